@@ -200,12 +200,13 @@ static void add_ends(const struct cst_search *s, const struct cst_plan_point *po
 {
     const struct cst_rates_device *d = &s->rates.devices[0];
     double first = (double)layout->chunks[0].n_elems;
-    double last = first; /* The gradient of the first chunk is also the last one to be complete. */
+    /* The gradient of the first chunk, which has as many bytes, is the last one to be complete. */
+    double bytes = (double)cst_layout_weight_bytes(&layout->chunks[0]);
 
     w->first = point->what_if.n_at_home > 0
                    ? over(first, d->update)
-                   : over(first, s->rates.nodes[0].update) + over(2 * first, d->up);
-    w->last = over(2 * last, d->down);
+                   : over(first, s->rates.nodes[0].update) + over(bytes, d->up);
+    w->last = over(bytes, d->down);
     w->first += 4 * s->rates.request_s;
     w->last += 4 * s->rates.request_s +
                over((double)layout->n_tiles * 16, most(s->rates.nodes[0].pass / 8, 1e9));

@@ -323,7 +323,8 @@ bool cst_search_fit(struct cst_search *s, struct cst_plan_point *point,
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        point->padding_bytes += 2 * (layout->classes[chunk->size_class].capacity - chunk->n_elems);
+        point->padding_bytes +=
+            2 * layout->classes[chunk->size_class].capacity - cst_layout_weight_bytes(chunk);
     }
     point->device_update_bytes = cst_reservation_bytes(s, point, layout);
     fit_states(s, point, layout);

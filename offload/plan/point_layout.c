@@ -81,14 +81,14 @@ static int find_chunks(struct cst_search *s, const struct cst_plan_point *point,
 
 /* -- capacity --------------------------------------------------------------------------------- */
 
-/* Elements of the fullest chunk of the first class, to which its capacity can be reduced without a
- * change of the chunks. */
+/* The capacity that the fullest chunk of the first class needs, in bf16 elements. The capacity can
+ * be reduced to it without a change of the chunks. */
 static uint64_t fullest(const struct cst_layout *layout)
 {
     uint64_t most = 0;
 
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
-        uint64_t n = layout->chunks[c].n_elems;
+        uint64_t n = cst_layout_weight_bytes(&layout->chunks[c]) / 2;
 
         most = layout->chunks[c].size_class == 0 && n > most ? n : most;
     }

@@ -6,7 +6,6 @@
 
 /* Bytes per element of the sum for which `reduce` is measured: two contributions and the result. */
 #define REDUCE_BYTES 6
-#define SOURCE_BYTES 2 /* Bytes per element of a contribution. */
 #define TILE_BYTES 16  /* Bytes per tile of the table that a norm reads. */
 #define COPY_THREADS 4 /* Maximum number of threads of a node's copy thread pool. */
 
@@ -190,8 +189,9 @@ static double disk_bytes(const struct cst_sim *sim, uint32_t chunk)
 }
 
 /* Additional work of an update that makes the sum, as a share: it reads the first contribution
- * instead of the gradient. */
-static double sum_share(const struct cst_sim *sim, const struct cst_command *command, double bytes)
+ * instead of the gradient. @bytes: those of the update of an element of type @dtype. */
+static double sum_share(const struct cst_sim *sim, const struct cst_command *command,
+                        enum cst_dtype dtype, double bytes)
 {
     double n = 0;
 
@@ -200,7 +200,7 @@ static double sum_share(const struct cst_sim *sim, const struct cst_command *com
 
         n += rank == CST_NONE ? 1 : sim->workers[rank].stands_for;
     }
-    return n > 1 ? SOURCE_BYTES * (n - 1) / bytes : 0;
+    return n > 1 ? (double)cst_dtype_bytes(dtype) * (n - 1) / bytes : 0;
 }
 
 static void cost_update(struct cst_sim *sim, struct cst_sim_command *c,
@@ -217,7 +217,7 @@ static void cost_update(struct cst_sim *sim, struct cst_sim_command *c,
     double disk = disk_bytes(sim, c->chunk);
     double bytes = cst_layout_update_bytes(&layout->states, layout->grad_bytes,
                                            layout->chunks[c->chunk].dtype);
-    double sums = sum_share(sim, command, bytes);
+    double sums = sum_share(sim, command, layout->chunks[c->chunk].dtype, bytes);
 
     c->lane = CST_SIM_TEAM;
     if (owner != CST_NONE) {
@@ -330,7 +330,7 @@ static bool is_sum(const struct cst_sim_command *c, const struct cst_command *co
 void cst_sim_count(struct cst_sim *sim, const struct cst_sim_command *c,
                    const struct cst_command *command)
 {
-    uint64_t row = 2 * sim->config->core->layout->chunks[c->chunk].n_elems;
+    uint64_t bytes = cst_layout_weight_bytes(&sim->config->core->layout->chunks[c->chunk]);
     uint64_t up = sim->moved_up, down = sim->moved_down;
 
     if (c->kind == CST_FLIGHT_LOAD) {
@@ -345,7 +345,7 @@ void cst_sim_count(struct cst_sim *sim, const struct cst_sim_command *c,
     for (uint32_t i = 0; is_sum(c, command) && i < command->n_src; i++) {
         uint32_t rank = slab_rank(&command->src[i]);
 
-        sim->moved_down += rank == CST_NONE ? 0 : row * (uint64_t)sim->workers[rank].stands_for;
+        sim->moved_down += rank == CST_NONE ? 0 : bytes * (uint64_t)sim->workers[rank].stands_for;
     }
     if (c->kind != CST_FLIGHT_NORM && cst_sim_owner(sim, c->chunk) == CST_NONE) {
         sim->host_up += sim->moved_up - up;

@@ -2,6 +2,7 @@
 /* Tests of the planner: it is never worse than other systems' choices, is near the optimum where
  * that is known, and always ends, with a plan or with the missing bytes. */
 #include "offload/plan/preset.h"
+#include "offload/plan/search.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/plan_rig.h"
 #include "tests/unit/search_rig.h"
@@ -121,6 +122,70 @@ START_TEST(runners_up)
                             (double)f.plans.best.predicted.step_ns);
         ck_assert_uint_gt(strlen(loser->why), 10);
     }
+}
+END_TEST
+
+/* Declare @n equal tensors, each of which is used by an operator of its own. */
+static void equal_tensors(uint32_t n)
+{
+    const struct cst_operator_hints hints = {.flops = 4e9, .activation_bytes = 4096};
+    const int64_t shape[] = {1024, 1024};
+    char name[16];
+    const struct cst_tensor_words words = {
+        .name = name, .shape = shape, .n_dims = 2, .lr_scale = 1, .decay_scale = 1};
+
+    for (uint32_t t = 0; t < n; t++) {
+        (void)snprintf(name, sizeof name, "t%" PRIu32, t);
+        ck_assert_int_eq(cst_model_tensor(&f.model, &words, NULL), CST_OK);
+        ck_assert_int_eq(cst_model_operator(&f.model, name, &t, 1, &hints, NULL), CST_OK);
+    }
+}
+
+/* Capacities are reduced to what the fullest chunk needs, which does not change the chunks. _i: 0,
+ * the tensors are bf16; 1, they are fp32, and take twice as much of a capacity. */
+START_TEST(capacities_are_reduced)
+{
+    const uint64_t tensor = 1024 * 1024 * (1 + (uint64_t)_i);
+    struct cst_search s;
+    struct cst_err err;
+
+    equal_tensors(96);
+    if (_i == 1) {
+        plan_rig_fp32(&f.model);
+    }
+    ck_assert_msg(cst_search_open(&s, &f.config, &err) == CST_OK, "%s", err.text);
+    for (uint64_t n = 1; n <= 8; n++) {
+        struct cst_plan_point point = {0};
+        const struct cst_layout *layout;
+
+        ck_assert_int_eq(cst_search_set_capacity(&s, n * tensor + tensor / 2, &point), CST_OK);
+        ck_assert_uint_eq(point.n_sizes, 1);
+        ck_assert_uint_eq(point.sizes[0], n * tensor);
+        ck_assert_int_eq(cst_search_layout(&s, &point, &layout, &err), CST_OK);
+        ck_assert_uint_eq(layout->n_chunks, (96 + n - 1) / n);
+    }
+    cst_search_close(&s);
+}
+END_TEST
+
+/* Full chunks have no padding, in fp32 as in bf16. With twice the memory, as many plans of an fp32
+ * model are looked at. */
+START_TEST(fp32)
+{
+    struct cst_plans bf16;
+
+    equal_tensors(96);
+    f.config.runtime_only = true;
+    f.budget.device_bytes = 128 << 20;
+    search();
+    bf16 = f.plans;
+    plan_rig_fp32(&f.model);
+    f.budget.device_bytes *= 2;
+    search();
+    ck_assert_uint_eq(bf16.best.padding_bytes, 0);
+    ck_assert_uint_eq(f.plans.best.padding_bytes, 0);
+    ck_assert_uint_eq(f.plans.n_replayed, bf16.n_replayed);
+    ck_assert_uint_eq(f.plans.n_runners_up, bf16.n_runners_up);
 }
 END_TEST
 
@@ -540,6 +605,8 @@ int main(void)
     tc = suite_case(suite, "words", search_rig_setup, search_rig_teardown);
     tcase_add_loop_test(tc, promises, 0, 2);
     tcase_add_test(tc, runners_up);
+    tcase_add_loop_test(tc, capacities_are_reduced, 0, 2);
+    tcase_add_test(tc, fp32);
     tcase_add_test(tc, same_twice);
     tcase_add_loop_test(tc, binds, 0, 3);
     tcase_add_loop_test(tc, reductions, 0, 2);

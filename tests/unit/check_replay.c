@@ -22,7 +22,7 @@ static uint64_t weight_bytes(void)
     uint64_t bytes = 0;
 
     for (uint32_t c = 0; c < rig.layout.n_chunks; c++) {
-        bytes += 2 * rig.layout.chunks[c].n_elems;
+        bytes += cst_layout_weight_bytes(&rig.layout.chunks[c]);
     }
     return bytes;
 }
@@ -43,27 +43,37 @@ static const struct {
     {"cistern-gpt", 1, false, false, 0.3, 4}, {"cistern-gpt", 2, true, false, 0.3, 3},
 };
 
-/* For each device, pool and number of ranks, the bytes that commands and copies move are those that
- * the core has counted. */
+/* For each device, pool and number of ranks, and with bf16 and fp32 tensors, the bytes that
+ * commands and copies move are those that the core has counted. */
 START_TEST(bytes_are_the_cores)
 {
     struct cst_replay_result r;
+    struct cst_model model;
+    const int n = sizeof cases / sizeof cases[0];
+    const bool fp32 = _i >= n;
 
-    plan_rig_open(&rig, cases[_i].name, cases[_i].world,
-                  _i % 2 == 1 && cases[_i].name[0] == 'c' ? 128 << 10 : 0, cases[_i].gpu,
-                  cases[_i].share);
-    if (cases[_i].micro_batches > 1) {
-        plan_rig_micro_batches(&rig, cases[_i].micro_batches);
+    cst_model_init(&model);
+    plan_rig_declare(&model, cases[_i % n].name, cases[_i % n].world);
+    if (fp32) {
+        plan_rig_fp32(&model);
     }
-    for (uint32_t rank = 0; rank < cases[_i].world; rank++) {
-        rig.pools[rank].worker_copies = cases[_i].worker_copies;
+    plan_rig_open_model(&rig, &model, cases[_i % n].world,
+                        _i % 2 == 1 && cases[_i % n].name[0] == 'c' ? fp32 ? 256 << 10 : 128 << 10
+                                                                    : 0,
+                        cases[_i % n].gpu, cases[_i % n].share);
+    if (cases[_i % n].micro_batches > 1) {
+        plan_rig_micro_batches(&rig, cases[_i % n].micro_batches);
+    }
+    for (uint32_t rank = 0; rank < cases[_i % n].world; rank++) {
+        rig.pools[rank].worker_copies = cases[_i % n].worker_copies;
     }
     r = plan_rig_run(&rig);
     ck_assert_uint_eq(r.moved_up, r.total.bytes_up);
     ck_assert_uint_eq(r.moved_down, r.total.bytes_down);
     /* Gradients are copied to the host once for each micro-batch and rank. */
-    ck_assert_uint_eq(r.bytes_down, weight_bytes() * cases[_i].world * cases[_i].micro_batches);
-    ck_assert_uint_ge(r.bytes_up, weight_bytes() * cases[_i].world);
+    ck_assert_uint_eq(r.bytes_down,
+                      weight_bytes() * cases[_i % n].world * cases[_i % n].micro_batches);
+    ck_assert_uint_ge(r.bytes_up, weight_bytes() * cases[_i % n].world);
 }
 END_TEST
 
@@ -304,7 +314,7 @@ int main(void)
     Suite *suite = suite_create("replay");
     TCase *tc = suite_case(suite, "bytes", NULL, teardown);
 
-    tcase_add_loop_test(tc, bytes_are_the_cores, 0, sizeof cases / sizeof cases[0]);
+    tcase_add_loop_test(tc, bytes_are_the_cores, 0, 2 * sizeof cases / sizeof cases[0]);
     tcase_add_loop_test(tc, room_for_all, 0, 2);
     tcase_add_test(tc, peaks);
     tc = suite_case(suite, "times", NULL, teardown);

@@ -51,16 +51,30 @@ void plan_rig_open_model(struct plan_rig *rig, struct cst_model *model, uint32_t
         .core = &rig->core, .rates = &rig->rates, .n_steps = 3, .micro_batches = 1};
 }
 
+void plan_rig_declare(struct cst_model *model, const char *name, uint32_t world)
+{
+    const struct cst_preset_options options = {.world = world, .batch = 4};
+    struct cst_err err;
+
+    ck_assert_msg(cst_preset_declare(model, cst_preset_find(name), &options, &err) == CST_OK, "%s",
+                  err.text);
+}
+
+void plan_rig_fp32(struct cst_model *model)
+{
+    for (uint32_t t = 0; t < model->n_tensors; t++) {
+        model->tensors[t].dtype = CST_FP32;
+    }
+    model->weight_bytes = 4 * model->n_params;
+}
+
 void plan_rig_open(struct plan_rig *rig, const char *name, uint32_t world, uint64_t chunk_elems,
                    bool gpu, double pool_share)
 {
-    const struct cst_preset_options options = {.world = world, .batch = 4};
     struct cst_model model;
-    struct cst_err err;
 
     cst_model_init(&model);
-    ck_assert_msg(cst_preset_declare(&model, cst_preset_find(name), &options, &err) == CST_OK, "%s",
-                  err.text);
+    plan_rig_declare(&model, name, world);
     plan_rig_open_model(rig, &model, world, chunk_elems, gpu, pool_share);
 }
 

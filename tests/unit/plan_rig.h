@@ -28,6 +28,10 @@ void plan_rig_host_rates(struct cst_rates *out);
 void plan_rig_open(struct plan_rig *rig, const char *name, uint32_t world, uint64_t chunk_elems,
                    bool gpu, double pool_share);
 
+/* Declare the preset @name, with four sequences in a batch, in the empty @model. */
+void plan_rig_declare(struct cst_model *model, const char *name, uint32_t world);
+/* Make all tensors of @model fp32. */
+void plan_rig_fp32(struct cst_model *model);
 /* Like plan_rig_open, with @model, which the rig then owns. */
 void plan_rig_open_model(struct plan_rig *rig, struct cst_model *model, uint32_t world,
                          uint64_t chunk_elems, bool gpu, double pool_share);
