@@ -83,7 +83,7 @@ static int too_small(const struct cst_layout *layout, const struct cst_model *mo
     return cst_err_set(
         err, CST_EPOOL,
         "pool of %s: operator '%s' needs %" PRIu32 " blocks of %s (size class %" PRIu32
-        " of %" PRIu32 "): %s short, needs %" PRIu64 "%% of the weights",
+        " of %" PRIu32 "): %s short; a pool of %" PRIu64 "%% of the weights is enough",
         cst_size_exact(bytes, pool), model->operators[need->min_operator[c]].name,
         need->min_blocks[c], cst_size_text(block_bytes(layout, c), block), c + 1, layout->n_classes,
         cst_size_exact(all - bytes, lacks), cst_layout_percent(model, all));

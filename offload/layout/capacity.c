@@ -38,7 +38,7 @@ static int too_small(const struct cst_packing *packing, uint64_t pool_bytes,
     }
     return cst_err_set(err, CST_EPOOL,
                        "pool of %s: %" PRIu64 " blocks of %s, operator '%s' needs %" PRIu32
-                       "%s: %s short, needs %" PRIu64 "%% of the weights",
+                       "%s: %s short; a pool of %" PRIu64 "%% of the weights is enough",
                        cst_size_exact(pool_bytes, pool), pool_bytes / block_bytes(s->sizes.v[0]),
                        cst_size_text(block_bytes(s->sizes.v[0]), block),
                        op_name(packing, s->need.min_operator[0]), s->need.min_blocks[0], further,

@@ -502,8 +502,8 @@ void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from
  * Statuses:
  *
  *   - CST_EPOOL: "pool of P bytes: n blocks of B bytes, operator 'x' needs m, and i of J bytes: k
- *     bytes short, needs q% of the weights". A pool of P + k bytes, or of q % of the weights, is
- *     accepted.
+ *     bytes short; a pool of q% of the weights is enough". A pool of P + k bytes, or of q % of the
+ *     weights, is accepted.
  *   - CST_EINVAL: given capacities smaller than the largest tensor, a first one smaller than the
  *     smallest tensor, too large, or not ascending; a tensor larger than the maximum of a chunk; a
  *     group with ranks beyond the world; a part of a matrix that Muon would update; a contradiction
@@ -512,7 +512,8 @@ void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from
 int cst_layout_build(struct cst_layout *layout, struct cst_model *model,
                      const struct cst_layout_config *config, struct cst_err *err);
 
-/* @bytes of a pool as a percentage of the weights of @model, rounded up, for the option --pool. */
+/* @bytes of a pool as a percentage of the weights of @model, rounded up, for the option --pool of
+ * the commands and the argument `pool` of Python. */
 uint64_t cst_layout_percent(const struct cst_model *model, uint64_t bytes);
 
 /* Bytes of host memory that a job with @layout takes in addition to its pools: arenas and job

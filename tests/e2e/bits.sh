@@ -49,7 +49,7 @@ refused() {
     for pid in "${pids[@]}"; do
         wait "$pid" && fail "$1: accepted"
     done
-    short=$(sed -n 's/.*[ (]\([0-9]*\) bytes)\{0,1\} short[ ,].*/\1/p' "$tmp/$1.0.log")
+    short=$(sed -n 's/.*[ (]\([0-9]*\) bytes)\{0,1\} short; .*/\1/p' "$tmp/$1.0.log")
     [ -n "$short" ] || fail "$1: cistern-gpt does not tell the bytes that are short"
 }
 

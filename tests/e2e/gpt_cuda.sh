@@ -70,7 +70,7 @@ done
 job "recomputed" local --pool 50% --recompute
 job "parted" parts --pool 50% --micro-batches 2
 ! train none "${gpu[@]}" --job none --pool 1 || fail "a pool of a byte is taken"
-least=$(sed -n 's/.*[ (]\([0-9]*\) bytes)\{0,1\} short[,;].*/\1/p' "$tmp/none.log")
+least=$(sed -n 's/.*[ (]\([0-9]*\) bytes)\{0,1\} short; .*/\1/p' "$tmp/none.log")
 [ -n "$least" ] || fail "cistern-gpt does not tell the bytes that are short"
 job smallest local --pool $((least + 1))
 

@@ -36,7 +36,7 @@ stage_bits() {
         same_bits "pool$pool" local
     done
     ! small_gpt none --job none --pool 1 || fail "a pool of a byte is taken"
-    least=$(sed -n 's/.*[ (]\([0-9]*\) bytes)\{0,1\} short[,;].*/\1/p' "$tmp/none.log")
+    least=$(sed -n 's/.*[ (]\([0-9]*\) bytes)\{0,1\} short; .*/\1/p' "$tmp/none.log")
     [ -n "$least" ] || fail "cistern-gpt does not tell the bytes that are short"
     small_gpt smallest --job smallest --pool $((least + 1)) || gpt_failed "$tmp/smallest.log" "the smallest pool"
     same_bits smallest local

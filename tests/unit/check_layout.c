@@ -212,7 +212,7 @@ START_TEST(shortfall_is_exact)
     least = 1 + bytes_short();
     ck_assert_int_eq(build(0, least - 1, 1), CST_EPOOL);
     ck_assert_uint_eq(bytes_short(), 1);
-    percent = strtoull(strstr(err.text, "short, needs ") + 13, NULL, 10);
+    percent = strtoull(strstr(err.text, "short; a pool of ") + 17, NULL, 10);
     /* The percentage that is named is exact as well: it is enough, and one per cent less is not. */
     ck_assert_int_eq(build(0, percent * 2 * model.n_params / 100, 1), CST_OK);
     cst_layout_close(&layout);
