@@ -121,9 +121,9 @@ static void print_kinds(const Cistern__JobInfo *job)
 
     for (size_t i = 0; job->n_classes > 1 && i < job->n_classes; i++) {
         (void)printf("%s%u of %s", i == 0 ? "sizes     " : ", ", job->classes[i]->n_chunks,
-                     cli_count(job->classes[i]->chunk_elems, text));
+                     cli_bytes(2 * job->classes[i]->chunk_elems, text));
     }
-    (void)printf("%s", job->n_classes > 1 ? " elements\n" : "");
+    (void)printf("%s", job->n_classes > 1 ? "\n" : "");
     if (job->n_patterns > 1 ||
         (job->n_patterns == 1 && strcmp(job->patterns[0]->name, "shard") != 0)) {
         for (size_t i = 0; i < job->n_patterns; i++) {
@@ -162,9 +162,10 @@ static void print_head(const Cistern__JobInfo *job)
     (void)printf("model     %s parameters, %s of host memory, %.2f B/parameter\n",
                  cli_count(job->n_params, params), cli_bytes(job->arena_bytes, arena), per_param);
     (void)printf(
-        "chunks    %u of %s elements, home host: %llu current, %llu updating, %llu reducing\n",
-        job->n_chunks, cli_count(job->chunk_elems, chunk), (unsigned long long)job->chunks_clean,
-        (unsigned long long)job->chunks_updating, (unsigned long long)job->chunks_reducing);
+        "chunks    %u of up to %s, home host: %llu current, %llu updating, %llu reducing\n",
+        job->n_chunks, cli_bytes(2 * job->chunk_elems, chunk),
+        (unsigned long long)job->chunks_clean, (unsigned long long)job->chunks_updating,
+        (unsigned long long)job->chunks_reducing);
     print_kinds(job);
     print_states(job);
     if (job->has_micro_batches) {

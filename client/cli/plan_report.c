@@ -253,8 +253,8 @@ static void print_choice(const struct cli_plan_input *input, const struct cst_pl
     uint64_t weights = input->model.model.weight_bytes;
 
     describe_blocks(best, blocks, sizeof blocks);
-    (void)printf("chunks    %u of up to %s elements, %s wasted\n", best->n_chunks,
-                 cli_count(best->layout.chunk_elems, a),
+    (void)printf("chunks    %u of up to %s, %s wasted\n", best->n_chunks,
+                 cli_bytes(2 * best->layout.chunk_elems, a),
                  cli_percent(best->padding_bytes, weights, b));
     (void)printf("pool      %s on each device, prefetch depth %s, evicts %s\n", blocks,
                  describe_depth(best, depth), eviction_name(best));
@@ -341,7 +341,7 @@ static bool print_losers(const struct cst_plans *plans)
 
         cli_table_cell(&table, "%u", i + 1);
         cli_table_cell(&table, "%s", cli_seconds((double)plan->predicted.step_ns * 1e-9, text));
-        cli_table_cell(&table, "%s", cli_count(plan->layout.chunk_elems, text));
+        cli_table_cell(&table, "%s", cli_bytes(2 * plan->layout.chunk_elems, text));
         describe_blocks(plan, text, sizeof text);
         cli_table_cell(&table, "%s", text);
         cli_table_cell(&table, "%s", describe_depth(plan, depth));

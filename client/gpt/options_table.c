@@ -198,7 +198,7 @@ const struct cst_option gpt_options_table[] = {
     KEY("memory", "plan", "FILE",
         "use the plan that 'cistern plan --save FILE' wrote (the daemon plans)",
         CST_TEXT(AT(plan_file))),
-    KEY("memory", "chunk", "N", "elements of a chunk (the daemon chooses)",
+    KEY("memory", "chunk", "N", "bf16 elements of a chunk (the daemon chooses)",
         CST_U64(AT(chunk), 1, 1e15)),
     KEY("parallel", "threads", "N",
         "compute threads of this rank ($OMP_NUM_THREADS, or cores / world, at least 1)",

@@ -165,7 +165,8 @@ struct cst_job_spec {
     /* Bytes of this rank's pool, which holds the weights and gradients in use. 0: as many as the
      * rank can use. */
     uint64_t pool_bytes;
-    /* Chunk capacity in elements. 0: the daemon chooses. Equal in all ranks. */
+    /* Chunk capacity in bf16 elements; an fp32 element takes the place of two. 0: the daemon
+     * chooses. Equal in all ranks. */
     uint64_t chunk_elems;
     /* Longest wait for other ranks in cst_commit, cst_sync and cst_step, in milliseconds. 0: the
      * default of the daemon. */
@@ -514,7 +515,7 @@ int cst_stage(struct cst_job *job);
 /* A size class: the chunks of one capacity. A huge embedding can have a class of its own, so that
  * the other chunks can be smaller. */
 struct cst_plan_class {
-    uint64_t chunk_elems; /* Chunk capacity in elements. A block has 2 * chunk_elems bytes. */
+    uint64_t chunk_elems; /* Capacity in bf16 elements. A block has 2 * chunk_elems bytes. */
     uint32_t n_blocks;    /* Number of blocks in this rank's pool. */
     uint32_t min_blocks;  /* Smallest number of blocks with which the model can run. */
 };
@@ -522,7 +523,7 @@ struct cst_plan_class {
 /* The plan of a committed job. */
 struct cst_plan {
     uint64_t n_params;    /* Number of elements of all tensors. */
-    uint64_t chunk_elems; /* Chunk capacity of size class 0, in elements. */
+    uint64_t chunk_elems; /* Chunk capacity of size class 0, in bf16 elements. */
     uint32_t n_chunks;    /* Number of chunks of all size classes. */
     uint32_t n_blocks;    /* Number of blocks of size class 0 in this rank's pool. */
     /* Smallest number of blocks of size class 0 with which the model can run. */

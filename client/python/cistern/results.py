@@ -34,7 +34,7 @@ class StepResult(NamedTuple):
 class PlanClass(NamedTuple):
     """The chunks of one capacity."""
 
-    chunk_elems: int  #: Capacity in elements. A block has 2 * chunk_elems bytes.
+    chunk_elems: int  #: Capacity in bf16 elements. A block has 2 * chunk_elems bytes.
     n_blocks: int  #: Number of blocks in the pool of this rank.
     min_blocks: int  #: Smallest number of blocks with which the model can run.
 
@@ -43,7 +43,7 @@ class Plan(NamedTuple):
     """The plan of a committed job."""
 
     n_params: int  #: Number of elements of all tensors.
-    chunk_elems: int  #: Chunk capacity of size class 0, in elements.
+    chunk_elems: int  #: Chunk capacity of size class 0, in bf16 elements.
     n_chunks: int  #: Number of chunks of all size classes.
     n_blocks: int  #: Number of blocks of size class 0 in the pool of this rank.
     min_blocks: int  #: Smallest number of these blocks with which the model can run.
