@@ -271,8 +271,9 @@ struct way {
     uint64_t max_elems; /* Largest number of elements of the rows in a batch. */
 };
 
-/* The kernels sum bf16 contributions. fp32 tensors are few and small, and of them the link carries
- * 4 bytes per element in either case, unless there are several contributions. */
+/* The kernels sum bf16 contributions only. The processor sums those of fp32 tensors, so that the
+ * link carries 4 * n_src bytes of each of their elements, where a GPU would send 4. That is the
+ * same with one contribution; with several, models whose tensors are all fp32 pay for it. */
 static struct way choose_way(const struct cst_tile_work *work, uint32_t n_src, uint32_t n_on_gpu)
 {
     bool wide = work->rows.grad_f32 != NULL, fp32 = cst_tile_dtype(work) == CST_FP32;
