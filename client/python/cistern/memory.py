@@ -47,9 +47,9 @@ class Io:
 
     ``weight_address`` and ``grad_address`` are addresses in the memory of the device, of
     ``n_elems`` elements of the tensor's type, row-major in the declared shape. ``grad_address`` is
-    None in a forward pass and for frozen tensors. ``accumulate`` says how to write the gradient: False, all
-    elements are overwritten; True, an earlier use of the tensor in this micro-batch has written
-    it, and the new gradient is added.
+    None in a forward pass and for frozen tensors. ``accumulate`` says how to write the gradient:
+    False, all elements are overwritten; True, an earlier use of the tensor in this micro-batch has
+    written it, and the new gradient is added.
     """
 
     __slots__ = (
