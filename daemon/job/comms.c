@@ -184,6 +184,13 @@ static int check(const struct cstd_session *session, const Cistern__CommOpen *me
     if (job->core == NULL) {
         return cst_err_set(err, CST_EINVAL, "job '%s' is not committed yet", job->name);
     }
+    if (job->model.n_stages > 0) {
+        return cst_err_set(
+            err, CST_EINVAL,
+            "the model of job '%s' is cut into stages: its steps go on without ranks "
+            "that die, and a communicator cannot",
+            job->name);
+    }
     if (message->group >= job->model.n_groups) {
         return cst_err_set(err, CST_EINVAL, "job '%s' has groups 0 to %u, and no group %u",
                            job->name, job->model.n_groups - 1, message->group);

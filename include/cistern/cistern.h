@@ -482,7 +482,9 @@ struct cst_edge_spec {
 };
 
 /* Declare an edge (cst_put, cst_take). Its slots are host memory of the job, which cst_commit
- * allocates and charges to the budgets. Returns the edge's number (>= 0) or a negative status:
+ * allocates and charges to the budgets. In a model that is cut into stages (cst_stage), `from` and
+ * `to` are the same rank or CST_ALL_RANKS: a step goes on without a rank that dies, and another
+ * rank would wait for its arrays in vain. Returns the edge's number (>= 0) or a negative status:
  *   - CST_EINVAL: the name is empty, longer than 63 bytes or not printable.
  *   - CST_EINVAL: the job does not have one of the two ranks.
  *   - CST_EINVAL: there are no slots or more than 4096, or a slot has no bytes, or all slots
@@ -505,9 +507,10 @@ int cst_edge(struct cst_job *job, const struct cst_edge_spec *spec);
  *   - CST_EBUSY: a cst_try_commit is pending.
  *
  * cst_commit returns CST_EINVAL if a model with stages has a job with one micro-batch, with
- * CST_OVERLAP_EARLY, or with tensors that some ranks do not hold whole. The daemon searches for no
- * plan for it. Tensors that several stages use are allowed: the earlier stage then waits in its
- * backward pass until the later one has done all micro-batches. */
+ * CST_OVERLAP_EARLY, with tensors that some ranks do not hold whole, or with an edge from one rank
+ * to another one; or if the last stage has no operator. The daemon searches for no plan for such a
+ * model. Tensors that several stages use are allowed: the earlier stage then waits in its backward
+ * pass until the later one has done all micro-batches. */
 int cst_stage(struct cst_job *job);
 
 #define CST_PLAN_MAX_CLASSES 4

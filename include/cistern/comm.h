@@ -13,16 +13,17 @@
  *   - All ranks of the group make the same calls in the same order: the same operation, type,
  *     numbers of elements and root. If calls differ, all ranks get CST_EMISMATCH, and the error
  *     names two ranks and their calls.
- *   - cst_comm_start begins a call, and cst_comm_wait ends it. Between the two, the arrays belong
- * to the library. The blocking functions do both.
- *   - A call goes on only while its rank is in one of these functions. A rank must wait for each
- * call that it has started, because the other ranks need its part.
+ *   - cst_comm_start begins a call, and cst_comm_wait ends it. Between the two, the arrays
+ *     belong to the library. The blocking functions do both.
+ *   - A call goes on only while its rank is in one of these functions. A rank must wait for
+ *     each call that it has started, because the other ranks need its part.
  *   - Input and output must not overlap. Exception: all-reduce and broadcast can work in place.
  *   - The arrays are aligned to their elements. An array without elements may be NULL.
  *
  * Life. A communicator belongs to an attempt at a step: it ends when a rank of the job dies,
  * disconnects, leaves, or calls cst_sync. All ranks that wait in it then get CST_EPEERDIED with the
- * cause. After cst_sync all ranks close it and open it again.
+ * cause. After cst_sync all ranks close it and open it again. In a job whose model is cut into
+ * stages (cst_stage) an attempt does not end with a rank, and there are no communicators.
  *
  * Threads. A communicator is used by one thread at a time, which may not use the communicator's job
  * or client in another thread at the same time. The ranks of cst_comm_open_threads have a
@@ -81,9 +82,11 @@ struct cst_comm_call {
  * Statuses:
  *   - CST_EINVAL: there is no such group, or this rank is not in it.
  *   - CST_EINVAL: no cst_sync has succeeded.
+ *   - CST_EINVAL: the model is cut into stages.
  *   - CST_EPEERDIED: the attempt has ended, as described above.
  *   - CST_ETIMEDOUT: the error names the ranks that have not come within the job's timeout_ms.
  *   - CST_EBUDGET: there is not enough memory in a budget.
+ *   - CST_ENOMEM: this process cannot map the memory. Calls of the other ranks get CST_ECANCELLED.
  *   - CST_EBUSY: a cst_try_... call is pending. */
 int cst_comm_open(struct cst_comm **out, struct cst_job *job, int group, struct cst_err *err);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Opens and closes a core, moves a pool, and writes the job table. */
 #include "offload/core/core_state.h"
+#include "offload/layout/edge.h"
 #include "offload/update/device_update.h"
 #include "offload/update/landing.h"
 #include "offload/residency/weight_row.h"
@@ -8,6 +9,8 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+
+_Static_assert(CST_DISPATCH_MAX_STAGES == CST_LAYOUT_MAX_STAGES, "all stages can be dispatched");
 
 static int open_rank(struct cst_core *core, const struct cst_core_config *config, uint32_t rank,
                      struct cst_err *err)
@@ -123,6 +126,24 @@ static void open_chunks(struct cst_core *core, bool arenas_are_new)
     }
 }
 
+/* A step goes on without a rank that is gone, but an array that one rank puts for another one does
+ * not come then. */
+static int check_edges(const struct cst_model *model, struct cst_err *err)
+{
+    for (uint32_t i = 0; i < model->n_edges; i++) {
+        const struct cst_layout_edge *edge = &model->edges[i];
+
+        if (edge->from != edge->to) {
+            return cst_err_set(err, CST_EINVAL,
+                               "edge '%s' from rank %" PRIu32 " to rank %" PRIu32
+                               ": in a model that is cut into stages any rank may die, and an edge "
+                               "is that of all ranks or leads to the rank that puts",
+                               edge->name, edge->from, edge->to);
+        }
+    }
+    return CST_OK;
+}
+
 int cst_core_check_stages(const struct cst_model *model, uint32_t micro_batches,
                           enum cst_overlap overlap, struct cst_err *err)
 {
@@ -148,7 +169,7 @@ int cst_core_check_stages(const struct cst_model *model, uint32_t micro_batches,
                                tensor->name);
         }
     }
-    return CST_OK;
+    return check_edges(model, err);
 }
 
 /* Find the stages that use each chunk, and make the table of units. */
