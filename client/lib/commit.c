@@ -516,6 +516,8 @@ static int commit_job(struct cst_job *job, bool block, struct cst_plan *plan, st
     } else if (rc == CST_OK && (job->model.n_tensors == 0 || job->model.n_operators == 0)) {
         rc = cst_err_set(err, CST_EINVAL, "job '%s': %u tensors and %u operators declared",
                          job->name, job->model.n_tensors, job->model.n_operators);
+    } else if (rc == CST_OK) {
+        rc = cst_model_check_stage(&job->model, err);
     }
     if (rc == CST_OK) {
         rc = cstc_device_check(job, err);

@@ -171,6 +171,10 @@ static int find_shared(struct search *s, enum cstc_slot_use use, struct cst_err 
                            s->e->name, s->number, s->e->n_slots, s->e->n_slots - 1);
     }
     s->found = s->number;
+    if (s->edge->slots[s->found].use != CSTC_SLOT_UNUSED) {
+        return cst_err_set(err, CST_EINVAL, "edge '%s': array %u is being %s", s->e->name,
+                           s->number, use == CSTC_SLOT_PUT ? "taken" : "put");
+    }
     if (use == CSTC_SLOT_TAKEN && !is_wanted(s, atomic_load(word_of(s->edge, s->found)))) {
         return cst_err_set(err, CST_ENOTFOUND, "edge '%s': array %u was not put", s->e->name,
                            s->number);

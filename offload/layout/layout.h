@@ -439,6 +439,9 @@ struct cst_operator_hints {
  * the last stage has no operator yet, or there are too many stages. */
 int cst_model_stage(struct cst_model *model, struct cst_err *err);
 
+/* CST_EINVAL: the last stage has no operator yet. */
+int cst_model_check_stage(const struct cst_model *model, struct cst_err *err);
+
 /* Declare an operator over declared tensors. @hints may be NULL. Statuses:
  *
  *   - CST_EINVAL: an unknown tensor, a tensor named twice, no tensors, a bad name, no rank that

@@ -4,9 +4,20 @@
 
 #include <inttypes.h>
 
+int cst_model_check_stage(const struct cst_model *model, struct cst_err *err)
+{
+    const uint32_t n = model->n_stages;
+
+    if (n > 0 &&
+        (model->n_operators == 0 || model->operators[model->n_operators - 1].stage != n - 1)) {
+        return cst_err_set(err, CST_EINVAL, "stage %" PRIu32 " has no operator", n - 1);
+    }
+    return CST_OK;
+}
+
 int cst_model_stage(struct cst_model *model, struct cst_err *err)
 {
-    uint32_t n = model->n_stages;
+    const uint32_t n = model->n_stages;
 
     if (n == 0 && model->n_operators > 0) {
         return cst_err_set(
@@ -15,9 +26,8 @@ int cst_model_stage(struct cst_model *model, struct cst_err *err)
             "are in stages or none is",
             model->operators[0].name);
     }
-    if (n > 0 &&
-        (model->n_operators == 0 || model->operators[model->n_operators - 1].stage != n - 1)) {
-        return cst_err_set(err, CST_EINVAL, "stage %" PRIu32 " has no operator", n - 1);
+    if (cst_model_check_stage(model, err) != CST_OK) {
+        return err->status;
     }
     if (n == CST_LAYOUT_MAX_STAGES) {
         return cst_err_set(err, CST_EINVAL, "more than %d stages", CST_LAYOUT_MAX_STAGES);

@@ -2,7 +2,7 @@
 /* Tests of models that are cut into stages, with processes that run whatever unit is next: the same
  * bits with one to four of them, killed wherever they are, and joined by others in the middle of a
  * step. */
-#include "cistern/cistern.h"
+#include "cistern/comm.h"
 #include "tests/lib/child.h"
 #include "tests/lib/job_rig.h"
 #include "tests/lib/patience.h"
@@ -487,7 +487,10 @@ START_TEST(wrong_calls_are_refused)
     struct worker w = {0};
     struct cst_unit unit;
     struct cst_io io[2];
-    float data[WIDTH];
+    float data[WIDTH] = {0};
+    const void *taken;
+    struct cst_comm *comm;
+    void *slot;
 
     open_worker(&w, 0, 1);
     write_initial(&w);
@@ -502,6 +505,19 @@ START_TEST(wrong_calls_are_refused)
     ck_assert_int_eq(cst_take(w.job, 0, 1, data, sizeof data, &w.err), CST_ENOTFOUND);
     ck_assert_int_eq(cst_put(w.job, 0, MICRO, data, sizeof data, &w.err), CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(w.err.text, "the numbers are 0 to 4"));
+    /* A slot that this rank takes from, or puts into, is not free. */
+    must(&w, cst_put(w.job, 0, 2, data, sizeof data, &w.err));
+    must(&w, cst_take_begin(w.job, 0, 2, &taken, &w.err));
+    ck_assert_int_eq(cst_put_begin(w.job, 0, 2, &slot, &w.err), CST_EINVAL);
+    ck_assert_str_eq(w.err.text, "edge 'e0': array 2 is being taken");
+    must(&w, cst_take_end(w.job, 0, 2, &w.err));
+    must(&w, cst_put_begin(w.job, 0, 2, &slot, &w.err));
+    ck_assert_int_eq(cst_take_begin(w.job, 0, 2, &taken, &w.err), CST_EINVAL);
+    ck_assert_str_eq(w.err.text, "edge 'e0': array 2 is being put");
+    must(&w, cst_put_end(w.job, 0, 2, &w.err));
+    /* The death of another rank would not end the calls of a communicator. */
+    ck_assert_int_eq(cst_comm_open(&comm, w.job, CST_GROUP_ALL, &w.err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(w.err.text, "is cut into stages"));
     /* No gradient is a part of a forward unit. */
     ck_assert_int_eq(cst_op_begin(w.job, 0, CST_BACKWARD, io, 2, &w.err), CST_EINVAL);
     leave(&w);
@@ -531,6 +547,16 @@ START_TEST(wrong_declarations_are_refused)
     tensor = cst_tensor(w.job, "t", CST_BF16, 1, (int64_t[]){100}, CST_GROUP_ALL);
     ck_assert_int_eq(cst_operator(w.job, "o", &tensor, 1), 0);
     ck_assert_int_eq(cst_stage(w.job), CST_EINVAL);
+    cst_disconnect(w.client);
+
+    must(&w, cst_connect(&w.client, proc.socket, &w.err));
+    must(&w, cst_job_open(&w.job, w.client, &spec, &w.err));
+    tensor = cst_tensor(w.job, "t", CST_BF16, 1, (int64_t[]){100}, CST_GROUP_ALL);
+    ck_assert_int_eq(cst_stage(w.job), 0);
+    ck_assert_int_eq(cst_operator(w.job, "o", &tensor, 1), 0);
+    ck_assert_int_eq(cst_stage(w.job), 1);
+    ck_assert_int_eq(cst_commit(w.job, NULL, &w.err), CST_EINVAL);
+    ck_assert_str_eq(w.err.text, "stage 1 has no operator");
     cst_disconnect(w.client);
 }
 END_TEST
