@@ -356,6 +356,21 @@ static const char *check_chunk(const struct cst_core *core, uint32_t c)
     return what;
 }
 
+/* Each pass that a rank keeps goes on, and with it the step. */
+static const char *check_keepers(const struct cst_core *core)
+{
+    const struct cst_dispatch *dispatch = &core->dispatch;
+    struct cst_dispatch_unit unit;
+
+    for (uint32_t rank = 0; cst_dispatch_is_on(dispatch) && rank < core->world; rank++) {
+        if (dispatch->kept[rank] != CST_DISPATCH_NONE &&
+            !cst_dispatch_unit(dispatch, rank, &unit) && core->ranks[rank].next == CST_NO_REQUEST) {
+            return "a rank that keeps a pass has a unit of it or waits for one";
+        }
+    }
+    return NULL;
+}
+
 static const char *check_phase(const struct cst_core *core)
 {
     uint32_t n_reduced = 0;
@@ -438,6 +453,9 @@ const char *cst_core_check(const struct cst_core *core)
     }
     if (what == NULL) {
         what = cst_dispatch_check(&core->dispatch);
+    }
+    if (what == NULL) {
+        what = check_keepers(core);
     }
     return what != NULL ? what : check_phase(core);
 }

@@ -215,8 +215,20 @@ double cst_dispatch_loss(const struct cst_dispatch *d)
 
 /* -- invariants ------------------------------------------------------------------------------- */
 
+/* Rules 2 and 3 never hold the first pass up that is not done. */
+static bool can_go_on(const struct cst_dispatch *d)
+{
+    struct cst_dispatch_unit first;
+    uint32_t keeper;
+
+    return !cst_dispatch_first(d, &first, &keeper) || is_ready(d, first.pass);
+}
+
 const char *cst_dispatch_check(const struct cst_dispatch *d)
 {
+    if (!can_go_on(d)) {
+        return "somebody can go on";
+    }
     for (uint32_t pass = 0; pass < d->n_passes; pass++) {
         if (d->done[pass] > d->n_micro) {
             return "a pass has as many units as there are micro-batches";

@@ -23,13 +23,14 @@
  *      stage's has done all micro-batches.
  *   4. A rank keeps a pass, and with it the weights of a stage, until the pass is done. It is given
  *      another one only if its own has no unit ready and an earlier pass has one that nobody has.
- *   5. The unit of a rank that is gone can be given to another rank. So can the pass.
+ *   5. A rank that has no unit keeps its pass only while it waits for the next one.
+ *   6. The unit of a rank that is gone can be given to another rank. So can the pass.
  *
  * There is always a unit that may begin or is under way: rules 2 and 3 refer to earlier passes
- * only, and the first pass that is not done is either kept by a rank, which can go on with it, or
- * free for everybody (rule 4).
+ * only, and the first pass that is not done is either kept by a rank, which has a unit of it or
+ * waits for one (rule 5), or free for everybody (rule 4).
  *
- *   of a rank:  NOTHING --take--> HAS A UNIT --done--> NOTHING, keeping the pass
+ *   of a rank:  NOTHING --take--> HAS A UNIT --done--> NOTHING, keeping the pass while it waits
  *               any --gone, reset--> NOTHING, without a pass */
 #ifndef CST_CORE_DISPATCH_H
 #define CST_CORE_DISPATCH_H
@@ -40,7 +41,6 @@
 #include <stdint.h>
 
 #define CST_DISPATCH_MAX_STAGES 64
-#define CST_DISPATCH_MAX_RANKS 64
 #define CST_DISPATCH_NONE UINT32_MAX
 
 /* A unit of work. */
@@ -92,7 +92,8 @@ bool cst_dispatch_unit(const struct cst_dispatch *dispatch, uint32_t rank,
 /* @rank has done its unit. @loss counts if the unit is of the last stage. */
 void cst_dispatch_done(struct cst_dispatch *dispatch, uint32_t rank, double loss);
 
-/* @rank does nothing more: what it has can be given to others. True: it had a unit, *lost. */
+/* @rank does nothing more, or waits no more for a unit: what it has can be given to others. True:
+ * it had a unit, *lost. */
 bool cst_dispatch_gone(struct cst_dispatch *dispatch, uint32_t rank,
                        struct cst_dispatch_unit *lost);
 

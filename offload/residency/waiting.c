@@ -115,6 +115,7 @@ void cst_waiting_refuse(struct cst_core *core, uint32_t i, const struct cst_err 
 {
     struct cst_request *request = &core->requests.v[i];
     struct cst_rank *rank = &core->ranks[request->rank];
+    struct cst_dispatch_unit none;
 
     if (request->where == CST_REQUEST_QUEUED || request->where == CST_REQUEST_JOINED) {
         cst_waiting_unqueue(core, i);
@@ -124,6 +125,8 @@ void cst_waiting_refuse(struct cst_core *core, uint32_t i, const struct cst_err 
         rank->step = CST_NO_REQUEST;
     } else if (request->where == CST_REQUEST_NEXT) {
         rank->next = CST_NO_REQUEST;
+        /* It has no unit, but may keep a pass, for which others would wait in vain. */
+        (void)cst_dispatch_gone(&core->dispatch, request->rank, &none);
     }
     cst_core_refuse_err(core, request->tag, err);
     cst_requests_remove(&core->requests, i);
@@ -191,6 +194,13 @@ void cst_waiting_cancel_grads(struct cst_core *core, uint32_t rank)
 {
     struct cst_err err;
 
+    if (cst_dispatch_is_on(&core->dispatch)) {
+        (void)cst_err_set(&err, CST_ECANCELLED,
+                          "rank %" PRIu32 " ended its unit of step %" PRIu64 " meanwhile", rank,
+                          core->step);
+        refuse_rank(core, rank, GRAD_FETCHES, &err);
+        return;
+    }
     (void)cst_err_set(&err, CST_ECANCELLED,
                       "rank %" PRIu32 " ended micro-batch %" PRIu32 " of step %" PRIu64
                       " meanwhile",

@@ -534,38 +534,6 @@ START_TEST(sums_do_not_depend_on_the_workers)
 }
 END_TEST
 
-/* A rank may wait for a unit as long as others do theirs in time. Then it is told for whom it
- * waits. */
-START_TEST(a_wait_lasts_while_others_go_on)
-{
-    const uint64_t timeout_ns = 1000000000;
-    uint64_t waiting;
-
-    memset(&w, 0, sizeof w);
-    w.job = (struct rig_job){
-        .n_chunks = 1, .world = 2, .n_blocks = N_BLOCKS, .n_stages = 1, .micro_batches = 4};
-    rig_open_job(&w.rig, &w.job);
-    rig_start(&w.rig, 2);
-    (void)rig_answer(&w.rig, rig_rank_event(&w.rig, CST_EV_NEXT, 0));
-    waiting = rig_rank_event(&w.rig, CST_EV_NEXT, 1);
-    for (int i = 0; i < 3; i++) {
-        w.rig.now += timeout_ns - 1;
-        (void)rig_answer(&w.rig, rig_rank_event(&w.rig, CST_EV_NEXT, 0));
-        ck_assert(rig_waits(&w.rig, waiting));
-    }
-    w.rig.now += timeout_ns - 1;
-    (void)rig_event(&w.rig, (struct cst_event){.kind = CST_EV_TICK});
-    ck_assert(rig_waits(&w.rig, waiting));
-    ck_assert_uint_eq(cst_core_deadline(w.rig.core), ++w.rig.now);
-    (void)rig_event(&w.rig, (struct cst_event){.kind = CST_EV_TICK});
-    ck_assert_int_eq(rig_status(&w.rig, waiting), CST_ETIMEDOUT);
-    ck_assert_ptr_nonnull(strstr(rig_answer(&w.rig, waiting)->err.text,
-                                 "the backward pass of stage 0 over micro-batch 3, which rank 0 "
-                                 "has, is not done"));
-    rig_close(&w.rig);
-}
-END_TEST
-
 int main(void)
 {
     Suite *suite = suite_create("dispatch");
@@ -574,6 +542,5 @@ int main(void)
 
     tcase_add_loop_test(table, every_unit_is_done_in_order, 0, 200);
     tcase_add_loop_test(core, sums_do_not_depend_on_the_workers, 0, suite_is_sparse() ? 40 : 300);
-    tcase_add_test(core, a_wait_lasts_while_others_go_on);
     return suite_run(suite);
 }
