@@ -3,6 +3,7 @@
 
 #include <limits.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <stddef.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -18,7 +19,10 @@ _Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2,
 
 bool cst_shared_spins(uint32_t n_ranks)
 {
-    return (long)n_ranks <= sysconf(_SC_NPROCESSORS_ONLN);
+    cpu_set_t set;
+
+    /* It fails with more processors than the set can have. */
+    return sched_getaffinity(0, sizeof set, &set) != 0 || n_ranks <= (uint32_t)CPU_COUNT(&set);
 }
 
 static void pause_briefly(void)
@@ -77,7 +81,8 @@ static int look(struct cst_shared_head *head, const struct cst_shared_wait *wait
     if (wait->ready(wait->arg)) {
         return CST_OK;
     }
-    return atomic_load(&head->over) >= wait->attempt ? CST_EPEERDIED : CST_EAGAIN;
+    return wait->attempt != UINT64_MAX && atomic_load(&head->over) >= wait->attempt ? CST_EPEERDIED
+                                                                                    : CST_EAGAIN;
 }
 
 int cst_shared_wait(struct cst_shared_head *head, const struct cst_shared_wait *wait,

@@ -46,8 +46,8 @@ struct cst_shared_wait {
 };
 
 /* Return whether a process should spin while it waits for the others of @n_ranks ranks: each of
- * them can have a processor. With fewer processors, the rank that is awaited may need the one of
- * the process that waits. */
+ * them can have one of the processors on which the calling thread may run. With fewer of them, the
+ * rank that is awaited may need the one of the process that waits. */
 bool cst_shared_spins(uint32_t n_ranks);
 
 /* Wake the processes that wait. The caller has changed a word before, with

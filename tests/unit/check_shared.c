@@ -147,18 +147,43 @@ START_TEST(a_notification_without_sleepers_writes_nothing)
 }
 END_TEST
 
+/* A thread that may run on one processor only does not spin, whatever the machine has. */
+START_TEST(a_thread_with_one_processor_does_not_spin)
+{
+    cpu_set_t all, one;
+    size_t processor = 0;
+
+    ck_assert_int_eq(sched_getaffinity(0, sizeof all, &all), 0);
+    while (!CPU_ISSET(processor, &all)) {
+        processor++;
+    }
+    CPU_ZERO(&one);
+    CPU_SET(processor, &one);
+    ck_assert(cst_shared_spins((uint32_t)CPU_COUNT(&all)));
+    ck_assert(!cst_shared_spins((uint32_t)CPU_COUNT(&all) + 1));
+    ck_assert_int_eq(sched_setaffinity(0, sizeof one, &one), 0);
+    ck_assert(cst_shared_spins(1));
+    ck_assert(!cst_shared_spins(2));
+    ck_assert_int_eq(sched_setaffinity(0, sizeof all, &all), 0);
+}
+END_TEST
+
 /* -- wrong values ----------------------------------------------------------------------------- */
 
 static bool scribbling;
 
+/* @arg: NULL, or something else to write into `over`, too. */
 static void *scribble(void *arg)
 {
     unsigned state = 1;
 
-    (void)arg;
     while (__atomic_load_n(&scribbling, __ATOMIC_RELAXED)) {
         const uint32_t values[] = {0, 1, UINT32_MAX, (uint32_t)rand_r(&state)};
+        const uint64_t over[] = {1, UINT64_MAX - 1, UINT64_MAX, UINT64_MAX};
 
+        if (arg != NULL) {
+            atomic_store(&head.over, over[rand_r(&state) % 4]);
+        }
         atomic_store(&head.event, values[rand_r(&state) % 4]);
         atomic_store(&head.asleep, values[rand_r(&state) % 4]);
     }
@@ -166,21 +191,23 @@ static void *scribble(void *arg)
 }
 
 /* Wrong values in the head make a wait longer or shorter, and nothing else: it ends in its time,
- * and says that the condition is met only if it is. */
+ * and says that the condition is met only if it is. The wait for attempt UINT64_MAX ends with no
+ * attempt, whatever is in `over`. */
 START_TEST(a_scribbled_head_is_not_believed)
 {
+    const uint64_t attempt = _i == 0 ? 1 : UINT64_MAX;
     _Atomic uint32_t word = 0;
     pthread_t thread;
 
     __atomic_store_n(&scribbling, true, __ATOMIC_RELAXED);
-    ck_assert_int_eq(pthread_create(&thread, NULL, scribble, NULL), 0);
+    ck_assert_int_eq(pthread_create(&thread, NULL, scribble, _i == 0 ? NULL : &head), 0);
     for (uint32_t i = 0; i < 20; i++) {
         struct word open = {.at = &word, .value = i + 1};
 
-        ck_assert_int_eq(wait_for(&open, 1, false, 2), CST_ETIMEDOUT);
+        ck_assert_int_eq(wait_for(&open, attempt, false, 2), CST_ETIMEDOUT);
         ck_assert_uint_ge(open.n_looks, 2);
         atomic_store(&word, i + 1);
-        ck_assert_int_eq(wait_for(&open, 1, false, 2), CST_OK);
+        ck_assert_int_eq(wait_for(&open, attempt, false, 2), CST_OK);
     }
     __atomic_store_n(&scribbling, false, __ATOMIC_RELAXED);
     ck_assert_int_eq(pthread_join(thread, NULL), 0);
@@ -196,6 +223,7 @@ int main(void)
     tcase_add_loop_test(tc, no_wake_up_is_lost, 0, 2);
     tcase_add_loop_test(tc, the_end_wakes_all, 0, 2);
     tcase_add_test(tc, a_notification_without_sleepers_writes_nothing);
-    tcase_add_test(tc, a_scribbled_head_is_not_believed);
+    tcase_add_test(tc, a_thread_with_one_processor_does_not_spin);
+    tcase_add_loop_test(tc, a_scribbled_head_is_not_believed, 0, 2);
     return suite_run(suite);
 }
