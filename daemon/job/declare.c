@@ -245,6 +245,12 @@ static int compare_operator(const struct cstd_worker *worker, const Cistern__Ope
                                               .n_tensors = (uint32_t)decl->n_tensors,
                                               .stage = decl->stage};
 
+    if (decl->has_stage != (worker->job->model.n_stages > 0)) {
+        return cst_err_set(
+            err, CST_EMISMATCH, "operator '%.255s' is in %s stage in %s and in %s in %s",
+            decl->name, decl->has_stage ? "a" : "no", name_me(worker, mine),
+            decl->has_stage ? "none" : "one", name_others(worker, did_operator, i, theirs));
+    }
     return cst_model_same_operator(&worker->job->model, i, &other, name_me(worker, mine),
                                    name_others(worker, did_operator, i, theirs), err);
 }
@@ -256,7 +262,8 @@ static int begin_stage(struct cst_model *model, const Cistern__OperatorDecl *dec
     if (decl->has_stage && decl->stage == model->n_stages) {
         return cst_model_stage(model, err);
     }
-    if (decl->has_stage ? decl->stage + 1 != model->n_stages : model->n_stages > 0) {
+    if (decl->has_stage ? model->n_stages == 0 || decl->stage != model->n_stages - 1
+                        : model->n_stages > 0) {
         return cst_err_set(err, CST_EINVAL,
                            "operator '%.255s': %s %u after stage %d; stages are declared in order, "
                            "and either all operators are in stages or none is",

@@ -81,6 +81,23 @@ static int declare(uint32_t rank, const char *name, int64_t n, uint32_t tensor)
     return rc;
 }
 
+/* Declare operator @name over tensor 0, in @stage if @has_stage. */
+static int declare_in_stage(uint32_t rank, const char *name, bool has_stage, uint32_t stage)
+{
+    Cistern__OperatorDecl o = CISTERN__OPERATOR_DECL__INIT, *os = &o;
+    Cistern__Declare message = CISTERN__DECLARE__INIT;
+    uint32_t tensor = 0;
+
+    o.name = (char *)(uintptr_t)name;
+    o.tensors = &tensor;
+    o.n_tensors = 1;
+    o.has_stage = has_stage;
+    o.stage = stage;
+    message.n_operators = 1;
+    message.operators = &os;
+    return cstd_declare(&workers[rank], &message, &err);
+}
+
 /* Declare tensor "a" of ten elements, with one external name. */
 static int declare_external(uint32_t rank, const char *name, int64_t rows, bool has_rows)
 {
@@ -407,6 +424,24 @@ START_TEST(external_names_are_checked)
 }
 END_TEST
 
+/* Stages come in order, and all operators are in stages or none is, in all ranks. */
+START_TEST(stages_are_compared)
+{
+    for (uint32_t r = 0; r < 3; r++) {
+        ck_assert_int_eq(declare(r, "a", 10, 0), CST_OK);
+    }
+    ck_assert_int_eq(declare_in_stage(0, "p", true, UINT32_MAX), CST_EINVAL);
+    ck_assert_int_eq(declare_in_stage(0, "p", true, 1), CST_EINVAL);
+    ck_assert_int_eq(declare_in_stage(0, "p", true, 0), CST_OK);
+    ck_assert_int_eq(declare_in_stage(0, "q", true, 2), CST_EINVAL);
+    ck_assert_int_eq(declare_in_stage(0, "q", false, 0), CST_EINVAL);
+    ck_assert_int_eq(declare_in_stage(0, "q", true, 1), CST_OK);
+    ck_assert_int_eq(declare_in_stage(1, "p", true, 0), CST_OK);
+    ck_assert_int_eq(declare_in_stage(2, "p", false, 0), CST_EMISMATCH);
+    assert_says("operator 'p' is in no stage in rank 2 and in one in ranks 0, 1");
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("disagree");
@@ -423,5 +458,6 @@ int main(void)
     tcase_add_test(tcase, groups_are_counted);
     tcase_add_test(tcase, bad_kinds_are_refused);
     tcase_add_test(tcase, external_names_are_checked);
+    tcase_add_test(tcase, stages_are_compared);
     return suite_run(suite);
 }
