@@ -53,7 +53,7 @@ struct cst_comm_header {
 /* The start of a slot. */
 struct cst_comm_slot {
     _Alignas(64) struct cst_comm_header header; /* In the first round of a call. */
-    _Atomic uint32_t written; /* The round in this slot, plus 1, modulo 2^32. Written last. */
+    _Atomic uint64_t written;                   /* The round in this slot, plus 1. Written last. */
 };
 
 /* Bytes of the control and the lines of @size ranks, whole pages. */

@@ -52,7 +52,7 @@ bool cstc_channel_is_written(struct cstc_channel *channel, uint64_t round)
         const uint32_t rank = (channel->late + i) % channel->size;
 
         if (rank != channel->rank &&
-            atomic_load(&start_of(channel, rank, round)->written) != (uint32_t)(round + 1)) {
+            atomic_load(&start_of(channel, rank, round)->written) != round + 1) {
             channel->late = rank;
             return false;
         }
@@ -98,7 +98,7 @@ void cstc_channel_wrote(struct cstc_channel *channel)
 {
     struct cst_comm_slot *start = start_of(channel, channel->rank, channel->written);
 
-    atomic_store(&start->written, (uint32_t)++channel->written);
+    atomic_store(&start->written, ++channel->written);
     cst_shared_notify(&control_of(channel)->head);
 }
 

@@ -11,6 +11,7 @@
 #define NO_ATTEMPT UINT64_MAX /* The attempt of ranks that are threads: it is never over. */
 
 _Static_assert(CST_COMM_MAX_THREADS <= CST_COMM_MAX_RANKS, "lines of a communicator");
+_Static_assert(sizeof(struct cst_comm_control) <= CST_COMM_PAGE_BYTES, "one page has `closed`");
 
 /* Memory of ranks that are threads. The rank that closes its communicator last frees it. */
 struct threads {
@@ -32,6 +33,44 @@ struct cst_comm {
     struct cstc_flow flow;
 };
 
+/* -- the daemon ------------------------------------------------------------------------------- */
+
+static void on_closed(struct cstc_call *call)
+{
+    cstc_call_reset(call);
+    free(call);
+}
+
+/* Tell the daemon, without waiting for its answer. If that is not possible, the daemon closes the
+ * communicator when the attempt ends. */
+static void tell(const struct cst_comm *comm)
+{
+    Cistern__CommClose msg = CISTERN__COMM_CLOSE__INIT;
+    struct cstc_call *call = calloc(1, sizeof *call);
+
+    msg.id = comm->id;
+    if (call == NULL) {
+        return;
+    }
+    call->done = on_closed;
+    if (cstc_call_start(comm->job->client, call, CISTERN__MSG_TYPE__MSG_COMM_CLOSE, &msg.base,
+                        CISTERN__MSG_TYPE__MSG_OK, NULL, NULL) != CST_OK) {
+        free(call);
+    }
+}
+
+static int ask(struct cst_job *job, int group, struct cstc_call *call, struct cst_err *err)
+{
+    Cistern__CommOpen msg = CISTERN__COMM_OPEN__INIT;
+
+    msg.attempt = job->attempt;
+    msg.group = (uint32_t)group;
+    call->max_fds = 1;
+    return cstc_call_sync(job->client, call, CISTERN__MSG_TYPE__MSG_COMM_OPEN, &msg.base,
+                          CISTERN__MSG_TYPE__MSG_COMM_OPENED, &cistern__comm_opened__descriptor,
+                          err);
+}
+
 /* -- opening ---------------------------------------------------------------------------------- */
 
 static int check_group(const struct cst_job *job, int group, struct cst_err *err)
@@ -47,19 +86,24 @@ static int check_group(const struct cst_job *job, int group, struct cst_err *err
     return CST_OK;
 }
 
-static int ask(struct cst_job *job, int group, struct cstc_call *call, struct cst_err *err)
+/* This rank, number @own of the group, cannot map the memory @fd. A page of it suffices to say so
+ * to the others, which would wait for this rank otherwise. */
+static void give_up(const struct cst_comm *comm, int fd, uint32_t own)
 {
-    Cistern__CommOpen msg = CISTERN__COMM_OPEN__INIT;
+    struct cstc_segment page;
+    struct cstc_channel channel;
+    struct cst_err why;
 
-    msg.attempt = job->attempt;
-    msg.group = (uint32_t)group;
-    call->max_fds = 1;
-    return cstc_call_sync(job->client, call, CISTERN__MSG_TYPE__MSG_COMM_OPEN, &msg.base,
-                          CISTERN__MSG_TYPE__MSG_COMM_OPENED, &cistern__comm_opened__descriptor,
-                          err);
+    if (cstc_segment_map(&page, fd, CST_COMM_PAGE_BYTES, &why) == CST_OK) {
+        cstc_channel_init(&channel, page.base, own, 0, 0);
+        cstc_channel_close(&channel);
+        cstc_segment_unmap(&page);
+    }
+    tell(comm);
 }
 
-/* Use the memory that the daemon sent. CST_EPROTO: it is not possible. */
+/* Use the memory that the daemon sent. CST_EPROTO: it cannot be right. CST_ENOMEM: the others know
+ * that this rank takes no part. */
 static int take(struct cst_comm *comm, struct cstc_call *call, uint64_t ranks, struct cst_err *err)
 {
     const Cistern__CommOpened *msg = (const Cistern__CommOpened *)call->reply;
@@ -81,11 +125,14 @@ static int take(struct cst_comm *comm, struct cstc_call *call, uint64_t ranks, s
                            size, (unsigned long long)msg->slot_bytes,
                            (unsigned long long)msg->bytes, call->n_fds);
     }
+    comm->id = msg->id;
     rc = cstc_segment_map(&comm->segment, call->fds[0], msg->bytes, err);
     if (rc != CST_OK) {
+        if (rc == CST_ENOMEM) {
+            give_up(comm, call->fds[0], own);
+        }
         return rc;
     }
-    comm->id = msg->id;
     comm->timeout_ms = msg->timeout_ms;
     comm->spins = cst_shared_spins(size);
     cstc_flow_init(&comm->flow, comm->segment.base, own, size, msg->slot_bytes, names);
@@ -211,30 +258,6 @@ int cst_comm_open_threads(struct cst_comm **out, uint32_t n_ranks, struct cst_er
 }
 
 /* -- closing ---------------------------------------------------------------------------------- */
-
-static void on_closed(struct cstc_call *call)
-{
-    cstc_call_reset(call);
-    free(call);
-}
-
-/* Tell the daemon, without waiting for its answer. If that is not possible, the daemon closes the
- * communicator when the attempt ends. */
-static void tell(const struct cst_comm *comm)
-{
-    Cistern__CommClose msg = CISTERN__COMM_CLOSE__INIT;
-    struct cstc_call *call = calloc(1, sizeof *call);
-
-    msg.id = comm->id;
-    if (call == NULL) {
-        return;
-    }
-    call->done = on_closed;
-    if (cstc_call_start(comm->job->client, call, CISTERN__MSG_TYPE__MSG_COMM_CLOSE, &msg.base,
-                        CISTERN__MSG_TYPE__MSG_OK, NULL, NULL) != CST_OK) {
-        free(call);
-    }
-}
 
 static void close_thread(const struct cst_comm *comm)
 {

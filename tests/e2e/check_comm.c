@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -327,7 +328,7 @@ END_TEST
 /* -- other ends ------------------------------------------------------------------------------- */
 
 /* What a rank does while rank 0 waits for it in a barrier. */
-enum end { CLOSES, LEAVES, SYNCS, NEVER_OPENS, CALLS_OTHERWISE };
+enum end { CLOSES, LEAVES, SYNCS, NEVER_OPENS, CANNOT_MAP, CALLS_OTHERWISE };
 
 static const struct {
     int status;        /* What rank 0 gets. */
@@ -337,6 +338,7 @@ static const struct {
     [LEAVES] = {CST_EPEERDIED, "rank 1 left after step 0"},
     [SYNCS] = {CST_EPEERDIED, "rank 1 gave up step 0 and synced"},
     [NEVER_OPENS] = {CST_EPEERDIED, "rank 1 left after step 0"},
+    [CANNOT_MAP] = {CST_ECANCELLED, "rank 1 has closed its communicator"},
     [CALLS_OTHERWISE] = {CST_EMISMATCH, "rank 0 calls barrier, rank 1 calls broadcast of 1 bytes"},
 };
 
@@ -359,13 +361,39 @@ static void rank_0(struct worker *w, enum end how)
     }
 }
 
+/* Open the communicator, but with an address space that has no room for its memory. */
+static void fail_to_map(struct worker *w)
+{
+    const rlim_t room = 1 << 20; /* For a page, and what malloc may need. */
+    struct cst_comm *comm = NULL;
+    struct cst_err err = {0};
+    struct rlimit limit, small;
+    long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "re");
+
+    if (file == NULL || fscanf(file, "%ld", &pages) != 1 || getrlimit(RLIMIT_AS, &limit) != 0) {
+        _exit(1);
+    }
+    (void)fclose(file);
+    small = limit;
+    small.rlim_cur = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + room;
+    if (setrlimit(RLIMIT_AS, &small) != 0 ||
+        cst_comm_open(&comm, w->job, CST_GROUP_ALL, &err) != CST_ENOMEM ||
+        setrlimit(RLIMIT_AS, &limit) != 0) {
+        (void)fprintf(stderr, "the memory was mapped: %s\n", err.text);
+        _exit(1);
+    }
+}
+
 static void rank_1(struct worker *w, enum end how)
 {
     struct cst_comm *comm = NULL;
     struct cst_err err = {0};
     char byte = 0;
 
-    if (how != NEVER_OPENS) {
+    if (how == CANNOT_MAP) {
+        fail_to_map(w);
+    } else if (how != NEVER_OPENS) {
         must(cst_comm_open(&comm, w->job, CST_GROUP_ALL, &err), &err, "open");
         must(cst_comm_barrier(comm, &err), &err, "barrier");
     }
