@@ -3,6 +3,7 @@
 
 #include "client/gpt/model.h"
 
+#include <inttypes.h>
 #include <string.h>
 
 void gpt_exchange_begin(struct gpt_exchange *x, struct cst_comm *comm, uint32_t experts,
@@ -36,19 +37,42 @@ int gpt_exchange_agree(struct cst_comm *comm, const char *words, struct cst_err 
     return rc;
 }
 
+static int check_counts(const struct gpt_exchange *x, const uint32_t *all, struct cst_err *err)
+{
+    uint64_t n = 0;
+
+    for (uint32_t r = 0; r < x->world; r++) {
+        const uint64_t before = n;
+
+        for (uint32_t e = 0; e < x->experts; e++) {
+            n += all[r * x->experts + e];
+        }
+        if (n > GPT_EXCHANGE_MAX_ROWS) {
+            return cst_err_set(err, CST_EMISMATCH,
+                               "rank %" PRIu32 " sends %" PRIu64
+                               " rows to experts, and the ranks before it %" PRIu64
+                               ": %d together are the most",
+                               r, n - before, before, GPT_EXCHANGE_MAX_ROWS);
+        }
+    }
+    return 0;
+}
+
 int gpt_exchange_counts(const struct gpt_exchange *x, const uint32_t *own, uint32_t *all,
                         struct cst_err *err)
 {
     size_t counts[GPT_EXCHANGE_MAX_RANKS];
+    int rc;
 
     if (x->comm == NULL) {
         memcpy(all, own, x->experts * sizeof *own);
-        return 0;
+        return check_counts(x, all, err);
     }
     for (uint32_t r = 0; r < x->world; r++) {
         counts[r] = x->experts * sizeof *own;
     }
-    return cst_comm_all_gather(x->comm, own, all, counts, CST_COMM_BYTE, err);
+    rc = cst_comm_all_gather(x->comm, own, all, counts, CST_COMM_BYTE, err);
+    return rc == 0 ? check_counts(x, all, err) : rc;
 }
 
 /* Number of rows that rank @from sends to rank @to for the experts before @expert. */

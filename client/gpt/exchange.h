@@ -32,8 +32,12 @@ void gpt_exchange_begin(struct gpt_exchange *x, struct cst_comm *comm, uint32_t 
  * NUL. CST_EMISMATCH: they differ, and the error names two ranks. */
 int gpt_exchange_agree(struct cst_comm *comm, const char *words, struct cst_err *err);
 
+#define GPT_EXCHANGE_MAX_ROWS INT32_MAX /* most rows of all ranks together in an exchange */
+
 /* Gather into @all the numbers of rows of all ranks: all[r * experts + e] rows of rank r chose
- * expert e. @own: those of this rank, not in @all. */
+ * expert e. @own: those of this rank, not in @all. CST_EMISMATCH: together they are more than
+ * GPT_EXCHANGE_MAX_ROWS. Therefore no sum of them is too large for 32 bits, whatever other ranks
+ * write. */
 int gpt_exchange_counts(const struct gpt_exchange *x, const uint32_t *own, uint32_t *all,
                         struct cst_err *err);
 

@@ -193,6 +193,37 @@ START_TEST(forms_of_rows_are_compared)
 }
 END_TEST
 
+/* Rank 2 sends a number of rows that nobody has; in 32 bits it is the sum 0. */
+static void *boast(void *arg)
+{
+    struct rank *k = arg;
+    uint32_t own[EXPERTS] = {1}, all[WORLD * EXPERTS];
+    struct gpt_exchange x;
+
+    gpt_exchange_begin(&x, k->comm, EXPERTS, false);
+    if (k->rank == 2) {
+        own[0] = own[EXPERTS - 1] = 1u << 31;
+    }
+    (void)gpt_exchange_counts(&x, own, all, &k->err);
+    cst_comm_close(k->comm);
+    return NULL;
+}
+
+/* Numbers of rows whose sum would be wrong are refused by all, before anything has their size. */
+START_TEST(counts_are_not_believed)
+{
+    struct rank ranks[WORLD];
+
+    run_ranks(boast, ranks, false);
+    for (uint32_t r = 0; r < WORLD; r++) {
+        ck_assert_int_eq(ranks[r].err.status, CST_EMISMATCH);
+        ck_assert_str_eq(ranks[r].err.text,
+                         "rank 2 sends 4294967296 rows to experts, and the ranks before it 2: "
+                         "2147483647 together are the most");
+    }
+}
+END_TEST
+
 static void *leave_early(void *arg)
 {
     struct rank *k = arg;
@@ -226,6 +257,7 @@ int main(void)
     tcase_add_loop_test(tcase, rows_go_and_return, 0, 2);
     tcase_add_loop_test(tcase, a_single_rank_has_all_experts, 0, 2);
     tcase_add_test(tcase, forms_of_rows_are_compared);
+    tcase_add_test(tcase, counts_are_not_believed);
     tcase_add_test(tcase, a_rank_that_leaves_is_named);
     return suite_run(suite);
 }
