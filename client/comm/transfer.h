@@ -5,15 +5,17 @@
  *
  *   broadcast        a round per piece; only the root writes
  *   all-gather       a round per piece; each rank writes a piece of its part
- *   reduce-scatter   a round per piece; the slot has a field for each rank, with a piece of its
- * part all-to-all       the same, and the number of rounds is known when all ranks' counts are
+ *   reduce-scatter   a round per piece; the slot has a field for each rank, with a piece
+ *                    of its part
+ *   all-to-all       the same, and the number of rounds is known when all ranks' counts are
  *   all-reduce       small: one round; each rank writes everything, and sums everything
- *                    large: two rounds per piece, of which two are under way at a time. In the
- *                    round `spread` the slot has a field for each rank, with its share of the
- * piece. In the round `sums` each rank writes the sum of its own share.
+ *                    large: two rounds per piece, of which two are under way at a time.
+ *                    In the round `spread` the slot has a field for each rank, with its
+ *                    share of the piece. In the round `sums` each rank writes the sum of
+ *                    its own share.
  *
- *                    spread 0, spread 1, sums 0, spread 2, sums 1, ... spread m-1, sums m-2, sums
- * m-1
+ *                    spread 0, spread 1, sums 0, spread 2, sums 1, ...
+ *                    spread m-1, sums m-2, sums m-1
  *
  * Used by one thread at a time. */
 #ifndef CSTC_TRANSFER_H
