@@ -87,6 +87,9 @@ class Config(TorchCase):
         path = self.file({"memory": {"recompute": True}})
         with self.assertRaisesRegex(ValueError, "cistern.torch has no option like 'recompute'"):
             self.attach(linears(), config=path)
+        path = self.file({"parallel": {"parallel": "dispatch", "micro_batches": 2}})
+        with self.assertRaisesRegex(ValueError, "no option like 'parallel': .* set it to \"data\""):
+            self.attach(linears(), config=path)
         path = self.file({"memory": {"pol": 1}})
         with self.assertRaisesRegex(ValueError, r"memory\.pol: .* did you mean 'pool'\?"):
             self.attach(linears(), config=path)

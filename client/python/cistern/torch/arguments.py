@@ -24,6 +24,8 @@ NOT_HERE = {
     "rounding": "stochastic",
     "delay_from": 0,
     "reshape": False,
+    "parallel": "data",
+    "stages": 0,
     "store": "daemon",
 }
 
