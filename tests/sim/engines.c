@@ -222,8 +222,11 @@ static void begin_reduce(struct sim *sim, struct job *job)
     engines_begin_write(sim, job, &dst);
 }
 
-static void begin_norm(struct sim *sim)
+static void begin_norm(struct sim *sim, const struct job *job)
 {
+    if (job->is_void) {
+        return;
+    }
     for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
         if (model_is_trained(sim, c) && !sim->failed && sim->tiles[c] != model_sum(sim, c)) {
             sim_fail(sim, "norm: the gradient of chunk %u is not the sum of what was handed in", c);
@@ -293,7 +296,7 @@ static void begin(struct sim *sim, struct job *job)
         begin_reduce(sim, job);
         break;
     case CST_COMMAND_NORM:
-        begin_norm(sim);
+        begin_norm(sim, job);
         break;
     case CST_COMMAND_UPDATE:
         update_begin(sim, job);

@@ -67,6 +67,9 @@ void lost_node(struct sim *sim)
 {
     engines_restart(sim);
     sim->ever_down = true;
+    for (unsigned i = 0; i < sim->n_jobs; i++) {
+        sim->jobs[i].is_void = true;
+    }
     sim_event(sim, (struct cst_event){.kind = CST_EV_NODE_DOWN, .text = "engine 0: given up"});
 }
 

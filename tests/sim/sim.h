@@ -25,8 +25,9 @@ enum job_state { JOB_WAITING, JOB_RUNNING, JOB_FINISHED };
 struct job {
     enum job_state state;
     struct cst_command command;
-    int status;  /* JOB_FINISHED: the status of the command */
-    bool doomed; /* the command will fail at its end */
+    int status;   /* JOB_FINISHED: the status of the command */
+    bool doomed;  /* the command will fail at its end */
+    bool is_void; /* NORM: the attempt was interrupted, because a node's engine was given up */
     /* The command will not begin, because a command that it waits for has failed. */
     bool cancelled;
     /* The driver keeps the command until it was told the end of all commands that this one waits
