@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "offload/plan/transport.h"
+
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+/* As NCCL counts: 22703 is 2.27.3. Versions below 2.9 count otherwise, and are too old anyway. */
+#define MAJOR(version) ((version) / 10000)
+#define MINOR(version) ((version) / 100 % 100)
+#define PATCH(version) ((version) % 100)
+
+const char *cst_transport_name(enum cst_transport transport)
+{
+    switch (transport) {
+    case CST_TRANSPORT_HOST:
+        return "host memory";
+    case CST_TRANSPORT_NCCL:
+        return "NCCL";
+    case CST_TRANSPORT_STAGED:
+        return "staging in host memory";
+    }
+    return "unknown";
+}
+
+static size_t count_on_gpus(const struct cst_transport_rank *ranks, size_t n)
+{
+    size_t n_on_gpus = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        n_on_gpus += ranks[i].gpu != NULL;
+    }
+    return n_on_gpus;
+}
+
+/* Return whether @rank alone rules out NCCL, with the reason. */
+static bool lacks(const struct cst_transport_rank *rank, char why[CST_TRANSPORT_WORDS])
+{
+    if (rank->gpu == NULL) {
+        (void)snprintf(why, CST_TRANSPORT_WORDS, "rank %" PRIu32 " has its arrays in host memory",
+                       rank->name);
+        return true;
+    }
+    if (rank->nccl == 0) {
+        (void)snprintf(why, CST_TRANSPORT_WORDS, "rank %" PRIu32 " has no NCCL: %.400s", rank->name,
+                       rank->nccl_error != NULL ? rank->nccl_error : "the cause is not known");
+        return true;
+    }
+    return false;
+}
+
+static bool reaches(const struct cst_transport_rank *from, const struct cst_transport_rank *to)
+{
+    for (size_t i = 0; i < from->n_unreachable; i++) {
+        if (strcmp(from->unreachable[i], to->gpu) == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Return whether the pair @a, @b, each of which has NCCL, rules it out, with the reason. */
+static bool conflict(const struct cst_transport_rank *a, const struct cst_transport_rank *b,
+                     char why[CST_TRANSPORT_WORDS])
+{
+    if (a->nccl != b->nccl) {
+        (void)snprintf(why, CST_TRANSPORT_WORDS,
+                       "rank %" PRIu32 " has NCCL %" PRIu32 ".%" PRIu32 ".%" PRIu32
+                       ", and rank %" PRIu32 " has NCCL %" PRIu32 ".%" PRIu32 ".%" PRIu32,
+                       a->name, MAJOR(a->nccl), MINOR(a->nccl), PATCH(a->nccl), b->name,
+                       MAJOR(b->nccl), MINOR(b->nccl), PATCH(b->nccl));
+        return true;
+    }
+    if (strcmp(a->gpu, b->gpu) == 0) {
+        (void)snprintf(why, CST_TRANSPORT_WORDS,
+                       "ranks %" PRIu32 " and %" PRIu32
+                       " are both on %.64s, and NCCL needs a GPU for each rank",
+                       a->name, b->name, a->gpu);
+        return true;
+    }
+    if (!reaches(a, b) || !reaches(b, a)) {
+        (void)snprintf(why, CST_TRANSPORT_WORDS,
+                       "%.64s of rank %" PRIu32 " and %.64s of rank %" PRIu32
+                       " cannot access each other's memory",
+                       a->gpu, a->name, b->gpu, b->name);
+        return true;
+    }
+    return false;
+}
+
+enum cst_transport cst_transport_choose(const struct cst_transport_rank *ranks, size_t n,
+                                        char why[CST_TRANSPORT_WORDS])
+{
+    if (count_on_gpus(ranks, n) == 0) {
+        (void)snprintf(why, CST_TRANSPORT_WORDS, "all ranks have their arrays in host memory");
+        return CST_TRANSPORT_HOST;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (lacks(&ranks[i], why)) {
+            return CST_TRANSPORT_STAGED;
+        }
+    }
+    for (size_t i = 0; i < n; i++) {
+        for (size_t j = i + 1; j < n; j++) {
+            if (conflict(&ranks[i], &ranks[j], why)) {
+                return CST_TRANSPORT_STAGED;
+            }
+        }
+    }
+    (void)snprintf(why, CST_TRANSPORT_WORDS,
+                   "each rank has a GPU and NCCL %" PRIu32 ".%" PRIu32 ".%" PRIu32,
+                   MAJOR(ranks[0].nccl), MINOR(ranks[0].nccl), PATCH(ranks[0].nccl));
+    return CST_TRANSPORT_NCCL;
+}
