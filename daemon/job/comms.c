@@ -2,6 +2,7 @@
 #include "daemon/job/comms.h"
 
 #include "daemon/daemon.h"
+#include "daemon/job/comm_device.h"
 #include "daemon/memory/page_work.h"
 #include "daemon/report/log.h"
 #include "daemon/wire/serve.h"
@@ -24,9 +25,13 @@ struct cstd_comm {
     uint64_t asked, closed;            /* Ranks that have asked for it, and that use it no more. */
     uint64_t until_ns;                 /* GATHERING: when the ranks that wait give up. */
     uint64_t tags[CST_CORE_MAX_WORLD]; /* GATHERING, BACKING: the CommOpen of each rank. */
-    struct cstd_segment *segment;      /* From BACKING on. */
-    struct cstd_page_work *work;       /* BACKING. */
-    struct cstd_shared_heads heads;    /* OPEN: the head of the memory. */
+    /* Of each rank on a GPU; NULL: its arrays are in host memory. */
+    struct cstd_comm_device *devices[CST_CORE_MAX_WORLD];
+    enum cst_transport transport;   /* From BACKING on: how the ranks exchange data, */
+    char why[CST_TRANSPORT_WORDS];  /* and why. */
+    struct cstd_segment *segment;   /* From BACKING on. */
+    struct cstd_page_work *work;    /* BACKING. */
+    struct cstd_shared_heads heads; /* OPEN: the head of the memory. */
 };
 
 _Static_assert(CST_CORE_MAX_WORLD == CST_COMM_MAX_RANKS, "a group can have all ranks of a job");
@@ -45,6 +50,9 @@ static void free_comm(struct cstd_comm *comm)
     cstd_shared_heads_close(&comm->heads);
     if (comm->segment != NULL) {
         cstd_segment_unref(comm->segment);
+    }
+    for (uint32_t rank = 0; rank < CST_CORE_MAX_WORLD; rank++) {
+        free(comm->devices[rank]);
     }
     free(comm);
 }
@@ -76,6 +84,44 @@ static void fail(struct cstd_comm *comm, const struct cst_err *why)
 
 /* -- opening ---------------------------------------------------------------------------------- */
 
+/* All ranks have asked: choose how they exchange data. */
+static void choose(struct cstd_comm *comm)
+{
+    const char *names[CST_CORE_MAX_WORLD][CSTD_COMM_DEVICE_MAX_GPUS];
+    struct cst_transport_rank ranks[CST_CORE_MAX_WORLD];
+    const struct cstd_job *job = comm->job;
+    size_t n = 0;
+
+    for (uint32_t rank = 0; rank < job->world; rank++) {
+        if ((comm->ranks >> rank & 1) != 0) {
+            const struct cstd_gpu *gpu = job->workers[rank].gpu;
+
+            ranks[n] = cstd_comm_device_rank(comm->devices[rank], rank,
+                                             gpu != NULL ? gpu->uuid : NULL, names[n]);
+            n++;
+        }
+    }
+    comm->transport = cst_transport_choose(ranks, n, comm->why);
+}
+
+/* Tell ranks on GPUs how they exchange data. Others need not know. @opened borrows from @comm. */
+static void tell_transport(struct cstd_comm *comm, Cistern__CommOpened *opened)
+{
+    struct cstd_comm_device *first = comm->devices[__builtin_ctzll(comm->ranks)];
+
+    if (comm->transport == CST_TRANSPORT_HOST) {
+        return;
+    }
+    opened->has_transport = true;
+    opened->transport = (Cistern__CommTransport)comm->transport;
+    opened->transport_reason = comm->why;
+    if (comm->transport == CST_TRANSPORT_NCCL && first->has_id) {
+        opened->has_nccl_id = true;
+        opened->nccl_id.data = first->id;
+        opened->nccl_id.len = sizeof first->id;
+    }
+}
+
 static void answer(struct cstd_comm *comm, int fd)
 {
     struct cstd_job *job = comm->job;
@@ -85,6 +131,7 @@ static void answer(struct cstd_comm *comm, int fd)
     opened.bytes = comm->segment->bytes;
     opened.slot_bytes = CST_COMM_SLOT_BYTES;
     opened.timeout_ms = job->timeout_ms;
+    tell_transport(comm, &opened);
     for (uint32_t rank = 0; rank < job->world; rank++) {
         struct cstd_pending *request = request_of(comm, rank);
 
@@ -127,6 +174,7 @@ static void make(struct cstd_comm *comm)
     struct cst_err err = {0};
     int rc;
 
+    choose(comm);
     (void)snprintf(what, sizeof what, "communicator of group %u of job '%s'", comm->group,
                    job->name);
     rc = cstd_segment_open(&comm->segment, cstd_engines_segment_id(&daemon->engines), bytes,
@@ -141,9 +189,8 @@ static void make(struct cstd_comm *comm)
     }
     comm->state = BACKING;
     cstd_log_about(CSTD_LOG_DEBUG, CSTD_JOB_ABOUT(job),
-                   "communicator of group %u: %u ranks, %zu "
-                   "bytes",
-                   comm->group, n_ranks(comm), bytes);
+                   "communicator of group %u: %u ranks, %zu bytes, by %s: %s", comm->group,
+                   n_ranks(comm), bytes, cst_transport_name(comm->transport), comm->why);
 }
 
 static int find_or_add(struct cstd_session *session, uint32_t group, uint64_t attempt,
@@ -176,6 +223,12 @@ static int find_or_add(struct cstd_session *session, uint32_t group, uint64_t at
     return CST_OK;
 }
 
+/* Return whether @rank is the first of @group: the one that makes ids. */
+static bool is_first(const struct cstd_job *job, uint32_t group, uint32_t rank)
+{
+    return (uint32_t)__builtin_ctzll(job->model.groups[group]) == rank;
+}
+
 static int check(const struct cstd_session *session, const Cistern__CommOpen *message,
                  struct cst_err *err)
 {
@@ -199,6 +252,15 @@ static int check(const struct cstd_session *session, const Cistern__CommOpen *me
         return cst_err_set(err, CST_EINVAL, "rank %u is not in group %u of job '%s'", session->rank,
                            message->group, job->name);
     }
+    if (message->device != NULL && job->workers[session->rank].gpu == NULL) {
+        return cst_err_set(err, CST_EINVAL, "rank %u of job '%s' is not on a GPU", session->rank,
+                           job->name);
+    }
+    if (message->device != NULL && message->device->nccl_version != 0 &&
+        !message->device->has_nccl_id && is_first(job, message->group, session->rank)) {
+        return cst_err_set(err, CST_EINVAL, "rank %u sends no unique id of NCCL for group %u",
+                           session->rank, message->group);
+    }
     return cst_core_check_attempt(job->core, message->attempt, err);
 }
 
@@ -206,22 +268,29 @@ void cstd_serve_comm_open(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__CommOpen *message = body;
     struct cstd_pending *request = NULL;
+    struct cstd_comm_device *device = NULL;
     struct cstd_comm *comm = NULL;
     struct cst_err err = {0};
     int rc = check(session, message, &err);
 
+    if (rc == CST_OK && message->device != NULL) {
+        rc = cstd_comm_device_copy(message->device, &device, &err);
+    }
     if (rc == CST_OK) {
         rc = cstd_session_defer(session, session->job, id, CISTERN__MSG_TYPE__MSG_COMM_OPEN, 1,
                                 &request, &err);
     }
     if (rc != CST_OK) {
+        free(device);
         cstd_session_error(session, id, &err);
         return;
     }
     if (find_or_add(session, message->group, message->attempt, &comm, &err) != CST_OK) {
+        free(device);
         cstd_session_fail(session->daemon, request, &err);
         return;
     }
+    comm->devices[session->rank] = device;
     comm->asked |= UINT64_C(1) << session->rank;
     comm->tags[session->rank] = cstd_pending_tag(request, 0);
     if (comm->asked == comm->ranks) {
@@ -287,6 +356,22 @@ void cstd_comms_close(struct cstd_job *job)
     while (!TAILQ_EMPTY(&job->comms.list)) {
         free_comm(TAILQ_FIRST(&job->comms.list)); /* The job has answered its requests. */
     }
+}
+
+unsigned cstd_comms_explain(const struct cstd_job *job, char lines[][192], unsigned max)
+{
+    const struct cstd_comm *comm;
+    unsigned n = 0;
+
+    TAILQ_FOREACH(comm, &job->comms.list, link)
+    {
+        if (comm->state == OPEN && max - n >= 2) {
+            (void)snprintf(lines[n++], 192, "communicator of group %u: its %u ranks use %s,",
+                           comm->group, n_ranks(comm), cst_transport_name(comm->transport));
+            (void)snprintf(lines[n++], 192, "  because %.180s", comm->why);
+        }
+    }
+    return n;
 }
 
 /* -- time ------------------------------------------------------------------------------------- */

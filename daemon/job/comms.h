@@ -36,6 +36,10 @@ void cstd_comms_init(struct cstd_job *job);
  * that no rank uses any more. */
 void cstd_comms_look(struct cstd_job *job);
 
+/* Write two lines for each open communicator of @job: its ranks, how they exchange data, and why.
+ * At most @max lines. Returns their number. */
+unsigned cstd_comms_explain(const struct cstd_job *job, char lines[][192], unsigned max);
+
 /* @job is being removed: wake the ranks that wait in communicators, and free all of them. */
 void cstd_comms_close(struct cstd_job *job);
 

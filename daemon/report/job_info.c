@@ -516,6 +516,7 @@ static void explain(struct cstd_session *session, uint64_t id, const struct cstd
     n += cstd_planner_explain(job, job->layout.chunks[t->chunk].size_class, lines + n,
                               EXPLAIN_LINES - n);
     n += explain_devices(job, lines + n, EXPLAIN_LINES - n);
+    n += cstd_comms_explain(job, lines + n, EXPLAIN_LINES - n);
     for (unsigned i = 0; i < n; i++) {
         pointers[i] = lines[i];
     }

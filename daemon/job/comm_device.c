@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/job/comm_device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int check(const Cistern__CommDevice *message, struct cst_err *err)
+{
+    if (message->has_nccl_id && message->nccl_id.len != CSTD_COMM_DEVICE_ID_BYTES) {
+        return cst_err_set(err, CST_EINVAL, "a unique id of NCCL with %zu bytes; it has %d",
+                           message->nccl_id.len, CSTD_COMM_DEVICE_ID_BYTES);
+    }
+    if (message->n_unreachable > CSTD_COMM_DEVICE_MAX_GPUS) {
+        return cst_err_set(err, CST_EINVAL, "a list of %zu GPUs; it can have %d",
+                           message->n_unreachable, CSTD_COMM_DEVICE_MAX_GPUS);
+    }
+    for (size_t i = 0; i < message->n_unreachable; i++) {
+        if (strlen(message->unreachable[i]) >= sizeof(struct cstd_comm_device){0}.unreachable[0]) {
+            return cst_err_set(err, CST_EINVAL, "'%.64s' is not the UUID of a GPU",
+                               message->unreachable[i]);
+        }
+    }
+    return CST_OK;
+}
+
+int cstd_comm_device_copy(const Cistern__CommDevice *message, struct cstd_comm_device **out,
+                          struct cst_err *err)
+{
+    struct cstd_comm_device *device;
+    int rc = check(message, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    device = calloc(1, sizeof *device);
+    if (device == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a rank of a communicator");
+    }
+    device->nccl_version = message->nccl_version;
+    device->has_id = message->has_nccl_id;
+    if (device->has_id) {
+        memcpy(device->id, message->nccl_id.data, sizeof device->id);
+    }
+    if (message->nccl_error != NULL) {
+        (void)snprintf(device->nccl_error, sizeof device->nccl_error, "%s", message->nccl_error);
+    }
+    device->n_unreachable = message->n_unreachable;
+    for (size_t i = 0; i < message->n_unreachable; i++) {
+        (void)snprintf(device->unreachable[i], sizeof device->unreachable[i], "%s",
+                       message->unreachable[i]);
+    }
+    *out = device;
+    return CST_OK;
+}
+
+struct cst_transport_rank cstd_comm_device_rank(const struct cstd_comm_device *device,
+                                                uint32_t name, const char *gpu,
+                                                const char *names[CSTD_COMM_DEVICE_MAX_GPUS])
+{
+    struct cst_transport_rank rank = {.name = name};
+
+    if (device == NULL) {
+        return rank;
+    }
+    rank.gpu = gpu;
+    rank.nccl = device->nccl_version;
+    rank.nccl_error = device->nccl_error[0] != '\0' ? device->nccl_error : NULL;
+    for (size_t i = 0; i < device->n_unreachable; i++) {
+        names[i] = device->unreachable[i];
+    }
+    rank.unreachable = names;
+    rank.n_unreachable = device->n_unreachable;
+    return rank;
+}
