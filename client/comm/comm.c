@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/comm/comm.h"
 
-#include "client/comm/flow.h"
+#include "client/comm/device_comm.h"
 #include "client/lib/shared_wait.h"
 
 #include <limits.h>
@@ -14,26 +14,12 @@ _Static_assert(CST_COMM_MAX_THREADS <= CST_COMM_MAX_RANKS, "lines of a communica
 _Static_assert(sizeof(struct cst_comm_control) <= CST_COMM_PAGE_BYTES, "one page has `closed`");
 
 /* Memory of ranks that are threads. The rank that closes its communicator last frees it. */
-struct threads {
+struct cstc_comm_threads {
     _Atomic uint32_t n_open; /* Communicators that are not closed. */
     void *base;
 };
 
-struct cst_comm {
-    struct cst_comm *next;   /* Next in the list of the job. */
-    struct cst_comm **link;  /* The pointer in that list that points to this communicator. */
-    struct cst_job *job;     /* NULL: the ranks are threads, and the next fields are not used. */
-    struct threads *threads; /* NULL: the ranks are workers of a job. */
-    uint64_t id;             /* The daemon's number of the communicator. */
-    uint64_t epoch;          /* The daemon process that made it. */
-    uint32_t lease_epoch;    /* The job's sync after which it was opened. */
-    uint32_t timeout_ms;     /* Longest wait for a rank that does nothing. */
-    bool spins;              /* As in struct cst_shared_wait. */
-    struct cstc_segment segment; /* The shared memory. */
-    struct cstc_flow flow;
-};
-
-/* -- the daemon ------------------------------------------------------------------------------- */
+/* -- leaving ---------------------------------------------------------------------------------- */
 
 static void on_closed(struct cstc_call *call)
 {
@@ -59,16 +45,28 @@ static void tell(const struct cst_comm *comm)
     }
 }
 
-static int ask(struct cst_job *job, int group, struct cstc_call *call, struct cst_err *err)
+/* Take @comm out of the list of the job, and tell the other ranks and the daemon. Frees neither
+ * @comm nor what it has on a device. */
+static void leave(struct cst_comm *comm)
 {
-    Cistern__CommOpen msg = CISTERN__COMM_OPEN__INIT;
+    struct cst_err why;
 
-    msg.attempt = job->attempt;
-    msg.group = (uint32_t)group;
-    call->max_fds = 1;
-    return cstc_call_sync(job->client, call, CISTERN__MSG_TYPE__MSG_COMM_OPEN, &msg.base,
-                          CISTERN__MSG_TYPE__MSG_COMM_OPENED, &cistern__comm_opened__descriptor,
-                          err);
+    *comm->link = comm->next;
+    if (comm->next != NULL) {
+        comm->next->link = comm->link;
+    }
+    if (!comm->job->client->forked) {
+        /* In a void step the others learn its cause, of which the end of this rank's part is only a
+         * consequence. */
+        if (cstc_job_check_step(comm->job, &why) == CST_OK) {
+            cstc_channel_close(&comm->flow.channel);
+        }
+        /* The number means nothing to another process of the daemon. */
+        if (comm->epoch == comm->job->client->epoch) {
+            tell(comm);
+        }
+        cstc_segment_unmap(&comm->segment);
+    }
 }
 
 /* -- opening ---------------------------------------------------------------------------------- */
@@ -84,6 +82,48 @@ static int check_group(const struct cst_job *job, int group, struct cst_err *err
                            group, job->name);
     }
     return CST_OK;
+}
+
+/* Describe what this rank can. @msg, which is initialised, borrows from @offer. */
+static void describe(const struct cst_comm_device_offer *offer, bool makes_id,
+                     Cistern__CommDevice *msg)
+{
+    msg->nccl_version = offer->nccl_version;
+    if (offer->nccl_version == 0) {
+        msg->nccl_error = (char *)offer->nccl_error.text;
+    }
+    msg->n_unreachable = offer->n_unreachable;
+    msg->unreachable = (char **)offer->unreachable;
+    if (makes_id && offer->nccl_version != 0) {
+        msg->has_nccl_id = true;
+        msg->nccl_id.data = (uint8_t *)offer->id;
+        msg->nccl_id.len = sizeof offer->id;
+    }
+}
+
+static int ask(const struct cst_comm *comm, int group, struct cstc_call *call, struct cst_err *err)
+{
+    const struct cst_job *job = comm->job;
+    const bool is_first = (uint32_t)__builtin_ctzll(job->model.groups[group]) == job->rank;
+    Cistern__CommOpen msg = CISTERN__COMM_OPEN__INIT;
+    Cistern__CommDevice device = CISTERN__COMM_DEVICE__INIT;
+    struct cst_comm_device_offer offer = {0};
+
+    if (comm->device != NULL) {
+        const int rc = comm->device->offer(comm->device_arg, is_first, &offer, err);
+
+        if (rc != CST_OK) {
+            return rc;
+        }
+        describe(&offer, is_first, &device);
+        msg.device = &device;
+    }
+    msg.attempt = job->attempt;
+    msg.group = (uint32_t)group;
+    call->max_fds = 1;
+    return cstc_call_sync(job->client, call, CISTERN__MSG_TYPE__MSG_COMM_OPEN, &msg.base,
+                          CISTERN__MSG_TYPE__MSG_COMM_OPENED, &cistern__comm_opened__descriptor,
+                          err);
 }
 
 /* This rank, number @own of the group, cannot map the memory @fd. A page of it suffices to say so
@@ -151,9 +191,51 @@ static void insert(struct cst_comm *comm)
     *first = comm;
 }
 
-int cst_comm_open(struct cst_comm **out, struct cst_job *job, int group, struct cst_err *err)
+/* Join the ranks on GPUs, if this rank is one. On failure *err has the cause, and @comm is as
+ * before. */
+static int join(struct cst_comm *comm, const Cistern__CommOpened *msg, struct cst_err *err)
 {
+    if (comm->device == NULL) {
+        return CST_OK;
+    }
+    if (!msg->has_transport || msg->transport != CISTERN__COMM_TRANSPORT__COMM_NCCL) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "the ranks cannot use NCCL: %.400s",
+                           msg->transport_reason != NULL ? msg->transport_reason
+                                                         : "the daemon does not know it");
+    }
+    if (msg->nccl_id.len != CST_COMM_DEVICE_ID_BYTES) {
+        return cst_err_set(err, CST_EPROTO, "a unique id of NCCL with %zu bytes instead of %d",
+                           msg->nccl_id.len, CST_COMM_DEVICE_ID_BYTES);
+    }
+    return cstc_comm_device_join(comm, msg->nccl_id.data, err);
+}
+
+/* Ask the daemon for the memory, use it, and join. After a failure @comm is not in the list of the
+ * job. */
+static int open_worker(struct cst_comm *comm, int group, struct cst_err *err)
+{
+    struct cst_job *job = comm->job;
     struct cstc_call call = {0};
+    int rc = ask(comm, group, &call, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = take(comm, &call, job->model.groups[group], err);
+    if (rc == CST_OK) {
+        insert(comm);
+        rc = join(comm, (const Cistern__CommOpened *)call.reply, err);
+        if (rc != CST_OK) {
+            leave(comm);
+        }
+    }
+    cstc_call_reset(&call);
+    return rc == CST_EPROTO ? cstc_job_distrust(job, err, err) : rc;
+}
+
+int cst_comm_open_device(struct cst_comm **out, struct cst_job *job, int group,
+                         const struct cst_comm_device_calls *calls, void *arg, struct cst_err *err)
+{
     struct cst_comm *comm;
     struct cst_err why = {0};
     int rc = cstc_job_check_step(job, err);
@@ -169,12 +251,9 @@ int cst_comm_open(struct cst_comm **out, struct cst_job *job, int group, struct 
     comm->job = job;
     comm->epoch = job->client->epoch;
     comm->lease_epoch = job->lease_epoch;
-    rc = ask(job, group, &call, &why);
-    if (rc == CST_OK) {
-        rc = take(comm, &call, job->model.groups[group], &why);
-        cstc_call_reset(&call);
-        rc = rc == CST_EPROTO ? cstc_job_distrust(job, &why, &why) : rc;
-    }
+    comm->device = calls;
+    comm->device_arg = arg;
+    rc = open_worker(comm, group, &why);
     if (rc != CST_OK) {
         if (rc == CST_EPEERDIED) {
             cstc_job_void(job, &why);
@@ -182,24 +261,28 @@ int cst_comm_open(struct cst_comm **out, struct cst_job *job, int group, struct 
         free(comm);
         return cst_err_set(err, rc, "communicator of group %d: %.512s", group, why.text);
     }
-    insert(comm);
     *out = comm;
     return CST_OK;
 }
 
+int cst_comm_open(struct cst_comm **out, struct cst_job *job, int group, struct cst_err *err)
+{
+    return cst_comm_open_device(out, job, group, NULL, NULL, err);
+}
+
 /* -- ranks that are threads ------------------------------------------------------------------- */
 
-static void free_threads(struct threads *threads)
+static void free_threads(struct cstc_comm_threads *threads)
 {
     free(threads->base);
     free(threads);
 }
 
 /* NULL: no memory. */
-static struct threads *new_threads(uint32_t n_ranks)
+static struct cstc_comm_threads *new_threads(uint32_t n_ranks)
 {
     const size_t bytes = cst_comm_bytes(n_ranks, CST_COMM_SLOT_BYTES);
-    struct threads *threads = calloc(1, sizeof *threads);
+    struct cstc_comm_threads *threads = calloc(1, sizeof *threads);
 
     if (threads != NULL) {
         threads->n_open = n_ranks;
@@ -214,7 +297,8 @@ static struct threads *new_threads(uint32_t n_ranks)
 }
 
 /* The communicator of one of @n_ranks threads. NULL: no memory. */
-static struct cst_comm *new_thread(struct threads *threads, uint32_t rank, uint32_t n_ranks)
+static struct cst_comm *new_thread(struct cstc_comm_threads *threads, uint32_t rank,
+                                   uint32_t n_ranks)
 {
     struct cst_comm *comm = calloc(1, sizeof *comm);
     uint32_t names[CST_COMM_MAX_RANKS];
@@ -233,7 +317,7 @@ static struct cst_comm *new_thread(struct threads *threads, uint32_t rank, uint3
 int cst_comm_open_threads(struct cst_comm **out, uint32_t n_ranks, struct cst_err *err)
 {
     struct cst_comm *comms[CST_COMM_MAX_THREADS];
-    struct threads *threads;
+    struct cstc_comm_threads *threads;
     uint32_t n = 0;
 
     if (n_ranks == 0 || n_ranks > CST_COMM_MAX_THREADS) {
@@ -267,28 +351,6 @@ static void close_thread(const struct cst_comm *comm)
     }
 }
 
-static void close_worker(struct cst_comm *comm)
-{
-    struct cst_err why;
-
-    *comm->link = comm->next;
-    if (comm->next != NULL) {
-        comm->next->link = comm->link;
-    }
-    if (!comm->job->client->forked) {
-        /* In a void step the others learn its cause, of which the end of this rank's part is only a
-         * consequence. */
-        if (cstc_job_check_step(comm->job, &why) == CST_OK) {
-            cstc_channel_close(&comm->flow.channel);
-        }
-        /* The number means nothing to another process of the daemon. */
-        if (comm->epoch == comm->job->client->epoch) {
-            tell(comm);
-        }
-        cstc_segment_unmap(&comm->segment);
-    }
-}
-
 void cst_comm_close(struct cst_comm *comm)
 {
     if (comm == NULL) {
@@ -297,7 +359,11 @@ void cst_comm_close(struct cst_comm *comm)
     if (comm->job == NULL) {
         close_thread(comm);
     } else {
-        close_worker(comm);
+        const bool forked = comm->job->client->forked;
+
+        cstc_comm_device_say(comm, forked);
+        leave(comm);
+        cstc_comm_device_close(comm, forked);
     }
     free(comm);
 }
@@ -310,6 +376,7 @@ void cstc_comm_free_all(struct cst_comm *comm, bool forked)
         if (!forked) {
             cstc_segment_unmap(&comm->segment);
         }
+        cstc_comm_device_close(comm, forked);
         free(comm);
         comm = next;
     }
@@ -349,7 +416,11 @@ int cst_comm_start(struct cst_comm *comm, const struct cst_comm_call *call, uint
 {
     const int rc = check(comm, err);
 
-    return rc == CST_OK ? cstc_flow_start(&comm->flow, call, ticket, err) : rc;
+    if (rc != CST_OK) {
+        return rc;
+    }
+    return comm->device != NULL ? cstc_comm_device_start(comm, call, ticket, err)
+                                : cstc_flow_start(&comm->flow, call, ticket, err);
 }
 
 /* cstc_flow_wait_fn: wait for ranks that are threads. */
@@ -398,7 +469,11 @@ static int wait_for(struct cst_comm *comm, uint64_t ticket, cstc_flow_wait_fn wa
     if (rc == CST_OK && comm->job != NULL && comm->job->client->pending) {
         rc = cst_err_set(err, CST_EBUSY, "another call is pending: repeat it until it has ended");
     }
-    return rc == CST_OK ? cstc_flow_wait(&comm->flow, ticket, wait, comm, err) : rc;
+    if (rc != CST_OK) {
+        return rc;
+    }
+    return comm->device != NULL ? cstc_comm_device_wait(comm, ticket, wait == wait_workers, err)
+                                : cstc_flow_wait(&comm->flow, ticket, wait, comm, err);
 }
 
 int cst_comm_wait(struct cst_comm *comm, uint64_t ticket, struct cst_err *err)

@@ -1,13 +1,50 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The communicators of a job, for the rest of libcistern. cistern/comm.h has the public functions.
- */
+ * comm.c opens and closes communicators, and device_comm.c carries out calls on arrays in the
+ * memory of a device. */
 #ifndef CSTC_COMM_H
 #define CSTC_COMM_H
 
-#include "cistern/comm.h"
+#include "cistern/comm_device.h"
+#include "client/comm/flow.h"
+#include "client/lib/job.h"
+
+struct cstc_comm_threads; /* Memory of ranks that are threads. Private to comm.c. */
+
+struct cst_comm {
+    struct cst_comm *next;  /* Next in the list of the job. */
+    struct cst_comm **link; /* The pointer in that list that points to this communicator. */
+    struct cst_job *job;    /* NULL: the ranks are threads, and the next fields are not used. */
+    struct cstc_comm_threads *threads; /* NULL: the ranks are workers of a job. */
+    uint64_t id;                       /* The daemon's number of the communicator. */
+    uint64_t epoch;                    /* The daemon process that made it. */
+    uint32_t lease_epoch;              /* The job's sync after which it was opened. */
+    uint32_t timeout_ms;               /* Longest wait for a rank that does nothing. */
+    bool spins;                        /* As in struct cst_shared_wait. */
+    struct cstc_segment segment;       /* The shared memory. */
+    struct cstc_flow flow;
+    /* Functions of the device that has the arrays; NULL: they are in host memory, and the fields
+     * below are not used. */
+    const struct cst_comm_device_calls *device;
+    void *device_arg;      /* First argument of these functions; owned. */
+    uint64_t n_started;    /* Number of calls that were started. */
+    uint64_t n_ended;      /* Number of calls that the device has done. */
+    struct cst_err failed; /* Why no call ends any more; status CST_OK: calls end. */
+    /* After a failure: the other ranks have done all calls, so that those of this rank end, too. */
+    bool finishes;
+};
 
 /* Free the list of communicators that begins with @comm, which may be NULL, when their client has
  * ended its connection. @forked: this is a forked child, which did not inherit the mappings. */
 void cstc_comm_free_all(struct cst_comm *comm, bool forked);
+
+/* The attempt is over, and @why is the cause: what the communicators in the list that begins with
+ * @comm, which may be NULL, have on devices is given up, so that streams do not wait for ranks that
+ * are gone. */
+void cstc_comm_stop_all(struct cst_comm *comm, const struct cst_err *why);
+
+/* As cstc_comm_stop_all, for those communicators of which the shared memory says that the attempt
+ * is over. The next call that asks the daemon gets the cause. */
+void cstc_comm_stop_over(struct cst_comm *comm);
 
 #endif

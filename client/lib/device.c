@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/lib/device.h"
 
-#include "client/lib/job.h"
+#include "client/comm/comm.h"
 
 #include <poll.h>
 #include <string.h>
@@ -129,11 +129,14 @@ void cstc_device_pump(struct cst_job *job)
 
 /* -- ends ----------------------------------------------------------------------------------- */
 
-/* From now on nothing more is copied, because the daemon may take the blocks away. */
+/* From now on nothing more is copied or exchanged, because the daemon may take the blocks away. */
 static int begin_drain(struct cst_job *job, struct cst_err *err)
 {
+    struct cst_err why;
     int rc;
 
+    (void)cst_err_set(&why, CST_EPEERDIED, "this rank has ended its attempt at the step");
+    cstc_comm_stop_all(job->comms, &why);
     job->device.loads.over = true;
     rc = cst_sequence_drain(&job->sequence, err);
     job->device.drained = rc == CST_OK;

@@ -348,6 +348,8 @@ int cstc_job_drive(struct cst_job *job, int (*advance)(struct cst_job *job, stru
     }
     while ((rc = advance(job, err)) == CST_EAGAIN && block) {
         (void)cstc_call_wait(job->client, -1, err);
+        /* Otherwise a stream that waits for a rank that has died would never pass its marks. */
+        cstc_comm_stop_over(job->comms);
     }
     if (rc != CST_EAGAIN) {
         job->pending.kind = CSTC_PENDING_NONE;

@@ -4,9 +4,9 @@
 enum {
     /* Time between two looks at the connection. The end of the daemon wakes nobody. */
     LOOK_MS = 100,
-    /* Looks between two questions to the daemon. When a job is removed its memory becomes zeros,
+    /* Time between two questions to the daemon. When a job is removed its memory becomes zeros,
      * and with it `over`, perhaps before this rank has read it. */
-    LOOKS_PER_QUESTION = 5,
+    QUESTION_MS = 500,
 };
 
 /* Ask the daemon whether the attempt is over, with a request that changes nothing if it is: a hint.
@@ -56,15 +56,15 @@ static int look_around(struct cst_job *job, bool asks, struct cst_err *err)
     return rc == CST_OK ? cstc_job_check_step(job, err) : rc;
 }
 
-int cstc_shared_wait(struct cst_job *job, struct cst_shared_head *head, bool spins,
-                     bool (*ready)(void *arg), void *arg, uint32_t timeout_ms, struct cst_err *err)
+/* Wait for @wait, and call its ready() at least every @look_ms milliseconds. */
+static int wait_looking(struct cst_job *job, struct cst_shared_head *head,
+                        struct cst_shared_wait wait, uint32_t look_ms, uint32_t timeout_ms,
+                        struct cst_err *err)
 {
-    struct cst_shared_wait wait = {
-        .attempt = job->attempt, .spins = spins, .ready = ready, .arg = arg};
-    uint32_t left_ms = timeout_ms, n_looks = 0;
+    uint32_t left_ms = timeout_ms, waited_ms = 0;
 
     for (;;) {
-        const uint32_t ms = left_ms < LOOK_MS ? left_ms : LOOK_MS;
+        const uint32_t ms = left_ms < look_ms ? left_ms : look_ms;
         int rc = cst_shared_wait(head, &wait, ms);
 
         if (rc == CST_OK) {
@@ -77,8 +77,9 @@ int cstc_shared_wait(struct cst_job *job, struct cst_shared_head *head, bool spi
             wait.attempt = UINT64_MAX;
         } else {
             left_ms -= ms;
-            rc = look_around(job, wait.attempt == UINT64_MAX || ++n_looks % LOOKS_PER_QUESTION == 0,
-                             err);
+            waited_ms += ms;
+            rc = look_around(job, wait.attempt == UINT64_MAX || waited_ms >= QUESTION_MS, err);
+            waited_ms = waited_ms >= QUESTION_MS ? 0 : waited_ms;
         }
         if (rc != CST_OK) {
             return rc;
@@ -87,4 +88,21 @@ int cstc_shared_wait(struct cst_job *job, struct cst_shared_head *head, bool spi
             return CST_ETIMEDOUT;
         }
     }
+}
+
+int cstc_shared_wait(struct cst_job *job, struct cst_shared_head *head, bool spins,
+                     bool (*ready)(void *arg), void *arg, uint32_t timeout_ms, struct cst_err *err)
+{
+    const struct cst_shared_wait wait = {
+        .attempt = job->attempt, .spins = spins, .ready = ready, .arg = arg};
+
+    return wait_looking(job, head, wait, LOOK_MS, timeout_ms, err);
+}
+
+int cstc_shared_poll(struct cst_job *job, struct cst_shared_head *head, uint32_t look_ms,
+                     bool (*ready)(void *arg), void *arg, uint32_t timeout_ms, struct cst_err *err)
+{
+    const struct cst_shared_wait wait = {.attempt = job->attempt, .ready = ready, .arg = arg};
+
+    return wait_looking(job, head, wait, look_ms, timeout_ms, err);
 }

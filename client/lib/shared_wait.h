@@ -18,4 +18,9 @@
 int cstc_shared_wait(struct cst_job *job, struct cst_shared_head *head, bool spins,
                      bool (*ready)(void *arg), void *arg, uint32_t timeout_ms, struct cst_err *err);
 
+/* As cstc_shared_wait, if nobody calls cst_shared_notify when the condition is met: @ready is
+ * called every @look_ms milliseconds, too. */
+int cstc_shared_poll(struct cst_job *job, struct cst_shared_head *head, uint32_t look_ms,
+                     bool (*ready)(void *arg), void *arg, uint32_t timeout_ms, struct cst_err *err);
+
 #endif

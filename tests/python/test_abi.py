@@ -24,6 +24,7 @@ UNUSED = {
     "cst_comm_broadcast",
     "cst_comm_close",
     "cst_comm_open",
+    "cst_comm_open_device",
     "cst_comm_open_threads",
     "cst_comm_rank",
     "cst_comm_reduce_scatter",

@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/comm/device_comm.h"
+
+#include "client/lib/shared_wait.h"
+
+#include <inttypes.h>
+#include <time.h>
+
+enum {
+    /* Time between two looks at the device, which wakes nobody. */
+    LOOK_MS = 1,
+    /* If the device reports a failure, it may be the consequence of a death or of another rank's
+     * end, which this rank learns a little later. So long is the cause awaited. */
+    CAUSE_MS = 2000,
+};
+
+/* What a rank waits for: until all its calls are in the stream, and `ticket` of them have ended. */
+struct look {
+    struct cst_comm *comm;
+    uint64_t ticket;
+};
+
+/* -- the ranks' lines ------------------------------------------------------------------------- */
+
+static _Atomic uint32_t *line_of(const struct cst_comm *comm, uint32_t rank)
+{
+    return &cst_comm_line(comm->segment.base, rank)->read;
+}
+
+/* Return whether the line of @rank says less than 1 plus @n_calls. Lines are modulo 2^32. */
+static bool is_behind(const struct cst_comm *comm, uint32_t rank, uint64_t n_calls)
+{
+    return (int32_t)(atomic_load(line_of(comm, rank)) - (uint32_t)(1 + n_calls)) < 0;
+}
+
+/* Return a rank that has closed its communicator and has not done @n_calls calls, or that has not
+ * joined. CST_COMM_MAX_RANKS: there is none. */
+static uint32_t find_missing(const struct cst_comm *comm, uint64_t n_calls)
+{
+    const struct cst_comm_control *control = comm->segment.base;
+    const uint64_t closed = atomic_load(&control->closed);
+
+    for (uint32_t rank = 0; rank < comm->flow.shape.size; rank++) {
+        if ((closed >> rank & 1) != 0 && is_behind(comm, rank, n_calls)) {
+            return rank;
+        }
+    }
+    return CST_COMM_MAX_RANKS;
+}
+
+/* A rank that is behind, for messages; the own rank: none is. */
+static uint32_t find_late(const struct cst_comm *comm, uint64_t n_calls)
+{
+    for (uint32_t rank = 0; rank < comm->flow.shape.size; rank++) {
+        if (rank != comm->flow.shape.rank && is_behind(comm, rank, n_calls)) {
+            return rank;
+        }
+    }
+    return comm->flow.shape.rank;
+}
+
+/* -- failures --------------------------------------------------------------------------------- */
+
+/* The communicator fails for good, because of @why. If the other ranks have done all calls, those
+ * of this rank are left to end: a rank may leave as soon as its last call has ended. */
+static void fail(struct cst_comm *comm, const struct cst_err *why)
+{
+    if (comm->failed.status != CST_OK) {
+        return;
+    }
+    comm->failed = *why;
+    comm->finishes = find_late(comm, comm->n_started) == comm->flow.shape.rank;
+    if (!comm->finishes) {
+        comm->device->stop(comm->device_arg);
+    }
+}
+
+static int failure(const struct cst_comm *comm, struct cst_err *err)
+{
+    if (comm->failed.status != CST_OK && err != NULL) {
+        *err = comm->failed;
+    }
+    return comm->failed.status;
+}
+
+static bool has_missing(void *arg)
+{
+    const struct look *look = arg;
+
+    return find_missing(look->comm, look->ticket) < CST_COMM_MAX_RANKS;
+}
+
+/* The device has reported @why. If a rank has died or closed its communicator, this is the cause.
+ */
+static void fail_with_cause(struct look *look, const struct cst_err *why)
+{
+    struct cst_comm *comm = look->comm;
+    struct cst_err cause;
+    uint32_t missing;
+    int rc;
+
+    comm->device->stop(comm->device_arg);
+    rc = cstc_shared_wait(comm->job, comm->segment.base, false, has_missing, look,
+                          comm->timeout_ms < CAUSE_MS ? comm->timeout_ms : CAUSE_MS, &cause);
+    missing = find_missing(comm, look->ticket);
+    if (rc == CST_OK && missing < CST_COMM_MAX_RANKS) {
+        (void)cst_err_set(&cause, CST_ECANCELLED, "rank %" PRIu32 " has closed its communicator",
+                          comm->flow.names[missing]);
+    } else if (rc == CST_OK || rc == CST_ETIMEDOUT) {
+        cause = *why;
+    }
+    fail(comm, &cause);
+    comm->finishes = false;
+}
+
+void cstc_comm_stop_all(struct cst_comm *comm, const struct cst_err *why)
+{
+    for (; comm != NULL; comm = comm->next) {
+        if (comm->device != NULL) {
+            fail(comm, why);
+        }
+    }
+}
+
+void cstc_comm_stop_over(struct cst_comm *comm)
+{
+    struct cst_err why;
+
+    for (; comm != NULL; comm = comm->next) {
+        const struct cst_shared_head *head = comm->segment.base;
+
+        if (comm->device != NULL && atomic_load(&head->over) >= comm->job->attempt) {
+            (void)cst_err_set(&why, CST_EPEERDIED,
+                              "the attempt at the step is over: call cst_sync");
+            fail(comm, &why);
+        }
+    }
+}
+
+/* -- waiting ---------------------------------------------------------------------------------- */
+
+/* Look at the device. CST_EAGAIN: what @look waits for has not happened. */
+static int poll(struct look *look, struct cst_err *err)
+{
+    struct cst_comm *comm = look->comm;
+    struct cst_comm_device_progress progress = {0};
+    const int rc = comm->device->poll(comm->device_arg, &progress, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    comm->n_ended = progress.n_ended;
+    if (!progress.in_stream) {
+        return CST_EAGAIN;
+    }
+    atomic_store(line_of(comm, comm->flow.shape.rank), (uint32_t)(1 + comm->n_ended));
+    return comm->n_ended >= look->ticket ? CST_OK : CST_EAGAIN;
+}
+
+/* Return whether @arg, a struct look, is over. A rank that has closed its communicator has written
+ * its line before, so the device is looked at last. */
+static bool is_over(void *arg)
+{
+    struct look *look = arg;
+    struct cst_comm *comm = look->comm;
+    uint32_t missing;
+    struct cst_err why;
+    int rc;
+
+    if (comm->failed.status != CST_OK) {
+        return true;
+    }
+    missing = find_missing(comm, look->ticket);
+    rc = poll(look, &why);
+    if (rc == CST_EAGAIN && missing == CST_COMM_MAX_RANKS) {
+        return false;
+    }
+    if (rc == CST_EAGAIN) {
+        (void)cst_err_set(&why, CST_ECANCELLED, "rank %" PRIu32 " has closed its communicator",
+                          comm->flow.names[missing]);
+        fail(comm, &why);
+    } else if (rc != CST_OK) {
+        fail_with_cause(look, &why);
+    }
+    return true;
+}
+
+/* Wait for @look at most @timeout_ms. CST_EAGAIN: @timeout_ms is 0, and it is not over. */
+static int wait_for(struct look *look, uint32_t timeout_ms, struct cst_err *err)
+{
+    struct cst_comm *comm = look->comm;
+    struct cst_err why;
+    int rc;
+
+    if (is_over(look)) {
+        return failure(comm, err);
+    }
+    rc = cstc_shared_poll(comm->job, comm->segment.base, LOOK_MS, is_over, look, timeout_ms, &why);
+    if (rc == CST_ETIMEDOUT && timeout_ms == 0) {
+        return CST_EAGAIN;
+    }
+    if (rc == CST_ETIMEDOUT) {
+        const uint32_t late = find_late(comm, look->ticket);
+
+        (void)cst_err_set(&why, rc, "rank %" PRIu32 " waited %" PRIu32 " ms for %s %" PRIu32,
+                          comm->job->rank, timeout_ms,
+                          late == comm->flow.shape.rank ? "its own GPU; it is rank" : "rank",
+                          comm->flow.names[late]);
+    }
+    if (rc != CST_OK) {
+        fail(comm, &why);
+    }
+    return failure(comm, err);
+}
+
+/* The communicator has failed, but what @look waits for ends without other ranks. */
+static int finish(struct look *look, bool blocks, struct cst_err *err)
+{
+    const struct timespec pause = {.tv_nsec = LOOK_MS * 1000000};
+    int rc = poll(look, err);
+
+    for (int ms = 0; rc == CST_EAGAIN && blocks && ms < CAUSE_MS; ms += LOOK_MS) {
+        (void)nanosleep(&pause, NULL);
+        rc = poll(look, err);
+    }
+    return rc == CST_EAGAIN && blocks ? failure(look->comm, err) : rc;
+}
+
+/* -- calls ------------------------------------------------------------------------------------ */
+
+int cstc_comm_device_join(struct cst_comm *comm, const unsigned char *id, struct cst_err *err)
+{
+    struct look look = {.comm = comm};
+    const int rc =
+        comm->device->join(comm->device_arg, comm->flow.shape.rank, comm->flow.shape.size, id, err);
+
+    return rc == CST_OK ? wait_for(&look, comm->timeout_ms, err) : rc;
+}
+
+int cstc_comm_device_start(struct cst_comm *comm, const struct cst_comm_call *call,
+                           uint64_t *ticket, struct cst_err *err)
+{
+    struct look look = {.comm = comm, .ticket = comm->n_ended};
+    struct cstc_transfer checked;
+    struct cst_err why;
+    int rc = failure(comm, err);
+
+    rc = rc == CST_OK ? cstc_transfer_begin(&checked, &comm->flow.shape, call, err) : rc;
+    if (rc == CST_OK && comm->n_started - comm->n_ended == CST_COMM_MAX_CALLS) {
+        rc = wait_for(&look, 0, err);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (comm->n_started - comm->n_ended == CST_COMM_MAX_CALLS) {
+        return cst_err_set(err, CST_ENOCREDIT,
+                           "%d collectives have not ended: wait for the first of them",
+                           CST_COMM_MAX_CALLS);
+    }
+    rc = comm->device->start(comm->device_arg, call, &why);
+    if (rc != CST_OK) {
+        fail_with_cause(&look, &why);
+        return failure(comm, err);
+    }
+    *ticket = ++comm->n_started;
+    return wait_for(&look, comm->timeout_ms, err);
+}
+
+int cstc_comm_device_wait(struct cst_comm *comm, uint64_t ticket, bool blocks, struct cst_err *err)
+{
+    struct look look = {.comm = comm, .ticket = ticket};
+    int rc;
+
+    if (ticket == 0 || ticket > comm->n_started) {
+        return cst_err_set(err, CST_EINVAL, "collective %" PRIu64 " was not started", ticket);
+    }
+    if (comm->n_ended >= ticket) {
+        return CST_OK;
+    }
+    if (comm->failed.status == CST_OK) {
+        rc = wait_for(&look, blocks ? comm->timeout_ms : 0, err);
+    } else {
+        rc = failure(comm, err);
+    }
+    return rc != CST_OK && comm->finishes ? finish(&look, blocks, err) : rc;
+}
+
+/* -- the end ---------------------------------------------------------------------------------- */
+
+void cstc_comm_device_say(struct cst_comm *comm, bool forked)
+{
+    struct look look = {.comm = comm};
+
+    if (comm->device != NULL && !forked && comm->failed.status == CST_OK) {
+        /* What fails now, nobody waits for. */
+        (void)poll(&look, NULL);
+    }
+}
+
+void cstc_comm_device_close(struct cst_comm *comm, bool forked)
+{
+    if (comm->device != NULL && !forked) {
+        comm->device->close(comm->device_arg);
+    }
+}

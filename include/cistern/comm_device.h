@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How libcistern carries out collectives on arrays in the memory of a device: through functions
+ * that a second library provides, as in cistern/device.h. A program uses cst_cuda_comm_open of
+ * cistern/cuda.h and does not need this header.
+ *
+ *   cst_comm_open_device  offer() says what this rank can. The daemon collects the offers of all
+ *                         ranks and chooses. join() begins, and poll() is called until it has
+ * ended. cst_comm_start        start(), and poll() until the call is in the stream. cst_comm_wait
+ * poll() until the call has ended. a death               stop(): no work of the communicator holds
+ * up the stream any more. cst_comm_close        close() */
+#ifndef CISTERN_COMM_DEVICE_H
+#define CISTERN_COMM_DEVICE_H
+
+#include "cistern/comm.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CST_COMM_DEVICE_ID_BYTES 128
+
+/* What a rank can. */
+struct cst_comm_device_offer {
+    /* Version of NCCL in this process, as ncclGetVersion counts; 0: it cannot be used. */
+    uint32_t nccl_version;
+    struct cst_err nccl_error; /* Why nccl_version is 0. */
+    /* UUIDs of GPUs that this process sees, and whose memory its GPU cannot access. Owned by the
+     * device until close. */
+    const char *const *unreachable;
+    size_t n_unreachable;                       /* Number of entries of unreachable. */
+    unsigned char id[CST_COMM_DEVICE_ID_BYTES]; /* For all ranks of the group. */
+};
+
+/* How far the work of a communicator is. */
+struct cst_comm_device_progress {
+    bool in_stream;   /* join and all calls that were started are enqueued. */
+    uint64_t n_ended; /* Number of calls that the stream has done, in their order. */
+};
+
+/* The functions of a device. `arg` is the pointer that cst_comm_open_device was given. A function
+ * that returns int returns CST_OK, or a negative status with its cause in *err, after which only
+ * stop and close are called. No function waits for other ranks. All are called by the thread that
+ * uses the communicator. */
+struct cst_comm_device_calls {
+    /* Fill *offer, which is zeroed. @makes_id: this is the first rank of the group, and makes the
+     * id, if nccl_version is not 0. */
+    int (*offer)(void *arg, bool makes_id, struct cst_comm_device_offer *offer,
+                 struct cst_err *err);
+    /* Begin to join the communicator with @id, as rank @rank of @size. */
+    int (*join)(void *arg, uint32_t rank, uint32_t size,
+                const unsigned char id[CST_COMM_DEVICE_ID_BYTES], struct cst_err *err);
+    /* Begin to enqueue @call, which has been checked. Called only if all earlier calls are in the
+     * stream. */
+    int (*start)(void *arg, const struct cst_comm_call *call, struct cst_err *err);
+    /* Go on, and say how far everything is. */
+    int (*poll)(void *arg, struct cst_comm_device_progress *progress, struct cst_err *err);
+    /* Give up what has not ended. The stream passes all work of the communicator afterwards. May be
+     * called again. */
+    void (*stop)(void *arg);
+    /* Stop, and free @arg. */
+    void (*close)(void *arg);
+};
+
+/* As cst_comm_open, for arrays in the memory of a device. @calls is borrowed until the communicator
+ * is closed. After success @arg belongs to the communicator; after a failure it belongs to the
+ * caller, who closes it. Statuses: those of cst_comm_open, of the functions, and CST_EUNSUPPORTED:
+ * the group cannot use NCCL. The error has the reason. */
+int cst_comm_open_device(struct cst_comm **out, struct cst_job *job, int group,
+                         const struct cst_comm_device_calls *calls, void *arg, struct cst_err *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
