@@ -101,6 +101,7 @@ int cst_cuda_open(struct cst_cuda **out, struct cst_job *job, void *stream, stru
         return cst_err_set(err, CST_ENOMEM, "no memory for a GPU");
     }
     cuda->pid = getpid();
+    cuda->job = job;
     cuda->stream = stream;
     cuda->fd = cuda->wake = cuda->timer = -1;
     (void)snprintf(cuda->uuid, sizeof cuda->uuid, "%s", cst_job_device(job));

@@ -2,8 +2,8 @@
 /* Internal header of libcistern-cuda: the GPU of a job in this process, which implements the
  * functions of cistern/device.h. cuda.c opens and closes it. memory.c maps slabs. marks.c handles
  * the program's stream and the marks in it. copies.c copies weights, if the daemon leaves copies to
- * the worker. Used by the job's thread only; a function that the
- * driver runs in a thread of its own writes to `wake`.
+ * the worker. comm.c carries out collectives by NCCL (nccl.h). Used by the job's thread only; a
+ * function that the driver runs in a thread of its own writes to `wake`.
  *
  *   the program's stream   ...work...| event 7 |...work...| event 8 |...
  *                                        \                    \
@@ -46,6 +46,7 @@ struct cstc_host {
 
 struct cst_cuda {
     struct cst_cuda_driver driver;
+    struct cst_job *job;            /* Borrowed. */
     struct cst_device_calls calls;  /* The functions that libcistern calls. */
     pid_t pid;                      /* Process that opened it: CUDA does not survive fork(). */
     CUdevice device;                /* Number of the GPU in this process. */

@@ -23,7 +23,7 @@
 #ifndef CISTERN_CUDA_H
 #define CISTERN_CUDA_H
 
-#include "cistern/cistern.h"
+#include "cistern/comm.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -48,6 +48,29 @@ void cst_cuda_close(struct cst_cuda *cuda);
 
 /* Return the number of the job's GPU in this process, in the numbering of cudaSetDevice. */
 int cst_cuda_device(const struct cst_cuda *cuda);
+
+/* Open a communicator of @group (cistern/comm.h) for arrays in the memory of the job's GPU. All
+ * functions of cistern/comm.h apply to it, with these differences:
+ *   - cst_comm_start returns when the call is in @stream, and the arrays belong to the library
+ * until the stream has done it. Work that is enqueued later finds the result. The call of a
+ * communicator that is used for the first time can therefore wait for the other ranks.
+ *   - cst_comm_wait waits until the stream has done the call. The program need not call it in order
+ * to use the result in the stream, but before it starts more than CST_COMM_MAX_CALLS calls.
+ *   - The order of sums is that of NCCL.
+ *   - Calls are not compared: if they differ, the result is not defined, or a wait ends with
+ * CST_ETIMEDOUT.
+ *   - When the attempt ends, the next function of libcistern that waits gives up all calls that
+ * have not ended, and the stream goes on. The contents of their outputs are not defined. A program
+ * that waits for the stream by itself, as cudaStreamSynchronize does, is not woken: it calls
+ * cst_comm_wait first.
+ *
+ * @stream is a CUstream or cudaStream_t of the primary context of that GPU, and may be the one of
+ * cst_cuda_open; NULL: the default stream. It is borrowed until the communicator is closed.
+ * Statuses beside those of cst_comm_open:
+ *   - CST_EUNSUPPORTED: the ranks of the group cannot use NCCL; the error has the reason.
+ *   - CST_EGPU, CST_EINTERNAL: a call of the driver or of NCCL failed. */
+int cst_cuda_comm_open(struct cst_comm **out, struct cst_cuda *cuda, int group, void *stream,
+                       struct cst_err *err);
 
 /* Return whether this process can use a GPU: CST_OK, or CST_EUNSUPPORTED with the cause. Creates no
  * context. Any thread. */
