@@ -11,7 +11,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define FOLDER "tests/lib/fakecuda/.libs" /* relative to the build folder, in which tests run */
+/* Relative to the build folder, in which tests run. */
+#define FOLDER "tests/lib/fakecuda/.libs"
+#define NCCL_FOLDER "tests/lib/fakenccl/.libs"
 #define MARK "CST_FAKE_GPU_STARTED"
 
 extern char **environ;
@@ -26,14 +28,15 @@ static _Noreturn void fail(const char *what)
 
 static void forget_settings(void)
 {
-    static const char *const prefix = "CST_FAKECUDA_";
+    static const char *const prefixes[] = {"CST_FAKECUDA_", "CST_FAKENCCL_"};
 
     for (char **e = environ; *e != NULL;) {
         char name[64];
         size_t n = strcspn(*e, "=");
 
-        if (strncmp(*e, prefix, strlen(prefix)) != 0 || n >= sizeof name ||
-            strncmp(*e, "CST_FAKECUDA_SEED", n) == 0) {
+        if ((strncmp(*e, prefixes[0], strlen(prefixes[0])) != 0 &&
+             strncmp(*e, prefixes[1], strlen(prefixes[1])) != 0) ||
+            n >= sizeof name || strncmp(*e, "CST_FAKECUDA_SEED", n) == 0) {
             e++;
             continue;
         }
@@ -48,7 +51,7 @@ static void forget_settings(void)
 void fake_gpu_use(char **argv)
 {
     const char *old = getenv("LD_LIBRARY_PATH");
-    char folder[PATH_MAX], path[2 * PATH_MAX];
+    char folder[PATH_MAX], nccl[PATH_MAX], path[3 * PATH_MAX];
 
     if (getenv(MARK) != NULL) {
         (void)unsetenv(MARK);
@@ -57,7 +60,10 @@ void fake_gpu_use(char **argv)
     if (realpath(FOLDER, folder) == NULL) {
         fail(FOLDER);
     }
-    (void)snprintf(path, sizeof path, "%s%s%s", folder, old != NULL ? ":" : "",
+    if (realpath(NCCL_FOLDER, nccl) == NULL) {
+        fail(NCCL_FOLDER);
+    }
+    (void)snprintf(path, sizeof path, "%s:%s%s%s", folder, nccl, old != NULL ? ":" : "",
                    old != NULL ? old : "");
     forget_settings();
     (void)setenv("LD_LIBRARY_PATH", path, 1);

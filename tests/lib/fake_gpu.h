@@ -6,9 +6,10 @@
 
 #define FAKE_GPU_ENGINE "./cistern-engine-cuda"
 
-/* Load tests/lib/fakecuda as libcuda.so.1, in children and in this program, which is executed again
- * with @argv of main if it was started without. Unsets CST_FAKECUDA_* (but not the seed) and
- * CUDA_VISIBLE_DEVICES. Must be the first call of main. */
+/* Load tests/lib/fakecuda as libcuda.so.1 and tests/lib/fakenccl as libnccl.so.2, in children and
+ * in this program, which is executed again with @argv of main if it was started without. Unsets
+ * CST_FAKECUDA_* (but not the seed), CST_FAKENCCL_* and CUDA_VISIBLE_DEVICES. Must be the first
+ * call of main. */
 void fake_gpu_use(char **argv);
 
 /* The UUID of the machine's GPU number @i, as the engine's --probe reports it. The string is
