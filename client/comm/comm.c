@@ -198,10 +198,11 @@ static int join(struct cst_comm *comm, const Cistern__CommOpened *msg, struct cs
     if (comm->device == NULL) {
         return CST_OK;
     }
-    if (!msg->has_transport || msg->transport != CISTERN__COMM_TRANSPORT__COMM_NCCL) {
-        return cst_err_set(err, CST_EUNSUPPORTED, "the ranks cannot use NCCL: %.400s",
-                           msg->transport_reason != NULL ? msg->transport_reason
-                                                         : "the daemon does not know it");
+    if (!msg->has_transport) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "the daemon knows no communicators of GPUs");
+    }
+    if (msg->transport != CISTERN__COMM_TRANSPORT__COMM_NCCL) {
+        return cstc_comm_device_stage(comm, err);
     }
     if (msg->nccl_id.len != CST_COMM_DEVICE_ID_BYTES) {
         return cst_err_set(err, CST_EPROTO, "a unique id of NCCL with %zu bytes instead of %d",
@@ -437,9 +438,8 @@ static int wait_threads(void *arg, struct cst_shared_head *head, bool (*ready)(v
     return CST_OK;
 }
 
-/* cstc_flow_wait_fn: wait for ranks that are workers of a job. */
-static int wait_workers(void *arg, struct cst_shared_head *head, bool (*ready)(void *ready_arg),
-                        void *ready_arg, struct cst_err *err)
+int cstc_comm_wait_workers(void *arg, struct cst_shared_head *head, bool (*ready)(void *ready_arg),
+                           void *ready_arg, struct cst_err *err)
 {
     const struct cst_comm *comm = arg;
     const int rc =
@@ -472,13 +472,14 @@ static int wait_for(struct cst_comm *comm, uint64_t ticket, cstc_flow_wait_fn wa
     if (rc != CST_OK) {
         return rc;
     }
-    return comm->device != NULL ? cstc_comm_device_wait(comm, ticket, wait == wait_workers, err)
-                                : cstc_flow_wait(&comm->flow, ticket, wait, comm, err);
+    return comm->device != NULL
+               ? cstc_comm_device_wait(comm, ticket, wait == cstc_comm_wait_workers, err)
+               : cstc_flow_wait(&comm->flow, ticket, wait, comm, err);
 }
 
 int cst_comm_wait(struct cst_comm *comm, uint64_t ticket, struct cst_err *err)
 {
-    return wait_for(comm, ticket, comm->job != NULL ? wait_workers : wait_threads, err);
+    return wait_for(comm, ticket, comm->job != NULL ? cstc_comm_wait_workers : wait_threads, err);
 }
 
 int cst_comm_try_wait(struct cst_comm *comm, uint64_t ticket, struct cst_err *err)

@@ -30,9 +30,19 @@ struct cst_comm {
     uint64_t n_started;    /* Number of calls that were started. */
     uint64_t n_ended;      /* Number of calls that the device has done. */
     struct cst_err failed; /* Why no call ends any more; status CST_OK: calls end. */
+    /* The device copies arrays to the host and back, and `flow` exchanges them. */
+    bool staged;
+    uint64_t n_works; /* Number of works of the device that were started: calls, or copies. */
+    uint64_t n_done;  /* Number of those that it has done. */
+    /* Call i has ended when works up to this one are done. Entry i mod CST_COMM_MAX_CALLS. */
+    uint64_t ends[CST_COMM_MAX_CALLS];
     /* After a failure: the other ranks have done all calls, so that those of this rank end, too. */
     bool finishes;
 };
+
+/* cstc_flow_wait_fn: wait for ranks that are workers of a job. @arg is the communicator. */
+int cstc_comm_wait_workers(void *arg, struct cst_shared_head *head, bool (*ready)(void *ready_arg),
+                           void *ready_arg, struct cst_err *err);
 
 /* Free the list of communicators that begins with @comm, which may be NULL, when their client has
  * ended its connection. @forked: this is a forked child, which did not inherit the mappings. */

@@ -14,10 +14,11 @@ enum {
     CAUSE_MS = 2000,
 };
 
-/* What a rank waits for: until all its calls are in the stream, and `ticket` of them have ended. */
+/* What a rank waits for: until all its works are in the stream, and so many have ended. */
 struct look {
     struct cst_comm *comm;
-    uint64_t ticket;
+    uint64_t ticket;  /* Calls. */
+    uint64_t n_works; /* Works. */
 };
 
 /* -- the ranks' lines ------------------------------------------------------------------------- */
@@ -40,7 +41,7 @@ static uint32_t find_missing(const struct cst_comm *comm, uint64_t n_calls)
     const struct cst_comm_control *control = comm->segment.base;
     const uint64_t closed = atomic_load(&control->closed);
 
-    for (uint32_t rank = 0; rank < comm->flow.shape.size; rank++) {
+    for (uint32_t rank = 0; rank < comm->flow.shape.size && !comm->staged; rank++) {
         if ((closed >> rank & 1) != 0 && is_behind(comm, rank, n_calls)) {
             return rank;
         }
@@ -51,7 +52,7 @@ static uint32_t find_missing(const struct cst_comm *comm, uint64_t n_calls)
 /* A rank that is behind, for messages; the own rank: none is. */
 static uint32_t find_late(const struct cst_comm *comm, uint64_t n_calls)
 {
-    for (uint32_t rank = 0; rank < comm->flow.shape.size; rank++) {
+    for (uint32_t rank = 0; rank < comm->flow.shape.size && !comm->staged; rank++) {
         if (rank != comm->flow.shape.rank && is_behind(comm, rank, n_calls)) {
             return rank;
         }
@@ -99,6 +100,10 @@ static void fail_with_cause(struct look *look, const struct cst_err *why)
     uint32_t missing;
     int rc;
 
+    if (comm->staged && why->status != CST_EGPU) {
+        fail(comm, why); /* The exchange in host memory has found the cause. */
+        return;
+    }
     comm->device->stop(comm->device_arg);
     rc = cstc_shared_wait(comm->job, comm->segment.base, false, has_missing, look,
                           comm->timeout_ms < CAUSE_MS ? comm->timeout_ms : CAUSE_MS, &cause);
@@ -149,12 +154,18 @@ static int poll(struct look *look, struct cst_err *err)
     if (rc != CST_OK) {
         return rc;
     }
-    comm->n_ended = progress.n_ended;
+    comm->n_done = progress.n_ended;
+    while (comm->n_ended < comm->n_started &&
+           comm->ends[comm->n_ended % CST_COMM_MAX_CALLS] <= comm->n_done) {
+        comm->n_ended++;
+    }
     if (!progress.in_stream) {
         return CST_EAGAIN;
     }
-    atomic_store(line_of(comm, comm->flow.shape.rank), (uint32_t)(1 + comm->n_ended));
-    return comm->n_ended >= look->ticket ? CST_OK : CST_EAGAIN;
+    if (!comm->staged) {
+        atomic_store(line_of(comm, comm->flow.shape.rank), (uint32_t)(1 + comm->n_ended));
+    }
+    return comm->n_ended >= look->ticket && comm->n_done >= look->n_works ? CST_OK : CST_EAGAIN;
 }
 
 /* Return whether @arg, a struct look, is over. A rank that has closed its communicator has written
@@ -226,6 +237,115 @@ static int finish(struct look *look, bool blocks, struct cst_err *err)
     return rc == CST_EAGAIN && blocks ? failure(look->comm, err) : rc;
 }
 
+/* -- staging ---------------------------------------------------------------------------------- */
+
+/* Count a work of the device that was started with the result @rc, which is returned. */
+static int start_work(struct cst_comm *comm, int rc)
+{
+    comm->n_works += rc == CST_OK;
+    return rc;
+}
+
+static size_t total(const size_t *counts, uint32_t n)
+{
+    size_t all = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        all += counts[i];
+    }
+    return all;
+}
+
+/* Numbers of elements that this rank needs on the host before @call, and on the device after it. */
+static void count_elems(const struct cst_comm *comm, const struct cst_comm_call *call, size_t *in,
+                        size_t *out)
+{
+    const uint32_t rank = comm->flow.shape.rank, size = comm->flow.shape.size;
+    const bool is_root = call->op == CST_COMM_BROADCAST && rank == call->root;
+
+    *in = *out = 0;
+    switch (call->op) {
+    case CST_COMM_BARRIER:
+        break;
+    case CST_COMM_BROADCAST:
+        *in = is_root ? call->n_elems : 0;
+        *out = is_root && (call->out == NULL || call->out == call->in) ? 0 : call->n_elems;
+        break;
+    case CST_COMM_ALL_REDUCE:
+        *in = *out = call->n_elems;
+        break;
+    case CST_COMM_ALL_GATHER:
+        *in = call->counts[rank];
+        *out = total(call->counts, size);
+        break;
+    case CST_COMM_REDUCE_SCATTER:
+        *in = total(call->counts, size);
+        *out = call->counts[rank];
+        break;
+    case CST_COMM_ALL_TO_ALL:
+        *in = total(call->counts, size);
+        *out = total(call->recv_counts, size);
+        break;
+    }
+}
+
+/* Wait until the device has done all works, so that the host memory can be used. */
+static int await_works(struct cst_comm *comm, struct cst_err *err)
+{
+    struct look look = {.comm = comm, .n_works = comm->n_works};
+
+    return wait_for(&look, comm->timeout_ms, err);
+}
+
+/* Make @call, whose arrays are in host memory. */
+static int call_on_host(struct cst_comm *comm, const struct cst_comm_call *call,
+                        struct cst_err *err)
+{
+    uint64_t ticket = 0;
+    const int rc = cstc_flow_start(&comm->flow, call, &ticket, err);
+
+    return rc == CST_OK ? cstc_flow_wait(&comm->flow, ticket, cstc_comm_wait_workers, comm, err)
+                        : rc;
+}
+
+/* Copy the input of @call to the host, make the call there, and begin to copy the output back. */
+static int exchange(struct cst_comm *comm, const struct cst_comm_call *call, size_t elem_bytes,
+                    struct cst_err *err)
+{
+    const struct cst_comm_device_calls *device = comm->device;
+    struct cst_comm_call on_host = *call;
+    size_t in_bytes, out_bytes;
+    void *base = NULL;
+    int rc = await_works(comm, err);
+
+    count_elems(comm, call, &in_bytes, &out_bytes);
+    in_bytes *= elem_bytes;
+    out_bytes *= elem_bytes;
+    rc = rc == CST_OK ? device->reserve(comm->device_arg, in_bytes + 64 + out_bytes, &base, err)
+                      : rc;
+    if (rc == CST_OK && in_bytes > 0) {
+        rc = start_work(comm, device->copy(comm->device_arg, base, call->in, in_bytes, false, err));
+        rc = rc == CST_OK ? await_works(comm, err) : rc;
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    on_host.in = base;
+    on_host.out = out_bytes > 0 ? (char *)base + (in_bytes + 63) / 64 * 64 : NULL;
+    rc = call_on_host(comm, &on_host, err);
+    if (rc == CST_OK && out_bytes > 0) {
+        rc = start_work(
+            comm, device->copy(comm->device_arg, call->out, on_host.out, out_bytes, true, err));
+    }
+    return rc;
+}
+
+int cstc_comm_device_stage(struct cst_comm *comm, struct cst_err *err)
+{
+    comm->staged = true;
+    return comm->device->stage(comm->device_arg, err);
+}
+
 /* -- calls ------------------------------------------------------------------------------------ */
 
 int cstc_comm_device_join(struct cst_comm *comm, const unsigned char *id, struct cst_err *err)
@@ -257,11 +377,13 @@ int cstc_comm_device_start(struct cst_comm *comm, const struct cst_comm_call *ca
                            "%d collectives have not ended: wait for the first of them",
                            CST_COMM_MAX_CALLS);
     }
-    rc = comm->device->start(comm->device_arg, call, &why);
+    rc = comm->staged ? exchange(comm, call, checked.elem_bytes, &why)
+                      : start_work(comm, comm->device->start(comm->device_arg, call, &why));
     if (rc != CST_OK) {
         fail_with_cause(&look, &why);
         return failure(comm, err);
     }
+    comm->ends[comm->n_started % CST_COMM_MAX_CALLS] = comm->n_works;
     *ticket = ++comm->n_started;
     return wait_for(&look, comm->timeout_ms, err);
 }

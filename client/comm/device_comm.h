@@ -5,7 +5,11 @@
  * modulo 2^32; 0 until it has joined.
  *
  * A rank that has closed its communicator has done its part of the calls in its line. If this rank
- * needs more of it, the communicator fails. Used by one thread at a time. */
+ * needs more of it, the communicator fails.
+ *
+ * In a group that cannot use NCCL the device copies arrays to the host and back, and the ranks
+ * exchange them in the shared memory as ranks on the host do (flow.h). Used by one thread at a
+ * time. */
 #ifndef CSTC_DEVICE_COMM_H
 #define CSTC_DEVICE_COMM_H
 
@@ -14,6 +18,9 @@
 /* Join the other ranks, and wait until all have joined. The statuses are those of cst_comm_wait and
  * of the device's functions. */
 int cstc_comm_device_join(struct cst_comm *comm, const unsigned char *id, struct cst_err *err);
+
+/* Use host memory instead: the arrays are copied to it and back. */
+int cstc_comm_device_stage(struct cst_comm *comm, struct cst_err *err);
 
 /* Start a call, and wait until it is in the stream. The statuses are those of cst_comm_start. */
 int cstc_comm_device_start(struct cst_comm *comm, const struct cst_comm_call *call,

@@ -20,6 +20,9 @@ struct comm {
     uint32_t rank, size;                      /* This rank in the group, and the number of ranks. */
     bool joined;                              /* All ranks have joined. */
     ncclComm_t handle;                        /* NULL: not joined, or aborted. */
+    bool staged;                              /* The group does not use NCCL. */
+    void *host;                               /* Host memory for copies; NULL: none. Owned. */
+    size_t host_bytes;                        /* Its length. */
     bool stopped;                             /* Nothing is called any more but ncclCommAbort. */
     CUdeviceptr word;                         /* 4 bytes that a barrier sums; 0: not allocated. */
     uint64_t n_started;                       /* Number of calls. */
@@ -298,6 +301,56 @@ static int start(void *arg, const struct cst_comm_call *call, struct cst_err *er
     return rc;
 }
 
+/* -- copies to the host and back -------------------------------------------------------------- */
+
+static int stage(void *arg, struct cst_err *err)
+{
+    struct comm *comm = arg;
+    const int rc = cstc_cuda_enter(comm->cuda, err);
+
+    comm->staged = true;
+    return rc == CST_OK ? create(comm, err) : rc;
+}
+
+static int reserve(void *arg, size_t bytes, void **base, struct cst_err *err)
+{
+    struct comm *comm = arg;
+    const struct cst_cuda_driver *driver = &comm->cuda->driver;
+    int rc = cstc_cuda_enter(comm->cuda, err);
+
+    if (rc == CST_OK && bytes > comm->host_bytes) {
+        if (comm->host != NULL) {
+            (void)driver->cuMemFreeHost(comm->host);
+        }
+        comm->host = NULL;
+        comm->host_bytes = 0;
+        rc = cst_cuda_check(driver, driver->cuMemHostAlloc(&comm->host, bytes, 0), err,
+                            "%zu bytes of host memory for a collective", bytes);
+        comm->host_bytes = rc == CST_OK ? bytes : 0;
+    }
+    *base = comm->host;
+    return rc;
+}
+
+static int copy(void *arg, void *dst, const void *src, size_t bytes, bool to_device,
+                struct cst_err *err)
+{
+    struct comm *comm = arg;
+    const struct cst_cuda_driver *driver = &comm->cuda->driver;
+    int rc = cstc_cuda_enter(comm->cuda, err);
+
+    if (rc == CST_OK) {
+        rc = cst_cuda_check(
+            driver,
+            to_device
+                ? driver->cuMemcpyHtoDAsync((CUdeviceptr)(uintptr_t)dst, src, bytes, comm->stream)
+                : driver->cuMemcpyDtoHAsync(dst, (CUdeviceptr)(uintptr_t)src, bytes, comm->stream),
+            err, "a copy of %zu bytes for a collective", bytes);
+    }
+    comm->n_started += rc == CST_OK;
+    return rc;
+}
+
 /* -- progress --------------------------------------------------------------------------------- */
 
 /* Look whether events have passed. */
@@ -324,11 +377,11 @@ static int poll(void *arg, struct cst_comm_device_progress *progress, struct cst
     int rc = cstc_cuda_enter(comm->cuda, err);
 
     rc = rc == CST_OK ? look_at_events(comm, err) : rc;
-    if (rc == CST_OK) {
+    if (rc == CST_OK && !comm->staged) {
         rc = check(comm, comm->nccl.ncclCommGetAsyncError(comm->handle, &state), err,
                    "the state of a communicator");
     }
-    rc = rc == CST_OK ? check(comm, state, err, "collectives") : rc;
+    rc = rc == CST_OK && !comm->staged ? check(comm, state, err, "collectives") : rc;
     if (rc == CST_OK && state != ncclInProgress && comm->n_in_stream < comm->n_started) {
         CUevent event = comm->events[comm->n_in_stream % CST_COMM_MAX_CALLS];
 
@@ -376,6 +429,11 @@ static void close_comm(void *arg)
         for (int i = 0; i < CST_COMM_MAX_CALLS && comm->events[i] != NULL; i++) {
             (void)driver->cuEventDestroy(comm->events[i]);
         }
+        if (comm->host != NULL) {
+            /* Copies may still use it. */
+            (void)driver->cuStreamSynchronize(comm->stream);
+            (void)driver->cuMemFreeHost(comm->host);
+        }
         if (comm->word != 0) {
             (void)driver->cuMemFree(comm->word);
         }
@@ -386,7 +444,16 @@ static void close_comm(void *arg)
 }
 
 static const struct cst_comm_device_calls calls = {
-    .offer = offer, .join = join, .start = start, .poll = poll, .stop = stop, .close = close_comm};
+    .offer = offer,
+    .join = join,
+    .start = start,
+    .stage = stage,
+    .reserve = reserve,
+    .copy = copy,
+    .poll = poll,
+    .stop = stop,
+    .close = close_comm,
+};
 
 int cst_cuda_comm_open(struct cst_comm **out, struct cst_cuda *cuda, int group, void *stream,
                        struct cst_err *err)

@@ -3,11 +3,14 @@
  * that a second library provides, as in cistern/device.h. A program uses cst_cuda_comm_open of
  * cistern/cuda.h and does not need this header.
  *
- *   cst_comm_open_device  offer() says what this rank can. The daemon collects the offers of all
- *                         ranks and chooses. join() begins, and poll() is called until it has
- * ended. cst_comm_start        start(), and poll() until the call is in the stream. cst_comm_wait
- * poll() until the call has ended. a death               stop(): no work of the communicator holds
- * up the stream any more. cst_comm_close        close() */
+ *   - cst_comm_open_device calls offer(), which says what this rank can. The daemon collects the
+ *     offers of all ranks and chooses. Then join() begins, and poll() is called until it has ended;
+ *     or stage(), if the group cannot use NCCL.
+ *   - cst_comm_start calls start(), and poll() until the call is in the stream. In a group that
+ *     cannot use NCCL it calls copy(), exchanges the arrays in host memory, and calls copy() again.
+ *   - cst_comm_wait calls poll() until the call has ended.
+ *   - After a death stop() is called: no work of the communicator holds up the stream any more.
+ *   - cst_comm_close calls close(). */
 #ifndef CISTERN_COMM_DEVICE_H
 #define CISTERN_COMM_DEVICE_H
 
@@ -52,6 +55,15 @@ struct cst_comm_device_calls {
     /* Begin to enqueue @call, which has been checked. Called only if all earlier calls are in the
      * stream. */
     int (*start)(void *arg, const struct cst_comm_call *call, struct cst_err *err);
+    /* The following three are for a group that cannot use NCCL. The ranks exchange their arrays in
+     * host memory. Begin, instead of join. */
+    int (*stage)(void *arg, struct cst_err *err);
+    /* Get at least @bytes of host memory for copies, *base, until the next call of this function or
+     * close. The contents are lost. Called only if all copies have ended. */
+    int (*reserve)(void *arg, size_t bytes, void **base, struct cst_err *err);
+    /* Enqueue a copy between this memory and the device. It counts as a call. */
+    int (*copy)(void *arg, void *dst, const void *src, size_t bytes, bool to_device,
+                struct cst_err *err);
     /* Go on, and say how far everything is. */
     int (*poll)(void *arg, struct cst_comm_device_progress *progress, struct cst_err *err);
     /* Give up what has not ended. The stream passes all work of the communicator afterwards. May be
@@ -63,8 +75,7 @@ struct cst_comm_device_calls {
 
 /* As cst_comm_open, for arrays in the memory of a device. @calls is borrowed until the communicator
  * is closed. After success @arg belongs to the communicator; after a failure it belongs to the
- * caller, who closes it. Statuses: those of cst_comm_open, of the functions, and CST_EUNSUPPORTED:
- * the group cannot use NCCL. The error has the reason. */
+ * caller, who closes it. Statuses: those of cst_comm_open, of the functions. */
 int cst_comm_open_device(struct cst_comm **out, struct cst_job *job, int group,
                          const struct cst_comm_device_calls *calls, void *arg, struct cst_err *err);
 

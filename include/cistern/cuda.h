@@ -56,9 +56,13 @@ int cst_cuda_device(const struct cst_cuda *cuda);
  * communicator that is used for the first time can therefore wait for the other ranks.
  *   - cst_comm_wait waits until the stream has done the call. The program need not call it in order
  * to use the result in the stream, but before it starts more than CST_COMM_MAX_CALLS calls.
- *   - The order of sums is that of NCCL.
- *   - Calls are not compared: if they differ, the result is not defined, or a wait ends with
- * CST_ETIMEDOUT.
+ *   - If each rank of the group has a GPU of its own, the GPUs access each other's memory, and all
+ * processes can load one version of NCCL (libnccl.so.2, from 2.14 on), NCCL does the calls. The
+ * order of sums is that of NCCL. Calls are not compared: if they differ, the result is not defined,
+ * or a wait ends with CST_ETIMEDOUT.
+ *   - In all other groups cst_comm_start copies the arrays to host memory, exchanges them there as
+ * a communicator of ranks on the host does, with the same bits, and copies the results back. It
+ * waits for the other ranks each time. `cistern explain` says which of the two is used, and why.
  *   - When the attempt ends, the next function of libcistern that waits gives up all calls that
  * have not ended, and the stream goes on. The contents of their outputs are not defined. A program
  * that waits for the stream by itself, as cudaStreamSynchronize does, is not woken: it calls
@@ -67,7 +71,6 @@ int cst_cuda_device(const struct cst_cuda *cuda);
  * @stream is a CUstream or cudaStream_t of the primary context of that GPU, and may be the one of
  * cst_cuda_open; NULL: the default stream. It is borrowed until the communicator is closed.
  * Statuses beside those of cst_comm_open:
- *   - CST_EUNSUPPORTED: the ranks of the group cannot use NCCL; the error has the reason.
  *   - CST_EGPU, CST_EINTERNAL: a call of the driver or of NCCL failed. */
 int cst_cuda_comm_open(struct cst_comm **out, struct cst_cuda *cuda, int group, void *stream,
                        struct cst_err *err);

@@ -73,6 +73,7 @@ struct order {
     bool dead;   /* The victim has died: its successor lives on. */
     const char *devices[WORLD];
     const char *setting; /* NULL, or NAME=VALUE in the environment of rank 0. */
+    const char *words;   /* In the explanation of the communicator. */
     sem_t ended;         /* Rank 1 has got its error. */
 };
 
@@ -254,6 +255,23 @@ static int call_one(const struct worker *w, struct cst_comm *comm, uint64_t seed
     return rc;
 }
 
+/* `cistern explain` must say how the ranks exchange arrays, and why. */
+static void check_explanation(const char *words)
+{
+    char command[512], text[8192];
+    FILE *from;
+    size_t n;
+
+    (void)snprintf(command, sizeof command, "CISTERN_SOCKET=%s ./cistern explain j t", proc.socket);
+    from = popen(command, "r");
+    n = from != NULL ? fread(text, 1, sizeof text - 1, from) : 0;
+    text[n] = '\0';
+    if (from == NULL || pclose(from) != 0 || strstr(text, words) == NULL) {
+        (void)fprintf(stderr, "'%s' is not in:\n%s", words, text);
+        _exit(1);
+    }
+}
+
 static void call_all(struct worker *w, struct order *order)
 {
     struct cst_comm *comm = NULL;
@@ -261,6 +279,9 @@ static void call_all(struct worker *w, struct order *order)
 
     must(cst_sync(w->job, NULL, &err), &err, "sync");
     must(cst_cuda_comm_open(&comm, w->cuda, CST_GROUP_ALL, w->stream, &err), &err, "comm_open");
+    if (w->rank == 0) {
+        check_explanation(order->words);
+    }
     for (unsigned i = 0; i < order->n_calls; i++) {
         must(call_one(w, comm, order->seed, i, order->op, &err), &err, "call");
     }
@@ -272,7 +293,10 @@ static struct order *new_order(void)
 {
     struct order *order = child_share(sizeof *order);
 
-    *order = (struct order){.seed = new_seed(), .devices = {"cuda:0", "cuda:1"}};
+    *order =
+        (struct order){.seed = new_seed(),
+                       .devices = {"cuda:0", "cuda:1"},
+                       .words = "ranks use NCCL,\n  because each rank has a GPU and NCCL 2.28.9"};
     ck_assert_int_eq(sem_init(&order->ended, 1, 0), 0);
     return order;
 }
@@ -406,7 +430,59 @@ START_TEST(a_death_is_named_and_made_good)
 }
 END_TEST
 
-/* -- failures, and groups without NCCL -------------------------------------------------------- */
+/* -- groups without NCCL ---------------------------------------------------------------------- */
+
+static const struct {
+    const char *devices[WORLD];
+    const char *setting; /* Of rank 0. */
+    const char *words;   /* Of `cistern explain`. */
+} without[] = {
+    {{"cuda:0", "cuda:1"},
+     "CST_FAKENCCL_VERSION=21304",
+     "staging in host memory,\n  because rank 0 has no NCCL: libnccl.so.2 is version 21304, which "
+     "is "
+     "too old"},
+    {{"cuda:0", "cuda:1"},
+     "CST_FAKENCCL_VERSION=22703",
+     "because rank 0 has NCCL 2.27.3, and rank 1 has NCCL 2.28.9"},
+    {{"cuda:0", "cuda:0"}, NULL, "and NCCL needs a GPU for each rank"},
+    {{"cuda:0", "cuda:1"}, "CST_FAKECUDA_PEERS=none", "cannot access each other's memory"},
+};
+
+static void use_group(struct order *order, int i)
+{
+    order->setting = without[i].setting;
+    order->words = without[i].words;
+    memcpy(order->devices, without[i].devices, sizeof order->devices);
+}
+
+/* Ranks that cannot use NCCL exchange their arrays through the host, with the same results. */
+START_TEST(others_stage)
+{
+    struct order *order = new_order();
+
+    order->n_calls = suite_is_sparse() ? 10 : 40;
+    use_group(order, _i);
+    run_all(call_all, order);
+}
+END_TEST
+
+/* There, too, a death is named and made good. _i: operation. */
+START_TEST(a_death_while_staging)
+{
+    struct order *order = new_order();
+
+    use_group(order, 0);
+    order->op = (enum cst_comm_op)_i;
+    order->victim = 1; /* The setting is in the environment of rank 0. */
+    order->n_calls = 5;
+    order->at = (unsigned)(order->seed / 11 % 5);
+    one_death(order);
+    child_unshare(order, sizeof *order);
+}
+END_TEST
+
+/* -- failures --------------------------------------------------------------------------------- */
 
 static const struct {
     const char *devices[WORLD];
@@ -414,22 +490,6 @@ static const struct {
     int status[WORLD]; /* What the ranks get from opening and two barriers. */
     const char *words; /* Part of the error of rank 0. */
 } cases[] = {
-    {{"cuda:0", "cuda:1"},
-     "CST_FAKENCCL_VERSION=21304",
-     {CST_EUNSUPPORTED, CST_EUNSUPPORTED},
-     "rank 0 has no NCCL: libnccl.so.2 is version 21304, which is too old"},
-    {{"cuda:0", "cuda:1"},
-     "CST_FAKENCCL_VERSION=22703",
-     {CST_EUNSUPPORTED, CST_EUNSUPPORTED},
-     "rank 0 has NCCL 2.27.3, and rank 1 has NCCL 2.28.9"},
-    {{"cuda:0", "cuda:0"},
-     NULL,
-     {CST_EUNSUPPORTED, CST_EUNSUPPORTED},
-     "and NCCL needs a GPU for each rank"},
-    {{"cuda:0", "cuda:1"},
-     "CST_FAKECUDA_PEERS=none",
-     {CST_EUNSUPPORTED, CST_EUNSUPPORTED},
-     "cannot access each other's memory"},
     {{"cuda:0", "cuda:1"},
      "CST_FAKENCCL_FAIL=ncclGetUniqueId:1=2",
      {CST_EINTERNAL, CST_EPEERDIED},
@@ -476,7 +536,7 @@ static void end_so(struct worker *w, struct order *order)
     }
 }
 
-/* Where NCCL cannot be used or fails, every rank gets a clear error, and the stream goes on. */
+/* Where NCCL fails, every rank gets a clear error, and the stream goes on. */
 START_TEST(a_failure_is_named)
 {
     struct order *order = new_order();
@@ -502,6 +562,8 @@ int main(int argc, char **argv)
     tcase_add_loop_test(calls, calls_agree_with_the_model, 0, CST_COMM_ALL_TO_ALL + 1);
     tcase_add_loop_test(deaths, a_death_is_named_and_made_good, CST_COMM_BARRIER,
                         CST_COMM_ALL_TO_ALL + 1);
+    tcase_add_loop_test(calls, others_stage, 0, sizeof without / sizeof without[0]);
+    tcase_add_loop_test(deaths, a_death_while_staging, CST_COMM_BARRIER, CST_COMM_ALL_TO_ALL + 1);
     tcase_add_loop_test(failures, a_failure_is_named, 0, sizeof cases / sizeof cases[0]);
     return suite_run(suite);
 }
