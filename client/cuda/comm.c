@@ -408,13 +408,17 @@ static void stop(void *arg)
         return;
     }
     comm->stopped = true;
-    /* To revoke a communicator whose ranks have not joined would wait for them. */
+    /* To revoke is enough, and leaves it to close() to free the communicator, which takes longer.
+     * It is not possible before all ranks have joined. */
     if (comm->nccl.ncclCommRevoke != NULL && comm->joined) {
-        (void)comm->nccl.ncclCommRevoke(comm->handle, 0);
-    } else {
-        (void)comm->nccl.ncclCommAbort(comm->handle);
-        comm->handle = NULL;
+        const ncclResult_t result = comm->nccl.ncclCommRevoke(comm->handle, 0);
+
+        if (result == ncclSuccess || result == ncclInProgress) {
+            return;
+        }
     }
+    (void)comm->nccl.ncclCommAbort(comm->handle);
+    comm->handle = NULL;
 }
 
 static void close_comm(void *arg)

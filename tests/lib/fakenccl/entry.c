@@ -218,8 +218,8 @@ static ncclResult_t begin(struct ncclComm *comm, CUstream stream, size_t n_parts
 {
     struct batch *batch = group_depth > 0 ? group : NULL;
 
-    if (comm == NULL || !comm->joined || comm->pending != NULL) {
-        return misuse("a call before ncclCommGetAsyncError has said ncclSuccess");
+    if (comm == NULL || !comm->joined || comm->pending != NULL || atomic_load(&comm->aborted)) {
+        return misuse("a call before ncclCommGetAsyncError has said ncclSuccess, or after the end");
     }
     if (batch == NULL) {
         batch = calloc(1, sizeof *batch);
@@ -452,6 +452,22 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError)
         atomic_store(&comm->failed, (int)*asyncError);
     }
     return ncclSuccess;
+}
+
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags);
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags)
+{
+    const ncclResult_t fault = settings_fault(__func__);
+
+    if (fault != ncclSuccess) {
+        return fault;
+    }
+    if (revokeFlags != 0 || !comm->joined || atomic_load(&comm->aborted)) {
+        (void)misuse("a communicator that is not joined, or is revoked already, is revoked");
+        return ncclInvalidArgument;
+    }
+    atomic_store(&comm->aborted, true);
+    return ncclInProgress;
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm);
