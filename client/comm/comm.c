@@ -412,10 +412,21 @@ static int check(const struct cst_comm *comm, struct cst_err *err)
     return rc;
 }
 
+/* As check, for a call that can wait. */
+static int check_wait(const struct cst_comm *comm, struct cst_err *err)
+{
+    const int rc = check(comm, err);
+
+    return rc == CST_OK && comm->job != NULL && comm->job->client->pending
+               ? cst_err_set(err, CST_EBUSY,
+                             "another call is pending: repeat it until it has ended")
+               : rc;
+}
+
 int cst_comm_start(struct cst_comm *comm, const struct cst_comm_call *call, uint64_t *ticket,
                    struct cst_err *err)
 {
-    const int rc = check(comm, err);
+    const int rc = comm->device != NULL ? check_wait(comm, err) : check(comm, err);
 
     if (rc != CST_OK) {
         return rc;
@@ -464,11 +475,8 @@ static int look_workers(void *arg, struct cst_shared_head *head, bool (*ready)(v
 static int wait_for(struct cst_comm *comm, uint64_t ticket, cstc_flow_wait_fn wait,
                     struct cst_err *err)
 {
-    int rc = check(comm, err);
+    const int rc = check_wait(comm, err);
 
-    if (rc == CST_OK && comm->job != NULL && comm->job->client->pending) {
-        rc = cst_err_set(err, CST_EBUSY, "another call is pending: repeat it until it has ended");
-    }
     if (rc != CST_OK) {
         return rc;
     }

@@ -434,8 +434,9 @@ static void close_comm(void *arg)
             (void)driver->cuEventDestroy(comm->events[i]);
         }
         if (comm->host != NULL) {
-            /* Copies may still use it. */
-            (void)driver->cuStreamSynchronize(comm->stream);
+            if (comm->n_ended < comm->n_started) {
+                (void)driver->cuStreamSynchronize(comm->stream); /* Copies still use it. */
+            }
             (void)driver->cuMemFreeHost(comm->host);
         }
         if (comm->word != 0) {

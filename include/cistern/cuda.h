@@ -53,7 +53,8 @@ int cst_cuda_device(const struct cst_cuda *cuda);
  * functions of cistern/comm.h apply to it, with these differences:
  *   - cst_comm_start returns when the call is in @stream, and the arrays belong to the library
  * until the stream has done it. Work that is enqueued later finds the result. The call of a
- * communicator that is used for the first time can therefore wait for the other ranks.
+ * communicator that is used for the first time can therefore wait for the other ranks. While a
+ * cst_try_... call is pending, it returns CST_EBUSY.
  *   - cst_comm_wait waits until the stream has done the call. The program need not call it in order
  * to use the result in the stream, but before it starts more than CST_COMM_MAX_CALLS calls.
  *   - If each rank of the group has a GPU of its own, the GPUs access each other's memory, and all
@@ -63,6 +64,7 @@ int cst_cuda_device(const struct cst_cuda *cuda);
  *   - In all other groups cst_comm_start copies the arrays to host memory, exchanges them there as
  * a communicator of ranks on the host does, with the same bits, and copies the results back. It
  * waits for the other ranks each time. `cistern explain` says which of the two is used, and why.
+ * cst_comm_close waits for the stream if the last copy has not ended.
  *   - When the attempt ends, the next function of libcistern that waits gives up all calls that
  * have not ended, and the stream goes on. The contents of their outputs are not defined. A program
  * that waits for the stream by itself, as cudaStreamSynchronize does, is not woken: it calls

@@ -13,6 +13,7 @@
 #include "tests/lib/suite.h"
 
 #include <check.h>
+#include <poll.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <stdio.h>
@@ -327,6 +328,51 @@ START_TEST(calls_agree_with_the_model)
 }
 END_TEST
 
+/* -- calls of the job that are pending --------------------------------------------------------- */
+
+/* Rank 0 has a step pending until rank 1 makes it, too. */
+static void step_pending(struct worker *w, struct order *order)
+{
+    const struct cst_hyper_params params = {.lr = 0.1f, .grad_scale = 1};
+    struct cst_comm *comm = NULL;
+    struct cst_err err = {0};
+    uint64_t ticket = 0;
+    int rc;
+
+    must(cst_sync(w->job, NULL, &err), &err, "sync");
+    must(cst_cuda_comm_open(&comm, w->cuda, CST_GROUP_ALL, w->stream, &err), &err, "comm_open");
+    if (w->rank == 1) {
+        (void)sem_wait(&order->ended);
+        rc = cst_step(w->job, &params, NULL, &err);
+    } else {
+        struct pollfd fd = {.fd = cst_client_fd(w->client), .events = POLLIN};
+
+        rc = cst_try_step(w->job, &params, NULL, &err);
+        if (rc != CST_EAGAIN ||
+            cst_comm_start(comm, &(struct cst_comm_call){.op = CST_COMM_BARRIER}, &ticket, &err) !=
+                CST_EBUSY) {
+            (void)fprintf(stderr, "cst_try_step: %s; cst_comm_start: %s\n", cst_status_name(rc),
+                          cst_status_name(err.status));
+            _exit(1);
+        }
+        (void)sem_post(&order->ended);
+        while (rc == CST_EAGAIN) {
+            (void)poll(&fd, 1, -1);
+            rc = cst_try_step(w->job, &params, NULL, &err);
+        }
+    }
+    must(rc, &err, "step");
+    must(cst_comm_barrier(comm, &err), &err, "barrier");
+    cst_comm_close(comm);
+}
+
+/* A collective cannot be started while a call of the job is pending. Nothing is lost by that. */
+START_TEST(a_pending_call_comes_first)
+{
+    run_all(step_pending, new_order());
+}
+END_TEST
+
 /* -- deaths ----------------------------------------------------------------------------------- */
 
 /* Die in call `at`: before it, in the communicator's making, or with its part on the way. */
@@ -563,6 +609,7 @@ int main(int argc, char **argv)
     deaths = suite_case(suite, "deaths", setup, cuda_rig_close);
     failures = suite_case(suite, "failures", setup, cuda_rig_close);
     tcase_add_loop_test(calls, calls_agree_with_the_model, 0, CST_COMM_ALL_TO_ALL + 1);
+    tcase_add_test(failures, a_pending_call_comes_first);
     tcase_add_loop_test(deaths, a_death_is_named_and_made_good, CST_COMM_BARRIER,
                         CST_COMM_ALL_TO_ALL + 1);
     tcase_add_loop_test(calls, others_stage, 0, sizeof without / sizeof without[0]);
