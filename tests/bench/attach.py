@@ -30,7 +30,8 @@ BLOCK = 8 << 20
 
 
 def model_of(layers: int) -> object:
-    """Return a model on the meta device, in bf16."""
+    """Return a model in bf16, whose parameters are on the meta device."""
+    import accelerate
     import torch
     import transformers
 
@@ -38,7 +39,7 @@ def model_of(layers: int) -> object:
         hidden_size=1024, intermediate_size=2816, num_hidden_layers=layers, vocab_size=8192,
         num_attention_heads=16, num_key_value_heads=4,
     )  # fmt: skip
-    with torch.device("meta"):
+    with accelerate.init_empty_weights(include_buffers=False):
         return transformers.LlamaForCausalLM(config).to(torch.bfloat16)
 
 
