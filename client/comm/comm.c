@@ -254,6 +254,7 @@ int cst_comm_open_device(struct cst_comm **out, struct cst_job *job, int group,
     comm->lease_epoch = job->lease_epoch;
     comm->device = calls;
     comm->device_arg = arg;
+    cstc_watch_init(comm);
     rc = open_worker(comm, group, &why);
     if (rc != CST_OK) {
         if (rc == CST_EPEERDIED) {
@@ -362,6 +363,7 @@ void cst_comm_close(struct cst_comm *comm)
     } else {
         const bool forked = comm->job->client->forked;
 
+        cstc_watch_end(comm, forked);
         cstc_comm_device_say(comm, forked);
         leave(comm);
         cstc_comm_device_close(comm, forked);
@@ -374,6 +376,7 @@ void cstc_comm_free_all(struct cst_comm *comm, bool forked)
     while (comm != NULL) {
         struct cst_comm *next = comm->next;
 
+        cstc_watch_end(comm, forked);
         if (!forked) {
             cstc_segment_unmap(&comm->segment);
         }

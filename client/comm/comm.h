@@ -7,6 +7,7 @@
 
 #include "cistern/comm_device.h"
 #include "client/comm/flow.h"
+#include "client/comm/watch.h"
 #include "client/lib/job.h"
 
 struct cstc_comm_threads; /* Memory of ranks that are threads. Private to comm.c. */
@@ -26,10 +27,12 @@ struct cst_comm {
     /* Functions of the device that has the arrays; NULL: they are in host memory, and the fields
      * below are not used. */
     const struct cst_comm_device_calls *device;
-    void *device_arg;      /* First argument of these functions; owned. */
-    uint64_t n_started;    /* Number of calls that were started. */
-    uint64_t n_ended;      /* Number of calls that the device has done. */
-    struct cst_err failed; /* Why no call ends any more; status CST_OK: calls end. */
+    void *device_arg;        /* First argument of these functions; owned. */
+    struct cstc_watch watch; /* Gives up what the device waits for, while the program waits. */
+    uint32_t said;           /* What this rank's line in the shared memory says (progress.h). */
+    uint64_t n_started;      /* Number of calls that were started. */
+    uint64_t n_ended;        /* Number of calls that the device has done. */
+    struct cst_err failed;   /* Why no call ends any more; status CST_OK: calls end. */
     /* The device copies arrays to the host and back, and `flow` exchanges them. */
     bool staged;
     uint64_t n_works; /* Number of works of the device that were started: calls, or copies. */
@@ -52,6 +55,10 @@ void cstc_comm_free_all(struct cst_comm *comm, bool forked);
  * @comm, which may be NULL, have on devices is given up, so that streams do not wait for ranks that
  * are gone. */
 void cstc_comm_stop_all(struct cst_comm *comm, const struct cst_err *why);
+
+/* As cstc_comm_stop_all, when the connection to the daemon ends because of @why, before its socket
+ * is closed. */
+void cstc_comm_hang_up_all(struct cst_comm *comm, const struct cst_err *why);
 
 /* As cstc_comm_stop_all, for those communicators of which the shared memory says that the attempt
  * is over. The next call that asks the daemon gets the cause. */

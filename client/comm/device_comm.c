@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/comm/device_comm.h"
 
+#include "client/comm/progress.h"
 #include "client/lib/shared_wait.h"
 
 #include <inttypes.h>
@@ -21,46 +22,35 @@ struct look {
     uint64_t n_works; /* Works. */
 };
 
-/* -- the ranks' lines ------------------------------------------------------------------------- */
-
-static _Atomic uint32_t *line_of(const struct cst_comm *comm, uint32_t rank)
-{
-    return &cst_comm_line(comm->segment.base, rank)->read;
-}
-
-/* Return whether the line of @rank says less than 1 plus @n_calls. Lines are modulo 2^32. */
-static bool is_behind(const struct cst_comm *comm, uint32_t rank, uint64_t n_calls)
-{
-    return (int32_t)(atomic_load(line_of(comm, rank)) - (uint32_t)(1 + n_calls)) < 0;
-}
-
-/* Return a rank that has closed its communicator and has not done @n_calls calls, or that has not
- * joined. CST_COMM_MAX_RANKS: there is none. */
-static uint32_t find_missing(const struct cst_comm *comm, uint64_t n_calls)
-{
-    const struct cst_comm_control *control = comm->segment.base;
-    const uint64_t closed = atomic_load(&control->closed);
-
-    for (uint32_t rank = 0; rank < comm->flow.shape.size && !comm->staged; rank++) {
-        if ((closed >> rank & 1) != 0 && is_behind(comm, rank, n_calls)) {
-            return rank;
-        }
-    }
-    return CST_COMM_MAX_RANKS;
-}
-
-/* A rank that is behind, for messages; the own rank: none is. */
-static uint32_t find_late(const struct cst_comm *comm, uint64_t n_calls)
-{
-    for (uint32_t rank = 0; rank < comm->flow.shape.size && !comm->staged; rank++) {
-        if (rank != comm->flow.shape.rank && is_behind(comm, rank, n_calls)) {
-            return rank;
-        }
-    }
-    return comm->flow.shape.rank;
-}
-
 /* -- failures --------------------------------------------------------------------------------- */
+
+static void stop(struct cst_comm *comm)
+{
+    (void)pthread_mutex_lock(&comm->watch.lock);
+    comm->device->stop(comm->device_arg);
+    comm->watch.has_stopped = true;
+    (void)pthread_mutex_unlock(&comm->watch.lock);
+}
+
+static bool has_stopped(struct cst_comm *comm)
+{
+    bool has;
+
+    (void)pthread_mutex_lock(&comm->watch.lock);
+    has = comm->watch.has_stopped;
+    (void)pthread_mutex_unlock(&comm->watch.lock);
+    return has;
+}
+
+static bool has_noticed(struct cst_comm *comm)
+{
+    bool has;
+
+    (void)pthread_mutex_lock(&comm->watch.lock);
+    has = comm->watch.has_noticed;
+    (void)pthread_mutex_unlock(&comm->watch.lock);
+    return has;
+}
 
 /* The communicator fails for good, because of @why. If the other ranks have done all calls, those
  * of this rank are left to end: a rank may leave as soon as its last call has ended. */
@@ -70,9 +60,10 @@ static void fail(struct cst_comm *comm, const struct cst_err *why)
         return;
     }
     comm->failed = *why;
-    comm->finishes = find_late(comm, comm->n_started) == comm->flow.shape.rank;
+    comm->finishes =
+        !has_stopped(comm) && cstc_progress_late(comm, comm->n_started) == comm->flow.shape.rank;
     if (!comm->finishes) {
-        comm->device->stop(comm->device_arg);
+        stop(comm);
     }
 }
 
@@ -86,36 +77,60 @@ static int failure(const struct cst_comm *comm, struct cst_err *err)
 
 static bool has_missing(void *arg)
 {
-    const struct look *look = arg;
+    const struct cst_comm *comm = arg;
 
-    return find_missing(look->comm, look->ticket) < CST_COMM_MAX_RANKS;
+    return cstc_progress_missing(comm, comm->n_started) < CST_COMM_MAX_RANKS;
 }
 
-/* The device has reported @why. If a rank has died or closed its communicator, this is the cause.
- */
-static void fail_with_cause(struct look *look, const struct cst_err *why)
+static int say_closed(const struct cst_comm *comm, uint32_t rank, struct cst_err *err)
 {
-    struct cst_comm *comm = look->comm;
+    return cst_err_set(err, CST_ECANCELLED, "rank %" PRIu32 " has closed its communicator",
+                       comm->flow.names[rank]);
+}
+
+/* Fail because a rank has died or closed its communicator, or the connection has ended, if that is
+ * so or this rank learns it soon; otherwise because of @why. */
+static void fail_with_cause(struct cst_comm *comm, const struct cst_err *why)
+{
     struct cst_err cause;
     uint32_t missing;
     int rc;
 
-    if (comm->staged && why->status != CST_EGPU) {
-        fail(comm, why); /* The exchange in host memory has found the cause. */
-        return;
-    }
-    comm->device->stop(comm->device_arg);
-    rc = cstc_shared_wait(comm->job, comm->segment.base, false, has_missing, look,
+    rc = cstc_shared_wait(comm->job, comm->segment.base, false, has_missing, comm,
                           comm->timeout_ms < CAUSE_MS ? comm->timeout_ms : CAUSE_MS, &cause);
-    missing = find_missing(comm, look->ticket);
+    missing = cstc_progress_missing(comm, comm->n_started);
     if (rc == CST_OK && missing < CST_COMM_MAX_RANKS) {
-        (void)cst_err_set(&cause, CST_ECANCELLED, "rank %" PRIu32 " has closed its communicator",
-                          comm->flow.names[missing]);
+        (void)say_closed(comm, missing, &cause);
     } else if (rc == CST_OK || rc == CST_ETIMEDOUT) {
         cause = *why;
     }
     fail(comm, &cause);
-    comm->finishes = false;
+}
+
+/* The device has reported @why, which may be the consequence of a death or of another rank's end.
+ */
+static void fail_by_device(struct cst_comm *comm, const struct cst_err *why)
+{
+    if (comm->staged && why->status != CST_EGPU) {
+        fail(comm, why); /* The exchange in host memory has found the cause. */
+        return;
+    }
+    if (!has_noticed(comm)) {
+        stop(comm);
+    }
+    fail_with_cause(comm, why);
+}
+
+/* If the thread of the watch has noticed that the communicator has ended, fail with the cause. */
+static void heed_watch(struct cst_comm *comm)
+{
+    struct cst_err why;
+
+    if (comm->failed.status == CST_OK && has_noticed(comm)) {
+        (void)cst_err_set(&why, CST_EPROTO,
+                          "the shared memory says that the attempt is over, which is not so");
+        fail_with_cause(comm, &why);
+    }
 }
 
 void cstc_comm_stop_all(struct cst_comm *comm, const struct cst_err *why)
@@ -125,6 +140,16 @@ void cstc_comm_stop_all(struct cst_comm *comm, const struct cst_err *why)
             fail(comm, why);
         }
     }
+}
+
+void cstc_comm_hang_up_all(struct cst_comm *comm, const struct cst_err *why)
+{
+    for (struct cst_comm *each = comm; each != NULL; each = each->next) {
+        if (each->device != NULL) {
+            cstc_watch_hang_up(each);
+        }
+    }
+    cstc_comm_stop_all(comm, why);
 }
 
 void cstc_comm_stop_over(struct cst_comm *comm)
@@ -144,10 +169,10 @@ void cstc_comm_stop_over(struct cst_comm *comm)
 
 /* -- waiting ---------------------------------------------------------------------------------- */
 
-/* Look at the device. CST_EAGAIN: what @look waits for has not happened. */
-static int poll(struct look *look, struct cst_err *err)
+/* Look at the device, and count what it has done. *in_stream: all works that were started are in
+ * the stream. Called with the lock. */
+static int look_at_device(struct cst_comm *comm, bool *in_stream, struct cst_err *err)
 {
-    struct cst_comm *comm = look->comm;
     struct cst_comm_device_progress progress = {0};
     const int rc = comm->device->poll(comm->device_arg, &progress, err);
 
@@ -159,13 +184,30 @@ static int poll(struct look *look, struct cst_err *err)
            comm->ends[comm->n_ended % CST_COMM_MAX_CALLS] <= comm->n_done) {
         comm->n_ended++;
     }
-    if (!progress.in_stream) {
-        return CST_EAGAIN;
+    *in_stream = progress.in_stream;
+    if (progress.in_stream) {
+        cstc_progress_say(comm, comm->n_ended);
     }
-    if (!comm->staged) {
-        atomic_store(line_of(comm, comm->flow.shape.rank), (uint32_t)(1 + comm->n_ended));
+    return CST_OK;
+}
+
+/* CST_EAGAIN: what @look waits for has not happened. */
+static int poll(struct look *look, struct cst_err *err)
+{
+    struct cst_comm *comm = look->comm;
+    bool in_stream = false;
+    int rc;
+
+    (void)pthread_mutex_lock(&comm->watch.lock);
+    rc = comm->watch.has_stopped
+             ? cst_err_set(err, CST_ECANCELLED, "the calls of the communicator were given up")
+             : look_at_device(comm, &in_stream, err);
+    (void)pthread_mutex_unlock(&comm->watch.lock);
+    if (rc != CST_OK) {
+        return rc;
     }
-    return comm->n_ended >= look->ticket && comm->n_done >= look->n_works ? CST_OK : CST_EAGAIN;
+    return in_stream && comm->n_ended >= look->ticket && comm->n_done >= look->n_works ? CST_OK
+                                                                                       : CST_EAGAIN;
 }
 
 /* Return whether @arg, a struct look, is over. A rank that has closed its communicator has written
@@ -181,17 +223,16 @@ static bool is_over(void *arg)
     if (comm->failed.status != CST_OK) {
         return true;
     }
-    missing = find_missing(comm, look->ticket);
+    missing = cstc_progress_missing(comm, look->ticket);
     rc = poll(look, &why);
     if (rc == CST_EAGAIN && missing == CST_COMM_MAX_RANKS) {
         return false;
     }
     if (rc == CST_EAGAIN) {
-        (void)cst_err_set(&why, CST_ECANCELLED, "rank %" PRIu32 " has closed its communicator",
-                          comm->flow.names[missing]);
+        (void)say_closed(comm, missing, &why);
         fail(comm, &why);
     } else if (rc != CST_OK) {
-        fail_with_cause(look, &why);
+        fail_by_device(comm, &why);
     }
     return true;
 }
@@ -211,7 +252,7 @@ static int wait_for(struct look *look, uint32_t timeout_ms, struct cst_err *err)
         return CST_EAGAIN;
     }
     if (rc == CST_ETIMEDOUT) {
-        const uint32_t late = find_late(comm, look->ticket);
+        const uint32_t late = cstc_progress_late(comm, look->ticket);
 
         (void)cst_err_set(&why, rc, "rank %" PRIu32 " waited %" PRIu32 " ms for %s %" PRIu32,
                           comm->job->rank, timeout_ms,
@@ -351,10 +392,42 @@ int cstc_comm_device_stage(struct cst_comm *comm, struct cst_err *err)
 int cstc_comm_device_join(struct cst_comm *comm, const unsigned char *id, struct cst_err *err)
 {
     struct look look = {.comm = comm};
-    const int rc =
+    int rc =
         comm->device->join(comm->device_arg, comm->flow.shape.rank, comm->flow.shape.size, id, err);
 
-    return rc == CST_OK ? wait_for(&look, comm->timeout_ms, err) : rc;
+    rc = rc == CST_OK ? wait_for(&look, comm->timeout_ms, err) : rc;
+    return rc == CST_OK ? cstc_watch_start(comm, err) : rc;
+}
+
+/* Let the device begin @call, unless the watch has noticed the end. Counts the call. */
+static int begin(struct cst_comm *comm, const struct cst_comm_call *call, struct cst_err *err)
+{
+    int rc;
+
+    (void)pthread_mutex_lock(&comm->watch.lock);
+    rc = comm->watch.has_noticed
+             ? cst_err_set(err, CST_ECANCELLED, "the attempt at the step is over")
+             : start_work(comm, comm->device->start(comm->device_arg, call, err));
+    comm->n_started += rc == CST_OK;
+    (void)pthread_mutex_unlock(&comm->watch.lock);
+    return rc;
+}
+
+/* Return CST_OK if a further call can be started. */
+static int check_credit(struct cst_comm *comm, struct cst_err *err)
+{
+    struct look look = {.comm = comm, .ticket = comm->n_ended};
+    int rc = CST_OK;
+
+    if (comm->n_started - comm->n_ended == CST_COMM_MAX_CALLS) {
+        rc = wait_for(&look, 0, err);
+    }
+    if (rc == CST_OK && comm->n_started - comm->n_ended == CST_COMM_MAX_CALLS) {
+        rc = cst_err_set(err, CST_ENOCREDIT,
+                         "%d collectives have not ended: wait for the first of them",
+                         CST_COMM_MAX_CALLS);
+    }
+    return rc;
 }
 
 int cstc_comm_device_start(struct cst_comm *comm, const struct cst_comm_call *call,
@@ -363,28 +436,27 @@ int cstc_comm_device_start(struct cst_comm *comm, const struct cst_comm_call *ca
     struct look look = {.comm = comm, .ticket = comm->n_ended};
     struct cstc_transfer checked;
     struct cst_err why;
-    int rc = failure(comm, err);
+    int rc;
 
+    heed_watch(comm);
+    rc = failure(comm, err);
     rc = rc == CST_OK ? cstc_transfer_begin(&checked, &comm->flow.shape, call, err) : rc;
-    if (rc == CST_OK && comm->n_started - comm->n_ended == CST_COMM_MAX_CALLS) {
-        rc = wait_for(&look, 0, err);
-    }
+    rc = rc == CST_OK ? check_credit(comm, err) : rc;
     if (rc != CST_OK) {
         return rc;
     }
-    if (comm->n_started - comm->n_ended == CST_COMM_MAX_CALLS) {
-        return cst_err_set(err, CST_ENOCREDIT,
-                           "%d collectives have not ended: wait for the first of them",
-                           CST_COMM_MAX_CALLS);
+    if (comm->staged) {
+        rc = exchange(comm, call, checked.elem_bytes, &why);
+        comm->n_started += rc == CST_OK;
+    } else {
+        rc = begin(comm, call, &why);
     }
-    rc = comm->staged ? exchange(comm, call, checked.elem_bytes, &why)
-                      : start_work(comm, comm->device->start(comm->device_arg, call, &why));
     if (rc != CST_OK) {
-        fail_with_cause(&look, &why);
+        fail_by_device(comm, &why);
         return failure(comm, err);
     }
-    comm->ends[comm->n_started % CST_COMM_MAX_CALLS] = comm->n_works;
-    *ticket = ++comm->n_started;
+    comm->ends[(comm->n_started - 1) % CST_COMM_MAX_CALLS] = comm->n_works;
+    *ticket = comm->n_started;
     return wait_for(&look, comm->timeout_ms, err);
 }
 

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The calls of a communicator whose arrays are in the memory of a device. The device's functions
  * (cistern/comm_device.h) move the data. The shared memory says which ranks have died, have closed
- * their communicator, and how many calls they have done: in the line of a rank, 1 plus this number,
- * modulo 2^32; 0 until it has joined.
- *
- * A rank that has closed its communicator has done its part of the calls in its line. If this rank
- * needs more of it, the communicator fails.
+ * their communicator, and how many calls they have done (progress.h). A rank that has closed its
+ * communicator has done its part of the calls in its line. If this rank needs more of it, the
+ * communicator fails. A thread notices that, too, while the program does not call libcistern
+ * (watch.h).
  *
  * In a group that cannot use NCCL the device copies arrays to the host and back, and the ranks
  * exchange them in the shared memory as ranks on the host do (flow.h). Used by one thread at a

@@ -42,8 +42,9 @@ struct cst_comm_device_progress {
 
 /* The functions of a device. `arg` is the pointer that cst_comm_open_device was given. A function
  * that returns int returns CST_OK, or a negative status with its cause in *err, after which only
- * stop and close are called. No function waits for other ranks. All are called by the thread that
- * uses the communicator. */
+ * stop and close are called. No function waits for other ranks. They are called by the thread that
+ * uses the communicator. A thread of libcistern, which watches the other ranks, also calls stop. No
+ * two functions run at the same time. */
 struct cst_comm_device_calls {
     /* Fill *offer, which is zeroed. @makes_id: this is the first rank of the group, and makes the
      * id, if nccl_version is not 0. */

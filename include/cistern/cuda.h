@@ -65,10 +65,12 @@ int cst_cuda_device(const struct cst_cuda *cuda);
  * a communicator of ranks on the host does, with the same bits, and copies the results back. It
  * waits for the other ranks each time. `cistern explain` says which of the two is used, and why.
  * cst_comm_close waits for the stream if the last copy has not ended.
- *   - When the attempt ends, the next function of libcistern that waits gives up all calls that
- * have not ended, and the stream goes on. The contents of their outputs are not defined. A program
- * that waits for the stream by itself, as cudaStreamSynchronize does, is not woken: it calls
- * cst_comm_wait first.
+ *   - When the attempt ends, a thread of the library gives up all calls that have not ended, and
+ * the stream goes on. A program that waits for the stream by itself, as cudaStreamSynchronize does,
+ * waits no longer. The contents of the outputs are not defined, and the next function of
+ * cistern/comm.h returns CST_EPEERDIED with the cause. The thread does the same if the connection
+ * to the daemon ends, or if another rank closes the communicator before it has done all these
+ * calls.
  *
  * @stream is a CUstream or cudaStream_t of the primary context of that GPU, and may be the one of
  * cst_cuda_open; NULL: the default stream. It is borrowed until the communicator is closed.

@@ -70,12 +70,14 @@ struct order {
     unsigned n_calls;
     enum cst_comm_op op; /* The operation in which the victim dies. */
     uint32_t victim;
-    unsigned at; /* The call in which it dies. */
-    bool dead;   /* The victim has died: its successor lives on. */
+    unsigned at;           /* The call in which it dies. */
+    bool waits_for_stream; /* The others wait for their streams first, and then for the call. */
+    bool dead;             /* The victim has died: its successor lives on. */
     const char *devices[WORLD];
     const char *setting; /* NULL, or NAME=VALUE in the environment of rank 0. */
     const char *words;   /* In the explanation of the communicator. */
-    sem_t ended;         /* Rank 1 has got its error. */
+    sem_t begun;         /* Rank 0 has a call in its stream. */
+    sem_t ended;         /* Rank 1 has got its error, or rank 0 has. */
 };
 
 /* Workers are children: they do not use Check, and end with a message. */
@@ -127,16 +129,22 @@ static void start_worker(struct worker *w, const struct order *order, uint32_t r
     must(cst_commit(w->job, &plan, &err), &err, "commit");
 }
 
-static void end_worker(struct worker *w)
+/* Free what @w has, which has left its job or cannot. */
+static void free_worker(struct worker *w)
 {
-    struct cst_err err = {0};
-
-    must(cst_job_leave(w->job, &err), &err, "leave");
     cst_disconnect(w->client);
     cst_cuda_close(w->cuda);
     must_cuda(w, w->driver.cuCtxSetCurrent(w->context), "context");
     must_cuda(w, w->driver.cuStreamDestroy(w->stream), "stream");
     must_cuda(w, w->driver.cuDevicePrimaryCtxRelease(w->device), "context");
+}
+
+static void end_worker(struct worker *w)
+{
+    struct cst_err err = {0};
+
+    must(cst_job_leave(w->job, &err), &err, "leave");
+    free_worker(w);
 }
 
 static pid_t fork_worker(void (*body)(struct worker *w, struct order *order), uint32_t rank,
@@ -225,9 +233,9 @@ static void free_arrays(const struct worker *w, const struct on_gpu *g)
 }
 
 /* Call a collective and check its result, which the stream reads: before the program waits for the
- * call, or after. */
+ * call, or after. @by_stream: the program waits for the stream before it waits for the call. */
 static int call_one(const struct worker *w, struct cst_comm *comm, uint64_t seed, uint64_t number,
-                    enum cst_comm_op op, struct cst_err *err)
+                    enum cst_comm_op op, bool by_stream, struct cst_err *err)
 {
     const bool at_once = number % 2 == 1;
     struct collective c;
@@ -240,6 +248,9 @@ static int call_one(const struct worker *w, struct cst_comm *comm, uint64_t seed
     rc = cst_comm_start(comm, &g.call, &ticket, err);
     if (rc == CST_OK && at_once) {
         read_result(w, &c, &g);
+    }
+    if (by_stream) {
+        must_cuda(w, w->driver.cuStreamSynchronize(w->stream), "stream");
     }
     rc = rc == CST_OK ? cst_comm_wait(comm, ticket, err) : rc;
     if (rc == CST_OK && !at_once) {
@@ -284,7 +295,7 @@ static void call_all(struct worker *w, struct order *order)
         check_explanation(order->words);
     }
     for (unsigned i = 0; i < order->n_calls; i++) {
-        must(call_one(w, comm, order->seed, i, order->op, &err), &err, "call");
+        must(call_one(w, comm, order->seed, i, order->op, false, &err), &err, "call");
     }
     must(cst_comm_barrier(comm, &err), &err, "barrier");
     cst_comm_close(comm);
@@ -298,6 +309,7 @@ static struct order *new_order(void)
         (struct order){.seed = new_seed(),
                        .devices = {"cuda:0", "cuda:1"},
                        .words = "ranks use NCCL,\n  because each rank has a GPU and NCCL 2.28.9"};
+    ck_assert_int_eq(sem_init(&order->begun, 1, 0), 0);
     ck_assert_int_eq(sem_init(&order->ended, 1, 0), 0);
     return order;
 }
@@ -416,7 +428,8 @@ static int attempt(struct worker *w, struct order *order, struct cst_err *err)
             !__atomic_exchange_n(&order->dead, true, __ATOMIC_ACQ_REL)) {
             die(w, comm, order);
         }
-        rc = call_one(w, comm, order->seed, i, i == order->at ? order->op : 0, err);
+        rc = call_one(w, comm, order->seed, i, i == order->at ? order->op : 0,
+                      order->waits_for_stream, err);
     }
     rc = rc == CST_OK ? cst_comm_barrier(comm, err) : rc;
     cst_comm_close(comm);
@@ -454,13 +467,14 @@ static void one_death(struct order *order)
 }
 
 /* A rank that is killed in a collective of any kind, before its part or after the beginning of it,
- * is named by the other, whose stream goes on. When a new process has its rank, both open the
+ * is named by the other, whose stream goes on, even if the program waits for nothing but the stream
+ * meanwhile. When a new process has its rank, both open the
  * communicator again and make the same calls, with the same bits. CST_TEST_DEATHS: number of deaths
  * for each kind. */
 START_TEST(a_death_is_named_and_made_good)
 {
     const char *given = getenv("CST_TEST_DEATHS");
-    const unsigned n = given != NULL ? (unsigned)strtoul(given, NULL, 10) : 2;
+    const unsigned n = given != NULL ? (unsigned)strtoul(given, NULL, 10) : 4;
 
     for (unsigned i = 0; i < n; i++) {
         struct order *order = new_order();
@@ -473,9 +487,92 @@ START_TEST(a_death_is_named_and_made_good)
         /* Versions without ncclCommRevoke, or where it fails: the communicator is aborted. */
         order->setting = i % 2 == 1 ? "CST_FAKENCCL_FAIL=ncclCommRevoke:1=4" : NULL;
         order->victim = i % 2 == 1 ? 1 : order->victim;
+        order->waits_for_stream = i / 2 % 2 == 1;
         one_death(order);
         child_unshare(order, sizeof *order);
     }
+}
+END_TEST
+
+/* -- streams that wait ------------------------------------------------------------------------- */
+
+enum { CLOSED, REMOVED, KILLED, N_ENDS };
+
+static const struct {
+    int status;
+    const char *words;
+} ends[N_ENDS] = {
+    [CLOSED] = {CST_ECANCELLED, "rank 1 has closed its communicator"},
+    [REMOVED] = {CST_ENOTFOUND, "the job was removed"},
+    [KILLED] = {CST_ECONN, "daemon"},
+};
+
+/* Rank 0 waits for its stream, which waits for rank 1. */
+static void be_freed(struct worker *w, struct order *order)
+{
+    struct cst_comm *comm = NULL;
+    struct cst_err err = {0};
+    uint64_t ticket = 0;
+
+    must(cst_sync(w->job, NULL, &err), &err, "sync");
+    must(cst_cuda_comm_open(&comm, w->cuda, CST_GROUP_ALL, w->stream, &err), &err, "comm_open");
+    if (w->rank == 0) {
+        must(cst_comm_start(comm, &(struct cst_comm_call){.op = CST_COMM_BARRIER}, &ticket, &err),
+             &err, "start");
+        (void)sem_post(&order->begun);
+        must_cuda(w, w->driver.cuStreamSynchronize(w->stream), "stream");
+        if (cst_comm_wait(comm, ticket, &err) != ends[order->at].status ||
+            strstr(err.text, ends[order->at].words) == NULL) {
+            (void)fprintf(stderr, "end %u: %s: %s\n", order->at, cst_status_name(err.status),
+                          err.text);
+            _exit(1);
+        }
+        (void)sem_post(&order->ended);
+    } else {
+        if (order->at == CLOSED) {
+            (void)sem_wait(&order->begun);
+            cst_comm_close(comm);
+            comm = NULL;
+        }
+        (void)sem_wait(&order->ended);
+    }
+    cst_comm_close(comm);
+    free_worker(w);
+    exit(0);
+}
+
+/* Nobody dies, but rank 1 will never make the call: it closes the communicator, or the job is
+ * removed, or the daemon dies. _i: which. The stream of rank 0 goes on, although the program calls
+ * nothing of libcistern, and the next call says why. */
+START_TEST(a_stream_is_freed)
+{
+    struct order *order = new_order();
+    pid_t pids[WORLD];
+
+    order->at = (unsigned)_i;
+    for (uint32_t rank = 0; rank < WORLD; rank++) {
+        pids[rank] = fork_worker(be_freed, rank, order);
+    }
+    if (_i != CLOSED) {
+        (void)sem_wait(&order->begun);
+    }
+    if (_i == REMOVED) {
+        raw_job_remove(&witness, "j");
+    } else if (_i == KILLED) {
+        daemon_proc_kill(&proc);
+    }
+    for (uint32_t rank = 0; rank < WORLD; rank++) {
+        ck_assert(!child_join(pids[rank], "a worker failed"));
+    }
+    if (_i == KILLED) {
+        raw_close(&witness);
+        daemon_proc_restart(&proc, (const char *[]){"--gpus=all", "--engine-threads=2", NULL});
+        raw_open(&witness, proc.socket);
+        base_fds = settle_base_fds(&witness, &proc);
+    } else if (_i == CLOSED) {
+        raw_job_remove(&witness, "j");
+    }
+    child_unshare(order, sizeof *order);
 }
 END_TEST
 
@@ -613,6 +710,7 @@ int main(int argc, char **argv)
     tcase_add_loop_test(deaths, a_death_is_named_and_made_good, CST_COMM_BARRIER,
                         CST_COMM_ALL_TO_ALL + 1);
     tcase_add_loop_test(calls, others_stage, 0, sizeof without / sizeof without[0]);
+    tcase_add_loop_test(deaths, a_stream_is_freed, 0, N_ENDS);
     tcase_add_loop_test(deaths, a_death_while_staging, CST_COMM_BARRIER, CST_COMM_ALL_TO_ALL + 1);
     tcase_add_loop_test(failures, a_failure_is_named, 0, sizeof cases / sizeof cases[0]);
     return suite_run(suite);
