@@ -100,8 +100,9 @@ class Unit:
         self._words = bytes_of_io.cast("Q")
         self._accumulate = bytes_of_io[_ACCUMULATE :: ctypes.sizeof(cst_io)]
         self._storages = [tensor.lent.storage for tensor in tensors]
-        self._places = [tensor.lent.places for tensor in tensors]
-        self._lent: list[torch.UntypedStorage] = []  # Empty, or as long as the storages.
+        self._addresses: list[int] = []  # Of the weights in the pool, when they were there last.
+        self._places: list[torch.UntypedStorage] = []  # At these addresses.
+        self._lent: list[torch.UntypedStorage] = []  # The places while they are lent, or empty.
         self._versions = self.versions()
         self.n_changes = 0  # Steps and writes that have changed the weights.
 
@@ -110,12 +111,11 @@ class Unit:
     def lend(self) -> None:
         """Let the parameters use the weights of ``io``."""
         addresses = self._words[_WEIGHT::_WORDS].tolist()
-        try:
-            places = [known[address] for known, address in zip(self._places, addresses)]
-        except KeyError:
-            places = [t.lent.place(a) for t, a in zip(self.tensors, addresses, strict=True)]
-        self._lent = places
-        for storage, place in zip(self._storages, places):
+        if addresses != self._addresses:
+            self._places = [t.lent.place(a) for t, a in zip(self.tensors, addresses, strict=True)]
+            self._addresses = addresses
+        self._lent = self._places
+        for storage, place in zip(self._storages, self._places):
             storage._swap_data_ptr_(place)
         if list(map(torch.Tensor.data_ptr, self.parameters)) != addresses:
             self._refuse_other_memory()

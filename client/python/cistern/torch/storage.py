@@ -58,7 +58,7 @@ class LentStorage:
     If it is alike, its storage is the one that is lent memory, so that views of it follow.
     """
 
-    __slots__ = ("_address", "device", "dtype", "n_bytes", "places", "storage", "tensor")
+    __slots__ = ("_address", "_places", "device", "dtype", "n_bytes", "storage", "tensor")
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class LentStorage:
             self.storage = at_address(_NOWHERE, self.n_bytes, device)
             self.tensor = tensor_of(self.storage, shape, dtype)
             torch._C._set_storage_data_ptr_access_error_msg(self.storage._cdata, message)
-        self.places: dict[int, torch.UntypedStorage] = {}  # By their addresses.
+        self._places: dict[int, torch.UntypedStorage] = {}  # By their addresses.
         self._address: int = self.storage._cdata
         _LENT.add(self._address)
 
@@ -91,9 +91,9 @@ class LentStorage:
 
     def place(self, address: int) -> torch.UntypedStorage:
         """Return what to lend for the memory at ``address``, which is as long as the tensor."""
-        place = self.places.get(address)
+        place = self._places.get(address)
         if place is None:
-            place = self.places[address] = at_address(address, self.n_bytes, self.device)
+            place = self._places[address] = at_address(address, self.n_bytes, self.device)
         return place
 
 
