@@ -22,8 +22,12 @@
 /* A scratch is large enough for several small tensors, so that all threads of an engine have work.
  * It is smaller if all chunks are. */
 #define CST_MUON_SCRATCH_BYTES (64ull << 20)
+#define CST_MUON_ITERATIONS 5 /* Newton-Schulz iterations (kernels/math/muon.h). */
+/* Most rows and columns of the tiles in which products are made. Of a symmetric product, the tiles
+ * on and below the diagonal are made. */
+#define CST_MUON_TILE 256
 /* Elements whose squares are added in one piece of work. */
-#define CST_MUON_SUM_ELEMS (1u << 18)
+#define CST_MUON_SUM_ELEMS (1u << 16)
 
 /* Start of a scratch. */
 struct cst_muon_header {
@@ -78,6 +82,57 @@ static inline struct cst_muon_sizes cst_muon_sizes(uint64_t n_elems, uint32_t ro
     s.sums_bytes = cst_muon_align(s.n_matrices * s.n_sums * sizeof(double));
     s.total_bytes = 2 * s.values_bytes + 2 * s.n_matrices * s.gram_bytes + s.sums_bytes;
     return s;
+}
+
+/* The products of an iteration, in their order. */
+enum cst_muon_product { CST_MUON_GRAM, CST_MUON_POLYNOMIAL, CST_MUON_NEXT, CST_MUON_PRODUCTS };
+
+static inline uint64_t cst_muon_tiles(uint32_t n)
+{
+    return ((uint64_t)n + CST_MUON_TILE - 1) / CST_MUON_TILE;
+}
+
+/* Returns the tiles of @product that are made, for a matrix of @rows and @columns. */
+static inline uint64_t cst_muon_product_tiles(enum cst_muon_product product, uint32_t rows,
+                                              uint32_t columns)
+{
+    uint64_t across = cst_muon_tiles(rows < columns ? rows : columns);
+
+    return product == CST_MUON_NEXT ? cst_muon_tiles(rows) * cst_muon_tiles(columns)
+                                    : across * (across + 1) / 2;
+}
+
+/* Returns the elements in the tiles on and below the diagonal of a matrix of @side rows. */
+static inline double cst_muon_symmetric_elems(uint32_t side)
+{
+    double tiles = side / CST_MUON_TILE, rest = side % CST_MUON_TILE;
+
+    return (double)CST_MUON_TILE * CST_MUON_TILE * tiles * (tiles + 1) / 2 +
+           rest * tiles * CST_MUON_TILE + rest * rest;
+}
+
+/* Returns the floating-point operations of @product. A multiplication with its addition counts as
+ * two. */
+static inline double cst_muon_product_flops(enum cst_muon_product product, uint32_t rows,
+                                            uint32_t columns)
+{
+    uint32_t side = rows < columns ? rows : columns, other = rows < columns ? columns : rows;
+    double elems =
+        product == CST_MUON_NEXT ? (double)rows * columns : cst_muon_symmetric_elems(side);
+
+    return 2 * elems * (product == CST_MUON_GRAM ? other : side);
+}
+
+/* Returns the floating-point operations of all products of an update, for the tensor of
+ * cst_muon_sizes. */
+static inline double cst_muon_flops(uint64_t n_elems, uint32_t rows, uint32_t columns)
+{
+    double sum = 0;
+
+    for (int i = 0; i < CST_MUON_PRODUCTS; i++) {
+        sum += cst_muon_product_flops((enum cst_muon_product)i, rows, columns);
+    }
+    return CST_MUON_ITERATIONS * sum * ((double)n_elems / ((double)rows * columns));
 }
 
 #endif

@@ -4,6 +4,8 @@
 #include <math.h>
 #include <stdatomic.h>
 
+_Static_assert(CST_MUON_TILE == CST_PRODUCT_TILE, "a piece of work makes one tile of a product");
+
 /* Coefficients of an iteration, and the smallest norm (torch.optim.Muon). */
 #define A 3.4445f
 #define B (-4.7750f)
@@ -184,11 +186,6 @@ static uint32_t side_of(uint32_t rows, uint32_t columns)
     return rows < columns ? rows : columns;
 }
 
-static uint64_t tiles_of(uint64_t n)
-{
-    return (n + CST_PRODUCT_TILE - 1) / CST_PRODUCT_TILE;
-}
-
 static uint32_t tile_elems(uint64_t n, uint64_t tile)
 {
     uint64_t left = n - tile * CST_PRODUCT_TILE;
@@ -288,7 +285,7 @@ static void make_polynomial(const struct matrix *m, const struct cst_kernels *ke
 static void make_next(const struct matrix *m, const struct cst_kernels *kernels, const uint16_t *x,
                       uint16_t *next, uint64_t tile, struct cst_product_space *space)
 {
-    uint64_t side = side_of(m->rows, m->columns), across = tiles_of(m->columns);
+    uint64_t side = side_of(m->rows, m->columns), across = cst_muon_tiles(m->columns);
     struct cst_product_operand t = {.at = m->polynomial, .row = side, .column = 1};
     struct cst_product_operand values = {.at = x, .row = m->columns, .column = 1};
     bool wide = m->rows <= m->columns;
@@ -309,13 +306,11 @@ static void make_next(const struct matrix *m, const struct cst_kernels *kernels,
 /* Returns the number of pieces of one matrix of @span. */
 static uint64_t matrix_pieces(const struct cst_table_span *span, unsigned stage)
 {
-    uint64_t across = tiles_of(side_of(span->rows, span->columns));
+    unsigned product = (stage - CST_MUON_ITERATE) % CST_MUON_PRODUCTS;
 
-    if (stage < CST_MUON_ITERATE) {
-        return sizes_of(span).n_sums;
-    }
-    return (stage - CST_MUON_ITERATE) % 3 < 2 ? across * (across + 1) / 2
-                                              : tiles_of(span->rows) * tiles_of(span->columns);
+    return stage < CST_MUON_ITERATE
+               ? sizes_of(span).n_sums
+               : cst_muon_product_tiles((enum cst_muon_product)product, span->rows, span->columns);
 }
 
 uint64_t cst_muon_pieces(const struct cst_muon_batch *batch, unsigned stage)
@@ -332,15 +327,16 @@ static void do_piece(const struct matrix *m, const struct cst_kernels *kernels, 
                      uint64_t piece, struct cst_product_space *space)
 {
     unsigned step = stage - CST_MUON_ITERATE;
-    unsigned now = step / 3 % 2; /* The array that the iteration reads. */
+    /* The array that the iteration reads. */
+    unsigned now = step / CST_MUON_PRODUCTS % 2;
 
     if (stage == CST_MUON_SUMS) {
         sum_squares(m, piece);
     } else if (stage == CST_MUON_SCALE) {
         scale(m, piece);
-    } else if (step % 3 == 0) {
+    } else if (step % CST_MUON_PRODUCTS == CST_MUON_GRAM) {
         make_gram(m, kernels, m->x[now], piece, space);
-    } else if (step % 3 == 1) {
+    } else if (step % CST_MUON_PRODUCTS == CST_MUON_POLYNOMIAL) {
         make_polynomial(m, kernels, piece, space);
     } else {
         make_next(m, kernels, m->x[now], m->x[1 - now], piece, space);

@@ -30,8 +30,6 @@
 
 #include <stdbool.h>
 
-#define CST_MUON_ITERATIONS 5
-
 /* The stages of a batch. Those of the iterations come last: Gram, polynomial and product in turn.
  */
 enum cst_muon_stage {
@@ -39,7 +37,7 @@ enum cst_muon_stage {
     CST_MUON_SUMS,       /* Sums of squares. */
     CST_MUON_SCALE,      /* Division by the norm. */
     CST_MUON_ITERATE,    /* First stage of the iterations. */
-    CST_MUON_STAGES = CST_MUON_ITERATE + 3 * CST_MUON_ITERATIONS,
+    CST_MUON_STAGES = CST_MUON_ITERATE + CST_MUON_PRODUCTS * CST_MUON_ITERATIONS,
 };
 
 /* Consecutive spans of a chunk. */

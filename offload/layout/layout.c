@@ -3,6 +3,7 @@
  * rows.c.) */
 #include "offload/layout/capacity.h"
 #include "offload/layout/layout.h"
+#include "offload/layout/matrices.h"
 #include "offload/layout/min_blocks.h"
 #include "offload/layout/packing.h"
 #include "offload/layout/rows.h"
@@ -46,6 +47,7 @@ static void place_tensor(struct cst_layout *layout, const struct cst_packing *pa
     }
     chunk->n_tensors++;
     chunk->n_uses += tensor->n_uses;
+    chunk->muon_flops += chunk->muon ? cst_matrices_flops(tensor) : 0;
 }
 
 /* List the tensors chunk by chunk, in each chunk by offset. The job's own chunks were filled in

@@ -159,6 +159,7 @@ struct cst_layout_chunk {
     enum cst_pattern_kind pattern; /* Pattern of all its tensors. */
     enum cst_dtype dtype;          /* Type of all its tensors. */
     bool muon;                     /* Muon updates all its tensors; none of other chunks. */
+    double muon_flops; /* Floating-point operations of the products of Muon in an update; else 0. */
     /* Index into cst_layout.classes: the class of the blocks that hold the chunk. */
     uint32_t size_class;
     /* Chunk of the base job's layout whose rows this chunk uses. CST_LAYOUT_OWN: the rows are this

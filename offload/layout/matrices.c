@@ -78,6 +78,66 @@ static uint64_t tensor_bytes(const struct cst_layout_tensor *tensor)
     return cst_muon_sizes(tensor->n_elems, rows, columns).total_bytes;
 }
 
+double cst_matrices_flops(const struct cst_layout_tensor *tensor)
+{
+    uint32_t rows = 1, columns = 1;
+
+    (void)cst_muon_shape(tensor->shape, tensor->n_dims, &rows, &columns);
+    return cst_muon_flops(tensor->n_elems, rows, columns);
+}
+
+/* Add the tiles and operations of one product of @tensor to *tiles and *flops. */
+static void add_product(const struct cst_layout_tensor *tensor, enum cst_muon_product product,
+                        uint64_t *tiles, double *flops)
+{
+    uint32_t rows = 1, columns = 1;
+    uint64_t n;
+
+    (void)cst_muon_shape(tensor->shape, tensor->n_dims, &rows, &columns);
+    n = tensor->n_elems / ((uint64_t)rows * columns);
+    *tiles += n * cst_muon_product_tiles(product, rows, columns);
+    *flops += (double)n * cst_muon_product_flops(product, rows, columns);
+}
+
+/* Operations of the busiest core for tensors [@first, @end) of layout->order. */
+static double batch_flops(const struct cst_layout *layout, const struct cst_model *model,
+                          uint32_t first, uint32_t end, uint32_t cores)
+{
+    double sum = 0;
+
+    for (int product = 0; product < CST_MUON_PRODUCTS; product++) {
+        uint64_t tiles = 0;
+        double flops = 0;
+
+        for (uint32_t i = first; i < end; i++) {
+            add_product(&model->tensors[layout->order[i]], (enum cst_muon_product)product, &tiles,
+                        &flops);
+        }
+        sum += (double)((tiles + cores - 1) / cores) * flops / (double)tiles;
+    }
+    return CST_MUON_ITERATIONS * sum;
+}
+
+double cst_matrices_core_flops(const struct cst_layout *layout, const struct cst_model *model,
+                               const struct cst_layout_chunk *chunk, uint32_t cores)
+{
+    uint64_t bytes = layout->segments[layout->scratches[chunk->node].segment].bytes, left = 0;
+    uint32_t first = chunk->first_tensor, end = chunk->first_tensor + chunk->n_tensors;
+    double sum = 0;
+
+    /* Batches as in cst_muon_batch_at. */
+    for (uint32_t i = first; i < end; i++) {
+        uint64_t takes = tensor_bytes(&model->tensors[layout->order[i]]);
+
+        if (takes > left && i > first) {
+            sum += batch_flops(layout, model, first, i, cores);
+            first = i;
+        }
+        left = (i == first ? bytes - sizeof(struct cst_muon_header) : left) - takes;
+    }
+    return sum + batch_flops(layout, model, first, end, cores);
+}
+
 uint64_t cst_matrices_scratch_bytes(const struct cst_layout *layout, const struct cst_model *model,
                                     uint32_t node)
 {

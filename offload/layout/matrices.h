@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which tensors of a job of CST_OPTIMIZER_MUON are updated by Muon, and the memory that a node's
- * engine needs for it (proto/muon.h). Owns nothing. Called by packing, rows and layout.c. */
+ * engine needs for it (proto/muon.h). Owns nothing. Called by packing, rows, layout.c and the
+ * simulator. */
 #ifndef CST_MATRICES_H
 #define CST_MATRICES_H
 
@@ -15,5 +16,13 @@ int cst_matrices_choose(const struct cst_model *model, enum cst_optimizer optimi
 /* Bytes of the scratch of @node; 0: Muon updates none of its chunks. Tensors are placed. */
 uint64_t cst_matrices_scratch_bytes(const struct cst_layout *layout, const struct cst_model *model,
                                     uint32_t node);
+
+/* Floating-point operations of the products in an update of @tensor, which Muon updates. */
+double cst_matrices_flops(const struct cst_layout_tensor *tensor);
+
+/* Floating-point operations that the busiest of @cores cores makes in an update of @chunk by Muon.
+ * A tile of a product is made by one core, and each product waits for the one before. */
+double cst_matrices_core_flops(const struct cst_layout *layout, const struct cst_model *model,
+                               const struct cst_layout_chunk *chunk, uint32_t cores);
 
 #endif

@@ -257,14 +257,14 @@ START_TEST(scratch_has_a_limit)
     }
     end();
     build();
-    ck_assert_uint_gt(16 * bytes_of(1, 1024, 1024, 4), CST_MUON_SCRATCH_BYTES);
+    ck_assert_uint_gt(16 * bytes_of(1, 1024, 1024, 16), CST_MUON_SCRATCH_BYTES);
     ck_assert_uint_eq(cst_matrices_scratch_bytes(&layout, &model, 0), 64 + (64u << 20));
     cst_layout_close(&layout);
     matrix(4096, 4096);
     end();
     build();
     ck_assert_uint_eq(cst_matrices_scratch_bytes(&layout, &model, 0),
-                      64 + bytes_of(1, 4096, 4096, 64));
+                      64 + bytes_of(1, 4096, 4096, 256));
 }
 END_TEST
 
@@ -287,6 +287,72 @@ START_TEST(scratch_of_a_node)
 }
 END_TEST
 
+/* Operations of the products of a matrix, counted tile by tile. */
+static double count_flops(uint32_t rows, uint32_t columns)
+{
+    uint32_t side = rows < columns ? rows : columns, other = rows < columns ? columns : rows;
+    double symmetric = 0;
+
+    for (uint32_t i = 0; i < side; i++) {
+        for (uint32_t k = 0; k < side; k++) {
+            symmetric += i / CST_MUON_TILE >= k / CST_MUON_TILE ? 1 : 0;
+        }
+    }
+    return 10 * (symmetric * other + symmetric * side + (double)rows * columns * side);
+}
+
+/* Chunks have the operations of all their matrices, of stacks too, and other chunks have none. */
+START_TEST(operations)
+{
+    double sum = 0;
+
+    end();
+    matrix(300, 700);
+    matrix(513, 256);
+    tensor(CST_TENSOR_UPDATE_AUTO, 3, (int64_t[]){3, 20, 10});
+    end();
+    build();
+    for (uint32_t c = 0; c < layout.n_chunks; c++) {
+        ck_assert((layout.chunks[c].muon_flops > 0) == layout.chunks[c].muon);
+        sum += layout.chunks[c].muon_flops;
+    }
+    ck_assert_double_eq_tol(
+        sum, count_flops(300, 700) + count_flops(513, 256) + 3 * count_flops(20, 10), 1);
+}
+END_TEST
+
+/* On several cores, an update takes as long as the core with most tiles of each product. A chunk
+ * with one matrix of 256 rows and 1024 columns has 1, 1 and 4 tiles, and one with two has twice as
+ * many. A scratch that holds only one of them makes two batches. */
+START_TEST(operations_of_a_core)
+{
+    const double gram = 2.0 * 256 * 256 * 1024, polynomial = 2.0 * 256 * 256 * 256;
+    const double one = 5 * (gram + polynomial + gram / 4), two = 5 * (gram + polynomial + gram / 2);
+    struct cst_layout_chunk *chunk;
+
+    end();
+    matrix(256, 1024);
+    if (_i > 0) {
+        matrix(256, 1024);
+    }
+    end();
+    config.chunk_elems = 1u << 19;
+    build();
+    chunk = &layout.chunks[model.tensors[1].chunk];
+    ck_assert_uint_eq(chunk->n_tensors, _i == 0 ? 1 : 2);
+    if (_i == 2) {
+        layout.segments[layout.scratches[0].segment].bytes -= 4096;
+    }
+    ck_assert_double_eq_tol(cst_matrices_core_flops(&layout, &model, chunk, 1), chunk->muon_flops,
+                            1);
+    ck_assert_double_eq_tol(cst_matrices_core_flops(&layout, &model, chunk, 4),
+                            _i == 0   ? one
+                            : _i == 1 ? two
+                                      : 2 * one,
+                            1);
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *s = suite_create("layout of Muon");
@@ -301,6 +367,8 @@ static Suite *suite(void)
     tcase_add_test(tc, scratch_of_a_chunk);
     tcase_add_test(tc, scratch_has_a_limit);
     tcase_add_test(tc, scratch_of_a_node);
+    tcase_add_test(tc, operations);
+    tcase_add_loop_test(tc, operations_of_a_core, 0, 3);
     return s;
 }
 
