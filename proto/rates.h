@@ -36,6 +36,9 @@ struct cst_rates_node {
     double update;
     double reduce; /* Elements/s of the sum of two contributions. */
     double copy;   /* Bytes/s of memcpy on all copy lanes, each byte counted once. */
+    /* Flop/s of the products of Muon on all cores, with the normalisation before them; 0: no job
+     * with Muon can be planned. */
+    double products;
 };
 
 struct cst_rates {

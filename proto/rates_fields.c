@@ -19,6 +19,7 @@ const struct cst_rates_field cst_rates_node_fields[] = {
     {"update", offsetof(struct cst_rates_node, update), true},
     {"reduce", offsetof(struct cst_rates_node, reduce), false},
     {"copy", offsetof(struct cst_rates_node, copy), false},
+    {"products", offsetof(struct cst_rates_node, products), false},
     {NULL, 0, false},
 };
 

@@ -50,8 +50,8 @@ static void rate(struct cli_table *table, double value, const char *unit)
 
 static bool print_nodes(const struct cst_rates *rates)
 {
-    static const char *const titles[] = {"NODE",  ">CORES",  ">MEMORY", ">PASS",
-                                         ">COPY", ">REDUCE", ">UPDATE", NULL};
+    static const char *const titles[] = {"NODE",    ">CORES",  ">MEMORY",   ">PASS", ">COPY",
+                                         ">REDUCE", ">UPDATE", ">PRODUCTS", NULL};
     struct cli_table table;
     char text[CLI_HUMAN_BYTES];
 
@@ -66,6 +66,7 @@ static bool print_nodes(const struct cst_rates *rates)
         rate(&table, node->copy, "B/s");
         rate(&table, node->reduce, "/s");
         rate(&table, node->update, "/s");
+        rate(&table, node->products, "/s");
     }
     return cli_table_print(&table, stdout);
 }

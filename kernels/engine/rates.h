@@ -6,7 +6,7 @@
  *   cistern-engine-host --rates [--node N] [--threads N] [--copy-threads N]
  *     {"node":0,"isa":"avx512","threads":16,"copy_threads":4,
  *      "cores":16,"memory_bytes":134910000000,"pass":2.1e11,"update":6.3e9,"reduce":3.0e10,
- *      "copy":8.1e10}
+ *      "copy":8.1e10,"products":8.0e11}
  *
  *   cistern-engine-cuda --rates --device UUID [--node N] [--copy-threads N]
  *     {"uuid":"GPU-...","node":0,"isa":"sm_90","copy_threads":2,

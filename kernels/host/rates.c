@@ -5,6 +5,7 @@
 
 #include "kernels/host/host.h"
 #include "kernels/engine/self_benchmark.h"
+#include "kernels/math/muon.h"
 #include "proto/rates_fields.h"
 
 #include <inttypes.h>
@@ -25,6 +26,8 @@
 #define ELEM_BYTES 20
 #define PIECE_BYTES (4u << 20) /* Bytes of a piece of a plain pass over memory. */
 #define N_SRC 2
+#define MATRIX 512          /* Rows and columns of the matrices that are multiplied. */
+#define MATRICES_PER_CORE 2 /* Matrices for each core, if the arena has space for them. */
 
 struct host_rates {
     struct cste_self_benchmark b;
@@ -35,8 +38,11 @@ struct host_rates {
     struct cste_addr rows[CST_ROW_COUNT]; /* Rows of the chunk, in the arena. */
     struct cste_addr src[N_SRC];          /* Rows of the contributions, in the arena. */
     struct cst_tile_work work;
-    uint64_t n_elems; /* Number of elements of the chunk, a multiple of a piece. */
-    uint64_t marks;   /* Number of commands so far; each gets the next mark. */
+    uint64_t n_elems;               /* Number of elements of the chunk, a multiple of a piece. */
+    uint64_t marks;                 /* Number of commands so far; each gets the next mark. */
+    struct cst_table_span matrices; /* Matrices that are multiplied, in the arena. */
+    struct cst_muon_batch batch;    /* The same matrices. */
+    unsigned stage;                 /* Present stage of the products. */
     struct cste_task task;
     struct cst_rates_node rates; /* The results. */
 };
@@ -154,6 +160,49 @@ static double reduce(void *arg)
     return command(arg, reduce_piece);
 }
 
+/* -- products of Muon ----------------------------------------------------------------------- */
+
+static void product_piece(struct cste_task *task, uint64_t piece, unsigned thread)
+{
+    struct host_rates *r = rates_of(task);
+    struct cst_tile_work work = r->work;
+    struct cste_device_update what = {.work = &work};
+    struct cst_err err;
+
+    work.batch = &r->batch;
+    if (cste_device_orthogonalise(&r->b.device, thread, &what, r->stage, piece, 1, &err) !=
+        CST_OK) {
+        cste_self_benchmark_fail(&r->b, &err);
+    }
+}
+
+/* Orthogonalise all matrices. */
+static double multiply(void *arg)
+{
+    struct host_rates *r = arg;
+    double seconds = 0;
+
+    for (r->stage = CST_MUON_SUMS; r->stage < CST_MUON_STAGES; r->stage++) {
+        seconds += run(r, &r->team, product_piece, cst_muon_pieces(&r->batch, (unsigned)r->stage));
+    }
+    return seconds;
+}
+
+/* Put the matrices into the arena, whose rows are not needed any more. */
+static void place_matrices(struct host_rates *r)
+{
+    const uint64_t matrix = (uint64_t)MATRIX * MATRIX;
+    uint64_t each = cst_muon_sizes(matrix, MATRIX, MATRIX).total_bytes;
+    uint64_t most = (r->arena.mem.bytes - sizeof(struct cst_muon_header)) / each;
+    uint64_t n = (uint64_t)MATRICES_PER_CORE * r->b.cpus.n_cores;
+
+    n = n < most ? n : most;
+    r->matrices = (struct cst_table_span){.n_elems = n * matrix, .rows = MATRIX, .columns = MATRIX};
+    r->batch =
+        (struct cst_muon_batch){.spans = &r->matrices, .n_spans = 1, .scratch = r->arena.mem.base};
+    memset(cst_muon_values(&r->batch, 0, false), 0x3c, n * matrix * sizeof(uint16_t)); /* 0.011 */
+}
+
 static void measure(struct host_rates *r)
 {
     /* The lanes copy the first half of the arena to the second. */
@@ -173,6 +222,9 @@ static void measure(struct host_rates *r)
     r->rates.copy = cste_self_benchmark_rate(&r->b, &copy, NULL, NULL);
     r->rates.reduce = (double)r->n_elems / cste_self_benchmark_median(reduce, r, BUDGET_S);
     r->rates.update = (double)r->n_elems / cste_self_benchmark_median(update, r, BUDGET_S);
+    place_matrices(r);
+    r->rates.products = cst_muon_flops(r->matrices.n_elems, MATRIX, MATRIX) /
+                        cste_self_benchmark_median(multiply, r, BUDGET_S);
 }
 
 /* -- devices and memory to measure on ------------------------------------------------------- */

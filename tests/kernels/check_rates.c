@@ -8,8 +8,8 @@
 START_TEST(test_host)
 {
     json_t *rates = rates_run("./cistern-engine-host --rates --threads 2 --copy-threads 1");
-    static const char *const names[] = {"cores",  "memory_bytes", "pass",
-                                        "update", "reduce",       "copy"};
+    static const char *const names[] = {"cores",  "memory_bytes", "pass",    "update",
+                                        "reduce", "copy",         "products"};
 
     ck_assert_ptr_nonnull(rates);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {

@@ -31,7 +31,8 @@ START_TEST(test_round_trip)
         .n_devices = 1,
         .devices = {{"NVIDIA H200", 1ull << 37, 1e9, 2e9, 3e9, 4e9, 5e-6, 6e9, 7e14, 8e10, 9e12}},
         .n_nodes = 2,
-        .nodes = {{2, 1ull << 34, 1e10, 2e9, 3e9, 4e9}, {4, 1ull << 35, 5e10, 6e9, 7e9, 8e9}},
+        .nodes = {{2, 1ull << 34, 1e10, 2e9, 3e9, 4e9, 1e11},
+                  {4, 1ull << 35, 5e10, 6e9, 7e9, 8e9, 2e11}},
         .disk_read = 2.5e9,
         .disk_write = 1.5e9,
         .request_s = 1.25e-5,
@@ -43,7 +44,7 @@ START_TEST(test_round_trip)
     (void)snprintf(inner, sizeof inner, "%s/new", directory);
     (void)snprintf(path, sizeof path, "%s/rates.json", inner);
     ck_assert_int_eq(cst_rates_write(&rates, path, &err), CST_OK);
-    ck_assert_int_eq(cst_rates_read(&again, path, &err), CST_OK);
+    ck_assert_msg(cst_rates_read(&again, path, &err) == CST_OK, "%s", err.text);
     ck_assert_str_eq(again.fingerprint, rates.fingerprint);
     ck_assert_uint_eq(again.n_devices, 1);
     ck_assert_mem_eq(&again.devices[0], &rates.devices[0], sizeof rates.devices[0]);
@@ -55,6 +56,7 @@ START_TEST(test_round_trip)
         ck_assert_double_eq(again.nodes[i].update, rates.nodes[i].update);
         ck_assert_double_eq(again.nodes[i].reduce, rates.nodes[i].reduce);
         ck_assert_double_eq(again.nodes[i].copy, rates.nodes[i].copy);
+        ck_assert_double_eq(again.nodes[i].products, rates.nodes[i].products);
     }
     ck_assert_double_eq(again.disk_read, 2.5e9);
     ck_assert_double_eq(again.disk_write, 1.5e9);
