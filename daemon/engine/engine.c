@@ -269,6 +269,8 @@ static void on_pong(struct cstd_engine *engine, const struct cst_frame *frame)
         .update_bytes = pong->update_bytes,
         .reduce_bytes = pong->reduce_bytes,
         .held_ns = pong->held_ns,
+        .product_flops = pong->product_flops,
+        .product_ns = pong->product_ns,
     };
     cstd_rates_see(&engine->seen, &engine->counters, &now);
     engine->counters = now;
@@ -365,6 +367,8 @@ static void fold_counters(struct cstd_engine *engine)
     engine->base.update_bytes += engine->counters.update_bytes;
     engine->base.reduce_bytes += engine->counters.reduce_bytes;
     engine->base.held_ns += engine->counters.held_ns;
+    engine->base.product_flops += engine->counters.product_flops;
+    engine->base.product_ns += engine->counters.product_ns;
     engine->counters = (struct cstd_engine_counters){0};
 }
 

@@ -51,6 +51,7 @@ struct cstd_engine_counters {
     uint64_t down_bytes, down_ns;
     uint64_t update_bytes, reduce_bytes;
     uint64_t held_ns;
+    uint64_t product_flops, product_ns;
 };
 
 struct cstd_engine {

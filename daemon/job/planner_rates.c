@@ -10,7 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define GPU_UPDATE 20e9 /* Assumed update rate of a GPU that was not measured, elements/s. */
+#define CORE_PRODUCTS 30e9 /* Assumed rate of products of a core that was not measured, flop/s. */
+#define GPU_UPDATE 20e9    /* Assumed update rate of a GPU that was not measured, elements/s. */
 
 int cstd_planner_init(struct cstd_planner *planner, const struct cstd_daemon *daemon,
                       struct cst_err *err)
@@ -65,6 +66,7 @@ static void build_nodes(const struct cstd_daemon *daemon, struct cst_rates *out)
             .update = seen_or(&engine->seen.update, 150e6 * cores),
             .reduce = seen_or(&engine->seen.reduce, 500e6 * cores),
             .copy = seen_or(&engine->seen.copy, 4e9),
+            .products = seen_or(&engine->seen.products, CORE_PRODUCTS * cores),
         };
     }
 }
@@ -76,6 +78,7 @@ void cstd_planner_rates_overlay(const struct cstd_daemon *daemon, struct cst_rat
 
         rates->nodes[i].update = seen_or(&seen->update, rates->nodes[i].update);
         rates->nodes[i].reduce = seen_or(&seen->reduce, rates->nodes[i].reduce);
+        rates->nodes[i].products = seen_or(&seen->products, rates->nodes[i].products);
     }
 }
 
@@ -98,8 +101,13 @@ void cstd_planner_rates_nodes(const struct cstd_daemon *daemon, struct cst_rates
     } else {
         build_nodes(daemon, out);
     }
-    for (uint32_t i = 0; limit > 0 && i < out->n_nodes; i++) {
-        out->nodes[i].update = out->nodes[i].update < limit ? out->nodes[i].update : limit;
+    for (uint32_t i = 0; i < out->n_nodes; i++) {
+        struct cst_rates_node *node = &out->nodes[i];
+
+        node->update = limit > 0 && node->update > limit ? limit : node->update;
+        /* A file that was measured by an earlier version does not have it. */
+        node->products = node->products > 0 ? node->products
+                                            : CORE_PRODUCTS * (node->cores > 0 ? node->cores : 1);
     }
 }
 

@@ -62,6 +62,8 @@ void cstd_rates_see(struct cstd_rates_seen *seen, const struct cstd_engine_count
         after->update_ns);
     see(&seen->reduce_bytes, before->reduce_bytes, after->reduce_bytes, before->reduce_ns,
         after->reduce_ns);
+    see(&seen->products, before->product_flops, after->product_flops, before->product_ns,
+        after->product_ns);
 }
 
 /* -- drift ------------------------------------------------------------------------------------ */

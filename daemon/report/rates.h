@@ -34,6 +34,7 @@ struct cstd_rates_seen {
     struct cstd_rates_median up, down; /* Copies to and from a GPU, bytes/s. */
     /* Bytes/s that updates and gradient sums read and write. */
     struct cstd_rates_median update_bytes, reduce_bytes;
+    struct cstd_rates_median products; /* Products of Muon, flop/s. */
 };
 
 struct cstd_engine_counters;

@@ -70,6 +70,7 @@ static void fill_seen(const struct cstd_rates_seen *seen, Cistern__EngineInfo *o
     fill_rate(cstd_rates_median_get(&seen->copy), &out->has_copy_rate, &out->copy_rate);
     fill_rate(cstd_rates_median_get(&seen->update), &out->has_update_rate, &out->update_rate);
     fill_rate(cstd_rates_median_get(&seen->reduce), &out->has_reduce_rate, &out->reduce_rate);
+    fill_rate(cstd_rates_median_get(&seen->products), &out->has_product_rate, &out->product_rate);
     fill_rate(cstd_rates_median_get(&seen->up), &out->has_up_rate, &out->up_rate);
     fill_rate(cstd_rates_median_get(&seen->down), &out->has_down_rate, &out->down_rate);
     fill_rate(cstd_rates_median_get(&seen->update_bytes), &out->has_update_bandwidth,

@@ -298,6 +298,9 @@ static int on_ping(struct cste_engine *engine, const struct cst_frame *frame, st
     pong.held_ns = cste_bandwidth_share_held_ns(&context->budget);
     pong.update_bytes = context->update_bytes;
     pong.reduce_bytes = context->reduce_bytes;
+    pong.has_product_flops = pong.has_product_ns = 1;
+    pong.product_flops = (uint64_t)context->product_flops;
+    pong.product_ns = context->product_ns;
     pong.progress = atomic_load(&context->progress);
     /* Only a device with memory of its own has a link. */
     if (engine->device.about.granularity > 0) {

@@ -48,6 +48,9 @@ struct cste_work_context {
     uint64_t update_bytes;
     /* REDUCE: bytes of rows that kernels read plus bytes that they wrote (tile.h). */
     uint64_t reduce_bytes;
+    /* UPDATE by Muon: floating-point operations of its products, and the time spent on them. */
+    double product_flops;
+    uint64_t product_ns;
     /* Time spent on all copies, on copies up and down, on updates and on reductions. */
     struct cst_busy_time copying, copying_up, copying_down, updating, reducing;
 };
@@ -96,6 +99,10 @@ struct cste_work {
     struct cste_addr scratch;
     struct cst_muon_batch batch;
     unsigned stage;
+    /* UPDATE by Muon: when the products of the batch began; operations and time of all products. */
+    uint64_t products_began_ns;
+    double product_flops;
+    uint64_t product_ns;
     /* The chunk receives the mark at the end; resolved. */
     bool marks;
     uint64_t grain;                                /* Bytes, elements or tiles in a piece. */

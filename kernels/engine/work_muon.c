@@ -101,6 +101,18 @@ int cste_work_find_muon(struct cste_work *work, uint64_t *pieces)
     return CST_OK;
 }
 
+static void count_products(struct cste_work *work)
+{
+    const struct cst_muon_batch *batch = &work->batch;
+
+    for (uint32_t i = 0; i < batch->n_spans; i++) {
+        const struct cst_table_span *span = &batch->spans[i];
+
+        work->product_flops += cst_muon_flops(span->n_elems, span->rows, span->columns);
+    }
+    work->product_ns += cste_thread_pool_now() - work->products_began_ns;
+}
+
 uint64_t cste_work_next_muon(struct cste_work *work)
 {
     const struct cst_muon_batch *batch = &work->batch;
@@ -110,7 +122,11 @@ uint64_t cste_work_next_muon(struct cste_work *work)
                            batch->first_tile + batch->n_tiles);
     }
     work->stage++;
+    if (work->stage == CST_MUON_ITERATE) {
+        work->products_began_ns = cste_thread_pool_now();
+    }
     if (work->stage == APPLY) {
+        count_products(work);
         cst_muon_set_complete(batch, work->chunk_index, work->mark);
     }
     return cut_stage(work);

@@ -279,11 +279,13 @@ static uint64_t next_stage(struct cste_work *work)
     return is_muon(work) ? cste_work_next_muon(work) : 0;
 }
 
-/* The counters give the rate of updates in one pass, which plans rely on. They leave out updates by
- * Muon, whose time is that of products. */
+/* The counters give the rates of updates in one pass and of products, which plans rely on. Updates
+ * by Muon are left out of the former. */
 static void count_update(const struct cste_work *work)
 {
     if (is_muon(work)) {
+        work->context->product_flops += work->product_flops;
+        work->context->product_ns += work->product_ns;
         return;
     }
     work->context->update_elems += work->done_elems;

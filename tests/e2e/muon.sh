@@ -77,6 +77,11 @@ train split --masters split
 for job in unclipped micro 'split'; do
     ./cistern rm "$job" >/dev/null
 done
+# The daemon learns the rate of the products, with which it makes plans.
+products_are_seen() {
+    ./cistern stat --json | jq -e '.engines[0].product_rate > 0' >/dev/null
+}
+poll products_are_seen
 [ "$(sha256sum "$tmp"/{plain,bf16,mx8,unclipped,micro,split}.weights | cut -d' ' -f1 | sort -u | wc -l)" = 6 ] || fail "two options do the same"
 [ "$(sort -u "$tmp/plain.losses" | wc -l)" = $steps ] || fail "losses that do not change prove nothing"
 awk 'NR == 1 { first = $NF } END { exit !($NF < first) }' "$tmp/plain.losses" || fail "nothing is learned: $(cat "$tmp/plain.losses")"

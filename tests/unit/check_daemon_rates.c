@@ -37,7 +37,9 @@ START_TEST(test_see)
                                                     .copy_ns = 2000000000,
                                                     .update_elems = 30,
                                                     .update_bytes = 840,
-                                                    .update_ns = 1000000000};
+                                                    .update_ns = 1000000000,
+                                                    .product_flops = 6000,
+                                                    .product_ns = 3000000000};
     struct cstd_engine_counters more = some;
 
     more.copy_bytes += 1000;
@@ -46,6 +48,7 @@ START_TEST(test_see)
     ck_assert_double_eq_tol(cstd_rates_median_get(&seen.copy), 2000, 1e-6);
     ck_assert_double_eq_tol(cstd_rates_median_get(&seen.update), 30, 1e-6);
     ck_assert_double_eq_tol(cstd_rates_median_get(&seen.update_bytes), 840, 1e-6);
+    ck_assert_double_eq_tol(cstd_rates_median_get(&seen.products), 2000, 1e-6);
     ck_assert_double_eq(cstd_rates_median_get(&seen.reduce), 0);
     ck_assert_double_eq(cstd_rates_median_get(&seen.reduce_bytes), 0);
     cstd_rates_see(&seen, &some, &more);
