@@ -32,6 +32,18 @@ static double sum_update(const struct cst_rates *rates)
     return sum;
 }
 
+/* Elements whose update takes the nodes as long as that of @chunk: products of Muon count as the
+ * elements that are updated in their time. */
+static double update_elems(const struct cst_search *s, const struct cst_layout_chunk *chunk)
+{
+    double products = 0;
+
+    for (uint32_t i = 0; i < s->rates.n_nodes; i++) {
+        products += s->rates.nodes[i].products;
+    }
+    return (double)chunk->n_elems + over(chunk->muon_flops, products) * sum_update(&s->rates);
+}
+
 /* Elements/s of all updates, if accelerators always work at their full rate. */
 static double update_rate(const struct cst_search *s, const struct cst_plan_point *point)
 {
@@ -55,7 +67,7 @@ static double likely_update(const struct cst_search *s, const struct cst_plan_po
     double staying = 0, others = 0;
 
     for (uint32_t c = point->what_if.n_at_home; c < layout->n_chunks; c++) {
-        double elems = (double)layout->chunks[c].n_elems;
+        double elems = update_elems(s, &layout->chunks[c]);
         bool trains = cst_layout_has_states(&layout->chunks[c]);
 
         staying += layout->chunks[c].device != 0 ? elems : 0;
@@ -69,7 +81,7 @@ static double likely_update(const struct cst_search *s, const struct cst_plan_po
 
 /* Elements of the chunks whose weights are in host memory. */
 struct elements {
-    double states; /* Elements that are updated. */
+    double states; /* Elements that are updated, with products (update_elems). */
     /* The other fields count what each pass uses: without experts, which may be idle, and without
      * what no operator uses. */
     double trained, frozen; /* Bytes of weights. */
@@ -89,7 +101,8 @@ static bool lands(const struct cst_layout *layout, const struct cst_layout_chunk
     return layout->landings != NULL && __builtin_popcountll(chunk->ranks) == 1;
 }
 
-static struct elements count_elements(const struct cst_plan_point *point,
+static struct elements count_elements(const struct cst_search *s,
+                                      const struct cst_plan_point *point,
                                       const struct cst_layout *layout)
 {
     struct elements n = {0};
@@ -100,7 +113,7 @@ static struct elements count_elements(const struct cst_plan_point *point,
         double sum = (double)cst_layout_grad_bytes(layout, chunk);
         bool trains = cst_layout_has_states(chunk);
 
-        n.states += trains ? (double)chunk->n_elems : 0;
+        n.states += trains ? update_elems(s, chunk) : 0;
         n.trained += trains && is_in_each_pass(chunk) ? weights : 0;
         n.frozen += !trains && is_in_each_pass(chunk) ? weights : 0;
         if (trains && is_in_each_pass(chunk)) {
@@ -145,7 +158,7 @@ static void add_up(const struct cst_search *s, const struct cst_plan_point *poin
 {
     const struct cst_rates_device *d = &s->rates.devices[0];
     const struct cst_rates_node *n = &s->rates.nodes[0];
-    struct elements elements = count_elements(point, layout);
+    struct elements elements = count_elements(s, point, layout);
     double at_home, updated = on_devices(point, layout, &at_home);
     double loaded, n_down = point->once ? 1 : s->config->micro_batches;
 
@@ -188,7 +201,7 @@ static double behind_updates(const struct cst_search *s, const struct cst_plan_p
         const struct cst_pattern *pattern = cst_pattern(layout->chunks[c].pattern);
 
         used += layout->chunks[c].n_uses > 0 && pattern->has_states && !pattern->sparse
-                    ? (double)layout->chunks[c].n_elems
+                    ? update_elems(s, &layout->chunks[c])
                     : 0;
     }
     return over(used, update_rate(s, point)) +
@@ -205,7 +218,8 @@ static void add_ends(const struct cst_search *s, const struct cst_plan_point *po
 
     w->first = point->what_if.n_at_home > 0
                    ? over(first, d->update)
-                   : over(first, s->rates.nodes[0].update) + over(bytes, d->up);
+                   : over(update_elems(s, &layout->chunks[0]), s->rates.nodes[0].update) +
+                         over(bytes, d->up);
     w->last = over(bytes, d->down);
     w->first += 4 * s->rates.request_s;
     w->last += 4 * s->rates.request_s +

@@ -27,6 +27,7 @@ enum cause {
     DOWN,
     PEER,
     UPDATE,
+    PRODUCTS,
     PASS,
     COPIES,
     DEVICE_UPDATE,
@@ -42,6 +43,7 @@ static const char *const names[N_CAUSES] = {
     [DOWN] = "link down",
     [PEER] = "link between devices",
     [UPDATE] = "update",
+    [PRODUCTS] = "products of Muon",
     [PASS] = "host memory's bandwidth",
     [COPIES] = "host copies",
     [DEVICE_UPDATE] = "update on the device",
@@ -75,6 +77,11 @@ static bool give_more(struct cst_search *s, struct cst_plan_point *point,
     case UPDATE:
         speed_up_nodes(s, false);
         return true;
+    case PRODUCTS:
+        for (uint32_t i = 0; i < s->rates.n_nodes; i++) {
+            s->rates.nodes[i].products *= FASTER;
+        }
+        return s->config->states.optimizer == CST_OPTIMIZER_MUON;
     case PASS:
         speed_up_nodes(s, true);
         return true;

@@ -2,6 +2,7 @@
 /* The work of a command: what it moves, which lane and link it uses, and which cores and memory.
  * The rates of updates are those of the machine's engines and devices; everything else follows from
  * bytes. Device updates take their time on the accelerator, whatever else it computes. */
+#include "offload/layout/matrices.h"
 #include "offload/simulate/simulate.h"
 
 /* Bytes per element of the sum for which `reduce` is measured: two contributions and the result. */
@@ -203,21 +204,39 @@ static double sum_share(const struct cst_sim *sim, const struct cst_command *com
     return n > 1 ? (double)cst_dtype_bytes(dtype) * (n - 1) / bytes : 0;
 }
 
+/* Elements of the job's optimizer that take as long as the update of @chunk without products. Rates
+ * of updates are those of bf16 tensors, and time is proportional to bytes. */
+static double update_elems(const struct cst_layout *layout, const struct cst_layout_chunk *chunk)
+{
+    const struct cst_layout_states states = cst_layout_states_of(&layout->states, chunk->muon);
+
+    return (double)chunk->n_elems * cst_layout_update_bytes(&states, 2, chunk->dtype) /
+           cst_layout_update_bytes(&layout->states, 2, CST_BF16);
+}
+
+/* Time of the products of @chunk, which Muon updates, on its node. */
+static double products_ns(const struct cst_sim *sim, const struct cst_layout_chunk *chunk)
+{
+    const struct cst_core_config *core = sim->config->core;
+    const struct cst_rates_node *node = node_rates(sim, chunk->node);
+    uint32_t cores = node->cores > 0 ? node->cores : 1;
+
+    return ns(cst_matrices_core_flops(core->layout, core->model, chunk, cores),
+              node->products / cores);
+}
+
 static void cost_update(struct cst_sim *sim, struct cst_sim_command *c,
                         const struct cst_command *command)
 {
     const struct cst_rates *rates = sim->config->rates;
     const struct cst_layout *layout = sim->config->core->layout;
     uint32_t owner = cst_sim_owner(sim, c->chunk);
-    double elems = (double)layout->chunks[c->chunk].n_elems;
-    /* Rates of updates are those of bf16 tensors. Time is proportional to bytes. */
-    double work = elems *
-                  cst_layout_update_bytes(&layout->states, 2, layout->chunks[c->chunk].dtype) /
-                  cst_layout_update_bytes(&layout->states, 2, CST_BF16);
+    const struct cst_layout_chunk *chunk = &layout->chunks[c->chunk];
+    const struct cst_layout_states states = cst_layout_states_of(&layout->states, chunk->muon);
+    double elems = (double)chunk->n_elems, work = update_elems(layout, chunk);
     double disk = disk_bytes(sim, c->chunk);
-    double bytes = cst_layout_update_bytes(&layout->states, layout->grad_bytes,
-                                           layout->chunks[c->chunk].dtype);
-    double sums = sum_share(sim, command, layout->chunks[c->chunk].dtype, bytes);
+    double bytes = cst_layout_update_bytes(&states, layout->grad_bytes, chunk->dtype);
+    double sums = sum_share(sim, command, chunk->dtype, bytes);
 
     c->lane = CST_SIM_TEAM;
     if (owner != CST_NONE) {
@@ -229,7 +248,8 @@ static void cost_update(struct cst_sim *sim, struct cst_sim_command *c,
         c->effort.left = ns(work, w->rates->update);
         return;
     }
-    c->effort.left = ns(work * (1 + sums), node_rates(sim, c->effort.node)->update);
+    c->effort.left = ns(work * (1 + sums), node_rates(sim, c->effort.node)->update) +
+                     (chunk->muon ? products_ns(sim, chunk) : 0);
     c->effort.cores = node_rates(sim, c->effort.node)->cores;
     use_memory(sim, &c->effort, elems * bytes * (1 + sums));
     /* The rows are read and written while other chunks are updated, so only the slower one
@@ -272,10 +292,11 @@ static void cost_room_copy(struct cst_sim *sim, struct cst_sim_command *c,
 
 static void cost_room_update(struct cst_sim *sim, struct cst_sim_command *c)
 {
-    double elems = (double)sim->config->core->layout->chunks[c->chunk].n_elems;
+    const struct cst_layout *layout = sim->config->core->layout;
 
     c->lane = CST_SIM_ROOM;
-    c->effort.left = ns(elems, sim->engines[c->engine].rates->update);
+    c->effort.left =
+        ns(update_elems(layout, &layout->chunks[c->chunk]), sim->engines[c->engine].rates->update);
 }
 
 static bool is_of_room(const struct cst_sim_command *c)

@@ -165,6 +165,9 @@ states --device 2G --optimizer lion --moments mx8 --overlap early
 holds '.rows.host | .exp_avg_sq == 0 and .exp_avg * 128 == .master * 33 and .weight_other == .weight'
 states --device 2G --optimizer muon
 holds '.rows.host | .exp_avg == .master and .exp_avg_sq > 0 and .exp_avg_sq < .exp_avg'
+holds '.plan.predicted.update_s > 0.4'
+expect 1 preset:gpt2-124m --rates "$tmp/rates.json" --flops 4e10 --device 2G --optimizer muon
+complains 'nodes\[0\].products, the rate of Muon.s products, is not known: measure with cistern probe'
 states --device 2G --device-update 1G
 one=$(jq '.plan.pool_bytes' "$tmp/out")
 [ "$one" -le $((1 << 30)) ] || fail "blocks of $one bytes in 1 GiB"

@@ -207,7 +207,10 @@ END_TEST
 /* The reported bottleneck is the resource whose increase shortens the step. */
 START_TEST(binds)
 {
+    static const char *const of[] = {"compute", "update", "link up", "products of Muon"};
+
     declare("gpt2-124m", 1, 8, false);
+    f.config.states.optimizer = _i == 3 ? CST_OPTIMIZER_MUON : CST_OPTIMIZER_ADAMW;
     f.rates.devices[0].flops = _i == 0 ? 1e12 : 1e16;
     f.rates.nodes[0].update = _i == 1 ? 1e8 : 1e12;
     f.rates.devices[0].up = _i == 2 ? 1e8 : 1e12;
@@ -215,7 +218,7 @@ START_TEST(binds)
     f.budget.device_bytes = 20000000000;
     f.config.runtime_only = true;
     search();
-    ck_assert_str_eq(f.plans.best.binds, _i == 0 ? "compute" : _i == 1 ? "update" : "link up");
+    ck_assert_str_eq(f.plans.best.binds, of[_i]);
 }
 END_TEST
 
@@ -498,6 +501,10 @@ START_TEST(nonsense)
     f.config.world = 0;
     refuse(CST_EINVAL, "0 ranks");
     f.config.world = 1;
+    f.config.states.optimizer = CST_OPTIMIZER_MUON;
+    f.rates.nodes[0].products = 0;
+    refuse(CST_EINVAL, "nodes[0].products");
+    f.config.states.optimizer = CST_OPTIMIZER_ADAMW;
     f.config.chunk_elems = UINT64_C(1) << 40;
     refuse(CST_EINVAL, "chunks of");
     f.config.chunk_elems = 0;
@@ -608,7 +615,7 @@ int main(void)
     tcase_add_loop_test(tc, capacities_are_reduced, 0, 2);
     tcase_add_test(tc, fp32);
     tcase_add_test(tc, same_twice);
-    tcase_add_loop_test(tc, binds, 0, 3);
+    tcase_add_loop_test(tc, binds, 0, 4);
     tcase_add_loop_test(tc, reductions, 0, 2);
     tcase_add_test(tc, micro_batches_cost_compute);
     tcase_add_test(tc, experts);

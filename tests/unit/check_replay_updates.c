@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of updates in the simulator: early and delayed updates, device updates, states in device
  * memory, formats of moments. */
+#include "offload/layout/matrices.h"
 #include "offload/update/buffers.h"
 #include "offload/plan/pipeline.h"
 #include "tests/lib/declare.h"
@@ -123,6 +124,34 @@ START_TEST(hidden)
     r = run_overlap(_i == 0 ? CST_OVERLAP_EARLY : CST_OVERLAP_DELAYED);
     ck_assert_uint_lt(r.update_exposed_ns, r.update_ns / (_i == 0 ? 10 : 100));
     ck_assert_uint_eq(r.update_hidden_ns, r.update_ns - r.update_exposed_ns);
+}
+END_TEST
+
+/* Updates by Muon take the time of their products and of their bytes, those of the other tensors
+ * that of AdamW: 20 and 28 bytes of an element. */
+START_TEST(products_take_time)
+{
+    static const struct cst_layout_states muon = {.optimizer = CST_OPTIMIZER_MUON};
+    struct cst_rates_node *node = &rig.rates.nodes[0];
+    struct cst_replay_result r;
+    double seconds = 0;
+
+    plan_rig_open(&rig, "gpt2-124m", 1, 0, _i % 2 == 1, 1);
+    rig.rates.devices[0].flops = 1e18;
+    node->products /= _i < 2 ? 1 : 20;
+    plan_rig_updates(&rig, &muon, CST_OVERLAP_COMMIT);
+    for (uint32_t c = 0; c < rig.layout.n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &rig.layout.chunks[c];
+
+        ck_assert((chunk->muon_flops > 0) == chunk->muon);
+        if (chunk->muon) {
+            seconds += cst_matrices_core_flops(&rig.layout, &rig.model, chunk, node->cores) *
+                       node->cores / node->products;
+        }
+        seconds += (double)chunk->n_elems * (chunk->muon ? 1 : 28.0 / 20) / node->update;
+    }
+    r = plan_rig_run(&rig);
+    ck_assert_double_eq_tol((double)r.update_ns * 1e-9 / seconds, 1, 0.05);
 }
 END_TEST
 
@@ -277,6 +306,7 @@ int main(void)
 
     tcase_add_loop_test(tc, early_is_not_slower, 0, N_CASES);
     tcase_add_loop_test(tc, hidden, 0, 2);
+    tcase_add_loop_test(tc, products_take_time, 0, 4);
     tc = suite_case(suite, "rooms", NULL, teardown);
     tcase_add_loop_test(tc, as_interleave_says, 0, 16);
     tcase_add_loop_test(tc, bytes_are_the_layouts, 0, 30);

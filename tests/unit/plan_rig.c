@@ -10,7 +10,12 @@ void plan_rig_host_rates(struct cst_rates *out)
         .n_devices = 1,
         .devices = {{.name = "host", .up = 8e9, .down = 8e9, .flops = 100e9}},
         .n_nodes = 1,
-        .nodes = {{.cores = 8, .pass = 24e9, .update = 800e6, .reduce = 3e9, .copy = 8e9}},
+        .nodes = {{.cores = 8,
+                   .pass = 24e9,
+                   .update = 800e6,
+                   .reduce = 3e9,
+                   .copy = 8e9,
+                   .products = 300e9}},
         .request_s = 30e-6,
     };
 }
