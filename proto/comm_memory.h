@@ -9,6 +9,9 @@
  *   slots    CST_COMM_SLOTS for each rank, written by this rank and read by the others: the header
  *            of a call, numbers of bytes for the ranks, data. The first begins at a page
  *
+ * In a communicator by NCCL the memory has no data. The slots of a rank are one array of
+ * CST_COMM_CALLS entries there, each a header and numbers: what the rank calls.
+ *
  * A rank that waits for another one looks at a single cache line, which has also the header that it
  * reads next: the one at the start of the slot.
  *
@@ -31,6 +34,7 @@
  * cache that both share. */
 #define CST_COMM_SLOT_BYTES (512u << 10)
 #define CST_COMM_PAGE_BYTES 4096
+#define CST_COMM_CALLS 16 /* Calls of which a rank of a communicator by NCCL has entries. */
 
 struct cst_comm_control {
     struct cst_shared_head head;
@@ -53,7 +57,8 @@ struct cst_comm_header {
 /* The start of a slot. */
 struct cst_comm_slot {
     _Alignas(64) struct cst_comm_header header; /* In the first round of a call. */
-    _Atomic uint64_t written;                   /* The round in this slot, plus 1. Written last. */
+    /* The round in this slot, or the call in this entry, plus 1. Written last. */
+    _Atomic uint64_t written;
 };
 
 /* Bytes of the control and the lines of @size ranks, whole pages. */
@@ -69,6 +74,13 @@ static inline size_t cst_comm_control_bytes(uint32_t size)
 static inline size_t cst_comm_prefix_bytes(uint32_t size)
 {
     return sizeof(struct cst_comm_slot) + (size * sizeof(uint64_t) + 63) / 64 * 64;
+}
+
+/* Data in the slots of a communicator by NCCL: with it, the slots of a rank are at least as long as
+ * its entries. At least 64 bytes for each rank. */
+static inline size_t cst_comm_call_slot_bytes(uint32_t size)
+{
+    return (CST_COMM_CALLS / CST_COMM_SLOTS - 1) * cst_comm_prefix_bytes(size) + 64 * (size_t)size;
 }
 
 /* Bytes of the whole memory. @slot_bytes: data in a slot, a multiple of 64. */

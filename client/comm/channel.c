@@ -46,6 +46,15 @@ char *cstc_channel_data(const struct cstc_channel *channel, uint32_t rank, uint6
     return slot_of(channel, rank, round) + cst_comm_prefix_bytes(channel->size);
 }
 
+struct cst_comm_slot *cstc_channel_call(const struct cstc_channel *channel, uint32_t rank,
+                                        uint64_t number)
+{
+    char *first = slot_of(channel, rank, 0);
+
+    return (struct cst_comm_slot *)(void *)(first + number % CST_COMM_CALLS *
+                                                        cst_comm_prefix_bytes(channel->size));
+}
+
 bool cstc_channel_is_written(struct cstc_channel *channel, uint64_t round)
 {
     for (uint32_t i = 0; i < channel->size; i++) {

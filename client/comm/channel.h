@@ -32,6 +32,11 @@ struct cst_comm_header *cstc_channel_header(const struct cstc_channel *channel, 
 uint64_t *cstc_channel_numbers(const struct cstc_channel *channel, uint32_t rank, uint64_t round);
 char *cstc_channel_data(const struct cstc_channel *channel, uint32_t rank, uint64_t round);
 
+/* In a communicator by NCCL, which has no rounds: the entry in which @rank says that its call
+ * @number is. The numbers of an all-to-all follow. */
+struct cst_comm_slot *cstc_channel_call(const struct cstc_channel *channel, uint32_t rank,
+                                        uint64_t number);
+
 /* Return whether all other ranks have written @round. */
 bool cstc_channel_is_written(struct cstc_channel *channel, uint64_t round);
 

@@ -204,6 +204,11 @@ static int join(struct cst_comm *comm, const Cistern__CommOpened *msg, struct cs
     if (msg->transport != CISTERN__COMM_TRANSPORT__COMM_NCCL) {
         return cstc_comm_device_stage(comm, err);
     }
+    if (msg->slot_bytes < cst_comm_call_slot_bytes(comm->flow.shape.size)) {
+        return cst_err_set(err, CST_EPROTO,
+                           "a communicator by NCCL of %u ranks with slots of %llu bytes",
+                           comm->flow.shape.size, (unsigned long long)msg->slot_bytes);
+    }
     if (msg->nccl_id.len != CST_COMM_DEVICE_ID_BYTES) {
         return cst_err_set(err, CST_EPROTO, "a unique id of NCCL with %zu bytes instead of %d",
                            msg->nccl_id.len, CST_COMM_DEVICE_ID_BYTES);

@@ -30,6 +30,7 @@ struct cst_comm {
     void *device_arg;        /* First argument of these functions; owned. */
     struct cstc_watch watch; /* Gives up what the device waits for, while the program waits. */
     uint32_t said;           /* What this rank's line in the shared memory says (progress.h). */
+    uint64_t n_compared;     /* By NCCL: number of calls that all ranks make alike (agreement.h). */
     uint64_t n_started;      /* Number of calls that were started. */
     uint64_t n_ended;        /* Number of calls that the device has done. */
     struct cst_err failed;   /* Why no call ends any more; status CST_OK: calls end. */

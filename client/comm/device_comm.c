@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/comm/device_comm.h"
 
+#include "client/comm/agreement.h"
 #include "client/comm/progress.h"
 #include "client/lib/shared_wait.h"
 
@@ -88,14 +89,29 @@ static int say_closed(const struct cst_comm *comm, uint32_t rank, struct cst_err
                        comm->flow.names[rank]);
 }
 
-/* Fail because a rank has died or closed its communicator, or the connection has ended, if that is
- * so or this rank learns it soon; otherwise because of @why. */
+/* Return whether the ranks make different calls, with both in *err. */
+static bool differ(struct cst_comm *comm, struct cst_err *err)
+{
+    bool do_differ;
+
+    (void)pthread_mutex_lock(&comm->watch.lock);
+    do_differ = !comm->staged && cstc_agreement_look(comm, comm->n_started, err) != CST_OK;
+    (void)pthread_mutex_unlock(&comm->watch.lock);
+    return do_differ;
+}
+
+/* Fail because calls differ, a rank has died or closed its communicator, or the connection has
+ * ended, if that is so or this rank learns it soon; otherwise because of @why. */
 static void fail_with_cause(struct cst_comm *comm, const struct cst_err *why)
 {
     struct cst_err cause;
     uint32_t missing;
     int rc;
 
+    if (differ(comm, &cause)) {
+        fail(comm, &cause);
+        return;
+    }
     rc = cstc_shared_wait(comm->job, comm->segment.base, false, has_missing, comm,
                           comm->timeout_ms < CAUSE_MS ? comm->timeout_ms : CAUSE_MS, &cause);
     missing = cstc_progress_missing(comm, comm->n_started);
@@ -118,7 +134,11 @@ static void fail_by_device(struct cst_comm *comm, const struct cst_err *why)
     if (!has_noticed(comm)) {
         stop(comm);
     }
-    fail_with_cause(comm, why);
+    if (why->status == CST_EMISMATCH) {
+        fail(comm, why);
+    } else {
+        fail_with_cause(comm, why);
+    }
 }
 
 /* If the thread of the watch has noticed that the communicator has ended, fail with the cause. */
@@ -174,13 +194,14 @@ void cstc_comm_stop_over(struct cst_comm *comm)
 static int look_at_device(struct cst_comm *comm, bool *in_stream, struct cst_err *err)
 {
     struct cst_comm_device_progress progress = {0};
-    const int rc = comm->device->poll(comm->device_arg, &progress, err);
+    int rc = comm->staged ? CST_OK : cstc_agreement_look(comm, comm->n_started, err);
 
+    rc = rc == CST_OK ? comm->device->poll(comm->device_arg, &progress, err) : rc;
     if (rc != CST_OK) {
         return rc;
     }
     comm->n_done = progress.n_ended;
-    while (comm->n_ended < comm->n_started &&
+    while (comm->n_ended < comm->n_started && (comm->staged || comm->n_ended < comm->n_compared) &&
            comm->ends[comm->n_ended % CST_COMM_MAX_CALLS] <= comm->n_done) {
         comm->n_ended++;
     }
@@ -399,15 +420,22 @@ int cstc_comm_device_join(struct cst_comm *comm, const unsigned char *id, struct
     return rc == CST_OK ? cstc_watch_start(comm, err) : rc;
 }
 
-/* Let the device begin @call, unless the watch has noticed the end. Counts the call. */
-static int begin(struct cst_comm *comm, const struct cst_comm_call *call, struct cst_err *err)
+/* Let the device begin @call, unless the watch has noticed the end, or another rank makes a
+ * different call. Counts the call. */
+static int begin(struct cst_comm *comm, const struct cst_comm_call *call,
+                 const struct cstc_transfer *checked, struct cst_err *err)
 {
     int rc;
 
     (void)pthread_mutex_lock(&comm->watch.lock);
-    rc = comm->watch.has_noticed
-             ? cst_err_set(err, CST_ECANCELLED, "the attempt at the step is over")
-             : start_work(comm, comm->device->start(comm->device_arg, call, err));
+    if (comm->watch.has_noticed) {
+        rc = cst_err_set(err, CST_ECANCELLED, "the attempt at the step is over");
+    } else {
+        comm->flow.calls[comm->n_started % CST_COMM_MAX_CALLS] = *checked;
+        cstc_agreement_say(comm);
+        rc = cstc_agreement_look(comm, comm->n_started + 1, err);
+        rc = rc == CST_OK ? start_work(comm, comm->device->start(comm->device_arg, call, err)) : rc;
+    }
     comm->n_started += rc == CST_OK;
     (void)pthread_mutex_unlock(&comm->watch.lock);
     return rc;
@@ -449,7 +477,7 @@ int cstc_comm_device_start(struct cst_comm *comm, const struct cst_comm_call *ca
         rc = exchange(comm, call, checked.elem_bytes, &why);
         comm->n_started += rc == CST_OK;
     } else {
-        rc = begin(comm, call, &why);
+        rc = begin(comm, call, &checked, &why);
     }
     if (rc != CST_OK) {
         fail_by_device(comm, &why);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/comm/flow.h"
 
+#include "client/comm/compare.h"
+
 #include <inttypes.h>
 
 void cstc_flow_init(struct cstc_flow *flow, void *base, uint32_t rank, uint32_t size,
@@ -22,70 +24,22 @@ static struct cstc_transfer *call_at(struct cstc_flow *flow, uint64_t number)
 
 /* -- comparison of the ranks' calls ----------------------------------------------------------- */
 
-/* Read @n numbers once: another process can change them at any time. */
-static void read_once(uint64_t *out, const uint64_t *from, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        out[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
-    }
-}
-
-static struct cst_comm_header header_of(const struct cstc_channel *channel, uint32_t rank,
-                                        uint64_t round)
-{
-    const struct cst_comm_header *from = cstc_channel_header(channel, rank, round);
-    struct cst_comm_header header = {0};
-
-    read_once(&header.op, &from->op, 1);
-    read_once(&header.type, &from->type, 1);
-    read_once(&header.root, &from->root, 1);
-    read_once(&header.n_elems, &from->n_elems, 1);
-    read_once(&header.counts, &from->counts, 1);
-    return header;
-}
-
-static bool same(const struct cst_comm_header *a, const struct cst_comm_header *b)
-{
-    return a->op == b->op && a->type == b->type && a->root == b->root && a->n_elems == b->n_elems &&
-           a->counts == b->counts;
-}
-
-static int mismatch(struct cstc_flow *flow, uint32_t rank, const struct cst_comm_header *theirs)
-{
-    const struct cst_comm_header *mine = &call_at(flow, flow->n_compared)->header;
-    const uint32_t first = rank < flow->shape.rank ? rank : flow->shape.rank;
-    const uint32_t second = rank < flow->shape.rank ? flow->shape.rank : rank;
-    char a[CSTC_TRANSFER_WORDS], b[CSTC_TRANSFER_WORDS];
-
-    cstc_transfer_words(first == rank ? theirs : mine, a, sizeof a);
-    cstc_transfer_words(first == rank ? mine : theirs, b, sizeof b);
-    return cst_err_set(&flow->failed, CST_EMISMATCH,
-                       "collective %" PRIu64 ": rank %" PRIu32 " calls %s, rank %" PRIu32
-                       " calls %s%s",
-                       flow->n_compared + 1, flow->names[first], a, flow->names[second], b,
-                       mine->op == theirs->op && mine->counts != theirs->counts
-                           ? " (with other numbers of elements for the ranks)"
-                           : "");
-}
-
 /* Read the numbers that all ranks send to each other, and derive the number of rounds. */
 static int compare_counts(struct cstc_flow *flow, struct cstc_transfer *t, uint64_t round)
 {
     uint64_t sent[CST_COMM_MAX_RANKS], most = 0;
 
     for (uint32_t from = 0; from < flow->shape.size; from++) {
-        read_once(sent, cstc_channel_numbers(&flow->channel, from, round), flow->shape.size);
+        cstc_compare_read_numbers(sent, cstc_channel_numbers(&flow->channel, from, round),
+                                  flow->shape.size);
         for (uint32_t to = 0; to < flow->shape.size; to++) {
             most = sent[to] > most ? sent[to] : most;
         }
-        if (from != flow->shape.rank && sent[flow->shape.rank] != t->receive[from]) {
-            return cst_err_set(&flow->failed, CST_EMISMATCH,
-                               "collective %" PRIu64 ": rank %" PRIu32
-                               " calls all_to_all and sends "
-                               "%" PRIu64 " bytes to rank %" PRIu32 ", which calls all_to_all and "
-                               "receives %zu bytes",
-                               flow->n_compared + 1, flow->names[from], sent[flow->shape.rank],
-                               flow->names[flow->shape.rank], t->receive[from]);
+        if (from != flow->shape.rank &&
+            cstc_compare_counts(flow->n_compared + 1, flow->names[from], sent[flow->shape.rank],
+                                flow->names[flow->shape.rank], t->receive[from],
+                                &flow->failed) != CST_OK) {
+            return flow->failed.status;
         }
     }
     cstc_transfer_set_most(t, most);
@@ -96,16 +50,20 @@ static int compare_counts(struct cstc_flow *flow, struct cstc_transfer *t, uint6
 static int compare(struct cstc_flow *flow, uint64_t round)
 {
     struct cstc_transfer *t = call_at(flow, flow->n_compared);
+    const struct cstc_compare_side own = {.name = flow->names[flow->shape.rank],
+                                          .header = t->header};
     int rc = CST_OK;
 
-    for (uint32_t rank = 0; rank < flow->shape.size; rank++) {
-        const struct cst_comm_header theirs = header_of(&flow->channel, rank, round);
+    for (uint32_t rank = 0; rank < flow->shape.size && rc == CST_OK; rank++) {
+        const struct cstc_compare_side other = {
+            .name = flow->names[rank],
+            .header = cstc_compare_read(cstc_channel_header(&flow->channel, rank, round))};
 
-        if (rank != flow->shape.rank && !same(&theirs, &t->header)) {
-            return mismatch(flow, rank, &theirs);
+        if (rank != flow->shape.rank) {
+            rc = cstc_compare_headers(flow->n_compared + 1, &own, &other, &flow->failed);
         }
     }
-    if (t->header.op == CST_COMM_ALL_TO_ALL) {
+    if (rc == CST_OK && t->header.op == CST_COMM_ALL_TO_ALL) {
         rc = compare_counts(flow, t, round);
     }
     flow->n_compared += rc == CST_OK;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/comm/watch.h"
 
+#include "client/comm/agreement.h"
 #include "client/comm/progress.h"
 
 #include <poll.h>
@@ -9,6 +10,12 @@
 /* Time between two looks at the connection. The end of the daemon wakes nobody. */
 #define LOOK_MS 100
 
+/* Called with the lock. */
+static bool differ(struct cst_comm *comm)
+{
+    return cstc_agreement_look(comm, comm->n_started, NULL) != CST_OK;
+}
+
 /* Return whether the thread has something to do. */
 static bool is_woken(void *arg)
 {
@@ -16,7 +23,7 @@ static bool is_woken(void *arg)
     bool is;
 
     (void)pthread_mutex_lock(&comm->watch.lock);
-    is = comm->watch.quits || cstc_progress_is_lost(comm) ||
+    is = comm->watch.quits || cstc_progress_is_lost(comm) || differ(comm) ||
          cstc_progress_missing(comm, comm->n_started) < CST_COMM_MAX_RANKS;
     (void)pthread_mutex_unlock(&comm->watch.lock);
     return is;
@@ -36,7 +43,7 @@ static bool is_hung_up(const struct cstc_watch *watch)
 static void give_up(struct cst_comm *comm)
 {
     comm->watch.has_noticed = true;
-    if (cstc_progress_late(comm, comm->n_started) != comm->flow.shape.rank) {
+    if (differ(comm) || cstc_progress_late(comm, comm->n_started) != comm->flow.shape.rank) {
         comm->device->stop(comm->device_arg);
         comm->watch.has_stopped = true;
     }

@@ -4,6 +4,7 @@
  * the head of the shared memory. It gives up the calls in the stream, so that the stream goes on,
  *   - when the daemon says there that the attempt is over, or has given the memory back,
  *   - when a rank closes its communicator before it has done these calls,
+ *   - when two ranks make different calls (agreement.h),
  *   - when the connection to the daemon has ended.
  * It asks the daemon nothing: the job's thread learns the cause by its next call (device_comm.c).
  * It believes the shared memory, in which any rank of the group can write: a rank that wrote a
@@ -22,7 +23,7 @@
 struct cst_comm;
 
 struct cstc_watch {
-    pthread_mutex_t lock; /* For the device, n_started and said of the communicator, and: */
+    pthread_mutex_t lock; /* For the device, what the shared memory says of calls, and: */
     int sock;             /* Connection to the daemon. Borrowed; -1: it has ended. */
     bool quits;           /* The thread is to end. */
     bool has_noticed;     /* The thread has noticed the end, and ends. */

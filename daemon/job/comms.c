@@ -29,6 +29,7 @@ struct cstd_comm {
     struct cstd_comm_device *devices[CST_CORE_MAX_WORLD];
     enum cst_transport transport;   /* From BACKING on: how the ranks exchange data, */
     char why[CST_TRANSPORT_WORDS];  /* and why. */
+    size_t slot_bytes;              /* From BACKING on: data in a slot of the memory. */
     struct cstd_segment *segment;   /* From BACKING on. */
     struct cstd_page_work *work;    /* BACKING. */
     struct cstd_shared_heads heads; /* OPEN: the head of the memory. */
@@ -129,7 +130,7 @@ static void answer(struct cstd_comm *comm, int fd)
 
     opened.id = comm->id;
     opened.bytes = comm->segment->bytes;
-    opened.slot_bytes = CST_COMM_SLOT_BYTES;
+    opened.slot_bytes = comm->slot_bytes;
     opened.timeout_ms = job->timeout_ms;
     tell_transport(comm, &opened);
     for (uint32_t rank = 0; rank < job->world; rank++) {
@@ -168,13 +169,18 @@ static void make(struct cstd_comm *comm)
 {
     struct cstd_job *job = comm->job;
     struct cstd_daemon *daemon = job->daemon;
-    const size_t bytes = cst_comm_bytes(n_ranks(comm), CST_COMM_SLOT_BYTES);
-    struct cstd_pages pages = {.bytes = bytes};
+    struct cstd_pages pages = {0};
     char what[112];
     struct cst_err err = {0};
+    size_t bytes;
     int rc;
 
     choose(comm);
+    comm->slot_bytes = comm->transport == CST_TRANSPORT_NCCL
+                           ? cst_comm_call_slot_bytes(n_ranks(comm))
+                           : CST_COMM_SLOT_BYTES;
+    bytes = cst_comm_bytes(n_ranks(comm), comm->slot_bytes);
+    pages.bytes = bytes;
     (void)snprintf(what, sizeof what, "communicator of group %u of job '%s'", comm->group,
                    job->name);
     rc = cstd_segment_open(&comm->segment, cstd_engines_segment_id(&daemon->engines), bytes,
@@ -193,8 +199,8 @@ static void make(struct cstd_comm *comm)
                    n_ranks(comm), bytes, cst_transport_name(comm->transport), comm->why);
 }
 
-static int find_or_add(struct cstd_session *session, uint32_t group, uint64_t attempt,
-                       struct cstd_comm **out, struct cst_err *err)
+/* NULL: there is no memory for it. */
+static struct cstd_comm *find_or_add(struct cstd_session *session, uint32_t group, uint64_t attempt)
 {
     struct cstd_job *job = session->job;
     struct cstd_comm *comm;
@@ -203,13 +209,12 @@ static int find_or_add(struct cstd_session *session, uint32_t group, uint64_t at
     {
         if (comm->group == group && comm->state == GATHERING &&
             (comm->asked >> session->rank & 1) == 0) {
-            *out = comm;
-            return CST_OK;
+            return comm;
         }
     }
     comm = calloc(1, sizeof *comm);
     if (comm == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for a communicator");
+        return NULL;
     }
     comm->job = job;
     comm->id = ++job->comms.last_id;
@@ -219,8 +224,7 @@ static int find_or_add(struct cstd_session *session, uint32_t group, uint64_t at
     comm->ranks = job->model.groups[group] & (UINT64_MAX >> (64 - job->world));
     comm->until_ns = uv_hrtime() + (uint64_t)job->timeout_ms * 1000000;
     TAILQ_INSERT_TAIL(&job->comms.list, comm, link);
-    *out = comm;
-    return CST_OK;
+    return comm;
 }
 
 /* Return whether @rank is the first of @group: the one that makes ids. */
@@ -269,7 +273,7 @@ void cstd_serve_comm_open(struct cstd_session *session, uint64_t id, void *body)
     const Cistern__CommOpen *message = body;
     struct cstd_pending *request = NULL;
     struct cstd_comm_device *device = NULL;
-    struct cstd_comm *comm = NULL;
+    struct cstd_comm *comm;
     struct cst_err err = {0};
     int rc = check(session, message, &err);
 
@@ -285,8 +289,10 @@ void cstd_serve_comm_open(struct cstd_session *session, uint64_t id, void *body)
         cstd_session_error(session, id, &err);
         return;
     }
-    if (find_or_add(session, message->group, message->attempt, &comm, &err) != CST_OK) {
+    comm = find_or_add(session, message->group, message->attempt);
+    if (comm == NULL) {
         free(device);
+        (void)cst_err_set(&err, CST_ENOMEM, "no memory for a communicator");
         cstd_session_fail(session->daemon, request, &err);
         return;
     }

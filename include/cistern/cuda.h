@@ -59,8 +59,9 @@ int cst_cuda_device(const struct cst_cuda *cuda);
  * to use the result in the stream, but before it starts more than CST_COMM_MAX_CALLS calls.
  *   - If each rank of the group has a GPU of its own, the GPUs access each other's memory, and all
  * processes can load one version of NCCL (libnccl.so.2, from 2.14 on), NCCL does the calls. The
- * order of sums is that of NCCL. Calls are not compared: if they differ, the result is not defined,
- * or a wait ends with CST_ETIMEDOUT.
+ * order of sums is that of NCCL. The ranks compare their calls by means of memory that they share:
+ * the first function that waits returns CST_EMISMATCH if they differ, and the results are not
+ * defined then. cst_comm_wait therefore also waits until all ranks have started the call.
  *   - In all other groups cst_comm_start copies the arrays to host memory, exchanges them there as
  * a communicator of ranks on the host does, with the same bits, and copies the results back. It
  * waits for the other ranks each time. `cistern explain` says which of the two is used, and why.
@@ -69,8 +70,8 @@ int cst_cuda_device(const struct cst_cuda *cuda);
  * the stream goes on. A program that waits for the stream by itself, as cudaStreamSynchronize does,
  * waits no longer. The contents of the outputs are not defined, and the next function of
  * cistern/comm.h returns CST_EPEERDIED with the cause. The thread does the same if the connection
- * to the daemon ends, or if another rank closes the communicator before it has done all these
- * calls.
+ * to the daemon ends, if the ranks' calls differ, or if another rank closes the communicator before
+ * it has done all these calls.
  *
  * @stream is a CUstream or cudaStream_t of the primary context of that GPU, and may be the one of
  * cst_cuda_open; NULL: the default stream. It is borrowed until the communicator is closed.

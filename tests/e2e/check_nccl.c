@@ -576,6 +576,100 @@ START_TEST(a_stream_is_freed)
 }
 END_TEST
 
+/* -- calls that differ ------------------------------------------------------------------------- */
+
+#define ONE_FOR_EACH ((size_t[]){1, 1})
+
+/* What the ranks call at the same time. */
+static const struct {
+    struct cst_comm_call calls[WORLD];
+    const char *words;
+} differences[] = {
+    {{{.op = CST_COMM_BARRIER}, {.op = CST_COMM_ALL_REDUCE, .type = CST_COMM_FP32, .n_elems = 100}},
+     "rank 0 calls barrier, rank 1 calls all_reduce of 100 fp32"},
+    {{{.op = CST_COMM_ALL_REDUCE, .type = CST_COMM_BF16, .n_elems = 100},
+      {.op = CST_COMM_ALL_REDUCE, .type = CST_COMM_BF16, .n_elems = 99}},
+     "rank 0 calls all_reduce of 100 bf16, rank 1 calls all_reduce of 99 bf16"},
+    {{{.op = CST_COMM_ALL_REDUCE, .type = CST_COMM_BF16, .n_elems = 100},
+      {.op = CST_COMM_ALL_REDUCE, .type = CST_COMM_FP32, .n_elems = 100}},
+     "rank 0 calls all_reduce of 100 bf16, rank 1 calls all_reduce of 100 fp32"},
+    {{{.op = CST_COMM_BROADCAST, .type = CST_COMM_BYTE, .n_elems = 7},
+      {.op = CST_COMM_BROADCAST, .type = CST_COMM_BYTE, .n_elems = 7, .root = 1}},
+     "rank 0 calls broadcast of 7 bytes from rank 0, rank 1 calls broadcast of 7 bytes from rank "
+     "1"},
+    {{{.op = CST_COMM_ALL_GATHER, .type = CST_COMM_FP32, .counts = ONE_FOR_EACH},
+      {.op = CST_COMM_ALL_GATHER, .type = CST_COMM_FP32, .counts = (size_t[]){2, 0}}},
+     "rank 0 calls all_gather of 2 fp32, rank 1 calls all_gather of 2 fp32 (with other numbers of "
+     "elements for the ranks)"},
+    {{{.op = CST_COMM_REDUCE_SCATTER, .type = CST_COMM_FP32, .counts = ONE_FOR_EACH},
+      {.op = CST_COMM_ALL_TO_ALL,
+       .type = CST_COMM_FP32,
+       .counts = ONE_FOR_EACH,
+       .recv_counts = ONE_FOR_EACH}},
+     "rank 0 calls reduce_scatter of 2 fp32, rank 1 calls all_to_all of fp32"},
+    {{{.op = CST_COMM_ALL_TO_ALL,
+       .type = CST_COMM_FP32,
+       .counts = ONE_FOR_EACH,
+       .recv_counts = (size_t[]){1, 3}},
+      {.op = CST_COMM_ALL_TO_ALL,
+       .type = CST_COMM_FP32,
+       .counts = (size_t[]){2, 1},
+       .recv_counts = (size_t[]){2, 1}}},
+     " bytes to rank "},
+};
+
+/* The ranks make the same call, and then different ones. Rank 0 begins, and waits for its stream
+ * first. */
+static void differ(struct worker *w, struct order *order)
+{
+    struct cst_comm_call call = differences[order->at].calls[w->rank];
+    const struct cst_comm_call same = {.op = CST_COMM_BARRIER};
+    CUdeviceptr array = new_array(w, (char[1024]){0}, 1024);
+    struct cst_comm *comm = NULL;
+    struct cst_err err = {0};
+    uint64_t ticket = 0;
+    int rc;
+
+    call.in = (const void *)(uintptr_t)array;
+    call.out = (void *)(uintptr_t)(array + (call.op == CST_COMM_ALL_REDUCE ? 0 : 512));
+    must(cst_sync(w->job, NULL, &err), &err, "sync");
+    must(cst_cuda_comm_open(&comm, w->cuda, CST_GROUP_ALL, w->stream, &err), &err, "comm_open");
+    must(cst_comm_start(comm, &same, &ticket, &err), &err, "start");
+    if (w->rank == 1 && order->waits_for_stream) {
+        (void)sem_wait(&order->begun);
+    }
+    rc = cst_comm_start(comm, &call, &ticket, &err);
+    if (w->rank == 0 && order->waits_for_stream) {
+        must(rc, &err, "start");
+        (void)sem_post(&order->begun);
+        must_cuda(w, w->driver.cuStreamSynchronize(w->stream), "stream");
+    }
+    rc = rc == CST_OK ? cst_comm_wait(comm, ticket, &err) : rc;
+    if (rc != CST_EMISMATCH || strstr(err.text, "collective 2: ") == NULL ||
+        strstr(err.text, differences[order->at].words) == NULL) {
+        (void)fprintf(stderr, "case %u, rank %u: %s: %s\n", order->at, w->rank, cst_status_name(rc),
+                      err.text);
+        _exit(1);
+    }
+    cst_comm_close(comm);
+    must_cuda(w, w->driver.cuStreamSynchronize(w->stream), "stream");
+    must_cuda(w, w->driver.cuMemFree(array), "array");
+}
+
+/* Ranks that call different operations, types, numbers of elements or roots are told so, with both
+ * calls, and their streams go on. */
+START_TEST(different_calls_are_named)
+{
+    for (int waits = 0; waits < 2; waits++) {
+        struct order *order = new_order();
+
+        order->at = (unsigned)_i;
+        order->waits_for_stream = waits == 1;
+        run_all(differ, order);
+    }
+}
+END_TEST
+
 /* -- groups without NCCL ---------------------------------------------------------------------- */
 
 static const struct {
@@ -712,6 +806,8 @@ int main(int argc, char **argv)
     tcase_add_loop_test(calls, others_stage, 0, sizeof without / sizeof without[0]);
     tcase_add_loop_test(deaths, a_stream_is_freed, 0, N_ENDS);
     tcase_add_loop_test(deaths, a_death_while_staging, CST_COMM_BARRIER, CST_COMM_ALL_TO_ALL + 1);
+    tcase_add_loop_test(failures, different_calls_are_named, 0,
+                        sizeof differences / sizeof differences[0]);
     tcase_add_loop_test(failures, a_failure_is_named, 0, sizeof cases / sizeof cases[0]);
     return suite_run(suite);
 }
