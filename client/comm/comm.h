@@ -40,7 +40,7 @@ struct cst_comm {
     uint64_t n_done;  /* Number of those that it has done. */
     /* Call i has ended when works up to this one are done. Entry i mod CST_COMM_MAX_CALLS. */
     uint64_t ends[CST_COMM_MAX_CALLS];
-    /* After a failure: the other ranks have done all calls, so that those of this rank end, too. */
+    /* After a failure: calls that were started end all the same (progress.h). */
     bool finishes;
 };
 

@@ -33,16 +33,6 @@ static void stop(struct cst_comm *comm)
     (void)pthread_mutex_unlock(&comm->watch.lock);
 }
 
-static bool has_stopped(struct cst_comm *comm)
-{
-    bool has;
-
-    (void)pthread_mutex_lock(&comm->watch.lock);
-    has = comm->watch.has_stopped;
-    (void)pthread_mutex_unlock(&comm->watch.lock);
-    return has;
-}
-
 static bool has_noticed(struct cst_comm *comm)
 {
     bool has;
@@ -53,16 +43,26 @@ static bool has_noticed(struct cst_comm *comm)
     return has;
 }
 
-/* The communicator fails for good, because of @why. If the other ranks have done all calls, those
- * of this rank are left to end: a rank may leave as soon as its last call has ended. */
+/* Return whether calls that were started end after a failure: a rank may leave as soon as its last
+ * call has ended. */
+static bool ends(struct cst_comm *comm)
+{
+    bool does;
+
+    (void)pthread_mutex_lock(&comm->watch.lock);
+    does = !comm->watch.has_stopped && cstc_progress_ends(comm) != CSTC_ENDS_NEVER;
+    (void)pthread_mutex_unlock(&comm->watch.lock);
+    return does;
+}
+
+/* The communicator fails for good, because of @why. Calls that end all the same are left to end. */
 static void fail(struct cst_comm *comm, const struct cst_err *why)
 {
     if (comm->failed.status != CST_OK) {
         return;
     }
     comm->failed = *why;
-    comm->finishes =
-        !has_stopped(comm) && cstc_progress_late(comm, comm->n_started) == comm->flow.shape.rank;
+    comm->finishes = ends(comm);
     if (!comm->finishes) {
         stop(comm);
     }
@@ -292,7 +292,7 @@ static int finish(struct look *look, bool blocks, struct cst_err *err)
     const struct timespec pause = {.tv_nsec = LOOK_MS * 1000000};
     int rc = poll(look, err);
 
-    for (int ms = 0; rc == CST_EAGAIN && blocks && ms < CAUSE_MS; ms += LOOK_MS) {
+    for (int ms = 0; rc == CST_EAGAIN && blocks && ms < CSTC_PROGRESS_END_MS; ms += LOOK_MS) {
         (void)nanosleep(&pause, NULL);
         rc = poll(look, err);
     }

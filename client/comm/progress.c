@@ -48,3 +48,16 @@ uint32_t cstc_progress_late(const struct cst_comm *comm, uint64_t n_calls)
     }
     return comm->flow.shape.rank;
 }
+
+enum cstc_ends cstc_progress_ends(const struct cst_comm *comm)
+{
+    const struct cst_comm_control *control = comm->segment.base;
+
+    if (cstc_progress_late(comm, comm->n_started) == comm->flow.shape.rank) {
+        return CSTC_ENDS_SURELY;
+    }
+    return comm->n_compared >= comm->n_started && atomic_load(&control->closed) != 0 &&
+                   cstc_progress_missing(comm, comm->n_started) == CST_COMM_MAX_RANKS
+               ? CSTC_ENDS_PROBABLY
+               : CSTC_ENDS_NEVER;
+}

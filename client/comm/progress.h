@@ -23,4 +23,17 @@ uint32_t cstc_progress_missing(const struct cst_comm *comm, uint64_t n_calls);
 /* Return another rank that has not done @n_calls calls; the own rank: there is none. */
 uint32_t cstc_progress_late(const struct cst_comm *comm, uint64_t n_calls);
 
+/* The attempt is over. Return whether the calls that were started will end all the same:
+ *   - CSTC_ENDS_SURELY: all other ranks have done them.
+ *   - CSTC_ENDS_PROBABLY: a rank has done them and has closed its communicator, so that the attempt
+ *     may be over because it has left, and all ranks have started them. If another one has died,
+ *     they do not end.
+ *   - CSTC_ENDS_NEVER otherwise.
+ * With the lock. */
+enum cstc_ends { CSTC_ENDS_NEVER, CSTC_ENDS_PROBABLY, CSTC_ENDS_SURELY };
+enum cstc_ends cstc_progress_ends(const struct cst_comm *comm);
+
+/* So long is the probable end awaited, in milliseconds. */
+#define CSTC_PROGRESS_END_MS 2000
+
 #endif

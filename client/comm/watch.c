@@ -38,14 +38,38 @@ static bool is_hung_up(const struct cstc_watch *watch)
     return watch->sock < 0 || (poll(&fd, 1, 0) > 0 && (fd.revents & (POLLHUP | POLLERR)) != 0);
 }
 
-/* Called with the lock. If the other ranks have done all calls, those of this rank end, too: a rank
- * may leave as soon as its last call has ended. */
+static bool quits(void *arg)
+{
+    struct cst_comm *comm = arg;
+    bool does;
+
+    (void)pthread_mutex_lock(&comm->watch.lock);
+    does = comm->watch.quits;
+    (void)pthread_mutex_unlock(&comm->watch.lock);
+    return does;
+}
+
+/* Give up what does not end by itself: a rank may leave as soon as its last call has ended. */
 static void give_up(struct cst_comm *comm)
 {
-    comm->watch.has_noticed = true;
-    if (differ(comm) || cstc_progress_late(comm, comm->n_started) != comm->flow.shape.rank) {
-        comm->device->stop(comm->device_arg);
-        comm->watch.has_stopped = true;
+    const struct cst_shared_wait wait = {.attempt = UINT64_MAX, .ready = quits, .arg = comm};
+    bool ends = false;
+
+    for (unsigned ms = 0; !ends; ms += LOOK_MS) {
+        enum cstc_ends how;
+
+        (void)pthread_mutex_lock(&comm->watch.lock);
+        comm->watch.has_noticed = true;
+        how = differ(comm) ? CSTC_ENDS_NEVER : cstc_progress_ends(comm);
+        ends = comm->watch.quits || how != CSTC_ENDS_PROBABLY || ms >= CSTC_PROGRESS_END_MS;
+        if (ends && !comm->watch.quits && how != CSTC_ENDS_SURELY) {
+            comm->device->stop(comm->device_arg);
+            comm->watch.has_stopped = true;
+        }
+        (void)pthread_mutex_unlock(&comm->watch.lock);
+        if (!ends) {
+            (void)cst_shared_wait(comm->segment.base, &wait, LOOK_MS);
+        }
     }
 }
 
@@ -54,18 +78,16 @@ static void *watch(void *arg)
     struct cst_comm *comm = arg;
     const struct cst_shared_wait wait = {
         .attempt = comm->watch.attempt, .ready = is_woken, .arg = comm};
-    bool ends = false;
+    bool is_over = false;
 
-    while (!ends) {
+    while (!is_over) {
         const int rc = cst_shared_wait(comm->segment.base, &wait, LOOK_MS);
 
         (void)pthread_mutex_lock(&comm->watch.lock);
-        ends = comm->watch.quits || rc != CST_ETIMEDOUT || is_hung_up(&comm->watch);
-        if (ends && !comm->watch.quits) {
-            give_up(comm);
-        }
+        is_over = rc != CST_ETIMEDOUT || is_hung_up(&comm->watch);
         (void)pthread_mutex_unlock(&comm->watch.lock);
     }
+    give_up(comm);
     return NULL;
 }
 

@@ -15,15 +15,23 @@ static char leaks[64]; /* file with a line that each process writes at its end *
 
 void cuda_rig_open(const char *config)
 {
+    cuda_rig_open_gpus(config, 2);
+}
+
+void cuda_rig_open_gpus(const char *config, unsigned n_gpus)
+{
+    char number[16];
+
+    (void)snprintf(number, sizeof number, "%u", n_gpus);
     (void)snprintf(leaks, sizeof leaks, "/tmp/cst-leaks-%d", (int)getpid());
     (void)setenv("CST_FAKECUDA_LEAKS", leaks, 1);
-    (void)setenv("CST_FAKECUDA_DEVICES", "2", 1);
+    (void)setenv("CST_FAKECUDA_DEVICES", number, 1);
     (void)setenv("CST_FAKECUDA_MEMORY", "1GiB", 1);
     (void)setenv("CISTERN_ENGINE_CUDA", FAKE_GPU_ENGINE, 1);
     fake_gpu_open_ledger();
     train_rig_start(config, (const char *[]){"--gpus=all", "--engine-threads=2", NULL});
     train_like.streams = &train_cuda;
-    ck_assert_uint_eq(raw_stat(&witness)->n_gpus, 2);
+    ck_assert_uint_eq(raw_stat(&witness)->n_gpus, n_gpus);
 }
 
 void cuda_rig_dawdle(bool late)

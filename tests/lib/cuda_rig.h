@@ -10,6 +10,9 @@
  * driver. */
 void cuda_rig_open(const char *config);
 
+/* As cuda_rig_open, with @n_gpus GPUs. */
+void cuda_rig_open_gpus(const char *config, unsigned n_gpus);
+
 /* Stop the daemon. Fails the test if a process misused the driver, if a process that exited by
  * itself leaked an object and its driver had no fault, or if GPU memory is still in use. */
 void cuda_rig_close(void);

@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Collectives of ranks on GPUs that do not end well (tests/lib/nccl_rig.h): deaths in all of them,
+ * streams that wait for ranks that are gone, calls that differ, and failures of NCCL. */
+#include "tests/lib/fake_gpu.h"
+#include "tests/lib/nccl_rig.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* -- deaths ----------------------------------------------------------------------------------- */
+
+/* Die in call `at`: before it, in the communicator's making, or with its part on the way. */
+static void die(const struct nccl_worker *w, struct cst_comm *comm, const struct nccl_order *order)
+{
+    struct collective c;
+    struct nccl_arrays g;
+    uint64_t ticket;
+
+    if (order->seed % 2 == 0) {
+        collective_make(&c, order->seed, order->at, cst_comm_rank(comm), cst_comm_size(comm),
+                        NCCL_MOST_ELEMS, order->op);
+        nccl_arrays_make(w, &c, &g);
+        (void)cst_comm_start(comm, &g.call, &ticket, NULL);
+    }
+    (void)raise(SIGKILL);
+}
+
+/* The error must name the rank that died. */
+static void check_words(const struct nccl_order *order, const struct cst_err *err)
+{
+    char name[32];
+
+    (void)snprintf(name, sizeof name, "rank %u ", order->victim);
+    if (err->status != CST_EPEERDIED || strstr(err->text, name) == NULL) {
+        (void)fprintf(stderr, "rank %u died, and the error is %s: %s\n", order->victim,
+                      cst_status_name(err->status), err->text);
+        _exit(1);
+    }
+}
+
+/* Make all calls in one attempt. */
+static int attempt(struct nccl_worker *w, struct nccl_order *order, struct cst_err *err)
+{
+    struct cst_comm *comm = NULL;
+    int rc;
+
+    nccl_must(cst_sync(w->job, NULL, err), err, "sync");
+    rc = cst_cuda_comm_open(&comm, w->cuda, CST_GROUP_ALL, w->stream, err);
+    for (unsigned i = 0; rc == CST_OK && i < order->n_calls; i++) {
+        if (i == order->at && w->rank == order->victim &&
+            !__atomic_exchange_n(&order->dead, true, __ATOMIC_ACQ_REL)) {
+            die(w, comm, order);
+        }
+        rc = nccl_call(w, comm, order->seed, i, i == order->at ? order->op : 0,
+                       order->waits_for_stream, err);
+    }
+    rc = rc == CST_OK ? cst_comm_barrier(comm, err) : rc;
+    cst_comm_close(comm);
+    return rc;
+}
+
+static void survive(struct nccl_worker *w, struct nccl_order *order)
+{
+    struct cst_err err = {0};
+    int rc = attempt(w, order, &err);
+
+    if (rc == CST_EPEERDIED) {
+        check_words(order, &err);
+        rc = attempt(w, order, &err);
+    }
+    nccl_must(rc, &err, "attempt");
+}
+
+/* A rank that is killed in a collective of any kind, before its part or after the beginning of it,
+ * is named by the other, whose stream goes on, even if the program waits for nothing but the stream
+ * meanwhile. When a new process has its rank, both open the
+ * communicator again and make the same calls, with the same bits. CST_TEST_DEATHS: number of deaths
+ * for each kind. */
+START_TEST(a_death_is_named_and_made_good)
+{
+    const char *given = getenv("CST_TEST_DEATHS");
+    const unsigned n = given != NULL ? (unsigned)strtoul(given, NULL, 10) : 2;
+
+    for (unsigned i = 0; i < n; i++) {
+        struct nccl_order *order = nccl_order_new(2);
+
+        order->seed = order->seed * 2 + i % 2;
+        order->op = (enum cst_comm_op)_i;
+        order->victim = (uint32_t)(order->seed / 7 % order->world);
+        order->n_calls = 5;
+        order->at = (unsigned)(order->seed / 11 % 5);
+        /* Versions without ncclCommRevoke, or where it fails: the communicator is aborted. */
+        order->setting = i % 2 == 1 ? "CST_FAKENCCL_FAIL=ncclCommRevoke:1=4" : NULL;
+        order->victim = i % 2 == 1 ? 1 : order->victim;
+        order->waits_for_stream = (i + (unsigned)_i) % 2 == 1;
+        nccl_run_one_death(survive, order);
+        child_unshare(order, sizeof *order);
+    }
+}
+END_TEST
+
+/* Of four ranks one dies: the three others name it. */
+START_TEST(all_others_name_the_dead)
+{
+    struct nccl_order *order = nccl_order_new(NCCL_MAX_WORLD);
+
+    order->victim = (uint32_t)(order->seed / 7 % order->world);
+    order->n_calls = 5;
+    order->at = (unsigned)(order->seed / 11 % 5);
+    order->waits_for_stream = true;
+    nccl_run_one_death(survive, order);
+    child_unshare(order, sizeof *order);
+}
+END_TEST
+
+/* A death is named and made good. _i: operation. */
+START_TEST(a_death_while_staging)
+{
+    struct nccl_order *order = nccl_order_new(2);
+
+    order->setting = "CST_FAKENCCL_VERSION=21304"; /* Too old. */
+    order->op = (enum cst_comm_op)_i;
+    order->victim = 1; /* The setting is in the environment of rank 0. */
+    order->n_calls = 5;
+    order->at = (unsigned)(order->seed / 11 % 5);
+    nccl_run_one_death(survive, order);
+    child_unshare(order, sizeof *order);
+}
+END_TEST
+
+/* -- streams that wait ------------------------------------------------------------------------- */
+
+enum { CLOSED, REMOVED, KILLED, N_ENDS };
+
+static const struct {
+    int status;
+    const char *words;
+} ends[N_ENDS] = {
+    [CLOSED] = {CST_ECANCELLED, "rank 1 has closed its communicator"},
+    [REMOVED] = {CST_ENOTFOUND, "the job was removed"},
+    [KILLED] = {CST_ECONN, "daemon"},
+};
+
+/* Rank 0 waits for its stream, which waits for rank 1. */
+static void be_freed(struct nccl_worker *w, struct nccl_order *order)
+{
+    struct cst_comm *comm = NULL;
+    struct cst_err err = {0};
+    uint64_t ticket = 0;
+
+    nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
+    nccl_must(cst_cuda_comm_open(&comm, w->cuda, CST_GROUP_ALL, w->stream, &err), &err,
+              "comm_open");
+    if (w->rank == 0) {
+        nccl_must(
+            cst_comm_start(comm, &(struct cst_comm_call){.op = CST_COMM_BARRIER}, &ticket, &err),
+            &err, "start");
+        (void)sem_post(&order->begun);
+        nccl_must_cuda(w, w->driver.cuStreamSynchronize(w->stream), "stream");
+        if (cst_comm_wait(comm, ticket, &err) != ends[order->at].status ||
+            strstr(err.text, ends[order->at].words) == NULL) {
+            (void)fprintf(stderr, "end %u: %s: %s\n", order->at, cst_status_name(err.status),
+                          err.text);
+            _exit(1);
+        }
+        (void)sem_post(&order->ended);
+    } else {
+        if (order->at == CLOSED) {
+            (void)sem_wait(&order->begun);
+            cst_comm_close(comm);
+            comm = NULL;
+        }
+        (void)sem_wait(&order->ended);
+    }
+    cst_comm_close(comm);
+    nccl_worker_free(w);
+    exit(0);
+}
+
+/* Nobody dies, but rank 1 will never make the call: it closes the communicator, or the job is
+ * removed, or the daemon dies. _i: which. The stream of rank 0 goes on, although the program calls
+ * nothing of libcistern, and the next call says why. */
+START_TEST(a_stream_is_freed)
+{
+    struct nccl_order *order = nccl_order_new(2);
+    pid_t pids[2];
+
+    order->at = (unsigned)_i;
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        pids[rank] = nccl_fork(be_freed, rank, order);
+    }
+    if (_i != CLOSED) {
+        (void)sem_wait(&order->begun);
+    }
+    if (_i == REMOVED) {
+        raw_job_remove(&witness, "j");
+    } else if (_i == KILLED) {
+        daemon_proc_kill(&proc);
+    }
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        ck_assert(!child_join(pids[rank], "a worker failed"));
+    }
+    if (_i == KILLED) {
+        raw_close(&witness);
+        daemon_proc_restart(&proc, (const char *[]){"--gpus=all", "--engine-threads=2", NULL});
+        raw_open(&witness, proc.socket);
+        base_fds = settle_base_fds(&witness, &proc);
+    } else if (_i == CLOSED) {
+        raw_job_remove(&witness, "j");
+    }
+    child_unshare(order, sizeof *order);
+}
+END_TEST
+
+/* -- calls that differ ------------------------------------------------------------------------- */
+
+#define ONE_FOR_EACH ((size_t[]){1, 1})
+
+/* What the ranks call at the same time. */
+static const struct {
+    struct cst_comm_call calls[2];
+    const char *words;
+} differences[] = {
+    {{{.op = CST_COMM_BARRIER}, {.op = CST_COMM_ALL_REDUCE, .type = CST_COMM_FP32, .n_elems = 100}},
+     "rank 0 calls barrier, rank 1 calls all_reduce of 100 fp32"},
+    {{{.op = CST_COMM_ALL_REDUCE, .type = CST_COMM_BF16, .n_elems = 100},
+      {.op = CST_COMM_ALL_REDUCE, .type = CST_COMM_BF16, .n_elems = 99}},
+     "rank 0 calls all_reduce of 100 bf16, rank 1 calls all_reduce of 99 bf16"},
+    {{{.op = CST_COMM_ALL_REDUCE, .type = CST_COMM_BF16, .n_elems = 100},
+      {.op = CST_COMM_ALL_REDUCE, .type = CST_COMM_FP32, .n_elems = 100}},
+     "rank 0 calls all_reduce of 100 bf16, rank 1 calls all_reduce of 100 fp32"},
+    {{{.op = CST_COMM_BROADCAST, .type = CST_COMM_BYTE, .n_elems = 7},
+      {.op = CST_COMM_BROADCAST, .type = CST_COMM_BYTE, .n_elems = 7, .root = 1}},
+     "rank 0 calls broadcast of 7 bytes from rank 0, rank 1 calls broadcast of 7 bytes from rank "
+     "1"},
+    {{{.op = CST_COMM_ALL_GATHER, .type = CST_COMM_FP32, .counts = ONE_FOR_EACH},
+      {.op = CST_COMM_ALL_GATHER, .type = CST_COMM_FP32, .counts = (size_t[]){2, 0}}},
+     "rank 0 calls all_gather of 2 fp32, rank 1 calls all_gather of 2 fp32 (with other numbers of "
+     "elements for the ranks)"},
+    {{{.op = CST_COMM_REDUCE_SCATTER, .type = CST_COMM_FP32, .counts = ONE_FOR_EACH},
+      {.op = CST_COMM_ALL_TO_ALL,
+       .type = CST_COMM_FP32,
+       .counts = ONE_FOR_EACH,
+       .recv_counts = ONE_FOR_EACH}},
+     "rank 0 calls reduce_scatter of 2 fp32, rank 1 calls all_to_all of fp32"},
+    {{{.op = CST_COMM_ALL_TO_ALL,
+       .type = CST_COMM_FP32,
+       .counts = ONE_FOR_EACH,
+       .recv_counts = (size_t[]){1, 3}},
+      {.op = CST_COMM_ALL_TO_ALL,
+       .type = CST_COMM_FP32,
+       .counts = (size_t[]){2, 1},
+       .recv_counts = (size_t[]){2, 1}}},
+     " bytes to rank "},
+};
+
+/* The ranks make the same call, and then different ones. Rank 0 begins, and waits for its stream
+ * first. */
+static void differ(struct nccl_worker *w, struct nccl_order *order)
+{
+    struct cst_comm_call call = differences[order->at].calls[w->rank];
+    const struct cst_comm_call same = {.op = CST_COMM_BARRIER};
+    CUdeviceptr array = nccl_array_new(w, (char[1024]){0}, 1024);
+    struct cst_comm *comm = NULL;
+    struct cst_err err = {0};
+    uint64_t ticket = 0;
+    int rc;
+
+    call.in = (const void *)(uintptr_t)array;
+    call.out = (void *)(uintptr_t)(array + (call.op == CST_COMM_ALL_REDUCE ? 0 : 512));
+    nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
+    nccl_must(cst_cuda_comm_open(&comm, w->cuda, CST_GROUP_ALL, w->stream, &err), &err,
+              "comm_open");
+    nccl_must(cst_comm_start(comm, &same, &ticket, &err), &err, "start");
+    if (w->rank == 1 && order->waits_for_stream) {
+        (void)sem_wait(&order->begun);
+    }
+    rc = cst_comm_start(comm, &call, &ticket, &err);
+    if (w->rank == 0 && order->waits_for_stream) {
+        nccl_must(rc, &err, "start");
+        (void)sem_post(&order->begun);
+        nccl_must_cuda(w, w->driver.cuStreamSynchronize(w->stream), "stream");
+    }
+    rc = rc == CST_OK ? cst_comm_wait(comm, ticket, &err) : rc;
+    if (rc != CST_EMISMATCH || strstr(err.text, "collective 2: ") == NULL ||
+        strstr(err.text, differences[order->at].words) == NULL) {
+        (void)fprintf(stderr, "case %u, rank %u: %s: %s\n", order->at, w->rank, cst_status_name(rc),
+                      err.text);
+        _exit(1);
+    }
+    cst_comm_close(comm);
+    nccl_must_cuda(w, w->driver.cuStreamSynchronize(w->stream), "stream");
+    nccl_must_cuda(w, w->driver.cuMemFree(array), "array");
+}
+
+/* Ranks that call different operations, types, numbers of elements or roots are told so, with both
+ * calls, and their streams go on. */
+START_TEST(different_calls_are_named)
+{
+    for (int waits = 0; waits < 2; waits++) {
+        struct nccl_order *order = nccl_order_new(2);
+
+        order->at = (unsigned)_i;
+        order->waits_for_stream = waits == 1;
+        nccl_run(differ, order);
+    }
+}
+END_TEST
+
+/* -- failures --------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *devices[2];
+    const char *setting;
+    int status[2];     /* What the ranks get from opening and two barriers. */
+    const char *words; /* Part of the error of rank 0. */
+} cases[] = {
+    {{"cuda:0", "cuda:1"},
+     "CST_FAKENCCL_FAIL=ncclGetUniqueId:1=2",
+     {CST_EINTERNAL, CST_EPEERDIED},
+     "a unique id of NCCL: NCCL says: unhandled system error"},
+    {{"cuda:0", "cuda:1"},
+     "CST_FAKENCCL_FAIL=ncclCommInitRankConfig:1=3",
+     {CST_EINTERNAL, CST_ECANCELLED},
+     "joining a communicator: NCCL says: internal error"},
+    {{"cuda:0", "cuda:1"},
+     "CST_FAKENCCL_FAIL=ncclAllReduce:2=1",
+     {CST_EGPU, CST_ECANCELLED},
+     "a collective: NCCL says: unhandled cuda error"},
+    {{"cuda:0", "cuda:1"},
+     "CST_FAKENCCL_FAIL=work:2=6",
+     {CST_EINTERNAL, CST_ECANCELLED},
+     "collectives: NCCL says: remote process exited"},
+};
+
+static void end_so(struct nccl_worker *w, struct nccl_order *order)
+{
+    const int i = (int)order->n_calls;
+    struct cst_comm *comm = NULL;
+    struct cst_err err = {0};
+    int rc;
+
+    nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
+    rc = cst_cuda_comm_open(&comm, w->cuda, CST_GROUP_ALL, w->stream, &err);
+    for (int k = 0; k < 2 && rc == CST_OK; k++) {
+        rc = cst_comm_barrier(comm, &err);
+    }
+    if (rc != cases[i].status[w->rank] ||
+        (w->rank == 0 && strstr(err.text, cases[i].words) == NULL)) {
+        (void)fprintf(stderr, "case %d, rank %u: %s: %s\n", i, w->rank, cst_status_name(rc),
+                      err.text);
+        _exit(1);
+    }
+    cst_comm_close(comm);
+    nccl_must_cuda(w, w->driver.cuStreamSynchronize(w->stream), "stream");
+    /* If rank 0 left the job earlier, rank 1 would get this as the cause. */
+    if (w->rank == 1) {
+        (void)sem_post(&order->ended);
+    } else if (cases[i].status[1] != CST_EPEERDIED) {
+        (void)sem_wait(&order->ended);
+    }
+}
+
+/* Where NCCL fails, every rank gets a clear error, and the stream goes on. */
+START_TEST(a_failure_is_named)
+{
+    struct nccl_order *order = nccl_order_new(2);
+
+    order->n_calls = (unsigned)_i;
+    order->setting = cases[_i].setting;
+    memcpy(order->devices, cases[_i].devices, sizeof cases[_i].devices);
+    nccl_run(end_so, order);
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+    Suite *suite;
+    TCase *deaths, *large, *failures;
+
+    (void)argc;
+    fake_gpu_use(argv);
+    suite = suite_create("nccl_ends");
+    deaths = suite_case(suite, "deaths", nccl_rig_open, cuda_rig_close);
+    large = suite_case(suite, "large", nccl_rig_open_large, cuda_rig_close);
+    failures = suite_case(suite, "failures", nccl_rig_open, cuda_rig_close);
+    tcase_add_loop_test(deaths, a_death_is_named_and_made_good, CST_COMM_BARRIER,
+                        CST_COMM_ALL_TO_ALL + 1);
+    tcase_add_loop_test(deaths, a_death_while_staging, CST_COMM_BARRIER, CST_COMM_ALL_TO_ALL + 1);
+    tcase_add_loop_test(deaths, a_stream_is_freed, 0, N_ENDS);
+    tcase_add_test(large, all_others_name_the_dead);
+    tcase_add_loop_test(failures, different_calls_are_named, 0,
+                        sizeof differences / sizeof differences[0]);
+    tcase_add_loop_test(failures, a_failure_is_named, 0, sizeof cases / sizeof cases[0]);
+    return suite_run(suite);
+}
