@@ -7,8 +7,8 @@
 unset OUT
 build=$PWD
 scripts=$(cd "$srcdir/tests/gpu" && pwd)
-fakecuda=$build/tests/lib/fakecuda/.libs
-[ -e "$fakecuda/libcuda.so.1" ] || skip "built without CUDA"
+fakecuda=$build/tests/lib/fakecuda/.libs:$build/tests/lib/fakenccl/.libs
+[ -e "${fakecuda%%:*}/libcuda.so.1" ] || skip "built without CUDA"
 [ -z "$(sed -n 's/^CST_SAN_CFLAGS = //p' Makefile)" ] || skip "built with a sanitizer: the script is what is tested here"
 
 # Usage: a list of the stages without a GPU, and wrong options.
@@ -72,6 +72,7 @@ cat "$tmp/quick.log"
 table=$tmp/quick/table.txt
 says '^  experiments  *passed'
 says '^  copy  *passed'
+says '^  nccl  *skipped .*needs two cards'
 if ./cistern-gpt --help >/dev/null 2>&1; then
     says '^  bits  *passed'
     says '^  e2e  *passed'
@@ -80,6 +81,14 @@ if ./cistern-gpt --help >/dev/null 2>&1; then
     says '^  rooms  *passed'
     says '^  size  *passed'
 fi
+
+# With two cards, one rank has each.
+status=0
+LD_LIBRARY_PATH=$fakecuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} CST_FAKECUDA_DEVICES=2 "$scripts/run" --quick --only nccl --out "$tmp/cards" \
+    >"$tmp/cards.log" 2>&1 || status=$?
+[ $status = 0 ] || { tail -n 60 "$tmp/cards/log.txt"; fail "one rank per card: status $status"; }
+grep -q '^  nccl  *passed' "$tmp/cards/table.txt" || fail "one rank per card: $(cat "$tmp/cards/table.txt")"
+
 if awk 'length > 100 || NR > 60 { exit 0 } END { exit 1 }' "$table"; then
     fail "the table is too wide or too long"
 fi

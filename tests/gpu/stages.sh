@@ -10,6 +10,7 @@ stages=(
     "gpt 30 the worker's passes on the GPU against those on the processor"
     "bits 40 cistern-gpt through the daemon with pools of 100, 50, 25 % and the smallest: the same bits"
     "e2e 75 two ranks on this GPU; a worker, an engine and the daemon killed: the same bits, and nothing is left"
+    "nccl 60 collectives of one rank per card by NCCL, and of two ranks on one card: results, and a rank killed"
     "sanitizer 40 compute-sanitizer on the kernels, if it is there"
     "experiments 40 what the driver does where its manual is silent"
     "copy 40 64 MiB chunks up, down and both at once, against cuMemcpyAsync"
@@ -262,6 +263,83 @@ stage_gpt() {
     [ -z "$GPU_FAKE" ] || skip "on the processor: tests/gpt/cuda"
     need tests/gpu/check_worker
     ./tests/gpu/check_worker
+}
+
+# Run tests/gpu/collectives with a rank on each of the devices after NAME. $1: options of all ranks but the first, $2: options of
+# rank 0, $3: NAME. Sets statuses.
+run_ranks() {
+    local others=$1 first=$2 name=$3 rank=0 device pid pids=()
+    shift 3
+    for device in "$@"; do
+        # shellcheck disable=SC2046,SC2086 # words
+        ./tests/gpu/collectives --rank $rank --world $# --device "$device" $([ $rank = 0 ] && echo $first || echo $others) \
+            >"$tmp/$name.$rank.log" 2>&1 &
+        pids+=($!)
+        rank=$((rank + 1))
+    done
+    statuses=()
+    for pid in "${pids[@]}"; do
+        local status=0
+        wait "$pid" || status=$?
+        statuses+=("$status")
+    done
+}
+
+# What the ranks of $1 have said last.
+last_words() {
+    cat "$tmp/$1".*.log | grep '^rank ' | tail -n 1
+}
+
+# Run ranks on the devices after NAME WAY, which must exchange arrays by WAY: once with right results, and once with rank 0 killed,
+# which all others must name.
+try_ranks() {
+    local name=$1 way=$2 status said real=yes
+    [ -z "$GPU_FAKE" ] || real=
+    shift 2
+    # A stand-in takes long for large arrays, and its times mean nothing.
+    run_ranks "${real:+--json $tmp/none}" "${real:+--json $tmp/$name.json}" "$name" "$@"
+    for status in "${statuses[@]}"; do
+        [ "$status" = 0 ] || fail "$name: $(last_words "$name")"
+    done
+    said=$(sed -n "s/.*communicator of group 0: $# ranks, .* bytes, by //p" "$tmp/cisternd.log" | tail -n 1)
+    printf '%s: %s ranks by %s\n' "$name" $# "$said"
+    grep -q "^$way: " <<<"$said" || fail "$name: not by $way, but by $said"
+    ./cistern rm collectives >/dev/null || fail "cistern rm"
+    [ $# -ge 2 ] || return 0
+    run_ranks --bereaved --dies "$name.death" "$@"
+    for status in "${statuses[@]:1}"; do
+        [ "$status" = 3 ] || fail "$name: rank 0 was killed: $(last_words "$name.death")"
+    done
+    grep -q 'rank 0 ' "$tmp/$name.death.1.log" || fail "$name: the dead rank is not named: $(last_words "$name.death")"
+    ./cistern rm collectives >/dev/null || fail "cistern rm"
+}
+
+stage_nccl() {
+    need tests/gpu/collectives
+    local dir i n devices=()
+    n=$(LD_LIBRARY_PATH=$GPU_LIBRARIES ./cistern-engine-cuda --probe 2>/dev/null | grep -o '"uuid"' | wc -l)
+    # NCCL needs a GPU. A stand-in for it lies beside the stand-in for the driver.
+    if [ -z "$GPU_FAKE" ]; then
+        for dir in $(python3 -c 'import glob, sys
+print(*{f.rsplit("/", 1)[0] for p in sys.path for f in glob.glob(p + "/nvidia/nccl/lib/libnccl.so.2")})' 2>/dev/null); do
+            export LD_LIBRARY_PATH=$LD_LIBRARY_PATH:$dir
+        done
+    fi
+    start_daemon --gpus all --log-level debug
+    try_ranks shared "staging in host memory" cuda:0 cuda:0
+    try_ranks alone "\(NCCL\|staging in host memory\)" cuda:0
+    grep -q ' by NCCL: ' "$tmp/cisternd.log" || skip "ranks that share a card passed; no NCCL: $(sed -n 's/.* has no NCCL: //p' "$tmp/cisternd.log" | tail -n 1)"
+    if [ "$n" -lt 2 ]; then
+        skip "a rank alone and ranks that share a card passed; one rank per card needs two cards"
+    fi
+    for ((i = 0; i < n; i++)); do
+        devices+=("cuda:$i")
+    done
+    try_ranks cards NCCL "${devices[@]}"
+    if [ -z "$GPU_FAKE" ]; then
+        emit nccl_all_reduce_64MiB "$(number_of large_gb_per_s <"$tmp/cards.json")" GB/s
+        emit nccl_all_reduce_4KiB "$(number_of small_us <"$tmp/cards.json")" us
+    fi
 }
 
 stage_sanitizer() {
