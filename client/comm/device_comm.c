@@ -6,11 +6,15 @@
 #include "client/lib/shared_wait.h"
 
 #include <inttypes.h>
+#include <sched.h>
 #include <time.h>
 
 enum {
     /* Time between two looks at the device, which wakes nobody. */
     LOOK_MS = 1,
+    /* Before that, it is looked at all the time for this long. NCCL's threads need some 10 us to
+     * enqueue a call, and a small call not much more to end. */
+    SPIN_NS = 200000,
     /* If the device reports a failure, it may be the consequence of a death or of another rank's
      * end, which this rank learns a little later. So long is the cause awaited. */
     CAUSE_MS = 2000,
@@ -258,6 +262,28 @@ static bool is_over(void *arg)
     return true;
 }
 
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/* Look until it is over, for a short time. Returns whether it is. */
+static bool spin(struct look *look)
+{
+    const uint64_t end = now_ns() + SPIN_NS;
+
+    do {
+        if (is_over(look)) {
+            return true;
+        }
+        (void)sched_yield(); /* The threads of the device may need this processor. */
+    } while (now_ns() < end);
+    return false;
+}
+
 /* Wait for @look at most @timeout_ms. CST_EAGAIN: @timeout_ms is 0, and it is not over. */
 static int wait_for(struct look *look, uint32_t timeout_ms, struct cst_err *err)
 {
@@ -265,7 +291,7 @@ static int wait_for(struct look *look, uint32_t timeout_ms, struct cst_err *err)
     struct cst_err why;
     int rc;
 
-    if (is_over(look)) {
+    if (timeout_ms > 0 ? spin(look) : is_over(look)) {
         return failure(comm, err);
     }
     rc = cstc_shared_poll(comm->job, comm->segment.base, LOOK_MS, is_over, look, timeout_ms, &why);
