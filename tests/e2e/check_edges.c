@@ -464,6 +464,7 @@ static pid_t start_trainer(uint32_t rank, uint32_t dies)
     if (pid == 0) {
         dies_before = dies;
         open_worker(&w, rank, 2, 0);
+        board->reached++;
         w.step = cst_job_steps(w.job);
         train(&w, rank);
         leave(&w);
@@ -476,7 +477,7 @@ static pid_t start_trainer(uint32_t rank, uint32_t dies)
  * it waits, and both do the step again. Nothing of the earlier attempt is taken. */
 START_TEST(the_death_of_a_rank_ends_all_waits)
 {
-    uint32_t dying = (uint32_t)_i % 2, call = (uint32_t)_i / 2 * 3 % CALLS;
+    uint32_t dying = (uint32_t)_i % 2, call = (uint32_t)_i / 2 * 5 % CALLS;
     pid_t pids[2];
 
     for (uint32_t r = 0; r < 2; r++) {
@@ -486,6 +487,30 @@ START_TEST(the_death_of_a_rank_ends_all_waits)
     pids[dying] = start_trainer(dying, UINT32_MAX);
     for (uint32_t r = 0; r < 2; r++) {
         ck_assert(!child_join(pids[r], "a rank failed"));
+    }
+}
+END_TEST
+
+/* A rank is killed at any moment, within a call too. It is named, and both do the step again. */
+START_TEST(the_death_of_a_rank_at_any_moment_is_named)
+{
+    unsigned seed = (unsigned)_i + 1;
+    uint32_t dying = (uint32_t)_i % 2;
+    pid_t pids[2];
+
+    for (uint32_t r = 0; r < 2; r++) {
+        pids[r] = start_trainer(r, UINT32_MAX);
+    }
+    wait_reached(2);
+    (void)usleep((unsigned)rand_r(&seed) % 12000);
+    ck_assert_int_eq(kill(pids[dying], SIGKILL), 0);
+    if (child_join(pids[dying], "a rank failed")) {
+        pids[dying] = start_trainer(dying, UINT32_MAX);
+    } else {
+        pids[dying] = 0; /* It had ended. */
+    }
+    for (uint32_t r = 0; r < 2; r++) {
+        ck_assert(pids[r] == 0 || !child_join(pids[r], "a rank failed"));
     }
 }
 END_TEST
@@ -649,6 +674,7 @@ int main(void)
     TCase *arrays = suite_case(suite, "arrays", setup, teardown);
     TCase *deaths = suite_case(suite, "deaths", setup, teardown);
     TCase *nonsense = suite_case(suite, "nonsense", setup, teardown);
+    bool every = suite_stride(3) == 1, is_sparse = suite_is_sparse();
 
     dies_before = UINT32_MAX;
     tcase_add_test(arrays, arrays_pass_between_two_processes);
@@ -660,7 +686,14 @@ int main(void)
     tcase_add_test(arrays, ranks_that_disagree_are_named);
     tcase_add_test(arrays, memory_is_charged_to_the_budget);
     tcase_add_test(arrays, the_budget_limits_edges);
-    tcase_add_loop_test(deaths, the_death_of_a_rank_ends_all_waits, 0, suite_is_sparse() ? 4 : 16);
+    tcase_add_loop_test(deaths, the_death_of_a_rank_ends_all_waits, 0,
+                        every       ? 2 * CALLS
+                        : is_sparse ? 4
+                                    : 16);
+    tcase_add_loop_test(deaths, the_death_of_a_rank_at_any_moment_is_named, 0,
+                        every       ? 200
+                        : is_sparse ? 1
+                                    : 4);
     tcase_add_loop_test(deaths, a_waiting_rank_is_told_of_a_death, 0, 2);
     tcase_add_loop_test(deaths, every_wait_ends, 0, 3);
     tcase_add_test(deaths, a_wait_has_a_limit);
