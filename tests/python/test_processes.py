@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several processes: a fork, a rank that is killed, and Ctrl-C in a wait."""
 
+import logging
 import os
+import queue
 import signal
+import threading
+from unittest import mock
 
 import cistern
 from cistern import CstError, Direction, Status
@@ -59,6 +63,65 @@ class Ranks(JobCase):
         job.leave()
         self.assertEqual(other.wait(), 0)
         self.assertEqual(masters, self.undisturbed())
+
+
+class Told(logging.Handler):
+    """Has the messages of the logger of the package in ``words``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: queue.Queue[str] = queue.Queue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.words.put(record.getMessage())
+
+    def until(self, words: str) -> str:
+        """Wait for the next message that has ``words``, and return it."""
+        while words not in (message := self.words.get(timeout=120)):
+            pass
+        return message
+
+
+@mock.patch("cistern.job.MEETING_SECONDS", 0.1)
+@mock.patch("cistern.job.STEP_SECONDS", 0.1)
+class Waits(JobCase):
+    """A rank that waits for others says for which ones."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.told = Told()
+        logger = logging.getLogger("cistern")
+        logger.addHandler(self.told)
+        self.addCleanup(logger.removeHandler, self.told)
+
+    def in_thread(self, call) -> threading.Thread:
+        thread = threading.Thread(target=call, daemon=True)  # It waits on if the test fails.
+        thread.start()
+        return thread
+
+    def test_a_rank_says_for_whom_it_waits_in_commit_and_sync_and_step(self) -> None:
+        job = self.open(world=2)
+
+        def rank_0() -> None:
+            model = Model(job)
+            model.write()
+            job.sync()
+            model.step()
+
+        first = self.in_thread(rank_0)
+        self.assertIn("for rank 1 (absent)", self.told.until("s in commit"))
+        with cistern.Job(self.name, rank=1, world=2) as other:
+            model = Model(other)
+            self.assertIn("for rank 1", self.told.until("s in sync"))
+            other.sync()
+            self.assertIn("for rank 1", self.told.until("s in step"))
+            model.step()
+            first.join()
+            job.leave()
+
+    def test_a_rank_that_is_alone_says_nothing(self) -> None:
+        self.ready().step()
+        self.assertTrue(self.told.words.empty())
 
 
 class Interrupts(JobCase):

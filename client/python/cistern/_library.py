@@ -7,9 +7,10 @@ import ctypes
 import os
 import select
 import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 from cistern import _abi
 from cistern._abi import Status, cst_err
@@ -78,9 +79,21 @@ def check(status: int, err: cst_err) -> int:
     return status
 
 
-def wait(client: int, attempt: Callable[[cst_err], int]) -> int:
+class Teller(Protocol):
+    """Says for what a call waits."""
+
+    @property
+    def seconds(self) -> float:
+        """Time of waiting until it is to say so for the first time."""
+
+    def tell(self, waited: float) -> None:
+        """Say for what the call has waited so many seconds."""
+
+
+def wait(client: int, attempt: Callable[[cst_err], int], teller: Teller | None = None) -> int:
     """Make the call ``attempt`` until it does not return EAGAIN, and return its status.
 
+    Meanwhile ``teller`` says for what it waits, each time after twice as long as the time before.
     The handler of a signal, such as that of Ctrl-C, can raise meanwhile. The call is then pending:
     make the same call again, or close the client.
     """
@@ -90,9 +103,14 @@ def wait(client: int, attempt: Callable[[cst_err], int]) -> int:
         fd = check(library().cst_client_fd(client), err)
         poll = select.poll()
         poll.register(fd, select.POLLIN)
+        begin, silent = time.monotonic(), 0.0 if teller is None else teller.seconds
         while status == Status.EAGAIN:
-            poll.poll()
-            status = attempt(err)
+            left = begin + silent - time.monotonic()
+            if poll.poll(None if teller is None else max(left, 0.0) * 1000):
+                status = attempt(err)
+            elif teller is not None:
+                teller.tell(time.monotonic() - begin)
+                silent *= 2
     return check(status, err)
 
 

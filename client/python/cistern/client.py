@@ -89,16 +89,21 @@ class Client:
         with self.one_thread:
             _library.check(getattr(self._lib, name)(self.handle, *arguments, err), err)
 
-    def wait(self, attempt: Callable[[cst_err], int], result: Callable[[], Result]) -> Result:
+    def wait(
+        self,
+        attempt: Callable[[cst_err], int],
+        result: Callable[[], Result],
+        teller: _library.Teller | None = None,
+    ) -> Result:
         """Make the call ``attempt``, which can wait, until it has ended, and return ``result()``.
 
-        What the handler of a signal raises, such as KeyboardInterrupt, ends the wait. The call is
+        ``teller`` says meanwhile for what it waits. What the handler of a signal raises, such as KeyboardInterrupt, ends the wait. The call is
         then pending: ``finish`` goes on with it, and so does the same call.
         """
 
         def go_on() -> Result:
             with self.one_thread:
-                _library.wait(self.handle, attempt)
+                _library.wait(self.handle, attempt, teller)
             return result()
 
         return self._end_of(go_on)

@@ -52,6 +52,7 @@ from cistern.results import (
     RankStat,
     StepResult,
 )
+from cistern.waiting import MEETING_SECONDS, STEP_SECONDS, Waiting
 
 Path = str | os.PathLike[str]
 
@@ -221,6 +222,12 @@ class Job:
         with self.client.one_thread:
             _library.check(getattr(self.lib, name)(self.handle, *arguments, err), err)
 
+    def _waiting(self, call: str, seconds: float) -> Waiting | None:
+        """Return what says for which ranks a call waits. None: there is no other rank."""
+        if self.world == 1:
+            return None
+        return Waiting(self.client.socket, self.name, self.rank, call, seconds)
+
     # -- declarations
 
     def _declared(self, number: int) -> int:
@@ -317,12 +324,15 @@ class Job:
     def commit(self) -> Plan:
         """Commit the declarations: wait for the other ranks and for the job's memory.
 
+        After some seconds, a warning of the logger "cistern" names the ranks that are missing.
         Raises PoolTooSmall, Mismatch, StepVoid (another rank died or left before all had
         committed) and CstError: EBUDGET, ENOTFOUND, EINVAL, ETIMEDOUT, EUNSUPPORTED.
         """
         plan = cst_plan()
         return self.client.wait(
-            lambda err: self.lib.cst_try_commit(self.handle, byref(plan), err), lambda: _plan(plan)
+            lambda err: self.lib.cst_try_commit(self.handle, byref(plan), err),
+            lambda: _plan(plan),
+            self._waiting("commit", MEETING_SECONDS),
         )
 
     def use_stream(self, stream: int) -> int:
@@ -365,7 +375,9 @@ class Job:
         """
         step = c_uint64()
         return self.client.wait(
-            lambda err: self.lib.cst_try_sync(self.handle, byref(step), err), lambda: step.value
+            lambda err: self.lib.cst_try_sync(self.handle, byref(step), err),
+            lambda: step.value,
+            self._waiting("sync", MEETING_SECONDS),
         )
 
     def op_begin(self, op: int, direction: Direction) -> list[Io]:
@@ -448,6 +460,7 @@ class Job:
         return self.client.wait(
             lambda err: self.lib.cst_try_step(self.handle, byref(struct), byref(result), err),
             lambda: StepResult(**_library.fields(result)),
+            self._waiting("step", STEP_SECONDS),
         )
 
     # -- states
