@@ -96,7 +96,7 @@ static int give_share(const struct cstd_job *job, const struct cstd_worker *work
     if (rc != CST_OK) {
         words_of_use(job, worker->gpu, use, sizeof use);
         rc = cst_err_set(err, CST_EBUDGET,
-                         "%.180s; the share that is left for rank %u is too small: %.150s", use,
+                         "%.255s; the share that is left for rank %u is too small: %.310s", use,
                          worker->rank, why.text);
     }
     return rc;

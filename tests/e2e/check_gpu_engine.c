@@ -107,6 +107,7 @@ START_TEST(no_room)
     ck_assert_int_eq(gpu_rig_commit(&client), CST_EBUDGET);
     raw_says(&client, "pools of cuda:1");
     raw_says(&client, "the share that is left for rank 0 is too small: pool of 2.0 MiB");
+    raw_says(&client, "% of the weights is enough"); /* Nothing is cut. */
     raw_close(&client);
 }
 END_TEST

@@ -44,7 +44,10 @@ class JobFileCase(unittest.TestCase):
             ('{"memory": {"lr": 1}}', r"memory\.lr: .*: it belongs to section optimizer"),
             ('{"memory": {"xyzzy": 1}}', r"memory\.xyzzy: there is no such key$"),
             ('{"memory": {"pool": true}}', r"memory\.pool is true, and must be an integer from 0"),
-            ('{"memory": {"pool": "1X"}}', r'memory\.pool is "1X", and must be .* a text like'),
+            (
+                '{"memory": {"pool": "1X"}}',
+                r'memory\.pool is "1X", and must be .* a text such as "6G" or',
+            ),
             ('{"memory": {"recompute": 1}}', r"memory\.recompute is 1, and must be true or false"),
             ('{"optimizer": {"lr": "1"}}', r'optimizer\.lr is "1", and must be a number from 0'),
             ('{"optimizer": {"lr": NaN}}', r"optimizer\.lr is NaN, and must be a number from 0"),

@@ -50,6 +50,11 @@ class Client:
             raise ValueError("the client is closed")
         return self._handle
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._handle is None
+
     def on_close(self, call: Callable[[], None]) -> None:
         """Have ``call`` called when the client has been closed. Its job uses this."""
         self._at_close = call

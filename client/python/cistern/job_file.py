@@ -121,6 +121,12 @@ def _hint(name: str, known: Mapping[str, Any]) -> str:
     return f": did you mean '{nearest[0]}'?" if nearest else ""
 
 
+def _examples(pattern: str) -> str:
+    """Return examples of texts that match ``pattern``, which is a pattern of ``SCHEMA``."""
+    known = ("6G", "1.5GiB", "25%", "auto", "1234")
+    return " or ".join(json.dumps(text) for text in known if re.search(pattern, text))
+
+
 def _what_is_wrong(schema: Mapping[str, Any], value: Any) -> str:
     """Return what the value must be by its schema; "": it is that."""
     if "anyOf" in schema:
@@ -133,7 +139,7 @@ def _what_is_wrong(schema: Mapping[str, Any], value: Any) -> str:
     is_right = isinstance(value, types) and isinstance(value, bool) == (bool in types)
     if "pattern" in schema:
         is_right = is_right and re.search(schema["pattern"], value) is not None
-        return "" if is_right else f"a text like {schema['pattern']}"
+        return "" if is_right else f"a text such as {_examples(schema['pattern'])}"
     least, most = schema.get("minimum"), schema.get("maximum")
     if least is not None:
         words += f" from {least}" + (f" to {most}" if most is not None else "")

@@ -46,7 +46,7 @@ class CudaPools(TorchCase):
         super().setUp()
         for target, value in (
             ("cistern.torch.device.Gpu", StandIn),
-            ("cistern.torch.store.name_of", lambda _: "cuda"),
+            ("cistern.torch.attachment.name_of", lambda _: "cuda"),
         ):
             patch = mock.patch(target, value)
             patch.start()

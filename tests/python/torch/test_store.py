@@ -340,7 +340,7 @@ class Models(TorchCase):
             self.attach(named, "second")
 
     def test_a_pool_that_is_too_small(self) -> None:
-        with self.assertRaises(ct.PoolTooSmall):
+        with self.assertRaisesRegex(ct.PoolTooSmall, "Give attach a larger pool"):
             self.attach(models.bf16(models.gpt2), pool=4096)
 
 

@@ -29,10 +29,11 @@ from cistern.errors import (
     StepVoid,
 )
 from cistern.torch import clip, owners, storage
+from cistern.torch.attachment import attach
 from cistern.torch.optimizer import Optimizer
 from cistern.torch.planner import Forecast, describe, plan
 from cistern.torch.saved import save_on_cpu
-from cistern.torch.store import Store, attach
+from cistern.torch.store import Store
 
 __all__ = [
     "CstError",

@@ -97,10 +97,14 @@ def declare(
 ) -> Declaration:
     """Return what a job is told about ``model``, which can be on the meta device.
 
-    The arguments are those of ``attach``. Raises TypeError for parameters that cannot be in a
-    store, and ValueError if there are none, a name of ``units`` is unknown, a name is not
+    The arguments are those of ``attach``. Raises TypeError if they have other types or a parameter
+    cannot be in a store, and ValueError if there are none, a name of ``units`` is unknown, a name is not
     in printable ASCII, or the model is in a store already.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"cistern: attach is given a {type(model)}, and not a torch.nn.Module")
+    if isinstance(units, str):
+        raise TypeError(f"cistern: units is {units!r}: a list of names, such as [{units!r}]")
     parameters = list(weights.named_parameters(model))
     if not parameters:
         raise ValueError("cistern: the model has no parameters")

@@ -74,6 +74,14 @@ class Gpu(Device):
         torch.cuda.set_rng_state(states[1], self.torch_device)
 
 
+def _is_of_torch(device: str | torch.device) -> bool:
+    try:
+        torch.device(device)
+    except RuntimeError:
+        return False
+    return True
+
+
 def name_of(device: str | torch.device | None) -> str:
     """Return what the daemon calls ``device``. None: torch's current GPU, or else the host.
 
@@ -85,6 +93,11 @@ def name_of(device: str | torch.device | None) -> str:
     if str(device) == "cpu":
         return "host"
     if not str(device).startswith("cuda"):
+        if _is_of_torch(device):
+            raise ValueError(
+                f"cistern: a pool is in host memory or on an NVIDIA GPU, not on '{device}': give attach"
+                " device='cpu' or 'cuda'"
+            )
         return str(device)
     if not torch.cuda.is_available():
         raise ValueError(

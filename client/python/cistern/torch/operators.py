@@ -55,8 +55,10 @@ class Tensor:
         self.trains = parameter.requires_grad
         message = (
             f"cistern: parameter '{name}' used outside of its module. Its weights are in memory"
-            " only while a module runs that owns it. Store.read and the state_dict of the whole model"
-            " return copies; Store.write and load_state_dict of the whole model change weights."
+            " only while a module runs that owns it. If another module of the model uses it, name a module"
+            " that contains both in units= of attach ('' is the whole model). Store.read and the"
+            " state_dict of the whole model return copies; Store.write and load_state_dict of the whole"
+            " model change weights."
         )
         self.dtype = dtype
         self.lent = LentStorage(self.shape, torch_type(dtype), device, message, parameter.data)
@@ -192,12 +194,18 @@ class Unit:
                 place.zero_()
 
 
+GRADS_OF_GRADS = (
+    "cistern: gradients of gradients are not supported: the backward pass has create_graph=True, such as"
+    " for a gradient penalty or a Hessian"
+)
+
+
 def _dense(grad: torch.Tensor | None) -> torch.Tensor | None:
     """Return ``grad`` with all its elements. RuntimeError: it is a function of other tensors."""
     if grad is None:
         return None
     if grad.requires_grad:
-        raise RuntimeError("cistern: gradients of gradients are not supported (create_graph)")
+        raise RuntimeError(GRADS_OF_GRADS)
     return grad.to_dense() if grad.is_sparse else grad
 
 

@@ -34,9 +34,18 @@ class _Clipping(NamedTuple):
 
 
 def _check_range(name: str, value: Any, low: float = 0.0, high: float = math.inf) -> None:
-    """Raise ValueError unless ``value`` is finite and in [``low``, ``high``)."""
+    """Raise ValueError unless ``value`` is finite and in [``low``, ``high``); TypeError: no number."""
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        raise TypeError(f"cistern: {name} is {value!r}, of {type(value)}: a number is required")
     if not (math.isfinite(value) and low <= value < high):
         raise ValueError(f"cistern: {name} is {float(value)}: {low} <= {name} < {high} is required")
+
+
+def in_pair(betas: Any) -> tuple[Any, Any]:
+    """Return the two ``betas``. TypeError: they are not two."""
+    if not isinstance(betas, Sequence) or len(betas) != 2:
+        raise TypeError(f"cistern: betas is {betas!r}: a pair such as (0.9, 0.999) is required")
+    return betas[0], betas[1]
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -52,7 +61,7 @@ class Optimizer(torch.optim.Optimizer):
     A step whose gradients are not finite counts, but changes nothing (``last.skipped``). The first
     one is told by a warning.
 
-    ValueError: an argument is out of range.
+    ValueError: an argument is out of range. TypeError: it is no number.
     """
 
     def __init__(
@@ -80,11 +89,16 @@ class Optimizer(torch.optim.Optimizer):
         self.norm = torch.full((), math.nan, device="cpu")
         parameters = store.grouped_parameters()
         if groups and len(groups) != len(parameters):
-            raise ValueError(f"cistern: the store has {len(parameters)} groups, not {len(groups)}")
+            raise ValueError(
+                f"cistern: the store has {len(parameters)} groups, not {len(groups)}: param_group= of"
+                " attach puts parameters into groups"
+            )
         own = groups or [{} for _ in parameters]
         for group in own:
             if not set(group) <= {"lr", "weight_decay"}:
-                raise ValueError("cistern: groups differ in lr and weight_decay alone")
+                raise ValueError(
+                    f"cistern: groups differ in lr and weight_decay alone, not in {sorted(group)}"
+                )
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(
             [{"params": p, **g} for p, g in zip(parameters, own, strict=True)], defaults
@@ -103,7 +117,7 @@ class Optimizer(torch.optim.Optimizer):
         first = self.param_groups[0]
         if any((g["betas"], g["eps"]) != (first["betas"], first["eps"]) for g in self.param_groups):
             raise ValueError("cistern: betas and eps are equal in all groups")
-        beta1, beta2 = first["betas"]
+        beta1, beta2 = in_pair(first["betas"])
         for group in self.param_groups:
             _check_range("lr", group["lr"])
             _check_range("weight_decay", group["weight_decay"])

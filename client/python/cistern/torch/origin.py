@@ -6,17 +6,16 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from cistern._abi import Status
 from cistern.checkpoint import checkpoints
-from cistern.errors import Mismatch, error_of
+from cistern.errors import error_of
 from cistern.job import Job, Path
 from cistern.torch import buffers
+from cistern.torch.advice import advice
 
 _LEVEL = 3  # Of the caller of ``attach``, for warnings.
 
@@ -55,19 +54,9 @@ def _check_has_model(path: str) -> None:
 
 
 def open_job(name: str, **options: Any) -> Job:
-    """Return ``Job(name, **options)``. Mismatch says how to begin anew."""
-    with advice_on_mismatch(name):
+    """Return ``Job(name, **options)``. Errors say what to do."""
+    with advice(name):
         return Job(name, **options)
-
-
-@contextmanager
-def advice_on_mismatch(name: str) -> Iterator[None]:
-    """Let Mismatch say how to begin anew, because the daemon may have kept the job ``name``."""
-    try:
-        yield
-    except Mismatch as error:
-        advice = f"If the job is that of an earlier run, use another name, or remove it: cistern rm {name}"
-        raise Mismatch(error.status, f"{error.text}. {advice}") from None
 
 
 class Origin:

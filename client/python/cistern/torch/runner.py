@@ -22,7 +22,7 @@ from torch import nn
 
 from cistern.errors import CstError, error_of
 from cistern.torch.nodes import Enter, Leave, needing_grad, replaced
-from cistern.torch.operators import Operators, Unit
+from cistern.torch.operators import GRADS_OF_GRADS, Operators, Unit
 
 
 def in_backward() -> bool:
@@ -141,6 +141,8 @@ class Runner:
         module.register_forward_hook(after, always_call=True)
 
     def _module_begins(self, unit: Unit, args: Any, kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._are_functorch_transforms_active():
+            raise RuntimeError(_TRANSFORMED)
         if in_backward():
             self._follow_pass()
         else:
@@ -183,6 +185,8 @@ class Runner:
         """Leave says that the backward pass of a use begins."""
         if use.n_changes != use.unit.n_changes:
             raise RuntimeError(_OTHER_WEIGHTS.format(use.unit.name))
+        if torch.is_grad_enabled():  # In a backward pass, this is create_graph.
+            raise RuntimeError(GRADS_OF_GRADS)
         self._follow_pass()
         self._end_without_enter()
         self.operators.push(use.unit)
@@ -266,6 +270,11 @@ class Runner:
         self._tasks.pop()
 
 
+_TRANSFORMED = (
+    "cistern: a model whose weights are in a store cannot run under transforms of torch.func (vmap, grad,"
+    " jvp and others) while gradients are recorded: use torch.no_grad() where none are needed, or loss.backward()"
+    " instead of torch.func.grad"
+)
 _BY_HAND = (
     "cistern: grad of a parameter of module '{0}' was set after the backward pass, when the gradients of"
     " this step were handed in already: set grad to None. A hook (parameter.register_hook) or a factor"

@@ -5,159 +5,30 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from cistern._abi import Masters, Moments, Overlap, Pattern, State, Status
-from cistern._abi import Optimizer as Rule
+from cistern._abi import Pattern, State, Status
 from cistern.checkpoint import SaveResult
 from cistern.client import Client
-from cistern.errors import CstError, StepVoid, error_of
+from cistern.errors import StepVoid, error_of
 from cistern.job import Job, Path
 from cistern.job_file import JobFile
 from cistern.results import HyperParams, Plan, RankStat, StepResult
-from cistern.torch import adapters, arguments, buffers, model_calls, owners, state_dicts, weights
+from cistern.torch import adapters, buffers, model_calls, owners, state_dicts, weights
 from cistern.torch.arguments import first
-from cistern.torch.declaration import Declaration, GroupOf, IsMatrix, declare, in_rule
-from cistern.torch.device import device_of, name_of
+from cistern.torch.declaration import Declaration
+from cistern.torch.device import device_of
 from cistern.torch.operators import Operators, Tensor, Unit
-from cistern.torch.optimizer import Optimizer
-from cistern.torch.origin import Origin, advice_on_mismatch, open_job
+from cistern.torch.optimizer import Optimizer, in_pair
+from cistern.torch.origin import Origin
 from cistern.torch.runner import Runner, in_backward, not_compiled
-from cistern.torch.sizes import in_bytes
 from cistern.torch.summary import summary
 from cistern.torch.watch import Watch
-
-
-def attach(
-    model: nn.Module,
-    job: str | None = None,
-    *,
-    config: Path | None = None,
-    socket: Path | None = None,
-    rank: int | None = None,
-    world: int | None = None,
-    device: str | torch.device | None = None,
-    pool: float | str | None = None,
-    plan_file: Path | None = None,
-    units: Collection[str] = (),
-    micro_batches: int | None = None,
-    tokens: int = 0,
-    param_group: GroupOf | None = None,
-    base: str | None = None,
-    optimizer: Rule | str | None = None,
-    muon: IsMatrix | None = None,
-    masters: Masters | str | None = None,
-    moments: Moments | str | None = None,
-    overlap: Overlap | str | None = None,
-    load: Path | None = None,
-    resume: Path | None = None,
-    chunk_elems: int | None = None,
-    timeout_ms: int = 0,
-    ttl_s: int = 0,
-) -> Store:
-    """Move the weights of ``model`` into a job of the daemon, and return the store.
-
-    If the job has weights already, it keeps them, with a warning: the process goes on with the step
-    ``Store.step_no``. Else rank 0 writes them: those of ``model``, or of the safetensors files at
-    the path ``load``, or the states of the checkpoint at the path ``resume``. Parameters may be on
-    the meta device if there is such a path, or if the job has weights, and buffers may not.
-    Persistent buffers are read from these files in each process. A job that has no weights when this
-    function fails is removed.
-
-    - ``job``: its name; by default that of the torchrun job.
-    - ``config``: a file with options, see cistern-job.json(5): its sections ``job``, ``parallel``,
-      ``memory`` and ``optimizer``, and ``resume``. Arguments override it. The other options in it
-      are the program's own business.
-    - ``rank``, ``world``: by default those of torchrun on this machine, or else 0 and 1.
-    - ``device``: where the pool is, such as "cuda" or "cpu"; by default the current GPU of torch, or
-      the host if torch has none. Parameters and buffers move there; inputs are the caller's.
-    - ``pool``: memory for weights and gradients in use, in bytes or as "6G", or a percentage of
-      the weights such as "25%"; 0, the default: the daemon chooses.
-    - ``plan_file``: a plan that ``plan`` has saved. The job has exactly its chunks and pools.
-    - ``units``: names of modules that are operators as a whole, in addition to those that are found
-      (``units.find_units``).
-    - ``micro_batches``: the largest number of backward passes in a step; by default 1.
-    - ``tokens``: their number in a micro-batch of one rank, from which the daemon estimates how long
-      operators run when it plans the job; 0: unknown.
-    - ``param_group``: returns the number of the optimizer's group for a parameter and its name; by
-      default all are in group 0.
-    - ``optimizer``: a ``cistern.Optimizer``, or its name, such as "muon"; by default AdamW.
-    - ``muon``: with the optimizer Muon, returns whether Muon updates a parameter with its name, or
-      else AdamW; by default Muon updates hidden matrices, which are those that are neither
-      embeddings nor in the first or the last unit. cistern-optimizer(7) says more.
-    - ``base``: a job whose frozen tensors are used. Frozen parameters of a model of PEFT have the
-      names there that they have without PEFT, and can be on the meta device.
-    - The others are options of ``cistern.Job``.
-
-    Parameters that are bf16 or fp32 keep their type. Those of other types become bf16, with a
-    warning; their master weights have the exact values in fp32. Parameters that need no gradient
-    are frozen for good, and all others are trained: ``step`` raises RuntimeError if
-    ``requires_grad_`` has changed one. Parameters that come to the model later are not in the store.
-
-    Raises TypeError for parameters that cannot be in a store and buffers on the meta device,
-    ValueError if there are no parameters or the job has not reached the step of ``resume``, and what
-    ``Job``, ``Job.commit`` and ``Job.sync`` raise.
-    """
-    options = JobFile(config)
-    options.refuse(arguments.NOT_HERE, "cistern.torch")
-    rank, world = arguments.ranks(rank, world, options)
-    name = job or options.text("job") or os.environ.get("TORCHELASTIC_RUN_ID")
-    if name is None:
-        raise ValueError("cistern: the job has no name")
-    declaration = declare(model, units, param_group, tokens, muon)
-    origin = Origin(model, load, first(resume, options.text("resume"), None))
-    size = pool if pool is not None else options.text("pool") or 0
-    rule = optimizer if optimizer is not None else options.text("optimizer") or Rule.ADAMW
-    kinds = arguments.kinds(masters, moments, overlap, options)
-    opened = open_job(
-        name,
-        socket=first(socket, options.text("socket"), None),
-        rank=rank,
-        world=world,
-        device=name_of(first(device, options.text("device"), None)),
-        pool_bytes=in_bytes(size, weights.bytes_in_pool(model)),
-        chunk_elems=first(chunk_elems, options.integer("chunk"), 0),
-        timeout_ms=timeout_ms,
-        ttl_s=ttl_s,
-        plan_file=first(plan_file, options.text("plan"), None),
-        micro_batches=arguments.micro_batches(micro_batches, options),
-        base=first(base, options.text("base"), None),
-        optimizer=in_rule(rule),
-        **kinds,
-        model_config=arguments.model_config(model),
-        adapter_config=adapters.config_text(model),
-    )
-    is_new = not opened.initialised
-    try:
-        with advice_on_mismatch(name):
-            store = Store(opened, model, declaration, options)
-        store._prepares = kinds["overlap"] is Overlap.EARLY
-        if not is_new:
-            origin.check_kept(opened, warns=rank == 0)
-        elif rank == 0:
-            origin.warn_of_missing_buffers()
-        store._begin(origin if is_new and rank == 0 else None, base is not None)
-    except BaseException:
-        opened.close()
-        if is_new and rank == 0:
-            _remove_unused(opened)
-        raise
-    return store
-
-
-def _remove_unused(job: Job) -> None:
-    """Remove ``job``, which has no weights, when ``attach`` has failed."""
-    try:
-        with Client(job.client.socket) as client:
-            client.remove_job(job.name)
-    except CstError as error:
-        if error.status != Status.ENOTFOUND:  # The daemon removes a job whose commit fails.
-            warnings.warn(f"cistern: job '{job.name}' remains: {error}", stacklevel=3)
 
 
 class Store:
@@ -254,7 +125,8 @@ class Store:
         others = sorted(n for n, p in parameters.items() if p.dtype not in kept)
         if others:
             warnings.warn(
-                f"cistern: {len(others)} parameters become bf16: {', '.join(others[:5])}",
+                f"cistern: {len(others)} parameters become bf16: {buffers.in_short(others)}. Give the"
+                " model inputs of that type",
                 stacklevel=4,
             )
         shapes = {name: parameter.shape for name, parameter in parameters.items()}
@@ -334,7 +206,7 @@ class Store:
 
         What is not given is taken from the file ``config`` of ``attach``, and is otherwise as in
         ``torch.optim.AdamW``: betas of 0.9 and 0.999 and a decay of 0.01. Schedules are not taken
-        from the file. ValueError: there is no ``lr``.
+        from the file. ValueError: there is no ``lr``. TypeError: an argument is no number.
 
         ``groups`` has what differs in groups 0, 1, ... of the parameters (``attach``): ``lr`` and
         ``weight_decay``. An example is ``[{}, {"weight_decay": 0.0}]``.
@@ -346,8 +218,8 @@ class Store:
         given = self._options.number
         lr = first(lr, given("lr"), None)
         if lr is None:
-            raise ValueError("cistern: the optimizer has no learning rate 'lr'")
-        beta1, beta2 = (given("beta1"), given("beta2")) if betas is None else betas
+            raise ValueError("cistern: the optimizer has no learning rate: give it one as lr=")
+        beta1, beta2 = (given("beta1"), given("beta2")) if betas is None else in_pair(betas)
         self._optimizer = Optimizer(
             self,
             lr=lr,
@@ -602,17 +474,21 @@ class Store:
         """Leave the job. Its states stay in the daemon, unless ``remove``.
 
         Afterwards the model cannot be used any more. A call that Ctrl-C has interrupted is given up;
-        the rank then counts as dead until it is opened again.
+        the rank then counts as dead until it is opened again. A store can be closed twice.
         """
+        if not self.job.client.is_closed:
+            self._leave()
+        if remove:
+            with Client(self.job.client.socket) as client:
+                client.remove_job(self.job.name)
+
+    def _leave(self) -> None:
         self._runner.forget()
         try:
             if not self.job.client.is_pending:
                 self.job.leave()
         finally:
             self.job.close()
-        if remove:
-            with Client(self.job.client.socket) as client:
-                client.remove_job(self.job.name)
 
     def __reduce__(self) -> Any:
         raise TypeError(

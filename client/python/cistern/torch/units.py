@@ -17,19 +17,30 @@ def find_units(model: nn.Module, by_hand: Collection[str] = ()) -> dict[str, nn.
 
     A unit is a module that is named in ``by_hand``, a member of a ModuleList whose members are of
     one class (such as the layers of a transformer), or else a module with parameters of its own.
-    ValueError: a name of ``by_hand`` is no module of the model.
+    ValueError: a name of ``by_hand`` is no module of the model, or is inside of a unit.
     """
-    known = {name for name, _ in model.named_modules(remove_duplicate=False)}
-    unknown = set(by_hand) - known
+    known = dict(model.named_modules(remove_duplicate=False))
+    unknown = set(by_hand) - set(known)
     if unknown:
-        raise ValueError(f"the model has no module {', '.join(sorted(unknown))}")
+        raise ValueError(f"cistern: units: the model has no module {', '.join(sorted(unknown))}")
     units: dict[str, nn.Module] = {}
     seen: set[nn.Module] = set()
     for name, module in _walk("", model, False, by_hand):
         if module not in seen:
             seen.add(module)
             units[name] = module
+    for name in by_hand:
+        for unit, module in units.items():
+            if known[name] is not module and known[name] in module.modules():
+                raise ValueError(_inside(name, unit, module))
     return units
+
+
+def _inside(name: str, unit: str, module: nn.Module) -> str:
+    own = ", ".join(name for name, _ in module.named_parameters(recurse=False))
+    because = f", because it has parameters of its own ({own})" if own else ""
+    outer = f"'{unit}'" if unit else "the model"
+    return f"cistern: units: '{name}' is in {outer}, which is an operator as a whole{because}"
 
 
 def _walk(

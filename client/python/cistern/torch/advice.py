@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What errors of ``attach`` say in addition: what its caller can do, in words of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cistern._abi import Status
+from cistern.errors import CstError
+
+_EARLIER_RUN = "If the job is that of an earlier run, use another name, or remove it"
+_LARGER_POOL = (
+    "Give attach a larger pool. Or let the operator have fewer weights: name modules in it in units=. If"
+    " it has parameters of its own, put these into a module first"
+)
+_FEWER_POOLS = (
+    "Give attach a smaller pool, such as pool='25%', remove jobs that nobody needs (cistern stat,"
+    " cistern rm), or give the daemon more memory for pools (cisternd --pool-memory, --gpu-memory)"
+)
+_FEWER_STATES = (
+    "States are smaller with masters='split' and moments='bf16' or 'mx8' of attach. Or remove jobs that"
+    " nobody needs (cistern stat, cistern rm), or give the daemon more memory for states (cisternd"
+    " --host-memory)"
+)
+
+
+def _advice_on(error: CstError, job: str) -> str:
+    """Return what to do after ``error`` in ``attach`` of ``job``; "": that is not known."""
+    if error.status == Status.EMISMATCH:
+        return f"{_EARLIER_RUN}: cistern rm {job}"
+    if error.status == Status.EPOOL:
+        return _LARGER_POOL
+    if error.status == Status.EBUDGET:
+        if "pools of" in error.text:
+            return _FEWER_POOLS
+        if "host memory" in error.text:
+            return _FEWER_STATES
+    return ""
+
+
+@contextmanager
+def advice(job: str) -> Iterator[None]:
+    """Let errors of ``attach`` of ``job`` say what to do."""
+    try:
+        yield
+    except CstError as error:
+        words = _advice_on(error, job)
+        if not words:
+            raise
+        raise type(error)(error.status, f"{error.text}. {words}") from None

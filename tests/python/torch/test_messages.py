@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a mistake is told: which argument is wrong, and what to do."""
+
+import cistern.torch as ct
+import torch
+from cistern import Status
+from cistern.torch.advice import advice
+from models import TorchCase
+from torch import nn
+
+
+class WithOwn(nn.Module):
+    """Blocks, and a parameter beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x * self.scale
+
+
+class Attach(TorchCase):
+    def test_wrong_types_and_names_are_told_in_words_of_the_arguments(self) -> None:
+        linear = nn.Linear(4, 4)
+        for model, options, kind, words in (
+            (None, {}, TypeError, "NoneType'>, and not a torch.nn.Module"),
+            (linear, {"units": "head"}, TypeError, r"units is 'head': .* such as \['head'\]"),
+            (linear, {"units": ["head"]}, ValueError, "units: the model has no module head"),
+            (linear, {"device": "mps"}, ValueError, "not on 'mps': give attach device='cpu'"),
+            (linear, {"device": torch.device("meta")}, ValueError, "not on 'meta'"),
+            (linear, {"job": ""}, ValueError, r"no name: give attach one, such as"),
+        ):
+            with self.subTest(words), self.assertRaisesRegex(kind, words):
+                ct.attach(model, **{"job": self.name, "device": "cpu"} | options)
+
+    def test_units_that_would_be_ignored_are_refused(self) -> None:
+        for units, words in (
+            (["blocks.0"], r"'blocks\.0' is in the model, .* parameters of its own \(scale\)"),
+            (["blocks", "", "blocks.0"], r"'blocks' is in the model"),
+        ):
+            with self.subTest(units), self.assertRaisesRegex(ValueError, words):
+                ct.attach(WithOwn(), self.name, units=units, device="cpu")
+        self.attach(WithOwn(), units=[""])
+
+    def test_memory_that_the_daemon_does_not_have(self) -> None:
+        """The texts are those of daemon/memory: how much memory there is depends on the machine."""
+        wants = "job 'a' wants 6.0 GiB (6442450944 bytes), 0 B of 5.0 GiB are in use: 1.0 GiB short"
+        for text, words in (
+            (
+                f"pools of the host device: {wants} (pool in [device host])",
+                "a smaller pool, .* --pool-m",
+            ),
+            (
+                f"pools of cuda:0 (GPU-1, H100): {wants} (pool in [gpu])",
+                "smaller pool, .*--gpu-memory",
+            ),
+            (f"host memory: {wants} (memory in [host])", "moments='bf16' .* --host-memory"),
+            ("64 jobs, the limit is 64 (max_jobs in [job])", r"in \[job\]\) \(EBUDGET\)$"),
+        ):
+            with self.subTest(text), self.assertRaisesRegex(ct.CstError, words), advice("run7"):
+                raise ct.CstError(Status.EBUDGET, text)
+
+
+class Use(TorchCase):
+    def test_a_use_by_another_module_names_units(self) -> None:
+        class Tied(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.embedding = nn.Embedding(4, 8)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.embedding(x) @ self.embedding.weight.t()
+
+        tokens = torch.arange(4)
+        store = self.attach(Tied())
+        with self.assertRaisesRegex(RuntimeError, r"contains both in units= of attach \(''"):
+            store.model(tokens)
+        store.close(remove=True)
+        self.attach(model := Tied(), units=[""])
+        model(tokens).sum().backward()
+
+    def test_transforms_of_functions_are_refused_where_gradients_are_recorded(self) -> None:
+        model = nn.Linear(4, 4)
+        x = torch.ones(3, 4)
+        want = model(x).detach()
+        self.attach(model)
+        values = model.state_dict()
+
+        def loss(values: dict[str, torch.Tensor]) -> torch.Tensor:
+            return torch.func.functional_call(model, values, x).sum()
+
+        for call in (lambda: torch.func.grad(loss)(values), lambda: torch.func.vmap(model)(x)):
+            with self.assertRaisesRegex(RuntimeError, "cistern: .*torch.func .* torch.no_grad"):
+                call()
+        with torch.no_grad():
+            self.assertTrue(torch.equal(torch.func.vmap(model)(x), want))
+        model(x).sum().backward()
+
+    def test_a_gradient_penalty_is_refused(self) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        self.attach(model)
+        x = torch.ones(3, 4, requires_grad=True)
+        with self.assertRaisesRegex(RuntimeError, "gradients of gradients .* gradient penalty"):
+            torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        model(x).sum().backward()
+
+    def test_numbers_of_an_optimizer(self) -> None:
+        store = self.attach(nn.Linear(4, 4))
+        for options, kind, words in (
+            ({"lr": "1e-3"}, TypeError, "lr is '1e-3', of <class 'str'>: a number is required"),
+            ({"lr": 1e-3, "betas": 0.9}, TypeError, "betas is 0.9: a pair such as"),
+            ({"lr": 1e-3, "weight_decay": None, "eps": None}, TypeError, "eps is None"),
+            ({"lr": 1e-3, "groups": [{"wd": 1.0}]}, ValueError, r"alone, not in \['wd'\]"),
+            (
+                {"lr": 1e-3, "groups": [{}, {}]},
+                ValueError,
+                "1 groups, not 2: param_group= of attach",
+            ),
+            ({}, ValueError, "no learning rate: give it one as lr="),
+        ):
+            with self.subTest(words), self.assertRaisesRegex(kind, words):
+                store.optimizer(**options)
+
+    def test_a_store_is_closed_twice(self) -> None:
+        store = self.attach(nn.Linear(4, 4))
+        store.close()
+        store.close(remove=True)
+        with self.assertRaises(ct.CstError) as caught:
+            self.admin.remove_job(self.name)
+        self.assertEqual(caught.exception.status, Status.ENOTFOUND)
