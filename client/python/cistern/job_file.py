@@ -54,6 +54,10 @@ class JobFile:
         value = self._values.get(key)
         return None if value is None else float(value)
 
+    def boolean(self, key: str) -> bool | None:
+        value = self._values.get(key)
+        return None if value is None else bool(value)
+
     def member(self, key: str, names: type[_Names]) -> _Names | None:
         """Return the member of an enumeration that has the value as its name."""
         value = self._values.get(key)

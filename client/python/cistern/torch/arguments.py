@@ -23,7 +23,6 @@ NOT_HERE = {
     "grad_over_weight": False,
     "rounding": "stochastic",
     "delay_from": 0,
-    "reshape": False,
     "parallel": "data",
     "stages": 0,
     "store": "daemon",

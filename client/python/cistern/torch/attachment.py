@@ -49,6 +49,7 @@ def attach(
     overlap: Overlap | str | None = None,
     load: Path | None = None,
     resume: Path | None = None,
+    reshape: bool | None = None,
     chunk_elems: int | None = None,
     timeout_ms: int = 0,
     ttl_s: int = 0,
@@ -86,6 +87,8 @@ def attach(
       embeddings nor in the first or the last unit. cistern-optimizer(7) says more.
     - ``base``: a job whose frozen tensors are used. Frozen parameters of a model of PEFT have the
       names there that they have without PEFT, and can be on the meta device.
+    - ``reshape``: if the job exists and no process uses it, open it in place with the number of ranks,
+      the pool, types and other options that this call gives. Its states stay in the daemon.
     - The others are options of ``cistern.Job``.
 
     Parameters that are bf16 or fp32 keep their type. Those of other types become bf16, with a
@@ -120,6 +123,7 @@ def attach(
         chunk_elems=first(chunk_elems, options.integer("chunk"), 0),
         timeout_ms=timeout_ms,
         ttl_s=ttl_s,
+        reshape=first(reshape, options.boolean("reshape"), False),
         plan_file=first(plan_file, options.text("plan"), None),
         micro_batches=arguments.micro_batches(micro_batches, options),
         base=first(base, options.text("base"), None),
