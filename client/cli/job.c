@@ -83,14 +83,17 @@ static void print_updates(const Cistern__JobInfo *job)
 
 static void print_progress(const Cistern__JobInfo *job)
 {
-    char text[CLI_HUMAN_BYTES], more[CLI_HUMAN_BYTES];
+    char text[CLI_HUMAN_BYTES], more[CLI_HUMAN_BYTES], loss[32] = "unknown";
 
     if (job->has_populated_bytes && job->populated_bytes < job->arena_bytes) {
         (void)printf("memory    %s of %s are populated\n", cli_bytes(job->populated_bytes, text),
                      cli_bytes(job->arena_bytes, more));
     }
     if (job->step > 0) {
-        (void)printf("last step loss %.4f, gradient norm %.4g, %s; %llu skipped", job->last_loss,
+        if (job->has_last_loss) {
+            (void)snprintf(loss, sizeof loss, "%.4f", job->last_loss);
+        }
+        (void)printf("last step loss %s, gradient norm %.4g, %s; %llu skipped", loss,
                      job->last_grad_norm, cli_seconds(job->step_seconds, text),
                      (unsigned long long)job->n_skipped);
         if (job->has_n_overflows) {

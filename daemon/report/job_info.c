@@ -157,7 +157,8 @@ static void fill_core(const struct cstd_job *job, Cistern__JobInfo *out)
     out->chunks_clean = stats.chunks_clean;
     out->chunks_updating = stats.chunks_updating;
     out->chunks_reducing = stats.chunks_reducing;
-    out->has_last_loss = out->has_last_grad_norm = stats.step > 0;
+    out->has_last_grad_norm = stats.step > 0;
+    out->has_last_loss = stats.step > 0 && stats.last_loss != 0; /* NaN is a loss, too. */
     out->last_loss = stats.last_loss;
     out->has_saving = stats.saving;
     out->saving = stats.saving;

@@ -719,7 +719,8 @@ struct cst_hyper_params {
     double weight_decay; /* 0: no decay. */
     double clip_norm;    /* Largest L2 norm of all gradients together. 0: no clipping. */
     double grad_scale;   /* Factor on the gradients after their sum over the ranks. 0: 1. */
-    double loss;         /* Loss of this rank, for reports. Any value, NaN too; ranks may differ. */
+    /* Loss of this rank, for reports. Any value, NaN too; ranks may differ. 0: unknown. */
+    double loss;
 };
 
 /* Factors of a parameter group: the update of its tensors multiplies `lr` and `weight_decay` of

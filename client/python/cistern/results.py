@@ -16,7 +16,7 @@ class HyperParams(NamedTuple):
     weight_decay: float = 0.0
     clip_norm: float = 0.0  #: Largest L2 norm of all gradients together. 0: no clipping.
     grad_scale: float = 0.0  #: Factor on the gradients after their sum over the ranks. 0: 1.
-    loss: float = 0.0  #: Loss of this rank, for reports. NaN is allowed, ranks may differ.
+    loss: float = 0.0  #: Loss of this rank, for reports, NaN too; 0: unknown. Ranks may differ.
 
 
 class StepResult(NamedTuple):

@@ -230,6 +230,7 @@ class Training(TrainerCase):
             self.assertTrue(all(logs[name] >= 0 for logs in training))
         others = [logs for logs in recorder.logs if "loss" not in logs]
         self.assertFalse(any(names & set(logs) for logs in others))
+        self.assertAlmostEqual(ours.store.the_optimizer().last.loss, training[-1]["loss"], places=4)
         history = [e for e in ours.state.log_history if "loss" in e]
         self.assertTrue(all(names <= set(entry) for entry in history))
 

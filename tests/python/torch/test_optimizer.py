@@ -2,6 +2,8 @@
 """The optimizer is like torch's."""
 
 import copy
+import json
+import subprocess
 
 import cistern
 import cistern.torch as ct
@@ -13,6 +15,29 @@ from models import TorchCase
 
 def backward(model: torch.nn.Module) -> None:
     models.loss_of(model, models.tokens()).backward()
+
+
+class Loss(TorchCase):
+    def test_the_daemon_shows_the_loss_that_a_closure_returns(self) -> None:
+        _, store = self.twins(models.gpt2)
+        optimizer = store.optimizer(lr=1e-3)
+
+        def closure() -> torch.Tensor:
+            loss = models.loss_of(store.model, models.tokens())
+            loss.backward()
+            return loss
+
+        loss = optimizer.step(closure).item()
+        self.assertEqual(optimizer.last.loss, loss)
+        self.assertAlmostEqual(self.shown(), loss, places=9)
+        backward(store.model)
+        optimizer.step()
+        self.assertIsNone(self.shown(), "no loss is not a loss of 0")
+
+    def shown(self) -> float | None:
+        command = ["cistern", "job", self.name, "--json"]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return json.loads(told).get("last_loss")
 
 
 class AdamW(TorchCase):

@@ -198,8 +198,11 @@ class _Replay:
             self._calls.clear()
         call = functools.partial(self._plain, *args, **kwargs)
         self._calls.append(call)
+        optimizer = self._store.the_optimizer()
         try:
-            return call()
+            loss = call()
+            optimizer.loss = loss if optimizer.loss is None else optimizer.loss + loss
+            return loss
         except StepVoid:
             return self._until_done()
 
@@ -215,6 +218,7 @@ class _Replay:
     def _again(self) -> torch.Tensor:
         """Compute the micro-batches, and return the loss of the last one."""
         losses = [call() for call in self._calls]
+        self._store.the_optimizer().loss = sum(losses)
         return losses[-1]
 
 

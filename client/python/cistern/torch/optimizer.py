@@ -41,6 +41,13 @@ def _check_range(name: str, value: Any, low: float = 0.0, high: float = math.inf
         raise ValueError(f"cistern: {name} is {float(value)}: {low} <= {name} < {high} is required")
 
 
+def _reported(loss: Any) -> float:
+    """Return a loss as a number; 0, which stands for an unknown one, if it is none."""
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return float(loss.detach())
+    return float(loss) if isinstance(loss, (int, float)) else 0.0
+
+
 def in_pair(betas: Any) -> tuple[Any, Any]:
     """Return the two ``betas``. TypeError: they are not two."""
     if not isinstance(betas, Sequence) or len(betas) != 2:
@@ -82,6 +89,9 @@ class Optimizer(torch.optim.Optimizer):
         self._clipping: _Clipping | None = None  # By clip_grad_norm_, for the next step.
         self._has_warned = False
         self.last: StepResult | None = None
+        #: Loss of this step, which ``cistern jobs`` shows; None: unknown. ``step`` sets it from its
+        #: closure, and forgets it at its end.
+        self.loss: Any = None
         #: Computes all gradients of this step again, after a void step without a closure.
         self.replay: Callable[[], Any] | None = None
         #: L2 norm of all gradients of the last step, before clipping, as a tensor without
@@ -140,6 +150,7 @@ class Optimizer(torch.optim.Optimizer):
             weight_decay=max(group["weight_decay"] for group in self.param_groups),
             clip_norm=self._smallest_clip_norm(),
             grad_scale=self.grad_scale,
+            loss=_reported(self.loss),
         )
 
     def _smallest_clip_norm(self) -> float:
@@ -216,6 +227,7 @@ class Optimizer(torch.optim.Optimizer):
         while True:
             try:
                 loss = None if compute is None else self._computed(compute)
+                self.loss = self.loss if closure is None else loss
                 self._commit()
                 return None if closure is None else loss
             except StepVoid:
@@ -233,6 +245,7 @@ class Optimizer(torch.optim.Optimizer):
     def _commit(self) -> None:
         clipping = self._clipping
         self.last = self.store.commit_step(self.prepared)
+        self.loss = None
         self.norm = torch.full((), self.last.grad_norm, device="cpu")
         if clipping is not None:
             clipping.norm.give(self.last.grad_norm)
