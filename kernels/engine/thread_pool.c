@@ -4,11 +4,24 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 struct start {
     struct cste_thread_pool *pool; /* Thread pool of the new thread. */
     unsigned thread; /* Number of the thread, counted from the first thread of the thread pool. */
+};
+
+/* A piece that a thread has taken. */
+struct piece {
+    struct cste_task *task;
+    uint64_t number;
+};
+
+/* The pieces that a thread has under way, the oldest first. */
+struct window {
+    struct piece v[CSTE_THREAD_POOL_MAX_WINDOW];
+    unsigned n;
 };
 
 uint64_t cste_thread_pool_now(void)
@@ -35,31 +48,90 @@ static struct cste_thread_pool_queue *pick(struct cste_thread_pool *pool)
     return NULL;
 }
 
-/* Wait for a piece if there is none, and take it. NULL: the thread pool ends. Called and left with
- * the mutex held. */
-static struct cste_task *take(struct cste_thread_pool *pool, uint64_t *piece_out)
+/* Take a piece. If there is none, wait for one if @wait is true. Returns false if there is none, or
+ * if the thread pool ends. Called and left with the mutex held. */
+static bool take(struct cste_thread_pool *pool, bool wait, struct piece *out)
 {
-    struct cste_thread_pool_queue *queue;
+    struct cste_thread_pool_queue *queue = NULL;
     struct cste_task *task;
 
-    while (!pool->stop && (queue = pick(pool)) == NULL) {
+    while (!pool->stop && (queue = pick(pool)) == NULL && wait) {
         pool->n_idle++;
         (void)pthread_cond_wait(&pool->wake, &pool->mutex);
         pool->n_idle--;
     }
-    if (pool->stop) {
-        return NULL;
+    if (pool->stop || queue == NULL) {
+        return false;
     }
     task = queue->head;
     if (task->next == 0) {
         task->began_ns = cste_thread_pool_now();
     }
-    *piece_out = task->next++;
+    *out = (struct piece){.task = task, .number = task->next++};
     if (task->next == task->n_pieces) {
         queue->head = task->link;
     }
     pool->turn = (pool->turn + 1) % CSTE_THREAD_POOL_TURN;
-    return task;
+    return true;
+}
+
+/* Run or begin @piece. Returns whether it is under way. */
+static bool begin(const struct piece *piece, unsigned thread)
+{
+    if (piece->task->piece == NULL) {
+        return piece->task->begin(piece->task, piece->number, thread);
+    }
+    piece->task->piece(piece->task, piece->number, thread);
+    return false;
+}
+
+/* Finish the oldest piece that is under way. Returns its task. */
+static struct cste_task *finish_oldest(struct window *window, unsigned thread)
+{
+    struct piece piece = window->v[0];
+
+    window->n--;
+    memmove(window->v, window->v + 1, window->n * sizeof window->v[0]);
+    piece.task->finish(piece.task, piece.number, thread);
+    return piece.task;
+}
+
+/* Count a piece of @task as done. Called and left with the mutex held. */
+static void count_done(struct cste_thread_pool *pool, struct cste_task *task)
+{
+    if (--task->left > 0) {
+        return;
+    }
+    (void)pthread_mutex_unlock(&pool->mutex);
+    task->done(task);
+    /* Let the thread run that the done function notified. If all cores are busy, that thread would
+     * wait for the end of a time slice, and so would the client that waits for the task. */
+    (void)sched_yield();
+    (void)pthread_mutex_lock(&pool->mutex);
+}
+
+/* Begin the taken @piece (NULL: none was taken), and finish the oldest piece if the window is full
+ * or no piece was taken. Called and left with the mutex held. */
+static void advance(struct cste_thread_pool *pool, const struct piece *piece, struct window *window,
+                    unsigned thread)
+{
+    struct cste_task *ended[2] = {NULL, NULL};
+
+    (void)pthread_mutex_unlock(&pool->mutex);
+    if (piece != NULL && begin(piece, thread)) {
+        window->v[window->n++] = *piece;
+    } else if (piece != NULL) {
+        ended[0] = piece->task;
+    }
+    if (window->n > 0 && (piece == NULL || window->n >= pool->config.window)) {
+        ended[1] = finish_oldest(window, thread);
+    }
+    (void)pthread_mutex_lock(&pool->mutex);
+    for (int i = 0; i < 2; i++) {
+        if (ended[i] != NULL) {
+            count_done(pool, ended[i]);
+        }
+    }
 }
 
 static void *thread_main(void *arg)
@@ -67,27 +139,17 @@ static void *thread_main(void *arg)
     struct start start = *(struct start *)arg;
     struct cste_thread_pool *pool = start.pool;
     unsigned number = pool->config.first + start.thread;
-    struct cste_task *task;
-    uint64_t piece;
+    struct window window = {.n = 0};
+    struct piece piece;
+    bool taken;
 
     free(arg);
     if (pool->config.start != NULL) {
         pool->config.start(pool->config.arg, number);
     }
     (void)pthread_mutex_lock(&pool->mutex);
-    while ((task = take(pool, &piece)) != NULL) {
-        (void)pthread_mutex_unlock(&pool->mutex);
-        task->piece(task, piece, number);
-        (void)pthread_mutex_lock(&pool->mutex);
-        if (--task->left == 0) {
-            (void)pthread_mutex_unlock(&pool->mutex);
-            task->done(task);
-            /* Let the thread run that the done function notified. If all cores are busy, that
-             * thread would wait for the end of a time slice, and so would the client that waits for
-             * the task. */
-            (void)sched_yield();
-            (void)pthread_mutex_lock(&pool->mutex);
-        }
+    while ((taken = take(pool, window.n == 0, &piece)) || window.n > 0) {
+        advance(pool, taken ? &piece : NULL, &window, number);
     }
     (void)pthread_mutex_unlock(&pool->mutex);
     return NULL;
@@ -119,6 +181,10 @@ int cste_thread_pool_open(struct cste_thread_pool *pool,
     if (config->n_threads < 1 || config->n_threads > CSTE_THREAD_POOL_MAX_THREADS) {
         return cst_err_set(err, CST_EINVAL, "thread pool %s of %u threads, allowed 1 to %d",
                            config->name, config->n_threads, CSTE_THREAD_POOL_MAX_THREADS);
+    }
+    if (config->window > CSTE_THREAD_POOL_MAX_WINDOW) {
+        return cst_err_set(err, CST_EINVAL, "thread pool %s: %u pieces under way, allowed 0 to %d",
+                           config->name, config->window, CSTE_THREAD_POOL_MAX_WINDOW);
     }
     *pool = (struct cste_thread_pool){.config = *config};
     (void)pthread_mutex_init(&pool->mutex, NULL);

@@ -11,7 +11,13 @@
  *
  * A thread takes the next piece of the first task in the lowest class. A task with newest_first set
  * goes before the tasks of its class that have not begun. Every CSTE_THREAD_POOL_TURN-th piece is
- * taken from the highest class that has one, which keeps classes from starving. */
+ * taken from the highest class that has one, which keeps classes from starving.
+ *
+ * A piece that a device executes can be under way while its thread begins other pieces. Each thread
+ * has a window of such pieces, of any tasks. The thread waits for the oldest one when the window is
+ * full, or when there is no other piece to begin:
+ *
+ *   begin 0, begin 1, begin 2, begin 3, finish 0, begin 4, finish 1, ... finish 4 */
 #ifndef CSTE_THREAD_POOL_H
 #define CSTE_THREAD_POOL_H
 
@@ -26,12 +32,18 @@
 /* Every CSTE_THREAD_POOL_TURN-th piece is taken from the highest class. */
 #define CSTE_THREAD_POOL_TURN 16
 #define CSTE_THREAD_POOL_MAX_THREADS 1000
+/* Largest window: number of pieces that a thread has under way. */
+#define CSTE_THREAD_POOL_MAX_WINDOW 8
 
 struct cste_task;
 
 /* Run piece number @piece of @task on thread number @thread. Several pieces of a task run at the
  * same time. */
 typedef void (*cste_task_piece_fn)(struct cste_task *task, uint64_t piece, unsigned thread);
+
+/* Begin piece number @piece of @task on thread number @thread. Returns whether the piece is under
+ * way. If it is not, it is done. */
+typedef bool (*cste_task_begin_fn)(struct cste_task *task, uint64_t piece, unsigned thread);
 
 /* Called when all pieces of @task have been done, on the thread that did the last one. Everything
  * that the pieces wrote is visible. The thread pool does not use the task after this call; the
@@ -41,9 +53,13 @@ typedef void (*cste_task_done_fn)(struct cste_task *task);
 /* A task, embedded in the object that it works on. The owner sets the fields from piece to
  * newest_first. The thread pool uses the other fields. */
 struct cste_task {
-    cste_task_piece_fn piece; /* Runs one piece. */
-    cste_task_done_fn done;   /* Called after the last piece. */
-    uint64_t n_pieces;        /* Number of pieces, at least 1. */
+    cste_task_piece_fn piece; /* Runs one piece. NULL: begin and finish are set instead. */
+    cste_task_begin_fn begin; /* Begins one piece. */
+    /* Waits for a piece that is under way and ends it. A thread finishes its pieces in the order in
+     * which it began them. */
+    cste_task_piece_fn finish;
+    cste_task_done_fn done; /* Called after the last piece. */
+    uint64_t n_pieces;      /* Number of pieces, at least 1. */
     /* Priority class, 0 to CSTE_THREAD_POOL_CLASSES - 1. The lowest class goes first. */
     unsigned class;
     bool newest_first;      /* The task goes before the tasks of its class that have not begun. */
@@ -59,6 +75,9 @@ struct cste_thread_pool_config {
     const char *name;
     unsigned n_threads; /* Number of threads, 1 to CSTE_THREAD_POOL_MAX_THREADS. */
     unsigned first;     /* Number of the first thread; the other threads follow. */
+    /* Number of pieces that a thread may have under way, at most CSTE_THREAD_POOL_MAX_WINDOW. With
+     * 0 or 1, a thread finishes a piece before it takes the next one. */
+    unsigned window;
     /* Called first on each thread, for example to pin it. May be NULL. */
     void (*start)(void *arg, unsigned thread);
     void *arg; /* Argument of start. */
@@ -85,12 +104,13 @@ struct cste_thread_pool {
     pthread_t *threads; /* Owned array of n_started threads. */
 };
 
-/* Start the threads. CST_EINVAL: n_threads is out of range; CST_ENOMEM: the system gives no more
- * threads, and none is left running. */
+/* Start the threads. CST_EINVAL: n_threads or window is out of range; CST_ENOMEM: the system gives
+ * no more threads, and none is left running. */
 int cste_thread_pool_open(struct cste_thread_pool *pool,
                           const struct cste_thread_pool_config *config, struct cst_err *err);
 
-/* End the threads after the pieces that they are running. Tasks with pieces left are abandoned:
+/* End the threads after the pieces that they are running, under way or not. Tasks with pieces left
+ * are abandoned:
  * their done function is not called. */
 void cste_thread_pool_close(struct cste_thread_pool *pool);
 

@@ -239,6 +239,51 @@ START_TEST(test_from_done)
 }
 END_TEST
 
+static bool begin_letter(struct cste_task *task, uint64_t piece, unsigned thread)
+{
+    write_letter(task, piece, thread);
+    /* The last piece is done at once. */
+    return piece + 1 < task->n_pieces;
+}
+
+static void finish_letter(struct cste_task *task, uint64_t piece, unsigned thread)
+{
+    (void)task;
+    (void)thread;
+    order[n_order++] = (char)('0' + piece);
+}
+
+/* A thread begins pieces until its window is full, and then finishes the oldest one. Without
+ * another piece to begin, it finishes those that are left. The task is done after all of them. */
+START_TEST(test_under_way)
+{
+    static const char *const orders[] = {"a0a1a2a3a4a", "a0a1a2a3a4a", "aa0a1a2a3a4", "aaa0a1a2a34",
+                                         "aaaa0a1a234"};
+    struct cste_thread_pool_config config = {
+        .name = "test", .n_threads = 1, .first = FIRST, .window = (unsigned)_i};
+    struct letter letter;
+    struct cste_task blocker;
+    struct cst_err err;
+
+    (void)sem_init(&finished, 0, 0);
+    (void)sem_init(&gate, 0, 0);
+    (void)sem_init(&entered, 0, 0);
+    ck_assert_int_eq(cste_thread_pool_open(&pool, &config, &err), CST_OK);
+    block(&blocker);
+    letter = (struct letter){.task = {.begin = begin_letter,
+                                      .finish = finish_letter,
+                                      .done = letter_done,
+                                      .n_pieces = 6},
+                             .letter = 'a'};
+    cste_thread_pool_submit(&pool, &letter.task);
+    (void)sem_post(&gate);
+    wait_for(&finished);
+    wait_for(&finished);
+    ck_assert_str_eq(order, orders[_i]);
+    cste_thread_pool_close(&pool);
+}
+END_TEST
+
 static void *open_gate(void *arg)
 {
     /* Becomes true when the thread pool was told to stop. Only then may the current piece end. */
@@ -297,6 +342,7 @@ int main(void)
     tcase_add_test(tcase, test_newest_first);
     tcase_add_test(tcase, test_no_starvation);
     tcase_add_test(tcase, test_from_done);
+    tcase_add_loop_test(tcase, test_under_way, 0, 5);
     tcase_add_test(tcase, test_close);
     tcase_add_test(tcase, test_bad_number);
     return suite_run(suite);
