@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/cuda/device.h"
 
+#include "kernels/cuda/flight.h"
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/reduction.h"
 #include "kernels/cuda/update.h"
@@ -57,12 +58,13 @@ const struct cste_device_ops cste_cuda_ops = {
     .name = "cuda",
     /* Copies of unlocked memory are slow. */
     .always_locks = true,
-    /* Each thread has a stage. While the sums of one thread are copied, another thread sums. */
+    /* Each thread has stages. While the sums of one thread are copied, another thread sums. */
     .max_team = 4,
-    /* One piece is under way while the next one is enqueued. */
+    /* While one thread waits for a processor, the stream of the other one keeps the link busy. */
     .max_lanes = 2,
-    .piece_bytes = 16u << 20,
+    .piece_bytes = CSTE_GPU_PIECE_BYTES,
     .max_tiles = CSTE_GPU_STAGE_TILES,
+    .window = CSTE_GPU_WINDOW,
     .open = cuda_open,
     .close = cuda_close,
     .map = cste_gpu_map,
@@ -76,4 +78,5 @@ const struct cste_device_ops cste_cuda_ops = {
     .reduce = cste_gpu_reduce,
     .update = cste_gpu_update,
     .orthogonalise = cuda_orthogonalise,
+    .finish = cste_gpu_finish,
 };

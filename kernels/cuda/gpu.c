@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/cuda/gpu.h"
 
+#include "kernels/cuda/flight.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -97,104 +99,6 @@ static int open_context(struct cste_gpu *gpu, struct cst_err *err)
     return rc;
 }
 
-/* -- threads -------------------------------------------------------------------------------- */
-
-static int open_streams(struct cste_gpu *gpu, struct cst_err *err)
-{
-    const struct cst_cuda_driver *driver = &gpu->driver;
-    int least = 0, greatest = 0;
-    int rc = cst_cuda_check(driver, driver->cuCtxGetStreamPriorityRange(&least, &greatest), err,
-                            "priorities of streams");
-
-    gpu->streams = calloc(gpu->n_threads, sizeof *gpu->streams);
-    if (rc == CST_OK && gpu->streams == NULL) {
-        rc = cst_err_set(err, CST_ENOMEM, "no memory for %u streams", gpu->n_threads);
-    }
-    for (unsigned i = 0; i < gpu->n_threads && rc == CST_OK; i++) {
-        CUstream stream;
-
-        rc = cst_cuda_check(
-            driver, driver->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, greatest),
-            err, "stream %u of %u", i + 1, gpu->n_threads);
-        if (rc == CST_OK) {
-            gpu->streams[i] = stream;
-        }
-    }
-    return rc;
-}
-
-static int open_stage(struct cste_gpu *gpu, struct cste_gpu_stage *stage, struct cst_err *err)
-{
-    const struct cst_cuda_driver *driver = &gpu->driver;
-    CUdeviceptr device;
-    void *host;
-    int rc = cst_cuda_check(driver, driver->cuMemAlloc(&device, CSTE_GPU_STAGE_BYTES), err,
-                            "%zu bytes of %s for sums", (size_t)CSTE_GPU_STAGE_BYTES, gpu->uuid);
-
-    if (rc != CST_OK) {
-        return rc;
-    }
-    stage->device = (struct cste_mem){.device = device, .bytes = CSTE_GPU_STAGE_BYTES};
-    rc = cst_cuda_check(
-        driver, driver->cuMemHostAlloc(&host, CSTE_GPU_STAGE_BYTES, CU_MEMHOSTALLOC_PORTABLE), err,
-        "%zu pinned bytes for sums", (size_t)CSTE_GPU_STAGE_BYTES);
-    if (rc != CST_OK) {
-        return rc;
-    }
-    stage->host = (struct cste_mem){.base = host, .bytes = CSTE_GPU_STAGE_BYTES};
-    stage->batch = calloc(CSTE_GPU_STAGE_TILES, sizeof *stage->batch);
-    return stage->batch != NULL ? CST_OK
-                                : cst_err_set(err, CST_ENOMEM, "no memory for a list of tiles");
-}
-
-static int open_stages(struct cste_gpu *gpu, struct cst_err *err)
-{
-    int rc = CST_OK;
-
-    gpu->stages = calloc(gpu->n_team, sizeof *gpu->stages);
-    gpu->values = calloc(gpu->n_threads, sizeof *gpu->values);
-    if (gpu->stages == NULL || gpu->values == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for %u threads", gpu->n_team);
-    }
-    for (unsigned i = 0; i < gpu->n_team && rc == CST_OK; i++) {
-        rc = open_stage(gpu, &gpu->stages[i], err);
-    }
-    return rc;
-}
-
-static void close_stages(struct cste_gpu *gpu)
-{
-    /* An incompletely opened GPU is closed as well: each part may be missing. */
-    for (unsigned i = gpu->stages != NULL ? gpu->n_team : 0; i-- > 0;) {
-        struct cste_gpu_stage *stage = &gpu->stages[i];
-
-        free(stage->batch);
-        if (stage->host.base != NULL) {
-            (void)gpu->driver.cuMemFreeHost(stage->host.base);
-        }
-        if (stage->device.device != 0) {
-            (void)gpu->driver.cuMemFree(stage->device.device);
-        }
-    }
-    free(gpu->stages);
-    for (unsigned i = gpu->values != NULL ? gpu->n_threads : 0; i-- > 0;) {
-        if (gpu->values[i] != 0) {
-            (void)gpu->driver.cuMemFree(gpu->values[i]);
-        }
-    }
-    free(gpu->values);
-}
-
-static void close_streams(struct cste_gpu *gpu)
-{
-    for (unsigned i = gpu->streams != NULL ? gpu->n_threads : 0; i-- > 0;) {
-        if (gpu->streams[i] != NULL) {
-            (void)gpu->driver.cuStreamDestroy(gpu->streams[i]);
-        }
-    }
-    free(gpu->streams);
-}
-
 /* -- opening -------------------------------------------------------------------------------- */
 
 static int open_parts(struct cste_gpu *gpu, const char *uuid, struct cst_err *err)
@@ -210,10 +114,7 @@ static int open_parts(struct cste_gpu *gpu, const char *uuid, struct cst_err *er
     if (rc == CST_OK) {
         rc = cst_cuda_kernels_open(&gpu->kernels, &gpu->driver, err);
     }
-    if (rc == CST_OK) {
-        rc = open_streams(gpu, err);
-    }
-    return rc == CST_OK ? open_stages(gpu, err) : rc;
+    return rc == CST_OK ? cste_gpu_open_threads(gpu, err) : rc;
 }
 
 int cste_gpu_open(struct cste_gpu **out, const struct cste_device_spec *spec, struct cst_err *err)
@@ -249,8 +150,7 @@ void cste_gpu_close(struct cste_gpu *gpu)
 {
     if (gpu->context != NULL) {
         (void)gpu->driver.cuCtxSetCurrent(gpu->context);
-        close_stages(gpu);
-        close_streams(gpu);
+        cste_gpu_close_threads(gpu);
         if (gpu->kernels.driver != NULL) {
             cst_cuda_kernels_close(&gpu->kernels);
         }
@@ -266,18 +166,6 @@ int cste_gpu_enter(struct cste_gpu *gpu, struct cst_err *err)
 {
     return cst_cuda_check(&gpu->driver, gpu->driver.cuCtxSetCurrent(gpu->context), err,
                           "context of %s", gpu->uuid);
-}
-
-int cste_gpu_settle(struct cste_gpu *gpu, unsigned thread, int rc, struct cst_err *err)
-{
-    CUresult result = gpu->driver.cuStreamSynchronize(gpu->streams[thread]);
-
-    if (result == CUDA_SUCCESS) {
-        return rc;
-    }
-    (void)cst_cuda_check(&gpu->driver, result, err, "waiting for %s", gpu->uuid);
-    err->status = CST_EGPU;
-    return CST_EGPU;
 }
 
 CUmemAllocationProp cste_gpu_memory_prop(const struct cste_gpu *gpu)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/cuda/memory.h"
 
+#include "kernels/cuda/flight.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
@@ -154,6 +156,15 @@ err_after_reserve:
     return rc;
 }
 
+static int enqueue_fill(struct cste_gpu *gpu, unsigned thread, struct cste_addr dst, uint64_t bytes,
+                        struct cst_err *err)
+{
+    return cst_cuda_check(
+        &gpu->driver,
+        gpu->driver.cuMemsetD8Async(device_pointer(dst), 0, bytes, cste_gpu_stream(gpu, thread)),
+        err, "clearing %" PRIu64 " bytes", bytes);
+}
+
 /* Import the handle that @fd stands for. */
 static int import(struct cste_gpu *gpu, int fd, CUmemGenericAllocationHandle *handle,
                   struct cst_err *err)
@@ -169,6 +180,13 @@ static int import(struct cste_gpu *gpu, int fd, CUmemGenericAllocationHandle *ha
         err->status = rc = CST_EINVAL;
     }
     return rc;
+}
+
+/* Fill @bytes of device memory at @dst with zeros, and wait for it. */
+static int clear(struct cste_gpu *gpu, unsigned thread, struct cste_addr dst, uint64_t bytes,
+                 struct cst_err *err)
+{
+    return cste_gpu_settle(gpu, thread, enqueue_fill(gpu, thread, dst, bytes, err), err);
 }
 
 int cste_gpu_import(void *state, unsigned thread, int *fd, struct cste_mem *mem,
@@ -194,7 +212,7 @@ int cste_gpu_import(void *state, unsigned thread, int *fd, struct cste_mem *mem,
     }
     mem->device = at;
     if (made >= 0) {
-        rc = cste_gpu_fill(gpu, thread, start, mem->bytes, err);
+        rc = clear(gpu, thread, start, mem->bytes, err);
         if (rc == CST_EGPU) {
             /* The GPU may still be accessing the memory, which therefore lasts until the process
              * ends. */
@@ -268,8 +286,9 @@ int cste_gpu_enqueue_copy(struct cste_gpu *gpu, unsigned thread, struct cste_add
     while (bytes > 0 && rc == CST_OK) {
         uint64_t n = least(bytes, least(to_border(dst), to_border(src)));
 
-        rc = cst_cuda_check(&gpu->driver, enqueue_piece(gpu, gpu->streams[thread], dst, src, n),
-                            err, "copying %" PRIu64 " bytes", n);
+        rc = cst_cuda_check(&gpu->driver,
+                            enqueue_piece(gpu, cste_gpu_stream(gpu, thread), dst, src, n), err,
+                            "copying %" PRIu64 " bytes", n);
         dst.offset += n;
         src.offset += n;
         bytes -= n;
@@ -281,39 +300,38 @@ int cste_gpu_copy(void *state, unsigned thread, struct cste_addr dst, struct cst
                   uint64_t bytes, struct cst_err *err)
 {
     struct cste_gpu *gpu = state;
-    int rc;
+    struct cste_gpu_flight *flight = cste_gpu_take_flight(gpu, thread);
+    int rc = CST_OK;
 
     if (dst.mem->device == 0 && src.mem->device == 0) {
         memcpy(cste_addr_host(dst), cste_addr_host(src), bytes);
-        return CST_OK;
+        return cste_gpu_leave_under_way(gpu, thread, CST_OK);
     }
     rc = cste_gpu_enter(gpu, err);
-    if (rc != CST_OK) {
-        return rc;
+    if (rc == CST_OK) {
+        rc = cste_gpu_enqueue_copy(gpu, thread, dst, src, bytes, err);
+        rc = cste_gpu_depart(gpu, thread, flight, rc, err);
     }
-    rc = cste_gpu_enqueue_copy(gpu, thread, dst, src, bytes, err);
-    return cste_gpu_settle(gpu, thread, rc, err);
+    return cste_gpu_leave_under_way(gpu, thread, rc);
 }
 
 int cste_gpu_fill(void *state, unsigned thread, struct cste_addr dst, uint64_t bytes,
                   struct cst_err *err)
 {
     struct cste_gpu *gpu = state;
+    struct cste_gpu_flight *flight = cste_gpu_take_flight(gpu, thread);
     int rc;
 
     if (dst.mem->device == 0) {
         memset(cste_addr_host(dst), 0, bytes);
-        return CST_OK;
+        return cste_gpu_leave_under_way(gpu, thread, CST_OK);
     }
     rc = cste_gpu_enter(gpu, err);
-    if (rc != CST_OK) {
-        return rc;
+    if (rc == CST_OK) {
+        rc = enqueue_fill(gpu, thread, dst, bytes, err);
+        rc = cste_gpu_depart(gpu, thread, flight, rc, err);
     }
-    rc = cst_cuda_check(
-        &gpu->driver,
-        gpu->driver.cuMemsetD8Async(device_pointer(dst), 0, bytes, gpu->streams[thread]), err,
-        "clearing %" PRIu64 " bytes", bytes);
-    return cste_gpu_settle(gpu, thread, rc, err);
+    return cste_gpu_leave_under_way(gpu, thread, rc);
 }
 
 /* Set @out to the thread's buffer for values. The buffer is allocated at its first use, because few
@@ -322,13 +340,37 @@ static int find_values(struct cste_gpu *gpu, unsigned thread, struct cste_mem *o
                        struct cst_err *err)
 {
     const uint64_t bytes = CSTE_GPU_CAST_ELEMS * sizeof(float);
+    CUdeviceptr *values = &gpu->threads[thread].values;
     int rc = CST_OK;
 
-    if (gpu->values[thread] == 0) {
-        rc = cst_cuda_check(&gpu->driver, gpu->driver.cuMemAlloc(&gpu->values[thread], bytes), err,
+    if (*values == 0) {
+        rc = cst_cuda_check(&gpu->driver, gpu->driver.cuMemAlloc(values, bytes), err,
                             "%" PRIu64 " bytes of %s to make weights in", bytes, gpu->uuid);
     }
-    *out = (struct cste_mem){.device = gpu->values[thread], .bytes = bytes};
+    *out = (struct cste_mem){.device = *values, .bytes = bytes};
+    return rc;
+}
+
+/* Enqueue the casts of @n fp32 values at @src, which is host memory, to weights at @dst. */
+static int enqueue_casts(struct cste_gpu *gpu, unsigned thread, struct cste_addr dst,
+                         struct cste_addr src, uint64_t n, struct cst_err *err)
+{
+    struct cste_mem values;
+    int rc = find_values(gpu, thread, &values, err);
+
+    while (n > 0 && rc == CST_OK) {
+        uint64_t some = least(n, CSTE_GPU_CAST_ELEMS);
+
+        rc = cste_gpu_enqueue_copy(gpu, thread, (struct cste_addr){.mem = &values}, src,
+                                   some * sizeof(float), err);
+        if (rc == CST_OK) {
+            rc = cst_cuda_cast(&gpu->kernels, cste_gpu_stream(gpu, thread), some, values.device,
+                               device_pointer(dst), err);
+        }
+        src.offset += some * sizeof(float);
+        dst.offset += some * sizeof(uint16_t);
+        n -= some;
+    }
     return rc;
 }
 
@@ -337,8 +379,7 @@ int cste_gpu_convert(void *state, unsigned thread, const struct cste_device_conv
 {
     struct cste_addr dst = convert->dst[0], src = convert->src;
     struct cste_gpu *gpu = state;
-    uint64_t n = convert->n_elems;
-    struct cste_mem values;
+    struct cste_gpu_flight *flight = cste_gpu_take_flight(gpu, thread);
     int rc;
 
     if (convert->what != CSTE_CONVERT_WEIGHT) {
@@ -346,28 +387,13 @@ int cste_gpu_convert(void *state, unsigned thread, const struct cste_device_conv
                            "CONVERT of states must go to the engine of a node");
     }
     if (dst.mem->device == 0) {
-        gpu->processor->cast(n, cste_addr_host(src), cste_addr_host(dst));
-        return CST_OK;
+        gpu->processor->cast(convert->n_elems, cste_addr_host(src), cste_addr_host(dst));
+        return cste_gpu_leave_under_way(gpu, thread, CST_OK);
     }
     rc = cste_gpu_enter(gpu, err);
     if (rc == CST_OK) {
-        rc = find_values(gpu, thread, &values, err);
+        rc = enqueue_casts(gpu, thread, dst, src, convert->n_elems, err);
+        rc = cste_gpu_depart(gpu, thread, flight, rc, err);
     }
-    if (rc != CST_OK) {
-        return rc;
-    }
-    while (n > 0 && rc == CST_OK) {
-        uint64_t some = least(n, CSTE_GPU_CAST_ELEMS);
-
-        rc = cste_gpu_enqueue_copy(gpu, thread, (struct cste_addr){.mem = &values}, src,
-                                   some * sizeof(float), err);
-        if (rc == CST_OK) {
-            rc = cst_cuda_cast(&gpu->kernels, gpu->streams[thread], some, values.device,
-                               device_pointer(dst), err);
-        }
-        src.offset += some * sizeof(float);
-        dst.offset += some * sizeof(uint16_t);
-        n -= some;
-    }
-    return cste_gpu_settle(gpu, thread, rc, err);
+    return cste_gpu_leave_under_way(gpu, thread, rc);
 }

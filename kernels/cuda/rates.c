@@ -38,10 +38,12 @@ static double copy_small(void *arg)
 {
     struct cuda_rates *r = arg;
     uint64_t start = cste_thread_pool_now();
+    struct cst_tile_done done;
     struct cst_err err;
 
     if (cste_device_copy(&r->b.device, 0, (struct cste_addr){.mem = &r->own[0]},
-                         (struct cste_addr){.mem = &r->host[0].mem}, SMALL_BYTES, &err) != CST_OK) {
+                         (struct cste_addr){.mem = &r->host[0].mem}, SMALL_BYTES, &err) != CST_OK ||
+        cste_device_finish(&r->b.device, 0, &done, &err) != CST_OK) {
         cste_self_benchmark_fail(&r->b, &err);
     }
     return (double)(cste_thread_pool_now() - start) * 1e-9;

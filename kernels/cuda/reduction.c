@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/cuda/reduction.h"
 
+#include "kernels/cuda/flight.h"
 #include "kernels/cuda/memory.h"
 
 /* Staged data has the alignment in elements that it has in its row. */
@@ -10,48 +11,38 @@ _Static_assert(CST_TILE_MAX_SRC <= CST_CUDA_MAX_SRC, "the kernel takes as many s
 _Static_assert(CSTE_GPU_STAGE_ELEMS / 2 / CST_TILE_MAX_SRC >= CST_TILE_ELEMS + BASE_ALIGN,
                "a tile of each source fits in the stage, also of fp32");
 
-/* A reduction on one thread. */
+/* A reduction on one thread, and the flight that it uses. */
 struct reduction {
     struct cste_gpu *gpu;
-    struct cste_gpu_stage *stage;
     unsigned thread;
+    struct cste_gpu_flight *flight;
+    struct cste_gpu_stage *stage; /* Stage of the flight. */
     const struct cst_tile_work *work;
     uint32_t n_src;
     const struct cste_addr *src; /* Starts of the source rows, in rank order. */
-    struct cst_undo_slot *undo;
-    struct cst_tile_done *done; /* Work done is added here. */
-    struct cste_mem row_mem;    /* Memory of the grad row, up to the end of what is written. */
-    uint64_t row_offset;        /* Offset of the grad row in row_mem, in bytes. */
-};
-
-/* Tiles that are staged together. Elements [base, end) of the chunk's rows contain them. */
-struct batch {
-    uint32_t n;    /* Number of tiles in the list of the stage. */
-    uint64_t base; /* First element, a multiple of BASE_ALIGN. */
-    uint64_t end;
 };
 
 /* Returns the bytes of an element of a contribution. */
-static uint64_t elem_bytes(const struct reduction *r)
+static uint64_t elem_bytes(const struct cst_tile_work *work)
 {
-    return cst_dtype_bytes(cst_tile_dtype(r->work));
+    return cst_dtype_bytes(cst_tile_dtype(work));
 }
 
 /* Returns the address of element @elems of a contribution, or of a row in the same format, that
  * begins at @addr. */
 static struct cste_addr ahead(const struct reduction *r, struct cste_addr addr, uint64_t elems)
 {
-    return cste_addr_ahead(addr, elems * elem_bytes(r));
+    return cste_addr_ahead(addr, elems * elem_bytes(r->work));
 }
 
 /* Take the next tiles of @walk that are not done, as many as fit into @max_elems. */
 static void take_batch(struct reduction *r, struct cst_tile_walk *walk, uint64_t max_elems,
-                       struct batch *batch)
+                       struct cste_gpu_batch *batch)
 {
     struct cst_tile_walk before = *walk;
     struct cst_tile tile;
 
-    *batch = (struct batch){0};
+    *batch = (struct cste_gpu_batch){0};
     while (batch->n < CSTE_GPU_STAGE_TILES && cst_tile_walk_next(walk, &tile) != NULL) {
         if (tile.entry->reduce_mark == (uint32_t)tile.mark) {
             before = *walk;
@@ -70,10 +61,10 @@ static void take_batch(struct reduction *r, struct cst_tile_walk *walk, uint64_t
     }
 }
 
-/* Returns the bytes of the contributions to tile @i of the batch. */
-static uint64_t src_bytes(const struct reduction *r, uint32_t i)
+/* Returns the bytes of the contributions to @tile. */
+static uint64_t src_bytes(const struct cste_gpu_reduction *r, const struct cst_tile *tile)
 {
-    return r->n_src * r->stage->batch[i].n_elems * elem_bytes(r);
+    return r->n_src * tile->n_elems * elem_bytes(r->work);
 }
 
 /* -- on the GPU ----------------------------------------------------------------------------- */
@@ -90,7 +81,7 @@ static const double *staged_sums(const struct cste_gpu_stage *stage)
 
 /* Copy the list of the batch's tiles to the GPU, and set @sources to the batch's part of each
  * source. */
-static int stage_tiles(struct reduction *r, const struct batch *batch,
+static int stage_tiles(struct reduction *r, const struct cste_gpu_batch *batch,
                        struct cst_cuda_sources *sources, struct cst_err *err)
 {
     struct cste_gpu_stage *stage = r->stage;
@@ -111,25 +102,26 @@ static int stage_tiles(struct reduction *r, const struct batch *batch,
                                  batch->n * sizeof(struct cst_cuda_tile), err);
 }
 
-static int launch(struct reduction *r, const struct batch *batch, struct cst_err *err)
+static int launch(struct reduction *r, const struct cste_gpu_batch *batch, struct cst_err *err)
 {
     struct cst_cuda_sources sources;
     CUdeviceptr at = r->stage->device.device;
     int rc = stage_tiles(r, batch, &sources, err);
 
     return rc != CST_OK ? rc
-                        : cst_cuda_reduce(&r->gpu->kernels, r->gpu->streams[r->thread], batch->n,
-                                          at + CSTE_GPU_STAGE_TILES_AT, &sources, at,
+                        : cst_cuda_reduce(&r->gpu->kernels, cste_gpu_stream(r->gpu, r->thread),
+                                          batch->n, at + CSTE_GPU_STAGE_TILES_AT, &sources, at,
                                           at + CSTE_GPU_STAGE_SUMS_AT, err);
 }
 
 /* Copy gradients and sums of squares to the host. Adjacent tiles are copied together. The row
  * between tiles that are not adjacent is not touched: these elements are padding or belong to tiles
  * that are done. */
-static int copy_out(struct reduction *r, const struct batch *batch, struct cst_err *err)
+static int copy_out(struct reduction *r, const struct cste_gpu_batch *batch, struct cst_err *err)
 {
     const struct cst_tile *tiles = r->stage->batch;
-    struct cste_addr to = {.mem = &r->row_mem, .offset = r->row_offset};
+    struct cste_gpu_reduction *kept = &r->flight->reduction;
+    struct cste_addr to = {.mem = &kept->row_mem, .offset = kept->row_offset};
     struct cste_addr from = {.mem = &r->stage->device};
     int rc = CST_OK;
 
@@ -150,51 +142,65 @@ static int copy_out(struct reduction *r, const struct batch *batch, struct cst_e
                : cste_gpu_enqueue_copy(r->gpu, r->thread, to, from, batch->n * sizeof(double), err);
 }
 
-static int add_up_on_gpu(struct reduction *r, const struct batch *batch, struct cst_err *err)
+/* Mark the tiles, whose gradients have arrived in the row. */
+static void end_on_gpu(struct cste_gpu *gpu, struct cste_gpu_flight *flight,
+                       struct cst_tile_done *done)
+{
+    const struct cste_gpu_reduction *r = &flight->reduction;
+
+    (void)gpu;
+    for (uint32_t i = 0; i < r->batch.n; i++) {
+        struct cst_tile *tile = &flight->stage.batch[i];
+
+        tile->entry->sum_squares = staged_sums(&flight->stage)[i];
+        cst_undo_end(NULL, tile, CST_UNDO_REDUCE);
+        done->n_elems += tile->n_elems;
+        done->bytes += src_bytes(r, tile) + tile->n_elems * sizeof(uint16_t);
+    }
+}
+
+static int add_up_on_gpu(struct reduction *r, const struct cste_gpu_batch *batch,
+                         struct cst_err *err)
 {
     int rc = launch(r, batch, err);
 
-    if (rc == CST_OK) {
-        rc = copy_out(r, batch, err);
+    r->flight->end = end_on_gpu;
+    return rc == CST_OK ? copy_out(r, batch, err) : rc;
+}
+
+/* Store the sums that have arrived in the stage in the row. */
+static void end_sum(struct cste_gpu *gpu, struct cste_gpu_flight *flight,
+                    struct cst_tile_done *done)
+{
+    const struct cste_gpu_reduction *r = &flight->reduction;
+    const float *sums = flight->stage.host.base;
+
+    for (uint32_t i = 0; i < r->batch.n; i++) {
+        const struct cst_tile *tile = &flight->stage.batch[i];
+
+        (void)cst_tile_reduce_sum(gpu->processor, sums + (tile->start - r->batch.base),
+                                  &r->work->rows, tile, done);
+        done->bytes += src_bytes(r, tile);
     }
-    rc = cste_gpu_settle(r->gpu, r->thread, rc, err);
-    for (uint32_t i = 0; i < batch->n && rc == CST_OK; i++) {
-        /* The gradients have arrived in the row. The tile may be marked. */
-        r->stage->batch[i].entry->sum_squares = staged_sums(r->stage)[i];
-        cst_undo_end(NULL, &r->stage->batch[i], CST_UNDO_REDUCE);
-        r->done->n_elems += r->stage->batch[i].n_elems;
-        r->done->bytes += src_bytes(r, i) + r->stage->batch[i].n_elems * sizeof(uint16_t);
-    }
-    return rc;
 }
 
 /* Sum on the GPU in fp32. The sums go through the stage to the processor, which stores them in the
  * row. */
-static int sum_on_gpu(struct reduction *r, const struct batch *batch, struct cst_err *err)
+static int sum_on_gpu(struct reduction *r, const struct cste_gpu_batch *batch, struct cst_err *err)
 {
     struct cste_addr to = {.mem = &r->stage->host}, from = {.mem = &r->stage->device};
-    const float *sums = r->stage->host.base;
     struct cst_cuda_sources sources;
     int rc = stage_tiles(r, batch, &sources, err);
 
+    r->flight->end = end_sum;
     if (rc == CST_OK) {
-        rc = cst_cuda_sum(&r->gpu->kernels, r->gpu->streams[r->thread], batch->n,
+        rc = cst_cuda_sum(&r->gpu->kernels, cste_gpu_stream(r->gpu, r->thread), batch->n,
                           from.mem->device + CSTE_GPU_STAGE_TILES_AT, &sources, from.mem->device,
                           err);
     }
-    if (rc == CST_OK) {
-        rc = cste_gpu_enqueue_copy(r->gpu, r->thread, to, from,
-                                   (batch->end - batch->base) * sizeof(float), err);
-    }
-    rc = cste_gpu_settle(r->gpu, r->thread, rc, err);
-    for (uint32_t i = 0; i < batch->n && rc == CST_OK; i++) {
-        const struct cst_tile *tile = &r->stage->batch[i];
-
-        (void)cst_tile_reduce_sum(r->gpu->processor, sums + (tile->start - batch->base),
-                                  &r->work->rows, tile, r->done);
-        r->done->bytes += src_bytes(r, i);
-    }
-    return rc;
+    return rc != CST_OK ? rc
+                        : cste_gpu_enqueue_copy(r->gpu, r->thread, to, from,
+                                                (batch->end - batch->base) * sizeof(float), err);
 }
 
 /* -- on the processor ----------------------------------------------------------------------- */
@@ -202,43 +208,43 @@ static int sum_on_gpu(struct reduction *r, const struct batch *batch, struct cst
 /* Returns the address at which a staged source row would begin if it were staged whole. Only the
  * batch's part of the row is there. */
 static const void *row_of_staged(const struct reduction *r, const void *staged,
-                                 const struct batch *batch)
+                                 const struct cste_gpu_batch *batch)
 {
-    return (const void *)((uintptr_t)staged - batch->base * elem_bytes(r));
+    return (const void *)((uintptr_t)staged - batch->base * elem_bytes(r->work));
 }
 
-/* Copy the sources that are on GPUs to the stage, with @max_elems of space for each, and set @at to
- * the starts of all source rows. */
-static int copy_in(struct reduction *r, const struct batch *batch, uint64_t max_elems,
-                   const void **at, struct cst_err *err)
+/* Sum the sources, which have arrived in the stage if they are on GPUs. */
+static void end_here(struct cste_gpu *gpu, struct cste_gpu_flight *flight,
+                     struct cst_tile_done *done)
 {
+    const struct cste_gpu_reduction *r = &flight->reduction;
+
+    for (uint32_t i = 0; i < r->batch.n; i++) {
+        (void)cst_tile_reduce(gpu->processor, r->n_src, r->at, &r->work->rows,
+                              &flight->stage.batch[i], r->undo, done);
+    }
+}
+
+/* Copy the sources that are on GPUs to the stage, with space for max_elems of each, and keep the
+ * starts of all source rows. */
+static int add_up_here(struct reduction *r, const struct cste_gpu_batch *batch, struct cst_err *err)
+{
+    struct cste_gpu_reduction *kept = &r->flight->reduction;
     struct cste_addr to = {.mem = &r->stage->host};
     int rc = CST_OK;
 
+    r->flight->end = end_here;
     for (uint32_t i = 0; i < r->n_src && rc == CST_OK; i++) {
         const struct cste_mem *mem = r->src[i].mem;
 
         if (mem->device == 0) {
-            at[i] = (const char *)mem->base + r->src[i].offset;
+            kept->at[i] = (const char *)mem->base + r->src[i].offset;
             continue;
         }
         rc = cste_gpu_enqueue_copy(r->gpu, r->thread, to, ahead(r, r->src[i], batch->base),
-                                   (batch->end - batch->base) * elem_bytes(r), err);
-        at[i] = row_of_staged(r, (const char *)r->stage->host.base + to.offset, batch);
-        to = ahead(r, to, max_elems);
-    }
-    return cste_gpu_settle(r->gpu, r->thread, rc, err);
-}
-
-static int add_up_here(struct reduction *r, const struct batch *batch, uint64_t max_elems,
-                       struct cst_err *err)
-{
-    const void *at[CST_TILE_MAX_SRC];
-    int rc = copy_in(r, batch, max_elems, at, err);
-
-    for (uint32_t i = 0; i < batch->n && rc == CST_OK; i++) {
-        (void)cst_tile_reduce(r->gpu->processor, r->n_src, at, &r->work->rows, &r->stage->batch[i],
-                              r->undo, r->done);
+                                   (batch->end - batch->base) * elem_bytes(r->work), err);
+        kept->at[i] = row_of_staged(r, (const char *)r->stage->host.base + to.offset, batch);
+        to = ahead(r, to, kept->max_elems);
     }
     return rc;
 }
@@ -254,7 +260,7 @@ static uint64_t room(uint64_t stage_elems, uint32_t n_on_gpu, bool on_gpu)
 
 /* Find the segment address of the grad row. Registrations are counted from the start of its
  * segment. */
-static void find_row(struct reduction *r)
+static void find_row(struct cste_gpu_reduction *r)
 {
     const struct cst_table_chunk *chunk = &cst_table_chunks(r->work->table)[r->work->chunk];
 
@@ -288,21 +294,56 @@ static struct way choose_way(const struct cst_tile_work *work, uint32_t n_src, u
                         .max_elems = room(CSTE_GPU_STAGE_ELEMS / (half ? 2 : 1), n_on_gpu, on_gpu)};
 }
 
+/* Enqueue @batch. */
+static int start(struct reduction *r, bool on_gpu, const struct cste_gpu_batch *batch,
+                 struct cst_err *err)
+{
+    int rc;
+
+    if (!on_gpu) {
+        rc = add_up_here(r, batch, err);
+    } else if (r->work->rows.grad_f32 != NULL) {
+        rc = sum_on_gpu(r, batch, err);
+    } else {
+        rc = add_up_on_gpu(r, batch, err);
+    }
+    return cste_gpu_depart(r->gpu, r->thread, r->flight, rc, err);
+}
+
+/* Enqueue all tiles of @walk, batch by batch. A batch uses the stage of the batch before it, which
+ * lands first. */
+static int start_all(struct reduction *r, bool on_gpu, struct cst_tile_walk *walk,
+                     struct cst_tile_done *done, struct cst_err *err)
+{
+    struct cste_gpu_reduction *kept = &r->flight->reduction;
+    int rc = CST_OK;
+
+    while (rc == CST_OK && cst_tile_walk_has_next(walk)) {
+        rc = cste_gpu_land(r->gpu, r->thread, r->flight, done, err);
+        if (rc == CST_OK) {
+            take_batch(r, walk, kept->max_elems, &kept->batch);
+        }
+        if (rc == CST_OK && kept->batch.n > 0) {
+            rc = start(r, on_gpu, &kept->batch, err);
+        }
+    }
+    return rc;
+}
+
 int cste_gpu_reduce(void *state, unsigned thread, const struct cst_tile_work *work, uint32_t n_src,
                     const struct cste_addr *src, uint64_t first, uint64_t count,
                     struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err)
 {
     struct cste_gpu *gpu = state;
+    struct cste_gpu_flight *flight = cste_gpu_take_flight(gpu, thread);
     struct reduction r = {.gpu = gpu,
-                          .stage = &gpu->stages[thread],
                           .thread = thread,
+                          .flight = flight,
+                          .stage = &flight->stage,
                           .work = work,
                           .n_src = n_src,
-                          .src = src,
-                          .undo = undo,
-                          .done = done};
+                          .src = src};
     struct cst_tile_walk walk;
-    struct batch batch;
     uint32_t n_on_gpu = 0;
     struct way way;
     int rc = cste_gpu_enter(gpu, err);
@@ -311,22 +352,14 @@ int cste_gpu_reduce(void *state, unsigned thread, const struct cst_tile_work *wo
         n_on_gpu += src[i].mem->device != 0;
     }
     way = choose_way(work, n_src, n_on_gpu);
+    flight->reduction = (struct cste_gpu_reduction){
+        .work = work, .n_src = n_src, .max_elems = way.max_elems, .undo = undo};
     if (work->rows.grad != NULL) {
-        find_row(&r);
+        find_row(&flight->reduction);
     }
     cst_tile_walk_start(&walk, work, first, count);
-    while (rc == CST_OK) {
-        take_batch(&r, &walk, way.max_elems, &batch);
-        if (batch.n == 0) {
-            break;
-        }
-        if (!way.on_gpu) {
-            rc = add_up_here(&r, &batch, way.max_elems, err);
-        } else if (work->rows.grad_f32 != NULL) {
-            rc = sum_on_gpu(&r, &batch, err);
-        } else {
-            rc = add_up_on_gpu(&r, &batch, err);
-        }
+    if (rc == CST_OK) {
+        rc = start_all(&r, way.on_gpu, &walk, done, err);
     }
-    return rc;
+    return cste_gpu_leave_under_way(gpu, thread, rc);
 }

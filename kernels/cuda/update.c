@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/cuda/update.h"
 
+#include "kernels/cuda/flight.h"
 #include "kernels/cuda/memory.h"
 #include "proto/grad_limit.h"
 
@@ -121,21 +122,22 @@ static struct cst_cuda_update arguments(const struct cste_device_update *update)
     return args;
 }
 
-static int bring(struct cste_gpu *gpu, unsigned thread, uint64_t at, uint64_t bytes,
-                 struct cst_err *err)
+static int bring(struct cste_gpu *gpu, unsigned thread, const struct cste_gpu_stage *stage,
+                 uint64_t at, uint64_t bytes, struct cst_err *err)
 {
-    struct cste_gpu_stage *stage = &gpu->stages[thread];
-
     return cste_gpu_enqueue_copy(gpu, thread,
                                  (struct cste_addr){.mem = &stage->device, .offset = at},
                                  (struct cste_addr){.mem = &stage->host, .offset = at}, bytes, err);
 }
 
-/* Add the finished batch to @done. The kernel reads no gradient of a tile whose states stay. */
-static void count(const struct cste_gpu_stage *stage, const struct cst_cuda_update *args,
-                  enum cst_moments moments, const struct batch *batch, struct cst_tile_done *done)
+/* Returns what the update of @batch does. The kernel reads no gradient of a tile whose states
+ * stay. */
+static struct cst_tile_done count(const struct cste_gpu_stage *stage,
+                                  const struct cst_cuda_update *args, enum cst_moments moments,
+                                  const struct batch *batch)
 {
     const struct cst_cuda_tile *tiles = staged(stage, CSTE_GPU_STAGE_TILES_AT);
+    struct cst_tile_done done = {0};
 
     for (uint32_t i = 0; i < batch->n; i++) {
         struct cst_update_rows rows = args->rows;
@@ -144,34 +146,43 @@ static void count(const struct cste_gpu_stage *stage, const struct cst_cuda_upda
             rows.grad_bf16 = NULL;
             rows.grad_fp32 = NULL;
         }
-        done->bytes += cst_update_bytes(&rows, moments, tiles[i].n_elems);
-        done->n_elems += tiles[i].n_elems;
+        done.bytes += cst_update_bytes(&rows, moments, tiles[i].n_elems);
+        done.n_elems += tiles[i].n_elems;
     }
+    return done;
 }
 
-static int run(struct cste_gpu *gpu, unsigned thread, const struct cste_device_update *update,
-               const struct batch *batch, struct cst_tile_done *done, struct cst_err *err)
+static int enqueue(struct cste_gpu *gpu, unsigned thread, const struct cste_gpu_stage *stage,
+                   const struct cste_device_update *update, const struct batch *batch,
+                   const struct cst_cuda_update *args, struct cst_err *err)
 {
     const struct cst_table_header *table = update->work->table;
-    const struct cst_cuda_update args = arguments(update);
-    CUdeviceptr at = gpu->stages[thread].device.device;
-    int rc = bring(gpu, thread, SPANS_AT, batch->n_spans * sizeof(struct cst_update_scalars), err);
+    CUdeviceptr at = stage->device.device;
+    int rc = bring(gpu, thread, stage, SPANS_AT, batch->n_spans * sizeof(struct cst_update_scalars),
+                   err);
 
     if (rc == CST_OK) {
-        rc = bring(gpu, thread, CSTE_GPU_STAGE_TILES_AT, batch->n * sizeof(struct cst_cuda_tile),
-                   err);
+        rc = bring(gpu, thread, stage, CSTE_GPU_STAGE_TILES_AT,
+                   batch->n * sizeof(struct cst_cuda_tile), err);
     }
-    if (rc == CST_OK) {
-        rc = cst_cuda_update(&gpu->kernels, gpu->streams[thread], batch->n,
-                             at + CSTE_GPU_STAGE_TILES_AT, at + SPANS_AT,
-                             (enum cst_moments)table->moments, (enum cst_rounding)table->rounding,
-                             &args, err);
-    }
-    rc = cste_gpu_settle(gpu, thread, rc, err);
-    if (rc == CST_OK) {
-        count(&gpu->stages[thread], &args, (enum cst_moments)table->moments, batch, done);
-    }
-    return rc;
+    return rc != CST_OK ? rc
+                        : cst_cuda_update(&gpu->kernels, cste_gpu_stream(gpu, thread), batch->n,
+                                          at + CSTE_GPU_STAGE_TILES_AT, at + SPANS_AT,
+                                          (enum cst_moments)table->moments,
+                                          (enum cst_rounding)table->rounding, args, err);
+}
+
+/* Enqueue the update of @batch, which @flight has staged. */
+static int start(struct cste_gpu *gpu, unsigned thread, struct cste_gpu_flight *flight,
+                 const struct cste_device_update *update, const struct batch *batch,
+                 struct cst_err *err)
+{
+    const struct cst_cuda_update args = arguments(update);
+    int rc = enqueue(gpu, thread, &flight->stage, update, batch, &args, err);
+
+    flight->tally =
+        count(&flight->stage, &args, (enum cst_moments)update->work->table->moments, batch);
+    return cste_gpu_depart(gpu, thread, flight, rc, err);
 }
 
 static bool is_own(const struct cste_addr rows[CST_ROW_COUNT])
@@ -207,6 +218,7 @@ int cste_gpu_update(void *state, unsigned thread, const struct cste_device_updat
                     struct cst_tile_done *done, struct cst_err *err)
 {
     struct cste_gpu *gpu = state;
+    struct cste_gpu_flight *flight = cste_gpu_take_flight(gpu, thread);
     struct cst_tile_walk walk;
     struct batch batch;
     int rc = check(update, err);
@@ -216,12 +228,13 @@ int cste_gpu_update(void *state, unsigned thread, const struct cste_device_updat
         rc = cste_gpu_enter(gpu, err);
     }
     cst_tile_walk_start(&walk, update->work, first, count);
-    while (rc == CST_OK) {
-        take_batch(&gpu->stages[thread], update, &walk, &batch);
-        if (batch.n == 0) {
-            break;
+    while (rc == CST_OK && cst_tile_walk_has_next(&walk)) {
+        /* The stage of the previous batch is used again. */
+        rc = cste_gpu_land(gpu, thread, flight, done, err);
+        if (rc == CST_OK) {
+            take_batch(&flight->stage, update, &walk, &batch);
+            rc = start(gpu, thread, flight, update, &batch, err);
         }
-        rc = run(gpu, thread, update, &batch, done, err);
     }
-    return rc;
+    return cste_gpu_leave_under_way(gpu, thread, rc);
 }

@@ -15,6 +15,14 @@ void cste_device_close(struct cste_device *device)
     device->ops->close(device->state);
 }
 
+int cste_device_finish(struct cste_device *device, unsigned thread, struct cst_tile_done *done,
+                       struct cst_err *err)
+{
+    *done = (struct cst_tile_done){0};
+    return device->ops->window == 0 ? CST_OK
+                                    : device->ops->finish(device->state, thread, done, err);
+}
+
 /* Check that [addr.offset, addr.offset + @bytes) lies in mapped memory and begins at a multiple of
  * @align. */
 static int check(struct cste_addr addr, uint64_t bytes, uint64_t align, struct cst_err *err)

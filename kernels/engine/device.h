@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The operations of an engine's device: one table of thirteen functions, all of them required. The
+/* The operations of an engine's device: one table of functions, all of them required but one. The
  * table is called through the functions below, which check bounds and alignment first. There is one
  * table for each kind of device (kernels/host/, kernels/cuda/), and a program is linked with one
  * kind. The code above this interface does not know which device it drives. This module does not
- * decide which thread runs what and when: each call returns when its work is done.
+ * decide which thread runs what and when. A device may leave copies, fills, conversions, sums and
+ * updates under way when it returns (cste_device_finish); all other work is done at return.
  *
  * A device works on host memory, which is mapped from a memfd. A device may also have memory of its
  * own, which only the device's copies, fills, sums, updates and weight conversions reach. */
@@ -180,6 +181,9 @@ struct cste_device_ops {
     unsigned max_lanes;
     uint64_t piece_bytes; /* Bytes of a copy that a thread does at a time. */
     uint64_t max_tiles;   /* Tiles of a chunk that a thread does at a time, at most. */
+    /* Number of calls that a thread may have under way, at most CSTE_THREAD_POOL_MAX_WINDOW. 0:
+     * every call returns when its work is done, and there is no function `finish`. */
+    unsigned window;
     int (*open)(void **state, const struct cste_device_spec *spec, struct cste_device_about *about,
                 struct cst_err *err);
     void (*close)(void *state);
@@ -204,6 +208,7 @@ struct cste_device_ops {
                   struct cst_tile_done *done, struct cst_err *err);
     int (*orthogonalise)(void *state, unsigned thread, const struct cste_device_update *update,
                          unsigned stage, uint64_t first, uint64_t count, struct cst_err *err);
+    int (*finish)(void *state, unsigned thread, struct cst_tile_done *done, struct cst_err *err);
 };
 
 /* An open device. */
@@ -226,7 +231,18 @@ void cste_device_close(struct cste_device *device);
  * to the statuses of each function:
  * - CST_EGPU: the device has failed. No operation that the device was doing can be relied on, and
  *   only a new process can go on.
- * - CST_EUNSUPPORTED: this device does not support the operation. */
+ * - CST_EUNSUPPORTED: this device does not support the operation.
+ *
+ * A successful call of copy, fill, convert, reduce or update may return while its work is under
+ * way. The thread then ends the work with cste_device_finish: one call for each successful call, in
+ * the same order. Until then, the memory and all arguments that are passed by address stay as they
+ * are, except for the errors and `done`. A failed call leaves nothing under way. */
+
+/* Wait for the oldest call of @thread that is under way, and end it: only now its results are in
+ * memory and its tiles are marked. *done receives what was done since the call returned. If
+ * ops->window is 0, no call is ever under way, and the function does nothing. */
+int cste_device_finish(struct cste_device *device, unsigned thread, struct cst_tile_done *done,
+                       struct cst_err *err);
 
 /* Map mem->bytes of the memfd @fd, which cste_segments_check_fd has checked. @node: NUMA node to
  * which the memory is bound before its first touch; -1: any node. If binding fails, the call
@@ -285,9 +301,9 @@ void cste_device_rows(struct cst_rows *out, const struct cst_tile_work *work,
 /* Sum the gradients of tiles [@first, @first + @count) of a checked chunk (kernels/engine/chunk.h)
  * whose grad row is host memory, as cst_tile_reduce_range does. Each of @src is the start of a
  * source row in host or device memory. @undo is the slot of the calling thread. The device chooses
- * its kernels and ignores work->kernels. *done receives what was done, also on failure; tiles that
- * were not done do not carry the mark. CST_EINVAL: more than CST_TILE_MAX_SRC sources, an invalid
- * mark, a missing row, or an addition to a bf16 row. */
+ * its kernels and ignores work->kernels. *done receives what was done before the call returned,
+ * also on failure; tiles that were not done do not carry the mark. CST_EINVAL: more than
+ * CST_TILE_MAX_SRC sources, an invalid mark, a missing row, or an addition to a bf16 row. */
 int cste_device_reduce(struct cste_device *device, unsigned thread,
                        const struct cst_tile_work *work, uint32_t n_src,
                        const struct cste_addr *src, uint64_t first, uint64_t count,

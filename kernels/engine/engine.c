@@ -152,10 +152,17 @@ static int open_device(struct cste_engine *engine, const Engine__Setup *setup,
  * Undo slots and the device use these numbers. */
 static int open_pools(struct cste_engine *engine, const struct sizes *sizes, struct cst_err *err)
 {
-    struct cste_thread_pool_config team = {
-        .name = "cst-team", .n_threads = sizes->n_team, .start = pin_team, .arg = engine};
-    struct cste_thread_pool_config lanes = {
-        .name = "cst-lane", .first = sizes->n_team, .start = place_lane, .arg = engine};
+    unsigned window = engine->config.ops->window;
+    struct cste_thread_pool_config team = {.name = "cst-team",
+                                           .n_threads = sizes->n_team,
+                                           .window = window,
+                                           .start = pin_team,
+                                           .arg = engine};
+    struct cste_thread_pool_config lanes = {.name = "cst-lane",
+                                            .first = sizes->n_team,
+                                            .window = window,
+                                            .start = place_lane,
+                                            .arg = engine};
     int rc = cste_thread_pool_open(&engine->team, &team, err);
 
     for (unsigned i = 0; i < sizes->n_pools && rc == CST_OK; i++) {

@@ -165,7 +165,20 @@ double cste_self_benchmark_median(double (*run)(void *arg), void *arg, double bu
 
 /* -- copies ----------------------------------------------------------------------------------- */
 
-/* One lane's part of a run: copy pieces until the window closes. */
+/* Wait for the oldest copy of @thread that is under way. Returns its bytes. */
+static uint64_t finish_copy(struct cste_self_benchmark *b, unsigned thread, uint64_t piece_bytes)
+{
+    struct cst_tile_done done;
+    struct cst_err err;
+
+    if (cste_device_finish(&b->device, thread, &done, &err) != CST_OK) {
+        cste_self_benchmark_fail(b, &err);
+    }
+    return piece_bytes;
+}
+
+/* One lane's part of a run: copy pieces until the window closes. As in the engine, the lane begins
+ * as many pieces as the device permits before it waits for the oldest one. */
 static void copy_lane(struct cste_task *task, uint64_t piece, unsigned thread)
 {
     struct cste_self_benchmark *b =
@@ -173,6 +186,7 @@ static void copy_lane(struct cste_task *task, uint64_t piece, unsigned thread)
                                                offsetof(struct cste_self_benchmark, task));
     struct cste_self_benchmark_copy *copy = b->copies[piece / b->n_lanes];
     uint64_t start = cste_thread_pool_now(), now = start, bytes = 0;
+    unsigned n = 0, window = b->device.ops->window > 0 ? b->device.ops->window : 1;
     struct cst_err err;
 
     while (now < b->window_end && !atomic_load(&b->failed)) {
@@ -181,8 +195,16 @@ static void copy_lane(struct cste_task *task, uint64_t piece, unsigned thread)
         if (cste_device_copy(&b->device, thread, cste_addr_ahead(copy->dst, at),
                              cste_addr_ahead(copy->src, at), copy->piece_bytes, &err) != CST_OK) {
             cste_self_benchmark_fail(b, &err);
+            break;
         }
-        bytes += copy->piece_bytes;
+        if (++n == window) {
+            bytes += finish_copy(b, thread, copy->piece_bytes);
+            n--;
+        }
+        now = cste_thread_pool_now();
+    }
+    for (; n > 0; n--) {
+        bytes += finish_copy(b, thread, copy->piece_bytes);
         now = cste_thread_pool_now();
     }
     copy->rate[piece % b->n_lanes] =

@@ -62,14 +62,32 @@ static void fail(struct cste_work *work, int status, const struct cst_err *err)
     }
 }
 
-static void do_piece(struct cste_work *work, uint64_t piece, unsigned thread)
+/* Begin a piece. Returns whether the device has it under way. */
+static bool begin_on_device(struct cste_work *work, uint64_t piece, unsigned thread)
 {
+    const struct cste_work_kind *kind = cste_work_kind(work);
     struct cst_err err;
-    int rc = cste_work_kind(work)->piece(work, piece, thread, &err);
+    int rc = kind->piece(work, piece, thread, &err);
 
     if (rc != CST_OK) {
         fail(work, rc, &err);
     }
+    return rc == CST_OK && kind->may_be_under_way && work->context->device->ops->window > 0;
+}
+
+/* Wait for the device to end a piece that it has under way. */
+static bool finish_on_device(struct cste_work *work, uint64_t piece, unsigned thread)
+{
+    struct cst_tile_done done;
+    struct cst_err err;
+    int rc = cste_device_finish(work->context->device, thread, &done, &err);
+
+    (void)piece;
+    cste_work_add_done(work, &done);
+    if (rc != CST_OK) {
+        fail(work, rc, &err);
+    }
+    return false;
 }
 
 /* Returns whether data of @work goes between host memory and the device. */
@@ -104,27 +122,49 @@ static uint64_t thread_ns(void)
     return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
 
-/* Run one piece. A thread of the team pauses for copies before the piece and records its time. */
-static void run_piece(struct cste_task *task, uint64_t piece, unsigned thread)
+/* Do @part of a piece. A thread of the team records its time. Returns what @part returns. */
+static bool do_part(struct cste_work *work,
+                    bool (*part)(struct cste_work *work, uint64_t piece, unsigned thread),
+                    uint64_t piece, unsigned thread)
+{
+    uint64_t began, busy;
+    bool under_way;
+
+    if (!cste_work_kind(work)->compute) {
+        return part(work, piece, thread);
+    }
+    began = cste_thread_pool_now();
+    busy = thread_ns();
+    under_way = part(work, piece, thread);
+    busy = thread_ns() - busy;
+    cste_bandwidth_share_spend(&work->context->budget, thread, began, cste_thread_pool_now(), busy);
+    return under_way;
+}
+
+/* Begin one piece. A thread of the team pauses for copies before the piece. */
+static bool begin_piece(struct cste_task *task, uint64_t piece, unsigned thread)
 {
     struct cste_work *work = work_of(task);
-    struct cste_bandwidth_share *budget = &work->context->budget;
+    bool under_way;
 
     if (atomic_load(&work->failed)) {
-        return;
+        return false;
     }
     if (cste_work_kind(work)->compute) {
-        uint64_t began, busy;
-
-        cste_bandwidth_share_hold(budget, thread);
-        began = cste_thread_pool_now();
-        busy = thread_ns();
-        do_piece(work, piece, thread);
-        busy = thread_ns() - busy;
-        cste_bandwidth_share_spend(budget, thread, began, cste_thread_pool_now(), busy);
-    } else {
-        do_piece(work, piece, thread);
+        cste_bandwidth_share_hold(&work->context->budget, thread);
     }
+    under_way = do_part(work, begin_on_device, piece, thread);
+    if (!under_way) {
+        (void)atomic_fetch_add(&work->context->progress, 1);
+    }
+    return under_way;
+}
+
+static void finish_piece(struct cste_task *task, uint64_t piece, unsigned thread)
+{
+    struct cste_work *work = work_of(task);
+
+    (void)do_part(work, finish_on_device, piece, thread);
     (void)atomic_fetch_add(&work->context->progress, 1);
 }
 
@@ -167,7 +207,8 @@ int cste_work_prepare(struct cste_work *work)
         work->status = cste_work_kind(work)->find(work, &pieces);
     }
     if (work->status == CST_OK) {
-        work->task = (struct cste_task){.piece = run_piece,
+        work->task = (struct cste_task){.begin = begin_piece,
+                                        .finish = finish_piece,
                                         .done = task_done,
                                         .n_pieces = pieces,
                                         .class = work->class,

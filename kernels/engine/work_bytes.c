@@ -257,17 +257,23 @@ const struct cste_work_kind cste_work_copy = {.name = "COPY",
                                               .max_src = 1,
                                               .min_dst = 1,
                                               .max_dst = 1,
+                                              .may_be_under_way = true,
                                               .find = find_copy,
                                               .piece = copy_piece,
                                               .count = count_copy};
 
-const struct cste_work_kind cste_work_fill = {
-    .name = "FILL", .min_dst = 1, .max_dst = 1, .find = find_fill, .piece = fill_piece};
+const struct cste_work_kind cste_work_fill = {.name = "FILL",
+                                              .min_dst = 1,
+                                              .max_dst = 1,
+                                              .may_be_under_way = true,
+                                              .find = find_fill,
+                                              .piece = fill_piece};
 
 const struct cste_work_kind cste_work_convert = {.name = "CONVERT",
                                                  .min_src = 1,
                                                  .max_src = 2,
                                                  .min_dst = 1,
                                                  .max_dst = CSTE_WORK_MAX_DST,
+                                                 .may_be_under_way = true,
                                                  .find = find_convert,
                                                  .piece = convert_piece};

@@ -15,6 +15,8 @@ struct cste_work_kind {
     uint32_t min_dst, max_dst; /* Smallest and largest number of destinations. */
     bool compute;              /* The kind runs on the team and not on lanes. */
     bool marks;                /* The kind has a mark, which counts from 1. */
+    /* Each piece is one call of the device, which may leave it under way. */
+    bool may_be_under_way;
     /* Resolve places, hold segments and count pieces. Loop thread. */
     int (*find)(struct cste_work *work, uint64_t *pieces);
     /* Do one piece. Pool thread. */

@@ -159,6 +159,15 @@ void cst_tile_walk_start(struct cst_tile_walk *walk, const struct cst_tile_work 
  * there is no next tile. */
 const struct cst_table_span *cst_tile_walk_next(struct cst_tile_walk *walk, struct cst_tile *tile);
 
+/* Returns whether cst_tile_walk_next would fill in a tile. */
+static inline bool cst_tile_walk_has_next(const struct cst_tile_walk *walk)
+{
+    struct cst_tile_walk ahead = *walk;
+    struct cst_tile tile;
+
+    return cst_tile_walk_next(&ahead, &tile) != NULL;
+}
+
 /* Returns the type of the chunk's tensors. Any thread. */
 enum cst_dtype cst_tile_dtype(const struct cst_tile_work *work);
 

@@ -49,6 +49,23 @@ static int map_host(struct cste_mem *host, struct cst_err *err)
     return rc == CST_OK ? cste_device_lock(&device, host, err) : rc;
 }
 
+/* End the call of @thread that is under way if @rc says that it succeeded. *done (or NULL) receives
+ * the sum of what was done. */
+static int finish(int rc, unsigned thread, struct cst_tile_done *done, struct cst_err *err)
+{
+    struct cst_tile_done rest;
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = cste_device_finish(&device, thread, &rest, err);
+    if (done != NULL) {
+        done->n_elems += rest.n_elems;
+        done->bytes += rest.bytes;
+    }
+    return rc;
+}
+
 /* Run a reduction of two blocks of @pool. */
 static int reduce(const struct tiny_job *job, const struct cste_mem *pool, struct cst_err *err)
 {
@@ -64,6 +81,7 @@ static int reduce(const struct tiny_job *job, const struct cste_mem *pool, struc
 
     int rc = cste_device_reduce(&device, 0, &work, 2, src, 0, UINT64_MAX, NULL, &done, err);
 
+    rc = finish(rc, 0, &done, err);
     ck_assert_uint_eq(done.bytes, done.n_elems * (2 * 2 + 2));
     ck_assert(rc != CST_OK || done.n_elems > 0);
     return rc;
@@ -95,6 +113,7 @@ static int update(const struct tiny_job *job, const struct cste_mem *pool, uint6
     at.offset += 64u << 10;
     update.out[CST_ROW_WEIGHT] = at;
     rc = cste_device_update(&device, 1, &update, 0, UINT64_MAX, NULL, &done, err);
+    rc = finish(rc, 1, &done, err);
     ck_assert_uint_eq(done.bytes, done.n_elems * 28);
     ck_assert(rc != CST_OK || done.n_elems > 0);
     return rc;
@@ -121,13 +140,13 @@ static int live(struct cst_err *err)
         rc = cste_device_import(&device, 2, &fd, &again, err);
     }
     if (rc == CST_OK) {
-        rc = cste_device_copy(&device, 3, in_pool, in_host, 2 * MIB, err);
+        rc = finish(cste_device_copy(&device, 3, in_pool, in_host, 2 * MIB, err), 3, NULL, err);
     }
     if (rc == CST_OK) {
-        rc = cste_device_copy(&device, 4, in_host, in_pool, 2 * MIB, err);
+        rc = finish(cste_device_copy(&device, 4, in_host, in_pool, 2 * MIB, err), 4, NULL, err);
     }
     if (rc == CST_OK) {
-        rc = cste_device_fill(&device, 3, in_pool, MIB, err);
+        rc = finish(cste_device_fill(&device, 3, in_pool, MIB, err), 3, NULL, err);
     }
     if (rc == CST_OK) {
         rc = reduce(&job, &pool, err);

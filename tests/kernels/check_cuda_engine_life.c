@@ -362,7 +362,34 @@ START_TEST(test_one_command)
 }
 END_TEST
 
-static const char *const sticky[] = {"copy:2=700", "cuStreamSynchronize:3=719",
+/* A copy of many pieces, of which one in the middle is refused while others are under way, fails
+ * with the status of that piece. The same copy works afterwards. */
+START_TEST(test_middle_piece)
+{
+    uint64_t bytes = 26 * MIB;
+    struct engine_completion c;
+    unsigned char *base;
+    int fd = engine_proc_memfd(bytes, (void **)&base);
+
+    (void)setenv("CST_FAKECUDA_FAIL", "cuMemcpyHtoDAsync:4=1", 1);
+    (void)setenv("CST_FAKECUDA_DELAY_US", "200", 1);
+    memset(base, 5, bytes);
+    open_engine();
+    engine_proc_must_add(&proc, 1, fd, bytes);
+    ck_assert_int_eq(engine_proc_add_device(&proc, 2, -1, bytes).status, CST_OK);
+    c = run(copy(1, 2, 1, bytes));
+    ck_assert_int_eq(c.status, CST_EINTERNAL);
+    ck_assert_ptr_nonnull(strstr(c.text, "CUDA_ERROR_INVALID_VALUE"));
+    ck_assert_int_eq(run(copy(2, 2, 1, bytes)).status, CST_OK);
+    memset(base, 0, bytes);
+    ck_assert_int_eq(run(copy(3, 1, 2, bytes)).status, CST_OK);
+    ck_assert(base[0] == 5 && memcmp(base, base + 1, bytes - 1) == 0);
+    ck_assert_int_eq(engine_proc_close(&proc), 0);
+    (void)munmap(base, bytes);
+}
+END_TEST
+
+static const char *const sticky[] = {"copy:2=700", "cuEventSynchronize:2=719",
                                      "cuMemcpyDtoHAsync:1=214"};
 
 /* After other failures the engine exits with one line and status 1. It does not report commands
@@ -422,6 +449,7 @@ int main(int argc, char **argv)
     tcase_add_test(tcase, test_drop);
     tcase_add_loop_test(tcase, test_lock, 0, 3);
     tcase_add_test(tcase, test_one_command);
+    tcase_add_test(tcase, test_middle_piece);
     tcase_add_loop_test(tcase, test_sticky, 0, 3);
     return suite_run(suite);
 }
