@@ -8,6 +8,7 @@
 
 _Static_assert(CSTE_GPU_WINDOW <= CSTE_THREAD_POOL_MAX_WINDOW,
                "a thread pool's window holds the flights of a thread");
+_Static_assert(CSTE_GPU_STAGE_BYTES >= CSTE_GPU_PIECE_BYTES, "a stage holds a piece of a copy");
 _Static_assert(CSTE_GPU_STAGE_BYTES % 64 == 0, "each of several stages is aligned");
 
 /* -- opening -------------------------------------------------------------------------------- */
@@ -68,7 +69,9 @@ static int open_stages(struct cste_gpu *gpu, struct cste_gpu_thread *thread, str
         stage->device = (struct cste_mem){.device = device + i * CSTE_GPU_STAGE_BYTES,
                                           .bytes = CSTE_GPU_STAGE_BYTES};
         stage->host = (struct cste_mem){.base = (char *)host + i * CSTE_GPU_STAGE_BYTES,
-                                        .bytes = CSTE_GPU_STAGE_BYTES};
+                                        .bytes = CSTE_GPU_STAGE_BYTES,
+                                        .locked = true};
+        thread->flights[i].pinned = stage->host;
         stage->batch = calloc(CSTE_GPU_STAGE_TILES, sizeof *stage->batch);
         if (stage->batch == NULL) {
             return cst_err_set(err, CST_ENOMEM, "no memory for a list of tiles");
@@ -100,6 +103,29 @@ int cste_gpu_open_threads(struct cste_gpu *gpu, struct cst_err *err)
         }
     }
     return rc;
+}
+
+bool cste_gpu_pin(struct cste_gpu *gpu, unsigned thread)
+{
+    struct cste_gpu_thread *t = &gpu->threads[thread];
+    void *host;
+
+    if (t->pinned != NULL || t->cannot_pin) {
+        return t->pinned != NULL;
+    }
+    if (gpu->driver.cuMemHostAlloc(&host, (size_t)CSTE_GPU_WINDOW * CSTE_GPU_PIECE_BYTES,
+                                   CU_MEMHOSTALLOC_PORTABLE) != CUDA_SUCCESS) {
+        t->cannot_pin = true;
+        return false;
+    }
+    t->pinned = host;
+    for (unsigned i = 0; i < CSTE_GPU_WINDOW; i++) {
+        t->flights[i].pinned =
+            (struct cste_mem){.base = (char *)host + (size_t)i * CSTE_GPU_PIECE_BYTES,
+                              .bytes = CSTE_GPU_PIECE_BYTES,
+                              .locked = true};
+    }
+    return true;
 }
 
 /* An incompletely opened thread is closed as well: each part may be missing. */

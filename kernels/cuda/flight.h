@@ -48,6 +48,12 @@ struct cste_gpu_batch {
     uint64_t end;
 };
 
+/* A copy to host memory that is not registered: from the pinned buffer of its flight. */
+struct cste_gpu_store {
+    void *to;
+    uint64_t bytes;
+};
+
 struct cste_gpu_flight;
 
 /* The part of a flight that the processor does after the event. Work done is added to @done. */
@@ -57,12 +63,13 @@ typedef void (*cste_gpu_end_fn)(struct cste_gpu *gpu, struct cste_gpu_flight *fl
 /* A reduction in a flight, for reduction.c. All pointers are borrowed from the call. */
 struct cste_gpu_reduction {
     const struct cst_tile_work *work;
-    uint32_t n_src;              /* Number of sources. */
-    uint64_t max_elems;          /* Largest number of elements of each row in a batch. */
-    struct cst_undo_slot *undo;  /* Slot of the thread. */
-    struct cste_mem row_mem;     /* Memory of the grad row, up to the end of what is written. */
-    uint64_t row_offset;         /* Offset of the grad row in row_mem, in bytes. */
-    struct cste_gpu_batch batch; /* Batch that is under way. */
+    uint32_t n_src;             /* Number of sources. */
+    uint64_t max_elems;         /* Largest number of elements of each row in a batch. */
+    struct cst_undo_slot *undo; /* Slot of the thread. */
+    struct cste_mem row_mem;    /* Memory of the grad row, up to the end of what is written. */
+    uint64_t row_offset;        /* Offset of the grad row in row_mem, in bytes. */
+    bool staged; /* The gradients reach the row through the stage, and not by the GPU's copy. */
+    struct cste_gpu_batch batch;      /* Batch that is under way. */
     const void *at[CST_TILE_MAX_SRC]; /* Starts of the source rows for the processor. */
 };
 
@@ -73,6 +80,10 @@ struct cste_gpu_flight {
     cste_gpu_end_fn end;         /* Called when the flight lands. NULL: nothing is left to do. */
     struct cst_tile_done tally;  /* What the GPU does; added when the flight lands. */
     struct cste_gpu_stage stage; /* Buffers. Only threads of the team have them. */
+    /* Pinned host buffer of at least CSTE_GPU_PIECE_BYTES. Threads of the team use that of the
+     * stage; others allocate it when cste_gpu_pin is called. */
+    struct cste_mem pinned;
+    struct cste_gpu_store store;         /* Set by copies to memory that is not registered. */
     struct cste_gpu_reduction reduction; /* Set by reductions. */
 };
 
@@ -80,7 +91,8 @@ struct cste_gpu_flight {
 struct cste_gpu_thread {
     CUstream stream;   /* Stream of its operations. NULL: not created yet. */
     CUdeviceptr stage; /* Device memory of all stages. 0: none. */
-    void *pinned;      /* Host memory of all stages. NULL: none. */
+    void *pinned;      /* Pinned host memory of all flights. NULL: none. */
+    bool cannot_pin;   /* The driver refused that memory. */
     /* Buffer for fp32 values that are cast. All flights use it in turn, because the stream orders
      * their operations. 0: not allocated yet. */
     CUdeviceptr values;
@@ -96,6 +108,10 @@ void cste_gpu_close_threads(struct cste_gpu *gpu);
 
 /* Returns the stream of thread @thread. */
 CUstream cste_gpu_stream(const struct cste_gpu *gpu, unsigned thread);
+
+/* Allocate the pinned buffers of the flights of @thread, unless it has them. Returns false if the
+ * driver refuses, now or before. The context is current. */
+bool cste_gpu_pin(struct cste_gpu *gpu, unsigned thread);
 
 /* Returns the next free flight of @thread, for a call that begins. The caller of the device sees to
  * it that there is one. */

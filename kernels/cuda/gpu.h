@@ -8,6 +8,8 @@
 #include "kernels/cuda/kernels.h"
 #include "kernels/engine/device.h"
 
+#include <stdatomic.h>
+
 struct cste_gpu_thread;
 
 /* The state of the device "cuda". */
@@ -24,6 +26,9 @@ struct cste_gpu {
     uint64_t granularity;                /* Allocations are multiples of this many bytes. */
     struct cste_gpu_thread *threads;     /* Owned array of n_threads threads (flight.h). */
     unsigned n_threads, n_team;          /* As in struct cste_device_spec. */
+    /* The driver has refused to register host memory. It is not known of every row whether it is
+     * registered; sums therefore reach all rows through pinned buffers from then on. */
+    atomic_bool has_unregistered;
 };
 
 /* Open the GPU that spec->id names. CST_EUNSUPPORTED: no driver, no GPU, the driver is too old, or

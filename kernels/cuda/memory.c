@@ -72,6 +72,12 @@ int cste_gpu_lock(void *state, const struct cste_mem *mem, struct cst_err *err)
             (void)unregister(gpu, mem, i);
         }
     }
+    if (rc != CST_OK) {
+        struct cst_err why = *err;
+
+        atomic_store(&gpu->has_unregistered, true);
+        (void)cst_err_set(err, rc, "%.400s; its copies go through pinned buffers", why.text);
+    }
     return rc;
 }
 
@@ -296,6 +302,62 @@ int cste_gpu_enqueue_copy(struct cste_gpu *gpu, unsigned thread, struct cste_add
     return rc;
 }
 
+/* Returns whether copies from or to @mem go through the pinned buffer of their flight. If the
+ * driver refuses this buffer as well, it copies through memory of its own, one piece at a time. */
+static bool is_staged(struct cste_gpu *gpu, unsigned thread, const struct cste_mem *mem)
+{
+    return mem->device == 0 && !mem->locked && cste_gpu_pin(gpu, thread);
+}
+
+/* Store bytes that have arrived in the pinned buffer at their place. */
+static void end_store(struct cste_gpu *gpu, struct cste_gpu_flight *flight,
+                      struct cst_tile_done *done)
+{
+    (void)gpu;
+    (void)done;
+    memcpy(flight->store.to, flight->pinned.base, flight->store.bytes);
+}
+
+/* Enqueue a copy of at most CSTE_GPU_PIECE_BYTES through the pinned buffer of @flight, which has
+ * landed. */
+static int enqueue_staged(struct cste_gpu *gpu, unsigned thread, struct cste_gpu_flight *flight,
+                          struct cste_addr dst, struct cste_addr src, uint64_t bytes,
+                          struct cst_err *err)
+{
+    struct cste_addr pinned = {.mem = &flight->pinned};
+
+    if (src.mem->device == 0) {
+        memcpy(flight->pinned.base, cste_addr_host(src), bytes);
+        return cste_gpu_enqueue_copy(gpu, thread, dst, pinned, bytes, err);
+    }
+    flight->store = (struct cste_gpu_store){.to = cste_addr_host(dst), .bytes = bytes};
+    flight->end = end_store;
+    return cste_gpu_enqueue_copy(gpu, thread, pinned, src, bytes, err);
+}
+
+/* Copy through the pinned buffer of @flight, piece by piece. The last piece is left under way. */
+static int copy_staged(struct cste_gpu *gpu, unsigned thread, struct cste_gpu_flight *flight,
+                       struct cste_addr dst, struct cste_addr src, uint64_t bytes,
+                       struct cst_err *err)
+{
+    struct cst_tile_done none = {0};
+    int rc = CST_OK;
+
+    while (bytes > 0 && rc == CST_OK) {
+        uint64_t n = least(bytes, CSTE_GPU_PIECE_BYTES);
+
+        rc = cste_gpu_land(gpu, thread, flight, &none, err);
+        if (rc == CST_OK) {
+            rc = enqueue_staged(gpu, thread, flight, dst, src, n, err);
+            rc = cste_gpu_depart(gpu, thread, flight, rc, err);
+        }
+        dst.offset += n;
+        src.offset += n;
+        bytes -= n;
+    }
+    return rc;
+}
+
 int cste_gpu_copy(void *state, unsigned thread, struct cste_addr dst, struct cste_addr src,
                   uint64_t bytes, struct cst_err *err)
 {
@@ -308,7 +370,9 @@ int cste_gpu_copy(void *state, unsigned thread, struct cste_addr dst, struct cst
         return cste_gpu_leave_under_way(gpu, thread, CST_OK);
     }
     rc = cste_gpu_enter(gpu, err);
-    if (rc == CST_OK) {
+    if (rc == CST_OK && (is_staged(gpu, thread, dst.mem) || is_staged(gpu, thread, src.mem))) {
+        rc = copy_staged(gpu, thread, flight, dst, src, bytes, err);
+    } else if (rc == CST_OK) {
         rc = cste_gpu_enqueue_copy(gpu, thread, dst, src, bytes, err);
         rc = cste_gpu_depart(gpu, thread, flight, rc, err);
     }
@@ -351,21 +415,41 @@ static int find_values(struct cste_gpu *gpu, unsigned thread, struct cste_mem *o
     return rc;
 }
 
-/* Enqueue the casts of @n fp32 values at @src, which is host memory, to weights at @dst. */
-static int enqueue_casts(struct cste_gpu *gpu, unsigned thread, struct cste_addr dst,
-                         struct cste_addr src, uint64_t n, struct cst_err *err)
+/* Enqueue the cast of @n fp32 values at @src, which is host memory, to weights at @dst. @staged:
+ * the values go through the pinned buffer of @flight, which has landed. */
+static int enqueue_cast(struct cste_gpu *gpu, unsigned thread, struct cste_gpu_flight *flight,
+                        struct cste_addr dst, struct cste_addr src, uint64_t n, bool staged,
+                        struct cst_err *err)
 {
+    const uint64_t bytes = n * sizeof(float);
     struct cste_mem values;
+    struct cste_addr to = {.mem = &values};
     int rc = find_values(gpu, thread, &values, err);
+
+    if (rc == CST_OK) {
+        rc = staged ? enqueue_staged(gpu, thread, flight, to, src, bytes, err)
+                    : cste_gpu_enqueue_copy(gpu, thread, to, src, bytes, err);
+    }
+    return rc != CST_OK ? rc
+                        : cst_cuda_cast(&gpu->kernels, cste_gpu_stream(gpu, thread), n,
+                                        values.device, device_pointer(dst), err);
+}
+
+/* Cast @n values in parts that fit into the buffers. The last part is left under way. */
+static int cast_all(struct cste_gpu *gpu, unsigned thread, struct cste_gpu_flight *flight,
+                    struct cste_addr dst, struct cste_addr src, uint64_t n, struct cst_err *err)
+{
+    bool staged = is_staged(gpu, thread, src.mem);
+    struct cst_tile_done none = {0};
+    int rc = CST_OK;
 
     while (n > 0 && rc == CST_OK) {
         uint64_t some = least(n, CSTE_GPU_CAST_ELEMS);
 
-        rc = cste_gpu_enqueue_copy(gpu, thread, (struct cste_addr){.mem = &values}, src,
-                                   some * sizeof(float), err);
+        rc = cste_gpu_land(gpu, thread, flight, &none, err);
         if (rc == CST_OK) {
-            rc = cst_cuda_cast(&gpu->kernels, cste_gpu_stream(gpu, thread), some, values.device,
-                               device_pointer(dst), err);
+            rc = enqueue_cast(gpu, thread, flight, dst, src, some, staged, err);
+            rc = cste_gpu_depart(gpu, thread, flight, rc, err);
         }
         src.offset += some * sizeof(float);
         dst.offset += some * sizeof(uint16_t);
@@ -392,8 +476,7 @@ int cste_gpu_convert(void *state, unsigned thread, const struct cste_device_conv
     }
     rc = cste_gpu_enter(gpu, err);
     if (rc == CST_OK) {
-        rc = enqueue_casts(gpu, thread, dst, src, convert->n_elems, err);
-        rc = cste_gpu_depart(gpu, thread, flight, rc, err);
+        rc = cast_all(gpu, thread, flight, dst, src, convert->n_elems, err);
     }
     return cste_gpu_leave_under_way(gpu, thread, rc);
 }

@@ -18,6 +18,8 @@ int cste_gpu_enqueue_copy(struct cste_gpu *gpu, unsigned thread, struct cste_add
                           struct cste_addr src, uint64_t bytes, struct cst_err *err);
 
 /* Functions of the device table; @state is the GPU. Memory is locked by registering it, in pieces.
+ * Copies from and to memory that the driver has not registered go through the pinned buffers of
+ * flights, and sums as well.
  * Each thread that converts values to weights in GPU memory allocates 1 MiB of GPU memory once. */
 int cste_gpu_map(void *state, int fd, int node, struct cste_mem *mem, struct cst_err *note,
                  struct cst_err *err);

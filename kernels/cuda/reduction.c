@@ -4,6 +4,8 @@
 #include "kernels/cuda/flight.h"
 #include "kernels/cuda/memory.h"
 
+#include <string.h>
+
 /* Staged data has the alignment in elements that it has in its row. */
 #define BASE_ALIGN 64
 
@@ -125,15 +127,18 @@ static int copy_out(struct reduction *r, const struct cste_gpu_batch *batch, str
     struct cste_addr from = {.mem = &r->stage->device};
     int rc = CST_OK;
 
+    if (kept->staged) {
+        to = (struct cste_addr){.mem = &r->stage->host};
+    }
     for (uint32_t i = 0, next; i < batch->n && rc == CST_OK; i = next) {
         uint64_t start = tiles[i].start, end = start;
 
         for (next = i; next < batch->n && tiles[next].start == end; next++) {
             end += tiles[next].n_elems;
         }
-        rc = cste_gpu_enqueue_copy(r->gpu, r->thread, ahead(r, to, start),
-                                   ahead(r, from, start - batch->base),
-                                   (end - start) * sizeof(uint16_t), err);
+        rc = cste_gpu_enqueue_copy(
+            r->gpu, r->thread, ahead(r, to, kept->staged ? start - batch->base : start),
+            ahead(r, from, start - batch->base), (end - start) * sizeof(uint16_t), err);
     }
     from.offset = CSTE_GPU_STAGE_SUMS_AT;
     to = (struct cste_addr){.mem = &r->stage->host, .offset = CSTE_GPU_STAGE_SUMS_AT};
@@ -142,16 +147,22 @@ static int copy_out(struct reduction *r, const struct cste_gpu_batch *batch, str
                : cste_gpu_enqueue_copy(r->gpu, r->thread, to, from, batch->n * sizeof(double), err);
 }
 
-/* Mark the tiles, whose gradients have arrived in the row. */
+/* Mark the tiles, whose gradients have arrived in the row, or in the stage and are stored in the
+ * row first. */
 static void end_on_gpu(struct cste_gpu *gpu, struct cste_gpu_flight *flight,
                        struct cst_tile_done *done)
 {
     const struct cste_gpu_reduction *r = &flight->reduction;
+    const uint16_t *sums = flight->stage.host.base;
 
     (void)gpu;
     for (uint32_t i = 0; i < r->batch.n; i++) {
         struct cst_tile *tile = &flight->stage.batch[i];
 
+        if (r->staged) {
+            memcpy(r->work->rows.grad + tile->start, sums + (tile->start - r->batch.base),
+                   tile->n_elems * sizeof *sums);
+        }
         tile->entry->sum_squares = staged_sums(&flight->stage)[i];
         cst_undo_end(NULL, tile, CST_UNDO_REDUCE);
         done->n_elems += tile->n_elems;
@@ -352,8 +363,11 @@ int cste_gpu_reduce(void *state, unsigned thread, const struct cst_tile_work *wo
         n_on_gpu += src[i].mem->device != 0;
     }
     way = choose_way(work, n_src, n_on_gpu);
-    flight->reduction = (struct cste_gpu_reduction){
-        .work = work, .n_src = n_src, .max_elems = way.max_elems, .undo = undo};
+    flight->reduction = (struct cste_gpu_reduction){.work = work,
+                                                    .n_src = n_src,
+                                                    .max_elems = way.max_elems,
+                                                    .undo = undo,
+                                                    .staged = atomic_load(&gpu->has_unregistered)};
     if (work->rows.grad != NULL) {
         find_row(&flight->reduction);
     }

@@ -33,11 +33,21 @@ static void set_up_slow(void)
     set_up();
 }
 
+/* Like the other fixture; the driver registers no host memory, and refuses to copy from or to
+ * memory that is not pinned. */
+static void set_up_staged(void)
+{
+    (void)setenv("CST_FAKECUDA_FAIL", "cuMemHostRegister:1+=801", 1);
+    (void)setenv("CST_FAKECUDA_PAGEABLE", "no", 1);
+    set_up();
+}
+
 int main(int argc, char **argv)
 {
     const char *text = getenv("CST_FAKECUDA_SEED");
     Suite *suite = suite_create("cuda_engine");
     TCase *plain = suite_case(suite, "plain", set_up, engine_rig_teardown);
+    TCase *staged = suite_case(suite, "staged", set_up_staged, engine_rig_teardown);
     TCase *slow = suite_case(suite, "slow", set_up_slow, engine_rig_teardown);
 
     (void)argc;
@@ -46,6 +56,7 @@ int main(int argc, char **argv)
     printf("seed: CST_FAKECUDA_SEED=%" PRIu64 "\n", seed);
     device_cases_add(plain);
     device_cases_add_borders(plain);
+    device_cases_add(staged);
     device_cases_add_slow(slow);
     return suite_run(suite);
 }

@@ -313,8 +313,9 @@ START_TEST(test_drop)
 END_TEST
 
 /* Host memory is registered whether or not locking is requested, and the answer says so. If the
- * driver's limit does not permit it, the segment is accepted with a message. The engine of a GPU
- * never populates. */
+ * driver's limit does not permit it, or the driver registers nothing, the segment is accepted with
+ * a message, and copies go through pinned buffers of the engine. The engine of a GPU never
+ * populates. */
 START_TEST(test_lock)
 {
     uint64_t bytes = 64 * MIB;
@@ -325,17 +326,24 @@ START_TEST(test_lock)
     if (_i == 1) {
         (void)setenv("CST_FAKECUDA_PINNED", "50MiB", 1);
     }
+    if (_i == 3) {
+        (void)setenv("CST_FAKECUDA_FAIL", "cuMemHostRegister:1+=801", 1);
+    }
+    (void)setenv("CST_FAKECUDA_PAGEABLE", _i == 1 ? "yes" : "no", 1);
     open_engine();
     base[5] = 17;
+    base[bytes - 1] = 18;
     done = engine_proc_add(&proc, 1, fd, bytes, 0, _i == 2, _i == 2);
     ck_assert_int_eq(done.status, CST_OK);
-    ck_assert_int_eq(done.locked, _i != 1);
-    ck_assert_msg((strstr(done.text, "registering") != NULL) == (_i == 1), "%s", done.text);
+    ck_assert_int_eq(done.locked, _i == 0 || _i == 2);
+    ck_assert_msg((strstr(done.text, "registering") != NULL) == !done.locked, "%s", done.text);
+    ck_assert(done.locked || strstr(done.text, "through pinned buffers") != NULL);
     ck_assert_int_eq(engine_proc_add_device(&proc, 2, -1, bytes).status, CST_OK);
     ck_assert_int_eq(run(copy(1, 2, 1, bytes)).status, CST_OK);
-    base[5] = 0;
+    base[5] = base[bytes - 1] = 0;
     ck_assert_int_eq(run(copy(2, 1, 2, bytes)).status, CST_OK);
     ck_assert_int_eq(base[5], 17);
+    ck_assert_int_eq(base[bytes - 1], 18);
     ck_assert_int_eq(engine_proc_close(&proc), 0);
     (void)munmap(base, bytes);
 }
@@ -447,7 +455,7 @@ int main(int argc, char **argv)
     tcase_add_test(tcase, test_bad_segments);
     tcase_add_test(tcase, test_host);
     tcase_add_test(tcase, test_drop);
-    tcase_add_loop_test(tcase, test_lock, 0, 3);
+    tcase_add_loop_test(tcase, test_lock, 0, 4);
     tcase_add_test(tcase, test_one_command);
     tcase_add_test(tcase, test_middle_piece);
     tcase_add_loop_test(tcase, test_sticky, 0, 3);
