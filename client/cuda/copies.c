@@ -46,7 +46,8 @@ void cstc_cuda_unmap_host(void *arg, void *base, uint64_t bytes)
 }
 
 /* Register the memory that contains @src. The driver then pins it, which takes milliseconds. Memory
- * is registered by the first copy from it, so that memory without copies is never pinned. */
+ * is registered by the first copy from it, so that memory without copies is never pinned. If the
+ * driver refuses, copies are slower: it copies such memory through pinned memory of its own. */
 static int register_host(struct cst_cuda *cuda, const void *src, struct cst_err *err)
 {
     struct cstc_host *host = NULL;
@@ -62,7 +63,7 @@ static int register_host(struct cst_cuda *cuda, const void *src, struct cst_err 
     if (host == NULL) {
         return cst_err_set(err, CST_EINVAL, "a copy from memory that the daemon has not announced");
     }
-    if (host->registered) {
+    if (host->registered || host->refused) {
         return CST_OK;
     }
     rc = cst_cuda_check(
@@ -70,7 +71,8 @@ static int register_host(struct cst_cuda *cuda, const void *src, struct cst_err 
         cuda->driver.cuMemHostRegister(host->base, host->bytes, CU_MEMHOSTREGISTER_PORTABLE), err,
         "registering %" PRIu64 " bytes of an arena", host->bytes);
     host->registered = rc == CST_OK;
-    return rc;
+    host->refused = rc != CST_OK && rc != CST_EGPU;
+    return host->refused ? CST_OK : rc;
 }
 
 /* -- copies --------------------------------------------------------------------------------- */

@@ -42,6 +42,7 @@ struct cstc_host {
     void *base;
     uint64_t bytes;
     bool registered; /* Registered with the driver. */
+    bool refused;    /* The driver did not register it, and copies it through memory of its own. */
 };
 
 struct cst_cuda {
