@@ -83,7 +83,7 @@ static void add_engine(struct cli_table *table, const Cistern__StatReply *stat,
     add_rate(table, engine->update_elems, before->update_elems, engine->update_seconds,
              before->update_seconds, engine->update_rate, false);
     cli_table_cell(table, "%llu", (unsigned long long)engine->restarts);
-    cli_table_cell(table, "%s", engine->locked ? "yes" : "no");
+    cli_table_cell(table, "%s", engine->staged ? "staged" : engine->locked ? "yes" : "no");
 }
 
 static void add_cost(struct cli_table *table, bool has, double value)

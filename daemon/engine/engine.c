@@ -200,6 +200,7 @@ static void on_ready(struct cstd_engine *engine, const struct cst_frame *frame)
     (void)snprintf(engine->isa, sizeof engine->isa, "%s", ready->isa);
     /* Not 0, which means that the engine has not been up. */
     engine->granularity = ready->granularity > 0 ? ready->granularity : 1;
+    engine->staged = false;
     engine__ready__free_unpacked(ready, NULL);
     cstd_log(CSTD_LOG_INFO, "engine %u: ready on %s%sNUMA node %u, %u threads, %u copy threads, %s",
              engine->index, engine->device, cstd_engine_is_gpu(engine) ? ", " : "", engine->os_node,

@@ -91,7 +91,10 @@ struct cstd_engine {
     /* Some segments wait to be mapped until the population of another owner's segments has ended;
      * see mounts.c. */
     bool one_by_one;
-    bool locked;   /* Outcome of the last attempt to lock a segment. */
+    bool locked; /* Outcome of the last attempt to lock a segment. */
+    /* Accelerators: the driver did not register some host memory, which the process copies through
+     * buffers of its own. */
+    bool staged;
     char why[256]; /* FAILED: the reason. */
     /* FAILED: deferred handling of commands that arrive, and of a failed start. */
     struct cstd_deferred refuse;

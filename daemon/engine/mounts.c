@@ -9,6 +9,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 /* A request id is the segment's id x 4 plus one of these. */
 enum { ADD_REQUEST = 1, DROP_REQUEST = 2 };
@@ -240,14 +241,27 @@ void cstd_mounts_drop(struct cstd_engine *engine, struct cstd_segment *segment)
     }
 }
 
+/* Note that the driver did not register host memory. The first time is logged. */
+static void note_staged(struct cstd_engine *engine, const char *text)
+{
+    if (!engine->staged) {
+        cstd_log(CSTD_LOG_WARNING, "engine %u: %s does not register host memory: %s", engine->index,
+                 engine->device, text != NULL ? text : "no reason is given");
+    }
+    engine->staged = true;
+}
+
 /* Note whether pages were locked. Memory that a GPU's engine has pinned needs no lock. */
 static void note_lock(struct cstd_engine *engine, struct cstd_segment *segment,
                       const Engine__SegmentDone *done)
 {
     if (is_first(engine, segment) && segment->lock) {
         segment->locked = engine->locked = done->locked;
-    } else if (cstd_engine_is_gpu(engine) && !segment->device) {
+    } else if (cstd_engine_is_gpu(engine) && !segment->device && done->status == CST_OK) {
         engine->locked = done->locked;
+        if (strcmp(cstd_engine_kind(engine), "cuda") == 0 && !done->locked) {
+            note_staged(engine, done->text);
+        }
     }
 }
 

@@ -133,6 +133,8 @@ static void fill_engine(const struct cstd_engine *engine, Cistern__EngineInfo *o
     fill_seen(&engine->seen, out);
     if (cstd_engine_is_gpu(engine)) {
         fill_gpu_engine(engine, out);
+        out->has_staged = 1;
+        out->staged = engine->staged;
     }
 }
 

@@ -58,6 +58,23 @@ static void setup_rooms(void)
     cuda_rig_open("[plan]\ninterleave = 2\n");
 }
 
+/* Fixture: the driver registers no host memory, and refuses to copy from or to memory that is not
+ * pinned. */
+static void setup_staged(void)
+{
+    (void)setenv("CST_FAKECUDA_FAIL", "cuMemHostRegister:1+=801", 1);
+    (void)setenv("CST_FAKECUDA_PAGEABLE", "no", 1);
+    cuda_rig_dawdle(false);
+    cuda_rig_open(BY_ENGINES);
+}
+
+/* Fixture: the driver registers no host memory, and workers copy. */
+static void setup_staged_copies(void)
+{
+    (void)setenv("CST_FAKECUDA_FAIL", "cuMemHostRegister:1+=801", 1);
+    setup_copies();
+}
+
 /* -- bits ------------------------------------------------------------------------------------- */
 
 /* The results have the expected bits for every placement, with a pool between the smallest and the
@@ -240,6 +257,30 @@ START_TEST(no_engine_copies_up)
 }
 END_TEST
 
+/* If the driver registers no host memory, engines copy through buffers of their own, with the same
+ * bits. The log says it once for each engine, and `cistern stat` shows it. */
+START_TEST(staged)
+{
+    const Cistern__StatReply *stat;
+
+    train_rig_run(&train_placements[TRAIN_PEERS], "staged", 0);
+    stat = raw_stat(&witness);
+    for (size_t i = 0; i < stat->n_engines; i++) {
+        ck_assert_int_eq(stat->engines[i]->staged, strcmp(stat->engines[i]->kind, "cuda") == 0);
+    }
+    ck_assert(train_rig_logged("does not register host memory"));
+    ck_assert(train_rig_logged("its copies go through pinned buffers"));
+}
+END_TEST
+
+/* If the driver registers no host memory, workers that copy do it without. */
+START_TEST(staged_by_workers)
+{
+    train_rig_run(&train_placements[TRAIN_PEERS], "staged", 0);
+    ck_assert_str_eq(raw_job_info(&witness, "staged")->copies, "worker");
+}
+END_TEST
+
 /* A worker's copy fails permanently: the worker ends, and a process that takes its place repeats
  * the step. _i: which copy. */
 START_TEST(copy_fails)
@@ -266,6 +307,8 @@ int main(int argc, char **argv)
     TCase *copies = suite_case(suite, "copies", setup_copies, cuda_rig_close);
     TCase *late_copies = suite_case(suite, "late_copies", setup_late_copies, cuda_rig_close);
     TCase *deaths_copies = suite_case(suite, "deaths_copies", setup_copies, cuda_rig_close);
+    TCase *no_registration = suite_case(suite, "staged", setup_staged, cuda_rig_close);
+    TCase *unpinned = suite_case(suite, "staged_copies", setup_staged_copies, cuda_rig_close);
     TCase *in_rooms = suite_case(suite, "rooms", setup_rooms, cuda_rig_close);
 
     (void)argc;
@@ -295,6 +338,8 @@ int main(int argc, char **argv)
     tcase_add_loop_test(copies, bits_between, 0, TRAIN_N_PLACES);
     tcase_add_loop_test(copies, try_forms, 0, TRAIN_N_PLACES);
     tcase_add_test(copies, no_engine_copies_up);
+    tcase_add_test(no_registration, staged);
+    tcase_add_test(unpinned, staged_by_workers);
     tcase_add_test(copies, forks);
     tcase_add_test(copies, come_back);
     tcase_add_loop_test(copies, copy_fails, 0, 3);

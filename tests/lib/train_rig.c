@@ -13,6 +13,11 @@ struct train_order train_like;
 
 static const struct train_bad none = {.step = TRAIN_NEVER};
 
+bool train_rig_logged(const char *text)
+{
+    return daemon_proc_logged(&proc, text);
+}
+
 void train_rig_start(const char *config, const char *const *options)
 {
     train_like = (struct train_order){

@@ -21,6 +21,9 @@ extern struct train_report *reports[TRAIN_MAX_WORLD];
 /* Template for the orders of the test; only the fields of the rank's place are not used. */
 extern struct train_order train_like;
 
+/* True if the daemon's log contains @text. */
+bool train_rig_logged(const char *text);
+
 /* Start the daemon with @config and @options (see daemon_proc_start_with), wait for its engines,
  * and connect the witness. train_like is reset: no worker dies, and no option is set. */
 void train_rig_start(const char *config, const char *const *options);
