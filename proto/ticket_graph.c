@@ -233,15 +233,29 @@ static void remove_edge(struct cst_ticket_edge *edge)
     *p = edge->next;
 }
 
+static void remove_edges(struct cst_ticket *ticket)
+{
+    for (uint32_t i = 0; i < ticket->n_edges; i++) {
+        if (ticket->edges[i].on != NULL) {
+            remove_edge(&ticket->edges[i]);
+            ticket->edges[i].on = NULL;
+        }
+    }
+}
+
+void cst_ticket_graph_recall(struct cst_ticket_graph *graph, struct cst_ticket *ticket)
+{
+    remove_edges(ticket);
+    doom(ticket, ticket->number);
+    ticket->n_waits = 0;
+    make_ready(graph, ticket);
+}
+
 void cst_ticket_graph_drop(struct cst_ticket_graph *graph, struct cst_ticket *ticket)
 {
     unlist(graph, ticket);
     remove_from_ready(graph, ticket);
-    for (uint32_t i = 0; i < ticket->n_edges; i++) {
-        if (ticket->edges[i].on != NULL) {
-            remove_edge(&ticket->edges[i]);
-        }
-    }
+    remove_edges(ticket);
     for (struct cst_ticket_edge *edge = ticket->waiters; edge != NULL; edge = edge->next) {
         edge->on = NULL;
     }

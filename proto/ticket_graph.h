@@ -10,8 +10,9 @@
  * another graph. A number that is known to have failed (the last CST_TICKET_GRAPH_FAILURES failures
  * are remembered) dooms the tickets that wait for it: their commands are cancelled instead of run.
  * A doomed ticket becomes ready like any other, after all that it waits for is over. Its completion
- * therefore never precedes theirs. Tickets become ready in the order in which they were added or
- * released, and the waiters of one ticket in the order in which they were added.
+ * therefore never precedes theirs, unless it is recalled. Tickets become ready in the order in
+ * which they were added or released, and the waiters of one ticket in the order in which they were
+ * added.
  *
  * This module has no threads and no I/O, and never fails for lack of memory after the opening. */
 #ifndef CST_TICKET_GRAPH_H
@@ -85,6 +86,9 @@ struct cst_ticket *cst_ticket_graph_take(struct cst_ticket_graph *graph);
 
 /* Let all tickets that wait for @from wait for @to instead, except @to itself. */
 void cst_ticket_graph_replace(struct cst_ticket *from, struct cst_ticket *to);
+
+/* @ticket, which waits for something, waits no more and is doomed. */
+void cst_ticket_graph_recall(struct cst_ticket_graph *graph, struct cst_ticket *ticket);
 
 /* End @ticket, which is not in the ready list, with @status. The graph no longer refers to it. */
 void cst_ticket_graph_done(struct cst_ticket_graph *graph, struct cst_ticket *ticket, int status);

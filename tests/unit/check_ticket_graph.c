@@ -259,6 +259,31 @@ START_TEST(test_drop)
 }
 END_TEST
 
+/* A ticket that is recalled is ready at once, and doomed. What it waited for, and what waits for
+ * it, ends as if it had failed by itself. */
+START_TEST(test_recall)
+{
+    add(0, 1, NULL, 0);
+    add(1, 2, AFTER(1));
+    add(2, 3, AFTER(1, 2));
+    add(3, 4, AFTER(1));
+    ck_assert_ptr_eq(cst_ticket_graph_take(&tickets), &t[0]);
+    cst_ticket_graph_recall(&tickets, &t[1]);
+    ck_assert_ptr_eq(cst_ticket_graph_take(&tickets), &t[1]);
+    ck_assert(t[1].doomed);
+    done(1, CST_ECANCELLED);
+    ck_assert_ptr_null(cst_ticket_graph_take(&tickets));
+    done(0, CST_OK);
+    ck_assert_ptr_eq(cst_ticket_graph_take(&tickets), &t[2]);
+    ck_assert(t[2].doomed);
+    ck_assert_ptr_eq(cst_ticket_graph_take(&tickets), &t[3]);
+    ck_assert(!t[3].doomed);
+    done(2, CST_ECANCELLED);
+    done(3, CST_OK);
+    ck_assert_uint_eq(tickets.n, 0);
+}
+END_TEST
+
 /* Any number of tickets can be pending. */
 START_TEST(test_growth)
 {
@@ -299,6 +324,7 @@ int main(void)
     tcase_add_test(tcase, test_release);
     tcase_add_test(tcase, test_replaced);
     tcase_add_test(tcase, test_drop);
+    tcase_add_test(tcase, test_recall);
     tcase_add_test(tcase, test_growth);
     return suite_run(suite);
 }
