@@ -266,6 +266,29 @@ struct cstd_command *cstd_commands_take(struct cst_ticket_graph *graph)
     return ticket != NULL ? command_of(ticket) : NULL;
 }
 
+bool cstd_commands_recall(struct cst_ticket_graph *graph, uint64_t ticket)
+{
+    struct cst_ticket *found = cst_ticket_graph_find(graph, ticket);
+
+    if (found == NULL || command_of(found)->state != CSTD_COMMAND_HELD) {
+        return false;
+    }
+    command_of(found)->recalled = true;
+    return true;
+}
+
+void cstd_commands_doom_recalled(struct cstd_commands *commands)
+{
+    struct cstd_command *command;
+
+    TAILQ_FOREACH(command, &commands->held, link)
+    {
+        if (command->recalled) {
+            cst_ticket_graph_recall(commands->graph, &command->ticket);
+        }
+    }
+}
+
 void cstd_commands_queue(struct cstd_command *command)
 {
     struct cstd_commands *commands = command->commands;
@@ -281,6 +304,10 @@ void cstd_commands_queue(struct cstd_command *command)
 
 void cstd_commands_explain(const struct cstd_command *command, struct cst_err *err)
 {
+    if (command->recalled) {
+        (void)cst_err_set(err, CST_ECANCELLED, "the command was recalled");
+        return;
+    }
     (void)cst_err_set(err, CST_ECANCELLED, "a command that it waits for failed: %s",
                       command->why != NULL ? command->why : "");
 }

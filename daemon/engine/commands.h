@@ -7,7 +7,7 @@
  * engines. Every command is HELD at first. A command that cannot be left to its engine's order,
  * mostly because it waits for another engine, stays HELD until all that it waits for are complete,
  * and goes to its engine with an empty `after`. If one of them fails, the command that waits is
- * doomed: it is cancelled and never sent.
+ * doomed: it is cancelled and never sent. So is a command that the core recalls while it is HELD.
  *
  *   add --> HELD --take: waits for nothing, queue--> QUEUED --remove--> OVER --done--> freed
  *             \--take: doomed, remove------------------------------------^
@@ -39,6 +39,7 @@ struct cstd_command {
     struct cstd_commands *commands;                      /* The commands of its engine. */
     enum cstd_command_state state;
     bool may_fail, io;   /* As in struct cst_command. */
+    bool recalled;       /* HELD: the command is to be doomed at the end of the turn. */
     uint32_t n_given_up; /* Times that the engine was given up while the command was queued. */
     char *why;           /* If ticket.doomed: cause of the first failure, in words; owned. */
     size_t n_bytes;      /* Length of packed. */
@@ -73,6 +74,12 @@ const struct cstd_command *cstd_commands_find(const struct cst_ticket_graph *gra
 /* Returns a HELD command that waits for nothing any more, the earliest one first, or NULL if there
  * is none. The caller must remove the command if its ticket is doomed, or else queue it. */
 struct cstd_command *cstd_commands_take(struct cst_ticket_graph *graph);
+
+/* Note that the command of @ticket is recalled. False: it is not HELD, and the recall has no
+ * effect. */
+bool cstd_commands_recall(struct cst_ticket_graph *graph, uint64_t ticket);
+/* Doom the HELD commands that are recalled, so that cstd_commands_take returns them. */
+void cstd_commands_doom_recalled(struct cstd_commands *commands);
 
 /* Append @command, which cstd_commands_take has returned, to the queue of its engine. */
 void cstd_commands_queue(struct cstd_command *command);

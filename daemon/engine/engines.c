@@ -445,8 +445,26 @@ void cstd_engines_forget(struct cstd_engines *engines, unsigned shift, uint64_t 
     }
 }
 
+void cstd_engines_recall(struct cstd_engines *engines, uint64_t ticket)
+{
+    engines->has_recalled =
+        cstd_commands_recall(&engines->tickets, ticket) || engines->has_recalled;
+}
+
+static void cancel_recalled(struct cstd_engines *engines)
+{
+    engines->has_recalled = false;
+    for (unsigned i = 0; i < engines->n; i++) {
+        cstd_commands_doom_recalled(&engines->v[i].commands);
+    }
+    release(engines);
+}
+
 void cstd_engines_flush(struct cstd_engines *engines)
 {
+    if (engines->has_recalled) {
+        cancel_recalled(engines);
+    }
     for (unsigned i = 0; i < engines->n; i++) {
         if (engines->v[i].commands.unsent != NULL) {
             cstd_engine_flush(&engines->v[i]);

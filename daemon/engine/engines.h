@@ -62,7 +62,8 @@ struct cstd_engines {
     void *arg; /* First argument of all four callbacks. */
     /* Runs while an engine is busy; in cstd_engines_stop, the time limit for the processes. */
     uv_timer_t ping;
-    bool pinging; /* ping runs periodically. */
+    bool pinging;      /* ping runs periodically. */
+    bool has_recalled; /* Commands were recalled in this turn of the loop. */
     /* The engines are being stopped, and a process that dies is not replaced. */
     bool stopping;
     uint8_t body[CST_FRAME_MAX_BODY]; /* Buffer in which a Submit message is encoded. */
@@ -150,7 +151,12 @@ void cstd_engines_complete(struct cstd_engines *engines, uint64_t ticket, int st
 /* Drop all commands with (ticket >> @shift) == @value. on_done is not called for them. */
 void cstd_engines_forget(struct cstd_engines *engines, unsigned shift, uint64_t value);
 
-/* Send the commands that were queued in this turn of the loop. */
+/* Cancel the command of @ticket at the end of this turn of the loop, if it is still held here
+ * then. on_done is called for it as for any other command. */
+void cstd_engines_recall(struct cstd_engines *engines, uint64_t ticket);
+
+/* Cancel the commands that were recalled in this turn of the loop, and send those that were
+ * queued. */
 void cstd_engines_flush(struct cstd_engines *engines);
 
 /* True if every engine with commands has made progress since the last call. Engines in FAILED are

@@ -232,6 +232,9 @@ static void carry_out(struct cstd_job *job, const struct cst_actions *actions)
                 job->daemon->core_ops->copied(job, &action->reply);
             }
             break;
+        case CST_ACT_RECALL:
+            cstd_engines_recall(&job->daemon->engines, action->recall);
+            break;
         case CST_ACT_LOG:
             cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job), "%s", action->log.text);
             break;

@@ -52,6 +52,11 @@ struct cst_command *cst_core_command(struct cst_core *core, enum cst_command_kin
     return command;
 }
 
+void cst_core_recall(struct cst_core *core, uint64_t ticket)
+{
+    add(core, CST_ACT_RECALL)->recall = ticket;
+}
+
 struct cst_reply *cst_core_reply(struct cst_core *core, uint64_t tag)
 {
     struct cst_reply *reply;

@@ -22,6 +22,9 @@ struct cst_output {
 struct cst_command *cst_core_command(struct cst_core *core, enum cst_command_kind kind,
                                      uint32_t node, struct cst_flight *flight);
 
+/* Append a recall of the command @ticket, which is in flight. */
+void cst_core_recall(struct cst_core *core, uint64_t ticket);
+
 /* Make the command wait for @ticket; 0: for nothing. */
 static inline void cst_command_after(struct cst_command *command, uint64_t ticket)
 {

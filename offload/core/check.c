@@ -452,6 +452,9 @@ const char *cst_core_check(const struct cst_core *core)
         what = cst_kept_gradients_check(core);
     }
     if (what == NULL) {
+        what = cst_lent_memory_check(core);
+    }
+    if (what == NULL) {
         what = cst_dispatch_check(&core->dispatch);
     }
     if (what == NULL) {

@@ -79,6 +79,7 @@ static void issue_updates(struct cst_core *core, float factor, bool guard)
     update.hyper.grad_scale = (double)factor;
     cst_hyper_write_factors(core, update.mark);
     order_updates(core);
+    cst_overlap_expire(core);
     for (uint32_t i = 0; i < core->n_trained; i++) {
         cst_overlap_committed(core, core->commit.order[i], &update);
     }

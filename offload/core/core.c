@@ -129,7 +129,8 @@ static int reserve(struct cst_core *core, struct cst_actions *actions)
     int status = cst_requests_reserve(&core->requests);
 
     if (core->device_updates.n_reservations > 0) {
-        fixed += CST_DEVICE_UPDATE_COMMANDS * (size_t)core->n_chunks;
+        /* A fetch can recall all commands that the same event has issued. */
+        fixed += 2 * CST_DEVICE_UPDATE_COMMANDS * (size_t)core->n_chunks;
         in_flight += CST_DEVICE_UPDATE_COMMANDS * (size_t)core->n_chunks;
     }
     /* A gathered block receives a copy from each GPU, and in each group all blocks but one are
@@ -379,6 +380,7 @@ void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
         .interleave = core->device_updates.interleave_now,
         .n_updates = core->updates_done.n,
         .n_device_updates = core->updates_done.n_device,
+        .n_lent_updates = core->updates_done.n_lent,
     };
     cst_exposure_stats(core, out);
     for (uint32_t r = 0; r < core->device_updates.n_reservations; r++) {

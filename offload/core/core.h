@@ -225,6 +225,11 @@ struct cst_core_device_reservation {
     uint32_t engine;  /* The accelerator's engine, numbered as in cst_command.node. */
     uint32_t segment; /* Id of the segment that is this memory. */
     uint64_t bytes;   /* Size of the memory. */
+    /* The memory is that of empty blocks of the pool of rank `rank`, which is on the same
+     * accelerator (offload/update/lent_memory.c); segment and bytes are not used. Chunks whose
+     * states stay on the accelerator need another device reservation. */
+    bool lent;
+    uint32_t rank; /* With `lent`: the rank. */
 };
 
 struct cst_core_config {
@@ -464,7 +469,14 @@ struct cst_event {
 
 /* -- actions -------------------------------------------------------------------------------- */
 
-enum cst_action_kind { CST_ACT_COMMAND, CST_ACT_REPLY, CST_ACT_LOG };
+enum cst_action_kind {
+    CST_ACT_COMMAND,
+    CST_ACT_REPLY,
+    CST_ACT_LOG,
+    /* If the driver still holds the command `recall`, the command need not be executed: it fails
+     * with CST_ECANCELLED, in an event after this one. A driver may ignore this action. */
+    CST_ACT_RECALL,
+};
 
 /* Final reply to a tag. The request determines which fields are valid; the comments name it. */
 struct cst_reply {
@@ -501,6 +513,7 @@ struct cst_action {
         struct cst_command command;
         struct cst_reply reply;
         struct cst_err log; /* One line for the daemon's log. */
+        uint64_t recall;    /* A ticket. */
     };
 };
 
@@ -647,6 +660,7 @@ struct cst_core_stats {
     /* Completed updates of chunks that were made on accelerators, in device reservations or on
      * device states. */
     uint64_t n_device_updates;
+    uint64_t n_lent_updates;         /* Those of them that were made in lent memory. */
     uint64_t n_reservation_failures; /* Commands of device updates that failed and were replaced. */
     /* Device reservations that had too many failures or whose engine is lost. Only chunks whose
      * states are there are still updated in them. */

@@ -9,7 +9,7 @@
  *   overlap  update  device_update  fetch  prefetch  spill
  *   sum  landing  collection  kept_gradients  load  multi_gpu_load
  *   residency  eviction  waiting  lookahead  weight_row  chunk_update  rank
- *   group  facts  actions  exposure  instant
+ *   group  facts  actions  exposure  instant  lent_memory
  *   block  trace  request  flight  dispatch  buffers  hyper  clip  reduce_site
  *
  * What a part has to tell to one above it is a fact (offload/core/facts.h). */

@@ -45,6 +45,9 @@ struct cst_flight {
     /* LOAD, PIECE, SPILL: the block. KEEP: slot of the kept gradient. ON_DEVICE, DEVICE_UPDATE:
      * slot of the kept gradient, or CST_NONE. */
     uint32_t block;
+    /* ON_DEVICE, DEVICE_UPDATE, and UPDATE and STATES with `down`: buffer of the device
+     * reservation. */
+    uint32_t buffer;
     bool down;           /* UPDATE, STATES: the command is a COPY down after a device update. */
     uint32_t tries;      /* With `down`: number of failed copies of the same row before this one. */
     uint32_t peer;       /* PIECE: rank whose block is read. */
@@ -59,6 +62,13 @@ struct cst_flight {
     /* SPILL, LANDING, REDUCE, NORM: collection of gradients that the command belongs to. */
     uint64_t collection;
 };
+
+/* True if the command uses a buffer of a device reservation. */
+static inline bool cst_flight_is_device_update(const struct cst_flight *flight)
+{
+    return flight->kind == CST_FLIGHT_UPDATE_ON_DEVICE ||
+           flight->kind == CST_FLIGHT_DEVICE_UPDATE || flight->down;
+}
 
 struct cst_flights {
     struct cst_flight *slots; /* Owned. */

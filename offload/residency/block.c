@@ -16,7 +16,7 @@ static const struct {
     bool is_weight;  /* weight_of points to the block. */
     bool is_grad;    /* grad_of may point to the block. */
 } states[CST_BLOCK_STATES] = {
-    [CST_BLOCK_FREE] = {"free", TO(LOADING) | TO(OPEN), false, false, false},
+    [CST_BLOCK_FREE] = {"free", TO(LOADING) | TO(OPEN) | TO(LENT), false, false, false},
     [CST_BLOCK_LOADING] = {"loading", TO(RESIDENT) | TO(FREE), true, true, false},
     [CST_BLOCK_RESIDENT] = {"resident", TO(FREE) | TO(STALE) | TO(QUARANTINED), false, true, false},
     [CST_BLOCK_STALE] = {"stale", TO(FREE) | TO(QUARANTINED), false, false, false},
@@ -25,6 +25,7 @@ static const struct {
     [CST_BLOCK_SPILLING] = {"staging", TO(FREE) | TO(PENDING), true, false, true},
     [CST_BLOCK_REDUCING] = {"reducing", TO(FREE), true, false, true},
     [CST_BLOCK_QUARANTINED] = {"quarantined", TO(FREE), false, false, false},
+    [CST_BLOCK_LENT] = {"lent", TO(FREE), false, false, false},
 };
 
 static int init_part(struct cst_pool *pool, uint32_t k, const struct cst_core_part *config,
@@ -182,6 +183,9 @@ static void point_at(struct cst_pool *pool, uint32_t b, enum cst_block_state sta
 {
     uint32_t c = pool->blocks[b].chunk;
 
+    if (c == CST_NONE) { /* The block is lent, or was. */
+        return;
+    }
     if (states[state].is_weight) {
         pool->weight_of[c] = b;
     } else if (pool->weight_of[c] == b) {
@@ -415,14 +419,15 @@ void cst_pool_part_books(const struct cst_pool *pool, uint32_t k, struct cst_boo
     const struct cst_part *part = &pool->parts[k];
     const uint32_t *n = part->count;
 
-    *out = (struct cst_books){
-        .capacity = part->n_blocks,
-        .free = n[CST_BLOCK_FREE],
-        .cached = n[CST_BLOCK_RESIDENT] - part->n_leased_resident,
-        .leased = part->n_leased_resident + n[CST_BLOCK_STALE] + n[CST_BLOCK_OPEN],
-        .moving = n[CST_BLOCK_LOADING] + n[CST_BLOCK_SPILLING] + n[CST_BLOCK_REDUCING],
-        .pending = n[CST_BLOCK_PENDING],
-        .quarantined = n[CST_BLOCK_QUARANTINED]};
+    *out = (struct cst_books){.capacity = part->n_blocks,
+                              .free = n[CST_BLOCK_FREE],
+                              .cached = n[CST_BLOCK_RESIDENT] - part->n_leased_resident,
+                              .leased =
+                                  part->n_leased_resident + n[CST_BLOCK_STALE] + n[CST_BLOCK_OPEN],
+                              .moving = n[CST_BLOCK_LOADING] + n[CST_BLOCK_SPILLING] +
+                                        n[CST_BLOCK_REDUCING] + n[CST_BLOCK_LENT],
+                              .pending = n[CST_BLOCK_PENDING],
+                              .quarantined = n[CST_BLOCK_QUARANTINED]};
 }
 
 void cst_pool_books(const struct cst_pool *pool, struct cst_books *out)
@@ -452,7 +457,7 @@ static const char *check_block(const struct cst_pool *pool, uint32_t b, uint32_t
     const struct cst_block *block = &pool->blocks[b];
     bool weight = states[block->state].is_weight;
 
-    if (block->state == CST_BLOCK_FREE) {
+    if (block->state == CST_BLOCK_FREE || block->state == CST_BLOCK_LENT) {
         return block->chunk != CST_NONE || block->leases != 0 ? "a free block holds nothing" : NULL;
     }
     if (block->chunk >= n_chunks) {

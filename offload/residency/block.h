@@ -15,6 +15,8 @@
  * If the worker copies weights in (worker_copies), LOADING waits for the chunk's update instead of
  * a copy, and RESIDENT is `filling` at first.
  *
+ *   FREE ------> LENT ------> FREE   a buffer of device updates (offload/update/lent_memory.c)
+ *
  *   RESIDENT, STALE, OPEN --hang-up while leased--> QUARANTINED --death or sync--> FREE */
 #ifndef CST_BLOCK_H
 #define CST_BLOCK_H
@@ -40,12 +42,13 @@ enum cst_block_state {
     CST_BLOCK_SPILLING,    /* The gradient is being copied to the chunk's grad row. */
     CST_BLOCK_REDUCING,    /* A reduction reads the gradient. */
     CST_BLOCK_QUARANTINED, /* The lessee hung up and its process may still run. */
+    CST_BLOCK_LENT,        /* Device updates use the block. It holds no chunk. */
     CST_BLOCK_STATES,
 };
 
 struct cst_block {
     enum cst_block_state state;
-    uint32_t chunk;  /* CST_NONE while FREE. */
+    uint32_t chunk;  /* CST_NONE while FREE or LENT. */
     uint32_t leases; /* Number of fetches that were not released. */
     uint32_t part;   /* Index into the pool's parts: the size class. */
     uint32_t micro;  /* Gradient that was handed in: its micro-batch. */

@@ -10,6 +10,7 @@
 #include "offload/core/core_state.h"
 #include "offload/residency/lookahead.h"
 #include "offload/residency/waiting.h"
+#include "offload/update/lent_memory.h"
 
 #define MAX_REVIEWS 4 /* Maximum number of victims to look at if their next use has changed. */
 
@@ -50,6 +51,13 @@ static uint32_t find_victim(struct cst_pool *pool, struct cst_part *part, uint64
     return part->first_block + id;
 }
 
+/* True if there is a victim, and its weights are not expected any more. */
+static bool is_over(const struct cst_part *part, uint32_t victim)
+{
+    return victim != CST_NONE &&
+           part->victims.v[victim - part->first_block].next == CST_TRACE_NEVER;
+}
+
 /* True if waiting for a block that an engine is about to empty is better than evicting @victim.
  *
  * Look-ahead waits, unless the victim's weights are not expected any more. To load expected weights
@@ -62,8 +70,10 @@ static bool is_worth_waiting(const struct cst_core *core, const struct cst_part 
                              uint32_t victim, bool ahead)
 {
     return (ahead || core->world == 1) &&
-           part->count[CST_BLOCK_REDUCING] + part->count[CST_BLOCK_SPILLING] > 0 &&
-           part->victims.v[victim - part->first_block].next != CST_TRACE_NEVER;
+           part->count[CST_BLOCK_REDUCING] + part->count[CST_BLOCK_SPILLING] +
+                   part->count[CST_BLOCK_LENT] >
+               0 &&
+           !is_over(part, victim);
 }
 
 uint32_t cst_eviction_take(struct cst_core *core, uint32_t rank, enum cst_block_state state,
@@ -75,6 +85,9 @@ uint32_t cst_eviction_take(struct cst_core *core, uint32_t rank, enum cst_block_
     if (part->count[CST_BLOCK_FREE] == 0) {
         uint32_t victim = find_victim(pool, part, limit);
 
+        if (part->count[CST_BLOCK_LENT] > 0 && !is_over(part, victim)) {
+            cst_lent_memory_recall(core, rank, (uint32_t)(part - pool->parts));
+        }
         if (victim == CST_NONE || is_worth_waiting(core, part, victim, limit != CST_VICTIM_ANY)) {
             return CST_NONE;
         }

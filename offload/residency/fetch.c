@@ -141,7 +141,7 @@ static uint32_t serve(struct cst_core *core, struct cst_queue *queue, uint32_t n
 static uint32_t count_coming(const struct cst_part *part)
 {
     return part->count[CST_BLOCK_SPILLING] + part->count[CST_BLOCK_REDUCING] +
-           part->count[CST_BLOCK_LOADING] - part->n_awaited;
+           part->count[CST_BLOCK_LENT] + part->count[CST_BLOCK_LOADING] - part->n_awaited;
 }
 
 static void pump_part(struct cst_core *core, uint32_t rank, uint32_t k)

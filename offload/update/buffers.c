@@ -72,16 +72,53 @@ static uint64_t place_rows(uint64_t rows[CST_ROW_COUNT], uint64_t at)
     return at;
 }
 
-/* Lay out a buffer for all chunks whose weights have at most @weight_bytes. */
-static void lay_out(struct cst_buffers *b, const struct cst_layout *layout, uint64_t weight_bytes)
+/* Set in[] and out[] to the bytes of the rows of all chunks whose weights have at most
+ * @weight_bytes. */
+static void measure_rows(struct cst_buffers *b, const struct cst_layout *layout,
+                         uint64_t weight_bytes)
 {
     struct largest largest = find_largest(layout, weight_bytes);
 
     *b = (struct cst_buffers){.max_weight_bytes = weight_bytes};
     make_room(b, layout, largest.bf16);
     make_room(b, layout, largest.fp32);
+}
+
+/* Lay out a buffer for all chunks whose weights have at most @weight_bytes. */
+static void lay_out(struct cst_buffers *b, const struct cst_layout *layout, uint64_t weight_bytes)
+{
+    measure_rows(b, layout, weight_bytes);
     b->kept_bytes = b->in[CST_ROW_GRAD];
     b->bytes = place_rows(b->out, place_rows(b->in, 0));
+}
+
+/* Replace those of the bytes in @rows that take @n_blocks blocks by the offsets of the rows, which
+ * begin at @at. Returns their end. */
+static uint64_t place_blocks(uint64_t rows[CST_ROW_COUNT], const uint64_t bytes[CST_ROW_COUNT],
+                             uint64_t n_blocks, uint64_t block_bytes, uint64_t at)
+{
+    for (int row = 0; row < CST_ROW_COUNT; row++) {
+        if ((bytes[row] + block_bytes - 1) / block_bytes == n_blocks) {
+            rows[row] = at;
+            at += n_blocks * block_bytes;
+        }
+    }
+    return at;
+}
+
+void cst_buffers_of_blocks(struct cst_buffers *buffers, const struct cst_layout *layout,
+                           uint64_t block_bytes)
+{
+    struct cst_buffers bytes;
+
+    measure_rows(&bytes, layout, block_bytes);
+    *buffers = (struct cst_buffers){.max_weight_bytes = block_bytes};
+    /* Rows of two blocks first, so that all of them begin at an even block. */
+    for (uint64_t n = 2; n > 0; n--) {
+        buffers->bytes = place_blocks(buffers->in, bytes.in, n, block_bytes, buffers->bytes);
+        buffers->bytes = place_blocks(buffers->out, bytes.out, n, block_bytes, buffers->bytes);
+    }
+    buffers->bytes += buffers->bytes % (2 * block_bytes);
 }
 
 bool cst_buffers_hold(const struct cst_buffers *buffers, const struct cst_layout_chunk *chunk)

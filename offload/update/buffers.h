@@ -48,6 +48,13 @@ bool cst_buffers_hold(const struct cst_buffers *buffers, const struct cst_layout
 void cst_buffers_divide(struct cst_buffers *buffers, const struct cst_layout *layout,
                         uint64_t reservation_bytes);
 
+/* Lay out a buffer that consists of blocks of @block_bytes, for all chunks whose weights fit a
+ * block. Each row begins at a block, and takes one or two of them; a row of two begins at an even
+ * block. The offsets count the blocks of the buffer in order, and `bytes` is a multiple of two
+ * blocks. The caller sets `n`. `bytes` is 0 if there is no such chunk. No gradients are kept. */
+void cst_buffers_of_blocks(struct cst_buffers *buffers, const struct cst_layout *layout,
+                           uint64_t block_bytes);
+
 /* Bytes of three buffers for the largest chunk with states of the first @n_classes size classes. 0:
  * they have no chunk with states. */
 uint64_t cst_buffers_want(const struct cst_layout *layout, uint32_t n_classes);

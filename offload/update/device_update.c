@@ -54,7 +54,7 @@ static uint32_t find_own(const struct cst_core *core, uint32_t c)
 {
     for (uint32_t r = 0; r < core->device_updates.n_reservations; r++) {
         if (core->device_updates.reservations[r].engine == core->layout->chunks[c].device &&
-            holds(core, r, c)) {
+            !core->device_updates.reservations[r].lent.on && holds(core, r, c)) {
             return r;
         }
     }
@@ -77,24 +77,41 @@ static int check_devices(const struct cst_core *core, struct cst_err *err)
     return CST_OK;
 }
 
+static int open_reservation(struct cst_core *core, const struct cst_core_device_reservation *config,
+                            struct cst_err *err)
+{
+    struct cst_device_reservation *reservation =
+        &core->device_updates.reservations[core->device_updates.n_reservations++];
+    int rc = CST_OK;
+
+    reservation->engine = config->engine;
+    reservation->segment = config->segment;
+    if (config->lent) {
+        rc = cst_lent_memory_open(core, reservation, config, err);
+    } else {
+        cst_buffers_divide(&reservation->buffers, core->layout, config->bytes);
+    }
+    if (rc == CST_OK && cst_kept_gradients_open(reservation) != CST_OK) {
+        rc = cst_err_set(err, CST_ENOMEM, "no memory for the books of a device reservation");
+    }
+    return rc;
+}
+
 int cst_device_updates_open(struct cst_core *core, const struct cst_core_config *config,
                             struct cst_err *err)
 {
+    int rc = CST_OK;
+
     if (config->n_reservations > CST_CORE_MAX_UPDATE_DEVICES) {
         return cst_err_set(err, CST_EINVAL,
                            "%" PRIu32 " device reservations: at most %d are allowed",
                            config->n_reservations, CST_CORE_MAX_UPDATE_DEVICES);
     }
-    for (uint32_t i = 0; i < config->n_reservations; i++) {
-        struct cst_device_reservation *reservation =
-            &core->device_updates.reservations[core->device_updates.n_reservations++];
-
-        reservation->engine = config->reservations[i].engine;
-        reservation->segment = config->reservations[i].segment;
-        cst_buffers_divide(&reservation->buffers, core->layout, config->reservations[i].bytes);
-        if (cst_kept_gradients_open(reservation) != CST_OK) {
-            return cst_err_set(err, CST_ENOMEM, "no memory for the books of a device reservation");
-        }
+    for (uint32_t i = 0; i < config->n_reservations && rc == CST_OK; i++) {
+        rc = open_reservation(core, &config->reservations[i], err);
+    }
+    if (rc != CST_OK) {
+        return rc;
     }
     core->device_updates.in_order = calloc(core->n_nodes, sizeof *core->device_updates.in_order);
     if (core->device_updates.in_order == NULL) {
@@ -155,14 +172,24 @@ static void begin_order(struct cst_core *core)
     core->device_updates.order_ended = false;
 }
 
-/* The next usable device reservation in turn whose buffers fit the chunk; CST_NONE: none. */
+/* True if the device reservation is in use, its buffers fit the chunk and, if they are lent, one
+ * can be entered now. */
+static bool can_update(const struct cst_core *core, uint32_t r, uint32_t c)
+{
+    const struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
+
+    return !reservation->given_up && holds(core, r, c) &&
+           (!reservation->lent.on || cst_lent_memory_is_available(core, reservation));
+}
+
+/* The next device reservation in turn that can update the chunk; CST_NONE: none. */
 static uint32_t find_reservation(const struct cst_core *core, uint32_t c)
 {
     for (uint32_t i = 0; i < core->device_updates.n_reservations; i++) {
         uint32_t r =
             (core->device_updates.next_reservation + i) % core->device_updates.n_reservations;
 
-        if (!core->device_updates.reservations[r].given_up && holds(core, r, c)) {
+        if (can_update(core, r, c)) {
             return r;
         }
     }
@@ -246,27 +273,46 @@ static uint64_t row_bytes(const struct cst_core *core, uint32_t c, enum cst_row 
                : cst_layout_chunk_row_bytes(core->layout, chunk, (int)row, chunk->n_elems);
 }
 
-static struct cst_place place_in(const struct cst_device_reservation *reservation, enum cst_row row)
+/* The place at @offset of buffer @buffer. */
+static struct cst_place place_of(const struct cst_core *core,
+                                 const struct cst_device_reservation *reservation, uint32_t buffer,
+                                 uint64_t offset)
 {
+    if (reservation->lent.on) {
+        return cst_lent_memory_place(core, reservation, buffer, offset);
+    }
     return (struct cst_place){.segment = reservation->segment,
-                              .offset = reservation->next * reservation->buffers.bytes +
-                                        reservation->buffers.in[row]};
+                              .offset = buffer * reservation->buffers.bytes + offset};
 }
 
-static struct cst_place place_out(const struct cst_device_reservation *reservation, uint32_t buffer,
+static struct cst_place place_in(const struct cst_core *core,
+                                 const struct cst_device_reservation *reservation, enum cst_row row)
+{
+    return place_of(core, reservation, reservation->next, reservation->buffers.in[row]);
+}
+
+static struct cst_place place_out(const struct cst_core *core,
+                                  const struct cst_device_reservation *reservation, uint32_t buffer,
                                   enum cst_row row)
 {
-    return (struct cst_place){.segment = reservation->segment,
-                              .offset = buffer * reservation->buffers.bytes +
-                                        reservation->buffers.out[row]};
+    return place_of(core, reservation, buffer, reservation->buffers.out[row]);
 }
 
-static struct cst_command *command_of(struct cst_core *core,
-                                      const struct cst_device_reservation *reservation,
-                                      enum cst_command_kind kind, struct cst_flight flight)
+/* Issue a command that uses @flight's buffer of the device reservation @r. */
+static struct cst_command *command_of(struct cst_core *core, uint32_t r, enum cst_command_kind kind,
+                                      struct cst_flight flight)
 {
-    flight.rank = (uint32_t)(reservation - core->device_updates.reservations);
+    struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
+
+    flight.rank = r;
+    cst_lent_memory_issued(reservation, flight.buffer);
     return cst_core_command(core, kind, reservation->engine, &flight);
+}
+
+static uint32_t number_of(const struct cst_core *core,
+                          const struct cst_device_reservation *reservation)
+{
+    return (uint32_t)(reservation - core->device_updates.reservations);
 }
 
 /* Make @command the first one that uses the next buffer. It waits until the last chunk has left the
@@ -285,12 +331,16 @@ static void enter(const struct cst_core *core, const struct cst_device_reservati
 static uint64_t copy_up(struct cst_core *core, const struct cst_device_reservation *reservation,
                         uint32_t c, enum cst_row row, enum cst_row named)
 {
-    struct cst_flight flight = {.kind = CST_FLIGHT_DEVICE_UPDATE, .chunk = c, .block = CST_NONE};
-    struct cst_command *copy = command_of(core, reservation, CST_COMMAND_COPY, flight);
+    struct cst_flight flight = {.kind = CST_FLIGHT_DEVICE_UPDATE,
+                                .chunk = c,
+                                .block = CST_NONE,
+                                .buffer = reservation->next};
+    struct cst_command *copy =
+        command_of(core, number_of(core, reservation), CST_COMMAND_COPY, flight);
 
     copy->priority = CST_PRIORITY_PREFETCH;
     copy->src[copy->n_src++] = cst_core_row_place(core, c, row, 0);
-    copy->dst[copy->n_dst++] = place_in(reservation, named);
+    copy->dst[copy->n_dst++] = place_in(core, reservation, named);
     copy->bytes = row_bytes(core, c, row);
     enter(core, reservation, c, copy);
     return copy->ticket;
@@ -312,7 +362,7 @@ static struct cst_place bring_grad(struct cst_core *core,
         return cst_kept_gradients_use(core, c);
     }
     *ticket = copy_up(core, reservation, c, CST_ROW_GRAD, CST_ROW_GRAD);
-    return place_in(reservation, CST_ROW_GRAD);
+    return place_in(core, reservation, CST_ROW_GRAD);
 }
 
 /* The row of the weights before the update: of two weight rows the one that is not written. */
@@ -330,7 +380,8 @@ static uint64_t update_there(struct cst_core *core,
 {
     struct cst_flight flight = {.kind = CST_FLIGHT_UPDATE_ON_DEVICE,
                                 .chunk = what->chunk,
-                                .block = core->chunks[what->chunk].kept};
+                                .block = core->chunks[what->chunk].kept,
+                                .buffer = reservation->next};
     uint64_t up[N_UP] = {0};
     struct cst_place grad = bring_grad(core, reservation, what->chunk, &up[N_STATES]);
     struct cst_command *update;
@@ -344,12 +395,12 @@ static uint64_t update_there(struct cst_core *core,
         up[N_UP - 1] =
             copy_up(core, reservation, what->chunk, weights_before(core, what), CST_ROW_WEIGHT);
     }
-    update = command_of(core, reservation, CST_COMMAND_UPDATE, flight);
+    update = command_of(core, number_of(core, reservation), CST_COMMAND_UPDATE, flight);
     cst_chunk_update_fill(core, update, what);
     update->after_ack = true;
     name_row(update->in, &update->n_in, CST_ROW_GRAD, grad);
     name_row(update->out, &update->n_out, CST_ROW_WEIGHT,
-             place_out(reservation, reservation->next, CST_ROW_WEIGHT));
+             place_out(core, reservation, reservation->next, CST_ROW_WEIGHT));
     for (uint32_t i = 0; i < N_UP; i++) {
         cst_command_after(update, up[i]);
     }
@@ -359,17 +410,18 @@ static uint64_t update_there(struct cst_core *core,
         enter(core, reservation, what->chunk, update);
     }
     if (up[N_UP - 1] != 0) {
-        name_row(update->in, &update->n_in, CST_ROW_WEIGHT, place_in(reservation, CST_ROW_WEIGHT));
+        name_row(update->in, &update->n_in, CST_ROW_WEIGHT,
+                 place_in(core, reservation, CST_ROW_WEIGHT));
     }
     for (uint32_t i = 0; i < N_STATES; i++) {
         /* Otherwise the table names the row's place: it is on this accelerator, or does not
          * exist. */
         if (up[i] != 0) {
-            name_row(update->in, &update->n_in, states[i], place_in(reservation, states[i]));
+            name_row(update->in, &update->n_in, states[i], place_in(core, reservation, states[i]));
         }
         if (has_row(core, what->chunk, states[i])) {
             name_row(update->out, &update->n_out, states[i],
-                     place_out(reservation, reservation->next, states[i]));
+                     place_out(core, reservation, reservation->next, states[i]));
         }
     }
     return update->ticket;
@@ -386,12 +438,14 @@ static struct cst_command *copy_down(struct cst_core *core, uint32_t c, enum cst
     bool weight = row == CST_ROW_WEIGHT;
     struct cst_flight flight = {.kind = weight ? CST_FLIGHT_UPDATE : CST_FLIGHT_STATES,
                                 .chunk = c,
+                                .buffer = chunk->update.buffer,
                                 .down = true,
                                 .tries = tries};
-    struct cst_command *copy = command_of(core, reservation, CST_COMMAND_COPY, flight);
+    struct cst_command *copy =
+        command_of(core, chunk->update.reservation, CST_COMMAND_COPY, flight);
 
     copy->priority = weight ? CST_PRIORITY_DEMAND : CST_PRIORITY_EVICTION;
-    copy->src[copy->n_src++] = place_out(reservation, chunk->update.buffer, row);
+    copy->src[copy->n_src++] = place_out(core, reservation, chunk->update.buffer, row);
     copy->dst[copy->n_dst++] =
         weight ? chunk->update.what.weight : cst_core_row_place(core, c, row, 0);
     copy->bytes = row_bytes(core, c, row);
@@ -430,8 +484,12 @@ static void copy_all_down(struct cst_core *core, struct cst_device_reservation *
 void cst_device_update_update(struct cst_core *core, uint32_t r, const struct cst_update *what)
 {
     struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
-    uint64_t update = update_there(core, reservation, what);
+    uint64_t update;
 
+    if (reservation->lent.on) {
+        cst_lent_memory_take(core, reservation);
+    }
+    update = update_there(core, reservation, what);
     copy_all_down(core, reservation, reservation->next, what, update);
     reservation->next = (reservation->next + 1) % reservation->buffers.n;
 }
@@ -459,8 +517,14 @@ const struct cst_update *cst_device_update_copying(const struct cst_core *core, 
 void cst_device_update_copy_back(struct cst_core *core, uint32_t r, uint32_t buffer,
                                  const struct cst_update *what)
 {
+    struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
+
     cst_chunk_update_place(&core->chunks[what->chunk], CST_UPDATE_ON_DEVICE, r);
-    copy_all_down(core, &core->device_updates.reservations[r], buffer, what, 0);
+    if (reservation->lent.on) {
+        reservation->next = buffer; /* The blocks of a new core are empty. */
+        cst_lent_memory_take(core, reservation);
+    }
+    copy_all_down(core, reservation, buffer, what, 0);
     cst_device_update_done(core, what->chunk);
 }
 

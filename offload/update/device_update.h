@@ -9,6 +9,7 @@
 #include "offload/core/core.h"
 #include "offload/core/flight.h"
 #include "offload/update/kept_gradients.h"
+#include "offload/update/lent_memory.h"
 
 struct cst_core;
 
@@ -23,7 +24,8 @@ struct cst_core;
 /* An accelerator's memory for updates. Its buffers are used in turn. */
 struct cst_device_reservation {
     uint32_t engine;
-    uint32_t segment;
+    uint32_t segment;            /* Not used if the memory is lent. */
+    struct cst_lent_memory lent; /* The buffers are blocks of a pool. */
     struct cst_buffers buffers;
     struct cst_kept_gradients kept;
     uint32_t n_failures; /* Failed commands of device updates. */

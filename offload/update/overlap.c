@@ -91,6 +91,17 @@ static bool is_delayed(const struct cst_core *core)
     return core->policy.overlap == CST_OVERLAP_DELAYED && core->step > core->policy.delay_from;
 }
 
+void cst_overlap_expire(struct cst_core *core)
+{
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        const struct cst_chunk *chunk = &core->chunks[c];
+
+        if (chunk->has_states && (chunk->weight.rows == CST_ROWS_DELAYED || !is_delayed(core))) {
+            cst_residency_expire(core, c);
+        }
+    }
+}
+
 void cst_overlap_committed(struct cst_core *core, uint32_t c, const struct cst_update *update)
 {
     const struct cst_chunk *chunk = &core->chunks[c];

@@ -27,6 +27,10 @@ int cst_overlap_check_read(const struct cst_core *core, uint32_t chunk, enum cst
 /* CST_EBUSY: a step that is not committed has updated chunks. */
 int cst_overlap_check_write(const struct cst_core *core, struct cst_err *err);
 
+/* The step is committed: drop the weights that fetches do not read any more, before
+ * cst_overlap_committed is called for any chunk. Device updates can then use the blocks. */
+void cst_overlap_expire(struct cst_core *core);
+
 /* The step is committed: update @chunk as @update says, unless that is already done, and switch
  * fetches to the row that they read from now on. NULL: the step is skipped. */
 void cst_overlap_committed(struct cst_core *core, uint32_t chunk, const struct cst_update *update);

@@ -22,6 +22,7 @@
 #include "offload/update/device_update.h"
 #include "offload/update/exposure.h"
 #include "offload/update/kept_gradients.h"
+#include "offload/update/lent_memory.h"
 #include "offload/update/sum.h"
 #include "offload/update/update.h"
 
@@ -72,13 +73,6 @@ static void see_gone(struct cst_core *core, uint32_t r, const struct cst_event *
     }
 }
 
-/* True if the command is that of a device update. */
-static bool is_there(const struct cst_flight *flight)
-{
-    return flight->kind == CST_FLIGHT_UPDATE_ON_DEVICE ||
-           flight->kind == CST_FLIGHT_DEVICE_UPDATE || flight->down;
-}
-
 static bool fall_back(struct cst_core *core, const struct cst_flight *flight,
                       const struct cst_event *event)
 {
@@ -88,14 +82,17 @@ static bool fall_back(struct cst_core *core, const struct cst_flight *flight,
     if (core->attempt.phase == CST_PHASE_FAILED || chunk->device != 0) {
         return false;
     }
-    if (is_there(flight)) {
+    if (cst_flight_is_device_update(flight)) {
         see_gone(core, flight->rank, event);
     }
     if (flight->kind == CST_FLIGHT_DEVICE_UPDATE) {
         return true; /* The UPDATE of the chunk fails with this command, or has failed. */
     }
     if (on_device) {
-        count(core, flight->rank, flight->chunk, event, "the engine of its node makes the update");
+        if (!cst_lent_memory_is_recalled(core, flight)) {
+            count(core, flight->rank, flight->chunk, event,
+                  "the engine of its node makes the update");
+        }
         cst_device_update_vacate(core, flight->chunk);
         cst_update_back_to_node(core, flight->chunk);
         return true;
@@ -169,7 +166,7 @@ static void fail(struct cst_core *core, const struct cst_flight *flight,
     struct cst_err why;
 
     cst_weight_row_break(&core->chunks[flight->chunk]);
-    if (!is_there(flight) || !cst_event_engine_lost(event)) {
+    if (!cst_flight_is_device_update(flight) || !cst_event_engine_lost(event)) {
         cst_fact_command_failed(&core->facts, event, core->step, "update", flight->chunk);
         return;
     }
@@ -206,8 +203,8 @@ static void mark(struct cst_core *core, uint32_t c, const struct cst_event *even
     }
 }
 
-void cst_update_end(struct cst_core *core, const struct cst_flight *flight,
-                    const struct cst_event *event)
+static void end_command(struct cst_core *core, const struct cst_flight *flight,
+                        const struct cst_event *event)
 {
     struct cst_chunk *chunk = &core->chunks[flight->chunk];
 
@@ -222,6 +219,9 @@ void cst_update_end(struct cst_core *core, const struct cst_flight *flight,
         cst_chunk_update_is_over(&chunk->update)) {
         core->updates_done.n++;
         core->updates_done.n_device += chunk->update.reservation != CST_NONE;
+        core->updates_done.n_lent +=
+            chunk->update.reservation != CST_NONE &&
+            core->device_updates.reservations[chunk->update.reservation].lent.on;
         mark(core, flight->chunk, event);
     }
     if (flight->kind == CST_FLIGHT_UPDATE || flight->kind == CST_FLIGHT_STATES) {
@@ -236,6 +236,15 @@ void cst_update_end(struct cst_core *core, const struct cst_flight *flight,
     }
     if (flight->kind == CST_FLIGHT_UPDATE) {
         cst_fact_weights_written(&core->facts, flight->chunk, flight->ticket);
+    }
+}
+
+void cst_update_end(struct cst_core *core, const struct cst_flight *flight,
+                    const struct cst_event *event)
+{
+    end_command(core, flight, event);
+    if (cst_flight_is_device_update(flight)) {
+        cst_lent_memory_done(core, flight);
     }
 }
 

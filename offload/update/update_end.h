@@ -9,9 +9,11 @@
 
 struct cst_core;
 
-/* Completed updates of chunks, and those of them made on accelerators. */
+/* Numbers of completed updates of chunks. */
 struct cst_updates_done {
-    uint64_t n, n_device;
+    uint64_t n;        /* All of them. */
+    uint64_t n_device; /* Those made on accelerators. */
+    uint64_t n_lent;   /* Those of n_device made in lent memory. */
 };
 
 /* Handle the completion of any command of an update. */

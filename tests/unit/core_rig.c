@@ -207,6 +207,9 @@ static void keep_actions(struct rig *rig)
             ck_assert_msg(rig_reply(rig, a->reply.tag) == NULL, "second reply to tag %lu",
                           (unsigned long)a->reply.tag);
             rig->replies[rig->n_replies++] = a->reply;
+        } else if (a->kind == CST_ACT_RECALL) {
+            ck_assert_uint_lt(rig->n_recalls, RIG_MAX);
+            rig->recalls[rig->n_recalls++] = a->recall;
         } else {
             rig->n_logs++;
         }

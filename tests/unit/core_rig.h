@@ -60,6 +60,8 @@ struct rig {
     struct cst_reply replies[RIG_MAX]; /* all replies since rig_open or the last rig_whole_step */
     unsigned n_replies;
     unsigned n_logs;
+    uint64_t recalls[RIG_MAX]; /* the tickets of all recalls since rig_open */
+    unsigned n_recalls;
     uint64_t tag;     /* the last tag that was given to a request */
     uint64_t now;     /* ns; the time of the next event */
     uint64_t attempt; /* attempt of the requests */

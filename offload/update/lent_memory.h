@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Lent memory: empty blocks of a rank's pool that serve as buffers of device updates, instead of
+ * memory that is reserved for them (lent_memory.c). Owns which buffers are taken, and returns them.
+ * Does not choose chunks or issue commands. Called by device_update, update_end and eviction. */
+#ifndef CST_LENT_MEMORY_H
+#define CST_LENT_MEMORY_H
+
+#include "offload/core/core.h"
+#include "offload/core/flight.h"
+#include "offload/update/buffers.h"
+
+struct cst_core;
+struct cst_device_reservation;
+
+struct cst_lent_memory {
+    bool on;          /* The buffers of the device reservation are blocks. */
+    uint32_t rank;    /* The rank whose pool lends them. */
+    uint32_t part;    /* The size class of the blocks. */
+    uint32_t n_pairs; /* Number of pairs of adjacent blocks that make a buffer. */
+    /* Per buffer: its blocks are taken from the pool, in the state LENT. */
+    bool taken[CST_BUFFERS_MAX];
+    /* Per buffer, while it is taken: a fetch wants the blocks back, so no further update enters. */
+    bool recalled[CST_BUFFERS_MAX];
+    /* Per buffer: commands in flight that read or write it. */
+    uint32_t n_commands[CST_BUFFERS_MAX];
+};
+
+/* Choose the blocks that @config's rank can lend, and describe them as buffers in @reservation. The
+ * result has buffers.n = 0 if the pool has too few blocks. CST_EINVAL: there is no such rank, or
+ * its pool is not on the accelerator of @config. */
+int cst_lent_memory_open(const struct cst_core *core, struct cst_device_reservation *reservation,
+                         const struct cst_core_device_reservation *config, struct cst_err *err);
+
+/* The place at @offset of buffer @buffer. */
+struct cst_place cst_lent_memory_place(const struct cst_core *core,
+                                       const struct cst_device_reservation *reservation,
+                                       uint32_t buffer, uint64_t offset);
+
+/* True if an update can enter a buffer now: it is taken and not recalled, or its blocks are
+ * empty. */
+bool cst_lent_memory_is_available(const struct cst_core *core,
+                                  const struct cst_device_reservation *reservation);
+
+/* Move reservation->next on to a buffer that an update can enter, which must exist, and take its
+ * blocks. */
+void cst_lent_memory_take(struct cst_core *core, struct cst_device_reservation *reservation);
+
+/* A command that uses the buffer was issued. */
+void cst_lent_memory_issued(struct cst_device_reservation *reservation, uint32_t buffer);
+
+/* The command @flight of a device update is complete, and whatever replaces it was issued. Returns
+ * the buffer's blocks to the pool if it was the last command there. */
+void cst_lent_memory_done(struct cst_core *core, const struct cst_flight *flight);
+
+/* A fetch of @rank lacks a block of size class @part: recall all commands in the buffers made of
+ * these blocks. The blocks are empty again when the updates that engines have begun are complete.
+ */
+void cst_lent_memory_recall(struct cst_core *core, uint32_t rank, uint32_t part);
+
+/* True if the failure of a command in the buffer is the result of a recall. */
+bool cst_lent_memory_is_recalled(const struct cst_core *core, const struct cst_flight *flight);
+
+/* NULL, or the name of an invariant that does not hold. For tests. */
+const char *cst_lent_memory_check(const struct cst_core *core);
+
+#endif
