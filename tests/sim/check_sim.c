@@ -32,7 +32,10 @@ static bool losses_occurred(const struct sim_totals *totals)
     bool landed = occurred("gradients that were copied to landings", totals->landed);
     bool fp32 = occurred("fp32 tensors", totals->fp32_runs);
 
-    return sums && ranks && moved && landed && fp32;
+    bool lent = occurred("updates in lent memory", totals->lent);
+    bool recalled = occurred("commands that were recalled", totals->recalled);
+
+    return sums && ranks && moved && landed && fp32 && lent && recalled;
 }
 
 /* Run @runs seeds. False if @fixed is set and a kind of loss that must be tested did not occur. */
@@ -67,6 +70,8 @@ static bool seeds(struct sim_options options, uint64_t runs, bool fixed)
            " sums lost, %" PRIu64 " workers without their accelerator, %" PRIu64 " pools moved\n",
            totals.through, totals.kept, totals.redone, totals.replaces, totals.device_runs,
            totals.lost, totals.given_up, totals.lost_sums, totals.lost_ranks, totals.moved);
+    printf("sim: %" PRIu64 " updates in lent memory, %" PRIu64 " commands there recalled\n",
+           totals.lent, totals.recalled);
     return !fixed || losses_occurred(&totals);
 }
 

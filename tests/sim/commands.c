@@ -80,7 +80,7 @@ void command_check(const struct sim *sim, const struct cst_command *command)
             sim_fail(sim, "engine %u does not map the landings of node %u", command->node,
                      sim->layout.segments[spot.slot].node);
         }
-        if (spot.kind == PLACE_BLOCK && i >= command->n_src &&
+        if (spot.kind == PLACE_BLOCK && i >= command->n_src && !room_has(sim, command) &&
             sim->memory.pools[spot.rank].worker_copies) {
             sim_fail(sim, "a copy into the pool of rank %u, whose worker copies", spot.rank);
         }

@@ -120,6 +120,20 @@ void driver_submit(struct sim *sim, const struct cst_command *command)
     update_submit(sim, &sim->jobs[sim->n_jobs++]);
 }
 
+void driver_recall(struct sim *sim, uint64_t ticket)
+{
+    for (unsigned i = 0; i < sim->n_jobs; i++) {
+        struct job *job = &sim->jobs[i];
+
+        /* A driver may ignore recalls, and does so now and then. */
+        if (job->command.ticket == ticket && driver_holds(sim, job) && !sim_chance(sim, 1000)) {
+            job->cancelled = true;
+            job->command.n_after = 0;
+            sim->n_recalled++;
+        }
+    }
+}
+
 void driver_failed(struct sim *sim, uint64_t ticket)
 {
     for (unsigned i = 0; i < sim->n_jobs; i++) {

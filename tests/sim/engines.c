@@ -86,7 +86,7 @@ void engines_begin_write(struct sim *sim, const struct job *job, const struct sp
 /* True if the command copies a part of a chunk's weights into a gathered block. */
 static bool is_piece(const struct sim *sim, const struct job *job)
 {
-    return job->command.kind == CST_COMMAND_COPY &&
+    return job->command.kind == CST_COMMAND_COPY && !room_has(sim, &job->command) &&
            memory_find(&sim->memory, job->command.dst[0]).kind == PLACE_BLOCK &&
            job->command.bytes < cst_layout_weight_bytes(&sim->layout.chunks[job->command.chunk]);
 }
@@ -250,11 +250,8 @@ static void begin_convert(struct sim *sim, struct job *job)
 /* True for a command in a room whose failure the job survives. */
 static bool is_spare(const struct sim *sim, const struct cst_command *command)
 {
-    bool up = command->kind == CST_COMMAND_COPY &&
-              memory_find(&sim->memory, command->dst[0]).kind == PLACE_ROOM;
-
     return room_has(sim, command) && sim->layout.chunks[command->chunk].device == 0 &&
-           (command->kind == CST_COMMAND_UPDATE || up || command->may_fail);
+           (command->kind == CST_COMMAND_UPDATE || room_goes_up(sim, command) || command->may_fail);
 }
 
 /* Copies to blocks, grad rows and staging can fail, and so can the commands of device updates that

@@ -12,11 +12,8 @@ static bool is_vital(struct sim *sim, const struct job *job)
     struct spot dst;
 
     if (room_has(sim, command)) {
-        bool up = command->kind == CST_COMMAND_COPY &&
-                  memory_find(&sim->memory, command->dst[0]).kind == PLACE_ROOM;
-
         return sim->layout.chunks[command->chunk].device != 0 ||
-               (command->kind != CST_COMMAND_UPDATE && !up);
+               (command->kind != CST_COMMAND_UPDATE && !room_goes_up(sim, command));
     }
     if (!engines_copies(job)) {
         return command->kind != CST_COMMAND_REDUCE;

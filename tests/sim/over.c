@@ -25,8 +25,12 @@ static bool means_gradient(const struct sim *sim, const struct cst_command *comm
     if (command->kind != CST_COMMAND_COPY) {
         return false;
     }
-    if (memory_find(&sim->memory, command->src[0]).kind == PLACE_BLOCK ||
-        memory_find(&sim->memory, command->dst[0]).kind == PLACE_ROOM) {
+    if (room_has(sim, command)) {
+        return memory_find(&sim->memory, command->src[0]).kind == PLACE_BLOCK
+                   ? !command->after_ack /* a gradient that is kept */
+                   : room_goes_up(sim, command);
+    }
+    if (memory_find(&sim->memory, command->src[0]).kind == PLACE_BLOCK) {
         return true;
     }
     return memory_find(&sim->memory, command->dst[0]).kind == PLACE_STAGING &&

@@ -8,43 +8,19 @@
 
 /* -- places ------------------------------------------------------------------------------------ */
 
-/* The row that begins at @place, created if there is none. Fails if it would overlap another
- * row. */
-static struct room_row *row_at(struct sim *sim, struct cst_place place, uint64_t bytes)
+/* True if a device update uses the place: it is in a room, or in a lent block. Only commands of
+ * device updates wait for what the driver was told. */
+static bool is_room(const struct sim *sim, const struct cst_command *command,
+                    struct cst_place place)
 {
-    uint32_t room = place.segment - MEMORY_ROOM_SEGMENT;
-    struct room_row *row = NULL;
+    enum place_kind kind = memory_find(&sim->memory, place).kind;
 
-    if (room >= sim->n_rooms || place.offset > sim->rooms[room].bytes ||
-        bytes > sim->rooms[room].bytes - place.offset) {
-        sim_fail(sim, "%" PRIu64 " bytes at %" PRIu64 " of room %u, which ends before", bytes,
-                 place.offset, room);
-    }
-    for (unsigned i = 0; i < sim->n_room_rows; i++) {
-        struct room_row *r = &sim->room_rows[i];
-
-        if (r->room == room && r->offset == place.offset) {
-            row = r;
-        } else if (r->room == room && r->offset < place.offset + bytes &&
-                   place.offset < r->offset + r->bytes) {
-            sim_fail(sim, "rows of room %u overlap at %" PRIu64, room, place.offset);
-        }
-    }
-    if (row == NULL) {
-        if (sim->n_room_rows == SIM_MAX_ROOM_ROWS) {
-            sim_fail(sim, "more than %d rows in rooms", SIM_MAX_ROOM_ROWS);
-        }
-        row = &sim->room_rows[sim->n_room_rows++];
-        *row = (struct room_row){.room = room, .offset = place.offset};
-    }
-    /* A row may be used with fewer bytes than at first, as by a smaller chunk. */
-    row->bytes = row->bytes > bytes ? row->bytes : bytes;
-    return row;
+    return kind == PLACE_ROOM || (kind == PLACE_BLOCK && command->after_ack);
 }
 
-static bool is_room(const struct sim *sim, struct cst_place place)
+bool room_goes_up(const struct sim *sim, const struct cst_command *command)
 {
-    return memory_find(&sim->memory, place).kind == PLACE_ROOM;
+    return command->kind == CST_COMMAND_COPY && is_room(sim, command, command->dst[0]);
 }
 
 bool room_has(const struct sim *sim, const struct cst_command *command)
@@ -53,7 +29,106 @@ bool room_has(const struct sim *sim, const struct cst_command *command)
         return command->n_in > 0;
     }
     return command->kind == CST_COMMAND_COPY &&
-           (is_room(sim, command->src[0]) || is_room(sim, command->dst[0]));
+           (is_room(sim, command, command->src[0]) || is_room(sim, command, command->dst[0]));
+}
+
+static bool is_lent(const struct room_row *row)
+{
+    return row->segment < MEMORY_ROOM_SEGMENT;
+}
+
+/* The block into which byte @at of the row falls, or NULL. */
+static struct cell *block_at(struct sim *sim, const struct room_row *row, uint64_t at,
+                             struct spot *spot)
+{
+    *spot = memory_find(&sim->memory,
+                        (struct cst_place){.segment = row->segment, .offset = row->offset + at});
+    return spot->kind == PLACE_BLOCK ? &sim->memory.blocks[spot->rank][spot->block] : NULL;
+}
+
+#define BLOCK_STEP (2 * CST_LAYOUT_CAPACITY_STEP) /* bytes; divides all blocks */
+
+/* `changes` of the lent blocks that the row covers; 0 for a row in a room. */
+static uint64_t block_changes(struct sim *sim, const struct room_row *row)
+{
+    uint64_t n = 0;
+
+    for (uint64_t at = 0; is_lent(row) && at < row->bytes; at += BLOCK_STEP) {
+        struct spot spot;
+        const struct cell *cell = block_at(sim, row, at, &spot);
+
+        if (cell == NULL) {
+            sim_fail(sim, "a row goes beyond the blocks of segment %u", row->segment);
+        }
+        n += cell->changes;
+    }
+    return n;
+}
+
+/* The row is written: its blocks must be free of other users, and lose what they held. */
+static void claim_blocks(struct sim *sim, struct room_row *row)
+{
+    for (uint64_t at = 0; is_lent(row) && at < row->bytes; at += BLOCK_STEP) {
+        struct spot spot;
+        struct cell *cell = block_at(sim, row, at, &spot);
+
+        if (cell == NULL || cell->writers > 0 || workers_lease_block(sim, spot.rank, spot.block)) {
+            sim_fail(sim, "block %u of rank %u is lent, but in use", spot.block, spot.rank);
+        }
+        memory_begin(cell);
+        memory_end(cell, MEMORY_GARBAGE);
+    }
+    row->stamp = block_changes(sim, row);
+}
+
+/* Fails if anybody else has written to the row's blocks since the row was written. */
+static void check_blocks(struct sim *sim, const struct room_row *row)
+{
+    if (block_changes(sim, row) != row->stamp) {
+        sim_fail(sim, "lent blocks at %" PRIu64 " of segment %u were written by somebody else",
+                 row->offset, row->segment);
+    }
+}
+
+static void check_bounds(const struct sim *sim, struct cst_place place, uint64_t bytes)
+{
+    uint32_t room = place.segment - MEMORY_ROOM_SEGMENT;
+
+    if (place.segment >= MEMORY_ROOM_SEGMENT &&
+        (room >= sim->n_rooms || place.offset > sim->rooms[room].bytes ||
+         bytes > sim->rooms[room].bytes - place.offset)) {
+        sim_fail(sim, "%" PRIu64 " bytes at %" PRIu64 " of room %u, which ends before", bytes,
+                 place.offset, room);
+    }
+}
+
+/* The row that begins at @place, created if there is none. Fails if it would overlap another
+ * row. */
+static struct room_row *row_at(struct sim *sim, struct cst_place place, uint64_t bytes)
+{
+    struct room_row *row = NULL;
+
+    check_bounds(sim, place, bytes);
+    for (unsigned i = 0; i < sim->n_room_rows; i++) {
+        struct room_row *r = &sim->room_rows[i];
+
+        if (r->segment == place.segment && r->offset == place.offset) {
+            row = r;
+        } else if (r->segment == place.segment && r->offset < place.offset + bytes &&
+                   place.offset < r->offset + r->bytes) {
+            sim_fail(sim, "rows of segment %u overlap at %" PRIu64, place.segment, place.offset);
+        }
+    }
+    if (row == NULL) {
+        if (sim->n_room_rows == SIM_MAX_ROOM_ROWS) {
+            sim_fail(sim, "more than %d rows in rooms", SIM_MAX_ROOM_ROWS);
+        }
+        row = &sim->room_rows[sim->n_room_rows++];
+        *row = (struct room_row){.segment = place.segment, .offset = place.offset};
+    }
+    /* A row may be used with fewer bytes than at first, as by a smaller chunk. */
+    row->bytes = row->bytes > bytes ? row->bytes : bytes;
+    return row;
 }
 
 static void check_place(const struct sim *sim, const struct cst_command *command,
@@ -61,7 +136,8 @@ static void check_place(const struct sim *sim, const struct cst_command *command
 {
     uint32_t room = place.segment - MEMORY_ROOM_SEGMENT;
 
-    if (is_room(sim, place) && command->node != sim->rooms[room].engine) {
+    if (memory_find(&sim->memory, place).kind == PLACE_ROOM &&
+        command->node != sim->rooms[room].engine) {
         sim_fail(sim, "engine %u is given memory of room %u, which is engine %u's", command->node,
                  room, sim->rooms[room].engine);
     }
@@ -127,12 +203,14 @@ static void begin_row(struct sim *sim, const struct job *job, struct room_row *r
         sim_fail(sim, "command %" PRIu64 " writes to a room where another one is writing",
                  job->command.ticket);
     }
+    claim_blocks(sim, row);
     row->writers++;
     row->changes++;
 }
 
-static void end_row(struct room_row *row, uint32_t chunk, enum cst_row what)
+static void end_row(struct sim *sim, struct room_row *row, uint32_t chunk, enum cst_row what)
 {
+    check_blocks(sim, row);
     row->writers--;
     row->changes++;
     row->chunk = chunk;
@@ -145,8 +223,9 @@ static enum cst_row named(enum cst_row row)
     return row == CST_ROW_WEIGHT_OTHER ? CST_ROW_WEIGHT : row;
 }
 
-static uint64_t read_row(const struct room_row *row, uint32_t k)
+static uint64_t read_row(struct sim *sim, const struct room_row *row, uint32_t k)
 {
+    check_blocks(sim, row);
     return row->writers > 0 ? MEMORY_GARBAGE : row->values[k];
 }
 
@@ -168,7 +247,7 @@ static struct spot arena_spot(struct sim *sim, const struct job *job, bool up)
 
 static bool goes_up(const struct sim *sim, const struct job *job)
 {
-    return is_room(sim, job->command.dst[0]);
+    return room_goes_up(sim, &job->command);
 }
 
 static struct room_row *room_end_of(struct sim *sim, const struct job *job)
@@ -182,7 +261,7 @@ static struct room_row *room_end_of(struct sim *sim, const struct job *job)
  * it in the room as its sum. */
 static bool is_kept(const struct sim *sim, const struct cst_command *command)
 {
-    return memory_find(&sim->memory, command->src[0]).kind == PLACE_BLOCK;
+    return memory_find(&sim->memory, command->src[0]).kind == PLACE_BLOCK && !command->after_ack;
 }
 
 static struct cell *block_of(struct sim *sim, const struct job *job)
@@ -214,7 +293,7 @@ static void end_keep(struct sim *sim, struct job *job, bool torn)
     for (uint32_t k = 0; k < n_tensors_of(sim, job->command.chunk); k++) {
         row->values[k] = good ? memory_mix(MEMORY_ZERO_SUM, job->old[0][0]) : MEMORY_GARBAGE;
     }
-    end_row(row, job->command.chunk, CST_ROW_GRAD);
+    end_row(sim, row, job->command.chunk, CST_ROW_GRAD);
     sim->n_kept += good;
 }
 
@@ -227,7 +306,7 @@ static void begin_copy(struct sim *sim, struct job *job)
     for (uint32_t k = 0; k < n_tensors_of(sim, spot.chunk); k++) {
         struct cell *cell = arena_cell(sim, &spot, k);
 
-        job->old[0][k] = up ? memory_read(cell) : read_row(row, k);
+        job->old[0][k] = up ? memory_read(cell) : read_row(sim, row, k);
         if (up) {
             continue;
         }
@@ -253,6 +332,7 @@ static void end_copy(struct sim *sim, struct job *job, bool torn)
     struct room_row *row = room_end_of(sim, job);
     bool changed = job->changes != (up ? arena_changes(sim, &spot) : row->changes);
 
+    check_blocks(sim, row);
     for (uint32_t k = 0; k < n_tensors_of(sim, spot.chunk); k++) {
         uint64_t value = torn || changed || job->doomed ? MEMORY_GARBAGE : job->old[0][k];
 
@@ -263,7 +343,7 @@ static void end_copy(struct sim *sim, struct job *job, bool torn)
         }
     }
     if (up) {
-        end_row(row, spot.chunk, spot.row);
+        end_row(sim, row, spot.chunk, spot.row);
     } else if (spot.row == CST_ROW_WEIGHT) {
         over_end_weights(sim, spot.chunk);
     }
@@ -339,8 +419,8 @@ static void read_in(struct sim *sim, struct job *job, const struct cst_command_r
                  job->command.mark, c, (int)at->row);
     }
     for (uint32_t k = 0; k < n_tensors_of(sim, c); k++) {
-        job->old[at->row][k] = read_row(row, k);
-        if (read_row(row, k) == MEMORY_GARBAGE && !sim->failed) {
+        job->old[at->row][k] = read_row(sim, row, k);
+        if (read_row(sim, row, k) == MEMORY_GARBAGE && !sim->failed) {
             sim_fail(sim, "update %" PRIu64 " of chunk %u: row %d is torn in the room",
                      job->command.mark, c, (int)at->row);
         }
@@ -406,7 +486,7 @@ static void end_update(struct sim *sim, struct job *job, bool torn)
         for (uint32_t k = 0; k < n_tensors_of(sim, c); k++) {
             row->values[k] = torn || job->doomed ? MEMORY_GARBAGE : job->old[at->row][k] + 1;
         }
-        end_row(row, c, at->row);
+        end_row(sim, row, c, at->row);
     }
 }
 

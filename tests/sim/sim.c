@@ -169,6 +169,8 @@ void sim_event(struct sim *sim, struct cst_event event)
             driver_submit(sim, &a->command);
         } else if (a->kind == CST_ACT_REPLY) {
             deliver(sim, &a->reply);
+        } else if (a->kind == CST_ACT_RECALL) {
+            driver_recall(sim, a->recall);
         } else if (sim->options.verbose) {
             printf("%8" PRIu64 "   log: %s\n", sim->n_turns, a->log.text);
         }
@@ -331,6 +333,30 @@ static void choose_rooms(struct sim *sim)
     require_rooms(sim);
 }
 
+/* Enlarge the first class of a pool, if need be, so that it can lend blocks for one buffer, of 14
+ * or 16 blocks, or for a few. */
+static void enlarge(struct sim *sim, struct cst_core_part *part, uint32_t least)
+{
+    uint32_t n = least + 16 * (1 + sim_below(sim, 3)) + sim_below(sim, 4);
+
+    if (part->n_blocks < n) {
+        part->n_blocks = n;
+        part->blocks_per_slab = (n + SLABS_PER_PART - 1) / SLABS_PER_PART + 1;
+    }
+}
+
+/* Let some pools on accelerators lend blocks, in addition to the rooms. */
+static void choose_lenders(struct sim *sim, struct cst_core_pool *pools)
+{
+    for (uint32_t rank = 0; rank < sim->world && sim->n_rooms < SIM_MAX_ROOMS; rank++) {
+        if (pools[rank].engine != 0 && sim_chance(sim, 5000)) {
+            sim->rooms[sim->n_rooms++] = (struct cst_core_device_reservation){
+                .engine = pools[rank].engine, .lent = true, .rank = rank};
+            enlarge(sim, &pools[rank].parts[0], sim->layout.needs[rank].min_blocks[0]);
+        }
+    }
+}
+
 static void choose_overlap(struct sim *sim)
 {
     uint32_t which = sim_below(sim, 10);
@@ -364,6 +390,7 @@ static void open_sim(struct sim *sim)
     model_open(sim);
     open_pools(sim, pools);
     choose_rooms(sim);
+    choose_lenders(sim, pools);
     memory_open(&sim->memory, &sim->model, &sim->layout, sim->world, pools);
     for (uint32_t i = 0; i < SIM_MAX_SEGMENTS; i++) {
         sim->arena_segments[i] = MEMORY_ARENA_SEGMENT + i;

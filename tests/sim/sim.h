@@ -49,10 +49,12 @@ struct job {
 #define SIM_MAX_ROOMS 3
 #define SIM_MAX_ROOM_ROWS 256
 
-/* A row in a room's memory: what was copied there, or what an update wrote there. */
+/* A row in a room's memory, or in lent blocks: what was copied there, or what an update wrote
+ * there. */
 struct room_row {
-    uint32_t room;
+    uint32_t segment;
     uint64_t offset, bytes;
+    uint64_t stamp;   /* lent blocks: `changes` of the blocks since the row was last written */
     uint64_t changes; /* counts the beginning and the end of each write */
     unsigned writers; /* writes under way */
     uint32_t chunk;   /* the chunk to which the row belongs */
@@ -163,6 +165,8 @@ struct sim_totals {
     /* Device updates that were lost with their engine while the chunk's rows in host memory were
      * whole. */
     uint64_t lost;
+    uint64_t lent;      /* device updates in lent memory */
+    uint64_t recalled;  /* commands in lent memory that were recalled */
     uint64_t given_up;  /* rooms that were given up */
     uint64_t lost_sums; /* sums that were lost with their engine */
     /* Workers that left because they were told that their accelerator is lost. */
@@ -217,6 +221,7 @@ struct sim {
     uint64_t device_rooms[2];
     struct room_row room_rows[SIM_MAX_ROOM_ROWS];
     unsigned n_room_rows;
+    uint64_t n_recalled;
     uint64_t n_through, n_redone, n_kept, n_instead;
     uint64_t n_finished; /* finished commands */
     /* Per engine: the largest `order` of a command whose end was told to the core. */
@@ -329,6 +334,8 @@ const struct job *driver_find(const struct sim *sim, uint64_t ticket);
 /* True while the driver keeps the command because it was not yet told the end of a command that it
  * waits for. */
 bool driver_holds(const struct sim *sim, const struct job *job);
+/* Cancel the command @ticket, if the driver keeps it, without waiting for what it waits for. */
+void driver_recall(struct sim *sim, uint64_t ticket);
 /* Cancel the commands that wait for @ticket, which has failed. */
 void driver_failed(struct sim *sim, uint64_t ticket);
 
@@ -386,6 +393,8 @@ void over_end_weights(struct sim *sim, uint32_t chunk);
 uint64_t over_weight(const struct sim *sim, uint32_t chunk, enum cst_row row, uint64_t old,
                      uint64_t add);
 /* rooms.c */
+/* True if the command copies to a room, or to lent blocks, for a device update. */
+bool room_goes_up(const struct sim *sim, const struct cst_command *command);
 /* room_has: @command uses memory of a room. room_check: fail unless each room that @command names
  * belongs to the command's engine. */
 bool room_has(const struct sim *sim, const struct cst_command *command);

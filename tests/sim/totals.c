@@ -50,6 +50,8 @@ void totals_add(struct sim_totals *totals, const struct sim *sim,
     totals->lost_sums += sim->n_lost_sums;
     totals->lost_ranks += sim->n_lost_ranks;
     totals->moved += sim->n_moved;
+    totals->lent += stats->n_lent_updates;
+    totals->recalled += sim->n_recalled;
     totals->given_up += stats->n_reservations_given_up;
     totals->ahead += sim->n_ahead;
     totals->fused += sim->n_fused;
