@@ -4,6 +4,7 @@
 #include "daemon/daemon.h"
 #include "daemon/job/describe.h"
 #include "daemon/job/updates.h"
+#include "daemon/memory/device_reservation.h"
 #include "offload/core/revival.h"
 
 #include <string.h>
@@ -21,7 +22,13 @@ static struct cst_core_policy policy_of(const struct cstd_job *job)
     return policy;
 }
 
-static struct cst_core_config config_of(struct cstd_job *job)
+/* Device reservations of a job, for its core. */
+struct reservations {
+    struct cst_core_device_reservation v[CST_CORE_MAX_UPDATE_DEVICES];
+};
+
+/* Return the configuration of the core, which refers to @reservations. */
+static struct cst_core_config config_of(struct cstd_job *job, struct reservations *reservations)
 {
     const struct cstd_memory *memory = &job->memory;
 
@@ -42,15 +49,16 @@ static struct cst_core_config config_of(struct cstd_job *job)
         .arenas_are_new = memory->arenas_are_new,
         .seed = job->options.seed,
         .rounding = job->options.rounding,
-        .reservations = memory->rooms,
-        .n_reservations = memory->n_rooms,
+        .reservations = reservations->v,
+        .n_reservations = cstd_device_reservation_describe(job, reservations->v),
         .interleave = cstd_updates_open(job),
     };
 }
 
 int cstd_job_core_open(struct cstd_job *job, struct cst_err *err)
 {
-    struct cst_core_config config = config_of(job);
+    struct reservations reservations;
+    struct cst_core_config config = config_of(job, &reservations);
     int rc = cst_core_open(&job->core, &config, err);
 
     job->memory.arenas_are_new = false; /* From now on the core knows what is. */
@@ -79,7 +87,8 @@ int cstd_job_core_reopen(struct cstd_job *job, const struct cst_core_record *rec
                          struct cst_err *err)
 {
     struct cst_table_header *table = job->memory.table, wanted;
-    struct cst_core_config config = config_of(job);
+    struct reservations reservations;
+    struct cst_core_config config = config_of(job, &reservations);
     int rc = cst_core_open(&job->core, &config, err);
 
     if (rc != CST_OK) {

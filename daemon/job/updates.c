@@ -5,21 +5,36 @@
 #include "daemon/job/job.h"
 #include "daemon/report/log.h"
 #include "daemon/job/planner.h"
+#include "daemon/memory/device_reservation.h"
 #include "offload/plan/pipeline.h"
 #include "proto/busy_time.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 
+/* The device reservations of a job, and the pools that lend memory. */
+struct reservations {
+    struct cst_core_device_reservation v[CST_CORE_MAX_UPDATE_DEVICES];
+    uint32_t n;
+};
+
+static struct reservations reservations_of(const struct cstd_job *job)
+{
+    struct reservations rooms;
+
+    rooms.n = cstd_device_reservation_describe(job, rooms.v);
+    return rooms;
+}
+
 /* -- rates of the machine --------------------------------------------------------------------- */
 
-/* Return the accelerator of device reservation @i. */
-static const struct cstd_gpu *gpu_of(const struct cstd_job *job, uint32_t i)
+/* Return the accelerator of the job with this @engine. */
+static const struct cstd_gpu *gpu_of(const struct cstd_job *job, uint32_t engine)
 {
     for (uint32_t r = 0; r < job->world; r++) {
         const struct cstd_gpu *gpu = job->workers[r].accelerator;
 
-        if (gpu != NULL && gpu->engine == job->memory.rooms[i].engine) {
+        if (gpu != NULL && gpu->engine == engine) {
             return gpu;
         }
     }
@@ -28,8 +43,10 @@ static const struct cstd_gpu *gpu_of(const struct cstd_job *job, uint32_t i)
 
 static bool is_room_engine(const struct cstd_job *job, uint32_t engine)
 {
-    for (uint32_t i = 0; i < job->memory.n_rooms; i++) {
-        if (job->memory.rooms[i].engine == engine) {
+    struct reservations rooms = reservations_of(job);
+
+    for (uint32_t i = 0; i < rooms.n; i++) {
+        if (rooms.v[i].engine == engine) {
             return true;
         }
     }
@@ -40,10 +57,12 @@ static bool is_room_engine(const struct cstd_job *job, uint32_t engine)
 static void know(struct cstd_job *job)
 {
     struct cstd_interleave_tuner *b = &job->balance;
+    struct reservations rooms = reservations_of(job);
 
     b->node.known = cstd_planner_node_update(job->daemon);
-    for (uint32_t i = 0; i < job->memory.n_rooms; i++) {
-        struct cst_rates_device d = cstd_planner_device(job->daemon, gpu_of(job, i));
+    for (uint32_t i = 0; i < rooms.n; i++) {
+        struct cst_rates_device d =
+            cstd_planner_device(job->daemon, gpu_of(job, rooms.v[i].engine));
         double up = d.up_both > 0 ? d.up_both : d.up;
         double down = d.down_both > 0 ? d.down_both : d.down;
 
@@ -56,11 +75,10 @@ static void know(struct cstd_job *job)
 /* Return the description of the machine without its rates. */
 static struct cst_interleave machine_of(const struct cstd_job *job)
 {
-    const struct cstd_memory *memory = &job->memory;
+    struct reservations rooms = reservations_of(job);
     struct cst_interleave m = {0};
 
-    cst_pipeline_describe(&m, &job->layout, memory->rooms, memory->n_rooms, memory->pools,
-                          job->world);
+    cst_pipeline_describe(&m, &job->layout, rooms.v, rooms.n, job->memory.pools, job->world);
     return m;
 }
 
@@ -170,7 +188,7 @@ static void on_step(struct cstd_deferred *later)
     struct cst_core_stats stats;
 
     cst_core_stats(job->core, &stats);
-    if (stats.n_reservations_given_up == job->memory.n_rooms) {
+    if (stats.n_reservations_given_up == reservations_of(job).n) {
         return; /* All accelerators are lost, hence there is no choice. */
     }
     see(job);
@@ -193,7 +211,7 @@ uint32_t cstd_updates_open(struct cstd_job *job)
     job->balance = (struct cstd_interleave_tuner){0};
     job->updates_seen = 0;
     job->balancing.fn = on_step;
-    if (job->memory.n_rooms == 0) {
+    if (reservations_of(job).n == 0) {
         return CST_INTERLEAVE_NEVER;
     }
     know(job);
@@ -209,7 +227,7 @@ uint32_t cstd_updates_open(struct cstd_job *job)
 
 void cstd_updates_step(struct cstd_job *job)
 {
-    if (job->memory.n_rooms > 0 && !is_fixed(job)) {
+    if (reservations_of(job).n > 0 && !is_fixed(job)) {
         cstd_deferred_add(&job->daemon->idle_work, &job->balancing);
     }
 }

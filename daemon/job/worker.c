@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/job/worker.h"
 
+#include "cistern/cistern.h"
 #include "daemon/job/commit.h"
 #include "daemon/daemon.h"
 #include "daemon/job/declare.h"
@@ -186,8 +187,10 @@ static int check_rooms(const struct cstd_job *job, const struct cstd_job_request
                        struct cst_err *err)
 {
     const struct cstd_worker *worker = &job->workers[request->rank];
-    int rc = check_bytes(job, request, "device_update_bytes", worker->device_update_bytes,
-                         request->device_update_bytes, err);
+    uint64_t bytes = cstd_device_reservation_is_lent(worker) ? CST_DEVICE_UPDATE_LENT
+                                                             : worker->device_update_bytes;
+    int rc =
+        check_bytes(job, request, "device_update_bytes", bytes, request->device_update_bytes, err);
 
     return rc == CST_OK ? check_bytes(job, request, "device_states", worker->device_states,
                                       request->device_states, err)

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/device_reservation.h"
 
+#include "cistern/cistern.h"
 #include "daemon/daemon.h"
 #include "daemon/job/worker.h"
 #include "proto/size.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 struct cstd_gpu *cstd_device_reservation_accelerator(struct cstd_daemon *daemon,
                                                      struct cstd_gpu *gpu, uint32_t rank)
@@ -34,6 +36,27 @@ bool cstd_device_reservation_is_chosen(const struct cstd_worker *worker)
            (worker->device_states > 0 && worker->device_states != worker->states_asked);
 }
 
+bool cstd_device_reservation_is_lent(const struct cstd_worker *worker)
+{
+    return worker->room_asked == CST_DEVICE_UPDATE_LENT;
+}
+
+uint32_t cstd_device_reservation_describe(
+    const struct cstd_job *job, struct cst_core_device_reservation out[CST_CORE_MAX_UPDATE_DEVICES])
+{
+    const struct cstd_memory *memory = &job->memory;
+    uint32_t n = memory->n_rooms;
+
+    memcpy(out, memory->rooms, n * sizeof out[0]);
+    for (uint32_t r = 0; r < job->world && n < CST_CORE_MAX_UPDATE_DEVICES; r++) {
+        if (cstd_device_reservation_is_lent(&job->workers[r]) && memory->pools[r].engine != 0) {
+            out[n++] = (struct cst_core_device_reservation){
+                .engine = memory->pools[r].engine, .lent = true, .rank = r};
+        }
+    }
+    return n;
+}
+
 void cstd_device_reservation_settle(struct cstd_job *job)
 {
     const struct cst_plan_choice *choice = job->plan.valid ? &job->plan.choice : NULL;
@@ -41,7 +64,8 @@ void cstd_device_reservation_settle(struct cstd_job *job)
     for (uint32_t r = 0; r < job->world; r++) {
         struct cstd_worker *worker = &job->workers[r];
 
-        worker->device_update_bytes = worker->room_asked;
+        worker->device_update_bytes =
+            cstd_device_reservation_is_lent(worker) ? 0 : worker->room_asked;
         worker->device_states = worker->states_asked;
         if (is_room_open(worker)) {
             worker->device_update_bytes = choice != NULL ? choice->device_update_bytes : 0;
@@ -50,6 +74,22 @@ void cstd_device_reservation_settle(struct cstd_job *job)
             worker->device_states = choice != NULL ? choice->device_states : 0;
         }
     }
+}
+
+static int check_lent(const struct cstd_job_request *request, struct cst_err *err)
+{
+    if (request->gpu == NULL) {
+        return cst_err_set(
+            err, CST_EINVAL,
+            "device_update_bytes cannot be CST_DEVICE_UPDATE_LENT for a pool in host "
+            "memory: only a pool on an accelerator can lend memory");
+    }
+    if (request->device_states != 0) {
+        return cst_err_set(err, CST_EINVAL,
+                           "device_states cannot be combined with CST_DEVICE_UPDATE_LENT: states "
+                           "that stay on the device need memory in which they are always updated");
+    }
+    return CST_OK;
 }
 
 int cstd_device_reservation_check_request(const struct cstd_job_request *request,
@@ -63,6 +103,9 @@ int cstd_device_reservation_check_request(const struct cstd_job_request *request
     int rc = open ? cst_plan_check_reservation(&asked, err) : CST_OK;
     char pool[CST_SIZE_EXACT];
 
+    if (request->device_update_bytes == CST_DEVICE_UPDATE_LENT) {
+        return check_lent(request, err);
+    }
     if (rc == CST_OK && open && request->gpu != NULL && request->pool_bytes > 0) {
         return cst_err_set(
             err, CST_EINVAL,

@@ -53,6 +53,15 @@ uint32_t
 cstd_device_reservation_list(const struct cstd_job *job,
                              struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES]);
 
+/* Return whether @worker asks for device updates in lent memory instead of a reservation. */
+bool cstd_device_reservation_is_lent(const struct cstd_worker *worker);
+
+/* Fill in @out for the core of @job: the device reservations that its memory has, and the pools
+ * that lend memory, as many as fit. Returns their number. The job's memory must exist. */
+uint32_t cstd_device_reservation_describe(
+    const struct cstd_job *job,
+    struct cst_core_device_reservation out[CST_CORE_MAX_UPDATE_DEVICES]);
+
 /* Fill in config->devices: where states of @job's chunks stay on accelerators, as its ranks want
  * it. CST_EINVAL: a device reservation smaller than the accelerator's granularity, or states on an
  * accelerator without a reservation, in which they would be updated. CST_EUNSUPPORTED: states on

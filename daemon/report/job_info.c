@@ -121,6 +121,8 @@ static void fill_updates(const struct cst_core_stats *stats, Cistern__JobInfo *o
     out->has_n_updates = out->has_n_device_updates = 1;
     out->n_updates = stats->n_updates;
     out->n_device_updates = stats->n_device_updates;
+    out->has_n_lent_updates = stats->n_lent_updates > 0;
+    out->n_lent_updates = stats->n_lent_updates;
     out->has_reservation_failures = stats->n_reservation_failures > 0;
     out->reservation_failures = stats->n_reservation_failures;
     out->has_reservations_given_up = stats->n_reservations_given_up > 0;

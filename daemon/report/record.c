@@ -216,6 +216,8 @@ static bool is_among(const uint32_t *ids, uint32_t n, uint32_t id)
     return i < n;
 }
 
+/* Of the copies to and from slabs, only those of updates in lent memory wait until the daemon has
+ * seen completions (after_ack). */
 static enum cstd_record_kind copy_kind(const struct cst_command *command,
                                        const struct cstd_record_ids *ids)
 {
@@ -224,13 +226,13 @@ static enum cstd_record_kind copy_kind(const struct cst_command *command,
     uint32_t n_slabs = rooms > slabs ? (uint32_t)(rooms - slabs) : 0;
 
     if (has(slabs, n_slabs, to)) {
-        return CSTD_RECORD_LOAD;
+        return command->after_ack ? CSTD_RECORD_STATES_UP : CSTD_RECORD_LOAD;
     }
     if (is_among(rooms, ids->n_rooms, to)) {
         return CSTD_RECORD_STATES_UP;
     }
     if (has(slabs, n_slabs, from)) {
-        return CSTD_RECORD_STAGE;
+        return command->after_ack ? CSTD_RECORD_STATES_DOWN : CSTD_RECORD_STAGE;
     }
     if (is_among(rooms, ids->n_rooms, from)) {
         return CSTD_RECORD_STATES_DOWN;

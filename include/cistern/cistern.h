@@ -143,6 +143,18 @@ enum cst_group { CST_GROUP_ALL = 0 };
  *   - The rank's pool is on an accelerator, and pool_bytes is set. */
 #define CST_DEVICE_UPDATE_AUTO UINT64_MAX
 
+/* A value of device_update_bytes in struct cst_job_spec: nothing is reserved. Device updates use
+ * blocks of the rank's pool that are empty when a step is committed. If a fetch needs such a block,
+ * it waits at most for the update that is under way there. The other updates are then made in host
+ * memory. Results do not depend on this.
+ *
+ * A pool lends memory for up to three chunks at a time. Each takes 14 blocks, or 16 with
+ * micro-batches, in addition to the smallest pool that the model can run with. A smaller pool lends
+ * nothing. If the daemon dies while an update is copied back from lent memory, the job is lost.
+ *
+ * cst_job_open returns CST_EINVAL if the pool is in host memory, or if device_states is not 0. */
+#define CST_DEVICE_UPDATE_LENT (UINT64_MAX - 1)
+
 /* Options of a job and of one rank. `name` and `world` must be set. Every other field is 0 or NULL
  * for its default. If a field that is "equal in all ranks" differs from the job's value,
  * cst_job_open returns CST_EMISMATCH. cst_job_open copies everything. The strings belong to the
@@ -214,7 +226,8 @@ struct cst_job_spec {
     bool grad_over_weight;
     /* Device reservation: bytes of this rank's device, in addition to the pool, in which the daemon
      * may update chunks (device updates). The worker must leave this memory free. 0: none.
-     * CST_DEVICE_UPDATE_AUTO: the daemon chooses. If the pool is in host memory, the reservation is
+     * CST_DEVICE_UPDATE_AUTO: the daemon chooses. CST_DEVICE_UPDATE_LENT: empty blocks of the pool
+     * serve instead. If the pool is in host memory, the reservation is
      * on a simulated accelerator. If the daemon has no simulated accelerators, there is no
      * reservation. CST_EINVAL, from cst_commit: the ranks of a device together reserve fewer bytes
      * than the device's unit of allocation.

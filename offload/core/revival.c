@@ -134,6 +134,30 @@ static int check_chunk(const struct cst_core *core, const struct cst_core_record
     return CST_OK;
 }
 
+/* Check that the results that @copying, number @i of the record, has in a buffer still exist. */
+static int check_copying(const struct cst_core *core, const struct cst_core_copying *copying,
+                         uint32_t i, struct cst_err *err)
+{
+    uint32_t r = i / CST_BUFFERS_MAX;
+
+    if (copying->chunk == 0) {
+        return CST_OK;
+    }
+    if (copying->chunk > core->n_chunks || r >= core->device_updates.n_reservations) {
+        return cst_err_set(err, CST_ELOST,
+                           "its record has an update in buffer %" PRIu32
+                           " of device reservation %" PRIu32 ", which does not exist",
+                           i % CST_BUFFERS_MAX, r);
+    }
+    if (core->device_updates.reservations[r].lent.on) {
+        return cst_err_set(err, CST_ELOST,
+                           "the new states of chunk %" PRIu32
+                           " were being copied from a pool, whose memory is gone",
+                           copying->chunk - 1);
+    }
+    return CST_OK;
+}
+
 int cst_core_may_revive(const struct cst_core *core, const struct cst_core_record *record,
                         struct cst_table_header *table, struct cst_err *err)
 {
@@ -150,13 +174,8 @@ int cst_core_may_revive(const struct cst_core *core, const struct cst_core_recor
                            record->n_writes);
     }
     for (uint32_t i = 0; i < CST_CORE_MAX_COPYING; i++) {
-        if (record->copying[i].chunk > core->n_chunks ||
-            (record->copying[i].chunk != 0 &&
-             i / CST_BUFFERS_MAX >= core->device_updates.n_reservations)) {
-            return cst_err_set(err, CST_ELOST,
-                               "its record has an update in buffer %" PRIu32
-                               " of device reservation %" PRIu32 ", which does not exist",
-                               i % CST_BUFFERS_MAX, i / CST_BUFFERS_MAX);
+        if (check_copying(core, &record->copying[i], i, err) != CST_OK) {
+            return err->status;
         }
     }
     for (uint32_t c = 0; c < core->n_chunks; c++) {

@@ -2,6 +2,7 @@
 #include "offload/plan/pipeline.h"
 
 #include "offload/update/buffers.h"
+#include "offload/update/lent_memory.h"
 
 /* What the chunks have that are not updated where their states are: sums over all of them. */
 struct work {
@@ -65,7 +66,14 @@ void cst_pipeline_describe(struct cst_interleave *m, const struct cst_layout *la
     for (uint32_t i = 0; i < n_rooms; i++) {
         struct cst_buffers buffers;
 
-        cst_buffers_divide(&buffers, layout, rooms[i].bytes);
+        if (rooms[i].lent) {
+            struct cst_lent_division division;
+
+            cst_lent_memory_divide(layout, rooms[i].rank, pools[rooms[i].rank].parts, &division);
+            buffers = division.buffers;
+        } else {
+            cst_buffers_divide(&buffers, layout, rooms[i].bytes);
+        }
         if (buffers.n > 0) {
             m->buffers = m->n_links == 0 || buffers.n < m->buffers ? buffers.n : m->buffers;
             m->n_links++;

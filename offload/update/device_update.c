@@ -77,19 +77,19 @@ static int check_devices(const struct cst_core *core, struct cst_err *err)
     return CST_OK;
 }
 
-static int open_reservation(struct cst_core *core, const struct cst_core_device_reservation *config,
+static int open_reservation(struct cst_core *core, const struct cst_core_config *config, uint32_t i,
                             struct cst_err *err)
 {
     struct cst_device_reservation *reservation =
         &core->device_updates.reservations[core->device_updates.n_reservations++];
     int rc = CST_OK;
 
-    reservation->engine = config->engine;
-    reservation->segment = config->segment;
-    if (config->lent) {
-        rc = cst_lent_memory_open(core, reservation, config, err);
+    reservation->engine = config->reservations[i].engine;
+    reservation->segment = config->reservations[i].segment;
+    if (config->reservations[i].lent) {
+        rc = cst_lent_memory_open(core, reservation, config, i, err);
     } else {
-        cst_buffers_divide(&reservation->buffers, core->layout, config->bytes);
+        cst_buffers_divide(&reservation->buffers, core->layout, config->reservations[i].bytes);
     }
     if (rc == CST_OK && cst_kept_gradients_open(reservation) != CST_OK) {
         rc = cst_err_set(err, CST_ENOMEM, "no memory for the books of a device reservation");
@@ -108,7 +108,7 @@ int cst_device_updates_open(struct cst_core *core, const struct cst_core_config 
                            config->n_reservations, CST_CORE_MAX_UPDATE_DEVICES);
     }
     for (uint32_t i = 0; i < config->n_reservations && rc == CST_OK; i++) {
-        rc = open_reservation(core, &config->reservations[i], err);
+        rc = open_reservation(core, config, i, err);
     }
     if (rc != CST_OK) {
         return rc;
@@ -520,10 +520,6 @@ void cst_device_update_copy_back(struct cst_core *core, uint32_t r, uint32_t buf
     struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
 
     cst_chunk_update_place(&core->chunks[what->chunk], CST_UPDATE_ON_DEVICE, r);
-    if (reservation->lent.on) {
-        reservation->next = buffer; /* The blocks of a new core are empty. */
-        cst_lent_memory_take(core, reservation);
-    }
     copy_all_down(core, reservation, buffer, what, 0);
     cst_device_update_done(core, what->chunk);
 }

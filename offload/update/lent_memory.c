@@ -4,8 +4,7 @@
  * forward pass has filled them again.
  *
  * A buffer consists of pairs of adjacent blocks, because an fp32 row of a chunk takes the bytes of
- * two of its blocks. The pairs are always the same ones, counted from the end of a size class: so a
- * buffer has the same place in a core that goes on with the job after the daemon's death.
+ * two of its blocks. The pairs are always the same ones, counted from the end of a size class.
  *
  *   block  0   1   2   3   4  ...   12   13   14   15 | 16   17  ...  28   29
  *          kept for fetches         |<---- buffer 1 ---->|<---- buffer 0 ----> |
@@ -19,7 +18,11 @@
  * weights that are used again. The driver drops the recalled commands that no engine has yet
  * (CST_ACT_RECALL); they fail with CST_ECANCELLED, and the chunk's node makes the update, as after
  * a failure of the accelerator. So the fetch waits at most for the update that is under way in the
- * buffer. All kernels have the same bits, so results do not depend on recalls. */
+ * buffer. All kernels have the same bits, so results do not depend on recalls.
+ *
+ * Pools do not outlive the daemon, unlike device reservations. If the daemon dies while results are
+ * copied down from lent blocks, the states of these chunks are lost, and the job does not go on
+ * (cst_core_may_revive). */
 #include "offload/update/lent_memory.h"
 
 #include "offload/core/core_state.h"
@@ -29,19 +32,15 @@
 /* -- places ------------------------------------------------------------------------------------ */
 
 /* Number of pairs of adjacent blocks that lie in one slab. */
-static uint32_t count_pairs(const struct cst_part *part)
+static uint32_t count_pairs(uint32_t n_blocks, uint32_t per_slab)
 {
-    uint32_t per_slab = part->blocks_per_slab;
-
-    return part->n_blocks == 0
-               ? 0
-               : part->n_blocks / per_slab * (per_slab / 2) + part->n_blocks % per_slab / 2;
+    return n_blocks == 0 ? 0 : n_blocks / per_slab * (per_slab / 2) + n_blocks % per_slab / 2;
 }
 
 /* First block of the pair number @pair, counted from the end of the part. */
 static uint32_t block_of(const struct cst_part *part, uint32_t pair)
 {
-    uint32_t from_first = count_pairs(part) - 1 - pair;
+    uint32_t from_first = count_pairs(part->n_blocks, part->blocks_per_slab) - 1 - pair;
     uint32_t pairs_per_slab = part->blocks_per_slab / 2;
 
     return part->first_block + from_first / pairs_per_slab * part->blocks_per_slab +
@@ -77,61 +76,69 @@ struct cst_place cst_lent_memory_place(const struct cst_core *core,
 /* -- choice of blocks -------------------------------------------------------------------------- */
 
 /* Elements of all chunks that fit a buffer. */
-static uint64_t covered(const struct cst_core *core, const struct cst_buffers *buffers)
+static uint64_t covered(const struct cst_layout *layout, const struct cst_buffers *buffers)
 {
     uint64_t n = 0;
 
-    for (uint32_t c = 0; c < core->n_chunks; c++) {
-        const struct cst_layout_chunk *chunk = &core->layout->chunks[c];
-
-        n += cst_buffers_hold(buffers, chunk) ? chunk->n_elems : 0;
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        n += cst_buffers_hold(buffers, &layout->chunks[c]) ? layout->chunks[c].n_elems : 0;
     }
     return n;
 }
 
-/* Describe the buffers that the size class @k can lend. */
-static struct cst_buffers describe(const struct cst_core *core, uint32_t rank, uint32_t k,
-                                   uint32_t *n_pairs)
+/* What size class @k lends: up to CST_BUFFERS_MAX buffers, but not the fewest blocks with which the
+ * rank can run. */
+static struct cst_lent_division divide(const struct cst_layout *layout, uint32_t rank, uint32_t k,
+                                       const struct cst_core_part *part)
 {
-    const struct cst_part *part = &core->ranks[rank].pool.parts[k];
-    uint32_t kept = core->layout->needs[rank].min_blocks[k];
-    struct cst_buffers buffers;
+    uint64_t block_bytes = 2 * layout->classes[k].capacity;
+    uint32_t kept = layout->needs[rank].min_blocks[k];
+    struct cst_lent_division out = {.part = k};
     uint32_t n;
 
-    cst_buffers_of_blocks(&buffers, core->layout, part->block_bytes);
-    *n_pairs = (uint32_t)(buffers.bytes / (2 * part->block_bytes));
-    n = *n_pairs == 0 || part->n_blocks < kept ? 0 : (part->n_blocks - kept) / (2 * *n_pairs);
-    while (n * *n_pairs > count_pairs(part)) {
+    cst_buffers_of_blocks(&out.buffers, layout, block_bytes);
+    out.n_pairs = (uint32_t)(out.buffers.bytes / (2 * block_bytes));
+    n = out.n_pairs == 0 || part->n_blocks < kept ? 0 : (part->n_blocks - kept) / (2 * out.n_pairs);
+    while (n * out.n_pairs > count_pairs(part->n_blocks, part->blocks_per_slab)) {
         n--;
     }
-    buffers.n = n < CST_BUFFERS_MAX ? n : CST_BUFFERS_MAX;
-    return buffers;
+    out.buffers.n = n < CST_BUFFERS_MAX ? n : CST_BUFFERS_MAX;
+    return out;
 }
 
-int cst_lent_memory_open(const struct cst_core *core, struct cst_device_reservation *reservation,
-                         const struct cst_core_device_reservation *config, struct cst_err *err)
+/* Take the size class through whose buffers most elements pass per time, as cst_buffers_divide. */
+void cst_lent_memory_divide(const struct cst_layout *layout, uint32_t rank,
+                            const struct cst_core_part *parts, struct cst_lent_division *out)
 {
     uint64_t most = 0;
 
-    if (config->rank >= core->world || core->ranks[config->rank].pool.engine != config->engine ||
-        config->engine == 0) {
+    *out = (struct cst_lent_division){0};
+    for (uint32_t k = 0; k < layout->n_classes; k++) {
+        struct cst_lent_division d = divide(layout, rank, k, &parts[k]);
+
+        if (d.buffers.n * covered(layout, &d.buffers) > most) {
+            most = d.buffers.n * covered(layout, &d.buffers);
+            *out = d;
+        }
+    }
+}
+
+int cst_lent_memory_open(const struct cst_core *core, struct cst_device_reservation *reservation,
+                         const struct cst_core_config *config, uint32_t i, struct cst_err *err)
+{
+    uint32_t rank = config->reservations[i].rank, engine = config->reservations[i].engine;
+    struct cst_lent_division division;
+
+    if (rank >= core->world || config->pools[rank].engine != engine || engine == 0) {
         return cst_err_set(err, CST_EINVAL,
                            "device updates in lent memory: rank %" PRIu32
                            " has no pool on the accelerator of engine %" PRIu32,
-                           config->rank, config->engine);
+                           rank, engine);
     }
-    reservation->lent = (struct cst_lent_memory){.on = true, .rank = config->rank};
-    for (uint32_t k = 0; k < core->layout->n_classes; k++) {
-        uint32_t n_pairs;
-        struct cst_buffers buffers = describe(core, config->rank, k, &n_pairs);
-
-        if (buffers.n * covered(core, &buffers) > most) {
-            most = buffers.n * covered(core, &buffers);
-            reservation->buffers = buffers;
-            reservation->lent.part = k;
-            reservation->lent.n_pairs = n_pairs;
-        }
-    }
+    cst_lent_memory_divide(core->layout, rank, config->pools[rank].parts, &division);
+    reservation->buffers = division.buffers;
+    reservation->lent = (struct cst_lent_memory){
+        .on = true, .rank = rank, .part = division.part, .n_pairs = division.n_pairs};
     return CST_OK;
 }
 

@@ -12,6 +12,13 @@
 struct cst_core;
 struct cst_device_reservation;
 
+/* The blocks that a pool lends. */
+struct cst_lent_division {
+    struct cst_buffers buffers; /* As cst_buffers_of_blocks lays them out. */
+    uint32_t part;              /* The size class of the blocks. */
+    uint32_t n_pairs;           /* Number of pairs of adjacent blocks that make a buffer. */
+};
+
 struct cst_lent_memory {
     bool on;          /* The buffers of the device reservation are blocks. */
     uint32_t rank;    /* The rank whose pool lends them. */
@@ -25,11 +32,16 @@ struct cst_lent_memory {
     uint32_t n_commands[CST_BUFFERS_MAX];
 };
 
-/* Choose the blocks that @config's rank can lend, and describe them as buffers in @reservation. The
+/* Divide the pool of @rank with these @parts, one for each size class, into what it lends and what
+ * it keeps. buffers.n is 0 if it has too few blocks. Pure. */
+void cst_lent_memory_divide(const struct cst_layout *layout, uint32_t rank,
+                            const struct cst_core_part *parts, struct cst_lent_division *out);
+
+/* Let @reservation, the device reservation number @i of @config, be what its rank can lend. The
  * result has buffers.n = 0 if the pool has too few blocks. CST_EINVAL: there is no such rank, or
- * its pool is not on the accelerator of @config. */
+ * its pool is not on the accelerator of the device reservation. */
 int cst_lent_memory_open(const struct cst_core *core, struct cst_device_reservation *reservation,
-                         const struct cst_core_device_reservation *config, struct cst_err *err);
+                         const struct cst_core_config *config, uint32_t i, struct cst_err *err);
 
 /* The place at @offset of buffer @buffer. */
 struct cst_place cst_lent_memory_place(const struct cst_core *core,
