@@ -350,7 +350,12 @@ static json_t *integer_of(const struct cst_value *value, uint64_t number)
         return json_integer((json_int_t)number);
     }
     if (value->kind == CST_VALUE_SIZE) {
-        return value->word != NULL && number == value->word_means ? json_string(value->word) : NULL;
+        for (int i = 0; i < 2; i++) {
+            if (value->words[i] != NULL && number == value->words_mean[i]) {
+                return json_string(value->words[i]);
+            }
+        }
+        return NULL;
     }
     (void)snprintf(text, sizeof text, "%" PRIu64, number);
     return json_string(text);

@@ -109,13 +109,21 @@ static int read_size(const struct cst_value *value, const char *text, uint64_t *
     uint64_t bytes = 0;
     int rc;
 
-    if (value->word == NULL) {
+    if (value->words[0] == NULL) {
         return cst_size_parse(text, 0, out, err);
     }
-    rc = cst_size_parse_or(text, value->word, value->word_means, &bytes, err);
-    if (rc == CST_OK && (double)bytes < value->least && strcmp(text, value->word) != 0) {
+    if (value->words[1] != NULL && strcmp(text, value->words[1]) == 0) {
+        *out = value->words_mean[1];
+        return CST_OK;
+    }
+    rc = cst_size_parse_or(text, value->words[0], value->words_mean[0], &bytes, err);
+    if (rc != CST_OK && value->words[1] != NULL) {
+        rc = cst_err_set(err, CST_EINVAL, "'%s' is neither '%s' nor '%s' nor a size", text,
+                         value->words[0], value->words[1]);
+    }
+    if (rc == CST_OK && (double)bytes < value->least && strcmp(text, value->words[0]) != 0) {
         rc = cst_err_set(err, CST_EINVAL, "'%s' is neither '%s' nor at least %.15g", text,
-                         value->word, value->least);
+                         value->words[0], value->least);
     }
     if (rc == CST_OK) {
         *out = bytes;

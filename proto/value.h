@@ -19,7 +19,7 @@ enum cst_value_kind {
     CST_VALUE_U64,  /* A number from @least to @most. Sets a uint64_t. */
     CST_VALUE_REAL, /* A number from @least to @most, which may have a fraction. Sets a double. */
     CST_VALUE_NAME, /* One of @names. Sets an enum to @least plus the number of the name. */
-    CST_VALUE_SIZE, /* A size (proto/size.h), or @word. Sets a uint64_t. */
+    CST_VALUE_SIZE, /* A size (proto/size.h), or one of @words. Sets a uint64_t. */
     CST_VALUE_SECONDS, /* A time (proto/size.h) from @least to @most. Sets a uint32_t. */
     CST_VALUE_OTHER,   /* What @read accepts. */
 };
@@ -29,8 +29,8 @@ struct cst_value {
     size_t field;             /* Offset of the field in the struct. */
     double least, most;       /* Limits of a number. A size is at least @least. */
     const char *const *names; /* CST_VALUE_NAME: names in the order of the enum, then NULL. */
-    const char *word;         /* CST_VALUE_SIZE: what may be written instead; NULL: nothing. */
-    uint64_t word_means;      /* Value of the field if @word is written. */
+    const char *words[2];     /* CST_VALUE_SIZE: what may be written instead; NULL: nothing else. */
+    uint64_t words_mean[2];   /* Value of the field if this one of @words is written. */
     /* CST_VALUE_OTHER: sets the field of @base. CST_EINVAL: @text is not allowed. */
     int (*read)(void *base, const char *text, void *field, struct cst_err *err);
     /* CST_VALUE_OTHER of an option that files have (proto/options_file.h): write what @read would
@@ -50,7 +50,10 @@ struct cst_value {
 #define CST_NAME(at, first, list) {CST_VALUE_NAME, .field = (at), .least = (first), .names = (list)}
 #define CST_SIZE(at) {CST_VALUE_SIZE, .field = (at)}
 #define CST_SIZE_OR(at, first, text, means) \
-    {CST_VALUE_SIZE, .field = (at), .least = (first), .word = (text), .word_means = (means)}
+    {CST_VALUE_SIZE, .field = (at), .least = (first), .words = {(text)}, .words_mean = {(means)}}
+#define CST_SIZE_OR_EITHER(at, first, text, means, text2, means2) \
+    {CST_VALUE_SIZE, .field = (at), .least = (first), .words = {(text), (text2)}, \
+     .words_mean = {(means), (means2)}}
 #define CST_SECONDS(at, first, last) {CST_VALUE_SECONDS, .field = (at), .least = (first), .most = (last)}
 #define CST_OTHER(at, function) {CST_VALUE_OTHER, .field = (at), .read = (function)}
 #define CST_OTHER_SAVED(at, reader, writer) \

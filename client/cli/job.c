@@ -60,6 +60,9 @@ static void print_updates(const Cistern__JobInfo *job)
         (void)printf("; %s of chunks on devices",
                      cli_percent(job->n_device_updates, job->n_updates, a));
     }
+    if (job->has_n_lent_updates) {
+        (void)printf(", %s in lent memory", cli_percent(job->n_lent_updates, job->n_updates, a));
+    }
     if (job->has_reservation_failures) {
         (void)printf("; %llu failures of device updates",
                      (unsigned long long)job->reservation_failures);

@@ -7,10 +7,13 @@
 
 #include <string.h>
 
-/* Return the size of a device's memory as plan has it. */
+/* Return the size of a device's memory as plan has it. Plans leave out lent memory, which takes
+ * nothing. */
 static uint64_t device_bytes(uint64_t bytes)
 {
-    return bytes == CST_DEVICE_UPDATE_AUTO ? CST_PLAN_DEVICE_UPDATE_AUTO : bytes;
+    return bytes == CST_DEVICE_UPDATE_AUTO   ? CST_PLAN_DEVICE_UPDATE_AUTO
+           : bytes == CST_DEVICE_UPDATE_LENT ? 0
+                                             : bytes;
 }
 
 int cli_plan_config(struct cli *cli, struct cst_err *err)

@@ -9,8 +9,6 @@
 #include "proto/size.h"
 
 #include <stddef.h>
-#include <stdio.h>
-#include <string.h>
 
 #define AT(name) offsetof(struct gpt_options, name)
 #define ROW(option, argument, help, ...) CST_OPTION(option, 0, 0, argument, help, __VA_ARGS__)
@@ -52,29 +50,6 @@ static bool write_pool(const void *base, const void *field, char *out, size_t si
         (void)snprintf(out, size, "%llu", (unsigned long long)*bytes);
     }
     return options->pool_percent > 0 || *bytes > 0;
-}
-
-static int read_update(void *base, const char *text, void *field, struct cst_err *err)
-{
-    (void)base;
-    if (strcmp(text, "lent") == 0) {
-        *(uint64_t *)field = CST_DEVICE_UPDATE_LENT;
-        return CST_OK;
-    }
-    return cst_size_parse_or(text, "auto", CST_DEVICE_UPDATE_AUTO, field, err);
-}
-
-static bool write_update(const void *base, const void *field, char *out, size_t size)
-{
-    uint64_t bytes = *(const uint64_t *)field;
-
-    (void)base;
-    if (bytes == CST_DEVICE_UPDATE_LENT || bytes == CST_DEVICE_UPDATE_AUTO) {
-        (void)snprintf(out, size, "%s", bytes == CST_DEVICE_UPDATE_LENT ? "lent" : "auto");
-    } else {
-        (void)snprintf(out, size, "%llu", (unsigned long long)bytes);
-    }
-    return bytes > 0;
 }
 
 const struct cst_option gpt_options_table[] = {
@@ -213,7 +188,8 @@ const struct cst_option gpt_options_table[] = {
     KEY("memory", "device-update", "SIZE",
         "memory of this rank's device for updates there (none); auto: the daemon's plan chooses; "
         "lent: empty blocks of the pool",
-        CST_OTHER_SAVED(AT(device_update_bytes), read_update, write_update)),
+        CST_SIZE_OR_EITHER(AT(device_update_bytes), 0, "auto", CST_DEVICE_UPDATE_AUTO, "lent",
+                           CST_DEVICE_UPDATE_LENT)),
     KEY("memory", "device-states", "SIZE",
         "memory of this rank's device for states that stay there (none); auto: the daemon's plan "
         "chooses",

@@ -398,6 +398,7 @@ int main(void)
     printf("MAX_PARAM_GROUPS = %d\n", CST_MAX_PARAM_GROUPS);
     printf("MAX_CONFIG_BYTES = %d\n", CST_MAX_CONFIG_BYTES);
     printf("DEVICE_UPDATE_AUTO = %llu\n", (unsigned long long)CST_DEVICE_UPDATE_AUTO);
+    printf("DEVICE_UPDATE_LENT = %llu\n", (unsigned long long)CST_DEVICE_UPDATE_LENT);
     printf("GROUP_ALL = %d\n", CST_GROUP_ALL);
     print_enums();
     print_structs();

@@ -157,7 +157,8 @@ START_TEST(test_round_trips)
     case CST_VALUE_SIZE:
         check_round_trip(o, "1.5G");
         check_round_trip(o, "0");
-        check_round_trip(o, o->value.word != NULL ? o->value.word : "1");
+        check_round_trip(o, o->value.words[0] != NULL ? o->value.words[0] : "1");
+        check_round_trip(o, o->value.words[1] != NULL ? o->value.words[1] : "2");
         break;
     case CST_VALUE_OTHER: /* --pool */
         check_round_trip(o, "1.5G");
@@ -286,7 +287,7 @@ START_TEST(test_in_force)
 {
     static const char *const lines[] = {
         "--data text",
-        "--data text --optimizer lion --experts 1",
+        "--data text --optimizer lion --experts 1 --device-update lent",
         "--data text --lora 8 --lr 0.3 --pool 30% --device-update auto --seed 18446744073709551615",
     };
     struct gpt_options before, after;
@@ -372,8 +373,10 @@ static json_t *value_schema(const struct cst_value *value)
         break;
     case CST_VALUE_SIZE:
         json_decref(schema);
-        (void)snprintf(pattern, sizeof pattern, "^(" SIZE_PATTERN "|%s)$",
-                       value->word != NULL ? value->word : "0");
+        (void)snprintf(pattern, sizeof pattern, "^(" SIZE_PATTERN "|%s%s%s)$",
+                       value->words[0] != NULL ? value->words[0] : "0",
+                       value->words[1] != NULL ? "|" : "",
+                       value->words[1] != NULL ? value->words[1] : "");
         schema = either_schema(value, pattern);
         break;
     case CST_VALUE_OTHER: /* --pool */

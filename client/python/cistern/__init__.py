@@ -15,6 +15,7 @@ package. ``libcistern(3)`` and ``<cistern/cistern.h>`` describe the calls in ful
 from cistern._abi import (
     DEFAULT_SOCKET,
     DEVICE_UPDATE_AUTO,
+    DEVICE_UPDATE_LENT,
     GROUP_ALL,
     MAX_CONFIG_BYTES,
     MAX_MICRO_BATCHES,
@@ -58,6 +59,7 @@ from cistern.results import (
 __all__ = [
     "DEFAULT_SOCKET",
     "DEVICE_UPDATE_AUTO",
+    "DEVICE_UPDATE_LENT",
     "GROUP_ALL",
     "MAX_CONFIG_BYTES",
     "MAX_MICRO_BATCHES",
