@@ -13,6 +13,7 @@
 #include "offload/residency/prefetch.h"
 #include "offload/residency/spill.h"
 #include "offload/residency/waiting.h"
+#include "offload/update/lent_memory.h"
 
 #include <inttypes.h>
 
@@ -154,6 +155,9 @@ static void pump_part(struct cst_core *core, uint32_t rank, uint32_t k)
         return;
     }
     n_short = serve(core, &part->demand, 0);
+    if (n_short > 0 && part->count[CST_BLOCK_LENT] > 0) {
+        cst_lent_memory_recall(core, rank, k);
+    }
     n_short = serve(core, &part->ahead, n_short);
     coming = count_coming(part);
     if (part->victims.n + part->victims.heaps[CST_VICTIM_STAYS].n > 0 && coming > 0) {

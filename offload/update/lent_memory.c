@@ -14,11 +14,12 @@
  * A buffer is taken only if all its blocks are free. The fewest blocks with which the rank can run
  * are never lent.
  *
- * A fetch that finds no free block recalls the buffers of its size class, instead of evicting
- * weights that are used again. The driver drops the recalled commands that no engine has yet
- * (CST_ACT_RECALL); they fail with CST_ECANCELLED, and the chunk's node makes the update, as after
- * a failure of the accelerator. So the fetch waits at most for the update that is under way in the
- * buffer. All kernels have the same bits, so results do not depend on recalls.
+ * A fetch that finds no free block waits for a lent one, instead of evicting weights that are used
+ * again. If a worker waits for this fetch, one of the buffers of the size class is recalled. The
+ * driver drops the recalled commands that no engine has yet (CST_ACT_RECALL); they fail with
+ * CST_ECANCELLED, and the chunk's node makes the update, as after a failure of the accelerator. So
+ * the worker waits at most for the update that is under way in the buffer. All kernels have the
+ * same bits, so results do not depend on recalls.
  *
  * Pools do not outlive the daemon, unlike device reservations. If the daemon dies while results are
  * copied down from lent blocks, the states of these chunks are lost, and the job does not go on
@@ -232,17 +233,31 @@ static void recall(struct cst_core *core, uint32_t r, uint32_t buffer)
     core->device_updates.reservations[r].lent.recalled[buffer] = true;
 }
 
+/* True if the buffer consists of blocks of size class @part of @rank's pool, and is taken. */
+static bool is_lent_by(const struct cst_lent_memory *lent, uint32_t buffer, uint32_t rank,
+                       uint32_t part)
+{
+    return lent->on && lent->rank == rank && lent->part == part && lent->taken[buffer];
+}
+
 void cst_lent_memory_recall(struct cst_core *core, uint32_t rank, uint32_t part)
 {
-    for (uint32_t r = 0; r < core->device_updates.n_reservations; r++) {
-        const struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
-        const struct cst_lent_memory *lent = &reservation->lent;
+    uint32_t which = CST_NONE;
 
-        for (uint32_t b = 0; b < reservation->buffers.n && lent->on; b++) {
-            if (lent->rank == rank && lent->part == part && lent->taken[b] && !lent->recalled[b]) {
-                recall(core, r, b);
+    for (uint32_t i = 0; i < core->device_updates.n_reservations * CST_BUFFERS_MAX; i++) {
+        const struct cst_lent_memory *lent =
+            &core->device_updates.reservations[i / CST_BUFFERS_MAX].lent;
+        uint32_t b = i % CST_BUFFERS_MAX;
+
+        if (is_lent_by(lent, b, rank, part)) {
+            which = i;
+            if (lent->recalled[b]) {
+                return; /* Its blocks are about to come back. */
             }
         }
+    }
+    if (which != CST_NONE) {
+        recall(core, which / CST_BUFFERS_MAX, which % CST_BUFFERS_MAX);
     }
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lent memory: empty blocks of a rank's pool that serve as buffers of device updates, instead of
  * memory that is reserved for them (lent_memory.c). Owns which buffers are taken, and returns them.
- * Does not choose chunks or issue commands. Called by device_update, update_end and eviction. */
+ * Does not choose chunks or issue commands. Called by device_update, update_end and fetch. */
 #ifndef CST_LENT_MEMORY_H
 #define CST_LENT_MEMORY_H
 
@@ -64,9 +64,9 @@ void cst_lent_memory_issued(struct cst_device_reservation *reservation, uint32_t
  * the buffer's blocks to the pool if it was the last command there. */
 void cst_lent_memory_done(struct cst_core *core, const struct cst_flight *flight);
 
-/* A fetch of @rank lacks a block of size class @part: recall all commands in the buffers made of
- * these blocks. The blocks are empty again when the updates that engines have begun are complete.
- */
+/* A fetch of @rank lacks a block of size class @part: recall the commands in one of the buffers
+ * made of these blocks, unless one is recalled already. Its blocks are empty again when the update
+ * that engines have begun is complete. */
 void cst_lent_memory_recall(struct cst_core *core, uint32_t rank, uint32_t part);
 
 /* True if the failure of a command in the buffer is the result of a recall. */
