@@ -52,6 +52,19 @@ struct cst_command *cst_core_command(struct cst_core *core, enum cst_command_kin
     return command;
 }
 
+void cst_core_replace(struct cst_core *core, struct cst_command *command, uint64_t ticket)
+{
+    struct cst_flight flight;
+
+    if (cst_flights_take(&core->flights, ticket, &flight)) {
+        /* Its completion must not count as the end of an update. */
+        flight.kind = CST_FLIGHT_DEVICE_UPDATE;
+        flight.block = CST_NONE;
+        cst_flights_add(&core->flights, &flight);
+        command->replaces[command->n_instead++] = ticket;
+    }
+}
+
 void cst_core_recall(struct cst_core *core, uint64_t ticket)
 {
     add(core, CST_ACT_RECALL)->recall = ticket;

@@ -22,6 +22,10 @@ struct cst_output {
 struct cst_command *cst_core_command(struct cst_core *core, enum cst_command_kind kind,
                                      uint32_t node, struct cst_flight *flight);
 
+/* The command @ticket of a device update will have no effect; @command replaces it. Does nothing if
+ * no command @ticket is in flight. */
+void cst_core_replace(struct cst_core *core, struct cst_command *command, uint64_t ticket);
+
 /* Append a recall of the command @ticket, which is in flight. */
 void cst_core_recall(struct cst_core *core, uint64_t ticket);
 

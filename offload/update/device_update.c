@@ -494,6 +494,41 @@ void cst_device_update_update(struct cst_core *core, uint32_t r, const struct cs
     reservation->next = (reservation->next + 1) % reservation->buffers.n;
 }
 
+bool cst_device_update_move(struct cst_core *core, uint32_t c)
+{
+    static const uint64_t none[CST_DEVICE_UPDATE_COPIES_DOWN] = {0};
+    struct cst_chunk *chunk = &core->chunks[c];
+    struct cst_device_reservation *reservation =
+        &core->device_updates.reservations[chunk->update.reservation];
+    uint64_t from[CST_DEVICE_UPDATE_COPIES_DOWN] = {chunk->update.ticket};
+    uint64_t update, *down;
+
+    if (!cst_lent_memory_join(reservation)) {
+        return false;
+    }
+    memcpy(from + 1, chunk->update.states_tickets, sizeof chunk->update.states_tickets);
+    cst_chunk_update_issued_down(chunk, none); /* The new commands do not wait for the old ones. */
+    update = update_there(core, reservation, &chunk->update.what);
+    chunk->update.buffer = reservation->next;
+    down = reservation->down[reservation->next];
+    for (uint32_t i = 0; i < CST_DEVICE_UPDATE_COPIES_DOWN; i++) {
+        struct cst_command *copy =
+            from[i] != 0 ? copy_down(core, c, i == 0 ? CST_ROW_WEIGHT : states[i - 1], 0) : NULL;
+
+        down[i] = copy != NULL ? copy->ticket : 0;
+        if (copy != NULL) {
+            cst_command_after(copy, update);
+            cst_core_replace(core, copy, from[i]);
+            cst_exposure_replaced(core, 1);
+        }
+    }
+    cst_chunk_update_issued_down(chunk, down);
+    (void)cst_chunk_update_replace(chunk, from[0], down[0]); /* The ticket that fetches wait for. */
+    cst_residency_replaced(core, c, from[0], down[0]);
+    reservation->next = (reservation->next + 1) % reservation->buffers.n;
+    return true;
+}
+
 void cst_device_update_done(struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk_update *update = &core->chunks[c].update;

@@ -76,6 +76,10 @@ bool cst_device_update_pass(struct cst_core *core, uint32_t chunk);
 void cst_device_update_update(struct cst_core *core, uint32_t reservation,
                               const struct cst_update *what);
 
+/* The commands of @chunk's device update were recalled, and nothing has been copied down: issue
+ * them again in another buffer of its device reservation. False: no update can enter one. */
+bool cst_device_update_move(struct cst_core *core, uint32_t chunk);
+
 /* The UPDATE of @chunk is done: its results are being copied back. */
 void cst_device_update_done(struct cst_core *core, uint32_t chunk);
 

@@ -17,9 +17,9 @@
  * A fetch that finds no free block waits for a lent one, instead of evicting weights that are used
  * again. If a worker waits for this fetch, one of the buffers of the size class is recalled. The
  * driver drops the recalled commands that no engine has yet (CST_ACT_RECALL); they fail with
- * CST_ECANCELLED, and the chunk's node makes the update, as after a failure of the accelerator. So
- * the worker waits at most for the update that is under way in the buffer. All kernels have the
- * same bits, so results do not depend on recalls.
+ * CST_ECANCELLED, and the update is made in another buffer that is lent already or, as after a
+ * failure of the accelerator, by the chunk's node. So the worker waits at most for the update that
+ * is under way in the buffer. All kernels have the same bits, so results do not depend on recalls.
  *
  * Pools do not outlive the daemon, unlike device reservations. If the daemon dies while results are
  * copied down from lent blocks, the states of these chunks are lost, and the job does not go on
@@ -199,6 +199,21 @@ void cst_lent_memory_take(struct cst_core *core, struct cst_device_reservation *
         lent->taken[reservation->next] = true;
         move_blocks(core, lent, reservation->next, CST_BLOCK_LENT);
     }
+}
+
+bool cst_lent_memory_join(struct cst_device_reservation *reservation)
+{
+    const struct cst_lent_memory *lent = &reservation->lent;
+
+    for (uint32_t i = 0; i < reservation->buffers.n; i++) {
+        uint32_t b = (reservation->next + i) % reservation->buffers.n;
+
+        if (lent->taken[b] && !lent->recalled[b]) {
+            reservation->next = b;
+            return true;
+        }
+    }
+    return false;
 }
 
 void cst_lent_memory_issued(struct cst_device_reservation *reservation, uint32_t buffer)

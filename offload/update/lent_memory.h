@@ -57,6 +57,9 @@ bool cst_lent_memory_is_available(const struct cst_core *core,
  * blocks. */
 void cst_lent_memory_take(struct cst_core *core, struct cst_device_reservation *reservation);
 
+/* Move reservation->next on to a buffer that is taken and not recalled. False: there is none. */
+bool cst_lent_memory_join(struct cst_device_reservation *reservation);
+
 /* A command that uses the buffer was issued. */
 void cst_lent_memory_issued(struct cst_device_reservation *reservation, uint32_t buffer);
 

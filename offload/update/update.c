@@ -77,29 +77,15 @@ struct cst_command *cst_update_by_node(struct cst_core *core, const struct cst_u
     return update;
 }
 
-/* The command @ticket of the chunk will have no effect; @command replaces it. */
-static void replace(struct cst_core *core, struct cst_command *command, uint64_t ticket)
-{
-    struct cst_flight flight;
-
-    if (cst_flights_take(&core->flights, ticket, &flight)) {
-        /* Its completion must not count as the end of an update. */
-        flight.kind = CST_FLIGHT_DEVICE_UPDATE;
-        flight.block = CST_NONE;
-        cst_flights_add(&core->flights, &flight);
-        command->replaces[command->n_instead++] = ticket;
-    }
-}
-
 void cst_update_back_to_node(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
     struct cst_command *update = update_in_place(core, &chunk->update.what);
     uint64_t weight = chunk->update.ticket;
 
-    replace(core, update, weight);
+    cst_core_replace(core, update, weight);
     for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
-        replace(core, update, chunk->update.states_tickets[i]);
+        cst_core_replace(core, update, chunk->update.states_tickets[i]);
     }
     cst_exposure_replaced(core, update->n_instead);
     cst_residency_replaced(core, c, weight, update->ticket);

@@ -153,9 +153,12 @@ static const struct cst_command *find_dropped(uint32_t begun)
     for (unsigned i = 0; i < rig.n_commands; i++) {
         const struct cst_command *command = &rig.commands[i];
 
-        bool update = command->kind == CST_COMMAND_UPDATE && command->node == ROOM_ENGINE;
+        bool fails = is_recalled(command->ticket);
 
-        if (command->chunk != begun && (update || is_recalled(command->ticket))) {
+        for (uint32_t k = 0; command->kind == CST_COMMAND_UPDATE && k < command->n_after; k++) {
+            fails = fails || is_recalled(command->after[k]);
+        }
+        if (command->chunk != begun && fails) {
             return command;
         }
     }
@@ -225,6 +228,29 @@ START_TEST(fetch_recalls)
 }
 END_TEST
 
+/* The updates that were recalled are made in another buffer that is lent, if there is one. */
+START_TEST(updates_move)
+{
+    uint64_t tags[MIN_BLOCKS + 1];
+
+    open_lent(2 * BUFFER_BLOCKS + MIN_BLOCKS, 1);
+    room_commit(&rig, N_CHUNKS);
+    for (uint32_t c = 0; c <= MIN_BLOCKS; c++) {
+        tags[c] = rig_fetch(&rig, 0, c);
+    }
+    ck_assert_uint_eq(rig.n_recalls, 4 * N_CHUNKS / 2);
+    drop_recalled(1); /* buffer 1 is recalled; its first update has begun */
+    ck_assert_uint_eq(count_updates(ROOM_ENGINE), N_CHUNKS);
+    rig_drain(&rig);
+    for (uint32_t c = 0; c <= MIN_BLOCKS; c++) {
+        ck_assert_int_eq(rig_status(&rig, tags[c]), CST_OK);
+    }
+    ck_assert_uint_eq(rig_stats(&rig).n_reservation_failures, 0);
+    ck_assert_uint_eq(rig_stats(&rig).n_updates, N_CHUNKS);
+    ck_assert_uint_eq(rig_stats(&rig).n_lent_updates, N_CHUNKS);
+}
+END_TEST
+
 /* A driver may ignore recalls: the fetch then waits until all updates in the buffer are
  * complete. */
 START_TEST(recall_ignored)
@@ -286,6 +312,7 @@ int main(void)
     tcase_add_test(blocks, rows_are_apart);
     tcase_add_test(blocks, block_in_use);
     tcase_add_test(recalls, fetch_recalls);
+    tcase_add_test(recalls, updates_move);
     tcase_add_test(recalls, recall_ignored);
     tcase_add_test(death, results_are_lost);
     return suite_run(suite);
