@@ -493,6 +493,29 @@ START_TEST(a_command_is_replaced)
 }
 END_TEST
 
+/* A held command that is recalled is cancelled at the end of the turn, and then what waits for it.
+ * Recalls of other commands have no effect. */
+START_TEST(a_command_is_recalled)
+{
+    add_copy(1);
+    HOLD(2, 1);
+    HOLD(3, 2);
+    HOLD(4, 1);
+    ck_assert(!cstd_commands_recall(&graph, 1));
+    ck_assert(!cstd_commands_recall(&graph, 99));
+    ck_assert(cstd_commands_recall(&graph, 2));
+    expect_none();
+    cstd_commands_doom_recalled(&commands);
+    expect_cancelled(2, "recalled");
+    cstd_commands_done(&graph, 2, CST_ECANCELLED, "recalled");
+    expect_cancelled(3, "recalled");
+    cstd_commands_done(&graph, 3, CST_ECANCELLED, NULL);
+    expect_none();
+    end_with(1, CST_OK, NULL);
+    expect_queued(4);
+}
+END_TEST
+
 /* A job that ends takes its held commands with it, whether they still wait or not, and also while
  * the owner of one of its commands is told. */
 START_TEST(held_commands_are_forgotten)
@@ -531,5 +554,6 @@ int main(void)
     tcase_add_test(tc, a_failure_cancels);
     tcase_add_test(tc, a_command_is_replaced);
     tcase_add_test(tc, held_commands_are_forgotten);
+    tcase_add_test(tc, a_command_is_recalled);
     return suite_run(suite);
 }
