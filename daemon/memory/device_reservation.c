@@ -166,7 +166,8 @@ cstd_device_reservation_list(const struct cstd_job *job,
     for (uint32_t i = 0; i < n; i++) {
         uint64_t grain = cstd_memory_grain(job->daemon, rooms[i].gpu);
 
-        rooms[i].bytes -= rooms[i].bytes % grain;
+        /* An engine that is being started has not reported the granularity yet. */
+        rooms[i].bytes -= grain > 0 ? rooms[i].bytes % grain : 0;
         if (rooms[i].bytes > 0) {
             rooms[kept++] = rooms[i];
         }

@@ -47,7 +47,7 @@ int cstd_device_reservation_check_request(const struct cstd_job_request *request
 uint64_t cstd_device_reservation_left(const struct cstd_job *job);
 
 /* Fill in the device reservations that @job's ranks ask for: one per accelerator, the sum of the
- * ranks' wishes, rounded down to the accelerator's granularity. Accelerators beyond
+ * ranks' wishes, rounded down to the accelerator's granularity if it is known. Accelerators beyond
  * CST_CORE_MAX_UPDATE_DEVICES get none. Returns the number of reservations. */
 uint32_t
 cstd_device_reservation_list(const struct cstd_job *job,

@@ -250,6 +250,21 @@ START_TEST(less_than_a_grain)
 }
 END_TEST
 
+/* A job can be looked at while the engine of its accelerator is being started, which has not
+ * reported the granularity of its memory yet. */
+START_TEST(seen_before_the_engine)
+{
+    struct raw_job job = {.name = "seen", .world = 1, .device_update_bytes = ROOM + 1};
+    struct raw_client client;
+
+    start_daemon("none");
+    raw_open(&client, proc.socket);
+    ck_assert_msg(raw_job_open(&client, &job) == CST_OK, "%s", client.err.text);
+    ck_assert_uint_ge(raw_job_info(&witness, "seen")->device_update_bytes, ROOM);
+    raw_close(&client);
+}
+END_TEST
+
 static int write_master(struct raw_client *client)
 {
     Cistern__TensorIo io = CISTERN__TENSOR_IO__INIT;
@@ -469,6 +484,7 @@ int main(void)
     tcase_add_loop_test(plain, states_on_device, 0, 4);
     tcase_add_test(again, rooms_stay);
     tcase_add_test(again, less_than_a_grain);
+    tcase_add_test(again, seen_before_the_engine);
     tcase_add_test(again, staging_before_the_layout);
     tcase_add_loop_test(deaths, engine_killed_anywhere, 0, 1 + ACCELERATOR);
     tcase_add_test(deaths, worker_killed_anywhere);
