@@ -22,16 +22,13 @@ static struct cst_core_policy policy_of(const struct cstd_job *job)
     return policy;
 }
 
-/* Device reservations of a job, for its core. */
-struct reservations {
-    struct cst_core_device_reservation v[CST_CORE_MAX_UPDATE_DEVICES];
-};
-
-/* Return the configuration of the core, which refers to @reservations. */
-static struct cst_core_config config_of(struct cstd_job *job, struct reservations *reservations)
+/* Return the configuration of the core, which refers to *@reservations. */
+static struct cst_core_config config_of(struct cstd_job *job,
+                                        struct cstd_device_reservations *reservations)
 {
     const struct cstd_memory *memory = &job->memory;
 
+    *reservations = cstd_device_reservation_describe(job);
     return (struct cst_core_config){
         .model = &job->model,
         .layout = &job->layout,
@@ -50,14 +47,14 @@ static struct cst_core_config config_of(struct cstd_job *job, struct reservation
         .seed = job->options.seed,
         .rounding = job->options.rounding,
         .reservations = reservations->v,
-        .n_reservations = cstd_device_reservation_describe(job, reservations->v),
+        .n_reservations = reservations->n,
         .interleave = cstd_updates_open(job),
     };
 }
 
 int cstd_job_core_open(struct cstd_job *job, struct cst_err *err)
 {
-    struct reservations reservations;
+    struct cstd_device_reservations reservations;
     struct cst_core_config config = config_of(job, &reservations);
     int rc = cst_core_open(&job->core, &config, err);
 
@@ -87,7 +84,7 @@ int cstd_job_core_reopen(struct cstd_job *job, const struct cst_core_record *rec
                          struct cst_err *err)
 {
     struct cst_table_header *table = job->memory.table, wanted;
-    struct reservations reservations;
+    struct cstd_device_reservations reservations;
     struct cst_core_config config = config_of(job, &reservations);
     int rc = cst_core_open(&job->core, &config, err);
 

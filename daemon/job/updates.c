@@ -12,20 +12,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-/* The device reservations of a job, and the pools that lend memory. */
-struct reservations {
-    struct cst_core_device_reservation v[CST_CORE_MAX_UPDATE_DEVICES];
-    uint32_t n;
-};
-
-static struct reservations reservations_of(const struct cstd_job *job)
-{
-    struct reservations rooms;
-
-    rooms.n = cstd_device_reservation_describe(job, rooms.v);
-    return rooms;
-}
-
 /* -- rates of the machine --------------------------------------------------------------------- */
 
 /* Return the accelerator of the job with this @engine. */
@@ -43,7 +29,7 @@ static const struct cstd_gpu *gpu_of(const struct cstd_job *job, uint32_t engine
 
 static bool is_room_engine(const struct cstd_job *job, uint32_t engine)
 {
-    struct reservations rooms = reservations_of(job);
+    struct cstd_device_reservations rooms = cstd_device_reservation_describe(job);
 
     for (uint32_t i = 0; i < rooms.n; i++) {
         if (rooms.v[i].engine == engine) {
@@ -57,7 +43,7 @@ static bool is_room_engine(const struct cstd_job *job, uint32_t engine)
 static void know(struct cstd_job *job)
 {
     struct cstd_interleave_tuner *b = &job->balance;
-    struct reservations rooms = reservations_of(job);
+    struct cstd_device_reservations rooms = cstd_device_reservation_describe(job);
 
     b->node.known = cstd_planner_node_update(job->daemon);
     for (uint32_t i = 0; i < rooms.n; i++) {
@@ -75,7 +61,7 @@ static void know(struct cstd_job *job)
 /* Return the description of the machine without its rates. */
 static struct cst_interleave machine_of(const struct cstd_job *job)
 {
-    struct reservations rooms = reservations_of(job);
+    struct cstd_device_reservations rooms = cstd_device_reservation_describe(job);
     struct cst_interleave m = {0};
 
     cst_pipeline_describe(&m, &job->layout, rooms.v, rooms.n, job->memory.pools, job->world);
@@ -188,7 +174,7 @@ static void on_step(struct cstd_deferred *later)
     struct cst_core_stats stats;
 
     cst_core_stats(job->core, &stats);
-    if (stats.n_reservations_given_up == reservations_of(job).n) {
+    if (stats.n_reservations_given_up == cstd_device_reservation_describe(job).n) {
         return; /* All accelerators are lost, hence there is no choice. */
     }
     see(job);
@@ -211,7 +197,7 @@ uint32_t cstd_updates_open(struct cstd_job *job)
     job->balance = (struct cstd_interleave_tuner){0};
     job->updates_seen = 0;
     job->balancing.fn = on_step;
-    if (reservations_of(job).n == 0) {
+    if (cstd_device_reservation_describe(job).n == 0) {
         return CST_INTERLEAVE_NEVER;
     }
     know(job);
@@ -227,7 +213,7 @@ uint32_t cstd_updates_open(struct cstd_job *job)
 
 void cstd_updates_step(struct cstd_job *job)
 {
-    if (reservations_of(job).n > 0 && !is_fixed(job)) {
+    if (cstd_device_reservation_describe(job).n > 0 && !is_fixed(job)) {
         cstd_deferred_add(&job->daemon->idle_work, &job->balancing);
     }
 }

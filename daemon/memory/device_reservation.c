@@ -41,20 +41,19 @@ bool cstd_device_reservation_is_lent(const struct cstd_worker *worker)
     return worker->room_asked == CST_DEVICE_UPDATE_LENT;
 }
 
-uint32_t cstd_device_reservation_describe(
-    const struct cstd_job *job, struct cst_core_device_reservation out[CST_CORE_MAX_UPDATE_DEVICES])
+struct cstd_device_reservations cstd_device_reservation_describe(const struct cstd_job *job)
 {
     const struct cstd_memory *memory = &job->memory;
-    uint32_t n = memory->n_rooms;
+    struct cstd_device_reservations out = {.n = memory->n_rooms};
 
-    memcpy(out, memory->rooms, n * sizeof out[0]);
-    for (uint32_t r = 0; r < job->world && n < CST_CORE_MAX_UPDATE_DEVICES; r++) {
+    memcpy(out.v, memory->rooms, sizeof memory->rooms);
+    for (uint32_t r = 0; r < job->world && out.n < CST_CORE_MAX_UPDATE_DEVICES; r++) {
         if (cstd_device_reservation_is_lent(&job->workers[r]) && memory->pools[r].engine != 0) {
-            out[n++] = (struct cst_core_device_reservation){
+            out.v[out.n++] = (struct cst_core_device_reservation){
                 .engine = memory->pools[r].engine, .lent = true, .rank = r};
         }
     }
-    return n;
+    return out;
 }
 
 void cstd_device_reservation_settle(struct cstd_job *job)

@@ -56,11 +56,15 @@ cstd_device_reservation_list(const struct cstd_job *job,
 /* Return whether @worker asks for device updates in lent memory instead of a reservation. */
 bool cstd_device_reservation_is_lent(const struct cstd_worker *worker);
 
-/* Fill in @out for the core of @job: the device reservations that its memory has, and the pools
- * that lend memory, as many as fit. Returns their number. The job's memory must exist. */
-uint32_t cstd_device_reservation_describe(
-    const struct cstd_job *job,
-    struct cst_core_device_reservation out[CST_CORE_MAX_UPDATE_DEVICES]);
+/* Device reservations in the form that a core needs. */
+struct cstd_device_reservations {
+    struct cst_core_device_reservation v[CST_CORE_MAX_UPDATE_DEVICES];
+    uint32_t n;
+};
+
+/* Return the device reservations that the memory of @job has, which must exist, and the pools that
+ * lend memory, as many as fit. */
+struct cstd_device_reservations cstd_device_reservation_describe(const struct cstd_job *job);
 
 /* Fill in config->devices: where states of @job's chunks stay on accelerators, as its ranks want
  * it. CST_EINVAL: a device reservation smaller than the accelerator's granularity, or states on an
