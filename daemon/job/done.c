@@ -3,6 +3,7 @@
 
 #include "daemon/job/base_job.h"
 #include "daemon/daemon.h"
+#include "daemon/ledger/lent_slabs.h"
 #include "daemon/report/log.h"
 #include "proto/size.h"
 
@@ -49,22 +50,29 @@ static bool is_done(const struct cstd_job *job)
     return stats.phase == CST_PHASE_IDLE && all_left(job);
 }
 
+/* Of parked pools only the slabs exist that were adopted, and nobody misses them. */
 void cstd_done_look(struct cstd_job *job)
 {
     char pools[CST_SIZE_TEXT], arenas[CST_SIZE_TEXT];
     uint64_t before = job->memory.pool_bytes;
+    bool parked = job->memory.parked;
 
     if (job->state != CSTD_JOB_READY || job->core == NULL ||
-        !(is_done(job) || job->successor != NULL) || job->memory.parked ||
-        job->memory.n_waiting > 0 || !is_at_rest(job)) {
+        !(parked || is_done(job) || job->successor != NULL) ||
+        !cstd_memory_has_pools(&job->memory) || job->memory.n_waiting > 0 || !is_at_rest(job)) {
         return;
     }
-    cstd_memory_park(&job->memory);
-    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job),
-                   "done: its pools (%s) are freed, its states (%s) are kept for %u s",
-                   cst_size_text(before - job->memory.pool_bytes, pools),
-                   cst_size_text(job->memory.arena_bytes, arenas), job->ttl_s);
+    for (uint32_t r = 0; r < job->world; r++) {
+        cstd_lent_slabs_forget(job, r);
+    }
+    cstd_memory_park(&job->memory, true);
     job->daemon->status_changed = true;
+    if (!parked) {
+        cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job),
+                       "done: its pools (%s) are freed, its states (%s) are kept for %u s",
+                       cst_size_text(before - job->memory.pool_bytes, pools),
+                       cst_size_text(job->memory.arena_bytes, arenas), job->ttl_s);
+    }
 }
 
 bool cstd_done_is(const struct cstd_job *job)

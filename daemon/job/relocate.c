@@ -6,6 +6,7 @@
 #include "daemon/daemon.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/job/done.h"
+#include "daemon/ledger/lent_slabs.h"
 #include "daemon/report/log.h"
 #include "daemon/wire/session.h"
 #include "daemon/job/worker.h"
@@ -90,10 +91,12 @@ int cstd_relocate_begin(struct cstd_worker *worker, const struct cstd_job_reques
     }
     rc = cst_core_may_move(job->core, worker->rank, gone, err);
     if (rc == CST_OK) {
+        cstd_lent_slabs_forget(job, worker->rank);
         rc = cstd_memory_move(&job->memory, &job->layout, worker->rank,
                               gone ? UINT32_C(1) << worker->gpu->engine : 0, request->gpu, err);
     }
     if (rc != CST_OK) {
+        cstd_ledger_note_pools(job); /* The old slabs remain. */
         return rc;
     }
     cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT_RANK(job, worker->rank),
@@ -110,7 +113,11 @@ int cstd_relocate_begin(struct cstd_worker *worker, const struct cstd_job_reques
 void cstd_relocate_end(struct cstd_job *job, const struct cst_err *err)
 {
     if (job->resumes && err->status != CST_OK) {
-        cstd_memory_park(&job->memory); /* The next worker that attaches tries again. */
+        /* The next worker that attaches tries again. Results are still copied from slabs that were
+         * adopted. */
+        cstd_memory_park(&job->memory, false);
+    } else {
+        cstd_ledger_note_pools(job);
     }
     job->resumes = false;
     for (uint32_t r = 0; r < job->world; r++) {

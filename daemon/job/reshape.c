@@ -142,8 +142,9 @@ bool cstd_reshape_awaits_pools(struct cstd_job *job)
         cst_core_stats(old->core, &stats);
     }
     /* The pools are parked as soon as no command is in flight. */
-    job->awaits_pools = old != NULL && (old->memory.parked ? cstd_memory_is_leaving(&old->memory)
-                                                           : stats.commands_in_flight > 0);
+    job->awaits_pools =
+        old != NULL && (cstd_memory_has_pools(&old->memory) ? stats.commands_in_flight > 0
+                                                            : cstd_memory_is_leaving(&old->memory));
     return job->awaits_pools;
 }
 

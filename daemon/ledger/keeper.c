@@ -63,7 +63,8 @@ int cstd_keeper_take(struct cstd_keeper *keeper, const char *name, uint64_t inod
     for (uint32_t i = 0; i < keeper->n_kept; i++) {
         struct cstd_kept *kept = &keeper->kept[i];
 
-        if (kept->fd >= 0 && kept->inode == inode && strcmp(kept->name, name) == 0) {
+        if (kept->fd >= 0 && (inode == 0 || kept->inode == inode) &&
+            strcmp(kept->name, name) == 0) {
             int fd = kept->fd;
 
             kept->fd = -1;
@@ -71,6 +72,16 @@ int cstd_keeper_take(struct cstd_keeper *keeper, const char *name, uint64_t inod
         }
     }
     return -1;
+}
+
+bool cstd_keeper_has(const struct cstd_keeper *keeper, const char *name)
+{
+    for (uint32_t i = 0; i < keeper->n_stored; i++) {
+        if (strcmp(keeper->stored[i].name, name) == 0) {
+            return true;
+        }
+    }
+    return false;
 }
 
 bool cstd_keeper_has_room(const struct cstd_keeper *keeper, uint32_t n)

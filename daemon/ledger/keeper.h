@@ -18,7 +18,7 @@
 
 struct cstd_notify;
 
-#define CSTD_KEEPER_NAME_BYTES 32
+#define CSTD_KEEPER_NAME_BYTES 64
 
 /* An inherited descriptor. */
 struct cstd_kept {
@@ -55,9 +55,12 @@ int cstd_keeper_inherit(struct cstd_keeper *keeper, const char *name, int fd, st
 /* Close the inherited descriptors that were not taken. They stay in the service manager's store. */
 void cstd_keeper_close(struct cstd_keeper *keeper);
 
-/* Take the inherited descriptor of the file @inode with @name. It belongs to the caller. -1: there
- * is none. */
+/* Take the inherited descriptor of the file @inode (0: of any file) with @name. It belongs to the
+ * caller. -1: there is none. */
 int cstd_keeper_take(struct cstd_keeper *keeper, const char *name, uint64_t inode);
+
+/* True if a descriptor is stored under @name. */
+bool cstd_keeper_has(const struct cstd_keeper *keeper, const char *name);
 
 /* True if @n more descriptors can be stored. */
 bool cstd_keeper_has_room(const struct cstd_keeper *keeper, uint32_t n);

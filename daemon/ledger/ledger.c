@@ -4,6 +4,7 @@
 #include "daemon/daemon.h"
 #include "daemon/job/describe.h"
 #include "daemon/job/migrate.h"
+#include "daemon/ledger/lent_slabs.h"
 #include "daemon/memory/device_reservation.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/report/log.h"
@@ -351,6 +352,7 @@ static int store(struct cstd_job *job, const struct cstd_ledger_file *file, bool
     if (rc == CST_OK) {
         rc = store_segments(job, sent, err);
     }
+    rc = rc == CST_OK ? cstd_lent_slabs_store(job, sent, err) : rc;
     if (rc == CST_OK) {
         rc = cstd_keeper_store(keeper, name_of("ledger", job, name), &file->fd, 1, sent, err);
     }
@@ -370,6 +372,9 @@ static void unstore(struct cstd_job *job)
             cstd_keeper_forget(keeper, cstd_ledger_name_of_device(job->serial, i, name));
         }
     }
+    for (uint32_t r = 0; r < job->world; r++) {
+        cstd_lent_slabs_forget(job, r);
+    }
 }
 
 /* -- a job ------------------------------------------------------------------------------------ */
@@ -377,7 +382,8 @@ static void unstore(struct cstd_job *job)
 static int check(const struct cstd_job *job, struct cst_err *err)
 {
     const struct cstd_keeper *keeper = &job->daemon->keeper;
-    uint32_t n = count_segments(job) + 1 + job->daemon->engines.n_nodes + 1;
+    uint32_t n =
+        count_segments(job) + 1 + job->daemon->engines.n_nodes + 1 + cstd_lent_slabs_count(job);
 
     if (job->base != NULL && job->base->ledger.state != CSTD_LEDGER_KEPT) {
         return cst_err_set(err, CST_EUNSUPPORTED, "its base '%s' is not kept", job->base->name);
@@ -440,6 +446,13 @@ int cstd_ledger_begin(struct cstd_job *job, struct cst_err *err)
     return begin(job, &record, err);
 }
 
+static void refuse(struct cstd_job *job, const struct cst_err *why)
+{
+    job->ledger.state = CSTD_LEDGER_REFUSED;
+    cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
+                   "it will end with the daemon, also if the service is restarted: %s", why->text);
+}
+
 void cstd_ledger_note(struct cstd_job *job)
 {
     struct cstd_ledger *ledger = &job->ledger;
@@ -455,10 +468,18 @@ void cstd_ledger_note(struct cstd_job *job)
     if (ledger->state == CSTD_LEDGER_KEPT) {
         cstd_ledger_file_write(&ledger->file, &record);
     } else if (record.core.initialised && begin(job, &record, &err) != CST_OK) {
-        ledger->state = CSTD_LEDGER_REFUSED;
-        cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
-                       "it will end with the daemon, also if the service is restarted: %s",
-                       err.text);
+        refuse(job, &err);
+    }
+}
+
+void cstd_ledger_note_pools(struct cstd_job *job)
+{
+    struct cst_err err;
+
+    if (job->ledger.state == CSTD_LEDGER_KEPT &&
+        cstd_lent_slabs_store(job, false, &err) != CST_OK) {
+        cstd_ledger_forget(job);
+        refuse(job, &err);
     }
 }
 
@@ -468,6 +489,7 @@ int cstd_ledger_continue(struct cstd_job *job, const struct cstd_ledger_file *fi
     int rc = store(job, file, true, err);
 
     if (rc == CST_OK) {
+        cstd_lent_slabs_settle(job);
         keep(job, file);
     }
     return rc;

@@ -3,7 +3,8 @@
  * the job's memory to the service manager's store (keeper.h). revive.h reads them again.
  *
  * A job is kept from its first cst_sync on, because earlier its states are not complete, and until
- * it is removed. Its pools are not kept; they are made again. A job to which the states of a kept
+ * it is removed. Of its pools only the slabs are kept that can have results of updates
+ * (lent_slabs.h); the others are made again. A job to which the states of a kept
  * job are moved in stages is kept from the first stage on. Loop thread only. */
 #ifndef CSTD_LEDGER_H
 #define CSTD_LEDGER_H
@@ -31,6 +32,10 @@ struct cstd_ledger {
 /* The core of @job has processed an event, or a worker has left: record how far the job is. Must be
  * called before the event's actions are carried out. */
 void cstd_ledger_note(struct cstd_job *job);
+
+/* Slabs of @job's pools were made. If they cannot be kept, the job is not kept any more, and the
+ * log says so. */
+void cstd_ledger_note_pools(struct cstd_job *job);
 
 /* Keep @job, which has a core, from now on. CST_EUNSUPPORTED: its base is not kept; CST_EBUDGET:
  * the store is full; CST_ENOMEM. */

@@ -13,7 +13,7 @@
 #include "proto/ledger.pb-c.h"
 
 /* Increased whenever the header, the records, or the meaning of the message change. */
-#define CSTD_LEDGER_FORMAT 10
+#define CSTD_LEDGER_FORMAT 11
 
 struct cstd_ledger_head; /* private: one file */
 

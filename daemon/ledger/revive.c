@@ -4,6 +4,7 @@
 #include "daemon/daemon.h"
 #include "daemon/ledger/revive_devices.h"
 #include "daemon/ledger/revive_engines.h"
+#include "daemon/ledger/lent_slabs.h"
 #include "daemon/job/base_job.h"
 #include "daemon/job/commit.h"
 #include "daemon/job/core_driver.h"
@@ -336,6 +337,7 @@ static int prepare(struct cstd_daemon *daemon, struct kept_job *kept, struct cst
                              : cstd_job_core_reopen(job, &kept->file.last.core, err);
         job->phase = CSTD_COMMIT_CORE;
     }
+    rc = rc == CST_OK ? cstd_lent_slabs_take(job, &kept->file.last.core, err) : rc;
     if (rc != CST_OK) {
         cstd_job_remove(job, 0, err);
         return rc;
@@ -351,7 +353,7 @@ static int own(struct cstd_job *job, struct kept_job *kept, struct cst_err *err)
         return err->status;
     }
     for (uint32_t i = 0; i < job->memory.n_segments; i++) {
-        if (job->memory.segments[i] != NULL) { /* The slabs of parked pools are NULL. */
+        if (job->memory.segments[i] != NULL) { /* Most slabs of parked pools are NULL. */
             job->memory.segments[i]->kept = false;
         }
     }
@@ -570,6 +572,7 @@ static uint64_t serial_of(const struct cstd_kept *kept)
 
     return sscanf(kept->name, "kept-job-%" SCNu64, &serial) == 1 ||
                    sscanf(kept->name, "kept-device-%" SCNu64, &serial) == 1 ||
+                   sscanf(kept->name, "kept-slab-%" SCNu64, &serial) == 1 ||
                    sscanf(kept->name, "kept-ledger-%" SCNu64, &serial) == 1
                ? serial
                : 0;

@@ -129,6 +129,8 @@ struct cstd_segment {
     /* The contents must outlive the segment: the file is closed with it, and nothing is returned to
      * the system. */
     bool kept;
+    /* An earlier daemon made the memory. */
+    bool adopted;
     /* The segment exists and is populated, so that other accelerators' engines may map it. */
     bool made;
     uint64_t bytes;             /* Length in bytes. */

@@ -469,6 +469,14 @@ void cstd_memory_mount(struct cstd_memory *memory, struct cstd_segment *segment)
     cstd_engines_mount(&memory->daemon->engines, segment);
 }
 
+void cstd_memory_remount(struct cstd_memory *memory, struct cstd_segment *segment)
+{
+    memory->n_open++;
+    segment->arg = memory;
+    segment->on_gone = on_segment_gone;
+    cstd_engines_remount(&memory->daemon->engines, segment);
+}
+
 uint64_t cstd_memory_release(struct cstd_memory *memory, struct cstd_segment *segment)
 {
     uint64_t bytes = segment->bytes;

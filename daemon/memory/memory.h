@@ -69,7 +69,8 @@ struct cstd_memory {
     struct cstd_population population;
     struct cst_err err;            /* The first error of populating; status 0: none. */
     struct cstd_memory_kept *kept; /* In cstd_memory_open: the next one of the request's. */
-    /* The pools are given back: they have numbers of blocks but no slabs. So are the edges. */
+    /* The pools are given back: they have numbers of blocks but no slabs, except slabs that were
+     * adopted. The edges are given back too. */
     bool parked;
     /* All segments are populated, or err has the reason why not. Never called inside a function of
      * this module. */
@@ -173,16 +174,25 @@ bool cstd_memory_worker_copies(const struct cstd_daemon *daemon, const struct cs
 int cstd_memory_move(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
                      uint32_t lost, struct cstd_gpu *gpu, struct cst_err *err);
 
-/* Give the slabs of all pools and the edges back and keep all other memory. Nobody may be using
- * them. */
-void cstd_memory_park(struct cstd_memory *memory);
+/* The pools are parked. Add slab @i of @rank's pool on @gpu, which is the memory @fd of an earlier
+ * daemon's engine. @fd is owned by the memory, on failure too. CST_ENOMEM. */
+int cstd_memory_adopt_slab(struct cstd_memory *memory, const struct cst_layout *layout,
+                           uint32_t rank, uint32_t i, struct cstd_gpu *gpu, int fd,
+                           struct cst_err *err);
+
+/* Give the slabs of all pools, with @adopted also those that were adopted, and the edges back, and
+ * keep all other memory. Nobody may be using them. */
+void cstd_memory_park(struct cstd_memory *memory, bool adopted);
+
+/* True if a slab or an edge exists, and is not being given back. */
+bool cstd_memory_has_pools(const struct cstd_memory *memory);
 
 /* True if the slabs of parked pools still exist, because an engine has not released them. */
 bool cstd_memory_is_leaving(const struct cstd_memory *memory);
 
-/* Make the parked pools and edges again, with as many blocks as before, rank r's on @gpus[r] (NULL:
- * the host), its previous device. on_ready follows, and then err has the outcome; n_waiting > 0
- * until then. CST_EBUDGET, CST_ENOMEM: the pools stay parked. */
+/* Make the slabs and edges that are not there again, with as many blocks as before, rank r's on
+ * @gpus[r] (NULL: the host), its previous device. on_ready follows, and then err has the outcome;
+ * n_waiting > 0 until then. CST_EBUDGET, CST_ENOMEM: the pools stay parked. */
 int cstd_memory_unpark(struct cstd_memory *memory, const struct cst_layout *layout,
                        struct cstd_gpu *const *gpus, struct cst_err *err);
 

@@ -24,11 +24,15 @@ static int add_part(struct cstd_memory *memory, const struct cst_layout *layout,
         uint32_t n = left < per_slab ? left : per_slab;
         uint64_t bytes = cstd_pools_slab_bytes(layout, class, n, grain);
 
+        left -= n;
+        if (memory->parked && memory->segments[memory->n_segments] != NULL) {
+            memory->n_segments++; /* It was adopted. */
+            continue;
+        }
         rc = pool->gpu != NULL ? cstd_memory_add_device_segment(memory, bytes, pool->gpu,
                                                                 memory->pool_engines, err)
                                : cstd_memory_add_segment(memory, bytes, &daemon->pool,
                                                          cstd_memory_all_nodes(memory), node, err);
-        left -= n;
     }
     return rc;
 }
@@ -171,7 +175,7 @@ static void find_parked(const struct cstd_memory *memory, uint32_t *first, uint3
     *end += memory->model->n_edges;
 }
 
-void cstd_memory_park(struct cstd_memory *memory)
+void cstd_memory_park(struct cstd_memory *memory, bool adopted)
 {
     uint32_t first, end;
 
@@ -179,9 +183,63 @@ void cstd_memory_park(struct cstd_memory *memory)
     cstd_shared_heads_close(&memory->heads);
     memory->parked = true;
     for (uint32_t i = first; i < end; i++) {
-        memory->pool_bytes -= cstd_memory_release(memory, memory->segments[i]);
-        memory->segments[i] = NULL;
+        struct cstd_segment *segment = memory->segments[i];
+
+        if (segment != NULL && (adopted || !segment->adopted)) {
+            memory->pool_bytes -= cstd_memory_release(memory, segment);
+            memory->segments[i] = NULL;
+        }
     }
+}
+
+bool cstd_memory_has_pools(const struct cstd_memory *memory)
+{
+    uint32_t first, end;
+    bool any = false;
+
+    find_parked(memory, &first, &end);
+    for (uint32_t i = first; i < end; i++) {
+        any = any || memory->segments[i] != NULL;
+    }
+    return any;
+}
+
+/* The bytes of slab @i of @pool. */
+static uint64_t slab_bytes(const struct cst_layout *layout, const struct cst_core_pool *pool,
+                           uint32_t i, uint64_t grain)
+{
+    uint32_t c = 0, before, left;
+
+    while (c + 1 < layout->n_classes && pool->parts[c + 1].first_slab <= i) {
+        c++;
+    }
+    before = (i - pool->parts[c].first_slab) * pool->parts[c].blocks_per_slab;
+    left = pool->parts[c].n_blocks - before;
+    return cstd_pools_slab_bytes(
+        layout, c, left < pool->parts[c].blocks_per_slab ? left : pool->parts[c].blocks_per_slab,
+        grain);
+}
+
+int cstd_memory_adopt_slab(struct cstd_memory *memory, const struct cst_layout *layout,
+                           uint32_t rank, uint32_t i, struct cstd_gpu *gpu, int fd,
+                           struct cst_err *err)
+{
+    struct cstd_daemon *daemon = memory->daemon;
+    uint64_t bytes = slab_bytes(layout, &memory->pools[rank], i, cstd_memory_grain(daemon, gpu));
+    uint32_t at = (uint32_t)(memory->pools[rank].segments - memory->ids) + i;
+    struct cstd_segment *segment;
+    int rc = cstd_segment_adopt_device(&segment, cstd_engines_segment_id(&daemon->engines), bytes,
+                                       fd, &gpu->pool, memory->account, gpu->engine, err);
+
+    if (rc == CST_OK) {
+        segment->engines |= memory->pool_engines;
+        memory->segments[at] = segment;
+        memory->ids[at] = segment->id;
+        memory->pool_bytes += bytes;
+        memory->populated += bytes;
+        cstd_memory_remount(memory, segment);
+    }
+    return rc;
 }
 
 int cstd_memory_unpark(struct cstd_memory *memory, const struct cst_layout *layout,
@@ -209,8 +267,10 @@ int cstd_memory_unpark(struct cstd_memory *memory, const struct cst_layout *layo
         cstd_shared_heads_close(&memory->heads);
     }
     for (uint32_t i = first; i < memory->n_segments && rc != CST_OK; i++) {
-        cstd_segment_unref(memory->segments[i]);
-        memory->segments[i] = NULL;
+        if (!memory->segments[i]->adopted) {
+            cstd_segment_unref(memory->segments[i]);
+            memory->segments[i] = NULL;
+        }
     }
     memory->n_segments = n_all;
     if (rc != CST_OK) {
@@ -221,7 +281,9 @@ int cstd_memory_unpark(struct cstd_memory *memory, const struct cst_layout *layo
     /* Deaths during an earlier population do not count against this one. */
     memory->population = (struct cstd_population){0};
     for (uint32_t i = first; i < end; i++) {
-        cstd_memory_mount(memory, memory->segments[i]);
+        if (!memory->segments[i]->adopted) {
+            cstd_memory_mount(memory, memory->segments[i]);
+        }
     }
     return CST_OK;
 }

@@ -150,7 +150,7 @@ enum cst_group { CST_GROUP_ALL = 0 };
  *
  * A pool lends memory for up to three chunks at a time. Each takes 14 blocks, or 16 with
  * micro-batches, in addition to the smallest pool that the model can run with. A smaller pool lends
- * nothing. If the daemon dies while an update is copied back from lent memory, the job is lost.
+ * nothing.
  *
  * cst_job_open returns CST_EINVAL if the pool is in host memory, or if device_states is not 0. */
 #define CST_DEVICE_UPDATE_LENT (UINT64_MAX - 1)

@@ -577,6 +577,12 @@ int cst_core_may_move(const struct cst_core *core, uint32_t rank, bool gone, str
  * The blocks and slabs stay the same. The caller has changed the ids in the array `segments`. */
 void cst_core_move_pool(struct cst_core *core, uint32_t rank, const struct cst_core_pool *pool);
 
+/* The slabs of @rank's pool that can have the only results of device updates, because the pool
+ * lends its memory: their number, from slab *@first on; 0: there are none. A driver whose job is to
+ * go on after its own death keeps them, and gives the new core a pool with these slabs in their
+ * places. */
+uint32_t cst_core_lent_slabs(const struct cst_core *core, uint32_t rank, uint32_t *first);
+
 /* Set prefetch_depth of cst_core_policy, from the next look ahead on. */
 void cst_core_set_prefetch(struct cst_core *core, uint32_t depth);
 

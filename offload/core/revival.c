@@ -22,6 +22,14 @@ static const struct cst_chunk *find_trained(const struct cst_core *core)
     return NULL;
 }
 
+/* The rank whose pool lends the memory of device reservation @r + 1; 0: no pool does. */
+static uint32_t lender_of(const struct cst_core *core, uint32_t r)
+{
+    const struct cst_lent_memory *lent = &core->device_updates.reservations[r].lent;
+
+    return lent->on ? lent->rank + 1 : 0;
+}
+
 static void record_copying(const struct cst_core *core, struct cst_core_record *out)
 {
     for (uint32_t i = 0; i < core->device_updates.n_reservations * CST_BUFFERS_MAX; i++) {
@@ -30,6 +38,7 @@ static void record_copying(const struct cst_core *core, struct cst_core_record *
 
         if (what != NULL) {
             out->copying[i].chunk = what->chunk + 1;
+            out->copying[i].lender = lender_of(core, i / CST_BUFFERS_MAX);
             out->copying[i].mark = what->mark;
         }
     }
@@ -134,28 +143,22 @@ static int check_chunk(const struct cst_core *core, const struct cst_core_record
     return CST_OK;
 }
 
-/* Check that the results that @copying, number @i of the record, has in a buffer still exist. */
+/* Check that the buffer of @copying, number @i of the record, exists. */
 static int check_copying(const struct cst_core *core, const struct cst_core_copying *copying,
                          uint32_t i, struct cst_err *err)
 {
     uint32_t r = i / CST_BUFFERS_MAX;
 
-    if (copying->chunk == 0) {
+    if (copying->chunk == 0 ||
+        (copying->chunk <= core->n_chunks && r < core->device_updates.n_reservations &&
+         i % CST_BUFFERS_MAX < core->device_updates.reservations[r].buffers.n &&
+         copying->lender == lender_of(core, r))) {
         return CST_OK;
     }
-    if (copying->chunk > core->n_chunks || r >= core->device_updates.n_reservations) {
-        return cst_err_set(err, CST_ELOST,
-                           "its record has an update in buffer %" PRIu32
-                           " of device reservation %" PRIu32 ", which does not exist",
-                           i % CST_BUFFERS_MAX, r);
-    }
-    if (core->device_updates.reservations[r].lent.on) {
-        return cst_err_set(err, CST_ELOST,
-                           "the new states of chunk %" PRIu32
-                           " were being copied from a pool, whose memory is gone",
-                           copying->chunk - 1);
-    }
-    return CST_OK;
+    return cst_err_set(err, CST_ELOST,
+                       "its record has an update in buffer %" PRIu32
+                       " of device reservation %" PRIu32 ", which does not exist",
+                       i % CST_BUFFERS_MAX, r);
 }
 
 int cst_core_may_revive(const struct cst_core *core, const struct cst_core_record *record,

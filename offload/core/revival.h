@@ -13,7 +13,7 @@
  *   - issues again the updates of that step whose chunks do not carry the step's mark. An engine
  *     that finds marks of tiles does only what is left,
  *   - issues again the COPYs that bring the results of device updates back from the device
- *     reservation, which was kept,
+ *     reservation, or from the slabs of the pool that has lent memory, which were kept,
  *   - keeps early updates of the uncommitted step that are complete. An early update that was begun
  *     is made again when its gradient has been summed again; the tiles that are done are skipped.
  *     Until the commit, all ranks must therefore repeat the step with the same hyper-parameters.
@@ -31,8 +31,10 @@
  * of its chunk are partly overwritten. */
 struct cst_core_copying {
     uint32_t chunk; /* Number of the chunk + 1; 0: none. */
-    uint32_t pad;   /* 0. */
-    uint64_t mark;  /* Adam step of the update. */
+    /* The results are in blocks of a pool (offload/update/lent_memory.h): its rank + 1; 0: they are
+     * in a device reservation. */
+    uint32_t lender;
+    uint64_t mark; /* Adam step of the update. */
 };
 
 #define CST_CORE_MAX_COPYING (CST_CORE_MAX_UPDATE_DEVICES * CST_BUFFERS_MAX)

@@ -555,6 +555,9 @@ void cst_device_update_copy_back(struct cst_core *core, uint32_t r, uint32_t buf
     struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
 
     cst_chunk_update_place(&core->chunks[what->chunk], CST_UPDATE_ON_DEVICE, r);
+    if (reservation->lent.on) {
+        cst_lent_memory_occupy(core, reservation, buffer);
+    }
     copy_all_down(core, reservation, buffer, what, 0);
     cst_device_update_done(core, what->chunk);
 }

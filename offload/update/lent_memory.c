@@ -21,9 +21,9 @@
  * failure of the accelerator, by the chunk's node. So the worker waits at most for the update that
  * is under way in the buffer. All kernels have the same bits, so results do not depend on recalls.
  *
- * Pools do not outlive the daemon, unlike device reservations. If the daemon dies while results are
- * copied down from lent blocks, the states of these chunks are lost, and the job does not go on
- * (cst_core_may_revive). */
+ * While results are copied down, they are in the lent blocks alone. So the driver keeps the slabs
+ * with these blocks over its own death, as it keeps device reservations (cst_core_lent_slabs). A
+ * new core then takes the blocks again, and copies the results down (core/revival.h). */
 #include "offload/update/lent_memory.h"
 
 #include "offload/core/core_state.h"
@@ -143,6 +143,32 @@ int cst_lent_memory_open(const struct cst_core *core, struct cst_device_reservat
     return CST_OK;
 }
 
+/* True if the pool is where it was when the core was opened. A pool that was moved lends nothing.
+ */
+static bool lends(const struct cst_core *core, const struct cst_device_reservation *reservation)
+{
+    return reservation->lent.on && reservation->buffers.n > 0 &&
+           core->ranks[reservation->lent.rank].pool.engine == reservation->engine;
+}
+
+uint32_t cst_core_lent_slabs(const struct cst_core *core, uint32_t rank, uint32_t *first)
+{
+    for (uint32_t r = 0; r < core->device_updates.n_reservations; r++) {
+        const struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
+        const struct cst_lent_memory *lent = &reservation->lent;
+        const struct cst_pool *pool = &core->ranks[rank].pool;
+
+        if (lends(core, reservation) && lent->rank == rank) {
+            /* Pairs are counted from the end, so the last one of the last buffer comes first. */
+            uint32_t pair = reservation->buffers.n * lent->n_pairs - 1;
+
+            *first = cst_pool_slab(pool, block_of(part_of(core, lent), pair));
+            return cst_pool_slab(pool, block_of(part_of(core, lent), 0)) + 1 - *first;
+        }
+    }
+    return 0;
+}
+
 /* -- taking and returning ---------------------------------------------------------------------- */
 
 static bool is_empty(const struct cst_core *core, const struct cst_lent_memory *lent,
@@ -170,14 +196,10 @@ bool cst_lent_memory_is_available(const struct cst_core *core,
     const struct cst_lent_memory *lent = &reservation->lent;
     bool any = false;
 
-    /* A pool that was moved lends nothing. */
-    if (core->ranks[lent->rank].pool.engine != reservation->engine) {
-        return false;
-    }
     for (uint32_t b = 0; b < reservation->buffers.n && !any; b++) {
         any = may_enter(core, lent, b);
     }
-    return any;
+    return any && lends(core, reservation);
 }
 
 static void move_blocks(struct cst_core *core, const struct cst_lent_memory *lent, uint32_t buffer,
@@ -196,9 +218,15 @@ void cst_lent_memory_take(struct cst_core *core, struct cst_device_reservation *
         reservation->next = (reservation->next + 1) % reservation->buffers.n;
     }
     if (!lent->taken[reservation->next]) {
-        lent->taken[reservation->next] = true;
-        move_blocks(core, lent, reservation->next, CST_BLOCK_LENT);
+        cst_lent_memory_occupy(core, reservation, reservation->next);
     }
+}
+
+void cst_lent_memory_occupy(struct cst_core *core, struct cst_device_reservation *reservation,
+                            uint32_t buffer)
+{
+    reservation->lent.taken[buffer] = true;
+    move_blocks(core, &reservation->lent, buffer, CST_BLOCK_LENT);
 }
 
 bool cst_lent_memory_join(struct cst_device_reservation *reservation)

@@ -57,6 +57,10 @@ bool cst_lent_memory_is_available(const struct cst_core *core,
  * blocks. */
 void cst_lent_memory_take(struct cst_core *core, struct cst_device_reservation *reservation);
 
+/* Take the blocks of @buffer, which are empty. */
+void cst_lent_memory_occupy(struct cst_core *core, struct cst_device_reservation *reservation,
+                            uint32_t buffer);
+
 /* Move reservation->next on to a buffer that is taken and not recalled. False: there is none. */
 bool cst_lent_memory_join(struct cst_device_reservation *reservation);
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Tests without a GPU (tests/lib/fakecuda) that jobs with memory on GPUs outlive the daemon: a run whose daemon is killed has the
-# weights of an undisturbed run, bit for bit, with its pool on a GPU, with updates there, with states that stay there, and with ranks
+# weights of an undisturbed run, bit for bit, with its pool on a GPU, with updates there, also in memory that the pool lends, with states that stay there, and with ranks
 # whose experts are on the NUMA nodes next to their GPUs.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
@@ -20,6 +20,7 @@ start_keeping keeper --config "$tmp/cuda.conf" --gpus all
 same pool 1 --pool 200%
 same updates 1 --device-update 4M
 same states 1 --device-update 4M --device-states 2M
+same lent 1 --layers 8 --heads 2 --width 64 --chunk 36864 --device-update lent
 stop_daemon keeper
 
 export HWLOC_XMLFILE=${srcdir:-.}/tests/lib/superchips.xml CST_FAKECUDA_DEVICES=2

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of device updates in lent memory: which blocks are lent, that buffers do not overlap, and
- * that a fetch gets its block back. */
-#include "offload/core/revival.h"
+ * that a fetch gets its block back. check_lent_deaths.c has the deaths. */
 #include "tests/lib/suite.h"
 #include "tests/unit/room_rig.h"
 
 #include <check.h>
-#include <string.h>
 
 #define BUFFER_BLOCKS 14 /* blocks of a buffer: 14 bytes of an element in, 14 out, 2 a block */
 #define MIN_BLOCKS 3     /* a chunk's weights and gradient, and the next weights */
@@ -278,35 +276,11 @@ START_TEST(recall_ignored)
 }
 END_TEST
 
-/* -- the daemon's death ------------------------------------------------------------------------ */
-
-/* A job does not go on if its pool was lost with the only complete states of a chunk. */
-START_TEST(results_are_lost)
-{
-    struct cst_table_header header = {.total_bytes = 0};
-    struct cst_core_record record;
-    struct cst_err err;
-
-    open_lent(BUFFER_BLOCKS + MIN_BLOCKS, 1);
-    room_commit(&rig, N_CHUNKS);
-    while (rig_stats(&rig).n_lent_updates == 0 &&
-           rig_command(&rig, CST_COMMAND_UPDATE, 0)->chunk == 0) {
-        rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
-    }
-    cst_core_record(rig.core, &record);
-    ck_assert_uint_eq(record.copying[0].chunk, 1); /* chunk 0 */
-    ck_assert_int_eq(cst_core_may_revive(rig.core, &record, &header, &err), CST_ELOST);
-    ck_assert_ptr_nonnull(strstr(err.text, "chunk 0 were being copied from a pool"));
-    rig_drain(&rig);
-}
-END_TEST
-
 int main(void)
 {
     Suite *suite = suite_create("lent");
     TCase *blocks = suite_case(suite, "blocks", NULL, teardown);
     TCase *recalls = suite_case(suite, "recalls", NULL, teardown);
-    TCase *death = suite_case(suite, "death", NULL, teardown);
 
     tcase_add_loop_test(blocks, spare_blocks, 0, 6);
     tcase_add_test(blocks, rows_are_apart);
@@ -314,6 +288,5 @@ int main(void)
     tcase_add_test(recalls, fetch_recalls);
     tcase_add_test(recalls, updates_move);
     tcase_add_test(recalls, recall_ignored);
-    tcase_add_test(death, results_are_lost);
     return suite_run(suite);
 }

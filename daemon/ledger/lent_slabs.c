@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/ledger/lent_slabs.h"
+
+#include "daemon/daemon.h"
+#include "daemon/job/worker.h"
+#include "daemon/report/log.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static const char *name_of(const struct cstd_job *job, uint32_t rank, uint32_t slab,
+                           char out[CSTD_KEEPER_NAME_BYTES])
+{
+    (void)snprintf(out, CSTD_KEEPER_NAME_BYTES, "kept-slab-%" PRIu64 "-%" PRIu32 "-%" PRIu32,
+                   job->serial, rank, slab);
+    return out;
+}
+
+uint32_t cstd_lent_slabs_count(const struct cstd_job *job)
+{
+    uint32_t n = 0, first;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        n += cst_core_lent_slabs(job->core, r, &first);
+    }
+    return n;
+}
+
+/* -- the store -------------------------------------------------------------------------------- */
+
+/* Store slab @i of @rank's pool, unless it is there. A slab that is still being made is stored when
+ * it exists (cstd_ledger_note_pools). */
+static int store(struct cstd_job *job, uint32_t rank, uint32_t i, bool sent, struct cst_err *err)
+{
+    struct cstd_keeper *keeper = &job->daemon->keeper;
+    const struct cstd_segment *slab = cstd_memory_slab(&job->memory, rank, i);
+    char name[CSTD_KEEPER_NAME_BYTES];
+
+    if (slab == NULL || slab->fd < 0 || cstd_keeper_has(keeper, name_of(job, rank, i, name))) {
+        return CST_OK;
+    }
+    if (!cstd_keeper_has_room(keeper, 1)) {
+        return cst_err_set(err, CST_EBUDGET,
+                           "its pools lend memory in %" PRIu32 " slabs, and %" PRIu32 " of %" PRIu32
+                           " descriptors in the service manager's store are in use "
+                           "(FileDescriptorStoreMax=)",
+                           cstd_lent_slabs_count(job), keeper->n_stored, keeper->limit);
+    }
+    return cstd_keeper_store(keeper, name, &slab->fd, 1, sent, err);
+}
+
+int cstd_lent_slabs_store(struct cstd_job *job, bool sent, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        uint32_t first = 0, n = cst_core_lent_slabs(job->core, r, &first);
+
+        for (uint32_t i = first; i < first + n && rc == CST_OK; i++) {
+            rc = store(job, r, i, sent, err);
+        }
+    }
+    return rc;
+}
+
+/* The core may have moved the pool already, so all of its slabs are looked for. */
+void cstd_lent_slabs_forget(struct cstd_job *job, uint32_t rank)
+{
+    struct cstd_keeper *keeper = &job->daemon->keeper;
+    char name[CSTD_KEEPER_NAME_BYTES];
+
+    for (uint32_t i = 0; i < cstd_memory_n_slabs(&job->memory, rank); i++) {
+        if (cstd_keeper_has(keeper, name_of(job, rank, i, name))) {
+            cstd_keeper_forget(keeper, name);
+        }
+    }
+}
+
+/* -- going on --------------------------------------------------------------------------------- */
+
+/* The ranks whose pools have results, one bit each. */
+static uint64_t find_lenders(const struct cst_core_record *record)
+{
+    uint64_t ranks = 0;
+
+    for (uint32_t i = 0; i < CST_CORE_MAX_COPYING; i++) {
+        const struct cst_core_copying *copying = &record->copying[i];
+
+        ranks |=
+            copying->chunk != 0 && copying->lender != 0 ? UINT64_C(1) << (copying->lender - 1) : 0;
+    }
+    return ranks;
+}
+
+int cstd_lent_slabs_take(struct cstd_job *job, const struct cst_core_record *record,
+                         struct cst_err *err)
+{
+    uint64_t ranks = find_lenders(record);
+    char name[CSTD_KEEPER_NAME_BYTES];
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        uint32_t first = 0,
+                 n = (ranks >> r & 1) != 0 ? cst_core_lent_slabs(job->core, r, &first) : 0;
+
+        for (uint32_t i = first; i < first + n; i++) {
+            int fd = cstd_keeper_take(&job->daemon->keeper, name_of(job, r, i, name), 0);
+
+            if (fd < 0) {
+                return cst_err_set(err, CST_ELOST,
+                                   "results of updates were in the pool of rank %" PRIu32
+                                   ", and its slab %" PRIu32
+                                   " is not in the service manager's store",
+                                   r, i);
+            }
+            if (cstd_memory_adopt_slab(&job->memory, &job->layout, r, i, job->workers[r].gpu, fd,
+                                       err) != CST_OK) {
+                return err->status;
+            }
+        }
+    }
+    if (ranks != 0) {
+        cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job),
+                       "results of updates are copied from its pools");
+    }
+    return CST_OK;
+}
+
+void cstd_lent_slabs_settle(struct cstd_job *job)
+{
+    struct cstd_keeper *keeper = &job->daemon->keeper;
+    char prefix[CSTD_KEEPER_NAME_BYTES];
+
+    (void)snprintf(prefix, sizeof prefix, "kept-slab-%" PRIu64 "-", job->serial);
+    for (uint32_t i = 0; i < keeper->n_kept; i++) {
+        const struct cstd_kept *kept = &keeper->kept[i];
+
+        if (kept->fd >= 0 && strncmp(kept->name, prefix, strlen(prefix)) == 0) {
+            cstd_keeper_forget(keeper, kept->name);
+        }
+    }
+}
