@@ -473,8 +473,10 @@ enum cst_action_kind {
     CST_ACT_COMMAND,
     CST_ACT_REPLY,
     CST_ACT_LOG,
-    /* If the driver still holds the command `recall`, the command need not be executed: it fails
-     * with CST_ECANCELLED, in an event after this one. A driver may ignore this action. */
+    /* If the driver still holds the command `recall`, because it waits for others, the command need
+     * not be executed: it fails with CST_ECANCELLED, in an event after this one. A driver may
+     * ignore all recalls of an event, but not some of those that it could follow: the updates of a
+     * buffer wait for each other, and one must not overtake those before it. */
     CST_ACT_RECALL,
 };
 

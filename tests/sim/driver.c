@@ -125,8 +125,7 @@ void driver_recall(struct sim *sim, uint64_t ticket)
     for (unsigned i = 0; i < sim->n_jobs; i++) {
         struct job *job = &sim->jobs[i];
 
-        /* A driver may ignore recalls, and does so now and then. */
-        if (job->command.ticket == ticket && driver_holds(sim, job) && !sim_chance(sim, 1000)) {
+        if (job->command.ticket == ticket && driver_holds(sim, job)) {
             job->cancelled = true;
             job->command.n_after = 0;
             sim->n_recalled++;

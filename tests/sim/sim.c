@@ -153,6 +153,8 @@ static void verbose_event(const struct sim *sim, const struct cst_event *event)
 void sim_event(struct sim *sim, struct cst_event event)
 {
     const char *broken;
+    /* A driver may ignore the recalls of an event, and does so now and then. */
+    bool heeds = !sim_chance(sim, 1000);
 
     event.now = sim->now;
     verbose_event(sim, &event);
@@ -169,9 +171,9 @@ void sim_event(struct sim *sim, struct cst_event event)
             driver_submit(sim, &a->command);
         } else if (a->kind == CST_ACT_REPLY) {
             deliver(sim, &a->reply);
-        } else if (a->kind == CST_ACT_RECALL) {
+        } else if (a->kind == CST_ACT_RECALL && heeds) {
             driver_recall(sim, a->recall);
-        } else if (sim->options.verbose) {
+        } else if (a->kind == CST_ACT_LOG && sim->options.verbose) {
             printf("%8" PRIu64 "   log: %s\n", sim->n_turns, a->log.text);
         }
     }
