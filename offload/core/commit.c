@@ -8,7 +8,7 @@
 #include "offload/core/clip.h"
 #include "offload/update/collection.h"
 #include "offload/core/core_state.h"
-#include "offload/update/device_update.h"
+#include "offload/update/device_choice.h"
 #include "offload/update/exposure.h"
 #include "offload/core/hyper.h"
 #include "offload/core/instant.h"
@@ -83,7 +83,7 @@ static void issue_updates(struct cst_core *core, float factor, bool guard)
     for (uint32_t i = 0; i < core->n_trained; i++) {
         cst_overlap_committed(core, core->commit.order[i], &update);
     }
-    cst_device_updates_end(core);
+    cst_device_choice_end(core);
     cst_exposure_all_issued(core);
 }
 

@@ -117,6 +117,11 @@ static void explain_update(const struct cst_core *core, uint32_t c, struct page 
             "updated by engine %" PRIu32
             ": it is larger than the memory for updates of any accelerator",
             core->layout->chunks[c].node);
+    } else if (chunk->update.where == CST_UPDATE_NOT_LENT) {
+        say(page,
+            "updated by engine %" PRIu32
+            ": the pools that lend memory for updates had no empty blocks for it",
+            core->layout->chunks[c].node);
     } else if (core->device_updates.interleave_now == 0) {
         say(page, "updated by engine %" PRIu32 ": no chunk is updated on an accelerator at present",
             core->layout->chunks[c].node);

@@ -23,15 +23,17 @@ struct cst_update {
 
 /* Where the last update of a chunk is, or was, made.
  *
- *   BY_NODE, TOO_LARGE or ON_DEVICE   chosen when the update is issued
+ *   BY_NODE, TOO_LARGE, NOT_LENT or ON_DEVICE   chosen when the update is issued
  *   ON_DEVICE --the UPDATE is done, so its COPYs down overwrite the chunk's rows--> COPYING_BACK
  *   ON_DEVICE --a command before the COPYs down fails--> BY_NODE: the update is issued there
- * instead */
+ * instead; NOT_LENT, if it was recalled */
 enum cst_update_where {
     CST_UPDATE_BY_NODE, /* The engine of the chunk's node makes it in place. */
     /* The same, although by the interleaving it was to be a device update: the chunk fits into no
      * device reservation. */
     CST_UPDATE_TOO_LARGE,
+    /* The same, because no memory was lent, or a fetch needed the memory. */
+    CST_UPDATE_NOT_LENT,
     CST_UPDATE_ON_DEVICE,    /* It is a device update, and nothing is known to be copied down. */
     CST_UPDATE_COPYING_BACK, /* It is a device update, and its results come down or have come. */
 };

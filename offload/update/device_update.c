@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device updates (Deep Optimizer States): updates on accelerators. Every k-th chunk of each node,
- * in the order of updates, gets a device update in a buffer of a device reservation, while the
- * engines of the nodes update the others. Chunks are counted per node; if they were counted
- * together, all chunks with device updates could belong to one node.
+/* Device updates (Deep Optimizer States): updates on accelerators. A chunk that gets one
+ * (device_choice.c) is updated in a buffer of a device reservation, while the engines of the nodes
+ * update the others.
  *
  *   COPY up x4 ----> UPDATE ----> COPY down: weight      (what fetches wait for)
  *   grad, master,    in -> out    COPY down: master, exp_avg, exp_avg_sq
@@ -30,6 +29,7 @@
 #include "offload/update/device_update.h"
 
 #include "offload/core/core_state.h"
+#include "offload/update/device_choice.h"
 #include "offload/update/exposure.h"
 #include "offload/residency/residency.h"
 
@@ -42,31 +42,12 @@ static const enum cst_row states[] = {CST_ROW_MASTER, CST_ROW_EXP_AVG, CST_ROW_E
 #define N_STATES (sizeof states / sizeof states[0])
 #define N_UP (N_STATES + 2) /* COPYs up: states, gradient, weights. */
 
-static bool holds(const struct cst_core *core, uint32_t r, uint32_t c)
-{
-    return cst_buffers_hold(&core->device_updates.reservations[r].buffers,
-                            &core->layout->chunks[c]);
-}
-
-/* The device reservation on the accelerator that has the chunk's states; CST_NONE: it has no device
- * reservation that fits. */
-static uint32_t find_own(const struct cst_core *core, uint32_t c)
-{
-    for (uint32_t r = 0; r < core->device_updates.n_reservations; r++) {
-        if (core->device_updates.reservations[r].engine == core->layout->chunks[c].device &&
-            !core->device_updates.reservations[r].lent.on && holds(core, r, c)) {
-            return r;
-        }
-    }
-    return CST_NONE;
-}
-
 static int check_devices(const struct cst_core *core, struct cst_err *err)
 {
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         uint32_t device = core->layout->chunks[c].device;
 
-        if (device != 0 && find_own(core, c) == CST_NONE) {
+        if (device != 0 && cst_device_choice_own(core, c) == CST_NONE) {
             return cst_err_set(err, CST_EINVAL,
                                "chunk %" PRIu32 " of %" PRIu64
                                " elements has its states on the accelerator of engine %" PRIu32
@@ -128,133 +109,6 @@ void cst_device_updates_close(struct cst_core *core)
         cst_kept_gradients_close(&core->device_updates.reservations[i]);
     }
     free(core->device_updates.in_order);
-}
-
-void cst_core_set_interleave(struct cst_core *core, uint32_t k)
-{
-    core->device_updates.interleave = k;
-}
-
-/* -- choice of device reservation ------------------------------------------------------------- */
-
-void cst_device_updates_end(struct cst_core *core)
-{
-    core->device_updates.order_ended = true;
-}
-
-/* True if a device reservation is in use. */
-static bool has_reservations(const struct cst_core *core)
-{
-    bool any = false;
-
-    for (uint32_t r = 0; r < core->device_updates.n_reservations; r++) {
-        any = any || !core->device_updates.reservations[r].given_up;
-    }
-    return any;
-}
-
-void cst_device_update_give_up(struct cst_core *core, uint32_t r)
-{
-    core->device_updates.reservations[r].given_up = true;
-    for (uint32_t c = 0; c < core->n_chunks; c++) {
-        if (core->chunks[c].update.reservation == r) {
-            cst_kept_gradients_drop(core, c);
-        }
-    }
-}
-
-/* Begin a new order of updates, with the k that is set now. */
-static void begin_order(struct cst_core *core)
-{
-    core->device_updates.interleave_now =
-        has_reservations(core) ? core->device_updates.interleave : 0;
-    memset(core->device_updates.in_order, 0, core->n_nodes * sizeof *core->device_updates.in_order);
-    core->device_updates.order_ended = false;
-}
-
-/* True if the device reservation is in use, its buffers fit the chunk and, if they are lent, one
- * can be entered now. */
-static bool can_update(const struct cst_core *core, uint32_t r, uint32_t c)
-{
-    const struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
-
-    return !reservation->given_up && holds(core, r, c) &&
-           (!reservation->lent.on || cst_lent_memory_is_available(core, reservation));
-}
-
-/* The next device reservation in turn that can update the chunk; CST_NONE: none. */
-static uint32_t find_reservation(const struct cst_core *core, uint32_t c)
-{
-    for (uint32_t i = 0; i < core->device_updates.n_reservations; i++) {
-        uint32_t r =
-            (core->device_updates.next_reservation + i) % core->device_updates.n_reservations;
-
-        if (can_update(core, r, c)) {
-            return r;
-        }
-    }
-    return CST_NONE;
-}
-
-/* True if chunk @c, as the next one to be updated, is the k-th of its node. */
-static bool is_kth(struct cst_core *core, uint32_t c)
-{
-    if (core->device_updates.order_ended) {
-        begin_order(core);
-    }
-    return core->device_updates.interleave_now > 0 &&
-           (core->device_updates.in_order[core->layout->chunks[c].node] + 1) %
-                   core->device_updates.interleave_now ==
-               0;
-}
-
-static void count(struct cst_core *core, uint32_t c)
-{
-    core->device_updates.in_order[core->layout->chunks[c].node]++;
-}
-
-bool cst_device_update_pass(struct cst_core *core, uint32_t c)
-{
-    /* States on an accelerator are updated there, whatever the order says. */
-    if (core->chunks[c].device != 0 || (is_kth(core, c) && find_reservation(core, c) != CST_NONE)) {
-        return false;
-    }
-    count(core, c);
-    cst_kept_gradients_drop(core, c);
-    cst_chunk_update_place(&core->chunks[c], CST_UPDATE_BY_NODE, CST_NONE);
-    return true;
-}
-
-uint32_t cst_device_update_choose(struct cst_core *core, uint32_t c)
-{
-    struct cst_chunk *chunk = &core->chunks[c];
-    uint32_t reservation = chunk->update.reservation;
-    bool kth;
-
-    if (core->layout->chunks[c].muon) { /* Only nodes make these updates, which are not counted. */
-        cst_chunk_update_place(chunk, CST_UPDATE_BY_NODE, CST_NONE);
-        return CST_NONE;
-    }
-    if (chunk->device != 0) { /* The chunk is not counted, because there is no choice. */
-        cst_chunk_update_place(chunk, CST_UPDATE_ON_DEVICE, find_own(core, c));
-        return chunk->update.reservation;
-    }
-    kth = is_kth(core, c);
-    count(core, c);
-    /* A chunk with a kept gradient must go to the device reservation that has it. */
-    if (!kth || chunk->kept == CST_NONE) {
-        cst_kept_gradients_drop(core, c);
-        reservation = kth ? find_reservation(core, c) : CST_NONE;
-    }
-    cst_chunk_update_place(chunk,
-                           reservation != CST_NONE ? CST_UPDATE_ON_DEVICE
-                           : kth                   ? CST_UPDATE_TOO_LARGE
-                                                   : CST_UPDATE_BY_NODE,
-                           reservation);
-    if (reservation != CST_NONE) {
-        core->device_updates.next_reservation = reservation + 1;
-    }
-    return reservation;
 }
 
 /* -- commands ---------------------------------------------------------------------------------- */
@@ -579,6 +433,16 @@ static void rename_down(struct cst_device_reservation *reservation, uint32_t buf
 void cst_device_update_count_failure(struct cst_core *core, uint32_t r)
 {
     core->device_updates.reservations[r].n_failures++;
+}
+
+void cst_device_update_give_up(struct cst_core *core, uint32_t r)
+{
+    core->device_updates.reservations[r].given_up = true;
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        if (core->chunks[c].update.reservation == r) {
+            cst_kept_gradients_drop(core, c);
+        }
+    }
 }
 
 void cst_device_update_vacate(struct cst_core *core, uint32_t c)

@@ -60,18 +60,6 @@ int cst_device_updates_open(struct cst_core *core, const struct cst_core_config 
 /* Free the books of all device reservations. */
 void cst_device_updates_close(struct cst_core *core);
 
-/* All updates of a step are issued: the next update is number 1 of a new order, with the k that is
- * set then. */
-void cst_device_updates_end(struct cst_core *core);
-
-/* The device reservation for the next update, which is that of @chunk; CST_NONE: none. Counts the
- * update. */
-uint32_t cst_device_update_choose(struct cst_core *core, uint32_t chunk);
-
-/* True if the next update, that of @chunk, is to be made by its node; it is then counted. False: it
- * is to be a device update. */
-bool cst_device_update_pass(struct cst_core *core, uint32_t chunk);
-
 /* Issue the device update @what in the device reservation @reservation. */
 void cst_device_update_update(struct cst_core *core, uint32_t reservation,
                               const struct cst_update *what);

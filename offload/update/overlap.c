@@ -33,7 +33,7 @@
 #include "offload/update/collection.h"
 #include "offload/core/core_state.h"
 #include "offload/core/hyper.h"
-#include "offload/update/device_update.h"
+#include "offload/update/device_choice.h"
 #include "offload/residency/residency.h"
 #include "offload/update/sum.h"
 #include "offload/update/update.h"
@@ -234,7 +234,7 @@ bool cst_overlap_fuse(struct cst_core *core, uint32_t c)
     if (core->grad_fp32 || core->micro_batches > 1 || layout->dtype == CST_FP32 || layout->muon ||
         chunk->gradient.spilled_rank != CST_NONE || !may_be_early(core, chunk) ||
         !has_few_sources(core, c) || !cst_chunk_update_is_over(&chunk->update) ||
-        !engines_keep_up(core) || !cst_device_update_pass(core, c)) {
+        !engines_keep_up(core) || !cst_device_choice_pass(core, c)) {
         return false;
     }
     what = begin_early(core, c);

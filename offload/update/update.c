@@ -4,6 +4,7 @@
 #include "offload/update/update.h"
 
 #include "offload/core/core_state.h"
+#include "offload/update/device_choice.h"
 #include "offload/update/device_update.h"
 #include "offload/update/exposure.h"
 #include "offload/update/kept_gradients.h"
@@ -96,7 +97,7 @@ void cst_update_back_to_node(struct cst_core *core, uint32_t c)
 void cst_update_issue(struct cst_core *core, const struct cst_update *what)
 {
     struct cst_chunk *chunk = &core->chunks[what->chunk];
-    uint32_t reservation = cst_device_update_choose(core, what->chunk);
+    uint32_t reservation = cst_device_choice_make(core, what->chunk);
 
     if (reservation == CST_NONE) {
         struct cst_command *update = cst_update_by_node(core, what);

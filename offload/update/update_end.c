@@ -92,6 +92,7 @@ static bool fall_back(struct cst_core *core, const struct cst_flight *flight,
         cst_device_update_vacate(core, flight->chunk);
         if (cst_event_engine_lost(event) || !cst_device_update_move(core, flight->chunk)) {
             cst_update_back_to_node(core, flight->chunk);
+            cst_chunk_update_place(&core->chunks[flight->chunk], CST_UPDATE_NOT_LENT, CST_NONE);
         }
         return true;
     }

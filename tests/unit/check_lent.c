@@ -5,6 +5,7 @@
 #include "tests/unit/room_rig.h"
 
 #include <check.h>
+#include <string.h>
 
 #define BUFFER_BLOCKS 14 /* blocks of a buffer: 14 bytes of an element in, 14 out, 2 a block */
 #define MIN_BLOCKS 3     /* a chunk's weights and gradient, and the next weights */
@@ -188,6 +189,19 @@ static void drop_recalled(uint32_t begun)
     }
 }
 
+/* True if a sentence about @chunk has @words. */
+static bool explains(uint32_t chunk, const char *words)
+{
+    char lines[24][192];
+    unsigned n = cst_core_explain(rig.core, chunk, lines, 24);
+    bool any = false;
+
+    for (unsigned i = 0; i < n; i++) {
+        any = any || strstr(lines[i], words) != NULL;
+    }
+    return any;
+}
+
 /* A fetch that finds no free block gets one when the update that was under way in the lent blocks
  * is complete. The nodes make the other updates. No failure is counted. */
 START_TEST(fetch_recalls)
@@ -223,6 +237,8 @@ START_TEST(fetch_recalls)
     ck_assert_uint_eq(rig_stats(&rig).n_reservation_failures, 0);
     ck_assert_uint_eq(rig_stats(&rig).n_updates, N_CHUNKS);
     ck_assert_uint_eq(rig_stats(&rig).n_lent_updates, 1);
+    ck_assert(explains(0, "updated on the accelerator of engine 3"));
+    ck_assert(explains(1, "the pools that lend memory for updates had no empty blocks for it"));
 }
 END_TEST
 
