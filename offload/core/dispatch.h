@@ -14,6 +14,12 @@
  *   micro 1      done         done       rank 0 has it
  *   micro 2      done      rank 2 has it
  *
+ * Forward passes are cut like backward passes, although they are shorter. With the times of
+ * tests/unit/check_dispatch_times, eight ranks are 7.68 times as fast as one; where forward passes
+ * run two or three stages in a unit, which then takes as long as a backward unit, they are 7.64 and
+ * 7.46 times as fast. Units that are given out when they are ready need not take equally long, and
+ * after a longer unit the next rank begins later.
+ *
  * The rules:
  *   1. The units of a pass are done in the order of micro-batches. Therefore the contributions to a
  *      gradient come in one order, whoever computes them.
