@@ -169,7 +169,7 @@ says "^daemon at $CISTERN_SOCKET: "
 # Rates of this machine, measured by its engine, with and without a daemon. There are no GPUs here.
 export CISTERN_ENGINE_CUDA=$tmp/none
 expect 0 probe -o "$tmp/rates/rates.json" --disk "$tmp"
-says '^NODE .*UPDATE$'
+says '^NODE .*PRODUCTS$'
 says '^disk +read '
 says '^request '
 says '^note +no GPUs: '

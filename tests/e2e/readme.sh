@@ -65,7 +65,7 @@ fi
 # The headers work in C++ as well: it finds every name that the library exports.
 if [ -z "$sanitize" ] && command -v "${CXX:-c++}" >/dev/null; then
     {
-        printf '#include <cistern/cistern.h>\n#include <cistern/checkpoint.h>\n#include <cistern/comm.h>\n#include <cistern/device.h>\nint main()\n{\n    void *volatile all[] = {\n'
+        printf '#include <cistern/cistern.h>\n#include <cistern/checkpoint.h>\n#include <cistern/comm.h>\n#include <cistern/comm_device.h>\n#include <cistern/device.h>\nint main()\n{\n    void *volatile all[] = {\n'
         sed -n 's/^    \(cst_[a-z_]*\);$/        reinterpret_cast<void *>(\&\1),/p' "$srcdir/client/libcistern.map"
         printf '    };\n    return all[0] == nullptr;\n}\n'
     } >"$tmp/all.cc"
