@@ -148,9 +148,11 @@ enum cst_group { CST_GROUP_ALL = 0 };
  * it waits at most for the update that is under way there. The other updates are then made in host
  * memory. Results do not depend on this.
  *
- * A pool lends memory for up to three chunks at a time. Each takes 14 blocks, or 16 with
- * micro-batches, in addition to the smallest pool that the model can run with. A smaller pool lends
- * nothing.
+ * A pool lends memory for up to three chunks at a time, in addition to the smallest pool that the
+ * model can run with. A smaller pool lends nothing. Each chunk takes two blocks for each fp32 row
+ * and one for each bf16 row that its update reads, and as many for those that it writes: with
+ * AdamW, fp32 moments and bf16 tensors 14, or 16 with micro-batches. At most eight ranks of a job
+ * lend; of more, those with the lowest numbers.
  *
  * cst_job_open returns CST_EINVAL if the pool is in host memory, or if device_states is not 0. */
 #define CST_DEVICE_UPDATE_LENT (UINT64_MAX - 1)

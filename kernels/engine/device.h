@@ -236,7 +236,8 @@ void cste_device_close(struct cste_device *device);
  * A successful call of copy, fill, convert, reduce or update may return while its work is under
  * way. The thread then ends the work with cste_device_finish: one call for each successful call, in
  * the same order. Until then, the memory and all arguments that are passed by address stay as they
- * are, except for the errors and `done`. A failed call leaves nothing under way. */
+ * are, except for the errors, `done`, and struct cste_device_convert, which is copied. A failed
+ * call leaves nothing under way. */
 
 /* Wait for the oldest call of @thread that is under way, and end it: only now its results are in
  * memory and its tiles are marked. *done receives what was done since the call returned. If

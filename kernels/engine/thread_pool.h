@@ -110,8 +110,7 @@ int cste_thread_pool_open(struct cste_thread_pool *pool,
                           const struct cste_thread_pool_config *config, struct cst_err *err);
 
 /* End the threads after the pieces that they are running, under way or not. Tasks with pieces left
- * are abandoned:
- * their done function is not called. */
+ * are abandoned: their done function is not called. */
 void cste_thread_pool_close(struct cste_thread_pool *pool);
 
 /* Queue the task @task. Never fails and blocks only for the mutex. Any thread, also from a done

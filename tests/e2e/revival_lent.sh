@@ -22,9 +22,9 @@ kills_with_results() {
 }
 
 # A run of $2 ranks with the options $3... as job $1, and the same run with kills of the daemon, have the same weights. The daemon is
-# killed until results were in lent blocks $n_kills times.
+# killed until results were in lent blocks $n_kills times. The time between kills grows, so that on a slow machine the job gets on, too.
 same_with_results() {
-    local job=$1 world=$2 n=0 before
+    local job=$1 world=$2 n=0 before limit=200
     shift 2
     before=$(kills_with_results)
     begin "$job" "$world" "$@"
@@ -32,9 +32,10 @@ same_with_results() {
     begin "$job-killed" "$world" "$@"
     poll has_stepped "$job-killed" 1
     until [ "$(kills_with_results)" -ge $((before + n_kills)) ] || gone "${workers[0]}"; do
-        sleep "0.$(printf '%03d' $((RANDOM % 200)))"
+        sleep "$(awk -v ms=$((RANDOM % limit)) 'BEGIN { print ms / 1000 }')"
         kill_daemon keeper
         n=$((n + 1))
+        limit=$((limit + limit / 10))
     done
     [ "$(kills_with_results)" -gt "$before" ] || fail "$job: no results were in lent blocks at any of $n kills"
     end "$job-killed"
