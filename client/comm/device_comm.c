@@ -59,7 +59,8 @@ static bool ends(struct cst_comm *comm)
     return does;
 }
 
-/* The communicator fails for good, because of @why. Calls that end all the same are left to end. */
+/* The communicator fails for good, because of @why. Calls that end all the same are left to end.
+ * Those that probably do so are given up by the watch, if they do not. */
 static void fail(struct cst_comm *comm, const struct cst_err *why)
 {
     if (comm->failed.status != CST_OK) {
@@ -67,7 +68,9 @@ static void fail(struct cst_comm *comm, const struct cst_err *why)
     }
     comm->failed = *why;
     comm->finishes = ends(comm);
-    if (!comm->finishes) {
+    if (comm->finishes) {
+        cstc_watch_fail(comm);
+    } else {
         stop(comm);
     }
 }
@@ -312,17 +315,18 @@ static int wait_for(struct look *look, uint32_t timeout_ms, struct cst_err *err)
     return failure(comm, err);
 }
 
-/* The communicator has failed, but what @look waits for ends without other ranks. */
+/* The communicator has failed, but what @look waits for ends without other ranks, or probably so.
+ * If it does not, the status is that of the failure. */
 static int finish(struct look *look, bool blocks, struct cst_err *err)
 {
     const struct timespec pause = {.tv_nsec = LOOK_MS * 1000000};
-    int rc = poll(look, err);
+    int rc = poll(look, NULL);
 
     for (int ms = 0; rc == CST_EAGAIN && blocks && ms < CSTC_PROGRESS_END_MS; ms += LOOK_MS) {
         (void)nanosleep(&pause, NULL);
-        rc = poll(look, err);
+        rc = poll(look, NULL);
     }
-    return rc == CST_EAGAIN && blocks ? failure(look->comm, err) : rc;
+    return rc == CST_OK || (rc == CST_EAGAIN && !blocks) ? rc : failure(look->comm, err);
 }
 
 /* -- staging ---------------------------------------------------------------------------------- */

@@ -33,7 +33,7 @@ uint32_t cstc_progress_late(const struct cst_comm *comm, uint64_t n_calls);
 enum cstc_ends { CSTC_ENDS_NEVER, CSTC_ENDS_PROBABLY, CSTC_ENDS_SURELY };
 enum cstc_ends cstc_progress_ends(const struct cst_comm *comm);
 
-/* So long is the probable end awaited, in milliseconds. */
+/* So long is the probable end awaited, in milliseconds. Then the watch gives the calls up. */
 #define CSTC_PROGRESS_END_MS 2000
 
 #endif

@@ -84,7 +84,7 @@ static void *watch(void *arg)
         const int rc = cst_shared_wait(comm->segment.base, &wait, LOOK_MS);
 
         (void)pthread_mutex_lock(&comm->watch.lock);
-        is_over = rc != CST_ETIMEDOUT || is_hung_up(&comm->watch);
+        is_over = rc != CST_ETIMEDOUT || comm->watch.has_failed || is_hung_up(&comm->watch);
         (void)pthread_mutex_unlock(&comm->watch.lock);
     }
     give_up(comm);
@@ -119,6 +119,13 @@ void cstc_watch_hang_up(struct cst_comm *comm)
 {
     (void)pthread_mutex_lock(&comm->watch.lock);
     comm->watch.sock = -1;
+    (void)pthread_mutex_unlock(&comm->watch.lock);
+}
+
+void cstc_watch_fail(struct cst_comm *comm)
+{
+    (void)pthread_mutex_lock(&comm->watch.lock);
+    comm->watch.has_failed = true;
     (void)pthread_mutex_unlock(&comm->watch.lock);
 }
 

@@ -5,7 +5,8 @@
  *   - when the daemon says there that the attempt is over, or has given the memory back,
  *   - when a rank closes its communicator before it has done these calls,
  *   - when two ranks make different calls (agreement.h),
- *   - when the connection to the daemon has ended.
+ *   - when the connection to the daemon has ended,
+ *   - when the job's thread says that the communicator has failed.
  * It asks the daemon nothing: the job's thread learns the cause by its next call (device_comm.c).
  * It believes the shared memory, in which any rank of the group can write: a rank that wrote a
  * wrong number ends the communicator, as it could by dying.
@@ -26,6 +27,7 @@ struct cstc_watch {
     pthread_mutex_t lock; /* For the device, what the shared memory says of calls, and: */
     int sock;             /* Connection to the daemon. Borrowed; -1: it has ended. */
     bool quits;           /* The thread is to end. */
+    bool has_failed;      /* The job's thread says that the communicator has failed. */
     bool has_noticed;     /* The thread has noticed the end, and ends. */
     bool has_stopped;     /* The device was told to stop. What ends afterwards was given up. */
     uint64_t attempt;     /* The job's attempt. Does not change while the thread runs. */
@@ -41,6 +43,10 @@ int cstc_watch_start(struct cst_comm *comm, struct cst_err *err);
 
 /* The connection to the daemon ends: its socket will be closed. */
 void cstc_watch_hang_up(struct cst_comm *comm);
+
+/* The communicator has failed. The thread gives up the calls in the stream that do not end by
+ * themselves (CSTC_PROGRESS_END_MS). */
+void cstc_watch_fail(struct cst_comm *comm);
 
 /* End the thread, if there is one. The shared memory is mapped still. @forked: this is a forked
  * child, which has no such thread. */

@@ -3,6 +3,7 @@
  * streams that wait for ranks that are gone, calls that differ, and failures of NCCL. */
 #include "tests/lib/fake_gpu.h"
 #include "tests/lib/nccl_rig.h"
+#include "tests/lib/patience.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
@@ -217,6 +218,102 @@ START_TEST(a_stream_is_freed)
 }
 END_TEST
 
+/* -- calls that end in some ranks -------------------------------------------------------------- */
+
+enum { DIES, DIES_WHILE_TRYING, HANGS, N_LOSSES };
+
+/* Ranks 0 and 2 exchange something, and rank 1 nothing. */
+static const size_t parts[3][3] = {{1, 0, 1}, {0, 1, 0}, {1, 0, 1}};
+
+/* Never ends. */
+static void CUDA_CB hold(void *arg)
+{
+    (void)arg;
+    for (;;) {
+        (void)pause();
+    }
+}
+
+static void lose(struct nccl_worker *w, const struct nccl_order *order, struct cst_comm *comm,
+                 uint64_t ticket)
+{
+    struct cst_err err = {0};
+    int rc;
+
+    do {
+        rc = order->at == DIES_WHILE_TRYING ? cst_comm_try_wait(comm, ticket, &err)
+                                            : cst_comm_wait(comm, ticket, &err);
+    } while (rc == CST_EAGAIN);
+    if (rc != (order->at == HANGS ? CST_ETIMEDOUT : CST_EPEERDIED) ||
+        strstr(err.text, order->at == HANGS ? "for rank 2" : "rank 2 ") == NULL) {
+        (void)fprintf(stderr, "case %u: %s: %s\n", order->at, cst_status_name(rc), err.text);
+        _exit(1);
+    }
+    nccl_must_cuda(w, w->driver.cuStreamSynchronize(w->stream), "stream");
+}
+
+/* Rank 1 has done the call and closes its communicator. Rank 2 has started it only. */
+static void lose_a_rank(struct nccl_worker *w, struct nccl_order *order)
+{
+    const CUdeviceptr array = nccl_array_new(w, (char[8]){0}, 8);
+    struct cst_comm_call call = {.op = CST_COMM_ALL_TO_ALL,
+                                 .type = CST_COMM_BYTE,
+                                 .in = (const void *)(uintptr_t)array,
+                                 .out = (void *)(uintptr_t)(array + 4),
+                                 .counts = parts[w->rank],
+                                 .recv_counts = parts[w->rank]};
+    struct cst_comm *comm = NULL;
+    struct cst_err err = {0};
+    uint64_t ticket = 0;
+
+    nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
+    nccl_must(cst_cuda_comm_open(&comm, w->cuda, CST_GROUP_ALL, w->stream, &err), &err,
+              "comm_open");
+    if (w->rank == 2) {
+        nccl_must_cuda(w, w->driver.cuLaunchHostFunc(w->stream, hold, NULL), "hold");
+    }
+    nccl_must(cst_comm_start(comm, &call, &ticket, &err), &err, "start");
+    if (w->rank == 0) {
+        lose(w, order, comm, ticket);
+        (void)sem_post(&order->ended);
+    } else if (w->rank == 1) {
+        nccl_must(cst_comm_wait(comm, ticket, &err), &err, "wait");
+        cst_comm_close(comm);
+        (void)sem_post(&order->begun);
+        (void)sem_wait(&order->ended);
+    } else {
+        (void)sem_wait(&order->begun);
+        if (order->at == HANGS) {
+            (void)pause();
+        }
+        (void)raise(SIGKILL);
+    }
+    comm = w->rank == 0 ? comm : NULL;
+    cst_comm_close(comm);
+    nccl_must_cuda(w, w->driver.cuMemFree(array), "array");
+}
+
+/* A rank has done its last call and closed its communicator, which does not end for another one,
+ * because the third dies or hangs. The error names it, and the stream goes on. */
+START_TEST(a_loss_after_a_close_is_named)
+{
+    struct nccl_order *order = nccl_order_new(3);
+    pid_t pids[3];
+
+    order->at = (unsigned)_i;
+    order->timeout_ms = _i == HANGS ? (uint32_t)patience_ms(3000) : order->timeout_ms;
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        pids[rank] = nccl_fork(lose_a_rank, rank, order);
+    }
+    ck_assert(!child_join(pids[0], "rank 0 failed"));
+    ck_assert(!child_join(pids[1], "rank 1 failed"));
+    (void)kill(pids[2], SIGKILL);
+    ck_assert(child_join(pids[2], "rank 2 failed"));
+    raw_job_remove(&witness, "j");
+    child_unshare(order, sizeof *order);
+}
+END_TEST
+
 /* -- calls that differ ------------------------------------------------------------------------- */
 
 #define ONE_FOR_EACH ((size_t[]){1, 1})
@@ -394,6 +491,7 @@ int main(int argc, char **argv)
     tcase_add_loop_test(deaths, a_death_while_staging, CST_COMM_BARRIER, CST_COMM_ALL_TO_ALL + 1);
     tcase_add_loop_test(deaths, a_stream_is_freed, 0, N_ENDS);
     tcase_add_test(large, all_others_name_the_dead);
+    tcase_add_loop_test(large, a_loss_after_a_close_is_named, 0, N_LOSSES);
     tcase_add_loop_test(failures, different_calls_are_named, 0,
                         sizeof differences / sizeof differences[0]);
     tcase_add_loop_test(failures, a_failure_is_named, 0, sizeof cases / sizeof cases[0]);

@@ -77,7 +77,7 @@ static void start_worker(struct nccl_worker *w, const struct nccl_order *order, 
                                       .rank = rank,
                                       .world = order->world,
                                       .device = order->devices[rank],
-                                      .timeout_ms = (uint32_t)patience_ms(20000)};
+                                      .timeout_ms = order->timeout_ms};
     struct cst_plan plan;
     struct cst_err err = {0};
     uint32_t ranks[NCCL_MAX_WORLD], n = 0;
@@ -241,6 +241,7 @@ struct nccl_order *nccl_order_new(uint32_t world)
     *order = (struct nccl_order){
         .seed = new_seed(),
         .world = world,
+        .timeout_ms = (uint32_t)patience_ms(20000),
         .devices = {"cuda:0", "cuda:1", "cuda:2", "cuda:3"},
         .words = "ranks use NCCL,\n  because each rank has a GPU and NCCL 2.28.9"};
     ck_assert_int_eq(sem_init(&order->begun, 1, 0), 0);

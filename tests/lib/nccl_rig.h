@@ -41,6 +41,7 @@ struct nccl_order {
     unsigned at;           /* The call in which it dies, or the case of the test. */
     bool waits_for_stream; /* The others wait for their streams first, and then for the call. */
     bool dead;             /* The victim has died: its successor lives on. */
+    uint32_t timeout_ms;   /* Of the job. */
     const char *devices[NCCL_MAX_WORLD];
     const char *setting; /* NULL, or NAME=VALUE in the environment of rank 0. */
     const char *words;   /* In the explanation of the communicator. */
