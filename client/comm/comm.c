@@ -101,6 +101,8 @@ static void describe(const struct cst_comm_device_offer *offer, bool makes_id,
     }
 }
 
+/* Ask the daemon for the memory of @comm. If it refuses, it has given the id to nobody. If the
+ * connection has ended, that is not known. */
 static int ask(const struct cst_comm *comm, int group, struct cstc_call *call, struct cst_err *err)
 {
     const struct cst_job *job = comm->job;
@@ -108,10 +110,10 @@ static int ask(const struct cst_comm *comm, int group, struct cstc_call *call, s
     Cistern__CommOpen msg = CISTERN__COMM_OPEN__INIT;
     Cistern__CommDevice device = CISTERN__COMM_DEVICE__INIT;
     struct cst_comm_device_offer offer = {0};
+    int rc;
 
     if (comm->device != NULL) {
-        const int rc = comm->device->offer(comm->device_arg, is_first, &offer, err);
-
+        rc = comm->device->offer(comm->device_arg, is_first, &offer, err);
         if (rc != CST_OK) {
             return rc;
         }
@@ -121,9 +123,13 @@ static int ask(const struct cst_comm *comm, int group, struct cstc_call *call, s
     msg.attempt = job->attempt;
     msg.group = (uint32_t)group;
     call->max_fds = 1;
-    return cstc_call_sync(job->client, call, CISTERN__MSG_TYPE__MSG_COMM_OPEN, &msg.base,
-                          CISTERN__MSG_TYPE__MSG_COMM_OPENED, &cistern__comm_opened__descriptor,
-                          err);
+    rc = cstc_call_sync(job->client, call, CISTERN__MSG_TYPE__MSG_COMM_OPEN, &msg.base,
+                        CISTERN__MSG_TYPE__MSG_COMM_OPENED, &cistern__comm_opened__descriptor, err);
+    if (rc != CST_OK && comm->device != NULL && comm->epoch == job->client->epoch &&
+        cstc_client_check(job->client, NULL) == CST_OK) {
+        comm->device->spare(comm->device_arg);
+    }
+    return rc;
 }
 
 /* This rank, number @own of the group, cannot map the memory @fd. A page of it suffices to say so
@@ -202,6 +208,7 @@ static int join(struct cst_comm *comm, const Cistern__CommOpened *msg, struct cs
         return cst_err_set(err, CST_EUNSUPPORTED, "the daemon knows no communicators of GPUs");
     }
     if (msg->transport != CISTERN__COMM_TRANSPORT__COMM_NCCL) {
+        comm->device->spare(comm->device_arg);
         return cstc_comm_device_stage(comm, err);
     }
     if (msg->slot_bytes < cst_comm_call_slot_bytes(comm->flow.shape.size)) {

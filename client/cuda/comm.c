@@ -18,6 +18,7 @@ struct comm {
     struct cstc_nccl nccl;
     CUstream stream;                          /* The program's stream. Borrowed. */
     uint32_t rank, size;                      /* This rank in the group, and the number of ranks. */
+    bool made_id;                             /* The id in `cuda` was offered for this group. */
     bool joined;                              /* All ranks have joined. */
     ncclComm_t handle;                        /* NULL: not joined, or aborted. */
     bool staged;                              /* The group does not use NCCL. */
@@ -85,10 +86,29 @@ static int list_unreachable(struct comm *comm, struct cst_err *err)
     return rc;
 }
 
+/* Offer the spare id, or a new one. */
+static int offer_id(struct comm *comm, struct cst_comm_device_offer *out, struct cst_err *err)
+{
+    struct cst_cuda *cuda = comm->cuda;
+    ncclUniqueId id;
+
+    if (!cuda->nccl_id_is_spare) {
+        const int rc = check(comm, comm->nccl.ncclGetUniqueId(&id), err, "a unique id of NCCL");
+
+        if (rc != CST_OK) {
+            return rc;
+        }
+        memcpy(cuda->nccl_id, id.internal, sizeof cuda->nccl_id);
+    }
+    memcpy(out->id, cuda->nccl_id, sizeof out->id);
+    cuda->nccl_id_is_spare = false;
+    comm->made_id = true;
+    return CST_OK;
+}
+
 static int offer(void *arg, bool makes_id, struct cst_comm_device_offer *out, struct cst_err *err)
 {
     struct comm *comm = arg;
-    ncclUniqueId id;
     int rc = cstc_cuda_enter(comm->cuda, err);
 
     rc = rc == CST_OK ? list_unreachable(comm, err) : rc;
@@ -102,11 +122,14 @@ static int offer(void *arg, bool makes_id, struct cst_comm_device_offer *out, st
         return CST_OK;
     }
     out->nccl_version = comm->nccl.version;
-    if (makes_id) {
-        rc = check(comm, comm->nccl.ncclGetUniqueId(&id), err, "a unique id of NCCL");
-        memcpy(out->id, id.internal, rc == CST_OK ? sizeof out->id : 0);
-    }
-    return rc;
+    return makes_id ? offer_id(comm, out, err) : CST_OK;
+}
+
+static void spare(void *arg)
+{
+    const struct comm *comm = arg;
+
+    comm->cuda->nccl_id_is_spare = comm->cuda->nccl_id_is_spare || comm->made_id;
 }
 
 static int create(struct comm *comm, struct cst_err *err)
@@ -458,6 +481,7 @@ static const struct cst_comm_device_calls calls = {
     .poll = poll,
     .stop = stop,
     .close = close_comm,
+    .spare = spare,
 };
 
 int cst_cuda_comm_open(struct cst_comm **out, struct cst_cuda *cuda, int group, void *stream,

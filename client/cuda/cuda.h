@@ -19,6 +19,7 @@
 #ifndef CST_CLIENT_CUDA_H
 #define CST_CLIENT_CUDA_H
 
+#include "cistern/comm_device.h"
 #include "cistern/cuda.h"
 #include "cistern/device.h"
 #include "kernels/cuda/driver.h"
@@ -72,6 +73,11 @@ struct cst_cuda {
     uint64_t last_copy;               /* Number of the newest copy. */
     struct cstc_host *hosts;          /* Memory known by map_host. Owned. */
     uint32_t n_hosts, hosts_capacity; /* Numbers of entries in hosts, used and allocated. */
+    /* The newest unique id of NCCL that this rank has made, and whether nobody joins with it. For
+     * each id NCCL keeps a thread and a socket until all ranks have joined, and there is no
+     * function that frees them. */
+    unsigned char nccl_id[CST_COMM_DEVICE_ID_BYTES];
+    bool nccl_id_is_spare;
 };
 
 /* Make the GPU's context current in the calling thread. CST_EGPU. */

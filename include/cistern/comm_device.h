@@ -72,6 +72,9 @@ struct cst_comm_device_calls {
     void (*stop)(void *arg);
     /* Stop, and free @arg. */
     void (*close)(void *arg);
+    /* After offer: no rank of the group will join with the id, so that a later communicator can
+     * offer it again. Called before stage, or after the opening has failed. */
+    void (*spare)(void *arg);
 };
 
 /* As cst_comm_open, for arrays in the memory of a device. @calls is borrowed until the communicator

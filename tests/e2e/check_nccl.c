@@ -197,6 +197,62 @@ START_TEST(others_stage)
 }
 END_TEST
 
+/* Open the communicator @n times. Rank 1 makes the opening fail, by a new attempt, if order->at is
+ * not 0. */
+static void open_often(struct nccl_worker *w, const struct nccl_order *order, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        const bool fails = order->at != 0 && i % 2 == 0;
+        struct cst_comm *comm = NULL;
+        struct cst_err err = {0};
+        int rc;
+
+        nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
+        if (fails && w->rank == 1) {
+            continue;
+        }
+        rc = cst_cuda_comm_open(&comm, w->cuda, CST_GROUP_ALL, w->stream, &err);
+        if (fails) {
+            if (rc != CST_EPEERDIED) {
+                (void)fprintf(stderr, "comm_open: %s\n", cst_status_name(rc));
+                _exit(1);
+            }
+            continue;
+        }
+        nccl_must(rc, &err, "comm_open");
+        nccl_must(cst_comm_barrier(comm, &err), &err, "barrier");
+        cst_comm_close(comm);
+    }
+}
+
+static void keep_ids(struct nccl_worker *w, struct nccl_order *order)
+{
+    unsigned before;
+
+    open_often(w, order, 4);
+    before = daemon_proc_fds(getpid());
+    open_often(w, order, 10);
+    if (daemon_proc_fds(getpid()) != before) {
+        (void)fprintf(stderr, "rank %u had %u descriptors, and has %u\n", w->rank, before,
+                      daemon_proc_fds(getpid()));
+        _exit(1);
+    }
+}
+
+/* An id that nobody has joined with is offered again: NCCL would keep what belongs to it. _i:
+ * the group stages, because both ranks are on one GPU; or every other opening fails. */
+START_TEST(unused_ids_are_kept)
+{
+    struct nccl_order *order = nccl_order_new(2);
+
+    order->at = (unsigned)_i;
+    if (_i == 0) {
+        use_group(order, 2);
+    }
+    nccl_run(keep_ids, order);
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
     Suite *suite;
@@ -210,6 +266,7 @@ int main(int argc, char **argv)
     tcase_add_loop_test(calls, calls_agree_with_the_model, 0, CST_COMM_ALL_TO_ALL + 1);
     tcase_add_test(calls, a_pending_call_comes_first);
     tcase_add_loop_test(calls, others_stage, 0, sizeof without / sizeof without[0]);
+    tcase_add_loop_test(calls, unused_ids_are_kept, 0, 2);
     tcase_add_loop_test(groups, groups_of_all_sizes, 1, NCCL_MAX_WORLD + 1);
     tcase_add_loop_test(groups, a_group_beside_all, 0, 3);
     return suite_run(suite);
