@@ -34,6 +34,9 @@ struct cst_comm {
     uint64_t n_started;      /* Number of calls that were started. */
     uint64_t n_ended;        /* Number of calls that the device has done. */
     struct cst_err failed;   /* Why no call ends any more; status CST_OK: calls end. */
+    /* What the device has reported, while its cause is awaited; status CST_OK: nothing. */
+    struct cst_err suspected;
+    uint64_t cause_by_ns; /* By CLOCK_MONOTONIC: then `suspected` itself is the cause. */
     /* The device copies arrays to the host and back, and `flow` exchanges them. */
     bool staged;
     uint64_t n_works; /* Number of works of the device that were started: calls, or copies. */

@@ -25,7 +25,16 @@ struct look {
     struct cst_comm *comm;
     uint64_t ticket;  /* Calls. */
     uint64_t n_works; /* Works. */
+    bool blocks;      /* The cause of a failure can be awaited. */
 };
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
 
 /* -- failures --------------------------------------------------------------------------------- */
 
@@ -107,33 +116,55 @@ static bool differ(struct cst_comm *comm, struct cst_err *err)
     return do_differ;
 }
 
-/* Fail because calls differ, a rank has died or closed its communicator, or the connection has
- * ended, if that is so or this rank learns it soon; otherwise because of @why. */
-static void fail_with_cause(struct cst_comm *comm, const struct cst_err *why)
+/* Remember that the device has reported @why, if nothing is remembered yet. */
+static void suspect(struct cst_comm *comm, const struct cst_err *why)
 {
+    const uint32_t ms = comm->timeout_ms < CAUSE_MS ? comm->timeout_ms : CAUSE_MS;
+
+    if (comm->suspected.status == CST_OK) {
+        comm->suspected = *why;
+        comm->cause_by_ns = now_ns() + (uint64_t)ms * 1000000;
+    }
+}
+
+/* Fail because calls differ, a rank has died or closed its communicator, or the connection has
+ * ended, if that is so or this rank learns it soon; otherwise because of what is suspected.
+ * @blocks: wait until that is clear. Otherwise a later call may have to find it out. */
+static void fail_with_cause(struct cst_comm *comm, bool blocks)
+{
+    const uint64_t now = now_ns();
+    const bool is_late = now >= comm->cause_by_ns;
+    uint32_t left_ms = 0, missing;
     struct cst_err cause;
-    uint32_t missing;
     int rc;
 
     if (differ(comm, &cause)) {
         fail(comm, &cause);
         return;
     }
-    rc = cstc_shared_wait(comm->job, comm->segment.base, false, has_missing, comm,
-                          comm->timeout_ms < CAUSE_MS ? comm->timeout_ms : CAUSE_MS, &cause);
+    if (blocks && !is_late) {
+        left_ms = (uint32_t)((comm->cause_by_ns - now) / 1000000) + 1;
+    }
+    rc = cstc_shared_wait(comm->job, comm->segment.base, false, has_missing, comm, left_ms, &cause);
     missing = cstc_progress_missing(comm, comm->n_started);
     if (rc == CST_OK && missing < CST_COMM_MAX_RANKS) {
         (void)say_closed(comm, missing, &cause);
     } else if (rc == CST_OK || rc == CST_ETIMEDOUT) {
-        cause = *why;
+        if (!blocks && !is_late) {
+            return;
+        }
+        cause = comm->suspected;
     }
     fail(comm, &cause);
 }
 
 /* The device has reported @why, which may be the consequence of a death or of another rank's end.
- */
-static void fail_by_device(struct cst_comm *comm, const struct cst_err *why)
+ * @blocks: as in fail_with_cause. */
+static void fail_by_device(struct cst_comm *comm, const struct cst_err *why, bool blocks)
 {
+    if (comm->failed.status != CST_OK) {
+        return;
+    }
     if (comm->staged && why->status != CST_EGPU) {
         fail(comm, why); /* The exchange in host memory has found the cause. */
         return;
@@ -144,11 +175,13 @@ static void fail_by_device(struct cst_comm *comm, const struct cst_err *why)
     if (why->status == CST_EMISMATCH) {
         fail(comm, why);
     } else {
-        fail_with_cause(comm, why);
+        suspect(comm, why);
+        fail_with_cause(comm, blocks);
     }
 }
 
-/* If the thread of the watch has noticed that the communicator has ended, fail with the cause. */
+/* If the thread of the watch has noticed that the communicator has ended, or the device has
+ * reported a failure, fail with the cause. */
 static void heed_watch(struct cst_comm *comm)
 {
     struct cst_err why;
@@ -156,7 +189,10 @@ static void heed_watch(struct cst_comm *comm)
     if (comm->failed.status == CST_OK && has_noticed(comm)) {
         (void)cst_err_set(&why, CST_EPROTO,
                           "the shared memory says that the attempt is over, which is not so");
-        fail_with_cause(comm, &why);
+        suspect(comm, &why);
+    }
+    if (comm->failed.status == CST_OK && comm->suspected.status != CST_OK) {
+        fail_with_cause(comm, true);
     }
 }
 
@@ -251,6 +287,10 @@ static bool is_over(void *arg)
     if (comm->failed.status != CST_OK) {
         return true;
     }
+    if (comm->suspected.status != CST_OK) {
+        fail_with_cause(comm, look->blocks);
+        return comm->failed.status != CST_OK;
+    }
     missing = cstc_progress_missing(comm, look->ticket);
     rc = poll(look, &why);
     if (rc == CST_EAGAIN && missing == CST_COMM_MAX_RANKS) {
@@ -260,17 +300,9 @@ static bool is_over(void *arg)
         (void)say_closed(comm, missing, &why);
         fail(comm, &why);
     } else if (rc != CST_OK) {
-        fail_by_device(comm, &why);
+        fail_by_device(comm, &why, look->blocks);
     }
-    return true;
-}
-
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+    return comm->failed.status != CST_OK || rc == CST_OK;
 }
 
 /* Look until it is over, for a short time. Returns whether it is. */
@@ -294,6 +326,7 @@ static int wait_for(struct look *look, uint32_t timeout_ms, struct cst_err *err)
     struct cst_err why;
     int rc;
 
+    look->blocks = timeout_ms > 0;
     if (timeout_ms > 0 ? spin(look) : is_over(look)) {
         return failure(comm, err);
     }
@@ -474,11 +507,12 @@ static int begin(struct cst_comm *comm, const struct cst_comm_call *call,
 /* Return CST_OK if a further call can be started. */
 static int check_credit(struct cst_comm *comm, struct cst_err *err)
 {
-    struct look look = {.comm = comm, .ticket = comm->n_ended};
+    struct look look = {.comm = comm, .ticket = comm->n_ended, .blocks = true};
     int rc = CST_OK;
 
     if (comm->n_started - comm->n_ended == CST_COMM_MAX_CALLS) {
-        rc = wait_for(&look, 0, err);
+        (void)is_over(&look);
+        rc = failure(comm, err);
     }
     if (rc == CST_OK && comm->n_started - comm->n_ended == CST_COMM_MAX_CALLS) {
         rc = cst_err_set(err, CST_ENOCREDIT,
@@ -510,7 +544,7 @@ int cstc_comm_device_start(struct cst_comm *comm, const struct cst_comm_call *ca
         rc = begin(comm, call, &checked, &why);
     }
     if (rc != CST_OK) {
-        fail_by_device(comm, &why);
+        fail_by_device(comm, &why, true);
         return failure(comm, err);
     }
     comm->ends[(comm->n_started - 1) % CST_COMM_MAX_CALLS] = comm->n_works;

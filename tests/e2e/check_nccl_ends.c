@@ -475,6 +475,50 @@ START_TEST(a_failure_is_named)
 }
 END_TEST
 
+/* Rank 0 has a work that fails, in a call that rank 1 has started, too. */
+static void try_after_failure(struct nccl_worker *w, struct nccl_order *order)
+{
+    const struct cst_comm_call call = {.op = CST_COMM_BARRIER};
+    struct cst_comm *comm = NULL;
+    struct cst_err err = {0};
+    uint64_t ticket = 0;
+    int first, rc;
+
+    nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
+    nccl_must(cst_cuda_comm_open(&comm, w->cuda, CST_GROUP_ALL, w->stream, &err), &err,
+              "comm_open");
+    nccl_must(cst_comm_start(comm, &call, &ticket, &err), &err, "start");
+    if (w->rank == 0) {
+        nccl_must_cuda(w, w->driver.cuStreamSynchronize(w->stream), "stream");
+        first = rc = cst_comm_try_wait(comm, ticket, &err);
+        while (rc == CST_EAGAIN) {
+            rc = cst_comm_try_wait(comm, ticket, &err);
+        }
+        if (first != CST_EAGAIN || rc != CST_EINTERNAL ||
+            strstr(err.text, "collectives: NCCL says: remote process exited") == NULL) {
+            (void)fprintf(stderr, "first %s, then %s: %s\n", cst_status_name(first),
+                          cst_status_name(rc), err.text);
+            _exit(1);
+        }
+        (void)sem_post(&order->ended);
+    } else {
+        (void)sem_wait(&order->ended);
+    }
+    cst_comm_close(comm);
+    nccl_must_cuda(w, w->driver.cuStreamSynchronize(w->stream), "stream");
+}
+
+/* cst_comm_try_wait does not wait for the cause of a failure: a rank that has died or has closed
+ * its communicator would be it. */
+START_TEST(a_failure_is_not_awaited)
+{
+    struct nccl_order *order = nccl_order_new(2);
+
+    order->setting = "CST_FAKENCCL_FAIL=work:1=6";
+    nccl_run(try_after_failure, order);
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
     Suite *suite;
@@ -495,5 +539,6 @@ int main(int argc, char **argv)
     tcase_add_loop_test(failures, different_calls_are_named, 0,
                         sizeof differences / sizeof differences[0]);
     tcase_add_loop_test(failures, a_failure_is_named, 0, sizeof cases / sizeof cases[0]);
+    tcase_add_test(failures, a_failure_is_not_awaited);
     return suite_run(suite);
 }
