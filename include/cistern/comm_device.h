@@ -41,10 +41,11 @@ struct cst_comm_device_progress {
 };
 
 /* The functions of a device. `arg` is the pointer that cst_comm_open_device was given. A function
- * that returns int returns CST_OK, or a negative status with its cause in *err, after which only
- * stop and close are called. No function waits for other ranks. They are called by the thread that
- * uses the communicator. A thread of libcistern, which watches the other ranks, also calls stop. No
- * two functions run at the same time. */
+ * that returns int returns CST_OK, or a negative status with its cause in *err. After that only
+ * spare, poll, stop and close are called: copies that were enqueued before can still end. No
+ * function waits for other ranks. They are called by the thread that uses the communicator. A
+ * thread of libcistern, which watches the other ranks, also calls stop. No two functions run at the
+ * same time. */
 struct cst_comm_device_calls {
     /* Fill *offer, which is zeroed. @makes_id: this is the first rank of the group, and makes the
      * id, if nccl_version is not 0. */
@@ -79,7 +80,7 @@ struct cst_comm_device_calls {
 
 /* As cst_comm_open, for arrays in the memory of a device. @calls is borrowed until the communicator
  * is closed. After success @arg belongs to the communicator; after a failure it belongs to the
- * caller, who closes it. Statuses: those of cst_comm_open, of the functions. */
+ * caller, who closes it. Statuses: those of cst_comm_open and of the functions. */
 int cst_comm_open_device(struct cst_comm **out, struct cst_job *job, int group,
                          const struct cst_comm_device_calls *calls, void *arg, struct cst_err *err);
 

@@ -52,26 +52,32 @@ int cst_cuda_device(const struct cst_cuda *cuda);
 /* Open a communicator of @group (cistern/comm.h) for arrays in the memory of the job's GPU. All
  * functions of cistern/comm.h apply to it, with these differences:
  *   - cst_comm_start returns when the call is in @stream, and the arrays belong to the library
- * until the stream has done it. Work that is enqueued later finds the result. The call of a
- * communicator that is used for the first time can therefore wait for the other ranks. While a
- * cst_try_... call is pending, it returns CST_EBUSY.
+ *     until the stream has done it. Work that is enqueued later finds the result. The first call of
+ *     a communicator can wait for the other ranks. While a cst_try_... call is pending, it returns
+ *     CST_EBUSY.
  *   - cst_comm_wait waits until the stream has done the call. The program need not call it in order
- * to use the result in the stream, but before it starts more than CST_COMM_MAX_CALLS calls.
- *   - If each rank of the group has a GPU of its own, the GPUs access each other's memory, and all
- * processes can load one version of NCCL (libnccl.so.2, from 2.14 on), NCCL does the calls. The
- * order of sums is that of NCCL. The ranks compare their calls by means of memory that they share:
- * the first function that waits returns CST_EMISMATCH if they differ, and the results are not
- * defined then. cst_comm_wait therefore also waits until all ranks have started the call.
+ *     to use the result in the stream, but before it starts more than CST_COMM_MAX_CALLS calls.
+ *   - If each rank of the group has a GPU of its own, the GPUs access each other's memory as far as
+ *     the processes see them, and all processes can load one version of NCCL (libnccl.so.2, from
+ *     2.14 on), NCCL does the calls. The order of sums is that of NCCL. The ranks compare their
+ *     calls by means of memory that they share: the first function that waits returns CST_EMISMATCH
+ *     if they differ, and the results are not defined then. cst_comm_wait therefore also waits
+ *     until all ranks have started the call.
  *   - In all other groups cst_comm_start copies the arrays to host memory, exchanges them there as
- * a communicator of ranks on the host does, with the same bits, and copies the results back. It
- * waits for the other ranks each time. `cistern explain` says which of the two is used, and why.
- * cst_comm_close waits for the stream if the last copy has not ended.
+ *     a communicator of ranks on the host does, with the same bits, and copies the results back. It
+ *     waits for the other ranks each time. `cistern explain` says which of the two is used, and
+ *     why. The process keeps host memory as large as the input and the output of the largest call
+ *     together until the communicator is closed. This memory is pinned, and no budget counts it.
+ *     cst_comm_close waits for the stream if the last copy has not ended.
  *   - When the attempt ends, a thread of the library gives up all calls that have not ended, and
- * the stream goes on. A program that waits for the stream by itself, as cudaStreamSynchronize does,
- * waits no longer. The contents of the outputs are not defined, and the next function of
- * cistern/comm.h returns CST_EPEERDIED with the cause. The thread does the same if the connection
- * to the daemon ends, if the ranks' calls differ, or if another rank closes the communicator before
- * it has done all these calls.
+ *     the stream goes on. A program that waits for the stream by itself, as cudaStreamSynchronize
+ *     does, waits no longer. The contents of the outputs are not defined, and the next function of
+ *     cistern/comm.h returns CST_EPEERDIED with the cause. The thread does the same if the
+ *     connection to the daemon ends, if the ranks' calls differ, or if another rank closes the
+ *     communicator before it has done all these calls.
+ *   - A call that the other ranks have done, or that a rank which has closed the communicator has
+ *     done, can end after a failure: its cst_comm_wait returns CST_OK then, and later calls still
+ *     fail.
  *
  * @stream is a CUstream or cudaStream_t of the primary context of that GPU, and may be the one of
  * cst_cuda_open; NULL: the default stream. It is borrowed until the communicator is closed.

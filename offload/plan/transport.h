@@ -4,8 +4,8 @@
  * for `cistern explain`.
  *
  *   host      every rank has its arrays in host memory: memory that the ranks share
- *   NCCL      every rank has its arrays on a GPU of its own, the GPUs access each other's memory,
- *             and all processes have the same NCCL
+ *   NCCL      every rank has its arrays on a GPU of its own, the GPUs access each other's memory
+ *             as far as the processes see them, and all processes have the same NCCL
  *   staged    all other groups: ranks on GPUs copy their arrays to the host and back, and exchange
  *             them there
  *
