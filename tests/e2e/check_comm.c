@@ -17,18 +17,6 @@
 #include <time.h>
 #include <unistd.h>
 
-static uint64_t new_seed(void)
-{
-    const char *given = getenv("CST_TEST_SEED");
-    struct timespec now;
-    uint64_t seed;
-
-    (void)clock_gettime(CLOCK_REALTIME, &now);
-    seed = given != NULL ? strtoull(given, NULL, 0) : (uint64_t)now.tv_nsec + (uint64_t)getpid();
-    printf("CST_TEST_SEED=%llu\n", (unsigned long long)seed);
-    return seed;
-}
-
 /* -- a worker --------------------------------------------------------------------------------- */
 
 /* A worker of job "j", which has the groups "all", "even ranks", "first half". */
@@ -183,7 +171,7 @@ static void call_all(struct worker *w, void *arg)
 START_TEST(calls_agree_with_the_model)
 {
     const uint32_t world = (uint32_t)_i;
-    struct calls calls = {.seed = new_seed(),
+    struct calls calls = {.seed = suite_seed(),
                           .n_calls = getenv("CST_TEST_EVERY") != NULL ? 100000 / 7
                                      : suite_is_sparse()              ? 100
                                                                       : 300};
@@ -311,7 +299,7 @@ START_TEST(a_death_is_named_and_made_good)
     struct deaths *d = child_share(sizeof *d);
 
     for (unsigned i = 0; i < n; i++) {
-        const uint64_t seed = new_seed() * 2 + i % 2;
+        const uint64_t seed = suite_seed() * 2 + i % 2;
         const uint32_t world = (uint32_t)(2 + seed / 2 % 3);
 
         *d = (struct deaths){.seed = seed,

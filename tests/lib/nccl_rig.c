@@ -2,6 +2,7 @@
 #include "tests/lib/nccl_rig.h"
 
 #include "tests/lib/patience.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <signal.h>
@@ -9,18 +10,6 @@
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
-
-static uint64_t new_seed(void)
-{
-    const char *given = getenv("CST_TEST_SEED");
-    struct timespec now;
-    uint64_t seed;
-
-    (void)clock_gettime(CLOCK_REALTIME, &now);
-    seed = given != NULL ? strtoull(given, NULL, 0) : (uint64_t)now.tv_nsec + (uint64_t)getpid();
-    printf("CST_TEST_SEED=%llu\n", (unsigned long long)seed);
-    return seed;
-}
 
 /* -- the daemon ------------------------------------------------------------------------------- */
 
@@ -239,7 +228,7 @@ struct nccl_order *nccl_order_new(uint32_t world)
     struct nccl_order *order = child_share(sizeof *order);
 
     *order = (struct nccl_order){
-        .seed = new_seed(),
+        .seed = suite_seed(),
         .world = world,
         .timeout_ms = (uint32_t)patience_ms(20000),
         .devices = {"cuda:0", "cuda:1", "cuda:2", "cuda:3"},

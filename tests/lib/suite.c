@@ -101,3 +101,15 @@ unsigned suite_first(unsigned sparse)
     (void)fflush(stdout);
     return first;
 }
+
+uint64_t suite_seed(void)
+{
+    const char *given = getenv("CST_TEST_SEED");
+    struct timespec now;
+    uint64_t seed;
+
+    (void)clock_gettime(CLOCK_REALTIME, &now);
+    seed = given != NULL ? strtoull(given, NULL, 0) : (uint64_t)now.tv_nsec + (uint64_t)getpid();
+    printf("CST_TEST_SEED=%llu\n", (unsigned long long)seed);
+    return seed;
+}

@@ -7,6 +7,7 @@
 
 #include <check.h>
 #include <stdbool.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -32,6 +33,9 @@ bool suite_is_sparse(void);
  * printed. */
 unsigned suite_stride(unsigned sparse);
 unsigned suite_first(unsigned sparse);
+
+/* Returns CST_TEST_SEED, or a new seed. It is printed. */
+uint64_t suite_seed(void);
 
 /* Fail the test with the given words unless @expr is true. For loops of many turns: ck_assert_msg
  * writes to a pipe even if its condition holds. */
