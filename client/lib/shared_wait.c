@@ -4,8 +4,8 @@
 enum {
     /* Time between two looks at the connection. The end of the daemon wakes nobody. */
     LOOK_MS = 100,
-    /* Time between two questions to the daemon. When a job is removed its memory becomes zeros,
-     * and with it `over`, perhaps before this rank has read it. */
+    /* Time slept between two questions to the daemon, in all waits together: see `asleep_ms` in
+     * struct cst_job. */
     QUESTION_MS = 500,
 };
 
@@ -61,7 +61,7 @@ static int wait_looking(struct cst_job *job, struct cst_shared_head *head,
                         struct cst_shared_wait wait, uint32_t look_ms, uint32_t timeout_ms,
                         struct cst_err *err)
 {
-    uint32_t left_ms = timeout_ms, waited_ms = 0;
+    uint32_t left_ms = timeout_ms;
 
     for (;;) {
         const uint32_t ms = left_ms < look_ms ? left_ms : look_ms;
@@ -77,9 +77,9 @@ static int wait_looking(struct cst_job *job, struct cst_shared_head *head,
             wait.attempt = UINT64_MAX;
         } else {
             left_ms -= ms;
-            waited_ms += ms;
-            rc = look_around(job, wait.attempt == UINT64_MAX || waited_ms >= QUESTION_MS, err);
-            waited_ms = waited_ms >= QUESTION_MS ? 0 : waited_ms;
+            job->asleep_ms += ms;
+            rc = look_around(job, wait.attempt == UINT64_MAX || job->asleep_ms >= QUESTION_MS, err);
+            job->asleep_ms = job->asleep_ms >= QUESTION_MS ? 0 : job->asleep_ms;
         }
         if (rc != CST_OK) {
             return rc;
