@@ -43,7 +43,9 @@ static const struct cst_option table[] = {
     KEY(2, "host-memory", "SIZE", "budget for model states: 24G, 75% (default: 60%)"),
     KEY(3, "pool-memory", "SIZE", "budget for pools in host memory (default: 25%)"),
     KEY(4, "gpus", "LIST", "GPUs to use: all, none, or numbers and UUIDs (default: all)"),
-    KEY(5, "gpu-memory", "SIZE", "budget on each GPU for pools, updates and states (default: 90%)"),
+    KEY(5, "gpu-memory", "SIZE",
+        "budget on each GPU for pools, updates and states (default: what contexts and workers "
+        "leave)"),
     KEY(6, "engine-threads", "N", "compute threads of each engine (default: 0, all cores)"),
     KEY(7, "engine", "PATH", "engine program for NUMA nodes"),
     KEY(8, "engine-cuda", "PATH", "engine program for GPUs"),

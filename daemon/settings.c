@@ -96,9 +96,10 @@ static int read_gpu_devices(void *base, const char *text, void *field, struct cs
 static int read_gpu_pool(void *base, const char *text, void *field, struct cst_err *err)
 {
     struct cstd_settings *config = base;
-    uint64_t bytes = 0;
+    uint64_t bytes = 1;
     /* Any total will do, because only the form is checked here. */
-    int rc = cst_size_parse(text, UINT64_C(1) << 40, &bytes, err);
+    int rc =
+        strcmp(text, "auto") == 0 ? CST_OK : cst_size_parse(text, UINT64_C(1) << 40, &bytes, err);
 
     (void)field;
     if (rc == CST_OK && (bytes == 0 || strlen(text) >= sizeof config->gpu_pool)) {
@@ -184,7 +185,7 @@ void cstd_settings_init(struct cstd_settings *config, uint64_t memory_bytes)
         .pool_bytes = memory_bytes / 100 * POOL_PERCENT,
         .copy_share = 0.25,
         .gpu_devices = "all",
-        .gpu_pool = "90%",
+        .gpu_pool = "auto",
         .gpu_idle_s = 300,
         .gpu_gather = 1u << 20,
         .paced_memory = UINT64_C(1) << 30,

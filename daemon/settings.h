@@ -55,7 +55,7 @@ struct cstd_settings {
     uint64_t paced_update;
     uint64_t paced_memory; /* [paced] memory: bytes of each simulated accelerator. */
     char gpu_devices[512]; /* [gpu] devices: "all", "none", or a list. */
-    char gpu_pool[32];     /* [gpu] pool: budget on each GPU, as text: a size or a percentage. */
+    char gpu_pool[32]; /* [gpu] pool: budget on each GPU, as text: a size, a percentage or auto. */
     uint32_t gpu_idle_s; /* [gpu] idle: time in seconds after which an engine without a job ends. */
     enum cstd_settings_copies gpu_copies; /* [gpu] copies: who copies weights into pools on GPUs. */
     /* [gpu] gather: smallest piece of weights in bytes that GPUs obtain from each other; 0: they do

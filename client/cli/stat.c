@@ -163,6 +163,27 @@ static bool is_paced(const Cistern__GpuInfo *gpu)
     return strncmp(gpu->uuid, "paced:", 6) == 0;
 }
 
+/* Print what is set aside on @gpu, and for what. */
+static void print_set_aside(const Cistern__GpuInfo *gpu)
+{
+    char a[CLI_HUMAN_BYTES];
+
+    (void)printf("          set aside: %s for %u context%s", cli_bytes(gpu->context_bytes, a),
+                 gpu->n_contexts, gpu->n_contexts == 1 ? "" : "s");
+    if (gpu->workspace_bytes > 0) {
+        (void)printf(", %s for workspaces of libraries", cli_bytes(gpu->workspace_bytes, a));
+    }
+    if (gpu->activation_bytes > 0) {
+        (void)printf(", %s for activations", cli_bytes(gpu->activation_bytes, a));
+    }
+    if (gpu->n_undeclared > 0) {
+        (void)printf(", %s for activations of %u rank%s without a declaration",
+                     cli_bytes(gpu->assumed_bytes, a), gpu->n_undeclared,
+                     gpu->n_undeclared == 1 ? "" : "s");
+    }
+    (void)printf("\n");
+}
+
 static void print_gpus(const Cistern__StatReply *stat)
 {
     char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES];
@@ -184,6 +205,9 @@ static void print_gpus(const Cistern__StatReply *stat)
             (void)printf(", driver %u.%u", gpu->driver / 1000, gpu->driver % 1000 / 10);
         }
         (void)printf("\n");
+        if (gpu->has_n_contexts) {
+            print_set_aside(gpu);
+        }
     }
     if (stat->gpu != NULL && (n_gpus > 0 || strcmp(stat->gpu, "looking") == 0)) {
         (void)printf("gpu       %s\n", stat->gpu);

@@ -165,16 +165,26 @@ static int set_budget(struct cstd_gpu *gpu, const char *pool, struct cst_err *er
 {
     /* A separate buffer, because gcc warns of a snprintf from and to the same struct. */
     char name[sizeof gpu->pool_name];
-    uint64_t bytes = 0;
-    int rc = cst_size_parse(pool, gpu->memory_bytes, &bytes, err);
+    uint64_t bytes = gpu->memory_bytes;
+    struct cstd_card card;
+    int rc = CST_OK;
+
+    gpu->pool_auto = strcmp(pool, "auto") == 0;
+    if (!gpu->pool_auto) {
+        rc = cst_size_parse(pool, gpu->memory_bytes, &bytes, err);
+    }
 
     (void)snprintf(name, sizeof name, "pools of cuda:%u (%s, %s)", gpu->index, gpu->uuid,
                    gpu->name);
     memcpy(gpu->pool_name, name, sizeof name);
-    gpu->pool =
-        (struct cstd_budget){.name = gpu->pool_name,
-                             .key = "pool in [gpu]",
-                             .limit = bytes < gpu->memory_bytes ? bytes : gpu->memory_bytes};
+    gpu->pool = (struct cstd_budget){.name = gpu->pool_name,
+                                     .key = "pool in [gpu]",
+                                     .limit = bytes < gpu->memory_bytes ? bytes : gpu->memory_bytes,
+                                     .set_aside_words = gpu->set_aside_words};
+    if (gpu->pool_auto) { /* There are no workers yet. */
+        cstd_card_init(&card, gpu->memory_bytes);
+        gpu->pool.set_aside = cstd_card_bytes(&card);
+    }
     return rc;
 }
 

@@ -6,6 +6,7 @@
 #define CST_GPU_LIST_H
 
 #include "daemon/memory/arena.h"
+#include "daemon/memory/card.h"
 
 #include <stddef.h>
 
@@ -23,6 +24,9 @@ struct cstd_gpu {
     uint64_t memory_bytes;   /* Memory of the card in bytes. */
     int os_node;             /* The nearest NUMA node (OS number); -1: unknown. */
     struct cstd_budget pool; /* Budget of all jobs' memory on this accelerator. */
+    /* The budget is what contexts and workers leave of the card (card.h), not a configured size. */
+    bool pool_auto;
+    char set_aside_words[CSTD_CARD_WORDS + 64]; /* What pool.set_aside is for. */
     /* Name of the budget, such as "pools of cuda:0 (GPU-..., NVIDIA H200)". */
     char pool_name[160];
     unsigned engine; /* Index of the accelerator's engine in struct cstd_engines. */
@@ -41,7 +45,8 @@ struct cstd_gpu_list {
 int cstd_gpu_list_parse(const char *text, size_t n, struct cstd_gpu_list *out, struct cst_err *err);
 
 /* Keep the GPUs that @devices selects, in the order of @devices and with new indices, and give each
- * the budget @pool (bytes or a percentage of the card's memory; at most the card's memory).
+ * the budget @pool (bytes or a percentage of the card's memory, at most the card's memory; or
+ * "auto": what the engine's context and the workers leave of it).
  * @devices is "all", or a list of UUIDs and numbers separated by commas or spaces. CST_ENOTFOUND: a
  * selected GPU does not exist, and @err lists those that do; the others are kept. */
 int cstd_gpu_list_select(struct cstd_gpu_list *list, const char *devices, const char *pool,

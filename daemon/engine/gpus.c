@@ -112,7 +112,8 @@ static void count_pools(struct cstd_gpus *gpus, struct cstd_gpu_list *list)
     for (unsigned i = 0; i < list->n; i++) {
         struct cstd_budget *pool = &list->v[i].pool;
 
-        pool->resource = cstd_quota_add_pool(&gpus->daemon->quota, pool->name, pool->limit);
+        pool->resource =
+            cstd_quota_add_pool(&gpus->daemon->quota, pool->name, cstd_budget_size(pool));
         pool->remains = &gpus->daemon->remains;
     }
 }
@@ -126,7 +127,7 @@ static void log_list(const struct cstd_gpus *gpus)
 
         cstd_log(CSTD_LOG_NOTICE, "cuda:%u is %s, %s, %s, of which %s are for pools", gpu->index,
                  gpu->uuid, gpu->name, cst_size_text(gpu->memory_bytes, memory),
-                 cst_size_text(gpu->pool.limit, pool));
+                 cst_size_text(cstd_budget_size(&gpu->pool), pool));
     }
 }
 

@@ -19,14 +19,18 @@
 
 void cstd_budget_words(const struct cstd_budget *budget, char *out, size_t n)
 {
-    char kept[96] = "", used[CST_SIZE_TEXT], limit[CST_SIZE_TEXT];
+    char kept[96] = "", used[CST_SIZE_TEXT], size[CST_SIZE_TEXT], aside[CST_SIZE_TEXT];
+    bool names_aside = budget->set_aside > 0 && budget->set_aside_words != NULL;
 
     if (budget->kept > 0) {
         (void)snprintf(kept, sizeof kept, " (%s by processes that keep memory of removed jobs)",
                        cst_size_text(budget->kept, used));
     }
-    (void)snprintf(out, n, "%s of %s are in use%s", cst_size_text(budget->used, used),
-                   cst_size_text(budget->limit, limit), kept);
+    (void)snprintf(out, n, "%s of %s are in use%s%s%s%s%s", cst_size_text(budget->used, used),
+                   cst_size_text(cstd_budget_size(budget), size), kept, names_aside ? ", and " : "",
+                   names_aside ? cst_size_text(budget->set_aside, aside) : "",
+                   names_aside ? " are set aside " : "",
+                   names_aside ? budget->set_aside_words : "");
 }
 
 int cstd_budget_check(const struct cstd_budget *budget, const struct cstd_quota_account *account,
@@ -70,10 +74,17 @@ void cstd_budget_force(struct cstd_budget *budget, struct cstd_quota_account *ac
     cstd_quota_force(account, budget->resource, bytes);
 }
 
+uint64_t cstd_budget_size(const struct cstd_budget *budget)
+{
+    return budget->set_aside < budget->limit ? budget->limit - budget->set_aside : 0;
+}
+
 uint64_t cstd_budget_unused(const struct cstd_budget *budget)
 {
-    /* cstd_budget_force may have charged more than the limit. */
-    return budget->used < budget->limit ? budget->limit - budget->used : 0;
+    uint64_t size = cstd_budget_size(budget);
+
+    /* cstd_budget_force may have charged more than there is. */
+    return budget->used < size ? size - budget->used : 0;
 }
 
 uint64_t cstd_budget_left(const struct cstd_budget *budget,

@@ -27,6 +27,10 @@ struct cstd_budget {
     /* The key of the configuration that sets the limit, such as "memory in [host]"; NULL: none. */
     const char *key;
     uint64_t limit; /* Size of the budget in bytes. */
+    /* Part of limit, in bytes, that is left to others and never charged (card.h); may be more than
+     * limit. set_aside_words says what it is for; NULL: set_aside is always 0. */
+    uint64_t set_aside;
+    const char *set_aside_words;
     /* Bytes that are charged. More than limit is possible when processes write again to files that
      * the daemon has dropped. */
     uint64_t used;
@@ -55,13 +59,16 @@ void cstd_budget_give(struct cstd_budget *budget, struct cstd_quota_account *acc
 void cstd_budget_force(struct cstd_budget *budget, struct cstd_quota_account *account,
                        uint64_t bytes);
 
-#define CSTD_BUDGET_WORDS 160
+#define CSTD_BUDGET_WORDS 480
 
-/* Write the use of @budget to @out, such as "58.6 KiB of 97.7 KiB are in use", and how much of it
- * is held by processes that keep memory of removed jobs. */
+/* Write the use of @budget to @out, such as "58.6 KiB of 97.7 KiB are in use", how much of it is
+ * held by processes that keep memory of removed jobs, and what is set aside for what. */
 void cstd_budget_words(const struct cstd_budget *budget, char *out, size_t n);
 
-/* Bytes of @budget that are not charged. */
+/* Bytes of @budget that can be charged at most: what is not set aside. */
+uint64_t cstd_budget_size(const struct cstd_budget *budget);
+
+/* Bytes of @budget that are neither charged nor set aside. */
 uint64_t cstd_budget_unused(const struct cstd_budget *budget);
 
 /* Bytes of @budget that @account (NULL: no user) could take now. */

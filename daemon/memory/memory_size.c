@@ -33,6 +33,9 @@ bool cstd_memory_worker_copies(const struct cstd_daemon *daemon, const struct cs
 
 struct cstd_budget *cstd_memory_budget(struct cstd_daemon *daemon, struct cstd_gpu *gpu)
 {
+    if (gpu != NULL) {
+        cstd_card_update(daemon, gpu);
+    }
     return gpu != NULL ? &gpu->pool : &daemon->pool;
 }
 

@@ -85,7 +85,7 @@ static void words_of_use(const struct cstd_job *job, struct cstd_gpu *gpu, char 
 static int give_share(const struct cstd_job *job, const struct cstd_worker *worker, uint64_t grain,
                       struct cstd_pools_blocks *out, struct cst_err *err)
 {
-    char use[CSTD_QUOTA_WORDS];
+    char use[CSTD_BUDGET_WORDS + 64];
     struct cstd_pools_blocks planned;
     struct cst_err why = {0};
     uint32_t n_open;
@@ -95,9 +95,9 @@ static int give_share(const struct cstd_job *job, const struct cstd_worker *work
 
     if (rc != CST_OK) {
         words_of_use(job, worker->gpu, use, sizeof use);
-        rc = cst_err_set(err, CST_EBUDGET,
-                         "%.255s; the share that is left for rank %u is too small: %.310s", use,
-                         worker->rank, why.text);
+        rc =
+            cst_err_set(err, CST_EBUDGET, "%s; the share that is left for rank %u is too small: %s",
+                        use, worker->rank, why.text);
     }
     return rc;
 }

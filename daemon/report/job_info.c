@@ -10,6 +10,7 @@
 #include "daemon/wire/serve.h"
 #include "offload/layout/edge.h"
 #include "proto/optimizers.h"
+#include "proto/size.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -484,6 +485,20 @@ void cstd_serve_job_info(struct cstd_session *session, uint64_t id, void *body)
 
 /* -- explain -------------------------------------------------------------------------------- */
 
+/* Write a line that says what is set aside on @gpu. */
+static unsigned explain_card(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu,
+                             char line[192])
+{
+    struct cstd_card card;
+    char words[CSTD_CARD_WORDS], memory[CST_SIZE_TEXT];
+
+    cstd_card_count(daemon, gpu, &card);
+    cstd_card_words(&card, words, sizeof words);
+    (void)snprintf(line, 192, "cuda:%u: set aside of %s: %.150s", gpu->index,
+                   cst_size_text(gpu->memory_bytes, memory), words);
+    return 1;
+}
+
 /* Write lines that say which GPU each engine number belongs to, because the core only knows
  * numbers. */
 static unsigned explain_devices(const struct cstd_job *job, char lines[][192], unsigned max)
@@ -497,6 +512,9 @@ static unsigned explain_devices(const struct cstd_job *job, char lines[][192], u
             (void)snprintf(lines[n++], 192, "rank %u: its pool is on %s:%u, %s, %s, engine %u", r,
                            gpu->paced ? "paced" : "cuda", gpu->index, gpu->uuid, gpu->name,
                            gpu->engine);
+        }
+        if (gpu != NULL && gpu->pool_auto && n < max) {
+            n += explain_card(job->daemon, gpu, lines[n]);
         }
     }
     return n;

@@ -151,22 +151,42 @@ static void sum_books(const struct cstd_daemon *daemon, Cistern__Books *out)
     }
 }
 
+/* Fill in what is set aside on @gpu. */
+static void fill_card(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu,
+                      Cistern__GpuInfo *out)
+{
+    struct cstd_card card;
+
+    cstd_card_count(daemon, gpu, &card);
+    out->has_n_contexts = out->has_context_bytes = out->has_workspace_bytes = true;
+    out->has_activation_bytes = out->has_n_undeclared = out->has_assumed_bytes = true;
+    out->n_contexts = card.n_contexts;
+    out->context_bytes = card.context_bytes;
+    out->workspace_bytes = card.workspace_bytes;
+    out->activation_bytes = card.activation_bytes;
+    out->n_undeclared = card.n_undeclared;
+    out->assumed_bytes = card.assumed_bytes;
+}
+
 /* Returns the number of GPUs. */
-static size_t fill_gpus(const struct cstd_gpu_list *list, Cistern__GpuInfo *out,
-                        Cistern__GpuInfo **pointers)
+static size_t fill_gpus(struct cstd_daemon *daemon, struct cstd_gpu_list *list,
+                        Cistern__GpuInfo *out, Cistern__GpuInfo **pointers)
 {
     for (unsigned i = 0; i < list->n; i++) {
-        const struct cstd_gpu *gpu = &list->v[i];
+        struct cstd_gpu *gpu = &list->v[i];
 
         cistern__gpu_info__init(&out[i]);
         out[i].index = gpu->index;
         out[i].uuid = (char *)(uintptr_t)gpu->uuid;
         out[i].name = (char *)(uintptr_t)gpu->name;
         out[i].memory_bytes = gpu->memory_bytes;
-        out[i].pool_budget = gpu->pool.limit;
+        out[i].pool_budget = cstd_budget_size(cstd_memory_budget(daemon, gpu));
         out[i].pool_used = gpu->pool.used;
         out[i].has_driver = list->driver != 0;
         out[i].driver = list->driver;
+        if (gpu->pool_auto) {
+            fill_card(daemon, gpu, &out[i]);
+        }
         pointers[i] = &out[i];
     }
     return list->n;
@@ -204,9 +224,9 @@ void cstd_serve_stat(struct cstd_session *session, uint64_t id, void *body)
     reply.n_requests = daemon->n_requests;
     reply.n_fds = count_fds();
     reply.pool = &books;
-    reply.n_gpus = fill_gpus(&daemon->gpus.list, gpus, gpu_pointers);
+    reply.n_gpus = fill_gpus(daemon, &daemon->gpus.list, gpus, gpu_pointers);
     reply.n_gpus +=
-        fill_gpus(&daemon->gpus.paced, gpus + reply.n_gpus, gpu_pointers + reply.n_gpus);
+        fill_gpus(daemon, &daemon->gpus.paced, gpus + reply.n_gpus, gpu_pointers + reply.n_gpus);
     reply.gpus = gpu_pointers;
     if (daemon->gpus.state == CSTD_GPUS_LOOKING) {
         reply.gpu = (char *)(uintptr_t) "looking";

@@ -468,7 +468,11 @@ struct cst_operator_cost {
      * operator. If a micro-batch uses the operator several times, they are the operations of all
      * these uses together. */
     double flops;
-    /* Bytes kept from the forward pass to the backward pass, per micro-batch and rank. */
+    /* Bytes kept from the forward pass to the backward pass, per micro-batch and rank. If the pool
+     * is on a GPU whose budget is `pool = auto` (cistern.conf(5)), the daemon leaves the sum over
+     * the rank's operators free on the GPU. The sum should then be all memory that the worker
+     * allocates there, except the CUDA context and the workspaces of libraries. If all operators
+     * have 0 here, the daemon leaves a tenth of the GPU free for all such ranks together. */
     uint64_t activation_bytes;
     /* Share of the micro-batches that use the operator. For an expert, these are the micro-batches
      * in which the expert receives tokens. 0 stands for 1, and so does a value above 1. */

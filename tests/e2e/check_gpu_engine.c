@@ -97,6 +97,40 @@ START_TEST(shared)
 }
 END_TEST
 
+/* With `pool = auto`, pools get what contexts, workspaces and declared activations leave. The
+ * engine and each rank have a context of an eighth of the card of 64 MiB. */
+START_TEST(automatic)
+{
+    struct raw_client client, other;
+    const Cistern__StatReply *stat;
+
+    gpu_rig_start(NULL, NULL);
+    stat = gpu_rig_await(are_off);
+    ck_assert_uint_eq(stat->gpus[0]->pool_budget, 56 * MIB);
+    gpu_rig_declare(&client, "a", 0, 1, "cuda:0", 0);
+    ck_assert_int_eq(raw_declare_activations(&client, "head", 0, 37 * MIB), CST_OK);
+    ck_assert_msg(raw_status(&client, raw_commit(&client, 8, 9)) == CST_OK, "%s", client.err.text);
+    stat = raw_stat(&witness);
+    ck_assert_uint_eq(stat->gpus[0]->n_contexts, 2);
+    ck_assert_uint_eq(stat->gpus[0]->context_bytes, 16 * MIB);
+    ck_assert_uint_eq(stat->gpus[0]->workspace_bytes, 1 * MIB);
+    ck_assert_uint_eq(stat->gpus[0]->activation_bytes, 37 * MIB);
+    ck_assert_uint_eq(stat->gpus[0]->n_undeclared, 0);
+    ck_assert_uint_eq(stat->gpus[0]->pool_budget, 10 * MIB);
+    ck_assert_uint_eq(stat->gpus[0]->pool_used, 10 * MIB); /* all of it */
+    ck_assert_uint_eq(stat->gpus[1]->pool_budget, 56 * MIB);
+    /* Another job has no memory there, not even for its context, and the error has the sum. */
+    gpu_rig_declare(&other, "b", 0, 1, "cuda:0", 0);
+    ck_assert_int_eq(gpu_rig_commit(&other), CST_EBUDGET);
+    raw_says(&other, "24.0 MiB for 3 CUDA contexts, 2.0 MiB for workspaces of libraries, 37.0 MiB "
+                     "for activations, 6.4 MiB for activations of 1 rank without a declaration");
+    raw_close(&other);
+    raw_close(&client);
+    settle_remove_jobs(&witness);
+    ck_assert_uint_eq(raw_stat(&witness)->gpus[0]->pool_budget, 56 * MIB);
+}
+END_TEST
+
 /* If a GPU has no space for the smallest pool, the error names the GPU. */
 START_TEST(no_room)
 {
@@ -347,6 +381,7 @@ int main(void)
     tcase_add_test(tcase, books);
     tcase_add_test(tcase, over_budget);
     tcase_add_test(tcase, shared);
+    tcase_add_test(tcase, automatic);
     tcase_add_test(tcase, no_room);
     tcase_add_test(tcase, unreachable);
     tcase_add_test(tcase, full);

@@ -340,12 +340,20 @@ void raw_says(const struct raw_client *client, const char *words)
 
 int raw_declare_operator(struct raw_client *client, const char *name, uint32_t tensor)
 {
+    return raw_declare_activations(client, name, tensor, 0);
+}
+
+int raw_declare_activations(struct raw_client *client, const char *name, uint32_t tensor,
+                            uint64_t bytes)
+{
     Cistern__OperatorDecl op = CISTERN__OPERATOR_DECL__INIT, *operators = &op;
     Cistern__Declare declare = CISTERN__DECLARE__INIT;
 
     op.name = (char *)(uintptr_t)name;
     op.n_tensors = 1;
     op.tensors = &tensor;
+    op.has_activation_bytes = bytes > 0;
+    op.activation_bytes = bytes;
     declare.n_operators = 1;
     declare.operators = &operators;
     return raw_call(client, CISTERN__MSG_TYPE__MSG_DECLARE, &declare.base);

@@ -116,6 +116,10 @@ uint64_t raw_commit(struct raw_client *client, uint32_t n_tensors, uint32_t n_op
 /* Declare an operator that uses @tensor. Returns the status. */
 int raw_declare_operator(struct raw_client *client, const char *name, uint32_t tensor);
 
+/* The same, for an operator that declares @bytes of activations. */
+int raw_declare_activations(struct raw_client *client, const char *name, uint32_t tensor,
+                            uint64_t bytes);
+
 /* Sync. Returns the attempt. */
 uint64_t raw_sync(struct raw_client *client);
 
