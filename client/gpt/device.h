@@ -36,6 +36,14 @@ struct gpt_device_ops {
     /* Describe the rows of a mixture in words, for example "fp32 rows of a host, 512 per pass".
      * Devices that cannot exchange rows with each other have other words (exchange.h). */
     void (*describe_rows)(const struct gpt_device *device, char out[GPT_EXCHANGE_WORDS]);
+    /* Bytes of memory that operator @number of @model takes in a pass over --batch / passes
+     * sequences, besides weights and gradients: a declaration for the daemon. 0 for all operators:
+     * not known before the first pass.
+     *   - A GPU: the sum over all operators is what open_pass allocates on it. What operators share
+     *     is counted for the last one.
+     *   - The host: what the operator keeps from the forward to the backward pass. */
+    uint64_t (*activation_bytes)(const struct gpt_device *device, const struct gpt_model *model,
+                                 uint32_t number);
     /* Allocate the activations of a pass over at most @max_seqs sequences. The thread that will use
      * the pass calls it. */
     int (*open_pass)(struct gpt_device *device, const struct gpt_model *model, size_t max_seqs,

@@ -74,6 +74,16 @@ static void host_describe_rows(const struct gpt_device *device, char out[GPT_EXC
                    (size_t)d->options->batch / d->options->micro_batches * d->options->context);
 }
 
+/* What is kept between the passes: memory of the host is shared, and hints need no more. */
+static uint64_t host_activation_bytes(const struct gpt_device *device,
+                                      const struct gpt_model *model, uint32_t number)
+{
+    const struct host_device *d = (const struct host_device *)(const void *)device;
+
+    return gpt_host_kept_bytes(model, &model->operators[number],
+                               d->options->batch / d->options->micro_batches, d->bf16);
+}
+
 static int host_open_pass(struct gpt_device *device, const struct gpt_model *model, size_t max_seqs,
                           struct gpt_pass **out, struct cst_err *err)
 {
@@ -115,6 +125,7 @@ static const struct gpt_device_ops host_ops = {
     .break_states = host_break_states,
     .passes = host_passes,
     .describe_rows = host_describe_rows,
+    .activation_bytes = host_activation_bytes,
     .open_pass = host_open_pass,
     .open_view = host_open_view,
     .describe = host_describe,

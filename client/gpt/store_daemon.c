@@ -111,16 +111,17 @@ static int declare_tensors(struct cst_job *job, const struct gpt_model *model)
 }
 
 static int declare_operators(struct cst_job *job, const struct gpt_options *options,
-                             const struct gpt_model *model)
+                             const struct gpt_model *model, const struct gpt_device *device)
 {
     int number = 0;
 
     for (uint32_t i = 0, next = 0; i < model->n_operators && number >= 0; i++) {
         const struct gpt_operator *op = &model->operators[i];
         const bool begins = model->stages > 0 && gpt_model_stage(model, op) == next;
-        const struct cst_operator_cost cost = gpt_describe_cost(
+        struct cst_operator_cost cost = gpt_describe_cost(
             model, op, options->batch / options->micro_batches, gpt_device_bf16(options));
 
+        cost.activation_bytes = device->ops->activation_bytes(device, model, i);
         number = begins ? cst_stage(job) : 0;
         next += begins;
         if (number >= 0) {
@@ -131,7 +132,8 @@ static int declare_operators(struct cst_job *job, const struct gpt_options *opti
 }
 
 static int declare(struct cst_job *job, const struct gpt_options *options,
-                   const struct gpt_model *model, struct cst_err *err)
+                   const struct gpt_model *model, const struct gpt_device *device,
+                   struct cst_err *err)
 {
     int rc = declare_stashes(job, options, model, err);
 
@@ -146,7 +148,7 @@ static int declare(struct cst_job *job, const struct gpt_options *options,
         rc = declare_tensors(job, model);
     }
     if (rc == 0) {
-        rc = declare_operators(job, options, model);
+        rc = declare_operators(job, options, model, device);
     }
     if (rc != 0) {
         *err = *cst_job_error(job);
@@ -487,7 +489,7 @@ int gpt_store_daemon_open(struct gpt_store **out, const struct gpt_options *opti
     }
     rc = device->ops->join(device, s->job, err);
     if (rc == 0) {
-        rc = declare(s->job, options, model, err);
+        rc = declare(s->job, options, model, device, err);
     }
     if (rc == 0) {
         rc = wait_for_ranks(

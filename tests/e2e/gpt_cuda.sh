@@ -80,3 +80,26 @@ job smallest local --pool $((least + 1))
 [ -s "$tmp/sample1" ] || fail "no sample"
 cmp "$tmp/sample1" "$tmp/sample2" || fail "other samples"
 stop_daemon daemon
+
+# Without a size for the pool, memory for the contexts, the workspace and the activations is left on the card. What a job is given
+# does not depend on those that are done. If the activations do not fit, the daemon says so before the worker allocates them.
+export CST_FAKECUDA_MEMORY=96M
+large=("${gpu[@]}" --layers 2 --heads 2 --width 64 --context 24 --batch 256 --warmup 2 --quiet --data "$tmp/text")
+start_daemon small --gpus all
+for job in one two; do
+    ./cistern-gpt "${large[@]}" --steps 1 --job $job >"$tmp/$job.log" 2>&1 || fail "job $job, with a pool of what is left"
+done
+./cistern stat | grep -q 'set aside: 12.0 MiB for 1 context$' || fail "jobs that are done have memory set aside: $(./cistern stat)"
+start busy ./cistern-gpt "${large[@]}" --steps 100000 --job busy
+told() {
+    ./cistern explain busy wte >"$tmp/explained" 2>/dev/null
+}
+poll told
+grep -q 'cuda:0: set aside of 96.0 MiB: 24.0 MiB for 2 CUDA contexts, 1.5 MiB for workspaces of libraries, .* for activations' \
+    "$tmp/explained" || fail "cistern explain does not tell what is set aside: $(cat "$tmp/explained")"
+! ./cistern-gpt "${large[@]}" --steps 1 --job three >"$tmp/three.log" 2>&1 || fail "activations of two jobs fit"
+grep -q 'of the card.s 96.0 MiB (36.0 MiB for 3 CUDA contexts, 3.0 MiB for workspaces of libraries, .* for activations)' \
+    "$tmp/three.log" || fail "the error does not have the parts of the sum: $(cat "$tmp/three.log")"
+# shellcheck disable=SC2046 # several words
+kill -KILL $(children "${manager_of[busy]}")
+stop_daemon small

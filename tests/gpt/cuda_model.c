@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/gpt/cuda_model.h"
 
+#include "client/gpt/cuda/pass_inside.h"
 #include "client/gpt/data.h"
 #include "client/gpt/device.h"
 #include "client/gpt/rng.h"
@@ -118,6 +119,25 @@ static int run_steps(const struct gpt_options *o, const struct gpt_model *model,
                : rc;
 }
 
+/* What the operators declare is what the pass has allocated, to the byte. */
+static int check_activations(const struct gpt_device *device, const struct gpt_model *model,
+                             const struct gpt_pass *pass, struct cst_err *err)
+{
+    const struct gpt_cuda_pass *p = (const struct gpt_cuda_pass *)(const void *)pass;
+    uint64_t bytes = 0;
+
+    if (strcmp(device->ops->name, "cuda") != 0 || model->experts > 0) {
+        return 0;
+    }
+    for (uint32_t i = 0; i < model->n_operators; i++) {
+        bytes += device->ops->activation_bytes(device, model, i);
+    }
+    return bytes == p->a.bytes
+               ? 0
+               : cst_err_set(err, CST_EINTERNAL, "operators declare %llu bytes, %llu are allocated",
+                             (unsigned long long)bytes, (unsigned long long)p->a.bytes);
+}
+
 static int run_on(struct gpt_device *device, const struct gpt_options *o,
                   const struct gpt_model *model, struct run *run, struct cst_err *err)
 {
@@ -133,7 +153,8 @@ static int run_on(struct gpt_device *device, const struct gpt_options *o,
     }
     rc = device->ops->open_pass(device, model, o->batch, &pass, err);
     if (rc == 0) {
-        rc = run_steps(o, model, pass, store, run, err);
+        rc = check_activations(device, model, pass, err);
+        rc = rc == 0 ? run_steps(o, model, pass, store, run, err) : rc;
         pass->ops->close(pass);
     }
     store->ops->close(store, rc == 0);

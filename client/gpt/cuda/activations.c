@@ -26,27 +26,26 @@ static void carve_block(struct gpt_block_memory *b, struct gpt_carver *c, const 
     }
 }
 
-static void carve_blocks(struct gpt_activations *a, struct gpt_carver *c, const struct gpt_model *m,
-                         size_t rows, bool shared)
+/* Block @i. With recomputation (@shared) all blocks share the arrays of @first, block 0. */
+static void carve_layer(struct gpt_block_memory *b, const struct gpt_block_memory *first,
+                        struct gpt_carver *c, const struct gpt_model *m, uint32_t i, size_t rows,
+                        bool shared)
 {
-    for (uint32_t i = 0; i < m->layers; i++) {
-        if (i == 0 || !shared) {
-            carve_block(&a->blocks[i], c, m, rows);
-        } else {
-            /* With recomputation all blocks share the arrays of the first one. */
-            a->blocks[i] = a->blocks[0];
-        }
-        a->blocks[i].x = gpt_carve(c, rows * m->width * sizeof(float));
+    if (i == 0 || !shared) {
+        carve_block(b, c, m, rows);
+    } else {
+        *b = *first;
     }
+    b->x = gpt_carve(c, rows * m->width * sizeof(float));
 }
 
-static void carve_all(struct gpt_activations *a, struct gpt_carver *c, const struct gpt_model *m,
-                      size_t max_seqs, size_t part_seqs, bool shared)
+/* What the operators share, and the arrays of the head. */
+static void carve_rest(struct gpt_activations *a, struct gpt_carver *c, const struct gpt_model *m,
+                       size_t max_seqs, size_t part_seqs)
 {
     const size_t rows = max_seqs * m->context, d = m->width;
     const struct gpt_attention_shape part = {part_seqs, m->context, m->heads, d / m->heads};
 
-    carve_blocks(a, c, m, rows, shared);
     a->x = gpt_carve(c, rows * d * sizeof(float));
     a->lnf = gpt_carve(c, rows * d * sizeof(uint16_t));
     a->meanf = gpt_carve(c, rows * sizeof(float));
@@ -64,6 +63,32 @@ static void carve_all(struct gpt_activations *a, struct gpt_carver *c, const str
     a->low = gpt_carve(c, part_seqs * m->context * m->lora * sizeof(uint16_t));
     a->tokens = gpt_carve(c, rows);
     a->targets = gpt_carve(c, rows);
+}
+
+static void carve_all(struct gpt_activations *a, struct gpt_carver *c, const struct gpt_model *m,
+                      size_t max_seqs, size_t part_seqs, bool shared)
+{
+    for (uint32_t i = 0; i < m->layers; i++) {
+        carve_layer(&a->blocks[i], &a->blocks[0], c, m, i, max_seqs * m->context, shared);
+    }
+    carve_rest(a, c, m, max_seqs, part_seqs);
+}
+
+uint64_t gpt_activations_bytes(const struct gpt_model *m, uint32_t number, size_t max_seqs,
+                               size_t part_seqs, bool shared)
+{
+    const struct gpt_operator *op = &m->operators[number];
+    struct gpt_activations a = {0};
+    struct gpt_block_memory b = {0};
+    struct gpt_carver c = {0};
+
+    if (op->kind == GPT_OP_QKV) {
+        carve_layer(&b, &b, &c, m, op->layer, max_seqs * m->context, shared);
+    }
+    if (number + 1 == m->n_operators) {
+        carve_rest(&a, &c, m, max_seqs, part_seqs);
+    }
+    return c.bytes;
 }
 
 int gpt_activations_open(struct gpt_activations *a, const struct gpt_gpu *gpu,

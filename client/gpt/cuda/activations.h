@@ -45,6 +45,12 @@ struct gpt_activations {
     CUdeviceptr tokens, targets; /* M bytes each */
 };
 
+/* Returns the bytes of gpt_activations_open's memory, with the same arguments, that are counted for
+ * operator @number: the arrays of a block for its first operator, and all others for the last
+ * operator of the model. */
+uint64_t gpt_activations_bytes(const struct gpt_model *model, uint32_t number, size_t max_seqs,
+                               size_t part_seqs, bool shared);
+
 /* Allocate the activations of @max_seqs sequences, of which at most @part_seqs are computed at a
  * time. @shared: recomputation, see gpt_block_memory. The caller frees them with
  * gpt_activations_close. CST_ENOMEM. */

@@ -89,6 +89,17 @@ static void cuda_describe_rows(const struct gpt_device *device, char out[GPT_EXC
                    (size_t)o->batch * o->context);
 }
 
+/* How many rows the experts of a mixture get is known when the router has run. */
+static uint64_t cuda_activation_bytes(const struct gpt_device *device,
+                                      const struct gpt_model *model, uint32_t number)
+{
+    const struct gpt_options *o = ((const struct cuda_device *)(const void *)device)->options;
+
+    return model->experts > 0 ? 0
+                              : gpt_activations_bytes(model, number, o->batch,
+                                                      o->batch / o->micro_batches, o->recompute);
+}
+
 static int cuda_open_pass(struct gpt_device *device, const struct gpt_model *model, size_t max_seqs,
                           struct gpt_pass **out, struct cst_err *err)
 {
@@ -130,6 +141,7 @@ static const struct gpt_device_ops cuda_ops = {
     .break_states = cuda_break_states,
     .passes = cuda_passes,
     .describe_rows = cuda_describe_rows,
+    .activation_bytes = cuda_activation_bytes,
     .open_pass = cuda_open_pass,
     .open_view = cuda_open_view,
     .describe = cuda_describe,
