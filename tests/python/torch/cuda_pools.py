@@ -7,6 +7,8 @@ CUDA is not used here, and not tested.
 """
 
 import ctypes
+import json
+import subprocess
 import unittest
 from unittest import mock
 
@@ -56,6 +58,14 @@ class CudaPools(TorchCase):
         _, store = self.twins(models.gpt2)
         self.assertTrue(store.job.device.startswith("GPU-"), store.job.device)
         self.assertEqual(store.device.number, 0)
+
+    def test_activations_are_left_free(self) -> None:
+        _, store = self.twins(models.gpt2, activations="64M")
+        told = subprocess.run(["./cistern", "stat", "--json"], check=True, capture_output=True)
+        card = json.loads(told.stdout)["gpus"][0]
+        self.assertEqual(card["activation_bytes"], 64 << 20)
+        self.assertEqual(card["n_undeclared"], 0)
+        store.close(remove=True)
 
     def test_models_have_the_gradients_of_torch(self) -> None:
         for make in (models.gpt2, models.llama, models.mixtral, models.albert):

@@ -36,6 +36,7 @@ def attach(
     world: int | None = None,
     device: str | torch.device | None = None,
     pool: float | str | None = None,
+    activations: float | str = 0,
     plan_file: Path | None = None,
     units: Collection[str] = (),
     micro_batches: int | None = None,
@@ -72,6 +73,9 @@ def attach(
       the host if torch has none. Parameters and buffers move there; inputs are the caller's.
     - ``pool``: memory for weights and gradients in use, in bytes or as "6G", or a percentage of
       the weights such as "25%"; 0, the default: the daemon chooses.
+    - ``activations``: memory of the GPU that PyTorch needs for everything but the weights:
+      activations and its cache, in bytes or as "6G". The daemon leaves as much beside the pools if
+      their size is its choice ([gpu] pool = auto); 0: unknown, for which it leaves a tenth.
     - ``plan_file``: a plan that ``plan`` has saved. The job has exactly its chunks and pools.
     - ``units``: names of modules that are operators as a whole, in addition to those that are found:
       the members of a ModuleList of one class, and modules with parameters of their own. The weights
@@ -109,6 +113,7 @@ def attach(
             "cistern: the job has no name: give attach one, such as attach(model, 'run7')"
         )
     declaration = declare(model, units, param_group, tokens, muon)
+    declaration = declaration._replace(activations=in_bytes(activations))
     origin = Origin(model, load, first(resume, options.text("resume"), None))
     size = pool if pool is not None else options.text("pool") or 0
     rule = optimizer if optimizer is not None else options.text("optimizer") or Rule.ADAMW

@@ -50,6 +50,7 @@ class Declaration(NamedTuple):
     tensors: dict[str, DeclaredTensor]  #: By the name of the parameter in the model.
     operators: dict[str, DeclaredOperator]  #: By the name of the module, in its order.
     tokens: int  #: Of a micro-batch of one rank; 0: unknown.
+    activations: int = 0  #: Bytes that the program allocates on its GPU itself; 0: unknown.
 
     def to_json(self, name: str, world: int) -> str:
         """Return the file that ``cistern plan`` reads, for ``world`` ranks."""
