@@ -1,65 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/cuda/cublas.h"
 
+#include "client/gpt/cuda/cublas_inside.h"
+
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-#if __has_include(<cublasLt.h>)
+#ifdef GPT_HAVE_CUBLAS
 
-#include <cublasLt.h>
-
-/* NVIDIA advises at least 32 MiB for Hopper. */
-#define WORKSPACE_BYTES (64u << 20)
-/* Shapes whose plans are kept. A dense model uses about 20, and one with adapters about 50. A
- * mixture uses about 10 for each number of rows of an expert. */
-#define MAX_SHAPES 256
 /* Bytes; all operands have at least this alignment. */
 #define ALIGNMENT 16
 
-/* The library's functions that are used. CALL(name) is expanded for each of them. */
-#define CUBLAS_CALLS(CALL)                                                                         \
-    CALL(cublasLtCreate)                                                                           \
-    CALL(cublasLtDestroy)                                                                          \
-    CALL(cublasLtGetVersion)                                                                       \
-    CALL(cublasLtGetStatusString)                                                                  \
-    CALL(cublasLtMatmul)                                                                           \
-    CALL(cublasLtMatmulAlgoGetHeuristic)                                                           \
-    CALL(cublasLtMatmulDescCreate)                                                                 \
-    CALL(cublasLtMatmulDescDestroy)                                                                \
-    CALL(cublasLtMatmulDescSetAttribute)                                                           \
-    CALL(cublasLtMatmulPreferenceCreate)                                                           \
-    CALL(cublasLtMatmulPreferenceDestroy)                                                          \
-    CALL(cublasLtMatmulPreferenceSetAttribute)                                                     \
-    CALL(cublasLtMatrixLayoutCreate)                                                               \
-    CALL(cublasLtMatrixLayoutDestroy)
-
-/* A shape that was requested, with the library's choice. The library's matrices are column-major.
- * Therefore it computes c^T (n x m) = b^T a^T: its A is our b, and its B our a. */
-struct plan {
-    struct gpt_product like; /* shape, transpositions, fp32 and epilogue */
-    bool supported;          /* false: no field below is valid */
-    cublasLtMatmulDesc_t desc;
-    cublasLtMatrixLayout_t a, b, c; /* layouts of the library's A, of its B, and of its C and D */
-    cublasLtMatmulAlgo_t algo;
-};
-
-struct gpt_cublas {
-    const struct cst_cuda_driver *driver; /* borrowed */
-    void *library;                        /* handle of dlopen */
-#define FIELD(name) __typeof__(&name) name;
-    CUBLAS_CALLS(FIELD)
-#undef FIELD
-    cublasLtHandle_t handle;
-    CUdeviceptr workspace; /* WORKSPACE_BYTES of device memory */
-    char words[32];        /* name and version */
-    size_t n_made;         /* number of plans made so far */
-    /* The newest plans: plan number i is at index i modulo MAX_SHAPES. */
-    struct plan plans[MAX_SHAPES];
-};
-
-static int cublas_fault(const struct gpt_cublas *b, cublasStatus_t status, const char *what,
-                        struct cst_err *err)
+int gpt_cublas_fault(const struct gpt_cublas *b, cublasStatus_t status, const char *what,
+                     struct cst_err *err)
 {
     int rc = CST_EINTERNAL;
 
@@ -91,7 +46,7 @@ static int find_library(struct gpt_cublas *b, struct cst_err *err)
     if (b->name == NULL) {                                                                         \
         return cst_err_set(err, CST_EUNSUPPORTED, "cuBLASLt is too old: it has no %s", #name);     \
     }
-    CUBLAS_CALLS(FIND)
+    GPT_CUBLAS_CALLS(FIND)
 #undef FIND
     return 0;
 }
@@ -115,11 +70,11 @@ int gpt_cublas_open(struct gpt_cublas **out, const struct cst_cuda_driver *drive
     status = b->cublasLtCreate(&b->handle);
     if (status != CUBLAS_STATUS_SUCCESS) {
         b->handle = NULL;
-        rc = cublas_fault(b, status, "cublasLtCreate", err);
+        rc = gpt_cublas_fault(b, status, "cublasLtCreate", err);
         goto err_close;
     }
-    rc = cst_cuda_check(driver, driver->cuMemAlloc(&b->workspace, WORKSPACE_BYTES), err,
-                        "a workspace of %u bytes for cuBLASLt", WORKSPACE_BYTES);
+    rc = cst_cuda_check(driver, driver->cuMemAlloc(&b->workspace, GPT_CUBLAS_WORKSPACE), err,
+                        "a workspace of %u bytes for cuBLASLt", GPT_CUBLAS_WORKSPACE);
     if (rc != 0) {
         b->workspace = 0;
         goto err_close;
@@ -134,7 +89,7 @@ err_close:
     return rc;
 }
 
-static void plan_close(const struct gpt_cublas *b, const struct plan *plan)
+static void plan_close(const struct gpt_cublas *b, const struct gpt_cublas_plan *plan)
 {
     if (plan->a != NULL) {
         (void)b->cublasLtMatrixLayoutDestroy(plan->a);
@@ -150,9 +105,17 @@ static void plan_close(const struct gpt_cublas *b, const struct plan *plan)
     }
 }
 
+/* Mark the shape as one that the library cannot compute. The plan stays, so that the library is not
+ * asked again. */
+static void give_up(const struct gpt_cublas *b, struct gpt_cublas_plan *plan)
+{
+    plan_close(b, plan);
+    *plan = (struct gpt_cublas_plan){.like = plan->like};
+}
+
 static size_t n_plans(const struct gpt_cublas *b)
 {
-    return b->n_made < MAX_SHAPES ? b->n_made : MAX_SHAPES;
+    return b->n_made < GPT_CUBLAS_SHAPES ? b->n_made : GPT_CUBLAS_SHAPES;
 }
 
 void gpt_cublas_close(struct gpt_cublas *cublas)
@@ -244,7 +207,7 @@ static cublasStatus_t make_desc(const struct gpt_cublas *b, const struct gpt_pro
 }
 
 static cublasStatus_t make_layouts(const struct gpt_cublas *b, const struct gpt_product *p,
-                                   struct plan *plan)
+                                   struct gpt_cublas_plan *plan)
 {
     const uint64_t m = p->m, n = p->n, k = p->k;
     cublasStatus_t status = b->cublasLtMatrixLayoutCreate(
@@ -261,15 +224,15 @@ static cublasStatus_t make_layouts(const struct gpt_cublas *b, const struct gpt_
     return status;
 }
 
-/* Get the library's first choice, for the alignment and workspace that all products have. */
-static cublasStatus_t choose(const struct gpt_cublas *b, struct plan *plan)
+/* Get the library's choices, best first, for the alignment and workspace that all products have. */
+static cublasStatus_t choose(const struct gpt_cublas *b, struct gpt_cublas_plan *plan)
 {
     static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    const uint64_t workspace = WORKSPACE_BYTES;
+    const uint64_t workspace = GPT_CUBLAS_WORKSPACE;
     const uint32_t alignment = ALIGNMENT;
-    cublasLtMatmulHeuristicResult_t best = {0};
+    cublasLtMatmulHeuristicResult_t best[GPT_CUBLAS_ALGOS] = {0};
     cublasLtMatmulPreference_t wish;
     int n = 0;
     cublasStatus_t status = b->cublasLtMatmulPreferenceCreate(&wish);
@@ -285,14 +248,16 @@ static cublasStatus_t choose(const struct gpt_cublas *b, struct plan *plan)
     }
     if (status == CUBLAS_STATUS_SUCCESS) {
         status = b->cublasLtMatmulAlgoGetHeuristic(b->handle, plan->desc, plan->a, plan->b, plan->c,
-                                                   plan->c, wish, 1, &best, &n);
+                                                   plan->c, wish, GPT_CUBLAS_ALGOS, best, &n);
     }
     (void)b->cublasLtMatmulPreferenceDestroy(wish);
-    if (status == CUBLAS_STATUS_SUCCESS && (n == 0 || best.state != CUBLAS_STATUS_SUCCESS)) {
-        status = CUBLAS_STATUS_NOT_SUPPORTED;
+    for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < n; i++) {
+        if (best[i].state == CUBLAS_STATUS_SUCCESS) {
+            plan->algos[plan->n_algos++] = best[i].algo;
+        }
     }
-    plan->algo = best.algo;
-    return status;
+    return status == CUBLAS_STATUS_SUCCESS && plan->n_algos == 0 ? CUBLAS_STATUS_NOT_SUPPORTED
+                                                                 : status;
 }
 
 static bool same_shape(const struct gpt_product *p, const struct gpt_product *q)
@@ -303,10 +268,10 @@ static bool same_shape(const struct gpt_product *p, const struct gpt_product *q)
 
 /* Find the plan of the shape, or make it. If there are too many plans it replaces the oldest. A
  * plan that is made again is equal to the first one. */
-static int find_plan(struct gpt_cublas *b, const struct gpt_product *p, struct plan **out,
-                     struct cst_err *err)
+static int find_plan(struct gpt_cublas *b, const struct gpt_product *p,
+                     struct gpt_cublas_plan **out, struct cst_err *err)
 {
-    struct plan plan = {.like = *p}, *place;
+    struct gpt_cublas_plan plan = {.like = *p}, *place;
     cublasStatus_t status;
 
     for (size_t i = 0; i < n_plans(b); i++) {
@@ -324,16 +289,13 @@ static int find_plan(struct gpt_cublas *b, const struct gpt_product *p, struct p
     }
     plan.supported = status == CUBLAS_STATUS_SUCCESS;
     if (!plan.supported) {
-        /* An unsupported shape is kept as a plan too, so that the library is not asked again. */
-        plan_close(b, &plan);
-        plan.desc = NULL;
-        plan.a = plan.b = plan.c = NULL;
+        give_up(b, &plan);
         if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE) {
-            return cublas_fault(b, status, "cuBLASLt's choice", err);
+            return gpt_cublas_fault(b, status, "cuBLASLt's choice", err);
         }
     }
-    place = &b->plans[b->n_made % MAX_SHAPES];
-    if (b->n_made >= MAX_SHAPES) {
+    place = &b->plans[b->n_made % GPT_CUBLAS_SHAPES];
+    if (b->n_made >= GPT_CUBLAS_SHAPES) {
         plan_close(b, place);
     }
     *place = plan;
@@ -349,35 +311,70 @@ static void *address(CUdeviceptr p)
     return (void *)(uintptr_t)p;
 }
 
+bool gpt_cublas_refuses(cublasStatus_t status)
+{
+    return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_ARCH_MISMATCH;
+}
+
+cublasStatus_t gpt_cublas_enqueue(const struct gpt_cublas *b, const struct gpt_cublas_plan *plan,
+                                  const cublasLtMatmulAlgo_t *algo, float beta,
+                                  const struct gpt_product *p, CUstream stream)
+{
+    const float alpha = p->scale == 0.0f ? 1.0f : p->scale;
+    cublasStatus_t status = set_pointers(b, plan->desc, p);
+
+    return status != CUBLAS_STATUS_SUCCESS
+               ? status
+               : b->cublasLtMatmul(b->handle, plan->desc, &alpha, address(p->b), plan->a,
+                                   address(p->a), plan->b, &beta, address(p->c), plan->c,
+                                   address(p->c), plan->c, algo, address(b->workspace),
+                                   GPT_CUBLAS_WORKSPACE, stream);
+}
+
+/* Enqueue @p by the first algorithm of @plan that the library does not refuse. Those that it
+ * refuses are not tried again: what the library takes depends on the shape, not on the run. */
+static cublasStatus_t enqueue(struct gpt_cublas *b, struct gpt_cublas_plan *plan,
+                              const struct gpt_product *p, CUstream stream)
+{
+    cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
+
+    while (plan->n_algos > 0 && gpt_cublas_refuses(status)) {
+        status =
+            gpt_cublas_enqueue(b, plan, &plan->algos[0], p->accumulate ? 1.0f : 0.0f, p, stream);
+        if (gpt_cublas_refuses(status)) {
+            plan->n_algos--;
+            memmove(plan->algos, plan->algos + 1, plan->n_algos * sizeof *plan->algos);
+        }
+    }
+    return status;
+}
+
 int gpt_cublas_run(struct gpt_cublas *b, CUstream stream, const struct gpt_product *p,
                    struct cst_err *err)
 {
-    const float alpha = p->scale == 0.0f ? 1.0f : p->scale, beta = p->accumulate ? 1.0f : 0.0f;
-    struct plan *plan;
-    cublasStatus_t status;
+    struct gpt_cublas_plan *plan;
+    cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
     int rc = find_plan(b, p, &plan, err);
 
+    if (rc == 0 && plan->supported && plan->n_uses < GPT_CUBLAS_TRIAL_USE &&
+        ++plan->n_uses == GPT_CUBLAS_TRIAL_USE && plan->n_algos > 1) {
+        rc = gpt_cublas_try(b, plan, stream, err);
+    }
     if (rc != 0) {
         return rc;
     }
-    if (!plan->supported) {
+    if (plan->supported) {
+        status = enqueue(b, plan, p, stream);
+        if (gpt_cublas_refuses(status)) {
+            give_up(b, plan);
+        }
+    }
+    if (gpt_cublas_refuses(status)) {
         return cst_err_set(err, CST_EUNSUPPORTED,
                            "%s has no product of %zu x %zu x %zu with epilogue %d", b->words, p->m,
                            p->n, p->k, (int)epilogue_of(p));
     }
-    status = set_pointers(b, plan->desc, p);
-    if (status == CUBLAS_STATUS_SUCCESS) {
-        status =
-            b->cublasLtMatmul(b->handle, plan->desc, &alpha, address(p->b), plan->a, address(p->a),
-                              plan->b, &beta, address(p->c), plan->c, address(p->c), plan->c,
-                              &plan->algo, address(b->workspace), WORKSPACE_BYTES, stream);
-    }
-    if (status != CUBLAS_STATUS_SUCCESS) {
-        rc = cublas_fault(b, status, "cublasLtMatmul", err);
-        /* The library chose an algorithm for this shape before, so this is an internal error. */
-        return rc == CST_EUNSUPPORTED ? CST_EINTERNAL : rc;
-    }
-    return 0;
+    return status == CUBLAS_STATUS_SUCCESS ? 0 : gpt_cublas_fault(b, status, "cublasLtMatmul", err);
 }
 
 #else

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Matrix products by cuBLASLt, which is loaded at run time: libcublasLt.so.13 or .12 is opened by
  * name, and its functions are collected in a table. The program is not linked with the library.
- * Operands are bf16 and sums fp32. The algorithm of a product depends on its shape and never on the
- * addresses of its operands, so that the bits do not depend on the store. */
+ * Operands are bf16 and sums fp32.
+ *
+ * The bits of a product are those of the library's first choice for its shape, and depend neither
+ * on the addresses of its operands nor on the run: not on the store, and not on how fast an
+ * algorithm was. When a shape is used for the fourth time, the library's choices are timed, and the
+ * fastest one that gives these bits is used from then on (cublas_inside.h). */
 #ifndef GPT_CUDA_CUBLAS_H
 #define GPT_CUDA_CUBLAS_H
 
@@ -45,7 +49,8 @@ int gpt_cublas_open(struct gpt_cublas **out, const struct cst_cuda_driver *drive
 void gpt_cublas_close(struct gpt_cublas *cublas);
 
 /* Enqueue @p on @stream. CST_EUNSUPPORTED: the library has no algorithm for this shape and
- * epilogue, and nothing was enqueued. CST_ENOMEM, CST_EGPU, CST_EINTERNAL. */
+ * epilogue, or refuses all that it has, and nothing was enqueued. CST_ENOMEM, CST_EGPU,
+ * CST_EINTERNAL. A call that times algorithms waits for the stream. */
 int gpt_cublas_run(struct gpt_cublas *cublas, CUstream stream, const struct gpt_product *p,
                    struct cst_err *err);
 

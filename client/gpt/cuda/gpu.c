@@ -216,8 +216,12 @@ static int plain_product(const struct gpt_gpu *gpu, const struct gpt_product *p,
         .scale = p->scale == 0.0f ? 1.0f : p->scale,
     };
 
-    return gpu->cublas != NULL && fits_cublas(p) ? gpt_cublas_run(gpu->cublas, gpu->stream, p, err)
-                                                 : gpt_cuda_matmul(&gpu->kernels, &plain, err);
+    int rc = CST_EUNSUPPORTED;
+
+    if (gpu->cublas != NULL && fits_cublas(p)) {
+        rc = gpt_cublas_run(gpu->cublas, gpu->stream, p, err);
+    }
+    return rc == CST_EUNSUPPORTED ? gpt_cuda_matmul(&gpu->kernels, &plain, err) : rc;
 }
 
 /* Enqueue a product and then its GELU epilogue as a kernel. */

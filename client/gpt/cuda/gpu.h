@@ -59,9 +59,9 @@ int gpt_gpu_wait(const struct gpt_gpu *gpu, struct cst_err *err);
 
 /* Enqueue a product of any size. The implementation is:
  *   - cuBLASLt with the epilogue, if it has one for the shape
- *   - cuBLASLt and a GELU kernel after it, where cuBLASLt has no such epilogue
- *   - the plain product and a GELU kernel after it, without cuBLASLt, or where a matrix's rows are
- *     no multiples of 8 elements
+ *   - cuBLASLt and a GELU kernel after it, where cuBLASLt has no such epilogue or refuses it
+ *   - the plain product and a GELU kernel after it, without cuBLASLt, where cuBLASLt refuses the
+ *     product, or where a matrix's rows are no multiples of 8 elements
  *
  * A product with a GELU epilogue must have scale 1. */
 int gpt_gpu_product(const struct gpt_gpu *gpu, const struct gpt_product *p, struct cst_err *err);

@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tests of products by cuBLASLt, without a GPU: on tests/lib/fakecuda and tests/lib/fakecublas.
+ * Which of the library's algorithms are used, and what happens if it refuses an epilogue. */
+#include "client/gpt/cuda/gpu.h"
+#include "client/gpt/rng.h"
+#include "kernels/math/cast.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Relative to the build tree, in which tests run. */
+#define FAKECUDA "tests/lib/fakecuda/.libs/libcuda.so.1"
+#define FAKECUBLAS "tests/lib/fakecublas/.libs/libcublasLt.so.13"
+
+/* CUBLAS_STATUS_EXECUTION_FAILED. */
+#define EXECUTION_FAILED 13
+
+enum { M = 64, N = 40, K = 96, USES = 12 };
+
+static struct gpt_gpu gpu;
+static unsigned (*launches)(unsigned algo);
+static CUdeviceptr a, b, bias, c, pre;
+
+/* n numbers near 0, as a function of @seed, in device memory. */
+static CUdeviceptr numbers(size_t n, uint64_t seed)
+{
+    uint16_t *x = malloc(n * sizeof *x);
+    struct cst_err err = {0};
+    CUdeviceptr p;
+
+    for (size_t i = 0; i < n; i++) {
+        x[i] = cst_fp32_to_bf16((float)(gpt_rng_u64(seed, 1, i) % 2001) / 1000.0f - 1.0f);
+    }
+    ck_assert_msg(gpt_gpu_alloc(&gpu, n * 4, "numbers", &p, &err) == 0, "%s", err.text);
+    ck_assert_int_eq(gpt_gpu_upload(&gpu, p, x, n * sizeof *x, &err), 0);
+    ck_assert_int_eq(gpt_gpu_wait(&gpu, &err), 0);
+    free(x);
+    return p;
+}
+
+/* Open the GPU with the library. False: this build has no library. */
+static bool open_gpu(void)
+{
+    struct cst_err err = {0};
+    void *library;
+
+    ck_assert_msg(dlopen(FAKECUDA, RTLD_NOW | RTLD_LOCAL) != NULL, "%s", dlerror());
+    library = dlopen(FAKECUBLAS, RTLD_NOW | RTLD_LOCAL);
+    ck_assert_msg(library != NULL, "%s", dlerror());
+    *(void **)(void *)&launches = dlsym(library, "cublasLtFakeLaunches");
+    ck_assert_msg(gpt_gpu_open(&gpu, "cuda:0", true, &err) == 0, "%s", err.text);
+    if (launches == NULL) {
+        gpt_gpu_close(&gpu);
+        return false;
+    }
+    ck_assert_msg(gpu.cublas != NULL, "%s", gpu.no_cublas.text);
+    a = numbers(M * K, 1);
+    b = numbers(K * N, 2);
+    bias = numbers(N, 3);
+    c = numbers(M * N, 4);
+    pre = numbers(M * N, 5);
+    return true;
+}
+
+static void close_gpu(void)
+{
+    const CUdeviceptr all[] = {a, b, bias, c, pre};
+
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        gpt_gpu_free(&gpu, all[i]);
+    }
+    gpt_gpu_close(&gpu);
+}
+
+static struct gpt_product product(enum gpt_epilogue epilogue)
+{
+    return (struct gpt_product){.m = M,
+                                .n = N,
+                                .k = K,
+                                .a = a,
+                                .b = b,
+                                .c = c,
+                                .epilogue = epilogue,
+                                .bias = bias,
+                                .pre = pre};
+}
+
+/* Compute @p, and copy its result to @out. */
+static void compute(const struct gpt_product *p, uint16_t out[2 * M * N])
+{
+    struct cst_err err = {0};
+
+    ck_assert_msg(gpt_gpu_product(&gpu, p, &err) == 0, "%s", err.text);
+    ck_assert_int_eq(gpt_gpu_download(&gpu, out, p->c, M * N * (p->fp32 ? 4 : 2), &err), 0);
+    ck_assert_int_eq(gpt_gpu_wait(&gpu, &err), 0);
+}
+
+/* Whatever is fast, all results have the bits of the first one. */
+static void same_bits(const struct gpt_product *p)
+{
+    static uint16_t first[2 * M * N], now[2 * M * N];
+    const size_t bytes = M * N * (p->fp32 ? 4 : 2);
+
+    compute(p, first);
+    for (int i = 1; i < USES; i++) {
+        compute(p, now);
+        ck_assert_msg(memcmp(first, now, bytes) == 0, "product %d, epilogue %d, turned %d %d", i,
+                      (int)p->epilogue, p->turn_a, p->turn_b);
+    }
+}
+
+/* An algorithm that is fast and gives other bits is tried, and never used. One that gives the same
+ * bits is used once it was found to be faster. */
+START_TEST(the_fastest_with_the_same_bits)
+{
+    unsigned before;
+
+    (void)setenv("CST_FAKECUBLAS_ALGOS", "forward:50000,halves,forward", 1);
+    if (!open_gpu()) {
+        return;
+    }
+    same_bits(&(struct gpt_product){
+        .m = M, .n = N, .k = K, .a = a, .b = b, .c = c, .turn_a = _i % 2, .turn_b = _i / 2});
+    ck_assert_uint_gt(launches(1), 0);
+    ck_assert_uint_lt(launches(1), USES); /* in the trial */
+    before = launches(0);
+    ck_assert_uint_lt(before, USES);
+    same_bits(&(struct gpt_product){
+        .m = M, .n = N, .k = K, .a = a, .b = b, .c = c, .turn_a = _i % 2, .turn_b = _i / 2});
+    ck_assert_uint_eq(launches(0), before);
+    ck_assert_uint_ge(launches(2), USES);
+    close_gpu();
+}
+END_TEST
+
+/* The same for epilogues and fp32 results, with every algorithm first. */
+START_TEST(bits_are_those_of_the_first)
+{
+    static const char *const algos[] = {"forward:3000,halves,forward:1000",
+                                        "halves:3000,forward,forward,halves:1000",
+                                        "halves,forward"};
+
+    for (size_t i = 0; i < sizeof algos / sizeof *algos; i++) {
+        struct gpt_product p;
+
+        (void)setenv("CST_FAKECUBLAS_ALGOS", algos[i], 1);
+        if (!open_gpu()) {
+            return;
+        }
+        for (int e = GPT_EPILOGUE_NONE; e <= GPT_EPILOGUE_GELU_BACKWARD; e++) {
+            p = product((enum gpt_epilogue)e);
+            same_bits(&p);
+        }
+        p = product(GPT_EPILOGUE_NONE);
+        p.fp32 = true;
+        same_bits(&p);
+        close_gpu();
+    }
+}
+END_TEST
+
+/* A sum to which products are added is not touched by a trial. */
+START_TEST(a_trial_leaves_the_result_alone)
+{
+    static uint16_t out[2 * M * N];
+    struct gpt_product p;
+    struct cst_err err = {0};
+
+    (void)setenv("CST_FAKECUBLAS_ALGOS", "forward:1000,forward,halves", 1);
+    if (!open_gpu()) {
+        return;
+    }
+    p = product(GPT_EPILOGUE_NONE);
+    p.fp32 = p.accumulate = true;
+    ck_assert_int_eq(gpt_gpu_clear(&gpu, a, M * K * 2, &err), 0);
+    ck_assert_int_eq(gpt_gpu_clear(&gpu, c, M * N * 4, &err), 0);
+    for (int i = 0; i < USES; i++) {
+        compute(&p, out);
+    }
+    for (size_t i = 0; i < 2 * M * N; i++) {
+        ck_assert_uint_eq(out[i], 0);
+    }
+    close_gpu();
+}
+END_TEST
+
+/* Without memory for a trial, the first algorithm stays. */
+START_TEST(no_memory_for_a_trial)
+{
+    struct gpt_product p;
+    CUdeviceptr all;
+    size_t left = 0, total = 0;
+    struct cst_err err = {0};
+
+    (void)setenv("CST_FAKECUBLAS_ALGOS", "forward,forward", 1);
+    if (!open_gpu()) {
+        return;
+    }
+    (void)gpu.driver.cuMemGetInfo(&left, &total);
+    ck_assert_int_eq(gpt_gpu_alloc(&gpu, left, "all", &all, &err), 0);
+    p = product(GPT_EPILOGUE_BIAS_GELU);
+    same_bits(&p);
+    ck_assert_uint_eq(launches(0), USES);
+    ck_assert_uint_eq(launches(1), 0);
+    gpt_gpu_free(&gpu, all);
+    close_gpu();
+}
+END_TEST
+
+/* An epilogue that the library lacks or refuses is a kernel after the product, or the product is
+ * our own kernel's. The results are near those of the library's epilogue. */
+START_TEST(refused_epilogues)
+{
+    static const char *const variables[] = {"CST_FAKECUBLAS_LACKS", "CST_FAKECUBLAS_REFUSES"};
+    static uint16_t want[2 * M * N], got[2 * M * N];
+
+    (void)setenv("CST_FAKECUBLAS_ALGOS", "forward,forward", 1);
+    if (!open_gpu()) {
+        return;
+    }
+    for (int e = GPT_EPILOGUE_NONE; e <= GPT_EPILOGUE_GELU_BACKWARD; e++) {
+        static const char *const refused[] = {"default", "default,bias", "gelu", "dgelu"};
+        struct gpt_product p = product((enum gpt_epilogue)e);
+        unsigned before;
+
+        (void)unsetenv(variables[_i]);
+        gpt_cublas_close(gpu.cublas);
+        ck_assert_int_eq(gpt_cublas_open(&gpu.cublas, &gpu.driver, &gpu.no_cublas), 0);
+        compute(&p, want);
+        (void)setenv(variables[_i], refused[e], 1);
+        gpt_cublas_close(gpu.cublas);
+        ck_assert_int_eq(gpt_cublas_open(&gpu.cublas, &gpu.driver, &gpu.no_cublas), 0);
+        before = launches(0);
+        for (int i = 0; i < 2; i++) {
+            compute(&p, got);
+        }
+        /* With GELU the product is still the library's. */
+        ck_assert_uint_eq(launches(0) - before, e >= GPT_EPILOGUE_BIAS_GELU ? 2 : 0);
+        for (size_t i = 0; i < M * N; i++) {
+            const float x = cst_bf16_to_fp32(want[i]), y = cst_bf16_to_fp32(got[i]);
+
+            ck_assert_msg(x - y < 0.1f && y - x < 0.1f, "epilogue %d, element %zu: %g, not %g", e,
+                          i, (double)y, (double)x);
+        }
+    }
+    close_gpu();
+}
+END_TEST
+
+/* Faults of the library end the product with words, in a trial, too. */
+START_TEST(faults)
+{
+    char fail[64];
+    int n_failed = 0;
+
+    (void)setenv("CST_FAKECUBLAS_ALGOS", "forward:1000,forward", 1);
+    (void)snprintf(fail, sizeof fail, "cublasLtMatmul:%d=%d", _i, EXECUTION_FAILED);
+    (void)setenv("CST_FAKECUBLAS_FAIL", fail, 1);
+    if (!open_gpu()) {
+        return;
+    }
+    for (int i = 0; i < USES; i++) {
+        const struct gpt_product p = product(GPT_EPILOGUE_NONE);
+        struct cst_err err = {0};
+        int rc = gpt_gpu_product(&gpu, &p, &err);
+
+        if (rc != 0) {
+            n_failed++;
+            ck_assert_int_eq(rc, CST_EGPU);
+            ck_assert_ptr_nonnull(strstr(err.text, "EXECUTION_FAILED"));
+        }
+    }
+    ck_assert_int_eq(n_failed, 1);
+    close_gpu();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("cuda_library");
+    TCase *tcase = suite_case(suite, "cuda_library", NULL, NULL);
+
+    tcase_add_loop_test(tcase, the_fastest_with_the_same_bits, 0, 4);
+    tcase_add_test(tcase, bits_are_those_of_the_first);
+    tcase_add_test(tcase, a_trial_leaves_the_result_alone);
+    tcase_add_test(tcase, no_memory_for_a_trial);
+    tcase_add_loop_test(tcase, refused_epilogues, 0, 2);
+    tcase_add_loop_test(tcase, faults, 1, 12);
+    tcase_set_timeout(tcase, 60);
+    return suite_run(suite);
+}

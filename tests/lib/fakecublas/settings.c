@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#if __has_include(<cublasLt.h>)
+
+#include "tests/lib/fakecublas/settings.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_NAMES 32
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* How often a name was called. */
+static struct {
+    const char *name;
+    unsigned n;
+} counts[MAX_NAMES];
+
+static _Noreturn void refuse(const char *name, const char *value)
+{
+    (void)fprintf(stderr, "fakecublas: %s=%s makes no sense\n", name, value);
+    _Exit(2);
+}
+
+unsigned settings_algos(struct settings_algo algos[SETTINGS_MAX_ALGOS])
+{
+    static const char name[] = "CST_FAKECUBLAS_ALGOS";
+    const char *value = getenv(name);
+    char copy[256], *save = NULL;
+    unsigned n = 0;
+
+    (void)snprintf(copy, sizeof copy, "%s", value != NULL ? value : "forward");
+    for (char *word = strtok_r(copy, ",", &save); word != NULL; word = strtok_r(NULL, ",", &save)) {
+        char order[16] = "", end;
+        unsigned delay = 0;
+        int n_read = sscanf(word, "%15[a-z]:%u%c", order, &delay, &end);
+        bool halves = strcmp(order, "halves") == 0;
+
+        if (n_read < 1 || n_read > 2 || n == SETTINGS_MAX_ALGOS ||
+            (!halves && strcmp(order, "forward") != 0)) {
+            refuse(name, value);
+        }
+        algos[n++] = (struct settings_algo){halves ? SETTINGS_HALVES : SETTINGS_FORWARD, delay};
+    }
+    return n;
+}
+
+bool settings_refuses(cublasLtEpilogue_t epilogue, bool late)
+{
+    static const struct {
+        const char *name;
+        cublasLtEpilogue_t epilogue;
+    } rows[] = {{"default", CUBLASLT_EPILOGUE_DEFAULT},
+                {"bias", CUBLASLT_EPILOGUE_BIAS},
+                {"gelu", CUBLASLT_EPILOGUE_GELU_AUX_BIAS},
+                {"dgelu", CUBLASLT_EPILOGUE_DGELU}};
+    const char *name = late ? "CST_FAKECUBLAS_REFUSES" : "CST_FAKECUBLAS_LACKS";
+    const char *value = getenv(name);
+    char copy[128], *save = NULL;
+    bool refuses = false;
+
+    (void)snprintf(copy, sizeof copy, "%s", value != NULL ? value : "");
+    for (char *word = strtok_r(copy, ",", &save); word != NULL; word = strtok_r(NULL, ",", &save)) {
+        size_t i = 0;
+
+        while (i < sizeof rows / sizeof *rows && strcmp(rows[i].name, word) != 0) {
+            i++;
+        }
+        if (i == sizeof rows / sizeof *rows) {
+            refuse(name, value);
+        }
+        refuses = refuses || rows[i].epilogue == epilogue;
+    }
+    return refuses;
+}
+
+static unsigned count(const char *name)
+{
+    unsigned n = 0;
+
+    (void)pthread_mutex_lock(&lock);
+    for (int i = 0; i < MAX_NAMES && n == 0; i++) {
+        if (counts[i].name == NULL || strcmp(counts[i].name, name) == 0) {
+            counts[i].name = name;
+            n = ++counts[i].n;
+        }
+    }
+    (void)pthread_mutex_unlock(&lock);
+    return n;
+}
+
+cublasStatus_t settings_fault(const char *name)
+{
+    const char *value = getenv("CST_FAKECUBLAS_FAIL");
+    const unsigned n = count(name);
+    char failing[64] = "", end;
+    unsigned nth = 0, status = 0;
+
+    if (value == NULL) {
+        return CUBLAS_STATUS_SUCCESS;
+    }
+    if (sscanf(value, "%63[A-Za-z]:%u=%u%c", failing, &nth, &status, &end) != 3) {
+        refuse("CST_FAKECUBLAS_FAIL", value);
+    }
+    return nth == n && strcmp(failing, name) == 0 ? (cublasStatus_t)status : CUBLAS_STATUS_SUCCESS;
+}
+
+#endif
