@@ -80,6 +80,9 @@ static void words_of_use(const struct cstd_job *job, struct cstd_gpu *gpu, char 
     }
 }
 
+/* Bytes of the words between both parts of the error of give_share, at most. */
+#define SHARE_WORDS 64
+
 /* Only the ranks that asked for a size are subtracted from the budget, hence all shares are equal,
  * whatever their order. */
 static int give_share(const struct cstd_job *job, const struct cstd_worker *worker, uint64_t grain,
@@ -94,10 +97,14 @@ static int give_share(const struct cstd_job *job, const struct cstd_worker *work
                                planned_blocks(job, &planned), out, &why);
 
     if (rc != CST_OK) {
+        /* What the caller can do is in the second part, so the first part is cut if need be. */
+        size_t most = sizeof err->text - SHARE_WORDS, end = strlen(why.text);
+
+        most -= end < most ? end : most;
         words_of_use(job, worker->gpu, use, sizeof use);
-        rc =
-            cst_err_set(err, CST_EBUDGET, "%s; the share that is left for rank %u is too small: %s",
-                        use, worker->rank, why.text);
+        rc = cst_err_set(err, CST_EBUDGET,
+                         "%.*s; the share that is left for rank %u is too small: %s", (int)most,
+                         use, worker->rank, why.text);
     }
     return rc;
 }
