@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Muon: which matrices a tensor has, and the memory that their orthogonalisation takes. The layout
  * reserves this memory, the scratch, once per node, and the node's engine uses it for one chunk
- * after the other. A scratch holds the matrices of one batch, which is one tensor or more of a
+ * after the other. Each buffer of a device reservation has one, too (offload/update/buffers.h). A scratch holds the matrices of one batch, which is one tensor or more of a
  * chunk:
  *
  *   +--------+-------------------------------------------+---------------------+-----
@@ -74,11 +74,12 @@ static inline struct cst_muon_sizes cst_muon_sizes(uint64_t n_elems, uint32_t ro
                                                    uint32_t columns)
 {
     uint64_t matrix = (uint64_t)rows * columns, side = rows < columns ? rows : columns;
-    struct cst_muon_sizes s = {.n_matrices = n_elems / matrix,
-                               .values_bytes = cst_muon_align(2 * n_elems),
-                               .gram_bytes = cst_muon_align(2 * side * side),
-                               .n_sums = (matrix + CST_MUON_SUM_ELEMS - 1) / CST_MUON_SUM_ELEMS};
+    struct cst_muon_sizes s;
 
+    s.n_matrices = n_elems / matrix;
+    s.values_bytes = cst_muon_align(2 * n_elems);
+    s.gram_bytes = cst_muon_align(2 * side * side);
+    s.n_sums = (matrix + CST_MUON_SUM_ELEMS - 1) / CST_MUON_SUM_ELEMS;
     s.sums_bytes = cst_muon_align(s.n_matrices * s.n_sums * sizeof(double));
     s.total_bytes = 2 * s.values_bytes + 2 * s.n_matrices * s.gram_bytes + s.sums_bytes;
     return s;

@@ -13,8 +13,8 @@
     X(ADAM, adam)                                                                                  \
     X(LION, lion)                                                                                  \
     X(SGD, sgd)
-/* MUON needs the directions of whole matrices, which are computed on processors only. For GPUs this
- * is empty (kernels/cuda/vec.cuh). */
+/* MUON, in a list of its own: it also reads the directions of whole matrices, which are computed
+ * before (kernels/math/muon.h). */
 #ifndef CST_FORMULA_MUON
 #define CST_FORMULA_MUON(X) X(MUON, muon)
 #endif

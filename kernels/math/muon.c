@@ -6,11 +6,10 @@
 
 _Static_assert(CST_MUON_TILE == CST_PRODUCT_TILE, "a piece of work makes one tile of a product");
 
-/* Coefficients of an iteration, and the smallest norm (torch.optim.Muon). */
+/* Coefficients of an iteration (torch.optim.Muon). */
 #define A 3.4445f
 #define B (-4.7750f)
 #define C 2.0315f
-#define EPS 1e-7f
 
 /* -- batches ---------------------------------------------------------------------------------- */
 
@@ -137,6 +136,17 @@ uint16_t *cst_muon_values(const struct cst_muon_batch *batch, uint32_t span, boo
     return matrix_at(batch, span, 0).x[orthogonal ? CST_MUON_ITERATIONS % 2 : 0];
 }
 
+void cst_muon_norm_of(const struct cst_muon_batch *batch, uint32_t span, struct cst_muon_norm *norm)
+{
+    struct matrix m = matrix_at(batch, span, 0);
+
+    *norm = (struct cst_muon_norm){.values = m.x[0],
+                                   .sums = m.sums,
+                                   .n_elems = (uint64_t)m.rows * m.columns,
+                                   .n_sums = m.n_sums,
+                                   .n_matrices = sizes_of(&batch->spans[span]).n_matrices};
+}
+
 /* -- norm ------------------------------------------------------------------------------------- */
 
 /* Set *first and *n to the elements of @m whose squares are sum number @sum. */
@@ -172,18 +182,77 @@ static void scale(const struct matrix *m, uint64_t sum)
         total += m->sums[i];
     }
     norm = cst_bf16_to_fp32(cst_fp32_to_bf16((float)sqrt(total)));
-    norm = norm < EPS ? EPS : norm;
+    norm = norm < CST_MUON_LEAST_NORM ? CST_MUON_LEAST_NORM : norm;
     sum_range(m, sum, &first, &n);
     for (uint64_t i = first; i < first + n; i++) {
-        m->x[0][i] = cst_fp32_to_bf16(cst_bf16_to_fp32(m->x[0][i]) / norm);
+        float x = cst_bf16_to_fp32(m->x[0][i]) / norm;
+
+        m->x[0][i] = isnan(x) ? CST_UPDATE_NAN >> 16 : cst_fp32_to_bf16(x);
     }
 }
 
 /* -- products --------------------------------------------------------------------------------- */
 
-static uint32_t side_of(uint32_t rows, uint32_t columns)
+/* Describe the products of the first matrix of @span. */
+static struct cst_muon_work describe(const struct cst_muon_batch *batch, uint32_t span,
+                                     enum cst_muon_product product, unsigned now)
 {
-    return rows < columns ? rows : columns;
+    struct cst_muon_sizes sizes = sizes_of(&batch->spans[span]);
+    struct matrix m = matrix_at(batch, span, 0);
+    uint64_t side = m.rows < m.columns ? m.rows : m.columns;
+    uint64_t values = (uint64_t)m.rows * m.columns, grams = sizes.gram_bytes; /* Two Grams each. */
+    struct cst_product_operand x = {.at = m.x[now], .row = m.columns, .column = 1};
+    struct cst_product_operand turned = {.at = m.x[now], .row = 1, .column = m.columns};
+    struct cst_product_operand gram = {.at = m.gram, .row = side, .column = 1};
+    struct cst_product_operand t = {.at = m.polynomial, .row = side, .column = 1};
+    struct cst_muon_work w = {.n_matrices = sizes.n_matrices,
+                              .tiles = cst_muon_product_tiles(product, m.rows, m.columns),
+                              .symmetric = product != CST_MUON_NEXT,
+                              .a_step = grams,
+                              .b_step = grams,
+                              .out_step = product == CST_MUON_NEXT ? values : grams};
+    bool wide = m.rows <= m.columns;
+
+    w.rows = w.columns = side;
+    if (product == CST_MUON_GRAM) {
+        w.whole = (struct cst_product){.a = wide ? x : turned,
+                                       .b = wide ? turned : x,
+                                       .depth = wide ? m.columns : m.rows,
+                                       .alpha = 1,
+                                       .out = m.gram};
+        w.a_step = w.b_step = values;
+    } else if (product == CST_MUON_POLYNOMIAL) {
+        w.whole = (struct cst_product){.a = gram,
+                                       .b = gram,
+                                       .depth = side,
+                                       .alpha = C,
+                                       .beta = B,
+                                       .add = m.gram,
+                                       .out = m.polynomial};
+    } else {
+        w.whole = (struct cst_product){.a = wide ? t : x,
+                                       .b = wide ? x : t,
+                                       .depth = side,
+                                       .alpha = 1,
+                                       .beta = A,
+                                       .add = m.x[now],
+                                       .out = m.x[1 - now]};
+        w.a_step = wide ? grams : values;
+        w.b_step = wide ? values : grams;
+        w.rows = m.rows;
+        w.columns = m.columns;
+    }
+    w.whole.stride = w.columns;
+    return w;
+}
+
+struct cst_muon_work cst_muon_work_of(const struct cst_muon_batch *batch, uint32_t span,
+                                      unsigned stage)
+{
+    unsigned step = stage - CST_MUON_ITERATE;
+
+    return describe(batch, span, (enum cst_muon_product)(step % CST_MUON_PRODUCTS),
+                    step / CST_MUON_PRODUCTS % 2);
 }
 
 static uint32_t tile_elems(uint64_t n, uint64_t tile)
@@ -191,29 +260,6 @@ static uint32_t tile_elems(uint64_t n, uint64_t tile)
     uint64_t left = n - tile * CST_PRODUCT_TILE;
 
     return left < CST_PRODUCT_TILE ? (uint32_t)left : CST_PRODUCT_TILE;
-}
-
-/* Returns @m from row @row and column @column on. */
-static struct cst_product_operand from(struct cst_product_operand m, uint64_t row, uint64_t column)
-{
-    m.at += row * m.row + column * m.column;
-    return m;
-}
-
-/* Make the tile (@i, @j) of @out = alpha a b + beta add. All are matrices whose rows have
- * p->stride elements, and p has factors and whole operands. */
-static void make_tile(struct cst_product p, const struct cst_kernels *kernels, uint64_t rows,
-                      uint64_t columns, uint64_t i, uint64_t j, struct cst_product_space *space)
-{
-    uint64_t row = i * CST_PRODUCT_TILE, column = j * CST_PRODUCT_TILE;
-
-    p.rows = tile_elems(rows, i);
-    p.columns = tile_elems(columns, j);
-    p.a = from(p.a, row, 0);
-    p.b = from(p.b, 0, column);
-    p.add = p.add == NULL ? NULL : p.add + row * p.stride + column;
-    p.out += row * p.stride + column;
-    kernels->product(&p, space);
 }
 
 /* Copy the tile (@i, @j) of the symmetric matrix @m to its place on the other side of the
@@ -230,75 +276,40 @@ static void mirror(uint16_t *m, uint64_t side, uint64_t i, uint64_t j)
     }
 }
 
-/* Make tile number @tile of those on and below the diagonal. */
-static void make_symmetric(struct cst_product p, const struct cst_kernels *kernels, uint64_t side,
-                           uint64_t tile, struct cst_product_space *space)
+/* Set (*i, *j) to the place of tile number @tile. Tiles of a symmetric product are those on and
+ * below the diagonal. */
+static void place_of(const struct cst_muon_work *w, uint64_t tile, uint64_t *i, uint64_t *j)
 {
-    uint64_t i = 0;
+    uint64_t across = (w->columns + CST_PRODUCT_TILE - 1) / CST_PRODUCT_TILE;
 
-    while (tile > i) {
-        tile -= ++i;
-    }
-    make_tile(p, kernels, side, side, i, tile, space);
-    if (i != tile) {
-        mirror(p.out, side, i, tile);
+    *i = w->symmetric ? 0 : tile / across;
+    *j = w->symmetric ? tile : tile % across;
+    while (w->symmetric && *j > *i) {
+        *j -= ++*i;
     }
 }
 
-/* Make one tile of X X^T or X^T X. */
-static void make_gram(const struct matrix *m, const struct cst_kernels *kernels, const uint16_t *x,
-                      uint64_t tile, struct cst_product_space *space)
+/* Make tile number @tile of the product of matrix number @matrix. */
+static void make_tile(const struct cst_muon_work *w, const struct cst_kernels *kernels,
+                      uint64_t matrix, uint64_t tile, struct cst_product_space *space)
 {
-    struct cst_product_operand as_stored = {.at = x, .row = m->columns, .column = 1};
-    struct cst_product_operand turned = {.at = x, .row = 1, .column = m->columns};
-    bool wide = m->rows <= m->columns;
-    uint64_t side = side_of(m->rows, m->columns);
+    struct cst_product p = w->whole;
+    uint64_t i, j, row, column;
+    uint16_t *out = p.out + matrix * w->out_step;
 
-    make_symmetric((struct cst_product){.a = wide ? as_stored : turned,
-                                        .b = wide ? turned : as_stored,
-                                        .depth = wide ? m->columns : m->rows,
-                                        .alpha = 1,
-                                        .out = m->gram,
-                                        .stride = side},
-                   kernels, side, tile, space);
-}
-
-/* Make one tile of the polynomial. */
-static void make_polynomial(const struct matrix *m, const struct cst_kernels *kernels,
-                            uint64_t tile, struct cst_product_space *space)
-{
-    uint64_t side = side_of(m->rows, m->columns);
-    struct cst_product_operand gram = {.at = m->gram, .row = side, .column = 1};
-
-    make_symmetric((struct cst_product){.a = gram,
-                                        .b = gram,
-                                        .depth = side,
-                                        .alpha = C,
-                                        .beta = B,
-                                        .add = m->gram,
-                                        .out = m->polynomial,
-                                        .stride = side},
-                   kernels, side, tile, space);
-}
-
-/* Make one tile of the next X. */
-static void make_next(const struct matrix *m, const struct cst_kernels *kernels, const uint16_t *x,
-                      uint16_t *next, uint64_t tile, struct cst_product_space *space)
-{
-    uint64_t side = side_of(m->rows, m->columns), across = cst_muon_tiles(m->columns);
-    struct cst_product_operand t = {.at = m->polynomial, .row = side, .column = 1};
-    struct cst_product_operand values = {.at = x, .row = m->columns, .column = 1};
-    bool wide = m->rows <= m->columns;
-
-    make_tile((struct cst_product){.a = wide ? t : values,
-                                   .b = wide ? values : t,
-                                   .depth = side,
-                                   .alpha = 1,
-                                   .beta = A,
-                                   .add = x,
-                                   .out = next,
-                                   .stride = m->columns},
-              kernels, m->rows, m->columns, tile / across, tile % across, space);
+    place_of(w, tile, &i, &j);
+    row = i * CST_PRODUCT_TILE;
+    column = j * CST_PRODUCT_TILE;
+    p.rows = tile_elems(w->rows, i);
+    p.columns = tile_elems(w->columns, j);
+    p.a.at += matrix * w->a_step + row * p.a.row;
+    p.b.at += matrix * w->b_step + column * p.b.column;
+    p.add = p.add == NULL ? NULL : p.add + matrix * w->out_step + row * p.stride + column;
+    p.out = out + row * p.stride + column;
+    kernels->product(&p, space);
+    if (w->symmetric && i != j) {
+        mirror(out, w->rows, i, j);
+    }
 }
 
 /* -- pieces ----------------------------------------------------------------------------------- */
@@ -313,34 +324,21 @@ static uint64_t matrix_pieces(const struct cst_table_span *span, unsigned stage)
                : cst_muon_product_tiles((enum cst_muon_product)product, span->rows, span->columns);
 }
 
+uint64_t cst_muon_span_pieces(const struct cst_muon_batch *batch, uint32_t span, unsigned stage)
+{
+    const struct cst_table_span *of = &batch->spans[span];
+
+    return sizes_of(of).n_matrices * matrix_pieces(of, stage);
+}
+
 uint64_t cst_muon_pieces(const struct cst_muon_batch *batch, unsigned stage)
 {
     uint64_t n = 0;
 
     for (uint32_t i = 0; i < batch->n_spans; i++) {
-        n += sizes_of(&batch->spans[i]).n_matrices * matrix_pieces(&batch->spans[i], stage);
+        n += cst_muon_span_pieces(batch, i, stage);
     }
     return n;
-}
-
-static void do_piece(const struct matrix *m, const struct cst_kernels *kernels, unsigned stage,
-                     uint64_t piece, struct cst_product_space *space)
-{
-    unsigned step = stage - CST_MUON_ITERATE;
-    /* The array that the iteration reads. */
-    unsigned now = step / CST_MUON_PRODUCTS % 2;
-
-    if (stage == CST_MUON_SUMS) {
-        sum_squares(m, piece);
-    } else if (stage == CST_MUON_SCALE) {
-        scale(m, piece);
-    } else if (step % CST_MUON_PRODUCTS == CST_MUON_GRAM) {
-        make_gram(m, kernels, m->x[now], piece, space);
-    } else if (step % CST_MUON_PRODUCTS == CST_MUON_POLYNOMIAL) {
-        make_polynomial(m, kernels, piece, space);
-    } else {
-        make_next(m, kernels, m->x[now], m->x[1 - now], piece, space);
-    }
 }
 
 void cst_muon_piece(const struct cst_muon_batch *batch, const struct cst_kernels *kernels,
@@ -348,14 +346,21 @@ void cst_muon_piece(const struct cst_muon_batch *batch, const struct cst_kernels
 {
     for (uint32_t i = 0; i < batch->n_spans; i++) {
         uint64_t each = matrix_pieces(&batch->spans[i], stage);
-        uint64_t n = sizes_of(&batch->spans[i]).n_matrices * each;
+        uint64_t n = cst_muon_span_pieces(batch, i, stage);
 
-        if (piece < n) {
+        if (piece >= n) {
+            piece -= n;
+            continue;
+        }
+        if (stage >= CST_MUON_ITERATE) {
+            struct cst_muon_work w = cst_muon_work_of(batch, i, stage);
+
+            make_tile(&w, kernels, piece / each, piece % each, space);
+        } else {
             struct matrix m = matrix_at(batch, i, piece / each);
 
-            do_piece(&m, kernels, stage, piece % each, space);
-            return;
+            (stage == CST_MUON_SUMS ? sum_squares : scale)(&m, piece % each);
         }
-        piece -= n;
+        return;
     }
 }

@@ -5,7 +5,8 @@
  * columns, with n = min(R, C):
  *
  *   X = directions (kernels/math/product.h)                  bf16, R x C
- *   X = X / max(norm(X), 1e-7)                               Frobenius norm, rounded to bf16
+ *   X = X / max(norm(X), 1e-7)                               Frobenius norm, rounded to bf16; a NaN
+ *                                                            becomes CST_UPDATE_NAN
  *   five times (a Newton-Schulz iteration of degree five):
  *       G = X X^T if R <= C, else X^T X                      n x n
  *       T = b G + c G G                                      n x n
@@ -16,11 +17,19 @@
  * diagonal are computed, and the others are their mirror images. In PyTorch both sides are
  * computed, and products are added in another order.
  *
+ * Processors and GPUs have the same bits (kernels/math/product.h), hence a node or any accelerator
+ * can update a chunk, as it suits them, in each step. cuBLASLt would be faster, because it uses
+ * tensor cores: 15 times as many operations per second as fp32 has on an A100. But how tensor cores
+ * add is not specified, and it differs between architectures and between versions of the library.
+ * The result of a job would then depend on the GPU, and on which chunks it updates; and engines,
+ * which are small and are restarted, would load a library of 200 MB. kernels/cuda/muon.cu therefore
+ * makes the products with fused multiply-adds.
+ *
  * The matrices of a batch are orthogonalised together, in stages. The pieces of a stage are
  * independent of each other and need all pieces of the stage before. Nothing but the scratch
- * (proto/muon.h) is written, hence a batch can be begun again at any time. Its states change only
- * when all its directions are complete, and from then on the header of the scratch says so: an
- * engine that was killed within the update does not need the old momentum again. */
+ * (proto/muon.h) is written, hence a batch can be begun again at any time. In place, its states
+ * change only when all its directions are complete, and from then on the header of the scratch says
+ * so: an engine that was killed within the update does not need the old momentum again. */
 #ifndef CST_MATH_MUON_H
 #define CST_MATH_MUON_H
 
@@ -29,6 +38,9 @@
 #include "proto/table.h"
 
 #include <stdbool.h>
+
+/* Smallest norm by which a matrix is divided (torch.optim.Muon). */
+#define CST_MUON_LEAST_NORM 1e-7f
 
 /* The stages of a batch. Those of the iterations come last: Gram, polynomial and product in turn.
  */
@@ -63,6 +75,41 @@ bool cst_muon_check(struct cst_table_header *table, const struct cst_table_chunk
 /* Returns the values of span number @span of @batch: the directions, or, when all stages are over,
  * the orthogonalised directions if @orthogonal is true. */
 uint16_t *cst_muon_values(const struct cst_muon_batch *batch, uint32_t span, bool orthogonal);
+
+/* The matrices of a span whose norms are computed: they are consecutive in @values, and their
+ * partial sums in @sums. */
+struct cst_muon_norm {
+    uint16_t *values;
+    double *sums;
+    uint64_t n_elems, n_sums; /* Of one matrix. */
+    uint64_t n_matrices;
+};
+
+/* One product of the matrices of a span. */
+struct cst_muon_work {
+    struct cst_product whole; /* The whole product of the first matrix, without rows and columns. */
+    uint64_t rows, columns;   /* Of the result. */
+    uint64_t tiles;           /* Tiles that are made, for each matrix. */
+    bool symmetric;           /* The tiles on and below the diagonal are made. */
+    uint64_t n_matrices;
+    /* Elements from the operands and the result (and what is added) of a matrix to those of the
+     * next one. */
+    uint64_t a_step, b_step, out_step;
+};
+
+/* Describe the matrices of span number @span of @batch for the stages SUMS and SCALE. The scratch
+ * can be memory of a device. */
+void cst_muon_norm_of(const struct cst_muon_batch *batch, uint32_t span,
+                      struct cst_muon_norm *norm);
+
+/* Describe what @stage, CST_MUON_ITERATE or later, does with span number @span. The scratch can be
+ * memory of a device. */
+struct cst_muon_work cst_muon_work_of(const struct cst_muon_batch *batch, uint32_t span,
+                                      unsigned stage);
+
+/* Returns the number of pieces of @stage for span number @span of @batch. The pieces of a stage are
+ * counted through the spans. @stage is not CST_MUON_DIRECTIONS. */
+uint64_t cst_muon_span_pieces(const struct cst_muon_batch *batch, uint32_t span, unsigned stage);
 
 /* Returns the number of pieces of @stage, which is not CST_MUON_DIRECTIONS. */
 uint64_t cst_muon_pieces(const struct cst_muon_batch *batch, unsigned stage);

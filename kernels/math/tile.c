@@ -457,10 +457,8 @@ static void prepare(const struct cst_tile_work *work, const struct cst_tile_hype
     }
 }
 
-/* Returns whether @span is one that Muon does not update, because the guard finds a tile with
- * gradients beyond the limit: the direction of a matrix depends on all its gradients. */
-static bool is_span_spared(const struct cst_tile_work *work, const struct cst_table_span *span,
-                           float grad_scale)
+bool cst_tile_spares(const struct cst_tile_work *work, const struct cst_table_span *span,
+                     float grad_scale)
 {
     const struct cst_table_tile *tiles = cst_table_tiles(work->table) + span->first_tile;
     bool holds = true;
@@ -487,7 +485,7 @@ struct cst_tile_done cst_tile_update_range(const struct cst_tile_work *work,
     while ((span = cst_tile_walk_next(&walk, &tile)) != NULL) {
         if (span != prepared) {
             prepare(work, hyper, span, &scalars);
-            spared = work->batch != NULL && is_span_spared(work, span, hyper->grad_scale);
+            spared = work->batch != NULL && cst_tile_spares(work, span, hyper->grad_scale);
             prepared = span;
         }
         tile.spared = spared;
@@ -546,7 +544,7 @@ struct cst_tile_done cst_tile_direct_range(const struct cst_tile_work *work,
 
         if (span != prepared) {
             prepare(work, hyper, span, &scalars);
-            spared = is_span_spared(work, span, hyper->grad_scale);
+            spared = cst_tile_spares(work, span, hyper->grad_scale);
             prepared = span;
         }
         if (spared) {

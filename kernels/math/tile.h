@@ -110,6 +110,11 @@ bool cst_tile_update(const struct cst_tile_work *work, const struct cst_update_s
                      const struct cst_tile *tile, struct cst_undo_slot *undo,
                      struct cst_tile_done *done);
 
+/* MUON: returns whether @span is one that an update with work->guard does not change, because a
+ * tile has gradients beyond the limit: the direction of a matrix depends on all its gradients. */
+bool cst_tile_spares(const struct cst_tile_work *work, const struct cst_table_span *span,
+                     float grad_scale);
+
 /* MUON: compute the directions of tiles [@first, @first + @count) of the chunk, which belong to
  * work->batch, and store them in its scratch. With work->guard, those of a tensor with a tile
  * beyond proto/grad_limit.h are zeros. No state is changed. */
