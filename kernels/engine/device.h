@@ -3,11 +3,13 @@
  * table is called through the functions below, which check bounds and alignment first. There is one
  * table for each kind of device (kernels/host/, kernels/cuda/), and a program is linked with one
  * kind. The code above this interface does not know which device it drives. This module does not
- * decide which thread runs what and when. A device may leave copies, fills, conversions, sums and
- * updates under way when it returns (cste_device_finish); all other work is done at return.
+ * decide which thread runs what and when. A device may leave copies, fills, conversions, sums,
+ * updates and products under way when it returns (cste_device_finish); all other work is done at
+ * return.
  *
  * A device works on host memory, which is mapped from a memfd. A device may also have memory of its
- * own, which only the device's copies, fills, sums, updates and weight conversions reach. */
+ * own, which only the device's copies, fills, sums, updates, products and weight conversions reach.
+ */
 #ifndef CST_DEVICE_H
 #define CST_DEVICE_H
 
@@ -184,6 +186,8 @@ struct cste_device_ops {
     /* Number of calls that a thread may have under way, at most CSTE_THREAD_POOL_MAX_WINDOW. 0:
      * every call returns when its work is done, and there is no function `finish`. */
     unsigned window;
+    /* Pieces of a stage of Muon (kernels/math/muon.h) that a thread does at a time, at most. */
+    uint64_t max_products;
     int (*open)(void **state, const struct cste_device_spec *spec, struct cste_device_about *about,
                 struct cst_err *err);
     void (*close)(void *state);
@@ -233,11 +237,11 @@ void cste_device_close(struct cste_device *device);
  *   only a new process can go on.
  * - CST_EUNSUPPORTED: this device does not support the operation.
  *
- * A successful call of copy, fill, convert, reduce or update may return while its work is under
- * way. The thread then ends the work with cste_device_finish: one call for each successful call, in
- * the same order. Until then, the memory and all arguments that are passed by address stay as they
- * are, except for the errors, `done`, and struct cste_device_convert, which is copied. A failed
- * call leaves nothing under way. */
+ * A successful call of copy, fill, convert, reduce, update or orthogonalise may return while its
+ * work is under way. The thread then ends the work with cste_device_finish: one call for each
+ * successful call, in the same order. Until then, the memory and all arguments that are passed by
+ * address stay as they are, except for the errors, `done`, and struct cste_device_convert, which is
+ * copied. A failed call leaves nothing under way. */
 
 /* Wait for the oldest call of @thread that is under way, and end it: only now its results are in
  * memory and its tiles are marked. *done receives what was done since the call returned. If

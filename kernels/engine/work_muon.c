@@ -9,9 +9,14 @@
  *                                                            ^
  *            begun again by another engine: complete --------+
  *
- * Until the header of the scratch says that the directions are complete, no state of the batch has
- * changed. From then on the directions are read from the scratch, which outlives the engine. The
- * daemon has one chunk updated at a time with each scratch. */
+ * In place, the scratch is that of the chunk's node, and has a header. Until the header says that
+ * the directions are complete, no state of the batch has changed. From then on the directions are
+ * read from the scratch, which outlives the engine.
+ *
+ * Out of place, the scratch is named by the command and is memory of the device. Nothing that is
+ * read changes, and a command that is repeated begins again: the header is not used.
+ *
+ * The daemon has one chunk updated at a time with each scratch. */
 #include "kernels/engine/work_kinds.h"
 
 #include <inttypes.h>
@@ -34,12 +39,27 @@ static bool is_done(const struct cste_work *work, const struct cst_muon_batch *b
     return done;
 }
 
+/* Returns whether the present stage goes through the tiles of the chunk. */
+static bool is_of_tiles(const struct cste_work *work)
+{
+    return work->stage == CST_MUON_DIRECTIONS || work->stage == APPLY;
+}
+
 /* Returns the number of pieces of the present stage. */
 static uint64_t cut_stage(struct cste_work *work)
 {
-    return work->stage == CST_MUON_DIRECTIONS || work->stage == APPLY
-               ? cste_work_cut_tiles(work, work->batch.n_tiles)
-               : cst_muon_pieces(&work->batch, work->stage);
+    return is_of_tiles(work) ? cste_work_cut_tiles(work, work->batch.n_tiles)
+                             : cste_work_cut(work, cst_muon_pieces(&work->batch, work->stage),
+                                             work->context->device->ops->max_products);
+}
+
+/* Returns the address of the scratch: of host memory, or of memory of the device. */
+static void *scratch_of(const struct cste_work *work)
+{
+    const struct cste_mem *mem = work->scratch.mem;
+
+    return mem->base != NULL ? cste_addr_host(work->scratch)
+                             : (void *)(uintptr_t)(mem->device + work->scratch.offset);
 }
 
 /* Begin the first batch from span number @span on that is not done. @tile is the number of tiles of
@@ -50,23 +70,64 @@ static uint64_t begin_batch(struct cste_work *work, uint32_t span, uint64_t tile
     struct cst_muon_batch *batch = &work->batch;
 
     for (; span < entry->n_spans; span += batch->n_spans, tile += batch->n_tiles) {
-        cst_muon_batch_at(batch, work->chunk.work.table, entry, span, tile,
-                          cste_addr_host(work->scratch));
-        if (is_done(work, batch)) {
+        cst_muon_batch_at(batch, work->chunk.work.table, entry, span, tile, scratch_of(work));
+        if (work->marks && is_done(work, batch)) {
             continue;
         }
-        if (cst_muon_is_complete(batch, work->chunk_index, work->mark)) {
+        if (work->marks && cst_muon_is_complete(batch, work->chunk_index, work->mark)) {
             work->stage = APPLY;
-        } else {
-            cst_muon_clear(batch);
-            work->stage = CST_MUON_DIRECTIONS;
+            return cut_stage(work);
         }
+        if (work->marks) {
+            cst_muon_clear(batch);
+        }
+        work->stage = CST_MUON_DIRECTIONS;
         return cut_stage(work);
     }
     /* The next update must not find directions of this one, even if it had the same mark: states
      * can have been written in between. */
-    cst_muon_clear(batch);
+    if (work->marks) {
+        cst_muon_clear(batch);
+    }
     return 0;
+}
+
+/* Resolve the scratch. Out of place, the command names it: it is in the segment of the rows that
+ * are written, and overlaps no row. */
+static int find_scratch(struct cste_work *work)
+{
+    const struct cst_table_chunk *entry = work->chunk.entry;
+    const struct cste_device_update *u = &work->update;
+    uint64_t bytes = entry->scratch_bytes;
+    int rc;
+
+    if (work->n_dst != (work->marks ? 0 : 1)) {
+        return cst_err_set(&work->err, CST_EINVAL, "UPDATE of chunk %u by Muon names %u scratches",
+                           work->chunk_index, work->n_dst);
+    }
+    rc = cste_work_find(work, work->marks ? entry->scratch : work->dst_places[0], bytes, 64,
+                        "scratch", &work->scratch);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (work->marks && work->scratch.mem->base == NULL) {
+        return cst_err_set(&work->err, CST_EINVAL, "the scratch of chunk %u is memory of a device",
+                           work->chunk_index);
+    }
+    for (int row = 0; row < CST_ROW_COUNT && !work->marks; row++) {
+        uint64_t row_bytes = cst_table_row_bytes(
+            work->chunk.work.table, cst_tile_dtype(&work->chunk.work), row, work->chunk.n_elems);
+
+        if (work->scratch.mem != u->out[CST_ROW_EXP_AVG].mem ||
+            cste_work_overlap(work->scratch, bytes, u->in[row], row_bytes) ||
+            cste_work_overlap(work->scratch, bytes, u->out[row], row_bytes)) {
+            return cst_err_set(&work->err, CST_EINVAL,
+                               "the scratch of chunk %u is in another segment than its rows, or "
+                               "overlaps row %d",
+                               work->chunk_index, row);
+        }
+    }
+    return CST_OK;
 }
 
 int cste_work_find_muon(struct cste_work *work, uint64_t *pieces)
@@ -74,9 +135,9 @@ int cste_work_find_muon(struct cste_work *work, uint64_t *pieces)
     const struct cst_table_chunk *entry = work->chunk.entry;
     int rc;
 
-    if (!work->marks || work->n_src > 0) {
+    if (work->n_src > 0) {
         return cst_err_set(&work->err, CST_EINVAL,
-                           "UPDATE of chunk %u by Muon is in place, and its gradient is in a row",
+                           "UPDATE of chunk %u by Muon: its gradient is in a row",
                            work->chunk_index);
     }
     if (!cst_muon_check(work->chunk.work.table, entry)) {
@@ -85,16 +146,12 @@ int cste_work_find_muon(struct cste_work *work, uint64_t *pieces)
                            "in the scratch of %" PRIu64 " bytes",
                            work->chunk_index, entry->scratch_bytes);
     }
-    rc = cste_work_find(work, entry->scratch, entry->scratch_bytes, 64, "scratch", &work->scratch);
-    if (rc == CST_OK && work->scratch.mem->base == NULL) {
-        rc = cst_err_set(&work->err, CST_EINVAL, "the scratch of chunk %u is memory of a device",
-                         work->chunk_index);
-    }
+    rc = find_scratch(work);
     if (rc != CST_OK) {
         return rc;
     }
     work->chunk.work.batch = &work->batch;
-    *pieces = entry->update_mark == work->mark ? 0 : begin_batch(work, 0, 0);
+    *pieces = work->marks && entry->update_mark == work->mark ? 0 : begin_batch(work, 0, 0);
     if (*pieces == 0) {
         cste_work_mark_chunk(work);
     }
@@ -127,6 +184,8 @@ uint64_t cste_work_next_muon(struct cste_work *work)
     }
     if (work->stage == APPLY) {
         count_products(work);
+    }
+    if (work->stage == APPLY && work->marks) {
         cst_muon_set_complete(batch, work->chunk_index, work->mark);
     }
     return cut_stage(work);
@@ -137,13 +196,12 @@ int cste_work_muon_piece(struct cste_work *work, uint64_t piece, unsigned thread
 {
     struct cste_device *device = work->context->device;
     struct cst_tile_done done = {0};
-    uint64_t first = piece, n = 1;
+    uint64_t all =
+        is_of_tiles(work) ? work->batch.n_tiles : cst_muon_pieces(&work->batch, work->stage);
+    uint64_t first, n = cste_work_share(work, piece, all, &first);
     int rc;
 
-    if (work->stage == CST_MUON_DIRECTIONS || work->stage == APPLY) {
-        n = cste_work_share(work, piece, work->batch.n_tiles, &first);
-        first += work->batch.first_tile;
-    }
+    first += is_of_tiles(work) ? work->batch.first_tile : 0;
     if (work->stage == APPLY) {
         rc = cste_device_update(device, thread, &work->update, first, n,
                                 &work->context->slots[thread], &done, err);

@@ -253,6 +253,11 @@ static int find_update(struct cste_work *work, uint64_t *pieces)
     if (is_muon(work)) {
         return cste_work_find_muon(work, pieces);
     }
+    if (work->n_dst > 0) {
+        *pieces = 0;
+        return cst_err_set(&work->err, CST_EINVAL, "UPDATE of chunk %u has no scratch",
+                           work->chunk_index);
+    }
     *pieces = cste_work_cut_chunk(work);
     return CST_OK;
 }
@@ -295,6 +300,7 @@ static void count_update(const struct cste_work *work)
 
 const struct cste_work_kind cste_work_update = {.name = "UPDATE",
                                                 .max_src = CST_TILE_MAX_SRC,
+                                                .max_dst = 1,
                                                 .compute = true,
                                                 .marks = true,
                                                 .may_be_under_way = true,

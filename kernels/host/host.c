@@ -304,6 +304,7 @@ const struct cste_device_ops cste_host_ops = {
     .piece_bytes = 4u << 20,
     /* A piece takes less than a millisecond. */
     .max_tiles = 64,
+    .max_products = 1,
     .open = host_open,
     .close = host_close,
     .map = host_map,

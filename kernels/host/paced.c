@@ -271,39 +271,55 @@ static int check_update(const struct cste_device_update *update, struct cst_err 
     return CST_OK;
 }
 
+/* Rows in the accelerator's memory as the host device sees them. */
+struct rows {
+    struct cste_mem in[CST_ROW_COUNT], out[CST_ROW_COUNT];
+};
+
+static void place_rows(struct cste_device_update *mine, struct rows *rows,
+                       const struct cste_device_update *update)
+{
+    *mine = *update;
+    all_as_host(update->in, CST_ROW_COUNT, rows->in, mine->in);
+    all_as_host(update->out, CST_ROW_COUNT, rows->out, mine->out);
+}
+
 /* Update in the accelerator's memory. The host device keeps the rate. */
 static int paced_update(void *state, unsigned thread, const struct cste_device_update *update,
                         uint64_t first, uint64_t count, struct cst_undo_slot *undo,
                         struct cst_tile_done *done, struct cst_err *err)
 {
     struct paced *paced = state;
-    struct cste_mem in[CST_ROW_COUNT], out[CST_ROW_COUNT], mems[CST_TILE_MAX_SRC];
+    struct cste_mem mems[CST_TILE_MAX_SRC];
     struct cste_addr src[CST_TILE_MAX_SRC];
-    struct cste_device_update mine = *update;
+    struct cste_device_update mine;
+    struct rows rows;
     int rc = check_update(update, err);
 
     if (rc != CST_OK) {
         return rc;
     }
-    all_as_host(update->in, CST_ROW_COUNT, in, mine.in);
-    all_as_host(update->out, CST_ROW_COUNT, out, mine.out);
+    place_rows(&mine, &rows, update);
     all_as_host(update->src, update->n_src, mems, src);
     mine.src = src;
     return cste_host_ops.update(paced->host, thread, &mine, first, count, undo, done, err);
 }
 
-/* As on a GPU. */
+/* Products in the accelerator's memory, at the speed of the host. */
 static int paced_orthogonalise(void *state, unsigned thread,
                                const struct cste_device_update *update, unsigned stage,
                                uint64_t first, uint64_t count, struct cst_err *err)
 {
-    (void)state;
-    (void)thread;
-    (void)stage;
-    (void)first;
-    (void)count;
-    return cst_err_set(err, CST_EUNSUPPORTED, "an accelerator does not update chunk %u by Muon",
-                       update->work->chunk);
+    struct paced *paced = state;
+    struct cste_device_update mine;
+    struct rows rows;
+    int rc = check_update(update, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    place_rows(&mine, &rows, update);
+    return cste_host_ops.orthogonalise(paced->host, thread, &mine, stage, first, count, err);
 }
 
 const struct cste_device_ops cste_paced_ops = {
@@ -315,6 +331,7 @@ const struct cste_device_ops cste_paced_ops = {
     .piece_bytes = 256u << 10,
     /* As on the host. */
     .max_tiles = 64,
+    .max_products = 1,
     .open = paced_open,
     .close = paced_close,
     .map = paced_map,

@@ -460,7 +460,7 @@ static struct engine_row *row_of(struct engine_row *rows, unsigned n, enum cst_r
 /* Invalid updates are refused with a message each, and change nothing. */
 START_TEST(test_lies)
 {
-    struct engine_command good, in_place, bad[16];
+    struct engine_command good, in_place, bad[17];
     uint8_t *before;
     unsigned n = 0;
 
@@ -470,7 +470,7 @@ START_TEST(test_lies)
     in_place.out[in_place.n_out++] = (struct engine_row){
         .row = CST_ROW_WEIGHT, .place = tiny_job_row(&got, BIG, CST_ROW_WEIGHT_OTHER)};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        bad[i] = i < 11 ? good : in_place;
+        bad[i] = i < 12 ? good : in_place;
     }
     /* elsewhere: a row is missing, occurs twice, does not exist, or cannot be read or written */
     bad[n++].n_out--;
@@ -493,7 +493,9 @@ START_TEST(test_lies)
     add_sources(&bad[n++], &got, BIG, 2);
     bad[n].n_in = 0;
     bad[n].src[bad[n].n_src++] = row_of(bad[n].out, 4, CST_ROW_WEIGHT)->place;
-    n++;
+    /* a scratch, although Muon does not update the chunk */
+    bad[++n].n_dst = 1;
+    bad[n++].dst[0] = row_of(good.in, 4, CST_ROW_GRAD)->place;
     /* in place: rows that are read elsewhere, weights at another place, contributions that are
      * overwritten */
     bad[n].in[bad[n].n_in++] = elsewhere(BIG, CST_ROW_GRAD, false);
