@@ -5,6 +5,7 @@
 #define CST_CUDA_ARGS_H
 
 #include "kernels/math/update.h"
+#include "proto/muon.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -19,6 +20,10 @@
 #define CST_CUDA_NORM_THREADS 256 /* Threads of the only block of cst_norm_kernel. */
 #define CST_CUDA_CAST_THREADS 256 /* Threads per block of the two cast kernels. */
 #define CST_CUDA_CAST_ELEMS 4096  /* Elements per block of the two cast kernels. */
+#define CST_CUDA_MUON_THREADS 256 /* Threads per block of the kernels of muon.cu. */
+#define CST_CUDA_PRODUCT_SIDE 128 /* Rows and columns of a product that a block makes. */
+/* Blocks of cst_muon_product_kernel for each tile of the processor. */
+#define CST_CUDA_PRODUCT_BLOCKS 4
 
 /* A tile: elements [start, start + n_elems) of the rows of a chunk. */
 struct cst_cuda_tile {
@@ -28,6 +33,9 @@ struct cst_cuda_tile {
     uint64_t number;  /* UPDATE: number of the tile in the table, for random numbers. */
     uint32_t keep;    /* UPDATE: 1 if the states are to stay as they are. */
     uint32_t pad;     /* Always 0. */
+    /* UPDATE by MUON: the directions of the tile, which the update reads and cst_direct_kernel
+     * writes, from its first element on. They have whole groups. Otherwise NULL. */
+    uint16_t *direction;
 };
 
 /* Arguments of the update kernels, passed by value. */
@@ -37,6 +45,32 @@ struct cst_cuda_update {
     uint64_t t;                  /* Step of the optimizer. */
     uint32_t optimizer;          /* enum cst_optimizer. */
     uint32_t pad;                /* Always 0. */
+};
+
+/* Arguments of cst_muon_product_kernel, passed by value: the products of several matrices, of which
+ * the pointers are those of the first one. */
+struct cst_cuda_product {
+    const uint16_t *a, *b; /* Element [i][j] of a is a[i * a_row + j * a_column]; b likewise. */
+    const uint16_t *add;   /* What is added, with the strides of the result. NULL: nothing. */
+    uint16_t *out;         /* The result: element [i][j] is out[i * columns + j]. */
+    uint64_t a_row, a_column, b_row, b_column;
+    uint64_t a_step, b_step, out_step; /* Elements from one matrix to the next. */
+    uint64_t rows, columns, depth;     /* Of the result, and of the sums. */
+    uint64_t tiles;                    /* Tiles of CST_MUON_TILE that each matrix has. */
+    uint64_t first;                    /* Number of the first tile of this launch. */
+    float alpha, beta;
+    uint32_t symmetric; /* 1: the tiles are those on and below the diagonal. */
+    uint32_t pad;       /* Always 0. */
+};
+
+/* Arguments of cst_muon_sums_kernel and cst_muon_scale_kernel, passed by value. */
+struct cst_cuda_muon_norm {
+    uint16_t *values;         /* Consecutive matrices. */
+    double *sums;             /* Sums of squares of CST_MUON_SUM_ELEMS elements each. */
+    uint64_t n_elems, n_sums; /* Of a matrix. */
+    uint64_t first;           /* Number of the first sum of this launch. */
+    float least;              /* Smallest divisor. */
+    uint32_t pad;             /* Always 0. */
 };
 
 /* Arguments of cst_reduce_kernel and cst_sum_kernel, passed by value. */

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/flight.h"
 #include "kernels/cuda/memory.h"
+#include "kernels/cuda/muon.h"
 #include "kernels/cuda/reduction.h"
 #include "kernels/cuda/update.h"
 
@@ -41,19 +42,6 @@ static int cuda_populate(void *state, int fd, void *base, uint64_t offset, uint6
     return CST_OK;
 }
 
-/* Updates by Muon are made by the engines of nodes. */
-static int cuda_orthogonalise(void *state, unsigned thread, const struct cste_device_update *update,
-                              unsigned stage, uint64_t first, uint64_t count, struct cst_err *err)
-{
-    (void)state;
-    (void)thread;
-    (void)stage;
-    (void)first;
-    (void)count;
-    return cst_err_set(err, CST_EUNSUPPORTED, "a GPU does not update chunk %u by Muon",
-                       update->work->chunk);
-}
-
 const struct cste_device_ops cste_cuda_ops = {
     .name = "cuda",
     /* Copies of unlocked memory are slow. */
@@ -65,6 +53,8 @@ const struct cste_device_ops cste_cuda_ops = {
     .piece_bytes = CSTE_GPU_PIECE_BYTES,
     .max_tiles = CSTE_GPU_STAGE_TILES,
     .window = CSTE_GPU_WINDOW,
+    /* A stage is one launch for each tensor. */
+    .max_products = 1u << 20,
     .open = cuda_open,
     .close = cuda_close,
     .map = cste_gpu_map,
@@ -77,6 +67,6 @@ const struct cste_device_ops cste_cuda_ops = {
     .convert = cste_gpu_convert,
     .reduce = cste_gpu_reduce,
     .update = cste_gpu_update,
-    .orthogonalise = cuda_orthogonalise,
+    .orthogonalise = cste_gpu_orthogonalise,
     .finish = cste_gpu_finish,
 };

@@ -26,6 +26,12 @@ int cst_cuda_kernels_open(struct cst_cuda_kernels *kernels, const struct cst_cud
         {"cst_cast_kernel", &made.cast},
         {"cst_upcast_kernel", &made.upcast},
         {"cst_sum_kernel", &made.sum},
+        {"cst_direct_fp32_kernel", &made.direct[CST_MOMENTS_FP32]},
+        {"cst_direct_bf16_kernel", &made.direct[CST_MOMENTS_BF16]},
+        {"cst_direct_mx8_kernel", &made.direct[CST_MOMENTS_MX8]},
+        {"cst_muon_sums_kernel", &made.muon_sums},
+        {"cst_muon_scale_kernel", &made.muon_scale},
+        {"cst_muon_product_kernel", &made.muon_product},
         {"cst_update_fp32_kernel", &made.update[CST_MOMENTS_FP32][CST_ROUNDING_STOCHASTIC]},
         {"cst_update_fp32_kernel", &made.update[CST_MOMENTS_FP32][CST_ROUNDING_NEAREST]},
         {"cst_update_bf16_kernel", &made.update[CST_MOMENTS_BF16][CST_ROUNDING_STOCHASTIC]},
@@ -96,6 +102,55 @@ int cst_cuda_update(const struct cst_cuda_kernels *kernels, CUstream stream, uin
     }
     return launch(kernels, stream, kernels->update[moments][rounding], "update", n_tiles, 1,
                   CST_CUDA_UPDATE_THREADS, args, err);
+}
+
+int cst_cuda_direct(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n_tiles,
+                    CUdeviceptr tiles, CUdeviceptr spans, enum cst_moments moments,
+                    const struct cst_cuda_update *update, struct cst_err *err)
+{
+    struct cst_cuda_update copy = *update;
+    void *args[] = {&tiles, &spans, &copy};
+
+    if (moments >= CST_MOMENTS_COUNT) {
+        return cst_err_set(err, CST_EINVAL, "directions: moments %d", (int)moments);
+    }
+    return launch(kernels, stream, kernels->direct[moments], "directions", n_tiles, 1,
+                  CST_CUDA_UPDATE_THREADS, args, err);
+}
+
+/* Launch a kernel of muon.cu, whose argument is @arg, with @blocks blocks for each of @n pieces. */
+static int launch_muon(const struct cst_cuda_kernels *kernels, CUstream stream, CUfunction function,
+                       const char *name, uint64_t n, uint64_t blocks, void *arg,
+                       struct cst_err *err)
+{
+    void *args[] = {arg};
+
+    return launch(kernels, stream, function, name, n * blocks, 1, CST_CUDA_MUON_THREADS, args, err);
+}
+
+int cst_cuda_muon_sums(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n,
+                       const struct cst_cuda_muon_norm *norm, struct cst_err *err)
+{
+    struct cst_cuda_muon_norm copy = *norm;
+
+    return launch_muon(kernels, stream, kernels->muon_sums, "sums of squares", n, 1, &copy, err);
+}
+
+int cst_cuda_muon_scale(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n,
+                        const struct cst_cuda_muon_norm *norm, struct cst_err *err)
+{
+    struct cst_cuda_muon_norm copy = *norm;
+
+    return launch_muon(kernels, stream, kernels->muon_scale, "division by norms", n, 1, &copy, err);
+}
+
+int cst_cuda_muon_product(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n,
+                          const struct cst_cuda_product *product, struct cst_err *err)
+{
+    struct cst_cuda_product copy = *product;
+
+    return launch_muon(kernels, stream, kernels->muon_product, "products", n,
+                       CST_CUDA_PRODUCT_BLOCKS, &copy, err);
 }
 
 int cst_cuda_reduce(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n_tiles,

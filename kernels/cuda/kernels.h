@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Launches of cistern's CUDA kernels. The device code (update.cu, reduce.cu, norm.cu, cast.cu) is
- * compiled for sm_80, for sm_90 and as PTX into one fatbinary, which is a byte array in the
- * program. The fatbinary is loaded through the table of driver calls; the CUDA runtime is not used.
+/* Launches of cistern's CUDA kernels. The device code (update.cu, muon.cu, reduce.cu, norm.cu,
+ * cast.cu) is compiled for sm_80, for sm_90 and as PTX into one fatbinary, which is a byte array in
+ * the program. The fatbinary is loaded through the table of driver calls; the CUDA runtime is not
+ * used.
  *
- * The kernels produce the same bits as kernels/{update,reduce,norm,cast}.h: they use __fmaf_rn,
+ * The kernels produce the same bits as kernels/math/{update,muon,reduce,norm,cast}.h: they use
+ * __fmaf_rn,
  * __fdiv_rn, __fsqrt_rn and __dadd_rn, keep the order of sums and subnormals, and store NaN as
  * those headers say. Tests compare with memcmp. Tests without a GPU compile the .cu files for the
  * processor (tests/lib/cudaemu). Tests with a GPU run the kernels on the GPU (tests/gpu).
@@ -26,6 +28,8 @@ struct cst_cuda_kernels {
     CUmodule module;
     CUfunction reduce, sum, norm, cast, upcast; /* Kernels of the module, named cst_..._kernel. */
     CUfunction update[CST_MOMENTS_COUNT][CST_ROUNDING_COUNT];
+    CUfunction direct[CST_MOMENTS_COUNT]; /* Directions of Muon. */
+    CUfunction muon_sums, muon_scale, muon_product;
 };
 
 /* Load the kernels into the current context. On success, end with cst_cuda_kernels_close in the
@@ -45,6 +49,32 @@ int cst_cuda_update(const struct cst_cuda_kernels *kernels, CUstream stream, uin
                     CUdeviceptr tiles, CUdeviceptr spans, enum cst_moments moments,
                     enum cst_rounding rounding, const struct cst_cuda_update *update,
                     struct cst_err *err);
+
+/* Compute the directions of Muon of each of @n_tiles tiles (kernels/math/product.h) at
+ * tile.direction, from the gradient and the first moment of update->rows. Those of a tile with
+ * tile.keep are zeros. CST_EINVAL: there is no such format.
+ *
+ *   cst_direct_fp32_kernel and the kernels of the other formats (kernels.c):
+ *   (const struct cst_cuda_tile *, const struct cst_update_scalars *, struct cst_cuda_update) */
+int cst_cuda_direct(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n_tiles,
+                    CUdeviceptr tiles, CUdeviceptr spans, enum cst_moments moments,
+                    const struct cst_cuda_update *update, struct cst_err *err);
+
+/* Make sums of squares number norm->first to norm->first + @n - 1, or (scale) divide their elements
+ * by the norm of their matrix, of which all sums are made.
+ *
+ *   cst_muon_sums_kernel(struct cst_cuda_muon_norm)
+ *   cst_muon_scale_kernel(struct cst_cuda_muon_norm) */
+int cst_cuda_muon_sums(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n,
+                       const struct cst_cuda_muon_norm *norm, struct cst_err *err);
+int cst_cuda_muon_scale(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n,
+                        const struct cst_cuda_muon_norm *norm, struct cst_err *err);
+
+/* Make tiles product->first to product->first + @n - 1 of the products of all matrices.
+ *
+ *   cst_muon_product_kernel(struct cst_cuda_product) */
+int cst_cuda_muon_product(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n,
+                          const struct cst_cuda_product *product, struct cst_err *err);
 
 /* Do cst_reduce_fn for each of @n_tiles tiles: dst[..] := sum in rank order, sums[tile] := sum of
  * squares (double). @dst may be one of the sources.

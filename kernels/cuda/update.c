@@ -15,6 +15,7 @@ _Static_assert(CST_UPDATE_GROUP == CST_MX8_BLOCK, "a group is a block");
 
 /* Tiles of one launch, staged. */
 struct batch {
+    bool directs;     /* The launch computes directions of Muon. Otherwise it updates. */
     uint32_t n;       /* Number of tiles. */
     uint32_t n_spans; /* Number of spans to which the tiles belong. */
 };
@@ -30,13 +31,43 @@ static void prepare(struct cst_update_scalars *out, const struct cste_device_upd
     const struct cst_tile_hyper *hyper = update->hyper;
     const struct cst_table_header *table = update->work->table;
     uint64_t mark = update->work->mark;
+    double lr = hyper->lr * cst_table_lr(table, span, mark);
+    double decay = hyper->weight_decay * cst_table_decay(table, span, mark);
 
-    cst_update_prepare(out, hyper->lr * cst_table_lr(table, span, mark), hyper->beta1, hyper->beta2,
-                       hyper->eps, hyper->weight_decay * cst_table_decay(table, span, mark),
-                       hyper->grad_scale, mark);
+    if (update->work->batch != NULL) {
+        cst_update_prepare_muon(out, lr, decay, hyper->grad_scale, span->rows, span->columns);
+    } else {
+        cst_update_prepare(out, lr, hyper->beta1, hyper->beta2, hyper->eps, decay,
+                           hyper->grad_scale, mark);
+    }
 }
 
-/* Stage the next tiles of @walk. */
+/* Returns where the directions of @tile of @span are before the products (@orthogonal is false) or
+ * after them. NULL: they are not those of Muon. */
+static uint16_t *directions(const struct cst_tile_work *work, const struct cst_table_span *span,
+                            const struct cst_tile *tile, bool orthogonal)
+{
+    const struct cst_muon_batch *batch = work->batch;
+
+    return batch == NULL ? NULL
+                         : cst_muon_values(batch, (uint32_t)(span - batch->spans), orthogonal) +
+                               (tile->start - span->start);
+}
+
+/* Returns whether the states of @tile of @span stay. The kernel does not read the table; the host
+ * decides here. */
+static bool is_kept(const struct cste_device_update *update, const struct cst_table_span *span,
+                    const struct cst_tile *tile)
+{
+    struct cst_tile_work work = *update->work;
+
+    work.guard = update->guard;
+    return work.batch != NULL ? cst_tile_spares(&work, span, update->hyper->grad_scale)
+                              : work.guard && !cst_grad_limit_holds(tile->entry->sum_squares,
+                                                                    update->hyper->grad_scale);
+}
+
+/* Stage the next tiles of @walk in @batch. */
 static void take_batch(const struct cste_gpu_stage *stage, const struct cste_device_update *update,
                        struct cst_tile_walk *walk, struct batch *batch)
 {
@@ -44,11 +75,13 @@ static void take_batch(const struct cste_gpu_stage *stage, const struct cste_dev
     struct cst_update_scalars *spans = staged(stage, SPANS_AT);
     const struct cst_table_span *span, *prepared = NULL;
     struct cst_tile tile;
+    bool spared = false;
 
-    *batch = (struct batch){0};
+    batch->n = batch->n_spans = 0;
     while (batch->n < CSTE_GPU_STAGE_TILES && (span = cst_tile_walk_next(walk, &tile)) != NULL) {
         if (span != prepared) {
             prepare(&spans[batch->n_spans++], update, span);
+            spared = update->work->batch != NULL && is_kept(update, span, &tile);
             prepared = span;
         }
         tiles[batch->n++] = (struct cst_cuda_tile){
@@ -56,10 +89,8 @@ static void take_batch(const struct cste_gpu_stage *stage, const struct cste_dev
             .n_elems = tile.n_elems,
             .span = batch->n_spans - 1,
             .number = tile.number,
-            /* The kernel does not read the table; the host decides here which tiles keep their
-             * states. */
-            .keep = update->guard &&
-                    !cst_grad_limit_holds(tile.entry->sum_squares, update->hyper->grad_scale)};
+            .keep = update->work->batch != NULL ? spared : is_kept(update, span, &tile),
+            .direction = directions(update->work, span, &tile, !batch->directs)};
     }
 }
 
@@ -157,7 +188,9 @@ static int enqueue(struct cste_gpu *gpu, unsigned thread, const struct cste_gpu_
                    const struct cst_cuda_update *args, struct cst_err *err)
 {
     const struct cst_table_header *table = update->work->table;
-    CUdeviceptr at = stage->device.device;
+    CUstream stream = cste_gpu_stream(gpu, thread);
+    CUdeviceptr tiles = stage->device.device + CSTE_GPU_STAGE_TILES_AT;
+    CUdeviceptr spans = stage->device.device + SPANS_AT;
     int rc = bring(gpu, thread, stage, SPANS_AT, batch->n_spans * sizeof(struct cst_update_scalars),
                    err);
 
@@ -165,14 +198,17 @@ static int enqueue(struct cste_gpu *gpu, unsigned thread, const struct cste_gpu_
         rc = bring(gpu, thread, stage, CSTE_GPU_STAGE_TILES_AT,
                    batch->n * sizeof(struct cst_cuda_tile), err);
     }
-    return rc != CST_OK ? rc
-                        : cst_cuda_update(&gpu->kernels, cste_gpu_stream(gpu, thread), batch->n,
-                                          at + CSTE_GPU_STAGE_TILES_AT, at + SPANS_AT,
-                                          (enum cst_moments)table->moments,
-                                          (enum cst_rounding)table->rounding, args, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    return batch->directs ? cst_cuda_direct(&gpu->kernels, stream, batch->n, tiles, spans,
+                                            (enum cst_moments)table->moments, args, err)
+                          : cst_cuda_update(&gpu->kernels, stream, batch->n, tiles, spans,
+                                            (enum cst_moments)table->moments,
+                                            (enum cst_rounding)table->rounding, args, err);
 }
 
-/* Enqueue the update of @batch, which @flight has staged. */
+/* Enqueue what is done with @batch, which @flight has staged. */
 static int start(struct cste_gpu *gpu, unsigned thread, struct cste_gpu_flight *flight,
                  const struct cste_device_update *update, const struct batch *batch,
                  struct cst_err *err)
@@ -180,8 +216,10 @@ static int start(struct cste_gpu *gpu, unsigned thread, struct cste_gpu_flight *
     const struct cst_cuda_update args = arguments(update);
     int rc = enqueue(gpu, thread, &flight->stage, update, batch, &args, err);
 
-    flight->tally =
-        count(&flight->stage, &args, (enum cst_moments)update->work->table->moments, batch);
+    if (!batch->directs) {
+        flight->tally =
+            count(&flight->stage, &args, (enum cst_moments)update->work->table->moments, batch);
+    }
     return cste_gpu_depart(gpu, thread, flight, rc, err);
 }
 
@@ -213,17 +251,16 @@ static int check(const struct cste_device_update *update, struct cst_err *err)
     return CST_OK;
 }
 
-int cste_gpu_update(void *state, unsigned thread, const struct cste_device_update *update,
-                    uint64_t first, uint64_t count, struct cst_undo_slot *undo,
-                    struct cst_tile_done *done, struct cst_err *err)
+/* Update tiles [@first, @first + @count) or, if @directs is true, compute their directions. */
+static int start_all(struct cste_gpu *gpu, unsigned thread, const struct cste_device_update *update,
+                     bool directs, uint64_t first, uint64_t count, struct cst_tile_done *done,
+                     struct cst_err *err)
 {
-    struct cste_gpu *gpu = state;
     struct cste_gpu_flight *flight = cste_gpu_take_flight(gpu, thread);
+    struct batch batch = {.directs = directs};
     struct cst_tile_walk walk;
-    struct batch batch;
     int rc = check(update, err);
 
-    (void)undo;
     if (rc == CST_OK) {
         rc = cste_gpu_enter(gpu, err);
     }
@@ -237,4 +274,20 @@ int cste_gpu_update(void *state, unsigned thread, const struct cste_device_updat
         }
     }
     return cste_gpu_leave_under_way(gpu, thread, rc);
+}
+
+int cste_gpu_update(void *state, unsigned thread, const struct cste_device_update *update,
+                    uint64_t first, uint64_t count, struct cst_undo_slot *undo,
+                    struct cst_tile_done *done, struct cst_err *err)
+{
+    (void)undo;
+    return start_all(state, thread, update, false, first, count, done, err);
+}
+
+int cste_gpu_direct(struct cste_gpu *gpu, unsigned thread, const struct cste_device_update *update,
+                    uint64_t first, uint64_t count, struct cst_err *err)
+{
+    struct cst_tile_done none = {0};
+
+    return start_all(gpu, thread, update, true, first, count, &none, err);
 }

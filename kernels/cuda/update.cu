@@ -4,7 +4,7 @@
  * same. Half a warp processes two groups of 32 elements at a time, whose loads are all under way
  * before the first store. There is a kernel for each format and rounding of the moments. The
  * optimizer and the format of the gradient (bf16 or fp32) are branches that all threads take alike.
- */
+ * The directions of Muon have a kernel for each format. */
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/vec.cuh"
 #include "kernels/math/formats.h"
@@ -129,6 +129,9 @@ __device__ __forceinline__ void compute_and_store(group &x, uint32_t optimizer,
     for (int j = 0; j < CST_VEC_GROUP; j++) {
         cst_formula_states states = {x.p[j], x.moments[0][j], x.moments[1][j], x.g[j], {}};
 
+        if (at.direction != nullptr) {
+            states.o = cst_vec_load_bf16<CST_VEC_ROWS>(at.direction + j * CST_VEC_LANES);
+        }
         cst_formula_moments(static_cast<cst_optimizer>(optimizer), &scalars, x.g[j], &states);
         cst_formula_weight(static_cast<cst_optimizer>(optimizer), MOMENTS, &scalars, &states);
         x.p[j] = cst_formula_canonical(states.p);
@@ -167,6 +170,7 @@ __device__ void do_tail(padded &pad, uint32_t n, uint32_t optimizer,
     cst_update_rows inside = {};
     group x;
 
+    inside.direction = at.direction;
     inside.grad_bf16 = at.grad_bf16 != nullptr ? pad.grad_bf16 + lane : nullptr;
     inside.grad_fp32 = pad.grad_fp32 + lane;
     inside.weight = at.weight != nullptr ? pad.weight + lane : nullptr;
@@ -293,8 +297,12 @@ __device__ __forceinline__ void update(const cst_cuda_tile *tiles, const cst_upd
         key = cst_random_key_of(update.seed, tile.number, update.t);
     }
     const auto group_at = [&](uint32_t g) {
-        return rows_at<MOMENTS>(
+        cst_update_rows at = rows_at<MOMENTS>(
             rows_at<MOMENTS>(update.rows, n_rows, tile.start + g * CST_UPDATE_GROUP), n_rows, lane);
+
+        at.direction =
+            tile.direction != nullptr ? tile.direction + g * CST_UPDATE_GROUP + lane : nullptr;
+        return at;
     };
     const auto word_of = [&](uint32_t g) {
         cst_vec_bits word = cst_vec_set_bits(0);
@@ -329,6 +337,104 @@ __device__ __forceinline__ void update(const cst_cuda_tile *tiles, const cst_upd
     }
 }
 
+/* -- directions of Muon ----------------------------------------------------------------------- */
+
+/* Compute the directions of a group (kernels/math/product.h), in the upper halves of @out. */
+template <cst_vec_memory MEMORY, cst_moments MOMENTS>
+__device__ __forceinline__ void direct(const cst_update_rows &at, const cst_update_scalars &scalars,
+                                       cst_vec_bits out[CST_VEC_GROUP])
+{
+    const cst_vec rest = cst_vec_set(scalars.one_minus_beta1);
+    cst_vec m[CST_VEC_GROUP];
+
+    cst_format_load<MEMORY>(MOMENTS, 0, &at.moments_in[0], m);
+#pragma unroll
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        const int i = j * CST_VEC_LANES;
+        const cst_vec from = at.grad_bf16 != nullptr ? cst_vec_load_bf16<MEMORY>(at.grad_bf16 + i)
+                                                     : cst_vec_load<MEMORY>(at.grad_fp32 + i);
+        const cst_vec g = cst_vec_mul(from, cst_vec_set(scalars.grad_scale));
+        const cst_vec next = cst_formula_towards(m[j], g, rest);
+
+        out[j] =
+            cst_round_bf16(cst_formula_canonical(cst_vec_fnma(rest, cst_vec_sub(next, g), next)));
+    }
+}
+
+/* The @n directions of an incomplete group. @at is the rows at this lane's first element. */
+template <cst_moments MOMENTS>
+__device__ void direct_tail(padded &pad, uint32_t n, const cst_update_rows &at,
+                            const cst_update_scalars &scalars, uint16_t *to)
+{
+    typedef uint8_t byte;
+    const uint32_t lane = threadIdx.x % CST_VEC_LANES;
+    const uint32_t size = static_cast<uint32_t>(cst_format_bytes(MOMENTS) / CST_UPDATE_GROUP);
+    cst_update_rows inside = {};
+    cst_vec_bits out[CST_VEC_GROUP];
+
+    inside.grad_bf16 = at.grad_bf16 != nullptr ? pad.grad_bf16 + lane : nullptr;
+    inside.grad_fp32 = pad.grad_fp32 + lane;
+    inside.moments_in[0].values = reinterpret_cast<byte *>(pad.moments[0]) + lane * size;
+    inside.moments_in[0].exponents = &pad.exponents[0];
+    if (MOMENTS == CST_MOMENTS_MX8) {
+        pad.exponents[0] = *at.moments_in[0].exponents;
+    }
+#pragma unroll
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        const uint32_t i = static_cast<uint32_t>(j) * CST_VEC_LANES;
+        const bool there = has(lane, j, n);
+
+        if (at.grad_bf16 != nullptr) {
+            move(pad.grad_bf16 + lane + i, at.grad_bf16 + i, there);
+        } else {
+            move(pad.grad_fp32 + lane + i, at.grad_fp32 + i, there);
+        }
+        for (uint32_t b = i * size; b < (i + 1) * size; b++) {
+            move(static_cast<byte *>(inside.moments_in[0].values) + b,
+                 static_cast<const byte *>(at.moments_in[0].values) + b, there);
+        }
+    }
+    direct<CST_VEC_SHARED, MOMENTS>(inside, scalars, out);
+#pragma unroll
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        if (has(lane, j, n)) {
+            to[j * CST_VEC_LANES] = static_cast<uint16_t>(out[j].x >> 16);
+        }
+    }
+}
+
+template <cst_moments MOMENTS>
+__device__ __forceinline__ void direct_tile(const cst_cuda_tile *tiles,
+                                            const cst_update_scalars *spans,
+                                            const cst_cuda_update &update, padded &pad)
+{
+    const cst_cuda_tile tile = tiles[blockIdx.x];
+    const uint32_t half = threadIdx.x / CST_VEC_LANES, lane = threadIdx.x % CST_VEC_LANES;
+    const uint32_t n_groups = tile.n_elems / CST_UPDATE_GROUP;
+    const auto group_at = [&](uint32_t g) {
+        return rows_at<MOMENTS>(rows_at<MOMENTS>(update.rows, 1, tile.start + g * CST_UPDATE_GROUP),
+                                1, lane);
+    };
+
+    if (tile.keep) {
+        for (uint32_t i = threadIdx.x; i < tile.n_elems; i += CST_CUDA_UPDATE_THREADS) {
+            tile.direction[i] = 0;
+        }
+        return;
+    }
+    for (uint32_t g = half; g < n_groups; g += HALVES) {
+        cst_vec_bits out[CST_VEC_GROUP];
+
+        direct<CST_VEC_ROWS, MOMENTS>(group_at(g), spans[tile.span], out);
+        cst_vec_store_upper<CST_VEC_SHARED>(tile.direction + g * CST_UPDATE_GROUP + lane, out,
+                                            false);
+    }
+    if (tile.n_elems % CST_UPDATE_GROUP > 0 && n_groups % HALVES == half) {
+        direct_tail<MOMENTS>(pad, tile.n_elems % CST_UPDATE_GROUP, group_at(n_groups),
+                             spans[tile.span], tile.direction + n_groups * CST_UPDATE_GROUP + lane);
+    }
+}
+
 } // namespace
 
 #define UPDATE_KERNEL(name, moments, rounding)                                                     \
@@ -347,3 +453,17 @@ UPDATE_KERNEL(cst_update_bf16_kernel, CST_MOMENTS_BF16, CST_ROUNDING_STOCHASTIC)
 UPDATE_KERNEL(cst_update_bf16_nearest_kernel, CST_MOMENTS_BF16, CST_ROUNDING_NEAREST);
 UPDATE_KERNEL(cst_update_mx8_kernel, CST_MOMENTS_MX8, CST_ROUNDING_STOCHASTIC);
 UPDATE_KERNEL(cst_update_mx8_nearest_kernel, CST_MOMENTS_MX8, CST_ROUNDING_NEAREST);
+
+#define DIRECT_KERNEL(name, moments)                                                               \
+    extern "C" __global__ void __launch_bounds__(CST_CUDA_UPDATE_THREADS) name(                    \
+        const cst_cuda_tile *tiles, const cst_update_scalars *spans, const cst_cuda_update args)   \
+    {                                                                                              \
+        __shared__ padded pad;                                                                     \
+                                                                                                   \
+        direct_tile<moments>(tiles, spans, args, pad);                                             \
+    }                                                                                              \
+    CST_KERNEL(name)
+
+DIRECT_KERNEL(cst_direct_fp32_kernel, CST_MOMENTS_FP32);
+DIRECT_KERNEL(cst_direct_bf16_kernel, CST_MOMENTS_BF16);
+DIRECT_KERNEL(cst_direct_mx8_kernel, CST_MOMENTS_MX8);

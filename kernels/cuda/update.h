@@ -15,4 +15,9 @@ int cste_gpu_update(void *state, unsigned thread, const struct cste_device_updat
                     uint64_t first, uint64_t count, struct cst_undo_slot *undo,
                     struct cst_tile_done *done, struct cst_err *err);
 
+/* Compute the directions of Muon of tiles [@first, @first + @count) of the chunk, and store them in
+ * the scratch. Statuses as cste_gpu_update. */
+int cste_gpu_direct(struct cste_gpu *gpu, unsigned thread, const struct cste_device_update *update,
+                    uint64_t first, uint64_t count, struct cst_err *err);
+
 #endif

@@ -16,7 +16,6 @@
 #define CST_VEC_LANES 16 /* Threads, with one element each. */
 #define CST_VEC_GROUP 2  /* Number of vectors in a group. */
 #define CST_VEC_UNROLL _Pragma("unroll")
-#define CST_FORMULA_MUON(X) /* GPUs do not have this formula. */
 
 /* One fp32 lane of a vector; each thread of the half-warp has one. */
 struct cst_vec {

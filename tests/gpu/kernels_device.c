@@ -125,6 +125,45 @@ static void update(struct cases_device *cases, uint64_t n_tiles, const struct cs
            &err);
 }
 
+static void direct(struct cases_device *cases, uint64_t n_tiles, const struct cst_cuda_tile *tiles,
+                   const struct cst_update_scalars *spans, enum cst_moments moments,
+                   const struct cst_cuda_update *args)
+{
+    struct kernels_device *d = of(cases);
+    struct cst_err err;
+
+    finish(d,
+           cst_cuda_direct(&d->kernels, d->stream, n_tiles, address(tiles), address(spans), moments,
+                           args, &err),
+           &err);
+}
+
+static void muon_sums(struct cases_device *cases, uint64_t n, const struct cst_cuda_muon_norm *norm)
+{
+    struct kernels_device *d = of(cases);
+    struct cst_err err;
+
+    finish(d, cst_cuda_muon_sums(&d->kernels, d->stream, n, norm, &err), &err);
+}
+
+static void muon_scale(struct cases_device *cases, uint64_t n,
+                       const struct cst_cuda_muon_norm *norm)
+{
+    struct kernels_device *d = of(cases);
+    struct cst_err err;
+
+    finish(d, cst_cuda_muon_scale(&d->kernels, d->stream, n, norm, &err), &err);
+}
+
+static void muon_product(struct cases_device *cases, uint64_t n,
+                         const struct cst_cuda_product *product)
+{
+    struct kernels_device *d = of(cases);
+    struct cst_err err;
+
+    finish(d, cst_cuda_muon_product(&d->kernels, d->stream, n, product, &err), &err);
+}
+
 static void reduce(struct cases_device *cases, uint64_t n_tiles, const struct cst_cuda_tile *tiles,
                    const struct cst_cuda_sources *sources, uint16_t *dst, double *sums)
 {
@@ -308,6 +347,10 @@ int kernels_device_open(struct kernels_device *d, struct cst_err *err)
                                            .get = get,
                                            .clear = clear,
                                            .update = update,
+                                           .direct = direct,
+                                           .muon_sums = muon_sums,
+                                           .muon_scale = muon_scale,
+                                           .muon_product = muon_product,
                                            .reduce = reduce,
                                            .sum = sum,
                                            .norm = norm,

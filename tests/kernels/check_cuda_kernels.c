@@ -109,6 +109,50 @@ static void update(struct cases_device *device, uint64_t n_tiles, const struct c
            (void *[]){&tiles, &spans, &by_value});
 }
 
+static void direct(struct cases_device *device, uint64_t n_tiles, const struct cst_cuda_tile *tiles,
+                   const struct cst_update_scalars *spans, enum cst_moments moments,
+                   const struct cst_cuda_update *args)
+{
+    static const char *const names[CST_MOMENTS_COUNT] = {
+        [CST_MOMENTS_FP32] = "cst_direct_fp32_kernel",
+        [CST_MOMENTS_BF16] = "cst_direct_bf16_kernel",
+        [CST_MOMENTS_MX8] = "cst_direct_mx8_kernel",
+    };
+    struct cst_cuda_update by_value = *args;
+
+    (void)device;
+    launch(names[moments], n_tiles, 1, CST_CUDA_UPDATE_THREADS,
+           (void *[]){&tiles, &spans, &by_value});
+}
+
+static void muon_sums(struct cases_device *device, uint64_t n,
+                      const struct cst_cuda_muon_norm *norm)
+{
+    struct cst_cuda_muon_norm by_value = *norm;
+
+    (void)device;
+    launch("cst_muon_sums_kernel", n, 1, CST_CUDA_MUON_THREADS, (void *[]){&by_value});
+}
+
+static void muon_scale(struct cases_device *device, uint64_t n,
+                       const struct cst_cuda_muon_norm *norm)
+{
+    struct cst_cuda_muon_norm by_value = *norm;
+
+    (void)device;
+    launch("cst_muon_scale_kernel", n, 1, CST_CUDA_MUON_THREADS, (void *[]){&by_value});
+}
+
+static void muon_product(struct cases_device *device, uint64_t n,
+                         const struct cst_cuda_product *product)
+{
+    struct cst_cuda_product by_value = *product;
+
+    (void)device;
+    launch("cst_muon_product_kernel", n * CST_CUDA_PRODUCT_BLOCKS, 1, CST_CUDA_MUON_THREADS,
+           (void *[]){&by_value});
+}
+
 static void reduce(struct cases_device *device, uint64_t n_tiles, const struct cst_cuda_tile *tiles,
                    const struct cst_cuda_sources *sources, uint16_t *dst, double *sums)
 {
@@ -170,6 +214,10 @@ static void run_op(int i, uint64_t order)
                                      .get = copy,
                                      .clear = clear,
                                      .update = update,
+                                     .direct = direct,
+                                     .muon_sums = muon_sums,
+                                     .muon_scale = muon_scale,
+                                     .muon_product = muon_product,
                                      .reduce = reduce,
                                      .sum = sum,
                                      .norm = norm,

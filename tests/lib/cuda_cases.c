@@ -245,6 +245,8 @@ static void run(const char *op, void (*cases)(struct cases *), struct cases_devi
 CST_CASES_OP(update_fp32, cases_update_fp32)
 CST_CASES_OP(update_bf16, cases_update_bf16)
 CST_CASES_OP(update_mx8, cases_update_mx8)
+CST_CASES_OP(directions, cases_muon_directions)
+CST_CASES_OP(muon, cases_muon_stages)
 CST_CASES_OP(reduce, reduce_cases)
 CST_CASES_OP(sum, sum_cases)
 CST_CASES_OP(norm, norm_cases)
@@ -257,6 +259,8 @@ const struct cases_op *cases_all(unsigned *n)
         {"update_fp32", run_update_fp32},
         {"update_bf16", run_update_bf16},
         {"update_mx8", run_update_mx8},
+        {"directions", run_directions},
+        {"muon", run_muon},
         {"reduce", run_reduce},
         {"sum", run_sum},
         {"norm", run_norm},

@@ -28,6 +28,15 @@ struct cases_device {
     void (*update)(struct cases_device *device, uint64_t n_tiles, const struct cst_cuda_tile *tiles,
                    const struct cst_update_scalars *spans, enum cst_moments moments,
                    enum cst_rounding rounding, const struct cst_cuda_update *update);
+    void (*direct)(struct cases_device *device, uint64_t n_tiles, const struct cst_cuda_tile *tiles,
+                   const struct cst_update_scalars *spans, enum cst_moments moments,
+                   const struct cst_cuda_update *update);
+    void (*muon_sums)(struct cases_device *device, uint64_t n,
+                      const struct cst_cuda_muon_norm *norm);
+    void (*muon_scale)(struct cases_device *device, uint64_t n,
+                       const struct cst_cuda_muon_norm *norm);
+    void (*muon_product)(struct cases_device *device, uint64_t n,
+                         const struct cst_cuda_product *product);
     void (*reduce)(struct cases_device *device, uint64_t n_tiles, const struct cst_cuda_tile *tiles,
                    const struct cst_cuda_sources *sources, uint16_t *dst, double *sums);
     void (*sum)(struct cases_device *device, uint64_t n_tiles, const struct cst_cuda_tile *tiles,

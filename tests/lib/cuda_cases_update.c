@@ -5,6 +5,7 @@
 
 #include "kernels/math/cast.h"
 #include "kernels/math/moments.h"
+#include "kernels/math/product.h"
 #include "proto/table.h"
 
 #include <stdio.h>
@@ -12,8 +13,7 @@
 #include <string.h>
 
 enum { N_MOMENTS = 2, MAX_CASE_TILES = 8 };
-/* Accelerators do not have the last one, CST_OPTIMIZER_MUON. */
-enum { N_OPTIMIZERS = CST_OPTIMIZER_MUON };
+enum { N_OPTIMIZERS = CST_OPTIMIZER_COUNT };
 
 /* A row of moments. */
 struct moment {
@@ -32,6 +32,7 @@ struct update {
     unsigned n_moments;
     size_t grad_bytes; /* bytes of a gradient's element */
     struct cases_row grad, master_in, weight_in, master, weight;
+    struct cases_row direction; /* MUON */
     struct moment in[N_MOMENTS], out[N_MOMENTS];
     uint64_t n_tiles;
     struct cst_cuda_tile tiles[MAX_CASE_TILES];
@@ -121,6 +122,10 @@ static void make_rows(struct cases *c, struct update *u, enum cases_fill fill)
         u->in[k] = make_moment(c, u, k, aligned, fill);
         u->out[k] = make_moment(c, u, k, aligned, HOSTILE);
     }
+    u->direction = cases_row(c, "direction", n + CST_UPDATE_GROUP, 2, 0, fill);
+    for (uint64_t t = 0; t < u->n_tiles && u->optimizer == CST_OPTIMIZER_MUON; t++) {
+        u->tiles[t].direction = (uint16_t *)u->direction.at + u->tiles[t].start;
+    }
 }
 
 /* -- expected results ------------------------------------------------------------------------- */
@@ -202,13 +207,16 @@ static void want_kept(const struct update *u, const struct cst_update_rows *rows
 
 static void want_tile(const struct update *u, const struct cst_cuda_tile *tile)
 {
-    const struct cst_update_rows rows = ahead(u, rows_of(u, false), tile->start);
+    struct cst_update_rows rows = ahead(u, rows_of(u, false), tile->start);
     const struct cst_update_random random = {
         .seed = u->seed, .t = u->t, .element = tile->number * CST_CUDA_TILE_ELEMS};
 
     if (tile->keep) {
         want_kept(u, &rows, tile->n_elems);
         return;
+    }
+    if (u->optimizer == CST_OPTIMIZER_MUON) {
+        rows.direction = (const uint16_t *)(void *)u->direction.want + tile->start;
     }
     cst_update_ref.v[u->optimizer][u->moments][u->rounding](&u->spans[tile->span], &random,
                                                             tile->n_elems, &rows, NULL);
@@ -221,6 +229,7 @@ static void compare(struct cases *c, struct update *u)
     cases_compare(c, &u->weight_in);
     cases_compare(c, &u->master);
     cases_compare(c, &u->weight);
+    cases_compare(c, &u->direction);
     for (unsigned k = 0; k < u->n_moments; k++) {
         struct moment *both[] = {&u->in[k], &u->out[k]};
 
@@ -276,6 +285,69 @@ static void update_cases(struct cases *c, enum cst_moments moments)
         u.split = fill / N_FILL == 1;
         u.fp32 = fill / N_FILL == 2;
         update_case(c, &u, (enum cases_fill)(fill % N_FILL));
+    }
+}
+
+/* -- directions of Muon ------------------------------------------------------------------------ */
+
+/* Make the expected directions of a tile. The reference takes fp32 momentum and whole groups. */
+static void want_directions(struct update *u, const struct cst_cuda_tile *tile)
+{
+    const struct cst_update_rows rows = ahead(u, rows_of(u, false), tile->start);
+    uint16_t *out = (uint16_t *)(void *)u->direction.want + tile->start;
+    size_t n = tile->n_elems, bytes = CST_CUDA_TILE_ELEMS * sizeof(float);
+    float *m = cases_need(calloc(1, bytes)), *wide = cases_need(calloc(1, bytes));
+    uint16_t *grad = cases_need(calloc(1, bytes)), *result = cases_need(calloc(1, bytes));
+
+    cst_moments_decode(u->moments, 0, 0, n, &rows.moments_in[0], m);
+    if (rows.grad_bf16 != NULL) {
+        memcpy(grad, rows.grad_bf16, n * sizeof *grad);
+    } else {
+        memcpy(wide, rows.grad_fp32, n * sizeof *wide);
+    }
+    if (!tile->keep) {
+        cst_direction_ref(CST_CUDA_TILE_ELEMS, &u->spans[tile->span],
+                          rows.grad_bf16 != NULL ? grad : NULL,
+                          rows.grad_bf16 != NULL ? NULL : wide, m, result);
+    }
+    memcpy(out, result, n * sizeof *out);
+    free(m);
+    free(wide);
+    free(grad);
+    free(result);
+}
+
+static void directions_case(struct cases *c, enum cst_moments moments, size_t grad_bytes,
+                            enum cases_fill fill)
+{
+    struct update u = {.optimizer = CST_OPTIMIZER_MUON,
+                       .moments = moments,
+                       .n_moments = 1,
+                       .grad_bytes = grad_bytes};
+    struct cst_cuda_update args = {.optimizer = CST_OPTIMIZER_MUON};
+
+    make_tiles(c, &u);
+    make_rows(c, &u, fill);
+    for (int s = 0; s < CASES_SPANS; s++) {
+        u.spans[s] = random_scalars(c, fill);
+    }
+    snprintf(c->what, sizeof c->what, "moments %d, %zu bytes of gradient, fill %d", (int)moments,
+             grad_bytes, (int)fill);
+    args.rows = rows_of(&u, true);
+    c->device->direct(c->device, u.n_tiles, cases_place(c, u.tiles, u.n_tiles * sizeof *u.tiles),
+                      cases_place(c, u.spans, sizeof u.spans), moments, &args);
+    for (uint64_t t = 0; t < u.n_tiles; t++) {
+        want_directions(&u, &u.tiles[t]);
+    }
+    compare(c, &u);
+}
+
+void cases_muon_directions(struct cases *c)
+{
+    for (int i = 0; i < CST_MOMENTS_COUNT * 2 * N_FILL * 2; i++) {
+        directions_case(c, (enum cst_moments)(i % CST_MOMENTS_COUNT),
+                        i / CST_MOMENTS_COUNT % 2 == 0 ? 2 : 4,
+                        (enum cases_fill)(i / CST_MOMENTS_COUNT / 2 % N_FILL));
     }
 }
 

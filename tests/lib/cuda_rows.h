@@ -71,4 +71,8 @@ void cases_update_fp32(struct cases *c);
 void cases_update_bf16(struct cases *c);
 void cases_update_mx8(struct cases *c);
 
+/* The cases of Muon: directions, norms, and products. */
+void cases_muon_directions(struct cases *c);
+void cases_muon_stages(struct cases *c);
+
 #endif

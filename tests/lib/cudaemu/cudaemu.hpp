@@ -363,6 +363,16 @@ static inline float __fsqrt_rn(float x)
     return sqrtf(x);
 }
 
+static inline double __dsqrt_rn(double x)
+{
+    return sqrt(x);
+}
+
+static inline float __double2float_rn(double x)
+{
+    return static_cast<float>(x);
+}
+
 static inline float __frcp_rn(float x)
 {
     return 1.0f / x;

@@ -10,6 +10,12 @@
     K(cst_update_bf16_nearest_kernel)                                                              \
     K(cst_update_mx8_kernel)                                                                       \
     K(cst_update_mx8_nearest_kernel)                                                               \
+    K(cst_direct_fp32_kernel)                                                                      \
+    K(cst_direct_bf16_kernel)                                                                      \
+    K(cst_direct_mx8_kernel)                                                                       \
+    K(cst_muon_sums_kernel)                                                                        \
+    K(cst_muon_scale_kernel)                                                                       \
+    K(cst_muon_product_kernel)                                                                     \
     K(cst_sum_kernel)                                                                              \
     K(cst_reduce_kernel)                                                                           \
     K(cst_norm_kernel)                                                                             \
