@@ -326,7 +326,8 @@ struct cst_command {
     struct cst_place src[CST_CORE_MAX_WORLD];
     uint32_t n_src;
     /* COPY, FILL: one destination. CONVERT: master, weight, exp_avg and exp_avg_sq (if the
-     * optimizer has it), or master and weight if the moments are zero already. */
+     * optimizer has it), or master and weight if the moments are zero already. A device update by
+     * Muon: its scratch. */
     struct cst_place dst[4];
     uint32_t n_dst;
     uint64_t bytes;   /* COPY, FILL: number of bytes. */

@@ -185,17 +185,11 @@ static inline bool cst_layout_is_own(const struct cst_layout_chunk *chunk)
     return chunk->base_chunk == CST_LAYOUT_OWN;
 }
 
-/* True if an accelerator may update the chunk. Updates by Muon are made by the engines of nodes. */
-static inline bool cst_layout_may_leave(const struct cst_layout_chunk *chunk)
-{
-    return cst_layout_has_states(chunk) && !chunk->muon;
-}
-
 /* True if the chunk's states may stay on an accelerator. The master weights of fp32 tensors are the
  * weights, which all ranks fetch from host memory. */
 static inline bool cst_layout_states_may_leave(const struct cst_layout_chunk *chunk)
 {
-    return cst_layout_may_leave(chunk) && cst_layout_is_own(chunk) && chunk->dtype != CST_FP32;
+    return cst_layout_has_states(chunk) && cst_layout_is_own(chunk) && chunk->dtype != CST_FP32;
 }
 
 /* A size class: chunks of one capacity, and the blocks of a pool that hold them. A huge embedding
@@ -301,6 +295,9 @@ struct cst_layout {
     /* Per node: scratch for updates by Muon, each in a segment of its own. Segment
      * CST_LAYOUT_NO_ROW: Muon updates no chunk of the node. NULL: it updates no chunk. */
     struct cst_layout_row *scratches;
+    /* Bytes of a scratch for all chunks that Muon updates, a multiple of CST_LAYOUT_ROW_ALIGN; 0:
+     * there is none. */
+    uint64_t scratch_bytes;
     uint64_t arena_bytes;  /* Sum of the segments in host memory, without those of the base job. */
     uint64_t device_bytes; /* Sum of the segments on accelerators. */
     uint64_t n_tiles;      /* Tiles of all tensors with states. */

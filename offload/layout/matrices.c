@@ -147,7 +147,9 @@ uint64_t cst_matrices_scratch_bytes(const struct cst_layout *layout, const struc
         const struct cst_layout_chunk *from = &layout->chunks[c];
         uint64_t sum = 0;
 
-        for (uint32_t i = 0; i < from->n_tensors && from->muon && from->node == node; i++) {
+        bool counts = from->muon && (node == CST_MATRICES_ANY_NODE || from->node == node);
+
+        for (uint32_t i = 0; i < from->n_tensors && counts; i++) {
             uint64_t bytes = tensor_bytes(&model->tensors[layout->order[from->first_tensor + i]]);
 
             tensor = bytes > tensor ? bytes : tensor;

@@ -13,7 +13,10 @@
 int cst_matrices_choose(const struct cst_model *model, enum cst_optimizer optimizer, bool *muon,
                         struct cst_err *err);
 
-/* Bytes of the scratch of @node; 0: Muon updates none of its chunks. Tensors are placed. */
+#define CST_MATRICES_ANY_NODE UINT32_MAX
+
+/* Bytes of a scratch for the chunks of @node, or of all nodes; 0: Muon updates none of them.
+ * Tensors are placed. */
 uint64_t cst_matrices_scratch_bytes(const struct cst_layout *layout, const struct cst_model *model,
                                     uint32_t node);
 

@@ -41,7 +41,7 @@ static struct work count_chunks(struct cst_interleave *m, const struct cst_layou
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        if (cst_layout_may_leave(chunk) && chunk->device == 0) {
+        if (cst_layout_has_states(chunk) && chunk->device == 0) {
             m->n_chunks++;
             m->n_nodes = chunk->node < m->n_nodes ? m->n_nodes : chunk->node + 1;
             add_chunk(&work, layout, chunk);

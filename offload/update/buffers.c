@@ -20,10 +20,11 @@ static uint64_t larger(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-/* The largest chunks of each type that may be updated on accelerators. NULL: there is none. */
+/* The largest chunks of each type, which have the largest rows: [0] those that AdamW or the like
+ * updates, [1] those of Muon, which have other rows. NULL: there is none. */
 struct largest {
-    const struct cst_layout_chunk *bf16;
-    const struct cst_layout_chunk *fp32;
+    const struct cst_layout_chunk *bf16[2];
+    const struct cst_layout_chunk *fp32[2];
 };
 
 /* The largest chunks with weights of at most @weight_bytes. */
@@ -34,9 +35,9 @@ static struct largest find_largest(const struct cst_layout *layout, uint64_t wei
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
         const struct cst_layout_chunk **most =
-            chunk->dtype == CST_FP32 ? &largest.fp32 : &largest.bf16;
+            &(chunk->dtype == CST_FP32 ? largest.fp32 : largest.bf16)[chunk->muon ? 1 : 0];
 
-        if (cst_layout_may_leave(chunk) && cst_layout_weight_bytes(chunk) <= weight_bytes &&
+        if (cst_layout_has_states(chunk) && cst_layout_weight_bytes(chunk) <= weight_bytes &&
             (*most == NULL || chunk->n_elems > (*most)->n_elems)) {
             *most = chunk;
         }
@@ -73,23 +74,30 @@ static uint64_t place_rows(uint64_t rows[CST_ROW_COUNT], uint64_t at)
 }
 
 /* Set in[] and out[] to the bytes of the rows of all chunks whose weights have at most
- * @weight_bytes. */
+ * @weight_bytes, without those of Muon if @scratch is false. If there are chunks of Muon,
+ * scratch_bytes is that of their scratch. */
 static void measure_rows(struct cst_buffers *b, const struct cst_layout *layout,
-                         uint64_t weight_bytes)
+                         uint64_t weight_bytes, bool scratch)
 {
     struct largest largest = find_largest(layout, weight_bytes);
 
     *b = (struct cst_buffers){.max_weight_bytes = weight_bytes};
-    make_room(b, layout, largest.bf16);
-    make_room(b, layout, largest.fp32);
+    for (int muon = 0; muon < (scratch ? 2 : 1); muon++) {
+        make_room(b, layout, largest.bf16[muon]);
+        make_room(b, layout, largest.fp32[muon]);
+    }
+    if (scratch && (largest.bf16[1] != NULL || largest.fp32[1] != NULL)) {
+        b->scratch_bytes = layout->scratch_bytes;
+    }
 }
 
 /* Lay out a buffer for all chunks whose weights have at most @weight_bytes. */
 static void lay_out(struct cst_buffers *b, const struct cst_layout *layout, uint64_t weight_bytes)
 {
-    measure_rows(b, layout, weight_bytes);
+    measure_rows(b, layout, weight_bytes, true);
     b->kept_bytes = b->in[CST_ROW_GRAD];
-    b->bytes = place_rows(b->out, place_rows(b->in, 0));
+    b->scratch = place_rows(b->out, place_rows(b->in, 0));
+    b->bytes = b->scratch + b->scratch_bytes;
 }
 
 /* Replace those of the bytes in @rows that take @n_blocks blocks by the offsets of the rows, which
@@ -111,7 +119,7 @@ void cst_buffers_of_blocks(struct cst_buffers *buffers, const struct cst_layout 
 {
     struct cst_buffers bytes;
 
-    measure_rows(&bytes, layout, block_bytes);
+    measure_rows(&bytes, layout, block_bytes, false);
     *buffers = (struct cst_buffers){.max_weight_bytes = block_bytes};
     /* Rows of two blocks first, so that all of them begin at an even block. */
     for (uint64_t n = 2; n > 0; n--) {
@@ -123,12 +131,13 @@ void cst_buffers_of_blocks(struct cst_buffers *buffers, const struct cst_layout 
 
 bool cst_buffers_hold(const struct cst_buffers *buffers, const struct cst_layout_chunk *chunk)
 {
-    return buffers->n > 0 && cst_layout_may_leave(chunk) &&
-           cst_layout_weight_bytes(chunk) <= buffers->max_weight_bytes;
+    return buffers->n > 0 && cst_layout_has_states(chunk) &&
+           cst_layout_weight_bytes(chunk) <= buffers->max_weight_bytes &&
+           (!chunk->muon || buffers->scratch_bytes > 0);
 }
 
-/* Bytes of the weights of the largest chunk that may be updated on accelerators, in the size
- * classes whose capacity is below @limit; 0: there is none. */
+/* Bytes of the weights of the largest chunk with states, in the size classes whose capacity is
+ * below @limit; 0: there is none. */
 static uint64_t largest_below(const struct cst_layout *layout, uint64_t limit)
 {
     uint64_t most = 0;
@@ -136,7 +145,7 @@ static uint64_t largest_below(const struct cst_layout *layout, uint64_t limit)
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        if (cst_layout_may_leave(chunk) && layout->classes[chunk->size_class].capacity < limit) {
+        if (cst_layout_has_states(chunk) && layout->classes[chunk->size_class].capacity < limit) {
             most = larger(most, cst_layout_weight_bytes(chunk));
         }
     }
@@ -231,7 +240,7 @@ uint64_t cst_buffers_least(const struct cst_layout *layout)
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        if (cst_layout_may_leave(chunk) && cst_layout_weight_bytes(chunk) < least) {
+        if (cst_layout_has_states(chunk) && cst_layout_weight_bytes(chunk) < least) {
             least = cst_layout_weight_bytes(chunk);
         }
     }

@@ -4,12 +4,14 @@
  *   buffer 0                                       buffer 1   buffer 2   kept gradients
  *   | in:  grad, master, exp_avg, exp_avg_sq    |  | ...      | ...      | 0 | 1 | ...
  *   | out: weight, master, exp_avg, exp_avg_sq  |
+ *   | scratch                                   |
  *
  * A buffer serves the update of one chunk at a time: the chunk's states are copied to `in`, updated
  * from there into `out`, and copied back. Each row has space for that of the largest chunk of any
- * type that fits. fp32 tensors have no master row; the weights are read instead. With three buffers
- * one chunk is copied up while another one is updated and a third one is copied down. The rest of
- * the device reservation holds gradients, which then need not be copied up again. */
+ * type that fits. fp32 tensors have no master row; the weights are read instead. If Muon updates
+ * chunks, each buffer has a scratch for its products, as large as that of a node. With three
+ * buffers one chunk is copied up while another one is updated and a third one is copied down. The
+ * rest of the device reservation holds gradients, which then need not be copied up again. */
 #ifndef CST_BUFFERS_H
 #define CST_BUFFERS_H
 
@@ -23,6 +25,9 @@ struct cst_buffers {
     uint64_t in[CST_ROW_COUNT];
     /* Offset in a buffer of each row that is written, in bytes; GRAD is not used. */
     uint64_t out[CST_ROW_COUNT];
+    uint64_t scratch; /* Offset in a buffer of the scratch, in bytes. */
+    /* Size of the scratch. 0: a buffer has none, and takes no chunk that Muon updates. */
+    uint64_t scratch_bytes;
     uint64_t bytes; /* Size of a buffer. */
     /* Number of buffers, 0..CST_BUFFERS_MAX; 0: the device reservation is too small for any
      * chunk. */
@@ -36,7 +41,7 @@ struct cst_buffers {
     uint32_t n_kept;
 };
 
-/* True if @chunk may be updated on accelerators, there are buffers, and one holds its rows. */
+/* True if @chunk is updated, there are buffers, and one holds its rows. */
 bool cst_buffers_hold(const struct cst_buffers *buffers, const struct cst_layout_chunk *chunk);
 
 /* Divide @reservation_bytes into one, two or three buffers of one size for the chunks of @layout
@@ -51,7 +56,9 @@ void cst_buffers_divide(struct cst_buffers *buffers, const struct cst_layout *la
 /* Lay out a buffer that consists of blocks of @block_bytes, for all chunks whose weights fit a
  * block. Each row begins at a block, and takes one or two of them; a row of two begins at an even
  * block. The offsets count the blocks of the buffer in order, and `bytes` is a multiple of two
- * blocks. The caller sets `n`. `bytes` is 0 if there is no such chunk. No gradients are kept. */
+ * blocks. The buffer has no scratch, which would need more adjacent blocks than a pool has; chunks
+ * that Muon updates do not fit. The caller sets `n`. `bytes` is 0 if there is no chunk that fits.
+ * No gradients are kept. */
 void cst_buffers_of_blocks(struct cst_buffers *buffers, const struct cst_layout *layout,
                            uint64_t block_bytes);
 

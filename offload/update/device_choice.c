@@ -77,6 +77,18 @@ static bool fits_any(const struct cst_core *core, uint32_t c)
     return any;
 }
 
+/* True if Muon updates the chunk and no device reservation has a scratch, as lent memory has
+ * none. */
+static bool needs_node(const struct cst_core *core, uint32_t c)
+{
+    bool any = false;
+
+    for (uint32_t r = 0; r < core->device_updates.n_reservations; r++) {
+        any = any || core->device_updates.reservations[r].buffers.scratch_bytes > 0;
+    }
+    return core->layout->chunks[c].muon && !any;
+}
+
 /* The next device reservation in turn that can update the chunk; CST_NONE: none. */
 static uint32_t find_reservation(const struct cst_core *core, uint32_t c)
 {
@@ -126,11 +138,11 @@ uint32_t cst_device_choice_make(struct cst_core *core, uint32_t c)
     uint32_t reservation = chunk->update.reservation;
     bool kth;
 
-    if (core->layout->chunks[c].muon) { /* Only nodes make these updates, which are not counted. */
+    if (needs_node(core, c)) { /* The chunk is not counted, because there is no choice. */
         cst_chunk_update_place(chunk, CST_UPDATE_BY_NODE, CST_NONE);
         return CST_NONE;
     }
-    if (chunk->device != 0) { /* The chunk is not counted, because there is no choice. */
+    if (chunk->device != 0) { /* Likewise. */
         cst_chunk_update_place(chunk, CST_UPDATE_ON_DEVICE, cst_device_choice_own(core, c));
         return chunk->update.reservation;
     }

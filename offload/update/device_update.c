@@ -252,6 +252,10 @@ static uint64_t update_there(struct cst_core *core,
     update = command_of(core, number_of(core, reservation), CST_COMMAND_UPDATE, flight);
     cst_chunk_update_fill(core, update, what);
     update->after_ack = true;
+    if (core->layout->chunks[what->chunk].muon) {
+        update->dst[update->n_dst++] =
+            place_of(core, reservation, reservation->next, reservation->buffers.scratch);
+    }
     name_row(update->in, &update->n_in, CST_ROW_GRAD, grad);
     name_row(update->out, &update->n_out, CST_ROW_WEIGHT,
              place_out(core, reservation, reservation->next, CST_ROW_WEIGHT));

@@ -22,6 +22,9 @@
 struct cst_interleave {
     uint32_t n_chunks;  /* Updates of a step. */
     double chunk_elems; /* Elements of each chunk. */
+    /* Floating-point operations of the products of Muon of each chunk, on average. The rates of
+     * updates below include their time. */
+    double chunk_flops;
     /* Number of nodes to which chunks are distributed in turn, at most 8; 0: 1. */
     uint32_t n_nodes;
     double node_elems;   /* Elements/s that all nodes' engines together update. */

@@ -84,6 +84,7 @@ void cst_update_back_to_node(struct cst_core *core, uint32_t c)
     struct cst_command *update = update_in_place(core, &chunk->update.what);
     uint64_t weight = chunk->update.ticket;
 
+    take_scratch(core, &core->layout->chunks[c], update);
     cst_core_replace(core, update, weight);
     for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
         cst_core_replace(core, update, chunk->update.states_tickets[i]);

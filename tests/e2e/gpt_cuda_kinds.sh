@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Tests mixtures of experts, and adapters on a frozen base, with cistern-gpt --device cuda without a GPU (tests/lib/fakecuda). The
+# Tests mixtures of experts, adapters on a frozen base, and Muon, with cistern-gpt --device cuda without a GPU (tests/lib/fakecuda). The
 # bits are equal with all states in the GPU's memory and in the daemon, and near those of the host. Also tests the exchange of
 # tokens between two ranks, and two jobs with one base job.
 # shellcheck source=tests/e2e/lib.sh
@@ -156,3 +156,19 @@ train tuned "${gpu[@]}" --store local --lora 8
 train tuned.job "${gpu[@]}" --job tuned --base base --lora 8
 same tuned.job tuned
 stop_daemon daemon
+
+# Muon updates all chunks on the GPU, with the bits of the node's engine.
+printf '[plan]\ninterleave = 1\n' >"$tmp/muon.conf"
+start_daemon muon --gpus all --config "$tmp/muon.conf"
+for moments in fp32 bf16; do
+    train muon.node "${gpu[@]}" --job muon --optimizer muon --moments $moments
+    ./cistern job muon --json | grep -q '"n_device_updates": 0' || fail "Muon: updates in device memory that was not reserved"
+    ./cistern rm muon >/dev/null || fail "cistern rm"
+    train muon.gpu "${gpu[@]}" --job muon --optimizer muon --moments $moments --device-update 4M
+    same muon.gpu muon.node
+    ./cistern job muon --json >"$tmp/muon.json"
+    [ "$(sed -n 's/.*"n_device_updates": *\([0-9]*\).*/\1/p' "$tmp/muon.json")" = "$(sed -n 's/.*"n_updates": *\([0-9]*\).*/\1/p' "$tmp/muon.json")" ] ||
+        fail "Muon: not all chunks were updated on the GPU: $(cat "$tmp/muon.json")"
+    ./cistern rm muon >/dev/null || fail "cistern rm"
+done
+stop_daemon muon

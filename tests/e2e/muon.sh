@@ -115,34 +115,57 @@ same plain small-chunks --chunk 36864
 ./cistern-gpt "${model[@]}" --data "$tmp/text" --steps 1 --store local --world 1 >"$tmp/local.log" 2>&1 && fail "the local store has Muon"
 grep -q -- '--optimizer muon is for the daemon' "$tmp/local.log" || fail "said: $(cat "$tmp/local.log")"
 
-# Killed engines are replaced without any effect on the results, in whichever stage of an update they were.
+# True once the job $1 has done $2 steps, or is over.
+has_done() {
+    gone "${pids[0]}" || [ "$(./cistern job "$1" --json 2>/dev/null | jq .step)" -ge "$2" ] 2>/dev/null
+}
+
+# Train as job $1 with the other arguments, kill all engines again and again, and compare with the job `undisturbed`. Killed engines are
+# replaced without any effect on the results, in whichever stage of an update they were.
+disturb() {
+    local job=$1 n=0 at engines
+    workers "$@"
+    for ((at = 5; at < steps - 15; at += 15)); do
+        poll has_done "$job" $at
+        engines=$(children "$daemon_pid")
+        if gone "${pids[0]}" || [ -z "$engines" ]; then
+            continue
+        fi
+        # shellcheck disable=SC2086 # one word for each engine
+        kill -KILL $engines && n=$((n + 1))
+    done
+    ended "$job"
+    equal "$job" undisturbed
+    [ "$n" -ge 5 ] || fail "$job: engines were killed only $n times"
+}
+
 steps=150
 train undisturbed
-# True once the disturbed job has done $1 steps, or is over.
-has_done() {
-    gone "${pids[0]}" || [ "$(./cistern job disturbed --json 2>/dev/null | jq .step)" -ge "$1" ] 2>/dev/null
-}
-workers disturbed
-n=0
-for ((at = 5; at < steps - 15; at += 15)); do
-    poll has_done $at
-    engine=$(children "$daemon_pid")
-    if gone "${pids[0]}" || [ -z "$engine" ]; then
-        continue
-    fi
-    # shellcheck disable=SC2086 # one word for each engine
-    kill -KILL $engine && n=$((n + 1))
-done
-ended disturbed
-equal disturbed undisturbed
-[ "$n" -ge 5 ] || fail "engines were killed only $n times"
+disturb disturbed
 stop_daemon two
 
-# The chunks of the other tensors can be updated on accelerators.
-printf '[paced]\ndevices = 2\nmemory = 64M\n[plan]\ninterleave = 2\n' >"$tmp/paced.conf"
-start_daemon paced --config "$tmp/paced.conf"
-steps=8
-train reserved --device-update 8M --chunk 16384
-equal reserved plain
-holds reserved '.n_device_updates > 0 and .n_device_updates < .n_updates'
-stop_daemon paced
+# Accelerators make the same products, also if engines are killed, and if half of the chunks stay with the nodes.
+for interleave in 1 2; do
+    printf '[paced]\ndevices = 2\nmemory = 64M\n[plan]\ninterleave = %s\n' $interleave >"$tmp/paced.conf"
+    start_daemon "paced$interleave" --config "$tmp/paced.conf"
+    steps=8
+    train "reserved$interleave" --device-update 8M --chunk 36864
+    equal "reserved$interleave" plain
+    if [ $interleave = 1 ]; then
+        holds reserved1 '.n_device_updates == .n_updates'
+        train micro-reserved --micro-batches 2 --device-update 8M
+        equal micro-reserved micro
+        train split-reserved --masters 'split' --device-update 8M
+        equal split-reserved 'split'
+        train bf16-reserved --moments bf16 --device-update 8M
+        equal bf16-reserved bf16
+        train staying --device-update 8M --device-states 4M
+        equal staying plain
+        holds staying '.n_device_updates == .n_updates'
+        steps=150
+        disturb there --device-update 8M
+    else
+        holds reserved2 '.n_device_updates > 0 and .n_device_updates < .n_updates'
+    fi
+    stop_daemon "paced$interleave"
+done

@@ -176,6 +176,55 @@ START_TEST(mixed)
 }
 END_TEST
 
+/* With chunks that Muon updates, a buffer has the rows of the largest chunk of each kind and a
+ * scratch after them. A buffer for smaller chunks, none of which are Muon's, has no scratch. */
+START_TEST(scratch)
+{
+    struct cst_layout layout = {.n_classes = 1,
+                                .classes = {{.capacity = 8192}},
+                                .states.optimizer = CST_OPTIMIZER_MUON,
+                                .scratch_bytes = 40960};
+    struct cst_layout_chunk chunks[] = {{.n_elems = 4096}, {.n_elems = 8192, .muon = true}};
+    struct cst_buffers b;
+    /* Muon: 2 + 4 + 4 bytes are read of an element, 2 + 4 + 4 written. AdamW: 4 more of each. */
+    uint64_t both = 20ull * 8192 + 8ull * 4096 + 40960, adamw = 28ull * 4096;
+
+    divide(&b, &layout, chunks, 2, 3 * both);
+    ck_assert_uint_eq(b.n, 3);
+    ck_assert_uint_eq(b.bytes, both);
+    ck_assert_uint_eq(b.scratch, both - 40960);
+    ck_assert(cst_buffers_hold(&b, &chunks[0]) && cst_buffers_hold(&b, &chunks[1]));
+    divide(&b, &layout, chunks, 2, both - 1);
+    ck_assert_uint_eq(b.bytes, adamw);
+    ck_assert(cst_buffers_hold(&b, &chunks[0]) && !cst_buffers_hold(&b, &chunks[1]));
+}
+END_TEST
+
+/* Buffers made of blocks have no scratch. Chunks that Muon updates do not fit, and none of their
+ * rows takes blocks. */
+START_TEST(blocks)
+{
+    struct cst_layout_chunk chunks[] = {{.n_elems = 8192, .muon = true}, {.n_elems = 8192}};
+    struct cst_layout layout = {.n_classes = 1,
+                                .classes = {{.capacity = 8192}},
+                                .states.optimizer = CST_OPTIMIZER_MUON,
+                                .grad_bytes = 2,
+                                .chunks = chunks,
+                                .n_chunks = 1,
+                                .scratch_bytes = 40960};
+    struct cst_buffers b;
+
+    cst_buffers_of_blocks(&b, &layout, 16384);
+    ck_assert_uint_eq(b.bytes, 0);
+    layout.n_chunks = 2;
+    cst_buffers_of_blocks(&b, &layout, 16384);
+    b.n = 1;
+    /* Six rows of fp32 take two blocks each; gradient and weights one. */
+    ck_assert_uint_eq(b.bytes, 14 * 16384);
+    ck_assert(!cst_buffers_hold(&b, &chunks[0]) && cst_buffers_hold(&b, &chunks[1]));
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("buffers");
@@ -186,5 +235,7 @@ int main(void)
     tcase_add_test(tc, two_for_all);
     tcase_add_loop_test(tc, formats, 0, CST_MOMENTS_COUNT);
     tcase_add_test(tc, mixed);
+    tcase_add_test(tc, scratch);
+    tcase_add_test(tc, blocks);
     return suite_run(suite);
 }

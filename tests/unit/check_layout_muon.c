@@ -86,7 +86,6 @@ static void check_choice(uint32_t tensor, bool muon)
 
     ck_assert_msg(chunk->muon == muon, "tensor %u", tensor);
     ck_assert_msg(has_second(tensor) == !muon, "tensor %u", tensor);
-    ck_assert(cst_layout_may_leave(chunk) == !muon);
 }
 
 /* Matrices and stacks of matrices are updated by Muon, but not those of the first and the last
