@@ -59,6 +59,11 @@ int cst_rates_check(const struct cst_rates *rates, struct cst_err *err)
     return rc == CST_OK ? check_seconds("request_s", rates->request_s, err) : rc;
 }
 
+double cst_rates_products(const struct cst_rates_device *device)
+{
+    return device->products > 0 ? device->products : device->flops / 16;
+}
+
 /* Elixir's fits give GB/s and G elements/s of all n devices together: up 16.3 n + 8.7, down 15.8 n
  * + 2.3, AdamW 50 n on the devices and 1.66 ln n + 5.15 on the host. The rate of products is that
  * of 64 cores of a Zen 3 with AVX2, in proportion to two of them. */

@@ -24,6 +24,8 @@ struct cst_rates_device {
     double flops;  /* bf16 matrix multiplication, flop/s that a training step reaches. */
     double update; /* AdamW, elements/s, with all rows on the device. */
     double memory; /* Bytes/s of a copy within the device, reads and writes counted. */
+    /* Flop/s of the products of Muon in device updates; 0: cst_rates_products guesses. */
+    double products;
 };
 
 /* A NUMA node with its engine. */
@@ -62,6 +64,11 @@ struct cst_rates {
 /* CST_EINVAL, with the field's name: a field is negative, not finite, too long a time, or 0
  * although it is necessary (a device's link, a node's update). */
 int cst_rates_check(const struct cst_rates *rates, struct cst_err *err);
+
+/* Flop/s of the products of Muon on @device: as measured, or else a sixteenth of @device->flops,
+ * which is the ratio of the peak of fp32 to that of bf16 on tensor cores (NVIDIA A100: 19.5 and 312
+ * Tflop/s). 0: unknown. */
+double cst_rates_products(const struct cst_rates_device *device);
 
 /* The A100-40GB machine of Elixir's own fits (16.3 n + 8.7 GB/s up and so on), with @n_devices
  * devices on one node. */

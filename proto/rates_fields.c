@@ -11,6 +11,7 @@ const struct cst_rates_field cst_rates_device_fields[] = {
     {"flops", offsetof(struct cst_rates_device, flops), false},
     {"update", offsetof(struct cst_rates_device, update), false},
     {"memory", offsetof(struct cst_rates_device, memory), false},
+    {"products", offsetof(struct cst_rates_device, products), false},
     {NULL, 0, false},
 };
 

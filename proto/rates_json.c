@@ -11,9 +11,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
-static const char *const device_keys[] = {"name",    "memory_bytes", "up",     "down",
-                                          "up_both", "down_both",    "peer",   "copy_latency_s",
-                                          "flops",   "update",       "memory", NULL};
+static const char *const device_keys[] = {
+    "name",           "memory_bytes", "up",     "down",   "up_both",  "down_both", "peer",
+    "copy_latency_s", "flops",        "update", "memory", "products", NULL};
 static const char *const node_keys[] = {"cores",  "memory_bytes", "pass",     "update",
                                         "reduce", "copy",         "products", NULL};
 static const char *const root_keys[] = {"fingerprint", "devices",    "nodes",

@@ -79,8 +79,8 @@ static void choose_rooms(const struct cstd_job *job, struct cstd_plan_search *s)
         return;
     }
     i = cstd_planner_rates_add(job->daemon, &s->rates, worker->accelerator);
-    cstd_planner_rates_guess_update(job->daemon, &s->rates.devices[i], worker->accelerator,
-                                    &s->rates.nodes[0]);
+    cstd_planner_rates_guess(job->daemon, &s->rates.devices[i], worker->accelerator,
+                             &s->rates.nodes[0]);
     s->config.interleave_given = job->daemon->config->interleave != CSTD_SETTINGS_INTERLEAVE_AUTO;
     s->config.interleave = s->config.interleave_given ? job->daemon->config->interleave : 0;
     s->config.device_update_bytes = open ? worker->room_asked : worker->device_update_bytes;

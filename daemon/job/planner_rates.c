@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #define CORE_PRODUCTS 30e9 /* Assumed rate of products of a core that was not measured, flop/s. */
+#define GPU_PRODUCTS 5e12  /* The same of a GPU. */
 #define GPU_UPDATE 20e9    /* Assumed update rate of a GPU that was not measured, elements/s. */
 
 int cstd_planner_init(struct cstd_planner *planner, const struct cstd_daemon *daemon,
@@ -111,18 +112,6 @@ void cstd_planner_rates_nodes(const struct cstd_daemon *daemon, struct cst_rates
     }
 }
 
-double cstd_planner_node_update(const struct cstd_daemon *daemon)
-{
-    struct cst_rates rates = {0};
-    double sum = 0;
-
-    cstd_planner_rates_nodes(daemon, &rates);
-    for (uint32_t i = 0; i < rates.n_nodes; i++) {
-        sum += rates.nodes[i].update;
-    }
-    return sum;
-}
-
 static double limited(double rate, uint64_t limit)
 {
     return limit > 0 ? (double)limit : rate;
@@ -136,7 +125,8 @@ static struct cst_rates_device paced_device(const struct cstd_settings *config,
                                      .up = limited(node->copy, config->paced_up),
                                      .down = limited(node->copy, config->paced_down),
                                      .update = limited(node->update, config->paced_update),
-                                     .memory = node->pass};
+                                     .memory = node->pass,
+                                     .products = node->products};
 }
 
 /* Guess the rates of the host as a device, or of a GPU on a slow link. */
@@ -150,7 +140,8 @@ static struct cst_rates_device guess_device(const struct cstd_daemon *daemon,
                                    .up = node->copy,
                                    .down = node->copy,
                                    .update = node->update,
-                                   .memory = node->pass};
+                                   .memory = node->pass,
+                                   .products = node->products};
 
     if (gpu != NULL && gpu->paced) {
         out = paced_device(daemon->config, node);
@@ -161,7 +152,8 @@ static struct cst_rates_device guess_device(const struct cstd_daemon *daemon,
                                         .down = seen_or(&seen->down, 10e9),
                                         .copy_latency_s = 20e-6,
                                         .update = seen_or(&seen->update, GPU_UPDATE),
-                                        .memory = 500e9};
+                                        .memory = 500e9,
+                                        .products = seen_or(&seen->products, GPU_PRODUCTS)};
         (void)snprintf(out.name, sizeof out.name, "%s", gpu->name);
     }
     return out;
@@ -194,11 +186,13 @@ uint32_t cstd_planner_rates_add(const struct cstd_daemon *daemon, struct cst_rat
     return i;
 }
 
-void cstd_planner_rates_guess_update(const struct cstd_daemon *daemon,
-                                     struct cst_rates_device *device, const struct cstd_gpu *gpu,
-                                     const struct cst_rates_node *node)
+void cstd_planner_rates_guess(const struct cstd_daemon *daemon, struct cst_rates_device *device,
+                              const struct cstd_gpu *gpu, const struct cst_rates_node *node)
 {
-    if (device->update <= 0) {
-        device->update = guess_device(daemon, gpu, node).update;
+    const struct cst_rates_device guess = guess_device(daemon, gpu, node);
+
+    device->update = device->update > 0 ? device->update : guess.update;
+    if (cst_rates_products(device) <= 0) {
+        device->products = guess.products;
     }
 }

@@ -23,9 +23,8 @@ struct cstd_planner {
 int cstd_planner_init(struct cstd_planner *planner, const struct cstd_daemon *daemon,
                       struct cst_err *err);
 
-/* Rates before a job has run: the elements/s that the engines of all nodes update together, and the
- * rates of @gpu (NULL: the host). A device that the file does not name has guessed rates. */
-double cstd_planner_node_update(const struct cstd_daemon *daemon);
+/* Rates of @gpu (NULL: the host) before a job has run. A device that the file does not name has
+ * guessed rates. */
 struct cst_rates_device cstd_planner_device(const struct cstd_daemon *daemon,
                                             const struct cstd_gpu *gpu);
 
@@ -39,10 +38,9 @@ void cstd_planner_rates_overlay(const struct cstd_daemon *daemon, struct cst_rat
  * added with guessed rates. */
 uint32_t cstd_planner_rates_add(const struct cstd_daemon *daemon, struct cst_rates *rates,
                                 const struct cstd_gpu *gpu);
-/* Set the update rate of @device, which is @gpu, to a guess if it is not known. @node: the rates of
- * the host's node. */
-void cstd_planner_rates_guess_update(const struct cstd_daemon *daemon,
-                                     struct cst_rates_device *device, const struct cstd_gpu *gpu,
-                                     const struct cst_rates_node *node);
+/* Set the rates of updates and of products of @device, which is @gpu, to guesses if they are not
+ * known. @node: the rates of the host's node. */
+void cstd_planner_rates_guess(const struct cstd_daemon *daemon, struct cst_rates_device *device,
+                              const struct cstd_gpu *gpu, const struct cst_rates_node *node);
 
 #endif

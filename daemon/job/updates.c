@@ -39,25 +39,6 @@ static bool is_room_engine(const struct cstd_job *job, uint32_t engine)
     return false;
 }
 
-/* Fill in the known rates. The slowest accelerator represents all. */
-static void know(struct cstd_job *job)
-{
-    struct cstd_interleave_tuner *b = &job->balance;
-    struct cstd_device_reservations rooms = cstd_device_reservation_describe(job);
-
-    b->node.known = cstd_planner_node_update(job->daemon);
-    for (uint32_t i = 0; i < rooms.n; i++) {
-        struct cst_rates_device d =
-            cstd_planner_device(job->daemon, gpu_of(job, rooms.v[i].engine));
-        double up = d.up_both > 0 ? d.up_both : d.up;
-        double down = d.down_both > 0 ? d.down_both : d.down;
-
-        b->up.known = i == 0 || up < b->up.known ? up : b->up.known;
-        b->down.known = i == 0 || down < b->down.known ? down : b->down.known;
-        b->device.known = i == 0 || d.update < b->device.known ? d.update : b->device.known;
-    }
-}
-
 /* Return the description of the machine without its rates. */
 static struct cst_interleave machine_of(const struct cstd_job *job)
 {
@@ -66,6 +47,28 @@ static struct cst_interleave machine_of(const struct cstd_job *job)
 
     cst_pipeline_describe(&m, &job->layout, rooms.v, rooms.n, job->memory.pools, job->world);
     return m;
+}
+
+/* Fill in the known rates. The slowest accelerator represents all. */
+static void know(struct cstd_job *job)
+{
+    struct cstd_interleave_tuner *b = &job->balance;
+    struct cstd_device_reservations rooms = cstd_device_reservation_describe(job);
+    struct cst_interleave m = machine_of(job);
+    struct cst_rates rates = {0};
+
+    cstd_planner_rates_nodes(job->daemon, &rates);
+    for (uint32_t i = 0; i < rooms.n; i++) {
+        struct cst_rates_device d =
+            cstd_planner_device(job->daemon, gpu_of(job, rooms.v[i].engine));
+
+        cst_pipeline_rates(&m, &rates, &d);
+        b->node.known = m.node_elems;
+        b->up.known = i == 0 || m.up < b->up.known ? m.up : b->up.known;
+        b->down.known = i == 0 || m.down < b->down.known ? m.down : b->down.known;
+        b->device.known =
+            i == 0 || m.device_elems < b->device.known ? m.device_elems : b->device.known;
+    }
 }
 
 /* -- measurements ----------------------------------------------------------------------------- */

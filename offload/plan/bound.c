@@ -32,16 +32,25 @@ static double sum_update(const struct cst_rates *rates)
     return sum;
 }
 
-/* Elements whose update takes the nodes as long as that of @chunk: products of Muon count as the
- * elements that are updated in their time. */
-static double update_elems(const struct cst_search *s, const struct cst_layout_chunk *chunk)
+/* Elements that are updated in the time of an operation of a product of Muon, by whatever of nodes
+ * and accelerators it delays least. */
+static double elems_per_flop(const struct cst_search *s, const struct cst_plan_point *point)
 {
-    double products = 0;
+    const struct cst_rates_device *d = &s->rates.devices[s->accelerator];
+    double products = 0, nodes, device = over(d->update, cst_rates_products(d));
 
     for (uint32_t i = 0; i < s->rates.n_nodes; i++) {
         products += s->rates.nodes[i].products;
     }
-    return (double)chunk->n_elems + over(chunk->muon_flops, products) * sum_update(&s->rates);
+    nodes = over(sum_update(&s->rates), products);
+    return point->device_update_bytes > 0 && device < nodes ? device : nodes;
+}
+
+/* Elements whose update takes at least as long as that of @chunk with its products. */
+static double update_elems(const struct cst_search *s, const struct cst_plan_point *point,
+                           const struct cst_layout_chunk *chunk)
+{
+    return (double)chunk->n_elems + chunk->muon_flops * elems_per_flop(s, point);
 }
 
 /* Elements/s of all updates, if accelerators always work at their full rate. */
@@ -67,7 +76,7 @@ static double likely_update(const struct cst_search *s, const struct cst_plan_po
     double staying = 0, others = 0;
 
     for (uint32_t c = point->what_if.n_at_home; c < layout->n_chunks; c++) {
-        double elems = update_elems(s, &layout->chunks[c]);
+        double elems = update_elems(s, point, &layout->chunks[c]);
         bool trains = cst_layout_has_states(&layout->chunks[c]);
 
         staying += layout->chunks[c].device != 0 ? elems : 0;
@@ -113,7 +122,7 @@ static struct elements count_elements(const struct cst_search *s,
         double sum = (double)cst_layout_grad_bytes(layout, chunk);
         bool trains = cst_layout_has_states(chunk);
 
-        n.states += trains ? update_elems(s, chunk) : 0;
+        n.states += trains ? update_elems(s, point, chunk) : 0;
         n.trained += trains && is_in_each_pass(chunk) ? weights : 0;
         n.frozen += !trains && is_in_each_pass(chunk) ? weights : 0;
         if (trains && is_in_each_pass(chunk)) {
@@ -201,7 +210,7 @@ static double behind_updates(const struct cst_search *s, const struct cst_plan_p
         const struct cst_pattern *pattern = cst_pattern(layout->chunks[c].pattern);
 
         used += layout->chunks[c].n_uses > 0 && pattern->has_states && !pattern->sparse
-                    ? update_elems(s, &layout->chunks[c])
+                    ? update_elems(s, point, &layout->chunks[c])
                     : 0;
     }
     return over(used, update_rate(s, point)) +
@@ -218,7 +227,7 @@ static void add_ends(const struct cst_search *s, const struct cst_plan_point *po
 
     w->first = point->what_if.n_at_home > 0
                    ? over(first, d->update)
-                   : over(update_elems(s, &layout->chunks[0]), s->rates.nodes[0].update) +
+                   : over(update_elems(s, point, &layout->chunks[0]), s->rates.nodes[0].update) +
                          over(bytes, d->up);
     w->last = over(bytes, d->down);
     w->first += 4 * s->rates.request_s;

@@ -6,7 +6,7 @@
 
 /* What the chunks have that are not updated where their states are: sums over all of them. */
 struct work {
-    double elems;
+    double elems, flops;
     double up, down; /* Bytes that a device update copies. */
     double weights;  /* Bytes of the weights. */
 };
@@ -26,13 +26,16 @@ static void add_chunk(struct work *work, const struct cst_layout *layout,
         states += (double)row_bytes(layout, chunk, row);
     }
     work->elems += (double)chunk->n_elems;
+    work->flops += chunk->muon_flops;
     work->up += states + (double)cst_layout_grad_bytes(layout, chunk) +
                 (cst_layout_reads_weights(layout, chunk) ? weights : 0);
     work->down += states + weights;
     work->weights += weights;
 }
 
-static struct work count_chunks(struct cst_interleave *m, const struct cst_layout *layout)
+/* Count the chunks that can get device updates. Those of Muon do if buffers have a @scratch. */
+static struct work count_chunks(struct cst_interleave *m, const struct cst_layout *layout,
+                                bool scratch)
 {
     struct work work = {0};
 
@@ -41,49 +44,69 @@ static struct work count_chunks(struct cst_interleave *m, const struct cst_layou
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        if (cst_layout_has_states(chunk) && chunk->device == 0) {
+        if (cst_layout_has_states(chunk) && chunk->device == 0 && (!chunk->muon || scratch)) {
             m->n_chunks++;
             m->n_nodes = chunk->node < m->n_nodes ? m->n_nodes : chunk->node + 1;
             add_chunk(&work, layout, chunk);
         }
     }
     m->chunk_elems = m->n_chunks > 0 ? work.elems / m->n_chunks : 0;
+    m->chunk_flops = m->n_chunks > 0 ? work.flops / m->n_chunks : 0;
     return work;
+}
+
+/* Divide device reservation @room into buffers. */
+static struct cst_buffers divide(const struct cst_layout *layout,
+                                 const struct cst_core_device_reservation *room,
+                                 const struct cst_core_pool *pools)
+{
+    struct cst_lent_division division;
+    struct cst_buffers buffers;
+
+    if (room->lent) {
+        cst_lent_memory_divide(layout, room->rank, pools[room->rank].parts, &division);
+        return division.buffers;
+    }
+    cst_buffers_divide(&buffers, layout, room->bytes);
+    return buffers;
 }
 
 void cst_pipeline_describe(struct cst_interleave *m, const struct cst_layout *layout,
                            const struct cst_core_device_reservation *rooms, uint32_t n_rooms,
                            const struct cst_core_pool *pools, uint32_t world)
 {
-    struct work work = count_chunks(m, layout);
-    double elems = work.elems > 0 ? work.elems : 1;
+    bool scratch = false, fetches = false;
+    struct work work;
+    double elems;
 
-    m->up_bytes = work.up / elems;
-    m->down_bytes = work.down / elems;
-    m->fetch_bytes = 0;
     m->n_links = 0;
     m->buffers = 0;
     for (uint32_t i = 0; i < n_rooms; i++) {
-        struct cst_buffers buffers;
+        struct cst_buffers buffers = divide(layout, &rooms[i], pools);
 
-        if (rooms[i].lent) {
-            struct cst_lent_division division;
-
-            cst_lent_memory_divide(layout, rooms[i].rank, pools[rooms[i].rank].parts, &division);
-            buffers = division.buffers;
-        } else {
-            cst_buffers_divide(&buffers, layout, rooms[i].bytes);
-        }
+        scratch = scratch || buffers.scratch_bytes > 0;
         if (buffers.n > 0) {
             m->buffers = m->n_links == 0 || buffers.n < m->buffers ? buffers.n : m->buffers;
             m->n_links++;
         }
         for (uint32_t r = 0; r < world; r++) {
             /* A pool on the accelerator fetches its weights over the same link. */
-            m->fetch_bytes =
-                pools[r].engine == rooms[i].engine ? work.weights / elems : m->fetch_bytes;
+            fetches = fetches || pools[r].engine == rooms[i].engine;
         }
     }
+    work = count_chunks(m, layout, scratch);
+    elems = work.elems > 0 ? work.elems : 1;
+    m->up_bytes = work.up / elems;
+    m->down_bytes = work.down / elems;
+    m->fetch_bytes = fetches ? work.weights / elems : 0;
+}
+
+/* Elements/s of updates and their products, of which @update and @products are the rates alone. */
+static double with_products(const struct cst_interleave *m, double update, double products)
+{
+    double per_elem = m->chunk_elems > 0 ? m->chunk_flops / m->chunk_elems : 0;
+
+    return products > 0 ? update / (1 + update * per_elem / products) : update;
 }
 
 void cst_pipeline_rates(struct cst_interleave *m, const struct cst_rates *rates,
@@ -91,9 +114,9 @@ void cst_pipeline_rates(struct cst_interleave *m, const struct cst_rates *rates,
 {
     m->node_elems = 0;
     for (uint32_t i = 0; i < rates->n_nodes; i++) {
-        m->node_elems += rates->nodes[i].update;
+        m->node_elems += with_products(m, rates->nodes[i].update, rates->nodes[i].products);
     }
-    m->device_elems = accelerator->update;
+    m->device_elems = with_products(m, accelerator->update, cst_rates_products(accelerator));
     m->up = accelerator->up_both > 0 ? accelerator->up_both : accelerator->up;
     m->down = accelerator->down_both > 0 ? accelerator->down_both : accelerator->down;
 }

@@ -23,7 +23,8 @@ void cst_pipeline_describe(struct cst_interleave *out, const struct cst_layout *
                            const struct cst_core_device_reservation *rooms, uint32_t n_rooms,
                            const struct cst_core_pool *pools, uint32_t world);
 
-/* Fill in the rates of *out. Of @rates only the nodes count: node_elems is the sum of their rates.
+/* Fill in the rates of *out, which is described: those of updates include the products of Muon. Of
+ * @rates only the nodes count: node_elems is the sum of their rates.
  * The other rates are those of @accelerator; those of its link were measured with both directions
  * in use, if there is such a measurement, and otherwise with one. */
 void cst_pipeline_rates(struct cst_interleave *out, const struct cst_rates *rates,

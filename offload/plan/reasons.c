@@ -81,6 +81,7 @@ static bool give_more(struct cst_search *s, struct cst_plan_point *point,
         for (uint32_t i = 0; i < s->rates.n_nodes; i++) {
             s->rates.nodes[i].products *= FASTER;
         }
+        d->products = FASTER * cst_rates_products(d);
         return s->config->states.optimizer == CST_OPTIMIZER_MUON;
     case PASS:
         speed_up_nodes(s, true);

@@ -293,10 +293,12 @@ static void cost_room_copy(struct cst_sim *sim, struct cst_sim_command *c,
 static void cost_room_update(struct cst_sim *sim, struct cst_sim_command *c)
 {
     const struct cst_layout *layout = sim->config->core->layout;
+    const struct cst_layout_chunk *chunk = &layout->chunks[c->chunk];
+    const struct cst_rates_device *rates = sim->engines[c->engine].rates;
 
     c->lane = CST_SIM_ROOM;
-    c->effort.left =
-        ns(update_elems(layout, &layout->chunks[c->chunk]), sim->engines[c->engine].rates->update);
+    c->effort.left = ns(update_elems(layout, chunk), rates->update) +
+                     ns(chunk->muon_flops, cst_rates_products(rates));
 }
 
 static bool is_of_room(const struct cst_sim_command *c)

@@ -29,7 +29,8 @@ START_TEST(test_round_trip)
     struct cst_rates rates = {
         .fingerprint = "0123abcd",
         .n_devices = 1,
-        .devices = {{"NVIDIA H200", 1ull << 37, 1e9, 2e9, 3e9, 4e9, 5e-6, 6e9, 7e14, 8e10, 9e12}},
+        .devices = {{"NVIDIA H200", 1ull << 37, 1e9, 2e9, 3e9, 4e9, 5e-6, 6e9, 7e14, 8e10, 9e12,
+                     1e13}},
         .n_nodes = 2,
         .nodes = {{2, 1ull << 34, 1e10, 2e9, 3e9, 4e9, 1e11},
                   {4, 1ull << 35, 5e10, 6e9, 7e9, 8e9, 2e11}},
