@@ -34,8 +34,10 @@ static bool losses_occurred(const struct sim_totals *totals)
 
     bool lent = occurred("updates in lent memory", totals->lent);
     bool recalled = occurred("commands that were recalled", totals->recalled);
+    bool nodes = occurred("updates by Muon on nodes", totals->muon_nodes);
+    bool rooms = occurred("updates by Muon on accelerators", totals->muon_rooms);
 
-    return sums && ranks && moved && landed && fp32 && lent && recalled;
+    return sums && ranks && moved && landed && fp32 && lent && recalled && nodes && rooms;
 }
 
 /* Run @runs seeds. False if @fixed is set and a kind of loss that must be tested did not occur. */
@@ -70,8 +72,10 @@ static bool seeds(struct sim_options options, uint64_t runs, bool fixed)
            " sums lost, %" PRIu64 " workers without their accelerator, %" PRIu64 " pools moved\n",
            totals.through, totals.kept, totals.redone, totals.replaces, totals.device_runs,
            totals.lost, totals.given_up, totals.lost_sums, totals.lost_ranks, totals.moved);
-    printf("sim: %" PRIu64 " updates in lent memory, %" PRIu64 " commands there recalled\n",
-           totals.lent, totals.recalled);
+    printf("sim: %" PRIu64 " updates in lent memory, %" PRIu64
+           " commands there recalled; runs with Muon %" PRIu64 ", its updates on nodes %" PRIu64
+           ", on accelerators %" PRIu64 "\n",
+           totals.lent, totals.recalled, totals.muon_runs, totals.muon_nodes, totals.muon_rooms);
     return !fixed || losses_occurred(&totals);
 }
 

@@ -234,6 +234,18 @@ static void begin_norm(struct sim *sim, const struct job *job)
     }
 }
 
+/* A conversion writes the weights and all states. Those of fp32 tensors have no master row, and
+ * those that Muon updates one moment. */
+static uint32_t count_states(const struct sim *sim, uint32_t chunk)
+{
+    uint32_t n = 1;
+
+    for (int row = CST_ROW_MASTER; row <= CST_ROW_EXP_AVG_SQ; row++) {
+        n += !model_lacks(sim, chunk, (enum cst_row)row);
+    }
+    return n;
+}
+
 static void begin_convert(struct sim *sim, struct job *job)
 {
     for (uint32_t i = 0; i < job->command.n_dst; i++) {
@@ -242,7 +254,7 @@ static void begin_convert(struct sim *sim, struct job *job)
         job->old[dst.row][0] = engines_cell(sim, &dst)->value;
         engines_begin_write(sim, job, &dst);
     }
-    if (job->command.n_dst != (model_is_fp32(sim, job->command.chunk) ? 3 : 4)) {
+    if (job->command.n_dst != count_states(sim, job->command.chunk)) {
         sim_fail(sim, "a conversion with %u destinations", job->command.n_dst);
     }
 }

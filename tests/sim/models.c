@@ -75,6 +75,7 @@ static void add_tensor(struct sim *sim, uint32_t i, int64_t rows, int64_t column
     if (cst_pattern(words.pattern)->wants_box) {
         words.whole = whole;
         words.first = first;
+        words.update = CST_TENSOR_UPDATE_ADAMW; /* Muon needs whole matrices. */
     }
     if (cst_model_tensor(&sim->model, &words, NULL) != CST_OK) {
         sim_fail(sim, "a tensor was refused");
@@ -173,6 +174,7 @@ void model_open(struct sim *sim)
                                        .landings = sim_chance(sim, 7500)};
     struct cst_err err;
 
+    config.states.optimizer = sim_chance(sim, 3000) ? CST_OPTIMIZER_MUON : CST_OPTIMIZER_ADAMW;
     config.states.grad_over_weight = sim->grad_over;
     config.states.two_weights = sim->overlap != CST_OVERLAP_COMMIT;
     cst_model_init(&sim->model);
@@ -245,6 +247,12 @@ uint32_t model_device(const struct sim *sim, const struct spot *spot)
 bool model_is_fp32(const struct sim *sim, uint32_t chunk)
 {
     return sim->layout.chunks[chunk].dtype == CST_FP32;
+}
+
+bool model_lacks(const struct sim *sim, uint32_t chunk, enum cst_row row)
+{
+    return model_is_trained(sim, chunk) &&
+           sim->layout.chunks[chunk].rows[row].segment == CST_LAYOUT_NO_ROW;
 }
 
 bool model_is_base(const struct sim *sim, uint32_t chunk)

@@ -168,11 +168,11 @@ static uint32_t n_tensors_of(const struct sim *sim, uint32_t chunk)
 
 static uint64_t row_bytes(const struct sim *sim, uint32_t chunk, enum cst_row row)
 {
-    uint64_t n = sim->layout.chunks[chunk].n_elems;
+    const struct cst_layout_chunk *of = &sim->layout.chunks[chunk];
 
-    return row == CST_ROW_GRAD ? cst_layout_grad_bytes(&sim->layout, &sim->layout.chunks[chunk])
-                               : cst_layout_row_bytes(&sim->layout.states, 0,
-                                                      sim->layout.chunks[chunk].dtype, (int)row, n);
+    return row == CST_ROW_GRAD
+               ? cst_layout_grad_bytes(&sim->layout, of)
+               : cst_layout_chunk_row_bytes(&sim->layout, of, (int)row, of->n_elems);
 }
 
 /* The cell with the number of tensor @k of the chunk. A grad row has one cell for all tensors. */
@@ -358,8 +358,20 @@ static struct room_row *named_row(struct sim *sim, const struct job *job,
     return row_at(sim, at->place, row_bytes(sim, job->command.chunk, at->row));
 }
 
-/* The rows of a chunk with states in device memory that the device update reads in place. */
-static const enum cst_row kept_rows[] = {CST_ROW_MASTER, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
+/* The rows of states: those that the device update reads in place, if the chunk's states are in
+ * device memory. */
+static const enum cst_row state_rows[] = {CST_ROW_MASTER, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
+
+/* Bit mask of the rows of states that the chunk has. */
+static unsigned states_of(const struct sim *sim, uint32_t c)
+{
+    unsigned rows = 0;
+
+    for (unsigned i = 0; i < sizeof state_rows / sizeof state_rows[0]; i++) {
+        rows |= model_lacks(sim, c, state_rows[i]) ? 0 : 1u << state_rows[i];
+    }
+    return rows;
+}
 
 static bool has_kept(const struct sim *sim, const struct cst_command *command)
 {
@@ -376,8 +388,9 @@ static uint64_t kept_changes(struct sim *sim, uint32_t c)
 {
     uint64_t n = 0;
 
-    for (unsigned i = 0; i < sizeof kept_rows / sizeof kept_rows[0]; i++) {
-        n += arena_changes(sim, &(struct spot){.kind = PLACE_ROW, .row = kept_rows[i], .chunk = c});
+    for (unsigned i = 0; i < sizeof state_rows / sizeof state_rows[0]; i++) {
+        n +=
+            arena_changes(sim, &(struct spot){.kind = PLACE_ROW, .row = state_rows[i], .chunk = c});
     }
     return n;
 }
@@ -386,8 +399,8 @@ static void read_kept(struct sim *sim, struct job *job)
 {
     uint32_t c = job->command.chunk;
 
-    for (unsigned i = 0; i < sizeof kept_rows / sizeof kept_rows[0]; i++) {
-        struct spot spot = {.kind = PLACE_ROW, .row = kept_rows[i], .chunk = c};
+    for (unsigned i = 0; i < sizeof state_rows / sizeof state_rows[0]; i++) {
+        struct spot spot = {.kind = PLACE_ROW, .row = state_rows[i], .chunk = c};
 
         for (uint32_t k = 0; k < n_tensors_of(sim, c); k++) {
             job->old[spot.row][k] = memory_read(arena_cell(sim, &spot, k));
@@ -427,12 +440,42 @@ static void read_in(struct sim *sim, struct job *job, const struct cst_command_r
     }
 }
 
+/* The scratch of an update by Muon, or NULL. */
+static struct room_row *scratch_of(struct sim *sim, const struct job *job)
+{
+    uint32_t c = job->command.chunk;
+
+    if (job->command.n_dst != (sim->layout.chunks[c].muon ? 1 : 0)) {
+        sim_fail(sim, "update %" PRIu64 " of chunk %u names %u scratches", job->command.mark, c,
+                 job->command.n_dst);
+    }
+    return job->command.n_dst > 0 ? row_at(sim, job->command.dst[0], sim->layout.scratch_bytes)
+                                  : NULL;
+}
+
+/* Check that an update that reads @rows finds all of them, and writes all others of the chunk. The
+ * master weights of fp32 tensors are their weights. */
+static void check_rows(const struct sim *sim, const struct cst_command *command, unsigned rows)
+{
+    unsigned states = states_of(sim, command->chunk);
+    unsigned in = states | 1u << CST_ROW_GRAD;
+    unsigned out = states | 1u << CST_ROW_WEIGHT;
+
+    in |= model_is_fp32(sim, command->chunk) ? 1u << CST_ROW_WEIGHT : 0;
+    for (uint32_t i = 0; i < command->n_out; i++) {
+        out ^= 1u << command->out[i].row;
+    }
+    if (rows != in || out != 0) {
+        sim_fail(sim, "update %" PRIu64 " of chunk %u: some rows are not in the room",
+                 command->mark, command->chunk);
+    }
+}
+
 static void begin_update(struct sim *sim, struct job *job)
 {
     uint32_t c = job->command.chunk;
     bool fp32 = model_is_fp32(sim, c);
-    /* The master weights of fp32 tensors are their weights. */
-    enum cst_row unread = fp32 ? CST_ROW_MASTER : CST_ROW_WEIGHT;
+    struct room_row *scratch = scratch_of(sim, job);
     unsigned rows = 0;
 
     for (uint32_t i = 0; i < job->command.n_in; i++) {
@@ -441,13 +484,9 @@ static void begin_update(struct sim *sim, struct job *job)
     }
     if (has_kept(sim, &job->command)) {
         read_kept(sim, job);
-        rows |= 1u << CST_ROW_MASTER | 1u << CST_ROW_EXP_AVG | 1u << CST_ROW_EXP_AVG_SQ;
+        rows |= states_of(sim, c);
     }
-    if (rows != (1u << CST_ROW_COUNT) - 1 - (1u << unread) ||
-        job->command.n_out != (fp32 ? CST_ROW_COUNT - 2 : CST_ROW_COUNT - 1)) {
-        sim_fail(sim, "update %" PRIu64 " of chunk %u: some rows are not in the room",
-                 job->command.mark, c);
-    }
+    check_rows(sim, &job->command, rows);
     if (job->old[CST_ROW_GRAD][0] != job->sum && !sim->failed) {
         sim_fail(sim, "update %" PRIu64 " of chunk %u: its gradient was overwritten",
                  job->command.mark, c);
@@ -466,6 +505,9 @@ static void begin_update(struct sim *sim, struct job *job)
         memcpy(job->old[CST_ROW_WEIGHT], job->old[CST_ROW_MASTER], sizeof job->old[0]);
     }
     job->changes = in_changes(sim, job);
+    if (scratch != NULL) {
+        begin_row(sim, job, scratch);
+    }
     for (uint32_t i = 0; i < job->command.n_out; i++) {
         begin_row(sim, job, named_row(sim, job, &job->command.out[i]));
     }
@@ -474,10 +516,15 @@ static void begin_update(struct sim *sim, struct job *job)
 static void end_update(struct sim *sim, struct job *job, bool torn)
 {
     uint32_t c = job->command.chunk;
+    struct room_row *scratch = scratch_of(sim, job);
 
     if (!torn && in_changes(sim, job) != job->changes && !sim->failed) {
         sim_fail(sim, "update %" PRIu64 " of chunk %u: what it reads was written",
                  job->command.mark, c);
+    }
+    if (scratch != NULL) { /* It is no row that anybody reads. */
+        end_row(sim, scratch, UINT32_MAX, CST_ROW_GRAD);
+        sim->n_muon_rooms += !torn && !job->doomed;
     }
     for (uint32_t i = 0; i < job->command.n_out; i++) {
         const struct cst_command_row *at = &job->command.out[i];

@@ -565,7 +565,7 @@ static void wind_up(struct sim *sim)
         for (uint32_t t = 0; r != CST_ROW_GRAD && t < sim->model.n_tensors; t++) {
             uint64_t value = r == CST_ROW_WEIGHT ? memory_newest(&sim->memory, t)
                                                  : memory_read(&sim->memory.states[r][t]);
-            bool absent = r == CST_ROW_MASTER && sim->model.tensors[t].dtype == CST_FP32;
+            bool absent = model_lacks(sim, sim->model.tensors[t].chunk, (enum cst_row)r);
             bool lost = r == CST_ROW_WEIGHT && value == MEMORY_GARBAGE &&
                         over_shares(sim, sim->model.tensors[t].chunk);
 

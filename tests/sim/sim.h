@@ -150,8 +150,9 @@ struct sim_totals {
     uint64_t landed;   /* gradients that were copied to landings */
     uint64_t gathered; /* parts of weights that were copied into gathered blocks */
     /* Runs with several groups, frozen chunks, a base job, several size classes, several
-     * micro-batches, fp32 tensors that are trained. */
-    uint64_t group_runs, frozen_runs, base_runs, class_runs, micro_runs, fp32_runs;
+     * micro-batches, fp32 tensors that are trained, chunks that Muon updates. */
+    uint64_t group_runs, frozen_runs, base_runs, class_runs, micro_runs, fp32_runs, muon_runs;
+    uint64_t muon_nodes, muon_rooms; /* updates by Muon that nodes and accelerators completed */
     /* over_runs: runs with gradients in weight rows; made: weights made from master weights */
     uint64_t over_runs, made;
     /* early_runs, delayed_runs: runs with this overlap; ahead: updates before their commit; fused:
@@ -222,6 +223,9 @@ struct sim {
     struct room_row room_rows[SIM_MAX_ROOM_ROWS];
     unsigned n_room_rows;
     uint64_t n_recalled;
+    /* Per node: an update by Muon runs, and uses the node's scratch. */
+    bool scratch_used[8];
+    uint64_t n_muon_nodes, n_muon_rooms;
     uint64_t n_through, n_redone, n_kept, n_instead;
     uint64_t n_finished; /* finished commands */
     /* Per engine: the largest `order` of a command whose end was told to the core. */
@@ -315,6 +319,9 @@ bool model_is_sparse(const struct sim *sim, uint32_t op);
 bool model_is_trained(const struct sim *sim, uint32_t chunk);
 bool model_is_fp32(const struct sim *sim, uint32_t chunk);
 bool model_is_base(const struct sim *sim, uint32_t chunk);
+/* True if @chunk is trained without the row: a master row of an fp32 tensor, the second moment of
+ * one that Muon updates. */
+bool model_lacks(const struct sim *sim, uint32_t chunk, enum cst_row row);
 bool model_holds(const struct sim *sim, uint32_t chunk, uint32_t rank);
 /* Engine of the accelerator that holds the row at @spot, or 0 if the row is in host memory. */
 uint32_t model_device(const struct sim *sim, const struct spot *spot);

@@ -43,6 +43,9 @@ static bool must_be_refused(const struct sim *sim, const struct cst_event *event
         !(write && event->row == CST_ROW_MASTER)) {
         return true;
     }
+    if (sim->layout.chunks[chunk].muon && event->row == CST_ROW_EXP_AVG_SQ) {
+        return true;
+    }
     return write && (event->row == CST_ROW_GRAD || model_is_base(sim, chunk) ||
                      (event->row == CST_ROW_WEIGHT && over_shares(sim, chunk)));
 }

@@ -17,10 +17,12 @@ void totals_add_kinds(struct sim_totals *totals, const struct sim *sim)
     bool frozen = false;
     bool base = false;
     bool fp32 = false;
+    bool muon = false;
 
     for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
         frozen = frozen || !model_is_trained(sim, c);
         base = base || model_is_base(sim, c);
+        muon = muon || sim->layout.chunks[c].muon;
         fp32 = fp32 || (model_is_trained(sim, c) && model_is_fp32(sim, c));
     }
     totals->gpu_runs += has_gpu(sim);
@@ -33,6 +35,7 @@ void totals_add_kinds(struct sim_totals *totals, const struct sim *sim)
     totals->over_runs += sim->grad_over;
     totals->micro_runs += sim->micro_batches > 1;
     totals->fp32_runs += fp32;
+    totals->muon_runs += muon;
 }
 
 void totals_add(struct sim_totals *totals, const struct sim *sim,
@@ -52,6 +55,8 @@ void totals_add(struct sim_totals *totals, const struct sim *sim,
     totals->moved += sim->n_moved;
     totals->lent += stats->n_lent_updates;
     totals->recalled += sim->n_recalled;
+    totals->muon_nodes += sim->n_muon_nodes;
+    totals->muon_rooms += sim->n_muon_rooms;
     totals->given_up += stats->n_reservations_given_up;
     totals->ahead += sim->n_ahead;
     totals->fused += sim->n_fused;

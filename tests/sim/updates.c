@@ -119,6 +119,31 @@ static void begin_weights(struct sim *sim, struct job *job, enum cst_row row)
     job->begun = true;
 }
 
+/* The scratch of the node is used by one update at a time. */
+static void begin_scratch(struct sim *sim, const struct job *job)
+{
+    uint32_t node = job->command.node;
+
+    if (!sim->layout.chunks[job->command.chunk].muon) {
+        return;
+    }
+    if (sim->scratch_used[node] || job->command.n_dst > 0) {
+        sim_fail(sim,
+                 "update %" PRIu64 " of chunk %u: the scratch of node %u is in use, or another"
+                 " one is named",
+                 job->command.mark, job->command.chunk, node);
+    }
+    sim->scratch_used[node] = true;
+}
+
+static void end_scratch(struct sim *sim, const struct job *job, bool torn)
+{
+    if (sim->layout.chunks[job->command.chunk].muon) {
+        sim->scratch_used[job->command.node] = false;
+        sim->n_muon_nodes += !torn;
+    }
+}
+
 void update_begin(struct sim *sim, struct job *job)
 {
     uint32_t c = job->command.chunk;
@@ -134,11 +159,12 @@ void update_begin(struct sim *sim, struct job *job)
     } else {
         job->changes = sim->memory.grads[c].changes;
     }
-    if (!model_is_fp32(sim, c)) {
-        begin_row(sim, job, CST_ROW_MASTER);
+    begin_scratch(sim, job);
+    for (int row = CST_ROW_MASTER; row <= CST_ROW_EXP_AVG_SQ; row++) {
+        if (!model_lacks(sim, c, (enum cst_row)row)) {
+            begin_row(sim, job, (enum cst_row)row);
+        }
     }
-    begin_row(sim, job, CST_ROW_EXP_AVG);
-    begin_row(sim, job, CST_ROW_EXP_AVG_SQ);
     begin_weights(sim, job, target(sim, job));
 }
 
@@ -170,11 +196,12 @@ void update_end(struct sim *sim, struct job *job, bool torn)
     if (!torn && fused) {
         sim->tiles[c] = job->sum;
     }
-    if (!model_is_fp32(sim, c)) {
-        end_row(sim, job, CST_ROW_MASTER, torn);
+    end_scratch(sim, job, torn);
+    for (int row = CST_ROW_MASTER; row <= CST_ROW_EXP_AVG_SQ; row++) {
+        if (!model_lacks(sim, c, (enum cst_row)row)) {
+            end_row(sim, job, (enum cst_row)row, torn);
+        }
     }
-    end_row(sim, job, CST_ROW_EXP_AVG, torn);
-    end_row(sim, job, CST_ROW_EXP_AVG_SQ, torn);
     end_row(sim, job, target(sim, job), torn);
     if (!torn) {
         over_end_weights(sim, c);
