@@ -76,6 +76,8 @@ static int open_parts(struct cst_cuda *cuda, struct cst_job *job, struct cst_err
             .unmap_host = cstc_cuda_unmap_host,
             .copy = cstc_cuda_copy,
             .await = cstc_cuda_await,
+            .copy_array = cstc_cuda_copy_array,
+            .await_array = cstc_cuda_await_array,
             .fd = cuda->fd,
         };
         rc = cst_job_use_device(job, &cuda->calls, cuda, err);

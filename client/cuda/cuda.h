@@ -2,8 +2,8 @@
 /* Internal header of libcistern-cuda: the GPU of a job in this process, which implements the
  * functions of cistern/device.h. cuda.c opens and closes it. memory.c maps slabs. marks.c handles
  * the program's stream and the marks in it. copies.c copies weights, if the daemon leaves copies to
- * the worker. comm.c carries out collectives by NCCL (nccl.h). Used by the job's thread only; a
- * function that the driver runs in a thread of its own writes to `wake`.
+ * the worker, and arrays of edges. comm.c carries out collectives by NCCL (nccl.h). Used by the
+ * job's thread only; a function that the driver runs in a thread of its own writes to `wake`.
  *
  *   the program's stream   ...work...| event 7 |...work...| event 8 |...
  *                                        \                    \
@@ -12,8 +12,10 @@
  *   fd (epoll)                                   eventfd, and a timer, in case no host function
  *                                                runs because the GPU has failed
  *
- *   copies         weights from arenas | event 3 | weights | event 4 |   the program's stream waits
- *                                                                        for them if necessary
+ *   weights        copies from arenas | event 3 | copies | event 4 |   the program's stream waits
+ *                                                                      for them if necessary
+ *   arrays         copies to edges and back | event 9 | ...            begin after the work that
+ * the program's stream had
  *
  * The host functions run in the side stream, because they would hold up the program's stream. */
 #ifndef CST_CLIENT_CUDA_H
@@ -34,11 +36,20 @@ struct cstc_mark {
     uint64_t number; /* Number of the mark; numbers increase. */
 };
 
-/* Number of events that follow copies. A later copy reuses the event of an earlier one. */
+/* Number of events that follow the copies of a queue. A later copy reuses the event of an earlier
+ * one. */
 #define CSTC_CUDA_COPIED 8
 
-/* Host memory from which weights are copied. It is registered with the driver as a whole, by the
- * first copy from it. */
+/* Copies in a stream of their own. Zeros: there is no stream, and no copy was enqueued. */
+struct cstc_queue {
+    CUstream stream;                  /* NULL: not created. */
+    CUevent copied[CSTC_CUDA_COPIED]; /* Event n % CSTC_CUDA_COPIED follows copy n. */
+    uint32_t n_copied;                /* Number of events in copied that are created. */
+    uint64_t last;                    /* Number of the newest copy. */
+};
+
+/* Host memory that copies use: arenas with weights, and edges. It is registered with the driver as
+ * a whole, by the first copy. */
 struct cstc_host {
     void *base;
     uint64_t bytes;
@@ -67,10 +78,9 @@ struct cst_cuda {
     uint32_t capacity;              /* Number of entries in open, and in idle. */
     CUevent *idle;                  /* Events that no open mark uses. */
     uint32_t n_idle;                /* Number of entries in idle. */
-    CUstream copies;                /* Stream of the copies of weights; NULL: not created. */
-    CUevent copied[CSTC_CUDA_COPIED]; /* Event n % CSTC_CUDA_COPIED follows copy n. */
-    uint32_t n_copied;                /* Number of events in copied that are created. */
-    uint64_t last_copy;               /* Number of the newest copy. */
+    struct cstc_queue weights, arrays; /* Copies of weights, and of arrays of edges. */
+    CUevent
+        put; /* Recorded in the program's stream before a copy of an array; NULL: not created. */
     struct cstc_host *hosts;          /* Memory known by map_host. Owned. */
     uint32_t n_hosts, hosts_capacity; /* Numbers of entries in hosts, used and allocated. */
     /* The newest unique id of NCCL that this rank has made, and whether nobody joins with it. For
@@ -101,8 +111,11 @@ void cstc_cuda_unmap_host(void *arg, void *base, uint64_t bytes);
 int cstc_cuda_copy(void *arg, void *dst, const void *src, uint64_t bytes, uint64_t *number,
                    struct cst_err *err);
 int cstc_cuda_await(void *arg, uint64_t number, struct cst_err *err);
+int cstc_cuda_copy_array(void *arg, void *dst, const void *src, uint64_t bytes, uint64_t *number,
+                         struct cst_err *err);
+int cstc_cuda_await_array(void *arg, uint64_t number, bool blocks, struct cst_err *err);
 
-/* Wait for the stream of the copies, then free everything. */
+/* Wait for the streams of the copies, then free everything. */
 void cstc_copies_close(struct cst_cuda *cuda);
 
 /* marks.c: functions of cistern/device.h. */

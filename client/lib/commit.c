@@ -493,6 +493,7 @@ int cstc_job_advance_commit(struct cst_job *job, struct cst_err *err)
 
 void cstc_job_uncommit(struct cst_job *job)
 {
+    cstc_edge_close(job);
     if (job->device.calls != NULL) {
         cstc_device_unmap(job);
     }
@@ -500,7 +501,6 @@ void cstc_job_uncommit(struct cst_job *job)
     for (uint32_t i = 0; job->slabs != NULL && i < job->n_slabs; i++) {
         cstc_segment_unmap(&job->slabs[i]);
     }
-    cstc_edge_close(job);
     cst_sequence_close(&job->sequence);
     memset(&job->sequence, 0, sizeof job->sequence);
     memset(&job->commit, 0, sizeof job->commit);

@@ -146,6 +146,78 @@ static int check_data(const struct cst_layout_edge *e, const void *data, uint64_
     return CST_OK;
 }
 
+/* -- copies ----------------------------------------------------------------------------------- */
+
+static struct cstc_slot *slot_of(const struct search *s)
+{
+    return &s->edge->slots[s->found];
+}
+
+/* The device has failed in a copy: the step is void. Returns the status, with its cause in *err. */
+static int fail(struct cst_job *job, const struct cst_err *why, struct cst_err *err)
+{
+    cstc_device_failed(job, why);
+    return cstc_job_check_step(job, err);
+}
+
+/* Wait until the device does nothing with the slot any more. @blocks: this thread waits. Otherwise
+ * the device's stream does. */
+static int await_device(struct cst_job *job, const struct cstc_slot *slot, bool blocks,
+                        struct cst_err *err)
+{
+    struct cst_err why;
+    int rc = slot->device_copy == 0
+                 ? CST_OK
+                 : job->device.calls->await_array(job->device.arg, slot->device_copy, blocks, &why);
+
+    return rc == CST_OK ? CST_OK : fail(job, &why, err);
+}
+
+/* The worker is about to access the slot that it has opened. If the wait for the device fails, the
+ * step is void, and the next sync closes the slot. */
+static int await_quiet(struct cst_job *job, struct search *s, struct cst_err *err)
+{
+    return await_device(job, slot_of(s), true, err);
+}
+
+/* Start the copy of @bytes bytes between @data and the slot that is open: by the device, or by the
+ * library's thread. */
+static int start_copy(struct cst_job *job, struct search *s, void *data, uint64_t bytes,
+                      struct cst_err *err)
+{
+    struct cstc_slot *slot = slot_of(s);
+    const bool put = slot->use == CSTC_SLOT_PUT;
+    struct cst_err why;
+    int rc;
+
+    slot->copy.to = put ? address_of(s) : data;
+    slot->copy.from = put ? data : address_of(s);
+    slot->copy.bytes = bytes;
+    if (!cstc_edge_by_device(job)) {
+        return cstc_copier_start(&job->copier, &slot->copy, err);
+    }
+    if (bytes == 0) { /* @data may be NULL. */
+        return CST_OK;
+    }
+    rc = job->device.calls->copy_array(job->device.arg, slot->copy.to, slot->copy.from, bytes,
+                                       &slot->device_copy, &why);
+    return rc == CST_OK ? CST_OK : fail(job, &why, err);
+}
+
+/* Wait for the copy that was started. What comes next in an edge to oneself is done by the same
+ * device in its order, so that this thread need not wait. */
+static int finish_copy(struct cst_job *job, const struct search *s, bool blocks,
+                       struct cst_err *err)
+{
+    struct cstc_slot *slot = slot_of(s);
+
+    if (!cstc_edge_by_device(job)) {
+        cstc_copier_wait(&job->copier, &slot->copy);
+        return CST_OK;
+    }
+    return await_device(job, slot, blocks || !cst_layout_edge_is_own(s->e), err);
+}
+
 /* -- put and take ----------------------------------------------------------------------------- */
 
 /* Nobody else can put or take in an edge to oneself: explain why the wait would not end. */
@@ -195,7 +267,7 @@ static int wait_for(struct cst_job *job, struct search *s, enum cstc_slot_use us
     if (ready(s)) {
         return CST_OK;
     }
-    if (s->e->from == s->e->to) {
+    if (cst_layout_edge_is_own(s->e)) {
         return refuse_wait(s, use, err);
     }
     rc = cstc_shared_wait(job, head_of(s->edge), cst_shared_spins(2), ready, s, timeout_ms, err);
@@ -241,7 +313,7 @@ static void close_slot(struct search *s)
     }
     atomic_store(word_of(s->edge, s->found),
                  put ? cst_edge_full(s->attempt, s->number) : cst_edge_empty(s->attempt));
-    if (s->e->from != s->e->to) {
+    if (!cst_layout_edge_is_own(s->e)) {
         cst_shared_notify(head_of(s->edge));
     }
 }
@@ -267,6 +339,7 @@ int cst_put_begin(struct cst_job *job, int edge, uint32_t number, void **slot, s
     struct search s;
     int rc = open_slot(job, edge, number, CSTC_SLOT_PUT, &s, err);
 
+    rc = rc == CST_OK ? await_quiet(job, &s, err) : rc;
     if (rc == CST_OK) {
         *slot = address_of(&s);
     }
@@ -284,6 +357,7 @@ int cst_take_begin(struct cst_job *job, int edge, uint32_t number, const void **
     struct search s;
     int rc = open_slot(job, edge, number, CSTC_SLOT_TAKEN, &s, err);
 
+    rc = rc == CST_OK ? await_quiet(job, &s, err) : rc;
     if (rc == CST_OK) {
         *slot = address_of(&s);
     }
@@ -295,18 +369,43 @@ int cst_take_end(struct cst_job *job, int edge, uint32_t number, struct cst_err 
     return end(job, edge, number, CSTC_SLOT_TAKEN, err);
 }
 
+/* Open the slot of a put or take of @bytes bytes of @data. */
+static int open_for(struct cst_job *job, int edge, uint32_t number, enum cstc_slot_use use,
+                    const void *data, uint64_t bytes, struct search *s, struct cst_err *err)
+{
+    int rc = begin(job, edge, number, use, s, err);
+
+    rc = rc == CST_OK ? check_data(s->e, data, bytes, err) : rc;
+    return rc == CST_OK ? open_slot(job, edge, number, use, s, err) : rc;
+}
+
+/* Copy now what a thread or the device would copy beside. */
+static int copy_now(struct cst_job *job, struct search *s, void *data, uint64_t bytes,
+                    struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    if (cstc_edge_by_device(job)) {
+        rc = start_copy(job, s, data, bytes, err);
+        return rc == CST_OK ? finish_copy(job, s, true, err) : rc;
+    }
+    if (bytes > 0 && slot_of(s)->use == CSTC_SLOT_PUT) { /* @data may be NULL. */
+        memcpy(address_of(s), data, bytes);
+    } else if (bytes > 0) {
+        memcpy(data, address_of(s), bytes);
+    }
+    return rc;
+}
+
 int cst_put(struct cst_job *job, int edge, uint32_t number, const void *data, uint64_t bytes,
             struct cst_err *err)
 {
     struct search s;
-    int rc = begin(job, edge, number, CSTC_SLOT_PUT, &s, err);
+    int rc = open_for(job, edge, number, CSTC_SLOT_PUT, data, bytes, &s, err);
 
-    rc = rc == CST_OK ? check_data(s.e, data, bytes, err) : rc;
-    rc = rc == CST_OK ? open_slot(job, edge, number, CSTC_SLOT_PUT, &s, err) : rc;
+    /* The copy only reads @data. */
+    rc = rc == CST_OK ? copy_now(job, &s, (void *)(uintptr_t)data, bytes, err) : rc;
     if (rc == CST_OK) {
-        if (bytes > 0) { /* @data may be NULL. */
-            memcpy(address_of(&s), data, bytes);
-        }
         close_slot(&s);
     }
     return rc;
@@ -316,42 +415,31 @@ int cst_take(struct cst_job *job, int edge, uint32_t number, void *data, uint64_
              struct cst_err *err)
 {
     struct search s;
-    int rc = begin(job, edge, number, CSTC_SLOT_TAKEN, &s, err);
+    int rc = open_for(job, edge, number, CSTC_SLOT_TAKEN, data, bytes, &s, err);
 
-    rc = rc == CST_OK ? check_data(s.e, data, bytes, err) : rc;
-    rc = rc == CST_OK ? open_slot(job, edge, number, CSTC_SLOT_TAKEN, &s, err) : rc;
+    rc = rc == CST_OK ? copy_now(job, &s, data, bytes, err) : rc;
     if (rc == CST_OK) {
-        if (bytes > 0) {
-            memcpy(data, address_of(&s), bytes);
-        }
         close_slot(&s);
     }
     return rc;
 }
 
-/* -- copies by the library -------------------------------------------------------------------- */
+/* -- copies beside the computation ------------------------------------------------------------ */
 
-/* Begin a put or take of @bytes bytes of @data, whose copy the library does. */
+/* Begin a put or take of @bytes bytes of @data. */
 static int start(struct cst_job *job, int edge, uint32_t number, enum cstc_slot_use use, void *data,
                  uint64_t bytes, struct cst_err *err)
 {
     struct search s;
-    struct cstc_slot *slot;
-    int rc = begin(job, edge, number, use, &s, err);
+    int rc = open_for(job, edge, number, use, data, bytes, &s, err);
 
-    rc = rc == CST_OK ? check_data(s.e, data, bytes, err) : rc;
-    rc = rc == CST_OK ? open_slot(job, edge, number, use, &s, err) : rc;
     if (rc != CST_OK) {
         return rc;
     }
-    slot = &s.edge->slots[s.found];
-    slot->copy.to = use == CSTC_SLOT_PUT ? address_of(&s) : data;
-    slot->copy.from = use == CSTC_SLOT_PUT ? data : address_of(&s);
-    slot->copy.bytes = bytes;
-    rc = cstc_copier_start(&job->copier, &slot->copy, err);
-    slot->started = rc == CST_OK;
+    rc = start_copy(job, &s, data, bytes, err);
+    slot_of(&s)->started = rc == CST_OK;
     if (rc != CST_OK) {
-        slot->use = CSTC_SLOT_UNUSED; /* The word has not changed. */
+        slot_of(&s)->use = CSTC_SLOT_UNUSED; /* The word has not changed. */
     }
     return rc;
 }
@@ -385,7 +473,7 @@ int cst_edge_wait(struct cst_job *job, int edge, uint32_t number, struct cst_err
 {
     struct search s = {.number = number, .attempt = job->attempt};
     bool started = false;
-    int rc;
+    int rc = CST_OK, checked;
 
     if (job->edges != NULL && edge >= 0 && (uint32_t)edge < job->model.n_edges) {
         s.e = &job->model.edges[edge];
@@ -393,9 +481,10 @@ int cst_edge_wait(struct cst_job *job, int edge, uint32_t number, struct cst_err
         started = !job->client->forked && find_started(&s);
     }
     if (started) {
-        cstc_copier_wait(&job->copier, &s.edge->slots[s.found].copy);
+        rc = finish_copy(job, &s, false, err);
     }
-    rc = cstc_job_check_step(job, err);
+    checked = cstc_job_check_step(job, err);
+    rc = checked == CST_OK ? rc : checked;
     if (rc == CST_OK && !started) {
         rc = cst_err_set(err, CST_EINVAL, "edge %d: no copy of array %u was started", edge, number);
     }
@@ -412,8 +501,10 @@ void cstc_edge_forget(struct cst_job *job)
 
         for (uint32_t k = 0; slots != NULL && k < job->model.edges[i].n_slots; k++) {
             cstc_copier_wait(&job->copier, &slots[k].copy);
+            (void)await_device(job, &slots[k], true, NULL); /* A failure makes the step void. */
             slots[k].use = CSTC_SLOT_UNUSED;
             slots[k].started = false;
+            slots[k].device_copy = 0;
         }
     }
 }

@@ -20,7 +20,11 @@ struct cstc_slot {
     enum cstc_slot_use use;
     uint32_t number;       /* Number of the array, unless UNUSED. */
     bool started;          /* The library copies the array, until cst_edge_wait. */
-    struct cstc_copy copy; /* The copy, if `started`. */
+    struct cstc_copy copy; /* The copy by the library's thread, if `started`. */
+    /* The newest copy that the job's device was told to do with the slot; 0: none since the sync.
+     * In an edge to oneself it may be under way after the put or take has ended: what comes next is
+     * done in the device's order. */
+    uint64_t device_copy;
 };
 
 struct cstc_edge {
@@ -33,12 +37,16 @@ struct cstc_edge {
 /* edge_memory.c: number of edges of which this rank is an end. */
 uint32_t cstc_edge_count(const struct cst_job *job);
 
+/* Return whether the job's device copies arrays, so that they may be in its memory. */
+bool cstc_edge_by_device(const struct cst_job *job);
+
 /* edge_memory.c: map the memory @fd of @bytes, which the daemon says to be that of edge @number.
  * @fd belongs to the caller. CST_EPROTO: it is not as declared; CST_ENOMEM. */
 int cstc_edge_map(struct cst_job *job, uint32_t number, int fd, uint64_t bytes,
                   struct cst_err *why);
 
-/* A sync has begun: finish the copies that were started. No slot is between two parts any more. */
+/* A sync has begun, or the memory is about to be unmapped: finish the copies that were started. No
+ * slot is between two parts any more. */
 void cstc_edge_forget(struct cst_job *job);
 
 /* edge_memory.c: unmap the memory of all edges, except in a forked child, which does not have it.

@@ -6,6 +6,11 @@
 
 #include <stdlib.h>
 
+bool cstc_edge_by_device(const struct cst_job *job)
+{
+    return job->device.calls != NULL && job->device.calls->copy_array != NULL;
+}
+
 static bool is_mine(const struct cst_job *job, uint32_t edge)
 {
     return cst_layout_edge_has(&job->model.edges[edge], job->rank);
@@ -46,6 +51,12 @@ int cstc_edge_map(struct cst_job *job, uint32_t number, int fd, uint64_t bytes, 
         return cst_err_set(why, CST_ENOMEM, "no memory for the slots of edge '%s'", e->name);
     }
     rc = cstc_segment_map(&edge->memory, fd, bytes, why);
+    if (rc == CST_OK && cstc_edge_by_device(job)) {
+        rc = job->device.calls->map_host(job->device.arg, edge->memory.base, bytes, why);
+        if (rc != CST_OK) {
+            cstc_segment_unmap(&edge->memory);
+        }
+    }
     if (rc != CST_OK) {
         free(edge->slots);
         edge->slots = NULL;
@@ -54,14 +65,23 @@ int cstc_edge_map(struct cst_job *job, uint32_t number, int fd, uint64_t bytes, 
     return CST_OK;
 }
 
+static void unmap(const struct cst_job *job, struct cstc_segment *memory)
+{
+    if (memory->base != NULL && cstc_edge_by_device(job)) {
+        job->device.calls->unmap_host(job->device.arg, memory->base, memory->bytes);
+    }
+    cstc_segment_unmap(memory);
+}
+
 void cstc_edge_close(struct cst_job *job)
 {
     if (!job->client->forked) {
-        cstc_copier_close(&job->copier); /* It uses the memory. */
+        cstc_edge_forget(job); /* Copies use the memory. */
+        cstc_copier_close(&job->copier);
     }
     for (uint32_t i = 0; job->edges != NULL && i < job->model.n_edges; i++) {
         if (!job->client->forked) {
-            cstc_segment_unmap(&job->edges[i].memory);
+            unmap(job, &job->edges[i].memory);
         }
         free(job->edges[i].slots);
     }

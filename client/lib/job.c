@@ -210,6 +210,7 @@ void cstc_job_free(struct cst_job *job)
     if (job == NULL) {
         return;
     }
+    cstc_edge_close(job); /* Needs the model and the device. */
     if (!job->client->forked) {
         /* A forked child does not inherit the mappings (MADV_DONTFORK). It may have other memory at
          * these addresses, which must stay mapped. */
@@ -220,7 +221,6 @@ void cstc_job_free(struct cst_job *job)
             cstc_segment_unmap(&job->slabs[i]);
         }
     }
-    cstc_edge_close(job); /* Needs the model. */
     cstc_comm_free_all(job->comms, job->client->forked);
     cstc_call_reset(&job->call);
     cstc_batch_free_all(job);

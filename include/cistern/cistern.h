@@ -897,6 +897,11 @@ int cst_try_next(struct cst_job *job, double loss, struct cst_unit *unit, struct
  * Arrays of a step that is void are lost: after cst_sync all slots are free. The ranks put them
  * again when they do the step again.
  *
+ * If the job is on a GPU (cistern/cuda.h), @data may be in the GPU's memory. The GPU then copies
+ * all arrays, those in host memory, too. A copy begins when the stream has done the work that it
+ * had at the time of the call, so that a kernel may have written @data just before. Slots are host
+ * memory in any case.
+ *
  * Statuses:
  *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync. If a rank dies, a call that waits
  *     returns this within a second. The error names the rank.
@@ -925,10 +930,10 @@ int cst_take_begin(struct cst_job *job, int edge, uint32_t number, const void **
                    struct cst_err *err);
 int cst_take_end(struct cst_job *job, int edge, uint32_t number, struct cst_err *err);
 
-/* Do cst_put or cst_take with a copy that a thread of the library does beside the computation. The
- * copies of a job are done in the order in which they are started. From the first call to
- * cst_edge_wait, the worker does not write the @data of a put, and does not use the @data of a
- * take.
+/* Do cst_put or cst_take with a copy beside the computation, which a thread of the library does, or
+ * the job's GPU in a stream of its own. The copies of a job are done in the order in which they are
+ * started. From the first call to cst_edge_wait, the worker does not write the @data of a put, and
+ * does not use the @data of a take.
  *
  * For activations that wait in host memory for their backward pass: each layer's are put when its
  * forward pass has ended, and are taken back in reverse order, one or more layers before their
@@ -938,10 +943,12 @@ int cst_take_end(struct cst_job *job, int edge, uint32_t number, struct cst_err 
  * are those of cst_put and cst_take, and these:
  *   - CST_EINVAL: @number is being put (taken) already.
  *   - CST_ENOMEM: the thread cannot be made.
+ *   - CST_EGPU: the GPU has failed, and the step is void.
  *
  * cst_edge_wait waits until the copy that was started for @number is done, and ends the put or
  * take. It waits for the copy even if it then returns a status that is not CST_OK. cst_sync waits
- * for all copies, too. Statuses:
+ * for all copies, too. On a GPU, in an edge from a rank to itself, the job's stream waits, and this
+ * thread does not: the work that is enqueued afterwards finds the copy done. Statuses:
  *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync.
  *   - CST_EINVAL: no copy was started for @number. */
 int cst_put_start(struct cst_job *job, int edge, uint32_t number, const void *data, uint64_t bytes,

@@ -59,12 +59,16 @@ struct cst_device_calls {
      * last call of done(). */
     int fd;
 
-    /* The following four are NULL if the device leaves copies to the daemon's engines. */
+    /* map_host and unmap_host are NULL if the device copies neither weights nor arrays. */
 
-    /* Make @bytes of host memory at @base (page-aligned, up to 256 MiB) usable as the source of
-     * copies, until unmap_host. No copy reads from two such areas. */
+    /* Make @bytes of host memory at @base, which is page-aligned, usable for copies until
+     * unmap_host. An area of weights has up to 256 MiB, and an area of an edge its whole memory. No
+     * copy uses two areas. No copy uses an area during or after unmap_host. */
     int (*map_host)(void *arg, void *base, uint64_t bytes, struct cst_err *err);
     void (*unmap_host)(void *arg, void *base, uint64_t bytes);
+
+    /* copy and await are NULL if the device leaves copies of weights to the daemon's engines. */
+
     /* Enqueue a copy of @bytes from @src, inside of an area of map_host, to @dst in a slab. Copies
      * are ordered with each other, not with the stream. *number is the copy's number; numbers
      * increase. */
@@ -72,6 +76,19 @@ struct cst_device_calls {
                 struct cst_err *err);
     /* Enqueue: the stream waits for all copies up to @number. */
     int (*await)(void *arg, uint64_t number, struct cst_err *err);
+
+    /* copy_array and await_array are NULL if arrays in edges (cst_put) have to be in host memory.
+     */
+
+    /* Enqueue a copy of @bytes from @src to @dst after all work that the stream has. One of them is
+     * inside of an area of map_host, and the other one is device memory or host memory. The copies
+     * of this function are done one after the other. The stream does not wait for them. *number is
+     * the copy's number; numbers increase, and are not those of copy(). */
+    int (*copy_array)(void *arg, void *dst, const void *src, uint64_t bytes, uint64_t *number,
+                      struct cst_err *err);
+    /* Enqueue: the stream waits for all copies of copy_array up to @number. @blocks: the calling
+     * thread waits instead. */
+    int (*await_array)(void *arg, uint64_t number, bool blocks, struct cst_err *err);
 };
 
 /* Use the functions @calls, which get the argument @arg, for the device of @job. Called once, after

@@ -25,6 +25,12 @@ static inline bool cst_layout_edge_is_shared(const struct cst_layout_edge *edge)
     return edge->from == CST_EDGE_ANY;
 }
 
+/* True if the rank that puts is the one that takes. */
+static inline bool cst_layout_edge_is_own(const struct cst_layout_edge *edge)
+{
+    return edge->from == edge->to && !cst_layout_edge_is_shared(edge);
+}
+
 /* True if @rank is an end of the edge. */
 static inline bool cst_layout_edge_has(const struct cst_layout_edge *edge, uint32_t rank)
 {

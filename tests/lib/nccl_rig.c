@@ -60,6 +60,23 @@ static void open_stream(struct nccl_worker *w)
                    "stream");
 }
 
+static void declare_edges(struct nccl_worker *w, const struct nccl_order *order)
+{
+    char name[16];
+
+    for (uint32_t i = 0; order->slot_bytes > 0 && i <= order->world; i++) {
+        const bool own = i < order->world;
+        const struct cst_edge_spec spec = {.name = name,
+                                           .from = own ? i : 0,
+                                           .to = own ? i : order->world - 1,
+                                           .slot_bytes = order->slot_bytes,
+                                           .n_slots = order->n_slots};
+
+        (void)snprintf(name, sizeof name, "edge %u", i);
+        nccl_must(cst_edge(w->job, &spec) < 0 ? CST_EINVAL : CST_OK, cst_job_error(w->job), "edge");
+    }
+}
+
 static void start_worker(struct nccl_worker *w, const struct nccl_order *order, uint32_t rank)
 {
     const struct cst_job_spec spec = {.name = "j",
@@ -85,6 +102,7 @@ static void start_worker(struct nccl_worker *w, const struct nccl_order *order, 
     if (n > 0) {
         w->group = cst_group(w->job, ranks, n);
     }
+    declare_edges(w, order);
     tensor = cst_tensor(w->job, "t", CST_BF16, 1, (int64_t[]){1000}, CST_GROUP_ALL);
     (void)cst_operator(w->job, "o", &tensor, 1);
     nccl_must(cst_commit(w->job, &plan, &err), &err, "commit");

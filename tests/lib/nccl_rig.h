@@ -42,6 +42,10 @@ struct nccl_order {
     bool waits_for_stream; /* The others wait for their streams first, and then for the call. */
     bool dead;             /* The victim has died: its successor lives on. */
     uint32_t timeout_ms;   /* Of the job. */
+    /* Bytes of a slot; 0: there are no edges. Edge r is rank r's to itself, and the next one is
+     * from the first rank to the last one. */
+    uint64_t slot_bytes;
+    uint32_t n_slots;
     const char *devices[NCCL_MAX_WORLD];
     const char *setting; /* NULL, or NAME=VALUE in the environment of rank 0. */
     const char *words;   /* In the explanation of the communicator. */
