@@ -40,11 +40,9 @@ static void must(struct worker *w, int rc)
     suite_must(rc == CST_OK, "%s", w->err.text);
 }
 
-static void declare(struct worker *w, uint32_t rank, uint32_t world, uint32_t timeout_ms,
-                    uint64_t slot_bytes)
+static void declare(struct worker *w, uint32_t rank, uint32_t world, uint64_t slot_bytes)
 {
-    const struct cst_job_spec spec = {
-        .name = "edges", .rank = rank, .world = world, .timeout_ms = timeout_ms};
+    const struct cst_job_spec spec = {.name = "edges", .rank = rank, .world = world};
     const struct cst_edge_spec edges[N_EDGES] = {
         {"there", 0, world - 1, slot_bytes, N_SLOTS},
         {"back", world - 1, 0, SLOT, 1},
@@ -62,15 +60,15 @@ static void declare(struct worker *w, uint32_t rank, uint32_t world, uint32_t ti
     ck_assert_int_eq(cst_operator(w->job, "o", &tensor, 1), 0);
 }
 
-static void open_worker(struct worker *w, uint32_t rank, uint32_t world, uint32_t timeout_ms)
+static void open_worker(struct worker *w, uint32_t rank, uint32_t world)
 {
-    declare(w, rank, world, timeout_ms, SLOT);
+    declare(w, rank, world, SLOT);
     must(w, cst_commit(w->job, NULL, &w->err));
 }
 
-static void begin(struct worker *w, uint32_t rank, uint32_t world, uint32_t timeout_ms)
+static void begin(struct worker *w, uint32_t rank, uint32_t world)
 {
-    open_worker(w, rank, world, timeout_ms);
+    open_worker(w, rank, world);
     must(w, cst_sync(w->job, &w->step, &w->err));
 }
 
@@ -156,7 +154,7 @@ START_TEST(arrays_pass_between_two_processes)
     struct worker w = {0};
     pid_t pid = child_start();
 
-    begin(&w, pid == 0 ? 1 : 0, 2, 0);
+    begin(&w, pid == 0 ? 1 : 0, 2);
     for (uint32_t i = 0; i < N; i += N_SLOTS) {
         for (uint32_t k = i; pid != 0 && k < i + N_SLOTS; k++) {
             put(&w, THERE, k, 1);
@@ -186,7 +184,7 @@ START_TEST(slots_are_used_in_place)
     const void *from;
     void *slot;
 
-    begin(&w, 0, 1, 0);
+    begin(&w, 0, 1);
     must(&w, cst_put_begin(w.job, STASH, 8, &slot, &w.err));
     ck_assert_uint_eq((uintptr_t)slot % 64, 0);
     memset(slot, 'x', SLOT);
@@ -211,7 +209,7 @@ START_TEST(an_edge_to_oneself_is_a_stash)
     uint8_t data[SLOT];
     void *slot;
 
-    begin(&w, 0, 1, 0);
+    begin(&w, 0, 1);
     for (int turn = 0; turn < 2; turn++) {
         for (uint32_t i = 0; i < STASHED; i++) {
             put(&w, STASH, i, 3);
@@ -245,7 +243,7 @@ START_TEST(copies_run_beside_the_worker)
     static uint8_t data[STASHED][SLOT], back[STASHED][SLOT];
     struct worker w = {0};
 
-    begin(&w, 0, 1, 0);
+    begin(&w, 0, 1);
     ck_assert_int_eq(cst_edge_wait(w.job, STASH, 0, &w.err), CST_EINVAL);
     for (int turn = 0; turn < 100; turn++) {
         for (uint32_t i = 0; i < STASHED; i++) {
@@ -283,7 +281,7 @@ START_TEST(wrong_calls_are_refused)
     uint8_t data[SLOT + 1] = {0};
     const struct cst_edge_spec late = {"late", 0, 0, 1, 1};
 
-    open_worker(&w, 0, 1, 0);
+    open_worker(&w, 0, 1);
     ck_assert_int_eq(cst_edge(w.job, &late), CST_EINVAL);
     ck_assert_int_eq(cst_put(w.job, STASH, 0, data, 1, &w.err), CST_EINVAL); /* no sync */
     must(&w, cst_sync(w.job, NULL, &w.err));
@@ -345,7 +343,7 @@ START_TEST(ranks_that_disagree_are_named)
     pid_t pid = child_start();
     uint32_t rank = pid == 0 ? 1 : 0;
 
-    declare(&w, rank, 2, 0, rank == 0 ? SLOT : SLOT + 64);
+    declare(&w, rank, 2, rank == 0 ? SLOT : SLOT + 64);
     ck_assert_int_eq(cst_commit(w.job, NULL, &w.err), CST_EMISMATCH);
     ck_assert_ptr_nonnull(strstr(w.err.text, "edge 'there' has 3 slots of"));
     ck_assert_ptr_nonnull(strstr(w.err.text, " 3000 bytes"));
@@ -367,13 +365,13 @@ START_TEST(memory_is_charged_to_the_budget)
     uint64_t with, until = patience_until(20000);
     struct worker w = {0};
 
-    begin(&w, 0, 1, 0);
+    begin(&w, 0, 1);
     with = raw_stat(&witness)->host_used;
     leave(&w);
     while (raw_stat(&witness)->host_used != with - bytes) {
         ck_assert_msg(!patience_over(until), "edges of a job without workers are not freed");
     }
-    begin(&w, 0, 1, 0);
+    begin(&w, 0, 1);
     ck_assert_uint_eq(raw_stat(&witness)->host_used, with);
     put(&w, STASH, 0, 5);
     take(&w, STASH, 0, 5);
@@ -386,7 +384,7 @@ START_TEST(the_budget_limits_edges)
 {
     struct worker w = {0};
 
-    declare(&w, 0, 1, 0, UINT64_C(1) << 28);
+    declare(&w, 0, 1, UINT64_C(1) << 28);
     ck_assert_int_eq(cst_commit(w.job, NULL, &w.err), CST_EBUDGET);
     ck_assert_ptr_nonnull(strstr(w.err.text, "host memory"));
     cst_disconnect(w.client);
@@ -464,7 +462,7 @@ static pid_t start_trainer(uint32_t rank, uint32_t dies)
 
     if (pid == 0) {
         dies_before = dies;
-        open_worker(&w, rank, 2, 0);
+        open_worker(&w, rank, 2);
         board->reached++;
         w.step = cst_job_steps(w.job);
         train(&w, rank);
@@ -528,7 +526,7 @@ static pid_t start_waiter(bool put_too, int status, const char *words)
     if (pid != 0) {
         return pid;
     }
-    begin(&w, 0, 2, 0);
+    begin(&w, 0, 2);
     board->reached++;
     /* When the job is removed, its memory becomes zeros, and slots look free. */
     for (uint32_t i = 0; put_too && rc == CST_OK; i++) {
@@ -546,7 +544,7 @@ START_TEST(a_waiting_rank_is_told_of_a_death)
     struct worker w = {0};
 
     if (other == 0) {
-        begin(&w, 1, 2, 0);
+        begin(&w, 1, 2);
         (void)pause();
     }
     waiter = start_waiter(_i == 0, CST_EPEERDIED, "rank 1 ");
@@ -582,7 +580,7 @@ START_TEST(every_wait_ends)
     struct worker w = {0};
 
     if (other == 0) {
-        begin(&w, 1, 2, 0);
+        begin(&w, 1, 2);
         board->reached++;
         if (_i == 0) {
             clear_again(&w);
@@ -617,10 +615,11 @@ START_TEST(a_wait_has_a_limit)
     pid_t pid = child_start();
 
     if (pid == 0) {
-        begin(&other, 1, 2, 0);
+        begin(&other, 1, 2);
         (void)pause();
     }
-    begin(&w, 0, 2, 200);
+    begin(&w, 0, 2);
+    w.job->timeout_ms = 200; /* Of its puts and takes alone. */
     ck_assert_int_eq(cst_take(w.job, BACK, 7, data, 1, &w.err), CST_ETIMEDOUT);
     ck_assert_str_eq(w.err.text, "edge 'back': rank 1 did not put array 7 in 200 ms");
     for (uint32_t i = 0; i < N_SLOTS; i++) {
@@ -666,10 +665,11 @@ START_TEST(nonsense_in_the_memory_harms_nobody)
     pid_t pid = child_start();
 
     if (pid == 0) {
-        begin(&other, 1, 2, 0);
+        begin(&other, 1, 2);
         scribble(&other);
     }
-    begin(&w, 0, 2, 20);
+    begin(&w, 0, 2);
+    w.job->timeout_ms = 20; /* Of its puts and takes alone. */
     wait_reached(1);
     for (uint32_t i = 0; i < 30; i++) {
         int rc = cst_put(w.job, THERE, i % 8, data, SLOT, &w.err);
