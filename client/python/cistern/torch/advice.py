@@ -10,10 +10,7 @@ from cistern._abi import Status
 from cistern.errors import CstError
 
 _EARLIER_RUN = "If the job is that of an earlier run, use another name, or remove it"
-_LARGER_POOL = (
-    "Give attach a larger pool. Or let the operator have fewer weights: name modules in it in units=. If"
-    " it has parameters of its own, put these into a module first"
-)
+_LARGER_POOL = "Give attach a larger pool. Or let the operator have fewer weights: name modules in it in units="
 _FEWER_POOLS = (
     "Give attach a smaller pool, such as pool='25%', remove jobs that nobody needs (cistern stat,"
     " cistern rm), or give the daemon more memory for pools (cisternd --pool-memory, --gpu-memory)"

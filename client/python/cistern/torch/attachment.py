@@ -78,8 +78,10 @@ def attach(
       their size is its choice ([gpu] pool = auto); 0: unknown, for which it leaves a tenth.
     - ``plan_file``: a plan that ``plan`` has saved. The job has exactly its chunks and pools.
     - ``units``: names of modules that are operators as a whole, in addition to those that are found:
-      the members of a ModuleList of one class, and modules with parameters of their own. The weights
-      of an operator are in the pool together. "" is the name of the whole model.
+      the members of a ModuleList or a Sequential of one class, and modules with parameters of their
+      own. If a module has parameters of its own and such members below it, its operator has its own
+      parameters alone. The weights of an operator are in the pool together. "" is the name of the
+      whole model.
     - ``micro_batches``: the largest number of backward passes in a step; by default 1.
     - ``tokens``: their number in a micro-batch of one rank, from which the daemon estimates how long
       operators run when it plans the job; 0: unknown.

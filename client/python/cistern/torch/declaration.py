@@ -15,7 +15,7 @@ from cistern._abi import Dtype, TensorUpdate
 from cistern._abi import Optimizer as Rule
 from cistern.torch import adapters, weights
 from cistern.torch.storage import is_lent
-from cistern.torch.units import find_units
+from cistern.torch.units import Found, find_units
 
 _Member = TypeVar("_Member", bound=IntEnum)
 
@@ -120,12 +120,8 @@ def declare(
             )
     weights.check_no_shared_memory(parameters)
     files = adapters.external_names(model)
-    embeddings = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
-        for parameter in module.parameters(recurse=False)
-    }
+    found_units = find_units(model, units)
+    not_hidden = _not_hidden(model, found_units.values())
     tensors = {
         name: DeclaredTensor(
             adapters.name_in_job(model, name, parameter),
@@ -133,46 +129,78 @@ def declare(
             weights.type_in_job(parameter),
             parameter.requires_grad,
             0 if param_group is None else param_group(name, parameter),
-            _update_of(name, parameter, muon, embeddings),
+            _update_of(name, parameter, muon, not_hidden),
             (files[name],) if name in files else (),
         )
         for name, parameter in parameters
     }
     names = {id(parameter): name for name, parameter in parameters}
     operators = {}
-    for unit, module in find_units(model, units).items():
-        used = [names[id(p)] for p in module.parameters() if id(p) in names]
+    for unit, found in found_units.items():
+        used = [names[id(p)] for p in found.parameters if id(p) in names]
         if used:
             operators[unit] = DeclaredOperator(
-                unit or "model", module, used, 2.0 * tokens * _multiplied(module)
+                unit or _name_of_root(found_units),
+                found.module,
+                used,
+                2.0 * tokens * _multiplied(found),
             )
     return Declaration(tensors, operators, tokens)
 
 
-def _update_of(
-    name: str, parameter: nn.Parameter, muon: IsMatrix | None, embeddings: Collection[int]
-) -> TensorUpdate:
-    """Return how a job of Muon updates a parameter. ``embeddings`` are ids of parameters.
+def _name_of_root(units: Collection[str]) -> str:
+    """Return what the job calls the whole model, which torch gives no name."""
+    return "model" if "model" not in units else "the model"
 
-    By default it finds the hidden matrices itself, which are none of the first and the last unit.
-    There can be embeddings in other units, too.
+
+def _not_hidden(model: nn.Module, units: Collection[Found]) -> set[int]:
+    """Return the ids of parameters that Muon is not to update, and that no job can know of.
+
+    A job leaves out what its first and its last operator use. There can be embeddings in other
+    units, too. If units nest, the first one can be a model with its own parameters alone, such as a
+    scale, and the embedding and the head are in the units after it.
+    """
+    found = [
+        parameter
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        for parameter in module.parameters(recurse=False)
+    ]
+    whole = [unit for unit in units if unit.is_whole]
+    if len(whole) < len(units):
+        for unit in (*whole[:1], *whole[-1:], *(unit for unit in units if not unit.is_whole)):
+            found += unit.parameters
+    return set(map(id, found))
+
+
+def _update_of(
+    name: str, parameter: nn.Parameter, muon: IsMatrix | None, not_hidden: Collection[int]
+) -> TensorUpdate:
+    """Return how a job of Muon updates a parameter. ``not_hidden`` are ids of parameters.
+
+    By default the job finds the hidden matrices itself, but for these parameters.
     """
     if muon is not None:
         return TensorUpdate.MUON if muon(name, parameter) else TensorUpdate.ADAMW
-    return TensorUpdate.ADAMW if id(parameter) in embeddings else TensorUpdate.AUTO
+    return TensorUpdate.ADAMW if id(parameter) in not_hidden else TensorUpdate.AUTO
 
 
-def _multiplied(unit: nn.Module) -> int:
+def _multiplied(unit: Found) -> int:
     """Return how many elements of weights each token is multiplied with.
 
     Matrices and larger weights count, except the tables of embeddings.
     """
+    modules = unit.module.modules() if unit.is_whole else ()
+    tables = {
+        id(parameter)
+        for module in modules
+        if isinstance(module, nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+    }
     return sum(
         math.prod(parameter.shape)
-        for module in unit.modules()
-        if not isinstance(module, nn.Embedding)
-        for parameter in module.parameters(recurse=False)
-        if parameter.ndim >= 2
+        for parameter in unit.parameters
+        if parameter.ndim >= 2 and id(parameter) not in tables
     )
 
 

@@ -164,6 +164,10 @@ class Unit:
         """Whether autograd has computed gradients of this unit that are not delivered."""
         return any(parameter.grad is not None for parameter in self.trained)
 
+    def has_all_grads(self) -> bool:
+        """Whether autograd has computed all gradients of this unit, and none is delivered."""
+        return bool(self.trained) and all(p.grad is not None for p in self.trained)
+
     def drop_grads(self) -> None:
         """Forget gradients that are not delivered."""
         for parameter in self.trained:
@@ -229,6 +233,10 @@ class Operators:
     def open_unit(self) -> Unit | None:
         """The unit that is open."""
         return self._stack[-1] if self._stack else None
+
+    def is_open(self, unit: Unit) -> bool:
+        """Whether ``unit`` is open, or will be opened again."""
+        return unit in self._stack
 
     @property
     def n_open(self) -> int:

@@ -4,9 +4,11 @@
     forward     pre-hook: open, Enter     ... module ...     hook: close, Leave
     backward    Leave: open     ... gradients in grad ...    Enter: close, deliver
 
-A unit without Enter, because none of its inputs needs a gradient, ends when the next one begins, or
-with the backward pass. The gradients of a unit that ran several times are delivered after its last
-backward pass, because autograd then has their sums.
+Units nest: one that begins while another one runs closes the outer one until it ends. What it is
+given of the memory of the outer one, it is given as a copy.
+
+The gradients of a unit that ran several times are delivered after its last backward pass, because
+autograd then has their sums.
 
 Modules that run inside of the backward pass compute activations again (checkpointing). The unit
 that they interrupt is closed meanwhile.
@@ -15,13 +17,13 @@ that they interrupt is closed meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from cistern.errors import CstError, error_of
-from cistern.torch.nodes import Enter, Leave, needing_grad, replaced
+from cistern.torch.nodes import Enter, Leave, copies_of_lent, needing_grad, replaced
 from cistern.torch.operators import GRADS_OF_GRADS, Operators, Unit
 
 
@@ -43,7 +45,8 @@ class _Use:
         self.runner = runner
         self.unit = unit
         self.n_changes = unit.n_changes  # Of the weights that the forward pass has used.
-        self.has_enter = False
+        self.zero = runner.zero
+        self.has_inputs = False  # That need gradients.
 
     def backward_begins(self) -> None:
         self.runner.backward_begins(self)
@@ -52,11 +55,18 @@ class _Use:
         self.runner.backward_ends(self)
 
 
+class _Running(NamedTuple):
+    """A unit that runs. The token would be a circle of references if the use had it."""
+
+    use: _Use
+    token: torch.Tensor | None  # None: no gradients are recorded.
+
+
 class _Uses:
     """The runs of one unit."""
 
     def __init__(self) -> None:
-        self.running: list[_Use | None] = []  # None: the unit was open already.
+        self.running: list[_Running | None] = []  # None: the unit was open already.
         self.n_waiting = 0  # Runs whose backward pass has not ended.
 
 
@@ -78,7 +88,9 @@ class Runner:
         self._uses: dict[Unit, _Uses] = {}
         self._before_forward = before_forward
         self._before_backward = before_backward
-        self._no_enter: _Use | None = None  # Its unit is open, and no Enter will say that it ends.
+        device = operators.device.torch_device
+        self.zero = torch.zeros((), dtype=torch.float32, device=device)
+        self._anchor = torch.zeros_like(self.zero, requires_grad=True)
         self._tasks: list[int] = []  # Backward passes that run, from the outermost one on.
         self._n_open = 0  # Units that were open when the outermost one began.
 
@@ -115,7 +127,6 @@ class Runner:
     def forget(self) -> None:
         """Forget the whole attempt at a step, without a call of the job."""
         self.operators.forget(self.units)
-        self._no_enter = None
         self._tasks.clear()
         for uses in self._uses.values():
             uses.running.clear()
@@ -151,32 +162,40 @@ class Runner:
         running.append(None)
         if self.operators.open_unit is unit:
             return None
+        if copies := copies_of_lent((args, kwargs)) if self.operators.n_open > 0 else {}:
+            args, kwargs = replaced((args, kwargs), copies)
         self.operators.push(unit)
-        use = running[-1] = _Use(self, unit)
-        inputs = needing_grad((args, kwargs)) if torch.is_grad_enabled() else []
-        if not inputs:
-            return None
-        use.has_enter = True
-        outputs = Enter.apply(use, *inputs)
-        new = {id(old): tensor for old, tensor in zip(inputs, outputs, strict=True)}
-        return replaced(args, new), replaced(kwargs, new)
+        use = _Use(self, unit)
+        running[-1] = _Running(use, None)
+        if torch.is_grad_enabled():
+            inputs = needing_grad((args, kwargs))
+            token, *outputs = Enter.apply(use, self._anchor, *inputs)
+            running[-1] = _Running(use, token)
+            if inputs:
+                use.has_inputs = True
+                new = {id(old): tensor for old, tensor in zip(inputs, outputs, strict=True)}
+                args, kwargs = replaced((args, kwargs), new)
+        return args, kwargs
 
     def _module_ends(self, unit: Unit, output: Any) -> Any:
         """End a run of the module. It has raised if ``output`` is None; its error goes first."""
         uses = self._uses[unit]
-        use = uses.running.pop() if uses.running else None
-        if use is None:
+        ran = uses.running.pop() if uses.running else None
+        if ran is None:
             return None
+        copies = copies_of_lent(output)
         try:
             self.operators.pop()
         except CstError:
             if output is not None:
                 raise
+        if copies:
+            output = replaced(output, copies)
         outputs = needing_grad(output) if torch.is_grad_enabled() else []
         if not outputs:
-            return None
+            return output
         uses.n_waiting += 1
-        new = Leave.apply(use, *outputs)
+        new = Leave.apply(ran.use, ran.token, *outputs)
         return replaced(output, {id(o): t for o, t in zip(outputs, new, strict=True)})
 
     # -- backward
@@ -188,29 +207,22 @@ class Runner:
         if torch.is_grad_enabled():  # In a backward pass, this is create_graph.
             raise RuntimeError(GRADS_OF_GRADS)
         self._follow_pass()
-        self._end_without_enter()
         self.operators.push(use.unit)
-        if not use.has_enter:
-            self._no_enter = use
 
     def backward_ends(self, use: _Use) -> None:
         """Enter says that the backward pass of a use ends."""
-        self._end_without_enter()
-        if self.operators.open_unit is not use.unit:
+        unit = use.unit
+        if not self.operators.is_open(unit):
             raise RuntimeError(
-                f"cistern: the backward pass of module '{use.unit.name}' ends, but it has not begun"
+                f"cistern: the backward pass of module '{unit.name}' ends, but it has not begun"
             )
-        self._close(use.unit)
-
-    def _end_without_enter(self) -> None:
-        use, self._no_enter = self._no_enter, None
-        if use is not None:
-            self._close(use.unit)
-
-    def _close(self, unit: Unit) -> None:
+        while self.operators.open_unit is not unit:  # backward(inputs=...) leaves out Enter.
+            self.operators.pop()
         uses = self._uses[unit]
         uses.n_waiting -= 1
-        self.operators.pop(deliver=uses.n_waiting <= 0 and unit.has_grads())
+        # A view of a weight that was made before the model ran gives its gradient after the first unit.
+        is_ready = unit.has_grads() if use.has_inputs else unit.has_all_grads()
+        self.operators.pop(deliver=uses.n_waiting <= 0 and is_ready)
 
     def deliver_rest(self) -> None:
         """Deliver gradients of units whose end no node has seen. No unit is open."""
@@ -261,7 +273,6 @@ class Runner:
 
     def _pass_ends(self) -> None:
         if len(self._tasks) == 1:
-            self._end_without_enter()
             while self.operators.n_open > self._n_open:  # backward(inputs=...) leaves out Enter.
                 self.operators.pop()
             self.deliver_rest()

@@ -127,7 +127,7 @@ def has_memory(storage: torch.UntypedStorage) -> bool:
 
 def is_lent(tensor: torch.Tensor) -> bool:
     """Return whether ``tensor`` is a parameter of a store or a view of one."""
-    return tensor.layout == torch.strided and tensor.untyped_storage()._cdata in _LENT
+    return torch._C._has_storage(tensor) and tensor.untyped_storage()._cdata in _LENT
 
 
 def self_test() -> None:

@@ -141,7 +141,7 @@ class Store:
         for name, operator in self._operators.items():
             declared = self._declaration.operators[name]
             tensors = [self._tensors[parameter] for parameter in declared.parameters]
-            self._runner.add(Unit(name, operator, tensors), declared.module)
+            self._runner.add(Unit(declared.name, operator, tensors), declared.module)
         self._watch = Watch(self.model, self._tensors.values())
         owners.add(self, (tensor.parameter for tensor in self._tensors.values()))
         self.model.register_forward_pre_hook(not_compiled(self._model_begins), prepend=True)
