@@ -145,7 +145,7 @@ static void add_shared(struct list *list, const struct cstd_job *job)
     const struct cst_layout *layout = &job->layout;
 
     for (uint32_t i = 0;
-         layout->landings != NULL && i < job->daemon->engines.n_nodes * CST_LAYOUT_LANDINGS; i++) {
+         layout->landings != NULL && i < job->daemon->engines.n_nodes * layout->n_landings; i++) {
         uint32_t s = layout->landings[i].segment;
 
         add_segment(list, job, s);
@@ -187,7 +187,7 @@ static size_t most_pages(const struct cstd_job *job)
     if (n > 0) {
         chunks += from.ended_end - cst_migration_begin(plan, n - 1).ended_end;
     }
-    return chunks * CST_ROWS_COUNT + (size_t)job->daemon->engines.n_nodes * CST_LAYOUT_LANDINGS;
+    return chunks * CST_ROWS_COUNT + (size_t)job->daemon->engines.n_nodes * job->layout.n_landings;
 }
 
 static void on_work_done(void *arg, const struct cst_err *err)

@@ -128,6 +128,9 @@ static int reserve(struct cst_core *core, struct cst_actions *actions)
     uint32_t gpus = cst_multi_gpu_load_most(core);
     int status = cst_requests_reserve(&core->requests);
 
+    /* All contributions to a chunk can land. */
+    fixed += (size_t)core->layout->n_landings / CST_LAYOUT_LANDINGS * core->n_chunks;
+    in_flight += (size_t)core->layout->n_landings / CST_LAYOUT_LANDINGS * core->n_chunks;
     if (core->device_updates.n_reservations > 0) {
         /* A fetch can recall all commands that the same event has issued. */
         fixed += 2 * CST_DEVICE_UPDATE_COMMANDS * (size_t)core->n_chunks;

@@ -197,6 +197,8 @@ struct cst_core_pool {
      * each chunk's node. */
     uint32_t engine;
     bool worker_copies; /* The rank's worker copies weights into the pool itself. */
+    /* Engines of GPUs whose memory the pool's GPU cannot access, one bit each. */
+    uint64_t unreachable;
 };
 
 enum cst_core_eviction {
@@ -285,7 +287,7 @@ enum cst_command_kind {
 
 enum cst_priority { CST_PRIORITY_DEMAND = 0, CST_PRIORITY_PREFETCH = 1, CST_PRIORITY_EVICTION = 2 };
 
-#define CST_COMMAND_MAX_AFTER 8
+#define CST_COMMAND_MAX_AFTER 16
 #define CST_COMMAND_MAX_ROWS 5
 #define CST_COMMAND_MAX_REPLACES 4
 

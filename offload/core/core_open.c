@@ -59,12 +59,26 @@ static bool has_new_gpu(const struct cst_core *core, uint32_t rank)
     return pool->engine != 0 && !pool->worker_copies;
 }
 
+/* Number of GPUs like that of @rank, itself included, that can exchange weights with it. */
+static uint32_t count_group(const struct cst_core *core, uint32_t rank)
+{
+    const struct cst_pool *pool = &core->ranks[rank].pool;
+    uint32_t n = 1;
+
+    for (uint32_t other = 0; other < core->world; other++) {
+        n += has_new_gpu(core, other) && cst_pool_can_exchange(pool, &core->ranks[other].pool);
+    }
+    return n;
+}
+
 static uint32_t count_gpus(const struct cst_core *core)
 {
     uint32_t n = 0;
 
     for (uint32_t rank = 0; rank < core->world; rank++) {
-        n += has_new_gpu(core, rank);
+        uint32_t group = has_new_gpu(core, rank) ? count_group(core, rank) : 0;
+
+        n = group > n ? group : n;
     }
     return n;
 }
@@ -95,6 +109,7 @@ void cst_core_move_pool(struct cst_core *core, uint32_t rank, const struct cst_c
 {
     core->ranks[rank].pool.engine = pool->engine;
     core->ranks[rank].pool.worker_copies = pool->worker_copies;
+    core->ranks[rank].pool.unreachable = pool->unreachable;
     core->n_gpus = count_gpus(core);
 }
 
@@ -268,6 +283,7 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
     if (status == CST_OK && cst_landing_open(core) != CST_OK) {
         status = cst_err_set(err, CST_ENOMEM, "no memory for landings");
     }
+    status = status == CST_OK ? cst_landing_check(core, err) : status;
     if (status == CST_OK && cst_update_open(core) != CST_OK) {
         status = cst_err_set(err, CST_ENOMEM, "no memory for the use of scratches");
     }

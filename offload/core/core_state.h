@@ -80,7 +80,8 @@ struct cst_core {
     uint32_t world;
     uint32_t n_chunks;
     uint64_t everybody; /* One bit for each rank. */
-    /* GPUs into whose memory engines load weights; several ranks can share a GPU. */
+    /* Largest number of GPUs that can access each other's memory, of those into whose memory
+     * engines load weights. Several ranks can share a GPU. */
     uint32_t n_gpus;
     uint32_t n_nodes;       /* Nodes whose engines have chunks. */
     uint32_t n_trained;     /* Chunks that are not frozen. */

@@ -200,6 +200,11 @@ static void explain_sum_site(const struct cst_core *core, uint32_t c, struct pag
     } else if (site.kind == CST_REDUCE_SITE_HOST) {
         say(page, "%s by the processor, engine %" PRIu32 ": no contribution lies on a GPU", when,
             site.engine);
+    } else if (site.kind == CST_REDUCE_SITE_LANDED) {
+        say(page,
+            "%s by the processor, engine %" PRIu32 ": %" PRIu32 " contributions are copied from "
+            "GPUs to host memory, because no GPU can access those of all others",
+            when, site.engine, site.n_peers);
     } else if (site.kind == CST_REDUCE_SITE_DEVICE) {
         say(page,
             "%s on the GPU of engine %" PRIu32 ": it has %" PRIu32 " contributions, host memory "

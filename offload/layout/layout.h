@@ -277,6 +277,17 @@ uint64_t cst_layout_chunk_row_bytes(const struct cst_layout *layout,
 double cst_layout_update_bytes(const struct cst_layout_states *states, uint32_t grad_bytes,
                                enum cst_dtype dtype);
 
+/* The chunks whose gradients land (offload/update/landing.h). The numbers are those of the ledger.
+ */
+enum cst_layout_landings {
+    CST_LANDINGS_NONE = 0, /* None: no rank computes on an accelerator. */
+    /* With fp32 grad rows, those that only one rank holds. */
+    CST_LANDINGS_SINGLE = 1,
+    /* In addition those of several ranks, because some accelerators of the job cannot access the
+     * memory of others. */
+    CST_LANDINGS_SHARED = 2,
+};
+
 struct cst_layout {
     uint64_t capacity; /* Capacity of classes[0]. */
     struct cst_layout_class classes[CST_LAYOUT_MAX_CLASSES];
@@ -288,10 +299,13 @@ struct cst_layout {
     struct cst_layout_use *uses; /* One for each operator. */
     struct cst_layout_segment *segments;
     uint32_t n_segments;
-    /* CST_LAYOUT_LANDINGS per node, each as large as the largest gradient of one of the node's
-     * chunks that uses landings. Segment CST_LAYOUT_NO_ROW: no chunk of the node uses them. NULL:
-     * no chunk does. */
+    /* n_landings per node, each as large as the largest gradient of one of the node's chunks that
+     * uses landings. Segment CST_LAYOUT_NO_ROW: no chunk of the node uses them. NULL: no chunk
+     * does. */
     struct cst_layout_row *landings;
+    uint32_t
+        n_landings; /* CST_LAYOUT_LANDINGS for each contribution of a sum; 0: there are none. */
+    enum cst_layout_landings lands; /* As configured. */
     /* Per node: scratch for updates by Muon, each in a segment of its own. Segment
      * CST_LAYOUT_NO_ROW: Muon updates no chunk of the node. NULL: it updates no chunk. */
     struct cst_layout_row *scratches;
@@ -329,7 +343,7 @@ static inline bool cst_layout_reads_weights(const struct cst_layout *layout,
     return layout->states.masters == CST_MASTERS_SPLIT || chunk->dtype == CST_FP32;
 }
 
-#define CST_LAYOUT_LANDINGS 2 /* Landings per node: one is filled while the other is read. */
+#define CST_LAYOUT_LANDINGS 2 /* One landing is filled while the other is read. */
 #define CST_LAYOUT_MAX_DEVICES 8
 
 /* Memory of an accelerator for states that stay there. */
@@ -364,9 +378,7 @@ struct cst_layout_config {
     /* Accelerators for states, each engine once. The states of the last chunks go there, of as many
      * as fit. Only with fp32 moments. */
     struct cst_layout_device devices[CST_LAYOUT_MAX_DEVICES];
-    /* Ranks compute on accelerators. With fp32 grad rows, nodes then have landings
-     * (offload/update/landing.h) for chunks that only one rank holds. */
-    bool landings;
+    enum cst_layout_landings landings;
     uint32_t n_devices; /* Number of devices. */
     /* Model of the base job, whose frozen tensors are shared; NULL: there is no base job. Set
      * together with `base`. Borrowed during the call. */

@@ -400,8 +400,18 @@ static void place_base_rows(struct cst_layout *layout, const struct cst_layout *
     }
 }
 
-/* Bytes of the largest gradient on @node that lands: of the chunks to which only one rank
- * contributes. */
+/* The largest number of contributions to @chunk that land at once; 0: none do. */
+static uint32_t count_landings(const struct cst_layout *layout,
+                               const struct cst_layout_chunk *chunk)
+{
+    uint32_t n = (uint32_t)__builtin_popcountll(chunk->ranks);
+    bool lands = n == 1 ? layout->lands != CST_LANDINGS_NONE && layout->grad_bytes == 4
+                        : layout->lands == CST_LANDINGS_SHARED;
+
+    return lands && cst_layout_has_states(chunk) ? n : 0;
+}
+
+/* Bytes of the largest gradient on @node that lands. */
 static uint64_t landing_bytes(const struct cst_layout *layout, uint32_t node)
 {
     uint64_t most = 0;
@@ -409,8 +419,7 @@ static uint64_t landing_bytes(const struct cst_layout *layout, uint32_t node)
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        if (chunk->node == node && cst_layout_has_states(chunk) &&
-            __builtin_popcountll(chunk->ranks) == 1) {
+        if (chunk->node == node && count_landings(layout, chunk) > 0) {
             most = cst_layout_weight_bytes(chunk) > most ? cst_layout_weight_bytes(chunk) : most;
         }
     }
@@ -422,12 +431,17 @@ static int place_landings(struct cst_layout *layout, uint32_t n_nodes)
 {
     bool any = false;
 
-    layout->landings = calloc((size_t)n_nodes * CST_LAYOUT_LANDINGS, sizeof *layout->landings);
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        uint32_t n = CST_LAYOUT_LANDINGS * count_landings(layout, &layout->chunks[c]);
+
+        layout->n_landings = n > layout->n_landings ? n : layout->n_landings;
+    }
+    layout->landings = calloc((size_t)n_nodes * layout->n_landings + 1, sizeof *layout->landings);
     if (layout->landings == NULL) {
         return CST_ENOMEM;
     }
-    for (uint32_t i = 0; i < n_nodes * CST_LAYOUT_LANDINGS; i++) {
-        uint32_t node = i / CST_LAYOUT_LANDINGS;
+    for (uint32_t i = 0; i < n_nodes * layout->n_landings; i++) {
+        uint32_t node = i / layout->n_landings;
         uint64_t bytes = landing_bytes(layout, node);
 
         layout->landings[i].segment = CST_LAYOUT_NO_ROW;
@@ -441,6 +455,7 @@ static int place_landings(struct cst_layout *layout, uint32_t n_nodes)
     if (!any) {
         free(layout->landings);
         layout->landings = NULL;
+        layout->n_landings = 0;
     }
     return CST_OK;
 }
@@ -483,9 +498,10 @@ int cst_rows_place(struct cst_layout *layout, const struct cst_model *model,
     size_t n_base = base != NULL ? base->n_segments : 0;
     uint32_t *known = malloc((n_base + 1) * sizeof *known);
 
-    layout->segments = calloc((size_t)layout->n_chunks * N_ROWS +
-                                  (size_t)config->n_nodes * (CST_LAYOUT_LANDINGS + 1),
-                              sizeof *layout->segments);
+    layout->segments =
+        calloc((size_t)layout->n_chunks * N_ROWS +
+                   (size_t)config->n_nodes * (CST_LAYOUT_LANDINGS * CST_LAYOUT_MAX_WORLD + 1),
+               sizeof *layout->segments);
     if (known == NULL || layout->segments == NULL) {
         free(known);
         return CST_ENOMEM;
@@ -502,6 +518,6 @@ int cst_rows_place(struct cst_layout *layout, const struct cst_model *model,
     if (uses_muon(layout) && place_scratches(layout, model, config->n_nodes) != CST_OK) {
         return CST_ENOMEM;
     }
-    return config->landings && layout->grad_bytes == 4 ? place_landings(layout, config->n_nodes)
-                                                       : CST_OK;
+    layout->lands = config->landings;
+    return config->landings != CST_LANDINGS_NONE ? place_landings(layout, config->n_nodes) : CST_OK;
 }

@@ -119,6 +119,8 @@ struct cst_pool {
     const uint32_t *segments;              /* Segment id of each slab; borrowed. */
     uint32_t engine;    /* Engine of the GPU whose memory the pool is; 0: host memory. */
     bool worker_copies; /* The rank's worker copies weights in; engines do not. */
+    /* Engines of GPUs whose memory the pool's GPU cannot access, one bit each. */
+    uint64_t unreachable;
     /* The rank's trace, which predicts when weights are used; borrowed. */
     const struct cst_trace *trace;
     uint64_t uses; /* Number of uses of the pool's blocks so far, for LRU. */
@@ -139,6 +141,20 @@ struct cst_pool {
     bool changed;          /* A waiting fetch may now succeed. */
     struct cst_moment now; /* Time of the current event on both clocks, see instant.c. */
 };
+
+/* True if the GPU of @pool can access the memory of the GPU of @engine. Engines with numbers of 64
+ * and more occur in simulations only, and are accessible. */
+static inline bool cst_pool_reaches(const struct cst_pool *pool, uint32_t engine)
+{
+    return engine >= 64 || (pool->unreachable >> engine & 1) == 0;
+}
+
+/* True if both pools are on different GPUs that can access each other's memory. */
+static inline bool cst_pool_can_exchange(const struct cst_pool *a, const struct cst_pool *b)
+{
+    return a->engine != b->engine && cst_pool_reaches(a, b->engine) &&
+           cst_pool_reaches(b, a->engine);
+}
 
 /* CST_ENOMEM: nothing is owned. */
 int cst_pool_init(struct cst_pool *pool, const struct cst_core_pool *config,

@@ -47,14 +47,17 @@ uint32_t cst_multi_gpu_load_most(const struct cst_core *core)
 
 /* -- members ------------------------------------------------------------------------------- */
 
-static bool has_engine(const struct cst_core *core, const struct group *group, uint32_t engine)
+/* True if @pool is on another GPU than the pools of the group, and can exchange pieces with all of
+ * them. */
+static bool fits(const struct cst_core *core, const struct group *group,
+                 const struct cst_pool *pool)
 {
     for (uint32_t i = 0; i < group->n; i++) {
-        if (core->ranks[group->v[i].rank].pool.engine == engine) {
-            return true;
+        if (!cst_pool_can_exchange(pool, &core->ranks[group->v[i].rank].pool)) {
+            return false;
         }
     }
-    return false;
+    return true;
 }
 
 static bool can_join(const struct cst_core *core, const struct group *group, uint32_t rank)
@@ -64,7 +67,7 @@ static bool can_join(const struct cst_core *core, const struct group *group, uin
     /* A rank that has asked for the step fetches nothing more of it. */
     return r->pool.engine != 0 && !r->pool.worker_copies && r->joined && !r->stepped &&
            (core->chunks[group->chunk].ranks & 1ull << rank) != 0 &&
-           r->pool.weight_of[group->chunk] == CST_NONE && !has_engine(core, group, r->pool.engine);
+           r->pool.weight_of[group->chunk] == CST_NONE && fits(core, group, &r->pool);
 }
 
 static void invite(struct cst_core *core, struct group *group, uint32_t most)

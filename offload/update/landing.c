@@ -4,7 +4,7 @@
 #include "offload/core/core_state.h"
 #include "offload/update/reduce_site.h"
 
-#include <assert.h>
+#include <inttypes.h>
 #include <stdlib.h>
 
 int cst_landing_open(struct cst_core *core)
@@ -13,7 +13,7 @@ int cst_landing_open(struct cst_core *core)
         return CST_OK;
     }
     core->landings.readers =
-        calloc((size_t)core->n_nodes * CST_LAYOUT_LANDINGS, sizeof *core->landings.readers);
+        calloc((size_t)core->n_nodes * core->layout->n_landings, sizeof *core->landings.readers);
     core->landings.next = calloc(core->n_nodes, sizeof *core->landings.next);
     return core->landings.readers != NULL && core->landings.next != NULL ? CST_OK : CST_ENOMEM;
 }
@@ -28,54 +28,91 @@ bool cst_landing_serves(const struct cst_core *core, uint32_t c)
 {
     uint64_t ranks = core->chunks[c].ranks;
 
-    return core->layout->landings != NULL && core->chunks[c].has_states &&
+    return core->layout->landings != NULL && core->grad_fp32 && core->chunks[c].has_states &&
            __builtin_popcountll(ranks) == 1 &&
            core->ranks[__builtin_ctzll(ranks)].pool.engine != CST_REDUCE_SITE_HOST_MEMORY;
 }
 
-static uint32_t landing_of(const struct cst_core *core, uint32_t c)
+int cst_landing_check(const struct cst_core *core, struct cst_err *err)
 {
-    uint32_t node = core->layout->chunks[c].node;
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        for (uint32_t other = 0; other < core->world; other++) {
+            const struct cst_pool *a = &core->ranks[rank].pool, *b = &core->ranks[other].pool;
 
-    return node * CST_LAYOUT_LANDINGS + core->landings.next[node];
+            if (core->layout->lands != CST_LANDINGS_SHARED && rank != other &&
+                a->engine != CST_REDUCE_SITE_HOST_MEMORY &&
+                b->engine != CST_REDUCE_SITE_HOST_MEMORY && !cst_pool_reaches(a, b->engine)) {
+                return cst_err_set(err, CST_EINVAL,
+                                   "the accelerator of rank %" PRIu32
+                                   " cannot access the memory of that of rank %" PRIu32
+                                   ", and the layout has no landings for their gradients",
+                                   rank, other);
+            }
+        }
+    }
+    return CST_OK;
 }
 
-uint64_t cst_landing_begin(struct cst_core *core, uint32_t c, struct cst_place *place)
+/* Take the landing of @node whose turn it is. Returns its number in the layout. */
+static uint32_t take_turn(struct cst_core *core, uint32_t node)
 {
-    uint32_t rank = (uint32_t)__builtin_ctzll(core->chunks[c].ranks), landing;
+    uint32_t *next = &core->landings.next[node];
+    uint32_t landing = node * core->layout->n_landings + *next;
+
+    *next = (*next + 1) % core->layout->n_landings;
+    return landing;
+}
+
+struct cst_place cst_landing_place(const struct cst_core *core,
+                                   const struct cst_landing_group *group, uint32_t i)
+{
+    const struct cst_layout_row *row = &core->layout->landings[group->landings[i]];
+
+    return (struct cst_place){.segment = core->arena_segments[row->segment], .offset = row->offset};
+}
+
+/* Issue the COPY of the contribution of @rank to the last landing of @group. */
+static void copy_down(struct cst_core *core, uint32_t c, uint32_t rank,
+                      struct cst_landing_group *group)
+{
     const struct cst_pool *pool = &core->ranks[rank].pool;
     struct cst_flight flight = {.kind = CST_FLIGHT_LANDING,
                                 .chunk = c,
                                 .rank = rank,
                                 .collection = core->collection.number};
-    const struct cst_layout_row *row;
-    struct cst_command *copy;
+    struct cst_command *copy = cst_core_command(core, CST_COMMAND_COPY, pool->engine, &flight);
+    uint64_t *earlier = &group->copies[(group->n - 1) % CST_LANDING_AT_ONCE];
 
-    landing = landing_of(core, c);
-    row = &core->layout->landings[landing];
-    *place =
-        (struct cst_place){.segment = core->arena_segments[row->segment], .offset = row->offset};
-    copy = cst_core_command(core, CST_COMMAND_COPY, pool->engine, &flight);
     copy->priority = CST_PRIORITY_EVICTION;
     copy->src[copy->n_src++] = cst_pool_place(pool, pool->grad_of[c]);
-    copy->dst[copy->n_dst++] = *place;
+    copy->dst[copy->n_dst++] = cst_landing_place(core, group, group->n - 1);
     copy->bytes = cst_layout_weight_bytes(&core->layout->chunks[c]);
-    cst_command_after(copy, core->landings.readers[landing]);
-    return copy->ticket;
+    cst_command_after(copy, core->landings.readers[group->landings[group->n - 1]]);
+    cst_command_after(copy, *earlier);
+    *earlier = copy->ticket;
 }
 
-void cst_landing_read(struct cst_core *core, uint32_t c, struct cst_command *reduce,
-                      uint64_t ticket, struct cst_place place)
+void cst_landing_begin(struct cst_core *core, uint32_t c, uint64_t blocks,
+                       struct cst_landing_group *out)
 {
-    uint32_t *next = &core->landings.next[core->layout->chunks[c].node];
+    *out = (struct cst_landing_group){.n = 0};
+    for (uint64_t rest = blocks; rest != 0; rest &= rest - 1) {
+        out->landings[out->n++] = take_turn(core, core->layout->chunks[c].node);
+        copy_down(core, c, (uint32_t)__builtin_ctzll(rest), out);
+    }
+}
 
-    assert(reduce->n_src == 1);
-    reduce->src[0] = place;
-    /* The next COPY into this landing waits for the REDUCE, but must not fail with it. */
-    reduce->may_fail = true;
-    cst_command_after(reduce, ticket);
-    core->landings.readers[landing_of(core, c)] = reduce->ticket;
-    *next = (*next + 1) % CST_LAYOUT_LANDINGS;
+void cst_landing_read(struct cst_core *core, const struct cst_landing_group *group,
+                      struct cst_command *reduce)
+{
+    for (uint32_t i = 0; i < CST_LANDING_AT_ONCE; i++) {
+        cst_command_after(reduce, group->copies[i]);
+    }
+    for (uint32_t i = 0; i < group->n; i++) {
+        core->landings.readers[group->landings[i]] = reduce->ticket;
+    }
+    /* The next COPYs into these landings wait for the REDUCE, but must not fail with it. */
+    reduce->may_fail = reduce->may_fail || group->n > 0;
 }
 
 void cst_landing_done(struct cst_core *core, const struct cst_flight *flight,

@@ -13,6 +13,9 @@ enum cst_reduce_site_kind {
     /* Several GPUs have contributions: one of them sums, and reads the others over the link between
      * GPUs. */
     CST_REDUCE_SITE_PEER,
+    /* Several GPUs have contributions, and none of them can access the memory of all others: the
+     * contributions are copied to host memory (landing.h), and the processor sums them. */
+    CST_REDUCE_SITE_LANDED,
 };
 
 #define CST_REDUCE_SITE_HOST_MEMORY                                                                \
@@ -24,16 +27,18 @@ enum cst_reduce_site_kind {
 struct cst_reduce_site {
     enum cst_reduce_site_kind kind;
     uint32_t engine;  /* Engine that sums. */
-    uint32_t n_own;   /* Contributions in the memory of its GPU. */
-    uint32_t n_peers; /* Contributions in other GPUs' memory. */
+    uint32_t n_own;   /* Contributions in the memory of its GPU. LANDED: 0. */
+    uint32_t n_peers; /* Contributions in other GPUs' memory. LANDED: on all GPUs. */
     uint32_t n_host;  /* Contributions in host memory. */
 };
 
 /* Choose for @chunk, whose node's engine is @home. @engines: for each of @world ranks the engine
- * where its contribution lies. GPUs take turns by chunk: the sum is made on the GPU of the first
- * rank, from @chunk % @world on, whose contribution lies on a GPU. The choice does not affect the
- * result, because sums are always made in rank order. */
+ * where its contribution lies. @unreachable: for each rank the engines whose GPUs' memory the GPU
+ * of its pool cannot access, one bit each. GPUs take turns by chunk: the sum is made on the GPU of
+ * the first rank, from @chunk % @world on, whose contribution lies on a GPU that can access all
+ * contributions. The choice does not affect the result, because sums are always made in rank
+ * order. */
 struct cst_reduce_site cst_reduce_site_choose(uint32_t home, uint32_t chunk, uint32_t world,
-                                              const uint32_t *engines);
+                                              const uint32_t *engines, const uint64_t *unreachable);
 
 #endif

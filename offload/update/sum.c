@@ -9,28 +9,28 @@
 #include "offload/update/landing.h"
 #include "offload/residency/weight_row.h"
 
-/* Most layouts have no landings. */
-static bool lands(const struct cst_core *core, uint32_t c)
-{
-    return core->layout->landings != NULL && cst_landing_serves(core, c);
-}
-
 /* The contributions in blocks are those of the ranks @blocks, and that of the rank @spilled is in
- * the grad row. A contribution that was spilled, or that lands, is read from host memory. */
+ * the grad row. A contribution of a chunk of one rank alone that lands is read from host memory. */
 static struct cst_reduce_site site_of(const struct cst_core *core, uint32_t c, uint64_t blocks,
-                                      uint32_t spilled, bool in_host)
+                                      uint32_t spilled)
 {
     uint32_t engines[CST_CORE_MAX_WORLD];
+    uint64_t unreachable[CST_CORE_MAX_WORLD];
+    bool in_host = cst_landing_serves(core, c);
 
     for (uint32_t rank = 0; rank < core->world; rank++) {
+        const struct cst_pool *pool = &core->ranks[rank].pool;
+
         engines[rank] = CST_REDUCE_SITE_NOTHING;
+        unreachable[rank] = pool->unreachable;
         if ((blocks & 1ull << rank) != 0) {
-            engines[rank] = in_host ? CST_REDUCE_SITE_HOST_MEMORY : core->ranks[rank].pool.engine;
+            engines[rank] = in_host ? CST_REDUCE_SITE_HOST_MEMORY : pool->engine;
         } else if (rank == spilled) {
             engines[rank] = CST_REDUCE_SITE_HOST_MEMORY;
         }
     }
-    return cst_reduce_site_choose(core->layout->chunks[c].node, c, core->world, engines);
+    return cst_reduce_site_choose(core->layout->chunks[c].node, c, core->world, engines,
+                                  unreachable);
 }
 
 /* The ranks whose contributions to @c a command reads in their blocks. */
@@ -52,17 +52,37 @@ static uint64_t find_readers(const struct cst_core *core, uint32_t c)
 struct cst_reduce_site cst_sum_site(const struct cst_core *core, uint32_t c, bool all)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    bool in_host = lands(core, c);
 
-    return all ? site_of(core, c, chunk->ranks, CST_NONE, in_host)
-               : site_of(core, c, find_readers(core, c), chunk->gradient.spilled_rank, in_host);
+    return all ? site_of(core, c, chunk->ranks, CST_NONE)
+               : site_of(core, c, find_readers(core, c), chunk->gradient.spilled_rank);
 }
 
-/* Make @command read @sources, which also frees their blocks. */
+/* Those of the ranks @blocks whose contributions land before they are summed at @site. Those that
+ * are in host memory already do not. */
+static uint64_t find_landing(const struct cst_core *core, uint32_t c, uint64_t blocks,
+                             const struct cst_reduce_site *site)
+{
+    uint64_t land = 0;
+
+    if (!cst_landing_serves(core, c) && site->kind != CST_REDUCE_SITE_LANDED) {
+        return 0;
+    }
+    for (uint64_t rest = blocks; rest != 0; rest &= rest - 1) {
+        uint32_t rank = (uint32_t)__builtin_ctzll(rest);
+
+        land |= (uint64_t)(core->ranks[rank].pool.engine != CST_REDUCE_SITE_HOST_MEMORY) << rank;
+    }
+    return land;
+}
+
+/* Make @command read @sources, which also frees their blocks. Those of the ranks @land are read
+ * from the landings of @group. */
 static void read_sources(struct cst_core *core, uint32_t c, const struct cst_sources *sources,
+                         uint64_t land, const struct cst_landing_group *group,
                          struct cst_command *command)
 {
     uint64_t bytes = cst_layout_weight_bytes(&core->layout->chunks[c]);
+    uint32_t n_landed = 0;
 
     for (uint64_t rest = sources->ranks; rest != 0; rest &= rest - 1) {
         uint32_t rank = (uint32_t)__builtin_ctzll(rest);
@@ -71,8 +91,12 @@ static void read_sources(struct cst_core *core, uint32_t c, const struct cst_sou
         if (rank == sources->spilled) {
             command->src[command->n_src++] = cst_core_row_place(core, c, CST_ROW_GRAD, 0);
         } else if ((sources->blocks & 1ull << rank) != 0) {
-            command->src[command->n_src++] = cst_block_read_by(&r->pool, r->pool.grad_of[c],
-                                                               CST_BLOCK_REDUCING, command->ticket);
+            struct cst_place block = cst_block_read_by(&r->pool, r->pool.grad_of[c],
+                                                       CST_BLOCK_REDUCING, command->ticket);
+            bool landed = (land & 1ull << rank) != 0;
+
+            command->src[command->n_src++] =
+                landed ? cst_landing_place(core, group, n_landed++) : block;
             r->bytes_down += bytes;
         }
     }
@@ -90,23 +114,22 @@ void cst_sum_add(struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
     struct cst_sources sources = cst_collection_sources(core, c);
-    bool in_host = lands(core, c);
+    struct cst_reduce_site site = site_of(core, c, sources.blocks, sources.spilled);
+    uint64_t land = find_landing(core, c, sources.blocks, &site);
     struct cst_flight flight = {
         .kind = CST_FLIGHT_REDUCE, .chunk = c, .collection = core->collection.number};
     uint64_t kept = keep(core, c);
-    struct cst_place place;
-    uint64_t landed = in_host && sources.blocks != 0 ? cst_landing_begin(core, c, &place) : 0;
-    struct cst_reduce_site site = site_of(core, c, sources.blocks, sources.spilled, in_host);
-    struct cst_command *reduce = cst_core_command(core, CST_COMMAND_REDUCE, site.engine, &flight);
+    struct cst_landing_group group;
+    struct cst_command *reduce;
 
+    cst_landing_begin(core, c, land, &group);
+    reduce = cst_core_command(core, CST_COMMAND_REDUCE, site.engine, &flight);
     reduce->table = core->table_segment;
     reduce->chunk = c;
     reduce->mark = reduce->ticket;
     reduce->accumulate = chunk->gradient.sum != CST_SUM_NOTHING;
-    read_sources(core, c, &sources, reduce);
-    if (landed != 0) {
-        cst_landing_read(core, c, reduce, landed, place);
-    }
+    read_sources(core, c, &sources, land, &group, reduce);
+    cst_landing_read(core, &group, reduce);
     cst_chunk_update_before(reduce, &chunk->update);
     /* The sum frees the block, so it waits for the copy that keeps the gradient. */
     cst_command_after(reduce, kept);
@@ -118,7 +141,7 @@ void cst_sum_fuse(struct cst_core *core, uint32_t c, struct cst_command *update)
 {
     struct cst_sources sources = cst_collection_sources(core, c);
 
-    read_sources(core, c, &sources, update);
+    read_sources(core, c, &sources, 0, NULL, update);
     cst_collection_summing(core, c, &sources, update->ticket, true);
 }
 
@@ -146,7 +169,9 @@ static void free_sources(struct cst_core *core, const struct cst_flight *flight)
 static void fail_reduction(struct cst_core *core, uint32_t c, struct cst_reduce_site site,
                            const struct cst_event *event)
 {
-    if (cst_event_engine_lost(event) && site.kind != CST_REDUCE_SITE_HOST) {
+    bool on_gpu = site.kind == CST_REDUCE_SITE_DEVICE || site.kind == CST_REDUCE_SITE_PEER;
+
+    if (cst_event_engine_lost(event) && on_gpu) {
         cst_fact_pools_lost(&core->facts, site.engine, true);
     } else {
         cst_fact_command_failed(&core->facts, event, core->step, "reduction", c);

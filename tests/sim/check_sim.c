@@ -29,7 +29,8 @@ static bool losses_occurred(const struct sim_totals *totals)
     bool sums = occurred("sums that were lost", totals->lost_sums);
     bool ranks = occurred("workers that lost their accelerator", totals->lost_ranks);
     bool moved = occurred("pools that moved", totals->moved);
-    bool landed = occurred("gradients that were copied to landings", totals->landed);
+    bool landed = occurred("gradients that were copied to landings", totals->landed) &&
+                  occurred("sums of landed gradients of several ranks", totals->shared);
     bool fp32 = occurred("fp32 tensors", totals->fp32_runs);
 
     bool lent = occurred("updates in lent memory", totals->lent);

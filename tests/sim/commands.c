@@ -41,8 +41,8 @@ static bool names_device(const struct sim *sim, const struct cst_command *comman
 }
 
 /* Check that the command's engine can access the memory that the command names. The engine of a
- * NUMA node maps the arenas of its node; the engine of a GPU maps all arenas and all pools. Only
- * the engine of a GPU copies to the memory of that GPU. */
+ * NUMA node maps the arenas of its node; the engine of a GPU maps all arenas and the pools on GPUs
+ * that its own can access. Only the engine of a GPU copies to the memory of that GPU. */
 void command_check(const struct sim *sim, const struct cst_command *command)
 {
     bool gpu = command->node >= sim->n_nodes;
@@ -88,7 +88,8 @@ void command_check(const struct sim *sim, const struct cst_command *command)
             sim_fail(sim, "engine %u does not map staging segments", command->node);
         }
         if (engine != 0 && command->node != engine &&
-            (!gpu || (command->kind == CST_COMMAND_COPY && i >= command->n_src))) {
+            (!gpu || (sim_unreachable(sim, command->node) >> engine & 1) != 0 ||
+             (command->kind == CST_COMMAND_COPY && i >= command->n_src))) {
             sim_fail(sim, "engine %u is given memory of the GPU of engine %u", command->node,
                      engine);
         }

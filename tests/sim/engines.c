@@ -207,17 +207,20 @@ static void begin_reduce(struct sim *sim, struct job *job)
 {
     struct cst_command *command = &job->command;
     struct spot dst = {.kind = PLACE_ROW, .row = CST_ROW_GRAD, .chunk = command->chunk};
+    unsigned n_landed = 0;
 
     job->value =
         command->accumulate ? memory_read(&sim->memory.grads[command->chunk]) : MEMORY_ZERO_SUM;
     for (uint32_t i = 0; i < command->n_src; i++) {
         struct spot src = engines_find(sim, job, command->src[i]);
 
+        n_landed += src.kind == PLACE_LANDING;
         if (src.kind == PLACE_ROW && (src.row != CST_ROW_GRAD || src.chunk != command->chunk)) {
             sim_fail(sim, "a reduction out of another row");
         }
         job->value = memory_mix(job->value, memory_read(engines_cell(sim, &src)));
     }
+    sim->n_shared += n_landed > 1;
     sim->tiles[command->chunk] = MEMORY_GARBAGE;
     engines_begin_write(sim, job, &dst);
 }

@@ -120,6 +120,7 @@ void lost_move(struct sim *sim, uint32_t rank)
         return;
     }
     pool->engine = sim_chance(sim, 3000) ? 0 : sim->n_nodes + sim_below(sim, 2);
+    pool->unreachable = sim_unreachable(sim, pool->engine);
     cst_core_move_pool(sim->core, rank, pool);
     sim->n_moved++;
 }

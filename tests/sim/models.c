@@ -165,13 +165,22 @@ static void declare_base(struct sim *sim)
     }
 }
 
+/* Layouts without landings occur as well if no GPU needs them. */
+static enum cst_layout_landings choose_landings(struct sim *sim)
+{
+    if (sim->unreachable[0] != 0 || sim->unreachable[1] != 0 || sim_chance(sim, 1000)) {
+        return CST_LANDINGS_SHARED;
+    }
+    return sim_chance(sim, 7500) ? CST_LANDINGS_SINGLE : CST_LANDINGS_NONE;
+}
+
 void model_open(struct sim *sim)
 {
     struct cst_layout_config config = {.chunk_elems = CAPACITY,
                                        .n_nodes = sim->n_nodes,
                                        .world = sim->world,
                                        .grad_bytes = sim->grad_fp32 ? 4 : 2,
-                                       .landings = sim_chance(sim, 7500)};
+                                       .landings = choose_landings(sim)};
     struct cst_err err;
 
     config.states.optimizer = sim_chance(sim, 3000) ? CST_OPTIMIZER_MUON : CST_OPTIMIZER_ADAMW;

@@ -262,6 +262,22 @@ static struct cst_core_part choose_part(struct sim *sim, uint32_t rank, uint32_t
                                   .first_slab = first_slab};
 }
 
+/* In some runs one GPU, or each, cannot access the memory of the other. */
+static void choose_peers(struct sim *sim)
+{
+    bool apart = sim_chance(sim, 3500);
+
+    for (uint32_t i = 0; i < 2; i++) {
+        sim->unreachable[i] =
+            apart && sim_chance(sim, 8000) ? UINT32_C(1) << (sim->n_nodes + 1 - i) : 0;
+    }
+}
+
+uint32_t sim_unreachable(const struct sim *sim, uint32_t engine)
+{
+    return engine >= sim->n_nodes ? sim->unreachable[engine - sim->n_nodes] : 0;
+}
+
 static void open_pools(struct sim *sim, struct cst_core_pool *pools)
 {
     enum devices devices = (enum devices)sim_below(sim, N_DEVICES);
@@ -277,6 +293,7 @@ static void open_pools(struct sim *sim, struct cst_core_pool *pools)
         pools[rank] =
             (struct cst_core_pool){.engine = choose_engine(sim, devices),
                                    .worker_copies = sim_chance(sim, sim->p_worker_copies)};
+        pools[rank].unreachable = sim_unreachable(sim, pools[rank].engine);
         for (uint32_t k = 0; k < sim->layout.n_classes; k++) {
             pools[rank].parts[k] = choose_part(sim, rank, k, first_slab);
             first_slab += SLABS_PER_PART;
@@ -389,6 +406,7 @@ static void open_sim(struct sim *sim)
     choose_overlap(sim);
     sim->grad_over = !sim->grad_fp32 && sim->overlap == CST_OVERLAP_COMMIT && sim_chance(sim, 5000);
     choose_chances(sim);
+    choose_peers(sim);
     model_open(sim);
     open_pools(sim, pools);
     choose_rooms(sim);

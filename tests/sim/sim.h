@@ -148,6 +148,7 @@ struct sim_totals {
     uint64_t crossing; /* commands that waited for a command of another engine */
     uint64_t fills;    /* copies of weights made by workers */
     uint64_t landed;   /* gradients that were copied to landings */
+    uint64_t shared;   /* sums in host memory of landed gradients of several ranks */
     uint64_t gathered; /* parts of weights that were copied into gathered blocks */
     /* Runs with several groups, frozen chunks, a base job, several size classes, several
      * micro-batches, fp32 tensors that are trained, chunks that Muon updates. */
@@ -199,8 +200,10 @@ struct sim {
     uint32_t world;
     uint32_t n_nodes;   /* Engines 0 to n_nodes - 1 are the engines of NUMA nodes. */
     uint32_t n_engines; /* Engines n_nodes to n_engines - 1 belong to one GPU each. */
-    uint32_t stopped;   /* bit mask of the engines that do nothing for now */
-    uint32_t lost;      /* bit mask of the accelerators' engines that are lost at present */
+    /* GPUs: bit mask of the engines whose GPU's memory each of them cannot access */
+    uint32_t unreachable[2];
+    uint32_t stopped; /* bit mask of the engines that do nothing for now */
+    uint32_t lost;    /* bit mask of the accelerators' engines that are lost at present */
     /* Bit mask of the engines that have ever refused a command because they were lost. */
     uint32_t ever_lost;
     bool ever_down; /* the engines of the nodes were given up at least once */
@@ -212,6 +215,7 @@ struct sim {
     uint64_t n_crossing; /* commands that waited for a command of another engine */
     uint64_t n_fills;    /* copies of weights made by workers */
     uint64_t n_landed;   /* gradients that were copied to landings */
+    uint64_t n_shared;   /* sums of landed gradients of several ranks */
     uint64_t n_gathered; /* parts of weights that were copied into gathered blocks */
     uint64_t n_early;    /* sums that began before all ranks of the group had handed in */
     uint64_t n_made;     /* loads of weights that were made from master weights */
@@ -278,6 +282,9 @@ struct sim {
 uint64_t sim_random(struct sim *sim);
 uint32_t sim_below(struct sim *sim, uint32_t n);
 bool sim_chance(struct sim *sim, unsigned per_10000);
+
+/* Bit mask of the engines of GPUs whose memory the GPU of @engine cannot access. */
+uint32_t sim_unreachable(const struct sim *sim, uint32_t engine);
 
 /* True when no step was committed for a long time. Workers then behave well, copies that may
  * fail do not fail, and lost engines return, because the job must recover. */

@@ -46,6 +46,7 @@ void totals_add(struct sim_totals *totals, const struct sim *sim,
     totals->crossing += sim->n_crossing;
     totals->fills += sim->n_fills;
     totals->landed += sim->n_landed;
+    totals->shared += sim->n_shared;
     totals->gathered += sim->n_gathered;
     totals->early += sim->n_early;
     totals->replaces += sim->n_instead;

@@ -164,7 +164,7 @@ START_TEST(updates_elsewhere_are_packed_whole)
     add(&c);
     submit = pack(CST_FRAME_MAX_BODY, &upto);
     got = submit->commands[0];
-    ck_assert_uint_eq(got->n_after, 8);
+    ck_assert_uint_eq(got->n_after, CST_COMMAND_MAX_AFTER);
     ck_assert_uint_eq(got->after[7], 8);
     ck_assert_uint_eq(got->n_src, 1);
     ck_assert_uint_eq(got->src[0]->segment, 5);

@@ -34,7 +34,8 @@ struct machine {
     uint32_t world;
     uint32_t engines[4]; /* engine of each rank's pool */
     bool worker_copies;
-    unsigned gpus; /* number of GPUs that load together */
+    uint64_t unreachable[4]; /* engines of GPUs that the rank's GPU cannot access, one bit each */
+    unsigned gpus;           /* number of GPUs that load together */
 };
 
 static const struct machine machines[] = {
@@ -43,6 +44,10 @@ static const struct machine machines[] = {
     {.world = 2, .engines = {1, 1}, .gpus = 0},    /* two ranks share the only GPU */
     {.world = 3, .engines = {0, 1, 0}, .gpus = 0}, /* the other ranks are on the host */
     {.world = 2, .engines = {1, 2}, .worker_copies = true, .gpus = 0},
+    {.world = 2, .engines = {1, 2}, .unreachable = {1 << 2, 1 << 1}, .gpus = 0},
+    {.world = 2, .engines = {1, 2}, .unreachable = {1 << 2}, .gpus = 0}, /* in one direction */
+    /* Two pairs of GPUs. */
+    {.world = 4, .engines = {1, 2, 3, 4}, .unreachable = {0x18, 0x18, 0x6, 0x6}, .gpus = 2},
 };
 
 static void open_machine(const struct machine *m)
@@ -52,6 +57,8 @@ static void open_machine(const struct machine *m)
                                          .n_blocks = 4,
                                          .engines = m->engines,
                                          .worker_copies = m->worker_copies,
+                                         .unreachable = m->unreachable,
+                                         .landings = CST_LANDINGS_SHARED,
                                          .gather_bytes = PIECES});
 }
 
@@ -74,6 +81,24 @@ START_TEST(one_gpu_loads_alone)
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 2);
     ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->bytes, 2 * RIG_CHUNK_ELEMS);
     ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 1)->bytes, 2 * RIG_CHUNK_ELEMS);
+}
+END_TEST
+
+/* Of two pairs of GPUs, those of a pair load pieces together, and the other GPUs load alone. */
+START_TEST(pairs)
+{
+    open_machine(&machines[7]);
+    rig_start(&rig, 4);
+    rig_whole_step(&rig, 4, 4);
+    (void)rig_fetch(&rig, 2, 0);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 4);
+    for (unsigned i = 0; i < 4; i++) {
+        const struct cst_command *copy = rig_command(&rig, CST_COMMAND_COPY, i);
+
+        ck_assert_uint_eq(copy->bytes, PIECES);
+        ck_assert(copy->node == 3 || copy->node == 4);
+    }
+    rig_drain(&rig);
 }
 END_TEST
 
@@ -184,6 +209,7 @@ static Suite *suite(void)
 
     tcase_add_loop_test(tc, gpus_are_counted, 0, sizeof machines / sizeof *machines);
     tcase_add_test(tc, one_gpu_loads_alone);
+    tcase_add_test(tc, pairs);
     tcase_add_loop_test(tc, lost, 0, 2);
     tcase_add_test(tc, lost_for_good);
     tcase_add_test(tc, failed);

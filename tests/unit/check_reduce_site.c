@@ -10,6 +10,9 @@
 
 #define NOTHING CST_REDUCE_SITE_NOTHING
 
+/* Each GPU can access the memory of all others. */
+static const uint64_t everywhere[CST_CORE_MAX_WORLD];
+
 static struct rig rig;
 
 static void teardown(void)
@@ -23,7 +26,7 @@ static void teardown(void)
 START_TEST(host_alone)
 {
     const uint32_t engines[] = {0, NOTHING, 0};
-    struct cst_reduce_site way = cst_reduce_site_choose(3, 1, 3, engines);
+    struct cst_reduce_site way = cst_reduce_site_choose(3, 1, 3, engines, everywhere);
 
     ck_assert_int_eq(way.kind, CST_REDUCE_SITE_HOST);
     ck_assert_uint_eq(way.engine, 3);
@@ -36,7 +39,7 @@ END_TEST
 START_TEST(nothing_at_all)
 {
     const uint32_t engines[] = {NOTHING, NOTHING};
-    struct cst_reduce_site way = cst_reduce_site_choose(1, 7, 2, engines);
+    struct cst_reduce_site way = cst_reduce_site_choose(1, 7, 2, engines, everywhere);
 
     ck_assert_int_eq(way.kind, CST_REDUCE_SITE_HOST);
     ck_assert_uint_eq(way.engine, 1);
@@ -49,7 +52,7 @@ START_TEST(one_gpu)
     const uint32_t engines[] = {2, 0, 2};
 
     for (uint32_t chunk = 0; chunk < 6; chunk++) {
-        struct cst_reduce_site way = cst_reduce_site_choose(0, chunk, 3, engines);
+        struct cst_reduce_site way = cst_reduce_site_choose(0, chunk, 3, engines, everywhere);
 
         ck_assert_int_eq(way.kind, CST_REDUCE_SITE_DEVICE);
         ck_assert_uint_eq(way.engine, 2);
@@ -67,15 +70,55 @@ START_TEST(turns)
     struct cst_reduce_site way;
 
     for (uint32_t chunk = 0; chunk < 6; chunk++) {
-        way = cst_reduce_site_choose(0, chunk, 2, all);
+        way = cst_reduce_site_choose(0, chunk, 2, all, everywhere);
         ck_assert_int_eq(way.kind, CST_REDUCE_SITE_PEER);
         ck_assert_uint_eq(way.engine, 1 + chunk % 2);
         ck_assert_uint_eq(way.n_own, 1);
         ck_assert_uint_eq(way.n_peers, 1);
     }
-    ck_assert_uint_eq(cst_reduce_site_choose(0, 4, 4, gap).engine, 1);
-    ck_assert_uint_eq(cst_reduce_site_choose(0, 5, 4, gap).engine, 4);
-    ck_assert_uint_eq(cst_reduce_site_choose(0, 6, 4, gap).engine, 4);
+    ck_assert_uint_eq(cst_reduce_site_choose(0, 4, 4, gap, everywhere).engine, 1);
+    ck_assert_uint_eq(cst_reduce_site_choose(0, 5, 4, gap, everywhere).engine, 4);
+    ck_assert_uint_eq(cst_reduce_site_choose(0, 6, 4, gap, everywhere).engine, 4);
+}
+END_TEST
+
+/* GPUs that cannot access each other's memory do not sum: all contributions land. If one of them
+ * can access all others, that one sums every chunk. */
+START_TEST(unreachable)
+{
+    const uint32_t engines[] = {1, 2, 0};
+    const uint64_t none[] = {1 << 2, 1 << 1, 0}, one[] = {1 << 2, 0, 0};
+
+    for (uint32_t chunk = 0; chunk < 6; chunk++) {
+        struct cst_reduce_site site = cst_reduce_site_choose(0, chunk, 3, engines, none);
+
+        ck_assert_int_eq(site.kind, CST_REDUCE_SITE_LANDED);
+        ck_assert_uint_eq(site.engine, 0);
+        ck_assert_uint_eq(site.n_peers, 2);
+        ck_assert_uint_eq(site.n_own, 0);
+        ck_assert_uint_eq(site.n_host, 1);
+        site = cst_reduce_site_choose(0, chunk, 3, engines, one);
+        ck_assert_int_eq(site.kind, CST_REDUCE_SITE_PEER);
+        ck_assert_uint_eq(site.engine, 2);
+    }
+}
+END_TEST
+
+/* GPUs 1 and 2 reach each other, and so do 3 and 4: a chunk that both pairs hold is summed in host
+ * memory, and a chunk of one pair on a GPU of the pair. */
+START_TEST(pairs)
+{
+    const uint64_t apart[] = {0x18, 0x18, 0x6, 0x6};
+    const uint32_t all[] = {1, 2, 3, 4}, pair[] = {NOTHING, NOTHING, 3, 4};
+    struct cst_reduce_site site = cst_reduce_site_choose(0, 0, 4, all, apart);
+
+    ck_assert_int_eq(site.kind, CST_REDUCE_SITE_LANDED);
+    ck_assert_uint_eq(site.n_peers, 4);
+    for (uint32_t chunk = 0; chunk < 4; chunk++) {
+        site = cst_reduce_site_choose(0, chunk, 4, pair, apart);
+        ck_assert_int_eq(site.kind, CST_REDUCE_SITE_PEER);
+        ck_assert_uint_eq(site.engine, chunk == 3 ? 4 : 3);
+    }
 }
 END_TEST
 
@@ -221,6 +264,8 @@ int main(void)
     tcase_add_test(choice, nothing_at_all);
     tcase_add_test(choice, one_gpu);
     tcase_add_test(choice, turns);
+    tcase_add_test(choice, unreachable);
+    tcase_add_test(choice, pairs);
     tcase_add_test(core, loads);
     tcase_add_test(core, step);
     tcase_add_test(core, staged);

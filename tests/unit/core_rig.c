@@ -5,10 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static const uint32_t arena_segments[] = {
-    RIG_ARENA_SEGMENT,     RIG_ARENA_SEGMENT + 1, RIG_ARENA_SEGMENT + 2, RIG_ARENA_SEGMENT + 3,
-    RIG_ARENA_SEGMENT + 4, RIG_ARENA_SEGMENT + 5, RIG_ARENA_SEGMENT + 6, RIG_ARENA_SEGMENT + 7,
-};
+static uint32_t arena_segments[RIG_POOL_SEGMENT - RIG_ARENA_SEGMENT];
 
 /* Number of the group of @ranks. Declares the group if it is new. */
 static uint32_t group_of(struct cst_model *model, uint64_t ranks)
@@ -111,13 +108,18 @@ static void open_pools(struct rig *rig, const struct rig_job *job, struct cst_co
     memset(rig, 0, sizeof *rig);
     declare(rig, job);
     lay_out(rig, job);
+    ck_assert_uint_le(rig->layout.n_segments, RIG_POOL_SEGMENT - RIG_ARENA_SEGMENT);
+    for (uint32_t i = 0; i < RIG_POOL_SEGMENT - RIG_ARENA_SEGMENT; i++) {
+        arena_segments[i] = RIG_ARENA_SEGMENT + i;
+    }
     for (uint32_t rank = 0; rank < world; rank++) {
         rig->pool_segments[rank] = RIG_POOL_SEGMENT + rank;
-        rig->pools[rank] =
-            (struct cst_core_pool){.parts[0] = {.n_blocks = n_blocks, .blocks_per_slab = n_blocks},
-                                   .segments = &rig->pool_segments[rank],
-                                   .engine = engines[rank],
-                                   .worker_copies = worker_copies};
+        rig->pools[rank] = (struct cst_core_pool){
+            .parts[0] = {.n_blocks = n_blocks, .blocks_per_slab = n_blocks},
+            .segments = &rig->pool_segments[rank],
+            .engine = engines[rank],
+            .worker_copies = worker_copies,
+            .unreachable = job->unreachable != NULL ? job->unreachable[rank] : 0};
     }
     config = (struct cst_core_config){.model = &rig->model,
                                       .layout = &rig->layout,

@@ -26,7 +26,8 @@ struct rig_job {
     bool tied;         /* the last operator uses tensor 0, too */
     uint32_t micro_batches; /* micro-batches of a step; with more than one, grad rows are fp32 */
     bool grad_fp32;
-    bool landings; /* lay out landings on the nodes */
+    enum cst_layout_landings landings; /* chunks for which landings are laid out on the nodes */
+    const uint64_t *unreachable; /* as in struct cst_core_pool, for each rank; NULL: nothing is */
     const struct cst_core_device_reservation *rooms;
     uint32_t n_rooms;
     uint32_t interleave;
