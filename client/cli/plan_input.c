@@ -165,6 +165,7 @@ static int choose_device(struct cli_plan_input *input, const struct cli_plan_req
             rates->devices[i].name, input->rates_from);
     }
     input->config.device = i;
+    input->config.apart = rates->devices[i].peer == 0 && !is_simulated(&rates->devices[i]);
     input->config.accelerator = find_accelerator(rates);
     if (is_simulated(&rates->devices[i])) {
         input->config.device_grain = (uint64_t)sysconf(_SC_PAGESIZE);

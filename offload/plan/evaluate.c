@@ -5,6 +5,16 @@
 
 #include <stdlib.h>
 
+/* The engines whose memory the accelerator of @engine cannot access. If one rank represents all,
+ * its accelerator stands for several that cannot access each other's memory. */
+static uint64_t find_unreachable(const struct cst_search *s, uint32_t engine)
+{
+    if (!cst_search_is_apart(s)) {
+        return 0;
+    }
+    return s->stands_for > 1 || engine >= 64 ? UINT64_MAX : ~(UINT64_C(1) << engine);
+}
+
 static void fill_pools(const struct cst_search *s, const struct cst_plan_point *point,
                        const struct cst_layout *layout, uint32_t world, struct cst_core_pool *pools)
 {
@@ -14,7 +24,8 @@ static void fill_pools(const struct cst_search *s, const struct cst_plan_point *
         pools[rank] =
             (struct cst_core_pool){.engine = s->host ? 0 : n_nodes + rank,
                                    .worker_copies = !s->host && s->config->worker_copies &&
-                                                    !layout->states.grad_over_weight};
+                                                    !layout->states.grad_over_weight,
+                                   .unreachable = find_unreachable(s, n_nodes + rank)};
         for (uint32_t i = 0; i < layout->n_classes; i++) {
             pools[rank].parts[i].n_blocks = point->n_blocks[i];
         }

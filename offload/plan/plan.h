@@ -111,7 +111,10 @@ struct cst_plan_config {
     double flops_share; /* As in cst_replay_config. */
     /* As in cst_replay_config. */
     bool recompute;
-    bool worker_copies;   /* Workers copy weights into their pools themselves; GPUs only. */
+    bool worker_copies; /* Workers copy weights into their pools themselves; GPUs only. */
+    /* The ranks' accelerators cannot access each other's memory: gradients of several ranks are
+     * summed in host memory. */
+    bool apart;
     bool runtime_only;    /* Choose only what the daemon can do today. */
     uint64_t chunk_elems; /* Capacity of the first size class; 0: to be chosen. */
     /* Acceptable waste of weight blocks, as a share of the weights; 0: 0.02. A plan within it goes

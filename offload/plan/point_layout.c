@@ -18,7 +18,9 @@ struct cst_layout_config cst_search_layout_config(const struct cst_search *s,
         .grad_bytes = s->config->micro_batches > 1 && !point->once ? 4 : 2,
         .states = s->config->states,
         .max_classes = CST_LAYOUT_MAX_CLASSES,
-        .landings = !s->host,
+        .landings = s->host                  ? CST_LANDINGS_NONE
+                    : cst_search_is_apart(s) ? CST_LANDINGS_SHARED
+                                             : CST_LANDINGS_SINGLE,
     };
 
     config.states.grad_over_weight |= point->over;

@@ -123,6 +123,12 @@ struct cst_search {
 
 /* -- search.c --------------------------------------------------------------------------------- */
 
+/* True if several ranks compute on accelerators that cannot access each other's memory. */
+static inline bool cst_search_is_apart(const struct cst_search *search)
+{
+    return search->config->apart && !search->host && search->world > 1;
+}
+
 /* Check @config and initialise the search, without points. */
 int cst_search_open(struct cst_search *search, const struct cst_plan_config *config,
                     struct cst_err *err);

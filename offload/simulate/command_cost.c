@@ -106,6 +106,15 @@ static void cost_copy(struct cst_sim *sim, struct cst_sim_command *c,
     c->effort.bytes = bytes * sim->workers[c->rank].stands_for / c->effort.left;
 }
 
+/* Number of contributions that a source in host memory stands for. If the only rank represents
+ * several, which compute on devices, a node's engine finds one of each in landings. */
+static double count_landed(const struct cst_sim *sim, const struct cst_sim_engine *engine)
+{
+    bool lands = engine->rates == NULL && sim->world == 1 && sim->workers[0].device != CST_NONE;
+
+    return lands ? sim->workers[0].stands_for : 1;
+}
+
 /* Number of contributions; *peers and *host: those on other GPUs and in host memory. */
 static double count_sources(const struct cst_sim *sim, const struct cst_sim_engine *engine,
                             const struct cst_command *command, double *peers, double *host)
@@ -116,7 +125,7 @@ static double count_sources(const struct cst_sim *sim, const struct cst_sim_engi
     *host = 0;
     for (uint32_t i = 0; i < command->n_src; i++) {
         uint32_t rank = slab_rank(&command->src[i]);
-        double ranks = rank == CST_NONE ? 1 : sim->workers[rank].stands_for;
+        double ranks = rank == CST_NONE ? count_landed(sim, engine) : sim->workers[rank].stands_for;
 
         n += ranks;
         if (rank == CST_NONE || sim->workers[rank].device == CST_NONE) {

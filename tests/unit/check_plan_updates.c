@@ -516,6 +516,36 @@ START_TEST(refused)
 }
 END_TEST
 
+/* -- sums ----------------------------------------------------------------------------------- */
+
+/* If accelerators cannot access each other's memory, a plan counts the host memory in which their
+ * gradients are summed, and copies between accelerators do not occur. */
+START_TEST(sums_in_host_memory)
+{
+    struct cst_plan_choice peers;
+    uint64_t most;
+
+    declare("gpt2-355m", 4, 2, true);
+    f.budget.device_bytes = 6000000000;
+    f.config.runtime_only = true;
+    search();
+    peers = f.plans.best;
+    f.config.apart = true;
+    search();
+    ck_assert_uint_eq(f.plans.best.predicted.bytes_peer, 0);
+    ck_assert_uint_gt(peers.predicted.bytes_peer, 0);
+    ck_assert_uint_gt(f.plans.best.host_bytes, peers.host_bytes);
+    most = f.plans.best.layout.chunk_elems;
+    for (uint32_t i = 1; i < f.plans.best.n_classes; i++) {
+        uint64_t elems = f.plans.best.layout.class_elems[i - 1];
+
+        most = elems > most ? elems : most;
+    }
+    ck_assert_uint_le(f.plans.best.host_bytes - peers.host_bytes,
+                      UINT64_C(4) * CST_LAYOUT_LANDINGS * 2 * most);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("plans of updates");
@@ -537,6 +567,8 @@ int main(void)
     for (int i = (int)suite_first(5); i < 48; i += (int)suite_stride(5)) {
         tcase_add_loop_test(tc, combinations, i, i + 1);
     }
+    tc = suite_case(suite, "sums", search_rig_setup, search_rig_teardown);
+    tcase_add_test(tc, sums_in_host_memory);
     tc = suite_case(suite, "what does not fit", search_rig_setup, search_rig_teardown);
     tcase_add_loop_test(tc, room_is_short, 0, 2);
     tcase_add_test(tc, second_row_is_short);

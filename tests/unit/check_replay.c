@@ -236,6 +236,41 @@ START_TEST(gathered)
 }
 END_TEST
 
+/* Let no accelerator access the memory of another one. @one: rank 0 stands for several ranks. */
+static void separate(bool one)
+{
+    rig.layout_config.landings = CST_LANDINGS_SHARED;
+    plan_rig_micro_batches(&rig, rig.replay.micro_batches);
+    for (uint32_t rank = 0; rank < rig.core.world; rank++) {
+        rig.pools[rank].unreachable = one ? UINT64_MAX : ~(1ull << rig.pools[rank].engine);
+    }
+}
+
+/* Accelerators that cannot access each other's memory copy their gradients down, nothing goes
+ * between them, and the processor sums. One rank that represents all takes about as long. _i: with
+ * one micro-batch and with two. */
+START_TEST(apart)
+{
+    const uint32_t four = 4;
+    struct cst_replay_result all, one;
+
+    plan_rig_open(&rig, "gpt2-124m", 4, 0, true, 0.5);
+    plan_rig_micro_batches(&rig, (uint32_t)_i);
+    separate(false);
+    all = plan_rig_run(&rig);
+    ck_assert_uint_eq(all.bytes_peer, 0);
+    ck_assert_uint_eq(all.moved_down, all.total.bytes_down);
+    ck_assert_uint_eq(all.bytes_down, weight_bytes() * 4 * (uint32_t)_i);
+    rig.core.world = 1;
+    rig.replay.stands_for = &four;
+    separate(true);
+    one = plan_rig_run(&rig);
+    ck_assert_uint_eq(one.bytes_down, all.bytes_down);
+    ck_assert_uint_eq(one.bytes_peer, 0);
+    ck_assert_double_eq_tol((double)one.step_ns / (double)all.step_ns, 1, 0.1);
+}
+END_TEST
+
 /* -- intervals ------------------------------------------------------------------------------ */
 
 struct seen {
@@ -327,6 +362,7 @@ int main(void)
     tcase_add_test(tc, states_on_the_device);
     tcase_add_test(tc, states_on_disk);
     tcase_add_test(tc, gathered);
+    tcase_add_loop_test(tc, apart, 1, 3);
     tc = suite_case(suite, "intervals", NULL, teardown);
     tcase_add_loop_test(tc, intervals, 0, 2);
     tc = suite_case(suite, "ends", NULL, teardown);
