@@ -61,6 +61,7 @@ struct cstd_settings {
     /* [gpu] gather: smallest piece of weights in bytes that GPUs obtain from each other; 0: they do
      * not. */
     uint64_t gpu_gather;
+    bool gpu_peers; /* [gpu] peers: GPUs access each other's memory where the driver allows it. */
     /* [gpu] program; empty: searched for in the usual places. */
     char gpu_engine[CSTD_SETTINGS_PATH_BYTES];
     /* [plan] rates: file of the machine's rates; empty: the default file, if it exists. */

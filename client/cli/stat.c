@@ -184,6 +184,26 @@ static void print_set_aside(const Cistern__GpuInfo *gpu)
     (void)printf("\n");
 }
 
+/* Print which GPUs' memory @gpu cannot access, if there are any. */
+static void print_unreachable(const Cistern__StatReply *stat, const Cistern__GpuInfo *gpu)
+{
+    const char *before = "";
+
+    if (gpu->n_unreachable == 0) {
+        return;
+    }
+    (void)printf("gpu       cuda:%u has no access to the memory of ", gpu->index);
+    for (size_t i = 0; i < gpu->n_unreachable; i++) {
+        for (size_t k = 0; k < stat->n_gpus; k++) {
+            if (strcmp(stat->gpus[k]->uuid, gpu->unreachable[i]) == 0) {
+                (void)printf("%scuda:%u", before, stat->gpus[k]->index);
+                before = ", ";
+            }
+        }
+    }
+    (void)printf("\n");
+}
+
 static void print_gpus(const Cistern__StatReply *stat)
 {
     char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES];
@@ -208,6 +228,7 @@ static void print_gpus(const Cistern__StatReply *stat)
         if (gpu->has_n_contexts) {
             print_set_aside(gpu);
         }
+        print_unreachable(stat, gpu);
     }
     if (stat->gpu != NULL && (n_gpus > 0 || strcmp(stat->gpu, "looking") == 0)) {
         (void)printf("gpu       %s\n", stat->gpu);

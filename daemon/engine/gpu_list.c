@@ -13,6 +13,26 @@
 
 /* -- output of the probe ---------------------------------------------------------------------- */
 
+/* @from: NULL if every GPU is accessible. */
+static int parse_unreachable(const json_t *from, struct cstd_gpu *out, struct cst_err *err)
+{
+    const json_t *number;
+    size_t i;
+
+    json_array_foreach(from, i, number)
+    {
+        json_int_t n = json_integer_value(number);
+
+        if (!json_is_integer(number) || n < 0) {
+            return cst_err_set(err, CST_EPROTO, "GPU %s: what it cannot access is no GPU",
+                               out->uuid);
+        }
+        /* More GPUs than the list can hold are ignored. */
+        out->unreachable |= n < CSTD_GPU_MAX ? UINT32_C(1) << n : 0;
+    }
+    return CST_OK;
+}
+
 static int parse_gpu(const json_t *from, struct cstd_gpu *out, struct cst_err *err)
 {
     const char *uuid = json_string_value(json_object_get(from, "uuid"));
@@ -28,7 +48,7 @@ static int parse_gpu(const json_t *from, struct cstd_gpu *out, struct cst_err *e
     (void)snprintf(out->name, sizeof out->name, "%s", name);
     out->memory_bytes = (uint64_t)bytes;
     out->os_node = json_is_integer(node) ? (int)json_integer_value(node) : -1;
-    return CST_OK;
+    return parse_unreachable(json_object_get(from, "unreachable"), out, err);
 }
 
 static int parse_list(const json_t *root, struct cstd_gpu_list *list, struct cst_err *err)
@@ -209,6 +229,33 @@ static int keep(struct cstd_gpu_list *from, const char *word, struct cstd_gpu_li
     return rc;
 }
 
+/* Change the numbers in `unreachable`, which are places in @from, to places in @to. */
+static void renumber(const struct cstd_gpu_list *from, struct cstd_gpu_list *to)
+{
+    unsigned place[CSTD_GPU_MAX] = {0};
+
+    for (unsigned i = 0; i < to->n; i++) {
+        for (unsigned k = 0; k < from->n; k++) {
+            place[i] = strcmp(from->v[k].uuid, to->v[i].uuid) == 0 ? k : place[i];
+        }
+    }
+    for (unsigned i = 0; i < to->n; i++) {
+        uint32_t was = to->v[i].unreachable;
+
+        to->v[i].unreachable = 0;
+        for (unsigned other = 0; other < to->n; other++) {
+            to->v[i].unreachable |= (was >> place[other] & 1) << other;
+        }
+    }
+}
+
+void cstd_gpu_list_separate(struct cstd_gpu_list *list)
+{
+    for (unsigned i = 0; i < list->n; i++) {
+        list->v[i].unreachable = ((UINT32_C(1) << list->n) - 1) & ~(UINT32_C(1) << i);
+    }
+}
+
 int cstd_gpu_list_select(struct cstd_gpu_list *list, const char *devices, const char *pool,
                          struct cst_err *err)
 {
@@ -230,6 +277,7 @@ int cstd_gpu_list_select(struct cstd_gpu_list *list, const char *devices, const 
                 rc = why.status;
             }
         }
+        renumber(list, &kept);
     }
     *list = kept;
     /* Budgets are set last, because their names point into the final list. */

@@ -30,6 +30,8 @@ struct cstd_gpu {
     /* Name of the budget, such as "pools of cuda:0 (GPU-..., NVIDIA H200)". */
     char pool_name[160];
     unsigned engine; /* Index of the accelerator's engine in struct cstd_engines. */
+    /* GPUs of its list whose memory it cannot access, one bit each by index. */
+    uint32_t unreachable;
 };
 
 struct cstd_gpu_list {
@@ -38,10 +40,10 @@ struct cstd_gpu_list {
     uint32_t driver; /* Version of the driver, 13000 for 13.0; 0: unknown. */
 };
 
-/* Parse one JSON object of @n bytes: {"gpus": [{"index", "uuid", "name", "memory_bytes", "node"}],
- * "driver"}, where "node" and "driver" are optional, or {"error": "sentence"}. CST_EUNSUPPORTED:
- * the object has an error, whose sentence is copied to @err; CST_EPROTO: the text has another form
- * or lists no GPU. */
+/* Parse one JSON object of @n bytes: {"gpus": [{"index", "uuid", "name", "memory_bytes", "node",
+ * "unreachable"}], "driver"}, where "node", "unreachable" (an array of places in the array "gpus")
+ * and "driver" are optional, or {"error": "sentence"}. CST_EUNSUPPORTED: the object has an error,
+ * whose sentence is copied to @err; CST_EPROTO: the text has another form or lists no GPU. */
 int cstd_gpu_list_parse(const char *text, size_t n, struct cstd_gpu_list *out, struct cst_err *err);
 
 /* Keep the GPUs that @devices selects, in the order of @devices and with new indices, and give each
@@ -51,6 +53,9 @@ int cstd_gpu_list_parse(const char *text, size_t n, struct cstd_gpu_list *out, s
  * selected GPU does not exist, and @err lists those that do; the others are kept. */
 int cstd_gpu_list_select(struct cstd_gpu_list *list, const char *devices, const char *pool,
                          struct cst_err *err);
+
+/* Let no GPU of @list access the memory of another one. */
+void cstd_gpu_list_separate(struct cstd_gpu_list *list);
 
 /* Find the GPU that @device names for @rank: "cuda" (number @rank modulo the number of GPUs),
  * "cuda:N", a UUID, or the beginning of a UUID. CST_ENOTFOUND: there is no such GPU, and @err lists

@@ -156,6 +156,9 @@ static void take_list(struct cstd_gpus *gpus, const char *text, size_t n)
         end_without(gpus, CSTD_LOG_ERROR, err.text);
     } else {
         gpus->state = CSTD_GPUS_FOUND;
+        if (!config->gpu_peers) {
+            cstd_gpu_list_separate(&gpus->list);
+        }
         count_pools(gpus, &gpus->list);
         log_list(gpus);
     }
@@ -254,6 +257,21 @@ struct cstd_gpu *cstd_gpus_of_engine(struct cstd_gpus *gpus, unsigned engine)
 struct cstd_gpu *cstd_gpus_of_uuid(struct cstd_gpus *gpus, const char *uuid)
 {
     return find(gpus, uuid, 0);
+}
+
+uint32_t cstd_gpus_unreachable(const struct cstd_gpus *gpus, const struct cstd_gpu *gpu)
+{
+    const struct cstd_gpu_list *own = gpu->paced ? &gpus->paced : &gpus->list;
+    const struct cstd_gpu_list *other = gpu->paced ? &gpus->list : &gpus->paced;
+    uint32_t engines = 0;
+
+    for (unsigned i = 0; i < own->n; i++) {
+        engines |= (gpu->unreachable >> i & 1) << own->v[i].engine;
+    }
+    for (unsigned i = 0; i < other->n; i++) {
+        engines |= UINT32_C(1) << other->v[i].engine;
+    }
+    return engines;
 }
 
 /* -- choice of a device ----------------------------------------------------------------------- */

@@ -190,7 +190,9 @@ static void explain(const struct cstd_engine *engine, struct cstd_segment *segme
         (void)cst_err_set(&segment->err, status, "memory of %s on %s: %s",
                           cst_size_text(segment->bytes, size), engine->device, text);
     } else {
-        (void)cst_err_set(&segment->err, status, "%s cannot reach the memory of %s on %s: %s",
+        (void)cst_err_set(&segment->err, status,
+                          "%s cannot reach the memory of %s on %s: %s; 'peers = no' in [gpu] "
+                          "avoids that",
                           engine->device, cst_size_text(segment->bytes, size), first->device, text);
     }
 }

@@ -27,12 +27,11 @@ static int configure(struct cstd_job *job, struct cst_layout_config *out, struct
                                        .world = job->world,
                                        .grad_bytes = cstd_job_grad_bytes(job),
                                        .states = cstd_job_options_states(&job->options),
+                                       .landings = cstd_rank_devices_landings(job),
                                        .max_classes = CST_LAYOUT_MAX_CLASSES};
     int rc = cstd_base_job_check(job, err);
 
     for (uint32_t r = 0; r < job->world; r++) {
-        /* Gradients in host memory are summed where they are and need no landings. */
-        config.landings = config.landings || job->workers[r].gpu != NULL;
         config.near_node[r] = job->workers[r].near_node =
             cstd_rank_devices_near_node(&job->workers[r]);
     }

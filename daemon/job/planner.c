@@ -6,6 +6,7 @@
 #include "daemon/report/log.h"
 #include "daemon/job/searches.h"
 #include "daemon/memory/pool_share.h"
+#include "daemon/memory/rank_devices.h"
 #include "offload/layout/edge.h"
 
 #include <inttypes.h>
@@ -75,6 +76,7 @@ static void choose_rooms(const struct cstd_job *job, struct cstd_plan_search *s)
     uint32_t i;
 
     s->config.overlap = job->options.overlap;
+    s->config.apart = cstd_rank_devices_landings(job) == CST_LANDINGS_SHARED;
     if (worker->accelerator == NULL || (worker->device_update_bytes == 0 && !open)) {
         return;
     }

@@ -252,6 +252,8 @@ static int fill(struct cstd_job *job, struct parts *parts, uint64_t *class_elems
     out->step_s = job->plan.step_s;
     out->plan_words = job->plan.words;
     out->layout_hash = cstd_ledger_hash(job);
+    out->has_landings = 1;
+    out->landings = (uint32_t)job->layout.lands;
     out->has_replaces = job->predecessor != NULL;
     out->replaces = job->predecessor != NULL ? job->predecessor->serial : 0;
     return CST_OK;

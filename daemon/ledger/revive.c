@@ -13,6 +13,7 @@
 #include "daemon/job/job_core.h"
 #include "daemon/job/migrate.h"
 #include "daemon/job/worker.h"
+#include "daemon/memory/rank_devices.h"
 #include "daemon/report/log.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/size.h"
@@ -234,6 +235,14 @@ static void take_plan(struct cstd_job *job, const Ledger__Job *ledger)
     choice->n_classes = (uint32_t)ledger->n_class_elems;
 }
 
+/* The landings that the layout had. Earlier daemons did not write them down. */
+static enum cst_layout_landings find_landings(const struct cstd_job *job, const Ledger__Job *ledger)
+{
+    return ledger->has_landings && ledger->landings <= CST_LANDINGS_SHARED
+               ? (enum cst_layout_landings)ledger->landings
+               : cstd_rank_devices_landings(job);
+}
+
 /* Build the layout again, with the sizes of chunks that it had. */
 static int build_layout(struct cstd_job *job, const Ledger__Job *ledger, struct cst_err *err)
 {
@@ -241,6 +250,7 @@ static int build_layout(struct cstd_job *job, const Ledger__Job *ledger, struct 
                                        .world = job->world,
                                        .grad_bytes = cstd_job_grad_bytes(job),
                                        .states = cstd_job_options_states(&job->options),
+                                       .landings = find_landings(job, ledger),
                                        .max_classes = (uint32_t)ledger->n_class_elems};
     struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
     int rc;
@@ -255,7 +265,6 @@ static int build_layout(struct cstd_job *job, const Ledger__Job *ledger, struct 
                            ledger->n_class_elems);
     }
     for (uint32_t r = 0; r < job->world; r++) {
-        config.landings = config.landings || job->workers[r].gpu != NULL;
         config.near_node[r] = job->workers[r].near_node;
     }
     (void)cstd_revive_list_rooms(job->daemon, ledger, rooms, &config);

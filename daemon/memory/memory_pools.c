@@ -10,6 +10,22 @@
 
 /* -- pools ---------------------------------------------------------------------------------- */
 
+/* The engines of the accelerators with pools of the job that can access the memory of @gpu, one bit
+ * each. */
+static uint32_t find_readers(const struct cstd_memory *memory, const struct cstd_gpu *gpu)
+{
+    struct cstd_gpus *gpus = &memory->daemon->gpus;
+    uint32_t readers = 0;
+
+    for (uint32_t rest = memory->pool_engines; rest != 0; rest &= rest - 1) {
+        unsigned engine = (unsigned)__builtin_ctz(rest);
+        uint32_t unreachable = cstd_gpus_unreachable(gpus, cstd_gpus_of_engine(gpus, engine));
+
+        readers |= (~unreachable >> gpu->engine & 1) << engine;
+    }
+    return readers;
+}
+
 /* Add the slabs of one size class. */
 static int add_part(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
                     const struct cstd_memory_pool *pool, uint32_t class, struct cst_err *err)
@@ -29,8 +45,8 @@ static int add_part(struct cstd_memory *memory, const struct cst_layout *layout,
             memory->n_segments++; /* It was adopted. */
             continue;
         }
-        rc = pool->gpu != NULL ? cstd_memory_add_device_segment(memory, bytes, pool->gpu,
-                                                                memory->pool_engines, err)
+        rc = pool->gpu != NULL ? cstd_memory_add_device_segment(
+                                     memory, bytes, pool->gpu, find_readers(memory, pool->gpu), err)
                                : cstd_memory_add_segment(memory, bytes, &daemon->pool,
                                                          cstd_memory_all_nodes(memory), node, err);
     }
@@ -47,7 +63,9 @@ int cstd_memory_add_pool(struct cstd_memory *memory, const struct cst_layout *la
     *to = (struct cst_core_pool){
         .segments = memory->ids + first,
         .engine = pool->gpu != NULL ? pool->gpu->engine : 0,
-        .worker_copies = cstd_memory_worker_copies(memory->daemon, pool->gpu, &layout->states)};
+        .worker_copies = cstd_memory_worker_copies(memory->daemon, pool->gpu, &layout->states),
+        .unreachable =
+            pool->gpu != NULL ? cstd_gpus_unreachable(&memory->daemon->gpus, pool->gpu) : 0};
     for (uint32_t c = 0; c < layout->n_classes && rc == CST_OK; c++) {
         to->parts[c] = (struct cst_core_part){.n_blocks = pool->blocks.n[c],
                                               .blocks_per_slab = cstd_pools_per_slab(layout, c),
@@ -232,7 +250,7 @@ int cstd_memory_adopt_slab(struct cstd_memory *memory, const struct cst_layout *
                                        fd, &gpu->pool, memory->account, gpu->engine, err);
 
     if (rc == CST_OK) {
-        segment->engines |= memory->pool_engines;
+        segment->engines |= find_readers(memory, gpu);
         memory->segments[at] = segment;
         memory->ids[at] = segment->id;
         memory->pool_bytes += bytes;

@@ -46,6 +46,23 @@ uint32_t cstd_rank_devices_near_node(const struct cstd_worker *worker)
     return 0;
 }
 
+enum cst_layout_landings cstd_rank_devices_landings(const struct cstd_job *job)
+{
+    const struct cstd_gpus *gpus = &job->daemon->gpus;
+    uint32_t engines = 0, unreachable = 0;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        const struct cstd_gpu *gpu = job->workers[r].gpu;
+
+        engines |= gpu != NULL ? UINT32_C(1) << gpu->engine : 0;
+        unreachable |= gpu != NULL ? cstd_gpus_unreachable(gpus, gpu) : 0;
+    }
+    if (engines == 0) { /* Gradients in host memory are summed where they are. */
+        return CST_LANDINGS_NONE;
+    }
+    return (engines & unreachable) != 0 ? CST_LANDINGS_SHARED : CST_LANDINGS_SINGLE;
+}
+
 void cstd_rank_devices_drop(struct cstd_worker *worker)
 {
     cstd_rank_devices_use(worker, &worker->gpu, NULL);

@@ -23,6 +23,9 @@ void cstd_rank_devices_set(struct cstd_worker *worker, struct cstd_gpu *gpu);
  */
 uint32_t cstd_rank_devices_near_node(const struct cstd_worker *worker);
 
+/* Returns the chunks whose gradients land, from the devices of all pools of @job. */
+enum cst_layout_landings cstd_rank_devices_landings(const struct cstd_job *job);
+
 /* Release both accelerators of @worker. */
 void cstd_rank_devices_drop(struct cstd_worker *worker);
 

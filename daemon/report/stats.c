@@ -168,9 +168,26 @@ static void fill_card(const struct cstd_daemon *daemon, const struct cstd_gpu *g
     out->assumed_bytes = card.assumed_bytes;
 }
 
+/* UUIDs of GPUs that a GPU cannot access. */
+struct unreachable {
+    char *v[CSTD_GPU_MAX];
+};
+
+static void fill_unreachable(const struct cstd_gpu_list *list, const struct cstd_gpu *gpu,
+                             struct unreachable *uuids, Cistern__GpuInfo *out)
+{
+    for (unsigned i = 0; i < list->n; i++) {
+        if ((gpu->unreachable >> i & 1) != 0) {
+            uuids->v[out->n_unreachable++] = (char *)(uintptr_t)list->v[i].uuid;
+        }
+    }
+    out->unreachable = uuids->v;
+}
+
 /* Returns the number of GPUs. */
 static size_t fill_gpus(struct cstd_daemon *daemon, struct cstd_gpu_list *list,
-                        Cistern__GpuInfo *out, Cistern__GpuInfo **pointers)
+                        Cistern__GpuInfo *out, struct unreachable *uuids,
+                        Cistern__GpuInfo **pointers)
 {
     for (unsigned i = 0; i < list->n; i++) {
         struct cstd_gpu *gpu = &list->v[i];
@@ -184,6 +201,7 @@ static size_t fill_gpus(struct cstd_daemon *daemon, struct cstd_gpu_list *list,
         out[i].pool_used = gpu->pool.used;
         out[i].has_driver = list->driver != 0;
         out[i].driver = list->driver;
+        fill_unreachable(list, gpu, &uuids[i], &out[i]);
         if (gpu->pool_auto) {
             fill_card(daemon, gpu, &out[i]);
         }
@@ -198,6 +216,7 @@ void cstd_serve_stat(struct cstd_session *session, uint64_t id, void *body)
     Cistern__StatReply reply = CISTERN__STAT_REPLY__INIT;
     Cistern__EngineInfo engines[CSTD_ARENA_MAX_ENGINES], *pointers[CSTD_ARENA_MAX_ENGINES];
     Cistern__GpuInfo gpus[2 * CSTD_GPU_MAX], *gpu_pointers[2 * CSTD_GPU_MAX];
+    struct unreachable uuids[2 * CSTD_GPU_MAX];
     Cistern__Books books;
     char host[256] = "";
 
@@ -224,9 +243,9 @@ void cstd_serve_stat(struct cstd_session *session, uint64_t id, void *body)
     reply.n_requests = daemon->n_requests;
     reply.n_fds = count_fds();
     reply.pool = &books;
-    reply.n_gpus = fill_gpus(daemon, &daemon->gpus.list, gpus, gpu_pointers);
-    reply.n_gpus +=
-        fill_gpus(daemon, &daemon->gpus.paced, gpus + reply.n_gpus, gpu_pointers + reply.n_gpus);
+    reply.n_gpus = fill_gpus(daemon, &daemon->gpus.list, gpus, uuids, gpu_pointers);
+    reply.n_gpus += fill_gpus(daemon, &daemon->gpus.paced, gpus + reply.n_gpus,
+                              uuids + reply.n_gpus, gpu_pointers + reply.n_gpus);
     reply.gpus = gpu_pointers;
     if (daemon->gpus.state == CSTD_GPUS_LOOKING) {
         reply.gpu = (char *)(uintptr_t) "looking";

@@ -14,11 +14,35 @@ int cste_cuda_node(const struct cst_cuda_driver *driver, const struct cst_host_n
                : -1;
 }
 
-/* Describe device number @i in *out, which the caller owns; NULL: no memory. */
+/* Append to @to the numbers of the devices, of @n, whose memory @device, number @i, cannot
+ * access. */
+static int add_unreachable(const struct cst_cuda_driver *driver, CUdevice device, int i, int n,
+                           json_t *to, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (int other = 0; other < n && rc == CST_OK; other++) {
+        CUdevice peer;
+        int reaches = 1;
+
+        rc = cst_cuda_check(driver, driver->cuDeviceGet(&peer, other), err, "device %d", other);
+        if (rc == CST_OK && other != i) {
+            rc = cst_cuda_check(driver, driver->cuDeviceCanAccessPeer(&reaches, device, peer), err,
+                                "access of device %d to device %d", i, other);
+        }
+        if (rc == CST_OK && reaches == 0 && json_array_append_new(to, json_integer(other)) != 0) {
+            rc = cst_err_set(err, CST_ENOMEM, "no memory for the list of GPUs");
+        }
+    }
+    return rc;
+}
+
+/* Describe device number @i of @n in *out, which the caller owns; NULL: no memory. */
 static int describe(const struct cst_cuda_driver *driver, const struct cst_host_nodes *nodes, int i,
-                    json_t **out, struct cst_err *err)
+                    int n, json_t **out, struct cst_err *err)
 {
     char uuid[CST_CUDA_UUID_BYTES], name[128] = "";
+    json_t *unreachable = json_array();
     CUdevice device = 0;
     size_t bytes = 0;
     int rc = cst_cuda_check(driver, driver->cuDeviceGet(&device, i), err, "device %d", i);
@@ -35,10 +59,14 @@ static int describe(const struct cst_cuda_driver *driver, const struct cst_host_
                             uuid);
     }
     if (rc == CST_OK) {
-        *out = json_pack("{s:i, s:s, s:s, s:I, s:i}", "index", i, "uuid", uuid, "name", name,
-                         "memory_bytes", (json_int_t)bytes, "node",
-                         cste_cuda_node(driver, nodes, device));
+        rc = add_unreachable(driver, device, i, n, unreachable, err);
     }
+    if (rc == CST_OK) {
+        *out = json_pack("{s:i, s:s, s:s, s:I, s:i, s:O}", "index", i, "uuid", uuid, "name", name,
+                         "memory_bytes", (json_int_t)bytes, "node",
+                         cste_cuda_node(driver, nodes, device), "unreachable", unreachable);
+    }
+    json_decref(unreachable);
     return rc;
 }
 
@@ -56,7 +84,7 @@ static int list(const struct cst_cuda_driver *driver, json_t *gpus, struct cst_e
     for (int i = 0; i < n && rc == CST_OK; i++) {
         json_t *gpu = NULL;
 
-        rc = describe(driver, &nodes, i, &gpu, err);
+        rc = describe(driver, &nodes, i, n, &gpu, err);
         if (rc == CST_OK && json_array_append_new(gpus, gpu) != 0) {
             rc = cst_err_set(err, CST_ENOMEM, "no memory for the list of GPUs");
         }

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Tests without a GPU (tests/lib/fakecuda) that jobs with memory on GPUs outlive the daemon: a run whose daemon is killed has the
-# weights of an undisturbed run, bit for bit, with its pool on a GPU, with updates there, also in memory that the pool lends, with states that stay there, and with ranks
-# whose experts are on the NUMA nodes next to their GPUs.
+# weights of an undisturbed run, bit for bit, with its pool on a GPU, with updates there, also in memory that the pool lends, with states that stay there, with ranks
+# whose experts are on the NUMA nodes next to their GPUs, and with GPUs that cannot access each other's memory.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 # shellcheck source=tests/e2e/keeping.sh
@@ -26,5 +26,11 @@ stop_daemon keeper
 export HWLOC_XMLFILE=${srcdir:-.}/tests/lib/superchips.xml CST_FAKECUDA_DEVICES=2
 start_keeping keeper --config "$tmp/cuda.conf" --gpus all
 same experts 2 --batch 1 --experts 4 --top-k 1 --pool 200%
+stop_daemon keeper
+
+# GPUs that cannot access each other's memory.
+export CST_FAKECUDA_PEERS=none
+start_keeping keeper --config "$tmp/cuda.conf" --gpus all
+same apart 2 --batch 1 --device-update 4M
 stop_daemon keeper
 printf 'all well\n'

@@ -155,12 +155,13 @@ START_TEST(test_probe)
     (void)setenv("CST_FAKECUDA_DEVICES", "2", 1);
     (void)setenv("CST_FAKECUDA_MEMORY", "1GiB,2GiB", 1);
     (void)setenv("CST_FAKECUDA_DRIVER", "12080", 1);
-    (void)snprintf(expected, sizeof expected,
-                   "{\"gpus\":[{\"index\":0,\"uuid\":\"%s\",\"name\":\"Fake GPU\",\"memory_bytes\":"
-                   "1073741824,\"node\":-1},{\"index\":1,\"uuid\":\"%s\",\"name\":\"Fake "
-                   "GPU\",\"memory_bytes\":"
-                   "2147483648,\"node\":-1}],\"driver\":12080}\n",
-                   fake_gpu_uuid(0), fake_gpu_uuid(1));
+    (void)snprintf(
+        expected, sizeof expected,
+        "{\"gpus\":[{\"index\":0,\"uuid\":\"%s\",\"name\":\"Fake GPU\",\"memory_bytes\":"
+        "1073741824,\"node\":-1,\"unreachable\":[]},{\"index\":1,\"uuid\":\"%s\",\"name\":\"Fake "
+        "GPU\",\"memory_bytes\":"
+        "2147483648,\"node\":-1,\"unreachable\":[]}],\"driver\":12080}\n",
+        fake_gpu_uuid(0), fake_gpu_uuid(1));
     ck_assert_str_eq(fake_gpu_probe(), expected);
     (void)setenv("CUDA_VISIBLE_DEVICES", "1", 1);
     ck_assert_ptr_null(strstr(fake_gpu_probe(), "\"index\":1"));
@@ -183,6 +184,21 @@ START_TEST(test_probe_nodes)
     second = strstr(first + 1, "\"node\":");
     ck_assert_ptr_nonnull(second);
     ck_assert_int_eq(atoi(second + 7), 0);
+}
+END_TEST
+
+/* --probe says which GPUs cannot access each other's memory. */
+START_TEST(test_probe_peers)
+{
+    const char *at;
+
+    (void)setenv("CST_FAKECUDA_DEVICES", "3", 1);
+    (void)setenv("CST_FAKECUDA_PEERS", "0-2", 1);
+    at = strstr(fake_gpu_probe(), "\"unreachable\":[1]");
+    ck_assert_ptr_nonnull(at);
+    at = strstr(at, "\"unreachable\":[0,2]");
+    ck_assert_ptr_nonnull(at);
+    ck_assert_ptr_nonnull(strstr(at, "\"unreachable\":[1]"));
 }
 END_TEST
 
@@ -243,6 +259,7 @@ int main(int argc, char **argv)
     tcase_add_test(tcase, test_find);
     tcase_add_test(tcase, test_probe);
     tcase_add_test(tcase, test_probe_nodes);
+    tcase_add_test(tcase, test_probe_peers);
     tcase_add_test(tcase, test_probe_fails);
     tcase_add_test(tcase, test_check);
     return suite_run(suite);

@@ -50,6 +50,32 @@ START_TEST(a_list_is_read)
 }
 END_TEST
 
+/* GPUs that cannot access others say which. Selection renumbers them, and can forbid all access. */
+START_TEST(unreachable)
+{
+    static const char text[] =
+        "{\"gpus\": [{\"uuid\": \"" A "\", \"name\": \"x\", \"memory_bytes\": 5, "
+        "\"unreachable\": [2]}, {\"uuid\": \"" B "\", \"name\": \"x\", "
+        "\"memory_bytes\": 5, \"unreachable\": []}, {\"uuid\": \"" C "\", \"name\": \"x\", "
+        "\"memory_bytes\": 5, \"unreachable\": [0, 1]}]}";
+
+    ck_assert_int_eq(parse(text), CST_OK);
+    ck_assert_uint_eq(list.v[0].unreachable, 1 << 2);
+    ck_assert_uint_eq(list.v[1].unreachable, 0);
+    ck_assert_uint_eq(list.v[2].unreachable, 3);
+    ck_assert_int_eq(cstd_gpu_list_select(&list, "2, 0", "50%", &err), CST_OK);
+    ck_assert_uint_eq(list.v[0].unreachable, 1 << 1);
+    ck_assert_uint_eq(list.v[1].unreachable, 1 << 0);
+    ck_assert_int_eq(parse(text), CST_OK);
+    ck_assert_int_eq(cstd_gpu_list_select(&list, "all", "50%", &err), CST_OK);
+    ck_assert_uint_eq(list.v[2].unreachable, 3);
+    cstd_gpu_list_separate(&list);
+    for (unsigned i = 0; i < 3; i++) {
+        ck_assert_uint_eq(list.v[i].unreachable, 7 & ~(1u << i));
+    }
+}
+END_TEST
+
 /* An error of the engine is passed on unchanged. */
 START_TEST(an_error_is_a_sentence)
 {
@@ -74,7 +100,11 @@ START_TEST(nonsense_is_refused)
         "{\"gpus\": [{\"uuid\": \"\", \"name\": \"x\", \"memory_bytes\": 5}]}",
         "{\"gpus\": [{\"uuid\": \"GPU-1\", \"memory_bytes\": 5}]}",
         "{\"gpus\": [{\"uuid\": \"GPU-1\", \"name\": \"x\", \"memory_bytes\": -5}]}",
-        "{\"gpus\": [{\"uuid\": \"GPU-1\", \"name\": \"x\", \"memory_bytes\": \"many\"}]}"};
+        "{\"gpus\": [{\"uuid\": \"GPU-1\", \"name\": \"x\", \"memory_bytes\": \"many\"}]}",
+        "{\"gpus\": [{\"uuid\": \"GPU-1\", \"name\": \"x\", \"memory_bytes\": 5, "
+        "\"unreachable\": [-1]}]}",
+        "{\"gpus\": [{\"uuid\": \"GPU-1\", \"name\": \"x\", \"memory_bytes\": 5, "
+        "\"unreachable\": [\"GPU-2\"]}]}"};
 
     ck_assert_int_eq(parse(texts[_i]), CST_EPROTO);
     ck_assert_uint_eq(list.n, 3);
@@ -180,8 +210,9 @@ int main(void)
     TCase *tcase = suite_case(suite, "gpu_list", setup, NULL);
 
     tcase_add_test(tcase, a_list_is_read);
+    tcase_add_test(tcase, unreachable);
     tcase_add_test(tcase, an_error_is_a_sentence);
-    tcase_add_loop_test(tcase, nonsense_is_refused, 0, 12);
+    tcase_add_loop_test(tcase, nonsense_is_refused, 0, 14);
     tcase_add_test(tcase, all_with_a_percentage);
     tcase_add_test(tcase, bytes);
     tcase_add_test(tcase, some);

@@ -96,7 +96,8 @@ START_TEST(every_key_is_read)
                   "debug\naccess = uid:7, gid:8\n"
                   "[host]\nmemory = 24G\nlock = yes\nnodes = 0, 2\n"
                   "[device host]\npool = 10%\n"
-                  "[gpu]\ndevices = 0, GPU-12ab\npool = 40G\ncopies = worker\ngather = 2M\nidle = "
+                  "[gpu]\ndevices = 0, GPU-12ab\npool = 40G\ncopies = worker\ngather = 2M\npeers = "
+                  "no\nidle = "
                   "2m\nprogram = /x/cuda\n"
                   "[engine]\nthreads = 3\ncopy_threads = 2\ncopy_share = 0.5\nprogram = /x/engine\n"
                   "[job]\nttl = 2h\ntimeout = 90\nmax_jobs = 5\nmax_sessions = 6\ncredits = 7\n");
@@ -120,6 +121,7 @@ START_TEST(every_key_is_read)
     ck_assert_str_eq(config.gpu_pool, "40G");
     ck_assert_int_eq(config.gpu_copies, CSTD_COPIES_WORKER);
     ck_assert_uint_eq(config.gpu_gather, 2u << 20);
+    ck_assert(!config.gpu_peers);
     ck_assert_uint_eq(config.gpu_idle_s, 120);
     ck_assert_str_eq(config.gpu_engine, "/x/cuda");
     ck_assert_uint_eq(config.ttl_s, 7200);
