@@ -10,6 +10,7 @@ stages=(
     "gpt 30 the worker's passes on the GPU against those on the processor"
     "bits 40 cistern-gpt through the daemon with pools of 100, 50, 25 % and the smallest: the same bits"
     "e2e 75 two ranks on this GPU; a worker, an engine and the daemon killed: the same bits, and nothing is left"
+    "cards 60 two ranks on two cards, with peer access and without: the bits of two ranks on one card"
     "nccl 60 collectives of one rank per card by NCCL, and of two ranks on one card: results, and a rank killed"
     "sanitizer 40 compute-sanitizer on the kernels, if it is there"
     "experiments 40 what the driver does where its manual is silent"
@@ -168,6 +169,10 @@ numbers_of() {
     grep -o "\"$1\": *[-0-9.eE+]*" | sed 's/.*: *//' || true
 }
 
+count_cards() {
+    LD_LIBRARY_PATH=$GPU_LIBRARIES ./cistern-engine-cuda --probe 2>/dev/null | grep -o '"uuid"' | wc -l
+}
+
 median() {
     sort -g | awk '{ x[NR] = $1 } END { if (NR > 0) print x[int((NR + 1) / 2)] }'
 }
@@ -317,7 +322,7 @@ try_ranks() {
 stage_nccl() {
     need tests/gpu/collectives
     local dir i n devices=()
-    n=$(LD_LIBRARY_PATH=$GPU_LIBRARIES ./cistern-engine-cuda --probe 2>/dev/null | grep -o '"uuid"' | wc -l)
+    n=$(count_cards)
     # NCCL needs a GPU. A stand-in for it lies beside the stand-in for the driver.
     if [ -z "$GPU_FAKE" ]; then
         for dir in $(python3 -c 'import glob, sys

@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2154 # begin_stage sets tmp, here and daemon
-# The stages of tests/gpu/run that train: bits, worker, whole, copies, size, peer, torch. Sourced by stages.sh.
+# The stages of tests/gpu/run that train: bits, e2e, cards, worker, whole, copies, size, peer, torch. Sourced by stages.sh.
 
 # -- the same bits, whatever happens -------------------------------------------------------------
 
@@ -162,6 +162,31 @@ stage_e2e() {
         [ $SECONDS -lt $deadline ] || fail "the engine outlives its daemon"
         sleep 0.05
     done
+}
+
+# Train on two cards as job $1, and compare the job with "one". The other arguments are options of the daemon.
+on_two_cards() {
+    local job=$1
+    shift
+    start_daemon "$@"
+    start_ranks "$job"
+    end_ranks "$job" one
+    stop_daemon
+}
+
+stage_cards() {
+    local world=2 layers=6 steps=30 pool=50% pid pids
+    [ -z "$GPU_FAKE" ] || steps=3
+    need_gpt
+    [ "$(count_cards)" -ge 2 ] || skip "this needs two cards"
+    make_text
+    start_daemon --gpus 0
+    start_ranks one
+    end_ranks one one
+    stop_daemon
+    on_two_cards peers
+    printf '[gpu]\npeers = no\n' >"$tmp/apart.conf"
+    on_two_cards apart --config "$tmp/apart.conf"
 }
 
 # -- 1.3 billion parameters ------------------------------------------------------------------------
