@@ -178,6 +178,7 @@ int cstd_engine_start(struct cstd_engine *engine, struct cst_err *err)
     }
     engine->state = CSTD_ENGINE_STARTING;
     engine->n_unanswered = 0;
+    engine->last_words = (struct cst_err){0};
     cstd_engines_watch(engines);
     send_setup(engine);
     return CST_OK;
@@ -279,6 +280,16 @@ static void on_pong(struct cstd_engine *engine, const struct cst_frame *frame)
     engine__pong__free_unpacked(pong, NULL);
 }
 
+static void on_failed(struct cstd_engine *engine, const struct cst_frame *frame)
+{
+    Engine__Failed *failed = engine__failed__unpack(NULL, frame->body_bytes, frame->body);
+
+    if (failed != NULL && failed->status < 0) {
+        (void)cst_err_set(&engine->last_words, failed->status, "%s", failed->text);
+    }
+    engine__failed__free_unpacked(failed, NULL);
+}
+
 static void on_frame(void *arg, struct cst_frame *frame)
 {
     struct cstd_engine *engine = arg;
@@ -299,6 +310,9 @@ static void on_frame(void *arg, struct cst_frame *frame)
         break;
     case ENGINE__MSG_TYPE__ENGINE_PONG:
         on_pong(engine, frame);
+        break;
+    case ENGINE__MSG_TYPE__ENGINE_FAILED:
+        on_failed(engine, frame);
         break;
     default:
         cstd_log(CSTD_LOG_WARNING, "engine %u: message of unknown type %u", engine->index,
@@ -482,9 +496,18 @@ static void ended(struct cstd_engine *engine)
     }
 }
 
+/* True if the process has said that its accelerator lacks what an engine needs, and none was ever
+ * up: the next process would end in the same way. */
+static bool is_useless(const struct cstd_engine *engine)
+{
+    return cstd_engine_is_gpu(engine) && engine->granularity == 0 &&
+           engine->last_words.status == CST_EUNSUPPORTED;
+}
+
 static void on_exit_of_process(void *arg, const char *how)
 {
     struct cstd_engine *engine = arg;
+    const struct cst_err *last = &engine->last_words;
     struct cst_err err = {0};
     bool populating;
 
@@ -504,16 +527,22 @@ static void on_exit_of_process(void *arg, const char *how)
         ended(engine);
         return;
     }
-    cstd_log(CSTD_LOG_WARNING, "engine %u: %s with %llu commands in flight", engine->index, how,
-             (unsigned long long)engine->commands.n);
+    cstd_log(CSTD_LOG_WARNING, "engine %u: %s with %llu commands in flight%s%s", engine->index, how,
+             (unsigned long long)engine->commands.n, last->status != CST_OK ? ": " : "",
+             last->text);
+    if (is_useless(engine)) {
+        explain(engine, "%s", last->text);
+        give_up(engine);
+        return;
+    }
     if (populating) {
         cstd_log(CSTD_LOG_WARNING, "engine %u: it died while it populated memory of a job",
                  engine->index);
         cstd_mounts_refuse(engine, how);
     } else if (cstd_deaths_add(&engine->deaths, cstd_engine_is_gpu(engine), uv_hrtime())) {
         explain(engine,
-                "it died %u times in a row without completing a command, the last time: %.80s",
-                engine->deaths.n, how);
+                "it died %u times in a row without completing a command, the last time: %.80s%s%s",
+                engine->deaths.n, how, last->status != CST_OK ? ": " : "", last->text);
         give_up(engine);
         return;
     }

@@ -95,7 +95,9 @@ struct cstd_engine {
     /* Accelerators: the driver did not register some host memory, which the process copies through
      * buffers of its own. */
     bool staged;
-    char why[256]; /* FAILED: the reason. */
+    char why[sizeof((struct cst_err *)NULL)->text]; /* FAILED: the reason. */
+    /* The last message of a process that ends with an error; status 0: there was none. */
+    struct cst_err last_words;
     /* FAILED: deferred handling of commands that arrive, and of a failed start. */
     struct cstd_deferred refuse;
     /* FAILED, node's engine: a command arrived, and the engine will be started again for it. */

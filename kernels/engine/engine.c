@@ -396,6 +396,21 @@ static int turn(struct cste_engine *engine, struct cst_err *err)
     return cste_outbox_send(&engine->outbox, err);
 }
 
+/* Tell the daemon why the engine ends. If that is not possible, the standard error output has it.
+ */
+static void say_failed(struct cste_engine *engine, const struct cst_err *why)
+{
+    Engine__Failed failed = ENGINE__FAILED__INIT;
+    struct cst_err err;
+
+    failed.status = why->status;
+    failed.text = (char *)(uintptr_t)why->text;
+    if (cste_outbox_say(&engine->outbox, ENGINE__MSG_TYPE__ENGINE_FAILED, CST_FRAME_EVENT, 0,
+                        &failed.base, -1, &err) == CST_OK) {
+        (void)cste_outbox_send(&engine->outbox, &err);
+    }
+}
+
 int cste_engine_run(const struct cste_engine_config *config, struct cst_err *err)
 {
     struct cste_engine *engine = calloc(1, sizeof *engine);
@@ -413,6 +428,9 @@ int cste_engine_run(const struct cste_engine_config *config, struct cst_err *err
     rc = cst_ticket_graph_open(&engine->tickets, err);
     while (rc == CST_OK) {
         rc = turn(engine, err);
+    }
+    if (rc != CST_ECONN) {
+        say_failed(engine, err);
     }
     /* The engine is not freed, because the threads still use all of its parts. The caller ends the
      * process. */
