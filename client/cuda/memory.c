@@ -38,6 +38,18 @@ err_after_reserve:
     return rc;
 }
 
+/* Say what prevents imports. Returns the status. */
+static int explain_import(struct cst_err *err)
+{
+    struct cst_err why = *err;
+
+    return cst_err_set(
+        err, why.status,
+        "%.300s; the worker and cistern-engine-cuda must use the same driver and see "
+        "the same GPU, also in containers (see GPUS in cisternd(8))",
+        why.text);
+}
+
 int cstc_cuda_map(void *arg, int fd, uint64_t bytes, void **base, struct cst_err *err)
 {
     struct cst_cuda *cuda = arg;
@@ -53,7 +65,7 @@ int cstc_cuda_map(void *arg, int fd, uint64_t bytes, void **base, struct cst_err
             err, "importing %" PRIu64 " bytes of %s", bytes, cuda->uuid);
     }
     if (rc != CST_OK) {
-        return rc;
+        return rc == CST_EGPU || rc == CST_ENOMEM ? rc : explain_import(err);
     }
     rc = map_handle(cuda, handle, bytes, &at, err);
     /* The mapping keeps a reference to the memory. */

@@ -2,6 +2,7 @@
 #include "kernels/cuda/gpu.h"
 
 #include "kernels/cuda/flight.h"
+#include "kernels/cuda/memory.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +25,7 @@ static int check_abilities(struct cste_gpu *gpu, struct cst_err *err)
         {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, "one address space with the host"},
         {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "virtual memory management"},
         {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
-         "memory shared by file descriptor"},
+         "memory shared by file descriptor; " CSTE_GPU_NO_SHARING},
     };
 
     for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++) {
@@ -110,6 +111,9 @@ static int open_parts(struct cste_gpu *gpu, const char *uuid, struct cst_err *er
     }
     if (rc == CST_OK) {
         rc = open_context(gpu, err);
+    }
+    if (rc == CST_OK) {
+        rc = cste_gpu_check_sharing(gpu, err);
     }
     if (rc == CST_OK) {
         rc = cst_cuda_kernels_open(&gpu->kernels, &gpu->driver, err);

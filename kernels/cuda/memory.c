@@ -123,6 +123,24 @@ static int make(struct cste_gpu *gpu, uint64_t bytes, CUmemGenericAllocationHand
     return CST_OK;
 }
 
+int cste_gpu_check_sharing(struct cste_gpu *gpu, struct cst_err *err)
+{
+    CUmemGenericAllocationHandle handle;
+    struct cst_err why;
+    int fd, rc = make(gpu, gpu->granularity, &handle, &fd, &why);
+
+    if (rc == CST_OK) {
+        (void)gpu->driver.cuMemRelease(handle);
+        (void)close(fd);
+        return CST_OK;
+    }
+    if (rc == CST_ENOMEM) {
+        return CST_OK;
+    }
+    return cst_err_set(err, rc == CST_EGPU ? rc : CST_EUNSUPPORTED, "%.256s; " CSTE_GPU_NO_SHARING,
+                       why.text);
+}
+
 /* Map the memory of @handle for reading and writing by this GPU. */
 static int map_handle(struct cste_gpu *gpu, CUmemGenericAllocationHandle handle, uint64_t bytes,
                       CUdeviceptr *out, struct cst_err *err)

@@ -34,4 +34,14 @@ int cste_gpu_fill(void *state, unsigned thread, struct cste_addr dst, uint64_t b
 int cste_gpu_convert(void *state, unsigned thread, const struct cste_device_convert *convert,
                      struct cst_err *err);
 
+/* What a machine lacks that cannot share a GPU's memory between processes, and what to do. */
+#define CSTE_GPU_NO_SHARING                                                                        \
+    "pools on a GPU are memory that processes share by file descriptor, which WSL and some "       \
+    "containers do not allow: use device 'host' (see GPUS in cisternd(8))"
+
+/* Check that the driver can share memory of the GPU with other processes, as pools need it. Makes a
+ * little memory for a moment. CST_EUNSUPPORTED: it cannot; the message says what to do. CST_OK also
+ * if there is no memory for the check. CST_EGPU. */
+int cste_gpu_check_sharing(struct cste_gpu *gpu, struct cst_err *err);
+
 #endif

@@ -148,6 +148,49 @@ START_TEST(test_no_driver)
 }
 END_TEST
 
+/* -- memory that cannot be shared ------------------------------------------------------------- */
+
+static const struct {
+    const char *name, *value;
+} unshared[] = {
+    {"CST_FAKECUDA_ATTRIBUTES", "103=0"}, /* as on WSL */
+    {"CST_FAKECUDA_FAIL", "cuMemExportToShareableHandle:1+=801"},
+    {"CST_FAKECUDA_FAIL", "cuMemExportToShareableHandle:1+=304"},
+    {"CST_FAKECUDA_FAIL", "cuMemCreate:1+=801"},
+};
+
+/* If the driver refuses to share memory between processes, a job on the GPU is told at once that it
+ * can use the host, and the engine is not started again and again. The host can train. */
+START_TEST(test_no_sharing)
+{
+    (void)setenv(unshared[_i].name, unshared[_i].value, 1);
+    open_daemon();
+    ck_assert_uint_eq(raw_stat(&witness)->n_gpus, 1);
+    train_worker_join_failing(start("gpu", "cuda", NULL));
+    expect_words(report->error, "memory that processes share by file descriptor");
+    expect_words(report->error, "use device 'host'");
+    ck_assert_uint_eq(raw_stat(&witness)->engines[1]->restarts, 0);
+    train_worker_join(start("host", "host", NULL), report);
+    train_check(&report, 1, 0, 2, none);
+    close_daemon();
+}
+END_TEST
+
+/* A worker whose driver refuses to import the pool is told what that needs. Another one can use the
+ * job. */
+START_TEST(test_no_import)
+{
+    open_daemon();
+    train_worker_join_failing(
+        start("gpu", "cuda", "CST_FAKECUDA_FAIL=cuMemImportFromShareableHandle:1+=801"));
+    expect_words(report->error, "importing ");
+    expect_words(report->error, "must use the same driver and see the same GPU");
+    train_worker_join(start("gpu", "cuda", NULL), report);
+    train_check(&report, 1, 0, 2, none);
+    close_daemon();
+}
+END_TEST
+
 /* -- a GPU that a process cannot see ----------------------------------------------------------- */
 
 /* A process that does not see its job's GPU is told what hides the GPU. The next process can use
@@ -233,6 +276,8 @@ int main(int argc, char **argv)
     fake_gpu_use(argv);
     tcase_add_loop_test(tcase, test_none, 0, sizeof settings / sizeof *settings);
     tcase_add_test(tcase, test_no_driver);
+    tcase_add_loop_test(tcase, test_no_sharing, 0, sizeof unshared / sizeof *unshared);
+    tcase_add_test(tcase, test_no_import);
     tcase_add_test(tcase, test_hidden);
     tcase_add_test(tcase, test_renumbered);
     tcase_add_test(tcase, test_wrong_device);

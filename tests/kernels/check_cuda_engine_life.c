@@ -128,6 +128,7 @@ static const struct {
     {"CST_FAKECUDA_DEVICES", "0", NULL, "EUNSUPPORTED: no GPU: "},
     {"CST_FAKECUDA_DRIVER", "11080", NULL, "EUNSUPPORTED: the NVIDIA driver is too old: "},
     {"CST_FAKECUDA_ATTRIBUTES", "103=0", NULL, "file descriptor"},
+    {"CST_FAKECUDA_FAIL", "cuMemExportToShareableHandle:1=801", NULL, "EUNSUPPORTED: exporting "},
     {"CST_FAKECUDA_FAIL", "cuDevicePrimaryCtxRetain:1=2", NULL, "ENOMEM: context of GPU-"},
     {"CST_FAKECUDA_FAIL", "cuModuleLoadData:1=209", NULL, "EUNSUPPORTED: "},
     {"CST_FAKECUDA_FAIL", "cuMemHostAlloc:1=2", NULL, "ENOMEM: "},
@@ -291,7 +292,7 @@ START_TEST(test_drop)
     fake_gpu_open_ledger();
     (void)setenv(
         "CST_FAKECUDA_FAIL",
-        "cuMemExportToShareableHandle:4=1,cuMemMap:8=1,cuMemSetAccess:9=1,cuMemsetD8Async:9=1", 1);
+        "cuMemExportToShareableHandle:5=1,cuMemMap:8=1,cuMemSetAccess:9=1,cuMemsetD8Async:9=1", 1);
     open_engine();
     before = n_fds();
     used = fake_gpu_used();
