@@ -23,6 +23,7 @@ from cistern.torch import adapters, buffers, model_calls, owners, state_dicts, w
 from cistern.torch.arguments import first
 from cistern.torch.declaration import Declaration
 from cistern.torch.device import device_of
+from cistern.torch.ending import leave_at_end
 from cistern.torch.operators import Operators, Tensor, Unit
 from cistern.torch.optimizer import Optimizer, in_pair
 from cistern.torch.origin import Origin
@@ -83,6 +84,7 @@ class Store:
         }
         self.device = device_of(job)
         self.plan: Plan = job.commit()
+        leave_at_end(self)
         operators = Operators(job, self.device)
         self._runner = Runner(operators, self._before_forward, self._before_backward)
 
@@ -476,7 +478,7 @@ class Store:
     def close(self, *, remove: bool = False) -> None:
         """Leave the job. Its states stay in the daemon, unless ``remove``.
 
-        Afterwards the model cannot be used any more. A call that Ctrl-C has interrupted is given up;
+        At the end of the program this happens by itself, unless an exception or a signal ends it. Afterwards the model cannot be used any more. A call that Ctrl-C has interrupted is given up;
         the rank then counts as dead until it is opened again. A store can be closed twice.
         """
         if not self.job.client.is_closed:
