@@ -9,6 +9,7 @@
 #include "client/gpt/model.h"
 #include "client/gpt/options.h"
 #include "client/gpt/pass.h"
+#include "client/gpt/stash.h"
 #include "client/gpt/store.h"
 
 #define GPT_DEVICE_WORDS 160
@@ -44,6 +45,11 @@ struct gpt_device_ops {
      *   - The host: what the operator keeps from the forward to the backward pass. */
     uint64_t (*activation_bytes)(const struct gpt_device *device, const struct gpt_model *model,
                                  uint32_t number);
+    /* Plan a pass over --batch / passes sequences that holds at most --activation-memory bytes of
+     * activations (0: no limit). CST_EINVAL: the limit is too small; the text has the smallest
+     * one. */
+    int (*plan_stash)(const struct gpt_device *device, const struct gpt_model *model,
+                      struct gpt_stash_plan *out, struct cst_err *err);
     /* Allocate the activations of a pass over at most @max_seqs sequences. The thread that will use
      * the pass calls it. */
     int (*open_pass)(struct gpt_device *device, const struct gpt_model *model, size_t max_seqs,

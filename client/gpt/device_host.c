@@ -84,6 +84,15 @@ static uint64_t host_activation_bytes(const struct gpt_device *device,
                                d->options->batch / d->options->micro_batches, d->bf16);
 }
 
+static int host_plan_stash(const struct gpt_device *device, const struct gpt_model *model,
+                           struct gpt_stash_plan *out, struct cst_err *err)
+{
+    const struct host_device *d = (const struct host_device *)(const void *)device;
+
+    return gpt_host_plan(model, d->options->batch / d->options->micro_batches, d->bf16,
+                         d->options->activation_memory, out, err);
+}
+
 static int host_open_pass(struct gpt_device *device, const struct gpt_model *model, size_t max_seqs,
                           struct gpt_pass **out, struct cst_err *err)
 {
@@ -126,6 +135,7 @@ static const struct gpt_device_ops host_ops = {
     .passes = host_passes,
     .describe_rows = host_describe_rows,
     .activation_bytes = host_activation_bytes,
+    .plan_stash = host_plan_stash,
     .open_pass = host_open_pass,
     .open_view = host_open_view,
     .describe = host_describe,

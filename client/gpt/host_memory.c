@@ -127,7 +127,7 @@ static void carve_all(struct gpt_pass_host *p, struct carver *c)
     const size_t operand = p->bf16 ? sizeof(uint16_t) : sizeof(float);
     const size_t largest = largest_tensor(m), low = rows * m->lora + GPT_SIMD_ELEMS;
 
-    for (uint32_t i = 0; i < p->plan.n_buffers; i++) {
+    for (uint32_t i = 0; i < p->stash.plan.n_buffers; i++) {
         carve_block(&p->blocks[i], c, m, rows, operand);
     }
     carve_head(p, c, m, rows, operand);
@@ -146,32 +146,16 @@ static void carve_all(struct gpt_pass_host *p, struct carver *c)
 }
 
 int gpt_host_plan(const struct gpt_model *m, size_t n_seqs, bool bf16, uint64_t limit,
-                  struct gpt_host_plan *out, struct cst_err *err)
+                  struct gpt_stash_plan *out, struct cst_err *err)
 {
     const size_t operand = bf16 ? sizeof(uint16_t) : sizeof(float);
-    const uint32_t least = m->layers < 2 ? m->layers : 2;
     struct gpt_pass_host p = {.head = {.model = m, .max_seqs = n_seqs}, .bf16 = bf16};
     struct carver block = {0}, rest = {0};
     struct gpt_block scratch;
-    uint64_t most = m->layers;
-    char asked[CST_SIZE_EXACT], needed[CST_SIZE_EXACT];
 
     carve_all(&p, &rest); /* Without blocks. */
     carve_block(&scratch, &block, m, n_seqs * m->context, operand);
-    if (limit > 0) {
-        most = limit > rest.bytes ? (limit - rest.bytes) / block.bytes : 0;
-        most = most < m->layers ? most : m->layers;
-    }
-    if (most < least) {
-        return cst_err_set(
-            err, CST_EINVAL, "--activation-memory: %s; the activations of a pass take at least %s",
-            cst_size_exact(limit, asked), cst_size_exact(rest.bytes + least * block.bytes, needed));
-    }
-    *out = (struct gpt_host_plan){.n_buffers = (uint32_t)most,
-                                  .n_stashed = m->layers - (uint32_t)most,
-                                  .block_bytes = block.bytes,
-                                  .held_bytes = rest.bytes + most * block.bytes};
-    return 0;
+    return gpt_stash_plan_fit(m->layers, block.bytes, rest.bytes, limit, out, err);
 }
 
 int gpt_host_memory_open(struct gpt_pass_host *p, struct cst_err *err)
@@ -190,8 +174,10 @@ int gpt_host_memory_open(struct gpt_pass_host *p, struct cst_err *err)
     p->memory_bytes = c.bytes;
     c.bytes = 0;
     carve_all(p, &c);
-    for (uint32_t i = p->plan.n_buffers; i < p->head.model->layers; i++) {
-        p->blocks[i] = p->blocks[i % p->plan.n_buffers];
+    for (uint32_t i = p->stash.plan.n_buffers; i < p->head.model->layers; i++) {
+        p->blocks[i] = p->blocks[i % p->stash.plan.n_buffers];
     }
+    p->stash.layers = p->head.model->layers;
+    p->stash.buffers = p->memory; /* The blocks come first. */
     return 0;
 }

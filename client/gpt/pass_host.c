@@ -45,12 +45,12 @@ static int host_run(struct gpt_pass *pass, struct gpt_store *store, uint32_t num
     gpt_host_fn *const fn =
         direction == CST_FORWARD ? operators[op->kind].forward : operators[op->kind].backward;
     struct cst_io io[GPT_MAX_OP_TENSORS];
-    int rc = gpt_host_stash_before(p, store, op, direction, err);
+    int rc = gpt_stash_before(&p->stash, store, op, direction, err);
 
     rc = rc == 0 ? store->ops->op_begin(store, number, direction, io, op->n_tensors, err) : rc;
     rc = rc == 0 ? fn(p, op, io, err) : rc;
     rc = rc == 0 ? store->ops->op_end(store, number, err) : rc;
-    return rc == 0 ? gpt_host_stash_after(p, store, op, direction, err) : rc;
+    return rc == 0 ? gpt_stash_after(&p->stash, store, op, direction, err) : rc;
 }
 
 static bool host_runs(const struct gpt_pass *pass, const struct gpt_operator *op)
@@ -94,7 +94,7 @@ static int host_forward(struct gpt_pass *pass, struct gpt_store *store, size_t n
         rc = gpt_pass_step(pass, store, i, CST_FORWARD, err);
     }
     if (rc != 0) {
-        gpt_host_stash_end(p, store);
+        gpt_stash_end(&p->stash, store);
     }
     if (rc == 0 && train) {
         gpt_host_loss(p);
@@ -110,7 +110,7 @@ static int host_backward(struct gpt_pass *pass, struct gpt_store *store, struct 
         rc = gpt_pass_step(pass, store, i, CST_BACKWARD, err);
     }
     if (rc != 0) {
-        gpt_host_stash_end(self(pass), store);
+        gpt_stash_end(&self(pass)->stash, store);
     }
     return rc;
 }
@@ -170,7 +170,7 @@ int gpt_pass_host_open(struct gpt_pass **out, const struct gpt_model *model, siz
     p->head = (struct gpt_pass){.ops = &host_ops, .model = model, .max_seqs = max_seqs};
     p->bf16 = bf16;
     gpt_host_begin(p, max_seqs);
-    rc = gpt_host_plan(model, max_seqs, bf16, limit, &p->plan, err);
+    rc = gpt_host_plan(model, max_seqs, bf16, limit, &p->stash.plan, err);
     rc = rc == 0 ? gpt_host_memory_open(p, err) : rc;
     if (rc == 0 && model->experts > 0) {
         rc = gpt_moe_open(&p->moe, model, max_seqs * model->context, bf16, err);

@@ -7,15 +7,14 @@
  *   host_linear.c     products of an operator
  *   host_memory.c     activations
  *   host_unit.c       the operators of one stage
- *   host_stash.c      activations that wait elsewhere for the backward pass
  *   pass_host.c       the order of the operators */
 #ifndef GPT_PASS_HOST_H
 #define GPT_PASS_HOST_H
 
-#include "client/gpt/host_stash.h"
 #include "client/gpt/layers.h"
 #include "client/gpt/matmul.h"
 #include "client/gpt/pass.h"
+#include "client/gpt/stash.h"
 
 /* What a block keeps for the backward pass. "Operands" are bf16 or fp32, see layers.h. M is the
  * number of rows, sequences x context; d is the width. */
@@ -43,7 +42,7 @@ struct gpt_pass_host {
     struct gpt_attention_shape shape; /* shape of the pass under way */
     size_t rows;                      /* rows of the pass under way */
     struct gpt_moe *moe;              /* NULL: no mixture */
-    struct gpt_host_plan plan;        /* buffers of the blocks */
+    struct gpt_stash stash;           /* buffers of the blocks */
     size_t memory_bytes;              /* size of `memory` */
     void *memory;                     /* allocation of all arrays below and of the blocks' arrays */
     struct gpt_block *blocks;         /* one per block; blocks can have the same buffer */
@@ -72,8 +71,13 @@ struct gpt_pass_host {
 int gpt_pass_host_open(struct gpt_pass **out, const struct gpt_model *model, size_t max_seqs,
                        bool bf16, uint64_t limit, unsigned n_threads, struct cst_err *err);
 
-/* Allocate all arrays of @p, whose head, bf16 and plan are set. CST_ENOMEM: the caller frees
- * p->blocks and p->memory. */
+/* Plan a pass over @n_seqs sequences that holds at most @limit bytes of activations, as
+ * gpt_stash_plan_fit does. */
+int gpt_host_plan(const struct gpt_model *model, size_t n_seqs, bool bf16, uint64_t limit,
+                  struct gpt_stash_plan *out, struct cst_err *err);
+
+/* Allocate all arrays of @p, whose head, bf16 and plan of the stash are set. CST_ENOMEM: the caller
+ * frees p->blocks and p->memory. */
 int gpt_host_memory_open(struct gpt_pass_host *p, struct cst_err *err);
 
 /* Begin a pass over @n_seqs sequences. */

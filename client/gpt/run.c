@@ -4,7 +4,6 @@
 #include "client/gpt/checkpoint.h"
 #include "client/gpt/data.h"
 #include "client/gpt/device.h"
-#include "client/gpt/host_stash.h"
 #include "client/gpt/model.h"
 #include "client/gpt/stop.h"
 #include "client/gpt/store.h"
@@ -32,12 +31,11 @@ struct worker {
 static void tell_activations(const struct worker *w)
 {
     const struct gpt_options *o = w->options;
-    struct gpt_host_plan plan;
+    struct gpt_stash_plan plan;
     char held[CST_SIZE_EXACT], stashed[CST_SIZE_EXACT];
 
     if (o->activation_memory == 0 ||
-        gpt_host_plan(w->model, o->batch / o->micro_batches, gpt_device_bf16(o),
-                      o->activation_memory, &plan, NULL) != 0) {
+        w->device->ops->plan_stash(w->device, w->model, &plan, NULL) != 0) {
         return; /* A limit that is too small has been refused. */
     }
     (void)printf(

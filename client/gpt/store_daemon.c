@@ -3,7 +3,6 @@
 #include "client/gpt/describe.h"
 #include "client/gpt/device.h"
 #include "client/gpt/gpt2.h"
-#include "client/gpt/host_stash.h"
 #include "client/gpt/stop.h"
 
 #include <poll.h>
@@ -32,14 +31,13 @@ static int declare_groups(struct cst_job *job, const struct gpt_model *model)
 
 /* If activations are stashed, edge r is the stash of rank r. */
 static int declare_stashes(struct cst_job *job, const struct gpt_options *options,
-                           const struct gpt_model *model, struct cst_err *err)
+                           const struct gpt_model *model, const struct gpt_device *device,
+                           struct cst_err *err)
 {
-    struct gpt_host_plan plan = {0};
+    struct gpt_stash_plan plan = {0};
     int number = 0;
-    int rc = options->activation_memory == 0
-                 ? 0
-                 : gpt_host_plan(model, options->batch / options->micro_batches,
-                                 gpt_device_bf16(options), options->activation_memory, &plan, err);
+    int rc =
+        options->activation_memory == 0 ? 0 : device->ops->plan_stash(device, model, &plan, err);
 
     for (uint32_t rank = 0; rc == 0 && plan.n_stashed > 0 && rank < model->world; rank++) {
         char name[32];
@@ -135,7 +133,7 @@ static int declare(struct cst_job *job, const struct gpt_options *options,
                    const struct gpt_model *model, const struct gpt_device *device,
                    struct cst_err *err)
 {
-    int rc = declare_stashes(job, options, model, err);
+    int rc = declare_stashes(job, options, model, device, err);
 
     if (rc != 0) {
         return rc;

@@ -74,6 +74,15 @@ least=$(sed -n 's/.*[ (]\([0-9]*\) bytes)\{0,1\} short; .*/\1/p' "$tmp/none.log"
 [ -n "$least" ] || fail "cistern-gpt does not tell the bytes that are short"
 job smallest local --pool $((least + 1))
 
+# Activations of blocks wait in host memory. With recomputation, these are the blocks' inputs alone.
+for options in "" --recompute; do
+    ! train none "${gpu[@]}" --job none --activation-memory 1K $options || fail "activations of 1 KiB are taken"
+    least=$(sed -n 's/.*at least.*[ (]\([0-9]*\) bytes.*/\1/p' "$tmp/none.log" | tail -1)
+    rm -f "$tmp/none.log"
+    job "stash$options" local --pool 50% --activation-memory "$least" $options
+done
+job stash-parts parts --micro-batches 2 --activation-memory "$((least * 2))"
+
 # The sample depends on the weights only, wherever they are.
 ./cistern-gpt "${model[@]}" --data "$tmp/text" "${gpu[@]}" --store local --temperature 0 --sample 8 >"$tmp/sample1" || fail "--sample"
 ./cistern-gpt "${model[@]}" --data "$tmp/text" "${gpu[@]}" --job sample --temperature 0 --sample 8 >"$tmp/sample2" || fail "--sample"

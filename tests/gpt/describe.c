@@ -109,9 +109,9 @@ START_TEST(bytes_kept_are_those_of_the_pass)
     }
     p.head.model = &m;
     p.head.max_seqs = o.batch;
-    ck_assert_int_eq(gpt_host_plan(&m, o.batch, false, 0, &p.plan, &err), 0);
+    ck_assert_int_eq(gpt_host_plan(&m, o.batch, false, 0, &p.stash.plan, &err), 0);
     ck_assert_int_eq(gpt_host_memory_open(&p, &err), 0);
-    ck_assert_uint_eq(p.plan.held_bytes, p.memory_bytes);
+    ck_assert_uint_eq(p.stash.plan.held_bytes, p.memory_bytes);
     ck_assert_uint_eq(sum,
                       (uint64_t)((char *)p.dx - (char *)p.memory) + 4 * 32 * sizeof *p.head.tokens);
     gpt_memory_put(p.memory);
@@ -126,7 +126,7 @@ START_TEST(a_limit_decides_how_many_blocks_are_held)
 {
     const struct gpt_options o =
         test_options("--layers 5 --heads 1 --width 32 --context 16 --batch 2 --describe -");
-    struct gpt_host_plan all, plan;
+    struct gpt_stash_plan all, plan;
     struct gpt_model m;
     struct cst_err err = {0};
     char least[32];
@@ -140,8 +140,8 @@ START_TEST(a_limit_decides_how_many_blocks_are_held)
 
         ck_assert_int_eq(gpt_host_plan(&m, 2, true, limit, &plan, &err), 0);
         ck_assert(plan.n_buffers == n && plan.n_stashed == 5 - n && plan.held_bytes == limit);
-        ck_assert_int_eq(gpt_host_plan(&m, 2, true, limit + all.block_bytes - 1, &p.plan, &err), 0);
-        ck_assert_uint_eq(p.plan.n_buffers, n);
+        ck_assert_int_eq(gpt_host_plan(&m, 2, true, limit + all.block_bytes - 1, &p.stash.plan, &err), 0);
+        ck_assert_uint_eq(p.stash.plan.n_buffers, n);
         ck_assert_int_eq(gpt_host_memory_open(&p, &err), 0);
         ck_assert_uint_eq(p.memory_bytes, limit);
         for (uint32_t i = n; i < 5; i++) {

@@ -353,10 +353,10 @@ static void choose_rooms(struct sim *sim)
 }
 
 /* Enlarge the first class of a pool, if need be, so that it can lend blocks for one buffer, of 14
- * or 16 blocks, or for a few. */
+ * or 16 blocks, or for a few. Mostly it can lend few, so that fetches want them back. */
 static void enlarge(struct sim *sim, struct cst_core_part *part, uint32_t least)
 {
-    uint32_t n = least + 16 * (1 + sim_below(sim, 3)) + sim_below(sim, 4);
+    uint32_t n = least + 14 + (sim_chance(sim, 2000) ? 32 : 0) + sim_below(sim, 4);
 
     if (part->n_blocks < n) {
         part->n_blocks = n;
@@ -368,7 +368,7 @@ static void enlarge(struct sim *sim, struct cst_core_part *part, uint32_t least)
 static void choose_lenders(struct sim *sim, struct cst_core_pool *pools)
 {
     for (uint32_t rank = 0; rank < sim->world && sim->n_rooms < SIM_MAX_ROOMS; rank++) {
-        if (pools[rank].engine != 0 && sim_chance(sim, 5000)) {
+        if (pools[rank].engine != 0 && sim_chance(sim, 8000)) {
             sim->rooms[sim->n_rooms++] = (struct cst_core_device_reservation){
                 .engine = pools[rank].engine, .lent = true, .rank = rank};
             enlarge(sim, &pools[rank].parts[0], sim->layout.needs[rank].min_blocks[0]);

@@ -26,26 +26,29 @@ static void carve_block(struct gpt_block_memory *b, struct gpt_carver *c, const 
     }
 }
 
-/* Block @i. With recomputation (@shared) all blocks share the arrays of @first, block 0. */
-static void carve_layer(struct gpt_block_memory *b, const struct gpt_block_memory *first,
-                        struct gpt_carver *c, const struct gpt_model *m, uint32_t i, size_t rows,
-                        bool shared)
+/* What block @i keeps in a buffer of its own. */
+static void carve_buffer(struct gpt_block_memory *b, struct gpt_carver *c,
+                         const struct gpt_activation_size *size)
 {
-    if (i == 0 || !shared) {
-        carve_block(b, c, m, rows);
-    } else {
-        *b = *first;
+    const size_t rows = size->max_seqs * size->model->context;
+
+    b->x = gpt_carve(c, rows * size->model->width * sizeof(float));
+    if (!size->shared) {
+        carve_block(b, c, size->model, rows);
     }
-    b->x = gpt_carve(c, rows * m->width * sizeof(float));
 }
 
 /* What the operators share, and the arrays of the head. */
-static void carve_rest(struct gpt_activations *a, struct gpt_carver *c, const struct gpt_model *m,
-                       size_t max_seqs, size_t part_seqs)
+static void carve_rest(struct gpt_activations *a, struct gpt_carver *c,
+                       const struct gpt_activation_size *size)
 {
-    const size_t rows = max_seqs * m->context, d = m->width;
+    const struct gpt_model *m = size->model;
+    const size_t rows = size->max_seqs * m->context, d = m->width, part_seqs = size->part_seqs;
     const struct gpt_attention_shape part = {part_seqs, m->context, m->heads, d / m->heads};
 
+    if (size->shared) { /* Of all blocks. */
+        carve_block(&a->shared, c, m, rows);
+    }
     a->x = gpt_carve(c, rows * d * sizeof(float));
     a->lnf = gpt_carve(c, rows * d * sizeof(uint16_t));
     a->meanf = gpt_carve(c, rows * sizeof(float));
@@ -65,53 +68,83 @@ static void carve_rest(struct gpt_activations *a, struct gpt_carver *c, const st
     a->targets = gpt_carve(c, rows);
 }
 
-static void carve_all(struct gpt_activations *a, struct gpt_carver *c, const struct gpt_model *m,
-                      size_t max_seqs, size_t part_seqs, bool shared)
+static void carve_all(struct gpt_activations *a, struct gpt_carver *c,
+                      const struct gpt_activation_size *size)
 {
-    for (uint32_t i = 0; i < m->layers; i++) {
-        carve_layer(&a->blocks[i], &a->blocks[0], c, m, i, max_seqs * m->context, shared);
+    for (uint32_t i = 0; i < a->stash.plan.n_buffers; i++) {
+        carve_buffer(&a->blocks[i], c, size);
     }
-    carve_rest(a, c, m, max_seqs, part_seqs);
+    carve_rest(a, c, size);
 }
 
-uint64_t gpt_activations_bytes(const struct gpt_model *m, uint32_t number, size_t max_seqs,
-                               size_t part_seqs, bool shared)
+/* With recomputation all blocks share one copy of what is recomputed. Blocks for which there is no
+ * buffer use those of other blocks. */
+static void share_arrays(struct gpt_activations *a, const struct gpt_activation_size *size)
 {
-    const struct gpt_operator *op = &m->operators[number];
-    struct gpt_activations a = {0};
-    struct gpt_block_memory b = {0};
-    struct gpt_carver c = {0};
+    for (uint32_t i = 0; i < size->model->layers; i++) {
+        CUdeviceptr x = a->blocks[i % a->stash.plan.n_buffers].x;
 
-    if (op->kind == GPT_OP_QKV) {
-        carve_layer(&b, &b, &c, m, op->layer, max_seqs * m->context, shared);
+        a->blocks[i] = size->shared ? a->shared : a->blocks[i % a->stash.plan.n_buffers];
+        a->blocks[i].x = x;
+    }
+}
+
+int gpt_activations_plan(const struct gpt_activation_size *size, struct gpt_stash_plan *out,
+                         struct cst_err *err)
+{
+    struct gpt_activations a = {0};
+    struct gpt_block_memory b;
+    struct gpt_carver block = {0}, rest = {0};
+
+    carve_buffer(&b, &block, size);
+    carve_rest(&a, &rest, size);
+    return gpt_stash_plan_fit(size->model->layers, block.bytes, rest.bytes, size->limit, out, err);
+}
+
+uint64_t gpt_activations_bytes(const struct gpt_activation_size *size, uint32_t number)
+{
+    const struct gpt_model *m = size->model;
+    const struct gpt_operator *op = &m->operators[number];
+    struct gpt_stash_plan plan;
+    struct cst_err ignored;
+    uint64_t bytes = 0;
+
+    if (gpt_activations_plan(size, &plan, &ignored) != 0) {
+        return 0; /* No pass can be opened. */
+    }
+    if (op->kind == GPT_OP_QKV && op->layer < plan.n_buffers) {
+        bytes += plan.block_bytes;
     }
     if (number + 1 == m->n_operators) {
-        carve_rest(&a, &c, m, max_seqs, part_seqs);
+        bytes += plan.held_bytes - plan.n_buffers * plan.block_bytes;
     }
-    return c.bytes;
+    return bytes;
 }
 
 int gpt_activations_open(struct gpt_activations *a, const struct gpt_gpu *gpu,
-                         const struct gpt_model *model, size_t max_seqs, size_t part_seqs,
-                         bool shared, struct cst_err *err)
+                         const struct gpt_activation_size *size, struct cst_err *err)
 {
-    struct gpt_activations made = {.blocks = calloc(model->layers, sizeof *made.blocks)};
+    struct gpt_activations made = {.stash = {.layers = size->model->layers}};
     struct gpt_carver c = {0};
-    int rc;
+    int rc = gpt_activations_plan(size, &made.stash.plan, err);
 
+    if (rc != 0) {
+        return rc;
+    }
+    made.blocks = calloc(size->model->layers, sizeof *made.blocks);
     if (made.blocks == NULL) {
         return cst_err_set(err, CST_ENOMEM, "out of memory");
     }
-    /* The first call counts the bytes, and the second one assigns the arrays. */
-    carve_all(&made, &c, model, max_seqs, part_seqs, shared);
-    made.bytes = c.bytes;
+    made.bytes = made.stash.plan.held_bytes;
     rc = gpt_gpu_alloc(gpu, made.bytes, "activations", &made.memory, err);
     if (rc != 0) {
         free(made.blocks);
         return rc;
     }
-    c = (struct gpt_carver){.base = made.memory};
-    carve_all(&made, &c, model, max_seqs, part_seqs, shared);
+    c.base = made.memory;
+    carve_all(&made, &c, size);
+    share_arrays(&made, size);
+    made.stash.buffers = (char *)(uintptr_t)made.memory; /* They come first. */
     *a = made;
     return 0;
 }

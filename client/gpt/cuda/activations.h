@@ -5,7 +5,7 @@
 #define GPT_CUDA_ACTIVATIONS_H
 
 #include "client/gpt/cuda/gpu.h"
-#include "client/gpt/model.h"
+#include "client/gpt/stash.h"
 
 /* What a block keeps for the backward pass: 36 d + 4 heads + 16 bytes per row. With recomputation
  * every block keeps its input (4 d bytes per row), and all blocks share one copy of the rest. */
@@ -26,7 +26,9 @@ struct gpt_block_memory {
 struct gpt_activations {
     CUdeviceptr memory;              /* allocation of all arrays */
     size_t bytes;                    /* bytes of memory */
-    struct gpt_block_memory *blocks; /* one per layer */
+    struct gpt_stash stash;          /* buffers of the blocks, which come first in memory */
+    struct gpt_block_memory *blocks; /* one per layer; blocks can have the same buffer */
+    struct gpt_block_memory shared;  /* with recomputation: the arrays that all blocks share */
     CUdeviceptr x;                   /* M x d fp32: output of the last block */
     CUdeviceptr lnf;                 /* M x d bf16: last layer norm */
     CUdeviceptr meanf, rstdf;        /* M fp32 each: statistics of lnf */
@@ -45,18 +47,27 @@ struct gpt_activations {
     CUdeviceptr tokens, targets; /* M bytes each */
 };
 
-/* Returns the bytes of gpt_activations_open's memory, with the same arguments, that are counted for
- * operator @number: the arrays of a block for its first operator, and all others for the last
- * operator of the model. */
-uint64_t gpt_activations_bytes(const struct gpt_model *model, uint32_t number, size_t max_seqs,
-                               size_t part_seqs, bool shared);
+/* What determines the memory of a pass. */
+struct gpt_activation_size {
+    const struct gpt_model *model;
+    size_t max_seqs;  /* sequences of a pass */
+    size_t part_seqs; /* most sequences that are computed at a time */
+    bool shared;      /* recomputation, see gpt_block_memory */
+    uint64_t limit;   /* most bytes; blocks beyond it are stashed (stash.h). 0: no limit */
+};
 
-/* Allocate the activations of @max_seqs sequences, of which at most @part_seqs are computed at a
- * time. @shared: recomputation, see gpt_block_memory. The caller frees them with
- * gpt_activations_close. CST_ENOMEM. */
+/* As gpt_stash_plan_fit. With recomputation, only the input of a block is stashed. */
+int gpt_activations_plan(const struct gpt_activation_size *size, struct gpt_stash_plan *out,
+                         struct cst_err *err);
+
+/* Returns the bytes of gpt_activations_open's memory that are counted for operator @number: the
+ * arrays of a block for its first operator, and all others for the last operator of the model. */
+uint64_t gpt_activations_bytes(const struct gpt_activation_size *size, uint32_t number);
+
+/* Allocate the activations of a pass. The caller frees them with gpt_activations_close. CST_ENOMEM,
+ * and the statuses of gpt_activations_plan. */
 int gpt_activations_open(struct gpt_activations *a, const struct gpt_gpu *gpu,
-                         const struct gpt_model *model, size_t max_seqs, size_t part_seqs,
-                         bool shared, struct cst_err *err);
+                         const struct gpt_activation_size *size, struct cst_err *err);
 void gpt_activations_close(struct gpt_activations *a, const struct gpt_gpu *gpu);
 
 #endif

@@ -89,15 +89,29 @@ static void cuda_describe_rows(const struct gpt_device *device, char out[GPT_EXC
                    (size_t)o->batch * o->context);
 }
 
+static struct gpt_activation_size size_of(const struct gpt_device *device,
+                                          const struct gpt_model *model)
+{
+    const struct gpt_options *o = ((const struct cuda_device *)(const void *)device)->options;
+
+    return gpt_cuda_pass_size(o, model, o->batch);
+}
+
 /* How many rows the experts of a mixture get is known when the router has run. */
 static uint64_t cuda_activation_bytes(const struct gpt_device *device,
                                       const struct gpt_model *model, uint32_t number)
 {
-    const struct gpt_options *o = ((const struct cuda_device *)(const void *)device)->options;
+    const struct gpt_activation_size size = size_of(device, model);
 
-    return model->experts > 0 ? 0
-                              : gpt_activations_bytes(model, number, o->batch,
-                                                      o->batch / o->micro_batches, o->recompute);
+    return model->experts > 0 ? 0 : gpt_activations_bytes(&size, number);
+}
+
+static int cuda_plan_stash(const struct gpt_device *device, const struct gpt_model *model,
+                           struct gpt_stash_plan *out, struct cst_err *err)
+{
+    const struct gpt_activation_size size = size_of(device, model);
+
+    return gpt_activations_plan(&size, out, err);
 }
 
 static int cuda_open_pass(struct gpt_device *device, const struct gpt_model *model, size_t max_seqs,
@@ -142,6 +156,7 @@ static const struct gpt_device_ops cuda_ops = {
     .passes = cuda_passes,
     .describe_rows = cuda_describe_rows,
     .activation_bytes = cuda_activation_bytes,
+    .plan_stash = cuda_plan_stash,
     .open_pass = cuda_open_pass,
     .open_view = cuda_open_view,
     .describe = cuda_describe,
@@ -157,9 +172,6 @@ static int check(const struct gpt_options *o, struct cst_err *err)
     }
     if (o->parallel == GPT_PARALLEL_DISPATCH) {
         return cst_err_set(err, CST_EUNSUPPORTED, "--parallel dispatch is for --device host");
-    }
-    if (o->activation_memory > 0) {
-        return cst_err_set(err, CST_EUNSUPPORTED, "--activation-memory is for --device host");
     }
     if (o->experts > 0 && o->recompute) {
         return cst_err_set(

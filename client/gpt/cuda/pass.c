@@ -128,7 +128,14 @@ static int cuda_forward(struct gpt_pass *pass, struct gpt_store *store, size_t n
         gpt_cuda_moe_begin(p->moe, store, train ? pass->comm : NULL);
     }
     for (uint32_t i = 0; rc == 0 && i < pass->model->n_operators; i++) {
-        rc = gpt_pass_step(pass, store, i, CST_FORWARD, err);
+        const struct gpt_operator *op = &pass->model->operators[i];
+
+        rc = gpt_stash_before(&p->a.stash, store, op, CST_FORWARD, err);
+        rc = rc == 0 ? gpt_pass_step(pass, store, i, CST_FORWARD, err) : rc;
+        rc = rc == 0 ? gpt_stash_after(&p->a.stash, store, op, CST_FORWARD, err) : rc;
+    }
+    if (rc != 0) {
+        gpt_stash_end(&p->a.stash, store);
     }
     return rc == 0 && train ? enqueue_loss(p, err) : rc;
 }
@@ -156,13 +163,18 @@ static int cuda_backward(struct gpt_pass *pass, struct gpt_store *store, struct 
     for (uint32_t i = m->n_operators; rc == 0 && i-- > 0;) {
         const struct gpt_operator *op = &m->operators[i];
 
+        rc = gpt_stash_before(&p->a.stash, store, op, CST_BACKWARD, err);
         /* The activations of the last block are still in memory. */
-        if (p->recompute && op->kind == GPT_OP_FCPROJ && op->layer + 1 < m->layers) {
+        if (rc == 0 && p->recompute && op->kind == GPT_OP_FCPROJ && op->layer + 1 < m->layers) {
             rc = recompute(p, store, i, err);
         }
         if (rc == 0) {
             rc = gpt_pass_step(pass, store, i, CST_BACKWARD, err);
         }
+        rc = rc == 0 ? gpt_stash_after(&p->a.stash, store, op, CST_BACKWARD, err) : rc;
+    }
+    if (rc != 0) {
+        gpt_stash_end(&p->a.stash, store);
     }
     return rc;
 }
@@ -259,10 +271,21 @@ static int alloc_pinned(struct gpt_cuda_pass *p, size_t rows, struct cst_err *er
     return rc;
 }
 
+struct gpt_activation_size gpt_cuda_pass_size(const struct gpt_options *options,
+                                              const struct gpt_model *model, size_t max_seqs)
+{
+    return (struct gpt_activation_size){.model = model,
+                                        .max_seqs = max_seqs,
+                                        .part_seqs = max_seqs / options->micro_batches,
+                                        .shared = options->recompute,
+                                        .limit = options->activation_memory};
+}
+
 int gpt_cuda_pass_open(struct gpt_pass **out, const struct gpt_gpu *gpu,
                        const struct gpt_options *options, const struct gpt_model *model,
                        size_t max_seqs, struct cst_err *err)
 {
+    const struct gpt_activation_size size = gpt_cuda_pass_size(options, model, max_seqs);
     const size_t rows = max_seqs * model->context;
     struct gpt_cuda_pass *p;
     int rc;
@@ -277,11 +300,11 @@ int gpt_cuda_pass_open(struct gpt_pass **out, const struct gpt_gpu *gpu,
     }
     p->head = (struct gpt_pass){.ops = &cuda_ops, .model = model, .max_seqs = max_seqs};
     p->gpu = gpu;
-    p->recompute = options->recompute;
-    p->part_seqs = max_seqs / options->micro_batches;
+    p->recompute = size.shared;
+    p->part_seqs = size.part_seqs;
     rc = gpt_gpu_enter(gpu, err);
     if (rc == 0) {
-        rc = gpt_activations_open(&p->a, gpu, model, max_seqs, p->part_seqs, p->recompute, err);
+        rc = gpt_activations_open(&p->a, gpu, &size, err);
     }
     if (rc == 0 && model->experts > 0) {
         rc = gpt_cuda_moe_open(&p->moe, gpu, model, rows, err);

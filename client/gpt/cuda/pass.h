@@ -7,9 +7,13 @@
 #ifndef GPT_CUDA_PASS_H
 #define GPT_CUDA_PASS_H
 
-#include "client/gpt/cuda/gpu.h"
+#include "client/gpt/cuda/activations.h"
 #include "client/gpt/options.h"
 #include "client/gpt/pass.h"
+
+/* The memory of a pass over @max_seqs sequences. */
+struct gpt_activation_size gpt_cuda_pass_size(const struct gpt_options *options,
+                                              const struct gpt_model *model, size_t max_seqs);
 
 /* Open a pass on @gpu, which is borrowed until the pass is closed. CST_ENOMEM: the text gives the
  * bytes and the free memory. CST_EUNSUPPORTED: the model is too wide. Other statuses are those of
