@@ -140,7 +140,8 @@ START_TEST(a_limit_decides_how_many_blocks_are_held)
 
         ck_assert_int_eq(gpt_host_plan(&m, 2, true, limit, &plan, &err), 0);
         ck_assert(plan.n_buffers == n && plan.n_stashed == 5 - n && plan.held_bytes == limit);
-        ck_assert_int_eq(gpt_host_plan(&m, 2, true, limit + all.block_bytes - 1, &p.stash.plan, &err), 0);
+        ck_assert_int_eq(
+            gpt_host_plan(&m, 2, true, limit + all.block_bytes - 1, &p.stash.plan, &err), 0);
         ck_assert_uint_eq(p.stash.plan.n_buffers, n);
         ck_assert_int_eq(gpt_host_memory_open(&p, &err), 0);
         ck_assert_uint_eq(p.memory_bytes, limit);
