@@ -86,17 +86,36 @@ double cst_matrices_flops(const struct cst_layout_tensor *tensor)
     return cst_muon_flops(tensor->n_elems, rows, columns);
 }
 
-/* Add the tiles and operations of one product of @tensor to *tiles and *flops. */
-static void add_product(const struct cst_layout_tensor *tensor, enum cst_muon_product product,
-                        uint64_t *tiles, double *flops)
+/* The tiles of one product of several tensors. */
+struct tiles {
+    uint64_t n;
+    double flops;   /* Of all tiles. */
+    double largest; /* Operations of a tile of the tensor that has the largest ones, on average. */
+};
+
+static void add_product(struct tiles *tiles, const struct cst_layout_tensor *tensor,
+                        enum cst_muon_product product)
 {
     uint32_t rows = 1, columns = 1;
-    uint64_t n;
+    double flops, each;
+    uint64_t n, of_one;
 
     (void)cst_muon_shape(tensor->shape, tensor->n_dims, &rows, &columns);
     n = tensor->n_elems / ((uint64_t)rows * columns);
-    *tiles += n * cst_muon_product_tiles(product, rows, columns);
-    *flops += (double)n * cst_muon_product_flops(product, rows, columns);
+    of_one = cst_muon_product_tiles(product, rows, columns);
+    flops = cst_muon_product_flops(product, rows, columns);
+    each = flops / (double)of_one;
+    tiles->n += n * of_one;
+    tiles->flops += (double)n * flops;
+    tiles->largest = each > tiles->largest ? each : tiles->largest;
+}
+
+/* Operations of the busiest core. It has as many tiles as any, or a single large one. */
+static double busiest(const struct tiles *tiles, uint32_t cores)
+{
+    double even = (double)((tiles->n + cores - 1) / cores) * tiles->flops / (double)tiles->n;
+
+    return even > tiles->largest ? even : tiles->largest;
 }
 
 /* Operations of the busiest core for tensors [@first, @end) of layout->order. */
@@ -106,14 +125,12 @@ static double batch_flops(const struct cst_layout *layout, const struct cst_mode
     double sum = 0;
 
     for (int product = 0; product < CST_MUON_PRODUCTS; product++) {
-        uint64_t tiles = 0;
-        double flops = 0;
+        struct tiles tiles = {0};
 
         for (uint32_t i = first; i < end; i++) {
-            add_product(&model->tensors[layout->order[i]], (enum cst_muon_product)product, &tiles,
-                        &flops);
+            add_product(&tiles, &model->tensors[layout->order[i]], (enum cst_muon_product)product);
         }
-        sum += (double)((tiles + cores - 1) / cores) * flops / (double)tiles;
+        sum += busiest(&tiles, cores);
     }
     return CST_MUON_ITERATIONS * sum;
 }

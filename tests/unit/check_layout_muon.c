@@ -352,6 +352,26 @@ START_TEST(operations_of_a_core)
 }
 END_TEST
 
+/* A core that makes a tile with many operations can have more of them than all other cores: the
+ * Gram of 256 rows and 768 columns has three times as many as that of 256 rows and 256 columns. */
+START_TEST(operations_of_a_large_tile)
+{
+    const double cube = 2.0 * 256 * 256 * 256;
+    const struct cst_layout_chunk *chunk;
+
+    end();
+    matrix(256, 768);
+    matrix(256, 256);
+    end();
+    config.chunk_elems = 1u << 18;
+    build();
+    chunk = &layout.chunks[model.tensors[1].chunk];
+    ck_assert_uint_eq(chunk->n_tensors, 2);
+    ck_assert_double_eq_tol(cst_matrices_core_flops(&layout, &model, chunk, 2),
+                            5 * (3 * cube + cube + 2 * cube), 1);
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *s = suite_create("layout of Muon");
@@ -368,6 +388,7 @@ static Suite *suite(void)
     tcase_add_test(tc, scratch_of_a_node);
     tcase_add_test(tc, operations);
     tcase_add_loop_test(tc, operations_of_a_core, 0, 3);
+    tcase_add_test(tc, operations_of_a_large_tile);
     return s;
 }
 
