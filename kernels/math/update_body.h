@@ -1,8 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The update of rows over vectors: the common part of update_ref.c, update_avx2.c,
- * update_avx512.c and update_neon.c. Each of these files includes its vectors
- * (kernels/math/vec_*.h), defines the macro UPDATE_TABLE as the name of its table, and then
- * includes this file, which defines the table. No other file includes it.
+/* The update of rows over vectors, for one instruction set and one form of master weights. The
+ * files that include it, and no others, first include their vectors (kernels/math/vec_*.h) and
+ * define ISA as the suffix of names:
+ *
+ *   file                  macro           master weights                    table
+ *   update_avx2.c                         fp32, beside bf16 weights         cst_update_avx2
+ *   update_split_avx2.c   UPDATE_SPLIT    split                             cst_update_split_avx2
+ *   update_alone_avx2.c   UPDATE_ALONE    fp32, which are the weights       cst_update_alone_avx2
+ *
+ * and so on for avx512, neon and ref. They are three files because the compiler takes long. The
+ * functions of the first table are those of the instruction set: they pass rows with other master
+ * weights on to the other two tables.
  *
  * This file has no state. Any thread may call the functions of the table. The rows and the undo
  * belong to the caller (struct cst_update_rows, cst_update_fn).
@@ -447,6 +455,37 @@ ALWAYS_INLINE void update(struct way way, const struct cst_update_scalars *scala
     cst_vec_fence();
 }
 
+#define TABLE_OF(name, isa) cst_##name##_##isa
+#define TABLE_FOR(name, isa) TABLE_OF(name, isa)
+
+#if defined(UPDATE_SPLIT)
+#define TABLE TABLE_FOR(update_split, ISA)
+#define IS_SPLIT true
+#define IS_ALONE false
+#elif defined(UPDATE_ALONE)
+#define TABLE TABLE_FOR(update_alone, ISA)
+#define IS_SPLIT false
+#define IS_ALONE true
+#else
+#define TABLE TABLE_FOR(update, ISA)
+#define IS_SPLIT false
+#define IS_ALONE false
+#endif
+
+extern const struct cst_update_table TABLE_FOR(update_split, ISA), TABLE_FOR(update_alone, ISA);
+
+/* Returns the table for the master weights of @rows, if this file is not for them; otherwise
+ * NULL. */
+ALWAYS_INLINE const struct cst_update_table *other_table(const struct cst_update_rows *rows)
+{
+    if (IS_SPLIT || IS_ALONE) {
+        return NULL;
+    }
+    return rows->remainder_in != NULL ? &TABLE_FOR(update_split, ISA)
+           : rows->weight == NULL     ? &TABLE_FOR(update_alone, ISA)
+                                      : NULL;
+}
+
 /* Define one function of the table. @name is the optimizer, @format that of the moments, and @how
  * the rounding. */
 #define ENTRY(function, name, format, how, suffix)                                                 \
@@ -454,19 +493,14 @@ ALWAYS_INLINE void update(struct way way, const struct cst_update_scalars *scala
                                  const struct cst_update_random *random, size_t n,                 \
                                  const struct cst_update_rows *rows, struct cst_update_undo *undo) \
     {                                                                                              \
-        const struct way fp32 = {CST_OPTIMIZER_##name, CST_MOMENTS_##format, CST_ROUNDING_##how,   \
-                                 false, false};                                                    \
-        const struct way split = {CST_OPTIMIZER_##name, CST_MOMENTS_##format, CST_ROUNDING_##how,  \
-                                  true, false};                                                    \
-        const struct way alone = {CST_OPTIMIZER_##name, CST_MOMENTS_##format, CST_ROUNDING_##how,  \
-                                  false, true};                                                    \
+        const struct way way = {CST_OPTIMIZER_##name, CST_MOMENTS_##format, CST_ROUNDING_##how,    \
+                                IS_SPLIT, IS_ALONE};                                               \
+        const struct cst_update_table *other = other_table(rows);                                  \
                                                                                                    \
-        if (rows->remainder_in != NULL) {                                                          \
-            update(split, scalars, random, n, rows, undo);                                         \
-        } else if (rows->weight == NULL) {                                                         \
-            update(alone, scalars, random, n, rows, undo);                                         \
+        if (other != NULL) {                                                                       \
+            other->v[way.optimizer][way.moments][way.rounding](scalars, random, n, rows, undo);    \
         } else {                                                                                   \
-            update(fp32, scalars, random, n, rows, undo);                                          \
+            update(way, scalars, random, n, rows, undo);                                           \
         }                                                                                          \
     }
 
@@ -489,4 +523,4 @@ CST_FORMULA_MUON(ENTRIES)
                  [CST_MOMENTS_MX8] = {[CST_ROUNDING_STOCHASTIC] = function##_mx8_stochastic,       \
                                       [CST_ROUNDING_NEAREST] = function##_mx8_nearest}},
 
-const struct cst_update_table UPDATE_TABLE = {.v = {CST_FORMULAS(ROWS) CST_FORMULA_MUON(ROWS)}};
+const struct cst_update_table TABLE = {.v = {CST_FORMULAS(ROWS) CST_FORMULA_MUON(ROWS)}};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/math/vec_ref.h"
 
-#define UPDATE_TABLE cst_update_ref
+#define ISA ref
 #include "kernels/math/update_body.h"

@@ -1,0 +1,6 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/math/vec_avx2.h"
+
+#define ISA avx2
+#define UPDATE_ALONE
+#include "kernels/math/update_body.h"
