@@ -25,7 +25,12 @@ class WithOwn(nn.Module):
 
 class Attach(TorchCase):
     def test_wrong_types_and_names_are_told_in_words_of_the_arguments(self) -> None:
-        linear = nn.Linear(4, 4)
+        linear, nine = nn.Linear(4, 4), nn.Linear(4, 4)
+        nine.weight = nn.Parameter(torch.ones([1] * 9))
+
+        def group(value: object) -> object:
+            return lambda name, parameter: value
+
         for model, options, kind, words in (
             (None, {}, TypeError, "NoneType'>, and not a torch.nn.Module"),
             (linear, {"units": "head"}, TypeError, r"units is 'head': .* such as \['head'\]"),
@@ -33,6 +38,20 @@ class Attach(TorchCase):
             (linear, {"device": "mps"}, ValueError, "not on 'mps': give attach device='cpu'"),
             (linear, {"device": torch.device("meta")}, ValueError, "not on 'meta'"),
             (linear, {"job": ""}, ValueError, r"no name: give attach one, such as"),
+            (linear, {"job": 3}, TypeError, "job is 3, of <class 'int'>: a name such as 'run7'"),
+            (linear, {"tokens": -1}, ValueError, "tokens is -1: an integer from 0 on"),
+            (linear, {"world": 0}, ValueError, "world is 0: an integer from 1 on"),
+            (linear, {"rank": "0"}, ValueError, "rank is '0': an integer from 0 on"),
+            (linear, {"rank": 2, "world": 2}, ValueError, "rank is 2, .* world=2 are 0 to 1"),
+            (linear, {"param_group": 1}, TypeError, "param_group is 1: a function"),
+            (
+                linear,
+                {"param_group": group("0")},
+                ValueError,
+                "for parameter 'weight' is '0': an int",
+            ),
+            (linear, {"param_group": group(64)}, ValueError, "'weight' is 64: .* are 0 to 63"),
+            (nine, {}, TypeError, "'weight' has 9 dimensions, .* at most 8"),
         ):
             with self.subTest(words), self.assertRaisesRegex(kind, words):
                 ct.attach(model, **{"job": self.name, "device": "cpu"} | options)
@@ -63,7 +82,7 @@ class Attach(TorchCase):
                 "smaller pool, .*--gpu-memory",
             ),
             (f"host memory: {wants} (memory in [host])", "moments='bf16' .* --host-memory"),
-            ("64 jobs, the limit is 64 (max_jobs in [job])", r"in \[job\]\) \(EBUDGET\)$"),
+            ("64 jobs, the limit is 64 (max_jobs in [job])", r"\]\)\. Remove jobs .*cistern rm"),
         ):
             with self.subTest(text), self.assertRaisesRegex(ct.CstError, words), advice("run7"):
                 raise ct.CstError(Status.EBUDGET, text)

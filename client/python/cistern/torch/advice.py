@@ -20,6 +20,10 @@ _FEWER_STATES = (
     " nobody needs (cistern stat, cistern rm), or give the daemon more memory for states (cisternd"
     " --host-memory)"
 )
+_FEWER_JOBS = (
+    "Remove jobs that nobody needs (cistern jobs, cistern rm). Who runs the daemon can also raise the"
+    " limit in its configuration, cistern.conf(5)"
+)
 
 
 def _advice_on(error: CstError, job: str) -> str:
@@ -33,6 +37,8 @@ def _advice_on(error: CstError, job: str) -> str:
             return _FEWER_POOLS
         if "host memory" in error.text:
             return _FEWER_STATES
+        if "max_jobs" in error.text:
+            return _FEWER_JOBS
     return ""
 
 

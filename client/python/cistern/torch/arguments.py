@@ -10,7 +10,7 @@ from torch import nn
 
 from cistern._abi import MAX_CONFIG_BYTES, Masters, Moments, Overlap
 from cistern.job_file import JobFile
-from cistern.torch.declaration import member
+from cistern.torch.declaration import integer_from, member
 
 _Value = TypeVar("_Value")
 
@@ -54,22 +54,39 @@ def kinds(
 
 def micro_batches(given: int | None, options: JobFile) -> int:
     """Return the number of micro-batches of a step. ValueError: it is no integer from 1 on."""
-    n = first(given, options.integer("micro_batches"), 1)
-    if not isinstance(n, int) or n < 1:
-        raise ValueError(f"cistern: micro_batches is {n!r}: an integer from 1 on is required")
-    return n
+    return integer_from(1, "micro_batches", first(given, options.integer("micro_batches"), 1))
+
+
+def job_name(given: str | None, options: JobFile) -> str:
+    """Return the name of the job. ValueError: it has none. TypeError: it is no string."""
+    name = given or options.text("job") or os.environ.get("TORCHELASTIC_RUN_ID")
+    if name is None:
+        raise ValueError(
+            "cistern: the job has no name: give attach one, such as attach(model, 'run7')"
+        )
+    if not isinstance(name, str):
+        raise TypeError(
+            f"cistern: job is {name!r}, of {type(name)}: a name such as 'run7' is required"
+        )
+    return name
 
 
 def ranks(rank: int | None, world: int | None, options: JobFile) -> tuple[int, int]:
-    """Return the rank and the number of ranks. ValueError: ranks are on several machines."""
+    """Return the rank and the number of ranks.
+
+    ValueError: ranks are on several machines, or there is no such rank.
+    """
     local = os.environ.get("LOCAL_WORLD_SIZE")
     if world is None and (local or "1") != os.environ.get("WORLD_SIZE", local or "1"):
         raise ValueError("cistern: all ranks of a job are on one machine")
     own = os.environ.get("LOCAL_RANK")
-    return (
-        first(rank, options.integer("rank") if own is None else int(own), 0),
-        first(world, options.integer("world") if local is None else int(local), 1),
-    )
+    r = first(rank, options.integer("rank") if own is None else int(own), 0)
+    n = first(world, options.integer("world") if local is None else int(local), 1)
+    if integer_from(0, "rank", r) >= integer_from(1, "world", n):
+        raise ValueError(
+            f"cistern: rank is {r}, but the ranks of a job with world={n} are 0 to {n - 1}"
+        )
+    return r, n
 
 
 def model_config(model: nn.Module) -> str | None:

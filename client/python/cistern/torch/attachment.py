@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Collection
 
@@ -109,11 +108,7 @@ def attach(
     options = JobFile(config)
     options.refuse(arguments.NOT_HERE, "cistern.torch")
     rank, world = arguments.ranks(rank, world, options)
-    name = job or options.text("job") or os.environ.get("TORCHELASTIC_RUN_ID")
-    if name is None:
-        raise ValueError(
-            "cistern: the job has no name: give attach one, such as attach(model, 'run7')"
-        )
+    name = arguments.job_name(job, options)
     declaration = declare(model, units, param_group, tokens, muon)
     declaration = declaration._replace(activations=in_bytes(activations))
     origin = Origin(model, load, first(resume, options.text("resume"), None))

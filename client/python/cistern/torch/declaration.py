@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
-from cistern._abi import Dtype, TensorUpdate
+from cistern._abi import MAX_PARAM_GROUPS, Dtype, TensorUpdate
 from cistern._abi import Optimizer as Rule
 from cistern.torch import adapters, weights
 from cistern.torch.storage import is_lent
@@ -73,6 +73,13 @@ class Declaration(NamedTuple):
         )
 
 
+def integer_from(least: int, name: str, value: Any) -> int:
+    """Return ``value``. ValueError: it is no integer from ``least`` on; ``name`` is what it is called."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"cistern: {name} is {value!r}: an integer from {least} on is required")
+    return value
+
+
 def in_rule(optimizer: Rule | str) -> Rule:
     """Return an optimizer, which can be given by its name. ValueError: there is no such name."""
     return member(Rule, optimizer, "optimizer")
@@ -99,13 +106,18 @@ def declare(
     """Return what a job is told about ``model``, which can be on the meta device.
 
     The arguments are those of ``attach``. Raises TypeError if they have other types or a parameter
-    cannot be in a store, and ValueError if there are none, a name of ``units`` is unknown, a name is not
-    in printable ASCII, or the model is in a store already.
+    cannot be in a store, and ValueError if there are none, a number is out of range, a name of ``units``
+    is unknown, a name is not in printable ASCII, or the model is in a store already.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"cistern: attach is given a {type(model)}, and not a torch.nn.Module")
     if isinstance(units, str):
         raise TypeError(f"cistern: units is {units!r}: a list of names, such as [{units!r}]")
+    if param_group is not None and not callable(param_group):
+        raise TypeError(
+            f"cistern: param_group is {param_group!r}: a function of a name and a parameter is required"
+        )
+    integer_from(0, "tokens", tokens)
     parameters = list(weights.named_parameters(model))
     if not parameters:
         raise ValueError("cistern: the model has no parameters")
@@ -128,7 +140,7 @@ def declare(
             tuple(parameter.shape) or (1,),
             weights.type_in_job(parameter),
             parameter.requires_grad,
-            0 if param_group is None else param_group(name, parameter),
+            _group_of(name, parameter, param_group),
             _update_of(name, parameter, muon, not_hidden),
             (files[name],) if name in files else (),
         )
@@ -146,6 +158,17 @@ def declare(
                 2.0 * tokens * _multiplied(found),
             )
     return Declaration(tensors, operators, tokens)
+
+
+def _group_of(name: str, parameter: nn.Parameter, param_group: GroupOf | None) -> int:
+    """Return the group of a parameter. ValueError: ``param_group`` returns none that there can be."""
+    group = 0 if param_group is None else param_group(name, parameter)
+    what = f"the group that param_group returns for parameter '{name}'"
+    if integer_from(0, what, group) >= MAX_PARAM_GROUPS:
+        raise ValueError(
+            f"cistern: {what} is {group}: the groups of a job are 0 to {MAX_PARAM_GROUPS - 1}"
+        )
+    return group
 
 
 def _name_of_root(units: Collection[str]) -> str:

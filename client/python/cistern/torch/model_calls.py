@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import nn
 
+from cistern.torch import adapters
+
 if TYPE_CHECKING:
     from cistern.torch.store import Store
 
@@ -21,6 +23,8 @@ def replace(store: Store, model: nn.Module) -> None:
     marked.__deepcopy__ = marked.__reduce_ex__ = _refuse_copy
     marked.to = partial(_stay, model, store.device.torch_device)
     marked.zero_grad = partial(_zero_grad, store, model)
+    if adapters.is_peft(model):
+        marked.merge_and_unload = marked.merge_adapter = marked.unload = _refuse_merge
 
 
 def _refuse_copy(_: Any) -> NoReturn:
@@ -28,6 +32,15 @@ def _refuse_copy(_: Any) -> NoReturn:
     raise TypeError(
         "cistern: the weights of this model are in a store: copy or pickle model.state_dict(), which"
         " has copies of them, or copy the model before attach. Store.save writes a checkpoint"
+    )
+
+
+def _refuse_merge(*_: Any, **__: Any) -> NoReturn:
+    """Stand in the place of what merges adapters of PEFT into weights, or removes them."""
+    raise TypeError(
+        "cistern: adapters cannot be merged or unloaded here, because the weights of this model are in a"
+        " store: write them with model.save_pretrained(dir), and merge them into a model that was not"
+        " attached, with PeftModel.from_pretrained(base, dir).merge_and_unload()"
     )
 
 

@@ -13,6 +13,7 @@ from cistern._abi import Dtype, State
 from cistern.job import Job
 from cistern.memory import is_bf16
 
+_MOST_DIMS = 8  # As cst_tensor of libcistern.
 _SLICE = 1 << 20  # Elements that are converted at a time.
 
 
@@ -60,6 +61,11 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
             raise TypeError(
                 f"cistern: parameter '{name}' is {parameter.dtype}, {parameter.layout}; a store has"
                 " dense floating-point parameters"
+            )
+        if parameter.ndim > _MOST_DIMS:
+            raise TypeError(
+                f"cistern: parameter '{name}' has {parameter.ndim} dimensions, and a tensor of a job at"
+                f" most {_MOST_DIMS}: give the parameter fewer, and let the module call view"
             )
         yield name, parameter
 
