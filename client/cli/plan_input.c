@@ -173,6 +173,31 @@ static int choose_device(struct cli_plan_input *input, const struct cli_plan_req
     return CST_OK;
 }
 
+/* Without --device, plan for what the daemon leaves of a GPU with `pool = auto`. The search itself
+ * subtracts the activations that operators declare. */
+static void set_aside(struct cli_plan_input *input)
+{
+    const struct cst_rates_device *device = &input->rates.devices[input->config.device];
+    const struct cst_model *model = &input->model.model;
+    uint64_t aside = 0;
+
+    if (input->budget.device_bytes != CST_PLAN_NO_LIMIT || device->memory_bytes == 0 ||
+        strcmp(device->name, "host") == 0 || is_simulated(device)) {
+        return;
+    }
+    for (uint32_t r = 0; r < input->model.world; r++) {
+        struct cst_card card;
+
+        cst_card_init(&card, device->memory_bytes);
+        cst_card_add_rank(&card, cst_card_activations(model, r));
+        if (r == 0 || cst_card_bytes(&card) > cst_card_bytes(&input->card)) {
+            input->card = card;
+        }
+    }
+    aside = cst_card_bytes(&input->card) - input->card.activation_bytes;
+    input->budget.device_bytes = aside < device->memory_bytes ? device->memory_bytes - aside : 0;
+}
+
 /* -- the whole -------------------------------------------------------------------------------- */
 
 static int fill_budget(struct cli_plan_input *input, const struct cli *cli, struct cst_err *err)
@@ -208,6 +233,7 @@ int cli_plan_input_open(struct cli_plan_input *input, const struct cli *cli, str
         cli_model_close(&input->model);
         return rc;
     }
+    set_aside(input);
     input->config.model = &input->model.model;
     input->config.world = input->model.world;
     input->config.budget = &input->budget;

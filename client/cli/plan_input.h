@@ -5,6 +5,7 @@
 
 #include "client/cli/cli.h"
 #include "client/cli/model_json.h"
+#include "offload/plan/card.h"
 #include "offload/plan/plan.h"
 
 #include <limits.h>
@@ -14,6 +15,9 @@ struct cli_plan_input {
     struct cst_rates rates;
     char rates_from[PATH_MAX]; /* Source of the rates, for people. */
     struct cst_plan_budget budget;
+    /* What the daemon sets aside on the card of the rank that leaves least, by `pool = auto`.
+     * memory_bytes 0: the budget of devices is --device, or unlimited. */
+    struct cst_card card;
     /* After a search in which nothing fits: the budget that a plan would need. */
     struct cst_plan_least least;
     struct cst_plan_config config; /* Points to the fields above. */

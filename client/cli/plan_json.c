@@ -135,11 +135,26 @@ json_t *cli_limit_json(uint64_t bytes)
     return bytes == CST_PLAN_NO_LIMIT ? json_null() : json_integer((json_int_t)bytes);
 }
 
+/* Return what is set aside on the card of each rank; null: the budget does not come from the card.
+ */
+static json_t *card_json(const struct cst_card *card)
+{
+    return card->memory_bytes == 0
+               ? json_null()
+               : json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "memory_bytes",
+                           (json_int_t)card->memory_bytes, "n_contexts",
+                           (json_int_t)card->n_contexts, "context_bytes",
+                           (json_int_t)card->context_bytes, "workspace_bytes",
+                           (json_int_t)card->workspace_bytes, "activation_bytes",
+                           (json_int_t)card->activation_bytes, "assumed_bytes",
+                           (json_int_t)card->assumed_bytes);
+}
+
 json_t *cli_plan_json(const struct cli_plan_input *input, const struct cst_plans *plans,
                       const struct cli_plan_rows *rows)
 {
     return json_pack(
-        "{s:b, s:b, s:o, s:o, s:{s:s, s:s}, s:{s:o, s:o, s:I}, s:o, s:{s:o, s:o}, s:{s:o, "
+        "{s:b, s:b, s:o, s:o, s:{s:s, s:s}, s:{s:o, s:o, s:I, s:o}, s:o, s:{s:o, s:o}, s:{s:o, "
         "s:o, s:o}, s:o, "
         "s:{s:I, s:I, s:I}}",
         "fits", 1, "what_if", (int)!input->config.runtime_only, "model", model_summary(input),
@@ -147,10 +162,10 @@ json_t *cli_plan_json(const struct cli_plan_input *input, const struct cst_plans
         input->rates.devices[input->config.device].name, "budget", "device_bytes",
         cli_limit_json(input->budget.device_bytes), "host_bytes",
         cli_limit_json(input->budget.host_bytes), "disk_bytes",
-        (json_int_t)input->budget.disk_bytes, "plan", choice_json(input, &plans->best), "states",
-        "why", why_json(plans), "step_without_s", without_json(plans), "rows", "each_device",
-        rows_json(rows->device, input->config.world), "host", rows_json(rows->host, 1), "disk",
-        rows_json(rows->disk, 1), "runners_up", losers_json(input, plans), "searched", "candidates",
-        (json_int_t)plans->n_candidates, "played", (json_int_t)plans->n_replayed, "events",
-        (json_int_t)plans->n_events);
+        (json_int_t)input->budget.disk_bytes, "card", card_json(&input->card), "plan",
+        choice_json(input, &plans->best), "states", "why", why_json(plans), "step_without_s",
+        without_json(plans), "rows", "each_device", rows_json(rows->device, input->config.world),
+        "host", rows_json(rows->host, 1), "disk", rows_json(rows->disk, 1), "runners_up",
+        losers_json(input, plans), "searched", "candidates", (json_int_t)plans->n_candidates,
+        "played", (json_int_t)plans->n_replayed, "events", (json_int_t)plans->n_events);
 }

@@ -353,7 +353,7 @@ static bool print_losers(const struct cst_plans *plans)
 static void print_head(const struct cli_plan_input *input)
 {
     const struct cst_model *model = &input->model.model;
-    char a[CLI_HUMAN_BYTES];
+    char a[CLI_HUMAN_BYTES], words[CST_CARD_WORDS];
 
     if (!input->config.runtime_only) {
         (void)printf("what-if   no job can run this plan: it may have what the daemon cannot do\n");
@@ -364,6 +364,11 @@ static void print_head(const struct cli_plan_input *input)
                  input->config.world == 1 ? "" : "s",
                  input->rates.devices[input->config.device].name, input->rates.n_nodes,
                  input->rates.n_nodes == 1 ? "" : "s", input->rates_from);
+    if (input->card.memory_bytes > 0) {
+        cst_card_words(&input->card, words, sizeof words);
+        (void)printf("card      %s; set aside: %s\n", cli_bytes(input->card.memory_bytes, a),
+                     words);
+    }
 }
 
 /* Print ", 1.2 GiB of 4.0 GiB on each device", without "of 4.0 GiB" if there is no limit. */

@@ -204,6 +204,16 @@ static void print_unreachable(const Cistern__StatReply *stat, const Cistern__Gpu
     (void)printf("\n");
 }
 
+/* Print how the processes on @gpu share it, if they are several. */
+static void print_sharing(const Cistern__GpuInfo *gpu)
+{
+    if (gpu->n_processes > 1) {
+        (void)printf("          shared by %u processes, %s\n", gpu->n_processes,
+                     gpu->mps ? "with MPS: their kernels run at the same time"
+                              : "without MPS: their kernels run in turns");
+    }
+}
+
 static void print_gpus(const Cistern__StatReply *stat)
 {
     char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES];
@@ -229,6 +239,7 @@ static void print_gpus(const Cistern__StatReply *stat)
             print_set_aside(gpu);
         }
         print_unreachable(stat, gpu);
+        print_sharing(gpu);
     }
     if (stat->gpu != NULL && (n_gpus > 0 || strcmp(stat->gpu, "looking") == 0)) {
         (void)printf("gpu       %s\n", stat->gpu);

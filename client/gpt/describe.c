@@ -3,7 +3,6 @@
 
 #include "client/gpt/device.h"
 #include "client/gpt/output.h"
-#include "client/gpt/pass_host.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -25,12 +24,13 @@ static double matrix_elems(const struct gpt_model *m, const struct gpt_operator 
     return sum;
 }
 
-struct cst_operator_cost gpt_describe_cost(const struct gpt_model *m, const struct gpt_operator *op,
-                                           size_t n_seqs, bool bf16)
+struct cst_operator_cost gpt_describe_cost(const struct gpt_options *o, const struct gpt_model *m,
+                                           uint32_t number)
 {
-    double rows = (double)n_seqs * m->context;
+    const struct gpt_operator *op = &m->operators[number];
+    double rows = (double)(o->batch / o->micro_batches) * m->context;
     struct cst_operator_cost cost = {
-        .activation_bytes = gpt_host_kept_bytes(m, op, n_seqs, bf16),
+        .activation_bytes = gpt_device_activations(o, m, number),
         .expected_uses = 1.0f,
     };
 
@@ -121,8 +121,7 @@ static void write_model(FILE *f, const struct gpt_options *o, const struct gpt_m
     }
     (void)fprintf(f, " ],\n \"operators\": [\n");
     for (uint32_t i = 0; i < m->n_operators; i++) {
-        const struct cst_operator_cost cost =
-            gpt_describe_cost(m, &m->operators[i], n_seqs, gpt_device_bf16(o));
+        const struct cst_operator_cost cost = gpt_describe_cost(o, m, i);
 
         write_operator(f, m, &m->operators[i], &cost, i + 1 == m->n_operators);
     }

@@ -20,11 +20,13 @@
 
 #include "cistern/cistern.h"
 #include "client/gpt/model.h"
+#include "client/gpt/options.h"
 
-/* Cost of @op in a forward pass over @n_seqs sequences in each rank. @bf16: the operands of matrix
- * products are bf16. */
-struct cst_operator_cost gpt_describe_cost(const struct gpt_model *model,
-                                           const struct gpt_operator *op, size_t n_seqs, bool bf16);
+/* Cost of operator @number of @model for one micro-batch in each rank: what a job declares, and
+ * what
+ * --describe writes. The device of @options need not be open. */
+struct cst_operator_cost gpt_describe_cost(const struct gpt_options *options,
+                                           const struct gpt_model *model, uint32_t number);
 
 /* Write the model of @options as JSON to the file that --describe names. Statuses: CST_EIO,
  * CST_ENOMEM. */

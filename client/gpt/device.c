@@ -3,6 +3,7 @@
 
 #include "client/gpt/matmul.h"
 #include "client/gpt/parallel.h"
+#include "client/gpt/pass_host.h"
 
 #ifdef HAVE_CONFIG_H
 #include "config.h"
@@ -19,6 +20,15 @@ int gpt_device_cuda_open(struct gpt_device **out, const struct gpt_options *opti
                        "--device %s: this cistern-gpt was built without "
                        "CUDA",
                        options->device);
+}
+
+uint64_t gpt_device_cuda_activations(const struct gpt_options *options,
+                                     const struct gpt_model *model, uint32_t number)
+{
+    (void)options;
+    (void)model;
+    (void)number;
+    return 0;
 }
 #endif
 
@@ -52,4 +62,13 @@ bool gpt_device_bf16(const struct gpt_options *options)
 {
     return !is_host(options) || options->matmul == GPT_MATMUL_BF16 ||
            (options->matmul == GPT_MATMUL_AUTO && gpt_matmul_fast_bf16());
+}
+
+uint64_t gpt_device_activations(const struct gpt_options *options, const struct gpt_model *model,
+                                uint32_t number)
+{
+    return is_host(options) ? gpt_host_kept_bytes(model, &model->operators[number],
+                                                  options->batch / options->micro_batches,
+                                                  gpt_device_bf16(options))
+                            : gpt_device_cuda_activations(options, model, number);
 }

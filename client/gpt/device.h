@@ -37,14 +37,6 @@ struct gpt_device_ops {
     /* Describe the rows of a mixture in words, for example "fp32 rows of a host, 512 per pass".
      * Devices that cannot exchange rows with each other have other words (exchange.h). */
     void (*describe_rows)(const struct gpt_device *device, char out[GPT_EXCHANGE_WORDS]);
-    /* Bytes of memory that operator @number of @model takes in a pass over --batch / passes
-     * sequences, besides weights and gradients: a declaration for the daemon. 0 for all operators:
-     * not known before the first pass.
-     *   - A GPU: the sum over all operators is what open_pass allocates on it. What operators share
-     *     is counted for the last one.
-     *   - The host: what the operator keeps from the forward to the backward pass. */
-    uint64_t (*activation_bytes)(const struct gpt_device *device, const struct gpt_model *model,
-                                 uint32_t number);
     /* Plan a pass over --batch / passes sequences that holds at most --activation-memory bytes of
      * activations (0: no limit). CST_EINVAL: the limit is too small; the text has the smallest
      * one. */
@@ -83,10 +75,21 @@ unsigned gpt_device_threads(const struct gpt_options *options);
  * auto where the processor multiplies bf16 in hardware. */
 bool gpt_device_bf16(const struct gpt_options *options);
 
-/* The implementations. Use gpt_device_open to choose between them. */
+/* Bytes of memory that operator @number of @model takes in a pass, besides weights and gradients,
+ * on the device that @options names: a declaration for the daemon. The device need not be open, nor
+ * exist. 0 for all operators: not known before the first pass.
+ *   - A GPU: the sum over all operators is what open_pass allocates on it. What operators share is
+ *     counted for the last one.
+ *   - The host: what the operator keeps from the forward to the backward pass. */
+uint64_t gpt_device_activations(const struct gpt_options *options, const struct gpt_model *model,
+                                uint32_t number);
+
+/* The implementations. Use gpt_device_open and gpt_device_activations to choose between them. */
 int gpt_device_host_open(struct gpt_device **out, const struct gpt_options *options,
                          struct cst_err *err);
 int gpt_device_cuda_open(struct gpt_device **out, const struct gpt_options *options,
                          struct cst_err *err);
+uint64_t gpt_device_cuda_activations(const struct gpt_options *options,
+                                     const struct gpt_model *model, uint32_t number);
 
 #endif

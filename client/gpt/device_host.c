@@ -74,16 +74,6 @@ static void host_describe_rows(const struct gpt_device *device, char out[GPT_EXC
                    (size_t)d->options->batch / d->options->micro_batches * d->options->context);
 }
 
-/* What is kept between the passes: memory of the host is shared, and hints need no more. */
-static uint64_t host_activation_bytes(const struct gpt_device *device,
-                                      const struct gpt_model *model, uint32_t number)
-{
-    const struct host_device *d = (const struct host_device *)(const void *)device;
-
-    return gpt_host_kept_bytes(model, &model->operators[number],
-                               d->options->batch / d->options->micro_batches, d->bf16);
-}
-
 static int host_plan_stash(const struct gpt_device *device, const struct gpt_model *model,
                            struct gpt_stash_plan *out, struct cst_err *err)
 {
@@ -134,7 +124,6 @@ static const struct gpt_device_ops host_ops = {
     .break_states = host_break_states,
     .passes = host_passes,
     .describe_rows = host_describe_rows,
-    .activation_bytes = host_activation_bytes,
     .plan_stash = host_plan_stash,
     .open_pass = host_open_pass,
     .open_view = host_open_view,

@@ -109,17 +109,15 @@ static int declare_tensors(struct cst_job *job, const struct gpt_model *model)
 }
 
 static int declare_operators(struct cst_job *job, const struct gpt_options *options,
-                             const struct gpt_model *model, const struct gpt_device *device)
+                             const struct gpt_model *model)
 {
     int number = 0;
 
     for (uint32_t i = 0, next = 0; i < model->n_operators && number >= 0; i++) {
         const struct gpt_operator *op = &model->operators[i];
         const bool begins = model->stages > 0 && gpt_model_stage(model, op) == next;
-        struct cst_operator_cost cost = gpt_describe_cost(
-            model, op, options->batch / options->micro_batches, gpt_device_bf16(options));
+        const struct cst_operator_cost cost = gpt_describe_cost(options, model, i);
 
-        cost.activation_bytes = device->ops->activation_bytes(device, model, i);
         number = begins ? cst_stage(job) : 0;
         next += begins;
         if (number >= 0) {
@@ -146,7 +144,7 @@ static int declare(struct cst_job *job, const struct gpt_options *options,
         rc = declare_tensors(job, model);
     }
     if (rc == 0) {
-        rc = declare_operators(job, options, model, device);
+        rc = declare_operators(job, options, model);
     }
     if (rc != 0) {
         *err = *cst_job_error(job);

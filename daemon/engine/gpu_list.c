@@ -47,6 +47,7 @@ static int parse_gpu(const json_t *from, struct cstd_gpu *out, struct cst_err *e
     (void)snprintf(out->uuid, sizeof out->uuid, "%s", uuid);
     (void)snprintf(out->name, sizeof out->name, "%s", name);
     out->memory_bytes = (uint64_t)bytes;
+    out->mps = json_is_true(json_object_get(from, "mps"));
     out->os_node = json_is_integer(node) ? (int)json_integer_value(node) : -1;
     return parse_unreachable(json_object_get(from, "unreachable"), out, err);
 }
@@ -186,7 +187,7 @@ static int set_budget(struct cstd_gpu *gpu, const char *pool, struct cst_err *er
     /* A separate buffer, because gcc warns of a snprintf from and to the same struct. */
     char name[sizeof gpu->pool_name];
     uint64_t bytes = gpu->memory_bytes;
-    struct cstd_card card;
+    struct cst_card card;
     int rc = CST_OK;
 
     gpu->pool_auto = strcmp(pool, "auto") == 0;
@@ -202,8 +203,8 @@ static int set_budget(struct cstd_gpu *gpu, const char *pool, struct cst_err *er
                                      .limit = bytes < gpu->memory_bytes ? bytes : gpu->memory_bytes,
                                      .set_aside_words = gpu->set_aside_words};
     if (gpu->pool_auto) { /* There are no workers yet. */
-        cstd_card_init(&card, gpu->memory_bytes);
-        gpu->pool.set_aside = cstd_card_bytes(&card);
+        cst_card_init(&card, gpu->memory_bytes);
+        gpu->pool.set_aside = cst_card_bytes(&card);
     }
     return rc;
 }

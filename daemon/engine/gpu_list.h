@@ -6,7 +6,7 @@
 #define CST_GPU_LIST_H
 
 #include "daemon/memory/arena.h"
-#include "daemon/memory/card.h"
+#include "offload/plan/card.h"
 
 #include <stddef.h>
 
@@ -22,11 +22,13 @@ struct cstd_gpu {
     char uuid[CSTD_GPU_UUID_BYTES];
     char name[64];           /* Name of the product, such as "NVIDIA H200". */
     uint64_t memory_bytes;   /* Memory of the card in bytes. */
+    bool mps;                /* Processes share the card by MPS, not in turns. */
     int os_node;             /* The nearest NUMA node (OS number); -1: unknown. */
     struct cstd_budget pool; /* Budget of all jobs' memory on this accelerator. */
-    /* The budget is what contexts and workers leave of the card (card.h), not a configured size. */
+    /* The budget is what contexts and workers leave of the card (set_aside.h), not a configured
+     * size. */
     bool pool_auto;
-    char set_aside_words[CSTD_CARD_WORDS + 64]; /* What pool.set_aside is for. */
+    char set_aside_words[CST_CARD_WORDS + 64]; /* What pool.set_aside is for. */
     /* Name of the budget, such as "pools of cuda:0 (GPU-..., NVIDIA H200)". */
     char pool_name[160];
     unsigned engine; /* Index of the accelerator's engine in struct cstd_engines. */

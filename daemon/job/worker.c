@@ -5,7 +5,7 @@
 #include "daemon/job/commit.h"
 #include "daemon/daemon.h"
 #include "daemon/job/declare.h"
-#include "daemon/memory/card.h"
+#include "daemon/memory/set_aside.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/job/given.h"
@@ -265,7 +265,7 @@ static void occupy(struct cstd_worker *worker, struct cstd_session *session,
         cstd_rank_devices_need(worker);
     }
     if (worker->gpu != NULL) {
-        cstd_card_update(job->daemon, worker->gpu);
+        cstd_set_aside_update(job->daemon, worker->gpu);
     }
     session->job = job;
     session->rank = worker->rank;

@@ -27,8 +27,8 @@ struct cstd_budget {
     /* The key of the configuration that sets the limit, such as "memory in [host]"; NULL: none. */
     const char *key;
     uint64_t limit; /* Size of the budget in bytes. */
-    /* Part of limit, in bytes, that is left to others and never charged (card.h); may be more than
-     * limit. set_aside_words says what it is for; NULL: set_aside is always 0. */
+    /* Part of limit, in bytes, that is left to others and never charged (set_aside.h); may be more
+     * than limit. set_aside_words says what it is for; NULL: set_aside is always 0. */
     uint64_t set_aside;
     const char *set_aside_words;
     /* Bytes that are charged. More than limit is possible when processes write again to files that

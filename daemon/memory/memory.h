@@ -158,7 +158,7 @@ void cstd_memory_size_table(const struct cst_layout *layout, struct cst_table_he
 
 /* cstd_memory_grain returns the number of bytes that slabs on @gpu (NULL: the host) must be
  * multiples of. cstd_memory_budget returns the budget that they are charged to, from which what
- * contexts and workers need is set aside as it is now (card.h). */
+ * contexts and workers need is set aside as it is now (set_aside.h). */
 uint64_t cstd_memory_grain(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu);
 struct cstd_budget *cstd_memory_budget(struct cstd_daemon *daemon, struct cstd_gpu *gpu);
 

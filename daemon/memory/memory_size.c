@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sizes and budgets of memory, questions about it, and the handing over of arenas. */
 #include "daemon/memory/memory.h"
+#include "daemon/memory/set_aside.h"
 
 #include "daemon/daemon.h"
 
@@ -34,7 +35,7 @@ bool cstd_memory_worker_copies(const struct cstd_daemon *daemon, const struct cs
 struct cstd_budget *cstd_memory_budget(struct cstd_daemon *daemon, struct cstd_gpu *gpu)
 {
     if (gpu != NULL) {
-        cstd_card_update(daemon, gpu);
+        cstd_set_aside_update(daemon, gpu);
     }
     return gpu != NULL ? &gpu->pool : &daemon->pool;
 }

@@ -7,6 +7,7 @@
 #include "daemon/job/done.h"
 #include "daemon/daemon.h"
 #include "daemon/memory/rank_devices.h"
+#include "daemon/memory/set_aside.h"
 #include "daemon/wire/serve.h"
 #include "offload/layout/edge.h"
 #include "proto/optimizers.h"
@@ -489,11 +490,11 @@ void cstd_serve_job_info(struct cstd_session *session, uint64_t id, void *body)
 static unsigned explain_card(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu,
                              char line[192])
 {
-    struct cstd_card card;
-    char words[CSTD_CARD_WORDS], memory[CST_SIZE_TEXT];
+    struct cst_card card;
+    char words[CST_CARD_WORDS], memory[CST_SIZE_TEXT];
 
-    cstd_card_count(daemon, gpu, &card);
-    cstd_card_words(&card, words, sizeof words);
+    cstd_set_aside_count(daemon, gpu, &card);
+    cst_card_words(&card, words, sizeof words);
     (void)snprintf(line, 192, "cuda:%u: set aside of %s: %.150s", gpu->index,
                    cst_size_text(gpu->memory_bytes, memory), words);
     return 1;

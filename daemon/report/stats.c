@@ -6,6 +6,7 @@
 #include "daemon/daemon.h"
 #include "daemon/wire/serve.h"
 #include "daemon/report/job_info.h"
+#include "daemon/memory/set_aside.h"
 #include "proto/cistern.pb-c.h"
 
 #include <dirent.h>
@@ -155,9 +156,9 @@ static void sum_books(const struct cstd_daemon *daemon, Cistern__Books *out)
 static void fill_card(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu,
                       Cistern__GpuInfo *out)
 {
-    struct cstd_card card;
+    struct cst_card card;
 
-    cstd_card_count(daemon, gpu, &card);
+    cstd_set_aside_count(daemon, gpu, &card);
     out->has_n_contexts = out->has_context_bytes = out->has_workspace_bytes = true;
     out->has_activation_bytes = out->has_n_undeclared = out->has_assumed_bytes = true;
     out->n_contexts = card.n_contexts;
@@ -184,6 +185,21 @@ static void fill_unreachable(const struct cstd_gpu_list *list, const struct cstd
     out->unreachable = uuids->v;
 }
 
+/* Return the number of the daemon's processes on @gpu: its engine, and the workers. */
+static uint32_t count_processes(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu)
+{
+    const struct cstd_job *job;
+    uint32_t n = daemon->engines.v[gpu->engine].process != NULL;
+
+    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    {
+        for (uint32_t r = 0; r < job->world; r++) {
+            n += job->workers[r].gpu == gpu && job->workers[r].present;
+        }
+    }
+    return n;
+}
+
 /* Returns the number of GPUs. */
 static size_t fill_gpus(struct cstd_daemon *daemon, struct cstd_gpu_list *list,
                         Cistern__GpuInfo *out, struct unreachable *uuids,
@@ -202,6 +218,11 @@ static size_t fill_gpus(struct cstd_daemon *daemon, struct cstd_gpu_list *list,
         out[i].has_driver = list->driver != 0;
         out[i].driver = list->driver;
         fill_unreachable(list, gpu, &uuids[i], &out[i]);
+        if (!gpu->paced) {
+            out[i].has_n_processes = out[i].has_mps = true;
+            out[i].n_processes = count_processes(daemon, gpu);
+            out[i].mps = gpu->mps;
+        }
         if (gpu->pool_auto) {
             fill_card(daemon, gpu, &out[i]);
         }

@@ -2,7 +2,10 @@
 #include "kernels/cuda/probe.h"
 
 #include <jansson.h>
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 int cste_cuda_node(const struct cst_cuda_driver *driver, const struct cst_host_nodes *nodes,
                    CUdevice device)
@@ -12,6 +15,28 @@ int cste_cuda_node(const struct cst_cuda_driver *driver, const struct cst_host_n
     return driver->cuDeviceGetPCIBusId(slot, sizeof slot, device) == CUDA_SUCCESS
                ? cst_host_nodes_nearest(nodes, slot)
                : -1;
+}
+
+/* Directory of the pipes of MPS, unless CUDA_MPS_PIPE_DIRECTORY names another. */
+#define MPS_DIRECTORY "/tmp/nvidia-mps"
+/* CU_DEVICE_ATTRIBUTE_MPS_ENABLED, which older headers do not have. */
+#define MPS_ENABLED 133
+
+/* Return whether processes of @device share it by MPS (NVIDIA's Multi-Process Service). A driver
+ * that does not know this attribute connects to the control daemon of MPS if its socket exists. */
+static bool uses_mps(const struct cst_cuda_driver *driver, CUdevice device)
+{
+    const char *directory = getenv("CUDA_MPS_PIPE_DIRECTORY");
+    char control[PATH_MAX];
+    int enabled = 0;
+
+    if (driver->cuDeviceGetAttribute(&enabled, (CUdevice_attribute)MPS_ENABLED, device) ==
+        CUDA_SUCCESS) {
+        return enabled != 0;
+    }
+    (void)snprintf(control, sizeof control, "%s/control",
+                   directory != NULL && directory[0] != '\0' ? directory : MPS_DIRECTORY);
+    return access(control, F_OK) == 0;
 }
 
 /* Append to @to the numbers of the devices, of @n, whose memory @device, number @i, cannot
@@ -62,9 +87,10 @@ static int describe(const struct cst_cuda_driver *driver, const struct cst_host_
         rc = add_unreachable(driver, device, i, n, unreachable, err);
     }
     if (rc == CST_OK) {
-        *out = json_pack("{s:i, s:s, s:s, s:I, s:i, s:O}", "index", i, "uuid", uuid, "name", name,
-                         "memory_bytes", (json_int_t)bytes, "node",
-                         cste_cuda_node(driver, nodes, device), "unreachable", unreachable);
+        *out = json_pack("{s:i, s:s, s:s, s:I, s:i, s:O, s:b}", "index", i, "uuid", uuid, "name",
+                         name, "memory_bytes", (json_int_t)bytes, "node",
+                         cste_cuda_node(driver, nodes, device), "unreachable", unreachable, "mps",
+                         (int)uses_mps(driver, device));
     }
     json_decref(unreachable);
     return rc;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The state of a search when it begins, and what its parts ask of it. */
+#include "offload/plan/card.h"
 #include "offload/plan/reservation.h"
 
 #include <inttypes.h>
@@ -9,8 +10,7 @@
 #define DEFAULT_EVENTS 600000
 #define ANY_PRICE                                                                                  \
     16 /* If there is no other plan, its simulation may use this many times max_events. */
-#define HOST_GRAIN 4096 /* Simulated accelerators allocate pages of the host. */
-#define MOST_ACTIVATIONS (UINT64_MAX / 4)
+#define HOST_GRAIN 4096      /* Simulated accelerators allocate pages of the host. */
 #define MOST_COMPUTE_NS 1e16 /* 116 days. */
 #define MAX_PADDING 0.02     /* Default of max_padding. */
 /* A step counts as longer by these shares if more is padding than max_padding, and if more is
@@ -19,18 +19,17 @@
 #define COST_OF_HALF_EMPTY 0.02
 #define HALF_EMPTY 0.5
 
-/* Sum of the operators' activation bytes. Declared numbers can be anything, so the sum is limited
- * and cannot overflow. */
+/* Activations of the rank that has most of them. */
 static uint64_t count_activations(const struct cst_plan_config *config)
 {
-    uint64_t bytes = 0;
+    uint64_t most = 0;
 
-    for (uint32_t i = 0; i < config->model->n_operators; i++) {
-        uint64_t more = config->model->operators[i].activation_bytes;
+    for (uint32_t r = 0; r < config->world; r++) {
+        uint64_t bytes = cst_card_activations(config->model, r);
 
-        bytes += more < MOST_ACTIVATIONS - bytes ? more : MOST_ACTIVATIONS - bytes;
+        most = bytes > most ? bytes : most;
     }
-    return config->budget->activation_bytes > 0 ? config->budget->activation_bytes : bytes;
+    return config->budget->activation_bytes > 0 ? config->budget->activation_bytes : most;
 }
 
 /* True if all ranks do the same, because every tensor belongs to all ranks. */

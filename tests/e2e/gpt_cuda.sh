@@ -6,6 +6,7 @@
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
+need jq
 not_sparse
 use_fakecuda
 
@@ -93,8 +94,13 @@ stop_daemon daemon
 # Without a size for the pool, memory for the contexts, the workspace and the activations is left on the card. What a job is given
 # does not depend on those that are done. If the activations do not fit, the daemon says so before the worker allocates them.
 export CST_FAKECUDA_MEMORY=96M
+cat >"$tmp/rates.json" <<'RATES'
+{"devices": [{"name": "Fake GPU", "memory_bytes": 100663296, "up": 1e9, "down": 1e9, "memory": 2e10, "flops": 3e11, "update": 1e9}],
+ "nodes": [{"cores": 2, "memory_bytes": 8589934592, "pass": 2e10, "update": 5e8, "reduce": 3e9, "copy": 1e9}], "request_s": 3e-5}
+RATES
+printf '[plan]\nrates = %s\nsearch_time = 10m\n' "$tmp/rates.json" >"$tmp/small.conf"
 large=("${gpu[@]}" --layers 2 --heads 2 --width 64 --context 24 --batch 256 --warmup 2 --quiet --data "$tmp/text")
-start_daemon small --gpus all
+start_daemon small --config "$tmp/small.conf" --gpus all
 for job in one two; do
     ./cistern-gpt "${large[@]}" --steps 1 --job $job >"$tmp/$job.log" 2>&1 || fail "job $job, with a pool of what is left"
 done
@@ -106,6 +112,16 @@ told() {
 poll told
 grep -q 'cuda:0: set aside of 96.0 MiB: 24.0 MiB for 2 CUDA contexts, 1.5 MiB for workspaces of libraries, .* for activations' \
     "$tmp/explained" || fail "cistern explain does not tell what is set aside: $(cat "$tmp/explained")"
+# The engine and the worker share the card.
+./cistern stat | grep -q 'shared by 2 processes, without MPS: their kernels run in turns$' || fail "who shares the card is not said: $(./cistern stat)"
+# `cistern plan` leaves the same memory of the card free as the daemon, and finds the same plan.
+./cistern-gpt "${large[@]}" --describe "$tmp/large.json" || fail "--describe"
+./cistern plan "$tmp/large.json" --rates "$tmp/rates.json" --json >"$tmp/planned" || fail "no plan for the card"
+[ "$(jq '.budget.device_bytes - .plan.activation_bytes' "$tmp/planned")" = "$(./cistern stat --json | jq '.gpus[0].pool_budget')" ] ||
+    fail "plan's pool is not the daemon's: $(jq -c .budget "$tmp/planned"), $(./cistern stat --json | jq -c .gpus)"
+./cistern job busy --json >"$tmp/had"
+[ "$(jq -c '[.plan.n_chunks, [.plan.classes[].chunk_elems]]' "$tmp/planned")" = "$(jq -c '[.n_chunks, [.ranks[0].classes[].chunk_elems]]' "$tmp/had")" ] ||
+    fail "another plan: $(jq -c .plan "$tmp/planned"), $(jq -c '.ranks[0].classes' "$tmp/had")"
 ! ./cistern-gpt "${large[@]}" --steps 1 --job three >"$tmp/three.log" 2>&1 || fail "activations of two jobs fit"
 grep -q 'of the card.s 96.0 MiB (36.0 MiB for 3 CUDA contexts, 3.0 MiB for workspaces of libraries, .* for activations)' \
     "$tmp/three.log" || fail "the error does not have the parts of the sum: $(cat "$tmp/three.log")"

@@ -48,3 +48,24 @@ gpu_nodes() {
 CST_FAKECUDA_DEVICES=2 start_daemon gpus --gpus all
 poll gpu_nodes
 stop_daemon gpus
+
+# The engine knows whether processes share a GPU by MPS: the driver says so; if it is too old for that, it is a client of MPS if the
+# control daemon has its socket in the directory of the pipes.
+mps() {
+    ./cistern-engine-cuda --probe | jq -c '[.gpus[].mps]'
+}
+mkdir "$tmp/pipes"
+export CUDA_MPS_PIPE_DIRECTORY=$tmp/pipes
+[ "$(mps)" = '[false]' ] || fail "MPS without MPS"
+[ "$(CST_FAKECUDA_ATTRIBUTES=133=1 mps)" = '[true]' ] || fail "the driver uses MPS, and the engine does not know"
+export CST_FAKECUDA_FAIL=cuDeviceGetAttribute:1=1
+[ "$(mps)" = '[false]' ] || fail "MPS without a control daemon"
+: >"$tmp/pipes/control"
+[ "$(mps)" = '[true]' ] || fail "an old driver connects to the control daemon, and the engine does not know"
+unset CST_FAKECUDA_FAIL
+CST_FAKECUDA_ATTRIBUTES=133=1 start_daemon mps --gpus all
+says_mps() {
+    ./cistern stat --json | jq -e '.gpus[0].mps' >/dev/null
+}
+poll says_mps
+stop_daemon mps

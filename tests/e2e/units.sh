@@ -26,6 +26,10 @@ cp "$source/gpu.conf" cisternd.service.d/
 systemd-analyze verify --man=no ./cisternd.service ./cisternd.socket ./cisternd-manager.socket >verify.log 2>&1 ||
     fail "systemd-analyze verify failed with gpu.conf"
 [ ! -s verify.log ] || fail "systemd-analyze verify has something to say about gpu.conf"
+cp "$source/mps.conf" cisternd.service.d/
+systemd-analyze verify --man=no ./cisternd.service ./cisternd.socket ./cisternd-manager.socket >verify.log 2>&1 ||
+    fail "systemd-analyze verify failed with mps.conf"
+[ ! -s verify.log ] || fail "systemd-analyze verify has something to say about mps.conf"
 cd - >/dev/null
 
 # The installed files create the user and the directory.

@@ -120,8 +120,9 @@ static int run_steps(const struct gpt_options *o, const struct gpt_model *model,
 }
 
 /* What the operators declare is what the pass has allocated, to the byte. */
-static int check_activations(const struct gpt_device *device, const struct gpt_model *model,
-                             const struct gpt_pass *pass, struct cst_err *err)
+static int check_activations(const struct gpt_device *device, const struct gpt_options *o,
+                             const struct gpt_model *model, const struct gpt_pass *pass,
+                             struct cst_err *err)
 {
     const struct gpt_cuda_pass *p = (const struct gpt_cuda_pass *)(const void *)pass;
     uint64_t bytes = 0;
@@ -130,7 +131,7 @@ static int check_activations(const struct gpt_device *device, const struct gpt_m
         return 0;
     }
     for (uint32_t i = 0; i < model->n_operators; i++) {
-        bytes += device->ops->activation_bytes(device, model, i);
+        bytes += gpt_device_activations(o, model, i);
     }
     return bytes == p->a.bytes
                ? 0
@@ -153,7 +154,7 @@ static int run_on(struct gpt_device *device, const struct gpt_options *o,
     }
     rc = device->ops->open_pass(device, model, o->batch, &pass, err);
     if (rc == 0) {
-        rc = check_activations(device, model, pass, err);
+        rc = check_activations(device, o, model, pass, err);
         rc = rc == 0 ? run_steps(o, model, pass, store, run, err) : rc;
         pass->ops->close(pass);
     }

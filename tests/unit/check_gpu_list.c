@@ -13,7 +13,7 @@
 
 static const char three[] =
     "{\"gpus\": [{\"index\": 0, \"uuid\": \"" A "\", \"name\": \"NVIDIA A\", "
-    "\"memory_bytes\": 1000000, \"node\": 1}, {\"index\": 1, \"uuid\": \"" B "\", "
+    "\"memory_bytes\": 1000000, \"node\": 1, \"mps\": true}, {\"index\": 1, \"uuid\": \"" B "\", "
     "\"name\": \"NVIDIA B\", \"memory_bytes\": 2000000}, {\"index\": 2, \"uuid\": \"" C "\", "
     "\"name\": \"NVIDIA C\", \"memory_bytes\": 500000}], \"driver\": 13000}\n";
 
@@ -46,6 +46,7 @@ START_TEST(a_list_is_read)
     ck_assert_str_eq(list.v[1].name, "NVIDIA B");
     ck_assert_uint_eq(list.v[1].memory_bytes, 2000000);
     ck_assert_int_eq(list.v[0].os_node, 1);
+    ck_assert(list.v[0].mps && !list.v[1].mps);
     ck_assert_int_eq(list.v[1].os_node, -1);
 }
 END_TEST

@@ -97,15 +97,6 @@ static struct gpt_activation_size size_of(const struct gpt_device *device,
     return gpt_cuda_pass_size(o, model, o->batch);
 }
 
-/* How many rows the experts of a mixture get is known when the router has run. */
-static uint64_t cuda_activation_bytes(const struct gpt_device *device,
-                                      const struct gpt_model *model, uint32_t number)
-{
-    const struct gpt_activation_size size = size_of(device, model);
-
-    return model->experts > 0 ? 0 : gpt_activations_bytes(&size, number);
-}
-
 static int cuda_plan_stash(const struct gpt_device *device, const struct gpt_model *model,
                            struct gpt_stash_plan *out, struct cst_err *err)
 {
@@ -155,7 +146,6 @@ static const struct gpt_device_ops cuda_ops = {
     .break_states = cuda_break_states,
     .passes = cuda_passes,
     .describe_rows = cuda_describe_rows,
-    .activation_bytes = cuda_activation_bytes,
     .plan_stash = cuda_plan_stash,
     .open_pass = cuda_open_pass,
     .open_view = cuda_open_view,
@@ -216,4 +206,13 @@ int gpt_device_cuda_open(struct gpt_device **out, const struct gpt_options *opti
     }
     *out = &d->head;
     return 0;
+}
+
+/* How many rows the experts of a mixture get is known when the router has run. */
+uint64_t gpt_device_cuda_activations(const struct gpt_options *options,
+                                     const struct gpt_model *model, uint32_t number)
+{
+    const struct gpt_activation_size size = gpt_cuda_pass_size(options, model, options->batch);
+
+    return model->experts > 0 ? 0 : gpt_activations_bytes(&size, number);
 }

@@ -52,6 +52,10 @@ class Declaration(NamedTuple):
     tokens: int  #: Of a micro-batch of one rank; 0: unknown.
     activations: int = 0  #: Bytes that the program allocates on its GPU itself; 0: unknown.
 
+    def activation_bytes(self, unit: str) -> int:
+        """Return what ``unit`` declares: all activations for the last one, since only the sum counts."""
+        return self.activations if unit == next(reversed(self.operators)) else 0
+
     def to_json(self, name: str, world: int) -> str:
         """Return the file that ``cistern plan`` reads, for ``world`` ranks."""
         return json.dumps(
@@ -65,8 +69,9 @@ class Declaration(NamedTuple):
                         "name": operator.name,
                         "tensors": [self.tensors[p].name for p in operator.parameters],
                         "flops": operator.flops,
+                        "activation_bytes": self.activation_bytes(unit),
                     }
-                    for operator in self.operators.values()
+                    for unit, operator in self.operators.items()
                 ],
             },
             indent=1,

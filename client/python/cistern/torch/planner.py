@@ -90,8 +90,9 @@ def plan(
 
     - ``tokens``: their number in a micro-batch of one rank. Activations are not in the plan, and
       neither are the operations of attention that no weight is part of.
-    - ``pool``: the largest pool of a rank, and ``host``: memory of the machine for the states, in
-      bytes or as "6G"; 0: as much as can be used.
+    - ``pool``: the largest pool of a rank, in bytes or as "6G"; 0: what the daemon gives on the whole
+      GPU ([gpu] pool = auto), or as much as can be used if the rates do not know its memory.
+    - ``host``: memory of the machine for the states; 0: as much as can be used.
     - ``rates``: a file of rates, by default that of this machine, or "a100" for published ones.
     - ``on``: the kind of device of each rank, by its name in the rates; by default the first one.
     - ``flops``: floating-point operations per second of this device. The rates of ``cistern probe``

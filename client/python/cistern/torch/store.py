@@ -71,14 +71,12 @@ class Store:
             )
             for name, tensor in declaration.tensors.items()
         }
-        last = next(reversed(declaration.operators), None)
         self._operators = {
             unit: job.operator(
                 operator.name,
                 [self._numbers[name] for name in operator.parameters],
                 flops=operator.flops,
-                # The daemon counts the sum of all operators.
-                activation_bytes=declaration.activations if unit == last else 0,
+                activation_bytes=declaration.activation_bytes(unit),
             )
             for unit, operator in declaration.operators.items()
         }

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/memory/card.h"
+#include "offload/plan/card.h"
 
-#include "daemon/daemon.h"
-#include "daemon/job/job.h"
 #include "proto/size.h"
 
 #include <stdarg.h>
@@ -26,19 +24,19 @@ static uint64_t at_most(uint64_t bytes, uint64_t limit)
     return bytes < limit ? bytes : limit;
 }
 
-static void add_context(struct cstd_card *card)
+static void add_context(struct cst_card *card)
 {
     card->n_contexts++;
     card->context_bytes += at_most(CONTEXT_BYTES, card->memory_bytes / CONTEXT_SHARE);
 }
 
-void cstd_card_init(struct cstd_card *card, uint64_t memory_bytes)
+void cst_card_init(struct cst_card *card, uint64_t memory_bytes)
 {
-    *card = (struct cstd_card){.memory_bytes = memory_bytes};
+    *card = (struct cst_card){.memory_bytes = memory_bytes};
     add_context(card);
 }
 
-void cstd_card_add_rank(struct cstd_card *card, uint64_t activation_bytes)
+void cst_card_add_rank(struct cst_card *card, uint64_t activation_bytes)
 {
     add_context(card);
     card->workspace_bytes += at_most(WORKSPACE_BYTES, card->memory_bytes / WORKSPACE_SHARE);
@@ -49,7 +47,7 @@ void cstd_card_add_rank(struct cstd_card *card, uint64_t activation_bytes)
     }
 }
 
-uint64_t cstd_card_bytes(const struct cstd_card *card)
+uint64_t cst_card_bytes(const struct cst_card *card)
 {
     return card->context_bytes + card->workspace_bytes + card->activation_bytes +
            card->assumed_bytes;
@@ -74,7 +72,7 @@ __attribute__((format(printf, 4, 5))) static void add_part(char *out, size_t n, 
     va_end(args);
 }
 
-void cstd_card_words(const struct cstd_card *card, char *out, size_t n)
+void cst_card_words(const struct cst_card *card, char *out, size_t n)
 {
     out[0] = '\0';
     add_part(out, n, card->context_bytes, "%u CUDA context%s", card->n_contexts,
@@ -85,49 +83,16 @@ void cstd_card_words(const struct cstd_card *card, char *out, size_t n)
              card->n_undeclared, card->n_undeclared == 1 ? "" : "s");
 }
 
-uint64_t cstd_card_activations(const struct cstd_job *job, uint32_t rank)
+uint64_t cst_card_activations(const struct cst_model *model, uint32_t rank)
 {
     uint64_t bytes = 0;
 
-    for (uint32_t i = 0; i < job->model.n_operators; i++) {
-        const struct cst_layout_operator *op = &job->model.operators[i];
+    for (uint32_t i = 0; i < model->n_operators; i++) {
+        const struct cst_layout_operator *op = &model->operators[i];
 
         if ((op->ranks >> rank & 1) != 0) {
             bytes += at_most(op->activation_bytes, MOST_ACTIVATIONS - bytes);
         }
     }
     return bytes;
-}
-
-void cstd_card_count(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu,
-                     struct cstd_card *out)
-{
-    const struct cstd_job *job;
-
-    cstd_card_init(out, gpu->memory_bytes);
-    TAILQ_FOREACH(job, &daemon->jobs.living, link)
-    {
-        bool rests = job->successor != NULL || job->memory.parked;
-
-        for (uint32_t r = 0; r < job->world; r++) {
-            if (job->workers[r].gpu == gpu && (!rests || job->workers[r].present)) {
-                cstd_card_add_rank(out, cstd_card_activations(job, r));
-            }
-        }
-    }
-}
-
-void cstd_card_update(const struct cstd_daemon *daemon, struct cstd_gpu *gpu)
-{
-    struct cstd_card card;
-    char words[CSTD_CARD_WORDS], size[CST_SIZE_TEXT];
-
-    if (!gpu->pool_auto) {
-        return;
-    }
-    cstd_card_count(daemon, gpu, &card);
-    cstd_card_words(&card, words, sizeof words);
-    gpu->pool.set_aside = cstd_card_bytes(&card);
-    (void)snprintf(gpu->set_aside_words, sizeof gpu->set_aside_words, "of the card's %s (%s)",
-                   cst_size_text(gpu->memory_bytes, size), words);
 }

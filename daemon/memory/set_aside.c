@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/set_aside.h"
+
+#include "daemon/daemon.h"
+#include "daemon/job/job.h"
+#include "proto/size.h"
+
+#include <stdio.h>
+
+void cstd_set_aside_count(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu,
+                          struct cst_card *out)
+{
+    const struct cstd_job *job;
+
+    cst_card_init(out, gpu->memory_bytes);
+    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    {
+        bool rests = job->successor != NULL || job->memory.parked;
+
+        for (uint32_t r = 0; r < job->world; r++) {
+            if (job->workers[r].gpu == gpu && (!rests || job->workers[r].present)) {
+                cst_card_add_rank(out, cst_card_activations(&job->model, r));
+            }
+        }
+    }
+}
+
+void cstd_set_aside_update(const struct cstd_daemon *daemon, struct cstd_gpu *gpu)
+{
+    struct cst_card card;
+    char words[CST_CARD_WORDS], size[CST_SIZE_TEXT];
+
+    if (!gpu->pool_auto) {
+        return;
+    }
+    cstd_set_aside_count(daemon, gpu, &card);
+    cst_card_words(&card, words, sizeof words);
+    gpu->pool.set_aside = cst_card_bytes(&card);
+    (void)snprintf(gpu->set_aside_words, sizeof gpu->set_aside_words, "of the card's %s (%s)",
+                   cst_size_text(gpu->memory_bytes, size), words);
+}
