@@ -3,6 +3,7 @@
  * memory, formats of moments. */
 #include "offload/layout/matrices.h"
 #include "offload/update/buffers.h"
+#include "offload/update/lent_memory.h"
 #include "offload/plan/pipeline.h"
 #include "tests/lib/declare.h"
 #include "tests/lib/suite.h"
@@ -299,6 +300,35 @@ START_TEST(rooms_are_drawn)
 }
 END_TEST
 
+/* Device updates in memory that the pool lends take as long as in a reservation of the same size,
+ * and the step is not longer. _i: k. */
+START_TEST(lent_as_reserved)
+{
+    const uint32_t n_buffers = 3; /* as cst_buffers_want has */
+    struct cst_replay_result nodes, reserved, lent;
+    struct cst_lent_division division;
+
+    open_chain(1, true, 0, 1e9);
+    rig.rates.nodes[0].update /= 10;
+    nodes = plan_rig_run(&rig);
+    plan_rig_rooms(&rig, 1, cst_buffers_want(&rig.layout, 1), (uint32_t)_i, 0);
+    reserved = plan_rig_run(&rig);
+    rig.pools[0].parts[0].n_blocks += n_buffers * 16;
+    rig.pools[0].parts[0].blocks_per_slab = rig.pools[0].parts[0].n_blocks;
+    rig.rooms[0] = (struct cst_core_device_reservation){.engine = 1, .lent = true, .rank = 0};
+    cst_lent_memory_divide(&rig.layout, 0, rig.pools[0].parts, &division);
+    ck_assert_uint_ge(division.buffers.n, n_buffers);
+    lent = plan_rig_run(&rig);
+    printf(
+        "k = %d: updates %.2f ms in a reservation, %.2f ms in lent memory; steps %.2f and %.2f\n",
+        _i, (double)reserved.update_ns / 1e6, (double)lent.update_ns / 1e6,
+        (double)reserved.step_ns / 1e6, (double)lent.step_ns / 1e6);
+    ck_assert_uint_lt(lent.update_ns, nodes.update_ns);
+    ck_assert_double_le((double)lent.update_ns, 1.05 * (double)reserved.update_ns);
+    ck_assert_double_le((double)lent.step_ns, 1.05 * (double)reserved.step_ns);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("replay of updates");
@@ -312,5 +342,6 @@ int main(void)
     tcase_add_loop_test(tc, bytes_are_the_layouts, 0, 30);
     tcase_add_test(tc, only_buffers_count);
     tcase_add_test(tc, rooms_are_drawn);
+    tcase_add_loop_test(tc, lent_as_reserved, 2, 5);
     return suite_run(suite);
 }
