@@ -7,13 +7,10 @@
 
 #include <string.h>
 
-/* Return the size of a device's memory as plan has it. Plans leave out lent memory, which takes
- * nothing. */
+/* Return the size of a device's memory as plan has it. */
 static uint64_t device_bytes(uint64_t bytes)
 {
-    return bytes == CST_DEVICE_UPDATE_AUTO   ? CST_PLAN_DEVICE_UPDATE_AUTO
-           : bytes == CST_DEVICE_UPDATE_LENT ? 0
-                                             : bytes;
+    return bytes == CST_DEVICE_UPDATE_AUTO ? CST_PLAN_DEVICE_UPDATE_AUTO : bytes;
 }
 
 int cli_plan_config(struct cli *cli, struct cst_err *err)

@@ -248,7 +248,8 @@ int cli_plan_input_open(struct cli_plan_input *input, const struct cli *cli, str
     input->config.runtime_only = !wish->what_if;
     input->config.max_events = wish->what_if ? 0 : CST_PLAN_JOB_EVENTS;
     input->config.overlap = (enum cst_overlap)wish->overlap;
-    input->config.device_update_bytes = wish->device_update_bytes;
+    input->config.lent = wish->device_update_bytes == CST_DEVICE_UPDATE_LENT;
+    input->config.device_update_bytes = input->config.lent ? 0 : wish->device_update_bytes;
     input->config.device_states = wish->device_states;
     input->config.states =
         (struct cst_layout_states){.optimizer = (enum cst_optimizer)wish->optimizer,

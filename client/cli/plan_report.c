@@ -279,6 +279,15 @@ static void print_updates(const struct cli_plan_input *input, const struct cst_p
                  cst_moments_names[input->config.states.moments],
                  cli_seconds((double)p->update_ns * 1e-9, a),
                  cli_seconds((double)p->update_hidden_ns * 1e-9, b));
+    if (input->config.lent && best->n_buffers > 0) {
+        (void)printf(
+            "lent      memory of the pool for %u chunks at a time; one of %u chunks of each "
+            "node is updated there; up %s, down %s\n",
+            best->n_buffers, best->interleave, cli_bytes(p->states_up, a),
+            cli_bytes(p->states_down, b));
+    } else if (input->config.lent) {
+        (void)printf("lent      nothing: the pool has too few blocks for an update\n");
+    }
     if (best->device_update_bytes == 0) {
         return;
     }

@@ -5,33 +5,6 @@
 
 #include <stdlib.h>
 
-/* The engines whose memory the accelerator of @engine cannot access. If one rank represents all,
- * its accelerator stands for several that cannot access each other's memory. */
-static uint64_t find_unreachable(const struct cst_search *s, uint32_t engine)
-{
-    if (!cst_search_is_apart(s)) {
-        return 0;
-    }
-    return s->stands_for > 1 || engine >= 64 ? UINT64_MAX : ~(UINT64_C(1) << engine);
-}
-
-static void fill_pools(const struct cst_search *s, const struct cst_plan_point *point,
-                       const struct cst_layout *layout, uint32_t world, struct cst_core_pool *pools)
-{
-    uint32_t n_nodes = s->config->n_nodes == 0 ? 1 : s->config->n_nodes;
-
-    for (uint32_t rank = 0; rank < world; rank++) {
-        pools[rank] =
-            (struct cst_core_pool){.engine = s->host ? 0 : n_nodes + rank,
-                                   .worker_copies = !s->host && s->config->worker_copies &&
-                                                    !layout->states.grad_over_weight,
-                                   .unreachable = find_unreachable(s, n_nodes + rank)};
-        for (uint32_t i = 0; i < layout->n_classes; i++) {
-            pools[rank].parts[i].n_blocks = point->n_blocks[i];
-        }
-    }
-}
-
 int cst_search_simulate(const struct cst_search *s, const struct cst_plan_point *point,
                         const struct cst_layout *layout, struct cst_replay_config *replay,
                         struct cst_replay_result *out, struct cst_err *err)
@@ -53,7 +26,7 @@ int cst_search_simulate(const struct cst_search *s, const struct cst_plan_point 
     if (pools == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory to replay a plan");
     }
-    fill_pools(s, point, layout, world, pools);
+    cst_search_pools(s, point, layout, world, pools);
     core.n_reservations = cst_reservation_list(s, point, layout, rooms, &core.interleave);
     replay->core = &core;
     replay->rates = &s->rates;

@@ -3,6 +3,7 @@
 #include "offload/plan/knobs.h"
 
 #include "offload/update/buffers.h"
+#include "offload/update/lent_memory.h"
 #include "offload/layout/packing.h"
 #include "offload/plan/reservation.h"
 
@@ -27,16 +28,32 @@ static void describe_least(const struct cst_search *s, const struct cst_layout *
     }
 }
 
+/* Number of chunks that the device reservation @room, or the pool that lends, holds at a time. */
+static uint32_t count_buffers(const struct cst_search *s, const struct cst_plan_point *point,
+                              const struct cst_layout *layout,
+                              const struct cst_core_device_reservation *room)
+{
+    struct cst_core_pool pools[CST_CORE_MAX_WORLD];
+    struct cst_lent_division division;
+    struct cst_buffers buffers;
+
+    if (room->lent) {
+        cst_search_pools(s, point, layout, s->world, pools);
+        cst_lent_memory_divide(layout, room->rank, pools[room->rank].parts, &division);
+        return division.buffers.n;
+    }
+    cst_buffers_divide(&buffers, layout, room->bytes);
+    return buffers.n;
+}
+
 static void describe_reservation(const struct cst_search *s, const struct cst_plan_point *point,
                                  const struct cst_layout *layout, struct cst_plan_choice *choice)
 {
     struct cst_core_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
-    struct cst_buffers buffers;
 
     describe_least(s, layout, choice);
     if (cst_reservation_list(s, point, layout, rooms, &choice->interleave) > 0) {
-        cst_buffers_divide(&buffers, layout, rooms[0].bytes);
-        choice->n_buffers = buffers.n;
+        choice->n_buffers = count_buffers(s, point, layout, &rooms[0]);
     }
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         choice->n_staying += layout->chunks[c].device != 0;

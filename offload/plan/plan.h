@@ -96,6 +96,9 @@ struct cst_plan_config {
      * that is 0. Needs fp32 moments, gradients in rows of their own and, if it is a number of
      * bytes, a device_update_bytes that is one too. */
     uint64_t device_states;
+    /* The ranks' pools on accelerators lend memory for updates (offload/update/lent_memory.h).
+     * device_update_bytes and device_states are 0. Ignored if ranks compute on the host. */
+    bool lent;
     bool interleave_given; /* Use `interleave` as k, whatever the rates are. */
     /* If interleave_given: one of this many chunks of a node gets a device update; 0: none. */
     uint32_t interleave;

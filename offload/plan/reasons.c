@@ -91,7 +91,7 @@ static bool give_more(struct cst_search *s, struct cst_plan_point *point,
         return s->host;
     case DEVICE_UPDATE:
         d->update *= FASTER;
-        return point->what_if.n_at_home > 0 || point->device_update_bytes > 0;
+        return point->what_if.n_at_home > 0 || cst_search_updates_there(s, point);
     case DISK:
         s->rates.disk_read *= FASTER;
         s->rates.disk_write *= FASTER;

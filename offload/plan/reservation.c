@@ -137,6 +137,15 @@ int cst_reservation_check(const struct cst_search *s, struct cst_err *err)
                                ? c->device_update_bytes
                                : c->device_states);
     }
+    if (s->lends && (c->device_update_bytes != 0 || c->device_states != 0)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "pools that lend memory for updates cannot be combined with "
+                           "device_update_bytes or device_states");
+    }
+    if (s->lends && device->update <= 0) {
+        return cst_err_set(err, CST_EINVAL, "rates: device '%s': update is not known",
+                           device->name);
+    }
     if (s->update_request == 0 || (is_auto(s) && s->n_reservations == 0)) {
         return cst_plan_check_reservation(c, err);
     }
@@ -231,13 +240,42 @@ static uint64_t without_held(const struct cst_layout *layout, uint64_t bytes)
     return buffers.n > 0 ? buffers.n * buffers.bytes : bytes;
 }
 
+/* The engines whose memory the accelerator of @engine cannot access. If one rank represents all,
+ * its accelerator stands for several that cannot access each other's memory. */
+static uint64_t find_unreachable(const struct cst_search *s, uint32_t engine)
+{
+    if (!cst_search_is_apart(s)) {
+        return 0;
+    }
+    return s->stands_for > 1 || engine >= 64 ? UINT64_MAX : ~(UINT64_C(1) << engine);
+}
+
+void cst_search_pools(const struct cst_search *s, const struct cst_plan_point *point,
+                      const struct cst_layout *layout, uint32_t world, struct cst_core_pool *pools)
+{
+    uint32_t n_nodes = s->config->n_nodes == 0 ? 1 : s->config->n_nodes;
+
+    for (uint32_t rank = 0; rank < world; rank++) {
+        pools[rank] =
+            (struct cst_core_pool){.engine = s->host ? 0 : n_nodes + rank,
+                                   .worker_copies = !s->host && s->config->worker_copies &&
+                                                    !layout->states.grad_over_weight,
+                                   .unreachable = find_unreachable(s, n_nodes + rank)};
+        for (uint32_t i = 0; i < layout->n_classes; i++) {
+            pools[rank].parts[i].n_blocks = point->n_blocks[i];
+            pools[rank].parts[i].blocks_per_slab = point->n_blocks[i]; /* One slab per class. */
+            pools[rank].parts[i].first_slab = i;
+        }
+    }
+}
+
 uint32_t cst_reservation_list(const struct cst_search *s, const struct cst_plan_point *point,
                               const struct cst_layout *layout,
                               struct cst_core_device_reservation list[CST_CORE_MAX_UPDATE_DEVICES],
                               uint32_t *interleave)
 {
-    const struct cst_core_pool pool = {.engine = s->host ? 0 : engine_of(s, 0)};
-    uint32_t n = point->device_update_bytes > 0 ? s->n_reservations : 0;
+    uint32_t n = cst_search_updates_there(s, point) ? s->n_reservations : 0;
+    struct cst_core_pool pools[CST_CORE_MAX_WORLD];
     struct cst_interleave machine = {0};
 
     for (uint32_t i = 0; i < n; i++) {
@@ -245,9 +283,12 @@ uint32_t cst_reservation_list(const struct cst_search *s, const struct cst_plan_
 
         list[i] = (struct cst_core_device_reservation){
             .engine = engine_of(s, i),
-            .bytes = s->stands_for > 1 ? without_held(layout, bytes) : bytes};
+            .bytes = s->stands_for > 1 ? without_held(layout, bytes) : bytes,
+            .lent = s->lends,
+            .rank = s->lends ? i : 0};
     }
-    cst_pipeline_describe(&machine, layout, list, n, &pool, 1);
+    cst_search_pools(s, point, layout, s->world, pools);
+    cst_pipeline_describe(&machine, layout, list, n, pools, s->lends ? s->world : 1);
     cst_pipeline_rates(&machine, &s->rates, &s->rates.devices[s->accelerator]);
     *interleave =
         s->config->interleave_given ? s->config->interleave : cst_interleave_choose(&machine);

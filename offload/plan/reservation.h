@@ -29,6 +29,9 @@ uint64_t cst_reservation_bytes(const struct cst_search *search, const struct cst
 /* Fill in the accelerators with states, for a layout. */
 void cst_reservation_devices(const struct cst_search *search, const struct cst_plan_point *point,
                              struct cst_layout_config *config);
+/* The pools of the point's first @world ranks. Their segments are NULL. */
+void cst_search_pools(const struct cst_search *search, const struct cst_plan_point *point,
+                      const struct cst_layout *layout, uint32_t world, struct cst_core_pool *pools);
 /* The device reservations of the point: returns their number, and k in *interleave. */
 uint32_t cst_reservation_list(const struct cst_search *search, const struct cst_plan_point *point,
                               const struct cst_layout *layout,

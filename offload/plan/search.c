@@ -140,7 +140,8 @@ static void choose_devices(struct cst_search *s)
     s->grain = c->device_grain > 0 ? c->device_grain : s->host ? HOST_GRAIN : CST_SEARCH_GRAIN;
     s->update_request =
         cst_plan_chooses_reservation(c) ? CST_PLAN_DEVICE_UPDATE_AUTO : c->device_update_bytes;
-    if (s->update_request == 0) {
+    s->lends = c->lent && !s->host;
+    if (s->update_request == 0 && !s->lends) {
         return;
     }
     if (s->host) {
@@ -157,12 +158,12 @@ static void choose_devices(struct cst_search *s)
 
 /* Number of ranks that one simulated rank represents: all, if they do the same. Exception: with
  * more than two ranks, updates may make the sums of the real ranks' contributions in other cases
- * than for one rank. */
+ * than for one rank. Of pools that lend memory, each is simulated. */
 static uint32_t count_alike(const struct cst_search *s)
 {
     bool fuses = s->host && s->config->overlap == CST_OVERLAP_EARLY && s->world > 2;
 
-    return !fuses && all_alike(s->config->model, s->world) ? s->world : 1;
+    return !fuses && !s->lends && all_alike(s->config->model, s->world) ? s->world : 1;
 }
 
 uint64_t cst_search_events(const struct cst_plan_config *config)

@@ -89,6 +89,7 @@ struct cst_search {
     uint64_t grain; /* Granularity of accelerators' memory in bytes. */
     /* device_update_bytes of the configuration, or what its device_states imply. */
     uint64_t update_request;
+    bool lends;  /* The ranks' pools lend memory for updates. */
     bool splits; /* The search now tries states that stay on accelerators, as its own choice. */
     /* Fastest step without states on accelerators; UINT64_MAX: nothing fits. */
     uint64_t without_ns;
@@ -122,6 +123,13 @@ struct cst_search {
 };
 
 /* -- search.c --------------------------------------------------------------------------------- */
+
+/* True if accelerators update chunks of the point. */
+static inline bool cst_search_updates_there(const struct cst_search *search,
+                                            const struct cst_plan_point *point)
+{
+    return point->device_update_bytes > 0 || search->lends;
+}
 
 /* True if several ranks compute on accelerators that cannot access each other's memory. */
 static inline bool cst_search_is_apart(const struct cst_search *search)

@@ -546,6 +546,37 @@ START_TEST(sums_in_host_memory)
 }
 END_TEST
 
+/* -- lent memory ---------------------------------------------------------------------------- */
+
+/* A plan for pools that lend memory predicts device updates without a reservation: steps are
+ * shorter than with updates by nodes alone, and a replay gives the promised step. */
+START_TEST(lent_is_planned)
+{
+    struct cst_replay_result r;
+    struct cst_err err;
+    uint64_t without;
+
+    declare_slow(1 + (uint32_t)_i);
+    search();
+    without = f.plans.best.predicted.step_ns;
+    f.config.lent = true;
+    search();
+    printf("%d ranks: %.2f ms without, %.2f ms in lent memory, one of %u chunks, %u buffers\n",
+           1 + _i, (double)without / 1e6, (double)f.plans.best.predicted.step_ns / 1e6,
+           f.plans.best.interleave, f.plans.best.n_buffers);
+    ck_assert_uint_gt(f.plans.best.n_buffers, 0);
+    ck_assert_uint_gt(f.plans.best.interleave, 0);
+    ck_assert_uint_eq(f.plans.best.device_update_bytes, 0);
+    ck_assert_uint_gt(f.plans.best.predicted.states_up, 0);
+    ck_assert_uint_lt(f.plans.best.predicted.step_ns, without);
+    ck_assert_uint_le(f.plans.best.bound_ns, f.plans.best.predicted.step_ns);
+    ck_assert_int_eq(cst_plan_replay(&f.config, &f.plans.best, 0, NULL, NULL, &r, &err), CST_OK);
+    ck_assert_mem_eq(&r, &f.plans.best.predicted, sizeof r);
+    f.config.device_update_bytes = 64 << 20;
+    refuse(CST_EINVAL, "cannot be combined with");
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("plans of updates");
@@ -567,6 +598,8 @@ int main(void)
     for (int i = (int)suite_first(5); i < 48; i += (int)suite_stride(5)) {
         tcase_add_loop_test(tc, combinations, i, i + 1);
     }
+    tc = suite_case(suite, "lent", search_rig_setup, search_rig_teardown);
+    tcase_add_loop_test(tc, lent_is_planned, 0, 2);
     tc = suite_case(suite, "sums", search_rig_setup, search_rig_teardown);
     tcase_add_test(tc, sums_in_host_memory);
     tc = suite_case(suite, "what does not fit", search_rig_setup, search_rig_teardown);
