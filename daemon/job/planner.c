@@ -73,11 +73,13 @@ static void choose_rooms(const struct cstd_job *job, struct cstd_plan_search *s)
 {
     const struct cstd_worker *worker = &job->workers[0];
     bool open = job->state == CSTD_JOB_DECLARING && cstd_device_reservation_is_open(worker);
+    bool lent = cstd_device_reservation_is_lent(worker);
     uint32_t i;
 
     s->config.overlap = job->options.overlap;
     s->config.apart = cstd_rank_devices_landings(job) == CST_LANDINGS_SHARED;
-    if (worker->accelerator == NULL || (worker->device_update_bytes == 0 && !open)) {
+    s->config.lent = lent;
+    if (worker->accelerator == NULL || (worker->device_update_bytes == 0 && !open && !lent)) {
         return;
     }
     i = cstd_planner_rates_add(job->daemon, &s->rates, worker->accelerator);
