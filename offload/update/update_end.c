@@ -88,7 +88,7 @@ static bool fall_back(struct cst_core *core, const struct cst_flight *flight,
     if (flight->kind == CST_FLIGHT_DEVICE_UPDATE) {
         return true; /* The UPDATE of the chunk fails with this command, or has failed. */
     }
-    if (on_device && cst_lent_memory_is_recalled(core, flight)) {
+    if (on_device && event->status == CST_ECANCELLED && cst_lent_memory_is_recalled(core, flight)) {
         cst_device_update_vacate(core, flight->chunk);
         if (cst_event_engine_lost(event) || !cst_device_update_move(core, flight->chunk)) {
             cst_update_back_to_node(core, flight->chunk);

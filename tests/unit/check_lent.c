@@ -265,6 +265,35 @@ START_TEST(updates_move)
 }
 END_TEST
 
+/* An accelerator fails while the buffer is recalled: this is a failure, and the node makes the
+ * update. */
+START_TEST(failure_during_a_recall)
+{
+    unsigned n = 0;
+
+    open_lent(BUFFER_BLOCKS + MIN_BLOCKS, 1);
+    room_commit(&rig, N_CHUNKS);
+    for (uint32_t c = 0; c <= MIN_BLOCKS; c++) {
+        (void)rig_fetch(&rig, 0, c);
+    }
+    drop_recalled(0);
+    while (n < 5) { /* 4 COPYs up, and the UPDATE of chunk 0 */
+        unsigned i = 0;
+
+        while (rig.commands[i].chunk != 0) {
+            i++;
+        }
+        n++;
+        rig_done(&rig, rig.commands[i].ticket, n < 5 ? CST_OK : CST_EGPU,
+                 n < 5 ? NULL : "launch failed");
+    }
+    ck_assert_uint_eq(rig_stats(&rig).n_reservation_failures, 1);
+    rig_drain(&rig);
+    ck_assert_uint_eq(rig_stats(&rig).n_updates, N_CHUNKS);
+    ck_assert_uint_eq(rig_stats(&rig).n_lent_updates, 0);
+}
+END_TEST
+
 /* A driver may ignore recalls: the fetch then waits until all updates in the buffer are
  * complete. */
 START_TEST(recall_ignored)
@@ -303,6 +332,7 @@ int main(void)
     tcase_add_test(blocks, block_in_use);
     tcase_add_test(recalls, fetch_recalls);
     tcase_add_test(recalls, updates_move);
+    tcase_add_test(recalls, failure_during_a_recall);
     tcase_add_test(recalls, recall_ignored);
     return suite_run(suite);
 }
