@@ -14,8 +14,8 @@
  *
  *   weights        copies from arenas | event 3 | copies | event 4 |   the program's stream waits
  *                                                                      for them if necessary
- *   arrays         copies to edges and back | event 9 | ...            begin after the work that
- * the program's stream had
+ *   arrays         copies to edges and back | event 9 | ...            each begins after the work
+ *                                                                      that the stream had
  *
  * The host functions run in the side stream, because they would hold up the program's stream. */
 #ifndef CST_CLIENT_CUDA_H
@@ -79,8 +79,8 @@ struct cst_cuda {
     CUevent *idle;                  /* Events that no open mark uses. */
     uint32_t n_idle;                /* Number of entries in idle. */
     struct cstc_queue weights, arrays; /* Copies of weights, and of arrays of edges. */
-    CUevent
-        put; /* Recorded in the program's stream before a copy of an array; NULL: not created. */
+    /* Recorded in the program's stream before a copy of an array; NULL: not created. */
+    CUevent put;
     struct cstc_host *hosts;          /* Memory known by map_host. Owned. */
     uint32_t n_hosts, hosts_capacity; /* Numbers of entries in hosts, used and allocated. */
     /* The newest unique id of NCCL that this rank has made, and whether nobody joins with it. For

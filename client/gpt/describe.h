@@ -23,8 +23,7 @@
 #include "client/gpt/options.h"
 
 /* Cost of operator @number of @model for one micro-batch in each rank: what a job declares, and
- * what
- * --describe writes. The device of @options need not be open. */
+ * what --describe writes. The device of @options need not be open. */
 struct cst_operator_cost gpt_describe_cost(const struct gpt_options *options,
                                            const struct gpt_model *model, uint32_t number);
 

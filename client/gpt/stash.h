@@ -52,7 +52,8 @@ int gpt_stash_after(const struct gpt_stash *stash, struct gpt_store *store,
                     const struct gpt_operator *op, enum cst_direction direction,
                     struct cst_err *err);
 
-/* The pass has failed: wait until no copy uses its memory any more. */
+/* The pass has failed: wait until no copy uses its memory any more. On a GPU, the stream waits, and
+ * not this thread. */
 void gpt_stash_end(const struct gpt_stash *stash, struct gpt_store *store);
 
 #endif

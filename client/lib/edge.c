@@ -379,7 +379,7 @@ static int open_for(struct cst_job *job, int edge, uint32_t number, enum cstc_sl
     return rc == CST_OK ? open_slot(job, edge, number, use, s, err) : rc;
 }
 
-/* Copy now what a thread or the device would copy beside. */
+/* Copy at once, in this thread if the job has no GPU. */
 static int copy_now(struct cst_job *job, struct search *s, void *data, uint64_t bytes,
                     struct cst_err *err)
 {

@@ -45,8 +45,8 @@ bool cstc_edge_by_device(const struct cst_job *job);
 int cstc_edge_map(struct cst_job *job, uint32_t number, int fd, uint64_t bytes,
                   struct cst_err *why);
 
-/* A sync has begun, or the memory is about to be unmapped: finish the copies that were started. No
- * slot is between two parts any more. */
+/* A sync is about to begin, or the memory is about to be unmapped: finish the copies that were
+ * started. No slot is between two parts any more. */
 void cstc_edge_forget(struct cst_job *job);
 
 /* edge_memory.c: unmap the memory of all edges, except in a forked child, which does not have it.

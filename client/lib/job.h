@@ -138,9 +138,10 @@ struct cst_job {
     struct cstc_batch *batches; /* All batches, in flight or not. Owned. */
     int begun;                  /* The operator that has begun, or -1. */
     bool begun_backward;        /* Direction of that operator. */
-    /* Time for which this rank has slept in waits for other ranks since it asked the daemon, ms. It
-     * is of all waits together: when a job is removed, the daemon clears its memory, and `over` in
-     * it, again and again. Slots look free each time, so that a single wait may always be short. */
+    /* Time in which this rank has looked in vain for what it waits for from other ranks, since it
+     * asked the daemon, ms. It is of all waits together: when a job is removed, the daemon clears
+     * its memory, and `over` in it, every half second. Slots look free each time, so that a single
+     * wait may always be short. */
     uint32_t asleep_ms;
     struct cst_comm *comms;      /* Communicators that are open (client/comm). Owned. */
     struct cstc_pending pending; /* The call that has begun and not ended. */

@@ -4,8 +4,7 @@
 enum {
     /* Time between two looks at the connection. The end of the daemon wakes nobody. */
     LOOK_MS = 100,
-    /* Time slept between two questions to the daemon, in all waits together: see `asleep_ms` in
-     * struct cst_job. */
+    /* Time between two questions to the daemon: see `asleep_ms` in struct cst_job. */
     QUESTION_MS = 500,
 };
 

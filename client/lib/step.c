@@ -13,9 +13,12 @@ static int start_sync(struct cst_job *job, struct cst_err *err)
 {
     Cistern__Sync msg = CISTERN__SYNC__INIT;
     struct cst_err cause;
-    int rc = cstc_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_SYNC, &msg.base,
-                             CISTERN__MSG_TYPE__MSG_SYNCED, &cistern__synced__descriptor, err);
+    int rc;
 
+    /* Once all ranks have synced, another one may write to the slots. */
+    cstc_edge_forget(job);
+    rc = cstc_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_SYNC, &msg.base,
+                         CISTERN__MSG_TYPE__MSG_SYNCED, &cistern__synced__descriptor, err);
     if (rc != CST_OK) {
         return rc;
     }
@@ -27,7 +30,6 @@ static int start_sync(struct cst_job *job, struct cst_err *err)
     job->micro_batch = 0;
     job->prepared = false;
     cst_sequence_forget(&job->sequence);
-    cstc_edge_forget(job);
     return CST_OK;
 }
 

@@ -4,6 +4,7 @@
 #include "daemon/job/base_job.h"
 #include "daemon/daemon.h"
 #include "daemon/ledger/lent_slabs.h"
+#include "daemon/memory/set_aside.h"
 #include "daemon/report/log.h"
 #include "proto/size.h"
 
@@ -80,6 +81,16 @@ bool cstd_done_is(const struct cstd_job *job)
     return job->memory.parked && job->successor == NULL && all_left(job);
 }
 
+/* What other jobs have had on the GPUs may have changed since the last count. */
+static void count_again(const struct cstd_job *job)
+{
+    for (uint32_t r = 0; r < job->world; r++) {
+        if (job->workers[r].gpu != NULL) {
+            cstd_set_aside_update(job->daemon, job->workers[r].gpu);
+        }
+    }
+}
+
 int cstd_done_resume(struct cstd_job *job, struct cst_err *err)
 {
     struct cstd_gpu *gpus[CST_CORE_MAX_WORLD];
@@ -91,8 +102,12 @@ int cstd_done_resume(struct cstd_job *job, struct cst_err *err)
     for (uint32_t r = 0; r < job->world; r++) {
         gpus[r] = job->workers[r].gpu;
     }
+    job->resumes = true;
+    count_again(job);
     rc = cstd_memory_unpark(&job->memory, &job->layout, gpus, err);
     if (rc != CST_OK) {
+        job->resumes = false;
+        count_again(job);
         return cst_err_prefix(
             err, "the pools of job '%s' were freed, and cannot be allocated again", job->name);
     }

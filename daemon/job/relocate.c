@@ -7,6 +7,7 @@
 #include "daemon/memory/rank_devices.h"
 #include "daemon/job/done.h"
 #include "daemon/ledger/lent_slabs.h"
+#include "daemon/memory/set_aside.h"
 #include "daemon/report/log.h"
 #include "daemon/wire/session.h"
 #include "daemon/job/worker.h"
@@ -92,6 +93,9 @@ int cstd_relocate_begin(struct cstd_worker *worker, const struct cstd_job_reques
     rc = cst_core_may_move(job->core, worker->rank, gone, err);
     if (rc == CST_OK) {
         cstd_lent_slabs_forget(job, worker->rank);
+        if (request->gpu != NULL) {
+            cstd_set_aside_update(job->daemon, request->gpu);
+        }
         rc = cstd_memory_move(&job->memory, &job->layout, worker->rank,
                               gone ? UINT32_C(1) << worker->gpu->engine : 0, request->gpu, err);
     }

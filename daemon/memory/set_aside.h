@@ -11,12 +11,12 @@ struct cstd_gpu;
 
 /* Count the ranks of all jobs on @gpu. A rank counts without a worker, too, because its pool
  * remains and a new worker may come; but not if its job is done, whose pools are freed, or is about
- * to be replaced by another one. */
+ * to be replaced by another one. A job that is done and about to have its pools again counts. */
 void cstd_set_aside_count(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu,
                           struct cst_card *out);
 
-/* Count again, and set the part of @gpu's budget that is not for pools. Without `pool = auto` the
- * budget is as it was configured. */
+/* Count again, and set the part of @gpu's budget that is not for pools. Called before the budget is
+ * used. Without `pool = auto` the budget is as it was configured. */
 void cstd_set_aside_update(const struct cstd_daemon *daemon, struct cstd_gpu *gpu);
 
 #endif

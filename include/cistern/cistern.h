@@ -910,7 +910,8 @@ int cst_try_next(struct cst_job *job, double loss, struct cst_unit *unit, struct
  *   - CST_EINVAL: @bytes is larger than the slots, or @data is NULL.
  *   - CST_EINVAL: cst_sync has not been called yet.
  *   - CST_EBUSY: a cst_try_... call is pending.
- *   - CST_EENGINE, CST_ELOST: as for cst_op_begin. */
+ *   - CST_EENGINE, CST_ELOST: as for cst_op_begin.
+ *   - CST_EGPU: the job's GPU has failed, and the step is void. */
 int cst_put(struct cst_job *job, int edge, uint32_t number, const void *data, uint64_t bytes,
             struct cst_err *err);
 int cst_take(struct cst_job *job, int edge, uint32_t number, void *data, uint64_t bytes,
@@ -943,13 +944,14 @@ int cst_take_end(struct cst_job *job, int edge, uint32_t number, struct cst_err 
  * are those of cst_put and cst_take, and these:
  *   - CST_EINVAL: @number is being put (taken) already.
  *   - CST_ENOMEM: the thread cannot be made.
- *   - CST_EGPU: the GPU has failed, and the step is void.
  *
  * cst_edge_wait waits until the copy that was started for @number is done, and ends the put or
  * take. It waits for the copy even if it then returns a status that is not CST_OK. cst_sync waits
  * for all copies, too. On a GPU, in an edge from a rank to itself, the job's stream waits, and this
- * thread does not: the work that is enqueued afterwards finds the copy done. Statuses:
+ * thread does not: the work that is enqueued afterwards finds the copy done. A worker whose @data
+ * is host memory waits for the stream before it accesses @data. Statuses:
  *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync.
+ *   - CST_EGPU: the job's GPU has failed, and the step is void.
  *   - CST_EINVAL: no copy was started for @number. */
 int cst_put_start(struct cst_job *job, int edge, uint32_t number, const void *data, uint64_t bytes,
                   struct cst_err *err);

@@ -5,10 +5,9 @@
  * used.
  *
  * The kernels produce the same bits as kernels/math/{update,muon,reduce,norm,cast}.h: they use
- * __fmaf_rn,
- * __fdiv_rn, __fsqrt_rn and __dadd_rn, keep the order of sums and subnormals, and store NaN as
- * those headers say. Tests compare with memcmp. Tests without a GPU compile the .cu files for the
- * processor (tests/lib/cudaemu). Tests with a GPU run the kernels on the GPU (tests/gpu).
+ * __fmaf_rn, __fdiv_rn, __fsqrt_rn and __dadd_rn, keep the order of sums and subnormals, and store
+ * NaN as those headers say. Tests compare with memcmp. Tests without a GPU compile the .cu files
+ * for the processor (tests/lib/cudaemu). Tests with a GPU run the kernels on the GPU (tests/gpu).
  *
  * All launches are asynchronous on @stream. Pointers are device addresses, or addresses of pinned
  * host memory that is mapped for the device. Rows may begin at any whole element; 16-byte aligned

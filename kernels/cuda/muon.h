@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The stages of an update by Muon on a GPU, before the update itself (kernels/math/muon.h). The
- * scratch is GPU memory. A stage can be repeated from its start, as long as the next one has not
- * begun. */
+ * scratch is GPU memory. An update can be begun again from its directions; a stage cannot be
+ * repeated, because some work in place. */
 #ifndef CST_CUDA_MUON_H
 #define CST_CUDA_MUON_H
 

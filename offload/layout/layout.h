@@ -303,8 +303,7 @@ struct cst_layout {
      * uses landings. Segment CST_LAYOUT_NO_ROW: no chunk of the node uses them. NULL: no chunk
      * does. */
     struct cst_layout_row *landings;
-    uint32_t
-        n_landings; /* CST_LAYOUT_LANDINGS for each contribution of a sum; 0: there are none. */
+    uint32_t n_landings; /* CST_LAYOUT_LANDINGS per contribution of a sum; 0: there are none. */
     enum cst_layout_landings lands; /* As configured. */
     /* Per node: scratch for updates by Muon, each in a segment of its own. Segment
      * CST_LAYOUT_NO_ROW: Muon updates no chunk of the node. NULL: it updates no chunk. */

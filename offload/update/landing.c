@@ -42,11 +42,13 @@ int cst_landing_check(const struct cst_core *core, struct cst_err *err)
             if (core->layout->lands != CST_LANDINGS_SHARED && rank != other &&
                 a->engine != CST_REDUCE_SITE_HOST_MEMORY &&
                 b->engine != CST_REDUCE_SITE_HOST_MEMORY && !cst_pool_reaches(a, b->engine)) {
-                return cst_err_set(err, CST_EINVAL,
-                                   "the accelerator of rank %" PRIu32
-                                   " cannot access the memory of that of rank %" PRIu32
-                                   ", and the layout has no landings for their gradients",
-                                   rank, other);
+                return cst_err_set(
+                    err, CST_EINVAL,
+                    "the accelerator of rank %" PRIu32
+                    " cannot access the memory of that of rank %" PRIu32
+                    ", and the layout has no landings for their gradients: it was made "
+                    "when it could, or with 'peers = yes' in [gpu]",
+                    rank, other);
             }
         }
     }

@@ -7,7 +7,7 @@
  * Two kinds of gradients land:
  *
  *   - Those of chunks to which only one rank contributes, if grad rows are fp32. An accelerator
- * that added micro-batches there would read and write 4 bytes per element over its link, and the
+ *     that added micro-batches there would read and write 4 bytes per element over its link. The
  *     COPY moves 2.
  *   - Those of several ranks, if none of their accelerators can access the memory of all others.
  *

@@ -105,6 +105,17 @@ for job in one two; do
     ./cistern-gpt "${large[@]}" --steps 1 --job $job >"$tmp/$job.log" 2>&1 || fail "job $job, with a pool of what is left"
 done
 ./cistern stat | grep -q 'set aside: 12.0 MiB for 1 context$' || fail "jobs that are done have memory set aside: $(./cistern stat)"
+# The pools of a job that was done are made again beside what others have now, and not what they had.
+is_done() {
+    [ "$(./cistern jobs --json | jq -r ".[] | select(.name == \"$1\").state")" = "done" ]
+}
+deep=("${large[@]}" --layers 40 --width 128 --context 4 --batch 1 --pool 100% --job deep)
+./cistern-gpt "${deep[@]}" --steps 1 >"$tmp/deep.log" 2>&1 || fail "a job with many weights: $(cat "$tmp/deep.log")"
+poll is_done deep
+./cistern-gpt "${large[@]}" --batch 350 --steps 1 --job wide >"$tmp/wide.log" 2>&1 || fail "a job with more activations: $(cat "$tmp/wide.log")"
+poll is_done wide
+./cistern-gpt "${deep[@]}" --steps 2 >"$tmp/deep.log" 2>&1 || fail "a job that was done cannot go on: $(cat "$tmp/deep.log")"
+./cistern rm deep >/dev/null
 start busy ./cistern-gpt "${large[@]}" --steps 100000 --job busy
 told() {
     ./cistern explain busy wte >"$tmp/explained" 2>/dev/null

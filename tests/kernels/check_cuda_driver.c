@@ -155,13 +155,12 @@ START_TEST(test_probe)
     (void)setenv("CST_FAKECUDA_DEVICES", "2", 1);
     (void)setenv("CST_FAKECUDA_MEMORY", "1GiB,2GiB", 1);
     (void)setenv("CST_FAKECUDA_DRIVER", "12080", 1);
-    (void)snprintf(
-        expected, sizeof expected,
-        "{\"gpus\":[{\"index\":0,\"uuid\":\"%s\",\"name\":\"Fake GPU\",\"memory_bytes\":"
-        "1073741824,\"node\":-1,\"unreachable\":[]},{\"index\":1,\"uuid\":\"%s\",\"name\":\"Fake "
-        "GPU\",\"memory_bytes\":"
-        "2147483648,\"node\":-1,\"unreachable\":[]}],\"driver\":12080}\n",
-        fake_gpu_uuid(0), fake_gpu_uuid(1));
+    (void)snprintf(expected, sizeof expected,
+                   "{\"gpus\":[{\"index\":0,\"uuid\":\"%s\",\"name\":\"Fake GPU\",\"memory_bytes\":"
+                   "1073741824,\"node\":-1,\"unreachable\":[],\"mps\":false},"
+                   "{\"index\":1,\"uuid\":\"%s\",\"name\":\"Fake GPU\",\"memory_bytes\":"
+                   "2147483648,\"node\":-1,\"unreachable\":[],\"mps\":false}],\"driver\":12080}\n",
+                   fake_gpu_uuid(0), fake_gpu_uuid(1));
     ck_assert_str_eq(fake_gpu_probe(), expected);
     (void)setenv("CUDA_VISIBLE_DEVICES", "1", 1);
     ck_assert_ptr_null(strstr(fake_gpu_probe(), "\"index\":1"));

@@ -323,11 +323,12 @@ class Models(TorchCase):
         model = models.bf16(lambda: nn.Linear(4, 4))
         for options, words in (
             ({"timeout_ms": -1}, "timeout_ms is -1"),
-            ({"rank": -1}, "rank is -1"),
             ({"name": "a\0b"}, "zero byte"),
         ):
             with self.assertRaisesRegex(ct.CstError, words):
                 ct.attach(model, **{"job": options.pop("name", "wrong"), "device": "cpu"} | options)
+        with self.assertRaisesRegex(ValueError, "rank is -1"):
+            ct.attach(model, "wrong", device="cpu", rank=-1)
         store = self.attach(model)
         with self.assertRaisesRegex(ValueError, "'weight' is in a store already"):
             self.attach(model, "second")

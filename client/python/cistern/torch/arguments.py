@@ -80,9 +80,13 @@ def ranks(rank: int | None, world: int | None, options: JobFile) -> tuple[int, i
     if world is None and (local or "1") != os.environ.get("WORLD_SIZE", local or "1"):
         raise ValueError("cistern: all ranks of a job are on one machine")
     own = os.environ.get("LOCAL_RANK")
-    r = first(rank, options.integer("rank") if own is None else int(own), 0)
-    n = first(world, options.integer("world") if local is None else int(local), 1)
-    if integer_from(0, "rank", r) >= integer_from(1, "world", n):
+    r = integer_from(
+        0, "rank", first(rank, options.integer("rank") if own is None else int(own), 0)
+    )
+    n = integer_from(
+        1, "world", first(world, options.integer("world") if local is None else int(local), 1)
+    )
+    if r >= n:
         raise ValueError(
             f"cistern: rank is {r}, but the ranks of a job with world={n} are 0 to {n - 1}"
         )

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Collection
 from enum import IntEnum
+from operator import index
 from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
@@ -80,9 +81,10 @@ class Declaration(NamedTuple):
 
 def integer_from(least: int, name: str, value: Any) -> int:
     """Return ``value``. ValueError: it is no integer from ``least`` on; ``name`` is what it is called."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    number = None if isinstance(value, bool) or not hasattr(value, "__index__") else index(value)
+    if number is None or number < least:
         raise ValueError(f"cistern: {name} is {value!r}: an integer from {least} on is required")
-    return value
+    return number
 
 
 def in_rule(optimizer: Rule | str) -> Rule:
@@ -122,7 +124,7 @@ def declare(
         raise TypeError(
             f"cistern: param_group is {param_group!r}: a function of a name and a parameter is required"
         )
-    integer_from(0, "tokens", tokens)
+    tokens = integer_from(0, "tokens", tokens)
     parameters = list(weights.named_parameters(model))
     if not parameters:
         raise ValueError("cistern: the model has no parameters")
@@ -167,13 +169,14 @@ def declare(
 
 def _group_of(name: str, parameter: nn.Parameter, param_group: GroupOf | None) -> int:
     """Return the group of a parameter. ValueError: ``param_group`` returns none that there can be."""
-    group = 0 if param_group is None else param_group(name, parameter)
+    group: Any = 0 if param_group is None else param_group(name, parameter)
     what = f"the group that param_group returns for parameter '{name}'"
-    if integer_from(0, what, group) >= MAX_PARAM_GROUPS:
+    number = integer_from(0, what, int(group) if isinstance(group, bool) else group)
+    if number >= MAX_PARAM_GROUPS:
         raise ValueError(
             f"cistern: {what} is {group}: the groups of a job are 0 to {MAX_PARAM_GROUPS - 1}"
         )
-    return group
+    return number
 
 
 def _name_of_root(units: Collection[str]) -> str:

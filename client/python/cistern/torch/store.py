@@ -476,8 +476,10 @@ class Store:
     def close(self, *, remove: bool = False) -> None:
         """Leave the job. Its states stay in the daemon, unless ``remove``.
 
-        At the end of the program this happens by itself, unless an exception or a signal ends it. Afterwards the model cannot be used any more. A call that Ctrl-C has interrupted is given up;
-        the rank then counts as dead until it is opened again. A store can be closed twice.
+        Afterwards the model cannot be used any more. A call that Ctrl-C has interrupted is given
+        up; the rank then counts as dead until it is opened again. A store can be closed twice. At
+        the end of the program this happens by itself, unless an exception, other than that of
+        ``sys.exit``, or a signal ends it.
         """
         if not self.job.client.is_closed:
             self._leave()
