@@ -3,7 +3,9 @@
 
 import os
 import random
+import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -125,6 +127,36 @@ class Interruptions(TorchCase):
                 square(self.store.model, tokens())
             operators.job.lib = library
             self.check_next_step(discards)
+
+
+class Saving(TorchCase):
+    def test_a_save_that_was_interrupted(self) -> None:
+        """The same call goes on with it, and the buffers are saved, too."""
+        store = self.attach(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+        optimizer = store.optimizer(lr=1e-2)
+        store.model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        client, folder = store.job.client, tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder)
+        library = client._lib
+
+        class Interrupted:
+            """libcistern, whose first call of cst_try_save is pending when Ctrl-C comes."""
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(library, name)
+
+            def cst_try_save(self, *arguments: Any) -> int:
+                library.cst_try_save(*arguments)
+                raise KeyboardInterrupt
+
+        client._lib = Interrupted()
+        with self.assertRaises(KeyboardInterrupt):
+            store.save(folder)
+        client._lib = library
+        self.assertTrue(client.is_pending)
+        self.assertEqual(store.save(folder).step, 1)
+        self.assertIn("buffers.safetensors", os.listdir(os.path.join(folder, "step-00000001")))
 
 
 class PartOfTheInputs(TorchCase):

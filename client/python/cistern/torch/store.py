@@ -32,6 +32,11 @@ from cistern.torch.summary import summary
 from cistern.torch.watch import Watch
 
 
+def _checkpoint(dir: Path, step: int) -> str:
+    """Return the path of a checkpoint in the directory ``dir``."""
+    return os.path.join(os.fspath(dir), f"step-{step:08}")
+
+
 class Store:
     """The states of a model in the daemon. ``attach`` makes it.
 
@@ -259,9 +264,10 @@ class Store:
         """Number of committed steps, which is the number of the step to do now."""
         return self.job.steps
 
-    def _settle(self) -> StepResult | None:
-        """Finish the call that Ctrl-C has interrupted. Return the result if it was a step."""
-        result, client = None, self.job.client
+    def _settle(self) -> object:
+        """Finish the call that Ctrl-C has interrupted, and return its result; None: none was."""
+        result: object = None
+        client = self.job.client
         client.one_thread.release()
         if client.is_interrupted:
             result = client.finish()
@@ -271,7 +277,7 @@ class Store:
             if self.job.steps != self._n_steps:
                 self._step_ends()
             self._commits = False
-        return result if isinstance(result, StepResult) else None
+        return result
 
     def _step_ends(self) -> None:
         self._runner.next_step()
@@ -284,7 +290,7 @@ class Store:
         If Ctrl-C has interrupted this function, it goes on with the step.
         """
         interrupted = self._settle()
-        if interrupted is not None:
+        if isinstance(interrupted, StepResult):
             return interrupted
         if self._runner.broken:
             raise RuntimeError(
@@ -459,11 +465,12 @@ class Store:
         The persistent buffers of this process are in a file of their own beside the weights.
         Raises what ``Client.save`` raises, and OSError.
         """
-        self._settle()
+        saved = self._settle()
         of_model = buffers.copies(self.model)
-        saved = self.job.save(dir, keep=keep, fp32_weights=fp32_weights)
+        if not isinstance(saved, SaveResult) or not os.path.isdir(_checkpoint(dir, saved.step)):
+            saved = self.job.save(dir, keep=keep, fp32_weights=fp32_weights)
         if of_model:
-            buffers.write(os.path.join(dir, f"step-{saved.step:08}"), of_model)
+            buffers.write(_checkpoint(dir, saved.step), of_model)
         return saved
 
     def stat(self) -> RankStat:
