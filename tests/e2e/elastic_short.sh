@@ -237,19 +237,16 @@ check_states job adamw-4
 
 # Begin a move, after whose first stage engines cannot be started any more. Returns false if the move was faster.
 stall_once() {
-    local rank stopped=0
+    local rank seen stopped=0
     new_world=$((old_world % 3 + 1))
-    tail -n 0 -f "$tmp/keeper.log" >"$tmp/tail" &
-    tail_pid=$!
-    managers+=("$tail_pid")
+    seen=$(wc -l <"$tmp/keeper.log")
     start_ranks job "$new_world" 2 --reshape --chunk "$chunk"
     torn() {
-        grep -q '1 of [0-9]* stages has moved' "$tmp/tail"
+        awk -v seen="$seen" 'NR > seen && /1 of [0-9]* stages has moved/ { torn = 1 } END { exit !torn }' "$tmp/keeper.log"
     }
     while ! torn; do :; done
     touch "$tmp/broken"
     kill_engine
-    kill $tail_pid
     for rank in "${!workers[@]}"; do
         wait "${workers[rank]}" || stopped=$((stopped + 1))
     done
