@@ -332,7 +332,8 @@ START_TEST(no_landings)
                                       .peer_timeout_ns = CST_CORE_NEVER};
     ck_assert_int_eq(cst_core_open(&core, &config, &err), CST_EINVAL);
     ck_assert_str_eq(err.text, "the accelerator of rank 0 cannot access the memory of that of rank "
-                               "1, and the layout has no landings for their gradients");
+                               "1, and the layout has no landings for their gradients: it was made "
+                               "when it could, or with 'peers = yes' in [gpu]");
 }
 END_TEST
 
