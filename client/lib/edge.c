@@ -383,10 +383,9 @@ static int open_for(struct cst_job *job, int edge, uint32_t number, enum cstc_sl
 static int copy_now(struct cst_job *job, struct search *s, void *data, uint64_t bytes,
                     struct cst_err *err)
 {
-    int rc = CST_OK;
-
     if (cstc_edge_by_device(job)) {
-        rc = start_copy(job, s, data, bytes, err);
+        int rc = start_copy(job, s, data, bytes, err);
+
         return rc == CST_OK ? finish_copy(job, s, true, err) : rc;
     }
     if (bytes > 0 && slot_of(s)->use == CSTC_SLOT_PUT) { /* @data may be NULL. */
@@ -394,7 +393,7 @@ static int copy_now(struct cst_job *job, struct search *s, void *data, uint64_t 
     } else if (bytes > 0) {
         memcpy(data, address_of(s), bytes);
     }
-    return rc;
+    return CST_OK;
 }
 
 int cst_put(struct cst_job *job, int edge, uint32_t number, const void *data, uint64_t bytes,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Workers of a job "j" on stand-in GPUs, with collectives by NCCL: processes with a daemon, on
- * tests/lib/fakecuda and tests/lib/fakenccl. Workers are children: they do not use Check, and end
- * with a message and status 1 on an error. */
+/* Workers of a job "j" on stand-in GPUs, with collectives by NCCL or edges: processes with a
+ * daemon, on tests/lib/fakecuda and tests/lib/fakenccl. Workers are children: they do not use
+ * Check, and end with a message and status 1 on an error. */
 #ifndef NCCL_RIG_H
 #define NCCL_RIG_H
 

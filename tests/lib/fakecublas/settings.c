@@ -3,20 +3,11 @@
 
 #include "tests/lib/fakecublas/settings.h"
 
-#include <pthread.h>
+#include "tests/lib/call_count.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define MAX_NAMES 32
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-/* How often a name was called. */
-static struct {
-    const char *name;
-    unsigned n;
-} counts[MAX_NAMES];
 
 static _Noreturn void refuse(const char *name, const char *value)
 {
@@ -76,25 +67,10 @@ bool settings_refuses(cublasLtEpilogue_t epilogue, bool late)
     return refuses;
 }
 
-static unsigned count(const char *name)
-{
-    unsigned n = 0;
-
-    (void)pthread_mutex_lock(&lock);
-    for (int i = 0; i < MAX_NAMES && n == 0; i++) {
-        if (counts[i].name == NULL || strcmp(counts[i].name, name) == 0) {
-            counts[i].name = name;
-            n = ++counts[i].n;
-        }
-    }
-    (void)pthread_mutex_unlock(&lock);
-    return n;
-}
-
 cublasStatus_t settings_fault(const char *name)
 {
     const char *value = getenv("CST_FAKECUBLAS_FAIL");
-    const unsigned n = count(name);
+    const unsigned n = call_count(name);
     char failing[64] = "", end;
     unsigned nth = 0, status = 0;
 

@@ -1,20 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/lib/fakenccl/settings.h"
 
-#include <pthread.h>
+#include "tests/lib/call_count.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define MAX_NAMES 32
-
-/* How often a name was asked for. */
-static struct {
-    const char *name;
-    unsigned n;
-} counts[MAX_NAMES];
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static _Noreturn void refuse(const char *name, const char *value)
 {
@@ -38,26 +29,10 @@ int settings_version(void)
     return (int)version;
 }
 
-/* Count this call of @name. */
-static unsigned count(const char *name)
-{
-    unsigned n = 0;
-
-    (void)pthread_mutex_lock(&lock);
-    for (int i = 0; i < MAX_NAMES && n == 0; i++) {
-        if (counts[i].name == NULL || strcmp(counts[i].name, name) == 0) {
-            counts[i].name = name;
-            n = ++counts[i].n;
-        }
-    }
-    (void)pthread_mutex_unlock(&lock);
-    return n;
-}
-
 ncclResult_t settings_fault(const char *name)
 {
     const char *list = getenv("CST_FAKENCCL_FAIL");
-    const unsigned n = count(name);
+    const unsigned n = call_count(name);
 
     for (const char *at = list; at != NULL && *at != '\0';) {
         char wanted[64];
