@@ -129,6 +129,109 @@ class Interruptions(TorchCase):
             self.check_next_step(discards)
 
 
+class Fragile(nn.Module):
+    """Blocks, of which the second one raises what ``error`` is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.error: BaseException | None = None
+        self.catches = False
+        self.blocks[1].register_forward_hook(self.fail)
+
+    def fail(self, *_: object) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            try:
+                x = block(x)
+            except ValueError:
+                if not self.catches:
+                    raise
+        return x
+
+
+class MicroBatches(TorchCase):
+    """A forward pass that an exception ends when the step has gradients of earlier micro-batches."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.twin, self.store = self.twins(Fragile, micro_batches=4)
+        self.optimizer = self.store.optimizer(lr=1e-2)
+
+    def micro_batch(self, model: nn.Module) -> None:
+        square(model, tokens()).backward()
+
+    def interrupt(self, error: BaseException) -> None:
+        self.store.model.error = error
+        with self.assertRaises(type(error)):
+            square(self.store.model, tokens())
+        self.store.model.error = None
+
+    def check_step(self, n_micro_batches: int) -> None:
+        for _ in range(n_micro_batches):
+            self.micro_batch(self.twin)
+        self.optimizer.step()
+        self.compare_gradients(self.twin, self.store, 0.0)
+        models.copy_weights(self.store, self.twin)
+
+    def test_the_step_does_not_go_on_by_itself(self) -> None:
+        for error in (ValueError(), KeyboardInterrupt()):
+            with self.subTest(kind=type(error)):
+                self.micro_batch(self.store.model)
+                self.interrupt(error)
+                for _ in range(2):
+                    with self.assertRaisesRegex(
+                        RuntimeError, r"zero_grad\(\) .*keep_gradients\(\)"
+                    ):
+                        square(self.store.model, tokens())
+                with torch.no_grad():
+                    square(self.store.model, tokens())
+                self.optimizer.zero_grad()
+                self.micro_batch(self.store.model)
+                self.micro_batch(self.store.model)
+                self.check_step(2)
+
+    def test_the_step_goes_on_if_its_gradients_are_kept(self) -> None:
+        for error in (ValueError(), KeyboardInterrupt()):
+            with self.subTest(kind=type(error)):
+                self.micro_batch(self.store.model)
+                self.interrupt(error)
+                self.store.keep_gradients()
+                self.micro_batch(self.store.model)
+                self.check_step(2)
+
+    def test_the_next_step_is_another_one(self) -> None:
+        self.micro_batch(self.store.model)
+        self.interrupt(ValueError())
+        self.check_step(1)
+        self.micro_batch(self.store.model)
+        self.check_step(1)
+        self.micro_batch(self.store.model)
+        self.interrupt(KeyboardInterrupt())
+        self.store.sync()
+        self.micro_batch(self.store.model)
+        self.check_step(1)
+
+    def test_exceptions_that_mix_nothing(self) -> None:
+        """Before the first gradients, without gradients, in the model alone, and around it."""
+        self.interrupt(ValueError())
+        self.micro_batch(self.store.model)
+        with torch.no_grad():
+            self.interrupt(ValueError())
+            self.interrupt(KeyboardInterrupt())
+        self.store.model.error, self.store.model.catches = ValueError(), True
+        square(self.store.model, tokens())
+        self.store.model.error = None
+        try:
+            raise OverflowError
+        except OverflowError:
+            self.micro_batch(self.store.model)
+        self.check_step(2)
+
+
 class Saving(TorchCase):
     def test_a_save_that_was_interrupted(self) -> None:
         """The same call goes on with it, and the buffers are saved, too."""

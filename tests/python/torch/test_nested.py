@@ -4,6 +4,7 @@
 import itertools
 import json
 from collections.abc import Callable
+from typing import Any
 
 import cistern.torch as ct
 import models
@@ -128,15 +129,33 @@ class Tied(nn.Module):
         return self.head(x)
 
 
+class Recursive(nn.Module):
+    """A model that calls itself, between uses of its own parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(WIDTH))
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x: torch.Tensor, depth: int = 3) -> torch.Tensor:
+        x = x.flatten(1)[:, :WIDTH] * self.scale
+        if depth > 0:
+            x = self(x, depth - 1)
+        return self.layers[depth % 3](x) * self.scale
+
+
 def square(model: nn.Module, _: torch.Tensor) -> torch.Tensor:
     loss: torch.Tensor = model(image(2)).float().square().sum()
     return loss
 
 
 class Bits(TorchCase):
-    def check(self, make: Callable[[], nn.Module], loss: Loss, **options: int) -> ct.Store:
-        twin, store = self.twins(make, chunk_elems=CHUNK, **options)
-        self.compare_steps(twin, store, loss=loss, micro_batches=options.get("micro_batches", 1))
+    def check(
+        self, make: Callable[[], nn.Module], loss: Loss, micro_batches: int = 1, **options: Any
+    ) -> ct.Store:
+        options |= {"chunk_elems": CHUNK, "micro_batches": micro_batches}
+        twin, store = self.twins(make, **options)
+        self.compare_steps(twin, store, loss=loss, micro_batches=micro_batches)
         return store
 
     def small_pool(self, make: Callable[[], nn.Module]) -> int:
@@ -193,6 +212,13 @@ class Bits(TorchCase):
 
     def test_views_that_modules_are_given_and_return(self) -> None:
         self.check_pools(Latents, square)
+
+    def test_a_model_that_calls_itself(self) -> None:
+        for units in ([], [""]):
+            for micro in (1, 3):
+                with self.subTest(units=units, micro_batches=micro):
+                    options = {"units": units, "micro_batches": micro}
+                    self.check(Recursive, square, **options).close(remove=True)
 
     def test_a_parameter_that_is_also_that_of_a_module(self) -> None:
         self.check(Tied, square)

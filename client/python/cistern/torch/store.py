@@ -24,6 +24,7 @@ from cistern.torch.arguments import first
 from cistern.torch.declaration import Declaration
 from cistern.torch.device import device_of
 from cistern.torch.ending import leave_at_end
+from cistern.torch.forward_pass import ForwardPass
 from cistern.torch.operators import Operators, Tensor, Unit
 from cistern.torch.optimizer import Optimizer, in_pair
 from cistern.torch.origin import Origin
@@ -58,6 +59,7 @@ class Store:
         self._tensor_of: dict[int, Tensor] = {}  # By the id of its parameter.
         self._random_state: list[torch.Tensor] | None = None  # At the step's first forward pass.
         self._must_sync = False
+        self._forward_pass = ForwardPass(model)
         self._commits = False  # A step has begun, and its end was not seen yet.
         self._n_steps = 0  # Number of committed steps when it began.
         self._prepares = False  # The job has early updates.
@@ -150,6 +152,7 @@ class Store:
         self._watch = Watch(self.model, self._tensors.values())
         owners.add(self, (tensor.parameter for tensor in self._tensors.values()))
         self.model.register_forward_pre_hook(not_compiled(self._model_begins), prepend=True)
+        self.model.register_forward_hook(not_compiled(self._model_ends), always_call=True)
         state_dicts.add_hooks(self, self.model)
         model_calls.replace(self, self.model)
 
@@ -167,11 +170,28 @@ class Store:
 
     def _model_begins(self, *_: Any) -> None:
         """Close what an exception other than Exception, such as Ctrl-C, has left open."""
-        if not in_backward():
-            self._settle()
-            self._remember_random_state()
-            if not self._runner.broken:
-                self._runner.operators.close_all()
+        if in_backward() or self._forward_pass.is_inner():
+            return
+        self._settle()
+        self._remember_random_state()
+        if not self._runner.broken:
+            self._runner.operators.close_all()
+        self._forward_pass.begins(self._runner.operators.has_gradients)
+        if self._forward_pass.was_interrupted and torch.is_grad_enabled():
+            self._refuse_mixed_gradients()
+
+    def _refuse_mixed_gradients(self) -> None:
+        """Raise RuntimeError, unless this step is given up anyway.
+
+        The program can compute the step again, from its first micro-batch, or go on with the next
+        one. Only the program knows.
+        """
+        if not self._runner.broken:
+            raise RuntimeError(_INTERRUPTED)
+
+    def _model_ends(self, *_: Any) -> None:
+        if not in_backward() and not self._forward_pass.is_inner():
+            self._forward_pass.ends()
 
     def _before_forward(self) -> None:
         self._settle()
@@ -281,6 +301,7 @@ class Store:
 
     def _step_ends(self) -> None:
         self._runner.next_step()
+        self._forward_pass.forget()
         self._forget_clipping()
         self._random_state = None
 
@@ -331,6 +352,7 @@ class Store:
         """Forget this attempt at the step, after an exception. The next forward pass syncs."""
         self._must_sync = True
         self._runner.forget()
+        self._forward_pass.forget()
         self._forget_clipping()
 
     def discard_gradients(self) -> None:
@@ -360,6 +382,15 @@ class Store:
             self.job.sync()
             self._must_sync = False
         self._runner.forget_gradients()
+        self._forward_pass.forget()
+
+    def keep_gradients(self) -> None:
+        """Go on with a step although an exception or Ctrl-C has interrupted a forward pass of it.
+
+        The micro-batches whose backward passes have ended count, and the next forward pass is that
+        of another one. ``zero_grad`` of the optimizer begins the step again instead.
+        """
+        self._forward_pass.forget()
 
     def is_prepared(self) -> bool:
         """Whether the daemon has the parameters of this step already, for early updates."""
@@ -507,3 +538,10 @@ class Store:
             "cistern: a store cannot be copied or pickled: its state_dict() can, and Store.save writes a"
             " checkpoint"
         )
+
+
+_INTERRUPTED = (
+    "cistern: an exception or Ctrl-C has ended a forward pass of this step, which has gradients of"
+    " earlier micro-batches. Call zero_grad() of the optimizer to compute the step again from its first"
+    " micro-batch, or Store.keep_gradients() to go on with the next one"
+)
