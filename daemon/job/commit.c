@@ -11,8 +11,8 @@
 #include "daemon/job/layout_work.h"
 #include "daemon/job/migrate.h"
 #include "daemon/job/reshape.h"
+#include "daemon/report/committed.h"
 #include "daemon/report/log.h"
-#include "daemon/report/pool_info.h"
 #include "daemon/memory/pool_share.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/job/relocate.h"
@@ -490,30 +490,12 @@ void cstd_commit_memory_gone(struct cstd_job *job)
 
 /* -- CORE, STATES and ATTACH ------------------------------------------------------------------ */
 
-/* Log that the memory of @job is populated. */
-static void tell_populated(struct cstd_job *job)
-{
-    const struct cstd_memory *memory = &job->memory;
-    bool locked = cstd_memory_is_locked(memory);
-    char bytes[CST_SIZE_TEXT];
-
-    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job), "%s populated in %.2f s%s",
-                   cst_size_text(memory->populated, bytes),
-                   (double)(uv_hrtime() - memory->started_ns) * 1e-9, locked ? ", locked" : "");
-    if (job->daemon->config->lock == CSTD_LOCK_TRY && !locked) {
-        cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job),
-                       "its states are not locked in memory (raise LimitMEMLOCK)");
-    }
-}
-
 static int open_core(struct cstd_job *job, struct cst_err *err)
 {
     int rc = cstd_job_core_open(job, err);
 
-    if (rc == CST_OK) {
-        if (job->migrate == NULL) { /* Otherwise the arenas have no pages yet. */
-            tell_populated(job);
-        }
+    if (rc == CST_OK && job->migrate == NULL) { /* Otherwise the arenas have no pages yet. */
+        cstd_memory_tell_populated(&job->memory, CSTD_JOB_ABOUT(job));
     }
     return rc;
 }
@@ -554,48 +536,11 @@ static int attach_ranks(struct cstd_job *job, struct cst_err *err)
 
 /* -- ANSWER ----------------------------------------------------------------------------------- */
 
-/* A Committed message and the storage of its parts. */
-struct committed {
-    Cistern__Committed message;
-    struct cstd_pool_info pool;
-};
-
-/* Fill in the pool of @rank by size class. */
-static void fill_pool(const struct cstd_job *job, uint32_t rank, struct committed *out)
-{
-    cstd_pool_info(job, rank, &out->pool);
-    out->message.n_classes = job->layout.n_classes;
-    out->message.classes = out->pool.pointers;
-    for (uint32_t c = 0; c < job->layout.n_classes; c++) {
-        out->message.pool_bytes +=
-            out->pool.classes[c].n_blocks * out->pool.classes[c].chunk_elems * 2;
-    }
-}
-
-static void fill_committed(const struct cstd_job *job, uint32_t rank,
-                           const struct cst_core_stats *stats, struct committed *out)
-{
-    const struct cst_core_pool *pool = &job->memory.pools[rank];
-    Cistern__Committed *message = &out->message;
-
-    cistern__committed__init(message);
-    fill_pool(job, rank, out);
-    message->n_chunks = job->layout.n_chunks;
-    message->n_slabs = cstd_memory_n_slabs(&job->memory, rank);
-    message->n_params = job->model.n_params;
-    message->arena_bytes = job->memory.arena_bytes;
-    message->step = stats->step;
-    message->has_n_arenas = pool->worker_copies;
-    message->n_arenas = pool->worker_copies ? job->memory.n_arenas : 0;
-    message->has_device_states = job->layout.device_bytes > 0;
-    message->device_states = job->layout.device_bytes > 0;
-}
-
 /* Answer all waiting Commits, unless a step is closing or a pool is being made again. */
 static int answer_ranks(struct cstd_job *job, struct cst_err *err)
 {
     struct cst_core_stats stats;
-    struct committed committed;
+    struct cstd_committed committed;
 
     (void)err;
     cst_core_stats(job->core, &stats);
@@ -607,7 +552,7 @@ static int answer_ranks(struct cstd_job *job, struct cst_err *err)
 
         job->workers[r].commit = NULL;
         if (commit != NULL) {
-            fill_committed(job, r, &stats, &committed);
+            cstd_committed_fill(job, r, &stats, &committed);
             cstd_session_answer(job->daemon, commit, CISTERN__MSG_TYPE__MSG_COMMITTED,
                                 &committed.message.base, NULL, 0);
         }

@@ -67,6 +67,32 @@ static void on_progress(struct cstd_segment *segment)
     }
 }
 
+/* True if all arenas are locked. */
+static bool is_locked(const struct cstd_memory *memory)
+{
+    bool locked = memory->n_arenas > 0;
+
+    for (uint32_t i = 0; i < memory->n_arenas; i++) {
+        locked = locked && memory->segments[i]->locked;
+    }
+    return locked;
+}
+
+void cstd_memory_tell_populated(const struct cstd_memory *memory,
+                                const struct cstd_log_about *about)
+{
+    bool locked = is_locked(memory);
+    char bytes[CST_SIZE_TEXT];
+
+    cstd_log_about(CSTD_LOG_INFO, about, "%s populated in %.2f s%s",
+                   cst_size_text(memory->populated, bytes),
+                   (double)(uv_hrtime() - memory->started_ns) * 1e-9, locked ? ", locked" : "");
+    if (memory->daemon->config->lock == CSTD_LOCK_TRY && !locked) {
+        cstd_log_about(CSTD_LOG_WARNING, about,
+                       "its states are not locked in memory (raise LimitMEMLOCK)");
+    }
+}
+
 static void on_mounted(struct cstd_segment *segment)
 {
     struct cstd_memory *memory = segment->arg;

@@ -22,6 +22,7 @@
 
 struct cstd_daemon;
 struct cstd_gpu;
+struct cstd_log_about;
 struct cstd_memory;
 typedef void (*cstd_memory_cb)(struct cstd_memory *memory);
 
@@ -210,7 +211,9 @@ uint32_t cstd_memory_n_slabs(const struct cstd_memory *memory, uint32_t rank);
 /* Returns the memory of edge @i of the model. The pools must not be parked. */
 struct cstd_segment *cstd_memory_edge(const struct cstd_memory *memory, uint32_t i);
 
-/* True if all arenas are locked. */
-bool cstd_memory_is_locked(const struct cstd_memory *memory);
+/* Log that the memory of the job @about is populated, how long that has taken, and a warning if its
+ * arenas should be locked and are not. */
+void cstd_memory_tell_populated(const struct cstd_memory *memory,
+                                const struct cstd_log_about *about);
 
 #endif

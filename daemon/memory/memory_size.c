@@ -80,16 +80,6 @@ bool cstd_memory_is_leaving(const struct cstd_memory *memory)
     return memory->parked && memory->n_open > n;
 }
 
-bool cstd_memory_is_locked(const struct cstd_memory *memory)
-{
-    bool locked = memory->n_arenas > 0;
-
-    for (uint32_t i = 0; i < memory->n_arenas; i++) {
-        locked = locked && memory->segments[i]->locked;
-    }
-    return locked;
-}
-
 static bool same_file(const struct cstd_segment *a, const struct cstd_segment *b)
 {
     struct stat one, other;
