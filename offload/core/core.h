@@ -168,12 +168,13 @@
 #ifndef CST_CORE_H
 #define CST_CORE_H
 
+#include "offload/core/command.h"
 #include "offload/core/dispatch.h"
+#include "offload/core/stats.h"
 #include "offload/layout/layout.h"
 #include "cistern/status.h"
 #include "proto/table.h"
 
-#define CST_CORE_MAX_WORLD 64
 #define CST_CORE_NEVER UINT64_MAX
 #define CST_CORE_NO_PREFETCH UINT32_MAX /* Value of prefetch_depth: no prefetch. */
 
@@ -263,104 +264,6 @@ struct cst_core_config {
     bool arenas_are_new;
     uint64_t seed;              /* Seed of stochastic rounding, for the job table. */
     enum cst_rounding rounding; /* Rounding of weights, for the job table. */
-};
-
-struct cst_hyper {
-    double lr, beta1, beta2, eps, weight_decay;
-    double clip_norm;  /* Maximum norm of the gradients; 0: no clipping. */
-    double grad_scale; /* Factor for all gradients; 1 leaves them as they are. */
-    /* Digest of the factors of parameter groups, which core.factors and the job table have; 0: they
-     * are all 1. */
-    uint64_t factors;
-};
-
-/* -- commands to engines -------------------------------------------------------------------- */
-
-enum cst_command_kind {
-    CST_COMMAND_COPY = 1, /* The numbers are those in proto/engine.proto. */
-    CST_COMMAND_REDUCE = 2,
-    CST_COMMAND_NORM = 3,
-    CST_COMMAND_UPDATE = 4,
-    CST_COMMAND_FILL = 5,
-    CST_COMMAND_CONVERT = 6,
-};
-
-enum cst_priority { CST_PRIORITY_DEMAND = 0, CST_PRIORITY_PREFETCH = 1, CST_PRIORITY_EVICTION = 2 };
-
-#define CST_COMMAND_MAX_AFTER 16
-#define CST_COMMAND_MAX_ROWS 5
-#define CST_COMMAND_MAX_REPLACES 4
-
-struct cst_command_row {
-    enum cst_row row;
-    struct cst_place place;
-};
-
-struct cst_command {
-    enum cst_command_kind kind;
-    enum cst_priority priority;
-    /* Queue the command before the commands of its priority that its engine has received earlier
-     * and not begun. */
-    bool newest_first;
-    uint64_t ticket;
-    uint64_t after[CST_COMMAND_MAX_AFTER]; /* Tickets, of any engine, that must complete first. */
-    uint32_t n_after;
-    /* Hold the command until the daemon has seen the completions of all of `after`, even those of
-     * the same engine. Reason: this command overwrites what they would read again after an engine
-     * restart; or it must fail if they failed, which a restarted engine does not remember. */
-    bool after_ack;
-    /* A failure of this command does not cancel the commands that wait for it. These go on, or wait
-     * for a command that has come `replaces`. Therefore even commands of the same engine that wait
-     * for it are sent only after the driver has seen its completion. */
-    bool may_fail;
-    /* Tickets in flight of commands that have failed or will fail, and that this command replaces:
-     * what waits for one of these tickets waits for this command instead. */
-    uint64_t replaces[CST_COMMAND_MAX_REPLACES];
-    uint32_t n_instead;
-    /* The command reads or writes a staging segment, which may be gone once the request is
-     * answered. */
-    bool io;
-    /* The engine that executes the command: that of a chunk's node, of a pool or of a device
-     * reservation. */
-    uint32_t node;
-    /* COPY, CONVERT: one source. REDUCE and an UPDATE that also makes the sum: contributions in
-     * rank order. */
-    struct cst_place src[CST_CORE_MAX_WORLD];
-    uint32_t n_src;
-    /* COPY, FILL: one destination. CONVERT: master, weight, exp_avg and exp_avg_sq (if the
-     * optimizer has it), or master and weight if the moments are zero already. A device update by
-     * Muon: its scratch. */
-    struct cst_place dst[4];
-    uint32_t n_dst;
-    uint64_t bytes;   /* COPY, FILL: number of bytes. */
-    uint64_t n_elems; /* CONVERT: number of elements. */
-    uint32_t table;   /* REDUCE, NORM, UPDATE: segment id of the job table. */
-    uint32_t chunk;   /* All but NORM. Engines are told the chunk with REDUCE and UPDATE only. */
-    uint64_t mark;    /* REDUCE: number of the reduction. UPDATE: Adam step t, from 1. */
-    /* REDUCE into an fp32 row: add the sources in order to the contents of the row. */
-    bool accumulate;
-    /* UPDATE: rows to read that are not where the table says; as in engine.proto. */
-    struct cst_command_row in[CST_COMMAND_MAX_ROWS];
-    /* UPDATE: rows to write that are not where the table says; as in engine.proto. */
-    struct cst_command_row out[CST_COMMAND_MAX_ROWS];
-    uint32_t n_in, n_out;
-    bool guard; /* UPDATE: tiles beyond proto/grad_limit.h keep their states; as in engine.proto. */
-    enum cst_row row; /* CONVERT with encode or decode: the moments row. */
-    /* CONVERT: encode fp32 into a moments row of format `moments`; or decode such a row to fp32. */
-    bool encode, decode;
-    bool from_bf16; /* CONVERT of a master row: the elements at src[0] are bf16, not fp32. */
-    /* CONVERT of a master row: the master weights are split, and dst[0] has remainders. With one
-     * destination: the weights at src[0] and the remainders at src[1] are joined to fp32. */
-    bool split;
-    /* CONVERT of a master row of an fp32 tensor: dst[0] has its weights, and the moments follow. */
-    bool fp32;
-    /* CONVERT: format of the moments that are encoded, decoded, or cleared (when master weights and
-     * weights are written). */
-    enum cst_moments moments;
-    /* CONVERT of moments that are not fp32: first element and number of elements of the row. Both
-     * 0: clear n_elems elements of fp32 moments rows, which begin at dst[2] and dst[3]. */
-    uint64_t first, row_elems;
-    struct cst_hyper hyper; /* UPDATE; grad_scale includes the clip factor and is a float. */
 };
 
 /* -- events --------------------------------------------------------------------------------- */
@@ -603,92 +506,8 @@ uint64_t cst_core_deadline(const struct cst_core *core);
 /* Check all invariants: NULL, or the name of one that does not hold. For tests; slow. */
 const char *cst_core_check(const struct cst_core *core);
 
-/* Number of a pool's blocks in each state; the states sum up to capacity. */
-struct cst_books {
-    uint32_t capacity, free, cached, leased, moving, pending, quarantined;
-};
-
-enum cst_rank_state {
-    CST_RANK_ABSENT,
-    CST_RANK_ATTACHED,
-    CST_RANK_LEFT,
-    CST_RANK_HUNG_UP,
-    CST_RANK_DEAD
-};
-
-struct cst_rank_stats {
-    enum cst_rank_state state;
-    struct cst_books books;                               /* All size classes together. */
-    struct cst_books class_books[CST_LAYOUT_MAX_CLASSES]; /* Each size class. */
-    /* Fetches of weights; each fetch counts in one of hits, late and misses. */
-    uint64_t hits; /* The weights were in a block before the worker waited for them. */
-    /* The weights were on their way when the worker asked, and it waited for the rest of the
-     * copy. */
-    uint64_t late;
-    uint64_t misses; /* The weights were neither in a block nor on their way. */
-    /* Time for which the worker waited for weights, hits, late and misses together. */
-    uint64_t weight_wait_ns;
-    uint64_t prefetches, evictions, surprises, waits;
-    uint64_t bytes_up, bytes_down;
-    uint64_t bytes_peer; /* Bytes copied from peers' pools; not included in bytes_up. */
-    uint32_t micro;      /* Current micro-batch of the step, from 0. */
-};
-
-enum cst_core_phase {
-    CST_PHASE_READY,
-    CST_PHASE_RUNNING,
-    CST_PHASE_IDLE,
-    CST_PHASE_INTERRUPTED,
-    CST_PHASE_FAILED
-};
-
 /* Number of the last attempt that is over; 0: none is. */
 uint64_t cst_core_attempt_over(const struct cst_core *core);
-
-struct cst_core_stats {
-    enum cst_core_phase phase;
-    bool initialised; /* A SYNC has completed, or the states were restored. */
-    /* All ranks have asked for the step, which is committed as soon as the engines are done. */
-    bool closing;
-    uint64_t attempt, step, n_skipped;
-    /* Steps with gradients beyond proto/grad_limit.h, including the skipped ones. */
-    uint64_t n_overflows;
-    uint64_t adam_step; /* Number of optimizer steps that were applied. */
-    uint32_t chunks_clean, chunks_updating, chunks_reducing;
-    uint32_t chunks_ahead; /* EARLY: chunks whose update of the uncommitted step was issued. */
-    /* EARLY: gradients that were handed in again for chunks that were updated before the
-     * interruption. */
-    uint64_t n_dropped;
-    uint64_t commands_in_flight;
-    double last_loss, last_grad_norm;
-    bool has_hyper;         /* There was a step; `hyper` has its hyper-parameters. */
-    struct cst_hyper hyper; /* Without the clip factor. */
-    bool saving;            /* A save is under way. */
-    uint64_t save_wait_ns;  /* Time for which commits have waited for saves. */
-    uint64_t last_step_ns;  /* Time between the last two commits. */
-    uint32_t interleave;    /* k that is in use; 0: no chunk gets a device update. */
-    uint64_t n_updates;     /* Completed updates of chunks. */
-    /* Completed updates of chunks that were made on accelerators, in device reservations or on
-     * device states. */
-    uint64_t n_device_updates;
-    uint64_t n_lent_updates;         /* Those of them that were made in lent memory. */
-    uint64_t n_reservation_failures; /* Commands of device updates that failed and were replaced. */
-    /* Device reservations that had too many failures or whose engine is lost. Only chunks whose
-     * states are there are still updated in them. */
-    uint32_t n_reservations_given_up;
-    /* Steps whose updates are complete, or were cut off by those of the next step. */
-    uint64_t n_rounds;
-    /* k of the last step counted in n_rounds; 0: none. `interleave` can already belong to the next
-     * step. */
-    uint32_t last_interleave;
-    /* Time during which at least one update was in flight, for the last step counted in
-     * n_rounds. */
-    uint64_t last_update_ns;
-    /* By how much the last committed step would have been shorter if updates took no time; see
-     * instant.c. */
-    uint64_t last_exposed_ns;
-    uint64_t update_ns, exposed_ns; /* last_update_ns and last_exposed_ns, summed over all steps. */
-};
 
 /* Statistics of a rank, and of the job. */
 void cst_core_rank_stats(const struct cst_core *core, uint32_t rank, struct cst_rank_stats *out);

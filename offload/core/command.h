@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Commands of the core to engines. The core fills them in; the drivers (daemon/job/core_driver,
+ * tests/sim and the planner) give them to engines. core.h says which engine executes a command. */
+#ifndef CST_CORE_COMMAND_H
+#define CST_CORE_COMMAND_H
+
+#include "offload/layout/layout.h"
+
+/* The hyper-parameters of a step, as its ranks gave them. */
+struct cst_hyper {
+    double lr, beta1, beta2, eps, weight_decay;
+    double clip_norm;  /* Maximum norm of the gradients; 0: no clipping. */
+    double grad_scale; /* Factor for all gradients; 1 leaves them as they are. */
+    /* Digest of the factors of parameter groups, which core.factors and the job table have; 0: they
+     * are all 1. */
+    uint64_t factors;
+};
+
+enum cst_command_kind {
+    CST_COMMAND_COPY = 1, /* The numbers are those in proto/engine.proto. */
+    CST_COMMAND_REDUCE = 2,
+    CST_COMMAND_NORM = 3,
+    CST_COMMAND_UPDATE = 4,
+    CST_COMMAND_FILL = 5,
+    CST_COMMAND_CONVERT = 6,
+};
+
+enum cst_priority { CST_PRIORITY_DEMAND = 0, CST_PRIORITY_PREFETCH = 1, CST_PRIORITY_EVICTION = 2 };
+
+#define CST_CORE_MAX_WORLD 64
+#define CST_COMMAND_MAX_AFTER 16
+#define CST_COMMAND_MAX_ROWS 5
+#define CST_COMMAND_MAX_REPLACES 4
+
+struct cst_command_row {
+    enum cst_row row;
+    struct cst_place place;
+};
+
+struct cst_command {
+    enum cst_command_kind kind;
+    enum cst_priority priority;
+    /* Queue the command before the commands of its priority that its engine has received earlier
+     * and not begun. */
+    bool newest_first;
+    uint64_t ticket;
+    uint64_t after[CST_COMMAND_MAX_AFTER]; /* Tickets, of any engine, that must complete first. */
+    uint32_t n_after;
+    /* Hold the command until the daemon has seen the completions of all of `after`, even those of
+     * the same engine. Reason: this command overwrites what they would read again after an engine
+     * restart; or it must fail if they failed, which a restarted engine does not remember. */
+    bool after_ack;
+    /* A failure of this command does not cancel the commands that wait for it. These go on, or wait
+     * for a command that has come `replaces`. Therefore even commands of the same engine that wait
+     * for it are sent only after the driver has seen its completion. */
+    bool may_fail;
+    /* Tickets in flight of commands that have failed or will fail, and that this command replaces:
+     * what waits for one of these tickets waits for this command instead. */
+    uint64_t replaces[CST_COMMAND_MAX_REPLACES];
+    uint32_t n_instead;
+    /* The command reads or writes a staging segment, which may be gone once the request is
+     * answered. */
+    bool io;
+    /* The engine that executes the command: that of a chunk's node, of a pool or of a device
+     * reservation. */
+    uint32_t node;
+    /* COPY, CONVERT: one source. REDUCE and an UPDATE that also makes the sum: contributions in
+     * rank order. */
+    struct cst_place src[CST_CORE_MAX_WORLD];
+    uint32_t n_src;
+    /* COPY, FILL: one destination. CONVERT: master, weight, exp_avg and exp_avg_sq (if the
+     * optimizer has it), or master and weight if the moments are zero already. A device update by
+     * Muon: its scratch. */
+    struct cst_place dst[4];
+    uint32_t n_dst;
+    uint64_t bytes;   /* COPY, FILL: number of bytes. */
+    uint64_t n_elems; /* CONVERT: number of elements. */
+    uint32_t table;   /* REDUCE, NORM, UPDATE: segment id of the job table. */
+    uint32_t chunk;   /* All but NORM. Engines are told the chunk with REDUCE and UPDATE only. */
+    uint64_t mark;    /* REDUCE: number of the reduction. UPDATE: Adam step t, from 1. */
+    /* REDUCE into an fp32 row: add the sources in order to the contents of the row. */
+    bool accumulate;
+    /* UPDATE: rows to read that are not where the table says; as in engine.proto. */
+    struct cst_command_row in[CST_COMMAND_MAX_ROWS];
+    /* UPDATE: rows to write that are not where the table says; as in engine.proto. */
+    struct cst_command_row out[CST_COMMAND_MAX_ROWS];
+    uint32_t n_in, n_out;
+    bool guard; /* UPDATE: tiles beyond proto/grad_limit.h keep their states; as in engine.proto. */
+    enum cst_row row; /* CONVERT with encode or decode: the moments row. */
+    /* CONVERT: encode fp32 into a moments row of format `moments`; or decode such a row to fp32. */
+    bool encode, decode;
+    bool from_bf16; /* CONVERT of a master row: the elements at src[0] are bf16, not fp32. */
+    /* CONVERT of a master row: the master weights are split, and dst[0] has remainders. With one
+     * destination: the weights at src[0] and the remainders at src[1] are joined to fp32. */
+    bool split;
+    /* CONVERT of a master row of an fp32 tensor: dst[0] has its weights, and the moments follow. */
+    bool fp32;
+    /* CONVERT: format of the moments that are encoded, decoded, or cleared (when master weights and
+     * weights are written). */
+    enum cst_moments moments;
+    /* CONVERT of moments that are not fp32: first element and number of elements of the row. Both
+     * 0: clear n_elems elements of fp32 moments rows, which begin at dst[2] and dst[3]. */
+    uint64_t first, row_elems;
+    struct cst_hyper hyper; /* UPDATE; grad_scale includes the clip factor and is a float. */
+};
+
+#endif
