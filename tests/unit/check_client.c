@@ -4,13 +4,9 @@
 #include "tests/lib/fake_job.h"
 #include "tests/lib/suite.h"
 
-#include <inttypes.h>
 #include <poll.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 static struct fake_job f;
@@ -441,12 +437,10 @@ END_TEST
  * the connection instead. */
 START_TEST(test_corrupt)
 {
-    const char *given = getenv("CST_TEST_SEED");
-    uint64_t seed = given != NULL ? strtoull(given, NULL, 0) : (uint64_t)time(NULL);
+    const uint64_t seed = suite_seed();
     unsigned before, n_ended[26] = {0};
     struct cst_err err = {0};
 
-    printf("corrupt: seed %" PRIu64 "\n", seed);
     fake_daemon_start(&f.fake);
     before = fake_job_count_fds();
     f.fake.corrupt = seed | 1;

@@ -7,11 +7,8 @@
 
 #include <check.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
 
 enum { IN_FLIGHT = 4 };
 
@@ -33,18 +30,6 @@ struct member {
     unsigned n_wrong; /* Calls with wrong results. */
     struct cst_err err;
 };
-
-static uint64_t new_seed(void)
-{
-    struct timespec now;
-    const char *given = getenv("CST_TEST_SEED");
-    uint64_t seed;
-
-    (void)clock_gettime(CLOCK_REALTIME, &now);
-    seed = given != NULL ? strtoull(given, NULL, 0) : (uint64_t)now.tv_nsec + (uint64_t)getpid();
-    printf("CST_TEST_SEED=%llu\n", (unsigned long long)seed);
-    return seed;
-}
 
 static void open_group(struct group *g, uint32_t size, size_t slot_bytes)
 {
@@ -137,7 +122,7 @@ START_TEST(calls_agree_with_the_model)
         struct group g;
 
         open_group(&g, size, slots[s] < 64 * size ? 64 * size : slots[s]);
-        g.seed = new_seed();
+        g.seed = suite_seed();
         g.n_calls = times * (suite_is_sparse() ? 10 : 40);
         run_all(&g, members);
         for (uint32_t rank = 0; rank < size; rank++) {
@@ -182,7 +167,7 @@ START_TEST(scribbled_memory_is_no_address)
         struct group g;
 
         open_group(&g, 3, 640);
-        g.seed = new_seed();
+        g.seed = suite_seed();
         g.n_calls = 200;
         g.may_fail = true;
         __atomic_store_n(&scribbling, true, __ATOMIC_RELAXED);

@@ -6,11 +6,7 @@
 #include "tests/unit/lease_rig.h"
 
 #include <check.h>
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define MAX_CHUNKS 16
 
@@ -271,12 +267,9 @@ END_TEST
  * twice or given back before its work is done. At the end of each step everything is given back. */
 START_TEST(test_any_order)
 {
-    const char *given = getenv("CST_TEST_SEED");
-    uint64_t base = given != NULL ? strtoull(given, NULL, 0) : (uint64_t)time(NULL);
-    uint64_t seed = base + (uint64_t)_i;
+    uint64_t seed = suite_seed() + (uint64_t)_i;
     uint32_t n = 3 + lease_rig_draw(&seed, MAX_CHUNKS - 3);
 
-    printf("fence seed %" PRIu64 "\n", base);
     open_rig(n);
     for (uint32_t step = 0; step < 50; step++) {
         for (uint32_t i = 0; i < 2 * n; i++) {

@@ -5,18 +5,7 @@
 #include "tests/unit/lease_rig.h"
 
 #include <check.h>
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-static uint64_t seed_of_run(void)
-{
-    const char *given = getenv("CST_TEST_SEED");
-
-    return given != NULL ? strtoull(given, NULL, 0) : (uint64_t)time(NULL);
-}
 
 /* @n operators with one tensor each, which fills a chunk of 4096 elements. */
 static struct lease_rig *chain(uint32_t n)
@@ -350,10 +339,9 @@ static void check_handed_in(const struct lease_rig *w)
  * is handed in once per step. */
 START_TEST(test_random_in_order)
 {
-    uint64_t seed = seed_of_run() + (uint64_t)_i, rng = seed;
+    uint64_t seed = suite_seed() + (uint64_t)_i, rng = seed;
     struct lease_rig *w = random_world(&rng);
 
-    printf("in_order: seed %" PRIu64 "\n", seed);
     lease_rig_open(w, 0, 0);
     for (uint32_t s = 0; s < 3; s++) {
         for (uint32_t p = 0; p < 2 * w->model.n_operators; p++) {
@@ -376,11 +364,10 @@ END_TEST
  * gives everything back. */
 START_TEST(test_random_any_order)
 {
-    uint64_t seed = seed_of_run() + (uint64_t)_i, rng = seed;
+    uint64_t seed = suite_seed() + (uint64_t)_i, rng = seed;
     struct lease_rig *w = random_world(&rng);
     uint32_t n_blocks;
 
-    printf("any_order: seed %" PRIu64 "\n", seed);
     lease_rig_open(w, 0, 0);
     n_blocks = w->leases.model.blocks[0];
     for (uint32_t i = 0; i < 200; i++) {

@@ -142,9 +142,7 @@ END_TEST
 /* Cuts drawn at random, uneven ones among them, in three dimensions. */
 START_TEST(random_cuts)
 {
-    const char *given = getenv("CST_TEST_SEED");
-
-    srandom(given != NULL ? (unsigned)strtoul(given, NULL, 10) : 7);
+    srandom((unsigned)suite_seed());
     for (unsigned i = 0; i < 200; i++) {
         struct cut from, to;
 
