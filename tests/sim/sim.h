@@ -283,9 +283,6 @@ uint64_t sim_random(struct sim *sim);
 uint32_t sim_below(struct sim *sim, uint32_t n);
 bool sim_chance(struct sim *sim, unsigned per_10000);
 
-/* Bit mask of the engines of GPUs whose memory the GPU of @engine cannot access. */
-uint32_t sim_unreachable(const struct sim *sim, uint32_t engine);
-
 /* True when no step was committed for a long time. Workers then behave well, copies that may
  * fail do not fail, and lost engines return, because the job must recover. */
 bool sim_is_calm(const struct sim *sim);
@@ -296,6 +293,15 @@ void sim_fail(const struct sim *sim, const char *fmt, ...)
 
 /* Run one seed to its end and add the counts of the run to @totals. */
 void sim_run(const struct sim_options *options, struct sim_totals *totals);
+
+/* -- job.c ------------------------------------------------------------------------------------ */
+
+/* Draw a job and open its core; close it. */
+void sim_open(struct sim *sim);
+void sim_close(struct sim *sim);
+
+/* Bit mask of the engines of GPUs whose memory the GPU of @engine cannot access. */
+uint32_t sim_unreachable(const struct sim *sim, uint32_t engine);
 
 /* -- totals.c --------------------------------------------------------------------------------- */
 
