@@ -34,7 +34,7 @@ static void pause_briefly(void)
 #endif
 }
 
-static void wake_all(struct cst_shared_head *head)
+void cst_shared_wake(struct cst_shared_head *head)
 {
     (void)atomic_fetch_add(&head->event, 1);
     (void)syscall(SYS_futex, &head->event, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
@@ -48,14 +48,14 @@ void cst_shared_notify(struct cst_shared_head *head)
 {
     if (atomic_load(&head->asleep) != 0) {
         atomic_store(&head->asleep, 0);
-        wake_all(head);
+        cst_shared_wake(head);
     }
 }
 
 void cst_shared_end(struct cst_shared_head *head, uint64_t attempt)
 {
     atomic_store(&head->over, attempt);
-    wake_all(head);
+    cst_shared_wake(head);
 }
 
 static uint64_t now_ns(void)
@@ -103,7 +103,9 @@ int cst_shared_wait(struct cst_shared_head *head, const struct cst_shared_wait *
     for (; now < end; now = now_ns()) {
         const uint32_t seen = atomic_load(&head->event);
 
-        atomic_store(&head->asleep, 1);
+        if (!wait->for_ends) {
+            atomic_store(&head->asleep, 1);
+        }
         rc = look(head, wait);
         if (rc != CST_EAGAIN) {
             return rc;

@@ -12,7 +12,8 @@
  * process that waits looks at its words, spins briefly, and then sleeps on the futex `event`. While
  * nobody sleeps, all processes only read the head. The daemon maps the head, too. When an attempt
  * is over, because a rank has died or for any other reason, it writes the attempt's number to
- * `over` and wakes all.
+ * `over` and wakes all. A thread that waits for such ends alone, and sleeps most of the time, is
+ * not counted as asleep: otherwise each change of a word would be a call of the kernel.
  *
  * Nobody may trust the head: every rank can write it. A wrong value wakes a process too early or
  * too late, and does nothing else. Therefore a waiting process repeats its wait after a short time,
@@ -40,6 +41,7 @@ struct cst_shared_head {
 struct cst_shared_wait {
     uint64_t attempt; /* The wait ends with this attempt. UINT64_MAX: it does not. */
     bool spins;       /* Look at the words for about 50 us before sleeping. */
+    bool for_ends;    /* Only cst_shared_end and cst_shared_wake have to wake this process. */
     /* Return whether the condition is met. Reads the words with memory_order_seq_cst. */
     bool (*ready)(void *arg);
     void *arg; /* Argument of @ready. */
@@ -50,9 +52,12 @@ struct cst_shared_wait {
  * rank that is awaited may need the one of the process that waits. */
 bool cst_shared_spins(uint32_t n_ranks);
 
-/* Wake the processes that wait. The caller has changed a word before, with
- * memory_order_seq_cst. */
+/* Wake the processes that wait, except those that wait for ends. The caller has changed a word
+ * before, with memory_order_seq_cst. */
 void cst_shared_notify(struct cst_shared_head *head);
+
+/* As cst_shared_notify, but wake all. */
+void cst_shared_wake(struct cst_shared_head *head);
 
 /* The attempts up to @attempt are over: wake all. UINT64_MAX: the memory is given back. */
 void cst_shared_end(struct cst_shared_head *head, uint64_t attempt);

@@ -45,6 +45,7 @@ void cstc_agreement_say(struct cst_comm *comm)
         store(&numbers_of(entry)[i], t->send[i]);
     }
     atomic_store(&entry->written, comm->n_started + 1);
+    cst_shared_notify(comm->segment.base);
 }
 
 /* Read call @number of @rank. *call is set if it is SAID. */

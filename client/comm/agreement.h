@@ -12,7 +12,8 @@
 
 #include "client/comm/comm.h"
 
-/* Say that call comm->n_started is the one in its entry of comm->flow.calls. */
+/* Say that call comm->n_started is the one in its entry of comm->flow.calls, and wake the ranks
+ * that wait for it. */
 void cstc_agreement_say(struct cst_comm *comm);
 
 /* Compare the first @n_calls calls, which this rank has said, as far as the others have said

@@ -126,7 +126,7 @@ void cstc_channel_did_read(struct cstc_channel *channel, bool ends)
 void cstc_channel_close(const struct cstc_channel *channel)
 {
     (void)atomic_fetch_or(&control_of(channel)->closed, UINT64_C(1) << channel->rank);
-    cst_shared_notify(&control_of(channel)->head);
+    cst_shared_wake(&control_of(channel)->head);
 }
 
 uint32_t cstc_channel_closed(const struct cstc_channel *channel)

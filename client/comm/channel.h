@@ -51,7 +51,7 @@ void cstc_channel_did_read(struct cstc_channel *channel, bool ends);
 /* This rank has written the last round of a call. */
 void cstc_channel_ends(struct cstc_channel *channel);
 
-/* This rank takes part no more. Wakes the others that sleep. */
+/* This rank takes part no more. Wakes the others that sleep, and the threads that watch them. */
 void cstc_channel_close(const struct cstc_channel *channel);
 
 /* Return a rank that has closed its communicator; CST_COMM_MAX_RANKS: none has. */

@@ -65,6 +65,7 @@ static void leave(struct cst_comm *comm)
         if (comm->epoch == comm->job->client->epoch) {
             tell(comm);
         }
+        cstc_wakeup_close(&comm->wakeup);
         cstc_segment_unmap(&comm->segment);
     }
 }
@@ -204,6 +205,7 @@ static int join(struct cst_comm *comm, const Cistern__CommOpened *msg, struct cs
     if (comm->device == NULL) {
         return CST_OK;
     }
+    cstc_wakeup_open(&comm->wakeup, comm->segment.base);
     if (!msg->has_transport) {
         return cst_err_set(err, CST_EUNSUPPORTED, "the daemon knows no communicators of GPUs");
     }
@@ -390,6 +392,7 @@ void cstc_comm_free_all(struct cst_comm *comm, bool forked)
 
         cstc_watch_end(comm, forked);
         if (!forked) {
+            cstc_wakeup_close(&comm->wakeup);
             cstc_segment_unmap(&comm->segment);
         }
         cstc_comm_device_close(comm, forked);

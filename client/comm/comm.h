@@ -7,6 +7,7 @@
 
 #include "cistern/comm_device.h"
 #include "client/comm/flow.h"
+#include "client/comm/wakeup.h"
 #include "client/comm/watch.h"
 #include "client/lib/job.h"
 
@@ -27,13 +28,14 @@ struct cst_comm {
     /* Functions of the device that has the arrays; NULL: they are in host memory, and the fields
      * below are not used. */
     const struct cst_comm_device_calls *device;
-    void *device_arg;        /* First argument of these functions; owned. */
-    struct cstc_watch watch; /* Gives up what the device waits for, while the program waits. */
-    uint32_t said;           /* What this rank's line in the shared memory says (progress.h). */
-    uint64_t n_compared;     /* By NCCL: number of calls that all ranks make alike (agreement.h). */
-    uint64_t n_started;      /* Number of calls that were started. */
-    uint64_t n_ended;        /* Number of calls that the device has done. */
-    struct cst_err failed;   /* Why no call ends any more; status CST_OK: calls end. */
+    void *device_arg;          /* First argument of these functions; owned. */
+    struct cstc_wakeup wakeup; /* Through it the device wakes the thread that waits for it. */
+    struct cstc_watch watch;   /* Gives up what the device waits for, while the program waits. */
+    uint32_t said;             /* What this rank's line in the shared memory says (progress.h). */
+    uint64_t n_compared;   /* By NCCL: number of calls that all ranks make alike (agreement.h). */
+    uint64_t n_started;    /* Number of calls that were started. */
+    uint64_t n_ended;      /* Number of calls that the device has done. */
+    struct cst_err failed; /* Why no call ends any more; status CST_OK: calls end. */
     /* What the device has reported, while its cause is awaited; status CST_OK: nothing. */
     struct cst_err suspected;
     uint64_t cause_by_ns; /* By CLOCK_MONOTONIC: then `suspected` itself is the cause. */

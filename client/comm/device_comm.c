@@ -3,6 +3,7 @@
 
 #include "client/comm/agreement.h"
 #include "client/comm/progress.h"
+#include "client/comm/wakeup.h"
 #include "client/lib/shared_wait.h"
 
 #include <inttypes.h>
@@ -10,10 +11,10 @@
 #include <time.h>
 
 enum {
-    /* Time between two looks at the device, which wakes nobody. */
-    LOOK_MS = 1,
-    /* Before that, it is looked at all the time for this long. NCCL's threads need some 10 us to
-     * enqueue a call, and a small call not much more to end. */
+    /* Time between two looks at a device that lets calls end after a failure: it may fail, too. */
+    LOOK_MS = 100,
+    /* Before a rank sleeps, it looks at the device all the time for this long. NCCL's threads need
+     * some 10 us to enqueue a call, and a small call not much more to end. */
     SPIN_NS = 200000,
     /* If the device reports a failure, it may be the consequence of a death or of another rank's
      * end, which this rank learns a little later. So long is the cause awaited. */
@@ -26,6 +27,7 @@ struct look {
     uint64_t ticket;  /* Calls. */
     uint64_t n_works; /* Works. */
     bool blocks;      /* The cause of a failure can be awaited. */
+    bool in_stream;   /* All works that were started were in the stream at the last look. */
 };
 
 static uint64_t now_ns(void)
@@ -259,19 +261,20 @@ static int look_at_device(struct cst_comm *comm, bool *in_stream, struct cst_err
 static int poll(struct look *look, struct cst_err *err)
 {
     struct cst_comm *comm = look->comm;
-    bool in_stream = false;
     int rc;
 
+    look->in_stream = false;
     (void)pthread_mutex_lock(&comm->watch.lock);
     rc = comm->watch.has_stopped
              ? cst_err_set(err, CST_ECANCELLED, "the calls of the communicator were given up")
-             : look_at_device(comm, &in_stream, err);
+             : look_at_device(comm, &look->in_stream, err);
     (void)pthread_mutex_unlock(&comm->watch.lock);
     if (rc != CST_OK) {
         return rc;
     }
-    return in_stream && comm->n_ended >= look->ticket && comm->n_done >= look->n_works ? CST_OK
-                                                                                       : CST_EAGAIN;
+    return look->in_stream && comm->n_ended >= look->ticket && comm->n_done >= look->n_works
+               ? CST_OK
+               : CST_EAGAIN;
 }
 
 /* Return whether @arg, a struct look, is over. A rank that has closed its communicator has written
@@ -319,6 +322,45 @@ static bool spin(struct look *look)
     return false;
 }
 
+/* Let the device wake this thread when it has done what @look waits for. */
+static int order_wakeup(const struct look *look, struct cst_err *err)
+{
+    struct cst_comm *comm = look->comm;
+    uint64_t n_works = look->n_works;
+    int rc = CST_OK;
+
+    if (look->ticket > comm->n_ended) {
+        const uint64_t end = comm->ends[(look->ticket - 1) % CST_COMM_MAX_CALLS];
+
+        n_works = end > n_works ? end : n_works;
+    }
+    (void)pthread_mutex_lock(&comm->watch.lock);
+    if (!comm->watch.has_stopped && n_works > comm->n_done) {
+        rc = comm->device->wake(comm->device_arg, n_works, cstc_wakeup_call,
+                                cstc_wakeup_arg(&comm->wakeup), err);
+    }
+    (void)pthread_mutex_unlock(&comm->watch.lock);
+    return rc;
+}
+
+/* Sleep until @look is over, at most @timeout_ms. NCCL tells nobody that a work is in the stream.
+ * Then the device says when it is done. */
+static int sleep_for(struct look *look, uint32_t timeout_ms, struct cst_err *err)
+{
+    struct cst_comm *comm = look->comm;
+    struct cst_shared_head *head = comm->segment.base;
+    struct cst_err why;
+
+    if (!look->in_stream) {
+        return cstc_shared_poll(comm->job, head, is_over, look, timeout_ms, err);
+    }
+    if (timeout_ms > 0 && order_wakeup(look, &why) != CST_OK) {
+        fail_by_device(comm, &why, true);
+        return failure(comm, err);
+    }
+    return cstc_shared_wait(comm->job, head, false, is_over, look, timeout_ms, err);
+}
+
 /* Wait for @look at most @timeout_ms. CST_EAGAIN: @timeout_ms is 0, and it is not over. */
 static int wait_for(struct look *look, uint32_t timeout_ms, struct cst_err *err)
 {
@@ -330,7 +372,7 @@ static int wait_for(struct look *look, uint32_t timeout_ms, struct cst_err *err)
     if (timeout_ms > 0 ? spin(look) : is_over(look)) {
         return failure(comm, err);
     }
-    rc = cstc_shared_poll(comm->job, comm->segment.base, LOOK_MS, is_over, look, timeout_ms, &why);
+    rc = sleep_for(look, timeout_ms, &why);
     if (rc == CST_ETIMEDOUT && timeout_ms == 0) {
         return CST_EAGAIN;
     }
@@ -348,15 +390,23 @@ static int wait_for(struct look *look, uint32_t timeout_ms, struct cst_err *err)
     return failure(comm, err);
 }
 
+static bool is_settled(void *arg)
+{
+    return poll(arg, NULL) != CST_EAGAIN;
+}
+
 /* The communicator has failed, but what @look waits for ends without other ranks, or probably so.
  * If it does not, the status is that of the failure. */
 static int finish(struct look *look, bool blocks, struct cst_err *err)
 {
-    const struct timespec pause = {.tv_nsec = LOOK_MS * 1000000};
+    const struct cst_shared_wait wait = {.attempt = UINT64_MAX, .ready = is_settled, .arg = look};
     int rc = poll(look, NULL);
 
+    if (rc == CST_EAGAIN && blocks) {
+        (void)order_wakeup(look, NULL); /* If it fails, poll says so next. */
+    }
     for (int ms = 0; rc == CST_EAGAIN && blocks && ms < CSTC_PROGRESS_END_MS; ms += LOOK_MS) {
-        (void)nanosleep(&pause, NULL);
+        (void)cst_shared_wait(look->comm->segment.base, &wait, LOOK_MS);
         rc = poll(look, NULL);
     }
     return rc == CST_OK || (rc == CST_EAGAIN && !blocks) ? rc : failure(look->comm, err);
@@ -497,6 +547,9 @@ static int begin(struct cst_comm *comm, const struct cst_comm_call *call,
         comm->flow.calls[comm->n_started % CST_COMM_MAX_CALLS] = *checked;
         cstc_agreement_say(comm);
         rc = cstc_agreement_look(comm, comm->n_started + 1, err);
+        if (rc != CST_OK) {
+            cst_shared_wake(comm->segment.base); /* The others' streams wait for nothing. */
+        }
         rc = rc == CST_OK ? start_work(comm, comm->device->start(comm->device_arg, call, err)) : rc;
     }
     comm->n_started += rc == CST_OK;

@@ -6,6 +6,15 @@
  * communicator fails. A thread notices that, too, while the program does not call libcistern
  * (watch.h).
  *
+ * A rank that waits spins briefly and then sleeps on the head of the shared memory. It is woken by
+ *   - its device, when the awaited call has ended (wakeup.h);
+ *   - another rank, which says what it calls, or closes its communicator;
+ *   - the daemon, when the attempt is over.
+ * A device that has failed wakes nobody, as CUDA calls no host function after an error of the
+ * context. For that reason a sleeping rank looks at the device ten times a second, too. NCCL does
+ * not tell when it has put a call into the stream. It is asked at intervals that grow with the time
+ * waited, until then.
+ *
  * In a group that cannot use NCCL the device copies arrays to the host and back, and the ranks
  * exchange them in the shared memory as ranks on the host do (flow.h). Used by one thread at a
  * time. */

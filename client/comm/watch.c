@@ -52,7 +52,8 @@ static bool quits(void *arg)
 /* Give up what does not end by itself: a rank may leave as soon as its last call has ended. */
 static void give_up(struct cst_comm *comm)
 {
-    const struct cst_shared_wait wait = {.attempt = UINT64_MAX, .ready = quits, .arg = comm};
+    const struct cst_shared_wait wait = {
+        .attempt = UINT64_MAX, .for_ends = true, .ready = quits, .arg = comm};
     bool ends = false;
 
     for (unsigned ms = 0; !ends; ms += LOOK_MS) {
@@ -77,7 +78,7 @@ static void *watch(void *arg)
 {
     struct cst_comm *comm = arg;
     const struct cst_shared_wait wait = {
-        .attempt = comm->watch.attempt, .ready = is_woken, .arg = comm};
+        .attempt = comm->watch.attempt, .for_ends = true, .ready = is_woken, .arg = comm};
     bool is_over = false;
 
     while (!is_over) {
@@ -139,7 +140,7 @@ void cstc_watch_end(struct cst_comm *comm, bool forked)
     (void)pthread_mutex_lock(&comm->watch.lock);
     comm->watch.quits = true;
     (void)pthread_mutex_unlock(&comm->watch.lock);
-    cst_shared_notify(&control->head);
+    cst_shared_wake(&control->head);
     (void)pthread_join(comm->watch.thread, NULL);
     comm->watch.runs = false;
 }

@@ -3,7 +3,11 @@
  * enqueue a call some time after the program has made it. Only then an event is recorded in the
  * stream, which says when the call has ended.
  *
- *   start --NCCL: not ncclInProgress--> in the stream, event recorded --event--> ended */
+ *   start --NCCL: not ncclInProgress--> in the stream, event recorded --event--> ended
+ *
+ * A thread that waits long is woken by a host function in a side stream, which waits for the event.
+ * The side stream is the communicator's own: in that of the marks (marks.c), blocks would have to
+ * wait for other ranks. */
 #include "cistern/comm_device.h"
 #include "client/cuda/cuda.h"
 #include "client/cuda/nccl.h"
@@ -17,6 +21,7 @@ struct comm {
     struct cst_cuda *cuda; /* Borrowed. */
     struct cstc_nccl nccl;
     CUstream stream;                          /* The program's stream. Borrowed. */
+    CUstream side;                            /* For host functions; NULL: not created. */
     uint32_t rank, size;                      /* This rank in the group, and the number of ranks. */
     bool made_id;                             /* The id in `cuda` was offered for this group. */
     bool joined;                              /* All ranks have joined. */
@@ -420,6 +425,26 @@ static int poll(void *arg, struct cst_comm_device_progress *progress, struct cst
     return rc;
 }
 
+static int wake(void *arg, uint64_t n_calls, void (*fn)(void *fn_arg), void *fn_arg,
+                struct cst_err *err)
+{
+    struct comm *comm = arg;
+    const struct cst_cuda_driver *driver = &comm->cuda->driver;
+    const CUevent event = comm->events[(n_calls - 1) % CST_COMM_MAX_CALLS];
+    int rc = cstc_cuda_enter(comm->cuda, err);
+
+    if (rc == CST_OK && comm->side == NULL) {
+        rc = cstc_cuda_side_stream(comm->cuda, &comm->side, err);
+    }
+    if (rc == CST_OK) {
+        rc = cst_cuda_check(driver, driver->cuStreamWaitEvent(comm->side, event, 0), err,
+                            "a wait for collectives on %s", comm->cuda->uuid);
+    }
+    return rc == CST_OK ? cst_cuda_check(driver, driver->cuLaunchHostFunc(comm->side, fn, fn_arg),
+                                         err, "a host function of %s", comm->cuda->uuid)
+                        : rc;
+}
+
 /* -- the end ---------------------------------------------------------------------------------- */
 
 /* Results of these functions change nothing: the communicator is not used any more. */
@@ -453,6 +478,9 @@ static void close_comm(void *arg)
         if (comm->handle != NULL) {
             (void)comm->nccl.ncclCommAbort(comm->handle);
         }
+        if (comm->side != NULL) {
+            (void)driver->cuStreamDestroy(comm->side); /* What it has to do yet, it does. */
+        }
         for (int i = 0; i < CST_COMM_MAX_CALLS && comm->events[i] != NULL; i++) {
             (void)driver->cuEventDestroy(comm->events[i]);
         }
@@ -479,6 +507,7 @@ static const struct cst_comm_device_calls calls = {
     .reserve = reserve,
     .copy = copy,
     .poll = poll,
+    .wake = wake,
     .stop = stop,
     .close = close_comm,
     .spare = spare,

@@ -93,6 +93,10 @@ struct cst_cuda {
 /* Make the GPU's context current in the calling thread. CST_EGPU. */
 int cstc_cuda_enter(struct cst_cuda *cuda, struct cst_err *err);
 
+/* Create a stream for host functions, which the caller destroys. It has the highest priority: host
+ * functions must not wait for kernels of other streams. CST_EGPU. */
+int cstc_cuda_side_stream(struct cst_cuda *cuda, CUstream *out, struct cst_err *err);
+
 /* memory.c: functions of cistern/device.h. */
 int cstc_cuda_map(void *arg, int fd, uint64_t bytes, void **base, struct cst_err *err);
 void cstc_cuda_unmap(void *arg, void *base, uint64_t bytes);

@@ -74,24 +74,9 @@ static void quiet(struct cst_cuda *cuda)
 
 int cstc_marks_open(struct cst_cuda *cuda, struct cst_err *err)
 {
-    const struct cst_cuda_driver *driver = &cuda->driver;
-    int least = 0, greatest = 0, rc = open_fds(cuda, err);
-    CUstream side;
+    const int rc = open_fds(cuda, err);
 
-    if (rc == CST_OK) {
-        rc = cst_cuda_check(driver, driver->cuCtxGetStreamPriorityRange(&least, &greatest), err,
-                            "priorities of streams");
-    }
-    if (rc == CST_OK) {
-        /* The highest priority: host functions must not wait for kernels of other streams. */
-        rc = cst_cuda_check(
-            driver, driver->cuStreamCreateWithPriority(&side, CU_STREAM_NON_BLOCKING, greatest),
-            err, "a stream of %s", cuda->uuid);
-    }
-    if (rc == CST_OK) {
-        cuda->side = side;
-    }
-    return rc;
+    return rc == CST_OK ? cstc_cuda_side_stream(cuda, &cuda->side, err) : rc;
 }
 
 void cstc_marks_close(struct cst_cuda *cuda)

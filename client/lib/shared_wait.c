@@ -55,14 +55,23 @@ static int look_around(struct cst_job *job, bool asks, struct cst_err *err)
     return rc == CST_OK ? cstc_job_check_step(job, err) : rc;
 }
 
-/* Wait for @wait, and call its ready() at least every @look_ms milliseconds. */
+/* Time until the next look, after a wait of @waited_ms. @polls: as cstc_shared_poll. */
+static uint32_t interval(bool polls, uint32_t waited_ms)
+{
+    const uint32_t ms = waited_ms / 8 > 0 ? waited_ms / 8 : 1;
+
+    return polls && ms < LOOK_MS ? ms : LOOK_MS;
+}
+
+/* Wait for @wait as cstc_shared_wait does, or, if @polls, as cstc_shared_poll does. */
 static int wait_looking(struct cst_job *job, struct cst_shared_head *head,
-                        struct cst_shared_wait wait, uint32_t look_ms, uint32_t timeout_ms,
+                        struct cst_shared_wait wait, bool polls, uint32_t timeout_ms,
                         struct cst_err *err)
 {
     uint32_t left_ms = timeout_ms;
 
     for (;;) {
+        const uint32_t look_ms = interval(polls, timeout_ms - left_ms);
         const uint32_t ms = left_ms < look_ms ? left_ms : look_ms;
         int rc = cst_shared_wait(head, &wait, ms);
 
@@ -95,13 +104,13 @@ int cstc_shared_wait(struct cst_job *job, struct cst_shared_head *head, bool spi
     const struct cst_shared_wait wait = {
         .attempt = job->attempt, .spins = spins, .ready = ready, .arg = arg};
 
-    return wait_looking(job, head, wait, LOOK_MS, timeout_ms, err);
+    return wait_looking(job, head, wait, false, timeout_ms, err);
 }
 
-int cstc_shared_poll(struct cst_job *job, struct cst_shared_head *head, uint32_t look_ms,
-                     bool (*ready)(void *arg), void *arg, uint32_t timeout_ms, struct cst_err *err)
+int cstc_shared_poll(struct cst_job *job, struct cst_shared_head *head, bool (*ready)(void *arg),
+                     void *arg, uint32_t timeout_ms, struct cst_err *err)
 {
     const struct cst_shared_wait wait = {.attempt = job->attempt, .ready = ready, .arg = arg};
 
-    return wait_looking(job, head, wait, look_ms, timeout_ms, err);
+    return wait_looking(job, head, wait, true, timeout_ms, err);
 }

@@ -18,9 +18,10 @@
 int cstc_shared_wait(struct cst_job *job, struct cst_shared_head *head, bool spins,
                      bool (*ready)(void *arg), void *arg, uint32_t timeout_ms, struct cst_err *err);
 
-/* As cstc_shared_wait, if nobody calls cst_shared_notify when the condition is met: @ready is
- * called every @look_ms milliseconds, too. */
-int cstc_shared_poll(struct cst_job *job, struct cst_shared_head *head, uint32_t look_ms,
-                     bool (*ready)(void *arg), void *arg, uint32_t timeout_ms, struct cst_err *err);
+/* As cstc_shared_wait, for a condition of which nobody can tell that it is met: @ready is called
+ * again and again. The interval grows with the time that has been waited. It is an eighth of it,
+ * but 1 to 100 ms, so that a long wait costs little and is not much longer than necessary. */
+int cstc_shared_poll(struct cst_job *job, struct cst_shared_head *head, bool (*ready)(void *arg),
+                     void *arg, uint32_t timeout_ms, struct cst_err *err);
 
 #endif

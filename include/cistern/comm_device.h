@@ -8,7 +8,8 @@
  *     or stage(), if the group cannot use NCCL.
  *   - cst_comm_start calls start(), and poll() until the call is in the stream. In a group that
  *     cannot use NCCL it calls copy(), exchanges the arrays in host memory, and calls copy() again.
- *   - cst_comm_wait calls poll() until the call has ended.
+ *   - cst_comm_wait calls poll() for a short time, then wake(), and sleeps until the call has
+ *     ended.
  *   - After a death stop() is called: no work of the communicator holds up the stream any more.
  *   - cst_comm_close calls close(). */
 #ifndef CISTERN_COMM_DEVICE_H
@@ -42,7 +43,7 @@ struct cst_comm_device_progress {
 
 /* The functions of a device. `arg` is the pointer that cst_comm_open_device was given. A function
  * that returns int returns CST_OK, or a negative status with its cause in *err. After that only
- * spare, poll, stop and close are called: copies that were enqueued before can still end. No
+ * spare, poll, wake, stop and close are called: copies that were enqueued before can still end. No
  * function waits for other ranks. They are called by the thread that uses the communicator. A
  * thread of libcistern, which watches the other ranks, also calls stop. No two functions run at the
  * same time. */
@@ -68,6 +69,12 @@ struct cst_comm_device_calls {
                 struct cst_err *err);
     /* Go on, and say how far everything is. */
     int (*poll)(void *arg, struct cst_comm_device_progress *progress, struct cst_err *err);
+    /* Let @fn be called with @fn_arg when the first @n_calls calls have ended, of which poll has
+     * said that they are in the stream. A thread that sleeps is woken so. @fn may be called in any
+     * thread, and after close; it calls nothing of the device. It need not be called if the device
+     * fails, which poll reports. */
+    int (*wake)(void *arg, uint64_t n_calls, void (*fn)(void *fn_arg), void *fn_arg,
+                struct cst_err *err);
     /* Give up what has not ended. The stream passes all work of the communicator afterwards. May be
      * called again. */
     void (*stop)(void *arg);

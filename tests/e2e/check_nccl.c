@@ -7,8 +7,13 @@
 
 #include <check.h>
 #include <poll.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 /* -- calls ------------------------------------------------------------------------------------ */
@@ -111,6 +116,125 @@ START_TEST(a_group_beside_all)
     order->ranks = ranks[_i];
     order->n_calls = suite_is_sparse() ? 5 : 15;
     nccl_run(call_in_two_groups, order);
+}
+END_TEST
+
+/* -- waiting ---------------------------------------------------------------------------------- */
+
+/* Something in the stream that lasts until it is told to end. */
+struct hold {
+    int thread;  /* Number of the thread that waits. */
+    sem_t end;   /* Posted when it is to end. */
+    uint64_t ns; /* When it was told to end, by CLOCK_MONOTONIC. */
+    unsigned ms; /* So long it lasts after the thread has fallen asleep. */
+};
+
+static void CUDA_CB hold(void *arg)
+{
+    struct hold *h = arg;
+
+    (void)sem_wait(&h->end);
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+static bool is_asleep(int thread)
+{
+    char path[64], text[256] = "";
+    const char *name;
+    FILE *from;
+
+    (void)snprintf(path, sizeof path, "/proc/self/task/%d/stat", thread);
+    from = fopen(path, "r");
+    if (from == NULL || fgets(text, sizeof text, from) == NULL) {
+        perror(path);
+        _exit(1);
+    }
+    (void)fclose(from);
+    name = strrchr(text, ')'); /* The state follows the name. */
+    return name != NULL && strncmp(name, ") S", 3) == 0;
+}
+
+/* A thread: ends what is in the stream after the other thread has fallen asleep. */
+static void *end_hold(void *arg)
+{
+    struct hold *h = arg;
+
+    while (!is_asleep(h->thread)) {
+        (void)sched_yield();
+    }
+    (void)nanosleep(&(struct timespec){.tv_sec = h->ms / 1000, .tv_nsec = h->ms % 1000 * 1000000},
+                    NULL);
+    h->ns = now_ns();
+    (void)sem_post(&h->end);
+    return NULL;
+}
+
+/* Wait for a call that is in the stream after something of the program, which lasts @ms longer than
+ * until this thread sleeps. Returns the time from its end to that of the wait, in nanoseconds. */
+static uint64_t wait_behind_hold(struct nccl_worker *w, struct cst_comm *comm, unsigned ms)
+{
+    struct hold h = {.thread = (int)syscall(SYS_gettid), .ms = ms};
+    struct cst_err err = {0};
+    uint64_t ticket = 0;
+    pthread_t thread;
+
+    (void)sem_init(&h.end, 0, 0);
+    nccl_must_cuda(w, w->driver.cuLaunchHostFunc(w->stream, hold, &h), "hold");
+    nccl_must(cst_comm_start(comm, &(struct cst_comm_call){.op = CST_COMM_BARRIER}, &ticket, &err),
+              &err, "start");
+    if (pthread_create(&thread, NULL, end_hold, &h) != 0) {
+        _exit(1);
+    }
+    nccl_must(cst_comm_wait(comm, ticket, &err), &err, "wait");
+    (void)pthread_join(thread, NULL);
+    (void)sem_destroy(&h.end);
+    return now_ns() - h.ns;
+}
+
+static void sleep_often(struct nccl_worker *w, struct nccl_order *order)
+{
+    struct cst_comm *comm = NULL;
+    struct cst_err err = {0};
+    struct rusage before, after;
+    uint64_t least = UINT64_MAX;
+    long n_sleeps;
+
+    nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
+    nccl_must(cst_cuda_comm_open(&comm, w->cuda, CST_GROUP_ALL, w->stream, &err), &err,
+              "comm_open");
+    for (unsigned i = 0; i < order->n_calls && least > 50000000; i++) {
+        const uint64_t ns = wait_behind_hold(w, comm, 0);
+
+        least = ns < least ? ns : least;
+    }
+    (void)getrusage(RUSAGE_THREAD, &before);
+    (void)wait_behind_hold(w, comm, 1000);
+    (void)getrusage(RUSAGE_THREAD, &after);
+    n_sleeps = after.ru_nvcsw - before.ru_nvcsw;
+    if (least > 50000000 || n_sleeps > 200) {
+        (void)fprintf(stderr, "woken after %llu us at best; slept %ld times in a second\n",
+                      (unsigned long long)(least / 1000), n_sleeps);
+        _exit(1);
+    }
+    cst_comm_close(comm);
+}
+
+/* A rank that waits for its GPU sleeps until the call has ended. It is woken then: the look at the
+ * GPU every 100 ms would not find the end within 50 ms, which once in many attempts is possible on
+ * any machine. It does not wake to look all the time: a second is not divided into milliseconds. */
+START_TEST(a_rank_sleeps_until_the_end)
+{
+    struct nccl_order *order = nccl_order_new(1);
+
+    order->n_calls = 100;
+    nccl_run(sleep_often, order);
 }
 END_TEST
 
@@ -265,6 +389,7 @@ int main(int argc, char **argv)
     groups = suite_case(suite, "groups", nccl_rig_open_large, cuda_rig_close);
     tcase_add_loop_test(calls, calls_agree_with_the_model, 0, CST_COMM_ALL_TO_ALL + 1);
     tcase_add_test(calls, a_pending_call_comes_first);
+    tcase_add_test(calls, a_rank_sleeps_until_the_end);
     tcase_add_loop_test(calls, others_stage, 0, sizeof without / sizeof without[0]);
     tcase_add_loop_test(calls, unused_ids_are_kept, 0, 2);
     tcase_add_loop_test(groups, groups_of_all_sizes, 1, NCCL_MAX_WORLD + 1);

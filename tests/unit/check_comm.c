@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Collectives without a daemon: the ranks are threads with a flow each, in one piece of memory. */
 #include "client/comm/flow.h"
+#include "client/comm/wakeup.h"
 #include "tests/lib/collective.h"
 #include "tests/lib/patience.h"
 #include "tests/lib/suite.h"
@@ -442,6 +443,38 @@ START_TEST(bad_calls_are_refused)
 }
 END_TEST
 
+/* -- wake-ups --------------------------------------------------------------------------------- */
+
+/* A driver's thread wakes those that sleep on the memory of its communicator, and nobody if that is
+ * closed, even if another communicator has taken the same place. */
+START_TEST(a_late_wake_up_finds_nothing)
+{
+    struct cst_shared_head heads[2] = {{.asleep = 1}, {.asleep = 1}};
+    struct cstc_wakeup wakeups[2] = {{0}};
+    void *args[2];
+
+    cstc_wakeup_close(&wakeups[0]); /* It was never open. */
+    for (int i = 0; i < 2; i++) {
+        cstc_wakeup_open(&wakeups[i], &heads[i]);
+        args[i] = cstc_wakeup_arg(&wakeups[i]);
+    }
+    cstc_wakeup_call(args[0]);
+    ck_assert_uint_eq(heads[0].event, 1);
+    ck_assert_uint_eq(heads[1].event, 0);
+    cstc_wakeup_close(&wakeups[0]);
+    cstc_wakeup_open(&wakeups[0], &heads[0]);
+    heads[0].asleep = 1;
+    cstc_wakeup_call(args[0]);
+    ck_assert_uint_eq(heads[0].event, 1);
+    cstc_wakeup_call(cstc_wakeup_arg(&wakeups[0]));
+    ck_assert_uint_eq(heads[0].event, 2);
+    cstc_wakeup_close(&wakeups[1]);
+    cstc_wakeup_close(&wakeups[0]);
+    cstc_wakeup_call(args[1]);
+    ck_assert_uint_eq(heads[1].event, 0);
+}
+END_TEST
+
 /* -- threads ---------------------------------------------------------------------------------- */
 
 /* Ranks that are threads need no job. The memory is there until the last of them has closed its
@@ -499,6 +532,7 @@ int main(void)
     tcase_add_test(rules, a_failed_wait_ends_calls);
     tcase_add_test(rules, calls_are_limited);
     tcase_add_test(rules, bad_calls_are_refused);
+    tcase_add_test(rules, a_late_wake_up_finds_nothing);
     tcase_add_test(rules, threads_need_no_job);
     return suite_run(suite);
 }

@@ -134,6 +134,48 @@ START_TEST(the_end_wakes_all)
 }
 END_TEST
 
+/* A thread that waits for ends alone: it counts with the main thread. */
+static void *count_by_wakes(void *arg)
+{
+    struct counter *c = arg;
+
+    for (uint32_t i = c->first; c->rc == CST_OK && i < c->until; i += 2) {
+        struct word w = {.at = c->count, .value = i};
+        const struct cst_shared_wait wait = {
+            .attempt = 1, .for_ends = true, .ready = has_value, .arg = &w};
+
+        c->rc = cst_shared_wait(&head, &wait, (unsigned)patience_ms(LONG_MS));
+        if (c->rc == CST_OK) {
+            atomic_store(c->count, i + 1);
+            cst_shared_wake(&head);
+        }
+    }
+    return NULL;
+}
+
+/* Threads that wait for ends are not counted as asleep, so that a notification costs nothing while
+ * they sleep. cst_shared_wake wakes them all the same: a lost one would be a wait of a minute. */
+START_TEST(who_waits_for_ends_is_not_asleep)
+{
+    _Atomic uint32_t word = 0;
+    struct counter counters[2];
+
+    for (uint32_t i = 0; i < 2; i++) {
+        counters[i] = (struct counter){.count = &word, .first = i, .until = 3000};
+        ck_assert_int_eq(pthread_create(&counters[i].thread, NULL, count_by_wakes, &counters[i]),
+                         0);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        ck_assert_int_eq(pthread_join(counters[i].thread, NULL), 0);
+        ck_assert_int_eq(counters[i].rc, CST_OK);
+    }
+    ck_assert_uint_eq(atomic_load(&head.asleep), 0);
+    ck_assert_int_eq(wait_for(&(struct word){.at = &word, .value = 3001}, 1, false, 1),
+                     CST_ETIMEDOUT);
+    ck_assert_uint_eq(atomic_load(&head.asleep), 1);
+}
+END_TEST
+
 /* While nobody sleeps, a notification writes nothing: the cache line of the head stays with all
  * processors. */
 START_TEST(a_notification_without_sleepers_writes_nothing)
@@ -222,6 +264,7 @@ int main(void)
     tcase_add_loop_test(tc, what_is_there_is_not_awaited, 0, 2);
     tcase_add_loop_test(tc, no_wake_up_is_lost, 0, 2);
     tcase_add_loop_test(tc, the_end_wakes_all, 0, 2);
+    tcase_add_test(tc, who_waits_for_ends_is_not_asleep);
     tcase_add_test(tc, a_notification_without_sleepers_writes_nothing);
     tcase_add_test(tc, a_thread_with_one_processor_does_not_spin);
     tcase_add_loop_test(tc, a_scribbled_head_is_not_believed, 0, 2);
