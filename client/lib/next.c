@@ -16,6 +16,8 @@ static int send_next(struct cst_job *job, struct cst_err *err)
         return rc;
     }
     msg.attempt = job->attempt;
+    msg.has_unit = true;
+    msg.unit = job->unit;
     msg.has_loss = true;
     msg.loss = job->pending.loss;
     return cstc_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_NEXT, &msg.base,
@@ -39,7 +41,23 @@ static int advance_next(struct cst_job *job, struct cst_err *err)
     return rc;
 }
 
-/* Take the unit out of the reply. CST_EPROTO: there is no such unit. */
+/* Return whether @msg is a unit that this job cannot have, with the reason in *why. */
+static bool is_wrong(const struct cst_job *job, const Cistern__Unit *msg, struct cst_err *why)
+{
+    if (msg->stage >= job->model.n_stages || msg->micro_batch >= job->micro_batches) {
+        (void)cst_err_set(why, CST_EPROTO, "stage %u of %u, micro-batch %u of %u", msg->stage,
+                          job->model.n_stages, msg->micro_batch, job->micro_batches);
+        return true;
+    }
+    if (msg->has_number && msg->number <= job->unit) {
+        (void)cst_err_set(why, CST_EPROTO, "unit %llu after unit %llu",
+                          (unsigned long long)msg->number, (unsigned long long)job->unit);
+        return true;
+    }
+    return false;
+}
+
+/* Take the unit out of the reply. CST_EPROTO: there is no such unit, or the rank has done it. */
 static int take_unit(struct cst_job *job, struct cst_unit *unit, struct cst_err *err)
 {
     const Cistern__Unit *msg = (const Cistern__Unit *)job->call.reply;
@@ -50,12 +68,12 @@ static int take_unit(struct cst_job *job, struct cst_unit *unit, struct cst_err 
         .stage = msg->stage,
         .micro_batch = msg->micro_batch};
     struct cst_err why = {0};
+    const bool wrong = is_wrong(job, msg, &why);
 
+    job->unit = msg->has_number && !wrong ? msg->number : job->unit;
     cstc_call_reset(&job->call);
     cst_sequence_stepped(&job->sequence);
-    if (got.stage >= job->model.n_stages || got.micro_batch >= job->micro_batches) {
-        (void)cst_err_set(&why, CST_EPROTO, "stage %u of %u, micro-batch %u of %u", got.stage,
-                          job->model.n_stages, got.micro_batch, job->micro_batches);
+    if (wrong) {
         return cstc_job_distrust(job, &why, err);
     }
     *unit = got;

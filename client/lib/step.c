@@ -51,6 +51,7 @@ static int advance_sync(struct cst_job *job, struct cst_err *err)
     if (rc == CST_OK) {
         msg = (const Cistern__Synced *)job->call.reply;
         job->attempt = msg->attempt;
+        job->unit = 0;
         job->steps = msg->step;
         job->initialised = true;
         job->synced = true;
@@ -200,6 +201,7 @@ static void take_step(struct cst_job *job, struct cst_step_result *result)
     job->prepared = false;
     cstc_call_reset(&job->call);
     cst_sequence_stepped(&job->sequence);
+    job->unit = 0;
 }
 
 static int step_job(struct cst_job *job, bool block, const struct cst_hyper_params *params,

@@ -108,7 +108,8 @@ static void answer_next(struct cstd_daemon *daemon, struct cstd_pending *request
     if (reply->has_unit) {
         unit.kind =
             reply->unit.backward ? CISTERN__UNIT__KIND__BACKWARD : CISTERN__UNIT__KIND__FORWARD;
-        unit.has_stage = unit.has_micro_batch = 1;
+        unit.has_stage = unit.has_micro_batch = unit.has_number = 1;
+        unit.number = reply->unit.number;
         unit.stage = reply->unit.stage;
         unit.micro_batch = reply->unit.micro;
     }

@@ -235,6 +235,8 @@ void cstd_serve_next(struct cstd_session *session, uint64_t id, void *body)
                                   .rank = session->rank,
                                   .tag = cstd_pending_tag(request, 0),
                                   .attempt = next->attempt,
+                                  .unit = next->unit,
+                                  .names_unit = next->has_unit,
                                   .loss = next->loss};
 
         cstd_job_feed(session->job, &event);

@@ -140,8 +140,8 @@
  *
  * Stages (model->n_stages > 0). The job is dispatched: by NEXT a rank asks what it may do, and the
  * core answers with a unit, which is a stage, a micro-batch and a direction
- * (offload/core/dispatch.h). The next NEXT says that the unit is done. Instead of ACCUMULATE, units
- * separate micro-batches. The differences to other jobs:
+ * (offload/core/dispatch.h). The next NEXT names the unit, and says that it is done. Instead of
+ * ACCUMULATE, units separate micro-batches. The differences to other jobs:
  *
  *   - Ranks come and go. An attempt begins when all ranks that are attached have sent SYNC, and
  *     goes on when a rank dies, leaves, or sends SYNC again: its unit is given to another one. A
@@ -301,9 +301,10 @@ enum cst_event_kind {
     /* rank, tag, attempt, hyper, factors, loss. Ends the rank's waiting fetches and open gradients;
      * nothing more of the step is granted to it. */
     CST_EV_STEP,
-    /* rank, tag, attempt, loss. The rank has done its unit, if it has one, whose loss counts if it
-     * is of the last stage; answered when there is another one, or when all are done. ETIMEDOUT:
-     * no rank has done a unit in peer_timeout_ns. EINVAL: the job has no stages. */
+    /* rank, tag, attempt, unit, names_unit, loss. The rank has done `unit`, whose loss counts if it
+     * is of the last stage; answered when there is another one, or when all are done. If the rank
+     * has said so before, it gets the same answer again. ETIMEDOUT: no rank has done a unit in
+     * peer_timeout_ns. EINVAL: the job has no stages, or the rank has not had this unit last. */
     CST_EV_NEXT,
     /* tag, tensor, row, first, n_elems, raw, exponents, bf16, place (staging segment). Allowed at
      * any time. EBUSY: the grad row holds a contribution, not a sum. */
@@ -354,6 +355,10 @@ struct cst_event {
     /* STEP, PREPARE: the factors of which hyper.factors is the digest; NULL: they are all 1. */
     const struct cst_table_factors *factors;
     double loss;
+    /* NEXT: the number of the unit that the rank has done; 0: it has had none in this step. Without
+     * `names_unit`: the one that it has. */
+    uint64_t unit;
+    bool names_unit;
     uint32_t tensor;
     enum cst_row row;
     uint64_t first, n_elems; /* Range of elements of the tensor. */

@@ -67,9 +67,11 @@ int cst_dispatch_init(struct cst_dispatch *d, uint32_t n_stages, uint32_t n_micr
     d->after = calloc(n_stages, sizeof *d->after);
     d->kept = calloc(n_ranks, sizeof *d->kept);
     d->runs = calloc(n_ranks, sizeof *d->runs);
+    d->given = calloc(n_ranks, sizeof *d->given);
+    d->ended = calloc(n_ranks, sizeof *d->ended);
     d->losses = calloc(n_micro, sizeof *d->losses);
     if (d->done == NULL || d->keeper == NULL || d->after == NULL || d->kept == NULL ||
-        d->runs == NULL || d->losses == NULL) {
+        d->runs == NULL || d->given == NULL || d->ended == NULL || d->losses == NULL) {
         cst_dispatch_close(d);
         return CST_ENOMEM;
     }
@@ -85,6 +87,8 @@ void cst_dispatch_close(struct cst_dispatch *d)
     free(d->after);
     free(d->kept);
     free(d->runs);
+    free(d->given);
+    free(d->ended);
     free(d->losses);
     *d = (struct cst_dispatch){0};
 }
@@ -98,6 +102,7 @@ void cst_dispatch_reset(struct cst_dispatch *d)
     for (uint32_t rank = 0; rank < d->n_ranks; rank++) {
         d->kept[rank] = CST_DISPATCH_NONE;
         d->runs[rank] = false;
+        d->ended[rank] = 0;
     }
 }
 
@@ -141,7 +146,9 @@ bool cst_dispatch_take(struct cst_dispatch *d, uint32_t rank, struct cst_dispatc
     d->keeper[pass] = rank;
     d->kept[rank] = pass;
     d->runs[rank] = true;
+    d->given[rank] = ++d->n_given;
     *out = next_of(d, pass);
+    out->number = d->given[rank];
     out->begins = begins;
     return true;
 }
@@ -152,7 +159,17 @@ bool cst_dispatch_unit(const struct cst_dispatch *d, uint32_t rank, struct cst_d
         return false;
     }
     *out = next_of(d, d->kept[rank]);
+    out->number = d->given[rank];
     return true;
+}
+
+enum cst_dispatch_report cst_dispatch_report(const struct cst_dispatch *d, uint32_t rank,
+                                             uint64_t number)
+{
+    if (d->runs[rank] && number == d->given[rank]) {
+        return CST_DISPATCH_DONE;
+    }
+    return number == d->ended[rank] ? CST_DISPATCH_KNOWN : CST_DISPATCH_STALE;
 }
 
 void cst_dispatch_done(struct cst_dispatch *d, uint32_t rank, double loss)
@@ -163,9 +180,15 @@ void cst_dispatch_done(struct cst_dispatch *d, uint32_t rank, double loss)
         d->losses[d->done[pass]] = loss;
     }
     d->runs[rank] = false;
+    d->ended[rank] = d->given[rank];
     if (++d->done[pass] == d->n_micro) {
         give_up(d, rank);
     }
+}
+
+void cst_dispatch_leave(struct cst_dispatch *d, uint32_t rank)
+{
+    give_up(d, rank);
 }
 
 bool cst_dispatch_gone(struct cst_dispatch *d, uint32_t rank, struct cst_dispatch_unit *lost)
@@ -174,6 +197,7 @@ bool cst_dispatch_gone(struct cst_dispatch *d, uint32_t rank, struct cst_dispatc
 
     if (d->n_stages > 0) {
         d->runs[rank] = false;
+        d->ended[rank] = 0;
         give_up(d, rank);
     }
     return had;
@@ -249,6 +273,9 @@ const char *cst_dispatch_check(const struct cst_dispatch *d)
         }
         if (d->runs[rank] && (d->kept[rank] == CST_DISPATCH_NONE || !is_ready(d, d->kept[rank]))) {
             return "a unit that is under way was ready";
+        }
+        if (d->runs[rank] && (d->given[rank] > d->n_given || d->ended[rank] >= d->given[rank])) {
+            return "a unit that is under way has a number, later than that of the one before";
         }
     }
     return NULL;

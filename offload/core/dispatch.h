@@ -31,6 +31,9 @@
  *      another one only if its own has no unit ready and an earlier pass has one that nobody has.
  *   5. A rank that has no unit keeps its pass only while it waits for the next one.
  *   6. The unit of a rank that is gone can be given to another rank. So can the pass.
+ *   7. Each unit that is given to a rank gets a number, the next one of the job. A rank names the
+ *      unit that it has done. If it names the one before, the answer with its present unit has not
+ *      reached it, and it gets this unit again. All other numbers are stale.
  *
  * There is always a unit that may begin or is under way: rules 2 and 3 refer to earlier passes
  * only, and the first pass that is not done is either kept by a rank, which has a unit of it or
@@ -51,9 +54,10 @@
 
 /* A unit of work. */
 struct cst_dispatch_unit {
-    uint32_t pass;  /* Number of the pass, from 0. */
-    uint32_t stage; /* Number of the stage, from 0. */
-    uint32_t micro; /* Number of the micro-batch, from 0. */
+    uint64_t number; /* From 1. A unit that is given to another rank gets another number. */
+    uint32_t pass;   /* Number of the pass, from 0. */
+    uint32_t stage;  /* Number of the stage, from 0. */
+    uint32_t micro;  /* Number of the micro-batch, from 0. */
     bool backward;
     bool begins; /* From cst_dispatch_take: the rank has not kept this pass before. */
 };
@@ -69,6 +73,9 @@ struct cst_dispatch {
     uint64_t *after;  /* Per stage: later stages with which it shares a gradient, one bit each. */
     uint32_t *kept;   /* Per rank: the pass that it keeps; CST_DISPATCH_NONE: none. */
     bool *runs;       /* Per rank: it has a unit of the pass that it keeps. */
+    uint64_t n_given; /* Units given to ranks: the number of the last one. */
+    uint64_t *given;  /* Per rank: number of the unit that it has, if it has one. */
+    uint64_t *ended;  /* Per rank: number of the last unit that it has done; 0: none. */
     double *losses;   /* Per micro-batch: the loss, once the last stage has done it. */
 };
 
@@ -95,11 +102,23 @@ bool cst_dispatch_take(struct cst_dispatch *dispatch, uint32_t rank, struct cst_
 bool cst_dispatch_unit(const struct cst_dispatch *dispatch, uint32_t rank,
                        struct cst_dispatch_unit *out);
 
+/* What a rank says when it names unit @number, 0: none, as the last one that it has done. */
+enum cst_dispatch_report {
+    CST_DISPATCH_DONE,  /* It has done the unit that it has. */
+    CST_DISPATCH_KNOWN, /* Nothing new: it has said so before, or has had no unit yet. */
+    CST_DISPATCH_STALE, /* It names a unit that it neither has nor has done last. */
+};
+enum cst_dispatch_report cst_dispatch_report(const struct cst_dispatch *dispatch, uint32_t rank,
+                                             uint64_t number);
+
 /* @rank has done its unit. @loss counts if the unit is of the last stage. */
 void cst_dispatch_done(struct cst_dispatch *dispatch, uint32_t rank, double loss);
 
-/* @rank does nothing more, or waits no more for a unit: what it has can be given to others. True:
- * it had a unit, *lost. */
+/* @rank, which has no unit, waits no more for one: its pass can be given to others. */
+void cst_dispatch_leave(struct cst_dispatch *dispatch, uint32_t rank);
+
+/* @rank does nothing more of what it has, which can be given to others. If it comes back, it has
+ * done no unit. True: it had a unit, *lost. */
 bool cst_dispatch_gone(struct cst_dispatch *dispatch, uint32_t rank,
                        struct cst_dispatch_unit *lost);
 

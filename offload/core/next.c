@@ -37,16 +37,41 @@ static void extend_waits(struct cst_core *core)
     }
 }
 
-/* The unit of the rank is done: what it has handed in so far is its contribution. */
-static void end_unit(struct cst_core *core, const struct cst_event *event)
+static void refuse_stale(struct cst_core *core, const struct cst_event *event)
 {
     struct cst_dispatch_unit unit;
 
-    if (!cst_dispatch_unit(&core->dispatch, event->rank, &unit)) {
-        return;
+    if (cst_dispatch_unit(&core->dispatch, event->rank, &unit)) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "rank %" PRIu32 " says that it has done unit %" PRIu64
+                        ", but it has unit %" PRIu64 ", the %s pass of stage %" PRIu32
+                        " over micro-batch %" PRIu32,
+                        event->rank, event->unit, unit.number,
+                        unit.backward ? "backward" : "forward", unit.stage, unit.micro);
+    } else {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "rank %" PRIu32 " says that it has done unit %" PRIu64
+                        ", but it has no unit, and the last one that it has done is %" PRIu64,
+                        event->rank, event->unit, core->dispatch.ended[event->rank]);
     }
-    cst_waiting_cancel_grads(core, event->rank);
-    cst_collection_drop_open(core, event->rank);
+}
+
+/* What @event says of the rank's unit. A rank that names none means the one that it has. */
+static enum cst_dispatch_report report_of(const struct cst_core *core,
+                                          const struct cst_event *event)
+{
+    struct cst_dispatch_unit unit;
+
+    if (event->names_unit) {
+        return cst_dispatch_report(&core->dispatch, event->rank, event->unit);
+    }
+    return cst_dispatch_unit(&core->dispatch, event->rank, &unit) ? CST_DISPATCH_DONE
+                                                                  : CST_DISPATCH_KNOWN;
+}
+
+/* The unit of the rank is done: what it has handed in so far is its contribution. */
+static void end_unit(struct cst_core *core, const struct cst_event *event)
+{
     cst_dispatch_done(&core->dispatch, event->rank, event->loss);
     extend_waits(core);
     cst_fact_rank_went_on(&core->facts);
@@ -56,22 +81,35 @@ static void end_unit(struct cst_core *core, const struct cst_event *event)
 void cst_next_ask(struct cst_core *core, const struct cst_event *event)
 {
     struct cst_rank *r = &core->ranks[event->rank];
+    enum cst_dispatch_report report;
 
     if (!admit(core, event)) {
         return;
     }
+    report = report_of(core, event);
+    if (report == CST_DISPATCH_STALE) {
+        refuse_stale(core, event);
+        return;
+    }
     cst_rank_begin(r, CST_BEGUN_WRITING);
-    end_unit(core, event);
+    /* Nothing that the rank has opened for its unit is used any more. */
+    cst_waiting_cancel_grads(core, event->rank);
+    cst_collection_drop_open(core, event->rank);
+    if (report == CST_DISPATCH_DONE) {
+        end_unit(core, event);
+    }
     r->next = cst_requests_add(&core->requests, event, CST_REQUEST_NEXT);
     cst_requests_time(&core->requests, r->next, cst_waiting_deadline(core));
 }
 
-/* Answer the NEXT of @rank, if there is a unit for it or all are done. */
+/* Answer the NEXT of @rank, if there is a unit for it or all are done. The unit that it has is
+ * given to it again, because the answer with it has not reached the rank. */
 static void serve(struct cst_core *core, uint32_t rank)
 {
     struct cst_rank *r = &core->ranks[rank];
     struct cst_dispatch_unit unit = {0};
-    bool has_unit = cst_dispatch_take(&core->dispatch, rank, &unit);
+    bool has_unit = cst_dispatch_unit(&core->dispatch, rank, &unit) ||
+                    cst_dispatch_take(&core->dispatch, rank, &unit);
     struct cst_reply *reply;
 
     if (!has_unit && !cst_dispatch_is_complete(&core->dispatch)) {

@@ -115,7 +115,6 @@ void cst_waiting_refuse(struct cst_core *core, uint32_t i, const struct cst_err 
 {
     struct cst_request *request = &core->requests.v[i];
     struct cst_rank *rank = &core->ranks[request->rank];
-    struct cst_dispatch_unit none;
 
     if (request->where == CST_REQUEST_QUEUED || request->where == CST_REQUEST_JOINED) {
         cst_waiting_unqueue(core, i);
@@ -126,7 +125,7 @@ void cst_waiting_refuse(struct cst_core *core, uint32_t i, const struct cst_err 
     } else if (request->where == CST_REQUEST_NEXT) {
         rank->next = CST_NO_REQUEST;
         /* It has no unit, but may keep a pass, for which others would wait in vain. */
-        (void)cst_dispatch_gone(&core->dispatch, request->rank, &none);
+        cst_dispatch_leave(&core->dispatch, request->rank);
     }
     cst_core_refuse_err(core, request->tag, err);
     cst_requests_remove(&core->requests, i);

@@ -95,7 +95,8 @@ struct worker {
     enum at at;
     uint64_t tag; /* the request that it waits for */
     uint64_t attempt;
-    struct cst_dispatch_unit unit;
+    struct cst_dispatch_unit unit; /* number 0: it has had none in this step */
+    uint64_t lost;                 /* number of a unit whose answer has not reached it; 0: none */
     uint32_t chunks[MAX_CHUNKS], n_chunks, i; /* chunks of the unit, and the current one */
     uint64_t weight, grad;                    /* leases on the current chunk */
     uint64_t offset;                          /* of the gradient in the pool */
@@ -256,6 +257,8 @@ static void ask_next(uint32_t rank)
     worker->at = ASKING;
     worker->tag =
         feed(rank, (struct cst_event){.kind = CST_EV_NEXT,
+                                      .unit = worker->unit.number,
+                                      .names_unit = true,
                                       .loss = worker->unit.backward ? worker->unit.micro : 1e9});
 }
 
@@ -268,10 +271,23 @@ static void fetch(uint32_t rank)
         rank, (struct cst_event){.kind = CST_EV_FETCH_WEIGHT, .chunk = worker->chunks[worker->i]});
 }
 
+/* The answer with @unit gets lost, and the rank asks again: it must get the same one. */
+static void lose_answer(uint32_t rank, const struct cst_dispatch_unit *unit)
+{
+    w.workers[rank].lost = unit->number;
+    ask_next(rank);
+}
+
 static void begin_unit(uint32_t rank, const struct cst_dispatch_unit *unit)
 {
     struct worker *worker = &w.workers[rank];
 
+    suite_must(unit->number > worker->unit.number, "rank %u: unit %lu after unit %lu", rank,
+               (unsigned long)unit->number, (unsigned long)worker->unit.number);
+    suite_must(worker->lost == 0 || worker->lost == unit->number,
+               "rank %u: unit %lu for the lost unit %lu", rank, (unsigned long)unit->number,
+               (unsigned long)worker->lost);
+    worker->lost = 0;
     worker->unit = *unit;
     worker->n_chunks = worker->i = 0;
     for (uint32_t i = 0; i < w.job.n_chunks; i++) {
@@ -289,6 +305,7 @@ static void sync_rank(uint32_t rank)
     struct worker *worker = &w.workers[rank];
 
     worker->unit = (struct cst_dispatch_unit){0};
+    worker->lost = 0;
     worker->at = SYNCING;
     worker->tag = feed(rank, (struct cst_event){.kind = CST_EV_SYNC});
 }
@@ -366,7 +383,9 @@ static void go_on(uint32_t rank, const struct cst_reply *reply)
         ask_next(rank);
         break;
     case ASKING:
-        if (reply->has_unit) {
+        if (reply->has_unit && draw(8) == 0) {
+            lose_answer(rank, &reply->unit);
+        } else if (reply->has_unit) {
             begin_unit(rank, &reply->unit);
         } else {
             ask_step(rank);

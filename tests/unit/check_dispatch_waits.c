@@ -66,6 +66,91 @@ START_TEST(a_fetch_ends_with_its_unit)
 }
 END_TEST
 
+/* -- numbers ---------------------------------------------------------------------------------- */
+
+static uint64_t report(uint32_t rank, uint64_t unit)
+{
+    return rig_event(&rig, (struct cst_event){.kind = CST_EV_NEXT,
+                                              .rank = rank,
+                                              .attempt = rig.attempt,
+                                              .unit = unit,
+                                              .names_unit = true});
+}
+
+static struct cst_dispatch_unit get_unit(uint32_t rank, uint64_t done)
+{
+    const struct cst_reply *reply = rig_answer(&rig, report(rank, done));
+
+    ck_assert_int_eq(reply->status, CST_OK);
+    ck_assert(reply->has_unit);
+    return reply->unit;
+}
+
+static void refuse(uint32_t rank, uint64_t unit, const char *words)
+{
+    const struct cst_reply *reply = rig_answer(&rig, report(rank, unit));
+
+    ck_assert_int_eq(reply->status, CST_EINVAL);
+    ck_assert_str_eq(reply->err.text, words);
+}
+
+/* A rank that asks again for what it has been given gets it again, at the beginning of the step and
+ * later. Nothing is done by that. At the end it gets the end again. */
+START_TEST(a_repeated_request_gets_the_same_unit)
+{
+    uint64_t done = 0;
+
+    job = (struct rig_job){
+        .n_chunks = 1, .world = 1, .n_blocks = N_BLOCKS, .n_stages = 1, .micro_batches = 3};
+    rig_open_job(&rig, &job);
+    rig_start(&rig, 1);
+    for (uint32_t micro = 0; micro < 3; micro++) {
+        const struct cst_dispatch_unit first = get_unit(0, done), again = get_unit(0, done);
+
+        ck_assert_uint_eq(first.micro, micro);
+        ck_assert_uint_eq(again.micro, micro);
+        ck_assert_uint_eq(again.number, first.number);
+        ck_assert_uint_gt(first.number, done);
+        done = first.number;
+    }
+    ck_assert(!rig_answer(&rig, report(0, done))->has_unit);
+    ck_assert(!rig_answer(&rig, report(0, done))->has_unit);
+    rig_close(&rig);
+}
+END_TEST
+
+/* Numbers that the rank neither has nor has done last are refused, and nothing is done. After a
+ * sync the rank has done none. */
+START_TEST(stale_units_are_refused)
+{
+    struct cst_dispatch_unit a, b;
+
+    job = (struct rig_job){
+        .n_chunks = 1, .world = 2, .n_blocks = N_BLOCKS, .n_stages = 1, .micro_batches = 3};
+    rig_open_job(&rig, &job);
+    rig_start(&rig, 2);
+    refuse(0, 1,
+           "rank 0 says that it has done unit 1, but it has no unit, and the last one that it has "
+           "done is 0");
+    a = get_unit(0, 0);
+    refuse(1, a.number,
+           "rank 1 says that it has done unit 1, but it has no unit, and the last one that it has "
+           "done is 0");
+    b = get_unit(0, a.number);
+    refuse(0, 0,
+           "rank 0 says that it has done unit 0, but it has unit 2, the backward pass of stage 0 "
+           "over micro-batch 1");
+    ck_assert_int_eq(rig_status(&rig, rig_rank_event(&rig, CST_EV_SYNC, 0)), CST_OK);
+    refuse(0, b.number,
+           "rank 0 says that it has done unit 2, but it has no unit, and the last one that it has "
+           "done is 0");
+    a = get_unit(0, 0);
+    ck_assert_uint_eq(a.number, 3);
+    ck_assert_uint_eq(a.micro, 1);
+    rig_close(&rig);
+}
+END_TEST
+
 /* An edge from one rank to another one is refused; all ranks, or one and the same, are not. */
 START_TEST(edges_between_two_ranks_are_refused)
 {
@@ -139,10 +224,16 @@ END_TEST
 START_TEST(who_waits_too_long_keeps_no_pass)
 {
     uint64_t waiting = keep_a_pass();
+    struct cst_dispatch_unit unit;
 
     rig.now = cst_core_deadline(rig.core);
     (void)rig_event(&rig, (struct cst_event){.kind = CST_EV_TICK});
     ck_assert_int_eq(rig_status(&rig, waiting), CST_ETIMEDOUT);
+    /* It asks again, with the number of the unit that counts as done already. */
+    unit = get_unit(1, 3);
+    ck_assert_uint_eq(unit.number, 4);
+    ck_assert_uint_eq(unit.pass, 2);
+    (void)rig_rank_event(&rig, CST_EV_DEAD, 1);
     end_alone();
 }
 END_TEST
@@ -154,6 +245,8 @@ int main(void)
 
     tcase_add_test(tc, a_wait_lasts_while_others_go_on);
     tcase_add_test(tc, a_fetch_ends_with_its_unit);
+    tcase_add_test(tc, a_repeated_request_gets_the_same_unit);
+    tcase_add_test(tc, stale_units_are_refused);
     tcase_add_test(tc, edges_between_two_ranks_are_refused);
     tcase_add_test(tc, who_hangs_up_without_a_unit_keeps_no_pass);
     tcase_add_test(tc, who_cancels_keeps_no_pass);
