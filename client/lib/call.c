@@ -290,7 +290,7 @@ static int parse_reply(struct cstc_call *call, struct cst_frame *frame, struct c
 
 /* Finish the call to which @frame is the reply. Fails only if the daemon is faulty, and the
  * connection must end. */
-static int dispatch(struct cst_client *client, struct cst_frame *frame, struct cst_err *why)
+static int route(struct cst_client *client, struct cst_frame *frame, struct cst_err *why)
 {
     struct cstc_call *call;
     struct cst_err words = {0};
@@ -337,7 +337,7 @@ static int receive(struct cst_client *client, int recv_flags, struct cst_err *er
         return rc;
     }
     if (rc == CST_OK) {
-        rc = dispatch(client, &frame, &why);
+        rc = route(client, &frame, &why);
         cst_frame_close_fds(&frame);
     }
     return rc == CST_OK ? CST_OK : die(client, rc, &why, err);

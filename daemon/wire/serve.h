@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The functions that serve requests, one per message type, and what they share. dispatch.c calls
+/* The functions that serve requests, one per message type, and what they share. route.c calls
  * them. Loop thread only. */
 #ifndef CSTD_SERVE_H
 #define CSTD_SERVE_H

@@ -2,7 +2,7 @@
 #include "daemon/wire/server.h"
 
 #include "daemon/daemon.h"
-#include "daemon/wire/dispatch.h"
+#include "daemon/wire/route.h"
 #include "daemon/report/log.h"
 #include "daemon/memory/staging.h"
 #include "daemon/job/saver.h"
@@ -135,7 +135,7 @@ static void on_gone(struct cstd_session *session)
 }
 
 static const struct cstd_session_ops ops = {
-    .on_frame = cstd_dispatch, .on_gone = on_gone, .on_closed = on_closed};
+    .on_frame = cstd_route, .on_gone = on_gone, .on_closed = on_closed};
 
 int cstd_server_take(struct cstd_server *server, int fd, const struct cstd_peer *peer,
                      struct cstd_quota_account *account, bool manager,

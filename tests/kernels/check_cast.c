@@ -151,7 +151,7 @@ START_TEST(test_expand)
 }
 END_TEST
 
-/* The dispatch returns the best usable row, a row by its name, or NULL for an unknown name. */
+/* The table of kernels gives the best usable row, a row by its name, or NULL for an unknown name. */
 START_TEST(test_get_finds_rows)
 {
     unsigned n;

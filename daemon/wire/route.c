@@ -2,7 +2,7 @@
 #ifdef HAVE_CONFIG_H
 #include <config.h>
 #endif
-#include "daemon/wire/dispatch.h"
+#include "daemon/wire/route.h"
 
 #include "daemon/daemon.h"
 #include "daemon/report/log.h"
@@ -195,7 +195,7 @@ static int check_frame(struct cst_frame *frame, struct cst_err *err)
     return CST_OK;
 }
 
-void cstd_dispatch(struct cstd_session *session, struct cst_frame *frame)
+void cstd_route(struct cstd_session *session, struct cst_frame *frame)
 {
     const struct row *row =
         frame->type < sizeof rows / sizeof *rows && rows[frame->type].serve != NULL
