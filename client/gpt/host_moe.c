@@ -316,7 +316,7 @@ static int send_rows(const struct gpt_pass_host *p, const struct gpt_moe_layer *
     return rc;
 }
 
-int gpt_moe_dispatch(struct gpt_pass_host *p, uint32_t layer, struct cst_err *err)
+int gpt_moe_send_rows(struct gpt_pass_host *p, uint32_t layer, struct cst_err *err)
 {
     struct gpt_moe_layer *l = &p->moe->layers[layer];
     int rc = gpt_exchange_counts(&p->moe->exchange, l->choice.counts, l->counts, err);
@@ -329,7 +329,7 @@ int gpt_moe_dispatch(struct gpt_pass_host *p, uint32_t layer, struct cst_err *er
     return rc;
 }
 
-int gpt_moe_dispatch_backward(struct gpt_pass_host *p, uint32_t layer, struct cst_err *err)
+int gpt_moe_send_rows_backward(struct gpt_pass_host *p, uint32_t layer, struct cst_err *err)
 {
     return send_rows(p, &p->moe->layers[layer], pack_backward_body, sizeof(float), err);
 }

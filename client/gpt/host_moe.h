@@ -3,15 +3,16 @@
  * to the experts' ranks and back (exchange.h). Forward, in each block:
  *
  *   router      every rank chooses experts for its own rows
- *   dispatch    every rank sends its rows to the ranks of the experts
+ *   send        every rank sends its rows to the ranks of the experts
  *   experts     the rank of each expert computes the rows that chose the expert, in order of the
  *               ranks
  *   combine     the results return; residual stream += gate x result, over a row's choices in their
  *               order
  *
- * The backward pass does the same with gradients, from combine to router. An expert that no row
- * chose is left out of both passes. Experts have no capacity limit: every row is computed. The
- * order of each sum is independent of the rank that computes it. */
+ * The literature calls the second one dispatch. The backward pass does the same with gradients,
+ * from combine to router. An expert that no row chose is left out of both passes. Experts have no
+ * capacity limit: every row is computed. The order of each sum is independent of the rank that
+ * computes it. */
 #ifndef GPT_HOST_MOE_H
 #define GPT_HOST_MOE_H
 
@@ -33,14 +34,14 @@ void gpt_moe_begin(struct gpt_moe *moe, struct cst_comm *comm);
 size_t gpt_moe_layer_bytes(const struct gpt_model *model, size_t rows);
 size_t gpt_moe_expert_bytes(const struct gpt_model *model, size_t rows, size_t operand);
 
-/* Transport of rows. Dispatch runs before a block's first expert in the direction of the pass, and
+/* Transport of rows. Sending runs before a block's first expert in the direction of the pass, and
  * combine runs after its last expert. CST_EPEERDIED, CST_ENOMEM. */
-int gpt_moe_dispatch(struct gpt_pass_host *p, uint32_t layer, struct cst_err *err);
+int gpt_moe_send_rows(struct gpt_pass_host *p, uint32_t layer, struct cst_err *err);
 int gpt_moe_combine(struct gpt_pass_host *p, uint32_t layer, struct cst_err *err);
-int gpt_moe_dispatch_backward(struct gpt_pass_host *p, uint32_t layer, struct cst_err *err);
+int gpt_moe_send_rows_backward(struct gpt_pass_host *p, uint32_t layer, struct cst_err *err);
 int gpt_moe_combine_backward(struct gpt_pass_host *p, uint32_t layer, struct cst_err *err);
 
-/* After dispatch: true where this rank runs the expert @op, because the rank holds the expert and
+/* After sending: true where this rank runs the expert @op, because the rank holds the expert and
  * rows chose it. */
 bool gpt_moe_runs(const struct gpt_pass_host *p, const struct gpt_operator *op);
 

@@ -9,7 +9,7 @@ static int step_expert(struct gpt_pass *pass, struct gpt_store *store, uint32_t 
     int rc = 0;
 
     if (op->expert == (direction == CST_FORWARD ? 0 : last)) {
-        rc = pass->ops->dispatch(pass, op->layer, direction, err);
+        rc = pass->ops->send_rows(pass, op->layer, direction, err);
     }
     if (rc == 0 && pass->ops->runs(pass, op)) {
         rc = pass->ops->run(pass, store, number, direction, err);

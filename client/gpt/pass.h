@@ -42,8 +42,8 @@ struct gpt_pass_ops {
     /* Mixtures only: whether the expert @op runs in this rank. */
     bool (*runs)(const struct gpt_pass *pass, const struct gpt_operator *op);
     /* Mixtures only: send the rows of block @layer to the experts, before the first expert runs. */
-    int (*dispatch)(struct gpt_pass *pass, uint32_t layer, enum cst_direction direction,
-                    struct cst_err *err);
+    int (*send_rows)(struct gpt_pass *pass, uint32_t layer, enum cst_direction direction,
+                     struct cst_err *err);
     /* Mixtures only: return the rows of block @layer and add them up, after the last expert. */
     int (*combine)(struct gpt_pass *pass, uint32_t layer, enum cst_direction direction,
                    struct cst_err *err);

@@ -58,11 +58,11 @@ static bool host_runs(const struct gpt_pass *pass, const struct gpt_operator *op
     return gpt_moe_runs((const struct gpt_pass_host *)(const void *)pass, op);
 }
 
-static int host_dispatch(struct gpt_pass *pass, uint32_t layer, enum cst_direction direction,
-                         struct cst_err *err)
+static int host_send_rows(struct gpt_pass *pass, uint32_t layer, enum cst_direction direction,
+                          struct cst_err *err)
 {
-    return direction == CST_FORWARD ? gpt_moe_dispatch(self(pass), layer, err)
-                                    : gpt_moe_dispatch_backward(self(pass), layer, err);
+    return direction == CST_FORWARD ? gpt_moe_send_rows(self(pass), layer, err)
+                                    : gpt_moe_send_rows_backward(self(pass), layer, err);
 }
 
 static int host_combine(struct gpt_pass *pass, uint32_t layer, enum cst_direction direction,
@@ -153,7 +153,7 @@ static const struct gpt_pass_ops host_ops = {
     .close = host_close,
     .run = host_run,
     .runs = host_runs,
-    .dispatch = host_dispatch,
+    .send_rows = host_send_rows,
     .combine = host_combine,
 };
 

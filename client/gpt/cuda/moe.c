@@ -151,7 +151,7 @@ static int place_rows(const struct gpt_cuda_pass *p, struct gpt_cuda_moe_layer *
                    : gpt_gpu_upload(p->gpu, l->shares, moe->shares, experts * sizeof(float), err);
 }
 
-int gpt_cuda_moe_dispatch(const struct gpt_cuda_pass *p, uint32_t layer, struct cst_err *err)
+int gpt_cuda_moe_send_rows(const struct gpt_cuda_pass *p, uint32_t layer, struct cst_err *err)
 {
     struct gpt_cuda_moe *moe = p->moe;
     struct gpt_cuda_moe_layer *l = &moe->layers[layer];
@@ -201,8 +201,8 @@ int gpt_cuda_moe_combine(const struct gpt_cuda_pass *p, uint32_t layer, struct c
 
 /* -- backward --------------------------------------------------------------------------------- */
 
-int gpt_cuda_moe_dispatch_backward(const struct gpt_cuda_pass *p, uint32_t layer,
-                                   struct cst_err *err)
+int gpt_cuda_moe_send_rows_backward(const struct gpt_cuda_pass *p, uint32_t layer,
+                                    struct cst_err *err)
 {
     struct gpt_cuda_moe *moe = p->moe;
     const struct gpt_cuda_moe_layer *l = &moe->layers[layer];

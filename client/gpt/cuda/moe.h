@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The mixture of experts on a GPU: the counterpart of client/gpt/host_moe.h with the rows in device
  * memory. mixture.cu has the kernels between the products. The host must know how many rows each
- * expert receives. Therefore a dispatch waits for the router's choices.
+ * expert receives. Therefore rows are sent only after a wait for the router's choices.
  *
  * Rows for experts of other ranks are copied to the host, exchanged there (client/gpt/exchange.h),
  * and copied to the other rank's GPU, as bf16 and in the worker's stream. Results return in the
@@ -22,16 +22,16 @@ void gpt_cuda_moe_close(struct gpt_cuda_moe *moe);
  * rank has all experts and no peers. */
 void gpt_cuda_moe_begin(struct gpt_cuda_moe *moe, struct gpt_store *store, struct cst_comm *comm);
 
-/* Transport of rows. Dispatch runs before a block's first expert in the direction of the pass, and
+/* Transport of rows. Sending runs before a block's first expert in the direction of the pass, and
  * combine runs after its last expert. CST_EPEERDIED, CST_ENOMEM, CST_EGPU. */
-int gpt_cuda_moe_dispatch(const struct gpt_cuda_pass *p, uint32_t layer, struct cst_err *err);
+int gpt_cuda_moe_send_rows(const struct gpt_cuda_pass *p, uint32_t layer, struct cst_err *err);
 int gpt_cuda_moe_combine(const struct gpt_cuda_pass *p, uint32_t layer, struct cst_err *err);
-int gpt_cuda_moe_dispatch_backward(const struct gpt_cuda_pass *p, uint32_t layer,
-                                   struct cst_err *err);
+int gpt_cuda_moe_send_rows_backward(const struct gpt_cuda_pass *p, uint32_t layer,
+                                    struct cst_err *err);
 int gpt_cuda_moe_combine_backward(const struct gpt_cuda_pass *p, uint32_t layer,
                                   struct cst_err *err);
 
-/* After dispatch: true where this rank runs the expert @op, because the rank holds the expert and
+/* After sending: true where this rank runs the expert @op, because the rank holds the expert and
  * rows chose it. */
 bool gpt_cuda_moe_runs(const struct gpt_cuda_pass *p, const struct gpt_operator *op);
 

@@ -52,11 +52,11 @@ static bool cuda_runs(const struct gpt_pass *pass, const struct gpt_operator *op
     return gpt_cuda_moe_runs((const struct gpt_cuda_pass *)(const void *)pass, op);
 }
 
-static int cuda_dispatch(struct gpt_pass *pass, uint32_t layer, enum cst_direction direction,
-                         struct cst_err *err)
+static int cuda_send_rows(struct gpt_pass *pass, uint32_t layer, enum cst_direction direction,
+                          struct cst_err *err)
 {
-    return direction == CST_FORWARD ? gpt_cuda_moe_dispatch(self(pass), layer, err)
-                                    : gpt_cuda_moe_dispatch_backward(self(pass), layer, err);
+    return direction == CST_FORWARD ? gpt_cuda_moe_send_rows(self(pass), layer, err)
+                                    : gpt_cuda_moe_send_rows_backward(self(pass), layer, err);
 }
 
 static int cuda_combine(struct gpt_pass *pass, uint32_t layer, enum cst_direction direction,
@@ -242,7 +242,7 @@ static const struct gpt_pass_ops cuda_ops = {
     .close = cuda_close,
     .run = cuda_run,
     .runs = cuda_runs,
-    .dispatch = cuda_dispatch,
+    .send_rows = cuda_send_rows,
     .combine = cuda_combine,
 };
 
