@@ -286,9 +286,9 @@ static const char *check_sum(const struct cst_core *core, uint32_t c)
     if (chunk->weight.holds != CST_HOLDS_WEIGHTS && (!over || !chunk->has_states)) {
         return "only gradients that have no row take another one";
     }
-    if (chunk->gradient.micro > cst_collection_turns(core, c) ||
+    if (chunk->gradient.micro > cst_collection_addends(core, c) ||
         (chunk->gradient.sum == CST_SUM_COMPLETE &&
-         chunk->gradient.micro < cst_collection_turns(core, c))) {
+         chunk->gradient.micro < cst_collection_addends(core, c))) {
         return "a sum is complete after the last micro-batch";
     }
     return NULL;

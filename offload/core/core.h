@@ -149,7 +149,7 @@
  *     rank is left in it, or for a reason other than a rank's end.
  *   - The unit of a rank that hung up is given to another one when its process is dead, because
  *     both write to the same memory for activations.
- *   - A chunk collects the contributions of units, each in its turn: those of the last stage that
+ *   - A chunk collects the contributions of units in a fixed order: those of the last stage that
  *     uses the chunk by micro-batch, then those of the stage before it. Each is one addition in
  *     fp32, so the sum depends neither on the number of ranks nor on who computed what. What a dead
  *     rank has handed in counts. If another rank does the unit again, it hands in the same bits,

@@ -219,10 +219,10 @@ static void explain_sum_site(const struct cst_core *core, uint32_t c, struct pag
 }
 
 /* How far the sum of a chunk of a dispatched job is. */
-static void explain_turns(const struct cst_core *core, uint32_t c, struct page *page)
+static void explain_addends(const struct cst_core *core, uint32_t c, struct page *page)
 {
     const struct cst_gradient *gradient = &core->chunks[c].gradient;
-    uint32_t n = cst_collection_turns(core, c);
+    uint32_t n = cst_collection_addends(core, c);
 
     if (gradient->sum == CST_SUM_COMPLETE) {
         say(page, "its gradient of this step is summed");
@@ -348,7 +348,7 @@ unsigned cst_core_explain(const struct cst_core *core, uint32_t chunk, char line
         explain_rows(core, chunk, &page);
         explain_update(core, chunk, &page);
         if (cst_dispatch_is_on(&core->dispatch)) {
-            explain_turns(core, chunk, &page);
+            explain_addends(core, chunk, &page);
         } else {
             explain_gradient(core, chunk, &page);
         }

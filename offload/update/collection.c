@@ -8,14 +8,14 @@
  * stays PENDING until its turn comes. The grad row belongs to the last UPDATE until that is done,
  * so commands that write to the row wait for it.
  *
- * A chunk of a dispatched job collects turns instead: each is the contribution of one unit, from
+ * A chunk of a dispatched job collects addends instead: each is the contribution of one unit, from
  * whichever rank has done it. With M micro-batches, a chunk that the stages 0 and 2 use has the
- * turns
+ * addends
  *
  *   stage 2: 0 .. M - 1 | stage 0: M .. 2 M - 1
  *
- * Units are given out in this order, and the next one when the last one is done, so that a turn is
- * over when it was handed in or its unit is done without it. */
+ * Units are given out in this order, and the next one when the last one is done, so that an addend
+ * is over when it was handed in or its unit is done without it. */
 #include "offload/update/collection.h"
 
 #include "offload/core/core_state.h"
@@ -23,17 +23,17 @@
 
 #include <inttypes.h>
 
-/* -- turns ------------------------------------------------------------------------------------ */
+/* -- addends ----------------------------------------------------------------------------------- */
 
-uint32_t cst_collection_turns(const struct cst_core *core, uint32_t c)
+uint32_t cst_collection_addends(const struct cst_core *core, uint32_t c)
 {
     return cst_dispatch_is_on(&core->dispatch)
                ? (uint32_t)__builtin_popcountll(core->chunks[c].stages) * core->micro_batches
                : core->micro_batches;
 }
 
-/* The turn of chunk @c to which the rank contributes now; CST_NONE: to none. */
-static uint32_t turn_of(const struct cst_core *core, uint32_t c, uint32_t rank)
+/* The addend of chunk @c to which the rank contributes now; CST_NONE: to none. */
+static uint32_t addend_of(const struct cst_core *core, uint32_t c, uint32_t rank)
 {
     uint64_t stages = core->chunks[c].stages;
     struct cst_dispatch_unit unit;
@@ -46,21 +46,21 @@ static uint32_t turn_of(const struct cst_core *core, uint32_t c, uint32_t rank)
            unit.micro;
 }
 
-/* True if the unit of turn @turn of chunk @c is done. */
-static bool is_done(const struct cst_core *core, uint32_t c, uint32_t turn)
+/* True if the unit of addend @addend of chunk @c is done. */
+static bool is_done(const struct cst_core *core, uint32_t c, uint32_t addend)
 {
     uint64_t stages = core->chunks[c].stages;
 
-    /* The stage of the turn is the highest one, after those before it are left out. */
-    for (uint32_t n = turn / core->micro_batches; n > 0; n--) {
+    /* The stage of the addend is the highest one, after those before it are left out. */
+    for (uint32_t n = addend / core->micro_batches; n > 0; n--) {
         stages &= ~(1ull << (63 - __builtin_clzll(stages)));
     }
     return cst_dispatch_has_done(&core->dispatch, 63 - (uint32_t)__builtin_clzll(stages),
-                                 turn % core->micro_batches);
+                                 addend % core->micro_batches);
 }
 
-/* True if nobody contributes to the current turn of the chunk any more. */
-static bool turn_is_over(const struct cst_core *core, uint32_t c)
+/* True if nobody contributes to the current addend of the chunk any more. */
+static bool addend_is_over(const struct cst_core *core, uint32_t c)
 {
     const struct cst_gradient *gradient = &core->chunks[c].gradient;
 
@@ -76,7 +76,7 @@ bool cst_collection_is_known(const struct cst_core *core, uint32_t c, uint32_t r
     const struct cst_rank *r = &core->ranks[rank];
 
     if (cst_dispatch_is_on(&core->dispatch)) {
-        return chunk->gradient.micro < cst_collection_turns(core, c) && turn_is_over(core, c);
+        return chunk->gradient.micro < cst_collection_addends(core, c) && addend_is_over(core, c);
     }
     return (chunk->gradient.handed & 1ull << rank) != 0 || r->stepped ||
            r->micro > chunk->gradient.micro;
@@ -121,7 +121,7 @@ static bool has_handed_in(const struct cst_core *core, uint32_t c, uint32_t rank
 
 bool cst_collection_may_open(const struct cst_core *core, uint32_t c, uint32_t rank)
 {
-    return cst_dispatch_is_on(&core->dispatch) ? turn_of(core, c, rank) != CST_NONE
+    return cst_dispatch_is_on(&core->dispatch) ? addend_of(core, c, rank) != CST_NONE
                                                : !has_handed_in(core, c, rank);
 }
 
@@ -315,7 +315,7 @@ enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t c)
     if (core->attempt.phase != CST_PHASE_RUNNING) {
         return CST_COLLECTION_WAITS;
     }
-    while (chunk->gradient.micro < cst_collection_turns(core, c)) {
+    while (chunk->gradient.micro < cst_collection_addends(core, c)) {
         if (!all_are_known(core, c)) {
             return CST_COLLECTION_WAITS;
         }
@@ -356,7 +356,7 @@ static void carry_on(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
 
-    chunk->gradient.micro = cst_collection_turns(core, c);
+    chunk->gradient.micro = cst_collection_addends(core, c);
     chunk->gradient.sum = chunk->gradient.reduce_ticket == 0 ? CST_SUM_COMPLETE : CST_SUM_PARTIAL;
     core->collection.n_reduced += chunk->gradient.sum == CST_SUM_COMPLETE;
     cst_weight_row_go(core, c, CST_ROWS_CARRIED);
@@ -427,7 +427,7 @@ static void drop_gradient(struct cst_core *core, const struct cst_event *event, 
     (void)cst_core_reply(core, event->tag);
 }
 
-/* Take the gradient in block @b of the rank for the micro-batch, or turn, @micro. */
+/* Take the gradient in block @b of the rank for the micro-batch, or addend, @micro. */
 static void take_gradient(struct cst_core *core, const struct cst_event *event, uint32_t b,
                           uint32_t micro)
 {
@@ -446,20 +446,20 @@ static void take_gradient(struct cst_core *core, const struct cst_event *event, 
 }
 
 /* Take or drop the gradient that a rank of a dispatched job hands in. */
-static void hand_in_turn(struct cst_core *core, const struct cst_event *event, uint32_t b)
+static void hand_in_addend(struct cst_core *core, const struct cst_event *event, uint32_t b)
 {
     struct cst_gradient *gradient = &core->chunks[event->chunk].gradient;
-    uint32_t turn = turn_of(core, event->chunk, event->rank);
+    uint32_t addend = addend_of(core, event->chunk, event->rank);
 
-    if (turn == CST_NONE) {
+    if (addend == CST_NONE) {
         cst_core_refuse(core, event->tag, CST_EINVAL,
                         "rank %" PRIu32 " has no unit that contributes to chunk %" PRIu32,
                         event->rank, event->chunk);
-    } else if (turn < gradient->n_handed) {
+    } else if (addend < gradient->n_handed) {
         drop_gradient(core, event, b); /* A rank that is gone has handed in the same bits. */
     } else {
-        gradient->n_handed = turn + 1;
-        take_gradient(core, event, b, turn);
+        gradient->n_handed = addend + 1;
+        take_gradient(core, event, b, addend);
     }
 }
 
@@ -478,7 +478,7 @@ void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event
     }
     cst_rank_begin(&core->ranks[event->rank], CST_BEGUN_WRITING);
     if (cst_dispatch_is_on(&core->dispatch)) {
-        hand_in_turn(core, event, b);
+        hand_in_addend(core, event, b);
     } else if (chunk->weight.rows == CST_ROWS_CARRIED) {
         chunk->gradient.handed |= 1ull << event->rank;
         drop_gradient(core, event, b); /* The chunk was already updated in this step. */

@@ -40,11 +40,12 @@ enum cst_grad_row { CST_GRAD_ROW_WHOLE, CST_GRAD_ROW_PARTIAL, CST_GRAD_ROW_NOT_S
 struct cst_gradient {
     enum cst_gradient_sum sum;
     enum cst_grad_row row;
-    /* Micro-batch that the chunk collects, in a dispatched job the turn; all before it are in the
-     * grad row. A turn is one micro-batch of one of the stages that use the chunk (collection.c).
+    /* Micro-batch that the chunk collects, in a dispatched job the addend; all before it are in the
+     * grad row. An addend is one micro-batch of one of the stages that use the chunk
+     * (collection.c).
      */
     uint32_t micro;
-    uint32_t n_handed; /* Dispatched: turns up to the last one that was handed in. */
+    uint32_t n_handed; /* Dispatched: addends up to the last one that was handed in. */
     /* Ranks that have handed in for this micro-batch or cannot any more, one bit each. */
     uint64_t handed;
     /* Ranks in `handed` whose contributions a REDUCE has taken or skipped, one bit each. */
@@ -115,8 +116,8 @@ bool cst_collection_is_known(const struct cst_core *core, uint32_t chunk, uint32
  * micro-batch, and still can. */
 bool cst_collection_may_open(const struct cst_core *core, uint32_t chunk, uint32_t rank);
 
-/* Number of micro-batches, or turns, that the chunk collects in a step. */
-uint32_t cst_collection_turns(const struct cst_core *core, uint32_t chunk);
+/* Number of micro-batches, or addends, that the chunk collects in a step. */
+uint32_t cst_collection_addends(const struct cst_core *core, uint32_t chunk);
 
 /* True if @rank's contribution to the micro-batch that @chunk collects is in a block of its pool
  * and no command moves it. */
