@@ -21,7 +21,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-/* -- turns of the loop ---------------------------------------------------------------------- */
+/* -- iterations of the loop -------------------------------------------------------------------- */
 
 /* Called after the loop has polled the sockets: read the requests that have arrived. */
 static void on_readable(uv_check_t *reader)
@@ -50,12 +50,12 @@ static void tell_status(struct cstd_daemon *daemon)
     cstd_notify_status(&daemon->notify, text);
 }
 
-/* End of a turn of the loop, after all callbacks and before the loop sleeps. The order matters:
- * deferred work first, then the commands for engines that it produced, then work of low
+/* End of an iteration of the loop, after all callbacks and before the loop sleeps. The order
+ * matters: deferred work first, then the commands for engines that it produced, then work of low
  * priority. */
-static void on_turn(uv_prepare_t *turn)
+static void on_iteration(uv_prepare_t *prepare)
 {
-    struct cstd_daemon *daemon = turn->data;
+    struct cstd_daemon *daemon = prepare->data;
 
     cstd_deferred_run(&daemon->later);
     cstd_engines_flush(&daemon->engines);
@@ -162,11 +162,11 @@ static void start_timers(struct cstd_daemon *daemon)
     uint64_t ms = cstd_notify_watchdog_ms();
 
     (void)uv_check_init(&daemon->loop, &daemon->reader);
-    (void)uv_prepare_init(&daemon->loop, &daemon->turn);
+    (void)uv_prepare_init(&daemon->loop, &daemon->prepare);
     (void)uv_timer_init(&daemon->loop, &daemon->watchdog);
-    daemon->reader.data = daemon->turn.data = daemon->watchdog.data = daemon;
+    daemon->reader.data = daemon->prepare.data = daemon->watchdog.data = daemon;
     (void)uv_check_start(&daemon->reader, on_readable);
-    (void)uv_prepare_start(&daemon->turn, on_turn);
+    (void)uv_prepare_start(&daemon->prepare, on_iteration);
     if (ms > 0) {
         (void)uv_timer_start(&daemon->watchdog, on_watchdog, ms, ms);
     }
@@ -386,7 +386,7 @@ static void for_own_handles(struct cstd_daemon *daemon, void (*fn)(uv_handle_t *
     fn((uv_handle_t *)&daemon->reload);
     fn((uv_handle_t *)&daemon->watchdog);
     fn((uv_handle_t *)&daemon->reader);
-    fn((uv_handle_t *)&daemon->turn);
+    fn((uv_handle_t *)&daemon->prepare);
 }
 
 static void close_handle(uv_handle_t *handle)

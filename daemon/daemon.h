@@ -61,7 +61,7 @@ struct cstd_daemon {
     bool status_changed;        /* Jobs or bytes have changed: tell the service manager. */
     bool draining;              /* The daemon is shutting down. */
     uv_check_t reader;          /* Reads requests after each poll of the sockets. */
-    uv_prepare_t turn;          /* Runs at the end of each turn of the loop. */
+    uv_prepare_t prepare;       /* Runs at the end of each iteration of the loop. */
     uv_signal_t terminate, interrupt, reload;
     struct cstd_notify notify; /* Connection to the service manager. */
     struct cstd_keeper keeper; /* The service manager's store of descriptors. */

@@ -39,7 +39,7 @@ struct cstd_command {
     struct cstd_commands *commands;                      /* The commands of its engine. */
     enum cstd_command_state state;
     bool may_fail, io;   /* As in struct cst_command. */
-    bool recalled;       /* HELD: the command is to be doomed at the end of the turn. */
+    bool recalled;       /* HELD: the command is to be doomed at the end of the iteration. */
     uint32_t n_given_up; /* Times that the engine was given up while the command was queued. */
     char *why;           /* If ticket.doomed: cause of the first failure, in words; owned. */
     size_t n_bytes;      /* Length of packed. */

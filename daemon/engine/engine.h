@@ -150,8 +150,8 @@ static inline bool cstd_engine_is_up(const struct cstd_engine *engine)
     return engine->state == CSTD_ENGINE_READY || engine->state == CSTD_ENGINE_MOUNTING;
 }
 
-/* Send unsent commands until the socket is full. Called once per turn of the loop, and when the
- * socket is writable again. */
+/* Send unsent commands until the socket is full. Called once per iteration of the loop, and when
+ * the socket is writable again. */
 void cstd_engine_flush(struct cstd_engine *engine);
 
 /* True if the process has commands or segment requests to complete, or is starting. */

@@ -63,7 +63,7 @@ struct cstd_engines {
     /* Runs while an engine is busy; in cstd_engines_stop, the time limit for the processes. */
     uv_timer_t ping;
     bool pinging;      /* ping runs periodically. */
-    bool has_recalled; /* Commands were recalled in this turn of the loop. */
+    bool has_recalled; /* Commands were recalled in this iteration of the loop. */
     /* The engines are being stopped, and a process that dies is not replaced. */
     bool stopping;
     uint8_t body[CST_FRAME_MAX_BODY]; /* Buffer in which a Submit message is encoded. */
@@ -131,8 +131,8 @@ struct cstd_segment *cstd_engines_find(const struct cstd_engines *engines, uint3
 /* Remove @segment from list and hash table if no engine maps it or is asked to. For mounts.c. */
 void cstd_engines_unlist(struct cstd_engines *engines, struct cstd_segment *segment);
 
-/* Queue @command for the engine command->node. It is sent at the end of this turn of the loop or,
- * if it must come after commands of other engines, when these have completed. on_done is called
+/* Queue @command for the engine command->node. It is sent at the end of this iteration of the loop
+ * or, if it must come after commands of other engines, when these have completed. on_done is called
  * once for each command, never inside this call. CST_ENOMEM: out of memory; CST_EINTERNAL: there is
  * no such engine. */
 int cstd_engines_submit(struct cstd_engines *engines, const struct cst_command *command,
@@ -151,11 +151,11 @@ void cstd_engines_complete(struct cstd_engines *engines, uint64_t ticket, int st
 /* Drop all commands with (ticket >> @shift) == @value. on_done is not called for them. */
 void cstd_engines_forget(struct cstd_engines *engines, unsigned shift, uint64_t value);
 
-/* Cancel the command of @ticket at the end of this turn of the loop, if it is still held here
+/* Cancel the command of @ticket at the end of this iteration of the loop, if it is still held here
  * then. on_done is called for it as for any other command. */
 void cstd_engines_recall(struct cstd_engines *engines, uint64_t ticket);
 
-/* Cancel the commands that were recalled in this turn of the loop, and send those that were
+/* Cancel the commands that were recalled in this iteration of the loop, and send those that were
  * queued. */
 void cstd_engines_flush(struct cstd_engines *engines);
 

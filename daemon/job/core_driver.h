@@ -20,8 +20,8 @@ struct cstd_core_driver_ops {
 };
 
 /* Pass @event to the core of @job, whose state is READY, and carry out the actions. The function
- * sets event->now. Sessions and jobs that end as a consequence are closed at the end of the turn of
- * the loop. */
+ * sets event->now. Sessions and jobs that end as a consequence are closed at the end of the
+ * iteration of the loop. */
 void cstd_job_feed(struct cstd_job *job, struct cst_event *event);
 
 /* Tell the core of the job that owns @ticket about a completed command. A cstd_engines_done_fn;

@@ -13,9 +13,9 @@ struct cstd_job;
 /* Return the k for @job, whose memory is ready and whose core is about to be opened. */
 uint32_t cstd_updates_open(struct cstd_job *job);
 
-/* A step of @job is committed. At the end of the loop's turn, when the ranks have their replies and
- * the engines their commands, this module measures the last step's updates and decides whether
- * another k is better. */
+/* A step of @job is committed. At the end of the loop's iteration, when the ranks have their
+ * replies and the engines their commands, this module measures the last step's updates and decides
+ * whether another k is better. */
 void cstd_updates_step(struct cstd_job *job);
 
 /* Stop measuring, because the core of @job is about to be closed. */

@@ -13,7 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Number of messages read in one turn of the loop before anything is answered. */
+/* Number of messages read in one iteration of the loop before anything is answered. */
 #define MAX_MESSAGES 64
 
 void cste_engine_fail(struct cste_engine *engine, int rc, const struct cst_err *err)
