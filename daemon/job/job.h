@@ -162,7 +162,7 @@ struct cstd_job {
     bool inherits;
     /* The taking of the predecessor's states; NULL: not under way. */
     struct cstd_state_copy *state_copy;
-    /* The states are moved in stages, because memory is short; NULL: they are not (migrate.h). */
+    /* The states are moved in portions, because memory is short; NULL: they are not (migrate.h). */
     struct cstd_migrate *migrate;
     /* The move has stopped because of an error, and goes on with the next Commit of a rank. */
     bool stalled;
@@ -241,8 +241,8 @@ void cstd_job_check_idle(struct cstd_job *job);
 
 /* Remove @job, its successor, the predecessor if it lacks states that @job has (migrate.h), and the
  * jobs that use it as their base. They are taken apart at the
- * end of this turn of the loop; waiting requests fail with @why. The request with tag @remover (0:
- * none) is answered with OK when the memory of @job is given back. */
+ * end of this iteration of the loop; waiting requests fail with @why. The request with tag @remover
+ * (0: none) is answered with OK when the memory of @job is given back. */
 void cstd_job_remove(struct cstd_job *job, uint64_t remover, const struct cst_err *why);
 
 /* True if @job was opened with a plan that a worker gave (given.h). */

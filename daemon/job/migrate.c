@@ -50,7 +50,7 @@ int cstd_migrate_open(struct cstd_job *job, struct cst_err *err)
 
     if (uses_accelerators(job) || uses_accelerators(job->predecessor)) {
         return cst_err_set(err, CST_EUNSUPPORTED,
-                           "the states of a job with an accelerator are not moved in stages");
+                           "the states of a job with an accelerator are not moved in portions");
     }
     migrate = calloc(1, sizeof *migrate);
     if (migrate == NULL) {
@@ -155,14 +155,14 @@ static void add_shared(struct list *list, const struct cstd_job *job)
     }
 }
 
-/* List what cstd_migrate_prepare does. Of the stages that have moved, only the last one can have
+/* List what cstd_migrate_prepare does. Of the portions that have moved, only the last one can have
  * pages. */
 static void list_pages(struct list *list, const struct cstd_job *job)
 {
     const struct cstd_migrate *migrate = job->migrate;
     const struct cst_migration *plan = &migrate->plan;
     uint32_t n = migrate->n_moved;
-    struct cst_migration_stage from = cst_migration_begin(plan, n);
+    struct cst_migration_portion from = cst_migration_begin(plan, n);
 
     if (n > 0) {
         for (uint32_t i = cst_migration_begin(plan, n - 1).ended_end; i < from.ended_end; i++) {
@@ -171,7 +171,8 @@ static void list_pages(struct list *list, const struct cstd_job *job)
     } else {
         add_shared(list, job);
     }
-    for (uint32_t i = from.begun_end; n < plan->n_stages && i < plan->stages[n].begun_end; i++) {
+    for (uint32_t i = from.begun_end; n < plan->n_portions && i < plan->portions[n].begun_end;
+         i++) {
         add_chunk(list, job, plan->begun[i], false);
     }
 }
@@ -181,8 +182,8 @@ static size_t most_pages(const struct cstd_job *job)
 {
     const struct cst_migration *plan = &job->migrate->plan;
     uint32_t n = job->migrate->n_moved;
-    struct cst_migration_stage from = cst_migration_begin(plan, n);
-    size_t chunks = n < plan->n_stages ? plan->stages[n].begun_end - from.begun_end : 0;
+    struct cst_migration_portion from = cst_migration_begin(plan, n);
+    size_t chunks = n < plan->n_portions ? plan->portions[n].begun_end - from.begun_end : 0;
 
     if (n > 0) {
         chunks += from.ended_end - cst_migration_begin(plan, n - 1).ended_end;
@@ -228,7 +229,7 @@ void cstd_migrate_stop(struct cstd_job *job)
 
 /* -- the record ------------------------------------------------------------------------------- */
 
-/* The first stage has moved: from now on the job is the new one. If the old one is kept, the new
+/* The first portion has moved: from now on the job is the new one. If the old one is kept, the new
  * one is kept from now on, too. */
 static int begin(struct cstd_job *job, struct cst_err *err)
 {
@@ -244,8 +245,8 @@ static int begin(struct cstd_job *job, struct cst_err *err)
     }
     cstd_memory_make_sparse(&old->memory);
     cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
-                   "1 of %" PRIu32 " stages has moved: from now on it has %u ranks",
-                   job->migrate->plan.n_stages, job->world);
+                   "1 of %" PRIu32 " portions has moved: from now on it has %u ranks",
+                   job->migrate->plan.n_portions, job->world);
     return CST_OK;
 }
 

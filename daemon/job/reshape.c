@@ -225,8 +225,8 @@ bool cstd_reshape_migrate(struct cstd_job *job, const struct cst_err *err)
     }
     cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
                    "there is no memory for both the old states (%s) and the new ones: moving them "
-                   "in %" PRIu32 " stages needs %s more",
-                   cst_size_text(old->memory.arena_bytes, old_bytes), job->migrate->plan.n_stages,
+                   "in %" PRIu32 " portions needs %s more",
+                   cst_size_text(old->memory.arena_bytes, old_bytes), job->migrate->plan.n_portions,
                    cst_size_text(job->migrate->more_bytes, more));
     return true;
 }
@@ -244,9 +244,9 @@ void cstd_reshape_explain(struct cstd_job *job, struct cst_err *err)
         (void)cst_err_prefix(err, "reshaping keeps the old states of %s until the new ones exist",
                              bytes);
     } else {
-        (void)cst_err_prefix(err,
-                             "reshaping moves the old states of %s in stages, which needs %s more",
-                             bytes, cst_size_exact(job->migrate->more_bytes, more));
+        (void)cst_err_prefix(
+            err, "reshaping moves the old states of %s in portions, which needs %s more", bytes,
+            cst_size_exact(job->migrate->more_bytes, more));
         cstd_migrate_close(job);
     }
 }

@@ -16,7 +16,8 @@
  *   1. They stay in the arenas of the predecessor, which the successor inherits.
  *   2. They are copied, and exist twice until the end.
  *   3. If memory is too short for that: they stay, in chunks of the earlier size.
- *   4. They are moved in stages (migrate.h). From the first stage on, the job is the new one. */
+ *   4. They are moved in portions (migrate.h). From the first portion on, the job is the new one.
+ */
 #ifndef CSTD_RESHAPE_H
 #define CSTD_RESHAPE_H
 
@@ -42,8 +43,8 @@ int cstd_reshape_check(const struct cstd_job *job, struct cst_err *err);
  * cstd_commit_pools_gone follows then. */
 bool cstd_reshape_awaits_pools(struct cstd_job *job);
 
-/* The core of @old, or its memory, has moved on: its successor looks at it at the end of the turn
- * of the loop, if it waits for that. */
+/* The core of @old, or its memory, has moved on: its successor looks at it at the end of the
+ * iteration of the loop, if it waits for that. */
 void cstd_reshape_look(struct cstd_job *old);
 
 /* Decide whether @job, which has its layout, uses the arenas of its predecessor (job->inherits): if
@@ -56,7 +57,7 @@ void cstd_reshape_settle(struct cstd_job *job);
 bool cstd_reshape_keep_chunks(struct cstd_job *job, const struct cst_err *err);
 
 /* There was no memory for @job in addition to its predecessor, because of @err. Returns whether the
- * states are moved in stages now (migrate.h), which needs less: not if chunks may be kept. */
+ * states are moved in portions now (migrate.h), which needs less: not if chunks may be kept. */
 bool cstd_reshape_migrate(struct cstd_job *job, const struct cst_err *err);
 
 /* Returns the memory whose arenas @job inherits; NULL: none. */
@@ -78,7 +79,7 @@ int cstd_reshape_copy(struct cstd_job *job, void (*done)(struct cstd_job *, cons
 /* All states are in @job: it takes the place of its predecessor, which is removed. */
 void cstd_reshape_end(struct cstd_job *job);
 
-/* Stop the copying; a move stops between two stages. Returns CST_OK. */
+/* Stop the copying; a move stops between two portions. Returns CST_OK. */
 int cstd_reshape_cancel(struct cstd_job *job);
 
 /* @job is being removed and freed soon: it is no successor any more. */

@@ -50,15 +50,15 @@ struct cstd_state_copy {
     uint32_t step;         /* row by place in `rows`, */
     uint64_t first;        /* and element. */
     const uint32_t *order; /* Numbers of the destination's tensors in the order of copying. */
-    uint32_t end;          /* Place in `order` at which the current stage ends. */
-    /* Pages for the current stage of a move. */
+    uint32_t end;          /* Place in `order` at which the current portion ends. */
+    /* Pages for the current portion of a move. */
     enum { PAGES_UNKNOWN, PAGES_AWAITED, PAGES_READY } pages;
     uint64_t bytes; /* Bytes that were written. */
     struct slot slots[N_SLOTS];
     uint32_t n_filled, n_written; /* Slots whose READs and whose WRITE were issued, in all. */
     uint32_t n_done;              /* WRITEs that were answered. */
     struct cst_err err;           /* The first error; status 0: none. */
-    struct cstd_deferred turn;
+    struct cstd_deferred look;
 };
 
 /* The rows of a tensor with states, in the order in which they are written: master weights first,
@@ -91,7 +91,7 @@ static struct cstd_state_copy *copy_of(const struct cstd_job *job)
 
 static void look_later(struct cstd_state_copy *copy)
 {
-    cstd_deferred_add(&copy->to->daemon->later, &copy->turn);
+    cstd_deferred_add(&copy->to->daemon->later, &copy->look);
 }
 
 void cstd_state_copy_reply(struct cstd_job *job, const struct cst_reply *reply)
@@ -296,8 +296,8 @@ static void on_pages(void *arg, const struct cst_err *err)
     look_later(copy);
 }
 
-/* Begin stage n_moved of the move, if it is not begun. Returns true when its pages exist. */
-static bool begin_stage(struct cstd_state_copy *copy)
+/* Begin portion n_moved of the move, if it is not begun. Returns true when its pages exist. */
+static bool begin_portion(struct cstd_state_copy *copy)
 {
     const struct cstd_migrate *migrate = copy->to->migrate;
     int rc;
@@ -306,19 +306,19 @@ static bool begin_stage(struct cstd_state_copy *copy)
         rc = cstd_migrate_prepare(copy->to, on_pages, copy, &copy->err);
         copy->pages = rc == CST_EAGAIN ? PAGES_AWAITED : PAGES_READY;
     }
-    if (copy->pages == PAGES_READY && migrate->n_moved < migrate->plan.n_stages) {
-        copy->end = migrate->plan.stages[migrate->n_moved].tensors_end;
+    if (copy->pages == PAGES_READY && migrate->n_moved < migrate->plan.n_portions) {
+        copy->end = migrate->plan.portions[migrate->n_moved].tensors_end;
     }
     return copy->pages == PAGES_READY && !is_stopped(copy);
 }
 
-/* Move what can be moved now. Returns true when all stages have moved. */
+/* Move what can be moved now. Returns true when all portions have moved. */
 static bool move_more(struct cstd_state_copy *copy)
 {
     const struct cstd_migrate *migrate = copy->to->migrate;
 
-    while (begin_stage(copy)) {
-        if (migrate->n_moved == migrate->plan.n_stages) {
+    while (begin_portion(copy)) {
+        if (migrate->n_moved == migrate->plan.n_portions) {
             return true;
         }
         if (!copy_more(copy) || cstd_migrate_advance(copy->to, &copy->err) != CST_OK) {
@@ -401,15 +401,15 @@ static bool is_busy(const struct cstd_state_copy *copy)
     return busy;
 }
 
-static void on_turn(struct cstd_deferred *later)
+static void on_look(struct cstd_deferred *later)
 {
-    struct cstd_state_copy *copy = cstd_owner_of(later, struct cstd_state_copy, turn);
+    struct cstd_state_copy *copy = cstd_owner_of(later, struct cstd_state_copy, look);
 
     while (!is_stopped(copy) && copy->state != ENDED && is_over(copy)) {
         copy->state++;
         copy->asked = copy->answered = false;
     }
-    /* A move that stalls begins its stage again, when nothing of the first attempt can interfere.
+    /* A move that stalls begins its portion again, when nothing of the first attempt can interfere.
      */
     if (copy->to->state != CSTD_JOB_CLOSING &&
         ((copy->err.status != CST_OK && !(cstd_migrate_is_torn(copy->to) && is_busy(copy))) ||
@@ -487,7 +487,7 @@ int cstd_state_copy_open(struct cstd_job *to, struct cstd_job *from, cstd_state_
     copy->from = from;
     copy->to = to;
     copy->done = done;
-    copy->turn.fn = on_turn;
+    copy->look.fn = on_look;
     set_order(copy);
     rc = cst_reshard_open(&copy->reshard, &from->model, &to->model, err);
     if (rc == CST_OK && !to->inherits) {
@@ -532,7 +532,7 @@ void cstd_state_copy_close(struct cstd_job *to)
     if (to->migrate != NULL) {
         cstd_migrate_stop(to);
     }
-    cstd_deferred_remove(&to->daemon->later, &copy->turn);
+    cstd_deferred_remove(&to->daemon->later, &copy->look);
     drop_staging(copy);
     if (copy->saving && copy->from->core != NULL && copy->from->state == CSTD_JOB_READY) {
         cstd_job_feed(copy->from, &event);

@@ -4,7 +4,7 @@
  * destination is written as from a checkpoint. Both are done by the engines, piece by piece through
  * a staging segment of the daemon. If the destination has the arenas of the source (job->inherits),
  * nothing is copied, and COPYING only lasts until the source's last updates are done. If the states
- * are moved in stages (job->migrate), the pieces are those of one stage after the other.
+ * are moved in portions (job->migrate), the pieces are those of one portion after the other.
  *
  *   MOUNTING --engines map the staging--> CUTTING --SAVE--> COPYING --RESTORE--> RESTORING --> done
  *
@@ -21,7 +21,7 @@ struct cstd_job;
 
 #define CSTD_STATE_COPY_SLOTS 8
 #define CSTD_STATE_COPY_SLOT_BYTES (1u << 20)
-/* Size of the staging segment. In a move in stages, which has charged it, it is not charged. */
+/* Size of the staging segment. In a move in portions, which has charged it, it is not charged. */
 #define CSTD_STATE_COPY_STAGING ((uint64_t)CSTD_STATE_COPY_SLOTS * CSTD_STATE_COPY_SLOT_BYTES)
 
 /* The copying to @to has ended with @err. */

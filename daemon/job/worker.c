@@ -301,8 +301,8 @@ static int join(struct cstd_job *job, const struct cstd_session *session,
 }
 
 /* If @job lives, return it, else NULL. A job that is not committed ends with its last connection.
- * Connections that have ended are found out now, not at the end of this turn of the loop, because a
- * request must not be compared with a dead job. */
+ * Connections that have ended are found out now, not at the end of this iteration of the loop,
+ * because a request must not be compared with a dead job. */
 static struct cstd_job *if_living(struct cstd_job *job)
 {
     for (uint32_t r = 0; job != NULL && r < job->world && job->state == CSTD_JOB_DECLARING; r++) {

@@ -30,8 +30,8 @@ int cstd_kept_job_read(struct cstd_kept_job *kept, int fd, struct cst_err *err);
 /* Close what @kept still has. It may be empty. */
 void cstd_kept_job_close(struct cstd_kept_job *kept);
 
-/* True if the job's ledger ends in the middle of a move of states to it. After the last stage a job
- * is initialised. */
+/* True if the job's ledger ends in the middle of a move of states to it. After the last portion a
+ * job is initialised. */
 bool cstd_kept_job_is_moving(const struct cstd_kept_job *kept);
 
 /* Take the memory of the job out of the store, into kept->segments. Segments of the base job have

@@ -412,7 +412,7 @@ static void record_of(const struct cstd_job *job, struct cstd_ledger_record *out
     cst_core_record(job->core, &out->core);
     out->left = 0;
     out->n_moved = job->migrate != NULL ? job->migrate->n_moved : 0;
-    out->n_stages = out->n_moved > 0 ? job->migrate->plan.n_stages : 0;
+    out->n_portions = out->n_moved > 0 ? job->migrate->plan.n_portions : 0;
     out->torn = job->successor != NULL && cstd_migrate_is_torn(job->successor);
     for (uint32_t r = 0; r < job->world; r++) {
         out->left |= (uint64_t)job->workers[r].left << r;

@@ -5,7 +5,7 @@
  * A job is kept from its first cst_sync on, because earlier its states are not complete, and until
  * it is removed. Of its pools only the slabs are kept that can have results of updates
  * (lent_slabs.h); the others are made again. A job to which the states of a kept
- * job are moved in stages is kept from the first stage on. Loop thread only. */
+ * job are moved in portions is kept from the first portion on. Loop thread only. */
 #ifndef CSTD_LEDGER_H
 #define CSTD_LEDGER_H
 

@@ -22,8 +22,8 @@ struct cstd_ledger_record {
     struct cst_core_record core;
     uint64_t left; /* Ranks whose last worker left in good order, one bit each. */
     /* A move in progress of the states of the job that this one replaces (daemon/job/migrate.h):
-     * stages that have moved, of n_stages. 0: there is none, and the job has all its states. */
-    uint32_t n_moved, n_stages;
+     * portions that have moved, of n_portions. 0: there is none, and the job has all its states. */
+    uint32_t n_moved, n_portions;
     /* 1: the states of this job are being moved to the job that replaces it, and the pages of some
      * were given back. Without that job it cannot go on. */
     uint64_t torn;

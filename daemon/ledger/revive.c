@@ -91,11 +91,13 @@ static int take_move(struct cstd_job *job, struct cstd_job *older, const struct 
         return rc;
     }
     job->migrate->n_moved = record->n_moved;
-    if (job->migrate->plan.n_stages != record->n_stages || record->n_moved > record->n_stages) {
-        return cst_err_set(err, CST_EVERSION,
-                           "%" PRIu32 " of %" PRIu32
-                           " stages of its states have moved, and this daemon would move %" PRIu32,
-                           record->n_moved, record->n_stages, job->migrate->plan.n_stages);
+    if (job->migrate->plan.n_portions != record->n_portions ||
+        record->n_moved > record->n_portions) {
+        return cst_err_set(
+            err, CST_EVERSION,
+            "%" PRIu32 " of %" PRIu32
+            " portions of its states have moved, and this daemon would move %" PRIu32,
+            record->n_moved, record->n_portions, job->migrate->plan.n_portions);
     }
     cstd_memory_make_sparse(&older->memory);
     return cstd_migrate_charge(job, true, err);
@@ -109,16 +111,17 @@ static int finish_move(struct cstd_job *job, struct cstd_kept_job *kept, struct 
         return rc;
     }
     cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
-                   "%" PRIu32 " of %" PRIu32 " stages of its states have moved, the others follow",
-                   job->migrate->n_moved, job->migrate->plan.n_stages);
+                   "%" PRIu32 " of %" PRIu32
+                   " portions of its states have moved, the others follow",
+                   job->migrate->n_moved, job->migrate->plan.n_portions);
     job->state = CSTD_JOB_POPULATING;
     cstd_commit_go_on(job);
     cstd_job_check_idle(job);
     return CST_OK;
 }
 
-/* Go on with @to, which was taking the states of @from stage by stage or has all of them. Neither
- * goes on alone. */
+/* Go on with @to, which was taking the states of @from portion by portion or has all of them.
+ * Neither goes on alone. */
 static int revive_both(struct cstd_daemon *daemon, struct cstd_kept_job *from,
                        struct cstd_kept_job *to, struct cst_err *err)
 {

@@ -12,8 +12,8 @@ struct draft {
     const struct cst_layout *old, *layout;
     uint32_t n_items;
     uint32_t *items_from, *items_to; /* Parameter of each tensor of either model. */
-    uint32_t *stages;                /* Stage of each parameter. */
-    /* Stage of each chunk of the new and of the old layout. UINT32_MAX: the chunk's rows are
+    uint32_t *portions;              /* Portion of each parameter. */
+    /* Portion of each chunk of the new and of the old layout. UINT32_MAX: the chunk's rows are
      * another job's. */
     uint32_t *begins, *ends;
 };
@@ -31,9 +31,9 @@ static int make_draft(struct draft *draft, struct cst_err *err)
     draft->begins = make_list(draft->layout->n_chunks);
     draft->ends = make_list(draft->old->n_chunks);
     /* There are at most as many parameters as tensors. */
-    draft->stages = make_list(draft->reshard->from->n_tensors);
+    draft->portions = make_list(draft->reshard->from->n_tensors);
     if (draft->items_from == NULL || draft->items_to == NULL || draft->begins == NULL ||
-        draft->ends == NULL || draft->stages == NULL) {
+        draft->ends == NULL || draft->portions == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory to plan a move of states");
     }
     return cst_reshard_number(draft->reshard, draft->old, draft->items_from, draft->items_to,
@@ -46,7 +46,7 @@ static void free_draft(struct draft *draft)
     free(draft->items_to);
     free(draft->begins);
     free(draft->ends);
-    free(draft->stages);
+    free(draft->portions);
 }
 
 static bool is_own(const struct cst_layout *layout, const struct cst_model *model, uint32_t t)
@@ -54,8 +54,8 @@ static bool is_own(const struct cst_layout *layout, const struct cst_model *mode
     return cst_layout_is_own(&layout->chunks[model->tensors[t].chunk]);
 }
 
-/* Set the last parameter of each old chunk, and from that the stages: one ends with each parameter
- * that is the last one of a chunk. Returns the number of stages. */
+/* Set the last parameter of each old chunk, and from that the portions: one ends with each
+ * parameter that is the last one of a chunk. Returns the number of portions. */
 static uint32_t divide(struct draft *draft)
 {
     const struct cst_model *from = draft->reshard->from;
@@ -71,36 +71,36 @@ static uint32_t divide(struct draft *draft)
     }
     for (uint32_t c = 0; c < draft->old->n_chunks; c++) {
         if (draft->ends[c] != UINT32_MAX) {
-            draft->stages[draft->ends[c]] = 1;
+            draft->portions[draft->ends[c]] = 1;
         }
     }
     for (uint32_t i = 0; i < draft->n_items; i++) {
-        uint32_t ends = draft->stages[i];
+        uint32_t ends = draft->portions[i];
 
-        draft->stages[i] = n;
+        draft->portions[i] = n;
         n += ends;
     }
     /* Parameters after the last end are another job's; nothing of them moves. */
-    return draft->n_items > 0 && draft->stages[draft->n_items - 1] == n ? n + 1 : n;
+    return draft->n_items > 0 && draft->portions[draft->n_items - 1] == n ? n + 1 : n;
 }
 
-/* Turn the parameters of chunks into stages. */
+/* Turn the parameters of chunks into portions. */
 static void place_chunks(struct draft *draft)
 {
     const struct cst_model *to = draft->reshard->to;
 
     for (uint32_t c = 0; c < draft->old->n_chunks; c++) {
         if (draft->ends[c] != UINT32_MAX) {
-            draft->ends[c] = draft->stages[draft->ends[c]];
+            draft->ends[c] = draft->portions[draft->ends[c]];
         }
     }
     memset(draft->begins, 0xff, draft->layout->n_chunks * sizeof *draft->begins);
     for (uint32_t t = 0; t < to->n_tensors; t++) {
         uint32_t *first = &draft->begins[to->tensors[t].chunk];
-        uint32_t stage = draft->stages[draft->items_to[t]];
+        uint32_t portion = draft->portions[draft->items_to[t]];
 
-        if (is_own(draft->layout, to, t) && (*first == UINT32_MAX || stage < *first)) {
-            *first = stage;
+        if (is_own(draft->layout, to, t) && (*first == UINT32_MAX || portion < *first)) {
+            *first = portion;
         }
     }
 }
@@ -116,42 +116,42 @@ static uint64_t chunk_bytes(const struct cst_layout *layout, uint32_t c)
     return bytes;
 }
 
-/* The stage of entry @i of a list; UINT32_MAX: the entry is in no stage. */
-typedef uint32_t (*stage_of)(const struct draft *draft, uint32_t i);
+/* The portion of entry @i of a list; UINT32_MAX: the entry is in no portion. */
+typedef uint32_t (*portion_of)(const struct draft *draft, uint32_t i);
 
-static uint32_t stage_of_tensor(const struct draft *draft, uint32_t i)
+static uint32_t portion_of_tensor(const struct draft *draft, uint32_t i)
 {
-    return draft->stages[draft->items_to[draft->layout->order[i]]];
+    return draft->portions[draft->items_to[draft->layout->order[i]]];
 }
 
-static uint32_t stage_of_begun(const struct draft *draft, uint32_t c)
+static uint32_t portion_of_begun(const struct draft *draft, uint32_t c)
 {
     return draft->begins[c];
 }
 
-static uint32_t stage_of_ended(const struct draft *draft, uint32_t c)
+static uint32_t portion_of_ended(const struct draft *draft, uint32_t c)
 {
     return draft->ends[c];
 }
 
-/* Sort the numbers below @n by stage into @list; those of one stage keep their order. ends[s] gets
- * the place where the numbers of stage s end; it has @n_stages + 1 elements. */
-static void sort(const struct draft *draft, stage_of stage, uint32_t n, uint32_t n_stages,
+/* Sort the numbers below @n by portion into @list; those of one portion keep their order. ends[s]
+ * gets the place where the numbers of portion s end; it has @n_portions + 1 elements. */
+static void sort(const struct draft *draft, portion_of portion, uint32_t n, uint32_t n_portions,
                  uint32_t *ends, uint32_t *list)
 {
-    memset(ends, 0, ((size_t)n_stages + 1) * sizeof *ends);
+    memset(ends, 0, ((size_t)n_portions + 1) * sizeof *ends);
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t s = stage(draft, i);
+        uint32_t s = portion(draft, i);
 
         if (s != UINT32_MAX) {
             ends[s + 1]++;
         }
     }
-    for (uint32_t s = 0; s < n_stages; s++) {
+    for (uint32_t s = 0; s < n_portions; s++) {
         ends[s + 1] += ends[s];
     }
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t s = stage(draft, i);
+        uint32_t s = portion(draft, i);
 
         if (s != UINT32_MAX) {
             list[ends[s]++] = i;
@@ -164,20 +164,20 @@ static void fill_lists(struct cst_migration *out, const struct draft *draft, uin
     const struct cst_layout *layout = draft->layout;
     uint32_t n = draft->reshard->to->n_tensors;
 
-    sort(draft, stage_of_tensor, n, out->n_stages, ends, out->tensors);
-    for (uint32_t s = 0; s < out->n_stages; s++) {
-        out->stages[s].tensors_end = ends[s];
+    sort(draft, portion_of_tensor, n, out->n_portions, ends, out->tensors);
+    for (uint32_t s = 0; s < out->n_portions; s++) {
+        out->portions[s].tensors_end = ends[s];
     }
     for (uint32_t i = 0; i < n; i++) { /* They were sorted by place. */
         out->tensors[i] = layout->order[out->tensors[i]];
     }
-    sort(draft, stage_of_begun, layout->n_chunks, out->n_stages, ends, out->begun);
-    for (uint32_t s = 0; s < out->n_stages; s++) {
-        out->stages[s].begun_end = ends[s];
+    sort(draft, portion_of_begun, layout->n_chunks, out->n_portions, ends, out->begun);
+    for (uint32_t s = 0; s < out->n_portions; s++) {
+        out->portions[s].begun_end = ends[s];
     }
-    sort(draft, stage_of_ended, draft->old->n_chunks, out->n_stages, ends, out->ended);
-    for (uint32_t s = 0; s < out->n_stages; s++) {
-        out->stages[s].ended_end = ends[s];
+    sort(draft, portion_of_ended, draft->old->n_chunks, out->n_portions, ends, out->ended);
+    for (uint32_t s = 0; s < out->n_portions; s++) {
+        out->portions[s].ended_end = ends[s];
     }
 }
 
@@ -190,15 +190,15 @@ static void count_pages(struct cst_migration *out, const struct draft *draft)
         more -= (int64_t)chunk_bytes(draft->layout, c);
     }
     most = more;
-    for (uint32_t s = 0; s < out->n_stages; s++) {
-        const struct cst_migration_stage from = cst_migration_begin(out, s),
-                                         *stage = &out->stages[s];
+    for (uint32_t s = 0; s < out->n_portions; s++) {
+        const struct cst_migration_portion from = cst_migration_begin(out, s),
+                                           *portion = &out->portions[s];
 
-        for (uint32_t i = from.begun_end; i < stage->begun_end; i++) {
+        for (uint32_t i = from.begun_end; i < portion->begun_end; i++) {
             more += (int64_t)chunk_bytes(draft->layout, out->begun[i]);
         }
         most = more > most ? more : most;
-        for (uint32_t i = from.ended_end; i < stage->ended_end; i++) {
+        for (uint32_t i = from.ended_end; i < portion->ended_end; i++) {
             more -= (int64_t)chunk_bytes(draft->old, out->ended[i]);
         }
     }
@@ -209,14 +209,14 @@ static int make_plan(struct cst_migration *out, struct draft *draft, struct cst_
 {
     uint32_t *ends;
 
-    out->n_stages = divide(draft);
+    out->n_portions = divide(draft);
     place_chunks(draft);
-    ends = make_list(out->n_stages);
-    out->stages = calloc((size_t)out->n_stages + 1, sizeof *out->stages);
+    ends = make_list(out->n_portions);
+    out->portions = calloc((size_t)out->n_portions + 1, sizeof *out->portions);
     out->tensors = make_list(draft->reshard->to->n_tensors);
     out->begun = make_list(draft->layout->n_chunks);
     out->ended = make_list(draft->old->n_chunks);
-    if (ends == NULL || out->stages == NULL || out->tensors == NULL || out->begun == NULL ||
+    if (ends == NULL || out->portions == NULL || out->tensors == NULL || out->begun == NULL ||
         out->ended == NULL) {
         free(ends);
         return cst_err_set(err, CST_ENOMEM, "no memory to plan a move of states");
@@ -247,7 +247,7 @@ int cst_migration_open(struct cst_migration *out, const struct cst_reshard *resh
 
 void cst_migration_close(struct cst_migration *migration)
 {
-    free(migration->stages);
+    free(migration->portions);
     free(migration->tensors);
     free(migration->begun);
     free(migration->ended);

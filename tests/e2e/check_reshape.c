@@ -508,7 +508,7 @@ static void make_large(struct cst_job_spec *spec)
     spec->reshape = true;
 }
 
-/* If memory is short for both states, they are moved in stages. */
+/* If memory is short for both states, they are moved in portions. */
 START_TEST(states_are_moved_if_memory_is_short)
 {
     struct cst_job_spec spec = spec_of(1, false);
@@ -521,7 +521,7 @@ START_TEST(states_are_moved_if_memory_is_short)
     CHECK(cst_commit(c.job, NULL, &c.err), &c);
     mark_large(&c, false);
     leave(&c);
-    ck_assert(daemon_proc_logged(&proc, "moving them in 4 stages needs 68.0 MiB more"));
+    ck_assert(daemon_proc_logged(&proc, "moving them in 4 portions needs 68.0 MiB more"));
 }
 END_TEST
 
@@ -533,7 +533,7 @@ START_TEST(short_memory_has_numbers)
 
     make_large(&spec);
     spec.pool_bytes = 80 << 20;
-    spec.chunk_elems = 40 << 18; /* One chunk, which has to exist before the first stage ends. */
+    spec.chunk_elems = 40 << 18; /* One chunk, which has to exist before the first portion ends. */
     open_well(&c, &spec);
     declare_large(&c);
     ck_assert_int_eq(cst_commit(c.job, NULL, &c.err), CST_EBUDGET);

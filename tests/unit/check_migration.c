@@ -101,7 +101,7 @@ static void check_plan(const struct cst_migration *plan, const struct cst_reshar
 {
     static bool old_pages[MAX_CHUNKS], new_pages[MAX_CHUNKS], moved[MAX_TENSORS];
     uint64_t most = 0, old_bytes = 0, now;
-    struct cst_migration_stage begin = {0};
+    struct cst_migration_portion begin = {0};
 
     memset(new_pages, 0, sizeof new_pages);
     memset(moved, 0, sizeof moved);
@@ -113,14 +113,14 @@ static void check_plan(const struct cst_migration *plan, const struct cst_reshar
     for (uint32_t c = 0; c < to.layout.n_chunks; c++) {
         now -= pages_of(&to.layout, c);
     }
-    for (uint32_t s = 0; s < plan->n_stages; begin = plan->stages[s++]) {
-        for (uint32_t i = begin.begun_end; i < plan->stages[s].begun_end; i++) {
+    for (uint32_t s = 0; s < plan->n_portions; begin = plan->portions[s++]) {
+        for (uint32_t i = begin.begun_end; i < plan->portions[s].begun_end; i++) {
             ck_assert(!new_pages[plan->begun[i]]);
             new_pages[plan->begun[i]] = true;
             now += pages_of(&to.layout, plan->begun[i]);
         }
         most = now > most ? now : most;
-        for (uint32_t i = begin.tensors_end; i < plan->stages[s].tensors_end; i++) {
+        for (uint32_t i = begin.tensors_end; i < plan->portions[s].tensors_end; i++) {
             uint32_t t = plan->tensors[i];
             uint64_t elems = to.model.tensors[t].n_elems;
 
@@ -134,8 +134,8 @@ static void check_plan(const struct cst_migration *plan, const struct cst_reshar
                 at += run.n_elems;
             }
         }
-        ck_assert_uint_gt(plan->stages[s].ended_end, begin.ended_end);
-        for (uint32_t i = begin.ended_end; i < plan->stages[s].ended_end; i++) {
+        ck_assert_uint_gt(plan->portions[s].ended_end, begin.ended_end);
+        for (uint32_t i = begin.ended_end; i < plan->portions[s].ended_end; i++) {
             ck_assert(old_pages[plan->ended[i]]);
             old_pages[plan->ended[i]] = false;
             now -= pages_of(&from.layout, plan->ended[i]);
@@ -163,8 +163,8 @@ START_TEST(random_layouts)
     check_plan(&plan, &reshard);
     /* Another daemon finds the same plan. */
     ck_assert_int_eq(cst_migration_open(&again, &reshard, &from.layout, &to.layout, &err), CST_OK);
-    ck_assert_uint_eq(plan.n_stages, again.n_stages);
-    ck_assert_mem_eq(plan.stages, again.stages, plan.n_stages * sizeof *plan.stages);
+    ck_assert_uint_eq(plan.n_portions, again.n_portions);
+    ck_assert_mem_eq(plan.portions, again.portions, plan.n_portions * sizeof *plan.portions);
     ck_assert_mem_eq(plan.tensors, again.tensors, to.model.n_tensors * sizeof *plan.tensors);
     cst_migration_close(&again);
     cst_migration_close(&plan);
@@ -193,7 +193,7 @@ START_TEST(a_chunk_at_a_time)
     ck_assert_int_eq(cst_reshard_open(&reshard, &from.model, &to.model, &err), CST_OK);
     ck_assert_int_eq(cst_migration_open(&plan, &reshard, &from.layout, &to.layout, &err), CST_OK);
     check_plan(&plan, &reshard);
-    ck_assert_uint_eq(plan.n_stages, from.layout.n_chunks);
+    ck_assert_uint_eq(plan.n_portions, from.layout.n_chunks);
     ck_assert_uint_le(plan.extra_bytes, to.layout.arena_bytes / 16);
     cst_migration_close(&plan);
     cst_reshard_close(&reshard);
