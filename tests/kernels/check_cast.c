@@ -151,7 +151,8 @@ START_TEST(test_expand)
 }
 END_TEST
 
-/* The table of kernels gives the best usable row, a row by its name, or NULL for an unknown name. */
+/* The table of kernels gives the best usable row, a row by its name, or NULL for an unknown name.
+ */
 START_TEST(test_get_finds_rows)
 {
     unsigned n;
