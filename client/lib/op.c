@@ -23,25 +23,34 @@ static void fill_io(const struct cst_job *job, int op, bool backward, struct cst
     }
 }
 
-static int check_args(struct cst_job *job, int op, enum cst_direction direction,
-                      const struct cst_io *io, uint32_t n_io, struct cst_err *err)
+static int check_op(const struct cst_job *job, int op, struct cst_err *err)
 {
-    const struct cst_layout_operator *o;
-    uint32_t tensor;
-
     if (op < 0 || (uint32_t)op >= job->model.n_operators) {
         return cst_err_set(err, CST_EINVAL, "there is no operator %d, %u are declared", op,
                            job->model.n_operators);
-    }
-    o = &job->model.operators[op];
-    if (direction != CST_FORWARD && direction != CST_BACKWARD) {
-        return cst_err_set(err, CST_EINVAL, "operator '%s': direction %d", o->name, (int)direction);
     }
     if (!job->operators[op].runs) {
         return cst_err_set(err, CST_EINVAL,
                            "operator '%s' is not rank %u's: it is not in the groups of all its "
                            "tensors",
-                           o->name, job->rank);
+                           job->model.operators[op].name, job->rank);
+    }
+    return CST_OK;
+}
+
+static int check_args(struct cst_job *job, int op, enum cst_direction direction,
+                      const struct cst_io *io, uint32_t n_io, struct cst_err *err)
+{
+    int rc = check_op(job, op, err);
+    const struct cst_layout_operator *o;
+    uint32_t tensor;
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    o = &job->model.operators[op];
+    if (direction != CST_FORWARD && direction != CST_BACKWARD) {
+        return cst_err_set(err, CST_EINVAL, "operator '%s': direction %d", o->name, (int)direction);
     }
     if (io == NULL || n_io != o->n_tensors) {
         return cst_err_set(err, CST_EINVAL,
@@ -137,4 +146,22 @@ int cst_op_end(struct cst_job *job, int op, struct cst_err *err)
         return rc;
     }
     return cst_sequence_end(&job->sequence, (uint32_t)op, job->begun_backward, err);
+}
+
+int cst_op_fits(struct cst_job *job, int op, struct cst_err *err)
+{
+    int rc = cstc_job_check_step(job, err);
+
+    if (rc == CST_OK) {
+        rc = check_op(job, op, err);
+    }
+    if (rc == CST_OK && job->begun >= 0) {
+        rc = cst_err_set(err, CST_EINVAL, "operator '%s' is begun",
+                         job->model.operators[job->begun].name);
+    }
+    if (rc == CST_OK && !cst_lease_fits(&job->sequence.leases, (uint32_t)op)) {
+        rc =
+            cst_err_set(err, CST_EPOOL, "gradients of later operators have to be handed in before");
+    }
+    return rc;
 }

@@ -284,6 +284,7 @@ static void print_enums(void)
     X(int, cst_try_op_begin, struct cst_job *, int, enum cst_direction, struct cst_io *, uint32_t, \
       struct cst_err *)                                                                            \
     X(int, cst_op_end, struct cst_job *, int, struct cst_err *)                                    \
+    X(int, cst_op_fits, struct cst_job *, int, struct cst_err *)                                   \
     X(int, cst_hint, struct cst_job *, int, enum cst_hint, struct cst_err *)                       \
     X(int, cst_hint_tensor, struct cst_job *, int, enum cst_hint, struct cst_err *)                \
     X(int, cst_accumulate, struct cst_job *, struct cst_err *)                                     \

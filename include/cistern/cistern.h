@@ -685,6 +685,22 @@ int cst_try_op_begin(struct cst_job *job, int op, enum cst_direction direction, 
  */
 int cst_op_end(struct cst_job *job, int op, struct cst_err *err);
 
+/* Check whether gradients can be handed in now although their operator @op is not the next one in
+ * the reverse order of declaration: the pool has blocks for its backward pass, for the forward pass
+ * of any operator after it, and then for the backward passes of all other operators that have had
+ * none in this micro-batch, in the reverse order of declaration.
+ *
+ * This is for workers that compute in another order than they declare. Such a worker keeps gradients
+ * in memory of its own until this function returns CST_OK, and begins operators in CST_BACKWARD only
+ * to hand them in. At the end of the micro-batch it hands in all that are left, in the reverse order
+ * of declaration, and zeros for operators that it has not used. Then no call of cst_op_begin returns
+ * CST_EPOOL. Never waits. Statuses:
+ *   - CST_EPOOL: the gradients cannot be handed in yet. The text is the same for all operators.
+ *   - CST_EINVAL: there is no such operator, this rank does not run it, or an operator is begun.
+ *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync.
+ *   - CST_EENGINE, CST_ELOST: as for cst_op_begin. */
+int cst_op_fits(struct cst_job *job, int op, struct cst_err *err);
+
 enum cst_hint {
     CST_PREFETCH = 1, /* Weights are wanted soon: fetch them, if a block can be spared. */
     CST_EVICT = 2,    /* Weights are not wanted soon: other weights may take their blocks. */

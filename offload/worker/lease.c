@@ -174,6 +174,7 @@ int cst_lease_init(struct cst_leases *leases, const struct cst_lease_model *mode
     for (uint32_t place = 2 * leases->n_way; place-- > 0;) {
         look_ahead(leases, place);
     }
+    cst_lease_count_most(leases);
     cst_lease_reset_step(leases);
     return CST_OK;
 }

@@ -95,6 +95,9 @@ struct cst_lease_chunk {
     uint32_t n_tensors;    /* Number of its tensors. */
     uint32_t mark;         /* Equals cst_leases.mark: the operator under inspection uses it. */
     bool handed_in;        /* Its gradient was handed in in this micro-batch. */
+    /* In a play of cst_lease_fits: whether the gradient is open, and uses_left. */
+    bool play_open;
+    uint32_t play_left;
 };
 
 /* A "place" below is an index on the expected way: forward 0 to n_way - 1, backward n_way to 2 *
@@ -118,9 +121,11 @@ struct cst_leases {
     uint32_t *held;          /* Chunks whose weights are HELD or ASKED. */
     uint32_t *open;          /* Chunks whose gradient is HELD or ASKED. */
     uint32_t n_held, n_open; /* Numbers of entries in held and open. */
-    uint32_t n_open_in[CST_LEASE_MAX_CLASSES]; /* Per size class: number of entries in open. */
-    uint32_t asked_ahead;         /* Chunk of the FETCH ahead in flight, or CST_LEASE_NONE. */
-    uint32_t mark;                /* Number of the last inspection, see cst_lease_chunk.mark. */
+    uint32_t n_open_in[CST_LEASE_MAX_CLASSES];    /* Per size class: number of entries in open. */
+    uint32_t most_weights[CST_LEASE_MAX_CLASSES]; /* Per size class: most chunks of an operator. */
+    bool always_fits;     /* The pool has blocks for all gradients and any operator's weights. */
+    uint32_t asked_ahead; /* Chunk of the FETCH ahead in flight, or CST_LEASE_NONE. */
+    uint32_t mark;        /* Number of the last inspection, see cst_lease_chunk.mark. */
     struct cst_lease_item *items; /* Items to send, filled by the functions below. */
     uint32_t n_items;             /* Number of entries in items. */
 };
@@ -163,6 +168,15 @@ void cst_lease_evict(struct cst_leases *leases, uint32_t chunk);
 /* Return a tensor of @op whose gradient was already handed in in this micro-batch, or
  * CST_LEASE_NONE. */
 uint32_t cst_lease_handed_in(const struct cst_leases *leases, uint32_t op);
+
+/* Fill most_weights and always_fits. cst_lease_init calls this. */
+void cst_lease_count_most(struct cst_leases *leases);
+
+/* Return whether the pool has blocks for the backward pass of @op now, for the forward pass of any
+ * operator after it, and for the backward passes of all other operators after that, in the reverse
+ * order of declaration, of those that have not ended in this micro-batch. No operator is begun.
+ * Takes time proportional to the uses of tensors, unless the pool has blocks for everything. */
+bool cst_lease_fits(struct cst_leases *leases, uint32_t op);
 
 /* Plan the batch for which @op waits. n_items is 0 if the operator has everything. CST_EPOOL: the
  * pool has not enough blocks for the operator and the open gradients, because operators run in

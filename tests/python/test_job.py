@@ -110,6 +110,28 @@ class Steps(JobCase):
         result = model.job.step(PARAMS)
         self.assertTrue(result.skipped and result.overflow)
 
+    def test_gradients_in_another_order_than_that_of_the_declaration(self) -> None:
+        """Two operators share each chunk, and the pool has blocks for the declared order."""
+        n = 2048
+        job = self.open(chunk_elems=2 * n, pool_bytes=3 * 4 * n)
+        tensors = [job.tensor(f"t{i}", (n,)) for i in range(6)]
+        operators = [job.operator(f"o{i}", [t]) for i, t in enumerate(tensors)]
+        job.commit()
+        for tensor in tensors:
+            job.tensor_write(tensor, State.MASTER, array("f", [1.0] * n))
+        job.sync()
+        self.assertTrue(job.op_fits(operators[1]))
+        for i in (1, 0, 3, 2, 5, 4):
+            self.assertTrue(job.op_fits(operators[i]))
+            with job.operation(operators[i], Direction.BACKWARD) as (io,):
+                io.grad[:] = io.weight
+            if i == 1:
+                self.assertFalse(job.op_fits(operators[3]))
+        self.assertEqual(job.step(PARAMS).step, 1)
+        with job.operation(operators[0], Direction.FORWARD):
+            self.assert_status(Status.EINVAL, "operator 'o0' is begun", job.op_fits, operators[1])
+        self.assert_status(Status.EINVAL, "no operator 6", job.op_fits, 6)
+
     def test_hints_and_parameters_in_advance_are_taken(self) -> None:
         model = self.ready(overlap=cistern.Overlap.EARLY)
         model.job.hint(model.layers[0], cistern.Hint.PREFETCH)

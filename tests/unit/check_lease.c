@@ -277,7 +277,7 @@ START_TEST(test_forget)
 END_TEST
 
 /* If operators run in an order that opens more gradients than the pool has blocks, the begin fails
- * with EPOOL, and nothing is sent. */
+ * with EPOOL, and nothing is sent. cst_lease_fits says so one operator earlier. */
 START_TEST(test_pool_exhausted)
 {
     struct lease_rig *w = lease_rig_new();
@@ -289,9 +289,12 @@ START_TEST(test_pool_exhausted)
     }
     lease_rig_open(w, 4096, 0);
     ck_assert_uint_eq(w->layout.classes[0].min_blocks, 3);
+    ck_assert(cst_lease_fits(&w->leases, 1));
     lease_rig_run(w, 1, true);
+    ck_assert(!cst_lease_fits(&w->leases, 3));
     lease_rig_run(w, 3, true);
     ck_assert_int_eq(lease_rig_begin(w, 5, true), CST_EPOOL);
+    ck_assert(!cst_lease_fits(&w->leases, 5));
     ck_assert_uint_le(w->most_leased, w->layout.classes[0].min_blocks);
     lease_rig_close(w);
 }
@@ -395,6 +398,59 @@ START_TEST(test_random_any_order)
 }
 END_TEST
 
+/* What test_random_fits has done of a micro-batch. */
+struct late {
+    bool has[64];  /* The worker keeps the gradients of this operator. */
+    bool done[64]; /* They were handed in. */
+};
+
+/* Hand in the gradients of @op, which must not fail. */
+static void hand_in(struct lease_rig *w, struct late *late, uint32_t op)
+{
+    ck_assert_int_eq(lease_rig_begin(w, op, true), CST_OK);
+    lease_rig_ahead(w, op, true);
+    lease_rig_end(w, op, true);
+    late->has[op] = false;
+    late->done[op] = true;
+}
+
+/* In the smallest pool, backward passes in any order find blocks for weights, and for gradients
+ * when cst_lease_fits says so; in the end all others are handed in, in the reverse order. */
+START_TEST(test_random_fits)
+{
+    uint64_t seed = suite_seed() + (uint64_t)_i, rng = seed;
+    struct lease_rig *w = random_world(&rng);
+    uint32_t n = w->model.n_operators, n_blocks;
+
+    lease_rig_open(w, 0, 0);
+    n_blocks = w->leases.model.blocks[0];
+    for (uint32_t step = 0; step < 3; step++) {
+        struct late late = {0};
+
+        for (uint32_t i = 0; i < 2 * n; i++) {
+            uint32_t op = lease_rig_draw(&rng, n);
+
+            lease_rig_run(w, lease_rig_draw(&rng, n), false);
+            late.has[op] = !late.done[op];
+            for (uint32_t k = n; k-- > 0;) {
+                if (late.has[k] && cst_lease_fits(&w->leases, k)) {
+                    hand_in(w, &late, k);
+                }
+            }
+            ck_assert_uint_le(w->n_leased, n_blocks);
+        }
+        for (uint32_t k = n; k-- > 0;) {
+            if (!late.done[k]) {
+                hand_in(w, &late, k);
+            }
+        }
+        lease_rig_step(w);
+    }
+    ck_assert_uint_le(w->most_leased, n_blocks);
+    lease_rig_close(w);
+}
+END_TEST
+
 /* With many operators on one chunk the search for the next chunk takes linear time. A quadratic
  * search takes minutes, and the test would time out. */
 START_TEST(test_many_operators)
@@ -434,5 +490,6 @@ int main(void)
     tcase_add_test(exact, test_many_operators);
     tcase_add_loop_test(random, test_random_in_order, 0, 40);
     tcase_add_loop_test(random, test_random_any_order, 0, 40);
+    tcase_add_loop_test(random, test_random_fits, 0, 40);
     return suite_run(suite);
 }

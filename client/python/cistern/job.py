@@ -42,6 +42,7 @@ from cistern._abi import (
 )
 from cistern.checkpoint import SaveResult
 from cistern.client import Client
+from cistern.errors import PoolTooSmall
 from cistern.memory import Buffer, Io, address_of, element_bytes, new_elements
 from cistern.results import (
     HyperParams,
@@ -419,6 +420,19 @@ class Job:
         """
         yield self.op_begin(op, direction)
         self.op_end(op)
+
+    def op_fits(self, op: int) -> bool:
+        """Return whether the pool has blocks for gradients of the operator ``op`` out of their order.
+
+        After its backward pass there are blocks for any forward pass, and then for all backward passes
+        that are left, in the reverse order of declaration. Never waits. Raises StepVoid, DeviceLost,
+        CstError: EINVAL.
+        """
+        try:
+            self._call("cst_op_fits", op)
+        except PoolTooSmall:
+            return False
+        return True
 
     def hint(self, op: int, hint: Hint) -> None:
         """Say that the weights of the operator ``op`` are wanted soon, or not. Never waits."""

@@ -87,6 +87,17 @@ class Attach(TorchCase):
             with self.subTest(text), self.assertRaisesRegex(ct.CstError, words), advice("run7"):
                 raise ct.CstError(Status.EBUDGET, text)
 
+    def test_other_options_of_a_job_name_reshape(self) -> None:
+        models = [nn.Sequential(*(nn.Linear(32, 32) for _ in range(8))) for _ in range(4)]
+        self.attach(models[0], pool="80%").close()
+        for model, options in ((models[1], {"pool": "150%"}), (models[2], {"moments": "bf16"})):
+            with self.assertRaisesRegex(ct.Mismatch, "give attach reshape=True.* cistern rm"):
+                ct.attach(model, self.name, **{"pool": "80%", "device": "cpu"} | options)
+        with self.assertRaises(ct.Mismatch) as caught:
+            ct.attach(nn.Linear(8, 8), self.name, device="cpu")
+        self.assertNotIn("reshape=True", str(caught.exception))
+        self.attach(models[3], pool="150%", reshape=True)
+
 
 class Use(TorchCase):
     def test_a_use_by_another_module_names_units(self) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,6 +11,9 @@ from cistern._abi import Status
 from cistern.errors import CstError
 
 _EARLIER_RUN = "If the job is that of an earlier run, use another name, or remove it"
+_RESHAPE = "To keep its weights and states, give attach reshape=True, which gives the job what this call wants"
+#: What reshape changes: all options of a job except these.
+_RESHAPED = r"pool of rank|was opened with (?!optimizer|another model|base)"
 _LARGER_POOL = "Give attach a larger pool. Or let the operator have fewer weights: name modules in it in units="
 _FEWER_POOLS = (
     "Give attach a smaller pool, such as pool='25%', remove jobs that nobody needs (cistern stat,"
@@ -29,7 +33,8 @@ _FEWER_JOBS = (
 def _advice_on(error: CstError, job: str) -> str:
     """Return what to do after ``error`` in ``attach`` of ``job``; "": that is not known."""
     if error.status == Status.EMISMATCH:
-        return f"{_EARLIER_RUN}: cistern rm {job}"
+        changes = f"{_RESHAPE}. " if re.search(_RESHAPED, error.text) else ""
+        return f"{changes}{_EARLIER_RUN}: cistern rm {job}"
     if error.status == Status.EPOOL:
         return _LARGER_POOL
     if error.status == Status.EBUDGET:

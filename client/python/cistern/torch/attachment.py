@@ -145,11 +145,22 @@ def attach(
             origin.warn_of_missing_buffers()
         store._begin(origin if is_new and rank == 0 else None, base is not None)
     except BaseException:
-        opened.close()
+        _leave(opened)
         if is_new and rank == 0:
             _remove_unused(opened)
         raise
     return store
+
+
+def _leave(job: Job) -> None:
+    """Leave ``job`` when ``attach`` has failed, so that its rank is free at once."""
+    try:
+        if not job.client.is_pending:
+            job.leave()
+    except CstError:  # Such as DaemonGone. Why ``attach`` has failed says more.
+        pass
+    finally:
+        job.close()
 
 
 def _remove_unused(job: Job) -> None:

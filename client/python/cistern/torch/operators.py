@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -219,7 +219,9 @@ class Operators:
     def __init__(self, job: Job, device: Device) -> None:
         self.job = job
         self.device = device
-        self.has_delivered = False  # In this micro-batch.
+        self.is_new_pass = False  # A backward pass has begun, and has delivered nothing yet.
+        self._delivered: set[Unit] = set()  # In this micro-batch.
+        self._late: list[Unit] = []  # To be delivered when the pool has blocks.
         self.has_gradients = False  # In this attempt at the step.
         self.is_past_grads = False  # Gradients were delivered after the last step.
         self.is_torn = False  # An interruption such as Ctrl-C has left a change half done.
@@ -268,8 +270,29 @@ class Operators:
         self._change(self._pop, deliver)
 
     def deliver(self, unit: Unit) -> None:
-        """Write the gradients of ``unit`` to the pool. No unit is open meanwhile."""
-        self._change(self._deliver, unit)
+        """Write the gradients of ``unit`` to the pool, as soon as there are blocks for them.
+
+        The unit that is open is closed meanwhile.
+        """
+        self._change(self._between, self._deliver, unit)
+
+    def deliver_late(self, units: Sequence[Unit]) -> None:
+        """Write what waits for blocks, at the end of a backward pass. ``units`` are all.
+
+        The reverse order of declaration always has blocks. Units without gradients write zeros.
+        """
+        if not self._late:
+            return
+        self._late.clear()
+        for unit in reversed(units):
+            if unit.trained and unit not in self._delivered:
+                self._change(self._between, self._hand_in, unit)
+
+    def next_micro_batch(self) -> None:
+        """Forget which units have delivered gradients."""
+        self._delivered.clear()
+        self._late.clear()
+        self.is_new_pass = False
 
     def _push(self, unit: Unit) -> None:
         if self._stack:
@@ -287,11 +310,49 @@ class Operators:
         if self._stack:
             self._lend(self._stack[-1])
 
+    def _between(self, deliver: Callable[[Unit], None], unit: Unit) -> None:
+        if self._stack:
+            self._take_back(self._stack[-1])
+        deliver(unit)
+        if self._stack:
+            self._lend(self._stack[-1])
+
     def _deliver(self, unit: Unit) -> None:
-        self.has_delivered = self.has_gradients = self.is_past_grads = True
+        """Deliver, or note that it is late, if units run in another order than they are declared."""
+        if self.is_new_pass and self._delivered:
+            self._accumulate()
+        self.is_new_pass = False
+        if unit not in self._late:
+            self._late.append(unit)
+        for late in list(self._late):
+            if self._fits(late):
+                self._late.remove(late)
+                self._hand_in(late)
+
+    def _hand_in(self, unit: Unit) -> None:
+        self.has_gradients = self.is_past_grads = True
+        self._delivered.add(unit)
         self._begin(unit, Direction.BACKWARD)
         unit.write_grads()
         self._end(unit)
+
+    def _fits(self, unit: Unit) -> bool:
+        """Return whether the pool has blocks for gradients now, and for all others later."""
+        with self._one_thread:
+            status = self.job.lib.cst_op_fits(self.job.handle, unit.number, self._err)
+        if status not in (0, Status.EPOOL):
+            check(status, self._err)
+        return bool(status == 0)
+
+    def _accumulate(self) -> None:
+        """End a micro-batch, because a backward pass after its own one has gradients."""
+        try:
+            self.job.accumulate()
+        except CstError as error:
+            if "last one of the step" not in error.text:
+                raise
+            raise error_of(error.status, _NO_STEP) from None
+        self.next_micro_batch()
 
     def close_all(self) -> None:
         """Close what is still open although no module runs, such as after Ctrl-C."""
@@ -360,6 +421,11 @@ class Operators:
         unit.check_unchanged()
 
 
+_NO_STEP = (
+    "cistern: this step has had all its backward passes, as many as attach has micro_batches: call the"
+    " step of the optimizer that Store.optimizer returns, give attach more micro_batches, or discard"
+    " the gradients with zero_grad, such as those of a step that an exception has interrupted"
+)
 _TWICE = (
     "A module had a second backward pass in this step: call the step of the optimizer after each"
     " backward pass, or give attach the number of micro_batches"

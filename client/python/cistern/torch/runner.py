@@ -73,8 +73,8 @@ class _Uses:
 class Runner:
     """Runs the units of one job.
 
-    ``before_forward`` is called before a unit runs forward, ``before_backward`` before the first
-    backward pass of a micro-batch.
+    ``before_forward`` is called before a unit runs forward, ``before_backward`` before each
+    outermost backward pass.
     """
 
     def __init__(
@@ -99,15 +99,10 @@ class Runner:
         """Whether the last backward pass has raised, or an interruption came at a bad moment."""
         return self.operators.is_torn or (bool(self._tasks) and not in_backward())
 
-    def next_micro_batch(self) -> None:
-        """Forget what belongs to the micro-batch or the step that has ended."""
-        self.operators.has_delivered = False
-        for uses in self._uses.values():
-            uses.n_waiting = 0
-
     def next_step(self) -> None:
         """Forget what belongs to the step that is committed."""
-        self.next_micro_batch()
+        self.operators.next_micro_batch()
+        self._forget_uses()
         self.operators.has_gradients = self.operators.is_past_grads = False
         for unit in self.units:
             if unit.trained:
@@ -120,7 +115,8 @@ class Runner:
 
     def forget_gradients(self) -> None:
         """Forget the gradients of this attempt at the step. Forward passes go on to count."""
-        self.operators.has_delivered = self.operators.has_gradients = False
+        self.operators.next_micro_batch()
+        self.operators.has_gradients = False
         for unit in self.units:
             unit.drop_grads()
 
@@ -131,7 +127,12 @@ class Runner:
         for uses in self._uses.values():
             uses.running.clear()
         self.forget_gradients()
-        self.next_micro_batch()
+        self._forget_uses()
+
+    def _forget_uses(self) -> None:
+        """Expect no backward pass of a forward pass until now."""
+        for uses in self._uses.values():
+            uses.n_waiting = 0
 
     # -- forward
 
@@ -225,13 +226,15 @@ class Runner:
         self.operators.pop(deliver=uses.n_waiting <= 0 and is_ready)
 
     def deliver_rest(self) -> None:
-        """Deliver gradients of units whose end no node has seen. No unit is open."""
+        """Deliver what is left at the end of a backward pass, such as units whose end no node saw."""
         for unit in reversed(self.units):
             if unit.has_grads():
                 self.operators.deliver(unit)
+        self.operators.deliver_late(self.units)
 
     def deliver_last(self) -> None:
         """Deliver what is left before the step."""
+        self.operators.is_new_pass = False
         try:
             self.deliver_rest()
         except CstError as error:
@@ -253,31 +256,20 @@ class Runner:
 
     def _outermost_begins(self) -> None:
         self._n_open = self.operators.n_open
+        self.operators.is_new_pass = True
         try:
-            if self.operators.has_delivered:
-                self._accumulate()
             self._before_backward()
         except Exception:  # After an interruption, the pass counts as one that has raised.
             self._tasks.clear()
             raise
-
-    def _accumulate(self) -> None:
-        """End a micro-batch, because a backward pass begins after its own."""
-        try:
-            self.operators.job.accumulate()
-        except CstError as error:
-            if "last one of the step" not in error.text:
-                raise
-            raise error_of(error.status, _NO_STEP) from None
-        self.next_micro_batch()
 
     def _pass_ends(self) -> None:
         if len(self._tasks) == 1:
             while self.operators.n_open > self._n_open:  # backward(inputs=...) leaves out Enter.
                 self.operators.pop()
             self.deliver_rest()
-            for uses in self._uses.values():
-                uses.n_waiting = 0
+            if self._n_open == 0:  # Else the pass was one inside of a forward pass, which goes on.
+                self._forget_uses()
         self._tasks.pop()
 
 
@@ -296,9 +288,4 @@ _OTHER_WEIGHTS = (
     " or a write, so that its backward pass would give wrong gradients: compute the forward pass again"
     " after each change, and detach what goes from one step to the next (such as the state of a"
     " recurrent model)"
-)
-_NO_STEP = (
-    "cistern: this step has had all its backward passes, as many as attach has micro_batches: call the"
-    " step of the optimizer that Store.optimizer returns, give attach more micro_batches, or discard"
-    " the gradients with zero_grad"
 )
