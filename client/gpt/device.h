@@ -42,9 +42,9 @@ struct gpt_device_ops {
      * one. */
     int (*plan_stash)(const struct gpt_device *device, const struct gpt_model *model,
                       struct gpt_stash_plan *out, struct cst_err *err);
-    /* Allocate the activations of a pass over at most @max_seqs sequences. The thread that will use
+    /* Allocate the activations of a pass over --batch / passes sequences. The thread that will use
      * the pass calls it. */
-    int (*open_pass)(struct gpt_device *device, const struct gpt_model *model, size_t max_seqs,
+    int (*open_pass)(struct gpt_device *device, const struct gpt_model *model,
                      struct gpt_pass **out, struct cst_err *err);
     /* Open a read-only store of the weights of @from, for forward passes of this device through the
      * operators of @model. @from and @model are borrowed until the store is closed. */

@@ -83,13 +83,13 @@ static int host_plan_stash(const struct gpt_device *device, const struct gpt_mod
                          d->options->activation_memory, out, err);
 }
 
-static int host_open_pass(struct gpt_device *device, const struct gpt_model *model, size_t max_seqs,
+static int host_open_pass(struct gpt_device *device, const struct gpt_model *model,
                           struct gpt_pass **out, struct cst_err *err)
 {
     struct host_device *d = self(device);
 
-    return gpt_pass_host_open(out, model, max_seqs, d->bf16, d->options->activation_memory,
-                              d->threads, err);
+    return gpt_pass_host_open(out, model, d->options->batch / d->options->micro_batches, d->bf16,
+                              d->options->activation_memory, d->threads, err);
 }
 
 static int host_open_view(struct gpt_device *device, struct gpt_store *from,

@@ -85,6 +85,12 @@ static inline uint32_t gpt_model_stage(const struct gpt_model *model, const stru
                : (uint32_t)((uint64_t)op->layer * model->stages / model->layers);
 }
 
+/* The largest number of blocks of a stage; all blocks in a model without stages. */
+static inline uint32_t gpt_model_stage_blocks(const struct gpt_model *model)
+{
+    return model->stages == 0 ? model->layers : (model->layers + model->stages - 1) / model->stages;
+}
+
 /* Rank of @world ranks that runs expert @expert. */
 static inline uint32_t gpt_model_expert_rank(uint32_t expert, uint32_t world)
 {

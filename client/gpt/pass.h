@@ -12,6 +12,24 @@
 
 struct gpt_pass;
 
+/* What a pass does for a unit (unit.h). Arrays are in the memory of the pass's device, fp32, rows x
+ * width. */
+struct gpt_unit_ops {
+    /* Begin a pass through the blocks @first to @last over @n_seqs sequences. */
+    int (*begin)(struct gpt_pass *pass, size_t n_seqs, uint32_t first, uint32_t last,
+                 struct cst_err *err);
+    /* Where the caller writes the residual stream before block @block, the first one. */
+    void *(*input)(struct gpt_pass *pass, uint32_t block);
+    /* Compute the residual stream after block @block, the last one. *out is where it is. */
+    int (*output)(struct gpt_pass *pass, uint32_t block, void **out, struct cst_err *err);
+    /* Where the gradient of the residual stream is. The caller writes that after the last block
+     * there, and calls grad_taken. After the backward pass it is that before the first block. */
+    void *(*grad)(struct gpt_pass *pass);
+    int (*grad_taken)(struct gpt_pass *pass, struct cst_err *err);
+    /* Compute the loss from the logits, and its gradient. */
+    int (*loss)(struct gpt_pass *pass, struct cst_err *err);
+};
+
 struct gpt_pass_ops {
     const char *name;
     /* Run all operators forward over the first @n_seqs sequences of tokens. @train: also compute
@@ -29,11 +47,7 @@ struct gpt_pass_ops {
     int (*logits)(struct gpt_pass *pass, size_t row, float *out, struct cst_err *err);
     void (*close)(struct gpt_pass *pass);
 
-    /* Run @unit, a pass of one stage over a micro-batch of @n_seqs sequences, from and to the edges
-     * of the store. The loss is that of the last backward unit of the last stage. NULL: this pass
-     * has no units. */
-    int (*unit)(struct gpt_pass *pass, struct gpt_store *store, const struct cst_unit *unit,
-                size_t n_seqs, struct cst_err *err);
+    const struct gpt_unit_ops *units;
 
     /* The operations below are for gpt_pass_step. This one runs operator @number between op_begin
      * and op_end. */

@@ -6,7 +6,7 @@
  *   host_experts.c    operators of a mixture; host_moe.c transports the rows
  *   host_linear.c     products of an operator
  *   host_memory.c     activations
- *   host_unit.c       the operators of one stage
+ *   host_unit.c       the arrays of a unit
  *   pass_host.c       the order of the operators */
 #ifndef GPT_PASS_HOST_H
 #define GPT_PASS_HOST_H
@@ -86,9 +86,7 @@ void gpt_host_begin(struct gpt_pass_host *p, size_t n_seqs);
 /* Compute the loss from the logits, and its gradient. */
 void gpt_host_loss(struct gpt_pass_host *p);
 
-/* As `unit` of gpt_pass_ops. */
-int gpt_host_unit(struct gpt_pass *pass, struct gpt_store *store, const struct cst_unit *unit,
-                  size_t n_seqs, struct cst_err *err);
+extern const struct gpt_unit_ops gpt_host_units;
 
 /* Bytes that operator @op keeps from its forward pass over @n_seqs sequences to its backward pass.
  * An expert is assumed to receive an even share of the tokens of all ranks. */

@@ -10,6 +10,7 @@
 #include "client/gpt/gpt2.h"
 #include "client/gpt/sample.h"
 #include "client/gpt/stop.h"
+#include "client/gpt/unit.h"
 #include "client/gpt/validate.h"
 
 #include <ctype.h>
@@ -250,6 +251,12 @@ static int one_pass(struct train *t, uint64_t step, uint32_t number, double *los
     return rc == 0 ? t->pass->ops->loss(t->pass, loss, err) : rc;
 }
 
+/* Return whether @unit ends with the loss of its micro-batch. */
+static bool has_loss(const struct train *t, const struct cst_unit *unit)
+{
+    return unit->kind == CST_UNIT_BACKWARD && unit->stage + 1 == t->model->stages;
+}
+
 /* Run one unit after the other until the step has no more. Each of them is of the only batch. */
 static int run_units(struct train *t, uint64_t step, struct cst_err *err)
 {
@@ -263,9 +270,9 @@ static int run_units(struct train *t, uint64_t step, struct cst_err *err)
         rc = gpt_data_batch(&t->texts->train, o->seed, step * o->batch + unit.micro_batch * n_seqs,
                             n_seqs, o->context, t->pass->tokens, t->pass->targets, err);
         if (rc == 0) {
-            rc = t->pass->ops->unit(t->pass, t->store, &unit, n_seqs, err);
+            rc = gpt_unit_run(t->pass, t->store, &unit, n_seqs, err);
         }
-        if (rc == 0) {
+        if (rc == 0 && has_loss(t, &unit)) {
             rc = t->pass->ops->loss(t->pass, &loss, err);
         }
         if (rc == 0) {
@@ -536,7 +543,7 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
     t.device = device;
     t.n_passes = device->ops->passes(device);
     t.joins = comm == NULL && model->experts > 0 && options->world > 1;
-    rc = device->ops->open_pass(device, model, options->batch / t.n_passes, &t.pass, err);
+    rc = device->ops->open_pass(device, model, &t.pass, err);
     if (rc != 0) {
         return rc;
     }

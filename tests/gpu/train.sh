@@ -40,6 +40,24 @@ stage_bits() {
     [ -n "$least" ] || fail "cistern-gpt does not tell the bytes that are short"
     small_gpt smallest --job smallest --pool $((least + 1)) || gpt_failed "$tmp/smallest.log" "the smallest pool"
     same_bits smallest local
+    for world in 1 2; do
+        dispatched "$world"
+    done
+    same_bits dispatched2 dispatched1
+}
+
+# Train job dispatched$1, whose $1 workers share out the units of a step.
+dispatched() {
+    local rank pids=() files
+    for ((rank = 0; rank < $1; rank++)); do
+        files=()
+        [ "$rank" = 0 ] || files=(--loss-file /dev/null --dump-weights /dev/null)
+        small_gpt "dispatched$1" --job "dispatched$1" --parallel dispatch --micro-batches 4 --rank "$rank" "${files[@]}" &
+        pids+=($!)
+    done
+    for rank in "${pids[@]}"; do
+        wait "$rank" || gpt_failed "$tmp/dispatched$1.log" "--parallel dispatch"
+    done
 }
 
 # The pid of the daemon's engine for the GPU.

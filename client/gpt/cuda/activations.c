@@ -98,7 +98,8 @@ int gpt_activations_plan(const struct gpt_activation_size *size, struct gpt_stas
 
     carve_buffer(&b, &block, size);
     carve_rest(&a, &rest, size);
-    return gpt_stash_plan_fit(size->model->layers, block.bytes, rest.bytes, size->limit, out, err);
+    return gpt_stash_plan_fit(gpt_model_stage_blocks(size->model), block.bytes, rest.bytes,
+                              size->limit, out, err);
 }
 
 uint64_t gpt_activations_bytes(const struct gpt_activation_size *size, uint32_t number)

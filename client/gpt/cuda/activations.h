@@ -56,7 +56,8 @@ struct gpt_activation_size {
     uint64_t limit;   /* most bytes; blocks beyond it are stashed (stash.h). 0: no limit */
 };
 
-/* As gpt_stash_plan_fit. With recomputation, only the input of a block is stashed. */
+/* As gpt_stash_plan_fit, for the blocks that a pass computes: in a model that is cut into stages,
+ * those of one stage. With recomputation, only the input of a block is stashed. */
 int gpt_activations_plan(const struct gpt_activation_size *size, struct gpt_stash_plan *out,
                          struct cst_err *err);
 

@@ -72,12 +72,9 @@ static void cuda_break_states(struct gpt_device *device)
     (void)device; /* No other rank waits. */
 }
 
-/* Each operator computes the parts of a batch one after the other. For the store they are one
- * pass. */
 static uint32_t cuda_passes(const struct gpt_device *device)
 {
-    (void)device;
-    return 1;
+    return gpt_cuda_passes(((const struct cuda_device *)(const void *)device)->options);
 }
 
 /* The whole --batch is one pass. */
@@ -94,7 +91,7 @@ static struct gpt_activation_size size_of(const struct gpt_device *device,
 {
     const struct gpt_options *o = ((const struct cuda_device *)(const void *)device)->options;
 
-    return gpt_cuda_pass_size(o, model, o->batch);
+    return gpt_cuda_pass_size(o, model);
 }
 
 static int cuda_plan_stash(const struct gpt_device *device, const struct gpt_model *model,
@@ -105,12 +102,12 @@ static int cuda_plan_stash(const struct gpt_device *device, const struct gpt_mod
     return gpt_activations_plan(&size, out, err);
 }
 
-static int cuda_open_pass(struct gpt_device *device, const struct gpt_model *model, size_t max_seqs,
+static int cuda_open_pass(struct gpt_device *device, const struct gpt_model *model,
                           struct gpt_pass **out, struct cst_err *err)
 {
     struct cuda_device *d = self(device);
 
-    return gpt_cuda_pass_open(out, &d->gpu, d->options, model, max_seqs, err);
+    return gpt_cuda_pass_open(out, &d->gpu, d->options, model, err);
 }
 
 static int cuda_open_view(struct gpt_device *device, struct gpt_store *from,
@@ -159,9 +156,6 @@ static int check(const struct gpt_options *o, struct cst_err *err)
         return cst_err_set(err, CST_EUNSUPPORTED,
                            "--matmul fp32 is for --device host: a GPU's "
                            "operands are bf16");
-    }
-    if (o->parallel == GPT_PARALLEL_DISPATCH) {
-        return cst_err_set(err, CST_EUNSUPPORTED, "--parallel dispatch is for --device host");
     }
     if (o->experts > 0 && o->recompute) {
         return cst_err_set(
@@ -212,7 +206,7 @@ int gpt_device_cuda_open(struct gpt_device **out, const struct gpt_options *opti
 uint64_t gpt_device_cuda_activations(const struct gpt_options *options,
                                      const struct gpt_model *model, uint32_t number)
 {
-    const struct gpt_activation_size size = gpt_cuda_pass_size(options, model, options->batch);
+    const struct gpt_activation_size size = gpt_cuda_pass_size(options, model);
 
     return model->experts > 0 ? 0 : gpt_activations_bytes(&size, number);
 }

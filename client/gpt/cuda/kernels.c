@@ -16,6 +16,8 @@ int gpt_cuda_kernels_open(struct gpt_cuda_kernels *kernels, const struct cst_cud
     const struct entry entries[] = {
         {"gpt_norm_kernel", &k.norm},
         {"gpt_norm_backward_kernel", &k.norm_backward},
+        {"gpt_residual_kernel", &k.residual},
+        {"gpt_round_kernel", &k.round},
         {"gpt_columns_kernel", &k.columns},
         {"gpt_sums_kernel", &k.sums},
         {"gpt_gelu_kernel", &k.gelu},
@@ -134,6 +136,26 @@ int gpt_cuda_norm_backward(const struct gpt_cuda_kernels *k, const struct gpt_cu
         launch(k, k->norm_backward, "norm_backward", strips, 1, row_threads(n.width), args, err);
 
     return rc != 0 || n.dw.at == 0 ? rc : sums(k, strips, n.width, n.parts, 2, n.dw, n.db, err);
+}
+
+int gpt_cuda_residual(const struct gpt_cuda_kernels *k, size_t n, CUdeviceptr x, CUdeviceptr branch,
+                      CUdeviceptr sum, struct cst_err *err)
+{
+    uint64_t n_elems = n;
+    void *args[] = {&n_elems, &x, &branch, &sum};
+
+    return launch(k, k->residual, "residual", parts(n, 8 * GPT_CUDA_THREADS), 1, GPT_CUDA_THREADS,
+                  args, err);
+}
+
+int gpt_cuda_round(const struct gpt_cuda_kernels *k, size_t n, CUdeviceptr x, CUdeviceptr y,
+                   struct cst_err *err)
+{
+    uint64_t n_elems = n;
+    void *args[] = {&n_elems, &x, &y};
+
+    return launch(k, k->round, "round", parts(n, 8 * GPT_CUDA_THREADS), 1, GPT_CUDA_THREADS, args,
+                  err);
 }
 
 int gpt_cuda_bias_grad(const struct gpt_cuda_kernels *k, size_t rows, size_t width, CUdeviceptr dy,

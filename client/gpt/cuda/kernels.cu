@@ -8,4 +8,5 @@
 #include "client/gpt/cuda/matmul.cu"
 #include "client/gpt/cuda/mixture.cu"
 #include "client/gpt/cuda/norm.cu"
+#include "client/gpt/cuda/residual.cu"
 #include "client/gpt/cuda/sums.cu"

@@ -18,8 +18,9 @@ struct gpt_cuda_kernels {
     CUstream stream;                      /* stream of all launches; borrowed */
     CUmodule module;                      /* the fatbinary, loaded in the context of _open */
     /* Kernels of the module, named gpt_..._kernel. */
-    CUfunction norm, norm_backward, columns, sums, gelu, gelu_backward, loss, embed, token_grad,
-        position_grad, matmul, choose, choose_backward, gather, gather_gated, combine;
+    CUfunction norm, norm_backward, residual, round, columns, sums, gelu, gelu_backward, loss,
+        embed, token_grad, position_grad, matmul, choose, choose_backward, gather, gather_gated,
+        combine;
 };
 
 /* Destination of a gradient in the store's block. */
@@ -60,6 +61,13 @@ struct gpt_cuda_norm_back {
 
 int gpt_cuda_norm_backward(const struct gpt_cuda_kernels *k, const struct gpt_cuda_norm_back *norm,
                            struct cst_err *err);
+
+/* sum (fp32) := x (fp32) + branch (bf16), and y (bf16) := x (fp32) rounded, for @n elements: as
+ * gpt_cuda_norm and gpt_cuda_norm_backward do. */
+int gpt_cuda_residual(const struct gpt_cuda_kernels *k, size_t n, CUdeviceptr x, CUdeviceptr branch,
+                      CUdeviceptr sum, struct cst_err *err);
+int gpt_cuda_round(const struct gpt_cuda_kernels *k, size_t n, CUdeviceptr x, CUdeviceptr y,
+                   struct cst_err *err);
 
 /* db := sums of dy (bf16) over the rows. @parts: scratch, see gpt_cuda_parts_bytes. */
 int gpt_cuda_bias_grad(const struct gpt_cuda_kernels *k, size_t rows, size_t width, CUdeviceptr dy,

@@ -22,13 +22,13 @@ int gpt_cuda_op_embed(const struct gpt_cuda_pass *p, const struct gpt_operator *
 }
 
 /* The input of a block is computed here, from mid and branch of the block before. It exists already
- * in the first block, and when activations are recomputed. */
+ * in the first block of the pass, and when activations are recomputed. */
 int gpt_cuda_op_qkv(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
                     const struct gpt_cuda_part *part, const struct cst_io *io, struct cst_err *err)
 {
     const struct gpt_block_memory *b = &p->a.blocks[op->layer];
     const size_t d = p->head.model->width;
-    const bool made = op->layer == 0 || p->at_hand == op->layer;
+    const bool made = op->layer == p->first || p->at_hand == op->layer;
     const struct gpt_cuda_linear l = gpt_cuda_linear_of(p, part, io, 2, d, 3 * d);
     int rc = gpt_cuda_norm_rows(p, part, made ? b->x : p->a.blocks[op->layer - 1].mid,
                                 made ? 0 : p->a.branch, io, b->x, b->ln1, b->mean1, b->rstd1, err);

@@ -25,10 +25,9 @@ static const struct {
 };
 
 /* Run operator @number with all its parts, one after the other. */
-static int cuda_run(struct gpt_pass *pass, struct gpt_store *store, uint32_t number,
-                    enum cst_direction direction, struct cst_err *err)
+static int run_parts(struct gpt_cuda_pass *p, struct gpt_store *store, uint32_t number,
+                     enum cst_direction direction, struct cst_err *err)
 {
-    struct gpt_cuda_pass *p = self(pass);
     const struct gpt_operator *op = &p->head.model->operators[number];
     gpt_cuda_fn *const fn =
         direction == CST_FORWARD ? operators[op->kind].forward : operators[op->kind].backward;
@@ -45,6 +44,38 @@ static int cuda_run(struct gpt_pass *pass, struct gpt_store *store, uint32_t num
         rc = fn(p, op, &part, io, err);
     }
     return rc != 0 ? rc : store->ops->op_end(store, number, err);
+}
+
+/* Recompute the activations of a block from its input, by running the forward passes of its first
+ * three operators again. @number: its last operator. */
+static int recompute(struct gpt_cuda_pass *p, struct gpt_store *store, uint32_t number,
+                     struct cst_err *err)
+{
+    int rc = 0;
+
+    p->at_hand = p->head.model->operators[number].layer;
+    for (uint32_t i = number - 3; rc == 0 && i < number; i++) {
+        rc = run_parts(p, store, i, CST_FORWARD, err);
+    }
+    return rc;
+}
+
+/* The activations of the last block are still in memory when its backward pass begins. */
+static bool has_to_recompute(const struct gpt_cuda_pass *p, const struct gpt_operator *op)
+{
+    return p->recompute && op->kind == GPT_OP_FCPROJ && op->layer < p->last;
+}
+
+static int cuda_run(struct gpt_pass *pass, struct gpt_store *store, uint32_t number,
+                    enum cst_direction direction, struct cst_err *err)
+{
+    struct gpt_cuda_pass *p = self(pass);
+    int rc = 0;
+
+    if (direction == CST_BACKWARD && has_to_recompute(p, &pass->model->operators[number])) {
+        rc = recompute(p, store, number, err);
+    }
+    return rc != 0 ? rc : run_parts(p, store, number, direction, err);
 }
 
 static bool cuda_runs(const struct gpt_pass *pass, const struct gpt_operator *op)
@@ -76,7 +107,8 @@ static int upload_bytes(const struct gpt_cuda_pass *p, CUdeviceptr to, const uin
     return gpt_gpu_upload(p->gpu, to, bytes, rows, err);
 }
 
-static int begin_pass(struct gpt_cuda_pass *p, size_t n_seqs, bool train, struct cst_err *err)
+int gpt_cuda_begin(struct gpt_cuda_pass *p, size_t n_seqs, uint32_t first, uint32_t last,
+                   bool train, struct cst_err *err)
 {
     const struct gpt_model *m = p->head.model;
     const size_t rows = n_seqs * m->context;
@@ -89,6 +121,8 @@ static int begin_pass(struct gpt_cuda_pass *p, size_t n_seqs, bool train, struct
         .n_heads = m->heads,
         .head_dim = m->width / m->heads,
     };
+    p->first = first;
+    p->last = last;
     /* Nothing has been recomputed in this pass. */
     p->at_hand = UINT32_MAX;
     if (rc == 0 && train) {
@@ -97,8 +131,7 @@ static int begin_pass(struct gpt_cuda_pass *p, size_t n_seqs, bool train, struct
     return rc;
 }
 
-/* Enqueue losses and dlogits of all rows, and the copy of the losses to the host. */
-static int enqueue_loss(struct gpt_cuda_pass *p, struct cst_err *err)
+int gpt_cuda_enqueue_loss(struct gpt_cuda_pass *p, struct cst_err *err)
 {
     const struct gpt_gpu *gpu = p->gpu;
     const size_t rows = p->n_seqs * p->all.context;
@@ -120,7 +153,7 @@ static int cuda_forward(struct gpt_pass *pass, struct gpt_store *store, size_t n
                         struct cst_err *err)
 {
     struct gpt_cuda_pass *p = self(pass);
-    int rc = begin_pass(p, n_seqs, train, err);
+    int rc = gpt_cuda_begin(p, n_seqs, 0, pass->model->layers - 1, train, err);
 
     /* The other ranks take no part in a pass without @train. This rank then computes all
      * experts. */
@@ -137,21 +170,7 @@ static int cuda_forward(struct gpt_pass *pass, struct gpt_store *store, size_t n
     if (rc != 0) {
         gpt_stash_end(&p->a.stash, store);
     }
-    return rc == 0 && train ? enqueue_loss(p, err) : rc;
-}
-
-/* Recompute the activations of a block from its input, by running the forward passes of its first
- * three operators again. @number: its last operator. */
-static int recompute(struct gpt_cuda_pass *p, struct gpt_store *store, uint32_t number,
-                     struct cst_err *err)
-{
-    int rc = 0;
-
-    p->at_hand = p->head.model->operators[number].layer;
-    for (uint32_t i = number - 3; rc == 0 && i < number; i++) {
-        rc = cuda_run(&p->head, store, i, CST_FORWARD, err);
-    }
-    return rc;
+    return rc == 0 && train ? gpt_cuda_enqueue_loss(p, err) : rc;
 }
 
 static int cuda_backward(struct gpt_pass *pass, struct gpt_store *store, struct cst_err *err)
@@ -164,10 +183,6 @@ static int cuda_backward(struct gpt_pass *pass, struct gpt_store *store, struct 
         const struct gpt_operator *op = &m->operators[i];
 
         rc = gpt_stash_before(&p->a.stash, store, op, CST_BACKWARD, err);
-        /* The activations of the last block are still in memory. */
-        if (rc == 0 && p->recompute && op->kind == GPT_OP_FCPROJ && op->layer + 1 < m->layers) {
-            rc = recompute(p, store, i, err);
-        }
         if (rc == 0) {
             rc = gpt_pass_step(pass, store, i, CST_BACKWARD, err);
         }
@@ -237,6 +252,7 @@ static const struct gpt_pass_ops cuda_ops = {
     .name = "cuda",
     .forward = cuda_forward,
     .backward = cuda_backward,
+    .units = &gpt_cuda_units,
     .loss = cuda_loss,
     .logits = cuda_logits,
     .close = cuda_close,
@@ -271,22 +287,27 @@ static int alloc_pinned(struct gpt_cuda_pass *p, size_t rows, struct cst_err *er
     return rc;
 }
 
+uint32_t gpt_cuda_passes(const struct gpt_options *options)
+{
+    return options->parallel == GPT_PARALLEL_DISPATCH ? options->micro_batches : 1;
+}
+
 struct gpt_activation_size gpt_cuda_pass_size(const struct gpt_options *options,
-                                              const struct gpt_model *model, size_t max_seqs)
+                                              const struct gpt_model *model)
 {
     return (struct gpt_activation_size){.model = model,
-                                        .max_seqs = max_seqs,
-                                        .part_seqs = max_seqs / options->micro_batches,
+                                        .max_seqs = options->batch / gpt_cuda_passes(options),
+                                        .part_seqs = options->batch / options->micro_batches,
                                         .shared = options->recompute,
                                         .limit = options->activation_memory};
 }
 
 int gpt_cuda_pass_open(struct gpt_pass **out, const struct gpt_gpu *gpu,
                        const struct gpt_options *options, const struct gpt_model *model,
-                       size_t max_seqs, struct cst_err *err)
+                       struct cst_err *err)
 {
-    const struct gpt_activation_size size = gpt_cuda_pass_size(options, model, max_seqs);
-    const size_t rows = max_seqs * model->context;
+    const struct gpt_activation_size size = gpt_cuda_pass_size(options, model);
+    const size_t rows = size.max_seqs * model->context;
     struct gpt_cuda_pass *p;
     int rc;
 
@@ -298,7 +319,7 @@ int gpt_cuda_pass_open(struct gpt_pass **out, const struct gpt_gpu *gpu,
     if (p == NULL) {
         return cst_err_set(err, CST_ENOMEM, "out of memory");
     }
-    p->head = (struct gpt_pass){.ops = &cuda_ops, .model = model, .max_seqs = max_seqs};
+    p->head = (struct gpt_pass){.ops = &cuda_ops, .model = model, .max_seqs = size.max_seqs};
     p->gpu = gpu;
     p->recompute = size.shared;
     p->part_seqs = size.part_seqs;

@@ -11,15 +11,19 @@
 #include "client/gpt/options.h"
 #include "client/gpt/pass.h"
 
-/* The memory of a pass over @max_seqs sequences. */
+/* Number of passes of a step. Micro-batches are parts of one pass, unless workers share them out.
+ */
+uint32_t gpt_cuda_passes(const struct gpt_options *options);
+
+/* The memory of a pass. */
 struct gpt_activation_size gpt_cuda_pass_size(const struct gpt_options *options,
-                                              const struct gpt_model *model, size_t max_seqs);
+                                              const struct gpt_model *model);
 
 /* Open a pass on @gpu, which is borrowed until the pass is closed. CST_ENOMEM: the text gives the
  * bytes and the free memory. CST_EUNSUPPORTED: the model is too wide. Other statuses are those of
  * cst_cuda_check. */
 int gpt_cuda_pass_open(struct gpt_pass **out, const struct gpt_gpu *gpu,
                        const struct gpt_options *options, const struct gpt_model *model,
-                       size_t max_seqs, struct cst_err *err);
+                       struct cst_err *err);
 
 #endif

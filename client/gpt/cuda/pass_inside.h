@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Definitions shared by the files of a pass on a GPU: pass.c (order of the operators), operators.c
- * (operators of a dense model), linear.c (products and norms) and moe.h (mixture). */
+ * (operators of a dense model), linear.c (products and norms), unit.c (one stage of a model) and
+ * moe.h (mixture). */
 #ifndef GPT_CUDA_PASS_INSIDE_H
 #define GPT_CUDA_PASS_INSIDE_H
 
@@ -18,6 +19,7 @@ struct gpt_cuda_pass {
     size_t part_seqs;               /* most sequences of a part */
     size_t n_seqs;                  /* sequences of the pass under way */
     struct gpt_attention_shape all; /* shape of the pass under way */
+    uint32_t first, last;           /* blocks of the pass under way: the first and the last one */
     uint32_t at_hand;               /* with recompute: the layer whose activations are in memory */
     CUevent known;                  /* recorded when losses has the results */
     float *losses;                  /* pinned, one per row: copy of the device's losses */
@@ -25,6 +27,16 @@ struct gpt_cuda_pass {
     uint8_t *target_bytes;          /* pinned, one per row: copy of head.targets */
     float *logits;                  /* pinned: logits of one row */
 };
+
+/* Begin a pass through the blocks @first to @last over @n_seqs sequences: upload the tokens, and
+ * with @train the targets. */
+int gpt_cuda_begin(struct gpt_cuda_pass *p, size_t n_seqs, uint32_t first, uint32_t last,
+                   bool train, struct cst_err *err);
+
+/* Enqueue losses and dlogits of all rows, and the copy of the losses to the host. */
+int gpt_cuda_enqueue_loss(struct gpt_cuda_pass *p, struct cst_err *err);
+
+extern const struct gpt_unit_ops gpt_cuda_units;
 
 /* Rows of the pass that are computed together. */
 struct gpt_cuda_part {

@@ -48,6 +48,8 @@
     K(gpt_norm_backward_kernel)                                                                    \
     K(gpt_norm_kernel)                                                                             \
     K(gpt_position_grad_kernel)                                                                    \
+    K(gpt_residual_kernel)                                                                         \
+    K(gpt_round_kernel)                                                                            \
     K(gpt_sums_kernel)                                                                             \
     K(gpt_token_grad_kernel)                                                                       \
     K(cst_probe_mma)
