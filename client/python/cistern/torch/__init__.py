@@ -28,7 +28,7 @@ from cistern.errors import (
     PoolTooSmall,
     StepVoid,
 )
-from cistern.torch import clip, owners, storage
+from cistern.torch import clip, owners, parameter, storage
 from cistern.torch.attachment import attach
 from cistern.torch.optimizer import Optimizer
 from cistern.torch.planner import Forecast, describe, plan
@@ -54,6 +54,7 @@ __all__ = [
 storage.self_test()
 clip.install()
 owners.install()
+parameter.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -17,13 +17,14 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from cistern._abi import LAYOUTS, Direction, Dtype, Status, cst_err, cst_io
+from cistern._abi import LAYOUTS, Direction, Dtype, State, Status, cst_err, cst_io
 from cistern._library import check
 from cistern.errors import CstError, error_of
 from cistern.job import Job
 from cistern.torch.device import Device
+from cistern.torch.parameter import grad_of, mark, set_grad, version_of
 from cistern.torch.storage import LentStorage, at_address, has_memory, tensor_of
-from cistern.torch.weights import torch_type
+from cistern.torch.weights import read_state, torch_type
 
 _WORDS = ctypes.sizeof(cst_io) // 8
 _WEIGHT = LAYOUTS[cst_io][1]["weight"] // 8
@@ -64,6 +65,7 @@ class Tensor:
         self.lent = LentStorage(self.shape, torch_type(dtype), device, message, parameter.data)
         self._grad_places: dict[int, torch.Tensor] = {}  # By their addresses.
         parameter.data = self.lent.tensor
+        mark(parameter)
 
     def has_own_memory(self) -> bool:
         """Whether the parameter has the memory that is lent to it, and no other."""
@@ -142,36 +144,28 @@ class Unit:
 
     def versions(self) -> list[int]:
         """Return how often each parameter was changed in place."""
-        return [parameter._version for parameter in self.parameters]
+        return list(map(version_of, self.parameters))
 
-    def check_unchanged(self) -> None:
-        """Raise RuntimeError if a parameter was changed in place since the last call."""
+    def changed(self) -> list[Tensor]:
+        """Return the tensors whose parameters were changed in place since the last call."""
         versions = self.versions()
         if versions == self._versions:
-            return
-        changed = [
-            tensor.name
-            for tensor, old, new in zip(self.tensors, self._versions, versions, strict=True)
-            if old != new
-        ]
-        self._versions = versions
-        raise RuntimeError(
-            f"cistern: parameter '{changed[0]}' was changed in place by module '{self.name}'; only"
-            " the optimizer may change weights"
-        )
+            return []
+        before, self._versions = self._versions, versions
+        return [t for t, old, new in zip(self.tensors, before, versions, strict=True) if old != new]
 
     def has_grads(self) -> bool:
         """Whether autograd has computed gradients of this unit that are not delivered."""
-        return any(parameter.grad is not None for parameter in self.trained)
+        return any(grad is not None for grad in map(grad_of, self.trained))
 
     def has_all_grads(self) -> bool:
         """Whether autograd has computed all gradients of this unit, and none is delivered."""
-        return bool(self.trained) and all(p.grad is not None for p in self.trained)
+        return bool(self.trained) and all(g is not None for g in map(grad_of, self.trained))
 
     def drop_grads(self) -> None:
         """Forget gradients that are not delivered."""
         for parameter in self.trained:
-            parameter.grad = None
+            set_grad(parameter, None)
 
     def write_grads(self) -> None:
         """Write the gradients to the blocks of ``io``; those that were not computed are 0."""
@@ -181,7 +175,7 @@ class Unit:
             for tensor, address in zip(self.tensors, addresses, strict=True)
             if address != 0
         ]
-        grads = [parameter.grad for parameter in self.trained]
+        grads = list(map(grad_of, self.trained))
         self.drop_grads()
         adds = self._accumulate.tolist()
         plain = [g for g in grads if g is not None and not g.requires_grad and not g.is_sparse]
@@ -416,15 +410,32 @@ class Operators:
             raise
 
     def _take_back(self, unit: Unit) -> None:
-        unit.take_back()
-        self._end(unit)
-        unit.check_unchanged()
+        changed = unit.changed()
+        try:
+            if changed:
+                self._restore(changed)
+        finally:
+            unit.take_back()
+            self._end(unit)
+        if changed:
+            raise RuntimeError(_CHANGED.format(changed[0].name, unit.name))
+
+    def _restore(self, changed: list[Tensor]) -> None:
+        """Let weights in the pool, which the model has changed, be those of the job again."""
+        for tensor in changed:
+            weights = read_state(self.job, tensor.number, State.WEIGHT, tensor.dtype, tensor.shape)
+            tensor.lent.tensor.copy_(weights)
 
 
 _NO_STEP = (
     "cistern: this step has had all its backward passes, as many as attach has micro_batches: call the"
     " step of the optimizer that Store.optimizer returns, give attach more micro_batches, or discard"
     " the gradients with zero_grad, such as those of a step that an exception has interrupted"
+)
+_CHANGED = (
+    "cistern: parameter '{0}' was changed in place while module '{1}' ran. The change is undone: the"
+    " optimizer changes weights and, between steps, Store.write and load_state_dict. A module can compute"
+    " with a changed copy, such as self.weight.clamp(-1, 1)"
 )
 _TWICE = (
     "A module had a second backward pass in this step: call the step of the optimizer after each"

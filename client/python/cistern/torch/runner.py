@@ -113,6 +113,11 @@ class Runner:
         for unit in self.units:
             unit.n_changes += 1
 
+    def forget_changes(self) -> None:
+        """Do not take what has happened to parameters outside of modules for their doing."""
+        for unit in self.units:
+            unit.changed()
+
     def forget_gradients(self) -> None:
         """Forget the gradients of this attempt at the step. Forward passes go on to count."""
         self.operators.next_micro_batch()

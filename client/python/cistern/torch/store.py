@@ -28,6 +28,7 @@ from cistern.torch.forward_pass import ForwardPass
 from cistern.torch.operators import Operators, Tensor, Unit
 from cistern.torch.optimizer import Optimizer, in_pair
 from cistern.torch.origin import Origin
+from cistern.torch.parameter import version_of
 from cistern.torch.runner import Runner, in_backward, not_compiled
 from cistern.torch.summary import summary
 from cistern.torch.watch import Watch
@@ -396,6 +397,10 @@ class Store:
         """Whether the daemon has the parameters of this step already, for early updates."""
         return self._prepares and self._runner.operators.has_gradients
 
+    def has_handed_in(self) -> bool:
+        """Whether the daemon has gradients of this step, and no backward pass runs."""
+        return self._runner.operators.has_gradients and not in_backward()
+
     def _forget_clipping(self) -> None:
         if self._optimizer is not None:
             self._optimizer.forget_clipping()
@@ -476,9 +481,11 @@ class Store:
     def gather(self, *names: str) -> Iterator[None]:
         """Have the weights of parameters readable anywhere in the block of a ``with`` statement.
 
-        Changes to them are lost. KeyError: there is no parameter of a name.
+        KeyError: there is no parameter of a name. RuntimeError: one was changed in the block; the
+        change is lost.
         """
         tensors = [self._tensors[name] for name in names]
+        versions = {tensor: version_of(tensor.parameter) for tensor in tensors}
         device = self.device.torch_device
         copies = [self.read(name).to(device).untyped_storage() for name in names]
         for tensor, copy in zip(tensors, copies, strict=True):
@@ -488,6 +495,14 @@ class Store:
         finally:
             for tensor, copy in zip(tensors, copies, strict=True):
                 tensor.lent.storage._swap_data_ptr_(copy)
+            changed = [t.name for t, n in versions.items() if version_of(t.parameter) != n]
+            if changed:
+                self._runner.forget_changes()
+        if changed:
+            raise RuntimeError(
+                f"cistern: parameter '{changed[0]}' was changed in a block of gather. The change is lost:"
+                " Store.write changes weights"
+            )
 
     def save(self, dir: Path, *, keep: int = 0, fp32_weights: bool = False) -> SaveResult:
         """Write a checkpoint to the directory ``dir``, from which transformers can load a model.
