@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import select
 import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from cistern import _abi
+from cistern import _abi, checks
 from cistern._abi import Status, cst_err
 from cistern.errors import error_of
+
+Struct = TypeVar("Struct", bound=ctypes.Structure)
 
 
 def _declare(library: ctypes.CDLL, functions: Mapping[str, _abi.Signature]) -> None:
@@ -137,22 +140,41 @@ class OneThread:
             pass
 
 
-def text(value: str | os.PathLike[str] | None) -> bytes | None:
-    """Return what a parameter of the type ``const char *`` is given.
+def text(name: str, value: str | os.PathLike[str] | None) -> bytes | None:
+    """Return what a parameter of the type ``const char *`` is given. ``name`` is that of the argument.
 
-    CstError: EINVAL, a zero byte would end it.
+    TypeError: it is no text or path. CstError: EINVAL, a zero byte would end it.
     """
-    encoded = None if value is None else os.fsencode(value)
+    encoded = None if value is None else os.fsencode(checks.path(name, value))
     if encoded is not None and b"\0" in encoded:
-        raise error_of(Status.EINVAL, f"{value!r} has a zero byte")
+        raise error_of(Status.EINVAL, f"{name} is {value!r}, which has a zero byte")
     return encoded
 
 
-def check_in_range(struct: ctypes.Structure, **values: object) -> None:
-    """Raise CstError (EINVAL) if a number of ``values`` is another one in the field of its name."""
-    for name, value in values.items():
-        if isinstance(value, int) and getattr(struct, name) != value:
-            raise error_of(Status.EINVAL, f"{name} is {value}, which is out of range")
+def struct_of(kind: type[Struct], **values: Any) -> Struct:
+    """Return a struct whose fields are ``values``. TypeError, ValueError: one is none of its field.
+
+    Texts, numbers and flags are checked, and what else there is has to be of the type of its field.
+    """
+    types = dict(kind._fields_)  # type: ignore[arg-type]
+    return kind(**{name: _in_field(types[name], name, value) for name, value in values.items()})
+
+
+_INTEGERS = frozenset("iIlLqQ")  # Codes of ctypes.
+
+
+def _in_field(kind: Any, name: str, value: Any) -> Any:
+    if kind is ctypes.c_char_p:
+        return text(name, value)
+    if kind is ctypes.c_bool:
+        return checks.flag(name, value)
+    if kind in (ctypes.c_float, ctypes.c_double):
+        return checks.number(name, value, -math.inf)
+    if getattr(kind, "_type_", None) in _INTEGERS:
+        n_bits = 8 * ctypes.sizeof(kind)
+        least = -(1 << (n_bits - 1)) if kind(-1).value < 0 else 0
+        return checks.integer(name, value, least, least + (1 << n_bits) - 1)
+    return value
 
 
 def fields(struct: ctypes.Structure) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def checkpoints(dir: str | os.PathLike[str], *, check: bool = False) -> list[Che
     """
     found, n, err = POINTER(cst_checkpoint)(), c_uint(), cst_err()
     status = _library.library().cst_checkpoints(
-        _library.text(dir), check, byref(found), byref(n), err
+        _library.text("dir", dir), check, byref(found), byref(n), err
     )
     _library.check(status, err)
     try:

@@ -37,7 +37,7 @@ class Client:
         self._interrupted: Callable[[], Any] | None = None  # Goes on with a pending call.
         self._lib = _library.library()
         handle, err = c_void_p(), cst_err()
-        status = self._lib.cst_connect(byref(handle), _library.text(socket), err)
+        status = self._lib.cst_connect(byref(handle), _library.text("socket", socket), err)
         _library.check(status, err)
         self._handle = handle.value
         self._at_close: Callable[[], None] | None = None
@@ -158,7 +158,7 @@ class Client:
 
         Raises CstError: ENOTFOUND if there is no such job, EBUSY if it is the base of another job.
         """
-        self._call("cst_job_remove", _library.text(name))
+        self._call("cst_job_remove", _library.text("name", name))
 
     def job_waits(self, name: str) -> str:
         """Return for which ranks the others of the job ``name`` wait; "" if there are none.
@@ -166,7 +166,7 @@ class Client:
         An example is "rank 1 (died in step 4)". A client whose own call is pending cannot ask.
         """
         words = create_string_buffer(4096)
-        self._call("cst_job_waits", _library.text(name), words, len(words))
+        self._call("cst_job_waits", _library.text("name", name), words, len(words))
         return words.value.decode(errors="replace")
 
     def save(
@@ -194,13 +194,14 @@ class Client:
         """
         begun = on_begun
         callback = BegunCallback() if begun is None else BegunCallback(lambda _, step: begun(step))
-        spec = cst_save_spec(
-            dir=_library.text(dir),
+        spec = _library.struct_of(
+            cst_save_spec,
+            dir=dir,
             keep=keep,
             on_begun=callback,
             fp32_weights=fp32_weights,
         )
-        result, name = cst_save_result(), _library.text(job)
+        result, name = cst_save_result(), _library.text("job", job)
         self._saves.append((spec, callback))
 
         def saved() -> SaveResult:

@@ -11,7 +11,7 @@ from ctypes import byref, c_char_p, c_int, c_int64, c_uint, c_uint64, c_void_p
 from types import TracebackType
 from typing import Any, final
 
-from cistern import _library
+from cistern import _library, checks
 from cistern._abi import (
     GROUP_ALL,
     Direction,
@@ -57,6 +57,9 @@ from cistern.waiting import MEETING_SECONDS, STEP_SECONDS, Waiting
 
 Path = str | os.PathLike[str]
 
+_MOST_INT = (1 << 31) - 1
+_LEAST_INT64, _MOST_INT64 = -(1 << 63), (1 << 63) - 1
+
 
 @final
 class Job:
@@ -70,9 +73,9 @@ class Job:
 
     leaves the job at the end of the block, or closes the client if the block raises.
 
-    Raises Mismatch if an option differs from the job's, and CstError with the status EBUSY if a
-    living worker has the rank, EINVAL if an option is out of range, ENOTFOUND, EUNSUPPORTED,
-    EBUDGET, EDRAINING.
+    Raises TypeError and ValueError if an argument cannot be such an option at all, Mismatch if an
+    option differs from the job's, and CstError with the status EBUSY if a living worker has the rank,
+    EINVAL if an option is out of range, ENOTFOUND, EUNSUPPORTED, EBUDGET, EDRAINING.
     """
 
     def __init__(
@@ -106,50 +109,41 @@ class Job:
         adapter_config: str | None = None,
         reshape: bool = False,
     ) -> None:
-        spec = cst_job_spec(
-            name=_library.text(name),
+        if client is not None:
+            checks.instance("client", client, Client, "a cistern.Client")
+            if socket is not None:
+                checks.refuse_value("socket", socket, "None, beside a client which has one,")
+        spec = _library.struct_of(
+            cst_job_spec,
+            name=name,
             rank=rank,
             world=world,
-            device=_library.text(device),
+            device=device,
             pool_bytes=pool_bytes,
             chunk_elems=chunk_elems,
             timeout_ms=timeout_ms,
             ttl_s=ttl_s,
             micro_batches=micro_batches,
-            base=_library.text(base),
-            optimizer=optimizer,
-            masters=masters,
-            moments=moments,
-            rounding=rounding,
+            base=base,
+            optimizer=checks.member(Optimizer, "optimizer", optimizer),
+            masters=checks.member(Masters, "masters", masters),
+            moments=checks.member(Moments, "moments", moments),
+            rounding=checks.member(Rounding, "rounding", rounding),
             seed=seed,
-            overlap=overlap,
+            overlap=checks.member(Overlap, "overlap", overlap),
             delay_from=delay_from,
             grad_over_weight=grad_over_weight,
             device_update_bytes=device_update_bytes,
             device_states=device_states,
             recompute=recompute,
-            plan_file=_library.text(plan_file),
-            model_config=_library.text(model_config),
-            adapter_config=_library.text(adapter_config),
+            plan_file=plan_file,
+            model_config=model_config,
+            adapter_config=adapter_config,
             reshape=reshape,
         )
-        _library.check_in_range(
-            spec,
-            rank=rank,
-            world=world,
-            pool_bytes=pool_bytes,
-            chunk_elems=chunk_elems,
-            timeout_ms=timeout_ms,
-            ttl_s=ttl_s,
-            micro_batches=micro_batches,
-            seed=seed,
-            delay_from=delay_from,
-            device_update_bytes=device_update_bytes,
-            device_states=device_states,
-        )
         self.name = name
-        self.rank = rank
-        self.world = world
+        self.rank: int = spec.rank
+        self.world: int = spec.world
         self._left = False
         self._elements: list[int] = []  # Number of elements by tensor.
         self._dtypes: list[Dtype] = []  # Type by tensor.
@@ -239,7 +233,7 @@ class Job:
 
     def group(self, ranks: Sequence[int]) -> int:
         """Declare a group of different ranks, and return its number (> 0)."""
-        array = (c_uint * len(ranks))(*ranks)
+        array = (c_uint * len(ranks))(*checks.integers("ranks", ranks, 0, _MOST_INT))
         with self.client.one_thread:
             return self._declared(self.lib.cst_group(self.handle, array, len(ranks)))
 
@@ -266,31 +260,33 @@ class Job:
 
         ``shape`` has 1 to 8 numbers of elements, outermost dimension first. Every rank declares all
         tensors in the same order. The other arguments are those of ``struct cst_tensor_spec``.
-        Raises CstError: EINVAL, EEXIST (the name is taken).
+        Raises TypeError, ValueError, CstError: EINVAL, EEXIST (the name is taken).
         """
-        names = [_library.text(external) for external in external_names]
-        spec = cst_tensor_spec(
-            name=_library.text(name),
+        dims, dtype = _int64s("shape", shape), checks.member(Dtype, "dtype", dtype)
+        names = [_library.text("external_names", external) for external in external_names]
+        spec = _library.struct_of(
+            cst_tensor_spec,
+            name=name,
             dtype=dtype,
-            n_dims=len(shape),
-            shape=_int64s(shape),
+            n_dims=len(dims),
+            shape=dims,
             group=group,
-            pattern=pattern,
+            pattern=checks.member(Pattern, "pattern", pattern),
             lr_scale=lr_scale,
             decay_scale=decay_scale,
-            whole_shape=_int64s(whole_shape),
-            first=_int64s(first),
+            whole_shape=_int64s("whole_shape", whole_shape),
+            first=_int64s("first", first),
             external_names=(c_char_p * len(names))(*names) if names else None,
-            external_rows=_int64s(external_rows),
+            external_rows=_int64s("external_rows", external_rows),
             n_external=len(names),
             transposed=transposed,
-            whole_name=_library.text(whole_name),
+            whole_name=whole_name,
             param_group=param_group,
-            update=update,
+            update=checks.member(TensorUpdate, "update", update),
         )
         with self.client.one_thread:
             number = self._declared(self.lib.cst_tensor_as(self.handle, byref(spec)))
-        self._elements.append(math.prod(shape))
+        self._elements.append(math.prod(dims))
         self._dtypes.append(dtype)
         return number
 
@@ -309,14 +305,17 @@ class Job:
         ``struct cst_operator_cost`` for the daemon's plan; 0: unknown. Returns the number (>= 0).
         Raises CstError: EINVAL, EEXIST (the name is taken).
         """
-        cost = cst_operator_cost(
-            flops=flops, activation_bytes=activation_bytes, expected_uses=expected_uses
+        cost = _library.struct_of(
+            cst_operator_cost,
+            flops=flops,
+            activation_bytes=activation_bytes,
+            expected_uses=expected_uses,
         )
-        array = (c_int * len(tensors))(*tensors)
+        array = (c_int * len(tensors))(*checks.integers("tensors", tensors, 0, _MOST_INT))
         with self.client.one_thread:
             number = self._declared(
                 self.lib.cst_operator_as(
-                    self.handle, _library.text(name), array, len(tensors), byref(cost)
+                    self.handle, _library.text("name", name), array, len(tensors), byref(cost)
                 )
             )
         self._types_of.append([self._dtype_of(tensor) for tensor in tensors])
@@ -534,7 +533,7 @@ class Job:
         One rank does this, after ``commit`` and before ``sync``. Raises Mismatch (other tensors or
         another optimizer), CstError: ENOTFOUND, EINVAL (a file is altered), EUNSUPPORTED, EBUSY.
         """
-        result, where = cst_load_result(), _library.text(path)
+        result, where = cst_load_result(), _library.text("path", path)
 
         def loaded() -> LoadResult:
             values = _library.fields(result)
@@ -569,8 +568,8 @@ class Job:
                 return False
 
         spec = cst_load_model_spec(
-            path=_library.text(path),
-            prefix=_library.text(prefix),
+            path=_library.text("path", path),
+            prefix=_library.text("prefix", prefix),
             wants=WantsCallback(wanted),
         )
         result = cst_load_model_result()
@@ -597,5 +596,8 @@ def _plan(plan: cst_plan) -> Plan:
     return Plan(**values)
 
 
-def _int64s(numbers: Sequence[int] | None) -> Any:
-    return None if numbers is None else (c_int64 * len(numbers))(*numbers)
+def _int64s(name: str, numbers: Sequence[int] | None) -> Any:
+    if numbers is None:
+        return None
+    checked = checks.integers(name, numbers, _LEAST_INT64, _MOST_INT64)
+    return (c_int64 * len(checked))(*checked)

@@ -105,5 +105,5 @@ class Config(TorchCase):
             n_blocks = WEIGHTS_BYTES * percentage // 100 // block
             self.assertEqual(store.plan.pool_bytes, n_blocks * block)
             store.close(remove=True)
-        with self.assertRaisesRegex(ValueError, "'10%%' is no size"):
+        with self.assertRaisesRegex(ValueError, "pool is '10%%': a size"):
             self.attach(linears(), "other", pool="10%%")

@@ -477,14 +477,6 @@ class Arguments(Case):
         store = self.attach(models.bf16(small), masters="split", moments="bf16", overlap="commit")
         self.assertIn("step 0", str(store))
         store.close(remove=True)
-        for options, text in (
-            ({"masters": "splt"}, "masters 'splt'.*fp32, split"),
-            ({"moments": 7}, "moments '7'"),
-            ({"micro_batches": "4"}, "micro_batches is '4'"),
-            ({"micro_batches": 0}, "micro_batches is 0"),
-        ):
-            with self.assertRaisesRegex(ValueError, text):
-                self.attach(models.bf16(small), **options)
         if not torch.cuda.is_available():
             with self.assertRaisesRegex(ValueError, "no GPU here.*device='cpu'"):
                 self.attach(models.bf16(small), device="cuda")

@@ -24,38 +24,6 @@ class WithOwn(nn.Module):
 
 
 class Attach(TorchCase):
-    def test_wrong_types_and_names_are_told_in_words_of_the_arguments(self) -> None:
-        linear, nine = nn.Linear(4, 4), nn.Linear(4, 4)
-        nine.weight = nn.Parameter(torch.ones([1] * 9))
-
-        def group(value: object) -> object:
-            return lambda name, parameter: value
-
-        for model, options, kind, words in (
-            (None, {}, TypeError, "NoneType'>, and not a torch.nn.Module"),
-            (linear, {"units": "head"}, TypeError, r"units is 'head': .* such as \['head'\]"),
-            (linear, {"units": ["head"]}, ValueError, "units: the model has no module head"),
-            (linear, {"device": "mps"}, ValueError, "not on 'mps': give attach device='cpu'"),
-            (linear, {"device": torch.device("meta")}, ValueError, "not on 'meta'"),
-            (linear, {"job": ""}, ValueError, r"no name: give attach one, such as"),
-            (linear, {"job": 3}, TypeError, "job is 3, of <class 'int'>: a name such as 'run7'"),
-            (linear, {"tokens": -1}, ValueError, "tokens is -1: an integer from 0 on"),
-            (linear, {"world": 0}, ValueError, "world is 0: an integer from 1 on"),
-            (linear, {"rank": "0"}, ValueError, "rank is '0': an integer from 0 on"),
-            (linear, {"rank": 2, "world": 2}, ValueError, "rank is 2, .* world=2 are 0 to 1"),
-            (linear, {"param_group": 1}, TypeError, "param_group is 1: a function"),
-            (
-                linear,
-                {"param_group": group("0")},
-                ValueError,
-                "for parameter 'weight' is '0': an int",
-            ),
-            (linear, {"param_group": group(64)}, ValueError, "'weight' is 64: .* are 0 to 63"),
-            (nine, {}, TypeError, "'weight' has 9 dimensions, .* at most 8"),
-        ):
-            with self.subTest(words), self.assertRaisesRegex(kind, words):
-                ct.attach(model, **{"job": self.name, "device": "cpu"} | options)
-
     def test_units_that_would_be_ignored_are_refused(self) -> None:
         for units, words in (
             (
@@ -141,23 +109,6 @@ class Use(TorchCase):
         with self.assertRaisesRegex(RuntimeError, "gradients of gradients .* gradient penalty"):
             torch.autograd.grad(model(x).sum(), x, create_graph=True)
         model(x).sum().backward()
-
-    def test_numbers_of_an_optimizer(self) -> None:
-        store = self.attach(nn.Linear(4, 4))
-        for options, kind, words in (
-            ({"lr": "1e-3"}, TypeError, "lr is '1e-3', of <class 'str'>: a number is required"),
-            ({"lr": 1e-3, "betas": 0.9}, TypeError, "betas is 0.9: a pair such as"),
-            ({"lr": 1e-3, "weight_decay": None, "eps": None}, TypeError, "eps is None"),
-            ({"lr": 1e-3, "groups": [{"wd": 1.0}]}, ValueError, r"alone, not in \['wd'\]"),
-            (
-                {"lr": 1e-3, "groups": [{}, {}]},
-                ValueError,
-                "1 groups, not 2: param_group= of attach",
-            ),
-            ({}, ValueError, "no learning rate: give it one as lr="),
-        ):
-            with self.subTest(words), self.assertRaisesRegex(kind, words):
-                store.optimizer(**options)
 
     def test_a_store_is_closed_twice(self) -> None:
         store = self.attach(nn.Linear(4, 4))

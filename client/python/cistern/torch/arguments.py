@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from cistern._abi import MAX_CONFIG_BYTES, Masters, Moments, Overlap
+from cistern import checks
+from cistern._abi import MAX_CONFIG_BYTES, MAX_MICRO_BATCHES, Masters, Moments, Overlap
 from cistern.job_file import JobFile
-from cistern.torch.declaration import integer_from, member
 
 _Value = TypeVar("_Value")
 
@@ -47,14 +47,15 @@ def kinds(
         "overlap": (Overlap, overlap, Overlap.COMMIT),
     }
     return {
-        key: member(kind, first(value, options.member(key, kind), default), key)
+        key: checks.member(kind, key, first(value, options.member(key, kind), default))
         for key, (kind, value, default) in given.items()
     }
 
 
 def micro_batches(given: int | None, options: JobFile) -> int:
-    """Return the number of micro-batches of a step. ValueError: it is no integer from 1 on."""
-    return integer_from(1, "micro_batches", first(given, options.integer("micro_batches"), 1))
+    """Return the number of micro-batches of a step. TypeError, ValueError: there is no such number."""
+    n = first(given, options.integer("micro_batches"), 1)
+    return checks.integer("micro_batches", n, 1, MAX_MICRO_BATCHES)
 
 
 def job_name(given: str | None, options: JobFile) -> str:
@@ -64,28 +65,21 @@ def job_name(given: str | None, options: JobFile) -> str:
         raise ValueError(
             "cistern: the job has no name: give attach one, such as attach(model, 'run7')"
         )
-    if not isinstance(name, str):
-        raise TypeError(
-            f"cistern: job is {name!r}, of {type(name)}: a name such as 'run7' is required"
-        )
-    return name
+    return checks.instance("job", name, str, "a name such as 'run7'")
 
 
 def ranks(rank: int | None, world: int | None, options: JobFile) -> tuple[int, int]:
     """Return the rank and the number of ranks.
 
-    ValueError: ranks are on several machines, or there is no such rank.
+    ValueError: ranks are on several machines, or there is no such rank. TypeError: it is no integer.
     """
     local = os.environ.get("LOCAL_WORLD_SIZE")
     if world is None and (local or "1") != os.environ.get("WORLD_SIZE", local or "1"):
         raise ValueError("cistern: all ranks of a job are on one machine")
     own = os.environ.get("LOCAL_RANK")
-    r = integer_from(
-        0, "rank", first(rank, options.integer("rank") if own is None else int(own), 0)
-    )
-    n = integer_from(
-        1, "world", first(world, options.integer("world") if local is None else int(local), 1)
-    )
+    r = first(rank, options.integer("rank") if own is None else int(own), 0)
+    n = first(world, options.integer("world") if local is None else int(local), 1)
+    r, n = checks.integer("rank", r), checks.integer("world", n, 1)
     if r >= n:
         raise ValueError(
             f"cistern: rank is {r}, but the ranks of a job with world={n} are 0 to {n - 1}"

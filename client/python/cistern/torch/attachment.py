@@ -9,6 +9,7 @@ from collections.abc import Collection
 import torch
 from torch import nn
 
+from cistern import checks
 from cistern._abi import Masters, Moments, Overlap, Status
 from cistern._abi import Optimizer as Rule
 from cistern.client import Client
@@ -18,7 +19,7 @@ from cistern.job_file import JobFile
 from cistern.torch import adapters, arguments, weights
 from cistern.torch.advice import advice
 from cistern.torch.arguments import first
-from cistern.torch.declaration import GroupOf, IsMatrix, declare, in_rule
+from cistern.torch.declaration import GroupOf, IsMatrix, declare
 from cistern.torch.device import name_of
 from cistern.torch.origin import Origin, open_job
 from cistern.torch.sizes import in_bytes
@@ -101,16 +102,19 @@ def attach(
     are frozen for good, and all others are trained: ``step`` raises RuntimeError if
     ``requires_grad_`` has changed one. Parameters that come to the model later are not in the store.
 
-    Raises TypeError for parameters that cannot be in a store and buffers on the meta device,
-    ValueError if there are no parameters or the job has not reached the step of ``resume``, and what
-    ``Job``, ``Job.commit`` and ``Job.sync`` raise.
+    Raises TypeError for arguments of a wrong type, parameters that cannot be in a store and buffers on
+    the meta device, ValueError for arguments that are out of range, if there are no parameters and if
+    the job has not reached the step of ``resume``, and what ``Job``, ``Job.commit`` and ``Job.sync``
+    raise.
     """
+    for argument, path in (("config", config), ("load", load), ("resume", resume)):
+        checks.path(argument, path)
     options = JobFile(config)
     options.refuse(arguments.NOT_HERE, "cistern.torch")
     rank, world = arguments.ranks(rank, world, options)
     name = arguments.job_name(job, options)
     declaration = declare(model, units, param_group, tokens, muon)
-    declaration = declaration._replace(activations=in_bytes(activations))
+    declaration = declaration._replace(activations=in_bytes("activations", activations))
     origin = Origin(model, load, first(resume, options.text("resume"), None))
     size = pool if pool is not None else options.text("pool") or 0
     rule = optimizer if optimizer is not None else options.text("optimizer") or Rule.ADAMW
@@ -121,7 +125,7 @@ def attach(
         rank=rank,
         world=world,
         device=name_of(first(device, options.text("device"), None)),
-        pool_bytes=in_bytes(size, weights.bytes_in_pool(model)),
+        pool_bytes=in_bytes("pool", size, weights.bytes_in_pool(model)),
         chunk_elems=first(chunk_elems, options.integer("chunk"), 0),
         timeout_ms=timeout_ms,
         ttl_s=ttl_s,
@@ -129,7 +133,7 @@ def attach(
         plan_file=first(plan_file, options.text("plan"), None),
         micro_batches=arguments.micro_batches(micro_batches, options),
         base=first(base, options.text("base"), None),
-        optimizer=in_rule(rule),
+        optimizer=checks.member(Rule, "optimizer", rule),
         **kinds,
         model_config=arguments.model_config(model),
         adapter_config=adapters.config_text(model),

@@ -6,19 +6,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection
-from enum import IntEnum
-from operator import index
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from torch import nn
 
+from cistern import checks
 from cistern._abi import MAX_PARAM_GROUPS, Dtype, TensorUpdate
-from cistern._abi import Optimizer as Rule
 from cistern.torch import adapters, weights
 from cistern.torch.storage import is_lent
 from cistern.torch.units import Found, find_units
-
-_Member = TypeVar("_Member", bound=IntEnum)
 
 GroupOf = Callable[[str, nn.Parameter], int]
 IsMatrix = Callable[[str, nn.Parameter], bool]
@@ -79,30 +75,6 @@ class Declaration(NamedTuple):
         )
 
 
-def integer_from(least: int, name: str, value: Any) -> int:
-    """Return ``value``. ValueError: it is no integer from ``least`` on; ``name`` is what it is called."""
-    number = None if isinstance(value, bool) or not hasattr(value, "__index__") else index(value)
-    if number is None or number < least:
-        raise ValueError(f"cistern: {name} is {value!r}: an integer from {least} on is required")
-    return number
-
-
-def in_rule(optimizer: Rule | str) -> Rule:
-    """Return an optimizer, which can be given by its name. ValueError: there is no such name."""
-    return member(Rule, optimizer, "optimizer")
-
-
-def member(kind: type[_Member], value: _Member | str, what: str) -> _Member:
-    """Return a member of ``kind``, which can be given by its name. ValueError: no such name."""
-    if isinstance(value, kind):
-        return value
-    found = kind.__members__.get(str(value).upper())
-    if found is None:
-        names = ", ".join(known.name.lower() for known in kind)
-        raise ValueError(f"cistern: there is no {what} '{value}' (there are: {names})")
-    return found
-
-
 def declare(
     model: nn.Module,
     units: Collection[str],
@@ -117,14 +89,12 @@ def declare(
     is unknown, a name is not in printable ASCII, or the model is in a store already.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"cistern: attach is given a {type(model)}, and not a torch.nn.Module")
-    if isinstance(units, str):
-        raise TypeError(f"cistern: units is {units!r}: a list of names, such as [{units!r}]")
-    if param_group is not None and not callable(param_group):
-        raise TypeError(
-            f"cistern: param_group is {param_group!r}: a function of a name and a parameter is required"
-        )
-    tokens = integer_from(0, "tokens", tokens)
+        raise TypeError(f"cistern: model is a {type(model)}, and not a torch.nn.Module")
+    _check_names(units)
+    for argument, function in (("param_group", param_group), ("muon", muon)):
+        if function is not None and not callable(function):
+            checks.refuse_type(argument, function, "a function of a name and a parameter")
+    tokens = checks.integer("tokens", tokens, 0, (1 << 63) - 1)
     parameters = list(weights.named_parameters(model))
     if not parameters:
         raise ValueError("cistern: the model has no parameters")
@@ -167,16 +137,20 @@ def declare(
     return Declaration(tensors, operators, tokens)
 
 
+def _check_names(units: Any) -> None:
+    """Raise TypeError unless ``units`` are names of modules."""
+    if isinstance(units, str):
+        checks.refuse_type("units", units, f"a list of names, such as [{units!r}],")
+    if not isinstance(units, Collection) or not all(isinstance(name, str) for name in units):
+        checks.refuse_type("units", units, "a list of names of modules")
+
+
 def _group_of(name: str, parameter: nn.Parameter, param_group: GroupOf | None) -> int:
-    """Return the group of a parameter. ValueError: ``param_group`` returns none that there can be."""
+    """Return the group of a parameter. TypeError, ValueError: ``param_group`` returns none."""
     group: Any = 0 if param_group is None else param_group(name, parameter)
     what = f"the group that param_group returns for parameter '{name}'"
-    number = integer_from(0, what, int(group) if isinstance(group, bool) else group)
-    if number >= MAX_PARAM_GROUPS:
-        raise ValueError(
-            f"cistern: {what} is {group}: the groups of a job are 0 to {MAX_PARAM_GROUPS - 1}"
-        )
-    return number
+    group = int(group) if isinstance(group, bool) else group
+    return checks.integer(what, group, 0, MAX_PARAM_GROUPS - 1)
 
 
 def _name_of_root(units: Collection[str]) -> str:

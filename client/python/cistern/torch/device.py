@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from cistern import checks
 from cistern.job import Job
 
 
@@ -88,6 +89,7 @@ def name_of(device: str | torch.device | None) -> str:
     Daemon and process can number GPUs in different ways, so that the name is a UUID. A string that
     is no device of torch, such as "host" or a UUID, is a name already.
     """
+    checks.instance("device", device, (str, torch.device, type(None)), "a device such as 'cuda'")
     if device is None:
         return name_of("cuda") if torch.cuda.is_available() else "host"
     if str(device) == "cpu":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from cistern import checks
 from cistern.errors import StepVoid
 from cistern.results import HyperParams, StepResult
 from cistern.torch.storage import LaterNumber
@@ -33,14 +34,6 @@ class _Clipping(NamedTuple):
     norm: LaterNumber
 
 
-def _check_range(name: str, value: Any, low: float = 0.0, high: float = math.inf) -> None:
-    """Raise ValueError unless ``value`` is finite and in [``low``, ``high``); TypeError: no number."""
-    if isinstance(value, str) or not hasattr(value, "__float__"):
-        raise TypeError(f"cistern: {name} is {value!r}, of {type(value)}: a number is required")
-    if not (math.isfinite(value) and low <= value < high):
-        raise ValueError(f"cistern: {name} is {float(value)}: {low} <= {name} < {high} is required")
-
-
 def _reported(loss: Any) -> float:
     """Return a loss as a number; 0, which stands for an unknown one, if it is none."""
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
@@ -51,8 +44,28 @@ def _reported(loss: Any) -> float:
 def in_pair(betas: Any) -> tuple[Any, Any]:
     """Return the two ``betas``. TypeError: they are not two."""
     if not isinstance(betas, Sequence) or len(betas) != 2:
-        raise TypeError(f"cistern: betas is {betas!r}: a pair such as (0.9, 0.999) is required")
+        checks.refuse_type("betas", betas, "a pair such as (0.9, 0.999)")
     return betas[0], betas[1]
+
+
+def _checked_groups(groups: Any, n: int) -> Sequence[Mapping[str, Any]]:
+    """Return what differs in the ``n`` groups. TypeError, ValueError: ``groups`` are none."""
+    required = "a list such as [{}, {'weight_decay': 0.0}]"
+    if isinstance(groups, str) or not isinstance(groups, Sequence):
+        checks.refuse_type("groups", groups, required)
+    if groups and len(groups) != n:
+        raise ValueError(
+            f"cistern: the store has {n} groups, not {len(groups)}: param_group= of attach puts"
+            " parameters into groups"
+        )
+    for i, group in enumerate(groups):
+        if not isinstance(group, Mapping):
+            checks.refuse_type(f"groups[{i}]", group, "a dictionary with lr or weight_decay")
+        if not set(group) <= {"lr", "weight_decay"}:
+            raise ValueError(
+                f"cistern: groups differ in lr and weight_decay alone, not in {sorted(group)}"
+            )
+    return groups or [{} for _ in range(n)]
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -98,17 +111,7 @@ class Optimizer(torch.optim.Optimizer):
         #: dimensions; NaN before the first step.
         self.norm = torch.full((), math.nan, device="cpu")
         parameters = store.grouped_parameters()
-        if groups and len(groups) != len(parameters):
-            raise ValueError(
-                f"cistern: the store has {len(parameters)} groups, not {len(groups)}: param_group= of"
-                " attach puts parameters into groups"
-            )
-        own = groups or [{} for _ in parameters]
-        for group in own:
-            if not set(group) <= {"lr", "weight_decay"}:
-                raise ValueError(
-                    f"cistern: groups differ in lr and weight_decay alone, not in {sorted(group)}"
-                )
+        own = _checked_groups(groups, len(parameters))
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(
             [{"params": p, **g} for p, g in zip(parameters, own, strict=True)], defaults
@@ -128,14 +131,17 @@ class Optimizer(torch.optim.Optimizer):
         if any((g["betas"], g["eps"]) != (first["betas"], first["eps"]) for g in self.param_groups):
             raise ValueError("cistern: betas and eps are equal in all groups")
         beta1, beta2 = in_pair(first["betas"])
-        for group in self.param_groups:
-            _check_range("lr", group["lr"])
-            _check_range("weight_decay", group["weight_decay"])
-        _check_range("betas[0]", beta1, -math.inf, 1.0)  # SGD can have a negative one.
-        _check_range("betas[1]", beta2, 0.0, 1.0)
-        _check_range("eps", first["eps"])
-        _check_range("clip_norm", self.clip_norm)
-        _check_range("grad_scale", self.grad_scale)
+        checks.number("betas[0]", beta1, 0.0, 1.0)
+        checks.number("betas[1]", beta2, 0.0, 1.0)
+        for name in ("lr", "weight_decay"):
+            for i, group in enumerate(self.param_groups):
+                checks.number(f"{name} of group {i}" if i else name, group[name])
+        for name, value in (
+            ("eps", first["eps"]),
+            ("clip_norm", self.clip_norm),
+            ("grad_scale", self.grad_scale),
+        ):
+            checks.number(name, value)
         # libcistern takes these as their defaults.
         if beta1 == 0 and beta2 == 0:
             raise ValueError("cistern: betas of (0, 0) are not supported")

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from cistern import checks
 from cistern._abi import Masters, Moments, Overlap
 from cistern._abi import Optimizer as Rule
 from cistern.job import Path
-from cistern.torch.declaration import GroupOf, IsMatrix, declare, in_rule, member
+from cistern.torch.declaration import GroupOf, IsMatrix, declare
 from cistern.torch.sizes import in_bytes, in_words
 
 
@@ -105,12 +106,12 @@ def plan(
     """
     options: dict[str, object] = {
         "--micro-batches": micro_batches,
-        "--device": in_bytes(pool) or None,
-        "--host": in_bytes(host) or None,
-        "--optimizer": in_rule(optimizer).name.lower(),
-        "--masters": member(Masters, masters, "masters").name.lower(),
-        "--moments": member(Moments, moments, "moments").name.lower(),
-        "--overlap": member(Overlap, overlap, "overlap").name.lower(),
+        "--device": in_bytes("pool", pool) or None,
+        "--host": in_bytes("host", host) or None,
+        "--optimizer": checks.member(Rule, "optimizer", optimizer).name.lower(),
+        "--masters": checks.member(Masters, "masters", masters).name.lower(),
+        "--moments": checks.member(Moments, "moments", moments).name.lower(),
+        "--overlap": checks.member(Overlap, "overlap", overlap).name.lower(),
         "--rates": rates,
         "--on": on,
         "--flops": flops or None,

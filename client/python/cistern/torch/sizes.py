@@ -4,32 +4,43 @@
 from __future__ import annotations
 
 import re
+from numbers import Real
+from typing import Any
 
-_SIZE = re.compile(r"(\d+\.?\d*|\.\d+)\s*(?:([KMGT]?)(?:i?B)?|(%))", re.IGNORECASE)
+from cistern import checks
+
+_SIZE = re.compile(r"(\d+\.?\d*|\.\d+)\s*(?:([KMGT]?)(?:i?B)?|(%))", re.IGNORECASE | re.ASCII)
 _LIMIT = 1 << 63
 
 
-def in_bytes(size: float | str, whole: int = 0) -> int:
-    """Return the number of bytes of a size such as "6G" or "1.5GiB".
+def in_bytes(name: str, size: float | str, whole: int = 0) -> int:
+    """Return the number of bytes of a size such as "6G" or "1.5GiB". ``name`` is what it is called.
 
-    If ``whole`` is not 0, the size can also be a percentage of it such as "25%". ValueError: the
-    size is none of these.
+    If ``whole`` is not 0, the size can also be a percentage of it such as "25%". TypeError,
+    ValueError: the size is none of these.
     """
-    n_bytes: float = -1
-    if isinstance(size, int | float):
-        n_bytes = size
-    elif isinstance(size, str) and (found := _SIZE.fullmatch(size.strip())):
-        number, unit, percent = found.groups()
-        if percent is None:
-            n_bytes = float(number) * 1024 ** " KMGT".index(unit.upper() or " ")
-        elif whole > 0:
-            n_bytes = float(number) / 100 * whole
-    if not 0 <= n_bytes < _LIMIT:  # Nor is it NaN.
-        others = ", '25%'" if whole > 0 else ""
-        raise ValueError(
-            f"cistern: {size!r} is no size: examples are 6000000000, '6G', '1.5GiB'{others}"
-        )
+    required = "a size such as 6000000000, '6G'" + (
+        ", '1.5GiB' or '25%'" if whole else " or '1.5GiB'"
+    )
+    if isinstance(size, bool) or not isinstance(size, Real | str):
+        checks.refuse_type(name, size, required)
+    n_bytes: Any = size if isinstance(size, Real) else _in_bytes(size, whole)
+    if not 0 <= n_bytes:  # Nor is it NaN.
+        checks.refuse_value(name, size, required)
+    if n_bytes >= _LIMIT:
+        checks.refuse_value(name, size, "a size below 8388608T (2**63 bytes)")
     return int(n_bytes)
+
+
+def _in_bytes(size: str, whole: int) -> float:
+    """Return the number of bytes of a size that is written; -1: it is none."""
+    found = _SIZE.fullmatch(size.strip())
+    if found is None:
+        return -1
+    number, unit, percent = found.groups()
+    if percent is None:
+        return float(number) * float(1024 ** " KMGT".index(unit.upper() or " "))
+    return float(number) / 100 * whole if whole > 0 else -1
 
 
 def in_words(n_bytes: int) -> str:
