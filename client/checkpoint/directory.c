@@ -22,10 +22,10 @@ enum { TEMPORARY_BYTES = sizeof((struct cstc_directory *)0)->temporary };
 
 /* Names of a checkpoint's files. */
 static const char *const patterns[] = {
-    "model.safetensors",      "model-*.safetensors",       "model.safetensors.index.json",
-    "states-*.safetensors",   "adapter_model.safetensors", "adapter_model-*.safetensors",
-    "buffers.safetensors",    "buffers-new.safetensors",   CSTC_MODEL_CONFIG_NAME,
-    CSTC_ADAPTER_CONFIG_NAME, CSTC_MANIFEST_NAME};
+    "model.safetensors",    "model-*.safetensors",       "model.safetensors.index.json",
+    "states-*.safetensors", "adapter_model.safetensors", "adapter_model-*.safetensors",
+    CSTC_BUFFERS_NAME,      CSTC_MODEL_CONFIG_NAME,      CSTC_ADAPTER_CONFIG_NAME,
+    CSTC_MANIFEST_NAME};
 
 static bool is_ours(const char *name)
 {

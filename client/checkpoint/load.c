@@ -165,11 +165,13 @@ static int find_entries(struct load *load, struct cst_err *err)
     return rc;
 }
 
+/* Returns whether the file @name has tensors of the job: buffers are none. */
 static bool has_tensors(const char *name)
 {
     const char *suffix = strrchr(name, '.');
 
-    return suffix != NULL && strcmp(suffix, ".safetensors") == 0;
+    return suffix != NULL && strcmp(suffix, ".safetensors") == 0 &&
+           strcmp(name, CSTC_BUFFERS_NAME) != 0;
 }
 
 static bool has_states(const char *name)

@@ -10,6 +10,7 @@
 #define CSTC_MANIFEST_NAME "cistern.json"
 #define CSTC_MODEL_CONFIG_NAME "config.json"
 #define CSTC_ADAPTER_CONFIG_NAME "adapter_config.json"
+#define CSTC_BUFFERS_NAME "buffers.safetensors"
 
 struct cstc_manifest_file {
     char name[CSTC_CONTENT_FILE_BYTES];

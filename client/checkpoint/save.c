@@ -25,7 +25,7 @@
 
 #define INDEX_NAME "model.safetensors.index.json"
 
-enum { MAX_LISTS = 3 }; /* The index and the configurations. */
+enum { MAX_LISTS = 4 }; /* The index, the configurations and the buffers. */
 
 /* What the save waits for. */
 enum phase { BEGUN, MAPPED, COPIED, ENDED };
@@ -221,8 +221,9 @@ static int write_index(struct save *save, struct cst_err *err)
     return rc;
 }
 
-/* Write the file @name with the text @text. */
-static int write_text(struct save *save, const char *name, const char *text, struct cst_err *err)
+/* Write the file @name with @bytes of @data. */
+static int write_file(struct save *save, const char *name, const void *data, size_t bytes,
+                      struct cst_err *err)
 {
     struct cstc_manifest_file *file = new_file(save, name);
     struct cstc_file_writer *writer;
@@ -231,7 +232,7 @@ static int write_text(struct save *save, const char *name, const char *text, str
     if (rc != CST_OK) {
         return rc;
     }
-    rc = cstc_file_writer_append(writer, text, strlen(text), err);
+    rc = cstc_file_writer_append(writer, data, bytes, err);
     if (rc != CST_OK) {
         cstc_file_writer_abandon(writer);
         return rc;
@@ -239,6 +240,11 @@ static int write_text(struct save *save, const char *name, const char *text, str
     rc = cstc_file_writer_finish(writer, &file->bytes, &file->hash, err);
     save->bytes += rc == CST_OK ? file->bytes : 0;
     return rc;
+}
+
+static int write_text(struct save *save, const char *name, const char *text, struct cst_err *err)
+{
+    return write_file(save, name, text, strlen(text), err);
 }
 
 /* -- the stream of states ------------------------------------------------------------------- */
@@ -328,7 +334,10 @@ static int write_lists(struct save *save, struct cst_err *err)
     if (rc == CST_OK && d->adapter_config != NULL) {
         rc = write_text(save, CSTC_ADAPTER_CONFIG_NAME, d->adapter_config, err);
     }
-
+    if (rc == CST_OK && save->spec.buffers != NULL) {
+        rc = write_file(save, CSTC_BUFFERS_NAME, save->spec.buffers,
+                        (size_t)save->spec.buffers_bytes, err);
+    }
     if (rc == CST_OK) {
         save->manifest = (struct cstc_manifest){
             .description = save->description, .files = save->files, .n_files = save->n_files};

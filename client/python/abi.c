@@ -60,7 +60,8 @@
     F(s, surprises) F(s, bytes_up) F(s, bytes_down) F(s, pool_bytes) F(s, step) F(s, step_seconds) \
     F(s, exposed_seconds)
 #define FIELDS_cst_save_spec(F, A, N, s) \
-    F(s, dir) F(s, keep) F(s, on_begun) F(s, arg) F(s, fp32_weights)
+    F(s, dir) F(s, keep) F(s, on_begun) F(s, arg) F(s, fp32_weights) F(s, buffers) \
+    F(s, buffers_bytes)
 #define FIELDS_cst_save_result(F, A, N, s) \
     F(s, step) F(s, bytes) F(s, seconds) F(s, read_seconds)
 #define FIELDS_cst_load_result(F, A, N, s) \
@@ -90,6 +91,7 @@
         uint64_t: "c_uint64",                                                                      \
         float: "c_float",                                                                          \
         double: "c_double",                                                                        \
+        const void *: "c_void_p",                                                                  \
         void *: "c_void_p",                                                                        \
         const char *: "c_char_p",                                                                  \
         const int64_t *: "POINTER(c_int64)",                                                       \

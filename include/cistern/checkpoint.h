@@ -8,8 +8,8 @@
  *   - adapter_model.safetensors: if the job has an adapter_config, the weights that are trained;
  *     model.safetensors then has only the frozen ones, and those of a base job are not saved,
  *   - config.json and adapter_config.json, if the job has them (cst_job_spec),
- *   - buffers.safetensors, if the program that saved has added it: buffers of its model, which are
- *     no tensors of the job. cistern.json does not name it,
+ *   - buffers.safetensors, if the program that saved has given it: buffers of its model, which are
+ *     no tensors of the job,
  *   - states-00001-of-00003.safetensors ...: NAME.master (F32), NAME.exp_avg and NAME.exp_avg_sq in
  *     the format of the job's moments: F32, BF16, or U8 codes with NAME.exp_avg.exponents,
  *   - cistern.json: what was declared, the options, the counters, and the size and checksum (XXH3,
@@ -46,6 +46,10 @@ struct cst_save_spec {
     /* Model files have the fp32 master weights instead of the weights. Frozen tensors, which have
      * no master weights, remain BF16. */
     bool fp32_weights;
+    /* The contents of buffers.safetensors, of @buffers_bytes. They are borrowed until the save has
+     * ended, also by cst_try_save. NULL: the checkpoint has no such file. */
+    const void *buffers;
+    uint64_t buffers_bytes;
 };
 
 struct cst_save_result {

@@ -447,6 +447,56 @@ START_TEST(without_waiting)
 }
 END_TEST
 
+/* Return what cst_checkpoints, which compares checksums, says of the only checkpoint of "m". */
+static struct cst_checkpoint look(void)
+{
+    struct cst_checkpoint *found, first;
+    uint32_t n;
+
+    OK(cst_checkpoints(dir_of("m"), true, &found, &n, &err));
+    ck_assert_uint_eq(n, 1);
+    first = *found;
+    free(found);
+    return first;
+}
+
+/* Buffers are a file of the checkpoint like any other: it is not whole without them. */
+START_TEST(with_buffers)
+{
+    static const char *const names[] = {"a", "b", NULL};
+    static const char data[] = "buffers of a model", other[] = "Buffers of a model";
+    const struct cst_job_spec spec = {.name = "m", .world = 1};
+    const struct cst_save_spec to = {
+        .dir = dir_of("m"), .buffers = data, .buffers_bytes = sizeof data};
+    struct job j = open_job(&spec, names);
+    char path[128], got[sizeof data];
+    int fd;
+
+    write_start(&j);
+    OK(cst_sync(j.job, NULL, &err));
+    OK(cst_save(j.client, "m", &to, NULL, &err));
+    leave(&j);
+    ck_assert_msg(look().whole, "%s", look().why);
+
+    (void)snprintf(path, sizeof path, "%s/buffers.safetensors", path_of("m", 0));
+    fd = open(path, O_RDWR | O_CLOEXEC);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(read(fd, got, sizeof got), (ssize_t)sizeof got);
+    ck_assert_mem_eq(got, data, sizeof data);
+    ck_assert_int_eq(pwrite(fd, other, sizeof other, 0), (ssize_t)sizeof other);
+    ck_assert(!look().whole && strstr(look().why, "buffers.safetensors was altered") != NULL);
+    ck_assert_int_eq(pwrite(fd, data, sizeof data, 0), (ssize_t)sizeof data);
+    ck_assert(look().whole);
+    ck_assert_int_eq(close(fd), 0);
+
+    j = open_job(&spec, names);
+    OK(cst_load(j.job, dir_of("m"), NULL, &err));
+    leave(&j);
+    ck_assert_int_eq(unlink(path), 0);
+    ck_assert(!look().whole && strstr(look().why, "buffers.safetensors") != NULL);
+}
+END_TEST
+
 static void ask_more(void *arg, uint64_t step)
 {
     struct cst_client *client = arg;
@@ -580,6 +630,7 @@ int main(void)
     tcase_add_loop_test(tcase, other_moments, 0, CST_MOMENTS_COUNT * CST_MOMENTS_COUNT);
     tcase_add_test(tcase, one_too_many);
     tcase_add_test(tcase, without_waiting);
+    tcase_add_test(tcase, with_buffers);
     tcase_add_test(tcase, called_from_a_save);
     tcase_add_loop_test(tcase, given_up, 1, 8);
     tcase_add_test(tcase, many_begun);

@@ -125,7 +125,7 @@ class Abi(unittest.TestCase):
                 {"n_dims", "n_external"},
             ),
             (_abi.cst_operator_cost, cistern.Job.operator, {"name", "tensors"}, set()),
-            (_abi.cst_save_spec, cistern.Client.save, {"job"}, {"arg"}),
+            (_abi.cst_save_spec, cistern.Client.save, {"job"}, {"arg", "buffers_bytes"}),
             (_abi.cst_load_model_spec, cistern.Job.load_model, set(), {"arg"}),
         ):
             arguments = set(inspect.signature(function).parameters) - {"self"}

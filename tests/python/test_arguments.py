@@ -83,6 +83,7 @@ SAVE: dict[str, list[Wrong]] = {
     "dir": path("dir"),
     "keep": integer("keep", 32),
     "fp32_weights": flag("fp32_weights"),
+    "buffers": [("a", TypeError, "buffers is 'a', of <class 'str'>: bytes is required")],
 }
 
 TENSOR: dict[str, list[Wrong]] = {

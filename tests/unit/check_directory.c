@@ -376,7 +376,6 @@ START_TEST(foreign)
         save(step);
     }
     touch("step-00000001/buffers.safetensors"); /* Not foreign. */
-    touch("step-00000001/buffers-new.safetensors");
     touch("step-00000002/notes");
     rc = cstc_directory_keep(path, "job", 1, 3, &why);
     ck_assert(whole(2) && whole(3) && exists("step-00000002/notes"));

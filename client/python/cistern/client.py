@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from ctypes import byref, c_uint64, c_void_p, create_string_buffer
+from ctypes import byref, c_char_p, c_uint64, c_void_p, cast, create_string_buffer
 from types import TracebackType
 from typing import Any, TypeVar, final
 
-from cistern import _library
+from cistern import _library, checks
 from cistern._abi import BegunCallback, cst_err, cst_save_result, cst_save_spec
 from cistern.checkpoint import SaveResult
 from cistern.errors import CstError
@@ -176,6 +176,7 @@ class Client:
         *,
         keep: int = 0,
         fp32_weights: bool = False,
+        buffers: bytes | None = None,
         on_begun: Callable[[int], None] | None = None,
     ) -> SaveResult:
         """Write a checkpoint of the job named ``job`` to the directory ``dir``.
@@ -185,14 +186,16 @@ class Client:
         and is given up when the client is closed.
 
         ``keep`` is the number of checkpoints that remain in the directory; 0: all.
-        ``fp32_weights`` saves fp32 master weights in place of bf16 weights. ``on_begun`` is called
-        with the number of committed steps that are saved, as soon as it is known; what it raises
-        is printed and ignored.
+        ``fp32_weights`` saves fp32 master weights in place of bf16 weights. ``buffers`` are the
+        contents of the file buffers.safetensors; None: there is none. ``on_begun`` is called with the
+        number of committed steps that are saved, as soon as it is known; what it raises is printed
+        and ignored.
 
         Raises CstError: ENOTFOUND, EINVAL (no weights yet, or checkpoints of another job), EBUSY,
         EEXIST (this step is saved already), EIO, ETIMEDOUT.
         """
         begun = on_begun
+        checks.instance("buffers", buffers, (bytes, type(None)), "bytes")
         callback = BegunCallback() if begun is None else BegunCallback(lambda _, step: begun(step))
         spec = _library.struct_of(
             cst_save_spec,
@@ -200,9 +203,11 @@ class Client:
             keep=keep,
             on_begun=callback,
             fp32_weights=fp32_weights,
+            buffers=cast(c_char_p(buffers), c_void_p),
+            buffers_bytes=0 if buffers is None else len(buffers),
         )
         result, name = cst_save_result(), _library.text("job", job)
-        self._saves.append((spec, callback))
+        self._saves.append((spec, callback, buffers))
 
         def saved() -> SaveResult:
             self._saves.clear()

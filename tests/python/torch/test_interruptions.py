@@ -13,7 +13,9 @@ from typing import Any
 
 import cistern
 import models
+import safetensors.torch
 import torch
+from cistern import Status
 from models import TorchCase, square, tokens
 from torch import nn
 
@@ -233,33 +235,84 @@ class MicroBatches(TorchCase):
 
 
 class Saving(TorchCase):
-    def test_a_save_that_was_interrupted(self) -> None:
-        """The same call goes on with it, and the buffers are saved, too."""
-        store = self.attach(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
-        optimizer = store.optimizer(lr=1e-2)
-        store.model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-        client, folder = store.job.client, tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, folder)
+    """A checkpoint is whole with the buffers of the model, or is none."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.store = self.attach(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+        self.optimizer = self.store.optimizer(lr=1e-2)
+        self.step()
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def step(self) -> None:
+        self.store.model(torch.ones(2, 4)).sum().backward()
+        self.optimizer.step()
+
+    def interrupt(self, comes: Callable[[int], bool]) -> None:
+        """Save, and have Ctrl-C when ``comes`` returns True for the status of cst_try_save."""
+        client = self.store.job.client
         library = client._lib
 
         class Interrupted:
-            """libcistern, whose first call of cst_try_save is pending when Ctrl-C comes."""
+            """libcistern with another cst_try_save."""
 
             def __getattr__(self, name: str) -> Any:
                 return getattr(library, name)
 
             def cst_try_save(self, *arguments: Any) -> int:
-                library.cst_try_save(*arguments)
-                raise KeyboardInterrupt
+                status: int = library.cst_try_save(*arguments)
+                if comes(status):
+                    raise KeyboardInterrupt
+                return status
 
         client._lib = Interrupted()
         with self.assertRaises(KeyboardInterrupt):
-            store.save(folder)
+            self.store.save(self.folder)
         client._lib = library
-        self.assertTrue(client.is_pending)
-        self.assertEqual(store.save(folder).step, 1)
-        self.assertIn("buffers.safetensors", os.listdir(os.path.join(folder, "step-00000001")))
+
+    def check_saved(self, step: int) -> None:
+        found = {c.step: c for c in cistern.checkpoints(self.folder, check=True)}
+        self.assertTrue(found[step].whole, found[step].why)
+        buffers = os.path.join(self.folder, found[step].name, "buffers.safetensors")
+        mean = safetensors.torch.load_file(buffers)["1.running_mean"]
+        self.assertTrue(torch.equal(mean, self.store.model[1].running_mean))
+
+    def test_the_same_call_goes_on(self) -> None:
+        self.interrupt(lambda _: True)
+        self.assertTrue(self.store.job.client.is_pending)
+        self.assertEqual(cistern.checkpoints(self.folder), [])
+        self.assertEqual(self.store.save(self.folder).step, 1)
+        self.check_saved(1)
+
+    def test_a_forward_pass_goes_on(self) -> None:
+        self.interrupt(lambda status: status == Status.EAGAIN)
+        self.store.model.eval()(torch.ones(2, 4))
+        self.check_saved(1)
+
+    def test_ctrl_c_when_the_save_has_ended(self) -> None:
+        self.interrupt(lambda status: status == Status.OK)
+        self.check_saved(1)
+        with self.assertRaisesRegex(cistern.CstError, "EEXIST"):
+            self.store.save(self.folder)
+
+    def test_ctrl_c_at_any_moment(self) -> None:
+        whole = Interrupter(0)
+        whole.run(lambda: self.store.save(self.folder))
+        choose = random.Random(SEED)
+        for at in sorted(choose.sample(range(1, whole.n + 1), min(40, whole.n))):
+            self.step()
+            interrupter = Interrupter(at)
+            try:
+                interrupter.run(lambda: self.store.save(self.folder))
+            except KeyboardInterrupt:
+                pass
+            with self.subTest(at=at, place=interrupter.place):
+                try:
+                    self.store.save(self.folder)
+                except cistern.CstError as error:
+                    self.assertEqual(error.status, Status.EEXIST)
+                self.check_saved(self.store.step_no)
 
 
 class PartOfTheInputs(TorchCase):

@@ -203,8 +203,10 @@ class Buffers(OriginCase):
         whole = file.read_bytes()
         for data in (whole[:-1], whole[:20], b""):
             file.write_bytes(data)
-            with self.assertRaisesRegex(ValueError, "buffers.safetensors' (is no|ends in)"):
+            with self.assertRaisesRegex(ct.CstError, "step-00000001: buffers.safetensors is torn"):
                 self.attach(Normed(), "resumed", resume=self.dir)
+            with self.assertRaisesRegex(ValueError, "buffers.safetensors' (is no|ends in)"):
+                self.attach(Normed(), "loaded", load=file.parent)
         file.write_bytes(whole)
         self.attach(Normed(), "resumed", resume=self.dir)
 

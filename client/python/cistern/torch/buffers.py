@@ -21,8 +21,6 @@ from torch import nn
 
 from cistern.torch import adapters
 
-FILE = "buffers.safetensors"  #: Name in the directory of a checkpoint.
-_NEW = "buffers-new.safetensors"  # Its name until it is whole.
 _TYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -57,8 +55,9 @@ def copies(model: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def write(folder: str, buffers: dict[str, torch.Tensor]) -> None:
-    """Write ``buffers`` to a file in ``folder``, a checkpoint. OSError: this has failed."""
+def in_file(model: nn.Module) -> bytes | None:
+    """Return the contents of a file of safetensors with the persistent buffers; None: there are none."""
+    buffers = copies(model)
     unknown = [name for name, buffer in buffers.items() if buffer.dtype not in _NAMES]
     if unknown:
         warnings.warn(
@@ -79,11 +78,7 @@ def write(folder: str, buffers: dict[str, torch.Tensor]) -> None:
         }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with open(os.path.join(folder, _NEW), "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text + b"".join(data))
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(os.path.join(folder, _NEW), os.path.join(folder, FILE))
+    return len(text).to_bytes(8, "little") + text + b"".join(data) if buffers else None
 
 
 def _read(path: str, wanted: set[str]) -> dict[str, torch.Tensor]:

@@ -33,9 +33,11 @@ def find_checkpoint(path: Path) -> Found:
     if os.path.exists(os.path.join(path, "cistern.json")):
         number = re.fullmatch(r"step-(\d+)", os.path.basename(os.path.abspath(path)))
         return Found(path, int(number[1]) if number else -1)
-    whole = [c for c in checkpoints(path) if c.whole]
+    found = checkpoints(path)
+    whole = [c for c in found if c.whole]
     if not whole:
-        raise error_of(Status.ENOTFOUND, f"there is no whole checkpoint in '{path}'")
+        why = f": {found[-1].name}: {found[-1].why}" if found else ""
+        raise error_of(Status.ENOTFOUND, f"there is no whole checkpoint in '{path}'{why}")
     return Found(os.path.join(path, whole[-1].name), whole[-1].step)
 
 

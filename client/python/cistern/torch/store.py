@@ -509,15 +509,13 @@ class Store:
 
         One rank does this. ``attach`` with ``resume=dir`` goes on from it, with the same bits.
         The persistent buffers of this process are in a file of their own beside the weights.
-        Raises what ``Client.save`` raises, and OSError.
+        Raises what ``Client.save`` raises.
         """
         saved = self._settle()
-        of_model = buffers.copies(self.model)
-        if not isinstance(saved, SaveResult) or not os.path.isdir(_checkpoint(dir, saved.step)):
-            saved = self.job.save(dir, keep=keep, fp32_weights=fp32_weights)
-        if of_model:
-            buffers.write(_checkpoint(dir, saved.step), of_model)
-        return saved
+        if isinstance(saved, SaveResult) and os.path.isdir(_checkpoint(dir, saved.step)):
+            return saved
+        of_model = buffers.in_file(self.model)
+        return self.job.save(dir, keep=keep, fp32_weights=fp32_weights, buffers=of_model)
 
     def stat(self) -> RankStat:
         """Return the daemon's counters of this rank. ``print(store)`` shows them in words."""
