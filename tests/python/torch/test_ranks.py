@@ -3,12 +3,15 @@
 
 import copy
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import cistern.torch as ct
 import models
 import torch
 from cistern import State
 from models import TorchCase
+from torch import nn
 
 
 class Reshape(TorchCase):
@@ -71,3 +74,102 @@ class Ranks(TorchCase):
             self.assertLess(error, 0.01 * parameter.grad.abs().max(), name)
         for store in stores:
             store.job.close()
+
+
+def layers() -> nn.Module:
+    torch.manual_seed(1)
+    inner = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    return nn.Sequential(nn.Linear(8, 8), inner, nn.Linear(8, 4))
+
+
+def frozen() -> nn.Module:
+    model = layers()
+    model[0].requires_grad_(False)
+    return model
+
+
+def with_bf16() -> nn.Module:
+    model = layers()
+    model[0].bfloat16()
+    return model
+
+
+class Differences(TorchCase):
+    """Two ranks that do not give the same arguments: both are told which one differs."""
+
+    def together(self, run: Callable[[int], None]) -> list[str]:
+        """Call ``run`` for two ranks, in two threads. Return the texts of what they raise."""
+        texts: list[str] = []
+
+        def guarded(rank: int) -> None:
+            try:
+                run(rank)
+            except ct.Mismatch as error:
+                texts.append(str(error))
+
+        threads = [threading.Thread(target=guarded, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.remove(self.name)
+        return texts
+
+    def test_arguments_of_attach(self) -> None:
+        muon = {"optimizer": "muon", "muon": lambda name, _: name == "1.0.weight"}
+        for same, make, other, words in (
+            ({}, layers, {"units": ["1"]}, "the same model and the same units="),
+            ({}, layers, {"units": [""]}, "the same model and the same units="),
+            ({}, lambda: nn.Linear(3, 3), {}, "the same model"),
+            ({}, lambda: nn.Linear(3, 3), {"units": [""]}, "the same model"),
+            ({}, frozen, {}, "the same model, with the same requires_grad"),
+            ({}, with_bf16, {}, "the same model, with the same dtypes"),
+            ({}, layers, {"param_group": lambda _, p: p.ndim < 2}, "the same param_group="),
+            (muon, layers, muon | {"muon": lambda *_: False}, "the same muon="),
+            ({}, layers, {"micro_batches": 2}, "the same micro_batches="),
+            ({}, layers, {"optimizer": "sgd"}, "the same optimizer="),
+            ({}, layers, {"masters": "split"}, "the same masters="),
+            ({}, layers, {"moments": "bf16"}, "the same moments="),
+            ({}, layers, {"overlap": "early"}, "the same overlap="),
+            ({}, layers, {"chunk_elems": 8192}, "the same chunk_elems="),
+            ({}, layers, {"world": 3}, "the same world="),
+        ):
+
+            def run(rank: int, same: Any = same, make: Any = make, other: Any = other) -> None:
+                model, options = (make(), other) if rank == 1 else (layers(), same)
+                options = {"rank": rank, "world": 2, "device": "cpu"} | options
+                ct.attach(model, self.name, **options).job.close()
+
+            with self.subTest(words):
+                texts = self.together(run)
+                self.assertEqual(len(texts), 2)
+                for text in texts:
+                    self.assertRegex(text, rf"All ranks of a job give attach {words}\. ")
+
+    def test_arguments_of_the_optimizer(self) -> None:
+        for other, words in (
+            ({"lr": 0.2}, "lr"),
+            ({"betas": (0.8, 0.999)}, "beta1"),
+            ({"betas": (0.9, 0.99)}, "beta2"),
+            ({"eps": 1e-6}, "eps"),
+            ({"weight_decay": 0.5}, "weight_decay"),
+            ({"clip_norm": 1.0}, "clip_norm"),
+            ({"grad_scale": 2.0}, "grad_scale"),
+            ({"groups": [{}, {"lr": 0.05}]}, "group"),
+        ):
+
+            def run(rank: int, other: Any = other) -> None:
+                options = {"rank": rank, "world": 2, "device": "cpu"}
+                options["param_group"] = lambda _, p: p.ndim < 2
+                store = ct.attach(layers(), self.name, **options)
+                optimizer = store.optimizer(**{"lr": 0.1} | (other if rank == 1 else {}))
+                store.model(torch.ones(1, 8)).sum().backward()
+                try:
+                    optimizer.step()
+                finally:
+                    store.job.close()
+
+            with self.subTest(words):
+                texts = self.together(run)
+                self.assertGreater(len(texts), 0)
+                self.assertRegex(texts[0], words)

@@ -14,6 +14,19 @@ _EARLIER_RUN = "If the job is that of an earlier run, use another name, or remov
 _RESHAPE = "To keep its weights and states, give attach reshape=True, which gives the job what this call wants"
 #: What reshape changes: all options of a job except these.
 _RESHAPED = r"pool of rank|was opened with (?!optimizer|another model|base)"
+#: What is meant by a difference between ranks, or between a rank and its job, in words of ``attach``.
+#: The first pattern that is found counts.
+_DIFFERENCES = {
+    r"opened with another model": "model",
+    r"opened with (\w+) ": r"\1=",
+    r"has \d+ ranks, not": "world=",
+    r"its parameter group is": "param_group=",
+    r"its update is": "muon=",
+    r"tensor '.*' is (?:bf16|fp32) in": "model, with the same dtypes",
+    r"tensor '.*' is \w+ in": "model, with the same requires_grad",
+    r"tensors, but|tensor [\d']": "model",
+    r"operators, but|operator [\d']": "model and the same units=",
+}
 _LARGER_POOL = "Give attach a larger pool. Or let the operator have fewer weights: name modules in it in units="
 _FEWER_POOLS = (
     "Give attach a smaller pool, such as pool='25%', remove jobs that nobody needs (cistern stat,"
@@ -34,7 +47,7 @@ def _advice_on(error: CstError, job: str) -> str:
     """Return what to do after ``error`` in ``attach`` of ``job``; "": that is not known."""
     if error.status == Status.EMISMATCH:
         changes = f"{_RESHAPE}. " if re.search(_RESHAPED, error.text) else ""
-        return f"{changes}{_EARLIER_RUN}: cistern rm {job}"
+        return f"{_difference(error.text)}{changes}{_EARLIER_RUN}: cistern rm {job}"
     if error.status == Status.EPOOL:
         return _LARGER_POOL
     if error.status == Status.EBUDGET:
@@ -44,6 +57,14 @@ def _advice_on(error: CstError, job: str) -> str:
             return _FEWER_STATES
         if "max_jobs" in error.text:
             return _FEWER_JOBS
+    return ""
+
+
+def _difference(text: str) -> str:
+    """Return which argument ``text`` is about, if ranks give different ones; "": about none."""
+    for pattern, argument in _DIFFERENCES.items():
+        if found := re.search(pattern, text):
+            return f"All ranks of a job give attach the same {found.expand(argument)}. "
     return ""
 
 
