@@ -13,6 +13,14 @@
  * A word of another attempt counts as empty: nobody takes what was put in an attempt that is
  * over.
  *
+ * An edge that was declared with slots in device memory has a second memory. The first one ends
+ * after the words, and the second one has the slots. It is in host memory, too, if the sender could
+ * not access it on the receiver's device.
+ *
+ *   +------+---------------+        +------------------------------+
+ *   | head | words[n]      |        | slots[n]                     |
+ *   +------+---------------+        +------------------------------+
+ *
  * In an edge of all ranks (CST_EDGE_ANY) the array with the number i is in slot i. A put overwrites
  * it, and a take leaves it. Units of work keep the ranks apart (cst_next). */
 #ifndef CST_EDGE_MEMORY_H
@@ -56,20 +64,27 @@ static inline uint64_t cst_edge_word_offset(uint32_t i)
     return CST_SHARED_HEAD_BYTES + (uint64_t)i * CST_EDGE_WORD_BYTES;
 }
 
-/* Offset of slot @i of @n_slots. */
-static inline uint64_t cst_edge_slot_offset(uint64_t slot_bytes, uint32_t n_slots, uint32_t i)
+static inline uint64_t cst_edge_whole_pages(uint64_t bytes)
 {
-    uint64_t first = (cst_edge_word_offset(n_slots) + CST_EDGE_PAGE_BYTES - 1) /
-                     CST_EDGE_PAGE_BYTES * CST_EDGE_PAGE_BYTES;
-
-    return first + i * cst_edge_slot_stride(slot_bytes);
+    return (bytes + CST_EDGE_PAGE_BYTES - 1) / CST_EDGE_PAGE_BYTES * CST_EDGE_PAGE_BYTES;
 }
 
-/* Bytes of the memory, whole pages. */
+/* Bytes of the head and the words of @n_slots slots, whole pages. */
+static inline uint64_t cst_edge_head_bytes(uint32_t n_slots)
+{
+    return cst_edge_whole_pages(cst_edge_word_offset(n_slots));
+}
+
+/* Bytes of @n_slots slots, whole pages. */
+static inline uint64_t cst_edge_slots_bytes(uint64_t slot_bytes, uint32_t n_slots)
+{
+    return cst_edge_whole_pages(n_slots * cst_edge_slot_stride(slot_bytes));
+}
+
+/* Bytes of head, words and slots. */
 static inline uint64_t cst_edge_bytes(uint64_t slot_bytes, uint32_t n_slots)
 {
-    return (cst_edge_slot_offset(slot_bytes, n_slots, n_slots) + CST_EDGE_PAGE_BYTES - 1) /
-           CST_EDGE_PAGE_BYTES * CST_EDGE_PAGE_BYTES;
+    return cst_edge_head_bytes(n_slots) + cst_edge_slots_bytes(slot_bytes, n_slots);
 }
 
 #endif

@@ -178,8 +178,12 @@ static void print_head(const Cistern__JobInfo *job)
         (void)printf("step      of %u micro-batches, gradients in fp32\n", job->micro_batches);
     }
     if (job->has_n_edges) {
-        (void)printf("edges     %u with %s of host memory\n", job->n_edges,
+        (void)printf("edges     %u with %s of host memory", job->n_edges,
                      cli_bytes(job->edge_bytes, params));
+        if (job->has_edge_device_bytes) {
+            (void)printf(" and %s of device memory", cli_bytes(job->edge_device_bytes, params));
+        }
+        (void)printf("\n");
     }
     print_base(job);
     if (job->waits_for != NULL) {

@@ -211,10 +211,13 @@ int cstc_cuda_copy_array(void *arg, void *dst, const void *src, uint64_t bytes, 
     struct cstc_host *host = find_host(cuda, dst);
     int rc = cstc_cuda_enter(cuda, err);
 
+    host = host != NULL ? host : find_host(cuda, src);
     rc = rc == CST_OK ? open_queue(cuda, queue, err) : rc;
-    rc = rc == CST_OK ? register_host(cuda, host != NULL ? host : find_host(cuda, src), err) : rc;
+    if (rc == CST_OK && host != NULL) { /* Otherwise the slot is in the memory of a GPU. */
+        rc = register_host(cuda, host, err);
+    }
     rc = rc == CST_OK ? follow_stream(cuda, err) : rc;
-    if (rc == CST_OK) {
+    if (rc == CST_OK && bytes > 0) {
         rc = cst_cuda_check(&cuda->driver,
                             cuda->driver.cuMemcpyAsync((CUdeviceptr)(uintptr_t)dst,
                                                        (CUdeviceptr)(uintptr_t)src, bytes,

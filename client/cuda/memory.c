@@ -46,7 +46,7 @@ static int explain_import(struct cst_err *err)
     return cst_err_set(
         err, why.status,
         "%.300s; the worker and cistern-engine-cuda must use the same driver and see "
-        "the same GPU, also in containers (see GPUS in cisternd(8))",
+        "the same GPUs, also in containers (see GPUS in cisternd(8))",
         why.text);
 }
 
@@ -62,7 +62,7 @@ int cstc_cuda_map(void *arg, int fd, uint64_t bytes, void **base, struct cst_err
             &cuda->driver,
             cuda->driver.cuMemImportFromShareableHandle(&handle, (void *)(uintptr_t)fd,
                                                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
-            err, "importing %" PRIu64 " bytes of %s", bytes, cuda->uuid);
+            err, "importing %" PRIu64 " bytes for %s", bytes, cuda->uuid);
     }
     if (rc != CST_OK) {
         return rc == CST_EGPU || rc == CST_ENOMEM ? rc : explain_import(err);

@@ -387,20 +387,46 @@ static int get_arenas(struct cst_job *job, struct cst_err *err)
     return rc;
 }
 
+/* Return the number of descriptors that come with @part; SIZE_MAX: its arrays do not fit. */
+static size_t count_edge_fds(const Cistern__EdgePart *part)
+{
+    size_t n = part->n_edge;
+
+    if (part->n_slots_bytes != part->n_slots_device ||
+        (part->n_slots_bytes != 0 && part->n_slots_bytes != n)) {
+        return SIZE_MAX;
+    }
+    for (size_t i = 0; i < part->n_slots_bytes; i++) {
+        n += part->slots_bytes[i] > 0;
+    }
+    return n;
+}
+
 /* Map the edges of a reply. */
 static int take_edges(struct cst_job *job, struct cst_err *why)
 {
     const Cistern__EdgePart *part = (const Cistern__EdgePart *)job->call.reply;
-    uint32_t left = cstc_edge_count(job) - job->commit.n_edges;
+    uint32_t left = cstc_edge_count(job) - job->commit.n_edges, n_fds = 0;
     int rc = CST_OK;
 
     if (part->first != job->commit.n_edges || part->n_edge == 0 || part->n_edge > left ||
-        part->n_edge != part->n_bytes || part->n_edge != job->call.n_fds) {
+        part->n_edge != part->n_bytes || count_edge_fds(part) != job->call.n_fds) {
         return cst_err_set(why, CST_EPROTO, "a page of %zu edges from %u with %u fds, %u are left",
                            part->n_edge, part->first, job->call.n_fds, left);
     }
+    if (part->first == 0) {
+        job->edges_mapped = job->edges_wanted = part->replaced;
+    }
     for (uint32_t i = 0; i < part->n_edge && rc == CST_OK; i++) {
-        rc = cstc_edge_map(job, part->edge[i], job->call.fds[i], part->bytes[i], why);
+        struct cstc_edge_fds fds = {
+            .fd = job->call.fds[n_fds++], .bytes = part->bytes[i], .slots_fd = -1};
+
+        if (part->n_slots_bytes > 0 && part->slots_bytes[i] > 0) {
+            fds.slots_fd = job->call.fds[n_fds++];
+            fds.slots_bytes = part->slots_bytes[i];
+            fds.slots_device = part->slots_device[i];
+        }
+        rc = cstc_edge_map(job, part->edge[i], &fds, why);
         job->commit.n_edges += rc == CST_OK;
     }
     return rc;
@@ -415,7 +441,7 @@ static int ask_edges(struct cst_job *job, struct cst_err *err)
                       &cistern__edge_part__descriptor, err);
 }
 
-static int get_edges(struct cst_job *job, struct cst_err *err)
+int cstc_job_advance_edges(struct cst_job *job, struct cst_err *err)
 {
     int rc = CST_OK;
 
@@ -472,9 +498,12 @@ static void declare_anew(struct cst_commit *commit)
 int cstc_job_advance_commit(struct cst_job *job, struct cst_err *err)
 {
     int (*const phases[])(struct cst_job *, struct cst_err *) = {
-        [CSTC_COMMIT_DECLARE] = declare_some, [CSTC_COMMIT_COMMIT] = commit_declared,
-        [CSTC_COMMIT_LAYOUT] = get_layout,    [CSTC_COMMIT_POOL] = get_pool,
-        [CSTC_COMMIT_EDGES] = get_edges,      [CSTC_COMMIT_ARENAS] = get_arenas,
+        [CSTC_COMMIT_DECLARE] = declare_some,
+        [CSTC_COMMIT_COMMIT] = commit_declared,
+        [CSTC_COMMIT_LAYOUT] = get_layout,
+        [CSTC_COMMIT_POOL] = get_pool,
+        [CSTC_COMMIT_EDGES] = cstc_job_advance_edges,
+        [CSTC_COMMIT_ARENAS] = get_arenas,
         [CSTC_COMMIT_LEASES] = make_leases,
     };
     int rc = CST_OK;

@@ -51,7 +51,8 @@ int cst_edge(struct cst_job *job, const struct cst_edge_spec *spec)
                                              .from = spec->from,
                                              .to = spec->to,
                                              .slot_bytes = spec->slot_bytes,
-                                             .n_slots = spec->n_slots};
+                                             .n_slots = spec->n_slots,
+                                             .on_device = spec->on_device};
 
         rc = cst_model_edge(&job->model, &words, job->world, &job->declare_err);
     }

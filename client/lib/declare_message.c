@@ -63,6 +63,7 @@ static Cistern__EdgeDecl *make_edge(const struct cst_layout_edge *edge)
         msg->to = edge->to;
         msg->slot_bytes = edge->slot_bytes;
         msg->n_slots = edge->n_slots;
+        msg->has_on_device = msg->on_device = edge->on_device;
     }
     return msg;
 }

@@ -34,8 +34,11 @@ static _Atomic uint64_t *word_of(const struct cstc_edge *edge, uint32_t slot)
 
 static void *address_of(const struct search *s)
 {
-    return (char *)s->edge->memory.base +
-           cst_edge_slot_offset(s->e->slot_bytes, s->e->n_slots, s->found);
+    char *first = s->edge->apart.base != NULL
+                      ? (char *)s->edge->apart.base
+                      : (char *)s->edge->memory.base + cst_edge_head_bytes(s->e->n_slots);
+
+    return first + s->found * cst_edge_slot_stride(s->e->slot_bytes);
 }
 
 static bool find(struct search *s, uint32_t first,
@@ -96,10 +99,10 @@ static int check_edge(const struct cst_job *job, int edge, enum cstc_slot_use us
 {
     const struct cst_layout_edge *e;
     uint32_t rank;
+    int rc = cstc_edge_check(job, edge, err);
 
-    if (edge < 0 || (uint32_t)edge >= job->model.n_edges) {
-        return cst_err_set(err, CST_EINVAL, "there is no edge %d, %u are declared", edge,
-                           job->model.n_edges);
+    if (rc != CST_OK) {
+        return rc;
     }
     e = &job->model.edges[edge];
     rank = use == CSTC_SLOT_PUT ? e->from : e->to;
@@ -173,11 +176,29 @@ static int await_device(struct cst_job *job, const struct cstc_slot *slot, bool 
     return rc == CST_OK ? CST_OK : fail(job, &why, err);
 }
 
-/* The worker is about to access the slot that it has opened. If the wait for the device fails, the
- * step is void, and the next sync closes the slot. */
+/* The worker is about to access the slot that it has opened, itself or by work in its stream. If
+ * the wait for the device fails, the step is void, and the next sync closes the slot. */
 static int await_quiet(struct cst_job *job, struct search *s, struct cst_err *err)
 {
-    return await_device(job, slot_of(s), true, err);
+    return await_device(job, slot_of(s), !s->edge->on_device, err);
+}
+
+/* The worker has enqueued the work that accesses the slot of @s: wait until it is done. What comes
+ * next in an edge to oneself is done after this work, and need not wait. */
+static int await_work(struct cst_job *job, const struct search *s, struct cst_err *err)
+{
+    struct cst_err why;
+    uint64_t number;
+    int rc;
+
+    if (!s->edge->on_device || cst_layout_edge_is_own(s->e)) {
+        return CST_OK;
+    }
+    rc = job->device.calls->copy_array(job->device.arg, NULL, NULL, 0, &number, &why);
+    if (rc == CST_OK) {
+        rc = job->device.calls->await_array(job->device.arg, number, true, &why);
+    }
+    return rc == CST_OK ? CST_OK : fail(job, &why, err);
 }
 
 /* Start the copy of @bytes bytes between @data and the slot that is open: by the device, or by the
@@ -328,6 +349,7 @@ static int end(struct cst_job *job, int edge, uint32_t number, enum cstc_slot_us
         rc = cst_err_set(err, CST_EINVAL, "edge '%s': array %u is not being %s", s.e->name, number,
                          use == CSTC_SLOT_PUT ? "put" : "taken");
     }
+    rc = rc == CST_OK ? await_work(job, &s, err) : rc;
     if (rc == CST_OK) {
         close_slot(&s);
     }

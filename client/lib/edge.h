@@ -29,9 +29,12 @@ struct cstc_slot {
 
 struct cstc_edge {
     struct cstc_segment memory; /* Not mapped: this rank is not an end of the edge. */
-    struct cstc_slot *slots;    /* One per slot. Owned. */
-    uint32_t next_put;          /* Slot at which the search for a free slot begins. */
-    uint32_t next_take;         /* Slot at which the search for an array begins. */
+    /* Memory of the slots; not mapped: they are in `memory`, after the words. */
+    struct cstc_segment apart;
+    bool on_device;          /* `apart` is memory of a GPU, at an address of the job's device. */
+    struct cstc_slot *slots; /* One per slot. Owned. */
+    uint32_t next_put;       /* Slot at which the search for a free slot begins. */
+    uint32_t next_take;      /* Slot at which the search for an array begins. */
 };
 
 /* edge_memory.c: number of edges of which this rank is an end. */
@@ -40,10 +43,23 @@ uint32_t cstc_edge_count(const struct cst_job *job);
 /* Return whether the job's device copies arrays, so that they may be in its memory. */
 bool cstc_edge_by_device(const struct cst_job *job);
 
-/* edge_memory.c: map the memory @fd of @bytes, which the daemon says to be that of edge @number.
- * @fd belongs to the caller. CST_EPROTO: it is not as declared; CST_ENOMEM. */
-int cstc_edge_map(struct cst_job *job, uint32_t number, int fd, uint64_t bytes,
+/* The memory of an edge, as the daemon sends it. */
+struct cstc_edge_fds {
+    int fd; /* Head and words; without slots_fd also the slots. */
+    uint64_t bytes;
+    int slots_fd; /* -1: the slots have no memory of their own. */
+    uint64_t slots_bytes;
+    bool slots_device; /* slots_fd is a handle of the device, and not a memfd. */
+};
+
+/* edge_memory.c: map the memory @fds, which the daemon says to be that of edge @number. The
+ * descriptors belong to the caller. CST_EPROTO: it is not as declared; CST_EUNSUPPORTED: the job's
+ * device does not copy arrays, but slots are on it; CST_ENOMEM, or a status of the device. */
+int cstc_edge_map(struct cst_job *job, uint32_t number, const struct cstc_edge_fds *fds,
                   struct cst_err *why);
+
+/* edge_memory.c: CST_EINVAL if there is no edge @edge. */
+int cstc_edge_check(const struct cst_job *job, int edge, struct cst_err *err);
 
 /* A sync is about to begin, or the memory is about to be unmapped: finish the copies that were
  * started. No slot is between two parts any more. */

@@ -26,10 +26,83 @@ uint32_t cstc_edge_count(const struct cst_job *job)
     return n;
 }
 
-int cstc_edge_map(struct cst_job *job, uint32_t number, int fd, uint64_t bytes, struct cst_err *why)
+/* -- mapping ---------------------------------------------------------------------------------- */
+
+static int map_host(struct cst_job *job, struct cstc_segment *memory, int fd, uint64_t bytes,
+                    struct cst_err *why)
 {
-    const struct cst_layout_edge *e =
-        number < job->model.n_edges ? &job->model.edges[number] : NULL;
+    int rc = cstc_segment_map(memory, fd, bytes, why);
+
+    if (rc == CST_OK && cstc_edge_by_device(job)) {
+        rc = job->device.calls->map_host(job->device.arg, memory->base, bytes, why);
+        if (rc != CST_OK) {
+            cstc_segment_unmap(memory);
+        }
+    }
+    return rc;
+}
+
+static void unmap_host(const struct cst_job *job, struct cstc_segment *memory)
+{
+    if (memory->base != NULL && cstc_edge_by_device(job)) {
+        job->device.calls->unmap_host(job->device.arg, memory->base, memory->bytes);
+    }
+    cstc_segment_unmap(memory);
+}
+
+/* Map the slots of @edge, if they have memory of their own. */
+static int map_slots(struct cst_job *job, struct cstc_edge *edge, const struct cstc_edge_fds *fds,
+                     struct cst_err *why)
+{
+    int rc;
+
+    if (fds->slots_fd < 0) {
+        return CST_OK;
+    }
+    if (!fds->slots_device) {
+        return map_host(job, &edge->apart, fds->slots_fd, fds->slots_bytes, why);
+    }
+    if (!cstc_edge_by_device(job)) {
+        return cst_err_set(why, CST_EUNSUPPORTED, "its slots are on %s, which copies no arrays",
+                           job->device_name);
+    }
+    rc = job->device.calls->map(job->device.arg, fds->slots_fd, fds->slots_bytes, &edge->apart.base,
+                                why);
+    if (rc != CST_OK) {
+        return cst_err_prefix(why, "its slots in device memory (on_device)");
+    }
+    edge->apart.bytes = fds->slots_bytes;
+    edge->on_device = true;
+    return CST_OK;
+}
+
+static void unmap(const struct cst_job *job, struct cstc_edge *edge)
+{
+    if (edge->on_device) {
+        job->device.calls->unmap(job->device.arg, edge->apart.base, edge->apart.bytes);
+    } else {
+        unmap_host(job, &edge->apart);
+    }
+    unmap_host(job, &edge->memory);
+}
+
+/* Return whether @fds can be the memory of edge @number. */
+static bool fits(const struct cst_job *job, uint32_t number, const struct cstc_edge_fds *fds)
+{
+    const struct cst_layout_edge *e;
+
+    if (number >= job->model.n_edges || !is_mine(job, number)) {
+        return false;
+    }
+    e = &job->model.edges[number];
+    return fds->bytes == cst_layout_edge_bytes(e) && (fds->slots_fd >= 0) == e->on_device &&
+           (!e->on_device || fds->slots_bytes >= cst_edge_slots_bytes(e->slot_bytes, e->n_slots));
+}
+
+int cstc_edge_map(struct cst_job *job, uint32_t number, const struct cstc_edge_fds *fds,
+                  struct cst_err *why)
+{
+    const struct cst_layout_edge *e;
     struct cstc_edge *edge;
     int rc;
 
@@ -40,21 +113,22 @@ int cstc_edge_map(struct cst_job *job, uint32_t number, int fd, uint64_t bytes, 
                                job->model.n_edges);
         }
     }
-    edge = e != NULL ? &job->edges[number] : NULL;
-    if (edge == NULL || !is_mine(job, number) || edge->memory.base != NULL ||
-        bytes != cst_edge_bytes(e->slot_bytes, e->n_slots)) {
-        return cst_err_set(why, CST_EPROTO, "%llu bytes for edge %u of %u",
-                           (unsigned long long)bytes, number, job->model.n_edges);
+    if (!fits(job, number, fds) || job->edges[number].memory.base != NULL) {
+        return cst_err_set(why, CST_EPROTO, "%llu and %llu bytes for edge %u of %u",
+                           (unsigned long long)fds->bytes, (unsigned long long)fds->slots_bytes,
+                           number, job->model.n_edges);
     }
+    e = &job->model.edges[number];
+    edge = &job->edges[number];
     edge->slots = calloc(e->n_slots, sizeof *edge->slots);
     if (edge->slots == NULL) {
         return cst_err_set(why, CST_ENOMEM, "no memory for the slots of edge '%s'", e->name);
     }
-    rc = cstc_segment_map(&edge->memory, fd, bytes, why);
-    if (rc == CST_OK && cstc_edge_by_device(job)) {
-        rc = job->device.calls->map_host(job->device.arg, edge->memory.base, bytes, why);
+    rc = map_host(job, &edge->memory, fds->fd, fds->bytes, why);
+    if (rc == CST_OK) {
+        rc = map_slots(job, edge, fds, why);
         if (rc != CST_OK) {
-            cstc_segment_unmap(&edge->memory);
+            unmap_host(job, &edge->memory);
         }
     }
     if (rc != CST_OK) {
@@ -65,14 +139,6 @@ int cstc_edge_map(struct cst_job *job, uint32_t number, int fd, uint64_t bytes, 
     return CST_OK;
 }
 
-static void unmap(const struct cst_job *job, struct cstc_segment *memory)
-{
-    if (memory->base != NULL && cstc_edge_by_device(job)) {
-        job->device.calls->unmap_host(job->device.arg, memory->base, memory->bytes);
-    }
-    cstc_segment_unmap(memory);
-}
-
 void cstc_edge_close(struct cst_job *job)
 {
     if (!job->client->forked) {
@@ -81,10 +147,33 @@ void cstc_edge_close(struct cst_job *job)
     }
     for (uint32_t i = 0; job->edges != NULL && i < job->model.n_edges; i++) {
         if (!job->client->forked) {
-            unmap(job, &job->edges[i].memory);
+            unmap(job, &job->edges[i]);
         }
         free(job->edges[i].slots);
     }
     free(job->edges);
     job->edges = NULL;
+}
+
+/* -- questions -------------------------------------------------------------------------------- */
+
+int cstc_edge_check(const struct cst_job *job, int edge, struct cst_err *err)
+{
+    return edge >= 0 && (uint32_t)edge < job->model.n_edges
+               ? CST_OK
+               : cst_err_set(err, CST_EINVAL, "there is no edge %d, %u are declared", edge,
+                             job->model.n_edges);
+}
+
+int cst_edge_on_device(const struct cst_job *job, int edge, struct cst_err *err)
+{
+    int rc = cstc_job_check_committed(job, err);
+
+    rc = rc == CST_OK ? cstc_edge_check(job, edge, err) : rc;
+    if (rc == CST_OK && !is_mine(job, (uint32_t)edge)) {
+        rc = cst_err_set(err, CST_EINVAL, "edge '%s': rank %u is no end of it",
+                         job->model.edges[edge].name, job->rank);
+    }
+    /* There are none if a sync could not map them again. */
+    return rc == CST_OK ? job->edges != NULL && job->edges[edge].on_device : rc;
 }

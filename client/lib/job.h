@@ -126,8 +126,11 @@ struct cst_job {
     struct cstc_segment *slabs;                          /* n_slabs entries. Owned. */
     struct cstc_copier copier; /* Copies for puts and takes that were started. */
     struct cstc_edge *edges;   /* One per edge of the model; NULL: this rank has none. Owned. */
-    uint32_t *tensor_chunk;    /* Per tensor: number of its chunk. Owned. */
-    uint64_t *tensor_offset;   /* Per tensor: its first element in the chunk. Owned. */
+    /* How often slots of edges were replaced: when `edges` were mapped, and according to the last
+     * sync. While they differ, the sync is not complete, but maps the edges again. */
+    uint32_t edges_mapped, edges_wanted;
+    uint32_t *tensor_chunk;               /* Per tensor: number of its chunk. Owned. */
+    uint64_t *tensor_offset;              /* Per tensor: its first element in the chunk. Owned. */
     struct cst_lease_trait *traits;       /* Per chunk. Owned. */
     struct cst_lease_operator *operators; /* Per operator. Owned; their lists are `model`'s. */
     /* The leases, and the order of requests. Valid from CSTC_COMMIT_DONE on. */
@@ -202,6 +205,9 @@ void cstc_job_uncommit(struct cst_job *job);
 
 /* commit.c: continue the commit, for cstc_job_drive. */
 int cstc_job_advance_commit(struct cst_job *job, struct cst_err *err);
+
+/* commit.c: get and map the edges of this rank that are not mapped, for cstc_job_drive. */
+int cstc_job_advance_edges(struct cst_job *job, struct cst_err *err);
 
 /* Make the current step void, because of @cause. If it is void already, its first cause is kept. */
 void cstc_job_void(struct cst_job *job, const struct cst_err *cause);

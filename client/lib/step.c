@@ -33,7 +33,8 @@ static int start_sync(struct cst_job *job, struct cst_err *err)
     return CST_OK;
 }
 
-static int advance_sync(struct cst_job *job, struct cst_err *err)
+/* Sync with the other ranks. The step stays void. */
+static int sync_ranks(struct cst_job *job, struct cst_err *err)
 {
     const Cistern__Synced *msg;
     int rc = CST_OK;
@@ -54,11 +55,42 @@ static int advance_sync(struct cst_job *job, struct cst_err *err)
         job->unit = 0;
         job->steps = msg->step;
         job->initialised = true;
-        job->synced = true;
         job->client->returns = msg->has_kept && msg->kept;
+        job->edges_wanted = msg->edges_replaced;
+        cstc_call_reset(&job->call);
+        if (job->edges_wanted != job->edges_mapped) {
+            cstc_edge_close(job);
+            job->commit.n_edges = 0;
+        }
+    }
+    return rc;
+}
+
+/* Slots of edges were replaced: map all edges of this rank. */
+static int renew_edges(struct cst_job *job, struct cst_err *err)
+{
+    const uint32_t wanted = job->edges_wanted;
+    int rc = cstc_job_advance_edges(job, err);
+
+    if (rc == CST_OK) {
+        job->edges_mapped = job->edges_wanted = wanted;
+    } else if (rc != CST_EAGAIN) { /* The next cst_sync syncs first. */
+        job->edges_wanted = job->edges_mapped;
+    }
+    return rc;
+}
+
+static int advance_sync(struct cst_job *job, struct cst_err *err)
+{
+    int rc = job->edges_wanted == job->edges_mapped ? sync_ranks(job, err) : CST_OK;
+
+    if (rc == CST_OK && job->edges_wanted != job->edges_mapped) {
+        rc = renew_edges(job, err);
+    }
+    if (rc == CST_OK) {
+        job->synced = true;
         job->void_step.status = CST_OK;
         job->device.loads.over = false;
-        cstc_call_reset(&job->call);
     }
     return rc;
 }

@@ -46,6 +46,8 @@ static void answer_sync(struct cstd_daemon *daemon, struct cstd_pending *request
 
     if (request->job != NULL) {
         cstd_record_begin(record_of(request->job), reply->step, uv_hrtime());
+        synced.edges_replaced = request->job->memory.slots_replaced;
+        synced.has_edges_replaced = synced.edges_replaced > 0;
     }
     synced.attempt = reply->attempt;
     synced.step = reply->step;

@@ -117,7 +117,8 @@ static int declare_edge(struct cstd_worker *worker, const Cistern__EdgeDecl *dec
                                          .from = decl->from,
                                          .to = decl->to,
                                          .slot_bytes = decl->slot_bytes,
-                                         .n_slots = decl->n_slots};
+                                         .n_slots = decl->n_slots,
+                                         .on_device = decl->has_on_device && decl->on_device};
     struct cst_model *model = &worker->job->model;
     uint32_t i = worker->n_edges;
     char mine[RANKS_TEXT], theirs[RANKS_TEXT];

@@ -52,6 +52,7 @@ static void fill_edges(const struct cst_model *model, struct declarations *d)
         edge->to = from->to;
         edge->slot_bytes = from->slot_bytes;
         edge->n_slots = from->n_slots;
+        edge->has_on_device = edge->on_device = from->on_device;
         d->edge_list[i] = edge;
     }
 }

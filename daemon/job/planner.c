@@ -5,9 +5,9 @@
 #include "daemon/job/declare.h"
 #include "daemon/report/log.h"
 #include "daemon/job/searches.h"
+#include "daemon/memory/edge_slots.h"
 #include "daemon/memory/pool_share.h"
 #include "daemon/memory/rank_devices.h"
-#include "offload/layout/edge.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -128,6 +128,8 @@ static uint64_t left_on(const struct cstd_job *job, struct cstd_gpu *gpu)
              rooms = cstd_device_reservation_bytes(job, gpu);
     uint32_t n = 0;
 
+    rooms += gpu != NULL ? cstd_edge_slots_bytes(job, gpu) : 0;
+
     for (uint32_t r = 0; r < job->world; r++) {
         n += job->workers[r].gpu == gpu;
     }
@@ -153,7 +155,7 @@ static uint64_t least_left(const struct cstd_job *job)
 static void fill_budget(const struct cstd_job *job, struct cst_plan_budget *out)
 {
     const struct cstd_daemon *daemon = job->daemon;
-    uint64_t asked = cstd_pool_share_smallest(job), edges = cst_model_edge_bytes(&job->model);
+    uint64_t asked = cstd_pool_share_smallest(job), edges = cstd_edge_slots_host_bytes(job);
 
     out->device_bytes = asked != 0 ? asked : least_left(job);
     out->activation_bytes = 1;

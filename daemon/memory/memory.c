@@ -3,7 +3,6 @@
 
 #include "daemon/daemon.h"
 #include "daemon/report/log.h"
-#include "offload/layout/edge.h"
 #include "proto/size.h"
 
 #include <errno.h>
@@ -114,6 +113,8 @@ static void free_lists(struct cstd_memory *memory)
     free(memory->segments);
     free(memory->ids);
     free(memory->pools);
+    free(memory->gpus);
+    memory->gpus = NULL;
     memory->segments = NULL;
     memory->ids = NULL;
     memory->pools = NULL;
@@ -356,7 +357,8 @@ static int add_rooms(struct cstd_memory *memory, const struct cstd_memory_reques
 static int make_lists(struct cstd_memory *memory, const struct cstd_memory_request *request,
                       struct cst_err *err)
 {
-    uint32_t n = request->layout->n_segments + 1 + request->n_rooms + request->model->n_edges;
+    uint32_t n = request->layout->n_segments + 1 + request->n_rooms +
+                 cstd_memory_n_edge_segments(request->model);
 
     for (uint32_t r = 0; r < request->world; r++) {
         for (uint32_t c = 0; c < request->layout->n_classes; c++) {
@@ -366,10 +368,15 @@ static int make_lists(struct cstd_memory *memory, const struct cstd_memory_reque
     memory->segments = calloc(n, sizeof(struct cstd_segment *));
     memory->ids = calloc(n, sizeof *memory->ids);
     memory->pools = calloc(request->world, sizeof *memory->pools);
+    memory->gpus = calloc(request->world, sizeof(struct cstd_gpu *));
     memory->world = request->world;
-    if (memory->segments == NULL || memory->ids == NULL || memory->pools == NULL) {
+    if (memory->segments == NULL || memory->ids == NULL || memory->pools == NULL ||
+        memory->gpus == NULL) {
         free_lists(memory);
         return cst_err_set(err, CST_ENOMEM, "no memory for %u segments", n);
+    }
+    for (uint32_t r = 0; r < request->world; r++) {
+        memory->gpus[r] = request->pools[r].gpu;
     }
     return CST_OK;
 }
@@ -393,7 +400,7 @@ static void count_request(struct cstd_memory *memory, const struct cstd_memory_r
         memory->pool_bytes += memory->parked ? 0 : pool->bytes;
         memory->pool_engines |= pool->gpu != NULL ? UINT32_C(1) << pool->gpu->engine : 0;
     }
-    memory->pool_bytes += memory->parked ? 0 : cst_model_edge_bytes(request->model);
+    memory->pool_bytes += memory->parked ? 0 : cstd_memory_edge_bytes(memory);
     memory->gpu_engines = memory->pool_engines;
     for (uint32_t i = 0; i < request->n_rooms; i++) {
         memory->pool_bytes += request->rooms[i].bytes;
@@ -459,11 +466,11 @@ int cstd_memory_open(struct cstd_memory *memory, const struct cstd_memory_reques
     int rc;
 
     memory->account = request->account;
-    count_request(memory, request);
     rc = make_lists(memory, request, err);
     if (rc != CST_OK) {
         return rc;
     }
+    count_request(memory, request);
     rc = add_all(memory, request, err);
     if (rc != CST_OK) {
         goto err_after_segments;

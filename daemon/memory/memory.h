@@ -48,9 +48,13 @@ struct cstd_memory {
     uint32_t pool_engines;
     uint32_t gpu_engines;        /* Engines of all accelerators that the job uses, one bit each. */
     struct cst_core_pool *pools; /* One pool per rank; its segments point into ids. */
+    struct cstd_gpu **gpus;      /* Device of each rank's pool; NULL: the host. */
     uint32_t world;              /* Number of ranks. */
-    const struct cst_model *model;  /* The job's model, whose edges are here. */
-    uint32_t first_edge;            /* Index in segments of the first edge. */
+    const struct cst_model *model; /* The job's model, whose edges are here. */
+    /* Index in segments of the first edge. The words of all edges come first, then the slots that
+     * have memory of their own. */
+    uint32_t first_edge;
+    uint32_t slots_replaced;        /* Number of times that slots were made again elsewhere. */
     struct cstd_shared_heads heads; /* Heads of the edges, unless the pools are parked. */
     /* Device reservations in the form that the core needs. */
     struct cst_core_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
@@ -168,11 +172,11 @@ struct cstd_budget *cstd_memory_budget(struct cstd_daemon *daemon, struct cstd_g
 bool cstd_memory_worker_copies(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu,
                                const struct cst_layout_states *states);
 
-/* Make the pool of @rank again on @gpu (NULL: the host), with as many blocks as before. @lost:
- * engines, one bit each, whose accelerators are gone; new segments are not mapped in them. on_ready
- * follows, and then err has the outcome; n_waiting > 0 until then. CST_EBUDGET, CST_ENOMEM: nothing
- * was changed. CST_EMISMATCH: no rank's pool was on @gpu before, and its engine therefore does not
- * map the arenas. */
+/* Make the pool of @rank again on @gpu (NULL: the host), with as many blocks as before, and the
+ * slots of its edges where they belong then. @lost: engines, one bit each, whose accelerators are
+ * gone; new segments are not mapped in them. on_ready follows, and then err has the outcome;
+ * n_waiting > 0 until then. CST_EBUDGET, CST_ENOMEM: nothing was changed. CST_EMISMATCH: no rank's
+ * pool was on @gpu before, and its engine therefore does not map the arenas. */
 int cstd_memory_move(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
                      uint32_t lost, struct cstd_gpu *gpu, struct cst_err *err);
 
@@ -208,8 +212,10 @@ struct cstd_segment *cstd_memory_slab(const struct cstd_memory *memory, uint32_t
 /* Returns the number of slabs in @rank's pool. */
 uint32_t cstd_memory_n_slabs(const struct cstd_memory *memory, uint32_t rank);
 
-/* Returns the memory of edge @i of the model. The pools must not be parked. */
+/* Returns the memory of edge @i of the model. cstd_memory_edge_slots returns that of its slots;
+ * NULL: they are in the former. The pools must not be parked. */
 struct cstd_segment *cstd_memory_edge(const struct cstd_memory *memory, uint32_t i);
+struct cstd_segment *cstd_memory_edge_slots(const struct cstd_memory *memory, uint32_t i);
 
 /* Log that the memory of the job @about is populated, how long that has taken, and a warning if its
  * arenas should be locked and are not. */

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The slabs of pools, and edges: making, moving and parking them. */
+/* The slabs of pools: making, moving and parking them; edges are parked with them. */
 #include "daemon/memory/memory_pools.h"
 
 #include "daemon/daemon.h"
-#include "offload/layout/edge.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -79,42 +78,6 @@ int cstd_memory_add_pool(struct cstd_memory *memory, const struct cst_layout *la
     return rc;
 }
 
-/* -- edges ---------------------------------------------------------------------------------- */
-
-/* The memory of an edge lies on the node of the rank that takes. It is populated by the node's
- * engine, which has no other use for it. */
-static int add_edge(struct cstd_memory *memory, const struct cst_layout_edge *edge,
-                    struct cst_err *err)
-{
-    uint32_t node = edge->to % memory->daemon->engines.n_nodes;
-    struct cstd_segment *segment;
-    int rc = cstd_memory_add_segment(memory, cst_edge_bytes(edge->slot_bytes, edge->n_slots),
-                                     &memory->daemon->host, 0, (int)node, err);
-
-    if (rc != CST_OK) {
-        return cst_err_prefix(err, "edge '%s'", edge->name);
-    }
-    segment = memory->segments[memory->n_segments - 1];
-    segment->engines = UINT32_C(1) << node;
-    return cstd_shared_heads_add(&memory->heads, segment->fd, err);
-}
-
-int cstd_memory_add_edges(struct cstd_memory *memory, struct cst_err *err)
-{
-    const struct cst_model *model = memory->model;
-    int rc = CST_OK;
-
-    memory->first_edge = memory->n_segments;
-    if (memory->kept != NULL) { /* The edges are parked with the pools. */
-        memory->n_segments += model->n_edges;
-        return CST_OK;
-    }
-    for (uint32_t i = 0; i < model->n_edges && rc == CST_OK; i++) {
-        rc = add_edge(memory, &model->edges[i], err);
-    }
-    return rc;
-}
-
 /* -- moving a pool -------------------------------------------------------------------------- */
 
 /* Replace the new slabs of a pool by the @n old ones again. */
@@ -136,8 +99,10 @@ int cstd_memory_move(struct cstd_memory *memory, const struct cst_layout *layout
     struct cst_core_pool was = memory->pools[rank];
     uint32_t first = (uint32_t)(was.segments - memory->ids), n = cstd_memory_n_slabs(memory, rank),
              n_all = memory->n_segments, pool_engines = memory->pool_engines,
-             gpu_engines = memory->gpu_engines;
+             gpu_engines = memory->gpu_engines, n_made;
     struct cstd_memory_pool pool = {.gpu = gpu};
+    struct cstd_gpu *gpu_was = memory->gpus[rank];
+    struct cstd_memory_slots slots;
     struct cstd_segment **old;
     int rc;
 
@@ -161,10 +126,14 @@ int cstd_memory_move(struct cstd_memory *memory, const struct cst_layout *layout
      * which is set to the first place for the call. */
     memory->gpu_engines &= ~lost;
     memory->n_segments = first;
+    memory->gpus[rank] = gpu;
     rc = cstd_memory_add_pool(memory, layout, rank, &pool, err);
+    n_made = memory->n_segments - first;
+    rc = rc == CST_OK ? cstd_memory_replace_slots(memory, rank, &slots, err) : rc;
     if (rc != CST_OK) {
-        undo_move(memory, first, memory->n_segments - first, old, n);
+        undo_move(memory, first, n_made, old, n);
         memory->pools[rank] = was;
+        memory->gpus[rank] = gpu_was;
         memory->pool_engines = pool_engines;
         memory->gpu_engines = gpu_engines;
     }
@@ -175,6 +144,9 @@ int cstd_memory_move(struct cstd_memory *memory, const struct cst_layout *layout
     memory->err = (struct cst_err){0};
     for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
         cstd_memory_mount(memory, memory->segments[first + i]);
+    }
+    if (rc == CST_OK) {
+        cstd_memory_mount_slots(memory, &slots);
     }
     free(old);
     return rc;
@@ -190,7 +162,7 @@ static void find_parked(const struct cstd_memory *memory, uint32_t *first, uint3
     for (uint32_t r = 0; r < memory->world; r++) {
         *end += cstd_memory_n_slabs(memory, r);
     }
-    *end += memory->model->n_edges;
+    *end += cstd_memory_n_edge_segments(memory->model);
 }
 
 void cstd_memory_park(struct cstd_memory *memory, bool adopted)

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What memory.c and memory_pools.c need of each other. */
+/* What memory.c, memory_pools.c and memory_edges.c need of each other. */
 #ifndef CSTD_MEMORY_POOLS_H
 #define CSTD_MEMORY_POOLS_H
 
 #include "daemon/memory/memory.h"
+#include "proto/edge_memory.h"
 
 /* Add a segment of host memory for the engines in @host_engines (one bit each) and all
  * accelerators' engines of the job. Engine @populate populates it. */
@@ -31,7 +32,31 @@ uint32_t cstd_memory_all_nodes(const struct cstd_memory *memory);
 int cstd_memory_add_pool(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
                          const struct cstd_memory_pool *pool, struct cst_err *err);
 
-/* Add the edges of the model, or only their number if the memory was kept. */
+/* memory_edges.c: add the edges of the model, or only their number if the memory was kept. */
 int cstd_memory_add_edges(struct cstd_memory *memory, struct cst_err *err);
+
+/* memory_edges.c: number of segments of the edges of @model. */
+uint32_t cstd_memory_n_edge_segments(const struct cst_model *model);
+
+/* memory_edges.c: bytes of all segments of edges, from the devices of the ranks' pools. */
+uint64_t cstd_memory_edge_bytes(const struct cstd_memory *memory);
+
+/* Slots of edges that are replaced. */
+struct cstd_memory_slots {
+    uint32_t n;
+    uint32_t at[CST_EDGE_MAX];              /* Indices in the memory's segments. */
+    struct cstd_segment *old[CST_EDGE_MAX]; /* What was there. */
+};
+
+/* memory_edges.c: the pool of @rank has moved to memory->gpus[rank]. Make the slots of its edges
+ * again that are on another device now, in place of the old ones, which are written to @moved.
+ * Changes memory->n_segments, which the caller restores. Then one of these is called:
+ * cstd_memory_mount_slots lets the engines map the new slots, and releases the old ones;
+ * cstd_memory_undo_slots frees the new ones, which nobody has mapped. Statuses are those of
+ * cstd_memory_open; nothing was replaced then. */
+int cstd_memory_replace_slots(struct cstd_memory *memory, uint32_t rank,
+                              struct cstd_memory_slots *moved, struct cst_err *err);
+void cstd_memory_mount_slots(struct cstd_memory *memory, const struct cstd_memory_slots *moved);
+void cstd_memory_undo_slots(struct cstd_memory *memory, struct cstd_memory_slots *moved);
 
 #endif

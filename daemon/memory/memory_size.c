@@ -65,11 +65,6 @@ struct cstd_segment *cstd_memory_slab(const struct cstd_memory *memory, uint32_t
     return memory->segments[(size_t)(memory->pools[rank].segments - memory->ids) + i];
 }
 
-struct cstd_segment *cstd_memory_edge(const struct cstd_memory *memory, uint32_t i)
-{
-    return memory->segments[memory->first_edge + i];
-}
-
 bool cstd_memory_is_leaving(const struct cstd_memory *memory)
 {
     uint32_t n = 0;

@@ -3,11 +3,11 @@
 
 #include "daemon/daemon.h"
 #include "daemon/memory/device_reservation.h"
+#include "daemon/memory/edge_slots.h"
 #include "daemon/job/done.h"
 #include "daemon/job/migrate.h"
 #include "daemon/memory/host_memory.h"
 #include "daemon/wire/session.h"
-#include "offload/layout/edge.h"
 #include "proto/size.h"
 
 #include <inttypes.h>
@@ -44,13 +44,14 @@ static const struct cstd_pools_blocks *planned_blocks(const struct cstd_job *job
 /* -- sizes ------------------------------------------------------------------------------------ */
 
 /* Return what the budget of @gpu (NULL: the host device) has left for the ranks that asked for no
- * size. *n_open: the number of these ranks. */
+ * size, without device reservations and slots of edges. *n_open: the number of these ranks. */
 static uint64_t left_for_open(const struct cstd_job *job, struct cstd_gpu *gpu, uint32_t *n_open)
 {
     const struct cstd_budget *budget = cstd_memory_budget(job->daemon, gpu);
     uint64_t left = cstd_budget_left(budget, job->account),
              rooms = cstd_device_reservation_bytes(job, gpu);
 
+    rooms += gpu != NULL ? cstd_edge_slots_bytes(job, gpu) : 0;
     left -= rooms < left ? rooms : left;
     *n_open = 0;
     for (uint32_t r = 0; r < job->world; r++) {
@@ -66,17 +67,24 @@ static uint64_t left_for_open(const struct cstd_job *job, struct cstd_gpu *gpu, 
 }
 
 /* Write what is in use of the budget of @gpu's pools, or of the owner's quota for them, whichever
- * leaves less. */
+ * leaves less, and what the slots of edges will take there. */
 static void words_of_use(const struct cstd_job *job, struct cstd_gpu *gpu, char *out, size_t n)
 {
     const struct cstd_budget *budget = cstd_memory_budget(job->daemon, gpu);
-    char words[CSTD_BUDGET_WORDS];
+    uint64_t slots = gpu != NULL ? cstd_edge_slots_bytes(job, gpu) : 0;
+    char words[CSTD_BUDGET_WORDS], exact[CST_SIZE_EXACT];
 
     if (cstd_budget_left(budget, job->account) < cstd_budget_unused(budget)) {
         cstd_quota_words(job->account, budget->resource, out, n);
     } else {
         cstd_budget_words(budget, words, sizeof words);
         (void)snprintf(out, n, "%s: %s", budget->name, words);
+    }
+    if (slots > 0) {
+        size_t end = strlen(out);
+
+        (void)snprintf(out + end, n - end, ", and slots of edges take %s",
+                       cst_size_exact(slots, exact));
     }
 }
 
@@ -88,7 +96,7 @@ static void words_of_use(const struct cstd_job *job, struct cstd_gpu *gpu, char 
 static int give_share(const struct cstd_job *job, const struct cstd_worker *worker, uint64_t grain,
                       struct cstd_pools_blocks *out, struct cst_err *err)
 {
-    char use[CSTD_BUDGET_WORDS + 64];
+    char use[CSTD_BUDGET_WORDS + 128];
     struct cstd_pools_blocks planned;
     struct cst_err why = {0};
     uint32_t n_open;
@@ -151,11 +159,13 @@ struct rooms {
     uint32_t n;
 };
 
-/* Bytes of the device reservations on @gpu and of the states that stay there. */
+/* Bytes of the device reservations on @gpu, of the states that stay there and of the slots of
+ * edges.
+ */
 static uint64_t room_bytes(const struct cstd_job *job, const struct rooms *rooms,
                            const struct cstd_gpu *gpu)
 {
-    uint64_t bytes = 0;
+    uint64_t bytes = gpu != NULL ? cstd_edge_slots_bytes(job, gpu) : 0;
 
     for (uint32_t i = 0; i < rooms->n; i++) {
         bytes += rooms->v[i].gpu == gpu ? rooms->v[i].bytes : 0;
@@ -237,7 +247,7 @@ static int check_host(const struct cstd_job *job, uint64_t bytes, bool all, stru
 /* Bytes of host memory that @job takes in addition to the arenas that exist already. */
 static uint64_t host_bytes(const struct cstd_job *job)
 {
-    uint64_t bytes = cstd_memory_host_bytes(&job->layout) + cst_model_edge_bytes(&job->model);
+    uint64_t bytes = cstd_memory_host_bytes(&job->layout) + cstd_edge_slots_host_bytes(job);
 
     if (job->inherits) {
         return bytes - job->layout.arena_bytes;

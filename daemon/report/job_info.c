@@ -6,10 +6,10 @@
 #include "daemon/job/commit.h"
 #include "daemon/job/done.h"
 #include "daemon/daemon.h"
+#include "daemon/memory/edge_slots.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/memory/set_aside.h"
 #include "daemon/wire/serve.h"
-#include "offload/layout/edge.h"
 #include "proto/optimizers.h"
 #include "proto/size.h"
 
@@ -422,6 +422,17 @@ static void fill_patterns(const struct cstd_job *job, struct details *details,
     }
 }
 
+static void fill_edges(const struct cstd_job *job, Cistern__JobInfo *out)
+{
+    out->has_n_edges = out->has_edge_bytes = job->model.n_edges > 0;
+    out->n_edges = job->model.n_edges;
+    if (!job->memory.parked) {
+        out->edge_bytes = cstd_edge_slots_host_bytes(job);
+        out->edge_device_bytes = cstd_edge_slots_device_bytes(job);
+        out->has_edge_device_bytes = out->edge_device_bytes > 0;
+    }
+}
+
 static void fill_users(const struct cstd_job *job, struct details *details, Cistern__JobInfo *out)
 {
     struct cstd_job *user = NULL;
@@ -470,9 +481,7 @@ void cstd_serve_job_info(struct cstd_session *session, uint64_t id, void *body)
     fill_users(job, &details, &info);
     info.has_n_groups = job->model.n_groups > 1;
     info.n_groups = job->model.n_groups - 1;
-    info.has_n_edges = info.has_edge_bytes = job->model.n_edges > 0;
-    info.n_edges = job->model.n_edges;
-    info.edge_bytes = job->memory.parked ? 0 : cst_model_edge_bytes(&job->model);
+    fill_edges(job, &info);
     for (uint32_t r = 0; r < job->world; r++) {
         fill_rank(job, r, &ranks[r]);
         pointers[r] = &ranks[r].message;
@@ -539,6 +548,7 @@ static void explain(struct cstd_session *session, uint64_t id, const struct cstd
                               EXPLAIN_LINES - n);
     n += explain_devices(job, lines + n, EXPLAIN_LINES - n);
     n += cstd_comms_explain(job, lines + n, EXPLAIN_LINES - n);
+    n += cstd_edge_slots_explain(job, lines + n, EXPLAIN_LINES - n);
     for (unsigned i = 0; i < n; i++) {
         pointers[i] = lines[i];
     }

@@ -374,42 +374,91 @@ void cstd_serve_arena(struct cstd_session *session, uint64_t id, void *body)
     cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_ARENA_PART, &part.base, fds, n);
 }
 
+/* The arrays of an EdgePart. */
+struct edge_page {
+    uint32_t n, edge[CST_FRAME_MAX_FDS]; /* Edges. */
+    uint64_t bytes[CST_FRAME_MAX_FDS], slots_bytes[CST_FRAME_MAX_FDS];
+    protobuf_c_boolean slots_device[CST_FRAME_MAX_FDS];
+    int fds[CST_FRAME_MAX_FDS];
+    uint32_t n_fds;
+    bool any_slots; /* The slots of an edge have memory of their own. */
+};
+
+/* Add edge @i to @page, if it has room for the descriptors. CST_EAGAIN: it has not. */
+static int add_edge(const struct cstd_memory *memory, uint32_t i, struct edge_page *page,
+                    struct cst_err *err)
+{
+    struct cstd_segment *words = cstd_memory_edge(memory, i),
+                        *slots = cstd_memory_edge_slots(memory, i);
+    const struct cstd_gpu *gpu;
+    int rc;
+
+    if (page->n_fds + (slots != NULL ? 2 : 1) > CST_FRAME_MAX_FDS) {
+        return CST_EAGAIN;
+    }
+    page->edge[page->n] = i;
+    page->bytes[page->n] = words->bytes;
+    page->slots_bytes[page->n] = slots != NULL ? slots->bytes : 0;
+    gpu = slots != NULL && slots->device
+              ? cstd_gpus_of_engine(&memory->daemon->gpus, (unsigned)slots->populate)
+              : NULL;
+    page->slots_device[page->n] = gpu != NULL && !gpu->paced;
+    page->any_slots = page->any_slots || slots != NULL;
+    rc = cstd_segment_share(words, &page->fds[page->n_fds++], err);
+    if (rc == CST_OK && slots != NULL) {
+        rc = cstd_segment_share(slots, &page->fds[page->n_fds++], err);
+    }
+    page->n++;
+    return rc;
+}
+
+/* Fill in the page of @rank's edges from number @first on. *passed: how many edges the rank has. */
+static int fill_edges(const struct cstd_job *job, uint32_t rank, uint32_t first,
+                      struct edge_page *page, uint32_t *passed, struct cst_err *err)
+{
+    const struct cst_model *model = &job->model;
+    int rc = CST_OK;
+
+    *passed = 0;
+    for (uint32_t i = 0; !job->memory.parked && i < model->n_edges && rc == CST_OK; i++) {
+        if (cst_layout_edge_has(&model->edges[i], rank) && (*passed)++ >= first) {
+            rc = add_edge(&job->memory, i, page, err);
+        }
+    }
+    return rc == CST_EAGAIN ? CST_OK : rc;
+}
+
 void cstd_serve_edge(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__EdgeGet *get = body;
-    const struct cstd_memory *memory = &session->job->memory;
-    const struct cst_model *model = &session->job->model;
     Cistern__EdgePart part = CISTERN__EDGE_PART__INIT;
-    uint32_t edges[CST_FRAME_MAX_FDS], n = 0, passed = 0;
-    uint64_t bytes[CST_FRAME_MAX_FDS];
-    int fds[CST_FRAME_MAX_FDS];
+    struct edge_page page = {0};
     struct cst_err err = {0};
+    uint32_t passed;
 
     if (!check_committed(session, id)) {
         return;
     }
-    for (uint32_t i = 0; !memory->parked && i < model->n_edges && n < CST_FRAME_MAX_FDS; i++) {
-        if (!cst_layout_edge_has(&model->edges[i], session->rank) || passed++ < get->first) {
-            continue;
-        }
-        edges[n] = i;
-        bytes[n] = cstd_memory_edge(memory, i)->bytes;
-        if (cstd_segment_share(cstd_memory_edge(memory, i), &fds[n], &err) != CST_OK) {
-            cstd_session_error(session, id, &err);
-            return;
-        }
-        n++;
+    if (fill_edges(session->job, session->rank, get->first, &page, &passed, &err) != CST_OK) {
+        cstd_session_error(session, id, &err);
+        return;
     }
-    if (n == 0) {
+    if (page.n == 0) {
         cstd_serve_error(session, id, CST_EINVAL, "edges from %u of %u that rank %u has",
                          get->first, passed, session->rank);
         return;
     }
     part.first = get->first;
-    part.n_edge = part.n_bytes = n;
-    part.edge = edges;
-    part.bytes = bytes;
-    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_EDGE_PART, &part.base, fds, n);
+    part.n_edge = part.n_bytes = page.n;
+    part.edge = page.edge;
+    part.bytes = page.bytes;
+    part.n_slots_bytes = part.n_slots_device = page.any_slots ? page.n : 0;
+    part.slots_bytes = page.slots_bytes;
+    part.slots_device = page.slots_device;
+    part.replaced = session->job->memory.slots_replaced;
+    part.has_replaced = part.replaced > 0;
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_EDGE_PART, &part.base, page.fds,
+                       page.n_fds);
 }
 
 void cstd_serve_leave(struct cstd_session *session, uint64_t id, void *body)

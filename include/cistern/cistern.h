@@ -29,8 +29,8 @@
  *     accelerator. If it dies repeatedly, the daemon does not start it again, but gives it up
  *     (cisternd(8)).
  *   - A device update is the update of a chunk on an accelerator, not on the processor.
- *   - An edge is host memory through which a rank passes arrays, such as activations, to another
- *     rank or to itself. It consists of slots. Each slot holds one array.
+ *   - An edge is memory of the host or of a GPU through which a rank passes arrays, such as
+ *     activations, to another rank or to itself. It consists of slots. Each slot holds one array.
  *
  * Threads. A client and its job must be used by one thread at a time. Different clients are
  * independent. The functions that have no client and no job as argument may be called by any
@@ -498,16 +498,26 @@ struct cst_edge_spec {
     uint32_t to;   /* Rank that takes. It may be `from`. */
     uint64_t slot_bytes; /* Bytes of a slot: the size of the largest array. */
     uint32_t n_slots;    /* Number of arrays that the edge can hold, 1 to 4096. */
+    bool on_device;      /* The slots are in device memory, if possible (below). */
 };
 
-/* Declare an edge (cst_put, cst_take). Its slots are host memory of the job, which cst_commit
- * allocates and charges to the budgets. In a model that is cut into stages (cst_stage), `from` and
+/* Declare an edge (cst_put, cst_take). Its slots are memory of the job, which cst_commit allocates
+ * and charges to the budgets: host memory, unless on_device is true. With on_device they are in the
+ * memory of the device of the rank `to`, and are charged to the budget of pools there, if
+ *   - the pools of both ranks are on devices, and
+ *   - both are on one device, or the device of `from` can access the memory of that of `to`.
+ * Otherwise they are in host memory; `cistern explain` says why. What passes through such an edge
+ * is the same in both cases. In device memory an array is copied from GPU to GPU, and not down to
+ * the host and up again.
+ *
+ * In a model that is cut into stages (cst_stage), `from` and
  * `to` are the same rank or CST_ALL_RANKS: a step goes on without a rank that dies, and another
  * rank would wait for its arrays in vain. Returns the edge's number (>= 0) or a negative status:
  *   - CST_EINVAL: the name is empty, longer than 63 bytes or not printable.
  *   - CST_EINVAL: the job does not have one of the two ranks.
  *   - CST_EINVAL: there are no slots or more than 4096, or a slot has no bytes, or all slots
  *     together have more than 2^44 bytes.
+ *   - CST_EINVAL: on_device is true in an edge of CST_ALL_RANKS.
  *   - CST_EINVAL: there are more than 256 edges.
  *   - CST_EINVAL: the job is committed.
  *   - CST_EEXIST: the name is taken.
@@ -619,6 +629,8 @@ uint64_t cst_job_steps(const struct cst_job *job);
  *     can be read and written.
  *   - CST_EENGINE: the daemon gave up the engine of a NUMA node. All ranks get this status. All
  *     ranks then leave and open the job again, and the daemon starts the engine again.
+ *   - CST_ENOMEM, CST_EGPU: the slots of an edge of this rank are elsewhere now, because a rank's
+ *     device was lost, and cannot be mapped. The step is void.
  *   - CST_EINVAL: the job is not committed.
  *   - CST_EBUSY: another call is pending.
  *
@@ -915,8 +927,7 @@ int cst_try_next(struct cst_job *job, double loss, struct cst_unit *unit, struct
  *
  * If the job is on a GPU (cistern/cuda.h), @data may be in the GPU's memory. The GPU then copies
  * all arrays, those in host memory, too. A copy begins when the stream has done the work that it
- * had at the time of the call, so that a kernel may have written @data just before. Slots are host
- * memory in any case.
+ * had at the time of the call, so that a kernel may have written @data just before.
  *
  * Statuses:
  *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync. If a rank dies, a call that waits
@@ -936,8 +947,15 @@ int cst_take(struct cst_job *job, int edge, uint32_t number, void *data, uint64_
 /* Do cst_put or cst_take in two parts, without the copy. The first part waits for the slot. *slot
  * receives its address; the slot has slot_bytes bytes and is aligned to 64. Until the second part
  * the worker writes or reads the slot. Several arrays of an edge may be between the two parts. What
- * is written before cst_put_end is seen after cst_take_begin. cst_put_end and cst_take_end never
- * wait. Statuses are those of cst_put and cst_take, and these:
+ * is written before cst_put_end is seen after cst_take_begin. cst_put_end and cst_take_end do not
+ * wait.
+ *
+ * If the slots are in the memory of a GPU (cst_edge_on_device), *slot is an address there. Work
+ * that is enqueued in the job's stream between the two parts writes or reads it. Then cst_put_end
+ * and cst_take_end wait until the stream has done the work that it has; not in an edge from a rank
+ * to itself.
+ *
+ * Statuses are those of cst_put and cst_take, and these:
  *   - cst_put_begin, cst_take_begin, CST_EINVAL: @number is between the two parts already.
  *   - cst_put_end, cst_take_end, CST_EINVAL: the first part was not called for @number, or a
  *     cst_sync has freed the slot meanwhile. */
@@ -946,6 +964,12 @@ int cst_put_end(struct cst_job *job, int edge, uint32_t number, struct cst_err *
 int cst_take_begin(struct cst_job *job, int edge, uint32_t number, const void **slot,
                    struct cst_err *err);
 int cst_take_end(struct cst_job *job, int edge, uint32_t number, struct cst_err *err);
+
+/* Return 1 if the slots of @edge are in the memory of a GPU, and 0 if they are in host memory:
+ * those of a simulated accelerator are. If a rank was opened again on another device, because its
+ * own was lost, cst_sync can change the result. Never waits. Statuses:
+ *   - CST_EINVAL: there is no such edge, this rank is no end of it, or the job is not committed. */
+int cst_edge_on_device(const struct cst_job *job, int edge, struct cst_err *err);
 
 /* Do cst_put or cst_take with a copy beside the computation, which a thread of the library does, or
  * the job's GPU in a stream of its own. The copies of a job are done in the order in which they are

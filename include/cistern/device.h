@@ -43,8 +43,9 @@ extern "C" {
  * that returns int returns CST_OK, or a negative status with its cause in *err. After such a
  * failure the step is void, except in map and map_host, which make cst_commit fail. */
 struct cst_device_calls {
-    /* Map @bytes of a slab of the pool. The handle @fd belongs to the caller, who may close it
-     * afterwards. *base is the slab's device address, which stays the same until unmap. */
+    /* Map @bytes of a slab of the pool, or of the slots of an edge, which may be the memory of
+     * another device. The handle @fd belongs to the caller, who may close it afterwards. *base is
+     * the memory's address on the job's device, which stays the same until unmap. */
     int (*map)(void *arg, int fd, uint64_t bytes, void **base, struct cst_err *err);
     void (*unmap)(void *arg, void *base, uint64_t bytes);
     /* Enqueue: fill @bytes at the device address @at with zeros. */
@@ -81,9 +82,10 @@ struct cst_device_calls {
      */
 
     /* Enqueue a copy of @bytes from @src to @dst after all work that the stream has. One of them is
-     * inside of an area of map_host, and the other one is device memory or host memory. The copies
-     * of this function are done one after the other. The stream does not wait for them. *number is
-     * the copy's number; numbers increase, and are not those of copy(). */
+     * inside of an area of map_host, or of slots that map() has mapped. The other one is device
+     * memory or host memory. The copies of this function are done one after the other. The stream
+     * does not wait for them. *number is the copy's number; numbers increase, and are not those of
+     * copy(). With 0 bytes nothing is copied, but the number is reached after the same work. */
     int (*copy_array)(void *arg, void *dst, const void *src, uint64_t bytes, uint64_t *number,
                       struct cst_err *err);
     /* Enqueue: the stream waits for all copies of copy_array up to @number. @blocks: the calling

@@ -41,6 +41,12 @@ static int check(const struct cst_edge_words *words, uint32_t world, struct cst_
             " bytes; an edge has 1 to %d slots, and 1 to %" PRIu64 " bytes in all slots together",
             words->name, words->n_slots, words->slot_bytes, CST_EDGE_MAX_SLOTS, CST_EDGE_MAX_BYTES);
     }
+    if (words->on_device && words->to == CST_EDGE_ANY) {
+        return cst_err_set(err, CST_EINVAL,
+                           "edge '%s' of all ranks: it has no receiver on whose device the slots "
+                           "could be; declare it without on_device",
+                           words->name);
+    }
     return CST_OK;
 }
 
@@ -78,7 +84,8 @@ int cst_model_edge(struct cst_model *model, const struct cst_edge_words *words, 
     *edge = (struct cst_layout_edge){.from = words->from,
                                      .to = words->to,
                                      .slot_bytes = words->slot_bytes,
-                                     .n_slots = words->n_slots};
+                                     .n_slots = words->n_slots,
+                                     .on_device = words->on_device};
     memcpy(edge->name, words->name, strlen(words->name) + 1);
     return CST_OK;
 }
@@ -112,6 +119,12 @@ int cst_model_same_edge(const struct cst_model *model, uint32_t i,
                            edge->name, other->n_slots, other->slot_bytes, mine, edge->n_slots,
                            edge->slot_bytes, theirs);
     }
+    if (edge->on_device != other->on_device) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "edge '%s' has slots in %s memory in %s, and in %s memory in %s",
+                           edge->name, other->on_device ? "device" : "host", mine,
+                           edge->on_device ? "device" : "host", theirs);
+    }
     return CST_OK;
 }
 
@@ -130,12 +143,28 @@ int cst_model_copy_edges(struct cst_model *model, const struct cst_model *from, 
     return CST_OK;
 }
 
+uint64_t cst_layout_edge_bytes(const struct cst_layout_edge *edge)
+{
+    return edge->on_device ? cst_edge_head_bytes(edge->n_slots)
+                           : cst_edge_bytes(edge->slot_bytes, edge->n_slots);
+}
+
 uint64_t cst_model_edge_bytes(const struct cst_model *model)
 {
     uint64_t bytes = 0;
 
     for (uint32_t i = 0; i < model->n_edges; i++) {
-        bytes += cst_edge_bytes(model->edges[i].slot_bytes, model->edges[i].n_slots);
+        bytes += cst_layout_edge_bytes(&model->edges[i]);
     }
     return bytes;
+}
+
+uint32_t cst_model_edges_on_device(const struct cst_model *model, uint32_t i)
+{
+    uint32_t n = 0;
+
+    while (i > 0) {
+        n += model->edges[--i].on_device;
+    }
+    return n;
 }

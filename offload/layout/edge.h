@@ -17,6 +17,7 @@ struct cst_layout_edge {
     uint32_t from, to;
     uint64_t slot_bytes; /* Size of a slot. */
     uint32_t n_slots;    /* Number of slots. */
+    bool on_device;      /* The slots have a memory of their own, on a device if possible. */
 };
 
 /* True if all ranks put and take. */
@@ -43,12 +44,14 @@ struct cst_edge_words {
     uint32_t from, to;
     uint64_t slot_bytes;
     uint32_t n_slots;
+    bool on_device;
 };
 
 /* Declare an edge of a job with @world ranks. Its number is the value of n_edges before the call.
  * Statuses:
  *   - CST_EINVAL: a name that is empty, longer than 63 bytes or not printable; a rank that the job
- *     does not have; no slots, too many slots or too many bytes; too many edges.
+ *     does not have; no slots, too many slots or too many bytes; slots of all ranks on a device;
+ *     too many edges.
  *   - CST_EEXIST: the name is in use.
  *   - CST_ENOMEM. */
 int cst_model_edge(struct cst_model *model, const struct cst_edge_words *words, uint32_t world,
@@ -63,7 +66,15 @@ int cst_model_same_edge(const struct cst_model *model, uint32_t i,
 int cst_model_copy_edges(struct cst_model *model, const struct cst_model *from, uint32_t n,
                          struct cst_err *err);
 
-/* Bytes of the memory of all edges of @model. */
+/* Bytes of the memory with the words of @edge. Its slots are in there, too, or have a memory of
+ * their own (on_device). */
+uint64_t cst_layout_edge_bytes(const struct cst_layout_edge *edge);
+
+/* The sum of cst_layout_edge_bytes over all edges of @model. */
 uint64_t cst_model_edge_bytes(const struct cst_model *model);
+
+/* Number of edges of @model before edge @i whose slots have a memory of their own. With n_edges in
+ * place of @i: of all of them. */
+uint32_t cst_model_edges_on_device(const struct cst_model *model, uint32_t i);
 
 #endif

@@ -47,7 +47,8 @@ static void open_job(struct bench *b, const char *socket)
 
     must(b, cst_connect(&b->client, socket, &b->err));
     must(b, cst_job_open(&b->job, b->client, &spec, &b->err));
-    b->edge = cst_edge(b->job, &(struct cst_edge_spec){"stash", 0, 0, ARRAY_BYTES, N_ARRAYS});
+    b->edge =
+        cst_edge(b->job, &(struct cst_edge_spec){"stash", 0, 0, ARRAY_BYTES, N_ARRAYS, false});
     tensor = cst_tensor(b->job, "t", CST_BF16, 1, (int64_t[]){1000}, CST_GROUP_ALL);
     ck_assert_int_eq(cst_operator(b->job, "o", &tensor, 1), 0);
     must(b, cst_commit(b->job, NULL, &b->err));

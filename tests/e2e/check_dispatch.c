@@ -66,7 +66,7 @@ static void declare(struct worker *w, uint32_t rank, uint32_t world, uint32_t ti
         (void)snprintf(name, sizeof name, "e%d", i);
         ck_assert_int_eq(
             cst_edge(w->job, &(struct cst_edge_spec){name, CST_ALL_RANKS, CST_ALL_RANKS,
-                                                     WIDTH * sizeof(float), MICRO}),
+                                                     WIDTH * sizeof(float), MICRO, false}),
             i);
     }
     for (int i = 0; i < TENSORS; i++) {

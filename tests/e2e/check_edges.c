@@ -40,13 +40,14 @@ static void must(struct worker *w, int rc)
     suite_must(rc == CST_OK, "%s", w->err.text);
 }
 
-static void declare(struct worker *w, uint32_t rank, uint32_t world, uint64_t slot_bytes)
+static void declare(struct worker *w, uint32_t rank, uint32_t world, uint64_t slot_bytes,
+                    bool on_device)
 {
     const struct cst_job_spec spec = {.name = "edges", .rank = rank, .world = world};
     const struct cst_edge_spec edges[N_EDGES] = {
-        {"there", 0, world - 1, slot_bytes, N_SLOTS},
-        {"back", world - 1, 0, SLOT, 1},
-        {"stash", 0, 0, SLOT, STASHED},
+        {"there", 0, world - 1, slot_bytes, N_SLOTS, on_device},
+        {"back", world - 1, 0, SLOT, 1, false},
+        {"stash", 0, 0, SLOT, STASHED, false},
     };
     int tensor;
 
@@ -62,7 +63,7 @@ static void declare(struct worker *w, uint32_t rank, uint32_t world, uint64_t sl
 
 static void open_worker(struct worker *w, uint32_t rank, uint32_t world)
 {
-    declare(w, rank, world, SLOT);
+    declare(w, rank, world, SLOT, false);
     must(w, cst_commit(w->job, NULL, &w->err));
 }
 
@@ -279,7 +280,7 @@ START_TEST(wrong_calls_are_refused)
 {
     struct worker w = {0};
     uint8_t data[SLOT + 1] = {0};
-    const struct cst_edge_spec late = {"late", 0, 0, 1, 1};
+    const struct cst_edge_spec late = {"late", 0, 0, 1, 1, false};
 
     open_worker(&w, 0, 1);
     ck_assert_int_eq(cst_edge(w.job, &late), CST_EINVAL);
@@ -304,17 +305,18 @@ START_TEST(wrong_declarations_are_refused)
         struct cst_edge_spec edge;
         int status;
     } cases[] = {
-        {{"", 0, 1, 1, 1}, CST_EINVAL},
-        {{"a\n", 0, 1, 1, 1}, CST_EINVAL},
-        {{NULL, 0, 1, 1, 1}, CST_EINVAL},
-        {{"a", 0, 2, 1, 1}, CST_EINVAL},
-        {{"a", 2, 0, 1, 1}, CST_EINVAL},
-        {{"a", 0, 1, 0, 1}, CST_EINVAL},
-        {{"a", 0, 1, 1, 0}, CST_EINVAL},
-        {{"a", 0, 1, 1, CST_EDGE_MAX_SLOTS + 1}, CST_EINVAL},
-        {{"a", 0, 1, UINT64_MAX, 2}, CST_EINVAL},
-        {{"a", 0, 1, CST_EDGE_MAX_BYTES, 1}, CST_OK},
-        {{"a", 0, 1, 1, 1}, CST_EEXIST},
+        {{"", 0, 1, 1, 1, false}, CST_EINVAL},
+        {{"a\n", 0, 1, 1, 1, false}, CST_EINVAL},
+        {{NULL, 0, 1, 1, 1, false}, CST_EINVAL},
+        {{"a", 0, 2, 1, 1, false}, CST_EINVAL},
+        {{"a", 2, 0, 1, 1, false}, CST_EINVAL},
+        {{"a", 0, 1, 0, 1, false}, CST_EINVAL},
+        {{"a", 0, 1, 1, 0, false}, CST_EINVAL},
+        {{"a", 0, 1, 1, CST_EDGE_MAX_SLOTS + 1, false}, CST_EINVAL},
+        {{"a", 0, 1, UINT64_MAX, 2, false}, CST_EINVAL},
+        {{"a", CST_ALL_RANKS, CST_ALL_RANKS, 1, 1, true}, CST_EINVAL},
+        {{"a", 0, 1, CST_EDGE_MAX_BYTES, 1, false}, CST_OK},
+        {{"a", 0, 1, 1, 1, false}, CST_EEXIST},
     };
     struct worker w = {0};
 
@@ -329,30 +331,42 @@ START_TEST(wrong_declarations_are_refused)
         char name[16];
 
         (void)snprintf(name, sizeof name, "e%d", i);
-        ck_assert_int_eq(cst_edge(w.job, &(struct cst_edge_spec){name, 0, 1, 1, 1}), i);
+        ck_assert_int_eq(cst_edge(w.job, &(struct cst_edge_spec){name, 0, 1, 1, 1, false}), i);
     }
-    ck_assert_int_eq(cst_edge(w.job, &(struct cst_edge_spec){"more", 0, 1, 1, 1}), CST_EINVAL);
+    ck_assert_int_eq(cst_edge(w.job, &(struct cst_edge_spec){"more", 0, 1, 1, 1, false}),
+                     CST_EINVAL);
     cst_disconnect(w.client);
 }
 END_TEST
 
 /* Ranks that declare an edge differently get an error with both values. */
-START_TEST(ranks_that_disagree_are_named)
+static void disagree(uint64_t slot_bytes, bool on_device, const char *one, const char *other)
 {
     struct worker w = {0};
     pid_t pid = child_start();
     uint32_t rank = pid == 0 ? 1 : 0;
 
-    declare(&w, rank, 2, rank == 0 ? SLOT : SLOT + 64);
+    declare(&w, rank, 2, rank == 0 ? SLOT : slot_bytes, rank != 0 && on_device);
     ck_assert_int_eq(cst_commit(w.job, NULL, &w.err), CST_EMISMATCH);
-    ck_assert_ptr_nonnull(strstr(w.err.text, "edge 'there' has 3 slots of"));
-    ck_assert_ptr_nonnull(strstr(w.err.text, " 3000 bytes"));
-    ck_assert_ptr_nonnull(strstr(w.err.text, " 3064 bytes"));
+    ck_assert_ptr_nonnull(strstr(w.err.text, "edge 'there' has "));
+    ck_assert_ptr_nonnull(strstr(w.err.text, one));
+    ck_assert_ptr_nonnull(strstr(w.err.text, other));
     cst_disconnect(w.client);
     if (pid == 0) {
         _exit(0);
     }
     ck_assert(!child_join(pid, "the other rank failed"));
+}
+
+START_TEST(ranks_that_disagree_are_named)
+{
+    disagree(SLOT + 64, false, "3 slots of 3000 bytes", "3 slots of 3064 bytes");
+}
+END_TEST
+
+START_TEST(ranks_that_disagree_about_the_device)
+{
+    disagree(SLOT, true, "host memory in rank 0", "device memory in rank 1");
 }
 END_TEST
 
@@ -384,7 +398,7 @@ START_TEST(the_budget_limits_edges)
 {
     struct worker w = {0};
 
-    declare(&w, 0, 1, UINT64_C(1) << 28);
+    declare(&w, 0, 1, UINT64_C(1) << 28, false);
     ck_assert_int_eq(cst_commit(w.job, NULL, &w.err), CST_EBUDGET);
     ck_assert_ptr_nonnull(strstr(w.err.text, "host memory"));
     cst_disconnect(w.client);
@@ -705,6 +719,7 @@ int main(void)
     tcase_add_test(arrays, wrong_calls_are_refused);
     tcase_add_test(arrays, wrong_declarations_are_refused);
     tcase_add_test(arrays, ranks_that_disagree_are_named);
+    tcase_add_test(arrays, ranks_that_disagree_about_the_device);
     tcase_add_test(arrays, memory_is_charged_to_the_budget);
     tcase_add_test(arrays, the_budget_limits_edges);
     tcase_add_loop_test(deaths, the_death_of_a_rank_ends_all_waits, 0,

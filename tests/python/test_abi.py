@@ -34,6 +34,7 @@ UNUSED = {
     "cst_comm_wait",
     "cst_commit",
     "cst_edge",
+    "cst_edge_on_device",
     "cst_edge_wait",
     "cst_err_errno",
     "cst_err_prefix",

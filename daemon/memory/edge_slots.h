@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where the slots of edges with `on_device` are, and what they take of the budgets: on the
+ * accelerator of the rank that takes, if the accelerator of the rank that puts can access it, and
+ * else in host memory. memory.h allocates them. Loop thread only. */
+#ifndef CSTD_EDGE_SLOTS_H
+#define CSTD_EDGE_SLOTS_H
+
+#include <stdint.h>
+
+struct cst_layout_edge;
+struct cstd_daemon;
+struct cstd_gpu;
+struct cstd_job;
+
+/* The memory of the slots of an edge. */
+struct cstd_edge_slots {
+    struct cstd_gpu *gpu; /* The accelerator; NULL: host memory. */
+    uint64_t bytes;       /* Its size, a multiple of the accelerator's granularity. */
+};
+
+/* Decide where the slots of @edge are, which has `on_device`, if the pool of its sender is on @from
+ * and that of its receiver on @to; NULL: in host memory. */
+struct cstd_edge_slots cstd_edge_slots_choose(const struct cstd_daemon *daemon,
+                                              const struct cst_layout_edge *edge,
+                                              const struct cstd_gpu *from, struct cstd_gpu *to);
+
+/* Return the bytes of the slots of @job's edges with `on_device` that are on @gpu (NULL: in host
+ * memory), when the job's pools exist. */
+uint64_t cstd_edge_slots_bytes(const struct cstd_job *job, const struct cstd_gpu *gpu);
+
+/* Return the bytes of all of @job's edges in host memory and on accelerators, words and slots, when
+ * the job's pools exist. */
+uint64_t cstd_edge_slots_host_bytes(const struct cstd_job *job);
+uint64_t cstd_edge_slots_device_bytes(const struct cstd_job *job);
+
+/* Write a line for each edge of @job with `on_device`, at most @max, which says where its slots are
+ * and why. Returns the number of lines. */
+unsigned cstd_edge_slots_explain(const struct cstd_job *job, char lines[][192], unsigned max);
+
+#endif

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The memory of edges: making it, and replacing slots whose accelerator was lost. */
+#include "daemon/memory/memory_pools.h"
+
+#include "daemon/daemon.h"
+#include "daemon/memory/edge_slots.h"
+#include "daemon/memory/set_aside.h"
+#include "offload/layout/edge.h"
+
+/* The memory lies on the node of the rank that takes. It is populated by the node's engine, which
+ * has no other use for it. */
+static int add_host_segment(struct cstd_memory *memory, const struct cst_layout_edge *edge,
+                            uint64_t bytes, struct cst_err *err)
+{
+    uint32_t node = edge->to % memory->daemon->engines.n_nodes;
+    int rc = cstd_memory_add_segment(memory, bytes, &memory->daemon->host, 0, (int)node, err);
+
+    if (rc == CST_OK) {
+        memory->segments[memory->n_segments - 1]->engines = UINT32_C(1) << node;
+    }
+    return rc;
+}
+
+static struct cstd_edge_slots slots_of(const struct cstd_memory *memory,
+                                       const struct cst_layout_edge *edge)
+{
+    return cstd_edge_slots_choose(memory->daemon, edge, memory->gpus[edge->from],
+                                  memory->gpus[edge->to]);
+}
+
+/* Add the segment of the slots of @edge. */
+static int add_slots(struct cstd_memory *memory, const struct cst_layout_edge *edge,
+                     struct cst_err *err)
+{
+    struct cstd_edge_slots slots = slots_of(memory, edge);
+
+    if (slots.gpu == NULL) {
+        return add_host_segment(memory, edge, slots.bytes, err);
+    }
+    cstd_set_aside_update(memory->daemon, slots.gpu);
+    return cstd_memory_add_device_segment(memory, slots.bytes, slots.gpu, 0, err);
+}
+
+/* Add the segment with the words of @edge, and the slots if they have no memory of their own. */
+static int add_words(struct cstd_memory *memory, const struct cst_layout_edge *edge,
+                     struct cst_err *err)
+{
+    int rc = add_host_segment(memory, edge, cst_layout_edge_bytes(edge), err);
+
+    return rc == CST_OK ? cstd_shared_heads_add(&memory->heads,
+                                                memory->segments[memory->n_segments - 1]->fd, err)
+                        : rc;
+}
+
+int cstd_memory_add_edges(struct cstd_memory *memory, struct cst_err *err)
+{
+    const struct cst_model *model = memory->model;
+    int rc = CST_OK;
+
+    memory->first_edge = memory->n_segments;
+    if (memory->kept != NULL) { /* The edges are parked with the pools. */
+        memory->n_segments += cstd_memory_n_edge_segments(model);
+        return CST_OK;
+    }
+    for (uint32_t i = 0; i < 2 * model->n_edges && rc == CST_OK; i++) {
+        const struct cst_layout_edge *edge = &model->edges[i % model->n_edges];
+
+        if (i < model->n_edges) {
+            rc = add_words(memory, edge, err);
+        } else if (edge->on_device) {
+            rc = add_slots(memory, edge, err);
+        }
+        rc = rc == CST_OK ? CST_OK : cst_err_prefix(err, "edge '%s'", edge->name);
+    }
+    return rc;
+}
+
+uint32_t cstd_memory_n_edge_segments(const struct cst_model *model)
+{
+    return model->n_edges + cst_model_edges_on_device(model, model->n_edges);
+}
+
+uint64_t cstd_memory_edge_bytes(const struct cstd_memory *memory)
+{
+    const struct cst_model *model = memory->model;
+    uint64_t bytes = cst_model_edge_bytes(model);
+
+    for (uint32_t i = 0; i < model->n_edges; i++) {
+        bytes += model->edges[i].on_device ? slots_of(memory, &model->edges[i]).bytes : 0;
+    }
+    return bytes;
+}
+
+/* -- replacing slots -------------------------------------------------------------------------- */
+
+/* Index in memory->segments of the slots of edge @i. */
+static uint32_t place_of(const struct cstd_memory *memory, uint32_t i)
+{
+    return memory->first_edge + memory->model->n_edges +
+           cst_model_edges_on_device(memory->model, i);
+}
+
+/* Return whether the slots of edge @i, an edge of @rank, have to be made again. They are not if
+ * their accelerator stays: should it be lost, they are made again when the receiver's pool moves.
+ */
+static bool is_replaced(const struct cstd_memory *memory, uint32_t i, uint32_t rank)
+{
+    const struct cst_layout_edge *edge = &memory->model->edges[i];
+    const struct cstd_segment *segment;
+    const struct cstd_gpu *gpu;
+
+    if (!edge->on_device || !cst_layout_edge_has(edge, rank)) {
+        return false;
+    }
+    segment = memory->segments[place_of(memory, i)];
+    gpu = slots_of(memory, edge).gpu;
+    return segment->err.status != CST_OK || segment->device != (gpu != NULL) ||
+           (gpu != NULL && segment->populate != (int)gpu->engine);
+}
+
+void cstd_memory_undo_slots(struct cstd_memory *memory, struct cstd_memory_slots *moved)
+{
+    while (moved->n > 0) {
+        uint32_t at = moved->at[--moved->n];
+
+        cstd_segment_unref(memory->segments[at]);
+        memory->segments[at] = moved->old[moved->n];
+        memory->ids[at] = memory->segments[at]->id;
+    }
+}
+
+int cstd_memory_replace_slots(struct cstd_memory *memory, uint32_t rank,
+                              struct cstd_memory_slots *moved, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    moved->n = 0;
+    for (uint32_t i = 0; i < memory->model->n_edges && rc == CST_OK; i++) {
+        const struct cst_layout_edge *edge = &memory->model->edges[i];
+
+        if (is_replaced(memory, i, rank)) {
+            uint32_t at = place_of(memory, i);
+            struct cstd_segment *old = memory->segments[at];
+
+            memory->n_segments = at; /* The place of the next segment. */
+            rc = add_slots(memory, edge, err);
+            if (rc == CST_OK) {
+                moved->at[moved->n] = at;
+                moved->old[moved->n++] = old;
+            } else {
+                (void)cst_err_prefix(err, "edge '%s'", edge->name);
+            }
+        }
+    }
+    if (rc != CST_OK) {
+        cstd_memory_undo_slots(memory, moved);
+    }
+    return rc;
+}
+
+void cstd_memory_mount_slots(struct cstd_memory *memory, const struct cstd_memory_slots *moved)
+{
+    memory->slots_replaced += moved->n > 0;
+    for (uint32_t i = 0; i < moved->n; i++) {
+        memory->pool_bytes -= cstd_memory_release(memory, moved->old[i]);
+        cstd_memory_mount(memory, memory->segments[moved->at[i]]);
+    }
+}
+
+/* -- questions ------------------------------------------------------------------------------ */
+
+struct cstd_segment *cstd_memory_edge(const struct cstd_memory *memory, uint32_t i)
+{
+    return memory->segments[memory->first_edge + i];
+}
+
+struct cstd_segment *cstd_memory_edge_slots(const struct cstd_memory *memory, uint32_t i)
+{
+    return memory->model->edges[i].on_device ? memory->segments[place_of(memory, i)] : NULL;
+}
