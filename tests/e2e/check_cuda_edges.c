@@ -127,6 +127,16 @@ START_TEST(activations_wait_in_host_memory)
 }
 END_TEST
 
+/* The same with slots in the memory of the GPU. */
+START_TEST(activations_wait_on_the_device)
+{
+    struct nccl_order *order = new_order(2);
+
+    order->on_device = true;
+    nccl_run(stash, order);
+}
+END_TEST
+
 /* A slot in host memory that the worker uses in place, and arrays in host memory. */
 static void use_host(struct nccl_worker *w, struct nccl_order *order)
 {
@@ -197,7 +207,7 @@ END_TEST
 
 /* -- an edge between two ranks ---------------------------------------------------------------- */
 
-/* The first rank puts arrays, and the last one takes them. */
+/* The first rank puts arrays, and the second one takes them. */
 static void pass(struct nccl_worker *w, struct nccl_order *order)
 {
     const int edge = (int)order->world;
@@ -233,9 +243,13 @@ static void pass(struct nccl_worker *w, struct nccl_order *order)
     }
 }
 
+/* _i: the slots are on the receiver's GPU. */
 START_TEST(arrays_pass_between_gpus)
 {
-    nccl_run(pass, new_order(2));
+    struct nccl_order *order = new_order(2);
+
+    order->on_device = _i != 0;
+    nccl_run(pass, order);
 }
 END_TEST
 
@@ -267,9 +281,11 @@ static void fail_in_copies(struct nccl_worker *w, struct nccl_order *order)
 
 static const struct {
     const char *setting, *words;
+    bool on_device;
 } failures[] = {
-    {"CST_FAKECUDA_FAIL=cuMemcpyAsync:2+=700", "copying 5000 bytes of an array"},
-    {"CST_FAKECUDA_FAIL=cuStreamWaitEvent:4+=700", "the step is void"},
+    {"CST_FAKECUDA_FAIL=cuMemcpyAsync:2+=700", "copying 5000 bytes of an array", false},
+    {"CST_FAKECUDA_FAIL=cuMemcpyAsync:2+=700", "copying 5000 bytes of an array", true},
+    {"CST_FAKECUDA_FAIL=cuStreamWaitEvent:4+=700", "the step is void", false},
 };
 
 /* A failure of the driver makes the step void, with its cause. */
@@ -279,6 +295,7 @@ START_TEST(a_failure_makes_the_step_void)
 
     order->setting = failures[_i].setting;
     order->words = failures[_i].words;
+    order->on_device = failures[_i].on_device;
     nccl_run(fail_in_copies, order);
 }
 END_TEST
@@ -293,8 +310,9 @@ int main(int argc, char **argv)
     suite = suite_create("edges of GPUs");
     edges = suite_case(suite, "edges", nccl_rig_open_late, cuda_rig_close);
     tcase_add_loop_test(edges, activations_wait_in_host_memory, 1, 3);
+    tcase_add_test(edges, activations_wait_on_the_device);
     tcase_add_test(edges, slots_and_arrays_in_host_memory);
-    tcase_add_test(edges, arrays_pass_between_gpus);
+    tcase_add_loop_test(edges, arrays_pass_between_gpus, 0, 2);
     tcase_add_loop_test(edges, a_failure_makes_the_step_void, 0,
                         sizeof failures / sizeof failures[0]);
     return suite_run(suite);

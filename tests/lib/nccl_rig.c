@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -62,38 +63,43 @@ static void open_stream(struct nccl_worker *w)
 
 static void declare_edges(struct nccl_worker *w, const struct nccl_order *order)
 {
+    const uint32_t world = order->world;
     char name[16];
 
-    for (uint32_t i = 0; order->slot_bytes > 0 && i <= order->world; i++) {
-        const bool own = i < order->world;
+    for (uint32_t i = 0; order->slot_bytes > 0 && i < 2 * world; i++) {
+        const bool own = i < world;
         const struct cst_edge_spec spec = {.name = name,
-                                           .from = own ? i : 0,
-                                           .to = own ? i : order->world - 1,
+                                           .from = i % world,
+                                           .to = own ? i : (i + 1) % world,
                                            .slot_bytes = order->slot_bytes,
-                                           .n_slots = order->n_slots};
+                                           .n_slots = order->n_slots,
+                                           .on_device = order->on_device};
 
         (void)snprintf(name, sizeof name, "edge %u", i);
         nccl_must(cst_edge(w->job, &spec) < 0 ? CST_EINVAL : CST_OK, cst_job_error(w->job), "edge");
     }
 }
 
-static void start_worker(struct nccl_worker *w, const struct nccl_order *order, uint32_t rank)
+int nccl_join(struct nccl_worker *w, const struct nccl_order *order, uint32_t rank,
+              struct cst_err *err)
 {
+    const bool on_gpu = strncmp(order->devices[rank], "cuda", 4) == 0;
     const struct cst_job_spec spec = {.name = "j",
                                       .rank = rank,
                                       .world = order->world,
                                       .device = order->devices[rank],
                                       .timeout_ms = order->timeout_ms};
     struct cst_plan plan;
-    struct cst_err err = {0};
     uint32_t ranks[NCCL_MAX_WORLD], n = 0;
     int tensor;
 
     *w = (struct nccl_worker){.rank = rank};
-    nccl_must(cst_connect(&w->client, proc.socket, &err), &err, "connect");
-    nccl_must(cst_job_open(&w->job, w->client, &spec, &err), &err, "open");
-    open_stream(w);
-    nccl_must(cst_cuda_open(&w->cuda, w->job, w->stream, &err), &err, "cst_cuda_open");
+    nccl_must(cst_connect(&w->client, proc.socket, err), err, "connect");
+    nccl_must(cst_job_open(&w->job, w->client, &spec, err), err, "open");
+    if (on_gpu) {
+        open_stream(w);
+        nccl_must(cst_cuda_open(&w->cuda, w->job, w->stream, err), err, "cst_cuda_open");
+    }
     for (uint32_t i = 0; i < order->world; i++) {
         if ((order->ranks >> i & 1) != 0) {
             ranks[n++] = i;
@@ -105,12 +111,15 @@ static void start_worker(struct nccl_worker *w, const struct nccl_order *order, 
     declare_edges(w, order);
     tensor = cst_tensor(w->job, "t", CST_BF16, 1, (int64_t[]){1000}, CST_GROUP_ALL);
     (void)cst_operator(w->job, "o", &tensor, 1);
-    nccl_must(cst_commit(w->job, &plan, &err), &err, "commit");
+    return cst_commit(w->job, &plan, err);
 }
 
 void nccl_worker_free(struct nccl_worker *w)
 {
     cst_disconnect(w->client);
+    if (w->cuda == NULL) {
+        return;
+    }
     cst_cuda_close(w->cuda);
     nccl_must_cuda(w, w->driver.cuCtxSetCurrent(w->context), "context");
     nccl_must_cuda(w, w->driver.cuStreamDestroy(w->stream), "stream");
@@ -131,11 +140,12 @@ pid_t nccl_fork(nccl_body *body, uint32_t rank, struct nccl_order *order)
 
     if (pid == 0) {
         struct nccl_worker w;
+        struct cst_err err = {0};
 
         if (order->setting != NULL && rank == 0) {
             (void)putenv((char *)(uintptr_t)order->setting);
         }
-        start_worker(&w, order, rank);
+        nccl_must(nccl_join(&w, order, rank, &err), &err, "commit");
         body(&w, order);
         end_worker(&w);
         exit(0); /* The driver reports what is left. */

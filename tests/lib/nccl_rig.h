@@ -17,11 +17,11 @@
 #define NCCL_MAX_WORLD 4
 #define NCCL_MOST_ELEMS 60000 /* Elements of the largest array of a call. */
 
-/* A rank of the job, on the GPU with its number unless the order names another one. */
+/* A rank of the job, on the GPU with its number unless the order names another device. */
 struct nccl_worker {
     struct cst_client *client;
     struct cst_job *job;
-    struct cst_cuda *cuda;
+    struct cst_cuda *cuda;         /* NULL: the rank is not on a GPU, and has no stream. */
     struct cst_cuda_driver driver; /* The program's own. */
     CUcontext context;
     CUstream stream;
@@ -42,10 +42,11 @@ struct nccl_order {
     bool waits_for_stream; /* The others wait for their streams first, and then for the call. */
     bool dead;             /* The victim has died: its successor lives on. */
     uint32_t timeout_ms;   /* Of the job. */
-    /* Bytes of a slot; 0: there are no edges. Edge r is rank r's to itself, and the next one is
-     * from the first rank to the last one. */
+    /* Bytes of a slot; 0: there are no edges. Edge r is rank r's to itself, and edge world + r is
+     * from rank r to the next one. */
     uint64_t slot_bytes;
     uint32_t n_slots;
+    bool on_device; /* The slots are on GPUs, if possible. */
     const char *devices[NCCL_MAX_WORLD];
     const char *setting; /* NULL, or NAME=VALUE in the environment of rank 0. */
     const char *words;   /* In the explanation of the communicator. */
@@ -63,6 +64,11 @@ void nccl_rig_open_large(void);
 
 /* A new order for @world ranks with a GPU each, in shared memory. Freed with child_unshare. */
 struct nccl_order *nccl_order_new(uint32_t world);
+
+/* In a worker: open the job as @rank, declare and commit. The daemon must accept all but the
+ * commit. Returns the commit's status. */
+int nccl_join(struct nccl_worker *w, const struct nccl_order *order, uint32_t rank,
+              struct cst_err *err);
 
 /* Fork @rank, which joins the job, calls @body and leaves. Returns its process id. */
 pid_t nccl_fork(nccl_body *body, uint32_t rank, struct nccl_order *order);

@@ -1,0 +1,583 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Edges with slots in the memory of stand-in GPUs: all forms of put and take, deaths of ranks and
+ * engines, GPUs that are lost, GPUs that cannot access each other, budgets, and removal of the
+ * job. */
+#include "tests/lib/edge_ring.h"
+#include "tests/lib/fake_gpu.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static int expected; /* What cst_edge_on_device must return for the edges of the ring. */
+
+static void check_device(struct nccl_worker *w, int edge)
+{
+    struct cst_err err = {0};
+
+    edge_ring_must(cst_edge_on_device(w->job, edge, &err) == expected, "cst_edge_on_device", &err);
+}
+
+static void run_ring(struct nccl_worker *w, struct nccl_order *order)
+{
+    struct cst_err err = {0};
+
+    check_device(w, edge_ring_out(order, w->rank));
+    check_device(w, edge_ring_in(order, w->rank));
+    nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
+    nccl_must(edge_ring(w, order, NULL, &err), &err, "ring");
+}
+
+/* Arrays of random sizes reach the next rank. _i: number of ranks. */
+START_TEST(arrays_go_round)
+{
+    nccl_run(run_ring, edge_ring_order((uint32_t)_i));
+}
+END_TEST
+
+/* Two ranks share a GPU, and a third one has another. */
+START_TEST(ranks_share_a_gpu)
+{
+    struct nccl_order *order = edge_ring_order(3);
+
+    order->devices[1] = "cuda:0";
+    order->devices[2] = "cuda:1";
+    nccl_run(run_ring, order);
+}
+END_TEST
+
+/* Questions about edges that are not there. */
+static void ask_wrong(struct nccl_worker *w, struct nccl_order *order)
+{
+    struct cst_err err = {0};
+
+    edge_ring_must(cst_edge_on_device(w->job, -1, &err) == CST_EINVAL, "edge -1", &err);
+    edge_ring_must(cst_edge_on_device(w->job, 2 * (int)order->world, &err) == CST_EINVAL,
+                   "one more", &err);
+    edge_ring_must(cst_edge_on_device(w->job, (int)(w->rank + 1) % 3, &err) == CST_EINVAL &&
+                       strstr(err.text, "is no end of it") != NULL,
+                   "another rank's edge", &err);
+}
+
+START_TEST(wrong_questions_are_refused)
+{
+    nccl_run(ask_wrong, edge_ring_order(3));
+}
+END_TEST
+
+/* -- where slots are, and what is said about it ----------------------------------------------- */
+
+enum { GRAIN = 2 << 20 }; /* The granularity of the stand-in's memory. */
+
+static void stay(struct nccl_worker *w, struct nccl_order *order)
+{
+    run_ring(w, order);
+    (void)sem_post(&order->begun);
+    (void)sem_wait(&order->ended);
+}
+
+static void await_both(struct nccl_order *order)
+{
+    (void)sem_wait(&order->begun);
+    (void)sem_wait(&order->begun);
+}
+
+static void release_both(struct nccl_order *order)
+{
+    (void)sem_post(&order->ended);
+    (void)sem_post(&order->ended);
+}
+
+static void fork_both(nccl_body *body, struct nccl_order *order, pid_t pids[2])
+{
+    pids[0] = nccl_fork(body, 0, order);
+    pids[1] = nccl_fork(body, 1, order);
+}
+
+static void join_both(const pid_t pids[2])
+{
+    ck_assert(!child_join(pids[0], "a worker failed"));
+    ck_assert(!child_join(pids[1], "a worker failed"));
+}
+
+/* Fork two ranks that run a ring, and return when both have. */
+static void begin_ring(struct nccl_order *order, pid_t pids[2])
+{
+    fork_both(stay, order, pids);
+    await_both(order);
+}
+
+static void end_ring(struct nccl_order *order, const pid_t pids[2])
+{
+    release_both(order);
+    join_both(pids);
+    ck_assert_int_eq(raw_job_remove(&witness, "j"), CST_OK);
+    child_unshare(order, sizeof *order);
+}
+
+/* The output of `cistern job j` must contain @words. */
+static void check_job_command(const char *words)
+{
+    char line[256], text[8192];
+    FILE *from;
+    size_t n;
+
+    (void)snprintf(line, sizeof line, "CISTERN_SOCKET=%s ./cistern job j", proc.socket);
+    from = popen(line, "r");
+    ck_assert_ptr_nonnull(from);
+    n = fread(text, 1, sizeof text - 1, from);
+    text[n] = '\0';
+    ck_assert_int_eq(pclose(from), 0);
+    ck_assert_msg(strstr(text, words) != NULL, "%s", text);
+}
+
+/* The slots of each edge are charged to the GPU of its receiver, and given back with the job. */
+START_TEST(slots_are_charged_to_the_gpu)
+{
+    struct nccl_order *order = edge_ring_order(2), *without = edge_ring_order(2);
+    uint64_t used[2];
+    pid_t pids[2];
+
+    without->on_device = false;
+    expected = 0;
+    begin_ring(without, pids);
+    for (int i = 0; i < 2; i++) {
+        used[i] = raw_stat(&witness)->gpus[i]->pool_used;
+    }
+    ck_assert(!raw_job_info(&witness, "j")->has_edge_device_bytes);
+    end_ring(without, pids);
+    expected = 1;
+    begin_ring(order, pids);
+    for (int i = 0; i < 2; i++) { /* An edge of the rank to itself, and one of the ring. */
+        ck_assert_uint_eq(raw_stat(&witness)->gpus[i]->pool_used, used[i] + 2 * GRAIN);
+    }
+    ck_assert_uint_eq(raw_job_info(&witness, "j")->edge_device_bytes, 4 * GRAIN);
+    ck_assert(raw_explains(&witness, "j", "t",
+                           "edge 'edge 2' from rank 0 to rank 1: slots in the memory of cuda:1"));
+    check_job_command("of host memory and 8.00 MiB of device memory");
+    end_ring(order, pids);
+}
+END_TEST
+
+static void open_late(void)
+{
+    expected = 1;
+    nccl_rig_open_large();
+}
+
+static void open_two(const char *peers, const char *config)
+{
+    expected = 0;
+    cuda_rig_dawdle(true);
+    (void)setenv("CST_FAKECUDA_PEERS", peers, 1);
+    cuda_rig_open(config);
+}
+
+/* Fixture: the driver lets no GPU access the memory of another one. */
+static void open_separate(void)
+{
+    open_two("none", "");
+}
+
+/* Fixture: the configuration does not. */
+static void open_configured(void)
+{
+    open_two("all", "[gpu]\npeers = no\n");
+}
+
+/* Slots between GPUs without peer access are in host memory, and explain says why. Those of a rank
+ * to itself are on its GPU. */
+START_TEST(without_access_slots_are_in_host_memory)
+{
+    struct nccl_order *order = edge_ring_order(2);
+    pid_t pids[2];
+
+    begin_ring(order, pids);
+    ck_assert_uint_eq(raw_job_info(&witness, "j")->edge_device_bytes, 2 * GRAIN);
+    ck_assert(raw_explains(&witness, "j", "t",
+                           "edge 'edge 2' from rank 0 to rank 1: slots in host memory, because "
+                           "cuda:0 cannot access cuda:1"));
+    ck_assert(raw_explains(&witness, "j", "t",
+                           "edge 'edge 1' from rank 1 to rank 1: slots in the "
+                           "memory of cuda:1"));
+    end_ring(order, pids);
+}
+END_TEST
+
+/* -- simulated accelerators ------------------------------------------------------------------- */
+
+/* Fixture: no GPU, but two simulated accelerators. */
+static void open_paced(void)
+{
+    expected = 0;
+    train_rig_start("[host]\nnodes = 0\n[paced]\ndevices = 2\nup = 64M\ndown = 64M\n"
+                    "update = 32M\nmemory = 8M\n",
+                    (const char *[]){"--engine-threads=2", NULL});
+}
+
+static struct nccl_order *paced_order(const char *first, const char *second)
+{
+    struct nccl_order *order = edge_ring_order(2);
+
+    order->devices[0] = first;
+    order->devices[1] = second;
+    return order;
+}
+
+/* Slots can be in the memory of a simulated accelerator, which the processor accesses. */
+START_TEST(slots_of_a_simulated_accelerator)
+{
+    struct nccl_order *order = paced_order("paced:0", "paced:1");
+    pid_t pids[2];
+
+    begin_ring(order, pids);
+    ck_assert_uint_ge(raw_job_info(&witness, "j")->edge_device_bytes,
+                      (uint64_t)4 * EDGE_RING_SLOTS * EDGE_RING_SLOT);
+    ck_assert(raw_explains(&witness, "j", "t",
+                           "edge 'edge 2' from rank 0 to rank 1: slots in the memory of paced:1"));
+    end_ring(order, pids);
+}
+END_TEST
+
+/* A rank whose pool is in host memory can neither have slots nor write to those of others. */
+START_TEST(a_rank_on_the_host)
+{
+    struct nccl_order *order = paced_order("host", "paced:1");
+    pid_t pids[2];
+
+    begin_ring(order, pids);
+    for (int i = 0; i < 2; i++) {
+        ck_assert(raw_explains(
+            &witness, "j", "t",
+            i == 0 ? "edge 'edge 2' from rank 0 to rank 1: slots in host memory, because the pool "
+                     "of rank 0 is in host memory"
+                   : "edge 'edge 3' from rank 1 to rank 0: slots in host memory, because the pool "
+                     "of rank 0 is in host memory"));
+    }
+    ck_assert(raw_explains(&witness, "j", "t",
+                           "edge 'edge 1' from rank 1 to rank 1: slots in the "
+                           "memory of paced:1"));
+    end_ring(order, pids);
+}
+END_TEST
+
+/* -- budgets ---------------------------------------------------------------------------------- */
+
+/* Fixture: GPUs with 16 MiB for pools. */
+static void open_small(void)
+{
+    expected = 1;
+    cuda_rig_dawdle(false);
+    cuda_rig_open("[gpu]\npool = 16M\n");
+}
+
+/* A commit of one rank on the GPU must be refused. */
+static void be_refused(struct nccl_order *order)
+{
+    pid_t pid = child_start();
+    struct cst_err err = {0};
+    struct nccl_worker w;
+
+    if (pid == 0) {
+        int rc = nccl_join(&w, order, 0, &err);
+
+        edge_ring_must(rc == CST_EBUDGET, cst_status_name(rc), &err);
+        edge_ring_must(strstr(err.text, "pools of cuda:0") != NULL &&
+                           strstr(err.text, "slots of edges take 36.0 MiB (37748736 bytes)") !=
+                               NULL,
+                       "the error", &err);
+        nccl_worker_free(&w);
+        exit(0);
+    }
+    ck_assert(!child_join(pid, "a worker failed"));
+}
+
+/* Slots that leave nothing for the pool are refused with the numbers. Smaller ones are accepted
+ * afterwards. */
+START_TEST(the_budget_of_the_gpu_limits_slots)
+{
+    struct nccl_order *order = edge_ring_order(1);
+
+    order->slot_bytes = 6 << 20;
+    be_refused(order);
+    child_unshare(order, sizeof *order);
+    nccl_run(run_ring, edge_ring_order(2));
+}
+END_TEST
+
+/* -- a driver that refuses --------------------------------------------------------------------- */
+
+/* The driver cannot import the slots once: the commit says of which edge. */
+START_TEST(slots_that_cannot_be_imported)
+{
+    struct nccl_order *order = edge_ring_order(1);
+    pid_t pid = child_start();
+    struct cst_err err = {0};
+    struct nccl_worker w;
+
+    if (pid == 0) { /* The first memory is the pool's. */
+        (void)setenv("CST_FAKECUDA_FAIL", "cuMemImportFromShareableHandle:2=1", 1);
+        edge_ring_must(nccl_join(&w, order, 0, &err) == CST_EINTERNAL &&
+                           strstr(err.text, "edge 'edge 0': its slots in device memory") != NULL,
+                       "commit", &err);
+        /* The next commit goes on where this one has failed. */
+        nccl_must(cst_commit(w.job, NULL, &err), &err, "second commit");
+        nccl_must(cst_job_leave(w.job, &err), &err, "leave");
+        nccl_worker_free(&w);
+        exit(0);
+    }
+    ck_assert(!child_join(pid, "a worker failed"));
+    raw_job_remove(&witness, "j");
+    child_unshare(order, sizeof *order);
+}
+END_TEST
+
+/* -- deaths ----------------------------------------------------------------------------------- */
+
+static void survive(struct nccl_worker *w, struct nccl_order *order)
+{
+    struct cst_err err = {0};
+    char name[32];
+    int rc;
+
+    nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
+    rc = edge_ring(w, order, NULL, &err);
+    if (rc == CST_EPEERDIED) {
+        (void)snprintf(name, sizeof name, "rank %u ", order->victim);
+        edge_ring_must(strstr(err.text, name) != NULL, "the dead rank is not named", &err);
+        nccl_must(cst_sync(w->job, NULL, &err), &err, "second sync");
+        rc = edge_ring(w, order, NULL, &err);
+    }
+    nccl_must(rc, &err, "ring");
+}
+
+/* A rank is killed before, in or after a put or a take of any form. The others are told its name.
+ * With its successor they pass the same arrays. CST_TEST_DEATHS: number of deaths. */
+START_TEST(a_death_is_named_and_made_good)
+{
+    const char *given = getenv("CST_TEST_DEATHS");
+    const unsigned n = given != NULL ? (unsigned)strtoul(given, NULL, 10) : 3;
+
+    for (unsigned i = 0; i < n; i++) {
+        struct nccl_order *order = edge_ring_order(2 + (uint32_t)_i);
+
+        order->seed += 13 * (uint64_t)i; /* Another moment. */
+        order->victim = (uint32_t)(order->seed / 7 % order->world);
+        order->at = (unsigned)(order->seed / 11 % (EDGE_RING_ARRAYS / 2));
+        nccl_run_one_death(survive, order);
+        child_unshare(order, sizeof *order);
+    }
+}
+END_TEST
+
+/* -- engines ---------------------------------------------------------------------------------- */
+
+static const Cistern__EngineInfo *engine_of(const char *gpu)
+{
+    const Cistern__StatReply *stat = raw_stat(&witness);
+
+    for (size_t i = 0; i < stat->n_engines; i++) {
+        if (stat->engines[i]->device != NULL && strcmp(stat->engines[i]->device, gpu) == 0) {
+            return stat->engines[i];
+        }
+    }
+    ck_abort_msg("there is no engine of %s", gpu);
+}
+
+/* Rank 0 waits for the test in one group of its ring. */
+static void pause_in(struct nccl_worker *w, struct nccl_order *order, uint32_t group)
+{
+    if (w->rank == 0 && group == order->seed % EDGE_RING_GROUPS) {
+        (void)sem_post(&order->begun);
+        (void)sem_wait(&order->ended);
+    }
+}
+
+static void run_paused(struct nccl_worker *w, struct nccl_order *order)
+{
+    struct cst_err err = {0};
+
+    nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
+    nccl_must(edge_ring(w, order, pause_in, &err), &err, "ring");
+}
+
+/* The engine that has allocated the slots dies while they are in use. No array is lost, and nobody
+ * notices. _i: the GPU. */
+START_TEST(an_engine_dies)
+{
+    struct nccl_order *order = edge_ring_order(2);
+    pid_t pids[2], engine;
+
+    fork_both(run_paused, order, pids);
+    (void)sem_wait(&order->begun);
+    engine = engine_of(fake_gpu_uuid((unsigned)_i))->pid;
+    ck_assert_int_eq(kill(engine, SIGKILL), 0);
+    while (engine_of(fake_gpu_uuid((unsigned)_i))->pid == engine) {
+        (void)poll(NULL, 0, 1);
+    }
+    (void)sem_post(&order->ended);
+    join_both(pids);
+    raw_job_remove(&witness, "j");
+    child_unshare(order, sizeof *order);
+}
+END_TEST
+
+/* Kill the engine of a GPU until it is given up. */
+static void lose(const char *gpu)
+{
+    pid_t killed = 0;
+
+    while (strcmp(engine_of(gpu)->state, "failed") != 0) {
+        pid_t next = engine_of(gpu)->pid;
+
+        if (next > 0 && next != killed) {
+            ck_assert_int_eq(kill(next, SIGKILL), 0);
+            killed = next;
+        }
+        (void)poll(NULL, 0, 1);
+    }
+}
+
+/* Sync by cst_sync, or by cst_try_sync. */
+static void sync_in_turns(struct nccl_worker *w, const struct nccl_order *order)
+{
+    struct pollfd fd = {.fd = cst_client_fd(w->client), .events = POLLIN};
+    struct cst_err err = {0};
+    int rc = order->seed % 2 == 0 ? cst_sync(w->job, NULL, &err) : CST_EAGAIN;
+
+    while (rc == CST_EAGAIN) {
+        rc = cst_try_sync(w->job, NULL, &err);
+        if (rc == CST_EAGAIN) {
+            (void)poll(&fd, 1, -1);
+        }
+    }
+    nccl_must(rc, &err, "sync");
+}
+
+/* Run a ring. The rank `victim` ends when its GPU is lost, and the other one goes on with its
+ * successor. */
+static void lose_gpu(struct nccl_worker *w, struct nccl_order *order)
+{
+    const bool is_successor = order->dead;
+    struct cst_err err = {0};
+
+    nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
+    if (!is_successor) {
+        check_device(w, edge_ring_out(order, w->rank));
+        nccl_must(edge_ring(w, order, NULL, &err), &err, "ring");
+        (void)sem_post(&order->begun);
+        (void)sem_wait(&order->ended);
+        if (w->rank == order->victim) {
+            _exit(0);
+        }
+        sync_in_turns(w, order);
+    }
+    expected = strcmp(order->devices[order->victim], "host") != 0;
+    check_device(w, edge_ring_out(order, w->rank));
+    check_device(w, edge_ring_in(order, w->rank));
+    nccl_must(edge_ring(w, order, NULL, &err), &err, "second ring");
+    (void)sem_post(&order->begun);
+    (void)sem_wait(&order->ended);
+}
+
+/* A rank's GPU is lost, and a new worker opens the rank on the other GPU or on the host. The slots
+ * of its edges are made there, in both directions, and the rank that lived on uses them, too. */
+START_TEST(slots_follow_a_rank_that_moves)
+{
+    struct nccl_order *order = edge_ring_order(2);
+    pid_t pids[2];
+
+    order->victim = (uint32_t)_i % 2;
+    fork_both(lose_gpu, order, pids);
+    await_both(order);
+    lose(fake_gpu_uuid(order->victim));
+    order->devices[order->victim] = _i / 2 == 0 ? "host" : order->victim == 0 ? "cuda:1" : "cuda:0";
+    order->dead = true;
+    release_both(order);
+    (void)child_wait(pids[order->victim]);
+    pids[order->victim] = nccl_fork(lose_gpu, order->victim, order);
+    await_both(order);
+    ck_assert_uint_eq(raw_job_info(&witness, "j")->edge_device_bytes,
+                      _i / 2 == 0 ? GRAIN : 4 * GRAIN);
+    release_both(order);
+    join_both(pids);
+    raw_job_remove(&witness, "j");
+    child_unshare(order, sizeof *order);
+}
+END_TEST
+
+/* -- removal ---------------------------------------------------------------------------------- */
+
+/* Both ranks have a slot open, and wait for an array that nobody puts. */
+static void be_removed(struct nccl_worker *w, struct nccl_order *order)
+{
+    const int out = edge_ring_out(order, w->rank), in = edge_ring_in(order, w->rank);
+    struct cst_err err = {0};
+    uint8_t data[EDGE_RING_SLOT];
+    void *slot;
+    int rc;
+
+    nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
+    nccl_must(cst_put_begin(w->job, out, 0, &slot, &err), &err, "put_begin");
+    (void)sem_post(&order->begun);
+    rc = cst_take(w->job, in, 1, data, 1, &err);
+    edge_ring_must(rc == CST_ENOTFOUND, cst_status_name(rc), &err);
+    nccl_worker_free(w);
+    exit(0);
+}
+
+/* The job is removed while its slots are in use. Waits end, and the memory is given back: the
+ * fixture checks that no GPU memory is left. */
+START_TEST(the_job_is_removed)
+{
+    struct nccl_order *order = edge_ring_order(2);
+    pid_t pids[2];
+
+    fork_both(be_removed, order, pids);
+    await_both(order);
+    ck_assert_int_eq(raw_job_remove(&witness, "j"), CST_OK);
+    join_both(pids);
+    for (int i = 0; i < 2; i++) {
+        while (raw_stat(&witness)->gpus[i]->pool_used > 0) {
+            (void)poll(NULL, 0, 1);
+        }
+    }
+    child_unshare(order, sizeof *order);
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+    Suite *suite;
+    TCase *arrays, *separate, *configured, *paced, *small, *deaths;
+
+    (void)argc;
+    fake_gpu_use(argv);
+    suite = suite_create("device edges");
+    arrays = suite_case(suite, "arrays", open_late, cuda_rig_close);
+    tcase_add_loop_test(arrays, arrays_go_round, 1, 4);
+    tcase_add_test(arrays, ranks_share_a_gpu);
+    tcase_add_test(arrays, wrong_questions_are_refused);
+    tcase_add_test(arrays, slots_are_charged_to_the_gpu);
+    tcase_add_test(arrays, slots_that_cannot_be_imported);
+    tcase_add_test(arrays, the_job_is_removed);
+    separate = suite_case(suite, "separate", open_separate, cuda_rig_close);
+    tcase_add_test(separate, without_access_slots_are_in_host_memory);
+    configured = suite_case(suite, "configured", open_configured, cuda_rig_close);
+    tcase_add_test(configured, without_access_slots_are_in_host_memory);
+    paced = suite_case(suite, "paced", open_paced, train_rig_stop);
+    tcase_add_test(paced, slots_of_a_simulated_accelerator);
+    tcase_add_test(paced, a_rank_on_the_host);
+    small = suite_case(suite, "small", open_small, cuda_rig_close);
+    tcase_add_test(small, the_budget_of_the_gpu_limits_slots);
+    deaths = suite_case(suite, "deaths", open_late, cuda_rig_close);
+    tcase_add_loop_test(deaths, a_death_is_named_and_made_good, 0, 2);
+    tcase_add_loop_test(deaths, an_engine_dies, 0, 2);
+    tcase_add_loop_test(deaths, slots_follow_a_rank_that_moves, 0, 4);
+    return suite_run(suite);
+}
