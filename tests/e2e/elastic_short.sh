@@ -125,9 +125,9 @@ for entry in "${kinds[@]}"; do
     stages save_kind "${options[@]:1}"
 done
 stop_daemon plenty
-! has 'in [0-9]* stages' "$tmp/plenty.log" || fail "states were moved in stages although they fit twice"
+! has 'in [0-9]* portions' "$tmp/plenty.log" || fail "states were moved in portions although they fit twice"
 
-# With 40 % more memory than the states need, they are moved in stages, and never are there more pages than the budget allows.
+# With 40 % more memory than the states need, they are moved in portions, and never are there more pages than the budget allows.
 for entry in "${kinds[@]}"; do
     read -ra options <<<"$entry"
     kind=${options[0]}
@@ -141,7 +141,7 @@ for entry in "${kinds[@]}"; do
     touch "$tmp/sampled"
     wait "$sampler"
     stop_daemon "$kind"
-    [ "$(grep -c 'moving them in [0-9]* stages' "$tmp/$kind.log")" = 3 ] || fail "$kind: the states were not moved three times"
+    [ "$(grep -c 'moving them in [0-9]* portions' "$tmp/$kind.log")" = 3 ] || fail "$kind: the states were not moved three times"
     most=$(($(cat "$tmp/most") - $(largest "$kind" pools)))
     [ "$most" -le $((limit + (4 << 20))) ] || fail "$kind: $most bytes of pages besides pools, of $limit"
     printf '%s: moved three times, same bits: at most %d %% of the pages of the states\n' "$kind" $((most * 100 / ${states[$kind]}))
@@ -226,23 +226,23 @@ kills worker
 kills engine
 kills keeper
 
-# What does not fit even in stages is refused with the bytes, and the job is as it was.
+# What does not fit even in portions is refused with the bytes, and the job is as it was.
 rc=0
 ./cistern-gpt "${model[@]}" --batch 12 --data "$tmp/text" --job job --steps 2 --reshape --chunk 4000000 >"$tmp/refused.log" 2>&1 || rc=$?
-if [ $rc = 0 ] || ! has 'in stages, which needs .* MiB ([0-9]* bytes) more: host memory: .* short' "$tmp/refused.log"; then
+if [ $rc = 0 ] || ! has 'in portions, which needs .* MiB ([0-9]* bytes) more: host memory: .* short' "$tmp/refused.log"; then
     fail "a move that does not fit: $rc, $(cat "$tmp/refused.log")"
 fi
 poll settled
 check_states job adamw-4
 
-# Begin a move, after whose first stage engines cannot be started any more. Returns false if the move was faster.
+# Begin a move, after whose first portion engines cannot be started any more. Returns false if the move was faster.
 stall_once() {
     local rank seen stopped=0
     new_world=$((old_world % 3 + 1))
     seen=$(wc -l <"$tmp/keeper.log")
     start_ranks job "$new_world" 2 --reshape --chunk "$chunk"
     torn() {
-        awk -v seen="$seen" 'NR > seen && /1 of [0-9]* stages has moved/ { torn = 1 } END { exit !torn }' "$tmp/keeper.log"
+        awk -v seen="$seen" 'NR > seen && /1 of [0-9]* portions has moved/ { torn = 1 } END { exit !torn }' "$tmp/keeper.log"
     }
     while ! torn; do :; done
     touch "$tmp/broken"
