@@ -157,9 +157,9 @@ void cstd_quota_close(struct cstd_quota *quota)
     }
 }
 
-void cstd_quota_set_total(struct cstd_quota *quota, enum cstd_quota_key key, uint64_t total)
+void cstd_quota_set_total(struct cstd_quota *quota, unsigned resource, uint64_t total)
 {
-    quota->totals[key] = total;
+    quota->totals[resource] = total;
 }
 
 unsigned cstd_quota_add_pool(struct cstd_quota *quota, const char *name, uint64_t total)

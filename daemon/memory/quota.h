@@ -74,7 +74,7 @@ void cstd_quota_init(struct cstd_quota *quota, const struct cstd_quota_rules *ru
 void cstd_quota_close(struct cstd_quota *quota);
 
 /* Set what the daemon has of resource @key, which is not CSTD_QUOTA_POOL. */
-void cstd_quota_set_total(struct cstd_quota *quota, enum cstd_quota_key key, uint64_t total);
+void cstd_quota_set_total(struct cstd_quota *quota, unsigned resource, uint64_t total);
 
 /* Add the pools of one more device, for which the daemon has @total bytes. The first device is the
  * host. @name ("pools of cuda:0") belongs to the caller and outlives @quota. Returns the number of

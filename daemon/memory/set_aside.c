@@ -25,7 +25,7 @@ void cstd_set_aside_count(const struct cstd_daemon *daemon, const struct cstd_gp
     }
 }
 
-void cstd_set_aside_update(const struct cstd_daemon *daemon, struct cstd_gpu *gpu)
+void cstd_set_aside_update(struct cstd_daemon *daemon, struct cstd_gpu *gpu)
 {
     struct cst_card card;
     char words[CST_CARD_WORDS], size[CST_SIZE_TEXT];
@@ -38,4 +38,5 @@ void cstd_set_aside_update(const struct cstd_daemon *daemon, struct cstd_gpu *gp
     gpu->pool.set_aside = cst_card_bytes(&card);
     (void)snprintf(gpu->set_aside_words, sizeof gpu->set_aside_words, "of the card's %s (%s)",
                    cst_size_text(gpu->memory_bytes, size), words);
+    cstd_quota_set_total(&daemon->quota, gpu->pool.resource, cstd_budget_size(&gpu->pool));
 }

@@ -15,8 +15,9 @@ struct cstd_gpu;
 void cstd_set_aside_count(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu,
                           struct cst_card *out);
 
-/* Count again, and set the part of @gpu's budget that is not for pools. Called before the budget is
- * used. Without `pool = auto` the budget is as it was configured. */
-void cstd_set_aside_update(const struct cstd_daemon *daemon, struct cstd_gpu *gpu);
+/* Count again, and set the part of @gpu's budget that is not for pools. Quotas in percent are of
+ * what is left. Called before the budget is used. Without `pool = auto` the budget is as it was
+ * configured. */
+void cstd_set_aside_update(struct cstd_daemon *daemon, struct cstd_gpu *gpu);
 
 #endif

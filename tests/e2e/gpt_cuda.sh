@@ -98,7 +98,7 @@ cat >"$tmp/rates.json" <<'RATES'
 {"devices": [{"name": "Fake GPU", "memory_bytes": 100663296, "up": 1e9, "down": 1e9, "memory": 2e10, "flops": 3e11, "update": 1e9}],
  "nodes": [{"cores": 2, "memory_bytes": 8589934592, "pass": 2e10, "update": 5e8, "reduce": 3e9, "copy": 1e9}], "request_s": 3e-5}
 RATES
-printf '[plan]\nrates = %s\nsearch_time = 10m\n' "$tmp/rates.json" >"$tmp/small.conf"
+printf '[plan]\nrates = %s\nsearch_time = 10m\n[quota uid:%s]\npool = 100%%\n' "$tmp/rates.json" "$(id -u)" >"$tmp/small.conf"
 large=("${gpu[@]}" --layers 2 --heads 2 --width 64 --context 24 --batch 256 --warmup 2 --quiet --data "$tmp/text")
 start_daemon small --config "$tmp/small.conf" --gpus all
 for job in one two; do
@@ -123,6 +123,10 @@ told() {
 poll told
 grep -q 'cuda:0: set aside of 96.0 MiB: 24.0 MiB for 2 CUDA contexts, 1.5 MiB for workspaces of libraries, .* for activations' \
     "$tmp/explained" || fail "cistern explain does not tell what is set aside: $(cat "$tmp/explained")"
+# A quota in percent is of what the card has for pools now, and not of what it had before the job.
+limit=$(./cistern quota --json | jq '.[].uses[] | select((.device // "") | startswith("pools of cuda:0")).limit')
+[ "$limit" = "$(./cistern stat --json | jq '.gpus[0].pool_budget')" ] ||
+    fail "100 % are $limit bytes of $(./cistern stat --json | jq -c '.gpus[0]'): $(./cistern quota --json)"
 # The engine and the worker share the card.
 ./cistern stat | grep -q 'shared by 2 processes, without MPS: their kernels run in turns$' || fail "who shares the card is not said: $(./cistern stat)"
 # `cistern plan` leaves the same memory of the card free as the daemon, and finds the same plan.

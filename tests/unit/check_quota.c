@@ -99,6 +99,21 @@ START_TEST(half_is_the_default)
 }
 END_TEST
 
+/* A limit in percent changes with what the daemon has: a user who holds more keeps it. */
+START_TEST(a_part_follows_the_whole)
+{
+    start();
+    take(alice, pool, 300);
+    cstd_quota_set_total(&quota, pool, 400);
+    assert_refused(alice, pool, 1,
+                   "uid 70001 has 300 B of 200 B of pools of the host device (pool in [quota], by "
+                   "default 50%): job 'j' wants 1 bytes more");
+    cstd_quota_set_total(&quota, pool, 700);
+    take(alice, pool, 50);
+    cstd_quota_give(alice, pool, 350);
+}
+END_TEST
+
 /* The default does not apply to users who could raise it (root and the daemon's user), nor to the
  * only user who may connect. The limits in [quota] apply to all users. */
 START_TEST(the_default_is_for_others)
@@ -308,6 +323,7 @@ int main(void)
     TCase *tc = suite_case(suite, "quota", setup, teardown);
 
     tcase_add_test(tc, half_is_the_default);
+    tcase_add_test(tc, a_part_follows_the_whole);
     tcase_add_test(tc, the_default_is_for_others);
     tcase_add_test(tc, a_users_own_section_wins);
     tcase_add_test(tc, values);
