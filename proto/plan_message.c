@@ -25,6 +25,8 @@ void cst_plan_message_fill(Cistern__JobPlan *msg, struct cst_saved_plan *plan)
     msg->prefetch_depth = plan->prefetch_depth;
     msg->eviction = plan->eviction;
     msg->device_update_bytes = plan->device_update_bytes;
+    msg->has_lent = plan->lent != 0;
+    msg->lent = plan->lent != 0;
     msg->device_states = plan->device_states;
     msg->step_seconds = plan->step_s;
 }

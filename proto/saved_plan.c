@@ -25,6 +25,7 @@ struct field {
     bool wide; /* The field is a uint64_t; otherwise a uint32_t. */
     /* Names of the values, ended by NULL; NULL: the value is written as a number. */
     const char *const *names;
+    bool optional; /* With names: if the file has no such key, the value is 0. */
 };
 
 #define WIDE(f) .key = #f, .offset = offsetof(struct cst_saved_plan, f), .wide = true
@@ -49,17 +50,16 @@ static const char *const for_keys[] = {"world",     "micro_batches", "optimizer"
                                        "n_tensors", "n_operators",   "fingerprint",      NULL};
 
 static const struct field plan_fields[] = {
-    {NARROW(n_chunks)},
-    {WIDE(pool_bytes)},
-    {NARROW(prefetch_depth)},
-    {NARROW(eviction), .names = eviction_names},
-    {WIDE(device_update_bytes)},
-    {WIDE(device_states)},
-    {.key = NULL},
+    {NARROW(n_chunks)},          {WIDE(pool_bytes)},
+    {NARROW(prefetch_depth)},    {NARROW(eviction), .names = eviction_names},
+    {WIDE(device_update_bytes)}, {NARROW(lent), .names = flag_names, .optional = true},
+    {WIDE(device_states)},       {.key = NULL},
 };
-static const char *const plan_keys[] = {"classes",        "n_chunks", "pool_bytes",
-                                        "prefetch_depth", "eviction", "device_update_bytes",
-                                        "device_states",  "step_s",   NULL};
+static const char *const plan_keys[] = {"classes",    "n_chunks",
+                                        "pool_bytes", "prefetch_depth",
+                                        "eviction",   "device_update_bytes",
+                                        "lent",       "device_states",
+                                        "step_s",     NULL};
 static const char *const class_keys[] = {"chunk_elems", "n_blocks", NULL};
 static const char *const root_keys[] = {"cistern_plan", "for", "plan", "made", NULL};
 
@@ -222,8 +222,13 @@ static int read_name(const json_t *object, const char *place, const struct field
 {
     char text[32] = "", at[CST_JSON_PLACE_BYTES];
     uint32_t i = 0;
-    int rc = cst_json_text(object, place, field->key, CST_JSON_REQUIRED, text, sizeof text, err);
+    int rc;
 
+    if (field->optional && json_object_get(object, field->key) == NULL) {
+        *out = 0;
+        return CST_OK;
+    }
+    rc = cst_json_text(object, place, field->key, CST_JSON_REQUIRED, text, sizeof text, err);
     if (rc != CST_OK) {
         return rc;
     }

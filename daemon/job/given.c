@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/job/given.h"
 
+#include "cistern/cistern.h"
 #include "daemon/daemon.h"
 #include "daemon/job/worker.h"
 #include "offload/plan/saved.h"
@@ -32,6 +33,7 @@ int cstd_given_read(const Cistern__JobPlan *message, struct cst_saved_plan *out,
         .prefetch_depth = message->prefetch_depth,
         .eviction = message->eviction,
         .device_update_bytes = message->device_update_bytes,
+        .lent = message->lent ? 1 : 0,
         .device_states = message->device_states,
         .step_s = message->step_seconds,
     };
@@ -90,6 +92,33 @@ static bool is_open(uint64_t bytes)
     return bytes == 0 || bytes == CST_PLAN_DEVICE_UPDATE_AUTO;
 }
 
+/* device_update_bytes as a worker asks for it: lent memory, or a number of bytes. */
+static int settle_update(const struct cst_saved_plan *plan, struct cstd_job_request *request,
+                         struct cst_err *err)
+{
+    const bool asked = request->device_update_bytes == CST_DEVICE_UPDATE_LENT;
+
+    if (asked && !plan->lent) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "the plan has device_update_bytes %" PRIu64 ", but rank %" PRIu32
+                           " asks for lent memory",
+                           plan->device_update_bytes, request->rank);
+    }
+    if (plan->lent && !asked && !is_open(request->device_update_bytes)) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "the plan has updates in lent memory, but rank %" PRIu32
+                           " asks for device_update_bytes %" PRIu64,
+                           request->rank, request->device_update_bytes);
+    }
+    if (plan->lent) {
+        request->device_update_bytes = CST_DEVICE_UPDATE_LENT;
+        return CST_OK;
+    }
+    return settle("device_update_bytes", plan->device_update_bytes,
+                  is_open(request->device_update_bytes), &request->device_update_bytes,
+                  request->rank, err);
+}
+
 static int fill_request(struct cstd_job_request *request, const struct cst_saved_plan *plan,
                         struct cst_err *err)
 {
@@ -114,9 +143,7 @@ static int fill_request(struct cstd_job_request *request, const struct cst_saved
                     request->rank, err);
     }
     if (rc == CST_OK) {
-        rc = settle("device_update_bytes", plan->device_update_bytes,
-                    is_open(request->device_update_bytes), &request->device_update_bytes,
-                    request->rank, err);
+        rc = settle_update(plan, request, err);
     }
     if (rc == CST_OK) {
         rc = settle("device_states", plan->device_states, is_open(request->device_states),
@@ -169,7 +196,7 @@ int cstd_given_take(struct cstd_job *job, struct cst_err *err)
     }
     cstd_planner_cancel(job);
     plan->valid = true;
-    plan->states_why[0] = '\0';
+    plan->update_why[0] = plan->states_why[0] = '\0';
     plan->step_s = job->given.step_s;
     cst_plan_saved_choice(&job->given, &plan->choice);
     (void)snprintf(plan->words, sizeof plan->words,

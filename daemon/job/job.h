@@ -88,6 +88,9 @@ struct cstd_worker {
     /* Bytes of the device reservation, in which chunks are updated. Fixed when the job's memory is
      * decided. */
     uint64_t device_update_bytes;
+    /* Blocks of the pool serve for device updates instead. Fixed when the job's memory is decided.
+     */
+    bool lends;
     /* Bytes for states that stay on the accelerator. Fixed when the job's memory is decided. */
     uint64_t device_states;
     /* Device of the pool; NULL: the host. Its engine is in use until the job is freed. */

@@ -41,7 +41,7 @@ struct cstd_plan_search {
     bool full;
     struct cst_plan_choice choice; /* Result; with depth_only, also the choice to start from. */
     struct cst_replay_result predicted;
-    char states_why[CST_PLAN_WORDS];
+    char update_why[CST_PLAN_WORDS], states_why[CST_PLAN_WORDS];
     uint64_t n_candidates;
     uint64_t started_ns;
     int rc;
@@ -231,6 +231,7 @@ static void search_all(struct cstd_plan_search *s)
         s->predicted = plans.best.predicted;
         s->n_candidates = plans.n_candidates;
         s->stopped = plans.stopped;
+        memcpy(s->update_why, plans.update_why, sizeof s->update_why);
         (void)snprintf(s->states_why, sizeof s->states_why, "%s",
                        s->full ? "no memory of an accelerator is free" : plans.states_why);
     }
@@ -298,6 +299,10 @@ static void take_plan(struct cstd_job *job, const struct cstd_plan_search *s)
     cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job), "%s, %.0f ms%s; predicted step %.4g s%s",
                    plan->words, ms, stopped, (double)s->predicted.step_ns * 1e-9,
                    plan->step_s > 0 ? "" : " (the workers' speed is not known)");
+    memcpy(plan->update_why, s->update_why, sizeof plan->update_why);
+    if (plan->update_why[0] != '\0') {
+        cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job), "%s", plan->update_why);
+    }
     memcpy(plan->states_why, s->states_why, sizeof plan->states_why);
     if (plan->states_why[0] != '\0') {
         cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job),
@@ -418,20 +423,36 @@ static bool can_plan(const struct cstd_job *job)
            job->model.n_operators > 0 && job->model.n_stages == 0;
 }
 
+/* The plan is for all ranks. CST_EUNSUPPORTED: only some of them lend memory. */
+static int check_lenders(const struct cstd_job *job, struct cst_err *err)
+{
+    const bool first = cstd_device_reservation_is_lent(&job->workers[0]);
+
+    for (uint32_t r = 1; r < job->world; r++) {
+        if (cstd_device_reservation_is_lent(&job->workers[r]) != first) {
+            return cst_err_set(err, CST_EUNSUPPORTED,
+                               "the pool of rank %" PRIu32 " lends memory for updates, and that of "
+                               "rank %" PRIu32 " does not: they would need different plans",
+                               first ? 0 : r, first ? r : 0);
+        }
+    }
+    return CST_OK;
+}
+
 bool cstd_planner_start(struct cstd_job *job, cstd_planner_fn done)
 {
     struct cst_err err = {0};
 
     cstd_planner_cancel(job);
     job->plan.valid = false;
-    job->plan.states_why[0] = '\0';
+    job->plan.update_why[0] = job->plan.states_why[0] = '\0';
     cstd_device_reservation_settle(job);
     if (!can_plan(job)) {
         (void)cst_err_set(&err, CST_EUNSUPPORTED, "this job needs no search");
         tell_none(job, "no plan", &err);
         return false;
     }
-    if (queue(job, done, &err) != CST_OK) {
+    if (check_lenders(job, &err) != CST_OK || queue(job, done, &err) != CST_OK) {
         cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job), "no plan: %s", err.text);
         tell_none(job, "no plan", &err);
         return false;
@@ -493,7 +514,7 @@ unsigned cstd_planner_explain(const struct cstd_job *job, uint32_t size_class, c
     char depth[24];
     unsigned n = 1;
 
-    if (max < 3) {
+    if (max < 4) {
         return 0;
     }
     (void)snprintf(lines[0], 192,
@@ -510,6 +531,9 @@ unsigned cstd_planner_explain(const struct cstd_job *job, uint32_t size_class, c
                        choice->eviction == CST_EVICT_LRU ? "the least recently used weights"
                                                          : "the weights whose next use is last",
                        depth_words(choice->prefetch_depth, depth), choice->binds);
+    }
+    if (job->plan.update_why[0] != '\0') {
+        (void)snprintf(lines[n++], 192, "%.191s", job->plan.update_why);
     }
     if (job->plan.states_why[0] != '\0' && n < max) {
         (void)snprintf(lines[n++], 192,

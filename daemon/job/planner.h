@@ -29,6 +29,9 @@ struct cstd_job_plan {
     /* Predicted time of a step; 0: unknown, because the workers' speed is not known. */
     double step_s;
     char words[192]; /* Description of the plan, for people. */
+    /* The reason for device updates in a reservation, in lent memory, or nowhere, as in
+     * cst_plans. */
+    char update_why[CST_PLAN_WORDS];
     /* The reason for the amount of states on accelerators, as in cst_plans. Set even if there is no
      * valid plan. */
     char states_why[CST_PLAN_WORDS];

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/ledger/ledger.h"
 
+#include "cistern/cistern.h"
 #include "daemon/daemon.h"
 #include "daemon/job/describe.h"
 #include "daemon/job/migrate.h"
@@ -116,7 +117,8 @@ static void fill_ranks(const struct cstd_job *job, struct parts *parts, Ledger__
         rank->n_blocks = worker->pool.blocks.n;
         rank->device = worker->gpu != NULL ? worker->gpu->uuid : NULL;
         rank->accelerator = worker->accelerator != NULL ? worker->accelerator->uuid : NULL;
-        rank->reservation_asked = worker->room_asked;
+        /* What the plan chose is fixed now, as if it was asked for. */
+        rank->reservation_asked = worker->lends ? CST_DEVICE_UPDATE_LENT : worker->room_asked;
         rank->states_asked = worker->states_asked;
         rank->reservation_bytes = worker->device_update_bytes;
         rank->states_bytes = worker->device_states;

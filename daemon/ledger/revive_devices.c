@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/ledger/revive_devices.h"
 
+#include "cistern/cistern.h"
 #include "daemon/daemon.h"
 #include "daemon/memory/rank_devices.h"
 
@@ -54,6 +55,7 @@ int cstd_revive_take_devices(struct cstd_job *job, const Ledger__Job *ledger, st
         struct cstd_worker *worker = &job->workers[r];
 
         worker->room_asked = rank->reservation_asked;
+        worker->lends = rank->reservation_asked == CST_DEVICE_UPDATE_LENT;
         worker->states_asked = rank->states_asked;
         worker->device_update_bytes = rank->reservation_bytes;
         worker->device_states = rank->states_bytes;

@@ -38,7 +38,7 @@ bool cstd_device_reservation_is_chosen(const struct cstd_worker *worker)
 
 bool cstd_device_reservation_is_lent(const struct cstd_worker *worker)
 {
-    return worker->room_asked == CST_DEVICE_UPDATE_LENT;
+    return worker->lends;
 }
 
 struct cstd_device_reservations cstd_device_reservation_describe(const struct cstd_job *job)
@@ -63,10 +63,11 @@ void cstd_device_reservation_settle(struct cstd_job *job)
     for (uint32_t r = 0; r < job->world; r++) {
         struct cstd_worker *worker = &job->workers[r];
 
-        worker->device_update_bytes =
-            cstd_device_reservation_is_lent(worker) ? 0 : worker->room_asked;
+        worker->lends = worker->room_asked == CST_DEVICE_UPDATE_LENT;
+        worker->device_update_bytes = worker->lends ? 0 : worker->room_asked;
         worker->device_states = worker->states_asked;
         if (is_room_open(worker)) {
+            worker->lends = choice != NULL && choice->lends;
             worker->device_update_bytes = choice != NULL ? choice->device_update_bytes : 0;
         }
         if (worker->states_asked == CST_PLAN_DEVICE_UPDATE_AUTO) {

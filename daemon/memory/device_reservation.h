@@ -53,7 +53,8 @@ uint32_t
 cstd_device_reservation_list(const struct cstd_job *job,
                              struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES]);
 
-/* Return whether @worker asks for device updates in lent memory instead of a reservation. */
+/* Return whether the pool of @worker lends memory for device updates, instead of a reservation: the
+ * worker asks for that, or the plan chose it. */
 bool cstd_device_reservation_is_lent(const struct cstd_worker *worker);
 
 /* Device reservations in the form that a core needs. */

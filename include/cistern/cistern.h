@@ -125,13 +125,16 @@ enum cst_group { CST_GROUP_ALL = 0 };
 
 /* A value of device_update_bytes and device_states in struct cst_job_spec: the daemon's plan
  * chooses the number of bytes. The plan divides the memory that the job may use on the device
- * between the pool, device updates and states, so that steps are as short as possible. If
- * device_states is CST_DEVICE_UPDATE_AUTO and device_update_bytes is 0, the plan chooses both.
+ * between the pool, device updates and states, so that steps are as short as possible. For device
+ * updates it chooses CST_DEVICE_UPDATE_LENT if steps are then as short as with the best number of
+ * bytes. `cistern explain` says what was chosen, and why. If device_states is
+ * CST_DEVICE_UPDATE_AUTO and device_update_bytes is 0, the plan chooses both.
  *
  * The choice is 0 bytes in each of these cases (`cistern explain` gives the reason for
  * device_states):
  *   - The daemon does not search for a plan, because chunk_elems or base is set.
  *   - The daemon does not search for a plan, because the ranks are on devices of different kinds.
+ *   - The daemon does not search for a plan, because only some ranks have CST_DEVICE_UPDATE_LENT.
  *   - The daemon does not search for a plan, because `search` is no in [plan] of cistern.conf(5).
  *   - Steps are shortest if the pool gets all the memory.
  *   - Other jobs use the memory of the device already, or take it before the plan is finished.

@@ -43,7 +43,7 @@ static double elems_per_flop(const struct cst_search *s, const struct cst_plan_p
         products += s->rates.nodes[i].products;
     }
     nodes = over(sum_update(&s->rates), products);
-    return cst_search_updates_there(s, point) && device < nodes ? device : nodes;
+    return cst_search_updates_there(point) && device < nodes ? device : nodes;
 }
 
 /* Elements whose update takes at least as long as that of @chunk with its products. */
@@ -57,7 +57,7 @@ static double update_elems(const struct cst_search *s, const struct cst_plan_poi
 static double update_rate(const struct cst_search *s, const struct cst_plan_point *point)
 {
     return sum_update(&s->rates) +
-           (cst_search_updates_there(s, point)
+           (cst_search_updates_there(point)
                 ? s->n_reservations * s->rates.devices[s->accelerator].update
                 : 0);
 }
@@ -82,7 +82,7 @@ static double likely_update(const struct cst_search *s, const struct cst_plan_po
         staying += layout->chunks[c].device != 0 ? elems : 0;
         others += trains && layout->chunks[c].device == 0 ? elems : 0;
     }
-    return !cst_search_updates_there(s, point)
+    return !cst_search_updates_there(point)
                ? over(others, sum_update(&s->rates))
                : most(over(staying, s->n_reservations * d->update),
                       over(others, sum_update(&s->rates) + s->n_reservations * through));
@@ -172,7 +172,7 @@ static void add_up(const struct cst_search *s, const struct cst_plan_point *poin
     double loaded, n_down = point->once ? 1 : s->config->micro_batches;
 
     /* What each rank keeps is not known here, so take the safe lower bound. */
-    if (s->stands_for == 1 && s->world > 1) {
+    if (cst_search_stands_for(s, point) == 1 && s->world > 1) {
         elements.trained = elements.frozen = elements.sums = elements.down = 0;
     }
     loaded = loaded_bytes(s, point, &elements);

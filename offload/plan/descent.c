@@ -131,7 +131,7 @@ static int expand(struct cst_search *s, const struct cst_plan_point *point, uint
  * layout. */
 static int list_points(struct cst_search *s)
 {
-    struct cst_plan_point point = {.pool_limit = UINT64_MAX};
+    struct cst_plan_point point = {.pool_limit = UINT64_MAX, .lends = s->lends};
 
     if (s->config->device_states != CST_PLAN_DEVICE_UPDATE_AUTO) {
         point.device_states = s->config->device_states;

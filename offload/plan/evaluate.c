@@ -9,7 +9,8 @@ int cst_search_simulate(const struct cst_search *s, const struct cst_plan_point 
                         const struct cst_layout *layout, struct cst_replay_config *replay,
                         struct cst_replay_result *out, struct cst_err *err)
 {
-    uint32_t world = s->stands_for > 1 ? 1 : s->world;
+    const uint32_t stands_for = cst_search_stands_for(s, point);
+    uint32_t world = stands_for > 1 ? 1 : s->world;
     struct cst_core_pool *pools = calloc(world, sizeof *pools);
     struct cst_core_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
     struct cst_core_config core = {.model = s->config->model,
@@ -36,7 +37,7 @@ int cst_search_simulate(const struct cst_search *s, const struct cst_plan_point 
     replay->stop = s->config->stop;
     replay->stop_arg = s->config->stop_arg;
     replay->recompute = s->config->recompute;
-    replay->stands_for = s->stands_for > 1 ? &s->stands_for : NULL;
+    replay->stands_for = stands_for > 1 ? &s->stands_for : NULL;
     replay->what_if = point->what_if;
     rc = cst_replay_run(replay, out, err);
     free(pools);
@@ -55,6 +56,7 @@ static struct cst_plan_point point_of(const struct cst_plan_choice *choice)
         .depth = choice->prefetch_depth,
         .eviction = choice->eviction,
         .update_classes = choice->device_update_bytes > 0,
+        .lends = choice->lends,
         .device_update_bytes = choice->device_update_bytes,
         .device_states = choice->device_states,
         .what_if = choice->what_if,

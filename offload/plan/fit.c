@@ -313,6 +313,14 @@ static void fit_host(const struct cst_search *s, struct cst_plan_point *point,
     lack->host = point->host_bytes > limit ? point->host_bytes - limit : 0;
 }
 
+/* Return whether pools lend memory, if the planner wants that of @point. If the first one does not,
+ * the plan is that without lent memory. */
+static bool lends_or_need_not(const struct cst_search *s, const struct cst_plan_point *point,
+                              const struct cst_layout *layout)
+{
+    return !point->lends || s->lends || cst_reservation_lent_buffers(s, point, layout, 0) > 0;
+}
+
 bool cst_search_fit(struct cst_search *s, struct cst_plan_point *point,
                     const struct cst_layout *layout)
 {
@@ -331,7 +339,7 @@ bool cst_search_fit(struct cst_search *s, struct cst_plan_point *point,
     fit_blocks(s, point, layout, &lack);
     fit_host(s, point, layout, &lack);
     note_shortage(s, layout, point, &lack);
-    return lack.device == 0 && lack.host == 0;
+    return lack.device == 0 && lack.host == 0 && lends_or_need_not(s, point, layout);
 }
 
 /* -- report of shortages ---------------------------------------------------------------------- */

@@ -111,7 +111,31 @@ static int start_reservation(struct cst_search *s, uint32_t i, struct cst_plan_p
 static int near_reservation(struct cst_search *s, uint32_t i, struct cst_plan_point *p)
 {
     p->update_classes = i;
+    p->lends = false;
     return cst_reservation_is_chosen(s) && i <= p->n_sizes ? CST_OK : CST_ENOTFOUND;
+}
+
+static bool may_lend(const struct cst_search *s, const struct cst_plan_point *p)
+{
+    return cst_reservation_may_lend(s) && !s->splits && p->home_limit == 0;
+}
+
+/* Memory that pools lend takes the place of a device reservation. */
+static int start_lent(struct cst_search *s, uint32_t i, struct cst_plan_point *p)
+{
+    (void)s;
+    p->lends = i == 1;
+    return i == 0 || (i == 1 && p->update_classes == 0) ? CST_OK : CST_ENOTFOUND;
+}
+
+static int near_lent(struct cst_search *s, uint32_t i, struct cst_plan_point *p)
+{
+    (void)s;
+    p->lends = !p->lends;
+    p->update_classes = 0;
+    p->keeps_gradients = false;
+    p->pool_limit = UINT64_MAX;
+    return i == 0 && p->states_asked == 0 ? CST_OK : CST_ENOTFOUND;
 }
 
 static bool may_split(const struct cst_search *s, const struct cst_plan_point *p)
@@ -156,7 +180,8 @@ static int set_once(struct cst_search *s, uint32_t i, struct cst_plan_point *p)
 static bool may_be_at_home(const struct cst_search *s, const struct cst_plan_point *p)
 {
     return !s->config->runtime_only && !s->host && s->rates.devices[0].update > 0 &&
-           s->config->budget->device_bytes != CST_PLAN_NO_LIMIT && p->update_classes == 0;
+           s->config->budget->device_bytes != CST_PLAN_NO_LIMIT && p->update_classes == 0 &&
+           !p->lends;
 }
 
 static int start_home(struct cst_search *s, uint32_t i, struct cst_plan_point *p)
@@ -233,6 +258,7 @@ const struct cst_knob cst_knobs[CST_KNOBS] = {
     [CST_KNOB_REDUCTIONS] = {"reductions", may_reduce_once, set_once, set_once, SHOWS(once)},
     [CST_KNOB_RESERVATION] = {"memory for updates", may_reserve, start_reservation,
                               near_reservation, SHOWS(device_update_bytes)},
+    [CST_KNOB_LENT] = {"lent memory", may_lend, start_lent, near_lent, SHOWS(lends)},
     [CST_KNOB_STATES] = {"states on accelerators", may_split, start_states, near_states,
                          SHOWS(device_states)},
     [CST_KNOB_HOME] = {"chunks at home on devices", may_be_at_home, start_home, near_home,

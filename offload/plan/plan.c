@@ -3,7 +3,6 @@
 #include "offload/plan/knobs.h"
 
 #include "offload/update/buffers.h"
-#include "offload/update/lent_memory.h"
 #include "offload/layout/packing.h"
 #include "offload/plan/reservation.h"
 
@@ -33,14 +32,10 @@ static uint32_t count_buffers(const struct cst_search *s, const struct cst_plan_
                               const struct cst_layout *layout,
                               const struct cst_core_device_reservation *room)
 {
-    struct cst_core_pool pools[CST_CORE_MAX_WORLD];
-    struct cst_lent_division division;
     struct cst_buffers buffers;
 
     if (room->lent) {
-        cst_search_pools(s, point, layout, s->world, pools);
-        cst_lent_memory_divide(layout, room->rank, pools[room->rank].parts, &division);
-        return division.buffers.n;
+        return cst_reservation_lent_buffers(s, point, layout, room->rank);
     }
     cst_buffers_divide(&buffers, layout, room->bytes);
     return buffers.n;
@@ -76,6 +71,7 @@ static int make_choice(struct cst_search *s, const struct cst_plan_point *point,
         .pool_bytes = point->pool_bytes,
         .state_bytes = point->state_bytes,
         .device_update_bytes = point->device_update_bytes,
+        .lends = point->lends,
         .device_states = point->device_states,
         .activation_bytes = s->activation_bytes,
         .host_bytes = point->host_bytes,
@@ -174,6 +170,7 @@ static int answer(struct cst_search *s, struct cst_plans *out, struct cst_err *e
     if (s->best == NONE) {
         return s->stopped && s->n_points == 0 ? stopped(err) : cannot_fit(s, err);
     }
+    cst_search_why_update(s, plans.update_why);
     cst_search_why_states(s, plans.states_why);
     plans.n_layouts = s->n_layouts;
     plans.stopped = s->stopped;

@@ -32,8 +32,10 @@
  *     reservation in which accelerators update chunks (device_update_bytes): a number of bytes, or
  *     CST_PLAN_DEVICE_UPDATE_AUTO.
  *
- * With CST_PLAN_DEVICE_UPDATE_AUTO there is a device reservation of three buffers if steps are
- * shorter with it. One of every k chunks is updated there, with the k that a daemon starts with
+ * With CST_PLAN_DEVICE_UPDATE_AUTO there is a device reservation of three buffers, or pools lend
+ * memory (offload/update/lent_memory.h), if steps are shorter with it. Lent memory takes nothing
+ * from the pools, and is chosen if steps are as short as with the best device reservation. One of
+ * every k chunks is updated there, with the k that a daemon starts with
  * (offload/update/interleave.h). The part of a device that the smallest pool and the device
  * reservation leave is divided between blocks and states in a few ways, and the fastest is kept.
  * The first search is made without states on accelerators, so the plan is never slower because of
@@ -158,6 +160,7 @@ struct cst_plan_choice {
     uint32_t n_chunks;
     uint64_t pool_bytes, state_bytes; /* Bytes on each rank's device for blocks, and for states. */
     uint64_t device_update_bytes;     /* Bytes of each rank's accelerator for updates; 0: none. */
+    bool lends; /* The ranks' pools lend memory for updates; then device_update_bytes is 0. */
     /* Bytes of each rank's accelerator for states that stay there, as a job requests them;
      * state_bytes of them are used. */
     uint64_t device_states;
@@ -200,6 +203,9 @@ struct cst_plans {
     /* Fastest step without states that stay on accelerators; 0: no plan fits without them, or they
      * were not the planner's choice. */
     uint64_t without_states_ns;
+    /* Why there is a device reservation, lent memory or neither. Empty: not the planner's choice.
+     */
+    char update_why[CST_PLAN_WORDS];
     /* Why the plan keeps so many states on accelerators, or none. Empty: not the planner's
      * choice. */
     char states_why[CST_PLAN_WORDS];

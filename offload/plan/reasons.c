@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The bottleneck of a plan, and why runners-up lost, in words. */
 #include "offload/plan/knobs.h"
+#include "offload/plan/reservation.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -91,7 +92,7 @@ static bool give_more(struct cst_search *s, struct cst_plan_point *point,
         return s->host;
     case DEVICE_UPDATE:
         d->update *= FASTER;
-        return point->what_if.n_at_home > 0 || cst_search_updates_there(s, point);
+        return point->what_if.n_at_home > 0 || cst_search_updates_there(point);
     case DISK:
         s->rates.disk_read *= FASTER;
         s->rates.disk_write *= FASTER;
@@ -242,6 +243,54 @@ void cst_search_why(const struct cst_plan_point *loser, const struct cst_plan_po
     size_t n = name_knobs(loser, best, words);
 
     tell_why(loser, best, words + n, CST_PLAN_WORDS - n);
+}
+
+/* -- updates on accelerators ---------------------------------------------------------------- */
+
+enum update_place { ON_NODES, RESERVED, LENT, N_PLACES };
+
+static enum update_place place_of(const struct cst_plan_point *point)
+{
+    return point->lends ? LENT : point->device_update_bytes > 0 ? RESERVED : ON_NODES;
+}
+
+/* The fastest simulated point with updates at @place, or NULL. */
+static const struct cst_plan_point *fastest_at(const struct cst_search *s, enum update_place place)
+{
+    const struct cst_plan_point *found = NULL;
+
+    for (uint32_t i = 0; i < s->n_points; i++) {
+        const struct cst_plan_point *point = &s->points[i];
+
+        if (place_of(point) == place && point->replayed && point->result.step_ns != UINT64_MAX &&
+            (found == NULL || cst_search_is_better(s, point, found))) {
+            found = point;
+        }
+    }
+    return found;
+}
+
+void cst_search_why_update(const struct cst_search *s, char words[CST_PLAN_WORDS])
+{
+    static const char *const places[N_PLACES] = {"by nodes alone", "in a device reservation",
+                                                 "in lent memory"};
+    const enum update_place best = place_of(&s->points[s->best]);
+    size_t n;
+
+    words[0] = '\0';
+    if (!cst_reservation_is_chosen(s)) {
+        return;
+    }
+    n = (size_t)snprintf(words, CST_PLAN_WORDS, "with updates %s a step takes %.3f ms",
+                         places[best], ms(s->points[s->best].result.step_ns));
+    for (enum update_place place = ON_NODES; place < N_PLACES && n < CST_PLAN_WORDS; place++) {
+        const struct cst_plan_point *other = place != best ? fastest_at(s, place) : NULL;
+
+        if (other != NULL) {
+            n += (size_t)snprintf(words + n, CST_PLAN_WORDS - n, ", %s %.3f ms", places[place],
+                                  ms(other->result.step_ns));
+        }
+    }
 }
 
 /* -- states that stay on accelerators ------------------------------------------------------- */

@@ -5,6 +5,7 @@
 #include "offload/plan/reservation.h"
 
 #include "offload/update/buffers.h"
+#include "offload/update/lent_memory.h"
 #include "offload/layout/packing.h"
 #include "offload/plan/pipeline.h"
 #include "proto/size.h"
@@ -61,6 +62,12 @@ bool cst_reservation_may_split(const struct cst_search *s)
 bool cst_reservation_may_keep(const struct cst_search *s)
 {
     return cst_reservation_may_split(s) && is_auto(s) && s->stands_for == 1 && !s->host;
+}
+
+bool cst_reservation_may_lend(const struct cst_search *s)
+{
+    return cst_reservation_is_chosen(s) && !s->host && s->world <= CST_CORE_MAX_UPDATE_DEVICES &&
+           s->rates.devices[s->accelerator].update > 0;
 }
 
 /* Bytes of an accelerator if each of its ranks has @bytes. */
@@ -242,12 +249,14 @@ static uint64_t without_held(const struct cst_layout *layout, uint64_t bytes)
 
 /* The engines whose memory the accelerator of @engine cannot access. If one rank represents all,
  * its accelerator stands for several that cannot access each other's memory. */
-static uint64_t find_unreachable(const struct cst_search *s, uint32_t engine)
+static uint64_t find_unreachable(const struct cst_search *s, const struct cst_plan_point *point,
+                                 uint32_t engine)
 {
     if (!cst_search_is_apart(s)) {
         return 0;
     }
-    return s->stands_for > 1 || engine >= 64 ? UINT64_MAX : ~(UINT64_C(1) << engine);
+    return cst_search_stands_for(s, point) > 1 || engine >= 64 ? UINT64_MAX
+                                                               : ~(UINT64_C(1) << engine);
 }
 
 void cst_search_pools(const struct cst_search *s, const struct cst_plan_point *point,
@@ -260,7 +269,7 @@ void cst_search_pools(const struct cst_search *s, const struct cst_plan_point *p
             (struct cst_core_pool){.engine = s->host ? 0 : n_nodes + rank,
                                    .worker_copies = !s->host && s->config->worker_copies &&
                                                     !layout->states.grad_over_weight,
-                                   .unreachable = find_unreachable(s, n_nodes + rank)};
+                                   .unreachable = find_unreachable(s, point, n_nodes + rank)};
         for (uint32_t i = 0; i < layout->n_classes; i++) {
             pools[rank].parts[i].n_blocks = point->n_blocks[i];
             pools[rank].parts[i].blocks_per_slab = point->n_blocks[i]; /* One slab per class. */
@@ -269,12 +278,24 @@ void cst_search_pools(const struct cst_search *s, const struct cst_plan_point *p
     }
 }
 
+uint32_t cst_reservation_lent_buffers(const struct cst_search *s,
+                                      const struct cst_plan_point *point,
+                                      const struct cst_layout *layout, uint32_t rank)
+{
+    struct cst_core_pool pools[CST_CORE_MAX_WORLD];
+    struct cst_lent_division division;
+
+    cst_search_pools(s, point, layout, s->world, pools);
+    cst_lent_memory_divide(layout, rank, pools[rank].parts, &division);
+    return division.buffers.n;
+}
+
 uint32_t cst_reservation_list(const struct cst_search *s, const struct cst_plan_point *point,
                               const struct cst_layout *layout,
                               struct cst_core_device_reservation list[CST_CORE_MAX_UPDATE_DEVICES],
                               uint32_t *interleave)
 {
-    uint32_t n = cst_search_updates_there(s, point) ? s->n_reservations : 0;
+    uint32_t n = cst_search_updates_there(point) ? s->n_reservations : 0;
     struct cst_core_pool pools[CST_CORE_MAX_WORLD];
     struct cst_interleave machine = {0};
 
@@ -283,12 +304,12 @@ uint32_t cst_reservation_list(const struct cst_search *s, const struct cst_plan_
 
         list[i] = (struct cst_core_device_reservation){
             .engine = engine_of(s, i),
-            .bytes = s->stands_for > 1 ? without_held(layout, bytes) : bytes,
-            .lent = s->lends,
-            .rank = s->lends ? i : 0};
+            .bytes = cst_search_stands_for(s, point) > 1 ? without_held(layout, bytes) : bytes,
+            .lent = point->lends,
+            .rank = point->lends ? i : 0};
     }
     cst_search_pools(s, point, layout, s->world, pools);
-    cst_pipeline_describe(&machine, layout, list, n, pools, s->lends ? s->world : 1);
+    cst_pipeline_describe(&machine, layout, list, n, pools, point->lends ? s->world : 1);
     cst_pipeline_rates(&machine, &s->rates, &s->rates.devices[s->accelerator]);
     *interleave =
         s->config->interleave_given ? s->config->interleave : cst_interleave_choose(&machine);

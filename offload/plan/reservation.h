@@ -13,6 +13,9 @@
 int cst_reservation_check(const struct cst_search *search, struct cst_err *err);
 /* True if the planner chooses the device reservation, and there can be one. */
 bool cst_reservation_is_chosen(const struct cst_search *search);
+/* True if the planner can choose memory that pools lend instead of a device reservation. Not with
+ * more ranks than can lend: each would need its own simulation. */
+bool cst_reservation_may_lend(const struct cst_search *search);
 /* True if the planner chooses the states that stay on accelerators, and there can be some. */
 bool cst_reservation_may_split(const struct cst_search *search);
 /* True if the planner can choose a device reservation that keeps gradients: each is the only
@@ -32,6 +35,10 @@ void cst_reservation_devices(const struct cst_search *search, const struct cst_p
 /* The pools of the point's first @world ranks. Their segments are NULL. */
 void cst_search_pools(const struct cst_search *search, const struct cst_plan_point *point,
                       const struct cst_layout *layout, uint32_t world, struct cst_core_pool *pools);
+/* Number of chunks for which the pool of @rank lends memory at a time. */
+uint32_t cst_reservation_lent_buffers(const struct cst_search *search,
+                                      const struct cst_plan_point *point,
+                                      const struct cst_layout *layout, uint32_t rank);
 /* The device reservations of the point: returns their number, and k in *interleave. */
 uint32_t cst_reservation_list(const struct cst_search *search, const struct cst_plan_point *point,
                               const struct cst_layout *layout,

@@ -49,6 +49,7 @@ int cst_plan_saved_make(struct cst_saved_plan *out, const struct cst_plan_config
     plan.prefetch_depth = choice->prefetch_depth;
     plan.eviction = (uint32_t)choice->eviction;
     plan.device_update_bytes = choice->device_update_bytes;
+    plan.lent = choice->lends;
     plan.device_states = choice->device_states;
     plan.step_s = (double)choice->predicted.step_ns * 1e-9;
     *out = plan;
@@ -65,6 +66,7 @@ void cst_plan_saved_choice(const struct cst_saved_plan *plan, struct cst_plan_ch
         .n_chunks = plan->n_chunks,
         .pool_bytes = plan->pool_bytes,
         .device_update_bytes = plan->device_update_bytes,
+        .lends = plan->lent != 0,
         .device_states = plan->device_states,
         .predicted = {.step_ns = (uint64_t)(plan->step_s * 1e9)},
         .binds = "unknown: the plan was made before",

@@ -27,6 +27,7 @@ struct cst_plan_point {
     bool once; /* One reduction of all micro-batches. */
     /* Number of size classes whose chunks fit the device reservation; 0: no device reservation. */
     uint32_t update_classes;
+    bool lends; /* The ranks' pools lend memory for updates; then there is no device reservation. */
     /* If the planner chooses the device reservation: it also keeps gradients, which then need not
      * be copied up. */
     bool keeps_gradients;
@@ -89,7 +90,7 @@ struct cst_search {
     uint64_t grain; /* Granularity of accelerators' memory in bytes. */
     /* device_update_bytes of the configuration, or what its device_states imply. */
     uint64_t update_request;
-    bool lends;  /* The ranks' pools lend memory for updates. */
+    bool lends;  /* The ranks' pools lend memory for updates, as the configuration says. */
     bool splits; /* The search now tries states that stay on accelerators, as its own choice. */
     /* Fastest step without states on accelerators; UINT64_MAX: nothing fits. */
     uint64_t without_ns;
@@ -125,10 +126,17 @@ struct cst_search {
 /* -- search.c --------------------------------------------------------------------------------- */
 
 /* True if accelerators update chunks of the point. */
-static inline bool cst_search_updates_there(const struct cst_search *search,
-                                            const struct cst_plan_point *point)
+static inline bool cst_search_updates_there(const struct cst_plan_point *point)
 {
-    return point->device_update_bytes > 0 || search->lends;
+    return point->device_update_bytes > 0 || point->lends;
+}
+
+/* Number of ranks that the simulated one of @point represents. Of pools that lend memory each is
+ * simulated. */
+static inline uint32_t cst_search_stands_for(const struct cst_search *search,
+                                             const struct cst_plan_point *point)
+{
+    return point->lends ? 1 : search->stands_for;
 }
 
 /* True if several ranks compute on accelerators that cannot access each other's memory. */
@@ -216,6 +224,9 @@ const char *cst_search_binds(const struct cst_search *search, const struct cst_p
 /* Why @loser is not better than @best: one sentence with numbers. */
 void cst_search_why(const struct cst_plan_point *loser, const struct cst_plan_point *best,
                     char words[CST_PLAN_WORDS]);
+/* Why the best point has a device reservation, lent memory or neither, if the planner chose
+ * that. */
+void cst_search_why_update(const struct cst_search *search, char words[CST_PLAN_WORDS]);
 /* Why the best point keeps so many states on accelerators, if the planner chose that. */
 void cst_search_why_states(const struct cst_search *search, char words[CST_PLAN_WORDS]);
 

@@ -8,8 +8,9 @@
 need jq
 
 world=2
-model=(--layers 16 --heads 2 --width 64 --context 32 --batch 2 --steps 6 --warmup 2 --lr 0.003 --matmul fp32 --threads 1
-    --world "$world" --seed 7 --chunk 36864)
+common=(--layers 16 --heads 2 --width 64 --context 32 --batch 2 --steps 6 --warmup 2 --lr 0.003 --matmul fp32 --threads 1
+    --world "$world" --seed 7)
+model=("${common[@]}" --chunk 36864)
 write_text 400
 
 # Train job $1 with the options $2..., and keep its results.
@@ -98,3 +99,39 @@ refused() {
 }
 refused 'only a pool on an accelerator can lend memory' --device host
 refused 'device_states cannot be combined with CST_DEVICE_UPDATE_LENT' --device paced --device-states 1M
+
+# The ranks of a job have one plan. If only some of them lend, the job has none, and the log says so.
+model=("${common[@]}")
+pids=()
+for entry in "0 --device-update 0" "1 --device-update lent"; do
+    read -ra options <<<"$entry"
+    ./cistern-gpt "${model[@]}" --data "$tmp/text" --job some --device paced --rank "${options[@]}" >"$tmp/some.${options[0]}.log" 2>&1 &
+    pids+=($!)
+done
+for pid in "${pids[@]}"; do
+    wait "$pid" || fail "ranks of which one lends: $(cat "$tmp"/some.*.log)"
+done
+has 'no plan: the pool of rank 1 lends memory for updates, and that of rank 0 does not' "$tmp/paced.log" || fail "no words about the plan"
+stop_daemon paced
+
+# A plan chooses lent memory by itself where steps are as short as with a reservation. It can be saved, and given to another job.
+printf '[engine]\nupdate_rate = 5M\n[paced]\ndevices = 2\nup = 6400M\ndown = 6400M\nupdate = 200M\nmemory = 64M\n' >"$tmp/fast.conf"
+start_daemon fast --config "$tmp/fast.conf"
+train chosen --device paced --device-update auto
+same chosen plain
+holds chosen '.n_lent_updates > 0 and (has("device_update_bytes") | not)'
+./cistern explain chosen wte | has 'with updates in lent memory a step takes .* ms, in a device reservation .* ms' ||
+    fail "explain: $(./cistern explain chosen wte)"
+./cistern-gpt "${model[@]}" --device paced --describe "$tmp/model.json" || fail "--describe"
+cat >"$tmp/rates.json" <<'RATES'
+{"devices": [{"name": "paced:0", "memory_bytes": 67108864, "up": 6.4e9, "down": 6.4e9, "memory": 2e10, "flops": 3e10, "update": 2e8}],
+ "nodes": [{"cores": 2, "memory_bytes": 8589934592, "pass": 2e10, "update": 5e6, "reduce": 3e9, "copy": 1e9}], "request_s": 3e-5}
+RATES
+./cistern plan "$tmp/model.json" --rates "$tmp/rates.json" --device 64M --device-update auto --save "$tmp/plan.json" >"$tmp/planned" || fail "no plan"
+has '^chosen    with updates in lent memory a step takes ' "$tmp/planned" || fail "the plan does not say why: $(cat "$tmp/planned")"
+train given --device paced --plan "$tmp/plan.json"
+same given plain
+holds given '.n_lent_updates > 0 and (has("device_update_bytes") | not)'
+! ./cistern-gpt "${model[@]}" --data "$tmp/text" --job wrong --rank 0 --device paced --plan "$tmp/plan.json" --device-update 8M >"$tmp/wrong.log" 2>&1 ||
+    fail "a reservation is taken with a plan that lends"
+has 'the plan has updates in lent memory, but rank 0 asks for device_update_bytes 8388608' "$tmp/wrong.log" || fail "$(cat "$tmp/wrong.log")"

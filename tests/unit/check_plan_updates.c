@@ -577,6 +577,41 @@ START_TEST(lent_is_planned)
 }
 END_TEST
 
+/* The planner chooses lent memory if steps are as short with it as with a device reservation,
+ * because the pool then has the memory of the reservation, too. It does not if steps are longer, or
+ * if pools are too small to lend. The plan says why, and its replay gives the promised step. */
+START_TEST(lent_is_chosen)
+{
+    static const struct {
+        uint64_t device_bytes;
+        uint32_t world;
+        bool lends;
+        const char *why;
+    } cases[] = {
+        {8000000000, 1, true, "with updates in lent memory a step takes "},
+        {2600000000, 1, true, ", in a device reservation "},
+        {8000000000, 2, false, "with updates in a device reservation a step takes "},
+        {2000000000, 1, false, " a step takes "},
+    };
+    const struct cst_plan_choice *best = &f.plans.best;
+    uint64_t lent;
+
+    declare_slow(cases[_i].world);
+    f.budget.device_bytes = cases[_i].device_bytes;
+    f.config.lent = true;
+    lent = search_ns();
+    f.config.lent = false;
+    f.config.device_update_bytes = CST_PLAN_DEVICE_UPDATE_AUTO;
+    ck_assert_double_le((double)search_ns(), 1.0025 * (double)lent);
+    printf("%s\n", f.plans.update_why);
+    ck_assert(best->lends == cases[_i].lends);
+    ck_assert(!best->lends || best->device_update_bytes == 0);
+    ck_assert((best->n_buffers > 0) == (best->lends || best->device_update_bytes > 0));
+    ck_assert_ptr_nonnull(strstr(f.plans.update_why, cases[_i].why));
+    check_promise();
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("plans of updates");
@@ -600,6 +635,7 @@ int main(void)
     }
     tc = suite_case(suite, "lent", search_rig_setup, search_rig_teardown);
     tcase_add_loop_test(tc, lent_is_planned, 0, 2);
+    tcase_add_loop_test(tc, lent_is_chosen, 0, 4);
     tc = suite_case(suite, "sums", search_rig_setup, search_rig_teardown);
     tcase_add_test(tc, sums_in_host_memory);
     tc = suite_case(suite, "what does not fit", search_rig_setup, search_rig_teardown);

@@ -63,6 +63,41 @@ START_TEST(round_trip)
 }
 END_TEST
 
+static void change(const char *object, const char *key, json_t *value)
+{
+    json_t *root = json_load_file(path, 0, NULL), *at;
+
+    ck_assert_ptr_nonnull(root);
+    at = object[0] != '\0' ? json_object_get(root, object) : root;
+    ck_assert_int_eq(value != NULL ? json_object_set_new(at, key, value) : json_object_del(at, key),
+                     0);
+    ck_assert_int_eq(json_dump_file(root, path, 0), 0);
+    json_decref(root);
+}
+
+/* A plan can have updates in lent memory. Of a plan that does not say so, the pools lend nothing.
+ */
+START_TEST(lent)
+{
+    struct cst_saved_plan read;
+    struct cst_plan_choice choice;
+    struct cst_err err;
+
+    f.plans.best.lends = true;
+    ck_assert_int_eq(cst_plan_saved_make(&plan, &f.config, &f.plans.best, &err), CST_OK);
+    ck_assert_int_eq(cst_saved_plan_write(&plan, json_object(), path, &err), CST_OK);
+    ck_assert_msg(cst_saved_plan_read(&read, path, &err) == CST_OK, "%s", err.text);
+    cst_plan_saved_choice(&read, &choice);
+    ck_assert(choice.lends);
+    change("plan", "lent", NULL);
+    ck_assert_msg(cst_saved_plan_read(&read, path, &err) == CST_OK, "%s", err.text);
+    ck_assert_int_eq(cst_saved_plan_same(&plan, &read, 1, &err), CST_EMISMATCH);
+    ck_assert_ptr_nonnull(strstr(err.text, "has lent yes, that of rank 1 has no"));
+    cst_plan_saved_choice(&read, &choice);
+    ck_assert(!choice.lends);
+}
+END_TEST
+
 /* A plan of another job is refused with the field and both values. */
 START_TEST(another_job)
 {
@@ -106,18 +141,6 @@ START_TEST(another_plan)
     ck_assert_ptr_nonnull(strstr(err.text, "that of rank 1 has 77"));
 }
 END_TEST
-
-static void change(const char *object, const char *key, json_t *value)
-{
-    json_t *root = json_load_file(path, 0, NULL), *at;
-
-    ck_assert_ptr_nonnull(root);
-    at = object[0] != '\0' ? json_object_get(root, object) : root;
-    ck_assert_int_eq(value != NULL ? json_object_set_new(at, key, value) : json_object_del(at, key),
-                     0);
-    ck_assert_int_eq(json_dump_file(root, path, 0), 0);
-    json_decref(root);
-}
 
 /* An invalid plan is refused with its place. */
 START_TEST(no_plan)
@@ -211,6 +234,7 @@ int main(void)
     TCase *tc = suite_case(suite, "files", setup, teardown);
 
     tcase_add_test(tc, round_trip);
+    tcase_add_test(tc, lent);
     tcase_add_loop_test(tc, another_job, 0, 8);
     tcase_add_test(tc, another_plan);
     tcase_add_loop_test(tc, no_plan, 0, 8);
