@@ -279,13 +279,13 @@ static void print_updates(const struct cli_plan_input *input, const struct cst_p
                  cst_moments_names[input->config.states.moments],
                  cli_seconds((double)p->update_ns * 1e-9, a),
                  cli_seconds((double)p->update_hidden_ns * 1e-9, b));
-    if (input->config.lent && best->n_buffers > 0) {
+    if (best->lends && best->n_buffers > 0) {
         (void)printf(
             "lent      memory of the pool for %u chunks at a time; one of %u chunks of each "
             "node is updated there; up %s, down %s\n",
             best->n_buffers, best->interleave, cli_bytes(p->states_up, a),
             cli_bytes(p->states_down, b));
-    } else if (input->config.lent) {
+    } else if (best->lends) {
         (void)printf("lent      nothing: the pool has too few blocks for an update\n");
     }
     if (best->device_update_bytes == 0) {
@@ -389,6 +389,12 @@ static void print_share(const char *before, uint64_t bytes, uint64_t limit, cons
                  given(limit) > 0 ? cli_bytes(limit, b) : "", where);
 }
 
+bool cli_plan_is_apart(const struct cli_plan_input *input)
+{
+    return input->config.apart && input->config.world > 1 &&
+           strcmp(input->rates.devices[input->config.device].name, "host") != 0;
+}
+
 double cli_plan_tokens(const struct cli_plan_input *input, const struct cst_plan_choice *choice)
 {
     double step_s = (double)choice->predicted.step_ns * 1e-9;
@@ -422,13 +428,20 @@ static void print_verdict(const struct cli_plan_input *input, const struct cst_p
     }
 }
 
-static void print_traffic(const struct cst_replay_result *p)
+/* Print what is copied. If the rates say that ranks cannot access the memory of each other's
+ * devices, print what follows from that. */
+static void print_traffic(const struct cli_plan_input *input, const struct cst_replay_result *p)
 {
     char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES];
     uint64_t n = p->hits + p->late + p->misses;
 
     (void)printf("traffic   up %s, down %s, between devices %s\n", cli_bytes(p->bytes_up, a),
                  cli_bytes(p->bytes_down, b), cli_bytes(p->bytes_peer, c));
+    if (cli_plan_is_apart(input)) {
+        (void)printf("peers     no access between devices: the rates of '%s' have no 'peer'; "
+                     "gradients are summed in host memory\n",
+                     input->rates.devices[input->config.device].name);
+    }
     (void)printf("weights   hits %s, late %s, misses %s of %llu fetches; %llu evictions\n",
                  cli_percent(p->hits, n, a), cli_percent(p->late, n, b),
                  cli_percent(p->misses, n, c), (unsigned long long)n,
@@ -457,8 +470,11 @@ bool cli_plan_print(const struct cli_plan_input *input, const struct cst_plans *
         return false;
     }
     (void)printf("\n");
-    print_traffic(&best->predicted);
+    print_traffic(input, &best->predicted);
     print_updates(input, best);
+    if (plans->update_why[0] != '\0') {
+        (void)printf("chosen    %s\n", plans->update_why);
+    }
     print_states(plans);
     (void)printf("binds     %s\n", best->binds);
     (void)printf("searched  %llu plans, %llu of them simulated, %s events\n\n",

@@ -31,6 +31,9 @@ int cli_plan_rows(struct cli_plan_rows *out, const struct cli_plan_input *input,
  * decided so. */
 bool cli_plan_is_over(const struct cli_plan_input *input, const struct cst_plan_choice *choice);
 
+/* Return whether the plan is for several ranks whose devices cannot access each other's memory. */
+bool cli_plan_is_apart(const struct cli_plan_input *input);
+
 /* Return the tokens per second of all ranks together; 0: the model does not say how many tokens a
  * micro-batch has. */
 double cli_plan_tokens(const struct cli_plan_input *input, const struct cst_plan_choice *choice);

@@ -45,6 +45,19 @@ holds '[.traceEvents[] | select(.ph == "X") | .cat] | unique | contains(["comput
 holds '[.traceEvents[] | select(.ph == "X")] | group_by(.tid) | all(sort_by(.ts) | [., .[1:]] | transpose
     | all(.[1] == null or .[0].ts + .[0].dur <= .[1].ts + 0.0011))'
 
+# Rates without `peer` are of devices that cannot access each other's memory. The plan says so, if there are several ranks.
+printf '{"devices": [{"name": "GPU", "memory_bytes": 0, "up": 2e10, "down": 2e10, "memory": 1e12, "flops": 1e14}],
+ "nodes": [{"cores": 8, "memory_bytes": 0, "pass": 1e11, "update": 1e9, "reduce": 1e10, "copy": 1e10}], "request_s": 3e-5}' >"$tmp/apart.json"
+jq '.devices[0].peer = 2e10' "$tmp/apart.json" >"$tmp/peers.json"
+expect 0 preset:gpt2-124m --rates "$tmp/apart.json" --device 2G --host 64G --batch 4 --ranks 2
+says "^peers     no access between devices: the rates of 'GPU' have no 'peer'; gradients are summed in host memory\$"
+expect 0 preset:gpt2-124m --rates "$tmp/apart.json" --device 2G --host 64G --batch 4 --ranks 2 --json
+holds '.rates.peer_access == false and .plan.predicted.bytes_peer == 0'
+expect 0 preset:gpt2-124m --rates "$tmp/peers.json" --device 2G --host 64G --batch 4 --ranks 2 --json
+holds '.rates.peer_access and .plan.predicted.bytes_peer > 0'
+expect 0 preset:gpt2-124m --rates "$tmp/apart.json" --device 2G --host 64G --batch 4 --json
+holds '.rates.peer_access'
+
 # Options of the job can be in a file. The command line overrides it, keys that do not matter to plans are checked, and mistakes are
 # named with their place.
 box=(preset:gpt2-124m --rates a100 --device 2G --host 64G)
