@@ -31,6 +31,7 @@ static void run_ring(struct nccl_worker *w, struct nccl_order *order)
     check_device(w, edge_ring_in(order, w->rank));
     nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
     nccl_must(edge_ring(w, order, NULL, &err), &err, "ring");
+    nccl_arrive(order);
 }
 
 /* Arrays of random sizes reach the next rank. _i: number of ranks. */
@@ -354,6 +355,7 @@ static void survive(struct nccl_worker *w, struct nccl_order *order)
         rc = edge_ring(w, order, NULL, &err);
     }
     nccl_must(rc, &err, "ring");
+    nccl_arrive(order);
 }
 
 /* A rank is killed before, in or after a put or a take of any form. The others are told its name.
@@ -404,6 +406,7 @@ static void run_paused(struct nccl_worker *w, struct nccl_order *order)
 
     nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
     nccl_must(edge_ring(w, order, pause_in, &err), &err, "ring");
+    nccl_arrive(order);
 }
 
 /* The engine that has allocated the slots dies while they are in use. No array is lost, and nobody

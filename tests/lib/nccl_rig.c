@@ -134,6 +134,16 @@ static void end_worker(struct nccl_worker *w)
     nccl_worker_free(w);
 }
 
+void nccl_arrive(struct nccl_order *order)
+{
+    if (__atomic_add_fetch(&order->n_arrived, 1, __ATOMIC_ACQ_REL) == order->world) {
+        for (uint32_t r = 0; r < order->world; r++) {
+            (void)sem_post(&order->arrived);
+        }
+    }
+    (void)sem_wait(&order->arrived);
+}
+
 pid_t nccl_fork(nccl_body *body, uint32_t rank, struct nccl_order *order)
 {
     const pid_t pid = child_start();
@@ -263,6 +273,7 @@ struct nccl_order *nccl_order_new(uint32_t world)
         .words = "ranks use NCCL,\n  because each rank has a GPU and NCCL 2.28.9"};
     ck_assert_int_eq(sem_init(&order->begun, 1, 0), 0);
     ck_assert_int_eq(sem_init(&order->ended, 1, 0), 0);
+    ck_assert_int_eq(sem_init(&order->arrived, 1, 0), 0);
     return order;
 }
 

@@ -52,6 +52,8 @@ struct nccl_order {
     const char *words;   /* In the explanation of the communicator. */
     sem_t begun;         /* Rank 0 has a call in its stream. */
     sem_t ended;         /* Rank 1 has got its error, or rank 0 has. */
+    unsigned n_arrived;  /* Ranks that have called nccl_arrive. */
+    sem_t arrived;       /* All have. */
 };
 
 typedef void nccl_body(struct nccl_worker *w, struct nccl_order *order);
@@ -79,6 +81,10 @@ void nccl_run(nccl_body *body, struct nccl_order *order);
 /* As nccl_run. Rank order->victim is the first that ends, killed by itself, and a new process takes
  * its rank. Does not free @order. */
 void nccl_run_one_death(nccl_body *body, struct nccl_order *order);
+
+/* In a worker: wait until all ranks have called this, which is done once. A rank that leaves before
+ * the others have done what they wait for makes their step void. */
+void nccl_arrive(struct nccl_order *order);
 
 /* In a worker: free what it has. It has left the job, or cannot. */
 void nccl_worker_free(struct nccl_worker *w);
