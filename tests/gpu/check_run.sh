@@ -73,6 +73,7 @@ table=$tmp/quick/table.txt
 says '^  experiments  *passed'
 says '^  copy  *passed'
 says '^  nccl  *skipped .*needs two cards'
+says '^  edges  *skipped .*need two cards'
 if ./cistern-gpt --help >/dev/null 2>&1; then
     says '^  bits  *passed'
     says '^  e2e  *passed'
@@ -84,10 +85,10 @@ fi
 
 # With two cards, one rank has each.
 status=0
-LD_LIBRARY_PATH=$fakecuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} CST_FAKECUDA_DEVICES=2 "$scripts/run" --quick --only cards,nccl --out "$tmp/cards" \
+LD_LIBRARY_PATH=$fakecuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} CST_FAKECUDA_DEVICES=2 "$scripts/run" --quick --only cards,nccl,edges --out "$tmp/cards" \
     >"$tmp/cards.log" 2>&1 || status=$?
 [ $status = 0 ] || { tail -n 60 "$tmp/cards/log.txt"; fail "one rank per card: status $status"; }
-[ -x ./cistern-gpt ] && stages='cards nccl' || stages=nccl
+[ -x ./cistern-gpt ] && stages='cards nccl edges' || stages='nccl edges'
 for stage in $stages; do
     grep -q "^  $stage  *passed" "$tmp/cards/table.txt" || fail "one rank per card: $(cat "$tmp/cards/table.txt")"
 done

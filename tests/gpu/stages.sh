@@ -12,6 +12,7 @@ stages=(
     "e2e 75 two ranks on this GPU; a worker, an engine and the daemon killed: the same bits, and nothing is left"
     "cards 60 two ranks on two cards, with peer access and without: the bits of two ranks on one card"
     "nccl 60 collectives of one rank per card by NCCL, and of two ranks on one card: results, and a rank killed"
+    "edges 40 arrays from GPU to GPU through edges, with slots on the receiver's and in host memory, against a bare copy"
     "sanitizer 40 compute-sanitizer on the kernels, if it is there"
     "experiments 40 what the driver does where its manual is silent"
     "copy 40 64 MiB chunks up, down and both at once, against cuMemcpyAsync"
@@ -270,14 +271,14 @@ stage_gpt() {
     ./tests/gpu/check_worker
 }
 
-# Run tests/gpu/collectives with a rank on each of the devices after NAME. $1: options of all ranks but the first, $2: options of
-# rank 0, $3: NAME. Sets statuses.
+# Run tests/gpu/$1 with a rank on each of the devices after NAME. $2: options of all ranks but the first, $3: options of rank 0,
+# $4: NAME. Sets statuses.
 run_ranks() {
-    local others=$1 first=$2 name=$3 rank=0 device pid pids=()
-    shift 3
+    local program=$1 others=$2 first=$3 name=$4 rank=0 device pid pids=()
+    shift 4
     for device in "$@"; do
         # shellcheck disable=SC2046,SC2086 # words
-        ./tests/gpu/collectives --rank $rank --world $# --device "$device" $([ $rank = 0 ] && echo $first || echo $others) \
+        ./tests/gpu/"$program" --rank $rank --world $# --device "$device" $([ $rank = 0 ] && echo $first || echo $others) \
             >"$tmp/$name.$rank.log" 2>&1 &
         pids+=($!)
         rank=$((rank + 1))
@@ -302,7 +303,7 @@ try_ranks() {
     [ -z "$GPU_FAKE" ] || real=
     shift 2
     # A stand-in takes long for large arrays, and its times mean nothing.
-    run_ranks "${real:+--json $tmp/none}" "${real:+--json $tmp/$name.json}" "$name" "$@"
+    run_ranks collectives "${real:+--json $tmp/none}" "${real:+--json $tmp/$name.json}" "$name" "$@"
     for status in "${statuses[@]}"; do
         [ "$status" = 0 ] || fail "$name: $(last_words "$name")"
     done
@@ -311,7 +312,7 @@ try_ranks() {
     grep -q "^$way: " <<<"$said" || fail "$name: not by $way, but by $said"
     ./cistern rm collectives >/dev/null || fail "cistern rm"
     [ $# -ge 2 ] || return 0
-    run_ranks --bereaved --dies "$name.death" "$@"
+    run_ranks collectives --bereaved --dies "$name.death" "$@"
     for status in "${statuses[@]:1}"; do
         [ "$status" = 3 ] || fail "$name: rank 0 was killed: $(last_words "$name.death")"
     done
@@ -345,6 +346,32 @@ print(*{f.rsplit("/", 1)[0] for p in sys.path for f in glob.glob(p + "/nvidia/nc
         emit nccl_all_reduce_64MiB "$(number_of large_gb_per_s <"$tmp/cards.json")" GB/s
         emit nccl_all_reduce_4KiB "$(number_of small_us <"$tmp/cards.json")" us
     fi
+}
+
+# Pass arrays from a rank on $2 to one on $3.
+try_edges() {
+    local name=$1 status real=yes
+    [ -z "$GPU_FAKE" ] || real=
+    shift
+    run_ranks edges "${real:+--json $tmp/none}" "${real:+--json $tmp/$name.json}" "$name" "$@"
+    for status in "${statuses[@]}"; do
+        [ "$status" = 0 ] || fail "$name: $(last_words "$name")"
+    done
+    sed "s/^/$name: /" "$tmp/$name.1.log"
+    ./cistern rm edges >/dev/null || fail "cistern rm"
+}
+
+stage_edges() {
+    need tests/gpu/edges
+    start_daemon --gpus all
+    try_edges shared cuda:0 cuda:0
+    grep -q '^slots on a GPU: yes$' "$tmp/shared.1.log" || fail "two ranks on one card: no slots on the card"
+    [ "$(count_cards)" -ge 2 ] || skip "edges between cards need two cards; those on one card passed"
+    try_edges cards cuda:0 cuda:1
+    [ -z "$GPU_FAKE" ] || return 0
+    emit edge_host_64MiB "$(number_of host_gb_per_s <"$tmp/cards.json")" GB/s
+    grep -q '^slots on a GPU: yes$' "$tmp/cards.1.log" || skip "no peer access: slots are in host memory; the arrays are right"
+    emit edge_device_64MiB "$(number_of device_gb_per_s <"$tmp/cards.json")" GB/s "$(number_of copy_gb_per_s <"$tmp/cards.json")"
 }
 
 stage_sanitizer() {
