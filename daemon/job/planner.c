@@ -263,11 +263,15 @@ static void on_run(struct cstd_search_task *task)
 
 /* -- results ---------------------------------------------------------------------------------- */
 
-/* Tell why there are no states on accelerators, if the plan was to choose them. */
+/* Tell why there are no updates and no states on accelerators, if the plan was to choose them. */
 static void tell_none(struct cstd_job *job, const char *what, const struct cst_err *why)
 {
     char *words = job->plan.states_why;
 
+    if (job->workers[0].room_asked == CST_PLAN_DEVICE_UPDATE_AUTO) {
+        (void)snprintf(job->plan.update_why, sizeof job->plan.update_why,
+                       "no updates on accelerators: %s: %.130s", what, why->text);
+    }
     if (job->workers[0].states_asked == CST_PLAN_DEVICE_UPDATE_AUTO) {
         (void)snprintf(words, sizeof job->plan.states_why, "%s: %.150s", what, why->text);
     }

@@ -30,7 +30,7 @@ struct cstd_job_plan {
     double step_s;
     char words[192]; /* Description of the plan, for people. */
     /* The reason for device updates in a reservation, in lent memory, or nowhere, as in
-     * cst_plans. */
+     * cst_plans. Set even if there is no valid plan. */
     char update_why[CST_PLAN_WORDS];
     /* The reason for the amount of states on accelerators, as in cst_plans. Set even if there is no
      * valid plan. */

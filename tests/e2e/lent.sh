@@ -100,7 +100,10 @@ refused() {
 refused 'only a pool on an accelerator can lend memory' --device host
 refused 'device_states cannot be combined with CST_DEVICE_UPDATE_LENT' --device paced --device-states 1M
 
-# The ranks of a job have one plan. If only some of them lend, the job has none, and the log says so.
+# A job whose chunks are given has no plan, and so no choice. The ranks of a job have one plan. If only some of them lend, the job has none, and the log says so.
+train unplanned --device paced --device-update auto
+holds unplanned '.n_device_updates == 0'
+./cistern explain unplanned wte | has 'no updates on accelerators: no plan: this job needs no search' || fail "explain: $(./cistern explain unplanned wte)"
 model=("${common[@]}")
 pids=()
 for entry in "0 --device-update 0" "1 --device-update lent"; do
