@@ -82,6 +82,7 @@ class Ending(TorchCase):
     def test_an_error_ends_the_program(self) -> None:
         for end, status in (
             ("store = attach(); train(store, 2); raise OSError", 1),
+            ("store = attach(); train(store, 2); store.job.close(); sys.exit(3)", 3),
             (
                 "store = attach(); train(store, 2); os.kill(os.getpid(), signal.SIGTERM)",
                 -signal.SIGTERM,

@@ -21,7 +21,9 @@ _log = logging.getLogger("cistern")
 def leave_at_end(store: Store) -> None:
     """Have the job left when the program ends, or nothing refers to ``store`` any more.
 
-    If an exception, Ctrl-C or a signal ends the program, the job is not left: it was interrupted.
+    If an exception, Ctrl-C or a signal ends the program, the job is not left: it was interrupted. An
+    exit status other than 0 does not count: CPython has it in a local variable, which nothing in
+    Python can read, and has freed the SystemExit when the functions of atexit are called.
     """
     weakref.finalize(store, _leave, store.job, os.getpid())
 

@@ -529,8 +529,9 @@ class Store:
 
         Afterwards the model cannot be used any more. A call that Ctrl-C has interrupted is given
         up; the rank then counts as dead until it is opened again. A store can be closed twice. At
-        the end of the program this happens by itself, unless an exception, other than that of
-        ``sys.exit``, or a signal ends it.
+        the end of the program this happens by itself, unless an exception or a signal ends it. The
+        exit status does not count: ``store.job.close()`` before ``sys.exit(1)`` lets the job be
+        interrupted.
         """
         if not self.job.client.is_closed:
             self._leave()
