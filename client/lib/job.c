@@ -5,6 +5,7 @@
 #include "client/lib/debug.h"
 
 #include "client/lib/batch.h"
+#include "proto/job_name.h"
 #include "proto/plan_message.h"
 
 #include <stdio.h>
@@ -12,14 +13,6 @@
 #include <string.h>
 
 /* -- life ------------------------------------------------------------------------------------- */
-
-static bool is_name(const char *name)
-{
-    size_t n = strlen(name);
-
-    return n > 0 && n < CSTC_JOB_NAME_BYTES &&
-           strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") == n;
-}
 
 /* Check the enums in @spec. The daemon checks them, too, but the text of this error names the
  * members of struct cst_job_spec. */
@@ -48,11 +41,10 @@ static int check_spec(const struct cst_client *client, const struct cst_job_spec
         return cst_err_set(err, CST_EINVAL, "this connection has job '%s' open: one job per client",
                            client->job->name);
     }
-    if (spec->name == NULL || !is_name(spec->name)) {
-        return cst_err_set(
-            err, CST_EINVAL,
-            "the name of a job has 1 to 63 characters of A-Z a-z 0-9 . _ -; this one has %zu bytes",
-            spec->name == NULL ? 0 : strlen(spec->name));
+    if (spec->name == NULL || !cst_job_name_is_valid(spec->name)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "the name of a job has " CST_JOB_NAME_RULE "; this one has %zu bytes",
+                           spec->name == NULL ? 0 : strlen(spec->name));
     }
     if (spec->world < 1 || spec->world > 64 || spec->rank >= spec->world) {
         return cst_err_set(err, CST_EINVAL, "job '%s': rank %u of %u, at most 64 ranks from 0",
@@ -62,7 +54,7 @@ static int check_spec(const struct cst_client *client, const struct cst_job_spec
         return cst_err_set(err, CST_EINVAL, "job '%s': %u micro-batches, at most %d", spec->name,
                            spec->micro_batches, CST_MAX_MICRO_BATCHES);
     }
-    if (spec->base != NULL && !is_name(spec->base)) {
+    if (spec->base != NULL && !cst_job_name_is_valid(spec->base)) {
         return cst_err_set(err, CST_EINVAL, "job '%s': the name of its base is not valid: '%.64s'",
                            spec->name, spec->base);
     }

@@ -24,8 +24,7 @@
 #include "client/lib/edge.h"
 #include "offload/worker/sequence.h"
 #include "client/lib/segment.h"
-
-#define CSTC_JOB_NAME_BYTES 64 /* Including the NUL. */
+#include "proto/job_name.h"
 
 struct cstc_batch;
 
@@ -85,15 +84,15 @@ struct cstc_debug {
 };
 
 struct cst_job {
-    struct cst_client *client;      /* The connection, which owns this job. */
-    char name[CSTC_JOB_NAME_BYTES]; /* NUL-terminated. */
-    uint32_t rank;                  /* Number of this rank, from 0 to world - 1. */
-    uint32_t world;                 /* Number of ranks. */
-    char device_name[64];           /* "host", "paced:N" or a UUID; NUL-terminated. */
-    struct cstc_device device;      /* The device's functions, if the pool is not on the host. */
-    uint8_t *opening;               /* Packed JobOpen, to open the job again. Owned. */
-    size_t opening_bytes;           /* Its length. */
-    uint32_t timeout_ms;            /* From struct cst_job_spec. */
+    struct cst_client *client;     /* The connection, which owns this job. */
+    char name[CST_JOB_NAME_BYTES]; /* NUL-terminated. */
+    uint32_t rank;                 /* Number of this rank, from 0 to world - 1. */
+    uint32_t world;                /* Number of ranks. */
+    char device_name[64];          /* "host", "paced:N" or a UUID; NUL-terminated. */
+    struct cstc_device device;     /* The device's functions, if the pool is not on the host. */
+    uint8_t *opening;              /* Packed JobOpen, to open the job again. Owned. */
+    size_t opening_bytes;          /* Its length. */
+    uint32_t timeout_ms;           /* From struct cst_job_spec. */
     /* Monotonic time until which the daemon is waited for, ms; 0: it is not. */
     int64_t reopen_until_ms;
     bool reopening;               /* The job is being opened again (reopen.c). */

@@ -23,6 +23,7 @@
 #include "daemon/report/rates.h"
 #include "daemon/report/record.h"
 #include "offload/core/core.h"
+#include "proto/job_name.h"
 #include "proto/saved_plan.h"
 
 #include <uv.h>
@@ -125,7 +126,7 @@ struct cstd_job {
     TAILQ_ENTRY(cstd_job) link; /* In the list of living or of closing jobs. */
     struct cstd_daemon *daemon;
     uint64_t serial; /* Number of the job; unique during the life of the daemon. */
-    char name[64];
+    char name[CST_JOB_NAME_BYTES];
     uid_t uid; /* Owner of the job. */
     /* The owner's account, which is charged for memory; holds a reference. */
     struct cstd_quota_account *account;

@@ -16,6 +16,7 @@
 #include "daemon/job/worker.h"
 #include "offload/layout/edge.h"
 #include "proto/cistern.pb-c.h"
+#include "proto/job_name.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -25,23 +26,13 @@ enum {
     MAX_MICRO_BATCHES = 65536,
 };
 
-static bool is_name(const char *name)
-{
-    size_t n = strlen(name);
-
-    return n >= 1 && n < sizeof((struct cstd_job *)NULL)->name &&
-           strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") == n;
-}
-
 static int read_request(const Cistern__JobOpen *message, struct cstd_job_request *out,
                         struct cst_err *err)
 {
     struct cstd_job_options options;
 
-    if (!is_name(message->name)) {
-        return cst_err_set(err, CST_EINVAL,
-                           "job name '%.64s': 1 to 63 of A-Z, a-z, 0-9, '.', '_', '-'",
-                           message->name);
+    if (!cst_job_name_is_valid(message->name)) {
+        return cst_err_set(err, CST_EINVAL, "job name '%.64s': " CST_JOB_NAME_RULE, message->name);
     }
     if (message->world < 1 || message->world > CST_CORE_MAX_WORLD ||
         message->rank >= message->world) {
@@ -52,9 +43,8 @@ static int read_request(const Cistern__JobOpen *message, struct cstd_job_request
         return cst_err_set(err, CST_EINVAL, "%u micro-batches in a step, at most %d",
                            message->micro_batches, MAX_MICRO_BATCHES);
     }
-    if (message->base_job != NULL && !is_name(message->base_job)) {
-        return cst_err_set(err, CST_EINVAL,
-                           "name of a base job '%.64s': 1 to 63 of A-Z, a-z, 0-9, '.', '_', '-'",
+    if (message->base_job != NULL && !cst_job_name_is_valid(message->base_job)) {
+        return cst_err_set(err, CST_EINVAL, "name of a base job '%.64s': " CST_JOB_NAME_RULE,
                            message->base_job);
     }
     if ((message->model_config != NULL && strlen(message->model_config) > CST_MAX_CONFIG_BYTES) ||

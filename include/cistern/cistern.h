@@ -165,8 +165,8 @@ enum cst_group { CST_GROUP_ALL = 0 };
  * cst_job_open returns CST_EMISMATCH. cst_job_open copies everything. The strings belong to the
  * caller. */
 struct cst_job_spec {
-    /* 1 to 63 of the characters A-Z a-z 0-9 . _ -, unique among the jobs of the user. The first
-     * rank that opens the name creates the job. */
+    /* 1 to 63 of the characters A-Z a-z 0-9 . _ -, of which the first is neither . nor -, unique
+     * among the jobs of the user. The first rank that opens the name creates the job. */
     const char *name;
     uint32_t rank;  /* Number of this rank, from 0 to world - 1. Each rank is one process. */
     uint32_t world; /* Number of ranks, 1 to 64. Equal in all ranks. */

@@ -25,6 +25,8 @@ START_TEST(nonsense_is_not_opened)
         {.name = long_name, .world = 1},
         {.name = "a b", .world = 1},
         {.name = "a/b", .world = 1},
+        {.name = ".a", .world = 1},
+        {.name = "--help", .world = 1},
         {.name = "a", .world = 0},
         {.name = "a", .world = 65},
         {.name = "a", .rank = 2, .world = 2},

@@ -38,6 +38,8 @@ ATTACH: dict[str, list[Wrong]] = {
         (3, TypeError, "job is 3, of <class 'int'>: a name such as 'run7' is required"),
         (b"x", TypeError, "job is b'x', of <class 'bytes'>"),
         ("a/b", ct.CstError, "name of a job has 1 to 63 characters of A-Z"),
+        ("--help", ct.CstError, "of which the first is neither . nor -; this one has 6 bytes"),
+        (".", ct.CstError, "of which the first is neither . nor -; this one has 1 bytes"),
         ("a\0b", ct.CstError, r"name is 'a\\x00b', which has a zero byte"),
     ],
     "config": [(5, TypeError, f"config {PATH}"), ("/nowhere", FileNotFoundError, "/nowhere")],
