@@ -10,7 +10,6 @@ input needs a gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -52,9 +51,9 @@ class Leave(torch.autograd.Function):
 
 
 class Enter(torch.autograd.Function):
-    """The identity of ``anchor``, a scalar that needs a gradient and gets none, and ``tensors``.
+    """The identity of ``anchor``, a scalar that gets no gradient, and ``tensors``.
 
-    Its backward pass calls ``use.backward_ends``. The output for ``anchor`` is the token.
+    One of them must need a gradient, so that the token does. Its backward pass calls ``use.backward_ends``. The output for ``anchor`` is the token.
     """
 
     @staticmethod
@@ -115,21 +114,25 @@ def copies_of_lent(value: Any) -> dict[int, torch.Tensor]:
     }
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
+def _tensors(value: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    _find_tensors(value, found)
+    return found
+
+
+def _find_tensors(value: Any, found: list[torch.Tensor]) -> None:
+    if isinstance(value, (tuple, list)):
         for item in value:
-            yield from _tensors(item)
+            _find_tensors(item, found)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _tensors(item)
+            _find_tensors(item, found)
+    elif isinstance(value, torch.Tensor):
+        found.append(value)
 
 
 def replaced(value: Any, new: dict[int, torch.Tensor]) -> Any:
     """Return ``value`` with the tensors of ``new`` in place of those whose ids are its keys."""
-    if isinstance(value, torch.Tensor):
-        return new.get(id(value), value)
     if isinstance(value, tuple):
         items = [replaced(item, new) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
@@ -137,7 +140,7 @@ def replaced(value: Any, new: dict[int, torch.Tensor]) -> Any:
         return [replaced(item, new) for item in value]
     if isinstance(value, dict):
         return _replaced_in_dict(value, new)
-    return value
+    return new.get(id(value), value)
 
 
 def _replaced_in_dict(value: dict[Any, Any], new: dict[int, torch.Tensor]) -> dict[Any, Any]:

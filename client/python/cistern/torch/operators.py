@@ -107,6 +107,8 @@ class Unit:
         self._addresses: list[int] = []  # Of the weights in the pool, when they were there last.
         self._places: list[torch.UntypedStorage] = []  # At these addresses.
         self._lent: list[torch.UntypedStorage] = []  # The places while they are lent, or empty.
+        self._grad_addresses: list[int] = []  # Of the gradients, when they were written last.
+        self._grad_places: list[torch.Tensor] = []  # At these addresses.
         self._versions = self.versions()
         self.n_changes = 0  # Steps and writes that have changed the weights.
 
@@ -156,7 +158,10 @@ class Unit:
 
     def has_grads(self) -> bool:
         """Whether autograd has computed gradients of this unit that are not delivered."""
-        return any(grad is not None for grad in map(grad_of, self.trained))
+        for grad in map(grad_of, self.trained):
+            if grad is not None:
+                return True
+        return False
 
     def has_all_grads(self) -> bool:
         """Whether autograd has computed all gradients of this unit, and none is delivered."""
@@ -170,11 +175,11 @@ class Unit:
     def write_grads(self) -> None:
         """Write the gradients to the blocks of ``io``; those that were not computed are 0."""
         addresses = self._words[_GRAD::_WORDS].tolist()
-        places = [
-            tensor.grad_place(address)
-            for tensor, address in zip(self.tensors, addresses, strict=True)
-            if address != 0
-        ]
+        if addresses != self._grad_addresses:
+            pairs = zip(self.tensors, addresses, strict=True)
+            self._grad_places = [tensor.grad_place(a) for tensor, a in pairs if a != 0]
+            self._grad_addresses = addresses
+        places = self._grad_places
         grads = list(map(grad_of, self.trained))
         self.drop_grads()
         adds = self._accumulate.tolist()

@@ -175,7 +175,8 @@ class Runner:
         running[-1] = _Running(use, None)
         if torch.is_grad_enabled():
             inputs = needing_grad((args, kwargs))
-            token, *outputs = Enter.apply(use, self._anchor, *inputs)
+            anchor = self.zero if inputs else self._anchor
+            token, *outputs = Enter.apply(use, anchor, *inputs)
             running[-1] = _Running(use, token)
             if inputs:
                 use.has_inputs = True
