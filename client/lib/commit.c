@@ -415,7 +415,7 @@ static int take_edges(struct cst_job *job, struct cst_err *why)
                            part->n_edge, part->first, job->call.n_fds, left);
     }
     if (part->first == 0) {
-        job->edges_mapped = job->edges_wanted = part->replaced;
+        job->commit.slots_replaced = part->replaced;
     }
     for (uint32_t i = 0; i < part->n_edge && rc == CST_OK; i++) {
         struct cstc_edge_fds fds = {
@@ -450,6 +450,9 @@ int cstc_job_advance_edges(struct cst_job *job, struct cst_err *err)
             rc = ask_edges(job, err);
         }
         rc = rc == CST_OK ? take_memory(job, take_edges, err) : rc;
+    }
+    if (rc == CST_OK) {
+        job->edges_mapped = job->edges_wanted = job->commit.slots_replaced;
     }
     job->call.max_fds = job->call.state == CSTC_CALL_IDLE ? 0 : job->call.max_fds;
     return rc;

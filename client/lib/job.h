@@ -70,6 +70,8 @@ struct cst_commit {
     uint32_t n_placed; /* LAYOUT: number of tensors whose place is known. */
     uint32_t n_mapped; /* POOL: number of slabs that are mapped. */
     uint32_t n_edges;  /* EDGES: number of this rank's edges that are mapped. */
+    /* EDGES: how often slots of edges were replaced before the first one was mapped. */
+    uint32_t slots_replaced;
 };
 
 /* The slabs of the pool with the blocks of one size class. */

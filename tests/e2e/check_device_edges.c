@@ -16,19 +16,12 @@
 
 static int expected; /* What cst_edge_on_device must return for the edges of the ring. */
 
-static void check_device(struct nccl_worker *w, int edge)
-{
-    struct cst_err err = {0};
-
-    edge_ring_must(cst_edge_on_device(w->job, edge, &err) == expected, "cst_edge_on_device", &err);
-}
-
 static void run_ring(struct nccl_worker *w, struct nccl_order *order)
 {
     struct cst_err err = {0};
 
-    check_device(w, edge_ring_out(order, w->rank));
-    check_device(w, edge_ring_in(order, w->rank));
+    edge_ring_on_device(w, edge_ring_out(order, w->rank), expected);
+    edge_ring_on_device(w, edge_ring_in(order, w->rank), expected);
     nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
     nccl_must(edge_ring(w, order, NULL, &err), &err, "ring");
     nccl_arrive(order);
@@ -73,8 +66,6 @@ END_TEST
 
 /* -- where slots are, and what is said about it ----------------------------------------------- */
 
-enum { GRAIN = 2 << 20 }; /* The granularity of the stand-in's memory. */
-
 static void stay(struct nccl_worker *w, struct nccl_order *order)
 {
     run_ring(w, order);
@@ -82,41 +73,17 @@ static void stay(struct nccl_worker *w, struct nccl_order *order)
     (void)sem_wait(&order->ended);
 }
 
-static void await_both(struct nccl_order *order)
-{
-    (void)sem_wait(&order->begun);
-    (void)sem_wait(&order->begun);
-}
-
-static void release_both(struct nccl_order *order)
-{
-    (void)sem_post(&order->ended);
-    (void)sem_post(&order->ended);
-}
-
-static void fork_both(nccl_body *body, struct nccl_order *order, pid_t pids[2])
-{
-    pids[0] = nccl_fork(body, 0, order);
-    pids[1] = nccl_fork(body, 1, order);
-}
-
-static void join_both(const pid_t pids[2])
-{
-    ck_assert(!child_join(pids[0], "a worker failed"));
-    ck_assert(!child_join(pids[1], "a worker failed"));
-}
-
 /* Fork two ranks that run a ring, and return when both have. */
 static void begin_ring(struct nccl_order *order, pid_t pids[2])
 {
-    fork_both(stay, order, pids);
-    await_both(order);
+    edge_ring_fork(stay, order, pids);
+    edge_ring_await(order);
 }
 
 static void end_ring(struct nccl_order *order, const pid_t pids[2])
 {
-    release_both(order);
-    join_both(pids);
+    edge_ring_release(order);
+    edge_ring_join(pids);
     ck_assert_int_eq(raw_job_remove(&witness, "j"), CST_OK);
     child_unshare(order, sizeof *order);
 }
@@ -155,9 +122,9 @@ START_TEST(slots_are_charged_to_the_gpu)
     expected = 1;
     begin_ring(order, pids);
     for (int i = 0; i < 2; i++) { /* An edge of the rank to itself, and one of the ring. */
-        ck_assert_uint_eq(raw_stat(&witness)->gpus[i]->pool_used, used[i] + 2 * GRAIN);
+        ck_assert_uint_eq(raw_stat(&witness)->gpus[i]->pool_used, used[i] + 2 * EDGE_RING_GRAIN);
     }
-    ck_assert_uint_eq(raw_job_info(&witness, "j")->edge_device_bytes, 4 * GRAIN);
+    ck_assert_uint_eq(raw_job_info(&witness, "j")->edge_device_bytes, 4 * EDGE_RING_GRAIN);
     ck_assert(raw_explains(&witness, "j", "t",
                            "edge 'edge 2' from rank 0 to rank 1: slots in the memory of cuda:1"));
     check_job_command("of host memory and 8.00 MiB of device memory");
@@ -199,7 +166,7 @@ START_TEST(without_access_slots_are_in_host_memory)
     pid_t pids[2];
 
     begin_ring(order, pids);
-    ck_assert_uint_eq(raw_job_info(&witness, "j")->edge_device_bytes, 2 * GRAIN);
+    ck_assert_uint_eq(raw_job_info(&witness, "j")->edge_device_bytes, 2 * EDGE_RING_GRAIN);
     ck_assert(raw_explains(&witness, "j", "t",
                            "edge 'edge 2' from rank 0 to rank 1: slots in host memory, because "
                            "cuda:0 cannot access cuda:1"));
@@ -379,18 +346,6 @@ END_TEST
 
 /* -- engines ---------------------------------------------------------------------------------- */
 
-static const Cistern__EngineInfo *engine_of(const char *gpu)
-{
-    const Cistern__StatReply *stat = raw_stat(&witness);
-
-    for (size_t i = 0; i < stat->n_engines; i++) {
-        if (stat->engines[i]->device != NULL && strcmp(stat->engines[i]->device, gpu) == 0) {
-            return stat->engines[i];
-        }
-    }
-    ck_abort_msg("there is no engine of %s", gpu);
-}
-
 /* Rank 0 waits for the test in one group of its ring. */
 static void pause_in(struct nccl_worker *w, struct nccl_order *order, uint32_t group)
 {
@@ -416,99 +371,15 @@ START_TEST(an_engine_dies)
     struct nccl_order *order = edge_ring_order(2);
     pid_t pids[2], engine;
 
-    fork_both(run_paused, order, pids);
+    edge_ring_fork(run_paused, order, pids);
     (void)sem_wait(&order->begun);
-    engine = engine_of(fake_gpu_uuid((unsigned)_i))->pid;
+    engine = edge_ring_engine(fake_gpu_uuid((unsigned)_i))->pid;
     ck_assert_int_eq(kill(engine, SIGKILL), 0);
-    while (engine_of(fake_gpu_uuid((unsigned)_i))->pid == engine) {
+    while (edge_ring_engine(fake_gpu_uuid((unsigned)_i))->pid == engine) {
         (void)poll(NULL, 0, 1);
     }
     (void)sem_post(&order->ended);
-    join_both(pids);
-    raw_job_remove(&witness, "j");
-    child_unshare(order, sizeof *order);
-}
-END_TEST
-
-/* Kill the engine of a GPU until it is given up. */
-static void lose(const char *gpu)
-{
-    pid_t killed = 0;
-
-    while (strcmp(engine_of(gpu)->state, "failed") != 0) {
-        pid_t next = engine_of(gpu)->pid;
-
-        if (next > 0 && next != killed) {
-            ck_assert_int_eq(kill(next, SIGKILL), 0);
-            killed = next;
-        }
-        (void)poll(NULL, 0, 1);
-    }
-}
-
-/* Sync by cst_sync, or by cst_try_sync. */
-static void sync_in_turns(struct nccl_worker *w, const struct nccl_order *order)
-{
-    struct pollfd fd = {.fd = cst_client_fd(w->client), .events = POLLIN};
-    struct cst_err err = {0};
-    int rc = order->seed % 2 == 0 ? cst_sync(w->job, NULL, &err) : CST_EAGAIN;
-
-    while (rc == CST_EAGAIN) {
-        rc = cst_try_sync(w->job, NULL, &err);
-        if (rc == CST_EAGAIN) {
-            (void)poll(&fd, 1, -1);
-        }
-    }
-    nccl_must(rc, &err, "sync");
-}
-
-/* Run a ring. The rank `victim` ends when its GPU is lost, and the other one goes on with its
- * successor. */
-static void lose_gpu(struct nccl_worker *w, struct nccl_order *order)
-{
-    const bool is_successor = order->dead;
-    struct cst_err err = {0};
-
-    nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
-    if (!is_successor) {
-        check_device(w, edge_ring_out(order, w->rank));
-        nccl_must(edge_ring(w, order, NULL, &err), &err, "ring");
-        (void)sem_post(&order->begun);
-        (void)sem_wait(&order->ended);
-        if (w->rank == order->victim) {
-            _exit(0);
-        }
-        sync_in_turns(w, order);
-    }
-    expected = strcmp(order->devices[order->victim], "host") != 0;
-    check_device(w, edge_ring_out(order, w->rank));
-    check_device(w, edge_ring_in(order, w->rank));
-    nccl_must(edge_ring(w, order, NULL, &err), &err, "second ring");
-    (void)sem_post(&order->begun);
-    (void)sem_wait(&order->ended);
-}
-
-/* A rank's GPU is lost, and a new worker opens the rank on the other GPU or on the host. The slots
- * of its edges are made there, in both directions, and the rank that lived on uses them, too. */
-START_TEST(slots_follow_a_rank_that_moves)
-{
-    struct nccl_order *order = edge_ring_order(2);
-    pid_t pids[2];
-
-    order->victim = (uint32_t)_i % 2;
-    fork_both(lose_gpu, order, pids);
-    await_both(order);
-    lose(fake_gpu_uuid(order->victim));
-    order->devices[order->victim] = _i / 2 == 0 ? "host" : order->victim == 0 ? "cuda:1" : "cuda:0";
-    order->dead = true;
-    release_both(order);
-    (void)child_wait(pids[order->victim]);
-    pids[order->victim] = nccl_fork(lose_gpu, order->victim, order);
-    await_both(order);
-    ck_assert_uint_eq(raw_job_info(&witness, "j")->edge_device_bytes,
-                      _i / 2 == 0 ? GRAIN : 4 * GRAIN);
-    release_both(order);
-    join_both(pids);
+    edge_ring_join(pids);
     raw_job_remove(&witness, "j");
     child_unshare(order, sizeof *order);
 }
@@ -541,10 +412,10 @@ START_TEST(the_job_is_removed)
     struct nccl_order *order = edge_ring_order(2);
     pid_t pids[2];
 
-    fork_both(be_removed, order, pids);
-    await_both(order);
+    edge_ring_fork(be_removed, order, pids);
+    edge_ring_await(order);
     ck_assert_int_eq(raw_job_remove(&witness, "j"), CST_OK);
-    join_both(pids);
+    edge_ring_join(pids);
     for (int i = 0; i < 2; i++) {
         while (raw_stat(&witness)->gpus[i]->pool_used > 0) {
             (void)poll(NULL, 0, 1);
@@ -581,6 +452,5 @@ int main(int argc, char **argv)
     deaths = suite_case(suite, "deaths", open_late, cuda_rig_close);
     tcase_add_loop_test(deaths, a_death_is_named_and_made_good, 0, 2);
     tcase_add_loop_test(deaths, an_engine_dies, 0, 2);
-    tcase_add_loop_test(deaths, slots_follow_a_rank_that_moves, 0, 4);
     return suite_run(suite);
 }

@@ -213,3 +213,49 @@ int edge_ring(struct nccl_worker *w, struct nccl_order *order, edge_ring_event *
     }
     return rc;
 }
+
+void edge_ring_on_device(struct nccl_worker *w, int edge, int expected)
+{
+    struct cst_err err = {0};
+
+    edge_ring_must(cst_edge_on_device(w->job, edge, &err) == expected, "cst_edge_on_device", &err);
+}
+
+/* -- the test's side ----------------------------------------------------------------------------
+ */
+
+void edge_ring_await(struct nccl_order *order)
+{
+    (void)sem_wait(&order->begun);
+    (void)sem_wait(&order->begun);
+}
+
+void edge_ring_release(struct nccl_order *order)
+{
+    (void)sem_post(&order->ended);
+    (void)sem_post(&order->ended);
+}
+
+void edge_ring_fork(nccl_body *body, struct nccl_order *order, pid_t pids[2])
+{
+    pids[0] = nccl_fork(body, 0, order);
+    pids[1] = nccl_fork(body, 1, order);
+}
+
+void edge_ring_join(const pid_t pids[2])
+{
+    ck_assert(!child_join(pids[0], "a worker failed"));
+    ck_assert(!child_join(pids[1], "a worker failed"));
+}
+
+const Cistern__EngineInfo *edge_ring_engine(const char *gpu)
+{
+    const Cistern__StatReply *stat = raw_stat(&witness);
+
+    for (size_t i = 0; i < stat->n_engines; i++) {
+        if (stat->engines[i]->device != NULL && strcmp(stat->engines[i]->device, gpu) == 0) {
+            return stat->engines[i];
+        }
+    }
+    ck_abort_msg("there is no engine of %s", gpu);
+}

@@ -12,6 +12,7 @@ enum {
     EDGE_RING_SLOTS = 3,   /* Slots of an edge, and arrays of a group. */
     EDGE_RING_GROUPS = 8,  /* A rank puts all arrays of a group, and then takes as many. */
     EDGE_RING_ARRAYS = EDGE_RING_GROUPS * EDGE_RING_SLOTS,
+    EDGE_RING_GRAIN = 2 << 20, /* The granularity of the stand-in's memory, in bytes. */
 };
 
 /* A new order of @world ranks whose slots are on GPUs, if possible. Nobody dies: `at` is
@@ -30,6 +31,19 @@ typedef void edge_ring_event(struct nccl_worker *w, struct nccl_order *order, ui
  * first put or take that failed. */
 int edge_ring(struct nccl_worker *w, struct nccl_order *order, edge_ring_event *happens,
               struct cst_err *err);
+
+/* In a worker: cst_edge_on_device must return @expected for @edge. */
+void edge_ring_on_device(struct nccl_worker *w, int edge, int expected);
+
+/* For tests of two ranks. Fork both; wait until both have posted `begun`; post `ended` for both;
+ * wait until both have ended well. */
+void edge_ring_fork(nccl_body *body, struct nccl_order *order, pid_t pids[2]);
+void edge_ring_await(struct nccl_order *order);
+void edge_ring_release(struct nccl_order *order);
+void edge_ring_join(const pid_t pids[2]);
+
+/* What the daemon says of the engine of the GPU with this UUID. */
+const Cistern__EngineInfo *edge_ring_engine(const char *gpu);
 
 /* In a worker: end with a message unless @holds. */
 void edge_ring_must(bool holds, const char *words, const struct cst_err *err);

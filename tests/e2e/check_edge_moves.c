@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Edges with slots in the memory of stand-in GPUs, whose memory is made again: because a GPU is
+ * lost and its rank moves, or because the job was done and its ranks come back. */
+#include "tests/lib/edge_ring.h"
+#include "tests/lib/fake_gpu.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <poll.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Kill the engine of a GPU until it is given up. */
+static void lose(const char *gpu)
+{
+    pid_t killed = 0;
+
+    while (strcmp(edge_ring_engine(gpu)->state, "failed") != 0) {
+        pid_t next = edge_ring_engine(gpu)->pid;
+
+        if (next > 0 && next != killed) {
+            ck_assert_int_eq(kill(next, SIGKILL), 0);
+            killed = next;
+        }
+        (void)poll(NULL, 0, 1);
+    }
+}
+
+/* Sync by cst_sync, or by cst_try_sync. */
+static int sync_in_turns(struct nccl_worker *w, const struct nccl_order *order, struct cst_err *err)
+{
+    struct pollfd fd = {.fd = cst_client_fd(w->client), .events = POLLIN};
+    int rc = order->seed % 2 == 0 ? cst_sync(w->job, NULL, err) : CST_EAGAIN;
+
+    while (rc == CST_EAGAIN) {
+        rc = cst_try_sync(w->job, NULL, err);
+        if (rc == CST_EAGAIN) {
+            (void)poll(&fd, 1, -1);
+        }
+    }
+    return rc;
+}
+
+/* Sync, and run rings until one ends well: another rank may have to sync twice. */
+static void go_on(struct nccl_worker *w, struct nccl_order *order)
+{
+    const int expected = strcmp(order->devices[order->victim], "host") != 0;
+    struct cst_err err = {0};
+    int rc = CST_EPEERDIED;
+
+    while (rc == CST_EPEERDIED || rc == CST_ESTALE) {
+        nccl_must(sync_in_turns(w, order, &err), &err, "sync");
+        edge_ring_on_device(w, edge_ring_out(order, w->rank), expected);
+        edge_ring_on_device(w, edge_ring_in(order, w->rank), expected);
+        rc = edge_ring(w, order, NULL, &err);
+    }
+    nccl_must(rc, &err, "ring after the move");
+    (void)sem_post(&order->begun);
+    (void)sem_wait(&order->ended);
+}
+
+/* Run a ring. The rank `victim` ends when its GPU is lost, and the other one goes on with its
+ * successor. If order->n_calls is 1, it first fails to map the slots again. */
+static void lose_gpu(struct nccl_worker *w, struct nccl_order *order)
+{
+    struct cst_err err = {0};
+    int rc;
+
+    if (!order->dead) {
+        nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
+        edge_ring_on_device(w, edge_ring_out(order, w->rank), 1);
+        nccl_must(edge_ring(w, order, NULL, &err), &err, "ring");
+        (void)sem_post(&order->begun);
+        (void)sem_wait(&order->ended);
+        if (w->rank == order->victim) {
+            _exit(0);
+        }
+        if (order->n_calls == 1) {
+            rc = sync_in_turns(w, order, &err);
+            edge_ring_must(rc == CST_EINTERNAL && strstr(err.text, "edge 'edge 0'") != NULL,
+                           "the sync does not fail", &err);
+            edge_ring_on_device(w, edge_ring_out(order, w->rank), 0); /* It is not mapped. */
+            rc = cst_put(w->job, edge_ring_out(order, w->rank), 0, NULL, 0, &err);
+            edge_ring_must(rc == CST_ESTALE, "the step is not void", &err);
+        }
+    }
+    go_on(w, order);
+}
+
+/* Run a job of two ranks in which the GPU of order->victim is lost, and its rank is opened again on
+ * @device. Its edges then have @bytes of memory on GPUs. */
+static void move(struct nccl_order *order, const char *device, uint64_t bytes)
+{
+    pid_t pids[2];
+
+    edge_ring_fork(lose_gpu, order, pids);
+    edge_ring_await(order);
+    lose(fake_gpu_uuid(order->victim));
+    order->devices[order->victim] = device;
+    order->dead = true;
+    edge_ring_release(order);
+    (void)child_wait(pids[order->victim]);
+    pids[order->victim] = nccl_fork(lose_gpu, order->victim, order);
+    edge_ring_await(order);
+    ck_assert_uint_eq(raw_job_info(&witness, "j")->edge_device_bytes, bytes);
+    edge_ring_release(order);
+    edge_ring_join(pids);
+    raw_job_remove(&witness, "j");
+    child_unshare(order, sizeof *order);
+}
+
+/* A rank's GPU is lost, and a new worker opens the rank on the host, on the other GPU, or on the
+ * same one. The slots of its edges are there then, in both directions, and the rank that lived on
+ * uses them, too. _i: the rank, and the device. */
+START_TEST(slots_follow_a_rank_that_moves)
+{
+    static const char *const devices[2][3] = {{"host", "cuda:1", "cuda:0"},
+                                              {"host", "cuda:0", "cuda:1"}};
+    struct nccl_order *order = edge_ring_order(2);
+    const int rank = _i % 2, device = _i / 2;
+
+    order->victim = (uint32_t)rank;
+    /* On the host, only the edge of the other rank to itself is on a GPU. */
+    move(order, devices[rank][device], device == 0 ? EDGE_RING_GRAIN : 4 * EDGE_RING_GRAIN);
+}
+END_TEST
+
+/* The rank that lives on cannot map the slots that were made again: its sync fails, with the edge,
+ * and the next one maps them. */
+START_TEST(slots_that_cannot_be_mapped_again)
+{
+    struct nccl_order *order = edge_ring_order(2);
+
+    order->n_calls = 1;
+    order->victim = 1;
+    /* The first memory is the pool's. Of rank 0's three edges two have other slots, but all three
+     * are mapped again. */
+    order->setting = "CST_FAKECUDA_FAIL=cuMemImportFromShareableHandle:5=1";
+    move(order, "cuda:0", 4 * EDGE_RING_GRAIN);
+}
+END_TEST
+
+/* -- jobs that are done ----------------------------------------------------------------------- */
+
+static void run_ring(struct nccl_worker *w, struct nccl_order *order)
+{
+    struct cst_err err = {0};
+
+    nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
+    edge_ring_on_device(w, edge_ring_in(order, w->rank), 1);
+    nccl_must(edge_ring(w, order, NULL, &err), &err, "ring");
+    nccl_arrive(order);
+}
+
+/* When all ranks have left, the slots are given back with the pools. They are made again when the
+ * ranks come back. */
+START_TEST(slots_are_made_again)
+{
+    struct nccl_order *order = edge_ring_order(2);
+    pid_t pids[2];
+
+    for (int i = 0; i < 3; i++) {
+        order->n_arrived = 0;
+        edge_ring_fork(run_ring, order, pids);
+        edge_ring_join(pids);
+        while (raw_stat(&witness)->gpus[0]->pool_used > 0 ||
+               raw_stat(&witness)->gpus[1]->pool_used > 0) {
+            (void)poll(NULL, 0, 1);
+        }
+        ck_assert(!raw_job_info(&witness, "j")->has_edge_device_bytes);
+    }
+    ck_assert_int_eq(raw_job_remove(&witness, "j"), CST_OK);
+    child_unshare(order, sizeof *order);
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+    Suite *suite;
+    TCase *moves;
+
+    (void)argc;
+    fake_gpu_use(argv);
+    suite = suite_create("edge moves");
+    moves = suite_case(suite, "moves", nccl_rig_open_late, cuda_rig_close);
+    tcase_add_loop_test(moves, slots_follow_a_rank_that_moves, 0, 6);
+    tcase_add_test(moves, slots_that_cannot_be_mapped_again);
+    tcase_add_test(moves, slots_are_made_again);
+    return suite_run(suite);
+}
