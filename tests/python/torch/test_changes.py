@@ -116,6 +116,29 @@ class Gradients(TorchCase):
         self.assertTrue(torch.equal(store.read("bias", State.GRAD), twin.bias.grad))
         hook.remove()
 
+    def test_zero_grad_of_a_module_that_contains_the_model(self) -> None:
+        twin, store = self.twins(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+        optimizer = store.optimizer(lr=0.1)
+        outer = nn.ModuleList([store.model, nn.Linear(4, 4)])
+        outer[1](torch.ones(1, 4)).sum().backward()
+        square(store.model, tokens()).backward()
+        outer.zero_grad()
+        self.assertIsNone(outer[1].weight.grad)
+        models.copy_weights(store, twin)
+        for model in (store.model, twin):
+            square(model, tokens()).backward()
+        optimizer.step()
+        self.compare_gradients(twin, store, 0.0)
+
+    def test_zero_grad_of_a_part_of_the_model(self) -> None:
+        _, store = self.twins(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+        store.model[0].zero_grad()
+        square(store.model, tokens()).backward()
+        with self.assertRaisesRegex(RuntimeError, "zero_grad of a part of a model discards no"):
+            store.model[0].zero_grad()
+        store.optimizer(lr=0.1).step()
+        store.model[0].zero_grad()
+
     def test_grad_that_was_set_by_hand_can_be_taken_back(self) -> None:
         _, store = self.twins(lambda: nn.Linear(4, 4))
         square(store.model, tokens()).backward()

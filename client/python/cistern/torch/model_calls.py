@@ -16,13 +16,12 @@ if TYPE_CHECKING:
 
 
 def replace(store: Store, model: nn.Module) -> None:
-    """Let ``model``, that of ``store``, be neither copied nor moved, and discard gradients."""
+    """Let ``model``, that of ``store``, be neither copied nor moved."""
     marked: Any = model
     # So that accelerate neither moves the model nor wraps it in DistributedDataParallel.
     marked._is_accelerate_prepared = True
     marked.__deepcopy__ = marked.__reduce_ex__ = _refuse_copy
     marked.to = partial(_stay, model, store.device.torch_device)
-    marked.zero_grad = partial(_zero_grad, store, model)
     if adapters.is_peft(model):
         marked.merge_and_unload = marked.merge_adapter = marked.unload = _refuse_merge
 
@@ -42,12 +41,6 @@ def _refuse_merge(*_: Any, **__: Any) -> NoReturn:
         " store: write them with model.save_pretrained(dir), and merge them into a model that was not"
         " attached, with PeftModel.from_pretrained(base, dir).merge_and_unload()"
     )
-
-
-def _zero_grad(store: Store, model: nn.Module, set_to_none: bool = True) -> None:
-    """The ``zero_grad`` of a model."""
-    type(model).zero_grad(model, set_to_none)
-    store.discard_gradients()
 
 
 def _stay(model: nn.Module, device: torch.device, *args: Any, **kwargs: Any) -> nn.Module:

@@ -2,16 +2,20 @@
 """Which store a parameter belongs to. Optimizers other than that of the store are refused.
 
 The parameters of a store have no ``grad`` when an optimizer steps, so that other optimizers would
-leave them alone, without a word.
+leave them alone, without a word. So would ``zero_grad`` of modules: it discards the gradients of
+the store here.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -58,6 +62,40 @@ def _refuse(optimizer: torch.optim.Optimizer, _: Any, __: Any) -> None:
     _foreign[optimizer] = _n_added
 
 
+def _discard(module: nn.Module) -> None:
+    """Discard the gradients of stores that ``module`` has all trained parameters of.
+
+    RuntimeError: it has a part of them, and the daemon has gradients already.
+    """
+    found: Counter[Store] = Counter()
+    for parameter in module.parameters():
+        store = store_of(parameter)
+        tensor = None if store is None else store.tensor_of(parameter)
+        if store is not None and tensor is not None and tensor.trains:
+            found[store] += 1
+    for store, n in found.items():
+        if n == sum(1 for _ in store.trained_tensors()):
+            store.discard_gradients()
+        elif store.has_handed_in():
+            raise RuntimeError(
+                "cistern: zero_grad of a part of a model discards no gradients: a backward pass of this step"
+                " has handed them in to the daemon. zero_grad of the optimizer or of the whole model"
+                " discards those of all parameters"
+            )
+
+
 def install() -> None:
-    """Look at each optimizer of torch when it steps. The import of cistern.torch does this once."""
+    """Look at optimizers of torch when they step, and at modules whose gradients are discarded.
+
+    The import of cistern.torch does this once.
+    """
     register_optimizer_step_pre_hook(_refuse)
+    modules: Any = nn.Module
+    plain = modules.zero_grad
+
+    @functools.wraps(plain)
+    def zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
+        plain(self, set_to_none)
+        _discard(self)
+
+    modules.zero_grad = zero_grad
