@@ -77,12 +77,36 @@ class Use(TorchCase):
             def forward(self, x: torch.Tensor) -> torch.Tensor:
                 return self.embedding(x) @ self.embedding.weight.t()
 
+        class Language(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.parts = nn.ModuleList([Tied()])
+                self.scale = nn.Parameter(torch.ones(8))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.parts[0](x) * self.scale[:4]
+
         tokens = torch.arange(4)
         store = self.attach(Tied())
         with self.assertRaisesRegex(RuntimeError, r"contains both in units= of attach \(''"):
             store.model(tokens)
         store.close(remove=True)
         self.attach(model := Tied(), units=[""])
+        model(tokens).sum().backward()
+        store = self.attach(model := Language(), "language", units=["parts.0.embedding"])
+        words = (
+            r"'parts\.0\.embedding\.weight' used outside of its module\. .* while"
+            r" 'parts\.0\.embedding' runs\. If 'parts\.0' uses .* without a call of"
+            r" 'parts\.0\.embedding', give attach units=\['parts\.0'\]"
+        )
+        with self.assertRaisesRegex(RuntimeError, words):
+            model(tokens)
+        with self.assertRaisesRegex(
+            RuntimeError, r"'scale' used .* a module in it .* units=\[''\]"
+        ):
+            model.scale.sum()
+        store.close(remove=True)
+        self.attach(model := Language(), "language", units=["parts.0"])
         model(tokens).sum().backward()
 
     def test_transforms_of_functions_are_refused_where_gradients_are_recorded(self) -> None:

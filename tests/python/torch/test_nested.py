@@ -85,6 +85,22 @@ class Transformer(nn.Module):
         return self.head(self.norm(x[:, 0]))
 
 
+class Checkpointed(Transformer):
+    """A checkpoint of a function that uses own parameters, and then the blocks."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = checkpoint(self.body, x, use_reentrant=self.reentrant)
+        return self.head(self.norm(x[:, 0]))
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.cat((self.token.expand(x.shape[0], -1, -1), x), 1)
+        x = x + self.positions * self.scales[0]
+        for block in self.blocks:
+            x = block(x) * self.scales[1]
+        return x
+
+
 class Latents(nn.Module):
     """Three levels with own parameters, which inner modules and the caller are given views of."""
 
@@ -251,6 +267,13 @@ class Bits(TorchCase):
                 self.check(lambda r=reentrant: Transformer(r), square, pool=least)
                 self.doCleanups()
                 self.setUp()
+
+    def test_a_checkpoint_of_a_function_with_own_parameters(self) -> None:
+        for reentrant, micro in itertools.product((False, True), (1, 3)):
+            with self.subTest(reentrant=reentrant, micro_batches=micro):
+                least = self.small_pool(Checkpointed)
+                store = self.check(lambda r=reentrant: Checkpointed(r), square, micro, pool=least)
+                store.close(remove=True)
 
     def test_views_that_modules_are_given_and_return(self) -> None:
         self.check_pools(Latents, square)

@@ -39,6 +39,7 @@ class DeclaredOperator(NamedTuple):
     module: nn.Module
     parameters: list[str]
     flops: float  #: Of the forward pass of a micro-batch; 0: unknown.
+    is_whole: bool  #: It has all parameters of the module. Else modules in it are other units.
 
 
 class Declaration(NamedTuple):
@@ -52,6 +53,14 @@ class Declaration(NamedTuple):
     def activation_bytes(self, unit: str) -> int:
         """Return what ``unit`` declares: all activations for the last one, since only the sum counts."""
         return self.activations if unit == next(reversed(self.operators)) else 0
+
+    def first_units(self) -> dict[str, str]:
+        """Return the first unit of each parameter, by its name."""
+        found: dict[str, str] = {}
+        for unit, operator in self.operators.items():
+            for name in operator.parameters:
+                found.setdefault(name, unit)
+        return found
 
     def to_json(self, name: str, world: int) -> str:
         """Return the file that ``cistern plan`` reads, for ``world`` ranks."""
@@ -133,6 +142,7 @@ def declare(
                 found.module,
                 used,
                 2.0 * tokens * _multiplied(found),
+                found.is_whole,
             )
     return Declaration(tensors, operators, tokens)
 

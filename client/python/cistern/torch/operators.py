@@ -35,8 +35,9 @@ _ACCUMULATE = LAYOUTS[cst_io][1]["accumulate"]
 class Tensor:
     """A tensor of the job, and the parameter of the model that it is.
 
-    The parameter loses its own memory here, and moves to ``device``. A gradient that was computed and not delivered yet is in
-    its ``grad``, where autograd puts it.
+    The parameter loses its own memory here, and moves to ``device``. An access to it raises RuntimeError
+    with the text ``refusal`` while no unit lends it memory. A gradient that was computed and not
+    delivered yet is in its ``grad``, where autograd puts it.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Tensor:
         shape: tuple[int, ...],
         dtype: Dtype,
         device: torch.device,
+        refusal: str,
     ) -> None:
         self.name = name
         self.number = number
@@ -54,15 +56,8 @@ class Tensor:
         self.shape = tuple(shape)
         self.n_elems = math.prod(shape)
         self.trains = parameter.requires_grad
-        message = (
-            f"cistern: parameter '{name}' used outside of its module. Its weights are in memory"
-            " only while a module runs that owns it. If another module of the model uses it, name a module"
-            " that contains both in units= of attach ('' is the whole model). Store.read and the"
-            " state_dict of the whole model return copies; Store.write and load_state_dict of the whole"
-            " model change weights."
-        )
         self.dtype = dtype
-        self.lent = LentStorage(self.shape, torch_type(dtype), device, message, parameter.data)
+        self.lent = LentStorage(self.shape, torch_type(dtype), device, refusal, parameter.data)
         self._grad_places: dict[int, torch.Tensor] = {}  # By their addresses.
         parameter.data = self.lent.tensor
         mark(parameter)

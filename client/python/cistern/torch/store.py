@@ -23,6 +23,7 @@ from cistern.torch import adapters, buffers, model_calls, owners, state_dicts, w
 from cistern.torch.arguments import first
 from cistern.torch.declaration import Declaration
 from cistern.torch.device import device_of
+from cistern.torch.elsewhere import refusal
 from cistern.torch.ending import leave_at_end
 from cistern.torch.forward_pass import ForwardPass
 from cistern.torch.operators import Operators, Tensor, Unit
@@ -143,9 +144,10 @@ class Store:
         shapes = {name: parameter.shape for name, parameter in parameters.items()}
         weights.without_meta(self.model)
         weights.move_buffers(self.model, self.device.torch_device)
+        units = self._declaration.first_units()
         for name, parameter in self.model.named_parameters():
             if name in shapes:
-                self._take(name, parameter, shapes[name])
+                self._take(name, parameter, shapes[name], units[name])
         for name, operator in self._operators.items():
             declared = self._declaration.operators[name]
             tensors = [self._tensors[parameter] for parameter in declared.parameters]
@@ -157,7 +159,7 @@ class Store:
         state_dicts.add_hooks(self, self.model)
         model_calls.replace(self, self.model)
 
-    def _take(self, name: str, parameter: nn.Parameter, shape: torch.Size) -> None:
+    def _take(self, name: str, parameter: nn.Parameter, shape: torch.Size, unit: str) -> None:
         parameter.grad = None
         tensor = Tensor(
             name,
@@ -166,6 +168,7 @@ class Store:
             shape,
             self._declaration.tensors[name].dtype,
             self.device.torch_device,
+            refusal(self.model, name, unit, self._declaration.operators[unit]),
         )
         self._tensors[name] = self._tensor_of[id(parameter)] = tensor
 

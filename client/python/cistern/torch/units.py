@@ -57,6 +57,14 @@ def find_units(model: nn.Module, by_hand: Collection[str] = ()) -> dict[str, Fou
     return units
 
 
+def caller_of(model: nn.Module, name: str) -> str:
+    """Return the name of the module that calls the module ``name``, as far as names tell."""
+    caller = name.rpartition(".")[0]
+    while caller and isinstance(model.get_submodule(caller), _CONTAINERS):
+        caller = caller.rpartition(".")[0]
+    return caller
+
+
 def _walk(
     name: str, module: nn.Module, is_block: bool, by_hand: Collection[str]
 ) -> Iterator[tuple[str, Found]]:
