@@ -152,7 +152,7 @@ static int run_on(struct gpt_device *device, const struct gpt_options *o,
     if (rc != 0) {
         return rc;
     }
-    rc = device->ops->open_pass(device, model, o->batch, &pass, err);
+    rc = device->ops->open_pass(device, model, &pass, err);
     if (rc == 0) {
         rc = check_activations(device, o, model, pass, err);
         rc = rc == 0 ? run_steps(o, model, pass, store, run, err) : rc;

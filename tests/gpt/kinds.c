@@ -201,8 +201,7 @@ static void rig_open(struct rig *r, const char *more)
     ck_assert_int_eq(gpt_device_open(&r->device, &r->options, &err), 0);
     ck_assert_int_eq(r->device->ops->open_states(r->device, &r->model, &err), 0);
     ck_assert_int_eq(r->device->ops->open_store(r->device, 0, &r->store, &err), 0);
-    ck_assert_int_eq(
-        r->device->ops->open_pass(r->device, &r->model, r->options.batch, &r->pass, &err), 0);
+    ck_assert_int_eq(r->device->ops->open_pass(r->device, &r->model, &r->pass, &err), 0);
     for (uint32_t t = 0; t < r->model.n_tensors; t++) {
         float *x = malloc(r->model.tensors[t].n_elems * sizeof *x);
 
