@@ -402,7 +402,7 @@ static int finish(struct look *look, bool blocks, struct cst_err *err)
     const struct cst_shared_wait wait = {.attempt = UINT64_MAX, .ready = is_settled, .arg = look};
     int rc = poll(look, NULL);
 
-    if (rc == CST_EAGAIN && blocks) {
+    if (rc == CST_EAGAIN && blocks && look->in_stream) {
         (void)order_wakeup(look, NULL); /* If it fails, poll says so next. */
     }
     for (int ms = 0; rc == CST_EAGAIN && blocks && ms < CSTC_PROGRESS_END_MS; ms += LOOK_MS) {

@@ -13,18 +13,19 @@ struct cstc_wakeup {
     uintptr_t number;                 /* From 1 on, never used again. */
 };
 
-/* Wake those that sleep on @head from now on when cstc_wakeup_call is called. Any thread. */
+/* From now on, cstc_wakeup_call with the argument of @wakeup wakes the threads that sleep on @head.
+ * Any thread. */
 void cstc_wakeup_open(struct cstc_wakeup *wakeup, struct cst_shared_head *head);
 
-/* Do it no more. @wakeup is open, or zeroed. Any thread; not in a forked child, in which the lock
- * of the list may be held by a thread that is not there. */
+/* cstc_wakeup_call does nothing for @wakeup afterwards. @wakeup is open, or zeroed. Any thread. In
+ * a forked child the list is empty, and there is nothing to close. */
 void cstc_wakeup_close(struct cstc_wakeup *wakeup);
 
 /* The argument of cstc_wakeup_call for @wakeup. */
 void *cstc_wakeup_arg(const struct cstc_wakeup *wakeup);
 
-/* Wake those that sleep. Nothing if the wakeup is closed. Any thread; calls no function of a
- * driver. */
+/* Wake the threads that sleep. Nothing happens if the wakeup is closed. Any thread; calls no
+ * function of a driver. */
 void cstc_wakeup_call(void *arg);
 
 #endif
