@@ -73,7 +73,8 @@ void cstd_quota_init(struct cstd_quota *quota, const struct cstd_quota_rules *ru
 /* Free all accounts. No account is used afterwards. */
 void cstd_quota_close(struct cstd_quota *quota);
 
-/* Set what the daemon has of resource @key, which is not CSTD_QUOTA_POOL. */
+/* Set what the daemon has of @resource: one that is not the pools of a device, or what
+ * cstd_quota_add_pool has returned. */
 void cstd_quota_set_total(struct cstd_quota *quota, unsigned resource, uint64_t total);
 
 /* Add the pools of one more device, for which the daemon has @total bytes. The first device is the

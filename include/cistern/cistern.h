@@ -586,6 +586,8 @@ struct cst_plan {
  *   - CST_EPEERDIED: another rank died or left before all ranks had committed.
  *   - CST_ETIMEDOUT: not all ranks have committed in timeout_ms.
  *   - CST_EUNSUPPORTED: the pool is on a device that needs a second library (cistern/device.h).
+ *   - CST_EGPU, CST_EINTERNAL: memory on the GPU cannot be mapped. The error says what the driver
+ *     refuses.
  *   - CST_EINVAL: there are no tensors or no operators, or the job is committed already.
  *   - CST_ENOMEM.
  * After any of these statuses the same declarations can be committed again, unless the job is
@@ -632,8 +634,9 @@ uint64_t cst_job_steps(const struct cst_job *job);
  *     can be read and written.
  *   - CST_EENGINE: the daemon gave up the engine of a NUMA node. All ranks get this status. All
  *     ranks then leave and open the job again, and the daemon starts the engine again.
- *   - CST_ENOMEM, CST_EGPU: the slots of an edge of this rank are elsewhere now, because a rank's
- *     device was lost, and cannot be mapped. The step is void.
+ *   - CST_ENOMEM, CST_EGPU, CST_EINTERNAL: the slots of an edge of this rank are elsewhere now,
+ *     because a rank's device was lost, and cannot be mapped. The step is void. The next cst_sync
+ *     tries again.
  *   - CST_EINVAL: the job is not committed.
  *   - CST_EBUSY: another call is pending.
  *
@@ -705,11 +708,12 @@ int cst_op_end(struct cst_job *job, int op, struct cst_err *err);
  * of any operator after it, and then for the backward passes of all other operators that have had
  * none in this micro-batch, in the reverse order of declaration.
  *
- * This is for workers that compute in another order than they declare. Such a worker keeps gradients
- * in memory of its own until this function returns CST_OK, and begins operators in CST_BACKWARD only
- * to hand them in. At the end of the micro-batch it hands in all that are left, in the reverse order
- * of declaration, and zeros for operators that it has not used. Then no call of cst_op_begin returns
- * CST_EPOOL. Never waits. Statuses:
+ * This is for workers that compute in another order than they declare. Such a worker keeps
+ * gradients in memory of its own until this function returns CST_OK, and begins operators in
+ * CST_BACKWARD only to hand them in. At the end of the micro-batch it hands in all that are left,
+ * in the reverse order of declaration, and zeros for operators that it has not used. Then no call
+ * of cst_op_begin returns CST_EPOOL. Not for models that are cut into stages: their units run in
+ * the order of declaration. Never waits. Statuses:
  *   - CST_EPOOL: the gradients cannot be handed in yet. The text is the same for all operators.
  *   - CST_EINVAL: there is no such operator, this rank does not run it, or an operator is begun.
  *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync.

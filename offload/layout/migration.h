@@ -6,7 +6,7 @@
  * models. Then at least one chunk of the old layout has no element that is still needed, and its
  * pages are given back:
  *
- *   portion   old chunks        new chunks
+ *   portion old chunks          new chunks
  *           | 0 | 1 | 2 |     |           |
  *     0     |   | 1 | 2 |     | a         |      pages of chunk a, copies, then no pages of chunk 0
  *     1     |   |   | 2 |     | a | b     |

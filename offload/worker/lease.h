@@ -95,9 +95,9 @@ struct cst_lease_chunk {
     uint32_t n_tensors;    /* Number of its tensors. */
     uint32_t mark;         /* Equals cst_leases.mark: the operator under inspection uses it. */
     bool handed_in;        /* Its gradient was handed in in this micro-batch. */
-    /* In a play of cst_lease_fits: whether the gradient is open, and uses_left. */
-    bool play_open;
-    uint32_t play_left;
+    /* In the simulation of cst_lease_fits: whether the gradient is open, and uses_left. */
+    bool sim_open;
+    uint32_t sim_left;
 };
 
 /* A "place" below is an index on the expected way: forward 0 to n_way - 1, backward n_way to 2 *

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cst_lease_fits: whether gradients can be handed in that are not the next ones in the declared
- * order. It plays the backward passes that have not ended. */
+ * order. It simulates the backward passes that have not ended. */
 #include "offload/worker/lease.h"
 
-/* A play: how many gradients are open in it, per size class. What it knows of each chunk is in the
- * chunk's fields play_left and play_open. */
-struct play {
+/* How many gradients are open in the simulation, per size class. What it knows of each chunk is in
+ * the chunk's fields sim_left and sim_open. */
+struct simulation {
     struct cst_leases *leases;
     uint32_t n_open[CST_LEASE_MAX_CLASSES];
 };
@@ -38,62 +38,62 @@ void cst_lease_count_most(struct cst_leases *leases)
     }
 }
 
-static struct play begin_play(struct cst_leases *leases)
+static struct simulation begin_simulation(struct cst_leases *leases)
 {
-    struct play play = {.leases = leases};
+    struct simulation sim = {.leases = leases};
 
     for (uint32_t c = 0; c < leases->model.n_chunks; c++) {
         struct cst_lease_chunk *chunk = &leases->chunks[c];
 
-        chunk->play_left = chunk->uses_left;
-        chunk->play_open = chunk->grad.state != CST_LEASE_FREE;
+        chunk->sim_left = chunk->uses_left;
+        chunk->sim_open = chunk->grad.state != CST_LEASE_FREE;
     }
     for (uint32_t class = 0; class < CST_LEASE_MAX_CLASSES; class ++) {
-        play.n_open[class] = leases->n_open_in[class];
+        sim.n_open[class] = leases->n_open_in[class];
     }
-    return play;
+    return sim;
 }
 
 /* Play the backward pass of @op. Return whether the pool has blocks for it. */
-static bool play_op(struct play *play, uint32_t op)
+static bool simulate_op(struct simulation *sim, uint32_t op)
 {
-    const struct cst_lease_model *model = &play->leases->model;
+    const struct cst_lease_model *model = &sim->leases->model;
     const struct cst_lease_operator *o = &model->operators[op];
     uint32_t n, n_weights[CST_LEASE_MAX_CLASSES] = {0};
-    const uint32_t *chunks = cst_lease_op_chunks(play->leases, op, &n);
+    const uint32_t *chunks = cst_lease_op_chunks(sim->leases, op, &n);
 
     for (uint32_t i = 0; i < n; i++) {
         const struct cst_lease_trait *trait = &model->traits[chunks[i]];
-        struct cst_lease_chunk *chunk = &play->leases->chunks[chunks[i]];
+        struct cst_lease_chunk *chunk = &sim->leases->chunks[chunks[i]];
 
         n_weights[trait->size_class]++;
-        play->n_open[trait->size_class] += trait->trains && !chunk->play_open;
-        chunk->play_open = trait->trains;
+        sim->n_open[trait->size_class] += trait->trains && !chunk->sim_open;
+        chunk->sim_open = trait->trains;
     }
     for (uint32_t class = 0; class < CST_LEASE_MAX_CLASSES; class ++) {
-        if (n_weights[class] > 0 && n_weights[class] + play->n_open[class] > model->blocks[class]) {
+        if (n_weights[class] > 0 && n_weights[class] + sim->n_open[class] > model->blocks[class]) {
             return false;
         }
     }
-    for (uint32_t i = 0; !play->leases->op_done[op] && i < o->n_tensors; i++) {
+    for (uint32_t i = 0; !sim->leases->op_done[op] && i < o->n_tensors; i++) {
         uint32_t c = model->tensor_chunk[o->tensors[i]];
-        struct cst_lease_chunk *chunk = &play->leases->chunks[c];
+        struct cst_lease_chunk *chunk = &sim->leases->chunks[c];
 
-        if (--chunk->play_left == 0 && chunk->play_open) {
-            chunk->play_open = false;
-            play->n_open[model->traits[c].size_class]--;
+        if (--chunk->sim_left == 0 && chunk->sim_open) {
+            chunk->sim_open = false;
+            sim->n_open[model->traits[c].size_class]--;
         }
     }
     return true;
 }
 
 /* Return whether the weights of any operator find blocks beside the open gradients. */
-static bool has_room_for_weights(const struct play *play)
+static bool has_blocks_for_weights(const struct simulation *sim)
 {
     for (uint32_t class = 0; class < CST_LEASE_MAX_CLASSES; class ++) {
-        uint32_t most = play->leases->most_weights[class];
+        uint32_t most = sim->leases->most_weights[class];
 
-        if (most > 0 && play->n_open[class] + most > play->leases->model.blocks[class]) {
+        if (most > 0 && sim->n_open[class] + most > sim->leases->model.blocks[class]) {
             return false;
         }
     }
@@ -102,19 +102,19 @@ static bool has_room_for_weights(const struct play *play)
 
 bool cst_lease_fits(struct cst_leases *leases, uint32_t op)
 {
-    struct play play;
+    struct simulation sim;
 
     if (leases->always_fits) {
         return true;
     }
-    play = begin_play(leases);
-    if (!play_op(&play, op) || !has_room_for_weights(&play)) {
+    sim = begin_simulation(leases);
+    if (!simulate_op(&sim, op) || !has_blocks_for_weights(&sim)) {
         return false;
     }
     for (uint32_t i = leases->n_way; i-- > 0;) {
         uint32_t next = leases->way[i];
 
-        if (next != op && !leases->op_done[next] && !play_op(&play, next)) {
+        if (next != op && !leases->op_done[next] && !simulate_op(&sim, next)) {
             return false;
         }
     }

@@ -82,7 +82,7 @@ paste "$tmp/plain.losses" "$tmp/w1.0.losses" | while read -r one another; do
         fail "the losses $one and $another are not near each other"
 done
 
-steps=40
+steps=60
 begin_all calm 2 --steps $steps
 end_all calm
 
@@ -93,12 +93,12 @@ kill -KILL "${pids[1]}"
 wait "${pids[1]}" 2>/dev/null || true
 poll has 'rank 1 .* ended without leaving the job' "$tmp/d.log"
 begin killed 1 2 --steps $steps
-poll made killed 10
 engine=
 for pid in $(children "$daemon_pid"); do
     ! has -a engine-cuda "/proc/$pid/cmdline" || engine=$pid
 done
 [ -n "$engine" ] || fail "there is no engine of a GPU"
+poll made killed 10
 kill -KILL "$engine"
 if made killed $steps; then fail "the engine was killed too late"; fi
 end_all killed
