@@ -211,7 +211,7 @@ static int join(struct cst_comm *comm, const Cistern__CommOpened *msg, struct cs
     }
     if (msg->transport != CISTERN__COMM_TRANSPORT__COMM_NCCL) {
         comm->device->spare(comm->device_arg);
-        return cstc_comm_device_stage(comm, err);
+        return cstc_comm_device_use_host(comm, err);
     }
     if (msg->slot_bytes < cst_comm_call_slot_bytes(comm->flow.shape.size)) {
         return cst_err_set(err, CST_EPROTO,

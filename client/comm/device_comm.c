@@ -515,10 +515,10 @@ static int exchange(struct cst_comm *comm, const struct cst_comm_call *call, siz
     return rc;
 }
 
-int cstc_comm_device_stage(struct cst_comm *comm, struct cst_err *err)
+int cstc_comm_device_use_host(struct cst_comm *comm, struct cst_err *err)
 {
     comm->staged = true;
-    return comm->device->stage(comm->device_arg, err);
+    return comm->device->use_host(comm->device_arg, err);
 }
 
 /* -- calls ------------------------------------------------------------------------------------ */

@@ -28,7 +28,7 @@
 int cstc_comm_device_join(struct cst_comm *comm, const unsigned char *id, struct cst_err *err);
 
 /* Use host memory instead: the arrays are copied to it and back. */
-int cstc_comm_device_stage(struct cst_comm *comm, struct cst_err *err);
+int cstc_comm_device_use_host(struct cst_comm *comm, struct cst_err *err);
 
 /* Start a call, and wait until it is in the stream. The statuses are those of cst_comm_start. */
 int cstc_comm_device_start(struct cst_comm *comm, const struct cst_comm_call *call,

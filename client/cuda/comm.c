@@ -331,7 +331,7 @@ static int start(void *arg, const struct cst_comm_call *call, struct cst_err *er
 
 /* -- copies to the host and back -------------------------------------------------------------- */
 
-static int stage(void *arg, struct cst_err *err)
+static int use_host(void *arg, struct cst_err *err)
 {
     struct comm *comm = arg;
     const int rc = cstc_cuda_enter(comm->cuda, err);
@@ -503,7 +503,7 @@ static const struct cst_comm_device_calls calls = {
     .offer = offer,
     .join = join,
     .start = start,
-    .stage = stage,
+    .use_host = use_host,
     .reserve = reserve,
     .copy = copy,
     .poll = poll,

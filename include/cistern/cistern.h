@@ -298,9 +298,9 @@ struct cst_job_spec {
      *      need no further memory.
      *   2. They are copied, and there is memory for both the old and the new ones until the end.
      *   3. With chunk_elems 0 the chunks are left as they are.
-     *   4. If no rank has an accelerator, they are moved in stages. Each stage ends with an old
+     *   4. If no rank has an accelerator, they are moved in portions. Each portion ends with an old
      *      chunk that is not needed any more. The additional memory is that of the new chunks whose
-     *      tensors have not all moved, and 8 MiB. From the end of the first stage on the job is the
+     *      tensors have not all moved, and 8 MiB. From the end of the first portion on the job is the
      *      new one, whoever dies: ranks of the new world open it with `reshape`.
      *
      * If the job does not exist, it is created. If the job has a worker, `reshape` changes nothing.
@@ -313,7 +313,7 @@ struct cst_job_spec {
      *   - cst_commit, CST_EMISMATCH: the job has other tensors, or tensors of other shapes.
      *   - cst_commit, CST_EBUDGET: there is no memory for any of these. The words say what the
      *     last one needs.
-     *   - cst_commit, CST_ELOST, CST_ENOMEM, CST_EIO: a move in stages has stopped, because the
+     *   - cst_commit, CST_ELOST, CST_ENOMEM, CST_EIO: a move in portions has stopped, because the
      *     engines cannot be started or the system has no memory. It goes on when the job is opened
      *     again. */
     bool reshape;

@@ -5,7 +5,7 @@
  *
  *   - cst_comm_open_device calls offer(), which says what this rank can. The daemon collects the
  *     offers of all ranks and chooses. Then join() begins, and poll() is called until it has ended;
- *     or stage(), if the group cannot use NCCL.
+ *     or use_host(), if the group cannot use NCCL.
  *   - cst_comm_start calls start(), and poll() until the call is in the stream. In a group that
  *     cannot use NCCL it calls copy(), exchanges the arrays in host memory, and calls copy() again.
  *   - cst_comm_wait calls poll() for a short time, then wake(), and sleeps until the call has
@@ -60,7 +60,7 @@ struct cst_comm_device_calls {
     int (*start)(void *arg, const struct cst_comm_call *call, struct cst_err *err);
     /* The following three are for a group that cannot use NCCL. The ranks exchange their arrays in
      * host memory. Begin, instead of join. */
-    int (*stage)(void *arg, struct cst_err *err);
+    int (*use_host)(void *arg, struct cst_err *err);
     /* Get at least @bytes of host memory for copies, *base, until the next call of this function or
      * close. The contents are lost. Called only if all copies have ended. */
     int (*reserve)(void *arg, size_t bytes, void **base, struct cst_err *err);
@@ -81,7 +81,7 @@ struct cst_comm_device_calls {
     /* Stop, and free @arg. */
     void (*close)(void *arg);
     /* After offer: no rank of the group will join with the id, so that a later communicator can
-     * offer it again. Called before stage, or after the opening has failed. */
+     * offer it again. Called before use_host, or after the opening has failed. */
     void (*spare)(void *arg);
 };
 
