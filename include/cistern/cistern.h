@@ -300,8 +300,8 @@ struct cst_job_spec {
      *   3. With chunk_elems 0 the chunks are left as they are.
      *   4. If no rank has an accelerator, they are moved in portions. Each portion ends with an old
      *      chunk that is not needed any more. The additional memory is that of the new chunks whose
-     *      tensors have not all moved, and 8 MiB. From the end of the first portion on the job is the
-     *      new one, whoever dies: ranks of the new world open it with `reshape`.
+     *      tensors have not all moved, and 8 MiB. From the end of the first portion on the job is
+     *      the new one, whoever dies: ranks of the new world open it with `reshape`.
      *
      * If the job does not exist, it is created. If the job has a worker, `reshape` changes nothing.
      * Equal in all ranks.
