@@ -217,6 +217,18 @@ class MicroBatches(TorchCase):
         self.micro_batch(self.store.model)
         self.check_step(1)
 
+    def test_one_backward_pass_too_many(self) -> None:
+        """The error says what helps: the gradients are discarded, and the step is done again."""
+        for _ in range(4):
+            self.micro_batch(self.store.model)
+        with self.assertRaisesRegex(cistern.CstError, "had all its backward passes.*zero_grad"):
+            self.micro_batch(self.store.model)
+        with self.assertRaisesRegex(RuntimeError, "the last backward pass has raised"):
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.micro_batch(self.store.model)
+        self.check_step(1)
+
     def test_exceptions_that_mix_nothing(self) -> None:
         """Before the first gradients, without gradients, in the model alone, and around it."""
         self.interrupt(ValueError())

@@ -13,7 +13,7 @@ from cistern import checks
 from cistern._abi import Masters, Moments, Overlap, Status
 from cistern._abi import Optimizer as Rule
 from cistern.client import Client
-from cistern.errors import CstError
+from cistern.errors import CstError, DaemonGone, StepVoid
 from cistern.job import Job, Path
 from cistern.job_file import JobFile
 from cistern.torch import adapters, arguments, weights
@@ -148,18 +148,21 @@ def attach(
         elif rank == 0:
             origin.warn_of_missing_buffers()
         store._begin(origin if is_new and rank == 0 else None, base is not None)
-    except BaseException:
-        _leave(opened)
+    except BaseException as error:
+        _leave(opened, error)
         if is_new and rank == 0:
             _remove_unused(opened)
         raise
     return store
 
 
-def _leave(job: Job) -> None:
-    """Leave ``job`` when ``attach`` has failed, so that its rank is free at once."""
+def _leave(job: Job, error: BaseException) -> None:
+    """Leave ``job`` when ``attach`` has failed with ``error``, so that its rank is free at once.
+
+    If the daemon has ended, leaving would wait for the next one before the error is seen.
+    """
     try:
-        if not job.client.is_pending:
+        if not job.client.is_pending and not isinstance(error, DaemonGone | StepVoid):
             job.leave()
     except CstError:  # Such as DaemonGone. Why ``attach`` has failed says more.
         pass

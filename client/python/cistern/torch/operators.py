@@ -275,12 +275,9 @@ class Operators:
 
         The reverse order of declaration always has blocks. Units without gradients write zeros.
         """
-        if not self._late:
-            return
-        self._late.clear()
-        for unit in reversed(units):
-            if unit.trained and unit not in self._delivered:
-                self._change(self._between, self._hand_in, unit)
+        if self._late:
+            self._late.clear()
+            self._change(self._between, self._hand_in_all, units)
 
     def next_micro_batch(self) -> None:
         """Forget which units have delivered gradients."""
@@ -304,10 +301,10 @@ class Operators:
         if self._stack:
             self._lend(self._stack[-1])
 
-    def _between(self, deliver: Callable[[Unit], None], unit: Unit) -> None:
+    def _between(self, deliver: Callable[[Any], None], what: Any) -> None:
         if self._stack:
             self._take_back(self._stack[-1])
-        deliver(unit)
+        deliver(what)
         if self._stack:
             self._lend(self._stack[-1])
 
@@ -329,6 +326,12 @@ class Operators:
         self._begin(unit, Direction.BACKWARD)
         unit.write_grads()
         self._end(unit)
+
+    def _hand_in_all(self, units: Sequence[Unit]) -> None:
+        """Hand in what is left of ``units``, which are all, in the reverse order of declaration."""
+        for unit in reversed(units):
+            if unit.trained and unit not in self._delivered:
+                self._hand_in(unit)
 
     def _fits(self, unit: Unit) -> bool:
         """Return whether the pool has blocks for gradients now, and for all others later."""
@@ -428,9 +431,10 @@ class Operators:
 
 
 _NO_STEP = (
-    "cistern: this step has had all its backward passes, as many as attach has micro_batches: call the"
-    " step of the optimizer that Store.optimizer returns, give attach more micro_batches, or discard"
-    " the gradients with zero_grad, such as those of a step that an exception has interrupted"
+    "cistern: this step has had all its backward passes, as many as attach has micro_batches, and one"
+    " more gives it up: discard its gradients with zero_grad, and do it again. Call the step of the"
+    " optimizer that Store.optimizer returns after so many backward passes, or give attach more"
+    " micro_batches"
 )
 _CHANGED = (
     "cistern: parameter '{0}' was changed in place while module '{1}' ran. The change is undone: the"
