@@ -4,6 +4,8 @@
 # killed or interrupted and come again in the middle, or do not come again; and with an engine that is killed.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
+# shellcheck source=tests/e2e/dispatch_jobs.sh
+. "${srcdir:-.}/tests/e2e/dispatch_jobs.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
 
@@ -11,43 +13,6 @@ model=(--layers 6 --heads 2 --width 64 --context 64 --batch 8 --micro-batches 4 
     --data "$tmp/text" --validate 5%)
 write_text 2000
 start_daemon d
-
-# Start worker $2 of $3 of job $1 with the other arguments as options. Its process is pids[$2].
-begin() {
-    local name=$1 rank=$2 world=$3
-    shift 3
-    ./cistern-gpt --job "$name" --rank "$rank" --world "$world" "${model[@]}" --parallel dispatch --loss-file "$tmp/$name.$rank.losses" \
-        --dump-weights "$tmp/$name.$rank.weights" "$@" >"$tmp/$name.$rank.out" 2>"$tmp/$name.$rank.log" &
-    pids[rank]=$!
-}
-
-begin_all() {
-    local name=$1 world=$2 rank
-    shift 2
-    pids=()
-    for ((rank = 0; rank < world; rank++)); do
-        begin "$name" "$rank" "$world" "$@"
-    done
-}
-
-# Wait for the workers, of which the one with the number $2, if given, was killed.
-end_all() {
-    local rank
-    for rank in "${!pids[@]}"; do
-        wait "${pids[rank]}" || [ "$rank" = "${2-}" ] || fail "worker $rank of job $1 failed"
-    done
-}
-
-# Job $2 has the results of job $1.
-same() {
-    cmp "$tmp/$1.0.weights" "$tmp/$2.0.weights" || fail "jobs $1 and $2 have different weights"
-    cmp "$tmp/$1.0.losses" "$tmp/$2.0.losses" || fail "jobs $1 and $2 have different losses"
-}
-
-# Bytes of weights that the workers of job $1 have loaded.
-loaded() {
-    ./cistern job "$1" --json | jq '[.ranks[].bytes_up] | add'
-}
 
 # Several numbers of workers, and a stage for each block or for two.
 for stages in 6 3; do
@@ -61,12 +26,8 @@ for stages in 6 3; do
 done
 cmp "$tmp/w1-6.0.weights" "$tmp/w1-3.0.weights" || fail "the results depend on the number of stages"
 
-# The model is that of a worker that computes everything in turn. Only the order of some sums is another one.
-./cistern-gpt --job plain "${model[@]}" --steps 5 --loss-file "$tmp/plain.losses" >"$tmp/plain.out" 2>"$tmp/plain.log"
-paste "$tmp/plain.losses" "$tmp/w1-6.0.losses" | while read -r one other; do
-    awk -v a="$(printf '%.9f' "$one")" -v b="$(printf '%.9f' "$other")" 'BEGIN { exit !(a - b < 1e-3 && b - a < 1e-3) }' ||
-        fail "the losses $one and $other are not near each other"
-done
+# The model is that of a worker that computes everything in turn.
+near_plain w1-6 1e-3 --steps 5
 
 # Adapters, whose base has no gradients; Muon; and pools that hold hardly more than what one operator needs.
 for kind in "--lora 4" "--optimizer muon" "--pool 45%"; do
@@ -81,11 +42,6 @@ for kind in "--lora 4" "--optimizer muon" "--pool 45%"; do
 done
 
 steps=100
-
-# True if the job $1 has made $2 steps.
-made() {
-    [ "$(./cistern job "$1" --json 2>/dev/null | jq .step)" -ge "$2" ] 2>/dev/null
-}
 
 begin_all calm 3 --steps $steps
 end_all calm
