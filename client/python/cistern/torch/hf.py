@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -23,11 +22,10 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from cistern.errors import StepVoid
 from cistern.results import RankStat
+from cistern.torch import hf_states
 from cistern.torch.hf_restart import STATE_FILE, Restart
 from cistern.torch.optimizer import Optimizer
 from cistern.torch.store import Store
-
-_STATES = "cistern"  # Folder of the job's states in a checkpoint of Trainer.
 
 
 def options(model: torch.nn.Module, args: Any) -> dict[str, Any]:
@@ -59,7 +57,7 @@ def states_of(checkpoint: str | bool | None, args: Any) -> str:
         checkpoint = find(args.output_dir) if os.path.isdir(args.output_dir) else None
         if checkpoint is None:
             raise ValueError(f"cistern: there is no checkpoint in '{args.output_dir}'")
-    return os.path.join(str(checkpoint), _STATES)
+    return hf_states.newest(str(checkpoint))
 
 
 def connect(trainer: Trainer, store: Store) -> None:
@@ -156,15 +154,8 @@ class Callback(TrainerCallback):
         """Save the states of the job beside what Trainer has saved."""
         if args.save_only_model or self._store.job.rank != 0:
             return
-        folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}", _STATES)
-        if not os.path.exists(folder):
-            self._store.save(folder)
-            return
-        new = folder + ".new"  # As Trainer does, this replaces what an earlier run has saved.
-        shutil.rmtree(new, ignore_errors=True)
-        self._store.save(new)
-        shutil.rmtree(folder)
-        os.rename(new, folder)
+        folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
+        hf_states.save(self._store, folder)
 
 
 def counters(now: RankStat, before: RankStat | None) -> dict[str, float]:
@@ -232,7 +223,7 @@ def _check_checkpoints(trainer: Any, store: Store) -> None:
                 f"cistern: '{resume_from_checkpoint}' is of step {saved.global_step}, job"
                 f" '{store.job.name}' has done {store.step_no} steps: remove the job"
                 f" (cistern rm {store.job.name}), and attach with"
-                f" resume='{os.path.join(resume_from_checkpoint, _STATES)}'"
+                f" resume='{hf_states.newest(resume_from_checkpoint)}'"
             )
 
     trainer._load_from_checkpoint = check
