@@ -8,6 +8,7 @@
 #include "daemon/job/done.h"
 #include "daemon/job/given.h"
 #include "daemon/job/job_core.h"
+#include "daemon/job/job_memory.h"
 #include "daemon/job/layout_work.h"
 #include "daemon/job/migrate.h"
 #include "daemon/job/reshape.h"
@@ -18,9 +19,7 @@
 #include "daemon/job/relocate.h"
 #include "daemon/wire/serve.h"
 #include "proto/cistern.pb-c.h"
-#include "proto/size.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -428,43 +427,14 @@ void cstd_commit_pools_gone(struct cstd_job *job)
 
 static int make_memory(struct cstd_job *job, struct cst_err *err)
 {
-    struct cstd_memory_pool pools[CST_CORE_MAX_WORLD];
-    struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
-    const struct cstd_memory_request request = {.layout = &job->layout,
-                                                .model = &job->model,
-                                                .world = job->world,
-                                                .account = job->account,
-                                                .pools = pools,
-                                                .rooms = rooms,
-                                                .n_rooms = cstd_device_reservation_list(job, rooms),
-                                                .base =
-                                                    job->base != NULL ? &job->base->memory : NULL,
-                                                .inherited = cstd_reshape_arenas(job),
-                                                .sparse = job->migrate != NULL};
-    char arenas[CST_SIZE_TEXT], slabs[CST_SIZE_TEXT];
-    int rc;
+    int rc = cstd_job_memory_open(job, err);
 
-    for (uint32_t r = 0; r < job->world; r++) {
-        pools[r] = job->workers[r].pool;
-    }
-    rc = job->migrate != NULL ? cstd_migrate_charge(job, false, err) : CST_OK;
-    rc = rc == CST_OK ? cstd_memory_open(&job->memory, &request, err) : rc;
-    if (rc != CST_OK) {
-        cstd_migrate_close(job);
-        return rc;
-    }
-    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job),
-                   "%" PRIu64 " parameters in %u chunks of %" PRIu64 ", arenas %s, pools %s",
-                   job->model.n_params, job->layout.n_chunks, job->layout.capacity,
-                   cst_size_text(job->memory.arena_bytes, arenas),
-                   cst_size_text(job->memory.pool_bytes, slabs));
-    return CST_EAGAIN; /* The engines populate the memory; cstd_commit_memory_ready follows. */
+    return rc == CST_OK ? CST_EAGAIN : rc; /* cstd_commit_memory_ready follows. */
 }
 
 static int close_memory(struct cstd_job *job)
 {
-    cstd_migrate_close(job);
-    cstd_memory_close(&job->memory);
+    cstd_job_memory_close(job);
     return CST_EAGAIN;
 }
 
