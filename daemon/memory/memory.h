@@ -131,11 +131,12 @@ struct cstd_memory_request {
     bool sparse;
 };
 
-/* Create the memory that @request describes and have it populated. Memory that was kept is ready at
- * once, on_ready does not follow, and its pools are parked; the engines are started later. The
- * engines of its accelerators must be up. on_ready follows. The caller has checked the sums
- * (pool_share.h). CST_EBUDGET: a budget is exceeded, with all numbers; CST_ENOMEM: out of memory.
- * After a failure there is nothing to close. */
+/* Create the memory that @request describes and have the engines populate it. The engines of its
+ * accelerators must be up. on_ready follows. The caller has checked the sums (pool_share.h).
+ * Memory that an earlier daemon made (request->kept) is ready at once instead: its pools are
+ * parked, its engines may be started later, and on_ready does not follow. CST_EBUDGET: a budget is
+ * exceeded, with all numbers; CST_ENOMEM: out of memory. After a failure there is nothing to close.
+ */
 int cstd_memory_open(struct cstd_memory *memory, const struct cstd_memory_request *request,
                      struct cst_err *err);
 
