@@ -45,6 +45,42 @@ void declare(const char *name, uint32_t world, uint32_t batch, bool recompute)
     f.config.recompute = recompute;
 }
 
+void declare_slow(uint32_t world)
+{
+    declare("gpt2-355m", world, 2, false);
+    f.budget.device_bytes = 8000000000;
+    f.rates.nodes[0].update = 2e9;
+    f.config.runtime_only = true;
+    f.config.max_events = 60000;
+}
+
+uint64_t search_ns(void)
+{
+    search();
+    return f.plans.best.predicted.step_ns;
+}
+
+struct cst_layout build_best(void)
+{
+    struct cst_layout layout;
+    struct cst_err err;
+
+    ck_assert_msg(cst_layout_build(&layout, &f.model, &f.plans.best.layout, &err) == CST_OK, "%s",
+                  err.text);
+    return layout;
+}
+
+void check_promise(void)
+{
+    struct cst_replay_result again;
+    struct cst_err err;
+
+    ck_assert_uint_le(f.plans.best.bound_ns, f.plans.best.predicted.step_ns);
+    ck_assert_int_eq(cst_plan_replay(&f.config, &f.plans.best, 0, NULL, NULL, &again, &err),
+                     CST_OK);
+    ck_assert_mem_eq(&again, &f.plans.best.predicted, sizeof again);
+}
+
 void refuse(int status, const char *words)
 {
     struct cst_err err;

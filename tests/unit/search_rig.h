@@ -25,8 +25,22 @@ void search_rig_teardown(void);
 /* Declare the preset @name for @world ranks on A100s. */
 void declare(const char *name, uint32_t world, uint32_t batch, bool recompute);
 
+/* Declare GPT-2 on @world A100s with 8 GB whose processors update slowly, so that updates take
+ * long. */
+void declare_slow(uint32_t world);
+
 /* Search for plans. Fails the test if the search fails. */
 void search(void);
+
+/* Search for plans. Returns the predicted time of a step with the best one. */
+uint64_t search_ns(void);
+
+/* Build the layout of the best plan. */
+struct cst_layout build_best(void);
+
+/* Check that a replay of the best plan takes as long as the plan promises, and not less than its
+ * bound. */
+void check_promise(void);
 
 /* Search for plans, and check that the search fails with @status and a message that contains
  * @words. */
