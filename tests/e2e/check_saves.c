@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of cst_save and cst_load with the daemon: a job that goes back to an earlier step, jobs
  * that share tensors with a base, names that look like those of states, other formats of moments,
- * calls that do not wait, and clients that save without reading. tests/e2e/checkpoint.sh tests
- * whole trainings. */
+ * and calls that do not wait. tests/e2e/checkpoint.sh tests whole trainings. */
 #include "cistern/checkpoint.h"
 #include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"
@@ -15,8 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum { N = 5000, MAX_TENSORS = 3 };
@@ -49,8 +46,7 @@ static void teardown(void)
     ck_assert_int_eq(system(command), 0);
 }
 
-/* -- a job of one rank --------------------------------------------------------------------------
- */
+/* -- a job of one rank ------------------------------------------------------------------------- */
 
 /* Open the job of @spec with the tensors @names, of which "frozen" is frozen, and commit it. */
 static struct job open_job(const struct cst_job_spec *spec, const char *const *names)
@@ -165,8 +161,7 @@ static void assert_same(struct job *j, int tensor, enum cst_state state, const f
     free(got);
 }
 
-/* -- tests ---------------------------------------------------------------------------------------
- */
+/* -- tests ------------------------------------------------------------------------------------- */
 
 /* A job that was trained further and is loaded from an earlier step makes the later steps again,
  * with the same bits: none of their updates counts as done, although the job has made an update of
@@ -365,8 +360,7 @@ START_TEST(one_too_many)
 }
 END_TEST
 
-/* -- calls that do not wait ----------------------------------------------------------------------
- */
+/* -- calls that do not wait -------------------------------------------------------------------- */
 
 static void await(const struct cst_client *client)
 {
@@ -555,69 +549,6 @@ START_TEST(given_up)
 }
 END_TEST
 
-/* -- hostile clients -----------------------------------------------------------------------------
- */
-
-/* Begin and end saves of the job "j" @n times without reading an answer, as far as the daemon lets
- * this client. */
-static void ask_for_saves(struct raw_client *client, int n)
-{
-    Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
-    uint8_t bytes[2 * CST_FRAME_HEADER_BYTES + 8];
-    struct cst_frame begin = {.type = CISTERN__MSG_TYPE__MSG_SAVE, .request = 77};
-    struct cst_frame end = {.type = CISTERN__MSG_TYPE__MSG_SAVE_END, .request = 78};
-
-    msg.name = (char *)(uintptr_t) "j";
-    begin.body_bytes = (uint32_t)cistern__job_name__pack(&msg, bytes + CST_FRAME_HEADER_BYTES);
-    cst_frame_header(&begin, bytes);
-    cst_frame_header(&end, bytes + CST_FRAME_HEADER_BYTES + begin.body_bytes);
-    for (int i = 0; i < n; i++) {
-        if (!raw_send(client, bytes, 2 * CST_FRAME_HEADER_BYTES + begin.body_bytes, NULL, 0,
-                      MSG_DONTWAIT)) {
-            (void)raw_stat(&witness); /* the daemon had a turn */
-        }
-    }
-}
-
-static ino_t inode_of(const struct raw_client *client)
-{
-    struct stat st;
-
-    ck_assert_uint_eq(client->reply.n_fds, 1);
-    ck_assert_int_eq(fstat(client->reply.fds[0], &st), 0);
-    return st.st_ino;
-}
-
-/* Saves of one step share one description, so that who begins many of them and reads nothing takes
- * no memory. The description of the next step is another one. */
-START_TEST(many_begun)
-{
-    Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
-    struct raw_client worker, greedy, saver;
-    ino_t first = 0;
-
-    msg.name = (char *)(uintptr_t) "j";
-    job_rig_commit(&worker, 2);
-    (void)raw_sync(&worker);
-    raw_open(&greedy, proc.socket);
-    ask_for_saves(&greedy, 200);
-    raw_close(&greedy);
-    raw_open(&saver, proc.socket);
-    for (int i = 0; i < 3; i++) {
-        while (raw_call(&saver, CISTERN__MSG_TYPE__MSG_SAVE, &msg.base) == CST_EBUSY) {
-            /* The daemon has not seen the end of the other connection yet. */
-        }
-        ck_assert_uint_eq(saver.reply.type, CISTERN__MSG_TYPE__MSG_SAVE_BEGUN);
-        ck_assert(first == 0 || inode_of(&saver) == first);
-        first = inode_of(&saver);
-        cst_frame_close_fds(&saver.reply);
-        ck_assert_int_eq(raw_call(&saver, CISTERN__MSG_TYPE__MSG_SAVE_END, NULL), CST_OK);
-    }
-    raw_close(&saver);
-    raw_close(&worker);
-}
-END_TEST
-
 int main(void)
 {
     Suite *suite = suite_create("saves");
@@ -633,6 +564,5 @@ int main(void)
     tcase_add_test(tcase, with_buffers);
     tcase_add_test(tcase, called_from_a_save);
     tcase_add_loop_test(tcase, given_up, 1, 8);
-    tcase_add_test(tcase, many_begun);
     return suite_run(suite);
 }

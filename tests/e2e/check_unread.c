@@ -2,7 +2,7 @@
 /* Tests of descriptors that were sent to clients which do not read. The kernel lets a user have
  * RLIMIT_NOFILE of them in flight; beyond that limit sending fails with ETOOMANYREFS on every
  * socket of the user, including those to engines. Here the daemon has a small limit, and lacks the
- * capabilities that lift it. */
+ * capabilities that lift it. The descriptors of saves are shared, also without that limit. */
 #include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"
 
@@ -13,6 +13,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum {
@@ -34,6 +35,12 @@ static void setup(void)
         ck_assert_int_eq(prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN), 0);
     }
     job_rig_setup();
+}
+
+static void remove_jobs(void)
+{
+    settle_remove_jobs(&witness);
+    job_rig_teardown();
 }
 
 static void get_staging(struct raw_client *client)
@@ -208,6 +215,66 @@ START_TEST(what_the_disconnected_leave_unread_counts)
 }
 END_TEST
 
+/* Begin and end saves of the job "j" @n times without reading an answer, as far as the daemon lets
+ * this client. */
+static void ask_for_saves(struct raw_client *client, int n)
+{
+    Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
+    uint8_t bytes[2 * CST_FRAME_HEADER_BYTES + 8];
+    struct cst_frame begin = {.type = CISTERN__MSG_TYPE__MSG_SAVE, .request = 77};
+    struct cst_frame end = {.type = CISTERN__MSG_TYPE__MSG_SAVE_END, .request = 78};
+
+    msg.name = (char *)(uintptr_t) "j";
+    begin.body_bytes = (uint32_t)cistern__job_name__pack(&msg, bytes + CST_FRAME_HEADER_BYTES);
+    cst_frame_header(&begin, bytes);
+    cst_frame_header(&end, bytes + CST_FRAME_HEADER_BYTES + begin.body_bytes);
+    for (int i = 0; i < n; i++) {
+        if (!raw_send(client, bytes, 2 * CST_FRAME_HEADER_BYTES + begin.body_bytes, NULL, 0,
+                      MSG_DONTWAIT)) {
+            (void)raw_stat(&witness); /* the daemon had a turn */
+        }
+    }
+}
+
+static ino_t inode_of(const struct raw_client *client)
+{
+    struct stat st;
+
+    ck_assert_uint_eq(client->reply.n_fds, 1);
+    ck_assert_int_eq(fstat(client->reply.fds[0], &st), 0);
+    return st.st_ino;
+}
+
+/* Saves of one step share one description, so that who begins many of them and reads nothing takes
+ * no memory. The description of the next step is another one. */
+START_TEST(saves_share_a_description)
+{
+    Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
+    struct raw_client worker, saver;
+    ino_t first = 0;
+
+    msg.name = (char *)(uintptr_t) "j";
+    job_rig_commit(&worker, 2);
+    (void)raw_sync(&worker);
+    raw_open(&greedy[0], proc.socket);
+    ask_for_saves(&greedy[0], 200);
+    raw_close(&greedy[0]);
+    raw_open(&saver, proc.socket);
+    for (int i = 0; i < 3; i++) {
+        while (raw_call(&saver, CISTERN__MSG_TYPE__MSG_SAVE, &msg.base) == CST_EBUSY) {
+            /* The daemon has not seen the end of the other connection yet. */
+        }
+        ck_assert_uint_eq(saver.reply.type, CISTERN__MSG_TYPE__MSG_SAVE_BEGUN);
+        ck_assert(first == 0 || inode_of(&saver) == first);
+        first = inode_of(&saver);
+        cst_frame_close_fds(&saver.reply);
+        ck_assert_int_eq(raw_call(&saver, CISTERN__MSG_TYPE__MSG_SAVE_END, NULL), CST_OK);
+    }
+    raw_close(&saver);
+    raw_close(&worker);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("unread");
@@ -217,5 +284,7 @@ int main(void)
     tcase_add_test(tc, who_never_reads_is_disconnected);
     tcase_add_test(tc, what_the_disconnected_leave_unread_counts);
     tcase_add_test(tc, who_keeps_others_waiting_is_disconnected);
+    tc = suite_case(suite, "saves", job_rig_setup, remove_jobs);
+    tcase_add_test(tc, saves_share_a_description);
     return suite_run(suite);
 }
