@@ -2,6 +2,7 @@
 #include "client/comm/device_comm.h"
 
 #include "client/comm/agreement.h"
+#include "client/comm/device_failure.h"
 #include "client/comm/progress.h"
 #include "client/comm/wakeup.h"
 #include "client/lib/shared_wait.h"
@@ -16,9 +17,6 @@ enum {
     /* Before a rank sleeps, it looks at the device all the time for this long. NCCL's threads need
      * some 10 us to enqueue a call, and a small call not much more to end. */
     SPIN_NS = 200000,
-    /* If the device reports a failure, it may be the consequence of a death or of another rank's
-     * end, which this rank learns a little later. So long is the cause awaited. */
-    CAUSE_MS = 2000,
 };
 
 /* What a rank waits for: until all its works are in the stream, and so many have ended. */
@@ -36,200 +34,6 @@ static uint64_t now_ns(void)
 
     (void)clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
-
-/* -- failures --------------------------------------------------------------------------------- */
-
-static void stop(struct cst_comm *comm)
-{
-    (void)pthread_mutex_lock(&comm->watch.lock);
-    comm->device->stop(comm->device_arg);
-    comm->watch.has_stopped = true;
-    (void)pthread_mutex_unlock(&comm->watch.lock);
-}
-
-static bool has_noticed(struct cst_comm *comm)
-{
-    bool has;
-
-    (void)pthread_mutex_lock(&comm->watch.lock);
-    has = comm->watch.has_noticed;
-    (void)pthread_mutex_unlock(&comm->watch.lock);
-    return has;
-}
-
-/* Return whether calls that were started end after a failure: a rank may leave as soon as its last
- * call has ended. */
-static bool ends(struct cst_comm *comm)
-{
-    bool does;
-
-    (void)pthread_mutex_lock(&comm->watch.lock);
-    does = !comm->watch.has_stopped && cstc_progress_ends(comm) != CSTC_ENDS_NEVER;
-    (void)pthread_mutex_unlock(&comm->watch.lock);
-    return does;
-}
-
-/* The communicator fails for good, because of @why. Calls that end all the same are left to end.
- * Those that probably do so are given up by the watch, if they do not. */
-static void fail(struct cst_comm *comm, const struct cst_err *why)
-{
-    if (comm->failed.status != CST_OK) {
-        return;
-    }
-    comm->failed = *why;
-    comm->finishes = ends(comm);
-    if (comm->finishes) {
-        cstc_watch_fail(comm);
-    } else {
-        stop(comm);
-    }
-}
-
-static int failure(const struct cst_comm *comm, struct cst_err *err)
-{
-    if (comm->failed.status != CST_OK && err != NULL) {
-        *err = comm->failed;
-    }
-    return comm->failed.status;
-}
-
-static bool has_missing(void *arg)
-{
-    const struct cst_comm *comm = arg;
-
-    return cstc_progress_missing(comm, comm->n_started) < CST_COMM_MAX_RANKS;
-}
-
-static int say_closed(const struct cst_comm *comm, uint32_t rank, struct cst_err *err)
-{
-    return cst_err_set(err, CST_ECANCELLED, "rank %" PRIu32 " has closed its communicator",
-                       comm->flow.names[rank]);
-}
-
-/* Return whether the ranks make different calls, with both in *err. */
-static bool differ(struct cst_comm *comm, struct cst_err *err)
-{
-    bool do_differ;
-
-    (void)pthread_mutex_lock(&comm->watch.lock);
-    do_differ = !comm->staged && cstc_agreement_look(comm, comm->n_started, err) != CST_OK;
-    (void)pthread_mutex_unlock(&comm->watch.lock);
-    return do_differ;
-}
-
-/* Remember that the device has reported @why, if nothing is remembered yet. */
-static void suspect(struct cst_comm *comm, const struct cst_err *why)
-{
-    const uint32_t ms = comm->timeout_ms < CAUSE_MS ? comm->timeout_ms : CAUSE_MS;
-
-    if (comm->suspected.status == CST_OK) {
-        comm->suspected = *why;
-        comm->cause_by_ns = now_ns() + (uint64_t)ms * 1000000;
-    }
-}
-
-/* Fail because calls differ, a rank has died or closed its communicator, or the connection has
- * ended, if that is so or this rank learns it soon; otherwise because of what is suspected.
- * @blocks: wait until that is clear. Otherwise a later call may have to find it out. */
-static void fail_with_cause(struct cst_comm *comm, bool blocks)
-{
-    const uint64_t now = now_ns();
-    const bool is_late = now >= comm->cause_by_ns;
-    uint32_t left_ms = 0, missing;
-    struct cst_err cause;
-    int rc;
-
-    if (differ(comm, &cause)) {
-        fail(comm, &cause);
-        return;
-    }
-    if (blocks && !is_late) {
-        left_ms = (uint32_t)((comm->cause_by_ns - now) / 1000000) + 1;
-    }
-    rc = cstc_shared_wait(comm->job, comm->segment.base, false, has_missing, comm, left_ms, &cause);
-    missing = cstc_progress_missing(comm, comm->n_started);
-    if (rc == CST_OK && missing < CST_COMM_MAX_RANKS) {
-        (void)say_closed(comm, missing, &cause);
-    } else if (rc == CST_OK || rc == CST_ETIMEDOUT) {
-        if (!blocks && !is_late) {
-            return;
-        }
-        cause = comm->suspected;
-    }
-    fail(comm, &cause);
-}
-
-/* The device has reported @why, which may be the consequence of a death or of another rank's end.
- * @blocks: as in fail_with_cause. */
-static void fail_by_device(struct cst_comm *comm, const struct cst_err *why, bool blocks)
-{
-    if (comm->failed.status != CST_OK) {
-        return;
-    }
-    if (comm->staged && why->status != CST_EGPU) {
-        fail(comm, why); /* The exchange in host memory has found the cause. */
-        return;
-    }
-    if (!has_noticed(comm)) {
-        stop(comm);
-    }
-    if (why->status == CST_EMISMATCH) {
-        fail(comm, why);
-    } else {
-        suspect(comm, why);
-        fail_with_cause(comm, blocks);
-    }
-}
-
-/* If the thread of the watch has noticed that the communicator has ended, or the device has
- * reported a failure, fail with the cause. */
-static void heed_watch(struct cst_comm *comm)
-{
-    struct cst_err why;
-
-    if (comm->failed.status == CST_OK && has_noticed(comm)) {
-        (void)cst_err_set(&why, CST_EPROTO,
-                          "the shared memory says that the attempt is over, which is not so");
-        suspect(comm, &why);
-    }
-    if (comm->failed.status == CST_OK && comm->suspected.status != CST_OK) {
-        fail_with_cause(comm, true);
-    }
-}
-
-void cstc_comm_stop_all(struct cst_comm *comm, const struct cst_err *why)
-{
-    for (; comm != NULL; comm = comm->next) {
-        if (comm->device != NULL) {
-            fail(comm, why);
-        }
-    }
-}
-
-void cstc_comm_hang_up_all(struct cst_comm *comm, const struct cst_err *why)
-{
-    for (struct cst_comm *each = comm; each != NULL; each = each->next) {
-        if (each->device != NULL) {
-            cstc_watch_hang_up(each);
-        }
-    }
-    cstc_comm_stop_all(comm, why);
-}
-
-void cstc_comm_stop_over(struct cst_comm *comm)
-{
-    struct cst_err why;
-
-    for (; comm != NULL; comm = comm->next) {
-        const struct cst_shared_head *head = comm->segment.base;
-
-        if (comm->device != NULL && atomic_load(&head->over) >= comm->job->attempt) {
-            (void)cst_err_set(&why, CST_EPEERDIED,
-                              "the attempt at the step is over: call cst_sync");
-            fail(comm, &why);
-        }
-    }
 }
 
 /* -- waiting ---------------------------------------------------------------------------------- */
@@ -291,7 +95,7 @@ static bool is_over(void *arg)
         return true;
     }
     if (comm->suspected.status != CST_OK) {
-        fail_with_cause(comm, look->blocks);
+        cstc_failure_find(comm, look->blocks);
         return comm->failed.status != CST_OK;
     }
     missing = cstc_progress_missing(comm, look->ticket);
@@ -300,10 +104,9 @@ static bool is_over(void *arg)
         return false;
     }
     if (rc == CST_EAGAIN) {
-        (void)say_closed(comm, missing, &why);
-        fail(comm, &why);
+        cstc_failure_closed(comm, missing);
     } else if (rc != CST_OK) {
-        fail_by_device(comm, &why, look->blocks);
+        cstc_failure_by_device(comm, &why, look->blocks);
     }
     return comm->failed.status != CST_OK || rc == CST_OK;
 }
@@ -355,8 +158,8 @@ static int sleep_for(struct look *look, uint32_t timeout_ms, struct cst_err *err
         return cstc_shared_poll(comm->job, head, is_over, look, timeout_ms, err);
     }
     if (timeout_ms > 0 && order_wakeup(look, &why) != CST_OK) {
-        fail_by_device(comm, &why, true);
-        return failure(comm, err);
+        cstc_failure_by_device(comm, &why, true);
+        return cstc_failure_status(comm, err);
     }
     return cstc_shared_wait(comm->job, head, false, is_over, look, timeout_ms, err);
 }
@@ -370,7 +173,7 @@ static int wait_for(struct look *look, uint32_t timeout_ms, struct cst_err *err)
 
     look->blocks = timeout_ms > 0;
     if (timeout_ms > 0 ? spin(look) : is_over(look)) {
-        return failure(comm, err);
+        return cstc_failure_status(comm, err);
     }
     rc = sleep_for(look, timeout_ms, &why);
     if (rc == CST_ETIMEDOUT && timeout_ms == 0) {
@@ -385,9 +188,9 @@ static int wait_for(struct look *look, uint32_t timeout_ms, struct cst_err *err)
                           comm->flow.names[late]);
     }
     if (rc != CST_OK) {
-        fail(comm, &why);
+        cstc_failure_set(comm, &why);
     }
-    return failure(comm, err);
+    return cstc_failure_status(comm, err);
 }
 
 static bool is_settled(void *arg)
@@ -409,7 +212,8 @@ static int finish(struct look *look, bool blocks, struct cst_err *err)
         (void)cst_shared_wait(look->comm->segment.base, &wait, LOOK_MS);
         rc = poll(look, NULL);
     }
-    return rc == CST_OK || (rc == CST_EAGAIN && !blocks) ? rc : failure(look->comm, err);
+    return rc == CST_OK || (rc == CST_EAGAIN && !blocks) ? rc
+                                                         : cstc_failure_status(look->comm, err);
 }
 
 /* -- staging ---------------------------------------------------------------------------------- */
@@ -565,7 +369,7 @@ static int check_credit(struct cst_comm *comm, struct cst_err *err)
 
     if (comm->n_started - comm->n_ended == CST_COMM_MAX_CALLS) {
         (void)is_over(&look);
-        rc = failure(comm, err);
+        rc = cstc_failure_status(comm, err);
     }
     if (rc == CST_OK && comm->n_started - comm->n_ended == CST_COMM_MAX_CALLS) {
         rc = cst_err_set(err, CST_ENOCREDIT,
@@ -583,8 +387,8 @@ int cstc_comm_device_start(struct cst_comm *comm, const struct cst_comm_call *ca
     struct cst_err why;
     int rc;
 
-    heed_watch(comm);
-    rc = failure(comm, err);
+    cstc_failure_heed_watch(comm);
+    rc = cstc_failure_status(comm, err);
     rc = rc == CST_OK ? cstc_transfer_begin(&checked, &comm->flow.shape, call, err) : rc;
     rc = rc == CST_OK ? check_credit(comm, err) : rc;
     if (rc != CST_OK) {
@@ -597,8 +401,8 @@ int cstc_comm_device_start(struct cst_comm *comm, const struct cst_comm_call *ca
         rc = begin(comm, call, &checked, &why);
     }
     if (rc != CST_OK) {
-        fail_by_device(comm, &why, true);
-        return failure(comm, err);
+        cstc_failure_by_device(comm, &why, true);
+        return cstc_failure_status(comm, err);
     }
     comm->ends[(comm->n_started - 1) % CST_COMM_MAX_CALLS] = comm->n_works;
     *ticket = comm->n_started;
@@ -619,7 +423,7 @@ int cstc_comm_device_wait(struct cst_comm *comm, uint64_t ticket, bool blocks, s
     if (comm->failed.status == CST_OK) {
         rc = wait_for(&look, blocks ? comm->timeout_ms : 0, err);
     } else {
-        rc = failure(comm, err);
+        rc = cstc_failure_status(comm, err);
     }
     return rc != CST_OK && comm->finishes ? finish(&look, blocks, err) : rc;
 }
