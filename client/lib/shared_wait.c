@@ -55,6 +55,13 @@ static int look_around(struct cst_job *job, bool asks, struct cst_err *err)
     return rc == CST_OK ? cstc_job_check_step(job, err) : rc;
 }
 
+/* Return whether blocks or gradients wait for marks of the job's stream. The stream wakes nobody
+ * here when it passes a mark, and another rank may need them first. */
+static bool holds_back(const struct cst_job *job)
+{
+    return job->device.calls != NULL && job->sequence.fences.n > 0;
+}
+
 /* Time until the next look, after a wait of @waited_ms. @polls: as cstc_shared_poll. */
 static uint32_t interval(bool polls, uint32_t waited_ms)
 {
@@ -71,7 +78,7 @@ static int wait_looking(struct cst_job *job, struct cst_shared_head *head,
     uint32_t left_ms = timeout_ms;
 
     for (;;) {
-        const uint32_t look_ms = interval(polls, timeout_ms - left_ms);
+        const uint32_t look_ms = interval(polls || holds_back(job), timeout_ms - left_ms);
         const uint32_t ms = left_ms < look_ms ? left_ms : look_ms;
         int rc = cst_shared_wait(head, &wait, ms);
 

@@ -2,7 +2,8 @@
 /* Waits for other ranks in memory that they share (proto/shared.h). Every such wait ends: with the
  * condition, with the end of the attempt or of the connection, or after a time limit. While it
  * lasts, blocks that the job's device has done with are given back, because another rank may need
- * them first. Used by the job's thread only. */
+ * them first: as long as there are some, the device is asked at intervals as in cstc_shared_poll.
+ * Used by the job's thread only. */
 #ifndef CST_SHARED_WAIT_H
 #define CST_SHARED_WAIT_H
 
