@@ -15,6 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define PAGE_BYTES ((size_t)4096)
+
 _Static_assert(CST_COMM_DEVICE_ID_BYTES == NCCL_UNIQUE_ID_BYTES, "ids are NCCL's");
 
 struct comm {
@@ -29,6 +31,7 @@ struct comm {
     bool staged;                              /* The group does not use NCCL. */
     void *host;                               /* Host memory for copies; NULL: none. Owned. */
     size_t host_bytes;                        /* Its length. */
+    bool is_pinned;                           /* It is pinned. */
     bool stopped;                             /* Nothing is called any more but ncclCommAbort. */
     CUdeviceptr word;                         /* 4 bytes that a barrier sums; 0: not allocated. */
     uint64_t n_started;                       /* Number of calls. */
@@ -340,21 +343,36 @@ static int use_host(void *arg, struct cst_err *err)
     return rc == CST_OK ? create(comm, err) : rc;
 }
 
+static void free_host(struct comm *comm)
+{
+    if (comm->is_pinned) {
+        (void)comm->cuda->driver.cuMemFreeHost(comm->host);
+    } else {
+        free(comm->host);
+    }
+    comm->host = NULL;
+    comm->host_bytes = 0;
+}
+
+/* If the memory cannot be pinned, copies go through memory of the driver. */
 static int reserve(void *arg, size_t bytes, void **base, struct cst_err *err)
 {
     struct comm *comm = arg;
-    const struct cst_cuda_driver *driver = &comm->cuda->driver;
+    /* The rest avoids an allocation for every small increase. */
+    const size_t wanted = (bytes + bytes / 4 + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
     int rc = cstc_cuda_enter(comm->cuda, err);
 
     if (rc == CST_OK && bytes > comm->host_bytes) {
-        if (comm->host != NULL) {
-            (void)driver->cuMemFreeHost(comm->host);
+        free_host(comm);
+        comm->is_pinned = comm->cuda->driver.cuMemHostAlloc(&comm->host, wanted, 0) == CUDA_SUCCESS;
+        if (!comm->is_pinned) {
+            comm->host = aligned_alloc(PAGE_BYTES, wanted);
         }
-        comm->host = NULL;
-        comm->host_bytes = 0;
-        rc = cst_cuda_check(driver, driver->cuMemHostAlloc(&comm->host, bytes, 0), err,
-                            "%zu bytes of host memory for a collective", bytes);
-        comm->host_bytes = rc == CST_OK ? bytes : 0;
+        if (comm->host == NULL) {
+            return cst_err_set(err, CST_ENOMEM, "%zu bytes of host memory for a collective",
+                               wanted);
+        }
+        comm->host_bytes = wanted;
     }
     *base = comm->host;
     return rc;
@@ -488,7 +506,7 @@ static void close_comm(void *arg)
             if (comm->n_ended < comm->n_started) {
                 (void)driver->cuStreamSynchronize(comm->stream); /* Copies still use it. */
             }
-            (void)driver->cuMemFreeHost(comm->host);
+            free_host(comm);
         }
         if (comm->word != 0) {
             (void)driver->cuMemFree(comm->word);

@@ -66,8 +66,9 @@ int cst_cuda_device(const struct cst_cuda *cuda);
  *   - In all other groups cst_comm_start copies the arrays to host memory, exchanges them there as
  *     a communicator of ranks on the host does, with the same bits, and copies the results back. It
  *     waits for the other ranks each time. `cistern explain` says which of the two is used, and
- *     why. The process keeps host memory as large as the input and the output of the largest call
- *     together until the communicator is closed. This memory is pinned, and no budget counts it.
+ *     why. The process keeps host memory of 1.25 times the input and the output of the largest call
+ *     together until the communicator is closed. This memory is pinned if possible, and no budget
+ *     counts it.
  *     cst_comm_close waits for the stream if the last copy has not ended.
  *   - When the attempt ends, a thread of the library gives up all calls that have not ended, and
  *     the stream goes on. A program that waits for the stream by itself, as cudaStreamSynchronize
