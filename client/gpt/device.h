@@ -37,6 +37,10 @@ struct gpt_device_ops {
     /* Describe the rows of a mixture in words, for example "fp32 rows of a host, 512 per pass".
      * Devices that cannot exchange rows with each other have other words (exchange.h). */
     void (*describe_rows)(const struct gpt_device *device, char out[GPT_EXCHANGE_WORDS]);
+    /* Open a communicator of all ranks for rows in the memory of this device, which has joined a
+     * job. The caller closes it. The statuses are those of cst_cuda_comm_open. NULL: rows are in
+     * host memory. */
+    int (*open_rows)(struct gpt_device *device, struct cst_comm **out, struct cst_err *err);
     /* Plan a pass over --batch / passes sequences that holds at most --activation-memory bytes of
      * activations (0: no limit). CST_EINVAL: the limit is too small; the text has the smallest
      * one. */

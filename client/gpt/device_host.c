@@ -124,6 +124,7 @@ static const struct gpt_device_ops host_ops = {
     .break_states = host_break_states,
     .passes = host_passes,
     .describe_rows = host_describe_rows,
+    .open_rows = NULL,
     .plan_stash = host_plan_stash,
     .open_pass = host_open_pass,
     .open_view = host_open_view,

@@ -6,12 +6,12 @@
 #include <inttypes.h>
 #include <string.h>
 
-void gpt_exchange_begin(struct gpt_exchange *x, struct cst_comm *comm, uint32_t experts,
+void gpt_exchange_begin(struct gpt_exchange *x, struct gpt_exchange_comms comms, uint32_t experts,
                         bool skips_own)
 {
-    *x = (struct gpt_exchange){.comm = comm,
-                               .rank = comm != NULL ? cst_comm_rank(comm) : 0,
-                               .world = comm != NULL ? cst_comm_size(comm) : 1,
+    *x = (struct gpt_exchange){.comms = comms,
+                               .rank = comms.host != NULL ? cst_comm_rank(comms.host) : 0,
+                               .world = comms.host != NULL ? cst_comm_size(comms.host) : 1,
                                .experts = experts,
                                .skips_own = skips_own};
 }
@@ -64,14 +64,14 @@ int gpt_exchange_counts(const struct gpt_exchange *x, const uint32_t *own, uint3
     size_t counts[GPT_EXCHANGE_MAX_RANKS];
     int rc;
 
-    if (x->comm == NULL) {
+    if (x->comms.host == NULL) {
         memcpy(all, own, x->experts * sizeof *own);
         return check_counts(x, all, err);
     }
     for (uint32_t r = 0; r < x->world; r++) {
         counts[r] = x->experts * sizeof *own;
     }
-    rc = cst_comm_all_gather(x->comm, own, all, counts, CST_COMM_BYTE, err);
+    rc = cst_comm_all_gather(x->comms.host, own, all, counts, CST_COMM_BYTE, err);
     return rc == 0 ? check_counts(x, all, err) : rc;
 }
 
@@ -136,32 +136,49 @@ size_t gpt_exchange_received_at(const struct gpt_exchange *x, const uint32_t *al
     return at;
 }
 
-/* Carry rows, in the direction of the rows or, if @back, in that of the results. */
-static int carry(const struct gpt_exchange *x, const uint32_t *all, bool back, const void *in,
-                 void *out, size_t row_bytes, struct cst_err *err)
+/* Begin to carry rows, in the direction of the rows or, if @back, in that of the results. */
+static int carry(struct gpt_exchange *x, const uint32_t *all, bool back, const void *in, void *out,
+                 size_t row_bytes, struct cst_err *err)
 {
     size_t to[GPT_EXCHANGE_MAX_RANKS], from[GPT_EXCHANGE_MAX_RANKS];
+    const struct cst_comm_call call = {.op = CST_COMM_ALL_TO_ALL,
+                                       .type = CST_COMM_BYTE,
+                                       .in = in,
+                                       .out = out,
+                                       .counts = back ? from : to,
+                                       .recv_counts = back ? to : from};
+    int rc;
 
     for (uint32_t r = 0; r < x->world; r++) {
         to[r] = rows_of(x, all, x->rank, r) * row_bytes;
         from[r] = rows_of(x, all, r, x->rank) * row_bytes;
     }
-    if (x->comm == NULL && to[0] > 0) {
-        memcpy(out, in, to[0]);
+    if (x->comms.host == NULL) {
+        if (to[0] > 0) {
+            memcpy(out, in, to[0]);
+        }
+        return 0;
     }
-    return x->comm == NULL ? 0
-                           : cst_comm_all_to_all(x->comm, in, back ? from : to, out,
-                                                 back ? to : from, CST_COMM_BYTE, err);
+    rc = gpt_exchange_wait(x, err);
+    return rc == 0 ? cst_comm_start(x->comms.rows, &call, &x->call, err) : rc;
 }
 
-int gpt_exchange_send(const struct gpt_exchange *x, const uint32_t *all, const void *sent,
-                      void *received, size_t row_bytes, struct cst_err *err)
+int gpt_exchange_send(struct gpt_exchange *x, const uint32_t *all, const void *sent, void *received,
+                      size_t row_bytes, struct cst_err *err)
 {
     return carry(x, all, false, sent, received, row_bytes, err);
 }
 
-int gpt_exchange_return(const struct gpt_exchange *x, const uint32_t *all, const void *results,
+int gpt_exchange_return(struct gpt_exchange *x, const uint32_t *all, const void *results,
                         void *returned, size_t row_bytes, struct cst_err *err)
 {
     return carry(x, all, true, results, returned, row_bytes, err);
+}
+
+int gpt_exchange_wait(struct gpt_exchange *x, struct cst_err *err)
+{
+    const uint64_t call = x->call;
+
+    x->call = 0;
+    return call != 0 ? cst_comm_wait(x->comms.rows, call, err) : 0;
 }

@@ -118,9 +118,9 @@ void gpt_moe_close(struct gpt_moe *moe)
     free(moe);
 }
 
-void gpt_moe_begin(struct gpt_moe *moe, struct cst_comm *comm)
+void gpt_moe_begin(struct gpt_moe *moe, struct gpt_exchange_comms comms)
 {
-    gpt_exchange_begin(&moe->exchange, comm, moe->model->experts, false);
+    gpt_exchange_begin(&moe->exchange, comms, moe->model->experts, false);
 }
 
 /* -- transport of rows ------------------------------------------------------------------------ */
@@ -312,6 +312,7 @@ static int send_rows(const struct gpt_pass_host *p, const struct gpt_moe_layer *
         gpt_parallel(p->layers.n_threads, p->rows, pack, &k);
         rc = gpt_exchange_send(&moe->exchange, l->counts, moe->sent.p, moe->received.p, d * elem,
                                err);
+        rc = rc == 0 ? gpt_exchange_wait(&moe->exchange, err) : rc;
     }
     return rc;
 }
@@ -363,6 +364,7 @@ int gpt_moe_combine(struct gpt_pass_host *p, uint32_t layer, struct cst_err *err
     int rc = gpt_exchange_return(&p->moe->exchange, l->counts, p->moe->results.p, l->results,
                                  p->head.model->width * sizeof(float), err);
 
+    rc = rc == 0 ? gpt_exchange_wait(&p->moe->exchange, err) : rc;
     if (rc == 0) {
         k.out = gpt_host_block_out(p, layer);
         gpt_parallel(p->layers.n_threads, p->rows, combine_body, &k);
@@ -404,6 +406,7 @@ int gpt_moe_combine_backward(struct gpt_pass_host *p, uint32_t layer, struct cst
     int rc = gpt_exchange_return(&moe->exchange, k.layer->counts, moe->results.p, moe->sent.p,
                                  p->head.model->width * sizeof(float), err);
 
+    rc = rc == 0 ? gpt_exchange_wait(&moe->exchange, err) : rc;
     if (rc == 0) {
         gpt_parallel(p->layers.n_threads, p->rows, combine_backward_body, &k);
     }

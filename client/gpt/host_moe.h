@@ -25,9 +25,9 @@ int gpt_moe_open(struct gpt_moe **out, const struct gpt_model *model, size_t max
                  struct cst_err *err);
 void gpt_moe_close(struct gpt_moe *moe);
 
-/* Begin a pass. @comm connects all ranks, and is borrowed. NULL: this rank has all experts and no
+/* Begin a pass. @comms connect all ranks, and are borrowed. NULL: this rank has all experts and no
  * peers. */
-void gpt_moe_begin(struct gpt_moe *moe, struct cst_comm *comm);
+void gpt_moe_begin(struct gpt_moe *moe, struct gpt_exchange_comms comms);
 
 /* Bytes that a block keeps for the backward pass: with its router, and with an expert that received
  * @rows rows. @operand: bytes of an operand's element. */

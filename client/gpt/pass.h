@@ -7,6 +7,7 @@
 #ifndef GPT_PASS_H
 #define GPT_PASS_H
 
+#include "client/gpt/exchange.h"
 #include "client/gpt/model.h"
 #include "client/gpt/store.h"
 
@@ -40,7 +41,8 @@ struct gpt_pass_ops {
     /* Run all operators backward, after a forward with @train. Every gradient is written into the
      * store's blocks. */
     int (*backward)(struct gpt_pass *pass, struct gpt_store *store, struct cst_err *err);
-    /* Mean cross entropy of the last forward with @train. Waits for the device's result. */
+    /* Mean cross entropy of the last forward with @train. Waits for the device's result, and until
+     * the last rows of a mixture have been exchanged. */
     int (*loss)(struct gpt_pass *pass, double *out, struct cst_err *err);
     /* Logits of @row from the last forward, as many as the vocabulary has tokens. Waits for the
      * device's result. */
@@ -69,9 +71,9 @@ struct gpt_pass {
     const struct gpt_model *model; /* borrowed */
     size_t max_seqs;               /* most sequences of a pass */
     uint32_t *tokens, *targets;    /* max_seqs x context; the caller fills both before a forward */
-    /* Communicator of all ranks for the rows of a mixture, borrowed. It is used in passes with
+    /* Communicators of all ranks for the rows of a mixture, borrowed. They are used in passes with
      * @train. NULL: there are no other ranks. */
-    struct cst_comm *comm;
+    struct gpt_exchange_comms comms;
 };
 
 /* Run operator @number, including a mixture's transport of rows before its first and after its last

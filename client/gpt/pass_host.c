@@ -87,7 +87,7 @@ static int host_forward(struct gpt_pass *pass, struct gpt_store *store, size_t n
     /* The other ranks take no part in a pass without @train. This rank then computes all
      * experts. */
     if (p->moe != NULL) {
-        gpt_moe_begin(p->moe, train ? pass->comm : NULL);
+        gpt_moe_begin(p->moe, train ? pass->comms : (struct gpt_exchange_comms){0});
     }
     gpt_host_begin(p, n_seqs);
     for (uint32_t i = 0; rc == 0 && i < pass->model->n_operators; i++) {

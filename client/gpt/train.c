@@ -30,7 +30,7 @@ struct train {
     struct gpt_device *device;         /* borrowed; computes the model */
     struct gpt_pass *pass;             /* activations of this rank */
     uint32_t n_passes;                 /* passes per step */
-    bool joins;                        /* opens the communicator of pass at each sync */
+    bool joins;                        /* opens the communicators of pass at each sync */
     struct gpt_progress progress;      /* progress reports */
     struct gpt_checkpoint checkpoint;  /* of rank 0 */
     FILE *losses;                      /* file of --loss-file, if this rank writes it; else NULL */
@@ -195,17 +195,38 @@ static bool is_void(int rc)
     return rc == CST_EPEERDIED || rc == CST_ESTALE;
 }
 
-/* Open a communicator for the rows of a mixture, and check that all ranks send them in one form. */
+/* Open the communicators for the rows of a mixture, and check that all ranks send them in one
+ * form. */
 static int join(struct train *t, struct cst_err *err)
 {
+    struct gpt_exchange_comms *comms = &t->pass->comms;
     char words[GPT_EXCHANGE_WORDS];
-    int rc = t->store->ops->comm_open(t->store, &t->pass->comm, err);
+    int rc = t->store->ops->comm_open(t->store, &comms->host, err);
 
+    comms->rows = comms->host;
     if (rc == 0) {
         t->device->ops->describe_rows(t->device, words);
-        rc = gpt_exchange_agree(t->pass->comm, words, err);
+        rc = gpt_exchange_agree(comms->host, words, err);
+    }
+    if (rc == 0 && t->device->ops->open_rows != NULL) {
+        rc = t->device->ops->open_rows(t->device, &comms->rows, err);
     }
     return rc;
+}
+
+/* Close what join has opened. A stream then waits for no other rank any more. */
+static void part(struct train *t)
+{
+    struct gpt_exchange_comms *comms = &t->pass->comms;
+
+    if (!t->joins) {
+        return;
+    }
+    if (comms->rows != comms->host) {
+        cst_comm_close(comms->rows);
+    }
+    cst_comm_close(comms->host);
+    *comms = (struct gpt_exchange_comms){0};
 }
 
 /* Wait until all ranks are present. *step is the step to do next. Each further round of the loop is
@@ -218,10 +239,7 @@ static int sync_all(struct train *t, uint64_t *step, struct cst_err *err)
         if (gpt_stop_asked() != 0) {
             return cst_err_set(err, CST_ECANCELLED, "stopped");
         }
-        if (t->joins) {
-            cst_comm_close(t->pass->comm);
-            t->pass->comm = NULL;
-        }
+        part(t);
         rc = t->store->ops->sync(t->store, step, err);
         if (rc == 0 && t->joins) {
             rc = join(t, err);
@@ -547,7 +565,7 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
     if (rc != 0) {
         return rc;
     }
-    t.pass->comm = comm;
+    t.pass->comms = (struct gpt_exchange_comms){.host = comm, .rows = comm};
     if (rank == 0) {
         rc = begin(&t, err);
     }
@@ -578,6 +596,7 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
     if (rc == 0) {
         rc = write_end(&t, err);
     }
+    part(&t);
     t.pass->ops->close(t.pass);
     return rc;
 }

@@ -13,9 +13,9 @@
 
 /* Train until --steps steps are committed, starting from the job's current step. The caller keeps
  * all arguments and closes @store. @comm: communicator of this rank, if the ranks of a mixture are
- * threads; otherwise NULL, and ranks of a mixture open one at each sync. Rank 0 writes progress and
- * the sample to standard output. Statuses: those of the store and the device, CST_EIO, CST_ENOMEM;
- * CST_ECANCELLED: a signal requested the end. */
+ * threads; otherwise NULL, and ranks of a mixture open theirs at each sync. Rank 0 writes progress
+ * and the sample to standard output. Statuses: those of the store and the device, CST_EIO,
+ * CST_ENOMEM; CST_ECANCELLED: a signal requested the end. */
 int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
               const struct gpt_texts *texts, struct gpt_device *device, struct gpt_store *store,
               struct cst_comm *comm, uint32_t rank, struct cst_err *err);

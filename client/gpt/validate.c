@@ -23,17 +23,17 @@ int gpt_validate(struct gpt_pass *pass, struct gpt_store *weights, const struct 
 {
     const size_t n_places = (data->n_tokens - 1) / pass->model->context;
     const size_t n_all = n_places < GPT_VALIDATE_SEQUENCES ? n_places : GPT_VALIDATE_SEQUENCES;
-    struct cst_comm *comm = pass->comm;
+    const struct gpt_exchange_comms comms = pass->comms;
     double sum = 0, part;
     int rc = 0;
 
-    pass->comm = NULL; /* The other ranks take no part. */
+    pass->comms = (struct gpt_exchange_comms){0}; /* The other ranks take no part. */
     for (size_t first = 0, n; rc == 0 && first < n_all; first += n) {
         n = n_all - first < pass->max_seqs ? n_all - first : pass->max_seqs;
         rc = one_batch(pass, weights, data, first, n, n_all, &part, err);
         sum += rc == 0 ? part * (double)n : 0;
     }
-    pass->comm = comm;
+    pass->comms = comms;
     *loss = sum / (double)n_all;
     return rc;
 }

@@ -8,6 +8,7 @@
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 not_sparse
 use_fakecuda
+export LD_LIBRARY_PATH=$PWD/tests/lib/fakenccl/.libs:$LD_LIBRARY_PATH
 
 steps=3
 model=(--layers 3 --heads 2 --width 32 --context 16 --batch 4 --warmup 2 --lr 0.003 --quiet --steps "$steps")
@@ -37,12 +38,13 @@ near() {
     done | awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > 0.005) { print "losses", $0; exit 1 } }' || fail "$1: far from $2"
 }
 
-# Start rank $2 of 2 of job $1 in the daemon, on a GPU of its own. Rank 0 writes losses and weights as train does. Sets pid.
+# Start rank $2 of 2 of job $1 in the daemon, on a GPU of its own, or on the one that $device names. Rank 0 writes losses and weights as
+# train does. Sets pid.
 worker() {
     local name=$1 rank=$2
     shift 2
     [ "$rank" != 0 ] || set -- --loss-file "$tmp/$name.losses" --dump-weights "$tmp/$name.weights" "$@"
-    CST_FAKECUDA_LEAKS=$tmp/leaks ./cistern-gpt "${model[@]}" --data "$tmp/text" --job "$name" --world 2 --rank "$rank" --device "cuda:$rank" --matmul plain "$@" \
+    CST_FAKECUDA_LEAKS=$tmp/leaks ./cistern-gpt "${model[@]}" --data "$tmp/text" --job "$name" --world 2 --rank "$rank" --device "${device:-cuda:$rank}" --matmul plain "$@" \
         >>"$tmp/$name.$rank.log" 2>&1 &
     pid=$!
     managers+=("$pid")
@@ -57,6 +59,11 @@ workers() {
         worker "$name" $rank "$@"
         pids+=("$pid")
     done
+}
+
+# Check how the daemon says that rows of job $1 went: $2.
+goes_by() {
+    grep "communicator of group 0: 2 ranks" "$tmp/daemon.log" | grep -F "$1" | has -F "by $2" || fail "$1: the rows do not go by $2"
 }
 
 # True once job $1 has committed $2 steps.
@@ -78,7 +85,7 @@ pair() {
 }
 
 export CST_FAKECUDA_DEVICES=2
-start_daemon daemon --gpus all
+start_daemon daemon --gpus all --log-level debug
 
 moe=(--experts 4 --top-k 2)
 train moe.host --store local --matmul bf16 --threads 1 "${moe[@]}"
@@ -97,8 +104,17 @@ pair pair --batch 2 "${moe[@]}"
 near pair pair.host
 pair pair.tight --batch 2 --pool 70% "${moe[@]}"
 same pair.tight pair
-CST_FAKECUDA_PINNED=32K pair pair.staged --batch 2 "${moe[@]}" # too little memory for the exchange
+goes_by pair NCCL
+
+# Rows that go through host memory, pinned or not, and ranks on one GPU make no difference.
+CST_FAKECUDA_PEERS=none pair pair.staged --batch 2 "${moe[@]}"
+goes_by pair.staged "staging in host memory: GPU-"
 same pair.staged pair
+CST_FAKECUDA_PEERS=none CST_FAKECUDA_PINNED=32K pair pair.pageable --batch 2 "${moe[@]}"
+same pair.pageable pair
+device=cuda:0 pair pair.card --batch 2 --pool 70% "${moe[@]}"
+goes_by pair.card "staging in host memory: ranks 0 and 1 are both on"
+same pair.card pair
 train starved.host --store local --matmul bf16 --threads 1 --world 2 --batch 1 --experts 32 --top-k 1
 pair starved --batch 1 --experts 32 --top-k 1
 near starved starved.host

@@ -80,7 +80,7 @@ static unsigned answer(const struct gpt_exchange *x, const uint32_t *all,
     return n_wrong + (n != gpt_exchange_n_received(x, all));
 }
 
-static int one_turn(struct rank *k, const struct gpt_exchange *x, uint32_t turn)
+static int one_turn(struct rank *k, struct gpt_exchange *x, uint32_t turn)
 {
     enum { MOST = WORLD * EXPERTS * 11 };
     uint32_t own[EXPERTS], all[WORLD * EXPERTS] = {0};
@@ -100,11 +100,13 @@ static int one_turn(struct rank *k, const struct gpt_exchange *x, uint32_t turn)
     n_sent = fill(x, all, sent);
     k->n_wrong += n_sent != gpt_exchange_n_sent(x, all);
     rc = rc == 0 ? gpt_exchange_send(x, all, sent, received, sizeof *sent, &k->err) : rc;
+    rc = rc == 0 ? gpt_exchange_wait(x, &k->err) : rc;
     if (rc == 0) {
         struct row results[MOST];
 
         k->n_wrong += answer(x, all, received, results);
         rc = gpt_exchange_return(x, all, results, back, sizeof *back, &k->err);
+        rc = rc == 0 ? gpt_exchange_wait(x, &k->err) : rc;
     }
     for (size_t i = 0; rc == 0 && i < n_sent; i++) {
         sent[i].from += 100;
@@ -119,7 +121,7 @@ static void *run(void *arg)
     struct gpt_exchange x;
     int rc = 0;
 
-    gpt_exchange_begin(&x, k->comm, EXPERTS, k->skips_own);
+    gpt_exchange_begin(&x, (struct gpt_exchange_comms){k->comm, k->comm}, EXPERTS, k->skips_own);
     for (uint32_t turn = 0; rc == 0 && turn < TURNS; turn++) {
         rc = one_turn(k, &x, turn);
     }
@@ -200,7 +202,7 @@ static void *boast(void *arg)
     uint32_t own[EXPERTS] = {1}, all[WORLD * EXPERTS];
     struct gpt_exchange x;
 
-    gpt_exchange_begin(&x, k->comm, EXPERTS, false);
+    gpt_exchange_begin(&x, (struct gpt_exchange_comms){k->comm, k->comm}, EXPERTS, false);
     if (k->rank == 2) {
         own[0] = own[EXPERTS - 1] = 1u << 31;
     }

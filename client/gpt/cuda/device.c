@@ -86,6 +86,13 @@ static void cuda_describe_rows(const struct gpt_device *device, char out[GPT_EXC
                    (size_t)o->batch * o->context);
 }
 
+static int cuda_open_rows(struct gpt_device *device, struct cst_comm **out, struct cst_err *err)
+{
+    struct cuda_device *d = self(device);
+
+    return cst_cuda_comm_open(out, d->cuda, CST_GROUP_ALL, d->gpu.stream, err);
+}
+
 static struct gpt_activation_size size_of(const struct gpt_device *device,
                                           const struct gpt_model *model)
 {
@@ -143,6 +150,7 @@ static const struct gpt_device_ops cuda_ops = {
     .break_states = cuda_break_states,
     .passes = cuda_passes,
     .describe_rows = cuda_describe_rows,
+    .open_rows = cuda_open_rows,
     .plan_stash = cuda_plan_stash,
     .open_pass = cuda_open_pass,
     .open_view = cuda_open_view,

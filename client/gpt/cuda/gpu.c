@@ -131,17 +131,6 @@ int gpt_gpu_alloc_host(const struct gpt_gpu *gpu, size_t bytes, void **out, stru
                           "%zu bytes of pinned memory", bytes);
 }
 
-int gpt_gpu_register(const struct gpt_gpu *gpu, void *base, size_t bytes, struct cst_err *err)
-{
-    return cst_cuda_check(&gpu->driver, gpu->driver.cuMemHostRegister(base, bytes, 0), err,
-                          "pinning %zu bytes", bytes);
-}
-
-void gpt_gpu_unregister(const struct gpt_gpu *gpu, void *base)
-{
-    (void)gpu->driver.cuMemHostUnregister(base);
-}
-
 void gpt_gpu_free(const struct gpt_gpu *gpu, CUdeviceptr p)
 {
     if (p != 0) {
@@ -168,6 +157,13 @@ int gpt_gpu_download(const struct gpt_gpu *gpu, void *to, CUdeviceptr from, size
 {
     return cst_cuda_check(&gpu->driver, gpu->driver.cuMemcpyDtoHAsync(to, from, bytes, gpu->stream),
                           err, "copy of %zu bytes from the GPU", bytes);
+}
+
+int gpt_gpu_copy(const struct gpt_gpu *gpu, CUdeviceptr to, CUdeviceptr from, size_t bytes,
+                 struct cst_err *err)
+{
+    return cst_cuda_check(&gpu->driver, gpu->driver.cuMemcpyDtoDAsync(to, from, bytes, gpu->stream),
+                          err, "copying %zu bytes on the GPU", bytes);
 }
 
 int gpt_gpu_clear(const struct gpt_gpu *gpu, CUdeviceptr at, size_t bytes, struct cst_err *err)

@@ -33,11 +33,6 @@ void gpt_gpu_close(struct gpt_gpu *gpu);
 
 int gpt_gpu_enter(const struct gpt_gpu *gpu, struct cst_err *err);
 
-/* Pin host memory of whole pages, so that copies to and from it run asynchronously. After a failure
- * copies still work, but go through a staging buffer of the driver. */
-int gpt_gpu_register(const struct gpt_gpu *gpu, void *base, size_t bytes, struct cst_err *err);
-void gpt_gpu_unregister(const struct gpt_gpu *gpu, void *base);
-
 /* Allocate device memory, which is not cleared, or pinned host memory, for asynchronous copies.
  * @what names the memory in the error's text. The caller frees it. */
 int gpt_gpu_alloc(const struct gpt_gpu *gpu, size_t bytes, const char *what, CUdeviceptr *out,
@@ -52,6 +47,8 @@ int gpt_gpu_upload(const struct gpt_gpu *gpu, CUdeviceptr to, const void *from, 
                    struct cst_err *err);
 int gpt_gpu_download(const struct gpt_gpu *gpu, void *to, CUdeviceptr from, size_t bytes,
                      struct cst_err *err);
+int gpt_gpu_copy(const struct gpt_gpu *gpu, CUdeviceptr to, CUdeviceptr from, size_t bytes,
+                 struct cst_err *err);
 int gpt_gpu_clear(const struct gpt_gpu *gpu, CUdeviceptr at, size_t bytes, struct cst_err *err);
 
 /* Wait until the stream has executed all that was enqueued. */

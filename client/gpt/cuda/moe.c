@@ -3,10 +3,14 @@
 
 #include <string.h>
 
-void gpt_cuda_moe_begin(struct gpt_cuda_moe *moe, struct gpt_store *store, struct cst_comm *comm)
+void gpt_cuda_moe_begin(struct gpt_cuda_moe *moe, struct gpt_exchange_comms comms)
 {
-    moe->store = store;
-    gpt_exchange_begin(&moe->exchange, comm, moe->model->experts, true);
+    gpt_exchange_begin(&moe->exchange, comms, moe->model->experts, true);
+}
+
+int gpt_cuda_moe_end(struct gpt_cuda_moe *moe, struct cst_err *err)
+{
+    return gpt_exchange_wait(&moe->exchange, err);
 }
 
 /* -- placement of rows ------------------------------------------------------------------------ */

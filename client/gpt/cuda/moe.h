@@ -3,10 +3,10 @@
  * memory. mixture.cu has the kernels between the products. The host must know how many rows each
  * expert receives. Therefore rows are sent only after a wait for the router's choices.
  *
- * Rows for experts of other ranks are copied to the host, exchanged there (client/gpt/exchange.h),
- * and copied to the other rank's GPU, as bf16 and in the worker's stream. Results return in the
- * same way. With one rank nothing leaves the GPU. All rows of a pass are transported at once,
- * whatever the parts of the other operators are. */
+ * Rows for experts of other ranks go, as bf16 and in the worker's stream, from GPU to GPU by the
+ * all-to-all of a communicator of GPUs (client/gpt/exchange.h). Results return in the same way.
+ * With one rank nothing leaves the GPU. All rows of a pass are transported at once, whatever the
+ * parts of the other operators are. */
 #ifndef GPT_CUDA_MOE_H
 #define GPT_CUDA_MOE_H
 
@@ -18,9 +18,13 @@ int gpt_cuda_moe_open(struct gpt_cuda_moe **out, const struct gpt_gpu *gpu,
                       const struct gpt_model *model, size_t max_rows, struct cst_err *err);
 void gpt_cuda_moe_close(struct gpt_cuda_moe *moe);
 
-/* Begin a pass with the weights of @store. @comm connects all ranks, and is borrowed. NULL: this
- * rank has all experts and no peers. */
-void gpt_cuda_moe_begin(struct gpt_cuda_moe *moe, struct gpt_store *store, struct cst_comm *comm);
+/* Begin a pass. @comms connect all ranks, and are borrowed. NULL: this rank has all experts and no
+ * peers. */
+void gpt_cuda_moe_begin(struct gpt_cuda_moe *moe, struct gpt_exchange_comms comms);
+
+/* Wait until the stream has done the last transport of rows. The statuses are those of
+ * cst_comm_wait. */
+int gpt_cuda_moe_end(struct gpt_cuda_moe *moe, struct cst_err *err);
 
 /* Transport of rows. Sending runs before a block's first expert in the direction of the pass, and
  * combine runs after its last expert. CST_EPEERDIED, CST_ENOMEM, CST_EGPU. */

@@ -13,13 +13,6 @@ struct gpt_cuda_growing {
     size_t bytes;
 };
 
-/* Host memory that grows on demand and never shrinks. It is pinned if the driver can pin it. */
-struct gpt_cuda_staging {
-    void *p;
-    size_t bytes;
-    bool pinned;
-};
-
 /* What a block keeps for the backward pass.
  *   - Kept rows are the rows of this rank's experts, by expert, then by the rank that sent them,
  *     then by row. The kept rows of each expert are padded to a multiple of GPT_CUDA_EXPERT_ROWS.
@@ -43,16 +36,15 @@ struct gpt_cuda_moe_layer {
 };
 
 struct gpt_cuda_moe {
-    const struct gpt_gpu *gpu;              /* borrowed */
-    const struct gpt_model *model;          /* borrowed */
-    size_t max_rows;                        /* most rows of a pass */
-    struct gpt_store *store;                /* store of the pass under way */
-    struct gpt_exchange exchange;           /* exchange of the pass under way */
-    struct gpt_cuda_staging sent, received; /* sent and received rows x width bf16 on the host */
-    CUdeviceptr memory; /* allocation of the layers' arrays of fixed size, and of dz */
+    const struct gpt_gpu *gpu;     /* borrowed */
+    const struct gpt_model *model; /* borrowed */
+    size_t max_rows;               /* most rows of a pass */
+    struct gpt_exchange exchange;  /* exchange of the pass under way */
+    CUdeviceptr memory;            /* allocation of the layers' arrays of fixed size, and of dz */
     struct gpt_cuda_moe_layer *layers;
     CUdeviceptr dz;                    /* max_rows x experts bf16: gradient of a router's logits */
     struct gpt_cuda_growing away_rows; /* away rows x width bf16: rows to be sent */
+    struct gpt_cuda_growing received;  /* received rows x width bf16, then their results */
     struct gpt_cuda_growing dy;        /* kept rows x width bf16: gradients of y */
     struct gpt_cuda_growing dx;    /* (kept rows, then away rows) x width bf16: gradients of x */
     struct gpt_cuda_growing wide;  /* rows of an expert x 4 width bf16: gradient of pre */
@@ -97,9 +89,6 @@ int gpt_cuda_moe_make_room(struct gpt_cuda_moe *moe, struct gpt_cuda_moe_layer *
 
 /* -- moe_peers.c ------------------------------------------------------------------------------- */
 
-/* Free the memory on the host. */
-void gpt_cuda_peers_close(struct gpt_cuda_moe *moe);
-
 /* Gather the counts of all ranks in l->counts, which has those of this rank. Without peers it does
  * nothing. */
 int gpt_cuda_peers_count(const struct gpt_cuda_moe *moe, const struct gpt_cuda_moe_layer *l,
@@ -115,9 +104,8 @@ int gpt_cuda_peers_send(struct gpt_cuda_moe *moe, const struct gpt_cuda_moe_laye
 int gpt_cuda_peers_fetch(const struct gpt_cuda_moe *moe, const struct gpt_cuda_moe_layer *l,
                          CUdeviceptr to, struct cst_err *err);
 
-/* Return the rows of @results that belong to other ranks. Then copy the results of this rank's away
- * rows to the places after the kept rows of @results. Without peers it
- * does nothing. */
+/* Return the rows of @results that belong to other ranks. The results of this rank's away rows come
+ * to the places after the kept rows of @results. Without peers it does nothing. */
 int gpt_cuda_peers_return(struct gpt_cuda_moe *moe, const struct gpt_cuda_moe_layer *l,
                           CUdeviceptr results, struct cst_err *err);
 

@@ -125,13 +125,13 @@ void gpt_cuda_moe_close(struct gpt_cuda_moe *moe)
     if (moe == NULL) {
         return;
     }
-    gpt_cuda_peers_close(moe);
     for (uint32_t i = 0; moe->layers != NULL && i < moe->model->layers; i++) {
         gpt_gpu_free(moe->gpu, moe->layers[i].kept.p);
         free(moe->layers[i].counts);
         free(moe->layers[i].starts);
     }
     gpt_gpu_free(moe->gpu, moe->away_rows.p);
+    gpt_gpu_free(moe->gpu, moe->received.p);
     gpt_gpu_free(moe->gpu, moe->dy.p);
     gpt_gpu_free(moe->gpu, moe->dx.p);
     gpt_gpu_free(moe->gpu, moe->wide.p);

@@ -1,186 +1,101 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Transport of rows to and from other ranks, through memory of the host and its exchange. A rank
- * waits for its stream before a call of the exchange. Therefore the copies to the arrays that are
- * sent, and those from the arrays that are overwritten, have been made. */
+/* Transport of rows to and from other ranks, by all-to-all calls in the worker's stream. The rows
+ * that a rank receives are in the order of the ranks, and those that it keeps for its experts in
+ * the order of the experts. Therefore they are copied from one array to the other. */
 #include "client/gpt/cuda/moe_inside.h"
 
-#include <stdlib.h>
 #include <string.h>
 
-#define PAGE_BYTES 4096
+static void *pointer(CUdeviceptr p)
+{
+    return (void *)(uintptr_t)p;
+}
 
 static size_t row_bytes(const struct gpt_cuda_moe *moe)
 {
     return moe->model->width * sizeof(uint16_t);
 }
 
-/* -- memory on the host ----------------------------------------------------------------------- */
-
-static void staging_free(const struct gpt_gpu *gpu, struct gpt_cuda_staging *s)
+static bool has_peers(const struct gpt_cuda_moe *moe)
 {
-    if (s->pinned) {
-        gpt_gpu_unregister(gpu, s->p);
-    }
-    free(s->p);
-    *s = (struct gpt_cuda_staging){0};
+    return moe->exchange.comms.host != NULL;
 }
-
-/* Make @s hold at least @bytes. Its contents are lost if it has to grow; then the function waits
- * for the GPU first. CST_ENOMEM. */
-static int staging_grow(const struct gpt_gpu *gpu, struct gpt_cuda_staging *s, size_t bytes,
-                        struct cst_err *err)
-{
-    /* The reserve avoids an allocation for every small increase. */
-    const size_t wanted = (bytes + bytes / 4 + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
-    struct cst_err why;
-    int rc;
-
-    if (bytes <= s->bytes) {
-        return 0;
-    }
-    rc = gpt_gpu_wait(gpu, err);
-    if (rc != 0) {
-        return rc;
-    }
-    staging_free(gpu, s);
-    s->p = aligned_alloc(PAGE_BYTES, wanted);
-    if (s->p == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "out of memory: %zu bytes for the rows of experts",
-                           wanted);
-    }
-    s->bytes = wanted;
-    s->pinned = gpt_gpu_register(gpu, s->p, wanted, &why) == 0;
-    return 0;
-}
-
-void gpt_cuda_peers_close(struct gpt_cuda_moe *moe)
-{
-    staging_free(moe->gpu, &moe->sent);
-    staging_free(moe->gpu, &moe->received);
-}
-
-/* -- transport of rows ------------------------------------------------------------------------ */
 
 int gpt_cuda_peers_count(const struct gpt_cuda_moe *moe, const struct gpt_cuda_moe_layer *l,
                          struct cst_err *err)
 {
     uint32_t own[GPT_MAX_EXPERTS];
 
-    if (moe->exchange.comm == NULL) {
+    if (!has_peers(moe)) {
         return 0;
     }
     memcpy(own, gpt_cuda_moe_counts(moe, l, moe->exchange.rank), moe->model->experts * sizeof *own);
     return gpt_exchange_counts(&moe->exchange, own, l->counts, err);
 }
 
-/* Wait for this rank's copies. The call of stat lets the store give back the blocks that the GPU
- * used until now: another rank may wait for their gradients before it can take part in the
- * exchange. */
-static int settle(const struct gpt_cuda_moe *moe, struct cst_err *err)
-{
-    struct cst_rank_stat stat;
-    const int rc = gpt_gpu_wait(moe->gpu, err);
-
-    return rc == 0 ? moe->store->ops->stat(moe->store, &stat, err) : rc;
-}
-
 int gpt_cuda_peers_send(struct gpt_cuda_moe *moe, const struct gpt_cuda_moe_layer *l,
                         struct cst_err *err)
 {
-    const struct gpt_exchange *x = &moe->exchange;
+    struct gpt_exchange *x = &moe->exchange;
     const size_t row = row_bytes(moe);
     int rc;
 
-    if (x->comm == NULL) {
+    if (!has_peers(moe)) {
         return 0;
     }
-    rc = staging_grow(moe->gpu, &moe->sent, l->n_away * row, err);
-    if (rc == 0) {
-        rc = staging_grow(moe->gpu, &moe->received, gpt_exchange_n_received(x, l->counts) * row,
-                          err);
-    }
-    if (rc == 0 && l->n_away > 0) {
-        rc = gpt_gpu_download(moe->gpu, moe->sent.p, moe->away_rows.p, l->n_away * row, err);
-    }
-    if (rc == 0) {
-        rc = settle(moe, err);
-    }
-    return rc == 0 ? gpt_exchange_send(x, l->counts, moe->sent.p, moe->received.p, row, err) : rc;
+    rc = gpt_cuda_moe_grow(moe->gpu, &moe->received, gpt_exchange_n_received(x, l->counts) * row,
+                           err);
+    return rc == 0 ? gpt_exchange_send(x, l->counts, pointer(moe->away_rows.p),
+                                       pointer(moe->received.p), row, err)
+                   : rc;
 }
 
-/* One rank's rows for one expert: kept rows on the GPU, received rows on the host. */
-struct stretch {
-    CUdeviceptr kept;
-    void *received;
-    size_t bytes; /* of all these rows */
-};
-
-typedef int (*stretch_fn)(const struct gpt_gpu *gpu, const struct stretch *s, struct cst_err *err);
-
-/* Call @fn for the received rows of each expert and rank. @rows: an array of kept rows. */
-static int for_stretches(const struct gpt_cuda_moe *moe, const struct gpt_cuda_moe_layer *l,
-                         stretch_fn fn, CUdeviceptr rows, struct cst_err *err)
+/* Copy the rows of other ranks between moe->received and @rows, an array of kept rows: @back, to
+ * moe->received. One copy for each expert and rank. */
+static int copy_rows(const struct gpt_cuda_moe *moe, const struct gpt_cuda_moe_layer *l,
+                     CUdeviceptr rows, bool back, struct cst_err *err)
 {
     const struct gpt_exchange *x = &moe->exchange;
-    const size_t row = row_bytes(moe);
     int rc = 0;
 
     for (uint32_t e = 0; rc == 0 && e < x->experts; e++) {
         const uint32_t n_ranks = gpt_cuda_moe_is_mine(moe, e) ? x->world : 0;
-        size_t kept = l->starts[e];
+        size_t at = l->starts[e];
 
         for (uint32_t r = 0; rc == 0 && r < n_ranks; r++) {
             const size_t n = gpt_cuda_moe_counts(moe, l, r)[e];
-            const size_t received = gpt_exchange_received_at(x, l->counts, r, e);
-            const struct stretch s = {.kept = gpt_cuda_moe_row(moe, rows, kept),
-                                      .received = (char *)moe->received.p + received * row,
-                                      .bytes = n * row};
+            const CUdeviceptr kept = gpt_cuda_moe_row(moe, rows, at);
+            const CUdeviceptr received = gpt_cuda_moe_row(
+                moe, moe->received.p, gpt_exchange_received_at(x, l->counts, r, e));
 
             if (r != x->rank && n > 0) {
-                rc = fn(moe->gpu, &s, err);
+                rc = gpt_gpu_copy(moe->gpu, back ? received : kept, back ? kept : received,
+                                  n * row_bytes(moe), err);
             }
-            kept += n;
+            at += n;
         }
     }
     return rc;
 }
 
-static int bring(const struct gpt_gpu *gpu, const struct stretch *s, struct cst_err *err)
-{
-    return gpt_gpu_upload(gpu, s->kept, s->received, s->bytes, err);
-}
-
-static int bring_back(const struct gpt_gpu *gpu, const struct stretch *s, struct cst_err *err)
-{
-    return gpt_gpu_download(gpu, s->received, s->kept, s->bytes, err);
-}
-
 int gpt_cuda_peers_fetch(const struct gpt_cuda_moe *moe, const struct gpt_cuda_moe_layer *l,
                          CUdeviceptr to, struct cst_err *err)
 {
-    return moe->exchange.comm == NULL ? 0 : for_stretches(moe, l, bring, to, err);
+    return has_peers(moe) ? copy_rows(moe, l, to, false, err) : 0;
 }
 
 int gpt_cuda_peers_return(struct gpt_cuda_moe *moe, const struct gpt_cuda_moe_layer *l,
                           CUdeviceptr results, struct cst_err *err)
 {
-    const struct gpt_exchange *x = &moe->exchange;
-    const size_t row = row_bytes(moe);
+    struct gpt_exchange *x = &moe->exchange;
+    const CUdeviceptr away = gpt_cuda_moe_row(moe, results, l->starts[x->experts]);
     int rc;
 
-    if (x->comm == NULL) {
+    if (!has_peers(moe)) {
         return 0;
     }
-    rc = for_stretches(moe, l, bring_back, results, err);
-    if (rc == 0) {
-        rc = settle(moe, err);
-    }
-    if (rc == 0) {
-        rc = gpt_exchange_return(x, l->counts, moe->received.p, moe->sent.p, row, err);
-    }
-    if (rc == 0 && l->n_away > 0) {
-        rc = gpt_gpu_upload(moe->gpu, gpt_cuda_moe_row(moe, results, l->starts[x->experts]),
-                            moe->sent.p, l->n_away * row, err);
-    }
-    return rc;
+    rc = copy_rows(moe, l, results, true, err);
+    return rc == 0 ? gpt_exchange_return(x, l->counts, pointer(moe->received.p), pointer(away),
+                                         row_bytes(moe), err)
+                   : rc;
 }

@@ -158,7 +158,7 @@ static int cuda_forward(struct gpt_pass *pass, struct gpt_store *store, size_t n
     /* The other ranks take no part in a pass without @train. This rank then computes all
      * experts. */
     if (p->moe != NULL) {
-        gpt_cuda_moe_begin(p->moe, store, train ? pass->comm : NULL);
+        gpt_cuda_moe_begin(p->moe, train ? pass->comms : (struct gpt_exchange_comms){0});
     }
     for (uint32_t i = 0; rc == 0 && i < pass->model->n_operators; i++) {
         const struct gpt_operator *op = &pass->model->operators[i];
@@ -209,7 +209,7 @@ static int cuda_loss(struct gpt_pass *pass, double *out, struct cst_err *err)
         sum += (double)p->losses[i];
     }
     *out = sum / (double)rows;
-    return 0;
+    return p->moe != NULL ? gpt_cuda_moe_end(p->moe, err) : 0;
 }
 
 static int cuda_logits(struct gpt_pass *pass, size_t row, float *out, struct cst_err *err)
