@@ -97,32 +97,29 @@ static uint32_t stage_at(const struct cst_leases *leases, uint32_t place)
     return leases->model.operators[op_at(leases, place)].stage;
 }
 
-/* Find the next chunk on the way that the operator of @place does not use. Other stages are other
- * units of work, and this rank may not be the one that does them. Places are done from the
- * last to the first. If the operator of @place uses all chunks of a later place `at`, the places
- * before ahead_at[at] use no other chunks either, and the search jumps there. This keeps the search
- * linear for models with many operators in one chunk. */
+/* Find the next operator on the way that uses a chunk which the operator of @place does not use.
+ * Other stages are other units of work, and this rank may not be the one that does them. Places are
+ * done from the last to the first. If the operator of @place uses all chunks of a later place `at`,
+ * the places before ahead_at[at] use no other chunks either, and the search jumps there. This keeps
+ * the search linear for models with many operators in one chunk. */
 static void look_ahead(struct cst_leases *leases, uint32_t place)
 {
     uint32_t end = 2 * leases->n_way, at = place + 1;
 
     mark_op(leases, op_at(leases, place));
-    leases->ahead[place] = CST_LEASE_NONE;
-    while (at < end && stage_at(leases, at) == stage_at(leases, place) &&
-           leases->ahead[place] == CST_LEASE_NONE) {
-        uint32_t n;
+    while (at < end && stage_at(leases, at) == stage_at(leases, place)) {
+        uint32_t n, i;
         const uint32_t *chunks = cst_lease_op_chunks(leases, op_at(leases, at), &n);
 
-        for (uint32_t i = 0; i < n && leases->ahead[place] == CST_LEASE_NONE; i++) {
-            if (!is_marked(leases, chunks[i])) {
-                leases->ahead[place] = chunks[i];
-            }
+        for (i = 0; i < n && is_marked(leases, chunks[i]); i++) {
         }
-        if (leases->ahead[place] == CST_LEASE_NONE) {
-            at = leases->ahead_at[at];
+        if (i < n) {
+            leases->ahead_at[place] = at;
+            return;
         }
+        at = leases->ahead_at[at];
     }
-    leases->ahead_at[place] = at;
+    leases->ahead_at[place] = end;
 }
 
 static uint32_t count_uses(const struct cst_lease_model *model)
@@ -146,24 +143,24 @@ int cst_lease_init(struct cst_leases *leases, const struct cst_lease_model *mode
 {
     uint32_t n_ops = model->n_operators;
 
-    *leases = (struct cst_leases){.model = *model, .asked_ahead = CST_LEASE_NONE};
+    *leases = (struct cst_leases){.model = *model};
     leases->chunks = zeros(model->n_chunks, sizeof *leases->chunks);
     leases->by_chunk = zeros(model->n_tensors, sizeof *leases->by_chunk);
     leases->op_first = zeros((uint64_t)n_ops + 1, sizeof *leases->op_first);
     leases->op_chunks = zeros(count_uses(model), sizeof *leases->op_chunks);
     leases->way = zeros(n_ops, sizeof *leases->way);
     leases->place = zeros(n_ops, sizeof *leases->place);
-    leases->ahead = zeros(2ull * n_ops, sizeof *leases->ahead);
     leases->ahead_at = zeros(2ull * n_ops, sizeof *leases->ahead_at);
     leases->written = zeros(model->n_tensors, sizeof *leases->written);
     leases->op_done = zeros(n_ops, sizeof *leases->op_done);
     leases->held = zeros(model->n_chunks, sizeof *leases->held);
     leases->open = zeros(model->n_chunks, sizeof *leases->open);
+    leases->asked = zeros(model->n_chunks, sizeof *leases->asked);
     leases->items = zeros(3ull * model->n_chunks + 2, sizeof *leases->items);
     if (leases->chunks == NULL || leases->by_chunk == NULL || leases->op_first == NULL ||
         leases->op_chunks == NULL || leases->way == NULL || leases->place == NULL ||
-        leases->ahead == NULL || leases->ahead_at == NULL || leases->written == NULL ||
-        leases->op_done == NULL || leases->held == NULL || leases->open == NULL ||
+        leases->ahead_at == NULL || leases->written == NULL || leases->op_done == NULL ||
+        leases->held == NULL || leases->open == NULL || leases->asked == NULL ||
         leases->items == NULL) {
         cst_lease_close(leases);
         return cst_err_set(err, CST_ENOMEM, "no memory for %u chunks", model->n_chunks);
@@ -187,14 +184,14 @@ void cst_lease_close(struct cst_leases *leases)
     free(leases->op_chunks);
     free(leases->way);
     free(leases->place);
-    free(leases->ahead);
     free(leases->ahead_at);
     free(leases->written);
     free(leases->op_done);
     free(leases->held);
     free(leases->open);
+    free(leases->asked);
     free(leases->items);
-    *leases = (struct cst_leases){.asked_ahead = CST_LEASE_NONE};
+    *leases = (struct cst_leases){0};
 }
 
 void cst_lease_reset_step(struct cst_leases *leases)
@@ -217,7 +214,7 @@ void cst_lease_forget(struct cst_leases *leases)
     leases->n_open = 0;
     memset(leases->n_open_in, 0, sizeof leases->n_open_in);
     leases->n_items = 0;
-    leases->asked_ahead = CST_LEASE_NONE;
+    leases->n_asked = 0;
     cst_lease_reset_step(leases);
 }
 
@@ -266,15 +263,21 @@ static void fetch_grad(struct cst_leases *leases, uint32_t chunk)
     push(leases, CST_LEASE_FETCH_GRAD, chunk, false, (struct cst_lease){0});
 }
 
-/* Plan to release the held weights, except those of the marked operator and of the chunk @keep. */
-static void release_others(struct cst_leases *leases, uint32_t keep)
+static bool is_wanted(const struct cst_leases *leases, uint32_t chunk)
+{
+    return leases->chunks[chunk].wanted == leases->wanted_mark;
+}
+
+/* Plan to release the held weights, except those of the marked operator and those that are wanted
+ * ahead. */
+static void release_others(struct cst_leases *leases)
 {
     for (uint32_t i = 0; i < leases->n_held;) {
         uint32_t c = leases->held[i];
         struct cst_lease *lease = &leases->chunks[c].weight;
 
         /* A lease that is ASKED cannot be given back before it is granted. */
-        if (is_marked(leases, c) || c == keep || lease->state != CST_LEASE_HELD) {
+        if (is_marked(leases, c) || is_wanted(leases, c) || lease->state != CST_LEASE_HELD) {
             i++;
             continue;
         }
@@ -301,36 +304,76 @@ static void hand_in(struct cst_leases *leases, uint32_t chunk)
     close_grad(leases, chunk);
 }
 
-/* Return the number of chunks of @op in the size class @class. *blocks is the number of blocks of
- * that class that it needs, together with all gradients that are open or that it opens. */
-static uint32_t count_blocks(const struct cst_leases *leases, uint32_t op, bool backward,
-                             uint32_t class, uint32_t *blocks)
+/* Blocks that an operator needs, per size class. */
+struct need {
+    uint32_t n_weights[CST_LEASE_MAX_CLASSES]; /* For its weights. */
+    uint32_t n[CST_LEASE_MAX_CLASSES];         /* Also for gradients that it opens or are open. */
+};
+
+static struct need need_of(const struct cst_leases *leases, uint32_t op, bool backward)
 {
-    uint32_t n, n_weights = 0;
+    struct need need = {0};
+    uint32_t n;
     const uint32_t *chunks = cst_lease_op_chunks(leases, op, &n);
 
-    *blocks = leases->n_open_in[class];
+    memcpy(need.n, leases->n_open_in, sizeof need.n);
     for (uint32_t i = 0; i < n; i++) {
-        if (class_of(leases, chunks[i]) == class) {
-            n_weights++;
-            *blocks += backward && lacks_grad(leases, chunks[i]) ? 2 : 1;
-        }
+        uint32_t class = class_of(leases, chunks[i]);
+
+        need.n_weights[class]++;
+        need.n[class] += backward && lacks_grad(leases, chunks[i]) ? 2 : 1;
     }
-    return n_weights;
+    return need;
 }
 
-/* Return the chunk to fetch ahead during @op. CST_LEASE_NONE: the way ends, or the pool has no
- * block to spare. */
-static uint32_t wanted_ahead(const struct cst_leases *leases, uint32_t op, bool backward)
+/* Return whether a forward pass of @op, at this time, is a part of its backward pass. */
+static bool is_repeated(const struct cst_leases *leases, uint32_t op)
 {
-    uint32_t chunk = leases->ahead[place_of(leases, op, backward)], class, blocks;
+    uint32_t place = leases->place[op];
 
-    if (chunk == CST_LEASE_NONE) {
-        return CST_LEASE_NONE;
+    return place + 1 < leases->n_way && leases->op_done[leases->way[place + 1]];
+}
+
+/* Return the chunks of the next operator on the way that uses others than @op; *n_out is 0 if there
+ * is none. */
+static const uint32_t *next_chunks(const struct cst_leases *leases, uint32_t op, bool backward,
+                                   uint32_t *n_out)
+{
+    uint32_t at = leases->ahead_at[place_of(leases, op, backward)];
+
+    *n_out = 0;
+    return at < 2 * leases->n_way ? cst_lease_op_chunks(leases, op_at(leases, at), n_out) : NULL;
+}
+
+/* Mark the chunks of @op, and those of later operators whose weights are wanted ahead. */
+static void mark_wanted(struct cst_leases *leases, uint32_t op, bool backward)
+{
+    bool counts_as_backward = backward || is_repeated(leases, op);
+    struct need need = need_of(leases, op, counts_as_backward);
+    uint32_t n;
+    const uint32_t *chunks = next_chunks(leases, op, counts_as_backward, &n);
+
+    mark_op(leases, op);
+    leases->wanted_mark++;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t class = class_of(leases, chunks[i]);
+
+        if (!is_marked(leases, chunks[i]) && need.n[class] < leases->model.blocks[class]) {
+            need.n[class]++;
+            leases->chunks[chunks[i]].wanted = leases->wanted_mark;
+        }
     }
-    class = class_of(leases, chunk);
-    (void)count_blocks(leases, op, backward, class, &blocks);
-    return blocks < leases->model.blocks[class] ? chunk : CST_LEASE_NONE;
+}
+
+/* Return whether a FETCH ahead is in flight that is not wanted any more. */
+static bool has_unwanted(const struct cst_leases *leases)
+{
+    for (uint32_t i = 0; i < leases->n_asked; i++) {
+        if (!is_wanted(leases, leases->asked[i])) {
+            return true;
+        }
+    }
+    return false;
 }
 
 static bool lacks_something(const struct cst_leases *leases, uint32_t op, bool backward)
@@ -352,20 +395,24 @@ static bool lacks_something(const struct cst_leases *leases, uint32_t op, bool b
 
 bool cst_lease_must_settle(struct cst_leases *leases, uint32_t op, bool backward)
 {
-    uint32_t asked = leases->asked_ahead;
-
-    if (asked == CST_LEASE_NONE) {
+    if (leases->n_asked == 0) {
         return false;
     }
-    mark_op(leases, op);
-    return is_marked(leases, asked) ||
-           (asked != wanted_ahead(leases, op, backward) && lacks_something(leases, op, backward));
+    mark_wanted(leases, op, backward);
+    for (uint32_t i = 0; i < leases->n_asked; i++) {
+        if (is_marked(leases, leases->asked[i])) {
+            return true;
+        }
+    }
+    return has_unwanted(leases) && lacks_something(leases, op, backward);
 }
 
 void cst_lease_want(struct cst_leases *leases)
 {
     leases->n_items = 0;
-    push(leases, CST_LEASE_WANT, leases->asked_ahead, false, (struct cst_lease){0});
+    for (uint32_t i = 0; i < leases->n_asked; i++) {
+        push(leases, CST_LEASE_WANT, leases->asked[i], false, (struct cst_lease){0});
+    }
 }
 
 void cst_lease_clear(struct cst_leases *leases)
@@ -411,8 +458,10 @@ uint32_t cst_lease_handed_in(const struct cst_leases *leases, uint32_t op)
 static int check_blocks(const struct cst_leases *leases, uint32_t op, bool backward,
                         struct cst_err *err)
 {
+    struct need need = need_of(leases, op, backward);
+
     for (uint32_t class = 0; class < CST_LEASE_MAX_CLASSES; class ++) {
-        uint32_t blocks, n = count_blocks(leases, op, backward, class, &blocks);
+        uint32_t n = need.n_weights[class], blocks = need.n[class];
 
         if (n > 0 && blocks > leases->model.blocks[class]) {
             return cst_err_set(
@@ -439,8 +488,8 @@ int cst_lease_begin(struct cst_leases *leases, uint32_t op, bool backward, struc
     if (!lacks_something(leases, op, backward)) {
         return CST_OK;
     }
-    mark_op(leases, op);
-    release_others(leases, wanted_ahead(leases, op, backward));
+    mark_wanted(leases, op, backward);
+    release_others(leases);
     for (uint32_t i = 0; i < n; i++) {
         if (leases->chunks[chunks[i]].weight.state == CST_LEASE_FREE) {
             fetch_weight(leases, chunks[i], false);
@@ -456,20 +505,22 @@ int cst_lease_begin(struct cst_leases *leases, uint32_t op, bool backward, struc
 
 void cst_lease_ahead(struct cst_leases *leases, uint32_t op, bool backward)
 {
-    uint32_t wanted = wanted_ahead(leases, op, backward);
+    uint32_t n;
+    const uint32_t *chunks = next_chunks(leases, op, backward || is_repeated(leases, op), &n);
 
     leases->n_items = 0;
-    mark_op(leases, op);
-    if (leases->asked_ahead != CST_LEASE_NONE) {
-        /* There is one block for a fetch ahead, and the fetch in flight uses it, even if another
-         * chunk is wanted now. */
-        release_others(leases, leases->asked_ahead);
-        return;
+    mark_wanted(leases, op, backward);
+    /* Fetches in flight that nobody wants use the blocks that there are for weights ahead. */
+    if (has_unwanted(leases)) {
+        leases->wanted_mark++; /* Now no chunk is wanted ahead. */
     }
-    release_others(leases, wanted);
-    if (wanted != CST_LEASE_NONE && leases->chunks[wanted].weight.state == CST_LEASE_FREE) {
-        fetch_weight(leases, wanted, true);
-        leases->asked_ahead = wanted;
+    release_others(leases);
+    for (uint32_t i = 0; i < n; i++) {
+        if (is_wanted(leases, chunks[i]) &&
+            leases->chunks[chunks[i]].weight.state == CST_LEASE_FREE) {
+            fetch_weight(leases, chunks[i], true);
+            leases->asked[leases->n_asked++] = chunks[i];
+        }
     }
 }
 
@@ -513,8 +564,9 @@ void cst_lease_turn(struct cst_leases *leases)
 void cst_lease_flush(struct cst_leases *leases)
 {
     hand_in_all(leases);
-    leases->mark++; /* Now no chunk is marked as used. */
-    release_others(leases, CST_LEASE_NONE);
+    leases->mark++; /* Now no chunk is marked as used, nor as wanted ahead. */
+    leases->wanted_mark++;
+    release_others(leases);
 }
 
 /* -- results ---------------------------------------------------------------------------------- */
@@ -528,7 +580,7 @@ void cst_lease_grant(struct cst_leases *leases, const struct cst_lease_item *ite
     *slot = *lease;
     slot->state = CST_LEASE_HELD;
     if (item->ahead) {
-        leases->asked_ahead = CST_LEASE_NONE;
+        drop_from(leases->asked, &leases->n_asked, item->chunk);
     }
     /* The block is a new one: what an earlier use of these tensors wrote is not in it. */
     if (item->kind == CST_LEASE_FETCH_GRAD && !hit) {
@@ -549,7 +601,7 @@ void cst_lease_refuse(struct cst_leases *leases, const struct cst_lease_item *it
         drop_from(leases->held, &leases->n_held, item->chunk);
     }
     if (item->ahead) {
-        leases->asked_ahead = CST_LEASE_NONE;
+        drop_from(leases->asked, &leases->n_asked, item->chunk);
     }
 }
 

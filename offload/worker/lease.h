@@ -3,23 +3,25 @@
  * sockets and does not access tensors: it fills a list of items, the caller sends them to the
  * daemon and reports each result back.
  *
- *   begin(op)  RELEASE the weights that neither this operator needs nor are fetched ahead,
+ *   begin(op)  RELEASE the weights that neither this operator needs nor are wanted ahead,
  *              FETCH what the operator lacks: one batch, for which the worker waits
- *   ahead(op)  FETCH the first chunk on the expected way that this operator does not use:
- *              the worker does not wait for it
+ *   ahead(op)  FETCH the weights that are wanted ahead: those that this operator does not use, of
+ *              the first operator on the expected way that uses such weights, as far as the pool
+ *              has blocks to spare. The worker does not wait for them
  *   end(op)    REDUCE_SCATTER (hand in the gradient) of the chunks whose last backward use this was
  *   flush()    at the step: REDUCE_SCATTER of chunks with incomplete gradients, RELEASE of all
  *              weights
  *   turn()     between two micro-batches: REDUCE_SCATTER as in flush, then ACCUMULATE
  *
  * The expected way is the order of operators in a micro-batch: the forward passes in the order of
- * declaration, then the backward passes in reverse order, of the operators that this rank runs. The
- * gradient of a chunk is complete when the backward passes of all operators that use the chunk have
- * ended.
+ * declaration, then the backward passes in reverse order, of the operators that this rank runs. A
+ * forward pass of an operator counts as a part of its backward pass once the next operator has had
+ * its backward pass: a worker may open the weights so while it computes gradients. The gradient of
+ * a chunk is complete when the backward passes of all operators that use the chunk have ended.
  *
  * At any time the rank has leases on the weights of the operator's chunks, on the open gradients,
- * and on the weights of one chunk ahead. The smallest pool has blocks for this: cst_layout_need
- * (offload/layout/layout.h). Blocks are counted per size class. */
+ * and on weights ahead. The smallest pool has blocks for this with one chunk ahead:
+ * cst_layout_need (offload/layout/layout.h). Blocks are counted per size class. */
 #ifndef CST_LEASE_H
 #define CST_LEASE_H
 
@@ -94,7 +96,9 @@ struct cst_lease_chunk {
     uint32_t first_tensor; /* Index of its first tensor in cst_leases.by_chunk. */
     uint32_t n_tensors;    /* Number of its tensors. */
     uint32_t mark;         /* Equals cst_leases.mark: the operator under inspection uses it. */
-    bool handed_in;        /* Its gradient was handed in in this micro-batch. */
+    /* Equals cst_leases.wanted_mark: during that operator, its weights are wanted ahead. */
+    uint32_t wanted;
+    bool handed_in; /* Its gradient was handed in in this micro-batch. */
     /* In the simulation of cst_lease_fits: whether the gradient is open, and uses_left. */
     bool sim_open;
     uint32_t sim_left;
@@ -112,10 +116,9 @@ struct cst_leases {
     uint32_t *way;       /* Operators that this rank runs, in the order of declaration. */
     uint32_t *place;     /* Per operator: its index in way. */
     uint32_t n_way;      /* Number of entries in way. */
-    /* Per place: the first chunk of a later place, before another stage comes, that the operator of
-     * this place does not use; CST_LEASE_NONE: there is none. */
-    uint32_t *ahead;
-    uint32_t *ahead_at;      /* Per place: the later place at which that chunk is used. */
+    /* Per place: the first later place, before another stage comes, whose operator uses a chunk
+     * that the operator of this place does not use; 2 * n_way: there is none. */
+    uint32_t *ahead_at;
     bool *written;           /* Per tensor: its gradient was written in this micro-batch. */
     bool *op_done;           /* Per operator: its backward pass ended in this micro-batch. */
     uint32_t *held;          /* Chunks whose weights are HELD or ASKED. */
@@ -124,8 +127,10 @@ struct cst_leases {
     uint32_t n_open_in[CST_LEASE_MAX_CLASSES];    /* Per size class: number of entries in open. */
     uint32_t most_weights[CST_LEASE_MAX_CLASSES]; /* Per size class: most chunks of an operator. */
     bool always_fits;     /* The pool has blocks for all gradients and any operator's weights. */
-    uint32_t asked_ahead; /* Chunk of the FETCH ahead in flight, or CST_LEASE_NONE. */
+    uint32_t *asked;      /* Chunks of the FETCHes ahead in flight. */
+    uint32_t n_asked;     /* Number of entries in asked. */
     uint32_t mark;        /* Number of the last inspection, see cst_lease_chunk.mark. */
+    uint32_t wanted_mark; /* Likewise, see cst_lease_chunk.wanted. */
     struct cst_lease_item *items; /* Items to send, filled by the functions below. */
     uint32_t n_items;             /* Number of entries in items. */
 };
@@ -143,12 +148,12 @@ void cst_lease_forget(struct cst_leases *leases);
  * has ended. Leases on weights stay. */
 void cst_lease_reset_step(struct cst_leases *leases);
 
-/* Return whether cst_lease_begin(@op) must wait for the reply to the FETCH ahead: the operator
- * needs that chunk, or it needs something else and the chunk, which is not wanted next, must be
- * released first to make room. */
+/* Return whether cst_lease_begin(@op) must wait for the replies to the FETCHes ahead: the operator
+ * needs one of these chunks, or it needs something else and one of the chunks, which is not wanted
+ * ahead any more, must be released first to make room. */
 bool cst_lease_must_settle(struct cst_leases *leases, uint32_t op, bool backward);
 
-/* Plan to tell the daemon that the worker now waits for the FETCH ahead in flight. */
+/* Plan to tell the daemon that the worker now waits for the FETCHes ahead in flight. */
 void cst_lease_want(struct cst_leases *leases);
 
 /* Remove all planned items: they were sent. */
@@ -190,8 +195,7 @@ void cst_lease_ahead(struct cst_leases *leases, uint32_t op, bool backward);
  * the caller must clear the gradients of their tensors that are not `written`. */
 void cst_lease_end(struct cst_leases *leases, uint32_t op, bool backward);
 
-/* Plan the end of the step. The caller clears gradients as for cst_lease_end. asked_ahead must be
- * CST_LEASE_NONE. */
+/* Plan the end of the step. The caller clears gradients as for cst_lease_end. n_asked must be 0. */
 void cst_lease_flush(struct cst_leases *leases);
 
 /* Plan the end of a micro-batch that is not the last one of its step. The caller clears gradients

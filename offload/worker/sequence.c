@@ -164,8 +164,8 @@ void cst_sequence_copied(struct cst_sequence *s, uint32_t chunk, uint64_t number
 
 /* -- begin ---------------------------------------------------------------------------------- */
 
-/* Tell the daemon, once for an operator, that the worker now waits for the fetch ahead: the daemon
- * cannot know otherwise. */
+/* Tell the daemon, once for an operator, that the worker now waits for the fetches ahead: the
+ * daemon cannot know otherwise. */
 static int want(struct cst_sequence *s, struct cst_err *err)
 {
     int rc = CST_OK;
@@ -322,7 +322,7 @@ int cst_sequence_flush(struct cst_sequence *s, struct cst_err *err)
     /* Repeated calls must not plan the hand-ins again. */
     if (!s->flushed) {
         /* A lease that is granted after the flush would not be released. */
-        if (s->leases.asked_ahead != CST_LEASE_NONE) {
+        if (s->leases.n_asked > 0) {
             return CST_EAGAIN;
         }
         cst_lease_flush(&s->leases);

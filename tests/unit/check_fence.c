@@ -198,7 +198,7 @@ START_TEST(test_taken_back)
     deliver_ahead();
     run(3, false); /* prefetches 2, which the previous operator gave back */
     ck_assert_uint_eq(rig.n_taken_back, 2);
-    ck_assert_uint_eq(rig.model->leases.asked_ahead, CST_LEASE_NONE);
+    ck_assert_uint_eq(rig.model->leases.n_asked, 0);
     close_rig();
 }
 END_TEST

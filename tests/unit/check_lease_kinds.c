@@ -171,7 +171,7 @@ START_TEST(classes_are_apart)
     ck_assert_uint_eq(leases.items[0].chunk, 1);
     cst_lease_grant(&leases, &leases.items[0], &none, false);
     cst_lease_ahead(&leases, 1, false); /* chunk 1 has the only block that chunk 2 could have */
-    ck_assert_uint_eq(leases.asked_ahead, CST_LEASE_NONE);
+    ck_assert_uint_eq(leases.n_asked, 0);
     ck_assert_int_eq(cst_lease_begin(&leases, 1, true, &err), CST_EPOOL);
     ck_assert_str_eq(err.text,
                      "1 chunks of weights and 1 chunks of gradients of size class 1 are "

@@ -77,10 +77,10 @@ static void deliver(struct lease_rig *w, const struct cst_lease_item *item)
 
 void lease_rig_deliver_ahead(struct lease_rig *w)
 {
-    if (w->has_ahead) {
-        w->has_ahead = false;
-        deliver(w, &w->ahead);
+    for (uint32_t i = 0; i < w->n_ahead; i++) {
+        deliver(w, &w->ahead[i]);
     }
+    w->n_ahead = 0;
 }
 
 void lease_rig_send_plan(struct lease_rig *w)
@@ -91,9 +91,8 @@ void lease_rig_send_plan(struct lease_rig *w)
     }
     for (uint32_t i = 0; i < w->leases.n_items; i++) {
         if (w->leases.items[i].ahead) {
-            ck_assert(!w->has_ahead);
-            w->ahead = w->leases.items[i];
-            w->has_ahead = true;
+            ck_assert_uint_lt(w->n_ahead, RIG_MAX_CHUNKS);
+            w->ahead[w->n_ahead++] = w->leases.items[i];
         } else {
             deliver(w, &w->leases.items[i]);
         }
@@ -108,7 +107,7 @@ int lease_rig_begin(struct lease_rig *w, uint32_t op, bool backward)
     int rc;
 
     if (cst_lease_must_settle(&w->leases, op, backward)) {
-        ck_assert(w->has_ahead);
+        ck_assert_uint_gt(w->n_ahead, 0);
         lease_rig_deliver_ahead(w);
         ck_assert(!cst_lease_must_settle(&w->leases, op, backward));
     }
@@ -190,7 +189,8 @@ void lease_rig_open(struct lease_rig *w, uint64_t chunk_elems, uint32_t n_blocks
         w->traits[t->chunk].trains = cst_pattern(t->pattern)->has_states;
     }
     for (uint32_t c = 0; c < w->layout.n_classes; c++) {
-        model.blocks[c] = c == 0 && n_blocks > 0 ? n_blocks : w->layout.classes[c].min_blocks;
+        model.blocks[c] =
+            c == 0 && n_blocks > 0 ? n_blocks : w->layout.classes[c].min_blocks + w->n_spare;
     }
     model.traits = w->traits;
     ck_assert_int_eq(cst_lease_init(&w->leases, &model, &err), CST_OK);

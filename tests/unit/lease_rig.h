@@ -18,6 +18,7 @@ struct lease_rig {
     uint32_t *tensor_chunk;               /* per tensor, its chunk; borrowed by `leases` */
     struct cst_lease_trait *traits;       /* per chunk; borrowed by `leases` */
     uint32_t rank;                        /* the rank to which `leases` belongs */
+    uint32_t n_spare;                     /* blocks that the smallest pool has in addition */
     struct cst_leases leases;             /* the leases under test */
     uint64_t weight[RIG_MAX_CHUNKS];      /* generation of the weights' lease; 0: none */
     uint64_t grad[RIG_MAX_CHUNKS];
@@ -26,9 +27,9 @@ struct lease_rig {
     uint32_t n_leased;    /* blocks that are leased now */
     uint32_t most_leased; /* largest value of n_leased */
     uint64_t generation;  /* generation of the newest lease */
-    /* A request sent ahead that is granted, while its reply is kept. */
-    struct cst_lease_item ahead;
-    bool has_ahead;     /* `ahead` is valid */
+    /* Requests sent ahead that are granted, while their replies are kept. */
+    struct cst_lease_item ahead[RIG_MAX_CHUNKS];
+    uint32_t n_ahead;   /* entries in `ahead` */
     uint32_t n_demands; /* number of batches of requests that lease_rig_begin had to wait for */
     char said[512];     /* the items of the last plan in short form, as "W1 G2+ r3" */
 };
@@ -44,7 +45,7 @@ uint32_t lease_rig_add_tensor_as(struct lease_rig *w, int64_t n_elems, uint32_t 
 void lease_rig_add_operator(struct lease_rig *w, const uint32_t *tensors, uint32_t n);
 
 /* Lay the model out in chunks of @chunk_elems (0: chosen by the layout) with @n_blocks in the pool
- * (0: the fewest that suffice), and open the leases. */
+ * (0: the fewest that suffice, and n_spare), and open the leases. */
 void lease_rig_open(struct lease_rig *w, uint64_t chunk_elems, uint32_t n_blocks);
 /* Free the rig and everything that it owns. */
 void lease_rig_close(struct lease_rig *w);
@@ -59,7 +60,7 @@ void lease_rig_ahead(struct lease_rig *w, uint32_t op, bool backward);
 void lease_rig_end(struct lease_rig *w, uint32_t op, bool backward);
 void lease_rig_run(struct lease_rig *w, uint32_t op, bool backward);
 
-/* Deliver the reply to the request sent ahead, if there is one. */
+/* Deliver the replies to the requests sent ahead. */
 void lease_rig_deliver_ahead(struct lease_rig *w);
 
 /* Send the requests that w->leases has planned. */
