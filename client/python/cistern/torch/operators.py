@@ -12,6 +12,7 @@ import ctypes
 import math
 import threading
 from collections.abc import Callable, Collection, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NoReturn
 
 import torch
@@ -22,6 +23,7 @@ from cistern._library import check
 from cistern.errors import CstError, error_of
 from cistern.job import Job
 from cistern.torch.device import Device
+from cistern.torch.gradients import HandedIn
 from cistern.torch.parameter import grad_of, mark, set_grad, version_of
 from cistern.torch.storage import LentStorage, at_address, has_memory, tensor_of
 from cistern.torch.weights import read_state, torch_type
@@ -56,6 +58,7 @@ class Tensor:
         self.shape = tuple(shape)
         self.n_elems = math.prod(shape)
         self.trains = parameter.requires_grad
+        self.units: list[Unit] = []
         self.dtype = dtype
         self.lent = LentStorage(self.shape, torch_type(dtype), device, refusal, parameter.data)
         self._grad_places: dict[int, torch.Tensor] = {}  # By their addresses.
@@ -92,8 +95,9 @@ class Unit:
         self.name = name
         self.number = number
         self.tensors = tensors
+        self.trained_tensors = [tensor for tensor in tensors if tensor.trains]
         self.parameters = [tensor.parameter for tensor in tensors]
-        self.trained = [tensor.parameter for tensor in tensors if tensor.trains]
+        self.trained = [tensor.parameter for tensor in self.trained_tensors]
         self.io = (cst_io * len(tensors))()
         bytes_of_io = memoryview(self.io).cast("B")
         self._words = bytes_of_io.cast("Q")
@@ -106,6 +110,8 @@ class Unit:
         self._grad_places: list[torch.Tensor] = []  # At these addresses.
         self._versions = self.versions()
         self.n_changes = 0  # Steps and writes that have changed the weights.
+        for tensor in tensors:
+            tensor.units.append(self)
 
     # These run several times in each step: no line of them is without need.
 
@@ -167,8 +173,11 @@ class Unit:
         for parameter in self.trained:
             set_grad(parameter, None)
 
-    def write_grads(self) -> None:
-        """Write the gradients to the blocks of ``io``; those that were not computed are 0."""
+    def write_grads(self) -> AbstractSet[Tensor]:
+        """Write the gradients to the blocks of ``io``.
+
+        Those that were not computed are 0. Returns their tensors.
+        """
         addresses = self._words[_GRAD::_WORDS].tolist()
         if addresses != self._grad_addresses:
             pairs = zip(self.tensors, addresses, strict=True)
@@ -181,7 +190,7 @@ class Unit:
         plain = [g for g in grads if g is not None and not g.requires_grad and not g.is_sparse]
         if len(plain) == len(grads) and not any(adds):
             torch._foreach_copy_(places, plain)
-            return
+            return _NONE
         added = [add for add, address in zip(adds, addresses, strict=True) if address != 0]
         for place, grad, add in zip(places, map(_dense, grads), added, strict=True):
             if grad is not None and add:
@@ -190,8 +199,10 @@ class Unit:
                 place.copy_(grad)
             elif not add:
                 place.zero_()
+        return {t for t, grad in zip(self.trained_tensors, grads, strict=True) if grad is None}
 
 
+_NONE: AbstractSet[Tensor] = frozenset()
 GRADS_OF_GRADS = (
     "cistern: gradients of gradients are not supported: the backward pass has create_graph=True, such as"
     " for a gradient penalty or a Hessian"
@@ -218,6 +229,7 @@ class Operators:
         self._late: list[Unit] = []  # To be delivered when the pool has blocks.
         self.has_gradients = False  # In this attempt at the step.
         self.is_past_grads = False  # Gradients were delivered after the last step.
+        self.handed_in = HandedIn()
         self.is_torn = False  # An interruption such as Ctrl-C has left a change half done.
         self._begins: tuple[Unit, Direction] | None = None  # What was begun last, or is pending.
         self._stack: list[Unit] = []  # The last one is open, the others are opened again later.
@@ -285,6 +297,11 @@ class Operators:
         self._late.clear()
         self.is_new_pass = False
 
+    def forget_last_step(self) -> None:
+        """Let no parameter have the gradient of the last step any more, if this one has none yet."""
+        if not self.has_gradients:
+            self.handed_in.forget_all()
+
     def _push(self, unit: Unit) -> None:
         if self._stack:
             self._take_back(self._stack[-1])
@@ -324,8 +341,9 @@ class Operators:
         self.has_gradients = self.is_past_grads = True
         self._delivered.add(unit)
         self._begin(unit, Direction.BACKWARD)
-        unit.write_grads()
+        without = unit.write_grads()
         self._end(unit)
+        self.handed_in.add(unit, without)
 
     def _hand_in_all(self, units: Sequence[Unit]) -> None:
         """Hand in what is left of ``units``, which are all, in the reverse order of declaration."""

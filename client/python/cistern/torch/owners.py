@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from cistern.torch.optimizer import Optimizer
 
 if TYPE_CHECKING:
+    from cistern.torch.operators import Tensor
     from cistern.torch.store import Store
 
 _STORES: Any = WeakIdKeyDictionary()  # References to stores by parameter; they keep neither.
@@ -67,14 +67,14 @@ def _discard(module: nn.Module) -> None:
 
     RuntimeError: it has a part of them, and the daemon has gradients already.
     """
-    found: Counter[Store] = Counter()
+    found: dict[Store, list[Tensor]] = {}
     for parameter in module.parameters():
         store = store_of(parameter)
         tensor = None if store is None else store.tensor_of(parameter)
         if store is not None and tensor is not None and tensor.trains:
-            found[store] += 1
-    for store, n in found.items():
-        if n == sum(1 for _ in store.trained_tensors()):
+            found.setdefault(store, []).append(tensor)
+    for store, tensors in found.items():
+        if len(tensors) == sum(1 for _ in store.trained_tensors()):
             store.discard_gradients()
         elif store.has_handed_in():
             raise RuntimeError(
@@ -82,6 +82,9 @@ def _discard(module: nn.Module) -> None:
                 " has handed them in to the daemon. zero_grad of the optimizer or of the whole model"
                 " discards those of all parameters"
             )
+        else:
+            for tensor in tensors:
+                store.handed_in.forget(tensor)
 
 
 def install() -> None:
@@ -95,7 +98,7 @@ def install() -> None:
 
     @functools.wraps(plain)
     def zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
-        plain(self, set_to_none)
         _discard(self)
+        plain(self, set_to_none)
 
     modules.zero_grad = zero_grad

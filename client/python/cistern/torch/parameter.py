@@ -2,7 +2,8 @@
 """The attributes ``data`` and ``grad`` of parameters that are in a store.
 
 A store finds changes of weights by the version counters of parameters, and takes gradients out of
-``grad``. Here, changes of ``data`` count too, and gradients that the daemon has are not forgotten.
+``grad``. Here, changes of ``data`` count too, and gradients that the daemon has can be read, and are
+not forgotten.
 
 The attributes are those of all parameters: a class of their own for some of them would make every
 operation with them slower, because torch then looks for a ``__torch_function__``.
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cistern.torch import owners
+from cistern.torch import gradients, owners
 
 _DATA: Any = torch._C.TensorBase.data
 _GRAD: Any = torch._C.TensorBase.grad
@@ -40,9 +41,17 @@ def _data(parameter: nn.Parameter) -> torch.Tensor:
     return values
 
 
+def _grad(parameter: nn.Parameter) -> torch.Tensor | None:
+    grad: torch.Tensor | None = grad_of(parameter)
+    if grad is not None or not hasattr(parameter, _MARK):
+        return grad
+    store = owners.store_of(parameter)
+    return None if store is None else gradients.read(store, parameter)
+
+
 def _set_grad(parameter: nn.Parameter, grad: torch.Tensor | None) -> None:
     if grad is None and hasattr(parameter, _MARK):
-        _check_not_handed_in(parameter)
+        _forget_grad(parameter)
     set_grad(parameter, grad)
 
 
@@ -50,19 +59,22 @@ def _delete_grad(parameter: nn.Parameter) -> None:
     _set_grad(parameter, None)
 
 
-def _check_not_handed_in(parameter: nn.Parameter) -> None:
+def _forget_grad(parameter: nn.Parameter) -> None:
     store = owners.store_of(parameter) if parameter.requires_grad else None
-    if store is not None and grad_of(parameter) is None and store.has_handed_in():
+    if store is None:
+        return
+    if grad_of(parameter) is None and store.has_handed_in():
         raise RuntimeError(
             "cistern: grad = None discards no gradient here: a backward pass of this step has handed it"
             " in to the daemon. zero_grad of the optimizer or of the whole model discards those of all"
             " parameters, and parameter.register_hook(torch.zeros_like) before the backward pass those"
             " of one"
         )
+    gradients.forget(store, parameter)
 
 
 def install() -> None:
     """Give the class of parameters the attributes of this module. The import does this once."""
     attributes: Any = nn.Parameter
     attributes.data = property(_data, _DATA.__set__)
-    attributes.grad = property(grad_of, _set_grad, _delete_grad)
+    attributes.grad = property(_grad, _set_grad, _delete_grad)

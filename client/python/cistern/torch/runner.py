@@ -122,6 +122,7 @@ class Runner:
         """Forget the gradients of this attempt at the step. Forward passes go on to count."""
         self.operators.next_micro_batch()
         self.operators.has_gradients = False
+        self.operators.handed_in.forget_all()
         for unit in self.units:
             unit.drop_grads()
 
@@ -241,6 +242,7 @@ class Runner:
     def deliver_last(self) -> None:
         """Deliver what is left before the step."""
         self.operators.is_new_pass = False
+        self.operators.forget_last_step()
         try:
             self.deliver_rest()
         except CstError as error:
@@ -263,6 +265,7 @@ class Runner:
     def _outermost_begins(self) -> None:
         self._n_open = self.operators.n_open
         self.operators.is_new_pass = True
+        self.operators.forget_last_step()
         try:
             self._before_backward()
         except Exception:  # After an interruption, the pass counts as one that has raised.

@@ -33,6 +33,16 @@ def tensor_of(
     return empty.set_(storage, 0, torch.Size(shape))  # type: ignore[call-overload,no-any-return]
 
 
+def without_memory(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, message: str
+) -> torch.Tensor:
+    """Return a contiguous tensor to which each access raises RuntimeError with ``message``."""
+    storage = at_address(_NOWHERE, dtype.itemsize * math.prod(shape), device)
+    tensor = tensor_of(storage, shape, dtype)
+    torch._C._set_storage_data_ptr_access_error_msg(storage._cdata, message)
+    return tensor
+
+
 def _own_storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """Return the storage of ``tensor``; None: it has memory of others too, such as numpy's."""
     storage = tensor.untyped_storage()
@@ -79,9 +89,8 @@ class LentStorage:
             self.storage = own
             self.tensor = before
         else:
-            self.storage = at_address(_NOWHERE, self.n_bytes, device)
-            self.tensor = tensor_of(self.storage, shape, dtype)
-            torch._C._set_storage_data_ptr_access_error_msg(self.storage._cdata, message)
+            self.tensor = without_memory(shape, dtype, device, message)
+            self.storage = self.tensor.untyped_storage()
         self._places: dict[int, torch.UntypedStorage] = {}  # By their addresses.
         self._address: int = self.storage._cdata
         _LENT.add(self._address)
@@ -104,11 +113,8 @@ class LaterNumber:
     """
 
     def __init__(self, message: str) -> None:
-        device = torch.device("cpu")
-        self._storage: Any = at_address(_NOWHERE, torch.float32.itemsize, device)
-        empty: Any = torch.empty(0, dtype=torch.float32, device=device)
-        self.tensor: torch.Tensor = empty.set_(self._storage, 0, torch.Size())
-        torch._C._set_storage_data_ptr_access_error_msg(self._storage._cdata, message)
+        self.tensor = without_memory((), torch.float32, torch.device("cpu"), message)
+        self._storage: Any = self.tensor.untyped_storage()
 
     def give(self, value: float) -> None:
         """Let the tensor have ``value``. This is called once."""

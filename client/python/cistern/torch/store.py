@@ -26,6 +26,7 @@ from cistern.torch.device import device_of
 from cistern.torch.elsewhere import refusal
 from cistern.torch.ending import leave_at_end
 from cistern.torch.forward_pass import ForwardPass
+from cistern.torch.gradients import HandedIn
 from cistern.torch.operators import Operators, Tensor, Unit
 from cistern.torch.optimizer import Optimizer, in_pair
 from cistern.torch.origin import Origin
@@ -439,6 +440,11 @@ class Store:
                 " the optimizer",
             )
         return weights.read_state(self.job, tensor.number, state, tensor.dtype, tensor.shape)
+
+    @property
+    def handed_in(self) -> HandedIn:
+        """Which parameters have a gradient that the daemon has."""
+        return self._runner.operators.handed_in
 
     def write(self, name: str, values: torch.Tensor) -> None:
         """Write the master weights of the parameter ``name``, and so its weights, between steps.

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from torch import nn
 
 from cistern.torch.operators import OtherMemory, Tensor
+from cistern.torch.parameter import grad_of
 
 
 class Watch:
@@ -41,7 +42,7 @@ class Watch:
         while modules:
             module = modules.pop()
             for parameter in module._parameters.values():
-                if parameter is None or parameter.grad is None or parameter.numel() == 0:
+                if parameter is None or grad_of(parameter) is None or parameter.numel() == 0:
                     continue
                 if id(parameter) not in self._ids:
                     yield parameter

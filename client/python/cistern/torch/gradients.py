@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients that the daemon has, as the ``grad`` of parameters.
+
+The daemon sums gradients in the step, so that they can be read only after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from cistern._abi import State, Status
+from cistern.errors import CstError
+from cistern.torch.storage import without_memory
+from cistern.torch.weights import torch_type
+
+if TYPE_CHECKING:
+    from cistern.torch.operators import Tensor, Unit
+    from cistern.torch.store import Store
+
+
+class HandedIn:
+    """Which parameters have a gradient: in this attempt at the step, or else in the last step."""
+
+    def __init__(self) -> None:
+        self._without: dict[Unit, AbstractSet[Tensor]] = {}  # By units that had a backward pass.
+
+    def add(self, unit: Unit, without: AbstractSet[Tensor]) -> None:
+        """Note that the gradients of ``unit`` are handed in, but for the tensors that have none."""
+        self._without[unit] = self._without.get(unit, without) & without
+
+    def has(self, tensor: Tensor) -> bool:
+        """Whether a gradient of ``tensor`` was handed in."""
+        return any(tensor not in self._without.get(unit, (tensor,)) for unit in tensor.units)
+
+    def forget(self, tensor: Tensor) -> None:
+        """Let ``tensor`` have no gradient."""
+        for unit in self._without.keys() & set(tensor.units):
+            self._without[unit] |= {tensor}
+
+    def forget_all(self) -> None:
+        """Let no tensor have a gradient."""
+        self._without.clear()
+
+
+def read(store: Store, parameter: nn.Parameter) -> torch.Tensor | None:
+    """Return what ``grad`` of ``parameter`` is after a backward pass; None: it has no gradient.
+
+    It is a copy of that of the last step, until ``zero_grad`` or the next backward pass. If the step
+    is not done, or if other ranks add to the gradient, it has a shape and a type, but each access to
+    its elements raises RuntimeError.
+    """
+    tensor = store.tensor_of(parameter)
+    if tensor is None or not store.handed_in.has(tensor) or _is_compiling():
+        return None
+    device = store.device.torch_device
+    if store.job.world > 1:
+        return _unreadable(tensor, device, _OTHER_RANKS.format(tensor.name))
+    try:
+        return store.read(tensor.name, State.GRAD).to(device)
+    except CstError as error:
+        why = error.text if error.status != Status.EBUSY else _BEFORE_STEP.format(tensor.name)
+        return _unreadable(tensor, device, why)
+
+
+def forget(store: Store, parameter: nn.Parameter) -> None:
+    """Let ``parameter`` have no ``grad``: that of the last step is not wanted any more."""
+    tensor = store.tensor_of(parameter)
+    if tensor is not None:
+        store.handed_in.forget(tensor)
+
+
+def _is_compiling() -> bool:
+    """Return whether torch.compile makes a graph, for which it looks at all tensors of a model."""
+    return torch._guards.CompileContext.try_get() is not None
+
+
+def _unreadable(tensor: Tensor, device: torch.device, why: str) -> torch.Tensor:
+    text = f"cistern: grad of parameter '{tensor.name}' cannot be read: {why}"
+    return without_memory(tensor.shape, torch_type(tensor.dtype), device, text)
+
+
+_BEFORE_STEP = (
+    "the daemon has the gradient, and sums it in the step of the optimizer. After the step, grad and"
+    " Store.read('{0}', cistern.State.GRAD) return it. In the backward pass, a hook sees it"
+    " (parameter.register_post_accumulate_grad_hook)"
+)
+_OTHER_RANKS = (
+    "the job has several ranks. After the step, Store.read('{0}', cistern.State.GRAD) returns the sum of"
+    " their gradients"
+)
