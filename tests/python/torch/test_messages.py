@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a mistake is told: which argument is wrong, and what to do."""
 
+from collections.abc import Iterator
+
 import cistern.torch as ct
 import torch
 from cistern import Status
 from cistern.torch.advice import advice
-from models import TorchCase
+from models import TorchCase, square
 from torch import nn
 
 
@@ -67,7 +69,94 @@ class Attach(TorchCase):
         self.attach(models[3], pool="150%", reshape=True)
 
 
+class Yielding(nn.Module):
+    """A module whose results come one after the other, with a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.full((4,), 2.0))
+
+    def forward(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+        for _ in range(2):
+            x = self.layer(x) * self.scale
+            yield x
+
+
+class Caller(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = Yielding()
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(sum(self.parts(x)))
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.full((4,), 2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+class YieldingWithModules(nn.Module):
+    """``Yielding`` with its parameter in a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.scale = Scale()
+
+    def forward(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+        for _ in range(2):
+            x = self.scale(self.layer(x))
+            yield x
+
+
+class Generators(TorchCase):
+    """A forward that yields runs after its call has ended. The ways out of the error lead out."""
+
+    def test_the_model(self) -> None:
+        words = r"forward of the model is a generator.*not in memory any more.*return a list"
+        with self.assertRaisesRegex(ValueError, words):
+            self.attach(Yielding())
+        twin, store = self.twins(YieldingWithModules)
+        self.compare_steps(twin, store, loss=lambda m, b: square(lambda x: sum(m(x)), b))
+
+    def test_a_module(self) -> None:
+        with self.assertRaisesRegex(
+            ValueError, r"forward of module 'parts' .*name a module.*units="
+        ):
+            self.attach(Caller())
+        twin, store = self.twins(Caller, units=[""])
+        self.compare_steps(twin, store, loss=square)
+
+
 class Use(TorchCase):
+    def test_a_penalty_on_weights_is_told_what_to_do(self) -> None:
+        class Penalised(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = nn.Linear(4, 4)
+
+            def penalty(self) -> torch.Tensor:
+                return self.layer.weight.float().square().sum()
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                y = self.layer(x)
+                return torch.cat([y.flatten().float(), self.penalty()[None]])
+
+        twin, store = self.twins(Penalised, units=[""])
+        words = (
+            "the model did not run, such as by a loss with a penalty .*in the forward of the model"
+        )
+        with self.assertRaisesRegex(RuntimeError, words):
+            store.model.penalty()
+        self.compare_steps(twin, store, loss=square)
+
     def test_a_use_by_another_module_names_units(self) -> None:
         class Tied(nn.Module):
             def __init__(self) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from collections.abc import Callable, Collection
@@ -95,7 +96,8 @@ def declare(
 
     The arguments are those of ``attach``. Raises TypeError if they have other types or a parameter
     cannot be in a store, and ValueError if there are none, a number is out of range, a name of ``units``
-    is unknown, a name is not in printable ASCII, or the model is in a store already.
+    is unknown, a name is not in printable ASCII, the forward of a unit yields, or the model is in a
+    store already.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"cistern: model is a {type(model)}, and not a torch.nn.Module")
@@ -137,6 +139,7 @@ def declare(
     for unit, found in found_units.items():
         used = [names[id(p)] for p in found.parameters if id(p) in names]
         if used:
+            _check_runs_in_call(unit, found.module)
             operators[unit] = DeclaredOperator(
                 unit or _name_of_root(found_units),
                 found.module,
@@ -153,6 +156,22 @@ def _check_names(units: Any) -> None:
         checks.refuse_type("units", units, f"a list of names, such as [{units!r}],")
     if not isinstance(units, Collection) or not all(isinstance(name, str) for name in units):
         checks.refuse_type("units", units, "a list of names of modules")
+
+
+def _check_runs_in_call(unit: str, module: nn.Module) -> None:
+    """Raise ValueError if the code of ``forward`` runs after the call of ``module`` has ended."""
+    if not inspect.isgeneratorfunction(module.forward):
+        return
+    which = f"module '{unit}'" if unit else "the model"
+    way_out = (
+        "name a module that calls it and does not yield in units= of attach ('' is the whole model)"
+        if unit
+        else "give its parameters to modules that it calls and that do not yield"
+    )
+    raise ValueError(
+        f"cistern: forward of {which} is a generator (it has a yield): its code runs after the call has"
+        f" ended, when its weights are not in memory any more. Let forward return a list, or {way_out}"
+    )
 
 
 def _group_of(name: str, parameter: nn.Parameter, param_group: GroupOf | None) -> int:

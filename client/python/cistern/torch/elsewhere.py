@@ -29,7 +29,10 @@ def _remedy(model: nn.Module, name: str, unit: str, operator: DeclaredOperator) 
         inside = f"If such a module uses '{name}', give attach units=['{unit}']."
         return inside if not unit else f"{inside} {_OTHERS}"
     if not unit:
-        return "It was used when the model did not run."
+        return (
+            "It was used when the model did not run, such as by a loss with a penalty on weights: call in"
+            " the forward of the model what uses it."
+        )
     caller = caller_of(model, unit)
     who = f"'{caller}'" if caller else "the model itself"
     return f"If {who} uses '{name}' without a call of '{unit}', give attach units=['{caller}']. {_OTHERS}"
