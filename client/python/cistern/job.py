@@ -42,6 +42,7 @@ from cistern._abi import (
 )
 from cistern.checkpoint import SaveResult
 from cistern.client import Client
+from cistern.declared import Declared
 from cistern.errors import PoolTooSmall
 from cistern.memory import Buffer, Io, address_of, element_bytes, new_elements
 from cistern.results import (
@@ -145,9 +146,7 @@ class Job:
         self.rank: int = spec.rank
         self.world: int = spec.world
         self._left = False
-        self._elements: list[int] = []  # Number of elements by tensor.
-        self._dtypes: list[Dtype] = []  # Type by tensor.
-        self._types_of: list[list[Dtype]] = []  # Types of its tensors by operator.
+        self._declarations = Declared()
         self._begun: list[Io] = []  # What the operator that is begun was given.
         self.lib = _library.library()
         self._own_client = client is None
@@ -286,8 +285,7 @@ class Job:
         )
         with self.client.one_thread:
             number = self._declared(self.lib.cst_tensor_as(self.handle, byref(spec)))
-        self._elements.append(math.prod(dims))
-        self._dtypes.append(dtype)
+        self._declarations.add_tensor(math.prod(dims), dtype)
         return number
 
     def operator(
@@ -318,7 +316,7 @@ class Job:
                     self.handle, _library.text("name", name), array, len(tensors), byref(cost)
                 )
             )
-        self._types_of.append([self._dtype_of(tensor) for tensor in tensors])
+        self._declarations.add_operator(tensors)
         return number
 
     def commit(self) -> Plan:
@@ -386,7 +384,7 @@ class Job:
         The items are those of the tensors, in the order of the declaration. Their memory can be
         used until ``op_end``. Raises StepVoid, PoolTooSmall, DeviceLost, CstError: EINVAL.
         """
-        types = self._types_of[op] if 0 <= op < len(self._types_of) else []
+        types = self._declarations.dtypes_of(op)
         n = len(types)
         array = (cst_io * n)()
 
@@ -478,15 +476,6 @@ class Job:
 
     # -- states
 
-    def _dtype_of(self, tensor: int) -> Dtype:
-        """Return the type of ``tensor``; the library refuses what does not exist."""
-        return self._dtypes[tensor] if 0 <= tensor < len(self._dtypes) else Dtype.BF16
-
-    def _rest_of(self, tensor: int, first: int) -> int:
-        """Return the number of elements of ``tensor`` from ``first`` on; 0 if there is none."""
-        n = self._elements[tensor] if 0 <= tensor < len(self._elements) else 0
-        return max(n - first, 0)
-
     def tensor_read(
         self, tensor: int, state: State, first: int = 0, n_elems: int | None = None
     ) -> memoryview:
@@ -495,8 +484,8 @@ class Job:
         The format of the view is "f" for fp32 states, and "H", the bits of bf16, for the weights
         and the gradient of a bf16 tensor. Raises DeviceLost, CstError: EINVAL, EUNSUPPORTED, EBUSY.
         """
-        n = self._rest_of(tensor, first) if n_elems is None else n_elems
-        out = new_elements(state, self._dtype_of(tensor), n)
+        n = self._declarations.n_elems_from(tensor, first) if n_elems is None else n_elems
+        out = new_elements(state, self._declarations.dtype(tensor), n)
         self.read_to(tensor, state, first, n, address_of(out))
         return out
 
@@ -507,7 +496,7 @@ class Job:
         between steps only. Raises DeviceLost, CstError: EINVAL, EUNSUPPORTED, EBUSY, EDENIED.
         """
         view = memoryview(data).cast("B")
-        n_bytes = element_bytes(state, self._dtype_of(tensor))
+        n_bytes = element_bytes(state, self._declarations.dtype(tensor))
         if view.nbytes % n_bytes != 0:
             raise ValueError(f"{view.nbytes} bytes are no elements of the state {state.name}")
         if view.readonly:
