@@ -26,13 +26,14 @@ struct cst_request {
     enum cst_request_where where;
     enum cst_event_kind kind;
     uint64_t tag;
-    uint64_t deadline;    /* In ns; CST_CORE_NEVER: none. */
-    uint32_t rank;        /* Fetch, SYNC, STEP: the rank. */
-    uint32_t chunk;       /* Fetch, READ, WRITE: the chunk. */
-    uint32_t block;       /* JOINED: the block. */
-    uint32_t next;        /* Next request in its queue or in the list of unused ones. */
-    bool ahead;           /* Fetch: the worker does not wait for it yet. */
-    bool coming;          /* Fetch of weights: they were already on their way when it came. */
+    uint64_t deadline; /* In ns; CST_CORE_NEVER: none. */
+    uint32_t rank;     /* Fetch, SYNC, STEP: the rank. */
+    uint32_t chunk;    /* Fetch, READ, WRITE: the chunk. */
+    uint32_t block;    /* JOINED: the block. */
+    uint32_t next;     /* Next request in its queue or in the list of unused ones. */
+    bool ahead;        /* Fetch: the worker does not wait for it yet. */
+    /* Fetch of weights: their copy was under way when the worker began to wait. */
+    bool coming;
     enum cst_row row;     /* READ, WRITE: the row. */
     bool raw, exponents;  /* READ: as in struct cst_event. */
     struct cst_place dst; /* READ: destination, kept to repeat the copy. */

@@ -26,12 +26,11 @@ struct cst_rank_stats {
     enum cst_rank_state state;
     struct cst_books books;                               /* All size classes together. */
     struct cst_books class_books[CST_LAYOUT_MAX_CLASSES]; /* Each size class. */
-    /* Fetches of weights; each fetch counts in one of hits, late and misses. */
+    /* Fetches of weights; each one that is granted counts in one of hits, late and misses. */
     uint64_t hits; /* The weights were in a block before the worker waited for them. */
-    /* The weights were on their way when the worker asked, and it waited for the rest of the
-     * copy. */
+    /* Their copy was under way when the worker began to wait, and it waited for the rest. */
     uint64_t late;
-    uint64_t misses; /* The weights were neither in a block nor on their way. */
+    uint64_t misses; /* Neither: the copy began only when the worker waited. */
     /* Time for which the worker waited for weights, hits, late and misses together. */
     uint64_t weight_wait_ns;
     uint64_t prefetches, evictions, surprises, waits;

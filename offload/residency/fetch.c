@@ -86,7 +86,7 @@ static bool place(struct cst_core *core, uint32_t i)
 /* -- queues --------------------------------------------------------------------------------- */
 
 /* Begin a fetch of contents that are not in a block: at once if no fetch waits, else after those.
- * @coming: the weights were already on their way. */
+ * @coming: their copy is under way already. */
 static void begin(struct cst_core *core, const struct cst_event *event, bool coming)
 {
     struct cst_rank *rank = &core->ranks[event->rank];
@@ -201,7 +201,6 @@ void cst_fetch_weight(struct cst_core *core, const struct cst_event *event)
 {
     struct cst_rank *rank = &core->ranks[event->rank];
     uint32_t b = rank->pool.weight_of[event->chunk];
-    bool coming;
 
     if (!admit_fetch(core, event, CST_BEGUN_READING)) {
         return;
@@ -212,9 +211,8 @@ void cst_fetch_weight(struct cst_core *core, const struct cst_event *event)
         cst_waiting_grant(core, event->rank, b, event->tag, true, event->ahead);
         return;
     }
-    coming = b != CST_NONE && rank->pool.blocks[b].foreseen && !rank->pool.blocks[b].dropped;
-    rank->misses += !coming;
-    begin(core, event, coming);
+    begin(core, event,
+          b != CST_NONE && rank->pool.blocks[b].foreseen && !rank->pool.blocks[b].dropped);
 }
 
 void cst_fetch_grad(struct cst_core *core, const struct cst_event *event)
@@ -277,9 +275,11 @@ void cst_fetch_want(struct cst_core *core, const struct cst_event *event)
     }
     if (core->requests.v[i].where == CST_REQUEST_JOINED) {
         core->requests.v[i].ahead = false;
+        core->requests.v[i].coming = true;
     } else {
         cst_waiting_unqueue(core, i);
         core->requests.v[i].ahead = false;
+        core->requests.v[i].coming = false;
         cst_waiting_enqueue(core, i);
         /* Fetches that a worker waits for are served first. */
         cst_pool_wake(&core->ranks[event->rank].pool);

@@ -92,9 +92,11 @@ void cst_waiting_answer(struct cst_core *core, uint32_t i, uint32_t b, bool agai
     const struct cst_request *request = &core->requests.v[i];
     struct cst_rank *rank = &core->ranks[request->rank];
 
-    /* Weights that were on their way are a hit if the worker has not waited for them, else late. */
-    rank->hits += request->coming && request->ahead;
-    rank->late += request->coming && !request->ahead;
+    if (request->kind == CST_EV_FETCH_WEIGHT) {
+        rank->hits += request->ahead;
+        rank->late += !request->ahead && request->coming;
+        rank->misses += !request->ahead && !request->coming;
+    }
     cst_waiting_grant(core, request->rank, b, request->tag, again, request->ahead);
     cst_requests_remove(&core->requests, i);
 }

@@ -229,6 +229,44 @@ START_TEST(late_is_no_hit)
 }
 END_TEST
 
+static void want(uint32_t chunk)
+{
+    (void)rig_event(
+        &rig,
+        (struct cst_event){.kind = CST_EV_WANT, .rank = 0, .attempt = rig.attempt, .chunk = chunk});
+}
+
+/* A fetch ahead that itself begins the copy is a hit if the worker does not wait for it. It is late
+ * if the worker begins to wait during the copy, and a miss if it does so while there is no block
+ * yet. */
+START_TEST(what_a_fetch_ahead_counts_as)
+{
+    struct cst_rank_stats stats;
+    uint64_t grad, tag;
+
+    rig_open(&rig, 4, 1, 3, 0); /* no prefetch */
+    rig_start(&rig, 1);
+    (void)rig_fetch_ahead(&rig, 0, 0);
+    rig_drain(&rig);
+    ck_assert_uint_eq(rig_rank_stats(&rig, 0).hits, 1);
+    (void)rig_get_grad(&rig, 0, 2);
+    grad = rig_get_grad(&rig, 0, 3); /* now there is no block */
+    tag = rig_fetch_ahead(&rig, 0, 1);
+    want(1);
+    (void)rig_hand_in(&rig, 0, 3, grad);
+    rig_drain(&rig);
+    ck_assert_uint_eq(rig_rank_stats(&rig, 0).misses, 1);
+    (void)rig_release(&rig, 0, 1, rig_answer(&rig, tag)->generation);
+    (void)rig_fetch_ahead(&rig, 0, 2);
+    want(2);
+    rig_drain(&rig);
+    stats = rig_rank_stats(&rig, 0);
+    ck_assert_uint_eq(stats.hits, 1);
+    ck_assert_uint_eq(stats.late, 1);
+    ck_assert_uint_eq(stats.misses, 1);
+}
+END_TEST
+
 /* In the first step the declared order is the prediction: the next operator's chunk is loaded, and
  * its fetch is a hit when the load is done. */
 START_TEST(prefetch_by_declaration)
@@ -430,6 +468,7 @@ static Suite *suite(void)
     tcase_add_test(weights, a_hit_waits_for_nobody);
     tcase_add_test(weights, copy_fails);
     tcase_add_test(prefetch, late_is_no_hit);
+    tcase_add_test(prefetch, what_a_fetch_ahead_counts_as);
     tcase_add_test(prefetch, prefetch_by_declaration);
     tcase_add_test(prefetch, an_overtaken_fetch_has_a_deadline);
     tcase_add_test(prefetch, prefetch_by_trace);
