@@ -54,6 +54,14 @@ sanitize=$(sed -n 's/^CST_SAN_CFLAGS = //p' Makefile)
 ${CC:-cc} -std=c11 -Wall -Wextra -Werror $sanitize "$tmp/worker.c" "${flags[@]}" -o "$tmp/worker" >"$tmp/compile.log" 2>&1 ||
     fail "the program in README.md does not compile"
 
+# Each header can be included alone.
+while read -r header; do
+    printf '#include <cistern/%s>\n' "${header##*/}" >"$tmp/alone.c"
+    # shellcheck disable=SC2086 # words
+    ${CC:-cc} -std=c11 -Wall -Wextra -Werror -fsyntax-only $sanitize "$tmp/alone.c" "${flags[@]}" >"$tmp/alone.log" 2>&1 ||
+        fail "the header ${header##*/} does not compile alone"
+done < <(find "$root" -path '*/include/cistern/*.h')
+
 # The static library, unless configure left it out, links with the libraries that cistern.pc names.
 if ./libtool --config | has '^build_old_libs=yes'; then
     read -r -a static_flags < <(pkg-config --static --cflags --libs cistern)

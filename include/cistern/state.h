@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The states of tensors: weights, gradients, master weights and moments, as a worker reads and
+ * writes them. cistern.h has the terms, and what holds for all calls. */
+#ifndef CISTERN_STATE_H
+#define CISTERN_STATE_H
+
+#include "cistern/job.h"
+#include "cistern/status.h"
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The states of a tensor, and the type in which they are read and written. */
+enum cst_state {
+    CST_STATE_WEIGHT = 0, /* The tensor's type. */
+    /* The tensor's type. The last gradient, summed over the ranks. With micro-batches it is their
+     * fp32 sum, rounded if the tensor is bf16. Read only. */
+    CST_STATE_GRAD = 1,
+    /* fp32. A write also sets the weights and clears both moments. Of fp32 tensors it is the
+     * weights. */
+    CST_STATE_MASTER = 2,
+    CST_STATE_EXP_AVG = 3, /* fp32, whatever the format of the moments. */
+    /* fp32, whatever the format of the moments. CST_EUNSUPPORTED: the optimizer has one moment. */
+    CST_STATE_EXP_AVG_SQ = 4,
+};
+
+/* Copy the elements [first, first + n_elems) of a tensor's state from the job's memory to @data
+ * (cst_tensor_read), or from @data to the job's memory (cst_tensor_write). @data belongs to the
+ * caller and has @n_elems elements of the state's type, in host memory. The job must be committed.
+ * Reads are possible at any time, and see the updates of all committed steps. Writes are possible
+ * only between steps. No other rank is needed.
+ *
+ * Statuses of both:
+ *   - CST_EINVAL: the tensor, the state or the range does not exist, @data is NULL, or the job is
+ *     not committed.
+ *   - CST_EUNSUPPORTED: the tensor is frozen and the state is not the weight. Exception: a write of
+ *     a frozen tensor's master weights sets its weights.
+ *   - CST_EBUSY: a cst_try_... call is pending.
+ *   - CST_ELOST, CST_EENGINE: the chunk or the engine is lost.
+ *
+ * Statuses of writes:
+ *   - CST_EBUSY: a step is under way.
+ *   - CST_EINVAL: a gradient was to be written.
+ *   - CST_EDENIED: the tensor belongs to this job's base job.
+ *   - CST_EBUSY: the tensor is frozen, and another job uses this job as its base.
+ *
+ * A gradient cannot be read while its sum is incomplete (CST_EBUSY).
+ *
+ * With grad_over_weight, for bf16 tensors:
+ *   - A gradient can be read from the end of its sum to its update (else CST_EUNSUPPORTED).
+ *   - Weights cannot be written (CST_EUNSUPPORTED); write the master weights.
+ *   - Master weights cannot be written while a gradient of an interrupted attempt is still being
+ *     copied to the place of the weights (CST_EBUSY).
+ *
+ * With early updates, from a step's first update to its commit, even between attempts:
+ *   - Master weights and moments of updated chunks cannot be read (CST_EBUSY).
+ *   - No state can be written (CST_EBUSY).
+ *   - A gradient that was summed by its own update cannot be read (CST_EUNSUPPORTED).
+ *
+ * With delayed updates, a write of weights or master weights suspends the delay for one step: the
+ * next step reads the results of all updates so far. */
+int cst_tensor_read(struct cst_job *job, int tensor, enum cst_state state, uint64_t first,
+                    uint64_t n_elems, void *data, struct cst_err *err);
+int cst_tensor_write(struct cst_job *job, int tensor, enum cst_state state, uint64_t first,
+                     uint64_t n_elems, const void *data, struct cst_err *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
