@@ -27,6 +27,20 @@ state_is() {
     [ "$(./cistern job "$1" --json | jq -r .state)" = "$2" ]
 }
 
+# A sample continues the last bytes of its beginning, which are as many as the context has, and no others.
+sample() {
+    ./cistern-gpt "${model[@]}" --store local --steps 20 --quiet --sample 100 --prompt "$1" >"$tmp/out" || fail "--prompt '$1'"
+    sed '0,/^sample:$/d' "$tmp/out" >"$tmp/sample"
+    [ "$(head -c ${#1} "$tmp/sample")" = "$1" ] || fail "the sample does not begin with '$1': $(cat "$tmp/sample")"
+    tail -c +$((${#1} + 1)) "$tmp/sample"
+}
+seen=$(printf 'begat %.0s' 1 2 3 4 5 6 | tail -c 32)
+sample "$seen" >"$tmp/one"
+sample "not seen $seen" >"$tmp/two"
+sample "${seen%?}7" >"$tmp/other"
+cmp "$tmp/one" "$tmp/two" || fail "what the model does not see changes the sample"
+! cmp -s "$tmp/one" "$tmp/other" || fail "the sample does not depend on its beginning"
+
 start_daemon d
 
 # A rank that is alone names the rank that it waits for: in the commit, and in a sync after the other rank has left.
