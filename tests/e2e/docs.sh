@@ -34,6 +34,19 @@ if [ -x ./cistern-gpt ]; then
     [ -z "$missing" ] || fail "not in cistern-gpt(1): $missing"
 fi
 
+# Every option in these pages is an option of one of the programs, or of a program of the system that a page names.
+if [ -x ./cistern-gpt ]; then
+    {
+        help_of ./cisternd
+        help_of ./cistern
+        help_of ./cistern-gpt
+        printf '%s\n' --create --now --cflags --libs --probe # systemd-sysusers, systemctl, pkg-config, cistern-engine-cuda
+    } | grep -oE -- '--[a-z][a-z-]+' | sort -u >"$tmp/options"
+    unknown=$(sed 's/\\-/-/g' "$srcdir"/daemon/*.[58] "$srcdir"/client/*.[37] "$srcdir"/client/cli/*.1 "$srcdir"/client/gpt/*.[15] |
+        grep -oE -- '--[a-z][a-z-]+' | sort -u | comm -23 - "$tmp/options" | tr '\n' ' ')
+    [ -z "$unknown" ] || fail "in man pages, but of no program: $unknown"
+fi
+
 # cistern-job.json(5) has every section and key of the schema, and its example is a file that cistern-gpt takes. What
 # --print-config writes is read as the same options.
 if [ -x ./cistern-gpt ]; then
