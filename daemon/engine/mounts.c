@@ -320,6 +320,15 @@ static void on_add_done(struct cstd_engine *engine, struct cstd_segment *segment
     answered(segment);
 }
 
+/* True if the engine was asked to map @segment and has not answered. */
+static bool awaits_add(const struct cstd_engine *engine, const struct cstd_segment *segment)
+{
+    enum cstd_mount_state state = mount_of(engine, segment);
+
+    return state == CSTD_MOUNT_ADDING || state == CSTD_MOUNT_REMOUNTING ||
+           state == CSTD_MOUNT_UNWANTED;
+}
+
 /* Ask for the segments that waited for the population of another owner's segments. */
 static void add_waiting(struct cstd_engine *engine)
 {
@@ -341,9 +350,11 @@ void cstd_mounts_done(struct cstd_engine *engine, struct cst_frame *frame)
         done != NULL ? cstd_engines_find(engine->engines, done->id) : NULL;
 
     engine->n_asked -= engine->n_asked > 0;
-    if (segment != NULL && frame->request == segment->id * 4ull + DROP_REQUEST) {
+    if (segment != NULL && frame->request == segment->id * 4ull + DROP_REQUEST &&
+        mount_of(engine, segment) == CSTD_MOUNT_DROPPING) {
         let_go(engine, segment);
-    } else if (segment != NULL && frame->request == segment->id * 4ull + ADD_REQUEST) {
+    } else if (segment != NULL && frame->request == segment->id * 4ull + ADD_REQUEST &&
+               awaits_add(engine, segment)) {
         cstd_segment_ref(segment); /* The segment must outlive let_go in this block. */
         on_add_done(engine, segment, done, frame);
         cstd_segment_unref(segment);

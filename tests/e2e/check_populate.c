@@ -17,16 +17,27 @@
  * tensors */
 enum { LARGEST = 1 << 20, SMALL = 1000, HUGE = 1 << 18 };
 
+static void setup_stub(void)
+{
+    (void)setenv("CISTERN_ENGINE_HOST", "./tests/lib/engine_stub", 1);
+    daemon_proc_start(&proc, NULL);
+    raw_open(&witness, proc.socket);
+    base_fds = settle_base_fds(&witness, &proc);
+}
+
 static void setup(void)
 {
     char most[24];
 
     (void)snprintf(most, sizeof most, "%d", LARGEST);
     (void)setenv("STUB_KILLED_AT", most, 1);
-    (void)setenv("CISTERN_ENGINE_HOST", "./tests/lib/engine_stub", 1);
-    daemon_proc_start(&proc, NULL);
-    raw_open(&witness, proc.socket);
-    base_fds = settle_base_fds(&witness, &proc);
+    setup_stub();
+}
+
+static void setup_twice(void)
+{
+    (void)setenv("STUB_TWICE", "1", 1);
+    setup_stub();
 }
 
 /* Send the Commit of job @name with four tensors of @elems. Returns the request id. No plan is
@@ -105,6 +116,19 @@ START_TEST(it_is_found_out)
 }
 END_TEST
 
+/* An answer of an engine that comes a second time is logged, and changes nothing. */
+START_TEST(answers_that_come_twice)
+{
+    struct raw_client client;
+
+    commit_small(&client, "j");
+    ck_assert(daemon_proc_logged(&proc, "answer for a segment that it was not asked for"));
+    ck_assert_uint_gt(raw_sync(&client), 0);
+    raw_close(&client);
+    settle_remove_jobs(&witness);
+}
+END_TEST
+
 /* -- a control group of the test -------------------------------------------------------------- */
 
 static char group[] = "/sys/fs/cgroup/memory/cistern-test-XXXXXX";
@@ -174,6 +198,8 @@ int main(void)
 
     tcase_add_test(tc, it_fails_alone);
     tcase_add_loop_test(tc, it_is_found_out, 0, 4);
+    tc = suite_case(suite, "answers", setup_twice, job_rig_teardown);
+    tcase_add_test(tc, answers_that_come_twice);
     tc = suite_case(suite, "limit", setup_group, teardown_group);
     tcase_add_test(tc, a_lowered_limit);
     return suite_run(suite);

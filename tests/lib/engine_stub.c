@@ -18,6 +18,7 @@
  *   STUB_FATAL       while this file exists, GPU 1's engine exits when it is to allocate memory
  *   STUB_KILLED_AT   bytes: an engine of a node that is to populate a larger segment is killed, as
  *                    the kernel does when a control group has no memory left
+ *   STUB_TWICE       an engine of a node sends each answer about a segment twice
  *   STUB_UNREACHABLE GPUs cannot map each other's memory
  *   STUB_DELAY_US    largest random delay of commands on their way to the engine */
 #include "kernels/engine/engine.h"
@@ -307,6 +308,9 @@ static void from_engine(struct stub *stub, struct cst_frame *frame)
         on_ready(stub, frame);
     } else if (stub->device[0] != '\0' && frame->type == ENGINE__MSG_TYPE__ENGINE_SEGMENT_DONE) {
         on_segment_done(stub, frame);
+    } else if (frame->type == ENGINE__MSG_TYPE__ENGINE_SEGMENT_DONE &&
+               getenv("STUB_TWICE") != NULL) {
+        pass_on(DAEMON_FD, frame);
     }
     pass_on(DAEMON_FD, frame);
 }
