@@ -52,9 +52,13 @@ static int spawn(char *const *argv, pid_t *pid, int *fd, struct cst_err *err)
         return cst_err_errno(err, CST_EENGINE, errno, "pipe");
     }
     (void)posix_spawn_file_actions_init(&actions);
-    (void)posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-    (void)posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
-    rc = posix_spawn(pid, argv[0], &actions, NULL, argv, environ);
+    rc = posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+    if (rc == 0) {
+        rc = posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
+    }
+    if (rc == 0) {
+        rc = posix_spawn(pid, argv[0], &actions, NULL, argv, environ);
+    }
     (void)posix_spawn_file_actions_destroy(&actions);
     (void)close(ends[1]);
     if (rc != 0) {

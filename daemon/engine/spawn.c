@@ -44,7 +44,6 @@ static int spawn(char *const *argv, char **env, int fd, int as, pid_t *pid)
     int rc;
 
     (void)posix_spawn_file_actions_init(&actions);
-    (void)posix_spawn_file_actions_adddup2(&actions, fd, as);
     (void)posix_spawnattr_init(&attr);
     /* Ctrl-C in a terminal is meant for the daemon, which stops its engines in good order. */
     (void)posix_spawnattr_setpgroup(&attr, 0);
@@ -54,7 +53,10 @@ static int spawn(char *const *argv, char **env, int fd, int as, pid_t *pid)
     (void)posix_spawnattr_setsigmask(&attr, &set);
     (void)posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF |
                                               POSIX_SPAWN_SETSIGMASK);
-    rc = posix_spawn(pid, argv[0], &actions, &attr, argv, env);
+    rc = posix_spawn_file_actions_adddup2(&actions, fd, as);
+    if (rc == 0) {
+        rc = posix_spawn(pid, argv[0], &actions, &attr, argv, env);
+    }
     (void)posix_spawnattr_destroy(&attr);
     (void)posix_spawn_file_actions_destroy(&actions);
     return rc;
