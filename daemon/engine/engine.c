@@ -7,6 +7,7 @@
 #include "daemon/engine/simulated.h"
 #include "proto/engine.pb-c.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -27,8 +28,14 @@ static void on_refuse(struct cstd_deferred *later);
 
 const char *cstd_engine_state_name(enum cstd_engine_state state)
 {
-    static const char *const names[] = {"off",   "starting", "restarting",
-                                        "ready", "failed",   "ending"};
+    static const char *const names[] = {
+        [CSTD_ENGINE_OFF] = "off",
+        [CSTD_ENGINE_STARTING] = "starting",
+        [CSTD_ENGINE_MOUNTING] = "restarting",
+        [CSTD_ENGINE_READY] = "ready",
+        [CSTD_ENGINE_FAILED] = "failed",
+        [CSTD_ENGINE_ENDING] = "ending",
+    };
 
     return names[state];
 }
@@ -75,6 +82,7 @@ static int send_message(struct cstd_engine *engine, uint16_t type, uint64_t requ
     struct cst_frame frame = {.type = type, .request = request, .body = body, .n_fds = n_fds};
 
     if (message != NULL) {
+        assert(protobuf_c_message_get_packed_size(message) <= sizeof body);
         frame.body_bytes = (uint32_t)protobuf_c_message_pack(message, body);
     }
     for (unsigned i = 0; i < n_fds; i++) {
