@@ -172,8 +172,8 @@ static int finish_file(struct save *save, uint32_t f, struct cst_err *err)
     return rc;
 }
 
-/* List the external tensors of @entry in the index's map, and sum their bytes. */
-static void add_to_index(const struct save *save, const struct cstc_content_entry *entry,
+/* List the external tensors of @entry in the index's map, and sum their bytes. False: no memory. */
+static bool add_to_index(const struct save *save, const struct cstc_content_entry *entry,
                          json_t *map, json_int_t *total)
 {
     struct cst_tensor_words words = cstc_content_words(entry->weights);
@@ -182,37 +182,45 @@ static void add_to_index(const struct save *save, const struct cstc_content_entr
     *total += (json_int_t)entry->bytes;
     for (uint32_t i = 0; i < cstc_weights_count(&words); i++) {
         cstc_weights_part(&words, i, &part);
-        (void)json_object_set_new(map, part.name,
-                                  json_string(save->content.files[entry->file].name));
+        if (json_object_set_new(map, part.name,
+                                json_string(save->content.files[entry->file].name)) != 0) {
+            return false;
+        }
     }
+    return true;
 }
 
 /* Write the index of the files with weights, if there are several. */
 static int write_index(struct save *save, struct cst_err *err)
 {
-    json_t *map = json_object(), *all;
+    json_t *map, *all = NULL;
     json_int_t total = 0;
     struct cstc_manifest_file *file;
     uint32_t n_models = 0;
+    bool good;
     int rc;
 
     for (uint32_t f = 0; f < save->content.n_files; f++) {
         n_models += save->content.files[f].kind == CSTC_CONTENT_MODEL;
     }
-    for (uint32_t i = 0; i < save->content.n_entries; i++) {
+    if (n_models < 2) {
+        return CST_OK;
+    }
+    map = json_object();
+    good = map != NULL;
+    for (uint32_t i = 0; good && i < save->content.n_entries; i++) {
         const struct cstc_content_entry *entry = &save->content.entries[i];
 
         if (save->content.files[entry->file].kind == CSTC_CONTENT_MODEL) {
-            add_to_index(save, entry, map, &total);
+            good = add_to_index(save, entry, map, &total);
         }
     }
-    all = json_pack("{s:{s:I}, s:o}", "metadata", "total_size", total, "weight_map", map);
+    if (good) {
+        all = json_pack("{s:{s:I}, s:O}", "metadata", "total_size", total, "weight_map", map);
+    }
+    json_decref(map);
     if (all == NULL) {
         return cst_err_set(err, CST_ENOMEM, "%s: no memory", INDEX_NAME);
-    }
-    if (n_models < 2) {
-        json_decref(all);
-        return CST_OK;
     }
     file = new_file(save, INDEX_NAME);
     rc = cstc_json_write(all, save->directory.fd, INDEX_NAME, &file->bytes, &file->hash, err);

@@ -41,25 +41,39 @@ void cstc_tensor_header_close(struct cstc_tensor_header *header)
     header->json = NULL;
 }
 
+/* Return @shape as a list; NULL: no memory. */
+static json_t *shape_to_json(const int64_t *shape, uint32_t n_dims)
+{
+    json_t *dims = json_array();
+
+    for (uint32_t d = 0; d < n_dims; d++) {
+        if (json_array_append_new(dims, json_integer(shape[d])) != 0) {
+            json_decref(dims);
+            return NULL;
+        }
+    }
+    return dims;
+}
+
 int cstc_tensor_header_add(struct cstc_tensor_header *header, const char *name,
                            enum cstc_dtype dtype, const int64_t *shape, uint32_t n_dims,
                            struct cst_err *err)
 {
-    json_t *dims = json_array();
     uint64_t bytes = cstc_dtype_bytes(dtype);
-    json_t *entry;
+    json_t *dims, *entry = NULL;
 
-    for (uint32_t d = 0; d < n_dims; d++) {
-        bytes *= (uint64_t)shape[d];
-        (void)json_array_append_new(dims, json_integer(shape[d]));
-    }
     if (json_object_get(header->json, name) != NULL) {
-        json_decref(dims);
         return cst_err_set(err, CST_EEXIST, "two tensors of the file have the name '%s'", name);
     }
-    entry =
-        json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtypes[dtype].name, "shape", dims,
-                  "data_offsets", (json_int_t)header->bytes, (json_int_t)(header->bytes + bytes));
+    dims = shape_to_json(shape, n_dims);
+    for (uint32_t d = 0; d < n_dims; d++) {
+        bytes *= (uint64_t)shape[d];
+    }
+    if (dims != NULL) {
+        entry = json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtypes[dtype].name, "shape", dims,
+                          "data_offsets", (json_int_t)header->bytes,
+                          (json_int_t)(header->bytes + bytes));
+    }
     if (entry == NULL || json_object_set_new(header->json, name, entry) != 0) {
         return cst_err_set(err, CST_ENOMEM, "no memory for the header of '%s'", name);
     }

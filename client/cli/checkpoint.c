@@ -103,22 +103,34 @@ int cli_save(struct cli *cli)
     return cli->every > 0 ? follow(cli) : save_once(cli, &step);
 }
 
+/* Add @checkpoint to @array. False: no memory. */
+static bool append(json_t *array, const struct cst_checkpoint *checkpoint)
+{
+    json_t *entry = json_pack("{s:s, s:I, s:I, s:b}", "name", checkpoint->name, "step",
+                              (json_int_t)checkpoint->step, "bytes", (json_int_t)checkpoint->bytes,
+                              "whole", checkpoint->whole);
+    bool good = entry != NULL;
+
+    if (good && checkpoint->job[0] != '\0') {
+        good = json_object_set_new(entry, "job", json_string(checkpoint->job)) == 0;
+    }
+    if (good && !checkpoint->whole) {
+        good = json_object_set_new(entry, "why", json_string(checkpoint->why)) == 0;
+    }
+    good = good && json_array_append(array, entry) == 0;
+    json_decref(entry);
+    return good;
+}
+
 static int print_json(const struct cst_checkpoint *list, uint32_t n)
 {
     json_t *array = json_array();
 
     for (uint32_t i = 0; i < n; i++) {
-        json_t *entry = json_pack("{s:s, s:I, s:I, s:b}", "name", list[i].name, "step",
-                                  (json_int_t)list[i].step, "bytes", (json_int_t)list[i].bytes,
-                                  "whole", list[i].whole);
-
-        if (list[i].job[0] != '\0') {
-            (void)json_object_set_new(entry, "job", json_string(list[i].job));
+        if (!append(array, &list[i])) {
+            json_decref(array);
+            return cli_fail(&(struct cst_err){.text = "out of memory"});
         }
-        if (!list[i].whole) {
-            (void)json_object_set_new(entry, "why", json_string(list[i].why));
-        }
-        (void)json_array_append_new(array, entry);
     }
     return cli_json_print(array) ? CLI_EXIT_OK : CLI_EXIT_FAILURE;
 }

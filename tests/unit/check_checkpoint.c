@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <liburing.h>
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,6 +67,15 @@ ssize_t __wrap_pwrite(int fd, const void *data, size_t n, off_t offset)
         return done - 1000;
     }
     return done;
+}
+
+/* -- memory of JSON ---------------------------------------------------------------------------- */
+
+static unsigned allocations_left = UINT_MAX; /* Number of allocations until one fails. */
+
+static void *allocate(size_t bytes)
+{
+    return allocations_left-- > 0 ? malloc(bytes) : NULL;
 }
 
 /* -- files ------------------------------------------------------------------------------------- */
@@ -311,6 +321,51 @@ START_TEST(contents)
 }
 END_TEST
 
+/* Make a header with two tensors while allocation number @n fails. */
+static int make_header(struct cstc_tensor_header *header, unsigned n)
+{
+    static const int64_t matrix[] = {3, 4}, vector[] = {7};
+    struct cst_err err = {0};
+    int rc;
+
+    allocations_left = n;
+    rc = cstc_tensor_header_open(header, &err);
+    if (rc == CST_OK) {
+        rc = cstc_tensor_header_add(header, "matrix", CSTC_DTYPE_BF16, matrix, 2, &err);
+    }
+    if (rc == CST_OK) {
+        rc = cstc_tensor_header_add(header, "vector", CSTC_DTYPE_F32, vector, 1, &err);
+    }
+    return rc;
+}
+
+/* A header is complete, or CST_ENOMEM is returned, whichever allocation fails. */
+START_TEST(headers_without_memory)
+{
+    struct cstc_tensor_header header;
+    unsigned n = 0;
+
+    json_set_alloc_funcs(allocate, free);
+    for (bool has_failed = true; has_failed; n++) {
+        int rc = make_header(&header, n);
+
+        has_failed = allocations_left > n;
+        if (rc == CST_OK) {
+            const json_t *matrix = json_object_get(header.json, "matrix"),
+                         *vector = json_object_get(header.json, "vector");
+
+            ck_assert_uint_eq(json_array_size(json_object_get(matrix, "shape")), 2);
+            ck_assert_uint_eq(json_array_size(json_object_get(vector, "shape")), 1);
+            ck_assert_uint_eq(header.bytes, 3 * 4 * 2 + 7 * 4);
+        } else {
+            ck_assert_int_eq(rc, CST_ENOMEM);
+        }
+        cstc_tensor_header_close(&header);
+    }
+    ck_assert_uint_gt(n, 20);
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *s = suite_create("checkpoint");
@@ -319,6 +374,7 @@ static Suite *suite(void)
     tcase_add_loop_test(tc, written, 0, 40);
     tcase_add_loop_test(tc, headers, 0, 18);
     tcase_add_test(tc, lengths);
+    tcase_add_test(tc, headers_without_memory);
     tcase_add_test(tc, descriptions);
     tcase_add_test(tc, contents);
     return s;
