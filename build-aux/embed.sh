@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# embed.sh NAME FILE: the bytes of FILE as C: an array NAME of unsigned char, on a boundary of 64 bytes, and its size NAME_bytes.
+# embed.sh NAME FILE: the bytes of FILE as C: an array NAME of unsigned char, on a boundary of 64 bytes.
 set -eu
 [ $# -eq 2 ] || {
     echo "usage: embed.sh NAME FILE" >&2
@@ -12,15 +12,9 @@ set -eu
 }
 cat <<TXT
 /* Made from ${2##*/} by build-aux/embed.sh. */
-#include <stddef.h>
-
 extern const unsigned char $1[];
-extern const size_t $1_bytes;
 
 _Alignas(64) const unsigned char $1[] = {
 TXT
 od -An -v -tx1 "$2" | sed 's/ *\([0-9a-f][0-9a-f]\)/0x\1,/g'
-cat <<TXT
-};
-const size_t $1_bytes = sizeof $1;
-TXT
+echo '};'

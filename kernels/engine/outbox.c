@@ -46,16 +46,6 @@ static void free_message(struct cste_outbox *outbox)
     free(m);
 }
 
-void cste_outbox_close(struct cste_outbox *outbox)
-{
-    while (outbox->messages != NULL) {
-        free_message(outbox);
-    }
-    while (outbox->completions != NULL) {
-        free_completion(outbox);
-    }
-}
-
 static int queue(struct cste_outbox *outbox, Engine__MsgType type, uint16_t flags, uint64_t request,
                  const ProtobufCMessage *message, int fd, struct cst_err *err)
 {

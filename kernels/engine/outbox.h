@@ -40,9 +40,6 @@ struct cste_outbox {
 /* Initialise an empty outbox for @sock, which is borrowed. */
 void cste_outbox_init(struct cste_outbox *outbox, int sock);
 
-/* Free the messages and completions without sending them. */
-void cste_outbox_close(struct cste_outbox *outbox);
-
 /* Queue @message of @type after everything that was queued before. @fd (-1: none) goes with the
  * message and is taken over, also on failure. @flags and @request as in a frame. CST_ENOMEM;
  * CST_EINVAL: the message is larger than a frame may be. */
