@@ -84,6 +84,7 @@ bool cli_ask(struct cli *cli, struct cstc_call *call, uint16_t type, const Proto
              uint16_t reply_type, const ProtobufCMessageDescriptor *reply_form);
 
 struct cli_table;
+struct json_t;
 
 /* A list that the daemon sends in pages. */
 struct cli_list {
@@ -102,7 +103,6 @@ struct cli_list {
 bool cli_list_print(struct cli *cli, const struct cli_list *list);
 
 /* Request a list and append its items to the JSON array @array. False: as above. */
-struct json_t;
 bool cli_list_append(struct cli *cli, const struct cli_list *list, struct json_t *array);
 
 /* The list of all jobs. */
@@ -123,10 +123,10 @@ int cli_checkpoints(struct cli *cli);
 int cli_drain(struct cli *cli);
 int cli_probe(struct cli *cli);
 int cli_plan(struct cli *cli);
+int cli_run(struct cli *cli);
 
 /* Set options of plan from the file of --config. The options that the command line has must be read
  * again afterwards. The statuses of cst_options_load. */
 int cli_plan_config(struct cli *cli, struct cst_err *err);
-int cli_run(struct cli *cli);
 
 #endif

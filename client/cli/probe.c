@@ -100,7 +100,8 @@ static bool print_devices(const struct cst_rates *rates)
     return cli_table_print(&table, stdout);
 }
 
-bool cli_rates_print(const struct cst_rates *rates)
+/* Print the rates to stdout as tables. False: out of memory; the error was printed to stderr. */
+static bool print_rates(const struct cst_rates *rates)
 {
     char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES];
 
@@ -170,7 +171,7 @@ static bool print(const struct cli *cli, const struct cli_measured *measured, co
         }
         return cli_json_print(cst_rates_to_json(&measured->rates));
     }
-    if (!cli_rates_print(&measured->rates)) {
+    if (!print_rates(&measured->rates)) {
         return false;
     }
     for (unsigned i = 0; i < measured->n_notes; i++) {

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The default file of the rates of this machine, and their output as text. */
+/* The default file of the rates of this machine. */
 #ifndef CLI_RATES_H
 #define CLI_RATES_H
-
-#include "proto/rates.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,8 +11,5 @@
  * cistern/rates.json in $XDG_STATE_HOME or in ~/.local/state. False: there is no home directory, or
  * the path is too long. */
 bool cli_rates_path(char *out, size_t n);
-
-/* Print the rates to stdout as tables. False: out of memory; the error was printed to stderr. */
-bool cli_rates_print(const struct cst_rates *rates);
 
 #endif

@@ -52,10 +52,11 @@ const struct gpt_simd *gpt_simd_get(const char *isa)
     return NULL;
 }
 
-/* The arrays of attention_impl.c, whose KEYS is 64 and QUERIES is 32. The backward pass has two
+/* Return the number of floats of scratch per thread that the attention functions need: those of the
+ * arrays of attention_impl.c, whose KEYS is 64 and QUERIES is 32. The backward pass has two
  * transposed matrices and two blocks of scores. The forward pass has one of each, and a block of
  * outputs. */
-size_t gpt_attention_scratch(const struct gpt_attention_shape *shape)
+static size_t attention_scratch(const struct gpt_attention_shape *shape)
 {
     const size_t columns = (shape->context + 63) / 64 * 64;
 
@@ -65,7 +66,7 @@ size_t gpt_attention_scratch(const struct gpt_attention_shape *shape)
 int gpt_layers_init(struct gpt_layers *layers, const struct gpt_simd *simd, bool bf16,
                     unsigned n_threads, size_t max_width, const struct gpt_attention_shape *shape)
 {
-    const size_t scratch = (gpt_attention_scratch(shape) + 63) & ~(size_t)63;
+    const size_t scratch = (attention_scratch(shape) + 63) & ~(size_t)63;
     float *stripes = gpt_memory_get(2 * GPT_STRIPES * max_width * sizeof(float));
     float *attention = gpt_memory_get(n_threads * scratch * sizeof(float));
 

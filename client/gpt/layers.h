@@ -77,9 +77,6 @@ struct gpt_simd {
  * the CPU lacks its instructions. */
 const struct gpt_simd *gpt_simd_get(const char *isa);
 
-/* Number of floats of scratch per thread that the attention functions need. */
-size_t gpt_attention_scratch(const struct gpt_attention_shape *shape);
-
 /* Context of one rank, to run the functions above on all rows with several threads. */
 struct gpt_layers {
     const struct gpt_simd *simd;

@@ -71,7 +71,7 @@ emit() {
             name, v, unit, y, v / y, n }' >>"$out"
 }
 
-# Print text that exists wherever this runs: the sources of this tree, a few MB.
+# Write text that exists wherever this runs: the sources of this tree, a few MB.
 while [ "$(stat -c %s "$tmp/text" 2>/dev/null || echo 0)" -lt 1000000 ]; do
     find "${srcdir:-.}" -name '*.[ch]' -exec cat {} + >>"$tmp/text"
 done

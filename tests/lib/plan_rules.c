@@ -104,7 +104,8 @@ int rule_capacity(const struct cst_plan_config *config, uint64_t elems,
 
 /* -- Elixir --------------------------------------------------------------------------------- */
 
-void rule_elixir_worth(const struct cst_plan_config *config, double *block_ns, double *state_ns)
+/* Compute I and J of the rule, in ns. */
+static void elixir_worth(const struct cst_plan_config *config, double *block_ns, double *state_ns)
 {
     const struct cst_rates_device *d = &config->rates->devices[config->device];
     double n = config->world, up = n * d->up / 1e9, down = n * d->down / 1e9;
@@ -279,7 +280,7 @@ int rule_elixir(const struct cst_plan_config *config, struct cst_plan_choice *ou
         return rc;
     }
     describe(config, &layout, &choice);
-    rule_elixir_worth(config, &i_ns, &j_ns);
+    elixir_worth(config, &i_ns, &j_ns);
     block = 2 * layout.capacity;
     least = (layout.classes[0].min_blocks > 4 ? layout.classes[0].min_blocks : 4) + 2;
     first = block * (i_ns > j_ns ? c.blocks + 2 : least);

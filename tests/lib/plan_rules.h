@@ -33,7 +33,4 @@ int rule_capacity(const struct cst_plan_config *config, uint64_t elems,
 int rule_elixir(const struct cst_plan_config *config, struct cst_plan_choice *out,
                 struct cst_err *err);
 
-/* Compute I and J of Elixir's rule, in ns. */
-void rule_elixir_worth(const struct cst_plan_config *config, double *block_ns, double *state_ns);
-
 #endif

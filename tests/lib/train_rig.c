@@ -43,7 +43,8 @@ void train_rig_stop(void)
     }
 }
 
-pid_t train_rig_engine(unsigned engine)
+/* Return the process id of engine @engine. */
+static pid_t engine_pid(unsigned engine)
 {
     return raw_stat(&witness)->engines[engine]->pid;
 }
@@ -186,7 +187,7 @@ void train_rig_kill_engine(const struct train_placement *at, unsigned engine,
         (void)snprintf(name, sizeof name, "engine-%u", point);
         order_two(at, name, point, small, orders);
         orders[0].kill_at = point;
-        orders[0].victim = train_rig_engine(engine);
+        orders[0].victim = engine_pid(engine);
         ck_assert_int_gt(orders[0].victim, 0);
         for (uint32_t r = 0; r < 2; r++) {
             pids[r] = train_rig_send(&orders[r]);

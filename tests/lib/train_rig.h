@@ -31,9 +31,6 @@ void train_rig_start(const char *config, const char *const *options);
 /* Remove all jobs, check that the daemon settles, and stop it. */
 void train_rig_stop(void);
 
-/* Process id of the engine number @engine. */
-pid_t train_rig_engine(unsigned engine);
-
 /* The order for @rank of job @name: train_like with the rank's place. */
 struct train_order train_rig_order(const struct train_placement *at, const char *name,
                                    uint32_t rank);
