@@ -97,6 +97,12 @@ for wrong in "2 --memory 1G" "2 --host-memory x" "2 extra" "1 --config $tmp/wron
     [ "$(wc -l <"$tmp/wrong.log")" = 1 ] || fail "cisternd ${wrong#* }: not one line"
 done
 
+# offload/README.md has every C file of the folder.
+for file in "$srcdir"/offload/*/*.c; do
+    name=${file##*/}
+    grep -qE "\`${name%.c}(\.c)?\`" "$srcdir/offload/README.md" || fail "offload/README.md: no $name"
+done
+
 # Every test that FAULTS.md names is in the file that it names.
 n=0
 while IFS='|' read -r _ _ file names _; do
