@@ -131,7 +131,11 @@ struct cstd_watch *cstd_watch_open(uv_loop_t *loop, int pidfd, cstd_watch_cb cb,
         free(watch);
         return NULL;
     }
-    (void)uv_poll_init(loop, &watch->poll, watch->pidfd);
+    if (uv_poll_init(loop, &watch->poll, watch->pidfd) != 0) {
+        (void)close(watch->pidfd);
+        free(watch);
+        return NULL;
+    }
     watch->poll.data = watch;
     (void)uv_poll_start(&watch->poll, UV_READABLE, on_readable);
     return watch;

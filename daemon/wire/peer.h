@@ -31,8 +31,8 @@ struct cstd_watch; /* opaque */
 typedef void (*cstd_watch_cb)(void *arg);
 
 /* Call @cb once, on the loop thread, when the process of @pidfd has ended. The watch keeps its own
- * duplicate of @pidfd. NULL: @pidfd is -1, or there is no memory or descriptor; then only the end
- * of the connection shows that the process ended. */
+ * duplicate of @pidfd. NULL: @pidfd is -1, there is no memory or descriptor, or the loop cannot
+ * watch it; then only the end of the connection shows that the process ended. */
 struct cstd_watch *cstd_watch_open(uv_loop_t *loop, int pidfd, cstd_watch_cb cb, void *arg);
 
 /* Stop watching, and free @watch. @watch may be NULL. */

@@ -414,9 +414,15 @@ int cstd_session_open(struct cstd_session **out, struct cstd_daemon *daemon,
                       const struct cst_err *refusal, struct cst_err *err)
 {
     struct cstd_session *session = calloc(1, sizeof *session);
+    int rc;
 
     if (session == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a connection");
+    }
+    rc = uv_poll_init(&daemon->loop, &session->poll, fd);
+    if (rc != 0) {
+        free(session);
+        return cst_err_set(err, CST_ENOMEM, "a connection cannot be watched: %s", uv_strerror(rc));
     }
     session->daemon = daemon;
     session->ops = ops;
@@ -430,7 +436,6 @@ int cstd_session_open(struct cstd_session **out, struct cstd_daemon *daemon,
     session->unread.total = &daemon->server.unread;
     session->unread.account = manager ? NULL : account;
     cstd_outbox_init(&session->outbox, &session->unread);
-    (void)uv_poll_init(&daemon->loop, &session->poll, fd);
     (void)uv_timer_init(&daemon->loop, &session->stall);
     (void)uv_timer_init(&daemon->loop, &session->retry);
     session->poll.data = session->stall.data = session->retry.data = session;

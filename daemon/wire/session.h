@@ -78,7 +78,7 @@ struct cstd_session {
 /* Make a session; takes over @fd, @peer and the reference to @account, the account of the peer's
  * uid. The account is charged with the connection already, unless the session is a manager's or
  * refused. If @refusal->status != 0, the session's first message is answered with @refusal, and the
- * session is closed. CST_ENOMEM: nothing was taken over. */
+ * session is closed. CST_ENOMEM, also if the loop cannot watch @fd: nothing was taken over. */
 int cstd_session_open(struct cstd_session **out, struct cstd_daemon *daemon,
                       const struct cstd_session_ops *ops, int fd, const struct cstd_peer *peer,
                       struct cstd_quota_account *account, bool manager,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of daemon/wire/server while connections cannot be accepted: they stay in the queue, and the
- * daemon sleeps between its tries. */
+ * daemon sleeps between its tries. Also of connections and processes that the loop cannot watch. */
 #include "daemon/daemon.h"
 #include "tests/lib/suite.h"
 
@@ -18,7 +18,11 @@ enum { RUN_MS = 500, MOST_TRIES = 20 };
 /* With --wrap the linker redirects all calls of accept4 to __wrap_accept4. */
 int __wrap_accept4(int sock, struct sockaddr *addr, socklen_t *bytes, int flags);
 
+int __real_uv_poll_init(uv_loop_t *loop, uv_poll_t *poll, int fd);
+int __wrap_uv_poll_init(uv_loop_t *loop, uv_poll_t *poll, int fd);
+
 static struct cstd_daemon daemon_state;
+static bool is_blind;    /* uv_poll_init fails, as if the user had too many watches of epoll. */
 static int shortage;     /* errno of accept4 */
 static unsigned n_tries; /* number of calls of accept4 */
 
@@ -31,6 +35,11 @@ int __wrap_accept4(int sock, struct sockaddr *addr, socklen_t *bytes, int flags)
     n_tries++;
     errno = shortage;
     return -1;
+}
+
+int __wrap_uv_poll_init(uv_loop_t *loop, uv_poll_t *poll, int fd)
+{
+    return is_blind ? UV_ENOSPC : __real_uv_poll_init(loop, poll, fd);
 }
 
 static int connect_to(const char *path)
@@ -89,11 +98,38 @@ START_TEST(waits_for_memory)
 }
 END_TEST
 
+/* A connection that the loop cannot watch is refused, and nothing of it is taken over. A process
+ * that cannot be watched has no watch. */
+START_TEST(what_cannot_be_watched)
+{
+    static const struct cstd_session_ops ops = {0};
+    const struct cstd_peer peer = {.pidfd = -1};
+    const struct cst_err refusal = {0};
+    struct cstd_session *session = NULL;
+    struct cst_err err;
+    int ends[2];
+
+    ck_assert_int_eq(uv_loop_init(&daemon_state.loop), 0);
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+    is_blind = true;
+    ck_assert_int_eq(cstd_session_open(&session, &daemon_state, &ops, ends[0], &peer, NULL, false,
+                                       &refusal, &err),
+                     CST_ENOMEM);
+    ck_assert_ptr_null(session);
+    ck_assert_ptr_nonnull(strstr(err.text, "no space left on device"));
+    ck_assert_ptr_null(cstd_watch_open(&daemon_state.loop, ends[0], NULL, NULL));
+    ck_assert_int_eq(close(ends[0]), 0);
+    ck_assert_int_eq(close(ends[1]), 0);
+    ck_assert_int_eq(uv_loop_close(&daemon_state.loop), 0); /* It has no handle. */
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("accept");
     TCase *tcase = suite_case(suite, "accept", NULL, NULL);
 
     tcase_add_loop_test(tcase, waits_for_memory, 0, 4);
+    tcase_add_test(tcase, what_cannot_be_watched);
     return suite_run(suite);
 }
