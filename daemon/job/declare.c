@@ -6,7 +6,13 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { NAMED_RANKS = 4, RANKS_TEXT = 64 };
+/* Ranks that are named, and the lengths of their list and of the whole text: both have room for the
+ * largest numbers of 32 bits, so that nothing is cut off. */
+enum {
+    NAMED_RANKS = 4,
+    RANK_LIST_TEXT = NAMED_RANKS * (sizeof ", 4294967295" - 1) + 1,
+    RANKS_TEXT = RANK_LIST_TEXT + sizeof "ranks  and 4294967295 more",
+};
 
 /* -- names of ranks in messages ------------------------------------------------------------- */
 
@@ -44,7 +50,7 @@ static const char *name_others(const struct cstd_worker *me, did_fn did, uint32_
                                char out[RANKS_TEXT])
 {
     const struct cstd_job *job = me->job;
-    char list[RANKS_TEXT - 20] = "";
+    char list[RANK_LIST_TEXT] = "";
     uint32_t n = 0;
     size_t used = 0;
 
