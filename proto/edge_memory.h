@@ -15,7 +15,7 @@
  *
  * An edge that was declared with slots in device memory has a second memory. The first one ends
  * after the words, and the second one has the slots. It is in host memory, too, if the sender could
- * not access it on the receiver's device.
+ * not access it on the receiver's device, or if a worker could not map it.
  *
  *   +------+---------------+        +------------------------------+
  *   | head | words[n]      |        | slots[n]                     |

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cst_commit: send the declarations, then get the layout and the pool. */
+#include "client/lib/committed.h"
 #include "client/lib/job.h"
 #include "client/lib/sequence_calls.h"
+#include "offload/layout/edge.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-/* Limit of the slabs and arenas in a plan, so that a faulty daemon cannot cause huge
- * allocations. */
-#define MAX_SLABS (1u << 20)
 
 /* Send the declarations. CST_OK: the daemon has accepted all declarations. The messages are sent
  * one at a time, because a message that is refused must stop the following ones. */
@@ -41,61 +39,6 @@ static int declare_some(struct cst_job *job, struct cst_err *err)
     }
 }
 
-static uint32_t slabs_of(const Cistern__PoolClass *class)
-{
-    return class->n_blocks / class->blocks_per_slab +
-           (class->n_blocks % class->blocks_per_slab > 0 ? 1 : 0);
-}
-
-/* Check the size classes. Their slabs must follow each other; a class that this rank never uses has
- * no slabs. */
-static int check_classes(const Cistern__Committed *msg, struct cst_err *why)
-{
-    uint64_t n_slabs = 0, least = 0;
-
-    if (msg->n_classes == 0 || msg->n_classes > CST_PLAN_MAX_CLASSES) {
-        return cst_err_set(why, CST_EPROTO, "a plan of %zu size classes", msg->n_classes);
-    }
-    for (uint32_t i = 0; i < msg->n_classes; i++) {
-        const Cistern__PoolClass *class = msg->classes[i];
-
-        if (class->chunk_elems <= least || class->chunk_elems > UINT64_MAX / 2 ||
-            class->n_blocks < class->min_blocks || class->blocks_per_slab == 0 ||
-            class->first_slab != n_slabs) {
-            return cst_err_set(why, CST_EPROTO,
-                               "size class %u: chunks of %llu elements, %u blocks (at least %u) in "
-                               "slabs of %u from %u on",
-                               i, (unsigned long long)class->chunk_elems, class->n_blocks,
-                               class->min_blocks, class->blocks_per_slab, class->first_slab);
-        }
-        least = class->chunk_elems;
-        n_slabs += slabs_of(class);
-    }
-    return n_slabs == msg->n_slabs
-               ? CST_OK
-               : cst_err_set(why, CST_EPROTO, "a plan of %u slabs for blocks in %llu", msg->n_slabs,
-                             (unsigned long long)n_slabs);
-}
-
-static int check_committed(const struct cst_job *job, const Cistern__Committed *msg,
-                           struct cst_err *why)
-{
-    if (check_classes(msg, why) != CST_OK) {
-        return why->status;
-    }
-    if (msg->n_chunks == 0 || msg->n_chunks > job->model.n_tensors || msg->n_slabs == 0 ||
-        msg->n_slabs > MAX_SLABS) {
-        return cst_err_set(why, CST_EPROTO, "a plan of %u chunks for %u tensors, %u slabs",
-                           msg->n_chunks, job->model.n_tensors, msg->n_slabs);
-    }
-    if (msg->has_n_arenas && msg->n_arenas > 0 &&
-        (!cstc_device_copies(&job->device) || msg->n_arenas > MAX_SLABS)) {
-        return cst_err_set(why, CST_EPROTO, "copies out of %u arenas are left to a worker on %s",
-                           msg->n_arenas, job->device_name);
-    }
-    return CST_OK;
-}
-
 /* Allocate the arrays whose lengths depend on the plan. An earlier commit that failed may have
  * allocated some of them. */
 static int make_room(struct cst_job *job, struct cst_err *err)
@@ -117,19 +60,6 @@ static int make_room(struct cst_job *job, struct cst_err *err)
     return CST_OK;
 }
 
-static void take_classes(struct cst_job *job, const Cistern__Committed *msg)
-{
-    job->plan.n_classes = (uint32_t)msg->n_classes;
-    for (uint32_t i = 0; i < job->plan.n_classes; i++) {
-        const Cistern__PoolClass *class = msg->classes[i];
-
-        job->plan.classes[i] = (struct cst_plan_class){.chunk_elems = class->chunk_elems,
-                                                       .n_blocks = class->n_blocks,
-                                                       .min_blocks = class->min_blocks};
-        job->class_slabs[i] = (struct cstc_slabs){.first = class->first_slab, .n = slabs_of(class)};
-    }
-}
-
 static int take_plan(struct cst_job *job, struct cst_err *err)
 {
     const Cistern__Committed *msg = (const Cistern__Committed *)job->call.reply;
@@ -137,7 +67,7 @@ static int take_plan(struct cst_job *job, struct cst_err *err)
     struct cst_err why;
     int rc;
 
-    if (check_committed(job, msg, &why) != CST_OK) {
+    if (cstc_committed_check(job, msg, &why) != CST_OK) {
         return cstc_job_distrust(job, &why, err);
     }
     first = msg->classes[0];
@@ -151,7 +81,7 @@ static int take_plan(struct cst_job *job, struct cst_err *err)
         .pool_bytes = msg->pool_bytes,
         .arena_bytes = msg->arena_bytes,
     };
-    take_classes(job, msg);
+    cstc_committed_take_classes(job, msg);
     job->n_slabs = msg->n_slabs;
     job->device_states = msg->device_states;
     job->steps = msg->step;
@@ -402,11 +332,12 @@ static size_t count_edge_fds(const Cistern__EdgePart *part)
     return n;
 }
 
-/* Map the edges of a reply. */
+/* Map the edges of a reply, up to one whose slots cannot be mapped in device memory. */
 static int take_edges(struct cst_job *job, struct cst_err *why)
 {
     const Cistern__EdgePart *part = (const Cistern__EdgePart *)job->call.reply;
     uint32_t left = cstc_edge_count(job) - job->commit.n_edges, n_fds = 0;
+    bool refused = false;
     int rc = CST_OK;
 
     if (part->first != job->commit.n_edges || part->n_edge == 0 || part->n_edge > left ||
@@ -426,10 +357,14 @@ static int take_edges(struct cst_job *job, struct cst_err *why)
             fds.slots_bytes = part->slots_bytes[i];
             fds.slots_device = part->slots_device[i];
         }
-        rc = cstc_edge_map(job, part->edge[i], &fds, why);
+        rc = cstc_edge_map(job, part->edge[i], &fds, &refused, why);
         job->commit.n_edges += rc == CST_OK;
+        if (refused) {
+            job->commit.refused = part->edge[i];
+            job->commit.refusal = *why;
+        }
     }
-    return rc;
+    return refused ? CST_OK : rc;
 }
 
 static int ask_edges(struct cst_job *job, struct cst_err *err)
@@ -441,15 +376,54 @@ static int ask_edges(struct cst_job *job, struct cst_err *err)
                       &cistern__edge_part__descriptor, err);
 }
 
+/* Get the next edges. */
+static int get_edges(struct cst_job *job, struct cst_err *err)
+{
+    int rc = job->call.state == CSTC_CALL_IDLE ? ask_edges(job, err) : CST_OK;
+
+    return rc == CST_OK ? take_memory(job, take_edges, err) : rc;
+}
+
+static int ask_host_slots(struct cst_job *job, struct cst_err *err)
+{
+    Cistern__EdgeRefuse msg = CISTERN__EDGE_REFUSE__INIT;
+
+    msg.edge = job->commit.refused;
+    msg.reason = job->commit.refusal.text;
+    job->call.max_fds = 0;
+    return cstc_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_EDGE_REFUSE, &msg.base,
+                           CISTERN__MSG_TYPE__MSG_OK, NULL, err);
+}
+
+/* Have the slots that this rank cannot map made again in host memory. Then the edge can be got. */
+static int refuse_slots(struct cst_job *job, struct cst_err *err)
+{
+    struct cst_err *refusal = &job->commit.refusal, why = {0};
+    int rc = job->call.state == CSTC_CALL_IDLE ? ask_host_slots(job, &why) : CST_OK;
+
+    rc = rc == CST_OK ? cstc_job_answer(job, &why) : rc;
+    if (rc == CST_EAGAIN) {
+        return rc;
+    }
+    if (rc == CST_OK) {
+        cstc_call_reset(&job->call);
+        job->commit.has_refused = true;
+    } else {
+        (void)cst_err_set(err, rc,
+                          "edge '%s': its slots in device memory (on_device): %.280s; there are no "
+                          "slots in host memory instead: %.200s",
+                          job->model.edges[job->commit.refused].name, refusal->text, why.text);
+    }
+    refusal->status = CST_OK;
+    return rc;
+}
+
 int cstc_job_advance_edges(struct cst_job *job, struct cst_err *err)
 {
     int rc = CST_OK;
 
     while (rc == CST_OK && job->commit.n_edges < cstc_edge_count(job)) {
-        if (job->call.state == CSTC_CALL_IDLE) {
-            rc = ask_edges(job, err);
-        }
-        rc = rc == CST_OK ? take_memory(job, take_edges, err) : rc;
+        rc = job->commit.refusal.status != CST_OK ? refuse_slots(job, err) : get_edges(job, err);
     }
     if (rc == CST_OK) {
         job->edges_mapped = job->edges_wanted = job->commit.slots_replaced;

@@ -53,10 +53,12 @@ struct cstc_edge_fds {
 };
 
 /* edge_memory.c: map the memory @fds, which the daemon says to be that of edge @number. The
- * descriptors belong to the caller. CST_EPROTO: it is not as declared; CST_EUNSUPPORTED: the job's
- * device does not copy arrays, but slots are on it; CST_ENOMEM, or a status of the device. */
+ * descriptors belong to the caller. After a failure nothing is mapped. *refused: the slots in
+ * device memory cannot be mapped, but slots in host memory could be; *why is the cause alone.
+ * CST_EPROTO: the memory is not as declared; CST_EUNSUPPORTED: the job's device does not copy
+ * arrays, but slots are on it; CST_ENOMEM, or a status of the device. */
 int cstc_edge_map(struct cst_job *job, uint32_t number, const struct cstc_edge_fds *fds,
-                  struct cst_err *why);
+                  bool *refused, struct cst_err *why);
 
 /* edge_memory.c: CST_EINVAL if there is no edge @edge. */
 int cstc_edge_check(const struct cst_job *job, int edge, struct cst_err *err);

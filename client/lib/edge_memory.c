@@ -50,9 +50,29 @@ static void unmap_host(const struct cst_job *job, struct cstc_segment *memory)
     cstc_segment_unmap(memory);
 }
 
+/* Map the slots of @edge, which are in device memory. */
+static int map_device(struct cst_job *job, struct cstc_edge *edge, const struct cstc_edge_fds *fds,
+                      struct cst_err *why)
+{
+    int rc;
+
+    if (!cstc_edge_by_device(job)) {
+        return cst_err_set(why, CST_EUNSUPPORTED, "its slots are on %s, which copies no arrays",
+                           job->device_name);
+    }
+    rc = job->device.calls->map(job->device.arg, fds->slots_fd, fds->slots_bytes, &edge->apart.base,
+                                why);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    edge->apart.bytes = fds->slots_bytes;
+    edge->on_device = true;
+    return CST_OK;
+}
+
 /* Map the slots of @edge, if they have memory of their own. */
 static int map_slots(struct cst_job *job, struct cstc_edge *edge, const struct cstc_edge_fds *fds,
-                     struct cst_err *why)
+                     bool *refused, struct cst_err *why)
 {
     int rc;
 
@@ -62,18 +82,12 @@ static int map_slots(struct cst_job *job, struct cstc_edge *edge, const struct c
     if (!fds->slots_device) {
         return map_host(job, &edge->apart, fds->slots_fd, fds->slots_bytes, why);
     }
-    if (!cstc_edge_by_device(job)) {
-        return cst_err_set(why, CST_EUNSUPPORTED, "its slots are on %s, which copies no arrays",
-                           job->device_name);
-    }
-    rc = job->device.calls->map(job->device.arg, fds->slots_fd, fds->slots_bytes, &edge->apart.base,
-                                why);
-    if (rc != CST_OK) {
+    rc = map_device(job, edge, fds, why);
+    if (rc == CST_EGPU) { /* A GPU that has failed does not copy to host memory either. */
         return cst_err_prefix(why, "its slots in device memory (on_device)");
     }
-    edge->apart.bytes = fds->slots_bytes;
-    edge->on_device = true;
-    return CST_OK;
+    *refused = rc != CST_OK;
+    return rc;
 }
 
 static void unmap(const struct cst_job *job, struct cstc_edge *edge)
@@ -100,12 +114,13 @@ static bool fits(const struct cst_job *job, uint32_t number, const struct cstc_e
 }
 
 int cstc_edge_map(struct cst_job *job, uint32_t number, const struct cstc_edge_fds *fds,
-                  struct cst_err *why)
+                  bool *refused, struct cst_err *why)
 {
     const struct cst_layout_edge *e;
     struct cstc_edge *edge;
     int rc;
 
+    *refused = false;
     if (job->edges == NULL) {
         job->edges = calloc(job->model.n_edges, sizeof *job->edges);
         if (job->edges == NULL) {
@@ -126,7 +141,7 @@ int cstc_edge_map(struct cst_job *job, uint32_t number, const struct cstc_edge_f
     }
     rc = map_host(job, &edge->memory, fds->fd, fds->bytes, why);
     if (rc == CST_OK) {
-        rc = map_slots(job, edge, fds, why);
+        rc = map_slots(job, edge, fds, refused, why);
         if (rc != CST_OK) {
             unmap_host(job, &edge->memory);
         }
@@ -134,7 +149,7 @@ int cstc_edge_map(struct cst_job *job, uint32_t number, const struct cstc_edge_f
     if (rc != CST_OK) {
         free(edge->slots);
         edge->slots = NULL;
-        return cst_err_prefix(why, "edge '%s'", e->name);
+        return *refused ? rc : cst_err_prefix(why, "edge '%s'", e->name);
     }
     return CST_OK;
 }

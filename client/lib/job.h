@@ -72,6 +72,11 @@ struct cst_commit {
     uint32_t n_edges;  /* EDGES: number of this rank's edges that are mapped. */
     /* EDGES: how often slots of edges were replaced before the first one was mapped. */
     uint32_t slots_replaced;
+    /* EDGES: this rank cannot map the slots of edge `refused` in device memory, because of
+     * `refusal`, and asks the daemon for slots in host memory. Status CST_OK: there is none. */
+    uint32_t refused;
+    struct cst_err refusal;
+    bool has_refused; /* Slots were refused since the last sync began: other ranks have the old. */
 };
 
 /* The slabs of the pool with the blocks of one size class. */
@@ -207,7 +212,8 @@ void cstc_job_uncommit(struct cst_job *job);
 /* commit.c: continue the commit, for cstc_job_drive. */
 int cstc_job_advance_commit(struct cst_job *job, struct cst_err *err);
 
-/* commit.c: get and map the edges of this rank that are not mapped, for cstc_job_drive. */
+/* commit.c: get and map the edges of this rank that are not mapped, for cstc_job_drive. If slots in
+ * device memory cannot be mapped, the daemon makes them again in host memory. */
 int cstc_job_advance_edges(struct cst_job *job, struct cst_err *err);
 
 /* Make the current step void, because of @cause. If it is void already, its first cause is kept. */

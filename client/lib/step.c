@@ -26,6 +26,7 @@ static int start_sync(struct cst_job *job, struct cst_err *err)
     cstc_job_void(job, &cause);
     job->lease_epoch++;
     job->begun = -1;
+    job->commit.has_refused = false;
     cstc_debug_lock(job);
     job->micro_batch = 0;
     job->prepared = false;
@@ -82,11 +83,16 @@ static int renew_edges(struct cst_job *job, struct cst_err *err)
 
 static int advance_sync(struct cst_job *job, struct cst_err *err)
 {
-    int rc = job->edges_wanted == job->edges_mapped ? sync_ranks(job, err) : CST_OK;
+    int rc;
 
-    if (rc == CST_OK && job->edges_wanted != job->edges_mapped) {
-        rc = renew_edges(job, err);
-    }
+    do {
+        rc = job->edges_wanted == job->edges_mapped ? sync_ranks(job, err) : CST_OK;
+        if (rc == CST_OK && job->edges_wanted != job->edges_mapped) {
+            rc = renew_edges(job, err);
+        }
+        /* The ranks at the other ends have mapped the slots that this rank has refused. They get
+         * the new ones when all have synced once more. */
+    } while (rc == CST_OK && job->commit.has_refused);
     if (rc == CST_OK) {
         job->synced = true;
         job->void_step.status = CST_OK;

@@ -442,8 +442,9 @@ void cstd_commit_memory_ready(struct cstd_memory *memory)
 {
     struct cstd_job *job = cstd_owner_of(memory, struct cstd_job, memory);
 
-    /* Pools of a committed job were made again, or of one that another daemon has committed. */
+    /* A committed job, or one of another daemon, has new pools or new slots of edges. */
     if (job->state == CSTD_JOB_READY || job->resumes) {
+        cstd_slot_refusals_settle(memory);
         cstd_relocate_end(job, &memory->err);
         cstd_commit_settled(job);
         cstd_done_look(job); /* All workers may have left again meanwhile. */

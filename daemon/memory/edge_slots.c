@@ -5,6 +5,7 @@
 #include "offload/layout/edge.h"
 
 #include <stdio.h>
+#include <string.h>
 
 /* Return whether the GPU @from, or the worker of a simulated accelerator, can write to @to. */
 static bool can_access(const struct cstd_daemon *daemon, const struct cstd_gpu *from,
@@ -13,14 +14,15 @@ static bool can_access(const struct cstd_daemon *daemon, const struct cstd_gpu *
     return from == to || (cstd_gpus_unreachable(&daemon->gpus, from) >> to->engine & 1) == 0;
 }
 
-struct cstd_edge_slots cstd_edge_slots_choose(const struct cstd_daemon *daemon,
+struct cstd_edge_slots cstd_edge_slots_choose(const struct cstd_memory *memory,
                                               const struct cst_layout_edge *edge,
                                               const struct cstd_gpu *from, struct cstd_gpu *to)
 {
     struct cstd_edge_slots slots = {.bytes = cst_edge_slots_bytes(edge->slot_bytes, edge->n_slots)};
 
-    if (from != NULL && to != NULL && can_access(daemon, from, to)) {
-        uint64_t grain = cstd_memory_grain(daemon, to);
+    if (from != NULL && to != NULL && can_access(memory->daemon, from, to) &&
+        cstd_slot_refusals_find(&memory->refusals, edge, from, to) == NULL) {
+        uint64_t grain = cstd_memory_grain(memory->daemon, to);
 
         slots.gpu = to;
         slots.bytes = (slots.bytes + grain - 1) / grain * grain;
@@ -31,7 +33,7 @@ struct cstd_edge_slots cstd_edge_slots_choose(const struct cstd_daemon *daemon,
 static struct cstd_edge_slots slots_of(const struct cstd_job *job,
                                        const struct cst_layout_edge *edge)
 {
-    return cstd_edge_slots_choose(job->daemon, edge, job->workers[edge->from].gpu,
+    return cstd_edge_slots_choose(&job->memory, edge, job->workers[edge->from].gpu,
                                   job->workers[edge->to].gpu);
 }
 
@@ -75,24 +77,54 @@ static const char *kind_of(const struct cstd_gpu *gpu)
     return gpu->paced ? "paced" : "cuda";
 }
 
-static void explain_edge(const struct cstd_job *job, const struct cst_layout_edge *edge,
-                         char line[192])
+/* Write @text in indented lines, at most @max. Returns their number. */
+static unsigned explain_reason(const char *text, char lines[][192], unsigned max)
+{
+    const size_t most = 192 - sizeof "  ";
+    unsigned n = 0;
+
+    while (*text != '\0' && n < max) {
+        size_t length = strlen(text);
+
+        if (length > most) { /* Break the line at a space. */
+            for (length = most; length > most / 2 && text[length] != ' ';) {
+                length--;
+            }
+        }
+        (void)snprintf(lines[n++], 192, "  %.*s", (int)length, text);
+        text += length;
+        text += *text == ' ';
+    }
+    return n;
+}
+
+/* Write where the slots of @edge are, and why, in @max lines at most. Returns their number. */
+static unsigned explain_edge(const struct cstd_job *job, const struct cst_layout_edge *edge,
+                             char lines[][192], unsigned max)
 {
     const struct cstd_gpu *from = job->workers[edge->from].gpu, *to = job->workers[edge->to].gpu;
-    int n = snprintf(line, 192, "edge '%s' from rank %u to rank %u: slots ", edge->name, edge->from,
-                     edge->to);
+    int n = snprintf(lines[0], 192, "edge '%s' from rank %u to rank %u: slots ", edge->name,
+                     edge->from, edge->to);
+    char *end = lines[0] + n;
+    const size_t left = 192 - (size_t)n;
+    const struct cstd_slot_refusal *refusal;
 
     if (slots_of(job, edge).gpu != NULL) {
-        (void)snprintf(line + n, 192 - (size_t)n, "in the memory of %s:%u", kind_of(to), to->index);
+        (void)snprintf(end, left, "in the memory of %s:%u", kind_of(to), to->index);
     } else if (from == NULL || to == NULL) {
-        (void)snprintf(line + n, 192 - (size_t)n,
-                       "in host memory, because the pool of rank %u is in host memory",
+        (void)snprintf(end, left, "in host memory, because the pool of rank %u is in host memory",
                        to == NULL ? edge->to : edge->from);
+    } else if (!can_access(job->daemon, from, to)) {
+        (void)snprintf(end, left, "in host memory, because %s:%u cannot access %s:%u",
+                       kind_of(from), from->index, kind_of(to), to->index);
     } else {
-        (void)snprintf(line + n, 192 - (size_t)n,
-                       "in host memory, because %s:%u cannot access %s:%u", kind_of(from),
-                       from->index, kind_of(to), to->index);
+        refusal = cstd_slot_refusals_find(&job->memory.refusals, edge, from, to);
+        (void)snprintf(end, left,
+                       "in host memory, because rank %u cannot map them on %s:%u:", refusal->rank,
+                       kind_of(to), to->index);
+        return 1 + explain_reason(refusal->reason, lines + 1, max - 1);
     }
+    return 1;
 }
 
 unsigned cstd_edge_slots_explain(const struct cstd_job *job, char lines[][192], unsigned max)
@@ -101,7 +133,7 @@ unsigned cstd_edge_slots_explain(const struct cstd_job *job, char lines[][192], 
 
     for (uint32_t i = 0; i < job->model.n_edges && n < max; i++) {
         if (job->model.edges[i].on_device) {
-            explain_edge(job, &job->model.edges[i], lines[n++]);
+            n += explain_edge(job, &job->model.edges[i], lines + n, max - n);
         }
     }
     return n;

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where the slots of edges with `on_device` are, and what they take of the budgets: on the
- * accelerator of the rank that takes, if the accelerator of the rank that puts can access it, and
- * else in host memory. memory.h allocates them. Loop thread only. */
+ * accelerator of the rank that takes, if the accelerator of the rank that puts can access it and
+ * both workers can map it (slot_refusals.h), and else in host memory. memory.h allocates them. Loop
+ * thread only. */
 #ifndef CSTD_EDGE_SLOTS_H
 #define CSTD_EDGE_SLOTS_H
 
 #include <stdint.h>
 
 struct cst_layout_edge;
-struct cstd_daemon;
 struct cstd_gpu;
 struct cstd_job;
+struct cstd_memory;
 
 /* The memory of the slots of an edge. */
 struct cstd_edge_slots {
@@ -18,9 +19,10 @@ struct cstd_edge_slots {
     uint64_t bytes;       /* Its size, a multiple of the accelerator's granularity. */
 };
 
-/* Decide where the slots of @edge are, which has `on_device`, if the pool of its sender is on @from
- * and that of its receiver on @to; NULL: in host memory. */
-struct cstd_edge_slots cstd_edge_slots_choose(const struct cstd_daemon *daemon,
+/* Decide where the slots of @edge are, which has `on_device` and belongs to the job of @memory, if
+ * the pool of its sender is on @from and that of its receiver on @to; NULL: in host memory. @memory
+ * may be closed. */
+struct cstd_edge_slots cstd_edge_slots_choose(const struct cstd_memory *memory,
                                               const struct cst_layout_edge *edge,
                                               const struct cstd_gpu *from, struct cstd_gpu *to);
 
@@ -33,8 +35,8 @@ uint64_t cstd_edge_slots_bytes(const struct cstd_job *job, const struct cstd_gpu
 uint64_t cstd_edge_slots_host_bytes(const struct cstd_job *job);
 uint64_t cstd_edge_slots_device_bytes(const struct cstd_job *job);
 
-/* Write a line for each edge of @job with `on_device`, at most @max, which says where its slots are
- * and why. Returns the number of lines. */
+/* Write for each edge of @job with `on_device` where its slots are and why, at most @max lines.
+ * Returns the number of lines. */
 unsigned cstd_edge_slots_explain(const struct cstd_job *job, char lines[][192], unsigned max);
 
 #endif

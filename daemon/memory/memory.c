@@ -35,6 +35,7 @@ void cstd_memory_init(struct cstd_memory *memory, struct cstd_daemon *daemon, co
 {
     *memory = (struct cstd_memory){
         .daemon = daemon, .name = name, .ready.fn = on_ready_later, .gone.fn = on_gone_later};
+    TAILQ_INIT(&memory->refusals);
 }
 
 /* -- progress of the engines ---------------------------------------------------------------- */
@@ -531,6 +532,7 @@ void cstd_memory_close(struct cstd_memory *memory)
 
     unmap_table(memory);
     cstd_shared_heads_close(&memory->heads);
+    cstd_slot_refusals_forget(memory);
     /* on_ready must not be called any more. */
     cstd_deferred_remove(&memory->daemon->later, &memory->ready);
     memory->segments = NULL;

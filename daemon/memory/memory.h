@@ -18,6 +18,7 @@
 #include "daemon/memory/pools.h"
 #include "daemon/memory/device_reservation.h"
 #include "daemon/memory/shared_heads.h"
+#include "daemon/memory/slot_refusals.h"
 #include "offload/core/core.h"
 
 struct cstd_daemon;
@@ -54,8 +55,9 @@ struct cstd_memory {
     /* Index in segments of the first edge. The words of all edges come first, then the slots that
      * have memory of their own. */
     uint32_t first_edge;
-    uint32_t slots_replaced;        /* Number of times that slots were made again elsewhere. */
-    struct cstd_shared_heads heads; /* Heads of the edges, unless the pools are parked. */
+    uint32_t slots_replaced; /* Number of times that slots were made again elsewhere. */
+    struct cstd_slot_refusal_list refusals; /* Slots that workers cannot map on accelerators. */
+    struct cstd_shared_heads heads;         /* Heads of the edges, unless the pools are parked. */
     /* Device reservations in the form that the core needs. */
     struct cst_core_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
     uint32_t n_rooms;               /* Number of device reservations. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The memory of edges: making it, and replacing slots whose accelerator was lost. */
+/* The memory of edges: making it, and replacing slots whose accelerator was lost, or which a worker
+ * cannot map. */
 #include "daemon/memory/memory_pools.h"
 
 #include "daemon/daemon.h"
@@ -24,8 +25,7 @@ static int add_host_segment(struct cstd_memory *memory, const struct cst_layout_
 static struct cstd_edge_slots slots_of(const struct cstd_memory *memory,
                                        const struct cst_layout_edge *edge)
 {
-    return cstd_edge_slots_choose(memory->daemon, edge, memory->gpus[edge->from],
-                                  memory->gpus[edge->to]);
+    return cstd_edge_slots_choose(memory, edge, memory->gpus[edge->from], memory->gpus[edge->to]);
 }
 
 /* Add the segment of the slots of @edge. */
@@ -165,6 +165,42 @@ void cstd_memory_mount_slots(struct cstd_memory *memory, const struct cstd_memor
         memory->pool_bytes -= cstd_memory_release(memory, moved->old[i]);
         cstd_memory_mount(memory, memory->segments[moved->at[i]]);
     }
+}
+
+/* -- slots that a worker cannot map ----------------------------------------------------------- */
+
+int cstd_memory_make_host_slots(struct cstd_memory *memory, uint32_t i, struct cstd_segment **out,
+                                struct cst_err *err)
+{
+    const struct cst_layout_edge *edge = &memory->model->edges[i];
+    const uint32_t at = place_of(memory, i), n_all = memory->n_segments;
+    struct cstd_segment *old = memory->segments[at];
+    int rc;
+
+    memory->n_segments = at; /* The place of the next segment. */
+    rc = add_host_segment(memory, edge, cst_edge_slots_bytes(edge->slot_bytes, edge->n_slots), err);
+    memory->n_segments = n_all;
+    if (rc == CST_OK) {
+        *out = memory->segments[at];
+        memory->segments[at] = old; /* Until the new slots are populated. */
+        memory->ids[at] = old->id;
+        if (memory->n_waiting == 0) { /* Otherwise err is about segments that are awaited. */
+            memory->err = (struct cst_err){0};
+        }
+        cstd_memory_mount(memory, *out);
+    }
+    return rc;
+}
+
+void cstd_memory_replace_edge_slots(struct cstd_memory *memory, uint32_t i,
+                                    struct cstd_segment *segment)
+{
+    const uint32_t at = place_of(memory, i);
+
+    memory->pool_bytes -= cstd_memory_release(memory, memory->segments[at]);
+    memory->segments[at] = segment;
+    memory->ids[at] = segment->id;
+    memory->slots_replaced++;
 }
 
 /* -- questions ------------------------------------------------------------------------------ */

@@ -59,4 +59,13 @@ int cstd_memory_replace_slots(struct cstd_memory *memory, uint32_t rank,
 void cstd_memory_mount_slots(struct cstd_memory *memory, const struct cstd_memory_slots *moved);
 void cstd_memory_undo_slots(struct cstd_memory *memory, struct cstd_memory_slots *moved);
 
+/* memory_edges.c: make memory of the host for the slots of edge @i, and let the engines populate
+ * it. The slots in use stay in their place. on_ready follows, and (*out)->err has the outcome. Then
+ * cstd_memory_replace_edge_slots puts *out in place of the slots in use and releases those, or
+ * cstd_memory_release frees it. CST_EBUDGET, CST_ENOMEM: nothing was changed. */
+int cstd_memory_make_host_slots(struct cstd_memory *memory, uint32_t i, struct cstd_segment **out,
+                                struct cst_err *err);
+void cstd_memory_replace_edge_slots(struct cstd_memory *memory, uint32_t i,
+                                    struct cstd_segment *segment);
+
 #endif

@@ -74,6 +74,8 @@ static const struct row rows[] = {
     [CISTERN__MSG_TYPE__MSG_POOL] = {cstd_serve_pool, &cistern__pool_get__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_ARENA] = {cstd_serve_arena, &cistern__arena_get__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_EDGE] = {cstd_serve_edge, &cistern__edge_get__descriptor, JOB},
+    [CISTERN__MSG_TYPE__MSG_EDGE_REFUSE] = {cstd_serve_edge_refuse,
+                                            &cistern__edge_refuse__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_SYNC] = {cstd_serve_sync, NULL, JOB},
     [CISTERN__MSG_TYPE__MSG_BATCH] = {cstd_serve_batch, NULL, JOB},
     [CISTERN__MSG_TYPE__MSG_STEP] = {cstd_serve_step, &cistern__step__descriptor, JOB},

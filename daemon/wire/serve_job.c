@@ -451,6 +451,40 @@ void cstd_serve_edge(struct cstd_session *session, uint64_t id, void *body)
                        page.n_fds);
 }
 
+void cstd_serve_edge_refuse(struct cstd_session *session, uint64_t id, void *body)
+{
+    const Cistern__EdgeRefuse *refuse = body;
+    struct cstd_job *job = session->job;
+    const struct cst_model *model = &job->model;
+    struct cstd_pending *request;
+    struct cst_err err = {0};
+    int rc;
+
+    if (!check_committed(session, id)) {
+        return;
+    }
+    if (job->memory.parked || refuse->edge >= model->n_edges ||
+        !model->edges[refuse->edge].on_device ||
+        !cst_layout_edge_has(&model->edges[refuse->edge], session->rank)) {
+        cstd_serve_error(session, id, CST_EINVAL,
+                         "edge %u of %u has no slots of its own that rank %u could refuse",
+                         refuse->edge, model->n_edges, session->rank);
+        return;
+    }
+    if (cstd_session_defer(session, job, id, CISTERN__MSG_TYPE__MSG_EDGE_REFUSE, 1, &request,
+                           &err) != CST_OK) {
+        cstd_session_error(session, id, &err);
+        return;
+    }
+    rc = cstd_slot_refusals_add(&job->memory, refuse->edge, session->rank, refuse->reason,
+                                cstd_pending_tag(request, 0), &err);
+    if (rc == CST_OK) {
+        cstd_session_answer(session->daemon, request, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+    } else if (rc != CST_EAGAIN) {
+        cstd_session_fail(session->daemon, request, &err);
+    }
+}
+
 void cstd_serve_leave(struct cstd_session *session, uint64_t id, void *body)
 {
     struct cst_event event = {.kind = CST_EV_LEAVE, .rank = session->rank};

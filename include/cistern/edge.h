@@ -30,10 +30,12 @@ struct cst_edge_spec {
  * and charges to the budgets: host memory, unless on_device is true. With on_device they are in the
  * memory of the device of the rank `to`, and are charged to the budget of pools there, if
  *   - the pools of both ranks are on devices, and
- *   - both are on one device, or the device of `from` can access the memory of that of `to`.
- * Otherwise they are in host memory; `cistern explain` says why. What passes through such an edge
- * is the same in both cases. In device memory an array is copied from GPU to GPU, and not down to
- * the host and up again.
+ *   - both are on one device, or the device of `from` can access the memory of that of `to`, and
+ *   - the processes of both ranks can map this memory. In a container, for example, a process may
+ *     not see the other rank's GPU.
+ * Otherwise they are in host memory, for both ranks, and are charged to its budget; `cistern
+ * explain` says why. What passes through such an edge is the same in both cases. In device memory
+ * an array is copied from GPU to GPU, and not down to the host and up again.
  *
  * In a model that is cut into stages (cst_stage), `from` and `to` are the same rank or
  * CST_ALL_RANKS: a step goes on without a rank that dies, and another rank would wait for its
@@ -116,8 +118,9 @@ int cst_take_begin(struct cst_job *job, int edge, uint32_t number, const void **
 int cst_take_end(struct cst_job *job, int edge, uint32_t number, struct cst_err *err);
 
 /* Return 1 if the slots of @edge are in the memory of a GPU, and 0 if they are in host memory:
- * those of a simulated accelerator are. If a rank was opened again on another device, because its
- * own was lost, cst_sync can change the result. Never waits. Statuses:
+ * those of a simulated accelerator are. cst_sync can change the result, if the other rank cannot
+ * map the slots, or if a rank was opened again on another device, because its own was lost. Never
+ * waits. Statuses:
  *   - CST_EINVAL: there is no such edge, this rank is no end of it, or the job is not committed. */
 int cst_edge_on_device(const struct cst_job *job, int edge, struct cst_err *err);
 

@@ -188,6 +188,8 @@ struct cst_plan {
  *   - CST_EPOOL: the pool is too small. The error names the operator, the blocks that it needs, and
  *     the number of bytes that are missing.
  *   - CST_EBUDGET: the job needs more memory than a budget allows.
+ *   - CST_EBUDGET: this rank cannot map the slots of an edge in device memory, and a budget does
+ *     not allow slots in host memory instead.
  *   - CST_EMISMATCH: the ranks disagree. The error names the tensor, the operator or the option,
  *     both values and the ranks. All ranks get the same error as soon as the first difference is
  *     known.

@@ -40,9 +40,9 @@ extern "C" {
  *     can be read and written.
  *   - CST_EENGINE: the daemon gave up the engine of a NUMA node. All ranks get this status. All
  *     ranks then leave and open the job again, and the daemon starts the engine again.
- *   - CST_ENOMEM, CST_EGPU, CST_EINTERNAL: the slots of an edge of this rank are elsewhere now,
- *     because a rank's device was lost, and cannot be mapped. The step is void. The next cst_sync
- *     tries again.
+ *   - CST_EBUDGET, CST_ENOMEM, CST_EGPU: the slots of an edge of this rank are elsewhere now, for
+ *     example because a rank's device was lost, and can be mapped neither there nor, for slots in
+ *     device memory, in host memory. The step is void. The next cst_sync tries again.
  *   - CST_EINVAL: the job is not committed.
  *   - CST_EBUSY: another call is pending.
  *

@@ -278,23 +278,104 @@ START_TEST(the_budget_of_the_gpu_limits_slots)
 }
 END_TEST
 
-/* -- a driver that refuses --------------------------------------------------------------------- */
+/* -- slots that a worker cannot map ------------------------------------------------------------ */
 
-/* The driver cannot import the slots once: the commit says of which edge. */
-START_TEST(slots_that_cannot_be_imported)
+/* What keeps workers from mapping memory that their GPU's engine, or another one, has made. */
+static const struct obstacle {
+    const char *setting;
+    bool for_all;       /* The setting is that of both ranks, and not only of rank 0. */
+    bool on_host[4];    /* Edges whose slots are in host memory then. */
+    const char *reason; /* In the explanation of edge 2, which is from rank 0 to rank 1. */
+} obstacles[] = {
+    {"CST_FAKECUDA_PEERS=none", false, {false, false, true, false}, "access of GPU-"},
+    {"CST_FAKECUDA_PEERS=none", true, {false, false, true, true}, "access of GPU-"},
+    {"CUDA_VISIBLE_DEVICES=0", false, {false, false, true, false}, "importing 2097152 bytes"},
+    /* The first memory is the pool's. */
+    {"CST_FAKECUDA_FAIL=cuMemImportFromShareableHandle:2+=304",
+     false,
+     {true, false, true, true},
+     "importing 2097152 bytes"},
+    {"CST_FAKECUDA_FAIL=cuMemImportFromShareableHandle:2+=304",
+     true,
+     {true, true, true, true},
+     "importing 2097152 bytes"},
+    {"CST_FAKECUDA_FAIL=cuMemMap:3=2", false, {false, false, true, false}, "mapping 2097152 bytes"},
+};
+enum { N_OBSTACLES = sizeof obstacles / sizeof obstacles[0] };
+
+/* Run a ring. order->n_calls is the number of the obstacle, or N_OBSTACLES if there is none. */
+static void run_refused(struct nccl_worker *w, struct nccl_order *order)
+{
+    const int edges[] = {(int)w->rank, edge_ring_out(order, w->rank), edge_ring_in(order, w->rank)};
+    struct cst_err err = {0};
+
+    nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
+    for (int i = 0; i < 3; i++) {
+        edge_ring_on_device(w, edges[i],
+                            order->n_calls == N_OBSTACLES ||
+                                !obstacles[order->n_calls].on_host[edges[i]]);
+    }
+    nccl_must(edge_ring(w, order, NULL, &err), &err, "ring");
+    (void)sem_post(&order->begun);
+    (void)sem_wait(&order->ended);
+}
+
+/* A worker that cannot map slots in device memory gets slots in host memory, and so does the other
+ * end of the edge. explain says so, with the driver's words. When the ranks have left and come back
+ * without the obstacle, the slots are in device memory. _i: the obstacle. */
+START_TEST(slots_that_a_rank_cannot_map_are_in_host_memory)
+{
+    const struct obstacle *obstacle = &obstacles[_i];
+    struct nccl_order *order = edge_ring_order(2);
+    uint64_t on_device = 0;
+    pid_t pids[2];
+
+    for (int i = 0; i < 4; i++) {
+        on_device += obstacle->on_host[i] ? 0 : EDGE_RING_GRAIN;
+    }
+    order->n_calls = (unsigned)_i;
+    order->setting = obstacle->setting;
+    order->setting_for_all = obstacle->for_all;
+    edge_ring_fork(run_refused, order, pids);
+    edge_ring_await(order);
+    ck_assert_uint_eq(raw_job_info(&witness, "j")->edge_device_bytes, on_device);
+    ck_assert(raw_explains(&witness, "j", "t",
+                           "edge 'edge 2' from rank 0 to rank 1: slots in host memory, because "
+                           "rank "));
+    ck_assert(raw_explains(&witness, "j", "t", "cannot map them on cuda:1:"));
+    ck_assert(raw_explains(&witness, "j", "t", obstacle->reason));
+    edge_ring_release(order);
+    edge_ring_join(pids);
+    order->n_calls = N_OBSTACLES;
+    order->setting = NULL;
+    edge_ring_fork(run_refused, order, pids);
+    edge_ring_await(order);
+    ck_assert_uint_eq(raw_job_info(&witness, "j")->edge_device_bytes, 4 * EDGE_RING_GRAIN);
+    end_ring(order, pids);
+}
+END_TEST
+
+/* There is no host memory for slots that a rank cannot map: the commit says both, and the next one
+ * goes on. */
+START_TEST(slots_for_which_there_is_no_host_memory)
 {
     struct nccl_order *order = edge_ring_order(1);
-    pid_t pid = child_start();
     struct cst_err err = {0};
     struct nccl_worker w;
+    pid_t pid;
 
+    order->slot_bytes =
+        90 << 20; /* Three slots have more than the 256 MiB of tests/lib/daemon_proc.c. */
+    pid = child_start();
     if (pid == 0) { /* The first memory is the pool's. */
-        (void)setenv("CST_FAKECUDA_FAIL", "cuMemImportFromShareableHandle:2=1", 1);
-        edge_ring_must(nccl_join(&w, order, 0, &err) == CST_EINTERNAL &&
-                           strstr(err.text, "edge 'edge 0': its slots in device memory") != NULL,
+        (void)setenv("CST_FAKECUDA_FAIL", "cuMemImportFromShareableHandle:2=304", 1);
+        edge_ring_must(nccl_join(&w, order, 0, &err) == CST_EBUDGET &&
+                           strstr(err.text, "edge 'edge 0': its slots in device memory") != NULL &&
+                           strstr(err.text, "there are no slots in host memory instead") != NULL,
                        "commit", &err);
-        /* The next commit goes on where this one has failed. */
         nccl_must(cst_commit(w.job, NULL, &err), &err, "second commit");
+        nccl_must(cst_sync(w.job, NULL, &err), &err, "sync");
+        edge_ring_on_device(&w, 0, 1);
         nccl_must(cst_job_leave(w.job, &err), &err, "leave");
         nccl_worker_free(&w);
         exit(0);
@@ -428,7 +509,7 @@ END_TEST
 int main(int argc, char **argv)
 {
     Suite *suite;
-    TCase *arrays, *separate, *configured, *paced, *small, *deaths;
+    TCase *arrays, *separate, *configured, *paced, *small, *narrow, *deaths;
 
     (void)argc;
     fake_gpu_use(argv);
@@ -438,7 +519,7 @@ int main(int argc, char **argv)
     tcase_add_test(arrays, ranks_share_a_gpu);
     tcase_add_test(arrays, wrong_questions_are_refused);
     tcase_add_test(arrays, slots_are_charged_to_the_gpu);
-    tcase_add_test(arrays, slots_that_cannot_be_imported);
+    tcase_add_loop_test(arrays, slots_that_a_rank_cannot_map_are_in_host_memory, 0, N_OBSTACLES);
     tcase_add_test(arrays, the_job_is_removed);
     separate = suite_case(suite, "separate", open_separate, cuda_rig_close);
     tcase_add_test(separate, without_access_slots_are_in_host_memory);
@@ -449,6 +530,8 @@ int main(int argc, char **argv)
     tcase_add_test(paced, a_rank_on_the_host);
     small = suite_case(suite, "small", open_small, cuda_rig_close);
     tcase_add_test(small, the_budget_of_the_gpu_limits_slots);
+    narrow = suite_case(suite, "narrow", nccl_rig_open, cuda_rig_close);
+    tcase_add_test(narrow, slots_for_which_there_is_no_host_memory);
     deaths = suite_case(suite, "deaths", open_late, cuda_rig_close);
     tcase_add_loop_test(deaths, a_death_is_named_and_made_good, 0, 2);
     tcase_add_loop_test(deaths, an_engine_dies, 0, 2);

@@ -152,7 +152,7 @@ pid_t nccl_fork(nccl_body *body, uint32_t rank, struct nccl_order *order)
         struct nccl_worker w;
         struct cst_err err = {0};
 
-        if (order->setting != NULL && rank == 0) {
+        if (order->setting != NULL && (rank == 0 || order->setting_for_all)) {
             (void)putenv((char *)(uintptr_t)order->setting);
         }
         nccl_must(nccl_join(&w, order, rank, &err), &err, "commit");

@@ -48,12 +48,13 @@ struct nccl_order {
     uint32_t n_slots;
     bool on_device; /* The slots are on GPUs, if possible. */
     const char *devices[NCCL_MAX_WORLD];
-    const char *setting; /* NULL, or NAME=VALUE in the environment of rank 0. */
-    const char *words;   /* In the explanation of the communicator. */
-    sem_t begun;         /* Rank 0 has a call in its stream. */
-    sem_t ended;         /* Rank 1 has got its error, or rank 0 has. */
-    unsigned n_arrived;  /* Ranks that have called nccl_arrive. */
-    sem_t arrived;       /* All have. */
+    const char *setting;  /* NULL, or NAME=VALUE in the environment of rank 0, */
+    bool setting_for_all; /* or of all ranks. */
+    const char *words;    /* In the explanation of the communicator. */
+    sem_t begun;          /* Rank 0 has a call in its stream. */
+    sem_t ended;          /* Rank 1 has got its error, or rank 0 has. */
+    unsigned n_arrived;   /* Ranks that have called nccl_arrive. */
+    sem_t arrived;        /* All have. */
 };
 
 typedef void nccl_body(struct nccl_worker *w, struct nccl_order *order);
