@@ -65,7 +65,7 @@ void train_mixture(struct train_model *model, uint32_t world)
 {
     const uint64_t all = TRAIN_ALL_RANKS;
     int wte, frozen, adapter, half, w, tiny, big, expert[TRAIN_MAX_WORLD];
-    char name[16];
+    char name[sizeof "expert.4294967295"];
 
     *model = (struct train_model){.uneven = true, .reads_grads = true};
     wte = add_tensor(model, "wte", 3000, all, CST_PATTERN_SHARD);

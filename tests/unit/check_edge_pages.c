@@ -95,7 +95,7 @@ static void open_job(void)
     fake_daemon_start(&f.fake);
     fake_job_open(&f);
     for (int i = 0; i < N_EDGES; i++) {
-        char name[8];
+        char name[sizeof "e-2147483648"];
         const struct cst_edge_spec spec = {
             .name = name, .slot_bytes = SLOT_BYTES, .n_slots = SLOTS, .on_device = true};
 
