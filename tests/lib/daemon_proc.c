@@ -96,10 +96,21 @@ static void fork_daemon(struct daemon_proc *proc, const char *name, const char *
     }
 }
 
+/* An engine of the test that is not there would be started again and again. */
+static void check_engine(const char *variable)
+{
+    const char *path = getenv(variable);
+
+    ck_assert_msg(path == NULL || path[0] != '.' || access(path, X_OK) == 0,
+                  "%s is %s: %s; build it with 'make check-lib'", variable, path, strerror(errno));
+}
+
 static void spawn(struct daemon_proc *proc, const char *const *args)
 {
     char name[64];
 
+    check_engine("CISTERN_ENGINE_HOST");
+    check_engine("CISTERN_ENGINE_CUDA");
     proc->notify = open_notify(name, sizeof name);
     fork_daemon(proc, name, args);
 }
