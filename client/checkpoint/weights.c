@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/checkpoint/weights.h"
 
+#include "kernels/math/cast.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -161,18 +163,6 @@ static float half_to_float(uint16_t half)
     return sign != 0 ? -value : value;
 }
 
-/* Round to nearest, ties to even. A NaN remains one. */
-static uint16_t float_to_bf16(float value)
-{
-    uint32_t bits;
-
-    memcpy(&bits, &value, sizeof bits);
-    if ((bits & 0x7fffffff) > 0x7f800000) {
-        return (uint16_t)(bits >> 16 | 0x40);
-    }
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 /* Element @i of the array @from. */
 static float element(const void *from, enum cstc_dtype dtype, size_t i)
 {
@@ -185,7 +175,7 @@ static float element(const void *from, enum cstc_dtype dtype, size_t i)
         return value;
     }
     memcpy(&half, at, sizeof half);
-    return dtype == CSTC_DTYPE_BF16 ? bits_to_float((uint32_t)half << 16) : half_to_float(half);
+    return dtype == CSTC_DTYPE_BF16 ? cst_bf16_to_fp32(half) : half_to_float(half);
 }
 
 /* Copy @n elements of @bytes each, which are @stride elements apart. */
@@ -210,7 +200,7 @@ static void convert(const void *from, enum cstc_dtype from_dtype, size_t stride,
         if (dtype == CSTC_DTYPE_F32) {
             ((float *)out)[i + k] = value;
         } else {
-            ((uint16_t *)out)[i + k] = float_to_bf16(value);
+            ((uint16_t *)out)[i + k] = cst_fp32_to_bf16(value);
         }
     }
 }

@@ -2,6 +2,7 @@
 /* Tests of models that are cut into stages, with processes that run whatever unit is next: the same
  * bits with one to four of them, killed wherever they are, and joined by others in the middle of a
  * step. check_units tests single calls. */
+#include "kernels/math/cast.h"
 #include "tests/lib/child.h"
 #include "tests/lib/job_rig.h"
 #include "tests/lib/stage_job.h"
@@ -36,30 +37,13 @@ static void count_call(void)
 
 /* -- a small model ----------------------------------------------------------------------------- */
 
-static float from_bf16(uint16_t bits)
-{
-    uint32_t wide = (uint32_t)bits << 16;
-    float value;
-
-    memcpy(&value, &wide, sizeof value);
-    return value;
-}
-
-static uint16_t to_bf16(float value)
-{
-    uint32_t bits;
-
-    memcpy(&bits, &value, sizeof bits);
-    return (uint16_t)(bits >> 16);
-}
-
 static void forward(const struct cst_io *io, uint32_t n_io)
 {
     for (uint32_t t = 0; t < n_io; t++) {
         const uint16_t *weight = io[t].weight;
 
         for (int i = 0; i < ELEMS; i++) {
-            x[i % WIDTH] = x[i % WIDTH] * 0.99f + from_bf16(weight[i]) * 0.125f;
+            x[i % WIDTH] = x[i % WIDTH] * 0.99f + cst_bf16_to_fp32(weight[i]) * 0.125f;
         }
     }
 }
@@ -75,8 +59,8 @@ static void backward(const struct cst_io *io, uint32_t n_io)
             float *d = &dx[i % WIDTH];
 
             suite_must(!io[t].accumulate, "a unit begins with the gradient of another one");
-            grad[i] = to_bf16(*d * 0.5f + x[(i + 1) % WIDTH]);
-            *d = *d * 0.98f + from_bf16(weight[i]) * 0.0625f;
+            grad[i] = cst_fp32_to_bf16(*d * 0.5f + x[(i + 1) % WIDTH]);
+            *d = *d * 0.98f + cst_bf16_to_fp32(weight[i]) * 0.0625f;
         }
     }
 }
