@@ -21,23 +21,27 @@ static int await_end(int fd, struct cst_err *err)
 {
     const struct timespec pause = {.tv_nsec = LOOK_MS * 1000000};
     char path[40];
-    int own, rc = -1;
+    int own, rc, error;
 
     (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     own = open(path, O_RDWR | O_CLOEXEC); /* A file description of its own has a lock of its own. */
-    for (unsigned ms = 0; own >= 0 && ms < WAIT_MS; ms += LOOK_MS) {
-        rc = flock(own, LOCK_EX | LOCK_NB);
-        if (rc == 0 || errno != EWOULDBLOCK) {
-            break;
-        }
+    if (own < 0) {
+        return cst_err_errno(err, CST_EIO, errno, "the earlier daemon's table of traffic");
+    }
+    rc = flock(own, LOCK_EX | LOCK_NB);
+    for (unsigned ms = 0; rc != 0 && errno == EWOULDBLOCK && ms < WAIT_MS; ms += LOOK_MS) {
         (void)nanosleep(&pause, NULL);
+        rc = flock(own, LOCK_EX | LOCK_NB);
     }
-    if (own >= 0) {
-        (void)close(own);
+    error = errno;
+    (void)close(own);
+    if (rc == 0) {
+        return CST_OK;
     }
-    return rc == 0 ? CST_OK
-                   : cst_err_set(err, CST_EBUSY,
-                                 "an engine of the earlier daemon still runs after %d ms", WAIT_MS);
+    return error == EWOULDBLOCK
+               ? cst_err_set(err, CST_EBUSY,
+                             "an engine of the earlier daemon still runs after %d ms", WAIT_MS)
+               : cst_err_errno(err, CST_EIO, error, "the earlier daemon's table of traffic");
 }
 
 /* Make the segment *@out with the number @id of @kept. */
