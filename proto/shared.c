@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "proto/shared.h"
 
+#include "proto/clock.h"
+
 #include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
@@ -58,14 +60,6 @@ void cst_shared_end(struct cst_shared_head *head, uint64_t attempt)
     cst_shared_wake(head);
 }
 
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
-
 /* Sleep until `event` differs from @seen, at most @ns nanoseconds. */
 static void sleep_on(struct cst_shared_head *head, uint32_t seen, uint64_t ns)
 {
@@ -98,9 +92,9 @@ int cst_shared_wait(struct cst_shared_head *head, const struct cst_shared_wait *
     if (rc != CST_EAGAIN) {
         return rc;
     }
-    now = now_ns();
+    now = cst_clock_ns();
     end = now + (uint64_t)timeout_ms * 1000000;
-    for (; now < end; now = now_ns()) {
+    for (; now < end; now = cst_clock_ns()) {
         const uint32_t seen = atomic_load(&head->event);
 
         if (!wait->for_ends) {

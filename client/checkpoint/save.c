@@ -12,12 +12,12 @@
 #include "client/lib/state_io.h"
 #include "client/lib/task.h"
 #include "proto/cistern.pb-c.h"
+#include "proto/clock.h"
 #include "proto/table.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 /* Most bytes of data in a file. */
@@ -54,14 +54,6 @@ struct save {
     uint32_t taken;                  /* Entry of the last piece that was written. */
     struct cstc_transpose transpose; /* The weights of that entry, if they are transposed. */
 };
-
-static double now(void)
-{
-    struct timespec t;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* -- the save in the daemon ----------------------------------------------------------------- */
 
@@ -382,7 +374,7 @@ static int on_begun(struct save *save, struct cst_err *err)
 {
     int rc = take_description(save, err);
 
-    save->read_began = now();
+    save->read_began = cst_clock_s();
     cstc_call_reset(&save->call);
     if (rc == CST_OK) {
         rc = prepare(save, err);
@@ -423,7 +415,7 @@ static int on_ended(struct save *save, struct cst_err *err)
 {
     int rc = save->failed.status;
 
-    save->done.read_seconds = now() - save->read_began;
+    save->done.read_seconds = cst_clock_s() - save->read_began;
     if (rc != CST_OK && err != NULL) {
         *err = save->failed;
     }
@@ -444,7 +436,7 @@ static int on_ended(struct save *save, struct cst_err *err)
         rc = cstc_directory_keep(save->spec.dir, save->description->name, save->spec.keep,
                                  save->description->step, err);
     }
-    save->done.seconds = now() - save->began;
+    save->done.seconds = cst_clock_s() - save->began;
     return rc;
 }
 
@@ -522,7 +514,7 @@ static int open_save(struct cst_client *client, const char *name, const struct c
     save->client = client;
     save->spec = *spec;
     save->spec.dir = dir;
-    save->began = now();
+    save->began = cst_clock_s();
     rc = ask(save, name, err);
     if (rc != CST_OK) {
         close_save(&save->task);

@@ -2,6 +2,7 @@
 #include "client/cli/measure.h"
 
 #include "cistern/cistern.h"
+#include "proto/clock.h"
 #include "proto/fingerprint.h"
 #include "proto/host_nodes.h"
 #include "proto/program.h"
@@ -18,7 +19,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 extern char **environ;
@@ -331,18 +331,10 @@ int cli_measure_engines(struct cli_measured *out, struct cst_err *err)
 
 /* -- disk ------------------------------------------------------------------------------------- */
 
-static double now(void)
-{
-    struct timespec ts;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
-}
-
 /* Write or read all pieces. Returns the bytes per second; 0: it failed, and errno has the cause. */
 static double pass_over(int fd, void *piece, bool write_it)
 {
-    double began = now();
+    double began = cst_clock_s();
 
     for (uint64_t at = 0; at < DISK_BYTES; at += DISK_PIECE) {
         ssize_t n = write_it ? pwrite(fd, piece, DISK_PIECE, (off_t)at)
@@ -357,7 +349,7 @@ static double pass_over(int fd, void *piece, bool write_it)
     if (write_it && fdatasync(fd) != 0) {
         return 0;
     }
-    return (double)DISK_BYTES / (now() - began);
+    return (double)DISK_BYTES / (cst_clock_s() - began);
 }
 
 /* Create a file without a name in @directory. *direct: it bypasses the page cache. Returns the

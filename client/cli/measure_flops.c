@@ -3,6 +3,8 @@
  * programs. */
 #include "client/cli/measure.h"
 
+#include "proto/clock.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -13,7 +15,6 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 /* Share of the cores that other programs may use before a note is added. */
@@ -188,22 +189,15 @@ static double own_used(void)
            seconds(&children.ru_stime);
 }
 
-static double now(void)
-{
-    struct timespec ts;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
-}
-
 void cli_busy_begin(struct cli_busy *busy)
 {
-    *busy = (struct cli_busy){.began_s = now(), .used_s = machine_used(), .used_own_s = own_used()};
+    *busy = (struct cli_busy){
+        .began_s = cst_clock_s(), .used_s = machine_used(), .used_own_s = own_used()};
 }
 
 void cli_busy_end(const struct cli_busy *busy, struct cli_measured *out)
 {
-    double wall = now() - busy->began_s, used = machine_used();
+    double wall = cst_clock_s() - busy->began_s, used = machine_used();
     double others = (used - busy->used_s) - (own_used() - busy->used_own_s);
     double cores = (double)sysconf(_SC_NPROCESSORS_ONLN);
 

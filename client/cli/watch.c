@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/cli/watch.h"
 
+#include "proto/clock.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <termios.h>
-#include <time.h>
 #include <unistd.h>
 
 static volatile sig_atomic_t ended;  /* A signal has arrived. */
@@ -89,10 +90,7 @@ static bool take_keys(void)
 
 static int64_t now_ms(void)
 {
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+    return (int64_t)(cst_clock_ns() / 1000000);
 }
 
 /* Wait until the next drawing is due. False: the user or a signal has ended the program. */

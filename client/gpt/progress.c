@@ -2,25 +2,17 @@
 #include "client/gpt/progress.h"
 
 #include "client/gpt/output.h"
+#include "proto/clock.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
 #define DRAW_SECONDS 0.1 /* shortest time between two drawings */
 #define PLAIN_STEPS 10   /* steps between two plain lines */
 #define LINE_BYTES 512
-
-static double now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 int gpt_progress_open(struct gpt_progress *progress, bool quiet, const char *json_path, bool append,
                       uint64_t first_step, uint64_t last_step, uint64_t step_tokens,
@@ -37,7 +29,7 @@ int gpt_progress_open(struct gpt_progress *progress, bool quiet, const char *jso
     }
     p.terminal = isatty(STDOUT_FILENO) != 0;
     p.first_done = first_step;
-    p.begun = p.stepped = now();
+    p.begun = p.stepped = cst_clock_s();
     *progress = p;
     return 0;
 }
@@ -50,7 +42,8 @@ bool gpt_progress_wants_stat(const struct gpt_progress *progress, uint64_t step)
     if (progress->quiet) {
         return false;
     }
-    return progress->terminal ? now() - progress->drawn >= DRAW_SECONDS : step % PLAIN_STEPS == 0;
+    return progress->terminal ? cst_clock_s() - progress->drawn >= DRAW_SECONDS
+                              : step % PLAIN_STEPS == 0;
 }
 
 #define HITS_BYTES 64
@@ -104,7 +97,7 @@ static void print_line(struct gpt_progress *p, const struct gpt_progress_step *s
     (void)printf("%s%.*s%s", p->terminal ? "\r" : "", line_room(p), line,
                  p->terminal ? "\033[K" : "\n");
     (void)fflush(stdout);
-    p->drawn = now();
+    p->drawn = cst_clock_s();
 }
 
 /* JSON has no NaN and no infinity: they become null. */
@@ -149,7 +142,7 @@ static void json_step(struct gpt_progress *p, const struct gpt_progress_step *s,
 int gpt_progress_step(struct gpt_progress *p, const struct gpt_progress_step *step,
                       struct cst_err *err)
 {
-    const double t = now(), seconds = t - p->stepped;
+    const double t = cst_clock_s(), seconds = t - p->stepped;
 
     p->stepped = t;
     p->last_loss = step->result->loss;
@@ -195,7 +188,7 @@ int gpt_progress_validation(struct gpt_progress *p, uint64_t step, double loss, 
 int gpt_progress_close(struct gpt_progress *p, const struct cst_rank_stat *stat, uint64_t n_params,
                        struct cst_err *err)
 {
-    const double seconds = now() - p->begun;
+    const double seconds = cst_clock_s() - p->begun;
     int rc = 0;
 
     if (!p->quiet && p->n_steps > 0) {

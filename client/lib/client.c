@@ -7,6 +7,7 @@
 #include "client/lib/job.h"
 #include "client/lib/task.h"
 #include "proto/cistern.pb-c.h"
+#include "proto/clock.h"
 
 #include <errno.h>
 #include <grp.h>
@@ -17,7 +18,6 @@
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 const char *cst_version(void)
@@ -86,14 +86,6 @@ static int dial(const char *path, int *out, struct cst_err *err)
     return CST_OK;
 }
 
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 /* Exchange Hello and Welcome. A daemon without a common version of the protocol answers with
  * CST_EVERSION and a text of its own. */
 static int hello(struct cst_client *client, struct cst_err *err)
@@ -101,7 +93,7 @@ static int hello(struct cst_client *client, struct cst_err *err)
     Cistern__Hello msg = CISTERN__HELLO__INIT;
     const Cistern__Welcome *welcome;
     struct cstc_call call = {0};
-    uint64_t until_ns = now_ns() + CSTC_CLIENT_HELLO_MS * UINT64_C(1000000);
+    uint64_t until_ns = cst_clock_ns() + CSTC_CLIENT_HELLO_MS * UINT64_C(1000000);
     int rc;
 
     msg.min_version = CSTC_PROTOCOL_VERSION;
@@ -113,7 +105,7 @@ static int hello(struct cst_client *client, struct cst_err *err)
         return rc;
     }
     while ((rc = cstc_call_result(&call, err)) == CST_EAGAIN) {
-        uint64_t now = now_ns();
+        uint64_t now = cst_clock_ns();
         int left_ms = now < until_ns ? (int)((until_ns - now) / 1000000) : 0;
 
         if (cstc_call_wait(client, left_ms, err) == CST_ETIMEDOUT) {
@@ -244,7 +236,7 @@ bool cst_client_is_pending(const struct cst_client *client)
 int cst_ping(struct cst_client *client, uint64_t *ns_out, struct cst_err *err)
 {
     struct cstc_call call = {0};
-    uint64_t from = now_ns();
+    uint64_t from = cst_clock_ns();
     int rc = cstc_call_sync(client, &call, CISTERN__MSG_TYPE__MSG_PING, NULL,
                             CISTERN__MSG_TYPE__MSG_PONG, NULL, err);
 
@@ -252,7 +244,7 @@ int cst_ping(struct cst_client *client, uint64_t *ns_out, struct cst_err *err)
         return rc;
     }
     if (ns_out != NULL) {
-        *ns_out = now_ns() - from;
+        *ns_out = cst_clock_ns() - from;
     }
     cstc_call_reset(&call);
     return CST_OK;

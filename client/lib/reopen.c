@@ -2,6 +2,8 @@
 /* Opens a job again that has outlived a process of the daemon. */
 #include "client/lib/job.h"
 
+#include "proto/clock.h"
+
 #include <stdio.h>
 #include <time.h>
 
@@ -13,10 +15,7 @@ enum {
 
 static int64_t now_ms(void)
 {
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+    return (int64_t)(cst_clock_ns() / 1000000);
 }
 
 /* Connect to the next process of the daemon. While a service is restarted, a connection can be made

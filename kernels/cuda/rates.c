@@ -7,6 +7,7 @@
 #include "kernels/cuda/gpu.h"
 #include "kernels/cuda/probe.h"
 #include "kernels/engine/self_benchmark.h"
+#include "proto/clock.h"
 #include "proto/rates_fields.h"
 
 #include <errno.h>
@@ -37,7 +38,7 @@ struct cuda_rates {
 static double copy_small(void *arg)
 {
     struct cuda_rates *r = arg;
-    uint64_t start = cste_thread_pool_now();
+    uint64_t start = cst_clock_ns();
     struct cst_tile_done done;
     struct cst_err err;
 
@@ -46,7 +47,7 @@ static double copy_small(void *arg)
         cste_device_finish(&r->b.device, 0, &done, &err) != CST_OK) {
         cste_self_benchmark_fail(&r->b, &err);
     }
-    return (double)(cste_thread_pool_now() - start) * 1e-9;
+    return (double)(cst_clock_ns() - start) * 1e-9;
 }
 
 static struct cste_self_benchmark_copy between(const struct cste_mem *dst,

@@ -2,6 +2,7 @@
 #include "kernels/engine/bandwidth_share.h"
 
 #include "kernels/engine/thread_pool.h"
+#include "proto/clock.h"
 
 #include <stdlib.h>
 #include <time.h>
@@ -155,14 +156,14 @@ static struct timespec until_then(const struct cste_bandwidth_share *budget, uin
 
 void cste_bandwidth_share_hold(struct cste_bandwidth_share *budget, unsigned thread)
 {
-    uint64_t began = cste_thread_pool_now(), now = began, until;
+    uint64_t began = cst_clock_ns(), now = began, until;
 
     (void)pthread_mutex_lock(&budget->mutex);
     while ((until = due(budget, thread, now)) != 0) {
         struct timespec ts = until_then(budget, until, now);
 
         (void)pthread_cond_timedwait(&budget->quiet, &budget->mutex, &ts);
-        now = cste_thread_pool_now();
+        now = cst_clock_ns();
     }
     budget->held_ns += now - began;
     (void)pthread_mutex_unlock(&budget->mutex);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/engine/self_benchmark.h"
 
+#include "proto/clock.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -49,11 +51,11 @@ double cste_self_benchmark_run(struct cste_thread_pool *pool, struct cste_task *
     timed.task = (struct cste_task){
         .piece = timed_piece, .done = timed_done, .n_pieces = task->n_pieces, .class = task->class};
     (void)sem_init(&timed.done, 0, 0);
-    start = cste_thread_pool_now();
+    start = cst_clock_ns();
     cste_thread_pool_submit(pool, &timed.task);
     while (sem_wait(&timed.done) != 0 && errno == EINTR) {
     }
-    start = cste_thread_pool_now() - start;
+    start = cst_clock_ns() - start;
     (void)sem_destroy(&timed.done);
     return (double)start * 1e-9;
 }
@@ -185,7 +187,7 @@ static void copy_lane(struct cste_task *task, uint64_t piece, unsigned thread)
         (struct cste_self_benchmark *)(void *)((char *)task -
                                                offsetof(struct cste_self_benchmark, task));
     struct cste_self_benchmark_copy *copy = b->copies[piece / b->n_lanes];
-    uint64_t start = cste_thread_pool_now(), now = start, bytes = 0;
+    uint64_t start = cst_clock_ns(), now = start, bytes = 0;
     unsigned n = 0, window = b->device.ops->window > 0 ? b->device.ops->window : 1;
     struct cst_err err;
 
@@ -201,11 +203,11 @@ static void copy_lane(struct cste_task *task, uint64_t piece, unsigned thread)
             bytes += finish_copy(b, thread, copy->piece_bytes);
             n--;
         }
-        now = cste_thread_pool_now();
+        now = cst_clock_ns();
     }
     for (; n > 0; n--) {
         bytes += finish_copy(b, thread, copy->piece_bytes);
-        now = cste_thread_pool_now();
+        now = cst_clock_ns();
     }
     copy->rate[piece % b->n_lanes] =
         now > start ? (double)bytes * 1e9 / (double)(now - start) : 0.0;
@@ -222,7 +224,7 @@ double cste_self_benchmark_rate(struct cste_self_benchmark *b,
     b->copies[1] = other;
     for (int run = 0; run <= N_RUNS; run++) {
         b->task = (struct cste_task){.piece = copy_lane, .n_pieces = (uint64_t)n * b->n_lanes};
-        b->window_end = cste_thread_pool_now() + WINDOW_NS;
+        b->window_end = cst_clock_ns() + WINDOW_NS;
         (void)cste_self_benchmark_run(&b->lanes, &b->task);
         for (unsigned i = 0; i < n * b->n_lanes; i++) {
             rates[i / b->n_lanes][run] += b->copies[i / b->n_lanes]->rate[i % b->n_lanes];

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/engine/thread_pool.h"
 
+#include "proto/clock.h"
+
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 struct start {
     struct cste_thread_pool *pool; /* Thread pool of the new thread. */
@@ -23,14 +24,6 @@ struct window {
     struct piece v[CSTE_THREAD_POOL_MAX_WINDOW];
     unsigned n;
 };
-
-uint64_t cste_thread_pool_now(void)
-{
-    struct timespec ts;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
-}
 
 /* Returns the queue from which the next piece is taken, or NULL. */
 static struct cste_thread_pool_queue *pick(struct cste_thread_pool *pool)
@@ -65,7 +58,7 @@ static bool take(struct cste_thread_pool *pool, bool wait, struct piece *out)
     }
     task = queue->head;
     if (task->next == 0) {
-        task->began_ns = cste_thread_pool_now();
+        task->began_ns = cst_clock_ns();
     }
     *out = (struct piece){.task = task, .number = task->next++};
     if (task->next == task->n_pieces) {

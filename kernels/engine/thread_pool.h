@@ -117,7 +117,4 @@ void cste_thread_pool_close(struct cste_thread_pool *pool);
  * function. */
 void cste_thread_pool_submit(struct cste_thread_pool *pool, struct cste_task *task);
 
-/* Returns the monotonic time in nanoseconds. */
-uint64_t cste_thread_pool_now(void);
-
 #endif

@@ -2,6 +2,7 @@
 #include "kernels/engine/work.h"
 
 #include "kernels/engine/work_kinds.h"
+#include "proto/clock.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -133,11 +134,11 @@ static bool do_part(struct cste_work *work,
     if (!cste_work_kind(work)->compute) {
         return part(work, piece, thread);
     }
-    began = cste_thread_pool_now();
+    began = cst_clock_ns();
     busy = thread_ns();
     under_way = part(work, piece, thread);
     busy = thread_ns() - busy;
-    cste_bandwidth_share_spend(&work->context->budget, thread, began, cste_thread_pool_now(), busy);
+    cste_bandwidth_share_spend(&work->context->budget, thread, began, cst_clock_ns(), busy);
     return under_way;
 }
 
@@ -193,7 +194,7 @@ static void task_done(struct cste_task *task)
         cste_bandwidth_share_end(&work->context->budget);
     }
     tell_traffic(work, -1);
-    work->ended_ns = cste_thread_pool_now();
+    work->ended_ns = cst_clock_ns();
     cste_mailbox_post(work->context->box, &work->mail);
 }
 
@@ -220,7 +221,7 @@ int cste_work_prepare(struct cste_work *work)
 void cste_work_submit(struct cste_work *work, struct cste_thread_pool *pool)
 {
     if (!cste_work_kind(work)->compute) {
-        cste_bandwidth_share_begin(&work->context->budget, cste_thread_pool_now());
+        cste_bandwidth_share_begin(&work->context->budget, cst_clock_ns());
     }
     tell_traffic(work, 1);
     work->pool = pool;

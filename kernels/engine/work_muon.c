@@ -19,6 +19,8 @@
  * The daemon has one chunk updated at a time with each scratch. */
 #include "kernels/engine/work_kinds.h"
 
+#include "proto/clock.h"
+
 #include <inttypes.h>
 
 /* The stage after the last one of kernels/math/muon.h: tiles are updated. */
@@ -167,7 +169,7 @@ static void count_products(struct cste_work *work)
 
         work->product_flops += cst_muon_flops(span->n_elems, span->rows, span->columns);
     }
-    work->product_ns += cste_thread_pool_now() - work->products_began_ns;
+    work->product_ns += cst_clock_ns() - work->products_began_ns;
 }
 
 uint64_t cste_work_next_muon(struct cste_work *work)
@@ -180,7 +182,7 @@ uint64_t cste_work_next_muon(struct cste_work *work)
     }
     work->stage++;
     if (work->stage == CST_MUON_ITERATE) {
-        work->products_began_ns = cste_thread_pool_now();
+        work->products_began_ns = cst_clock_ns();
     }
     if (work->stage == APPLY) {
         count_products(work);

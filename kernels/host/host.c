@@ -3,6 +3,7 @@
 
 #include "kernels/engine/thread_pool.h"
 #include "kernels/host/convert.h"
+#include "proto/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -246,7 +247,7 @@ static int host_update(void *state, unsigned thread, const struct cste_device_up
     if (rc != CST_OK) {
         return rc;
     }
-    cste_rate_limit_enter(&host->update, cste_thread_pool_now());
+    cste_rate_limit_enter(&host->update, cst_clock_ns());
     for (uint32_t i = 0; i < update->n_src; i++) {
         src[i] = cste_addr_host(update->src[i]);
     }

@@ -4,6 +4,7 @@
 #include "kernels/engine/thread_pool.h"
 #include "kernels/host/host.h"
 #include "kernels/engine/segments.h"
+#include "proto/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -171,7 +172,7 @@ static int paced_copy(void *state, unsigned thread, struct cste_addr dst, struct
     struct cste_rate_limit *pace = way(paced, dst.mem, src.mem);
     int rc;
 
-    cste_rate_limit_enter(pace, cste_thread_pool_now());
+    cste_rate_limit_enter(pace, cst_clock_ns());
     rc = cste_host_ops.copy(paced->host, thread, (struct cste_addr){&to, dst.offset},
                             (struct cste_addr){&from, src.offset}, bytes, err);
 
@@ -206,7 +207,7 @@ static int paced_convert(void *state, unsigned thread, const struct cste_device_
                            "CONVERT of states must go to the engine of a node");
     }
     inside.dst[0].mem = &to;
-    cste_rate_limit_enter(pace, cste_thread_pool_now());
+    cste_rate_limit_enter(pace, cst_clock_ns());
     rc = cste_host_ops.convert(paced->host, thread, &inside, err);
     cste_rate_limit_wait(pace, convert->n_elems * sizeof(float));
     return rc;
@@ -236,7 +237,7 @@ static int paced_reduce(void *state, unsigned thread, const struct cst_tile_work
     uint64_t size = work->rows.grad_f32 != NULL ? sizeof(float) : sizeof(uint16_t);
     int rc;
 
-    cste_rate_limit_enter(&paced->down, cste_thread_pool_now());
+    cste_rate_limit_enter(&paced->down, cst_clock_ns());
     all_as_host(src, n_src, mems, from);
     rc =
         cste_host_ops.reduce(paced->host, thread, work, n_src, from, first, count, undo, done, err);

@@ -2,6 +2,7 @@
 /* Tests of kernels/engine/bandwidth_share: how long threads pause for copies. */
 #include "kernels/engine/bandwidth_share.h"
 #include "kernels/engine/thread_pool.h"
+#include "proto/clock.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
@@ -132,14 +133,13 @@ static void *hold(void *arg)
  * is counted. */
 START_TEST(test_hold_is_interrupted)
 {
-    uint64_t now = cste_thread_pool_now();
+    uint64_t now = cst_clock_ns();
     pthread_t thread;
 
     open_budget(0.9);
     cste_bandwidth_share_begin(&budget, now);
     spend(0, now, now + HOUR_NS);
-    ck_assert_uint_gt(cste_bandwidth_share_due(&budget, 0, cste_thread_pool_now()),
-                      now + 2 * HOUR_NS);
+    ck_assert_uint_gt(cste_bandwidth_share_due(&budget, 0, cst_clock_ns()), now + 2 * HOUR_NS);
     ck_assert_int_eq(pthread_create(&thread, NULL, hold, NULL), 0);
     cste_bandwidth_share_end(&budget);
     ck_assert_int_eq(pthread_join(thread, NULL), 0);
@@ -150,7 +150,7 @@ END_TEST
 /* The due pause is made and counted. Without copies it is exactly zero. */
 START_TEST(test_held)
 {
-    uint64_t now = cste_thread_pool_now();
+    uint64_t now = cst_clock_ns();
 
     open_budget(0.5);
     spend(0, now, now + HOUR_NS);
@@ -159,7 +159,7 @@ START_TEST(test_held)
     cste_bandwidth_share_begin(&budget, now);
     spend(1, now, now + 100 * MS);
     cste_bandwidth_share_hold(&budget, 1);
-    ck_assert_uint_ge(cste_thread_pool_now(), now + 200 * MS);
+    ck_assert_uint_ge(cst_clock_ns(), now + 200 * MS);
     ck_assert_uint_gt(cste_bandwidth_share_held_ns(&budget), 0);
     close_budget();
 }
@@ -170,7 +170,7 @@ END_TEST
 START_TEST(test_others)
 {
     static struct cst_traffic slots[3];
-    uint64_t now = cste_thread_pool_now();
+    uint64_t now = cst_clock_ns();
     pthread_t thread;
 
     open_budget(0.5);
@@ -183,7 +183,7 @@ START_TEST(test_others)
     cst_traffic_add(&slots[2], -1);
     ck_assert_uint_eq(cste_bandwidth_share_due(&budget, 0, 8 * MS), 11 * MS);
     spend(0, now, now + HOUR_NS);
-    ck_assert_uint_gt(cste_bandwidth_share_due(&budget, 0, cste_thread_pool_now()), now + HOUR_NS);
+    ck_assert_uint_gt(cste_bandwidth_share_due(&budget, 0, cst_clock_ns()), now + HOUR_NS);
     ck_assert_int_eq(pthread_create(&thread, NULL, hold, NULL), 0);
     cst_traffic_add(&slots[2], -1);
     ck_assert_int_eq(pthread_join(thread, NULL), 0);
