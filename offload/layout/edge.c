@@ -12,7 +12,7 @@ static bool is_name(const char *name)
     size_t n = name != NULL ? strlen(name) : 0;
 
     for (size_t i = 0; i < n; i++) {
-        if ((unsigned char)name[i] < 0x20 || (unsigned char)name[i] == 0x7f) {
+        if (name[i] < 0x20 || name[i] > 0x7e) {
             return false;
         }
     }

@@ -222,6 +222,7 @@ START_TEST(wrong_declarations_are_refused)
     } cases[] = {
         {{"", 0, 1, 1, 1, false}, CST_EINVAL},
         {{"a\n", 0, 1, 1, 1, false}, CST_EINVAL},
+        {{"a\xff", 0, 1, 1, 1, false}, CST_EINVAL}, /* No JSON could have this name. */
         {{NULL, 0, 1, 1, 1, false}, CST_EINVAL},
         {{"a", 0, 2, 1, 1, false}, CST_EINVAL},
         {{"a", 2, 0, 1, 1, false}, CST_EINVAL},
