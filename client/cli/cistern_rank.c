@@ -8,7 +8,7 @@
  * - SIGINT, SIGTERM and SIGHUP are passed on to the process group of PROGRAM.
  * - When PROGRAM has ended, what it left behind is killed, and this process ends as PROGRAM did.
  * - File descriptor 0 is a pipe from `cistern run`. When it ends, because `cistern run` closed it
- * or is gone, all processes of the rank are killed.
+ *   or is gone, all processes of the rank are killed.
  *
  * Processes that leave the process group are found, too: this process adopts orphans of the rank,
  * so that in the end all of them are its own children. PROGRAM reads /dev/null. */

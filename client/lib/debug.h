@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the environment variable CISTERN_DEBUG asks for; a list with commas:
  *   - poison: gradients are filled with NaN before the backward pass of an operator. If the
- * operator does not write all of them, its end fails and names the tensor.
+ *     operator does not write all of them, its end fails and names the tensor.
  *   - guard: outside of its operators, a worker cannot access the pool. During an operator it can
  *     read the blocks of weights and write the blocks of gradients of this operator.
  * This works in host memory only; on a device whose memory the processor cannot access, nothing is

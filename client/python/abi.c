@@ -2,7 +2,7 @@
 /* Prints the Python module cistern._abi: the constants, structs and functions of the public headers
  * for ctypes. The compiler refuses this file in each of these cases:
  *   - a struct of the lists below has a field that its list lacks, or a list has one that its
- * struct lacks,
+ *     struct lacks,
  *   - an enumerator is missing,
  *   - the type of a field has no name in Python,
  *   - a function has other parameters than its line says.

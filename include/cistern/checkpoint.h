@@ -79,7 +79,7 @@ struct cst_save_result {
  *   - CST_EEXIST: a checkpoint of this step exists already, and is whole.
  *   - CST_EIO: a file cannot be written. The error names the file, the byte and the cause.
  *   - CST_EIO: an older checkpoint that `keep` excludes cannot be removed. In this case alone, the
- * new one is whole, and *result is set.
+ *     new one is whole, and *result is set.
  *   - CST_ETIMEDOUT: the save was too slow: it read nothing for the job's timeout while a step
  *     waited for it.
  *   - CST_ELOST, CST_EENGINE: states are lost.
@@ -122,9 +122,9 @@ struct cst_load_result {
  *   - CST_EINVAL: a file is torn, altered or not of a checkpoint. The error names it.
  *   - CST_EINVAL: the directory has checkpoints of several jobs.
  *   - CST_EUNSUPPORTED: the checkpoint, or a newer one in the directory, has a later format, which
- * this version cannot read.
+ *     this version cannot read.
  *   - CST_EMISMATCH: the job has other tensors or another optimizer, or only one of the two has the
- * frozen tensors of a base job.
+ *     frozen tensors of a base job.
  *   - CST_EBUSY: a step is running, or a cst_try_... call is pending.
  *   - CST_EIO, CST_ENOMEM.
  * After a failure that comes later than the checks, the job's states are undefined. */

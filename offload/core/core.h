@@ -49,7 +49,7 @@
  *     (cst_core_move_pool). The other ranks wait for them in SYNC.
  *   - Updates that were begun go on, including early updates of the current step.
  *   - The job fails if states were on the accelerator or on their way from it
- * (offload/update/update_end.c).
+ *     (offload/update/update_end.c).
  *
  * Loss of a node's engine (CST_EV_NODE_DOWN): the engine died too often to be restarted at once.
  * Everything that it works on lies in host memory, and the driver keeps its commands. An engine

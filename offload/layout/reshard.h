@@ -36,7 +36,7 @@ struct cst_reshard_run {
  *
  *   - CST_EMISMATCH: an element is in one model only, or is frozen in one model only; boxes of one
  *     model meet without being equal; the wholes of the same name have different shapes; a whole
- * has more than 256 parts. The words name the tensor.
+ *     has more than 256 parts. The words name the tensor.
  *   - CST_ENOMEM. */
 int cst_reshard_open(struct cst_reshard *reshard, const struct cst_model *from,
                      const struct cst_model *to, struct cst_err *err);
