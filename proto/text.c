@@ -33,8 +33,8 @@ static bool is_shown(uint32_t c)
     return !control && !separator && !direction;
 }
 
-/* Return the bytes of the character at @text if it is valid and can be shown; otherwise 0. */
-static size_t shown_bytes(const char *text)
+/* Return the bytes of the character at @text, and the character in *out; 0: it is not valid. */
+static size_t decode(const char *text, uint32_t *out)
 {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
     size_t n = sequence_bytes((uint8_t)text[0]);
@@ -53,7 +53,33 @@ static size_t shown_bytes(const char *text)
     if (c < least[n] || c > 0x10ffff || (c >= 0xd800 && c < 0xe000)) {
         return 0;
     }
-    return is_shown(c) ? n : 0;
+    *out = c;
+    return n;
+}
+
+/* Return the bytes of the character at @text if it is valid and can be shown; otherwise 0. */
+static size_t shown_bytes(const char *text)
+{
+    uint32_t c;
+    size_t n = decode(text, &c);
+
+    return n > 0 && is_shown(c) ? n : 0;
+}
+
+bool cst_text_fits(const char *text, size_t most)
+{
+    uint32_t c;
+
+    if (text == NULL) {
+        return true;
+    }
+    for (size_t used = 0, n; text[used] != '\0'; used += n) {
+        n = decode(text + used, &c);
+        if (n == 0 || used + n > most) {
+            return false;
+        }
+    }
+    return true;
 }
 
 bool cst_text_is_clean(const char *text)

@@ -7,6 +7,7 @@
 #include "client/lib/batch.h"
 #include "proto/job_name.h"
 #include "proto/plan_message.h"
+#include "proto/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,9 +59,10 @@ static int check_spec(const struct cst_client *client, const struct cst_job_spec
         return cst_err_set(err, CST_EINVAL, "job '%s': the name of its base is not valid: '%.64s'",
                            spec->name, spec->base);
     }
-    if ((spec->model_config != NULL && strlen(spec->model_config) > CST_MAX_CONFIG_BYTES) ||
-        (spec->adapter_config != NULL && strlen(spec->adapter_config) > CST_MAX_CONFIG_BYTES)) {
-        return cst_err_set(err, CST_EINVAL, "job '%s': a configuration has more than %d bytes",
+    if (!cst_text_fits(spec->model_config, CST_MAX_CONFIG_BYTES) ||
+        !cst_text_fits(spec->adapter_config, CST_MAX_CONFIG_BYTES)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "job '%s': a configuration is not UTF-8, or has more than %d bytes",
                            spec->name, CST_MAX_CONFIG_BYTES);
     }
     return check_options(spec, err);

@@ -17,6 +17,7 @@
 #include "offload/layout/edge.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/job_name.h"
+#include "proto/text.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -47,10 +48,10 @@ static int read_request(const Cistern__JobOpen *message, struct cstd_job_request
         return cst_err_set(err, CST_EINVAL, "name of a base job '%.64s': " CST_JOB_NAME_RULE,
                            message->base_job);
     }
-    if ((message->model_config != NULL && strlen(message->model_config) > CST_MAX_CONFIG_BYTES) ||
-        (message->adapter_config != NULL &&
-         strlen(message->adapter_config) > CST_MAX_CONFIG_BYTES)) {
-        return cst_err_set(err, CST_EINVAL, "a configuration has more than %d bytes",
+    if (!cst_text_fits(message->model_config, CST_MAX_CONFIG_BYTES) ||
+        !cst_text_fits(message->adapter_config, CST_MAX_CONFIG_BYTES)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "a configuration is not UTF-8, or has more than %d bytes",
                            CST_MAX_CONFIG_BYTES);
     }
     if (message->has_token && message->token.len != CSTD_JOB_TOKEN_BYTES) {

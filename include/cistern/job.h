@@ -171,7 +171,7 @@ struct cst_job_spec {
      *   - cst_job_open, CST_EIO: the file cannot be read. */
     const char *plan_file;
     /* Contents of the files config.json and adapter_config.json in the job's checkpoints, from
-     * which other programs learn the architecture (cistern/checkpoint.h). At most
+     * which other programs learn the architecture (cistern/checkpoint.h). UTF-8, at most
      * CST_MAX_CONFIG_BYTES (else CST_EINVAL). NULL: no file. Only the texts of the rank that
      * creates the job are used. A rank that gives another model_config has another model
      * (CST_EMISMATCH). With adapter_config, the weights that are trained are saved to

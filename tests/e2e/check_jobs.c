@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of jobs: the worker of a rank, declarations, budgets, and waits for other ranks. After
  * every test the daemon has its initial number of descriptors and bytes in use. */
+#include "cistern/cistern.h"
 #include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"
 
@@ -59,6 +60,33 @@ START_TEST(an_unknown_device_is_refused)
                      CST_EUNSUPPORTED);
     raw_says(&client, "'host'");
     raw_close(&client);
+}
+END_TEST
+
+/* A configuration that is not UTF-8 is refused by the daemon and by the library: no checkpoint
+ * could have it. */
+START_TEST(a_configuration_is_text)
+{
+    static const char config[] = "{\"name\": \"\xff\"}";
+    const struct cst_job_spec spec = {.name = "j", .world = 1, .adapter_config = config};
+    Cistern__JobOpen open = CISTERN__JOB_OPEN__INIT;
+    struct raw_client client;
+    struct cst_client *worker;
+    struct cst_job *job;
+    struct cst_err err;
+
+    raw_open(&client, proc.socket);
+    open.name = (char *)(uintptr_t) "j";
+    open.world = 1;
+    open.model_config = (char *)(uintptr_t)config;
+    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &open.base), CST_EINVAL);
+    raw_says(&client, "UTF-8");
+    raw_close(&client);
+    ck_assert_int_eq(cst_connect(&worker, proc.socket, &err), CST_OK);
+    ck_assert_int_eq(cst_job_open(&job, worker, &spec, &err), CST_EINVAL);
+    ck_assert_str_eq(err.text,
+                     "job 'j': a configuration is not UTF-8, or has more than 16384 bytes");
+    cst_disconnect(worker);
 }
 END_TEST
 
@@ -407,6 +435,7 @@ int main(void)
     tc = suite_case(suite, "open", job_rig_setup, job_rig_teardown);
     tcase_add_test(tc, nonsense_is_not_opened);
     tcase_add_test(tc, an_unknown_device_is_refused);
+    tcase_add_test(tc, a_configuration_is_text);
     tcase_add_test(tc, a_rank_has_one_worker);
     tcase_add_test(tc, a_token_takes_the_rank_over);
     tcase_add_loop_test(tc, a_new_job_has_no_plan_of_a_dead_one, 0, 3);

@@ -111,6 +111,20 @@ START_TEST(words_are_clean)
 }
 END_TEST
 
+/* A text fits if it is UTF-8, control characters included, and not too long. */
+START_TEST(texts_fit)
+{
+    ck_assert(cst_text_fits(NULL, 0));
+    ck_assert(cst_text_fits("", 0));
+    ck_assert(cst_text_fits("{\n\t\"a\": 1}", 10));
+    ck_assert(!cst_text_fits("{\n\t\"a\": 1}", 9));
+    ck_assert(cst_text_fits("\xe2\x82\xac", 3));
+    ck_assert(!cst_text_fits("\xe2\x82\xac", 2));
+    ck_assert(!cst_text_fits("a\xff", 9));
+    ck_assert(!cst_text_fits("a\xe2\x82", 9));
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("status");
@@ -121,5 +135,6 @@ int main(void)
     tcase_add_test(tc, words_are_prefixed);
     tcase_add_test(tc, words_are_bounded);
     tcase_add_test(tc, words_are_clean);
+    tcase_add_test(tc, texts_fit);
     return suite_run(suite);
 }
