@@ -11,6 +11,7 @@
 need jq
 not_sparse
 use_fakecuda
+export LD_LIBRARY_PATH=$PWD/tests/lib/fakenccl/.libs:$LD_LIBRARY_PATH
 
 model=(--layers 2 --heads 1 --width 32 --context 16 --batch 2 --steps 12 --warmup 2 --lr 0.003 --seed 7 --device cuda --matmul plain)
 write_text 400
