@@ -1,19 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Collectives of ranks on GPUs, by NCCL and without it (tests/lib/nccl_rig.h): random calls against
  * a serial model, groups of several sizes, and groups that cannot use NCCL. */
+#include "client/comm/comm.h"
+#include "client/cuda/cuda.h"
+#include "proto/shared.h"
 #include "tests/lib/fake_gpu.h"
 #include "tests/lib/nccl_rig.h"
+#include "tests/lib/patience.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 /* -- calls ------------------------------------------------------------------------------------ */
@@ -121,12 +125,22 @@ END_TEST
 
 /* -- waiting ---------------------------------------------------------------------------------- */
 
-/* Something in the stream that lasts until it is told to end. */
+/* How often this process has looked whether events have passed. */
+static atomic_uint n_looks;
+static CUresult(CUDAAPI *event_query)(CUevent event);
+
+static CUresult CUDAAPI count_look(CUevent event)
+{
+    (void)atomic_fetch_add(&n_looks, 1);
+    return event_query(event);
+}
+
+/* Something in the stream that lasts until a thread that waits for it has fallen asleep, and has
+ * looked @looks times since then. */
 struct hold {
-    int thread;  /* Number of the thread that waits. */
-    sem_t end;   /* Posted when it is to end. */
-    uint64_t ns; /* When it was told to end, by CLOCK_MONOTONIC. */
-    unsigned ms; /* So long it lasts after the thread has fallen asleep. */
+    int thread; /* Number of the thread that waits. */
+    unsigned looks;
+    sem_t end; /* Posted when it is to end. */
 };
 
 static void CUDA_CB hold(void *arg)
@@ -134,14 +148,6 @@ static void CUDA_CB hold(void *arg)
     struct hold *h = arg;
 
     (void)sem_wait(&h->end);
-}
-
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
 static bool is_asleep(int thread)
@@ -161,26 +167,28 @@ static bool is_asleep(int thread)
     return name != NULL && strncmp(name, ") S", 3) == 0;
 }
 
-/* A thread: ends what is in the stream after the other thread has fallen asleep. */
+/* A thread: ends what is in the stream. */
 static void *end_hold(void *arg)
 {
     struct hold *h = arg;
+    unsigned from;
 
     while (!is_asleep(h->thread)) {
         (void)sched_yield();
     }
-    (void)nanosleep(&(struct timespec){.tv_sec = h->ms / 1000, .tv_nsec = h->ms % 1000 * 1000000},
-                    NULL);
-    h->ns = now_ns();
+    from = atomic_load(&n_looks);
+    while (atomic_load(&n_looks) - from < h->looks) {
+        (void)poll(NULL, 0, 1);
+    }
     (void)sem_post(&h->end);
     return NULL;
 }
 
-/* Wait for a call that is in the stream after something of the program, which lasts @ms longer than
- * until this thread sleeps. Returns the time from its end to that of the wait, in nanoseconds. */
-static uint64_t wait_behind_hold(struct nccl_worker *w, struct cst_comm *comm, unsigned ms)
+/* Wait for a call that is in the stream after something of the program, which lasts for @looks
+ * looks of this thread after it has fallen asleep. */
+static void wait_behind_hold(struct nccl_worker *w, struct cst_comm *comm, unsigned looks)
 {
-    struct hold h = {.thread = (int)syscall(SYS_gettid), .ms = ms};
+    struct hold h = {.thread = (int)syscall(SYS_gettid), .looks = looks};
     struct cst_err err = {0};
     uint64_t ticket = 0;
     pthread_t thread;
@@ -195,48 +203,65 @@ static uint64_t wait_behind_hold(struct nccl_worker *w, struct cst_comm *comm, u
     nccl_must(cst_comm_wait(comm, ticket, &err), &err, "wait");
     (void)pthread_join(thread, NULL);
     (void)sem_destroy(&h.end);
-    return now_ns() - h.ns;
+}
+
+/* The device must wake who waits in the communicator @comm, whose number of wake-ups was @before.
+ * Nobody else does: the group has one rank. */
+static void await_wakeup(struct cst_comm *comm, uint32_t before)
+{
+    struct cst_shared_head *head = comm->segment.base;
+
+    for (uint64_t until = patience_until(20000); atomic_load(&head->event) == before;) {
+        if (patience_over(until)) {
+            (void)fprintf(stderr, "the device has woken nobody\n");
+            _exit(1);
+        }
+        (void)sched_yield();
+    }
 }
 
 static void sleep_often(struct nccl_worker *w, struct nccl_order *order)
 {
+    const unsigned many = 12;
     struct cst_comm *comm = NULL;
     struct cst_err err = {0};
     struct rusage before, after;
-    uint64_t least = UINT64_MAX;
-    uint64_t began;
-    long n_sleeps, most;
+    unsigned looks;
+    long n_sleeps;
 
+    event_query = w->cuda->driver.cuEventQuery;
+    w->cuda->driver.cuEventQuery = count_look;
     nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
     nccl_must(cst_cuda_comm_open(&comm, w->cuda, CST_GROUP_ALL, w->stream, &err), &err,
               "comm_open");
-    for (unsigned i = 0; i < order->n_calls && least > 50000000; i++) {
-        const uint64_t ns = wait_behind_hold(w, comm, 0);
+    for (unsigned i = 0; i < order->n_calls; i++) {
+        const struct cst_shared_head *head = comm->segment.base;
+        const uint32_t n_woken = atomic_load(&head->event);
 
-        least = ns < least ? ns : least;
+        wait_behind_hold(w, comm, 0);
+        await_wakeup(comm, n_woken);
     }
-    began = now_ns();
+    looks = atomic_load(&n_looks);
     (void)getrusage(RUSAGE_THREAD, &before);
-    (void)wait_behind_hold(w, comm, 1000);
+    wait_behind_hold(w, comm, many);
     (void)getrusage(RUSAGE_THREAD, &after);
     n_sleeps = after.ru_nvcsw - before.ru_nvcsw;
-    most = 100 + (long)((now_ns() - began) / 10000000); /* One in 10 ms. */
-    if (least > 50000000 || n_sleeps > most) {
-        (void)fprintf(stderr, "woken after %llu us at best; slept %ld times, more than %ld\n",
-                      (unsigned long long)(least / 1000), n_sleeps, most);
+    /* A look before a thread announces its sleep, one after that, and one when it is awake. */
+    if ((long)many > 3 * n_sleeps) {
+        (void)fprintf(stderr, "%u looks, of which %u after falling asleep, with %ld sleeps\n",
+                      atomic_load(&n_looks) - looks, many, n_sleeps);
         _exit(1);
     }
     cst_comm_close(comm);
 }
 
-/* A rank that waits for its GPU sleeps until the call has ended. It is woken then: the look at the
- * GPU every 100 ms would not find the end within 50 ms, which once in many attempts is possible on
- * any machine. It does not wake to look all the time: a second is not divided into milliseconds. */
+/* A rank that waits for its GPU has the GPU wake it when the call has ended. Until then it sleeps
+ * between two looks at the GPU. */
 START_TEST(a_rank_sleeps_until_the_end)
 {
     struct nccl_order *order = nccl_order_new(1);
 
-    order->n_calls = 100;
+    order->n_calls = 20;
     nccl_run(sleep_often, order);
 }
 END_TEST
