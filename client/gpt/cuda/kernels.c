@@ -82,7 +82,7 @@ static unsigned row_threads(size_t width)
 }
 
 /* Rows of a strip in the norm's backward pass. There are as many strips as can run at once, so that
- * the second stage is short. */
+ * the second pass over sums is short. */
 static size_t norm_strip(size_t rows)
 {
     const size_t n = parts(rows, GPT_CUDA_NORM_STRIPS);
@@ -110,7 +110,7 @@ int gpt_cuda_norm(const struct gpt_cuda_kernels *k, size_t rows, size_t width, C
     return launch(k, k->norm, "norm", (unsigned)rows, 1, row_threads(width), args, err);
 }
 
-/* Launch the second stage of sums over rows: add up @n_strips strips of @n_vectors vectors. The
+/* Launch the second pass of sums over rows: add up @n_strips strips of @n_vectors vectors. The
  * first vector's sum goes to @a, the second's to @b. */
 static int sums(const struct gpt_cuda_kernels *k, uint32_t n_strips, size_t width, CUdeviceptr from,
                 unsigned n_vectors, struct gpt_cuda_grad a, struct gpt_cuda_grad b,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sums over rows in two stages with a fixed order: the rows of each strip, then the strips. */
+/* Sums over rows in two passes with a fixed order: the rows of each strip, then the strips. */
 #include "client/gpt/cuda/args.h"
 #include "client/gpt/cuda/vector.cuh"
 
