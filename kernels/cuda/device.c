@@ -46,14 +46,14 @@ const struct cste_device_ops cste_cuda_ops = {
     .name = "cuda",
     /* Copies of unlocked memory are slow. */
     .always_locks = true,
-    /* Each thread has stages. While the sums of one thread are copied, another thread sums. */
+    /* Each thread has staging buffers. While one thread's sums are copied, another one sums. */
     .max_team = 4,
     /* While one thread waits for a processor, the stream of the other one keeps the link busy. */
     .max_lanes = 2,
     .piece_bytes = CSTE_GPU_PIECE_BYTES,
-    .max_tiles = CSTE_GPU_STAGE_TILES,
+    .max_tiles = CSTE_GPU_STAGING_TILES,
     .window = CSTE_GPU_WINDOW,
-    /* A stage is one launch for each tensor. */
+    /* A phase is one launch for each tensor. */
     .max_products = 1u << 20,
     .open = cuda_open,
     .close = cuda_close,

@@ -8,8 +8,9 @@
 
 _Static_assert(CSTE_GPU_WINDOW <= CSTE_THREAD_POOL_MAX_WINDOW,
                "a thread pool's window holds the flights of a thread");
-_Static_assert(CSTE_GPU_STAGE_BYTES >= CSTE_GPU_PIECE_BYTES, "a stage holds a piece of a copy");
-_Static_assert(CSTE_GPU_STAGE_BYTES % 64 == 0, "each of several stages is aligned");
+_Static_assert(CSTE_GPU_STAGING_BYTES >= CSTE_GPU_PIECE_BYTES,
+               "staging buffers hold a piece of a copy");
+_Static_assert(CSTE_GPU_STAGING_BYTES % 64 == 0, "each of several staging buffers is aligned");
 
 /* -- opening -------------------------------------------------------------------------------- */
 
@@ -43,10 +44,10 @@ static int open_event(struct cste_gpu *gpu, struct cste_gpu_flight *flight, stru
     return rc;
 }
 
-/* Allocate the stages of all flights of @thread, one after the other. */
-static int open_stages(struct cste_gpu *gpu, struct cste_gpu_thread *thread, struct cst_err *err)
+/* Allocate the staging buffers of all flights of @thread, one after the other. */
+static int open_staging(struct cste_gpu *gpu, struct cste_gpu_thread *thread, struct cst_err *err)
 {
-    const size_t bytes = CSTE_GPU_WINDOW * CSTE_GPU_STAGE_BYTES;
+    const size_t bytes = CSTE_GPU_WINDOW * CSTE_GPU_STAGING_BYTES;
     const struct cst_cuda_driver *driver = &gpu->driver;
     CUdeviceptr device;
     void *host;
@@ -56,7 +57,7 @@ static int open_stages(struct cste_gpu *gpu, struct cste_gpu_thread *thread, str
     if (rc != CST_OK) {
         return rc;
     }
-    thread->stage = device;
+    thread->staging = device;
     rc = cst_cuda_check(driver, driver->cuMemHostAlloc(&host, bytes, CU_MEMHOSTALLOC_PORTABLE), err,
                         "%zu pinned bytes for sums", bytes);
     if (rc != CST_OK) {
@@ -64,16 +65,16 @@ static int open_stages(struct cste_gpu *gpu, struct cste_gpu_thread *thread, str
     }
     thread->pinned = host;
     for (unsigned i = 0; i < CSTE_GPU_WINDOW; i++) {
-        struct cste_gpu_stage *stage = &thread->flights[i].stage;
+        struct cste_gpu_staging *staging = &thread->flights[i].staging;
 
-        stage->device = (struct cste_mem){.device = device + i * CSTE_GPU_STAGE_BYTES,
-                                          .bytes = CSTE_GPU_STAGE_BYTES};
-        stage->host = (struct cste_mem){.base = (char *)host + i * CSTE_GPU_STAGE_BYTES,
-                                        .bytes = CSTE_GPU_STAGE_BYTES,
-                                        .locked = true};
-        thread->flights[i].pinned = stage->host;
-        stage->batch = calloc(CSTE_GPU_STAGE_TILES, sizeof *stage->batch);
-        if (stage->batch == NULL) {
+        staging->device = (struct cste_mem){.device = device + i * CSTE_GPU_STAGING_BYTES,
+                                            .bytes = CSTE_GPU_STAGING_BYTES};
+        staging->host = (struct cste_mem){.base = (char *)host + i * CSTE_GPU_STAGING_BYTES,
+                                          .bytes = CSTE_GPU_STAGING_BYTES,
+                                          .locked = true};
+        thread->flights[i].pinned = staging->host;
+        staging->batch = calloc(CSTE_GPU_STAGING_TILES, sizeof *staging->batch);
+        if (staging->batch == NULL) {
             return cst_err_set(err, CST_ENOMEM, "no memory for a list of tiles");
         }
     }
@@ -99,7 +100,7 @@ int cste_gpu_open_threads(struct cste_gpu *gpu, struct cst_err *err)
             rc = open_event(gpu, &thread->flights[k], err);
         }
         if (rc == CST_OK && i < gpu->n_team) {
-            rc = open_stages(gpu, thread, err);
+            rc = open_staging(gpu, thread, err);
         }
     }
     return rc;
@@ -134,7 +135,7 @@ static void close_thread(struct cste_gpu *gpu, struct cste_gpu_thread *thread)
     const struct cst_cuda_driver *driver = &gpu->driver;
 
     for (unsigned i = 0; i < CSTE_GPU_WINDOW; i++) {
-        free(thread->flights[i].stage.batch);
+        free(thread->flights[i].staging.batch);
         if (thread->flights[i].event != NULL) {
             (void)driver->cuEventDestroy(thread->flights[i].event);
         }
@@ -142,8 +143,8 @@ static void close_thread(struct cste_gpu *gpu, struct cste_gpu_thread *thread)
     if (thread->pinned != NULL) {
         (void)driver->cuMemFreeHost(thread->pinned);
     }
-    if (thread->stage != 0) {
-        (void)driver->cuMemFree(thread->stage);
+    if (thread->staging != 0) {
+        (void)driver->cuMemFree(thread->staging);
     }
     if (thread->values != 0) {
         (void)driver->cuMemFree(thread->values);

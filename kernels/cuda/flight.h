@@ -21,29 +21,30 @@
 /* Number of fp32 values that are cast at a time. */
 #define CSTE_GPU_CAST_ELEMS (1u << 18)
 /* Number of tiles that are summed or updated in one flight. */
-#define CSTE_GPU_STAGE_TILES 512
-#define CSTE_GPU_STAGE_ELEMS ((uint64_t)CSTE_GPU_STAGE_TILES * CST_TILE_ELEMS)
+#define CSTE_GPU_STAGING_TILES 512
+#define CSTE_GPU_STAGING_ELEMS ((uint64_t)CSTE_GPU_STAGING_TILES * CST_TILE_ELEMS)
 
-/* Buffers of a reduction or an update, with one layout on the device and on the host (pinned):
+/* Staging buffers of a reduction or an update, with one layout on the device and on the host
+ * (pinned):
  *
- *   +-------------------------+-----------------------+--------------------+
- *   | rows[STAGE_ELEMS], bf16 | tiles[STAGE_TILES]    | sums[STAGE_TILES]  |
- *   +-------------------------+-----------------------+--------------------+ */
-struct cste_gpu_stage {
+ *   +---------------------------+-------------------------+----------------------+
+ *   | rows[STAGING_ELEMS], bf16 | tiles[STAGING_TILES]    | sums[STAGING_TILES]  |
+ *   +---------------------------+-------------------------+----------------------+ */
+struct cste_gpu_staging {
     struct cste_mem device; /* Buffer on the GPU. */
     struct cste_mem host;   /* Pinned host buffer. */
-    struct cst_tile *batch; /* The tiles in the buffer; room for CSTE_GPU_STAGE_TILES. */
+    struct cst_tile *batch; /* The tiles in the buffer; room for CSTE_GPU_STAGING_TILES. */
 };
 
-#define CSTE_GPU_STAGE_TILES_AT (CSTE_GPU_STAGE_ELEMS * sizeof(uint16_t))
-#define CSTE_GPU_STAGE_SUMS_AT                                                                     \
-    (CSTE_GPU_STAGE_TILES_AT + CSTE_GPU_STAGE_TILES * sizeof(struct cst_cuda_tile))
-#define CSTE_GPU_STAGE_BYTES (CSTE_GPU_STAGE_SUMS_AT + CSTE_GPU_STAGE_TILES * sizeof(double))
+#define CSTE_GPU_STAGING_TILES_AT (CSTE_GPU_STAGING_ELEMS * sizeof(uint16_t))
+#define CSTE_GPU_STAGING_SUMS_AT                                                                   \
+    (CSTE_GPU_STAGING_TILES_AT + CSTE_GPU_STAGING_TILES * sizeof(struct cst_cuda_tile))
+#define CSTE_GPU_STAGING_BYTES (CSTE_GPU_STAGING_SUMS_AT + CSTE_GPU_STAGING_TILES * sizeof(double))
 
 /* Tiles of a reduction that are staged together. Elements [base, end) of the chunk's rows contain
  * them. */
 struct cste_gpu_batch {
-    uint32_t n;    /* Number of tiles in the list of the stage. */
+    uint32_t n;    /* Number of tiles in the list of the staging buffers. */
     uint64_t base; /* First element, a multiple of 64. */
     uint64_t end;
 };
@@ -68,20 +69,21 @@ struct cste_gpu_reduction {
     struct cst_undo_slot *undo; /* Slot of the thread. */
     struct cste_mem row_mem;    /* Memory of the grad row, up to the end of what is written. */
     uint64_t row_offset;        /* Offset of the grad row in row_mem, in bytes. */
-    bool staged; /* The gradients reach the row through the stage, and not by the GPU's copy. */
+    bool staged; /* The gradients reach the row through the staging buffers, and not by the GPU's
+                    copy. */
     struct cste_gpu_batch batch;      /* Batch that is under way. */
     const void *at[CST_TILE_MAX_SRC]; /* Starts of the source rows for the processor. */
 };
 
 /* A flight. */
 struct cste_gpu_flight {
-    CUevent event;               /* Reached when all operations of the flight are done. */
-    bool departed;               /* The event is recorded and the flight has not landed. */
-    cste_gpu_end_fn end;         /* Called when the flight lands. NULL: nothing is left to do. */
-    struct cst_tile_done tally;  /* What the GPU does; added when the flight lands. */
-    struct cste_gpu_stage stage; /* Buffers. Only threads of the team have them. */
-    /* Pinned host buffer of at least CSTE_GPU_PIECE_BYTES. Threads of the team use that of the
-     * stage; others allocate it when cste_gpu_pin is called. */
+    CUevent event;              /* Reached when all operations of the flight are done. */
+    bool departed;              /* The event is recorded and the flight has not landed. */
+    cste_gpu_end_fn end;        /* Called when the flight lands. NULL: nothing is left to do. */
+    struct cst_tile_done tally; /* What the GPU does; added when the flight lands. */
+    struct cste_gpu_staging staging; /* Buffers. Only threads of the team have them. */
+    /* Pinned host buffer of at least CSTE_GPU_PIECE_BYTES. Threads of the team use that of
+     * `staging`; others allocate it when cste_gpu_pin is called. */
     struct cste_mem pinned;
     struct cste_gpu_store store;         /* Set by copies to memory that is not registered. */
     struct cste_gpu_reduction reduction; /* Set by reductions. */
@@ -89,10 +91,10 @@ struct cste_gpu_flight {
 
 /* A thread of the engine. */
 struct cste_gpu_thread {
-    CUstream stream;   /* Stream of its operations. NULL: not created yet. */
-    CUdeviceptr stage; /* Device memory of all stages. 0: none. */
-    void *pinned;      /* Pinned host memory of all flights. NULL: none. */
-    bool cannot_pin;   /* The driver refused that memory. */
+    CUstream stream;     /* Stream of its operations. NULL: not created yet. */
+    CUdeviceptr staging; /* Device memory of the staging buffers of all flights. 0: none. */
+    void *pinned;        /* Pinned host memory of all flights. NULL: none. */
+    bool cannot_pin;     /* The driver refused that memory. */
     /* Buffer for fp32 values that are cast. All flights use it in turn, because the stream orders
      * their operations. 0: not allocated yet. */
     CUdeviceptr values;

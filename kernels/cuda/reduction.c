@@ -10,15 +10,15 @@
 #define BASE_ALIGN 64
 
 _Static_assert(CST_TILE_MAX_SRC <= CST_CUDA_MAX_SRC, "the kernel takes as many sources");
-_Static_assert(CSTE_GPU_STAGE_ELEMS / 2 / CST_TILE_MAX_SRC >= CST_TILE_ELEMS + BASE_ALIGN,
-               "a tile of each source fits in the stage, also of fp32");
+_Static_assert(CSTE_GPU_STAGING_ELEMS / 2 / CST_TILE_MAX_SRC >= CST_TILE_ELEMS + BASE_ALIGN,
+               "a tile of each source fits in the staging buffers, also of fp32");
 
 /* A reduction on one thread, and the flight that it uses. */
 struct reduction {
     struct cste_gpu *gpu;
     unsigned thread;
     struct cste_gpu_flight *flight;
-    struct cste_gpu_stage *stage; /* Stage of the flight. */
+    struct cste_gpu_staging *staging; /* Staging buffers of the flight. */
     const struct cst_tile_work *work;
     uint32_t n_src;
     const struct cste_addr *src; /* Starts of the source rows, in rank order. */
@@ -45,7 +45,7 @@ static void take_batch(struct reduction *r, struct cst_tile_walk *walk, uint64_t
     struct cst_tile tile;
 
     *batch = (struct cste_gpu_batch){0};
-    while (batch->n < CSTE_GPU_STAGE_TILES && cst_tile_walk_next(walk, &tile) != NULL) {
+    while (batch->n < CSTE_GPU_STAGING_TILES && cst_tile_walk_next(walk, &tile) != NULL) {
         if (tile.entry->reduce_mark == (uint32_t)tile.mark) {
             before = *walk;
             continue;
@@ -57,7 +57,7 @@ static void take_batch(struct reduction *r, struct cst_tile_walk *walk, uint64_t
             *walk = before;
             break;
         }
-        r->stage->batch[batch->n++] = tile;
+        r->staging->batch[batch->n++] = tile;
         batch->end = tile.start + tile.n_elems;
         before = *walk;
     }
@@ -71,14 +71,15 @@ static uint64_t src_bytes(const struct cste_gpu_reduction *r, const struct cst_t
 
 /* -- on the GPU ----------------------------------------------------------------------------- */
 
-static struct cst_cuda_tile *staged_tiles(const struct cste_gpu_stage *stage)
+static struct cst_cuda_tile *staged_tiles(const struct cste_gpu_staging *staging)
 {
-    return (struct cst_cuda_tile *)(void *)((char *)stage->host.base + CSTE_GPU_STAGE_TILES_AT);
+    return (struct cst_cuda_tile *)(void *)((char *)staging->host.base + CSTE_GPU_STAGING_TILES_AT);
 }
 
-static const double *staged_sums(const struct cste_gpu_stage *stage)
+static const double *staged_sums(const struct cste_gpu_staging *staging)
 {
-    return (const double *)(const void *)((const char *)stage->host.base + CSTE_GPU_STAGE_SUMS_AT);
+    return (const double *)(const void *)((const char *)staging->host.base +
+                                          CSTE_GPU_STAGING_SUMS_AT);
 }
 
 /* Copy the list of the batch's tiles to the GPU, and set @sources to the batch's part of each
@@ -86,14 +87,14 @@ static const double *staged_sums(const struct cste_gpu_stage *stage)
 static int stage_tiles(struct reduction *r, const struct cste_gpu_batch *batch,
                        struct cst_cuda_sources *sources, struct cst_err *err)
 {
-    struct cste_gpu_stage *stage = r->stage;
-    struct cste_addr to = {.mem = &stage->device, .offset = CSTE_GPU_STAGE_TILES_AT};
-    struct cste_addr from = {.mem = &stage->host, .offset = CSTE_GPU_STAGE_TILES_AT};
+    struct cste_gpu_staging *staging = r->staging;
+    struct cste_addr to = {.mem = &staging->device, .offset = CSTE_GPU_STAGING_TILES_AT};
+    struct cste_addr from = {.mem = &staging->host, .offset = CSTE_GPU_STAGING_TILES_AT};
 
     *sources = (struct cst_cuda_sources){.n = r->n_src};
     for (uint32_t i = 0; i < batch->n; i++) {
-        staged_tiles(stage)[i] = (struct cst_cuda_tile){
-            .start = stage->batch[i].start - batch->base, .n_elems = stage->batch[i].n_elems};
+        staged_tiles(staging)[i] = (struct cst_cuda_tile){
+            .start = staging->batch[i].start - batch->base, .n_elems = staging->batch[i].n_elems};
     }
     for (uint32_t i = 0; i < r->n_src; i++) {
         struct cste_addr src = ahead(r, r->src[i], batch->base);
@@ -107,13 +108,13 @@ static int stage_tiles(struct reduction *r, const struct cste_gpu_batch *batch,
 static int launch(struct reduction *r, const struct cste_gpu_batch *batch, struct cst_err *err)
 {
     struct cst_cuda_sources sources;
-    CUdeviceptr at = r->stage->device.device;
+    CUdeviceptr at = r->staging->device.device;
     int rc = stage_tiles(r, batch, &sources, err);
 
     return rc != CST_OK ? rc
                         : cst_cuda_reduce(&r->gpu->kernels, cste_gpu_stream(r->gpu, r->thread),
-                                          batch->n, at + CSTE_GPU_STAGE_TILES_AT, &sources, at,
-                                          at + CSTE_GPU_STAGE_SUMS_AT, err);
+                                          batch->n, at + CSTE_GPU_STAGING_TILES_AT, &sources, at,
+                                          at + CSTE_GPU_STAGING_SUMS_AT, err);
 }
 
 /* Copy gradients and sums of squares to the host. Adjacent tiles are copied together. The row
@@ -121,14 +122,14 @@ static int launch(struct reduction *r, const struct cste_gpu_batch *batch, struc
  * that are done. */
 static int copy_out(struct reduction *r, const struct cste_gpu_batch *batch, struct cst_err *err)
 {
-    const struct cst_tile *tiles = r->stage->batch;
+    const struct cst_tile *tiles = r->staging->batch;
     struct cste_gpu_reduction *kept = &r->flight->reduction;
     struct cste_addr to = {.mem = &kept->row_mem, .offset = kept->row_offset};
-    struct cste_addr from = {.mem = &r->stage->device};
+    struct cste_addr from = {.mem = &r->staging->device};
     int rc = CST_OK;
 
     if (kept->staged) {
-        to = (struct cste_addr){.mem = &r->stage->host};
+        to = (struct cste_addr){.mem = &r->staging->host};
     }
     for (uint32_t i = 0, next; i < batch->n && rc == CST_OK; i = next) {
         uint64_t start = tiles[i].start, end = start;
@@ -140,30 +141,30 @@ static int copy_out(struct reduction *r, const struct cste_gpu_batch *batch, str
             r->gpu, r->thread, ahead(r, to, kept->staged ? start - batch->base : start),
             ahead(r, from, start - batch->base), (end - start) * sizeof(uint16_t), err);
     }
-    from.offset = CSTE_GPU_STAGE_SUMS_AT;
-    to = (struct cste_addr){.mem = &r->stage->host, .offset = CSTE_GPU_STAGE_SUMS_AT};
+    from.offset = CSTE_GPU_STAGING_SUMS_AT;
+    to = (struct cste_addr){.mem = &r->staging->host, .offset = CSTE_GPU_STAGING_SUMS_AT};
     return rc != CST_OK
                ? rc
                : cste_gpu_enqueue_copy(r->gpu, r->thread, to, from, batch->n * sizeof(double), err);
 }
 
-/* Mark the tiles, whose gradients have arrived in the row, or in the stage and are stored in the
- * row first. */
+/* Mark the tiles, whose gradients have arrived in the row, or in the staging buffers and are stored
+ * in the row first. */
 static void end_on_gpu(struct cste_gpu *gpu, struct cste_gpu_flight *flight,
                        struct cst_tile_done *done)
 {
     const struct cste_gpu_reduction *r = &flight->reduction;
-    const uint16_t *sums = flight->stage.host.base;
+    const uint16_t *sums = flight->staging.host.base;
 
     (void)gpu;
     for (uint32_t i = 0; i < r->batch.n; i++) {
-        struct cst_tile *tile = &flight->stage.batch[i];
+        struct cst_tile *tile = &flight->staging.batch[i];
 
         if (r->staged) {
             memcpy(r->work->rows.grad + tile->start, sums + (tile->start - r->batch.base),
                    tile->n_elems * sizeof *sums);
         }
-        tile->entry->sum_squares = staged_sums(&flight->stage)[i];
+        tile->entry->sum_squares = staged_sums(&flight->staging)[i];
         cst_undo_end(NULL, tile, CST_UNDO_REDUCE);
         done->n_elems += tile->n_elems;
         done->bytes += src_bytes(r, tile) + tile->n_elems * sizeof(uint16_t);
@@ -179,15 +180,15 @@ static int add_up_on_gpu(struct reduction *r, const struct cste_gpu_batch *batch
     return rc == CST_OK ? copy_out(r, batch, err) : rc;
 }
 
-/* Store the sums that have arrived in the stage in the row. */
+/* Store the sums that have arrived in the staging buffers in the row. */
 static void end_sum(struct cste_gpu *gpu, struct cste_gpu_flight *flight,
                     struct cst_tile_done *done)
 {
     const struct cste_gpu_reduction *r = &flight->reduction;
-    const float *sums = flight->stage.host.base;
+    const float *sums = flight->staging.host.base;
 
     for (uint32_t i = 0; i < r->batch.n; i++) {
-        const struct cst_tile *tile = &flight->stage.batch[i];
+        const struct cst_tile *tile = &flight->staging.batch[i];
 
         (void)cst_tile_reduce_sum(gpu->processor, sums + (tile->start - r->batch.base),
                                   &r->work->rows, tile, done);
@@ -195,18 +196,18 @@ static void end_sum(struct cste_gpu *gpu, struct cste_gpu_flight *flight,
     }
 }
 
-/* Sum on the GPU in fp32. The sums go through the stage to the processor, which stores them in the
- * row. */
+/* Sum on the GPU in fp32. The sums go through the staging buffers to the processor, which stores
+ * them in the row. */
 static int sum_on_gpu(struct reduction *r, const struct cste_gpu_batch *batch, struct cst_err *err)
 {
-    struct cste_addr to = {.mem = &r->stage->host}, from = {.mem = &r->stage->device};
+    struct cste_addr to = {.mem = &r->staging->host}, from = {.mem = &r->staging->device};
     struct cst_cuda_sources sources;
     int rc = stage_tiles(r, batch, &sources, err);
 
     r->flight->end = end_sum;
     if (rc == CST_OK) {
         rc = cst_cuda_sum(&r->gpu->kernels, cste_gpu_stream(r->gpu, r->thread), batch->n,
-                          from.mem->device + CSTE_GPU_STAGE_TILES_AT, &sources, from.mem->device,
+                          from.mem->device + CSTE_GPU_STAGING_TILES_AT, &sources, from.mem->device,
                           err);
     }
     return rc != CST_OK ? rc
@@ -224,7 +225,7 @@ static const void *row_of_staged(const struct reduction *r, const void *staged,
     return (const void *)((uintptr_t)staged - batch->base * elem_bytes(r->work));
 }
 
-/* Sum the sources, which have arrived in the stage if they are on GPUs. */
+/* Sum the sources, which have arrived in the staging buffers if they are on GPUs. */
 static void end_here(struct cste_gpu *gpu, struct cste_gpu_flight *flight,
                      struct cst_tile_done *done)
 {
@@ -232,16 +233,16 @@ static void end_here(struct cste_gpu *gpu, struct cste_gpu_flight *flight,
 
     for (uint32_t i = 0; i < r->batch.n; i++) {
         (void)cst_tile_reduce(gpu->processor, r->n_src, r->at, &r->work->rows,
-                              &flight->stage.batch[i], r->undo, done);
+                              &flight->staging.batch[i], r->undo, done);
     }
 }
 
-/* Copy the sources that are on GPUs to the stage, with space for max_elems of each, and keep the
- * starts of all source rows. */
+/* Copy the sources that are on GPUs to the staging buffers, with space for max_elems of each, and
+ * keep the starts of all source rows. */
 static int add_up_here(struct reduction *r, const struct cste_gpu_batch *batch, struct cst_err *err)
 {
     struct cste_gpu_reduction *kept = &r->flight->reduction;
-    struct cste_addr to = {.mem = &r->stage->host};
+    struct cste_addr to = {.mem = &r->staging->host};
     int rc = CST_OK;
 
     r->flight->end = end_here;
@@ -254,7 +255,7 @@ static int add_up_here(struct reduction *r, const struct cste_gpu_batch *batch, 
         }
         rc = cste_gpu_enqueue_copy(r->gpu, r->thread, to, ahead(r, r->src[i], batch->base),
                                    (batch->end - batch->base) * elem_bytes(r->work), err);
-        kept->at[i] = row_of_staged(r, (const char *)r->stage->host.base + to.offset, batch);
+        kept->at[i] = row_of_staged(r, (const char *)r->staging->host.base + to.offset, batch);
         to = ahead(r, to, kept->max_elems);
     }
     return rc;
@@ -262,11 +263,12 @@ static int add_up_here(struct reduction *r, const struct cste_gpu_batch *batch, 
 
 /* -- choice between GPU and processor ------------------------------------------------------- */
 
-/* Returns how many elements of each source row fit into the stage, which takes @stage_elems of
- * their elements. */
-static uint64_t room(uint64_t stage_elems, uint32_t n_on_gpu, bool on_gpu)
+/* Returns how many elements of each source row fit into the staging buffers, which take
+ * @staging_elems of their elements. */
+static uint64_t room(uint64_t staging_elems, uint32_t n_on_gpu, bool on_gpu)
 {
-    return on_gpu || n_on_gpu == 0 ? stage_elems : stage_elems / n_on_gpu / BASE_ALIGN * BASE_ALIGN;
+    return on_gpu || n_on_gpu == 0 ? staging_elems
+                                   : staging_elems / n_on_gpu / BASE_ALIGN * BASE_ALIGN;
 }
 
 /* Find the segment address of the grad row. Registrations are counted from the start of its
@@ -298,11 +300,12 @@ static struct way choose_way(const struct cst_tile_work *work, uint32_t n_src, u
      * sum (4 bytes). */
     bool fewer_bytes = !wide || (!work->accumulate && n_src * sizeof(uint16_t) > sizeof(float));
     bool on_gpu = n_on_gpu == n_src && fewer_bytes && !fp32;
-    /* The stage has room for half as many fp32 values as bf16 values. */
+    /* The staging buffers have room for half as many fp32 values as bf16 values. */
     bool half = fp32 || (on_gpu && wide);
 
     return (struct way){.on_gpu = on_gpu,
-                        .max_elems = room(CSTE_GPU_STAGE_ELEMS / (half ? 2 : 1), n_on_gpu, on_gpu)};
+                        .max_elems =
+                            room(CSTE_GPU_STAGING_ELEMS / (half ? 2 : 1), n_on_gpu, on_gpu)};
 }
 
 /* Enqueue @batch. */
@@ -321,8 +324,8 @@ static int start(struct reduction *r, bool on_gpu, const struct cste_gpu_batch *
     return cste_gpu_depart(r->gpu, r->thread, r->flight, rc, err);
 }
 
-/* Enqueue all tiles of @walk, batch by batch. A batch uses the stage of the batch before it, which
- * lands first. */
+/* Enqueue all tiles of @walk, batch by batch. A batch uses the staging buffers of the batch before
+ * it, which lands first. */
 static int start_all(struct reduction *r, bool on_gpu, struct cst_tile_walk *walk,
                      struct cst_tile_done *done, struct cst_err *err)
 {
@@ -350,7 +353,7 @@ int cste_gpu_reduce(void *state, unsigned thread, const struct cst_tile_work *wo
     struct reduction r = {.gpu = gpu,
                           .thread = thread,
                           .flight = flight,
-                          .stage = &flight->stage,
+                          .staging = &flight->staging,
                           .work = work,
                           .n_src = n_src,
                           .src = src};

@@ -5,12 +5,13 @@
 #include "kernels/cuda/memory.h"
 #include "proto/grad_limit.h"
 
-/* Offset of a batch's scalars in the stage. The scalars use the space of a reduction's rows. Each
- * span has at least one tile; there are therefore no more scalars than tiles. */
+/* Offset of a batch's scalars in the staging buffers. The scalars use the space of a reduction's
+ * rows. Each span has at least one tile; there are therefore no more scalars than tiles. */
 #define SPANS_AT 0
 
-_Static_assert(CSTE_GPU_STAGE_TILES * sizeof(struct cst_update_scalars) <= CSTE_GPU_STAGE_TILES_AT,
-               "the scalars of as many spans as tiles fit into the stage");
+_Static_assert(CSTE_GPU_STAGING_TILES * sizeof(struct cst_update_scalars) <=
+                   CSTE_GPU_STAGING_TILES_AT,
+               "the scalars of as many spans as tiles fit into the staging buffers");
 _Static_assert(CST_UPDATE_GROUP == CST_MX8_BLOCK, "a group is a block");
 
 /* Tiles of one launch, staged. */
@@ -20,9 +21,9 @@ struct batch {
     uint32_t n_spans; /* Number of spans to which the tiles belong. */
 };
 
-static void *staged(const struct cste_gpu_stage *stage, uint64_t at)
+static void *staged(const struct cste_gpu_staging *staging, uint64_t at)
 {
-    return (char *)stage->host.base + at;
+    return (char *)staging->host.base + at;
 }
 
 static void prepare(struct cst_update_scalars *out, const struct cste_device_update *update,
@@ -68,17 +69,18 @@ static bool is_kept(const struct cste_device_update *update, const struct cst_ta
 }
 
 /* Stage the next tiles of @walk in @batch. */
-static void take_batch(const struct cste_gpu_stage *stage, const struct cste_device_update *update,
-                       struct cst_tile_walk *walk, struct batch *batch)
+static void take_batch(const struct cste_gpu_staging *staging,
+                       const struct cste_device_update *update, struct cst_tile_walk *walk,
+                       struct batch *batch)
 {
-    struct cst_cuda_tile *tiles = staged(stage, CSTE_GPU_STAGE_TILES_AT);
-    struct cst_update_scalars *spans = staged(stage, SPANS_AT);
+    struct cst_cuda_tile *tiles = staged(staging, CSTE_GPU_STAGING_TILES_AT);
+    struct cst_update_scalars *spans = staged(staging, SPANS_AT);
     const struct cst_table_span *span, *prepared = NULL;
     struct cst_tile tile;
     bool spared = false;
 
     batch->n = batch->n_spans = 0;
-    while (batch->n < CSTE_GPU_STAGE_TILES && (span = cst_tile_walk_next(walk, &tile)) != NULL) {
+    while (batch->n < CSTE_GPU_STAGING_TILES && (span = cst_tile_walk_next(walk, &tile)) != NULL) {
         if (span != prepared) {
             prepare(&spans[batch->n_spans++], update, span);
             spared = update->work->batch != NULL && is_kept(update, span, &tile);
@@ -153,21 +155,21 @@ static struct cst_cuda_update arguments(const struct cste_device_update *update)
     return args;
 }
 
-static int bring(struct cste_gpu *gpu, unsigned thread, const struct cste_gpu_stage *stage,
+static int bring(struct cste_gpu *gpu, unsigned thread, const struct cste_gpu_staging *staging,
                  uint64_t at, uint64_t bytes, struct cst_err *err)
 {
-    return cste_gpu_enqueue_copy(gpu, thread,
-                                 (struct cste_addr){.mem = &stage->device, .offset = at},
-                                 (struct cste_addr){.mem = &stage->host, .offset = at}, bytes, err);
+    return cste_gpu_enqueue_copy(
+        gpu, thread, (struct cste_addr){.mem = &staging->device, .offset = at},
+        (struct cste_addr){.mem = &staging->host, .offset = at}, bytes, err);
 }
 
 /* Returns what the update of @batch does. The kernel reads no gradient of a tile whose states
  * stay. */
-static struct cst_tile_done count(const struct cste_gpu_stage *stage,
+static struct cst_tile_done count(const struct cste_gpu_staging *staging,
                                   const struct cst_cuda_update *args, enum cst_moments moments,
                                   const struct batch *batch)
 {
-    const struct cst_cuda_tile *tiles = staged(stage, CSTE_GPU_STAGE_TILES_AT);
+    const struct cst_cuda_tile *tiles = staged(staging, CSTE_GPU_STAGING_TILES_AT);
     struct cst_tile_done done = {0};
 
     for (uint32_t i = 0; i < batch->n; i++) {
@@ -183,19 +185,19 @@ static struct cst_tile_done count(const struct cste_gpu_stage *stage,
     return done;
 }
 
-static int enqueue(struct cste_gpu *gpu, unsigned thread, const struct cste_gpu_stage *stage,
+static int enqueue(struct cste_gpu *gpu, unsigned thread, const struct cste_gpu_staging *staging,
                    const struct cste_device_update *update, const struct batch *batch,
                    const struct cst_cuda_update *args, struct cst_err *err)
 {
     const struct cst_table_header *table = update->work->table;
     CUstream stream = cste_gpu_stream(gpu, thread);
-    CUdeviceptr tiles = stage->device.device + CSTE_GPU_STAGE_TILES_AT;
-    CUdeviceptr spans = stage->device.device + SPANS_AT;
-    int rc = bring(gpu, thread, stage, SPANS_AT, batch->n_spans * sizeof(struct cst_update_scalars),
-                   err);
+    CUdeviceptr tiles = staging->device.device + CSTE_GPU_STAGING_TILES_AT;
+    CUdeviceptr spans = staging->device.device + SPANS_AT;
+    int rc = bring(gpu, thread, staging, SPANS_AT,
+                   batch->n_spans * sizeof(struct cst_update_scalars), err);
 
     if (rc == CST_OK) {
-        rc = bring(gpu, thread, stage, CSTE_GPU_STAGE_TILES_AT,
+        rc = bring(gpu, thread, staging, CSTE_GPU_STAGING_TILES_AT,
                    batch->n * sizeof(struct cst_cuda_tile), err);
     }
     if (rc != CST_OK) {
@@ -214,11 +216,11 @@ static int start(struct cste_gpu *gpu, unsigned thread, struct cste_gpu_flight *
                  struct cst_err *err)
 {
     const struct cst_cuda_update args = arguments(update);
-    int rc = enqueue(gpu, thread, &flight->stage, update, batch, &args, err);
+    int rc = enqueue(gpu, thread, &flight->staging, update, batch, &args, err);
 
     if (!batch->directs) {
         flight->tally =
-            count(&flight->stage, &args, (enum cst_moments)update->work->table->moments, batch);
+            count(&flight->staging, &args, (enum cst_moments)update->work->table->moments, batch);
     }
     return cste_gpu_depart(gpu, thread, flight, rc, err);
 }
@@ -266,10 +268,10 @@ static int start_all(struct cste_gpu *gpu, unsigned thread, const struct cste_de
     }
     cst_tile_walk_start(&walk, update->work, first, count);
     while (rc == CST_OK && cst_tile_walk_has_next(&walk)) {
-        /* The stage of the previous batch is used again. */
+        /* The staging buffers of the previous batch are used again. */
         rc = cste_gpu_land(gpu, thread, flight, done, err);
         if (rc == CST_OK) {
-            take_batch(&flight->stage, update, &walk, &batch);
+            take_batch(&flight->staging, update, &walk, &batch);
             rc = start(gpu, thread, flight, update, &batch, err);
         }
     }
