@@ -4,9 +4,9 @@
 #include "kernels/cuda/flight.h"
 #include "kernels/cuda/update.h"
 
-/* Launch @n pieces of @stage from piece number @first on, all of span number @span of @batch. */
+/* Launch @n pieces of @phase from piece number @first on, all of span number @span of @batch. */
 static int launch(const struct cste_gpu *gpu, unsigned thread, const struct cst_muon_batch *batch,
-                  uint32_t span, unsigned stage, uint64_t first, uint64_t n, struct cst_err *err)
+                  uint32_t span, unsigned phase, uint64_t first, uint64_t n, struct cst_err *err)
 {
     CUstream stream = cste_gpu_stream(gpu, thread);
     struct cst_cuda_muon_norm norm;
@@ -14,7 +14,7 @@ static int launch(const struct cste_gpu *gpu, unsigned thread, const struct cst_
     struct cst_muon_norm from;
     struct cst_muon_work work;
 
-    if (stage < CST_MUON_ITERATE) {
+    if (phase < CST_MUON_ITERATE) {
         cst_muon_norm_of(batch, span, &from);
         norm = (struct cst_cuda_muon_norm){.values = from.values,
                                            .sums = from.sums,
@@ -22,10 +22,10 @@ static int launch(const struct cste_gpu *gpu, unsigned thread, const struct cst_
                                            .n_sums = from.n_sums,
                                            .first = first,
                                            .least = CST_MUON_LEAST_NORM};
-        return stage == CST_MUON_SUMS ? cst_cuda_muon_sums(&gpu->kernels, stream, n, &norm, err)
+        return phase == CST_MUON_SUMS ? cst_cuda_muon_sums(&gpu->kernels, stream, n, &norm, err)
                                       : cst_cuda_muon_scale(&gpu->kernels, stream, n, &norm, err);
     }
-    work = cst_muon_work_of(batch, span, stage);
+    work = cst_muon_work_of(batch, span, phase);
     product = (struct cst_cuda_product){.a = work.whole.a.at,
                                         .b = work.whole.b.at,
                                         .add = work.whole.add,
@@ -48,21 +48,21 @@ static int launch(const struct cste_gpu *gpu, unsigned thread, const struct cst_
     return cst_cuda_muon_product(&gpu->kernels, stream, n, &product, err);
 }
 
-/* Launch pieces [@first, @end) of @stage, which are counted through the spans. */
+/* Launch pieces [@first, @end) of @phase, which are counted through the spans. */
 static int launch_all(const struct cste_gpu *gpu, unsigned thread,
-                      const struct cst_muon_batch *batch, unsigned stage, uint64_t first,
+                      const struct cst_muon_batch *batch, unsigned phase, uint64_t first,
                       uint64_t end, struct cst_err *err)
 {
     uint64_t at = 0; /* Number of the first piece of the span. */
     int rc = CST_OK;
 
     for (uint32_t i = 0; i < batch->n_spans && rc == CST_OK; i++) {
-        uint64_t n = cst_muon_span_pieces(batch, i, stage);
+        uint64_t n = cst_muon_span_pieces(batch, i, phase);
         uint64_t from = first > at ? first - at : 0, to = end > at ? end - at : 0;
 
         to = to < n ? to : n;
         if (from < to) {
-            rc = launch(gpu, thread, batch, i, stage, from, to - from, err);
+            rc = launch(gpu, thread, batch, i, phase, from, to - from, err);
         }
         at += n;
     }
@@ -70,19 +70,19 @@ static int launch_all(const struct cste_gpu *gpu, unsigned thread,
 }
 
 int cste_gpu_orthogonalise(void *state, unsigned thread, const struct cste_device_update *update,
-                           unsigned stage, uint64_t first, uint64_t count, struct cst_err *err)
+                           unsigned phase, uint64_t first, uint64_t count, struct cst_err *err)
 {
     struct cste_gpu *gpu = state;
     struct cste_gpu_flight *flight;
     int rc;
 
-    if (stage == CST_MUON_DIRECTIONS) {
+    if (phase == CST_MUON_DIRECTIONS) {
         return cste_gpu_direct(gpu, thread, update, first, count, err);
     }
     rc = cste_gpu_enter(gpu, err);
     if (rc == CST_OK) {
         flight = cste_gpu_take_flight(gpu, thread);
-        rc = launch_all(gpu, thread, update->work->batch, stage, first, first + count, err);
+        rc = launch_all(gpu, thread, update->work->batch, phase, first, first + count, err);
         rc = cste_gpu_depart(gpu, thread, flight, rc, err);
     }
     return cste_gpu_leave_under_way(gpu, thread, rc);

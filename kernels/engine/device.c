@@ -352,11 +352,11 @@ int cste_device_update(struct cste_device *device, unsigned thread,
 }
 
 int cste_device_orthogonalise(struct cste_device *device, unsigned thread,
-                              const struct cste_device_update *update, unsigned stage,
+                              const struct cste_device_update *update, unsigned phase,
                               uint64_t first, uint64_t count, struct cst_err *err)
 {
-    if (update->work->batch == NULL || stage >= CST_MUON_STAGES) {
-        return cst_err_set(err, CST_EINVAL, "stage %u of an update by Muon", stage);
+    if (update->work->batch == NULL || phase >= CST_MUON_PHASES) {
+        return cst_err_set(err, CST_EINVAL, "phase %u of an update by Muon", phase);
     }
-    return device->ops->orthogonalise(device->state, thread, update, stage, first, count, err);
+    return device->ops->orthogonalise(device->state, thread, update, phase, first, count, err);
 }

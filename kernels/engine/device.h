@@ -186,7 +186,7 @@ struct cste_device_ops {
     /* Number of calls that a thread may have under way, at most CSTE_THREAD_POOL_MAX_WINDOW. 0:
      * every call returns when its work is done, and there is no function `finish`. */
     unsigned window;
-    /* Pieces of a stage of Muon (kernels/math/muon.h) that a thread does at a time, at most. */
+    /* Pieces of a phase of Muon (kernels/math/muon.h) that a thread does at a time, at most. */
     uint64_t max_products;
     int (*open)(void **state, const struct cste_device_spec *spec, struct cste_device_about *about,
                 struct cst_err *err);
@@ -211,7 +211,7 @@ struct cste_device_ops {
                   uint64_t first, uint64_t count, struct cst_undo_slot *undo,
                   struct cst_tile_done *done, struct cst_err *err);
     int (*orthogonalise)(void *state, unsigned thread, const struct cste_device_update *update,
-                         unsigned stage, uint64_t first, uint64_t count, struct cst_err *err);
+                         unsigned phase, uint64_t first, uint64_t count, struct cst_err *err);
     int (*finish)(void *state, unsigned thread, struct cst_tile_done *done, struct cst_err *err);
 };
 
@@ -323,12 +323,12 @@ int cste_device_update(struct cste_device *device, unsigned thread,
                        const struct cste_device_update *update, uint64_t first, uint64_t count,
                        struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err);
 
-/* Prepare an update by Muon: do the pieces [@first, @first + @count) of @stage of the batch
+/* Prepare an update by Muon: do the pieces [@first, @first + @count) of @phase of the batch
  * update->work->batch, which was checked (kernels/math/muon.h). In CST_MUON_DIRECTIONS these are
  * tiles of the chunk. All rows are host memory. CST_EINVAL: a row is not in host memory.
  * CST_ENOMEM. */
 int cste_device_orthogonalise(struct cste_device *device, unsigned thread,
-                              const struct cste_device_update *update, unsigned stage,
+                              const struct cste_device_update *update, unsigned phase,
                               uint64_t first, uint64_t count, struct cst_err *err);
 
 #endif

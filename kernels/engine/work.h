@@ -95,10 +95,10 @@ struct cste_work {
     struct cste_chunk chunk;         /* REDUCE, UPDATE: the chunk; resolved. */
     /* UPDATE: resolved by prepare, except for guard. */
     struct cste_device_update update;
-    /* UPDATE by Muon: resolved scratch, present batch, and its stage (work_muon.c). */
+    /* UPDATE by Muon: resolved scratch, present batch, and its phase (work_muon.c). */
     struct cste_addr scratch;
     struct cst_muon_batch batch;
-    unsigned stage;
+    unsigned phase;
     /* UPDATE by Muon: when the products of the batch began; operations and time of all products. */
     uint64_t products_began_ns;
     double product_flops;

@@ -99,10 +99,10 @@ void cste_work_mark_chunk(struct cste_work *work);
  * UPDATE is resolved. Loop thread. CST_EINVAL. */
 int cste_work_find_muon(struct cste_work *work, uint64_t *pieces);
 
-/* Begin the next stage, as `next` of struct cste_work_kind. */
+/* Begin the next phase, as `next` of struct cste_work_kind. */
 uint64_t cste_work_next_muon(struct cste_work *work);
 
-/* Do one piece of the present stage, as `piece` of struct cste_work_kind. */
+/* Do one piece of the present phase, as `piece` of struct cste_work_kind. */
 int cste_work_muon_piece(struct cste_work *work, uint64_t piece, unsigned thread,
                          struct cst_err *err);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* UPDATE by Muon: the stages of a chunk, batch after batch (kernels/math/muon.h). The pieces of a
- * stage are one turn of the command's task; the thread that does the last piece begins the next
- * stage.
+/* UPDATE by Muon: the phases of a chunk, batch after batch (kernels/math/muon.h). The pieces of a
+ * phase are one turn of the command's task; the thread that does the last piece begins the next
+ * phase.
  *
  *            +----------------------------------------------+
  *            v                                              |
@@ -23,8 +23,8 @@
 
 #include <inttypes.h>
 
-/* The stage after the last one of kernels/math/muon.h: tiles are updated. */
-#define APPLY CST_MUON_STAGES
+/* The phase after the last one of kernels/math/muon.h: tiles are updated. */
+#define APPLY CST_MUON_PHASES
 
 static bool is_done(const struct cste_work *work, const struct cst_muon_batch *batch)
 {
@@ -41,17 +41,17 @@ static bool is_done(const struct cste_work *work, const struct cst_muon_batch *b
     return done;
 }
 
-/* Returns whether the present stage goes through the tiles of the chunk. */
+/* Returns whether the present phase goes through the tiles of the chunk. */
 static bool is_of_tiles(const struct cste_work *work)
 {
-    return work->stage == CST_MUON_DIRECTIONS || work->stage == APPLY;
+    return work->phase == CST_MUON_DIRECTIONS || work->phase == APPLY;
 }
 
-/* Returns the number of pieces of the present stage. */
-static uint64_t cut_stage(struct cste_work *work)
+/* Returns the number of pieces of the present phase. */
+static uint64_t cut_phase(struct cste_work *work)
 {
     return is_of_tiles(work) ? cste_work_cut_tiles(work, work->batch.n_tiles)
-                             : cste_work_cut(work, cst_muon_pieces(&work->batch, work->stage),
+                             : cste_work_cut(work, cst_muon_pieces(&work->batch, work->phase),
                                              work->context->device->ops->max_products);
 }
 
@@ -77,14 +77,14 @@ static uint64_t begin_batch(struct cste_work *work, uint32_t span, uint64_t tile
             continue;
         }
         if (work->marks && cst_muon_is_complete(batch, work->chunk_index, work->mark)) {
-            work->stage = APPLY;
-            return cut_stage(work);
+            work->phase = APPLY;
+            return cut_phase(work);
         }
         if (work->marks) {
             cst_muon_clear(batch);
         }
-        work->stage = CST_MUON_DIRECTIONS;
-        return cut_stage(work);
+        work->phase = CST_MUON_DIRECTIONS;
+        return cut_phase(work);
     }
     /* The next update must not find directions of this one, even if it had the same mark: states
      * can have been written in between. */
@@ -176,21 +176,21 @@ uint64_t cste_work_next_muon(struct cste_work *work)
 {
     const struct cst_muon_batch *batch = &work->batch;
 
-    if (work->stage == APPLY) {
+    if (work->phase == APPLY) {
         return begin_batch(work, batch->first_span + batch->n_spans,
                            batch->first_tile + batch->n_tiles);
     }
-    work->stage++;
-    if (work->stage == CST_MUON_ITERATE) {
+    work->phase++;
+    if (work->phase == CST_MUON_ITERATE) {
         work->products_began_ns = cst_clock_ns();
     }
-    if (work->stage == APPLY) {
+    if (work->phase == APPLY) {
         count_products(work);
     }
-    if (work->stage == APPLY && work->marks) {
+    if (work->phase == APPLY && work->marks) {
         cst_muon_set_complete(batch, work->chunk_index, work->mark);
     }
-    return cut_stage(work);
+    return cut_phase(work);
 }
 
 int cste_work_muon_piece(struct cste_work *work, uint64_t piece, unsigned thread,
@@ -199,16 +199,16 @@ int cste_work_muon_piece(struct cste_work *work, uint64_t piece, unsigned thread
     struct cste_device *device = work->context->device;
     struct cst_tile_done done = {0};
     uint64_t all =
-        is_of_tiles(work) ? work->batch.n_tiles : cst_muon_pieces(&work->batch, work->stage);
+        is_of_tiles(work) ? work->batch.n_tiles : cst_muon_pieces(&work->batch, work->phase);
     uint64_t first, n = cste_work_share(work, piece, all, &first);
     int rc;
 
     first += is_of_tiles(work) ? work->batch.first_tile : 0;
-    if (work->stage == APPLY) {
+    if (work->phase == APPLY) {
         rc = cste_device_update(device, thread, &work->update, first, n,
                                 &work->context->slots[thread], &done, err);
     } else {
-        rc = cste_device_orthogonalise(device, thread, &work->update, work->stage, first, n, err);
+        rc = cste_device_orthogonalise(device, thread, &work->update, work->phase, first, n, err);
     }
     cste_work_add_done(work, &done);
     return rc;

@@ -279,7 +279,7 @@ static int update_piece(struct cste_work *work, uint64_t piece, unsigned thread,
     return rc;
 }
 
-static uint64_t next_stage(struct cste_work *work)
+static uint64_t next_phase(struct cste_work *work)
 {
     return is_muon(work) ? cste_work_next_muon(work) : 0;
 }
@@ -306,6 +306,6 @@ const struct cste_work_kind cste_work_update = {.name = "UPDATE",
                                                 .may_be_under_way = true,
                                                 .find = find_update,
                                                 .piece = update_piece,
-                                                .next = next_stage,
+                                                .next = next_phase,
                                                 .done = cste_work_mark_chunk,
                                                 .count = count_update};

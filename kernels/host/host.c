@@ -271,7 +271,7 @@ static struct cst_product_space *space_of(struct host *host, unsigned thread)
 }
 
 static int host_orthogonalise(void *state, unsigned thread, const struct cste_device_update *update,
-                              unsigned stage, uint64_t first, uint64_t count, struct cst_err *err)
+                              unsigned phase, uint64_t first, uint64_t count, struct cst_err *err)
 {
     struct host *host = state;
     struct cst_tile_work mine = *update->work;
@@ -286,12 +286,12 @@ static int host_orthogonalise(void *state, unsigned thread, const struct cste_de
     }
     place(&mine, update);
     mine.kernels = host->kernels;
-    if (stage == CST_MUON_DIRECTIONS) {
+    if (phase == CST_MUON_DIRECTIONS) {
         (void)cst_tile_direct_range(&mine, update->hyper, first, count);
         return CST_OK;
     }
     for (uint64_t i = first; i < first + count; i++) {
-        cst_muon_piece(mine.batch, host->kernels, stage, i, space);
+        cst_muon_piece(mine.batch, host->kernels, phase, i, space);
     }
     return CST_OK;
 }

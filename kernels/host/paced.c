@@ -308,7 +308,7 @@ static int paced_update(void *state, unsigned thread, const struct cste_device_u
 
 /* Products in the accelerator's memory, at the speed of the host. */
 static int paced_orthogonalise(void *state, unsigned thread,
-                               const struct cste_device_update *update, unsigned stage,
+                               const struct cste_device_update *update, unsigned phase,
                                uint64_t first, uint64_t count, struct cst_err *err)
 {
     struct paced *paced = state;
@@ -320,7 +320,7 @@ static int paced_orthogonalise(void *state, unsigned thread,
         return rc;
     }
     place_rows(&mine, &rows, update);
-    return cste_host_ops.orthogonalise(paced->host, thread, &mine, stage, first, count, err);
+    return cste_host_ops.orthogonalise(paced->host, thread, &mine, phase, first, count, err);
 }
 
 const struct cste_device_ops cste_paced_ops = {

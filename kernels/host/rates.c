@@ -42,7 +42,7 @@ struct host_rates {
     uint64_t marks;                 /* Number of commands so far; each gets the next mark. */
     struct cst_table_span matrices; /* Matrices that are multiplied, in the arena. */
     struct cst_muon_batch batch;    /* The same matrices. */
-    unsigned stage;                 /* Present stage of the products. */
+    unsigned phase;                 /* Present phase of the products. */
     struct cste_task task;
     struct cst_rates_node rates; /* The results. */
 };
@@ -170,7 +170,7 @@ static void product_piece(struct cste_task *task, uint64_t piece, unsigned threa
     struct cst_err err;
 
     work.batch = &r->batch;
-    if (cste_device_orthogonalise(&r->b.device, thread, &what, r->stage, piece, 1, &err) !=
+    if (cste_device_orthogonalise(&r->b.device, thread, &what, r->phase, piece, 1, &err) !=
         CST_OK) {
         cste_self_benchmark_fail(&r->b, &err);
     }
@@ -182,8 +182,8 @@ static double multiply(void *arg)
     struct host_rates *r = arg;
     double seconds = 0;
 
-    for (r->stage = CST_MUON_SUMS; r->stage < CST_MUON_STAGES; r->stage++) {
-        seconds += run(r, &r->team, product_piece, cst_muon_pieces(&r->batch, (unsigned)r->stage));
+    for (r->phase = CST_MUON_SUMS; r->phase < CST_MUON_PHASES; r->phase++) {
+        seconds += run(r, &r->team, product_piece, cst_muon_pieces(&r->batch, (unsigned)r->phase));
     }
     return seconds;
 }

@@ -247,9 +247,9 @@ static struct cst_muon_work describe(const struct cst_muon_batch *batch, uint32_
 }
 
 struct cst_muon_work cst_muon_work_of(const struct cst_muon_batch *batch, uint32_t span,
-                                      unsigned stage)
+                                      unsigned phase)
 {
-    unsigned step = stage - CST_MUON_ITERATE;
+    unsigned step = phase - CST_MUON_ITERATE;
 
     return describe(batch, span, (enum cst_muon_product)(step % CST_MUON_PRODUCTS),
                     step / CST_MUON_PRODUCTS % 2);
@@ -315,51 +315,51 @@ static void make_tile(const struct cst_muon_work *w, const struct cst_kernels *k
 /* -- pieces ----------------------------------------------------------------------------------- */
 
 /* Returns the number of pieces of one matrix of @span. */
-static uint64_t matrix_pieces(const struct cst_table_span *span, unsigned stage)
+static uint64_t matrix_pieces(const struct cst_table_span *span, unsigned phase)
 {
-    unsigned product = (stage - CST_MUON_ITERATE) % CST_MUON_PRODUCTS;
+    unsigned product = (phase - CST_MUON_ITERATE) % CST_MUON_PRODUCTS;
 
-    return stage < CST_MUON_ITERATE
+    return phase < CST_MUON_ITERATE
                ? sizes_of(span).n_sums
                : cst_muon_product_tiles((enum cst_muon_product)product, span->rows, span->columns);
 }
 
-uint64_t cst_muon_span_pieces(const struct cst_muon_batch *batch, uint32_t span, unsigned stage)
+uint64_t cst_muon_span_pieces(const struct cst_muon_batch *batch, uint32_t span, unsigned phase)
 {
     const struct cst_table_span *of = &batch->spans[span];
 
-    return sizes_of(of).n_matrices * matrix_pieces(of, stage);
+    return sizes_of(of).n_matrices * matrix_pieces(of, phase);
 }
 
-uint64_t cst_muon_pieces(const struct cst_muon_batch *batch, unsigned stage)
+uint64_t cst_muon_pieces(const struct cst_muon_batch *batch, unsigned phase)
 {
     uint64_t n = 0;
 
     for (uint32_t i = 0; i < batch->n_spans; i++) {
-        n += cst_muon_span_pieces(batch, i, stage);
+        n += cst_muon_span_pieces(batch, i, phase);
     }
     return n;
 }
 
 void cst_muon_piece(const struct cst_muon_batch *batch, const struct cst_kernels *kernels,
-                    unsigned stage, uint64_t piece, struct cst_product_space *space)
+                    unsigned phase, uint64_t piece, struct cst_product_space *space)
 {
     for (uint32_t i = 0; i < batch->n_spans; i++) {
-        uint64_t each = matrix_pieces(&batch->spans[i], stage);
-        uint64_t n = cst_muon_span_pieces(batch, i, stage);
+        uint64_t each = matrix_pieces(&batch->spans[i], phase);
+        uint64_t n = cst_muon_span_pieces(batch, i, phase);
 
         if (piece >= n) {
             piece -= n;
             continue;
         }
-        if (stage >= CST_MUON_ITERATE) {
-            struct cst_muon_work w = cst_muon_work_of(batch, i, stage);
+        if (phase >= CST_MUON_ITERATE) {
+            struct cst_muon_work w = cst_muon_work_of(batch, i, phase);
 
             make_tile(&w, kernels, piece / each, piece % each, space);
         } else {
             struct matrix m = matrix_at(batch, i, piece / each);
 
-            (stage == CST_MUON_SUMS ? sum_squares : scale)(&m, piece % each);
+            (phase == CST_MUON_SUMS ? sum_squares : scale)(&m, piece % each);
         }
         return;
     }

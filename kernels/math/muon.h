@@ -25,8 +25,8 @@
  * which are small and are restarted, would load a library of 200 MB. kernels/cuda/muon.cu therefore
  * makes the products with fused multiply-adds.
  *
- * The matrices of a batch are orthogonalised together, in stages. The pieces of a stage are
- * independent of each other and need all pieces of the stage before. Nothing but the scratch
+ * The matrices of a batch are orthogonalised together, in phases. The pieces of a phase are
+ * independent of each other and need all pieces of the phase before. Nothing but the scratch
  * (proto/muon.h) is written, hence a batch can be begun again at any time. In place, its states
  * change only when all its directions are complete, and from then on the header of the scratch says
  * so: an engine that was killed within the update does not need the old momentum again. */
@@ -42,14 +42,14 @@
 /* Smallest norm by which a matrix is divided (torch.optim.Muon). */
 #define CST_MUON_LEAST_NORM 1e-7f
 
-/* The stages of a batch. Those of the iterations come last: Gram, polynomial and product in turn.
+/* The phases of a batch. Those of the iterations come last: Gram, polynomial and product in turn.
  */
-enum cst_muon_stage {
+enum cst_muon_phase {
     CST_MUON_DIRECTIONS, /* Not made here, but by cst_tile_direct_range. */
     CST_MUON_SUMS,       /* Sums of squares. */
     CST_MUON_SCALE,      /* Division by the norm. */
-    CST_MUON_ITERATE,    /* First stage of the iterations. */
-    CST_MUON_STAGES = CST_MUON_ITERATE + CST_MUON_PRODUCTS * CST_MUON_ITERATIONS,
+    CST_MUON_ITERATE,    /* First phase of the iterations. */
+    CST_MUON_PHASES = CST_MUON_ITERATE + CST_MUON_PRODUCTS * CST_MUON_ITERATIONS,
 };
 
 /* Consecutive spans of a chunk. */
@@ -72,7 +72,7 @@ void cst_muon_batch_at(struct cst_muon_batch *batch, struct cst_table_header *ta
 /* Returns whether each span of @chunk consists of matrices and fits in the chunk's scratch. */
 bool cst_muon_check(struct cst_table_header *table, const struct cst_table_chunk *chunk);
 
-/* Returns the values of span number @span of @batch: the directions, or, when all stages are over,
+/* Returns the values of span number @span of @batch: the directions, or, when all phases are over,
  * the orthogonalised directions if @orthogonal is true. */
 uint16_t *cst_muon_values(const struct cst_muon_batch *batch, uint32_t span, bool orthogonal);
 
@@ -97,26 +97,26 @@ struct cst_muon_work {
     uint64_t a_step, b_step, out_step;
 };
 
-/* Describe the matrices of span number @span of @batch for the stages SUMS and SCALE. The scratch
+/* Describe the matrices of span number @span of @batch for the phases SUMS and SCALE. The scratch
  * can be memory of a device. */
 void cst_muon_norm_of(const struct cst_muon_batch *batch, uint32_t span,
                       struct cst_muon_norm *norm);
 
-/* Describe what @stage, CST_MUON_ITERATE or later, does with span number @span. The scratch can be
+/* Describe what @phase, CST_MUON_ITERATE or later, does with span number @span. The scratch can be
  * memory of a device. */
 struct cst_muon_work cst_muon_work_of(const struct cst_muon_batch *batch, uint32_t span,
-                                      unsigned stage);
+                                      unsigned phase);
 
-/* Returns the number of pieces of @stage for span number @span of @batch. The pieces of a stage are
- * counted through the spans. @stage is not CST_MUON_DIRECTIONS. */
-uint64_t cst_muon_span_pieces(const struct cst_muon_batch *batch, uint32_t span, unsigned stage);
+/* Returns the number of pieces of @phase for span number @span of @batch. The pieces of a phase are
+ * counted through the spans. @phase is not CST_MUON_DIRECTIONS. */
+uint64_t cst_muon_span_pieces(const struct cst_muon_batch *batch, uint32_t span, unsigned phase);
 
-/* Returns the number of pieces of @stage, which is not CST_MUON_DIRECTIONS. */
-uint64_t cst_muon_pieces(const struct cst_muon_batch *batch, unsigned stage);
+/* Returns the number of pieces of @phase, which is not CST_MUON_DIRECTIONS. */
+uint64_t cst_muon_pieces(const struct cst_muon_batch *batch, unsigned phase);
 
 /* Do one piece. @space is this thread's. */
 void cst_muon_piece(const struct cst_muon_batch *batch, const struct cst_kernels *kernels,
-                    unsigned stage, uint64_t piece, struct cst_product_space *space);
+                    unsigned phase, uint64_t piece, struct cst_product_space *space);
 
 /* Returns whether the directions of @batch of chunk number @chunk are complete for the update with
  * @mark. */

@@ -208,10 +208,10 @@ static void orthogonalise(struct stack *s, const struct cst_kernels *kernels)
 {
     struct cst_product_space *space = aligned_alloc(64, sizeof *space);
 
-    for (unsigned stage = CST_MUON_SUMS; stage < CST_MUON_STAGES; stage++) {
-        /* The pieces of a stage are independent, so any order will do. */
-        for (uint64_t i = cst_muon_pieces(&s->batch, stage); i-- > 0;) {
-            cst_muon_piece(&s->batch, kernels, stage, i, space);
+    for (unsigned phase = CST_MUON_SUMS; phase < CST_MUON_PHASES; phase++) {
+        /* The pieces of a phase are independent, so any order will do. */
+        for (uint64_t i = cst_muon_pieces(&s->batch, phase); i-- > 0;) {
+            cst_muon_piece(&s->batch, kernels, phase, i, space);
         }
     }
     free(space);

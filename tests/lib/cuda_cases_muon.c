@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the norms and products of Muon: matrices of several shapes and values go through all
- * stages on the device, and through kernels/math/muon.c. */
+ * phases on the device, and through kernels/math/muon.c. */
 #include "tests/lib/cuda_rows.h"
 
 #include "kernels/math/muon.h"
@@ -64,10 +64,10 @@ static void launch_product(struct cases *c, const struct cst_muon_work *w, uint6
     c->device->muon_product(c->device, n, &product);
 }
 
-/* Make @stage on the device, in two launches. */
-static void make_stage(struct cases *c, const struct stack *s, unsigned stage)
+/* Make @phase on the device, in two launches. */
+static void make_phase(struct cases *c, const struct stack *s, unsigned phase)
 {
-    uint64_t all = cst_muon_pieces(&s->device, stage), half = all / 2;
+    uint64_t all = cst_muon_pieces(&s->device, phase), half = all / 2;
 
     for (int part = 0; part < 2; part++) {
         uint64_t first = part == 0 ? 0 : half, n = part == 0 ? half : all - half;
@@ -78,8 +78,8 @@ static void make_stage(struct cases *c, const struct stack *s, unsigned stage)
         if (n == 0) {
             continue;
         }
-        if (stage >= CST_MUON_ITERATE) {
-            work = cst_muon_work_of(&s->device, 0, stage);
+        if (phase >= CST_MUON_ITERATE) {
+            work = cst_muon_work_of(&s->device, 0, phase);
             launch_product(c, &work, first, n);
             continue;
         }
@@ -90,13 +90,13 @@ static void make_stage(struct cases *c, const struct stack *s, unsigned stage)
                                            .n_sums = from.n_sums,
                                            .first = first,
                                            .least = CST_MUON_LEAST_NORM};
-        (stage == CST_MUON_SUMS ? c->device->muon_sums : c->device->muon_scale)(c->device, n,
+        (phase == CST_MUON_SUMS ? c->device->muon_sums : c->device->muon_scale)(c->device, n,
                                                                                 &norm);
     }
 }
 
-/* Go through the stages before stage number @end. */
-static void stages_case(struct cases *c, const uint32_t shape[3], unsigned end,
+/* Go through the phases before phase number @end. */
+static void phases_case(struct cases *c, const uint32_t shape[3], unsigned end,
                         enum cases_fill fill)
 {
     struct cst_product_space *space = cases_need(aligned_alloc(64, sizeof *space));
@@ -105,26 +105,26 @@ static void stages_case(struct cases *c, const uint32_t shape[3], unsigned end,
     open_stack(c, &s, shape[0], shape[1], shape[2], fill);
     snprintf(c->what, sizeof c->what, "%u matrices, %u x %u, fill %d", shape[0], shape[1], shape[2],
              (int)fill);
-    for (unsigned stage = CST_MUON_SUMS; stage < end; stage++) {
-        for (uint64_t i = 0; i < cst_muon_pieces(&s.host, stage); i++) {
-            cst_muon_piece(&s.host, cst_kernels_get("ref"), stage, i, space);
+    for (unsigned phase = CST_MUON_SUMS; phase < end; phase++) {
+        for (uint64_t i = 0; i < cst_muon_pieces(&s.host, phase); i++) {
+            cst_muon_piece(&s.host, cst_kernels_get("ref"), phase, i, space);
         }
-        make_stage(c, &s, stage);
+        make_phase(c, &s, phase);
     }
     cases_compare(c, &s.scratch);
     cases_end(c);
     free(space);
 }
 
-void cases_muon_stages(struct cases *c)
+void cases_muon_phases(struct cases *c)
 {
     /* Number of matrices, rows, columns. */
     static const uint32_t shapes[][3] = {{3, 17, 5}, {2, 5, 33}, {1, 64, 64}, {1, 37, 140}};
     static const uint32_t large[3] = {1, 260, 129}, two_sums[3] = {1, 2, 33000};
 
     for (unsigned i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        stages_case(c, shapes[i], CST_MUON_ITERATE + 2 * CST_MUON_PRODUCTS, (enum cases_fill)i);
+        phases_case(c, shapes[i], CST_MUON_ITERATE + 2 * CST_MUON_PRODUCTS, (enum cases_fill)i);
     }
-    stages_case(c, large, CST_MUON_ITERATE + CST_MUON_PRODUCTS, ORDINARY);
-    stages_case(c, two_sums, CST_MUON_ITERATE, WIDE);
+    phases_case(c, large, CST_MUON_ITERATE + CST_MUON_PRODUCTS, ORDINARY);
+    phases_case(c, two_sums, CST_MUON_ITERATE, WIDE);
 }

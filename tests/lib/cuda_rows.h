@@ -73,6 +73,6 @@ void cases_update_mx8(struct cases *c);
 
 /* The cases of Muon: directions, norms, and products. */
 void cases_muon_directions(struct cases *c);
-void cases_muon_stages(struct cases *c);
+void cases_muon_phases(struct cases *c);
 
 #endif
