@@ -19,12 +19,12 @@ int cst_new_file_open(struct cst_new_file *file, const char *path, struct cst_er
     char *beside = NULL;
     FILE *to;
 
-    if (is_replaced(path) && asprintf(&beside, "%s.new", path) < 0) {
+    if (is_replaced(path) && asprintf(&beside, "%s.%d.new", path, (int)getpid()) < 0) {
         return cst_err_set(err, CST_ENOMEM, "no memory to write %s", path);
     }
-    to = fopen(beside != NULL ? beside : path, "we");
+    to = beside != NULL ? fopen(beside, "wxe") : fopen(path, "we");
     if (to == NULL) {
-        int rc = cst_err_errno(err, CST_EIO, errno, "%s", path);
+        int rc = cst_err_errno(err, CST_EIO, errno, "%s", errno == EEXIST ? beside : path);
 
         free(beside);
         return rc;

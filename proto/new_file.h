@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writes a file under a temporary name (PATH.new) and renames it when it is complete. A reader of
- * the path finds either the whole new file or the old one. If the path exists and is not a regular
- * file (a pipe, a device, a symbolic link), it is written directly. */
+/* Writes a file under a temporary name, PATH.PID.new, and renames it when it is complete. A reader
+ * of the path finds either the whole new file or the old one. No file that exists under the
+ * temporary name is written, and several processes may write one path. If the path exists and is
+ * not a regular file (a pipe, a device, a symbolic link), it is written directly. */
 #ifndef CST_NEW_FILE_H
 #define CST_NEW_FILE_H
 
@@ -15,7 +16,8 @@ struct cst_new_file {
     char *beside;     /* Temporary name, owned; NULL: path itself is written. */
 };
 
-/* Open @file for writing. CST_EIO; CST_ENOMEM. On failure nothing is owned. */
+/* Open @file for writing. CST_EIO, also if the temporary name is taken; CST_ENOMEM. On failure
+ * nothing is owned. */
 int cst_new_file_open(struct cst_new_file *file, const char *path, struct cst_err *err);
 
 /* Close @file. If @rc is CST_OK the new file takes the place of the path; otherwise it is removed,

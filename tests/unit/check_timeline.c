@@ -149,10 +149,12 @@ static off_t size_of(const char *path)
 }
 
 /* If a file cannot be written completely, the previous file stays, and no other file is left. The
- * next complete file replaces it. A symbolic link is followed. */
+ * next complete file replaces it. A symbolic link is followed, but none that has the temporary
+ * name.
+ */
 START_TEST(test_replaced)
 {
-    char dir[] = "/tmp/cst-timeline-XXXXXX", path[64], beside[72], link[64];
+    char dir[] = "/tmp/cst-timeline-XXXXXX", path[64], beside[80], link[64];
     const struct rlimit small = {.rlim_cur = 100, .rlim_max = RLIM_INFINITY};
     const struct rlimit none = {.rlim_cur = RLIM_INFINITY, .rlim_max = RLIM_INFINITY};
     struct cli_timeline timeline;
@@ -162,7 +164,7 @@ START_TEST(test_replaced)
 
     ck_assert_ptr_nonnull(mkdtemp(dir));
     (void)snprintf(path, sizeof path, "%s/t.json", dir);
-    (void)snprintf(beside, sizeof beside, "%s.new", path);
+    (void)snprintf(beside, sizeof beside, "%s.%d.new", path, (int)getpid());
     (void)snprintf(link, sizeof link, "%s/link", dir);
     cli_timeline_init(&timeline);
     ck_assert_int_eq(cli_timeline_save(&timeline, path, &err), CST_OK);
@@ -175,6 +177,11 @@ START_TEST(test_replaced)
     ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &none), 0);
     ck_assert_int_eq(size_of(path), before);
     ck_assert_int_eq(access(beside, F_OK), -1);
+    ck_assert_int_eq(symlink(path, beside), 0);
+    ck_assert_int_eq(cli_timeline_save(&timeline, path, &err), CST_EIO);
+    ck_assert_ptr_nonnull(strstr(err.text, beside));
+    ck_assert_int_eq(size_of(path), before);
+    ck_assert_int_eq(unlink(beside), 0);
     ck_assert_int_eq(symlink(path, link), 0);
     ck_assert_int_eq(cli_timeline_save(&timeline, link, &err), CST_OK);
     ck_assert_int_gt(size_of(path), before);
