@@ -17,11 +17,13 @@
 /* Tiles per block in cst_reduce_kernel and cst_sum_kernel. Each half-warp of one warp adds up the
  * squares of one tile. */
 #define CST_CUDA_BLOCK_TILES 2
-#define CST_CUDA_NORM_THREADS 256 /* Threads of the only block of cst_norm_kernel. */
-#define CST_CUDA_CAST_THREADS 256 /* Threads per block of the two cast kernels. */
-#define CST_CUDA_CAST_ELEMS 4096  /* Elements per block of the two cast kernels. */
-#define CST_CUDA_MUON_THREADS 256 /* Threads per block of the kernels of muon.cu. */
-#define CST_CUDA_PRODUCT_SIDE 128 /* Rows and columns of a product that a block makes. */
+#define CST_CUDA_NORM_THREADS 256  /* Threads of the only block of cst_norm_kernel. */
+#define CST_CUDA_CAST_THREADS 256  /* Threads per block of the two cast kernels. */
+#define CST_CUDA_CAST_ELEMS 4096   /* Elements per block of the two cast kernels. */
+#define CST_CUDA_TOTAL_THREADS 256 /* Threads per block of the two total kernels. */
+#define CST_CUDA_TOTAL_BYTES 16384 /* Bytes of each row per block of the two total kernels. */
+#define CST_CUDA_MUON_THREADS 256  /* Threads per block of the kernels of muon.cu. */
+#define CST_CUDA_PRODUCT_SIDE 128  /* Rows and columns of a product that a block makes. */
 /* Blocks of cst_muon_product_kernel for each tile of the processor. */
 #define CST_CUDA_PRODUCT_BLOCKS 4
 
@@ -71,6 +73,15 @@ struct cst_cuda_muon_norm {
     uint64_t first;           /* Number of the first sum of this launch. */
     float least;              /* Smallest divisor. */
     uint32_t pad;             /* Always 0. */
+};
+
+/* Arguments of the total kernels, passed by value. Elements are fp32 or bf16. */
+struct cst_cuda_total {
+    const void *src[CST_CUDA_MAX_SRC]; /* Rows in rank order. */
+    void *dst;                         /* May be one of them. */
+    uint64_t n;                        /* Number of elements. */
+    uint32_t n_src;                    /* Number of rows, 1 to CST_CUDA_MAX_SRC. */
+    uint32_t pad;                      /* Always 0. */
 };
 
 /* Arguments of cst_reduce_kernel and cst_sum_kernel, passed by value. */

@@ -26,6 +26,8 @@ int cst_cuda_kernels_open(struct cst_cuda_kernels *kernels, const struct cst_cud
         {"cst_cast_kernel", &made.cast},
         {"cst_upcast_kernel", &made.upcast},
         {"cst_sum_kernel", &made.sum},
+        {"cst_total_fp32_kernel", &made.total_fp32},
+        {"cst_total_bf16_kernel", &made.total_bf16},
         {"cst_direct_fp32_kernel", &made.direct[CST_MOMENTS_FP32]},
         {"cst_direct_bf16_kernel", &made.direct[CST_MOMENTS_BF16]},
         {"cst_direct_mx8_kernel", &made.direct[CST_MOMENTS_MX8]},
@@ -208,4 +210,32 @@ int cst_cuda_upcast(const struct cst_cuda_kernels *kernels, CUstream stream, uin
 
     return launch(kernels, stream, kernels->upcast, "upcast", n, CST_CUDA_CAST_ELEMS,
                   CST_CUDA_CAST_THREADS, args, err);
+}
+
+/* Launch @function, one of the total kernels, for elements of @elem_bytes. */
+static int launch_total(const struct cst_cuda_kernels *kernels, CUstream stream,
+                        CUfunction function, size_t elem_bytes, const struct cst_cuda_total *total,
+                        struct cst_err *err)
+{
+    struct cst_cuda_total copy = *total;
+    void *args[] = {&copy};
+
+    if (total->n_src == 0 || total->n_src > CST_CUDA_MAX_SRC) {
+        return cst_err_set(err, CST_EINVAL, "total: %u rows, not 1 to %d", total->n_src,
+                           CST_CUDA_MAX_SRC);
+    }
+    return launch(kernels, stream, function, "total", total->n, CST_CUDA_TOTAL_BYTES / elem_bytes,
+                  CST_CUDA_TOTAL_THREADS, args, err);
+}
+
+int cst_cuda_total_fp32(const struct cst_cuda_kernels *kernels, CUstream stream,
+                        const struct cst_cuda_total *total, struct cst_err *err)
+{
+    return launch_total(kernels, stream, kernels->total_fp32, sizeof(float), total, err);
+}
+
+int cst_cuda_total_bf16(const struct cst_cuda_kernels *kernels, CUstream stream,
+                        const struct cst_cuda_total *total, struct cst_err *err)
+{
+    return launch_total(kernels, stream, kernels->total_bf16, sizeof(uint16_t), total, err);
 }

@@ -4,4 +4,5 @@
 #include "kernels/cuda/muon.cu"
 #include "kernels/cuda/norm.cu"
 #include "kernels/cuda/reduce.cu"
+#include "kernels/cuda/total.cu"
 #include "kernels/cuda/update.cu"

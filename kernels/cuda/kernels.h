@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Launches of cistern's CUDA kernels. The device code (update.cu, muon.cu, reduce.cu, norm.cu,
- * cast.cu) is compiled for sm_80, for sm_90 and as PTX into one fatbinary, which is a byte array in
- * the program. The fatbinary is loaded through the table of driver calls; the CUDA runtime is not
- * used.
+ * cast.cu, total.cu) is compiled for sm_80, for sm_90 and as PTX into one fatbinary, which is a
+ * byte array in the program. The fatbinary is loaded through the table of driver calls; the CUDA
+ * runtime is not used.
  *
- * The kernels produce the same bits as kernels/math/{update,muon,reduce,norm,cast}.h: they use
+ * The kernels produce the same bits as kernels/math/{update,muon,reduce,norm,cast,total}.h: they
+ * use
  * __fmaf_rn, __fdiv_rn, __fsqrt_rn and __dadd_rn, keep the order of sums and subnormals, and store
  * NaN as those headers say. Tests compare with memcmp. Tests without a GPU compile the .cu files
  * for the processor (tests/lib/cudaemu). Tests with a GPU run the kernels on the GPU (tests/gpu).
@@ -29,6 +30,7 @@ struct cst_cuda_kernels {
     CUfunction update[CST_MOMENTS_COUNT][CST_ROUNDING_COUNT];
     CUfunction direct[CST_MOMENTS_COUNT]; /* Directions of Muon. */
     CUfunction muon_sums, muon_scale, muon_product;
+    CUfunction total_fp32, total_bf16;
 };
 
 /* Load the kernels into the current context. On success, end with cst_cuda_kernels_close in the
@@ -107,5 +109,14 @@ int cst_cuda_cast(const struct cst_cuda_kernels *kernels, CUstream stream, uint6
                   CUdeviceptr src, CUdeviceptr dst, struct cst_err *err);
 int cst_cuda_upcast(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n,
                     CUdeviceptr src, CUdeviceptr dst, struct cst_err *err);
+
+/* Do cst_total_fp32_fn or cst_total_bf16_fn. CST_EINVAL: the number of rows is wrong.
+ *
+ *   cst_total_fp32_kernel(struct cst_cuda_total)
+ *   cst_total_bf16_kernel(struct cst_cuda_total) */
+int cst_cuda_total_fp32(const struct cst_cuda_kernels *kernels, CUstream stream,
+                        const struct cst_cuda_total *total, struct cst_err *err);
+int cst_cuda_total_bf16(const struct cst_cuda_kernels *kernels, CUstream stream,
+                        const struct cst_cuda_total *total, struct cst_err *err);
 
 #endif

@@ -212,6 +212,17 @@ static void upcast(struct cases_device *cases, uint64_t n, const uint16_t *src, 
     finish(d, cst_cuda_upcast(&d->kernels, d->stream, n, address(src), address(dst), &err), &err);
 }
 
+static void total(struct cases_device *cases, bool is_fp32, const struct cst_cuda_total *args)
+{
+    struct kernels_device *d = of(cases);
+    struct cst_err err;
+
+    finish(d,
+           is_fp32 ? cst_cuda_total_fp32(&d->kernels, d->stream, args, &err)
+                   : cst_cuda_total_bf16(&d->kernels, d->stream, args, &err),
+           &err);
+}
+
 /* ---- the warp's matrices ---- */
 
 enum { M = 16, N = 8, K = 16, WHOLE = 100 };
@@ -355,7 +366,8 @@ int kernels_device_open(struct kernels_device *d, struct cst_err *err)
                                            .sum = sum,
                                            .norm = norm,
                                            .cast = cast,
-                                           .upcast = upcast}};
+                                           .upcast = upcast,
+                                           .total = total}};
     status = cst_cuda_driver_open(&d->driver, err);
     if (status != CST_OK) {
         return status;

@@ -195,6 +195,15 @@ static void upcast(struct cases_device *device, uint64_t n, const uint16_t *src,
            (void *[]){&n, &src, &dst});
 }
 
+static void total(struct cases_device *device, bool is_fp32, const struct cst_cuda_total *args)
+{
+    struct cst_cuda_total copied = *args;
+
+    (void)device;
+    launch(is_fp32 ? "cst_total_fp32_kernel" : "cst_total_bf16_kernel", args->n,
+           CST_CUDA_TOTAL_BYTES / (is_fp32 ? 4u : 2u), CST_CUDA_TOTAL_THREADS, (void *[]){&copied});
+}
+
 static uint64_t seed(void)
 {
     const char *words = getenv("CST_SEED");
@@ -222,7 +231,8 @@ static void run_op(int i, uint64_t order)
                                      .sum = sum,
                                      .norm = norm,
                                      .cast = cast,
-                                     .upcast = upcast};
+                                     .upcast = upcast,
+                                     .total = total};
     cst_emu_shuffle(order);
     op->run(&e.device, seed(), &result);
     ck_assert_msg(result.ok, "order %llu: %s", (unsigned long long)order, result.why);

@@ -5,6 +5,7 @@
 #include "kernels/math/cast.h"
 #include "kernels/math/norm.h"
 #include "kernels/math/reduce.h"
+#include "kernels/math/total.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -137,6 +138,63 @@ static void sum_cases(struct cases *c)
     sum_case(c, CASES_MAX_TILES, 3, 0, WIDE);
 }
 
+/* ---- total ---- */
+
+/* Test one total. @in_place and @shift are as in reduce_case. */
+static void total_case(struct cases *c, bool is_fp32, uint64_t n, uint32_t n_src, uint32_t in_place,
+                       uint32_t shift, enum cases_fill fill)
+{
+    const size_t elem_bytes = is_fp32 ? 4 : 2;
+    struct cases_row src[CST_CUDA_MAX_SRC];
+    struct cases_row own = cases_row(c, "dst", n, elem_bytes, shift & 7u, HOSTILE);
+    struct cases_row *dst = in_place < n_src ? &src[in_place] : &own;
+    struct cst_cuda_total total = {.n = n, .n_src = n_src};
+    const float *wide[CST_CUDA_MAX_SRC];
+    const uint16_t *narrow[CST_CUDA_MAX_SRC];
+
+    for (uint32_t r = 0; r < n_src; r++) {
+        src[r] = cases_row(c, "source", n, elem_bytes, shift >> 3 * (r % 4) & 7u, fill);
+        total.src[r] = src[r].at;
+        wide[r] = (const float *)(void *)src[r].want;
+        narrow[r] = (const uint16_t *)(void *)src[r].want;
+    }
+    total.dst = dst->at;
+    snprintf(c->what, sizeof c->what, "%llu of fp%d, %u sources, into %u, shift %04o, fill %d",
+             (unsigned long long)n, is_fp32 ? 32 : 16, n_src, in_place, shift, (int)fill);
+    c->device->total(c->device, is_fp32, &total);
+    if (is_fp32) {
+        cst_total_fp32_ref(n, n_src, wide, (float *)(void *)dst->want);
+    } else {
+        cst_total_bf16_ref(n, n_src, narrow, (uint16_t *)(void *)dst->want);
+    }
+    for (uint32_t r = 0; r < n_src; r++) {
+        cases_compare(c, &src[r]);
+    }
+    cases_compare(c, &own);
+    cases_end(c);
+}
+
+static void total_cases(struct cases *c)
+{
+    static const uint32_t n_srcs[] = {1, 2, 3, 8, 64};
+
+    for (unsigned s = 0; s < sizeof n_srcs / sizeof n_srcs[0]; s++) {
+        for (int fill = 0; fill < N_FILL; fill++) {
+            for (int type = 0; type < 2; type++) {
+                const uint32_t n_src = n_srcs[s];
+                const uint64_t n = lengths[cases_next(c) % N_LENGTHS];
+
+                total_case(c, type == 0, n, n_src, n_src, 0, (enum cases_fill)fill);
+                total_case(c, type == 0, n, n_src, (uint32_t)(cases_next(c) % (n_src + 1)),
+                           (uint32_t)(cases_next(c) & 07777u), (enum cases_fill)fill);
+            }
+        }
+    }
+    for (unsigned l = 0; l < N_LENGTHS; l++) {
+        total_case(c, l % 2 == 0, lengths[l], 3, l % 5, 0, WIDE);
+    }
+}
+
 /* ---- norm ---- */
 
 static void norm_case(struct cases *c, uint64_t n, double put)
@@ -249,6 +307,7 @@ CST_CASES_OP(directions, cases_muon_directions)
 CST_CASES_OP(muon, cases_muon_phases)
 CST_CASES_OP(reduce, reduce_cases)
 CST_CASES_OP(sum, sum_cases)
+CST_CASES_OP(total, total_cases)
 CST_CASES_OP(norm, norm_cases)
 CST_CASES_OP(cast, cast_cases)
 CST_CASES_OP(upcast, upcast_cases)
@@ -263,6 +322,7 @@ const struct cases_op *cases_all(unsigned *n)
         {"muon", run_muon},
         {"reduce", run_reduce},
         {"sum", run_sum},
+        {"total", run_total},
         {"norm", run_norm},
         {"cast", run_cast},
         {"upcast", run_upcast},

@@ -44,6 +44,7 @@ struct cases_device {
     void (*norm)(struct cases_device *device, uint64_t n, const double *sums, double *out);
     void (*cast)(struct cases_device *device, uint64_t n, const float *src, uint16_t *dst);
     void (*upcast)(struct cases_device *device, uint64_t n, const uint16_t *src, float *dst);
+    void (*total)(struct cases_device *device, bool is_fp32, const struct cst_cuda_total *total);
 };
 
 /* The result of one run of cases. */

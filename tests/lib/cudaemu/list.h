@@ -21,6 +21,8 @@
     K(cst_norm_kernel)                                                                             \
     K(cst_cast_kernel)                                                                             \
     K(cst_upcast_kernel)                                                                           \
+    K(cst_total_fp32_kernel)                                                                       \
+    K(cst_total_bf16_kernel)                                                                       \
     K(gpt_attention_forward_32)                                                                    \
     K(gpt_attention_forward_64)                                                                    \
     K(gpt_attention_forward_128)                                                                   \
