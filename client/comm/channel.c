@@ -43,6 +43,9 @@ uint64_t *cstc_channel_numbers(const struct cstc_channel *channel, uint32_t rank
 
 char *cstc_channel_data(const struct cstc_channel *channel, uint32_t rank, uint64_t round)
 {
+    if (channel->apart != NULL) {
+        return channel->apart[rank] + round % CST_COMM_SLOTS * channel->apart_bytes;
+    }
     return slot_of(channel, rank, round) + cst_comm_prefix_bytes(channel->size);
 }
 

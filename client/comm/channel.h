@@ -15,6 +15,10 @@ struct cstc_channel {
     void *base;          /* Borrowed: cst_comm_bytes. */
     uint32_t rank, size; /* This rank in the group, and the number of ranks. */
     size_t slot_bytes;   /* Data in a slot. */
+    /* The data of each rank's slots, in memory apart, of apart_bytes per slot. NULL: it follows the
+     * numbers. Borrowed. */
+    char *const *apart;
+    size_t apart_bytes;
     /* Rounds that this rank has written and read, and that all others have read as far as is
      * known. */
     uint64_t written, read, freed;

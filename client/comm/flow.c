@@ -17,6 +17,16 @@ void cstc_flow_init(struct cstc_flow *flow, void *base, uint32_t rank, uint32_t 
     }
 }
 
+void cstc_flow_use_device(struct cstc_flow *flow, const struct cstc_transfer_device *device,
+                          void *arg, char *const *slots, size_t slot_bytes)
+{
+    flow->shape.device = device;
+    flow->shape.device_arg = arg;
+    flow->shape.slot_bytes = slot_bytes;
+    flow->channel.apart = slots;
+    flow->channel.apart_bytes = slot_bytes;
+}
+
 static struct cstc_transfer *call_at(struct cstc_flow *flow, uint64_t number)
 {
     return &flow->calls[number % CST_COMM_MAX_CALLS];
@@ -89,6 +99,15 @@ static bool is_there(struct cstc_flow *flow, uint64_t number, uint64_t round, ui
             (flow->n_compared == number && compare(flow, round - local) == CST_OK));
 }
 
+/* The data of a round was written or read. Return whether that is done. */
+static bool settle(struct cstc_flow *flow)
+{
+    const struct cstc_transfer_shape *shape = &flow->shape;
+
+    return shape->device == NULL ||
+           shape->device->settle(shape->device_arg, &flow->failed) == CST_OK;
+}
+
 static void write_header(const struct cstc_flow *flow, const struct cstc_transfer *t)
 {
     const uint64_t round = flow->channel.written;
@@ -120,6 +139,9 @@ static bool write_one(struct cstc_flow *flow)
     }
     cstc_transfer_write(t, &flow->shape, local,
                         cstc_channel_data(&flow->channel, flow->shape.rank, round), slots);
+    if (!settle(flow)) {
+        return false;
+    }
     /* Last, because the others look at the header's cache line in the meantime, and each change of
      * it moves the line to this processor. */
     if (local == 0) {
@@ -147,6 +169,9 @@ static bool read_one(struct cstc_flow *flow)
     }
     slots_of(flow, round, slots);
     cstc_transfer_read(t, &flow->shape, local, slots);
+    if (!settle(flow)) {
+        return false;
+    }
     flow->round_read++;
     cstc_channel_did_read(&flow->channel, flow->round_read == t->n_rounds);
     return true;

@@ -40,8 +40,13 @@ typedef int (*cstc_flow_wait_fn)(void *arg, struct cst_shared_head *head,
 void cstc_flow_init(struct cstc_flow *flow, void *base, uint32_t rank, uint32_t size,
                     size_t slot_bytes, const uint32_t *names);
 
-/* Start a call, and carry it as far as possible. *ticket is its number, from 1 on. Never waits. The
- * statuses are those of cst_comm_start. */
+/* Arrays and the data of slots are in the memory of @device, which copies and sums. @slots has for
+ * each rank the data of its slots, @slot_bytes each. All are borrowed. Before the first call. */
+void cstc_flow_use_device(struct cstc_flow *flow, const struct cstc_transfer_device *device,
+                          void *arg, char *const *slots, size_t slot_bytes);
+
+/* Start a call, and carry it as far as possible. *ticket is its number, from 1 on. Never waits
+ * for other ranks. The statuses are those of cst_comm_start. */
 int cstc_flow_start(struct cstc_flow *flow, const struct cst_comm_call *call, uint64_t *ticket,
                     struct cst_err *err);
 

@@ -358,9 +358,14 @@ static struct span share_of(const struct cstc_transfer *t, uint32_t size, uint64
 
 /* -- data ------------------------------------------------------------------------------------- */
 
-static void copy(char *to, const char *from, size_t bytes)
+static void copy(const struct cstc_transfer_shape *shape, char *to, const char *from, size_t bytes)
 {
-    if (bytes > 0 && to != from) {
+    if (bytes == 0 || to == from) {
+        return;
+    }
+    if (shape->device != NULL) {
+        shape->device->copy(shape->device_arg, to, from, bytes);
+    } else {
         memcpy(to, from, bytes);
     }
 }
@@ -371,6 +376,7 @@ static void add_slots(const struct cstc_transfer *t, const struct cstc_transfer_
                       size_t bytes, const char *own, const char *const *slots, size_t offset,
                       char *dst)
 {
+    const void *src[CST_COMM_MAX_RANKS];
     const float *fp32[CST_COMM_MAX_RANKS];
     const uint16_t *bf16[CST_COMM_MAX_RANKS];
 
@@ -378,12 +384,14 @@ static void add_slots(const struct cstc_transfer *t, const struct cstc_transfer_
         return;
     }
     for (uint32_t rank = 0; rank < shape->size; rank++) {
-        const void *src = rank == shape->rank ? own : slots[rank] + offset;
-
-        fp32[rank] = src;
-        bf16[rank] = src;
+        src[rank] = rank == shape->rank ? own : slots[rank] + offset;
+        fp32[rank] = src[rank];
+        bf16[rank] = src[rank];
     }
-    if (t->header.type == CST_COMM_FP32) {
+    if (shape->device != NULL) {
+        shape->device->total(shape->device_arg, (enum cst_comm_type)t->header.type,
+                             bytes / t->elem_bytes, shape->size, src, dst);
+    } else if (t->header.type == CST_COMM_FP32) {
         shape->totals.fp32(bytes / sizeof **fp32, shape->size, fp32, (float *)(void *)dst);
     } else {
         shape->totals.bf16(bytes / sizeof **bf16, shape->size, bf16, (uint16_t *)(void *)dst);
@@ -409,7 +417,7 @@ static void write_fields(const struct cstc_transfer *t, const struct cstc_transf
         const struct span s = piece_at(t, round, t->send[rank]);
 
         if (rank != shape->rank) {
-            copy(slot + rank * t->field_bytes, t->in + first + s.at, s.bytes);
+            copy(shape, slot + rank * t->field_bytes, t->in + first + s.at, s.bytes);
         }
         first += t->send[rank];
     }
@@ -422,7 +430,7 @@ static void write_spread(const struct cstc_transfer *t, const struct cstc_transf
         const struct span s = share_of(t, shape->size, piece, rank);
 
         if (rank != shape->rank) {
-            copy(slot + rank * t->field_bytes, t->in + s.at, s.bytes);
+            copy(shape, slot + rank * t->field_bytes, t->in + s.at, s.bytes);
         }
     }
 }
@@ -432,13 +440,14 @@ static void write_sums(const struct cstc_transfer *t, const struct cstc_transfer
                        uint64_t piece, char *slot, const char *const *slots)
 {
     const struct span s = share_of(t, shape->size, piece, shape->rank);
+    const size_t block = shape->device != NULL ? s.bytes : BLOCK_BYTES;
 
-    for (size_t i = 0; i < s.bytes; i += BLOCK_BYTES) {
-        const size_t n = least(BLOCK_BYTES, s.bytes - i);
+    for (size_t i = 0; i < s.bytes; i += block) {
+        const size_t n = least(block, s.bytes - i);
 
         add_slots(t, shape, n, t->in + s.at + i, slots, shape->rank * t->field_bytes + i,
                   t->out + s.at + i);
-        copy(slot + i, t->out + s.at + i, n);
+        copy(shape, slot + i, t->out + s.at + i, n);
     }
 }
 
@@ -454,11 +463,11 @@ void cstc_transfer_write(const struct cstc_transfer *t, const struct cstc_transf
         break;
     case CST_COMM_BROADCAST:
         s = piece_at(t, round, shape->rank == t->header.root ? t->in_bytes : 0);
-        copy(slot, t->in + s.at, s.bytes);
+        copy(shape, slot, t->in + s.at, s.bytes);
         break;
     case CST_COMM_ALL_GATHER:
         s = piece_at(t, round, t->send[shape->rank]);
-        copy(slot, t->in + s.at, shape->size > 1 ? s.bytes : 0);
+        copy(shape, slot, t->in + s.at, shape->size > 1 ? s.bytes : 0);
         break;
     case CST_COMM_REDUCE_SCATTER:
     case CST_COMM_ALL_TO_ALL:
@@ -466,7 +475,7 @@ void cstc_transfer_write(const struct cstc_transfer *t, const struct cstc_transf
         break;
     case CST_COMM_ALL_REDUCE:
         if (t->n_pieces == 0) {
-            copy(slot, t->in, shape->size > 1 ? t->in_bytes : 0);
+            copy(shape, slot, t->in, shape->size > 1 ? t->in_bytes : 0);
             break;
         }
         piece = piece_of(t, round, &sums);
@@ -488,7 +497,7 @@ static void read_gathered(const struct cstc_transfer *t, const struct cstc_trans
         const struct span s = piece_at(t, round, t->send[rank]);
         const char *from = rank == shape->rank ? t->in + s.at : slots[rank];
 
-        copy(t->out + first + s.at, from, s.bytes);
+        copy(shape, t->out + first + s.at, from, s.bytes);
         first += t->send[rank];
     }
 }
@@ -506,7 +515,7 @@ static void read_received(const struct cstc_transfer *t, const struct cstc_trans
         const char *from =
             rank == shape->rank ? t->in + sent + s.at : slots[rank] + shape->rank * t->field_bytes;
 
-        copy(t->out + first + s.at, from, s.bytes);
+        copy(shape, t->out + first + s.at, from, s.bytes);
         first += t->receive[rank];
     }
 }
@@ -531,7 +540,7 @@ static void read_sums(const struct cstc_transfer *t, const struct cstc_transfer_
         const struct span s = share_of(t, shape->size, piece, rank);
 
         if (rank != shape->rank) {
-            copy(t->out + s.at, slots[rank], s.bytes);
+            copy(shape, t->out + s.at, slots[rank], s.bytes);
         }
     }
 }
@@ -548,8 +557,8 @@ void cstc_transfer_read(const struct cstc_transfer *t, const struct cstc_transfe
         break;
     case CST_COMM_BROADCAST:
         s = piece_at(t, round, t->in_bytes);
-        copy(t->out + s.at, shape->rank == t->header.root ? t->in + s.at : slots[t->header.root],
-             s.bytes);
+        copy(shape, t->out + s.at,
+             shape->rank == t->header.root ? t->in + s.at : slots[t->header.root], s.bytes);
         break;
     case CST_COMM_ALL_GATHER:
         read_gathered(t, shape, round, slots);

@@ -25,11 +25,25 @@
 #include "kernels/math/total.h"
 #include "proto/comm_memory.h"
 
+/* A device that copies and sums, if arrays and slots are in its memory. */
+struct cstc_transfer_device {
+    /* Begin a copy, or a total as kernels/math/total.h has it, after what was begun before. */
+    void (*copy)(void *arg, void *dst, const void *src, size_t bytes);
+    void (*total)(void *arg, enum cst_comm_type type, size_t n, uint32_t n_src,
+                  const void *const *src, void *dst);
+    /* Wait until all that was begun is done. The status is that of the first failure. */
+    int (*settle)(void *arg, struct cst_err *err);
+};
+
 /* What all calls of a communicator have in common. */
 struct cstc_transfer_shape {
     uint32_t rank, size; /* This rank in the group, and the number of ranks. */
     size_t slot_bytes;   /* Data in a slot, a multiple of 64. */
     struct cst_totals totals;
+    /* NULL: the processor copies and sums. Otherwise cstc_transfer_write and cstc_transfer_read
+     * only begin that, and the caller calls settle. */
+    const struct cstc_transfer_device *device;
+    void *device_arg; /* First argument of its functions. */
 };
 
 struct cstc_transfer {
