@@ -9,7 +9,8 @@
  *   slots    CST_COMM_SLOTS for each rank, written by this rank and read by the others: the header
  *            of a call, numbers of bytes for the ranks, data. The first begins at a page
  *
- * In a communicator by NCCL the memory has no data. The slots of a rank are one array of
+ * If the ranks have slots on GPUs, these have the data, and the slots here only the header and the
+ * numbers. In a communicator by NCCL the memory has no data. The slots of a rank are one array of
  * CST_COMM_CALLS entries there, each a header and numbers: what the rank calls.
  *
  * A rank that waits for another one looks at a single cache line, which has also the header that it
@@ -33,6 +34,9 @@
  * left the cache of the processor that wrote them when another one reads them, and come from the
  * cache that both share. */
 #define CST_COMM_SLOT_BYTES (512u << 10)
+/* Data in a slot on a GPU, for which a rank waits twice. In 30 us, which that may take, NVLink
+ * moves some 10 MB, and PCIe 1 MB. */
+#define CST_COMM_PEER_SLOT_BYTES (4u << 20)
 #define CST_COMM_PAGE_BYTES 4096
 #define CST_COMM_CALLS 16 /* Calls of which a rank of a communicator by NCCL has entries. */
 

@@ -46,7 +46,7 @@ static void tell(const struct cst_comm *comm)
 }
 
 /* Take @comm out of the list of the job, and tell the other ranks and the daemon. Frees neither
- * @comm nor what it has on a device. */
+ * @comm nor what it has on a device, except slots. */
 static void leave(struct cst_comm *comm)
 {
     struct cst_err why;
@@ -56,6 +56,7 @@ static void leave(struct cst_comm *comm)
         comm->next->link = comm->link;
     }
     if (!comm->job->client->forked) {
+        cstc_peers_close(comm); /* Before the daemon gives their charge back. */
         /* In a void step the others learn its cause, of which the end of this rank's part is only a
          * consequence. */
         if (cstc_job_check_step(comm->job, &why) == CST_OK) {
@@ -93,6 +94,8 @@ static void describe(const struct cst_comm_device_offer *offer, bool makes_id,
     if (offer->nccl_version == 0) {
         msg->nccl_error = (char *)offer->nccl_error.text;
     }
+    msg->has_in_order = true;
+    msg->in_order = offer->in_order;
     msg->n_unreachable = offer->n_unreachable;
     msg->unreachable = (char **)offer->unreachable;
     if (makes_id && offer->nccl_version != 0) {
@@ -119,11 +122,13 @@ static int ask(const struct cst_comm *comm, int group, struct cstc_call *call, s
             return rc;
         }
         describe(&offer, is_first, &device);
+        device.has_reads_peers = true;
+        device.reads_peers = cstc_peers_can(comm);
         msg.device = &device;
     }
     msg.attempt = job->attempt;
     msg.group = (uint32_t)group;
-    call->max_fds = 1;
+    call->max_fds = comm->device != NULL ? CST_FRAME_MAX_FDS : 1;
     rc = cstc_call_sync(job->client, call, CISTERN__MSG_TYPE__MSG_COMM_OPEN, &msg.base,
                         CISTERN__MSG_TYPE__MSG_COMM_OPENED, &cistern__comm_opened__descriptor, err);
     if (rc != CST_OK && comm->device != NULL && comm->epoch == job->client->epoch &&
@@ -164,7 +169,7 @@ static int take(struct cst_comm *comm, struct cstc_call *call, uint64_t ranks, s
             names[size++] = rank;
         }
     }
-    if (call->n_fds != 1 || msg->slot_bytes % 64 != 0 || msg->slot_bytes < 64 * (uint64_t)size ||
+    if (call->n_fds == 0 || msg->slot_bytes % 64 != 0 || msg->slot_bytes < 64 * (uint64_t)size ||
         msg->slot_bytes > UINT32_MAX || msg->bytes != cst_comm_bytes(size, msg->slot_bytes)) {
         return cst_err_set(err, CST_EPROTO,
                            "a communicator of %u ranks with slots of %llu bytes in %llu bytes, and "
@@ -200,8 +205,10 @@ static void insert(struct cst_comm *comm)
 
 /* Join the ranks on GPUs, if this rank is one. On failure *err has the cause, and @comm is as
  * before. */
-static int join(struct cst_comm *comm, const Cistern__CommOpened *msg, struct cst_err *err)
+static int join(struct cst_comm *comm, const struct cstc_call *call, struct cst_err *err)
 {
+    const Cistern__CommOpened *msg = (const Cistern__CommOpened *)call->reply;
+
     if (comm->device == NULL) {
         return CST_OK;
     }
@@ -211,7 +218,9 @@ static int join(struct cst_comm *comm, const Cistern__CommOpened *msg, struct cs
     }
     if (msg->transport != CISTERN__COMM_TRANSPORT__COMM_NCCL) {
         comm->device->spare(comm->device_arg);
-        return cstc_comm_device_use_host(comm, err);
+        return msg->transport == CISTERN__COMM_TRANSPORT__COMM_PEERS
+                   ? cstc_peers_open(comm, call, err)
+                   : cstc_comm_device_use_host(comm, err);
     }
     if (msg->slot_bytes < cst_comm_call_slot_bytes(comm->flow.shape.size)) {
         return cst_err_set(err, CST_EPROTO,
@@ -239,7 +248,7 @@ static int open_worker(struct cst_comm *comm, int group, struct cst_err *err)
     rc = take(comm, &call, job->model.groups[group], err);
     if (rc == CST_OK) {
         insert(comm);
-        rc = join(comm, (const Cistern__CommOpened *)call.reply, err);
+        rc = join(comm, &call, err);
         if (rc != CST_OK) {
             leave(comm);
         }
@@ -392,6 +401,7 @@ void cstc_comm_free_all(struct cst_comm *comm, bool forked)
 
         cstc_watch_end(comm, forked);
         if (!forked) {
+            cstc_peers_close(comm);
             cstc_wakeup_close(&comm->wakeup);
             cstc_segment_unmap(&comm->segment);
         }

@@ -6,6 +6,7 @@
 #define CSTC_COMM_H
 
 #include "cistern/comm_device.h"
+#include "client/comm/device_peers.h"
 #include "client/comm/flow.h"
 #include "client/comm/wakeup.h"
 #include "client/comm/watch.h"
@@ -39,8 +40,10 @@ struct cst_comm {
     /* What the device has reported, while its cause is awaited; status CST_OK: nothing. */
     struct cst_err suspected;
     uint64_t cause_by_ns; /* By CLOCK_MONOTONIC: then `suspected` itself is the cause. */
-    /* The device copies arrays to the host and back, and `flow` exchanges them. */
-    bool staged;
+    /* `flow` exchanges arrays, which the device copies to the host and back, or (peers) in slots on
+     * the ranks' GPUs. */
+    bool by_flow;
+    struct cstc_peers peers;
     uint64_t n_works; /* Number of works of the device that were started: calls, or copies. */
     uint64_t n_done;  /* Number of those that it has done. */
     /* Call i has ended when works up to this one are done. Entry i mod CST_COMM_MAX_CALLS. */

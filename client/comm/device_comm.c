@@ -43,14 +43,14 @@ static uint64_t now_ns(void)
 static int look_at_device(struct cst_comm *comm, bool *in_stream, struct cst_err *err)
 {
     struct cst_comm_device_progress progress = {0};
-    int rc = comm->staged ? CST_OK : cstc_agreement_look(comm, comm->n_started, err);
+    int rc = comm->by_flow ? CST_OK : cstc_agreement_look(comm, comm->n_started, err);
 
     rc = rc == CST_OK ? comm->device->poll(comm->device_arg, &progress, err) : rc;
     if (rc != CST_OK) {
         return rc;
     }
     comm->n_done = progress.n_ended;
-    while (comm->n_ended < comm->n_started && (comm->staged || comm->n_ended < comm->n_compared) &&
+    while (comm->n_ended < comm->n_started && (comm->by_flow || comm->n_ended < comm->n_compared) &&
            comm->ends[comm->n_ended % CST_COMM_MAX_CALLS] <= comm->n_done) {
         comm->n_ended++;
     }
@@ -216,7 +216,8 @@ static int finish(struct look *look, bool blocks, struct cst_err *err)
                                                          : cstc_failure_status(look->comm, err);
 }
 
-/* -- staging ---------------------------------------------------------------------------------- */
+/* -- calls by flow
+ * ---------------------------------------------------------------------------------- */
 
 /* Count a work of the device that was started with the result @rc, which is returned. */
 static int start_work(struct cst_comm *comm, int rc)
@@ -276,8 +277,8 @@ static int await_works(struct cst_comm *comm, struct cst_err *err)
     return wait_for(&look, comm->timeout_ms, err);
 }
 
-/* Make @call, whose arrays are in host memory. */
-static int call_on_host(struct cst_comm *comm, const struct cst_comm_call *call,
+/* Let the flow of @comm make @call. */
+static int call_by_flow(struct cst_comm *comm, const struct cst_comm_call *call,
                         struct cst_err *err)
 {
     uint64_t ticket = 0;
@@ -311,7 +312,7 @@ static int exchange(struct cst_comm *comm, const struct cst_comm_call *call, siz
     }
     on_host.in = base;
     on_host.out = out_bytes > 0 ? (char *)base + (in_bytes + 63) / 64 * 64 : NULL;
-    rc = call_on_host(comm, &on_host, err);
+    rc = call_by_flow(comm, &on_host, err);
     if (rc == CST_OK && out_bytes > 0) {
         rc = start_work(
             comm, device->copy(comm->device_arg, call->out, on_host.out, out_bytes, true, err));
@@ -319,9 +320,20 @@ static int exchange(struct cst_comm *comm, const struct cst_comm_call *call, siz
     return rc;
 }
 
+/* Make @call in the slots on the ranks' GPUs, after what is in the stream. That can wait for other
+ * ranks. Therefore it is awaited like a call, and not in the driver. */
+static int exchange_peers(struct cst_comm *comm, const struct cst_comm_call *call,
+                          struct cst_err *err)
+{
+    int rc = start_work(comm, comm->device->mark(comm->device_arg, err));
+
+    rc = rc == CST_OK ? await_works(comm, err) : rc;
+    return rc == CST_OK ? call_by_flow(comm, call, err) : rc;
+}
+
 int cstc_comm_device_use_host(struct cst_comm *comm, struct cst_err *err)
 {
-    comm->staged = true;
+    comm->by_flow = true;
     return comm->device->use_host(comm->device_arg, err);
 }
 
@@ -394,8 +406,9 @@ int cstc_comm_device_start(struct cst_comm *comm, const struct cst_comm_call *ca
     if (rc != CST_OK) {
         return rc;
     }
-    if (comm->staged) {
-        rc = exchange(comm, call, checked.elem_bytes, &why);
+    if (comm->by_flow) {
+        rc = comm->peers.n > 0 ? exchange_peers(comm, call, &why)
+                               : exchange(comm, call, checked.elem_bytes, &why);
         comm->n_started += rc == CST_OK;
     } else {
         rc = begin(comm, call, &checked, &why);

@@ -15,9 +15,9 @@
  * not tell when it has put a call into the stream. It is asked at intervals that grow with the time
  * waited, until then.
  *
- * In a group that cannot use NCCL the device copies arrays to the host and back, and the ranks
- * exchange them in the shared memory as ranks on the host do (flow.h). Used by one thread at a
- * time. */
+ * In a group that does not use NCCL the ranks exchange arrays as ranks on the host do (flow.h): in
+ * slots on their GPUs (device_peers.h), or in the shared memory, to which the device copies them
+ * and back. Used by one thread at a time. */
 #ifndef CSTC_DEVICE_COMM_H
 #define CSTC_DEVICE_COMM_H
 

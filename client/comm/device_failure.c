@@ -99,7 +99,7 @@ static bool differ(struct cst_comm *comm, struct cst_err *err)
     bool do_differ;
 
     (void)pthread_mutex_lock(&comm->watch.lock);
-    do_differ = !comm->staged && cstc_agreement_look(comm, comm->n_started, err) != CST_OK;
+    do_differ = !comm->by_flow && cstc_agreement_look(comm, comm->n_started, err) != CST_OK;
     (void)pthread_mutex_unlock(&comm->watch.lock);
     return do_differ;
 }
@@ -148,7 +148,7 @@ void cstc_failure_by_device(struct cst_comm *comm, const struct cst_err *why, bo
     if (comm->failed.status != CST_OK) {
         return;
     }
-    if (comm->staged && why->status != CST_EGPU) {
+    if (comm->by_flow && why->status != CST_EGPU) {
         cstc_failure_set(comm, why); /* The exchange in host memory has found the cause. */
         return;
     }

@@ -10,7 +10,7 @@ void cstc_progress_say(struct cst_comm *comm, uint64_t n_calls)
 {
     const uint32_t line = (uint32_t)(1 + n_calls);
 
-    if (!comm->staged && line != comm->said) {
+    if (!comm->by_flow && line != comm->said) {
         comm->said = line;
         atomic_store(line_of(comm, comm->flow.shape.rank), line);
     }
@@ -31,7 +31,7 @@ uint32_t cstc_progress_missing(const struct cst_comm *comm, uint64_t n_calls)
     const struct cst_comm_control *control = comm->segment.base;
     const uint64_t closed = atomic_load(&control->closed);
 
-    for (uint32_t rank = 0; rank < comm->flow.shape.size && !comm->staged; rank++) {
+    for (uint32_t rank = 0; rank < comm->flow.shape.size && !comm->by_flow; rank++) {
         if ((closed >> rank & 1) != 0 && is_behind(comm, rank, n_calls)) {
             return rank;
         }
@@ -41,7 +41,7 @@ uint32_t cstc_progress_missing(const struct cst_comm *comm, uint64_t n_calls)
 
 uint32_t cstc_progress_late(const struct cst_comm *comm, uint64_t n_calls)
 {
-    for (uint32_t rank = 0; rank < comm->flow.shape.size && !comm->staged; rank++) {
+    for (uint32_t rank = 0; rank < comm->flow.shape.size && !comm->by_flow; rank++) {
         if (rank != comm->flow.shape.rank && is_behind(comm, rank, n_calls)) {
             return rank;
         }

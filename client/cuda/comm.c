@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Collectives on the GPU's memory by NCCL: the functions of cistern/comm_device.h. NCCL's threads
+/* Collectives on the GPU's memory: the functions of cistern/comm_device.h. By NCCL: its threads
  * enqueue a call some time after the program has made it. Only then an event is recorded in the
  * stream, which says when the call has ended.
  *
@@ -10,7 +10,8 @@
  * wait for other ranks. */
 #include "cistern/comm_device.h"
 #include "client/cuda/cuda.h"
-#include "client/cuda/nccl.h"
+#include "client/cuda/nccl_calls.h"
+#include "client/cuda/peers.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -22,22 +23,24 @@ _Static_assert(CST_COMM_DEVICE_ID_BYTES == NCCL_UNIQUE_ID_BYTES, "ids are NCCL's
 struct comm {
     struct cst_cuda *cuda; /* Borrowed. */
     struct cstc_nccl nccl;
-    CUstream stream;                          /* The program's stream. Borrowed. */
-    CUstream side;                            /* For host functions; NULL: not created. */
-    uint32_t rank, size;                      /* This rank in the group, and the number of ranks. */
-    bool made_id;                             /* The id in `cuda` was offered for this group. */
-    bool joined;                              /* All ranks have joined. */
-    ncclComm_t handle;                        /* NULL: not joined, or aborted. */
-    bool staged;                              /* The group does not use NCCL. */
-    void *host;                               /* Host memory for copies; NULL: none. Owned. */
-    size_t host_bytes;                        /* Its length. */
-    bool is_pinned;                           /* It is pinned. */
-    bool stopped;                             /* Nothing is called any more but ncclCommAbort. */
-    CUdeviceptr word;                         /* 4 bytes that a barrier sums; 0: not allocated. */
-    uint64_t n_started;                       /* Number of calls. */
-    uint64_t n_in_stream;                     /* Number of calls with an event. */
-    uint64_t n_ended;                         /* Number of calls whose event has passed. */
-    CUevent events[CST_COMM_MAX_CALLS];       /* Call i has event i mod that; or NULL. */
+    CUstream stream;                    /* The program's stream. Borrowed. */
+    CUstream side;                      /* For host functions; NULL: not created. */
+    uint32_t rank, size;                /* This rank in the group, and the number of ranks. */
+    bool made_id;                       /* The id in `cuda` was offered for this group. */
+    bool joined;                        /* All ranks have joined. */
+    ncclComm_t handle;                  /* NULL: not joined, or aborted. */
+    bool in_order;                      /* The program wants sums in the order of the ranks. */
+    bool by_flow;                       /* The group does not use NCCL. */
+    struct cstc_cuda_peers peers;       /* If ranks have slots on their GPUs. */
+    void *host;                         /* Host memory for copies; NULL: none. Owned. */
+    size_t host_bytes;                  /* Its length. */
+    bool is_pinned;                     /* It is pinned. */
+    bool stopped;                       /* Nothing is called any more but ncclCommAbort. */
+    CUdeviceptr word;                   /* 4 bytes that a barrier sums; 0: not allocated. */
+    uint64_t n_started;                 /* Number of calls. */
+    uint64_t n_in_stream;               /* Number of calls with an event. */
+    uint64_t n_ended;                   /* Number of calls whose event has passed. */
+    CUevent events[CST_COMM_MAX_CALLS]; /* Call i has event i mod that; or NULL. */
     char (*unreachable)[CST_CUDA_UUID_BYTES]; /* For the offer. Owned. */
     const char **unreachable_list;            /* Points to these. Owned. */
     size_t n_unreachable;
@@ -125,6 +128,7 @@ static int offer(void *arg, bool makes_id, struct cst_comm_device_offer *out, st
     }
     out->unreachable = comm->unreachable_list;
     out->n_unreachable = comm->n_unreachable;
+    out->in_order = comm->in_order;
     /* Without NCCL the group can do without it. */
     if (cstc_nccl_open(&comm->nccl, &out->nccl_error) != CST_OK) {
         return CST_OK;
@@ -183,153 +187,79 @@ static int join(void *arg, uint32_t rank, uint32_t size,
 
 /* -- calls ------------------------------------------------------------------------------------ */
 
-struct type {
-    ncclDataType_t nccl;
-    size_t bytes; /* Of an element. */
-};
-
-static struct type type_of(enum cst_comm_type type)
-{
-    switch (type) {
-    case CST_COMM_BF16:
-        return (struct type){ncclBfloat16, 2};
-    case CST_COMM_FP32:
-        return (struct type){ncclFloat32, 4};
-    case CST_COMM_BYTE:
-        break;
-    }
-    return (struct type){ncclUint8, 1};
-}
-
-static bool are_equal(const size_t *counts, uint32_t n)
-{
-    for (uint32_t i = 1; i < n; i++) {
-        if (counts[i] != counts[0]) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* Parts of different lengths: one broadcast per rank. */
-static ncclResult_t gather_parts(struct comm *comm, const struct cst_comm_call *call)
-{
-    const struct type type = type_of(call->type);
-    ncclResult_t result = ncclSuccess;
-    char *out = call->out;
-
-    for (uint32_t i = 0; i < comm->size && (result == ncclSuccess || result == ncclInProgress);
-         i++) {
-        if (call->counts[i] > 0) {
-            result =
-                comm->nccl.ncclBroadcast(i == comm->rank ? call->in : out, out, call->counts[i],
-                                         type.nccl, (int)i, comm->handle, comm->stream);
-        }
-        out += call->counts[i] * type.bytes;
-    }
-    return result;
-}
-
-/* Parts of different lengths: one reduction per rank. */
-static ncclResult_t scatter_parts(struct comm *comm, const struct cst_comm_call *call)
-{
-    const struct type type = type_of(call->type);
-    ncclResult_t result = ncclSuccess;
-    const char *in = call->in;
-
-    for (uint32_t i = 0; i < comm->size && (result == ncclSuccess || result == ncclInProgress);
-         i++) {
-        if (call->counts[i] > 0) {
-            result = comm->nccl.ncclReduce(in, i == comm->rank ? call->out : NULL, call->counts[i],
-                                           type.nccl, ncclSum, (int)i, comm->handle, comm->stream);
-        }
-        in += call->counts[i] * type.bytes;
-    }
-    return result;
-}
-
-/* A send to each rank and a receive from each, the own one included. */
-static ncclResult_t exchange_parts(struct comm *comm, const struct cst_comm_call *call)
-{
-    const struct type type = type_of(call->type);
-    ncclResult_t result = ncclSuccess;
-    const char *in = call->in;
-    char *out = call->out;
-
-    for (uint32_t i = 0; i < comm->size && (result == ncclSuccess || result == ncclInProgress);
-         i++) {
-        if (call->counts[i] > 0) {
-            result = comm->nccl.ncclSend(in, call->counts[i], type.nccl, (int)i, comm->handle,
-                                         comm->stream);
-        }
-        if (call->recv_counts[i] > 0 && (result == ncclSuccess || result == ncclInProgress)) {
-            result = comm->nccl.ncclRecv(out, call->recv_counts[i], type.nccl, (int)i, comm->handle,
-                                         comm->stream);
-        }
-        in += call->counts[i] * type.bytes;
-        out += call->recv_counts[i] * type.bytes;
-    }
-    return result;
-}
-
-/* Make several calls that NCCL carries out together. The group is ended in any case. */
-static ncclResult_t in_group(struct comm *comm, const struct cst_comm_call *call,
-                             ncclResult_t (*parts)(struct comm *comm,
-                                                   const struct cst_comm_call *call))
-{
-    ncclResult_t result = comm->nccl.ncclGroupStart(), end;
-
-    if (result != ncclSuccess) {
-        return result;
-    }
-    result = parts(comm, call);
-    end = comm->nccl.ncclGroupEnd();
-    return result == ncclSuccess || result == ncclInProgress ? end : result;
-}
-
-static ncclResult_t enqueue(struct comm *comm, const struct cst_comm_call *call)
-{
-    const struct cstc_nccl *nccl = &comm->nccl;
-    const ncclDataType_t type = type_of(call->type).nccl;
-    void *word = (void *)(uintptr_t)comm->word;
-
-    switch (call->op) {
-    case CST_COMM_BARRIER:
-        return nccl->ncclAllReduce(word, word, 1, ncclFloat32, ncclSum, comm->handle, comm->stream);
-    case CST_COMM_BROADCAST:
-        return nccl->ncclBroadcast(
-            call->in,
-            comm->rank == call->root && call->out == NULL ? (void *)(uintptr_t)call->in : call->out,
-            call->n_elems, type, (int)call->root, comm->handle, comm->stream);
-    case CST_COMM_ALL_REDUCE:
-        return nccl->ncclAllReduce(call->in, call->out, call->n_elems, type, ncclSum, comm->handle,
-                                   comm->stream);
-    case CST_COMM_ALL_GATHER:
-        return are_equal(call->counts, comm->size)
-                   ? nccl->ncclAllGather(call->in, call->out, call->counts[0], type, comm->handle,
-                                         comm->stream)
-                   : in_group(comm, call, gather_parts);
-    case CST_COMM_REDUCE_SCATTER:
-        return are_equal(call->counts, comm->size)
-                   ? nccl->ncclReduceScatter(call->in, call->out, call->counts[0], type, ncclSum,
-                                             comm->handle, comm->stream)
-                   : in_group(comm, call, scatter_parts);
-    case CST_COMM_ALL_TO_ALL:
-        return in_group(comm, call, exchange_parts);
-    }
-    return ncclInvalidArgument;
-}
-
 static int start(void *arg, const struct cst_comm_call *call, struct cst_err *err)
+{
+    struct comm *comm = arg;
+    const struct cstc_nccl_comm by = {.nccl = &comm->nccl,
+                                      .handle = comm->handle,
+                                      .stream = comm->stream,
+                                      .rank = comm->rank,
+                                      .size = comm->size,
+                                      .word = comm->word};
+    int rc = cstc_cuda_enter(comm->cuda, err);
+
+    if (rc == CST_OK) {
+        rc = check(comm, cstc_nccl_enqueue(&by, call), err, "a collective");
+    }
+    comm->n_started += rc == CST_OK;
+    return rc;
+}
+
+/* -- slots on the ranks' GPUs ----------------------------------------------------------------- */
+
+static int use_peers(void *arg, struct cst_err *err)
 {
     struct comm *comm = arg;
     int rc = cstc_cuda_enter(comm->cuda, err);
 
-    if (rc == CST_OK) {
-        rc = check(comm, enqueue(comm, call), err, "a collective");
-    }
-    comm->n_started += rc == CST_OK;
-    return rc;
+    comm->by_flow = true;
+    rc = rc == CST_OK ? create(comm, err) : rc;
+    return rc == CST_OK ? cstc_cuda_peers_open(&comm->peers, &comm->cuda->driver, err) : rc;
+}
+
+static int mark(void *arg, struct cst_err *err)
+{
+    struct comm *comm = arg;
+
+    (void)err;
+    comm->n_started++; /* The next poll records its event. */
+    return CST_OK;
+}
+
+static int copy_peer(void *arg, void *dst, const void *src, size_t bytes, struct cst_err *err)
+{
+    struct comm *comm = arg;
+    const struct cst_cuda_driver *driver = &comm->cuda->driver;
+    const int rc = cstc_cuda_enter(comm->cuda, err);
+
+    return rc == CST_OK ? cst_cuda_check(driver,
+                                         driver->cuMemcpyDtoDAsync((CUdeviceptr)(uintptr_t)dst,
+                                                                   (CUdeviceptr)(uintptr_t)src,
+                                                                   bytes, comm->stream),
+                                         err, "a copy of %zu bytes for a collective", bytes)
+                        : rc;
+}
+
+static int add_up(void *arg, enum cst_comm_type type, size_t n_elems, uint32_t n_src,
+                  const void *const *src, void *dst, struct cst_err *err)
+{
+    struct comm *comm = arg;
+    const int rc = cstc_cuda_enter(comm->cuda, err);
+
+    return rc == CST_OK ? cstc_cuda_peers_add_up(&comm->peers, comm->stream, type, n_elems, n_src,
+                                                 src, dst, err)
+                        : rc;
+}
+
+static int settle(void *arg, struct cst_err *err)
+{
+    struct comm *comm = arg;
+    const struct cst_cuda_driver *driver = &comm->cuda->driver;
+    const int rc = cstc_cuda_enter(comm->cuda, err);
+
+    return rc == CST_OK ? cst_cuda_check(driver, driver->cuStreamSynchronize(comm->stream), err,
+                                         "collectives on %s", comm->cuda->uuid)
+                        : rc;
 }
 
 /* -- copies to the host and back -------------------------------------------------------------- */
@@ -339,7 +269,7 @@ static int use_host(void *arg, struct cst_err *err)
     struct comm *comm = arg;
     const int rc = cstc_cuda_enter(comm->cuda, err);
 
-    comm->staged = true;
+    comm->by_flow = true;
     return rc == CST_OK ? create(comm, err) : rc;
 }
 
@@ -423,11 +353,11 @@ static int poll(void *arg, struct cst_comm_device_progress *progress, struct cst
     int rc = cstc_cuda_enter(comm->cuda, err);
 
     rc = rc == CST_OK ? look_at_events(comm, err) : rc;
-    if (rc == CST_OK && !comm->staged) {
+    if (rc == CST_OK && !comm->by_flow) {
         rc = check(comm, comm->nccl.ncclCommGetAsyncError(comm->handle, &state), err,
                    "the state of a communicator");
     }
-    rc = rc == CST_OK && !comm->staged ? check(comm, state, err, "collectives") : rc;
+    rc = rc == CST_OK && !comm->by_flow ? check(comm, state, err, "collectives") : rc;
     if (rc == CST_OK && state != ncclInProgress && comm->n_in_stream < comm->n_started) {
         CUevent event = comm->events[comm->n_in_stream % CST_COMM_MAX_CALLS];
 
@@ -511,6 +441,7 @@ static void close_comm(void *arg)
         if (comm->word != 0) {
             (void)driver->cuMemFree(comm->word);
         }
+        cstc_cuda_peers_close(&comm->peers);
     }
     free(comm->unreachable);
     free(comm->unreachable_list);
@@ -521,6 +452,11 @@ static const struct cst_comm_device_calls calls = {
     .offer = offer,
     .join = join,
     .start = start,
+    .use_peers = use_peers,
+    .mark = mark,
+    .copy_peer = copy_peer,
+    .add_up = add_up,
+    .settle = settle,
     .use_host = use_host,
     .reserve = reserve,
     .copy = copy,
@@ -531,8 +467,8 @@ static const struct cst_comm_device_calls calls = {
     .spare = spare,
 };
 
-int cst_cuda_comm_open(struct cst_comm **out, struct cst_cuda *cuda, int group, void *stream,
-                       struct cst_err *err)
+static int open_comm(struct cst_comm **out, struct cst_cuda *cuda, int group, void *stream,
+                     bool in_order, struct cst_err *err)
 {
     struct comm *comm = calloc(1, sizeof *comm);
     int rc;
@@ -542,9 +478,22 @@ int cst_cuda_comm_open(struct cst_comm **out, struct cst_cuda *cuda, int group, 
     }
     comm->cuda = cuda;
     comm->stream = stream;
+    comm->in_order = in_order;
     rc = cst_comm_open_device(out, cuda->job, group, &calls, comm, err);
     if (rc != CST_OK) {
         close_comm(comm);
     }
     return rc;
+}
+
+int cst_cuda_comm_open(struct cst_comm **out, struct cst_cuda *cuda, int group, void *stream,
+                       struct cst_err *err)
+{
+    return open_comm(out, cuda, group, stream, false, err);
+}
+
+int cst_cuda_comm_open_in_order(struct cst_comm **out, struct cst_cuda *cuda, int group,
+                                void *stream, struct cst_err *err)
+{
+    return open_comm(out, cuda, group, stream, true, err);
 }

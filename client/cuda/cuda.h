@@ -2,8 +2,9 @@
 /* Internal header of libcistern-cuda: the GPU of a job in this process, which implements the
  * functions of cistern/device.h. cuda.c opens and closes it. memory.c maps slabs. marks.c handles
  * the program's stream and the marks in it. copies.c copies weights, if the daemon leaves copies to
- * the worker, and arrays of edges. comm.c carries out collectives by NCCL (nccl.h). Used by the
- * job's thread only; a function that the driver runs in a thread of its own writes to `wake`.
+ * the worker, and arrays of edges. comm.c carries out collectives, by NCCL (nccl_calls.h) or in
+ * slots on the ranks' GPUs (peers.h). Used by the job's thread only; a function that the driver
+ * runs in a thread of its own writes to `wake`.
  *
  *   the program's stream   ...work...| event 7 |...work...| event 8 |...
  *                                        \                    \

@@ -39,6 +39,8 @@ int cstd_comm_device_copy(const Cistern__CommDevice *message, struct cstd_comm_d
     }
     device->nccl_version = message->nccl_version;
     device->has_id = message->has_nccl_id;
+    device->reads_peers = message->has_reads_peers && message->reads_peers;
+    device->in_order = message->has_in_order && message->in_order;
     if (device->has_id) {
         memcpy(device->id, message->nccl_id.data, sizeof device->id);
     }
@@ -65,6 +67,8 @@ struct cst_transport_rank cstd_comm_device_rank(const struct cstd_comm_device *d
     }
     rank.gpu = gpu;
     rank.nccl = device->nccl_version;
+    rank.reads_peers = device->reads_peers;
+    rank.in_order = device->in_order;
     rank.nccl_error = device->nccl_error[0] != '\0' ? device->nccl_error : NULL;
     for (size_t i = 0; i < device->n_unreachable; i++) {
         names[i] = device->unreachable[i];

@@ -17,6 +17,8 @@
 struct cstd_comm_device {
     uint32_t nccl_version; /* 0: none that can be used. */
     bool has_id;           /* id is set. */
+    bool reads_peers;      /* As in struct cst_transport_rank. */
+    bool in_order;
     unsigned char id[CSTD_COMM_DEVICE_ID_BYTES];
     char nccl_error[256]; /* Why nccl_version is 0. */
     size_t n_unreachable; /* UUIDs of GPUs whose memory its GPU cannot access. */

@@ -3,6 +3,7 @@
 
 #include "daemon/daemon.h"
 #include "daemon/job/comm_device.h"
+#include "daemon/job/comm_slots.h"
 #include "daemon/memory/page_work.h"
 #include "daemon/report/log.h"
 #include "daemon/wire/serve.h"
@@ -12,7 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum state { GATHERING, BACKING, OPEN };
+enum state { GATHERING, ALLOCATING, BACKING, OPEN };
 
 struct cstd_comm {
     TAILQ_ENTRY(cstd_comm) link;
@@ -24,11 +25,12 @@ struct cstd_comm {
     uint64_t ranks;                    /* Ranks of the group, one bit each. */
     uint64_t asked, closed;            /* Ranks that have asked for it, and that use it no more. */
     uint64_t until_ns;                 /* GATHERING: when the ranks that wait give up. */
-    uint64_t tags[CST_CORE_MAX_WORLD]; /* GATHERING, BACKING: the CommOpen of each rank. */
+    uint64_t tags[CST_CORE_MAX_WORLD]; /* Before OPEN: the CommOpen of each rank. */
     /* Of each rank on a GPU; NULL: its arrays are in host memory. */
     struct cstd_comm_device *devices[CST_CORE_MAX_WORLD];
-    enum cst_transport transport;   /* From BACKING on: how the ranks exchange data, */
+    enum cst_transport transport;   /* From ALLOCATING on: how the ranks exchange data, */
     char why[CST_TRANSPORT_WORDS];  /* and why. */
+    struct cstd_comm_slots slots;   /* From ALLOCATING on: on the ranks' GPUs, if they use them. */
     size_t slot_bytes;              /* From BACKING on: data in a slot of the memory. */
     struct cstd_segment *segment;   /* From BACKING on. */
     struct cstd_page_work *work;    /* BACKING. */
@@ -48,6 +50,7 @@ static void free_comm(struct cstd_comm *comm)
 {
     TAILQ_REMOVE(&comm->job->comms.list, comm, link);
     cstd_page_work_abandon(comm->work);
+    cstd_comm_slots_close(&comm->slots);
     cstd_shared_heads_close(&comm->heads);
     if (comm->segment != NULL) {
         cstd_segment_unref(comm->segment);
@@ -121,24 +124,33 @@ static void tell_transport(struct cstd_comm *comm, Cistern__CommOpened *opened)
         opened->nccl_id.data = first->id;
         opened->nccl_id.len = sizeof first->id;
     }
+    if (comm->transport == CST_TRANSPORT_PEERS) {
+        opened->has_peer_bytes = opened->has_peer_slot_bytes = true;
+        opened->peer_bytes = comm->slots.bytes;
+        opened->peer_slot_bytes = CST_COMM_PEER_SLOT_BYTES;
+    }
 }
 
 static void answer(struct cstd_comm *comm, int fd)
 {
     struct cstd_job *job = comm->job;
     Cistern__CommOpened opened = CISTERN__COMM_OPENED__INIT;
+    int fds[1 + CST_TRANSPORT_MAX_PEERS] = {fd};
 
     opened.id = comm->id;
     opened.bytes = comm->segment->bytes;
     opened.slot_bytes = comm->slot_bytes;
     opened.timeout_ms = job->timeout_ms;
     tell_transport(comm, &opened);
+    for (uint32_t i = 0; i < comm->slots.n; i++) {
+        fds[1 + i] = comm->slots.v[i]->fd;
+    }
     for (uint32_t rank = 0; rank < job->world; rank++) {
         struct cstd_pending *request = request_of(comm, rank);
 
         if (request != NULL) {
             cstd_session_answer(job->daemon, request, CISTERN__MSG_TYPE__MSG_COMM_OPENED,
-                                &opened.base, &fd, 1);
+                                &opened.base, fds, 1 + comm->slots.n);
         }
     }
 }
@@ -164,7 +176,13 @@ static void on_backed(void *arg, const struct cst_err *result)
     answer(comm, fd);
 }
 
-/* All ranks have asked: make the memory, and back it with pages in a thread. */
+/* Words for the memory of @comm. */
+static void describe(const struct cstd_comm *comm, char what[112])
+{
+    (void)snprintf(what, 112, "communicator of group %u of job '%s'", comm->group, comm->job->name);
+}
+
+/* Make the memory that the ranks share, and back it with pages in a thread. */
 static void make(struct cstd_comm *comm)
 {
     struct cstd_job *job = comm->job;
@@ -175,14 +193,13 @@ static void make(struct cstd_comm *comm)
     size_t bytes;
     int rc;
 
-    choose(comm);
-    comm->slot_bytes = comm->transport == CST_TRANSPORT_NCCL
-                           ? cst_comm_call_slot_bytes(n_ranks(comm))
-                           : CST_COMM_SLOT_BYTES;
+    comm->slot_bytes =
+        comm->transport == CST_TRANSPORT_NCCL || comm->transport == CST_TRANSPORT_PEERS
+            ? cst_comm_call_slot_bytes(n_ranks(comm))
+            : CST_COMM_SLOT_BYTES;
     bytes = cst_comm_bytes(n_ranks(comm), comm->slot_bytes);
     pages.bytes = bytes;
-    (void)snprintf(what, sizeof what, "communicator of group %u of job '%s'", comm->group,
-                   job->name);
+    describe(comm, what);
     rc = cstd_segment_open(&comm->segment, cstd_engines_segment_id(&daemon->engines), bytes,
                            &daemon->host, job->account, what, &err);
     if (rc == CST_OK) {
@@ -197,6 +214,61 @@ static void make(struct cstd_comm *comm)
     cstd_log_about(CSTD_LOG_DEBUG, CSTD_JOB_ABOUT(job),
                    "communicator of group %u: %u ranks, %zu bytes, by %s: %s", comm->group,
                    n_ranks(comm), bytes, cst_transport_name(comm->transport), comm->why);
+}
+
+/* There is no memory for slots on the GPUs, because of @err. */
+static void stage(struct cstd_comm *comm, const struct cst_err *err)
+{
+    cstd_comm_slots_close(&comm->slots);
+    comm->transport = CST_TRANSPORT_STAGED;
+    (void)snprintf(comm->why, sizeof comm->why, "%.500s", err->text);
+    make(comm);
+}
+
+static void on_allocated(void *arg, const struct cst_err *err)
+{
+    struct cstd_comm *comm = arg;
+
+    if (err->status != CST_OK) {
+        stage(comm, err);
+    } else {
+        make(comm);
+    }
+}
+
+/* Have slots allocated on the GPUs of the ranks. */
+static void allocate(struct cstd_comm *comm)
+{
+    struct cstd_job *job = comm->job;
+    char what[112];
+    struct cstd_comm_slots_request request = {.bytes = CST_COMM_SLOTS *
+                                                       (uint64_t)CST_COMM_PEER_SLOT_BYTES,
+                                              .account = job->account,
+                                              .what = what};
+    struct cst_err err;
+
+    describe(comm, what);
+    for (uint32_t rank = 0; rank < job->world; rank++) {
+        if ((comm->ranks >> rank & 1) != 0) {
+            request.gpus[request.n++] = job->workers[rank].gpu;
+        }
+    }
+    comm->state = ALLOCATING;
+    if (cstd_comm_slots_open(&comm->slots, job->daemon, &request, on_allocated, comm, &err) !=
+        CST_OK) {
+        stage(comm, &err);
+    }
+}
+
+/* All ranks have asked. */
+static void begin(struct cstd_comm *comm)
+{
+    choose(comm);
+    if (comm->transport == CST_TRANSPORT_PEERS) {
+        allocate(comm);
+    } else {
+        make(comm);
+    }
 }
 
 /* NULL: there is no memory for it. */
@@ -300,7 +372,7 @@ void cstd_serve_comm_open(struct cstd_session *session, uint64_t id, void *body)
     comm->asked |= UINT64_C(1) << session->rank;
     comm->tags[session->rank] = cstd_pending_tag(request, 0);
     if (comm->asked == comm->ranks) {
-        make(comm);
+        begin(comm);
     }
     arm(session->job);
 }

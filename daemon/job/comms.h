@@ -4,8 +4,10 @@
  * hands it out. It maps the head, to wake all ranks when the attempt is over, and touches no data.
  *
  *   GATHERING --all ranks have asked--> BACKING --pages exist--> OPEN --all have closed it--> freed
- *       |                                  |
- *       +------attempt over, time, error---+--> freed
+ *       |   |                            ^     |
+ *       |   +--ALLOCATING slots on GPUs--+     |
+ *       |           |                          |
+ *       +-----------+--attempt over, error-----+--> freed
  *
  * A rank that is gone counts as one that has closed it. Loop thread only. */
 #ifndef CSTD_COMMS_H

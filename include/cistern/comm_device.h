@@ -5,9 +5,11 @@
  *
  *   - cst_comm_open_device calls offer(), which says what this rank can. The daemon collects the
  *     offers of all ranks and chooses. Then join() begins, and poll() is called until it has ended;
- *     or use_host(), if the group cannot use NCCL.
+ *     or use_peers() or use_host(), if the group does not use NCCL.
  *   - cst_comm_start calls start(), and poll() until the call is in the stream. In a group that
- *     cannot use NCCL it calls copy(), exchanges the arrays in host memory, and calls copy() again.
+ *     uses memory of the GPUs it calls mark(), and then copy_peer(), add_up() and settle() until
+ * the arrays are exchanged. In a group that uses host memory it calls copy(), exchanges the arrays
+ *     there, and calls copy() again.
  *   - cst_comm_wait calls poll() for a short time, then wake(), and sleeps until the call has
  *     ended.
  *   - After a death stop() is called: no work of the communicator holds up the stream any more.
@@ -28,6 +30,7 @@ struct cst_comm_device_offer {
     /* Version of NCCL in this process, as ncclGetVersion counts; 0: it cannot be used. */
     uint32_t nccl_version;
     struct cst_err nccl_error; /* Why nccl_version is 0. */
+    bool in_order;             /* Sums must be taken in the order of the ranks. */
     /* UUIDs of GPUs that this process sees, and whose memory its GPU cannot access. Owned by the
      * device until close. */
     const char *const *unreachable;
@@ -58,8 +61,23 @@ struct cst_comm_device_calls {
     /* Begin to enqueue @call, which has been checked. Called only if all earlier calls are in the
      * stream. */
     int (*start)(void *arg, const struct cst_comm_call *call, struct cst_err *err);
-    /* The following three are for a group that cannot use NCCL. The ranks exchange their arrays in
-     * host memory. Begin, instead of join. */
+    /* The following five are for a group that does not use NCCL, and whose ranks access each
+     * other's memory. Each rank has slots on its GPU, which all ranks map by the functions of
+     * cistern/device.h. Begin, instead of join. NULL: this device cannot do that. */
+    int (*use_peers)(void *arg, struct cst_err *err);
+    /* Count as a call what is in the stream: it ends when the stream has done all of that. */
+    int (*mark)(void *arg, struct cst_err *err);
+    /* Enqueue a copy on the device. Does not count as a call. */
+    int (*copy_peer)(void *arg, void *dst, const void *src, size_t bytes, struct cst_err *err);
+    /* Enqueue the sum of @n_elems elements of @n_src arrays, in fp32 and in their order, as
+     * cistern/comm.h has it. @type is bf16 or fp32. @dst may be one of @src. Does not count as a
+     * call. */
+    int (*add_up)(void *arg, enum cst_comm_type type, size_t n_elems, uint32_t n_src,
+                  const void *const *src, void *dst, struct cst_err *err);
+    /* Wait until the stream has done all of that. */
+    int (*settle)(void *arg, struct cst_err *err);
+    /* The following three are for all other groups. The ranks exchange their arrays in host memory.
+     * Begin, instead of join. */
     int (*use_host)(void *arg, struct cst_err *err);
     /* Get at least @bytes of host memory for copies, *base, until the next call of this function or
      * close. The contents are lost. Called only if all copies have ended. */

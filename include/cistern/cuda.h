@@ -63,13 +63,16 @@ int cst_cuda_device(const struct cst_cuda *cuda);
  *     calls by means of memory that they share: the first function that waits returns CST_EMISMATCH
  *     if they differ, and the results are not defined then. cst_comm_wait therefore also waits
  *     until all ranks have started the call.
- *   - In all other groups cst_comm_start copies the arrays to host memory, exchanges them there as
- *     a communicator of ranks on the host does, with the same bits, and copies the results back. It
- *     waits for the other ranks each time. `cistern explain` says which of the two is used, and
- *     why. The process keeps host memory of 1.25 times the input and the output of the largest call
- *     together until the communicator is closed. This memory is pinned if possible, and no budget
- *     counts it.
- *     cst_comm_close waits for the stream if the last copy has not ended.
+ *   - In all other groups cst_comm_start exchanges the arrays as a communicator of ranks on the
+ * host does, with the same bits: sums in the order of the ranks. It waits for the other ranks each
+ *     time. `cistern explain` says what is used, and why.
+ *   - If the GPUs of such a group access each other's memory, or are the same, and there are at
+ * most 15 ranks, the arrays stay on the GPUs. The daemon makes 16 MiB of GPU memory for each rank,
+ *     which the others read. It counts in the budget for pools.
+ *   - Otherwise, or if that budget has no such memory left, the arrays are copied to host memory,
+ *     and the results back. The process keeps host memory of 1.25 times the input and the output of
+ * the largest call together until the communicator is closed. This memory is pinned if possible,
+ * and no budget counts it. cst_comm_close waits for the stream if the last copy has not ended.
  *   - When the attempt ends, a thread of the library gives up all calls that have not ended, and
  *     the stream goes on. A program that waits for the stream by itself, as cudaStreamSynchronize
  *     does, waits no longer. The contents of the outputs are not defined, and the next function of
@@ -86,6 +89,11 @@ int cst_cuda_device(const struct cst_cuda *cuda);
  *   - CST_EGPU, CST_EINTERNAL: a call of the driver or of NCCL failed. */
 int cst_cuda_comm_open(struct cst_comm **out, struct cst_cuda *cuda, int group, void *stream,
                        struct cst_err *err);
+
+/* As cst_cuda_comm_open, for sums in the order of the ranks: NCCL does no call. The results have
+ * the same bits as those of ranks on the host, wherever the arrays are exchanged. */
+int cst_cuda_comm_open_in_order(struct cst_comm **out, struct cst_cuda *cuda, int group,
+                                void *stream, struct cst_err *err);
 
 /* Return whether this process can use a GPU: CST_OK, or CST_EUNSUPPORTED with the cause. Creates no
  * context. Any thread. */

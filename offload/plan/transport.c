@@ -20,6 +20,8 @@ const char *cst_transport_name(enum cst_transport transport)
         return "NCCL";
     case CST_TRANSPORT_STAGED:
         return "staging in host memory";
+    case CST_TRANSPORT_PEERS:
+        return "memory of the GPUs";
     }
     return "unknown";
 }
@@ -34,12 +36,22 @@ static size_t count_on_gpus(const struct cst_transport_rank *ranks, size_t n)
     return n_on_gpus;
 }
 
-/* Return whether @rank alone rules out NCCL, with the reason. */
-static bool lacks(const struct cst_transport_rank *rank, char why[CST_TRANSPORT_WORDS])
+/* Return whether @rank has its arrays in host memory, with words for that. */
+static bool is_on_host(const struct cst_transport_rank *rank, char why[CST_TRANSPORT_WORDS])
 {
     if (rank->gpu == NULL) {
         (void)snprintf(why, CST_TRANSPORT_WORDS, "rank %" PRIu32 " has its arrays in host memory",
                        rank->name);
+    }
+    return rank->gpu == NULL;
+}
+
+/* Return whether @rank alone rules out NCCL, with the reason. */
+static bool lacks(const struct cst_transport_rank *rank, char why[CST_TRANSPORT_WORDS])
+{
+    if (rank->in_order) {
+        (void)snprintf(why, CST_TRANSPORT_WORDS,
+                       "rank %" PRIu32 " wants sums in the order of the ranks", rank->name);
         return true;
     }
     if (rank->nccl == 0) {
@@ -57,6 +69,21 @@ static bool reaches(const struct cst_transport_rank *from, const struct cst_tran
             return false;
         }
     }
+    return true;
+}
+
+/* Return whether one of @a and @b, which are on GPUs, cannot access the other's memory, with the
+ * reason. */
+static bool are_apart(const struct cst_transport_rank *a, const struct cst_transport_rank *b,
+                      char why[CST_TRANSPORT_WORDS])
+{
+    if (reaches(a, b) && reaches(b, a)) {
+        return false;
+    }
+    (void)snprintf(why, CST_TRANSPORT_WORDS,
+                   "%.64s of rank %" PRIu32 " and %.64s of rank %" PRIu32
+                   " cannot access each other's memory",
+                   a->gpu, a->name, b->gpu, b->name);
     return true;
 }
 
@@ -79,37 +106,72 @@ static bool conflict(const struct cst_transport_rank *a, const struct cst_transp
                        a->name, b->name, a->gpu);
         return true;
     }
-    if (!reaches(a, b) || !reaches(b, a)) {
-        (void)snprintf(why, CST_TRANSPORT_WORDS,
-                       "%.64s of rank %" PRIu32 " and %.64s of rank %" PRIu32
-                       " cannot access each other's memory",
-                       a->gpu, a->name, b->gpu, b->name);
-        return true;
+    return are_apart(a, b, why);
+}
+
+typedef bool (*rank_fn)(const struct cst_transport_rank *rank, char why[CST_TRANSPORT_WORDS]);
+typedef bool (*pair_fn)(const struct cst_transport_rank *a, const struct cst_transport_rank *b,
+                        char why[CST_TRANSPORT_WORDS]);
+
+/* Return whether @alone is true of a rank, or @together of a pair, with the reason of the first. */
+static bool rules_out(const struct cst_transport_rank *ranks, size_t n, rank_fn alone,
+                      pair_fn together, char why[CST_TRANSPORT_WORDS])
+{
+    for (size_t i = 0; i < n; i++) {
+        if (alone(&ranks[i], why)) {
+            return true;
+        }
+    }
+    for (size_t i = 0; i < n; i++) {
+        for (size_t j = i + 1; j < n; j++) {
+            if (together(&ranks[i], &ranks[j], why)) {
+                return true;
+            }
+        }
     }
     return false;
+}
+
+/* Return whether @rank alone rules out slots on GPUs, with the reason. */
+static bool reads_none(const struct cst_transport_rank *rank, char why[CST_TRANSPORT_WORDS])
+{
+    if (!rank->reads_peers) {
+        (void)snprintf(why, CST_TRANSPORT_WORDS,
+                       "the library of rank %" PRIu32 " does not read memory of other ranks",
+                       rank->name);
+    }
+    return !rank->reads_peers;
 }
 
 enum cst_transport cst_transport_choose(const struct cst_transport_rank *ranks, size_t n,
                                         char why[CST_TRANSPORT_WORDS])
 {
+    char not_peers[CST_TRANSPORT_WORDS];
+
     if (count_on_gpus(ranks, n) == 0) {
         (void)snprintf(why, CST_TRANSPORT_WORDS, "all ranks have their arrays in host memory");
         return CST_TRANSPORT_HOST;
     }
     for (size_t i = 0; i < n; i++) {
-        if (lacks(&ranks[i], why)) {
+        if (is_on_host(&ranks[i], why)) {
             return CST_TRANSPORT_STAGED;
         }
     }
-    for (size_t i = 0; i < n; i++) {
-        for (size_t j = i + 1; j < n; j++) {
-            if (conflict(&ranks[i], &ranks[j], why)) {
-                return CST_TRANSPORT_STAGED;
-            }
-        }
+    if (!rules_out(ranks, n, lacks, conflict, why)) {
+        (void)snprintf(why, CST_TRANSPORT_WORDS,
+                       "each rank has a GPU and NCCL %" PRIu32 ".%" PRIu32 ".%" PRIu32,
+                       MAJOR(ranks[0].nccl), MINOR(ranks[0].nccl), PATCH(ranks[0].nccl));
+        return CST_TRANSPORT_NCCL;
     }
-    (void)snprintf(why, CST_TRANSPORT_WORDS,
-                   "each rank has a GPU and NCCL %" PRIu32 ".%" PRIu32 ".%" PRIu32,
-                   MAJOR(ranks[0].nccl), MINOR(ranks[0].nccl), PATCH(ranks[0].nccl));
-    return CST_TRANSPORT_NCCL;
+    if (n > CST_TRANSPORT_MAX_PEERS) {
+        (void)snprintf(why, CST_TRANSPORT_WORDS,
+                       "memory of GPUs is for at most %d ranks, and these are %zu",
+                       CST_TRANSPORT_MAX_PEERS, n);
+        return CST_TRANSPORT_STAGED;
+    }
+    if (rules_out(ranks, n, reads_none, are_apart, not_peers)) {
+        (void)snprintf(why, CST_TRANSPORT_WORDS, "%s", not_peers);
+        return CST_TRANSPORT_STAGED;
+    }
+    return CST_TRANSPORT_PEERS;
 }

@@ -5,21 +5,33 @@
  *
  *   host      every rank has its arrays in host memory: memory that the ranks share
  *   NCCL      every rank has its arrays on a GPU of its own, the GPUs access each other's memory
- *             as far as the processes see them, and all processes have the same NCCL
+ *             as far as the processes see them, all processes have the same NCCL, and no rank
+ *             wants sums in the order of the ranks
+ *   peers     every rank has its arrays on a GPU, and the GPUs access each other's memory, or are
+ *             the same: each rank has slots on its GPU, which the others read
  *   staged    all other groups: ranks on GPUs copy their arrays to the host and back, and exchange
  *             them there
  *
- * NCCL does not take two ranks on one GPU. NCCL itself exchanges data through host memory between
- * GPUs that cannot access each other's memory; then staging does the same with fixed sums and
- * without the GPU kernels that wait for each other. */
+ * NCCL promises no order of sums, and does not take two ranks on one GPU. NCCL itself exchanges
+ * data through host memory between GPUs that cannot access each other's memory; then staging does
+ * the same with fixed sums and without the GPU kernels that wait for each other. */
 #ifndef CST_PLAN_TRANSPORT_H
 #define CST_PLAN_TRANSPORT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 /* The numbers are those of the message CommTransport. */
-enum cst_transport { CST_TRANSPORT_HOST = 1, CST_TRANSPORT_NCCL = 2, CST_TRANSPORT_STAGED = 3 };
+enum cst_transport {
+    CST_TRANSPORT_HOST = 1,
+    CST_TRANSPORT_NCCL = 2,
+    CST_TRANSPORT_STAGED = 3,
+    CST_TRANSPORT_PEERS = 4
+};
+
+/* Most ranks with slots on GPUs: a message has the descriptors of all of them and one more. */
+#define CST_TRANSPORT_MAX_PEERS 15
 
 /* One rank of the group. All strings are borrowed. */
 struct cst_transport_rank {
@@ -27,6 +39,8 @@ struct cst_transport_rank {
     const char *gpu;        /* UUID of the GPU that has the arrays; NULL: host memory. */
     uint32_t nccl;          /* Version of NCCL; 0: none that can be used. */
     const char *nccl_error; /* Why there is none; NULL: not known. */
+    bool reads_peers;       /* Its process can use slots on GPUs. */
+    bool in_order;          /* It wants sums in the order of the ranks. */
     /* UUIDs of GPUs whose memory its GPU cannot access. */
     const char *const *unreachable;
     size_t n_unreachable; /* Number of entries of unreachable. */
@@ -39,7 +53,8 @@ struct cst_transport_rank {
 enum cst_transport cst_transport_choose(const struct cst_transport_rank *ranks, size_t n,
                                         char why[CST_TRANSPORT_WORDS]);
 
-/* Return a static string: "host memory", "NCCL", "staging in host memory". */
+/* Return a static string: "host memory", "NCCL", "staging in host memory", "memory of the
+ * GPUs". */
 const char *cst_transport_name(enum cst_transport transport);
 
 #endif

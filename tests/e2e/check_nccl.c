@@ -8,6 +8,7 @@
 #include "tests/lib/nccl_rig.h"
 #include "tests/lib/patience.h"
 #include "tests/lib/suite.h"
+#include "proto/comm_memory.h"
 
 #include <check.h>
 #include <poll.h>
@@ -15,6 +16,7 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -45,8 +47,7 @@ static void call_all(struct nccl_worker *w, struct nccl_order *order)
     struct cst_err err = {0};
 
     nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
-    nccl_must(cst_cuda_comm_open(&comm, w->cuda, CST_GROUP_ALL, w->stream, &err), &err,
-              "comm_open");
+    nccl_must(nccl_comm_open(w, order, &comm, &err), &err, "comm_open");
     if (w->rank == 0) {
         check_explanation(order->words);
     }
@@ -317,35 +318,133 @@ END_TEST
 static const struct {
     const char *devices[2];
     const char *setting; /* Of rank 0. */
-    const char *words;   /* Of `cistern explain`. */
+    bool in_order;
+    const char *words; /* Of `cistern explain`. */
 } without[] = {
     {{"cuda:0", "cuda:1"},
      "CST_FAKENCCL_VERSION=21304",
-     "staging in host memory,\n  because rank 0 has no NCCL: libnccl.so.2 is version 21304, which "
-     "is "
+     false,
+     "memory of the GPUs,\n  because rank 0 has no NCCL: libnccl.so.2 is version 21304, which is "
      "too old"},
     {{"cuda:0", "cuda:1"},
      "CST_FAKENCCL_VERSION=22703",
+     false,
      "because rank 0 has NCCL 2.27.3, and rank 1 has NCCL 2.28.9"},
-    {{"cuda:0", "cuda:0"}, NULL, "and NCCL needs a GPU for each rank"},
-    {{"cuda:0", "cuda:1"}, "CST_FAKECUDA_PEERS=none", "cannot access each other's memory"},
+    {{"cuda:0", "cuda:0"}, NULL, false, "and NCCL needs a GPU for each rank"},
+    {{"cuda:0", "cuda:1"},
+     NULL,
+     true,
+     "memory of the GPUs,\n  because rank 0 wants sums in the order of the ranks"},
+    {{"cuda:0", "cuda:1"},
+     "CST_FAKECUDA_PEERS=none",
+     true,
+     "staging in host memory,\n  because GPU-facec0da-0000-4000-8000-000000000000 of rank 0 and "
+     "GPU-facec0da-0000-4000-8000-000000000001 of rank 1 cannot access each other's memory"},
 };
 
 static void use_group(struct nccl_order *order, int i)
 {
     order->setting = without[i].setting;
+    order->in_order = without[i].in_order;
     order->words = without[i].words;
     memcpy(order->devices, without[i].devices, sizeof without[i].devices);
 }
 
-/* Ranks that cannot use NCCL exchange their arrays through the host, with the same results. */
-START_TEST(others_stage)
+/* Ranks that do not use NCCL exchange their arrays in memory of the GPUs or through the host, with
+ * the same results. */
+START_TEST(others_do_without)
 {
     struct nccl_order *order = nccl_order_new(2);
 
     order->n_calls = suite_is_sparse() ? 10 : 40;
     use_group(order, _i);
     nccl_run(call_all, order);
+}
+END_TEST
+
+/* So do four ranks. */
+START_TEST(four_ranks_do_without)
+{
+    struct nccl_order *order = nccl_order_new(NCCL_MAX_WORLD);
+
+    order->n_calls = suite_is_sparse() ? 10 : 40;
+    order->in_order = true;
+    order->words = "memory of the GPUs,\n  because rank 0 wants sums in the order of the ranks";
+    nccl_run(call_all, order);
+}
+END_TEST
+
+/* Where a budget has no GPU memory left for the ranks, they exchange their arrays through the
+ * host. */
+START_TEST(there_is_no_memory_left)
+{
+    struct nccl_order *order = nccl_order_new(2);
+
+    order->n_calls = 10;
+    order->in_order = true;
+    order->words =
+        "staging in host memory,\n  because pools of cuda:0 (GPU-facec0da-0000-4000-8000-";
+    nccl_run(call_all, order);
+}
+END_TEST
+
+static void open_small(void)
+{
+    cuda_rig_dawdle(true);
+    cuda_rig_open("[gpu]\npool = 12M\n");
+}
+
+/* Element @i of the array of @rank. The sum of two of them is rounded. */
+static float element(uint32_t rank, size_t i)
+{
+    return (float)(i % 1021) / 3.0f + (float)(rank + 1) * 1e-3f;
+}
+
+/* Sum arrays that are longer than the slots of all ranks, in place. */
+static void sum_long_arrays(struct nccl_worker *w, struct nccl_order *order)
+{
+    const size_t n = 3 * (size_t)CST_COMM_PEER_SLOT_BYTES / sizeof(float) + 5;
+    const size_t bytes = n * sizeof(float);
+    float *v = malloc(bytes);
+    struct cst_comm *comm = NULL;
+    struct cst_err err = {0};
+    CUdeviceptr array;
+
+    if (v == NULL) {
+        _exit(1);
+    }
+    for (size_t i = 0; i < n; i++) {
+        v[i] = element(w->rank, i);
+    }
+    nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
+    nccl_must(nccl_comm_open(w, order, &comm, &err), &err, "comm_open");
+    array = nccl_array_new(w, v, bytes);
+    nccl_must(cst_comm_all_reduce(comm, (const void *)(uintptr_t)array, (void *)(uintptr_t)array, n,
+                                  CST_COMM_FP32, &err),
+              &err, "all_reduce");
+    nccl_must_cuda(w, w->driver.cuMemcpyDtoHAsync(v, array, bytes, w->stream), "copy");
+    nccl_must_cuda(w, w->driver.cuStreamSynchronize(w->stream), "stream");
+    for (size_t i = 0; i < n; i++) {
+        const float sum = element(0, i) + element(1, i);
+
+        if (v[i] != sum) {
+            (void)fprintf(stderr, "rank %u: element %zu is %a, not %a\n", w->rank, i, v[i], sum);
+            _exit(1);
+        }
+    }
+    nccl_must_cuda(w, w->driver.cuMemFree(array), "array");
+    nccl_must(cst_comm_barrier(comm, &err), &err, "barrier");
+    cst_comm_close(comm);
+    free(v);
+}
+
+/* Arrays go through the slots on GPUs in pieces. */
+START_TEST(long_arrays_have_pieces)
+{
+    struct nccl_order *order = nccl_order_new(2);
+
+    order->in_order = true;
+    nccl_run(sum_long_arrays, order);
 }
 END_TEST
 
@@ -392,7 +491,7 @@ static void keep_ids(struct nccl_worker *w, struct nccl_order *order)
 }
 
 /* An id that nobody has joined with is offered again: NCCL would keep what belongs to it. _i:
- * the group stages, because both ranks are on one GPU; or every other opening fails. */
+ * the group does without NCCL, because both ranks are on one GPU; or every other opening fails. */
 START_TEST(unused_ids_are_kept)
 {
     struct nccl_order *order = nccl_order_new(2);
@@ -408,18 +507,22 @@ END_TEST
 int main(int argc, char **argv)
 {
     Suite *suite;
-    TCase *calls, *groups;
+    TCase *calls, *groups, *small;
 
     (void)argc;
     fake_gpu_use(argv);
     suite = suite_create("nccl");
     calls = suite_case(suite, "calls", nccl_rig_open_late, cuda_rig_close);
     groups = suite_case(suite, "groups", nccl_rig_open_large, cuda_rig_close);
+    small = suite_case(suite, "small", open_small, cuda_rig_close);
+    tcase_add_test(small, there_is_no_memory_left);
     tcase_add_loop_test(calls, calls_agree_with_the_model, 0, CST_COMM_ALL_TO_ALL + 1);
     tcase_add_test(calls, a_pending_call_comes_first);
     tcase_add_test(calls, a_rank_sleeps_until_the_end);
-    tcase_add_loop_test(calls, others_stage, 0, sizeof without / sizeof without[0]);
+    tcase_add_test(calls, long_arrays_have_pieces);
+    tcase_add_loop_test(calls, others_do_without, 0, sizeof without / sizeof without[0]);
     tcase_add_loop_test(calls, unused_ids_are_kept, 0, 2);
+    tcase_add_test(groups, four_ranks_do_without);
     tcase_add_loop_test(groups, groups_of_all_sizes, 1, NCCL_MAX_WORLD + 1);
     tcase_add_loop_test(groups, a_group_beside_all, 0, 3);
     return suite_run(suite);

@@ -51,7 +51,7 @@ static int attempt(struct nccl_worker *w, struct nccl_order *order, struct cst_e
     int rc;
 
     nccl_must(cst_sync(w->job, NULL, err), err, "sync");
-    rc = cst_cuda_comm_open(&comm, w->cuda, CST_GROUP_ALL, w->stream, err);
+    rc = nccl_comm_open(w, order, &comm, err);
     for (unsigned i = 0; rc == CST_OK && i < order->n_calls; i++) {
         if (i == order->at && w->rank == order->victim &&
             !__atomic_exchange_n(&order->dead, true, __ATOMIC_ACQ_REL)) {
@@ -105,11 +105,13 @@ START_TEST(a_death_is_named_and_made_good)
 }
 END_TEST
 
-/* Of four ranks one dies: the three others name it. */
+/* Of four ranks one dies: the three others name it. _i: sums are in order, in memory of the GPUs.
+ */
 START_TEST(all_others_name_the_dead)
 {
     struct nccl_order *order = nccl_order_new(NCCL_MAX_WORLD);
 
+    order->in_order = _i;
     order->victim = (uint32_t)(order->seed / 7 % order->world);
     order->n_calls = 5;
     order->at = (unsigned)(order->seed / 11 % 5);
@@ -119,18 +121,33 @@ START_TEST(all_others_name_the_dead)
 }
 END_TEST
 
-/* A death is named and made good. _i: operation. */
-START_TEST(a_death_while_staging)
+/* A death without NCCL is named and made good: in memory of the GPUs, or with @setting. */
+static void die_without_nccl(enum cst_comm_op op, const char *setting)
 {
     struct nccl_order *order = nccl_order_new(2);
 
-    order->setting = "CST_FAKENCCL_VERSION=21304"; /* Too old. */
-    order->op = (enum cst_comm_op)_i;
+    order->in_order = true;
+    order->setting = setting;
+    order->op = op;
     order->victim = 1; /* The setting is in the environment of rank 0. */
     order->n_calls = 5;
     order->at = (unsigned)(order->seed / 11 % 5);
     nccl_run_one_death(survive, order);
     child_unshare(order, sizeof *order);
+}
+
+/* _i: operation. */
+START_TEST(a_death_in_memory_of_gpus)
+{
+    die_without_nccl((enum cst_comm_op)_i, NULL);
+}
+END_TEST
+
+/* Staging in host memory has the same rounds, so that two operations suffice. */
+START_TEST(a_death_while_staging)
+{
+    die_without_nccl(_i == 0 ? CST_COMM_ALL_REDUCE : CST_COMM_ALL_TO_ALL,
+                     "CST_FAKECUDA_PEERS=none");
 }
 END_TEST
 
@@ -433,6 +450,10 @@ static const struct {
      "CST_FAKENCCL_FAIL=work:2=6",
      {CST_EINTERNAL, CST_ECANCELLED},
      "collectives: NCCL says: remote process exited"},
+    {{"cuda:0", "cuda:0"},
+     "CST_FAKECUDA_FAIL=cuModuleLoadData:1=2",
+     {CST_ENOMEM, CST_ECANCELLED},
+     "communicator of group 0: loading the kernels"},
 };
 
 static void end_so(struct nccl_worker *w, struct nccl_order *order)
@@ -532,9 +553,11 @@ int main(int argc, char **argv)
     failures = suite_case(suite, "failures", nccl_rig_open, cuda_rig_close);
     tcase_add_loop_test(deaths, a_death_is_named_and_made_good, CST_COMM_BARRIER,
                         CST_COMM_ALL_TO_ALL + 1);
-    tcase_add_loop_test(deaths, a_death_while_staging, CST_COMM_BARRIER, CST_COMM_ALL_TO_ALL + 1);
+    tcase_add_loop_test(deaths, a_death_in_memory_of_gpus, CST_COMM_BARRIER,
+                        CST_COMM_ALL_TO_ALL + 1);
+    tcase_add_loop_test(deaths, a_death_while_staging, 0, 2);
     tcase_add_loop_test(deaths, a_stream_is_freed, 0, N_ENDS);
-    tcase_add_test(large, all_others_name_the_dead);
+    tcase_add_loop_test(large, all_others_name_the_dead, 0, 2);
     tcase_add_loop_test(large, a_loss_after_a_close_is_named, 0, N_LOSSES);
     tcase_add_loop_test(failures, different_calls_are_named, 0,
                         sizeof differences / sizeof differences[0]);

@@ -106,15 +106,18 @@ pair pair.tight --batch 2 --pool 70% "${moe[@]}"
 same pair.tight pair
 goes_by pair NCCL
 
-# Rows that go through host memory, pinned or not, and ranks on one GPU make no difference.
+# Rows that go through host memory, pinned or not, or through memory of one GPU or both, make no difference.
 CST_FAKECUDA_PEERS=none pair pair.staged --batch 2 "${moe[@]}"
 goes_by pair.staged "staging in host memory: GPU-"
 same pair.staged pair
 CST_FAKECUDA_PEERS=none CST_FAKECUDA_PINNED=32K pair pair.pageable --batch 2 "${moe[@]}"
 same pair.pageable pair
 device=cuda:0 pair pair.card --batch 2 --pool 70% "${moe[@]}"
-goes_by pair.card "staging in host memory: ranks 0 and 1 are both on"
+goes_by pair.card "memory of the GPUs: ranks 0 and 1 are both on"
 same pair.card pair
+CST_FAKENCCL_VERSION=21304 pair pair.peers --batch 2 "${moe[@]}" # too old
+goes_by pair.peers "memory of the GPUs: rank 0 has no NCCL"
+same pair.peers pair
 train starved.host --store local --matmul bf16 --threads 1 --world 2 --batch 1 --experts 32 --top-k 1
 pair starved --batch 1 --experts 32 --top-k 1
 near starved starved.host

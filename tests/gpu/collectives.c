@@ -6,7 +6,8 @@
  * With --dies, this rank is killed instead of making the last call, an all-reduce. The others get
  * --bereaved: they wait for their streams alone, and must then be told who has died.
  *
- * Usage: collectives --rank R --world N --device DEVICE [--json FILE | --dies | --bereaved]
+ * Usage: collectives --rank R --world N --device DEVICE [--in-order]
+ *                    [--json FILE | --dies | --bereaved]
  * Exit status: 0; 1: a wrong result or an error; 3: another rank has died, and was named. */
 #include "cistern/cuda.h"
 #include "cistern/device.h"
@@ -35,7 +36,7 @@ struct rank {
     const char *device;
     const char *json; /* File for times; NULL: none. */
     uint32_t rank, world;
-    bool dies, bereaved; /* As the options. */
+    bool in_order, dies, bereaved; /* As the options. */
     struct cst_client *client;
     struct cst_job *job;
     struct cst_cuda *cuda;
@@ -100,8 +101,10 @@ static void open_job(struct rank *r)
     (void)cst_operator(r->job, "o", &tensor, 1);
     must(r, cst_commit(r->job, &plan, &err), &err, "cst_commit");
     must(r, cst_sync(r->job, NULL, &err), &err, "cst_sync");
-    must(r, cst_cuda_comm_open(&r->comm, r->cuda, CST_GROUP_ALL, r->stream, &err), &err,
-         "cst_cuda_comm_open");
+    must(r,
+         (r->in_order ? cst_cuda_comm_open_in_order
+                      : cst_cuda_comm_open)(&r->comm, r->cuda, CST_GROUP_ALL, r->stream, &err),
+         &err, "cst_cuda_comm_open");
 }
 
 static void close_job(struct rank *r)
@@ -316,7 +319,7 @@ static void report(struct rank *r)
 
 static _Noreturn void usage(void)
 {
-    (void)fputs("usage: collectives --rank R --world N --device DEVICE "
+    (void)fputs("usage: collectives --rank R --world N --device DEVICE [--in-order] "
                 "[--json FILE | --dies | --bereaved]\n",
                 stderr);
     exit(2);
@@ -324,13 +327,11 @@ static _Noreturn void usage(void)
 
 static struct rank read_options(int argc, char **argv)
 {
-    static const struct option options[] = {{"rank", required_argument, NULL, 'r'},
-                                            {"world", required_argument, NULL, 'w'},
-                                            {"device", required_argument, NULL, 'd'},
-                                            {"json", required_argument, NULL, 'j'},
-                                            {"dies", no_argument, NULL, 'k'},
-                                            {"bereaved", no_argument, NULL, 'b'},
-                                            {NULL, 0, NULL, 0}};
+    static const struct option options[] = {
+        {"rank", required_argument, NULL, 'r'},   {"world", required_argument, NULL, 'w'},
+        {"device", required_argument, NULL, 'd'}, {"json", required_argument, NULL, 'j'},
+        {"in-order", no_argument, NULL, 'o'},     {"dies", no_argument, NULL, 'k'},
+        {"bereaved", no_argument, NULL, 'b'},     {NULL, 0, NULL, 0}};
     struct rank r = {.world = 1, .device = "cuda"};
 
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
@@ -346,6 +347,9 @@ static struct rank read_options(int argc, char **argv)
             break;
         case 'j':
             r.json = optarg;
+            break;
+        case 'o':
+            r.in_order = true;
             break;
         case 'k':
             r.dies = true;

@@ -11,7 +11,7 @@ stages=(
     "bits 40 cistern-gpt through the daemon with pools of 100, 50, 25 % and the smallest: the same bits"
     "e2e 75 two ranks on this GPU; a worker, an engine and the daemon killed: the same bits, and nothing is left"
     "cards 60 two ranks on two cards, with peer access and without: the bits of two ranks on one card"
-    "nccl 60 collectives of one rank per card by NCCL, and of two ranks on one card: results, and a rank killed"
+    "nccl 60 collectives of one rank per card by NCCL and in the order of the ranks, and of two ranks on one card: results, and a rank killed"
     "edges 40 arrays from GPU to GPU through edges, with slots on the receiver's and in host memory, against a bare copy"
     "sanitizer 40 compute-sanitizer on the kernels, if it is there"
     "experiments 40 what the driver does where its manual is silent"
@@ -297,13 +297,13 @@ last_words() {
 }
 
 # Run ranks on the devices after NAME WAY, which must exchange arrays by WAY: once with right results, and once with rank 0 killed,
-# which all others must name.
+# which all others must name. $order: empty, or --in-order.
 try_ranks() {
     local name=$1 way=$2 status said real=yes
     [ -z "$GPU_FAKE" ] || real=
     shift 2
     # A stand-in takes long for large arrays, and its times mean nothing.
-    run_ranks collectives "${real:+--json $tmp/none}" "${real:+--json $tmp/$name.json}" "$name" "$@"
+    run_ranks collectives "${order-} ${real:+--json $tmp/none}" "${order-} ${real:+--json $tmp/$name.json}" "$name" "$@"
     for status in "${statuses[@]}"; do
         [ "$status" = 0 ] || fail "$name: $(last_words "$name")"
     done
@@ -312,7 +312,7 @@ try_ranks() {
     grep -q "^$way: " <<<"$said" || fail "$name: not by $way, but by $said"
     ./cistern rm collectives >/dev/null || fail "cistern rm"
     [ $# -ge 2 ] || return 0
-    run_ranks collectives --bereaved --dies "$name.death" "$@"
+    run_ranks collectives "${order-} --bereaved" "${order-} --dies" "$name.death" "$@"
     for status in "${statuses[@]:1}"; do
         [ "$status" = 3 ] || fail "$name: rank 0 was killed: $(last_words "$name.death")"
     done
@@ -332,19 +332,23 @@ print(*{f.rsplit("/", 1)[0] for p in sys.path for f in glob.glob(p + "/nvidia/nc
         done
     fi
     start_daemon --gpus all --log-level debug
-    try_ranks shared "staging in host memory" cuda:0 cuda:0
-    try_ranks alone "\(NCCL\|staging in host memory\)" cuda:0
+    try_ranks shared "memory of the GPUs" cuda:0 cuda:0
+    try_ranks alone "\(NCCL\|memory of the GPUs\)" cuda:0
+    for ((i = 0; i < n; i++)); do
+        devices+=("cuda:$i")
+    done
+    # Cards that cannot access each other's memory stage.
+    [ "$n" -lt 2 ] || order=--in-order try_ranks ordered "\(memory of the GPUs\|staging in host memory\)" "${devices[@]}"
     grep -q ' by NCCL: ' "$tmp/cisternd.log" || skip "the other checks passed; no NCCL: $(sed -n 's/.* has no NCCL: //p' "$tmp/cisternd.log" | tail -n 1)"
     if [ "$n" -lt 2 ]; then
         skip "one rank per card needs two cards; the other checks passed"
     fi
-    for ((i = 0; i < n; i++)); do
-        devices+=("cuda:$i")
-    done
     try_ranks cards NCCL "${devices[@]}"
     if [ -z "$GPU_FAKE" ]; then
         emit nccl_all_reduce_64MiB "$(number_of large_gb_per_s <"$tmp/cards.json")" GB/s
         emit nccl_all_reduce_4KiB "$(number_of small_us <"$tmp/cards.json")" us
+        emit ordered_all_reduce_64MiB "$(number_of large_gb_per_s <"$tmp/ordered.json")" GB/s
+        emit ordered_all_reduce_4KiB "$(number_of small_us <"$tmp/ordered.json")" us
     fi
 }
 

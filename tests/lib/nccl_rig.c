@@ -259,6 +259,14 @@ int nccl_call(const struct nccl_worker *w, struct cst_comm *comm, uint64_t seed,
     return rc;
 }
 
+int nccl_comm_open(const struct nccl_worker *w, const struct nccl_order *order,
+                   struct cst_comm **out, struct cst_err *err)
+{
+    return order->in_order
+               ? cst_cuda_comm_open_in_order(out, w->cuda, CST_GROUP_ALL, w->stream, err)
+               : cst_cuda_comm_open(out, w->cuda, CST_GROUP_ALL, w->stream, err);
+}
+
 /* -- all workers ------------------------------------------------------------------------------ */
 
 struct nccl_order *nccl_order_new(uint32_t world)

@@ -47,6 +47,7 @@ struct nccl_order {
     uint64_t slot_bytes;
     uint32_t n_slots;
     bool on_device; /* The slots are on GPUs, if possible. */
+    bool in_order;  /* Sums are in the order of the ranks. */
     const char *devices[NCCL_MAX_WORLD];
     const char *setting;  /* NULL, or NAME=VALUE in the environment of rank 0, */
     bool setting_for_all; /* or of all ranks. */
@@ -93,6 +94,10 @@ void nccl_worker_free(struct nccl_worker *w);
 /* In a worker: end with a message after a failure. */
 void nccl_must(int rc, const struct cst_err *err, const char *what);
 void nccl_must_cuda(const struct nccl_worker *w, CUresult result, const char *what);
+
+/* Open a communicator of all ranks, as @order has it. */
+int nccl_comm_open(const struct nccl_worker *w, const struct nccl_order *order,
+                   struct cst_comm **out, struct cst_err *err);
 
 /* The call of a collective with arrays on the GPU. */
 struct nccl_arrays {

@@ -17,7 +17,8 @@ static void setup(void)
     static const char *const gpus[] = {"GPU-a", "GPU-b", "GPU-c"};
 
     for (uint32_t i = 0; i < 3; i++) {
-        ranks[i] = (struct cst_transport_rank){.name = 4 + i, .gpu = gpus[i], .nccl = NCCL};
+        ranks[i] = (struct cst_transport_rank){
+            .name = 4 + i, .gpu = gpus[i], .nccl = NCCL, .reads_peers = true};
     }
 }
 
@@ -61,15 +62,15 @@ START_TEST(mixed)
 }
 END_TEST
 
-/* One rank without NCCL, with or without a cause. */
+/* One rank without NCCL, with or without a cause: all of them use memory of the GPUs. */
 START_TEST(no_library)
 {
     ranks[2].nccl = 0;
     ranks[2].nccl_error = "libnccl.so.2: cannot open shared object file";
-    expect(CST_TRANSPORT_STAGED,
-           "rank 6 has no NCCL: libnccl.so.2: cannot open shared object file");
+    expect(CST_TRANSPORT_PEERS, "rank 6 has no NCCL: libnccl.so.2: cannot open shared object file");
     ranks[2].nccl_error = NULL;
-    expect(CST_TRANSPORT_STAGED, "rank 6 has no NCCL: the cause is not known");
+    expect(CST_TRANSPORT_PEERS, "rank 6 has no NCCL: the cause is not known");
+    ck_assert_str_eq(cst_transport_name(CST_TRANSPORT_PEERS), "memory of the GPUs");
 }
 END_TEST
 
@@ -77,7 +78,7 @@ END_TEST
 START_TEST(versions)
 {
     ranks[2].nccl = 21805;
-    expect(CST_TRANSPORT_STAGED, "rank 4 has NCCL 2.28.9, and rank 6 has NCCL 2.18.5");
+    expect(CST_TRANSPORT_PEERS, "rank 4 has NCCL 2.28.9, and rank 6 has NCCL 2.18.5");
 }
 END_TEST
 
@@ -85,8 +86,41 @@ END_TEST
 START_TEST(shared_gpu)
 {
     ranks[2].gpu = "GPU-b";
-    expect(CST_TRANSPORT_STAGED,
+    expect(CST_TRANSPORT_PEERS,
            "ranks 5 and 6 are both on GPU-b, and NCCL needs a GPU for each rank");
+}
+END_TEST
+
+/* A rank that wants sums in the order of the ranks, which NCCL does not promise. */
+START_TEST(in_order)
+{
+    ranks[1].in_order = true;
+    expect(CST_TRANSPORT_PEERS, "rank 5 wants sums in the order of the ranks");
+}
+END_TEST
+
+/* A rank whose library is older, in a group that cannot use NCCL. */
+START_TEST(old_library)
+{
+    ranks[1].reads_peers = false;
+    expect(CST_TRANSPORT_NCCL, "each rank has a GPU and NCCL 2.28.9");
+    ranks[0].in_order = true;
+    expect(CST_TRANSPORT_STAGED, "the library of rank 5 does not read memory of other ranks");
+}
+END_TEST
+
+/* More ranks than a message has descriptors for. */
+START_TEST(many_ranks)
+{
+    struct cst_transport_rank many[CST_TRANSPORT_MAX_PEERS + 1];
+
+    for (uint32_t i = 0; i < CST_TRANSPORT_MAX_PEERS + 1; i++) {
+        many[i] = (struct cst_transport_rank){.name = i, .gpu = "GPU-a", .reads_peers = true};
+    }
+    ck_assert_int_eq(cst_transport_choose(many, CST_TRANSPORT_MAX_PEERS, why), CST_TRANSPORT_PEERS);
+    ck_assert_int_eq(cst_transport_choose(many, CST_TRANSPORT_MAX_PEERS + 1, why),
+                     CST_TRANSPORT_STAGED);
+    ck_assert_str_eq(why, "memory of GPUs is for at most 15 ranks, and these are 16");
 }
 END_TEST
 
@@ -114,10 +148,10 @@ START_TEST(long_words)
     memset(uuid, 'u', sizeof uuid - 1);
     memset(error, 'e', sizeof error - 1);
     ranks[0].gpu = ranks[1].gpu = uuid;
-    ck_assert_int_eq(cst_transport_choose(ranks, 3, why), CST_TRANSPORT_STAGED);
+    ck_assert_int_eq(cst_transport_choose(ranks, 3, why), CST_TRANSPORT_PEERS);
     ranks[0].nccl = 0;
     ranks[0].nccl_error = error;
-    ck_assert_int_eq(cst_transport_choose(ranks, 3, why), CST_TRANSPORT_STAGED);
+    ck_assert_int_eq(cst_transport_choose(ranks, 3, why), CST_TRANSPORT_PEERS);
     ck_assert_uint_lt(strlen(why), sizeof why);
 }
 END_TEST
@@ -134,6 +168,9 @@ int main(void)
     tcase_add_test(tcase, no_library);
     tcase_add_test(tcase, versions);
     tcase_add_test(tcase, shared_gpu);
+    tcase_add_test(tcase, in_order);
+    tcase_add_test(tcase, old_library);
+    tcase_add_test(tcase, many_ranks);
     tcase_add_test(tcase, unreachable);
     tcase_add_test(tcase, long_words);
     return suite_run(suite);
