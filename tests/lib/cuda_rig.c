@@ -24,6 +24,7 @@ void cuda_rig_open_gpus(const char *config, unsigned n_gpus)
 
     (void)snprintf(number, sizeof number, "%u", n_gpus);
     (void)snprintf(leaks, sizeof leaks, "/tmp/cst-leaks-%d", (int)getpid());
+    (void)unlink(leaks); /* A test that failed has left it, and had the same number. */
     (void)setenv("CST_FAKECUDA_LEAKS", leaks, 1);
     (void)setenv("CST_FAKECUDA_DEVICES", number, 1);
     (void)setenv("CST_FAKECUDA_MEMORY", "1GiB", 1);
