@@ -96,6 +96,8 @@ static void describe(const struct cst_comm_device_offer *offer, bool makes_id,
     }
     msg->has_in_order = true;
     msg->in_order = offer->in_order;
+    msg->n_reachable = offer->n_reachable;
+    msg->reachable = (char **)offer->reachable;
     msg->n_unreachable = offer->n_unreachable;
     msg->unreachable = (char **)offer->unreachable;
     if (makes_id && offer->nccl_version != 0) {

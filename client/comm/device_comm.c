@@ -6,10 +6,10 @@
 #include "client/comm/progress.h"
 #include "client/comm/wakeup.h"
 #include "client/lib/shared_wait.h"
+#include "proto/clock.h"
 
 #include <inttypes.h>
 #include <sched.h>
-#include <time.h>
 
 enum {
     /* Time between two looks at a device that lets calls end after a failure: it may fail, too. */
@@ -27,14 +27,6 @@ struct look {
     bool blocks;      /* The cause of a failure can be awaited. */
     bool in_stream;   /* All works that were started were in the stream at the last look. */
 };
-
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
 
 /* -- waiting ---------------------------------------------------------------------------------- */
 
@@ -114,14 +106,14 @@ static bool is_over(void *arg)
 /* Look until it is over, for a short time. Returns whether it is. */
 static bool spin(struct look *look)
 {
-    const uint64_t end = now_ns() + SPIN_NS;
+    const uint64_t end = cst_clock_ns() + SPIN_NS;
 
     do {
         if (is_over(look)) {
             return true;
         }
         (void)sched_yield(); /* The threads of the device may need this processor. */
-    } while (now_ns() < end);
+    } while (cst_clock_ns() < end);
     return false;
 }
 

@@ -4,21 +4,13 @@
 #include "client/comm/agreement.h"
 #include "client/comm/progress.h"
 #include "client/lib/shared_wait.h"
+#include "proto/clock.h"
 
 #include <inttypes.h>
-#include <time.h>
 
 /* If the device reports a failure, it may be the consequence of a death or of another rank's end,
  * which this rank learns a little later. So long is the cause awaited. */
 #define CAUSE_MS 2000
-
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
 
 static void stop(struct cst_comm *comm)
 {
@@ -111,13 +103,13 @@ static void suspect(struct cst_comm *comm, const struct cst_err *why)
 
     if (comm->suspected.status == CST_OK) {
         comm->suspected = *why;
-        comm->cause_by_ns = now_ns() + (uint64_t)ms * 1000000;
+        comm->cause_by_ns = cst_clock_ns() + (uint64_t)ms * 1000000;
     }
 }
 
 void cstc_failure_find(struct cst_comm *comm, bool blocks)
 {
-    const uint64_t now = now_ns();
+    const uint64_t now = cst_clock_ns();
     const bool is_late = now >= comm->cause_by_ns;
     uint32_t left_ms = 0, missing;
     struct cst_err cause;

@@ -21,7 +21,7 @@ struct cstc_peers {
     char *slots[CSTC_PEERS_MAX]; /* The mapped memory of each rank. */
     uint32_t n;                  /* Number of entries of slots. */
     uint64_t bytes;              /* Of each. */
-    struct cst_err err;          /* The first failure of the device since the last settle. */
+    struct cst_err err;          /* The first failure of the device; status CST_OK: none. */
 };
 
 /* Return whether @comm can use slots on GPUs. */

@@ -23,27 +23,27 @@ _Static_assert(CST_COMM_DEVICE_ID_BYTES == NCCL_UNIQUE_ID_BYTES, "ids are NCCL's
 struct comm {
     struct cst_cuda *cuda; /* Borrowed. */
     struct cstc_nccl nccl;
-    CUstream stream;                    /* The program's stream. Borrowed. */
-    CUstream side;                      /* For host functions; NULL: not created. */
-    uint32_t rank, size;                /* This rank in the group, and the number of ranks. */
-    bool made_id;                       /* The id in `cuda` was offered for this group. */
-    bool joined;                        /* All ranks have joined. */
-    ncclComm_t handle;                  /* NULL: not joined, or aborted. */
-    bool in_order;                      /* The program wants sums in the order of the ranks. */
-    bool by_flow;                       /* The group does not use NCCL. */
-    struct cstc_cuda_peers peers;       /* If ranks have slots on their GPUs. */
-    void *host;                         /* Host memory for copies; NULL: none. Owned. */
-    size_t host_bytes;                  /* Its length. */
-    bool is_pinned;                     /* It is pinned. */
-    bool stopped;                       /* Nothing is called any more but ncclCommAbort. */
-    CUdeviceptr word;                   /* 4 bytes that a barrier sums; 0: not allocated. */
-    uint64_t n_started;                 /* Number of calls. */
-    uint64_t n_in_stream;               /* Number of calls with an event. */
-    uint64_t n_ended;                   /* Number of calls whose event has passed. */
-    CUevent events[CST_COMM_MAX_CALLS]; /* Call i has event i mod that; or NULL. */
-    char (*unreachable)[CST_CUDA_UUID_BYTES]; /* For the offer. Owned. */
-    const char **unreachable_list;            /* Points to these. Owned. */
-    size_t n_unreachable;
+    CUstream stream;                       /* The program's stream. Borrowed. */
+    CUstream side;                         /* For host functions; NULL: not created. */
+    uint32_t rank, size;                   /* This rank in the group, and the number of ranks. */
+    bool made_id;                          /* The id in `cuda` was offered for this group. */
+    bool joined;                           /* All ranks have joined. */
+    ncclComm_t handle;                     /* NULL: not joined, or aborted. */
+    bool in_order;                         /* The program wants sums in the order of the ranks. */
+    bool by_flow;                          /* The group does not use NCCL. */
+    struct cstc_cuda_peers peers;          /* If ranks have slots on their GPUs. */
+    void *host;                            /* Host memory for copies; NULL: none. Owned. */
+    size_t host_bytes;                     /* Its length. */
+    bool is_pinned;                        /* It is pinned. */
+    bool stopped;                          /* Nothing is called any more but ncclCommAbort. */
+    CUdeviceptr word;                      /* 4 bytes that a barrier sums; 0: not allocated. */
+    uint64_t n_started;                    /* Number of calls. */
+    uint64_t n_in_stream;                  /* Number of calls with an event. */
+    uint64_t n_ended;                      /* Number of calls whose event has passed. */
+    CUevent events[CST_COMM_MAX_CALLS];    /* Call i has event i mod that; or NULL. */
+    char (*uuids)[CST_CUDA_UUID_BYTES];    /* Of the other GPUs, for the offer. Owned. */
+    const char **reachable, **unreachable; /* Point to these. Owned. */
+    size_t n_reachable, n_unreachable;
 };
 
 static int check(struct comm *comm, ncclResult_t result, struct cst_err *err, const char *what)
@@ -53,26 +53,26 @@ static int check(struct comm *comm, ncclResult_t result, struct cst_err *err, co
 
 /* -- joining ---------------------------------------------------------------------------------- */
 
-/* Add @device to the list if the job's GPU cannot access its memory. */
+/* Add @device to one of the lists. */
 static int look_at(struct comm *comm, CUdevice device, struct cst_err *err)
 {
     const struct cst_cuda_driver *driver = &comm->cuda->driver;
+    char *uuid = comm->uuids[comm->n_reachable + comm->n_unreachable];
     int reaches = 0;
     int rc =
         cst_cuda_check(driver, driver->cuDeviceCanAccessPeer(&reaches, comm->cuda->device, device),
                        err, "access of %s to device %d", comm->cuda->uuid, (int)device);
 
-    if (rc == CST_OK && reaches == 0) {
-        char *uuid = comm->unreachable[comm->n_unreachable];
-
-        rc = cst_cuda_uuid(driver, device, uuid, err);
-        comm->unreachable_list[comm->n_unreachable] = uuid;
-        comm->n_unreachable += rc == CST_OK;
+    rc = rc == CST_OK ? cst_cuda_uuid(driver, device, uuid, err) : rc;
+    if (rc == CST_OK && reaches != 0) {
+        comm->reachable[comm->n_reachable++] = uuid;
+    } else if (rc == CST_OK) {
+        comm->unreachable[comm->n_unreachable++] = uuid;
     }
     return rc;
 }
 
-static int list_unreachable(struct comm *comm, struct cst_err *err)
+static int list_others(struct comm *comm, struct cst_err *err)
 {
     const struct cst_cuda_driver *driver = &comm->cuda->driver;
     int n = 0;
@@ -81,9 +81,10 @@ static int list_unreachable(struct comm *comm, struct cst_err *err)
     if (rc != CST_OK) {
         return rc;
     }
+    comm->uuids = calloc((size_t)n, sizeof *comm->uuids);
+    comm->reachable = calloc((size_t)n, sizeof *comm->reachable);
     comm->unreachable = calloc((size_t)n, sizeof *comm->unreachable);
-    comm->unreachable_list = calloc((size_t)n, sizeof *comm->unreachable_list);
-    if (comm->unreachable == NULL || comm->unreachable_list == NULL) {
+    if (comm->uuids == NULL || comm->reachable == NULL || comm->unreachable == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a list of %d GPUs", n);
     }
     for (int i = 0; i < n && rc == CST_OK; i++) {
@@ -122,11 +123,13 @@ static int offer(void *arg, bool makes_id, struct cst_comm_device_offer *out, st
     struct comm *comm = arg;
     int rc = cstc_cuda_enter(comm->cuda, err);
 
-    rc = rc == CST_OK ? list_unreachable(comm, err) : rc;
+    rc = rc == CST_OK ? list_others(comm, err) : rc;
     if (rc != CST_OK) {
         return rc;
     }
-    out->unreachable = comm->unreachable_list;
+    out->reachable = comm->reachable;
+    out->n_reachable = comm->n_reachable;
+    out->unreachable = comm->unreachable;
     out->n_unreachable = comm->n_unreachable;
     out->in_order = comm->in_order;
     /* Without NCCL the group can do without it. */
@@ -443,8 +446,9 @@ static void close_comm(void *arg)
         }
         cstc_cuda_peers_close(&comm->peers);
     }
+    free(comm->uuids);
+    free(comm->reachable);
     free(comm->unreachable);
-    free(comm->unreachable_list);
     free(comm);
 }
 

@@ -11,15 +11,24 @@ static int check(const Cistern__CommDevice *message, struct cst_err *err)
         return cst_err_set(err, CST_EINVAL, "a unique id of NCCL with %zu bytes; it has %d",
                            message->nccl_id.len, CSTD_COMM_DEVICE_ID_BYTES);
     }
-    if (message->n_unreachable > CSTD_COMM_DEVICE_MAX_GPUS) {
+    return CST_OK;
+}
+
+/* Add the @n UUIDs @from to the list of @device. */
+static int add_gpus(struct cstd_comm_device *device, char *const *from, size_t n,
+                    struct cst_err *err)
+{
+    if (n > CSTD_COMM_DEVICE_MAX_GPUS - device->n_gpus) {
         return cst_err_set(err, CST_EINVAL, "a list of %zu GPUs; it can have %d",
-                           message->n_unreachable, CSTD_COMM_DEVICE_MAX_GPUS);
+                           n + device->n_gpus, CSTD_COMM_DEVICE_MAX_GPUS);
     }
-    for (size_t i = 0; i < message->n_unreachable; i++) {
-        if (strlen(message->unreachable[i]) >= sizeof(struct cstd_comm_device){0}.unreachable[0]) {
-            return cst_err_set(err, CST_EINVAL, "'%.64s' is not the UUID of a GPU",
-                               message->unreachable[i]);
+    for (size_t i = 0; i < n; i++) {
+        char *uuid = device->gpus[device->n_gpus++];
+
+        if (strlen(from[i]) >= sizeof device->gpus[0]) {
+            return cst_err_set(err, CST_EINVAL, "'%.64s' is not the UUID of a GPU", from[i]);
         }
+        (void)strcpy(uuid, from[i]);
     }
     return CST_OK;
 }
@@ -47,10 +56,12 @@ int cstd_comm_device_copy(const Cistern__CommDevice *message, struct cstd_comm_d
     if (message->nccl_error != NULL) {
         (void)snprintf(device->nccl_error, sizeof device->nccl_error, "%s", message->nccl_error);
     }
-    device->n_unreachable = message->n_unreachable;
-    for (size_t i = 0; i < message->n_unreachable; i++) {
-        (void)snprintf(device->unreachable[i], sizeof device->unreachable[i], "%s",
-                       message->unreachable[i]);
+    rc = add_gpus(device, message->reachable, message->n_reachable, err);
+    device->n_reachable = device->n_gpus;
+    rc = rc == CST_OK ? add_gpus(device, message->unreachable, message->n_unreachable, err) : rc;
+    if (rc != CST_OK) {
+        free(device);
+        return rc;
     }
     *out = device;
     return CST_OK;
@@ -70,10 +81,12 @@ struct cst_transport_rank cstd_comm_device_rank(const struct cstd_comm_device *d
     rank.reads_peers = device->reads_peers;
     rank.in_order = device->in_order;
     rank.nccl_error = device->nccl_error[0] != '\0' ? device->nccl_error : NULL;
-    for (size_t i = 0; i < device->n_unreachable; i++) {
-        names[i] = device->unreachable[i];
+    for (size_t i = 0; i < device->n_gpus; i++) {
+        names[i] = device->gpus[i];
     }
-    rank.unreachable = names;
-    rank.n_unreachable = device->n_unreachable;
+    rank.reachable = names;
+    rank.n_reachable = device->n_reachable;
+    rank.unreachable = names + device->n_reachable;
+    rank.n_unreachable = device->n_gpus - device->n_reachable;
     return rank;
 }

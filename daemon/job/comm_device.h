@@ -21,8 +21,10 @@ struct cstd_comm_device {
     bool in_order;
     unsigned char id[CSTD_COMM_DEVICE_ID_BYTES];
     char nccl_error[256]; /* Why nccl_version is 0. */
-    size_t n_unreachable; /* UUIDs of GPUs whose memory its GPU cannot access. */
-    char unreachable[CSTD_COMM_DEVICE_MAX_GPUS][64];
+    /* UUIDs of other GPUs that it sees: n_reachable whose memory its GPU can access, then those
+     * whose memory it cannot. */
+    size_t n_gpus, n_reachable;
+    char gpus[CSTD_COMM_DEVICE_MAX_GPUS][64];
 };
 
 /* Make a copy of @message for the caller, who frees it with free(). CST_EINVAL: the message has a

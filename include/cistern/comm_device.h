@@ -8,8 +8,8 @@
  *     or use_peers() or use_host(), if the group does not use NCCL.
  *   - cst_comm_start calls start(), and poll() until the call is in the stream. In a group that
  *     uses memory of the GPUs it calls mark(), and then copy_peer(), add_up() and settle() until
- * the arrays are exchanged. In a group that uses host memory it calls copy(), exchanges the arrays
- *     there, and calls copy() again.
+ *     the arrays are exchanged. In a group that uses host memory it calls copy(), exchanges the
+ *     arrays there, and calls copy() again.
  *   - cst_comm_wait calls poll() for a short time, then wake(), and sleeps until the call has
  *     ended.
  *   - After a death stop() is called: no work of the communicator holds up the stream any more.
@@ -34,7 +34,11 @@ struct cst_comm_device_offer {
     /* UUIDs of GPUs that this process sees, and whose memory its GPU cannot access. Owned by the
      * device until close. */
     const char *const *unreachable;
-    size_t n_unreachable;                       /* Number of entries of unreachable. */
+    size_t n_unreachable; /* Number of entries of unreachable. */
+    /* UUIDs of other GPUs that this process sees and whose memory its GPU can access. Owned by the
+     * device until close. */
+    const char *const *reachable;
+    size_t n_reachable;                         /* Number of entries of reachable. */
     unsigned char id[CST_COMM_DEVICE_ID_BYTES]; /* For all ranks of the group. */
 };
 

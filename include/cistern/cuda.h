@@ -64,15 +64,16 @@ int cst_cuda_device(const struct cst_cuda *cuda);
  *     if they differ, and the results are not defined then. cst_comm_wait therefore also waits
  *     until all ranks have started the call.
  *   - In all other groups cst_comm_start exchanges the arrays as a communicator of ranks on the
- * host does, with the same bits: sums in the order of the ranks. It waits for the other ranks each
- *     time. `cistern explain` says what is used, and why.
- *   - If the GPUs of such a group access each other's memory, or are the same, and there are at
- * most 15 ranks, the arrays stay on the GPUs. The daemon makes 16 MiB of GPU memory for each rank,
- *     which the others read. It counts in the budget for pools.
+ *     host does, with the same bits: sums in the order of the ranks. It waits for the other ranks
+ *     each time. `cistern explain` says what is used, and why.
+ *   - If the GPUs of such a group access each other's memory, or are the same, all processes see
+ *     all of them, and there are at most 15 ranks, the arrays stay on the GPUs. The daemon makes
+ *     16 MiB of GPU memory for each rank, which the others read. It counts in the budget for pools.
  *   - Otherwise, or if that budget has no such memory left, the arrays are copied to host memory,
  *     and the results back. The process keeps host memory of 1.25 times the input and the output of
- * the largest call together until the communicator is closed. This memory is pinned if possible,
- * and no budget counts it. cst_comm_close waits for the stream if the last copy has not ended.
+ *     the largest call together until the communicator is closed. This memory is pinned if
+ *     possible, and no budget counts it. cst_comm_close waits for the stream if the last copy has
+ *     not ended.
  *   - When the attempt ends, a thread of the library gives up all calls that have not ended, and
  *     the stream goes on. A program that waits for the stream by itself, as cudaStreamSynchronize
  *     does, waits no longer. The contents of the outputs are not defined, and the next function of

@@ -62,14 +62,20 @@ static bool lacks(const struct cst_transport_rank *rank, char why[CST_TRANSPORT_
     return false;
 }
 
-static bool reaches(const struct cst_transport_rank *from, const struct cst_transport_rank *to)
+static bool has(const char *const *list, size_t n, const char *gpu)
 {
-    for (size_t i = 0; i < from->n_unreachable; i++) {
-        if (strcmp(from->unreachable[i], to->gpu) == 0) {
-            return false;
+    for (size_t i = 0; i < n; i++) {
+        if (strcmp(list[i], gpu) == 0) {
+            return true;
         }
     }
-    return true;
+    return false;
+}
+
+/* Return whether nothing is known that prevents @from from accessing the memory of @to's GPU. */
+static bool reaches(const struct cst_transport_rank *from, const struct cst_transport_rank *to)
+{
+    return !has(from->unreachable, from->n_unreachable, to->gpu);
 }
 
 /* Return whether one of @a and @b, which are on GPUs, cannot access the other's memory, with the
@@ -143,6 +149,25 @@ static bool reads_none(const struct cst_transport_rank *rank, char why[CST_TRANS
     return !rank->reads_peers;
 }
 
+/* Return whether @from does not see the GPU of @to, with the reason. */
+static bool is_hidden(const struct cst_transport_rank *from, const struct cst_transport_rank *to,
+                      char why[CST_TRANSPORT_WORDS])
+{
+    if (strcmp(from->gpu, to->gpu) == 0 || has(from->reachable, from->n_reachable, to->gpu)) {
+        return false;
+    }
+    (void)snprintf(why, CST_TRANSPORT_WORDS, "rank %" PRIu32 " does not see %.64s of rank %" PRIu32,
+                   from->name, to->gpu, to->name);
+    return true;
+}
+
+/* Return whether the pair @a, @b rules out slots on GPUs, with the reason. */
+static bool cannot_read(const struct cst_transport_rank *a, const struct cst_transport_rank *b,
+                        char why[CST_TRANSPORT_WORDS])
+{
+    return are_apart(a, b, why) || is_hidden(a, b, why) || is_hidden(b, a, why);
+}
+
 enum cst_transport cst_transport_choose(const struct cst_transport_rank *ranks, size_t n,
                                         char why[CST_TRANSPORT_WORDS])
 {
@@ -169,7 +194,7 @@ enum cst_transport cst_transport_choose(const struct cst_transport_rank *ranks, 
                        CST_TRANSPORT_MAX_PEERS, n);
         return CST_TRANSPORT_STAGED;
     }
-    if (rules_out(ranks, n, reads_none, are_apart, not_peers)) {
+    if (rules_out(ranks, n, reads_none, cannot_read, not_peers)) {
         (void)snprintf(why, CST_TRANSPORT_WORDS, "%s", not_peers);
         return CST_TRANSPORT_STAGED;
     }

@@ -7,8 +7,9 @@
  *   NCCL      every rank has its arrays on a GPU of its own, the GPUs access each other's memory
  *             as far as the processes see them, all processes have the same NCCL, and no rank
  *             wants sums in the order of the ranks
- *   peers     every rank has its arrays on a GPU, and the GPUs access each other's memory, or are
- *             the same: each rank has slots on its GPU, which the others read
+ *   peers     every rank has its arrays on a GPU, and sees the other ranks' GPUs, which access
+ *             each other's memory or are the same: each rank has slots on its GPU, which the
+ *             others read
  *   staged    all other groups: ranks on GPUs copy their arrays to the host and back, and exchange
  *             them there
  *
@@ -41,9 +42,10 @@ struct cst_transport_rank {
     const char *nccl_error; /* Why there is none; NULL: not known. */
     bool reads_peers;       /* Its process can use slots on GPUs. */
     bool in_order;          /* It wants sums in the order of the ranks. */
-    /* UUIDs of GPUs whose memory its GPU cannot access. */
-    const char *const *unreachable;
-    size_t n_unreachable; /* Number of entries of unreachable. */
+    /* UUIDs of other GPUs that its process sees, and whose memory its GPU can, or cannot, access.
+     */
+    const char *const *reachable, *const *unreachable;
+    size_t n_reachable, n_unreachable; /* Numbers of entries. */
 };
 
 #define CST_TRANSPORT_WORDS 512 /* Bytes of a reason, including the final 0. */

@@ -336,6 +336,11 @@ static const struct {
      true,
      "memory of the GPUs,\n  because rank 0 wants sums in the order of the ranks"},
     {{"cuda:0", "cuda:1"},
+     "CUDA_VISIBLE_DEVICES=0",
+     true,
+     "staging in host memory,\n  because rank 0 does not see "
+     "GPU-facec0da-0000-4000-8000-000000000001 of rank 1"},
+    {{"cuda:0", "cuda:1"},
      "CST_FAKECUDA_PEERS=none",
      true,
      "staging in host memory,\n  because GPU-facec0da-0000-4000-8000-000000000000 of rank 0 and "

@@ -11,7 +11,7 @@
 static struct cst_transport_rank ranks[3];
 static char why[CST_TRANSPORT_WORDS];
 
-/* Three ranks, each with a GPU of its own and NCCL. */
+/* Three ranks, each with a GPU of its own and NCCL, which see all GPUs. */
 static void setup(void)
 {
     static const char *const gpus[] = {"GPU-a", "GPU-b", "GPU-c"};
@@ -19,6 +19,8 @@ static void setup(void)
     for (uint32_t i = 0; i < 3; i++) {
         ranks[i] = (struct cst_transport_rank){
             .name = 4 + i, .gpu = gpus[i], .nccl = NCCL, .reads_peers = true};
+        ranks[i].reachable = gpus;
+        ranks[i].n_reachable = 3;
     }
 }
 
@@ -109,6 +111,17 @@ START_TEST(old_library)
 }
 END_TEST
 
+/* A rank that does not see another one's GPU cannot map its memory, and NCCL can use it all the
+ * same. */
+START_TEST(hidden)
+{
+    ranks[2].n_reachable = 1;
+    expect(CST_TRANSPORT_NCCL, "each rank has a GPU and NCCL 2.28.9");
+    ranks[0].in_order = true;
+    expect(CST_TRANSPORT_STAGED, "rank 6 does not see GPU-b of rank 5");
+}
+END_TEST
+
 /* More ranks than a message has descriptors for. */
 START_TEST(many_ranks)
 {
@@ -144,10 +157,15 @@ END_TEST
 START_TEST(long_words)
 {
     static char uuid[500], error[2000];
+    const char *const all[] = {uuid, "GPU-c"};
 
     memset(uuid, 'u', sizeof uuid - 1);
     memset(error, 'e', sizeof error - 1);
     ranks[0].gpu = ranks[1].gpu = uuid;
+    for (int i = 0; i < 3; i++) {
+        ranks[i].reachable = all;
+        ranks[i].n_reachable = 2;
+    }
     ck_assert_int_eq(cst_transport_choose(ranks, 3, why), CST_TRANSPORT_PEERS);
     ranks[0].nccl = 0;
     ranks[0].nccl_error = error;
@@ -170,6 +188,7 @@ int main(void)
     tcase_add_test(tcase, shared_gpu);
     tcase_add_test(tcase, in_order);
     tcase_add_test(tcase, old_library);
+    tcase_add_test(tcase, hidden);
     tcase_add_test(tcase, many_ranks);
     tcase_add_test(tcase, unreachable);
     tcase_add_test(tcase, long_words);
