@@ -14,8 +14,6 @@ from typing import Any, Protocol
 
 import torch
 
-from cistern.torch.storage import has_memory, is_lent
-
 
 class Use(Protocol):
     """One run of a unit in a forward pass."""
@@ -70,6 +68,24 @@ class Enter(torch.autograd.Function):
         return (None, None, *grads)
 
 
+class Change(torch.autograd.Function):
+    """Gives ``tensor`` the history of ``new``, as a change in place does.
+
+    Both have the same memory, which has changed already.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(tensor)
+        ctx.is_view = tensor._is_view()
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+        # Of a view, autograd needs a gradient in numbers: with None, the rest of its base has none.
+        return torch.zeros_like(grad) if ctx.is_view else None, grad
+
+
 class Copy(torch.autograd.Function):
     """The identity, in memory of its own.
 
@@ -87,67 +103,3 @@ class Copy(torch.autograd.Function):
     @staticmethod
     def backward(_: Any, grad: torch.Tensor) -> torch.Tensor:
         return grad
-
-
-def needing_grad(value: Any) -> list[torch.Tensor]:
-    """Return the tensors in ``value`` that need a gradient, each once.
-
-    Tuples, lists and dictionaries are looked into; other objects, such as a cache of keys and
-    values, are not.
-    """
-    found: dict[int, torch.Tensor] = {}
-    for tensor in _tensors(value):
-        if tensor.requires_grad:
-            found[id(tensor)] = tensor
-    return list(found.values())
-
-
-def copies_of_lent(value: Any) -> dict[int, torch.Tensor]:
-    """Return copies of the tensors in ``value`` that have memory lent to a parameter, by their ids.
-
-    Such a tensor is a parameter or a view of one. It loses its memory when its unit is closed.
-    """
-    return {
-        id(tensor): Copy.apply(tensor)
-        for tensor in _tensors(value)
-        if is_lent(tensor) and has_memory(tensor.untyped_storage())
-    }
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    _find_tensors(value, found)
-    return found
-
-
-def _find_tensors(value: Any, found: list[torch.Tensor]) -> None:
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            _find_tensors(item, found)
-    elif isinstance(value, dict):
-        for item in value.values():
-            _find_tensors(item, found)
-    elif isinstance(value, torch.Tensor):
-        found.append(value)
-
-
-def replaced(value: Any, new: dict[int, torch.Tensor]) -> Any:
-    """Return ``value`` with the tensors of ``new`` in place of those whose ids are its keys."""
-    if isinstance(value, tuple):
-        items = [replaced(item, new) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, list):
-        return [replaced(item, new) for item in value]
-    if isinstance(value, dict):
-        return _replaced_in_dict(value, new)
-    return new.get(id(value), value)
-
-
-def _replaced_in_dict(value: dict[Any, Any], new: dict[int, torch.Tensor]) -> dict[Any, Any]:
-    """A subclass, such as the output of a model, is changed in place: it can have attributes."""
-    result = dict(value) if type(value) is dict else value
-    for key, item in list(result.items()):
-        changed = replaced(item, new)
-        if changed is not item:
-            result[key] = changed
-    return result

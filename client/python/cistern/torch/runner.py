@@ -17,14 +17,24 @@ that they interrupt is closed meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
 
 from cistern.errors import CstError, error_of
-from cistern.torch.nodes import Enter, Leave, copies_of_lent, needing_grad, replaced
+from cistern.torch.containers import (
+    Given,
+    copies_in,
+    copies_of_lent,
+    distinct_needing_grad,
+    needing_grad,
+    replaced,
+)
+from cistern.torch.nodes import Change, Enter, Leave
 from cistern.torch.operators import GRADS_OF_GRADS, Operators, Unit
+
+_preserve_version: Any = cast(Any, torch.autograd)._unsafe_preserve_version_counter
 
 
 def in_backward() -> bool:
@@ -59,6 +69,7 @@ class _Running(NamedTuple):
     """A unit that runs. The token would be a circle of references if the use had it."""
 
     use: _Use
+    given: Given
     token: torch.Tensor | None  # None: no gradients are recorded.
 
 
@@ -169,21 +180,31 @@ class Runner:
         running.append(None)
         if self.operators.open_unit is unit:
             return None
-        if copies := copies_of_lent((args, kwargs)) if self.operators.n_open > 0 else {}:
-            args, kwargs = replaced((args, kwargs), copies)
+        given = Given(args, kwargs)
+        new = copies_of_lent(given.tensors) if self.operators.n_open > 0 else {}
         self.operators.push(unit)
         use = _Use(self, unit)
-        running[-1] = _Running(use, None)
+        running[-1] = _Running(use, given, None)
         if torch.is_grad_enabled():
-            inputs = needing_grad((args, kwargs))
-            anchor = self.zero if inputs else self._anchor
-            token, *outputs = Enter.apply(use, anchor, *inputs)
-            running[-1] = _Running(use, token)
-            if inputs:
-                use.has_inputs = True
-                new = {id(old): tensor for old, tensor in zip(inputs, outputs, strict=True)}
-                args, kwargs = replaced((args, kwargs), new)
-        return args, kwargs
+            running[-1] = _Running(use, given, self._enter(use, given, new))
+        return given.replaced(new) if new else (args, kwargs)
+
+    def _enter(self, use: _Use, given: Given, new: dict[int, torch.Tensor]) -> torch.Tensor:
+        """Let what needs a gradient go through an Enter, and return the token of it.
+
+        ``new`` has what stands in for tensors of ``given``, and gets the outputs of the Enter.
+        """
+        tensors = [new.get(id(t), t) for t in given.tensors] if new else given.tensors
+        inputs = distinct_needing_grad(tensors)
+        token, *outputs = Enter.apply(use, self.zero if inputs else self._anchor, *inputs)
+        if inputs:
+            use.has_inputs = True
+            entered = {id(old): out for old, out in zip(inputs, outputs, strict=True)}
+            for own, tensor in zip(given.tensors, tensors, strict=True):
+                if id(tensor) in entered:
+                    new[id(own)] = entered[id(tensor)]
+        entered_token: torch.Tensor = token
+        return entered_token
 
     def _module_ends(self, unit: Unit, output: Any) -> Any:
         """End a run of the module. It has raised if ``output`` is None; its error goes first."""
@@ -191,7 +212,8 @@ class Runner:
         ran = uses.running.pop() if uses.running else None
         if ran is None:
             return None
-        copies = copies_of_lent(output)
+        ran.given.restore()
+        copies = copies_in(output)
         try:
             self.operators.pop()
         except CstError:
@@ -199,12 +221,28 @@ class Runner:
                 raise
         if copies:
             output = replaced(output, copies)
-        outputs = needing_grad(output) if torch.is_grad_enabled() else []
+        if not torch.is_grad_enabled():
+            return output
+        return self._leave(ran, output)
+
+    def _leave(self, ran: _Running, output: Any) -> Any:
+        """Let what the module returns and has changed go through a Leave. Return the output."""
+        added = ran.given.added()
+        changed = ran.given.changed(ran.token.grad_fn) if ran.token is not None else []
+        also = (added, [tensor for _, tensor in changed])
+        outputs = needing_grad((output, also) if added or changed else output)
         if not outputs:
             return output
-        uses.n_waiting += 1
-        new = Leave.apply(ran.use, ran.token, *outputs)
-        return replaced(output, {id(o): t for o, t in zip(outputs, new, strict=True)})
+        self._uses[ran.use.unit].n_waiting += 1
+        left = Leave.apply(ran.use, ran.token, *outputs)
+        new = {id(old): tensor for old, tensor in zip(outputs, left, strict=True)}
+        for own, tensor in changed:
+            with _preserve_version(own):  # Saved tensors are those after the change.
+                Change.apply(own, new[id(tensor)])
+            new[id(tensor)] = own
+        if added:
+            ran.given.replace_added({id(tensor): new[id(tensor)] for tensor in added})
+        return replaced(output, new)
 
     # -- backward
 

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors in what a module is given and returns.
+
+Tuples, lists and dictionaries are looked into; other objects, such as a cache of keys and values, are
+not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from cistern.torch.nodes import Copy
+from cistern.torch.storage import has_memory, is_lent
+
+
+class Given:
+    """The arguments of a module, in which other tensors stand while the module runs.
+
+    The module can change the lists and dictionaries in them, such as by an append, and the caller sees
+    the changes. They are therefore changed in place here, and get their own tensors back. It can also
+    change tensors in place.
+    """
+
+    __slots__ = ("_args", "_containers", "_kwargs", "_own", "_stand_ins", "tensors")
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._args = args
+        self._kwargs = kwargs
+        self.tensors: list[torch.Tensor] = []  #: In the arguments, at any depth.
+        self._containers: list[Any] = []  # The lists and dictionaries in them.
+        self._own: dict[int, torch.Tensor] = {}  # By the ids of what stands in their places.
+        for value in (*args, *kwargs.values()):
+            _look_into(value, self.tensors, self._containers)
+        self._stand_ins = self.tensors
+
+    def replaced(self, new: dict[int, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments with the tensors of ``new`` for those whose ids are its keys."""
+        self._stand_ins = [new.get(id(t), t) for t in self.tensors]
+        if self._containers:
+            self._own = {id(new[id(t)]): t for t in self.tensors if id(t) in new}
+            _replace_in(self._containers, new)
+        kwargs = {name: _exchanged(value, new) for name, value in self._kwargs.items()}
+        return _exchanged(self._args, new), kwargs
+
+    def restore(self) -> None:
+        """Give the lists and dictionaries their own tensors back, when the module has ended."""
+        if self._containers:
+            _replace_in(self._containers, self._own)
+
+    def changed(self, entered: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the tensors that the module has changed in place, each with what stood in for it.
+
+        Those that need no gradient after the change are not among them. ``entered`` is the node of the
+        graph that all those come from that needed one before.
+        """
+        found = {}
+        for own, tensor in zip(self.tensors, self._stand_ins, strict=True):
+            before = None if tensor is own else entered
+            if tensor.requires_grad and tensor.grad_fn is not before:
+                found[id(own)] = own, tensor
+        return list(found.values())
+
+    def added(self) -> list[torch.Tensor]:
+        """Return the tensors that need a gradient and that the module has put into containers."""
+        if not self._containers:
+            return []
+        tensors: list[torch.Tensor] = []
+        before, self._containers = self._containers, []
+        for container in before:
+            _look_into(container, tensors, self._containers)
+        known = set(map(id, self.tensors))
+        return distinct_needing_grad(t for t in tensors if id(t) not in known)
+
+    def replace_added(self, new: dict[int, torch.Tensor]) -> None:
+        """Put the tensors of ``new`` into the containers, for those whose ids are its keys."""
+        _replace_in(self._containers, new)
+
+
+def distinct_needing_grad(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return those of ``tensors`` that need a gradient, each once."""
+    return list({id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values())
+
+
+def needing_grad(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in ``value`` that need a gradient, each once."""
+    return distinct_needing_grad(_tensors(value))
+
+
+def copies_of_lent(tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Return copies of those of ``tensors`` that have memory lent to a parameter, by their ids.
+
+    Such a tensor is a parameter or a view of one. It loses its memory when its unit is closed.
+    """
+    return {
+        id(tensor): Copy.apply(tensor)
+        for tensor in tensors
+        if is_lent(tensor) and has_memory(tensor.untyped_storage())
+    }
+
+
+def copies_in(value: Any) -> dict[int, torch.Tensor]:
+    """Return ``copies_of_lent`` of the tensors in ``value``."""
+    return copies_of_lent(_tensors(value))
+
+
+def replaced(value: Any, new: dict[int, torch.Tensor]) -> Any:
+    """Return ``value`` with the tensors of ``new`` in place of those whose ids are its keys.
+
+    Lists and dictionaries in which something is replaced are new, because their owner can go on to
+    use them. Those of a subclass, such as the output of a model, are changed in place: they can have
+    attributes.
+    """
+    if isinstance(value, tuple):
+        return _like(value, [replaced(item, new) for item in value])
+    if isinstance(value, list):
+        items = [replaced(item, new) for item in value]
+        return value if _are_same(value, items) else items
+    if isinstance(value, dict):
+        return _replaced_in_dict(value, new)
+    return new.get(id(value), value)
+
+
+def _replaced_in_dict(value: dict[Any, Any], new: dict[int, torch.Tensor]) -> dict[Any, Any]:
+    items = {key: replaced(item, new) for key, item in value.items()}
+    if _are_same(value.values(), items.values()):
+        return value
+    if type(value) is dict:
+        return items
+    for key, item in items.items():
+        if item is not value[key]:
+            value[key] = item
+    return value
+
+
+def _exchanged(value: Any, new: dict[int, torch.Tensor]) -> Any:
+    """Return ``value`` with the tensors of ``new``. Lists and dictionaries in it stay as they are."""
+    if isinstance(value, torch.Tensor):
+        return new.get(id(value), value)
+    if isinstance(value, tuple):
+        return _like(value, [_exchanged(item, new) for item in value])
+    return value
+
+
+def _replace_in(containers: list[Any], new: dict[int, torch.Tensor]) -> None:
+    """Put the tensors of ``new`` into lists and dictionaries, in place."""
+    for container in containers:
+        for key in range(len(container)) if isinstance(container, list) else list(container):
+            item = container[key]
+            changed = _exchanged(item, new)
+            if changed is not item:
+                container[key] = changed
+
+
+def _like(value: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
+    """Return a tuple of ``items`` of the type of ``value``, or ``value`` if these are its own."""
+    if _are_same(value, items):
+        return value
+    kind: Any = type(value)
+    made: tuple[Any, ...] = kind(*items) if hasattr(value, "_fields") else kind(items)
+    return made
+
+
+def _are_same(some: Iterable[Any], others: Iterable[Any]) -> bool:
+    return all(one is other for one, other in zip(some, others, strict=True))
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    _look_into(value, found, [])
+    return found
+
+
+def _look_into(value: Any, tensors: list[torch.Tensor], containers: list[Any]) -> None:
+    """Add what is in ``value`` to ``tensors``, and the lists and dictionaries to ``containers``."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+    elif isinstance(value, tuple):
+        for item in value:
+            _look_into(item, tensors, containers)
+    elif isinstance(value, list):
+        containers.append(value)
+        for item in value:
+            _look_into(item, tensors, containers)
+    elif isinstance(value, dict):
+        containers.append(value)
+        for item in value.values():
+            _look_into(item, tensors, containers)
