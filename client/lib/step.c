@@ -101,7 +101,8 @@ static int advance_sync(struct cst_job *job, struct cst_err *err)
     return rc;
 }
 
-static int sync_job(struct cst_job *job, bool block, uint64_t *step, struct cst_err *err)
+/* Sync with the daemon, or with its next process if it is known to have ended. */
+static int sync_once(struct cst_job *job, bool block, struct cst_err *err)
 {
     struct cstc_pending want = {.kind = CSTC_PENDING_SYNC};
     int rc = cstc_job_check_committed(job, err);
@@ -115,6 +116,17 @@ static int sync_job(struct cst_job *job, bool block, uint64_t *step, struct cst_
     if (rc == CST_OK) {
         rc = cstc_job_drive(job, advance_sync, block, err);
     }
+    return rc;
+}
+
+static int sync_job(struct cst_job *job, bool block, uint64_t *step, struct cst_err *err)
+{
+    int rc;
+
+    do { /* The daemon may end meanwhile, and the next process, too. */
+        rc = sync_once(job, block, err);
+    } while (block && rc == CST_EPEERDIED && job->client->returns &&
+             job->client->dead.status == CST_EPEERDIED);
     if (rc == CST_OK && step != NULL) {
         *step = job->steps;
     }

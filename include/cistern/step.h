@@ -22,10 +22,11 @@ extern "C" {
  * These two statuses mean that the current step is void for all ranks. Nothing of the step is kept,
  * and it must be done again. A step with early updates is an exception: see cst_prepare_step.
  *
- * After the end of the daemon, cst_sync waits up to timeout_ms (60 s if it is 0) for its next
- * process, opens the job again and maps a new pool. The addresses of the old pool are not valid any
- * more. cst_try_sync does the same without waiting for the daemon, but it waits for the answers of
- * the new process, and for the work on the rank's stream.
+ * After the end of the daemon, or if it ends during the call, cst_sync waits up to timeout_ms (60 s
+ * if it is 0) for its next process, opens the job again and maps a new pool. The addresses of the
+ * old pool are not valid any more. cst_try_sync does the same without waiting for the daemon, but
+ * it waits for the answers of the new process, and for the work on the rank's stream. If the daemon
+ * ends while it is pending, it returns CST_EPEERDIED, and the next call begins again.
  *
  * If a rank calls cst_sync during a step, the step is void for all ranks. The others get
  * CST_EPEERDIED from the call in which they wait or from their next call, and must call cst_sync,
