@@ -74,8 +74,10 @@ int cst_edge(struct cst_job *job, const struct cst_edge_spec *spec);
  * waits: cst_take returns CST_ENOTFOUND if the array was not put in this attempt. Who may put and
  * take, and when, follows from the units (cst_next).
  *
- * Arrays of a step that is void are lost: after cst_sync all slots are free. The ranks put them
- * again when they do the step again.
+ * cst_sync loses all arrays, also those that were put in an earlier step: after it all slots are
+ * free. The ranks put the arrays of a step that was void again when they do the step again. This
+ * also holds after the end of the daemon: the step is void, and cst_sync maps new slots. The death
+ * of an engine loses no array, not even in slots in the memory of the engine's GPU.
  *
  * If the job is on a GPU (cistern/cuda.h), @data may be in the GPU's memory. The GPU then copies
  * all arrays, those in host memory, too. A copy begins when the stream has done the work that it

@@ -466,6 +466,52 @@ START_TEST(an_engine_dies)
 }
 END_TEST
 
+/* Rank 0 tells the test where it is, and goes on. */
+static void tell(struct nccl_worker *w, struct nccl_order *order, uint32_t group)
+{
+    (void)group;
+    if (w->rank == 0) {
+        (void)sem_post(&order->begun);
+    }
+}
+
+static void run_watched(struct nccl_worker *w, struct nccl_order *order)
+{
+    struct cst_err err = {0};
+
+    nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
+    for (int i = 0; i < 2; i++) {
+        nccl_must(edge_ring(w, order, tell, &err), &err, "ring");
+    }
+    nccl_arrive(order);
+}
+
+/* Engines die while arrays pass through the slots that they have allocated, at moments that follow
+ * from the seed, each engine twice. */
+START_TEST(engines_die_at_any_time)
+{
+    struct nccl_order *order = edge_ring_order(2);
+    pid_t pids[2], engine;
+
+    edge_ring_fork(run_watched, order, pids);
+    for (unsigned i = 0; i < 4; i++) {
+        const char *gpu = fake_gpu_uuid((i + (unsigned)order->seed) % 2);
+
+        for (uint64_t n = 1 + (order->seed >> 4 * i) % 4; n > 0; n--) {
+            (void)sem_wait(&order->begun);
+        }
+        engine = edge_ring_engine(gpu)->pid;
+        ck_assert_int_eq(kill(engine, SIGKILL), 0);
+        while (edge_ring_engine(gpu)->pid == engine || edge_ring_engine(gpu)->pid == 0) {
+            (void)poll(NULL, 0, 1);
+        }
+    }
+    edge_ring_join(pids);
+    raw_job_remove(&witness, "j");
+    child_unshare(order, sizeof *order);
+}
+END_TEST
+
 /* -- removal ---------------------------------------------------------------------------------- */
 
 /* Both ranks have a slot open, and wait for an array that nobody puts. */
@@ -535,5 +581,6 @@ int main(int argc, char **argv)
     deaths = suite_case(suite, "deaths", open_late, cuda_rig_close);
     tcase_add_loop_test(deaths, a_death_is_named_and_made_good, 0, 2);
     tcase_add_loop_test(deaths, an_engine_dies, 0, 2);
+    tcase_add_loop_test(deaths, engines_die_at_any_time, 0, 2); /* With other seeds. */
     return suite_run(suite);
 }

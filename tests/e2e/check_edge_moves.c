@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Edges with slots in the memory of stand-in GPUs, whose memory is made again: because a GPU is
- * lost and its rank moves, or because the job was done and its ranks come back. */
+ * lost and its rank moves, because the job was done and its ranks come back, or because the daemon
+ * has died and the job goes on with the next one. */
 #include "tests/lib/edge_ring.h"
 #include "tests/lib/fake_gpu.h"
+#include "tests/lib/settle.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
@@ -170,10 +172,146 @@ START_TEST(slots_are_made_again)
 }
 END_TEST
 
+/* -- the daemon dies -------------------------------------------------------------------------- */
+
+/* Fixture: a daemon whose jobs outlive it. */
+static void open_kept(void)
+{
+    cuda_rig_dawdle(true);
+    daemon_proc_keep();
+    cuda_rig_open("");
+}
+
+static void close_kept(void)
+{
+    settle_remove_jobs(&witness);
+    while (raw_stat(&witness)->gpus[0]->pool_used > 0 ||
+           raw_stat(&witness)->gpus[1]->pool_used > 0) {
+        (void)poll(NULL, 0, 1);
+    }
+    raw_close(&witness);
+    ck_assert_int_eq(daemon_proc_stop(&proc), 0);
+    cuda_rig_check_end();
+}
+
+static void kill_daemon(void)
+{
+    raw_close(&witness);
+    daemon_proc_kill_kept(&proc);
+    raw_open(&witness, proc.socket);
+}
+
+/* Rank 0 tells the test where it is. */
+static void tell(struct nccl_worker *w, struct nccl_order *order, uint32_t group)
+{
+    (void)group;
+    if (w->rank == 0) {
+        (void)sem_post(&order->begun);
+    }
+}
+
+/* Make order->n_calls steps with a ring in each. Rank 0 begins the last one when the test says that
+ * it kills no more: a rank whose last step is done would not take part in another sync. */
+static void make_steps(struct nccl_worker *w, struct nccl_order *order)
+{
+    const struct cst_hyper_params params = {.lr = 0.1f, .grad_scale = 1};
+    struct cst_step_result result = {0};
+    struct cst_err err = {0};
+    int rc = CST_ESTALE;
+    bool waits = w->rank == 0;
+
+    while (result.step < order->n_calls) {
+        if (rc != CST_OK) {
+            edge_ring_must(rc == CST_ESTALE || rc == CST_EPEERDIED, cst_status_name(rc), &err);
+            nccl_must(cst_sync(w->job, &result.step, &err), &err, "sync");
+            edge_ring_on_device(w, edge_ring_in(order, w->rank), 1);
+        }
+        if (waits && result.step + 1 == order->n_calls) {
+            (void)sem_wait(&order->ended);
+            waits = false;
+        }
+        rc = edge_ring(w, order, tell, &err);
+        rc = rc == CST_OK ? cst_step(w->job, &params, &result, &err) : rc;
+    }
+    nccl_arrive(order);
+}
+
+/* The daemon is killed while arrays pass, at moments that follow from the seed. The ranks do the
+ * step again with the next daemon, through new slots on their GPUs. */
+START_TEST(the_daemon_dies_at_any_time)
+{
+    struct nccl_order *order = edge_ring_order(2);
+    pid_t pids[2];
+
+    order->n_calls = 4;
+    edge_ring_fork(make_steps, order, pids);
+    for (unsigned i = 0; i < 2; i++) {
+        for (uint64_t n = 1 + (order->seed >> 8 * i) % EDGE_RING_GROUPS; n > 0; n--) {
+            (void)sem_wait(&order->begun);
+        }
+        kill_daemon();
+    }
+    (void)sem_post(&order->ended);
+    edge_ring_join(pids);
+    child_unshare(order, sizeof *order);
+}
+END_TEST
+
+/* Leave an array in an edge of this rank to itself. Afterwards the daemon has died if order->at is
+ * 1, and the engine of the GPU otherwise. */
+static void leave_array(struct nccl_worker *w, struct nccl_order *order)
+{
+    const struct cst_hyper_params params = {.lr = 0.1f, .grad_scale = 1};
+    uint8_t sent[EDGE_RING_SLOT], got[EDGE_RING_SLOT] = {0};
+    struct cst_err err = {0};
+    int rc;
+
+    memset(sent, 0x5a, sizeof sent);
+    nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
+    nccl_must(cst_put(w->job, 0, 7, sent, sizeof sent, &err), &err, "put");
+    nccl_must(cst_step(w->job, &params, NULL, &err), &err, "step");
+    (void)sem_post(&order->begun);
+    (void)sem_wait(&order->ended);
+    if (order->at == 1) {
+        nccl_must(cst_sync(w->job, NULL, &err), &err, "sync with the next daemon");
+    }
+    rc = cst_take(w->job, 0, 7, got, sizeof got, &err);
+    edge_ring_must(rc == (order->at == 1 ? CST_ENOTFOUND : CST_OK), cst_status_name(rc), &err);
+    edge_ring_must(rc != CST_OK || memcmp(got, sent, sizeof sent) == 0, "wrong bytes", &err);
+    for (uint32_t i = 0; i < EDGE_RING_SLOTS; i++) {
+        nccl_must(cst_put(w->job, 0, i, sent, sizeof sent, &err), &err, "put in a free slot");
+    }
+}
+
+/* What is in slots outlives the engine that has allocated them, and a step. It does not outlive the
+ * daemon: all slots are free then. _i: the daemon dies. */
+START_TEST(arrays_outlive_the_engine_but_not_the_daemon)
+{
+    struct nccl_order *order = edge_ring_order(1);
+    pid_t pid, engine;
+
+    order->at = (unsigned)_i;
+    pid = nccl_fork(leave_array, 0, order);
+    (void)sem_wait(&order->begun);
+    if (_i == 1) {
+        kill_daemon();
+    } else {
+        engine = edge_ring_engine(fake_gpu_uuid(0))->pid;
+        ck_assert_int_eq(kill(engine, SIGKILL), 0);
+        while (edge_ring_engine(fake_gpu_uuid(0))->pid == engine) {
+            (void)poll(NULL, 0, 1);
+        }
+    }
+    (void)sem_post(&order->ended);
+    ck_assert(!child_join(pid, "a worker failed"));
+    child_unshare(order, sizeof *order);
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
     Suite *suite;
-    TCase *moves;
+    TCase *moves, *kept;
 
     (void)argc;
     fake_gpu_use(argv);
@@ -182,5 +320,8 @@ int main(int argc, char **argv)
     tcase_add_loop_test(moves, slots_follow_a_rank_that_moves, 0, 6);
     tcase_add_loop_test(moves, slots_that_cannot_be_mapped_again, 0, 3); /* With other seeds. */
     tcase_add_test(moves, slots_are_made_again);
+    kept = suite_case(suite, "kept", open_kept, close_kept);
+    tcase_add_loop_test(kept, the_daemon_dies_at_any_time, 0, 3); /* With other seeds. */
+    tcase_add_loop_test(kept, arrays_outlive_the_engine_but_not_the_daemon, 0, 2);
     return suite_run(suite);
 }

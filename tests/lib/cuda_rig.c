@@ -69,6 +69,11 @@ static void check_leaks(void)
 void cuda_rig_close(void)
 {
     train_rig_stop();
+    cuda_rig_check_end();
+}
+
+void cuda_rig_check_end(void)
+{
     check_leaks();
     ck_assert_uint_eq(fake_gpu_used(), 0);
     fake_gpu_close_ledger();

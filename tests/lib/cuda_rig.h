@@ -17,6 +17,9 @@ void cuda_rig_open_gpus(const char *config, unsigned n_gpus);
  * itself leaked an object and its driver had no fault, or if GPU memory is still in use. */
 void cuda_rig_close(void);
 
+/* The part of cuda_rig_close after the end of the daemon. */
+void cuda_rig_check_end(void);
+
 /* @late: every operation of every stream, in engines and workers, is delayed by a random time from
  * now on, so that streams overtake each other and missing waits are found. False: no delays. */
 void cuda_rig_dawdle(bool late);

@@ -28,11 +28,17 @@ enum { MAX_ARGS = 24, WORD_MS = 20000 };
 /* User of the daemon, set by daemon_proc_run_as. 0: the test's user. */
 static uid_t run_uid;
 static unsigned run_max_fds;
+static bool run_kept; /* Set by daemon_proc_keep. */
 
 void daemon_proc_run_as(uid_t uid, unsigned max_fds)
 {
     run_uid = uid;
     run_max_fds = max_fds;
+}
+
+void daemon_proc_keep(void)
+{
+    run_kept = true;
 }
 
 static void become_service(void)
@@ -67,11 +73,18 @@ static int open_notify(char *name, size_t n)
 static void run(const struct daemon_proc *proc, const char *notify, const char *const *args)
 {
     static char options[4][128];
-    const char *argv[MAX_ARGS] = {"./cisternd",         options[0],          options[1],
-                                  "--host-memory=256M", "--pool-memory=64M", "--config=/dev/null",
+    const char *argv[MAX_ARGS] = {"./tests/lib/notify_run",
+                                  "--keep",
+                                  "./cisternd",
+                                  options[0],
+                                  options[1],
+                                  "--host-memory=256M",
+                                  "--pool-memory=64M",
+                                  "--config=/dev/null",
                                   "--gpus=none"};
+    const char **program = run_kept ? argv : argv + 2;
     int log = open(proc->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-    unsigned n = 7;
+    unsigned n = 9;
 
     (void)snprintf(options[0], sizeof options[0], "--socket=%s", proc->socket);
     (void)snprintf(options[1], sizeof options[1], "--manager-socket=%s", proc->manager);
@@ -81,9 +94,12 @@ static void run(const struct daemon_proc *proc, const char *notify, const char *
     become_service();
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     (void)dup2(log, STDERR_FILENO);
+    if (run_kept) {
+        (void)dup2(log, STDOUT_FILENO); /* For count_kept. */
+    }
     (void)setenv("NOTIFY_SOCKET", notify, 1);
-    (void)execv(argv[0], (char *const *)(uintptr_t)argv);
-    perror(argv[0]);
+    (void)execv(program[0], (char *const *)(uintptr_t)program);
+    perror(program[0]);
     _exit(126);
 }
 
@@ -102,7 +118,8 @@ static void check_engine(const char *variable)
     const char *path = getenv(variable);
 
     ck_assert_msg(path == NULL || path[0] != '.' || access(path, X_OK) == 0,
-                  "%s is %s: %s; build it with 'make check-lib'", variable, path, strerror(errno));
+                  "%s is %s: %s; build it with 'make' or 'make check-lib'", variable, path,
+                  strerror(errno));
 }
 
 static void spawn(struct daemon_proc *proc, const char *const *args)
@@ -113,6 +130,43 @@ static void spawn(struct daemon_proc *proc, const char *const *args)
     check_engine("CISTERN_ENGINE_CUDA");
     proc->notify = open_notify(name, sizeof name);
     fork_daemon(proc, name, args);
+}
+
+/* Look through what notify_run has said about daemons. Returns how many got ready. *pid: the
+ * process id of the last one. */
+static unsigned count_kept(const struct daemon_proc *proc, pid_t *pid)
+{
+    FILE *file = fopen(proc->log, "re");
+    char line[1200];
+    unsigned n = 0;
+
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        n += strcmp(line, "READY=1\n") == 0;
+        if (strncmp(line, "PID=", 4) == 0) {
+            *pid = (pid_t)strtol(line + 4, NULL, 10);
+        }
+    }
+    if (file != NULL) {
+        (void)fclose(file);
+    }
+    return n;
+}
+
+/* Wait until @n daemons have got ready, the last of which is there. */
+static void await_kept(struct daemon_proc *proc, unsigned n)
+{
+    for (uint64_t until = patience_until(WORD_MS); count_kept(proc, &proc->pid) < n;) {
+        ck_assert_msg(!patience_over(until), "the daemon did not get ready");
+        (void)usleep(1000);
+    }
+}
+
+void daemon_proc_kill_kept(struct daemon_proc *proc)
+{
+    const unsigned n = count_kept(proc, &proc->pid);
+
+    ck_assert_int_eq(kill(proc->pid, SIGKILL), 0);
+    await_kept(proc, n + 1);
 }
 
 static void await_ready(struct daemon_proc *proc)
@@ -147,7 +201,12 @@ static void make_folder(struct daemon_proc *proc)
 void daemon_proc_restart(struct daemon_proc *proc, const char *const *args)
 {
     spawn(proc, args);
-    await_ready(proc);
+    proc->runner = run_kept ? proc->pid : 0;
+    if (run_kept) {
+        await_kept(proc, 1);
+    } else {
+        await_ready(proc);
+    }
 }
 
 void daemon_proc_start(struct daemon_proc *proc, const char *const *args)
@@ -171,7 +230,11 @@ void daemon_proc_start_with(struct daemon_proc *proc, const char *config, const 
     }
     daemon_proc_start(proc, all);
     (void)close(fd);
-    (void)unlink(path);
+    if (run_kept) {
+        (void)snprintf(proc->config, sizeof proc->config, "%s", path);
+    } else {
+        (void)unlink(path);
+    }
 }
 
 /* Send datagrams to the abstract socket @name until its queue is full. */
@@ -222,11 +285,12 @@ void daemon_proc_hear(struct daemon_proc *proc, const char *words)
 /* Wait for the daemon's end. Returns the status in a shell's form. */
 static int reap(struct daemon_proc *proc)
 {
+    const pid_t pid = proc->runner != 0 ? proc->runner : proc->pid;
     int status;
 
-    ck_assert_int_eq(waitpid(proc->pid, &status, 0), proc->pid);
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
     (void)close(proc->notify);
-    proc->pid = 0;
+    proc->pid = proc->runner = 0;
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
@@ -240,10 +304,13 @@ int daemon_proc_stop(struct daemon_proc *proc)
 {
     int status;
 
-    ck_assert_int_eq(kill(proc->pid, SIGTERM), 0);
+    ck_assert_int_eq(kill(proc->runner != 0 ? proc->runner : proc->pid, SIGTERM), 0);
     status = reap(proc);
     ck_assert_msg(rmdir(proc->dir) == 0, "%s: %s", proc->dir, strerror(errno));
     (void)unlink(proc->log);
+    if (proc->config[0] != '\0') {
+        (void)unlink(proc->config);
+    }
     return status;
 }
 

@@ -11,9 +11,11 @@
 /* A daemon process, its sockets and its files. */
 struct daemon_proc {
     pid_t pid;
+    pid_t runner;     /* notify_run, which runs the daemon if it is kept; 0: the test runs it */
     int notify;       /* the test's end of NOTIFY_SOCKET */
     char dir[64];     /* temporary folder, which contains only the sockets */
     char socket[96];  /* path of the socket for workers */
+    char config[32];  /* configuration file, which a daemon that is kept reads again; or empty */
     char manager[96]; /* path of the socket for managers */
     /* Path of the daemon's stderr, outside of `dir`. If a test fails, suite_run prints the end of
      * this file. */
@@ -23,6 +25,13 @@ struct daemon_proc {
 /* Run daemons that are started from now on as user @uid, who must not be the user of the test, with
  * a limit of @max_fds open files. This is how a service without root's rights runs. */
 void daemon_proc_run_as(uid_t uid, unsigned max_fds);
+
+/* Run daemons that are started from now on by tests/lib/notify_run --keep. It starts a daemon that
+ * was killed again, which goes on with the jobs of the one before. */
+void daemon_proc_keep(void);
+
+/* Kill the daemon, which is kept, with SIGKILL, and wait until the next one is ready. */
+void daemon_proc_kill_kept(struct daemon_proc *proc);
 
 /* Make the folder and start a daemon with small budgets (256 MiB of arenas, 64 MiB of pools), no
  * GPUs, and the options @args. Each option is "--name=value"; @args ends with NULL, and may be
