@@ -100,7 +100,7 @@ START_TEST(it_is_found_out)
     /* All requests have arrived when the engine continues. */
     ck_assert_int_eq(kill(engine, SIGSTOP), 0);
     for (int i = 0; i < 4; i++) {
-        char name[8];
+        char name[sizeof "job-2147483648"];
 
         (void)snprintf(name, sizeof name, "job%d", i);
         ids[i] = ask_commit(&clients[i], name, i == _i ? HUGE : SMALL);
