@@ -208,8 +208,7 @@ static int finish(struct look *look, bool blocks, struct cst_err *err)
                                                          : cstc_failure_status(look->comm, err);
 }
 
-/* -- calls by flow
- * ---------------------------------------------------------------------------------- */
+/* -- calls by flow --------------------------------------------------------------------------- */
 
 /* Count a work of the device that was started with the result @rc, which is returned. */
 static int start_work(struct cst_comm *comm, int rc)

@@ -349,12 +349,13 @@ void cstd_mounts_done(struct cstd_engine *engine, struct cst_frame *frame)
     struct cstd_segment *segment =
         done != NULL ? cstd_engines_find(engine->engines, done->id) : NULL;
 
-    engine->n_asked -= engine->n_asked > 0;
     if (segment != NULL && frame->request == segment->id * 4ull + DROP_REQUEST &&
         mount_of(engine, segment) == CSTD_MOUNT_DROPPING) {
+        engine->n_asked--;
         let_go(engine, segment);
     } else if (segment != NULL && frame->request == segment->id * 4ull + ADD_REQUEST &&
                awaits_add(engine, segment)) {
+        engine->n_asked--;
         cstd_segment_ref(segment); /* The segment must outlive let_go in this block. */
         on_add_done(engine, segment, done, frame);
         cstd_segment_unref(segment);

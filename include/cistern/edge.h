@@ -18,7 +18,7 @@ extern "C" {
 
 /* An edge of a job. */
 struct cst_edge_spec {
-    const char *name; /* 1 to 63 printable bytes, unique among the edges of the job. */
+    const char *name; /* 1 to 63 printable ASCII bytes, unique among the edges of the job. */
     uint32_t from; /* Rank that puts; or CST_ALL_RANKS, in `to`, too: every rank puts and takes. */
     uint32_t to;   /* Rank that takes. It may be `from`. */
     uint64_t slot_bytes; /* Bytes of a slot: the size of the largest array. */
@@ -42,7 +42,7 @@ struct cst_edge_spec {
  * arrays in vain.
  *
  * Returns the edge's number (>= 0) or a negative status:
- *   - CST_EINVAL: the name is empty, longer than 63 bytes or not printable.
+ *   - CST_EINVAL: the name is empty, longer than 63 bytes or not printable ASCII.
  *   - CST_EINVAL: the job does not have one of the two ranks.
  *   - CST_EINVAL: there are no slots or more than 4096, or a slot has no bytes, or all slots
  *     together have more than 2^44 bytes.

@@ -12,7 +12,8 @@
 extern "C" {
 #endif
 
-/* Counters of one rank. Each fetch of weights counts in one of hits, late and misses. */
+/* Counters of one rank. Each fetch of weights that is granted counts in one of hits, late and
+ * misses. */
 struct cst_rank_stat {
     uint64_t hits; /* Fetches whose weights were in the pool before the worker waited for them. */
     /* Fetches whose weights were being copied to the pool when the worker began to wait. */

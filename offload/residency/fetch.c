@@ -148,17 +148,18 @@ static uint32_t count_coming(const struct cst_part *part)
 static void pump_part(struct cst_core *core, uint32_t rank, uint32_t k)
 {
     struct cst_part *part = &core->ranks[rank].pool.parts[k];
-    uint32_t n_short;
-    uint32_t coming;
+    uint32_t n_short, n_demand, coming;
 
     if (!cst_waiting_part(part)) {
         return;
     }
-    n_short = serve(core, &part->demand, 0);
-    if (n_short > 0 && part->count[CST_BLOCK_LENT] > 0) {
+    n_demand = serve(core, &part->demand, 0);
+    if (n_demand > 0 && part->count[CST_BLOCK_LENT] > 0) {
         cst_lent_memory_recall(core, rank, k);
     }
-    n_short = serve(core, &part->ahead, n_short);
+    n_short = serve(core, &part->ahead, n_demand);
+    /* For what the worker only wants ahead, one gradient at a time is spilled. */
+    n_short = n_short > n_demand ? n_demand + 1 : n_demand;
     coming = count_coming(part);
     if (part->victims.n + part->victims.heaps[CST_VICTIM_STAYS].n > 0 && coming > 0) {
         return; /* One of these blocks can be evicted when it arrives. */
@@ -279,7 +280,8 @@ void cst_fetch_want(struct cst_core *core, const struct cst_event *event)
     } else {
         cst_waiting_unqueue(core, i);
         core->requests.v[i].ahead = false;
-        core->requests.v[i].coming = false;
+        core->requests.v[i].coming =
+            core->ranks[event->rank].pool.weight_of[event->chunk] != CST_NONE;
         cst_waiting_enqueue(core, i);
         /* Fetches that a worker waits for are served first. */
         cst_pool_wake(&core->ranks[event->rank].pool);

@@ -326,12 +326,14 @@ static struct need need_of(const struct cst_leases *leases, uint32_t op, bool ba
     return need;
 }
 
-/* Return whether a forward pass of @op, at this time, is a part of its backward pass. */
+/* Return whether a forward pass of @op, at this time, is a part of its backward pass. After its own
+ * backward pass it is not: it belongs to the next micro-batch, whose predecessor ends late. */
 static bool is_repeated(const struct cst_leases *leases, uint32_t op)
 {
     uint32_t place = leases->place[op];
 
-    return place + 1 < leases->n_way && leases->op_done[leases->way[place + 1]];
+    return !leases->op_done[op] && place + 1 < leases->n_way &&
+           leases->op_done[leases->way[place + 1]];
 }
 
 /* Return the chunks of the next operator on the way that uses others than @op; *n_out is 0 if there

@@ -15,9 +15,10 @@
  *
  * The expected way is the order of operators in a micro-batch: the forward passes in the order of
  * declaration, then the backward passes in reverse order, of the operators that this rank runs. A
- * forward pass of an operator counts as a part of its backward pass once the next operator has had
- * its backward pass: a worker may open the weights so while it computes gradients. The gradient of
- * a chunk is complete when the backward passes of all operators that use the chunk have ended.
+ * forward pass of an operator counts as a part of its backward pass if the next operator has had
+ * its backward pass and it has not: a worker may open the weights so while it computes gradients.
+ * The gradient of a chunk is complete when the backward passes of all operators that use the chunk
+ * have ended.
  *
  * At any time the rank has leases on the weights of the operator's chunks, on the open gradients,
  * and on weights ahead. The smallest pool has blocks for this with one chunk ahead:

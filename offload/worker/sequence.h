@@ -4,15 +4,15 @@
  * does. This module decides; the functions of struct cst_sequence_calls act. No I/O and no clock,
  * like lease.c and fence.c, which it uses.
  *
- *   begin     if the fetch ahead must be answered first: poll, send WANT once, wait
+ *   begin     if fetches ahead must be answered first: poll, send WANT once, wait
  *             if the end of a micro-batch waits for a mark and gradients are needed: wait
  *             send releases and fetches; wait for the replies
  *             await the worker's own copies of the operator's weights
- *             send releases and the fetch ahead
+ *             send releases and the fetches ahead
  *   (the program computes, or enqueues its work in the stream of a device)
  *   end       zero gradients that were not written, send hand-ins
  *   end of a micro-batch      zero, send hand-ins and ACCUMULATE
- *   end of a step             wait for the fetch ahead; zero, send hand-ins and releases; wait
+ *   end of a step             wait for the fetches ahead; zero, send hand-ins and releases; wait
  * until the stream has passed all marks. Then the caller sends the Step
  *
  * "Send" on a device with a stream: await the copies of weights that are given back, put a mark
@@ -62,7 +62,7 @@ struct cst_sequence {
     struct cst_fences fences; /* With a stream: items that wait for marks. */
     uint32_t n_awaited;       /* Messages in flight for which begin waits. Counted by the owner. */
     struct cst_err refused;   /* First failure of these messages. Set by the owner. */
-    bool wanted;              /* begin has told the daemon that it waits for the fetch ahead. */
+    bool wanted;              /* begin has told the daemon that it waits for the fetches ahead. */
     bool asked;               /* begin has sent its fetches. */
     bool flushed;             /* flush has sent its hand-ins and releases. */
     bool marked;              /* `mark` comes after all work for which leases were used so far. */

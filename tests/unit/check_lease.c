@@ -183,6 +183,13 @@ START_TEST(test_ahead_of_operator)
     lease_rig_deliver_ahead(w);
     ck_assert_int_eq(lease_rig_begin(w, 1, true), CST_OK);
     ck_assert_str_eq(w->said, "G2 G3");
+    lease_rig_end(w, 1, true);
+    lease_rig_run(w, 0, true);
+    /* The forward pass of the next micro-batch begins before the end of this one is said. */
+    lease_rig_run(w, 0, false);
+    ck_assert_int_eq(lease_rig_begin(w, 1, false), CST_OK);
+    lease_rig_ahead(w, 1, false);
+    ck_assert_str_eq(w->said, "r1 r0 W4+ W5+");
     lease_rig_close(w);
 }
 END_TEST

@@ -54,7 +54,7 @@ class Plan(NamedTuple):
 
 
 class RankStat(NamedTuple):
-    """Counters of one rank. Each fetch of weights counts in one of hits, late and misses."""
+    """Counters of one rank. Each granted fetch of weights counts in one of hits, late and misses."""
 
     hits: int  #: Fetches whose weights were in the pool before the worker waited for them.
     late: int  #: Fetches whose weights were being copied when the worker began to wait.
