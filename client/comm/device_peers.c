@@ -28,12 +28,14 @@ static void total(void *arg, enum cst_comm_type type, size_t n, uint32_t n_src,
 static int settle(void *arg, struct cst_err *err)
 {
     struct cst_comm *comm = arg;
+    int rc = comm->device->settle(comm->device_arg, err);
 
+    /* What was enqueued before the failure has ended, too, so that the slots can be unmapped. */
     if (comm->peers.err.status != CST_OK) {
         *err = comm->peers.err;
-        return err->status;
+        rc = err->status;
     }
-    return comm->device->settle(comm->device_arg, err);
+    return rc;
 }
 
 static const struct cstc_transfer_device device = {.copy = copy, .total = total, .settle = settle};

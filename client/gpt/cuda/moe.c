@@ -119,6 +119,10 @@ static int learn_choices(const struct gpt_cuda_pass *p, struct gpt_cuda_moe_laye
     const size_t n = choices_of(p);
     int rc = gpt_gpu_download(p->gpu, moe->chosen, l->chosen, n * sizeof(uint32_t), err);
 
+    /* The stream may have an exchange with another rank, for which only this has a time limit. */
+    if (rc == 0) {
+        rc = gpt_exchange_wait(&moe->exchange, err);
+    }
     if (rc == 0) {
         rc = gpt_gpu_wait(p->gpu, err);
     }
