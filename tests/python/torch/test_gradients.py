@@ -12,7 +12,7 @@ from torch import nn
 
 
 class Branches(nn.Module):
-    """A model with a layer that is not used, and a unit with a parameter that has no gradient."""
+    """A layer that is not used, units with a parameter that has no gradient, and a frozen one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -20,6 +20,7 @@ class Branches(nn.Module):
         self.idle = nn.Linear(4, 4)
         self.idle_part = nn.Linear(4, 4)
         self.idle_part.spare = nn.Parameter(torch.ones(4))
+        self.used.bias.requires_grad_(False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.idle_part(self.used(x))
@@ -33,10 +34,11 @@ class AfterTheStep(TorchCase):
             models.copy_weights(store, twin)
             for model in (store.model, twin):
                 square(model, tokens()).backward()
+            pairs = list(zip(store.model.named_parameters(), twin.parameters(), strict=True))
+            for (name, ours), plain in pairs:
+                self.assertEqual(ours.grad is None, plain.grad is None, name)
             optimizer.step()
-            for (name, ours), plain in zip(
-                store.model.named_parameters(), twin.parameters(), strict=True
-            ):
+            for (name, ours), plain in pairs:
                 self.assertEqual(ours.grad is None, plain.grad is None, name)
                 if plain.grad is not None:
                     self.assertEqual(bits(ours.grad), bits(plain.grad), name)
@@ -127,10 +129,11 @@ class BeforeTheStep(TorchCase):
             self.assertEqual({p.grad for p in model.parameters()}, {None})
             for _ in range(micro_batches):
                 square(model, tokens()).backward()
-                weight, idle = model.used.weight, [*model.idle.parameters(), model.idle_part.spare]
+                weight, frozen, spare = model.used.weight, model.used.bias, model.idle_part.spare
+                without = [*model.idle.parameters(), frozen, spare]
                 for parameter in model.parameters():
-                    is_idle = any(parameter is other for other in idle)
-                    self.assertEqual(parameter.grad is None, is_idle)
+                    has_none = any(parameter is other for other in without)
+                    self.assertEqual(parameter.grad is None, has_none)
                 self.assertEqual((weight.grad.shape, weight.grad.dtype), ((4, 4), torch.bfloat16))
                 for use in (
                     lambda grad: grad.norm(),

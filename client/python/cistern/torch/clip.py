@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of torch.nn.utils that clip gradients, for parameters of a store.
 
-These have no ``grad``, so that torch's functions would do nothing, without a word.
+Their ``grad`` is not the gradient of the step, so that torch's functions would do nothing, without a word.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def read(store: Store, parameter: nn.Parameter) -> torch.Tensor | None:
     its elements raises RuntimeError.
     """
     tensor = store.tensor_of(parameter)
-    if tensor is None or not store.handed_in.has(tensor) or _is_compiling():
+    if tensor is None or not tensor.trains or not store.handed_in.has(tensor) or _is_compiling():
         return None
     device = store.device.torch_device
     if store.job.world > 1:

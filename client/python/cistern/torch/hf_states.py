@@ -14,6 +14,7 @@ If the process ends in between, ``newest`` finds the new states, and the next ``
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 
@@ -67,5 +68,8 @@ def _write_names(folder: str) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as error:  # Some file systems of a network cannot do that for a folder.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(descriptor)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which store a parameter belongs to. Optimizers other than that of the store are refused.
 
-The parameters of a store have no ``grad`` when an optimizer steps, so that other optimizers would
-leave them alone, without a word. So would ``zero_grad`` of modules: it discards the gradients of
+The daemon has the gradients of a store's parameters when an optimizer steps, and updates the
+parameters, so that other optimizers would do nothing lasting, without a word. So would ``zero_grad`` of modules: it discards the gradients of
 the store here.
 """
 
