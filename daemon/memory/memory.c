@@ -97,7 +97,8 @@ static void on_mounted(struct cstd_segment *segment)
 {
     struct cstd_memory *memory = segment->arg;
 
-    if (segment->err.status != 0 && memory->err.status == 0) {
+    if (segment->err.status != 0 && memory->err.status == 0 &&
+        !cstd_slot_refusals_own(memory, segment)) {
         memory->err = segment->err;
     }
     /* Accelerator memory is allocated without reports of progress. Of a segment that failed nothing

@@ -161,6 +161,19 @@ static void settle(struct cstd_memory *memory, struct cstd_slot_refusal *refusal
     }
 }
 
+bool cstd_slot_refusals_own(const struct cstd_memory *memory, const struct cstd_segment *segment)
+{
+    const struct cstd_slot_refusal *refusal;
+
+    TAILQ_FOREACH(refusal, &memory->refusals, link)
+    {
+        if (refusal->segment == segment) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void cstd_slot_refusals_settle(struct cstd_memory *memory)
 {
     struct cstd_slot_refusal *next;

@@ -75,6 +75,10 @@ cstd_slot_refusals_find(const struct cstd_slot_refusal_list *list,
     return NULL;
 }
 
+/* True if @segment is new slots that are not in place yet: if it fails, the others of @memory do
+ * not. */
+bool cstd_slot_refusals_own(const struct cstd_memory *memory, const struct cstd_segment *segment);
+
 /* The engines have answered for all segments of @memory: put new slots in place, and answer the
  * requests that wait for them. */
 void cstd_slot_refusals_settle(struct cstd_memory *memory);
