@@ -12,19 +12,6 @@ const uint32_t *cst_lease_op_chunks(const struct cst_leases *leases, uint32_t op
     return leases->op_chunks + leases->op_first[op];
 }
 
-/* Return the operator at a place of the expected way: forward 0 to n - 1, backward n to 2n - 1. */
-static uint32_t op_at(const struct cst_leases *leases, uint32_t place)
-{
-    uint32_t n = leases->n_way;
-
-    return leases->way[place < n ? place : 2 * n - 1 - place];
-}
-
-static uint32_t place_of(const struct cst_leases *leases, uint32_t op, bool backward)
-{
-    return backward ? 2 * leases->n_way - 1 - leases->place[op] : leases->place[op];
-}
-
 static void mark_op(struct cst_leases *leases, uint32_t op)
 {
     uint32_t n;
@@ -63,16 +50,6 @@ static void list_op_chunks(struct cst_leases *leases)
     leases->op_first[leases->model.n_operators] = at;
 }
 
-static void list_way(struct cst_leases *leases)
-{
-    for (uint32_t op = 0; op < leases->model.n_operators; op++) {
-        if (leases->model.operators[op].runs) {
-            leases->place[op] = leases->n_way;
-            leases->way[leases->n_way++] = op;
-        }
-    }
-}
-
 static void list_by_chunk(struct cst_leases *leases)
 {
     uint32_t at = 0;
@@ -92,36 +69,6 @@ static void list_by_chunk(struct cst_leases *leases)
     }
 }
 
-static uint32_t stage_at(const struct cst_leases *leases, uint32_t place)
-{
-    return leases->model.operators[op_at(leases, place)].stage;
-}
-
-/* Find the next operator on the way that uses a chunk which the operator of @place does not use.
- * Other stages are other units of work, and this rank may not be the one that does them. Places are
- * done from the last to the first. If the operator of @place uses all chunks of a later place `at`,
- * the places before ahead_at[at] use no other chunks either, and the search jumps there. This keeps
- * the search linear for models with many operators in one chunk. */
-static void look_ahead(struct cst_leases *leases, uint32_t place)
-{
-    uint32_t end = 2 * leases->n_way, at = place + 1;
-
-    mark_op(leases, op_at(leases, place));
-    while (at < end && stage_at(leases, at) == stage_at(leases, place)) {
-        uint32_t n, i;
-        const uint32_t *chunks = cst_lease_op_chunks(leases, op_at(leases, at), &n);
-
-        for (i = 0; i < n && is_marked(leases, chunks[i]); i++) {
-        }
-        if (i < n) {
-            leases->ahead_at[place] = at;
-            return;
-        }
-        at = leases->ahead_at[at];
-    }
-    leases->ahead_at[place] = end;
-}
-
 static uint32_t count_uses(const struct cst_lease_model *model)
 {
     uint32_t n = 0;
@@ -138,6 +85,14 @@ static void *zeros(uint64_t n, size_t size)
     return calloc(n > 0 ? n : 1, size);
 }
 
+static int no_memory(struct cst_leases *leases, struct cst_err *err)
+{
+    uint32_t n_chunks = leases->model.n_chunks;
+
+    cst_lease_close(leases);
+    return cst_err_set(err, CST_ENOMEM, "no memory for %u chunks", n_chunks);
+}
+
 int cst_lease_init(struct cst_leases *leases, const struct cst_lease_model *model,
                    struct cst_err *err)
 {
@@ -148,9 +103,6 @@ int cst_lease_init(struct cst_leases *leases, const struct cst_lease_model *mode
     leases->by_chunk = zeros(model->n_tensors, sizeof *leases->by_chunk);
     leases->op_first = zeros((uint64_t)n_ops + 1, sizeof *leases->op_first);
     leases->op_chunks = zeros(count_uses(model), sizeof *leases->op_chunks);
-    leases->way = zeros(n_ops, sizeof *leases->way);
-    leases->place = zeros(n_ops, sizeof *leases->place);
-    leases->ahead_at = zeros(2ull * n_ops, sizeof *leases->ahead_at);
     leases->written = zeros(model->n_tensors, sizeof *leases->written);
     leases->op_done = zeros(n_ops, sizeof *leases->op_done);
     leases->held = zeros(model->n_chunks, sizeof *leases->held);
@@ -158,18 +110,15 @@ int cst_lease_init(struct cst_leases *leases, const struct cst_lease_model *mode
     leases->asked = zeros(model->n_chunks, sizeof *leases->asked);
     leases->items = zeros(3ull * model->n_chunks + 2, sizeof *leases->items);
     if (leases->chunks == NULL || leases->by_chunk == NULL || leases->op_first == NULL ||
-        leases->op_chunks == NULL || leases->way == NULL || leases->place == NULL ||
-        leases->ahead_at == NULL || leases->written == NULL || leases->op_done == NULL ||
+        leases->op_chunks == NULL || leases->written == NULL || leases->op_done == NULL ||
         leases->held == NULL || leases->open == NULL || leases->asked == NULL ||
         leases->items == NULL) {
-        cst_lease_close(leases);
-        return cst_err_set(err, CST_ENOMEM, "no memory for %u chunks", model->n_chunks);
+        return no_memory(leases, err);
     }
     list_op_chunks(leases);
     list_by_chunk(leases);
-    list_way(leases);
-    for (uint32_t place = 2 * leases->n_way; place-- > 0;) {
-        look_ahead(leases, place);
+    if (cst_lease_way_open(&leases->way, model, leases->op_first, leases->op_chunks) != CST_OK) {
+        return no_memory(leases, err);
     }
     cst_lease_count_most(leases);
     cst_lease_reset_step(leases);
@@ -182,9 +131,7 @@ void cst_lease_close(struct cst_leases *leases)
     free(leases->by_chunk);
     free(leases->op_first);
     free(leases->op_chunks);
-    free(leases->way);
-    free(leases->place);
-    free(leases->ahead_at);
+    cst_lease_way_close(&leases->way);
     free(leases->written);
     free(leases->op_done);
     free(leases->held);
@@ -330,10 +277,9 @@ static struct need need_of(const struct cst_leases *leases, uint32_t op, bool ba
  * backward pass it is not: it belongs to the next micro-batch, whose predecessor ends late. */
 static bool is_repeated(const struct cst_leases *leases, uint32_t op)
 {
-    uint32_t place = leases->place[op];
+    uint32_t before = cst_lease_way_before_backward(&leases->way, op);
 
-    return !leases->op_done[op] && place + 1 < leases->n_way &&
-           leases->op_done[leases->way[place + 1]];
+    return before != CST_LEASE_NONE && leases->op_done[before] && !leases->op_done[op];
 }
 
 /* Return the chunks of the next operator on the way that uses others than @op; *n_out is 0 if there
@@ -341,10 +287,10 @@ static bool is_repeated(const struct cst_leases *leases, uint32_t op)
 static const uint32_t *next_chunks(const struct cst_leases *leases, uint32_t op, bool backward,
                                    uint32_t *n_out)
 {
-    uint32_t at = leases->ahead_at[place_of(leases, op, backward)];
+    uint32_t next = cst_lease_way_next(&leases->way, op, backward);
 
     *n_out = 0;
-    return at < 2 * leases->n_way ? cst_lease_op_chunks(leases, op_at(leases, at), n_out) : NULL;
+    return next != CST_LEASE_NONE ? cst_lease_op_chunks(leases, next, n_out) : NULL;
 }
 
 /* Mark the chunks of @op, and those of later operators whose weights are wanted ahead. */

@@ -13,12 +13,10 @@
  *              weights
  *   turn()     between two micro-batches: REDUCE_SCATTER as in flush, then ACCUMULATE
  *
- * The expected way is the order of operators in a micro-batch: the forward passes in the order of
- * declaration, then the backward passes in reverse order, of the operators that this rank runs. A
- * forward pass of an operator counts as a part of its backward pass if the next operator has had
- * its backward pass and it has not: a worker may open the weights so while it computes gradients.
- * The gradient of a chunk is complete when the backward passes of all operators that use the chunk
- * have ended.
+ * The expected way is that of offload/worker/lease_way.h. A forward pass of an operator counts as a
+ * part of its backward pass if the next operator has had its backward pass and it has not: a worker
+ * may open the weights so while it computes gradients. The gradient of a chunk is complete when the
+ * backward passes of all operators that use the chunk have ended.
  *
  * At any time the rank has leases on the weights of the operator's chunks, on the open gradients,
  * and on weights ahead. The smallest pool has blocks for this with one chunk ahead:
@@ -27,11 +25,11 @@
 #define CST_LEASE_H
 
 #include "cistern/status.h"
+#include "offload/worker/lease_way.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#define CST_LEASE_NONE UINT32_MAX
 #define CST_LEASE_MAX_CLASSES 4
 
 /* Kinds of items. The numbers below 100 are those of BatchItem.Kind in proto/cistern.proto. */
@@ -105,8 +103,6 @@ struct cst_lease_chunk {
     uint32_t sim_left;
 };
 
-/* A "place" below is an index on the expected way: forward 0 to n_way - 1, backward n_way to 2 *
- * n_way - 1. */
 struct cst_leases {
     struct cst_lease_model model;   /* Copied; its arrays are borrowed. */
     struct cst_lease_chunk *chunks; /* Per chunk. Owned, as all following arrays. */
@@ -114,12 +110,7 @@ struct cst_leases {
     /* Per operator: index of its first chunk in op_chunks. Has one more entry, for the end. */
     uint32_t *op_first;
     uint32_t *op_chunks; /* Chunks of each operator, without repeats. */
-    uint32_t *way;       /* Operators that this rank runs, in the order of declaration. */
-    uint32_t *place;     /* Per operator: its index in way. */
-    uint32_t n_way;      /* Number of entries in way. */
-    /* Per place: the first later place, before another stage comes, whose operator uses a chunk
-     * that the operator of this place does not use; 2 * n_way: there is none. */
-    uint32_t *ahead_at;
+    struct cst_lease_way way;
     bool *written;           /* Per tensor: its gradient was written in this micro-batch. */
     bool *op_done;           /* Per operator: its backward pass ended in this micro-batch. */
     uint32_t *held;          /* Chunks whose weights are HELD or ASKED. */

@@ -18,9 +18,9 @@ void cst_lease_count_most(struct cst_leases *leases)
     for (uint32_t c = 0; c < model->n_chunks; c++) {
         n_trained[model->traits[c].size_class] += model->traits[c].trains;
     }
-    for (uint32_t i = 0; i < leases->n_way; i++) {
+    for (uint32_t i = 0; i < leases->way.n; i++) {
         uint32_t n, in_class[CST_LEASE_MAX_CLASSES] = {0};
-        const uint32_t *chunks = cst_lease_op_chunks(leases, leases->way[i], &n);
+        const uint32_t *chunks = cst_lease_op_chunks(leases, leases->way.ops[i], &n);
 
         for (uint32_t k = 0; k < n; k++) {
             uint32_t class = model->traits[chunks[k]].size_class;
@@ -111,8 +111,8 @@ bool cst_lease_fits(struct cst_leases *leases, uint32_t op)
     if (!simulate_op(&sim, op) || !has_blocks_for_weights(&sim)) {
         return false;
     }
-    for (uint32_t i = leases->n_way; i-- > 0;) {
-        uint32_t next = leases->way[i];
+    for (uint32_t i = leases->way.n; i-- > 0;) {
+        uint32_t next = leases->way.ops[i];
 
         if (next != op && !leases->op_done[next] && !simulate_op(&sim, next)) {
             return false;
