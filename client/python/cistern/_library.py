@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from cistern import _abi, checks
 from cistern._abi import Status, cst_err
-from cistern.errors import error_of
+from cistern.errors import CstError, error_of
 
 Struct = TypeVar("Struct", bound=ctypes.Structure)
 
@@ -125,11 +125,19 @@ class OneThread:
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
-            words = "another thread is in a call: one thread at a time uses a client and its job"
-            raise error_of(Status.EBUSY, words)
+            raise _busy()
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+    def call(self, function: Callable[..., int], *arguments: Any) -> int:
+        """Return ``function(*arguments)``, called inside: the same as in a ``with``, in less time."""
+        if not self._lock.acquire(False):
+            raise _busy()
+        try:
+            return function(*arguments)
+        finally:
+            self._lock.release()
 
     def release(self) -> None:
         """Let this thread, which is in no call, be outside, wherever it was interrupted."""
@@ -138,6 +146,11 @@ class OneThread:
                 self._lock.release()
         except RuntimeError:  # It was not inside.
             pass
+
+
+def _busy() -> CstError:
+    words = "another thread is in a call: one thread at a time uses a client and its job"
+    return error_of(Status.EBUSY, words)
 
 
 def text(name: str, value: str | os.PathLike[str] | None) -> bytes | None:

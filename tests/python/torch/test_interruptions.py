@@ -110,24 +110,17 @@ class Interruptions(TorchCase):
     def test_ctrl_c_while_the_weights_are_fetched(self) -> None:
         """The call of libcistern has to be made again, by whoever goes on."""
         operators = self.store._runner.operators
-        begin = operators.job.lib.cst_try_op_begin
+        begin = operators._op_begin
 
-        class Interrupted:
-            """libcistern, whose first call of cst_try_op_begin is pending when Ctrl-C comes."""
+        def interrupted(*arguments: Any) -> int:
+            begin(*arguments)
+            raise KeyboardInterrupt
 
-            def __getattr__(self, name: str) -> Any:
-                return getattr(library, name)
-
-            def cst_try_op_begin(self, *arguments: Any) -> int:
-                begin(*arguments)
-                raise KeyboardInterrupt
-
-        library = operators.job.lib
         for discards in (False, True):
-            operators.job.lib = Interrupted()
+            operators._op_begin = interrupted
             with self.assertRaises(KeyboardInterrupt):
                 square(self.store.model, tokens())
-            operators.job.lib = library
+            operators._op_begin = begin
             self.check_next_step(discards)
 
 

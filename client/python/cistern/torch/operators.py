@@ -235,7 +235,9 @@ class Operators:
         self._stack: list[Unit] = []  # The last one is open, the others are opened again later.
         self._thread = 0  # That has opened the first of them.
         self._err = cst_err()
-        self._one_thread = job.client.one_thread
+        self._call = job.client.one_thread.call
+        self._op_begin, self._op_end = job.lib.cst_try_op_begin, job.lib.cst_op_end
+        self._op_fits = job.lib.cst_op_fits
 
     @property
     def open_unit(self) -> Unit | None:
@@ -353,8 +355,7 @@ class Operators:
 
     def _fits(self, unit: Unit) -> bool:
         """Return whether the pool has blocks for gradients now, and for all others later."""
-        with self._one_thread:
-            status = self.job.lib.cst_op_fits(self.job.handle, unit.number, self._err)
+        status = self._call(self._op_fits, self.job.handle, unit.number, self._err)
         if status not in (0, Status.EPOOL):
             check(status, self._err)
         return bool(status == 0)
@@ -396,10 +397,9 @@ class Operators:
         self.is_torn = False
 
     def _begin(self, unit: Unit, direction: Direction) -> None:
-        begin, job, n, err = self.job.lib.cst_try_op_begin, self.job.handle, len(unit.io), self._err
+        begin, job, n, err = self._op_begin, self.job.handle, len(unit.io), self._err
         self._begins = unit, direction
-        with self._one_thread:
-            status = begin(job, unit.number, direction, unit.io, n, err)
+        status = self._call(begin, job, unit.number, direction, unit.io, n, err)
         if status == 0:
             self.device.begin_work()
             return
@@ -417,8 +417,7 @@ class Operators:
 
     def _end(self, unit: Unit) -> None:
         self.device.end_work()
-        with self._one_thread:
-            status = self.job.lib.cst_op_end(self.job.handle, unit.number, self._err)
+        status = self._call(self._op_end, self.job.handle, unit.number, self._err)
         if status != 0:
             check(status, self._err)
 
