@@ -7,6 +7,7 @@
 #include <linux/futex.h>
 #include <sched.h>
 #include <stddef.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -19,12 +20,35 @@ _Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2,
  * wake a process on another processor, which is the most that can be lost. */
 #define N_LOOKS 2000
 
-bool cst_shared_spins(uint32_t n_ranks)
+enum { N_WORDS = sizeof((struct cst_shared_head *)0)->processors / sizeof(uint64_t) };
+
+void cst_shared_join(struct cst_shared_head *head)
 {
+    uint64_t words[N_WORDS] = {0};
     cpu_set_t set;
 
     /* It fails with more processors than the set can have. */
-    return sched_getaffinity(0, sizeof set, &set) != 0 || n_ranks <= (uint32_t)CPU_COUNT(&set);
+    if (sched_getaffinity(0, sizeof set, &set) != 0) {
+        memset(words, 0xff, sizeof words);
+    } else {
+        for (size_t i = 0; i < CPU_SETSIZE; i++) {
+            words[i / 64 % N_WORDS] |= (uint64_t)(CPU_ISSET(i, &set) != 0) << i % 64;
+        }
+    }
+    for (size_t i = 0; i < N_WORDS; i++) {
+        (void)atomic_fetch_or(&head->processors[i], words[i]);
+    }
+}
+
+bool cst_shared_spins(const struct cst_shared_head *head, uint32_t n_processes)
+{
+    uint32_t n = 0;
+
+    for (size_t i = 0; i < N_WORDS && n < n_processes; i++) {
+        n += (uint32_t)__builtin_popcountll(
+            atomic_load_explicit(&head->processors[i], memory_order_relaxed));
+    }
+    return n >= n_processes;
 }
 
 static void pause_briefly(void)
@@ -85,9 +109,11 @@ int cst_shared_wait(struct cst_shared_head *head, const struct cst_shared_wait *
     int rc = look(head, wait);
     uint64_t now, end;
 
-    for (int i = 0; rc == CST_EAGAIN && wait->spins && i < N_LOOKS; i++) {
-        pause_briefly();
-        rc = look(head, wait);
+    if (rc == CST_EAGAIN && wait->n_processes > 0 && cst_shared_spins(head, wait->n_processes)) {
+        for (int i = 0; rc == CST_EAGAIN && i < N_LOOKS; i++) {
+            pause_briefly();
+            rc = look(head, wait);
+        }
     }
     if (rc != CST_EAGAIN) {
         return rc;

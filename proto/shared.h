@@ -15,6 +15,11 @@
  * `over` and wakes all. A thread that waits for such ends alone, and sleeps most of the time, is
  * not counted as asleep: otherwise each change of a word would be a call of the kernel.
  *
+ * Spinning helps only if each process has a processor of its own: otherwise the process that is
+ * awaited may need the one of the process that waits. So each of them writes into the head on which
+ * processors it may run, and spins if all of them together have enough. Processes can be bound to
+ * one processor each, as `cistern run` does it, or all of them to the same few.
+ *
  * Nobody may trust the head: every rank can write it. A wrong value wakes a process too early or
  * too late, and does nothing else. Therefore a waiting process repeats its wait after a short time,
  * and asks the daemon before it believes `over`. A head of zeros is valid. Any process and thread
@@ -34,23 +39,31 @@ struct cst_shared_head {
     _Atomic uint64_t over;   /* Attempts up to this one are over. Written by the daemon. */
     _Atomic uint32_t asleep; /* 1: a process sleeps, or is about to. */
     _Atomic uint32_t event;  /* The futex, which changes with each wake-up. */
-    uint8_t pad[CST_SHARED_HEAD_BYTES - 16];
+    uint8_t pad[CST_SHARED_HEAD_BYTES / 2 - 16];
+    /* Bit i mod 512: a process may run on processor i. */
+    _Atomic uint64_t processors[CST_SHARED_HEAD_BYTES / 2 / 8];
 };
 
 /* What a process waits for. */
 struct cst_shared_wait {
     uint64_t attempt; /* The wait ends with this attempt. UINT64_MAX: it does not. */
-    bool spins;       /* Look at the words for about 50 us before sleeping. */
-    bool for_ends;    /* Only cst_shared_end and cst_shared_wake have to wake this process. */
+    /* The processes that wait for each other here: look at the words for about 50 us before
+     * sleeping if cst_shared_spins says so for them. 0: sleep at once. */
+    uint32_t n_processes;
+    bool for_ends; /* Only cst_shared_end and cst_shared_wake have to wake this process. */
     /* Return whether the condition is met. Reads the words with memory_order_seq_cst. */
     bool (*ready)(void *arg);
     void *arg; /* Argument of @ready. */
 };
 
-/* Return whether a process should spin while it waits for the others of @n_ranks ranks: each of
- * them can have one of the processors on which the calling thread may run. With fewer of them, the
- * rank that is awaited may need the one of the process that waits. */
-bool cst_shared_spins(uint32_t n_ranks);
+/* Write into @head on which processors the calling thread may run. A process does so before it
+ * waits, and need not do it again: with processors that have changed, it spins in vain or sleeps
+ * too early. Those of processes that have ended stay there. */
+void cst_shared_join(struct cst_shared_head *head);
+
+/* Return whether each of @n_processes processes can have one of the processors that are written in
+ * @head. */
+bool cst_shared_spins(const struct cst_shared_head *head, uint32_t n_processes);
 
 /* Wake the processes that wait, except those that wait for ends. The caller has changed a word
  * before, with memory_order_seq_cst. */

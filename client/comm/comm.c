@@ -188,7 +188,7 @@ static int take(struct cst_comm *comm, struct cstc_call *call, uint64_t ranks, s
         return rc;
     }
     comm->timeout_ms = msg->timeout_ms;
-    comm->spins = cst_shared_spins(size);
+    cst_shared_join(comm->segment.base);
     cstc_flow_init(&comm->flow, comm->segment.base, own, size, msg->slot_bytes, names);
     return CST_OK;
 }
@@ -335,7 +335,7 @@ static struct cst_comm *new_thread(struct cstc_comm_threads *threads, uint32_t r
             names[i] = i;
         }
         comm->threads = threads;
-        comm->spins = cst_shared_spins(n_ranks);
+        cst_shared_join(threads->base);
         cstc_flow_init(&comm->flow, threads->base, rank, n_ranks, CST_COMM_SLOT_BYTES, names);
     }
     return comm;
@@ -470,8 +470,10 @@ static int wait_threads(void *arg, struct cst_shared_head *head, bool (*ready)(v
                         void *ready_arg, struct cst_err *err)
 {
     const struct cst_comm *comm = arg;
-    const struct cst_shared_wait wait = {
-        .attempt = NO_ATTEMPT, .spins = comm->spins, .ready = ready, .arg = ready_arg};
+    const struct cst_shared_wait wait = {.attempt = NO_ATTEMPT,
+                                         .n_processes = comm->flow.shape.size,
+                                         .ready = ready,
+                                         .arg = ready_arg};
 
     (void)err;
     while (cst_shared_wait(head, &wait, UINT_MAX) != CST_OK) {
@@ -483,8 +485,8 @@ int cstc_comm_wait_workers(void *arg, struct cst_shared_head *head, bool (*ready
                            void *ready_arg, struct cst_err *err)
 {
     const struct cst_comm *comm = arg;
-    const int rc =
-        cstc_shared_wait(comm->job, head, comm->spins, ready, ready_arg, comm->timeout_ms, err);
+    const int rc = cstc_shared_wait(comm->job, head, comm->flow.shape.size, ready, ready_arg,
+                                    comm->timeout_ms, err);
 
     return rc == CST_ETIMEDOUT
                ? cst_err_set(err, rc, "rank %u waited %u ms for rank %u", comm->job->rank,
@@ -497,7 +499,7 @@ static int look_workers(void *arg, struct cst_shared_head *head, bool (*ready)(v
                         void *ready_arg, struct cst_err *err)
 {
     const struct cst_comm *comm = arg;
-    const int rc = cstc_shared_wait(comm->job, head, false, ready, ready_arg, 0, err);
+    const int rc = cstc_shared_wait(comm->job, head, 0, ready, ready_arg, 0, err);
 
     return rc == CST_ETIMEDOUT ? CST_EAGAIN : rc;
 }

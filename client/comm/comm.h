@@ -23,7 +23,6 @@ struct cst_comm {
     uint64_t epoch;                    /* The daemon process that made it. */
     uint32_t lease_epoch;              /* The job's sync after which it was opened. */
     uint32_t timeout_ms;               /* Longest wait for a rank that does nothing. */
-    bool spins;                        /* As in struct cst_shared_wait. */
     struct cstc_segment segment;       /* The shared memory. */
     struct cstc_flow flow;
     /* Functions of the device that has the arrays; NULL: they are in host memory, and the fields

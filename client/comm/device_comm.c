@@ -153,7 +153,7 @@ static int sleep_for(struct look *look, uint32_t timeout_ms, struct cst_err *err
         cstc_failure_by_device(comm, &why, true);
         return cstc_failure_status(comm, err);
     }
-    return cstc_shared_wait(comm->job, head, false, is_over, look, timeout_ms, err);
+    return cstc_shared_wait(comm->job, head, 0, is_over, look, timeout_ms, err);
 }
 
 /* Wait for @look at most @timeout_ms. CST_EAGAIN: @timeout_ms is 0, and it is not over. */

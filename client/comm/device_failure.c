@@ -122,7 +122,7 @@ void cstc_failure_find(struct cst_comm *comm, bool blocks)
     if (blocks && !is_late) {
         left_ms = (uint32_t)((comm->cause_by_ns - now) / 1000000) + 1;
     }
-    rc = cstc_shared_wait(comm->job, comm->segment.base, false, has_missing, comm, left_ms, &cause);
+    rc = cstc_shared_wait(comm->job, comm->segment.base, 0, has_missing, comm, left_ms, &cause);
     missing = cstc_progress_missing(comm, comm->n_started);
     if (rc == CST_OK && missing < CST_COMM_MAX_RANKS) {
         (void)say_closed(comm, missing, &cause);

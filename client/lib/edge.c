@@ -291,7 +291,7 @@ static int wait_for(struct cst_job *job, struct search *s, enum cstc_slot_use us
     if (cst_layout_edge_is_own(s->e)) {
         return refuse_wait(s, use, err);
     }
-    rc = cstc_shared_wait(job, head_of(s->edge), cst_shared_spins(2), ready, s, timeout_ms, err);
+    rc = cstc_shared_wait(job, head_of(s->edge), 2, ready, s, timeout_ms, err);
     if (rc != CST_ETIMEDOUT) {
         return rc;
     }

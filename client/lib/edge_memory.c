@@ -3,6 +3,7 @@
 
 #include "client/lib/job.h"
 #include "offload/layout/edge.h"
+#include "proto/shared.h"
 
 #include <stdlib.h>
 
@@ -141,6 +142,7 @@ int cstc_edge_map(struct cst_job *job, uint32_t number, const struct cstc_edge_f
     }
     rc = map_host(job, &edge->memory, fds->fd, fds->bytes, why);
     if (rc == CST_OK) {
+        cst_shared_join(edge->memory.base);
         rc = map_slots(job, edge, fds, refused, why);
         if (rc != CST_OK) {
             unmap_host(job, &edge->memory);

@@ -105,11 +105,11 @@ static int wait_looking(struct cst_job *job, struct cst_shared_head *head,
     }
 }
 
-int cstc_shared_wait(struct cst_job *job, struct cst_shared_head *head, bool spins,
+int cstc_shared_wait(struct cst_job *job, struct cst_shared_head *head, uint32_t n_processes,
                      bool (*ready)(void *arg), void *arg, uint32_t timeout_ms, struct cst_err *err)
 {
     const struct cst_shared_wait wait = {
-        .attempt = job->attempt, .spins = spins, .ready = ready, .arg = arg};
+        .attempt = job->attempt, .n_processes = n_processes, .ready = ready, .arg = arg};
 
     return wait_looking(job, head, wait, false, timeout_ms, err);
 }

@@ -11,12 +11,12 @@
 #include "proto/shared.h"
 
 /* Wait until @ready returns true for @arg, at most @timeout_ms milliseconds; another rank makes it
- * true, and then calls cst_shared_notify for @head. @spins: as in struct cst_shared_wait. The
+ * true, and then calls cst_shared_notify for @head. @n_processes: as in struct cst_shared_wait. The
  * caller has checked cstc_job_check_step, and that no call is pending. CST_EPEERDIED, CST_ESTALE:
  * the step is void; the daemon has given the cause. CST_ETIMEDOUT: the condition was not met; the
  * caller says for what it waited. Other statuses: those that ended the connection, or
  * CST_ENOTFOUND: the job was removed. */
-int cstc_shared_wait(struct cst_job *job, struct cst_shared_head *head, bool spins,
+int cstc_shared_wait(struct cst_job *job, struct cst_shared_head *head, uint32_t n_processes,
                      bool (*ready)(void *arg), void *arg, uint32_t timeout_ms, struct cst_err *err);
 
 /* As cstc_shared_wait, for a condition of which nobody can tell that it is met: @ready is called

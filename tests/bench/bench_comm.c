@@ -81,7 +81,7 @@ static bool is_flag_set(void *arg)
 static void exchange_flags(struct bench *b, bool spins)
 {
     const struct cst_shared_wait wait = {
-        .attempt = UINT64_MAX, .spins = spins, .ready = is_flag_set, .arg = b};
+        .attempt = UINT64_MAX, .n_processes = spins ? 2 : 0, .ready = is_flag_set, .arg = b};
 
     atomic_store(&b->shared->flags[b->rank].value, ++b->flag);
     cst_shared_notify(&b->shared->head);
@@ -289,6 +289,7 @@ static void start(struct bench *b, struct shared *shared, uint32_t rank, const c
         b->out[i] = 0;
     }
     pin(rank);
+    cst_shared_join(&shared->head);
     open_job(b, rank, name);
 }
 

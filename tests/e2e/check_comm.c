@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Communicators of workers, which are processes, with a daemon: random calls of several groups
  * against a serial model, and deaths in all collectives. */
-#include "cistern/comm.h"
+#include "client/comm/comm.h"
 #include "tests/lib/child.h"
 #include "tests/lib/collective.h"
 #include "tests/lib/job_rig.h"
@@ -159,6 +159,8 @@ static void call_all(struct worker *w, void *arg)
 
     must(cst_sync(w->job, NULL, &err), &err, "sync");
     must(open_comms(w, comms, &err), &err, "open_comms");
+    /* This rank has said on which processors it runs. */
+    ck_assert(cst_shared_spins(comms[0]->segment.base, 1));
     for (uint64_t i = 0; i < calls->n_calls; i++) {
         must(call_one(w, comms, calls->seed, i, 0, &err), &err, "call");
     }

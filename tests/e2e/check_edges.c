@@ -71,6 +71,8 @@ START_TEST(arrays_pass_between_two_processes)
     pid_t pid = child_start();
 
     edge_job_begin(&w, pid == 0 ? 1 : 0, 2);
+    /* Each has said on which processors it runs. */
+    ck_assert(cst_shared_spins(w.job->edges[THERE].memory.base, 1));
     for (uint32_t i = 0; i < N; i += N_SLOTS) {
         for (uint32_t k = i; pid != 0 && k < i + N_SLOTS; k++) {
             put(&w, THERE, k, 1);

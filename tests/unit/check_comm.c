@@ -39,6 +39,7 @@ static void open_group(struct group *g, uint32_t size, size_t slot_bytes)
     g->base = aligned_alloc(CST_COMM_PAGE_BYTES, cst_comm_bytes(size, slot_bytes));
     ck_assert_ptr_nonnull(g->base);
     memset(g->base, 0, cst_comm_bytes(size, slot_bytes));
+    cst_shared_join(g->base);
 }
 
 static void open_flow(struct cstc_flow *flow, const struct group *g, uint32_t rank)
@@ -57,7 +58,7 @@ static int wait_some(void *arg, struct cst_shared_head *head, bool (*ready)(void
 {
     const struct group *g = arg;
     const struct cst_shared_wait wait = {
-        .attempt = 1, .spins = cst_shared_spins(g->size), .ready = ready, .arg = ready_arg};
+        .attempt = 1, .n_processes = g->size, .ready = ready, .arg = ready_arg};
     const int rc = cst_shared_wait(head, &wait, g->may_fail ? 300u : (unsigned)patience_ms(60000));
 
     return rc == CST_OK ? rc : cst_err_set(err, rc, "the wait has ended");

@@ -16,6 +16,7 @@ static struct cst_shared_head head;
 static void setup(void)
 {
     head = (struct cst_shared_head){0};
+    cst_shared_join(&head);
 }
 
 /* -- a word ----------------------------------------------------------------------------------- */
@@ -35,10 +36,10 @@ static bool has_value(void *arg)
     return (int32_t)(atomic_load(w->at) - w->value) >= 0;
 }
 
-static int wait_for(struct word *w, uint64_t attempt, bool spins, unsigned ms)
+static int wait_for(struct word *w, uint64_t attempt, uint32_t n_processes, unsigned ms)
 {
     const struct cst_shared_wait wait = {
-        .attempt = attempt, .spins = spins, .ready = has_value, .arg = w};
+        .attempt = attempt, .n_processes = n_processes, .ready = has_value, .arg = w};
 
     return cst_shared_wait(&head, &wait, ms);
 }
@@ -51,11 +52,13 @@ START_TEST(what_is_there_is_not_awaited)
     struct word met = {.at = &word, .value = 1}, open = {.at = &word, .value = 2};
 
     cst_shared_end(&head, 7);
-    ck_assert_int_eq(wait_for(&met, 7, _i, 0), CST_OK);
-    ck_assert_int_eq(wait_for(&open, 7, _i, (unsigned)patience_ms(LONG_MS)), CST_EPEERDIED);
-    ck_assert_int_eq(wait_for(&open, 6, _i, (unsigned)patience_ms(LONG_MS)), CST_EPEERDIED);
-    ck_assert_int_eq(wait_for(&open, 8, _i, 0), CST_ETIMEDOUT);
-    ck_assert_int_eq(wait_for(&open, 8, _i, 2), CST_ETIMEDOUT);
+    ck_assert_int_eq(wait_for(&met, 7, (uint32_t)_i, 0), CST_OK);
+    ck_assert_int_eq(wait_for(&open, 7, (uint32_t)_i, (unsigned)patience_ms(LONG_MS)),
+                     CST_EPEERDIED);
+    ck_assert_int_eq(wait_for(&open, 6, (uint32_t)_i, (unsigned)patience_ms(LONG_MS)),
+                     CST_EPEERDIED);
+    ck_assert_int_eq(wait_for(&open, 8, (uint32_t)_i, 0), CST_ETIMEDOUT);
+    ck_assert_int_eq(wait_for(&open, 8, (uint32_t)_i, 2), CST_ETIMEDOUT);
 }
 END_TEST
 
@@ -65,7 +68,7 @@ END_TEST
 struct counter {
     _Atomic uint32_t *count;
     uint32_t first, until;
-    bool spins;
+    uint32_t n_processes;
     int rc;
     pthread_t thread;
 };
@@ -77,7 +80,7 @@ static void *count(void *arg)
     for (uint32_t i = c->first; c->rc == CST_OK && i < c->until; i += N_THREADS) {
         struct word w = {.at = c->count, .value = i};
 
-        c->rc = wait_for(&w, 1, c->spins, (unsigned)patience_ms(LONG_MS));
+        c->rc = wait_for(&w, 1, c->n_processes, (unsigned)patience_ms(LONG_MS));
         if (c->rc == CST_OK) {
             atomic_store(c->count, i + 1);
             cst_shared_notify(&head);
@@ -94,7 +97,8 @@ START_TEST(no_wake_up_is_lost)
     const uint32_t until = suite_is_sparse() ? 3000 : 60000;
 
     for (uint32_t i = 0; i < N_THREADS; i++) {
-        counters[i] = (struct counter){.count = &word, .first = i, .until = until, .spins = _i};
+        counters[i] = (struct counter){
+            .count = &word, .first = i, .until = until, .n_processes = (uint32_t)_i};
         ck_assert_int_eq(pthread_create(&counters[i].thread, NULL, count, &counters[i]), 0);
     }
     for (uint32_t i = 0; i < N_THREADS; i++) {
@@ -189,23 +193,36 @@ START_TEST(a_notification_without_sleepers_writes_nothing)
 }
 END_TEST
 
-/* A thread that may run on one processor only does not spin, whatever the machine has. */
-START_TEST(a_thread_with_one_processor_does_not_spin)
+/* Processes that are bound to one processor each spin if these are different ones, and those that
+ * are bound to the same processor do not. A wait that may not spin looks twice before it sleeps. */
+START_TEST(processes_spin_if_each_has_a_processor)
 {
+    _Atomic uint32_t word = 0;
     cpu_set_t all, one;
-    size_t processor = 0;
+    uint32_t n = 0;
 
     ck_assert_int_eq(sched_getaffinity(0, sizeof all, &all), 0);
-    while (!CPU_ISSET(processor, &all)) {
-        processor++;
+    ck_assert(cst_shared_spins(&head, (uint32_t)CPU_COUNT(&all)));
+    ck_assert(!cst_shared_spins(&head, (uint32_t)CPU_COUNT(&all) + 1));
+    head = (struct cst_shared_head){0};
+    for (size_t processor = 0; processor < CPU_SETSIZE; processor++) {
+        if (CPU_ISSET(processor, &all)) {
+            struct word open = {.at = &word, .value = 1};
+
+            CPU_ZERO(&one);
+            CPU_SET(processor, &one);
+            ck_assert_int_eq(sched_setaffinity(0, sizeof one, &one), 0);
+            ck_assert(!cst_shared_spins(&head, n + 1));
+            ck_assert_int_eq(wait_for(&open, 1, n + 1, 0), CST_ETIMEDOUT);
+            ck_assert_uint_le(open.n_looks, 2);
+            cst_shared_join(&head);
+            cst_shared_join(&head);
+            n++;
+            ck_assert(cst_shared_spins(&head, n));
+            ck_assert_int_eq(wait_for(&open, 1, n, 0), CST_ETIMEDOUT);
+            ck_assert_uint_gt(open.n_looks, 100);
+        }
     }
-    CPU_ZERO(&one);
-    CPU_SET(processor, &one);
-    ck_assert(cst_shared_spins((uint32_t)CPU_COUNT(&all)));
-    ck_assert(!cst_shared_spins((uint32_t)CPU_COUNT(&all) + 1));
-    ck_assert_int_eq(sched_setaffinity(0, sizeof one, &one), 0);
-    ck_assert(cst_shared_spins(1));
-    ck_assert(!cst_shared_spins(2));
     ck_assert_int_eq(sched_setaffinity(0, sizeof all, &all), 0);
 }
 END_TEST
@@ -246,10 +263,10 @@ START_TEST(a_scribbled_head_is_not_believed)
     for (uint32_t i = 0; i < 20; i++) {
         struct word open = {.at = &word, .value = i + 1};
 
-        ck_assert_int_eq(wait_for(&open, attempt, false, 2), CST_ETIMEDOUT);
+        ck_assert_int_eq(wait_for(&open, attempt, 0, 2), CST_ETIMEDOUT);
         ck_assert_uint_ge(open.n_looks, 2);
         atomic_store(&word, i + 1);
-        ck_assert_int_eq(wait_for(&open, attempt, false, 2), CST_OK);
+        ck_assert_int_eq(wait_for(&open, attempt, 0, 2), CST_OK);
     }
     __atomic_store_n(&scribbling, false, __ATOMIC_RELAXED);
     ck_assert_int_eq(pthread_join(thread, NULL), 0);
@@ -266,7 +283,7 @@ int main(void)
     tcase_add_loop_test(tc, the_end_wakes_all, 0, 2);
     tcase_add_test(tc, who_waits_for_ends_is_not_asleep);
     tcase_add_test(tc, a_notification_without_sleepers_writes_nothing);
-    tcase_add_test(tc, a_thread_with_one_processor_does_not_spin);
+    tcase_add_test(tc, processes_spin_if_each_has_a_processor);
     tcase_add_loop_test(tc, a_scribbled_head_is_not_believed, 0, 2);
     return suite_run(suite);
 }
