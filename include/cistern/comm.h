@@ -12,12 +12,15 @@
  * Calls.
  *   - All ranks of the group make the same calls in the same order: the same operation, type,
  *     numbers of elements and root. If calls differ, all ranks get CST_EMISMATCH, and the error
- *     names two ranks and their calls.
+ *     names two ranks and their calls. In an all-to-all each rank has counts of its own: what rank
+ * i sends to rank j, counts[j] of rank i, is what rank j receives from it, recv_counts[i] of rank
+ *     j. If these differ, all ranks get CST_EMISMATCH, too.
  *   - cst_comm_start begins a call, and cst_comm_wait ends it. Between the two, the arrays
  *     belong to the library. The blocking functions do both.
  *   - A call goes on only while its rank is in one of these functions. A rank must wait for
  *     each call that it has started, because the other ranks need its part.
  *   - Input and output must not overlap. Exception: all-reduce and broadcast can work in place.
+ * This is not checked, and the output is undefined otherwise.
  *   - The arrays are aligned to their elements. An array without elements may be NULL.
  *
  * Life. A communicator belongs to an attempt at a step: it ends when a rank of the job dies,
@@ -110,7 +113,9 @@ uint32_t cst_comm_size(const struct cst_comm *comm);
 
 /* Begin @call, which is copied, but not the arrays. *ticket is the number of the call. Never waits.
  * Statuses:
- *   - CST_EINVAL: the operation, the type, the root or an array is not valid.
+ *   - CST_EINVAL: the operation, the type, the root or an array is not valid; counts are NULL, or
+ * their sum has more bytes than an array can have; or an all-to-all receives from this rank itself
+ *     another number of elements than it sends.
  *   - CST_ENOCREDIT: CST_COMM_MAX_CALLS calls have not ended.
  *   - The statuses of cst_comm_wait: an earlier call has failed. */
 int cst_comm_start(struct cst_comm *comm, const struct cst_comm_call *call, uint64_t *ticket,

@@ -57,13 +57,17 @@ int cst_edge(struct cst_job *job, const struct cst_edge_spec *spec);
 /* Pass arrays through the edge @edge. (For edges of CST_ALL_RANKS, see below.) The rank `from` puts
  * an array into a slot, and the rank `to` takes it out. A number tells the arrays in an edge apart,
  * for example the number of the micro-batch. Arrays may be taken in another order than they were
- * put. Two arrays that are in an edge at the same time have different numbers.
+ * put. Two arrays that are in an edge at the same time have different numbers: this is not checked,
+ * because the other rank may be taking the first of them, and a take gets either of two with the
+ * same number.
  *
  * cst_put waits until a slot is free, and copies @bytes bytes of @data to it. cst_take waits until
  * the array with the number @number was put, copies its first @bytes bytes to @data, and frees the
- * slot. Both belong to the step: they need cst_sync, and may be called while an operator is begun.
- * They do not pass through the daemon. The other rank can change the bytes of a slot at any time.
- * An array that is not taken stays in its slot, also after cst_step.
+ * slot. The edge does not know how many bytes were put: a take of more gets what an earlier array
+ * has left in the slot. @bytes may be 0, and @data is NULL then or not. Both belong to the step:
+ * they need cst_sync, and may be called while an operator is begun. They do not pass through the
+ * daemon. The other rank can change the bytes of a slot at any time. An array that is not taken
+ * stays in its slot, also after cst_step.
  *
  * In an edge from a rank to itself, only this rank can free a slot or put an array. Then nothing
  * waits: cst_put returns CST_EINVAL if no slot is free, and cst_take returns CST_ENOTFOUND if the
@@ -88,7 +92,7 @@ int cst_edge(struct cst_job *job, const struct cst_edge_spec *spec);
  *     returns this within a second. The error names the rank.
  *   - CST_ETIMEDOUT: the other rank neither took nor put in timeout_ms (300 s if it is 0).
  *   - CST_EINVAL: there is no such edge, or this rank is not the one that puts (takes) there.
- *   - CST_EINVAL: @bytes is larger than the slots, or @data is NULL.
+ *   - CST_EINVAL: @bytes is larger than the slots, or @data is NULL and @bytes is not 0.
  *   - CST_EINVAL: cst_sync has not been called yet.
  *   - CST_EBUSY: a cst_try_... call is pending.
  *   - CST_EENGINE, CST_ELOST: as for cst_op_begin.
