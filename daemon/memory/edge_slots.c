@@ -107,22 +107,22 @@ static unsigned explain_edge(const struct cstd_job *job, const struct cst_layout
                      edge->from, edge->to);
     char *end = lines[0] + n;
     const size_t left = 192 - (size_t)n;
-    const struct cstd_slot_refusal *refusal;
+    const struct cstd_slot_refusal *refusal =
+        cstd_slot_refusals_find(&job->memory.refusals, edge, from, to);
 
     if (slots_of(job, edge).gpu != NULL) {
         (void)snprintf(end, left, "in the memory of %s:%u", kind_of(to), to->index);
     } else if (from == NULL || to == NULL) {
         (void)snprintf(end, left, "in host memory, because the pool of rank %u is in host memory",
                        to == NULL ? edge->to : edge->from);
-    } else if (!can_access(job->daemon, from, to)) {
-        (void)snprintf(end, left, "in host memory, because %s:%u cannot access %s:%u",
-                       kind_of(from), from->index, kind_of(to), to->index);
-    } else {
-        refusal = cstd_slot_refusals_find(&job->memory.refusals, edge, from, to);
+    } else if (refusal != NULL) {
         (void)snprintf(end, left,
                        "in host memory, because rank %u cannot map them on %s:%u:", refusal->rank,
                        kind_of(to), to->index);
         return 1 + explain_reason(refusal->reason, lines + 1, max - 1);
+    } else {
+        (void)snprintf(end, left, "in host memory, because %s:%u cannot access %s:%u",
+                       kind_of(from), from->index, kind_of(to), to->index);
     }
     return 1;
 }
