@@ -319,6 +319,7 @@ static struct cstc_comm_threads *new_threads(uint32_t n_ranks)
             return NULL;
         }
         memset(threads->base, 0, bytes);
+        cst_shared_join(threads->base);
     }
     return threads;
 }
@@ -335,7 +336,6 @@ static struct cst_comm *new_thread(struct cstc_comm_threads *threads, uint32_t r
             names[i] = i;
         }
         comm->threads = threads;
-        cst_shared_join(threads->base);
         cstc_flow_init(&comm->flow, threads->base, rank, n_ranks, CST_COMM_SLOT_BYTES, names);
     }
     return comm;

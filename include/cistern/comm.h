@@ -12,9 +12,11 @@
  * Calls.
  *   - All ranks of the group make the same calls in the same order: the same operation, type,
  *     numbers of elements and root. If calls differ, all ranks get CST_EMISMATCH, and the error
- *     names two ranks and their calls. In an all-to-all each rank has counts of its own: what rank
- * i sends to rank j, counts[j] of rank i, is what rank j receives from it, recv_counts[i] of rank
- *     j. If these differ, all ranks get CST_EMISMATCH, too.
+ *     names two ranks and their calls.
+ *   - In an all-to-all each rank has counts of its own. What rank i sends to rank j, counts[j] of
+ *     rank i, is what rank j receives from it, recv_counts[i] of rank j. If these differ, rank j
+ *     gets CST_EMISMATCH with both numbers. The other ranks' call may end, and a later one gets
+ *     CST_ECANCELLED when rank j closes its communicator.
  *   - cst_comm_start begins a call, and cst_comm_wait ends it. Between the two, the arrays
  *     belong to the library. The blocking functions do both.
  *   - A call goes on only while its rank is in one of these functions. A rank must wait for

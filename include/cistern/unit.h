@@ -71,8 +71,7 @@ struct cst_unit {
  * the mean over the micro-batches.
  *
  * What a rank has handed in when it asks for the next unit is the unit's contribution: a tensor of
- * the stage whose gradient it has not handed in gets none from this micro-batch. The gradient of a
- * tensor of another stage is refused with CST_EINVAL.
+ * the stage whose gradient it has not handed in gets none from this micro-batch.
  *
  * A rank keeps a stage for all micro-batches, if it can, so that the weights of the stage are
  * loaded once for all of them. cst_accumulate and cst_prepare_step are not used. Statuses:
