@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Collectives of two ranks, which are processes, against bare programs in the same processes:
  *
- *   comm_all_reduce_1m   all-reduce of 1 MiB of fp32, against the copies and sums that it consists
- *                        of, made by both processes at the same time without waiting for each other
- *   comm_all_reduce_4k   all-reduce of 4 KiB of fp32, against an exchange of two flags: each
- * process sets its own, and sleeps with futex until the other one has set its own comm_4k_copies
- * the same, against an exchange of flags that waits in a loop, and that also copies and sums the 4
- * KiB comm_4k_flags        the same, against an exchange of flags that waits in a loop
- *   comm_death_ms        from the death of a rank to the error of the other one, which waits for it
- *                        in an all-reduce
+ *   - comm_all_reduce_1m: all-reduce of 1 MiB of fp32, against the copies and sums of which it
+ *     consists, made by both processes at the same time without waiting for each other.
+ *   - comm_all_reduce_4k: all-reduce of 4 KiB of fp32, against an exchange of two flags. Each
+ *     process sets its own flag, and sleeps with futex until the other one is set.
+ *   - comm_4k_copies: the same, against an exchange of flags that waits in a loop, and that also
+ *     copies and sums the 4 KiB.
+ *   - comm_4k_flags: the same, against an exchange of flags that waits in a loop.
+ *   - comm_death_ms: from the death of a rank to the error of the other one, which waits for it in
+ *     an all-reduce.
  *
  * Yardsticks and calls take turns; reports medians. With --calls, only the times of all-reduces in
  * microseconds are printed, for comparison with other libraries (tests/bench/collectives).
