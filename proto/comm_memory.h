@@ -7,7 +7,8 @@
  *            communicator
  *   lines    128 bytes for each rank, which this rank writes: how far it is
  *   slots    CST_COMM_SLOTS for each rank, written by this rank and read by the others: the header
- *            of a call, numbers of bytes for the ranks, data. The first begins at a page
+ *            of a call, numbers of bytes for the ranks and from the ranks, data. The first begins
+ *            at a page
  *
  * If the ranks have slots on GPUs, these have the data, and the slots here only the header and the
  * numbers. In a communicator by NCCL the memory has no data. The slots of a rank are one array of
@@ -74,10 +75,12 @@ static inline size_t cst_comm_control_bytes(uint32_t size)
     return (bytes + page - 1) / page * page;
 }
 
-/* Bytes in a slot before the data: its start, and a number for each rank. */
+/* Bytes in a slot before the data: its start, and two numbers for each rank. The numbers are those
+ * of an all-to-all: first the bytes that the slot's rank sends to each rank, then the bytes that it
+ * receives from each rank. */
 static inline size_t cst_comm_prefix_bytes(uint32_t size)
 {
-    return sizeof(struct cst_comm_slot) + (size * sizeof(uint64_t) + 63) / 64 * 64;
+    return sizeof(struct cst_comm_slot) + (2 * size * sizeof(uint64_t) + 63) / 64 * 64;
 }
 
 /* Data in the slots of a communicator by NCCL: with it, the slots of a rank are at least as long as

@@ -22,7 +22,8 @@ int cstc_compare_headers(uint64_t number, const struct cstc_compare_side *a,
                          const struct cstc_compare_side *b, struct cst_err *err);
 
 /* Call @number is an all-to-all. Rank @from sends @sent bytes to rank @to, which receives @received
- * from it. CST_EMISMATCH: they differ. */
+ * from it. CST_EMISMATCH: they differ. All ranks compare the numbers of every two ranks, so that
+ * the call fails in all of them. */
 int cstc_compare_counts(uint64_t number, uint32_t from, uint64_t sent, uint32_t to,
                         uint64_t received, struct cst_err *err);
 

@@ -34,26 +34,26 @@ static struct cstc_transfer *call_at(struct cstc_flow *flow, uint64_t number)
 
 /* -- comparison of the ranks' calls ----------------------------------------------------------- */
 
-/* Read the numbers that all ranks send to each other, and derive the number of rounds. */
+/* Compare what every two ranks send and receive, and derive the number of rounds. All ranks find
+ * the same difference. */
 static int compare_counts(struct cstc_flow *flow, struct cstc_transfer *t, uint64_t round)
 {
-    uint64_t sent[CST_COMM_MAX_RANKS], most = 0;
+    const uint32_t size = flow->shape.size;
+    uint64_t sent[CST_COMM_MAX_RANKS], received, most = 0;
+    int rc = CST_OK;
 
-    for (uint32_t from = 0; from < flow->shape.size; from++) {
-        cstc_compare_read_numbers(sent, cstc_channel_numbers(&flow->channel, from, round),
-                                  flow->shape.size);
-        for (uint32_t to = 0; to < flow->shape.size; to++) {
+    for (uint32_t from = 0; from < size && rc == CST_OK; from++) {
+        cstc_compare_read_numbers(sent, cstc_channel_numbers(&flow->channel, from, round), size);
+        for (uint32_t to = 0; to < size && rc == CST_OK; to++) {
             most = sent[to] > most ? sent[to] : most;
-        }
-        if (from != flow->shape.rank &&
-            cstc_compare_counts(flow->n_compared + 1, flow->names[from], sent[flow->shape.rank],
-                                flow->names[flow->shape.rank], t->receive[from],
-                                &flow->failed) != CST_OK) {
-            return flow->failed.status;
+            cstc_compare_read_numbers(
+                &received, cstc_channel_numbers(&flow->channel, to, round) + size + from, 1);
+            rc = cstc_compare_counts(flow->n_compared + 1, flow->names[from], sent[to],
+                                     flow->names[to], received, &flow->failed);
         }
     }
     cstc_transfer_set_most(t, most);
-    return CST_OK;
+    return rc;
 }
 
 /* All ranks have written the first round of call n_compared, which is @round. */
@@ -116,6 +116,7 @@ static void write_header(const struct cstc_flow *flow, const struct cstc_transfe
     *cstc_channel_header(&flow->channel, flow->shape.rank, round) = t->header;
     for (uint32_t i = 0; i < flow->shape.size && t->header.op == CST_COMM_ALL_TO_ALL; i++) {
         numbers[i] = t->send[i];
+        numbers[flow->shape.size + i] = t->receive[i];
     }
 }
 

@@ -432,6 +432,43 @@ START_TEST(a_wait_ends)
 }
 END_TEST
 
+/* Rank 2 expects more of rank 1 than it sends. The numbers of rank 0 are right. */
+static void count_wrongly(struct worker *w, void *arg)
+{
+    const size_t sent[] = {1, 1, 1}, received[] = {1, w->rank == 2 ? 5 : 1, 1};
+    struct cst_comm *comm = NULL;
+    struct cst_err err = {0};
+    char in[3] = {0}, out[7];
+    int rc;
+
+    (void)arg;
+    must(cst_sync(w->job, NULL, &err), &err, "sync");
+    must(cst_comm_open(&comm, w->job, CST_GROUP_ALL, &err), &err, "open");
+    rc = cst_comm_all_to_all(comm, in, sent, out, received, CST_COMM_BYTE, &err);
+    if (rc != CST_EMISMATCH ||
+        strstr(err.text, "rank 1 calls all_to_all and sends 1 bytes to rank 2, which calls "
+                         "all_to_all and receives 5 bytes") == NULL) {
+        (void)fprintf(stderr, "rank %u: %s: %s\n", w->rank, cst_status_name(rc), err.text);
+        _exit(1);
+    }
+    cst_comm_close(comm);
+}
+
+/* If two ranks count differently, a third one gets to know it, too. */
+START_TEST(different_counts_are_named_everywhere)
+{
+    pid_t pids[3];
+
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        pids[rank] = fork_worker(count_wrongly, rank, 3, NULL);
+    }
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        ck_assert(!child_join(pids[rank], "a worker failed"));
+    }
+    raw_job_remove(&witness, "j");
+}
+END_TEST
+
 /* -- requests --------------------------------------------------------------------------------- */
 
 static void ask_badly(struct worker *w, void *arg)
@@ -476,6 +513,7 @@ int main(void)
     tcase_add_loop_test(deaths, a_death_is_named_and_made_good, CST_COMM_BARRIER,
                         CST_COMM_ALL_TO_ALL + 1);
     tcase_add_loop_test(others, a_wait_ends, CLOSES, CALLS_OTHERWISE + 1);
+    tcase_add_test(others, different_counts_are_named_everywhere);
     tcase_add_test(others, bad_requests_are_refused);
     return suite_run(suite);
 }

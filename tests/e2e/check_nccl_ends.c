@@ -369,8 +369,8 @@ static const struct {
       {.op = CST_COMM_ALL_TO_ALL,
        .type = CST_COMM_FP32,
        .counts = (size_t[]){2, 1},
-       .recv_counts = (size_t[]){2, 1}}},
-     " bytes to rank "},
+       .recv_counts = ONE_FOR_EACH}},
+     "rank 1 calls all_to_all and sends 8 bytes to rank 0, which calls all_to_all and receives 12"},
 };
 
 /* The ranks make the same call, and then different ones. Rank 0 begins, and waits for its stream
@@ -423,6 +423,37 @@ START_TEST(different_calls_are_named)
         order->waits_for_stream = waits == 1;
         nccl_run(differ, order);
     }
+}
+END_TEST
+
+/* Rank 2 expects more of rank 1 than it sends. The numbers of rank 0 are right. */
+static void count_wrongly(struct nccl_worker *w, struct nccl_order *order)
+{
+    const size_t sent[] = {1, 1, 1}, received[] = {1, w->rank == 2 ? 5 : 1, 1};
+    const CUdeviceptr array = nccl_array_new(w, (char[64]){0}, 64);
+    struct cst_comm *comm = NULL;
+    struct cst_err err = {0};
+
+    nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
+    nccl_must(nccl_comm_open(w, order, &comm, &err), &err, "comm_open");
+    (void)cst_comm_all_to_all(comm, (const void *)(uintptr_t)array, sent,
+                              (void *)(uintptr_t)(array + 32), received, CST_COMM_BYTE, &err);
+    if (err.status != CST_EMISMATCH || strstr(err.text, "sends 1 bytes to rank 2, which") == NULL) {
+        (void)fprintf(stderr, "rank %u: %s: %s\n", w->rank, cst_status_name(err.status), err.text);
+        _exit(1);
+    }
+    nccl_arrive(order); /* A rank that leaves makes the step void. */
+    cst_comm_close(comm);
+    nccl_must_cuda(w, w->driver.cuMemFree(array), "array");
+}
+
+/* If two ranks count differently, a third one learns it. _i: by NCCL, or in memory of GPUs. */
+START_TEST(different_counts_are_named_everywhere)
+{
+    struct nccl_order *order = nccl_order_new(3);
+
+    order->in_order = _i == 1;
+    nccl_run(count_wrongly, order);
 }
 END_TEST
 
@@ -559,6 +590,7 @@ int main(int argc, char **argv)
     tcase_add_loop_test(deaths, a_stream_is_freed, 0, N_ENDS);
     tcase_add_loop_test(large, all_others_name_the_dead, 0, 2);
     tcase_add_loop_test(large, a_loss_after_a_close_is_named, 0, N_LOSSES);
+    tcase_add_loop_test(large, different_counts_are_named_everywhere, 0, 2);
     tcase_add_loop_test(failures, different_calls_are_named, 0,
                         sizeof differences / sizeof differences[0]);
     tcase_add_loop_test(failures, a_failure_is_named, 0, sizeof cases / sizeof cases[0]);
