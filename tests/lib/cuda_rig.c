@@ -61,7 +61,7 @@ static void check_leaks(void)
                       "%s", line);
         n++;
     }
-    ck_assert_int_gt(n, 1); /* the probe and the engines */
+    ck_assert_int_gt(n, 0); /* The probe reports, and so do workers. Engines end by _exit. */
     (void)fclose(file);
     (void)unlink(leaks);
 }
