@@ -120,16 +120,33 @@ static void on_pid(uv_poll_t *poll, int status, int events)
     }
 }
 
-static void watch(struct cstd_probe *probe, uv_loop_t *loop)
+/* On failure the process has ended, its descriptors are closed, and @probe frees itself. */
+static int watch(struct cstd_probe *probe, uv_loop_t *loop, struct cst_err *err)
 {
-    (void)uv_poll_init(loop, &probe->pid_poll, probe->pidfd);
-    (void)uv_poll_init(loop, &probe->fd_poll, probe->fd);
+    int rc;
+
     (void)uv_timer_init(loop, &probe->patience);
     probe->pid_poll.data = probe->fd_poll.data = probe->patience.data = probe;
-    probe->n_handles = 3;
+    probe->n_handles = 1;
+    rc = uv_poll_init(loop, &probe->pid_poll, probe->pidfd);
+    if (rc == 0) {
+        probe->n_handles++;
+        rc = uv_poll_init(loop, &probe->fd_poll, probe->fd);
+        if (rc != 0) {
+            uv_close((uv_handle_t *)&probe->pid_poll, on_handle_closed);
+        }
+    }
+    if (rc != 0) {
+        uv_close((uv_handle_t *)&probe->patience, on_handle_closed);
+        cstd_spawn_undo(probe->pid, probe->pidfd);
+        (void)close(probe->fd);
+        return cst_err_set(err, CST_ENOMEM, "a probe cannot be watched: %s", uv_strerror(rc));
+    }
+    probe->n_handles++;
     (void)uv_poll_start(&probe->pid_poll, UV_READABLE, on_pid);
     (void)uv_poll_start(&probe->fd_poll, UV_READABLE, on_fd);
     (void)uv_timer_start(&probe->patience, on_patience, PATIENCE_MS, 0);
+    return CST_OK;
 }
 
 int cstd_probe_start(struct cstd_probe **out, uv_loop_t *loop, const char *program,
@@ -155,9 +172,11 @@ int cstd_probe_start(struct cstd_probe **out, uv_loop_t *loop, const char *progr
     probe->fd = ends[0];
     probe->fn = fn;
     probe->arg = arg;
-    watch(probe, loop);
-    *out = probe;
-    return CST_OK;
+    rc = watch(probe, loop, err);
+    if (rc == CST_OK) {
+        *out = probe;
+    }
+    return rc;
 
 err_after_pipe:
     (void)close(ends[0]);

@@ -17,7 +17,8 @@ struct cstd_probe; /* opaque; frees itself after the program's end */
 typedef void (*cstd_probe_fn)(void *arg, const char *text, size_t n, const struct cst_err *why);
 
 /* Start @program. @fn is called once, never within this call, unless the probe is cancelled.
- * CST_EENGINE: the program cannot be started; the words are the system's. CST_ENOMEM. */
+ * CST_EENGINE: the program cannot be started; the words are the system's. CST_ENOMEM: there
+ * is no memory for it, or the loop cannot watch it. */
 int cstd_probe_start(struct cstd_probe **out, uv_loop_t *loop, const char *program,
                      cstd_probe_fn fn, void *arg, struct cst_err *err);
 

@@ -223,6 +223,35 @@ static void make_blocking(int fd)
     (void)fcntl(fd, F_SETFL, flags & ~O_NONBLOCK);
 }
 
+/* On failure the process has ended, its descriptors are closed, and @process frees itself. */
+static int watch(struct cstd_process *process, uv_loop_t *loop, struct cst_err *err)
+{
+    int rc;
+
+    (void)uv_timer_init(loop, &process->retry);
+    process->sock_poll.data = process->pid_poll.data = process->retry.data = process;
+    process->n_handles = 1;
+    rc = uv_poll_init(loop, &process->pid_poll, process->pidfd);
+    if (rc == 0) {
+        process->n_handles++;
+        rc = uv_poll_init(loop, &process->sock_poll, process->sock);
+        if (rc != 0) {
+            uv_close((uv_handle_t *)&process->pid_poll, on_handle_closed);
+        }
+    }
+    if (rc != 0) {
+        uv_close((uv_handle_t *)&process->retry, on_handle_closed);
+        cstd_spawn_undo(process->pid, process->pidfd);
+        process->exited = true;
+        (void)close(process->sock);
+        return cst_err_set(err, CST_ENOMEM, "an engine cannot be watched: %s", uv_strerror(rc));
+    }
+    process->n_handles++;
+    poll_sock(process, false);
+    (void)uv_poll_start(&process->pid_poll, UV_READABLE, on_pid);
+    return CST_OK;
+}
+
 int cstd_process_start(struct cstd_process **out, uv_loop_t *loop, char *const *argv,
                        const struct cstd_process_ops *ops, void *arg, struct cst_err *err)
 {
@@ -246,15 +275,11 @@ int cstd_process_start(struct cstd_process **out, uv_loop_t *loop, char *const *
     process->arg = arg;
     process->sock = sockets[0];
     cstd_outbox_init(&process->outbox, NULL);
-    (void)uv_poll_init(loop, &process->sock_poll, process->sock);
-    (void)uv_poll_init(loop, &process->pid_poll, process->pidfd);
-    (void)uv_timer_init(loop, &process->retry);
-    process->sock_poll.data = process->pid_poll.data = process->retry.data = process;
-    process->n_handles = 3;
-    poll_sock(process, false);
-    (void)uv_poll_start(&process->pid_poll, UV_READABLE, on_pid);
-    *out = process;
-    return CST_OK;
+    rc = watch(process, loop, err);
+    if (rc == CST_OK) {
+        *out = process;
+    }
+    return rc;
 
 err_after_sockets:
     (void)close(sockets[0]);

@@ -31,7 +31,7 @@ struct cstd_process_ops {
 
 /* Start the program @argv[0] with the arguments @argv, which a NULL ends, in a process group of its
  * own. The engine's end of the socket is its fd 3. CST_EENGINE: the program cannot be started; the
- * words are the system's. CST_ENOMEM. */
+ * words are the system's. CST_ENOMEM: there is no memory for it, or the loop cannot watch it. */
 int cstd_process_start(struct cstd_process **out, uv_loop_t *loop, char *const *argv,
                        const struct cstd_process_ops *ops, void *arg, struct cst_err *err);
 

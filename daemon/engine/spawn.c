@@ -87,3 +87,10 @@ int cstd_spawn(char *const *argv, int fd, int as, pid_t *pid, int *pidfd, struct
     *pidfd = rc;
     return CST_OK;
 }
+
+void cstd_spawn_undo(pid_t pid, int pidfd)
+{
+    (void)kill(pid, SIGKILL);
+    (void)waitpid(pid, NULL, 0);
+    (void)close(pidfd);
+}

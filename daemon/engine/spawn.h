@@ -13,4 +13,7 @@
  * the words are the system's. CST_ENOMEM. */
 int cstd_spawn(char *const *argv, int fd, int as, pid_t *pid, int *pidfd, struct cst_err *err);
 
+/* Kill and reap a child that was started a moment ago, and close @pidfd. */
+void cstd_spawn_undo(pid_t pid, int pidfd);
+
 #endif

@@ -208,10 +208,15 @@ static void on_connection(uv_poll_t *poll, int status, int events)
     }
 }
 
-static void init_poll(struct cstd_server *server, uv_poll_t *poll, int fd)
+static int init_poll(struct cstd_server *server, uv_poll_t *poll, const struct cstd_listen *at,
+                     struct cst_err *err)
 {
-    (void)uv_poll_init(&server->daemon->loop, poll, fd);
+    const int rc = uv_poll_init(&server->daemon->loop, poll, at->fd);
+
     poll->data = server;
+    return rc == 0 ? CST_OK
+                   : cst_err_set(err, CST_ENOMEM, "%.108s cannot be watched: %s", at->path,
+                                 uv_strerror(rc));
 }
 
 int cstd_server_open(struct cstd_server *server, struct cstd_daemon *daemon, struct cst_err *err)
@@ -239,13 +244,21 @@ int cstd_server_open(struct cstd_server *server, struct cstd_daemon *daemon, str
             goto err_after_user;
         }
     }
+    rc = init_poll(server, &server->user_poll, &server->user, err);
+    if (rc != CST_OK) {
+        goto err_after_user;
+    }
+    rc = init_poll(server, &server->manager_poll, &server->manager, err);
+    if (rc != CST_OK) {
+        goto err_after_poll;
+    }
     server->spare_fd = open_spare();
     (void)uv_timer_init(&daemon->loop, &server->pause);
     server->pause.data = server;
-    init_poll(server, &server->user_poll, server->user.fd);
-    init_poll(server, &server->manager_poll, server->manager.fd);
     return CST_OK;
 
+err_after_poll:
+    uv_close((uv_handle_t *)&server->user_poll, NULL);
 err_after_user:
     cstd_listen_close(&server->user);
 err_after_inherit:

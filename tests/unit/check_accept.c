@@ -2,15 +2,20 @@
 /* Tests of daemon/wire/server while connections cannot be accepted: they stay in the queue, and the
  * daemon sleeps between its tries. Also of connections and processes that the loop cannot watch. */
 #include "daemon/daemon.h"
+#include "daemon/engine/probe.h"
+#include "daemon/engine/process.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
+#include <dirent.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { RUN_MS = 500, MOST_TRIES = 20 };
@@ -22,7 +27,8 @@ int __real_uv_poll_init(uv_loop_t *loop, uv_poll_t *poll, int fd);
 int __wrap_uv_poll_init(uv_loop_t *loop, uv_poll_t *poll, int fd);
 
 static struct cstd_daemon daemon_state;
-static bool is_blind;    /* uv_poll_init fails, as if the user had too many watches of epoll. */
+/* After so many calls uv_poll_init fails, as if the user had too many watches of epoll. */
+static int n_watches = INT_MAX;
 static int shortage;     /* errno of accept4 */
 static unsigned n_tries; /* number of calls of accept4 */
 
@@ -39,7 +45,7 @@ int __wrap_accept4(int sock, struct sockaddr *addr, socklen_t *bytes, int flags)
 
 int __wrap_uv_poll_init(uv_loop_t *loop, uv_poll_t *poll, int fd)
 {
-    return is_blind ? UV_ENOSPC : __real_uv_poll_init(loop, poll, fd);
+    return n_watches-- <= 0 ? UV_ENOSPC : __real_uv_poll_init(loop, poll, fd);
 }
 
 static int connect_to(const char *path)
@@ -111,7 +117,7 @@ START_TEST(what_cannot_be_watched)
 
     ck_assert_int_eq(uv_loop_init(&daemon_state.loop), 0);
     ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
-    is_blind = true;
+    n_watches = 0;
     ck_assert_int_eq(cstd_session_open(&session, &daemon_state, &ops, ends[0], &peer, NULL, false,
                                        &refusal, &err),
                      CST_ENOMEM);
@@ -124,6 +130,90 @@ START_TEST(what_cannot_be_watched)
 }
 END_TEST
 
+static unsigned fds; /* Descriptors of this process before something is to be watched. */
+
+static unsigned n_fds(void)
+{
+    DIR *dir = opendir("/proc/self/fd");
+    unsigned n = 0;
+
+    ck_assert_ptr_nonnull(dir);
+    while (readdir(dir) != NULL) {
+        n++;
+    }
+    (void)closedir(dir);
+    return n;
+}
+
+/* The loop watches only the first of two descriptors, or none (@n). */
+static void begin_blind(int n)
+{
+    ck_assert_int_eq(uv_loop_init(&daemon_state.loop), 0);
+    n_watches = n;
+    fds = n_fds();
+}
+
+/* Nothing is left of what could not be watched: no handle, child, or descriptor. */
+static void end_blind(const struct cst_err *err)
+{
+    ck_assert_ptr_nonnull(strstr(err->text, "cannot be watched: no space left on device"));
+    (void)uv_run(&daemon_state.loop, UV_RUN_DEFAULT);
+    ck_assert_uint_eq(n_fds(), fds);
+    ck_assert_int_eq(uv_loop_close(&daemon_state.loop), 0);
+    ck_assert_int_eq(waitpid(-1, NULL, WNOHANG), -1);
+    ck_assert_int_eq(errno, ECHILD);
+}
+
+/* _i: how many descriptors can be watched. */
+START_TEST(an_engine_that_cannot_be_watched)
+{
+    static const struct cstd_process_ops ops = {0};
+    char *argv[] = {(char *)(uintptr_t) "/bin/cat", NULL};
+    struct cstd_process *process = NULL;
+    struct cst_err err;
+
+    begin_blind(_i);
+    ck_assert_int_eq(cstd_process_start(&process, &daemon_state.loop, argv, &ops, NULL, &err),
+                     CST_ENOMEM);
+    ck_assert_ptr_null(process);
+    end_blind(&err);
+}
+END_TEST
+
+/* _i: how many descriptors can be watched. */
+START_TEST(a_probe_that_cannot_be_watched)
+{
+    struct cstd_probe *probe = NULL;
+    struct cst_err err;
+
+    begin_blind(_i);
+    ck_assert_int_eq(cstd_probe_start(&probe, &daemon_state.loop, "/bin/echo", NULL, NULL, &err),
+                     CST_ENOMEM);
+    ck_assert_ptr_null(probe);
+    end_blind(&err);
+}
+END_TEST
+
+/* A listener that cannot be watched is closed, and its files are removed. _i: how many can. */
+START_TEST(a_listener_that_cannot_be_watched)
+{
+    char directory[] = "/tmp/cistern-accept-XXXXXX";
+    struct cstd_settings settings = {0};
+    struct cst_err err;
+
+    ck_assert_ptr_nonnull(mkdtemp(directory));
+    (void)snprintf(settings.socket, sizeof settings.socket, "%s/user", directory);
+    (void)snprintf(settings.manager_socket, sizeof settings.manager_socket, "%s/manager",
+                   directory);
+    daemon_state.config = &settings;
+    begin_blind(_i);
+    ck_assert_int_eq(cstd_server_open(&daemon_state.server, &daemon_state, &err), CST_ENOMEM);
+    ck_assert_ptr_nonnull(strstr(err.text, _i == 0 ? "/user" : "/manager"));
+    end_blind(&err);
+    ck_assert_int_eq(rmdir(directory), 0);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("accept");
@@ -131,5 +221,8 @@ int main(void)
 
     tcase_add_loop_test(tcase, waits_for_memory, 0, 4);
     tcase_add_test(tcase, what_cannot_be_watched);
+    tcase_add_loop_test(tcase, an_engine_that_cannot_be_watched, 0, 2);
+    tcase_add_loop_test(tcase, a_probe_that_cannot_be_watched, 0, 2);
+    tcase_add_loop_test(tcase, a_listener_that_cannot_be_watched, 0, 2);
     return suite_run(suite);
 }
