@@ -3,14 +3,19 @@
 
 #include "kernels/math/cast.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-enum { BUFFER_ELEMS = 8192 };
+enum {
+    BUFFER_ELEMS = 8192,
+    /* Rows of a transposed tensor that are read together. Each column of the band takes a pread,
+     * which is the better the more rows the band has. */
+    BAND_ROWS = 1024,
+    BAND_BYTES = 32 << 20,
+    TILE_ELEMS = 65536, /* Elements of columns that are read together: they stay in the cache. */
+    TILE_PAD = 16, /* Elements between columns, which do not compete for places in the cache. */
+};
 
 /* -- names and shapes ----------------------------------------------------------------------- */
 
@@ -121,12 +126,6 @@ int cstc_weights_find(struct cstc_weights *weights, const struct cst_tensor_word
     return rc;
 }
 
-void cstc_weights_close(struct cstc_weights *weights)
-{
-    free(weights->parts);
-    *weights = (struct cstc_weights){0};
-}
-
 bool cstc_weights_are_bf16(const struct cstc_weights *weights)
 {
     for (uint32_t p = 0; p < weights->n_parts; p++) {
@@ -178,12 +177,23 @@ static float element(const void *from, enum cstc_dtype dtype, size_t i)
     return dtype == CSTC_DTYPE_BF16 ? cst_bf16_to_fp32(half) : half_to_float(half);
 }
 
-/* Copy @n elements of @bytes each, which are @stride elements apart. */
+/* Copy @n elements of 2 or 4 @bytes, which are @stride elements apart. */
 static void gather(const char *from, size_t stride, size_t n, unsigned bytes, char *out)
 {
-    for (size_t k = 0; k < n; k++) {
-        memcpy(out + k * bytes, from + k * stride * bytes, bytes);
+    if (bytes == 2) {
+        for (size_t k = 0; k < n; k++) {
+            memcpy(out + k * 2, from + k * stride * 2, 2);
+        }
+    } else {
+        for (size_t k = 0; k < n; k++) {
+            memcpy(out + k * 4, from + k * stride * 4, 4);
+        }
     }
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
 }
 
 /* Store @n elements of @from, which are @stride elements apart, from element @i of @out on. */
@@ -251,46 +261,134 @@ static int read_rows(const struct cstc_weights *weights, uint64_t first, uint64_
     return rc;
 }
 
-/* The columns of the tensor are the rows of @part. The file is mapped, because neighbours in the
- * tensor are far apart in it. */
-static int read_columns(const struct cstc_weights *weights, const struct cstc_weights_part *part,
-                        uint64_t first, uint64_t n, enum cstc_dtype dtype, void *out,
-                        struct cst_err *err)
+/* Columns of a transposed tensor that are read together. They are rows of the file. */
+struct tile {
+    const struct cstc_weights_part *part;
+    uint64_t column, n_columns; /* Of the part. */
+    char *elems;                /* As the file has them. */
+    uint64_t stride;            /* Elements from one column to the next. */
+};
+
+/* Read what the rows [row, row + n_rows) of the tensor have in @tile. */
+static int read_tile(struct tile *tile, uint64_t row, uint64_t n_rows, struct cst_err *err)
+{
+    const struct cstc_weights_part *part = tile->part;
+    const unsigned bytes = cstc_dtype_bytes(part->place.dtype);
+    const uint64_t height = (uint64_t)part->shape[1];
+    uint64_t at = part->place.begin + (tile->column * height + row) * bytes;
+    int rc = CST_OK;
+
+    if (n_rows == height) {
+        tile->stride = n_rows;
+        return cstc_tensor_file_read(part->file, at, tile->elems, tile->n_columns * n_rows * bytes,
+                                     err);
+    }
+    tile->stride = n_rows + TILE_PAD;
+    for (uint64_t c = 0; rc == CST_OK && c < tile->n_columns; c++, at += height * bytes) {
+        rc = cstc_tensor_file_read(part->file, at, tile->elems + c * tile->stride * bytes,
+                                   n_rows * bytes, err);
+    }
+    return rc;
+}
+
+/* Read the columns of the band that are in @part. @elems has space for a tile. */
+static int read_columns(struct cstc_weights *weights, const struct cstc_weights_part *part,
+                        char *elems, struct cst_err *err)
 {
     const unsigned bytes = cstc_dtype_bytes(part->place.dtype);
-    const uint64_t columns = weights->columns, height = (uint64_t)part->shape[1],
-                   shift = part->place.begin % (uint64_t)sysconf(_SC_PAGESIZE),
-                   length = part->place.bytes + shift;
-    const char *map = mmap(NULL, length, PROT_READ, MAP_PRIVATE, part->file->fd,
-                           (off_t)(part->place.begin - shift));
+    const struct cstc_weights_band *band = &weights->band;
+    const uint64_t width = (uint64_t)part->shape[0];
+    struct tile tile = {.part = part, .elems = elems};
+    int rc = CST_OK;
 
-    if (map == MAP_FAILED) {
-        return cst_err_errno(err, CST_ENOMEM, errno, "%s: mapping %" PRIu64 " bytes",
-                             part->file->name, length);
-    }
-    for (uint64_t row = first / columns; row * columns < first + n; row++) {
-        uint64_t begin = row * columns + part->first_row, end = begin + (uint64_t)part->shape[0],
-                 from = first > begin ? first : begin, to = first + n < end ? first + n : end;
-
-        if (from < to) {
-            convert(map + shift + ((from - begin) * height + row) * bytes, part->place.dtype,
-                    height, to - from, dtype, out, from - first);
+    for (; rc == CST_OK && tile.column < width; tile.column += tile.n_columns) {
+        tile.n_columns = least(width - tile.column, TILE_ELEMS / (band->n_rows + TILE_PAD));
+        rc = read_tile(&tile, band->row, band->n_rows, err);
+        for (uint64_t r = 0; rc == CST_OK && r < band->n_rows; r++) {
+            convert(elems + r * bytes, part->place.dtype, tile.stride, tile.n_columns, band->dtype,
+                    band->elems, r * weights->columns + part->first_row + tile.column);
         }
     }
-    (void)munmap((void *)(uintptr_t)map, length);
+    return rc;
+}
+
+/* Read the band of rows that begins with @row. */
+static int read_band(struct cstc_weights *weights, uint64_t row, enum cstc_dtype dtype,
+                     struct cst_err *err)
+{
+    struct cstc_weights_band *band = &weights->band;
+    const uint64_t height = (uint64_t)weights->parts[0].shape[1];
+    const uint64_t row_bytes = weights->columns * cstc_dtype_bytes(dtype);
+    uint64_t n_rows = least(least(height, BAND_ROWS), BAND_BYTES / row_bytes);
+    char *elems = malloc(TILE_ELEMS * sizeof(float)); /* Elements of at most 4 bytes. */
+    int rc = CST_OK;
+
+    n_rows = n_rows > 0 ? n_rows : 1;
+    if (band->elems == NULL || band->dtype != dtype) {
+        free(band->elems);
+        *band = (struct cstc_weights_band){.elems = malloc(n_rows * row_bytes), .dtype = dtype};
+    }
+    if (elems == NULL || band->elems == NULL) {
+        free(elems);
+        return cst_err_set(err, CST_ENOMEM, "tensor '%s': no memory for %" PRIu64 " rows of it",
+                           weights->parts[0].name, n_rows);
+    }
+    band->row = row;
+    band->n_rows = least(height - row, n_rows);
+    for (uint32_t p = 0; rc == CST_OK && p < weights->n_parts; p++) {
+        rc = read_columns(weights, &weights->parts[p], elems, err);
+    }
+    band->n_rows = rc == CST_OK ? band->n_rows : 0;
+    free(elems);
+    return rc;
+}
+
+static void free_band(struct cstc_weights *weights)
+{
+    free(weights->band.elems);
+    weights->band = (struct cstc_weights_band){0};
+}
+
+/* The columns of the tensor are the rows of the parts. Neighbours in the tensor are far apart in
+ * the file. Therefore a band of rows is read ahead. */
+static int read_transposed(struct cstc_weights *weights, uint64_t first, uint64_t n,
+                           enum cstc_dtype dtype, char *out, struct cst_err *err)
+{
+    const unsigned bytes = cstc_dtype_bytes(dtype);
+    const struct cstc_weights_band *band = &weights->band;
+
+    for (uint64_t at = first; at < first + n;) {
+        const uint64_t row = at / weights->columns;
+        uint64_t in_band, now;
+
+        if (band->dtype != dtype || row < band->row || row - band->row >= band->n_rows) {
+            const int rc = read_band(weights, row, dtype, err);
+
+            if (rc != CST_OK) {
+                return rc;
+            }
+        }
+        in_band = at - band->row * weights->columns;
+        now = least(first + n - at, band->n_rows * weights->columns - in_band);
+        memcpy(out + (at - first) * bytes, band->elems + in_band * bytes, now * bytes);
+        at += now;
+    }
+    if (first + n == weights->columns * (uint64_t)weights->parts[0].shape[1]) {
+        free_band(weights);
+    }
     return CST_OK;
 }
 
-int cstc_weights_read(const struct cstc_weights *weights, uint64_t first, uint64_t n,
+int cstc_weights_read(struct cstc_weights *weights, uint64_t first, uint64_t n,
                       enum cstc_dtype dtype, void *out, struct cst_err *err)
 {
-    int rc = CST_OK;
+    return weights->transposed ? read_transposed(weights, first, n, dtype, out, err)
+                               : read_rows(weights, first, n, dtype, out, err);
+}
 
-    if (!weights->transposed) {
-        return read_rows(weights, first, n, dtype, out, err);
-    }
-    for (uint32_t p = 0; rc == CST_OK && p < weights->n_parts; p++) {
-        rc = read_columns(weights, &weights->parts[p], first, n, dtype, out, err);
-    }
-    return rc;
+void cstc_weights_close(struct cstc_weights *weights)
+{
+    free_band(weights);
+    free(weights->parts);
+    *weights = (struct cstc_weights){0};
 }

@@ -17,12 +17,20 @@ struct cstc_weights_part {
     struct cstc_tensor_entry place;
 };
 
+/* Rows of a transposed tensor that were read together. */
+struct cstc_weights_band {
+    char *elems; /* Row by row. Owned; NULL: there are none. */
+    enum cstc_dtype dtype;
+    uint64_t row, n_rows; /* The first row, and the number of rows. */
+};
+
 /* The parts of a tensor in open files. */
 struct cstc_weights {
     struct cstc_weights_part *parts; /* Owned. */
     uint32_t n_parts;
     uint64_t columns; /* Elements in a row of the tensor. */
     bool transposed;  /* The parts' rows are columns of the tensor. */
+    struct cstc_weights_band band;
 };
 
 /* Returns the number of tensors that the tensor @words is in model files. */
@@ -45,8 +53,10 @@ void cstc_weights_close(struct cstc_weights *weights);
 bool cstc_weights_are_bf16(const struct cstc_weights *weights);
 
 /* Read the elements [first, first + n) of the tensor, in its own order, as @dtype, which is F32 or
- * BF16. Elements that have this type keep their bits. CST_EIO, CST_ENOMEM. */
-int cstc_weights_read(const struct cstc_weights *weights, uint64_t first, uint64_t n,
+ * BF16. Elements that have this type keep their bits. A transposed tensor should be read in its
+ * order: up to 32 MiB are read ahead, and kept until its last element is read. CST_EIO: a file
+ * cannot be read, or has become shorter. CST_ENOMEM. */
+int cstc_weights_read(struct cstc_weights *weights, uint64_t first, uint64_t n,
                       enum cstc_dtype dtype, void *out, struct cst_err *err);
 
 #endif

@@ -3,6 +3,8 @@
  * defect, descriptions as JSON. */
 #include "client/checkpoint/content.h"
 #include "client/checkpoint/manifest.h"
+#include "client/checkpoint/weights.h"
+#include "kernels/math/cast.h"
 #include "proto/message_json.h"
 #include "tests/lib/suite.h"
 
@@ -366,6 +368,108 @@ START_TEST(headers_without_memory)
 }
 END_TEST
 
+/* -- transposed weights ------------------------------------------------------------------------ */
+
+enum { HEIGHT = 2500, WIDTHS = 7 + 4 }; /* Rows of the tensor, and columns in two parts. */
+
+/* A file with two tensors, which are the columns of one of HEIGHT rows. The first has fp32, and the
+ * second bf16. Element (row, column) is row + column / 16. */
+static void open_transposed(struct cstc_tensor_file *file, struct cstc_weights_part parts[2])
+{
+    static const int64_t widths[] = {7, WIDTHS - 7};
+    uint64_t at = 12, column = 0;
+
+    *file = (struct cstc_tensor_file){.name = "t"};
+    file->fd = openat(dirfd_, "t", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    ck_assert_int_ge(file->fd, 0);
+    for (int p = 0; p < 2; p++) {
+        const unsigned bytes = p == 0 ? 4 : 2;
+
+        parts[p] = (struct cstc_weights_part){.name = p == 0 ? "a" : "b",
+                                              .shape = {widths[p], HEIGHT},
+                                              .n_dims = 2,
+                                              .first_row = column,
+                                              .file = file};
+        parts[p].place =
+            (struct cstc_tensor_entry){.dtype = p == 0 ? CSTC_DTYPE_F32 : CSTC_DTYPE_BF16,
+                                       .begin = at,
+                                       .bytes = (uint64_t)widths[p] * HEIGHT * bytes};
+        for (int64_t c = 0; c < widths[p]; c++, column++) {
+            for (int row = 0; row < HEIGHT; row++, at += bytes) {
+                const float value = (float)row + (float)column / 16;
+                const uint16_t half = cst_fp32_to_bf16(value);
+
+                ck_assert_int_eq(
+                    pwrite(file->fd, p == 0 ? (const void *)&value : &half, bytes, (off_t)at),
+                    (ssize_t)bytes);
+            }
+        }
+    }
+}
+
+/* A transposed tensor is read in its order, in pieces of any size, and also from any element. */
+START_TEST(transposed)
+{
+    static const uint64_t sizes[] = {1, 10, 11, 999, 1024 * WIDTHS, HEIGHT * WIDTHS};
+    struct cstc_tensor_file file;
+    struct cstc_weights_part parts[2];
+    struct cstc_weights weights = {
+        .parts = parts, .n_parts = 2, .columns = WIDTHS, .transposed = true};
+    const uint64_t all = HEIGHT * WIDTHS, most = sizes[_i];
+    float *out = malloc(all * sizeof *out);
+    struct cst_err err = {0};
+
+    open_transposed(&file, parts);
+    for (uint64_t pass = 0; pass < 2; pass++) { /* The second one begins in the middle. */
+        for (uint64_t at = pass * all / 2; at < all; at += most) {
+            const uint64_t n = all - at < most ? all - at : most;
+
+            ck_assert_msg(cstc_weights_read(&weights, at, n, CSTC_DTYPE_F32, out, &err) == CST_OK,
+                          "%s", err.text);
+            for (uint64_t i = 0; i < n; i++) {
+                const uint64_t row = (at + i) / WIDTHS, column = (at + i) % WIDTHS;
+                const float value = (float)row + (float)column / 16;
+
+                ck_assert(out[i] ==
+                          (column < 7 ? value : cst_bf16_to_fp32(cst_fp32_to_bf16(value))));
+            }
+        }
+        ck_assert_ptr_null(weights.band.elems);
+    }
+    ck_assert_int_eq(close(file.fd), 0);
+    free(out);
+}
+END_TEST
+
+/* A file that becomes shorter after it was opened is an error with numbers. Another read tries
+ * again. _i: the part that is cut off. */
+START_TEST(transposed_and_cut_off)
+{
+    struct cstc_tensor_file file;
+    struct cstc_weights_part parts[2];
+    struct cstc_weights weights = {.transposed = true, .n_parts = 2, .columns = WIDTHS};
+    char words[80];
+    float out[WIDTHS];
+    struct cst_err err = {0};
+    uint64_t end;
+
+    weights.parts = calloc(2, sizeof *weights.parts);
+    ck_assert_ptr_nonnull(weights.parts);
+    open_transposed(&file, parts);
+    memcpy(weights.parts, parts, sizeof parts);
+    end = parts[_i].place.begin + 1000;
+    ck_assert_int_eq(ftruncate(file.fd, (off_t)end), 0);
+    (void)snprintf(words, sizeof words, "t: ends at byte %llu, ", (unsigned long long)end);
+    for (int turn = 0; turn < 2; turn++) {
+        ck_assert_int_eq(cstc_weights_read(&weights, 0, WIDTHS, CSTC_DTYPE_F32, out, &err),
+                         CST_EIO);
+        ck_assert_msg(strncmp(err.text, words, strlen(words)) == 0, "%s", err.text);
+    }
+    cstc_weights_close(&weights);
+    ck_assert_int_eq(close(file.fd), 0);
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *s = suite_create("checkpoint");
@@ -377,6 +481,8 @@ static Suite *suite(void)
     tcase_add_test(tc, headers_without_memory);
     tcase_add_test(tc, descriptions);
     tcase_add_test(tc, contents);
+    tcase_add_loop_test(tc, transposed, 0, 6);
+    tcase_add_loop_test(tc, transposed_and_cut_off, 0, 2);
     return s;
 }
 
