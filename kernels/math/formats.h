@@ -31,8 +31,7 @@ CST_INLINE struct cst_update_moment cst_format_at(enum cst_moments moments,
 {
     struct cst_update_moment at;
 
-    at.values = (uint8_t *)row->values + i / CST_UPDATE_GROUP * cst_format_bytes(moments) +
-                i % CST_UPDATE_GROUP * (cst_format_bytes(moments) / CST_UPDATE_GROUP);
+    at.values = (uint8_t *)row->values + i * (cst_format_bytes(moments) / CST_UPDATE_GROUP);
     at.exponents = moments == CST_MOMENTS_MX8 ? row->exponents + i / CST_UPDATE_GROUP : NULL;
     return at;
 }

@@ -26,8 +26,14 @@
 
 #include <string.h>
 
-/* Distance in groups by which rows are prefetched. */
-#define AHEAD_GROUPS 16
+/* Distance in groups by which rows are prefetched. Where memory is fast, a longer one costs more
+ * than it hides: tests/bench/RESULTS.md. */
+#define AHEAD_GROUPS 6
+
+/* Whether the states and gradients of a group fit into the registers beside the scalars. If so, all
+ * are loaded before anything is stored, and only once. Otherwise they are loaded again after they
+ * have been saved, and the masters once more when the moments have been stored. */
+#define HOLDS_GROUP (CST_VEC_GROUP <= 2)
 
 #define ALWAYS_INLINE __attribute__((always_inline)) static inline
 
@@ -148,30 +154,46 @@ ALWAYS_INLINE void store_masters(struct way way, const struct call *call,
     }
 }
 
-/* Compute the new @moments of a group, and for each vector what cst_formula_weight needs, @u. */
-ALWAYS_INLINE void do_moments(struct way way, const struct call *call,
-                              const struct cst_update_rows *rows,
-                              struct cst_vec moments[2][CST_VEC_GROUP],
-                              struct cst_vec u[CST_VEC_GROUP])
-{
-    struct cst_vec_flags nans = cst_vec_no_flags();
+/* The states and gradients of a group, as fp32. */
+struct group {
     struct cst_vec p[CST_VEC_GROUP];
+    struct cst_vec moments[2][CST_VEC_GROUP];
+    struct cst_vec grad[CST_VEC_GROUP];
+};
 
-    load_masters(way, rows, p);
+/* Load the states and gradients of a group. */
+ALWAYS_INLINE void load_group(struct way way, const struct cst_update_rows *rows,
+                              struct group *group)
+{
+    load_masters(way, rows, group->p);
     CST_VEC_UNROLL
     for (unsigned k = 0; k < n_moments(way); k++) {
-        cst_format_load(way.moments, k, &rows->moments_in[k], moments[k]);
+        cst_format_load(way.moments, k, &rows->moments_in[k], group->moments[k]);
     }
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        group->grad[j] = load_grad(rows, j * CST_VEC_LANES);
+    }
+}
+
+/* Compute the new moments of a group, and for each vector what cst_formula_weight needs, @u. */
+ALWAYS_INLINE void do_moments(struct way way, const struct call *call,
+                              const struct cst_update_rows *rows, struct group *group,
+                              struct cst_vec u[CST_VEC_GROUP])
+{
+    struct cst_vec(*moments)[CST_VEC_GROUP] = group->moments;
+    struct cst_vec_flags nans = cst_vec_no_flags();
+
     CST_VEC_UNROLL
     for (int j = 0; j < CST_VEC_GROUP; j++) {
         int at = j * CST_VEC_LANES;
         struct cst_formula_states x = {
-            .p = p[j], .m = moments[0][j], .v = moments[n_moments(way) - 1][j]};
+            .p = group->p[j], .m = moments[0][j], .v = moments[n_moments(way) - 1][j]};
 
         if (way.optimizer == CST_OPTIMIZER_MUON) {
             x.o = cst_vec_load_bf16(rows->direction + at);
         }
-        cst_formula_moments(way.optimizer, &call->scalars, load_grad(rows, at), &x);
+        cst_formula_moments(way.optimizer, &call->scalars, group->grad[j], &x);
         u[j] = x.u;
         moments[0][j] = x.m;
         moments[1][j] = x.v;
@@ -187,19 +209,21 @@ ALWAYS_INLINE void do_moments(struct way way, const struct call *call,
     }
 }
 
-/* Store the master weights of a group and the weights. */
+/* Store the master weights of a group and the weights. @group has the old master weights, which are
+ * loaded again unless HOLDS_GROUP, and the new moments. */
 ALWAYS_INLINE void do_weights(struct way way, const struct call *call,
-                              const struct cst_update_rows *rows,
-                              const struct cst_vec m[CST_VEC_GROUP],
+                              const struct cst_update_rows *rows, struct group *group,
                               const struct cst_vec u[CST_VEC_GROUP])
 {
     struct cst_vec_flags nans = cst_vec_no_flags();
-    struct cst_vec p[CST_VEC_GROUP];
+    struct cst_vec *p = group->p;
 
-    load_masters(way, rows, p);
+    if (!HOLDS_GROUP) {
+        load_masters(way, rows, p);
+    }
     CST_VEC_UNROLL
     for (int j = 0; j < CST_VEC_GROUP; j++) {
-        struct cst_formula_states x = {.p = p[j], .m = m[j], .u = u[j]};
+        struct cst_formula_states x = {.p = p[j], .m = group->moments[0][j], .u = u[j]};
 
         cst_formula_weight(way.optimizer, way.moments, &call->scalars, &x);
         p[j] = x.p;
@@ -214,16 +238,16 @@ ALWAYS_INLINE void do_weights(struct way way, const struct call *call,
     store_masters(way, call, rows, p);
 }
 
-/* Update one group, at the start of @rows. @words are the group's random words, which are not read
- * if the rounding takes none. */
+/* Update one group, at the start of @rows, whose old values are in @group. @words are the group's
+ * random words, which are not read if the rounding takes none. */
 ALWAYS_INLINE void do_group(struct way way, const struct call *call,
-                            const struct cst_update_rows *rows,
+                            const struct cst_update_rows *rows, struct group *group,
                             const struct cst_vec_bits words[CST_VEC_GROUP / 2])
 {
-    struct cst_vec moments[2][CST_VEC_GROUP], u[CST_VEC_GROUP];
+    struct cst_vec u[CST_VEC_GROUP];
     struct cst_vec_bits drawn[CST_VEC_GROUP / 2];
 
-    do_moments(way, call, rows, moments, u);
+    do_moments(way, call, rows, group, u);
     CST_VEC_UNROLL
     for (unsigned k = 0; k < n_moments(way); k++) {
         CST_VEC_UNROLL
@@ -232,9 +256,9 @@ ALWAYS_INLINE void do_group(struct way way, const struct call *call,
                        : k == 0           ? words[j]
                                           : cst_random_other(words[j]);
         }
-        cst_format_store(way.moments, way.rounding, k, &rows->moments[k], moments[k], drawn);
+        cst_format_store(way.moments, way.rounding, k, &rows->moments[k], group->moments[k], drawn);
     }
-    do_weights(way, call, rows, moments[0], u);
+    do_weights(way, call, rows, group, u);
 }
 
 /* Prefetch what the group that comes AHEAD_GROUPS groups later needs of one row. @at is the current
@@ -297,33 +321,74 @@ ALWAYS_INLINE void copy(void *to, const void *from, size_t bytes)
     memcpy((char *)to + i, (const char *)from + i, bytes - i);
 }
 
+/* Save a group of fp32 values in @to. */
+ALWAYS_INLINE void save_fp32(float *to, const struct cst_vec from[CST_VEC_GROUP])
+{
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        cst_vec_store(to + j * CST_VEC_LANES, from[j]);
+    }
+}
+
+/* Save the masters of the group at the start of @rows in @old. @group has them if HOLDS_GROUP. */
+ALWAYS_INLINE void save_masters(struct way way, struct cst_update_old *old,
+                                const struct cst_update_rows *rows, const struct group *group)
+{
+    if (way.split) {
+        copy(old->split.remainder, rows->remainder_in, sizeof old->split.remainder);
+        copy(old->split.weight, rows->weight_in, sizeof old->split.weight);
+    } else if (HOLDS_GROUP) {
+        save_fp32(old->master, group->p);
+    } else {
+        copy(old->master, rows->master_in, sizeof old->master);
+    }
+}
+
 /* Save the old values of the group at the start of @rows in @buffer of @undo, and store in
  * undo->held that they are there. The group has @n elements, the first of which is number @first of
  * the call. The memory of a whole group is readable even if @n is smaller. @over: the weights
- * overwrite the gradient, which is therefore saved, too. */
+ * overwrite the gradient, which is therefore saved, too. @group has been loaded if HOLDS_GROUP;
+ * otherwise it is not read. */
 ALWAYS_INLINE void save(struct way way, struct cst_update_undo *undo, uint32_t buffer,
-                        const struct cst_update_rows *rows, size_t first, size_t n, bool over)
+                        const struct cst_update_rows *rows, const struct group *group, size_t first,
+                        size_t n, bool over)
 {
     struct cst_update_old *old = &undo->old[buffer];
 
     if (over) {
         copy(old->grad, rows->grad_bf16, sizeof old->grad);
     }
-    if (way.split) {
-        copy(old->split.remainder, rows->remainder_in, sizeof old->split.remainder);
-        copy(old->split.weight, rows->weight_in, sizeof old->split.weight);
-    } else {
-        copy(old->master, rows->master_in, sizeof old->master);
-    }
+    save_masters(way, old, rows, group);
     CST_VEC_UNROLL
     for (unsigned k = 0; k < n_moments(way); k++) {
-        copy(old->moments[k], rows->moments_in[k].values, cst_format_bytes(way.moments));
+        if (HOLDS_GROUP && way.moments == CST_MOMENTS_FP32) {
+            save_fp32((float *)old->moments[k], group->moments[k]);
+        } else {
+            copy(old->moments[k], rows->moments_in[k].values, cst_format_bytes(way.moments));
+        }
         if (way.moments == CST_MOMENTS_MX8) {
             old->exponents[k] = *rows->moments_in[k].exponents;
         }
     }
     cst_update_undo_hold(undo,
                          cst_update_undo_word(undo->base + (uint32_t)first, (uint32_t)n, buffer));
+}
+
+/* Load the group at the start of @rows, and save it unless @undo is NULL. The other arguments are
+ * those of save. */
+ALWAYS_INLINE void load_and_save(struct way way, struct cst_update_undo *undo, uint32_t buffer,
+                                 const struct cst_update_rows *rows, struct group *group,
+                                 size_t first, size_t n, bool over)
+{
+    if (HOLDS_GROUP) {
+        load_group(way, rows, group);
+    }
+    if (undo != NULL) {
+        save(way, undo, buffer, rows, group, first, n, over);
+    }
+    if (!HOLDS_GROUP) {
+        load_group(way, rows, group);
+    }
 }
 
 /* Memory for a group that is padded with zeros. */
@@ -409,15 +474,14 @@ ALWAYS_INLINE void do_tail(struct way way, const struct call *call,
     struct cst_update_rows at = rows_at(way, rows, i), inside;
     struct call cached = *call;
     struct cst_vec_bits words[CST_VEC_GROUP / 2];
+    struct group group;
     struct padded padded;
 
     cached.stream = false;
     pad(way, &padded, &at, n, &inside);
-    if (undo != NULL) {
-        save(way, undo, buffer, &inside, i, n, call->over);
-    }
     draw(way, &cached, i / CST_UPDATE_GROUP, words);
-    do_group(way, &cached, &inside, words);
+    load_and_save(way, undo, buffer, &inside, &group, i, n, call->over);
+    do_group(way, &cached, &inside, &group, words);
     unpad(way, &padded, &at, n);
 }
 
@@ -440,14 +504,15 @@ ALWAYS_INLINE void update(struct way way, const struct cst_update_scalars *scala
     }
     for (; i + CST_UPDATE_GROUP <= n; i += CST_UPDATE_GROUP, buffer ^= 1) {
         const struct cst_update_rows at = rows_at(way, &rows, i);
+        struct group group;
 
         if (undo != NULL) {
             rows_ahead(way, &at);
-            save(way, undo, buffer, &at, i, CST_UPDATE_GROUP, call.over);
         }
         next_ahead(&rows, i);
         draw(way, &call, i / CST_UPDATE_GROUP, words);
-        do_group(way, &call, &at, words);
+        load_and_save(way, undo, buffer, &at, &group, i, CST_UPDATE_GROUP, call.over);
+        do_group(way, &call, &at, &group, words);
     }
     if (i < n) {
         do_tail(way, &call, &rows, i, n - i, undo, buffer);
