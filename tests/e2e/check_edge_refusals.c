@@ -7,12 +7,16 @@
 #include "tests/lib/suite.h"
 
 #include <check.h>
+#include <poll.h>
 #include <signal.h>
+#include <stdlib.h>
+#include <string.h>
 
 /* Edges of the job. */
 enum { ACROSS, ON_HOST, OWN, N_EDGES };
 
 static struct raw_client ranks[2];
+static struct raw_job jobs[2];
 
 static void declare_edges(struct raw_client *client)
 {
@@ -25,7 +29,7 @@ static void declare_edges(struct raw_client *client)
         cistern__edge_decl__init(list[i]);
         edges[i].name = (char *)(uintptr_t)names[i];
         edges[i].to = i == OWN ? 0 : 1;
-        edges[i].slot_bytes = 3000;
+        edges[i].slot_bytes = i == OWN ? 2000000 : 3000;
         edges[i].n_slots = 3;
         edges[i].has_on_device = true;
         edges[i].on_device = i != ON_HOST;
@@ -35,6 +39,18 @@ static void declare_edges(struct raw_client *client)
     ck_assert_int_eq(raw_call(client, CISTERN__MSG_TYPE__MSG_DECLARE, &declare.base), CST_OK);
 }
 
+/* A worker of job "j" attaches as @job has it, or again on another device, and sends its Commit.
+ * Returns the request id. */
+static uint64_t attach(struct raw_client *client, struct raw_job *job)
+{
+    raw_open(client, proc.socket);
+    ck_assert_msg(raw_job_open(client, job) == CST_OK, "%s", client->err.text);
+    job->send_token = true;
+    declare_edges(client);
+    ck_assert_int_eq(raw_declare_many(client, 1, 1000), CST_OK);
+    return raw_commit(client, 1, 1);
+}
+
 /* Two ranks commit job "j", each on a GPU. */
 static void open_job(void)
 {
@@ -42,18 +58,21 @@ static void open_job(void)
 
     cuda_rig_open("");
     for (uint32_t rank = 0; rank < 2; rank++) {
-        struct raw_job job = {
+        jobs[rank] = (struct raw_job){
             .name = "j", .rank = rank, .world = 2, .device = rank == 0 ? "cuda:0" : "cuda:1"};
-
-        raw_open(&ranks[rank], proc.socket);
-        ck_assert_int_eq(raw_job_open(&ranks[rank], &job), CST_OK);
-        declare_edges(&ranks[rank]);
-        ck_assert_int_eq(raw_declare_many(&ranks[rank], 1, 1000), CST_OK);
-        commits[rank] = raw_commit(&ranks[rank], 1, 1);
+        commits[rank] = attach(&ranks[rank], &jobs[rank]);
     }
     for (uint32_t rank = 0; rank < 2; rank++) {
         (void)raw_expect(&ranks[rank], commits[rank], CISTERN__MSG_TYPE__MSG_COMMITTED, NULL);
     }
+}
+
+/* As open_job, with an engine of the node that is killed when it populates slots of `own`. */
+static void open_job_mortal(void)
+{
+    (void)setenv("CISTERN_ENGINE_HOST", "./tests/lib/engine_stub", 1);
+    (void)setenv("STUB_KILLED_AT", "5000000", 1);
+    open_job();
 }
 
 static void close_job(void)
@@ -141,10 +160,51 @@ START_TEST(a_rank_asks_once)
 }
 END_TEST
 
+/* Kill the engine of GPU 1 until it is given up. */
+static void lose_gpu(void)
+{
+    pid_t killed = 0;
+
+    for (;;) {
+        const Cistern__EngineInfo *engine = raw_stat(&witness)->engines[2];
+
+        if (strcmp(engine->state, "failed") == 0) {
+            return;
+        }
+        if (engine->pid > 0 && engine->pid != killed) {
+            ck_assert_int_eq(kill(engine->pid, SIGKILL), 0);
+            killed = engine->pid;
+        }
+        (void)poll(NULL, 0, 1);
+    }
+}
+
+/* Slots cannot be made in host memory, while the other rank, whose GPU is lost, gets a pool on
+ * another one. Only the request about the slots fails. */
+START_TEST(a_failure_beside_a_pool_that_moves)
+{
+    uint64_t waiting, commit;
+
+    lose_gpu();
+    raw_close(&ranks[1]);
+    signal_host_engines(SIGSTOP);
+    waiting = refuse(0, OWN);
+    ck_assert_int_eq(raw_call(&ranks[0], CISTERN__MSG_TYPE__MSG_PING, NULL), CST_OK);
+    jobs[1].device = "cuda:0";
+    commit = attach(&ranks[1], &jobs[1]);
+    ck_assert_int_eq(raw_call(&ranks[1], CISTERN__MSG_TYPE__MSG_PING, NULL), CST_OK);
+    signal_host_engines(SIGCONT);
+    ck_assert_int_eq(raw_status(&ranks[0], waiting), CST_ENOMEM);
+    raw_says(&ranks[0], "2 engines died while they populated its memory");
+    ck_assert_msg(raw_status(&ranks[1], commit) == CST_OK, "%s", ranks[1].err.text);
+    ck_assert_str_eq(raw_job_info(&witness, "j")->ranks[1]->device, fake_gpu_uuid(0));
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
     Suite *suite;
-    TCase *requests;
+    TCase *requests, *failures;
 
     (void)argc;
     fake_gpu_use(argv);
@@ -152,5 +212,7 @@ int main(int argc, char **argv)
     requests = suite_case(suite, "requests", open_job, close_job);
     tcase_add_test(requests, edges_without_such_slots_are_named);
     tcase_add_test(requests, a_rank_asks_once);
+    failures = suite_case(suite, "failures", open_job_mortal, close_job);
+    tcase_add_test(failures, a_failure_beside_a_pool_that_moves);
     return suite_run(suite);
 }
