@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The communicators of a job, for the rest of libcistern. cistern/comm.h has the public functions.
- * comm.c opens and closes communicators, and device_comm.c carries out calls on arrays in the
- * memory of a device. */
+ * open.c opens communicators of a job, comm.c closes them and has the calls, and device_comm.c
+ * carries out calls on arrays in the memory of a device. */
 #ifndef CSTC_COMM_H
 #define CSTC_COMM_H
 
