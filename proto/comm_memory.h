@@ -3,12 +3,16 @@
  * it, a sealed memfd, and maps the head alone, to wake the ranks (proto/shared.h). The rest is the
  * ranks' business (client/comm).
  *
- *   control  256 bytes: how ranks wait and learn that the attempt is over, and who has closed its
- *            communicator
+ *   control  256 bytes: how ranks wait and learn that the attempt is over, who has closed its
+ *            communicator, and who can use the transport that the daemon has chosen
  *   lines    128 bytes for each rank, which this rank writes: how far it is
  *   slots    CST_COMM_SLOTS for each rank, written by this rank and read by the others: the header
  *            of a call, numbers of bytes for the ranks and from the ranks, data. The first begins
  *            at a page
+ *
+ * A rank on a GPU begins to use the transport that the daemon has chosen, NCCL or slots on GPUs,
+ * and says whether it could. If all could, the communicator is open. If one could not, all close
+ * it.
  *
  * If the ranks have slots on GPUs, these have the data, and the slots here only the header and the
  * numbers. In a communicator by NCCL the memory has no data. The slots of a rank are one array of
@@ -43,8 +47,14 @@
 
 struct cst_comm_control {
     struct cst_shared_head head;
-    _Alignas(128) _Atomic uint64_t closed; /* Ranks that have closed it, one bit each. */
+    /* Ranks of the group, one bit each. A rank on a GPU that could begin to use the transport is in
+     * `ready`, and one that could not is in `refused`. No rank is in both. */
+    _Alignas(128) _Atomic uint64_t closed; /* Ranks that have closed it. */
+    _Atomic uint64_t ready;
+    _Atomic uint64_t refused;
 };
+
+_Static_assert(sizeof(struct cst_comm_control) == 256, "as above");
 
 struct cst_comm_line {
     _Alignas(128) _Atomic uint32_t read; /* Rounds that this rank has read, modulo 2^32. */

@@ -126,10 +126,16 @@ void cstc_channel_did_read(struct cstc_channel *channel, bool ends)
     cst_shared_notify(&control_of(channel)->head);
 }
 
+/* Add this rank to @ranks. */
+static void say(const struct cstc_channel *channel, _Atomic uint64_t *ranks)
+{
+    (void)atomic_fetch_or(ranks, UINT64_C(1) << channel->rank);
+    cst_shared_wake(&control_of(channel)->head);
+}
+
 void cstc_channel_close(const struct cstc_channel *channel)
 {
-    (void)atomic_fetch_or(&control_of(channel)->closed, UINT64_C(1) << channel->rank);
-    cst_shared_wake(&control_of(channel)->head);
+    say(channel, &control_of(channel)->closed);
 }
 
 uint32_t cstc_channel_closed(const struct cstc_channel *channel)
@@ -137,4 +143,33 @@ uint32_t cstc_channel_closed(const struct cstc_channel *channel)
     const uint64_t closed = atomic_load(&control_of(channel)->closed);
 
     return closed != 0 ? (uint32_t)__builtin_ctzll(closed) : CST_COMM_MAX_RANKS;
+}
+
+void cstc_channel_say_ready(const struct cstc_channel *channel)
+{
+    say(channel, &control_of(channel)->ready);
+}
+
+void cstc_channel_refuse(const struct cstc_channel *channel)
+{
+    say(channel, &control_of(channel)->refused);
+}
+
+/* A rank that refuses says so before it closes its communicator. Therefore `closed` is read
+ * first. */
+enum cstc_channel_answer cstc_channel_ask(const struct cstc_channel *channel, uint32_t *rank)
+{
+    struct cst_comm_control *control = control_of(channel);
+    const uint64_t all = UINT64_MAX >> (64 - channel->size);
+    const uint64_t closed = atomic_load(&control->closed);
+    const uint64_t missing = all & ~atomic_load(&control->ready);
+
+    if (missing == 0) {
+        return CSTC_CHANNEL_READY;
+    }
+    *rank = (uint32_t)__builtin_ctzll((missing & closed) != 0 ? missing & closed : missing);
+    if ((all & atomic_load(&control->refused)) != 0) {
+        return CSTC_CHANNEL_REFUSED;
+    }
+    return (missing & closed) != 0 ? CSTC_CHANNEL_LEFT : CSTC_CHANNEL_UNKNOWN;
 }

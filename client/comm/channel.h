@@ -61,4 +61,20 @@ void cstc_channel_close(const struct cstc_channel *channel);
 /* Return a rank that has closed its communicator; CST_COMM_MAX_RANKS: none has. */
 uint32_t cstc_channel_closed(const struct cstc_channel *channel);
 
+/* Say once that this rank can use the transport, or that it cannot. Wakes the others that sleep. */
+void cstc_channel_say_ready(const struct cstc_channel *channel);
+void cstc_channel_refuse(const struct cstc_channel *channel);
+
+/* Whether the ranks can use the transport: */
+enum cstc_channel_answer {
+    CSTC_CHANNEL_UNKNOWN, /* Not all have said so, */
+    CSTC_CHANNEL_READY,   /* all can, */
+    CSTC_CHANNEL_REFUSED, /* one cannot, */
+    CSTC_CHANNEL_LEFT     /* or one has closed its communicator without saying so. */
+};
+
+/* Return that. *rank is a rank that is not ready, if there is one. Once all ranks are ready, or one
+ * has refused, the answer stays the same. */
+enum cstc_channel_answer cstc_channel_ask(const struct cstc_channel *channel, uint32_t *rank);
+
 #endif

@@ -2,6 +2,7 @@
 #include "client/comm/open.h"
 
 #include "client/comm/device_comm.h"
+#include "client/lib/shared_wait.h"
 
 #include <stdlib.h>
 
@@ -57,7 +58,19 @@ void cstc_comm_leave(struct cst_comm *comm)
     }
 }
 
-/* -- opening ---------------------------------------------------------------------------------- */
+/* -- asking the daemon ------------------------------------------------------------------------ */
+
+/* The rounds of an opening. Where a rank cannot use the transport that the daemon has chosen, the
+ * group opens the communicator again without it. */
+struct opening {
+    int group;
+    struct cst_err nccl, peers; /* Why this rank does without; status CST_OK: nothing has failed. */
+    bool refuses;               /* This rank could not use the transport of the last round: */
+    Cistern__CommTransport refused;
+};
+
+/* The transports are NCCL, slots on GPUs, and host memory, which is never refused. */
+#define MAX_ROUNDS 3
 
 static int check_group(const struct cst_job *job, int group, struct cst_err *err)
 {
@@ -93,29 +106,57 @@ static void describe(const struct cst_comm_device_offer *offer, bool makes_id,
     }
 }
 
+/* Add what this rank has found out in earlier rounds. @msg borrows from @opening. */
+static void describe_refusals(const struct cst_comm *comm, const struct opening *opening,
+                              Cistern__CommDevice *msg)
+{
+    msg->has_reads_peers = msg->has_can_refuse = true;
+    msg->reads_peers = opening->peers.status == CST_OK && cstc_peers_can(comm);
+    if (opening->peers.status != CST_OK) {
+        msg->peers_error = (char *)opening->peers.text;
+    }
+    msg->can_refuse = comm->device->restart != NULL;
+    msg->has_refused = opening->refuses;
+    msg->refused = opening->refused;
+}
+
+/* Let the device say what this rank can. */
+static int make_offer(const struct cst_comm *comm, const struct opening *opening, bool is_first,
+                      struct cst_comm_device_offer *offer, struct cst_err *err)
+{
+    const bool has_failed = opening->nccl.status != CST_OK;
+    const int rc = comm->device->offer(comm->device_arg, is_first && !has_failed, offer, err);
+
+    if (has_failed) {
+        offer->nccl_version = 0;
+        offer->nccl_error = opening->nccl;
+    }
+    return rc;
+}
+
 /* Ask the daemon for the memory of @comm. If it refuses, it has given the id to nobody. If the
  * connection has ended, that is not known. */
-static int ask(const struct cst_comm *comm, int group, struct cstc_call *call, struct cst_err *err)
+static int ask(const struct cst_comm *comm, const struct opening *opening, struct cstc_call *call,
+               struct cst_err *err)
 {
     const struct cst_job *job = comm->job;
-    const bool is_first = (uint32_t)__builtin_ctzll(job->model.groups[group]) == job->rank;
+    const bool is_first = (uint32_t)__builtin_ctzll(job->model.groups[opening->group]) == job->rank;
     Cistern__CommOpen msg = CISTERN__COMM_OPEN__INIT;
     Cistern__CommDevice device = CISTERN__COMM_DEVICE__INIT;
     struct cst_comm_device_offer offer = {0};
     int rc;
 
     if (comm->device != NULL) {
-        rc = comm->device->offer(comm->device_arg, is_first, &offer, err);
+        rc = make_offer(comm, opening, is_first, &offer, err);
         if (rc != CST_OK) {
             return rc;
         }
         describe(&offer, is_first, &device);
-        device.has_reads_peers = true;
-        device.reads_peers = cstc_peers_can(comm);
+        describe_refusals(comm, opening, &device);
         msg.device = &device;
     }
     msg.attempt = job->attempt;
-    msg.group = (uint32_t)group;
+    msg.group = (uint32_t)opening->group;
     call->max_fds = comm->device != NULL ? CST_FRAME_MAX_FDS : 1;
     rc = cstc_call_sync(job->client, call, CISTERN__MSG_TYPE__MSG_COMM_OPEN, &msg.base,
                         CISTERN__MSG_TYPE__MSG_COMM_OPENED, &cistern__comm_opened__descriptor, err);
@@ -125,6 +166,8 @@ static int ask(const struct cst_comm *comm, int group, struct cstc_call *call, s
     }
     return rc;
 }
+
+/* -- joining ---------------------------------------------------------------------------------- */
 
 /* This rank, number @own of the group, cannot map the memory @fd. A page of it suffices to say so
  * to the others, which would wait for this rank otherwise. */
@@ -191,8 +234,7 @@ static void insert(struct cst_comm *comm)
     *first = comm;
 }
 
-/* Join the ranks on GPUs, if this rank is one. On failure *err has the cause, and @comm is as
- * before. */
+/* Begin to use the transport, if this rank is on a GPU. */
 static int join(struct cst_comm *comm, const struct cstc_call *call, struct cst_err *err)
 {
     const Cistern__CommOpened *msg = (const Cistern__CommOpened *)call->reply;
@@ -222,22 +264,108 @@ static int join(struct cst_comm *comm, const struct cstc_call *call, struct cst_
     return cstc_comm_device_join(comm, msg->nccl_id.data, err);
 }
 
+/* Return whether @rc is a failure of the device, which another transport may not have. All others
+ * end the opening: a rank has died or does nothing, or the daemon's answer is wrong. */
+static bool is_of_device(int rc)
+{
+    return rc == CST_EGPU || rc == CST_EINTERNAL || rc == CST_ENOMEM || rc == CST_EUNSUPPORTED;
+}
+
+/* This rank cannot use @transport because of @why. */
+static void refuse(const struct cst_comm *comm, struct opening *opening,
+                   Cistern__CommTransport transport, const struct cst_err *why)
+{
+    *(transport == CISTERN__COMM_TRANSPORT__COMM_NCCL ? &opening->nccl : &opening->peers) = *why;
+    opening->refuses = true;
+    opening->refused = transport;
+    cstc_channel_refuse(&comm->flow.channel);
+}
+
+static bool is_answered(void *arg)
+{
+    const struct cst_comm *comm = arg;
+    uint32_t rank;
+
+    return cstc_channel_ask(&comm->flow.channel, &rank) != CSTC_CHANNEL_UNKNOWN;
+}
+
+/* Wait until all ranks can use the transport. CST_EAGAIN: one cannot. */
+static int await_others(struct cst_comm *comm, struct cst_err *err)
+{
+    const struct cstc_channel *channel = &comm->flow.channel;
+    uint32_t rank = channel->rank;
+    int rc;
+
+    rc = cstc_shared_wait(comm->job, comm->segment.base, channel->size, is_answered, comm,
+                          comm->timeout_ms, err);
+    if (rc != CST_OK && rc != CST_ETIMEDOUT) {
+        return rc;
+    }
+    switch (cstc_channel_ask(channel, &rank)) {
+    case CSTC_CHANNEL_READY:
+        return CST_OK;
+    case CSTC_CHANNEL_REFUSED:
+        return CST_EAGAIN;
+    case CSTC_CHANNEL_LEFT:
+        return cst_err_set(err, CST_ECANCELLED, "rank %u has closed its communicator",
+                           comm->flow.names[rank]);
+    case CSTC_CHANNEL_UNKNOWN:
+        break;
+    }
+    return cst_err_set(err, CST_ETIMEDOUT, "rank %u waited %u ms for rank %u", comm->job->rank,
+                       comm->timeout_ms, comm->flow.names[rank]);
+}
+
+/* This rank has begun to use the transport of @msg with the result @rc. Find out whether all ranks
+ * can use it. CST_EAGAIN: one cannot, and all open the communicator again. */
+static int agree(struct cst_comm *comm, const Cistern__CommOpened *msg, struct opening *opening,
+                 int rc, struct cst_err *err)
+{
+    const struct cstc_channel *channel = &comm->flow.channel;
+    uint32_t rank;
+
+    if (!msg->has_can_refuse || !msg->can_refuse || comm->device == NULL) {
+        return rc;
+    }
+    if (rc == CST_OK) {
+        cstc_channel_say_ready(channel);
+        return await_others(comm, err);
+    }
+    if (rc != CST_ECANCELLED && !is_of_device(rc)) {
+        return rc;
+    }
+    /* What has failed here after another rank has refused is a consequence of that. */
+    if (cstc_channel_ask(channel, &rank) == CSTC_CHANNEL_REFUSED) {
+        return CST_EAGAIN;
+    }
+    if (rc != CST_ECANCELLED) {
+        refuse(comm, opening, msg->transport, err);
+        return CST_EAGAIN;
+    }
+    return rc;
+}
+
+/* -- opening ---------------------------------------------------------------------------------- */
+
 /* Ask the daemon for the memory, use it, and join. After a failure @comm is not in the list of the
- * job. */
-static int open_worker(struct cst_comm *comm, int group, struct cst_err *err)
+ * job. CST_EAGAIN: a rank of the group cannot use the transport. */
+static int open_worker(struct cst_comm *comm, struct opening *opening, struct cst_err *err)
 {
     struct cst_job *job = comm->job;
     struct cstc_call call = {0};
-    int rc = ask(comm, group, &call, err);
+    int rc = ask(comm, opening, &call, err);
 
     if (rc != CST_OK) {
         return rc;
     }
-    rc = take(comm, &call, job->model.groups[group], err);
+    opening->refuses = false;
+    rc = take(comm, &call, job->model.groups[opening->group], err);
     if (rc == CST_OK) {
         insert(comm);
         rc = join(comm, &call, err);
+        rc = agree(comm, (const Cistern__CommOpened *)call.reply, opening, rc, err);
         if (rc != CST_OK) {
+            cstc_watch_end(comm, false);
             cstc_comm_leave(comm);
         }
     }
@@ -245,18 +373,14 @@ static int open_worker(struct cst_comm *comm, int group, struct cst_err *err)
     return rc == CST_EPROTO ? cstc_job_distrust(job, err, err) : rc;
 }
 
-int cst_comm_open_device(struct cst_comm **out, struct cst_job *job, int group,
-                         const struct cst_comm_device_calls *calls, void *arg, struct cst_err *err)
+/* Open the communicator in a new struct, *out, which is freed after a failure. The statuses are
+ * those of open_worker. */
+static int open_round(struct cst_comm **out, struct cst_job *job, struct opening *opening,
+                      const struct cst_comm_device_calls *calls, void *arg, struct cst_err *err)
 {
-    struct cst_comm *comm;
-    struct cst_err why = {0};
-    int rc = cstc_job_check_step(job, err);
+    struct cst_comm *comm = calloc(1, sizeof *comm);
+    int rc;
 
-    rc = rc == CST_OK ? check_group(job, group, err) : rc;
-    if (rc != CST_OK) {
-        return rc;
-    }
-    comm = calloc(1, sizeof *comm);
     if (comm == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a communicator");
     }
@@ -266,16 +390,40 @@ int cst_comm_open_device(struct cst_comm **out, struct cst_job *job, int group,
     comm->device = calls;
     comm->device_arg = arg;
     cstc_watch_init(comm);
-    rc = open_worker(comm, group, &why);
+    rc = open_worker(comm, opening, err);
     if (rc != CST_OK) {
-        if (rc == CST_EPEERDIED) {
-            cstc_job_void(job, &why);
-        }
         free(comm);
-        return cst_err_set(err, rc, "communicator of group %d: %.512s", group, why.text);
+        return rc;
     }
     *out = comm;
     return CST_OK;
+}
+
+int cst_comm_open_device(struct cst_comm **out, struct cst_job *job, int group,
+                         const struct cst_comm_device_calls *calls, void *arg, struct cst_err *err)
+{
+    struct opening opening = {.group = group};
+    struct cst_err why = {0};
+    int rc = cstc_job_check_step(job, err);
+
+    rc = rc == CST_OK ? check_group(job, group, err) : rc;
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = open_round(out, job, &opening, calls, arg, &why);
+    for (int i = 1; rc == CST_EAGAIN && i < MAX_ROUNDS; i++) {
+        calls->restart(arg);
+        rc = open_round(out, job, &opening, calls, arg, &why);
+    }
+    if (rc == CST_EAGAIN) {
+        (void)cst_err_set(&why, CST_EPROTO, "%d transports were refused", MAX_ROUNDS);
+        rc = cstc_job_distrust(job, &why, &why);
+    }
+    if (rc == CST_EPEERDIED) {
+        cstc_job_void(job, &why);
+    }
+    return rc == CST_OK ? CST_OK
+                        : cst_err_set(err, rc, "communicator of group %d: %.512s", group, why.text);
 }
 
 int cst_comm_open(struct cst_comm **out, struct cst_job *job, int group, struct cst_err *err)

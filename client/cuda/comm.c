@@ -136,8 +136,10 @@ static int offer(void *arg, bool makes_id, struct cst_comm_device_offer *out, st
     if (cstc_nccl_open(&comm->nccl, &out->nccl_error) != CST_OK) {
         return CST_OK;
     }
-    out->nccl_version = comm->nccl.version;
-    return makes_id ? offer_id(comm, out, err) : CST_OK;
+    if (!makes_id || offer_id(comm, out, &out->nccl_error) == CST_OK) {
+        out->nccl_version = comm->nccl.version;
+    }
+    return CST_OK;
 }
 
 static void spare(void *arg)
@@ -420,9 +422,9 @@ static void stop(void *arg)
     comm->handle = NULL;
 }
 
-static void close_comm(void *arg)
+/* Free what belongs to @comm. */
+static void free_parts(struct comm *comm)
 {
-    struct comm *comm = arg;
     const struct cst_cuda_driver *driver = &comm->cuda->driver;
 
     if (cstc_cuda_enter(comm->cuda, NULL) == CST_OK) {
@@ -449,7 +451,20 @@ static void close_comm(void *arg)
     free(comm->uuids);
     free(comm->reachable);
     free(comm->unreachable);
-    free(comm);
+}
+
+static void close_comm(void *arg)
+{
+    free_parts(arg);
+    free(arg);
+}
+
+static void restart(void *arg)
+{
+    struct comm *comm = arg;
+
+    free_parts(comm);
+    *comm = (struct comm){.cuda = comm->cuda, .stream = comm->stream, .in_order = comm->in_order};
 }
 
 static const struct cst_comm_device_calls calls = {
@@ -469,6 +484,7 @@ static const struct cst_comm_device_calls calls = {
     .stop = stop,
     .close = close_comm,
     .spare = spare,
+    .restart = restart,
 };
 
 static int open_comm(struct cst_comm **out, struct cst_cuda *cuda, int group, void *stream,

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/job/comm_device.h"
 
+#include "proto/text.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +13,20 @@ static int check(const Cistern__CommDevice *message, struct cst_err *err)
         return cst_err_set(err, CST_EINVAL, "a unique id of NCCL with %zu bytes; it has %d",
                            message->nccl_id.len, CSTD_COMM_DEVICE_ID_BYTES);
     }
+    if (message->has_refused && message->refused != CISTERN__COMM_TRANSPORT__COMM_NCCL &&
+        message->refused != CISTERN__COMM_TRANSPORT__COMM_PEERS) {
+        return cst_err_set(err, CST_EINVAL, "transport %d cannot be refused", message->refused);
+    }
     return CST_OK;
+}
+
+/* Copy a worker's words, which may be NULL, to @out. They are shown on terminals. */
+static void copy_words(const char *words, char out[CSTD_COMM_DEVICE_WORDS])
+{
+    if (words != NULL) {
+        (void)snprintf(out, CSTD_COMM_DEVICE_WORDS, "%s", words);
+        cst_text_clean(out, CSTD_COMM_DEVICE_WORDS);
+    }
 }
 
 /* Add the @n UUIDs @from to the list of @device. */
@@ -50,12 +65,13 @@ int cstd_comm_device_copy(const Cistern__CommDevice *message, struct cstd_comm_d
     device->has_id = message->has_nccl_id;
     device->reads_peers = message->has_reads_peers && message->reads_peers;
     device->in_order = message->has_in_order && message->in_order;
+    device->can_refuse = message->has_can_refuse && message->can_refuse;
+    device->refused = message->has_refused ? (enum cst_transport)message->refused : 0;
     if (device->has_id) {
         memcpy(device->id, message->nccl_id.data, sizeof device->id);
     }
-    if (message->nccl_error != NULL) {
-        (void)snprintf(device->nccl_error, sizeof device->nccl_error, "%s", message->nccl_error);
-    }
+    copy_words(message->nccl_error, device->nccl_error);
+    copy_words(message->peers_error, device->peers_error);
     rc = add_gpus(device, message->reachable, message->n_reachable, err);
     device->n_reachable = device->n_gpus;
     rc = rc == CST_OK ? add_gpus(device, message->unreachable, message->n_unreachable, err) : rc;
@@ -81,6 +97,7 @@ struct cst_transport_rank cstd_comm_device_rank(const struct cstd_comm_device *d
     rank.reads_peers = device->reads_peers;
     rank.in_order = device->in_order;
     rank.nccl_error = device->nccl_error[0] != '\0' ? device->nccl_error : NULL;
+    rank.peers_error = device->peers_error[0] != '\0' ? device->peers_error : NULL;
     for (size_t i = 0; i < device->n_gpus; i++) {
         names[i] = device->gpus[i];
     }

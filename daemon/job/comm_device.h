@@ -12,6 +12,7 @@
 
 #define CSTD_COMM_DEVICE_ID_BYTES 128
 #define CSTD_COMM_DEVICE_MAX_GPUS 64
+#define CSTD_COMM_DEVICE_WORDS 320
 
 /* Copied from the message of one rank. */
 struct cstd_comm_device {
@@ -19,8 +20,12 @@ struct cstd_comm_device {
     bool has_id;           /* id is set. */
     bool reads_peers;      /* As in struct cst_transport_rank. */
     bool in_order;
+    bool can_refuse; /* Its process says whether it can use the transport. */
+    /* What the group used before, and this rank could not use; 0: nothing. */
+    enum cst_transport refused;
     unsigned char id[CSTD_COMM_DEVICE_ID_BYTES];
-    char nccl_error[256]; /* Why nccl_version is 0. */
+    char nccl_error[CSTD_COMM_DEVICE_WORDS];  /* Why nccl_version is 0; empty: not known. */
+    char peers_error[CSTD_COMM_DEVICE_WORDS]; /* Why reads_peers is false; empty: not known. */
     /* UUIDs of other GPUs that it sees: n_reachable whose memory its GPU can access, then those
      * whose memory it cannot. */
     size_t n_gpus, n_reachable;
@@ -28,7 +33,7 @@ struct cstd_comm_device {
 };
 
 /* Make a copy of @message for the caller, who frees it with free(). CST_EINVAL: the message has a
- * wrong id, or too many or too long UUIDs. CST_ENOMEM. */
+ * wrong id, a transport that cannot be refused, or too many or too long UUIDs. CST_ENOMEM. */
 int cstd_comm_device_copy(const Cistern__CommDevice *message, struct cstd_comm_device **out,
                           struct cst_err *err);
 

@@ -6,6 +6,7 @@
 #include "daemon/job/comm_slots.h"
 #include "daemon/memory/page_work.h"
 #include "daemon/report/log.h"
+#include "daemon/report/reason_lines.h"
 #include "daemon/wire/serve.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/comm_memory.h"
@@ -108,6 +109,18 @@ static void choose(struct cstd_comm *comm)
     comm->transport = cst_transport_choose(ranks, n, comm->why);
 }
 
+/* Return whether all ranks say whether they can use the transport. */
+static bool can_refuse(const struct cstd_comm *comm)
+{
+    for (uint32_t rank = 0; rank < comm->job->world; rank++) {
+        if ((comm->ranks >> rank & 1) != 0 &&
+            (comm->devices[rank] == NULL || !comm->devices[rank]->can_refuse)) {
+            return false;
+        }
+    }
+    return comm->transport == CST_TRANSPORT_NCCL || comm->transport == CST_TRANSPORT_PEERS;
+}
+
 /* Tell ranks on GPUs how they exchange data. Others need not know. @opened borrows from @comm. */
 static void tell_transport(struct cstd_comm *comm, Cistern__CommOpened *opened)
 {
@@ -129,6 +142,8 @@ static void tell_transport(struct cstd_comm *comm, Cistern__CommOpened *opened)
         opened->peer_bytes = comm->slots.bytes;
         opened->peer_slot_bytes = CST_COMM_PEER_SLOT_BYTES;
     }
+    opened->has_can_refuse = true;
+    opened->can_refuse = can_refuse(comm);
 }
 
 static void answer(struct cstd_comm *comm, int fd)
@@ -182,6 +197,24 @@ static void describe(const struct cstd_comm *comm, char what[112])
     (void)snprintf(what, 112, "communicator of group %u of job '%s'", comm->group, comm->job->name);
 }
 
+/* Say in the log which ranks could not use what the group used before, and what it uses now. */
+static void warn_of_refusals(const struct cstd_comm *comm)
+{
+    for (uint32_t rank = 0; rank < comm->job->world; rank++) {
+        const struct cstd_comm_device *device = comm->devices[rank];
+
+        if (device != NULL && device->refused != 0) {
+            cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT_RANK(comm->job, rank),
+                           "communicator of group %u: rank %u cannot use %s: %s; its %u ranks use "
+                           "%s instead",
+                           comm->group, rank, cst_transport_name(device->refused),
+                           device->refused == CST_TRANSPORT_NCCL ? device->nccl_error
+                                                                 : device->peers_error,
+                           n_ranks(comm), cst_transport_name(comm->transport));
+        }
+    }
+}
+
 /* Make the memory that the ranks share, and back it with pages in a thread. */
 static void make(struct cstd_comm *comm)
 {
@@ -211,6 +244,7 @@ static void make(struct cstd_comm *comm)
         return;
     }
     comm->state = BACKING;
+    warn_of_refusals(comm);
     cstd_log_about(CSTD_LOG_DEBUG, CSTD_JOB_ABOUT(job),
                    "communicator of group %u: %u ranks, %zu bytes, by %s: %s", comm->group,
                    n_ranks(comm), bytes, cst_transport_name(comm->transport), comm->why);
@@ -221,7 +255,11 @@ static void stage(struct cstd_comm *comm, const struct cst_err *err)
 {
     cstd_comm_slots_close(&comm->slots);
     comm->transport = CST_TRANSPORT_STAGED;
-    (void)snprintf(comm->why, sizeof comm->why, "%.500s", err->text);
+    cst_transport_add_reason(comm->why, err->text);
+    cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(comm->job),
+                   "communicator of group %u: there are no slots on the GPUs of its %u ranks: %s; "
+                   "they use %s instead",
+                   comm->group, n_ranks(comm), err->text, cst_transport_name(comm->transport));
     make(comm);
 }
 
@@ -444,9 +482,12 @@ unsigned cstd_comms_explain(const struct cstd_job *job, char lines[][192], unsig
     TAILQ_FOREACH(comm, &job->comms.list, link)
     {
         if (comm->state == OPEN && max - n >= 2) {
+            char why[sizeof "because " + sizeof comm->why];
+
             (void)snprintf(lines[n++], 192, "communicator of group %u: its %u ranks use %s,",
                            comm->group, n_ranks(comm), cst_transport_name(comm->transport));
-            (void)snprintf(lines[n++], 192, "  because %.180s", comm->why);
+            (void)snprintf(why, sizeof why, "because %s", comm->why);
+            n += cstd_reason_lines(why, lines + n, max - n);
         }
     }
     return n;

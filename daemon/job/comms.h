@@ -9,7 +9,9 @@
  *       |           |                          |
  *       +-----------+--attempt over, error-----+--> freed
  *
- * A rank that is gone counts as one that has closed it. Loop thread only. */
+ * A rank that is gone counts as one that has closed it. If a rank cannot use the transport, all
+ * ranks close the communicator and ask for a new one, in which this rank offers less
+ * (proto/comm_memory.h). Loop thread only. */
 #ifndef CSTD_COMMS_H
 #define CSTD_COMMS_H
 
@@ -38,8 +40,8 @@ void cstd_comms_init(struct cstd_job *job);
  * that no rank uses any more. */
 void cstd_comms_look(struct cstd_job *job);
 
-/* Write two lines for each open communicator of @job: its ranks, how they exchange data, and why.
- * At most @max lines. Returns their number. */
+/* Write at least two lines for each open communicator of @job: its ranks, how they exchange data,
+ * and why. At most @max lines. Returns their number. */
 unsigned cstd_comms_explain(const struct cstd_job *job, char lines[][192], unsigned max);
 
 /* @job is being removed: wake the ranks that wait in communicators, and free all of them. */

@@ -2,6 +2,7 @@
 #include "daemon/memory/edge_slots.h"
 
 #include "daemon/daemon.h"
+#include "daemon/report/reason_lines.h"
 #include "offload/layout/edge.h"
 
 #include <stdio.h>
@@ -77,27 +78,6 @@ static const char *kind_of(const struct cstd_gpu *gpu)
     return gpu->paced ? "paced" : "cuda";
 }
 
-/* Write @text in indented lines, at most @max. Returns their number. */
-static unsigned explain_reason(const char *text, char lines[][192], unsigned max)
-{
-    const size_t most = 192 - sizeof "  ";
-    unsigned n = 0;
-
-    while (*text != '\0' && n < max) {
-        size_t length = strlen(text);
-
-        if (length > most) { /* Break the line at a space. */
-            for (length = most; length > most / 2 && text[length] != ' ';) {
-                length--;
-            }
-        }
-        (void)snprintf(lines[n++], 192, "  %.*s", (int)length, text);
-        text += length;
-        text += *text == ' ';
-    }
-    return n;
-}
-
 /* Write where the slots of @edge are, and why, in @max lines at most. Returns their number. */
 static unsigned explain_edge(const struct cstd_job *job, const struct cst_layout_edge *edge,
                              char lines[][192], unsigned max)
@@ -119,7 +99,7 @@ static unsigned explain_edge(const struct cstd_job *job, const struct cst_layout
         (void)snprintf(end, left,
                        "in host memory, because rank %u cannot map them on %s:%u:", refusal->rank,
                        kind_of(to), to->index);
-        return 1 + explain_reason(refusal->reason, lines + 1, max - 1);
+        return 1 + cstd_reason_lines(refusal->reason, lines + 1, max - 1);
     } else {
         (void)snprintf(end, left, "in host memory, because %s:%u cannot access %s:%u",
                        kind_of(from), from->index, kind_of(to), to->index);

@@ -5,7 +5,9 @@
  *
  *   - cst_comm_open_device calls offer(), which says what this rank can. The daemon collects the
  *     offers of all ranks and chooses. Then join() begins, and poll() is called until it has ended;
- *     or use_peers() or use_host(), if the group does not use NCCL.
+ *     or use_peers() or use_host(), if the group does not use NCCL. If that fails in a rank of the
+ *     group, restart() is called in all of them, and everything begins again with offer(), without
+ *     what has failed.
  *   - cst_comm_start calls start(), and poll() until the call is in the stream. In a group that
  *     uses memory of the GPUs it calls mark(), and then copy_peer(), add_up() and settle() until
  *     the arrays are exchanged. In a group that uses host memory it calls copy(), exchanges the
@@ -50,10 +52,10 @@ struct cst_comm_device_progress {
 
 /* The functions of a device. `arg` is the pointer that cst_comm_open_device was given. A function
  * that returns int returns CST_OK, or a negative status with its cause in *err. After that only
- * spare, poll, wake, stop and close are called: copies that were enqueued before can still end. No
- * function waits for other ranks. They are called by the thread that uses the communicator. A
- * thread of libcistern, which watches the other ranks, also calls stop. No two functions run at the
- * same time. */
+ * spare, poll, wake, stop, restart and close are called: copies that were enqueued before can still
+ * end. No function waits for other ranks. They are called by the thread that uses the communicator.
+ * A thread of libcistern, which watches the other ranks, also calls stop. No two functions run at
+ * the same time. */
 struct cst_comm_device_calls {
     /* Fill *offer, which is zeroed. @makes_id: this is the first rank of the group, and makes the
      * id, if nccl_version is not 0. */
@@ -105,6 +107,9 @@ struct cst_comm_device_calls {
     /* After offer: no rank of the group will join with the id, so that a later communicator can
      * offer it again. Called before use_host, or after the opening has failed. */
     void (*spare)(void *arg);
+    /* Give up what offer, join or use_peers have begun, so that offer can be called again. NULL:
+     * this device cannot do that, and opening fails where join or use_peers fails. */
+    void (*restart)(void *arg);
 };
 
 /* As cst_comm_open, for arrays in the memory of a device. @calls is borrowed until the communicator

@@ -55,7 +55,8 @@ static bool lacks(const struct cst_transport_rank *rank, char why[CST_TRANSPORT_
         return true;
     }
     if (rank->nccl == 0) {
-        (void)snprintf(why, CST_TRANSPORT_WORDS, "rank %" PRIu32 " has no NCCL: %.400s", rank->name,
+        (void)snprintf(why, CST_TRANSPORT_WORDS, "rank %" PRIu32 " cannot use NCCL: %.320s",
+                       rank->name,
                        rank->nccl_error != NULL ? rank->nccl_error : "the cause is not known");
         return true;
     }
@@ -141,7 +142,11 @@ static bool rules_out(const struct cst_transport_rank *ranks, size_t n, rank_fn 
 /* Return whether @rank alone rules out slots on GPUs, with the reason. */
 static bool reads_none(const struct cst_transport_rank *rank, char why[CST_TRANSPORT_WORDS])
 {
-    if (!rank->reads_peers) {
+    if (!rank->reads_peers && rank->peers_error != NULL) {
+        (void)snprintf(why, CST_TRANSPORT_WORDS,
+                       "rank %" PRIu32 " cannot use memory of the GPUs: %.320s", rank->name,
+                       rank->peers_error);
+    } else if (!rank->reads_peers) {
         (void)snprintf(why, CST_TRANSPORT_WORDS,
                        "the library of rank %" PRIu32 " does not read memory of other ranks",
                        rank->name);
@@ -168,6 +173,15 @@ static bool cannot_read(const struct cst_transport_rank *a, const struct cst_tra
     return are_apart(a, b, why) || is_hidden(a, b, why) || is_hidden(b, a, why);
 }
 
+void cst_transport_add_reason(char why[CST_TRANSPORT_WORDS], const char *more)
+{
+    const size_t n = strlen(why);
+
+    if (strcmp(why, more) != 0) {
+        (void)snprintf(why + n, CST_TRANSPORT_WORDS - n, "; %s", more);
+    }
+}
+
 enum cst_transport cst_transport_choose(const struct cst_transport_rank *ranks, size_t n,
                                         char why[CST_TRANSPORT_WORDS])
 {
@@ -189,14 +203,12 @@ enum cst_transport cst_transport_choose(const struct cst_transport_rank *ranks, 
         return CST_TRANSPORT_NCCL;
     }
     if (n > CST_TRANSPORT_MAX_PEERS) {
-        (void)snprintf(why, CST_TRANSPORT_WORDS,
+        (void)snprintf(not_peers, sizeof not_peers,
                        "memory of GPUs is for at most %d ranks, and these are %zu",
                        CST_TRANSPORT_MAX_PEERS, n);
-        return CST_TRANSPORT_STAGED;
+    } else if (!rules_out(ranks, n, reads_none, cannot_read, not_peers)) {
+        return CST_TRANSPORT_PEERS;
     }
-    if (rules_out(ranks, n, reads_none, cannot_read, not_peers)) {
-        (void)snprintf(why, CST_TRANSPORT_WORDS, "%s", not_peers);
-        return CST_TRANSPORT_STAGED;
-    }
-    return CST_TRANSPORT_PEERS;
+    cst_transport_add_reason(why, not_peers);
+    return CST_TRANSPORT_STAGED;
 }

@@ -36,24 +36,30 @@ enum cst_transport {
 
 /* One rank of the group. All strings are borrowed. */
 struct cst_transport_rank {
-    uint32_t name;          /* Number of the rank in the job, for the reason. */
-    const char *gpu;        /* UUID of the GPU that has the arrays; NULL: host memory. */
-    uint32_t nccl;          /* Version of NCCL; 0: none that can be used. */
-    const char *nccl_error; /* Why there is none; NULL: not known. */
-    bool reads_peers;       /* Its process can use slots on GPUs. */
-    bool in_order;          /* It wants sums in the order of the ranks. */
+    uint32_t name;           /* Number of the rank in the job, for the reason. */
+    const char *gpu;         /* UUID of the GPU that has the arrays; NULL: host memory. */
+    uint32_t nccl;           /* Version of NCCL; 0: none that can be used. */
+    const char *nccl_error;  /* Why there is none; NULL: not known. */
+    bool reads_peers;        /* Its process can use slots on GPUs. */
+    const char *peers_error; /* Why it cannot; NULL: not known. */
+    bool in_order;           /* It wants sums in the order of the ranks. */
     /* UUIDs of other GPUs that its process sees, and whose memory its GPU can, or cannot, access.
      */
     const char *const *reachable, *const *unreachable;
     size_t n_reachable, n_unreachable; /* Numbers of entries. */
 };
 
-#define CST_TRANSPORT_WORDS 512 /* Bytes of a reason, including the final 0. */
+#define CST_TRANSPORT_WORDS 768 /* Bytes of a reason, including the final 0. */
 
 /* Choose for the @n ranks of a group, n > 0. @why gets the reason, a sentence without a full stop
- * for people. The result depends on nothing else. */
+ * for people: why it is not NCCL, and then why it is not the memory of the GPUs. The result depends
+ * on nothing else. */
 enum cst_transport cst_transport_choose(const struct cst_transport_rank *ranks, size_t n,
                                         char why[CST_TRANSPORT_WORDS]);
+
+/* Add a further reason to @why, unless it is the same: why memory of the GPUs is not used, either.
+ */
+void cst_transport_add_reason(char why[CST_TRANSPORT_WORDS], const char *more);
 
 /* Return a static string: "host memory", "NCCL", "staging in host memory", "memory of the
  * GPUs". */

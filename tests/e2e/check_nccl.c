@@ -24,23 +24,6 @@
 
 /* -- calls ------------------------------------------------------------------------------------ */
 
-/* `cistern explain` must say how the ranks exchange arrays, and why. */
-static void check_explanation(const char *words)
-{
-    char command[512], text[8192];
-    FILE *from;
-    size_t n;
-
-    (void)snprintf(command, sizeof command, "CISTERN_SOCKET=%s ./cistern explain j t", proc.socket);
-    from = popen(command, "r");
-    n = from != NULL ? fread(text, 1, sizeof text - 1, from) : 0;
-    text[n] = '\0';
-    if (from == NULL || pclose(from) != 0 || strstr(text, words) == NULL) {
-        (void)fprintf(stderr, "'%s' is not in:\n%s", words, text);
-        _exit(1);
-    }
-}
-
 static void call_all(struct nccl_worker *w, struct nccl_order *order)
 {
     struct cst_comm *comm = NULL;
@@ -49,7 +32,7 @@ static void call_all(struct nccl_worker *w, struct nccl_order *order)
     nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
     nccl_must(nccl_comm_open(w, order, &comm, &err), &err, "comm_open");
     if (w->rank == 0) {
-        check_explanation(order->words);
+        nccl_must_explain(order->words);
     }
     for (unsigned i = 0; i < order->n_calls; i++) {
         nccl_must(nccl_call(w, comm, order->seed, i, order->op, false, &err), &err, "call");
@@ -324,7 +307,8 @@ static const struct {
     {{"cuda:0", "cuda:1"},
      "CST_FAKENCCL_VERSION=21304",
      false,
-     "memory of the GPUs,\n  because rank 0 has no NCCL: libnccl.so.2 is version 21304, which is "
+     "memory of the GPUs,\n  because rank 0 cannot use NCCL: libnccl.so.2 is version 21304, which "
+     "is "
      "too old"},
     {{"cuda:0", "cuda:1"},
      "CST_FAKENCCL_VERSION=22703",
@@ -338,13 +322,15 @@ static const struct {
     {{"cuda:0", "cuda:1"},
      "CUDA_VISIBLE_DEVICES=0",
      true,
-     "staging in host memory,\n  because rank 0 does not see "
+     "staging in host memory,\n  because rank 0 wants sums in the order of the ranks; rank 0 does "
+     "not see "
      "GPU-facec0da-0000-4000-8000-000000000001 of rank 1"},
     {{"cuda:0", "cuda:1"},
      "CST_FAKECUDA_PEERS=none",
      true,
-     "staging in host memory,\n  because GPU-facec0da-0000-4000-8000-000000000000 of rank 0 and "
-     "GPU-facec0da-0000-4000-8000-000000000001 of rank 1 cannot access each other's memory"},
+     "staging in host memory,\n  because rank 0 wants sums in the order of the ranks; "
+     "GPU-facec0da-0000-4000-8000-000000000000 of rank 0 and "
+     "GPU-facec0da-0000-4000-8000-000000000001 of rank 1\n  cannot access each other's memory"},
 };
 
 static void use_group(struct nccl_order *order, int i)
@@ -388,8 +374,10 @@ START_TEST(there_is_no_memory_left)
     order->n_calls = 10;
     order->in_order = true;
     order->words =
-        "staging in host memory,\n  because pools of cuda:0 (GPU-facec0da-0000-4000-8000-";
+        "staging in host memory,\n  because rank 0 wants sums in the order of the ranks; pools of "
+        "cuda:0 (GPU-facec0da-0000-4000-8000-";
     nccl_run(call_all, order);
+    ck_assert(daemon_proc_logged(&proc, "there are no slots on the GPUs of its 2 ranks: pools of"));
 }
 END_TEST
 

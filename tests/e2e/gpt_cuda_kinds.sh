@@ -116,7 +116,7 @@ device=cuda:0 pair pair.card --batch 2 --pool 70% "${moe[@]}"
 goes_by pair.card "memory of the GPUs: ranks 0 and 1 are both on"
 same pair.card pair
 CST_FAKENCCL_VERSION=21304 pair pair.peers --batch 2 "${moe[@]}" # too old
-goes_by pair.peers "memory of the GPUs: rank 0 has no NCCL"
+goes_by pair.peers "memory of the GPUs: rank 0 cannot use NCCL"
 same pair.peers pair
 train starved.host --store local --matmul bf16 --threads 1 --world 2 --batch 1 --experts 32 --top-k 1
 pair starved --batch 1 --experts 32 --top-k 1

@@ -339,7 +339,7 @@ print(*{f.rsplit("/", 1)[0] for p in sys.path for f in glob.glob(p + "/nvidia/nc
     done
     # Cards that cannot access each other's memory stage.
     [ "$n" -lt 2 ] || order=--in-order try_ranks ordered "\(memory of the GPUs\|staging in host memory\)" "${devices[@]}"
-    grep -q ' by NCCL: ' "$tmp/cisternd.log" || skip "the other checks passed; no NCCL: $(sed -n 's/.* has no NCCL: //p' "$tmp/cisternd.log" | tail -n 1)"
+    grep -q ' by NCCL: ' "$tmp/cisternd.log" || skip "the other checks passed; no NCCL: $(sed -n 's/.* cannot use NCCL: //p' "$tmp/cisternd.log" | tail -n 1)"
     if [ "$n" -lt 2 ]; then
         skip "one rank per card needs two cards; the other checks passed"
     fi

@@ -49,6 +49,22 @@ void nccl_must_cuda(const struct nccl_worker *w, CUresult result, const char *wh
     nccl_must(cst_cuda_check(&w->driver, result, &err, "%s", what), &err, what);
 }
 
+void nccl_must_explain(const char *words)
+{
+    char command[512], text[8192];
+    FILE *from;
+    size_t n;
+
+    (void)snprintf(command, sizeof command, "CISTERN_SOCKET=%s ./cistern explain j t", proc.socket);
+    from = popen(command, "r");
+    n = from != NULL ? fread(text, 1, sizeof text - 1, from) : 0;
+    text[n] = '\0';
+    if (from == NULL || pclose(from) != 0 || strstr(text, words) == NULL) {
+        (void)fprintf(stderr, "'%s' is not in:\n%s", words, text);
+        _exit(1);
+    }
+}
+
 static void open_stream(struct nccl_worker *w)
 {
     struct cst_err err;
@@ -152,6 +168,9 @@ pid_t nccl_fork(nccl_body *body, uint32_t rank, struct nccl_order *order)
         struct nccl_worker w;
         struct cst_err err = {0};
 
+        if (order->settings[rank] != NULL) {
+            (void)putenv((char *)(uintptr_t)order->settings[rank]);
+        }
         if (order->setting != NULL && (rank == 0 || order->setting_for_all)) {
             (void)putenv((char *)(uintptr_t)order->setting);
         }

@@ -49,13 +49,14 @@ struct nccl_order {
     bool on_device; /* The slots are on GPUs, if possible. */
     bool in_order;  /* Sums are in the order of the ranks. */
     const char *devices[NCCL_MAX_WORLD];
-    const char *setting;  /* NULL, or NAME=VALUE in the environment of rank 0, */
-    bool setting_for_all; /* or of all ranks. */
-    const char *words;    /* In the explanation of the communicator. */
-    sem_t begun;          /* Rank 0 has a call in its stream. */
-    sem_t ended;          /* Rank 1 has got its error, or rank 0 has. */
-    unsigned n_arrived;   /* Ranks that have called nccl_arrive. */
-    sem_t arrived;        /* All have. */
+    const char *setting;                  /* NULL, or NAME=VALUE in the environment of rank 0, */
+    bool setting_for_all;                 /* or of all ranks. */
+    const char *settings[NCCL_MAX_WORLD]; /* The same of each rank. */
+    const char *words;                    /* In the explanation of the communicator. */
+    sem_t begun;                          /* Rank 0 has a call in its stream. */
+    sem_t ended;                          /* Rank 1 has got its error, or rank 0 has. */
+    unsigned n_arrived;                   /* Ranks that have called nccl_arrive. */
+    sem_t arrived;                        /* All have. */
 };
 
 typedef void nccl_body(struct nccl_worker *w, struct nccl_order *order);
@@ -94,6 +95,9 @@ void nccl_worker_free(struct nccl_worker *w);
 /* In a worker: end with a message after a failure. */
 void nccl_must(int rc, const struct cst_err *err, const char *what);
 void nccl_must_cuda(const struct nccl_worker *w, CUresult result, const char *what);
+
+/* In a worker: `cistern explain` must show @words for the tensor "t". */
+void nccl_must_explain(const char *words);
 
 /* Open a communicator of all ranks, as @order has it. */
 int nccl_comm_open(const struct nccl_worker *w, const struct nccl_order *order,

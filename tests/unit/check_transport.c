@@ -69,9 +69,10 @@ START_TEST(no_library)
 {
     ranks[2].nccl = 0;
     ranks[2].nccl_error = "libnccl.so.2: cannot open shared object file";
-    expect(CST_TRANSPORT_PEERS, "rank 6 has no NCCL: libnccl.so.2: cannot open shared object file");
+    expect(CST_TRANSPORT_PEERS,
+           "rank 6 cannot use NCCL: libnccl.so.2: cannot open shared object file");
     ranks[2].nccl_error = NULL;
-    expect(CST_TRANSPORT_PEERS, "rank 6 has no NCCL: the cause is not known");
+    expect(CST_TRANSPORT_PEERS, "rank 6 cannot use NCCL: the cause is not known");
     ck_assert_str_eq(cst_transport_name(CST_TRANSPORT_PEERS), "memory of the GPUs");
 }
 END_TEST
@@ -107,7 +108,34 @@ START_TEST(old_library)
     ranks[1].reads_peers = false;
     expect(CST_TRANSPORT_NCCL, "each rank has a GPU and NCCL 2.28.9");
     ranks[0].in_order = true;
-    expect(CST_TRANSPORT_STAGED, "the library of rank 5 does not read memory of other ranks");
+    expect(CST_TRANSPORT_STAGED,
+           "rank 4 wants sums in the order of the ranks; the library of rank 5 "
+           "does not read memory of other ranks");
+}
+END_TEST
+
+/* Ranks that could not use NCCL and memory of the GPUs: both reasons are given, however long. */
+START_TEST(refused)
+{
+    char words[2][400];
+
+    ranks[0].nccl = 0;
+    ranks[0].nccl_error = "joining a communicator: internal error";
+    expect(CST_TRANSPORT_PEERS, "rank 4 cannot use NCCL: joining a communicator: internal error");
+    ranks[2].reads_peers = false;
+    ranks[2].peers_error = "importing 16777216 bytes";
+    expect(CST_TRANSPORT_STAGED,
+           "rank 4 cannot use NCCL: joining a communicator: internal error; rank 6 cannot use "
+           "memory of the GPUs: importing 16777216 bytes");
+    for (int i = 0; i < 2; i++) {
+        memset(words[i], 'a' + i, sizeof words[i]);
+        words[i][319] = '\0';
+    }
+    ranks[0].nccl_error = words[0];
+    ranks[2].peers_error = words[1];
+    ck_assert_int_eq(cst_transport_choose(ranks, 3, why), CST_TRANSPORT_STAGED);
+    ck_assert_ptr_nonnull(strstr(why, words[0]));
+    ck_assert_ptr_nonnull(strstr(why, words[1]));
 }
 END_TEST
 
@@ -118,7 +146,8 @@ START_TEST(hidden)
     ranks[2].n_reachable = 1;
     expect(CST_TRANSPORT_NCCL, "each rank has a GPU and NCCL 2.28.9");
     ranks[0].in_order = true;
-    expect(CST_TRANSPORT_STAGED, "rank 6 does not see GPU-b of rank 5");
+    expect(CST_TRANSPORT_STAGED,
+           "rank 4 wants sums in the order of the ranks; rank 6 does not see GPU-b of rank 5");
 }
 END_TEST
 
@@ -133,7 +162,9 @@ START_TEST(many_ranks)
     ck_assert_int_eq(cst_transport_choose(many, CST_TRANSPORT_MAX_PEERS, why), CST_TRANSPORT_PEERS);
     ck_assert_int_eq(cst_transport_choose(many, CST_TRANSPORT_MAX_PEERS + 1, why),
                      CST_TRANSPORT_STAGED);
-    ck_assert_str_eq(why, "memory of GPUs is for at most 15 ranks, and these are 16");
+    ck_assert_str_eq(why,
+                     "rank 0 cannot use NCCL: the cause is not known; memory of GPUs is for at "
+                     "most 15 ranks, and these are 16");
 }
 END_TEST
 
@@ -189,6 +220,7 @@ int main(void)
     tcase_add_test(tcase, in_order);
     tcase_add_test(tcase, old_library);
     tcase_add_test(tcase, hidden);
+    tcase_add_test(tcase, refused);
     tcase_add_test(tcase, many_ranks);
     tcase_add_test(tcase, unreachable);
     tcase_add_test(tcase, long_words);
