@@ -330,7 +330,7 @@ static const struct {
      true,
      "staging in host memory,\n  because rank 0 wants sums in the order of the ranks; "
      "GPU-facec0da-0000-4000-8000-000000000000 of rank 0 and "
-     "GPU-facec0da-0000-4000-8000-000000000001 of rank 1\n  cannot access each other's memory"},
+     "GPU-facec0da-0000-4000-8000-000000000001 of rank 1 cannot access each other's"},
 };
 
 static void use_group(struct nccl_order *order, int i)
