@@ -74,6 +74,10 @@ int cst_cuda_device(const struct cst_cuda *cuda);
  *     the largest call together until the communicator is closed. This memory is pinned if
  *     possible, and no budget counts it. cst_comm_close waits for the stream if the last copy has
  *     not ended.
+ *   - If NCCL fails in a rank while it joins, or a rank cannot map the GPU memory of the others, all
+ *     ranks give that up and use the next of these means: memory of the GPUs, or host memory. The
+ *     function still succeeds. The daemon's log has a warning that names the rank and the cause,
+ *     and `cistern explain` shows both. The next communicator of the group begins as this one did.
  *   - When the attempt ends, a thread of the library gives up all calls that have not ended, and
  *     the stream goes on. A program that waits for the stream by itself, as cudaStreamSynchronize
  *     does, waits no longer. The contents of the outputs are not defined, and the next function of
@@ -87,7 +91,9 @@ int cst_cuda_device(const struct cst_cuda *cuda);
  * @stream is a CUstream or cudaStream_t of the primary context of that GPU, and may be the one of
  * cst_cuda_open; NULL: the default stream. It is borrowed until the communicator is closed.
  * Statuses beside those of cst_comm_open:
- *   - CST_EGPU, CST_EINTERNAL: a call of the driver or of NCCL failed. */
+ *   - CST_EGPU, CST_EINTERNAL, CST_ENOMEM, CST_EUNSUPPORTED: a call of the driver failed, and host
+ *     memory cannot be used, either. The other ranks get CST_ECANCELLED, from this function or from
+ *     their calls. */
 int cst_cuda_comm_open(struct cst_comm **out, struct cst_cuda *cuda, int group, void *stream,
                        struct cst_err *err);
 

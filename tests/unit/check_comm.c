@@ -343,6 +343,50 @@ START_TEST(a_closed_communicator_ends_calls)
 }
 END_TEST
 
+/* Return the answer of rank @rank of the pair, with the rank that it is about. */
+static enum cstc_channel_answer ask(const struct pair *p, uint32_t rank, uint32_t *about)
+{
+    *about = CST_COMM_MAX_RANKS;
+    return cstc_channel_ask(&p->flows[rank].channel, about);
+}
+
+/* Whether the ranks can use a transport: all say so, or one refuses. A rank that has closed its
+ * communicator only counts if it has said nothing. */
+START_TEST(a_transport_is_agreed_upon)
+{
+    uint32_t about;
+    struct pair p;
+
+    open_pair(&p);
+    ck_assert_int_eq(ask(&p, 0, &about), CSTC_CHANNEL_UNKNOWN);
+    cstc_channel_say_ready(&p.flows[0].channel);
+    ck_assert_int_eq(ask(&p, 0, &about), CSTC_CHANNEL_UNKNOWN);
+    ck_assert_uint_eq(about, 1);
+    cstc_channel_say_ready(&p.flows[1].channel);
+    cstc_channel_close(&p.flows[1].channel);
+    ck_assert_int_eq(ask(&p, 0, &about), CSTC_CHANNEL_READY);
+    free(p.g.base);
+
+    open_pair(&p);
+    cstc_channel_say_ready(&p.flows[0].channel);
+    cstc_channel_close(&p.flows[0].channel);
+    ck_assert_int_eq(ask(&p, 1, &about), CSTC_CHANNEL_UNKNOWN);
+    cstc_channel_close(&p.flows[1].channel);
+    ck_assert_int_eq(ask(&p, 0, &about), CSTC_CHANNEL_LEFT);
+    ck_assert_uint_eq(about, 1);
+    free(p.g.base);
+
+    open_pair(&p);
+    cstc_channel_refuse(&p.flows[1].channel);
+    cstc_channel_close(&p.flows[1].channel);
+    ck_assert_int_eq(ask(&p, 0, &about), CSTC_CHANNEL_REFUSED);
+    cstc_channel_say_ready(&p.flows[0].channel); /* Too late. */
+    ck_assert_int_eq(ask(&p, 0, &about), CSTC_CHANNEL_REFUSED);
+    ck_assert_int_eq(ask(&p, 1, &about), CSTC_CHANNEL_REFUSED);
+    free(p.g.base);
+}
+END_TEST
+
 /* cstc_flow_wait_fn */
 static int wait_less(void *arg, struct cst_shared_head *head, bool (*ready)(void *ready_arg),
                      void *ready_arg, struct cst_err *err)
@@ -537,6 +581,7 @@ int main(void)
     tcase_add_test(rules, different_calls_are_named);
     tcase_add_loop_test(rules, different_counts_are_named, 0, 3);
     tcase_add_test(rules, a_closed_communicator_ends_calls);
+    tcase_add_test(rules, a_transport_is_agreed_upon);
     tcase_add_test(rules, a_failed_wait_ends_calls);
     tcase_add_test(rules, calls_are_limited);
     tcase_add_test(rules, bad_calls_are_refused);
