@@ -177,6 +177,98 @@ static void open_small(void)
     cuda_rig_open("[gpu]\npool = 12M\n");
 }
 
+/* -- libraries of other versions -------------------------------------------------------------- */
+
+/* Open job "j" as two ranks on a GPU each. The first attempt begins. Returns its number. */
+static uint64_t open_raw(struct raw_client clients[2])
+{
+    const Cistern__Synced *synced = NULL;
+    uint64_t ids[2];
+
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        struct raw_job job = {.name = "j",
+                              .rank = rank,
+                              .world = 2,
+                              .pool_bytes = 8 << 20,
+                              .chunk_elems = 4096,
+                              .timeout_ms = (uint32_t)patience_ms(20000),
+                              .device = rank == 0 ? "cuda:0" : "cuda:1"};
+
+        raw_open(&clients[rank], proc.socket);
+        ck_assert_int_eq(raw_job_open(&clients[rank], &job), CST_OK);
+        ck_assert_int_eq(raw_declare_many(&clients[rank], 1, 1000), CST_OK);
+        ids[rank] = raw_commit(&clients[rank], 1, 1);
+    }
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        ck_assert_int_eq(raw_status(&clients[rank], ids[rank]), CST_OK);
+    }
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        ids[rank] = raw_ask(&clients[rank], CISTERN__MSG_TYPE__MSG_SYNC, NULL);
+    }
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        synced = raw_expect(&clients[rank], ids[rank], CISTERN__MSG_TYPE__MSG_SYNCED,
+                            &cistern__synced__descriptor);
+    }
+    return synced->attempt;
+}
+
+/* Ask for a communicator by NCCL. @refused 0: the rank has refused nothing. Returns the request. */
+static uint64_t ask_raw(struct raw_client *client, uint64_t attempt, bool can_refuse, int refused)
+{
+    static uint8_t nccl_id[128];
+    Cistern__CommOpen open = CISTERN__COMM_OPEN__INIT;
+    Cistern__CommDevice device = CISTERN__COMM_DEVICE__INIT;
+
+    open.attempt = attempt;
+    open.device = &device;
+    device.nccl_version = 22809;
+    device.has_nccl_id = true;
+    device.nccl_id.data = nccl_id;
+    device.nccl_id.len = sizeof nccl_id;
+    device.has_can_refuse = can_refuse;
+    device.can_refuse = can_refuse;
+    device.has_refused = refused != 0;
+    device.refused = (Cistern__CommTransport)refused;
+    return raw_ask(client, CISTERN__MSG_TYPE__MSG_COMM_OPEN, &open.base);
+}
+
+/* Ranks only wait for each other's words about the transport if all of them have libraries that say
+ * them. What no rank can refuse is an error. */
+START_TEST(all_libraries_must_know_it)
+{
+    struct nccl_order *order = nccl_order_new(2);
+    struct raw_client clients[2];
+    const uint64_t attempt = open_raw(clients);
+
+    for (int knows = 0; knows < 4; knows++) {
+        uint64_t ids[2];
+
+        for (int rank = 0; rank < 2; rank++) {
+            ids[rank] = ask_raw(&clients[rank], attempt, (knows >> rank & 1) != 0, 0);
+        }
+        for (int rank = 0; rank < 2; rank++) {
+            const Cistern__CommOpened *opened =
+                raw_expect(&clients[rank], ids[rank], CISTERN__MSG_TYPE__MSG_COMM_OPENED,
+                           &cistern__comm_opened__descriptor);
+
+            ck_assert_int_eq(opened->transport, CISTERN__COMM_TRANSPORT__COMM_NCCL);
+            ck_assert_int_eq(opened->has_can_refuse && opened->can_refuse, knows == 3);
+            ck_assert_uint_eq(clients[rank].reply.n_fds, 1);
+            cst_frame_close_fds(&clients[rank].reply);
+        }
+    }
+    (void)ask_raw(&clients[0], attempt, true, CISTERN__COMM_TRANSPORT__COMM_STAGED);
+    ck_assert_int_eq(raw_status(&clients[0], 0), CST_EINVAL);
+    raw_says(&clients[0], "transport 3 cannot be refused");
+    for (int rank = 0; rank < 2; rank++) {
+        raw_close(&clients[rank]);
+    }
+    ck_assert_int_eq(raw_job_remove(&witness, "j"), CST_OK);
+    order->n_calls = 5;
+    nccl_run(call_all, order); /* The daemon serves others as before. */
+}
+END_TEST
+
 /* -- what is charged -------------------------------------------------------------------------- */
 
 /* Wait for @go between the steps of hold, until the test has read what is charged. */
@@ -366,6 +458,7 @@ int main(int argc, char **argv)
     deaths = suite_case(suite, "deaths", nccl_rig_open_large, cuda_rig_close);
     tcase_add_loop_test(ways, other_ways_are_found, 0, sizeof cases / sizeof cases[0]);
     tcase_add_test(small, there_is_no_memory_left);
+    tcase_add_test(charges, all_libraries_must_know_it);
     tcase_add_loop_test(charges, nothing_stays_charged, 0, 3);
     tcase_add_loop_test(deaths, a_death_is_named_and_made_good, 0, N_DEATHS);
     return suite_run(suite);
