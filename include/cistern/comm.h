@@ -90,8 +90,8 @@ struct cst_comm_call {
  *   - CST_EPEERDIED: the attempt has ended, as described above.
  *   - CST_ETIMEDOUT: the error names the ranks that have not come within the job's timeout_ms.
  *   - CST_EBUDGET: there is not enough memory in a budget.
- *   - CST_ENOMEM: this process cannot map the memory. The other ranks get CST_ECANCELLED, from their
- *     calls or, if the group is on GPUs, from this function.
+ *   - CST_ENOMEM: this process cannot map the memory. The other ranks get CST_ECANCELLED: from
+ *     their calls or, if the group is on GPUs, from this function.
  *   - CST_EBUSY: a cst_try_... call is pending. */
 int cst_comm_open(struct cst_comm **out, struct cst_job *job, int group, struct cst_err *err);
 

@@ -74,8 +74,8 @@ int cst_cuda_device(const struct cst_cuda *cuda);
  *     the largest call together until the communicator is closed. This memory is pinned if
  *     possible, and no budget counts it. cst_comm_close waits for the stream if the last copy has
  *     not ended.
- *   - If NCCL fails in a rank while it joins, or a rank cannot map the GPU memory of the others, all
- *     ranks give that up and use the next of these means: memory of the GPUs, or host memory. The
+ *   - If NCCL fails in a rank while it joins, or a rank cannot map the GPU memory of the others,
+ *     all ranks use the next of these means instead: memory of the GPUs, or host memory. The
  *     function still succeeds. The daemon's log has a warning that names the rank and the cause,
  *     and `cistern explain` shows both. The next communicator of the group begins as this one did.
  *   - When the attempt ends, a thread of the library gives up all calls that have not ended, and
