@@ -67,6 +67,7 @@ finish() {
     done
     for pid in "${managers[@]}"; do
         kill -TERM "$pid" 2>/dev/null || true
+        kill -CONT "$pid" 2>/dev/null || true # A process that a test has stopped.
     done
     for pid in "${managers[@]}"; do
         wait "$pid" 2>/dev/null || true

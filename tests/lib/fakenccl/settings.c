@@ -3,6 +3,7 @@
 
 #include "tests/lib/call_count.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,11 +30,30 @@ int settings_version(void)
     return (int)version;
 }
 
+/* Stop this process if the test wants it to hang in call @n of @name. */
+static void stop_if(const char *name, unsigned n)
+{
+    const char *value = getenv("CST_FAKENCCL_STOP");
+    char wanted[64];
+    unsigned number;
+
+    if (value == NULL) {
+        return;
+    }
+    if (sscanf(value, "%63[A-Za-z]:%u", wanted, &number) != 2) {
+        refuse("CST_FAKENCCL_STOP", value);
+    }
+    if (number == n && strcmp(wanted, name) == 0) {
+        (void)raise(SIGSTOP);
+    }
+}
+
 ncclResult_t settings_fault(const char *name)
 {
     const char *list = getenv("CST_FAKENCCL_FAIL");
     const unsigned n = call_count(name);
 
+    stop_if(name, n);
     for (const char *at = list; at != NULL && *at != '\0';) {
         char wanted[64];
         unsigned number;
