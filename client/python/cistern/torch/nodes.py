@@ -22,7 +22,7 @@ class Use(Protocol):
     def zero(self) -> torch.Tensor:
         """The gradient of a token. It is on the device of the parameters, where nodes have their turn."""
 
-    def backward_begins(self) -> None: ...
+    def backward_begins(self, grads: tuple[torch.Tensor | None, ...]) -> None: ...
 
     def backward_ends(self) -> None: ...
 
@@ -30,22 +30,32 @@ class Use(Protocol):
 class Leave(torch.autograd.Function):
     """The identity of ``tensors``. Its backward pass calls ``use.backward_begins``.
 
-    ``token`` is that of Enter; None: the unit has no Enter.
+    ``token`` is that of Enter; None: the unit has no Enter. The first ``n_own`` tensors get the new
+    history themselves, as by a change in place, and are returned. For each other one there is a tensor
+    with the same memory. If it is a view, such as the parts that ``chunk`` returns, autograd refuses to
+    change it in place, and refuses its use after a change of its base.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, use: Use, token: torch.Tensor | None, *tensors: torch.Tensor
+        ctx: Any, use: Use, token: torch.Tensor | None, n_own: int, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.use = use
         ctx.has_token = token is not None
         ctx.set_materialize_grads(False)
-        return tuple(tensor.detach() for tensor in tensors)
+        own = tensors[:n_own]
+        ctx.mark_dirty(*own)
+        return own + tuple(map(_alias, tensors[n_own:]))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        ctx.use.backward_begins()
-        return (None, ctx.use.zero if ctx.has_token else None, *grads)
+        ctx.use.backward_begins(grads)
+        return (None, ctx.use.zero if ctx.has_token else None, None, *grads)
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    is_bound = tensor._is_view() or tensor.is_leaf
+    return tensor.view_as(tensor) if is_bound else tensor.detach()
 
 
 class Enter(torch.autograd.Function):

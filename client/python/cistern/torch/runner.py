@@ -17,12 +17,14 @@ that they interrupt is closed meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import nn
 
 from cistern.errors import CstError, error_of
+from cistern.torch.aliases import Input, Leaving
 from cistern.torch.containers import (
     Given,
     copies_in,
@@ -31,10 +33,8 @@ from cistern.torch.containers import (
     needing_grad,
     replaced,
 )
-from cistern.torch.nodes import Change, Enter, Leave
+from cistern.torch.nodes import Enter
 from cistern.torch.operators import GRADS_OF_GRADS, Operators, Unit
-
-_preserve_version: Any = cast(Any, torch.autograd)._unsafe_preserve_version_counter
 
 
 def in_backward() -> bool:
@@ -57,9 +57,10 @@ class _Use:
         self.n_changes = unit.n_changes  # Of the weights that the forward pass has used.
         self.zero = runner.zero
         self.has_inputs = False  # That need gradients.
+        self.inputs: list[Input] = []  # These, when the module has ended.
 
-    def backward_begins(self) -> None:
-        self.runner.backward_begins(self)
+    def backward_begins(self, grads: tuple[torch.Tensor | None, ...]) -> None:
+        self.runner.backward_begins(self, grads)
 
     def backward_ends(self) -> None:
         self.runner.backward_ends(self)
@@ -71,6 +72,7 @@ class _Running(NamedTuple):
     use: _Use
     given: Given
     token: torch.Tensor | None  # None: no gradients are recorded.
+    entered: list[tuple[torch.Tensor, torch.Tensor]]  # Tensors before and after the Enter.
 
 
 class _Uses:
@@ -104,6 +106,7 @@ class Runner:
         self._anchor = torch.zeros_like(self.zero, requires_grad=True)
         self._tasks: list[int] = []  # Backward passes that run, from the outermost one on.
         self._n_open = 0  # Units that were open when the outermost one began.
+        self._with_inputs: WeakSet[_Use] = WeakSet()  # Uses whose graph can have a backward pass.
 
     @property
     def broken(self) -> bool:
@@ -184,13 +187,13 @@ class Runner:
         new = copies_of_lent(given.tensors) if self.operators.n_open > 0 else {}
         self.operators.push(unit)
         use = _Use(self, unit)
-        running[-1] = _Running(use, given, None)
+        running[-1] = _Running(use, given, None, [])
         if torch.is_grad_enabled():
-            running[-1] = _Running(use, given, self._enter(use, given, new))
+            running[-1] = self._enter(use, given, new)
         return given.replaced(new) if new else (args, kwargs)
 
-    def _enter(self, use: _Use, given: Given, new: dict[int, torch.Tensor]) -> torch.Tensor:
-        """Let what needs a gradient go through an Enter, and return the token of it.
+    def _enter(self, use: _Use, given: Given, new: dict[int, torch.Tensor]) -> _Running:
+        """Let what needs a gradient go through an Enter.
 
         ``new`` has what stands in for tensors of ``given``, and gets the outputs of the Enter.
         """
@@ -203,8 +206,7 @@ class Runner:
             for own, tensor in zip(given.tensors, tensors, strict=True):
                 if id(tensor) in entered:
                     new[id(own)] = entered[id(tensor)]
-        entered_token: torch.Tensor = token
-        return entered_token
+        return _Running(use, given, token, list(zip(inputs, outputs, strict=True)))
 
     def _module_ends(self, unit: Unit, output: Any) -> Any:
         """End a run of the module. It has raised if ``output`` is None; its error goes first."""
@@ -229,29 +231,36 @@ class Runner:
         """Let what the module returns and has changed go through a Leave. Return the output."""
         added = ran.given.added()
         changed = ran.given.changed(ran.token.grad_fn) if ran.token is not None else []
-        also = (added, [tensor for _, tensor in changed])
-        outputs = needing_grad((output, also) if added or changed else output)
-        if not outputs:
+        outputs = needing_grad((output, added) if added else output)
+        if not outputs and not changed and not ran.entered:
             return output
-        self._uses[ran.use.unit].n_waiting += 1
-        left = Leave.apply(ran.use, ran.token, *outputs)
-        new = {id(old): tensor for old, tensor in zip(outputs, left, strict=True)}
-        for own, tensor in changed:
-            with _preserve_version(own):  # Saved tensors are those after the change.
-                Change.apply(own, new[id(tensor)])
-            new[id(tensor)] = own
+        if outputs or changed:
+            self._uses[ran.use.unit].n_waiting += 1
+        leaving = Leaving(ran.entered, changed, outputs)
+        new = leaving.leave(ran.use, ran.token)
+        if ran.entered:
+            ran.use.inputs = leaving.inputs()
+            self._with_inputs.add(ran.use)
+        if not new:
+            return output
         if added:
-            ran.given.replace_added({id(tensor): new[id(tensor)] for tensor in added})
+            ran.given.replace_added({id(t): new[id(t)] for t in added if id(t) in new})
         return replaced(output, new)
 
     # -- backward
 
-    def backward_begins(self, use: _Use) -> None:
-        """Leave says that the backward pass of a use begins."""
+    def backward_begins(self, use: _Use, grads: tuple[torch.Tensor | None, ...]) -> None:
+        """Leave says that the backward pass of a use begins. ``grads`` are those of its inputs, first.
+
+        An input has one if the module has kept it, or returns it, and it was used after the module.
+        """
         if use.n_changes != use.unit.n_changes:
             raise RuntimeError(_OTHER_WEIGHTS.format(use.unit.name))
         if torch.is_grad_enabled():  # In a backward pass, this is create_graph.
             raise RuntimeError(GRADS_OF_GRADS)
+        for kept, grad in zip(use.inputs, grads):
+            if grad is not None and kept.has_changed():
+                raise RuntimeError(_KEPT_INPUT.format(use.unit.name))
         self._follow_pass()
         self.operators.push(use.unit)
 
@@ -305,6 +314,9 @@ class Runner:
         self.operators.is_new_pass = True
         self.operators.forget_last_step()
         try:
+            for use in self._with_inputs:
+                if any(kept.has_other_history() for kept in use.inputs):
+                    raise RuntimeError(_KEPT_INPUT.format(use.unit.name))
             self._before_backward()
         except Exception:  # After an interruption, the pass counts as one that has raised.
             self._tasks.clear()
@@ -324,6 +336,12 @@ _TRANSFORMED = (
     "cistern: a model whose weights are in a store cannot run under transforms of torch.func (vmap, grad,"
     " jvp and others) while gradients are recorded: use torch.no_grad() where none are needed, or loss.backward()"
     " instead of torch.func.grad"
+)
+_KEPT_INPUT = (
+    "cistern: module '{0}' has kept a tensor that it was given, or returns a view of it, and the memory of"
+    " this tensor was changed in place after the module had returned. Gradients would lack the change:"
+    " let the module keep or return a copy, such as x.clone(), or compute a new tensor instead of the"
+    " change, such as x = x * 2, not x *= 2"
 )
 _BY_HAND = (
     "cistern: grad of a parameter of module '{0}' was set after the backward pass, when the gradients of"
