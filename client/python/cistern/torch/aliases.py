@@ -12,6 +12,7 @@ Autograd cannot tell one of them of changes of the other, so that these are look
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -33,9 +34,9 @@ class Input:
 
     __slots__ = ("_counter", "_history", "_tensor", "_version")
 
-    def __init__(self, tensor: torch.Tensor, history: Any) -> None:
+    def __init__(self, tensor: torch.Tensor, history: int) -> None:
         self._tensor = weakref.ref(tensor)
-        self._history = id(history)  # A node that lives as long as the use of the unit.
+        self._history = history  # The id of a node that lives as long as the use of the unit.
         self._counter = _counter_of(tensor)
         self._version = self._counter._version
 
@@ -51,70 +52,114 @@ class Input:
         return tensor is not None and id(tensor.grad_fn) != self._history
 
 
-class Leaving:
-    """The tensors that go through a Leave when a module ends.
+def leave(
+    use: Use,
+    token: torch.Tensor | None,
+    entered: tuple[list[torch.Tensor], list[torch.Tensor]],
+    changed: Pairs,
+    outputs: list[torch.Tensor],
+) -> dict[int, torch.Tensor]:
+    """Let tensors go through a Leave. Return what the caller gets instead of those with these ids.
 
-    ``entered`` are the inputs before and after the Enter; ``changed`` are tensors of the caller, each
-    with what the module has changed in its stead. ``outputs`` need a gradient.
+    ``entered`` are the inputs before and after the Enter: the latter are the first ones of the Leave.
+    ``changed`` are tensors of the caller, each with what the module has changed in its stead.
+    ``outputs`` need a gradient.
     """
+    kept = entered[1]
+    if not changed and _are_plain(outputs, kept):
+        _leave_in_place(use, token, (*kept, *outputs), ())
+        return {}
+    return _Leaving(entered, changed, outputs).leave(use, token)
 
-    def __init__(self, entered: Pairs, changed: Pairs, outputs: list[torch.Tensor]) -> None:
-        self._kept = [tensor for _, tensor in entered]
-        self._own = {id(tensor): tensor for tensor in self._kept}
+
+def inputs_of(kept: list[torch.Tensor]) -> list[Input]:
+    """Return the inputs ``kept``, which have gone through the Leave."""
+    return [Input(tensor, id(kept[0].grad_fn)) for tensor in kept]
+
+
+def _are_plain(outputs: list[torch.Tensor], kept: list[torch.Tensor]) -> bool:
+    """Return whether ``outputs`` have memory of their own, as far as modules can have changed it."""
+    for tensor in outputs:
+        if tensor.is_leaf or tensor._is_view():
+            return False
+        for other in kept:
+            if tensor is other:
+                return False
+    return True
+
+
+def _leave_in_place(
+    use: Use,
+    token: torch.Tensor | None,
+    own: tuple[torch.Tensor, ...],
+    others: tuple[torch.Tensor, ...],
+    views: Iterable[torch.Tensor] = (),
+) -> tuple[torch.Tensor, ...]:
+    """Apply Leave to ``own``, of which ``views`` are, and return tensors that stand in for ``others``."""
+    versions = [tensor._version for tensor in own]
+    left: tuple[torch.Tensor, ...] = Leave.apply(use, token, len(own), *own, *others)
+    for view in views:
+        _ = view.grad_fn  # Autograd makes it when it is asked for, because the version is another.
+    _set_versions(own, versions)  # Saved tensors have not changed.
+    for view in views:
+        _ = view.grad_fn
+    return left[len(own) :]
+
+
+class _Leaving:
+    """The tensors that go through a Leave when a module ends, as for ``leave``."""
+
+    def __init__(
+        self,
+        entered: tuple[list[torch.Tensor], list[torch.Tensor]],
+        changed: Pairs,
+        outputs: list[torch.Tensor],
+    ) -> None:
+        self._own = {id(tensor): tensor for tensor in entered[1]}
         self._views: list[torch.Tensor] = []  # Of those, to be told of their new history.
+        self._bound: list[torch.Tensor] = []  # Views of those that cannot be changed in place.
         self._others: list[torch.Tensor] = []  # Which a tensor of the same memory stands in for.
         self._changed = [pair for pair in changed if pair[0] is not pair[1]]
-        alike = [tensor for own, tensor in changed if own is tensor]
-        if self._kept:
-            self._add_returned_inputs(entered, outputs)
-        self._add(outputs + alike if alike else outputs)
+        self._add_returned_inputs(entered, outputs)
+        self._add(outputs + [tensor for own, tensor in changed if own is tensor])
 
-    def _add_returned_inputs(self, entered: Pairs, outputs: list[torch.Tensor]) -> None:
+    def _add_returned_inputs(
+        self, entered: tuple[list[torch.Tensor], list[torch.Tensor]], outputs: list[torch.Tensor]
+    ) -> None:
         """Let the caller have its own tensor again where the module returns it."""
         known = {id(tensor) for _, tensor in self._changed}
         returned = set(map(id, outputs))
-        for own, tensor in entered:
+        for own, tensor in zip(*entered, strict=True):
             if id(tensor) in returned and id(tensor) not in known and _can_change(own):
                 self._changed.append((own, tensor))
 
     def _add(self, outputs: list[torch.Tensor]) -> None:
-        bound = []
+        refused = []
         for tensor in outputs:
             if not _can_change(tensor):
-                bound.append(tensor)
+                refused.append(tensor)
             elif tensor._is_view():
-                self._own.setdefault(id(tensor._base), tensor._base)  # type: ignore[arg-type]
+                base: Any = tensor._base
+                self._own.setdefault(id(base), base)
                 self._views.append(tensor)
             else:
                 self._own[id(tensor)] = tensor
-        for tensor in bound:
+        for tensor in refused:
             is_of_own = tensor._is_view() and id(tensor._base) in self._own
-            (self._views if is_of_own else self._others).append(tensor)
+            (self._bound if is_of_own else self._others).append(tensor)
 
     def leave(self, use: Use, token: torch.Tensor | None) -> dict[int, torch.Tensor]:
         """Apply Leave. Return what the caller gets instead of the tensors with these ids."""
-        own = tuple(self._own.values())
-        versions = tuple([tensor._version for tensor in own])
-        others = [tensor for _, tensor in self._changed] + self._others
-        left = Leave.apply(use, token, len(own), *own, *others)
-        for view in self._views:
-            _follow(view)
-        _set_versions(own, versions)  # Saved tensors have not changed.
-        for view in self._views:
-            _follow(view)
-        if not others:
-            return {}
-        n_own, n_changed = len(own), len(self._changed)
-        new = {id(t): alias for t, alias in zip(others, left[n_own:], strict=True)}
-        for (tensor, _), alias in zip(self._changed, left[n_own : n_own + n_changed], strict=True):
-            with _preserve_version(tensor):
-                Change.apply(tensor, alias)
-        new.update((id(tensor), before) for before, tensor in self._changed)
+        n_changed = len(self._changed)
+        others = (*(tensor for _, tensor in self._changed), *self._others)
+        left = _leave_in_place(use, token, tuple(self._own.values()), others, self._views)
+        for (before, _), tensor in zip(self._changed, left[:n_changed], strict=True):
+            with _preserve_version(before):
+                Change.apply(before, tensor)
+        new = {id(tensor): before for before, tensor in self._changed}
+        new.update((id(t), r) for t, r in zip(self._others, left[n_changed:], strict=True))
+        new.update((id(tensor), _other_view(tensor)) for tensor in self._bound)
         return new
-
-    def inputs(self) -> list[Input]:
-        """Return the inputs, in the order in which they went through the Leave, as the first ones."""
-        return [Input(tensor, tensor.grad_fn) for tensor in self._kept]
 
 
 def _can_change(tensor: torch.Tensor) -> bool:
@@ -125,14 +170,15 @@ def _can_change(tensor: torch.Tensor) -> bool:
     return _get_rule(tensor) == _ANY_CHANGE and base.requires_grad and not base.is_leaf
 
 
-def _follow(view: torch.Tensor) -> None:
-    """Let ``view`` have a history of that of its base. Autograd makes it when it is asked for."""
-    rule = _get_rule(view)
-    _set_rule(view, _ANY_CHANGE)
-    try:
-        _ = view.grad_fn
-    finally:
-        _set_rule(view, rule)
+def _other_view(view: torch.Tensor) -> torch.Tensor:
+    """Return a view with the same memory, and the history that the base has now.
+
+    Autograd refuses to change it in place, as it does that of ``view``.
+    """
+    base: Any = view._base
+    other: torch.Tensor = base.as_strided(view.shape, view.stride(), view.storage_offset())
+    _set_rule(other, _get_rule(view))
+    return other
 
 
 def _counter_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -45,7 +45,7 @@ class Leave(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         own = tensors[:n_own]
         ctx.mark_dirty(*own)
-        return own + tuple(map(_alias, tensors[n_own:]))
+        return tensors if n_own == len(tensors) else (*own, *map(_alias, tensors[n_own:]))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from cistern.errors import CstError, error_of
-from cistern.torch.aliases import Input, Leaving
+from cistern.torch.aliases import Input, inputs_of, leave
 from cistern.torch.containers import (
     Given,
     copies_in,
@@ -72,7 +72,10 @@ class _Running(NamedTuple):
     use: _Use
     given: Given
     token: torch.Tensor | None  # None: no gradients are recorded.
-    entered: list[tuple[torch.Tensor, torch.Tensor]]  # Tensors before and after the Enter.
+    entered: tuple[list[torch.Tensor], list[torch.Tensor]]  # Those before and after the Enter.
+
+
+_NOTHING: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
 
 
 class _Uses:
@@ -187,7 +190,7 @@ class Runner:
         new = copies_of_lent(given.tensors) if self.operators.n_open > 0 else {}
         self.operators.push(unit)
         use = _Use(self, unit)
-        running[-1] = _Running(use, given, None, [])
+        running[-1] = _Running(use, given, None, _NOTHING)
         if torch.is_grad_enabled():
             running[-1] = self._enter(use, given, new)
         return given.replaced(new) if new else (args, kwargs)
@@ -206,7 +209,7 @@ class Runner:
             for own, tensor in zip(given.tensors, tensors, strict=True):
                 if id(tensor) in entered:
                     new[id(own)] = entered[id(tensor)]
-        return _Running(use, given, token, list(zip(inputs, outputs, strict=True)))
+        return _Running(use, given, token, (inputs, outputs))
 
     def _module_ends(self, unit: Unit, output: Any) -> Any:
         """End a run of the module. It has raised if ``output`` is None; its error goes first."""
@@ -232,14 +235,14 @@ class Runner:
         added = ran.given.added()
         changed = ran.given.changed(ran.token.grad_fn) if ran.token is not None else []
         outputs = needing_grad((output, added) if added else output)
-        if not outputs and not changed and not ran.entered:
+        kept = ran.entered[1]
+        if not outputs and not changed and not kept:
             return output
         if outputs or changed:
             self._uses[ran.use.unit].n_waiting += 1
-        leaving = Leaving(ran.entered, changed, outputs)
-        new = leaving.leave(ran.use, ran.token)
-        if ran.entered:
-            ran.use.inputs = leaving.inputs()
+        new = leave(ran.use, ran.token, ran.entered, changed, outputs)
+        if kept:
+            ran.use.inputs = inputs_of(kept)
             self._with_inputs.add(ran.use)
         if not new:
             return output

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors with the same memory, one kept by a module, one changed in place: gradients are those of torch.
+
+Where they cannot be, RuntimeError says so. No gradient is silently another one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import cistern.torch as ct
+import models
+import torch
+from models import TorchCase, bf16
+from torch import nn
+
+REFUSED = "cistern: module '.*unit.*' has kept a tensor that it was given, or returns a view of it"
+OUTSIDE = "used outside of its module"
+_GLOBAL: list[Any] = []
+
+# -- Who keeps what. Each function is given a module, its input and its output, returns what the module
+# returns, and stores what it keeps.
+
+Keep = Callable[[Any, torch.Tensor, torch.Tensor], Any]
+
+
+def _keeps(function: Callable[[torch.Tensor, torch.Tensor], tuple[Any, Any]]) -> Keep:
+    """Let an attribute keep the first result of ``function``, and the second one be returned."""
+
+    def keep(module: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+        module.kept, output = function(x, y)
+        return output
+
+    return keep
+
+
+def _in_a_list(module: Any, _: torch.Tensor, y: torch.Tensor) -> Any:
+    module.many = [y]
+    module.kept = module.many[0]
+    return y
+
+
+def _in_a_dict(module: Any, _: torch.Tensor, y: torch.Tensor) -> Any:
+    module.many = {"y": (y, y[:2])}
+    module.kept = module.many["y"][1]
+    return {"out": y}
+
+
+def _in_a_global(module: Any, _: torch.Tensor, y: torch.Tensor) -> Any:
+    _GLOBAL[:] = [y]
+    module.kept = None
+    return y
+
+
+def _by_a_hook(module: Any, _: torch.Tensor, y: torch.Tensor) -> Any:
+    return y  # The hook of Model keeps it.
+
+
+OUTPUTS: dict[str, Keep] = {
+    "the output": _keeps(lambda _, y: (y, y)),
+    "a view of the output": _keeps(lambda _, y: (y[1:], y)),
+    "the base of the output": _keeps(lambda _, y: (y, y[:, :3])),
+    "a transposed view": _keeps(lambda _, y: (y, y.t())),
+    "a view that is returned": _keeps(lambda _, y: (y[1:],) * 2),
+    "another view than that returned": _keeps(lambda _, y: (y[1:], y[:2])),
+    "the same view, made twice": _keeps(lambda _, y: (y[:], y[:])),
+    "an expanded view": _keeps(lambda _, y: (y, y[:1].expand(3, 4))),
+    "one of several outputs": _keeps(lambda _, y: (y, (y, y * 2))),
+    "another one of several outputs": _keeps(lambda _, y: (y, (y * 2, y[0], y))),
+    "the base of a tuple of views": _keeps(lambda _, y: (y, (y[:2], y[1:]))),
+    "one of a tuple of views": _keeps(lambda _, y: ((v := (y[:2], y[1:]))[1], v)),
+    "the base of chunks": _keeps(lambda _, y: (y, y.chunk(2, 1))),
+    "a chunk": _keeps(lambda _, y: ((v := y.chunk(2, 1))[0], v)),
+    "the base that is returned, too, and chunks": _keeps(lambda _, y: (y, (*y.chunk(2, 1), y))),
+    "a detached output": _keeps(lambda _, y: (y.detach(), y)),
+    "an output that is saved": _keeps(lambda _, y: (v := y.tanh(), v)),
+    "a view of an output that is saved": _keeps(lambda _, y: ((v := y.tanh()), v[:2])),
+    "a list": _in_a_list,
+    "a dictionary": _in_a_dict,
+    "a global list": _in_a_global,
+    "a forward hook": _by_a_hook,
+}
+# A loss of nothing but these, unchanged, goes past the Leave.
+NEED_MORE = {name for name in OUTPUTS if "view" in name or "chunk" in name or "several" in name or "dict" in name}
+INPUTS: dict[str, Keep] = {
+    "an input": _keeps(lambda x, y: (x, y)),
+    "a view of an input": _keeps(lambda x, y: (x[1:], y)),
+    "an input of which it returns a view": _keeps(lambda x, y: (x, (y, x[:2]))),
+    "an input that it returns, too": _keeps(lambda x, y: (x, (y, x))),
+}
+RETURNED_INPUTS: dict[str, Keep] = {
+    "its input": _keeps(lambda x, _: (None, x)),
+    "its input and an output": _keeps(lambda x, y: (None, (x, y))),
+}
+
+# -- How a tensor is changed, given another one with a history of its own.
+
+CHANGES: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "mul_": lambda t, _: t.mul_(2),
+    "+=": lambda t, other: t.add_(other.flatten()[: t.numel()].view(t.shape), alpha=3),
+    "an index": lambda t, _: t.__setitem__(0, 5.0),
+    "a view": lambda t, _: t.view_as(t)[..., :2].mul_(3),
+    "twice": lambda t, other: t.mul_(2).add_(other.mean()),
+    "out=": lambda t, _: torch.mul(t, 2, out=t),
+    "no_grad": lambda t, _: t.detach().mul_(2),
+}
+WHO = ("returned", "kept", "both", "neither")
+USES = ("returned", "kept", "both")
+
+
+class Keeper(nn.Linear):
+    """A unit that keeps a tensor. It saves neither its input nor its output for the backward pass."""
+
+    keep: Keep
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = super().forward(2 * x)
+        return self.keep(self, x, y)
+
+
+class Outer(nn.Module):
+    """A unit around another one, whose output goes through two Leaves."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((4,), 2.0))
+        self.blocks = nn.ModuleList([inner])
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.blocks[0](x * self.scale)
+
+
+class Model(nn.Module):
+    """Changes what a unit returns and keeps, or was given and keeps, and then computes a loss of it."""
+
+    def __init__(self, keep: Keep, of_input: bool, is_nested: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        keeper = Keeper(4, 4)
+        keeper.keep = keep  # type: ignore[method-assign]
+        self.unit = Outer(keeper) if is_nested else keeper
+        if keep is _by_a_hook:
+            keeper.register_forward_hook(lambda module, _, output: setattr(module, "kept", output))
+        self.of_input = of_input
+        self.change = CHANGES["mul_"]
+        self.who, self.use = "neither", "both"
+        self.drops = False  # What is kept, before the backward pass.
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.first(x)
+        h = first * 1
+        output = self.unit(h)
+        outputs = list(_tensors(output))
+        keeper: Any = self.unit.blocks[0] if isinstance(self.unit, Outer) else self.unit
+        kept = _GLOBAL[0] if keeper.keep is _in_a_global else keeper.kept
+        returned = h if self.of_input else outputs[0]
+        if kept is None:
+            kept = outputs[0]
+        for name, tensor in (("returned", returned), ("kept", kept)):
+            if self.who in (name, "both"):
+                self.change(tensor, first)
+        used = {"returned": [returned], "kept": [kept], "both": [returned, kept]}[self.use]
+        if self.of_input:
+            used.append(outputs[0])
+        if self.drops:
+            del keeper.kept
+        return torch.stack([_number(tensor) for tensor in used]).sum()
+
+
+def _tensors(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        yield value
+    else:
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)
+
+
+def _number(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a sum in which each element counts differently, and for which nothing is saved."""
+    factors = torch.linspace(-1, 2, tensor.numel(), device=tensor.device).view(tensor.shape)
+    return (tensor.float() * factors).sum()
+
+
+def _backward(model: nn.Module) -> tuple[float, str]:
+    """Return the loss and the text of an error."""
+    x = torch.linspace(-1, 1, 12).reshape(3, 4).to(torch.bfloat16).to(models.DEVICE)
+    try:
+        loss = model(x)
+        loss.backward()
+    except RuntimeError as error:
+        return 0.0, str(error)
+    return loss.item(), ""
+
+
+class Aliases(TorchCase):
+    def check(
+        self, keep: Keep, refuses: Any, tolerance: float, needs_more: bool = False, **options: Any
+    ) -> int:
+        """Compare all changes and losses with plain torch. Return how many were compared.
+
+        ``refuses(who, use, what)`` says whether an error is required where torch has none. With
+        ``needs_more``, what is kept can raise for a loss of nothing else.
+        """
+        twin, store = self.twins(lambda: Model(keep, **options))
+        optimizer = store.optimizer(lr=1e-2)
+        n_equal = 0
+        for what, who, use in itertools.product(CHANGES, WHO, USES):
+            if who == "neither" and what != "mul_":
+                continue
+            with self.subTest(what, who=who, use=use, **options):
+                for model in (twin, store.model):
+                    model.change, model.who, model.use = CHANGES[what], who, use
+                models.copy_weights(store, twin)
+                theirs, error = _backward(twin)
+                ours, text = _backward(store.model)
+                if error or refuses(who, use, what):
+                    self.assertRegex(text, "." if error else REFUSED)
+                    optimizer.zero_grad()
+                    continue
+                if use == "kept" and OUTSIDE in text:
+                    self.assertTrue(needs_more)
+                    optimizer.zero_grad()
+                    continue
+                self.assertEqual((ours, text), (theirs, ""))
+                optimizer.step()
+                self.compare_gradients(twin, store, tolerance)
+                n_equal += 1
+        store.close(remove=True)
+        return n_equal
+
+    def test_what_a_module_has_made(self) -> None:
+        """It never raises where torch does not, and has the bits of torch."""
+        for (name, keep), is_nested in itertools.product(OUTPUTS.items(), (False, True)):
+            with self.subTest(name):
+                options = {"of_input": False, "is_nested": is_nested}
+                n = self.check(keep, lambda *_: False, 0.0, name in NEED_MORE, **options)
+                self.assertGreater(n, 1)
+
+    def test_what_a_module_was_given(self) -> None:
+        """The tensor of the caller is another one: a change of one of them is an error for the other."""
+
+        def refuses(who: str, use: str, what: str) -> bool:
+            changes_kept = who in ("kept", "both") and what != "no_grad"
+            return changes_kept or (who != "neither" and use != "returned")
+
+        for name, keep in INPUTS.items():
+            with self.subTest(name):
+                n = self.check(keep, refuses, 0.01, of_input=True)
+                self.assertGreater(n, 2)
+
+    def test_what_a_module_was_given_and_returns(self) -> None:
+        """The caller has its own tensor again."""
+        for name, keep in RETURNED_INPUTS.items():
+            with self.subTest(name):
+                n = self.check(keep, lambda *_: False, 0.01, of_input=True)
+                self.assertGreater(n, 2)
