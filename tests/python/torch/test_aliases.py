@@ -10,10 +10,9 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import cistern.torch as ct
 import models
 import torch
-from models import TorchCase, bf16
+from models import TorchCase
 from torch import nn
 
 REFUSED = "cistern: module '.*unit.*' has kept a tensor that it was given, or returns a view of it"
@@ -83,7 +82,11 @@ OUTPUTS: dict[str, Keep] = {
     "a forward hook": _by_a_hook,
 }
 # A loss of nothing but these, unchanged, goes past the Leave.
-NEED_MORE = {name for name in OUTPUTS if "view" in name or "chunk" in name or "several" in name or "dict" in name}
+NEED_MORE = {
+    name
+    for name in OUTPUTS
+    if "view" in name or "chunk" in name or "several" in name or "dict" in name
+}
 INPUTS: dict[str, Keep] = {
     "an input": _keeps(lambda x, y: (x, y)),
     "a view of an input": _keeps(lambda x, y: (x[1:], y)),
@@ -256,3 +259,24 @@ class Aliases(TorchCase):
             with self.subTest(name):
                 n = self.check(keep, lambda *_: False, 0.01, of_input=True)
                 self.assertGreater(n, 2)
+
+    def test_a_kept_input_that_is_let_go(self) -> None:
+        """A use that lacks a change is found although nobody has the tensor any more."""
+        _, store = self.twins(lambda: Model(INPUTS["an input"], of_input=True))
+        model = store.model
+        model.drops, model.use = True, "kept"
+        self.assertEqual(_backward(model)[1], "")
+        store.optimizer(lr=1e-2).step()
+        model.who = "returned"
+        self.assertRegex(_backward(model)[1], REFUSED)
+
+    def test_an_input_that_nobody_keeps_can_be_changed(self) -> None:
+        for use in ("returned", "both"):
+            twin, store = self.twins(lambda: Model(_keeps(lambda _, y: (y[:1], y)), of_input=True))
+            for model in (twin, store.model):
+                model.who, model.use = "returned", use
+            models.copy_weights(store, twin)
+            self.assertEqual(_backward(store.model), _backward(twin))
+            store.optimizer(lr=1e-2).step()
+            self.compare_gradients(twin, store, 0.0)
+            store.close(remove=True)

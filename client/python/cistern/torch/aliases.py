@@ -25,29 +25,30 @@ _ANY_CHANGE = _autograd.CreationMeta.DEFAULT
 _set_versions = _autograd._unsafe_set_version_counter
 _preserve_version: Any = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
 _NO_MEMORY = torch.empty(0)
+_STRIDED = torch.strided
+_weak = weakref.ref
 
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class Input:
-    """A tensor that a module was given, as it is when the module has ended."""
+    """A tensor that a module was given, as it is when the module has ended.
 
-    __slots__ = ("_counter", "_history", "_tensor", "_version")
+    Its memory was changed in place since if ``counter._version`` is not ``version`` any more.
+    """
+
+    __slots__ = ("_history", "_tensor", "counter", "version")
 
     def __init__(self, tensor: torch.Tensor, history: int) -> None:
-        self._tensor = weakref.ref(tensor)
+        self._tensor = _weak(tensor)
         self._history = history  # The id of a node that lives as long as the use of the unit.
-        self._counter = _counter_of(tensor)
-        self._version = self._counter._version
-
-    def has_changed(self) -> bool:
-        """Whether its memory was changed in place since, by whomever."""
-        return self._counter._version != self._version
+        self.counter = counter = tensor.detach()
+        self.version: int = counter._version
+        if counter.layout == _STRIDED:
+            counter.data = _NO_MEMORY  # Only the version counter is wanted.
 
     def has_other_history(self) -> bool:
         """Whether it was changed in place itself, so that the tensor of the caller lacks the change."""
-        if not self.has_changed():
-            return False
         tensor = self._tensor()
         return tensor is not None and id(tensor.grad_fn) != self._history
 
@@ -74,7 +75,8 @@ def leave(
 
 def inputs_of(kept: list[torch.Tensor]) -> list[Input]:
     """Return the inputs ``kept``, which have gone through the Leave."""
-    return [Input(tensor, id(kept[0].grad_fn)) for tensor in kept]
+    history = id(kept[0].grad_fn)
+    return [Input(tensor, history) for tensor in kept]
 
 
 def _are_plain(outputs: list[torch.Tensor], kept: list[torch.Tensor]) -> bool:
@@ -179,11 +181,3 @@ def _other_view(view: torch.Tensor) -> torch.Tensor:
     other: torch.Tensor = base.as_strided(view.shape, view.stride(), view.storage_offset())
     _set_rule(other, _get_rule(view))
     return other
-
-
-def _counter_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that counts the changes of ``tensor``, if possible without its memory."""
-    counter = tensor.detach()
-    if counter.layout == torch.strided:
-        counter.data = _NO_MEMORY
-    return counter

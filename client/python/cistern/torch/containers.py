@@ -86,6 +86,8 @@ def distinct_needing_grad(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]
 
 def needing_grad(value: Any) -> list[torch.Tensor]:
     """Return the tensors in ``value`` that need a gradient, each once."""
+    if isinstance(value, torch.Tensor):
+        return [value] if value.requires_grad else []
     return distinct_needing_grad(_tensors(value))
 
 
@@ -103,6 +105,8 @@ def copies_of_lent(tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
 
 def copies_in(value: Any) -> dict[int, torch.Tensor]:
     """Return ``copies_of_lent`` of the tensors in ``value``."""
+    if isinstance(value, torch.Tensor) and not is_lent(value):
+        return {}
     return copies_of_lent(_tensors(value))
 
 

@@ -2,6 +2,7 @@
 """Nodes of the autograd graph that say when the backward pass of a unit begins and ends.
 
 All inputs of a unit that need a gradient go through one Enter, all such outputs through one Leave.
+So do the inputs once more, because the module can have kept them for later.
 A node runs once, when the gradients of all its outputs are there. In the backward pass, Leave is
 therefore the first node of the unit. Enter is the last one, because autograd runs the node that was
 made last among those that can run. A token goes from Enter to Leave, so that Enter runs although no

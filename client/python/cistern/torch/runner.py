@@ -262,7 +262,7 @@ class Runner:
         if torch.is_grad_enabled():  # In a backward pass, this is create_graph.
             raise RuntimeError(GRADS_OF_GRADS)
         for kept, grad in zip(use.inputs, grads):
-            if grad is not None and kept.has_changed():
+            if grad is not None and kept.counter._version != kept.version:
                 raise RuntimeError(_KEPT_INPUT.format(use.unit.name))
         self._follow_pass()
         self.operators.push(use.unit)
@@ -318,8 +318,9 @@ class Runner:
         self.operators.forget_last_step()
         try:
             for use in self._with_inputs:
-                if any(kept.has_other_history() for kept in use.inputs):
-                    raise RuntimeError(_KEPT_INPUT.format(use.unit.name))
+                for kept in use.inputs:
+                    if kept.counter._version != kept.version and kept.has_other_history():
+                        raise RuntimeError(_KEPT_INPUT.format(use.unit.name))
             self._before_backward()
         except Exception:  # After an interruption, the pass counts as one that has raised.
             self._tasks.clear()
