@@ -44,7 +44,7 @@ class Input:
         self._history = history  # The id of a node that lives as long as the use of the unit.
         self.counter = counter = tensor.detach()
         self.version: int = counter._version
-        if counter.layout == _STRIDED:
+        if counter.layout == _STRIDED and type(counter) is torch.Tensor:
             counter.data = _NO_MEMORY  # Only the version counter is wanted.
 
     def has_other_history(self) -> bool:
@@ -80,7 +80,7 @@ def inputs_of(kept: list[torch.Tensor]) -> list[Input]:
 
 
 def _are_plain(outputs: list[torch.Tensor], kept: list[torch.Tensor]) -> bool:
-    """Return whether ``outputs`` have memory of their own, as far as modules can have changed it."""
+    """Return whether ``outputs`` are neither views nor leaves, and none is an input."""
     for tensor in outputs:
         if tensor.is_leaf or tensor._is_view():
             return False
