@@ -5,6 +5,7 @@
 #include "daemon/report/log.h"
 #include "daemon/options.h"
 #include "proto/isa.h"
+#include "proto/program.h"
 
 #include <stdlib.h>
 
@@ -15,6 +16,9 @@ int main(int argc, char **argv)
     struct cst_err err = {0};
     enum cstd_options_result result;
 
+    if (cst_program_open_standard_files(&err) != CST_OK) {
+        return EXIT_FAILURE; /* There may be no standard error to write to. */
+    }
     cstd_log_init(CSTD_LOG_INFO);
     if (cstd_options_read(&config, argc, argv, &result, &err) != CST_OK) {
         cstd_log(CSTD_LOG_ERROR, "%s", err.text);

@@ -4,11 +4,28 @@
 #include "dirs.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+int cst_program_open_standard_files(struct cst_err *err)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+        if (fcntl(fd, F_GETFD) >= 0) {
+            continue;
+        }
+        /* The lowest free number is @fd. Its mode is the one that its users do not need. */
+        if (open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd) {
+            return cst_err_errno(err, CST_EIO, errno,
+                                 "file descriptor %d is closed, and /dev/null cannot be opened",
+                                 fd);
+        }
+    }
+    return CST_OK;
+}
 
 static bool can_run(char *out, size_t size, const char *dir, const char *between, const char *name)
 {

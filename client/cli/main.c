@@ -2,6 +2,7 @@
 /* The program `cistern`, which shows and manages the daemon from the command line. */
 #include "client/cli/options.h"
 #include "offload/plan/plan.h"
+#include "proto/program.h"
 #include "proto/usage.h"
 
 #include <errno.h>
@@ -252,7 +253,9 @@ static int run_command_line(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    int rc = run_command_line(argc, argv);
+    struct cst_err err = {0};
+    int rc = cst_program_open_standard_files(&err) == CST_OK ? run_command_line(argc, argv)
+                                                             : cli_fail(&err);
 
     /* Output that is lost (a full disk, a closed pipe) must not look like a success. */
     if (fflush(stdout) != 0 || ferror(stdout) != 0) {

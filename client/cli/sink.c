@@ -11,13 +11,15 @@
 
 /* Open the file of @fd once more. The new descriptor does not wait, and has flags of its own:
  * O_NONBLOCK on @fd itself would surprise the other processes that have it. -1: not possible, as
- * with a socket, or not needed, as with a file on a disk. */
+ * with a socket, or not needed, as with a file on a disk; or @fd was not open for writing, and
+ * its writes shall fail. */
 static int open_again(int fd)
 {
     struct stat is;
     char path[32];
 
-    if (fstat(fd, &is) != 0 || !(S_ISFIFO(is.st_mode) || S_ISCHR(is.st_mode))) {
+    if (fstat(fd, &is) != 0 || !(S_ISFIFO(is.st_mode) || S_ISCHR(is.st_mode)) ||
+        (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY) {
         return -1;
     }
     (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);

@@ -6,6 +6,7 @@
 #include "client/gpt/stop.h"
 #include "proto/isa.h"
 #include "proto/options_file.h"
+#include "proto/program.h"
 
 #ifdef HAVE_CONFIG_H
 #include "config.h"
@@ -57,7 +58,10 @@ int main(int argc, char *argv[])
     /* A write to a closed terminal or socket shall fail with an error code, not kill the process.
      */
     (void)signal(SIGPIPE, SIG_IGN);
-    rc = gpt_options_parse(&options, argc, argv, &err);
+    rc = cst_program_open_standard_files(&err);
+    if (rc == CST_OK) {
+        rc = gpt_options_parse(&options, argc, argv, &err);
+    }
     if (rc == CST_OK) {
         rc = work(&options, &err);
     }

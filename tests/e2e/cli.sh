@@ -92,6 +92,11 @@ says '^cisternd  '
 says '^host 0 '
 says '^rates +built in$'
 
+# A standard output that is closed is a write error, too: its number is not that of the socket, which would get the text.
+! ./cistern stat >&- 2>"$tmp/err" || fail "a closed standard output is not noticed"
+: >"$tmp/out"
+complains '^cistern: cannot write: Bad file descriptor$'
+
 # A worker evaluates between its steps, and sends hints for weights: none of them is missed, and the block of each evaluation is
 # evicted.
 ./tests/lib/example_eval >"$tmp/eval.out" || fail "the example of an evaluation: $?"

@@ -114,6 +114,14 @@ status_is 1
 says err 'output of ranks is lost: No space left'
 [ -e "$tmp/went_on" ] || fail "the rank did not go on without a reader"
 
+# A standard output that is closed is output that cannot be written, and nothing else gets its number.
+rm "$tmp/went_on"
+status=0
+./cistern run -n 1 -- sh -c "echo lost; echo done >$tmp/went_on" >&- 2>"$tmp/err" || status=$?
+status_is 1
+says err 'output of ranks is lost: Bad file descriptor'
+[ -e "$tmp/went_on" ] || fail "the rank did not go on without a standard output"
+
 # -- failures and restarts --
 
 # shellcheck disable=SC2016

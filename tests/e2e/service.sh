@@ -44,6 +44,13 @@ start_daemon successor
 stop_daemon successor
 [ -z "$(traces)" ] || fail "left behind: $(traces)"
 
+# A daemon that is started without standard files works, and ends in good order.
+start closed sh -c 'exec ./cisternd --config "$1" --socket "$2" --gpus none <&- >&- 2>&-' sh "$tmp/empty.conf" "$CISTERN_SOCKET"
+await closed READY=1
+./cistern ping >/dev/null || fail "a daemon without standard files does not answer"
+stop_daemon closed
+[ -z "$(traces)" ] || fail "left behind: $(traces)"
+
 # The daemon sends WATCHDOG=1 in time.
 start watched --watchdog 400000 ./cisternd --config "$tmp/empty.conf" --socket "$CISTERN_SOCKET"
 await watched READY=1
