@@ -11,7 +11,7 @@
 /* Open /dev/null in place of each of the descriptors 0, 1 and 2 that is closed. Otherwise the
  * program's next socket or file gets the number of such a descriptor, and receives what is printed.
  * Reading from or writing to a descriptor that was closed still fails with EBADF, so that lost
- * output is noticed. Called at the begin of main, before there are threads. CST_EIO: /dev/null
+ * output is noticed. Called at the start of main, before there are threads. CST_EIO: /dev/null
  * cannot be opened. */
 int cst_program_open_standard_files(struct cst_err *err);
 
