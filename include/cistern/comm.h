@@ -15,7 +15,8 @@
  *     names two ranks and their calls.
  *   - In an all-to-all each rank has counts of its own. What rank i sends to rank j, counts[j] of
  *     rank i, is what rank j receives from it, recv_counts[i] of rank j. If these differ, the call
- *     fails in all ranks of the group with CST_EMISMATCH, and the error names i, j and both numbers.
+ *     fails in all ranks of the group with CST_EMISMATCH, and the error names i, j and both of the
+ *     numbers.
  *   - cst_comm_start begins a call, and cst_comm_wait ends it. Between the two, the arrays
  *     belong to the library. The blocking functions do both.
  *   - A call goes on only while its rank is in one of these functions. A rank must wait for

@@ -45,6 +45,7 @@ stop_daemon successor
 [ -z "$(traces)" ] || fail "left behind: $(traces)"
 
 # A daemon that is started without standard files works, and ends in good order.
+# shellcheck disable=SC2016 # the inner shell expands them
 start closed sh -c 'exec ./cisternd --config "$1" --socket "$2" --gpus none <&- >&- 2>&-' sh "$tmp/empty.conf" "$CISTERN_SOCKET"
 await closed READY=1
 ./cistern ping >/dev/null || fail "a daemon without standard files does not answer"
