@@ -324,7 +324,8 @@ static int agree(struct cst_comm *comm, const Cistern__CommOpened *msg, struct o
     const struct cstc_channel *channel = &comm->flow.channel;
     uint32_t rank;
 
-    if (!msg->has_can_refuse || !msg->can_refuse || comm->device == NULL) {
+    if (!msg->has_can_refuse || !msg->can_refuse || comm->device == NULL ||
+        comm->device->restart == NULL) {
         return rc;
     }
     if (rc == CST_OK) {
