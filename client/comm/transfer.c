@@ -106,7 +106,9 @@ static int add_up(const struct cst_comm_call *call, const char *what, const size
     }
     for (uint32_t i = 0; i < size; i++) {
         if (counts[i] > most - *elems) {
-            return cst_err_set(err, CST_EINVAL, "%s: too many elements in %s", ops[call->op], what);
+            return cst_err_set(err, CST_EINVAL,
+                               "%s: %s add up to more than the %zu elements of a call",
+                               ops[call->op], what, most);
         }
         *elems += counts[i];
     }
@@ -183,7 +185,8 @@ static int begin_whole(struct cstc_transfer *t, const struct cstc_transfer_shape
     int rc = CST_OK;
 
     if (call->n_elems > SIZE_MAX / 2 / t->elem_bytes) {
-        return cst_err_set(err, CST_EINVAL, "%s of %zu elements", ops[call->op], call->n_elems);
+        return cst_err_set(err, CST_EINVAL, "%s of %zu elements is more than the %zu of a call",
+                           ops[call->op], call->n_elems, SIZE_MAX / 2 / t->elem_bytes);
     }
     if (reads) {
         rc = check_array(call, "the input", call->in, call->n_elems, err);

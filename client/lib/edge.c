@@ -494,10 +494,13 @@ int cst_edge_wait(struct cst_job *job, int edge, uint32_t number, struct cst_err
 {
     struct search s = {.number = number, .attempt = job->attempt};
     bool started = false;
-    int rc = CST_OK, checked;
+    int rc = cstc_edge_check(job, edge, err), checked;
 
-    if (job->edges != NULL && edge >= 0 && (uint32_t)edge < job->model.n_edges) {
-        s.e = &job->model.edges[edge];
+    if (rc != CST_OK) {
+        return rc;
+    }
+    s.e = &job->model.edges[edge];
+    if (job->edges != NULL) {
         s.edge = &job->edges[edge];
         started = !job->client->forked && find_started(&s);
     }
@@ -507,7 +510,8 @@ int cst_edge_wait(struct cst_job *job, int edge, uint32_t number, struct cst_err
     checked = cstc_job_check_step(job, err);
     rc = checked == CST_OK ? rc : checked;
     if (rc == CST_OK && !started) {
-        rc = cst_err_set(err, CST_EINVAL, "edge %d: no copy of array %u was started", edge, number);
+        rc = cst_err_set(err, CST_EINVAL, "edge '%s': no copy of array %u was started", s.e->name,
+                         number);
     }
     if (rc == CST_OK) {
         close_slot(&s);

@@ -163,6 +163,9 @@ START_TEST(copies_run_beside_the_worker)
 
     edge_job_begin(&w, 0, 1);
     ck_assert_int_eq(cst_edge_wait(w.job, STASH, 0, &w.err), CST_EINVAL);
+    ck_assert_str_eq(w.err.text, "edge 'stash': no copy of array 0 was started");
+    ck_assert_int_eq(cst_edge_wait(w.job, N_EDGES, 0, &w.err), CST_EINVAL);
+    ck_assert_str_eq(w.err.text, "there is no edge 3, 3 are declared");
     for (int turn = 0; turn < 100; turn++) {
         for (uint32_t i = 0; i < STASHED; i++) {
             fill(data[i], i, (uint32_t)turn);
