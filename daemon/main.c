@@ -15,11 +15,14 @@ int main(int argc, char **argv)
     static struct cstd_daemon daemon;
     struct cst_err err = {0};
     enum cstd_options_result result;
+    int rc;
 
-    if (cst_program_open_standard_files(&err) != CST_OK) {
-        return EXIT_FAILURE; /* There may be no standard error to write to. */
-    }
+    rc = cst_program_open_standard_files(&err);
     cstd_log_init(CSTD_LOG_INFO);
+    if (rc != CST_OK) {
+        cstd_log(CSTD_LOG_ERROR, "%s", err.text);
+        return EXIT_FAILURE;
+    }
     if (cstd_options_read(&config, argc, argv, &result, &err) != CST_OK) {
         cstd_log(CSTD_LOG_ERROR, "%s", err.text);
         return result == CSTD_OPTIONS_WRONG ? 2 : EXIT_FAILURE;

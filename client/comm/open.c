@@ -67,6 +67,7 @@ struct opening {
     struct cst_err nccl, peers; /* Why this rank does without; status CST_OK: nothing has failed. */
     bool refuses;               /* This rank could not use the transport of the last round: */
     Cistern__CommTransport refused;
+    bool again; /* A rank could not: all open the communicator once more. */
 };
 
 /* The transports are NCCL, slots on GPUs, and host memory, which is never refused. */
@@ -289,8 +290,15 @@ static bool is_answered(void *arg)
     return cstc_channel_ask(&comm->flow.channel, &rank) != CSTC_CHANNEL_UNKNOWN;
 }
 
-/* Wait until all ranks can use the transport. CST_EAGAIN: one cannot. */
-static int await_others(struct cst_comm *comm, struct cst_err *err)
+/* A rank of the group cannot use the transport. */
+static int open_again(struct opening *opening)
+{
+    opening->again = true;
+    return CST_EAGAIN;
+}
+
+/* Wait until all ranks can use the transport, or one cannot (open_again). */
+static int await_others(struct cst_comm *comm, struct opening *opening, struct cst_err *err)
 {
     const struct cstc_channel *channel = &comm->flow.channel;
     uint32_t rank = channel->rank;
@@ -305,7 +313,7 @@ static int await_others(struct cst_comm *comm, struct cst_err *err)
     case CSTC_CHANNEL_READY:
         return CST_OK;
     case CSTC_CHANNEL_REFUSED:
-        return CST_EAGAIN;
+        return open_again(opening);
     case CSTC_CHANNEL_LEFT:
         return cst_err_set(err, CST_ECANCELLED, "rank %u has closed its communicator",
                            comm->flow.names[rank]);
@@ -317,7 +325,7 @@ static int await_others(struct cst_comm *comm, struct cst_err *err)
 }
 
 /* This rank has begun to use the transport of @msg with the result @rc. Find out whether all ranks
- * can use it. CST_EAGAIN: one cannot, and all open the communicator again. */
+ * can use it. If one cannot, all open the communicator again (open_again). */
 static int agree(struct cst_comm *comm, const Cistern__CommOpened *msg, struct opening *opening,
                  int rc, struct cst_err *err)
 {
@@ -330,18 +338,18 @@ static int agree(struct cst_comm *comm, const Cistern__CommOpened *msg, struct o
     }
     if (rc == CST_OK) {
         cstc_channel_say_ready(channel);
-        return await_others(comm, err);
+        return await_others(comm, opening, err);
     }
     if (rc != CST_ECANCELLED && !is_of_device(rc)) {
         return rc;
     }
     /* What has failed here after another rank has refused is a consequence of that. */
     if (cstc_channel_ask(channel, &rank) == CSTC_CHANNEL_REFUSED) {
-        return CST_EAGAIN;
+        return open_again(opening);
     }
     if (rc != CST_ECANCELLED) {
         refuse(comm, opening, msg->transport, err);
-        return CST_EAGAIN;
+        return open_again(opening);
     }
     return rc;
 }
@@ -349,7 +357,7 @@ static int agree(struct cst_comm *comm, const Cistern__CommOpened *msg, struct o
 /* -- opening ---------------------------------------------------------------------------------- */
 
 /* Ask the daemon for the memory, use it, and join. After a failure @comm is not in the list of the
- * job. CST_EAGAIN: a rank of the group cannot use the transport. */
+ * job, and opening->again says whether to try once more. */
 static int open_worker(struct cst_comm *comm, struct opening *opening, struct cst_err *err)
 {
     struct cst_job *job = comm->job;
@@ -382,6 +390,7 @@ static int open_round(struct cst_comm **out, struct cst_job *job, struct opening
     struct cst_comm *comm = calloc(1, sizeof *comm);
     int rc;
 
+    opening->again = false;
     if (comm == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a communicator");
     }
@@ -412,11 +421,11 @@ int cst_comm_open_device(struct cst_comm **out, struct cst_job *job, int group,
         return rc;
     }
     rc = open_round(out, job, &opening, calls, arg, &why);
-    for (int i = 1; rc == CST_EAGAIN && i < MAX_ROUNDS; i++) {
+    for (int i = 1; opening.again && i < MAX_ROUNDS; i++) {
         calls->restart(arg);
         rc = open_round(out, job, &opening, calls, arg, &why);
     }
-    if (rc == CST_EAGAIN) {
+    if (opening.again) {
         (void)cst_err_set(&why, CST_EPROTO, "%d transports were refused", MAX_ROUNDS);
         rc = cstc_job_distrust(job, &why, &why);
     }

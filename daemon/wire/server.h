@@ -33,7 +33,8 @@ struct cstd_server {
 };
 
 /* Listen on both sockets: those that systemd passed, or the configured paths. The caller has
- * initialised @server->unread. Statuses are those of cstd_listen_open. */
+ * initialised @server->unread. Statuses are those of cstd_listen_open, and CST_ENOMEM: the loop
+ * cannot watch a socket. */
 int cstd_server_open(struct cstd_server *server, struct cstd_daemon *daemon, struct cst_err *err);
 
 /* Accept connections from now on. Those that came earlier have waited. */

@@ -93,7 +93,7 @@ int cst_cuda_device(const struct cst_cuda *cuda);
  * Statuses beside those of cst_comm_open:
  *   - CST_EGPU, CST_EINTERNAL, CST_ENOMEM, CST_EUNSUPPORTED: a call of the driver failed, and host
  *     memory cannot be used, either. The other ranks get CST_ECANCELLED, from this function or from
- *     their calls. */
+ *     their calls, or CST_ETIMEDOUT if this rank failed before it had asked the daemon. */
 int cst_cuda_comm_open(struct cst_comm **out, struct cst_cuda *cuda, int group, void *stream,
                        struct cst_err *err);
 

@@ -3,6 +3,7 @@
  * edges that have no such slots, and more than one at a time. */
 #include "tests/lib/cuda_rig.h"
 #include "tests/lib/fake_gpu.h"
+#include "tests/lib/patience.h"
 #include "tests/lib/settle.h"
 #include "tests/lib/suite.h"
 
@@ -163,6 +164,7 @@ END_TEST
 /* Kill the engine of GPU 1 until it is given up. */
 static void lose_gpu(void)
 {
+    const uint64_t until = patience_until(30000);
     pid_t killed = 0;
 
     for (;;) {
@@ -171,6 +173,7 @@ static void lose_gpu(void)
         if (strcmp(engine->state, "failed") == 0) {
             return;
         }
+        ck_assert_msg(!patience_over(until), "the engine is %s", engine->state);
         if (engine->pid > 0 && engine->pid != killed) {
             ck_assert_int_eq(kill(engine->pid, SIGKILL), 0);
             killed = engine->pid;

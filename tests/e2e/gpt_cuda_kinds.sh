@@ -194,13 +194,17 @@ stop_daemon muon
 
 # A rank that hangs between two exchanges of rows: the other one ends at its time limit, and says for whom it has waited. Its stream
 # would wait for ever.
-printf '[job]\ntimeout = 5\n' >"$tmp/impatient.conf"
+printf '[job]\ntimeout = %d\n' $((wait_s / 3)) >"$tmp/impatient.conf"
 start_daemon impatient --gpus all --config "$tmp/impatient.conf"
 worker hangs 0 "${killed[@]}" --layers 3
 first=$pid
 CST_FAKENCCL_STOP=work:2 worker hangs 1 "${killed[@]}" --layers 3
+hangs() {
+    grep -q '^State:.*stopped' "/proc/$pid/status"
+}
+poll hangs
 ! wait "$first" || fail "a rank trained without the other one"
 kill -KILL "$pid"
 wait "$pid" 2>/dev/null || true
-grep -q 'rank 0 waited 5000 ms for rank 1' "$tmp/hangs.0.log" || fail "the rank that waited does not say for whom"
+grep -q "rank 0 waited $((wait_s / 3))000 ms for rank 1" "$tmp/hangs.0.log" || fail "the rank that waited does not say for whom"
 stop_daemon impatient

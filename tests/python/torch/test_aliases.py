@@ -280,3 +280,41 @@ class Aliases(TorchCase):
             store.optimizer(lr=1e-2).step()
             self.compare_gradients(twin, store, 0.0)
             store.close(remove=True)
+
+    def test_a_run_that_returns_nothing_for_gradients(self) -> None:
+        """Its kept input is used for the loss, while other runs of the module have no gradients yet."""
+
+        class Detaches(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.unit = nn.Linear(16, 16)
+                self.kept: list[torch.Tensor] = []
+
+            def forward(self, x: torch.Tensor, keeps: bool) -> torch.Tensor:
+                y: torch.Tensor = self.unit(x)
+                if not keeps:
+                    return y
+                self.kept = [x]
+                return y.detach()
+
+        class Thrice(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.inner = nn.Linear(16, 16), Detaches()
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                x = self.first(x)
+                runs = [self.inner(x * k, k == 2) for k in (1, 2, 3)]
+                result: torch.Tensor = runs[0] * runs[1] + runs[2] + self.inner.kept[0]
+                return result
+
+        twin, store = self.twins(Thrice)
+        optimizer = store.optimizer(lr=1e-2)
+        x = torch.randn(4, 16, dtype=torch.bfloat16)
+        for _ in range(2):
+            models.copy_weights(store, twin)
+            twin.zero_grad()
+            for model in (twin, store.model):
+                model(x).float().sum().backward()
+            optimizer.step()
+            self.compare_gradients(twin, store, 0.01)

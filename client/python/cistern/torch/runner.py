@@ -58,6 +58,7 @@ class _Use:
         self.zero = runner.zero
         self.has_inputs = False  # That need gradients.
         self.inputs: list[Input] = []  # These, when the module has ended.
+        self.is_awaited = False  # Something that the module returns or has changed needs a gradient.
 
     def backward_begins(self, grads: tuple[torch.Tensor | None, ...]) -> None:
         self.runner.backward_begins(self, grads)
@@ -238,8 +239,8 @@ class Runner:
         kept = ran.entered[1]
         if not outputs and not changed and not kept:
             return output
-        if outputs or changed:
-            self._uses[ran.use.unit].n_waiting += 1
+        ran.use.is_awaited = bool(outputs or changed)
+        self._uses[ran.use.unit].n_waiting += ran.use.is_awaited
         new = leave(ran.use, ran.token, ran.entered, changed, outputs)
         if kept:
             ran.use.inputs = inputs_of(kept)
@@ -277,7 +278,7 @@ class Runner:
         while self.operators.open_unit is not unit:  # backward(inputs=...) leaves out Enter.
             self.operators.pop()
         uses = self._uses[unit]
-        uses.n_waiting -= 1
+        uses.n_waiting -= use.is_awaited
         # A view of a weight that was made before the model ran gives its gradient after the first unit.
         is_ready = unit.has_grads() if use.has_inputs else unit.has_all_grads()
         self.operators.pop(deliver=uses.n_waiting <= 0 and is_ready)
