@@ -58,9 +58,7 @@ class _Use:
         self.zero = runner.zero
         self.has_inputs = False  # That need gradients.
         self.inputs: list[Input] = []  # These, when the module has ended.
-        self.is_awaited = (
-            False  # Something that the module returns or has changed needs a gradient.
-        )
+        self.is_awaited = False  # What the module returns or has changed needs a gradient.
 
     def backward_begins(self, grads: tuple[torch.Tensor | None, ...]) -> None:
         self.runner.backward_begins(self, grads)
