@@ -24,23 +24,6 @@
 
 /* -- calls ------------------------------------------------------------------------------------ */
 
-static void call_all(struct nccl_worker *w, struct nccl_order *order)
-{
-    struct cst_comm *comm = NULL;
-    struct cst_err err = {0};
-
-    nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
-    nccl_must(nccl_comm_open(w, order, &comm, &err), &err, "comm_open");
-    if (w->rank == 0) {
-        nccl_must_explain(order->words);
-    }
-    for (unsigned i = 0; i < order->n_calls; i++) {
-        nccl_must(nccl_call(w, comm, order->seed, i, order->op, false, &err), &err, "call");
-    }
-    nccl_must(cst_comm_barrier(comm, &err), &err, "barrier");
-    cst_comm_close(comm);
-}
-
 /* Random calls of each operation, and of all, have the bits of the serial model. _i: operation. */
 START_TEST(calls_agree_with_the_model)
 {
@@ -48,7 +31,7 @@ START_TEST(calls_agree_with_the_model)
 
     order->op = (enum cst_comm_op)_i;
     order->n_calls = suite_is_sparse() ? 10 : 30;
-    nccl_run(call_all, order);
+    nccl_run(nccl_call_all, order);
 }
 END_TEST
 
@@ -60,7 +43,7 @@ START_TEST(groups_of_all_sizes)
     struct nccl_order *order = nccl_order_new((uint32_t)_i);
 
     order->n_calls = suite_is_sparse() ? 10 : 30;
-    nccl_run(call_all, order);
+    nccl_run(nccl_call_all, order);
 }
 END_TEST
 
@@ -349,7 +332,7 @@ START_TEST(others_do_without)
 
     order->n_calls = suite_is_sparse() ? 10 : 40;
     use_group(order, _i);
-    nccl_run(call_all, order);
+    nccl_run(nccl_call_all, order);
 }
 END_TEST
 
@@ -361,7 +344,7 @@ START_TEST(four_ranks_do_without)
     order->n_calls = suite_is_sparse() ? 10 : 40;
     order->in_order = true;
     order->words = "memory of the GPUs,\n  because rank 0 wants sums in the order of the ranks";
-    nccl_run(call_all, order);
+    nccl_run(nccl_call_all, order);
 }
 END_TEST
 
@@ -376,7 +359,7 @@ START_TEST(there_is_no_memory_left)
     order->words =
         "staging in host memory,\n  because rank 0 wants sums in the order of the ranks; pools of "
         "cuda:0 (GPU-facec0da-0000-4000-8000-";
-    nccl_run(call_all, order);
+    nccl_run(nccl_call_all, order);
     ck_assert(daemon_proc_logged(&proc, "there are no slots on the GPUs of its 2 ranks: pools of"));
 }
 END_TEST

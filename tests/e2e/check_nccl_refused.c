@@ -116,24 +116,6 @@ static const struct {
       "rank 1 cannot use memory of the GPUs: importing 16777216 bytes"}},
 };
 
-/* Open a communicator and make random calls. */
-static void call_all(struct nccl_worker *w, struct nccl_order *order)
-{
-    struct cst_comm *comm = NULL;
-    struct cst_err err = {0};
-
-    nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
-    nccl_must(nccl_comm_open(w, order, &comm, &err), &err, "comm_open");
-    if (w->rank == 0) {
-        nccl_must_explain(order->words);
-    }
-    for (unsigned i = 0; i < order->n_calls; i++) {
-        nccl_must(nccl_call(w, comm, order->seed, i, order->op, false, &err), &err, "call");
-    }
-    nccl_must(cst_comm_barrier(comm, &err), &err, "barrier");
-    cst_comm_close(comm);
-}
-
 /* A rank, or two, cannot use what the daemon has chosen first. _i: which case. */
 START_TEST(other_ways_are_found)
 {
@@ -146,7 +128,7 @@ START_TEST(other_ways_are_found)
     for (uint32_t rank = 0; rank < order->world && cases[_i].shares; rank++) {
         order->devices[rank] = "cuda:0";
     }
-    nccl_run(call_all, order);
+    nccl_run(nccl_call_all, order);
     for (int i = 0; i < 2 && cases[_i].logged[i] != NULL; i++) {
         ck_assert_msg(daemon_proc_logged(&proc, cases[_i].logged[i]), "'%s' is not in the log",
                       cases[_i].logged[i]);
@@ -164,7 +146,7 @@ START_TEST(there_is_no_memory_left)
     order->settings[1] = NO_JOIN;
     order->words = "staging in host memory,\n  because rank 1 cannot use NCCL: joining a "
                    "communicator: NCCL says: internal error; pools of cuda:0 (GPU-";
-    nccl_run(call_all, order);
+    nccl_run(nccl_call_all, order);
     ck_assert(daemon_proc_logged(&proc, "rank 1 cannot use NCCL: joining a communicator: NCCL "
                                         "says: internal error; its 2 ranks use staging"));
     ck_assert(daemon_proc_logged(&proc, "there are no slots on the GPUs of its 2 ranks: pools of"));
@@ -265,7 +247,7 @@ START_TEST(all_libraries_must_know_it)
     }
     ck_assert_int_eq(raw_job_remove(&witness, "j"), CST_OK);
     order->n_calls = 5;
-    nccl_run(call_all, order); /* The daemon serves others as before. */
+    nccl_run(nccl_call_all, order); /* The daemon serves others as before. */
 }
 END_TEST
 

@@ -335,3 +335,20 @@ void nccl_run_one_death(nccl_body *body, struct nccl_order *order)
     ck_assert_uint_eq(n_killed, 1);
     raw_job_remove(&witness, "j");
 }
+
+void nccl_call_all(struct nccl_worker *w, struct nccl_order *order)
+{
+    struct cst_comm *comm = NULL;
+    struct cst_err err = {0};
+
+    nccl_must(cst_sync(w->job, NULL, &err), &err, "sync");
+    nccl_must(nccl_comm_open(w, order, &comm, &err), &err, "comm_open");
+    if (w->rank == 0) {
+        nccl_must_explain(order->words);
+    }
+    for (unsigned i = 0; i < order->n_calls; i++) {
+        nccl_must(nccl_call(w, comm, order->seed, i, order->op, false, &err), &err, "call");
+    }
+    nccl_must(cst_comm_barrier(comm, &err), &err, "barrier");
+    cst_comm_close(comm);
+}

@@ -124,4 +124,8 @@ void nccl_arrays_make(const struct nccl_worker *w, const struct collective *c,
 int nccl_call(const struct nccl_worker *w, struct cst_comm *comm, uint64_t seed, uint64_t number,
               enum cst_comm_op op, bool by_stream, struct cst_err *err);
 
+/* Work of a rank: open a communicator, let rank 0 find order->words in the explanation, make
+ * order->n_calls random calls, and close it. */
+void nccl_call_all(struct nccl_worker *w, struct nccl_order *order);
+
 #endif
