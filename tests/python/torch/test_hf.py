@@ -526,6 +526,36 @@ class Accelerate(TorchCase):
 
 
 class LoadingStates(TorchCase):
+    def test_tied_names_are_as_with_plain_torch(self) -> None:
+        twin, store = self.twins(models.qwen2)
+        state = models.bf16(models.qwen2).state_dict()
+        names = ["model.embed_tokens.weight", "lm_head.weight"]
+        for missing in names:
+            given = {name: value for name, value in state.items() if name != missing}
+            results = [m.load_state_dict(given, strict=False) for m in (twin, store.model)]
+            self.assertEqual(results[0].missing_keys, [missing])
+            self.assertEqual(*results)
+        different = state | {names[1]: state[names[1]] + 1}
+        for model in (twin, store.model):
+            model.load_state_dict(different)
+        for name, value in twin.state_dict().items():
+            self.assertTrue(torch.equal(store.model.state_dict()[name], value), name)
+        self.compare_steps(twin, store)
+
+    def test_a_state_that_accelerate_saves_has_the_weights(self) -> None:
+        _, store = self.twins(models.qwen2)
+        accelerator = accelerate.Accelerator(cpu=True)
+        model, optimizer = accelerator.prepare(store.model, store.optimizer(lr=1e-3))
+        before = store.model.state_dict()
+        with tempfile.TemporaryDirectory() as directory:
+            accelerator.save_state(directory)
+            models.loss_of(model, models.tokens()).backward()
+            optimizer.step()
+            with self.assertRaisesRegex(ValueError, "state after step 0, .* has done 1.*resume="):
+                accelerator.load_state(directory)
+        for name, value in store.model.state_dict().items():
+            self.assertTrue(torch.equal(before[name], value), name)
+
     def test_model_load_state_dict_writes_to_the_store(self) -> None:
         twin, store = self.twins(models.qwen2)
         other = models.bf16(models.qwen2)

@@ -305,7 +305,8 @@ class Optimizer(torch.optim.Optimizer):
         if state_dict["step"] != self.store.step_no:
             raise ValueError(
                 f"cistern: this is the state after step {state_dict['step']}, job"
-                f" '{self.store.job.name}' has done {self.store.step_no}"
+                f" '{self.store.job.name}' has done {self.store.step_no}. The moments are not in this"
+                " state: go on from a checkpoint of Store.save, with attach(..., resume=DIRECTORY)"
             )
         for group, loaded in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(loaded)

@@ -58,23 +58,23 @@ def _take(
 ) -> None:
     """Write the weights of ``state_dict`` to the store, so that torch finds none to copy."""
     store.sync()  # An evaluation may have begun the step.
-    written: set[Tensor] = set()
-    names: dict[Tensor, list[str]] = {}
+    taken: dict[Tensor, torch.Tensor] = {}
     for name, tensor in _names(store, model):
-        names.setdefault(tensor, []).append(prefix + name)
         values = state_dict.pop(prefix + name, None)
-        if values is None or tensor in written:
+        if values is None:
             continue
-        written.add(tensor)
+        loaded.add(prefix + name)
         if tuple(values.shape) != tensor.shape:
             errors.append(
                 f"size mismatch for {prefix + name}: {tuple(values.shape)} in the state dict,"
                 f" {tensor.shape} in the model"
             )
-        elif store.job.rank == 0:
+        else:
+            taken[tensor] = values  # Of tied weights with different values, the last ones hold.
+    if store.job.rank == 0:
+        for tensor, values in taken.items():
             store.write(tensor.name, values)
     store.weights_written()
-    loaded.update(name for tensor in written for name in names[tensor])
     store.sync()
 
 
