@@ -5,7 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <sys/mman.h>
+#include <inttypes.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -35,52 +35,47 @@ int gpt_data_open(struct gpt_data *data, const char *path, enum gpt_tokens form,
                   size_t context, struct cst_err *err)
 {
     struct stat st;
-    void *map;
-    int rc = 0, fd = open(path, O_RDONLY | O_CLOEXEC);
+    int rc, fd = open(path, O_RDONLY | O_CLOEXEC);
 
     if (fd < 0) {
         return cst_err_errno(err, CST_EIO, errno, "data file '%s'", path);
     }
     if (fstat(fd, &st) != 0) {
         rc = cst_err_errno(err, CST_EIO, errno, "data file '%s'", path);
-        goto out_close;
+        goto err_close;
     }
     if (!S_ISREG(st.st_mode)) {
         rc = cst_err_set(err, CST_EINVAL, "data file '%s': not a regular file", path);
-        goto out_close;
+        goto err_close;
     }
     if (st.st_size % forms[form].bytes != 0) {
         rc = cst_err_set(err, CST_EINVAL,
                          "data file '%s' has %lld bytes, which is no whole number of tokens of %u "
                          "bytes (--tokens)",
                          path, (long long)st.st_size, forms[form].bytes);
-        goto out_close;
+        goto err_close;
     }
     *data = (struct gpt_data){.name = path,
+                              .fd = fd,
+                              .owns_fd = true,
+                              .file_bytes = (uint64_t)st.st_size,
                               .n_tokens = (size_t)st.st_size / forms[form].bytes,
                               .form = form,
                               .vocab = vocab};
     rc = check_length(data, context, err);
-    if (rc != 0) {
-        goto out_close;
+    if (rc == 0) {
+        return 0;
     }
-    map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (map == MAP_FAILED) {
-        rc = cst_err_errno(err, CST_EIO, errno, "data file '%s': mmap of %lld bytes", path,
-                           (long long)st.st_size);
-        goto out_close;
-    }
-    data->first = data->map = map;
-    data->map_bytes = (size_t)st.st_size;
-out_close:
+    data->owns_fd = false;
+err_close:
     close(fd);
     return rc;
 }
 
 void gpt_data_close(struct gpt_data *data)
 {
-    if (data->map != NULL) {
-        munmap(data->map, data->map_bytes);
+    if (data->owns_fd) {
+        close(data->fd);
     }
     *data = (struct gpt_data){0};
 }
@@ -89,10 +84,10 @@ int gpt_data_split(struct gpt_data *data, double percent, size_t context, struct
                    struct cst_err *err)
 {
     *part = *data;
-    part->map = NULL;
+    part->owns_fd = false;
     part->n_tokens = (size_t)((double)data->n_tokens * percent / 100);
     data->n_tokens -= part->n_tokens;
-    part->first += data->n_tokens * forms[data->form].bytes;
+    part->first += data->n_tokens;
     return part->n_tokens > context && data->n_tokens > context
                ? 0
                : cst_err_set(err, CST_EINVAL,
@@ -102,12 +97,36 @@ int gpt_data_split(struct gpt_data *data, double percent, size_t context, struct
                              data->name, part->n_tokens, data->n_tokens, context + 1);
 }
 
-static uint32_t token(const struct gpt_data *data, size_t at)
+static int read_bytes(const struct gpt_data *data, uint64_t offset, uint8_t *out, size_t bytes,
+                      struct cst_err *err)
 {
-    const uint8_t *bytes = data->first + at * forms[data->form].bytes;
+    for (size_t done = 0; done < bytes;) {
+        const ssize_t n = pread(data->fd, out + done, bytes - done, (off_t)(offset + done));
+
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n < 0) {
+            return cst_err_errno(err, CST_EIO, errno, "data file '%s': read at byte %" PRIu64,
+                                 data->name, offset + done);
+        }
+        if (n == 0) {
+            return cst_err_set(err, CST_EIO,
+                               "data file '%s' ends at byte %" PRIu64 " now, and had %" PRIu64
+                               " bytes when it was opened",
+                               data->name, offset + done, data->file_bytes);
+        }
+        done += (size_t)n;
+    }
+    return 0;
+}
+
+/* Return the token at @bytes. */
+static uint32_t token(enum gpt_tokens form, const uint8_t *bytes)
+{
     uint32_t number = 0;
 
-    for (unsigned i = 0; i < forms[data->form].bytes; i++) {
+    for (unsigned i = 0; i < forms[form].bytes; i++) {
         number |= (uint32_t)bytes[i] << (8 * i);
     }
     return number;
@@ -116,13 +135,26 @@ static uint32_t token(const struct gpt_data *data, size_t at)
 int gpt_data_sequence(const struct gpt_data *data, size_t at, size_t context, uint32_t *tokens,
                       uint32_t *targets, struct cst_err *err)
 {
-    for (size_t i = 0; i <= context; i++) {
-        const uint32_t number = token(data, at + i);
+    const size_t token_bytes = forms[data->form].bytes, first = data->first + at;
+    uint8_t bytes[4096]; /* Whole tokens of each form fit. */
+    const size_t n_fit = sizeof bytes / token_bytes;
 
+    for (size_t i = 0; i <= context; i++) {
+        uint32_t number;
+
+        if (i % n_fit == 0) {
+            const size_t n = context + 1 - i < n_fit ? context + 1 - i : n_fit;
+            const int rc = read_bytes(data, (first + i) * token_bytes, bytes, n * token_bytes, err);
+
+            if (rc != 0) {
+                return rc;
+            }
+        }
+        number = token(data->form, bytes + i % n_fit * token_bytes);
         if (number >= data->vocab) {
             return cst_err_set(err, CST_EINVAL,
                                "data file '%s': token %zu is %u, the vocabulary has %u (--vocab)",
-                               data->name, at + i, number, data->vocab);
+                               data->name, first + i, number, data->vocab);
         }
         if (i < context) {
             tokens[i] = number;

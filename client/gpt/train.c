@@ -4,22 +4,19 @@
 #include "client/gpt/checkpoint.h"
 #include "client/gpt/dump.h"
 #include "client/gpt/exchange.h"
+#include "client/gpt/hyper.h"
 #include "client/gpt/output.h"
 #include "client/gpt/pass.h"
 #include "client/gpt/progress.h"
-#include "client/gpt/gpt2.h"
 #include "client/gpt/sample.h"
+#include "client/gpt/start.h"
 #include "client/gpt/stop.h"
 #include "client/gpt/unit.h"
 #include "client/gpt/validate.h"
 
 #include <ctype.h>
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
-#include <string.h>
-
-#define WRITE_ELEMS (1 << 20) /* initial weights that are written at a time */
 
 struct train {
     const struct gpt_options *options; /* borrowed */
@@ -35,160 +32,6 @@ struct train {
     struct gpt_checkpoint checkpoint;  /* of rank 0 */
     FILE *losses;                      /* file of --loss-file, if this rank writes it; else NULL */
 };
-
-double gpt_train_lr(const struct gpt_options *o, uint64_t step)
-{
-    double part;
-
-    if (step < o->warmup) {
-        return o->lr * (double)(step + 1) / (double)o->warmup;
-    }
-    if (step >= o->steps) {
-        return o->min_lr;
-    }
-    part = (double)(step - o->warmup) / (double)(o->steps - o->warmup);
-    return o->min_lr + 0.5 * (o->lr - o->min_lr) * (1.0 + cos(part * 3.14159265358979323846));
-}
-
-/* True if tensor @i has its weights already: from the base job, or from the model in --init. */
-static bool has_weights(const struct train *t, uint32_t i)
-{
-    const struct gpt_tensor *tensor = &t->model->tensors[i];
-
-    return t->options->base != NULL
-               ? tensor->pattern == CST_PATTERN_FROZEN
-               : t->options->init != NULL && !gpt_gpt2_is_adapter(tensor->name);
-}
-
-static int write_initial(const struct train *t, struct cst_err *err)
-{
-    float *slice = malloc(WRITE_ELEMS * sizeof *slice);
-    int rc = 0;
-
-    if (slice == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "out of memory");
-    }
-    if (t->options->init != NULL) {
-        rc = t->store->ops->init(t->store, t->options->init, err);
-    }
-    for (uint32_t i = 0; rc == 0 && i < t->model->n_tensors; i++) {
-        const uint64_t n = has_weights(t, i) ? 0 : t->model->tensors[i].n_elems;
-
-        for (uint64_t at = 0; rc == 0 && at < n; at += WRITE_ELEMS) {
-            const uint64_t now = n - at < WRITE_ELEMS ? n - at : WRITE_ELEMS;
-
-            gpt_model_initial(t->model, t->options->seed, i, at, now,
-                              gpt_device_threads(t->options), slice);
-            rc = t->store->ops->write(t->store, i, CST_STATE_MASTER, at, now, slice, err);
-        }
-    }
-    free(slice);
-    return rc;
-}
-
-/* Number of batches of a step. */
-static uint32_t n_batches(const struct train *t)
-{
-    return t->options->parallel == GPT_PARALLEL_DISPATCH ? 1 : t->options->world;
-}
-
-/* The parameters of step @step, counted from 0. */
-static struct cst_hyper_params hyper_params(const struct train *t, uint64_t step)
-{
-    const struct gpt_options *o = t->options;
-
-    return (struct cst_hyper_params){
-        .lr = gpt_train_lr(o, step),
-        .beta1 = o->beta1 > 0 ? o->beta1 : -1, /* negative: no momentum */
-        .beta2 = o->beta2,
-        .eps = 1e-8,
-        .weight_decay = o->weight_decay,
-        .clip_norm = o->clip,
-        .grad_scale = 1.0 / (double)(n_batches(t) * t->n_passes),
-    };
-}
-
-/* Warn if a parameter of the last step before the checkpoint, @was, is another one now. */
-static void compare_param(const char *name, double was, double now)
-{
-    if (fabs(was - now) > 1e-6 * fabs(now)) {
-        (void)fprintf(stderr,
-                      "cistern-gpt: warning: %s was %g in the checkpoint's last step, now "
-                      "it would be %g\n",
-                      name, was, now);
-    }
-}
-
-/* Tell what was loaded from @path, and what is other than in the saved job. */
-static void tell_loaded(const struct train *t, const struct cst_load_result *loaded,
-                        const char *path)
-{
-    const struct cst_hyper_params *was = &loaded->params;
-    struct cst_hyper_params now;
-
-    if (!t->options->quiet) {
-        (void)printf("loaded step %llu from %s%s\n", (unsigned long long)loaded->step, path,
-                     loaded->converted
-                         ? ": the moments were converted, so that the next steps have "
-                           "other bits than without interruption"
-                         : "");
-    }
-    if (loaded->warning[0] != '\0') {
-        (void)fprintf(stderr, "cistern-gpt: warning: %s: %s\n", path, loaded->warning);
-    }
-    if (loaded->step == 0 || was->grad_scale == 0) {
-        return;
-    }
-    now = hyper_params(t, loaded->step - 1);
-    compare_param("the learning rate", was->lr, now.lr);
-    compare_param("beta1", was->beta1, now.beta1 > 0 ? now.beta1 : was->beta1);
-    compare_param("beta2", was->beta2, now.beta2);
-    compare_param("weight decay", was->weight_decay, now.weight_decay);
-    compare_param("the largest norm of gradients", was->clip_norm, now.clip_norm);
-}
-
-/* Give a new job its states: those of a checkpoint, or initial weights. */
-static int initialise(struct train *t, struct cst_err *err)
-{
-    const struct gpt_options *o = t->options;
-    const bool automatic = o->resume != NULL && strcmp(o->resume, "auto") == 0;
-    const char *path = automatic ? o->save_dir : o->resume;
-    struct cst_load_result loaded;
-    int rc;
-
-    if (o->resume == NULL) {
-        return write_initial(t, err);
-    }
-    rc = gpt_checkpoint_check_model(path, t->model, err);
-    if (rc == 0) {
-        rc = t->store->ops->load(t->store, path, &loaded, err);
-    }
-    if (rc == CST_ENOTFOUND && automatic) {
-        return write_initial(t, err);
-    }
-    if (rc == 0) {
-        tell_loaded(t, &loaded, path);
-    }
-    return rc;
-}
-
-/* What rank 0 does before the first sync: a job without states gets them. */
-static int begin(struct train *t, struct cst_err *err)
-{
-    const struct gpt_options *o = t->options;
-    int rc = 0;
-
-    if (!t->store->ops->initialised(t->store)) {
-        rc = initialise(t, err);
-    } else if (o->resume != NULL && strcmp(o->resume, "auto") != 0 && !o->quiet) {
-        (void)printf("job '%s' exists and goes on after step %llu: --resume is not used\n", o->job,
-                     (unsigned long long)t->store->ops->steps(t->store));
-    }
-    if (rc == 0) {
-        gpt_checkpoint_warn(o, t->store->ops->steps(t->store));
-    }
-    return rc;
-}
 
 static bool is_void(int rc)
 {
@@ -305,7 +148,7 @@ static int run_units(struct train *t, uint64_t step, struct cst_err *err)
 static int one_step(struct train *t, uint64_t step, struct cst_step_result *result,
                     struct cst_err *err)
 {
-    struct cst_hyper_params params = hyper_params(t, step);
+    struct cst_hyper_params params = gpt_hyper_params(t->options, t->n_passes, step);
     const struct gpt_store_ops *ops = t->store->ops;
     double loss;
     int rc;
@@ -411,7 +254,7 @@ static int run_steps(struct train *t, uint64_t step, struct cst_err *err)
             if (t->rank == 0) {
                 gpt_checkpoint_step(&t->checkpoint, result.step);
             }
-            rc = tell_step(t, &result, gpt_train_lr(t->options, step), err);
+            rc = tell_step(t, &result, gpt_hyper_lr(t->options, step), err);
             step = result.step;
             if (rc == 0 && is_validated(t, step)) {
                 rc = validate(t, step, err);
@@ -497,7 +340,7 @@ static int open_files(struct train *t, uint64_t step, struct cst_err *err)
     const bool mine = t->rank == o->rank;
     int rc = gpt_progress_open(&t->progress, o->quiet || t->rank != 0, mine ? o->log_json : NULL,
                                step > 0, step, o->steps,
-                               (uint64_t)o->batch * o->context * n_batches(t), err);
+                               (uint64_t)o->batch * o->context * gpt_hyper_batches(o), err);
 
     t->progress.step_flops = gpt_model_token_flops(t->model) * (double)t->progress.step_tokens;
     if (rc == 0 && mine && o->loss_file != NULL) {
@@ -567,7 +410,7 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
     }
     t.pass->comms = (struct gpt_exchange_comms){.host = comm, .rows = comm};
     if (rank == 0) {
-        rc = begin(&t, err);
+        rc = gpt_start(options, model, t.n_passes, store, err);
     }
     step = store->ops->steps(store);
     if (rc == 0 && step < options->steps) {

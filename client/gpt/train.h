@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The life of one rank: initial weights, steps, validations, files, sample. The code is the same
- * for a rank that is a process with a daemon and for a rank that is a thread with the local store.
- */
+/* The life of one rank: its start, steps, validations, files, sample. The code is the same for a
+ * rank that is a process with a daemon and for a rank that is a thread with the local store. */
 #ifndef GPT_TRAIN_H
 #define GPT_TRAIN_H
 
@@ -19,9 +18,5 @@
 int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
               const struct gpt_texts *texts, struct gpt_device *device, struct gpt_store *store,
               struct cst_comm *comm, uint32_t rank, struct cst_err *err);
-
-/* Learning rate of step @step (from 0): linear warm-up, then half a cosine from --lr to
- * --min-lr. */
-double gpt_train_lr(const struct gpt_options *options, uint64_t step);
 
 #endif

@@ -3,14 +3,15 @@
  * seed. */
 #include "client/gpt/data.h"
 #include "client/gpt/device.h"
+#include "client/gpt/hyper.h"
 #include "client/gpt/model.h"
 #include "client/gpt/options.h"
 #include "client/gpt/rng.h"
-#include "client/gpt/train.h"
 #include "tests/gpt/support.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
+#include <endian.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -121,13 +122,13 @@ START_TEST(rate_warms_up_and_falls)
     const struct gpt_options o =
         test_options("--data f --steps 100 --warmup 10 --lr 1 --min-lr .1");
 
-    ck_assert_double_eq_tol(gpt_train_lr(&o, 0), 0.1, 1e-12);
-    ck_assert_double_eq_tol(gpt_train_lr(&o, 9), 1.0, 1e-12);
-    ck_assert_double_eq_tol(gpt_train_lr(&o, 10), 1.0, 1e-12);
-    ck_assert_double_eq_tol(gpt_train_lr(&o, 55), 0.55, 1e-12);
-    ck_assert_double_eq_tol(gpt_train_lr(&o, 100), 0.1, 1e-12);
+    ck_assert_double_eq_tol(gpt_hyper_lr(&o, 0), 0.1, 1e-12);
+    ck_assert_double_eq_tol(gpt_hyper_lr(&o, 9), 1.0, 1e-12);
+    ck_assert_double_eq_tol(gpt_hyper_lr(&o, 10), 1.0, 1e-12);
+    ck_assert_double_eq_tol(gpt_hyper_lr(&o, 55), 0.55, 1e-12);
+    ck_assert_double_eq_tol(gpt_hyper_lr(&o, 100), 0.1, 1e-12);
     for (uint64_t s = 10; s < 100; s++) {
-        ck_assert_double_ge(gpt_train_lr(&o, s), gpt_train_lr(&o, s + 1));
+        ck_assert_double_ge(gpt_hyper_lr(&o, s), gpt_hyper_lr(&o, s + 1));
     }
 }
 END_TEST
@@ -258,6 +259,35 @@ START_TEST(tokens_have_a_form)
 }
 END_TEST
 
+/* A file that became shorter after it was opened gives an error text with both sizes, and stretches
+ * that it still has are read. One stretch is longer than what is read at once. */
+START_TEST(shortened_data_files_are_told)
+{
+    enum { CONTEXT = 10000, N_TOKENS = 20000 };
+    static uint16_t text[N_TOKENS];
+    static uint32_t tokens[CONTEXT], targets[CONTEXT];
+    struct gpt_data data;
+    struct cst_err err = {0};
+    const char *path;
+
+    for (size_t i = 0; i < N_TOKENS; i++) {
+        text[i] = htole16((uint16_t)i);
+    }
+    path = test_file(0, "t", text, sizeof text);
+    ck_assert_int_eq(gpt_data_open(&data, path, GPT_TOKENS_UINT16, N_TOKENS, CONTEXT, &err), 0);
+    ck_assert_int_eq(truncate(path, 30000), 0);
+    ck_assert_int_eq(gpt_data_sequence(&data, 4999, CONTEXT, tokens, targets, &err), 0);
+    for (size_t i = 0; i < CONTEXT; i++) {
+        ck_assert_uint_eq(tokens[i], 4999 + i);
+        ck_assert_uint_eq(targets[i], 5000 + i);
+    }
+    ck_assert_int_eq(gpt_data_sequence(&data, 5000, CONTEXT, tokens, targets, &err), CST_EIO);
+    ck_assert_ptr_nonnull(strstr(err.text, path));
+    ck_assert_ptr_nonnull(strstr(err.text, "ends at byte 30000 now, and had 40000 bytes"));
+    gpt_data_close(&data);
+}
+END_TEST
+
 /* -- numbers and weights ---------------------------------------------------------------------- */
 
 /* The normal numbers have mean 0 and standard deviation 1, and about 5 % of them are beyond
@@ -321,6 +351,7 @@ int main(void)
     tcase_add_test(tcase, unreadable_data_files_are_told);
     tcase_add_test(tcase, smallest_data_file_serves);
     tcase_add_test(tcase, tokens_have_a_form);
+    tcase_add_test(tcase, shortened_data_files_are_told);
     tcase_add_test(tcase, batches_are_a_function_of_seed_and_number);
     tcase_add_test(tcase, normal_numbers_are_normal);
     tcase_add_test(tcase, initial_weights_do_not_depend_on_order);

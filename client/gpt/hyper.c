@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/gpt/hyper.h"
+
+#include <math.h>
+
+double gpt_hyper_lr(const struct gpt_options *o, uint64_t step)
+{
+    double part;
+
+    if (step < o->warmup) {
+        return o->lr * (double)(step + 1) / (double)o->warmup;
+    }
+    if (step >= o->steps) {
+        return o->min_lr;
+    }
+    part = (double)(step - o->warmup) / (double)(o->steps - o->warmup);
+    return o->min_lr + 0.5 * (o->lr - o->min_lr) * (1.0 + cos(part * 3.14159265358979323846));
+}
+
+uint32_t gpt_hyper_batches(const struct gpt_options *o)
+{
+    return o->parallel == GPT_PARALLEL_DISPATCH ? 1 : o->world;
+}
+
+struct cst_hyper_params gpt_hyper_params(const struct gpt_options *o, uint32_t n_passes,
+                                         uint64_t step)
+{
+    return (struct cst_hyper_params){
+        .lr = gpt_hyper_lr(o, step),
+        .beta1 = o->beta1 > 0 ? o->beta1 : -1, /* negative: no momentum */
+        .beta2 = o->beta2,
+        .eps = 1e-8,
+        .weight_decay = o->weight_decay,
+        .clip_norm = o->clip,
+        .grad_scale = 1.0 / (double)(gpt_hyper_batches(o) * n_passes),
+    };
+}
