@@ -4,35 +4,70 @@
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+int cst_json_read(char **text, size_t *n, const char *path, struct cst_err *err)
+{
+    const bool is_file = strcmp(path, "-") != 0;
+    FILE *in = is_file ? fopen(path, "re") : stdin;
+    char *all = NULL;
+    size_t size = 0;
+    ssize_t length;
+    int rc = CST_OK;
+
+    if (in == NULL) {
+        return cst_err_errno(err, errno == ENOENT ? CST_ENOTFOUND : CST_EIO, errno, "%s", path);
+    }
+    errno = 0;
+    length = getdelim(&all, &size, '\0', in); /* JSON has no zeros. */
+    if (ferror(in) != 0 || (length < 0 && errno != 0)) {
+        rc = cst_err_errno(err, CST_EIO, errno, "%s", path);
+    }
+    if (is_file) {
+        (void)fclose(in);
+    }
+    if (rc != CST_OK) {
+        free(all);
+        return rc;
+    }
+    *text = all;
+    *n = length > 0 ? (size_t)length : 0;
+    return CST_OK;
+}
+
+const char *cst_json_why(const json_error_t *error)
+{
+    const enum json_error_code code = json_error_code(error);
+
+    return code == json_error_null_character     ? "\\u0000 is not allowed in a text"
+           : code == json_error_null_byte_in_key ? "\\u0000 is not allowed in a key"
+                                                 : error->text;
+}
+
+int cst_json_parse(json_t **out, const char *text, size_t n, const char *name, struct cst_err *err)
+{
+    const size_t mark = n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+    json_error_t error;
+    json_t *root = json_loadb(n > 0 ? text + mark : "", n - mark, JSON_REJECT_DUPLICATES, &error);
+
+    if (root == NULL) {
+        return cst_err_set(err, CST_EINVAL, "%s:%d:%d: %s", name, error.line, error.column,
+                           cst_json_why(&error));
+    }
+    *out = root;
+    return CST_OK;
+}
 
 int cst_json_load(json_t **out, const char *path, struct cst_err *err)
 {
-    bool in = strcmp(path, "-") == 0;
-    const char *name = in ? "standard input" : path;
-    FILE *file = in ? stdin : fopen(path, "re");
-    json_error_t error;
-    json_t *root;
-    int errnum = errno, rc = CST_OK;
+    char *text;
+    size_t n;
+    int rc = cst_json_read(&text, &n, path, err);
 
-    if (file == NULL) {
-        return cst_err_errno(err, errnum == ENOENT ? CST_ENOTFOUND : CST_EIO, errnum, "%s", path);
-    }
-    /* json_loadf does not tell whether reading failed; ferror and errno do. */
-    errno = 0;
-    root = json_loadf(file, JSON_REJECT_DUPLICATES, &error);
-    errnum = errno;
-    if (root == NULL && ferror(file) != 0) {
-        rc = cst_err_errno(err, CST_EIO, errnum, "%s", name);
-    } else if (root == NULL) {
-        rc = cst_err_set(err, CST_EINVAL, "%s:%d:%d: %s", name, error.line, error.column,
-                         error.text);
-    }
-    if (!in) {
-        (void)fclose(file);
-    }
     if (rc == CST_OK) {
-        *out = root;
+        rc = cst_json_parse(out, text, n, strcmp(path, "-") == 0 ? "standard input" : path, err);
+        free(text);
     }
     return rc;
 }

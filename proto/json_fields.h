@@ -3,7 +3,7 @@
  * words that name the place: an unknown, repeated or missing key, or a value of another type.
  *
  * A place is the path from the root, for example "tensors[3]"; "" is the root itself. Only
- * cst_json_load allocates. */
+ * cst_json_read, cst_json_parse and cst_json_load allocate. */
 #ifndef CST_JSON_FIELDS_H
 #define CST_JSON_FIELDS_H
 
@@ -16,8 +16,20 @@
 /* Whether a missing key is an error. */
 enum cst_json_need { CST_JSON_OPTIONAL, CST_JSON_REQUIRED };
 
-/* Read the file @path ("-": standard input). The caller owns *out. CST_ENOTFOUND: there is no such
- * file; CST_EIO; CST_EINVAL: not JSON, "FILE:LINE:COLUMN: ...". */
+/* Read the whole file @path ("-": standard input). The caller frees *text, which has *n bytes, and
+ * may be NULL if that is 0. CST_ENOTFOUND: there is no such file; CST_EIO. */
+int cst_json_read(char **text, size_t *n, const char *path, struct cst_err *err);
+
+/* Parse the @n bytes of @text. A byte order mark at their beginning is skipped: some editors write
+ * one. The caller owns *out. CST_EINVAL: not JSON, "NAME:LINE:COLUMN: ...". */
+int cst_json_parse(json_t **out, const char *text, size_t n, const char *name, struct cst_err *err);
+
+/* Return why jansson refused a text. The words may be those of @error; they name no constants of
+ * jansson's. */
+const char *cst_json_why(const json_error_t *error);
+
+/* Read and parse the file @path. The caller owns *out. The statuses are those of cst_json_read and
+ * cst_json_parse. */
 int cst_json_load(json_t **out, const char *path, struct cst_err *err);
 
 /* Check that @value is an object which has no keys other than @keys, an array that NULL ends. */

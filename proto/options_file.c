@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "proto/options_file.h"
 
+#include "proto/json_fields.h"
 #include "proto/size.h"
 #include "proto/usage.h"
 
@@ -134,7 +135,7 @@ static int set(const struct cst_option *option, void *base, const json_t *value,
                struct cst_err *err)
 {
     const enum cst_value_kind kind = option->value.kind;
-    char number[TEXT_MAX];
+    char number[TEXT_MAX], range[CST_VALUE_RANGE_BYTES];
 
     if (kind == CST_VALUE_FLAG) {
         if (!json_is_boolean(value)) {
@@ -145,9 +146,7 @@ static int set(const struct cst_option *option, void *base, const json_t *value,
     }
     if (is_number(kind) && !json_is_number(value) &&
         !(is_large(&option->value) && json_is_string(value))) {
-        (void)snprintf(number, sizeof number, "a number from %.15g to %.15g", option->value.least,
-                       option->value.most);
-        return wrong_type(value, number, err);
+        return wrong_type(value, cst_value_range(&option->value, range), err);
     }
     if ((kind == CST_VALUE_TEXT || kind == CST_VALUE_NAME) && !json_is_string(value)) {
         return wrong_type(value, "a text", err);
@@ -259,45 +258,15 @@ static int read_section(const struct cst_option *table, void *base, const struct
 
 /* -- files ------------------------------------------------------------------------------------ */
 
-/* Read the whole file. */
-static int read_text(struct source *source, struct cst_err *err)
-{
-    const bool is_file = strcmp(source->path, "-") != 0;
-    FILE *in = is_file ? fopen(source->path, "re") : stdin;
-    size_t size = 0;
-    ssize_t n;
-    int rc = CST_OK;
-
-    if (in == NULL) {
-        return cst_err_errno(err, errno == ENOENT ? CST_ENOTFOUND : CST_EIO, errno, "%s",
-                             source->path);
-    }
-    errno = 0;
-    n = getdelim(&source->text, &size, '\0', in); /* JSON has no zeros. */
-    if (n < 0 && errno != 0) {
-        rc = cst_err_errno(err, CST_EIO, errno, "%s", source->path);
-    }
-    source->n = n > 0 ? (size_t)n : 0;
-    if (is_file) {
-        (void)fclose(in);
-    }
-    return rc;
-}
-
 static int parse(const struct source *source, json_t **out, struct cst_err *err)
 {
-    json_error_t error;
+    int rc = cst_json_parse(out, source->text, source->n, source->path, err);
 
-    *out = json_loadb(source->text, source->n, JSON_REJECT_DUPLICATES, &error);
-    if (*out == NULL) {
-        return cst_err_set(err, CST_EINVAL, "%s:%d:%d: %s", source->path, error.line, error.column,
-                           error.text);
-    }
-    if (!json_is_object(*out)) {
+    if (rc == CST_OK && !json_is_object(*out)) {
         return cst_err_set(err, CST_EINVAL, "%s is %s, and must be an object", source->path,
                            type_of(*out));
     }
-    return CST_OK;
+    return rc;
 }
 
 int cst_options_load(const struct cst_option *table, void *base, const char *path,
@@ -307,7 +276,7 @@ int cst_options_load(const struct cst_option *table, void *base, const char *pat
     int rc;
 
     *file = NULL;
-    rc = read_text(&source, err);
+    rc = cst_json_read(&source.text, &source.n, path, err);
     if (rc == CST_OK) {
         rc = parse(&source, file, err);
     }

@@ -6,15 +6,35 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+/* Return the whole number that @limit stands for: the nearest double to UINT64_MAX is larger. */
+static uint64_t whole(double limit)
+{
+    return limit < 0x1p64 ? (uint64_t)limit : UINT64_MAX;
+}
+
+const char *cst_value_range(const struct cst_value *value, char out[CST_VALUE_RANGE_BYTES])
+{
+    if (value->kind == CST_VALUE_REAL) {
+        (void)snprintf(out, CST_VALUE_RANGE_BYTES, "a number from %.15g to %.15g", value->least,
+                       value->most);
+    } else {
+        (void)snprintf(out, CST_VALUE_RANGE_BYTES, "a number from %" PRIu64 " to %" PRIu64,
+                       whole(value->least), whole(value->most));
+    }
+    return out;
+}
+
 static int bad_number(const struct cst_value *value, const char *text, struct cst_err *err)
 {
-    return cst_err_set(err, CST_EINVAL, "'%s' is not a number from %.15g to %.15g", text,
-                       value->least, value->most);
+    char range[CST_VALUE_RANGE_BYTES];
+
+    return cst_err_set(err, CST_EINVAL, "'%s' is not %s", text, cst_value_range(value, range));
 }
 
 static int read_integer(const struct cst_value *value, const char *text, uint64_t *out,

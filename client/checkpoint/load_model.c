@@ -6,6 +6,7 @@
 #include "client/checkpoint/weights.h"
 #include "client/lib/job.h"
 #include "client/lib/state_io.h"
+#include "proto/json_fields.h"
 #include "proto/patterns.h"
 
 #include <errno.h>
@@ -106,7 +107,7 @@ static int open_index(struct load *load, int dirfd, int fd, struct cst_err *err)
 
     if (!json_is_object(map) || json_object_size(map) == 0) {
         rc = cst_err_set(err, CST_EINVAL, "%s: %.160s", INDEX_NAME,
-                         index == NULL ? why.text : "it has no weight_map");
+                         index == NULL ? cst_json_why(&why) : "it has no weight_map");
     } else {
         rc = open_mapped(load, dirfd, map, err);
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/checkpoint/manifest.h"
 
+#include "proto/json_fields.h"
 #include "proto/message_json.h"
 
 #include <errno.h>
@@ -132,7 +133,7 @@ static int load(int dirfd, json_t **out, struct cst_err *err)
         *out = json_loadfd(fd, JSON_REJECT_DUPLICATES, &why);
         rc = *out != NULL ? CST_OK
                           : cst_err_set(err, CST_EINVAL, "%s: line %d: %s", CSTC_MANIFEST_NAME,
-                                        why.line, why.text);
+                                        why.line, cst_json_why(&why));
     }
     (void)close(fd);
     return rc;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/checkpoint/tensor_file.h"
 
+#include "proto/json_fields.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -290,7 +292,7 @@ static int read_header(struct cstc_tensor_file *file, struct cst_err *err)
         file->header = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &why);
         if (!json_is_object(file->header)) {
             rc = cst_err_set(err, CST_EINVAL, "%s: its header is not a JSON object: %s", file->name,
-                             file->header == NULL ? why.text : "another type");
+                             file->header == NULL ? cst_json_why(&why) : "another type");
         }
     }
     free(text);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/gpt2.h"
 
+#include "proto/json_fields.h"
+
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -186,15 +188,13 @@ int gpt_gpt2_read(const char *dir, struct gpt_gpt2_sizes *out, struct cst_err *e
                  {"n_embd", &out->width},
                  {"n_positions", &out->context},
                  {"vocab_size", &out->vocab}};
-    json_error_t why;
     char path[4096];
     json_t *config;
     int rc = 0;
 
     (void)snprintf(path, sizeof path, "%s/config.json", dir);
-    config = json_load_file(path, JSON_REJECT_DUPLICATES, &why);
-    if (config == NULL) {
-        return cst_err_set(err, CST_EINVAL, "--init: %s", why.text);
+    if (cst_json_load(&config, path, err) != CST_OK) {
+        return cst_err_prefix(err, "--init");
     }
     for (size_t i = 0; rc == 0 && i < sizeof sizes / sizeof *sizes; i++) {
         rc = read_size(config, path, sizes[i].key, sizes[i].to, err);

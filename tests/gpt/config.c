@@ -206,11 +206,13 @@ static const struct {
     {"{\"data\": {\"data\": null}}",
      ":1: section data, data: the value is null, and must be a text"},
     {"{\"training\": {\"seed\": -1}}",
-     ":1: section training, seed: '-1' is not a number from 0 to 1.84467440737096e+19"},
+     ":1: section training, seed: '-1' is not a number from 0 to 18446744073709551615"},
     {"{\"model\": 3}", ":1: section model: the value is a number, and must be an object"},
     {"[]", " is a list, and must be an object"},
     {"{\n\"model\": {,}}", ":2:11: string or '}' expected near ','"},
     {"", ":1:0: '[' or '{' expected near end of file"},
+    {"{\"data\": {\"data\": \"a\\u0000b\"}}", ":1:28: \\u0000 is not allowed in a text"},
+    {"{\n\"da\\u0000ta\": {}}", ":2:12: \\u0000 is not allowed in a key"},
 };
 
 /* Each mistake is named with the file, the line, the section, the key and what is allowed. */
@@ -227,6 +229,26 @@ START_TEST(test_mistakes)
     (void)snprintf(path, sizeof path, "%s", test_path(0, "job.json"));
     ck_assert_msg(strncmp(err.text, path, strlen(path)) == 0, "%s", err.text);
     ck_assert_str_eq(err.text + strlen(path), mistakes[_i].words);
+}
+END_TEST
+
+/* A byte order mark at the beginning, which some editors write, means nothing. */
+START_TEST(test_mark)
+{
+    struct gpt_options options = test_options("--data text");
+    struct cst_options_given given;
+    struct cst_err err = {0};
+    json_t *file;
+
+    ck_assert_msg(load("\xef\xbb\xbf{\"model\": {\"layers\": 3}}", &options, &given, &file, &err) ==
+                      CST_OK,
+                  "%s", err.text);
+    ck_assert_uint_eq(options.layers, 3);
+    json_decref(file);
+    ck_assert_int_eq(
+        load("\xef\xbb\xbf\n\n{\"model\": {\"layers\": 0}}", &options, &given, &file, &err),
+        CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, ":3: section model, layers: '0'"));
 }
 END_TEST
 
@@ -466,6 +488,7 @@ int main(int argc, char **argv)
     }
     tcase_add_loop_test(options, test_round_trips, 0, n_rows);
     tcase_add_loop_test(errors, test_mistakes, 0, sizeof mistakes / sizeof *mistakes);
+    tcase_add_test(errors, test_mark);
     tcase_add_test(errors, test_no_file);
     tcase_add_test(line, test_order);
     tcase_add_loop_test(line, test_in_force, 0, 3);

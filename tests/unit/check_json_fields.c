@@ -125,7 +125,8 @@ static void write_text(const char *path, const char *text)
     ck_assert_int_eq(fclose(file), 0);
 }
 
-/* A syntax error in a file is reported with line and column. A repeated key is a syntax error. */
+/* A syntax error in a file is reported with line and column. A repeated key is a syntax error, and
+ * so is \u0000; a byte order mark at the beginning is none. */
 START_TEST(test_load)
 {
     struct cst_err err = {0};
@@ -143,7 +144,15 @@ START_TEST(test_load)
     ck_assert_int_eq(cst_json_load(&root, path, &err), CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "duplicate"));
     ck_assert_ptr_null(root);
-    write_text(path, "{\"n\": 1}");
+    write_text(path, "{\"n\": \"\\u0000\"}");
+    ck_assert_int_eq(cst_json_load(&root, path, &err), CST_EINVAL);
+    ck_assert_str_eq(err.text + strlen(path), ":1:14: \\u0000 is not allowed in a text");
+    write_text(path, "");
+    ck_assert_int_eq(cst_json_load(&root, path, &err), CST_EINVAL);
+    write_text(path, "\xef\xbb\xbf");
+    ck_assert_int_eq(cst_json_load(&root, path, &err), CST_EINVAL);
+    ck_assert_ptr_null(root);
+    write_text(path, "\xef\xbb\xbf{\"n\": 1}");
     ck_assert_int_eq(cst_json_load(&root, path, &err), CST_OK);
     json_decref(root);
     ck_assert_int_eq(unlink(path), 0);

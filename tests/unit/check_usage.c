@@ -79,7 +79,7 @@ struct settings {
     const char *file;
     char path[8];
     uint32_t ranks, seconds;
-    uint64_t count, bytes;
+    uint64_t count, bytes, seed;
     double every;
     unsigned color;
 };
@@ -97,6 +97,7 @@ static const struct cst_option rows[] = {
     CST_OPTION("ranks", 0, 2, "N", "number of ranks", CST_U32(AT(ranks), 1, 64)),
     CST_OPTION("time", 0, 0, "TIME", "a time", CST_SECONDS(AT(seconds), 1, 86400)),
     CST_OPTION("count", 0, 0, "N", "a number", CST_U64(AT(count), 1, 1e7)),
+    CST_OPTION("seed", 0, 0, "N", "a number", CST_U64(AT(seed), 1e17, 0x1p64)),
     CST_OPTION("bytes", 0, 0, "SIZE", "a size", CST_SIZE_OR(AT(bytes), 4096, "auto", 7)),
     CST_OPTION("color", 0, 0, "NAME", "a color", CST_NAME(AT(color), 3, colors)),
     CST_OPTION_MAY("every", 1, "SECONDS", "2",
@@ -158,6 +159,7 @@ static const struct {
     {"--ranks -1", "--ranks: '-1' is not a number from 1 to 64"},
     {"--count 99999999999999999999", "is not a number from 1 to 10000000"},
     {"--every=nan", "--every: 'nan' is not a number from 0.01 to 60"},
+    {"--seed -1", "--seed: '-1' is not a number from 100000000000000000 to 18446744073709551615"},
     {"--color blue", "--color: 'blue' is none of red, green"},
     {"--search maybe", "--search: 'maybe' is none of yes, no"},
     {"--path a", "--path: 'a' is not an absolute path of at most 7 bytes"},
