@@ -240,8 +240,11 @@ static int run_command_line(int argc, char **argv)
         return no_such_command(argv[given.first]);
     }
     if (cli.plan.config != NULL && (command->uses & CLI_USES_PLAN) != 0) {
-        if (cli_plan_config(&cli, &err) != CST_OK) {
-            return cli_fail(&err);
+        const int rc = cli_plan_config(&cli, &err);
+
+        if (rc != CST_OK) {
+            (void)cli_fail(&err);
+            return rc == CST_EINVAL ? CLI_EXIT_USAGE : CLI_EXIT_FAILURE; /* As cistern-gpt. */
         }
         /* The command line overrides the file. */
         (void)cst_options_read(cli_options, &cli, argc, argv, &given, &err);

@@ -192,8 +192,8 @@ static bool restart(struct run *run, struct member *member)
     }
     if (!cli_restarts_next(&member->restarts, limit, uv_now(&run->loop), &pause_ms)) {
         say(run,
-            "rank %u %s, and was started again %u times within %u s: it is given up (--restart)",
-            rank->number, how(rank, words), limit, CLI_RESTARTS_WINDOW_S);
+            "rank %u %s, and was started again %u time%s within %u s: it is given up (--restart)",
+            rank->number, how(rank, words), limit, limit == 1 ? "" : "s", CLI_RESTARTS_WINDOW_S);
         return false;
     }
     say(run, "rank %u %s: it is started again in %u s (restart %u of at most %u within %u s)",
@@ -321,7 +321,8 @@ static int make_arguments(struct run *run, struct cst_err *err)
     run->argv = calloc((size_t)cli->n_args + 2, sizeof *run->argv);
     run->members = calloc(run->n, sizeof *run->members);
     if (rc == CST_OK && (run->argv == NULL || run->members == NULL)) {
-        rc = cst_err_set(err, CST_ENOMEM, "no memory for %u ranks", run->n);
+        rc =
+            cst_err_set(err, CST_ENOMEM, "no memory for %u rank%s", run->n, run->n == 1 ? "" : "s");
     }
     if (rc == CST_OK) {
         run->argv[0] = run->program;
@@ -338,6 +339,9 @@ int cli_run(struct cli *cli)
 
     if (run.n == 0) {
         return cli_usage("run needs the number of ranks: -n N", "");
+    }
+    if (cli->args[0][0] == '\0') {
+        return cli_usage("the name of the program to run is empty", "");
     }
     (void)signal(SIGPIPE, SIG_IGN); /* Ranks go on if nobody reads their output. */
     rc = make_arguments(&run, &err);

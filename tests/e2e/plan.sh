@@ -69,11 +69,20 @@ cmp "$tmp/of_file" "$tmp/out" || fail "--config gives another plan than the opti
 expect 0 "${box[@]}"
 ! cmp -s "$tmp/of_file" "$tmp/out" || fail "--config changes nothing"
 printf '{"optimizer": {\n"lr": "high"}}' >"$tmp/job.json"
-expect 1 "${box[@]}" --config "$tmp/job.json"
+expect 2 "${box[@]}" --config "$tmp/job.json"
 complains "^cistern: $tmp/job.json:2: section optimizer, lr: the value is a text, and must be a number from 0 to 1000\$"
 printf '{"parallel": {"micro_batches": 1025}}' >"$tmp/job.json"
-expect 1 "${box[@]}" --config "$tmp/job.json"
+expect 2 "${box[@]}" --config "$tmp/job.json"
 complains 'plan takes at most 1024 micro_batches, not 1025'
+expect 1 "${box[@]}" --config "$tmp/missing.json"
+complains "^cistern: $tmp/missing.json: No such file or directory\$"
+# cistern-gpt ends with the same statuses.
+for file in job missing; do
+    got=0 want=$([ $file = job ] && echo 2 || echo 1)
+    printf '{"model": {"layers": 0}}' >"$tmp/job.json"
+    ./cistern-gpt --config "$tmp/$file.json" --print-config >"$tmp/out" 2>"$tmp/err" || got=$?
+    [ $got = "$want" ] || fail "cistern-gpt --config $file.json: exit status $got, expected $want: $(cat "$tmp/err")"
+done
 
 # With rates that have a spread, the step has an error bar. Rates of a busy machine cause a warning. Sizes have binary units
 # everywhere, and no runner-up is as fast as the plan, except for noise.

@@ -150,11 +150,16 @@ run -n 1 --restart=2 -- sh -c 'exit 3'
 status_is 3
 [ "$(grep -c 'started again in' "$tmp/err")" = 2 ] || fail "not two restarts: $(cat "$tmp/err")"
 says err '^cistern: rank 0 ended with status 3, and was started again 2 times within 600 s: it is given up \(--restart\)$'
+run -n 1 --restart=1 -- sh -c 'exit 3'
+says err '^cistern: rank 0 ended with status 3, and was started again 1 time within 600 s: it is given up \(--restart\)$'
 for final in 2 126 127 143; do
     run -n 1 --restart -- sh -c "exit $final"
     status_is $final
     ! grep -q again "$tmp/err" || fail "status $final is tried again"
 done
+run -n 1 -- ''
+status_is 2
+says err '^cistern: the name of the program to run is empty$'
 run -n 1 --restart -- "$tmp/missing"
 status_is 127
 says err "^\\[0\\] cistern: cannot start $tmp/missing: No such file"
