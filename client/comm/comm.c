@@ -183,6 +183,10 @@ int cst_comm_start(struct cst_comm *comm, const struct cst_comm_call *call, uint
     if (rc != CST_OK) {
         return rc;
     }
+    if (call == NULL || ticket == NULL) {
+        return cst_err_set(err, CST_EINVAL, "a call of a collective without %s",
+                           call == NULL ? "a description (NULL)" : "a place for its ticket (NULL)");
+    }
     return comm->device != NULL ? cstc_comm_device_start(comm, call, ticket, err)
                                 : cstc_flow_start(&comm->flow, call, ticket, err);
 }

@@ -57,6 +57,7 @@
  *     positive number is never a status.
  *   - If the last parameter is a struct cst_err and not NULL, the call writes the cause there.
  *   - Outputs are written only on success.
+ *   - Pointers are not NULL, except where the comment of a function or field says what NULL means.
  *   - Every call can return CST_EFORKED, or the status that ended the connection (for example
  *     CST_ECONN, CST_EPROTO or CST_EDRAINING). Calls that send a request can return CST_ENOMEM.
  *   - If the daemon ends and the job is kept for its next process (cisternd(8), KEEPING JOBS),

@@ -116,6 +116,7 @@ uint32_t cst_comm_size(const struct cst_comm *comm);
 
 /* Begin @call, which is copied, but not the arrays. *ticket is the number of the call. Never waits.
  * Statuses:
+ *   - CST_EINVAL: @call or @ticket is NULL.
  *   - CST_EINVAL: the operation, the type, the root or an array is not valid; counts are NULL, or
  * their sum has more bytes than an array can have; or an all-to-all receives from this rank itself
  *     another number of elements than it sends.

@@ -41,7 +41,9 @@ struct cst_edge_spec {
  * CST_ALL_RANKS: a step goes on without a rank that dies, and another rank would wait for its
  * arrays in vain.
  *
+ * The rules for declarations (cistern/model.h) apply: after a failure, cst_job_error has the cause.
  * Returns the edge's number (>= 0) or a negative status:
+ *   - CST_EINVAL: @spec is NULL.
  *   - CST_EINVAL: the name is empty, longer than 63 bytes or not printable ASCII.
  *   - CST_EINVAL: the job does not have one of the two ranks.
  *   - CST_EINVAL: there are no slots or more than 4096, or a slot has no bytes, or all slots

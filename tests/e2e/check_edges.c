@@ -217,7 +217,8 @@ START_TEST(wrong_calls_are_refused)
 }
 END_TEST
 
-/* Declarations that no daemon can accept are refused when they are made. */
+/* Declarations that no daemon can accept are refused when they are made, and the job has the
+ * cause. */
 START_TEST(wrong_declarations_are_refused)
 {
     const struct cst_job_spec spec = {.name = "edges", .rank = 0, .world = 2};
@@ -246,7 +247,11 @@ START_TEST(wrong_declarations_are_refused)
         int rc = cst_edge(w.job, &cases[i].edge);
 
         ck_assert_int_eq(rc, cases[i].status);
+        ck_assert(rc == CST_OK || cst_job_error(w.job)->status == rc);
     }
+    ck_assert_int_eq(cst_edge(w.job, NULL), CST_EINVAL);
+    ck_assert_str_eq(cst_job_error(w.job)->text,
+                     "job 'edges': the description of the edge is missing");
     for (int i = 1; i < CST_EDGE_MAX; i++) {
         char name[16];
 

@@ -558,6 +558,9 @@ START_TEST(threads_need_no_job)
         ck_assert_int_eq(cst_comm_wait(comms[1], tickets[1], &err), CST_OK);
         ck_assert(out[0] == 6 && out[1] == 6 && out[2] == 6);
     }
+    ck_assert_int_eq(cst_comm_start(comms[0], NULL, tickets, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_comm_start(comms[0], &(struct cst_comm_call){.op = 1}, NULL, &err),
+                     CST_EINVAL);
     cst_comm_close(comms[1]);
     ck_assert_int_eq(cst_comm_barrier(comms[0], &err), CST_ECANCELLED);
     ck_assert_str_eq(err.text, "rank 1 has closed its communicator");
