@@ -30,6 +30,12 @@ while read -r dir; do
     ! grep -F -- "$dir" <<<"$compile" || fail "$dir is on the compiler's command line"
 done < <(sed -n '/PREFIX/!s/^#define .* "\(.*\)"$/\1/p' dirs.h)
 
+# Other directories than configure's are refused at once.
+for other in prefix=/other libdir=/other; do
+    ! env -u MAKEFLAGS -u MAKELEVEL make -n install "$other" >"$tmp/install.log" 2>&1 || fail "make install $other is not refused"
+    grep -q 'configured for the prefix .* run configure again' "$tmp/install.log" || fail "make install $other: $(cat "$tmp/install.log")"
+done
+
 # Programs that link with the library can see only the names in its header.
 library=$(find "$root" -name libcistern.so)
 strange=$(nm -D --defined-only "$library" | awk '$2 ~ /[TDBR]/ && $3 !~ /^cst_/ && $3 !~ /^CISTERN/ { print $3 }')
