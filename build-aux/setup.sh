@@ -42,7 +42,7 @@ need_packages() {
         command -v sudo >/dev/null || die "these packages are missing and there is no sudo: ${missing[*]}"
         sudo=(sudo)
     fi
-    say "installing ${#missing[@]} packages: ${missing[*]}"
+    say "installing packages: ${missing[*]}"
     "${sudo[@]}" apt-get -q update || die "apt-get update failed"
     "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "${missing[@]}" ||
         die "apt-get install failed"

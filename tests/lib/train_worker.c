@@ -3,20 +3,19 @@
 
 #include "tests/lib/child.h"
 #include "tests/lib/patience.h"
+#include "tests/lib/train_work.h"
 #include "tests/lib/user.h"
 
 #include "cistern/device.h"
 
 #include <check.h>
 #include <poll.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 struct worker {
@@ -25,21 +24,8 @@ struct worker {
     struct train_model model;
     struct cst_client *client;
     struct cst_job *job;
-    struct train_stream *stream; /* NULL: the worker computes itself */
-    struct losses *losses;       /* losses of the current step, if there is a stream */
-    struct task *tasks;          /* all tasks that were enqueued; they stay when they are done */
-    unsigned n_forwards;         /* forwards of the current step that were enqueued */
+    struct train_work work;
     uint32_t point;
-};
-
-/* The losses of a step, which the stream computes in the order of its work. The step needs their
- * sum. */
-struct losses {
-    pthread_mutex_t mutex;
-    pthread_cond_t one_more;
-    double sum;           /* sum of `n` losses */
-    unsigned n;           /* number of forwards that are done */
-    struct losses *older; /* losses of earlier steps */
 };
 
 /* A point at which the worker can be killed, or kill another process. */
@@ -126,133 +112,6 @@ static int step(struct worker *w, uint64_t number, const struct cst_hyper_params
     return rc;
 }
 
-/* -- compute in this process or on a stream ---------------------------------------------------- */
-
-struct task {
-    struct task *older;
-    const struct train_model *model;
-    struct losses *losses;
-    struct train_bad bad;
-    struct cst_io io[TRAIN_MAX_IO];
-    uint64_t number;
-    uint32_t rank;
-    int op;
-    bool backward;
-};
-
-static void do_task(void *arg)
-{
-    struct task *task = arg;
-    double loss;
-
-    if (task->backward) {
-        train_backward(task->model, task->op, task->rank, task->number, task->bad, task->io);
-    } else {
-        loss = train_forward(task->model->operators[task->op].n_tensors, task->io);
-        (void)pthread_mutex_lock(&task->losses->mutex);
-        task->losses->sum += loss;
-        task->losses->n++;
-        (void)pthread_cond_signal(&task->losses->one_more);
-        (void)pthread_mutex_unlock(&task->losses->mutex);
-    }
-}
-
-static int enqueue_op(struct worker *w, int op, bool backward, uint64_t number,
-                      const struct cst_io *io, struct cst_err *err)
-{
-    struct task *task = malloc(sizeof *task);
-
-    if (task == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for a task");
-    }
-    *task = (struct task){.older = w->tasks,
-                          .model = &w->model,
-                          .losses = w->losses,
-                          .bad = w->order->bad,
-                          .number = number,
-                          .rank = w->order->rank,
-                          .op = op,
-                          .backward = backward};
-    w->tasks = task;
-    w->n_forwards += backward ? 0 : 1;
-    memcpy(task->io, io, w->model.operators[op].n_tensors * sizeof *io);
-    return w->order->streams->run(w->stream, do_task, task, err);
-}
-
-static int compute(struct worker *w, int op, bool backward, uint64_t number,
-                   const struct cst_io *io, double *loss, struct cst_err *err)
-{
-    if (w->stream != NULL) {
-        return enqueue_op(w, op, backward, number, io, err);
-    }
-    if (backward) {
-        train_backward(&w->model, op, w->order->rank, number, w->order->bad, io);
-    } else {
-        *loss += train_forward(w->model.operators[op].n_tensors, io);
-    }
-    return CST_OK;
-}
-
-/* Work of an abandoned step may still add to its losses, so each step has its own, and they stay
- * until the stream is closed. */
-static int begin_losses(struct worker *w, struct cst_err *err)
-{
-    struct losses *losses = calloc(1, sizeof *losses);
-
-    if (losses == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for losses");
-    }
-    (void)pthread_mutex_init(&losses->mutex, NULL);
-    (void)pthread_cond_init(&losses->one_more, NULL);
-    losses->older = w->losses;
-    w->losses = losses;
-    w->n_forwards = 0;
-    return CST_OK;
-}
-
-/* Called when the stream is closed. */
-static void free_work(struct worker *w)
-{
-    struct losses *losses = w->losses;
-
-    while (w->tasks != NULL) {
-        struct task *older = w->tasks->older;
-
-        free(w->tasks);
-        w->tasks = older;
-    }
-    while (losses != NULL) {
-        struct losses *older = losses->older;
-
-        (void)pthread_mutex_destroy(&losses->mutex);
-        (void)pthread_cond_destroy(&losses->one_more);
-        free(losses);
-        losses = older;
-    }
-}
-
-/* Wait only for the forwards: backwards may be under way when the step is requested. A stream that
- * has failed does not reach the forwards and signals nothing. */
-static int end_losses(struct worker *w, double *loss, struct cst_err *err)
-{
-    struct losses *losses = w->losses;
-    int rc = CST_OK;
-
-    (void)pthread_mutex_lock(&losses->mutex);
-    while (rc == CST_OK && losses->n < w->n_forwards) {
-        struct timespec until;
-
-        (void)clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_sec++;
-        if (pthread_cond_timedwait(&losses->one_more, &losses->mutex, &until) != 0) {
-            rc = w->order->streams->check(w->stream, err);
-        }
-    }
-    *loss = losses->sum;
-    (void)pthread_mutex_unlock(&losses->mutex);
-    return rc;
-}
-
 /* -- a worker's run ---------------------------------------------------------------------------- */
 
 /* The child finds that its handle is unusable, and the parent is not affected. */
@@ -302,7 +161,7 @@ static int run_op(struct worker *w, int op, enum cst_direction direction, uint64
     pass(w);
     rc = w->order->forks ? fork_once(w, op, err) : CST_OK;
     if (rc == CST_OK) {
-        rc = compute(w, op, direction == CST_BACKWARD, number, io, loss, err);
+        rc = train_work_compute(&w->work, op, direction == CST_BACKWARD, number, io, loss, err);
     }
     if (rc != CST_OK) {
         return rc;
@@ -336,7 +195,7 @@ static int run_step(struct worker *w, uint64_t *number, struct cst_err *err)
     struct cst_step_result result;
     struct cst_hyper_params params;
     double loss = 0;
-    int rc = w->stream != NULL ? begin_losses(w, err) : CST_OK;
+    int rc = train_work_begin(&w->work, err);
 
     rc = rc == CST_OK ? cst_param_groups(w->job, groups, n_groups, err) : rc;
     if (rc == CST_OK && w->order->overlap.when == CST_OVERLAP_EARLY) {
@@ -351,9 +210,7 @@ static int run_step(struct worker *w, uint64_t *number, struct cst_err *err)
         }
         rc = rc == CST_OK ? run_micro_batch(w, train_moment(*number, m), &loss, err) : rc;
     }
-    if (rc == CST_OK && w->stream != NULL) {
-        rc = end_losses(w, &loss, err);
-    }
+    rc = rc == CST_OK ? train_work_end(&w->work, &loss, err) : rc;
     if (rc == CST_OK) {
         params = train_params(*number, loss);
         rc = step(w, *number, &params, &result, err);
@@ -395,7 +252,7 @@ static int open_job(struct worker *w, struct cst_err *err)
         }
     }
     if (rc == CST_OK && w->order->streams != NULL && strcmp(cst_job_device(w->job), "host") != 0) {
-        rc = w->order->streams->open(&w->stream, w->job, err);
+        rc = w->order->streams->open(&w->work.stream, w->job, err);
     }
     return rc;
 }
@@ -559,6 +416,8 @@ pid_t train_worker_start(const struct train_order *order, struct train_report *r
         report->overlap = mine.overlap;
         report->mixture = mine.mixture;
         train_model_make(&w.model, mine.mixture, mine.world);
+        w.work = (struct train_work){
+            .streams = mine.streams, .model = &w.model, .rank = mine.rank, .bad = mine.bad};
         if (order->setting != NULL) {
             (void)putenv((char *)(uintptr_t)order->setting);
         }
@@ -568,9 +427,8 @@ pid_t train_worker_start(const struct train_order *order, struct train_report *r
                            mine.rank, w.point, cst_status_name(rc), err.text);
         }
         cst_disconnect(w.client);
-        if (w.stream != NULL) {
-            mine.streams->close(w.stream);
-            free_work(&w);
+        if (w.work.stream != NULL) {
+            train_work_close(&w.work);
             exit(rc == CST_OK ? 0 : 1); /* the driver writes its last messages at exit */
         }
         _exit(rc == CST_OK ? 0 : 1);
