@@ -70,7 +70,13 @@ def leave(
     if not changed and _are_plain(outputs, kept):
         _leave_in_place(use, token, (*kept, *outputs), ())
         return {}
-    return _Leaving(entered, changed, outputs).leave(use, token)
+    with torch._C.DisableTorchFunctionSubclass():  # Else these return views of what they ask for.
+        new = _Leaving(entered, changed, outputs).leave(use, token)
+    for tensor in outputs:
+        made = new.get(id(tensor))
+        if made is not None and type(made) is not type(tensor) and type(made) is torch.Tensor:
+            new[id(tensor)] = _of_class_of(tensor, made)
+    return new
 
 
 def inputs_of(kept: list[torch.Tensor]) -> list[Input]:
@@ -162,6 +168,14 @@ class _Leaving:
         new.update((id(t), r) for t, r in zip(self._others, left[n_changed:], strict=True))
         new.update((id(tensor), _other_view(tensor)) for tensor in self._bound)
         return new
+
+
+def _of_class_of(tensor: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    """Return ``made`` as one of the class of ``tensor``, with its attributes."""
+    other: Any = made.as_subclass(type(tensor))
+    other.__dict__.update(tensor.__dict__)
+    result: torch.Tensor = other
+    return result
 
 
 def _can_change(tensor: torch.Tensor) -> bool:

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tensors in what a module is given and returns.
 
-Tuples, lists and dictionaries are looked into; other objects, such as a cache of keys and values, are
-not.
+Tuples, lists, dictionaries and dataclasses are looked into; objects of other classes, such as a cache
+of keys and values, are not.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import functools
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import nn
 
 from cistern.torch.nodes import Copy
 from cistern.torch.storage import has_memory, is_lent
@@ -19,9 +23,9 @@ from cistern.torch.storage import has_memory, is_lent
 class Given:
     """The arguments of a module, in which other tensors stand while the module runs.
 
-    The module can change the lists and dictionaries in them, such as by an append, and the caller sees
-    the changes. They are therefore changed in place here, and get their own tensors back. It can also
-    change tensors in place.
+    The module can change the lists, dictionaries and dataclasses in them, such as by an append, and the
+    caller sees the changes. They are therefore changed in place here, those that are frozen too, and get
+    their own tensors back. It can also change tensors in place.
     """
 
     __slots__ = ("_args", "_containers", "_kwargs", "_own", "_stand_ins", "tensors")
@@ -30,7 +34,7 @@ class Given:
         self._args = args
         self._kwargs = kwargs
         self.tensors: list[torch.Tensor] = []  #: In the arguments, at any depth.
-        self._containers: list[Any] = []  # The lists and dictionaries in them.
+        self._containers: list[Any] = []  # The lists, dictionaries and dataclasses in them.
         self._own: dict[int, torch.Tensor] = {}  # By the ids of what stands in their places.
         for value in (*args, *kwargs.values()):
             _look_into(value, self.tensors, self._containers)
@@ -46,7 +50,7 @@ class Given:
         return _exchanged(self._args, new), kwargs
 
     def restore(self) -> None:
-        """Give the lists and dictionaries their own tensors back, when the module has ended."""
+        """Give the lists, dictionaries and dataclasses their own tensors back, when the module has ended."""
         if self._containers:
             _replace_in(self._containers, self._own)
 
@@ -110,25 +114,30 @@ def copies_in(value: Any) -> dict[int, torch.Tensor]:
     return copies_of_lent(_tensors(value))
 
 
-def replaced(value: Any, new: dict[int, torch.Tensor]) -> Any:
+def replaced(value: Any, new: dict[int, torch.Tensor], around: tuple[Any, ...] = ()) -> Any:
     """Return ``value`` with the tensors of ``new`` in place of those whose ids are its keys.
 
-    Lists and dictionaries in which something is replaced are new, because their owner can go on to
-    use them. Those of a subclass, such as the output of a model, are changed in place: they can have
-    attributes.
+    Lists, dictionaries and dataclasses in which something is replaced are new, because their owner can
+    go on to use them. Dictionaries of a subclass, such as the output of a model, are changed in place:
+    they can have attributes. ``around`` are the dataclasses that ``value`` is in: a circle of them ends
+    with the old one.
     """
     if isinstance(value, tuple):
-        return _like(value, [replaced(item, new) for item in value])
+        return _like(value, [replaced(item, new, around) for item in value])
     if isinstance(value, list):
-        items = [replaced(item, new) for item in value]
+        items = [replaced(item, new, around) for item in value]
         return value if _are_same(value, items) else items
     if isinstance(value, dict):
-        return _replaced_in_dict(value, new)
+        return _replaced_in_dict(value, new, around)
+    if _fields_of(type(value)):
+        return _replaced_in_fields(value, new, around)
     return new.get(id(value), value)
 
 
-def _replaced_in_dict(value: dict[Any, Any], new: dict[int, torch.Tensor]) -> dict[Any, Any]:
-    items = {key: replaced(item, new) for key, item in value.items()}
+def _replaced_in_dict(
+    value: dict[Any, Any], new: dict[int, torch.Tensor], around: tuple[Any, ...]
+) -> dict[Any, Any]:
+    items = {key: replaced(item, new, around) for key, item in value.items()}
     if _are_same(value.values(), items.values()):
         return value
     if type(value) is dict:
@@ -139,8 +148,22 @@ def _replaced_in_dict(value: dict[Any, Any], new: dict[int, torch.Tensor]) -> di
     return value
 
 
+def _replaced_in_fields(value: Any, new: dict[int, torch.Tensor], around: tuple[Any, ...]) -> Any:
+    """Return a dataclass with the tensors of ``new``. Its ``__init__`` is not run again."""
+    if any(value is other for other in around):
+        return value
+    items = {name: replaced(item, new, (*around, value)) for name, item in _fields(value)}
+    changed = {name: item for name, item in items.items() if item is not getattr(value, name)}
+    if not changed:
+        return value
+    other = copy.copy(value)
+    for name, item in changed.items():
+        object.__setattr__(other, name, item)
+    return other
+
+
 def _exchanged(value: Any, new: dict[int, torch.Tensor]) -> Any:
-    """Return ``value`` with the tensors of ``new``. Lists and dictionaries in it stay as they are."""
+    """Return ``value`` with the tensors of ``new``. What can be changed in place stays as it is."""
     if isinstance(value, torch.Tensor):
         return new.get(id(value), value)
     if isinstance(value, tuple):
@@ -149,13 +172,39 @@ def _exchanged(value: Any, new: dict[int, torch.Tensor]) -> Any:
 
 
 def _replace_in(containers: list[Any], new: dict[int, torch.Tensor]) -> None:
-    """Put the tensors of ``new`` into lists and dictionaries, in place."""
+    """Put the tensors of ``new`` into lists, dictionaries and dataclasses, in place."""
     for container in containers:
-        for key in range(len(container)) if isinstance(container, list) else list(container):
-            item = container[key]
+        if isinstance(container, list):
+            items: Iterable[Any] = enumerate(container)
+        elif isinstance(container, dict):
+            items = list(container.items())
+        else:
+            items = _fields(container)
+        for key, item in items:
             changed = _exchanged(item, new)
-            if changed is not item:
+            if changed is item:
+                continue
+            if isinstance(container, (list, dict)):
                 container[key] = changed
+            else:
+                object.__setattr__(container, key, changed)
+
+
+def _find_fields(kind: type) -> tuple[str, ...]:
+    """Return the fields of a dataclass; none: it is no dataclass, or a module, which gives no tensors."""
+    if not dataclasses.is_dataclass(kind) or issubclass(kind, nn.Module):
+        return ()
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+_fields_of: Any = functools.lru_cache(maxsize=1024)(_find_fields)
+
+
+def _fields(value: Any) -> list[tuple[str, Any]]:
+    """Return the fields that ``value`` has, with their names."""
+    return [
+        (name, getattr(value, name)) for name in _fields_of(type(value)) if hasattr(value, name)
+    ]
 
 
 def _like(value: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
@@ -178,7 +227,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _look_into(value: Any, tensors: list[torch.Tensor], containers: list[Any]) -> None:
-    """Add what is in ``value`` to ``tensors``, and the lists and dictionaries to ``containers``."""
+    """Add what is in ``value`` to ``tensors``, and what can be changed in place to ``containers``."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
     elif isinstance(value, tuple):
@@ -191,4 +240,8 @@ def _look_into(value: Any, tensors: list[torch.Tensor], containers: list[Any]) -
     elif isinstance(value, dict):
         containers.append(value)
         for item in value.values():
+            _look_into(item, tensors, containers)
+    elif _fields_of(type(value)) and not any(value is known for known in containers):
+        containers.append(value)
+        for _, item in _fields(value):
             _look_into(item, tensors, containers)

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 import torch
 
+_NO_DISPATCH = torch.Tensor.__torch_dispatch__
+
 
 class Use(Protocol):
     """One run of a unit in a forward pass."""
@@ -28,7 +30,15 @@ class Use(Protocol):
     def backward_ends(self) -> None: ...
 
 
-class Leave(torch.autograd.Function):
+class _Node(torch.autograd.Function):
+    """A function without forward-mode derivatives, which says so in words."""
+
+    @staticmethod
+    def jvp(_: Any, *__: Any) -> Any:
+        raise RuntimeError(_FORWARD_MODE)
+
+
+class Leave(_Node):
     """The identity of ``tensors``. Its backward pass calls ``use.backward_begins``.
 
     ``token`` is that of Enter; None: the unit has no Enter. The first ``n_own`` tensors get the new
@@ -59,7 +69,7 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view_as(tensor) if is_bound else tensor.detach()
 
 
-class Enter(torch.autograd.Function):
+class Enter(_Node):
     """The identity of ``anchor``, a scalar that gets no gradient, and ``tensors``.
 
     One of them must need a gradient, so that the token does. Its backward pass calls ``use.backward_ends``. The output for ``anchor`` is the token.
@@ -71,7 +81,7 @@ class Enter(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.use = use
         ctx.set_materialize_grads(False)
-        return (anchor.detach(), *(tensor.detach() for tensor in tensors))
+        return (anchor.detach(), *map(_detached, tensors))
 
     @staticmethod
     def backward(ctx: Any, _: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -79,7 +89,17 @@ class Enter(torch.autograd.Function):
         return (None, None, *grads)
 
 
-class Change(torch.autograd.Function):
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor.detach()``, which is no view. That of a subclass of Tensor can be one."""
+    kind: Any = type(tensor)
+    if kind is torch.Tensor or kind.__torch_dispatch__ is not _NO_DISPATCH:
+        return tensor.detach()
+    other: torch.Tensor = kind._make_subclass(kind, tensor)
+    other.__dict__.update(tensor.__dict__)
+    return other
+
+
+class Change(_Node):
     """Gives ``tensor`` the history of ``new``, as a change in place does.
 
     Both have the same memory, which has changed already.
@@ -97,7 +117,7 @@ class Change(torch.autograd.Function):
         return torch.zeros_like(grad) if ctx.is_view else None, grad
 
 
-class Copy(torch.autograd.Function):
+class Copy(_Node):
     """The identity, in memory of its own.
 
     The strides remain: with others, as those of ``clone``, functions can have other code, whose sums
@@ -114,3 +134,10 @@ class Copy(torch.autograd.Function):
     @staticmethod
     def backward(_: Any, grad: torch.Tensor) -> torch.Tensor:
         return grad
+
+
+_FORWARD_MODE = (
+    "cistern: a model whose weights are in a store has no forward-mode derivatives (torch.autograd.forward_ad)"
+    " while gradients are recorded: use torch.no_grad() where only the derivative is needed, or name the"
+    " module that calls dual_level and all modules that it uses in units= of attach"
+)

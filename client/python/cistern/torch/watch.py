@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterator
+from typing import NoReturn
 
 from torch import nn
 
@@ -19,6 +20,12 @@ class Watch:
         self._model = model
         self._tensors = tensors
         self._ids = {id(tensor.parameter) for tensor in tensors}
+        self._places = [
+            (module._parameters, name, parameter)
+            for module in model.modules()
+            for name, parameter in module._parameters.items()
+            if parameter is not None and id(parameter) in self._ids
+        ]
         self._has_warned = False
 
     def check(self) -> None:
@@ -31,9 +38,17 @@ class Watch:
                 raise OtherMemory(tensor.name)
             if tensor.parameter.requires_grad != tensor.trains:
                 raise RuntimeError(_REQUIRES_GRAD[tensor.trains].format(tensor.name))
+        for parameters, name, parameter in self._places:
+            other = parameters.get(name)
+            if other is not None and other is not parameter:
+                self._refuse_other(parameter)
         if not self._has_warned and next(self._with_grads(), None) is not None:
             self._has_warned = True
             self._warn()
+
+    def _refuse_other(self, parameter: nn.Parameter) -> NoReturn:
+        name = next(tensor.name for tensor in self._tensors if tensor.parameter is parameter)
+        raise RuntimeError(_OTHER_PARAMETER.format(name))
 
     def _with_grads(self) -> Iterator[nn.Parameter]:
         """Yield parameters that have a gradient and are in no store."""
@@ -72,3 +87,8 @@ _REQUIRES_GRAD = {
         " and stays so: its group (param_group of attach) can have the lr 0"
     ),
 }
+_OTHER_PARAMETER = (
+    "cistern: another parameter was put in the place of '{0}' after attach, as by module.weight ="
+    " nn.Parameter(...). The store would go on to train the first one, which the model does not use:"
+    " Store.write and load_state_dict change weights, and a model is changed before attach"
+)
