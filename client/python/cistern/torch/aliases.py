@@ -37,10 +37,11 @@ class Input:
     Its memory was changed in place since if ``counter._version`` is not ``version`` any more.
     """
 
-    __slots__ = ("_history", "_tensor", "counter", "version")
+    __slots__ = ("_history", "_hooks", "_tensor", "counter", "version")
 
     def __init__(self, tensor: torch.Tensor, history: int) -> None:
         self._tensor = _weak(tensor)
+        self._hooks = tensor._backward_hooks
         self._history = history  # The id of a node that lives as long as the use of the unit.
         self.counter = counter = tensor.detach()
         self.version: int = counter._version
@@ -51,6 +52,14 @@ class Input:
         """Whether it was changed in place itself, so that the tensor of the caller lacks the change."""
         tensor = self._tensor()
         return tensor is not None and id(tensor.grad_fn) != self._history
+
+    def check_not_watched(self) -> None:
+        """Raise RuntimeError if a hook was given to it, which would not see the gradient in the module."""
+        tensor = self._tensor()
+        if tensor is not None and (
+            tensor.retains_grad or tensor._backward_hooks is not self._hooks
+        ):
+            raise RuntimeError(_INPUT_WATCHED)
 
 
 def leave(
@@ -67,6 +76,9 @@ def leave(
     ``outputs`` need a gradient.
     """
     kept = entered[1]
+    for tensor in kept:
+        if tensor.retains_grad:
+            raise RuntimeError(_INPUT_WATCHED)
     if not changed and _are_plain(outputs, kept):
         _leave_in_place(use, token, (*kept, *outputs), ())
         return {}
@@ -86,9 +98,9 @@ def inputs_of(kept: list[torch.Tensor]) -> list[Input]:
 
 
 def _are_plain(outputs: list[torch.Tensor], kept: list[torch.Tensor]) -> bool:
-    """Return whether ``outputs`` are neither views nor leaves, and none is an input."""
+    """Return whether ``outputs`` can change in place: they are neither views, leaves nor inputs."""
     for tensor in outputs:
-        if tensor.is_leaf or tensor._is_view():
+        if tensor.is_leaf or tensor._is_view() or tensor.retains_grad:
             return False
         for other in kept:
             if tensor is other:
@@ -126,7 +138,7 @@ class _Leaving:
         self._own = {id(tensor): tensor for tensor in entered[1]}
         self._views: list[torch.Tensor] = []  # Of those, to be told of their new history.
         self._bound: list[torch.Tensor] = []  # Views of those that cannot be changed in place.
-        self._others: list[torch.Tensor] = []  # Which a tensor of the same memory stands in for.
+        self._others: Pairs = []  # Each with what goes through, of which the caller gets a view.
         self._changed = [pair for pair in changed if pair[0] is not pair[1]]
         self._add_returned_inputs(entered, outputs)
         self._add(outputs + [tensor for own, tensor in changed if own is tensor])
@@ -143,8 +155,13 @@ class _Leaving:
 
     def _add(self, outputs: list[torch.Tensor]) -> None:
         refused = []
+        watched = {id(_base_of(tensor)) for tensor in outputs if _is_watched(tensor)}
+        if not watched.isdisjoint(self._own):
+            raise RuntimeError(_VIEW_OF_INPUT)
         for tensor in outputs:
-            if not _can_change(tensor):
+            if watched and id(_base_of(tensor)) in watched:
+                self._others.append((tensor, tensor.view_as(tensor)))
+            elif not _can_change(tensor):
                 refused.append(tensor)
             elif tensor._is_view():
                 base: Any = tensor._base
@@ -153,19 +170,21 @@ class _Leaving:
             else:
                 self._own[id(tensor)] = tensor
         for tensor in refused:
-            is_of_own = tensor._is_view() and id(tensor._base) in self._own
-            (self._bound if is_of_own else self._others).append(tensor)
+            if tensor._is_view() and id(tensor._base) in self._own:
+                self._bound.append(tensor)
+            else:
+                self._others.append((tensor, tensor))
 
     def leave(self, use: Use, token: torch.Tensor | None) -> dict[int, torch.Tensor]:
         """Apply Leave. Return what the caller gets instead of the tensors with these ids."""
         n_changed = len(self._changed)
-        others = (*(tensor for _, tensor in self._changed), *self._others)
-        left = _leave_in_place(use, token, tuple(self._own.values()), others, self._views)
+        others = (tensor for _, tensor in self._changed + self._others)
+        left = _leave_in_place(use, token, tuple(self._own.values()), tuple(others), self._views)
         for (before, _), tensor in zip(self._changed, left[:n_changed], strict=True):
             with _preserve_version(before):
                 Change.apply(before, tensor)
         new = {id(tensor): before for before, tensor in self._changed}
-        new.update((id(t), r) for t, r in zip(self._others, left[n_changed:], strict=True))
+        new.update((id(t), r) for (t, _), r in zip(self._others, left[n_changed:], strict=True))
         new.update((id(tensor), _other_view(tensor)) for tensor in self._bound)
         return new
 
@@ -186,6 +205,23 @@ def _can_change(tensor: torch.Tensor) -> bool:
     return _get_rule(tensor) == _ANY_CHANGE and base.requires_grad and not base.is_leaf
 
 
+def _base_of(tensor: torch.Tensor) -> torch.Tensor:
+    base: torch.Tensor | None = tensor._base
+    return tensor if base is None else base
+
+
+def _is_watched(tensor: torch.Tensor) -> bool:
+    """Return whether the module has asked for a gradient that a change in place would take away.
+
+    These are hooks of views, and retain_grad of ``tensor`` or of what it is a view of.
+    """
+    if not tensor._is_view():
+        return tensor.retains_grad
+    return (
+        tensor.retains_grad or tensor._backward_hooks is not None or _base_of(tensor).retains_grad
+    )
+
+
 def _other_view(view: torch.Tensor) -> torch.Tensor:
     """Return a view with the same memory, and the history that the base has now.
 
@@ -195,3 +231,16 @@ def _other_view(view: torch.Tensor) -> torch.Tensor:
     other: torch.Tensor = base.as_strided(view.shape, view.stride(), view.storage_offset())
     _set_rule(other, _get_rule(view))
     return other
+
+
+_INPUT_WATCHED = (
+    "cistern: retain_grad or register_hook was called for a tensor that a module was given, by the module, by a"
+    " hook of it, or after it has returned. The tensor is another one than that of the caller, and does not"
+    " have the whole gradient. Call them before the module is called, or use"
+    " module.register_full_backward_hook, which is given the gradients of all inputs"
+)
+_VIEW_OF_INPUT = (
+    "cistern: a module returns a view of a tensor that it was given, such as x[:2], and retain_grad or"
+    " register_hook was called for this view. The hook would not see the whole gradient: let the module return"
+    " a copy, such as x[:2].clone(), and call them for the copy"
+)

@@ -263,6 +263,7 @@ class Runner:
         if torch.is_grad_enabled():  # In a backward pass, this is create_graph.
             raise RuntimeError(GRADS_OF_GRADS)
         for kept, grad in zip(use.inputs, grads):
+            kept.check_not_watched()
             if grad is not None and kept.counter._version != kept.version:
                 raise RuntimeError(_KEPT_INPUT.format(use.unit.name))
         self._follow_pass()
