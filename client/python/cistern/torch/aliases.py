@@ -53,13 +53,13 @@ class Input:
         tensor = self._tensor()
         return tensor is not None and id(tensor.grad_fn) != self._history
 
-    def check_not_watched(self) -> None:
+    def check_not_watched(self, use: Use) -> None:
         """Raise RuntimeError if a hook was given to it, which would not see the gradient in the module."""
         tensor = self._tensor()
         if tensor is not None and (
             tensor.retains_grad or tensor._backward_hooks is not self._hooks
         ):
-            raise RuntimeError(_INPUT_WATCHED)
+            raise RuntimeError(_INPUT_WATCHED.format(use.name))
 
 
 def leave(
@@ -78,12 +78,12 @@ def leave(
     kept = entered[1]
     for tensor in kept:
         if tensor.retains_grad:
-            raise RuntimeError(_INPUT_WATCHED)
+            raise RuntimeError(_INPUT_WATCHED.format(use.name))
     if not changed and _are_plain(outputs, kept):
         _leave_in_place(use, token, (*kept, *outputs), ())
         return {}
     with torch._C.DisableTorchFunctionSubclass():  # Else these return views of what they ask for.
-        new = _Leaving(entered, changed, outputs).leave(use, token)
+        new = _Leaving(use, entered, changed, outputs).leave(token)
     for tensor in outputs:
         made = new.get(id(tensor))
         if made is not None and type(made) is not type(tensor) and type(made) is torch.Tensor:
@@ -131,10 +131,12 @@ class _Leaving:
 
     def __init__(
         self,
+        use: Use,
         entered: tuple[list[torch.Tensor], list[torch.Tensor]],
         changed: Pairs,
         outputs: list[torch.Tensor],
     ) -> None:
+        self._use = use
         self._own = {id(tensor): tensor for tensor in entered[1]}
         self._views: list[torch.Tensor] = []  # Of those, to be told of their new history.
         self._bound: list[torch.Tensor] = []  # Views of those that cannot be changed in place.
@@ -157,7 +159,7 @@ class _Leaving:
         refused = []
         watched = {id(_base_of(tensor)) for tensor in outputs if _is_watched(tensor)}
         if not watched.isdisjoint(self._own):
-            raise RuntimeError(_VIEW_OF_INPUT)
+            raise RuntimeError(_VIEW_OF_INPUT.format(self._use.name))
         for tensor in outputs:
             if watched and id(_base_of(tensor)) in watched:
                 self._others.append((tensor, tensor.view_as(tensor)))
@@ -175,11 +177,13 @@ class _Leaving:
             else:
                 self._others.append((tensor, tensor))
 
-    def leave(self, use: Use, token: torch.Tensor | None) -> dict[int, torch.Tensor]:
+    def leave(self, token: torch.Tensor | None) -> dict[int, torch.Tensor]:
         """Apply Leave. Return what the caller gets instead of the tensors with these ids."""
         n_changed = len(self._changed)
         others = (tensor for _, tensor in self._changed + self._others)
-        left = _leave_in_place(use, token, tuple(self._own.values()), tuple(others), self._views)
+        left = _leave_in_place(
+            self._use, token, tuple(self._own.values()), tuple(others), self._views
+        )
         for (before, _), tensor in zip(self._changed, left[:n_changed], strict=True):
             with _preserve_version(before):
                 Change.apply(before, tensor)
@@ -234,13 +238,13 @@ def _other_view(view: torch.Tensor) -> torch.Tensor:
 
 
 _INPUT_WATCHED = (
-    "cistern: retain_grad or register_hook was called for a tensor that a module was given, by the module, by a"
-    " hook of it, or after it has returned. The tensor is another one than that of the caller, and does not"
+    "cistern: retain_grad or register_hook was called for a tensor that module '{0}' was given, by the module, by"
+    " a hook of it, or after it has returned. The tensor is another one than that of the caller, and does not"
     " have the whole gradient. Call them before the module is called, or use"
     " module.register_full_backward_hook, which is given the gradients of all inputs"
 )
 _VIEW_OF_INPUT = (
-    "cistern: a module returns a view of a tensor that it was given, such as x[:2], and retain_grad or"
+    "cistern: module '{0}' returns a view of a tensor that it was given, such as x[:2], and retain_grad or"
     " register_hook was called for this view. The hook would not see the whole gradient: let the module return"
     " a copy, such as x[:2].clone(), and call them for the copy"
 )

@@ -19,6 +19,8 @@ from torch import nn
 from cistern.torch.nodes import Copy
 from cistern.torch.storage import has_memory, is_lent
 
+_WITHOUT_TENSORS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+
 
 class Given:
     """The arguments of a module, in which other tensors stand while the module runs.
@@ -93,6 +95,25 @@ def needing_grad(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value] if value.requires_grad else []
     return distinct_needing_grad(_tensors(value))
+
+
+def unseen(value: Any) -> list[type]:
+    """Return classes of objects in ``value`` that can have tensors, which are not found there."""
+    if isinstance(value, (torch.Tensor, *_WITHOUT_TENSORS)):
+        return []
+    found: list[type] = []
+    items: Iterable[Any]
+    if isinstance(value, (tuple, list)):
+        items = value
+    elif isinstance(value, dict):
+        items = value.values()
+    elif _fields_of(type(value)):
+        items = [item for _, item in _fields(value) if item is not value]
+    else:
+        return [type(value)]
+    for item in items:
+        found += unseen(item)
+    return found
 
 
 def copies_of_lent(tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:

@@ -46,11 +46,16 @@ def _refuse_merge(*_: Any, **__: Any) -> NoReturn:
 def _stay(model: nn.Module, device: torch.device, *args: Any, **kwargs: Any) -> nn.Module:
     """The ``to`` of a model, which can name only the device and the type that the model has."""
     parse: Any = torch._C._nn._parse_to
-    wanted, dtype, *_ = parse(*args, **kwargs)
+    wanted, dtype, _, memory_format = parse(*args, **kwargs)
     if wanted is not None and (wanted.type, wanted.index or 0) != (device.type, device.index or 0):
         raise TypeError(f"cistern: the model is on {device}, where attach was told to put it")
     types = {parameter.dtype for parameter in model.parameters()}
     if dtype is not None and types != {dtype}:
         have = " and ".join(sorted(str(kind) for kind in types))
         raise TypeError(f"cistern: the weights are {have} and cannot become {dtype}")
+    if memory_format not in (None, torch.preserve_format, torch.contiguous_format):
+        raise TypeError(
+            f"cistern: the weights are contiguous in the pool and cannot become {memory_format}: give the"
+            " model inputs of this format"
+        )
     return model

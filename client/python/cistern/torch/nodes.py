@@ -22,6 +22,10 @@ class Use(Protocol):
     """One run of a unit in a forward pass."""
 
     @property
+    def name(self) -> str:
+        """That of the module."""
+
+    @property
     def zero(self) -> torch.Tensor:
         """The gradient of a token. It is on the device of the parameters, where nodes have their turn."""
 

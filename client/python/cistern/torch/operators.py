@@ -110,6 +110,7 @@ class Unit:
         self._grad_places: list[torch.Tensor] = []  # At these addresses.
         self._versions = self.versions()
         self.n_changes = 0  # Steps and writes that have changed the weights.
+        self.is_known = False  # What its module returns was looked at, except a tensor alone.
         for tensor in tensors:
             tensor.units.append(self)
 

@@ -32,6 +32,7 @@ from cistern.torch.containers import (
     distinct_needing_grad,
     needing_grad,
     replaced,
+    unseen,
 )
 from cistern.torch.nodes import Enter
 from cistern.torch.operators import GRADS_OF_GRADS, Operators, Unit
@@ -59,6 +60,10 @@ class _Use:
         self.has_inputs = False  # That need gradients.
         self.inputs: list[Input] = []  # These, when the module has ended.
         self.is_awaited = False  # What the module returns or has changed needs a gradient.
+
+    @property
+    def name(self) -> str:
+        return self.unit.name
 
     def backward_begins(self, grads: tuple[torch.Tensor | None, ...]) -> None:
         self.runner.backward_begins(self, grads)
@@ -233,6 +238,8 @@ class Runner:
 
     def _leave(self, ran: _Running, output: Any) -> Any:
         """Let what the module returns and has changed go through a Leave. Return the output."""
+        if type(output) is not torch.Tensor and not ran.use.unit.is_known:
+            _look_at_classes(ran.use.unit, output)
         added = ran.given.added()
         changed = ran.given.changed(ran.token.grad_fn) if ran.token is not None else []
         outputs = needing_grad((output, added) if added else output)
@@ -263,7 +270,7 @@ class Runner:
         if torch.is_grad_enabled():  # In a backward pass, this is create_graph.
             raise RuntimeError(GRADS_OF_GRADS)
         for kept, grad in zip(use.inputs, grads):
-            kept.check_not_watched()
+            kept.check_not_watched(use)
             if grad is not None and kept.counter._version != kept.version:
                 raise RuntimeError(_KEPT_INPUT.format(use.unit.name))
         self._follow_pass()
@@ -338,6 +345,20 @@ class Runner:
         self._tasks.pop()
 
 
+def _look_at_classes(unit: Unit, output: Any) -> None:
+    """Let uses of weights outside of the module name the class of what it returns, if it hides tensors."""
+    unit.is_known = True
+    kinds = unseen(output)
+    if kinds:
+        for tensor in unit.tensors:
+            tensor.lent.say(_UNSEEN.format(unit.name, kinds[0].__qualname__))
+
+
+_UNSEEN = (
+    "Module '{0}' returns an object of class '{1}', in which the store looks for no tensors. If the backward"
+    " pass has used the parameter, because of a tensor in this object, let the module return it in a tuple, a"
+    " list, a dictionary or a dataclass."
+)
 _TRANSFORMED = (
     "cistern: a model whose weights are in a store cannot run under transforms of torch.func (vmap, grad,"
     " jvp and others) while gradients are recorded: use torch.no_grad() where none are needed, or loss.backward()"

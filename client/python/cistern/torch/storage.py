@@ -68,7 +68,9 @@ class LentStorage:
     If it is alike, its storage is the one that is lent memory, so that views of it follow.
     """
 
-    __slots__ = ("_address", "_places", "device", "dtype", "n_bytes", "storage", "tensor")
+    __slots__ = (
+        "_address", "_message", "_places", "device", "dtype", "n_bytes", "storage", "tensor"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -91,6 +93,7 @@ class LentStorage:
         else:
             self.tensor = without_memory(shape, dtype, device, message)
             self.storage = self.tensor.untyped_storage()
+        self._message = message
         self._places: dict[int, torch.UntypedStorage] = {}  # By their addresses.
         self._address: int = self.storage._cdata
         _LENT.add(self._address)
@@ -104,6 +107,12 @@ class LentStorage:
         if place is None:
             place = self._places[address] = at_address(address, self.n_bytes, self.device)
         return place
+
+    def say(self, sentences: str) -> None:
+        """Let accesses raise with these ``sentences``, too, after two others. It has no memory now."""
+        *first, rest = self._message.split(". ", 2)
+        message = ". ".join([*first, f"{sentences} {rest}"])
+        torch._C._set_storage_data_ptr_access_error_msg(self._address, message)
 
 
 class LaterNumber:
