@@ -190,6 +190,24 @@ class Subclasses(Case):
         twin, store = self.twins(lambda: Plain(run, get))
         self.compare_steps(twin, store, loss=square)
 
+    def test_parameters_that_are_in_no_store_are_tensors_for_a_unit(self) -> None:
+        seen = set()
+
+        def run(unit: Any, x: torch.Tensor) -> torch.Tensor:
+            seen.add(type(x))
+            return unit.linear(x)
+
+        twin, store = self.twins(lambda: Model(run, lambda y: y))
+        copy_weights(store, twin)
+        grads = []
+        for model in (twin, store.model):
+            seen.clear()
+            x = nn.Parameter(torch.ones(3, 4, dtype=torch.bfloat16, device=DEVICE))
+            model(x).float().square().sum().backward()
+            grads.append(bits(x.grad))
+        self.assertEqual(seen, {torch.Tensor})
+        self.assertEqual(*grads)
+
 
 class Hooks(Case):
     """Hooks that a unit gives its tensors see the whole gradient, and change it."""

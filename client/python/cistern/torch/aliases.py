@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from cistern.torch.nodes import Change, Leave, Use
+from cistern.torch.nodes import Change, Leave, Use, is_of_subclass
 
 _autograd: Any = torch._C._autograd
 _get_rule, _set_rule = _autograd._get_creation_meta, _autograd._set_creation_meta
@@ -86,7 +86,7 @@ def leave(
         new = _Leaving(use, entered, changed, outputs).leave(token)
     for tensor in outputs:
         made = new.get(id(tensor))
-        if made is not None and type(made) is not type(tensor) and type(made) is torch.Tensor:
+        if made is not None and type(made) is torch.Tensor and is_of_subclass(tensor):
             new[id(tensor)] = _of_class_of(tensor, made)
     return new
 

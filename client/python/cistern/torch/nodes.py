@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__
+_NO_FUNCTION = torch._C._disabled_torch_function_impl
 
 
 class Use(Protocol):
@@ -93,10 +94,16 @@ class Enter(_Node):
         return (None, None, *grads)
 
 
+def is_of_subclass(tensor: torch.Tensor) -> bool:
+    """Return whether what is computed of ``tensor`` is of its class, as not of that of parameters."""
+    kind = type(tensor)
+    return kind is not torch.Tensor and kind.__torch_function__ is not _NO_FUNCTION
+
+
 def _detached(tensor: torch.Tensor) -> torch.Tensor:
     """Return ``tensor.detach()``, which is no view. That of a subclass of Tensor can be one."""
     kind: Any = type(tensor)
-    if kind is torch.Tensor or kind.__torch_dispatch__ is not _NO_DISPATCH:
+    if not is_of_subclass(tensor) or kind.__torch_dispatch__ is not _NO_DISPATCH:
         return tensor.detach()
     other: torch.Tensor = kind._make_subclass(kind, tensor)
     other.__dict__.update(tensor.__dict__)
