@@ -57,7 +57,7 @@ class Input:
         """Raise RuntimeError if a hook was given to it, which would not see the gradient in the module."""
         tensor = self._tensor()
         if tensor is not None and (
-            tensor.retains_grad or tensor._backward_hooks is not self._hooks
+            tensor._backward_hooks is not self._hooks or tensor.retains_grad
         ):
             raise RuntimeError(_INPUT_WATCHED.format(use.name))
 

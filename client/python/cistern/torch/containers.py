@@ -262,6 +262,8 @@ def _look_into(value: Any, tensors: list[torch.Tensor], containers: list[Any]) -
         containers.append(value)
         for item in value.values():
             _look_into(item, tensors, containers)
+    elif value is None:
+        pass
     elif _fields_of(type(value)) and not any(value is known for known in containers):
         containers.append(value)
         for _, item in _fields(value):

@@ -86,7 +86,10 @@ class Enter(_Node):
     ) -> tuple[torch.Tensor, ...]:
         ctx.use = use
         ctx.set_materialize_grads(False)
-        return (anchor.detach(), *map(_detached, tensors))
+        return (
+            anchor.detach(),
+            *(t.detach() if type(t) is torch.Tensor else _detached(t) for t in tensors),
+        )
 
     @staticmethod
     def backward(ctx: Any, _: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
