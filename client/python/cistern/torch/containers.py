@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Iterable
+from operator import is_
 from typing import Any
 
 import torch
@@ -238,7 +239,7 @@ def _like(value: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
 
 
 def _are_same(some: Iterable[Any], others: Iterable[Any]) -> bool:
-    return all(one is other for one, other in zip(some, others, strict=True))
+    return all(map(is_, some, others))
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -17,7 +17,7 @@ that they interrupt is closed meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -72,13 +72,17 @@ class _Use:
         self.runner.backward_ends(self)
 
 
-class _Running(NamedTuple):
+class _Running:
     """A unit that runs. The token would be a circle of references if the use had it."""
 
-    use: _Use
-    given: Given
-    token: torch.Tensor | None  # None: no gradients are recorded.
-    entered: tuple[list[torch.Tensor], list[torch.Tensor]]  # Those before and after the Enter.
+    __slots__ = ("entered", "given", "token", "use")
+
+    def __init__(self, use: _Use, given: Given) -> None:
+        self.use = use
+        self.given = given
+        self.token: torch.Tensor | None = None  # None: no gradients are recorded.
+        # The inputs that need a gradient, before and after the Enter.
+        self.entered: tuple[list[torch.Tensor], list[torch.Tensor]] = _NOTHING
 
 
 _NOTHING: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
@@ -195,27 +199,25 @@ class Runner:
         given = Given(args, kwargs)
         new = copies_of_lent(given.tensors) if self.operators.n_open > 0 else {}
         self.operators.push(unit)
-        use = _Use(self, unit)
-        running[-1] = _Running(use, given, None, _NOTHING)
+        running[-1] = ran = _Running(_Use(self, unit), given)
         if torch.is_grad_enabled():
-            running[-1] = self._enter(use, given, new)
+            self._enter(ran, new)
         return given.replaced(new) if new else (args, kwargs)
 
-    def _enter(self, use: _Use, given: Given, new: dict[int, torch.Tensor]) -> _Running:
+    def _enter(self, ran: _Running, new: dict[int, torch.Tensor]) -> None:
         """Let what needs a gradient go through an Enter.
 
-        ``new`` has what stands in for tensors of ``given``, and gets the outputs of the Enter.
+        ``new`` has what stands in for tensors that were given, and gets the outputs of the Enter.
         """
-        tensors = [new.get(id(t), t) for t in given.tensors] if new else given.tensors
-        inputs = distinct_needing_grad(tensors)
-        token, *outputs = Enter.apply(use, self.zero if inputs else self._anchor, *inputs)
+        given, use = ran.given.tensors, ran.use
+        inputs = distinct_needing_grad([new.get(id(t), t) for t in given] if new else given)
+        ran.token, *outputs = Enter.apply(use, self.zero if inputs else self._anchor, *inputs)
+        ran.entered = inputs, outputs
         if inputs:
             use.has_inputs = True
-            entered = {id(old): out for old, out in zip(inputs, outputs, strict=True)}
-            for own, tensor in zip(given.tensors, tensors, strict=True):
-                if id(tensor) in entered:
-                    new[id(own)] = entered[id(tensor)]
-        return _Running(use, given, token, (inputs, outputs))
+            entered = dict(zip(map(id, inputs), outputs, strict=True))
+            new.update({own: entered.get(id(copy), copy) for own, copy in new.items()})
+            new.update(entered)
 
     def _module_ends(self, unit: Unit, output: Any) -> Any:
         """End a run of the module. It has raised if ``output`` is None; its error goes first."""
