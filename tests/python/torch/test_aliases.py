@@ -284,14 +284,11 @@ class Aliases(TorchCase):
     def test_a_run_that_returns_nothing_for_gradients(self) -> None:
         """Its kept input is used for the loss, while other runs of the module have no gradients yet."""
 
-        class Detaches(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.unit = nn.Linear(16, 16)
-                self.kept: list[torch.Tensor] = []
+        class Detaches(nn.Linear):  # A unit, so that it keeps what has gone through its Enter.
+            kept: list[torch.Tensor]
 
             def forward(self, x: torch.Tensor, keeps: bool) -> torch.Tensor:
-                y: torch.Tensor = self.unit(x)
+                y: torch.Tensor = super().forward(x)
                 if not keeps:
                     return y
                 self.kept = [x]
@@ -300,7 +297,7 @@ class Aliases(TorchCase):
         class Thrice(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                self.first, self.inner = nn.Linear(16, 16), Detaches()
+                self.first, self.inner = nn.Linear(16, 16), Detaches(16, 16)
 
             def forward(self, x: torch.Tensor) -> torch.Tensor:
                 x = self.first(x)

@@ -28,7 +28,7 @@ from cistern.errors import (
     PoolTooSmall,
     StepVoid,
 )
-from cistern.torch import clip, owners, parameter, storage
+from cistern.torch import aliases, clip, owners, parameter, storage
 from cistern.torch.attachment import attach
 from cistern.torch.optimizer import Optimizer
 from cistern.torch.planner import Forecast, describe, plan
@@ -52,6 +52,7 @@ __all__ = [
 ]
 
 storage.self_test()
+aliases.self_test()
 clip.install()
 owners.install()
 parameter.install()

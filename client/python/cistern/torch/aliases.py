@@ -18,12 +18,14 @@ from typing import Any
 import torch
 
 from cistern.torch.nodes import Change, Leave, Use, is_of_subclass
+from cistern.torch.storage import private
 
 _autograd: Any = torch._C._autograd
-_get_rule, _set_rule = _autograd._get_creation_meta, _autograd._set_creation_meta
-_ANY_CHANGE = _autograd.CreationMeta.DEFAULT
-_set_versions = _autograd._unsafe_set_version_counter
-_preserve_version: Any = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
+_get_rule = private(_autograd, "_get_creation_meta")
+_set_rule = private(_autograd, "_set_creation_meta")
+_ANY_CHANGE = private(_autograd, "CreationMeta").DEFAULT
+_set_versions = private(_autograd, "_unsafe_set_version_counter")
+_preserve_version = private(torch.autograd, "_unsafe_preserve_version_counter")
 _NO_MEMORY = torch.empty(0)
 _STRIDED = torch.strided
 _weak = weakref.ref
@@ -235,6 +237,21 @@ def _other_view(view: torch.Tensor) -> torch.Tensor:
     other: torch.Tensor = base.as_strided(view.shape, view.stride(), view.storage_offset())
     _set_rule(other, _get_rule(view))
     return other
+
+
+def self_test() -> None:
+    """Check that versions and the rules of views can be set. ImportError: this torch cannot."""
+    with torch.inference_mode(False), torch.enable_grad():
+        base = torch.ones(2, device="cpu", requires_grad=True).clone()
+        bound, view = base.unbind()[0], base.view(2)
+        _set_rule(view, _get_rule(bound))
+        base.add_(1)
+        _set_versions((base,), [0])
+        if _get_rule(bound) == _ANY_CHANGE or _get_rule(view) != _get_rule(bound) or base._version:
+            raise ImportError(
+                f"cistern.torch does not work with torch {torch.__version__}: the version of a tensor"
+                " cannot be set, or which changes in place autograd allows for a view"
+            )
 
 
 _INPUT_WATCHED = (

@@ -18,6 +18,15 @@ _NOWHERE = 64  # An address that is never read.
 _LENT: set[int] = set()  # Addresses of the storage objects of all LentStorages.
 
 
+def private(owner: Any, name: str) -> Any:
+    """Return ``name`` of ``owner``, a part of torch. ImportError: this torch does not have it."""
+    if not hasattr(owner, name):
+        raise ImportError(
+            f"cistern.torch needs torch 2.12 or later, this is {torch.__version__}, which has no {name}"
+        )
+    return getattr(owner, name)
+
+
 def at_address(address: int, n_bytes: int, device: torch.device) -> torch.UntypedStorage:
     """Return a storage for ``n_bytes`` of ``device`` at ``address``, which it does not own."""
     construct: Any = torch._C._construct_storage_from_data_pointer
@@ -147,10 +156,9 @@ def is_lent(tensor: torch.Tensor) -> bool:
 
 def self_test() -> None:
     """Check that this torch has what lent storages need. ImportError: it has not."""
-    wanted = ("_construct_storage_from_data_pointer", "_set_storage_data_ptr_access_error_msg")
-    has_all = all(hasattr(torch._C, name) for name in wanted)
-    if not has_all or not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
-        raise ImportError(f"cistern.torch needs torch 2.12 or later, this is {torch.__version__}")
+    private(torch._C, "_construct_storage_from_data_pointer")
+    private(torch._C, "_set_storage_data_ptr_access_error_msg")
+    private(torch.UntypedStorage, "_swap_data_ptr_")
     memory = torch.ones(4, dtype=torch.bfloat16, device="cpu")
     before = torch.zeros(2, 2, dtype=torch.bfloat16, device="cpu")
     view = before.t()
