@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import models
 import torch
@@ -284,34 +285,44 @@ class Aliases(TorchCase):
     def test_a_run_that_returns_nothing_for_gradients(self) -> None:
         """Its kept input is used for the loss, while other runs of the module have no gradients yet."""
 
-        class Detaches(nn.Linear):  # A unit, so that it keeps what has gone through its Enter.
-            kept: list[torch.Tensor]
+        class Detaches(nn.Module):
+            """Each run uses another parameter, which has its gradient when this run has ended."""
 
-            def forward(self, x: torch.Tensor, keeps: bool) -> torch.Tensor:
-                y: torch.Tensor = super().forward(x)
-                if not keeps:
-                    return y
-                self.kept = [x]
-                return y.detach()
+            kept: torch.Tensor
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.scale, self.shift = (nn.Parameter(torch.randn(16)) for _ in range(2))
+
+            def forward(self, x: torch.Tensor, run: int) -> torch.Tensor:
+                if run == 1:
+                    return x * self.scale
+                if run == 3:
+                    return x + self.shift
+                self.kept = x
+                return (x * self.scale).detach()
 
         class Thrice(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                self.first, self.inner = nn.Linear(16, 16), Detaches(16, 16)
+                self.first, self.inner = nn.Linear(16, 16), Detaches()
 
             def forward(self, x: torch.Tensor) -> torch.Tensor:
                 x = self.first(x)
-                runs = [self.inner(x * k, k == 2) for k in (1, 2, 3)]
-                result: torch.Tensor = runs[0] * runs[1] + runs[2] + self.inner.kept[0]
+                runs = [self.inner(x * k, k) for k in (1, 2, 3)]
+                result: torch.Tensor = runs[0] * runs[1] + runs[2] + self.inner.kept
                 return result
 
         twin, store = self.twins(Thrice)
         optimizer = store.optimizer(lr=1e-2)
         x = torch.randn(4, 16, dtype=torch.bfloat16)
+        operators = store._runner.operators
         for _ in range(2):
             models.copy_weights(store, twin)
             twin.zero_grad()
-            for model in (twin, store.model):
-                model(x).float().sum().backward()
+            with mock.patch.object(operators, "_hand_in", wraps=operators._hand_in) as hand_in:
+                for model in (twin, store.model):
+                    model(x).float().sum().backward()
+            self.assertEqual(hand_in.call_count, 2)  # Once for each unit, with the sum of its runs.
             optimizer.step()
             self.compare_gradients(twin, store, 0.01)
