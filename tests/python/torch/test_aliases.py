@@ -7,6 +7,9 @@ Where they cannot be, RuntimeError says so. No gradient is silently another one.
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
+import unittest
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -326,3 +329,28 @@ class Aliases(TorchCase):
             self.assertEqual(hand_in.call_count, 2)  # Once for each unit, with the sum of its runs.
             optimizer.step()
             self.compare_gradients(twin, store, 0.01)
+
+
+class OtherTorch(unittest.TestCase):
+    def test_a_private_call_that_is_missing_is_named(self) -> None:
+        program = """
+import torch
+autograd = torch._C._autograd
+for name in ("_get_creation_meta", "_set_creation_meta", "_unsafe_set_version_counter"):
+    call = getattr(autograd, name)
+    delattr(autograd, name)
+    try:
+        import cistern.torch
+    except ImportError as error:
+        print(error)
+    setattr(autograd, name, call)
+autograd._unsafe_set_version_counter = lambda tensors, versions: None
+import cistern.torch
+"""
+        command = [sys.executable, "-c", program]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.assertRegex(
+            ran.stdout,
+            "has no _get_creation_meta\n.*has no _set_creation_meta\n.*has no _unsafe_set_version_counter\n",
+        )
+        self.assertIn("the version of a tensor cannot be set", ran.stderr)
