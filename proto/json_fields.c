@@ -7,6 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+const char *cst_json_name(const char *path)
+{
+    return strcmp(path, "-") == 0 ? "standard input" : path;
+}
+
 int cst_json_read(char **text, size_t *n, const char *path, struct cst_err *err)
 {
     const bool is_file = strcmp(path, "-") != 0;
@@ -22,7 +27,7 @@ int cst_json_read(char **text, size_t *n, const char *path, struct cst_err *err)
     errno = 0;
     length = getdelim(&all, &size, '\0', in); /* JSON has no zeros. */
     if (ferror(in) != 0 || (length < 0 && errno != 0)) {
-        rc = cst_err_errno(err, CST_EIO, errno, "%s", path);
+        rc = cst_err_errno(err, CST_EIO, errno, "%s", cst_json_name(path));
     }
     if (is_file) {
         (void)fclose(in);
@@ -66,7 +71,7 @@ int cst_json_load(json_t **out, const char *path, struct cst_err *err)
     int rc = cst_json_read(&text, &n, path, err);
 
     if (rc == CST_OK) {
-        rc = cst_json_parse(out, text, n, strcmp(path, "-") == 0 ? "standard input" : path, err);
+        rc = cst_json_parse(out, text, n, cst_json_name(path), err);
         free(text);
     }
     return rc;

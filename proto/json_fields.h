@@ -16,8 +16,12 @@
 /* Whether a missing key is an error. */
 enum cst_json_need { CST_JSON_OPTIONAL, CST_JSON_REQUIRED };
 
-/* Read the whole file @path ("-": standard input). The caller frees *text, which has *n bytes, and
- * may be NULL if that is 0. CST_ENOTFOUND: there is no such file; CST_EIO. */
+/* Return the name of the file @path in errors: "standard input" for "-". */
+const char *cst_json_name(const char *path);
+
+/* Read the file @path ("-": standard input) up to its first zero byte, which JSON cannot have. The
+ * caller frees *text, which has *n bytes, and may be NULL if that is 0. CST_ENOTFOUND: there is no
+ * such file; CST_EIO. */
 int cst_json_read(char **text, size_t *n, const char *path, struct cst_err *err);
 
 /* Parse the @n bytes of @text. A byte order mark at their beginning is skipped: some editors write

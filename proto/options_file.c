@@ -272,7 +272,7 @@ static int parse(const struct source *source, json_t **out, struct cst_err *err)
 int cst_options_load(const struct cst_option *table, void *base, const char *path,
                      struct cst_options_given *given, json_t **file, struct cst_err *err)
 {
-    struct source source = {.path = path};
+    struct source source = {.path = cst_json_name(path)};
     int rc;
 
     *file = NULL;

@@ -65,8 +65,9 @@ struct cst_value {
 int cst_value_read(const struct cst_value *value, void *base, const char *text,
                    struct cst_err *err);
 
-/* Write "a number from LEAST to MOST", with the exact limits of @value. Returns @out. */
 #define CST_VALUE_RANGE_BYTES 80
+/* Write "a number from LEAST to MOST" for @value, whose kind is that of a number. The limits of
+ * whole numbers are exact. Returns @out. */
 const char *cst_value_range(const struct cst_value *value, char out[CST_VALUE_RANGE_BYTES]);
 
 #endif

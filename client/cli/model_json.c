@@ -398,9 +398,7 @@ int cli_model_read(struct cli_model *out, const char *path, struct cst_err *err)
     }
     rc = cli_model_from_json(out, root, err);
     json_decref(root);
-    return rc == CST_OK
-               ? CST_OK
-               : cst_err_prefix(err, "%s", strcmp(path, "-") == 0 ? "standard input" : path);
+    return rc == CST_OK ? CST_OK : cst_err_prefix(err, "%s", cst_json_name(path));
 }
 
 void cli_model_close(struct cli_model *model)

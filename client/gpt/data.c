@@ -35,6 +35,7 @@ int gpt_data_open(struct gpt_data *data, const char *path, enum gpt_tokens form,
                   size_t context, struct cst_err *err)
 {
     struct stat st;
+    struct gpt_data opened;
     int rc, fd = open(path, O_RDONLY | O_CLOEXEC);
 
     if (fd < 0) {
@@ -55,18 +56,18 @@ int gpt_data_open(struct gpt_data *data, const char *path, enum gpt_tokens form,
                          path, (long long)st.st_size, forms[form].bytes);
         goto err_close;
     }
-    *data = (struct gpt_data){.name = path,
-                              .fd = fd,
-                              .owns_fd = true,
-                              .file_bytes = (uint64_t)st.st_size,
-                              .n_tokens = (size_t)st.st_size / forms[form].bytes,
-                              .form = form,
-                              .vocab = vocab};
-    rc = check_length(data, context, err);
+    opened = (struct gpt_data){.name = path,
+                               .fd = fd,
+                               .owns_fd = true,
+                               .file_bytes = (uint64_t)st.st_size,
+                               .n_tokens = (size_t)st.st_size / forms[form].bytes,
+                               .form = form,
+                               .vocab = vocab};
+    rc = check_length(&opened, context, err);
     if (rc == 0) {
+        *data = opened;
         return 0;
     }
-    data->owns_fd = false;
 err_close:
     close(fd);
     return rc;
@@ -97,6 +98,20 @@ int gpt_data_split(struct gpt_data *data, double percent, size_t context, struct
                              data->name, part->n_tokens, data->n_tokens, context + 1);
 }
 
+/* Set the error of a file that has no byte @offset any more. */
+static int has_ended(const struct gpt_data *data, uint64_t offset, struct cst_err *err)
+{
+    struct stat st;
+
+    if (fstat(data->fd, &st) != 0) {
+        return cst_err_errno(err, CST_EIO, errno, "data file '%s'", data->name);
+    }
+    return cst_err_set(err, CST_EIO,
+                       "data file '%s' has %lld bytes now, and had %" PRIu64
+                       " when it was opened: byte %" PRIu64 " is missing",
+                       data->name, (long long)st.st_size, data->file_bytes, offset);
+}
+
 static int read_bytes(const struct gpt_data *data, uint64_t offset, uint8_t *out, size_t bytes,
                       struct cst_err *err)
 {
@@ -111,10 +126,7 @@ static int read_bytes(const struct gpt_data *data, uint64_t offset, uint8_t *out
                                  data->name, offset + done);
         }
         if (n == 0) {
-            return cst_err_set(err, CST_EIO,
-                               "data file '%s' ends at byte %" PRIu64 " now, and had %" PRIu64
-                               " bytes when it was opened",
-                               data->name, offset + done, data->file_bytes);
+            return has_ended(data, offset + done, err);
         }
         done += (size_t)n;
     }

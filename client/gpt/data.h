@@ -34,7 +34,8 @@ struct gpt_texts {
 
 /* Open the file at @path, which is borrowed. The caller closes @data with gpt_data_close. A
  * sequence and its targets take @context + 1 tokens. Statuses:
- *   - CST_EINVAL: the file has fewer than @context + 1 tokens, or is not a regular file.
+ *   - CST_EINVAL: the file has fewer than @context + 1 tokens or not a whole number of them, or is
+ *     not a regular file.
  *   - CST_EIO: the file cannot be read. */
 int gpt_data_open(struct gpt_data *data, const char *path, enum gpt_tokens form, uint32_t vocab,
                   size_t context, struct cst_err *err);

@@ -18,7 +18,7 @@ int gpt_dump_grads(const char *path, const struct gpt_model *model, struct gpt_s
                    struct cst_err *err);
 
 /* Write the logits of the first sequence of @data, in fp32, to @path. The forward pass uses
- * @weights, a read-only store. CST_EIO, and the statuses of @pass. */
+ * @weights, a read-only store. CST_EIO, and the statuses of @pass and gpt_data_sequence. */
 int gpt_dump_logits(const char *path, struct gpt_pass *pass, struct gpt_store *weights,
                     const struct gpt_data *data, struct cst_err *err);
 

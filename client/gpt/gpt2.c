@@ -190,11 +190,13 @@ int gpt_gpt2_read(const char *dir, struct gpt_gpt2_sizes *out, struct cst_err *e
                  {"vocab_size", &out->vocab}};
     char path[4096];
     json_t *config;
-    int rc = 0;
+    int rc;
 
     (void)snprintf(path, sizeof path, "%s/config.json", dir);
-    if (cst_json_load(&config, path, err) != CST_OK) {
-        return cst_err_prefix(err, "--init");
+    rc = cst_json_load(&config, path, err);
+    if (rc != CST_OK) {
+        (void)cst_err_prefix(err, "--init");
+        return rc;
     }
     for (size_t i = 0; rc == 0 && i < sizeof sizes / sizeof *sizes; i++) {
         rc = read_size(config, path, sizes[i].key, sizes[i].to, err);

@@ -31,7 +31,7 @@ struct gpt_gpt2_sizes {
 };
 
 /* Read config.json in the directory @dir. CST_EINVAL: it is not a model that cistern-gpt computes;
- * the error names the key, or says why it cannot be read. */
+ * the error names the key. CST_ENOTFOUND: there is no such file; CST_EIO: it cannot be read. */
 int gpt_gpt2_read(const char *dir, struct gpt_gpt2_sizes *out, struct cst_err *err);
 
 #endif

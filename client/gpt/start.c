@@ -17,7 +17,7 @@ struct start {
     const struct gpt_options *options;
     const struct gpt_model *model;
     struct gpt_store *store;
-    uint32_t n_passes; /* passes per step */
+    uint32_t n_passes; /* passes per batch */
 };
 
 /* True if tensor @i has its weights already: from the base job, or from the model in --init. */

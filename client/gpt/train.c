@@ -26,7 +26,7 @@ struct train {
     uint32_t rank;                     /* this rank */
     struct gpt_device *device;         /* borrowed; computes the model */
     struct gpt_pass *pass;             /* activations of this rank */
-    uint32_t n_passes;                 /* passes per step */
+    uint32_t n_passes;                 /* passes per batch */
     bool joins;                        /* opens the communicators of pass at each sync */
     struct gpt_progress progress;      /* progress reports */
     struct gpt_checkpoint checkpoint;  /* of rank 0 */

@@ -11,7 +11,7 @@
 /* Compute the mean cross entropy of the sequences of @data, which do not overlap. If there are more
  * than GPT_VALIDATE_SEQUENCES, so many of them are computed, at equal distances. Forward passes use
  * @weights, a read-only store, and need no other rank. The statuses are those of @pass, and
- * CST_EINVAL of gpt_data_sequence. */
+ * those of gpt_data_sequence. */
 int gpt_validate(struct gpt_pass *pass, struct gpt_store *weights, const struct gpt_data *data,
                  double *loss, struct cst_err *err);
 

@@ -156,6 +156,10 @@ if [ "$(id -u)" != 0 ]; then
 fi
 expect 0 - --rates "$tmp/rates.json" --flops 4e10 --on host --json <"$tmp/model.json"
 holds '.model.name == "two" and .rates.device == "host"'
+expect 1 - --rates "$tmp/rates.json" --flops 4e10 <"$tmp"
+complains 'standard input: Is a directory'
+expect 2 --config - <<<'{"model": '
+complains 'standard input:2:0: '
 # Frozen weights have no states: four tensors have weights, and only the three trained ones have master weights.
 holds '.rows.host | .weight == 2 * 4 * 512 * 512 and .master == 4 * 3 * 512 * 512'
 # The weights of an fp32 tensor are its master weights.

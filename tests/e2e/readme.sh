@@ -31,7 +31,7 @@ while read -r dir; do
 done < <(sed -n '/PREFIX/!s/^#define .* "\(.*\)"$/\1/p' dirs.h)
 
 # Other directories than configure's are refused at once.
-for other in prefix=/other libdir=/other; do
+for other in prefix=/other libdir=/other libexecdir=/other pkglibexecdir=/other sysconfdir=/other; do
     ! env -u MAKEFLAGS -u MAKELEVEL make -n install "$other" >"$tmp/install.log" 2>&1 || fail "make install $other is not refused"
     grep -q 'configured for the prefix .* run configure again' "$tmp/install.log" || fail "make install $other: $(cat "$tmp/install.log")"
 done

@@ -246,6 +246,9 @@ START_TEST(tokens_have_a_form)
     ck_assert_uint_eq(data.n_tokens, 3);
     ck_assert_int_eq(gpt_data_sequence(&part, 0, 2, tokens, targets, &err), 0);
     ck_assert(tokens[0] == 0 && tokens[1] == 5 && targets[1] == 0);
+    part.vocab = 5;
+    ck_assert_int_eq(gpt_data_sequence(&part, 0, 2, tokens, targets, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "token 4 is 5, the vocabulary has 5"));
     ck_assert_int_eq(gpt_data_split(&data, 50, 2, &part, &err), CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "1 are for validation and 2 remain"));
     gpt_data_close(&data);
@@ -283,7 +286,12 @@ START_TEST(shortened_data_files_are_told)
     }
     ck_assert_int_eq(gpt_data_sequence(&data, 5000, CONTEXT, tokens, targets, &err), CST_EIO);
     ck_assert_ptr_nonnull(strstr(err.text, path));
-    ck_assert_ptr_nonnull(strstr(err.text, "ends at byte 30000 now, and had 40000 bytes"));
+    ck_assert_ptr_nonnull(strstr(err.text, "has 30000 bytes now, and had 40000 when it was opened: "
+                                           "byte 30000 is missing"));
+    ck_assert_int_eq(gpt_data_sequence(&data, 9000, 2, tokens, targets, &err), 0);
+    ck_assert_int_eq(gpt_data_sequence(&data, 16000, 2, tokens, targets, &err), CST_EIO);
+    ck_assert_ptr_nonnull(strstr(err.text, "has 30000 bytes now, and had 40000 when it was opened: "
+                                           "byte 32000 is missing"));
     gpt_data_close(&data);
 }
 END_TEST

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests the restart of an engine: it is killed at random moments, and the commands that had not
  * completed are issued again to another engine on the same memory. The result must have the bits of
- * an undisturbed run. An engine first completes what another one left incomplete. */
-#include "kernels/math/undo.h"
-#include "tests/lib/engine_proc.h"
+ * an undisturbed run. */
 #include "tests/lib/kill_run.h"
+
 #include "tests/lib/suite.h"
 
 #include <check.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -274,57 +272,6 @@ START_TEST(test_kill)
 }
 END_TEST
 
-/* If an engine left a tile incomplete, no command runs, not even an unrelated one, before the
- * tile's segments are added and the tile is restored. */
-START_TEST(test_whole_before_commands)
-{
-    uint64_t n_elems = 2000000;
-    struct cst_undo_slot *slot;
-    static struct engine_proc proc;
-    struct tiny_job job;
-    uint16_t *grad, before;
-
-    tiny_job_open(&job, 1, &n_elems, 2, 5);
-    grad = (uint16_t *)(void *)((char *)job.base[TINY_ARENA] +
-                                tiny_job_row(&job, 0, CST_ROW_GRAD).offset);
-    slot = job.base[TINY_UNDO];
-    before = grad[0];
-    *slot = (struct cst_undo_slot){.kind = CST_UNDO_REDUCE,
-                                   .table = job.ids[TINY_TABLE],
-                                   .mark = 3,
-                                   .n_elems = 1,
-                                   .grads.bf16 = {before}};
-    slot->grad_held = 1;
-    grad[0] = (uint16_t)~before;
-    engine_proc_open(&proc, 2, 2, job.ids[TINY_UNDO], job.fds[TINY_UNDO], job.bytes[TINY_UNDO]);
-    engine_proc_must_add(&proc, job.ids[TINY_TABLE], job.fds[TINY_TABLE], job.bytes[TINY_TABLE]);
-    engine_proc_must_add(&proc, job.ids[TINY_POOL], job.fds[TINY_POOL], job.bytes[TINY_POOL]);
-    ck_assert_int_eq(kill(proc.pid, SIGSTOP), 0);
-    {
-        Engine__SegmentAdd add = ENGINE__SEGMENT_ADD__INIT;
-        const struct engine_command fill = {.kind = ENGINE__COMMAND_KIND__FILL,
-                                            .ticket = 1,
-                                            .dst = {{.segment = job.ids[TINY_POOL]}},
-                                            .n_dst = 1,
-                                            .bytes = 100};
-
-        add.id = job.ids[TINY_ARENA];
-        add.bytes = job.bytes[TINY_ARENA];
-        add.has_populate = add.populate = 1;
-        (void)engine_proc_send(&proc, ENGINE__MSG_TYPE__ENGINE_SEGMENT_ADD, &add.base,
-                               job.fds[TINY_ARENA]);
-        engine_proc_submit(&proc, &fill, 1);
-    }
-    ck_assert_int_eq(kill(proc.pid, SIGCONT), 0);
-    ck_assert_int_eq(engine_proc_wait(&proc, 1)->status, CST_OK);
-    ck_assert_uint_eq(proc.progress_bytes, job.bytes[TINY_ARENA]);
-    ck_assert_uint_eq(grad[0], before);
-    ck_assert(!cst_undo_holds(slot));
-    ck_assert_int_eq(engine_proc_close(&proc), 0);
-    tiny_job_close(&job);
-}
-END_TEST
-
 int main(void)
 {
     Suite *suite = suite_create("engine_kill");
@@ -332,6 +279,5 @@ int main(void)
 
     tcase_set_timeout(tcase, 600);
     tcase_add_loop_test(tcase, test_kill, 0, N_KINDS);
-    tcase_add_test(tcase, test_whole_before_commands);
     return suite_run(suite);
 }

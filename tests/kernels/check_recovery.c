@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of kernels/engine/recovery: undo slots that a dead engine left in use. */
 #include "kernels/engine/recovery.h"
+#include "tests/lib/engine_proc.h"
 #include "tests/lib/suite.h"
 #include "tests/lib/tiny_job.h"
 
 #include <check.h>
+#include <signal.h>
 #include <string.h>
 
 #define TILE 1 /* the second tile of chunk 0 */
@@ -154,6 +156,59 @@ START_TEST(test_forget)
 }
 END_TEST
 
+/* If an engine left a tile incomplete, no command runs, not even an unrelated one, before the
+ * tile's segments are added and the tile is restored. */
+START_TEST(test_commands_wait)
+{
+    uint64_t n_elems = 2000000;
+    struct cst_undo_slot *held;
+    static struct engine_proc proc;
+    struct tiny_job other;
+    uint16_t *first, before;
+
+    tiny_job_open(&other, 1, &n_elems, 2, 5);
+    first = (uint16_t *)(void *)((char *)other.base[TINY_ARENA] +
+                                 tiny_job_row(&other, 0, CST_ROW_GRAD).offset);
+    held = other.base[TINY_UNDO];
+    before = first[0];
+    *held = (struct cst_undo_slot){.kind = CST_UNDO_REDUCE,
+                                   .table = other.ids[TINY_TABLE],
+                                   .mark = 3,
+                                   .n_elems = 1,
+                                   .grads.bf16 = {before}};
+    held->grad_held = 1;
+    first[0] = (uint16_t)~before;
+    engine_proc_open(&proc, 2, 2, other.ids[TINY_UNDO], other.fds[TINY_UNDO],
+                     other.bytes[TINY_UNDO]);
+    engine_proc_must_add(&proc, other.ids[TINY_TABLE], other.fds[TINY_TABLE],
+                         other.bytes[TINY_TABLE]);
+    engine_proc_must_add(&proc, other.ids[TINY_POOL], other.fds[TINY_POOL], other.bytes[TINY_POOL]);
+    ck_assert_int_eq(kill(proc.pid, SIGSTOP), 0);
+    {
+        Engine__SegmentAdd add = ENGINE__SEGMENT_ADD__INIT;
+        const struct engine_command fill = {.kind = ENGINE__COMMAND_KIND__FILL,
+                                            .ticket = 1,
+                                            .dst = {{.segment = other.ids[TINY_POOL]}},
+                                            .n_dst = 1,
+                                            .bytes = 100};
+
+        add.id = other.ids[TINY_ARENA];
+        add.bytes = other.bytes[TINY_ARENA];
+        add.has_populate = add.populate = 1;
+        (void)engine_proc_send(&proc, ENGINE__MSG_TYPE__ENGINE_SEGMENT_ADD, &add.base,
+                               other.fds[TINY_ARENA]);
+        engine_proc_submit(&proc, &fill, 1);
+    }
+    ck_assert_int_eq(kill(proc.pid, SIGCONT), 0);
+    ck_assert_int_eq(engine_proc_wait(&proc, 1)->status, CST_OK);
+    ck_assert_uint_eq(proc.progress_bytes, other.bytes[TINY_ARENA]);
+    ck_assert_uint_eq(first[0], before);
+    ck_assert(!cst_undo_holds(held));
+    ck_assert_int_eq(engine_proc_close(&proc), 0);
+    tiny_job_close(&other);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("recovery");
@@ -163,5 +218,7 @@ int main(void)
     tcase_add_test(tcase, test_whole);
     tcase_add_loop_test(tcase, test_wrong, 0, 5);
     tcase_add_test(tcase, test_forget);
+    tcase = suite_case(suite, "engine", NULL, NULL);
+    tcase_add_test(tcase, test_commands_wait);
     return suite_run(suite);
 }

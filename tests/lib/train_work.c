@@ -105,7 +105,6 @@ void train_work_close(struct train_work *w)
     struct train_losses *losses = w->losses;
 
     w->streams->close(w->stream);
-
     while (w->tasks != NULL) {
         struct train_task *older = w->tasks->older;
 

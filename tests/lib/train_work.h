@@ -12,7 +12,7 @@ struct train_task;
 
 struct train_work {
     const struct train_stream_kind *streams; /* the kind of @stream */
-    struct train_stream *stream;             /* NULL: the work is done at once */
+    struct train_stream *stream;             /* NULL: done at once. train_work_close closes it */
     const struct train_model *model;         /* borrowed */
     uint32_t rank;
     struct train_bad bad;        /* a gradient that is not finite */
@@ -22,17 +22,18 @@ struct train_work {
 };
 
 /* Begin the work of a step. Work of an abandoned step may still add to that step's losses, which
- * stay until the stream is closed. CST_ENOMEM. */
+ * stay until the stream is closed. Does nothing without a stream. CST_ENOMEM. */
 int train_work_begin(struct train_work *work, struct cst_err *err);
 
 /* Compute operator @op with the tensors @io, or enqueue that. *loss is increased by the loss of a
- * forward that is done at once. */
+ * forward that is done at once. CST_ENOMEM, and those of the stream's run. */
 int train_work_compute(struct train_work *work, int op, bool backward, uint64_t number,
                        const struct cst_io *io, double *loss, struct cst_err *err);
 
 /* Wait for the forwards in a stream, and store the sum of their losses in *loss. Backwards may be
  * under way when the step is requested. A stream that has failed does not reach the forwards: then
- * the status is that of its check. */
+ * the status is that of its check, and *loss has what was computed. Does nothing without a
+ * stream. */
 int train_work_end(struct train_work *work, double *loss, struct cst_err *err);
 
 /* Close the stream, which is not NULL, and free the work. */
