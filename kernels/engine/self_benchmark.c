@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/engine/self_benchmark.h"
 
+#include "kernels/engine/populate.h"
 #include "proto/clock.h"
 
 #include <errno.h>
@@ -242,9 +243,7 @@ double cste_self_benchmark_rate(struct cste_self_benchmark *b,
 
 /* -- memory --------------------------------------------------------------------------------- */
 
-/* A task that touches all pages by writing to them, because the device may leave populating to
- * another engine. Pages are allocated first: a page that could not be allocated would cause a
- * signal. */
+/* A task that populates the memory, because the device may leave that to another engine. */
 struct touch {
     struct cste_task task;
     struct cste_self_benchmark_memory *memory;
@@ -257,12 +256,12 @@ static void touch_piece(struct cste_task *task, uint64_t piece, unsigned thread)
     struct cste_mem *mem = &touch->memory->mem;
     uint64_t at = piece * TOUCH_BYTES, left = mem->bytes - at;
     uint64_t bytes = left < TOUCH_BYTES ? left : TOUCH_BYTES;
+    int errnum;
 
     (void)thread;
-    if (fallocate(touch->memory->fd, 0, (off_t)at, (off_t)bytes) != 0) {
-        atomic_store(&touch->failed, errno);
-    } else {
-        memset((char *)mem->base + at, 0, bytes);
+    errnum = cste_populate(touch->memory->fd, mem->base, at, bytes);
+    if (errnum != 0) {
+        atomic_store(&touch->failed, errnum);
     }
 }
 

@@ -1,26 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/host/host.h"
 
+#include "kernels/engine/populate.h"
 #include "kernels/engine/thread_pool.h"
 #include "kernels/host/convert.h"
 #include "proto/clock.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23 /* Added in Linux 5.14. */
-#endif
 
 struct host {
     const struct cst_kernels *kernels; /* The best kernels for this processor. */
     const struct cste_cpus *cpus;      /* Processors of the engine; borrowed. */
-    size_t page_bytes;                 /* Page size of the system. */
     /* Memory for products, one for each thread of the team; NULL: the thread has made none. */
     struct cst_product_space **spaces;
     unsigned n_spaces;
@@ -37,7 +31,6 @@ static int host_open(void **state, const struct cste_device_spec *spec,
     }
     *host = (struct host){.kernels = cst_kernels_get(NULL),
                           .cpus = spec->cpus,
-                          .page_bytes = (size_t)sysconf(_SC_PAGESIZE),
                           .spaces = calloc(spec->n_team, sizeof *host->spaces),
                           .n_spaces = spec->n_team};
     if (host->spaces == NULL) {
@@ -102,39 +95,15 @@ static void host_unmap(void *state, struct cste_mem *mem)
     (void)munmap(mem->base, mem->bytes);
 }
 
-/* Write to each page without changing it. Used where the kernel lacks MADV_POPULATE_WRITE. */
-static void touch(char *at, uint64_t bytes, size_t page_bytes)
-{
-    for (uint64_t i = 0; i < bytes; i += page_bytes) {
-        (void)__atomic_fetch_or(at + i, 0, __ATOMIC_RELAXED);
-    }
-}
-
 static int host_populate(void *state, int fd, void *base, uint64_t offset, uint64_t bytes,
                          struct cst_err *err)
 {
-    const struct host *host = state;
-    uint64_t start = offset - offset % host->page_bytes;
-    char *at = (char *)base + start;
+    const int errnum = cste_populate(fd, base, offset, bytes);
 
-    bytes += offset - start;
-    /* Pages are allocated first. A lack of memory is then a status and not a signal at the first
-     * touch. */
-    if (fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)start, (off_t)bytes) != 0) {
-        int status = errno == ENOSPC || errno == ENOMEM ? CST_ENOMEM : CST_EIO;
-
-        return cst_err_errno(err, status, errno, "backing %" PRIu64 " bytes at %" PRIu64, bytes,
-                             start);
-    }
-    if (madvise(at, bytes, MADV_POPULATE_WRITE) != 0) {
-        if (errno == ENOMEM || errno == EFAULT || errno == EHWPOISON) {
-            return cst_err_errno(err, CST_ENOMEM, errno, "touching %" PRIu64 " bytes at %" PRIu64,
-                                 bytes, start);
-        }
-        /* Other errors mean that the kernel lacks MADV_POPULATE_WRITE. */
-        touch(at, bytes, host->page_bytes);
-    }
-    return CST_OK;
+    (void)state;
+    return errnum == 0 ? CST_OK
+                       : cst_err_errno(err, CST_ENOMEM, errnum,
+                                       "backing %" PRIu64 " bytes at %" PRIu64, bytes, offset);
 }
 
 static int host_lock(void *state, const struct cste_mem *mem, struct cst_err *err)

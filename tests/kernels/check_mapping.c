@@ -3,14 +3,19 @@
  * topologies, and of the checks in kernels/engine/device. */
 #include "kernels/host/host.h"
 #include "kernels/engine/mapping.h"
+#include "kernels/engine/populate.h"
 #include "tests/lib/engine_proc.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define N_PIECES 6
 #define BYTES (N_PIECES * (uint64_t)CSTE_MAPPING_PIECE - 100)
@@ -242,6 +247,65 @@ static void open_machine(const char *synthetic, unsigned node)
     ck_assert_int_eq(cste_cpus_open(&cpus, node, &err), CST_OK);
 }
 
+/* Pages are allocated, the content is kept, and a page that cannot be allocated is an error and no
+ * signal: here one behind the end of the file. */
+START_TEST(test_populate)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    unsigned char resident[4];
+    char *base;
+    int fd = engine_proc_memfd(3 * page, NULL);
+
+    base = mmap(NULL, 4 * page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    ck_assert_ptr_ne(base, MAP_FAILED);
+    base[page + 5] = 7;
+    ck_assert_int_eq(cste_populate(fd, base, page + 3, page), 0);
+    ck_assert_int_eq(mincore(base, 3 * page, resident), 0);
+    ck_assert((resident[1] & 1) == 1 && (resident[2] & 1) == 1);
+    ck_assert_int_eq(base[page + 5], 7);
+    ck_assert_int_eq(cste_populate(fd, base, 2 * page, 2 * page), EFAULT);
+    (void)munmap(base, 4 * page);
+    (void)close(fd);
+}
+END_TEST
+
+/* Returns whether the system gives large pages to shared memory that is advised to have them. */
+static bool has_large_pages(void)
+{
+    char line[128] = "";
+    FILE *f = fopen("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "re");
+
+    if (f != NULL) {
+        (void)fgets(line, sizeof line, f);
+        (void)fclose(f);
+    }
+    return strstr(line, "[advise]") != NULL || strstr(line, "[always]") != NULL;
+}
+
+/* Where the system allows it, memory of the host's engine has large pages. A page is large if it
+ * takes its neighbours with it into memory. */
+START_TEST(test_large_pages)
+{
+    const size_t large = 2 << 20, page = (size_t)sysconf(_SC_PAGESIZE);
+    struct cste_mem mem = {.bytes = 2 * large};
+    unsigned char resident = 0;
+    struct cst_err note, err;
+    int fd = engine_proc_memfd(mem.bytes, NULL);
+    void *state = NULL;
+
+    if (!has_large_pages() || page != 4096) {
+        (void)close(fd);
+        return;
+    }
+    ck_assert_int_eq(cste_host_ops.map(state, fd, -1, &mem, &note, &err), CST_OK);
+    ck_assert_int_eq(cste_host_ops.populate(state, fd, mem.base, 0, page, &err), CST_OK);
+    ck_assert_int_eq(mincore((char *)mem.base + large - page, page, &resident), 0);
+    ck_assert_int_eq(resident & 1, 1);
+    cste_host_ops.unmap(state, &mem);
+    (void)close(fd);
+}
+END_TEST
+
 /* A node's cores are used, without hyperthreads and without other nodes' cores. */
 START_TEST(test_node)
 {
@@ -289,6 +353,8 @@ int main(void)
     tcase_add_test(tcase, test_cancel);
     tcase_add_test(tcase, test_wrappers);
     tcase_add_test(tcase, test_memory_of_a_device);
+    tcase_add_test(tcase, test_populate);
+    tcase_add_test(tcase, test_large_pages);
     tcase_add_test(machines, test_node);
     tcase_add_test(machines, test_absent_node);
     tcase_add_test(machines, test_no_cores);

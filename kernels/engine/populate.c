@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/engine/populate.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Added in Linux 5.14. */
+#endif
+
+/* Write to each page without changing it. */
+static void touch(char *at, uint64_t bytes, size_t page_bytes)
+{
+    for (uint64_t i = 0; i < bytes; i += page_bytes) {
+        (void)__atomic_fetch_or(at + i, 0, __ATOMIC_RELAXED);
+    }
+}
+
+int cste_populate(int fd, void *base, uint64_t offset, uint64_t bytes)
+{
+    const size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+    const uint64_t start = offset - offset % page_bytes;
+    char *at = (char *)base + start;
+
+    bytes += offset - start;
+    if (madvise(at, bytes, MADV_POPULATE_WRITE) == 0) {
+        return 0;
+    }
+    if (errno == ENOMEM || errno == EFAULT || errno == EHWPOISON) {
+        return errno;
+    }
+    /* Other errors mean that the kernel lacks MADV_POPULATE_WRITE. Pages are then allocated before
+     * they are touched, so that a lack of memory is no signal. They are small, because fallocate
+     * does not know the advice that the mapping has. */
+    if (fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)start, (off_t)bytes) != 0) {
+        return errno;
+    }
+    touch(at, bytes, page_bytes);
+    return 0;
+}
