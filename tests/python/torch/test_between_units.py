@@ -157,6 +157,63 @@ class Dataclasses(Case):
 
         self.compare(run, lambda out: out.h + out.other.h.sum())
 
+    def test_one_that_the_module_keeps_is_that_of_the_caller(self) -> None:
+        """Also if a tensor in it is replaced: an input that is returned, and a view of several outputs."""
+
+        def run(unit: Any, x: torch.Tensor) -> Any:
+            unit.kept = Out(unit.linear(x).chunk(1)[0], x)
+            return unit.kept, unit.kept
+
+        class Keeps(Model):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                for layer in self.layers:
+                    first, second = layer(x)
+                    first.h = first.h * 3
+                    layer.kept.other = layer.kept.other * 2
+                    x = second.h + layer.kept.h + first.other
+                return x
+
+        twin, store = self.twins(lambda: Keeps(run, lambda out: out))
+        self.compare_steps(twin, store, loss=square)
+
+    def test_circles_of_several(self) -> None:
+        def run(unit: Any, x: torch.Tensor) -> Any:
+            out = Out(unit.linear(x).chunk(1)[0])
+            out.other = [Out(out.h * 2, out), out]
+            return out
+
+        def get(out: Any) -> Any:
+            self.assertIs(out.other[0].other, out)
+            return out.other[1].h + out.other[0].h
+
+        self.compare(run, get)
+
+    def test_a_module_that_is_interrupted_gives_them_back(self) -> None:
+        class Interrupts(Model):
+            given: Any = None
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                self.given = Out(self.layers[0](x))
+                return self.layers[1](self.given)
+
+        interrupts = True
+
+        def run(unit: Any, given: Any) -> Any:
+            if not isinstance(given, Out):
+                return unit.linear(given)
+            if interrupts:
+                raise KeyboardInterrupt
+            return unit.linear(given.h)
+
+        _, store = self.twins(lambda: Interrupts(run, lambda out: out))
+        x = torch.ones(2, 4, dtype=torch.bfloat16, device=DEVICE)
+        with self.assertRaises(KeyboardInterrupt):
+            store.model(x)
+        kept = store.model.given
+        interrupts = False
+        store.model(x)
+        self.assertEqual(type(kept.h.grad_fn).__name__, "LeaveBackward")
+
     def test_other_classes_are_named(self) -> None:
         for make, kind in ((Own, "Own"), (lambda y: types.SimpleNamespace(h=y), "SimpleNamespace")):
 

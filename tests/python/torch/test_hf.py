@@ -542,6 +542,14 @@ class LoadingStates(TorchCase):
             self.assertTrue(torch.equal(store.model.state_dict()[name], value), name)
         self.compare_steps(twin, store)
 
+    def test_a_load_that_has_failed_is_not_counted(self) -> None:
+        _, store = self.twins(models.qwen2)
+        state = store.model.state_dict() | {"model.norm.weight": torch.empty(32, device="meta")}
+        with self.assertRaises(NotImplementedError):
+            store.model.load_state_dict(state)
+        with self.assertRaisesRegex(RuntimeError, "Missing key"):
+            store.model.load_state_dict({})
+
     def test_a_state_that_accelerate_saves_has_the_weights(self) -> None:
         _, store = self.twins(models.qwen2)
         accelerator = accelerate.Accelerator(cpu=True)

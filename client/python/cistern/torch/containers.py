@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from operator import is_
 from typing import Any
 
@@ -37,7 +37,9 @@ class Given:
         self._args = args
         self._kwargs = kwargs
         self.tensors: list[torch.Tensor] = []  #: In the arguments, at any depth.
-        self._containers: list[Any] = []  # The lists, dictionaries and dataclasses in them.
+        self._containers: dict[
+            int, Any
+        ] = {}  # The lists, dictionaries and dataclasses in them, by their ids.
         self._own: dict[int, torch.Tensor] = {}  # By the ids of what stands in their places.
         for value in (*args, *kwargs.values()):
             _look_into(value, self.tensors, self._containers)
@@ -48,14 +50,14 @@ class Given:
         self._stand_ins = [new.get(id(t), t) for t in self.tensors]
         if self._containers:
             self._own = {id(new[id(t)]): t for t in self.tensors if id(t) in new}
-            _replace_in(self._containers, new)
+            _replace_in(self._containers.values(), new)
         kwargs = {name: _exchanged(value, new) for name, value in self._kwargs.items()}
         return _exchanged(self._args, new), kwargs
 
     def restore(self) -> None:
         """Give the lists, dictionaries and dataclasses their own tensors back, when the module has ended."""
         if self._containers:
-            _replace_in(self._containers, self._own)
+            _replace_in(self._containers.values(), self._own)
 
     def changed(self, entered: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the tensors that the module has changed in place, each with what stood in for it.
@@ -75,15 +77,15 @@ class Given:
         if not self._containers:
             return []
         tensors: list[torch.Tensor] = []
-        before, self._containers = self._containers, []
-        for container in before:
+        before, self._containers = self._containers, {}
+        for container in before.values():
             _look_into(container, tensors, self._containers)
         known = set(map(id, self.tensors))
         return distinct_needing_grad(t for t in tensors if id(t) not in known)
 
     def replace_added(self, new: dict[int, torch.Tensor]) -> None:
         """Put the tensors of ``new`` into the containers, for those whose ids are its keys."""
-        _replace_in(self._containers, new)
+        _replace_in(self._containers.values(), new)
 
 
 def distinct_needing_grad(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -98,10 +100,15 @@ def needing_grad(value: Any) -> list[torch.Tensor]:
     return distinct_needing_grad(_tensors(value))
 
 
-def unseen(value: Any) -> list[type]:
-    """Return classes of objects in ``value`` that can have tensors, which are not found there."""
-    if isinstance(value, (torch.Tensor, *_WITHOUT_TENSORS)):
+def unseen(value: Any, known: set[int] | None = None) -> list[type]:
+    """Return classes of objects in ``value`` that can have tensors, which are not found there.
+
+    ``known`` are the ids of what need not be looked into again.
+    """
+    known = set() if known is None else known
+    if isinstance(value, (torch.Tensor, *_WITHOUT_TENSORS)) or id(value) in known:
         return []
+    known.add(id(value))
     found: list[type] = []
     items: Iterable[Any]
     if isinstance(value, (tuple, list)):
@@ -109,11 +116,11 @@ def unseen(value: Any) -> list[type]:
     elif isinstance(value, dict):
         items = value.values()
     elif _fields_of(type(value)):
-        items = [item for _, item in _fields(value) if item is not value]
+        items = [item for _, item in _fields(value)]
     else:
         return [type(value)]
     for item in items:
-        found += unseen(item)
+        found += unseen(item, known)
     return found
 
 
@@ -136,52 +143,72 @@ def copies_in(value: Any) -> dict[int, torch.Tensor]:
     return copies_of_lent(_tensors(value))
 
 
-def replaced(value: Any, new: dict[int, torch.Tensor], around: tuple[Any, ...] = ()) -> Any:
+def replaced(value: Any, new: dict[int, torch.Tensor], copies: bool = False) -> Any:
     """Return ``value`` with the tensors of ``new`` in place of those whose ids are its keys.
 
-    Lists, dictionaries and dataclasses in which something is replaced are new, because their owner can
-    go on to use them. Dictionaries of a subclass, such as the output of a model, are changed in place:
-    they can have attributes. ``around`` are the dataclasses that ``value`` is in: a circle of them ends
-    with the old one.
+    Lists and dictionaries in which something is replaced are new, because their owner can go on to use
+    them. Dictionaries of a subclass, such as the output of a model, and dataclasses are changed in place:
+    they are what the module may keep. If ``new`` has ``copies`` of parameters, dataclasses are new, too,
+    because their owner goes on to use the parameters. What ``value`` has several times is replaced by
+    one thing.
     """
-    if isinstance(value, tuple):
-        return _like(value, [replaced(item, new, around) for item in value])
-    if isinstance(value, list):
-        items = [replaced(item, new, around) for item in value]
+    return _Replacing(new, copies).of(value)
+
+
+class _Replacing:
+    """A call of ``replaced``."""
+
+    def __init__(self, new: dict[int, torch.Tensor], copies: bool) -> None:
+        self.new = new
+        self.copies = copies
+        self.done: dict[int, tuple[Any, Any]] = {}  # What stands for each container, by its id.
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.new.get(id(value), value)
+        if isinstance(value, tuple):
+            return _like(value, [self.of(item) for item in value])
+        if id(value) in self.done:
+            return self.done[id(value)][1]
+        made: Callable[[Any], Any]
+        if isinstance(value, list):
+            made = self._of_list
+        elif isinstance(value, dict):
+            made = self._of_dict
+        elif _fields_of(type(value)):
+            made = self._of_fields
+        else:
+            return value
+        self.done[id(value)] = value, value  # A circle ends here.
+        result = made(value)
+        self.done[id(value)] = value, result
+        return result
+
+    def _of_list(self, value: list[Any]) -> list[Any]:
+        items = [self.of(item) for item in value]
         return value if _are_same(value, items) else items
-    if isinstance(value, dict):
-        return _replaced_in_dict(value, new, around)
-    if _fields_of(type(value)):
-        return _replaced_in_fields(value, new, around)
-    return new.get(id(value), value)
 
-
-def _replaced_in_dict(
-    value: dict[Any, Any], new: dict[int, torch.Tensor], around: tuple[Any, ...]
-) -> dict[Any, Any]:
-    items = {key: replaced(item, new, around) for key, item in value.items()}
-    if _are_same(value.values(), items.values()):
+    def _of_dict(self, value: dict[Any, Any]) -> dict[Any, Any]:
+        items = {key: self.of(item) for key, item in value.items()}
+        if _are_same(value.values(), items.values()):
+            return value
+        if type(value) is dict:
+            return items
+        for key, item in items.items():
+            if item is not value[key]:
+                value[key] = item
         return value
-    if type(value) is dict:
-        return items
-    for key, item in items.items():
-        if item is not value[key]:
-            value[key] = item
-    return value
 
-
-def _replaced_in_fields(value: Any, new: dict[int, torch.Tensor], around: tuple[Any, ...]) -> Any:
-    """Return a dataclass with the tensors of ``new``. Its ``__init__`` is not run again."""
-    if any(value is other for other in around):
-        return value
-    items = {name: replaced(item, new, (*around, value)) for name, item in _fields(value)}
-    changed = {name: item for name, item in items.items() if item is not getattr(value, name)}
-    if not changed:
-        return value
-    other = copy.copy(value)
-    for name, item in changed.items():
-        object.__setattr__(other, name, item)
-    return other
+    def _of_fields(self, value: Any) -> Any:
+        """Change a dataclass, or a copy of it. Its ``__init__`` is not run again."""
+        items = {name: (item, self.of(item)) for name, item in _fields(value)}
+        changed = {name: item for name, (old, item) in items.items() if item is not old}
+        if not changed:
+            return value
+        result = copy.copy(value) if self.copies else value
+        for name, item in changed.items():
+            object.__setattr__(result, name, item)
+        return result
 
 
 def _exchanged(value: Any, new: dict[int, torch.Tensor]) -> Any:
@@ -193,7 +220,7 @@ def _exchanged(value: Any, new: dict[int, torch.Tensor]) -> Any:
     return value
 
 
-def _replace_in(containers: list[Any], new: dict[int, torch.Tensor]) -> None:
+def _replace_in(containers: Iterable[Any], new: dict[int, torch.Tensor]) -> None:
     """Put the tensors of ``new`` into lists, dictionaries and dataclasses, in place."""
     for container in containers:
         if isinstance(container, list):
@@ -213,10 +240,14 @@ def _replace_in(containers: list[Any], new: dict[int, torch.Tensor]) -> None:
 
 
 def _find_fields(kind: type) -> tuple[str, ...]:
-    """Return the fields of a dataclass; none: it is no dataclass, or a module, which gives no tensors."""
+    """Return the fields of a dataclass; none: it is no dataclass, or a module, which gives no tensors.
+
+    Properties are not among them: what they return need not be what they keep.
+    """
     if not dataclasses.is_dataclass(kind) or issubclass(kind, nn.Module):
         return ()
-    return tuple(field.name for field in dataclasses.fields(kind))
+    names = [field.name for field in dataclasses.fields(kind)]
+    return tuple(name for name in names if not isinstance(getattr(kind, name, None), property))
 
 
 _fields_of: Any = functools.lru_cache(maxsize=1024)(_find_fields)
@@ -244,28 +275,28 @@ def _are_same(some: Iterable[Any], others: Iterable[Any]) -> bool:
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
-    _look_into(value, found, [])
+    _look_into(value, found, {})
     return found
 
 
-def _look_into(value: Any, tensors: list[torch.Tensor], containers: list[Any]) -> None:
+def _look_into(value: Any, tensors: list[torch.Tensor], containers: dict[int, Any]) -> None:
     """Add what is in ``value`` to ``tensors``, and what can be changed in place to ``containers``."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
+    elif value is None or id(value) in containers:
+        pass
     elif isinstance(value, tuple):
         for item in value:
             _look_into(item, tensors, containers)
     elif isinstance(value, list):
-        containers.append(value)
+        containers[id(value)] = value
         for item in value:
             _look_into(item, tensors, containers)
     elif isinstance(value, dict):
-        containers.append(value)
+        containers[id(value)] = value
         for item in value.values():
             _look_into(item, tensors, containers)
-    elif value is None:
-        pass
-    elif _fields_of(type(value)) and not any(value is known for known in containers):
-        containers.append(value)
+    elif _fields_of(type(value)):
+        containers[id(value)] = value
         for _, item in _fields(value):
             _look_into(item, tensors, containers)

@@ -157,10 +157,24 @@ class Runner:
         """Forget the whole attempt at a step, without a call of the job."""
         self.operators.forget(self.units)
         self._tasks.clear()
-        for uses in self._uses.values():
-            uses.running.clear()
+        self._forget_runs()
         self.forget_gradients()
         self._forget_uses()
+
+    def close_all(self) -> None:
+        """Close the units that an exception such as KeyboardInterrupt, of which torch did not tell, left open."""
+        if self.operators.n_open > 0:
+            self._forget_runs()
+        self.operators.close_all()
+
+    def _forget_runs(self) -> None:
+        """Give callers their own tensors back in what was given to modules that have not ended."""
+        runs = [ran for uses in self._uses.values() for ran in uses.running if ran is not None]
+        for _ in runs:  # Each round restores the innermost of those that are left.
+            for ran in runs:
+                ran.given.restore()
+        for uses in self._uses.values():
+            uses.running.clear()
 
     def _forget_uses(self) -> None:
         """Expect no backward pass of a forward pass until now."""
@@ -233,7 +247,7 @@ class Runner:
             if output is not None:
                 raise
         if copies:
-            output = replaced(output, copies)
+            output = replaced(output, copies, copies=True)
         if not torch.is_grad_enabled():
             return output
         return self._leave(ran, output)

@@ -57,6 +57,7 @@ def _take(
     errors: list[str],
 ) -> None:
     """Write the weights of ``state_dict`` to the store, so that torch finds none to copy."""
+    loaded.clear()  # An earlier load may have raised.
     store.sync()  # An evaluation may have begun the step.
     taken: dict[Tensor, torch.Tensor] = {}
     for name, tensor in _names(store, model):

@@ -182,7 +182,7 @@ class Store:
         self._settle()
         self._remember_random_state()
         if not self._runner.broken:
-            self._runner.operators.close_all()
+            self._runner.close_all()
         self._forward_pass.begins(self._runner.operators.has_gradients)
         if self._forward_pass.was_interrupted and torch.is_grad_enabled():
             self._refuse_mixed_gradients()
@@ -327,7 +327,7 @@ class Store:
             )
         if self._must_sync:
             raise RuntimeError("cistern: this step was given up: call Store.sync, and do it again")
-        self._runner.operators.close_all()
+        self._runner.close_all()
         self._runner.deliver_last()
         if self.job.world == 1 and not self._runner.operators.has_gradients:
             raise RuntimeError(
