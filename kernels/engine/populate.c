@@ -24,20 +24,21 @@ int cste_populate(int fd, void *base, uint64_t offset, uint64_t bytes)
     const size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
     const uint64_t start = offset - offset % page_bytes;
     char *at = (char *)base + start;
+    int errnum;
 
     bytes += offset - start;
-    if (madvise(at, bytes, MADV_POPULATE_WRITE) == 0) {
-        return 0;
+    errnum = madvise(at, bytes, MADV_POPULATE_WRITE) == 0 ? 0 : errno;
+    if (errnum == ENOMEM || errnum == EFAULT || errnum == EHWPOISON) {
+        return errnum;
     }
-    if (errno == ENOMEM || errno == EFAULT || errno == EHWPOISON) {
-        return errno;
-    }
-    /* Other errors mean that the kernel lacks MADV_POPULATE_WRITE. Pages are then allocated before
-     * they are touched, so that a lack of memory is no signal. They are small, because fallocate
-     * does not know the advice that the mapping has. */
+    /* Other errors mean that the kernel lacks MADV_POPULATE_WRITE, and emulators ignore it. What is
+     * not there is allocated before it is touched, so that a lack of memory is no signal. Such
+     * pages are small, because fallocate does not know the advice that the mapping has. */
     if (fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)start, (off_t)bytes) != 0) {
         return errno;
     }
-    touch(at, bytes, page_bytes);
+    if (errnum != 0) {
+        touch(at, bytes, page_bytes);
+    }
     return 0;
 }

@@ -8,7 +8,6 @@
 #include "tests/lib/suite.h"
 
 #include <check.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
@@ -263,7 +262,7 @@ START_TEST(test_populate)
     ck_assert_int_eq(mincore(base, 3 * page, resident), 0);
     ck_assert((resident[1] & 1) == 1 && (resident[2] & 1) == 1);
     ck_assert_int_eq(base[page + 5], 7);
-    ck_assert_int_eq(cste_populate(fd, base, 2 * page, 2 * page), EFAULT);
+    ck_assert_int_ne(cste_populate(fd, base, 2 * page, 2 * page), 0);
     (void)munmap(base, 4 * page);
     (void)close(fd);
 }
