@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define N_PIECES 6
@@ -251,7 +252,7 @@ static void open_machine(const char *synthetic, unsigned node)
 START_TEST(test_populate)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    unsigned char resident[4];
+    struct stat st;
     char *base;
     int fd = engine_proc_memfd(3 * page, NULL);
 
@@ -259,8 +260,8 @@ START_TEST(test_populate)
     ck_assert_ptr_ne(base, MAP_FAILED);
     base[page + 5] = 7;
     ck_assert_int_eq(cste_populate(fd, base, page + 3, page), 0);
-    ck_assert_int_eq(mincore(base, 3 * page, resident), 0);
-    ck_assert((resident[1] & 1) == 1 && (resident[2] & 1) == 1);
+    ck_assert_int_eq(fstat(fd, &st), 0);
+    ck_assert_uint_ge((uint64_t)st.st_blocks * 512, 2 * page);
     ck_assert_int_eq(base[page + 5], 7);
     ck_assert_int_ne(cste_populate(fd, base, 2 * page, 2 * page), 0);
     (void)munmap(base, 4 * page);
@@ -281,14 +282,14 @@ static bool has_large_pages(void)
     return strstr(line, "[advise]") != NULL || strstr(line, "[always]") != NULL;
 }
 
-/* Where the system allows it, memory of the host's engine has large pages. A page is large if it
- * takes its neighbours with it into memory. */
+/* Where the system allows it, memory of the host's engine has large pages: a whole one is allocated
+ * for the first bytes of it. */
 START_TEST(test_large_pages)
 {
     const size_t large = 2 << 20, page = (size_t)sysconf(_SC_PAGESIZE);
     struct cste_mem mem = {.bytes = 2 * large};
-    unsigned char resident = 0;
     struct cst_err note, err;
+    struct stat st;
     int fd = engine_proc_memfd(mem.bytes, NULL);
     void *state = NULL;
 
@@ -298,8 +299,8 @@ START_TEST(test_large_pages)
     }
     ck_assert_int_eq(cste_host_ops.map(state, fd, -1, &mem, &note, &err), CST_OK);
     ck_assert_int_eq(cste_host_ops.populate(state, fd, mem.base, 0, page, &err), CST_OK);
-    ck_assert_int_eq(mincore((char *)mem.base + large - page, page, &resident), 0);
-    ck_assert_int_eq(resident & 1, 1);
+    ck_assert_int_eq(fstat(fd, &st), 0);
+    ck_assert_uint_ge((uint64_t)st.st_blocks * 512, large);
     cste_host_ops.unmap(state, &mem);
     (void)close(fd);
 }
