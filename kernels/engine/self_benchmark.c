@@ -5,11 +5,9 @@
 #include "proto/clock.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <semaphore.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
