@@ -2,8 +2,10 @@
 #include "proto/new_file.h"
 
 #include <errno.h>
+#include <libgen.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -31,6 +33,25 @@ int cst_new_file_open(struct cst_new_file *file, const char *path, struct cst_er
     }
     *file = (struct cst_new_file){.to = to, .path = path, .beside = beside};
     return CST_OK;
+}
+
+int cst_new_file_check(const char *path, struct cst_err *err)
+{
+    char *copy;
+    int rc = CST_OK;
+
+    if (!is_replaced(path)) {
+        return CST_OK; /* A pipe or a device: opening it twice could disturb its reader. */
+    }
+    copy = strdup(path);
+    if (copy == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory to write %s", path);
+    }
+    if (access(dirname(copy), W_OK | X_OK) != 0) {
+        rc = cst_err_errno(err, CST_EIO, errno, "%s", path);
+    }
+    free(copy);
+    return rc;
 }
 
 int cst_new_file_close(struct cst_new_file *file, int rc, struct cst_err *err)

@@ -250,6 +250,12 @@ static void make_directory(const char *path)
     free(copy);
 }
 
+int cst_rates_may_write(const char *path, struct cst_err *err)
+{
+    make_directory(path);
+    return cst_new_file_check(path, err);
+}
+
 int cst_rates_write(const struct cst_rates *rates, const char *path, struct cst_err *err)
 {
     json_t *root = cst_rates_to_json(rates);

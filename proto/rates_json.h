@@ -32,6 +32,10 @@ int cst_rates_read(struct cst_rates *out, const char *path, struct cst_err *err)
 /* Return a new object, which the caller owns; NULL: out of memory. */
 json_t *cst_rates_to_json(const struct cst_rates *rates);
 
+/* Check that rates could be written to the file @path, before the time to measure them is spent.
+ * Creates the last directory of @path. CST_EIO; CST_ENOMEM. */
+int cst_rates_may_write(const char *path, struct cst_err *err);
+
 /* Write @rates to the file @path. A reader never sees half of it (proto/new_file.h). Creates the
  * last directory of @path. CST_EIO; CST_ENOMEM. */
 int cst_rates_write(const struct cst_rates *rates, const char *path, struct cst_err *err);

@@ -146,19 +146,23 @@ static void make_state_home(const char *path)
 static int measure(const struct cli *cli, struct cli_measured *out, struct cst_err *err)
 {
     struct cli_busy busy;
-    int rc;
+    int rc = CST_OK;
 
+    /* The engines take longest: a disk that cannot be measured is reported before them. */
+    if (cli->disk != NULL) {
+        rc = cli_measure_disk(out, cli->disk, err);
+    }
+    if (rc == CST_OK && cli->client != NULL) {
+        rc = cli_measure_request(out, cli->client, err);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
     cli_busy_begin(&busy);
     rc = cli_measure_engines(out, err);
     if (rc == CST_OK) {
         cli_measure_flops(out);
         cli_busy_end(&busy, out);
-    }
-    if (rc == CST_OK && cli->disk != NULL) {
-        rc = cli_measure_disk(out, cli->disk, err);
-    }
-    if (rc == CST_OK && cli->client != NULL) {
-        rc = cli_measure_request(out, cli->client, err);
     }
     return rc;
 }
@@ -197,7 +201,10 @@ int cli_probe(struct cli *cli)
         make_state_home(standard);
         path = standard;
     }
-    rc = measure(cli, &measured, &err);
+    rc = cst_rates_may_write(path, &err);
+    if (rc == CST_OK) {
+        rc = measure(cli, &measured, &err);
+    }
     if (rc == CST_OK) {
         rc = cst_rates_write(&measured.rates, path, &err);
     }
