@@ -561,11 +561,11 @@ int main(int argc, char **argv)
     fake_gpu_use(argv);
     suite = suite_create("device edges");
     arrays = suite_case(suite, "arrays", open_late, cuda_rig_close);
-    tcase_add_loop_test(arrays, arrays_go_round, 1, 4);
+    suite_add_loop(arrays, arrays_go_round, 1, 4);
     tcase_add_test(arrays, ranks_share_a_gpu);
     tcase_add_test(arrays, wrong_questions_are_refused);
     tcase_add_test(arrays, slots_are_charged_to_the_gpu);
-    tcase_add_loop_test(arrays, slots_that_a_rank_cannot_map_are_in_host_memory, 0, N_OBSTACLES);
+    suite_add_loop(arrays, slots_that_a_rank_cannot_map_are_in_host_memory, 0, N_OBSTACLES);
     tcase_add_test(arrays, the_job_is_removed);
     separate = suite_case(suite, "separate", open_separate, cuda_rig_close);
     tcase_add_test(separate, without_access_slots_are_in_host_memory);
@@ -579,8 +579,8 @@ int main(int argc, char **argv)
     narrow = suite_case(suite, "narrow", nccl_rig_open, cuda_rig_close);
     tcase_add_test(narrow, slots_for_which_there_is_no_host_memory);
     deaths = suite_case(suite, "deaths", open_late, cuda_rig_close);
-    tcase_add_loop_test(deaths, a_death_is_named_and_made_good, 0, 2);
-    tcase_add_loop_test(deaths, an_engine_dies, 0, 2);
-    tcase_add_loop_test(deaths, engines_die_at_any_time, 0, 2); /* With other seeds. */
+    suite_add_loop(deaths, a_death_is_named_and_made_good, 0, 2);
+    suite_add_loop(deaths, an_engine_dies, 0, 2);
+    suite_add_loop(deaths, engines_die_at_any_time, 0, 2); /* With other seeds. */
     return suite_run(suite);
 }

@@ -317,11 +317,11 @@ int main(int argc, char **argv)
     fake_gpu_use(argv);
     suite = suite_create("edge moves");
     moves = suite_case(suite, "moves", nccl_rig_open_late, cuda_rig_close);
-    tcase_add_loop_test(moves, slots_follow_a_rank_that_moves, 0, 6);
-    tcase_add_loop_test(moves, slots_that_cannot_be_mapped_again, 0, 3); /* With other seeds. */
+    suite_add_loop(moves, slots_follow_a_rank_that_moves, 0, 6);
+    suite_add_loop(moves, slots_that_cannot_be_mapped_again, 0, 3); /* With other seeds. */
     tcase_add_test(moves, slots_are_made_again);
     kept = suite_case(suite, "kept", open_kept, close_kept);
-    tcase_add_loop_test(kept, the_daemon_dies_at_any_time, 0, 3); /* With other seeds. */
-    tcase_add_loop_test(kept, arrays_outlive_the_engine_but_not_the_daemon, 0, 2);
+    suite_add_loop(kept, the_daemon_dies_at_any_time, 0, 3); /* With other seeds. */
+    suite_add_loop(kept, arrays_outlive_the_engine_but_not_the_daemon, 0, 2);
     return suite_run(suite);
 }

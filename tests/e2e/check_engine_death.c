@@ -488,10 +488,10 @@ int main(void)
     TCase *tc = suite_case(suite, "killed in", setup, teardown);
 
     tcase_set_timeout(tc, 300);
-    tcase_add_loop_test(tc, the_bits_are_those_of_a_calm_run, 0, 2 * N_PHASES);
+    suite_add_loop(tc, the_bits_are_those_of_a_calm_run, 0, 2 * N_PHASES);
     tcase_add_test(tc, deaths_in_the_update);
     tc = suite_case(suite, "given up", setup_slow, teardown);
     tcase_set_timeout(tc, 300);
-    tcase_add_loop_test(tc, a_job_outlives_its_engine, 0, 2);
+    suite_add_loop(tc, a_job_outlives_its_engine, 0, 2);
     return suite_run(suite);
 }

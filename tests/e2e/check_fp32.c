@@ -559,8 +559,8 @@ int main(void)
 
     tcase_set_timeout(tcase, 60);
     tcase_set_timeout(paced, 60);
-    tcase_add_loop_test(tcase, test_same_bits, 0, FIRST_PACED);
-    tcase_add_loop_test(tcase, test_checkpoint, 0, 6);
-    tcase_add_loop_test(paced, test_same_bits, FIRST_PACED, N_FORMS);
+    suite_add_loop(tcase, test_same_bits, 0, FIRST_PACED);
+    suite_add_loop(tcase, test_checkpoint, 0, 6);
+    suite_add_loop(paced, test_same_bits, FIRST_PACED, N_FORMS);
     return suite_run(suite);
 }

@@ -386,11 +386,11 @@ int main(void)
     train_cases_engine_killed(deaths, 0, 3);
     train_cases_worker_killed(deaths);
     tcase_set_timeout(deaths, 180);
-    tcase_add_loop_test(lost, gpu_lost, 0, CST_OVERLAP_COUNT);
-    tcase_add_loop_test(lost, gpu_left, 0, 2);
+    suite_add_loop(lost, gpu_lost, 0, CST_OVERLAP_COUNT);
+    suite_add_loop(lost, gpu_left, 0, 2);
     tcase_add_test(lost, gpu_left_by_all);
     tcase_add_test(fatal, gpu_left_in_vain);
-    tcase_add_loop_test(lost_copies, gpu_left, 0, 2);
+    suite_add_loop(lost_copies, gpu_left, 0, 2);
     train_cases_bits(copies);
     tcase_add_test(copies, a_base_elsewhere);
     tcase_add_test(copies, workers_copy);

@@ -492,14 +492,14 @@ int main(int argc, char **argv)
     groups = suite_case(suite, "groups", nccl_rig_open_large, cuda_rig_close);
     small = suite_case(suite, "small", open_small, cuda_rig_close);
     tcase_add_test(small, there_is_no_memory_left);
-    tcase_add_loop_test(calls, calls_agree_with_the_model, 0, CST_COMM_ALL_TO_ALL + 1);
+    suite_add_loop(calls, calls_agree_with_the_model, 0, CST_COMM_ALL_TO_ALL + 1);
     tcase_add_test(calls, a_pending_call_comes_first);
     tcase_add_test(calls, a_rank_sleeps_until_the_end);
     tcase_add_test(calls, long_arrays_have_pieces);
-    tcase_add_loop_test(calls, others_do_without, 0, sizeof without / sizeof without[0]);
-    tcase_add_loop_test(calls, unused_ids_are_kept, 0, 2);
+    suite_add_loop(calls, others_do_without, 0, sizeof without / sizeof without[0]);
+    suite_add_loop(calls, unused_ids_are_kept, 0, 2);
     tcase_add_test(groups, four_ranks_do_without);
-    tcase_add_loop_test(groups, groups_of_all_sizes, 1, NCCL_MAX_WORLD + 1);
-    tcase_add_loop_test(groups, a_group_beside_all, 0, 3);
+    suite_add_loop(groups, groups_of_all_sizes, 1, NCCL_MAX_WORLD + 1);
+    suite_add_loop(groups, a_group_beside_all, 0, 3);
     return suite_run(suite);
 }

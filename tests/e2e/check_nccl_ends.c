@@ -570,18 +570,17 @@ int main(int argc, char **argv)
     deaths = suite_case(suite, "deaths", nccl_rig_open, cuda_rig_close);
     large = suite_case(suite, "large", nccl_rig_open_large, cuda_rig_close);
     failures = suite_case(suite, "failures", nccl_rig_open, cuda_rig_close);
-    tcase_add_loop_test(deaths, a_death_is_named_and_made_good, CST_COMM_BARRIER,
-                        CST_COMM_ALL_TO_ALL + 1);
-    tcase_add_loop_test(deaths, a_death_in_memory_of_gpus, CST_COMM_BARRIER,
-                        CST_COMM_ALL_TO_ALL + 1);
-    tcase_add_loop_test(deaths, a_death_while_staging, 0, 2);
-    tcase_add_loop_test(deaths, a_stream_is_freed, 0, N_ENDS);
-    tcase_add_loop_test(large, all_others_name_the_dead, 0, 2);
-    tcase_add_loop_test(large, a_loss_after_a_close_is_named, 0, N_LOSSES);
-    tcase_add_loop_test(large, different_counts_are_named_everywhere, 0, 2);
-    tcase_add_loop_test(failures, different_calls_are_named, 0,
-                        sizeof differences / sizeof differences[0]);
-    tcase_add_loop_test(failures, a_failure_is_named, 0, sizeof cases / sizeof cases[0]);
+    suite_add_loop(deaths, a_death_is_named_and_made_good, CST_COMM_BARRIER,
+                   CST_COMM_ALL_TO_ALL + 1);
+    suite_add_loop(deaths, a_death_in_memory_of_gpus, CST_COMM_BARRIER, CST_COMM_ALL_TO_ALL + 1);
+    suite_add_loop(deaths, a_death_while_staging, 0, 2);
+    suite_add_loop(deaths, a_stream_is_freed, 0, N_ENDS);
+    suite_add_loop(large, all_others_name_the_dead, 0, 2);
+    suite_add_loop(large, a_loss_after_a_close_is_named, 0, N_LOSSES);
+    suite_add_loop(large, different_counts_are_named_everywhere, 0, 2);
+    suite_add_loop(failures, different_calls_are_named, 0,
+                   sizeof differences / sizeof differences[0]);
+    suite_add_loop(failures, a_failure_is_named, 0, sizeof cases / sizeof cases[0]);
     tcase_add_test(failures, a_failure_is_not_awaited);
     return suite_run(suite);
 }

@@ -552,10 +552,10 @@ END_TEST
 static void add_overlapped(TCase *tcase)
 {
     tcase_set_timeout(tcase, 60);
-    tcase_add_loop_test(tcase, test_worlds_and_pools, 0, 3);
+    suite_add_loop(tcase, test_worlds_and_pools, 0, 3);
     tcase_add_test(tcase, test_micro_batches);
     tcase_add_test(tcase, test_come_back);
-    tcase_add_loop_test(tcase, test_killed_anywhere, 0, 2);
+    suite_add_loop(tcase, test_killed_anywhere, 0, 2);
     tcase_add_test(tcase, test_engine_killed_anywhere);
 }
 
@@ -568,26 +568,26 @@ int main(void)
     TCase *early = suite_case(suite, "early", setup_early, teardown);
     TCase *delayed = suite_case(suite, "delayed", setup_delayed, teardown);
 
-    tcase_add_loop_test(bits, test_worlds_and_pools, 0, 3);
+    suite_add_loop(bits, test_worlds_and_pools, 0, 3);
     tcase_add_test(bits, test_micro_batches);
     tcase_add_test(bits, test_try_forms);
     tcase_add_test(bits, test_forks);
-    tcase_add_loop_test(bits, test_bad_gradient, 0, 6);
+    suite_add_loop(bits, test_bad_gradient, 0, 6);
     tcase_add_test(bits, test_come_back);
-    tcase_add_loop_test(bits, test_killed_anywhere, 0, 2);
+    suite_add_loop(bits, test_killed_anywhere, 0, 2);
     tcase_add_test(bits, test_engine_killed_anywhere);
-    tcase_add_loop_test(over, test_worlds_and_pools, 0, 3);
-    tcase_add_loop_test(over, test_bad_gradient, 0, 6);
+    suite_add_loop(over, test_worlds_and_pools, 0, 3);
+    suite_add_loop(over, test_bad_gradient, 0, 6);
     tcase_add_test(over, test_come_back);
-    tcase_add_loop_test(over, test_killed_anywhere, 0, 2);
+    suite_add_loop(over, test_killed_anywhere, 0, 2);
     tcase_add_test(over, test_engine_killed_anywhere);
     add_overlapped(early);
-    tcase_add_loop_test(early, test_bad_tile, 0, 3);
+    suite_add_loop(early, test_bad_tile, 0, 3);
     add_overlapped(delayed);
-    tcase_add_loop_test(delayed, test_bad_gradient, 0, 6);
+    suite_add_loop(delayed, test_bad_gradient, 0, 6);
     tcase_add_test(faults, test_pool_too_small);
     tcase_add_test(faults, test_params_differ);
-    tcase_add_loop_test(faults, test_declarations_differ, 0, 2);
+    suite_add_loop(faults, test_declarations_differ, 0, 2);
     tcase_add_test(faults, test_lost_in_the_last_step);
     tcase_add_test(faults, test_rank_taken);
     tcase_add_test(faults, test_write_in_step);

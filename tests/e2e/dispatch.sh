@@ -15,8 +15,18 @@ write_text 2000
 start_daemon d
 
 # Several numbers of workers, and a stage for each block or for two.
+worlds=(1 2 3 4)
+kinds=("--lora 4" "--optimizer muon" "--pool 45%")
+steps=100
+moments=(3 20 40) # Steps after which something is killed.
+if sparse; then
+    worlds=(1 3)
+    kinds=("--pool 45%")
+    steps=60
+    moments=(3 10 20)
+fi
 for stages in 6 3; do
-    for world in 1 2 3 4; do
+    for world in "${worlds[@]}"; do
         begin_all "w$world-$stages" "$world" --steps 5 --stages "$stages"
         end_all "w$world-$stages"
         same "w1-$stages" "w$world-$stages"
@@ -30,7 +40,7 @@ cmp "$tmp/w1-6.0.weights" "$tmp/w1-3.0.weights" || fail "the results depend on t
 near_plain w1-6 1e-3 --steps 5
 
 # Adapters, whose base has no gradients; Muon; and pools that hold hardly more than what one operator needs.
-for kind in "--lora 4" "--optimizer muon" "--pool 45%"; do
+for kind in "${kinds[@]}"; do
     for world in 1 3; do
         # shellcheck disable=SC2086 # several words
         begin_all "k$world" "$world" --steps 4 $kind
@@ -41,23 +51,21 @@ for kind in "--lora 4" "--optimizer muon" "--pool 45%"; do
     ./cistern rm k3
 done
 
-steps=100
-
 begin_all calm 3 --steps $steps
 end_all calm
 
 # A worker is killed and comes again in the middle, another one is told to stop and comes again, and an engine is killed.
 begin_all killed 3 --steps $steps
-poll made killed 3
+poll made killed "${moments[0]}"
 kill -KILL "${pids[1]}"
 wait "${pids[1]}" 2>/dev/null || true
 poll has 'rank 1 .* ended without leaving the job' "$tmp/d.log"
 begin killed 1 3 --steps $steps
-poll made killed 20
+poll made killed "${moments[1]}"
 kill -TERM "${pids[2]}"
 wait "${pids[2]}" 2>/dev/null || true
 begin killed 2 3 --steps $steps
-poll made killed 40
+poll made killed "${moments[2]}"
 # shellcheck disable=SC2046 # one pid
 kill -KILL $(children "$daemon_pid" | awk '{ print $1 }')
 if made killed $steps; then fail "the engine was killed too late"; fi

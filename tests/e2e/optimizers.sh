@@ -47,8 +47,13 @@ holds() {
 
 # Run each combination once, and check that the results differ from each other.
 start_daemon plain --engine-threads 2
+n_runs=0
 for optimizer in adamw adam lion sgd; do
     for moments in fp32 bf16 mx8; do
+        if sparse && [ $optimizer-$moments != lion-mx8 ] && [ $optimizer != adamw ]; then
+            continue
+        fi
+        n_runs=$((n_runs + 1))
         reference=$optimizer-$moments
         local_run "$reference" --optimizer $optimizer --moments $moments
         same "job-$reference" --optimizer $optimizer --moments $moments --pool 90%
@@ -57,7 +62,7 @@ for optimizer in adamw adam lion sgd; do
     done
 done
 [ "$(cat "$tmp"/*-*.weights | wc -c)" -gt 0 ] || fail "no weights were written"
-[ "$(sha256sum "$tmp"/{adamw,adam,lion,sgd}-{fp32,bf16,mx8}.weights | cut -d' ' -f1 | sort -u | wc -l)" = 12 ] || fail "two optimizers or formats do the same"
+[ "$(sha256sum "$tmp"/{adamw,adam,lion,sgd}-*.weights | cut -d' ' -f1 | sort -u | wc -l)" = $n_runs ] || fail "two optimizers or formats do the same"
 
 # Check that the daemon $1 searched for a plan for job $2, and found one.
 planned() {
@@ -188,15 +193,17 @@ stop_daemon paced
 
 # A choice for fast accelerators with slow links does not change the results either, also with pools there, and Explain mentions
 # it. With little device memory less is chosen, and with almost none, nothing.
-for memory in 64M 8M 1M; do
-    printf '[engine]\nupdate_rate = 5M\n[paced]\ndevices = 2\nup = 64M\ndown = 64M\nupdate = 200M\nmemory = %s\n' $memory >"$tmp/fast.conf"
+memories=(64M 8M 1M)
+! sparse || memories=(8M)
+for memory in "${memories[@]}"; do
+    printf '[engine]\nupdate_rate = 5M\n[paced]\ndevices = 2\nup = 64M\ndown = 64M\nupdate = 200M\nmemory = %s\n' "$memory" >"$tmp/fast.conf"
     start_daemon "fast-$memory" --config "$tmp/fast.conf"
     for device in host paced; do
         same "$device-$memory" --device $device --device-states auto
         planned "fast-$memory" "$device-$memory"
-        [ $memory = 1M ] || holds "$device-$memory" '.device_states > 0 and .device_update_bytes > 0 and .n_device_updates > 0'
-        [ $memory = 1M ] || explains "$device-$memory" "[1-9][0-9]* bytes of each rank's accelerator are for states: a step takes "
-        [ $memory != 1M ] || holds "$device-$memory" '(has("device_states") or has("device_update_bytes")) | not'
+        [ "$memory" = 1M ] || holds "$device-$memory" '.device_states > 0 and .device_update_bytes > 0 and .n_device_updates > 0'
+        [ "$memory" = 1M ] || explains "$device-$memory" "[1-9][0-9]* bytes of each rank's accelerator are for states: a step takes "
+        [ "$memory" != 1M ] || holds "$device-$memory" '(has("device_states") or has("device_update_bytes")) | not'
         ./cistern rm "$device-$memory"
     done
     stop_daemon "fast-$memory"

@@ -54,7 +54,7 @@ for limit in $((everything - 1)) "$least"; do
 done
 [ "$n_stashed" = $((layers - 2)) ] || fail "with the smallest limit, $n_stashed blocks are stashed"
 
-steps=150
+sparse && steps=60 || steps=150
 
 # Two ranks, of which one is killed, and an engine.
 run_pair() {

@@ -450,15 +450,15 @@ int main(int argc, char **argv)
     (void)argc;
     fake_gpu_use(argv);
     tcase_add_test(tcase, test_ready);
-    tcase_add_loop_test(tcase, test_bad_start, 0, N_BAD_STARTS);
+    suite_add_loop(tcase, test_bad_start, 0, N_BAD_STARTS);
     tcase_add_test(tcase, test_pool);
     tcase_add_test(tcase, test_no_peer);
     tcase_add_test(tcase, test_bad_segments);
     tcase_add_test(tcase, test_host);
     tcase_add_test(tcase, test_drop);
-    tcase_add_loop_test(tcase, test_lock, 0, 4);
+    suite_add_loop(tcase, test_lock, 0, 4);
     tcase_add_test(tcase, test_one_command);
     tcase_add_test(tcase, test_middle_piece);
-    tcase_add_loop_test(tcase, test_sticky, 0, 3);
+    suite_add_loop(tcase, test_sticky, 0, 3);
     return suite_run(suite);
 }

@@ -149,7 +149,7 @@ int main(int argc, char **argv)
     seed = text != NULL ? strtoull(text, NULL, 0) : (uint64_t)time(NULL);
     fake_gpu_use(argv);
     printf("seed: CST_FAKECUDA_SEED=%" PRIu64 "\n", seed);
-    tcase_add_loop_test(wide, test_wide_reduce, 0, N_MIXES);
-    tcase_add_loop_test(wide, test_wide_border, 2, 4);
+    suite_add_loop(wide, test_wide_reduce, 0, N_MIXES);
+    suite_add_loop(wide, test_wide_border, 2, 4);
     return suite_run(suite);
 }

@@ -286,8 +286,8 @@ int main(void)
 
     (void)cases_all(&n);
     printf("seed %llu (CST_SEED)\n", (unsigned long long)seed());
-    tcase_add_loop_test(kernels, test_bits, 0, (int)n);
-    tcase_add_loop_test(kernels, test_any_order, 0, (int)n);
+    suite_add_loop(kernels, test_bits, 0, (int)n);
+    suite_add_loop(kernels, test_any_order, 0, (int)n);
     tcase_add_test(kernels, test_unknown_kernel);
     tcase_add_test(kernels, test_parameter_sizes);
     return suite_run(suite);

@@ -545,14 +545,13 @@ int main(void)
     TCase *restore_case = suite_case(suite, "restore", NULL, NULL);
     TCase *kill_case = suite_case(suite, "kill", NULL, NULL);
 
-    tcase_add_loop_test(restore_case, test_restore_finishes_a_torn_update, 0, hostile_n_rows());
+    suite_add_loop(restore_case, test_restore_finishes_a_torn_update, 0, hostile_n_rows());
     tcase_add_test(restore_case, test_restore_puts_a_torn_reduction_back);
     tcase_add_test(restore_case, test_restore_puts_a_torn_addition_back);
-    tcase_add_loop_test(restore_case, test_restore_keeps_a_marked_tile, 0, 2);
+    suite_add_loop(restore_case, test_restore_keeps_a_marked_tile, 0, 2);
     tcase_add_test(restore_case, test_restore_refuses_nonsense);
-    tcase_add_loop_test(kill_case, test_killed_at_every_instruction, 0,
-                        N_STEPPED * hostile_n_rows());
-    tcase_add_loop_test(kill_case, test_killed_at_any_moment, 0, N_WAYS * hostile_n_rows());
+    suite_add_loop(kill_case, test_killed_at_every_instruction, 0, N_STEPPED * hostile_n_rows());
+    suite_add_loop(kill_case, test_killed_at_any_moment, 0, N_WAYS * hostile_n_rows());
     tcase_set_timeout(kill_case, 120);
     return hostile_main(suite);
 }

@@ -5,6 +5,7 @@
 #include "kernels/math/reduce.h"
 #include "kernels/math/undo.h"
 #include "tests/lib/engine_rig.h"
+#include "tests/lib/suite.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -479,12 +480,12 @@ END_TEST
 
 void device_cases_add(TCase *tc)
 {
-    tcase_add_loop_test(tc, test_copy, 0, 5 * N_WAYS);
-    tcase_add_loop_test(tc, test_fill, 0, 2);
+    suite_add_loop(tc, test_copy, 0, 5 * N_WAYS);
+    suite_add_loop(tc, test_fill, 0, 2);
     tcase_add_test(tc, test_counts);
-    tcase_add_loop_test(tc, test_reduce, 0, N_MIXES);
-    tcase_add_loop_test(tc, test_marks, 0, 2);
-    tcase_add_loop_test(tc, test_weights, 0, 8);
+    suite_add_loop(tc, test_reduce, 0, N_MIXES);
+    suite_add_loop(tc, test_marks, 0, 2);
+    suite_add_loop(tc, test_weights, 0, 8);
     tcase_add_test(tc, test_refused);
 }
 
@@ -492,8 +493,8 @@ void device_cases_add_slow(TCase *tc)
 {
     tcase_add_test(tc, test_tour);
     tcase_add_test(tc, test_chain);
-    tcase_add_loop_test(tc, test_reduce, 3, 4);
-    tcase_add_loop_test(tc, test_reduce, 9, 10);
+    suite_add_loop(tc, test_reduce, 3, 4);
+    suite_add_loop(tc, test_reduce, 9, 10);
 }
 
 void device_cases_add_borders(TCase *tc)

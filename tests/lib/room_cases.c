@@ -3,6 +3,7 @@
 
 #include "tests/lib/kill_run.h"
 #include "tests/lib/room_update.h"
+#include "tests/lib/suite.h"
 #include <check.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -212,7 +213,7 @@ END_TEST
 void room_cases_add(TCase *tcase, const struct room_device *which)
 {
     device = which;
-    tcase_add_loop_test(tcase, test_bits, 0, N_KINDS);
-    tcase_add_loop_test(tcase, test_kill, 0, 2);
+    suite_add_loop(tcase, test_bits, 0, N_KINDS);
+    suite_add_loop(tcase, test_kill, 0, 2);
     tcase_add_test(tcase, test_refused);
 }

@@ -7,6 +7,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define SPARSE_LOOP 3 /* In sparse runs, suite_add_loop takes each index that is this far on. */
+
 static int running; /* the value of suite_pid; 0: no suite is running */
 
 /* Check reads its default when a case is made, which may be long before suite_run. */
@@ -81,6 +83,25 @@ bool suite_is_sparse(void)
     return getenv("CST_TEST_SPARSE") != NULL;
 }
 
+/* CST_TEST_FIRST, or a random number, below @n. */
+static unsigned choose_first(unsigned n)
+{
+    const char *words = getenv("CST_TEST_FIRST");
+
+    return (words != NULL ? (unsigned)strtoul(words, NULL, 0) : (unsigned)(time(NULL) ^ getpid())) %
+           n;
+}
+
+void suite_add_loop(TCase *tc, const TTest *test, int begin, int end)
+{
+    int n = end - begin, stride = suite_is_sparse() ? SPARSE_LOOP : 1;
+
+    for (int i = n > 0 ? (int)choose_first((unsigned)(n < stride ? n : stride)) : 0; i < n;
+         i += stride) {
+        tcase_add_loop_test(tc, test, begin + i, begin + i + 1);
+    }
+}
+
 unsigned suite_stride(unsigned sparse)
 {
     if (getenv("CST_TEST_EVERY") != NULL) {
@@ -91,12 +112,8 @@ unsigned suite_stride(unsigned sparse)
 
 unsigned suite_first(unsigned sparse)
 {
-    const char *words = getenv("CST_TEST_FIRST");
-    unsigned stride = suite_stride(sparse), first = (unsigned)(time(NULL) ^ getpid()) % stride;
+    unsigned stride = suite_stride(sparse), first = choose_first(stride);
 
-    if (words != NULL) {
-        first = (unsigned)strtoul(words, NULL, 0) % stride;
-    }
     (void)printf("points from CST_TEST_FIRST=%u, each %u.\n", first, stride);
     (void)fflush(stdout);
     return first;

@@ -27,6 +27,11 @@ int suite_pid(void);
  * which all cases are tested. */
 bool suite_is_sparse(void);
 
+/* Add @test to @tc for each index from @begin to below @end, as tcase_add_loop_test does. In sparse
+ * runs it is added for every third index only, from a random one on (CST_TEST_FIRST, if that is
+ * set): the plain build runs all of them, and a slow build others each time. */
+void suite_add_loop(TCase *tc, const TTest *test, int begin, int end);
+
 /* Which points of a run a test disturbs: every suite_stride-th point, from suite_first on. The
  * stride is 1 if CST_TEST_EVERY is set ("make soak"), @sparse if suite_is_sparse, and (@sparse + 1)
  * / 2 otherwise. The first point is below the stride. It is CST_TEST_FIRST, or a random one that is

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/lib/train_cases.h"
 
+#include "tests/lib/suite.h"
+
 #include <stdio.h>
 
 static char any[16], first[16], second[16];
@@ -49,20 +51,20 @@ END_TEST
 
 void train_cases_bits(TCase *tcase)
 {
-    tcase_add_loop_test(tcase, bits, 0, TRAIN_N_PLACES);
+    suite_add_loop(tcase, bits, 0, TRAIN_N_PLACES);
 }
 
 void train_cases_micro_batch_bits(TCase *tcase)
 {
-    tcase_add_loop_test(tcase, micro_batch_bits, 0, TRAIN_N_PLACES);
+    suite_add_loop(tcase, micro_batch_bits, 0, TRAIN_N_PLACES);
 }
 
 void train_cases_engine_killed(TCase *tcase, int begin, int end)
 {
-    tcase_add_loop_test(tcase, engine_killed_anywhere, begin, end);
+    suite_add_loop(tcase, engine_killed_anywhere, begin, end);
 }
 
 void train_cases_worker_killed(TCase *tcase)
 {
-    tcase_add_loop_test(tcase, worker_killed_anywhere, 0, 2);
+    suite_add_loop(tcase, worker_killed_anywhere, 0, 2);
 }

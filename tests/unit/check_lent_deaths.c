@@ -388,9 +388,9 @@ int main(void)
     TCase *tc = suite_case(suite, "deaths", NULL, NULL);
 
     tcase_set_timeout(tc, 60);
-    tcase_add_loop_test(tc, of_the_daemon, 0, N_PARTS);
-    tcase_add_loop_test(tc, of_the_engine, 0, N_PARTS);
-    tcase_add_loop_test(tc, of_the_lender, 0, N_PARTS);
-    tcase_add_loop_test(tc, of_the_accelerator, 0, N_PARTS);
+    suite_add_loop(tc, of_the_daemon, 0, N_PARTS);
+    suite_add_loop(tc, of_the_engine, 0, N_PARTS);
+    suite_add_loop(tc, of_the_lender, 0, N_PARTS);
+    suite_add_loop(tc, of_the_accelerator, 0, N_PARTS);
     return suite_run(suite);
 }

@@ -329,18 +329,18 @@ int main(void)
     Suite *suite = suite_create("limits of plans");
     TCase *tc = suite_case(suite, "memory", search_rig_setup, search_rig_teardown);
 
-    tcase_add_loop_test(tc, device_is_short, 0, 2);
+    suite_add_loop(tc, device_is_short, 0, 2);
     tcase_add_test(tc, host_is_short);
-    tcase_add_loop_test(tc, limit_that_none_meets, 0, 2);
+    suite_add_loop(tc, limit_that_none_meets, 0, 2);
     tcase_add_test(tc, nothing_is_a_limit);
     tcase_add_test(tc, host_is_spared);
-    tcase_add_loop_test(tc, host_holds_pools, 0, 2);
-    tcase_add_loop_test(tc, host_is_spared_by_the_layout, 0, 2);
+    suite_add_loop(tc, host_holds_pools, 0, 2);
+    suite_add_loop(tc, host_is_spared_by_the_layout, 0, 2);
     tcase_add_test(tc, gradients_over_weights_are_the_users_choice);
     tc = suite_case(suite, "time", search_rig_setup, search_rig_teardown);
-    tcase_add_loop_test(tc, always_ends, 0, 8);
+    suite_add_loop(tc, always_ends, 0, 8);
     tcase_add_test(tc, gives_up);
-    tcase_add_loop_test(tc, stops, 0, 10);
+    suite_add_loop(tc, stops, 0, 10);
     tcase_add_test(tc, never_stopped);
     tc = suite_case(suite, "invalid input", search_rig_setup, search_rig_teardown);
     tcase_add_test(tc, nonsense);

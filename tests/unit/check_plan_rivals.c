@@ -470,6 +470,6 @@ int main(void)
 
     tcase_add_test(tc, never_worse);
     tc = suite_case(suite, "optimum", search_rig_setup, search_rig_teardown);
-    tcase_add_loop_test(tc, near_the_optimum, 0, 60);
+    suite_add_loop(tc, near_the_optimum, 0, 60);
     return suite_run(suite);
 }

@@ -230,10 +230,10 @@ int main(void)
     Suite *suite = suite_create("plans with states in device memory");
     TCase *tc = suite_case(suite, "states", search_rig_setup, search_rig_teardown);
 
-    tcase_add_loop_test(tc, states_stay, 0, 2);
-    tcase_add_loop_test(tc, states_are_chosen, 0, 4);
+    suite_add_loop(tc, states_stay, 0, 2);
+    suite_add_loop(tc, states_are_chosen, 0, 4);
     tcase_add_test(tc, no_place_for_states);
-    tcase_add_loop_test(tc, states_do_not_pay, 0, 2);
+    suite_add_loop(tc, states_do_not_pay, 0, 2);
     tcase_add_test(tc, states_make_it_fit);
     tcase_add_test(tc, states_beside_the_host);
     tcase_add_test(tc, layouts_are_bounded);

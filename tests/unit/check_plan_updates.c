@@ -357,22 +357,22 @@ int main(void)
     Suite *suite = suite_create("plans of updates");
     TCase *tc = suite_case(suite, "when", search_rig_setup, search_rig_teardown);
 
-    tcase_add_loop_test(tc, overlap_is_planned, 0, 2);
-    tcase_add_loop_test(tc, formats_are_planned, 0, CST_OPTIMIZER_COUNT);
+    suite_add_loop(tc, overlap_is_planned, 0, 2);
+    suite_add_loop(tc, formats_are_planned, 0, CST_OPTIMIZER_COUNT);
     tc = suite_case(suite, "rooms", search_rig_setup, search_rig_teardown);
-    tcase_add_loop_test(tc, room_is_planned, 0, 2);
-    tcase_add_loop_test(tc, room_is_chosen, 0, 3);
-    tcase_add_loop_test(tc, accelerators_of_the_host, 0, 3);
+    suite_add_loop(tc, room_is_planned, 0, 2);
+    suite_add_loop(tc, room_is_chosen, 0, 3);
+    suite_add_loop(tc, accelerators_of_the_host, 0, 3);
     for (int i = (int)suite_first(5); i < 48; i += (int)suite_stride(5)) {
         tcase_add_loop_test(tc, combinations, i, i + 1);
     }
     tc = suite_case(suite, "lent", search_rig_setup, search_rig_teardown);
-    tcase_add_loop_test(tc, lent_is_planned, 0, 2);
-    tcase_add_loop_test(tc, lent_is_chosen, 0, 4);
+    suite_add_loop(tc, lent_is_planned, 0, 2);
+    suite_add_loop(tc, lent_is_chosen, 0, 4);
     tc = suite_case(suite, "sums", search_rig_setup, search_rig_teardown);
     tcase_add_test(tc, sums_in_host_memory);
     tc = suite_case(suite, "what does not fit", search_rig_setup, search_rig_teardown);
-    tcase_add_loop_test(tc, room_is_short, 0, 2);
+    suite_add_loop(tc, room_is_short, 0, 2);
     tcase_add_test(tc, second_row_is_short);
     tcase_add_test(tc, refused);
     return suite_run(suite);
