@@ -36,10 +36,20 @@ sources() {
     fi
 }
 
+# Print those of the files on the input that do not have the line among their first three. Empty files are left out.
+without() {
+    # shellcheck disable=SC2016 # awk expands it
+    xargs -d '\n' awk -v id="$id" '
+        FNR == 1 { if (file != "" && !has) print file; file = FILENAME; has = 0 }
+        index($0, id) { has = 1 }
+        FNR == 3 { nextfile }
+        END { if (file != "" && !has) print file }'
+}
+
 lacking=0
 while read -r file; do
     comment=$(comment_for "$file")
-    if [ -z "$comment" ] || [ ! -s "$file" ] || [ -L "$file" ] || head -n 3 "$file" | grep -qF "$id"; then
+    if [ -z "$comment" ] || [ -L "$file" ]; then
         continue
     fi
     lacking=$((lacking + 1))
@@ -48,5 +58,5 @@ while read -r file; do
     else
         insert "$file" "${comment//\\/\\\\}"
     fi
-done < <(sources)
+done < <(sources | without)
 [ "${1-}" != --check ] || [ "$lacking" -eq 0 ]
