@@ -309,11 +309,10 @@ int main(int argc, char **argv)
     fake_gpu_use(argv);
     suite = suite_create("edges of GPUs");
     edges = suite_case(suite, "edges", nccl_rig_open_late, cuda_rig_close);
-    tcase_add_loop_test(edges, activations_wait_in_host_memory, 1, 3);
+    suite_add_loop(edges, activations_wait_in_host_memory, 1, 3);
     tcase_add_test(edges, activations_wait_on_the_device);
     tcase_add_test(edges, slots_and_arrays_in_host_memory);
-    tcase_add_loop_test(edges, arrays_pass_between_gpus, 0, 2);
-    tcase_add_loop_test(edges, a_failure_makes_the_step_void, 0,
-                        sizeof failures / sizeof failures[0]);
+    suite_add_loop(edges, arrays_pass_between_gpus, 0, 2);
+    suite_add_loop(edges, a_failure_makes_the_step_void, 0, sizeof failures / sizeof failures[0]);
     return suite_run(suite);
 }

@@ -216,11 +216,11 @@ int main(int argc, char **argv)
     tcase_add_test(two, told);
     tcase_add_test(two, bad_gradient);
     train_cases_engine_killed(deaths, 0, 3);
-    tcase_add_loop_test(deaths, worker_killed, 0, 2);
+    suite_add_loop(deaths, worker_killed, 0, 2);
     tcase_set_timeout(deaths, 180);
-    tcase_add_loop_test(more, three_gpus, 0, 2);
+    suite_add_loop(more, three_gpus, 0, 2);
     tcase_add_test(more, mixture);
-    tcase_add_loop_test(delayed, late, 0, 2);
+    suite_add_loop(delayed, late, 0, 2);
     tcase_add_test(in_pairs, pairs);
     tcase_add_test(in_pairs, pairs_mixture);
     tcase_add_test(off, turned_off);

@@ -134,6 +134,6 @@ int main(int argc, char **argv)
         return 77;
     }
     tcase_set_timeout(tc, 120);
-    tcase_add_loop_test(tc, a_neighbour_trains_on, 0, (int)n_attacks);
+    suite_add_loop(tc, a_neighbour_trains_on, 0, (int)n_attacks);
     return suite_run(suite);
 }

@@ -480,17 +480,17 @@ int main(void)
     TCase *deaths = suite_case(suite, "deaths", setup, teardown);
     TCase *choice = suite_case(suite, "auto", setup, teardown);
 
-    tcase_add_loop_test(plain, bits, 0, N_KS);
-    tcase_add_loop_test(plain, states_on_device, 0, 4);
+    suite_add_loop(plain, bits, 0, N_KS);
+    suite_add_loop(plain, states_on_device, 0, 4);
     tcase_add_test(again, rooms_stay);
     tcase_add_test(again, less_than_a_grain);
     tcase_add_test(again, seen_before_the_engine);
     tcase_add_test(again, staging_before_the_layout);
-    tcase_add_loop_test(deaths, engine_killed_anywhere, 0, 1 + ACCELERATOR);
+    suite_add_loop(deaths, engine_killed_anywhere, 0, 1 + ACCELERATOR);
     tcase_add_test(deaths, worker_killed_anywhere);
     tcase_add_test(deaths, accelerator_lost);
-    tcase_add_loop_test(deaths, accelerator_back, 0, 2);
-    tcase_add_loop_test(choice, chosen, 0, 2);
+    suite_add_loop(deaths, accelerator_back, 0, 2);
+    suite_add_loop(choice, chosen, 0, 2);
     tcase_set_timeout(plain, 60);
     tcase_set_timeout(deaths, 180);
     return suite_run(suite);

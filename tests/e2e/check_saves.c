@@ -554,15 +554,15 @@ int main(void)
     Suite *suite = suite_create("saves");
     TCase *tcase = suite_case(suite, "saves", setup, teardown);
 
-    tcase_add_loop_test(tcase, goes_back, 1, 4);
+    suite_add_loop(tcase, goes_back, 1, 4);
     tcase_add_test(tcase, frozen_of_a_base);
     tcase_add_test(tcase, longest_name);
     tcase_add_test(tcase, names_of_states);
-    tcase_add_loop_test(tcase, other_moments, 0, CST_MOMENTS_COUNT * CST_MOMENTS_COUNT);
+    suite_add_loop(tcase, other_moments, 0, CST_MOMENTS_COUNT * CST_MOMENTS_COUNT);
     tcase_add_test(tcase, one_too_many);
     tcase_add_test(tcase, without_waiting);
     tcase_add_test(tcase, with_buffers);
     tcase_add_test(tcase, called_from_a_save);
-    tcase_add_loop_test(tcase, given_up, 1, 8);
+    suite_add_loop(tcase, given_up, 1, 8);
     return suite_run(suite);
 }

@@ -37,17 +37,13 @@ START_TEST(kernels_are_near_the_host)
 }
 END_TEST
 
-/* Training steps of a small model behave as cuda_model.c says. A sparse run tries every second
- * test. */
+/* Training steps of a small model behave as cuda_model.c says. */
 START_TEST(models_are_as_they_should)
 {
     unsigned n;
     const struct cuda_model_row *row = &cuda_models_all(&n)[_i];
     char why[640] = "";
 
-    if (suite_is_sparse() && _i % 2 != 0) {
-        return;
-    }
     take_fake();
     ck_assert_msg(row->run(true, why, sizeof why), "%s: %s", row->name, why);
 }
@@ -95,11 +91,11 @@ int main(void)
     unsigned n;
 
     (void)cuda_cases_all(&n);
-    tcase_add_loop_test(kernels, kernels_are_near_the_host, 0, (int)n);
+    suite_add_loop(kernels, kernels_are_near_the_host, 0, (int)n);
     tcase_set_timeout(kernels, 120);
     (void)cuda_models_all(&n);
-    tcase_add_loop_test(models, models_are_as_they_should, 0, (int)n);
+    suite_add_loop(models, models_are_as_they_should, 0, (int)n);
     tcase_set_timeout(models, 120);
-    tcase_add_loop_test(refusals, refusals_have_words, 0, 4);
+    suite_add_loop(refusals, refusals_have_words, 0, 4);
     return suite_run(suite);
 }

@@ -182,14 +182,11 @@ static void check_errors(const struct attention_field *f)
 }
 
 /* Out, lse and gradients are those of the formula except for roundings to bf16, and no other memory
- * is written. A sparse run tries every second shape here, and the others in the next test. */
+ * is written. */
 START_TEST(attention_is_the_formula)
 {
     struct attention_field f;
 
-    if (suite_is_sparse() && _i % 2 != 0) {
-        return;
-    }
     attention_field_init(&f, shapes[_i], seed, 1.0f);
     attention_reference(&f);
     forward(&f);
@@ -206,9 +203,6 @@ START_TEST(attention_is_the_hosts)
     struct gpt_layers layers;
     float *up, *host;
 
-    if (suite_is_sparse() && _i % 2 == 0) {
-        return;
-    }
     attention_field_init(&f, shapes[_i], seed, 1.0f);
     forward(&f);
     backward(&f);

@@ -281,12 +281,12 @@ int main(void)
         (void)puts("skipped: the stand-in was built without cublasLt.h");
         return 77;
     }
-    tcase_add_loop_test(tcase, the_fastest_with_the_same_bits, 0, 4);
+    suite_add_loop(tcase, the_fastest_with_the_same_bits, 0, 4);
     tcase_add_test(tcase, bits_are_those_of_the_first);
     tcase_add_test(tcase, a_trial_leaves_the_result_alone);
     tcase_add_test(tcase, no_memory_for_a_trial);
-    tcase_add_loop_test(tcase, refused_epilogues, 0, 2);
-    tcase_add_loop_test(tcase, faults, 1, 12);
+    suite_add_loop(tcase, refused_epilogues, 0, 2);
+    suite_add_loop(tcase, faults, 1, 12);
     tcase_set_timeout(tcase, 60);
     return suite_run(suite);
 }

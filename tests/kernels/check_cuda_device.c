@@ -397,7 +397,7 @@ int main(int argc, char **argv)
     tcase_set_timeout(faults, 120);
     tcase_add_test(faults, test_whole);
     tcase_add_test(faults, test_nth_call);
-    tcase_add_loop_test(faults, test_nth_operation, 0, 3);
+    suite_add_loop(faults, test_nth_operation, 0, 3);
     tcase_add_test(memory, test_all_or_nothing);
     tcase_add_test(memory, test_out_of_memory);
     tcase_add_test(memory, test_no_handle);

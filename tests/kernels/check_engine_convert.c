@@ -302,11 +302,11 @@ int main(void)
     Suite *suite = suite_create("engine_convert");
     TCase *tcase = suite_case(suite, "convert", set_up, engine_rig_teardown);
 
-    tcase_add_loop_test(tcase, test_encode, 0, N_RANGES);
-    tcase_add_loop_test(tcase, test_decode, 0, N_RANGES);
-    tcase_add_loop_test(tcase, test_clear, 0, N_RANGES);
-    tcase_add_loop_test(tcase, test_from_bf16, 0, N_RANGES);
-    tcase_add_loop_test(tcase, test_split, 0, N_RANGES);
+    suite_add_loop(tcase, test_encode, 0, N_RANGES);
+    suite_add_loop(tcase, test_decode, 0, N_RANGES);
+    suite_add_loop(tcase, test_clear, 0, N_RANGES);
+    suite_add_loop(tcase, test_from_bf16, 0, N_RANGES);
+    suite_add_loop(tcase, test_split, 0, N_RANGES);
     tcase_add_test(tcase, test_lies);
     return suite_run(suite);
 }

@@ -586,15 +586,15 @@ int main(void)
     Suite *suite = suite_create("engine_update");
     TCase *tcase = suite_case(suite, "update", NULL, NULL);
 
-    tcase_add_loop_test(tcase, test_elsewhere, 0, N_KINDS);
-    tcase_add_loop_test(tcase, test_fused, 0, N_KINDS);
-    tcase_add_loop_test(tcase, test_same_number, 0, N_KINDS);
-    tcase_add_loop_test(tcase, test_fused_elsewhere, 0, N_KINDS);
-    tcase_add_loop_test(tcase, test_other_weight, 0, N_KINDS);
-    tcase_add_loop_test(tcase, test_guard, 0, N_KINDS);
-    tcase_add_loop_test(tcase, test_guard_elsewhere, 0, N_KINDS);
+    suite_add_loop(tcase, test_elsewhere, 0, N_KINDS);
+    suite_add_loop(tcase, test_fused, 0, N_KINDS);
+    suite_add_loop(tcase, test_same_number, 0, N_KINDS);
+    suite_add_loop(tcase, test_fused_elsewhere, 0, N_KINDS);
+    suite_add_loop(tcase, test_other_weight, 0, N_KINDS);
+    suite_add_loop(tcase, test_guard, 0, N_KINDS);
+    suite_add_loop(tcase, test_guard_elsewhere, 0, N_KINDS);
     tcase_add_test(tcase, test_lies);
     tcase_add_test(tcase, test_no_second);
-    tcase_add_loop_test(tcase, test_bytes, 0, N_KINDS);
+    suite_add_loop(tcase, test_bytes, 0, N_KINDS);
     return suite_run(suite);
 }

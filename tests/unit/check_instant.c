@@ -127,10 +127,10 @@ static Suite *suite(void)
     Suite *s = suite_create("instant");
     TCase *tc = suite_case(s, "drawn", NULL, teardown);
 
-    tcase_add_loop_test(tc, drawn, 0, 200);
-    tcase_add_loop_test(tc, thousand_layers, 0, 4);
-    tcase_add_loop_test(tc, rooms, 0, 6);
-    tcase_add_loop_test(tc, presets, 0, 16);
+    suite_add_loop(tc, drawn, 0, 200);
+    suite_add_loop(tc, thousand_layers, 0, 4);
+    suite_add_loop(tc, rooms, 0, 6);
+    suite_add_loop(tc, presets, 0, 16);
     return s;
 }
 

@@ -292,16 +292,16 @@ int main(void)
     while (strcmp(cst_preset((uint32_t)n_presets)->name, "cistern-gpt") != 0) {
         n_presets++; /* the last preset is a toy of a few pages */
     }
-    tcase_add_loop_test(tc, waste, 0, n_presets);
+    suite_add_loop(tc, waste, 0, n_presets);
     tcase_add_test(tc, scale);
     tc = suite_case(suite, "words", search_rig_setup, search_rig_teardown);
-    tcase_add_loop_test(tc, promises, 0, 2);
+    suite_add_loop(tc, promises, 0, 2);
     tcase_add_test(tc, runners_up);
-    tcase_add_loop_test(tc, capacities_are_reduced, 0, 2);
+    suite_add_loop(tc, capacities_are_reduced, 0, 2);
     tcase_add_test(tc, fp32);
     tcase_add_test(tc, same_twice);
-    tcase_add_loop_test(tc, binds, 0, 4);
-    tcase_add_loop_test(tc, reductions, 0, 2);
+    suite_add_loop(tc, binds, 0, 4);
+    suite_add_loop(tc, reductions, 0, 2);
     tcase_add_test(tc, micro_batches_cost_compute);
     tcase_add_test(tc, experts);
     tcase_add_test(tc, experts_fill_chunks);
