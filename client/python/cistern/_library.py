@@ -10,7 +10,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol, TypeVar
 
 from cistern import _abi, checks
@@ -72,6 +72,19 @@ def cuda_library() -> ctypes.CDLL:
         ) from error
     _declare(found, _abi.CUDA_FUNCTIONS)
     return found
+
+
+def prepared(name: str, *arguments: Any) -> Callable[[], int]:
+    """Return the call of the function ``name``, which returns a status, with these ``arguments``.
+
+    They are converted here and not in each call, where it would take longer than the function. What
+    they point to is read in each call.
+    """
+    function = library()[name]  # Another object than the attribute, which converts them.
+    kinds = _abi.FUNCTIONS[name][1]
+    return partial(
+        function, *(kind.from_param(a) for kind, a in zip(kinds, arguments, strict=True))
+    )
 
 
 def check(status: int, err: cst_err) -> int:
@@ -141,11 +154,8 @@ class OneThread:
 
     def release(self) -> None:
         """Let this thread, which is in no call, be outside, wherever it was interrupted."""
-        try:
-            while True:
-                self._lock.release()
-        except RuntimeError:  # It was not inside.
-            pass
+        while self._lock._is_owned():  # type: ignore[attr-defined]
+            self._lock.release()
 
 
 def _busy() -> CstError:

@@ -19,13 +19,13 @@ import torch
 from torch import nn
 
 from cistern._abi import LAYOUTS, Direction, Dtype, State, Status, cst_err, cst_io
-from cistern._library import check
+from cistern._library import check, prepared
 from cistern.errors import CstError, error_of
 from cistern.job import Job
 from cistern.torch.device import Device
 from cistern.torch.gradients import HandedIn
 from cistern.torch.parameter import grad_of, mark, set_grad, version_of
-from cistern.torch.storage import LentStorage, at_address, has_memory, tensor_of
+from cistern.torch.storage import LentStorage, at_address, has_memory, swap, tensor_of
 from cistern.torch.weights import read_state, torch_type
 
 _WORDS = ctypes.sizeof(cst_io) // 8
@@ -100,7 +100,9 @@ class Unit:
         self.trained = [tensor.parameter for tensor in self.trained_tensors]
         self.io = (cst_io * len(tensors))()
         bytes_of_io = memoryview(self.io).cast("B")
-        self._words = bytes_of_io.cast("Q")
+        words = bytes_of_io.cast("Q")
+        self._weights_at = words[_WEIGHT::_WORDS]
+        self._grads_at = words[_GRAD::_WORDS]
         self._accumulate = bytes_of_io[_ACCUMULATE :: ctypes.sizeof(cst_io)]
         self._storages = [tensor.lent.storage for tensor in tensors]
         self._addresses: list[int] = []  # Of the weights in the pool, when they were there last.
@@ -111,6 +113,7 @@ class Unit:
         self._versions = self.versions()
         self.n_changes = 0  # Steps and writes that have changed the weights.
         self.is_known = False  # What its module returns was looked at, except a tensor alone.
+        self.calls: _Calls  # Of the job, which ``Operators.add`` gives it.
         for tensor in tensors:
             tensor.units.append(self)
 
@@ -118,20 +121,18 @@ class Unit:
 
     def lend(self) -> None:
         """Let the parameters use the weights of ``io``."""
-        addresses = self._words[_WEIGHT::_WORDS].tolist()
+        addresses = self._weights_at.tolist()
         if addresses != self._addresses:
             self._places = [t.lent.place(a) for t, a in zip(self.tensors, addresses, strict=True)]
             self._addresses = addresses
         self._lent = self._places
-        for storage, place in zip(self._storages, self._places):
-            storage._swap_data_ptr_(place)
+        swap(self._storages, self._lent)
         if list(map(torch.Tensor.data_ptr, self.parameters)) != addresses:
             self._refuse_other_memory()
 
     def take_back(self) -> None:
         """Let every access to the parameters raise again."""
-        for storage, place in zip(self._storages, self._lent):
-            storage._swap_data_ptr_(place)
+        swap(self._storages, self._lent)
         self._lent = []
 
     def take_back_rest(self) -> None:
@@ -179,7 +180,7 @@ class Unit:
 
         Those that were not computed are 0. Returns their tensors.
         """
-        addresses = self._words[_GRAD::_WORDS].tolist()
+        addresses = self._grads_at.tolist()
         if addresses != self._grad_addresses:
             pairs = zip(self.tensors, addresses, strict=True)
             self._grad_places = [tensor.grad_place(a) for tensor, a in pairs if a != 0]
@@ -219,6 +220,21 @@ def _dense(grad: torch.Tensor | None) -> torch.Tensor | None:
     return grad.to_dense() if grad.is_sparse else grad
 
 
+class _Calls:
+    """The calls of a job for one of its operators."""
+
+    __slots__ = ("begin", "end", "fits")
+
+    def __init__(self, job: int, unit: Unit, err: cst_err) -> None:
+        io, n, op = ctypes.byref(unit.io), len(unit.io), unit.number
+        self.begin = {
+            direction: prepared("cst_try_op_begin", job, op, direction, io, n, err)
+            for direction in Direction
+        }
+        self.end = prepared("cst_op_end", job, op, err)
+        self.fits = prepared("cst_op_fits", job, op, err)
+
+
 class Operators:
     """Opens and closes the units of one job, and delivers their gradients."""
 
@@ -236,9 +252,17 @@ class Operators:
         self._stack: list[Unit] = []  # The last one is open, the others are opened again later.
         self._thread = 0  # That has opened the first of them.
         self._err = cst_err()
-        self._call = job.client.one_thread.call
-        self._op_begin, self._op_end = job.lib.cst_try_op_begin, job.lib.cst_op_end
-        self._op_fits = job.lib.cst_op_fits
+        self._inside = job.client.one_thread.call
+
+    def add(self, unit: Unit) -> None:
+        """Have ``unit`` as one that can be opened."""
+        unit.calls = _Calls(self.job.handle, unit, self._err)
+
+    def _call(self, call: Callable[[], int]) -> int:
+        """Return the status of one of the calls of a unit. ValueError: the job is closed."""
+        if self.job.is_closed:
+            _ = self.job.handle
+        return self._inside(call)
 
     @property
     def open_unit(self) -> Unit | None:
@@ -356,10 +380,10 @@ class Operators:
 
     def _fits(self, unit: Unit) -> bool:
         """Return whether the pool has blocks for gradients now, and for all others later."""
-        status = self._call(self._op_fits, self.job.handle, unit.number, self._err)
+        status = self._call(unit.calls.fits)
         if status not in (0, Status.EPOOL):
             check(status, self._err)
-        return bool(status == 0)
+        return status == 0
 
     def _accumulate(self) -> None:
         """End a micro-batch, because a backward pass after its own one has gradients."""
@@ -398,15 +422,18 @@ class Operators:
         self.is_torn = False
 
     def _begin(self, unit: Unit, direction: Direction) -> None:
-        begin, job, n, err = self._op_begin, self.job.handle, len(unit.io), self._err
         self._begins = unit, direction
-        status = self._call(begin, job, unit.number, direction, unit.io, n, err)
-        if status == 0:
-            self.device.begin_work()
-            return
+        status = self._call(unit.calls.begin[direction])
+        if status != 0:
+            self._go_on(unit, direction, status)
+        self.device.begin_work()
+
+    def _go_on(self, unit: Unit, direction: Direction, status: int) -> None:
+        """Wait for the end of a call that returned ``status``, or raise what it is."""
+        begin, job, n = self.job.lib.cst_try_op_begin, self.job.handle, len(unit.io)
         try:
             if status != Status.EAGAIN:
-                check(status, err)
+                check(status, self._err)
             self.job.client.wait(
                 lambda err: begin(job, unit.number, direction, unit.io, n, err), lambda: None
             )
@@ -414,11 +441,10 @@ class Operators:
             if "handed in already" not in error.text:
                 raise
             raise error_of(error.status, f"{error.text}. {_TWICE}") from None
-        self.device.begin_work()
 
     def _end(self, unit: Unit) -> None:
         self.device.end_work()
-        status = self._call(self._op_end, self.job.handle, unit.number, self._err)
+        status = self._call(unit.calls.end)
         if status != 0:
             check(status, self._err)
 

@@ -185,6 +185,7 @@ class Runner:
 
     def add(self, unit: Unit, module: nn.Module) -> None:
         """Have ``module`` open ``unit`` while it runs."""
+        self.operators.add(unit)
         self.units.append(unit)
         self._uses[unit] = _Uses()
 

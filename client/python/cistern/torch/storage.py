@@ -9,6 +9,7 @@ that shares the storage follows: views that autograd saved, and what custom func
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,14 @@ def private(owner: Any, name: str) -> Any:
             f"cistern.torch needs torch 2.12 or later, this is {torch.__version__}, which has no {name}"
         )
     return getattr(owner, name)
+
+
+_swap: Any = private(torch.UntypedStorage, "_swap_data_ptr_")
+
+
+def swap(storages: Sequence[Any], places: Sequence[torch.UntypedStorage]) -> None:
+    """Lend the memory of ``places`` to ``storages``, or take it back. No signal comes between two of them."""
+    deque(map(_swap, storages, places), maxlen=0)
 
 
 def at_address(address: int, n_bytes: int, device: torch.device) -> torch.UntypedStorage:
@@ -158,7 +167,6 @@ def self_test() -> None:
     """Check that this torch has what lent storages need. ImportError: it has not."""
     private(torch._C, "_construct_storage_from_data_pointer")
     private(torch._C, "_set_storage_data_ptr_access_error_msg")
-    private(torch.UntypedStorage, "_swap_data_ptr_")
     memory = torch.ones(4, dtype=torch.bfloat16, device="cpu")
     before = torch.zeros(2, 2, dtype=torch.bfloat16, device="cpu")
     view = before.t()
