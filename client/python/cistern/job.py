@@ -160,7 +160,6 @@ class Job:
 
     def _open(self, spec: cst_job_spec) -> None:
         self._handle: int | None = None
-        self.is_closed = False  #: A call with ``handle`` must not be made.
         self._cuda: int | None = None
         handle, err = c_void_p(), cst_err()
         with self.client.one_thread:
@@ -172,7 +171,6 @@ class Job:
     def _forget(self) -> None:
         """Let go of what the client has freed, and of the GPU."""
         self._handle = None
-        self.is_closed = True
         if self._cuda is not None:
             cuda, self._cuda = self._cuda, None
             _library.cuda_library().cst_cuda_close(cuda)

@@ -51,8 +51,8 @@ class Given:
         if self._containers:
             self._own = {id(new[id(t)]): t for t in self.tensors if id(t) in new}
             _replace_in(self._containers.values(), new)
-        kwargs = {name: _exchanged(value, new) for name, value in self._kwargs.items()}
-        return _exchanged(self._args, new), kwargs
+        args = tuple([_exchanged(value, new) for value in self._args])
+        return args, {name: _exchanged(value, new) for name, value in self._kwargs.items()}
 
     def restore(self) -> None:
         """Give the lists, dictionaries and dataclasses their own tensors back, when the module has ended."""

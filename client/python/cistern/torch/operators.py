@@ -252,17 +252,11 @@ class Operators:
         self._stack: list[Unit] = []  # The last one is open, the others are opened again later.
         self._thread = 0  # That has opened the first of them.
         self._err = cst_err()
-        self._inside = job.client.one_thread.call
+        self._call = job.client.one_thread.call
 
     def add(self, unit: Unit) -> None:
         """Have ``unit`` as one that can be opened."""
         unit.calls = _Calls(self.job.handle, unit, self._err)
-
-    def _call(self, call: Callable[[], int]) -> int:
-        """Return the status of one of the calls of a unit. ValueError: the job is closed."""
-        if self.job.is_closed:
-            _ = self.job.handle
-        return self._inside(call)
 
     @property
     def open_unit(self) -> Unit | None:

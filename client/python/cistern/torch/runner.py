@@ -17,6 +17,7 @@ that they interrupt is closed meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -51,6 +52,10 @@ def not_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 class _Use:
     """One run of a unit in a forward pass."""
+
+    __slots__ = (
+        "__weakref__", "has_inputs", "inputs", "is_awaited", "n_changes", "runner", "unit", "zero"
+    )  # fmt: skip
 
     def __init__(self, runner: Runner, unit: Unit) -> None:
         self.runner = runner
@@ -189,19 +194,14 @@ class Runner:
         self.units.append(unit)
         self._uses[unit] = _Uses()
 
-        @not_compiled
-        def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
-            return self._module_begins(unit, args, kwargs)
-
-        @not_compiled
-        def after(_: nn.Module, __: Any, output: Any) -> Any:
-            return self._module_ends(unit, output)
-
+        before = not_compiled(partial(self._module_begins, unit))
+        after = not_compiled(partial(self._module_ends, unit))
         module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
         module.register_forward_hook(after, always_call=True)
 
-    def _module_begins(self, unit: Unit, args: Any, kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and torch._C._are_functorch_transforms_active():
+    def _module_begins(self, unit: Unit, _: nn.Module, args: Any, kwargs: Any) -> Any:
+        is_recording = torch.is_grad_enabled()
+        if is_recording and torch._C._are_functorch_transforms_active():
             raise RuntimeError(_TRANSFORMED)
         if in_backward():
             self._follow_pass()
@@ -215,26 +215,25 @@ class Runner:
         new = copies_of_lent(given.tensors) if self.operators.n_open > 0 else {}
         self.operators.push(unit)
         running[-1] = ran = _Running(_Use(self, unit), given)
-        if torch.is_grad_enabled():
-            self._enter(ran, new)
+        if is_recording:
+            new = self._enter(ran, new)
         return given.replaced(new) if new else (args, kwargs)
 
-    def _enter(self, ran: _Running, new: dict[int, torch.Tensor]) -> None:
+    def _enter(self, ran: _Running, new: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """Let what needs a gradient go through an Enter.
 
-        ``new`` has what stands in for tensors that were given, and gets the outputs of the Enter.
+        ``new`` has copies that stand in for tensors that were given. Returns what stands in for tensors
+        then, the outputs of the Enter included.
         """
         given, use = ran.given.tensors, ran.use
         inputs = distinct_needing_grad([new.get(id(t), t) for t in given] if new else given)
         ran.token, *outputs = Enter.apply(use, self.zero if inputs else self._anchor, *inputs)
         ran.entered = inputs, outputs
-        if inputs:
-            use.has_inputs = True
-            entered = dict(zip(map(id, inputs), outputs, strict=True))
-            new.update({own: entered.get(id(copy), copy) for own, copy in new.items()})
-            new.update(entered)
+        use.has_inputs = bool(inputs)
+        entered = dict(zip(map(id, inputs), outputs))
+        return {own: entered.get(id(copy), copy) for own, copy in new.items()} | entered if new else entered
 
-    def _module_ends(self, unit: Unit, output: Any) -> Any:
+    def _module_ends(self, unit: Unit, _: nn.Module, __: Any, output: Any) -> Any:
         """End a run of the module. It has raised if ``output`` is None; its error goes first."""
         uses = self._uses[unit]
         ran = uses.running.pop() if uses.running else None

@@ -206,7 +206,8 @@ class Store:
             self.abandon()
         if self._must_sync:
             self.sync()
-        self._remember_random_state()
+        if self._random_state is None:
+            self._remember_random_state()
 
     def _remember_random_state(self) -> None:
         """Note the random numbers of a step when it begins.
