@@ -110,17 +110,20 @@ class Interruptions(TorchCase):
     def test_ctrl_c_while_the_weights_are_fetched(self) -> None:
         """The call of libcistern has to be made again, by whoever goes on."""
         operators = self.store._runner.operators
-        begin = operators._op_begin
+        make = operators._call
 
-        def interrupted(*arguments: Any) -> int:
-            begin(*arguments)
-            raise KeyboardInterrupt
+        def interrupted(call: Callable[[], int]) -> int:
+            def called() -> int:
+                call()
+                raise KeyboardInterrupt
+
+            return make(called)
 
         for discards in (False, True):
-            operators._op_begin = interrupted
+            operators._call = interrupted
             with self.assertRaises(KeyboardInterrupt):
                 square(self.store.model, tokens())
-            operators._op_begin = begin
+            operators._call = make
             self.check_next_step(discards)
 
 

@@ -19,6 +19,14 @@ _NO_DISPATCH = torch.Tensor.__torch_dispatch__
 _NO_FUNCTION = torch._C._disabled_torch_function_impl
 
 
+class Runner(Protocol):
+    """What runs units."""
+
+    def backward_begins(self, use: Any, grads: tuple[torch.Tensor | None, ...]) -> None: ...
+
+    def backward_ends(self, use: Any) -> None: ...
+
+
 class Use(Protocol):
     """One run of a unit in a forward pass."""
 
@@ -30,9 +38,9 @@ class Use(Protocol):
     def zero(self) -> torch.Tensor:
         """The gradient of a token. It is on the device of the parameters, where nodes have their turn."""
 
-    def backward_begins(self, grads: tuple[torch.Tensor | None, ...]) -> None: ...
-
-    def backward_ends(self) -> None: ...
+    @property
+    def runner(self) -> Runner:
+        """What is told of its backward pass."""
 
 
 class _Node(torch.autograd.Function):
@@ -44,7 +52,7 @@ class _Node(torch.autograd.Function):
 
 
 class Leave(_Node):
-    """The identity of ``tensors``. Its backward pass calls ``use.backward_begins``.
+    """The identity of ``tensors``. Its backward pass calls ``backward_begins`` of the runner.
 
     ``token`` is that of Enter; None: the unit has no Enter. The first ``n_own`` tensors get the new
     history themselves, as by a change in place, and are returned. For each other one there is a tensor
@@ -65,8 +73,9 @@ class Leave(_Node):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        ctx.use.backward_begins(grads)
-        return (None, ctx.use.zero if ctx.has_token else None, None, *grads)
+        use = ctx.use
+        use.runner.backward_begins(use, grads)
+        return (None, use.zero if ctx.has_token else None, None, *grads)
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
@@ -77,7 +86,8 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
 class Enter(_Node):
     """The identity of ``anchor``, a scalar that gets no gradient, and ``tensors``.
 
-    One of them must need a gradient, so that the token does. Its backward pass calls ``use.backward_ends``. The output for ``anchor`` is the token.
+    One of them must need a gradient, so that the token does. Its backward pass calls
+    ``backward_ends`` of the runner. The output for ``anchor`` is the token.
     """
 
     @staticmethod
@@ -93,7 +103,8 @@ class Enter(_Node):
 
     @staticmethod
     def backward(ctx: Any, _: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        ctx.use.backward_ends()
+        use = ctx.use
+        use.runner.backward_ends(use)
         return (None, None, *grads)
 
 

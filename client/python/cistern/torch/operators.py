@@ -24,7 +24,7 @@ from cistern.errors import CstError, error_of
 from cistern.job import Job
 from cistern.torch.device import Device
 from cistern.torch.gradients import HandedIn
-from cistern.torch.parameter import grad_of, mark, set_grad, version_of
+from cistern.torch.parameter import grad_of, mark, version_of
 from cistern.torch.storage import LentStorage, at_address, has_memory, swap, tensor_of
 from cistern.torch.weights import read_state, torch_type
 
@@ -173,7 +173,7 @@ class Unit:
     def drop_grads(self) -> None:
         """Forget gradients that are not delivered."""
         for parameter in self.trained:
-            set_grad(parameter, None)
+            parameter._grad = None
 
     def write_grads(self) -> AbstractSet[Tensor]:
         """Write the gradients to the blocks of ``io``.

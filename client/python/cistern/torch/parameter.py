@@ -23,7 +23,7 @@ _DATA: Any = torch._C.TensorBase.data
 _GRAD: Any = torch._C.TensorBase.grad
 _MARK = "_is_in_a_store"
 
-grad_of = _GRAD.__get__
+grad_of = attrgetter("_grad")  # As ``grad`` of torch.
 set_grad = _GRAD.__set__  # Without questions.
 version_of = attrgetter("_version")
 _plain_data = _DATA.__get__

@@ -70,12 +70,6 @@ class _Use:
     def name(self) -> str:
         return self.unit.name
 
-    def backward_begins(self, grads: tuple[torch.Tensor | None, ...]) -> None:
-        self.runner.backward_begins(self, grads)
-
-    def backward_ends(self) -> None:
-        self.runner.backward_ends(self)
-
 
 class _Running:
     """A unit that runs. The token would be a circle of references if the use had it."""
@@ -231,7 +225,11 @@ class Runner:
         ran.entered = inputs, outputs
         use.has_inputs = bool(inputs)
         entered = dict(zip(map(id, inputs), outputs))
-        return {own: entered.get(id(copy), copy) for own, copy in new.items()} | entered if new else entered
+        return (
+            {own: entered.get(id(copy), copy) for own, copy in new.items()} | entered
+            if new
+            else entered
+        )
 
     def _module_ends(self, unit: Unit, _: nn.Module, __: Any, output: Any) -> Any:
         """End a run of the module. It has raised if ``output`` is None; its error goes first."""
@@ -289,7 +287,8 @@ class Runner:
             kept.check_not_watched(use)
             if grad is not None and kept.counter._version != kept.version:
                 raise RuntimeError(_KEPT_INPUT.format(use.unit.name))
-        self._follow_pass()
+        if torch._C._current_graph_task_id() not in self._tasks:
+            self._follow_pass()
         self.operators.push(use.unit)
 
     def backward_ends(self, use: _Use) -> None:

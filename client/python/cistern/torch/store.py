@@ -175,7 +175,7 @@ class Store:
 
     def _model_begins(self, *_: Any) -> None:
         """Close what an exception other than Exception, such as Ctrl-C, has left open."""
-        if in_backward() or self._forward_pass.is_inner():
+        if in_backward() or self._forward_pass.begins_inside():
             return
         if torch._C._get_tracing_state() is not None or torch.compiler.is_exporting():
             raise RuntimeError(_EXPORTED)
@@ -197,7 +197,7 @@ class Store:
             raise RuntimeError(_INTERRUPTED)
 
     def _model_ends(self, *_: Any) -> None:
-        if not in_backward() and not self._forward_pass.is_inner():
+        if not in_backward() and not self._forward_pass.ends_inside():
             self._forward_pass.ends()
 
     def _before_forward(self) -> None:
