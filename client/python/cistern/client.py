@@ -69,7 +69,6 @@ class Client:
             return
         with self.one_thread:
             handle, self._handle = self._handle, None
-            self.one_thread.is_closed = True
             self._lib.cst_disconnect(handle)
         if self._at_close is not None:
             self._at_close()

@@ -15,7 +15,7 @@ import cistern
 import models
 import safetensors.torch
 import torch
-from cistern import Status
+from cistern import Direction, Status
 from models import TorchCase, square, tokens
 from torch import nn
 
@@ -109,21 +109,18 @@ class Interruptions(TorchCase):
 
     def test_ctrl_c_while_the_weights_are_fetched(self) -> None:
         """The call of libcistern has to be made again, by whoever goes on."""
-        operators = self.store._runner.operators
-        make = operators._call
+        calls = self.store._runner.units[0].calls.begin
+        begin = calls[Direction.FORWARD]
 
-        def interrupted(call: Callable[[], int]) -> int:
-            def called() -> int:
-                call()
-                raise KeyboardInterrupt
-
-            return make(called)
+        def interrupted() -> int:
+            begin()
+            raise KeyboardInterrupt
 
         for discards in (False, True):
-            operators._call = interrupted
+            calls[Direction.FORWARD] = interrupted
             with self.assertRaises(KeyboardInterrupt):
                 square(self.store.model, tokens())
-            operators._call = make
+            calls[Direction.FORWARD] = begin
             self.check_next_step(discards)
 
 

@@ -252,7 +252,7 @@ class Operators:
         self._stack: list[Unit] = []  # The last one is open, the others are opened again later.
         self._thread = 0  # That has opened the first of them.
         self._err = cst_err()
-        self._call = job.client.one_thread.call
+        self._inside = job.client.one_thread.call
 
     def add(self, unit: Unit) -> None:
         """Have ``unit`` as one that can be opened."""
@@ -273,14 +273,15 @@ class Operators:
         return len(self._stack)
 
     def _change(self, change: Callable[..., None], *arguments: Any) -> None:
-        """Call ``change``, and note if anything else than its own errors ends it.
+        """Call ``change`` while no other thread calls the job, and note if anything else than its own errors ends it.
 
-        What the handler of a signal raises can come between a call of the job and the line that notes
+        ValueError: the job is closed. What the handler of a signal raises can come between a call of the job and the line that notes
         its result. Nothing is known then, and the step has to be given up.
         """
+        _ = self.job.handle
         self.is_torn = True
         try:
-            change(*arguments)
+            self._inside(change, *arguments)
         except (CstError, RuntimeError):
             self.is_torn = False
             raise
@@ -374,7 +375,7 @@ class Operators:
 
     def _fits(self, unit: Unit) -> bool:
         """Return whether the pool has blocks for gradients now, and for all others later."""
-        status = self._call(unit.calls.fits)
+        status = unit.calls.fits()
         if status not in (0, Status.EPOOL):
             check(status, self._err)
         return status == 0
@@ -406,7 +407,7 @@ class Operators:
     def finish(self) -> None:
         """End the call that an interruption has left pending. Raises what it raises."""
         if self.job.client.is_pending and self._begins is not None:
-            self._begin(*self._begins)
+            self._inside(self._begin, *self._begins)
 
     def forget(self, units: Collection[Unit]) -> None:
         """Let no storage of ``units``, which are all, have memory. Calls nothing of the job."""
@@ -417,7 +418,7 @@ class Operators:
 
     def _begin(self, unit: Unit, direction: Direction) -> None:
         self._begins = unit, direction
-        status = self._call(unit.calls.begin[direction])
+        status = unit.calls.begin[direction]()
         if status != 0:
             self._go_on(unit, direction, status)
         self.device.begin_work()
@@ -438,7 +439,7 @@ class Operators:
 
     def _end(self, unit: Unit) -> None:
         self.device.end_work()
-        status = self._call(unit.calls.end)
+        status = unit.calls.end()
         if status != 0:
             check(status, self._err)
 
