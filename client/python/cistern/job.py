@@ -182,6 +182,11 @@ class Job:
             raise ValueError(f"the job '{self.name}' is closed")
         return self._handle
 
+    def check_open(self) -> None:
+        """Raise ValueError if the job is closed: a call that has its address must not be made then."""
+        if self._handle is None:
+            raise ValueError(f"the job '{self.name}' is closed")
+
     def close(self) -> None:
         """Close the client of this job. Without ``leave`` before, the rank counts as dead."""
         self.client.close()

@@ -56,8 +56,9 @@ class Leave(_Node):
 
     ``token`` is that of Enter; None: the unit has no Enter. The first ``n_own`` tensors get the new
     history themselves, as by a change in place, and are returned. For each other one there is a tensor
-    with the same memory, so that its hooks stay where they are in the graph. If it is a view, such as the parts that ``chunk`` returns, autograd refuses to
-    change it in place, and refuses its use after a change of its base.
+    with the same memory, so that its hooks stay where they are in the graph. If it is a view, such as
+    the parts that ``chunk`` returns, autograd refuses to change it in place, and refuses its use after
+    a change of its base.
     """
 
     @staticmethod

@@ -32,6 +32,7 @@ _WORDS = ctypes.sizeof(cst_io) // 8
 _WEIGHT = LAYOUTS[cst_io][1]["weight"] // 8
 _GRAD = LAYOUTS[cst_io][1]["grad"] // 8
 _ACCUMULATE = LAYOUTS[cst_io][1]["accumulate"]
+_FORWARD, _BACKWARD, _EPOOL = Direction.FORWARD, Direction.BACKWARD, Status.EPOOL
 
 
 class Tensor:
@@ -110,7 +111,7 @@ class Unit:
         self._lent: list[torch.UntypedStorage] = []  # The places while they are lent, or empty.
         self._grad_addresses: list[int] = []  # Of the gradients, when they were written last.
         self._grad_places: list[torch.Tensor] = []  # At these addresses.
-        self._versions = self.versions()
+        self._versions = list(map(version_of, self.parameters))
         self.n_changes = 0  # Steps and writes that have changed the weights.
         self.is_known = False  # What its module returns was looked at, except a tensor alone.
         self.calls: _Calls  # Of the job, which ``Operators.add`` gives it.
@@ -147,13 +148,9 @@ class Unit:
         other = [t.name for t in self.tensors if not t.has_own_memory()]
         raise OtherMemory(other[0])
 
-    def versions(self) -> list[int]:
-        """Return how often each parameter was changed in place."""
-        return list(map(version_of, self.parameters))
-
     def changed(self) -> list[Tensor]:
         """Return the tensors whose parameters were changed in place since the last call."""
-        versions = self.versions()
+        versions = list(map(version_of, self.parameters))
         if versions == self._versions:
             return []
         before, self._versions = self._versions, versions
@@ -249,7 +246,8 @@ class Operators:
         self.handed_in = HandedIn()
         self.is_torn = False  # An interruption such as Ctrl-C has left a change half done.
         self._begins: tuple[Unit, Direction] | None = None  # What was begun last, or is pending.
-        self._stack: list[Unit] = []  # The last one is open, the others are opened again later.
+        #: The last of these units is open, the others are opened again later.
+        self.open_units: list[Unit] = []
         self._thread = 0  # That has opened the first of them.
         self._err = cst_err()
         self._inside = job.client.one_thread.call
@@ -258,27 +256,12 @@ class Operators:
         """Have ``unit`` as one that can be opened."""
         unit.calls = _Calls(self.job.handle, unit, self._err)
 
-    @property
-    def open_unit(self) -> Unit | None:
-        """The unit that is open."""
-        return self._stack[-1] if self._stack else None
-
-    def is_open(self, unit: Unit) -> bool:
-        """Whether ``unit`` is open, or will be opened again."""
-        return unit in self._stack
-
-    @property
-    def n_open(self) -> int:
-        """Number of units that are open, or will be opened again."""
-        return len(self._stack)
-
     def _change(self, change: Callable[..., None], *arguments: Any) -> None:
-        """Call ``change`` while no other thread calls the job, and note if anything else than its own errors ends it.
+        """Call ``change``, and note if anything else than its own errors ends it.
 
-        ValueError: the job is closed. What the handler of a signal raises can come between a call of the job and the line that notes
+        No other thread calls the job meanwhile. What the handler of a signal raises can come between a call of the job and the line that notes
         its result. Nothing is known then, and the step has to be given up.
         """
-        _ = self.job.handle
         self.is_torn = True
         try:
             self._inside(change, *arguments)
@@ -289,7 +272,7 @@ class Operators:
 
     def push(self, unit: Unit) -> None:
         """Open ``unit``. A unit that is open is closed until ``unit`` is closed."""
-        if self._stack:
+        if self.open_units:
             self._check_thread()
         self._change(self._push, unit)
 
@@ -325,27 +308,27 @@ class Operators:
             self.handed_in.forget_all()
 
     def _push(self, unit: Unit) -> None:
-        if self._stack:
-            self._take_back(self._stack[-1])
+        if self.open_units:
+            self._take_back(self.open_units[-1])
         else:
             self._thread = threading.get_ident()
         self._lend(unit)
-        self._stack.append(unit)
+        self.open_units.append(unit)
 
     def _pop(self, deliver: bool) -> None:
-        unit = self._stack.pop()
+        unit = self.open_units.pop()
         self._take_back(unit)
         if deliver:
             self._deliver(unit)
-        if self._stack:
-            self._lend(self._stack[-1])
+        if self.open_units:
+            self._lend(self.open_units[-1])
 
     def _between(self, deliver: Callable[[Any], None], what: Any) -> None:
-        if self._stack:
-            self._take_back(self._stack[-1])
+        if self.open_units:
+            self._take_back(self.open_units[-1])
         deliver(what)
-        if self._stack:
-            self._lend(self._stack[-1])
+        if self.open_units:
+            self._lend(self.open_units[-1])
 
     def _deliver(self, unit: Unit) -> None:
         """Deliver, or note that it is late, if units run in another order than they are declared."""
@@ -362,7 +345,7 @@ class Operators:
     def _hand_in(self, unit: Unit) -> None:
         self.has_gradients = self.is_past_grads = True
         self._delivered.add(unit)
-        self._begin(unit, Direction.BACKWARD)
+        self._begin(unit, _BACKWARD)
         without = unit.write_grads()
         self._end(unit)
         self.handed_in.add(unit, without)
@@ -375,8 +358,9 @@ class Operators:
 
     def _fits(self, unit: Unit) -> bool:
         """Return whether the pool has blocks for gradients now, and for all others later."""
+        self.job.check_open()
         status = unit.calls.fits()
-        if status not in (0, Status.EPOOL):
+        if status not in (0, _EPOOL):
             check(status, self._err)
         return status == 0
 
@@ -392,7 +376,7 @@ class Operators:
 
     def close_all(self) -> None:
         """Close what is still open although no module runs, such as after Ctrl-C."""
-        while self._stack:
+        while self.open_units:
             self._check_thread()
             self.pop()
 
@@ -400,7 +384,7 @@ class Operators:
         """Raise RuntimeError if the unit that is open was opened by another thread."""
         if self._thread != threading.get_ident():
             raise RuntimeError(
-                f"cistern: another thread runs module '{self._stack[-1].name}': one thread at a time"
+                f"cistern: another thread runs module '{self.open_units[-1].name}': one thread at a time"
                 " uses a store"
             )
 
@@ -411,13 +395,14 @@ class Operators:
 
     def forget(self, units: Collection[Unit]) -> None:
         """Let no storage of ``units``, which are all, have memory. Calls nothing of the job."""
-        self._stack.clear()
+        self.open_units.clear()
         for unit in units:
             unit.take_back_rest()
         self.is_torn = False
 
     def _begin(self, unit: Unit, direction: Direction) -> None:
         self._begins = unit, direction
+        self.job.check_open()
         status = unit.calls.begin[direction]()
         if status != 0:
             self._go_on(unit, direction, status)
@@ -439,12 +424,13 @@ class Operators:
 
     def _end(self, unit: Unit) -> None:
         self.device.end_work()
+        self.job.check_open()
         status = unit.calls.end()
         if status != 0:
             check(status, self._err)
 
     def _lend(self, unit: Unit) -> None:
-        self._begin(unit, Direction.FORWARD)
+        self._begin(unit, _FORWARD)
         try:
             unit.lend()
         except OtherMemory:

@@ -162,7 +162,7 @@ class Runner:
 
     def close_all(self) -> None:
         """Close the units that an exception such as KeyboardInterrupt, of which torch did not tell, left open."""
-        if self.operators.n_open > 0:
+        if self.operators.open_units:
             self._forget_runs()
         self.operators.close_all()
 
@@ -203,10 +203,11 @@ class Runner:
             self._before_forward()
         running = self._uses[unit].running
         running.append(None)
-        if self.operators.open_unit is unit:
+        outer = self.operators.open_units
+        if outer and outer[-1] is unit:
             return None
         given = Given(args, kwargs)
-        new = copies_of_lent(given.tensors) if self.operators.n_open > 0 else {}
+        new = copies_of_lent(given.tensors) if outer else {}
         self.operators.push(unit)
         running[-1] = ran = _Running(_Use(self, unit), given)
         if is_recording:
@@ -294,11 +295,12 @@ class Runner:
     def backward_ends(self, use: _Use) -> None:
         """Enter says that the backward pass of a use ends."""
         unit = use.unit
-        if not self.operators.is_open(unit):
+        open_units = self.operators.open_units
+        if unit not in open_units:
             raise RuntimeError(
                 f"cistern: the backward pass of module '{unit.name}' ends, but it has not begun"
             )
-        while self.operators.open_unit is not unit:  # backward(inputs=...) leaves out Enter.
+        while open_units[-1] is not unit:  # backward(inputs=...) leaves out Enter.
             self.operators.pop()
         uses = self._uses[unit]
         uses.n_waiting -= use.is_awaited
@@ -337,7 +339,7 @@ class Runner:
         torch.autograd.Variable._execution_engine.queue_callback(self._pass_ends)
 
     def _outermost_begins(self) -> None:
-        self._n_open = self.operators.n_open
+        self._n_open = len(self.operators.open_units)
         self.operators.is_new_pass = True
         self.operators.forget_last_step()
         try:
@@ -352,7 +354,9 @@ class Runner:
 
     def _pass_ends(self) -> None:
         if len(self._tasks) == 1:
-            while self.operators.n_open > self._n_open:  # backward(inputs=...) leaves out Enter.
+            while (
+                len(self.operators.open_units) > self._n_open
+            ):  # backward(inputs=...) leaves out Enter.
                 self.operators.pop()
             self.deliver_rest()
             if self._n_open == 0:  # Else the pass was one inside of a forward pass, which goes on.
