@@ -259,3 +259,8 @@ class Exceptions(TorchCase):
             square(self.model, tokens())
         handle.remove()
         self.compare_steps(self.twin, self.store, loss=square)
+
+    def test_a_job_that_is_closed(self) -> None:
+        self.store.job.close()
+        with self.assertRaisesRegex(ValueError, "job '.*' is closed"):
+            square(self.model, tokens())

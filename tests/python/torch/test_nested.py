@@ -300,6 +300,22 @@ class Bits(TorchCase):
                 with self.subTest(units=units, micro_batches=micro):
                     self.check(Recursive, square, micro, units=units).close(remove=True)
 
+    def test_ctrl_c_in_a_model_that_calls_itself(self) -> None:
+        """The next call of the model is none inside of the calls that have ended."""
+        twin, store = self.twins(Recursive)
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        handle = store.model.layers[0].register_forward_hook(interrupt)
+        with self.assertRaises(KeyboardInterrupt):
+            square(store.model, image(2))
+        handle.remove()
+        with torch.no_grad():
+            store.model(image(2))
+        self.assertEqual(store._runner.operators.open_units, [])
+        self.compare_steps(twin, store, loss=square)
+
     def test_a_parameter_that_is_also_that_of_a_module(self) -> None:
         self.check(Tied, square)
 
