@@ -259,8 +259,9 @@ class Operators:
     def _change(self, change: Callable[..., None], *arguments: Any) -> None:
         """Call ``change``, and note if anything else than its own errors ends it.
 
-        No other thread calls the job meanwhile. What the handler of a signal raises can come between a call of the job and the line that notes
-        its result. Nothing is known then, and the step has to be given up.
+        No other thread calls the job meanwhile. What the handler of a signal raises can come between a
+        call of the job and the line that notes its result. Nothing is known then, and the step has to
+        be given up.
         """
         self.is_torn = True
         try:
