@@ -93,7 +93,7 @@ grep -q 'pool of 1 bytes' "$tmp/none.log" || fail "a pool of no bytes is refused
 stop_daemon small
 
 # The other runs take longer, so that they can be disturbed.
-steps=150
+steps=100
 ./cistern-gpt "${model[@]}" --data "$tmp/text" --steps $steps --store local --loss-file "$tmp/long.losses" \
     --dump-weights "$tmp/long.weights" >"$tmp/long.log" 2>&1 || fail "--store local failed"
 start_daemon disturbed
