@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/lib/segment.h"
 
+#include "proto/segment_map.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stddef.h>
@@ -28,7 +30,7 @@ int cstc_segment_map(struct cstc_segment *segment, int fd, uint64_t bytes, struc
                            "segment that is not sealed against shrinking and growing (seals 0x%x)",
                            seals < 0 ? 0u : (unsigned)seals);
     }
-    base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    base = cst_segment_map(fd, bytes);
     if (base == MAP_FAILED) {
         return cst_err_errno(err, CST_ENOMEM, errno, "mmap of %llu bytes",
                              (unsigned long long)bytes);

@@ -2,6 +2,7 @@
 #include "kernels/cuda/memory.h"
 
 #include "kernels/cuda/flight.h"
+#include "proto/segment_map.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -20,7 +21,7 @@ static CUdeviceptr device_pointer(struct cste_addr addr)
 int cste_gpu_map(void *state, int fd, int node, struct cste_mem *mem, struct cst_err *note,
                  struct cst_err *err)
 {
-    void *at = mmap(NULL, mem->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    void *at = cst_segment_map(fd, mem->bytes);
 
     (void)state;
     (void)node;

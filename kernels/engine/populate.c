@@ -1,14 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/engine/populate.h"
 
+#include "proto/segment_map.h"
+
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Added in Linux 5.14. */
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* Added in Linux 6.1. */
 #endif
 
 /* Write to each page without changing it. */
@@ -19,6 +25,33 @@ static void touch(char *at, uint64_t bytes, size_t page_bytes)
     }
 }
 
+/* Returns whether no page of [@offset, @offset + @bytes) has been allocated. */
+static bool is_hole(int fd, uint64_t offset, uint64_t bytes)
+{
+    off_t data = lseek(fd, (off_t)offset, SEEK_DATA);
+
+    return data >= 0 ? (uint64_t)data >= offset + bytes : errno == ENXIO;
+}
+
+/* Allocate the whole large pages in [@offset, @offset + @bytes) of the file as large pages, if
+ * nothing of them is there. Where this fails, small pages are allocated later. */
+static void collapse(int fd, char *base, uint64_t offset, uint64_t bytes)
+{
+    const uint64_t unit = CST_LARGE_PAGE;
+    const uint64_t start = (offset + unit - 1) / unit * unit;
+    const uint64_t end = (offset + bytes) / unit * unit;
+
+    if (start >= end || !is_hole(fd, start, end - start)) {
+        return;
+    }
+    for (uint64_t at = start; at < end; at += unit) {
+        if (madvise(base + at, (size_t)sysconf(_SC_PAGESIZE), MADV_POPULATE_WRITE) != 0) {
+            return;
+        }
+    }
+    (void)madvise(base + start, end - start, MADV_COLLAPSE);
+}
+
 int cste_populate(int fd, void *base, uint64_t offset, uint64_t bytes)
 {
     const size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
@@ -27,6 +60,7 @@ int cste_populate(int fd, void *base, uint64_t offset, uint64_t bytes)
     int errnum;
 
     bytes += offset - start;
+    collapse(fd, base, start, bytes);
     errnum = madvise(at, bytes, MADV_POPULATE_WRITE) == 0 ? 0 : errno;
     if (errnum == ENOMEM || errnum == EFAULT || errnum == EHWPOISON) {
         return errnum;

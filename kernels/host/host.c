@@ -5,6 +5,7 @@
 #include "kernels/engine/thread_pool.h"
 #include "kernels/host/convert.h"
 #include "proto/clock.h"
+#include "proto/segment_map.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -64,13 +65,13 @@ static int host_map(void *state, int fd, int node, struct cste_mem *mem, struct 
                     struct cst_err *err)
 {
     struct host *host = state;
-    void *at = mmap(NULL, mem->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    void *at = cst_segment_map(fd, mem->bytes);
 
     if (at == MAP_FAILED) {
         return cst_err_errno(err, errno == ENOMEM ? CST_ENOMEM : CST_EINVAL, errno,
                              "mapping %" PRIu64 " bytes", mem->bytes);
     }
-    /* The advice has an effect only where the system allows large pages in shared memory. */
+    /* Large pages for kernels without MADV_COLLAPSE, where the administrator allows them. */
     (void)madvise(at, mem->bytes, MADV_HUGEPAGE);
     if (node >= 0) {
         (void)cste_cpus_bind(host->cpus, at, mem->bytes, (unsigned)node, note);

@@ -321,6 +321,7 @@ void cst_tile_finish_update(const struct cst_tile_work *work, const struct cst_t
     }
     slot->states.base = first;
     (void)run_kernel(work, &work->rows, &slot->scalars, tile, grads, first, &slot->states);
+    cst_update_fence();
 }
 
 /* Sum the contributions into the elements of @tile of the fp32 row @grad, or add them. Returns the
@@ -491,6 +492,7 @@ struct cst_tile_done cst_tile_update_range(const struct cst_tile_work *work,
         tile.spared = spared;
         (void)cst_tile_update(work, &scalars, &tile, undo, &done);
     }
+    cst_update_fence();
     return done;
 }
 

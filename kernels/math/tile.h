@@ -105,7 +105,7 @@ struct cst_tile_done {
  *   the tile already carries the mark; nothing is then touched.
  * - Out of place: there are no marks, @undo is not used, and the tile may be repeated at any time.
  *
- * Any thread, one thread per tile. */
+ * Other threads may read the weights after cst_update_fence. Any thread, one thread per tile. */
 bool cst_tile_update(const struct cst_tile_work *work, const struct cst_update_scalars *scalars,
                      const struct cst_tile *tile, struct cst_undo_slot *undo,
                      struct cst_tile_done *done);

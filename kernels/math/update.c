@@ -5,6 +5,9 @@
 #include "proto/table.h"
 
 #include <math.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
 
 /* Returns x^t by repeated squaring, using only multiplications; the bits do not depend on the pow
  * of a libm. For t <= 2^20 and 0 < x < 1 the relative error is below 2^-32. The error is far
@@ -89,4 +92,11 @@ uint64_t cst_update_bytes(const struct cst_update_rows *rows, enum cst_moments m
         bytes += moment_bytes(&rows->moments[k], moments, n);
     }
     return bytes;
+}
+
+void cst_update_fence(void)
+{
+#ifdef __x86_64__
+    _mm_sfence();
+#endif
 }

@@ -150,11 +150,17 @@ struct cst_update_undo; /* Defined in kernels/math/update_undo.h. */
  * where they are the same row. @random is not read with fp32 moments or rounding to nearest. @undo
  * holds, at any instruction, the old values of each element that may be half changed. With @undo,
  * rows in shared memory that are updated in place can be restored after kill -9. NULL: old values
- * are not kept. When the function returns, all its stores are ordered before later stores of the
- * thread. The function does not allocate. Any thread. */
+ * are not kept. The weights may bypass the cache: another thread may read them after the caller's
+ * cst_update_fence. The function does not allocate. Any thread. */
 typedef void (*cst_update_fn)(const struct cst_update_scalars *scalars,
                               const struct cst_update_random *random, size_t n,
                               const struct cst_update_rows *rows, struct cst_update_undo *undo);
+
+/* Order the weights that update functions have stored before later stores of the thread. An update
+ * of many tiles calls this once, at its end: on x86, the processor then waits until all weights
+ * have left its write-combining buffers, which takes some 4 % of an update if every tile waits.
+ * Any thread. */
+void cst_update_fence(void);
 
 /* The update kernels of an instruction set: [optimizer][moments][rounding]. Both roundings of fp32
  * moments have the same kernel. */

@@ -517,7 +517,6 @@ ALWAYS_INLINE void update(struct way way, const struct cst_update_scalars *scala
     if (i < n) {
         do_tail(way, &call, &rows, i, n - i, undo, buffer);
     }
-    cst_vec_fence();
 }
 
 #define TABLE_OF(name, isa) cst_##name##_##isa

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/bench/update_job.h"
 
+#include "kernels/engine/populate.h"
 #include "kernels/math/moments.h"
 #include "kernels/math/split.h"
+#include "proto/segment_map.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -17,21 +19,46 @@ static void die(const char *what)
     exit(EXIT_FAILURE);
 }
 
-static void *map_shared(size_t bytes)
+/* Map memory as engines do. cst_update_job_fill allocates it. */
+static void *map_shared(struct cst_update_job *job, size_t bytes)
 {
-    int fd = memfd_create("bench_update", MFD_CLOEXEC);
-    void *p;
+    struct cst_update_map *map = &job->maps[job->n_maps];
 
-    if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0) {
+    if (job->n_maps == CST_UPDATE_JOB_MAX_MAPS) {
+        errno = ENOSPC;
+        die("rows");
+    }
+    map->fd = memfd_create("bench_update", MFD_CLOEXEC);
+    if (map->fd < 0 || ftruncate(map->fd, (off_t)bytes) != 0) {
         die("memfd");
     }
-    p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (p == MAP_FAILED) {
+    map->base = cst_segment_map(map->fd, bytes);
+    if (map->base == MAP_FAILED) {
         die("mmap");
     }
-    close(fd);
-    (void)madvise(p, bytes, MADV_HUGEPAGE); /* As engines do. It has an effect where allowed. */
-    return p;
+    map->bytes = bytes;
+    (void)madvise(map->base, bytes, MADV_HUGEPAGE);
+    job->n_maps++;
+    return map->base;
+}
+
+/* Allocate the share of thread @index of all rows. Shares have whole large pages. */
+static void populate(const struct cst_update_job *job, unsigned index)
+{
+    for (unsigned i = 0; i < job->n_maps; i++) {
+        const struct cst_update_map *map = &job->maps[i];
+        const uint64_t pages = (map->bytes - 1) / CST_LARGE_PAGE + 1;
+        const uint64_t first = pages * index / job->threads * CST_LARGE_PAGE;
+        uint64_t end = pages * (index + 1) / job->threads * CST_LARGE_PAGE;
+
+        end = end < map->bytes ? end : map->bytes;
+        if (first < end) {
+            errno = cste_populate(map->fd, map->base, first, end - first);
+            if (errno != 0) {
+                die("memory");
+            }
+        }
+    }
 }
 
 static void open_table(struct cst_update_job *job)
@@ -39,7 +66,7 @@ static void open_table(struct cst_update_job *job)
     struct cst_table_header header;
 
     cst_table_size(&header, 1, 1, cst_table_n_tiles(job->params));
-    job->work.table = map_shared(header.total_bytes);
+    job->work.table = map_shared(job, header.total_bytes);
     *job->work.table = header;
     cst_table_chunks(job->work.table)[0] =
         (struct cst_table_chunk){.n_elems = job->params, .n_spans = 1};
@@ -62,23 +89,24 @@ void cst_update_job_open(struct cst_update_job *job, size_t params, unsigned thr
                                              .weight_decay = 0.01,
                                              .grad_scale = 1.0f}};
     open_table(job);
-    job->undo = map_shared(threads * sizeof *job->undo);
+    job->undo = map_shared(job, threads * sizeof *job->undo);
     job->updated = calloc(threads, sizeof *job->updated);
     if (job->updated == NULL) {
         die("memory");
     }
-    rows->weight = map_shared(params * sizeof *rows->weight);
-    rows->grad = map_shared(params * sizeof *rows->grad);
-    rows->master = job->master = map_shared(params * sizeof *job->master);
-    job->remainder = map_shared(params * sizeof *job->remainder);
-    job->wide = map_shared(params * sizeof *job->wide);
+    rows->weight = map_shared(job, params * sizeof *rows->weight);
+    rows->grad = map_shared(job, params * sizeof *rows->grad);
+    rows->master = job->master = map_shared(job, params * sizeof *job->master);
+    job->remainder = map_shared(job, params * sizeof *job->remainder);
+    job->wide = map_shared(job, params * sizeof *job->wide);
     job->src[0] = rows->grad;
     for (int r = 1; r < CST_UPDATE_JOB_MAX_SRC; r++) {
-        job->src[r] = map_shared(params * sizeof *rows->grad);
+        job->src[r] = map_shared(job, params * sizeof *rows->grad);
     }
     for (int format = 0; format < CST_MOMENTS_COUNT; format++) {
         for (int k = 0; k < 2; k++) {
-            uint8_t *row = map_shared(cst_table_moment_bytes((enum cst_moments)format, params));
+            uint8_t *row =
+                map_shared(job, cst_table_moment_bytes((enum cst_moments)format, params));
 
             job->moments[format][k] = (struct cst_update_moment){
                 .values = row, .exponents = format == CST_MOMENTS_MX8 ? row + params : NULL};
@@ -109,6 +137,7 @@ void cst_update_job_fill(void *arg, unsigned index)
                                job->moments[CST_MOMENTS_FP32][1].values};
     size_t first, n;
 
+    populate(job, index);
     cst_update_job_share(job, index, &first, &n);
     for (size_t i = first; i < first + n; i++) {
         float unit;

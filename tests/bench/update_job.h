@@ -6,7 +6,15 @@
 
 #include "kernels/math/tile.h"
 
-#define CST_UPDATE_JOB_MAX_SRC 4 /* Most contributions to a gradient. */
+#define CST_UPDATE_JOB_MAX_SRC 4   /* Most contributions to a gradient. */
+#define CST_UPDATE_JOB_MAX_MAPS 20 /* Most mappings of memory. */
+
+/* Shared memory of a row or of the table. */
+struct cst_update_map {
+    int fd; /* Its memfd. */
+    void *base;
+    size_t bytes;
+};
 
 /* The kind of update that is measured. */
 struct cst_update_way {
@@ -30,6 +38,8 @@ struct cst_update_job {
     int16_t *remainder;         /* Remainders of split ones, whose weights are in rows.weight. */
     struct cst_undo_slot *undo; /* Undo slots, one per thread. */
     uint64_t *updated;          /* Per thread, the number of elements that it updated. */
+    struct cst_update_map maps[CST_UPDATE_JOB_MAX_MAPS]; /* All memory of the job. */
+    unsigned n_maps;                                     /* Number of these. */
 };
 
 /* Make a job of @params parameters, a multiple of 32. Its memory is not written. Ends the program
@@ -42,8 +52,9 @@ void cst_update_job_open(struct cst_update_job *job, size_t params, unsigned thr
 void cst_update_job_share(const struct cst_update_job *job, unsigned index, size_t *first,
                           size_t *n);
 
-/* A cst_team_fn whose @arg is a struct cst_update_job. Writes random gradients and states, of the
- * size that they have in training, to the share of thread @index. */
+/* A cst_team_fn whose @arg is a struct cst_update_job. Allocates memory, in large pages where the
+ * kernel gives them, and writes random gradients and states, of the size that they have in
+ * training, to the share of thread @index. */
 void cst_update_job_fill(void *arg, unsigned index);
 
 /* Let the following updates be of the kind @way. */

@@ -4,10 +4,12 @@
 #include "kernels/host/host.h"
 #include "kernels/engine/mapping.h"
 #include "kernels/engine/populate.h"
+#include "proto/segment_map.h"
 #include "tests/lib/engine_proc.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
@@ -269,40 +271,105 @@ START_TEST(test_populate)
 }
 END_TEST
 
-/* Returns whether the system gives large pages to shared memory that is advised to have them. */
-static bool has_large_pages(void)
+/* Returns the bytes of the mapping at @at that the process reaches as large pages. */
+static uint64_t large_bytes(const void *at)
 {
-    char line[128] = "";
-    FILE *f = fopen("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "re");
+    char line[256];
+    uintmax_t start, end, kib = 0;
+    bool here = false;
+    FILE *f = fopen("/proc/self/smaps", "re");
 
-    if (f != NULL) {
-        (void)fgets(line, sizeof line, f);
-        (void)fclose(f);
+    ck_assert_ptr_nonnull(f);
+    while (fgets(line, sizeof line, f) != NULL) {
+        if (sscanf(line, "%jx-%jx ", &start, &end) == 2) {
+            here = start == (uintptr_t)at;
+        } else if (here && sscanf(line, "ShmemPmdMapped: %ju", &kib) == 1) {
+            break;
+        }
     }
-    return strstr(line, "[advise]") != NULL || strstr(line, "[always]") != NULL;
+    (void)fclose(f);
+    return kib << 10;
 }
 
-/* Where the system allows it, memory of the host's engine has large pages: a whole one is allocated
- * for the first bytes of it. */
+/* Returns whether the kernel makes large pages of CST_LARGE_PAGE for a process that asks for one,
+ * with as little code as this takes. */
+static bool has_large_pages(void)
+{
+    int fd = engine_proc_memfd(CST_LARGE_PAGE, NULL);
+    char *at = cst_segment_map(fd, CST_LARGE_PAGE);
+    bool large;
+
+    ck_assert_ptr_ne(at, MAP_FAILED);
+    at[0] = 0;
+    large = madvise(at, CST_LARGE_PAGE, 25 /* MADV_COLLAPSE */) == 0;
+    at[0] = 1;
+    large = large && large_bytes(at) == CST_LARGE_PAGE;
+    (void)munmap(at, CST_LARGE_PAGE);
+    (void)close(fd);
+    return large;
+}
+
+/* Memory has large pages where whole ones fit into what is allocated at once. Memory behind them,
+ * and memory that was allocated in part before, has small pages; its content is kept. */
 START_TEST(test_large_pages)
 {
-    const size_t large = 2 << 20, page = (size_t)sysconf(_SC_PAGESIZE);
-    struct cste_mem mem = {.bytes = 2 * large};
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    struct cste_mem mem = {.bytes = 5 * CST_LARGE_PAGE + 3 * page};
     struct cst_err note, err;
     struct stat st;
     int fd = engine_proc_memfd(mem.bytes, NULL);
     void *state = NULL;
+    const uint64_t large = has_large_pages() ? CST_LARGE_PAGE : 0;
+    char *base;
 
-    if (!has_large_pages() || page != 4096) {
-        (void)close(fd);
-        return;
-    }
     ck_assert_int_eq(cste_host_ops.map(state, fd, -1, &mem, &note, &err), CST_OK);
-    ck_assert_int_eq(cste_host_ops.populate(state, fd, mem.base, 0, page, &err), CST_OK);
+    base = mem.base;
+    ck_assert_uint_eq((uintptr_t)base % CST_LARGE_PAGE, 0);
+    base[3 * CST_LARGE_PAGE + 7] = 9;
+    ck_assert_int_eq(cste_host_ops.populate(state, fd, base, page, 3 * CST_LARGE_PAGE - page, &err),
+                     CST_OK);
+    ck_assert_uint_ge(large_bytes(base), 2 * large); /* The administrator may allow more. */
+    ck_assert_int_eq(cste_host_ops.populate(state, fd, base, 3 * CST_LARGE_PAGE,
+                                            mem.bytes - 3 * CST_LARGE_PAGE, &err),
+                     CST_OK);
+    ck_assert_int_eq(base[3 * CST_LARGE_PAGE + 7], 9);
     ck_assert_int_eq(fstat(fd, &st), 0);
-    ck_assert_uint_ge((uint64_t)st.st_blocks * 512, large);
+    ck_assert_uint_ge((uint64_t)st.st_blocks * 512, mem.bytes - page);
     cste_host_ops.unmap(state, &mem);
     (void)close(fd);
+}
+END_TEST
+
+/* A mapping has an aligned address if it is as large as a large page, and munmap leaves nothing of
+ * it. */
+START_TEST(test_segment_map)
+{
+    static const uint64_t sizes[] = {
+        1, 4096, CST_LARGE_PAGE - 1, CST_LARGE_PAGE, CST_LARGE_PAGE + 1, 7 * CST_LARGE_PAGE + 4097};
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const uint64_t last = (sizes[i] - 1) / page * page;
+        int fd = engine_proc_memfd(sizes[i], NULL);
+        char *at = cst_segment_map(fd, sizes[i]);
+        unsigned char there;
+
+        ck_assert_ptr_ne(at, MAP_FAILED);
+        if (sizes[i] >= CST_LARGE_PAGE) {
+            ck_assert_uint_eq((uintptr_t)at % CST_LARGE_PAGE, 0);
+            /* The rest of the addresses has been given back. */
+            ck_assert_int_ne(mincore(at - page, page, &there), 0);
+            ck_assert_int_ne(mincore(at + last + page, page, &there), 0);
+        }
+        at[sizes[i] - 1] = 3;
+        ck_assert_int_eq(munmap(at, sizes[i]), 0);
+        ck_assert_int_ne(mincore(at, page, &there), 0);
+        ck_assert_int_ne(mincore(at + last, page, &there), 0);
+        (void)close(fd);
+    }
+    ck_assert_ptr_eq(cst_segment_map(-1, 1), MAP_FAILED);
+    ck_assert_ptr_eq(cst_segment_map(-1, CST_LARGE_PAGE), MAP_FAILED);
+    ck_assert_int_eq(errno, EBADF);
 }
 END_TEST
 
@@ -355,6 +422,7 @@ int main(void)
     tcase_add_test(tcase, test_memory_of_a_device);
     tcase_add_test(tcase, test_populate);
     tcase_add_test(tcase, test_large_pages);
+    tcase_add_test(tcase, test_segment_map);
     tcase_add_test(machines, test_node);
     tcase_add_test(machines, test_absent_node);
     tcase_add_test(machines, test_no_cores);

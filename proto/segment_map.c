@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "proto/segment_map.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static uint64_t round_up(uint64_t n, uint64_t unit)
+{
+    return (n + unit - 1) / unit * unit;
+}
+
+void *cst_segment_map(int fd, uint64_t bytes)
+{
+    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t reserved, before;
+    char *range;
+    void *at;
+    int errnum;
+
+    if (bytes < CST_LARGE_PAGE || bytes > SIZE_MAX / 2) {
+        return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    }
+    bytes = round_up(bytes, page);
+    reserved = bytes + CST_LARGE_PAGE;
+    /* A range of addresses is reserved that has an aligned one near its start. The rest of the
+     * range is given back. */
+    range = mmap(NULL, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (range == MAP_FAILED) {
+        return MAP_FAILED;
+    }
+    before = round_up((uint64_t)(uintptr_t)range, CST_LARGE_PAGE) - (uint64_t)(uintptr_t)range;
+    at = mmap(range + before, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+    if (at == MAP_FAILED) {
+        errnum = errno;
+        (void)munmap(range, reserved);
+        errno = errnum;
+        return MAP_FAILED;
+    }
+    if (before > 0) {
+        (void)munmap(range, before);
+    }
+    if (before < CST_LARGE_PAGE) {
+        (void)munmap(range + before + bytes, CST_LARGE_PAGE - before);
+    }
+    return at;
+}
