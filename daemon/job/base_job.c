@@ -2,7 +2,6 @@
 #include "daemon/job/base_job.h"
 
 #include "daemon/daemon.h"
-#include "daemon/job/migrate.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -10,7 +9,8 @@
 
 enum { NAMED_USERS = 4, USERS_TEXT = 320 };
 
-/* Check that the weights of @job exist and are valid. */
+/* Check that the weights of @job exist, are valid, and stay: the end of a reshape removes the job
+ * together with its users. */
 static int check_weights(const struct cstd_job *job, const char *name, struct cst_err *err)
 {
     struct cst_core_stats stats = {0};
@@ -29,7 +29,13 @@ static int check_weights(const struct cstd_job *job, const char *name, struct cs
                            "base of job '%s': job '%s' has failed, and its states may be damaged",
                            name, job->name);
     }
-    return cstd_migrate_check_whole(job, err);
+    if (job->successor != NULL && job->successor->state != CSTD_JOB_CLOSING) {
+        return cst_err_set(err, CST_EBUSY,
+                           "base of job '%s': job '%s' is being reshaped to %u ranks: it can be a "
+                           "base again after that",
+                           name, job->name, job->successor->world);
+    }
+    return CST_OK;
 }
 
 int cstd_base_job_find(struct cstd_daemon *daemon, uid_t uid, const char *name, const char *base,

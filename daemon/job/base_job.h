@@ -9,7 +9,8 @@
 
 /* Find the job @base that user @uid may name as the base of a new job @name, and store it in *out.
  * CST_ENOTFOUND: the user has no such job. CST_EINVAL: the base has no weights yet (no sync has
- * completed), has failed, has a base itself, or is the new job itself. */
+ * completed), has failed, has a base itself, or is the new job itself. CST_EBUSY: the base is being
+ * reshaped. */
 int cstd_base_job_find(struct cstd_daemon *daemon, uid_t uid, const char *name, const char *base,
                        struct cstd_job **out, struct cst_err *err);
 

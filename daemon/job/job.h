@@ -208,7 +208,8 @@ struct cstd_job {
 
 /* Create a job with @request's name for the user of @session, without workers. CST_ENOTFOUND:
  * there is no such base job. CST_EINVAL: the base job cannot be used (see cstd_base_job_find), or
- * the time to live exceeds the user's limit. CST_EBUDGET: too many jobs. CST_ENOMEM: out of memory.
+ * the time to live exceeds the user's limit. CST_EBUSY: the base job is being reshaped.
+ * CST_EBUDGET: too many jobs. CST_ENOMEM: out of memory.
  */
 int cstd_job_make(struct cstd_session *session, const struct cstd_job_request *request,
                   struct cstd_job **out, struct cst_err *err);

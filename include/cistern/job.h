@@ -227,6 +227,7 @@ struct cst_job_spec {
  *   - CST_ENOTFOUND: the base job or the device does not exist.
  *   - CST_EINVAL: an option is out of range.
  *   - CST_EINVAL: the base job is not initialised, has failed, or has a base itself.
+ *   - CST_EBUSY: the base job is being reshaped (`reshape`); it can be a base again after that.
  *   - CST_EINVAL: @client has a job already.
  *   - CST_EINVAL: CISTERN_DEBUG in the environment has an unknown value (libcistern(3)).
  *   - CST_EUNSUPPORTED: the daemon has no devices of this kind.

@@ -322,6 +322,27 @@ START_TEST(bases_that_cannot_be)
 }
 END_TEST
 
+/* A job that is being reshaped is refused as a base, because its end would remove its users. When
+ * the rank that reshapes it has died, it is accepted again. */
+START_TEST(a_base_that_is_reshaped)
+{
+    struct cst_job_spec spec = {.name = "base", .world = 2, .reshape = true};
+    struct client next = {0}, user;
+
+    make_base(1);
+    ck_assert_int_eq(cst_connect(&next.client, proc.socket, &next.err), CST_OK);
+    ck_assert_int_eq(cst_job_open(&next.job, next.client, &spec, &next.err), CST_OK);
+    assert_refused("user", "base", CST_EBUSY,
+                   "base of job 'user': job 'base' is being reshaped to 2 ranks");
+    cst_disconnect(next.client);
+    while (strcmp(raw_job_info(&witness, "base")->state, "reshaping") == 0) {
+        (void)poll(NULL, 0, 1);
+    }
+    ck_assert_int_eq(open_job(&user, "user", "base"), CST_OK);
+    cst_disconnect(user.client);
+}
+END_TEST
+
 static void assert_commit_refused(const char *tensor, int64_t n, int status, const char *words)
 {
     struct client c;
@@ -417,6 +438,7 @@ int main(void)
     tcase_add_test(tcase, a_base_outlives_its_time);
     tcase_add_test(tcase, shared_tensors_are_not_written);
     tcase_add_test(tcase, bases_that_cannot_be);
+    tcase_add_test(tcase, a_base_that_is_reshaped);
     tcase_add_test(tcase, tensors_that_the_base_lacks);
     tcase_add_test(tcase, specs_that_cannot_be);
     tcase_add_test(tcase, ranks_that_disagree);
