@@ -17,7 +17,10 @@ static void on_ready_later(struct cstd_deferred *later)
 {
     struct cstd_memory *memory = cstd_owner_of(later, struct cstd_memory, ready);
 
-    memory->on_ready(memory);
+    /* If segments were added meanwhile, the last of them queues this again. */
+    if (memory->n_waiting == 0) {
+        memory->on_ready(memory);
+    }
 }
 
 static void on_gone_later(struct cstd_deferred *later)

@@ -184,7 +184,8 @@ int cstd_memory_make_host_slots(struct cstd_memory *memory, uint32_t i, struct c
         *out = memory->segments[at];
         memory->segments[at] = old; /* Until the new slots are populated. */
         memory->ids[at] = old->id;
-        if (memory->n_waiting == 0) { /* Otherwise err is about segments that are awaited. */
+        /* Otherwise err is about segments that on_ready has not reported yet. */
+        if (memory->n_waiting == 0 && !memory->ready.queued) {
             memory->err = (struct cst_err){0};
         }
         cstd_memory_mount(memory, *out);

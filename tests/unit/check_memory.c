@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/memory/memory: what is counted as populated. The engines are replaced by the
- * test, which keeps the segments that they are to map. */
+/* Tests of daemon/memory/memory: what is counted as populated, and when the memory is ready. The
+ * engines are replaced by the test, which keeps the segments that they are to map. */
 #include "daemon/daemon.h"
+#include "daemon/memory/memory_pools.h"
 #include "tests/lib/declare.h"
 #include "tests/lib/suite.h"
 
@@ -42,6 +43,8 @@ static void on_gone(struct cstd_memory *which)
 static void make_layout(void)
 {
     struct cst_layout_config config = {.n_nodes = 1, .grad_bytes = 2, .chunk_elems = ELEMS};
+    const struct cst_edge_words edge = {
+        .name = "e", .slot_bytes = 3000, .n_slots = 3, .on_device = true};
     const int64_t shape = ELEMS;
     struct cst_err err;
     char name[8];
@@ -52,6 +55,7 @@ static void make_layout(void)
         ck_assert_int_eq(declare_tensor(&model, name, &shape, 1, 1, 1, &err), CST_OK);
         ck_assert_int_eq(cst_model_operator(&model, name, &i, 1, NULL, &err), CST_OK);
     }
+    ck_assert_msg(cst_model_edge(&model, &edge, 1, &err) == CST_OK, "%s", err.text);
     ck_assert_msg(cst_layout_build(&layout, &model, &config, &err) == CST_OK, "%s", err.text);
 }
 
@@ -111,11 +115,39 @@ START_TEST(failed_segments_are_not_populated)
 }
 END_TEST
 
+/* All segments are populated, but their readiness is not reported before others are added: it is
+ * reported when those are populated, too, and with the error of the first ones. _i: 1 if one of the
+ * first ones fails. */
+START_TEST(readiness_waits_for_what_is_added)
+{
+    const unsigned n_first = n_mounted;
+    struct cstd_segment *added;
+    struct cst_err err;
+
+    for (unsigned i = 0; i < n_first; i++) {
+        if (_i == 1 && i == n_first - 1) {
+            (void)cst_err_set(&mounted[i]->err, CST_ENOMEM, "no memory");
+        }
+        mounted[i]->on_mounted(mounted[i]);
+    }
+    ck_assert_int_eq(cstd_memory_make_host_slots(&memory, 0, &added, &err), CST_OK);
+    ck_assert_uint_eq(n_mounted, n_first + 1);
+    cstd_deferred_run(&daemon_of_test.later);
+    ck_assert_uint_eq(n_ready, 0);
+    added->on_mounted(added);
+    cstd_deferred_run(&daemon_of_test.later);
+    ck_assert_uint_eq(n_ready, 1);
+    ck_assert_int_eq(memory.err.status, _i == 1 ? CST_ENOMEM : CST_OK);
+    (void)cstd_memory_release(&memory, added);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("memory");
     TCase *tc = suite_case(suite, "populated", setup, teardown);
 
     tcase_add_loop_test(tc, failed_segments_are_not_populated, 0, 3);
+    tcase_add_loop_test(tc, readiness_waits_for_what_is_added, 0, 2);
     return suite_run(suite);
 }
