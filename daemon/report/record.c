@@ -187,33 +187,25 @@ const struct cstd_record_interval *cstd_record_get(const struct cstd_record *rec
     return &record->ring[i % CSTD_RECORD_INTERVALS];
 }
 
-/* Return whether @id is one of the @n @ids, which ascend. */
-static bool has(const uint32_t *ids, uint32_t n, uint32_t id)
-{
-    uint32_t low = 0, high = n;
+enum place { ARENA, POOL, RESERVATION, OUTSIDE };
 
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-
-        if (ids[middle] < id) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low < n && ids[low] == id;
-}
-
-/* Linear search: reads and writes of states are rare, device reservations are few, and the arenas
- * of a base job are not in ascending order. */
-static bool is_among(const uint32_t *ids, uint32_t n, uint32_t id)
+/* Return where in a job's memory segment @id is. The ids are in no order, because the slabs of a
+ * pool that has moved are younger than those after them. The search is linear: a slab has about a
+ * gigabyte, hence segments are few. */
+static enum place place_of(const struct cstd_record_ids *ids, uint32_t id)
 {
     uint32_t i = 0;
 
-    while (i < n && ids[i] != id) {
+    while (i < ids->n && ids->v[i] != id) {
         i++;
     }
-    return i < n;
+    if (i == ids->n) {
+        return OUTSIDE;
+    }
+    if (i < ids->n_arenas) {
+        return ARENA;
+    }
+    return i < ids->n - ids->n_rooms ? POOL : RESERVATION;
 }
 
 /* Of the copies to and from slabs, only those of updates in lent memory wait until the daemon has
@@ -221,23 +213,22 @@ static bool is_among(const uint32_t *ids, uint32_t n, uint32_t id)
 static enum cstd_record_kind copy_kind(const struct cst_command *command,
                                        const struct cstd_record_ids *ids)
 {
-    const uint32_t *slabs = ids->v + ids->n_arenas + 1, *rooms = ids->v + ids->n - ids->n_rooms;
-    uint32_t from = command->src[0].segment, to = command->dst[0].segment;
-    uint32_t n_slabs = rooms > slabs ? (uint32_t)(rooms - slabs) : 0;
+    const enum place from = place_of(ids, command->src[0].segment),
+                     to = place_of(ids, command->dst[0].segment);
 
-    if (has(slabs, n_slabs, to)) {
+    if (to == POOL) {
         return command->after_ack ? CSTD_RECORD_STATES_UP : CSTD_RECORD_LOAD;
     }
-    if (is_among(rooms, ids->n_rooms, to)) {
+    if (to == RESERVATION) {
         return CSTD_RECORD_STATES_UP;
     }
-    if (has(slabs, n_slabs, from)) {
+    if (from == POOL) {
         return command->after_ack ? CSTD_RECORD_STATES_DOWN : CSTD_RECORD_STAGE;
     }
-    if (is_among(rooms, ids->n_rooms, from)) {
+    if (from == RESERVATION) {
         return CSTD_RECORD_STATES_DOWN;
     }
-    return is_among(ids->v, ids->n_arenas, to) ? CSTD_RECORD_WRITE : CSTD_RECORD_READ;
+    return to == ARENA ? CSTD_RECORD_WRITE : CSTD_RECORD_READ;
 }
 
 enum cstd_record_kind cstd_record_kind_of(const struct cst_command *command,

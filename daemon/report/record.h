@@ -78,8 +78,8 @@ void cstd_record_range(const struct cstd_record *record, uint64_t *first, uint64
 /* Return interval number @i, which must be kept. */
 const struct cstd_record_interval *cstd_record_get(const struct cstd_record *record, uint64_t i);
 
-/* Segments of a job's memory, in this order: arenas, the job table, slabs in ascending order,
- * device reservations. */
+/* Ids of the segments of a job's memory: first those of the arenas, then the job table, slabs and
+ * edges, then device reservations. Commands do not copy to or from the job table and edges. */
 struct cstd_record_ids {
     const uint32_t *v;
     uint32_t n;        /* Number of segments. */

@@ -128,20 +128,27 @@ START_TEST(test_ring)
 }
 END_TEST
 
-/* The kind of a copy follows from its destination. Segments: 12, 10 and 11 are arenas, 13 the
- * table, 14 and 15 slabs, 16 a room. */
+/* The kind of a copy follows from its destination and its source. Segments: 12, 10 and 11 are
+ * arenas, 13 the table, 24 and 15 slabs, the former of a pool that has moved, 14 an edge, 16 a
+ * device reservation. */
 START_TEST(test_kinds)
 {
-    static const uint32_t list[] = {12, 10, 11, 13, 14, 15, 16};
-    const struct cstd_record_ids ids = {.v = list, .n = 7, .n_arenas = 3, .n_rooms = 1};
+    static const uint32_t list[] = {12, 10, 11, 13, 24, 15, 14, 16};
+    const struct cstd_record_ids ids = {.v = list, .n = 8, .n_arenas = 3, .n_rooms = 1};
     struct cst_command copy = {.kind = CST_COMMAND_COPY};
     const struct cst_command update = {.kind = CST_COMMAND_UPDATE};
 
     copy.src[0].segment = 11;
     copy.dst[0].segment = 15;
     ck_assert_int_eq(cstd_record_kind_of(&copy, &ids), CSTD_RECORD_LOAD);
-    copy.src[0].segment = 14;
+    copy.dst[0].segment = 24;
+    ck_assert_int_eq(cstd_record_kind_of(&copy, &ids), CSTD_RECORD_LOAD);
+    copy.after_ack = true; /* an update in lent memory */
+    ck_assert_int_eq(cstd_record_kind_of(&copy, &ids), CSTD_RECORD_STATES_UP);
+    copy.src[0].segment = 24;
     copy.dst[0].segment = 10;
+    ck_assert_int_eq(cstd_record_kind_of(&copy, &ids), CSTD_RECORD_STATES_DOWN);
+    copy.after_ack = false;
     ck_assert_int_eq(cstd_record_kind_of(&copy, &ids), CSTD_RECORD_STAGE);
     copy.src[0].segment = 99; /* a staging segment */
     ck_assert_int_eq(cstd_record_kind_of(&copy, &ids), CSTD_RECORD_WRITE);
