@@ -7,6 +7,7 @@
 #include "daemon/wire/session.h"
 #include "offload/layout/edge.h"
 #include "proto/cistern.pb-c.h"
+#include "proto/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,13 +41,11 @@ static void remove_refusal(struct cstd_memory *memory, struct cstd_slot_refusal 
 
 /* -- refusing --------------------------------------------------------------------------------- */
 
-/* Copy a worker's words. They are shown on terminals: control characters become spaces. */
+/* Copy a worker's words. They are shown on terminals. */
 static void take_reason(struct cstd_slot_refusal *refusal, const char *reason)
 {
     (void)snprintf(refusal->reason, sizeof refusal->reason, "%s", reason);
-    for (char *c = refusal->reason; *c != '\0'; c++) {
-        *c = (unsigned char)*c < 0x20 || *c == 0x7f ? ' ' : *c;
-    }
+    cst_text_clean(refusal->reason, sizeof refusal->reason);
 }
 
 /* Make a refusal of edge @i by @rank, with memory for the slots that the engines populate now.
