@@ -25,7 +25,9 @@ int cstc_transpose_open(struct cstc_transpose *transpose, int dirfd, uint64_t ro
     }
     (void)unlinkat(dirfd, FILE_NAME, 0);
     /* Without the blocks on the disk, a store to the mapping would kill the process. */
-    error = posix_fallocate(fd, 0, (off_t)bytes);
+    do {
+        error = posix_fallocate(fd, 0, (off_t)bytes);
+    } while (error == EINTR);
     if (error == 0) {
         data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         error = data == MAP_FAILED ? errno : 0;

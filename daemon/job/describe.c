@@ -4,6 +4,7 @@
 #include "daemon/job/job.h"
 #include "offload/layout/edge.h"
 #include "proto/cistern.pb-c.h"
+#include "proto/fallocate.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -223,7 +224,7 @@ static int write_memfd(const ProtobufCMessage *message, int *out, uint64_t *byte
     int fd = memfd_create("cistern-description", MFD_CLOEXEC | MFD_ALLOW_SEALING), saved;
     void *map = MAP_FAILED;
 
-    if (fd >= 0 && fallocate(fd, 0, 0, (off_t)n) == 0) {
+    if (fd >= 0 && cst_fallocate(fd, 0, 0, n) == 0) {
         map = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     }
     if (map != MAP_FAILED) {

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/ledger/ledger_file.h"
 
+#include "proto/fallocate.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -47,8 +49,7 @@ int cstd_ledger_file_make(struct cstd_ledger_file *file, const Ledger__Job *job,
     *file = (struct cstd_ledger_file){
         .fd = memfd_create("cistern-ledger", MFD_CLOEXEC | MFD_ALLOW_SEALING), .bytes = bytes};
     /* Memory that exists from now on, and a size that nobody can change. */
-    if (file->fd < 0 || fallocate(file->fd, 0, 0, (off_t)bytes) != 0 ||
-        fchmod(file->fd, 0600) != 0 ||
+    if (file->fd < 0 || cst_fallocate(file->fd, 0, 0, bytes) != 0 || fchmod(file->fd, 0600) != 0 ||
         fcntl(file->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
         goto err_after_open;
     }

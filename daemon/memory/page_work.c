@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/page_work.h"
 
+#include "proto/fallocate.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -19,12 +21,8 @@ struct cstd_page_work {
 static int carry_out(const struct cstd_pages *pages, struct cst_err *err)
 {
     int mode = pages->remove ? FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE : FALLOC_FL_KEEP_SIZE;
-    int rc;
 
-    do {
-        rc = fallocate(pages->segment->fd, mode, (off_t)pages->offset, (off_t)pages->bytes);
-    } while (rc != 0 && errno == EINTR);
-    if (rc == 0) {
+    if (cst_fallocate(pages->segment->fd, mode, pages->offset, pages->bytes) == 0) {
         return CST_OK;
     }
     return cst_err_errno(err, errno == ENOMEM || errno == ENOSPC ? CST_ENOMEM : CST_EIO, errno,

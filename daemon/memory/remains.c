@@ -3,6 +3,7 @@
 
 #include "daemon/report/log.h"
 #include "daemon/memory/quota.h"
+#include "proto/fallocate.h"
 #include "proto/size.h"
 
 #include <errno.h>
@@ -70,10 +71,10 @@ void cstd_remains_punch(int fd, uint64_t bytes)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     /* The kernel only zeroes a page that is punched in part. */
-    off_t whole = (off_t)((bytes + page - 1) / page * page);
+    uint64_t whole = (bytes + page - 1) / page * page;
     char size[CST_SIZE_TEXT];
 
-    if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, whole) != 0) {
+    if (cst_fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, whole) != 0) {
         cstd_log(CSTD_LOG_ERROR, "%s of memory that is no longer used cannot be freed: %s",
                  cst_size_text(bytes, size), strerror(errno));
     }

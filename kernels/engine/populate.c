@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/engine/populate.h"
 
+#include "proto/fallocate.h"
 #include "proto/segment_map.h"
 
 #include <errno.h>
@@ -68,7 +69,7 @@ int cste_populate(int fd, void *base, uint64_t offset, uint64_t bytes)
     /* Other errors mean that the kernel lacks MADV_POPULATE_WRITE, and emulators ignore it. What is
      * not there is allocated before it is touched, so that a lack of memory is no signal. Such
      * pages are small, because fallocate does not know the advice that the mapping has. */
-    if (fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)start, (off_t)bytes) != 0) {
+    if (cst_fallocate(fd, FALLOC_FL_KEEP_SIZE, start, bytes) != 0) {
         return errno;
     }
     if (errnum != 0) {

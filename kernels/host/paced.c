@@ -5,6 +5,7 @@
 #include "kernels/host/host.h"
 #include "kernels/engine/segments.h"
 #include "proto/clock.h"
+#include "proto/fallocate.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -99,7 +100,7 @@ static int make(uint64_t bytes, int *out, struct cst_err *err)
         return cst_err_errno(err, CST_ENOMEM, errno, "memfd_create");
     }
     if (ftruncate(fd, (off_t)bytes) != 0 || fchmod(fd, 0600) != 0 ||
-        fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)bytes) != 0 ||
+        cst_fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, bytes) != 0 ||
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
         saved = errno;
         (void)close(fd);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of kernels/engine/mapping on a device that fails, of kernels/engine/cpus on other machines'
- * topologies, and of the checks in kernels/engine/device. */
+ * topologies, and of the checks in kernels/engine/device. Linked with a wrapper of fallocate. */
 #include "kernels/host/host.h"
 #include "kernels/engine/mapping.h"
 #include "kernels/engine/populate.h"
@@ -51,6 +51,21 @@ static void count_unmap(void *state, struct cste_mem *mem)
 {
     n_mapped--;
     cste_host_ops.unmap(state, mem);
+}
+
+static unsigned n_signals; /* Calls of fallocate that a signal interrupts. */
+
+int __real_fallocate(int fd, int mode, off_t offset, off_t bytes);
+int __wrap_fallocate(int fd, int mode, off_t offset, off_t bytes);
+
+int __wrap_fallocate(int fd, int mode, off_t offset, off_t bytes)
+{
+    if (n_signals > 0) {
+        n_signals--;
+        errno = EINTR;
+        return -1;
+    }
+    return __real_fallocate(fd, mode, offset, bytes);
 }
 
 static struct cste_cpus cpus;
@@ -249,8 +264,8 @@ static void open_machine(const char *synthetic, unsigned node)
     ck_assert_int_eq(cste_cpus_open(&cpus, node, &err), CST_OK);
 }
 
-/* Pages are allocated, the content is kept, and a page that cannot be allocated is an error and no
- * signal: here one behind the end of the file. */
+/* Pages are allocated, also if signals arrive meanwhile, and the content is kept. A page that
+ * cannot be allocated is an error and no signal: here one behind the end of the file. */
 START_TEST(test_populate)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -261,7 +276,9 @@ START_TEST(test_populate)
     base = mmap(NULL, 4 * page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     ck_assert_ptr_ne(base, MAP_FAILED);
     base[page + 5] = 7;
+    n_signals = 2;
     ck_assert_int_eq(cste_populate(fd, base, page + 3, page), 0);
+    ck_assert_uint_eq(n_signals, 0);
     ck_assert_int_eq(fstat(fd, &st), 0);
     ck_assert_uint_gt((uint64_t)st.st_blocks * 512, page);
     ck_assert_int_eq(base[page + 5], 7);
