@@ -52,15 +52,12 @@ void cst_shared_rates_advance(struct cst_shared_rates *machine, uint64_t now)
 
 static double node_speed(const struct cst_shared_rates_node *node, const struct cst_effort *effort)
 {
-    double speed = 1;
+    double core_speed = node->wanted_cores > node->cores ? node->cores / node->wanted_cores : 1;
+    double bytes = node->core_bytes * core_speed + node->other_bytes;
+    double speed = effort->cores > 0 ? core_speed : 1;
 
-    if (effort->cores > 0 && node->wanted_cores > node->cores) {
-        speed = node->cores / node->wanted_cores;
-    }
-    if (effort->bytes > 0 && node->pass > 0 && node->wanted_bytes * speed > node->pass) {
-        speed = node->pass / node->wanted_bytes;
-    }
-    return speed;
+    return effort->bytes > 0 && node->pass > 0 && bytes > node->pass ? speed * node->pass / bytes
+                                                                     : speed;
 }
 
 static double link_speed(const struct cst_shared_rates_link *link, enum cst_link direction)
@@ -89,12 +86,12 @@ static void count(struct cst_shared_rates *machine, const struct cst_effort *eff
     struct cst_shared_rates_node *node = &machine->nodes[effort->node];
 
     node->wanted_cores += sign * effort->cores;
-    node->wanted_bytes += sign * effort->bytes;
+    *(effort->cores > 0 ? &node->core_bytes : &node->other_bytes) += sign * effort->bytes;
     /* Reset the demand when nothing is active, so that rounding errors do not accumulate. */
     if (machine->n_active == 0) {
         for (uint32_t i = 0; i < CST_RATES_MAX_NODES; i++) {
             machine->nodes[i].wanted_cores = 0;
-            machine->nodes[i].wanted_bytes = 0;
+            machine->nodes[i].core_bytes = machine->nodes[i].other_bytes = 0;
         }
     }
     if (effort->link != CST_LINK_NONE) {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Resources that simultaneous efforts share: cores and memory bandwidth of a node, and each
  * direction of a device's link. An effort has a number of nanoseconds of work at full speed. If
- * efforts need more cores or memory bandwidth than a node has, all of them are slowed down in
- * proportion. The two directions of a link slow each other down as measured; efforts in one
- * direction share it evenly. Knows nothing about chunks. */
+ * efforts need more cores than a node has, those that use cores are slowed down in proportion. If
+ * what they and the others then need of the memory bandwidth is more than the node has, all that
+ * use memory are slowed down in proportion. The two directions of a link slow each other down as
+ * measured; efforts in one direction share it evenly. Knows nothing about chunks. */
 #ifndef CST_PLAN_SHARED_RATES_H
 #define CST_PLAN_SHARED_RATES_H
 
@@ -31,9 +32,12 @@ struct cst_effort {
 };
 
 struct cst_shared_rates_node {
-    double cores;                      /* Cores of the node. */
-    double pass;                       /* Memory bandwidth in bytes per ns. */
-    double wanted_cores, wanted_bytes; /* Demand of the active efforts at full speed. */
+    double cores;        /* Cores of the node. */
+    double pass;         /* Memory bandwidth in bytes per ns. */
+    double wanted_cores; /* Cores that the active efforts use at full speed. */
+    /* Memory traffic of the active efforts at full speed: of those that use cores, and of others.
+     */
+    double core_bytes, other_bytes;
 };
 
 struct cst_shared_rates_link {
