@@ -31,7 +31,7 @@ enum { CANNOT_START = 126, NOT_FOUND = 127 }; /* Exit statuses, as shells have t
 /* Become PROGRAM. */
 _Noreturn static void become(char **argv, pid_t guard, const sigset_t *mask)
 {
-    int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    int null = open("/dev/null", O_RDONLY | O_CLOEXEC), error;
 
     (void)setpgid(0, 0);
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -40,33 +40,47 @@ _Noreturn static void become(char **argv, pid_t guard, const sigset_t *mask)
     }
     (void)sigprocmask(SIG_SETMASK, mask, NULL);
     (void)execvp(argv[0], argv);
-    (void)fprintf(stderr, "cistern: cannot start %s: %s\n", argv[0], strerror(errno));
-    _exit(errno == ENOENT ? NOT_FOUND : CANNOT_START);
+    error = errno;
+    (void)fprintf(stderr, "cistern: cannot start %s: %s\n", argv[0], strerror(error));
+    _exit(error == ENOENT ? NOT_FOUND : CANNOT_START);
 }
 
 /* Kill the children of this process. Those that are orphans of PROGRAM's children are among them.
- */
-static void kill_children(void)
+ * Returns false if the system does not tell which they are. */
+static bool kill_children(void)
 {
     FILE *list = fopen("/proc/thread-self/children", "re");
     int pid;
 
-    while (list != NULL && fscanf(list, "%d", &pid) == 1) {
+    if (list == NULL) {
+        (void)fprintf(stderr,
+                      "cistern: the rank may have left processes, because "
+                      "/proc/thread-self/children cannot be opened: %s\n",
+                      strerror(errno));
+        return false;
+    }
+    while (fscanf(list, "%d", &pid) == 1) {
         (void)kill(pid, SIGKILL);
     }
-    if (list != NULL) {
-        (void)fclose(list);
-    }
+    (void)fclose(list);
+    return true;
 }
 
-/* Kill all processes of the rank. Children of a process that is killed become children of this
- * process, so this is repeated until there is none. */
-static void kill_all(pid_t program)
+/* Kill all processes of the rank, and wait for them. Children of a process that is killed become
+ * children of this process, so this is repeated until there is none. Returns PROGRAM's status in
+ * the form of waitpid. */
+static int kill_all(pid_t program)
 {
-    do {
-        (void)kill(-program, SIGKILL);
-        kill_children();
-    } while (waitpid(-1, NULL, 0) > 0 || errno == EINTR);
+    int status = SIGKILL;
+
+    /* Nobody has waited for PROGRAM yet, hence its number cannot be that of another group. */
+    (void)kill(-program, SIGKILL);
+    (void)kill(program, SIGKILL);
+    while (waitpid(program, &status, 0) < 0 && errno == EINTR) {
+    }
+    while (kill_children() && (waitpid(-1, NULL, 0) > 0 || errno == EINTR)) {
+    }
+    return status;
 }
 
 /* End as a process with the status @status of waitpid ended. */
@@ -87,13 +101,25 @@ static int end_as(int status)
     return 128 + number;
 }
 
-/* Handle a signal. Returns whether PROGRAM has ended; *status is then its status. */
-static bool handle(int signals, pid_t program, int *status)
+/* Wait for orphans that have ended. Returns whether PROGRAM has ended; kill_all waits for it. */
+static bool has_ended(pid_t program)
+{
+    siginfo_t child = {0};
+
+    while (waitid(P_ALL, 0, &child, WEXITED | WNOHANG | WNOWAIT) == 0 && child.si_pid != 0) {
+        if (child.si_pid == program) {
+            return true;
+        }
+        (void)waitpid(child.si_pid, NULL, 0);
+        child.si_pid = 0;
+    }
+    return false;
+}
+
+/* Handle a signal. Returns whether PROGRAM has ended. */
+static bool handle(int signals, pid_t program)
 {
     struct signalfd_siginfo info;
-    bool ended = false;
-    pid_t pid;
-    int one;
 
     if (read(signals, &info, sizeof info) != (ssize_t)sizeof info) {
         return false;
@@ -102,32 +128,21 @@ static bool handle(int signals, pid_t program, int *status)
         (void)kill(-program, (int)info.ssi_signo);
         return false;
     }
-    while ((pid = waitpid(-1, &one, WNOHANG)) > 0) {
-        if (pid == program) {
-            *status = one;
-            ended = true;
-        }
-    }
-    return ended;
+    return has_ended(program);
 }
 
-/* Wait until PROGRAM has ended, or until `cistern run` wants it to end. Returns the status in the
- * form of waitpid. */
-static int watch(int signals, pid_t program)
+/* Wait until PROGRAM has ended, or until `cistern run` wants it to end. */
+static void watch(int signals, pid_t program)
 {
     struct pollfd fds[] = {{.fd = STDIN_FILENO, .events = POLLIN},
                            {.fd = signals, .events = POLLIN}};
-    int status;
 
     for (;;) {
         if (poll(fds, 2, -1) < 0) {
             continue; /* Interrupted. */
         }
-        if (fds[1].revents != 0 && handle(signals, program, &status)) {
-            return status;
-        }
-        if (fds[0].revents != 0) {
-            return SIGKILL;
+        if (fds[0].revents != 0 || (fds[1].revents != 0 && handle(signals, program))) {
+            return;
         }
     }
 }
@@ -137,7 +152,7 @@ int main(int argc, char **argv)
     const pid_t self = getpid();
     sigset_t signals, before;
     pid_t program;
-    int fd, status;
+    int fd;
 
     if (argc < 2) {
         (void)fprintf(stderr, "cistern-rank: only 'cistern run' starts this program\n");
@@ -160,7 +175,6 @@ int main(int argc, char **argv)
         become(argv + 1, self, &before);
     }
     (void)setpgid(program, program); /* A signal must not come before PROGRAM's own call. */
-    status = watch(fd, program);
-    kill_all(program);
-    return end_as(status);
+    watch(fd, program);
+    return end_as(kill_all(program));
 }
