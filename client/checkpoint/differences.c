@@ -90,8 +90,8 @@ void cstc_differences(const Cistern__JobDescription *saved, const Cistern__JobOp
     if (saved->seed != job->seed) {
         add(&text, "the seed was %" PRIu64 ", now %" PRIu64, saved->seed, job->seed);
     }
-    if (saved->rounding != job->rounding && saved->moments != CST_MOMENTS_FP32 &&
-        job->moments != CST_MOMENTS_FP32) {
+    if (saved->rounding != job->rounding && saved->rounding < CST_ROUNDING_COUNT &&
+        saved->moments != CST_MOMENTS_FP32 && job->moments != CST_MOMENTS_FP32) {
         add(&text, "rounding was %s, now %s", cst_rounding_names[saved->rounding],
             cst_rounding_names[job->rounding]);
     }

@@ -128,8 +128,10 @@ static void update_piece(struct cste_task *task, uint64_t piece, unsigned thread
     memcpy(what.out, r->rows, sizeof what.out);
     /* An update does not read weights and does not write gradients. */
     what.in[CST_ROW_WEIGHT] = what.out[CST_ROW_GRAD] = (struct cste_addr){0};
-    (void)cste_device_update(&r->b.device, thread, &what, piece * n, n, &r->slots[thread], &done,
-                             &err);
+    if (cste_device_update(&r->b.device, thread, &what, piece * n, n, &r->slots[thread], &done,
+                           &err) != CST_OK) {
+        cste_self_benchmark_fail(&r->b, &err);
+    }
 }
 
 static void reduce_piece(struct cste_task *task, uint64_t piece, unsigned thread)
@@ -139,8 +141,10 @@ static void reduce_piece(struct cste_task *task, uint64_t piece, unsigned thread
     struct cst_tile_done done;
     struct cst_err err;
 
-    (void)cste_device_reduce(&r->b.device, thread, &r->work, N_SRC, r->src, piece * n, n,
-                             &r->slots[thread], &done, &err);
+    if (cste_device_reduce(&r->b.device, thread, &r->work, N_SRC, r->src, piece * n, n,
+                           &r->slots[thread], &done, &err) != CST_OK) {
+        cste_self_benchmark_fail(&r->b, &err);
+    }
 }
 
 static double command(struct host_rates *r, cste_task_piece_fn piece)
