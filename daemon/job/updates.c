@@ -27,40 +27,52 @@ static const struct cstd_gpu *gpu_of(const struct cstd_job *job, uint32_t engine
     return NULL;
 }
 
-static bool is_room_engine(const struct cstd_job *job, uint32_t engine)
+/* Return the device reservations that the core still uses. */
+static struct cstd_device_reservations reservations_left(const struct cstd_job *job)
 {
-    struct cstd_device_reservations rooms = cstd_device_reservation_describe(job);
+    const struct cstd_device_reservations all = cstd_device_reservation_describe(job);
+    struct cstd_device_reservations left = {.n = 0};
 
-    for (uint32_t i = 0; i < rooms.n; i++) {
-        if (rooms.v[i].engine == engine) {
+    for (uint32_t i = 0; i < all.n; i++) {
+        if (cst_core_uses_reservation(job->core, &all.v[i])) {
+            left.v[left.n++] = all.v[i];
+        }
+    }
+    return left;
+}
+
+static bool has_engine(const struct cstd_device_reservations *reservations, uint32_t engine)
+{
+    for (uint32_t i = 0; i < reservations->n; i++) {
+        if (reservations->v[i].engine == engine) {
             return true;
         }
     }
     return false;
 }
 
-/* Return the description of the machine without its rates. */
-static struct cst_interleave machine_of(const struct cstd_job *job)
+/* Return the description of the machine with these device reservations, without its rates. */
+static struct cst_interleave machine_of(const struct cstd_job *job,
+                                        const struct cstd_device_reservations *reservations)
 {
-    struct cstd_device_reservations rooms = cstd_device_reservation_describe(job);
     struct cst_interleave m = {0};
 
-    cst_pipeline_describe(&m, &job->layout, rooms.v, rooms.n, job->memory.pools, job->world);
+    cst_pipeline_describe(&m, &job->layout, reservations->v, reservations->n, job->memory.pools,
+                          job->world);
     return m;
 }
 
 /* Fill in the known rates. The slowest accelerator represents all. */
-static void know(struct cstd_job *job)
+static void know(struct cstd_job *job, const struct cstd_device_reservations *reservations)
 {
     struct cstd_interleave_tuner *b = &job->balance;
-    struct cstd_device_reservations rooms = cstd_device_reservation_describe(job);
-    struct cst_interleave m = machine_of(job);
+    struct cst_interleave m = machine_of(job, reservations);
     struct cst_rates rates = {0};
 
     cstd_planner_rates_nodes(job->daemon, &rates);
-    for (uint32_t i = 0; i < rooms.n; i++) {
+    for (uint32_t i = 0; i < reservations->n; i++) {
         struct cst_rates_device d =
-            cstd_planner_device(job->daemon, gpu_of(job, rooms.v[i].engine));
+            cstd_planner_device(job->daemon, gpu_of(job, reservations->v[i].engine));
 
         cst_pipeline_rates(&m, &rates, &d);
         b->node.known = m.node_elems;
@@ -119,7 +131,7 @@ static void look(struct cstd_job *job, struct window *w)
 
 /* Add what was seen to the medians. The rates of the nodes' engines are added up, because the nodes
  * work at the same time; accelerators are measured singly. */
-static void see(struct cstd_job *job)
+static void see(struct cstd_job *job, const struct cstd_device_reservations *reservations)
 {
     struct cstd_interleave_tuner *b = &job->balance;
     struct window w = {0};
@@ -131,7 +143,7 @@ static void see(struct cstd_job *job)
 
         if (e < job->daemon->engines.n_nodes) {
             nodes += ns > 0 ? (double)w.updates[e].amount / (double)ns * 1e9 : 0;
-        } else if (is_room_engine(job, e)) {
+        } else if (has_engine(reservations, e)) {
             cstd_rates_median_add(&b->device.seen, w.updates[e].amount, ns);
             cstd_rates_median_add(&b->up.seen, w.up[e].amount, w.up[e].busy.ns);
             cstd_rates_median_add(&b->down.seen, w.down[e].amount, w.down[e].busy.ns);
@@ -172,18 +184,17 @@ static bool is_fixed(const struct cstd_job *job)
 static void on_step(struct cstd_deferred *later)
 {
     struct cstd_job *job = cstd_owner_of(later, struct cstd_job, balancing);
+    const struct cstd_device_reservations left = reservations_left(job);
     struct cst_interleave machine;
     struct cstd_interleave_tuner_phase last;
     struct cst_core_stats stats;
 
-    cst_core_stats(job->core, &stats);
-    if (stats.n_reservations_given_up == cstd_device_reservation_describe(job).n) {
+    if (left.n == 0) {
         return; /* All accelerators are lost, hence there is no choice. */
     }
-    see(job);
-    machine = machine_of(job);
-    machine.n_links -=
-        stats.n_reservations_given_up < machine.n_links ? stats.n_reservations_given_up : 0;
+    see(job, &left);
+    machine = machine_of(job, &left);
+    cst_core_stats(job->core, &stats);
     last = (struct cstd_interleave_tuner_phase){
         .number = stats.n_rounds, .k = stats.last_interleave, .ns = stats.last_update_ns};
     if (cstd_interleave_tuner_step(&job->balance, &machine, &last)) {
@@ -195,16 +206,17 @@ static void on_step(struct cstd_deferred *later)
 
 uint32_t cstd_updates_open(struct cstd_job *job)
 {
+    const struct cstd_device_reservations all = cstd_device_reservation_describe(job);
     struct cst_interleave machine;
 
     job->balance = (struct cstd_interleave_tuner){0};
     job->updates_seen = 0;
     job->balancing.fn = on_step;
-    if (cstd_device_reservation_describe(job).n == 0) {
+    if (all.n == 0) {
         return CST_INTERLEAVE_NEVER;
     }
-    know(job);
-    machine = machine_of(job);
+    know(job, &all);
+    machine = machine_of(job, &all);
     if (is_fixed(job)) {
         job->balance.k = job->daemon->config->interleave;
     } else {

@@ -360,6 +360,20 @@ uint64_t cst_core_attempt_over(const struct cst_core *core)
     return core->attempt.number - (core->attempt.phase == CST_PHASE_RUNNING);
 }
 
+bool cst_core_uses_reservation(const struct cst_core *core,
+                               const struct cst_core_device_reservation *what)
+{
+    for (uint32_t r = 0; r < core->device_updates.n_reservations; r++) {
+        const struct cst_device_reservation *own = &core->device_updates.reservations[r];
+
+        if (own->engine == what->engine && own->lent.on == what->lent &&
+            (!what->lent || own->lent.rank == what->rank)) {
+            return !own->given_up;
+        }
+    }
+    return false;
+}
+
 void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
 {
     *out = (struct cst_core_stats){

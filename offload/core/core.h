@@ -514,6 +514,11 @@ const char *cst_core_check(const struct cst_core *core);
 /* Number of the last attempt that is over; 0: none is. */
 uint64_t cst_core_attempt_over(const struct cst_core *core);
 
+/* Return whether the core has device reservation @what and has not given it up (stats.h). Compared
+ * are `engine`, `lent` and, if the memory is lent, `rank`. */
+bool cst_core_uses_reservation(const struct cst_core *core,
+                               const struct cst_core_device_reservation *what);
+
 /* Statistics of a rank, and of the job. */
 void cst_core_rank_stats(const struct cst_core *core, uint32_t rank, struct cst_rank_stats *out);
 void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out);

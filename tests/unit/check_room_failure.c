@@ -277,9 +277,13 @@ START_TEST(never_copied)
 END_TEST
 
 /* After some failures the room is given up: no chunk uses it any more, whatever k is, and the
- * statistics show that. */
+ * core tells so. */
 START_TEST(given_up)
 {
+    static const struct cst_core_device_reservation own = {.engine = ROOM_ENGINE},
+                                                    other = {.engine = ROOM_ENGINE + 1},
+                                                    lent = {.engine = ROOM_ENGINE, .lent = true};
+
     open_room((struct rig_job){0}, 4, 0);
     room_commit(&rig, 4);
     for (uint32_t n = 1; n <= MAX_FAILURES; n++) {
@@ -289,10 +293,14 @@ START_TEST(given_up)
             i++;
         }
         ck_assert_uint_eq(rig_stats(&rig).n_reservations_given_up, 0);
+        ck_assert(cst_core_uses_reservation(rig.core, &own));
+        ck_assert(!cst_core_uses_reservation(rig.core, &other));
+        ck_assert(!cst_core_uses_reservation(rig.core, &lent));
         give_back(ticket_of(CST_COMMAND_UPDATE, i), CST_EIO);
         ck_assert_uint_eq(rig_stats(&rig).n_reservation_failures, n);
     }
     ck_assert_uint_eq(rig_stats(&rig).n_reservations_given_up, 1);
+    ck_assert(!cst_core_uses_reservation(rig.core, &own));
     ck_assert_uint_eq(rig.n_logs, MAX_FAILURES + 1);
     drain_in_order();
     ck_assert_uint_eq(rig_stats(&rig).n_updates, 4);
