@@ -253,14 +253,21 @@ static int check_name(const struct cstc_directory *directory, bool *in_the_way, 
     return rc;
 }
 
+/* Lock the directory @fd. Some file systems have no locks. */
+static void lock(int fd)
+{
+    while (flock(fd, LOCK_EX) != 0 && errno == EINTR) {
+    }
+}
+
 /* Make and lock the temporary directory. The parent is locked until then, because another process
- * that begins would take a directory without a lock for a stale one. Some file systems have no
- * locks. There, nobody removes stale directories. */
+ * that begins would take a directory without a lock for a stale one. On file systems without locks
+ * nobody removes stale directories. */
 static int make_directory(struct cstc_directory *directory, struct cst_err *err)
 {
     int rc = CST_OK;
 
-    (void)flock(directory->parent, LOCK_EX);
+    lock(directory->parent);
     remove_stale(directory->parent);
     make_temporary(directory->name, directory->temporary);
     directory->fd = -1;
@@ -314,7 +321,7 @@ static int take_name(const struct cstc_directory *directory, struct cst_err *err
     bool in_the_way = false;
     int rc;
 
-    (void)flock(directory->parent, LOCK_EX);
+    lock(directory->parent);
     rc = check_job(directory, err);
     if (rc == CST_OK) {
         rc = check_name(directory, &in_the_way, err);

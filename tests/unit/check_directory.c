@@ -6,9 +6,12 @@
 #include "tests/unit/directory_rig.h"
 
 #include <check.h>
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdbool.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -21,13 +24,17 @@ int __real_mkdirat(int fd, const char *name, mode_t mode);
 int __real_renameat(int from, const char *old, int to, const char *name);
 int __real_unlinkat(int fd, const char *name, int flags);
 int __real_fsync(int fd);
+int __real_flock(int fd, int operation);
 int __wrap_mkdirat(int fd, const char *name, mode_t mode);
 int __wrap_renameat(int from, const char *old, int to, const char *name);
 int __wrap_unlinkat(int fd, const char *name, int flags);
 int __wrap_fsync(int fd);
+int __wrap_flock(int fd, int operation);
 
 static unsigned calls_left;       /* Number of calls until this process is killed; 0: it is not. */
 static void (*after_mkdir)(void); /* Called once, when a directory has just been made. */
+static unsigned n_locks;          /* Locks that this process has waited for. */
+static bool interrupts;           /* A signal interrupts every wait once. */
 
 static void count_call(void)
 {
@@ -66,6 +73,21 @@ int __wrap_fsync(int fd)
 {
     count_call();
     return __real_fsync(fd);
+}
+
+int __wrap_flock(int fd, int operation)
+{
+    static bool interrupted;
+    int rc;
+
+    interrupted = interrupts && !interrupted && operation == LOCK_EX;
+    if (interrupted) {
+        errno = EINTR;
+        return -1;
+    }
+    rc = __real_flock(fd, operation);
+    n_locks += rc == 0 && operation == LOCK_EX;
+    return rc;
 }
 
 /* -- making ----------------------------------------------------------------------------------- */
@@ -114,6 +136,22 @@ START_TEST(simultaneous)
     ck_assert(exists(directory.temporary));
     fill(&directory);
     ck_assert_int_eq(cstc_directory_commit(&directory, &err), CST_OK);
+    ck_assert(whole(1));
+}
+END_TEST
+
+/* A signal that arrives while the directory is awaited does not let the process go on without the
+ * lock. */
+START_TEST(interrupted)
+{
+    struct cstc_directory directory;
+
+    interrupts = true;
+    ck_assert_int_eq(cstc_directory_begin(&directory, path, "job", 1, &err), CST_OK);
+    ck_assert_uint_eq(n_locks, 1);
+    fill(&directory);
+    ck_assert_int_eq(cstc_directory_commit(&directory, &err), CST_OK);
+    ck_assert_uint_eq(n_locks, 2);
     ck_assert(whole(1));
 }
 END_TEST
@@ -312,6 +350,7 @@ static Suite *suite(void)
 
     tcase_add_test(tc, stale);
     tcase_add_test(tc, simultaneous);
+    tcase_add_test(tc, interrupted);
     tcase_add_test(tc, same_step);
     tcase_add_test(tc, torn);
     tcase_add_test(tc, torn_foreign);
