@@ -74,6 +74,8 @@ int cste_self_benchmark_open_cpus(struct cste_self_benchmark *b, int node,
         return rc;
     }
     if (options->node > 0 && !b->cpus.node_found) {
+        cste_cpus_close(&b->cpus);
+        b->cpus = (struct cste_cpus){0};
         return cst_err_set(err, CST_ENOTFOUND, "no processor of NUMA node %d may be used",
                            options->node);
     }
