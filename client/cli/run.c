@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The command `cistern run`.
  *
- *   TRAINING --a signal, or a rank fails for good--> ENDING --a second signal, or --grace-->
- * KILLING
+ *   TRAINING --a signal, or a rank fails for good--> ENDING
+ *   ENDING --a second signal, or the time of --grace is over--> KILLING
  *
  * In TRAINING, ranks that die may be started again. In ENDING, all ranks have got a signal and are
  * waited for. In KILLING, what is left is killed. In all states the program ends when no rank is

@@ -122,9 +122,9 @@ int cstd_memory_move(struct cstd_memory *memory, const struct cst_layout *layout
         pool.blocks.n[c] = was.parts[c].n_blocks;
     }
     memory->pool_engines &= ~lost;
+    memory->gpu_engines &= ~lost;
     /* The new slabs take the places of the old ones in the arrays. add_pool appends at n_segments,
      * which is set to the first place for the call. */
-    memory->gpu_engines &= ~lost;
     memory->n_segments = first;
     memory->gpus[rank] = gpu;
     rc = cstd_memory_add_pool(memory, layout, rank, &pool, err);

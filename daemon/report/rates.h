@@ -47,9 +47,8 @@ void cstd_rates_see(struct cstd_rates_seen *seen, const struct cstd_engine_count
 /* -- a job's steps ---------------------------------------------------------------------------- */
 
 #define CSTD_DRIFT_STEPS 8 /* Steps in a row that must be off before it is reported. */
-#define CSTD_DRIFT_SHARE                                                                           \
-    0.2 /* Deviation from the prediction that counts as off, as a fraction.                        \
-         */
+/* Deviation from the prediction that counts as off, as a fraction. */
+#define CSTD_DRIFT_SHARE 0.2
 /* Number of steps whose median becomes the prediction if there is no plan's prediction. */
 #define CSTD_DRIFT_LEARN 5
 #define CSTD_DRIFT_SKIP 3 /* Number of steps at the start that are not considered. */

@@ -24,8 +24,10 @@
  *                 the copies use. The default is the node of the GPU, printed as -1 if not known.
  *   threads       host: size of the team. The default is all usable cores of the node.
  *   copy_threads  lanes in each direction, at most 64. The default is the number that the engine
- * chooses if the daemon does not give one. isa, uuid     as in READY and in --probe update (cuda),
- * flops   0: an engine does not measure them */
+ *                 chooses if the daemon does not give one.
+ *   isa, uuid     as in READY and in --probe
+ *   update (cuda), flops
+ *                 0: an engine does not measure them */
 #ifndef CST_ENGINE_RATES_H
 #define CST_ENGINE_RATES_H
 
