@@ -97,43 +97,34 @@ void cst_frame_close_fds(struct cst_frame *frame)
     frame->n_fds = 0;
 }
 
-/* Take the descriptors out of @msg. Those for which @out has no place are closed at once but
- * counted, for the caller to refuse the message. Returns the number. */
+/* Space for the descriptors of a message. The kernel closes those that do not fit, and tells so by
+ * MSG_CTRUNC. */
+union control {
+    struct cmsghdr align;
+    char bytes[CMSG_SPACE(sizeof(int) * CST_FRAME_MAX_FDS)];
+};
+/* With an odd limit, CMSG_SPACE would have space for one more. */
+_Static_assert(sizeof(union control) == CMSG_LEN(sizeof(int) * CST_FRAME_MAX_FDS),
+               "there is space for exactly CST_FRAME_MAX_FDS descriptors");
+
+/* Take the descriptors out of @msg, which was received with a union control. Returns the number. */
 static unsigned take_fds(struct msghdr *msg, int out[CST_FRAME_MAX_FDS])
 {
-    unsigned n = 0;
-
     for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c != NULL; c = CMSG_NXTHDR(msg, c)) {
-        size_t count;
+        if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
+            size_t bytes = c->cmsg_len - CMSG_LEN(0);
 
-        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) {
-            continue;
-        }
-        count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-        for (size_t i = 0; i < count; i++) {
-            int fd;
-
-            memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof fd);
-            if (n < CST_FRAME_MAX_FDS) {
-                out[n] = fd;
-            } else {
-                (void)close(fd);
-            }
-            n++;
+            memcpy(out, CMSG_DATA(c), bytes);
+            return (unsigned)(bytes / sizeof(int));
         }
     }
-    return n;
+    return 0;
 }
 
 int cst_frame_recv(int sock, int recv_flags, struct cst_frame_buf *buf, struct cst_frame *out,
                    struct cst_err *err)
 {
-    /* CMSG_SPACE rounds up, hence one descriptor more than the limit can arrive. take_fds counts
-     * it, and the message is refused. */
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(sizeof(int) * CST_FRAME_MAX_FDS)];
-    } control;
+    union control control;
     struct iovec iov = {.iov_base = buf->bytes, .iov_len = sizeof buf->bytes};
     struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
     ssize_t n;
@@ -152,12 +143,12 @@ int cst_frame_recv(int sock, int recv_flags, struct cst_frame_buf *buf, struct c
         return cst_err_errno(err, CST_ECONN, errno, "recvmsg");
     }
     n_fds = take_fds(&msg, out->fds);
-    out->n_fds = n_fds < CST_FRAME_MAX_FDS ? n_fds : CST_FRAME_MAX_FDS;
+    out->n_fds = n_fds;
     /* A valid message has a header; 0 bytes mean the end of the connection. */
     if (n == 0 && n_fds == 0) {
         return cst_err_set(err, CST_ECONN, "the peer closed the connection");
     }
-    if ((msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || n_fds > CST_FRAME_MAX_FDS) {
+    if ((msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
         rc = cst_err_set(err, CST_EPROTO, "message over the limit of %zu bytes or %d fds",
                          sizeof buf->bytes, CST_FRAME_MAX_FDS);
         goto err_after_fds;
@@ -190,10 +181,7 @@ static ssize_t send_small(int sock, int send_flags, const struct cst_frame *fram
 
 static ssize_t send_large(int sock, int send_flags, const struct cst_frame *frame)
 {
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(sizeof(int) * CST_FRAME_MAX_FDS)];
-    } control;
+    union control control;
     uint8_t header[CST_FRAME_HEADER_BYTES];
     struct iovec iov[2] = {
         {.iov_base = header, .iov_len = sizeof header},
