@@ -279,13 +279,16 @@ void cstc_file_writer_abandon(struct cstc_file_writer *writer)
     if (writer == NULL) {
         return;
     }
-    /* The kernel must not read buffers that are freed. */
+    /* The kernel should not read buffers that are freed. */
     while (writer->n_in_flight > 0) {
         unsigned before = writer->n_in_flight;
 
         (void)take_completion(writer);
         if (writer->n_in_flight == before) {
-            break; /* io_uring itself fails; closing the ring waits for the writes. */
+            /* io_uring itself fails, and nothing tells when the writes end. They keep the pages of
+             * the buffers. Only a file that is incomplete anyway can get what is stored there next.
+             */
+            break;
         }
     }
     destroy(writer);
