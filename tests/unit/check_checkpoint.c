@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of client/checkpoint without a daemon: files of any size, headers of safetensors with every
- * defect, descriptions as JSON. */
+ * defect, descriptions as JSON, differences between jobs. */
+#include "cistern/job.h"
 #include "client/checkpoint/content.h"
+#include "client/checkpoint/differences.h"
 #include "client/checkpoint/manifest.h"
 #include "client/checkpoint/weights.h"
 #include "kernels/math/cast.h"
@@ -470,6 +472,27 @@ START_TEST(transposed_and_cut_off)
 }
 END_TEST
 
+/* -- differences ------------------------------------------------------------------------------- */
+
+/* Options are compared if this version knows the saved ones; others are left out. */
+START_TEST(unknown_options_are_not_compared)
+{
+    Cistern__JobDescription saved = CISTERN__JOB_DESCRIPTION__INIT;
+    Cistern__JobOpen job = CISTERN__JOB_OPEN__INIT;
+    char text[200] = "";
+
+    saved.moments = job.moments = CST_MOMENTS_BF16;
+    saved.rounding = CST_ROUNDING_NEAREST;
+    saved.masters = CST_MASTERS_SPLIT;
+    cstc_differences(&saved, &job, text, sizeof text);
+    ck_assert_str_eq(text, "rounding was nearest, now stochastic; masters were split, now fp32");
+    text[0] = '\0';
+    saved.rounding = saved.masters = 1 << 30;
+    cstc_differences(&saved, &job, text, sizeof text);
+    ck_assert_str_eq(text, "");
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *s = suite_create("checkpoint");
@@ -483,6 +506,7 @@ static Suite *suite(void)
     tcase_add_test(tc, contents);
     tcase_add_loop_test(tc, transposed, 0, 6);
     tcase_add_loop_test(tc, transposed_and_cut_off, 0, 2);
+    tcase_add_test(tc, unknown_options_are_not_compared);
     return s;
 }
 
