@@ -3,6 +3,7 @@
  * engines are replaced by the test, which keeps the segments that they are to map. */
 #include "daemon/daemon.h"
 #include "daemon/memory/memory_pools.h"
+#include "offload/layout/edge.h"
 #include "tests/lib/declare.h"
 #include "tests/lib/suite.h"
 
