@@ -60,7 +60,7 @@ static json_t *choice_json(const struct cli_plan_input *input, const struct cst_
         "n_chunks", (int)choice->n_chunks, "classes", classes_json(choice), "prefetch_depth",
         choice->prefetch_depth == CST_CORE_NO_PREFETCH ? -1 : (int)choice->prefetch_depth,
         "eviction", choice->eviction == CST_EVICT_LRU ? "oldest" : "next use", "gradient",
-        cli_plan_is_over(input, choice) ? "over" : "beside", "reduce_each",
+        cli_plan_has_grads_in_weights(input, choice) ? "over" : "beside", "reduce_each",
         (int)choice->reduce_each, "pool_bytes", (json_int_t)choice->pool_bytes, "state_bytes",
         (json_int_t)choice->state_bytes, "activation_bytes", (json_int_t)choice->activation_bytes,
         "host_bytes", (json_int_t)choice->host_bytes, "disk_bytes", (json_int_t)choice->disk_bytes,

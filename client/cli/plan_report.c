@@ -242,7 +242,8 @@ static const char *eviction_name(const struct cst_plan_choice *choice)
                                              : "the weights whose next use is last";
 }
 
-bool cli_plan_is_over(const struct cli_plan_input *input, const struct cst_plan_choice *choice)
+bool cli_plan_has_grads_in_weights(const struct cli_plan_input *input,
+                                   const struct cst_plan_choice *choice)
 {
     return input->config.states.grad_over_weight || choice->grad == CST_PLAN_GRAD_OVER;
 }
@@ -259,8 +260,8 @@ static void print_choice(const struct cli_plan_input *input, const struct cst_pl
     (void)printf("pool      %s on each device, prefetch depth %s, evicts %s\n", blocks,
                  describe_depth(best, depth), eviction_name(best));
     (void)printf("gradient  %s%s\n",
-                 cli_plan_is_over(input, best) ? "in the place of the weight"
-                                               : "in a row of its own",
+                 cli_plan_has_grads_in_weights(input, best) ? "in the place of the weight"
+                                                            : "in a row of its own",
                  input->config.micro_batches == 1 ? ""
                  : best->reduce_each              ? ", summed after each micro-batch"
                                                   : ", summed once a step");
@@ -295,7 +296,8 @@ static void print_updates(const struct cli_plan_input *input, const struct cst_p
                  cli_bytes(best->device_update_bytes, a));
     if (best->n_buffers == 0) {
         (void)printf("too small for any chunk: the smallest takes %s (--device-update %s)\n",
-                     cli_bytes(best->least_room, a), cli_size_option(best->least_room, b));
+                     cli_bytes(best->least_reservation, a),
+                     cli_size_option(best->least_reservation, b));
         return;
     }
     (void)printf("%u chunk%s at a time; ", best->n_buffers, best->n_buffers > 1 ? "s" : "");

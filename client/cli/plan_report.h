@@ -29,7 +29,8 @@ int cli_plan_rows(struct cli_plan_rows *out, const struct cli_plan_input *input,
 
 /* Return whether gradients are stored in place of their weights, because the user or the plan
  * decided so. */
-bool cli_plan_is_over(const struct cli_plan_input *input, const struct cst_plan_choice *choice);
+bool cli_plan_has_grads_in_weights(const struct cli_plan_input *input,
+                                   const struct cst_plan_choice *choice);
 
 /* Return whether the plan is for several ranks whose devices cannot access each other's memory. */
 bool cli_plan_is_apart(const struct cli_plan_input *input);

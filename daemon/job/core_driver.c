@@ -209,7 +209,7 @@ static void submit(struct cstd_job *job, const struct cst_command *command)
     const struct cstd_record_ids ids = {.v = memory->ids,
                                         .n = memory->n_segments,
                                         .n_arenas = memory->n_arenas,
-                                        .n_rooms = memory->n_rooms};
+                                        .n_reservations = memory->n_reservations};
     struct cst_err err = {0};
 
     cstd_record_issue(record_of(job), cstd_record_kind_of(command, &ids), command, uv_hrtime());

@@ -11,15 +11,15 @@ static double rate_of(const struct cstd_interleave_tuner_rate *rate)
     return seen > 0 ? seen : rate->known;
 }
 
-struct cst_interleave cstd_interleave_tuner_machine(const struct cstd_interleave_tuner *balance,
+struct cst_interleave cstd_interleave_tuner_machine(const struct cstd_interleave_tuner *tuner,
                                                     const struct cst_interleave *machine)
 {
     struct cst_interleave m = *machine;
 
-    m.node_elems = rate_of(&balance->node);
-    m.device_elems = rate_of(&balance->device);
-    m.up = rate_of(&balance->up);
-    m.down = rate_of(&balance->down);
+    m.node_elems = rate_of(&tuner->node);
+    m.device_elems = rate_of(&tuner->device);
+    m.up = rate_of(&tuner->up);
+    m.down = rate_of(&tuner->down);
     return m;
 }
 
@@ -98,13 +98,13 @@ static double promise(const struct lessons *l, const struct cst_interleave *m, u
     return cst_interleave_seconds(m, k) * l->stretch[known];
 }
 
-double cstd_interleave_tuner_promise(const struct cstd_interleave_tuner *balance,
+double cstd_interleave_tuner_promise(const struct cstd_interleave_tuner *tuner,
                                      const struct cst_interleave *machine, uint32_t k)
 {
-    struct cst_interleave m = cstd_interleave_tuner_machine(balance, machine);
+    struct cst_interleave m = cstd_interleave_tuner_machine(tuner, machine);
     struct lessons lessons;
 
-    learn(&lessons, balance, &m);
+    learn(&lessons, tuner, &m);
     return promise(&lessons, &m, k);
 }
 
@@ -135,12 +135,12 @@ static void set(struct cstd_interleave_tuner *b, uint32_t k)
     b->tried[k].phase.n = 0;
 }
 
-void cstd_interleave_tuner_begin(struct cstd_interleave_tuner *balance,
+void cstd_interleave_tuner_begin(struct cstd_interleave_tuner *tuner,
                                  const struct cst_interleave *machine)
 {
-    struct cst_interleave m = cstd_interleave_tuner_machine(balance, machine);
+    struct cst_interleave m = cstd_interleave_tuner_machine(tuner, machine);
 
-    set(balance, cst_interleave_choose(&m));
+    set(tuner, cst_interleave_choose(&m));
 }
 
 /* True if @k should replace @present. */
@@ -153,35 +153,35 @@ static bool is_better(const struct lessons *l, const struct cst_interleave *m, u
     return k == CST_INTERLEAVE_NEVER ? then < now : then < (1 - CSTD_INTERLEAVE_TUNER_MARGIN) * now;
 }
 
-bool cstd_interleave_tuner_step(struct cstd_interleave_tuner *balance,
+bool cstd_interleave_tuner_step(struct cstd_interleave_tuner *tuner,
                                 const struct cst_interleave *machine,
                                 const struct cstd_interleave_tuner_phase *last)
 {
-    struct cstd_interleave_tuner_tried *tried = &balance->tried[balance->k];
-    struct cst_interleave m = cstd_interleave_tuner_machine(balance, machine);
-    bool seen = last->number == balance->phase;
+    struct cstd_interleave_tuner_tried *tried = &tuner->tried[tuner->k];
+    struct cst_interleave m = cstd_interleave_tuner_machine(tuner, machine);
+    bool seen = last->number == tuner->phase;
     struct lessons lessons;
     uint32_t best;
 
-    balance->n_steps++;
-    balance->phase = last->number;
+    tuner->n_steps++;
+    tuner->phase = last->number;
     /* Skip a phase that was counted before, and a phase that was made with an earlier k. */
-    if (seen || last->k != balance->k) {
+    if (seen || last->k != tuner->k) {
         return false;
     }
-    tried->step = balance->n_steps;
+    tried->step = tuner->n_steps;
     cstd_rates_median_add(&tried->phase, (uint64_t)(m.n_chunks * m.chunk_elems), last->ns);
     if (tried->phase.n < CSTD_INTERLEAVE_TUNER_PHASES || m.n_links == 0) {
         return false;
     }
-    learn(&lessons, balance, &m);
+    learn(&lessons, tuner, &m);
     best = find_best(&lessons, &m);
-    if (best == balance->k || !is_better(&lessons, &m, best, balance->k)) {
+    if (best == tuner->k || !is_better(&lessons, &m, best, tuner->k)) {
         return false;
     }
     /* The measurement of the k that is replaced will be trusted longer than the last time.
      * Otherwise a k that is slower than its prediction would be tried again and again. */
     tried->n_left += tried->n_left < MOST_LEFT;
-    set(balance, best);
+    set(tuner, best);
     return true;
 }

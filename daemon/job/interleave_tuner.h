@@ -60,12 +60,12 @@ struct cstd_interleave_tuner {
 
 /* Returns a copy of @machine whose rates are the observed ones or, where none was observed, the
  * known ones. */
-struct cst_interleave cstd_interleave_tuner_machine(const struct cstd_interleave_tuner *balance,
+struct cst_interleave cstd_interleave_tuner_machine(const struct cstd_interleave_tuner *tuner,
                                                     const struct cst_interleave *machine);
 
-/* Choose the first k. The known rates in @balance must be set. @machine describes the job; its
+/* Choose the first k. The known rates in @tuner must be set. @machine describes the job; its
  * rates are not read. */
-void cstd_interleave_tuner_begin(struct cstd_interleave_tuner *balance,
+void cstd_interleave_tuner_begin(struct cstd_interleave_tuner *tuner,
                                  const struct cst_interleave *machine);
 
 /* The updates of one step, after all of them have completed. */
@@ -79,12 +79,12 @@ struct cstd_interleave_tuner_phase {
 /* Take account of a step that was committed. @last is the last update phase that has ended,
  * which may belong to an earlier step; each phase counts once. Returns true if another k is
  * chosen now. */
-bool cstd_interleave_tuner_step(struct cstd_interleave_tuner *balance,
+bool cstd_interleave_tuner_step(struct cstd_interleave_tuner *tuner,
                                 const struct cst_interleave *machine,
                                 const struct cstd_interleave_tuner_phase *last);
 
 /* Expected duration in seconds of an update phase with @k. */
-double cstd_interleave_tuner_promise(const struct cstd_interleave_tuner *balance,
+double cstd_interleave_tuner_promise(const struct cstd_interleave_tuner *tuner,
                                      const struct cst_interleave *machine, uint32_t k);
 
 #endif

@@ -85,7 +85,7 @@ struct cstd_worker {
     struct cstd_memory_pool pool; /* The rank's pool, from phase POOLS of the commit on. */
     /* Requested values of device_update_bytes and device_states; CST_PLAN_DEVICE_UPDATE_AUTO: the
      * plan decides. */
-    uint64_t room_asked, states_asked;
+    uint64_t device_update_asked, states_asked;
     /* Bytes of the device reservation, in which chunks are updated. Fixed when the job's memory is
      * decided. */
     uint64_t device_update_bytes;
@@ -181,11 +181,11 @@ struct cstd_job {
     struct cstd_drift drift; /* Deviation of the steps' duration from what is expected. */
     /* Limits the rate of log lines about plans that were changed after a drift. */
     struct cstd_log_pace replanned;
-    struct cstd_interleave_tuner balance; /* Choice of k, the share of device updates. */
+    struct cstd_interleave_tuner tuner; /* Choice of k, the share of device updates. */
     /* Number of the record's intervals that updates.c has read. */
     uint64_t updates_seen;
-    struct cstd_deferred balancing; /* Deferred search for a better k. */
-    bool resumes;                   /* The job was done, and its pools are being made again. */
+    struct cstd_deferred tuning; /* Deferred search for a better k. */
+    bool resumes;                /* The job was done, and its pools are being made again. */
     /* Record of recent work for traces; NULL before the first command. */
     struct cstd_record *record;
     struct cst_pending_list requests; /* Requests that wait for this job. */

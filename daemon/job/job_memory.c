@@ -12,18 +12,18 @@
 int cstd_job_memory_open(struct cstd_job *job, struct cst_err *err)
 {
     struct cstd_memory_pool pools[CST_CORE_MAX_WORLD];
-    struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
-    const struct cstd_memory_request request = {.layout = &job->layout,
-                                                .model = &job->model,
-                                                .world = job->world,
-                                                .account = job->account,
-                                                .pools = pools,
-                                                .rooms = rooms,
-                                                .n_rooms = cstd_device_reservation_list(job, rooms),
-                                                .base =
-                                                    job->base != NULL ? &job->base->memory : NULL,
-                                                .inherited = cstd_reshape_arenas(job),
-                                                .sparse = job->migrate != NULL};
+    struct cstd_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES];
+    const struct cstd_memory_request request = {
+        .layout = &job->layout,
+        .model = &job->model,
+        .world = job->world,
+        .account = job->account,
+        .pools = pools,
+        .reservations = reservations,
+        .n_reservations = cstd_device_reservation_list(job, reservations),
+        .base = job->base != NULL ? &job->base->memory : NULL,
+        .inherited = cstd_reshape_arenas(job),
+        .sparse = job->migrate != NULL};
     char arenas[CST_SIZE_TEXT], slabs[CST_SIZE_TEXT];
     int rc;
 

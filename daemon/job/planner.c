@@ -69,7 +69,7 @@ static void choose_device(const struct cstd_job *job, struct cstd_plan_search *s
 
 /* The accelerator of rank 0 represents those of all ranks. If the ranks' pools are on the host, the
  * ranks take turns on the simulated accelerators. */
-static void choose_rooms(const struct cstd_job *job, struct cstd_plan_search *s)
+static void choose_reservations(const struct cstd_job *job, struct cstd_plan_search *s)
 {
     const struct cstd_worker *worker = &job->workers[0];
     bool open = job->state == CSTD_JOB_DECLARING && cstd_device_reservation_is_open(worker);
@@ -87,7 +87,8 @@ static void choose_rooms(const struct cstd_job *job, struct cstd_plan_search *s)
                              &s->rates.nodes[0]);
     s->config.interleave_given = job->daemon->config->interleave != CSTD_SETTINGS_INTERLEAVE_AUTO;
     s->config.interleave = s->config.interleave_given ? job->daemon->config->interleave : 0;
-    s->config.device_update_bytes = open ? worker->room_asked : worker->device_update_bytes;
+    s->config.device_update_bytes =
+        open ? worker->device_update_asked : worker->device_update_bytes;
     s->config.device_states = open ? worker->states_asked : worker->device_states;
     s->config.accelerator = i;
     s->config.device_grain = cstd_memory_grain(job->daemon, worker->accelerator);
@@ -125,15 +126,15 @@ static uint64_t left_on(const struct cstd_job *job, struct cstd_gpu *gpu)
 {
     const struct cstd_budget *pool = cstd_memory_budget(job->daemon, gpu);
     uint64_t left = cstd_budget_left(pool, job->account),
-             rooms = cstd_device_reservation_bytes(job, gpu);
+             reserved = cstd_device_reservation_bytes(job, gpu);
     uint32_t n = 0;
 
-    rooms += gpu != NULL ? cstd_edge_slots_bytes(job, gpu) : 0;
+    reserved += gpu != NULL ? cstd_edge_slots_bytes(job, gpu) : 0;
 
     for (uint32_t r = 0; r < job->world; r++) {
         n += job->workers[r].gpu == gpu;
     }
-    left -= rooms < left ? rooms : left;
+    left -= reserved < left ? reserved : left;
     return left / n;
 }
 
@@ -190,7 +191,7 @@ static int ask(struct cstd_plan_search *s)
     }
     cstd_planner_rates_nodes(daemon, &s->rates);
     choose_device(job, s);
-    choose_rooms(job, s);
+    choose_reservations(job, s);
     fill_budget(job, &s->budget);
     s->config.model = &s->model;
     s->config.world = job->world;
@@ -268,7 +269,7 @@ static void tell_none(struct cstd_job *job, const char *what, const struct cst_e
 {
     char *words = job->plan.states_why;
 
-    if (job->workers[0].room_asked == CST_PLAN_DEVICE_UPDATE_AUTO) {
+    if (job->workers[0].device_update_asked == CST_PLAN_DEVICE_UPDATE_AUTO) {
         (void)snprintf(job->plan.update_why, sizeof job->plan.update_why,
                        "no updates on accelerators: %s: %.130s", what, why->text);
     }
@@ -470,17 +471,17 @@ bool cstd_planner_forgo(struct cstd_job *job, const struct cst_err *why)
 {
     struct cstd_job_plan *plan = &job->plan;
     struct cst_plan_choice *choice = &plan->choice;
-    bool rooms = cstd_device_reservation_is_chosen(&job->workers[0]);
+    bool reserved = cstd_device_reservation_is_chosen(&job->workers[0]);
 
     if (!plan->valid || cstd_job_has_given_plan(job)) {
         return false;
     }
     cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
                    "its plan does not fit: %s: continuing without %s", why->text,
-                   rooms ? "updates and states on accelerators" : "a plan");
-    plan->valid = rooms;
+                   reserved ? "updates and states on accelerators" : "a plan");
+    plan->valid = reserved;
     plan->step_s = 0; /* The prediction was for a step with device reservations. */
-    if (rooms) {
+    if (reserved) {
         choice->device_update_bytes = choice->device_states = 0;
         choice->layout.n_devices = 0;
         tell_none(job, "the planned ones did not fit", why);

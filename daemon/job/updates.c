@@ -65,7 +65,7 @@ static struct cst_interleave machine_of(const struct cstd_job *job,
 /* Fill in the known rates. The slowest accelerator represents all. */
 static void know(struct cstd_job *job, const struct cstd_device_reservations *reservations)
 {
-    struct cstd_interleave_tuner *b = &job->balance;
+    struct cstd_interleave_tuner *tuner = &job->tuner;
     struct cst_interleave m = machine_of(job, reservations);
     struct cst_rates rates = {0};
 
@@ -75,11 +75,11 @@ static void know(struct cstd_job *job, const struct cstd_device_reservations *re
             cstd_planner_device(job->daemon, gpu_of(job, reservations->v[i].engine));
 
         cst_pipeline_rates(&m, &rates, &d);
-        b->node.known = m.node_elems;
-        b->up.known = i == 0 || m.up < b->up.known ? m.up : b->up.known;
-        b->down.known = i == 0 || m.down < b->down.known ? m.down : b->down.known;
-        b->device.known =
-            i == 0 || m.device_elems < b->device.known ? m.device_elems : b->device.known;
+        tuner->node.known = m.node_elems;
+        tuner->up.known = i == 0 || m.up < tuner->up.known ? m.up : tuner->up.known;
+        tuner->down.known = i == 0 || m.down < tuner->down.known ? m.down : tuner->down.known;
+        tuner->device.known =
+            i == 0 || m.device_elems < tuner->device.known ? m.device_elems : tuner->device.known;
     }
 }
 
@@ -133,7 +133,7 @@ static void look(struct cstd_job *job, struct window *w)
  * work at the same time; accelerators are measured singly. */
 static void see(struct cstd_job *job, const struct cstd_device_reservations *reservations)
 {
-    struct cstd_interleave_tuner *b = &job->balance;
+    struct cstd_interleave_tuner *tuner = &job->tuner;
     struct window w = {0};
     double nodes = 0;
 
@@ -144,13 +144,13 @@ static void see(struct cstd_job *job, const struct cstd_device_reservations *res
         if (e < job->daemon->engines.n_nodes) {
             nodes += ns > 0 ? (double)w.updates[e].amount / (double)ns * 1e9 : 0;
         } else if (has_engine(reservations, e)) {
-            cstd_rates_median_add(&b->device.seen, w.updates[e].amount, ns);
-            cstd_rates_median_add(&b->up.seen, w.up[e].amount, w.up[e].busy.ns);
-            cstd_rates_median_add(&b->down.seen, w.down[e].amount, w.down[e].busy.ns);
+            cstd_rates_median_add(&tuner->device.seen, w.updates[e].amount, ns);
+            cstd_rates_median_add(&tuner->up.seen, w.up[e].amount, w.up[e].busy.ns);
+            cstd_rates_median_add(&tuner->down.seen, w.down[e].amount, w.down[e].busy.ns);
         }
     }
     /* The sum is a rate; added as the amount of one second it remains the same rate. */
-    cstd_rates_median_add(&b->node.seen, (uint64_t)nodes, nodes > 0 ? 1000000000 : 0);
+    cstd_rates_median_add(&tuner->node.seen, (uint64_t)nodes, nodes > 0 ? 1000000000 : 0);
 }
 
 /* -- decision --------------------------------------------------------------------------------- */
@@ -158,22 +158,23 @@ static void see(struct cstd_job *job, const struct cstd_device_reservations *res
 static void tell(const struct cstd_job *job, enum cstd_log_level level,
                  const struct cst_interleave *machine, const char *why)
 {
-    const struct cstd_interleave_tuner *b = &job->balance;
-    struct cst_interleave m = cstd_interleave_tuner_machine(b, machine);
+    const struct cstd_interleave_tuner *tuner = &job->tuner;
+    struct cst_interleave m = cstd_interleave_tuner_machine(tuner, machine);
     char text[80];
 
-    if (b->k == CST_INTERLEAVE_NEVER) {
+    if (tuner->k == CST_INTERLEAVE_NEVER) {
         (void)snprintf(text, sizeof text, "no chunk is updated on an accelerator");
     } else {
         (void)snprintf(text, sizeof text,
-                       "one of %" PRIu32 " chunks of each node is updated on an accelerator", b->k);
+                       "one of %" PRIu32 " chunks of each node is updated on an accelerator",
+                       tuner->k);
     }
     cstd_log_about(level, CSTD_JOB_ABOUT(job),
                    "%s (%s): nodes %.3g elements/s, accelerators %.3g, up %.3g bytes/s, down %.3g; "
                    "predicted time of updates %.3g s, or %.3g s without accelerators",
                    text, why, m.node_elems, m.device_elems, m.up, m.down,
-                   cstd_interleave_tuner_promise(b, machine, b->k),
-                   cstd_interleave_tuner_promise(b, machine, CST_INTERLEAVE_NEVER));
+                   cstd_interleave_tuner_promise(tuner, machine, tuner->k),
+                   cstd_interleave_tuner_promise(tuner, machine, CST_INTERLEAVE_NEVER));
 }
 
 static bool is_fixed(const struct cstd_job *job)
@@ -183,7 +184,7 @@ static bool is_fixed(const struct cstd_job *job)
 
 static void on_step(struct cstd_deferred *later)
 {
-    struct cstd_job *job = cstd_owner_of(later, struct cstd_job, balancing);
+    struct cstd_job *job = cstd_owner_of(later, struct cstd_job, tuning);
     const struct cstd_device_reservations left = reservations_left(job);
     struct cst_interleave machine;
     struct cstd_interleave_tuner_phase last;
@@ -197,10 +198,10 @@ static void on_step(struct cstd_deferred *later)
     cst_core_stats(job->core, &stats);
     last = (struct cstd_interleave_tuner_phase){
         .number = stats.n_rounds, .k = stats.last_interleave, .ns = stats.last_update_ns};
-    if (cstd_interleave_tuner_step(&job->balance, &machine, &last)) {
+    if (cstd_interleave_tuner_step(&job->tuner, &machine, &last)) {
         tell(job, cstd_log_due(&job->replanned, uv_hrtime()) ? CSTD_LOG_NOTICE : CSTD_LOG_DEBUG,
              &machine, "as measured");
-        cst_core_set_interleave(job->core, job->balance.k);
+        cst_core_set_interleave(job->core, job->tuner.k);
     }
 }
 
@@ -209,31 +210,31 @@ uint32_t cstd_updates_open(struct cstd_job *job)
     const struct cstd_device_reservations all = cstd_device_reservation_describe(job);
     struct cst_interleave machine;
 
-    job->balance = (struct cstd_interleave_tuner){0};
+    job->tuner = (struct cstd_interleave_tuner){0};
     job->updates_seen = 0;
-    job->balancing.fn = on_step;
+    job->tuning.fn = on_step;
     if (all.n == 0) {
         return CST_INTERLEAVE_NEVER;
     }
     know(job, &all);
     machine = machine_of(job, &all);
     if (is_fixed(job)) {
-        job->balance.k = job->daemon->config->interleave;
+        job->tuner.k = job->daemon->config->interleave;
     } else {
-        cstd_interleave_tuner_begin(&job->balance, &machine);
+        cstd_interleave_tuner_begin(&job->tuner, &machine);
     }
     tell(job, CSTD_LOG_NOTICE, &machine, is_fixed(job) ? "as configured" : "at first");
-    return job->balance.k;
+    return job->tuner.k;
 }
 
 void cstd_updates_step(struct cstd_job *job)
 {
     if (cstd_device_reservation_describe(job).n > 0 && !is_fixed(job)) {
-        cstd_deferred_add(&job->daemon->idle_work, &job->balancing);
+        cstd_deferred_add(&job->daemon->idle_work, &job->tuning);
     }
 }
 
 void cstd_updates_close(struct cstd_job *job)
 {
-    cstd_deferred_remove(&job->daemon->idle_work, &job->balancing);
+    cstd_deferred_remove(&job->daemon->idle_work, &job->tuning);
 }

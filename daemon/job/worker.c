@@ -184,8 +184,8 @@ static int check_bytes(const struct cstd_job *job, const struct cstd_job_request
                        what, (unsigned long long)theirs, (unsigned long long)mine, request->rank);
 }
 
-static int check_rooms(const struct cstd_job *job, const struct cstd_job_request *request,
-                       struct cst_err *err)
+static int check_reservations(const struct cstd_job *job, const struct cstd_job_request *request,
+                              struct cst_err *err)
 {
     const struct cstd_worker *worker = &job->workers[request->rank];
     uint64_t bytes = cstd_device_reservation_is_lent(worker) ? CST_DEVICE_UPDATE_LENT
@@ -239,7 +239,7 @@ static int check_request(const struct cstd_job *job, const struct cstd_job_reque
                            request->base != NULL ? request->base : "", request->rank);
     }
     rc = cstd_relocate_check(&job->workers[request->rank], request, err);
-    return rc == CST_OK ? check_rooms(job, request, err) : rc;
+    return rc == CST_OK ? check_reservations(job, request, err) : rc;
 }
 
 static void occupy(struct cstd_worker *worker, struct cstd_session *session,
@@ -257,7 +257,7 @@ static void occupy(struct cstd_worker *worker, struct cstd_session *session,
     worker->pool_bytes = request->pool_bytes;
     /* A decided job's memory stays as it was made, whoever attaches. */
     if (!cstd_job_is_decided(job)) {
-        worker->room_asked = request->device_update_bytes;
+        worker->device_update_asked = request->device_update_bytes;
         worker->states_asked = request->device_states;
         cstd_device_reservation_settle(job);
         cstd_rank_devices_set(worker, request->gpu);

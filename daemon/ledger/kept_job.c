@@ -68,7 +68,7 @@ int cstd_kept_job_find_segments(struct cstd_daemon *daemon, struct cstd_kept_job
                                 const struct cst_layout *layout, struct cst_err *err)
 {
     const Ledger__Job *ledger = kept->ledger;
-    uint32_t n = layout->n_segments + 1 + cstd_revive_count_rooms(ledger);
+    uint32_t n = layout->n_segments + 1 + cstd_revive_count_reservations(ledger);
 
     if (ledger->n_segments != n) {
         return cst_err_set(err, CST_ELOST, "its ledger has %zu segments, but its layout %" PRIu32,

@@ -68,7 +68,7 @@ static void free_parts(struct parts *parts)
 /* Number of arenas, device reservations, and the job table. */
 static uint32_t count_segments(const struct cstd_job *job)
 {
-    return job->memory.n_arenas + 1 + job->memory.n_rooms;
+    return job->memory.n_arenas + 1 + job->memory.n_reservations;
 }
 
 /* Segment @i of those that are kept: the slabs of pools, which are not, lie between the job table
@@ -118,7 +118,8 @@ static void fill_ranks(const struct cstd_job *job, struct parts *parts, Ledger__
         rank->device = worker->gpu != NULL ? worker->gpu->uuid : NULL;
         rank->accelerator = worker->accelerator != NULL ? worker->accelerator->uuid : NULL;
         /* What the plan chose is fixed now, as if it was asked for. */
-        rank->reservation_asked = worker->lends ? CST_DEVICE_UPDATE_LENT : worker->room_asked;
+        rank->reservation_asked =
+            worker->lends ? CST_DEVICE_UPDATE_LENT : worker->device_update_asked;
         rank->states_asked = worker->states_asked;
         rank->reservation_bytes = worker->device_update_bytes;
         rank->states_bytes = worker->device_states;
@@ -157,15 +158,17 @@ static int fill_devices(struct cstd_job *job, struct parts *parts, Ledger__Job *
         return rc;
     }
     out->devices = parts->device_list;
-    for (uint32_t i = 0; i < memory->n_rooms; i++) {
+    for (uint32_t i = 0; i < memory->n_reservations; i++) {
         uint64_t states = 0;
 
         for (uint32_t d = 0; d < config.n_devices; d++) {
-            states +=
-                config.devices[d].engine == memory->rooms[i].engine ? config.devices[d].bytes : 0;
+            states += config.devices[d].engine == memory->reservations[i].engine
+                          ? config.devices[d].bytes
+                          : 0;
         }
-        add_device(job, parts, out, memory->rooms[i].engine, memory->rooms[i].bytes, states);
-        rest &= ~(UINT32_C(1) << memory->rooms[i].engine);
+        add_device(job, parts, out, memory->reservations[i].engine, memory->reservations[i].bytes,
+                   states);
+        rest &= ~(UINT32_C(1) << memory->reservations[i].engine);
     }
     for (; rest != 0; rest &= rest - 1) {
         add_device(job, parts, out, (unsigned)__builtin_ctz(rest), 0, 0);

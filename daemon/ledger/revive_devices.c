@@ -54,7 +54,7 @@ int cstd_revive_take_devices(struct cstd_job *job, const Ledger__Job *ledger, st
         const Ledger__Rank *rank = ledger->ranks[r];
         struct cstd_worker *worker = &job->workers[r];
 
-        worker->room_asked = rank->reservation_asked;
+        worker->device_update_asked = rank->reservation_asked;
         worker->lends = rank->reservation_asked == CST_DEVICE_UPDATE_LENT;
         worker->states_asked = rank->states_asked;
         worker->device_update_bytes = rank->reservation_bytes;
@@ -66,9 +66,10 @@ int cstd_revive_take_devices(struct cstd_job *job, const Ledger__Job *ledger, st
     return rc;
 }
 
-uint32_t cstd_revive_list_rooms(struct cstd_daemon *daemon, const Ledger__Job *ledger,
-                                struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES],
-                                struct cst_layout_config *config)
+uint32_t cstd_revive_list_reservations(
+    struct cstd_daemon *daemon, const Ledger__Job *ledger,
+    struct cstd_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES],
+    struct cst_layout_config *config)
 {
     uint32_t n = 0;
 
@@ -80,7 +81,7 @@ uint32_t cstd_revive_list_rooms(struct cstd_daemon *daemon, const Ledger__Job *l
         if (gpu == NULL || device->reservation_bytes == 0) {
             continue;
         }
-        rooms[n++] =
+        reservations[n++] =
             (struct cstd_device_reservation){.gpu = gpu, .bytes = device->reservation_bytes};
         if (device->states_bytes > 0 && config->n_devices < CST_LAYOUT_MAX_DEVICES) {
             config->devices[config->n_devices++] =
@@ -93,7 +94,7 @@ uint32_t cstd_revive_list_rooms(struct cstd_daemon *daemon, const Ledger__Job *l
     return n;
 }
 
-uint32_t cstd_revive_count_rooms(const Ledger__Job *ledger)
+uint32_t cstd_revive_count_reservations(const Ledger__Job *ledger)
 {
     uint32_t n = 0;
 

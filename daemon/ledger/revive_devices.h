@@ -18,12 +18,14 @@ void cstd_revive_await_devices(struct cstd_daemon *daemon, const Ledger__Job *le
 int cstd_revive_take_devices(struct cstd_job *job, const Ledger__Job *ledger, struct cst_err *err);
 
 /* Number of device reservations in @ledger. */
-uint32_t cstd_revive_count_rooms(const Ledger__Job *ledger);
+uint32_t cstd_revive_count_reservations(const Ledger__Job *ledger);
 
-/* List the device reservations of @ledger, whose accelerators are there, in @rooms, and fill in
- * config->devices: where states stay on accelerators. Returns the number of device reservations. */
-uint32_t cstd_revive_list_rooms(struct cstd_daemon *daemon, const Ledger__Job *ledger,
-                                struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES],
-                                struct cst_layout_config *config);
+/* List the device reservations of @ledger, whose accelerators are there, in @reservations, and fill
+ * in config->devices: where states stay on accelerators. Returns the number of device reservations.
+ */
+uint32_t cstd_revive_list_reservations(
+    struct cstd_daemon *daemon, const Ledger__Job *ledger,
+    struct cstd_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES],
+    struct cst_layout_config *config);
 
 #endif

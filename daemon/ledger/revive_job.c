@@ -139,7 +139,7 @@ static int build_layout(struct cstd_job *job, const Ledger__Job *ledger, struct 
                                        .states = cstd_job_options_states(&job->options),
                                        .landings = find_landings(job, ledger),
                                        .max_classes = (uint32_t)ledger->n_class_elems};
-    struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
+    struct cstd_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES];
     int rc;
 
     if (ledger->n_nodes != config.n_nodes) {
@@ -154,7 +154,7 @@ static int build_layout(struct cstd_job *job, const Ledger__Job *ledger, struct 
     for (uint32_t r = 0; r < job->world; r++) {
         config.near_node[r] = job->workers[r].near_node;
     }
-    (void)cstd_revive_list_rooms(job->daemon, ledger, rooms, &config);
+    (void)cstd_revive_list_reservations(job->daemon, ledger, reservations, &config);
     config.chunk_elems = ledger->class_elems[0];
     for (uint32_t i = 1; i < ledger->n_class_elems; i++) {
         config.class_elems[i - 1] = ledger->class_elems[i];
@@ -176,14 +176,14 @@ static int build_layout(struct cstd_job *job, const Ledger__Job *ledger, struct 
 static int open_memory(struct cstd_job *job, struct cstd_kept_job *kept, struct cst_err *err)
 {
     struct cstd_memory_pool pools[CST_CORE_MAX_WORLD] = {0};
-    struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
+    struct cstd_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES];
     struct cst_layout_config unused = {0};
     struct cstd_memory_request request = {.layout = &job->layout,
                                           .model = &job->model,
                                           .world = job->world,
                                           .account = job->account,
                                           .pools = pools,
-                                          .rooms = rooms,
+                                          .reservations = reservations,
                                           .base = job->base != NULL ? &job->base->memory : NULL,
                                           .sparse = cstd_kept_job_is_moving(kept)};
     int rc;
@@ -201,7 +201,8 @@ static int open_memory(struct cstd_job *job, struct cstd_kept_job *kept, struct 
         job->workers[r].pool = pools[r];
         job->workers[r].pool_bytes = rank->pool_asked;
     }
-    request.n_rooms = cstd_revive_list_rooms(job->daemon, kept->ledger, rooms, &unused);
+    request.n_reservations =
+        cstd_revive_list_reservations(job->daemon, kept->ledger, reservations, &unused);
     rc = cstd_kept_job_find_segments(job->daemon, kept, &job->layout, err);
     request.kept = kept->segments;
     if (rc == CST_OK) {

@@ -17,9 +17,9 @@ struct cstd_gpu *cstd_device_reservation_accelerator(struct cstd_daemon *daemon,
     return gpu != NULL || paced->n == 0 ? gpu : &paced->v[rank % paced->n];
 }
 
-static bool is_room_open(const struct cstd_worker *worker)
+static bool is_reservation_open(const struct cstd_worker *worker)
 {
-    const struct cst_plan_config asked = {.device_update_bytes = worker->room_asked,
+    const struct cst_plan_config asked = {.device_update_bytes = worker->device_update_asked,
                                           .device_states = worker->states_asked};
 
     return cst_plan_chooses_reservation(&asked);
@@ -27,12 +27,13 @@ static bool is_room_open(const struct cstd_worker *worker)
 
 bool cstd_device_reservation_is_open(const struct cstd_worker *worker)
 {
-    return is_room_open(worker) || worker->states_asked == CST_PLAN_DEVICE_UPDATE_AUTO;
+    return is_reservation_open(worker) || worker->states_asked == CST_PLAN_DEVICE_UPDATE_AUTO;
 }
 
 bool cstd_device_reservation_is_chosen(const struct cstd_worker *worker)
 {
-    return (worker->device_update_bytes > 0 && worker->device_update_bytes != worker->room_asked) ||
+    return (worker->device_update_bytes > 0 &&
+            worker->device_update_bytes != worker->device_update_asked) ||
            (worker->device_states > 0 && worker->device_states != worker->states_asked);
 }
 
@@ -44,9 +45,9 @@ bool cstd_device_reservation_is_lent(const struct cstd_worker *worker)
 struct cstd_device_reservations cstd_device_reservation_describe(const struct cstd_job *job)
 {
     const struct cstd_memory *memory = &job->memory;
-    struct cstd_device_reservations out = {.n = memory->n_rooms};
+    struct cstd_device_reservations out = {.n = memory->n_reservations};
 
-    memcpy(out.v, memory->rooms, sizeof memory->rooms);
+    memcpy(out.v, memory->reservations, sizeof memory->reservations);
     for (uint32_t r = 0; r < job->world && out.n < CST_CORE_MAX_UPDATE_DEVICES; r++) {
         if (cstd_device_reservation_is_lent(&job->workers[r]) && memory->pools[r].engine != 0) {
             out.v[out.n++] = (struct cst_core_device_reservation){
@@ -63,10 +64,10 @@ void cstd_device_reservation_settle(struct cstd_job *job)
     for (uint32_t r = 0; r < job->world; r++) {
         struct cstd_worker *worker = &job->workers[r];
 
-        worker->lends = worker->room_asked == CST_DEVICE_UPDATE_LENT;
-        worker->device_update_bytes = worker->lends ? 0 : worker->room_asked;
+        worker->lends = worker->device_update_asked == CST_DEVICE_UPDATE_LENT;
+        worker->device_update_bytes = worker->lends ? 0 : worker->device_update_asked;
         worker->device_states = worker->states_asked;
-        if (is_room_open(worker)) {
+        if (is_reservation_open(worker)) {
             worker->lends = choice != NULL && choice->lends;
             worker->device_update_bytes = choice != NULL ? choice->device_update_bytes : 0;
         }
@@ -133,43 +134,43 @@ uint64_t cstd_device_reservation_left(const struct cstd_job *job)
 
 /* Find the entry of @gpu, or add one of 0 bytes. NULL: there are CST_CORE_MAX_UPDATE_DEVICES
  * entries already. */
-static struct cstd_device_reservation *find(struct cstd_device_reservation *rooms, uint32_t *n,
-                                            struct cstd_gpu *gpu)
+static struct cstd_device_reservation *find(struct cstd_device_reservation *reservations,
+                                            uint32_t *n, struct cstd_gpu *gpu)
 {
     for (uint32_t i = 0; i < *n; i++) {
-        if (rooms[i].gpu == gpu) {
-            return &rooms[i];
+        if (reservations[i].gpu == gpu) {
+            return &reservations[i];
         }
     }
     if (*n == CST_CORE_MAX_UPDATE_DEVICES) {
         return NULL;
     }
-    rooms[*n] = (struct cstd_device_reservation){.gpu = gpu};
-    return &rooms[(*n)++];
+    reservations[*n] = (struct cstd_device_reservation){.gpu = gpu};
+    return &reservations[(*n)++];
 }
 
-uint32_t
-cstd_device_reservation_list(const struct cstd_job *job,
-                             struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES])
+uint32_t cstd_device_reservation_list(
+    const struct cstd_job *job,
+    struct cstd_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES])
 {
     uint32_t n = 0, kept = 0;
 
     for (uint32_t r = 0; r < job->world; r++) {
         const struct cstd_worker *worker = &job->workers[r];
-        struct cstd_device_reservation *room =
-            worker->accelerator != NULL ? find(rooms, &n, worker->accelerator) : NULL;
+        struct cstd_device_reservation *reservation =
+            worker->accelerator != NULL ? find(reservations, &n, worker->accelerator) : NULL;
 
-        if (room != NULL) {
-            room->bytes += worker->device_update_bytes;
+        if (reservation != NULL) {
+            reservation->bytes += worker->device_update_bytes;
         }
     }
     for (uint32_t i = 0; i < n; i++) {
-        uint64_t grain = cstd_memory_grain(job->daemon, rooms[i].gpu);
+        uint64_t grain = cstd_memory_grain(job->daemon, reservations[i].gpu);
 
         /* An engine that is being started has not reported the granularity yet. */
-        rooms[i].bytes -= grain > 0 ? rooms[i].bytes % grain : 0;
-        if (rooms[i].bytes > 0) {
-            rooms[kept++] = rooms[i];
+        reservations[i].bytes -= grain > 0 ? reservations[i].bytes % grain : 0;
+        if (reservations[i].bytes > 0) {
+            reservations[kept++] = reservations[i];
         }
     }
     return kept;
@@ -213,8 +214,9 @@ static int check_grain(const struct cstd_job *job, struct cst_err *err)
 }
 
 /* Refuse states on an accelerator without a device reservation. */
-static int check_devices(const struct cstd_job *job, const struct cstd_device_reservation *rooms,
-                         uint32_t n, struct cst_err *err)
+static int check_devices(const struct cstd_job *job,
+                         const struct cstd_device_reservation *reservations, uint32_t n,
+                         struct cst_err *err)
 {
     for (uint32_t r = 0; r < job->world; r++) {
         const struct cstd_worker *worker = &job->workers[r];
@@ -222,7 +224,7 @@ static int check_devices(const struct cstd_job *job, const struct cstd_device_re
         char states[CST_SIZE_EXACT];
 
         for (uint32_t i = 0; i < n; i++) {
-            found = found || rooms[i].gpu == worker->accelerator;
+            found = found || reservations[i].gpu == worker->accelerator;
         }
         if (!found) {
             return cst_err_set(err, CST_EINVAL,
@@ -237,25 +239,25 @@ static int check_devices(const struct cstd_job *job, const struct cstd_device_re
 int cstd_device_reservation_devices(const struct cstd_job *job, struct cst_layout_config *config,
                                     struct cst_err *err)
 {
-    struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
-    uint32_t n = cstd_device_reservation_list(job, rooms);
+    struct cstd_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES];
+    uint32_t n = cstd_device_reservation_list(job, reservations);
     int rc = check_grain(job, err);
 
-    rc = rc == CST_OK ? check_devices(job, rooms, n, err) : rc;
+    rc = rc == CST_OK ? check_devices(job, reservations, n, err) : rc;
     config->n_devices = 0;
     for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
-        uint64_t bytes = states_on(job, rooms[i].gpu);
+        uint64_t bytes = states_on(job, reservations[i].gpu);
 
         if (bytes > 0 && config->n_devices == CST_LAYOUT_MAX_DEVICES) {
             return cst_err_set(err, CST_EUNSUPPORTED, "states on more than %d accelerators",
                                CST_LAYOUT_MAX_DEVICES);
         }
         if (bytes > 0) {
-            config->devices[config->n_devices++] =
-                (struct cst_layout_device){.engine = rooms[i].gpu->engine,
-                                           .bytes = bytes,
-                                           .grain = cstd_memory_grain(job->daemon, rooms[i].gpu),
-                                           .reservation_bytes = rooms[i].bytes};
+            config->devices[config->n_devices++] = (struct cst_layout_device){
+                .engine = reservations[i].gpu->engine,
+                .bytes = bytes,
+                .grain = cstd_memory_grain(job->daemon, reservations[i].gpu),
+                .reservation_bytes = reservations[i].bytes};
         }
     }
     return rc;
@@ -263,12 +265,12 @@ int cstd_device_reservation_devices(const struct cstd_job *job, struct cst_layou
 
 uint64_t cstd_device_reservation_bytes(const struct cstd_job *job, const struct cstd_gpu *gpu)
 {
-    struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
-    uint32_t n = cstd_device_reservation_list(job, rooms);
+    struct cstd_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES];
+    uint32_t n = cstd_device_reservation_list(job, reservations);
     uint64_t bytes = 0;
 
     for (uint32_t i = 0; i < n; i++) {
-        bytes += rooms[i].gpu == gpu ? rooms[i].bytes : 0;
+        bytes += reservations[i].gpu == gpu ? reservations[i].bytes : 0;
     }
     return bytes + (gpu != NULL ? states_on(job, gpu) : 0);
 }

@@ -49,9 +49,9 @@ uint64_t cstd_device_reservation_left(const struct cstd_job *job);
 /* Fill in the device reservations that @job's ranks ask for: one per accelerator, the sum of the
  * ranks' wishes, rounded down to the accelerator's granularity if it is known. Accelerators beyond
  * CST_CORE_MAX_UPDATE_DEVICES get none. Returns the number of reservations. */
-uint32_t
-cstd_device_reservation_list(const struct cstd_job *job,
-                             struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES]);
+uint32_t cstd_device_reservation_list(
+    const struct cstd_job *job,
+    struct cstd_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES]);
 
 /* Return whether the pool of @worker lends memory for device updates, instead of a reservation: the
  * worker asks for that, or the plan chose it. */

@@ -340,20 +340,20 @@ static int add_table(struct cstd_memory *memory, const struct cst_layout *layout
     return CST_OK;
 }
 
-static int add_rooms(struct cstd_memory *memory, const struct cstd_memory_request *request,
-                     struct cst_err *err)
+static int add_reservations(struct cstd_memory *memory, const struct cstd_memory_request *request,
+                            struct cst_err *err)
 {
     int rc = CST_OK;
 
-    for (uint32_t i = 0; i < request->n_rooms && rc == CST_OK; i++) {
-        const struct cstd_device_reservation *room = &request->rooms[i];
+    for (uint32_t i = 0; i < request->n_reservations && rc == CST_OK; i++) {
+        const struct cstd_device_reservation *reservation = &request->reservations[i];
 
-        rc = cstd_memory_add_device_segment(memory, room->bytes, room->gpu, 0, err);
+        rc = cstd_memory_add_device_segment(memory, reservation->bytes, reservation->gpu, 0, err);
         if (rc == CST_OK) {
-            memory->rooms[memory->n_rooms++] =
-                (struct cst_core_device_reservation){.engine = room->gpu->engine,
+            memory->reservations[memory->n_reservations++] =
+                (struct cst_core_device_reservation){.engine = reservation->gpu->engine,
                                                      .segment = memory->ids[memory->n_segments - 1],
-                                                     .bytes = room->bytes};
+                                                     .bytes = reservation->bytes};
         }
     }
     return rc;
@@ -362,7 +362,7 @@ static int add_rooms(struct cstd_memory *memory, const struct cstd_memory_reques
 static int make_lists(struct cstd_memory *memory, const struct cstd_memory_request *request,
                       struct cst_err *err)
 {
-    uint32_t n = request->layout->n_segments + 1 + request->n_rooms +
+    uint32_t n = request->layout->n_segments + 1 + request->n_reservations +
                  cstd_memory_n_edge_segments(request->model);
 
     for (uint32_t r = 0; r < request->world; r++) {
@@ -398,7 +398,7 @@ static void count_request(struct cstd_memory *memory, const struct cstd_memory_r
     memory->kept = request->kept;
     memory->parked = request->kept != NULL;
     memory->arenas_are_new = request->kept == NULL && request->inherited == NULL;
-    memory->gpu_engines = memory->pool_engines = memory->n_rooms = 0;
+    memory->gpu_engines = memory->pool_engines = memory->n_reservations = 0;
     for (uint32_t r = 0; r < request->world; r++) {
         const struct cstd_memory_pool *pool = &request->pools[r];
 
@@ -407,9 +407,9 @@ static void count_request(struct cstd_memory *memory, const struct cstd_memory_r
     }
     memory->pool_bytes += memory->parked ? 0 : cstd_memory_edge_bytes(memory);
     memory->gpu_engines = memory->pool_engines;
-    for (uint32_t i = 0; i < request->n_rooms; i++) {
-        memory->pool_bytes += request->rooms[i].bytes;
-        memory->gpu_engines |= UINT32_C(1) << request->rooms[i].gpu->engine;
+    for (uint32_t i = 0; i < request->n_reservations; i++) {
+        memory->pool_bytes += request->reservations[i].bytes;
+        memory->gpu_engines |= UINT32_C(1) << request->reservations[i].gpu->engine;
     }
 }
 
@@ -426,7 +426,7 @@ static int add_all(struct cstd_memory *memory, const struct cstd_memory_request 
         rc = cstd_memory_add_pool(memory, request->layout, r, &request->pools[r], err);
     }
     rc = rc == CST_OK ? cstd_memory_add_edges(memory, err) : rc;
-    return rc == CST_OK ? add_rooms(memory, request, err) : rc;
+    return rc == CST_OK ? add_reservations(memory, request, err) : rc;
 }
 
 static void unmap_table(struct cstd_memory *memory)

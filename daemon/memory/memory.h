@@ -59,8 +59,8 @@ struct cstd_memory {
     struct cstd_slot_refusal_list refusals; /* Slots that workers cannot map on accelerators. */
     struct cstd_shared_heads heads;         /* Heads of the edges, unless the pools are parked. */
     /* Device reservations in the form that the core needs. */
-    struct cst_core_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
-    uint32_t n_rooms;               /* Number of device reservations. */
+    struct cst_core_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES];
+    uint32_t n_reservations;        /* Number of device reservations. */
     struct cst_table_header *table; /* The job table, mapped. */
     uint64_t table_bytes;           /* Size of the job table. */
     /* Bytes of arenas in host memory and of the job table, without the base's arenas. */
@@ -116,9 +116,9 @@ struct cstd_memory_request {
     /* Account of the job's owner, which everything is charged to. */
     struct cstd_quota_account *account;
     const struct cstd_memory_pool *pools; /* One pool per rank. */
-    const struct cstd_device_reservation
-        *rooms;       /* Device reservations, each on another accelerator. */
-    uint32_t n_rooms; /* At most CST_CORE_MAX_UPDATE_DEVICES. */
+    /* Device reservations, each on another accelerator. */
+    const struct cstd_device_reservation *reservations;
+    uint32_t n_reservations; /* At most CST_CORE_MAX_UPDATE_DEVICES. */
     /* Memory of the base job, which is ready and has the base's segments of the layout; NULL: no
      * base. */
     const struct cstd_memory *base;

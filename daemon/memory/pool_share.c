@@ -49,10 +49,10 @@ static uint64_t left_for_open(const struct cstd_job *job, struct cstd_gpu *gpu, 
 {
     const struct cstd_budget *budget = cstd_memory_budget(job->daemon, gpu);
     uint64_t left = cstd_budget_left(budget, job->account),
-             rooms = cstd_device_reservation_bytes(job, gpu);
+             reserved = cstd_device_reservation_bytes(job, gpu);
 
-    rooms += gpu != NULL ? cstd_edge_slots_bytes(job, gpu) : 0;
-    left -= rooms < left ? rooms : left;
+    reserved += gpu != NULL ? cstd_edge_slots_bytes(job, gpu) : 0;
+    left -= reserved < left ? reserved : left;
     *n_open = 0;
     for (uint32_t r = 0; r < job->world; r++) {
         const struct cstd_worker *worker = &job->workers[r];
@@ -154,7 +154,7 @@ static int size_pool(struct cstd_worker *worker, bool shares, struct cst_err *er
 /* -- budgets ---------------------------------------------------------------------------------- */
 
 /* Device reservations of a job. */
-struct rooms {
+struct reservations {
     struct cstd_device_reservation v[CST_CORE_MAX_UPDATE_DEVICES];
     uint32_t n;
 };
@@ -162,13 +162,14 @@ struct rooms {
 /* Bytes of the device reservations on @gpu, of the states that stay there and of the slots of
  * edges.
  */
-static uint64_t room_bytes(const struct cstd_job *job, const struct rooms *rooms,
-                           const struct cstd_gpu *gpu)
+static uint64_t reservation_bytes(const struct cstd_job *job,
+                                  const struct reservations *reservations,
+                                  const struct cstd_gpu *gpu)
 {
     uint64_t bytes = gpu != NULL ? cstd_edge_slots_bytes(job, gpu) : 0;
 
-    for (uint32_t i = 0; i < rooms->n; i++) {
-        bytes += rooms->v[i].gpu == gpu ? rooms->v[i].bytes : 0;
+    for (uint32_t i = 0; i < reservations->n; i++) {
+        bytes += reservations->v[i].gpu == gpu ? reservations->v[i].bytes : 0;
     }
     for (uint32_t i = 0; gpu != NULL && i < job->layout.n_segments; i++) {
         bytes += job->layout.segments[i].node == gpu->engine ? job->layout.segments[i].bytes : 0;
@@ -260,7 +261,7 @@ static uint64_t host_bytes(const struct cstd_job *job)
  * exceeded. */
 static int check_budgets(const struct cstd_job *job, struct cst_err *err)
 {
-    struct rooms rooms = {.n = cstd_device_reservation_list(job, rooms.v)};
+    struct reservations reservations = {.n = cstd_device_reservation_list(job, reservations.v)};
     uint64_t host = host_bytes(job);
     int rc = check_host(job, host, false, err);
 
@@ -269,15 +270,16 @@ static int check_budgets(const struct cstd_job *job, struct cst_err *err)
 
         if (!is_shared(job, r)) {
             rc = cstd_budget_check(cstd_memory_budget(job->daemon, gpu), job->account,
-                                   room_bytes(job, &rooms, gpu) + pools_on(job, gpu), job->name,
-                                   err);
+                                   reservation_bytes(job, &reservations, gpu) + pools_on(job, gpu),
+                                   job->name, err);
         }
     }
     /* Accelerators without pools. For an accelerator with pools the sum above was at least as
      * large. */
-    for (uint32_t i = 0; i < rooms.n && rc == CST_OK; i++) {
-        rc = cstd_budget_check(&rooms.v[i].gpu->pool, job->account,
-                               room_bytes(job, &rooms, rooms.v[i].gpu), job->name, err);
+    for (uint32_t i = 0; i < reservations.n && rc == CST_OK; i++) {
+        rc = cstd_budget_check(&reservations.v[i].gpu->pool, job->account,
+                               reservation_bytes(job, &reservations, reservations.v[i].gpu),
+                               job->name, err);
     }
     return rc == CST_OK ? check_host(job, host, true, err) : rc;
 }

@@ -30,7 +30,8 @@ void cstd_rank_devices_set(struct cstd_worker *worker, struct cstd_gpu *gpu)
 
     cstd_rank_devices_use(worker, &worker->gpu, gpu);
     cstd_rank_devices_use(worker, &worker->accelerator,
-                          worker->room_asked > 0 || worker->states_asked > 0 ? other : NULL);
+                          worker->device_update_asked > 0 || worker->states_asked > 0 ? other
+                                                                                      : NULL);
 }
 
 uint32_t cstd_rank_devices_near_node(const struct cstd_worker *worker)

@@ -251,11 +251,11 @@ static double state_bytes(const struct cstd_job *job)
  * the requested sizes of the states are reported. */
 static void fill_accelerators(const struct cstd_job *job, Cistern__JobInfo *out)
 {
-    struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
-    uint32_t n = cstd_device_reservation_list(job, rooms);
+    struct cstd_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES];
+    uint32_t n = cstd_device_reservation_list(job, reservations);
 
     for (uint32_t i = 0; i < n; i++) {
-        out->device_update_bytes += rooms[i].bytes;
+        out->device_update_bytes += reservations[i].bytes;
     }
     for (uint32_t r = 0; r < job->world && !cstd_job_has_layout(job); r++) {
         out->device_states += job->workers[r].device_states;

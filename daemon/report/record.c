@@ -205,7 +205,7 @@ static enum place place_of(const struct cstd_record_ids *ids, uint32_t id)
     if (i < ids->n_arenas) {
         return ARENA;
     }
-    return i < ids->n - ids->n_rooms ? POOL : RESERVATION;
+    return i < ids->n - ids->n_reservations ? POOL : RESERVATION;
 }
 
 /* Of the copies to and from slabs, only those of updates in lent memory wait until the daemon has

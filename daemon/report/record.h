@@ -82,9 +82,9 @@ const struct cstd_record_interval *cstd_record_get(const struct cstd_record *rec
  * edges, then device reservations. Commands do not copy to or from the job table and edges. */
 struct cstd_record_ids {
     const uint32_t *v;
-    uint32_t n;        /* Number of segments. */
-    uint32_t n_arenas; /* Number of arenas, which are first. */
-    uint32_t n_rooms;  /* Number of device reservations, which are last. */
+    uint32_t n;              /* Number of segments. */
+    uint32_t n_arenas;       /* Number of arenas, which are first. */
+    uint32_t n_reservations; /* Number of device reservations, which are last. */
 };
 
 /* Return the kind of @command. The kind of a COPY depends on its destination and source. */

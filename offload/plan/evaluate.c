@@ -12,7 +12,7 @@ int cst_search_simulate(const struct cst_search *s, const struct cst_plan_point 
     const uint32_t stands_for = cst_search_stands_for(s, point);
     uint32_t world = stands_for > 1 ? 1 : s->world;
     struct cst_core_pool *pools = calloc(world, sizeof *pools);
-    struct cst_core_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
+    struct cst_core_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES];
     struct cst_core_config core = {.model = s->config->model,
                                    .layout = layout,
                                    .world = world,
@@ -20,7 +20,7 @@ int cst_search_simulate(const struct cst_search *s, const struct cst_plan_point 
                                    .policy = {.prefetch_depth = point->depth,
                                               .eviction = point->eviction,
                                               .overlap = s->config->overlap},
-                                   .reservations = rooms,
+                                   .reservations = reservations,
                                    .micro_batches = point->once ? 1 : s->config->micro_batches};
     int rc;
 
@@ -28,7 +28,7 @@ int cst_search_simulate(const struct cst_search *s, const struct cst_plan_point 
         return cst_err_set(err, CST_ENOMEM, "no memory to replay a plan");
     }
     cst_search_pools(s, point, layout, world, pools);
-    core.n_reservations = cst_reservation_list(s, point, layout, rooms, &core.interleave);
+    core.n_reservations = cst_reservation_list(s, point, layout, reservations, &core.interleave);
     replay->core = &core;
     replay->rates = &s->rates;
     replay->micro_batches = s->config->micro_batches;

@@ -55,25 +55,27 @@ static struct work count_chunks(struct cst_interleave *m, const struct cst_layou
     return work;
 }
 
-/* Divide device reservation @room into buffers. */
+/* Divide device reservation @reservation into buffers. */
 static struct cst_buffers divide(const struct cst_layout *layout,
-                                 const struct cst_core_device_reservation *room,
+                                 const struct cst_core_device_reservation *reservation,
                                  const struct cst_core_pool *pools)
 {
     struct cst_lent_division division;
     struct cst_buffers buffers;
 
-    if (room->lent) {
-        cst_lent_memory_divide(layout, room->rank, pools[room->rank].parts, &division);
+    if (reservation->lent) {
+        cst_lent_memory_divide(layout, reservation->rank, pools[reservation->rank].parts,
+                               &division);
         return division.buffers;
     }
-    cst_buffers_divide(&buffers, layout, room->bytes);
+    cst_buffers_divide(&buffers, layout, reservation->bytes);
     return buffers;
 }
 
 void cst_pipeline_describe(struct cst_interleave *m, const struct cst_layout *layout,
-                           const struct cst_core_device_reservation *rooms, uint32_t n_rooms,
-                           const struct cst_core_pool *pools, uint32_t world)
+                           const struct cst_core_device_reservation *reservations,
+                           uint32_t n_reservations, const struct cst_core_pool *pools,
+                           uint32_t world)
 {
     bool scratch = false, fetches = false;
     struct work work;
@@ -81,8 +83,8 @@ void cst_pipeline_describe(struct cst_interleave *m, const struct cst_layout *la
 
     m->n_links = 0;
     m->buffers = 0;
-    for (uint32_t i = 0; i < n_rooms; i++) {
-        struct cst_buffers buffers = divide(layout, &rooms[i], pools);
+    for (uint32_t i = 0; i < n_reservations; i++) {
+        struct cst_buffers buffers = divide(layout, &reservations[i], pools);
 
         scratch = scratch || buffers.scratch_bytes > 0;
         if (buffers.n > 0) {
@@ -91,7 +93,7 @@ void cst_pipeline_describe(struct cst_interleave *m, const struct cst_layout *la
         }
         for (uint32_t r = 0; r < world; r++) {
             /* A pool on the accelerator fetches its weights over the same link. */
-            fetches = fetches || pools[r].engine == rooms[i].engine;
+            fetches = fetches || pools[r].engine == reservations[i].engine;
         }
     }
     work = count_chunks(m, layout, scratch);

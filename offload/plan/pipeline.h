@@ -17,11 +17,12 @@
  * the chunks of @layout whose states lie in host memory, because only their updates are divided
  * between nodes and accelerators. `n_links` counts the device reservations with buffers, and
  * `buffers` is the least number of buffers that any of these has; without such a device reservation
- * both are 0. @rooms are the @n_rooms device reservations, and @pools the pools
+ * both are 0. @reservations are the @n_reservations device reservations, and @pools the pools
  * of the @world ranks. */
 void cst_pipeline_describe(struct cst_interleave *out, const struct cst_layout *layout,
-                           const struct cst_core_device_reservation *rooms, uint32_t n_rooms,
-                           const struct cst_core_pool *pools, uint32_t world);
+                           const struct cst_core_device_reservation *reservations,
+                           uint32_t n_reservations, const struct cst_core_pool *pools,
+                           uint32_t world);
 
 /* Fill in the rates of *out, which is described: those of updates include the products of Muon. Of
  * @rates only the nodes count: node_elems is the sum of their rates.

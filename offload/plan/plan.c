@@ -21,34 +21,35 @@ static void describe_least(const struct cst_search *s, const struct cst_layout *
     const struct cst_layout_device device = {.grain = s->grain};
 
     if (s->n_reservations > 0) {
-        choice->least_room =
+        choice->least_reservation =
             cst_reservation_of_rank(s, cst_align_up(cst_buffers_least(layout), s->grain));
         choice->least_states = cst_reservation_of_rank(s, cst_layout_device_least(layout, &device));
     }
 }
 
-/* Number of chunks that the device reservation @room, or the pool that lends, holds at a time. */
+/* Number of chunks that the device reservation @reservation, or the pool that lends, holds at a
+ * time. */
 static uint32_t count_buffers(const struct cst_search *s, const struct cst_plan_point *point,
                               const struct cst_layout *layout,
-                              const struct cst_core_device_reservation *room)
+                              const struct cst_core_device_reservation *reservation)
 {
     struct cst_buffers buffers;
 
-    if (room->lent) {
-        return cst_reservation_lent_buffers(s, point, layout, room->rank);
+    if (reservation->lent) {
+        return cst_reservation_lent_buffers(s, point, layout, reservation->rank);
     }
-    cst_buffers_divide(&buffers, layout, room->bytes);
+    cst_buffers_divide(&buffers, layout, reservation->bytes);
     return buffers.n;
 }
 
 static void describe_reservation(const struct cst_search *s, const struct cst_plan_point *point,
                                  const struct cst_layout *layout, struct cst_plan_choice *choice)
 {
-    struct cst_core_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
+    struct cst_core_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES];
 
     describe_least(s, layout, choice);
-    if (cst_reservation_list(s, point, layout, rooms, &choice->interleave) > 0) {
-        choice->n_buffers = count_buffers(s, point, layout, &rooms[0]);
+    if (cst_reservation_list(s, point, layout, reservations, &choice->interleave) > 0) {
+        choice->n_buffers = count_buffers(s, point, layout, &reservations[0]);
     }
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         choice->n_staying += layout->chunks[c].device != 0;

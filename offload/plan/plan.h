@@ -166,7 +166,7 @@ struct cst_plan_choice {
     uint64_t device_states;
     /* Least bytes of each rank's accelerator with which a device reservation fits one chunk, and
      * with which one chunk's states fit. */
-    uint64_t least_room, least_states;
+    uint64_t least_reservation, least_states;
     uint32_t n_staying; /* Number of chunks whose states stay on accelerators. */
     uint32_t n_buffers; /* Number of chunks that each device reservation holds at a time. */
     /* One of this many chunks gets a device update; 0: none, or only those whose states are

@@ -279,8 +279,8 @@ static bool stays_there(const struct cst_sim *sim, const struct cst_sim_command 
                                           sim->config->core->layout->chunks[c->chunk].device != 0);
 }
 
-static void cost_room_copy(struct cst_sim *sim, struct cst_sim_command *c,
-                           const struct cst_command *command)
+static void cost_reservation_copy(struct cst_sim *sim, struct cst_sim_command *c,
+                                  const struct cst_command *command)
 {
     const struct cst_sim_engine *engine = &sim->engines[c->engine];
     bool up = c->kind == CST_FLIGHT_DEVICE_UPDATE;
@@ -299,18 +299,18 @@ static void cost_room_copy(struct cst_sim *sim, struct cst_sim_command *c,
     use_memory(sim, &c->effort, bytes);
 }
 
-static void cost_room_update(struct cst_sim *sim, struct cst_sim_command *c)
+static void cost_device_update(struct cst_sim *sim, struct cst_sim_command *c)
 {
     const struct cst_layout *layout = sim->config->core->layout;
     const struct cst_layout_chunk *chunk = &layout->chunks[c->chunk];
     const struct cst_rates_device *rates = sim->engines[c->engine].rates;
 
-    c->lane = CST_SIM_ROOM;
+    c->lane = CST_SIM_DEVICE_UPDATES;
     c->effort.left = ns(update_elems(layout, chunk), rates->update) +
                      ns(chunk->muon_flops, cst_rates_products(rates));
 }
 
-static bool is_of_room(const struct cst_sim_command *c)
+static bool is_of_reservation(const struct cst_sim_command *c)
 {
     return c->kind == CST_FLIGHT_DEVICE_UPDATE || c->kind == CST_FLIGHT_UPDATE ||
            c->kind == CST_FLIGHT_STATES || c->kind == CST_FLIGHT_KEEP;
@@ -325,8 +325,8 @@ void cst_sim_cost(struct cst_sim *sim, struct cst_sim_command *c, const struct c
     switch (command->kind) {
     case CST_COMMAND_COPY:
     case CST_COMMAND_CONVERT: /* CONVERT of weights, into a block. */
-        if (is_of_room(c)) {
-            cost_room_copy(sim, c, command);
+        if (is_of_reservation(c)) {
+            cost_reservation_copy(sim, c, command);
         } else {
             cost_copy(sim, c, command);
         }
@@ -336,7 +336,7 @@ void cst_sim_cost(struct cst_sim *sim, struct cst_sim_command *c, const struct c
         break;
     case CST_COMMAND_UPDATE:
         if (c->kind == CST_FLIGHT_UPDATE_ON_DEVICE) {
-            cost_room_update(sim, c);
+            cost_device_update(sim, c);
         } else {
             cost_update(sim, c, command);
         }
@@ -370,7 +370,7 @@ void cst_sim_count(struct cst_sim *sim, const struct cst_sim_command *c,
     } else if (c->kind == CST_FLIGHT_SPILL || c->kind == CST_FLIGHT_LANDING) {
         sim->moved_down += command->bytes * (uint64_t)sim->workers[c->rank].stands_for;
     }
-    if (command->kind == CST_COMMAND_COPY && is_of_room(c) && !stays_there(sim, c)) {
+    if (command->kind == CST_COMMAND_COPY && is_of_reservation(c) && !stays_there(sim, c)) {
         *(c->kind == CST_FLIGHT_DEVICE_UPDATE ? &sim->states_up : &sim->states_down) +=
             command->bytes;
     }

@@ -296,9 +296,10 @@ static void play_all(struct cst_sim *sim)
 /* -- open ----------------------------------------------------------------------------------- */
 
 /* Check that the rates say how fast accelerators with device reservations update. */
-static int open_rooms(const struct cst_sim *sim,
-                      struct cst_core_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES],
-                      struct cst_err *err)
+static int
+open_reservations(const struct cst_sim *sim,
+                  struct cst_core_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES],
+                  struct cst_err *err)
 {
     const struct cst_core_config *core = sim->config->core;
 
@@ -315,8 +316,8 @@ static int open_rooms(const struct cst_sim *sim,
             return cst_err_set(err, CST_EINVAL, "rates: device '%s': update is not known",
                                device->name);
         }
-        rooms[i] = core->reservations[i];
-        rooms[i].segment = CST_SIM_ROOM_SEGMENT + i;
+        reservations[i] = core->reservations[i];
+        reservations[i].segment = CST_SIM_RESERVATION_SEGMENT + i;
     }
     return CST_OK;
 }
@@ -324,7 +325,7 @@ static int open_rooms(const struct cst_sim *sim,
 static int open_core(struct cst_sim *sim, struct cst_err *err)
 {
     struct cst_core_config core = *sim->config->core;
-    struct cst_core_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
+    struct cst_core_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES];
     struct cst_core_pool *pools = calloc(core.world, sizeof *pools);
     int rc = CST_ENOMEM;
 
@@ -353,12 +354,12 @@ static int open_core(struct cst_sim *sim, struct cst_err *err)
     }
     core.arena_segments = sim->arena_segments;
     core.pools = pools;
-    core.reservations = rooms;
+    core.reservations = reservations;
     core.table_segment = 0;
     core.first_ticket = 1;
     core.peer_timeout_ns = CST_CORE_NEVER;
     core.step = 0;
-    rc = open_rooms(sim, rooms, err);
+    rc = open_reservations(sim, reservations, err);
     if (rc == CST_OK) {
         rc = cst_core_open(&sim->core, &core, err);
     }

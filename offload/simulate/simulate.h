@@ -29,7 +29,7 @@
 #define CST_SIM_POOL_SEGMENT                                                                       \
     (1u << 20) /* + rank x CST_SIM_POOL_STRIDE + number of the slab in the rank's pool. */
 #define CST_SIM_POOL_STRIDE CST_LAYOUT_MAX_CLASSES
-#define CST_SIM_ROOM_SEGMENT (1u << 19) /* + number of the device reservation. */
+#define CST_SIM_RESERVATION_SEGMENT (1u << 19) /* + number of the device reservation. */
 
 /* Tags of requests consist of rank + 1, batch and item. This is the batch of single requests. */
 #define CST_SIM_NO_BATCH UINT16_MAX
@@ -53,7 +53,7 @@ enum cst_sim_lane_kind {
     CST_SIM_UP,
     CST_SIM_DOWN,
     CST_SIM_TEAM,
-    CST_SIM_ROOM, /* Device updates. */
+    CST_SIM_DEVICE_UPDATES, /* Device updates. */
     CST_SIM_LANES
 };
 

@@ -6,7 +6,7 @@
 
 #include <check.h>
 
-static struct cstd_interleave_tuner balance;
+static struct cstd_interleave_tuner tuner;
 
 /* 32 chunks of a million elements, and one accelerator whose room holds three. An update phase
  * of the nodes alone takes 0.1 s at the rates below; with the accelerator it takes about half as
@@ -26,7 +26,7 @@ static const struct cst_interleave machine = {.n_chunks = 32,
 
 static void setup(void)
 {
-    balance = (struct cstd_interleave_tuner){
+    tuner = (struct cstd_interleave_tuner){
         .node.known = NODE, .device.known = DEVICE, .up.known = LINK, .down.known = LINK};
 }
 
@@ -41,7 +41,7 @@ static void see(struct cstd_interleave_tuner_rate *rate, double per_second)
 
 static double predicted(uint32_t k)
 {
-    struct cst_interleave m = cstd_interleave_tuner_machine(&balance, &machine);
+    struct cst_interleave m = cstd_interleave_tuner_machine(&tuner, &machine);
 
     return cst_interleave_seconds(&m, k);
 }
@@ -49,7 +49,7 @@ static double predicted(uint32_t k)
 static bool phase(uint64_t number, uint32_t k, double seconds)
 {
     return cstd_interleave_tuner_step(
-        &balance, &machine,
+        &tuner, &machine,
         &(struct cstd_interleave_tuner_phase){
             .number = number, .k = k, .ns = (uint64_t)(seconds * 1e9)});
 }
@@ -57,17 +57,17 @@ static bool phase(uint64_t number, uint32_t k, double seconds)
 /* Run a step whose update phase takes @seconds. True if k was changed. */
 static bool step(double seconds)
 {
-    return phase(balance.phase + 1, balance.k, seconds);
+    return phase(tuner.phase + 1, tuner.k, seconds);
 }
 
 /* Run @n steps, none of which may change k. */
 static void steady(unsigned n, double seconds)
 {
-    uint32_t k = balance.k;
+    uint32_t k = tuner.k;
 
     for (unsigned i = 0; i < n; i++) {
         ck_assert_msg(!step(seconds), "step %u of %u", i, n);
-        ck_assert_uint_eq(balance.k, k);
+        ck_assert_uint_eq(tuner.k, k);
     }
 }
 
@@ -77,24 +77,24 @@ static void steady(unsigned n, double seconds)
  * accelerator. */
 START_TEST(first)
 {
-    struct cst_interleave m = cstd_interleave_tuner_machine(&balance, &machine);
+    struct cst_interleave m = cstd_interleave_tuner_machine(&tuner, &machine);
 
     ck_assert(m.node_elems == NODE && m.device_elems == DEVICE && m.up == LINK && m.down == LINK);
-    cstd_interleave_tuner_begin(&balance, &machine);
-    ck_assert_uint_eq(balance.k, cst_interleave_choose(&m));
-    ck_assert_uint_ne(balance.k, CST_INTERLEAVE_NEVER);
-    balance.up.known = 0;
-    cstd_interleave_tuner_begin(&balance, &machine);
-    ck_assert_uint_eq(balance.k, CST_INTERLEAVE_NEVER);
+    cstd_interleave_tuner_begin(&tuner, &machine);
+    ck_assert_uint_eq(tuner.k, cst_interleave_choose(&m));
+    ck_assert_uint_ne(tuner.k, CST_INTERLEAVE_NEVER);
+    tuner.up.known = 0;
+    cstd_interleave_tuner_begin(&tuner, &machine);
+    ck_assert_uint_eq(tuner.k, CST_INTERLEAVE_NEVER);
 }
 END_TEST
 
 /* Observed rates replace the known ones. */
 START_TEST(seen)
 {
-    see(&balance.node, 2 * NODE);
-    ck_assert(cstd_interleave_tuner_machine(&balance, &machine).node_elems == 2 * NODE);
-    ck_assert(cstd_interleave_tuner_machine(&balance, &machine).up == LINK);
+    see(&tuner.node, 2 * NODE);
+    ck_assert(cstd_interleave_tuner_machine(&tuner, &machine).node_elems == 2 * NODE);
+    ck_assert(cstd_interleave_tuner_machine(&tuner, &machine).up == LINK);
 }
 END_TEST
 
@@ -104,23 +104,23 @@ END_TEST
  * factor. */
 START_TEST(steady_machine)
 {
-    cstd_interleave_tuner_begin(&balance, &machine);
-    steady(300, predicted(balance.k) * (_i == 0 ? 1 : 1.3));
+    cstd_interleave_tuner_begin(&tuner, &machine);
+    steady(300, predicted(tuner.k) * (_i == 0 ? 1 : 1.3));
 }
 END_TEST
 
 /* A gain below the margin does not change k. */
 START_TEST(small_gain)
 {
-    cstd_interleave_tuner_begin(&balance, &machine);
-    balance.k = 3;
-    see(&balance.up, 8e9);
-    see(&balance.down, 8e9);
+    cstd_interleave_tuner_begin(&tuner, &machine);
+    tuner.k = 3;
+    see(&tuner.up, 8e9);
+    see(&tuner.down, 8e9);
     /* Find a link with which 2 and 3 are nearly equal. */
     while (predicted(2) < 0.96 * predicted(3)) {
-        balance.up.seen.samples[0] -= 1e6;
-        see(&balance.up, balance.up.seen.samples[0]);
-        see(&balance.down, balance.up.seen.samples[0]);
+        tuner.up.seen.samples[0] -= 1e6;
+        see(&tuner.up, tuner.up.seen.samples[0]);
+        see(&tuner.down, tuner.up.seen.samples[0]);
     }
     ck_assert(predicted(2) < predicted(3));
     steady(50, predicted(3));
@@ -131,10 +131,10 @@ END_TEST
  * are. */
 START_TEST(nothing_known)
 {
-    cstd_interleave_tuner_begin(&balance, &machine);
-    see(&balance.up, 100e6);
+    cstd_interleave_tuner_begin(&tuner, &machine);
+    see(&tuner.up, 100e6);
     for (int i = 0; i < 50; i++) {
-        ck_assert(!phase(balance.phase + 1, balance.k + 1, 1));
+        ck_assert(!phase(tuner.phase + 1, tuner.k + 1, 1));
         ck_assert(!step(0));
     }
 }
@@ -144,15 +144,15 @@ END_TEST
  * Nor does the phase before the first step. */
 START_TEST(seen_before)
 {
-    cstd_interleave_tuner_begin(&balance, &machine);
+    cstd_interleave_tuner_begin(&tuner, &machine);
     for (int i = 0; i < 50; i++) {
-        ck_assert(!phase(0, balance.k, 1));
+        ck_assert(!phase(0, tuner.k, 1));
     }
     for (int i = 0; i < 50; i++) {
-        ck_assert(!phase(1, balance.k, 1));
+        ck_assert(!phase(1, tuner.k, 1));
     }
-    ck_assert(!phase(2, balance.k, 1));
-    ck_assert(phase(3, balance.k, 1)); /* the third phase that was this slow */
+    ck_assert(!phase(2, tuner.k, 1));
+    ck_assert(phase(3, tuner.k, 1)); /* the third phase that was this slow */
 }
 END_TEST
 
@@ -165,13 +165,13 @@ START_TEST(swing)
 {
     unsigned n_changes = 0;
 
-    balance.k = 1;
+    tuner.k = 1;
     for (unsigned i = 0; i < 1000; i++) {
-        bool alone = balance.k == 1;
+        bool alone = tuner.k == 1;
 
-        see(&balance.up, alone ? 7e9 : 8e9);
-        see(&balance.down, alone ? 7e9 : 8e9);
-        see(&balance.node, alone ? 1.2 * NODE : 0.68 * NODE);
+        see(&tuner.up, alone ? 7e9 : 8e9);
+        see(&tuner.down, alone ? 7e9 : 8e9);
+        see(&tuner.node, alone ? 1.2 * NODE : 0.68 * NODE);
         ck_assert(alone ? predicted(2) < 0.9 * predicted(1) : predicted(1) < 0.9 * predicted(2));
         n_changes += step(alone ? 0.0640 : 0.0632 + 0.001 * (i % 3));
     }
@@ -188,16 +188,16 @@ START_TEST(slower_link)
     uint32_t before, best;
     struct cst_interleave m;
 
-    cstd_interleave_tuner_begin(&balance, &machine);
-    before = balance.k;
-    see(&balance.up, LINK / 2);
-    see(&balance.down, LINK / 2);
-    m = cstd_interleave_tuner_machine(&balance, &machine);
+    cstd_interleave_tuner_begin(&tuner, &machine);
+    before = tuner.k;
+    see(&tuner.up, LINK / 2);
+    see(&tuner.down, LINK / 2);
+    m = cstd_interleave_tuner_machine(&tuner, &machine);
     best = cst_interleave_choose(&m);
     ck_assert_uint_gt(best, before);
     steady(CSTD_INTERLEAVE_TUNER_PHASES - 1, predicted(before));
     ck_assert(step(predicted(before)));
-    ck_assert_uint_eq(balance.k, best);
+    ck_assert_uint_eq(tuner.k, best);
     steady(300, predicted(best));
 }
 END_TEST
@@ -211,19 +211,19 @@ START_TEST(disappointing)
     uint32_t k;
     unsigned n;
 
-    cstd_interleave_tuner_begin(&balance, &machine);
-    k = balance.k;
+    cstd_interleave_tuner_begin(&tuner, &machine);
+    k = tuner.k;
     alone = predicted(CST_INTERLEAVE_NEVER);
     for (unsigned round = 0; round < 3; round++) {
         unsigned memory = CSTD_INTERLEAVE_TUNER_MEMORY << (round == 0 ? 0 : round);
 
         steady(CSTD_INTERLEAVE_TUNER_PHASES - 1, 1.02 * alone);
         ck_assert(step(1.02 * alone));
-        ck_assert_uint_eq(balance.k, CST_INTERLEAVE_NEVER);
+        ck_assert_uint_eq(tuner.k, CST_INTERLEAVE_NEVER);
         for (n = 0; !step(alone); n++) {
             ck_assert_uint_lt(n, 10000);
         }
-        ck_assert_uint_eq(balance.k, k);
+        ck_assert_uint_eq(tuner.k, k);
         ck_assert_uint_ge(n + 2, memory);
         ck_assert_uint_le(n, memory + 1);
     }
@@ -234,16 +234,16 @@ END_TEST
  * nodes alone. */
 START_TEST(promises)
 {
-    cstd_interleave_tuner_begin(&balance, &machine);
-    ck_assert(cstd_interleave_tuner_promise(&balance, &machine, 5) == predicted(5));
-    steady(CSTD_INTERLEAVE_TUNER_PHASES, 1.1 * predicted(balance.k));
-    ck_assert_double_eq_tol(cstd_interleave_tuner_promise(&balance, &machine, balance.k),
-                            1.1 * predicted(balance.k), 1e-6);
-    ck_assert_double_eq_tol(cstd_interleave_tuner_promise(&balance, &machine, 5),
-                            1.1 * predicted(5), 1e-6);
-    ck_assert(cstd_interleave_tuner_promise(&balance, &machine, CST_INTERLEAVE_NEVER) ==
+    cstd_interleave_tuner_begin(&tuner, &machine);
+    ck_assert(cstd_interleave_tuner_promise(&tuner, &machine, 5) == predicted(5));
+    steady(CSTD_INTERLEAVE_TUNER_PHASES, 1.1 * predicted(tuner.k));
+    ck_assert_double_eq_tol(cstd_interleave_tuner_promise(&tuner, &machine, tuner.k),
+                            1.1 * predicted(tuner.k), 1e-6);
+    ck_assert_double_eq_tol(cstd_interleave_tuner_promise(&tuner, &machine, 5), 1.1 * predicted(5),
+                            1e-6);
+    ck_assert(cstd_interleave_tuner_promise(&tuner, &machine, CST_INTERLEAVE_NEVER) ==
               predicted(CST_INTERLEAVE_NEVER));
-    ck_assert_double_gt(cstd_interleave_tuner_promise(&balance, &machine, 1000),
+    ck_assert_double_gt(cstd_interleave_tuner_promise(&tuner, &machine, 1000),
                         0); /* as configured */
 }
 END_TEST
@@ -257,12 +257,12 @@ START_TEST(nearest)
         double stretch;
     } known[] = {{4, 1.1}, {8, 1.2}, {20, 1.3}};
 
-    balance.n_steps = 10;
-    balance.k = 4;
+    tuner.n_steps = 10;
+    tuner.k = 4;
     for (unsigned i = 0; i < 3; i++) {
-        struct cstd_interleave_tuner_tried *tried = &balance.tried[known[i].k];
+        struct cstd_interleave_tuner_tried *tried = &tuner.tried[known[i].k];
 
-        tried->step = balance.n_steps;
+        tried->step = tuner.n_steps;
         for (unsigned n = 0; n < CSTD_INTERLEAVE_TUNER_PHASES; n++) {
             cstd_rates_median_add(&tried->phase, (uint64_t)N_ELEMS,
                                   (uint64_t)(predicted(known[i].k) * known[i].stretch * 1e9));
@@ -271,7 +271,7 @@ START_TEST(nearest)
     for (uint32_t k = 1; k <= 100; k++) {
         double stretch = k <= 6 ? 1.1 : k <= 14 ? 1.2 : 1.3;
 
-        ck_assert_double_eq_tol(cstd_interleave_tuner_promise(&balance, &machine, k),
+        ck_assert_double_eq_tol(cstd_interleave_tuner_promise(&tuner, &machine, k),
                                 stretch * predicted(k), 1e-6);
     }
 }

@@ -134,7 +134,7 @@ END_TEST
 START_TEST(test_kinds)
 {
     static const uint32_t list[] = {12, 10, 11, 13, 24, 15, 14, 16};
-    const struct cstd_record_ids ids = {.v = list, .n = 8, .n_arenas = 3, .n_rooms = 1};
+    const struct cstd_record_ids ids = {.v = list, .n = 8, .n_arenas = 3, .n_reservations = 1};
     struct cst_command copy = {.kind = CST_COMMAND_COPY};
     const struct cst_command update = {.kind = CST_COMMAND_UPDATE};
 
@@ -158,7 +158,8 @@ START_TEST(test_kinds)
     copy.src[0].segment = 10; /* a chunk's row is copied to the accelerator for an update */
     copy.dst[0].segment = 16;
     ck_assert_int_eq(cstd_record_kind_of(&copy, &ids), CSTD_RECORD_STATES_UP);
-    copy.src[0].segment = 15; /* a gradient that is on the accelerator is copied to the room */
+    copy.src[0].segment =
+        15; /* a gradient that is on the accelerator is copied to the reservation */
     ck_assert_int_eq(cstd_record_kind_of(&copy, &ids), CSTD_RECORD_STATES_UP);
     copy.src[0].segment = 16;
     copy.dst[0].segment = 12;

@@ -18,7 +18,7 @@ static void setup(void)
     config = (struct cstd_settings){.interleave = CSTD_SETTINGS_INTERLEAVE_AUTO};
     daemon_of_all.config = &config;
     cstd_deferred_init(&daemon_of_all.idle_work);
-    job = (struct cstd_job){.daemon = &daemon_of_all, .memory.n_rooms = 1};
+    job = (struct cstd_job){.daemon = &daemon_of_all, .memory.n_reservations = 1};
 }
 
 /* The choice of another k after a step delays no reply: it is made once, at the end of the event
@@ -27,20 +27,20 @@ START_TEST(at_the_end_of_the_turn)
 {
     cstd_updates_step(&job);
     cstd_updates_step(&job);
-    ck_assert(TAILQ_FIRST(&daemon_of_all.idle_work.items) == &job.balancing);
-    ck_assert(TAILQ_NEXT(&job.balancing, link) == NULL);
+    ck_assert(TAILQ_FIRST(&daemon_of_all.idle_work.items) == &job.tuning);
+    ck_assert(TAILQ_NEXT(&job.tuning, link) == NULL);
     cstd_updates_close(&job);
     ck_assert(TAILQ_EMPTY(&daemon_of_all.idle_work.items));
     cstd_updates_close(&job);
 }
 END_TEST
 
-/* Without rooms, or with a configured k, nothing is chosen. */
+/* Without device reservations, or with a configured k, nothing is chosen. */
 START_TEST(nothing_to_choose)
 {
-    job.memory.n_rooms = 0;
+    job.memory.n_reservations = 0;
     cstd_updates_step(&job);
-    job.memory.n_rooms = 1;
+    job.memory.n_reservations = 1;
     config.interleave = 3;
     cstd_updates_step(&job);
     ck_assert(TAILQ_EMPTY(&daemon_of_all.idle_work.items));
