@@ -28,12 +28,16 @@ insert() {
     esac
 }
 
+# The regular files of the tree. One that git knows may have been removed.
 sources() {
+    local file
     if [ -d .git ] || [ -f .git ]; then
         git ls-files
     else
         find . -type f ! -path './build*' -printf '%P\n'
-    fi
+    fi | while read -r file; do
+        [ ! -f "$file" ] || [ -L "$file" ] || printf '%s\n' "$file"
+    done
 }
 
 # Print those of the files on the input that do not have the line among their first three. Empty files are left out.
@@ -46,17 +50,17 @@ without() {
         END { if (file != "" && !has) print file }'
 }
 
+files=$(sources | without)
 lacking=0
 while read -r file; do
-    comment=$(comment_for "$file")
-    if [ -z "$comment" ] || [ -L "$file" ]; then
-        continue
-    fi
+    comment=
+    [ -z "$file" ] || comment=$(comment_for "$file")
+    [ -n "$comment" ] || continue
     lacking=$((lacking + 1))
     if [ "${1-}" = --check ]; then
         printf '%s\n' "$file"
     else
         insert "$file" "${comment//\\/\\\\}"
     fi
-done < <(sources | without)
+done <<<"$files"
 [ "${1-}" != --check ] || [ "$lacking" -eq 0 ]

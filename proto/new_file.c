@@ -37,11 +37,18 @@ int cst_new_file_open(struct cst_new_file *file, const char *path, struct cst_er
 
 int cst_new_file_check(const char *path, struct cst_err *err)
 {
+    struct stat st;
     char *copy;
     int rc = CST_OK;
 
     if (!is_replaced(path)) {
-        return CST_OK; /* A pipe or a device: opening it twice could disturb its reader. */
+        /* It is not opened: a pipe's reader would be disturbed by one that is opened twice. */
+        if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
+            return cst_err_errno(err, CST_EIO, EISDIR, "%s", path);
+        }
+        return access(path, W_OK) == 0 || errno == ENOENT
+                   ? CST_OK /* A link to what does not exist yet is among them. */
+                   : cst_err_errno(err, CST_EIO, errno, "%s", path);
     }
     copy = strdup(path);
     if (copy == NULL) {

@@ -21,7 +21,8 @@ struct cst_new_file {
 int cst_new_file_open(struct cst_new_file *file, const char *path, struct cst_err *err);
 
 /* Check that a file could be opened for writing at @path, without making one: for programs that
- * work long before they write. CST_EIO: the directory is missing or not writable; CST_ENOMEM. */
+ * work long before they write. CST_EIO: the path is a directory, or it, or the directory in which
+ * the new file would be, is missing or not writable; CST_ENOMEM. */
 int cst_new_file_check(const char *path, struct cst_err *err);
 
 /* Close @file. If @rc is CST_OK the new file takes the place of the path; otherwise it is removed,

@@ -45,6 +45,13 @@ _Noreturn static void become(char **argv, pid_t guard, const sigset_t *mask)
     _exit(error == ENOENT ? NOT_FOUND : CANNOT_START);
 }
 
+static bool has_children(void)
+{
+    siginfo_t info;
+
+    return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 || errno != ECHILD;
+}
+
 /* Kill the children of this process. Those that are orphans of PROGRAM's children are among them.
  * Returns false if the system does not tell which they are. */
 static bool kill_children(void)
@@ -78,7 +85,8 @@ static int kill_all(pid_t program)
     (void)kill(program, SIGKILL);
     while (waitpid(program, &status, 0) < 0 && errno == EINTR) {
     }
-    while (kill_children() && (waitpid(-1, NULL, 0) > 0 || errno == EINTR)) {
+    while (has_children() && kill_children()) {
+        (void)waitpid(-1, NULL, 0);
     }
     return status;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Adds pages to sparse segments, and gives pages of others back to the system, in a thread: both
- * take milliseconds for every few MiB, which the loop does not have. The daemon maps none of them.
- * Loop thread only. */
+/* Adds small pages to sparse segments, and gives pages of others back to the system, in a thread:
+ * both take milliseconds for every few MiB, which the loop does not have. The daemon maps none of
+ * them. Loop thread only. */
 #ifndef CST_PAGE_WORK_H
 #define CST_PAGE_WORK_H
 

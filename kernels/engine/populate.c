@@ -26,6 +26,11 @@ static void touch(char *at, uint64_t bytes, size_t page_bytes)
     }
 }
 
+static uint64_t round_up(uint64_t n, uint64_t unit)
+{
+    return (n + unit - 1) / unit * unit;
+}
+
 /* Returns whether no page of [@offset, @offset + @bytes) has been allocated. */
 static bool is_hole(int fd, uint64_t offset, uint64_t bytes)
 {
@@ -34,23 +39,15 @@ static bool is_hole(int fd, uint64_t offset, uint64_t bytes)
     return data >= 0 ? (uint64_t)data >= offset + bytes : errno == ENXIO;
 }
 
-/* Allocate the whole large pages in [@offset, @offset + @bytes) of the file as large pages, if
- * nothing of them is there. Where this fails, small pages are allocated later. */
-static void collapse(int fd, char *base, uint64_t offset, uint64_t bytes)
+/* Allocate the large page at @at, the unit of the file at @offset, if nothing of it is there. Where
+ * this fails, small pages are allocated later. */
+static void collapse(int fd, char *at, uint64_t offset)
 {
-    const uint64_t unit = CST_LARGE_PAGE;
-    const uint64_t start = (offset + unit - 1) / unit * unit;
-    const uint64_t end = (offset + bytes) / unit * unit;
-
-    if (start >= end || !is_hole(fd, start, end - start)) {
-        return;
+    if (is_hole(fd, offset, CST_LARGE_PAGE) &&
+        madvise(at, (size_t)sysconf(_SC_PAGESIZE), MADV_POPULATE_WRITE) == 0 &&
+        madvise(at, CST_LARGE_PAGE, MADV_COLLAPSE) != 0 && errno == EAGAIN) {
+        (void)madvise(at, CST_LARGE_PAGE, MADV_COLLAPSE); /* Something short was in the way. */
     }
-    for (uint64_t at = start; at < end; at += unit) {
-        if (madvise(base + at, (size_t)sysconf(_SC_PAGESIZE), MADV_POPULATE_WRITE) != 0) {
-            return;
-        }
-    }
-    (void)madvise(base + start, end - start, MADV_COLLAPSE);
 }
 
 int cste_populate(int fd, void *base, uint64_t offset, uint64_t bytes)
@@ -61,7 +58,10 @@ int cste_populate(int fd, void *base, uint64_t offset, uint64_t bytes)
     int errnum;
 
     bytes += offset - start;
-    collapse(fd, base, start, bytes);
+    for (uint64_t unit = round_up(start, CST_LARGE_PAGE); unit + CST_LARGE_PAGE <= start + bytes;
+         unit += CST_LARGE_PAGE) {
+        collapse(fd, (char *)base + unit, unit);
+    }
     errnum = madvise(at, bytes, MADV_POPULATE_WRITE) == 0 ? 0 : errno;
     if (errnum == ENOMEM || errnum == EFAULT || errnum == EHWPOISON) {
         return errnum;

@@ -14,7 +14,7 @@
 
 /* Allocate and touch the pages of [@offset, @offset + @bytes) of @base, a shared mapping of the
  * memfd @fd from its start on (proto/segment_map.h). The content is kept. The memory has large
- * pages where the range has whole ones, nothing of these was allocated before, and the kernel gives
+ * pages where the range has whole ones of which nothing was allocated before, and the kernel gives
  * them. @fd may be a descriptor that other processes share: its position is not used, and the call
  * changes it. Any thread. Returns 0 or an error number: ENOMEM, ENOSPC, EFAULT: no page is left,
  * which is a result and not a signal. Pages that were allocated before the error stay. */

@@ -158,8 +158,8 @@ typedef void (*cst_update_fn)(const struct cst_update_scalars *scalars,
 
 /* Order the weights that update functions have stored before later stores of the thread. An update
  * of many tiles calls this once, at its end: on x86, the processor then waits until all weights
- * have left its write-combining buffers, which takes 3 to 4 % of an update if it waits for each
- * tile. Any thread. */
+ * have left its write-combining buffers. Waiting for each tile takes up to 4 % of an update. Any
+ * thread. */
 void cst_update_fence(void);
 
 /* The update kernels of an instruction set: [optimizer][moments][rounding]. Both roundings of fp32

@@ -192,6 +192,8 @@ complains '/bin/false: no answer'
 # Nothing is measured if the file cannot be written, or the disk not be measured.
 CISTERN_ENGINE_HOST=/bin/false expect 1 probe -o "$tmp/no/such/rates.json"
 complains 'no/such/rates.json'
+CISTERN_ENGINE_HOST=/bin/false expect 1 probe -o "$tmp"
+complains 'Is a directory'
 CISTERN_ENGINE_HOST=/bin/false expect 1 probe -o "$tmp/rates.json" --disk "$tmp/nowhere"
 complains 'nowhere'
 unset CISTERN_ENGINE_CUDA

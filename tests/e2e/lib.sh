@@ -30,7 +30,7 @@ not_sparse() {
     [ -z "${CST_TEST_SPARSE-}" ] || skip "a sparse run: this takes too long"
 }
 
-# True in sparse runs, under sanitizers and of the packaged tree: scripts then try fewer of many kinds.
+# True in sparse runs, which are those under sanitizers: scripts then try fewer of many kinds.
 sparse() {
     [ -n "${CST_TEST_SPARSE-}" ]
 }

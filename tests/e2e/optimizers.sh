@@ -47,13 +47,13 @@ holds() {
 
 # Run each combination once, and check that the results differ from each other.
 start_daemon plain --engine-threads 2
-n_runs=0
+runs=()
 for optimizer in adamw adam lion sgd; do
     for moments in fp32 bf16 mx8; do
         if sparse && [ $optimizer-$moments != lion-mx8 ] && [ $optimizer != adamw ]; then
             continue
         fi
-        n_runs=$((n_runs + 1))
+        runs+=("$tmp/$optimizer-$moments.weights")
         reference=$optimizer-$moments
         local_run "$reference" --optimizer $optimizer --moments $moments
         same "job-$reference" --optimizer $optimizer --moments $moments --pool 90%
@@ -61,8 +61,8 @@ for optimizer in adamw adam lion sgd; do
         ./cistern rm "job-$reference"
     done
 done
-[ "$(cat "$tmp"/*-*.weights | wc -c)" -gt 0 ] || fail "no weights were written"
-[ "$(sha256sum "$tmp"/{adamw,adam,lion,sgd}-*.weights | cut -d' ' -f1 | sort -u | wc -l)" = $n_runs ] || fail "two optimizers or formats do the same"
+[ "$(cat "${runs[@]}" | wc -c)" -gt 0 ] || fail "no weights were written"
+[ "$(sha256sum "${runs[@]}" | cut -d' ' -f1 | sort -u | wc -l)" = ${#runs[@]} ] || fail "two optimizers or formats do the same"
 
 # Check that the daemon $1 searched for a plan for job $2, and found one.
 planned() {

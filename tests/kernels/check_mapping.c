@@ -345,7 +345,8 @@ START_TEST(test_large_pages)
     base[3 * CST_LARGE_PAGE + 7] = 9;
     ck_assert_int_eq(cste_host_ops.populate(state, fd, base, page, 3 * CST_LARGE_PAGE - page, &err),
                      CST_OK);
-    ck_assert_uint_ge(large_bytes(base), 2 * large); /* The administrator may allow more. */
+    /* The administrator may allow more, and memory may have become too fragmented. */
+    ck_assert(large_bytes(base) >= 2 * large || !has_large_pages());
     ck_assert_int_eq(cste_host_ops.populate(state, fd, base, 3 * CST_LARGE_PAGE,
                                             mem.bytes - 3 * CST_LARGE_PAGE, &err),
                      CST_OK);

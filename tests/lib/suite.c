@@ -4,6 +4,7 @@
 #include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -94,7 +95,9 @@ static unsigned choose_first(unsigned n)
 
 void suite_add_loop(TCase *tc, const TTest *test, int begin, int end)
 {
-    int n = end - begin, stride = suite_is_sparse() ? SPARSE_LOOP : 1;
+    const char *sparse = getenv("CST_TEST_SPARSE");
+    const int stride = sparse == NULL || strcmp(sparse, "points") == 0 ? 1 : SPARSE_LOOP;
+    const int n = end - begin;
 
     for (int i = n > 0 ? (int)choose_first((unsigned)(n < stride ? n : stride)) : 0; i < n;
          i += stride) {

@@ -29,7 +29,8 @@ bool suite_is_sparse(void);
 
 /* Add @test to @tc for each index from @begin to below @end, as tcase_add_loop_test does. In sparse
  * runs it is added for every third index only, from a random one on (CST_TEST_FIRST, if that is
- * set): the plain build runs all of them, and a slow build others each time. */
+ * set): the plain build runs all of them, and a slow build others each time. With the value
+ * "points" of CST_TEST_SPARSE all are added: no other build has the code for this processor. */
 void suite_add_loop(TCase *tc, const TTest *test, int begin, int end);
 
 /* Which points of a run a test disturbs: every suite_stride-th point, from suite_first on. The
