@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from cistern import State
 from models import DEVICE, TorchCase, bits, copy_weights, square
@@ -30,6 +33,40 @@ class Frozen:
 class Slots:
     h: Any
     other: Any = None
+
+
+@dataclasses.dataclass
+class NotCopied(Out):
+    def __copy__(self) -> NoReturn:
+        raise AssertionError
+
+
+@dataclasses.dataclass(slots=True)
+class HalfInSlots(Out):
+    more: Any = None
+
+
+@dataclasses.dataclass
+class Cached(Out):
+    @functools.cached_property
+    def total(self) -> Any:
+        return self.h.sum() + self.other.sum()
+
+    @functools.cached_property
+    def transposed(self) -> Any:
+        return self.other.t()
+
+
+class Hidden(Out):
+    """Has what it keeps behind a property."""
+
+    def __init__(self, h: Any, other: Any) -> None:
+        self._other = other
+        self.h = h
+
+    @property
+    def other(self) -> Any:
+        return self._other
 
 
 class Own:
@@ -157,6 +194,23 @@ class Dataclasses(Case):
 
         self.compare(run, lambda out: out.h + out.other.h.sum())
 
+    def test_a_parameter_in_attributes_of_any_kind(self) -> None:
+        for kind in (NotCopied, HalfInSlots, Cached, Hidden):
+
+            def run(unit: Any, x: torch.Tensor, kind: Any = kind) -> Any:
+                out = kind(unit.linear(x), unit.weight)
+                if kind is Cached:
+                    _ = out.total, out.transposed
+                return out
+
+            def get(out: Any, kind: Any = kind) -> Any:
+                self.assertIs(type(out), kind)
+                cached = out.total + out.transposed[0] if kind is Cached else 0
+                return out.h * out.other.sum() + cached
+
+            with self.subTest(kind=kind.__name__):
+                self.compare(run, get)
+
     def test_one_that_the_module_keeps_is_that_of_the_caller(self) -> None:
         """Also if a tensor in it is replaced: an input that is returned, and a view of several outputs."""
 
@@ -246,6 +300,34 @@ class Subclasses(Case):
 
         twin, store = self.twins(lambda: Plain(run, get))
         self.compare_steps(twin, store, loss=square)
+
+    def test_their_memory_is_free_when_nobody_has_them(self) -> None:
+        """Also while there is a graph that needs no values of them."""
+
+        class Source(torch.autograd.Function):
+            @staticmethod
+            def forward(_: Any, h: torch.Tensor) -> torch.Tensor:
+                array = np.ones(h.numel() // 2, np.float32)
+                arrays.append(weakref.ref(array))
+                return torch.from_numpy(array).view(h.dtype).view_as(h)
+
+            @staticmethod
+            def backward(_: Any, grad: torch.Tensor) -> torch.Tensor:
+                return grad
+
+        class Makes(Model):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                for layer in self.layers:
+                    x = layer(Source.apply(x).as_subclass(Special)).as_subclass(torch.Tensor)
+                return x
+
+        arrays: list[weakref.ref[Any]] = []
+        twin, store = self.twins(lambda: Makes(lambda unit, x: unit.linear(2 * x), lambda y: y))
+        for model in (twin, store.model):
+            arrays.clear()
+            loss = square(model, torch.empty(0))
+            self.assertEqual([array() for array in arrays], [None] * 3)
+            loss.backward()
 
     def test_parameters_that_are_in_no_store_are_tensors_for_a_unit(self) -> None:
         seen = set()

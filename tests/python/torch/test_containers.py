@@ -178,6 +178,26 @@ class Containers(TorchCase):
                         )
                     store.close(remove=True)
 
+    def test_changes_that_torch_refuses_are_refused_in_its_words(self) -> None:
+        class Moves(nn.Linear):
+            def forward(self, state: dict[str, torch.Tensor]) -> None:
+                state["before"] = state["h"]
+                state["h"] = super().forward(state["h"]).chunk(1)[0]
+
+        def run(model: Model, x: torch.Tensor) -> torch.Tensor:
+            state = {"h": x}
+            for layer in model.layers:
+                layer(state)
+                state["h"].mul_(2)
+            return state["h"]
+
+        twin, store = self.twins(lambda: Model(Moves, run))
+        for model in (twin, store.model):
+            with self.assertRaisesRegex(
+                RuntimeError, "Such functions do not allow the output views to be modified inplace"
+            ):
+                square(model, tokens())
+
     def test_what_a_module_leaves_alone_is_the_same_object(self) -> None:
         """Also after an exception, and where the module was given a copy of a weight in a list."""
         seen: list[Any] = []

@@ -2,11 +2,13 @@
 """What torch does with gradients in ``grad``, a store does or refuses in words."""
 
 import copy
+import gc
 import math
 import pickle
 import tempfile
 import threading
 import warnings
+import weakref
 from typing import Any
 
 import cistern
@@ -274,6 +276,25 @@ class Changes(Case):
             texts = [str(w.message) for w in caught if "in no store" in str(w.message)]
             self.assertEqual(len(texts), int(told))
             self.assertTrue(all("2 parameters" in t and "3.weight, 3.bias" in t for t in texts))
+
+    def test_modules_that_are_removed_are_forgotten(self) -> None:
+        class Holder(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.used, self.removed = nn.Linear(4, 4), nn.Linear(4, 4)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                result: torch.Tensor = self.used(x)
+                return result
+
+        _, store = self.twins(Holder, units=[""])
+        store.model.removed.later = nn.Parameter(torch.ones(4))
+        later = weakref.ref(store.model.removed.later)
+        del store.model.removed
+        gc.collect()
+        self.assertIsNone(later())
+        models.square(store.model, torch.empty(0)).backward()
+        store.optimizer(lr=1e-2).step()
 
     def test_other_optimizers_are_refused(self) -> None:
         model = models.bf16(small)

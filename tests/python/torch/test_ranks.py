@@ -44,6 +44,42 @@ class Reshape(TorchCase):
                 self.assertTrue(torch.equal(weights[name], weight), name)
 
 
+class Loads(TorchCase):
+    def test_a_load_that_fails_on_rank_0_fails_on_all(self) -> None:
+        model = models.bf16(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+        good = {name: torch.full_like(p, 2.0) for name, p in model.state_dict().items()}
+        not_a_tensor: dict[str, Any] = good | {"1.weight": object()}
+        other = good | {"1.bias": torch.full_like(good["1.bias"], 3.0)}
+        texts: dict[int, list[str]] = {0: [], 1: []}
+        self.addCleanup(self.remove, self.name)
+
+        def run(rank: int) -> None:
+            store = ct.attach(copy.deepcopy(model), self.name, rank=rank, world=2, device="cpu")
+            for of_rank_0 in (not_a_tensor, other, good):
+                try:
+                    store.load_state_dict(good if rank else of_rank_0)
+                    texts[rank].append("")
+                except (AttributeError, RuntimeError) as error:
+                    texts[rank].append(str(error))
+                store.sync()
+            texts[rank].append(str(store.read("1.weight")[0, 0].item()))
+            store.job.close()
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        words = r"rank 0 has not written the weights that rank 1 was given: those of '{}'"
+        for rank, expected in (
+            (0, ["has no attribute 'shape'", "^$", "^$", r"^2\.0$"]),
+            (1, [words.format("0.weight"), words.format("1.bias"), "^$", r"^2\.0$"]),
+        ):
+            self.assertEqual(len(texts[rank]), len(expected))
+            for text, regex in zip(texts[rank], expected, strict=True):
+                self.assertRegex(text, regex)
+
+
 class Ranks(TorchCase):
     def test_the_gradient_is_the_mean_of_the_ranks(self) -> None:
         """Two ranks in two threads of this process, each with a client of its own."""

@@ -23,7 +23,9 @@ from cistern.torch.storage import private
 _autograd: Any = torch._C._autograd
 _get_rule = private(_autograd, "_get_creation_meta")
 _set_rule = private(_autograd, "_set_creation_meta")
-_ANY_CHANGE = private(_autograd, "CreationMeta").DEFAULT
+_Rule = private(_autograd, "CreationMeta")
+_ANY_CHANGE = _Rule.DEFAULT
+_NO_CHANGE = _Rule.MULTI_OUTPUT_NODE  # Autograd's error says what to do instead.
 _set_versions = private(_autograd, "_unsafe_set_version_counter")
 _preserve_version = private(torch.autograd, "_unsafe_preserve_version_counter")
 _NO_MEMORY = torch.empty(0)
@@ -45,7 +47,8 @@ class Input:
         self._tensor = _weak(tensor)
         self._hooks = tensor._backward_hooks
         self._history = history  # The id of a node that lives as long as the use of the unit.
-        self.counter = counter = tensor.detach()
+        plain = type(tensor) is torch.Tensor
+        self.counter = counter = tensor.detach() if plain else _detached_as_plain(tensor)
         self.version: int = counter._version
         if counter.layout == _STRIDED and type(counter) is torch.Tensor:
             counter.data = _NO_MEMORY  # Only the version counter is wanted.
@@ -190,7 +193,10 @@ class _Leaving:
             with _preserve_version(before):
                 Change.apply(before, tensor)
         new = {id(tensor): before for before, tensor in self._changed}
-        new.update((id(t), r) for (t, _), r in zip(self._others, left[n_changed:], strict=True))
+        for (tensor, _), other in zip(self._others, left[n_changed:], strict=True):
+            rule = _get_rule(tensor) if tensor._is_view() else _ANY_CHANGE
+            _set_rule(other, _NO_CHANGE if rule == _ANY_CHANGE else rule)
+            new[id(tensor)] = other
         new.update((id(tensor), _other_view(tensor)) for tensor in self._bound)
         return new
 
@@ -201,6 +207,12 @@ def _of_class_of(tensor: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
     other.__dict__.update(tensor.__dict__)
     result: torch.Tensor = other
     return result
+
+
+def _detached_as_plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor.detach()``, which is of the class Tensor itself, if that of ``tensor`` allows it."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.detach()
 
 
 def _can_change(tensor: torch.Tensor) -> bool:

@@ -7,9 +7,9 @@ of keys and values, are not.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Iterable
 from operator import is_
 from typing import Any
@@ -115,7 +115,7 @@ def unseen(value: Any, known: set[int] | None = None) -> list[type]:
         items = value
     elif isinstance(value, dict):
         items = value.values()
-    elif _fields_of(type(value)):
+    elif _is_looked_into(type(value)):
         items = [item for _, item in _fields(value)]
     else:
         return [type(value)]
@@ -175,7 +175,7 @@ class _Replacing:
             made = self._of_list
         elif isinstance(value, dict):
             made = self._of_dict
-        elif _fields_of(type(value)):
+        elif _is_looked_into(type(value)):
             made = self._of_fields
         else:
             return value
@@ -200,14 +200,15 @@ class _Replacing:
         return value
 
     def _of_fields(self, value: Any) -> Any:
-        """Change a dataclass, or a copy of it. Its ``__init__`` is not run again."""
-        items = {name: (item, self.of(item)) for name, item in _fields(value)}
-        changed = {name: item for name, (old, item) in items.items() if item is not old}
-        if not changed:
+        """Change a dataclass, or a copy of it. No function of its class is called."""
+        fields = _fields(value)
+        items = [self.of(item) for _, item in fields]
+        if _are_same((item for _, item in fields), items):
             return value
-        result = copy.copy(value) if self.copies else value
-        for name, item in changed.items():
-            object.__setattr__(result, name, item)
+        result = object.__new__(type(value)) if self.copies else value
+        for (name, old), item in zip(fields, items, strict=True):
+            if result is not value or item is not old:
+                _set_field(result, name, item)
         return result
 
 
@@ -236,28 +237,37 @@ def _replace_in(containers: Iterable[Any], new: dict[int, torch.Tensor]) -> None
             if isinstance(container, (list, dict)):
                 container[key] = changed
             else:
-                object.__setattr__(container, key, changed)
+                _set_field(container, key, changed)
 
 
-def _find_fields(kind: type) -> tuple[str, ...]:
-    """Return the fields of a dataclass; none: it is no dataclass, or a module, which gives no tensors.
+def _ask_looked_into(kind: type) -> bool:
+    """Return whether objects of a class are looked into: it is a dataclass, and no module."""
+    return dataclasses.is_dataclass(kind) and not issubclass(kind, nn.Module)
 
-    Properties are not among them: what they return need not be what they keep.
-    """
-    if not dataclasses.is_dataclass(kind) or issubclass(kind, nn.Module):
-        return ()
+
+def _find_slots(kind: type) -> tuple[str, ...]:
+    """Return the fields of a dataclass that are in slots."""
     names = [field.name for field in dataclasses.fields(kind)]
-    return tuple(name for name in names if not isinstance(getattr(kind, name, None), property))
+    return tuple(n for n in names if isinstance(getattr(kind, n, None), types.MemberDescriptorType))
 
 
-_fields_of: Any = functools.lru_cache(maxsize=1024)(_find_fields)
+_is_looked_into: Any = functools.lru_cache(maxsize=1024)(_ask_looked_into)
+_slots_of: Any = functools.lru_cache(maxsize=1024)(_find_slots)
 
 
 def _fields(value: Any) -> list[tuple[str, Any]]:
-    """Return the fields that ``value`` has, with their names."""
-    return [
-        (name, getattr(value, name)) for name in _fields_of(type(value)) if hasattr(value, name)
-    ]
+    """Return what a dataclass keeps, by name: its fields and other attributes, such as cached properties."""
+    slots = _slots_of(type(value))
+    kept = [(name, getattr(value, name)) for name in slots if hasattr(value, name)]
+    return [*getattr(value, "__dict__", {}).items(), *kept]
+
+
+def _set_field(value: Any, name: str, item: Any) -> None:
+    """Set what ``_fields`` returns under ``name``. Those of frozen dataclasses are set, too."""
+    if name in _slots_of(type(value)):
+        object.__setattr__(value, name, item)
+    else:
+        value.__dict__[name] = item
 
 
 def _like(value: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
@@ -296,7 +306,7 @@ def _look_into(value: Any, tensors: list[torch.Tensor], containers: dict[int, An
         containers[id(value)] = value
         for item in value.values():
             _look_into(item, tensors, containers)
-    elif _fields_of(type(value)):
+    elif _is_looked_into(type(value)):
         containers[id(value)] = value
         for _, item in _fields(value):
             _look_into(item, tensors, containers)

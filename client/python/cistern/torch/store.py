@@ -476,8 +476,9 @@ class Store:
     def load_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
         """Write weights that ``state_dict`` has, between steps. The moments become 0.
 
-        All ranks call this, and rank 0 writes. Tied weights may have any one of their names.
-        RuntimeError: weights are missing or have other shapes.
+        All ranks call this with equal weights, and rank 0 writes. Tied weights may have any one of
+        their names. RuntimeError: weights are missing or have other shapes, or rank 0 has failed, or has
+        written other weights.
         """
         self.model.load_state_dict(state_dict)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Collection, Iterator
 from typing import NoReturn
 
@@ -21,7 +22,7 @@ class Watch:
         self._tensors = tensors
         self._ids = {id(tensor.parameter) for tensor in tensors}
         self._places = [
-            (module._parameters, name, parameter)
+            (weakref.ref(module), name, parameter)
             for module in model.modules()
             for name, parameter in module._parameters.items()
             if parameter is not None and id(parameter) in self._ids
@@ -38,8 +39,9 @@ class Watch:
                 raise OtherMemory(tensor.name)
             if tensor.parameter.requires_grad != tensor.trains:
                 raise RuntimeError(_REQUIRES_GRAD[tensor.trains].format(tensor.name))
-        for parameters, name, parameter in self._places:
-            other = parameters.get(name)
+        for place, name, parameter in self._places:
+            module = place()
+            other = None if module is None else module._parameters.get(name)
             if other is not None and other is not parameter:
                 self._refuse_other(parameter)
         if not self._has_warned and next(self._with_grads(), None) is not None:
