@@ -490,6 +490,8 @@ class Refused(Case):
         for record in (
             lambda: torch.jit.trace(store.model, x),
             lambda: torch.export.export(store.model, (x,)),
+            lambda: torch.jit.script(store.model),
+            lambda: torch.jit.script(store.model.layers[0]),
         ):
             with self.assertRaisesRegex(RuntimeError, "cannot record this model"):
                 record()

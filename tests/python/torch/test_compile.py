@@ -75,6 +75,31 @@ class Compiled(TorchCase):
         self.check(models.llama, compile_forward, "inductor")
 
 
+class OfScripts(nn.Module):
+    """The modules in it are compiled by torch.jit.script."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        layers = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)]
+        self.layers = nn.ModuleList(map(torch.jit.script, layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Scripts(TorchCase):
+    def test_modules_inside_of_a_unit(self) -> None:
+        store = self.attach(models.bf16(OfScripts), units=[""])
+        self.compare_steps(models.bf16(OfScripts), store, loss=models.square, tolerance=0.02)
+
+    def test_a_unit_is_refused(self) -> None:
+        with self.assertRaisesRegex(TypeError, "'layers.0' was compiled by torch.jit.script"):
+            self.attach(models.bf16(OfScripts))
+
+
 class SaveOnCpu(TorchCase):
     @contextlib.contextmanager
     def counted(self) -> Iterator[list[bool]]:

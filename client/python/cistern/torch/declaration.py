@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from cistern import checks
@@ -94,8 +95,8 @@ def declare(
 ) -> Declaration:
     """Return what a job is told about ``model``, which can be on the meta device.
 
-    The arguments are those of ``attach``. Raises TypeError if they have other types or a parameter
-    cannot be in a store, and ValueError if there are none, a number is out of range, a name of ``units``
+    The arguments are those of ``attach``. Raises TypeError if they have other types, a parameter
+    cannot be in a store, or a unit was compiled by torch.jit.script, and ValueError if there are none, a number is out of range, a name of ``units``
     is unknown, a name is not in printable ASCII, the forward of a unit yields, or the model is in a
     store already.
     """
@@ -139,7 +140,7 @@ def declare(
     for unit, found in found_units.items():
         used = [names[id(p)] for p in found.parameters if id(p) in names]
         if used:
-            _check_runs_in_call(unit, found.module)
+            _check_can_be_unit(unit, found.module)
             operators[unit] = DeclaredOperator(
                 unit or _name_of_root(found_units),
                 found.module,
@@ -158,11 +159,18 @@ def _check_names(units: Any) -> None:
         checks.refuse_type("units", units, "a list of names of modules")
 
 
-def _check_runs_in_call(unit: str, module: nn.Module) -> None:
-    """Raise ValueError if the code of ``forward`` runs after the call of ``module`` has ended."""
+def _check_can_be_unit(unit: str, module: nn.Module) -> None:
+    """Raise TypeError or ValueError if no hook is called before or after the code of ``forward``."""
+    which = f"module '{unit}'" if unit else "the model"
+    of_scripts: Any = torch.jit
+    if isinstance(module, of_scripts.RecursiveScriptModule):
+        raise TypeError(
+            f"cistern: {which} was compiled by torch.jit.script, which has no hooks: leave it as it was before,"
+            " or name a module that calls it and was not compiled in units= of attach ('' is the whole"
+            " model)"
+        )
     if not inspect.isgeneratorfunction(module.forward):
         return
-    which = f"module '{unit}'" if unit else "the model"
     way_out = (
         "name a module that calls it and does not yield in units= of attach ('' is the whole model)"
         if unit

@@ -16,18 +16,41 @@ if TYPE_CHECKING:
 
 
 def replace(store: Store, model: nn.Module) -> None:
-    """Let ``model``, that of ``store``, be neither copied nor moved."""
+    """Let ``model``, that of ``store``, be neither copied nor moved, nor compiled by TorchScript."""
     marked: Any = model
     # So that accelerate neither moves the model nor wraps it in DistributedDataParallel.
     marked._is_accelerate_prepared = True
-    marked.__deepcopy__ = marked.__reduce_ex__ = _refuse_copy
     marked.to = partial(_stay, model, store.device.torch_device)
+    for name, dtype in _TYPES.items():
+        setattr(model, name, partial(marked.to, dtype))
+    for module in model.modules():
+        if next(module.parameters(), None) is not None:
+            part: Any = module
+            part.__deepcopy__ = part.__reduce_ex__ = _refuse_copy
+            part.__prepare_scriptable__ = _refuse_script
     if adapters.is_peft(model):
         marked.merge_and_unload = marked.merge_adapter = marked.unload = _refuse_merge
 
 
+_TYPES = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+EXPORTED = (
+    "cistern: torch.jit and torch.export cannot record this model, because its weights are in a store: give"
+    " Store.state_dict() to another model that was not attached, and export that one"
+)
+
+
+def _refuse_script() -> NoReturn:
+    """Stand in the place of what torch.jit.script calls of a module."""
+    raise RuntimeError(EXPORTED)
+
+
 def _refuse_copy(_: Any) -> NoReturn:
-    """Stand in the place of what copy.deepcopy, pickle and torch.save call of a model."""
+    """Stand in the place of what copy.deepcopy, pickle and torch.save call of a module."""
     raise TypeError(
         "cistern: the weights of this model are in a store: copy or pickle model.state_dict(), which"
         " has copies of them, or copy the model before attach. Store.save writes a checkpoint"

@@ -178,7 +178,7 @@ class Store:
         if in_backward() or self._forward_pass.begins_inside():
             return
         if torch._C._get_tracing_state() is not None or torch.compiler.is_exporting():
-            raise RuntimeError(_EXPORTED)
+            raise RuntimeError(model_calls.EXPORTED)
         self._settle()
         self._remember_random_state()
         if not self._runner.broken:
@@ -571,8 +571,4 @@ _INTERRUPTED = (
     "cistern: an exception or Ctrl-C has ended a forward pass of this step, which has gradients of"
     " earlier micro-batches. Call zero_grad() of the optimizer to compute the step again from its first"
     " micro-batch, or Store.keep_gradients() to go on with the next one"
-)
-_EXPORTED = (
-    "cistern: torch.jit.trace and torch.export cannot record this model, because its weights are in a store:"
-    " give Store.state_dict() to another model that was not attached, and export that one"
 )

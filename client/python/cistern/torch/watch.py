@@ -41,8 +41,10 @@ class Watch:
                 raise RuntimeError(_REQUIRES_GRAD[tensor.trains].format(tensor.name))
         for place, name, parameter in self._places:
             module = place()
-            other = None if module is None else module._parameters.get(name)
-            if other is not None and other is not parameter:
+            there = (
+                {} if module is None else module._parameters
+            )  # A script module's has no ``get``.
+            if name in there and there[name] is not None and there[name] is not parameter:
                 self._refuse_other(parameter)
         if not self._has_warned and next(self._with_grads(), None) is not None:
             self._has_warned = True
