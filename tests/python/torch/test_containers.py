@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists, dictionaries and tensors that modules are given and change, as with plain torch."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -229,6 +230,68 @@ class Containers(TorchCase):
         self.compare_steps(twin, store, loss=square)
         self.assertEqual(seen, [True] * len(seen))
         self.assertGreater(len(seen), 0)
+
+    def test_lists_and_tuples_of_a_subclass_stay_what_they_are(self) -> None:
+        class Both(list[torch.Tensor]):
+            note = ""
+
+        class Pair(tuple[torch.Tensor, ...]):
+            note = ""
+
+            def __new__(cls, one: torch.Tensor, other: torch.Tensor) -> Any:
+                return super().__new__(cls, (one, other))
+
+        class Layer(nn.Linear):
+            def forward(self, x: torch.Tensor) -> tuple[Both, Pair]:
+                y = super().forward(x).chunk(1)[0]
+                both, pair = Both([x, y]), Pair(y, self.weight)
+                both.note = pair.note = "note"
+                return both, pair
+
+        class Outer(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layers = nn.ModuleList(Layer(4, 4) for _ in range(2))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                for layer in self.layers:
+                    both, pair = layer(x)
+                    seen.add((type(both), both.note, type(pair), pair.note))
+                    x = both[0] + both[1] + pair[0] * pair[1].mean()
+                return x
+
+        seen: set[Any] = set()
+        twin, store = self.twins(Outer)
+        self.compare_steps(twin, store, loss=square)
+        self.assertEqual(seen, {(Both, "note", Pair, "note")})
+
+    def test_a_parameter_in_one_that_the_module_keeps(self) -> None:
+        """What it returns has a copy of the weight, and what it keeps has the weight of the next step."""
+
+        class Both(list[torch.Tensor]):
+            pass
+
+        class Layer(nn.Linear):
+            kept: Any = None
+
+            def forward(self, x: torch.Tensor) -> Any:
+                if self.kept is None:
+                    self.kept = Both([self.weight]), OrderedDict(weight=self.weight)
+                return super().forward(x), self.kept
+
+        class Outer(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layers = nn.ModuleList(Layer(4, 4) for _ in range(2))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                for layer in self.layers:
+                    y, (both, named) = layer(x)
+                    x = y + both[0].sum() * named["weight"].mean()
+                return x
+
+        twin, store = self.twins(Outer)
+        self.compare_steps(twin, store, loss=square)
 
     def test_tuples_keep_their_types(self) -> None:
         class Layer(nn.Linear):

@@ -7,6 +7,7 @@ of keys and values, are not.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import types
@@ -147,8 +148,8 @@ def replaced(value: Any, new: dict[int, torch.Tensor], copies: bool = False) -> 
     """Return ``value`` with the tensors of ``new`` in place of those whose ids are its keys.
 
     Lists and dictionaries in which something is replaced are new, because their owner can go on to use
-    them. Dictionaries of a subclass, such as the output of a model, and dataclasses are changed in place:
-    they are what the module may keep. If ``new`` has ``copies`` of parameters, dataclasses are new, too,
+    them. Those of a subclass, such as the output of a model, and dataclasses are changed in place:
+    they are what the module may keep. If ``new`` has ``copies`` of parameters, they are new, too,
     because their owner goes on to use the parameters. What ``value`` has several times is replaced by
     one thing.
     """
@@ -186,18 +187,23 @@ class _Replacing:
 
     def _of_list(self, value: list[Any]) -> list[Any]:
         items = [self.of(item) for item in value]
-        return value if _are_same(value, items) else items
+        if _are_same(value, items):
+            return value
+        return items if type(value) is list else self._with(value, enumerate(items))
 
     def _of_dict(self, value: dict[Any, Any]) -> dict[Any, Any]:
         items = {key: self.of(item) for key, item in value.items()}
         if _are_same(value.values(), items.values()):
             return value
-        if type(value) is dict:
-            return items
-        for key, item in items.items():
+        return items if type(value) is dict else self._with(value, items.items())
+
+    def _with(self, value: Any, items: Iterable[tuple[Any, Any]]) -> Any:
+        """Change a list or a dictionary of a subclass, or a copy of it."""
+        result = copy.copy(value) if self.copies else value
+        for key, item in items:
             if item is not value[key]:
-                value[key] = item
-        return value
+                result[key] = item
+        return result
 
     def _of_fields(self, value: Any) -> Any:
         """Change a dataclass, or a copy of it. No function of its class is called."""
@@ -275,7 +281,18 @@ def _like(value: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
     if _are_same(value, items):
         return value
     kind: Any = type(value)
-    made: tuple[Any, ...] = kind(*items) if hasattr(value, "_fields") else kind(items)
+    if kind is tuple:
+        return tuple(items)
+    if hasattr(
+        kind, "n_sequence_fields"
+    ):  # As in torch.return_types, whose classes have a ``__new__`` of C.
+        made: tuple[Any, ...] = kind(items)
+        return made
+    made = tuple.__new__(
+        kind, items
+    )  # Without the ``__new__`` of the class, which can want other arguments.
+    if hasattr(value, "__dict__"):
+        made.__dict__.update(value.__dict__)
     return made
 
 
