@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
+import unittest
 import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -44,6 +45,28 @@ class NotCopied(Out):
 @dataclasses.dataclass(slots=True)
 class HalfInSlots(Out):
     more: Any = None
+
+
+class WithSlots:
+    __slots__ = ("__hidden", "note", "unset")
+
+    def hide(self, value: Any) -> None:
+        self.__hidden = value
+
+    def hidden(self) -> Any:
+        return self.__hidden
+
+
+@dataclasses.dataclass(slots=True)
+class MoreInSlots(WithSlots):
+    h: Any
+    other: Any = None
+
+
+@dataclasses.dataclass
+class Error(Exception):
+    h: Any
+    other: Any = None
 
 
 @dataclasses.dataclass
@@ -211,6 +234,29 @@ class Dataclasses(Case):
             with self.subTest(kind=kind.__name__):
                 self.compare(run, get)
 
+    def test_a_parameter_beside_slots_that_are_no_fields(self) -> None:
+        def run(unit: Any, x: torch.Tensor) -> Any:
+            out = MoreInSlots(unit.linear(x), unit.weight)
+            out.note = "note"
+            out.hide(unit.weight)
+            return out
+
+        def get(out: Any) -> Any:
+            self.assertEqual((out.note, hasattr(out, "unset")), ("note", False))
+            return out.h * out.other.sum() + out.hidden().mean()
+
+        self.compare(run, get)
+
+    def test_a_parameter_in_an_exception(self) -> None:
+        def run(unit: Any, x: torch.Tensor) -> Any:
+            return Error(unit.linear(x), unit.weight)
+
+        def get(out: Any) -> Any:
+            self.assertEqual((type(out), len(out.args)), (Error, 2))
+            return out.h * out.other.sum()
+
+        self.compare(run, get)
+
     def test_one_that_the_module_keeps_is_that_of_the_caller(self) -> None:
         """Also if a tensor in it is replaced: an input that is returned, and a view of several outputs."""
 
@@ -301,6 +347,7 @@ class Subclasses(Case):
         twin, store = self.twins(lambda: Plain(run, get))
         self.compare_steps(twin, store, loss=square)
 
+    @unittest.skipUnless(DEVICE == "cpu", "the memory that is looked at is that of numpy")
     def test_their_memory_is_free_when_nobody_has_them(self) -> None:
         """Also while there is a graph that needs no values of them."""
 

@@ -10,6 +10,7 @@ import models
 import torch
 from models import TorchCase, square, tokens
 from torch import nn
+from torch.fx.immutable_collections import immutable_list
 
 
 class Appends(nn.Linear):
@@ -264,6 +265,29 @@ class Containers(TorchCase):
         twin, store = self.twins(Outer)
         self.compare_steps(twin, store, loss=square)
         self.assertEqual(seen, {(Both, "note", Pair, "note")})
+
+    def test_lists_that_their_class_does_not_let_be_changed(self) -> None:
+        class Layer(nn.Linear):
+            def forward(self, x: torch.Tensor, given: Any) -> Any:
+                y = super().forward(x) + given[0]
+                return immutable_list(y.chunk(1)), immutable_list([y, self.weight])
+
+        class Outer(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layers = nn.ModuleList(Layer(4, 4) for _ in range(2))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                for layer in self.layers:
+                    one, two = layer(x, immutable_list([2 * x]))
+                    seen.update((type(one), type(two)))
+                    x = one[0] + two[0] * two[1].mean()
+                return x
+
+        seen: set[Any] = set()
+        twin, store = self.twins(Outer)
+        self.compare_steps(twin, store, loss=square)
+        self.assertEqual(seen, {immutable_list})
 
     def test_a_parameter_in_one_that_the_module_keeps(self) -> None:
         """What it returns has a copy of the weight, and what it keeps has the weight of the next step."""

@@ -287,14 +287,17 @@ class Changes(Case):
                 result: torch.Tensor = self.used(x)
                 return result
 
-        _, store = self.twins(Holder, units=[""])
-        store.model.removed.later = nn.Parameter(torch.ones(4))
-        later = weakref.ref(store.model.removed.later)
-        del store.model.removed
-        gc.collect()
-        self.assertIsNone(later())
-        models.square(store.model, torch.empty(0)).backward()
-        store.optimizer(lr=1e-2).step()
+        for units in ([], [""]):
+            with self.subTest(units=units):
+                _, store = self.twins(Holder, units=units)
+                store.model.removed.later = nn.Parameter(torch.ones(4))
+                later = weakref.ref(store.model.removed.later)
+                del store.model.removed
+                gc.collect()
+                self.assertIsNone(later())
+                models.square(store.model, torch.empty(0)).backward()
+                store.optimizer(lr=1e-2).step()
+                store.close(remove=True)
 
     def test_other_optimizers_are_refused(self) -> None:
         model = models.bf16(small)

@@ -202,18 +202,18 @@ class _Replacing:
         result = copy.copy(value) if self.copies else value
         for key, item in items:
             if item is not value[key]:
-                result[key] = item
+                _set_item(result, key, item)
         return result
 
     def _of_fields(self, value: Any) -> Any:
-        """Change a dataclass, or a copy of it. No function of its class is called."""
+        """Change a dataclass, or a copy of it."""
         fields = _fields(value)
         items = [self.of(item) for _, item in fields]
         if _are_same((item for _, item in fields), items):
             return value
-        result = object.__new__(type(value)) if self.copies else value
+        result = _copy_of(value) if self.copies else value
         for (name, old), item in zip(fields, items, strict=True):
-            if result is not value or item is not old:
+            if item is not old:
                 _set_field(result, name, item)
         return result
 
@@ -241,7 +241,7 @@ def _replace_in(containers: Iterable[Any], new: dict[int, torch.Tensor]) -> None
             if changed is item:
                 continue
             if isinstance(container, (list, dict)):
-                container[key] = changed
+                _set_item(container, key, changed)
             else:
                 _set_field(container, key, changed)
 
@@ -252,9 +252,11 @@ def _ask_looked_into(kind: type) -> bool:
 
 
 def _find_slots(kind: type) -> tuple[str, ...]:
-    """Return the fields of a dataclass that are in slots."""
-    names = [field.name for field in dataclasses.fields(kind)]
-    return tuple(n for n in names if isinstance(getattr(kind, n, None), types.MemberDescriptorType))
+    """Return the attributes of a class that are in slots, fields and others."""
+    slot = types.MemberDescriptorType
+    of_python = [vars(base) for base in kind.__mro__ if "__slots__" in vars(base)]
+    names = dict.fromkeys(n for own in of_python for n, a in own.items() if isinstance(a, slot))
+    return tuple(n for n in names if isinstance(getattr(kind, n, None), slot))
 
 
 _is_looked_into: Any = functools.lru_cache(maxsize=1024)(_ask_looked_into)
@@ -274,6 +276,31 @@ def _set_field(value: Any, name: str, item: Any) -> None:
         object.__setattr__(value, name, item)
     else:
         value.__dict__[name] = item
+
+
+def _copy_of(value: Any) -> Any:
+    """Return a copy of a dataclass with the same attributes. No function of its class is called.
+
+    If a class of C is a base, such as Exception, its objects have more than attributes.
+    """
+    try:
+        result = object.__new__(type(value))
+    except TypeError:
+        return copy.copy(value)
+    for name, item in _fields(value):
+        _set_field(result, name, item)
+    return result
+
+
+def _set_item(container: Any, key: Any, item: Any) -> None:
+    """Set an item of a list or a dictionary. Lists whose class refuses changes are changed, too.
+
+    A dictionary's class does it itself: the items of the output of a model are also attributes.
+    """
+    if isinstance(container, list):
+        list.__setitem__(container, key, item)
+    else:
+        container[key] = item
 
 
 def _like(value: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:

@@ -38,7 +38,6 @@ class DeclaredOperator(NamedTuple):
     """A unit as an operator of the job."""
 
     name: str
-    module: nn.Module
     parameters: list[str]
     flops: float  #: Of the forward pass of a micro-batch; 0: unknown.
     is_whole: bool  #: It has all parameters of the module. Else modules in it are other units.
@@ -49,6 +48,7 @@ class Declaration(NamedTuple):
 
     tensors: dict[str, DeclaredTensor]  #: By the name of the parameter in the model.
     operators: dict[str, DeclaredOperator]  #: By the name of the module, in its order.
+    modules: dict[str, nn.Module]  #: Those that are operators, by their names.
     tokens: int  #: Of a micro-batch of one rank; 0: unknown.
     activations: int = 0  #: Bytes that the program allocates on its GPU itself; 0: unknown.
 
@@ -136,19 +136,19 @@ def declare(
         for name, parameter in parameters
     }
     names = {id(parameter): name for name, parameter in parameters}
-    operators = {}
+    operators, modules = {}, {}
     for unit, found in found_units.items():
         used = [names[id(p)] for p in found.parameters if id(p) in names]
         if used:
             _check_can_be_unit(unit, found.module)
+            modules[unit] = found.module
             operators[unit] = DeclaredOperator(
                 unit or _name_of_root(found_units),
-                found.module,
                 used,
                 2.0 * tokens * _multiplied(found),
                 found.is_whole,
             )
-    return Declaration(tensors, operators, tokens)
+    return Declaration(tensors, operators, modules, tokens)
 
 
 def _check_names(units: Any) -> None:

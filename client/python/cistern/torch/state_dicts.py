@@ -56,53 +56,45 @@ def _take(
     unexpected: list[str],
     errors: list[str],
 ) -> None:
-    """Write the weights of ``state_dict`` to the store, so that torch finds none to copy."""
+    """Write the weights of ``state_dict`` to the store, so that torch finds none to copy.
+
+    What does not fit is refused before anything is written, on each rank that is given it.
+    """
     loaded.clear()  # An earlier load may have raised.
     store.sync()  # An evaluation may have begun the step.
     taken: dict[Tensor, torch.Tensor] = {}
+    for name, tensor in _names(store, model):
+        if prefix + name not in state_dict:
+            continue
+        values = state_dict.pop(prefix + name)
+        loaded.add(prefix + name)
+        error = _why_not(prefix + name, values, tensor)
+        if error:
+            errors.append(error)
+        else:
+            taken[tensor] = values  # Of tied weights with different values, the last ones hold.
     try:
-        for name, tensor in _names(store, model):
-            values = state_dict.pop(prefix + name, None)
-            if values is None:
-                continue
-            loaded.add(prefix + name)
-            if tuple(values.shape) != tensor.shape:
-                errors.append(
-                    f"size mismatch for {prefix + name}: {tuple(values.shape)} in the state dict,"
-                    f" {tensor.shape} in the model"
-                )
-            else:
-                taken[tensor] = values  # Of tied weights with different values, the last ones hold.
         if store.job.rank == 0:
             for tensor, values in taken.items():
                 store.write(tensor.name, values)
     finally:  # The other ranks wait, also if this one has failed.
         store.weights_written()
         store.sync()
-    other = _first_other(store, taken) if store.job.rank != 0 else None
-    if other is not None:
-        errors.append(_OTHER_WEIGHTS.format(store.job.rank, other.name))
 
 
-def _first_other(store: Store, taken: dict[Tensor, torch.Tensor]) -> Tensor | None:
-    """Return the first tensor of which the store has not the weights that are ``taken``."""
-    for tensor, values in taken.items():
-        if values.is_meta:
-            continue
-        weights = store.read(tensor.name)
-        given = values.float().to(weights)
-        if not torch.allclose(given, weights, rtol=0, atol=0, equal_nan=True):
-            return tensor
-    return None
+def _why_not(name: str, values: Any, tensor: Tensor) -> str:
+    """Return why what a state dict has for ``tensor`` cannot be its weights; "": it can."""
+    if not isinstance(values, torch.Tensor):
+        return f"{name} is a {type(values)} in the state dict, and not a tensor"
+    if tuple(values.shape) != tensor.shape:
+        return (
+            f"size mismatch for {name}: {tuple(values.shape)} in the state dict, {tensor.shape} in"
+            " the model"
+        )
+    return ""
 
 
 def _loaded(loaded: set[str], _: nn.Module, keys: Any) -> None:
     """Remove what ``_take`` has written from the keys that torch did not find."""
     keys.missing_keys[:] = [key for key in keys.missing_keys if key not in loaded]
     loaded.clear()
-
-
-_OTHER_WEIGHTS = (
-    "cistern: rank 0 has not written the weights that rank {0} was given: those of '{1}' are others. Either"
-    " load_state_dict has failed on rank 0, and its error says why, or rank 0 was given another state dict"
-)

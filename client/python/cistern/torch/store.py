@@ -152,7 +152,10 @@ class Store:
         for name, operator in self._operators.items():
             declared = self._declaration.operators[name]
             tensors = [self._tensors[parameter] for parameter in declared.parameters]
-            self._runner.add(Unit(declared.name, operator, tensors), declared.module)
+            unit = Unit(declared.name, operator, tensors)
+            self._runner.add(unit, self._declaration.modules[name])
+        # The program can remove modules from the model, whose memory is then free.
+        self._declaration = self._declaration._replace(modules={})
         self._watch = Watch(self.model, self._tensors.values())
         owners.add(self, (tensor.parameter for tensor in self._tensors.values()))
         self.model.register_forward_pre_hook(not_compiled(self._model_begins), prepend=True)
@@ -476,9 +479,11 @@ class Store:
     def load_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
         """Write weights that ``state_dict`` has, between steps. The moments become 0.
 
-        All ranks call this with equal weights, and rank 0 writes. Tied weights may have any one of
-        their names. RuntimeError: weights are missing or have other shapes, or rank 0 has failed, or has
-        written other weights.
+        All ranks call this, and rank 0 writes its weights. Tied weights may have any one of
+        their names. RuntimeError: weights are missing, are no tensors or have other shapes.
+
+        If something else fails on rank 0, such as reading a file, the other ranks are not told: they
+        go on with the weights that the store has.
         """
         self.model.load_state_dict(state_dict)
 
