@@ -23,7 +23,7 @@ def in_two_threads(run: Callable[[int], None]) -> dict[int, Exception]:
     def guarded(rank: int) -> None:
         try:
             run(rank)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 (the caller decides)
             raised[rank] = error
 
     threads = [threading.Thread(target=guarded, args=(rank,), daemon=True) for rank in range(2)]

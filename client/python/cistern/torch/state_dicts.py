@@ -58,7 +58,7 @@ def _take(
 ) -> None:
     """Write the weights of ``state_dict`` to the store, so that torch finds none to copy.
 
-    What does not fit is refused before anything is written, on each rank that is given it.
+    What does not fit is not written, and raises on each rank that is given it.
     """
     loaded.clear()  # An earlier load may have raised.
     store.sync()  # An evaluation may have begun the step.
