@@ -96,9 +96,9 @@ def declare(
     """Return what a job is told about ``model``, which can be on the meta device.
 
     The arguments are those of ``attach``. Raises TypeError if they have other types, a parameter
-    cannot be in a store, or a unit was compiled by torch.jit.script, and ValueError if there are none, a number is out of range, a name of ``units``
-    is unknown, a name is not in printable ASCII, the forward of a unit yields, or the model is in a
-    store already.
+    cannot be in a store, or a unit was compiled by torch.jit.script. Raises ValueError if there are
+    no parameters, a number is out of range, a name of ``units`` is unknown, a name is not in
+    printable ASCII, the forward of a unit yields, or the model is in a store already.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"cistern: model is a {type(model)}, and not a torch.nn.Module")
