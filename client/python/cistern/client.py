@@ -67,11 +67,13 @@ class Client:
         """
         if self._handle is None:
             return
-        with self.one_thread:
-            handle, self._handle = self._handle, None
-            self._lib.cst_disconnect(handle)
+        self.one_thread.call(self._disconnect)
         if self._at_close is not None:
             self._at_close()
+
+    def _disconnect(self) -> None:
+        handle, self._handle = self._handle, None
+        self._lib.cst_disconnect(handle)
 
     def __enter__(self) -> Client:
         return self
@@ -91,8 +93,8 @@ class Client:
     def _call(self, name: str, *arguments: Any) -> None:
         """Call the function ``name`` of libcistern, whose last parameter is for the error."""
         err = cst_err()
-        with self.one_thread:
-            _library.check(getattr(self._lib, name)(self.handle, *arguments, err), err)
+        function = getattr(self._lib, name)
+        _library.check(self.one_thread.call(function, self.handle, *arguments, err), err)
 
     def wait(
         self,
@@ -107,8 +109,7 @@ class Client:
         """
 
         def go_on() -> Result:
-            with self.one_thread:
-                _library.wait(self.handle, attempt, teller)
+            self.one_thread.call(_library.wait, self.handle, attempt, teller)
             return result()
 
         return self._end_of(go_on)
@@ -137,9 +138,11 @@ class Client:
     def finish(self) -> Any:
         """Go on with the call that was interrupted, and return what it returns.
 
-        None: no call is pending. The call had ended, or had not begun, when it was interrupted.
+        None: no call is pending. The call had ended, or had not begun, when it was interrupted. In the
+        handler of a signal, it goes on after the handler.
         """
-        self.one_thread.release()
+        if not self.one_thread.release():
+            return None
         go_on, self._interrupted = self._interrupted, None
         return self._end_of(go_on) if go_on is not None and self.is_pending else None
 

@@ -162,8 +162,9 @@ class Job:
         self._handle: int | None = None
         self._cuda: int | None = None
         handle, err = c_void_p(), cst_err()
-        with self.client.one_thread:
-            status = self.lib.cst_job_open(byref(handle), self.client.handle, byref(spec), err)
+        status = self.client.one_thread.call(
+            self.lib.cst_job_open, byref(handle), self.client.handle, byref(spec), err
+        )
         _library.check(status, err)
         self._handle = handle.value
         self.client.on_close(self._forget)
@@ -218,8 +219,8 @@ class Job:
     def _call(self, name: str, *arguments: Any) -> None:
         """Call the function ``name`` of libcistern, whose last parameter is for the error."""
         err = cst_err()
-        with self.client.one_thread:
-            _library.check(getattr(self.lib, name)(self.handle, *arguments, err), err)
+        function = getattr(self.lib, name)
+        _library.check(self.client.one_thread.call(function, self.handle, *arguments, err), err)
 
     def _waiting(self, call: str, seconds: float) -> Waiting | None:
         """Return what says for which ranks a call waits. None: there is no other rank."""
@@ -229,8 +230,9 @@ class Job:
 
     # -- declarations
 
-    def _declared(self, number: int) -> int:
-        """Return the ``number`` of a declaration, or raise what libcistern has noted."""
+    def _declare(self, function: Callable[..., int], *arguments: Any) -> int:
+        """Return the number of a declaration, which ``function`` makes, or raise what libcistern has noted."""
+        number = self.client.one_thread.call(function, self.handle, *arguments)
         if number < 0:
             return _library.check(number, self.lib.cst_job_error(self.handle).contents)
         return number
@@ -238,8 +240,7 @@ class Job:
     def group(self, ranks: Sequence[int]) -> int:
         """Declare a group of different ranks, and return its number (> 0)."""
         array = (c_uint * len(ranks))(*checks.integers("ranks", ranks, 0, _MOST_INT))
-        with self.client.one_thread:
-            return self._declared(self.lib.cst_group(self.handle, array, len(ranks)))
+        return self._declare(self.lib.cst_group, array, len(ranks))
 
     def tensor(
         self,
@@ -288,8 +289,7 @@ class Job:
             param_group=param_group,
             update=checks.member(TensorUpdate, "update", update),
         )
-        with self.client.one_thread:
-            number = self._declared(self.lib.cst_tensor_as(self.handle, byref(spec)))
+        number = self._declare(self.lib.cst_tensor_as, byref(spec))
         self._declarations.add_tensor(math.prod(dims), dtype)
         return number
 
@@ -315,12 +315,9 @@ class Job:
             expected_uses=expected_uses,
         )
         array = (c_int * len(tensors))(*checks.integers("tensors", tensors, 0, _MOST_INT))
-        with self.client.one_thread:
-            number = self._declared(
-                self.lib.cst_operator_as(
-                    self.handle, _library.text("name", name), array, len(tensors), byref(cost)
-                )
-            )
+        number = self._declare(
+            self.lib.cst_operator_as, _library.text("name", name), array, len(tensors), byref(cost)
+        )
         self._declarations.add_operator(tensors)
         return number
 

@@ -10,6 +10,7 @@ import itertools
 import subprocess
 import sys
 import unittest
+import weakref
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -115,6 +116,18 @@ CHANGES: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
 }
 WHO = ("returned", "kept", "both", "neither")
 USES = ("returned", "kept", "both")
+
+
+class Returns(nn.Linear):
+    """A unit that returns what ``run`` does, which is given the unit, its input and its output."""
+
+    def __init__(self, run: Keep) -> None:
+        super().__init__(4, 4)
+        self.run = run
+
+    def forward(self, x: Any) -> Any:
+        x = x[1] if isinstance(x, tuple) else x
+        return self.run(self, x, super().forward(x))
 
 
 class Keeper(nn.Linear):
@@ -329,6 +342,109 @@ class Aliases(TorchCase):
             self.assertEqual(hand_in.call_count, 2)  # Once for each unit, with the sum of its runs.
             optimizer.step()
             self.compare_gradients(twin, store, 0.01)
+
+
+def _under_no_grad(y: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return y[:, 1:]
+
+
+class WithoutGrad(TorchCase):
+    """Views that a unit makes under no_grad are constants: they have no history."""
+
+    def check(self, run: Callable[[Any, torch.Tensor, torch.Tensor], Any]) -> None:
+        def loss(model: nn.Module, _: torch.Tensor) -> torch.Tensor:
+            y, target = model(torch.linspace(-1, 1, 12).reshape(3, 4).to(models.DEVICE).bfloat16())
+            return (y[:, :-1].float() - target.float()).square().sum()
+
+        def make() -> nn.Module:
+            return nn.Sequential(nn.Linear(4, 4), Returns(run))
+
+        self.compare_steps(*self.twins(make), loss=loss)
+
+    def test_a_view_beside_its_base(self) -> None:
+        self.check(lambda _, x, y: (y, _under_no_grad(y)))
+
+    def test_a_view_of_an_input(self) -> None:
+        self.check(lambda _, x, y: (y, _under_no_grad(x)))
+
+    def test_a_view_alone(self) -> None:
+        twin, store = self.twins(
+            lambda: nn.Sequential(nn.Linear(4, 4), Returns(lambda _, x, y: _under_no_grad(y)))
+        )
+        for model in (twin, store.model):
+            with self.subTest(plain=model is twin):
+                view = model(torch.ones(3, 4, dtype=torch.bfloat16, device=models.DEVICE))
+                self.assertTrue(view.requires_grad)
+                self.assertIsNone(view.grad_fn)
+
+
+class Memory(TorchCase):
+    """The graph of a forward pass without a backward pass is freed by the next step or write."""
+
+    def graphs_after(self, run: Keep, write: bool) -> int:
+        """Return how many nodes of the graph of a skipped loss are alive after a step or a write."""
+        alive: weakref.WeakSet[Any] = weakref.WeakSet()
+
+        class Noted(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+                alive.add(ctx)
+                return x * 1
+
+            @staticmethod
+            def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+                return grad
+
+        def in_unit(module: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+            return run(module, x, Noted.apply(y))
+
+        def loss() -> torch.Tensor:
+            output = store.model(torch.ones(3, 4, dtype=torch.bfloat16, device=models.DEVICE))
+            output = output[1] if isinstance(output, tuple) else output
+            return output.float().square().sum()
+
+        def make() -> nn.Module:
+            return nn.Sequential(nn.Linear(4, 4), Returns(in_unit), Returns(in_unit))
+
+        store = self.attach(models.bf16(make))
+        loss()
+        if write:
+            store.sync()
+            store.write("0.bias", store.read("0.bias"))
+        else:
+            loss().backward()
+            store.optimizer(lr=1e-2).step()
+        store.close(remove=True)
+        return len(alive)
+
+    def test_a_skipped_loss(self) -> None:
+        for write in (False, True):
+            for name, run in {
+                "the output": lambda _, x, y: y,
+                "a view of the output": lambda _, x, y: y[:],
+                "an input that is kept": lambda module, x, y: (setattr(module, "kept", x), y)[1],
+            }.items():
+                with self.subTest(returns=name, write=write):
+                    self.assertEqual(self.graphs_after(run, write), 0)
+
+    def test_several_outputs_that_the_unit_has_saved(self) -> None:
+        for name, run in {
+            "two outputs": lambda _, x, y: (y, y * y),
+            "a view and another output": lambda _, x, y: (v := y[:], v * v),
+        }.items():
+            with self.subTest(returns=name):
+                self.assertEqual(self.graphs_after(run, False), 0)
+
+    def test_a_kept_tensor_still_says_that_the_weights_have_changed(self) -> None:
+        run = _keeps(lambda x, y: (x, y))
+        store = self.attach(models.bf16(lambda: nn.Sequential(nn.Linear(4, 4), Returns(run))))
+        models.square(store.model, torch.empty(0))
+        kept = store.model[1].kept
+        models.square(store.model, torch.empty(0)).backward()
+        store.optimizer(lr=1e-2).step()
+        with self.assertRaisesRegex(RuntimeError, "the weights of module '1' have changed"):
+            kept.float().sum().backward()
 
 
 class OtherTorch(unittest.TestCase):

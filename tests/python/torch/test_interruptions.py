@@ -4,6 +4,7 @@
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -122,6 +123,123 @@ class Interruptions(TorchCase):
                 square(self.store.model, tokens())
             calls[Direction.FORWARD] = begin
             self.check_next_step(discards)
+
+
+class Handlers(TorchCase):
+    """The handler of a signal uses the store in the middle of a call of the training code."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.store = self.attach(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+        self.optimizer = self.store.optimizer(lr=1e-2)
+
+    def step(self, handle: Callable[[], Any]) -> list[Any]:
+        """Do a step, with ``handle`` in a signal's handler in its first call. Return the results."""
+        results: list[Any] = []
+
+        def handler(*_: object) -> None:
+            try:
+                results.append(handle())
+            except cistern.CstError as error:
+                results.append(error)
+
+        before = signal.signal(signal.SIGUSR1, handler)
+        self.addCleanup(signal.signal, signal.SIGUSR1, before)
+        device, begin_work = self.store.device, self.store.device.begin_work
+
+        def signalled() -> None:
+            device.begin_work = begin_work
+            signal.raise_signal(signal.SIGUSR1)
+            begin_work()
+
+        device.begin_work = signalled
+        self.store.model(torch.ones(2, 4, device=models.DEVICE)).square().sum().backward()
+        self.optimizer.step()
+        return results
+
+    def test_what_reads_does_not_disturb_the_call(self) -> None:
+        reads = {
+            "read": lambda: self.store.read("0.weight"),
+            "state_dict": self.store.state_dict,
+            "settle": self.store._settle,
+            "finish": self.store.job.client.finish,
+        }
+        for name, handle in reads.items():
+            with self.subTest(name):
+                step = self.store.step_no
+                results = self.step(handle)
+                self.assertEqual(len(results), 1)
+                self.assertNotIsInstance(results[0], cistern.CstError)
+                self.assertEqual(self.store.step_no, step + 1)
+
+    def test_another_thread_stays_outside(self) -> None:
+        def stat() -> None:
+            self.store._settle()
+            thread = threading.Thread(target=lambda: errors.append(self.stat()))
+            thread.start()
+            thread.join()
+
+        errors: list[Any] = []
+        self.step(stat)
+        self.assertIn("another thread is in a call", errors[0])
+
+    def stat(self) -> str:
+        try:
+            return str(self.store.stat())
+        except cistern.CstError as error:
+            return error.text
+
+    def test_the_step_cannot_be_given_up(self) -> None:
+        for handle in (
+            self.store.sync,
+            lambda: self.store.model(torch.ones(2, 4, device=models.DEVICE)),
+        ):
+            step = self.store.step_no
+            results = self.step(handle)
+            self.assertIn("handler of a signal has interrupted a call", results[0].text)
+            self.assertEqual(self.store.step_no, step + 1)
+
+
+class Waits(nn.Linear):
+    """A unit that waits in the thread that is to be the first one."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+        self.first: threading.Thread | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if threading.current_thread() is self.first:
+            self.begun.set()
+            self.goes_on.wait()
+        return super().forward(x)
+
+
+class Threads(TorchCase):
+    def test_a_second_thread_in_a_unit_is_refused(self) -> None:
+        """In the same unit and in another one. The first thread goes on."""
+        twin = models.bf16(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+        model = nn.Sequential(nn.Linear(4, 4), Waits()).to(models.DEVICE, torch.bfloat16)
+        model.load_state_dict(twin.state_dict())
+        store = self.attach(model)
+        optimizer = store.optimizer(lr=1e-2)
+        losses: list[torch.Tensor] = []
+        unit = model[1]
+        unit.first = threading.Thread(target=lambda: losses.append(square(model, tokens())))
+        unit.first.start()
+        unit.begun.wait()
+        x = torch.ones(2, 4, device=models.DEVICE, dtype=torch.bfloat16)
+        for module in (unit, model[0], model):
+            for is_recording in (True, False):
+                with torch.set_grad_enabled(is_recording):
+                    with self.assertRaisesRegex(RuntimeError, "another thread runs module '1'"):
+                        module(x)
+        unit.goes_on.set()
+        unit.first.join()
+        losses[0].backward()
+        square(twin, tokens()).backward()
+        optimizer.step()
+        self.compare_gradients(twin, store, 0.0)
 
 
 class Fragile(nn.Module):

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from cistern.torch.nodes import Change, Leave, Use, is_of_subclass
+from cistern.torch.nodes import Change, Leave, Use, Void, is_of_subclass
 from cistern.torch.storage import private
 
 _autograd: Any = torch._C._autograd
@@ -123,12 +123,35 @@ def _leave_in_place(
     """Apply Leave to ``own``, of which ``views`` are, and return tensors that stand in for ``others``."""
     versions = [tensor._version for tensor in own]
     left: tuple[torch.Tensor, ...] = Leave.apply(use, token, len(own), *own, *others)
+    use.left = [*map(_weak, own), *map(_weak, views)] if views else list(map(_weak, own))
     for view in views:
         _ = view.grad_fn  # Autograd makes it when it is asked for, because the version is another.
     _set_versions(own, versions)  # Saved tensors have not changed.
     for view in views:
         _ = view.grad_fn
     return left[len(own) :]
+
+
+def release(use: Use, anchor: torch.Tensor, words: str) -> None:
+    """Free the graph of ``use``, which is void: its backward pass would raise RuntimeError with ``words``.
+
+    A tensor that went through the Leave can be saved in the graph of the unit: a circle of references
+    that only another history of the tensor ends. ``anchor`` is a leaf that needs a gradient.
+    """
+    alive = [tensor for ref in use.left if (tensor := ref()) is not None]
+    use.left = ()
+    own = [tensor for tensor in alive if not tensor._is_view()]
+    views = [tensor for tensor in alive if tensor._is_view()]
+    versions = [tensor._version for tensor in own]
+    with torch.inference_mode(False), torch.enable_grad(), torch._C.DisableTorchFunctionSubclass():
+        for tensor in own:
+            tensor.detach_()
+        Void.apply(words, anchor, *own)
+        for view in views:
+            _ = view.grad_fn  # Autograd makes it anew.
+        _set_versions(own, versions)
+        for view in views:
+            _ = view.grad_fn
 
 
 class _Leaving:
@@ -161,6 +184,11 @@ class _Leaving:
                 self._changed.append((own, tensor))
 
     def _add(self, outputs: list[torch.Tensor]) -> None:
+        """Add ``outputs``, except views that have no history, as those made under ``no_grad``.
+
+        A change of their base in place gives them none either.
+        """
+        outputs = [tensor for tensor in outputs if not (tensor._is_view() and tensor.is_leaf)]
         refused = []
         watched = {id(_base_of(tensor)) for tensor in outputs if _is_watched(tensor)}
         if not watched.isdisjoint(self._own):

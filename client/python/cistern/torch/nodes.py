@@ -11,10 +11,13 @@ input needs a gradient.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
+from weakref import ref
 
 import torch
 
+Ref = ref[torch.Tensor]
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__
 _NO_FUNCTION = torch._C._disabled_torch_function_impl
 
@@ -29,6 +32,9 @@ class Runner(Protocol):
 
 class Use(Protocol):
     """One run of a unit in a forward pass."""
+
+    #: The tensors that have the Leave as their own history, and their views that went through it, if alive.
+    left: Sequence[Ref]
 
     @property
     def name(self) -> str:
@@ -141,6 +147,25 @@ class Change(_Node):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
         # Of a view, autograd needs a gradient in numbers: with None, the rest of its base has none.
         return torch.zeros_like(grad) if ctx.is_view else None, grad
+
+
+class Void(_Node):
+    """The end of the history of ``tensors``. Its backward pass raises RuntimeError with the text ``words``.
+
+    ``anchor`` needs a gradient, so that they do.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, words: str, anchor: torch.Tensor, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.words = words
+        ctx.mark_dirty(*tensors)
+        return tensors
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(ctx.words)
 
 
 class Copy(_Node):

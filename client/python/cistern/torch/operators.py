@@ -273,8 +273,7 @@ class Operators:
 
     def push(self, unit: Unit) -> None:
         """Open ``unit``. A unit that is open is closed until ``unit`` is closed."""
-        if self.open_units:
-            self._check_thread()
+        self.check_thread()
         self._change(self._push, unit)
 
     def pop(self, deliver: bool = False) -> None:
@@ -377,13 +376,17 @@ class Operators:
 
     def close_all(self) -> None:
         """Close what is still open although no module runs, such as after Ctrl-C."""
+        self.check_thread()
         while self.open_units:
-            self._check_thread()
             self.pop()
 
-    def _check_thread(self) -> None:
+    def is_of_other_thread(self) -> bool:
+        """Whether the unit that is open was opened by another thread."""
+        return bool(self.open_units) and self._thread != threading.get_ident()
+
+    def check_thread(self) -> None:
         """Raise RuntimeError if the unit that is open was opened by another thread."""
-        if self._thread != threading.get_ident():
+        if self.is_of_other_thread():
             raise RuntimeError(
                 f"cistern: another thread runs module '{self.open_units[-1].name}': one thread at a time"
                 " uses a store"

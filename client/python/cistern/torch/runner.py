@@ -16,8 +16,10 @@ that they interrupt is closed meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from functools import partial
+from threading import get_ident
 from typing import Any
 from weakref import WeakSet
 
@@ -25,7 +27,7 @@ import torch
 from torch import nn
 
 from cistern.errors import CstError, error_of
-from cistern.torch.aliases import Input, inputs_of, leave
+from cistern.torch.aliases import Input, inputs_of, leave, release
 from cistern.torch.containers import (
     Given,
     copies_in,
@@ -35,7 +37,7 @@ from cistern.torch.containers import (
     replaced,
     unseen,
 )
-from cistern.torch.nodes import Enter
+from cistern.torch.nodes import Enter, Ref
 from cistern.torch.operators import GRADS_OF_GRADS, Operators, Unit
 
 
@@ -54,7 +56,7 @@ class _Use:
     """One run of a unit in a forward pass."""
 
     __slots__ = (
-        "__weakref__", "has_inputs", "inputs", "is_awaited", "n_changes", "runner", "unit", "zero"
+        "__weakref__", "has_inputs", "inputs", "is_awaited", "left", "n_changes", "runner", "unit", "zero"
     )  # fmt: skip
 
     def __init__(self, runner: Runner, unit: Unit) -> None:
@@ -65,6 +67,7 @@ class _Use:
         self.has_inputs = False  # That need gradients.
         self.inputs: list[Input] = []  # These, when the module has ended.
         self.is_awaited = False  # What the module returns or has changed needs a gradient.
+        self.left: Sequence[Ref] = ()  # What went through the Leave.
 
     @property
     def name(self) -> str:
@@ -91,7 +94,8 @@ class _Uses:
     """The runs of one unit."""
 
     def __init__(self) -> None:
-        self.running: list[_Running | None] = []  # None: the unit was open already.
+        # By their threads, because torch calls the hook after a module whose thread was refused.
+        self.running: defaultdict[int, list[_Running | None]] = defaultdict(list)
         self.n_waiting = 0  # Runs whose backward pass has not ended.
 
 
@@ -118,7 +122,8 @@ class Runner:
         self._anchor = torch.zeros_like(self.zero, requires_grad=True)
         self._tasks: list[int] = []  # Backward passes that run, from the outermost one on.
         self._n_open = 0  # Units that were open when the outermost one began.
-        self._with_inputs: WeakSet[_Use] = WeakSet()  # Uses whose graph can have a backward pass.
+        # Uses whose graph can have a backward pass, with inputs that need a gradient or several outputs.
+        self._left: WeakSet[_Use] = WeakSet()
 
     @property
     def broken(self) -> bool:
@@ -133,11 +138,20 @@ class Runner:
         for unit in self.units:
             if unit.trained:
                 unit.n_changes += 1
+        self._release_void()
 
     def weights_written(self) -> None:
         """Note that weights may have changed without a step, those that are frozen too."""
         for unit in self.units:
             unit.n_changes += 1
+        self._release_void()
+
+    def _release_void(self) -> None:
+        """Free the graphs that no backward pass has freed, and whose backward pass would raise now."""
+        for use in list(self._left):
+            if use.n_changes != use.unit.n_changes:
+                self._left.discard(use)
+                release(use, self._anchor, _OTHER_WEIGHTS.format(use.name))
 
     def forget_changes(self) -> None:
         """Do not take what has happened to parameters outside of modules for their doing."""
@@ -168,7 +182,13 @@ class Runner:
 
     def _forget_runs(self) -> None:
         """Give callers their own tensors back in what was given to modules that have not ended."""
-        runs = [ran for uses in self._uses.values() for ran in uses.running if ran is not None]
+        runs = [
+            ran
+            for uses in self._uses.values()
+            for of_thread in uses.running.values()
+            for ran in of_thread
+            if ran is not None
+        ]
         for _ in runs:  # Each round restores the innermost of those that are left.
             for ran in runs:
                 ran.given.restore()
@@ -195,13 +215,12 @@ class Runner:
 
     def _module_begins(self, unit: Unit, _: nn.Module, args: Any, kwargs: Any) -> Any:
         is_recording = torch.is_grad_enabled()
-        if is_recording and torch._C._are_functorch_transforms_active():
-            raise RuntimeError(_TRANSFORMED)
-        if in_backward():
-            self._follow_pass()
-        else:
-            self._before_forward()
-        running = self._uses[unit].running
+        try:
+            self._check_begin(is_recording)
+        except Exception:  # torch calls _module_ends all the same.
+            self._uses[unit].running[get_ident()].append(None)
+            raise
+        running = self._uses[unit].running[get_ident()]
         running.append(None)
         outer = self.operators.open_units
         if outer and outer[-1] is unit:
@@ -213,6 +232,16 @@ class Runner:
         if is_recording:
             new = self._enter(ran, new)
         return given.replaced(new) if new else (args, kwargs)
+
+    def _check_begin(self, is_recording: bool) -> None:
+        """Raise an exception if no module can run now."""
+        self.operators.check_thread()
+        if is_recording and torch._C._are_functorch_transforms_active():
+            raise RuntimeError(_TRANSFORMED)
+        if in_backward():
+            self._follow_pass()
+        else:
+            self._before_forward()
 
     def _enter(self, ran: _Running, new: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """Let what needs a gradient go through an Enter.
@@ -234,8 +263,8 @@ class Runner:
 
     def _module_ends(self, unit: Unit, _: nn.Module, __: Any, output: Any) -> Any:
         """End a run of the module. It has raised if ``output`` is None; its error goes first."""
-        uses = self._uses[unit]
-        ran = uses.running.pop() if uses.running else None
+        running = self._uses[unit].running[get_ident()]
+        ran = running.pop() if running else None
         if ran is None:
             return None
         ran.given.restore()
@@ -266,7 +295,8 @@ class Runner:
         new = leave(ran.use, ran.token, ran.entered, changed, outputs)
         if kept:
             ran.use.inputs = inputs_of(kept)
-            self._with_inputs.add(ran.use)
+        if kept or len(ran.use.left) > 1:
+            self._left.add(ran.use)
         if not new:
             return output
         if added:
@@ -343,7 +373,7 @@ class Runner:
         self.operators.is_new_pass = True
         self.operators.forget_last_step()
         try:
-            for use in self._with_inputs:
+            for use in self._left:
                 for kept in use.inputs:
                     if kept.counter._version != kept.version and kept.has_other_history():
                         raise RuntimeError(_KEPT_INPUT.format(use.unit.name))

@@ -200,7 +200,9 @@ class Store:
             raise RuntimeError(_INTERRUPTED)
 
     def _model_ends(self, *_: Any) -> None:
-        if not in_backward() and not self._forward_pass.ends_inside():
+        if in_backward() or self._runner.operators.is_of_other_thread():
+            return
+        if not self._forward_pass.ends_inside():
             self._forward_pass.ends()
 
     def _before_forward(self) -> None:
@@ -296,10 +298,14 @@ class Store:
         return self.job.steps
 
     def _settle(self) -> object:
-        """Finish the call that Ctrl-C has interrupted, and return its result; None: none was."""
+        """Finish the call that Ctrl-C has interrupted, and return its result; None: none was.
+
+        Nothing is done in the handler of a signal that has interrupted a call which then goes on.
+        """
         result: object = None
         client = self.job.client
-        client.one_thread.release()
+        if not client.one_thread.release():
+            return None
         if client.is_interrupted:
             result = client.finish()
         if self._runner.operators.is_torn:
@@ -360,7 +366,12 @@ class Store:
         return step
 
     def abandon(self) -> None:
-        """Forget this attempt at the step, after an exception. The next forward pass syncs."""
+        """Forget this attempt at the step, after an exception. The next forward pass syncs.
+
+        CstError: EBUSY, this is called in the handler of a signal that has interrupted a call.
+        """
+        if not self.job.client.one_thread.release():
+            raise error_of(Status.EBUSY, _IN_HANDLER)
         self._must_sync = True
         self._runner.forget()
         self._forward_pass.forget()
@@ -576,4 +587,8 @@ _INTERRUPTED = (
     "cistern: an exception or Ctrl-C has ended a forward pass of this step, which has gradients of"
     " earlier micro-batches. Call zero_grad() of the optimizer to compute the step again from its first"
     " micro-batch, or Store.keep_gradients() to go on with the next one"
+)
+_IN_HANDLER = (
+    "cistern: the handler of a signal has interrupted a call of the store, which goes on afterwards: it can read"
+    " and save meanwhile, but not run the model or give up the step"
 )
