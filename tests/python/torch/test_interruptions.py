@@ -231,9 +231,11 @@ class Threads(TorchCase):
         x = torch.ones(2, 4, device=models.DEVICE, dtype=torch.bfloat16)
         for module in (unit, model[0], model):
             for is_recording in (True, False):
-                with torch.set_grad_enabled(is_recording):
-                    with self.assertRaisesRegex(RuntimeError, "another thread runs module '1'"):
-                        module(x)
+                with (
+                    torch.set_grad_enabled(is_recording),
+                    self.assertRaisesRegex(RuntimeError, "another thread runs module '1'"),
+                ):
+                    module(x)
         unit.goes_on.set()
         unit.first.join()
         losses[0].backward()

@@ -376,7 +376,6 @@ class Operators:
 
     def close_all(self) -> None:
         """Close what is still open although no module runs, such as after Ctrl-C."""
-        self.check_thread()
         while self.open_units:
             self.pop()
 

@@ -176,6 +176,7 @@ class Runner:
 
     def close_all(self) -> None:
         """Close the units that an exception such as KeyboardInterrupt, of which torch did not tell, left open."""
+        self.operators.check_thread()
         if self.operators.open_units:
             self._forget_runs()
         self.operators.close_all()
