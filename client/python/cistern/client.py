@@ -104,8 +104,9 @@ class Client:
     ) -> Result:
         """Make the call ``attempt``, which can wait, until it has ended, and return ``result()``.
 
-        ``teller`` says meanwhile for what it waits. What the handler of a signal raises, such as KeyboardInterrupt, ends the wait. The call is
-        then pending: ``finish`` goes on with it, and so does the same call.
+        ``teller`` says meanwhile for what it waits. What the handler of a signal raises, such as
+        KeyboardInterrupt, ends the wait. The call is then pending: ``finish`` goes on with it, and
+        so does the same call.
         """
 
         def go_on() -> Result:

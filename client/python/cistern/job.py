@@ -147,6 +147,7 @@ class Job:
         self.world: int = spec.world
         self._left = False
         self._declarations = Declared()
+        self.committed = False  # Whether ``commit`` has ended in this process.
         self._begun: list[Io] = []  # What the operator that is begun was given.
         self.lib = _library.library()
         self._own_client = client is None
@@ -329,9 +330,14 @@ class Job:
         committed) and CstError: EBUDGET, ENOTFOUND, EINVAL, ETIMEDOUT, EUNSUPPORTED.
         """
         plan = cst_plan()
+
+        def committed() -> Plan:
+            self.committed = True
+            return _plan(plan)
+
         return self.client.wait(
             lambda err: self.lib.cst_try_commit(self.handle, byref(plan), err),
-            lambda: _plan(plan),
+            committed,
             self._waiting("commit", MEETING_SECONDS),
         )
 

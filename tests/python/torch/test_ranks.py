@@ -5,15 +5,16 @@ import copy
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import cistern.torch as ct
 import models
 import torch
-from cistern import State
+from cistern import State, _library
 from models import TorchCase
 from torch import nn
 
-HANGS_AFTER = 120  # Seconds that a rank never needs.
+HANGS_AFTER = 120
 
 
 def in_two_threads(run: Callable[[int], None]) -> dict[int, Exception]:
@@ -224,6 +225,32 @@ class Differences(TorchCase):
                 self.assertEqual(len(texts), 2)
                 for text in texts:
                     self.assertRegex(text, rf"All ranks of a job give attach {words}\. ")
+
+    def test_a_rank_that_commits_when_the_other_one_has_left(self) -> None:
+        """Rank 1 has declared its tensors, which rank 0 learns, and goes on after rank 0 has failed."""
+        left = threading.Event()
+        wait, of_rank_1 = _library.wait, threading.local()
+
+        def late(handle: Any, attempt: Any, teller: Any = None) -> Any:
+            if teller is not None and getattr(of_rank_1, "yes", False):
+                attempt(_library.cst_err())
+                self.assertTrue(left.wait(HANGS_AFTER))
+            return wait(handle, attempt, teller)
+
+        def run(rank: int) -> None:
+            of_rank_1.yes = rank == 1
+            model = layers() if rank == 0 else nn.Linear(3, 3)
+            try:
+                ct.attach(model, self.name, rank=rank, world=2, device="cpu").job.close()
+            finally:
+                if rank == 0:
+                    left.set()
+
+        with mock.patch.object(_library, "wait", late):
+            texts = self.together(run)
+        self.assertEqual(len(texts), 2)
+        for text in texts:
+            self.assertRegex(text, "All ranks of a job give attach the same model")
 
     def test_arguments_of_the_optimizer(self) -> None:
         for other, words in (

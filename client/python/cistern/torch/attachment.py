@@ -13,7 +13,7 @@ from cistern import checks
 from cistern._abi import Masters, Moments, Overlap, Status
 from cistern._abi import Optimizer as Rule
 from cistern.client import Client
-from cistern.errors import CstError, DaemonGone, StepVoid
+from cistern.errors import CstError, DaemonGone, Mismatch, StepVoid
 from cistern.job import Job, Path
 from cistern.job_file import JobFile
 from cistern.torch import adapters, arguments, weights
@@ -150,7 +150,10 @@ def attach(
         store._begin(origin if is_new and rank == 0 else None, base is not None)
     except BaseException as error:
         _leave(opened, error)
-        if is_new and rank == 0:
+        # Ranks that have not heard of a disagreement yet are told of it while the job exists. The
+        # daemon removes a job that was not committed when all ranks have left.
+        disagrees = isinstance(error, Mismatch) and not opened.committed
+        if is_new and rank == 0 and not disagrees:
             _remove_unused(opened)
         raise
     return store
