@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "proto/segment_map.h"
 
-#include <errno.h>
 #include <stddef.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -11,19 +10,15 @@ static uint64_t round_up(uint64_t n, uint64_t unit)
     return (n + unit - 1) / unit * unit;
 }
 
-void *cst_segment_map(int fd, uint64_t bytes)
+/* Map as cst_segment_map does, at an aligned address. */
+static void *map_aligned(int fd, uint64_t bytes)
 {
     const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    uint64_t reserved, before;
+    const uint64_t rounded = round_up(bytes, page), reserved = rounded + CST_LARGE_PAGE;
+    uint64_t before;
     char *range;
     void *at;
-    int errnum;
 
-    if (bytes < CST_LARGE_PAGE || bytes > SIZE_MAX / 2) {
-        return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    }
-    bytes = round_up(bytes, page);
-    reserved = bytes + CST_LARGE_PAGE;
     /* A range of addresses is reserved that has an aligned one near its start. The rest of the
      * range is given back. */
     range = mmap(NULL, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -33,16 +28,25 @@ void *cst_segment_map(int fd, uint64_t bytes)
     before = round_up((uint64_t)(uintptr_t)range, CST_LARGE_PAGE) - (uint64_t)(uintptr_t)range;
     at = mmap(range + before, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
     if (at == MAP_FAILED) {
-        errnum = errno;
         (void)munmap(range, reserved);
-        errno = errnum;
         return MAP_FAILED;
     }
     if (before > 0) {
         (void)munmap(range, before);
     }
     if (before < CST_LARGE_PAGE) {
-        (void)munmap(range + before + bytes, CST_LARGE_PAGE - before);
+        (void)munmap(range + before + rounded, CST_LARGE_PAGE - before);
     }
     return at;
+}
+
+void *cst_segment_map(int fd, uint64_t bytes)
+{
+    void *at = MAP_FAILED;
+
+    if (bytes >= CST_LARGE_PAGE && bytes <= SIZE_MAX / 2) {
+        at = map_aligned(fd, bytes);
+    }
+    /* An emulator may be unable to map at a fixed address, and addresses may be scarce. */
+    return at != MAP_FAILED ? at : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 }

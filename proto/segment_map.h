@@ -12,8 +12,8 @@
 #define CST_LARGE_PAGE (UINT64_C(2) << 20)
 
 /* Map the first @bytes of the memfd @fd shared, for reading and writing. The address is a multiple
- * of CST_LARGE_PAGE if @bytes is not smaller. munmap(address, @bytes) unmaps it. Any thread.
- * Returns MAP_FAILED, with errno, if the mapping fails. */
+ * of CST_LARGE_PAGE if @bytes is not smaller and the system can do it. munmap(address, @bytes)
+ * unmaps it. Any thread. Returns MAP_FAILED, with errno, if the mapping fails. */
 void *cst_segment_map(int fd, uint64_t bytes);
 
 #endif
