@@ -4,9 +4,8 @@
  * Linux gives shared memory pages of 4 KiB, unless the administrator allows others (cisternd(8)).
  * MADV_COLLAPSE (Linux 6.1) makes a large page of small ones without that permission, unless it is
  * refused by the setting `deny`. If one small page is there and all others are holes, it clears a
- * new large page and copies nothing but the small one: this is faster than allocating 512 small
- * pages. If pages have been allocated before, it would copy all of them, which is slow. Such memory
- * is left as it is. */
+ * new large page and copies nothing but the small one. If more pages have been allocated before, it
+ * would copy all of them, which is slow: such memory is left as it is. */
 #ifndef CSTE_POPULATE_H
 #define CSTE_POPULATE_H
 
