@@ -385,9 +385,8 @@ class Runner:
 
     def _pass_ends(self) -> None:
         if len(self._tasks) == 1:
-            while (
-                len(self.operators.open_units) > self._n_open
-            ):  # backward(inputs=...) leaves out Enter.
+            # backward(inputs=...) leaves out Enter.
+            while len(self.operators.open_units) > self._n_open:
                 self.operators.pop()
             self.deliver_rest()
             if self._n_open == 0:  # Else the pass was one inside of a forward pass, which goes on.
