@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from ctypes import byref, c_char_p, c_uint64, c_void_p, cast, create_string_buffer
 from types import TracebackType
 from typing import Any, TypeVar, final
 
 from cistern import _library, checks
-from cistern._abi import BegunCallback, cst_err, cst_save_result, cst_save_spec
+from cistern._abi import BegunCallback, Status, cst_err, cst_save_result, cst_save_spec
 from cistern.checkpoint import SaveResult
-from cistern.errors import CstError
+from cistern.errors import CstError, error_of
 
 Result = TypeVar("Result")
 
@@ -41,6 +42,7 @@ class Client:
         _library.check(status, err)
         self._handle = handle.value
         self._at_close: Callable[[], None] | None = None
+        self._check_unused: Callable[[], None] | None = None
         self._saves: list[object] = []  # What libcistern may use until a pending save has ended.
 
     @property
@@ -59,21 +61,43 @@ class Client:
         """Have ``call`` called when the client has been closed. Its job uses this."""
         self._at_close = call
 
+    def before_unmapping(self, check: Callable[[], None]) -> None:
+        """Have ``check`` called before the memory of the pool can be unmapped. It raises if it is used."""
+        self._check_unused = check
+
+    def unmapping(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Call ``function(*arguments)``, which can unmap the memory of the pool, unless it is used.
+
+        RuntimeError: a module of cistern.torch runs. CstError: EBUSY, the handler of a signal that has
+        interrupted a call calls this, or another thread is in a call.
+        """
+        if not self.one_thread.release():
+            raise error_of(Status.EBUSY, _IN_HANDLER)
+        result: Result = self.one_thread.call(self._if_unused, function, arguments)
+        return result
+
+    def _if_unused(self, function: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
+        if self._check_unused is not None:
+            self._check_unused()
+        return function(*arguments)
+
     def close(self) -> None:
         """Close the connection, and free the job of this client.
 
         If the job has not been left, the daemon treats the rank as if its process had died. All
-        memory of the pool is unmapped. A client can be closed twice.
+        memory of the pool is unmapped. A client can be closed twice. Raises what ``unmapping``
+        raises, which changes nothing.
         """
-        if self._handle is None:
-            return
-        self.one_thread.call(self._disconnect)
-        if self._at_close is not None:
-            self._at_close()
+        if self._handle is not None:
+            self.unmapping(self._disconnect)
 
     def _disconnect(self) -> None:
         handle, self._handle = self._handle, None
-        self._lib.cst_disconnect(handle)
+        try:
+            self._lib.cst_disconnect(handle)
+        finally:
+            if self._at_close is not None:
+                self._at_close()
 
     def __enter__(self) -> Client:
         return self
@@ -87,14 +111,15 @@ class Client:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None:
+        # At the end of the program, other threads can still compute in C++.
+        if getattr(self, "_handle", None) is not None and not sys.is_finalizing():
             self.close()
 
     def _call(self, name: str, *arguments: Any) -> None:
         """Call the function ``name`` of libcistern, whose last parameter is for the error."""
-        err = cst_err()
-        function = getattr(self._lib, name)
-        _library.check(self.one_thread.call(function, self.handle, *arguments, err), err)
+        err, function = cst_err(), getattr(self._lib, name)
+        call = self.one_thread.call  # Inside, no other thread closes the client.
+        _library.check(call(lambda: function(self.handle, *arguments, err)), err)
 
     def wait(
         self,
@@ -110,7 +135,7 @@ class Client:
         """
 
         def go_on() -> Result:
-            self.one_thread.call(_library.wait, self.handle, attempt, teller)
+            self.one_thread.call(lambda: _library.wait(self.handle, attempt, teller))
             return result()
 
         return self._end_of(go_on)
@@ -221,3 +246,10 @@ class Client:
             lambda err: self._lib.cst_try_save(self.handle, name, byref(spec), byref(result), err),
             saved,
         )
+
+
+_IN_HANDLER = (
+    "the handler of a signal has interrupted a call, which goes on afterwards: the handler can read and"
+    " save meanwhile, but not run a model, give up the step or close the job. If it raises an exception such as"
+    " SystemExit, the call ends, and the job can be closed"
+)

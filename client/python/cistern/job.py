@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_int, c_int64, c_uint, c_uint64, c_void_p
 from types import TracebackType
-from typing import Any, final
+from typing import Any, cast, final
 
 from cistern import _library, checks
 from cistern._abi import (
@@ -145,9 +145,8 @@ class Job:
         self.name = name
         self.rank: int = spec.rank
         self.world: int = spec.world
-        self._left = False
         self._declarations = Declared()
-        self.committed = False  # Whether ``commit`` has ended in this process.
+        self._left = self.committed = False  # ``leave`` and ``commit`` have ended in this process.
         self._begun: list[Io] = []  # What the operator that is begun was given.
         self.lib = _library.library()
         self._own_client = client is None
@@ -180,9 +179,8 @@ class Job:
     @property
     def handle(self) -> int:
         """The address of the ``struct cst_job``. ValueError: the job is closed."""
-        if self._handle is None:
-            raise ValueError(f"the job '{self.name}' is closed")
-        return self._handle
+        self.check_open()
+        return cast(int, self._handle)
 
     def check_open(self) -> None:
         """Raise ValueError if the job is closed: a call that has its address must not be made then."""
@@ -190,7 +188,7 @@ class Job:
             raise ValueError(f"the job '{self.name}' is closed")
 
     def close(self) -> None:
-        """Close the client of this job. Without ``leave`` before, the rank counts as dead."""
+        """Call ``Client.close``. Without ``leave`` before, the rank counts as dead."""
         self.client.close()
 
     def leave(self) -> None:
@@ -198,7 +196,7 @@ class Job:
 
         All ranks should leave after the same step.
         """
-        self._call("cst_job_leave")
+        self.client.unmapping(self._call, "cst_job_leave")
         self._left = True
 
     def __enter__(self) -> Job:
@@ -219,9 +217,9 @@ class Job:
 
     def _call(self, name: str, *arguments: Any) -> None:
         """Call the function ``name`` of libcistern, whose last parameter is for the error."""
-        err = cst_err()
-        function = getattr(self.lib, name)
-        _library.check(self.client.one_thread.call(function, self.handle, *arguments, err), err)
+        err, function = cst_err(), getattr(self.lib, name)
+        call = self.client.one_thread.call  # Inside, no other thread closes the job.
+        _library.check(call(lambda: function(self.handle, *arguments, err)), err)
 
     def _waiting(self, call: str, seconds: float) -> Waiting | None:
         """Return what says for which ranks a call waits. None: there is no other rank."""
@@ -233,7 +231,7 @@ class Job:
 
     def _declare(self, function: Callable[..., int], *arguments: Any) -> int:
         """Return the number of a declaration, which ``function`` makes, or raise what libcistern has noted."""
-        number = self.client.one_thread.call(function, self.handle, *arguments)
+        number = self.client.one_thread.call(lambda: function(self.handle, *arguments))
         if number < 0:
             return _library.check(number, self.lib.cst_job_error(self.handle).contents)
         return number
@@ -380,11 +378,13 @@ class Job:
         DeviceLost and CstError: ETIMEDOUT (the text names the ranks that are missing).
         """
         step = c_uint64()
-        return self.client.wait(
+        number: int = self.client.unmapping(
+            self.client.wait,
             lambda err: self.lib.cst_try_sync(self.handle, byref(step), err),
             lambda: step.value,
             self._waiting("sync", MEETING_SECONDS),
         )
+        return number
 
     def op_begin(self, op: int, direction: Direction) -> list[Io]:
         """Begin the operator ``op``: wait until the weights of its tensors are in the pool.

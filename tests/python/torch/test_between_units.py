@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import types
@@ -90,6 +91,36 @@ class Hidden(Out):
     @property
     def other(self) -> Any:
         return self._other
+
+
+@dataclasses.dataclass
+class InList(list[Any]):
+    h: Any
+    other: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class InDict(dict[str, Any]):
+    h: Any
+    other: Any = None
+
+
+@dataclasses.dataclass(slots=True)
+class InSlotsOfList(list[Any]):
+    h: Any
+    other: Any = None
+
+
+@dataclasses.dataclass
+class InDeque(collections.deque[Any]):
+    h: Any
+    other: Any = None
+
+
+@dataclasses.dataclass
+class InOrderedDict(collections.OrderedDict[str, Any]):
+    h: Any
+    other: Any
 
 
 class Own:
@@ -256,6 +287,48 @@ class Dataclasses(Case):
             return out.h * out.other.sum()
 
         self.compare(run, get)
+
+    def test_one_that_is_also_a_list_or_a_dictionary(self) -> None:
+        """The weight is in a field, an item, or both. The module keeps another one than the caller has."""
+        for kind in (InList, InSlotsOfList, InDict):
+            is_dict = kind is InDict
+
+            def run(unit: Any, x: torch.Tensor, kind: Any = kind, is_dict: bool = is_dict) -> Any:
+                y = unit.linear(x)
+                out = kind(y, unit.weight)
+                if is_dict:
+                    out.update(both=[unit.weight], y=y.chunk(1)[0])
+                else:
+                    out.extend([[unit.weight], y.chunk(1)[0]])
+                unit.kept = out
+                return out
+
+            def get(out: Any, kind: Any = kind, is_dict: bool = is_dict) -> Any:
+                self.assertEqual((type(out), len(out)), (kind, 2))
+                both, y = out.values() if is_dict else out
+                return out.h * out.other.sum() + y * both[0].mean()
+
+            with self.subTest(kind=kind.__name__):
+                self.compare(run, get)
+
+    def test_one_that_cannot_be_copied_is_refused(self) -> None:
+        """Its class has no copy, or one with other attributes. Without a parameter it needs none."""
+        for kind in (InDeque, InOrderedDict):
+
+            def run(unit: Any, x: torch.Tensor, kind: Any = kind) -> Any:
+                return kind(unit.linear(x), unit.weight if unit.kept else None)
+
+            with self.subTest(kind=kind.__name__):
+                twin, store = self.twins(lambda run=run: Model(run, lambda out: out.h))
+                self.compare_steps(twin, store, loss=square)
+                store.model.layers[1].kept = True
+                with self.assertRaisesRegex(
+                    TypeError, f"class '{kind.__name__}' .*copy.copy makes none.*clone"
+                ):
+                    square(store.model, torch.empty(0))
+                store.model.layers[1].kept = None
+                self.compare_steps(twin, store, loss=square)
+                store.close(remove=True)
 
     def test_one_that_the_module_keeps_is_that_of_the_caller(self) -> None:
         """Also if a tensor in it is replaced: an input that is returned, and a view of several outputs."""

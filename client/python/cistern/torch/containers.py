@@ -111,13 +111,10 @@ def unseen(value: Any, known: set[int] | None = None) -> list[type]:
         return []
     known.add(id(value))
     found: list[type] = []
-    items: Iterable[Any]
-    if isinstance(value, (tuple, list)):
-        items = value
-    elif isinstance(value, dict):
-        items = value.values()
-    elif _is_looked_into(type(value)):
-        items = [item for _, item in _fields(value)]
+    if isinstance(value, tuple):
+        items = list(value)
+    elif _is_container(value):
+        items = [item for _, _, item in _parts(value)]
     else:
         return [type(value)]
     for item in items:
@@ -171,50 +168,25 @@ class _Replacing:
             return _like(value, [self.of(item) for item in value])
         if id(value) in self.done:
             return self.done[id(value)][1]
-        made: Callable[[Any], Any]
-        if isinstance(value, list):
-            made = self._of_list
-        elif isinstance(value, dict):
-            made = self._of_dict
-        elif _is_looked_into(type(value)):
-            made = self._of_fields
-        else:
+        if not _is_container(value):
             return value
         self.done[id(value)] = value, value  # A circle ends here.
-        result = made(value)
+        result = self._of_container(value)
         self.done[id(value)] = value, result
         return result
 
-    def _of_list(self, value: list[Any]) -> list[Any]:
-        items = [self.of(item) for item in value]
-        if _are_same(value, items):
+    def _of_container(self, value: Any) -> Any:
+        changed = []
+        for put, key, item in _parts(value):
+            new = self.of(item)
+            if new is not item:
+                changed.append((put, key, new))
+        if not changed:
             return value
-        return items if type(value) is list else self._with(value, enumerate(items))
-
-    def _of_dict(self, value: dict[Any, Any]) -> dict[Any, Any]:
-        items = {key: self.of(item) for key, item in value.items()}
-        if _are_same(value.values(), items.values()):
-            return value
-        return items if type(value) is dict else self._with(value, items.items())
-
-    def _with(self, value: Any, items: Iterable[tuple[Any, Any]]) -> Any:
-        """Change a list or a dictionary of a subclass, or a copy of it."""
-        result = copy.copy(value) if self.copies else value
-        for key, item in items:
-            if item is not value[key]:
-                _set_item(result, key, item)
-        return result
-
-    def _of_fields(self, value: Any) -> Any:
-        """Change a dataclass, or a copy of it."""
-        fields = _fields(value)
-        items = [self.of(item) for _, item in fields]
-        if _are_same((item for _, item in fields), items):
-            return value
-        result = _copy_of(value) if self.copies else value
-        for (name, old), item in zip(fields, items, strict=True):
-            if item is not old:
-                _set_field(result, name, item)
+        is_plain = type(value) in (list, dict)
+        result = _copy_of(value) if is_plain or self.copies else value
+        for put, key, new in changed:
+            put(result, key, new)
         return result
 
 
@@ -230,20 +202,30 @@ def _exchanged(value: Any, new: dict[int, torch.Tensor]) -> Any:
 def _replace_in(containers: Iterable[Any], new: dict[int, torch.Tensor]) -> None:
     """Put the tensors of ``new`` into lists, dictionaries and dataclasses, in place."""
     for container in containers:
-        if isinstance(container, list):
-            items: Iterable[Any] = enumerate(container)
-        elif isinstance(container, dict):
-            items = list(container.items())
-        else:
-            items = _fields(container)
-        for key, item in items:
+        for put, key, item in _parts(container):
             changed = _exchanged(item, new)
-            if changed is item:
-                continue
-            if isinstance(container, (list, dict)):
-                _set_item(container, key, changed)
-            else:
-                _set_field(container, key, changed)
+            if changed is not item:
+                put(container, key, changed)
+
+
+def _is_container(value: Any) -> bool:
+    """Return whether ``value`` is a list, a dictionary or a dataclass: it has parts, and can be changed."""
+    return isinstance(value, (list, dict)) or _is_looked_into(type(value))
+
+
+def _parts(value: Any) -> list[tuple[Callable[[Any, Any, Any], None], Any, Any]]:
+    """Return what is in a container, each with the function that sets it, and its key.
+
+    A dataclass can also be a list or a dictionary: it has the items and the fields.
+    """
+    parts: list[tuple[Callable[[Any, Any, Any], None], Any, Any]] = []
+    if isinstance(value, list):
+        parts = [(_set_item, i, item) for i, item in enumerate(value)]
+    elif isinstance(value, dict):
+        parts = [(_set_item, key, item) for key, item in value.items()]
+    if _is_looked_into(type(value)):
+        parts += [(_set_field, name, item) for name, item in _fields(value)]
+    return parts
 
 
 def _ask_looked_into(kind: type) -> bool:
@@ -279,17 +261,35 @@ def _set_field(value: Any, name: str, item: Any) -> None:
 
 
 def _copy_of(value: Any) -> Any:
-    """Return a copy of a dataclass with the same attributes. No function of its class is called.
+    """Return a copy of a container, with the same parts. TypeError: its class does not make one.
 
-    If a class of C is a base, such as Exception, its objects have more than attributes.
+    Of a dataclass without a base of C, such as a list or Exception, no function of its class is called.
     """
+    if not isinstance(value, (list, dict)):
+        try:
+            result = object.__new__(type(value))
+        except TypeError:
+            return _copy_by_class(value)
+        for name, item in _fields(value):
+            _set_field(result, name, item)
+        return result
+    return value.copy() if type(value) in (list, dict) else _copy_by_class(value)
+
+
+def _copy_by_class(value: Any) -> Any:
+    cause: Exception | None = None
     try:
-        result = object.__new__(type(value))
-    except TypeError:
-        return copy.copy(value)
-    for name, item in _fields(value):
-        _set_field(result, name, item)
-    return result
+        result = copy.copy(value)
+        if _are_same_parts(result, value):
+            return result
+    except Exception as error:  # noqa: BLE001 (the class of a program can raise anything)
+        cause = error
+    raise TypeError(_NO_COPY.format(type(value).__qualname__)) from cause
+
+
+def _are_same_parts(some: Any, others: Any) -> bool:
+    mine, theirs = ({(put, key): i for put, key, i in _parts(of)} for of in (some, others))
+    return mine.keys() == theirs.keys() and all(mine[key] is theirs[key] for key in mine)
 
 
 def _set_item(container: Any, key: Any, item: Any) -> None:
@@ -342,15 +342,15 @@ def _look_into(value: Any, tensors: list[torch.Tensor], containers: dict[int, An
     elif isinstance(value, tuple):
         for item in value:
             _look_into(item, tensors, containers)
-    elif isinstance(value, list):
+    elif _is_container(value):
         containers[id(value)] = value
-        for item in value:
+        for _, _, item in _parts(value):
             _look_into(item, tensors, containers)
-    elif isinstance(value, dict):
-        containers[id(value)] = value
-        for item in value.values():
-            _look_into(item, tensors, containers)
-    elif _is_looked_into(type(value)):
-        containers[id(value)] = value
-        for _, item in _fields(value):
-            _look_into(item, tensors, containers)
+
+
+_NO_COPY = (
+    "cistern: a module returns an object of class '{0}' that has a parameter of the module, or a view of one,"
+    " in it. The caller would be given a copy, because the weights are in memory only while the module runs,"
+    " but copy.copy makes none of this class with the same attributes and items: let the class have a"
+    " __copy__ that does, or the module return a copy of the parameter (x.clone())"
+)

@@ -33,10 +33,12 @@ def _leave(job: Job, pid: int) -> None:
     if os.getpid() != pid or job.client.is_closed or _has_failed() or job.client.is_pending:
         return
     try:
-        job.leave()
-    except CstError as error:
+        try:
+            job.leave()
+        finally:
+            job.close()
+    except (CstError, RuntimeError) as error:
         _log.warning("cistern: job '%s' was not left in good order: %s", job.name, error)
-    job.close()
 
 
 def _has_failed() -> bool:

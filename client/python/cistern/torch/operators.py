@@ -248,9 +248,13 @@ class Operators:
         self._begins: tuple[Unit, Direction] | None = None  # What was begun last, or is pending.
         #: The last of these units is open, the others are opened again later.
         self.open_units: list[Unit] = []
+        self._runs: list[
+            Callable[[], object]
+        ] = []  # Whether the run for which each was opened goes on.
         self._thread = 0  # That has opened the first of them.
         self._err = cst_err()
         self._inside = job.client.one_thread.call
+        job.client.before_unmapping(self.check_none_runs)
 
     def add(self, unit: Unit) -> None:
         """Have ``unit`` as one that can be opened."""
@@ -271,10 +275,13 @@ class Operators:
             raise
         self.is_torn = False
 
-    def push(self, unit: Unit) -> None:
-        """Open ``unit``. A unit that is open is closed until ``unit`` is closed."""
+    def push(self, unit: Unit, runs: Callable[[], object]) -> None:
+        """Open ``unit`` for a run that goes on while ``runs()`` is true.
+
+        A unit that is open is closed until ``unit`` is closed.
+        """
         self.check_thread()
-        self._change(self._push, unit)
+        self._change(self._push, unit, runs)
 
     def pop(self, deliver: bool = False) -> None:
         """Close the open unit, deliver its gradients if wanted, and open the one before again."""
@@ -307,16 +314,18 @@ class Operators:
         if not self.has_gradients:
             self.handed_in.forget_all()
 
-    def _push(self, unit: Unit) -> None:
+    def _push(self, unit: Unit, runs: Callable[[], object]) -> None:
         if self.open_units:
             self._take_back(self.open_units[-1])
         else:
             self._thread = threading.get_ident()
         self._lend(unit)
+        self._runs.append(runs)
         self.open_units.append(unit)
 
     def _pop(self, deliver: bool) -> None:
         unit = self.open_units.pop()
+        self._runs.pop()
         self._take_back(unit)
         if deliver:
             self._deliver(unit)
@@ -391,6 +400,15 @@ class Operators:
                 " uses a store"
             )
 
+    def check_none_runs(self) -> None:
+        """Raise RuntimeError if a unit runs, forward or backward, whose weights are read meanwhile.
+
+        Units that Ctrl-C has left open do not run.
+        """
+        for unit, runs in zip(self.open_units, self._runs):
+            if runs():
+                raise RuntimeError(_RUNS.format(unit.name))
+
     def finish(self) -> None:
         """End the call that an interruption has left pending. Raises what it raises."""
         if self.job.client.is_pending and self._begins is not None:
@@ -399,6 +417,7 @@ class Operators:
     def forget(self, units: Collection[Unit]) -> None:
         """Let no storage of ``units``, which are all, have memory. Calls nothing of the job."""
         self.open_units.clear()
+        self._runs.clear()
         for unit in units:
             unit.take_back_rest()
         self.is_torn = False
@@ -458,6 +477,11 @@ class Operators:
             tensor.lent.tensor.copy_(weights)
 
 
+_RUNS = (
+    "cistern: module '{0}' runs, and uses weights whose memory would be taken away: close the store, leave the"
+    " job, or call Store.sync after the forward or the backward pass. The handler of a signal can end the"
+    " pass, with an exception such as SystemExit"
+)
 _NO_STEP = (
     "cistern: this step has had all its backward passes, as many as attach has micro_batches, and one"
     " more gives it up: discard its gradients with zero_grad, and do it again. Call the step of the"

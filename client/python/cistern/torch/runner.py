@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from threading import get_ident
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import torch
 from torch import nn
@@ -39,6 +39,7 @@ from cistern.torch.containers import (
 )
 from cistern.torch.nodes import Enter, Ref
 from cistern.torch.operators import GRADS_OF_GRADS, Operators, Unit
+from cistern.torch.running import call_of_module
 
 
 def in_backward() -> bool:
@@ -122,6 +123,7 @@ class Runner:
         self._anchor = torch.zeros_like(self.zero, requires_grad=True)
         self._tasks: list[int] = []  # Backward passes that run, from the outermost one on.
         self._n_open = 0  # Units that were open when the outermost one began.
+        self._pass_runs: Callable[[], object] = bool  # True: the outermost one has not ended.
         # Uses whose graph can have a backward pass, with inputs that need a gradient or several outputs.
         self._left: WeakSet[_Use] = WeakSet()
 
@@ -215,7 +217,7 @@ class Runner:
         module.register_forward_hook(after, always_call=True)
 
     def _module_begins(self, unit: Unit, _: nn.Module, args: Any, kwargs: Any) -> Any:
-        is_recording = torch.is_grad_enabled()
+        is_recording, runs = torch.is_grad_enabled(), call_of_module()
         try:
             self._check_begin(is_recording)
         except Exception:  # torch calls _module_ends all the same.
@@ -228,7 +230,7 @@ class Runner:
             return None
         given = Given(args, kwargs)
         new = copies_of_lent(given.tensors) if outer else {}
-        self.operators.push(unit)
+        self.operators.push(unit, runs)
         running[-1] = ran = _Running(_Use(self, unit), given)
         if is_recording:
             new = self._enter(ran, new)
@@ -321,7 +323,7 @@ class Runner:
                 raise RuntimeError(_KEPT_INPUT.format(use.unit.name))
         if torch._C._current_graph_task_id() not in self._tasks:
             self._follow_pass()
-        self.operators.push(use.unit)
+        self.operators.push(use.unit, self._pass_runs)
 
     def backward_ends(self, use: _Use) -> None:
         """Enter says that the backward pass of a use ends."""
@@ -367,7 +369,10 @@ class Runner:
         self._tasks.append(task)
         if is_outermost:
             self._outermost_begins()
-        torch.autograd.Variable._execution_engine.queue_callback(self._pass_ends)
+        ends = partial(Runner._pass_ends, self)
+        if is_outermost:
+            self._pass_runs = ref(ends)  # torch keeps it until the pass has ended, or has raised.
+        torch.autograd.Variable._execution_engine.queue_callback(ends)
 
     def _outermost_begins(self) -> None:
         self._n_open = len(self.operators.open_units)

@@ -369,9 +369,11 @@ class Store:
         """Forget this attempt at the step, after an exception. The next forward pass syncs.
 
         CstError: EBUSY, this is called in the handler of a signal that has interrupted a call.
+        RuntimeError: a module runs.
         """
-        if not self.job.client.one_thread.release():
-            raise error_of(Status.EBUSY, _IN_HANDLER)
+        self.job.client.unmapping(self._abandon)
+
+    def _abandon(self) -> None:
         self._must_sync = True
         self._runner.forget()
         self._forward_pass.forget()
@@ -381,8 +383,8 @@ class Store:
         """Have no gradients in this step. ``zero_grad`` of the optimizer and the model do this.
 
         If gradients were handed in, this gives up the attempt at the step, for all ranks, and waits
-        for them, as ``sync`` does. Forward passes go on to count. RuntimeError: a backward pass runs,
-        or updates of the step have begun (``Overlap.EARLY``).
+        for them, as ``sync`` does. Forward passes go on to count. RuntimeError: a module or a backward
+        pass runs, or updates of the step have begun (``Overlap.EARLY``).
         """
         self._settle()
         if self._runner.broken:
@@ -396,8 +398,9 @@ class Store:
                     "cistern: gradients cannot be discarded: updates of this step have begun, because"
                     " the job has early updates (Overlap.EARLY) and no clip_norm"
                 )
+            forget = self._runner.operators.forget
+            self.job.client.unmapping(forget, self._runner.units)
             self._must_sync = True  # If Ctrl-C interrupts this.
-            self._runner.operators.forget(self._runner.units)
             self._runner.forget_gradients()
             self._forget_clipping()
             self._random_state = None
@@ -561,6 +564,8 @@ class Store:
         the end of the program this happens by itself, unless an exception or a signal ends it. The
         exit status does not count: ``store.job.close()`` before ``sys.exit(1)`` lets the job be
         interrupted.
+
+        RuntimeError: a module runs, such as in another thread; nothing has changed then.
         """
         if not self.job.client.is_closed:
             self._leave()
@@ -569,7 +574,7 @@ class Store:
                 client.remove_job(self.job.name)
 
     def _leave(self) -> None:
-        self._runner.forget()
+        self.abandon()
         try:
             if not self.job.client.is_pending:
                 self.job.leave()
@@ -587,8 +592,4 @@ _INTERRUPTED = (
     "cistern: an exception or Ctrl-C has ended a forward pass of this step, which has gradients of"
     " earlier micro-batches. Call zero_grad() of the optimizer to compute the step again from its first"
     " micro-batch, or Store.keep_gradients() to go on with the next one"
-)
-_IN_HANDLER = (
-    "cistern: the handler of a signal has interrupted a call of the store, which goes on afterwards: it can read"
-    " and save meanwhile, but not run the model or give up the step"
 )
