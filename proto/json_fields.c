@@ -2,37 +2,31 @@
 #include "proto/json_fields.h"
 
 #include <errno.h>
+#include <float.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 const char *cst_json_name(const char *path)
 {
     return strcmp(path, "-") == 0 ? "standard input" : path;
 }
 
-int cst_json_read(char **text, size_t *n, const char *path, struct cst_err *err)
+/* Read @in up to its first zero byte. */
+static int read_stream(char **text, size_t *n, FILE *in, const char *name, struct cst_err *err)
 {
-    const bool is_file = strcmp(path, "-") != 0;
-    FILE *in = is_file ? fopen(path, "re") : stdin;
     char *all = NULL;
     size_t size = 0;
     ssize_t length;
-    int rc = CST_OK;
 
-    if (in == NULL) {
-        return cst_err_errno(err, errno == ENOENT ? CST_ENOTFOUND : CST_EIO, errno, "%s", path);
-    }
     errno = 0;
     length = getdelim(&all, &size, '\0', in); /* JSON has no zeros. */
     if (ferror(in) != 0 || (length < 0 && errno != 0)) {
-        rc = cst_err_errno(err, CST_EIO, errno, "%s", cst_json_name(path));
-    }
-    if (is_file) {
-        (void)fclose(in);
-    }
-    if (rc != CST_OK) {
+        int rc = cst_err_errno(err, CST_EIO, errno, "%s", name);
+
         free(all);
         return rc;
     }
@@ -41,7 +35,119 @@ int cst_json_read(char **text, size_t *n, const char *path, struct cst_err *err)
     return CST_OK;
 }
 
-const char *cst_json_why(const json_error_t *error)
+int cst_json_read(char **text, size_t *n, const char *path, struct cst_err *err)
+{
+    const bool is_file = strcmp(path, "-") != 0;
+    FILE *in = is_file ? fopen(path, "re") : stdin;
+    int rc;
+
+    if (in == NULL) {
+        return cst_err_errno(err, errno == ENOENT ? CST_ENOTFOUND : CST_EIO, errno, "%s", path);
+    }
+    rc = read_stream(text, n, in, cst_json_name(path), err);
+    if (is_file) {
+        (void)fclose(in);
+    }
+    return rc;
+}
+
+/* -- what jansson refuses --------------------------------------------------------------------- */
+
+#define MOST_LEVELS 8  /* Of objects and arrays in which a number is told with its place. */
+#define MOST_DIGITS 40 /* Of a number that are told. */
+
+/* An object or an array in a text. */
+struct level {
+    bool is_array;
+    long i;          /* Of the item. */
+    const char *key; /* NULL: an array, or no key was read yet. */
+    int n;           /* Bytes of the key. */
+};
+
+/* Return the first byte after the string at @at, which begins and ends before @end. */
+static const char *after_string(const char *at, const char *end)
+{
+    for (at++; at < end && *at != '"'; at++) {
+        at += *at == '\\';
+    }
+    return at + 1;
+}
+
+/* Find the objects and arrays that contain what is at @end. The @text before it is correct JSON.
+ * Returns their number, which can be more than MOST_LEVELS. */
+static size_t find_levels(const char *text, const char *end, struct level levels[MOST_LEVELS])
+{
+    struct level too_deep = {0}, *level = NULL;
+    bool is_key = false;
+    size_t n = 0;
+
+    for (const char *at = text; at < end; at++) {
+        if (*at == '{' || *at == '[') {
+            level = n < MOST_LEVELS ? &levels[n] : &too_deep;
+            *level = (struct level){.is_array = *at == '['};
+            is_key = *at == '{';
+            n++;
+        } else if (*at == '}' || *at == ']') {
+            n--;
+            level = n > 0 && n <= MOST_LEVELS ? &levels[n - 1] : &too_deep;
+        } else if (*at == ',' && level != NULL) {
+            level->i++;
+            is_key = !level->is_array;
+        } else if (*at == '"') {
+            const char *after = after_string(at, end);
+
+            if (is_key && level != NULL) {
+                level->key = at + 1;
+                level->n = (int)(after - at - 2);
+            }
+            is_key = false;
+            at = after - 1;
+        }
+    }
+    return n;
+}
+
+/* Write the place of what is at @end to @out, "" if it is the root or is too deep. */
+static void find_place(char out[CST_JSON_PLACE_BYTES], const char *text, const char *end)
+{
+    struct level levels[MOST_LEVELS];
+    size_t n = find_levels(text, end, levels), used = 0;
+
+    out[0] = '\0';
+    for (size_t i = 0; n <= MOST_LEVELS && i < n && used < CST_JSON_PLACE_BYTES; i++) {
+        const struct level *l = &levels[i];
+        int more = l->is_array ? snprintf(out + used, CST_JSON_PLACE_BYTES - used, "[%ld]", l->i)
+                               : snprintf(out + used, CST_JSON_PLACE_BYTES - used, "%s%.*s",
+                                          used > 0 ? "." : "", l->n, l->key != NULL ? l->key : "");
+
+        used += more > 0 ? (size_t)more : 0;
+    }
+}
+
+/* Set the error for a number of @text that jansson has no type for. */
+static int refuse_number(const char *text, const json_error_t *error, const char *name,
+                         struct cst_err *err)
+{
+    const char *end = text + error->position, *begin = end;
+    char place[CST_JSON_PLACE_BYTES], limits[64];
+
+    while (begin > text && strchr("+-.0123456789eE", begin[-1]) != NULL) {
+        begin--;
+    }
+    find_place(place, text, begin);
+    if (strncmp(error->text, "real", 4) == 0) {
+        (void)snprintf(limits, sizeof limits, "%g to %g", -DBL_MAX, DBL_MAX);
+    } else {
+        (void)snprintf(limits, sizeof limits, "%" PRId64 " to %" PRId64, INT64_MIN, INT64_MAX);
+    }
+    return cst_err_set(err, CST_EINVAL, "%s:%d:%d: %s%s%.*s%s is not within %s", name, error->line,
+                       error->column, place, place[0] != '\0' ? ": " : "",
+                       (int)(end - begin < MOST_DIGITS ? end - begin : MOST_DIGITS), begin,
+                       end - begin > MOST_DIGITS ? "..." : "", limits);
+}
+
+/* Return why jansson refused a text, without the names of its constants. */
+static const char *why(const json_error_t *error)
 {
     const enum json_error_code code = json_error_code(error);
 
@@ -53,12 +159,16 @@ const char *cst_json_why(const json_error_t *error)
 int cst_json_parse(json_t **out, const char *text, size_t n, const char *name, struct cst_err *err)
 {
     const size_t mark = n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+    const char *json = n > 0 ? text + mark : "";
     json_error_t error;
-    json_t *root = json_loadb(n > 0 ? text + mark : "", n - mark, JSON_REJECT_DUPLICATES, &error);
+    json_t *root = json_loadb(json, n - mark, JSON_REJECT_DUPLICATES, &error);
 
+    if (root == NULL && json_error_code(&error) == json_error_numeric_overflow) {
+        return refuse_number(json, &error, name, err);
+    }
     if (root == NULL) {
         return cst_err_set(err, CST_EINVAL, "%s:%d:%d: %s", name, error.line, error.column,
-                           cst_json_why(&error));
+                           why(&error));
     }
     *out = root;
     return CST_OK;
@@ -76,6 +186,29 @@ int cst_json_load(json_t **out, const char *path, struct cst_err *err)
     }
     return rc;
 }
+
+int cst_json_load_fd(json_t **out, int fd, const char *name, struct cst_err *err)
+{
+    FILE *in = fdopen(fd, "r");
+    char *text;
+    size_t n;
+    int rc;
+
+    if (in == NULL) {
+        rc = cst_err_errno(err, CST_EIO, errno, "%s", name);
+        (void)close(fd);
+        return rc;
+    }
+    rc = read_stream(&text, &n, in, name, err);
+    (void)fclose(in);
+    if (rc == CST_OK) {
+        rc = cst_json_parse(out, text, n, name, err);
+        free(text);
+    }
+    return rc;
+}
+
+/* -- places and values ------------------------------------------------------------------------ */
 
 const char *cst_json_place(char out[CST_JSON_PLACE_BYTES], const char *place, const char *key,
                            long i)

@@ -3,7 +3,7 @@
  * words that name the place: an unknown, repeated or missing key, or a value of another type.
  *
  * A place is the path from the root, for example "tensors[3]"; "" is the root itself. Only
- * cst_json_read, cst_json_parse and cst_json_load allocate. */
+ * cst_json_read, cst_json_parse and cst_json_load(_fd) allocate. */
 #ifndef CST_JSON_FIELDS_H
 #define CST_JSON_FIELDS_H
 
@@ -25,16 +25,17 @@ const char *cst_json_name(const char *path);
 int cst_json_read(char **text, size_t *n, const char *path, struct cst_err *err);
 
 /* Parse the @n bytes of @text. A byte order mark at their beginning is skipped: some editors write
- * one. The caller owns *out. CST_EINVAL: not JSON, "NAME:LINE:COLUMN: ...". */
+ * one. The caller owns *out. CST_EINVAL: not JSON, "NAME:LINE:COLUMN: ...". A whole number has to
+ * be within -2^63 and 2^63 - 1, any other one finite as a double; the error for one that is not
+ * names its place. */
 int cst_json_parse(json_t **out, const char *text, size_t n, const char *name, struct cst_err *err);
-
-/* Return why jansson refused a text. The words may be those of @error; they name no constants of
- * jansson's. */
-const char *cst_json_why(const json_error_t *error);
 
 /* Read and parse the file @path. The caller owns *out. The statuses are those of cst_json_read and
  * cst_json_parse. */
 int cst_json_load(json_t **out, const char *path, struct cst_err *err);
+
+/* As cst_json_load, of the file that @fd has open. @fd is closed. Errors call the file @name. */
+int cst_json_load_fd(json_t **out, int fd, const char *name, struct cst_err *err);
 
 /* Check that @value is an object which has no keys other than @keys, an array that NULL ends. */
 int cst_json_object(const json_t *value, const char *place, const char *const *keys,

@@ -98,17 +98,16 @@ static int open_mapped(struct load *load, int dirfd, const json_t *map, struct c
     return rc;
 }
 
+/* Open the files that the index, which @fd has open, names. Closes @fd. */
 static int open_index(struct load *load, int dirfd, int fd, struct cst_err *err)
 {
-    json_error_t why;
-    json_t *index = json_loadfd(fd, JSON_REJECT_DUPLICATES, &why);
+    json_t *index = NULL;
+    int rc = cst_json_load_fd(&index, fd, INDEX_NAME, err);
     const json_t *map = json_object_get(index, "weight_map");
-    int rc;
 
-    if (!json_is_object(map) || json_object_size(map) == 0) {
-        rc = cst_err_set(err, CST_EINVAL, "%s: %.160s", INDEX_NAME,
-                         index == NULL ? cst_json_why(&why) : "it has no weight_map");
-    } else {
+    if (rc == CST_OK && (!json_is_object(map) || json_object_size(map) == 0)) {
+        rc = cst_err_set(err, CST_EINVAL, "%s: it has no weight_map", INDEX_NAME);
+    } else if (rc == CST_OK) {
         rc = open_mapped(load, dirfd, map, err);
     }
     json_decref(index);
@@ -121,9 +120,7 @@ static int open_directory(struct load *load, int dirfd, struct cst_err *err)
     int fd = openat(dirfd, INDEX_NAME, O_RDONLY | O_NONBLOCK | O_CLOEXEC), rc;
 
     if (fd >= 0) {
-        rc = open_index(load, dirfd, fd, err);
-        (void)close(fd);
-        return rc;
+        return open_index(load, dirfd, fd, err);
     }
     rc = reserve_files(load, 1, err);
     return rc == CST_OK ? open_file(load, dirfd, MODEL_NAME, err) : rc;

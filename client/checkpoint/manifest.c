@@ -118,7 +118,6 @@ static int load(int dirfd, json_t **out, struct cst_err *err)
 {
     /* Nobody may wait for a writer of a FIFO. */
     int fd = openat(dirfd, CSTC_MANIFEST_NAME, O_RDONLY | O_NONBLOCK | O_CLOEXEC), rc = CST_OK;
-    json_error_t why;
     struct stat st;
 
     if (fd < 0) {
@@ -130,10 +129,7 @@ static int load(int dirfd, json_t **out, struct cst_err *err)
     } else if (!S_ISREG(st.st_mode) || st.st_size > MOST_BYTES) {
         rc = cst_err_set(err, CST_EINVAL, "%s is not a file of at most 1 GiB", CSTC_MANIFEST_NAME);
     } else {
-        *out = json_loadfd(fd, JSON_REJECT_DUPLICATES, &why);
-        rc = *out != NULL ? CST_OK
-                          : cst_err_set(err, CST_EINVAL, "%s: line %d: %s", CSTC_MANIFEST_NAME,
-                                        why.line, cst_json_why(&why));
+        return cst_json_load_fd(out, fd, CSTC_MANIFEST_NAME, err);
     }
     (void)close(fd);
     return rc;

@@ -266,7 +266,7 @@ static int read_header(struct cstc_tensor_file *file, struct cst_err *err)
 {
     uint8_t length[LENGTH_BYTES];
     uint64_t bytes = 0;
-    json_error_t why;
+    char name[sizeof file->name + sizeof ": header"];
     char *text;
     int rc = cstc_tensor_file_read(file, 0, length, sizeof length, err);
 
@@ -289,11 +289,11 @@ static int read_header(struct cstc_tensor_file *file, struct cst_err *err)
     }
     rc = cstc_tensor_file_read(file, LENGTH_BYTES, text, bytes, err);
     if (rc == CST_OK) {
-        file->header = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &why);
-        if (!json_is_object(file->header)) {
-            rc = cst_err_set(err, CST_EINVAL, "%s: its header is not a JSON object: %s", file->name,
-                             file->header == NULL ? cst_json_why(&why) : "another type");
-        }
+        (void)snprintf(name, sizeof name, "%s: header", file->name);
+        rc = cst_json_parse(&file->header, text, bytes, name, err);
+    }
+    if (rc == CST_OK && !json_is_object(file->header)) {
+        rc = cst_err_set(err, CST_EINVAL, "%s is not a JSON object", name);
     }
     free(text);
     file->data = LENGTH_BYTES + bytes;

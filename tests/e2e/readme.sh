@@ -32,8 +32,10 @@ done < <(sed -n '/PREFIX/!s/^#define .* "\(.*\)"$/\1/p' dirs.h)
 
 # Other directories than configure's are refused at once.
 for other in prefix=/other libdir=/other libexecdir=/other pkglibexecdir=/other sysconfdir=/other; do
-    ! env -u MAKEFLAGS -u MAKELEVEL make -n install "$other" >"$tmp/install.log" 2>&1 || fail "make install $other is not refused"
-    grep -q 'configured for the prefix .* run configure again' "$tmp/install.log" || fail "make install $other: $(cat "$tmp/install.log")"
+    for goal in install install-strip uninstall uninstall-am; do
+        ! env -u MAKEFLAGS -u MAKELEVEL make -n $goal "$other" >"$tmp/install.log" 2>&1 || fail "make $goal $other is not refused"
+        grep -q 'configured for the prefix .* run configure again' "$tmp/install.log" || fail "make $goal $other: $(cat "$tmp/install.log")"
+    done
 done
 
 # Programs that link with the library can see only the names in its header.

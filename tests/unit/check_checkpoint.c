@@ -171,8 +171,10 @@ START_TEST(headers)
          16, "overlap or have gaps at byte"},
         {"{" A("[2]", "0", "8") "}", 9, "its tensors end at"},
         {"{\"a\":3}", 0, "no dtype or no data_offsets"},
-        {"[]", 0, "not a JSON object"},
-        {"{\"a\":", 0, "not a JSON object"},
+        {"{" A("[2,3]", "0", "9223372036854775808") "}", 24,
+         "t: header:1:71: a.data_offsets[1]: 9223372036854775808 is not within"},
+        {"[]", 0, "header is not a JSON object"},
+        {"{\"a\":", 0, "t: header:1:5: unexpected token near end of file"},
     };
 #undef A
     struct cstc_tensor_file file;
@@ -499,7 +501,7 @@ static Suite *suite(void)
     TCase *tc = suite_case(s, "files", setup, teardown);
 
     tcase_add_loop_test(tc, written, 0, 40);
-    tcase_add_loop_test(tc, headers, 0, 18);
+    tcase_add_loop_test(tc, headers, 0, 19);
     tcase_add_test(tc, lengths);
     tcase_add_test(tc, headers_without_memory);
     tcase_add_test(tc, descriptions);

@@ -161,6 +161,45 @@ START_TEST(test_load)
 }
 END_TEST
 
+/* Numbers for which there is no type. */
+static const struct {
+    const char *text, *words;
+} numbers[] = {
+#define WHOLE " is not within -9223372036854775808 to 9223372036854775807"
+#define REAL " is not within -1.79769e+308 to 1.79769e+308"
+    {"[9223372036854775807]", NULL},
+    {"[-9223372036854775808, 1e308]", NULL},
+    {"9223372036854775808", "f:1:19: 9223372036854775808" WHOLE},
+    {"{\"a\":\n -9223372036854775809}", "f:2:21: a: -9223372036854775809" WHOLE},
+    {"{\"x\": {\"k\": [1, {}]}, \"a\": [{\"b\": 1}, {\"c\": [\"[\", 2, 99999999999999999999]}]}",
+     "f:1:73: a[1].c[2]: 99999999999999999999" WHOLE},
+    {"{\"a\\\"\": \"}\", \"b\\\\\": {\"c,\": \"k\", \"d\": 1e400}}", "f:1:42: b\\\\.d: 1e400" REAL},
+    {"[[[[[[[[-1e999]]]]]]]]", "f:1:14: [0][0][0][0][0][0][0][0]: -1e999" REAL},
+    {"[[[[[[[[[7, [], 1e999]]]]]]]]]", "f:1:21: 1e999" REAL},
+    {"\xef\xbb\xbf[12345678901234567890123456789012345678901234567890]",
+     "f:1:51: [0]: 1234567890123456789012345678901234567890..." WHOLE},
+#undef WHOLE
+#undef REAL
+};
+
+/* The error names the file, the place, the number and the limits. */
+START_TEST(test_number)
+{
+    struct cst_err err = {0};
+    json_t *root = NULL;
+    const char *text = numbers[_i].text, *words = numbers[_i].words;
+    int rc = cst_json_parse(&root, text, strlen(text), "f", &err);
+
+    if (words == NULL) {
+        ck_assert_msg(rc == CST_OK, "%s", err.text);
+        json_decref(root);
+    } else {
+        ck_assert_int_eq(rc, CST_EINVAL);
+        ck_assert_str_eq(err.text, words);
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("json_fields");
@@ -172,5 +211,6 @@ int main(void)
     tcase_add_test(tcase, test_text);
     tcase_add_test(tcase, test_array);
     tcase_add_test(tcase, test_load);
+    tcase_add_loop_test(tcase, test_number, 0, sizeof numbers / sizeof numbers[0]);
     return suite_run(suite);
 }

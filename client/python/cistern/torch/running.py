@@ -12,15 +12,13 @@ from functools import partial
 from threading import get_ident
 from types import FrameType
 
-import torch._dynamo.eval_frame
-
-_WRAPPER = torch._dynamo.eval_frame.__file__  # Of the functions around hooks that are not compiled.
+_WRAPPER = "torch._dynamo.eval_frame"  # It has the functions around hooks that are not compiled.
 
 
 def call_of_module() -> Callable[[], bool]:
     """Return what says whether the call of a module runs whose hook calls this."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename == _WRAPPER:
+    while frame is not None and frame.f_globals.get("__name__") == _WRAPPER:
         frame = frame.f_back
     return partial(_runs, frame, get_ident())
 
