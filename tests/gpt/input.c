@@ -8,6 +8,7 @@
 #include "client/gpt/options.h"
 #include "client/gpt/rng.h"
 #include "tests/gpt/support.h"
+#include "tests/lib/descriptors.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
@@ -296,6 +297,43 @@ START_TEST(shortened_data_files_are_told)
 }
 END_TEST
 
+/* The file is closed again when it is refused, after errors of reading, and by the one that has
+ * opened it only. */
+START_TEST(data_files_are_closed)
+{
+    const char *path = test_file(0, "t", "0123456789abcdefghij", 20);
+    const unsigned before = descriptors_count();
+    uint32_t tokens[16], targets[16];
+    struct gpt_data data, part;
+    struct cst_err err = {0};
+
+    for (int i = 0; i < 3; i++) {
+        expect_refused(test_path(1, "missing"), CST_EIO, "No such file");
+        expect_refused("/", CST_EINVAL, "not a regular file");
+        ck_assert_int_eq(gpt_data_open(&data, path, GPT_TOKENS_BYTES, 256, 20, &err), CST_EINVAL);
+        ck_assert_int_eq(truncate(path, 19), 0);
+        ck_assert_int_eq(gpt_data_open(&data, path, GPT_TOKENS_UINT16, 256, 2, &err), CST_EINVAL);
+        ck_assert_uint_eq(descriptors_count(), before);
+
+        ck_assert_int_eq(gpt_data_open(&data, path, GPT_TOKENS_BYTES, '1', 2, &err), 0);
+        ck_assert_uint_eq(descriptors_count(), before + 1);
+        ck_assert_int_eq(gpt_data_sequence(&data, 0, 2, tokens, targets, &err), CST_EINVAL);
+        ck_assert_int_eq(gpt_data_split(&data, 1, 2, &part, &err), CST_EINVAL);
+        ck_assert_int_eq(gpt_data_split(&data, 50, 2, &part, &err), 0);
+        ck_assert_int_eq(truncate(path, 4), 0);
+        ck_assert_int_eq(gpt_data_sequence(&part, 2, 2, tokens, targets, &err), CST_EIO);
+        ck_assert_uint_eq(descriptors_count(), before + 1);
+        gpt_data_close(&part);
+        ck_assert_uint_eq(descriptors_count(), before + 1);
+        gpt_data_close(&data);
+        ck_assert_uint_eq(descriptors_count(), before);
+        gpt_data_close(&data);
+        ck_assert_uint_eq(descriptors_count(), before);
+        ck_assert_int_eq(truncate(path, 20), 0);
+    }
+}
+END_TEST
+
 /* -- numbers and weights ---------------------------------------------------------------------- */
 
 /* The normal numbers have mean 0 and standard deviation 1, and about 5 % of them are beyond
@@ -360,6 +398,7 @@ int main(void)
     tcase_add_test(tcase, smallest_data_file_serves);
     tcase_add_test(tcase, tokens_have_a_form);
     tcase_add_test(tcase, shortened_data_files_are_told);
+    tcase_add_test(tcase, data_files_are_closed);
     tcase_add_test(tcase, batches_are_a_function_of_seed_and_number);
     tcase_add_test(tcase, normal_numbers_are_normal);
     tcase_add_test(tcase, initial_weights_do_not_depend_on_order);

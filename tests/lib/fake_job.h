@@ -8,7 +8,6 @@
 #include "tests/lib/fake_daemon.h"
 
 #include <check.h>
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -139,20 +138,6 @@ static inline int fake_job_live(struct fake_job *f, struct cst_err *err)
     rc = rc == CST_OK ? cst_step(f->job, &params, NULL, err) : rc;
     rc = rc == CST_OK ? cst_stat(f->job, &stat, err) : rc;
     return rc == CST_OK ? cst_job_leave(f->job, err) : rc;
-}
-
-/* Number of descriptors that this process has open. */
-static inline unsigned fake_job_count_fds(void)
-{
-    DIR *dir = opendir("/proc/self/fd");
-    unsigned n = 0;
-
-    ck_assert_ptr_nonnull(dir);
-    while (readdir(dir) != NULL) {
-        n++;
-    }
-    (void)closedir(dir);
-    return n;
 }
 
 #endif

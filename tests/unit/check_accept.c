@@ -4,10 +4,10 @@
 #include "daemon/daemon.h"
 #include "daemon/engine/probe.h"
 #include "daemon/engine/process.h"
+#include "tests/lib/descriptors.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
-#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -132,25 +132,12 @@ END_TEST
 
 static unsigned fds; /* Descriptors of this process before something is to be watched. */
 
-static unsigned n_fds(void)
-{
-    DIR *dir = opendir("/proc/self/fd");
-    unsigned n = 0;
-
-    ck_assert_ptr_nonnull(dir);
-    while (readdir(dir) != NULL) {
-        n++;
-    }
-    (void)closedir(dir);
-    return n;
-}
-
 /* The loop watches only the first of two descriptors, or none (@n). */
 static void begin_blind(int n)
 {
     ck_assert_int_eq(uv_loop_init(&daemon_state.loop), 0);
     n_watches = n;
-    fds = n_fds();
+    fds = descriptors_count();
 }
 
 /* Nothing is left of what could not be watched: no handle, child, or descriptor. */
@@ -158,7 +145,7 @@ static void end_blind(const struct cst_err *err)
 {
     ck_assert_ptr_nonnull(strstr(err->text, "cannot be watched: no space left on device"));
     (void)uv_run(&daemon_state.loop, UV_RUN_DEFAULT);
-    ck_assert_uint_eq(n_fds(), fds);
+    ck_assert_uint_eq(descriptors_count(), fds);
     ck_assert_int_eq(uv_loop_close(&daemon_state.loop), 0);
     ck_assert_int_eq(waitpid(-1, NULL, WNOHANG), -1);
     ck_assert_int_eq(errno, ECHILD);

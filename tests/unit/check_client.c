@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of libcistern's connection, with a simulated daemon in a thread. libcistern believes the
  * daemon only as far as it can check. */
+#include "tests/lib/descriptors.h"
 #include "tests/lib/fake_job.h"
 #include "tests/lib/suite.h"
 
@@ -98,17 +99,17 @@ START_TEST(test_no_leak)
     uint16_t data[4];
 
     fake_daemon_start(&f.fake);
-    before = fake_job_count_fds();
+    before = descriptors_count();
     fake_job_open(&f);
     fake_job_declare(&f, 4);
     CK_OK(cst_commit(f.job, NULL, &err));
     CK_OK(cst_tensor_read(f.job, 0, CST_STATE_WEIGHT, 0, 4, data, &err));
     /* The client has its end of the connection, the descriptor to poll and a timer; the daemon has
      * its end of the connection. */
-    ck_assert_uint_eq(fake_job_count_fds(), before + 4);
+    ck_assert_uint_eq(descriptors_count(), before + 4);
     cst_disconnect(f.client);
     fake_daemon_stop(&f.fake);
-    ck_assert_uint_lt(fake_job_count_fds(), before);
+    ck_assert_uint_lt(descriptors_count(), before);
 }
 END_TEST
 
@@ -170,7 +171,7 @@ START_TEST(test_gone)
     f.fake.hook = hook_gone;
     f.fake.hook_arg = &gone;
     fake_daemon_start(&f.fake);
-    before = fake_job_count_fds();
+    before = descriptors_count();
     ck_assert_msg(fake_job_live(&f, &err) == CST_OK, "%s", err.text);
     cst_disconnect(f.client);
     n_requests = gone.n;
@@ -190,7 +191,7 @@ START_TEST(test_gone)
         cst_disconnect(f.client);
     }
     fake_daemon_stop(&f.fake);
-    ck_assert_uint_lt(fake_job_count_fds(), before);
+    ck_assert_uint_lt(descriptors_count(), before);
 }
 END_TEST
 
@@ -304,13 +305,13 @@ START_TEST(test_lie)
     f.fake.hook = hook_lie;
     f.fake.hook_arg = &lie;
     fake_job_start(&f, 2);
-    before = fake_job_count_fds();
+    before = descriptors_count();
     ck_assert_int_eq(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err), CST_EPROTO);
     ck_assert_ptr_nonnull(strstr(err.text, f.fake.path));
     ck_assert_ptr_null(io.weight);
     ck_assert_int_eq(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err), CST_EPROTO);
     ck_assert_int_eq(cst_ping(f.client, NULL, &err), CST_EPROTO);
-    ck_assert_uint_lt(fake_job_count_fds(), before);
+    ck_assert_uint_lt(descriptors_count(), before);
     fake_job_stop(&f);
 }
 END_TEST
@@ -360,7 +361,7 @@ START_TEST(test_bad_slab)
     f.fake.hook = hook_bad_fd;
     f.fake.hook_arg = &bad;
     fake_daemon_start(&f.fake);
-    before = fake_job_count_fds();
+    before = descriptors_count();
     fake_job_open(&f);
     fake_job_declare(&f, 2);
     ck_assert_int_eq(cst_commit(f.job, NULL, &err), CST_EPROTO);
@@ -368,7 +369,7 @@ START_TEST(test_bad_slab)
     ck_assert_int_eq(cst_commit(f.job, NULL, &err), CST_EPROTO);
     cst_disconnect(f.client);
     fake_daemon_stop(&f.fake);
-    ck_assert_uint_lt(fake_job_count_fds(), before);
+    ck_assert_uint_lt(descriptors_count(), before);
 }
 END_TEST
 
@@ -493,7 +494,7 @@ START_TEST(test_corrupt)
     struct cst_err err = {0};
 
     fake_daemon_start(&f.fake);
-    before = fake_job_count_fds();
+    before = descriptors_count();
     f.fake.corrupt = seed | 1;
     for (int i = 0; i < 400; i++) {
         int rc;
@@ -512,7 +513,7 @@ START_TEST(test_corrupt)
     ck_assert_uint_gt(n_ended[-CST_EPROTO], 10);
     ck_assert_uint_gt(n_ended[0], 10);
     fake_daemon_stop(&f.fake);
-    ck_assert_uint_lt(fake_job_count_fds(), before);
+    ck_assert_uint_lt(descriptors_count(), before);
 }
 END_TEST
 

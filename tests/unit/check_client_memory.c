@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of libcistern without memory: the n-th allocation of a worker's run fails, for every n. */
+#include "tests/lib/descriptors.h"
 #include "tests/lib/fake_job.h"
 #include "tests/lib/suite.h"
 
@@ -129,7 +130,7 @@ START_TEST(test_every_allocation)
     }
     f.fake.credits = 1;
     fake_daemon_start(&f.fake);
-    before = fake_job_count_fds();
+    before = descriptors_count();
     do {
         int rc;
 
@@ -145,7 +146,7 @@ START_TEST(test_every_allocation)
     } while (failed);
     ck_assert_uint_gt(n, 20);
     fake_daemon_stop(&f.fake);
-    ck_assert_uint_lt(fake_job_count_fds(), before);
+    ck_assert_uint_lt(descriptors_count(), before);
 }
 END_TEST
 

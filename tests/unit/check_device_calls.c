@@ -2,6 +2,7 @@
 /* Tests of a job on a device that the processor cannot access, with a simulated daemon in a
  * thread: what waits for the device's stream, when requests are sent, and the effects of a
  * failed stream. */
+#include "tests/lib/descriptors.h"
 #include "tests/lib/fake_device.h"
 #include "tests/lib/fake_job.h"
 #include "tests/lib/suite.h"
@@ -468,14 +469,14 @@ END_TEST
 /* No descriptor stays open. */
 START_TEST(test_descriptors)
 {
-    unsigned before = fake_job_count_fds();
+    unsigned before = descriptors_count();
     struct cst_err err = {0};
 
     start(4);
     CK_OK(run(0, CST_FORWARD, 0, &err));
     stop();
     ck_assert_int_eq(close(device.calls.fd), 0);
-    ck_assert_uint_eq(fake_job_count_fds(), before);
+    ck_assert_uint_eq(descriptors_count(), before);
 }
 END_TEST
 

@@ -3,6 +3,7 @@
  * what is copied, what waits for the copies, and when no copy may begin any more. A copy is made
  * when the stream, which the test advances, reaches the wait for it. A missing wait therefore shows
  * as a missing copy. */
+#include "tests/lib/descriptors.h"
 #include "tests/lib/fake_device.h"
 #include "tests/lib/fake_job.h"
 #include "tests/lib/suite.h"
@@ -178,7 +179,7 @@ static int run(int op, enum cst_direction direction, struct cst_err *err)
  * no descriptors stay open. */
 START_TEST(test_arenas)
 {
-    unsigned before = fake_job_count_fds();
+    unsigned before = descriptors_count();
     struct cst_err err = {0};
 
     declare(4, 3);
@@ -187,7 +188,7 @@ START_TEST(test_arenas)
     ck_assert_uint_eq(device.n_copies, 0);
     stop();
     ck_assert_int_eq(close(device.base.calls.fd), 0);
-    ck_assert_uint_eq(fake_job_count_fds(), before);
+    ck_assert_uint_eq(descriptors_count(), before);
 }
 END_TEST
 

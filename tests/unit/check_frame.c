@@ -2,10 +2,10 @@
 /* Tests of proto/frame: one message on a SOCK_SEQPACKET socket, with its header and its
  * descriptors. */
 #include "proto/frame.h"
+#include "tests/lib/descriptors.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
-#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,19 +28,6 @@ static void teardown(void)
 {
     ck_assert_int_eq(close(ends[0]), 0);
     ck_assert_int_eq(close(ends[1]), 0);
-}
-
-static unsigned count_fds(void)
-{
-    DIR *dir = opendir("/proc/self/fd");
-    unsigned n = 0;
-
-    ck_assert_ptr_nonnull(dir);
-    while (readdir(dir) != NULL) {
-        n++;
-    }
-    (void)closedir(dir);
-    return n;
 }
 
 static struct cst_frame make(uint16_t type, const void *body, uint32_t n)
@@ -150,7 +137,7 @@ START_TEST(a_message_arrives_whole)
 {
     static uint8_t body[CST_FRAME_MAX_BODY];
     struct cst_frame frame = make(9, body, sizeof body);
-    unsigned fds = count_fds();
+    unsigned fds = descriptors_count();
 
     memset(body, 0x5a, sizeof body);
     for (; frame.n_fds < CST_FRAME_MAX_FDS; frame.n_fds++) {
@@ -166,7 +153,7 @@ START_TEST(a_message_arrives_whole)
     }
     cst_frame_close_fds(&got);
     ck_assert_uint_eq(got.n_fds, 0);
-    ck_assert_uint_eq(count_fds(), fds);
+    ck_assert_uint_eq(descriptors_count(), fds);
 }
 END_TEST
 
@@ -237,7 +224,7 @@ START_TEST(descriptors_that_lie_are_closed)
 {
     uint8_t header[CST_FRAME_HEADER_BYTES];
     struct cst_frame frame = make(9, NULL, 0);
-    unsigned fds = count_fds(), n = (unsigned)_i;
+    unsigned fds = descriptors_count(), n = (unsigned)_i;
 
     for (unsigned said = 0; said <= 20; said++) {
         int expected = said == n && n <= CST_FRAME_MAX_FDS ? CST_OK : CST_EPROTO;
@@ -249,7 +236,7 @@ START_TEST(descriptors_that_lie_are_closed)
         if (expected == CST_OK) {
             cst_frame_close_fds(&got);
         }
-        ck_assert_uint_eq(count_fds(), fds);
+        ck_assert_uint_eq(descriptors_count(), fds);
     }
 }
 END_TEST
@@ -258,11 +245,11 @@ END_TEST
 START_TEST(a_message_too_long_is_refused)
 {
     static uint8_t bytes[sizeof buf.bytes + 1];
-    unsigned fds = count_fds();
+    unsigned fds = descriptors_count();
 
     send_raw(bytes, sizeof bytes, 3);
     ck_assert_int_eq(cst_frame_recv(ends[1], 0, &buf, &got, &err), CST_EPROTO);
-    ck_assert_uint_eq(count_fds(), fds);
+    ck_assert_uint_eq(descriptors_count(), fds);
 }
 END_TEST
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of daemon/wire/outbox: frames that wait for a full socket. */
 #include "daemon/wire/outbox.h"
+#include "tests/lib/descriptors.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
-#include <dirent.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -33,19 +33,6 @@ static void teardown(void)
     cstd_outbox_close(&outbox);
     (void)close(ends[0]);
     (void)close(ends[1]);
-}
-
-static unsigned count_fds(void)
-{
-    DIR *dir = opendir("/proc/self/fd");
-    unsigned n = 0;
-
-    ck_assert_ptr_nonnull(dir);
-    while (readdir(dir) != NULL) {
-        n++;
-    }
-    (void)closedir(dir);
-    return n;
 }
 
 static int send_numbered(uint64_t number)
@@ -116,7 +103,7 @@ END_TEST
 START_TEST(descriptors_wait_too)
 {
     struct cst_frame frame = {.type = 1, .body_bytes = 0, .n_fds = 1}, got;
-    unsigned fds = count_fds();
+    unsigned fds = descriptors_count();
     uint64_t n = fill();
     int pipes[2];
     char byte;
@@ -136,7 +123,7 @@ START_TEST(descriptors_wait_too)
     ck_assert_int_eq(read(pipes[0], &byte, 1), 1);
     cst_frame_close_fds(&got);
     (void)close(pipes[0]);
-    ck_assert_uint_eq(count_fds(), fds);
+    ck_assert_uint_eq(descriptors_count(), fds);
 }
 END_TEST
 
@@ -144,14 +131,14 @@ END_TEST
 START_TEST(closing_leaves_nothing)
 {
     struct cst_frame frame = {.type = 1, .n_fds = 2, .fds = {STDERR_FILENO, STDERR_FILENO}};
-    unsigned fds = count_fds();
+    unsigned fds = descriptors_count();
 
     (void)fill();
     ck_assert_int_eq(cstd_outbox_send(&outbox, ends[0], &frame, &err), CST_EAGAIN);
-    ck_assert_uint_eq(count_fds(), fds + 2);
+    ck_assert_uint_eq(descriptors_count(), fds + 2);
     cstd_outbox_close(&outbox);
     ck_assert_uint_eq(outbox.bytes, 0);
-    ck_assert_uint_eq(count_fds(), fds);
+    ck_assert_uint_eq(descriptors_count(), fds);
 }
 END_TEST
 
@@ -218,7 +205,7 @@ END_TEST
  * frame that exceeds the latter is refused and leaves nothing behind. */
 START_TEST(all_peers_together_are_bounded)
 {
-    unsigned fds = count_fds();
+    unsigned fds = descriptors_count();
 
     total.limit = 20;
     total.n = 10; /* descriptors of other peers */
@@ -232,7 +219,7 @@ START_TEST(all_peers_together_are_bounded)
     cstd_unread_close(&unread);
     ck_assert_uint_eq(total.n, 10);
     ck_assert_uint_eq(total.waiting, 0);
-    ck_assert_uint_eq(count_fds(), fds);
+    ck_assert_uint_eq(descriptors_count(), fds);
 }
 END_TEST
 
