@@ -82,7 +82,7 @@ __device__ __forceinline__ void load(group &x, uint32_t n, const cst_update_rows
                                          : cst_vec_load<MEMORY>(at.grad_fp32 + i);
     }
     if (at.remainder_in != nullptr) {
-        cst_format_join<MEMORY>(at.weight_in, at.remainder_in, x.p);
+        cst_format_join<MEMORY>(at.weight_in, at.remainder_in, CST_VEC_GROUP, x.p);
     } else {
 #pragma unroll
         for (int j = 0; j < CST_VEC_GROUP; j++) {
@@ -104,7 +104,7 @@ __device__ __forceinline__ void store_masters(const cst_vec p[CST_VEC_GROUP],
     cst_vec_bits upper[CST_VEC_GROUP];
 
     if (at.remainder != nullptr) {
-        cst_format_cut<MEMORY>(p, at.weight, at.remainder, false);
+        cst_format_cut<MEMORY>(CST_VEC_GROUP, p, at.weight, at.remainder, false);
         return;
     }
 #pragma unroll
@@ -113,7 +113,7 @@ __device__ __forceinline__ void store_masters(const cst_vec p[CST_VEC_GROUP],
         upper[j] = cst_round_bf16(p[j]);
     }
     if (at.weight != nullptr) {
-        cst_vec_store_upper<MEMORY>(at.weight, upper, false);
+        cst_vec_store_upper<MEMORY>(at.weight, CST_VEC_GROUP, upper, false);
     }
 }
 
@@ -426,8 +426,8 @@ __device__ __forceinline__ void direct_tile(const cst_cuda_tile *tiles,
         cst_vec_bits out[CST_VEC_GROUP];
 
         direct<CST_VEC_ROWS, MOMENTS>(group_at(g), spans[tile.span], out);
-        cst_vec_store_upper<CST_VEC_SHARED>(tile.direction + g * CST_UPDATE_GROUP + lane, out,
-                                            false);
+        cst_vec_store_upper<CST_VEC_SHARED>(tile.direction + g * CST_UPDATE_GROUP + lane,
+                                            CST_VEC_GROUP, out, false);
     }
     if (tile.n_elems % CST_UPDATE_GROUP > 0 && n_groups % HALVES == half) {
         direct_tail<MOMENTS>(pad, tile.n_elems % CST_UPDATE_GROUP, group_at(n_groups),

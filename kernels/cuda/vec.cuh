@@ -200,6 +200,11 @@ CST_MEMORY_INLINE cst_vec cst_vec_load_bf16(const uint16_t *at)
     return {cst_bf16_up(CST_MEMORY(cst_vec_read)(at))};
 }
 
+CST_MEMORY_INLINE cst_vec_bits cst_vec_load_int16(const int16_t *at)
+{
+    return {static_cast<uint32_t>(static_cast<int32_t>(CST_MEMORY(cst_vec_read)(at)))};
+}
+
 /* Multiplication by 2^112 corrects the exponent bias. The product is exact, also for subnormal
  * halves. */
 CST_INLINE cst_vec cst_vec_from_half(uint32_t half)
@@ -224,11 +229,19 @@ CST_MEMORY_INLINE cst_vec cst_vec_load_unsigned(const uint8_t *codes)
 
 /* -- groups --------------------------------------------------------------------------------- */
 
-CST_MEMORY_INLINE void cst_vec_store_upper(uint16_t *at, const cst_vec_bits v[CST_VEC_GROUP], bool)
+CST_MEMORY_INLINE void cst_vec_store_upper(uint16_t *at, int n, const cst_vec_bits *v, bool)
 {
 #pragma unroll
-    for (int j = 0; j < CST_VEC_GROUP; j++) {
+    for (int j = 0; j < n; j++) {
         CST_MEMORY(cst_vec_write)(at + j * CST_VEC_LANES, static_cast<uint16_t>(v[j].x >> 16));
+    }
+}
+
+CST_MEMORY_INLINE void cst_vec_store_lower(uint16_t *at, int n, const cst_vec_bits *v)
+{
+#pragma unroll
+    for (int j = 0; j < n; j++) {
+        CST_MEMORY(cst_vec_write)(at + j * CST_VEC_LANES, static_cast<uint16_t>(v[j].x & 0xffffu));
     }
 }
 

@@ -36,42 +36,35 @@ CST_INLINE struct cst_update_moment cst_format_at(enum cst_moments moments,
     return at;
 }
 
-/* Load a group of split master weights (kernels/math/split.h). */
-CST_MEMORY_INLINE void cst_format_join(const uint16_t *weight, const int16_t *remainder,
-                                       struct cst_vec out[CST_VEC_GROUP])
+/* Load @n vectors of split master weights (kernels/math/split.h). */
+CST_MEMORY_INLINE void cst_format_join(const uint16_t *weight, const int16_t *remainder, int n,
+                                       struct cst_vec *out)
 {
-    const struct cst_vec_bits half = cst_vec_set_bits(0x8000);
-
     CST_VEC_UNROLL
-    for (int j = 0; j < CST_VEC_GROUP; j++) {
+    for (int j = 0; j < n; j++) {
         const int at = j * CST_VEC_LANES;
         struct cst_vec_bits w = cst_vec_to_bits(CST_MEMORY(cst_vec_load_bf16)(weight + at));
-        struct cst_vec_bits r =
-            cst_vec_to_bits(CST_MEMORY(cst_vec_load_bf16)((const uint16_t *)(remainder + at)));
+        struct cst_vec_bits r = CST_MEMORY(cst_vec_load_int16)(remainder + at);
 
-        /* The remainder plus 2^15 has no sign, and the lower half of w is zero. */
-        r = cst_vec_xor(cst_vec_right(r, 16), half);
-        out[j] = cst_vec_from_bits(cst_vec_minus(cst_vec_or(w, r), half));
+        out[j] = cst_vec_from_bits(cst_vec_plus(w, r));
     }
 }
 
-/* Store a group of master weights as split ones. A NaN in @p must be CST_UPDATE_NAN. @stream: the
- * weights bypass the cache. */
-CST_MEMORY_INLINE void cst_format_cut(const struct cst_vec p[CST_VEC_GROUP], uint16_t *weight,
+/* Store @n vectors of master weights as split ones: a group, or half a group. A NaN in @p must be
+ * CST_UPDATE_NAN. @stream: the weights bypass the cache. */
+CST_MEMORY_INLINE void cst_format_cut(int n, const struct cst_vec *p, uint16_t *weight,
                                       int16_t *remainder, bool stream)
 {
     const struct cst_vec_bits half = cst_vec_set_bits(0x8000);
-    struct cst_vec_bits upper[CST_VEC_GROUP], lower[CST_VEC_GROUP];
+    struct cst_vec_bits bits[CST_VEC_GROUP], upper[CST_VEC_GROUP];
 
     CST_VEC_UNROLL
-    for (int j = 0; j < CST_VEC_GROUP; j++) {
-        struct cst_vec_bits bits = cst_vec_to_bits(p[j]);
-
-        lower[j] = cst_vec_left(bits, 16);
-        upper[j] = cst_vec_plus(bits, half);
+    for (int j = 0; j < n; j++) {
+        bits[j] = cst_vec_to_bits(p[j]);
+        upper[j] = cst_vec_plus(bits[j], half);
     }
-    CST_MEMORY(cst_vec_store_upper)((uint16_t *)remainder, lower, false);
-    CST_MEMORY(cst_vec_store_upper)(weight, upper, stream);
+    CST_MEMORY(cst_vec_store_lower)((uint16_t *)remainder, n, bits);
+    CST_MEMORY(cst_vec_store_upper)(weight, n, upper, stream);
 }
 
 /* Load the group at @at as fp32. */
@@ -110,7 +103,7 @@ CST_MEMORY_INLINE void cst_format_store_bf16(enum cst_rounding rounding,
         upper[j] = cst_vec_plus(x, cst_round_add(rounding, 16, x, words[j % (CST_VEC_GROUP / 2)],
                                                  j >= CST_VEC_GROUP / 2));
     }
-    CST_MEMORY(cst_vec_store_upper)((uint16_t *)at->values, upper, false);
+    CST_MEMORY(cst_vec_store_upper)((uint16_t *)at->values, CST_VEC_GROUP, upper, false);
 }
 
 /* Store the codes of a block whose magnitudes have the bits @magnitudes. @from is that argument of

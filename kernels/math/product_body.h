@@ -110,7 +110,7 @@ CST_INLINE void finish_group(const struct cst_product *p, const float *sums, con
         x = cst_vec_fma(alpha, x, y);
         bits[j] = round_any(x);
     }
-    cst_vec_store_upper(out, bits, false);
+    cst_vec_store_upper(out, CST_VEC_GROUP, bits, false);
 }
 
 /* Round row @i of the tile. */
@@ -178,6 +178,6 @@ void MUON_NAME(direction)(size_t n, const struct cst_update_scalars *scalars, co
             new = cst_vec_fma(rest, cst_vec_sub(g, old), old);
             bits[j] = round_any(cst_vec_fnma(rest, cst_vec_sub(new, g), new));
         }
-        cst_vec_store_upper(out + i, bits, false);
+        cst_vec_store_upper(out + i, CST_VEC_GROUP, bits, false);
     }
 }

@@ -3,6 +3,7 @@
  * rows_avx512.c and rows_neon.c, which add only their vectors and the suffix ISA. Included once,
  * after one of kernels/math/vec_*.h. Private to kernels/. Elements after the last whole group are
  * processed one by one. */
+#include "kernels/math/rounding.h"
 #include "kernels/math/sum_element.h"
 
 /* Prefetch distance in each source, in bytes. The part of a source in one tile is too short for the
@@ -40,7 +41,7 @@ void NAME(cast)(size_t n, const float *src, uint16_t *dst)
         for (int j = 0; j < CST_VEC_GROUP; j++) {
             v[j] = to_bf16(cst_vec_load(src + i + j * CST_VEC_LANES));
         }
-        cst_vec_store_upper(dst + i, v, false);
+        cst_vec_store_upper(dst + i, CST_VEC_GROUP, v, false);
     }
     cst_cast_ref(n - i, src + i, dst + i);
 }
@@ -80,7 +81,7 @@ void NAME(expand)(size_t n, const uint16_t *src, float *fp32, uint16_t *bf16)
             }
             v[j] = to_bf16(x);
         }
-        cst_vec_store_upper(bf16 + i, v, stream_bf16);
+        cst_vec_store_upper(bf16 + i, CST_VEC_GROUP, v, stream_bf16);
     }
     cst_expand_ref(n - i, src + i, fp32 + i, bf16 + i);
     cst_vec_fence();
@@ -129,9 +130,58 @@ CST_INLINE void sum_group(const struct input *in, size_t i, struct cst_vec v[CST
     }
 }
 
+/* Returns whether there is a NaN in a group. NaNs are rare. */
+CST_INLINE bool has_nan(const struct cst_vec v[CST_VEC_GROUP])
+{
+    struct cst_vec_flags nans = cst_vec_no_flags();
+
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j += 2) {
+        nans = cst_vec_flag_nan(nans, v[j], v[j + 1]);
+    }
+    return __builtin_expect(cst_vec_flagged(nans), false);
+}
+
+/* Replace each NaN in a group by @nan. */
+CST_INLINE void replace_nans(struct cst_vec v[CST_VEC_GROUP], struct cst_vec nan)
+{
+    if (has_nan(v)) {
+        CST_VEC_UNROLL
+        for (int j = 0; j < CST_VEC_GROUP; j++) {
+            v[j] = cst_vec_if_nan(v[j], nan, v[j]);
+        }
+    }
+}
+
+/* Make each NaN in a group quiet. */
+CST_INLINE void quieten(struct cst_vec v[CST_VEC_GROUP])
+{
+    const struct cst_vec_bits quiet = cst_vec_set_bits(0x00400000);
+
+    if (has_nan(v)) {
+        CST_VEC_UNROLL
+        for (int j = 0; j < CST_VEC_GROUP; j++) {
+            struct cst_vec_bits bits = cst_vec_or(cst_vec_to_bits(v[j]), quiet);
+
+            v[j] = cst_vec_if_nan(v[j], cst_vec_from_bits(bits), v[j]);
+        }
+    }
+}
+
+/* Round the sum of two or more contributions to bf16. */
+CST_INLINE void round_sum(struct cst_vec v[CST_VEC_GROUP])
+{
+    replace_nans(v, cst_vec_from_bits(cst_vec_set_bits(CST_REDUCE_NAN << 16)));
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        struct cst_vec_bits upper = cst_vec_set_bits(0xffff0000u);
+
+        v[j] = cst_vec_from_bits(cst_vec_and(cst_round_bf16(v[j]), upper));
+    }
+}
+
 CST_INLINE double reduce(size_t n, uint32_t n_src, const uint16_t *const *src, uint16_t *dst)
 {
-    const struct cst_vec nan = cst_vec_from_bits(cst_vec_set_bits(CST_REDUCE_NAN << 16));
     const struct input in = {.src = {.n = n_src, .bf16 = src}};
     struct cst_vec_squares squares = {0};
     double lanes[CST_SUM_LANES];
@@ -142,13 +192,17 @@ CST_INLINE double reduce(size_t n, uint32_t n_src, const uint16_t *const *src, u
         struct cst_vec v[CST_VEC_GROUP];
 
         sum_group(&in, i, v);
+        /* A single contribution needs no rounding. */
+        if (n_src == 1) {
+            quieten(v);
+        } else {
+            round_sum(v);
+        }
         CST_VEC_UNROLL
         for (int j = 0; j < CST_VEC_GROUP; j++) {
-            v[j] = n_src > 1 ? cst_vec_if_nan(v[j], nan, v[j]) : v[j];
-            bits[j] = cst_vec_and(to_bf16(v[j]), cst_vec_set_bits(0xffff0000u));
-            v[j] = cst_vec_from_bits(bits[j]);
+            bits[j] = cst_vec_to_bits(v[j]);
         }
-        cst_vec_store_upper(dst + i, bits, false);
+        cst_vec_store_upper(dst + i, CST_VEC_GROUP, bits, false);
         cst_vec_add_squares(&squares, v);
     }
     memcpy(lanes, &squares, sizeof lanes);
@@ -187,9 +241,9 @@ CST_INLINE double accumulate(const struct input *in, size_t n, float *dst)
         struct cst_vec v[CST_VEC_GROUP];
 
         sum_group(in, i, v);
+        replace_nans(v, nan);
         CST_VEC_UNROLL
         for (int j = 0; j < CST_VEC_GROUP; j++) {
-            v[j] = cst_vec_if_nan(v[j], nan, v[j]);
             cst_vec_store(dst + i + j * CST_VEC_LANES, v[j]);
         }
         cst_vec_add_squares(&squares, v);
@@ -271,11 +325,12 @@ CST_INLINE void total_bf16(size_t n, uint32_t n_src, const uint16_t *const *src,
         struct cst_vec v[CST_VEC_GROUP];
 
         sum_group(&in, i, v);
+        replace_nans(v, nan);
         CST_VEC_UNROLL
         for (int j = 0; j < CST_VEC_GROUP; j++) {
-            bits[j] = to_bf16(cst_vec_if_nan(v[j], nan, v[j]));
+            bits[j] = cst_round_bf16(v[j]);
         }
-        cst_vec_store_upper(dst + i, bits, false);
+        cst_vec_store_upper(dst + i, CST_VEC_GROUP, bits, false);
     }
     for (; i < n; i++) {
         dst[i] = cst_total_bf16_element(i, n_src, src);

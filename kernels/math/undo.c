@@ -131,6 +131,9 @@ static bool plausible(const struct cst_undo_slot *slot, const struct cst_tile_wo
 {
     uint32_t word = slot->states.held;
     uint32_t first = cst_update_undo_first(word), n = cst_update_undo_n(word);
+    /* With fp32 moments, an update may hold half a group. */
+    uint32_t multiple =
+        work->table->moments == CST_MOMENTS_FP32 ? CST_UPDATE_GROUP / 2 : CST_UPDATE_GROUP;
 
     if (slot->n_elems > CST_TILE_ELEMS || slot->n_elems > chunk_elems ||
         slot->start > chunk_elems - slot->n_elems || slot->tile >= work->table->n_tiles ||
@@ -141,9 +144,8 @@ static bool plausible(const struct cst_undo_slot *slot, const struct cst_tile_wo
     if (!is_update(slot->kind)) {
         return word == 0 && slot->grad_held == slot->n_elems;
     }
-    return slot->grad_held == 0 && n > 0 && n <= CST_UPDATE_GROUP &&
-           first % CST_UPDATE_GROUP == 0 && first + n <= slot->n_elems &&
-           cst_update_undo_buffer(word) < 2;
+    return slot->grad_held == 0 && n > 0 && n <= CST_UPDATE_GROUP && first % multiple == 0 &&
+           first + n <= slot->n_elems && cst_update_undo_buffer(word) < 2;
 }
 
 static void put_back_grad(const struct cst_undo_slot *slot, const struct cst_rows *rows)

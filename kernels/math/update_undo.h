@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The old states that a running update keeps, for restoring the rows after kill -9. The update
- * keeps the states of the group of elements that it is changing, as bytes in memory. Two buffers
- * are used in turn. One word, `held`, thereby always names a complete buffer:
+ * keeps the states of the group of elements that it is changing, as bytes in memory. With fp32
+ * moments it may be half a group of CST_UPDATE_GROUP elements at a time. Two buffers are used in
+ * turn. One word, `held`, thereby always names a complete buffer:
  *
  *             save in       then set                   then change
  *   group k   buffer 0      held = (first, n, 0)       elements [first, first + n)

@@ -194,6 +194,13 @@ CST_INLINE struct cst_vec cst_vec_load_bf16(const uint16_t *at)
     return cst_vec_of(_mm256_castsi256_ps(_mm256_shuffle_epi8(h, order)));
 }
 
+CST_INLINE struct cst_vec_bits cst_vec_load_int16(const int16_t *at)
+{
+    __m128i h = _mm_loadu_si128((const __m128i *)(const void *)at);
+
+    return cst_vec_bits_of(_mm256_cvtepi16_epi32(h));
+}
+
 CST_INLINE struct cst_vec cst_vec_load_signed(const uint8_t *codes)
 {
     __m128i c = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)codes));
@@ -213,10 +220,10 @@ CST_INLINE struct cst_vec cst_vec_load_unsigned(const uint8_t *codes)
 
 /* -- groups --------------------------------------------------------------------------------- */
 
-CST_INLINE void cst_vec_store_upper(uint16_t *at, const struct cst_vec_bits v[CST_VEC_GROUP],
-                                    bool stream)
+CST_INLINE void cst_vec_store_upper(uint16_t *at, int n, const struct cst_vec_bits *v, bool stream)
 {
-    for (int j = 0; j < CST_VEC_GROUP; j += 2) {
+    CST_VEC_UNROLL
+    for (int j = 0; j < n; j += 2) {
         __m256i h =
             _mm256_packus_epi32(_mm256_srli_epi32(v[j].x, 16), _mm256_srli_epi32(v[j + 1].x, 16));
 
@@ -228,6 +235,19 @@ CST_INLINE void cst_vec_store_upper(uint16_t *at, const struct cst_vec_bits v[CS
         } else {
             _mm256_storeu_si256((__m256i *)(void *)(at + 8 * j), h);
         }
+    }
+}
+
+CST_INLINE void cst_vec_store_lower(uint16_t *at, int n, const struct cst_vec_bits *v)
+{
+    const __m256i zero = _mm256_setzero_si256();
+
+    CST_VEC_UNROLL
+    for (int j = 0; j < n; j += 2) {
+        __m256i h = _mm256_packus_epi32(_mm256_blend_epi16(v[j].x, zero, 0xaa),
+                                        _mm256_blend_epi16(v[j + 1].x, zero, 0xaa));
+
+        _mm256_storeu_si256((__m256i *)(void *)(at + 8 * j), _mm256_permute4x64_epi64(h, 0xd8));
     }
 }
 

@@ -192,6 +192,13 @@ CST_INLINE struct cst_vec cst_vec_load_bf16(const uint16_t *at)
     return cst_vec_of(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16)));
 }
 
+CST_INLINE struct cst_vec_bits cst_vec_load_int16(const int16_t *at)
+{
+    __m256i h = _mm256_loadu_si256((const __m256i *)(const void *)at);
+
+    return cst_vec_bits_of(_mm512_cvtepi16_epi32(h));
+}
+
 CST_INLINE struct cst_vec cst_vec_load_signed(const uint8_t *codes)
 {
     __m256i c = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)codes));
@@ -211,19 +218,31 @@ CST_INLINE struct cst_vec cst_vec_load_unsigned(const uint8_t *codes)
 
 /* -- groups --------------------------------------------------------------------------------- */
 
-CST_INLINE void cst_vec_store_upper(uint16_t *at, const struct cst_vec_bits v[CST_VEC_GROUP],
-                                    bool stream)
+/* @n is always CST_VEC_GROUP: half a group is never stored alone. */
+CST_INLINE void cst_vec_store_upper(uint16_t *at, int n, const struct cst_vec_bits *v, bool stream)
 {
     const __m512i odd =
         _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27,
                          25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
     __m512i h = _mm512_permutex2var_epi16(v[0].x, odd, v[1].x);
 
+    (void)n;
     if (stream) {
         _mm512_stream_si512((__m512i *)(void *)at, h);
     } else {
         _mm512_storeu_si512(at, h);
     }
+}
+
+/* @n is that of cst_vec_store_upper. */
+CST_INLINE void cst_vec_store_lower(uint16_t *at, int n, const struct cst_vec_bits *v)
+{
+    const __m512i even =
+        _mm512_set_epi16(62, 60, 58, 56, 54, 52, 50, 48, 46, 44, 42, 40, 38, 36, 34, 32, 30, 28, 26,
+                         24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+
+    (void)n;
+    _mm512_storeu_si512(at, _mm512_permutex2var_epi16(v[0].x, even, v[1].x));
 }
 
 /* Sixteen sums of squares in double, kernels/math/reduce.h. Lane i mod 16 has those of element i.
@@ -301,7 +320,10 @@ CST_INLINE struct cst_vec_flags cst_vec_no_flags(void)
 CST_INLINE struct cst_vec_flags cst_vec_flag_nan(struct cst_vec_flags flags, struct cst_vec a,
                                                  struct cst_vec b)
 {
-    return (struct cst_vec_flags){_kor_mask16(flags.x, _mm512_cmp_ps_mask(a.x, b.x, _CMP_UNORD_Q))};
+    __mmask16 k = _mm512_cmp_ps_mask(a.x, b.x, _CMP_UNORD_Q);
+
+    /* GCC does not see by itself that 0 changes nothing. */
+    return (struct cst_vec_flags){__builtin_constant_p(flags.x) ? k : _kor_mask16(flags.x, k)};
 }
 
 CST_INLINE bool cst_vec_flagged(struct cst_vec_flags flags)

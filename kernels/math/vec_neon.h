@@ -191,6 +191,11 @@ CST_INLINE struct cst_vec cst_vec_load_bf16(const uint16_t *at)
     return cst_vec_of(vreinterpretq_f32_u16(vzip1q_u16(vdupq_n_u16(0), h)));
 }
 
+CST_INLINE struct cst_vec_bits cst_vec_load_int16(const int16_t *at)
+{
+    return cst_vec_bits_of(vreinterpretq_u32_s32(vmovl_s16(vld1_s16(at))));
+}
+
 /* Load four codes to the lower half of a vector. */
 CST_INLINE uint8x8_t cst_vec_load_codes(const uint8_t *codes)
 {
@@ -220,14 +225,22 @@ CST_INLINE struct cst_vec cst_vec_load_unsigned(const uint8_t *codes)
 /* -- groups --------------------------------------------------------------------------------- */
 
 /* The weights do not bypass the cache: the processors detect rows that are only written. */
-CST_INLINE void cst_vec_store_upper(uint16_t *at, const struct cst_vec_bits v[CST_VEC_GROUP],
-                                    bool stream)
+CST_INLINE void cst_vec_store_upper(uint16_t *at, int n, const struct cst_vec_bits *v, bool stream)
 {
     (void)stream;
     CST_VEC_UNROLL
-    for (int j = 0; j < CST_VEC_GROUP; j += 2) {
+    for (int j = 0; j < n; j += 2) {
         vst1q_u16(at + 4 * j,
                   vuzp2q_u16(vreinterpretq_u16_u32(v[j].x), vreinterpretq_u16_u32(v[j + 1].x)));
+    }
+}
+
+CST_INLINE void cst_vec_store_lower(uint16_t *at, int n, const struct cst_vec_bits *v)
+{
+    CST_VEC_UNROLL
+    for (int j = 0; j < n; j += 2) {
+        vst1q_u16(at + 4 * j,
+                  vuzp1q_u16(vreinterpretq_u16_u32(v[j].x), vreinterpretq_u16_u32(v[j + 1].x)));
     }
 }
 

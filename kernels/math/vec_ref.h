@@ -199,6 +199,12 @@ CST_INLINE struct cst_vec cst_vec_load_bf16(const uint16_t *at)
     return cst_vec_set(cst_bf16_to_fp32(*at));
 }
 
+/* Load signed integers, which have the same value in the lanes. */
+CST_INLINE struct cst_vec_bits cst_vec_load_int16(const int16_t *at)
+{
+    return cst_vec_set_bits((uint32_t)(int32_t)*at);
+}
+
 /* Convert IEEE halves with these bits to fp32. The conversion is exact. */
 CST_INLINE struct cst_vec cst_vec_from_half(uint32_t half)
 {
@@ -227,13 +233,22 @@ CST_INLINE struct cst_vec cst_vec_load_unsigned(const uint8_t *codes)
 
 /* -- groups: CST_UPDATE_GROUP elements ------------------------------------------------------ */
 
-/* Store the upper halves of the lanes. @stream: bypass the cache; cst_vec_fence is then needed. */
-CST_INLINE void cst_vec_store_upper(uint16_t *at, const struct cst_vec_bits v[CST_VEC_GROUP],
-                                    bool stream)
+/* Store the upper halves of the lanes of @n vectors, which are a group or half a group. @stream:
+ * bypass the cache; cst_vec_fence is then needed. */
+CST_INLINE void cst_vec_store_upper(uint16_t *at, int n, const struct cst_vec_bits *v, bool stream)
 {
     (void)stream;
-    for (int j = 0; j < CST_VEC_GROUP; j++) {
+    for (int j = 0; j < n; j++) {
         at[j] = (uint16_t)(v[j].x >> 16);
+    }
+}
+
+/* Store the lower halves of the lanes of @n vectors, as cst_vec_store_upper stores the upper ones.
+ */
+CST_INLINE void cst_vec_store_lower(uint16_t *at, int n, const struct cst_vec_bits *v)
+{
+    for (int j = 0; j < n; j++) {
+        at[j] = (uint16_t)(v[j].x & 0xffffu);
     }
 }
 
