@@ -49,8 +49,8 @@ static void tear(struct job *job, struct cst_tile tile, const struct cst_update_
     }
 }
 
-/* Wherever an update was interrupted, restoring completes the tile and changes nothing else. A
- * second restore does nothing. */
+/* Wherever an update was interrupted, restoring completes the tile and changes nothing else,
+ * whether the update held whole groups or halves. A second restore does nothing. */
 START_TEST(test_restore_finishes_a_torn_update)
 {
     const struct cst_kernels *kernels = hostile_row(_i);
@@ -68,7 +68,7 @@ START_TEST(test_restore_finishes_a_torn_update)
     tile = some_tile(&want);
     ck_assert(cst_tile_update(&want.work, &adamw, &tile, NULL, &done));
     for (int k = 0; k < 100; k++) {
-        uint32_t n = CST_UPDATE_GROUP;
+        uint32_t n = k % 3 == 2 ? CST_UPDATE_GROUP / 2 : CST_UPDATE_GROUP;
         uint32_t first = (uint32_t)(hostile_next(&state) % (CST_TILE_ELEMS / n)) * n;
         struct job got;
 
@@ -200,7 +200,7 @@ START_TEST(test_restore_refuses_nonsense)
     struct cst_update_scalars adamw;
     struct job got;
     struct job want;
-    struct cst_undo_slot bad[13];
+    struct cst_undo_slot bad[14];
     const int n_bad = sizeof bad / sizeof bad[0];
 
     cst_update_prepare(&adamw, 1e-3, 0.9, 0.999, 1e-8, 0.1, 0.5f, 1);
@@ -224,6 +224,7 @@ START_TEST(test_restore_refuses_nonsense)
     bad[10].grad_held = CST_TILE_ELEMS;
     bad[11].kind = CST_UNDO_REDUCE;
     bad[12].kind = CST_UNDO_ACCUMULATE;
+    bad[13].states.held = cst_update_undo_word(72, 16, 0);
     for (int i = 0; i < n_bad; i++) {
         ck_assert_msg(restore(&got, &bad[i]) == CST_EINVAL, "bad[%d] was taken", i);
         ck_assert(cst_undo_holds(&bad[i]));
@@ -231,6 +232,13 @@ START_TEST(test_restore_refuses_nonsense)
         cst_undo_drop(&bad[i]);
         ck_assert(!cst_undo_holds(&bad[i]));
     }
+    /* Only with fp32 moments, half a group may be held. */
+    bad[0].states.held = cst_update_undo_word(80, 16, 0);
+    bad[0].kind = CST_UNDO_UPDATE;
+    got.work.table->moments = CST_MOMENTS_BF16;
+    ck_assert_int_eq(restore(&got, &bad[0]), CST_EINVAL);
+    got.work.table->moments = CST_MOMENTS_FP32;
+    assert_same(&got, &want);
     ck_assert_int_eq(restore(&got, &got.undo[0]), CST_OK);
     job_close(&got);
     job_close(&want);
