@@ -101,8 +101,6 @@ template <cst_vec_memory MEMORY>
 __device__ __forceinline__ void store_masters(const cst_vec p[CST_VEC_GROUP],
                                               const cst_update_rows &at)
 {
-    cst_vec_bits upper[CST_VEC_GROUP];
-
     if (at.remainder != nullptr) {
         cst_format_cut<MEMORY>(CST_VEC_GROUP, p, at.weight, at.remainder, false);
         return;
@@ -110,10 +108,9 @@ __device__ __forceinline__ void store_masters(const cst_vec p[CST_VEC_GROUP],
 #pragma unroll
     for (int j = 0; j < CST_VEC_GROUP; j++) {
         cst_vec_store<MEMORY>(at.master + j * CST_VEC_LANES, p[j]);
-        upper[j] = cst_round_bf16(p[j]);
     }
     if (at.weight != nullptr) {
-        cst_vec_store_upper<MEMORY>(at.weight, CST_VEC_GROUP, upper, false);
+        cst_vec_store_bf16<MEMORY>(at.weight, CST_VEC_GROUP, p, false);
     }
 }
 
@@ -123,7 +120,7 @@ __device__ __forceinline__ void compute_and_store(group &x, uint32_t optimizer,
                                                   const cst_formula_scalars &scalars,
                                                   cst_vec_bits word, const cst_update_rows &at)
 {
-    const cst_vec_bits other = cst_random_other(word);
+    const cst_vec_bits words[2][CST_VEC_GROUP / 2] = {{word}, {cst_random_other(word)}};
 
 #pragma unroll
     for (int j = 0; j < CST_VEC_GROUP; j++) {
@@ -140,9 +137,9 @@ __device__ __forceinline__ void compute_and_store(group &x, uint32_t optimizer,
         x.moments[1][j] = MOMENTS == CST_MOMENTS_MX8 ? states.v : cst_formula_canonical(states.v);
     }
     store_masters<MEMORY>(x.p, at);
-    cst_format_store<MEMORY>(MOMENTS, ROUNDING, 0, &at.moments[0], x.moments[0], &word);
+    cst_format_store<MEMORY>(MOMENTS, ROUNDING, 0, 1, &at.moments[0], &x.moments[0], &words[0]);
     if (n_moments(optimizer) == 2) {
-        cst_format_store<MEMORY>(MOMENTS, ROUNDING, 1, &at.moments[1], x.moments[1], &other);
+        cst_format_store<MEMORY>(MOMENTS, ROUNDING, 1, 1, &at.moments[1], &x.moments[1], &words[1]);
     }
 }
 

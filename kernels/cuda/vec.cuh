@@ -131,16 +131,6 @@ CST_INLINE cst_vec_bits cst_vec_left(cst_vec_bits a, int n)
     return {a.x << n};
 }
 
-CST_INLINE cst_vec_bits cst_vec_max(cst_vec_bits a, cst_vec_bits b)
-{
-    return a.x > b.x ? a : b;
-}
-
-CST_INLINE cst_vec cst_vec_larger(cst_vec a, cst_vec b)
-{
-    return a.x > b.x ? a : b;
-}
-
 CST_INLINE cst_vec cst_vec_limit(cst_vec x, cst_vec limit)
 {
     return {fabsf(x.x) > limit.x ? copysignf(limit.x, x.x) : x.x};
@@ -229,6 +219,14 @@ CST_MEMORY_INLINE cst_vec cst_vec_load_unsigned(const uint8_t *codes)
 
 /* -- groups --------------------------------------------------------------------------------- */
 
+CST_MEMORY_INLINE void cst_vec_load_all_bf16(const uint16_t *at, int n, cst_vec *out)
+{
+#pragma unroll
+    for (int j = 0; j < n; j++) {
+        out[j] = CST_MEMORY(cst_vec_load_bf16)(at + j * CST_VEC_LANES);
+    }
+}
+
 CST_MEMORY_INLINE void cst_vec_store_upper(uint16_t *at, int n, const cst_vec_bits *v, bool)
 {
 #pragma unroll
@@ -245,17 +243,35 @@ CST_MEMORY_INLINE void cst_vec_store_lower(uint16_t *at, int n, const cst_vec_bi
     }
 }
 
+CST_MEMORY_INLINE void cst_vec_store_bf16(uint16_t *at, int n, const cst_vec *v, bool stream)
+{
+    cst_vec_bits upper[CST_VEC_GROUP];
+
+#pragma unroll
+    for (int j = 0; j < n; j++) {
+        uint32_t bits = __float_as_uint(v[j].x);
+
+        upper[j].x = bits + 0x7fffu + (bits >> 16 & 1u);
+    }
+    CST_MEMORY(cst_vec_store_upper)(at, n, upper, stream);
+}
+
+CST_INLINE cst_vec_bits cst_vec_fixed(unsigned, cst_vec x, cst_vec unit)
+{
+    float y = fabsf(x.x);
+
+    return {__float_as_uint(__fadd_rn(y, y > unit.x ? y : unit.x))};
+}
+
 CST_MEMORY_INLINE void cst_vec_store_codes(unsigned which, uint8_t *at,
-                                           const cst_vec_bits v[CST_VEC_GROUP], cst_vec_bits excess,
-                                           const cst_vec_bits from[CST_VEC_GROUP])
+                                           const cst_vec_bits v[CST_VEC_GROUP], uint32_t unit,
+                                           const cst_vec from[CST_VEC_GROUP])
 {
 #pragma unroll
     for (int j = 0; j < CST_VEC_GROUP; j++) {
-        uint32_t code = v[j].x - excess.x;
+        uint32_t code = (v[j].x - unit) >> 20 & 0xffu, bits = __float_as_uint(from[j].x);
 
-        code = which == 0  ? code | (from[j].x >> 24 & 0x80u)
-               : code == 0 ? (from[j].x != 0 ? 1u : 0u)
-                           : code;
+        code = which == 0 ? code | (bits >> 24 & 0x80u) : code == 0 ? (bits != 0 ? 1u : 0u) : code;
         CST_MEMORY(cst_vec_write)(at + j * CST_VEC_LANES, static_cast<uint8_t>(code));
     }
 }
@@ -266,22 +282,23 @@ CST_INLINE unsigned cst_vec_mask()
     return 0xffffu << (threadIdx.x & 16u);
 }
 
-CST_INLINE cst_vec_bits cst_vec_largest(const cst_vec_bits v[CST_VEC_GROUP])
+CST_INLINE void cst_vec_largest(unsigned which, unsigned n, const cst_vec v[][CST_VEC_GROUP],
+                                uint32_t largest[])
 {
-    uint32_t largest = v[0].x > v[1].x ? v[0].x : v[1].x;
-
 #pragma unroll
-    for (int bits = CST_VEC_LANES / 2; bits > 0; bits /= 2) {
-        uint32_t other = __shfl_xor_sync(cst_vec_mask(), largest, bits);
+    for (unsigned k = 0; k < n; k++) {
+        const uint32_t mask = which + k == 0 ? 0x7fffffffu : UINT32_MAX;
+        uint32_t a = __float_as_uint(v[k][0].x) & mask, b = __float_as_uint(v[k][1].x) & mask;
 
-        largest = other > largest ? other : largest;
+        a = a > b ? a : b;
+#pragma unroll
+        for (int bits = CST_VEC_LANES / 2; bits > 0; bits /= 2) {
+            uint32_t other = __shfl_xor_sync(cst_vec_mask(), a, bits);
+
+            a = other > a ? other : a;
+        }
+        largest[k] = a;
     }
-    return {largest};
-}
-
-CST_INLINE uint32_t cst_vec_first(cst_vec_bits v)
-{
-    return v.x;
 }
 
 #endif

@@ -40,13 +40,12 @@ CST_INLINE struct cst_update_moment cst_format_at(enum cst_moments moments,
 CST_MEMORY_INLINE void cst_format_join(const uint16_t *weight, const int16_t *remainder, int n,
                                        struct cst_vec *out)
 {
+    CST_MEMORY(cst_vec_load_all_bf16)(weight, n, out);
     CST_VEC_UNROLL
     for (int j = 0; j < n; j++) {
-        const int at = j * CST_VEC_LANES;
-        struct cst_vec_bits w = cst_vec_to_bits(CST_MEMORY(cst_vec_load_bf16)(weight + at));
-        struct cst_vec_bits r = CST_MEMORY(cst_vec_load_int16)(remainder + at);
+        struct cst_vec_bits r = CST_MEMORY(cst_vec_load_int16)(remainder + j * CST_VEC_LANES);
 
-        out[j] = cst_vec_from_bits(cst_vec_plus(w, r));
+        out[j] = cst_vec_from_bits(cst_vec_plus(cst_vec_to_bits(out[j]), r));
     }
 }
 
@@ -72,13 +71,14 @@ CST_MEMORY_INLINE void cst_format_load(enum cst_moments moments, unsigned which,
                                        const struct cst_update_moment *at,
                                        struct cst_vec out[CST_VEC_GROUP])
 {
+    if (moments == CST_MOMENTS_BF16) {
+        CST_MEMORY(cst_vec_load_all_bf16)((const uint16_t *)at->values, CST_VEC_GROUP, out);
+        return;
+    }
     CST_VEC_UNROLL
     for (int j = 0; j < CST_VEC_GROUP; j++) {
         if (moments == CST_MOMENTS_FP32) {
             out[j] = CST_MEMORY(cst_vec_load)((const float *)at->values + j * CST_VEC_LANES);
-        } else if (moments == CST_MOMENTS_BF16) {
-            out[j] =
-                CST_MEMORY(cst_vec_load_bf16)((const uint16_t *)at->values + j * CST_VEC_LANES);
         } else {
             const uint8_t *codes = (const uint8_t *)at->values + j * CST_VEC_LANES;
 
@@ -96,6 +96,10 @@ CST_MEMORY_INLINE void cst_format_store_bf16(enum cst_rounding rounding,
 {
     struct cst_vec_bits upper[CST_VEC_GROUP];
 
+    if (rounding == CST_ROUNDING_NEAREST) {
+        CST_MEMORY(cst_vec_store_bf16)((uint16_t *)at->values, CST_VEC_GROUP, in, false);
+        return;
+    }
     CST_VEC_UNROLL
     for (int j = 0; j < CST_VEC_GROUP; j++) {
         struct cst_vec_bits x = cst_vec_to_bits(in[j]);
@@ -106,96 +110,101 @@ CST_MEMORY_INLINE void cst_format_store_bf16(enum cst_rounding rounding,
     CST_MEMORY(cst_vec_store_upper)((uint16_t *)at->values, CST_VEC_GROUP, upper, false);
 }
 
-/* Store the codes of a block whose magnitudes have the bits @magnitudes. @from is that argument of
- * cst_vec_store_codes. @huge: a magnitude may be 2^127 or more. */
-CST_MEMORY_INLINE void cst_format_store_codes(enum cst_rounding rounding, unsigned which, bool huge,
-                                              uint8_t *at, const struct cst_mx8_block *block,
-                                              const struct cst_vec_bits magnitudes[CST_VEC_GROUP],
-                                              const struct cst_vec_bits from[CST_VEC_GROUP],
+/* Store the codes of a block of @x. @unit is that of the block, and @from is that of
+ * cst_vec_store_codes. */
+CST_MEMORY_INLINE void cst_format_store_codes(enum cst_rounding rounding, unsigned which,
+                                              uint8_t *at, uint32_t unit,
+                                              const struct cst_vec x[CST_VEC_GROUP],
+                                              const struct cst_vec from[CST_VEC_GROUP],
                                               const struct cst_vec_bits words[CST_VEC_GROUP / 2])
 {
+    const struct cst_vec units = cst_vec_from_bits(cst_vec_set_bits(unit));
     struct cst_vec_bits codes[CST_VEC_GROUP];
 
     CST_VEC_UNROLL
     for (int j = 0; j < CST_VEC_GROUP; j++) {
-        struct cst_vec_bits fixed =
-            huge ? cst_mx8_fixed_huge(block, magnitudes[j]) : cst_mx8_fixed(block, magnitudes[j]);
+        struct cst_vec_bits fixed = cst_vec_fixed(which, x[j], units);
         struct cst_vec_bits add = cst_round_add(rounding, 20, fixed, words[j % (CST_VEC_GROUP / 2)],
                                                 j >= CST_VEC_GROUP / 2);
 
-        codes[j] = cst_vec_right(cst_vec_plus(fixed, add), 20);
+        codes[j] = cst_vec_plus(fixed, add);
     }
-    CST_MEMORY(cst_vec_store_codes)(which, at, codes, block->excess, from);
+    CST_MEMORY(cst_vec_store_codes)(which, at, codes, unit, from);
 }
 
-/* Store the codes of a block again whose largest magnitude, with the bits @largest, is 2^127 or
- * more or a NaN. */
+/* Store a block that has a NaN, a magnitude of 2^127 or more, or an exp_avg_sq with a sign. */
 CST_MEMORY_INLINE void cst_format_store_rare(enum cst_rounding rounding, unsigned which,
-                                             uint8_t *at, const struct cst_mx8_block *block,
-                                             uint32_t largest,
-                                             const struct cst_vec_bits magnitudes[CST_VEC_GROUP],
-                                             const struct cst_vec_bits from[CST_VEC_GROUP],
+                                             const struct cst_update_moment *at,
+                                             const struct cst_vec in[CST_VEC_GROUP],
                                              const struct cst_vec_bits words[CST_VEC_GROUP / 2])
 {
-    struct cst_vec_bits zeros[CST_VEC_GROUP];
-
-    CST_VEC_UNROLL
-    for (int j = 0; j < CST_VEC_GROUP; j++) {
-        zeros[j] = cst_vec_set_bits(0);
-    }
-    if (largest <= CST_MX8_MAX) {
-        CST_MEMORY(cst_format_store_codes)
-        (rounding, which, true, at, block, magnitudes, from, words);
-    } else {
-        CST_MEMORY(cst_vec_store_codes)(which, at, zeros, zeros[0], zeros);
-    }
-}
-
-CST_MEMORY_INLINE void cst_format_store_mx8(enum cst_rounding rounding, unsigned which,
-                                            const struct cst_update_moment *at,
-                                            const struct cst_vec in[CST_VEC_GROUP],
-                                            const struct cst_vec_bits words[CST_VEC_GROUP / 2])
-{
-    struct cst_vec_bits magnitudes[CST_VEC_GROUP], from[CST_VEC_GROUP], all;
-    uint8_t *codes = (uint8_t *)at->values;
-    struct cst_mx8_block block;
+    struct cst_vec from[1][CST_VEC_GROUP], x[CST_VEC_GROUP];
     uint32_t largest;
+    bool nan, halves;
 
     CST_VEC_UNROLL
     for (int j = 0; j < CST_VEC_GROUP; j++) {
-        magnitudes[j] = cst_mx8_magnitude(in[j]);
-        from[j] = which == 0 ? cst_vec_to_bits(in[j]) : magnitudes[j];
+        from[0][j] = which == 0 ? in[j] : cst_mx8_magnitude(in[j]);
     }
-    all = cst_vec_largest(magnitudes);
-    block = cst_mx8_block_of(which, all);
-    largest = cst_vec_first(all);
-    *at->exponents = (uint8_t)cst_mx8_exponent(which, largest);
+    cst_vec_largest(which, 1, from, &largest);
+    nan = largest > CST_MX8_MAX;
+    *at->exponents = (uint8_t)(nan ? CST_MX8_NAN : cst_mx8_exponent(which, largest));
+    /* Twice a magnitude of 2^127 is no number. In a block of halves with half the unit, the codes
+     * are the same: a half that is not exact is far below the last bit. */
+    halves = largest >= CST_MX8_HUGE;
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        from[0][j] = nan ? cst_vec_set(0.0f) : from[0][j];
+        x[j] = halves ? cst_vec_mul(from[0][j], cst_vec_set(0.5f)) : from[0][j];
+    }
     CST_MEMORY(cst_format_store_codes)
-    (rounding, which, false, codes, &block, magnitudes, from, words);
-    if (__builtin_expect(largest >= CST_MX8_HUGE, false)) {
-        CST_MEMORY(cst_format_store_rare)
-        (rounding, which, codes, &block, largest, magnitudes, from, words);
+    (rounding, which, (uint8_t *)at->values, cst_mx8_unit(which, largest) - (halves ? 1u << 23 : 0),
+     x, from[0], words);
+}
+
+/* Store @n groups as the moments @which and following. The arguments have one element for each. */
+CST_MEMORY_INLINE void cst_format_store_mx8(enum cst_rounding rounding, unsigned which, unsigned n,
+                                            const struct cst_update_moment at[],
+                                            const struct cst_vec in[][CST_VEC_GROUP],
+                                            const struct cst_vec_bits words[][CST_VEC_GROUP / 2])
+{
+    uint32_t largest[2];
+
+    cst_vec_largest(which, n, in, largest);
+    CST_VEC_UNROLL
+    for (unsigned k = 0; k < n; k++) {
+        *at[k].exponents = (uint8_t)cst_mx8_exponent(which + k, largest[k]);
+        CST_MEMORY(cst_format_store_codes)
+        (rounding, which + k, (uint8_t *)at[k].values, cst_mx8_unit(which + k, largest[k]), in[k],
+         in[k], words[k]);
+        if (__builtin_expect(largest[k] >= CST_MX8_HUGE, false)) {
+            CST_MEMORY(cst_format_store_rare)(rounding, which + k, &at[k], in[k], words[k]);
+        }
     }
 }
 
-/* Store the group @in at @at. Each NaN must be CST_UPDATE_NAN, except with mx8. @words are the
- * random words of the group for this moment. @words is not read if the moments are fp32 or are
- * rounded to nearest. */
+/* Store the @n groups @in at @at as the moments @which and following. Each NaN must be
+ * CST_UPDATE_NAN, except with mx8. @words are the random words of the groups. @words is not read if
+ * the moments are fp32 or are rounded to nearest. */
 CST_MEMORY_INLINE void cst_format_store(enum cst_moments moments, enum cst_rounding rounding,
-                                        unsigned which, const struct cst_update_moment *at,
-                                        const struct cst_vec in[CST_VEC_GROUP],
-                                        const struct cst_vec_bits words[CST_VEC_GROUP / 2])
+                                        unsigned which, unsigned n,
+                                        const struct cst_update_moment at[],
+                                        const struct cst_vec in[][CST_VEC_GROUP],
+                                        const struct cst_vec_bits words[][CST_VEC_GROUP / 2])
 {
-    if (moments == CST_MOMENTS_BF16) {
-        CST_MEMORY(cst_format_store_bf16)(rounding, at, in, words);
-    } else if (moments == CST_MOMENTS_MX8) {
-        CST_MEMORY(cst_format_store_mx8)(rounding, which, at, in, words);
-    } else {
+    if (moments == CST_MOMENTS_MX8) {
+        CST_MEMORY(cst_format_store_mx8)(rounding, which, n, at, in, words);
+        return;
+    }
+    CST_VEC_UNROLL
+    for (unsigned k = 0; k < n; k++) {
+        if (moments == CST_MOMENTS_BF16) {
+            CST_MEMORY(cst_format_store_bf16)(rounding, &at[k], in[k], words[k]);
+            continue;
+        }
         CST_VEC_UNROLL
         for (int j = 0; j < CST_VEC_GROUP; j++) {
-            float *to = (float *)at->values + j * CST_VEC_LANES;
-
-            CST_MEMORY(cst_vec_store)(to, in[j]);
+            CST_MEMORY(cst_vec_store)((float *)at[k].values + j * CST_VEC_LANES, in[k][j]);
         }
     }
 }

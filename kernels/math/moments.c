@@ -24,12 +24,12 @@ static void decode_mx8(unsigned which, uint64_t first, uint64_t end,
 {
     for (uint64_t i = first; i < end;) {
         struct cst_update_moment at = group_at(CST_MOMENTS_MX8, row, i);
-        struct cst_vec values[CST_UPDATE_GROUP];
+        struct cst_vec values[1][CST_UPDATE_GROUP];
         size_t n = share(i, end);
 
-        cst_format_load(CST_MOMENTS_MX8, which, &at, values);
+        cst_format_load(CST_MOMENTS_MX8, which, &at, values[0]);
         for (size_t j = 0; j < n; j++) {
-            out[i + j - first] = cst_formula_canonical(values[i % CST_UPDATE_GROUP + j]).x;
+            out[i + j - first] = cst_formula_canonical(values[0][i % CST_UPDATE_GROUP + j]).x;
         }
         i += n;
     }
@@ -51,19 +51,19 @@ static void encode_mx8(unsigned which, uint64_t first, uint64_t end, const float
                        const struct cst_update_moment *row)
 {
     /* Rounding to nearest reads no random words. */
-    struct cst_vec_bits none[CST_VEC_GROUP / 2] = {{0}};
+    const struct cst_vec_bits none[1][CST_VEC_GROUP / 2] = {{{0}}};
 
     for (uint64_t i = first; i < end;) {
         struct cst_update_moment at = group_at(CST_MOMENTS_MX8, row, i);
-        struct cst_vec values[CST_UPDATE_GROUP];
+        struct cst_vec values[1][CST_UPDATE_GROUP];
         size_t n = share(i, end);
 
         /* Elements of the block outside [i, i + n) keep their values. */
-        cst_format_load(CST_MOMENTS_MX8, which, &at, values);
+        cst_format_load(CST_MOMENTS_MX8, which, &at, values[0]);
         for (size_t j = 0; j < n; j++) {
-            values[i % CST_UPDATE_GROUP + j].x = in[i + j - first];
+            values[0][i % CST_UPDATE_GROUP + j].x = in[i + j - first];
         }
-        cst_format_store(CST_MOMENTS_MX8, CST_ROUNDING_NEAREST, which, &at, values, none);
+        cst_format_store(CST_MOMENTS_MX8, CST_ROUNDING_NEAREST, which, 1, &at, values, none);
         i += n;
     }
 }

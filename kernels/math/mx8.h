@@ -49,21 +49,27 @@ CST_INLINE uint32_t cst_mx8_least(unsigned which)
     return which == 0 ? 7 : 15;
 }
 
-/* Returns the exponent of a block whose largest magnitude has the bits @largest. */
+/* Returns the bits of the smallest normal value of a code in a block whose largest magnitude has
+ * the bits @largest. If @largest is above CST_MX8_MAX, the result has no meaning.
+ *
+ * With this unit, cst_vec_fixed of a magnitude below 2^127 is the code, in excess of the unit's
+ * bits without the last 20, followed by 20 bits that are to be rounded away. A normal value is
+ * doubled, which moves its bits by one exponent. The unit is added to a value below it, which
+ * aligns the bits of the value with the bits of a code with e = 0. */
+CST_INLINE uint32_t cst_mx8_unit(unsigned which, uint32_t largest)
+{
+    const uint32_t lowest = ((which == 0 ? 8 : 15) + cst_mx8_least(which)) << 23;
+    /* The addition carries into the exponent if the magnitude is above 1.875 x 2^k. */
+    uint32_t top = (largest + 0x000fffffu) & 0xff800000u;
+
+    return (top < lowest ? lowest : top) - (lowest - (1u << 23));
+}
+
+/* Returns the exponent of a block whose largest magnitude has the bits @largest. If @largest is
+ * above CST_MX8_MAX, the result has no meaning. */
 CST_INLINE uint32_t cst_mx8_exponent(unsigned which, uint32_t largest)
 {
-    /* The addition carries into the exponent if the magnitude is above 1.875 x 2^k. */
-    uint32_t top = (largest + 0x000fffffu) >> 23;
-    uint32_t above = which == 0 ? 8 : 15;
-    uint32_t least = cst_mx8_least(which);
-
-    if (largest > CST_MX8_MAX) {
-        return CST_MX8_NAN;
-    }
-    if (largest == 0) {
-        return 0;
-    }
-    return top < above + least ? least : top - above;
+    return largest == 0 ? 0 : (cst_mx8_unit(which, largest) >> 23) + cst_mx8_least(which) - 1;
 }
 
 /* Returns the factor for the value of a code that was loaded as an IEEE half. The exponent bias of
@@ -76,54 +82,10 @@ CST_INLINE struct cst_vec cst_mx8_scale(unsigned which, uint32_t exponent)
         cst_vec_set_bits(exponent > CST_MX8_MAX_EXPONENT ? CST_UPDATE_NAN : bits));
 }
 
-/* Returns the bits of |x|. */
-CST_INLINE struct cst_vec_bits cst_mx8_magnitude(struct cst_vec x)
+/* Returns |x|. */
+CST_INLINE struct cst_vec cst_mx8_magnitude(struct cst_vec x)
 {
-    return cst_vec_and(cst_vec_to_bits(x), cst_vec_set_bits(0x7fffffffu));
-}
-
-/* Constants of the encoding of one block, in every lane. */
-struct cst_mx8_block {
-    struct cst_vec unit; /* The smallest normal value. */
-    /* What the codes of cst_mx8_fixed have in excess: the bits of @unit without the last 20. */
-    struct cst_vec_bits excess;
-};
-
-/* Returns the constants for a block whose largest magnitude has the bits @largest in every lane.
- * The exponent is that of cst_mx8_exponent, at least cst_mx8_least. If the block has a NaN, the
- * constants have no meaning. */
-CST_INLINE struct cst_mx8_block cst_mx8_block_of(unsigned which, struct cst_vec_bits largest)
-{
-    const uint32_t lowest = (which == 0 ? 8 : 15) + cst_mx8_least(which);
-    struct cst_vec_bits top = cst_vec_and(cst_vec_plus(largest, cst_vec_set_bits(0x000fffffu)),
-                                          cst_vec_set_bits(0xff800000u));
-    struct cst_vec_bits unit = cst_vec_minus(cst_vec_max(top, cst_vec_set_bits(lowest << 23)),
-                                             cst_vec_set_bits((lowest - 1) << 23));
-    struct cst_mx8_block block;
-
-    block.unit = cst_vec_from_bits(unit);
-    block.excess = cst_vec_right(unit, 20);
-    return block;
-}
-
-/* Returns a magnitude below 2^127 as the bits of the code plus block->excess, followed by 20 bits
- * that are to be rounded away. A normal value is doubled, which moves its bits by one exponent. The
- * smallest normal value is added to a value below it, which aligns the bits of the value with the
- * bits of a code with e = 0. */
-CST_INLINE struct cst_vec_bits cst_mx8_fixed(const struct cst_mx8_block *block,
-                                             struct cst_vec_bits magnitude)
-{
-    struct cst_vec y = cst_vec_from_bits(magnitude);
-
-    return cst_vec_to_bits(cst_vec_add(y, cst_vec_larger(y, block->unit)));
-}
-
-/* cst_mx8_fixed of any magnitude up to CST_MX8_MAX. A normal value is doubled as an integer. */
-CST_INLINE struct cst_vec_bits cst_mx8_fixed_huge(const struct cst_mx8_block *block,
-                                                  struct cst_vec_bits magnitude)
-{
-    return cst_vec_max(cst_vec_plus(magnitude, cst_vec_set_bits(1u << 23)),
-                       cst_mx8_fixed(block, magnitude));
+    return cst_vec_from_bits(cst_vec_and(cst_vec_to_bits(x), cst_vec_set_bits(0x7fffffffu)));
 }
 
 #endif

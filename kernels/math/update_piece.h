@@ -111,13 +111,6 @@ ALWAYS_INLINE void draw(struct way way, struct call *call, size_t index,
     cst_random_words(call->key, (uint32_t)(group % CST_RANDOM_SPAN_GROUPS), words);
 }
 
-/* Returns the gradient's vector at element @at of a piece. */
-ALWAYS_INLINE struct cst_vec load_grad(const struct cst_update_rows *rows, int at)
-{
-    return rows->grad_bf16 != NULL ? cst_vec_load_bf16(rows->grad_bf16 + at)
-                                   : cst_vec_load(rows->grad_fp32 + at);
-}
-
 /* Load a piece of an fp32 row. */
 ALWAYS_INLINE void load_fp32(struct way way, const float *from, struct cst_vec *to)
 {
@@ -133,6 +126,17 @@ ALWAYS_INLINE void store_fp32(struct way way, float *to, const struct cst_vec *f
     CST_VEC_UNROLL
     for (int j = 0; j < n_vectors(way); j++) {
         cst_vec_store(to + j * CST_VEC_LANES, from[j]);
+    }
+}
+
+/* Load the gradients of a piece. */
+ALWAYS_INLINE void load_grad(struct way way, const struct cst_update_rows *rows,
+                             struct cst_vec grad[CST_VEC_GROUP])
+{
+    if (rows->grad_bf16 != NULL) {
+        cst_vec_load_all_bf16(rows->grad_bf16, n_vectors(way), grad);
+    } else {
+        load_fp32(way, rows->grad_fp32, grad);
     }
 }
 
@@ -153,21 +157,14 @@ ALWAYS_INLINE void store_masters(struct way way, const struct call *call,
                                  const struct cst_update_rows *rows,
                                  const struct cst_vec p[CST_VEC_GROUP])
 {
-    struct cst_vec_bits upper[CST_VEC_GROUP];
-
     if (way.split) {
         cst_format_cut(n_vectors(way), p, rows->weight, rows->remainder, call->stream);
         return;
     }
     store_fp32(way, rows->master, p);
-    if (way.alone) {
-        return;
+    if (!way.alone) {
+        cst_vec_store_bf16(rows->weight, n_vectors(way), p, call->stream);
     }
-    CST_VEC_UNROLL
-    for (int j = 0; j < n_vectors(way); j++) {
-        upper[j] = cst_round_bf16(p[j]);
-    }
-    cst_vec_store_upper(rows->weight, n_vectors(way), upper, call->stream);
 }
 
 /* The states and gradients of a piece, as fp32. */
@@ -190,10 +187,7 @@ ALWAYS_INLINE void load_piece(struct way way, const struct cst_update_rows *rows
             cst_format_load(way.moments, k, &rows->moments_in[k], piece->moments[k]);
         }
     }
-    CST_VEC_UNROLL
-    for (int j = 0; j < n_vectors(way); j++) {
-        piece->grad[j] = load_grad(rows, j * CST_VEC_LANES);
-    }
+    load_grad(way, rows, piece->grad);
 }
 
 /* Returns whether each NaN in the new moments makes the new master weight a NaN, too. The quotient
@@ -250,7 +244,7 @@ ALWAYS_INLINE void store_moments(struct way way, const struct cst_update_rows *r
                                  const struct piece *piece,
                                  const struct cst_vec_bits words[CST_VEC_GROUP / 2])
 {
-    struct cst_vec_bits drawn[CST_VEC_GROUP / 2];
+    struct cst_vec_bits drawn[2][CST_VEC_GROUP / 2];
 
     CST_VEC_UNROLL
     for (unsigned k = 0; k < n_moments(way); k++) {
@@ -260,11 +254,14 @@ ALWAYS_INLINE void store_moments(struct way way, const struct cst_update_rows *r
         }
         CST_VEC_UNROLL
         for (int j = 0; j < CST_VEC_GROUP / 2; j++) {
-            drawn[j] = !takes_random(way) ? cst_vec_set_bits(0)
-                       : k == 0           ? words[j]
-                                          : cst_random_other(words[j]);
+            drawn[k][j] = !takes_random(way) ? cst_vec_set_bits(0)
+                          : k == 0           ? words[j]
+                                             : cst_random_other(words[j]);
         }
-        cst_format_store(way.moments, way.rounding, k, &rows->moments[k], piece->moments[k], drawn);
+    }
+    if (way.moments != CST_MOMENTS_FP32) {
+        cst_format_store(way.moments, way.rounding, 0, n_moments(way), rows->moments,
+                         piece->moments, drawn);
     }
 }
 

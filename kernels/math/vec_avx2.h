@@ -135,16 +135,6 @@ CST_INLINE struct cst_vec_bits cst_vec_left(struct cst_vec_bits a, int n)
     return cst_vec_bits_of(_mm256_slli_epi32(a.x, n));
 }
 
-CST_INLINE struct cst_vec_bits cst_vec_max(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_bits_of(_mm256_max_epi32(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec cst_vec_larger(struct cst_vec a, struct cst_vec b)
-{
-    return cst_vec_of(_mm256_max_ps(a.x, b.x));
-}
-
 /* The minimum and the maximum of a NaN and a number are the second operand. */
 CST_INLINE struct cst_vec cst_vec_limit(struct cst_vec x, struct cst_vec limit)
 {
@@ -220,6 +210,14 @@ CST_INLINE struct cst_vec cst_vec_load_unsigned(const uint8_t *codes)
 
 /* -- groups --------------------------------------------------------------------------------- */
 
+CST_INLINE void cst_vec_load_all_bf16(const uint16_t *at, int n, struct cst_vec *out)
+{
+    CST_VEC_UNROLL
+    for (int j = 0; j < n; j++) {
+        out[j] = cst_vec_load_bf16(at + j * CST_VEC_LANES);
+    }
+}
+
 CST_INLINE void cst_vec_store_upper(uint16_t *at, int n, const struct cst_vec_bits *v, bool stream)
 {
     CST_VEC_UNROLL
@@ -249,6 +247,20 @@ CST_INLINE void cst_vec_store_lower(uint16_t *at, int n, const struct cst_vec_bi
 
         _mm256_storeu_si256((__m256i *)(void *)(at + 8 * j), _mm256_permute4x64_epi64(h, 0xd8));
     }
+}
+
+CST_INLINE void cst_vec_store_bf16(uint16_t *at, int n, const struct cst_vec *v, bool stream)
+{
+    struct cst_vec_bits upper[CST_VEC_GROUP];
+
+    CST_VEC_UNROLL
+    for (int j = 0; j < n; j++) {
+        struct cst_vec_bits bits = cst_vec_to_bits(v[j]);
+        struct cst_vec_bits odd = cst_vec_and(cst_vec_right(bits, 16), cst_vec_set_bits(1));
+
+        upper[j] = cst_vec_plus(bits, cst_vec_plus(odd, cst_vec_set_bits(0x7fff)));
+    }
+    cst_vec_store_upper(at, n, upper, stream);
 }
 
 /* Sixteen sums of squares in double, kernels/math/reduce.h. Lane i mod 16 has those of element i.
@@ -281,43 +293,84 @@ CST_INLINE void cst_vec_fence(void)
     _mm_sfence();
 }
 
+/* Returns @x without its sign if it is an exp_avg. */
+CST_INLINE __m256i cst_vec_magnitude(unsigned which, struct cst_vec x)
+{
+    __m256i bits = _mm256_castps_si256(x.x);
+
+    return which == 0 ? _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff)) : bits;
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_fixed(unsigned which, struct cst_vec x, struct cst_vec unit)
+{
+    __m256 y = _mm256_castsi256_ps(cst_vec_magnitude(which, x));
+
+    return cst_vec_bits_of(_mm256_castps_si256(_mm256_add_ps(y, _mm256_max_ps(y, unit.x))));
+}
+
+/* Cut the lanes of @a and @b to their bits from 20 on. The lanes have no signs. */
+CST_INLINE __m256i cst_vec_cut(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return _mm256_packus_epi32(_mm256_srli_epi32(a.x, 20), _mm256_srli_epi32(b.x, 20));
+}
+
+/* Convert the lanes to bytes with saturation, which keeps signs and numbers that are not 0. Packing
+ * works on each half of a register. */
+CST_INLINE __m256i cst_vec_saturated(unsigned which, const struct cst_vec v[CST_VEC_GROUP])
+{
+    __m256i low = _mm256_packs_epi32(_mm256_castps_si256(v[0].x), _mm256_castps_si256(v[1].x));
+    __m256i high = _mm256_packs_epi32(_mm256_castps_si256(v[2].x), _mm256_castps_si256(v[3].x));
+
+    return which == 0 ? _mm256_packs_epi16(low, high) : _mm256_packus_epi16(low, high);
+}
+
 CST_INLINE void cst_vec_store_codes(unsigned which, uint8_t *at,
-                                    const struct cst_vec_bits v[CST_VEC_GROUP],
-                                    struct cst_vec_bits excess,
-                                    const struct cst_vec_bits from[CST_VEC_GROUP])
+                                    const struct cst_vec_bits v[CST_VEC_GROUP], uint32_t unit,
+                                    const struct cst_vec from[CST_VEC_GROUP])
 {
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    const __m256i less = _mm256_packus_epi32(excess.x, excess.x);
-    __m256i low = _mm256_sub_epi16(_mm256_packus_epi32(v[0].x, v[1].x), less);
-    __m256i high = _mm256_sub_epi16(_mm256_packus_epi32(v[2].x, v[3].x), less);
-    __m256i c = _mm256_packus_epi16(low, high);
+    const __m256i less = _mm256_set1_epi16((short)(unit >> 20));
+    __m256i low = _mm256_sub_epi16(cst_vec_cut(v[0], v[1]), less);
+    __m256i high = _mm256_sub_epi16(cst_vec_cut(v[2], v[3]), less);
+    __m256i c = _mm256_packus_epi16(low, high), x = cst_vec_saturated(which, from);
 
-    /* Saturation keeps signs, and numbers that are not 0. */
-    low = _mm256_packs_epi32(from[0].x, from[1].x);
-    high = _mm256_packs_epi32(from[2].x, from[3].x);
     if (which == 0) {
-        c = _mm256_or_si256(
-            c, _mm256_and_si256(_mm256_packs_epi16(low, high), _mm256_set1_epi8((char)0x80)));
+        c = _mm256_or_si256(c, _mm256_and_si256(x, _mm256_set1_epi8((char)0x80)));
     } else {
-        c = _mm256_max_epu8(c,
-                            _mm256_min_epu8(_mm256_packus_epi16(low, high), _mm256_set1_epi8(1)));
+        c = _mm256_max_epu8(c, _mm256_min_epu8(x, _mm256_set1_epi8(1)));
     }
     _mm256_storeu_si256((__m256i *)(void *)at, _mm256_permutevar8x32_epi32(c, order));
 }
 
-CST_INLINE struct cst_vec_bits cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP])
+/* Returns the largest bits of eight parts of a group. */
+CST_INLINE __m256i cst_vec_largest_of_parts(unsigned which, const struct cst_vec v[CST_VEC_GROUP])
 {
-    __m256i a =
-        _mm256_max_epi32(_mm256_max_epi32(v[0].x, v[1].x), _mm256_max_epi32(v[2].x, v[3].x));
+    __m256i a = _mm256_max_epu32(cst_vec_magnitude(which, v[0]), cst_vec_magnitude(which, v[1]));
+    __m256i b = _mm256_max_epu32(cst_vec_magnitude(which, v[2]), cst_vec_magnitude(which, v[3]));
 
-    a = _mm256_max_epi32(a, _mm256_permute2x128_si256(a, a, 1));
-    a = _mm256_max_epi32(a, _mm256_shuffle_epi32(a, 0x4e));
-    return cst_vec_bits_of(_mm256_max_epi32(a, _mm256_shuffle_epi32(a, 0xb1)));
+    return _mm256_max_epu32(a, b);
 }
 
-CST_INLINE uint32_t cst_vec_first(struct cst_vec_bits v)
+/* Two groups are reduced in one vector, in lanes with even and with odd numbers. */
+CST_INLINE void cst_vec_largest(unsigned which, unsigned n, const struct cst_vec v[][CST_VEC_GROUP],
+                                uint32_t largest[])
 {
-    return (uint32_t)_mm_cvtsi128_si32(_mm256_castsi256_si128(v.x));
+    __m256i a = cst_vec_largest_of_parts(which, v[0]);
+    __m128i x;
+
+    if (n == 2) {
+        __m256i b = cst_vec_largest_of_parts(which + 1, v[1]);
+
+        a = _mm256_max_epu32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+    }
+    x = _mm_max_epu32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    x = _mm_max_epu32(x, _mm_shuffle_epi32(x, 0x4e));
+    if (n == 2) {
+        largest[1] = (uint32_t)_mm_extract_epi32(x, 1);
+    } else {
+        x = _mm_max_epu32(x, _mm_shuffle_epi32(x, 0xb1));
+    }
+    largest[0] = (uint32_t)_mm_cvtsi128_si32(x);
 }
 
 struct cst_vec_flags {

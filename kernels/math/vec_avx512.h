@@ -136,16 +136,6 @@ CST_INLINE struct cst_vec_bits cst_vec_left(struct cst_vec_bits a, int n)
     return cst_vec_bits_of(_mm512_slli_epi32(a.x, (unsigned)n));
 }
 
-CST_INLINE struct cst_vec_bits cst_vec_max(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_bits_of(_mm512_max_epi32(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec cst_vec_larger(struct cst_vec a, struct cst_vec b)
-{
-    return cst_vec_of(_mm512_max_ps(a.x, b.x));
-}
-
 /* The minimum and the maximum of a NaN and a number are the second operand. */
 CST_INLINE struct cst_vec cst_vec_limit(struct cst_vec x, struct cst_vec limit)
 {
@@ -218,15 +208,44 @@ CST_INLINE struct cst_vec cst_vec_load_unsigned(const uint8_t *codes)
 
 /* -- groups --------------------------------------------------------------------------------- */
 
-/* @n is always CST_VEC_GROUP: half a group is never stored alone. */
-CST_INLINE void cst_vec_store_upper(uint16_t *at, int n, const struct cst_vec_bits *v, bool stream)
+/* In the functions of groups, @n is always CST_VEC_GROUP: half a group is never processed alone. */
+
+/* One permutation puts each half of the row into the upper halves of lanes. */
+CST_INLINE void cst_vec_load_all_bf16(const uint16_t *at, int n, struct cst_vec *out)
+{
+    const __m512i low = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0,
+                                         6, 0, 5, 0, 4, 0, 3, 0, 2, 0, 1, 0, 0, 0);
+    const __m512i high = _mm512_set_epi16(31, 0, 30, 0, 29, 0, 28, 0, 27, 0, 26, 0, 25, 0, 24, 0,
+                                          23, 0, 22, 0, 21, 0, 20, 0, 19, 0, 18, 0, 17, 0, 16, 0);
+    __m512i h = _mm512_loadu_si512(at);
+
+    (void)n;
+    out[0].x = _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, low, h));
+    out[1].x = _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, high, h));
+}
+
+/* Returns the upper halves of the lanes of @a and @b. */
+CST_INLINE __m512i cst_vec_upper(__m512i a, __m512i b)
 {
     const __m512i odd =
         _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27,
                          25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
-    __m512i h = _mm512_permutex2var_epi16(v[0].x, odd, v[1].x);
 
-    (void)n;
+    return _mm512_permutex2var_epi16(a, odd, b);
+}
+
+/* Returns the lower halves of the lanes of @a and @b. */
+CST_INLINE __m512i cst_vec_lower(__m512i a, __m512i b)
+{
+    const __m512i even =
+        _mm512_set_epi16(62, 60, 58, 56, 54, 52, 50, 48, 46, 44, 42, 40, 38, 36, 34, 32, 30, 28, 26,
+                         24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+
+    return _mm512_permutex2var_epi16(a, even, b);
+}
+
+CST_INLINE void cst_vec_store_halves(uint16_t *at, __m512i h, bool stream)
+{
     if (stream) {
         _mm512_stream_si512((__m512i *)(void *)at, h);
     } else {
@@ -234,15 +253,31 @@ CST_INLINE void cst_vec_store_upper(uint16_t *at, int n, const struct cst_vec_bi
     }
 }
 
-/* @n is that of cst_vec_store_upper. */
+CST_INLINE void cst_vec_store_upper(uint16_t *at, int n, const struct cst_vec_bits *v, bool stream)
+{
+    (void)n;
+    cst_vec_store_halves(at, cst_vec_upper(v[0].x, v[1].x), stream);
+}
+
 CST_INLINE void cst_vec_store_lower(uint16_t *at, int n, const struct cst_vec_bits *v)
 {
-    const __m512i even =
-        _mm512_set_epi16(62, 60, 58, 56, 54, 52, 50, 48, 46, 44, 42, 40, 38, 36, 34, 32, 30, 28, 26,
-                         24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    (void)n;
+    cst_vec_store_halves(at, cst_vec_lower(v[0].x, v[1].x), false);
+}
+
+/* The upper half is rounded up if the lower half is more than 2^15, or is 2^15 where the upper half
+ * is odd. */
+CST_INLINE void cst_vec_store_bf16(uint16_t *at, int n, const struct cst_vec *v, bool stream)
+{
+    const __m512i one = _mm512_set1_epi16(1);
+    __m512i a = _mm512_castps_si512(v[0].x), b = _mm512_castps_si512(v[1].x);
+    __m512i upper = cst_vec_upper(a, b);
+    /* (~upper & 1) | 2^15 */
+    __m512i least = _mm512_ternarylogic_epi32(upper, one, _mm512_set1_epi16((short)0x8000), 0xae);
+    __mmask32 up = _mm512_cmpge_epu16_mask(cst_vec_lower(a, b), least);
 
     (void)n;
-    _mm512_storeu_si512(at, _mm512_permutex2var_epi16(v[0].x, even, v[1].x));
+    cst_vec_store_halves(at, _mm512_mask_add_epi16(upper, up, upper, one), stream);
 }
 
 /* Sixteen sums of squares in double, kernels/math/reduce.h. Lane i mod 16 has those of element i.
@@ -274,38 +309,69 @@ CST_INLINE void cst_vec_fence(void)
     _mm_sfence();
 }
 
+CST_INLINE struct cst_vec_bits cst_vec_fixed(unsigned which, struct cst_vec x, struct cst_vec unit)
+{
+    /* The larger magnitude, with the sign of x. */
+    __m512 most = which == 0 ? _mm512_range_ps(x.x, unit.x, 0x3) : _mm512_max_ps(x.x, unit.x);
+
+    return cst_vec_bits_of(_mm512_castps_si512(_mm512_add_ps(x.x, most)));
+}
+
+/* The highest bits of @v are the signs. */
 CST_INLINE void cst_vec_store_codes(unsigned which, uint8_t *at,
-                                    const struct cst_vec_bits v[CST_VEC_GROUP],
-                                    struct cst_vec_bits excess,
-                                    const struct cst_vec_bits from[CST_VEC_GROUP])
+                                    const struct cst_vec_bits v[CST_VEC_GROUP], uint32_t unit,
+                                    const struct cst_vec from[CST_VEC_GROUP])
 {
-    CST_VEC_UNROLL
-    for (int j = 0; j < CST_VEC_GROUP; j++) {
-        __m512i c = _mm512_sub_epi32(v[j].x, excess.x);
+    __m512i upper = cst_vec_upper(v[0].x, v[1].x);
+    __m256i c = _mm512_cvtepi16_epi8(_mm512_srli_epi16(upper, 4));
 
-        if (which == 0) { /* code | (from >> 24 & 0x80) */
-            c = _mm512_ternarylogic_epi32(c, _mm512_srli_epi32(from[j].x, 24),
-                                          _mm512_set1_epi32(0x80), 0xf8);
-        } else {
-            c = _mm512_max_epi32(c, _mm512_min_epi32(from[j].x, _mm512_set1_epi32(1)));
-        }
-        _mm_storeu_si128((__m128i *)(void *)(at + 16 * j), _mm512_cvtepi32_epi8(c));
+    c = _mm256_sub_epi8(c, _mm256_set1_epi8((char)(unit >> 20)));
+    if (which == 0) {
+        c = _mm256_mask_add_epi8(c, _mm512_movepi16_mask(upper), c, _mm256_set1_epi8((char)0x80));
+    } else {
+        __m512i low = _mm512_castps_si512(from[0].x), high = _mm512_castps_si512(from[1].x);
+        __mmask32 some =
+            _mm512_kunpackw(_mm512_test_epi32_mask(high, high), _mm512_test_epi32_mask(low, low));
+
+        c = _mm256_mask_max_epu8(c, some, c, _mm256_set1_epi8(1));
     }
+    _mm256_storeu_si256((__m256i *)(void *)at, c);
 }
 
-CST_INLINE struct cst_vec_bits cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP])
+/* Returns the largest bits of eight parts of a group. */
+CST_INLINE __m256i cst_vec_largest_of_parts(unsigned which, const struct cst_vec v[CST_VEC_GROUP])
 {
-    __m512i a = _mm512_max_epi32(v[0].x, v[1].x);
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    __m512i a = _mm512_castps_si512(v[0].x), b = _mm512_castps_si512(v[1].x);
 
-    a = _mm512_max_epi32(a, _mm512_shuffle_i64x2(a, a, 0x4e));
-    a = _mm512_max_epi32(a, _mm512_shuffle_i64x2(a, a, 0xb1));
-    a = _mm512_max_epi32(a, _mm512_shuffle_epi32(a, _MM_PERM_BADC));
-    return cst_vec_bits_of(_mm512_max_epi32(a, _mm512_shuffle_epi32(a, _MM_PERM_CDAB)));
+    if (which == 0) {
+        a = _mm512_and_si512(a, magnitude);
+        b = _mm512_and_si512(b, magnitude);
+    }
+    a = _mm512_max_epu32(a, b);
+    return _mm256_max_epu32(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1));
 }
 
-CST_INLINE uint32_t cst_vec_first(struct cst_vec_bits v)
+/* Two groups are reduced in one vector, in lanes with even and with odd numbers. */
+CST_INLINE void cst_vec_largest(unsigned which, unsigned n, const struct cst_vec v[][CST_VEC_GROUP],
+                                uint32_t largest[])
 {
-    return (uint32_t)_mm_cvtsi128_si32(_mm512_castsi512_si128(v.x));
+    __m256i a = cst_vec_largest_of_parts(which, v[0]);
+    __m128i x;
+
+    if (n == 2) {
+        __m256i b = cst_vec_largest_of_parts(which + 1, v[1]);
+
+        a = _mm256_max_epu32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+    }
+    x = _mm_max_epu32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    x = _mm_max_epu32(x, _mm_shuffle_epi32(x, 0x4e));
+    if (n == 2) {
+        largest[1] = (uint32_t)_mm_extract_epi32(x, 1);
+    } else {
+        x = _mm_max_epu32(x, _mm_shuffle_epi32(x, 0xb1));
+    }
+    largest[0] = (uint32_t)_mm_cvtsi128_si32(x);
 }
 
 struct cst_vec_flags {

@@ -136,16 +136,6 @@ CST_INLINE struct cst_vec_bits cst_vec_left(struct cst_vec_bits a, int n)
     return cst_vec_bits_of(a.x << (uint32_t)n);
 }
 
-CST_INLINE struct cst_vec_bits cst_vec_max(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_bits_of(vmaxq_u32(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec cst_vec_larger(struct cst_vec a, struct cst_vec b)
-{
-    return cst_vec_of(vmaxq_f32(a.x, b.x));
-}
-
 CST_INLINE struct cst_vec cst_vec_limit(struct cst_vec x, struct cst_vec limit)
 {
     float32x4_t most = vbslq_f32(vdupq_n_u32(0x80000000u), x.x, limit.x);
@@ -224,6 +214,19 @@ CST_INLINE struct cst_vec cst_vec_load_unsigned(const uint8_t *codes)
 
 /* -- groups --------------------------------------------------------------------------------- */
 
+CST_INLINE void cst_vec_load_all_bf16(const uint16_t *at, int n, struct cst_vec *out)
+{
+    const uint16x8_t zero = vdupq_n_u16(0);
+
+    CST_VEC_UNROLL
+    for (int j = 0; j < n; j += 2) {
+        uint16x8_t h = vld1q_u16(at + 4 * j);
+
+        out[j] = cst_vec_of(vreinterpretq_f32_u16(vzip1q_u16(zero, h)));
+        out[j + 1] = cst_vec_of(vreinterpretq_f32_u16(vzip2q_u16(zero, h)));
+    }
+}
+
 /* The weights do not bypass the cache: the processors detect rows that are only written. */
 CST_INLINE void cst_vec_store_upper(uint16_t *at, int n, const struct cst_vec_bits *v, bool stream)
 {
@@ -242,6 +245,20 @@ CST_INLINE void cst_vec_store_lower(uint16_t *at, int n, const struct cst_vec_bi
         vst1q_u16(at + 4 * j,
                   vuzp1q_u16(vreinterpretq_u16_u32(v[j].x), vreinterpretq_u16_u32(v[j + 1].x)));
     }
+}
+
+CST_INLINE void cst_vec_store_bf16(uint16_t *at, int n, const struct cst_vec *v, bool stream)
+{
+    struct cst_vec_bits upper[CST_VEC_GROUP];
+
+    CST_VEC_UNROLL
+    for (int j = 0; j < n; j++) {
+        struct cst_vec_bits bits = cst_vec_to_bits(v[j]);
+        struct cst_vec_bits odd = cst_vec_and(cst_vec_right(bits, 16), cst_vec_set_bits(1));
+
+        upper[j] = cst_vec_plus(bits, cst_vec_plus(odd, cst_vec_set_bits(0x7fff)));
+    }
+    cst_vec_store_upper(at, n, upper, stream);
 }
 
 CST_INLINE bool cst_vec_can_stream(const void *at)
@@ -274,39 +291,51 @@ CST_INLINE void cst_vec_add_squares(struct cst_vec_squares *sums,
     }
 }
 
-/* Cut each lane to the byte that begins at bit 0 (@high is false) or at bit 24. */
-CST_INLINE uint8x16_t cst_vec_bytes(const struct cst_vec_bits v[4], bool high)
+CST_INLINE struct cst_vec_bits cst_vec_fixed(unsigned which, struct cst_vec x, struct cst_vec unit)
 {
-    uint16x8_t a = vreinterpretq_u16_u32(v[0].x), b = vreinterpretq_u16_u32(v[1].x);
-    uint16x8_t c = vreinterpretq_u16_u32(v[2].x), d = vreinterpretq_u16_u32(v[3].x);
-    uint8x16_t low = vreinterpretq_u8_u16(high ? vuzp2q_u16(a, b) : vuzp1q_u16(a, b));
-    uint8x16_t up = vreinterpretq_u8_u16(high ? vuzp2q_u16(c, d) : vuzp1q_u16(c, d));
+    float32x4_t y = which == 0 ? vabsq_f32(x.x) : x.x;
 
-    return high ? vuzp2q_u8(low, up) : vuzp1q_u8(low, up);
+    return cst_vec_bits_of(vreinterpretq_u32_f32(vaddq_f32(y, vmaxq_f32(y, unit.x))));
 }
 
-/* Convert each lane to a byte with saturation. */
-CST_INLINE uint8x16_t cst_vec_saturated(const struct cst_vec_bits v[4])
+/* Returns the upper halves of the lanes of @a and @b. */
+CST_INLINE uint16x8_t cst_vec_upper(uint32x4_t a, uint32x4_t b)
 {
-    uint16x8_t low = vqmovn_high_u32(vqmovn_u32(v[0].x), v[1].x);
-    uint16x8_t high = vqmovn_high_u32(vqmovn_u32(v[2].x), v[3].x);
+    return vuzp2q_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b));
+}
+
+/* Returns the bytes with the signs of four vectors. */
+CST_INLINE uint8x16_t cst_vec_signs(const struct cst_vec v[4])
+{
+    uint16x8_t low = cst_vec_upper(cst_vec_to_bits(v[0]).x, cst_vec_to_bits(v[1]).x);
+    uint16x8_t high = cst_vec_upper(cst_vec_to_bits(v[2]).x, cst_vec_to_bits(v[3]).x);
+
+    return vuzp2q_u8(vreinterpretq_u8_u16(low), vreinterpretq_u8_u16(high));
+}
+
+/* Convert the bits of each lane to a byte with saturation. */
+CST_INLINE uint8x16_t cst_vec_saturated(const struct cst_vec v[4])
+{
+    uint16x8_t low = vqmovn_high_u32(vqmovn_u32(cst_vec_to_bits(v[0]).x), cst_vec_to_bits(v[1]).x);
+    uint16x8_t high = vqmovn_high_u32(vqmovn_u32(cst_vec_to_bits(v[2]).x), cst_vec_to_bits(v[3]).x);
 
     return vqmovn_high_u16(vqmovn_u16(low), high);
 }
 
 CST_INLINE void cst_vec_store_codes(unsigned which, uint8_t *at,
-                                    const struct cst_vec_bits v[CST_VEC_GROUP],
-                                    struct cst_vec_bits excess,
-                                    const struct cst_vec_bits from[CST_VEC_GROUP])
+                                    const struct cst_vec_bits v[CST_VEC_GROUP], uint32_t unit,
+                                    const struct cst_vec from[CST_VEC_GROUP])
 {
-    const uint8x16_t less = vdupq_laneq_u8(vreinterpretq_u8_u32(excess.x), 0);
+    const uint8x16_t less = vdupq_n_u8((uint8_t)(unit >> 20));
 
     CST_VEC_UNROLL
     for (int j = 0; j < CST_VEC_GROUP; j += 4) {
-        uint8x16_t c = vsubq_u8(cst_vec_bytes(v + j, false), less);
+        uint8x8_t low = vshrn_n_u16(cst_vec_upper(v[j].x, v[j + 1].x), 4);
+        uint16x8_t high = cst_vec_upper(v[j + 2].x, v[j + 3].x);
+        uint8x16_t c = vsubq_u8(vshrn_high_n_u16(low, high, 4), less);
 
         if (which == 0) {
-            c = vbslq_u8(vdupq_n_u8(0x80), cst_vec_bytes(from + j, true), c);
+            c = vbslq_u8(vdupq_n_u8(0x80), cst_vec_signs(from + j), c);
         } else {
             c = vmaxq_u8(c, vminq_u8(cst_vec_saturated(from + j), vdupq_n_u8(1)));
         }
@@ -314,20 +343,21 @@ CST_INLINE void cst_vec_store_codes(unsigned which, uint8_t *at,
     }
 }
 
-CST_INLINE struct cst_vec_bits cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP])
+CST_INLINE void cst_vec_largest(unsigned which, unsigned n, const struct cst_vec v[][CST_VEC_GROUP],
+                                uint32_t largest[])
 {
-    uint32x4_t most = v[0].x;
-
     CST_VEC_UNROLL
-    for (int j = 1; j < CST_VEC_GROUP; j++) {
-        most = vmaxq_u32(most, v[j].x);
-    }
-    return cst_vec_bits_of(vdupq_n_u32(vmaxvq_u32(most)));
-}
+    for (unsigned k = 0; k < n; k++) {
+        uint32x4_t most = vdupq_n_u32(0);
 
-CST_INLINE uint32_t cst_vec_first(struct cst_vec_bits v)
-{
-    return vgetq_lane_u32(v.x, 0);
+        CST_VEC_UNROLL
+        for (int j = 0; j < CST_VEC_GROUP; j++) {
+            float32x4_t x = which + k == 0 ? vabsq_f32(v[k][j].x) : v[k][j].x;
+
+            most = vmaxq_u32(most, vreinterpretq_u32_f32(x));
+        }
+        largest[k] = vmaxvq_u32(most);
+    }
 }
 
 struct cst_vec_flags {

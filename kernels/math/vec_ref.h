@@ -146,18 +146,6 @@ CST_INLINE struct cst_vec_bits cst_vec_left(struct cst_vec_bits a, int n)
     return cst_vec_set_bits(a.x << n);
 }
 
-/* Returns the larger one of two numbers below 2^31. */
-CST_INLINE struct cst_vec_bits cst_vec_max(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return a.x > b.x ? a : b;
-}
-
-/* Returns the larger one of two numbers. */
-CST_INLINE struct cst_vec cst_vec_larger(struct cst_vec a, struct cst_vec b)
-{
-    return a.x > b.x ? a : b;
-}
-
 /* Returns @x, or @limit or -@limit if @x is outside of [-@limit, @limit]. A NaN stays that NaN. */
 CST_INLINE struct cst_vec cst_vec_limit(struct cst_vec x, struct cst_vec limit)
 {
@@ -233,6 +221,14 @@ CST_INLINE struct cst_vec cst_vec_load_unsigned(const uint8_t *codes)
 
 /* -- groups: CST_UPDATE_GROUP elements ------------------------------------------------------ */
 
+/* Load @n vectors of bf16, which are a group or half a group. */
+CST_INLINE void cst_vec_load_all_bf16(const uint16_t *at, int n, struct cst_vec *out)
+{
+    for (int j = 0; j < n; j++) {
+        out[j] = cst_vec_load_bf16(at + j);
+    }
+}
+
 /* Store the upper halves of the lanes of @n vectors, which are a group or half a group. @stream:
  * bypass the cache; cst_vec_fence is then needed. */
 CST_INLINE void cst_vec_store_upper(uint16_t *at, int n, const struct cst_vec_bits *v, bool stream)
@@ -252,6 +248,16 @@ CST_INLINE void cst_vec_store_lower(uint16_t *at, int n, const struct cst_vec_bi
     }
 }
 
+/* Store @n vectors, which are a group or half a group, as bf16, rounded to nearest even. A NaN must
+ * be CST_UPDATE_NAN. @stream is that of cst_vec_store_upper. */
+CST_INLINE void cst_vec_store_bf16(uint16_t *at, int n, const struct cst_vec *v, bool stream)
+{
+    (void)stream;
+    for (int j = 0; j < n; j++) {
+        at[j] = cst_fp32_to_bf16(v[j].x);
+    }
+}
+
 /* Returns whether rows at @at can be stored with @stream. */
 CST_INLINE bool cst_vec_can_stream(const void *at)
 {
@@ -263,38 +269,50 @@ CST_INLINE void cst_vec_fence(void)
 {
 }
 
-/* Store the codes of mx8 of one byte. The code of a lane is @v - @excess, which is below 256. A
- * code of exp_avg (@which is 0) gets the highest bit of @from in addition. A code of exp_avg_sq is
- * at least 1 if @from, whose highest bit is 0, is not 0. */
+/* The functions for mx8 (kernels/math/mx8.h) take moments of one kind. @which is 0 for exp_avg and
+ * 1 for exp_avg_sq, and a compile-time constant.
+ *
+ * Returns the bits of |x| + max(|x|, unit). An exp_avg_sq has no sign. With an exp_avg, the highest
+ * bit can be the sign of @x. */
+CST_INLINE struct cst_vec_bits cst_vec_fixed(unsigned which, struct cst_vec x, struct cst_vec unit)
+{
+    struct cst_vec y = cst_vec_set(fabsf(x.x));
+
+    (void)which;
+    return cst_vec_to_bits(cst_vec_add(y, y.x > unit.x ? y : unit));
+}
+
+/* Store codes of mx8. @v are results of cst_vec_fixed for @from, rounded at bit 20. @unit are the
+ * bits of their unit. The code of a lane is bits 20 to 27 of @v - @unit. A code of exp_avg gets the
+ * sign of @from in addition. A code of exp_avg_sq is at least 1 if @from, which has no sign, is not
+ * 0. */
 CST_INLINE void cst_vec_store_codes(unsigned which, uint8_t *at,
-                                    const struct cst_vec_bits v[CST_VEC_GROUP],
-                                    struct cst_vec_bits excess,
-                                    const struct cst_vec_bits from[CST_VEC_GROUP])
+                                    const struct cst_vec_bits v[CST_VEC_GROUP], uint32_t unit,
+                                    const struct cst_vec from[CST_VEC_GROUP])
 {
     for (int j = 0; j < CST_VEC_GROUP; j++) {
-        uint32_t code = v[j].x - excess.x;
+        uint8_t code = (uint8_t)((v[j].x - unit) >> 20);
+        uint32_t bits = cst_vec_to_bits(from[j]).x;
 
-        at[j] = (uint8_t)(which == 0  ? code | (from[j].x >> 24 & 0x80u)
-                          : code == 0 ? from[j].x != 0
-                                      : code);
+        at[j] = (uint8_t)(which == 0 ? code | (bits >> 24 & 0x80u) : code == 0 ? bits != 0 : code);
     }
 }
 
-/* Returns the largest lane of the group, in every lane. The highest bit of each lane is 0. */
-CST_INLINE struct cst_vec_bits cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP])
+/* Set @largest to the largest bits of each of @n groups, at most two: those of exp_avg without
+ * their signs, those of exp_avg_sq with them. The groups are the moments @which and following. */
+CST_INLINE void cst_vec_largest(unsigned which, unsigned n, const struct cst_vec v[][CST_VEC_GROUP],
+                                uint32_t largest[])
 {
-    struct cst_vec_bits largest = v[0];
+    for (unsigned k = 0; k < n; k++) {
+        const uint32_t mask = which + k == 0 ? 0x7fffffffu : UINT32_MAX;
 
-    for (int j = 1; j < CST_VEC_GROUP; j++) {
-        largest = cst_vec_max(largest, v[j]);
+        largest[k] = 0;
+        for (int j = 0; j < CST_VEC_GROUP; j++) {
+            uint32_t bits = cst_vec_to_bits(v[k][j]).x & mask;
+
+            largest[k] = bits > largest[k] ? bits : largest[k];
+        }
     }
-    return largest;
-}
-
-/* Returns the first lane. */
-CST_INLINE uint32_t cst_vec_first(struct cst_vec_bits v)
-{
-    return v.x;
 }
 
 /* Whether there was a NaN. */

@@ -335,6 +335,89 @@ START_TEST(test_longest_step)
 }
 END_TEST
 
+/* The bits of a number whose exponent is @e, next to one at which rounding or the exponent of a
+ * block changes. */
+static uint32_t edge_bits(uint32_t e, uint64_t *state)
+{
+    static const uint32_t upper[] = {0x000000, 0x010000, 0x6f0000, 0x700000, 0x710000, 0x7f0000};
+    static const uint32_t lower[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
+    uint64_t r = hostile_next(state);
+
+    return e << 23 | upper[r % 6] | lower[r / 6 % 6];
+}
+
+/* Set gradients, master weights and the factor of squares so that the update stores exp_avg (@which
+ * is 0) or exp_avg_sq of blocks whose largest magnitude is @largest, and master weights at edges.
+ * exp_avg is the gradient, and exp_avg_sq is its square times one_minus_beta2. */
+static void fill_edges(unsigned which, uint32_t largest, struct rows *rows,
+                       struct cst_update_scalars *scalars, uint64_t *state)
+{
+    *scalars = (struct cst_update_scalars){.grad_scale = 1.0f,
+                                           .one_minus_beta1 = 1.0f,
+                                           .inv_sqrt_bias2 = 1.0f,
+                                           .eps = 1e-8f,
+                                           .decay = 1.0f,
+                                           .ratio_limit = 1.0f};
+    if (which == 1) {
+        scalars->one_minus_beta2 = hostile_from_bits(largest);
+    }
+    for (size_t i = 0; i < rows->n; i++) {
+        uint64_t r = hostile_next(state);
+        uint32_t sign = (r & 1) != 0 ? 0x80000000u : 0;
+        bool first = i % 32 == i / 32 % 32; /* The place of the largest differs by block. */
+
+        rows->grad_fp32[i] =
+            which == 1 ? ldexpf(r % 3 == 0 && !first ? 0.0f : 1.0f, first ? 0 : -(int)(r >> 8 & 31))
+            : first || r % 5 == 0
+                ? hostile_from_bits(largest | sign)
+                : hostile_from_bits(((uint32_t)(r >> 32) % ((largest & 0x7fffffffu) + 1)) | sign);
+        rows->master[i] = hostile_from_bits(edge_bits((uint32_t)(r >> 16) % 256, state) | sign);
+    }
+}
+
+/* Every variant has the reference's bits for blocks whose largest magnitude is next to one where
+ * the exponent changes, with all exponents of fp32, subnormals, infinities and NaNs, for either
+ * sign of an exp_avg_sq, and for master weights next to ties. */
+START_TEST(test_edges_agree)
+{
+    const struct cst_kernels *kernels = hostile_row(_i / 4);
+    const unsigned which = (unsigned)_i / 2 % 2;
+    const struct how how = {.optimizer = which == 0 ? CST_OPTIMIZER_SGD : CST_OPTIMIZER_ADAMW,
+                            .moments = CST_MOMENTS_MX8,
+                            .rounding =
+                                _i % 2 == 0 ? CST_ROUNDING_NEAREST : CST_ROUNDING_STOCHASTIC,
+                            .wide = true};
+    const size_t n = 36 * 32;
+    uint64_t state = hostile_seed() + (uint64_t)_i;
+    struct rows got, want;
+
+    if (kernels == NULL) {
+        return;
+    }
+    allocate(&got, how.moments, n);
+    allocate(&want, how.moments, n);
+    for (uint32_t round = 0; round < 256 * 36; round++) {
+        const struct cst_update_random random = {
+            .seed = hostile_next(&state), .t = round, .element = round * 32};
+        uint32_t sign = which == 1 && round % 5 == 0 ? 0x80000000u : 0;
+        size_t length = round % 36 == 0 ? n : 32 + round % 64;
+        struct cst_update_scalars scalars;
+        struct cst_update_rows rows;
+
+        fill_edges(which, edge_bits(round / 36, &state) | sign, &got, &scalars, &state);
+        for (int k = 0; k < 2; k++) {
+            memset(got.moments[k].values, 0, n);
+            memset(got.moments[k].exponents, 0, n / 32);
+        }
+        copy_rows(&want, &got);
+        rows = rows_from(how, &got, &got, 0);
+        fn_of(kernels, how)(&scalars, &random, length, &rows, NULL);
+        truth_update(how, &scalars, &random, &want, 0, length);
+        assert_same(&got, &want);
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("moments");
@@ -346,6 +429,7 @@ int main(void)
     tcase_add_loop_test(moments, test_parts, 0, 2 * CST_MOMENTS_COUNT);
     tcase_add_loop_test(moments, test_second_moment_is_kept, 0, 2 * hostile_n_rows());
     tcase_add_loop_test(moments, test_longest_step, 0, 2 * 2 * N_COURSES * hostile_n_rows());
+    tcase_add_loop_test(moments, test_edges_agree, 0, 4 * hostile_n_rows());
     tcase_add_loop_test(moments, test_stochastic_mean, 0, 2 * hostile_n_rows());
     return hostile_main(suite);
 }
