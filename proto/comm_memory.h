@@ -26,6 +26,7 @@
 #ifndef CST_COMM_MEMORY_H
 #define CST_COMM_MEMORY_H
 
+#include "proto/round_up.h"
 #include "proto/shared.h"
 
 #include <stddef.h>
@@ -79,10 +80,8 @@ struct cst_comm_slot {
 /* Bytes of the control and the lines of @size ranks, whole pages. */
 static inline size_t cst_comm_control_bytes(uint32_t size)
 {
-    const size_t page = CST_COMM_PAGE_BYTES;
-    const size_t bytes = sizeof(struct cst_comm_control) + size * sizeof(struct cst_comm_line);
-
-    return (bytes + page - 1) / page * page;
+    return cst_round_up(sizeof(struct cst_comm_control) + size * sizeof(struct cst_comm_line),
+                        CST_COMM_PAGE_BYTES);
 }
 
 /* Bytes in a slot before the data: its start, and two numbers for each rank. The numbers are those
@@ -90,7 +89,7 @@ static inline size_t cst_comm_control_bytes(uint32_t size)
  * receives from each rank. */
 static inline size_t cst_comm_prefix_bytes(uint32_t size)
 {
-    return sizeof(struct cst_comm_slot) + (2 * size * sizeof(uint64_t) + 63) / 64 * 64;
+    return sizeof(struct cst_comm_slot) + cst_round_up(2 * size * sizeof(uint64_t), 64);
 }
 
 /* Data in the slots of a communicator by NCCL: with it, the slots of a rank are at least as long as
@@ -104,9 +103,8 @@ static inline size_t cst_comm_call_slot_bytes(uint32_t size)
 static inline size_t cst_comm_bytes(uint32_t size, size_t slot_bytes)
 {
     const size_t slots = (size_t)size * CST_COMM_SLOTS * (cst_comm_prefix_bytes(size) + slot_bytes);
-    const size_t page = CST_COMM_PAGE_BYTES;
 
-    return cst_comm_control_bytes(size) + (slots + page - 1) / page * page;
+    return cst_comm_control_bytes(size) + cst_round_up(slots, CST_COMM_PAGE_BYTES);
 }
 
 /* The line of @rank in the memory at @base. */

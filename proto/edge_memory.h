@@ -26,6 +26,7 @@
 #ifndef CST_EDGE_MEMORY_H
 #define CST_EDGE_MEMORY_H
 
+#include "proto/round_up.h"
 #include "proto/shared.h"
 
 #define CST_EDGE_MAX 256                       /* Edges of a job. */
@@ -66,7 +67,7 @@ static inline uint64_t cst_edge_word_offset(uint32_t i)
 
 static inline uint64_t cst_edge_whole_pages(uint64_t bytes)
 {
-    return (bytes + CST_EDGE_PAGE_BYTES - 1) / CST_EDGE_PAGE_BYTES * CST_EDGE_PAGE_BYTES;
+    return cst_round_up(bytes, CST_EDGE_PAGE_BYTES);
 }
 
 /* Bytes of the head and the words of @n_slots slots, whole pages. */

@@ -1,20 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "proto/segment_map.h"
 
+#include "proto/round_up.h"
+
 #include <stddef.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-static uint64_t round_up(uint64_t n, uint64_t unit)
-{
-    return (n + unit - 1) / unit * unit;
-}
 
 /* Map as cst_segment_map does, at an aligned address. */
 static void *map_aligned(int fd, uint64_t bytes)
 {
     const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    const uint64_t rounded = round_up(bytes, page), reserved = rounded + CST_LARGE_PAGE;
+    const uint64_t rounded = cst_round_up(bytes, page), reserved = rounded + CST_LARGE_PAGE;
     uint64_t before;
     char *range;
     void *at;
@@ -25,7 +22,7 @@ static void *map_aligned(int fd, uint64_t bytes)
     if (range == MAP_FAILED) {
         return MAP_FAILED;
     }
-    before = round_up((uint64_t)(uintptr_t)range, CST_LARGE_PAGE) - (uint64_t)(uintptr_t)range;
+    before = cst_round_up((uint64_t)(uintptr_t)range, CST_LARGE_PAGE) - (uint64_t)(uintptr_t)range;
     at = mmap(range + before, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
     if (at == MAP_FAILED) {
         (void)munmap(range, reserved);

@@ -4,6 +4,7 @@
 #include "daemon/daemon.h"
 #include "daemon/memory/memory.h"
 #include "daemon/memory/set_aside.h"
+#include "proto/round_up.h"
 
 static void on_ready_later(struct cstd_deferred *later)
 {
@@ -55,7 +56,7 @@ static uint64_t segment_bytes(const struct cstd_daemon *daemon,
 
         most = grain > most ? grain : most;
     }
-    return (request->bytes + most - 1) / most * most;
+    return cst_round_up(request->bytes, most);
 }
 
 int cstd_comm_slots_open(struct cstd_comm_slots *slots, struct cstd_daemon *daemon,

@@ -4,6 +4,7 @@
 #include "daemon/daemon.h"
 #include "daemon/report/reason_lines.h"
 #include "offload/layout/edge.h"
+#include "proto/round_up.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -26,7 +27,7 @@ struct cstd_edge_slots cstd_edge_slots_choose(const struct cstd_memory *memory,
         uint64_t grain = cstd_memory_grain(memory->daemon, to);
 
         slots.gpu = to;
-        slots.bytes = (slots.bytes + grain - 1) / grain * grain;
+        slots.bytes = cst_round_up(slots.bytes, grain);
     }
     return slots;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/pools.h"
+#include "proto/round_up.h"
 #include "proto/size.h"
 
 #include <inttypes.h>
@@ -26,7 +27,7 @@ uint32_t cstd_pools_slabs(const struct cst_layout *layout, uint32_t class, uint3
 uint64_t cstd_pools_slab_bytes(const struct cst_layout *layout, uint32_t class, uint32_t n_blocks,
                                uint64_t grain)
 {
-    return (n_blocks * block_bytes(layout, class) + grain - 1) / grain * grain;
+    return cst_round_up(n_blocks * block_bytes(layout, class), grain);
 }
 
 static uint64_t class_bytes(const struct cst_layout *layout, uint32_t class, uint32_t n_blocks,

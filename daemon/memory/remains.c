@@ -4,6 +4,7 @@
 #include "daemon/report/log.h"
 #include "daemon/memory/quota.h"
 #include "proto/fallocate.h"
+#include "proto/round_up.h"
 #include "proto/size.h"
 
 #include <errno.h>
@@ -71,7 +72,7 @@ void cstd_remains_punch(int fd, uint64_t bytes)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     /* The kernel only zeroes a page that is punched in part. */
-    uint64_t whole = (bytes + page - 1) / page * page;
+    uint64_t whole = cst_round_up(bytes, page);
     char size[CST_SIZE_TEXT];
 
     if (cst_fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, whole) != 0) {

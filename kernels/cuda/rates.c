@@ -9,6 +9,7 @@
 #include "kernels/engine/self_benchmark.h"
 #include "proto/clock.h"
 #include "proto/rates_fields.h"
+#include "proto/round_up.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -136,7 +137,7 @@ static int open_device(struct cuda_rates *r, const struct cste_engine_rates_opti
 static int open_memory(struct cuda_rates *r, struct cst_err *err)
 {
     uint64_t granularity = r->b.device.about.granularity;
-    uint64_t bytes = (REGION_BYTES + granularity - 1) / granularity * granularity;
+    uint64_t bytes = cst_round_up(REGION_BYTES, granularity);
     int rc = CST_OK;
 
     for (int i = 0; i < 2 && rc == CST_OK; i++) {

@@ -2,6 +2,7 @@
 #include "kernels/engine/populate.h"
 
 #include "proto/fallocate.h"
+#include "proto/round_up.h"
 #include "proto/segment_map.h"
 
 #include <errno.h>
@@ -24,11 +25,6 @@ static void touch(char *at, uint64_t bytes, size_t page_bytes)
     for (uint64_t i = 0; i < bytes; i += page_bytes) {
         (void)__atomic_fetch_or(at + i, 0, __ATOMIC_RELAXED);
     }
-}
-
-static uint64_t round_up(uint64_t n, uint64_t unit)
-{
-    return (n + unit - 1) / unit * unit;
 }
 
 /* Returns whether no page of [@offset, @offset + @bytes) has been allocated. */
@@ -58,8 +54,8 @@ int cste_populate(int fd, void *base, uint64_t offset, uint64_t bytes)
     int errnum;
 
     bytes += offset - start;
-    for (uint64_t unit = round_up(start, CST_LARGE_PAGE); unit + CST_LARGE_PAGE <= start + bytes;
-         unit += CST_LARGE_PAGE) {
+    for (uint64_t unit = cst_round_up(start, CST_LARGE_PAGE);
+         unit + CST_LARGE_PAGE <= start + bytes; unit += CST_LARGE_PAGE) {
         collapse(fd, (char *)base + unit, unit);
     }
     errnum = madvise(at, bytes, MADV_POPULATE_WRITE) == 0 ? 0 : errno;

@@ -3,6 +3,7 @@
 
 #include "offload/layout/min_blocks.h"
 #include "offload/layout/size_classes.h"
+#include "proto/round_up.h"
 #include "proto/size.h"
 
 #include <inttypes.h>
@@ -57,7 +58,7 @@ static void cost(struct cst_packing *packing, bool cut, struct cst_capacity *c)
     c->waste = c->further = 0;
     for (uint32_t k = 0; k < sizes->n; k++) {
         if (cut) {
-            sizes->v[k] = cst_align_up(packing->class_places[k], CST_LAYOUT_CAPACITY_STEP);
+            sizes->v[k] = cst_round_up(packing->class_places[k], CST_LAYOUT_CAPACITY_STEP);
         }
         c->waste += packing->class_chunks[k] * sizes->v[k];
         c->further += k > 0 ? c->need.min_blocks[k] * block_bytes(sizes->v[k]) : 0;
@@ -97,7 +98,7 @@ static int take_given(const struct cst_layout_config *config, struct cst_sizes *
                                  "classes of chunks must grow: %" PRIu64 " elements after %" PRIu64,
                                  given[i], before);
         } else if (status == CST_OK) {
-            sizes->v[sizes->n++] = cst_align_up(given[i], CST_LAYOUT_CAPACITY_STEP);
+            sizes->v[sizes->n++] = cst_round_up(given[i], CST_LAYOUT_CAPACITY_STEP);
         }
     }
     return status;
@@ -135,7 +136,7 @@ static void fit_given(const struct cst_packing *packing, uint32_t max_classes,
 static int check_given(struct cst_packing *packing, const struct cst_layout_config *config,
                        struct cst_sizes *sizes_out, struct cst_err *err)
 {
-    struct cst_sizes sizes = {.v = {cst_align_up(config->chunk_elems, CST_LAYOUT_CAPACITY_STEP)},
+    struct cst_sizes sizes = {.v = {cst_round_up(config->chunk_elems, CST_LAYOUT_CAPACITY_STEP)},
                               .n = 1};
     struct cst_capacity c;
     int status = check_limit(config->chunk_elems, err);
@@ -202,15 +203,15 @@ static void list_candidates(struct cst_capacities *choice)
     d = max > n_doublings ? max / n_doublings : 1;
     for (uint64_t c = choice->low; n_tried < max && c <= choice->high; n_tried++) {
         add_candidate(choice, c);
-        c = cst_align_up(c + c / d + 1, CST_LAYOUT_CAPACITY_STEP);
+        c = cst_round_up(c + c / d + 1, CST_LAYOUT_CAPACITY_STEP);
     }
 }
 
 int cst_capacities_open(struct cst_capacities *choice, struct cst_packing *packing,
                         uint32_t max_classes)
 {
-    uint64_t largest = cst_align_up(packing->largest, CST_LAYOUT_CAPACITY_STEP);
-    uint64_t all = cst_align_up(packing->n_places, CST_LAYOUT_CAPACITY_STEP), good;
+    uint64_t largest = cst_round_up(packing->largest, CST_LAYOUT_CAPACITY_STEP);
+    uint64_t all = cst_round_up(packing->n_places, CST_LAYOUT_CAPACITY_STEP), good;
 
     *choice = (struct cst_capacities){.packing = packing,
                                       .max_classes = max_classes,

@@ -7,6 +7,7 @@
 #include "offload/layout/min_blocks.h"
 #include "offload/layout/packing.h"
 #include "offload/layout/rows.h"
+#include "proto/round_up.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -135,7 +136,7 @@ static int place_tensors(struct cst_layout *layout, struct cst_model *model,
         place_tensor(layout, packing, t, &model->tensors[t]);
     }
     order_tensors(layout, model, packing);
-    layout->scratch_bytes = cst_align_up(
+    layout->scratch_bytes = cst_round_up(
         cst_matrices_scratch_bytes(layout, model, CST_MATRICES_ANY_NODE), CST_LAYOUT_ROW_ALIGN);
     number_tiles(layout, model);
     return packing->base != NULL ? order_shared(layout, model) : CST_OK;

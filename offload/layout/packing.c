@@ -2,6 +2,7 @@
 #include "offload/layout/packing.h"
 
 #include "offload/layout/matrices.h"
+#include "proto/round_up.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -186,7 +187,7 @@ static uint64_t align_of(const struct cst_packing *p, uint32_t kind)
 
 static void add_item(struct cst_packing *p, const struct cst_item *item)
 {
-    uint64_t places = cst_align_up(item->n_places, align_of(p, item->kind));
+    uint64_t places = cst_round_up(item->n_places, align_of(p, item->kind));
 
     p->items[p->n_items++] = *item;
     p->n_places += item->n_places;
@@ -388,7 +389,7 @@ void cst_packing_pack(struct cst_packing *packing, const struct cst_sizes *sizes
 
         p->chunk_of[i] = c;
         p->offset[i] = chunk->n_places;
-        chunk->n_places = cst_align_up(chunk->n_places + item->n_places, align_of(p, item->kind));
+        chunk->n_places = cst_round_up(chunk->n_places + item->n_places, align_of(p, item->kind));
         if (chunk->n_places > p->class_places[k]) {
             p->class_places[k] = chunk->n_places;
         }

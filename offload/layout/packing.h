@@ -109,11 +109,6 @@ struct cst_packing {
     uint64_t class_places[CST_LAYOUT_MAX_CLASSES];
 };
 
-static inline uint64_t cst_align_up(uint64_t n, uint64_t to)
-{
-    return (n + to - 1) / to * to;
-}
-
 /* Returns the places of an element of @dtype. */
 static inline uint64_t cst_packing_places(enum cst_dtype dtype)
 {

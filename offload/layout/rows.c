@@ -4,6 +4,7 @@
 #include "offload/layout/matrices.h"
 #include "offload/update/buffers.h"
 #include "offload/layout/packing.h"
+#include "proto/round_up.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -64,7 +65,7 @@ static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layo
     if (row != CST_ROW_WEIGHT && !cst_layout_has_states(chunk)) {
         return 0;
     }
-    return cst_align_up(cst_layout_chunk_row_bytes(layout, chunk, (int)row, chunk->n_elems),
+    return cst_round_up(cst_layout_chunk_row_bytes(layout, chunk, (int)row, chunk->n_elems),
                         CST_LAYOUT_ROW_ALIGN);
 }
 
@@ -331,7 +332,7 @@ static void place_device_rows(struct cst_layout *layout, const struct cst_layout
         struct cst_layout_segment *s = &layout->segments[i];
 
         if (s->node == device->engine) {
-            s->bytes = cst_align_up(s->bytes, grain_of(device));
+            s->bytes = cst_round_up(s->bytes, grain_of(device));
             layout->device_bytes += s->bytes;
         }
     }
@@ -423,7 +424,7 @@ static uint64_t landing_bytes(const struct cst_layout *layout, uint32_t node)
             most = cst_layout_weight_bytes(chunk) > most ? cst_layout_weight_bytes(chunk) : most;
         }
     }
-    return cst_align_up(most, CST_LAYOUT_ROW_ALIGN);
+    return cst_round_up(most, CST_LAYOUT_ROW_ALIGN);
 }
 
 /* Each landing is in a segment of its own. */
@@ -469,7 +470,7 @@ static int place_scratches(struct cst_layout *layout, const struct cst_model *mo
     }
     for (uint32_t node = 0; node < n_nodes; node++) {
         uint64_t bytes =
-            cst_align_up(cst_matrices_scratch_bytes(layout, model, node), CST_LAYOUT_ROW_ALIGN);
+            cst_round_up(cst_matrices_scratch_bytes(layout, model, node), CST_LAYOUT_ROW_ALIGN);
 
         layout->scratches[node].segment = CST_LAYOUT_NO_ROW;
         if (bytes > 0) {

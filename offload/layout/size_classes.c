@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/layout/size_classes.h"
 
+#include "proto/round_up.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,7 +28,7 @@ int cst_size_classes_least(const struct cst_packing *packing, uint64_t *out)
         return CST_ENOMEM;
     }
     for (uint32_t i = 0; i < n; i++) {
-        sizes[i] = cst_align_up(packing->items[i].n_places, CST_LAYOUT_CAPACITY_STEP);
+        sizes[i] = cst_round_up(packing->items[i].n_places, CST_LAYOUT_CAPACITY_STEP);
         left += sizes[i];
     }
     qsort(sizes, n, sizeof *sizes, descending);
@@ -81,7 +83,7 @@ static bool find_rounded(struct cst_size_classes *out, const struct cst_packing 
 
     out->n = 0;
     for (uint32_t i = 0; i < packing->n_items && few; i++) {
-        uint64_t size = cst_align_up(packing->items[i].n_places, step);
+        uint64_t size = cst_round_up(packing->items[i].n_places, step);
 
         if (packing->items[i].n_places > above) {
             few = add_size(out,

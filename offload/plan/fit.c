@@ -3,6 +3,7 @@
 #include "offload/plan/reservation.h"
 
 #include "offload/layout/packing.h"
+#include "proto/round_up.h"
 #include "proto/size.h"
 
 #include <inttypes.h>
@@ -278,7 +279,7 @@ static uint64_t spared_bytes(const struct cst_plan_point *point, const struct cs
     }
     for (uint32_t c = point->what_if.n_at_home; c < layout->n_chunks; c++) {
         bytes +=
-            cst_align_up(row_bytes(layout, &layout->chunks[c], CST_ROW_GRAD), CST_LAYOUT_ROW_ALIGN);
+            cst_round_up(row_bytes(layout, &layout->chunks[c], CST_ROW_GRAD), CST_LAYOUT_ROW_ALIGN);
     }
     return bytes;
 }

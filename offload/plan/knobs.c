@@ -5,6 +5,7 @@
 
 #include "offload/layout/packing.h"
 #include "offload/plan/reservation.h"
+#include "proto/round_up.h"
 
 #include <math.h>
 #include <string.h>
@@ -56,13 +57,13 @@ static uint64_t count_sites(const struct cst_search *s)
 static uint64_t site(const struct cst_search *s, uint32_t i, uint64_t n)
 {
     uint64_t params = s->config->model->weight_bytes / 2; /* As if all of them were bf16. */
-    uint64_t low = cst_align_up(params / 2048 + 1, CST_LAYOUT_CAPACITY_STEP);
-    uint64_t high = cst_align_up(params, CST_LAYOUT_CAPACITY_STEP);
+    uint64_t low = cst_round_up(params / 2048 + 1, CST_LAYOUT_CAPACITY_STEP);
+    uint64_t high = cst_round_up(params, CST_LAYOUT_CAPACITY_STEP);
     double ratio;
 
     high = high < CST_LAYOUT_MAX_CHUNK_ELEMS ? high : CST_LAYOUT_MAX_CHUNK_ELEMS;
     ratio = low < high ? pow((double)high / (double)low, 1.0 / (double)(n > 0 ? n : 1)) : 1;
-    return cst_align_up((uint64_t)((double)low * pow(ratio, i)), CST_LAYOUT_CAPACITY_STEP);
+    return cst_round_up((uint64_t)((double)low * pow(ratio, i)), CST_LAYOUT_CAPACITY_STEP);
 }
 
 /* If layouts are expensive and there is a plan without states on accelerators, the search starts
@@ -89,7 +90,7 @@ static int near_capacity(struct cst_search *s, uint32_t i, struct cst_plan_point
     }
     p->pool_limit = UINT64_MAX;
     return cst_search_set_capacity(
-        s, cst_align_up((uint64_t)((double)p->sizes[0] * factors[i]), CST_LAYOUT_CAPACITY_STEP), p);
+        s, cst_round_up((uint64_t)((double)p->sizes[0] * factors[i]), CST_LAYOUT_CAPACITY_STEP), p);
 }
 
 /* -- updates on accelerators ------------------------------------------------------------------ */

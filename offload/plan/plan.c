@@ -5,6 +5,7 @@
 #include "offload/update/buffers.h"
 #include "offload/layout/packing.h"
 #include "offload/plan/reservation.h"
+#include "proto/round_up.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -22,7 +23,7 @@ static void describe_least(const struct cst_search *s, const struct cst_layout *
 
     if (s->n_reservations > 0) {
         choice->least_reservation =
-            cst_reservation_of_rank(s, cst_align_up(cst_buffers_least(layout), s->grain));
+            cst_reservation_of_rank(s, cst_round_up(cst_buffers_least(layout), s->grain));
         choice->least_states = cst_reservation_of_rank(s, cst_layout_device_least(layout, &device));
     }
 }

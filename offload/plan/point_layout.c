@@ -5,6 +5,7 @@
 
 #include "offload/layout/packing.h"
 #include "offload/plan/reservation.h"
+#include "proto/round_up.h"
 
 #include <string.h>
 
@@ -94,7 +95,7 @@ static uint64_t fullest(const struct cst_layout *layout)
 
         most = layout->chunks[c].size_class == 0 && n > most ? n : most;
     }
-    return most > 0 ? cst_align_up(most, CST_LAYOUT_CAPACITY_STEP) : layout->classes[0].capacity;
+    return most > 0 ? cst_round_up(most, CST_LAYOUT_CAPACITY_STEP) : layout->classes[0].capacity;
 }
 
 int cst_search_set_capacity(struct cst_search *s, uint64_t elems, struct cst_plan_point *point)

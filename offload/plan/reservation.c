@@ -8,6 +8,7 @@
 #include "offload/update/lent_memory.h"
 #include "offload/layout/packing.h"
 #include "offload/plan/pipeline.h"
+#include "proto/round_up.h"
 #include "proto/size.h"
 
 #include <inttypes.h>
@@ -233,7 +234,7 @@ uint64_t cst_reservation_bytes(const struct cst_search *s, const struct cst_plan
     }
     want = cst_buffers_want(layout, point->update_classes);
     want = point->keeps_gradients ? with_held(layout, want) : want;
-    want = cst_align_up(cst_reservation_of_rank(s, want), CST_SEARCH_GRAIN);
+    want = cst_round_up(cst_reservation_of_rank(s, want), CST_SEARCH_GRAIN);
     return of_each(s, want) <= cst_reservation_memory(s) ? want : 0;
 }
 

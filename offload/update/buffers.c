@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/update/buffers.h"
 
+#include "proto/round_up.h"
+
 #include <string.h>
 
 /* Bytes of a row, also of a gradient that has no row of its own: it is copied to the device
@@ -12,7 +14,7 @@ static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layo
                          ? cst_layout_grad_bytes(layout, chunk)
                          : cst_layout_chunk_row_bytes(layout, chunk, row, chunk->n_elems);
 
-    return (bytes + CST_LAYOUT_ROW_ALIGN - 1) / CST_LAYOUT_ROW_ALIGN * CST_LAYOUT_ROW_ALIGN;
+    return cst_round_up(bytes, CST_LAYOUT_ROW_ALIGN);
 }
 
 static uint64_t larger(uint64_t a, uint64_t b)
