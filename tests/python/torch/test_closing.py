@@ -150,7 +150,7 @@ class Closing(TorchCase):
         return grad
 
     def test_gradients_are_not_discarded_meanwhile(self) -> None:
-        self.store.close(remove=True)
+        self.store.close(remove=True)  # That of setUp.
         self.twin, self.store = self.twins(Calls, micro_batches=2)
         optimizer = self.store.optimizer(lr=1e-2)
         square(self.store.model, tokens()).backward()
@@ -194,16 +194,36 @@ class Closing(TorchCase):
                 self.check_step(loss)
 
     def test_after_an_exception_it_is_closed(self) -> None:
-        """Also in the handler of the exception, and although torch has not told that the module has ended."""
+        """Also in the handler of the exception, and although torch has not told that the module has ended.
+
+        The weights then have no memory any more.
+        """
         for error in (KeyboardInterrupt(), SystemExit(), ValueError()):
             for is_backward in (False, True):
-                with self.subTest(error=error, is_backward=is_backward):
-                    store = self.attach(models.bf16(Calls), f"{self.name}_{is_backward}")
-                    try:
-                        self._raise_in(store, error, is_backward)
-                    except (KeyboardInterrupt, SystemExit, ValueError):
-                        store.close(remove=True)
-                    self.assertTrue(store.job.client.is_closed)
+                for way in ("store.close", "job.close", "end of with"):
+                    with self.subTest(error=error, is_backward=is_backward, way=way):
+                        store = self.attach(models.bf16(Calls))
+                        try:
+                            self._raise_in(store, error, is_backward)
+                        except (KeyboardInterrupt, SystemExit, ValueError):
+                            WAYS[way](store)
+                        self.assertTrue(store.job.client.is_closed)
+                        for parameter in store.model.parameters():
+                            with self.assertRaisesRegex(RuntimeError, "used outside of its module"):
+                                parameter.sum()
+                        self.remove(self.name)
+
+    def test_after_ctrl_c_the_step_is_given_up_by_what_can_unmap(self) -> None:
+        """The next step has the bits of plain torch."""
+        self.store.model.call = self._raise_ctrl_c
+        with self.assertRaises(KeyboardInterrupt):
+            square(self.store.model, tokens())
+        self.store.model.call = None
+        self.store.job.sync()
+        self.check_step(square(self.store.model, tokens()))
+
+    def _raise_ctrl_c(self) -> None:
+        raise KeyboardInterrupt
 
     def _raise_in(self, store: Store, error: BaseException, is_backward: bool) -> None:
         def fail(*_: Any) -> Any:

@@ -254,7 +254,6 @@ class Operators:
         self._thread = 0  # That has opened the first of them.
         self._err = cst_err()
         self._inside = job.client.one_thread.call
-        job.client.before_unmapping(self.check_none_runs)
 
     def add(self, unit: Unit) -> None:
         """Have ``unit`` as one that can be opened."""
@@ -400,14 +399,18 @@ class Operators:
                 " uses a store"
             )
 
-    def check_none_runs(self) -> None:
-        """Raise RuntimeError if a unit runs, forward or backward, whose weights are read meanwhile.
+    def let_go(self, units: Collection[Unit]) -> None:
+        """Let no storage of ``units``, which are all, have memory, because it can be unmapped now.
 
-        Units that Ctrl-C has left open do not run.
+        RuntimeError: a unit runs, forward or backward, and its weights are read meanwhile. Units that
+        Ctrl-C has left open do not run; their step has to be given up.
         """
         for unit, runs in zip(self.open_units, self._runs):
             if runs():
                 raise RuntimeError(_RUNS.format(unit.name))
+        is_torn = self.is_torn or bool(self.open_units)
+        self.forget(units)
+        self.is_torn = is_torn
 
     def finish(self) -> None:
         """End the call that an interruption has left pending. Raises what it raises."""

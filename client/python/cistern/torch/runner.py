@@ -115,6 +115,7 @@ class Runner:
     ) -> None:
         self.operators = operators
         self.units: list[Unit] = []
+        operators.job.client.before_unmapping(partial(operators.let_go, self.units))
         self._uses: dict[Unit, _Uses] = {}
         self._before_forward = before_forward
         self._before_backward = before_backward
