@@ -36,7 +36,8 @@ int gpt_data_open(struct gpt_data *data, const char *path, enum gpt_tokens form,
 {
     struct stat st;
     struct gpt_data opened;
-    int rc, fd = open(path, O_RDONLY | O_CLOEXEC);
+    /* Nobody may wait for a writer of a FIFO. */
+    int rc, fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 
     if (fd < 0) {
         return cst_err_errno(err, CST_EIO, errno, "data file '%s'", path);

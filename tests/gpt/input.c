@@ -146,15 +146,17 @@ static void expect_refused(const char *path, int status, const char *words)
     ck_assert_msg(strstr(err.text, words) != NULL, "'%s' lacks '%s'", err.text, words);
 }
 
-/* A missing file, a directory, an empty file, and a file shorter than one sequence are refused with
- * an error text that names the file and the reason. */
+/* A missing file, a directory, a FIFO that nobody writes to, an empty file, and a file shorter than
+ * one sequence are refused with an error text that names the file and the reason. */
 START_TEST(bad_data_files_are_told)
 {
     expect_refused(test_path(0, "missing"), CST_EIO, "No such file");
     ck_assert_int_eq(mkdir(test_path(1, "directory"), 0700), 0);
     expect_refused(test_path(1, "directory"), CST_EINVAL, "not a regular file");
-    expect_refused(test_file(2, "empty", "", 0), CST_EINVAL, "has 0 bytes");
-    expect_refused(test_file(3, "tiny", "sixteen bytes ok", 16), CST_EINVAL, "need 17");
+    ck_assert_int_eq(mkfifo(test_path(2, "fifo"), 0600), 0);
+    expect_refused(test_path(2, "fifo"), CST_EINVAL, "not a regular file");
+    expect_refused(test_file(3, "empty", "", 0), CST_EINVAL, "has 0 bytes");
+    expect_refused(test_file(4, "tiny", "sixteen bytes ok", 16), CST_EINVAL, "need 17");
 }
 END_TEST
 
