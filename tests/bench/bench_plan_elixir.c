@@ -120,9 +120,9 @@ static const struct way {
     uint32_t micro_batches;
 } ways[] = {
     {"as above", 0, CST_OVERLAP_COMMIT, CST_MOMENTS_FP32, 1},
-    {"room", CST_PLAN_DEVICE_UPDATE_AUTO, CST_OVERLAP_COMMIT, CST_MOMENTS_FP32, 1},
-    {"room, bf16", CST_PLAN_DEVICE_UPDATE_AUTO, CST_OVERLAP_COMMIT, CST_MOMENTS_BF16, 1},
-    {"room, mx8", CST_PLAN_DEVICE_UPDATE_AUTO, CST_OVERLAP_COMMIT, CST_MOMENTS_MX8, 1},
+    {"reservation", CST_PLAN_DEVICE_UPDATE_AUTO, CST_OVERLAP_COMMIT, CST_MOMENTS_FP32, 1},
+    {"reservation, bf16", CST_PLAN_DEVICE_UPDATE_AUTO, CST_OVERLAP_COMMIT, CST_MOMENTS_BF16, 1},
+    {"reservation, mx8", CST_PLAN_DEVICE_UPDATE_AUTO, CST_OVERLAP_COMMIT, CST_MOMENTS_MX8, 1},
     {"8 micro-b.", 0, CST_OVERLAP_COMMIT, CST_MOMENTS_FP32, 8},
     {"early", 0, CST_OVERLAP_EARLY, CST_MOMENTS_FP32, 1},
 };
@@ -172,7 +172,7 @@ static double show_ways(const struct cst_plan_budget *budget)
 
     printf("\nWhat lifts it: %% of a step with all on the GPU\nbatch");
     for (unsigned w = 0; w < N_WAYS; w++) {
-        printf(" %10s", ways[w].name);
+        printf(" %17s", ways[w].name);
     }
     printf("\n");
     for (uint32_t batch = 1; batch <= 4; batch++) {
@@ -181,7 +181,7 @@ static double show_ways(const struct cst_plan_budget *budget)
             double part = efficiency(budget, batch, &ways[w]);
 
             told = batch == EARLY_BATCH && w == EARLY ? part : told;
-            printf(" %8.1f %%", 100 * part);
+            printf(" %15.1f %%", 100 * part);
         }
         printf("\n");
     }

@@ -13,8 +13,8 @@
 static const struct train_placement one = {"one", 1, {"cuda:0"}},
                                     two = {"two", 2, {"cuda", "cuda"}};
 
-/* Open rooms that update every second chunk, or all chunks (@k). */
-static void open_rooms(const char *k)
+/* Open reservations that update every second chunk, or all chunks (@k). */
+static void open_reservations(const char *k)
 {
     char config[64];
 
@@ -26,7 +26,7 @@ static void open_rooms(const char *k)
 
 static void setup(void)
 {
-    open_rooms("2");
+    open_reservations("2");
 }
 
 /* -- deaths ----------------------------------------------------------------------------------- */
@@ -41,7 +41,7 @@ START_TEST(engine_killed)
 }
 END_TEST
 
-/* One of two ranks is killed and replaced while updates use rooms. */
+/* One of two ranks is killed and replaced while updates use reservations. */
 START_TEST(worker_killed)
 {
     train_like.overlap.when = _i == 0 ? CST_OVERLAP_COMMIT : CST_OVERLAP_EARLY;
@@ -72,12 +72,12 @@ END_TEST
 static void open_failing(const char *faults)
 {
     (void)setenv("CST_FAKECUDA_FAIL", faults, 1);
-    open_rooms("1");
+    open_reservations("1");
     (void)unsetenv("CST_FAKECUDA_FAIL");
 }
 
 /* Calls of the first engine that fail, in updates of the first step. All of its four chunks use the
- * room, after four sums. */
+ * reservation, after four sums. */
 static const struct {
     const char *faults;
     unsigned n_failures;
@@ -85,10 +85,10 @@ static const struct {
 } calls[] = {
     {"cuLaunchKernel:5=2", 1, 11},                    /* an UPDATE fails */
     {"cuLaunchKernel:5=2,cuLaunchKernel:7=2", 2, 10}, /* two fail */
-    {"cuMemcpyHtoDAsync:15=2", 1, 11},                /* a COPY to the room fails */
-    {"cuMemcpyDtoHAsync:20=2", 1, 12},                /* a COPY out of the room fails */
+    {"cuMemcpyHtoDAsync:15=2", 1, 11},                /* a COPY to the reservation fails */
+    {"cuMemcpyDtoHAsync:20=2", 1, 12},                /* a COPY out of the reservation fails */
     {"cuMemcpyDtoDAsync:3=2", 1, 12},                 /* a copy of a gradient fails */
-    /* The room is given up. */
+    /* The reservation is given up. */
     {"cuLaunchKernel:5=2,cuLaunchKernel:6=2,cuLaunchKernel:7=2", 3, 1},
 };
 enum { N_CALLS = sizeof calls / sizeof calls[0], GIVEN_UP = N_CALLS - 1 };
@@ -113,7 +113,7 @@ END_TEST
 
 int main(int argc, char **argv)
 {
-    Suite *suite = suite_create("cuda_room");
+    Suite *suite = suite_create("cuda_reservation");
     TCase *deaths = suite_case(suite, "deaths", setup, cuda_rig_close);
     TCase *numbers = suite_case(suite, "numbers", setup, cuda_rig_close);
     TCase *faults = suite_case(suite, "faults", NULL, cuda_rig_close);

@@ -51,8 +51,8 @@ static void setup_late_copies(void)
     cuda_rig_open(BY_WORKERS);
 }
 
-/* Fixture: every second chunk that can use a room of a GPU does, and streams are delayed. */
-static void setup_rooms(void)
+/* Fixture: every second chunk that can use a reservation of a GPU does, and streams are delayed. */
+static void setup_reservations(void)
 {
     cuda_rig_dawdle(true);
     cuda_rig_open("[plan]\ninterleave = 2\n");
@@ -90,16 +90,16 @@ START_TEST(bits_between)
 END_TEST
 
 /* Device updates on GPUs with one micro-batch per step and with several have the expected bits. */
-START_TEST(rooms)
+START_TEST(reservations)
 {
     const struct train_placement *at = &train_placements[_i / 2];
-    struct train_order order = train_rig_order(at, "rooms", 0);
+    struct train_order order = train_rig_order(at, "reservations", 0);
 
     order.device_update_bytes =
         (8ull << 20) / at->world; /* 2 MiB is the least that a GPU allocates */
     order.micro_batches = _i % 2 == 0 ? 1 : 3;
     train_rig_run_like(at, &order, 0);
-    ck_assert_uint_gt(raw_job_info(&witness, "rooms")->n_device_updates, 0);
+    ck_assert_uint_gt(raw_job_info(&witness, "reservations")->n_device_updates, 0);
 }
 END_TEST
 
@@ -309,7 +309,7 @@ int main(int argc, char **argv)
     TCase *deaths_copies = suite_case(suite, "deaths_copies", setup_copies, cuda_rig_close);
     TCase *no_registration = suite_case(suite, "staged", setup_staged, cuda_rig_close);
     TCase *unpinned = suite_case(suite, "staged_copies", setup_staged_copies, cuda_rig_close);
-    TCase *in_rooms = suite_case(suite, "rooms", setup_rooms, cuda_rig_close);
+    TCase *in_reservations = suite_case(suite, "reservations", setup_reservations, cuda_rig_close);
 
     (void)argc;
     fake_gpu_use(argv);
@@ -353,6 +353,6 @@ int main(int argc, char **argv)
     suite_add_loop(late_copies, try_forms, 0, TRAIN_N_PLACES);
     suite_add_loop(late_copies, worker_killed_late, 0, 4);
     tcase_set_timeout(late_copies, 120);
-    suite_add_loop(in_rooms, rooms, 0, 2 * TRAIN_N_PLACES);
+    suite_add_loop(in_reservations, reservations, 0, 2 * TRAIN_N_PLACES);
     return suite_run(suite);
 }

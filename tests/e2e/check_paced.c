@@ -91,15 +91,15 @@ START_TEST(devices_are_checked)
 }
 END_TEST
 
-/* -- rooms ------------------------------------------------------------------------------------- */
+/* -- reservations ------------------------------------------------------------------------------ */
 
 static uint64_t used(unsigned paced)
 {
     return raw_stat(&witness)->gpus[paced]->pool_used;
 }
 
-/* The results have the expected bits with any rooms, wherever they are. */
-START_TEST(room_bits)
+/* The results have the expected bits with any reservations, wherever they are. */
+START_TEST(reservation_bits)
 {
     const struct train_placement *at = &train_placements[_i % TRAIN_N_PLACES];
 
@@ -108,9 +108,9 @@ START_TEST(room_bits)
 }
 END_TEST
 
-/* Ranks on the host have their rooms on accelerators with their numbers, and ranks with one
- * accelerator share one room. The job's end frees the rooms. */
-START_TEST(rooms_of_host_ranks)
+/* Ranks on the host have their reservations on accelerators with their numbers, and ranks with one
+ * accelerator share one reservation. The job's end frees the reservations. */
+START_TEST(reservations_of_host_ranks)
 {
     static const struct train_placement at = {"host", 3, {"host", "host", "host"}};
     const Cistern__StatReply *stat;
@@ -128,9 +128,9 @@ START_TEST(rooms_of_host_ranks)
 }
 END_TEST
 
-/* A room has its own memory in addition to the pool of a rank that asks for all memory. One that is
- * larger than its accelerator is refused with the numbers. */
-START_TEST(rooms_are_charged)
+/* A reservation has its own memory in addition to the pool of a rank that asks for all memory. One
+ * that is larger than its accelerator is refused with the numbers. */
+START_TEST(reservations_are_charged)
 {
     struct cst_job_spec spec = {
         .name = "large", .world = 1, .device = "paced:0", .device_update_bytes = (8 << 20) + 4096};
@@ -143,7 +143,8 @@ START_TEST(rooms_are_charged)
     train_like.device_update_bytes = 7 << 20;
     train_rig_run(&train_placements[0], "one", 0);
     await_done("one");
-    ck_assert_uint_eq(used(0), 7 << 20); /* the pool went with the worker, and the room stays */
+    ck_assert_uint_eq(used(0),
+                      7 << 20); /* the pool went with the worker, and the reservation stays */
     ck_assert_int_eq(cst_connect(&client, proc.socket, &err), CST_OK);
     ck_assert_int_eq(cst_job_open(&job, client, &spec, &err), CST_OK);
     tensor = cst_tensor(job, "t", CST_BF16, 1, &n, CST_GROUP_ALL);
@@ -158,7 +159,7 @@ int main(void)
 {
     Suite *suite = suite_create("paced");
     TCase *plain = suite_case(suite, "bits", setup, train_rig_stop);
-    TCase *rooms = suite_case(suite, "rooms", setup, train_rig_stop);
+    TCase *reservations = suite_case(suite, "reservations", setup, train_rig_stop);
     TCase *deaths = suite_case(suite, "deaths", setup, train_rig_stop);
 
     train_cases_use("paced");
@@ -166,9 +167,9 @@ int main(void)
     train_cases_micro_batch_bits(plain);
     tcase_add_test(plain, its_engine_copies);
     tcase_add_test(plain, devices_are_checked);
-    tcase_add_loop_test(rooms, room_bits, 0, 2 * TRAIN_N_PLACES);
-    tcase_add_test(rooms, rooms_of_host_ranks);
-    tcase_add_test(rooms, rooms_are_charged);
+    tcase_add_loop_test(reservations, reservation_bits, 0, 2 * TRAIN_N_PLACES);
+    tcase_add_test(reservations, reservations_of_host_ranks);
+    tcase_add_test(reservations, reservations_are_charged);
     train_cases_engine_killed(deaths, 0, 1 + N_PACED);
     train_cases_worker_killed(deaths);
     tcase_set_timeout(deaths, 180);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of device updates on paced accelerators with a real daemon. The results must have the bits
- * of a computation in this process: for every k, every size of rooms, any devices of pools, and
- * whichever process dies and returns. Also tests a daemon that chooses k itself. */
+ * of a computation in this process: for every k, every size of reservations, any devices of pools,
+ * and whichever process dies and returns. Also tests a daemon that chooses k itself. */
 #include "cistern/cistern.h"
 #include "tests/lib/settle.h"
 #include "tests/lib/suite.h"
@@ -20,7 +20,7 @@ enum { N_STEPS = 3, ACCELERATOR = 1 /* engine of the accelerator; the node's eng
 #define CONFIG                                                                                     \
     "[host]\nnodes = 0\n[paced]\ndevices = 1\nup = 256M\ndown = 256M\nupdate = 128M\n"             \
     "memory = 16M\n"
-#define ROOM (4ull << 20) /* more than three buffers */
+#define RESERVATION (4ull << 20) /* more than three buffers */
 
 static struct daemon_proc proc;
 static struct raw_client witness;
@@ -66,7 +66,7 @@ static struct train_order order_of(const char *name, uint32_t world, uint32_t ra
                                 .device = device,
                                 .n_steps = N_STEPS,
                                 .micro_batches = 1,
-                                .device_update_bytes = ROOM / world,
+                                .device_update_bytes = RESERVATION / world,
                                 .bad = none,
                                 .die_at = UINT32_MAX,
                                 .kill_at = UINT32_MAX};
@@ -92,12 +92,12 @@ static const char *const ks[] = {"none", "1", "2", "3", "5"};
 enum { N_KS = sizeof ks / sizeof *ks };
 
 /* The results have the expected bits for every k, with ranks on the host and on the accelerator,
- * with rooms for three buffers, for one and for none, and with micro-batches. Statistics show where
- * chunks were updated. */
+ * with reservations for three buffers, for one and for none, and with micro-batches. Statistics
+ * show where chunks were updated. */
 START_TEST(bits)
 {
     static const char *const devices[] = {"host", "paced:0"};
-    static const uint64_t rooms[] = {ROOM, 300 << 10, 4096};
+    static const uint64_t reservations[] = {RESERVATION, 300 << 10, 4096};
     unsigned k = (unsigned)_i == 0 ? 0 : (unsigned)atoi(ks[_i]);
     char name[32];
 
@@ -110,7 +110,7 @@ START_TEST(bits)
         (void)snprintf(name, sizeof name, "bits-%u", i);
         for (uint32_t r = 0; r < world; r++) {
             orders[r] = order_of(name, world, r, devices[(i / 2 + r) % 2]);
-            orders[r].device_update_bytes = rooms[i % 3] / world;
+            orders[r].device_update_bytes = reservations[i % 3] / world;
             orders[r].micro_batches = i / 6 == 0 ? 1 : 2;
         }
         run(orders, world);
@@ -160,21 +160,21 @@ END_TEST
 
 /* -- returning workers ----------------------------------------------------------------------- */
 
-/* Open job "states" again with @room and @bytes of states. Returns the status. */
-static int open_again(uint64_t room, uint64_t bytes, struct cst_client **client,
+/* Open job "states" again with @reservation and @bytes of states. Returns the status. */
+static int open_again(uint64_t reservation, uint64_t bytes, struct cst_client **client,
                       struct cst_job **job, struct cst_err *err)
 {
     const struct cst_job_spec spec = {.name = "states",
                                       .world = 1,
                                       .chunk_elems = TRAIN_CHUNK_ELEMS,
-                                      .device_update_bytes = room,
+                                      .device_update_bytes = reservation,
                                       .device_states = bytes};
 
     ck_assert_int_eq(cst_connect(client, proc.socket, err), CST_OK);
     return cst_job_open(job, *client, &spec, err);
 }
 
-/* Read a moment of all tensors and write it back, with the job's present rooms. */
+/* Read a moment of all tensors and write it back, with the job's present reservations. */
 static void rewrite(void)
 {
     struct cst_client *client;
@@ -201,7 +201,7 @@ static void rewrite(void)
 
 /* A worker that returns need not repeat the sizes of its rank's device reservation: they stay, and
  * states in device memory are read, written and updated there. Other sizes are refused. */
-START_TEST(rooms_stay)
+START_TEST(reservations_stay)
 {
     struct train_order order;
     struct cst_client *client;
@@ -218,7 +218,7 @@ START_TEST(rooms_stay)
     ck_assert_msg(strstr(err.text, "device_update_bytes 4194304, not 4096") != NULL, "%s",
                   err.text);
     cst_disconnect(client);
-    ck_assert_int_eq(open_again(ROOM, 4096, &client, &job, &err), CST_EMISMATCH);
+    ck_assert_int_eq(open_again(RESERVATION, 4096, &client, &job, &err), CST_EMISMATCH);
     ck_assert_msg(strstr(err.text, "device_states 1048576, not 4096") != NULL, "%s", err.text);
     cst_disconnect(client);
     order.n_steps = N_STEPS;
@@ -230,8 +230,8 @@ START_TEST(rooms_stay)
 }
 END_TEST
 
-/* A room with fewer bytes than the accelerator's granularity is refused at the commit, with the
- * least size. */
+/* A reservation with fewer bytes than the accelerator's granularity is refused at the commit, with
+ * the least size. */
 START_TEST(less_than_a_grain)
 {
     struct raw_job job = {.name = "grain", .world = 1, .device_update_bytes = 1000};
@@ -254,13 +254,13 @@ END_TEST
  * reported the granularity of its memory yet. */
 START_TEST(seen_before_the_engine)
 {
-    struct raw_job job = {.name = "seen", .world = 1, .device_update_bytes = ROOM + 1};
+    struct raw_job job = {.name = "seen", .world = 1, .device_update_bytes = RESERVATION + 1};
     struct raw_client client;
 
     start_daemon("none");
     raw_open(&client, proc.socket);
     ck_assert_msg(raw_job_open(&client, &job) == CST_OK, "%s", client.err.text);
-    ck_assert_uint_ge(raw_job_info(&witness, "seen")->device_update_bytes, ROOM);
+    ck_assert_uint_ge(raw_job_info(&witness, "seen")->device_update_bytes, RESERVATION);
     raw_close(&client);
 }
 END_TEST
@@ -289,7 +289,7 @@ static void get_staging(struct raw_client *client)
 START_TEST(staging_before_the_layout)
 {
     struct raw_job job = {
-        .name = "early", .world = 1, .device_update_bytes = ROOM, .device_states = 1 << 20};
+        .name = "early", .world = 1, .device_update_bytes = RESERVATION, .device_states = 1 << 20};
     struct raw_client client;
 
     start_daemon("none");
@@ -327,7 +327,7 @@ START_TEST(engine_killed_anywhere)
         orders[0] = order_of(name, 1, 0, "host");
         orders[0].kill_at = point;
         orders[0].victim = raw_stat(&witness)->engines[_i]->pid;
-        orders[0].device_update_bytes = point % 2 == 0 ? ROOM : 300 << 10;
+        orders[0].device_update_bytes = point % 2 == 0 ? RESERVATION : 300 << 10;
         orders[0].device_states = point % 3 == 0 ? 120 << 10 : 0;
         ck_assert_int_gt(orders[0].victim, 0);
         run(orders, 1);
@@ -338,7 +338,8 @@ START_TEST(engine_killed_anywhere)
 }
 END_TEST
 
-/* A worker dies at every point, and another one takes its place, while updates use a room. */
+/* A worker dies at every point, and another one takes its place, while updates use a reservation.
+ */
 START_TEST(worker_killed_anywhere)
 {
     struct train_order orders[1];
@@ -419,8 +420,8 @@ START_TEST(accelerator_lost)
 END_TEST
 
 /* The accelerator's engine is given up between two steps of a rank whose pool is on the host. When
- * a worker attaches, the engine is started again, and the states in device memory, or the rooms
- * (_i), are used as before. */
+ * a worker attaches, the engine is started again, and the states in device memory, or the
+ * reservations (_i), are used as before. */
 START_TEST(accelerator_back)
 {
     struct train_order order;
@@ -474,7 +475,7 @@ END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("room");
+    Suite *suite = suite_create("reservation");
     TCase *plain = suite_case(suite, "bits", setup, teardown);
     TCase *again = suite_case(suite, "again", setup, teardown);
     TCase *deaths = suite_case(suite, "deaths", setup, teardown);
@@ -482,7 +483,7 @@ int main(void)
 
     suite_add_loop(plain, bits, 0, N_KS);
     suite_add_loop(plain, states_on_device, 0, 4);
-    tcase_add_test(again, rooms_stay);
+    tcase_add_test(again, reservations_stay);
     tcase_add_test(again, less_than_a_grain);
     tcase_add_test(again, seen_before_the_engine);
     tcase_add_test(again, staging_before_the_layout);

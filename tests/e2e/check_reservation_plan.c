@@ -49,8 +49,8 @@ static void fill(struct raw_client *client, const char *device, uint64_t bytes)
     ck_assert_msg(raw_status(client, commit(client)) == CST_OK, "%s", client->err.text);
 }
 
-/* If another job has all device memory, there are no rooms and states of the plan's choice, and the
- * reason is reported. If it has a part (_i = 1), they fit into the rest. */
+/* If another job has all device memory, there are no reservations and states of the plan's choice,
+ * and the reason is reported. If it has a part (_i = 1), they fit into the rest. */
 START_TEST(little_left)
 {
     struct raw_client full, client;
@@ -100,7 +100,7 @@ START_TEST(least_of_ranks)
 END_TEST
 
 /* Two jobs are planned at a time, each for the whole accelerator. The second one has its plan, but
- * no room and no states there, and the reason is reported. */
+ * no reservation and no states there, and the reason is reported. */
 START_TEST(planned_at_once)
 {
     static const char *const names[] = {"one", "two"};
@@ -135,7 +135,7 @@ END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("room_plan");
+    Suite *suite = suite_create("reservation_plan");
     TCase *left = suite_case(suite, "left", setup, teardown);
 
     tcase_add_loop_test(left, little_left, 0, 2);

@@ -154,32 +154,32 @@ printf '[paced]\ndevices = 2\nmemory = 64M\n[plan]\ninterleave = 2\n' >"$tmp/pac
 start_daemon paced --config "$tmp/paced.conf"
 for moments in fp32 mx8; do
     reference=adamw-$moments
-    same "room-$moments" --moments $moments --device-update 8M --chunk 36864
-    holds "room-$moments" '.n_device_updates > 0 and .n_device_updates < .n_updates and .device_update_bytes == 16777216'
+    same "reservation-$moments" --moments $moments --device-update 8M --chunk 36864
+    holds "reservation-$moments" '.n_device_updates > 0 and .n_device_updates < .n_updates and .device_update_bytes == 16777216'
 done
 # Split masters are copied up with their weights.
 reference='split'
-same room-split --masters split --device-update 8M --chunk 36864
-holds room-split '.n_device_updates > 0 and .n_device_updates < .n_updates'
-./cistern stat | has -E '^room-mx8 .* 2 +[0-9.]+ [mu]?s +[0-9.]+ [mu]?s +- +- ' || fail "stat: $(./cistern stat)"
+same reservation-split --masters split --device-update 8M --chunk 36864
+holds reservation-split '.n_device_updates > 0 and .n_device_updates < .n_updates'
+./cistern stat | has -E '^reservation-mx8 .* 2 +[0-9.]+ [mu]?s +[0-9.]+ [mu]?s +- +- ' || fail "stat: $(./cistern stat)"
 reference=adamw-fp32
-same room-planned --device-update 8M --device-states 1M
-planned paced room-planned
+same reservation-planned --device-update 8M --device-states 1M
+planned paced reservation-planned
 
 # Choices of the plan do not change the results. A daemon that does not plan has none, and says so. An impossible choice is
 # refused.
-same room-chosen --device-states auto
-planned paced room-chosen
-same room-unplanned --device-states auto --chunk 36864
-holds room-unplanned '(has("device_states") or has("device_update_bytes")) | not'
-explains room-unplanned "0 bytes of each rank's accelerator are for states: no plan: "
+same reservation-chosen --device-states auto
+planned paced reservation-chosen
+same reservation-unplanned --device-states auto --chunk 36864
+holds reservation-unplanned '(has("device_states") or has("device_update_bytes")) | not'
+explains reservation-unplanned "0 bytes of each rank's accelerator are for states: no plan: "
 refused() {
     ./cistern-gpt "${model[@]}" --data "$tmp/text" --job refused --rank 0 --device-states auto "${@:2}" >"$tmp/other.log" 2>&1 && fail "${*:2} is taken"
     grep -q "$1" "$tmp/other.log" || fail "said: $(cat "$tmp/other.log")"
 }
 refused 'cannot be combined with moments that are not fp32' --moments mx8
 refused 'a pool of 1.0 MiB .* cannot be combined with device_update_bytes or device_states that the plan chooses' --device paced --pool 1M
-./cistern trace room-mx8 -o "$tmp/trace.json"
+./cistern trace reservation-mx8 -o "$tmp/trace.json"
 jq -e '[.traceEvents[] | select(.name == "process_name") | .args.name] | contains(["job", "node 0", "paced:0", "rank 0"])' "$tmp/trace.json" >/dev/null ||
     fail "lanes of $(jq -c '[.traceEvents[] | select(.name == "process_name") | .args.name]' "$tmp/trace.json")"
 jq -e '[.traceEvents[] | select(.ph == "X") | .cat] | unique | contains(["states up", "states down", "update"])' "$tmp/trace.json" >/dev/null ||

@@ -176,7 +176,7 @@ says '^warning +1 tensors of pattern expert'
 expect 0 "$tmp/warned.json" --rates "$tmp/rates.json" --flops 4e10 --json
 holds '.warnings | length == 1 and (.[0] | startswith("1 tensors of pattern expert"))'
 
-# States in other formats have the bytes of these formats, and updates of fewer bytes take less time. Memory of a room is not
+# States in other formats have the bytes of these formats, and updates of fewer bytes take less time. Memory of a reservation is not
 # available for blocks.
 states() {
     expect 0 preset:gpt2-124m --rates a100 --host 64G --json "$@"
@@ -206,7 +206,7 @@ says '^reserved +1\.00 GiB for updates on each accelerator, [1-3] chunks? at a t
 expect 1 preset:gpt2-124m --rates a100 --device 1G --device-update 1G
 complains 'updates 1.0 GiB, the smallest pool .* bytes\) short'
 
-# Device memory is allocated in multiples of the granularity, and rooms and states hold whole chunks. A size that is too small is
+# Device memory is allocated in multiples of the granularity, and reservations and states hold whole chunks. A size that is too small is
 # refused with a sufficient one.
 expect 1 preset:gpt2-124m --rates a100 --device 4G --device-update 1M
 complains "device_update_bytes.* of 1.0 MiB .*'A100-40GB' allocates memory in multiples of 2.0 MiB"
@@ -223,7 +223,7 @@ says "^gradient +in the place of the weight$"
 expect 0 preset:gpt2-124m --rates a100 --device 4G --grad-over-weight --json
 holds '.plan.gradient == "over"'
 
-# If updates take long, a room in which a faster device makes some of them shortens the step, and the plan has one if it may
+# If updates take long, a reservation in which a faster device makes some of them shortens the step, and the plan has one if it may
 # choose. This is also true of states in device memory.
 jq '.nodes[0].update = 4e8 | .nodes[0].cores = 16 | .nodes[0].pass = 1e11 | .devices[0].flops = 1e12
     | .devices += [{"name": "fast", "memory_bytes": 8589934592, "up": 2.4e10, "down": 2.4e10, "update": 8e9, "memory": 1e12, "flops": 1e14}]' \
@@ -238,7 +238,7 @@ for on in host fast; do
     holds '.plan.device_update_bytes == 0 and .plan.interleave == 0 and .plan.predicted.states_up == 0'
     fast --on $on --device 4G --device-update auto
     holds '.plan.device_update_bytes > 0 and .plan.interleave > 0 and .plan.predicted.states_up > 0 and .plan.predicted.update_s > 0'
-    jq -ne "$step < $without" >/dev/null || fail "$on: $step s with a room, $without s without"
+    jq -ne "$step < $without" >/dev/null || fail "$on: $step s with a reservation, $without s without"
     fast --on $on --device 4G --device-update 1G --device-states 600M
     holds '(.rows.each_device | .master == .exp_avg and .master > 0 and .gradient == 0) and .plan.state_bytes >= .rows.each_device.master * 3'
     holds '.plan.state_bytes <= 600 * 1024 * 1024 and .plan.predicted.device_updates > 0'

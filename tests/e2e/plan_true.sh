@@ -16,7 +16,7 @@ cat >"$tmp/rates.json" <<'RATES'
 RATES
 # More elements than a run reads, whatever the seed is.
 seq 20000 >"$tmp/text"
-# Every second chunk that can use a room is updated there.
+# Every second chunk that can use a reservation is updated there.
 printf '[paced]\ndevices = 2\nmemory = 64M\n[plan]\ninterleave = 2\n' >"$tmp/paced.conf"
 start_daemon d --config "$tmp/paced.conf"
 
@@ -64,7 +64,7 @@ holds 1 1 250% 208896 --overlap delayed --optimizer lion
 holds 2 1 250% 208896 --overlap early --moments bf16
 holds 1 2 250% 208896 --overlap early
 holds 1 1 50% 69632 --grad-over-weight
-# Rooms have the predicted copies, and hold states. The weights that are prefetched after the last updates depend on when workers
+# Reservations have the predicted copies, and hold states. The weights that are prefetched after the last updates depend on when workers
 # leave.
 holds 1 1 100% 69632 --device-update 8388608
 holds 2 1 250% 69632 --device-update 4194304 --moments bf16 --overlap early

@@ -79,7 +79,7 @@ if ./cistern-gpt --help >/dev/null 2>&1; then
     says '^  e2e  *passed'
     says '^  whole  *passed'
     says '^  copies  *passed'
-    says '^  rooms  *passed'
+    says '^  reservations  *passed'
     says '^  size  *passed'
 fi
 

@@ -1,10 +1,10 @@
 # shellcheck shell=bash disable=SC2154,SC2034 # begin_stage sets tmp; small_gpt's variables are the stage's
-# The stage "rooms" of tests/gpu/run: Deep Optimizer States on a GPU. Sourced by stages.sh after train.sh.
+# The stage "reservations" of tests/gpu/run: Deep Optimizer States on a GPU. Sourced by stages.sh after train.sh.
 
 # Start a daemon in which one of every $1 chunks is updated on the GPU (none, auto).
-start_rooms() {
-    printf '[plan]\ninterleave = %s\n' "$1" >"$tmp/rooms.conf"
-    start_daemon --config "$tmp/rooms.conf" "${@:2}"
+start_reservations() {
+    printf '[plan]\ninterleave = %s\n' "$1" >"$tmp/reservations.conf"
+    start_daemon --config "$tmp/reservations.conf" "${@:2}"
 }
 
 # The number $2 in the output of `cistern job $1`; empty if there is none.
@@ -26,16 +26,16 @@ updated_there() {
 }
 
 # Every k has the bits of a run on the GPU alone, also with updates before the commit.
-rooms_bits() {
+reservations_bits() {
     local k world=1 layers=12 steps=20
     [ -z "$GPU_FAKE" ] || layers=3 steps=2
     small_gpt local --store local || gpt_failed "$tmp/local.log" "--store local"
     small_gpt unclipped --store local --clip 0 || gpt_failed "$tmp/unclipped.log" "--store local --clip 0"
     for k in none 1 2 3; do
-        start_rooms $k
-        small_gpt "room-$k" --job "room-$k" --chunk 36864 --device-update 16M || gpt_failed "$tmp/room-$k.log" "k = $k"
-        updated_there "room-$k" $k
-        same_bits "room-$k" local
+        start_reservations $k
+        small_gpt "reservation-$k" --job "reservation-$k" --chunk 36864 --device-update 16M || gpt_failed "$tmp/reservation-$k.log" "k = $k"
+        updated_there "reservation-$k" $k
+        same_bits "reservation-$k" local
         if [ -n "$GPU_FAKE" ] && [ $k != 2 ]; then # the stand-in driver needs long for the others
             stop_daemon
             continue
@@ -49,9 +49,9 @@ rooms_bits() {
 }
 
 # Median seconds of three update phases with k = $1. used_k receives the k of the last one.
-time_rooms() {
+time_reservations() {
     local i steps=0 name=timed-$1 times=()
-    start_rooms "$1" --host-memory 90%
+    start_reservations "$1" --host-memory 90%
     for ((i = 0; i < 3; i++)); do
         steps=$((steps + (i == 0 ? 6 : 2))) # the daemon learns in the first ones
         ./cistern-gpt "${model[@]}" --steps "$steps" --job "$name" >"$tmp/$name.log" 2>&1 || gpt_failed "$tmp/$name.log" "k = $1"
@@ -64,22 +64,22 @@ time_rooms() {
     stop_daemon
 }
 
-stage_rooms() {
+stage_reservations() {
     local k model seconds alone used_k
     need_gpt
     make_text
-    rooms_bits
+    reservations_bits
     [ -z "$GPU_FAKE" ] || return 0
-    # 0.2 G parameters in 24 chunks, with a room for three of them.
+    # 0.2 G parameters in 24 chunks, with a reservation for three of them.
     model=(--layers 16 --heads 16 --width 1024 --context 256 --batch 4 --device cuda --warmup 2 --lr 0.0001 --quiet --data "$tmp/text"
         --pool 50% --chunk 8388608 --device-update 1G)
     [ -z "$GPU_QUICK" ] || model+=(--layers 4)
-    time_rooms none
+    time_reservations none
     alone=$seconds
-    emit rooms_none "$alone" s
+    emit reservations_none "$alone" s
     for k in 1 2 3 auto; do
-        time_rooms $k
-        emit "rooms_$k" "$seconds" s "$alone"
+        time_reservations $k
+        emit "reservations_$k" "$seconds" s "$alone"
     done
-    emit rooms_auto_k "${used_k:-0}" k
+    emit reservations_auto_k "${used_k:-0}" k
 }

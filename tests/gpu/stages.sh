@@ -19,7 +19,7 @@ stages=(
     "worker 60 a GPT of 1.3 B parameters, all states on the GPU, against the card's bf16 matrix products"
     "whole 90 the same model through the daemon, pool of 25 %, and tokens per step against efficiency"
     "copies 60 the same, with weights copied by the worker itself instead of the engine"
-    "rooms 120 every k-th chunk updated on the card, k of 1, 2, 3, none: the same bits; and how long updates take with each"
+    "reservations 120 every k-th chunk updated on the card, k of 1, 2, 3, none: the same bits; and how long updates take with each"
     "size 150 the largest GPT that one step trains in 100 GiB of host and 16 GiB of GPU memory"
     "peer 90 the same model in PyTorch with DeepSpeed ZeRO-3, states in host memory"
     "torch 120 cistern.torch: the bits of plain torch, and a model beside plain torch and FSDP2 with CPU offload"
@@ -395,8 +395,8 @@ stage_sanitizer() {
 
 # shellcheck source=tests/gpu/train.sh
 . "$(dirname "${BASH_SOURCE[0]}")/train.sh"
-# shellcheck source=tests/gpu/rooms.sh
-. "$(dirname "${BASH_SOURCE[0]}")/rooms.sh"
+# shellcheck source=tests/gpu/reservations.sh
+. "$(dirname "${BASH_SOURCE[0]}")/reservations.sh"
 
 # -- the driver -----------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
  * slow streams and killed engines. */
 #include "tests/lib/engine_proc.h"
 #include "tests/lib/fake_gpu.h"
-#include "tests/lib/room_cases.h"
+#include "tests/lib/reservation_cases.h"
 #include "tests/lib/suite.h"
 
 #include <stdlib.h>
@@ -21,13 +21,13 @@ static void use_host(void)
 
 int main(int argc, char **argv)
 {
-    static const struct room_device gpu = {.use = use, .use_host = use_host};
+    static const struct reservation_device gpu = {.use = use, .use_host = use_host};
     Suite *suite = suite_create("cuda_engine_update");
     TCase *tcase = suite_case(suite, "update", NULL, NULL);
 
     (void)argc;
     fake_gpu_use(argv);
     tcase_set_timeout(tcase, 300);
-    room_cases_add(tcase, &gpu);
+    reservation_cases_add(tcase, &gpu);
     return suite_run(suite);
 }

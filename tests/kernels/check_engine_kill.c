@@ -46,8 +46,9 @@ static const struct kind {
       .grad_bytes = 4,
       .two_weights = true}},
     {FUSED, {.optimizer = CST_OPTIMIZER_ADAMW, .moments = CST_MOMENTS_MX8, .two_weights = true}},
-    {ELSEWHERE, {.optimizer = CST_OPTIMIZER_ADAMW, .room = true}},
-    {ELSEWHERE, {.optimizer = CST_OPTIMIZER_ADAMW, .moments = CST_MOMENTS_MX8, .room = true}},
+    {ELSEWHERE, {.optimizer = CST_OPTIMIZER_ADAMW, .reservation = true}},
+    {ELSEWHERE,
+     {.optimizer = CST_OPTIMIZER_ADAMW, .moments = CST_MOMENTS_MX8, .reservation = true}},
 };
 
 #define N_KINDS ((int)(sizeof kinds / sizeof kinds[0]))
@@ -161,7 +162,7 @@ static uint64_t add_elsewhere(struct list *list, unsigned c, uint64_t step, uint
     uint64_t update;
 
     for (int i = 0; i < CST_ROW_COUNT; i++) {
-        struct cst_place from = tiny_job_room(job, c, rows[i], false);
+        struct cst_place from = tiny_job_reservation(job, c, rows[i], false);
 
         if (rows[i] != CST_ROW_WEIGHT) {
             struct engine_command *up = add(list, copy(from, tiny_job_row(job, c, rows[i]),
@@ -172,14 +173,14 @@ static uint64_t add_elsewhere(struct list *list, unsigned c, uint64_t step, uint
             name(there.in, &there.n_in, rows[i], from);
         }
         if (rows[i] != CST_ROW_GRAD) {
-            name(there.out, &there.n_out, rows[i], tiny_job_room(job, c, rows[i], true));
+            name(there.out, &there.n_out, rows[i], tiny_job_reservation(job, c, rows[i], true));
         }
     }
     update = add(list, there)->ticket;
     for (int i = 1; i < CST_ROW_COUNT; i++) {
-        struct engine_command *down =
-            add(list, copy(tiny_job_row(job, c, rows[i]), tiny_job_room(job, c, rows[i], true),
-                           tiny_job_row_bytes(job, c, rows[i])));
+        struct engine_command *down = add(list, copy(tiny_job_row(job, c, rows[i]),
+                                                     tiny_job_reservation(job, c, rows[i], true),
+                                                     tiny_job_row_bytes(job, c, rows[i])));
 
         down->after_ack = true;
         after(down, update);

@@ -15,10 +15,10 @@
 #define N_CHUNKS 2
 #define BIG 1 /* chunk with several pieces per thread */
 #define N_SLOTS 3
-#define ROOM                                                                                       \
+#define RESERVATION                                                                                \
     60 /* segment for rows elsewhere: its first half is read, and its second half written */
 #define MARK 3
-#define UNTOUCHED 0x77 /* initial contents of the room */
+#define UNTOUCHED 0x77 /* initial contents of the reservation */
 
 static const uint64_t n_elems[N_CHUNKS] = {9024, 600000};
 
@@ -40,8 +40,8 @@ static const struct tiny_states kinds[] = {
 static struct tiny_job want, got; /* two jobs in one engine that begin with equal bytes */
 static struct engine_proc proc;
 static uint64_t ticket;
-static uint8_t *room;
-static uint64_t room_half;
+static uint8_t *reservation;
+static uint64_t reservation_half;
 
 static void add_segments(const struct tiny_job *job)
 {
@@ -62,10 +62,10 @@ static void open_jobs(const struct tiny_states *states)
     tiny_job_fill(&got, 7);
     tiny_job_start(&want, &proc, 3, 2, 0);
     add_segments(&got);
-    room_half = got.bytes[TINY_ARENA];
-    fd = engine_proc_memfd(2 * room_half, (void **)&room);
-    memset(room, UNTOUCHED, 2 * room_half);
-    engine_proc_must_add(&proc, ROOM, fd, 2 * room_half);
+    reservation_half = got.bytes[TINY_ARENA];
+    fd = engine_proc_memfd(2 * reservation_half, (void **)&reservation);
+    memset(reservation, UNTOUCHED, 2 * reservation_half);
+    engine_proc_must_add(&proc, RESERVATION, fd, 2 * reservation_half);
 }
 
 static void close_jobs(void)
@@ -100,16 +100,17 @@ static uint8_t *arena_row(const struct tiny_job *job, unsigned chunk, enum cst_r
     return (uint8_t *)job->base[TINY_ARENA] + tiny_job_row(job, chunk, row).offset;
 }
 
-/* A row of @got in the room, at the offset that the row has in the arena. */
-static struct cst_place room_row(unsigned chunk, enum cst_row row, bool written)
+/* A row of @got in the reservation, at the offset that the row has in the arena. */
+static struct cst_place reservation_row(unsigned chunk, enum cst_row row, bool written)
 {
-    return (struct cst_place){
-        .segment = ROOM, .offset = tiny_job_row(&got, chunk, row).offset + written * room_half};
+    return (struct cst_place){.segment = RESERVATION,
+                              .offset = tiny_job_row(&got, chunk, row).offset +
+                                        written * reservation_half};
 }
 
-static uint8_t *room_at(unsigned chunk, enum cst_row row, bool written)
+static uint8_t *reservation_at(unsigned chunk, enum cst_row row, bool written)
 {
-    return room + room_row(chunk, row, written).offset;
+    return reservation + reservation_row(chunk, row, written).offset;
 }
 
 /* True if two rows have equal elements. Padding between tensors does not count. */
@@ -187,11 +188,12 @@ static struct engine_command reduce(const struct tiny_job *job, unsigned chunk, 
 
 static struct engine_row elsewhere(unsigned chunk, enum cst_row row, bool written)
 {
-    return (struct engine_row){.row = row, .place = room_row(chunk, row, written)};
+    return (struct engine_row){.row = row, .place = reservation_row(chunk, row, written)};
 }
 
-/* UPDATE of @got's chunk that writes to the room, and with @from_room also reads there. */
-static struct engine_command update_elsewhere(unsigned chunk, bool from_room)
+/* UPDATE of @got's chunk that writes to the reservation, and with @from_reservation also reads
+ * there. */
+static struct engine_command update_elsewhere(unsigned chunk, bool from_reservation)
 {
     static const enum cst_row rows[] = {CST_ROW_GRAD, CST_ROW_WEIGHT, CST_ROW_MASTER,
                                         CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
@@ -201,7 +203,7 @@ static struct engine_command update_elsewhere(unsigned chunk, bool from_room)
         if (!tiny_job_has(&got, rows[i])) {
             continue;
         }
-        if (rows[i] != CST_ROW_WEIGHT && from_room) {
+        if (rows[i] != CST_ROW_WEIGHT && from_reservation) {
             command.in[command.n_in++] = elsewhere(chunk, rows[i], false);
         }
         if (rows[i] != CST_ROW_GRAD) {
@@ -220,14 +222,14 @@ START_TEST(test_elsewhere)
     uint8_t *before;
 
     open_jobs(&kinds[_i]);
-    before = malloc(room_half);
+    before = malloc(reservation_half);
     ck_assert_ptr_nonnull(before);
     for (unsigned c = 0; c < N_CHUNKS; c++) {
         must(reduce(&want, c, 2));
         must(reduce(&got, c, 2));
     }
-    memcpy(before, got.base[TINY_ARENA], room_half);
-    memcpy(room, got.base[TINY_ARENA], room_half);
+    memcpy(before, got.base[TINY_ARENA], reservation_half);
+    memcpy(reservation, got.base[TINY_ARENA], reservation_half);
     for (unsigned c = 0; c < N_CHUNKS; c++) {
         must(tiny_job_update(&want, c, MARK));
         must(update_elsewhere(c, c == 0));
@@ -235,13 +237,13 @@ START_TEST(test_elsewhere)
         for (int row = 0; row < CST_ROW_COUNT; row++) {
             if (row != CST_ROW_GRAD && tiny_job_has(&got, (enum cst_row)row)) {
                 assert_same(c, (enum cst_row)row, arena_row(&want, c, (enum cst_row)row),
-                            room_at(c, (enum cst_row)row, true));
+                            reservation_at(c, (enum cst_row)row, true));
             }
         }
         ck_assert_uint_eq(cst_table_chunks(got.table)[c].update_mark, 0);
     }
-    ck_assert_int_eq(memcmp(before, got.base[TINY_ARENA], room_half), 0);
-    ck_assert_int_eq(memcmp(before, room, room_half), 0);
+    ck_assert_int_eq(memcmp(before, got.base[TINY_ARENA], reservation_half), 0);
+    ck_assert_int_eq(memcmp(before, reservation, reservation_half), 0);
     ck_assert_uint_eq(cst_table_tiles(got.table)[0].update_mark, 0);
     free(before);
     close_jobs();
@@ -327,11 +329,11 @@ START_TEST(test_fused_elsewhere)
     for (int i = 0; i < 3; i++) {
         if (tiny_job_has(&want, states[i])) {
             assert_same(BIG, states[i], arena_row(&want, BIG, states[i]),
-                        room_at(BIG, states[i], true));
+                        reservation_at(BIG, states[i], true));
         }
     }
     assert_same(BIG, CST_ROW_WEIGHT, arena_row(&want, BIG, CST_ROW_WEIGHT),
-                room_at(BIG, CST_ROW_WEIGHT, true));
+                reservation_at(BIG, CST_ROW_WEIGHT, true));
     assert_same_sums(BIG);
     close_jobs();
 }
@@ -435,11 +437,12 @@ START_TEST(test_guard_elsewhere)
     update = update_elsewhere(BIG, false);
     update.guard = true;
     must(update);
-    ck_assert_int_eq(memcmp(room_at(BIG, CST_ROW_MASTER, true) + at,
+    ck_assert_int_eq(memcmp(reservation_at(BIG, CST_ROW_MASTER, true) + at,
                             arena_row(&got, BIG, CST_ROW_MASTER) + at, at),
                      0);
     ck_assert_int_ne(
-        memcmp(room_at(BIG, CST_ROW_MASTER, true), arena_row(&got, BIG, CST_ROW_MASTER), at), 0);
+        memcmp(reservation_at(BIG, CST_ROW_MASTER, true), arena_row(&got, BIG, CST_ROW_MASTER), at),
+        0);
     close_jobs();
 }
 END_TEST
@@ -480,7 +483,8 @@ START_TEST(test_lies)
     bad[n++].out[1].row = CST_ROW_GRAD;
     /* a row behind its segment's end, in no segment, or overlapping another one that is written or
      * read */
-    row_of(bad[n].out, 4, CST_ROW_MASTER)->place.offset = 2 * room_half - n_elems[BIG] * 4 + 4;
+    row_of(bad[n].out, 4, CST_ROW_MASTER)->place.offset =
+        2 * reservation_half - n_elems[BIG] * 4 + 4;
     n++;
     row_of(bad[n].in, 4, CST_ROW_MASTER)->place.segment = 99;
     n++;
@@ -501,15 +505,15 @@ START_TEST(test_lies)
     bad[n].in[bad[n].n_in++] = elsewhere(BIG, CST_ROW_GRAD, false);
     n++;
     bad[n++].out[0].place.offset += 64;
-    bad[n++].out[0].place = room_row(BIG, CST_ROW_WEIGHT, true);
+    bad[n++].out[0].place = reservation_row(BIG, CST_ROW_WEIGHT, true);
     bad[n].src[bad[n].n_src++] = tiny_job_row(&got, BIG, (enum cst_row)CST_ROW_WEIGHT_OTHER);
     n++;
     bad[n].src[bad[n].n_src++] = tiny_job_row(&got, BIG, CST_ROW_MASTER);
     n++;
     ck_assert_uint_eq(n, sizeof bad / sizeof bad[0]);
-    before = malloc(room_half);
+    before = malloc(reservation_half);
     ck_assert_ptr_nonnull(before);
-    memcpy(before, got.base[TINY_ARENA], room_half);
+    memcpy(before, got.base[TINY_ARENA], reservation_half);
     for (unsigned i = 0; i < n; i++) {
         struct engine_completion c = run(bad[i]);
 
@@ -517,10 +521,11 @@ START_TEST(test_lies)
                       c.status, c.text);
         ck_assert_uint_gt(strlen(c.text), 0);
     }
-    ck_assert_int_eq(memcmp(before, got.base[TINY_ARENA], room_half), 0);
-    ck_assert(room[0] == UNTOUCHED && memcmp(room, room + 1, 2 * room_half - 1) == 0);
+    ck_assert_int_eq(memcmp(before, got.base[TINY_ARENA], reservation_half), 0);
+    ck_assert(reservation[0] == UNTOUCHED &&
+              memcmp(reservation, reservation + 1, 2 * reservation_half - 1) == 0);
     must(reduce(&got, BIG, 2));
-    memcpy(room, got.base[TINY_ARENA], room_half);
+    memcpy(reservation, got.base[TINY_ARENA], reservation_half);
     must(good);
     must(in_place);
     free(before);
@@ -536,7 +541,7 @@ START_TEST(test_no_second)
     open_jobs(&kinds[4]);
     update = update_elsewhere(BIG, false);
     update.out[update.n_out++] =
-        (struct engine_row){.row = CST_ROW_EXP_AVG_SQ, .place = {.segment = ROOM}};
+        (struct engine_row){.row = CST_ROW_EXP_AVG_SQ, .place = {.segment = RESERVATION}};
     ck_assert_int_eq(run(update).status, CST_EINVAL);
     close_jobs();
 }

@@ -2,7 +2,7 @@
 /* Tests of device updates by a paced accelerator: they have the bits of the host engine's update in
  * place, also when the accelerator's engine is killed repeatedly. */
 #include "tests/lib/engine_proc.h"
-#include "tests/lib/room_cases.h"
+#include "tests/lib/reservation_cases.h"
 #include "tests/lib/suite.h"
 
 #define RATES "up=400000000,down=300000000,update=200000000,memory=134217728"
@@ -19,9 +19,9 @@ static void use_host(void)
 
 int main(void)
 {
-    static const struct room_device paced = {.use = use, .use_host = use_host};
+    static const struct reservation_device paced = {.use = use, .use_host = use_host};
     Suite *suite = suite_create("paced_update");
 
-    room_cases_add(suite_case(suite, "paced_update", NULL, NULL), &paced);
+    reservation_cases_add(suite_case(suite, "paced_update", NULL, NULL), &paced);
     return suite_run(suite);
 }

@@ -7,10 +7,10 @@
  *     [--optimizer NAME] [--moments FORMAT] [--overlap WHEN] [--grad-over-weight]
  *     [--device-update BYTES --interleave K [--device-states BYTES]] [--flops F] [--job JOB.json]
  *
- * Rooms are on accelerators, one for each rank, as with paced accelerators. P% is of the weights,
- * as in cistern-gpt; min is the smallest pool that can run. With ELEMS 0 the capacity is the one
- * that a daemon without a search chooses. The exit status is 3 if JOB.json, the output of `cistern
- * job
+ * Reservations are on accelerators, one for each rank, as with paced accelerators. P% is of the
+ * weights, as in cistern-gpt; min is the smallest pool that can run. With ELEMS 0 the capacity is
+ * the one that a daemon without a search chooses. The exit status is 3 if JOB.json, the output of
+ * `cistern job
  * --json` when nothing is under way, has other numbers. */
 #include "client/cli/model_json.h"
 #include "daemon/memory/pools.h"
@@ -38,7 +38,7 @@ struct prediction {
     bool grad_over_weight;
     uint64_t device_update_bytes, device_states; /* bytes of each rank's accelerator */
     uint32_t interleave;
-    struct cst_core_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
+    struct cst_core_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES];
     double flops;         /* 0: as in the rates */
     const char *job_path; /* statistics of the job; NULL: it has not run */
     json_t *job;
@@ -75,14 +75,14 @@ static struct cst_layout_states states_of(const struct prediction *p)
 
 /* Add an accelerator for each rank, with engine numbers after those of the nodes, as
  * daemon/memory/device_reservation.c does. */
-static void add_rooms(struct prediction *p, struct cst_layout_config *config)
+static void add_reservations(struct prediction *p, struct cst_layout_config *config)
 {
     for (uint32_t i = 0; p->device_update_bytes > 0 && i < p->model.world; i++) {
-        p->rooms[i] = (struct cst_core_device_reservation){.engine = p->rates.n_nodes + i,
-                                                           .bytes = p->device_update_bytes};
+        p->reservations[i] = (struct cst_core_device_reservation){.engine = p->rates.n_nodes + i,
+                                                                  .bytes = p->device_update_bytes};
         if (p->device_states > 0) {
             config->devices[config->n_devices++] =
-                (struct cst_layout_device){.engine = p->rooms[i].engine,
+                (struct cst_layout_device){.engine = p->reservations[i].engine,
                                            .bytes = p->device_states,
                                            .reservation_bytes = p->device_update_bytes};
         }
@@ -106,7 +106,7 @@ static int lay_out(struct prediction *p, struct cst_err *err)
         size_pool(p);
         config.pool_bytes = p->pool_bytes;
     }
-    add_rooms(p, &config);
+    add_reservations(p, &config);
     rc = cst_layout_build(&p->layout, &p->model.model, &config, err);
     if (rc == CST_OK && smallest) {
         p->pool_bytes = smallest_pool(&p->layout);
@@ -129,7 +129,7 @@ static int play(const struct prediction *p, uint32_t n_steps, struct cst_replay_
                                          .world = p->model.world,
                                          .pools = p->pools,
                                          .policy = {.overlap = (enum cst_overlap)p->overlap},
-                                         .reservations = p->rooms,
+                                         .reservations = p->reservations,
                                          .n_reservations =
                                              p->device_update_bytes > 0 ? p->model.world : 0,
                                          .interleave = p->interleave,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/lib/room_cases.h"
+#include "tests/lib/reservation_cases.h"
 
 #include "tests/lib/kill_run.h"
-#include "tests/lib/room_update.h"
+#include "tests/lib/reservation_update.h"
 #include "tests/lib/suite.h"
 #include <check.h>
 #include <inttypes.h>
@@ -11,11 +11,11 @@
 #include <string.h>
 #include <time.h>
 
-enum { N_CHUNKS = 5, N_STEPS = 3, N_ROUNDS = 12, N_SLOTS = 3, ROOM_CHUNK = N_CHUNKS };
+enum { N_CHUNKS = 5, N_STEPS = 3, N_ROUNDS = 12, N_SLOTS = 3, RESERVATION_CHUNK = N_CHUNKS };
 
-#define MAX_COMMANDS (N_STEPS * N_CHUNKS * ROOM_UPDATE_COMMANDS)
+#define MAX_COMMANDS (N_STEPS * N_CHUNKS * RESERVATION_UPDATE_COMMANDS)
 
-/* The last chunk is not updated: its blocks in the pool are the room. */
+/* The last chunk is not updated: its blocks in the pool are the reservation. */
 static const uint64_t chunk_elems[N_CHUNKS + 1] = {8192 + 64,      20032, 8192 * 3,
                                                    8192 + 64 * 65, 60032, 1u << 20};
 
@@ -29,7 +29,7 @@ static const struct tiny_states kinds[] = {
 
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 
-static const struct room_device *device;
+static const struct reservation_device *device;
 static struct tiny_job calm, job;
 static uint64_t seed;
 
@@ -69,23 +69,23 @@ static void update_in_place(void)
     kill_run_to_end(&calm, commands, n, 2, done);
 }
 
-/* Write the commands of all steps through the room, in which each chunk has its own part. */
+/* Write the commands of all steps through the reservation, in which each chunk has its own part. */
 static size_t write_commands(struct engine_command *commands)
 {
-    struct cst_place room = tiny_job_block(&job, ROOM_CHUNK, 0), at[N_CHUNKS];
+    struct cst_place reservation = tiny_job_block(&job, RESERVATION_CHUNK, 0), at[N_CHUNKS];
     unsigned n_last[N_CHUNKS] = {0};
     uint64_t last[N_CHUNKS] = {0};
     size_t n = 0;
 
     for (unsigned c = 0; c < N_CHUNKS; c++) {
-        at[c] = room;
-        room.offset += room_update_bytes(&job, c);
+        at[c] = reservation;
+        reservation.offset += reservation_update_bytes(&job, c);
     }
-    ck_assert_uint_le(room.offset, job.bytes[TINY_POOL]);
+    ck_assert_uint_le(reservation.offset, job.bytes[TINY_POOL]);
     for (uint64_t step = 1; step <= N_STEPS; step++) {
         for (unsigned c = 0; c < N_CHUNKS; c++) {
-            n += room_update_write(&job, c, step, at[c], n, last[c], n_last[c], commands + n,
-                                   &n_last[c]);
+            n += reservation_update_write(&job, c, step, at[c], n, last[c], n_last[c], commands + n,
+                                          &n_last[c]);
             last[c] = n;
         }
     }
@@ -115,7 +115,7 @@ static void check_span(unsigned c, const struct cst_table_span *span, enum cst_r
 }
 
 /* Check that all elements that updates write are equal in both jobs. The bytes between tensors come
- * from the room, and may differ. */
+ * from the reservation, and may differ. */
 static void check_rows(int round)
 {
     for (unsigned i = 0; i < N_CHUNKS * TINY_SPANS; i++) {
@@ -178,7 +178,7 @@ END_TEST
 /* An accelerator refuses updates in place, and updates that read or write rows in host memory. */
 START_TEST(test_refused)
 {
-    struct engine_command commands[ROOM_UPDATE_COMMANDS], *update = NULL, wrong;
+    struct engine_command commands[RESERVATION_UPDATE_COMMANDS], *update = NULL, wrong;
     struct engine_proc proc;
     unsigned n_last;
     size_t n;
@@ -187,8 +187,8 @@ START_TEST(test_refused)
     tiny_job_use_gpu(&job);
     device->use();
     tiny_job_start(&job, &proc, 2, 2, 0);
-    n = room_update_write(&job, 0, 1, tiny_job_block(&job, ROOM_CHUNK, 0), 0, 0, 0, commands,
-                          &n_last);
+    n = reservation_update_write(&job, 0, 1, tiny_job_block(&job, RESERVATION_CHUNK, 0), 0, 0, 0,
+                                 commands, &n_last);
     for (size_t i = 0; i < n; i++) {
         update = commands[i].kind == ENGINE__COMMAND_KIND__UPDATE ? &commands[i] : update;
     }
@@ -210,7 +210,7 @@ START_TEST(test_refused)
 }
 END_TEST
 
-void room_cases_add(TCase *tcase, const struct room_device *which)
+void reservation_cases_add(TCase *tcase, const struct reservation_device *which)
 {
     device = which;
     suite_add_loop(tcase, test_bits, 0, N_KINDS);

@@ -2,18 +2,18 @@
 /* Tests of device updates on any accelerator. Their results must have the bits of an update by the
  * host's engine, even if the accelerator's engine is killed and the commands that had not completed
  * are issued again. Commands that the accelerator does not support must be refused. */
-#ifndef ROOM_CASES_H
-#define ROOM_CASES_H
+#ifndef RESERVATION_CASES_H
+#define RESERVATION_CASES_H
 
 #include <check.h>
 
 /* Chooses the engine that is started from then on. */
-struct room_device {
+struct reservation_device {
     void (*use)(void);      /* start the accelerator's engine */
     void (*use_host)(void); /* start the host's engine */
 };
 
 /* Add the tests to @tcase. @which must outlive the tests. A program may call this function once. */
-void room_cases_add(TCase *tcase, const struct room_device *which);
+void reservation_cases_add(TCase *tcase, const struct reservation_device *which);
 
 #endif

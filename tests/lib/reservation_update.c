@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/lib/room_update.h"
+#include "tests/lib/reservation_update.h"
 
 #define ALIGN 64u
 
@@ -15,23 +15,23 @@ static uint64_t aligned_bytes(const struct tiny_job *job, unsigned chunk, enum c
     return (tiny_job_row_bytes(job, chunk, row) + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-/* Place those of @rows that the job has, beginning at *@room, which is advanced. Returns their
- * number. */
+/* Place those of @rows that the job has, beginning at *@reservation, which is advanced. Returns
+ * their number. */
 static unsigned place(const struct tiny_job *job, unsigned chunk, const enum cst_row *rows,
-                      struct cst_place *room, struct engine_row *out)
+                      struct cst_place *reservation, struct engine_row *out)
 {
     unsigned n = 0;
 
     for (int i = 0; i < N_ROWS; i++) {
         if (tiny_job_has(job, rows[i])) {
-            out[n++] = (struct engine_row){.row = rows[i], .place = *room};
-            room->offset += aligned_bytes(job, chunk, rows[i]);
+            out[n++] = (struct engine_row){.row = rows[i], .place = *reservation};
+            reservation->offset += aligned_bytes(job, chunk, rows[i]);
         }
     }
     return n;
 }
 
-uint64_t room_update_bytes(const struct tiny_job *job, unsigned chunk)
+uint64_t reservation_update_bytes(const struct tiny_job *job, unsigned chunk)
 {
     struct engine_row rows[N_ROWS];
     struct cst_place at = {.offset = 0};
@@ -49,14 +49,14 @@ static void come_after(struct engine_command *command, uint64_t last, unsigned n
     }
 }
 
-size_t room_update_write(const struct tiny_job *job, unsigned chunk, uint64_t mark,
-                         struct cst_place room, uint64_t ticket, uint64_t before, unsigned n_before,
-                         struct engine_command *out, unsigned *n_last)
+size_t reservation_update_write(const struct tiny_job *job, unsigned chunk, uint64_t mark,
+                                struct cst_place reservation, uint64_t ticket, uint64_t before,
+                                unsigned n_before, struct engine_command *out, unsigned *n_last)
 {
     struct engine_command update = tiny_job_update(job, chunk, mark), *at = out;
 
-    update.n_in = place(job, chunk, read_rows, &room, update.in);
-    update.n_out = place(job, chunk, written_rows, &room, update.out);
+    update.n_in = place(job, chunk, read_rows, &reservation, update.in);
+    update.n_out = place(job, chunk, written_rows, &reservation, update.out);
     for (unsigned i = 0; i < update.n_in; i++) {
         enum cst_row row = (enum cst_row)update.in[i].row;
 
@@ -76,7 +76,7 @@ size_t room_update_write(const struct tiny_job *job, unsigned chunk, uint64_t ma
                                   tiny_job_row_bytes(job, chunk, row));
         come_after(at, update.ticket, 1);
         at->after_ack =
-            true; /* the command overwrites what a repeated copy to the room would read */
+            true; /* the command overwrites what a repeated copy to the reservation would read */
         at++->ticket = ++ticket;
     }
     *n_last = update.n_out;

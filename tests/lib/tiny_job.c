@@ -114,7 +114,7 @@ void tiny_job_open_as(struct tiny_job *job, const struct tiny_states *states, un
         job->bytes[TINY_POOL] += N_BLOCKS * align_up(n_elems[c] * 2);
         write_spans(spans, n_elems[c], &n_tiles);
     }
-    job->bytes[TINY_ARENA] *= states->room ? 3 : 1;
+    job->bytes[TINY_ARENA] *= states->reservation ? 3 : 1;
     cst_table_size(&header, n_chunks, n_chunks * TINY_SPANS, n_tiles);
     job->bytes[TINY_TABLE] = header.total_bytes;
     job->bytes[TINY_UNDO] = n_slots * sizeof(struct cst_undo_slot);
@@ -295,8 +295,8 @@ struct cst_place tiny_job_row(const struct tiny_job *job, unsigned chunk, enum c
     return (int)row == CST_ROW_WEIGHT_OTHER ? entry->other_weight : entry->rows[row];
 }
 
-struct cst_place tiny_job_room(const struct tiny_job *job, unsigned chunk, enum cst_row row,
-                               bool written)
+struct cst_place tiny_job_reservation(const struct tiny_job *job, unsigned chunk, enum cst_row row,
+                                      bool written)
 {
     struct cst_place place = tiny_job_row(job, chunk, row);
 

@@ -22,7 +22,7 @@ struct tiny_states {
     bool two_weights; /* chunks have a second weight row */
     /* After its rows, the arena has two further places for each row: one to read it and one to
      * write it. */
-    bool room;
+    bool reservation;
 };
 
 /* Indices of the job's segments. */
@@ -74,9 +74,9 @@ void tiny_job_start(struct tiny_job *job, struct engine_proc *proc, uint32_t thr
 /* Place of a row in the arena. @row may be CST_ROW_WEIGHT_OTHER. */
 struct cst_place tiny_job_row(const struct tiny_job *job, unsigned chunk, enum cst_row row);
 
-/* With states.room: the other place of the row that is read or (@written) written. */
-struct cst_place tiny_job_room(const struct tiny_job *job, unsigned chunk, enum cst_row row,
-                               bool written);
+/* With states.reservation: the other place of the row that is read or (@written) written. */
+struct cst_place tiny_job_reservation(const struct tiny_job *job, unsigned chunk, enum cst_row row,
+                                      bool written);
 
 /* True if the job's chunks have @row. */
 bool tiny_job_has(const struct tiny_job *job, enum cst_row row);

@@ -36,9 +36,9 @@ static bool losses_occurred(const struct sim_totals *totals)
     bool lent = occurred("updates in lent memory", totals->lent);
     bool recalled = occurred("commands that were recalled", totals->recalled);
     bool nodes = occurred("updates by Muon on nodes", totals->muon_nodes);
-    bool rooms = occurred("updates by Muon on accelerators", totals->muon_rooms);
+    bool reservations = occurred("updates by Muon on accelerators", totals->muon_reservations);
 
-    return sums && ranks && moved && landed && fp32 && lent && recalled && nodes && rooms;
+    return sums && ranks && moved && landed && fp32 && lent && recalled && nodes && reservations;
 }
 
 /* Run @runs seeds. False if @fixed is set and a kind of loss that must be tested did not occur. */
@@ -67,16 +67,18 @@ static bool seeds(struct sim_options options, uint64_t runs, bool fixed)
            " updates before their commit, %" PRIu64 " of them with the sum, %" PRIu64
            " gradients dropped\n",
            totals.early_runs, totals.delayed_runs, totals.ahead, totals.fused, totals.dropped);
-    printf("sim: %" PRIu64 " copies to and from rooms, %" PRIu64 " gradients kept there, %" PRIu64
-           " commands done twice, %" PRIu64 " in place of others; states on accelerators %" PRIu64
-           "; %" PRIu64 " updates lost with their engines, %" PRIu64 " rooms given up; %" PRIu64
+    printf("sim: %" PRIu64 " copies to and from reservations, %" PRIu64
+           " gradients kept there, %" PRIu64 " commands done twice, %" PRIu64
+           " in place of others; states on accelerators %" PRIu64 "; %" PRIu64
+           " updates lost with their engines, %" PRIu64 " reservations given up; %" PRIu64
            " sums lost, %" PRIu64 " workers without their accelerator, %" PRIu64 " pools moved\n",
            totals.through, totals.kept, totals.redone, totals.replaces, totals.device_runs,
            totals.lost, totals.given_up, totals.lost_sums, totals.lost_ranks, totals.moved);
     printf("sim: %" PRIu64 " updates in lent memory, %" PRIu64
            " commands there recalled; runs with Muon %" PRIu64 ", its updates on nodes %" PRIu64
            ", on accelerators %" PRIu64 "\n",
-           totals.lent, totals.recalled, totals.muon_runs, totals.muon_nodes, totals.muon_rooms);
+           totals.lent, totals.recalled, totals.muon_runs, totals.muon_nodes,
+           totals.muon_reservations);
     return !fixed || losses_occurred(&totals);
 }
 

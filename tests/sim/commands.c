@@ -56,9 +56,10 @@ void command_check(const struct sim *sim, const struct cst_command *command)
     if (command->kind == CST_COMMAND_UPDATE && !model_is_trained(sim, command->chunk)) {
         sim_fail(sim, "an update of chunk %u, which is frozen", command->chunk);
     }
-    room_check(sim, command);
+    reservation_check(sim, command);
     if (gpu && command->kind != CST_COMMAND_COPY && command->kind != CST_COMMAND_REDUCE &&
-        !names_device(sim, command) && !room_has(sim, command) && !over_makes(sim, command)) {
+        !names_device(sim, command) && !reservation_has(sim, command) &&
+        !over_makes(sim, command)) {
         sim_fail(sim, "a command of kind %d for a GPU", (int)command->kind);
     }
     for (uint32_t i = 0; i < command->n_src + command->n_dst; i++) {
@@ -80,7 +81,7 @@ void command_check(const struct sim *sim, const struct cst_command *command)
             sim_fail(sim, "engine %u does not map the landings of node %u", command->node,
                      sim->layout.segments[spot.slot].node);
         }
-        if (spot.kind == PLACE_BLOCK && i >= command->n_src && !room_has(sim, command) &&
+        if (spot.kind == PLACE_BLOCK && i >= command->n_src && !reservation_has(sim, command) &&
             sim->memory.pools[spot.rank].worker_copies) {
             sim_fail(sim, "a copy into the pool of rank %u, whose worker copies", spot.rank);
         }

@@ -53,7 +53,7 @@ struct cell *engines_cell(struct sim *sim, const struct spot *spot)
         return &sim->memory.staging[spot->slot];
     case PLACE_LANDING:
         return &sim->memory.landings[spot->slot];
-    case PLACE_ROOM:
+    case PLACE_RESERVATION:
     case PLACE_NOWHERE:
         break;
     }
@@ -86,7 +86,7 @@ void engines_begin_write(struct sim *sim, const struct job *job, const struct sp
 /* True if the command copies a part of a chunk's weights into a gathered block. */
 static bool is_piece(const struct sim *sim, const struct job *job)
 {
-    return job->command.kind == CST_COMMAND_COPY && !room_has(sim, &job->command) &&
+    return job->command.kind == CST_COMMAND_COPY && !reservation_has(sim, &job->command) &&
            memory_find(&sim->memory, job->command.dst[0]).kind == PLACE_BLOCK &&
            job->command.bytes < cst_layout_weight_bytes(&sim->layout.chunks[job->command.chunk]);
 }
@@ -262,11 +262,12 @@ static void begin_convert(struct sim *sim, struct job *job)
     }
 }
 
-/* True for a command in a room whose failure the job survives. */
+/* True for a command in a reservation whose failure the job survives. */
 static bool is_spare(const struct sim *sim, const struct cst_command *command)
 {
-    return room_has(sim, command) && sim->layout.chunks[command->chunk].device == 0 &&
-           (command->kind == CST_COMMAND_UPDATE || room_goes_up(sim, command) || command->may_fail);
+    return reservation_has(sim, command) && sim->layout.chunks[command->chunk].device == 0 &&
+           (command->kind == CST_COMMAND_UPDATE || reservation_goes_up(sim, command) ||
+            command->may_fail);
 }
 
 /* Copies to blocks, grad rows and staging can fail, and so can the commands of device updates that
@@ -277,9 +278,9 @@ static bool will_fail(struct sim *sim, const struct job *job)
     struct spot dst;
 
     if (is_spare(sim, &job->command)) {
-        return sim_chance(sim, sim->p_room_fail);
+        return sim_chance(sim, sim->p_reservation_fail);
     }
-    if (!engines_copies(job) || room_has(sim, &job->command)) {
+    if (!engines_copies(job) || reservation_has(sim, &job->command)) {
         return sim_chance(sim, sim->p_fatal);
     }
     dst = engines_find(sim, job, job->command.dst[0]);
@@ -294,8 +295,8 @@ static void begin(struct sim *sim, struct job *job)
 {
     job->state = JOB_RUNNING;
     job->doomed = will_fail(sim, job);
-    if (room_has(sim, &job->command)) {
-        room_begin(sim, job);
+    if (reservation_has(sim, &job->command)) {
+        reservation_begin(sim, job);
         return;
     }
     job->changes = engines_source_changes(sim, job);
@@ -364,8 +365,8 @@ static void end(struct sim *sim, struct job *job)
     uint64_t value;
 
     finish(sim, job, job->doomed ? CST_EIO : CST_OK);
-    if (room_has(sim, &job->command)) {
-        room_end(sim, job, false);
+    if (reservation_has(sim, &job->command)) {
+        reservation_end(sim, job, false);
         return;
     }
     value = engines_source_changes(sim, job) == job->changes ? job->value : MEMORY_GARBAGE;
@@ -480,7 +481,7 @@ static void redo(struct sim *sim, struct job *job)
     bool cancelled = job->status == CST_ECANCELLED && !job->held;
 
     if (job->state == JOB_FINISHED && (job->status == CST_OK || cancelled) &&
-        job->order > sim->told[job->command.node] && room_has(sim, &job->command)) {
+        job->order > sim->told[job->command.node] && reservation_has(sim, &job->command)) {
         job->state = JOB_WAITING;
         sim->n_redone++;
     }
@@ -495,8 +496,8 @@ static void forget(struct job *job)
 
 void engines_tear(struct sim *sim, struct job *job)
 {
-    if (room_has(sim, &job->command)) {
-        room_end(sim, job, true);
+    if (reservation_has(sim, &job->command)) {
+        reservation_end(sim, job, true);
     } else if (job->command.kind == CST_COMMAND_REDUCE) {
         struct cell *cell = &sim->memory.grads[job->command.chunk];
 

@@ -13,7 +13,7 @@ static void choose_chances(struct sim *sim)
     sim->p_lie = sim_below(sim, 300);
     sim->p_cancel = sim_chance(sim, 5000) ? sim_below(sim, 500) : 0;
     sim->p_copy_fail = sim_chance(sim, 2000) ? sim_below(sim, 300) : 0;
-    sim->p_room_fail = sim_chance(sim, 3000) ? sim_below(sim, 500) : 0;
+    sim->p_reservation_fail = sim_chance(sim, 3000) ? sim_below(sim, 500) : 0;
     sim->p_fatal = sim_chance(sim, 1000) ? sim_below(sim, 200) : 0;
     sim->p_mismatch = sim_chance(sim, 3000) ? sim_below(sim, 2000) : 0;
     sim->p_sleep = sim_chance(sim, 3000) ? sim_below(sim, 50) : 0;
@@ -124,8 +124,8 @@ static struct cst_core_policy choose_policy(struct sim *sim)
         .eviction = sim_chance(sim, 1000) ? CST_EVICT_LRU : CST_EVICT_NEXT_USE};
 }
 
-/* Give each accelerator that holds states a room in which to update them. */
-static void require_rooms(struct sim *sim)
+/* Give each accelerator that holds states a reservation in which to update them. */
+static void require_reservations(struct sim *sim)
 {
     for (uint32_t e = 0; e < 2; e++) {
         uint32_t engine = sim->n_nodes + e;
@@ -135,32 +135,33 @@ static void require_rooms(struct sim *sim)
             wanted = wanted || sim->layout.chunks[c].device == engine;
         }
         if (wanted) {
-            sim->rooms[e] = (struct cst_core_device_reservation){.engine = engine,
-                                                                 .segment = MEMORY_ROOM_SEGMENT + e,
-                                                                 .bytes = sim->device_rooms[e]};
-            sim->n_rooms = sim->n_rooms > e + 1 ? sim->n_rooms : e + 1;
+            sim->reservations[e] =
+                (struct cst_core_device_reservation){.engine = engine,
+                                                     .segment = MEMORY_RESERVATION_SEGMENT + e,
+                                                     .bytes = sim->device_reservations[e]};
+            sim->n_reservations = sim->n_reservations > e + 1 ? sim->n_reservations : e + 1;
             sim->has_devices = true;
         }
     }
 }
 
-/* Choose rooms from too small for any chunk to 1.5 times what the core could use. */
-static void choose_rooms(struct sim *sim)
+/* Choose reservations from too small for any chunk to 1.5 times what the core could use. */
+static void choose_reservations(struct sim *sim)
 {
     uint64_t want = cst_buffers_want(&sim->layout, sim->layout.n_classes);
 
-    sim->n_rooms = sim_chance(sim, 5000) ? 0 : 1 + sim_below(sim, SIM_MAX_ROOMS);
+    sim->n_reservations = sim_chance(sim, 5000) ? 0 : 1 + sim_below(sim, SIM_MAX_RESERVATIONS);
     sim->p_interleave = sim_chance(sim, 5000) ? sim_below(sim, 100) : 0;
     sim->p_quiet = sim_chance(sim, 5000) ? sim_below(sim, 7000) : 0;
-    for (uint32_t i = 0; i < SIM_MAX_ROOMS; i++) {
+    for (uint32_t i = 0; i < SIM_MAX_RESERVATIONS; i++) {
         uint32_t tenths = 1 + sim_below(sim, 15);
 
-        sim->rooms[i] =
+        sim->reservations[i] =
             (struct cst_core_device_reservation){.engine = sim->n_nodes + sim_below(sim, 2),
-                                                 .segment = MEMORY_ROOM_SEGMENT + i,
+                                                 .segment = MEMORY_RESERVATION_SEGMENT + i,
                                                  .bytes = want / 10 * tenths};
     }
-    require_rooms(sim);
+    require_reservations(sim);
 }
 
 /* Enlarge the first class of a pool, if need be, so that it can lend blocks for one buffer, of 14
@@ -175,12 +176,13 @@ static void enlarge(struct sim *sim, struct cst_core_part *part, uint32_t least)
     }
 }
 
-/* Let some pools on accelerators lend blocks, in addition to the rooms. */
+/* Let some pools on accelerators lend blocks, in addition to the reservations. */
 static void choose_lenders(struct sim *sim, struct cst_core_pool *pools)
 {
-    for (uint32_t rank = 0; rank < sim->world && sim->n_rooms < SIM_MAX_ROOMS; rank++) {
+    for (uint32_t rank = 0; rank < sim->world && sim->n_reservations < SIM_MAX_RESERVATIONS;
+         rank++) {
         if (pools[rank].engine != 0 && sim_chance(sim, 8000)) {
-            sim->rooms[sim->n_rooms++] = (struct cst_core_device_reservation){
+            sim->reservations[sim->n_reservations++] = (struct cst_core_device_reservation){
                 .engine = pools[rank].engine, .lent = true, .rank = rank};
             enlarge(sim, &pools[rank].parts[0], sim->layout.needs[rank].min_blocks[0]);
         }
@@ -220,7 +222,7 @@ void sim_open(struct sim *sim)
     choose_peers(sim);
     model_open(sim);
     open_pools(sim, pools);
-    choose_rooms(sim);
+    choose_reservations(sim);
     choose_lenders(sim, pools);
     memory_open(&sim->memory, &sim->model, &sim->layout, sim->world, pools);
     for (uint32_t i = 0; i < SIM_MAX_SEGMENTS; i++) {
@@ -246,8 +248,8 @@ void sim_open(struct sim *sim)
                                       .peer_timeout_ns = sim->timeout,
                                       .micro_batches = sim->micro_batches,
                                       .policy = choose_policy(sim),
-                                      .reservations = sim->rooms,
-                                      .n_reservations = sim->n_rooms,
+                                      .reservations = sim->reservations,
+                                      .n_reservations = sim->n_reservations,
                                       .interleave = sim_below(sim, 5)};
     if (cst_core_open(&sim->core, &config, &err) != CST_OK) {
         sim_fail(sim, "open: %s", err.text);

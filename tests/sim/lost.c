@@ -11,9 +11,9 @@ static bool is_vital(struct sim *sim, const struct job *job)
     const struct cst_command *command = &job->command;
     struct spot dst;
 
-    if (room_has(sim, command)) {
+    if (reservation_has(sim, command)) {
         return sim->layout.chunks[command->chunk].device != 0 ||
-               (command->kind != CST_COMMAND_UPDATE && !room_goes_up(sim, command));
+               (command->kind != CST_COMMAND_UPDATE && !reservation_goes_up(sim, command));
     }
     if (!engines_copies(job)) {
         return command->kind != CST_COMMAND_REDUCE;
@@ -35,7 +35,7 @@ static uint32_t choose(struct sim *sim)
     for (uint32_t k = 0; k < sim->n_jobs; k++) {
         const struct job *job = &sim->jobs[(first + k) % sim->n_jobs];
 
-        if (room_has(sim, &job->command) && !is_vital(sim, job)) {
+        if (reservation_has(sim, &job->command) && !is_vital(sim, job)) {
             return job->command.node;
         }
     }
@@ -73,7 +73,7 @@ void lost_node(struct sim *sim)
 /* After a failed write of the tool the content is undefined; the next number is accepted. */
 static void end_write(struct sim *sim, const struct job *job)
 {
-    if (!room_has(sim, &job->command) && engines_copies(job) && is_vital(sim, job)) {
+    if (!reservation_has(sim, &job->command) && engines_copies(job) && is_vital(sim, job)) {
         struct spot dst = engines_find(sim, job, job->command.dst[0]);
         struct cell *cell = engines_cell(sim, &dst);
 

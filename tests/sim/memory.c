@@ -177,8 +177,8 @@ struct spot memory_find(const struct memory *memory, struct cst_place place)
         return (struct spot){.kind = PLACE_STAGING,
                              .slot = (uint32_t)(place.offset / MEMORY_SLOT_BYTES)};
     }
-    if (place.segment >= MEMORY_ROOM_SEGMENT) {
-        return (struct spot){.kind = PLACE_ROOM};
+    if (place.segment >= MEMORY_RESERVATION_SEGMENT) {
+        return (struct spot){.kind = PLACE_RESERVATION};
     }
     return (struct spot){.kind = PLACE_NOWHERE};
 }

@@ -14,7 +14,7 @@
 #define MEMORY_POOL_SEGMENT 2000  /* plus 16 x rank + slab */
 #define MEMORY_STAGING_SEGMENT 3000
 #define MEMORY_TABLE_SEGMENT 4000
-#define MEMORY_ROOM_SEGMENT 5000 /* plus the index of the room */
+#define MEMORY_RESERVATION_SEGMENT 5000 /* plus the index of the reservation */
 #define MEMORY_STAGING_SLOTS 64
 #define MEMORY_SLOT_BYTES (1u << 26)
 
@@ -53,7 +53,14 @@ struct memory {
 };
 
 /* Kinds of memory that a place can refer to. */
-enum place_kind { PLACE_NOWHERE, PLACE_ROW, PLACE_BLOCK, PLACE_STAGING, PLACE_ROOM, PLACE_LANDING };
+enum place_kind {
+    PLACE_NOWHERE,
+    PLACE_ROW,
+    PLACE_BLOCK,
+    PLACE_STAGING,
+    PLACE_RESERVATION,
+    PLACE_LANDING
+};
 
 /* A place of a command, decoded. */
 struct spot {

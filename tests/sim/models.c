@@ -221,7 +221,7 @@ void model_open(struct sim *sim)
                                            .bytes = sim_below(sim, 400000),
                                            .grain = 8192,
                                            .reservation_bytes = 100000 + sim_below(sim, 1000000)};
-            sim->device_rooms[i] = config.devices[i].reservation_bytes;
+            sim->device_reservations[i] = config.devices[i].reservation_bytes;
         }
     }
     if (cst_layout_build(&sim->layout, &sim->model, &config, &err) != CST_OK) {

@@ -15,8 +15,8 @@ bool over_makes(const struct sim *sim, const struct cst_command *command)
            memory_find(&sim->memory, command->dst[0]).kind == PLACE_BLOCK;
 }
 
-/* Sums mean the gradient, and so do copies from a pool or to a room. A copy to staging reads what
- * the row holds now. */
+/* Sums mean the gradient, and so do copies from a pool or to a reservation. A copy to staging reads
+ * what the row holds now. */
 static bool means_gradient(const struct sim *sim, const struct cst_command *command, uint32_t chunk)
 {
     if (command->kind == CST_COMMAND_REDUCE) {
@@ -25,10 +25,10 @@ static bool means_gradient(const struct sim *sim, const struct cst_command *comm
     if (command->kind != CST_COMMAND_COPY) {
         return false;
     }
-    if (room_has(sim, command)) {
+    if (reservation_has(sim, command)) {
         return memory_find(&sim->memory, command->src[0]).kind == PLACE_BLOCK
                    ? !command->after_ack /* a gradient that is kept */
-                   : room_goes_up(sim, command);
+                   : reservation_goes_up(sim, command);
     }
     if (memory_find(&sim->memory, command->src[0]).kind == PLACE_BLOCK) {
         return true;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rooms of accelerators, and the commands of the updates that use them. A row in a room holds one
- * number per tensor of the chunk that was copied there. */
+/* Reservations of accelerators, and the commands of the updates that use them. A row in a
+ * reservation holds one number per tensor of the chunk that was copied there. */
 #include "tests/sim/sim.h"
 
 #include <inttypes.h>
@@ -8,37 +8,37 @@
 
 /* -- places ------------------------------------------------------------------------------------ */
 
-/* True if a device update uses the place: it is in a room, or in a lent block. Only commands of
- * device updates wait for what the driver was told. */
-static bool is_room(const struct sim *sim, const struct cst_command *command,
-                    struct cst_place place)
+/* True if a device update uses the place: it is in a reservation, or in a lent block. Only commands
+ * of device updates wait for what the driver was told. */
+static bool is_reservation(const struct sim *sim, const struct cst_command *command,
+                           struct cst_place place)
 {
     enum place_kind kind = memory_find(&sim->memory, place).kind;
 
-    return kind == PLACE_ROOM || (kind == PLACE_BLOCK && command->after_ack);
+    return kind == PLACE_RESERVATION || (kind == PLACE_BLOCK && command->after_ack);
 }
 
-bool room_goes_up(const struct sim *sim, const struct cst_command *command)
+bool reservation_goes_up(const struct sim *sim, const struct cst_command *command)
 {
-    return command->kind == CST_COMMAND_COPY && is_room(sim, command, command->dst[0]);
+    return command->kind == CST_COMMAND_COPY && is_reservation(sim, command, command->dst[0]);
 }
 
-bool room_has(const struct sim *sim, const struct cst_command *command)
+bool reservation_has(const struct sim *sim, const struct cst_command *command)
 {
     if (command->kind == CST_COMMAND_UPDATE) {
         return command->n_in > 0;
     }
-    return command->kind == CST_COMMAND_COPY &&
-           (is_room(sim, command, command->src[0]) || is_room(sim, command, command->dst[0]));
+    return command->kind == CST_COMMAND_COPY && (is_reservation(sim, command, command->src[0]) ||
+                                                 is_reservation(sim, command, command->dst[0]));
 }
 
-static bool is_lent(const struct room_row *row)
+static bool is_lent(const struct reservation_row *row)
 {
-    return row->segment < MEMORY_ROOM_SEGMENT;
+    return row->segment < MEMORY_RESERVATION_SEGMENT;
 }
 
 /* The block into which byte @at of the row falls, or NULL. */
-static struct cell *block_at(struct sim *sim, const struct room_row *row, uint64_t at,
+static struct cell *block_at(struct sim *sim, const struct reservation_row *row, uint64_t at,
                              struct spot *spot)
 {
     *spot = memory_find(&sim->memory,
@@ -48,8 +48,8 @@ static struct cell *block_at(struct sim *sim, const struct room_row *row, uint64
 
 #define BLOCK_STEP (2 * CST_LAYOUT_CAPACITY_STEP) /* bytes; divides all blocks */
 
-/* `changes` of the lent blocks that the row covers; 0 for a row in a room. */
-static uint64_t block_changes(struct sim *sim, const struct room_row *row)
+/* `changes` of the lent blocks that the row covers; 0 for a row in a reservation. */
+static uint64_t block_changes(struct sim *sim, const struct reservation_row *row)
 {
     uint64_t n = 0;
 
@@ -66,7 +66,7 @@ static uint64_t block_changes(struct sim *sim, const struct room_row *row)
 }
 
 /* The row is written: its blocks must be free of other users, and lose what they held. */
-static void claim_blocks(struct sim *sim, struct room_row *row)
+static void claim_blocks(struct sim *sim, struct reservation_row *row)
 {
     for (uint64_t at = 0; is_lent(row) && at < row->bytes; at += BLOCK_STEP) {
         struct spot spot;
@@ -82,7 +82,7 @@ static void claim_blocks(struct sim *sim, struct room_row *row)
 }
 
 /* Fails if anybody else has written to the row's blocks since the row was written. */
-static void check_blocks(struct sim *sim, const struct room_row *row)
+static void check_blocks(struct sim *sim, const struct reservation_row *row)
 {
     if (block_changes(sim, row) != row->stamp) {
         sim_fail(sim, "lent blocks at %" PRIu64 " of segment %u were written by somebody else",
@@ -92,25 +92,26 @@ static void check_blocks(struct sim *sim, const struct room_row *row)
 
 static void check_bounds(const struct sim *sim, struct cst_place place, uint64_t bytes)
 {
-    uint32_t room = place.segment - MEMORY_ROOM_SEGMENT;
+    uint32_t reservation = place.segment - MEMORY_RESERVATION_SEGMENT;
 
-    if (place.segment >= MEMORY_ROOM_SEGMENT &&
-        (room >= sim->n_rooms || place.offset > sim->rooms[room].bytes ||
-         bytes > sim->rooms[room].bytes - place.offset)) {
-        sim_fail(sim, "%" PRIu64 " bytes at %" PRIu64 " of room %u, which ends before", bytes,
-                 place.offset, room);
+    if (place.segment >= MEMORY_RESERVATION_SEGMENT &&
+        (reservation >= sim->n_reservations ||
+         place.offset > sim->reservations[reservation].bytes ||
+         bytes > sim->reservations[reservation].bytes - place.offset)) {
+        sim_fail(sim, "%" PRIu64 " bytes at %" PRIu64 " of reservation %u, which ends before",
+                 bytes, place.offset, reservation);
     }
 }
 
 /* The row that begins at @place, created if there is none. Fails if it would overlap another
  * row. */
-static struct room_row *row_at(struct sim *sim, struct cst_place place, uint64_t bytes)
+static struct reservation_row *row_at(struct sim *sim, struct cst_place place, uint64_t bytes)
 {
-    struct room_row *row = NULL;
+    struct reservation_row *row = NULL;
 
     check_bounds(sim, place, bytes);
-    for (unsigned i = 0; i < sim->n_room_rows; i++) {
-        struct room_row *r = &sim->room_rows[i];
+    for (unsigned i = 0; i < sim->n_reservation_rows; i++) {
+        struct reservation_row *r = &sim->reservation_rows[i];
 
         if (r->segment == place.segment && r->offset == place.offset) {
             row = r;
@@ -120,11 +121,11 @@ static struct room_row *row_at(struct sim *sim, struct cst_place place, uint64_t
         }
     }
     if (row == NULL) {
-        if (sim->n_room_rows == SIM_MAX_ROOM_ROWS) {
-            sim_fail(sim, "more than %d rows in rooms", SIM_MAX_ROOM_ROWS);
+        if (sim->n_reservation_rows == SIM_MAX_RESERVATION_ROWS) {
+            sim_fail(sim, "more than %d rows in reservations", SIM_MAX_RESERVATION_ROWS);
         }
-        row = &sim->room_rows[sim->n_room_rows++];
-        *row = (struct room_row){.segment = place.segment, .offset = place.offset};
+        row = &sim->reservation_rows[sim->n_reservation_rows++];
+        *row = (struct reservation_row){.segment = place.segment, .offset = place.offset};
     }
     /* A row may be used with fewer bytes than at first, as by a smaller chunk. */
     row->bytes = row->bytes > bytes ? row->bytes : bytes;
@@ -134,16 +135,16 @@ static struct room_row *row_at(struct sim *sim, struct cst_place place, uint64_t
 static void check_place(const struct sim *sim, const struct cst_command *command,
                         struct cst_place place)
 {
-    uint32_t room = place.segment - MEMORY_ROOM_SEGMENT;
+    uint32_t reservation = place.segment - MEMORY_RESERVATION_SEGMENT;
 
-    if (memory_find(&sim->memory, place).kind == PLACE_ROOM &&
-        command->node != sim->rooms[room].engine) {
-        sim_fail(sim, "engine %u is given memory of room %u, which is engine %u's", command->node,
-                 room, sim->rooms[room].engine);
+    if (memory_find(&sim->memory, place).kind == PLACE_RESERVATION &&
+        command->node != sim->reservations[reservation].engine) {
+        sim_fail(sim, "engine %u is given memory of reservation %u, which is engine %u's",
+                 command->node, reservation, sim->reservations[reservation].engine);
     }
 }
 
-void room_check(const struct sim *sim, const struct cst_command *command)
+void reservation_check(const struct sim *sim, const struct cst_command *command)
 {
     for (uint32_t i = 0; i < command->n_src; i++) {
         check_place(sim, command, command->src[i]);
@@ -197,10 +198,10 @@ static uint64_t arena_changes(struct sim *sim, const struct spot *spot)
     return n;
 }
 
-static void begin_row(struct sim *sim, const struct job *job, struct room_row *row)
+static void begin_row(struct sim *sim, const struct job *job, struct reservation_row *row)
 {
     if (row->writers > 0) {
-        sim_fail(sim, "command %" PRIu64 " writes to a room where another one is writing",
+        sim_fail(sim, "command %" PRIu64 " writes to a reservation where another one is writing",
                  job->command.ticket);
     }
     claim_blocks(sim, row);
@@ -208,7 +209,7 @@ static void begin_row(struct sim *sim, const struct job *job, struct room_row *r
     row->changes++;
 }
 
-static void end_row(struct sim *sim, struct room_row *row, uint32_t chunk, enum cst_row what)
+static void end_row(struct sim *sim, struct reservation_row *row, uint32_t chunk, enum cst_row what)
 {
     check_blocks(sim, row);
     row->writers--;
@@ -223,7 +224,7 @@ static enum cst_row named(enum cst_row row)
     return row == CST_ROW_WEIGHT_OTHER ? CST_ROW_WEIGHT : row;
 }
 
-static uint64_t read_row(struct sim *sim, const struct room_row *row, uint32_t k)
+static uint64_t read_row(struct sim *sim, const struct reservation_row *row, uint32_t k)
 {
     check_blocks(sim, row);
     return row->writers > 0 ? MEMORY_GARBAGE : row->values[k];
@@ -247,10 +248,10 @@ static struct spot arena_spot(struct sim *sim, const struct job *job, bool up)
 
 static bool goes_up(const struct sim *sim, const struct job *job)
 {
-    return room_goes_up(sim, &job->command);
+    return reservation_goes_up(sim, &job->command);
 }
 
-static struct room_row *room_end_of(struct sim *sim, const struct job *job)
+static struct reservation_row *reservation_end_of(struct sim *sim, const struct job *job)
 {
     const struct cst_command *c = &job->command;
 
@@ -258,7 +259,7 @@ static struct room_row *room_end_of(struct sim *sim, const struct job *job)
 }
 
 /* True if the command copies a contribution from a block. A chunk with a single contribution keeps
- * it in the room as its sum. */
+ * it in the reservation as its sum. */
 static bool is_kept(const struct sim *sim, const struct cst_command *command)
 {
     return memory_find(&sim->memory, command->src[0]).kind == PLACE_BLOCK && !command->after_ack;
@@ -281,12 +282,12 @@ static void begin_keep(struct sim *sim, struct job *job)
 
     job->old[0][0] = memory_read(block);
     job->changes = block->changes;
-    begin_row(sim, job, room_end_of(sim, job));
+    begin_row(sim, job, reservation_end_of(sim, job));
 }
 
 static void end_keep(struct sim *sim, struct job *job, bool torn)
 {
-    struct room_row *row = room_end_of(sim, job);
+    struct reservation_row *row = reservation_end_of(sim, job);
     bool good = !torn && !job->doomed && block_of(sim, job)->changes == job->changes &&
                 job->old[0][0] != MEMORY_GARBAGE;
 
@@ -301,7 +302,7 @@ static void begin_copy(struct sim *sim, struct job *job)
 {
     bool up = goes_up(sim, job);
     struct spot spot = arena_spot(sim, job, up);
-    struct room_row *row = room_end_of(sim, job);
+    struct reservation_row *row = reservation_end_of(sim, job);
 
     for (uint32_t k = 0; k < n_tensors_of(sim, spot.chunk); k++) {
         struct cell *cell = arena_cell(sim, &spot, k);
@@ -329,7 +330,7 @@ static void end_copy(struct sim *sim, struct job *job, bool torn)
 {
     bool up = goes_up(sim, job);
     struct spot spot = arena_spot(sim, job, up);
-    struct room_row *row = room_end_of(sim, job);
+    struct reservation_row *row = reservation_end_of(sim, job);
     bool changed = job->changes != (up ? arena_changes(sim, &spot) : row->changes);
 
     check_blocks(sim, row);
@@ -352,8 +353,8 @@ static void end_copy(struct sim *sim, struct job *job, bool torn)
 
 /* -- updates ----------------------------------------------------------------------------------- */
 
-static struct room_row *named_row(struct sim *sim, const struct job *job,
-                                  const struct cst_command_row *at)
+static struct reservation_row *named_row(struct sim *sim, const struct job *job,
+                                         const struct cst_command_row *at)
 {
     return row_at(sim, at->place, row_bytes(sim, job->command.chunk, at->row));
 }
@@ -424,24 +425,24 @@ static uint64_t in_changes(struct sim *sim, const struct job *job)
 
 static void read_in(struct sim *sim, struct job *job, const struct cst_command_row *at)
 {
-    const struct room_row *row = named_row(sim, job, at);
+    const struct reservation_row *row = named_row(sim, job, at);
     uint32_t c = job->command.chunk;
 
     if (row->chunk != c || named(row->row) != at->row) {
-        sim_fail(sim, "update %" PRIu64 " of chunk %u: row %d is not in the room",
+        sim_fail(sim, "update %" PRIu64 " of chunk %u: row %d is not in the reservation",
                  job->command.mark, c, (int)at->row);
     }
     for (uint32_t k = 0; k < n_tensors_of(sim, c); k++) {
         job->old[at->row][k] = read_row(sim, row, k);
         if (read_row(sim, row, k) == MEMORY_GARBAGE && !sim->failed) {
-            sim_fail(sim, "update %" PRIu64 " of chunk %u: row %d is torn in the room",
+            sim_fail(sim, "update %" PRIu64 " of chunk %u: row %d is torn in the reservation",
                      job->command.mark, c, (int)at->row);
         }
     }
 }
 
 /* The scratch of an update by Muon, or NULL. */
-static struct room_row *scratch_of(struct sim *sim, const struct job *job)
+static struct reservation_row *scratch_of(struct sim *sim, const struct job *job)
 {
     uint32_t c = job->command.chunk;
 
@@ -466,7 +467,7 @@ static void check_rows(const struct sim *sim, const struct cst_command *command,
         out ^= 1u << command->out[i].row;
     }
     if (rows != in || out != 0) {
-        sim_fail(sim, "update %" PRIu64 " of chunk %u: some rows are not in the room",
+        sim_fail(sim, "update %" PRIu64 " of chunk %u: some rows are not in the reservation",
                  command->mark, command->chunk);
     }
 }
@@ -475,7 +476,7 @@ static void begin_update(struct sim *sim, struct job *job)
 {
     uint32_t c = job->command.chunk;
     bool fp32 = model_is_fp32(sim, c);
-    struct room_row *scratch = scratch_of(sim, job);
+    struct reservation_row *scratch = scratch_of(sim, job);
     unsigned rows = 0;
 
     for (uint32_t i = 0; i < job->command.n_in; i++) {
@@ -516,7 +517,7 @@ static void begin_update(struct sim *sim, struct job *job)
 static void end_update(struct sim *sim, struct job *job, bool torn)
 {
     uint32_t c = job->command.chunk;
-    struct room_row *scratch = scratch_of(sim, job);
+    struct reservation_row *scratch = scratch_of(sim, job);
 
     if (!torn && in_changes(sim, job) != job->changes && !sim->failed) {
         sim_fail(sim, "update %" PRIu64 " of chunk %u: what it reads was written",
@@ -524,11 +525,11 @@ static void end_update(struct sim *sim, struct job *job, bool torn)
     }
     if (scratch != NULL) { /* It is no row that anybody reads. */
         end_row(sim, scratch, UINT32_MAX, CST_ROW_GRAD);
-        sim->n_muon_rooms += !torn && !job->doomed;
+        sim->n_muon_reservations += !torn && !job->doomed;
     }
     for (uint32_t i = 0; i < job->command.n_out; i++) {
         const struct cst_command_row *at = &job->command.out[i];
-        struct room_row *row = named_row(sim, job, at);
+        struct reservation_row *row = named_row(sim, job, at);
 
         for (uint32_t k = 0; k < n_tensors_of(sim, c); k++) {
             row->values[k] = torn || job->doomed ? MEMORY_GARBAGE : job->old[at->row][k] + 1;
@@ -537,7 +538,7 @@ static void end_update(struct sim *sim, struct job *job, bool torn)
     }
 }
 
-void room_begin(struct sim *sim, struct job *job)
+void reservation_begin(struct sim *sim, struct job *job)
 {
     if (job->command.kind == CST_COMMAND_UPDATE) {
         begin_update(sim, job);
@@ -548,7 +549,7 @@ void room_begin(struct sim *sim, struct job *job)
     }
 }
 
-void room_end(struct sim *sim, struct job *job, bool torn)
+void reservation_end(struct sim *sim, struct job *job, bool torn)
 {
     if (job->command.kind == CST_COMMAND_UPDATE) {
         end_update(sim, job, torn);

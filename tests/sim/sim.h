@@ -44,14 +44,14 @@ struct job {
     uint64_t old[MEMORY_ROWS][SIM_MAX_CHUNKS];
 };
 
-/* -- rooms ---------------------------------------------------------------------------------- */
+/* -- reservations ------------------------------------------------------------------------------ */
 
-#define SIM_MAX_ROOMS 3
-#define SIM_MAX_ROOM_ROWS 256
+#define SIM_MAX_RESERVATIONS 3
+#define SIM_MAX_RESERVATION_ROWS 256
 
-/* A row in a room's memory, or in lent blocks: what was copied there, or what an update wrote
- * there. */
-struct room_row {
+/* A row in a reservation's memory, or in lent blocks: what was copied there, or what an update
+ * wrote there. */
+struct reservation_row {
     uint32_t segment;
     uint64_t offset, bytes;
     uint64_t stamp;   /* lent blocks: `changes` of the blocks since the row was last written */
@@ -153,23 +153,24 @@ struct sim_totals {
     /* Runs with several groups, frozen chunks, a base job, several size classes, several
      * micro-batches, fp32 tensors that are trained, chunks that Muon updates. */
     uint64_t group_runs, frozen_runs, base_runs, class_runs, micro_runs, fp32_runs, muon_runs;
-    uint64_t muon_nodes, muon_rooms; /* updates by Muon that nodes and accelerators completed */
+    uint64_t muon_nodes,
+        muon_reservations; /* updates by Muon that nodes and accelerators completed */
     /* over_runs: runs with gradients in weight rows; made: weights made from master weights */
     uint64_t over_runs, made;
     /* early_runs, delayed_runs: runs with this overlap; ahead: updates before their commit; fused:
      * updates before their commit that also summed the gradient; dropped: gradients that were
      * dropped because their chunk was already updated */
     uint64_t early_runs, delayed_runs, ahead, fused, dropped;
-    uint64_t through;     /* copies to and from rooms */
+    uint64_t through;     /* copies to and from reservations */
     uint64_t device_runs; /* runs with states in device memory */
     uint64_t kept;        /* gradients that stayed in device memory */
-    uint64_t replaces;    /* commands that replaced failed commands in rooms */
+    uint64_t replaces;    /* commands that replaced failed commands in reservations */
     /* Device updates that were lost with their engine while the chunk's rows in host memory were
      * whole. */
     uint64_t lost;
     uint64_t lent;      /* device updates in lent memory */
     uint64_t recalled;  /* commands in lent memory that were recalled */
-    uint64_t given_up;  /* rooms that were given up */
+    uint64_t given_up;  /* reservations that were given up */
     uint64_t lost_sums; /* sums that were lost with their engine */
     /* Workers that left because they were told that their accelerator is lost. */
     uint64_t lost_ranks;
@@ -219,17 +220,17 @@ struct sim {
     uint64_t n_gathered; /* parts of weights that were copied into gathered blocks */
     uint64_t n_early;    /* sums that began before all ranks of the group had handed in */
     uint64_t n_made;     /* loads of weights that were made from master weights */
-    struct cst_core_device_reservation rooms[SIM_MAX_ROOMS];
-    uint32_t n_rooms;
+    struct cst_core_device_reservation reservations[SIM_MAX_RESERVATIONS];
+    uint32_t n_reservations;
     bool has_devices; /* an accelerator holds states of chunks */
-    /* Bytes of each accelerator's room, if the accelerator may hold states. */
-    uint64_t device_rooms[2];
-    struct room_row room_rows[SIM_MAX_ROOM_ROWS];
-    unsigned n_room_rows;
+    /* Bytes of each accelerator's reservation, if the accelerator may hold states. */
+    uint64_t device_reservations[2];
+    struct reservation_row reservation_rows[SIM_MAX_RESERVATION_ROWS];
+    unsigned n_reservation_rows;
     uint64_t n_recalled;
     /* Per node: an update by Muon runs, and uses the node's scratch. */
     bool scratch_used[8];
-    uint64_t n_muon_nodes, n_muon_rooms;
+    uint64_t n_muon_nodes, n_muon_reservations;
     uint64_t n_through, n_redone, n_kept, n_instead;
     uint64_t n_finished; /* finished commands */
     /* Per engine: the largest `order` of a command whose end was told to the core. */
@@ -246,8 +247,8 @@ struct sim {
     uint64_t now;
     uint64_t timeout; /* ns that a request may wait; CST_CORE_NEVER: without limit */
     /* Properties of the run, chosen by the seed. Each p_* is the chance of an event in 1/10000. */
-    unsigned p_death, p_lie, p_cancel, p_copy_fail, p_room_fail, p_engine_death, p_down, p_io,
-        p_hint, p_skip, p_nan, p_return, p_mismatch, p_fatal, p_hold, p_sleep, p_stop,
+    unsigned p_death, p_lie, p_cancel, p_copy_fail, p_reservation_fail, p_engine_death, p_down,
+        p_io, p_hint, p_skip, p_nan, p_return, p_mismatch, p_fatal, p_hold, p_sleep, p_stop,
         p_worker_copies, p_patterns, p_big, p_fp32, p_idle, p_interleave, p_quiet, p_prepare,
         p_lost;
     enum cst_overlap overlap;
@@ -412,17 +413,17 @@ void over_end_weights(struct sim *sim, uint32_t chunk);
  * or 0 if the write was interrupted and will begin again. */
 uint64_t over_weight(const struct sim *sim, uint32_t chunk, enum cst_row row, uint64_t old,
                      uint64_t add);
-/* rooms.c */
-/* True if the command copies to a room, or to lent blocks, for a device update. */
-bool room_goes_up(const struct sim *sim, const struct cst_command *command);
-/* room_has: @command uses memory of a room. room_check: fail unless each room that @command names
- * belongs to the command's engine. */
-bool room_has(const struct sim *sim, const struct cst_command *command);
-void room_check(const struct sim *sim, const struct cst_command *command);
-void room_begin(struct sim *sim, struct job *job);
-/* room_begin and room_end begin and end a command in a room. @torn: the death of an engine ended
- * it. */
-void room_end(struct sim *sim, struct job *job, bool torn);
+/* reservations.c */
+/* True if the command copies to a reservation, or to lent blocks, for a device update. */
+bool reservation_goes_up(const struct sim *sim, const struct cst_command *command);
+/* reservation_has: @command uses memory of a reservation. reservation_check: fail unless each
+ * reservation that @command names belongs to the command's engine. */
+bool reservation_has(const struct sim *sim, const struct cst_command *command);
+void reservation_check(const struct sim *sim, const struct cst_command *command);
+void reservation_begin(struct sim *sim, struct job *job);
+/* reservation_begin and reservation_end begin and end a command in a reservation. @torn: the death
+ * of an engine ended it. */
+void reservation_end(struct sim *sim, struct job *job, bool torn);
 
 /* updates.c */
 void update_submit(struct sim *sim, struct job *job);

@@ -57,7 +57,7 @@ void totals_add(struct sim_totals *totals, const struct sim *sim,
     totals->lent += stats->n_lent_updates;
     totals->recalled += sim->n_recalled;
     totals->muon_nodes += sim->n_muon_nodes;
-    totals->muon_rooms += sim->n_muon_rooms;
+    totals->muon_reservations += sim->n_muon_reservations;
     totals->given_up += stats->n_reservations_given_up;
     totals->ahead += sim->n_ahead;
     totals->fused += sim->n_fused;

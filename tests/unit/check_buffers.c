@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of offload/update/buffers: the division of a room's memory. */
+/* Tests of offload/update/buffers: the division of a reservation's memory. */
 #include "offload/update/buffers.h"
 #include "tests/lib/suite.h"
 
@@ -27,8 +27,8 @@ static uint64_t max_elems(const struct cst_buffers *b, const struct cst_layout *
     return most;
 }
 
-/* A room has three buffers, and keeps gradients in the rest. It has two buffers or one if three do
- * not fit. */
+/* A reservation has three buffers, and keeps gradients in the rest. It has two buffers or one if
+ * three do not fit. */
 START_TEST(depth)
 {
     struct cst_layout layout = {.n_classes = 1, .classes = {{.capacity = 8192}}};
@@ -91,8 +91,8 @@ START_TEST(outlier)
 END_TEST
 
 /* Two buffers that hold all chunks are better than three that hold half of the chunks, because the
- * other half would never be updated in the room. The room has 20 MiB for 10 chunks of 200 000
- * elements and 12 of 340 000. */
+ * other half would never be updated in the reservation. The reservation has 20 MiB for 10 chunks of
+ * 200 000 elements and 12 of 340 000. */
 START_TEST(two_for_all)
 {
     struct cst_layout layout = {.n_classes = 2,

@@ -113,12 +113,12 @@ START_TEST(presets)
 END_TEST
 
 /* Device updates, whose states share the accelerator's link with the weights. */
-START_TEST(rooms)
+START_TEST(reservations)
 {
     open_chain(48, 3 << 20, _i % 2 == 0 ? 1e10 : 1e11, 1, true, 0.5);
-    plan_rig_rooms(&rig, 1, cst_buffers_want(&rig.layout, rig.layout.n_classes),
-                   (uint32_t)_i / 2 + 2, 0);
-    hold("rooms");
+    plan_rig_reservations(&rig, 1, cst_buffers_want(&rig.layout, rig.layout.n_classes),
+                          (uint32_t)_i / 2 + 2, 0);
+    hold("reservations");
 }
 END_TEST
 
@@ -129,7 +129,7 @@ static Suite *suite(void)
 
     suite_add_loop(tc, drawn, 0, 200);
     suite_add_loop(tc, thousand_layers, 0, 4);
-    suite_add_loop(tc, rooms, 0, 6);
+    suite_add_loop(tc, reservations, 0, 6);
     suite_add_loop(tc, presets, 0, 16);
     return s;
 }

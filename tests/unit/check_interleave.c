@@ -64,8 +64,8 @@ START_TEST(the_papers_boxes)
 }
 END_TEST
 
-/* Device updates do not pay on a very slow or slow link, nor without a room, an accelerator or
- * rates. */
+/* Device updates do not pay on a very slow or slow link, nor without a reservation, an accelerator
+ * or rates. */
 START_TEST(where_it_does_not_pay)
 {
     struct cst_interleave m = box(2.2e9, 0.5e9);

@@ -8,9 +8,9 @@
 
 static struct cstd_interleave_tuner tuner;
 
-/* 32 chunks of a million elements, and one accelerator whose room holds three. An update phase
- * of the nodes alone takes 0.1 s at the rates below; with the accelerator it takes about half as
- * long. */
+/* 32 chunks of a million elements, and one accelerator whose reservation holds three. An update
+ * phase of the nodes alone takes 0.1 s at the rates below; with the accelerator it takes about half
+ * as long. */
 static const struct cst_interleave machine = {.n_chunks = 32,
                                               .chunk_elems = 1e6,
                                               .n_links = 1,

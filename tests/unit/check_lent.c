@@ -2,7 +2,7 @@
 /* Tests of device updates in lent memory: which blocks are lent, that buffers do not overlap, and
  * that a fetch gets its block back. check_lent_deaths.c has the deaths. */
 #include "tests/lib/suite.h"
-#include "tests/unit/room_rig.h"
+#include "tests/unit/reservation_rig.h"
 
 #include <check.h>
 #include <string.h>
@@ -20,15 +20,15 @@ static void teardown(void)
 
 static void open_lent(uint32_t n_blocks, uint32_t k)
 {
-    static const uint32_t engines[] = {ROOM_ENGINE};
-    struct cst_core_device_reservation room = {.engine = ROOM_ENGINE, .lent = true};
+    static const uint32_t engines[] = {RESERVATION_ENGINE};
+    struct cst_core_device_reservation reservation = {.engine = RESERVATION_ENGINE, .lent = true};
 
     rig_open_job(&rig, &(struct rig_job){.n_chunks = N_CHUNKS,
                                          .world = 1,
                                          .n_blocks = n_blocks,
                                          .engines = engines,
-                                         .rooms = &room,
-                                         .n_rooms = 1,
+                                         .reservations = &reservation,
+                                         .n_reservations = 1,
                                          .interleave = k});
     rig_start(&rig, 1);
 }
@@ -38,7 +38,7 @@ static unsigned count_updates(uint32_t engine)
     unsigned n = 0;
 
     for (uint32_t c = 0; c < N_CHUNKS; c++) {
-        n += room_update(&rig, c)->node == engine;
+        n += reservation_update(&rig, c)->node == engine;
     }
     return n;
 }
@@ -59,8 +59,8 @@ START_TEST(spare_blocks)
     uint32_t n_buffers = cases[_i].n_buffers;
 
     open_lent(cases[_i].n_blocks, 1);
-    room_commit(&rig, N_CHUNKS);
-    ck_assert_uint_eq(count_updates(ROOM_ENGINE), n_buffers > 0 ? N_CHUNKS : 0);
+    reservation_commit(&rig, N_CHUNKS);
+    ck_assert_uint_eq(count_updates(RESERVATION_ENGINE), n_buffers > 0 ? N_CHUNKS : 0);
     ck_assert_uint_eq(rig_books(&rig, 0).moving, n_buffers * BUFFER_BLOCKS);
     rig_drain(&rig);
     ck_assert_uint_eq(rig_books(&rig, 0).free, cases[_i].n_blocks);
@@ -92,9 +92,9 @@ START_TEST(rows_are_apart)
     unsigned n = 0;
 
     open_lent(n_blocks, 1);
-    room_commit(&rig, N_CHUNKS);
+    reservation_commit(&rig, N_CHUNKS);
     for (uint32_t c = 0; c < 3; c++) { /* the first updates enter one buffer each */
-        const struct cst_command *update = room_update(&rig, c);
+        const struct cst_command *update = reservation_update(&rig, c);
 
         for (uint32_t i = 0; i < update->n_in; i++) {
             bytes[n] = (update->in[i].row == CST_ROW_GRAD ? 2 : 4) * RIG_CHUNK_ELEMS;
@@ -209,7 +209,7 @@ START_TEST(fetch_recalls)
     uint64_t tags[MIN_BLOCKS + 1];
 
     open_lent(BUFFER_BLOCKS + MIN_BLOCKS, 1);
-    room_commit(&rig, N_CHUNKS);
+    reservation_commit(&rig, N_CHUNKS);
     for (uint32_t c = 0; c < MIN_BLOCKS; c++) {
         tags[c] = rig_fetch(&rig, 0, c);
         ck_assert_uint_eq(rig.n_recalls, 0);
@@ -217,7 +217,7 @@ START_TEST(fetch_recalls)
     tags[MIN_BLOCKS] = rig_fetch(&rig, 0, MIN_BLOCKS);
     ck_assert_uint_eq(rig.n_recalls, 4 * N_CHUNKS); /* the COPYs up */
     drop_recalled(0);
-    ck_assert_uint_eq(count_updates(ROOM_ENGINE), 1);
+    ck_assert_uint_eq(count_updates(RESERVATION_ENGINE), 1);
     ck_assert_uint_eq(count_updates(0), N_CHUNKS - 1);
     ck_assert(rig_waits(&rig, tags[MIN_BLOCKS]));
     for (uint32_t n = 0; n < 9; n++) { /* 4 COPYs up, UPDATE and 4 COPYs down of chunk 0 */
@@ -248,13 +248,13 @@ START_TEST(updates_move)
     uint64_t tags[MIN_BLOCKS + 1];
 
     open_lent(2 * BUFFER_BLOCKS + MIN_BLOCKS, 1);
-    room_commit(&rig, N_CHUNKS);
+    reservation_commit(&rig, N_CHUNKS);
     for (uint32_t c = 0; c <= MIN_BLOCKS; c++) {
         tags[c] = rig_fetch(&rig, 0, c);
     }
     ck_assert_uint_eq(rig.n_recalls, 4 * N_CHUNKS / 2);
     drop_recalled(1); /* buffer 1 is recalled; its first update has begun */
-    ck_assert_uint_eq(count_updates(ROOM_ENGINE), N_CHUNKS);
+    ck_assert_uint_eq(count_updates(RESERVATION_ENGINE), N_CHUNKS);
     rig_drain(&rig);
     for (uint32_t c = 0; c <= MIN_BLOCKS; c++) {
         ck_assert_int_eq(rig_status(&rig, tags[c]), CST_OK);
@@ -272,7 +272,7 @@ START_TEST(failure_during_a_recall)
     unsigned n = 0;
 
     open_lent(BUFFER_BLOCKS + MIN_BLOCKS, 1);
-    room_commit(&rig, N_CHUNKS);
+    reservation_commit(&rig, N_CHUNKS);
     for (uint32_t c = 0; c <= MIN_BLOCKS; c++) {
         (void)rig_fetch(&rig, 0, c);
     }
@@ -301,7 +301,7 @@ START_TEST(recall_ignored)
     uint64_t tags[MIN_BLOCKS + 1];
 
     open_lent(BUFFER_BLOCKS + MIN_BLOCKS, 1);
-    room_commit(&rig, N_CHUNKS);
+    reservation_commit(&rig, N_CHUNKS);
     for (uint32_t c = 0; c <= MIN_BLOCKS; c++) {
         tags[c] = rig_fetch(&rig, 0, c);
     }
@@ -315,8 +315,8 @@ START_TEST(recall_ignored)
             rig_status(&rig, rig_release(&rig, 0, c, rig_answer(&rig, tags[c])->generation)),
             CST_OK);
     }
-    room_commit(&rig, N_CHUNKS); /* the buffer is lent again */
-    ck_assert_uint_eq(count_updates(ROOM_ENGINE), N_CHUNKS);
+    reservation_commit(&rig, N_CHUNKS); /* the buffer is lent again */
+    ck_assert_uint_eq(count_updates(RESERVATION_ENGINE), N_CHUNKS);
     rig_drain(&rig);
 }
 END_TEST

@@ -6,7 +6,7 @@
  * alike. */
 #include "offload/core/revival.h"
 #include "tests/lib/suite.h"
-#include "tests/unit/room_rig.h"
+#include "tests/unit/reservation_rig.h"
 
 #include <check.h>
 #include <stdlib.h>
@@ -62,19 +62,20 @@ static void make_table(void)
 
 static void open_job(bool lent)
 {
-    static const uint32_t engines[] = {ROOM_ENGINE};
-    struct cst_core_device_reservation room = {.engine = ROOM_ENGINE, .lent = true};
+    static const uint32_t engines[] = {RESERVATION_ENGINE};
+    struct cst_core_device_reservation reservation = {.engine = RESERVATION_ENGINE, .lent = true};
 
     if (!lent) {
-        room = (struct cst_core_device_reservation){
-            .engine = ROOM_ENGINE, .segment = ROOM_SEGMENT, .bytes = 3 * ROOM_BUFFER};
+        reservation = (struct cst_core_device_reservation){.engine = RESERVATION_ENGINE,
+                                                           .segment = RESERVATION_SEGMENT,
+                                                           .bytes = 3 * RESERVATION_BUFFER};
     }
     rig_open_job(&rig, &(struct rig_job){.n_chunks = N_CHUNKS,
                                          .world = 1,
                                          .n_blocks = N_BLOCKS,
                                          .engines = engines,
-                                         .rooms = &room,
-                                         .n_rooms = 1,
+                                         .reservations = &reservation,
+                                         .n_reservations = 1,
                                          .interleave = INTERLEAVE,
                                          .table = table});
 }
@@ -143,7 +144,7 @@ static void tear(const struct cst_command *command)
 {
     if (command->kind == CST_COMMAND_COPY) {
         *at(command->dst[0]) = TORN;
-    } else if (command->kind == CST_COMMAND_UPDATE && command->node == ROOM_ENGINE) {
+    } else if (command->kind == CST_COMMAND_UPDATE && command->node == RESERVATION_ENGINE) {
         for (uint32_t i = 0; i < command->n_out; i++) {
             *at(command->out[i].place) = TORN;
         }
@@ -195,7 +196,7 @@ static void live(bool lent, unsigned n)
     for (uint32_t c = 0; c < N_CHUNKS; c++) {
         cst_table_chunks(table)[c].update_mark = 1;
     }
-    room_commit(&rig, N_CHUNKS);
+    reservation_commit(&rig, N_CHUNKS);
     for (uint32_t c = 0; c < N_CHUNKS; c++) {
         for (unsigned i = 0; i < N_STATES; i++) {
             *row_of(c, rows[i]) = c * 1000ull + 1;
@@ -292,7 +293,7 @@ START_TEST(of_the_engine)
         seed = n;
         live(true, n);
         for (unsigned i = 0; i < rig.n_commands; i++) {
-            if (rig.commands[i].node == ROOM_ENGINE && is_ready(&rig.commands[i])) {
+            if (rig.commands[i].node == RESERVATION_ENGINE && is_ready(&rig.commands[i])) {
                 (draw(2) == 0 ? execute : tear)(&rig.commands[i]);
             }
         }
@@ -330,12 +331,12 @@ static void lose_accelerator(void)
     unsigned i = 0;
 
     for (unsigned k = 0; k < rig.n_commands; k++) {
-        if (rig.commands[k].node == ROOM_ENGINE && is_ready(&rig.commands[k])) {
+        if (rig.commands[k].node == RESERVATION_ENGINE && is_ready(&rig.commands[k])) {
             tear(&rig.commands[k]);
         }
     }
     while (i < rig.n_commands) {
-        bool there = rig.commands[i].node == ROOM_ENGINE;
+        bool there = rig.commands[i].node == RESERVATION_ENGINE;
 
         if (there) {
             rig_done(&rig, rig.commands[i].ticket, CST_EENGINE, "lost");

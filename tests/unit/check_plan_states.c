@@ -13,12 +13,12 @@
 /* States in device memory count there and not in host memory, as in the layout. */
 START_TEST(states_stay)
 {
-    uint64_t host, room = UINT64_C(3) << 30, states = UINT64_C(1) << 30, without;
+    uint64_t host, reservation = UINT64_C(3) << 30, states = UINT64_C(1) << 30, without;
     struct cst_layout layout;
     uint32_t world = 1 + (uint32_t)_i;
 
     declare_slow(world);
-    f.config.device_update_bytes = room;
+    f.config.device_update_bytes = reservation;
     without = search_ns();
     host = f.plans.best.host_bytes;
     f.config.device_states = states;
@@ -29,7 +29,8 @@ START_TEST(states_stay)
     ck_assert_uint_eq(f.plans.best.host_bytes, cst_layout_host_bytes(&layout));
     ck_assert_uint_eq(f.plans.best.state_bytes, (layout.device_bytes + world - 1) / world);
     ck_assert_uint_lt(f.plans.best.host_bytes, host);
-    ck_assert_uint_le(f.plans.best.pool_bytes + room + states + f.plans.best.activation_bytes,
+    ck_assert_uint_le(f.plans.best.pool_bytes + reservation + states +
+                          f.plans.best.activation_bytes,
                       f.budget.device_bytes);
     cst_layout_close(&layout);
 }
@@ -80,11 +81,11 @@ static void check_memory(void)
 }
 
 /* If the planner may choose the states in device memory, the plan has some where memory is free. It
- * is faster with them, and not slower than with any given share and an equal room. The room need
- * not be requested. */
+ * is faster with them, and not slower than with any given share and an equal reservation. The
+ * reservation need not be requested. */
 START_TEST(states_are_chosen)
 {
-    uint64_t without, with, room, spare;
+    uint64_t without, with, reservation, spare;
 
     declare_slow(_i % 2 == 0 ? 1 : 4);
     f.config.device_update_bytes = CST_PLAN_DEVICE_UPDATE_AUTO;
@@ -102,9 +103,9 @@ START_TEST(states_are_chosen)
     ck_assert_msg(strstr(f.plans.states_why, "without them") != NULL, "%s", f.plans.states_why);
     printf("%.2f ms without, %.2f ms with %" PRIu64 " bytes of states\n", (double)without / 1e6,
            (double)with / 1e6, f.plans.best.device_states);
-    room = f.plans.best.device_update_bytes;
-    spare = f.budget.device_bytes - f.plans.best.activation_bytes - room;
-    f.config.device_update_bytes = room;
+    reservation = f.plans.best.device_update_bytes;
+    spare = f.budget.device_bytes - f.plans.best.activation_bytes - reservation;
+    f.config.device_update_bytes = reservation;
     for (uint64_t i = 1; i < 8; i += 2) {
         f.config.device_states = spare / 8 * i;
         ck_assert_uint_ge(search_ns() + with / 50, with);
@@ -112,8 +113,8 @@ START_TEST(states_are_chosen)
 }
 END_TEST
 
-/* If a pool and a given room use all device memory, no states stay there; with memory for one more
- * chunk's states, some do. */
+/* If a pool and a given reservation use all device memory, no states stay there; with memory for
+ * one more chunk's states, some do. */
 START_TEST(no_place_for_states)
 {
     declare_slow(1);

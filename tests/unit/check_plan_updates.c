@@ -72,11 +72,11 @@ START_TEST(formats_are_planned)
 }
 END_TEST
 
-/* -- rooms ---------------------------------------------------------------------------------- */
+/* -- reservations ------------------------------------------------------------------------------ */
 
-/* A room of a given size is part of the device's memory, has as many buffers as a job would have,
- * and makes steps shorter if accelerators update faster than the nodes. */
-START_TEST(room_is_planned)
+/* A reservation of a given size is part of the device's memory, has as many buffers as a job would
+ * have, and makes steps shorter if accelerators update faster than the nodes. */
+START_TEST(reservation_is_planned)
 {
     uint64_t without, with;
     struct cst_buffers buffers;
@@ -98,8 +98,8 @@ START_TEST(room_is_planned)
     ck_assert_uint_gt(buffers.n, 0);
     ck_assert_uint_eq(f.plans.best.n_buffers, buffers.n);
     cst_layout_close(&layout);
-    printf("%.2f ms without a room, %.2f ms with one, k = %" PRIu32 "\n", (double)without / 1e6,
-           (double)with / 1e6, f.plans.best.interleave);
+    printf("%.2f ms without a reservation, %.2f ms with one, k = %" PRIu32 "\n",
+           (double)without / 1e6, (double)with / 1e6, f.plans.best.interleave);
     ck_assert_uint_lt(with, without);
     f.config.interleave_given = true;
     f.config.interleave = 5;
@@ -109,9 +109,9 @@ START_TEST(room_is_planned)
 }
 END_TEST
 
-/* If the planner may choose, the plan has a room where it is faster, and none if the link is slow
- * or the device's rate of updates is unknown. */
-START_TEST(room_is_chosen)
+/* If the planner may choose, the plan has a reservation where it is faster, and none if the link is
+ * slow or the device's rate of updates is unknown. */
+START_TEST(reservation_is_chosen)
 {
     uint64_t without;
 
@@ -137,8 +137,8 @@ START_TEST(room_is_chosen)
 }
 END_TEST
 
-/* Ranks that compute on the processor may have rooms on accelerators. Their pools stay on the
- * host. */
+/* Ranks that compute on the processor may have reservations on accelerators. Their pools stay on
+ * the host. */
 START_TEST(accelerators_of_the_host)
 {
     uint64_t without, pool;
@@ -175,9 +175,9 @@ END_TEST
  * the bounds hold. */
 START_TEST(combinations)
 {
-    static const uint64_t rooms[] = {0, UINT64_C(1) << 30, CST_PLAN_DEVICE_UPDATE_AUTO,
-                                     UINT64_C(1) << 30};
-    uint32_t room = (uint32_t)_i / 3 % 4;
+    static const uint64_t reservations[] = {0, UINT64_C(1) << 30, CST_PLAN_DEVICE_UPDATE_AUTO,
+                                            UINT64_C(1) << 30};
+    uint32_t reservation = (uint32_t)_i / 3 % 4;
     bool gpu = _i / 12 % 2 == 0;
 
     declare(_i % 5 == 0 ? "moe-8x124m" : "gpt2-124m", 1 + (uint32_t)_i / 24 % 2 * 2, 1, false);
@@ -193,10 +193,10 @@ START_TEST(combinations)
     f.config.runtime_only = _i % 2 == 0;
     f.config.max_events = 30000;
     set_overlap((enum cst_overlap)(_i % CST_OVERLAP_COUNT));
-    f.config.device_update_bytes = rooms[room];
-    f.config.device_states = room == 3              ? UINT64_C(300) << 20
-                             : room == 2 || _i == 0 ? CST_PLAN_DEVICE_UPDATE_AUTO
-                                                    : 0;
+    f.config.device_update_bytes = reservations[reservation];
+    f.config.device_states = reservation == 3              ? UINT64_C(300) << 20
+                             : reservation == 2 || _i == 0 ? CST_PLAN_DEVICE_UPDATE_AUTO
+                                                           : 0;
     search();
     check_promise();
 }
@@ -205,7 +205,7 @@ END_TEST
 /* -- missing memory ------------------------------------------------------------------------- */
 
 /* The missing bytes include the memory for updates, and are exact. */
-START_TEST(room_is_short)
+START_TEST(reservation_is_short)
 {
     declare_slow(1);
     f.config.device_update_bytes = UINT64_C(2) << 30;
@@ -359,9 +359,9 @@ int main(void)
 
     suite_add_loop(tc, overlap_is_planned, 0, 2);
     suite_add_loop(tc, formats_are_planned, 0, CST_OPTIMIZER_COUNT);
-    tc = suite_case(suite, "rooms", search_rig_setup, search_rig_teardown);
-    suite_add_loop(tc, room_is_planned, 0, 2);
-    suite_add_loop(tc, room_is_chosen, 0, 3);
+    tc = suite_case(suite, "reservations", search_rig_setup, search_rig_teardown);
+    suite_add_loop(tc, reservation_is_planned, 0, 2);
+    suite_add_loop(tc, reservation_is_chosen, 0, 3);
     suite_add_loop(tc, accelerators_of_the_host, 0, 3);
     for (int i = (int)suite_first(5); i < 48; i += (int)suite_stride(5)) {
         tcase_add_loop_test(tc, combinations, i, i + 1);
@@ -372,7 +372,7 @@ int main(void)
     tc = suite_case(suite, "sums", search_rig_setup, search_rig_teardown);
     tcase_add_test(tc, sums_in_host_memory);
     tc = suite_case(suite, "what does not fit", search_rig_setup, search_rig_teardown);
-    suite_add_loop(tc, room_is_short, 0, 2);
+    suite_add_loop(tc, reservation_is_short, 0, 2);
     tcase_add_test(tc, second_row_is_short);
     tcase_add_test(tc, refused);
     return suite_run(suite);

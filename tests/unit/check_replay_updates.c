@@ -156,42 +156,43 @@ START_TEST(products_take_time)
 }
 END_TEST
 
-/* -- rooms ---------------------------------------------------------------------------------- */
+/* -- reservations ------------------------------------------------------------------------------ */
 
 static struct cst_interleave machine(void)
 {
     struct cst_interleave m = {0};
 
-    cst_pipeline_describe(&m, &rig.layout, rig.rooms, rig.core.n_reservations, rig.pools,
+    cst_pipeline_describe(&m, &rig.layout, rig.reservations, rig.core.n_reservations, rig.pools,
                           rig.core.world);
     cst_pipeline_rates(&m, &rig.rates, &rig.rates.devices[rig.rates.n_devices - 1]);
     return m;
 }
 
 /* A host whose accelerator has its own link and updates ten times as fast as the processor. */
-static void open_accelerated(uint32_t world, uint32_t n_rooms, uint32_t k)
+static void open_accelerated(uint32_t world, uint32_t n_reservations, uint32_t k)
 {
     open_chain(world, false, 1, 0);
     rig.rates.devices[rig.rates.n_devices++] = (struct cst_rates_device){
         .name = "accelerator", .up = 24e9, .down = 24e9, .update = 8e9, .memory = 1e12};
     rig.rates.nodes[0].cores = 1000; /* only links and updates take time */
     rig.rates.nodes[0].pass = rig.rates.nodes[0].copy = 1e13;
-    plan_rig_rooms(&rig, n_rooms, cst_buffers_want(&rig.layout, rig.layout.n_classes), k, 0);
+    plan_rig_reservations(&rig, n_reservations, cst_buffers_want(&rig.layout, rig.layout.n_classes),
+                          k, 0);
 }
 
 /* For each k the update phase takes the time that offload/update/interleave.h predicts. */
 START_TEST(as_interleave_says)
 {
-    uint32_t n_rooms = _i < 8 ? 1 : 2, k = (uint32_t)_i % 8;
+    uint32_t n_reservations = _i < 8 ? 1 : 2, k = (uint32_t)_i % 8;
     struct cst_replay_result r;
     struct cst_interleave m;
     double expected;
 
-    open_accelerated(1, n_rooms, k);
+    open_accelerated(1, n_reservations, k);
     r = plan_rig_run(&rig);
     m = machine();
     expected = cst_interleave_seconds(&m, k) * 1e9;
-    printf("%u rooms, k = %u: %.2f ms, by interleave.h %.2f ms\n", n_rooms, k,
+    printf("%u reservations, k = %u: %.2f ms, by interleave.h %.2f ms\n", n_reservations, k,
            (double)r.update_ns / 1e6, expected / 1e6);
     ck_assert_msg(fabs((double)r.update_ns - expected) < 0.06 * expected,
                   "k = %u: %" PRIu64 " ns, not %.0f", k, r.update_ns, expected);
@@ -231,8 +232,8 @@ START_TEST(bytes_are_the_layouts)
         open_chain(2, true, 0.5, 0);
     }
     plan_rig_updates(&rig, &states[_i / 3 % 5], overlap);
-    /* A room that keeps no gradients. */
-    plan_rig_rooms(&rig, 1, cst_buffers_want(&rig.layout, rig.layout.n_classes), 1, 0);
+    /* A reservation that keeps no gradients. */
+    plan_rig_reservations(&rig, 1, cst_buffers_want(&rig.layout, rig.layout.n_classes), 1, 0);
     rig.replay.n_steps = 4;
     r = plan_rig_run(&rig);
     for (uint32_t c = 0; c < rig.layout.n_chunks; c++) {
@@ -261,13 +262,13 @@ START_TEST(only_buffers_count)
     three = cst_buffers_want(&rig.layout, rig.layout.n_classes);
     ck_assert_uint_eq(machine().n_links, 2);
     ck_assert_uint_eq(machine().buffers, 3);
-    rig.rooms[0].bytes = 1;
+    rig.reservations[0].bytes = 1;
     ck_assert_uint_eq(machine().n_links, 1);
     ck_assert_uint_eq(machine().buffers, 3);
-    rig.rooms[0].bytes = three / 3;
+    rig.reservations[0].bytes = three / 3;
     ck_assert_uint_eq(machine().n_links, 2);
     ck_assert_uint_eq(machine().buffers, 1);
-    rig.rooms[0].bytes = rig.rooms[1].bytes = 1;
+    rig.reservations[0].bytes = rig.reservations[1].bytes = 1;
     m = machine();
     ck_assert_uint_eq(m.n_links, 0);
     ck_assert_uint_eq(m.buffers, 0);
@@ -288,7 +289,7 @@ static void draw(void *arg, const struct cst_interval *interval)
 }
 
 /* Each copy of a row to or from the accelerator is an interval there, and so is each update. */
-START_TEST(rooms_are_drawn)
+START_TEST(reservations_are_drawn)
 {
     open_accelerated(1, 1, 2);
     rig.replay.interval = draw;
@@ -311,11 +312,12 @@ START_TEST(lent_as_reserved)
     open_chain(1, true, 0, 1e9);
     rig.rates.nodes[0].update /= 10;
     nodes = plan_rig_run(&rig);
-    plan_rig_rooms(&rig, 1, cst_buffers_want(&rig.layout, 1), (uint32_t)_i, 0);
+    plan_rig_reservations(&rig, 1, cst_buffers_want(&rig.layout, 1), (uint32_t)_i, 0);
     reserved = plan_rig_run(&rig);
     rig.pools[0].parts[0].n_blocks += n_buffers * 16;
     rig.pools[0].parts[0].blocks_per_slab = rig.pools[0].parts[0].n_blocks;
-    rig.rooms[0] = (struct cst_core_device_reservation){.engine = 1, .lent = true, .rank = 0};
+    rig.reservations[0] =
+        (struct cst_core_device_reservation){.engine = 1, .lent = true, .rank = 0};
     cst_lent_memory_divide(&rig.layout, 0, rig.pools[0].parts, &division);
     ck_assert_uint_ge(division.buffers.n, n_buffers);
     lent = plan_rig_run(&rig);
@@ -337,11 +339,11 @@ int main(void)
     tcase_add_loop_test(tc, early_is_not_slower, 0, N_CASES);
     tcase_add_loop_test(tc, hidden, 0, 2);
     tcase_add_loop_test(tc, products_take_time, 0, 4);
-    tc = suite_case(suite, "rooms", NULL, teardown);
+    tc = suite_case(suite, "reservations", NULL, teardown);
     tcase_add_loop_test(tc, as_interleave_says, 0, 16);
     tcase_add_loop_test(tc, bytes_are_the_layouts, 0, 30);
     tcase_add_test(tc, only_buffers_count);
-    tcase_add_test(tc, rooms_are_drawn);
+    tcase_add_test(tc, reservations_are_drawn);
     tcase_add_loop_test(tc, lent_as_reserved, 2, 5);
     return suite_run(suite);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of device updates in the core: which chunks, with which commands and dependencies, and how
- * a room is divided. */
+ * a reservation is divided. */
 #include "tests/lib/suite.h"
-#include "tests/unit/room_rig.h"
+#include "tests/unit/reservation_rig.h"
 
 #include <check.h>
 #include <stdlib.h>
@@ -15,61 +15,63 @@ static void teardown(void)
     rig_close(&rig);
 }
 
-static void open_room(uint32_t n_chunks, uint64_t bytes, uint32_t k)
+static void open_reservation(uint32_t n_chunks, uint64_t bytes, uint32_t k)
 {
-    struct cst_core_device_reservation room = {
-        .engine = ROOM_ENGINE, .segment = ROOM_SEGMENT, .bytes = bytes};
+    struct cst_core_device_reservation reservation = {
+        .engine = RESERVATION_ENGINE, .segment = RESERVATION_SEGMENT, .bytes = bytes};
 
     rig_open_job(&rig, &(struct rig_job){.n_chunks = n_chunks,
                                          .world = 1,
                                          .n_blocks = 2 * n_chunks,
-                                         .rooms = &room,
-                                         .n_rooms = 1,
+                                         .reservations = &reservation,
+                                         .n_reservations = 1,
                                          .interleave = k});
     rig_start(&rig, 1);
 }
 
 /* -- choice of chunks ------------------------------------------------------------------------- */
 
-/* Of every k chunks in the order of updates, the last one uses the room. */
+/* Of every k chunks in the order of updates, the last one uses the reservation. */
 START_TEST(every_kth)
 {
-    open_room(7, 3 * ROOM_BUFFER, (uint32_t)_i);
-    room_commit(&rig, 7);
+    open_reservation(7, 3 * RESERVATION_BUFFER, (uint32_t)_i);
+    reservation_commit(&rig, 7);
     for (uint32_t c = 0; c < 7; c++) {
         bool there = _i > 0 && (c + 1) % (uint32_t)_i == 0;
 
-        ck_assert_uint_eq(room_update(&rig, c)->node, there ? ROOM_ENGINE : 0);
-        ck_assert_uint_eq(room_update(&rig, c)->n_out, there ? 4 : 0);
-        ck_assert_uint_eq(room_update(&rig, c)->n_in, there ? 4 : 0);
+        ck_assert_uint_eq(reservation_update(&rig, c)->node, there ? RESERVATION_ENGINE : 0);
+        ck_assert_uint_eq(reservation_update(&rig, c)->n_out, there ? 4 : 0);
+        ck_assert_uint_eq(reservation_update(&rig, c)->n_in, there ? 4 : 0);
     }
     rig_drain(&rig);
 }
 END_TEST
 
-/* With the chunks of two nodes, which alternate, every k-th chunk of each node uses the room: both
- * engines have equally many left. */
+/* With the chunks of two nodes, which alternate, every k-th chunk of each node uses the
+ * reservation: both engines have equally many left. */
 START_TEST(every_kth_per_node)
 {
-    struct cst_core_device_reservation room = {
-        .engine = ROOM_ENGINE, .segment = ROOM_SEGMENT, .bytes = 3 * ROOM_BUFFER};
+    struct cst_core_device_reservation reservation = {.engine = RESERVATION_ENGINE,
+                                                      .segment = RESERVATION_SEGMENT,
+                                                      .bytes = 3 * RESERVATION_BUFFER};
     uint32_t k = (uint32_t)_i;
 
     rig_open_job(&rig, &(struct rig_job){.n_chunks = 12,
                                          .world = 1,
                                          .n_nodes = 2,
                                          .n_blocks = 24,
-                                         .rooms = &room,
-                                         .n_rooms = 1,
+                                         .reservations = &reservation,
+                                         .n_reservations = 1,
                                          .interleave = k});
     rig_start(&rig, 1);
     for (unsigned step = 0; step < 2; step++) {
-        room_commit(&rig, 12);
+        reservation_commit(&rig, 12);
         for (uint32_t c = 0; c < 12; c++) {
             bool there = k > 0 && (c / 2 + 1) % k == 0;
 
             ck_assert_uint_eq(rig.layout.chunks[c].node, c % 2);
-            ck_assert_uint_eq(room_update(&rig, c)->node, there ? ROOM_ENGINE : c % 2);
+            ck_assert_uint_eq(reservation_update(&rig, c)->node,
+                              there ? RESERVATION_ENGINE : c % 2);
         }
         rig_drain(&rig);
     }
@@ -81,8 +83,8 @@ START_TEST(k_changes)
 {
     struct cst_core_stats stats;
 
-    open_room(4, 3 * ROOM_BUFFER, 2);
-    room_commit(&rig, 4);
+    open_reservation(4, 3 * RESERVATION_BUFFER, 2);
+    reservation_commit(&rig, 4);
     cst_core_set_interleave(rig.core, 4);
     cst_core_stats(rig.core, &stats);
     ck_assert_uint_eq(stats.interleave, 2);
@@ -93,13 +95,13 @@ START_TEST(k_changes)
     ck_assert_uint_eq(stats.n_updates, 4);
     ck_assert_uint_eq(stats.n_device_updates, 2);
     ck_assert_uint_eq(stats.last_interleave, 2);
-    room_commit(&rig, 4);
+    reservation_commit(&rig, 4);
     cst_core_stats(rig.core, &stats);
     ck_assert_uint_eq(stats.interleave, 4);
     ck_assert_uint_eq(stats.n_rounds, 1); /* the known time is that of the updates before */
     ck_assert_uint_eq(stats.last_interleave, 2);
-    ck_assert_uint_eq(room_update(&rig, 1)->node, 0);
-    ck_assert_uint_eq(room_update(&rig, 3)->node, ROOM_ENGINE);
+    ck_assert_uint_eq(reservation_update(&rig, 1)->node, 0);
+    ck_assert_uint_eq(reservation_update(&rig, 3)->node, RESERVATION_ENGINE);
     rig_drain(&rig);
     cst_core_stats(rig.core, &stats);
     ck_assert_uint_eq(stats.interleave, 4);
@@ -109,17 +111,17 @@ START_TEST(k_changes)
 }
 END_TEST
 
-/* A room that is too small for a chunk is not used: the node updates the chunk, and Explain gives
- * the reason. */
+/* A reservation that is too small for a chunk is not used: the node updates the chunk, and Explain
+ * gives the reason. */
 START_TEST(too_small)
 {
     char lines[16][192];
     unsigned n;
     bool said = false;
 
-    open_room(2, ROOM_BUFFER - 1, 1);
-    room_commit(&rig, 2);
-    ck_assert_uint_eq(room_update(&rig, 0)->node, 0);
+    open_reservation(2, RESERVATION_BUFFER - 1, 1);
+    reservation_commit(&rig, 2);
+    ck_assert_uint_eq(reservation_update(&rig, 0)->node, 0);
     rig_drain(&rig);
     n = cst_core_explain(rig.core, 0, lines, 16);
     for (unsigned i = 0; i < n; i++) {
@@ -129,24 +131,27 @@ START_TEST(too_small)
 }
 END_TEST
 
-/* Rooms are used in turn. */
-START_TEST(rooms_take_turns)
+/* Reservations are used in turn. */
+START_TEST(reservations_take_turns)
 {
-    struct cst_core_device_reservation rooms[] = {
-        {.engine = ROOM_ENGINE, .segment = ROOM_SEGMENT, .bytes = ROOM_BUFFER},
-        {.engine = ROOM_ENGINE + 1, .segment = ROOM_SEGMENT + 1, .bytes = ROOM_BUFFER}};
+    struct cst_core_device_reservation reservations[] = {
+        {.engine = RESERVATION_ENGINE, .segment = RESERVATION_SEGMENT, .bytes = RESERVATION_BUFFER},
+        {.engine = RESERVATION_ENGINE + 1,
+         .segment = RESERVATION_SEGMENT + 1,
+         .bytes = RESERVATION_BUFFER}};
 
     rig_open_job(&rig, &(struct rig_job){.n_chunks = 4,
                                          .world = 1,
                                          .n_blocks = 8,
-                                         .rooms = rooms,
-                                         .n_rooms = 2,
+                                         .reservations = reservations,
+                                         .n_reservations = 2,
                                          .interleave = 1});
     rig_start(&rig, 1);
-    room_commit(&rig, 4);
+    reservation_commit(&rig, 4);
     for (uint32_t c = 0; c < 4; c++) {
-        ck_assert_uint_eq(room_update(&rig, c)->node, ROOM_ENGINE + c % 2);
-        ck_assert_uint_eq(room_update(&rig, c)->in[0].place.segment, ROOM_SEGMENT + c % 2);
+        ck_assert_uint_eq(reservation_update(&rig, c)->node, RESERVATION_ENGINE + c % 2);
+        ck_assert_uint_eq(reservation_update(&rig, c)->in[0].place.segment,
+                          RESERVATION_SEGMENT + c % 2);
     }
     rig_drain(&rig);
 }
@@ -163,30 +168,30 @@ START_TEST(chain)
                                         CST_ROW_EXP_AVG_SQ};
     const struct cst_command *update;
 
-    open_room(1, 3 * ROOM_BUFFER, 1);
-    room_commit(&rig, 1);
-    update = room_update(&rig, 0);
+    open_reservation(1, 3 * RESERVATION_BUFFER, 1);
+    reservation_commit(&rig, 1);
+    update = reservation_update(&rig, 0);
     ck_assert(update->after_ack); /* its engine forgets which COPY has failed when it dies */
     ck_assert_uint_eq(update->n_after, 4);
     for (unsigned i = 0; i < 4; i++) {
-        const struct cst_command *up = room_copy(&rig, 0, true, i);
+        const struct cst_command *up = reservation_copy(&rig, 0, true, i);
         const struct cst_layout_row *row = &rig.layout.chunks[0].rows[update->in[i].row];
 
-        ck_assert(up != NULL && room_waits_for(update, up->ticket));
+        ck_assert(up != NULL && reservation_waits_for(update, up->ticket));
         ck_assert(up->after_ack);
-        ck_assert_uint_eq(up->node, ROOM_ENGINE);
+        ck_assert_uint_eq(up->node, RESERVATION_ENGINE);
         ck_assert_uint_eq(up->src[0].segment, RIG_ARENA_SEGMENT + row->segment);
         ck_assert_uint_eq(up->src[0].offset, row->offset);
         ck_assert_uint_eq(up->dst[0].offset, update->in[i].place.offset);
         ck_assert_uint_eq(up->bytes, (update->in[i].row == CST_ROW_GRAD ? 2 : 4) * RIG_CHUNK_ELEMS);
     }
     for (unsigned i = 0; i < 4; i++) {
-        const struct cst_command *c = room_copy(&rig, 0, false, i);
+        const struct cst_command *c = reservation_copy(&rig, 0, false, i);
         const struct cst_layout_row *row = &rig.layout.chunks[0].rows[down[i]];
 
-        ck_assert(c != NULL && room_waits_for(c, update->ticket));
+        ck_assert(c != NULL && reservation_waits_for(c, update->ticket));
         ck_assert(c->after_ack);
-        ck_assert_uint_eq(c->node, ROOM_ENGINE);
+        ck_assert_uint_eq(c->node, RESERVATION_ENGINE);
         ck_assert_uint_eq(c->dst[0].segment, RIG_ARENA_SEGMENT + row->segment);
         ck_assert_uint_eq(c->dst[0].offset, row->offset);
         ck_assert_int_eq(update->out[i].row, down[i]);
@@ -202,14 +207,15 @@ START_TEST(buffers_take_turns)
 {
     uint32_t n = (uint32_t)_i;
 
-    open_room(4, n * ROOM_BUFFER, 1);
-    room_commit(&rig, 4);
+    open_reservation(4, n * RESERVATION_BUFFER, 1);
+    reservation_commit(&rig, 4);
     for (uint32_t c = 1; c < 4; c++) {
         for (unsigned up = 0; up < 4; up++) {
-            ck_assert_uint_eq(room_copy(&rig, c, true, up)->n_after, c < n ? 0 : 4);
+            ck_assert_uint_eq(reservation_copy(&rig, c, true, up)->n_after, c < n ? 0 : 4);
             for (unsigned down = 0; down < 4 && c >= n; down++) {
-                ck_assert(room_waits_for(room_copy(&rig, c, true, up),
-                                         room_copy(&rig, c - n, false, down)->ticket));
+                ck_assert(
+                    reservation_waits_for(reservation_copy(&rig, c, true, up),
+                                          reservation_copy(&rig, c - n, false, down)->ticket));
             }
         }
     }
@@ -225,9 +231,9 @@ START_TEST(waiting)
     uint64_t weight, tag, lease;
     const struct cst_command *load = NULL, *read = NULL;
 
-    open_room(1, 3 * ROOM_BUFFER, 1);
-    room_commit(&rig, 1);
-    weight = room_copy(&rig, 0, false, 0)->ticket;
+    open_reservation(1, 3 * RESERVATION_BUFFER, 1);
+    reservation_commit(&rig, 1);
+    weight = reservation_copy(&rig, 0, false, 0)->ticket;
     (void)rig_fetch(&rig, 0, 0);
     tag = rig_event(&rig, (struct cst_event){.kind = CST_EV_READ,
                                              .row = CST_ROW_MASTER,
@@ -244,7 +250,7 @@ START_TEST(waiting)
     ck_assert_uint_eq(load->after[0], weight);
     ck_assert_uint_eq(read->n_after, 4);
     for (unsigned i = 0; i < 4; i++) {
-        ck_assert(room_waits_for(read, room_copy(&rig, 0, false, i)->ticket));
+        ck_assert(reservation_waits_for(read, reservation_copy(&rig, 0, false, i)->ticket));
     }
     while (rig.commands[0].ticket <= weight) {
         rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
@@ -253,8 +259,8 @@ START_TEST(waiting)
     ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, 0, 0, lease)), CST_OK);
     ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_REDUCE, 0)->n_after, 3);
     for (unsigned i = 0; i < 3; i++) {
-        ck_assert(room_waits_for(rig_command(&rig, CST_COMMAND_REDUCE, 0),
-                                 room_copy(&rig, 0, false, i)->ticket));
+        ck_assert(reservation_waits_for(rig_command(&rig, CST_COMMAND_REDUCE, 0),
+                                        reservation_copy(&rig, 0, false, i)->ticket));
     }
     rig_drain(&rig);
     ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
@@ -266,8 +272,8 @@ START_TEST(states_are_behind)
 {
     struct cst_core_stats stats;
 
-    open_room(1, 3 * ROOM_BUFFER, 1);
-    room_commit(&rig, 1);
+    open_reservation(1, 3 * RESERVATION_BUFFER, 1);
+    reservation_commit(&rig, 1);
     for (unsigned left = 4; left > 0; left--) {
         while (rig_count(&rig, CST_COMMAND_COPY) > left) {
             rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
@@ -288,21 +294,22 @@ END_TEST
  * updates count. */
 START_TEST(early_behind_states)
 {
-    struct cst_core_device_reservation room = {
-        .engine = ROOM_ENGINE, .segment = ROOM_SEGMENT, .bytes = 3 * ROOM_BUFFER};
+    struct cst_core_device_reservation reservation = {.engine = RESERVATION_ENGINE,
+                                                      .segment = RESERVATION_SEGMENT,
+                                                      .bytes = 3 * RESERVATION_BUFFER};
     uint64_t state, lease;
 
     rig_open_job(&rig, &(struct rig_job){.n_chunks = 1,
                                          .world = 1,
                                          .n_blocks = 4,
-                                         .rooms = &room,
-                                         .n_rooms = 1,
+                                         .reservations = &reservation,
+                                         .n_reservations = 1,
                                          .interleave = 1,
                                          .overlap = CST_OVERLAP_EARLY});
     rig_start(&rig, 1);
-    room_commit(&rig, 1);
+    reservation_commit(&rig, 1);
     cst_core_set_interleave(rig.core, 0);
-    state = room_copy(&rig, 0, false, 1)->ticket;
+    state = reservation_copy(&rig, 0, false, 1)->ticket;
     while (rig.commands[0].ticket < state) {
         rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
     }
@@ -330,7 +337,7 @@ END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("room");
+    Suite *s = suite_create("reservation");
     TCase *which = suite_case(s, "which", NULL, teardown);
     TCase *commands = suite_case(s, "commands", NULL, teardown);
     TCase *waits = suite_case(s, "waits", NULL, teardown);
@@ -339,7 +346,7 @@ int main(void)
     tcase_add_loop_test(which, every_kth, 0, 9);
     tcase_add_test(which, k_changes);
     tcase_add_test(which, too_small);
-    tcase_add_test(which, rooms_take_turns);
+    tcase_add_test(which, reservations_take_turns);
     tcase_add_test(commands, chain);
     tcase_add_loop_test(commands, buffers_take_turns, 1, 4);
     tcase_add_test(waits, waiting);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of commands of device updates that fail: the node makes the update, the job goes on, and a
- * room that fails too often is given up. */
+ * reservation that fails too often is given up. */
 #include "tests/lib/suite.h"
-#include "tests/unit/room_rig.h"
+#include "tests/unit/reservation_rig.h"
 
 #include <check.h>
 #include <string.h>
 
-#define MAX_FAILURES 3 /* failures after which a room is given up */
+#define MAX_FAILURES 3 /* failures after which a reservation is given up */
 
 static struct rig rig;
 
@@ -16,21 +16,21 @@ static void teardown(void)
     rig_close(&rig);
 }
 
-/* Open a job with a room, and a rank whose pool is on the accelerator. @n_held: gradients that the
- * room can keep. */
-static void open_room(struct rig_job job, uint32_t n_chunks, uint32_t n_held)
+/* Open a job with a reservation, and a rank whose pool is on the accelerator. @n_held: gradients
+ * that the reservation can keep. */
+static void open_reservation(struct rig_job job, uint32_t n_chunks, uint32_t n_held)
 {
-    static const uint32_t engines[] = {ROOM_ENGINE};
-    struct cst_core_device_reservation room = {.engine = ROOM_ENGINE,
-                                               .segment = ROOM_SEGMENT,
-                                               .bytes = 3 * ROOM_BUFFER +
-                                                        n_held * 2ull * RIG_CHUNK_ELEMS};
+    static const uint32_t engines[] = {RESERVATION_ENGINE};
+    struct cst_core_device_reservation reservation = {.engine = RESERVATION_ENGINE,
+                                                      .segment = RESERVATION_SEGMENT,
+                                                      .bytes = 3 * RESERVATION_BUFFER +
+                                                               n_held * 2ull * RIG_CHUNK_ELEMS};
 
     job.n_chunks = n_chunks;
     job.world = 1;
     job.n_blocks = 2 * n_chunks;
-    job.rooms = &room;
-    job.n_rooms = 1;
+    job.reservations = &reservation;
+    job.n_reservations = 1;
     job.interleave = 1;
     job.engines = n_held > 0 ? engines : NULL;
     rig_open_job(&rig, &job);
@@ -87,7 +87,7 @@ static void give_back(uint64_t ticket, int status)
         }
     }
     for (unsigned i = 0; i < rig.n_commands && !may_fail;) {
-        if (room_waits_for(&rig.commands[i], ticket)) {
+        if (reservation_waits_for(&rig.commands[i], ticket)) {
             give_back(rig.commands[i].ticket, CST_ECANCELLED);
             i = 0; /* the list has changed */
         } else {
@@ -106,7 +106,7 @@ static void drain_in_order(void)
             bool ready = true;
 
             for (unsigned k = 0; k < rig.n_commands; k++) {
-                ready = ready && !room_waits_for(&rig.commands[i], rig.commands[k].ticket);
+                ready = ready && !reservation_waits_for(&rig.commands[i], rig.commands[k].ticket);
             }
             if (ready) {
                 break;
@@ -136,17 +136,17 @@ static const struct cst_command *home_update(uint32_t chunk)
     return NULL;
 }
 
-/* If a COPY to the room (_i of 4) or the UPDATE (_i = 4) fails, the node's engine updates the chunk
- * in place, with the same step, hyper-parameters and target row, and without dependencies. A fetch
- * and a sum wait for that update. */
+/* If a COPY to the reservation (_i of 4) or the UPDATE (_i = 4) fails, the node's engine updates
+ * the chunk in place, with the same step, hyper-parameters and target row, and without
+ * dependencies. A fetch and a sum wait for that update. */
 START_TEST(nothing_came_down)
 {
     const struct cst_command *update, *load = NULL;
     struct cst_hyper hyper;
     uint64_t failed, away, mark, fetch, lease, home;
 
-    open_room((struct rig_job){0}, 1, 0);
-    room_commit(&rig, 1);
+    open_reservation((struct rig_job){0}, 1, 0);
+    reservation_commit(&rig, 1);
     away = ticket_of(CST_COMMAND_UPDATE, 0);
     mark = find(away)->mark;
     hyper = find(away)->hyper;
@@ -168,11 +168,11 @@ START_TEST(nothing_came_down)
                    ? &rig.commands[i]
                    : load;
     }
-    ck_assert(load != NULL && room_waits_for(load, home));
+    ck_assert(load != NULL && reservation_waits_for(load, home));
     ck_assert_uint_eq(rig_stats(&rig).chunks_updating, 1);
     lease = rig_answer(&rig, rig_fetch_grad(&rig, 0, 0))->generation;
     ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, 0, 0, lease)), CST_OK);
-    ck_assert(room_waits_for(rig_command(&rig, CST_COMMAND_REDUCE, 0), home));
+    ck_assert(reservation_waits_for(rig_command(&rig, CST_COMMAND_REDUCE, 0), home));
     drain_in_order();
     ck_assert_int_eq(rig_status(&rig, fetch), CST_OK);
     ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_RUNNING);
@@ -189,12 +189,12 @@ START_TEST(buffer_goes_on)
 {
     const struct cst_command *up = NULL;
 
-    open_room((struct rig_job){0}, 4, 0);
-    room_commit(&rig, 4);
+    open_reservation((struct rig_job){0}, 4, 0);
+    reservation_commit(&rig, 4);
     give_back(ticket_of(CST_COMMAND_UPDATE, 0), CST_EIO);
     for (unsigned i = 0; (up = rig_command(&rig, CST_COMMAND_COPY, i)) != NULL; i++) {
-        if (up->chunk == 3 && up->dst[0].segment == ROOM_SEGMENT) {
-            ck_assert(room_waits_for(up, home_update(0)->ticket));
+        if (up->chunk == 3 && up->dst[0].segment == RESERVATION_SEGMENT) {
+            ck_assert(reservation_waits_for(up, home_update(0)->ticket));
         }
     }
     drain_in_order();
@@ -208,16 +208,16 @@ START_TEST(nobody_behind)
 {
     uint64_t first, last;
 
-    open_room((struct rig_job){0}, 3, 0);
-    room_commit(&rig, 3);
+    open_reservation((struct rig_job){0}, 3, 0);
+    reservation_commit(&rig, 3);
     first = ticket_of(CST_COMMAND_UPDATE, 0);
     give_back(first, CST_EIO);
     last = first + 4; /* the copies out of the last chunk */
     drain_in_order();
-    room_commit(&rig, 3);
+    reservation_commit(&rig, 3);
     for (unsigned i = 0; i < rig.n_commands; i++) {
         for (uint64_t t = first; t <= last; t++) {
-            ck_assert(!room_waits_for(&rig.commands[i], t));
+            ck_assert(!reservation_waits_for(&rig.commands[i], t));
         }
     }
     drain_in_order();
@@ -225,16 +225,16 @@ START_TEST(nobody_behind)
 }
 END_TEST
 
-/* A COPY out of the room that fails is repeated from the same place. Commands that wait for it go
- * on waiting. */
+/* A COPY out of the reservation that fails is repeated from the same place. Commands that wait for
+ * it go on waiting. */
 START_TEST(copied_again)
 {
     const struct cst_command *again;
     struct cst_command down;
     uint64_t fetch;
 
-    open_room((struct rig_job){0}, 1, 0);
-    room_commit(&rig, 1);
+    open_reservation((struct rig_job){0}, 1, 0);
+    reservation_commit(&rig, 1);
     while (rig_count(&rig, CST_COMMAND_UPDATE) > 0) {
         rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
     }
@@ -244,7 +244,7 @@ START_TEST(copied_again)
     give_back(down.ticket, CST_EIO);
     again = replacement(down.ticket);
     ck_assert(again != NULL && again->after_ack && again->may_fail);
-    ck_assert_uint_eq(again->node, ROOM_ENGINE);
+    ck_assert_uint_eq(again->node, RESERVATION_ENGINE);
     ck_assert_uint_eq(again->bytes, down.bytes);
     ck_assert_int_eq(memcmp(again->src, down.src, sizeof down.src[0]), 0);
     ck_assert_int_eq(memcmp(again->dst, down.dst, sizeof down.dst[0]), 0);
@@ -259,8 +259,8 @@ END_TEST
 /* After the third failure the row is lost, and the job fails. */
 START_TEST(never_copied)
 {
-    open_room((struct rig_job){0}, 1, 0);
-    room_commit(&rig, 1);
+    open_reservation((struct rig_job){0}, 1, 0);
+    reservation_commit(&rig, 1);
     while (rig_count(&rig, CST_COMMAND_UPDATE) > 0) {
         rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
     }
@@ -276,20 +276,21 @@ START_TEST(never_copied)
 }
 END_TEST
 
-/* After some failures the room is given up: no chunk uses it any more, whatever k is, and the
- * core tells so. */
+/* After some failures the reservation is given up: no chunk uses it any more, whatever k is, and
+ * the core tells so. */
 START_TEST(given_up)
 {
-    static const struct cst_core_device_reservation own = {.engine = ROOM_ENGINE},
-                                                    other = {.engine = ROOM_ENGINE + 1},
-                                                    lent = {.engine = ROOM_ENGINE, .lent = true};
+    static const struct cst_core_device_reservation own = {.engine = RESERVATION_ENGINE},
+                                                    other = {.engine = RESERVATION_ENGINE + 1},
+                                                    lent = {.engine = RESERVATION_ENGINE,
+                                                            .lent = true};
 
-    open_room((struct rig_job){0}, 4, 0);
-    room_commit(&rig, 4);
+    open_reservation((struct rig_job){0}, 4, 0);
+    reservation_commit(&rig, 4);
     for (uint32_t n = 1; n <= MAX_FAILURES; n++) {
         unsigned i = 0;
 
-        while (rig_command(&rig, CST_COMMAND_UPDATE, i)->node != ROOM_ENGINE) {
+        while (rig_command(&rig, CST_COMMAND_UPDATE, i)->node != RESERVATION_ENGINE) {
             i++;
         }
         ck_assert_uint_eq(rig_stats(&rig).n_reservations_given_up, 0);
@@ -306,7 +307,7 @@ START_TEST(given_up)
     ck_assert_uint_eq(rig_stats(&rig).n_updates, 4);
     ck_assert_uint_eq(rig_stats(&rig).n_device_updates, 1);
     cst_core_set_interleave(rig.core, 2);
-    room_commit(&rig, 4);
+    reservation_commit(&rig, 4);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), 4);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 0);
     ck_assert_uint_eq(rig_stats(&rig).interleave, 0);
@@ -315,19 +316,19 @@ START_TEST(given_up)
 END_TEST
 
 /* The accelerator is gone, in one of several ways (_i % 2), and a COPY in or the UPDATE is the
- * first command that fails (_i / 2). The node makes the updates, the room is not used any more, and
- * the job goes on. */
+ * first command that fails (_i / 2). The node makes the updates, the reservation is not used any
+ * more, and the job goes on. */
 START_TEST(gone)
 {
     int status = _i % 2 == 0 ? CST_ELOST : CST_EENGINE;
 
-    open_room((struct rig_job){0}, 4, 0);
-    room_commit(&rig, 4);
+    open_reservation((struct rig_job){0}, 4, 0);
+    reservation_commit(&rig, 4);
     for (unsigned i = 0; _i / 2 == 1 && i < 4; i++) {
         rig_done(&rig, ticket_of(CST_COMMAND_COPY, 0), CST_OK, NULL);
     }
     for (unsigned i = 0; i < rig.n_commands;) { /* all commands that the engine has and receives */
-        if (rig.commands[i].node == ROOM_ENGINE) {
+        if (rig.commands[i].node == RESERVATION_ENGINE) {
             give_back(rig.commands[i].ticket, status);
             ck_assert_uint_eq(rig_stats(&rig).n_reservations_given_up, 1);
             i = 0;
@@ -343,7 +344,7 @@ START_TEST(gone)
     ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_RUNNING);
     ck_assert_uint_eq(rig_stats(&rig).n_updates, 4);
     ck_assert_uint_eq(rig_stats(&rig).n_device_updates, 0);
-    room_commit(&rig, 4);
+    reservation_commit(&rig, 4);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), 4);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 0);
     drain_in_order();
@@ -357,12 +358,12 @@ START_TEST(gone_with_rows)
     static const char lost[] = "are lost: 0-1";
     uint64_t sync;
 
-    open_room((struct rig_job){0}, 6, 0);
-    room_commit(&rig, 6);
+    open_reservation((struct rig_job){0}, 6, 0);
+    reservation_commit(&rig, 6);
     while (home_update(0) == NULL && rig_command(&rig, CST_COMMAND_UPDATE, 0)->chunk < 2) {
         unsigned i = 0;
 
-        while (rig.commands[i].src[0].segment == ROOM_SEGMENT) {
+        while (rig.commands[i].src[0].segment == RESERVATION_SEGMENT) {
             i++;
         }
         rig_done(&rig, rig.commands[i].ticket, CST_OK, NULL);
@@ -392,14 +393,14 @@ END_TEST
 /* The job fails if an accelerator fails or loses states that only it has. */
 START_TEST(fatal)
 {
-    struct cst_layout_device device = {.engine = ROOM_ENGINE,
+    struct cst_layout_device device = {.engine = RESERVATION_ENGINE,
                                        .bytes = 12ull * RIG_CHUNK_ELEMS + 8191,
                                        .grain = 8192,
-                                       .reservation_bytes = 3 * ROOM_BUFFER};
+                                       .reservation_bytes = 3 * RESERVATION_BUFFER};
     static const int status[] = {CST_ELOST, CST_EENGINE, CST_EIO};
 
-    open_room((struct rig_job){.device = &device}, 1, 0);
-    room_commit(&rig, 1);
+    open_reservation((struct rig_job){.device = &device}, 1, 0);
+    reservation_commit(&rig, 1);
     give_back(ticket_of(CST_COMMAND_COPY, 0), status[_i]);
     ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_FAILED);
     ck_assert(home_update(0) == NULL);
@@ -413,13 +414,13 @@ START_TEST(other_row)
 {
     struct cst_place target;
 
-    open_room((struct rig_job){.overlap = CST_OVERLAP_EARLY}, 1, 0);
-    room_commit(&rig, 1);
+    open_reservation((struct rig_job){.overlap = CST_OVERLAP_EARLY}, 1, 0);
+    reservation_commit(&rig, 1);
     for (unsigned i = 0;; i++) {
         const struct cst_command *copy = rig_command(&rig, CST_COMMAND_COPY, i);
 
         ck_assert(copy != NULL);
-        if (copy->src[0].segment == ROOM_SEGMENT) { /* the weights are copied out first */
+        if (copy->src[0].segment == RESERVATION_SEGMENT) { /* the weights are copied out first */
             target = copy->dst[0];
             break;
         }
@@ -438,8 +439,8 @@ START_TEST(worker_copies)
 {
     uint64_t fetch;
 
-    open_room((struct rig_job){.worker_copies = true}, 1, 1);
-    room_commit(&rig, 1);
+    open_reservation((struct rig_job){.worker_copies = true}, 1, 1);
+    reservation_commit(&rig, 1);
     fetch = rig_fetch(&rig, 0, 0);
     give_back(ticket_of(CST_COMMAND_UPDATE, 0), CST_EIO);
     ck_assert(rig_waits(&rig, fetch));
@@ -448,56 +449,58 @@ START_TEST(worker_copies)
 }
 END_TEST
 
-/* If a gradient cannot be kept in the room, its sum is made as usual, and is copied to the room
- * with the states. */
+/* If a gradient cannot be kept in the reservation, its sum is made as usual, and is copied to the
+ * reservation with the states. */
 START_TEST(not_kept)
 {
     uint64_t lease, keep;
 
-    open_room((struct rig_job){0}, 1, 1);
-    room_commit(&rig, 1);
+    open_reservation((struct rig_job){0}, 1, 1);
+    reservation_commit(&rig, 1);
     drain_in_order();
     lease = rig_get_grad(&rig, 0, 0);
     ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, 0, 0, lease)), CST_OK);
     keep = ticket_of(CST_COMMAND_COPY, 0);
-    ck_assert(find(keep)->dst[0].segment == ROOM_SEGMENT && find(keep)->may_fail);
-    ck_assert(room_waits_for(rig_command(&rig, CST_COMMAND_REDUCE, 0), keep));
+    ck_assert(find(keep)->dst[0].segment == RESERVATION_SEGMENT && find(keep)->may_fail);
+    ck_assert(reservation_waits_for(rig_command(&rig, CST_COMMAND_REDUCE, 0), keep));
     give_back(keep, CST_EIO);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 1);
     drain_in_order();
-    room_commit(&rig, 1);
+    reservation_commit(&rig, 1);
     ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_UPDATE, 0)->n_after, 4);
     ck_assert_uint_eq(rig_stats(&rig).n_reservation_failures, 1);
     drain_in_order();
 }
 END_TEST
 
-/* One of two rooms is given up: it keeps no gradients any more, and its chunks use the other
- * room. */
+/* One of two reservations is given up: it keeps no gradients any more, and its chunks use the other
+ * reservation. */
 START_TEST(keeps_nothing)
 {
-    static const uint32_t engines[] = {ROOM_ENGINE};
-    struct cst_core_device_reservation rooms[] = {
-        {.engine = ROOM_ENGINE,
-         .segment = ROOM_SEGMENT,
-         .bytes = 3 * ROOM_BUFFER + 2ull * RIG_CHUNK_ELEMS},
-        {.engine = ROOM_ENGINE + 1, .segment = ROOM_SEGMENT + 1, .bytes = 3 * ROOM_BUFFER}};
+    static const uint32_t engines[] = {RESERVATION_ENGINE};
+    struct cst_core_device_reservation reservations[] = {
+        {.engine = RESERVATION_ENGINE,
+         .segment = RESERVATION_SEGMENT,
+         .bytes = 3 * RESERVATION_BUFFER + 2ull * RIG_CHUNK_ELEMS},
+        {.engine = RESERVATION_ENGINE + 1,
+         .segment = RESERVATION_SEGMENT + 1,
+         .bytes = 3 * RESERVATION_BUFFER}};
     unsigned n = 0;
 
     rig_open_job(&rig, &(struct rig_job){.n_chunks = 2,
                                          .world = 1,
                                          .n_blocks = 4,
-                                         .rooms = rooms,
-                                         .n_rooms = 2,
+                                         .reservations = reservations,
+                                         .n_reservations = 2,
                                          .interleave = 1,
                                          .engines = engines});
     rig_start(&rig, 1);
-    room_commit(&rig, 2);
+    reservation_commit(&rig, 2);
     while (rig_count(&rig, CST_COMMAND_UPDATE) > 1) {
         rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
     }
     for (unsigned i = 0; n < MAX_FAILURES; n++) { /* for chunk 0: each row once */
-        while (rig.commands[i].src[0].segment != ROOM_SEGMENT) {
+        while (rig.commands[i].src[0].segment != RESERVATION_SEGMENT) {
             i++;
         }
         give_back(rig.commands[i].ticket, CST_EIO);
@@ -507,9 +510,9 @@ START_TEST(keeps_nothing)
     ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, 0, 0, rig_get_grad(&rig, 0, 0))), CST_OK);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 0);
     drain_in_order();
-    room_commit(&rig, 2);
+    reservation_commit(&rig, 2);
     for (unsigned i = 0; i < 2; i++) {
-        ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_UPDATE, i)->node, ROOM_ENGINE + 1);
+        ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_UPDATE, i)->node, RESERVATION_ENGINE + 1);
     }
     drain_in_order();
 }
@@ -517,7 +520,7 @@ END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("room_failure");
+    Suite *suite = suite_create("reservation_failure");
     TCase *tcase = suite_case(suite, "failure", NULL, teardown);
 
     tcase_add_loop_test(tcase, nothing_came_down, 0, 5);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of data that stays in device memory between updates: gradients that a room keeps for the
- * next update, and states in device memory. */
+/* Tests of data that stays in device memory between updates: gradients that a reservation keeps for
+ * the next update, and states in device memory. */
 #include "tests/lib/suite.h"
-#include "tests/unit/room_rig.h"
+#include "tests/unit/reservation_rig.h"
 
 #include <check.h>
 #include <string.h>
@@ -14,32 +14,32 @@ static void teardown(void)
     rig_close(&rig);
 }
 
-/* -- gradients kept in a room ----------------------------------------------------------------- */
+/* -- gradients kept in a reservation ----------------------------------------------------------- */
 
-/* Open one rank whose pool is on the accelerator. The room keeps @n_held gradients in addition to
- * its buffers. */
+/* Open one rank whose pool is on the accelerator. The reservation keeps @n_held gradients in
+ * addition to its buffers. */
 static void open_device(uint32_t n_chunks, uint32_t world, uint32_t n_held, uint32_t k)
 {
-    static const uint32_t engines[] = {ROOM_ENGINE, ROOM_ENGINE};
-    struct cst_core_device_reservation room = {.engine = ROOM_ENGINE,
-                                               .segment = ROOM_SEGMENT,
-                                               .bytes = 3 * ROOM_BUFFER +
-                                                        n_held * 2ull * RIG_CHUNK_ELEMS};
+    static const uint32_t engines[] = {RESERVATION_ENGINE, RESERVATION_ENGINE};
+    struct cst_core_device_reservation reservation = {.engine = RESERVATION_ENGINE,
+                                                      .segment = RESERVATION_SEGMENT,
+                                                      .bytes = 3 * RESERVATION_BUFFER +
+                                                               n_held * 2ull * RIG_CHUNK_ELEMS};
 
     rig_open_job(&rig, &(struct rig_job){.n_chunks = n_chunks,
                                          .world = world,
                                          .n_blocks = 2 * n_chunks,
-                                         .rooms = &room,
-                                         .n_rooms = 1,
+                                         .reservations = &reservation,
+                                         .n_reservations = 1,
                                          .interleave = k,
                                          .engines = engines});
     rig_start(&rig, world);
 }
 
-/* The copy of the chunk's gradient from the pool to the room, or NULL. */
+/* The copy of the chunk's gradient from the pool to the reservation, or NULL. */
 static const struct cst_command *keep_of(uint32_t chunk)
 {
-    const struct cst_command *copy = room_copy(&rig, chunk, true, 0);
+    const struct cst_command *copy = reservation_copy(&rig, chunk, true, 0);
 
     return copy != NULL && copy->src[0].segment == RIG_POOL_SEGMENT ? copy : NULL;
 }
@@ -53,15 +53,16 @@ static void hand_in_all(uint32_t n_chunks, uint32_t rank)
     }
 }
 
-/* A chunk that used the room keeps its gradient there as long as there is space. Its sum waits for
- * that copy, and its next update reads the gradient there instead of copying the grad row. */
+/* A chunk that used the reservation keeps its gradient there as long as there is space. Its sum
+ * waits for that copy, and its next update reads the gradient there instead of copying the grad
+ * row. */
 START_TEST(gradient_stays_up)
 {
     const struct cst_command *keep, *update;
 
     open_device(4, 1, 1, 2);
-    room_commit(&rig, 4);
-    ck_assert(room_copy(&rig, 1, true, 0) != NULL &&
+    reservation_commit(&rig, 4);
+    ck_assert(reservation_copy(&rig, 1, true, 0) != NULL &&
               keep_of(1) == NULL); /* nothing was expected yet */
     rig_drain(&rig);
     for (uint32_t c = 0; c < 4; c++) {
@@ -71,19 +72,21 @@ START_TEST(gradient_stays_up)
         keep = keep_of(c);
         ck_assert_msg((keep != NULL) == (c == 1), "chunk %u", c); /* chunk 3: no space is left */
         if (keep != NULL) {
-            ck_assert_uint_eq(keep->dst[0].offset, 3 * ROOM_BUFFER);
-            ck_assert_uint_eq(keep->node, ROOM_ENGINE);
-            ck_assert(room_waits_for(rig_command(&rig, CST_COMMAND_REDUCE, 0), keep->ticket));
+            ck_assert_uint_eq(keep->dst[0].offset, 3 * RESERVATION_BUFFER);
+            ck_assert_uint_eq(keep->node, RESERVATION_ENGINE);
+            ck_assert(
+                reservation_waits_for(rig_command(&rig, CST_COMMAND_REDUCE, 0), keep->ticket));
         }
         rig_drain(&rig);
     }
-    room_commit(&rig, 4);
-    update = room_update(&rig, 1);
+    reservation_commit(&rig, 4);
+    update = reservation_update(&rig, 1);
     ck_assert_int_eq(update->in[0].row, CST_ROW_GRAD);
-    ck_assert_uint_eq(update->in[0].place.offset, 3 * ROOM_BUFFER);
-    ck_assert(room_copy(&rig, 1, true, 2) != NULL && room_copy(&rig, 1, true, 3) == NULL);
-    ck_assert_uint_lt(room_update(&rig, 3)->in[0].place.offset, 3 * ROOM_BUFFER);
-    ck_assert(room_copy(&rig, 3, true, 3) != NULL);
+    ck_assert_uint_eq(update->in[0].place.offset, 3 * RESERVATION_BUFFER);
+    ck_assert(reservation_copy(&rig, 1, true, 2) != NULL &&
+              reservation_copy(&rig, 1, true, 3) == NULL);
+    ck_assert_uint_lt(reservation_update(&rig, 3)->in[0].place.offset, 3 * RESERVATION_BUFFER);
+    ck_assert(reservation_copy(&rig, 3, true, 3) != NULL);
     rig_drain(&rig);
 }
 END_TEST
@@ -97,7 +100,7 @@ START_TEST(sums_come_down)
     hand_in_all(1, 0);
     hand_in_all(1, 1);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 1);
-    ck_assert(room_copy(&rig, 0, true, 0) == NULL);
+    ck_assert(reservation_copy(&rig, 0, true, 0) == NULL);
 }
 END_TEST
 
@@ -107,14 +110,14 @@ START_TEST(kept_in_vain)
 {
     for (int i = 0; i < 3; i++) {
         open_device(1, 1, 1, 1);
-        room_commit(&rig, 1);
+        reservation_commit(&rig, 1);
         rig_drain(&rig);
         hand_in_all(1, 0);
         ck_assert(keep_of(0) != NULL);
         if (i == 0) {
             cst_core_set_interleave(rig.core, 0);
-            room_commit(&rig, 1);
-            ck_assert_uint_eq(room_update(&rig, 0)->n_out, 0);
+            reservation_commit(&rig, 1);
+            ck_assert_uint_eq(reservation_update(&rig, 0)->n_out, 0);
         } else {
             if (i == 1) {
                 rig_drain(&rig);
@@ -134,16 +137,19 @@ END_TEST
 
 static void open_states(uint64_t bytes, uint32_t k)
 {
-    struct cst_core_device_reservation room = {
-        .engine = ROOM_ENGINE, .segment = ROOM_SEGMENT, .bytes = 3 * ROOM_BUFFER};
-    struct cst_layout_device device = {
-        .engine = ROOM_ENGINE, .bytes = bytes, .grain = 8192, .reservation_bytes = room.bytes};
+    struct cst_core_device_reservation reservation = {.engine = RESERVATION_ENGINE,
+                                                      .segment = RESERVATION_SEGMENT,
+                                                      .bytes = 3 * RESERVATION_BUFFER};
+    struct cst_layout_device device = {.engine = RESERVATION_ENGINE,
+                                       .bytes = bytes,
+                                       .grain = 8192,
+                                       .reservation_bytes = reservation.bytes};
 
     rig_open_job(&rig, &(struct rig_job){.n_chunks = 3,
                                          .world = 1,
                                          .n_blocks = 6,
-                                         .rooms = &room,
-                                         .n_rooms = 1,
+                                         .reservations = &reservation,
+                                         .n_reservations = 1,
                                          .interleave = k,
                                          .device = &device});
     rig_start(&rig, 1);
@@ -161,16 +167,17 @@ START_TEST(last_chunks_stay)
         const struct cst_layout_chunk *chunk = &rig.layout.chunks[c];
         bool there = c >= 3u - (uint32_t)_i;
 
-        ck_assert_uint_eq(chunk->device, there ? ROOM_ENGINE : 0);
+        ck_assert_uint_eq(chunk->device, there ? RESERVATION_ENGINE : 0);
         for (int r = 0; r < CST_ROW_COUNT; r++) {
             uint32_t node = rig.layout.segments[chunk->rows[r].segment].node;
 
-            ck_assert_uint_eq(node,
-                              there && r != CST_ROW_WEIGHT && r != CST_ROW_GRAD ? ROOM_ENGINE : 0);
+            ck_assert_uint_eq(
+                node, there && r != CST_ROW_WEIGHT && r != CST_ROW_GRAD ? RESERVATION_ENGINE : 0);
         }
     }
     for (uint32_t i = 0; i < rig.layout.n_segments; i++) {
-        bytes += rig.layout.segments[i].node == ROOM_ENGINE ? rig.layout.segments[i].bytes : 0;
+        bytes +=
+            rig.layout.segments[i].node == RESERVATION_ENGINE ? rig.layout.segments[i].bytes : 0;
     }
     ck_assert_uint_eq(bytes, rig.layout.device_bytes);
     ck_assert_uint_eq(bytes % 8192, 0);
@@ -187,23 +194,24 @@ START_TEST(updated_where_they_are)
     const struct cst_command *update;
 
     open_states(12ull * RIG_CHUNK_ELEMS + 8191, (uint32_t)_i);
-    room_commit(&rig, 3);
-    update = room_update(&rig, 2);
-    ck_assert_uint_eq(update->node, ROOM_ENGINE);
+    reservation_commit(&rig, 3);
+    update = reservation_update(&rig, 2);
+    ck_assert_uint_eq(update->node, RESERVATION_ENGINE);
     ck_assert_uint_eq(update->n_in, 1);
     ck_assert_int_eq(update->in[0].row, CST_ROW_GRAD);
     ck_assert_uint_eq(update->n_out, 4);
-    ck_assert(room_copy(&rig, 2, true, 0) != NULL && room_copy(&rig, 2, true, 1) == NULL);
+    ck_assert(reservation_copy(&rig, 2, true, 0) != NULL &&
+              reservation_copy(&rig, 2, true, 1) == NULL);
     for (unsigned i = 0; i < 4; i++) {
-        const struct cst_command *down = room_copy(&rig, 2, false, i);
+        const struct cst_command *down = reservation_copy(&rig, 2, false, i);
         uint32_t segment = down->dst[0].segment - RIG_ARENA_SEGMENT;
 
-        ck_assert(room_waits_for(down, update->ticket) && down->after_ack);
-        ck_assert_uint_eq(rig.layout.segments[segment].node, i == 0 ? 0 : ROOM_ENGINE);
+        ck_assert(reservation_waits_for(down, update->ticket) && down->after_ack);
+        ck_assert_uint_eq(rig.layout.segments[segment].node, i == 0 ? 0 : RESERVATION_ENGINE);
     }
     for (uint32_t c = 0; c < 2; c++) { /* other chunks are counted without it */
-        ck_assert_uint_eq(room_update(&rig, c)->node,
-                          _i > 0 && (c + 1) % (uint32_t)_i == 0 ? ROOM_ENGINE : 0);
+        ck_assert_uint_eq(reservation_update(&rig, c)->node,
+                          _i > 0 && (c + 1) % (uint32_t)_i == 0 ? RESERVATION_ENGINE : 0);
     }
     rig_drain(&rig);
 }
@@ -226,7 +234,7 @@ START_TEST(read_and_written_there)
 
     open_states(12ull * RIG_CHUNK_ELEMS + 8191, 0);
     tag = io(CST_EV_READ, 2, CST_ROW_EXP_AVG);
-    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->node, ROOM_ENGINE);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->node, RESERVATION_ENGINE);
     rig_drain(&rig);
     ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
     tag = io(CST_EV_READ, 2, CST_ROW_WEIGHT);
@@ -236,8 +244,8 @@ START_TEST(read_and_written_there)
     tag = io(CST_EV_WRITE, 2, CST_ROW_MASTER);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 1);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_FILL), 2);
-    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->node, ROOM_ENGINE);
-    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_FILL, 1)->node, ROOM_ENGINE);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->node, RESERVATION_ENGINE);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_FILL, 1)->node, RESERVATION_ENGINE);
     last = rig_command(&rig, CST_COMMAND_CONVERT, 0);
     ck_assert(last != NULL && last->node == 0 && last->n_dst == 1);
     ck_assert_uint_eq(last->n_after, 3);
@@ -250,9 +258,9 @@ START_TEST(read_and_written_there)
 }
 END_TEST
 
-/* States in device memory without a room on that accelerator are refused, because they could not be
- * updated. */
-START_TEST(no_room_for_states)
+/* States in device memory without a reservation on that accelerator are refused, because they could
+ * not be updated. */
+START_TEST(no_reservation_for_states)
 {
     struct cst_core_config config = {.world = 1, .model = &rig.model, .layout = &rig.layout};
     struct cst_core *core;
@@ -267,7 +275,7 @@ END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("room_stays");
+    Suite *s = suite_create("reservation_stays");
     TCase *held = suite_case(s, "held", NULL, teardown);
     TCase *device = suite_case(s, "device", NULL, teardown);
 
@@ -277,6 +285,6 @@ int main(void)
     tcase_add_loop_test(device, last_chunks_stay, 0, 4);
     tcase_add_loop_test(device, updated_where_they_are, 0, 3);
     tcase_add_test(device, read_and_written_there);
-    tcase_add_test(device, no_room_for_states);
+    tcase_add_test(device, no_reservation_for_states);
     return suite_run(s);
 }

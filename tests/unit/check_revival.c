@@ -5,7 +5,7 @@
 #include "offload/core/revival.h"
 
 #include "tests/lib/suite.h"
-#include "tests/unit/room_rig.h"
+#include "tests/unit/reservation_rig.h"
 
 #include <check.h>
 #include <stdlib.h>
@@ -202,16 +202,17 @@ START_TEST(restored)
 }
 END_TEST
 
-static void open_with_room(enum cst_overlap overlap)
+static void open_with_reservation(enum cst_overlap overlap)
 {
-    struct cst_core_device_reservation room = {
-        .engine = ROOM_ENGINE, .segment = ROOM_SEGMENT, .bytes = 3 * ROOM_BUFFER};
+    struct cst_core_device_reservation reservation = {.engine = RESERVATION_ENGINE,
+                                                      .segment = RESERVATION_SEGMENT,
+                                                      .bytes = 3 * RESERVATION_BUFFER};
 
     rig_open_job(&rig, &(struct rig_job){.n_chunks = N_CHUNKS,
                                          .world = 1,
                                          .n_blocks = 2 * N_CHUNKS,
-                                         .rooms = &room,
-                                         .n_rooms = 1,
+                                         .reservations = &reservation,
+                                         .n_reservations = 1,
                                          .interleave = 2,
                                          .overlap = overlap,
                                          .table = table});
@@ -223,15 +224,15 @@ static void copy_back_begins(struct cst_command down[4])
 {
     const struct cst_command *copy;
 
-    while ((copy = room_copy(&rig, 1, true, 0)) != NULL) {
+    while ((copy = reservation_copy(&rig, 1, true, 0)) != NULL) {
         rig_done(&rig, copy->ticket, CST_OK, NULL);
     }
     for (unsigned i = 0; i < 4; i++) {
-        copy = room_copy(&rig, 1, false, i);
+        copy = reservation_copy(&rig, 1, false, i);
         ck_assert_ptr_nonnull(copy);
         down[i] = *copy;
     }
-    rig_done(&rig, room_update(&rig, 1)->ticket, CST_OK, NULL);
+    rig_done(&rig, reservation_update(&rig, 1)->ticket, CST_OK, NULL);
 }
 
 /* Of two device updates one was being copied back, and of the other one nothing was: the COPYs of
@@ -240,35 +241,35 @@ START_TEST(device_updates)
 {
     struct cst_command down[4];
 
-    open_with_room((enum cst_overlap)_i);
+    open_with_reservation((enum cst_overlap)_i);
     rig_start(&rig, 1);
     rig_whole_step(&rig, N_CHUNKS, 1);
     rig_drain(&rig);
     ck_assert_uint_eq(cst_table_chunks(table)[1].update_mark, 1);
     ck_assert_uint_eq(cst_table_chunks(table)[3].update_mark, 1);
-    room_commit(&rig, N_CHUNKS);
+    reservation_commit(&rig, N_CHUNKS);
     copy_back_begins(down);
     cst_core_record(rig.core, &record);
     mark(2, 1, 1, 1);
 
     rig_close(&rig);
-    open_with_room((enum cst_overlap)_i);
+    open_with_reservation((enum cst_overlap)_i);
     ck_assert_int_eq(cst_core_may_revive(rig.core, &record, table, &err), CST_OK);
     (void)rig_event(&rig,
                     (struct cst_event){.kind = CST_EV_REVIVE, .record = &record, .table = table});
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 4);
     for (unsigned i = 0; i < 4; i++) {
-        const struct cst_command *copy = room_copy(&rig, 1, false, i);
+        const struct cst_command *copy = reservation_copy(&rig, 1, false, i);
 
         ck_assert_ptr_nonnull(copy);
-        ck_assert_uint_eq(copy->node, ROOM_ENGINE);
+        ck_assert_uint_eq(copy->node, RESERVATION_ENGINE);
         ck_assert_uint_eq(copy->bytes, down[i].bytes);
         ck_assert_int_eq(memcmp(copy->src, down[i].src, sizeof copy->src[0]), 0);
         ck_assert_int_eq(memcmp(copy->dst, down[i].dst, sizeof copy->dst[0]), 0);
     }
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), 2);
-    ck_assert_uint_eq(room_update(&rig, 2)->node, 0);
-    ck_assert_uint_eq(room_update(&rig, 3)->node, 0);
+    ck_assert_uint_eq(reservation_update(&rig, 2)->node, 0);
+    ck_assert_uint_eq(reservation_update(&rig, 3)->node, 0);
     rig_drain(&rig);
     ck_assert_uint_eq(cst_table_chunks(table)[1].update_mark, 2);
     rig_start(&rig, 1);

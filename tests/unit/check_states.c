@@ -162,16 +162,17 @@ END_TEST
 START_TEST(write_from_bf16_refused)
 {
     static const uint32_t patterns[] = {CST_PATTERN_FROZEN, CST_PATTERN_SHARD};
-    const struct cst_core_device_reservation room = {.engine = 3, .segment = 400, .bytes = 1 << 20};
+    const struct cst_core_device_reservation reservation = {
+        .engine = 3, .segment = 400, .bytes = 1 << 20};
     const struct cst_layout_device device = {
-        .engine = 3, .bytes = 1 << 20, .grain = 8192, .reservation_bytes = room.bytes};
+        .engine = 3, .bytes = 1 << 20, .grain = 8192, .reservation_bytes = reservation.bytes};
 
     rig_open_job(&rig, &(struct rig_job){.n_chunks = 2,
                                          .world = 1,
                                          .n_blocks = 4,
                                          .patterns = patterns,
-                                         .rooms = &room,
-                                         .n_rooms = 1,
+                                         .reservations = &reservation,
+                                         .n_reservations = 1,
                                          .device = &device});
     ck_assert_uint_ne(rig.layout.chunks[1].device, 0);
     for (uint32_t t = 0; t < 2; t++) {

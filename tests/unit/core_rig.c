@@ -131,8 +131,8 @@ static void open_pools(struct rig *rig, const struct rig_job *job, struct cst_co
                                       .first_ticket = job->first_ticket,
                                       .peer_timeout_ns = 1000000000,
                                       .micro_batches = job->micro_batches,
-                                      .reservations = job->rooms,
-                                      .n_reservations = job->n_rooms,
+                                      .reservations = job->reservations,
+                                      .n_reservations = job->n_reservations,
                                       .interleave = job->interleave,
                                       .arenas_are_new = job->arenas_are_new,
                                       .policy = policy};

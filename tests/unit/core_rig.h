@@ -28,8 +28,8 @@ struct rig_job {
     bool grad_fp32;
     enum cst_layout_landings landings; /* chunks for which landings are laid out on the nodes */
     const uint64_t *unreachable; /* as in struct cst_core_pool, for each rank; NULL: nothing is */
-    const struct cst_core_device_reservation *rooms;
-    uint32_t n_rooms;
+    const struct cst_core_device_reservation *reservations;
+    uint32_t n_reservations;
     uint32_t interleave;
     const struct cst_layout_device *device; /* accelerator that holds states; NULL: none */
     bool grad_over; /* the gradient's sum takes the place of the chunk's weights */

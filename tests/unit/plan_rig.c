@@ -109,14 +109,16 @@ void plan_rig_updates(struct plan_rig *rig, const struct cst_layout_states *stat
     lay_out_again(rig);
 }
 
-void plan_rig_rooms(struct plan_rig *rig, uint32_t n, uint64_t bytes, uint32_t k, uint64_t states)
+void plan_rig_reservations(struct plan_rig *rig, uint32_t n, uint64_t bytes, uint32_t k,
+                           uint64_t states)
 {
-    rig->core.reservations = rig->rooms;
+    rig->core.reservations = rig->reservations;
     rig->core.n_reservations = n;
     rig->core.interleave = k;
     rig->layout_config.n_devices = states > 0 ? n : 0;
     for (uint32_t i = 0; i < n; i++) {
-        rig->rooms[i] = (struct cst_core_device_reservation){.engine = 1 + i, .bytes = bytes};
+        rig->reservations[i] =
+            (struct cst_core_device_reservation){.engine = 1 + i, .bytes = bytes};
         rig->layout_config.devices[i] = (struct cst_layout_device){
             .engine = 1 + i, .bytes = states, .reservation_bytes = bytes};
     }

@@ -13,7 +13,7 @@ struct plan_rig {
     struct cst_layout_config layout_config;
     struct cst_core_config core;
     struct cst_core_pool pools[CST_CORE_MAX_WORLD];
-    struct cst_core_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
+    struct cst_core_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES];
     struct cst_rates rates;
     struct cst_replay_config replay;
 };
@@ -40,10 +40,11 @@ void plan_rig_micro_batches(struct plan_rig *rig, uint32_t n);
 /* Lay the model out again with @states and updates as @overlap says. */
 void plan_rig_updates(struct plan_rig *rig, const struct cst_layout_states *states,
                       enum cst_overlap overlap);
-/* Update one of every @k chunks on an accelerator, in one of @n rooms of @bytes each. The rooms are
- * on the devices of the first ranks or, if the ranks compute on the host, on devices of their own.
- * Each accelerator has @states bytes for states in device memory. */
-void plan_rig_rooms(struct plan_rig *rig, uint32_t n, uint64_t bytes, uint32_t k, uint64_t states);
+/* Update one of every @k chunks on an accelerator, in one of @n reservations of @bytes each. The
+ * reservations are on the devices of the first ranks or, if the ranks compute on the host, on
+ * devices of their own. Each accelerator has @states bytes for states in device memory. */
+void plan_rig_reservations(struct plan_rig *rig, uint32_t n, uint64_t bytes, uint32_t k,
+                           uint64_t states);
 /* Free the rig's layout and model. */
 void plan_rig_close(struct plan_rig *rig);
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/unit/room_rig.h"
+#include "tests/unit/reservation_rig.h"
 
 #include <check.h>
 
-void room_commit(struct rig *rig, uint32_t n_chunks)
+void reservation_commit(struct rig *rig, uint32_t n_chunks)
 {
     for (uint32_t c = 0; c < n_chunks; c++) {
         uint64_t lease = rig_get(rig, 0, c);
@@ -17,7 +17,7 @@ void room_commit(struct rig *rig, uint32_t n_chunks)
     }
 }
 
-const struct cst_command *room_update(const struct rig *rig, uint32_t chunk)
+const struct cst_command *reservation_update(const struct rig *rig, uint32_t chunk)
 {
     const struct cst_command *update;
 
@@ -30,20 +30,21 @@ const struct cst_command *room_update(const struct rig *rig, uint32_t chunk)
     return NULL;
 }
 
-const struct cst_command *room_copy(const struct rig *rig, uint32_t chunk, bool up, unsigned n)
+const struct cst_command *reservation_copy(const struct rig *rig, uint32_t chunk, bool up,
+                                           unsigned n)
 {
     const struct cst_command *copy;
 
     for (unsigned i = 0; (copy = rig_command(rig, CST_COMMAND_COPY, i)) != NULL; i++) {
-        if (copy->chunk == chunk && (up ? copy->dst : copy->src)[0].segment == ROOM_SEGMENT &&
-            n-- == 0) {
+        if (copy->chunk == chunk &&
+            (up ? copy->dst : copy->src)[0].segment == RESERVATION_SEGMENT && n-- == 0) {
             return copy;
         }
     }
     return NULL;
 }
 
-bool room_waits_for(const struct cst_command *command, uint64_t ticket)
+bool reservation_waits_for(const struct cst_command *command, uint64_t ticket)
 {
     for (uint32_t i = 0; i < command->n_after; i++) {
         if (command->after[i] == ticket) {
