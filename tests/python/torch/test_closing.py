@@ -202,7 +202,7 @@ class Closing(TorchCase):
             for is_backward in (False, True):
                 for way in ("store.close", "job.close", "end of with"):
                     with self.subTest(error=error, is_backward=is_backward, way=way):
-                        store = self.attach(models.bf16(Calls))
+                        store = self.attach(models.bf16(Calls), self.name + "2")
                         try:
                             self._raise_in(store, error, is_backward)
                         except (KeyboardInterrupt, SystemExit, ValueError):
@@ -211,7 +211,7 @@ class Closing(TorchCase):
                         for parameter in store.model.parameters():
                             with self.assertRaisesRegex(RuntimeError, "used outside of its module"):
                                 parameter.sum()
-                        self.remove(self.name)
+                        self.remove(self.name + "2")
 
     def test_after_ctrl_c_the_step_is_given_up_by_what_can_unmap(self) -> None:
         """The next step has the bits of plain torch."""
