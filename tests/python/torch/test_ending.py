@@ -5,11 +5,11 @@ import gc
 import json
 import signal
 import subprocess
-import sys
 import textwrap
 
 import torch
 from models import TorchCase
+from processes import Program
 from torch import nn
 
 BEGIN = """
@@ -29,16 +29,10 @@ def train(store, n):
 
 
 class Ending(TorchCase):
-    def start(self, end: str) -> subprocess.Popen[str]:
+    def start(self, end: str) -> Program:
         """Start a program, which does ``end`` with a job of its own."""
         self.addCleanup(self.remove, self.name)
-        return subprocess.Popen(
-            [sys.executable, "-c", BEGIN + textwrap.dedent(end), self.name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return Program(BEGIN + textwrap.dedent(end), self.name)
 
     def state(self) -> str:
         """Return what ``cistern jobs`` shows of the job."""
@@ -50,9 +44,8 @@ class Ending(TorchCase):
 
     def check(self, state: str, status: int, end: str) -> str:
         """Run ``end``, and return what it says on stderr."""
-        program = self.start(end)
-        _, said = program.communicate(timeout=120)
-        self.assertEqual((program.returncode, self.state()), (status, state), said)
+        ended, said = self.start(end).end()
+        self.assertEqual((ended, self.state()), (status, state), said)
         return said
 
     def test_the_end_of_the_program(self) -> None:
@@ -111,7 +104,6 @@ class Ending(TorchCase):
         first, second = self.start("store = attach(rank=0, world=2)\ninput()"), self.start(other)
         second.stdout.readline()
         second.kill()
-        second.communicate()
-        _, said = first.communicate("\n", timeout=120)
-        self.assertEqual((first.returncode, said), (0, ""))
+        second.end()
+        self.assertEqual(first.end("\n"), (0, ""))
         self.assertEqual(self.state(), "interrupted")

@@ -5,21 +5,24 @@ import copy
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import accelerate
 import cistern.torch as ct
 import models
 import torch
+import trainer_peer
+import trainer_rank
 import transformers
 from cistern import State, Status
 from models import TorchCase
+from processes import CONTEXT, kept_handlers
 from torch import nn
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from transformers import Trainer, TrainingArguments
 
 #: Largest relative difference of a loss from plain torch with fp32 master weights. There, clipping
@@ -40,7 +43,6 @@ OPTIONS = {
     "weight_decay": 0.1,
     "max_grad_norm": 1.0,
 }
-PEER = Path(__file__).with_name("trainer_peer.py")
 NEVER = -1
 CONSTANT = {"lr_scheduler_type": "constant", "warmup_steps": 0}
 
@@ -85,8 +87,15 @@ def dataset(n: int = 24) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": row, "labels": row} for row in batches]
 
 
-def start_peer(job: str, dies_in: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, PEER, job, str(dies_in)])
+def start_peer(job: str, dies_in: int) -> Any:
+    process = CONTEXT.Process(target=trainer_peer.train, args=(job, dies_in))
+    process.start()
+    return process
+
+
+def status_of(process: Any) -> int | None:
+    process.join()
+    return process.exitcode
 
 
 class TrainerCase(TorchCase):
@@ -402,7 +411,7 @@ class VoidSteps(TrainerCase):
         peers = [start_peer(job, dies_in)]
 
         def replace() -> None:
-            if peers[0].wait() != 0:
+            if status_of(peers[0]) != 0:
                 peers.append(start_peer(job, NEVER))
 
         watcher = threading.Thread(target=replace)
@@ -412,7 +421,7 @@ class VoidSteps(TrainerCase):
         masters = self.masters(trainer)
         trainer.store.close()
         watcher.join()
-        self.assertEqual(peers[-1].wait(), 0)
+        self.assertEqual(status_of(peers[-1]), 0)
         self.assertEqual(len(peers), 1 if dies_in == NEVER else 2)
         return masters
 
@@ -456,28 +465,28 @@ class VoidSteps(TrainerCase):
 
 class Torchrun(TrainerCase):
     def run_ranks(self, job: str, dies_in: str) -> dict[str, list[float]]:
-        """Run trainer_rank.py on two ranks. Return what rank 0 prints, by the first word."""
+        """Let the agent of torchrun run trainer_rank on two ranks. Return the results of rank 0."""
         self.addCleanup(self.remove, job)
-        launch = ["--nproc-per-node=2", "--max-restarts=1", "--monitor-interval=0.1"]
-        meet = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--rdzv-id={job}"]
-        arguments = [PEER.with_name("trainer_rank.py"), os.path.join(self.dir, job), dies_in]
-        output = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", *launch, *meet, *arguments],
-            check=True,
-            stdout=subprocess.PIPE,
-            text=True,
-            # Otherwise ranks that are started again find the addresses of those that died.
-            env={**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-        ).stdout
-        lines = [line.split() for line in output.splitlines()]
-        return {
-            line[0]: [float(number) for number in line[1:]]
-            for line in lines
-            if line and line[0] in ("losses", "weights")
-        }
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=2,
+            run_id=job,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=1,
+            monitor_interval=0.1,
+            start_method="forkserver",
+        )
+        launch = elastic_launch(config, trainer_rank.train)
+        # Otherwise ranks that are started again find the addresses of those that died.
+        own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        with kept_handlers(), mock.patch.dict(os.environ, own_store):
+            results: dict[str, list[float]] = launch(os.path.join(self.dir, job), dies_in)[0]
+        return results
 
     def test_two_ranks_of_which_one_dies(self) -> None:
-        """Losses are those of DistributedDataParallel; torchrun starts dead ranks again."""
+        """Losses are those of DistributedDataParallel; dead ranks are started again."""
         plain = self.run_ranks("plain", "plain")
         undisturbed = self.run_ranks("undisturbed", "-1")
         killed = self.run_ranks("killed", "3")

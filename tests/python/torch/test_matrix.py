@@ -7,7 +7,6 @@ other cells have the bits of that cell.
 """
 
 import itertools
-import multiprocessing
 import os
 import re
 import signal
@@ -20,10 +19,8 @@ import cells
 import cistern.torch as ct
 from cells import Cell, Fault
 from models import TorchCase
+from processes import CONTEXT, PATIENCE_S
 
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["cistern.torch", "torch._dynamo"])  # This takes seconds, once.
-PATIENCE_S = 120
 SPARSE = "CST_TEST_SPARSE" in os.environ  # Every tenth cell.
 
 WORLDS = (1, 2, 3)
@@ -58,9 +55,9 @@ class Rank:
     """A rank in a process of its own."""
 
     def __init__(self, cell: Cell, rank: int, fault: Fault | None, plain: bool) -> None:
-        self.results, theirs = PROCESSES.Pipe(duplex=False)
+        self.results, theirs = CONTEXT.Pipe(duplex=False)
         arguments = (cell, rank, fault, plain, theirs)
-        self.process = PROCESSES.Process(target=cells.train, args=arguments)
+        self.process = CONTEXT.Process(target=cells.train, args=arguments)
         self.process.start()
         theirs.close()
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank 1 of the job argv[1], whose rank 0 is a Trainer of test_hf.py. It dies in step argv[2]."""
+"""Rank 1 of a job whose rank 0 is a Trainer of test_hf.py."""
 
 import os
 import signal
-import sys
 
 import cistern.torch as ct
 import models
@@ -35,7 +34,3 @@ def train(name: str, dies_in: int) -> None:
 
         optimizer.step(closure)
     store.close()
-
-
-if __name__ == "__main__":
-    train(sys.argv[1], int(sys.argv[2]))

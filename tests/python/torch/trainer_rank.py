@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Trainer under torchrun. Rank 0 prints its losses, and sums of the master weights.
-
-The first argument is the output directory, the second the step in which rank 1 dies once, or -1, or
-"plain" for a Trainer with DistributedDataParallel.
-"""
+"""A Trainer in the processes that an agent of torchrun starts."""
 
 import os
 import signal
-import sys
 from typing import Any
 
 import cistern.torch as ct
@@ -18,8 +13,12 @@ import transformers
 from cistern import State
 
 
-def train(output_dir: str, dies_in: str) -> None:
-    """Train 6 steps of 2 micro-batches. The job has the name of the torchrun job."""
+def train(output_dir: str, dies_in: str) -> dict[str, list[float]]:
+    """Train 6 steps of 2 micro-batches. The job has the name of the torchrun job.
+
+    Rank 1 dies once in step ``dies_in``, if any. "plain" means a Trainer with
+    DistributedDataParallel. Return the losses, and sums of the master weights.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(1)
     args = transformers.TrainingArguments(**test_hf.OPTIONS, output_dir=output_dir, max_steps=6)
@@ -37,13 +36,12 @@ def train(output_dir: str, dies_in: str) -> None:
         if args.process_index == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             die(trainer, store, int(dies_in))
         trainer.train()
-    if args.process_index == 0:
-        print("losses", *test_hf.losses(trainer))
-        if dies_in != "plain":
-            names = [name for name, _ in model.named_parameters()]
-            print("weights", *(store.read(name, State.MASTER).sum().item() for name in names))
+    results = {"losses": test_hf.losses(trainer)}
     if dies_in != "plain":
+        names = [name for name, _ in model.named_parameters()]
+        results["weights"] = [store.read(name, State.MASTER).sum().item() for name in names]
         store.close()
+    return results
 
 
 def die(trainer: Any, store: ct.Store, dies_in: int) -> None:
@@ -57,7 +55,3 @@ def die(trainer: Any, store: ct.Store, dies_in: int) -> None:
         return loss
 
     trainer.compute_loss = compute_loss
-
-
-if __name__ == "__main__":
-    train(sys.argv[1], sys.argv[2])
