@@ -75,10 +75,15 @@ need_configured() {
     printf '%s\n' "$args" >"$dir/.configured"
 }
 
-# The tree build-clang: for clang's warnings, and for libFuzzer, with what it instruments and the sanitizers that see what it finds.
+# The tree build-clang: for clang's warnings, which do not depend on optimisation.
 need_clang_tree() {
+    CC=clang CFLAGS=-O0 CXXFLAGS=-O0 need_configured build-clang --enable-werror --disable-static
+}
+
+# The tree build-fuzz: for libFuzzer, with what it instruments and the sanitizers that see what it finds.
+need_fuzz_tree() {
     CC=clang CFLAGS="-g1 -O1" CXXFLAGS="-g1 -O1" \
-        need_configured build-clang --enable-werror --enable-sanitizers=fuzzer-no-link,address,undefined --disable-static
+        need_configured build-fuzz --enable-sanitizers=fuzzer-no-link,address,undefined --disable-static
 }
 
 # An interpreter with PyTorch, transformers and the linters of client/python in build-torch/, which is made once, with packages of PyPI.
