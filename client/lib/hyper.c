@@ -5,21 +5,24 @@
 #include "client/lib/batch.h"
 #include "proto/optimizers.h"
 
+#include <float.h>
 #include <math.h>
 
 static int check(const struct cst_job *job, const Cistern__Hyper *h, struct cst_err *err)
 {
+    /* The update computes in fp32, where a larger lr, eps, weight_decay or grad_scale would be
+     * infinite, and a smaller eps or grad_scale could be 0. */
     const struct {
         const char *name;
         double value, low, high; /* Must hold: low <= value < high. */
     } fields[] = {
-        {"lr", h->lr, 0.0, INFINITY},
+        {"lr", h->lr, 0.0, FLT_MAX},
         {"beta1", h->beta1, 0.0, 1.0},
         {"beta2", h->beta2, 0.0, 1.0},
-        {"eps", h->eps, 0.0, INFINITY},
-        {"weight_decay", h->weight_decay, 0.0, INFINITY},
+        {"eps", h->eps, FLT_MIN, FLT_MAX},
+        {"weight_decay", h->weight_decay, 0.0, FLT_MAX},
         {"clip_norm", h->clip_norm, 0.0, INFINITY},
-        {"grad_scale", h->grad_scale, 0.0, INFINITY},
+        {"grad_scale", h->grad_scale, FLT_MIN, FLT_MAX},
     };
 
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
@@ -78,12 +81,12 @@ int cst_param_groups(struct cst_job *job, const struct cst_param_group *groups, 
                          job->name, n, CST_MAX_PARAM_GROUPS);
     }
     for (uint32_t i = 0; rc == CST_OK && i < n; i++) {
-        if (!(groups[i].lr >= 0 && groups[i].lr < INFINITY && groups[i].weight_decay >= 0 &&
-              groups[i].weight_decay < INFINITY)) {
+        if (!(groups[i].lr >= 0 && groups[i].lr < FLT_MAX && groups[i].weight_decay >= 0 &&
+              groups[i].weight_decay < FLT_MAX)) {
             rc = cst_err_set(err, CST_EINVAL,
-                             "job '%s': parameter group %u has the factors %g and %g: finite ones, "
-                             "not below 0, are required",
-                             job->name, i, groups[i].lr, groups[i].weight_decay);
+                             "job '%s': parameter group %u has the factors %g and %g: factors "
+                             "from 0 to below %g are required",
+                             job->name, i, groups[i].lr, groups[i].weight_decay, FLT_MAX);
         }
     }
     if (rc != CST_OK) {

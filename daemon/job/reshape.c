@@ -160,6 +160,15 @@ void cstd_reshape_look(struct cstd_job *old)
     }
 }
 
+/* Return whether the predecessor of @job has states. */
+static bool has_states(const struct cstd_job *job)
+{
+    struct cst_core_stats stats;
+
+    cst_core_stats(job->predecessor->core, &stats);
+    return stats.initialised;
+}
+
 void cstd_reshape_settle(struct cstd_job *job)
 {
     const struct cstd_job *old = job->predecessor;
@@ -207,16 +216,11 @@ bool cstd_reshape_keep_chunks(struct cstd_job *job, const struct cst_err *err)
 bool cstd_reshape_migrate(struct cstd_job *job, const struct cst_err *err)
 {
     const struct cstd_job *old = job->predecessor;
-    struct cst_core_stats stats;
     struct cst_err why = {0};
     char old_bytes[CST_SIZE_TEXT], more[CST_SIZE_TEXT];
 
     if (old == NULL || job->inherits || (err->status != CST_EBUDGET && err->status != CST_ENOMEM) ||
-        may_keep_chunks(job, err)) {
-        return false;
-    }
-    cst_core_stats(old->core, &stats);
-    if (!stats.initialised) { /* There is nothing to move. */
+        may_keep_chunks(job, err) || !has_states(job)) {
         return false;
     }
     if (cstd_migrate_open(job, &why) != CST_OK) {
@@ -251,19 +255,24 @@ void cstd_reshape_explain(struct cstd_job *job, struct cst_err *err)
     }
 }
 
+uint64_t cstd_reshape_staging_bytes(const struct cstd_job *job)
+{
+    return job->predecessor != NULL && !job->inherits && job->migrate == NULL && has_states(job)
+               ? CSTD_STATE_COPY_STAGING
+               : 0;
+}
+
 /* -- states ----------------------------------------------------------------------------------- */
 
 int cstd_reshape_copy(struct cstd_job *job, void (*done)(struct cstd_job *, const struct cst_err *),
                       struct cst_err *err)
 {
-    struct cst_core_stats stats;
     int rc;
 
     if (job->predecessor == NULL) {
         return CST_OK;
     }
-    cst_core_stats(job->predecessor->core, &stats);
-    if (!stats.initialised) { /* There are no states yet: the ranks write the initial weights. */
+    if (!has_states(job)) { /* The ranks write the initial weights. */
         cstd_reshape_end(job);
         return CST_OK;
     }

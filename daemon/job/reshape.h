@@ -60,6 +60,10 @@ bool cstd_reshape_keep_chunks(struct cstd_job *job, const struct cst_err *err);
  * states are moved in portions now (migrate.h), which needs less: not if chunks may be kept. */
 bool cstd_reshape_migrate(struct cstd_job *job, const struct cst_err *err);
 
+/* Returns the host memory that copying the states to @job takes while it runs, in addition to the
+ * arenas; 0: nothing is copied, or the states are moved in portions, which is charged elsewhere. */
+uint64_t cstd_reshape_staging_bytes(const struct cstd_job *job);
+
 /* Returns the memory whose arenas @job inherits; NULL: none. */
 static inline const struct cstd_memory *cstd_reshape_arenas(const struct cstd_job *job)
 {

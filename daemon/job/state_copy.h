@@ -21,7 +21,9 @@ struct cstd_job;
 
 #define CSTD_STATE_COPY_SLOTS 8
 #define CSTD_STATE_COPY_SLOT_BYTES (1u << 20)
-/* Size of the staging segment. In a move in portions, which has charged it, it is not charged. */
+/* Size of the staging segment, which is charged while states are copied. The memory of a job that
+ * copies is checked with it (cstd_reshape_staging_bytes). In a move in portions, which has charged
+ * it, it is not charged again. */
 #define CSTD_STATE_COPY_STAGING ((uint64_t)CSTD_STATE_COPY_SLOTS * CSTD_STATE_COPY_SLOT_BYTES)
 
 /* The copying to @to has ended with @err. */

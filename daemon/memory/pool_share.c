@@ -6,6 +6,7 @@
 #include "daemon/memory/edge_slots.h"
 #include "daemon/job/done.h"
 #include "daemon/job/migrate.h"
+#include "daemon/job/reshape.h"
 #include "daemon/memory/host_memory.h"
 #include "daemon/wire/session.h"
 #include "proto/size.h"
@@ -248,7 +249,8 @@ static int check_host(const struct cstd_job *job, uint64_t bytes, bool all, stru
 /* Bytes of host memory that @job takes in addition to the arenas that exist already. */
 static uint64_t host_bytes(const struct cstd_job *job)
 {
-    uint64_t bytes = cstd_memory_host_bytes(&job->layout) + cstd_edge_slots_host_bytes(job);
+    uint64_t bytes = cstd_memory_host_bytes(&job->layout) + cstd_edge_slots_host_bytes(job) +
+                     cstd_reshape_staging_bytes(job);
 
     if (job->inherits) {
         return bytes - job->layout.arena_bytes;

@@ -81,6 +81,25 @@ bool cstd_staging_serves(const struct cstd_session *session)
            (engines_of(session) & ~staging->segment->engines) == 0;
 }
 
+/* Open a segment of about @bytes, or of half as much and so on if the budgets have no more left. */
+static int open_segment(struct cstd_session *session, uint64_t bytes, struct cstd_segment **out,
+                        struct cst_err *err)
+{
+    struct cstd_daemon *daemon = session->daemon;
+    int rc;
+
+    for (bytes = bytes < CSTD_STAGING_MAX_BYTES ? bytes : CSTD_STAGING_MAX_BYTES;; bytes /= 2) {
+        bool least = bytes <= CSTD_STAGING_MIN_BYTES;
+
+        rc = cstd_segment_open(out, cstd_engines_segment_id(&daemon->engines),
+                               least ? CSTD_STAGING_MIN_BYTES : (bytes + 4095) & ~UINT64_C(4095),
+                               &daemon->host, session->account, "staging", err);
+        if (rc != CST_EBUDGET || least) {
+            return rc;
+        }
+    }
+}
+
 static int make(struct cstd_session *session, uint64_t bytes, struct cstd_staging **out,
                 struct cst_err *err)
 {
@@ -91,11 +110,7 @@ static int make(struct cstd_session *session, uint64_t bytes, struct cstd_stagin
     if (staging == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for staging");
     }
-    bytes = bytes < CSTD_STAGING_MIN_BYTES ? CSTD_STAGING_MIN_BYTES : bytes;
-    bytes =
-        bytes > CSTD_STAGING_MAX_BYTES ? CSTD_STAGING_MAX_BYTES : (bytes + 4095) & ~UINT64_C(4095);
-    rc = cstd_segment_open(&staging->segment, cstd_engines_segment_id(&daemon->engines), bytes,
-                           &daemon->host, session->account, "staging", err);
+    rc = open_segment(session, bytes, &staging->segment, err);
     if (rc != CST_OK) {
         free(staging);
         return rc;

@@ -28,8 +28,10 @@ struct cstd_staging {
     struct cstd_deferred mounted; /* Runs when the engines have answered. */
 };
 
-/* Answer request @id, a StagingGet of @session for @bytes: at once if the session has a usable
- * segment, otherwise when the engines map a new one. Errors are answered, too. */
+/* Answer request @id, a StagingGet of @session for @bytes, with a segment of at least
+ * CSTD_STAGING_MIN_BYTES, which is smaller than @bytes if the budgets have no more left: at once if
+ * the session has a usable segment, otherwise when the engines map a new one. Errors are answered,
+ * too. */
 void cstd_staging_get(struct cstd_session *session, uint64_t id, uint64_t bytes);
 
 /* Return whether @session has a segment that is mapped by all engines that hold states of its job.

@@ -67,11 +67,11 @@ enum cst_overlap {
     CST_OVERLAP_COMMIT = 0,
     /* As soon as the chunk's gradient is complete, during the backward pass. Conditions: the worker
      * has called cst_prepare_step, with clip_norm 0. Otherwise as CST_OVERLAP_COMMIT.
-     * Needs a second weight row: 2 bytes more per parameter. */
+     * Needs a second weight row: 2 bytes more per bf16 parameter, 4 per fp32 parameter. */
     CST_OVERLAP_EARLY = 1,
     /* During the whole next step, which still uses the weights from before the update (one-step
      * delayed update). This changes the training: read cistern-optimizer(7) before using it. Needs
-     * a second weight row: 2 bytes more per parameter. */
+     * a second weight row: 2 bytes more per bf16 parameter, 4 per fp32 parameter. */
     CST_OVERLAP_DELAYED = 2,
     CST_OVERLAP_COUNT
 };

@@ -39,6 +39,8 @@ enum cst_state {
  *   - CST_EUNSUPPORTED: the tensor is frozen and the state is not the weight. Exception: a write of
  *     a frozen tensor's master weights sets its weights.
  *   - CST_EBUSY: a cst_try_... call is pending.
+ *   - CST_EBUDGET: there is no memory for the transfer, which takes 64 KiB to 4 MiB of the daemon's
+ *     memory, in addition to that of the job, until this client disconnects.
  *   - CST_ELOST, CST_EENGINE: the chunk or the engine is lost.
  *
  * Statuses of writes:
@@ -58,7 +60,9 @@ enum cst_state {
  * With early updates, from a step's first update to its commit, even between attempts:
  *   - Master weights and moments of updated chunks cannot be read (CST_EBUSY).
  *   - No state can be written (CST_EBUSY).
- *   - A gradient that was summed by its own update cannot be read (CST_EUNSUPPORTED).
+ * With early updates, a gradient of a bf16 tensor that was summed by its own update was never
+ * stored. It cannot be read at any time (CST_EUNSUPPORTED). Which chunks are updated that way
+ * depends on times, and may change from step to step.
  *
  * With delayed updates, a write of weights or master weights suspends the delay for one step: the
  * next step reads the results of all updates so far. */

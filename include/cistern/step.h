@@ -166,8 +166,10 @@ int cst_accumulate(struct cst_job *job, struct cst_err *err);
 
 /* Parameters of a step's update. What follows from them, such as 1 - beta1, is computed in double;
  * the update itself computes in fp32. Every field except lr is 0 for its default. Every field
- * except loss must be finite, and not negative unless its comment says otherwise. (CST_EINVAL: the
- * error names the field, its value and its range.) */
+ * except loss must be finite, and not negative unless its comment says otherwise. lr, eps,
+ * weight_decay and grad_scale must also be below FLT_MAX, and an eps or grad_scale that is given
+ * must be at least FLT_MIN, because smaller ones could be 0 in fp32. (CST_EINVAL: the error names
+ * the field, its value and its range.) */
 struct cst_hyper_params {
     double lr; /* Learning rate. */
     /* Below 1. If beta1 and beta2 are both 0, beta1 is 0.9. If only beta1 is 0, it stays 0. With
@@ -183,8 +185,8 @@ struct cst_hyper_params {
 };
 
 /* Factors of a parameter group: the update of its tensors multiplies `lr` and `weight_decay` of
- * struct cst_hyper_params with them, and with lr_scale and decay_scale of the tensor. Finite, and
- * not negative. */
+ * struct cst_hyper_params with them, and with lr_scale and decay_scale of the tensor. Not
+ * negative, and below FLT_MAX. */
 struct cst_param_group {
     double lr;
     double weight_decay;

@@ -415,10 +415,12 @@ START_TEST(removal_ends_both)
 }
 END_TEST
 
-/* Declare four tensors with 160 MiB of states together; the daemon has 256 MiB. */
-static void declare_large(const struct client *c)
+/* Elements of one of four tensors that have 160 MiB of states together; the daemon has 256 MiB. */
+static const int64_t large = 10 << 18;
+
+/* Declare four tensors of @n elements. */
+static void declare_four(const struct client *c, int64_t n)
 {
-    static const int64_t n = 10 << 18;
     static const char *const names[] = {"a", "b", "c", "d"};
 
     for (int i = 0; i < 4; i++) {
@@ -431,7 +433,12 @@ static void declare_large(const struct client *c)
     }
 }
 
-/* Write or check a value in the states of declare_large. */
+static void declare_large(const struct client *c)
+{
+    declare_four(c, large);
+}
+
+/* Write or check a value in the states of declare_four. */
 static void mark_large(struct client *c, bool write)
 {
     static const float value = 3.0f;
@@ -493,35 +500,58 @@ START_TEST(chunks_stay_if_memory_is_short)
 }
 END_TEST
 
-/* Make the job of declare_large with @spec, in four chunks, and mark its states. */
-static void make_large(struct cst_job_spec *spec)
+/* Make a job of four tensors of @n elements with @spec, in four chunks, and mark its states. */
+static void make_four(struct cst_job_spec *spec, int64_t n)
 {
     struct client c;
 
     spec->pool_bytes = 20 << 20;
-    spec->chunk_elems = 10 << 18;
+    spec->chunk_elems = (uint64_t)n;
     open_well(&c, spec);
-    declare_large(&c);
+    declare_four(&c, n);
     CHECK(cst_commit(c.job, NULL, &c.err), &c);
     mark_large(&c, true);
     leave(&c);
     spec->reshape = true;
 }
 
-/* If memory is short for both states, they are moved in portions. */
-START_TEST(states_are_moved_if_memory_is_short)
+/* Reshape a job of four tensors of @n elements to gradients of fp32, which take 18 bytes per
+ * element instead of 16. */
+static void reshape_four(int64_t n)
 {
     struct cst_job_spec spec = spec_of(1, false);
     struct client c;
 
-    make_large(&spec);
-    spec.micro_batches = 2; /* Gradients of fp32 take more memory. */
+    make_four(&spec, n);
+    spec.micro_batches = 2;
     open_well(&c, &spec);
-    declare_large(&c);
+    declare_four(&c, n);
     CHECK(cst_commit(c.job, NULL, &c.err), &c);
     mark_large(&c, false);
     leave(&c);
+}
+
+/* If memory is short for both states, they are moved in portions. */
+START_TEST(states_are_moved_if_memory_is_short)
+{
+    reshape_four(large);
     ck_assert(daemon_proc_logged(&proc, "moving them in 4 portions needs 68.0 MiB more"));
+}
+END_TEST
+
+/* The states fit twice, in 251.8 of 256 MiB, but the 8 MiB through which they are copied do not. */
+START_TEST(states_are_moved_if_copying_lacks_memory)
+{
+    reshape_four(474 * 4096);
+    ck_assert(daemon_proc_logged(&proc, "moving them in 4 portions"));
+}
+END_TEST
+
+/* The states fit twice, together with the 8 MiB. */
+START_TEST(states_are_copied_if_they_fit_twice)
+{
+    reshape_four(454 * 4096);
+    ck_assert(!daemon_proc_logged(&proc, "portions"));
 }
 END_TEST
 
@@ -531,7 +561,7 @@ START_TEST(short_memory_has_numbers)
     struct cst_job_spec spec = spec_of(1, false);
     struct client c;
 
-    make_large(&spec);
+    make_four(&spec, large);
     spec.pool_bytes = 80 << 20;
     spec.chunk_elems = 40 << 18; /* One chunk, which has to exist before the first portion ends. */
     open_well(&c, &spec);
@@ -568,6 +598,8 @@ int main(void)
     tcase_add_test(tcase, states_stay_in_their_memory);
     tcase_add_test(tcase, chunks_stay_if_memory_is_short);
     tcase_add_test(tcase, states_are_moved_if_memory_is_short);
+    tcase_add_test(tcase, states_are_moved_if_copying_lacks_memory);
+    tcase_add_test(tcase, states_are_copied_if_they_fit_twice);
     tcase_add_test(tcase, short_memory_has_numbers);
     return suite_run(suite);
 }

@@ -162,6 +162,9 @@ class Steps(JobCase):
         self.assertEqual(job.tensor_read(tensors[1], State.MASTER)[0], 1.0)
         self.assert_status(Status.EINVAL, "-1", job.param_groups, [(-1.0, 1.0)])
         self.assert_status(Status.EINVAL, "64", job.param_groups, [(1.0, 1.0)] * 65)
+        for factors in ((1.0,), 1.0, (1.0, 1.0, 1.0)):
+            with self.assertRaisesRegex(ValueError, r"groups\[1\] is .*a pair"):
+                job.param_groups([(1.0, 1.0), factors])  # type: ignore[list-item]
 
 
 class Memory(JobCase):
@@ -204,6 +207,10 @@ class Memory(JobCase):
             job.tensor_write(tensor, State.MASTER, b"abc")
         self.assert_status(Status.EINVAL, "999", job.tensor_read, tensor, State.MASTER, 999, 2)
         self.assert_status(Status.EINVAL, "77", job.tensor_read, 77, State.MASTER)
+        with self.assertRaisesRegex(ValueError, "first is -1"):
+            job.tensor_read(tensor, State.MASTER, -1)
+        with self.assertRaisesRegex(ValueError, "first is -1"):
+            job.tensor_write(tensor, State.MASTER, array("f", [1.0]), -1)
 
 
 class Declarations(JobCase):

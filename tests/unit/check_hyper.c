@@ -122,7 +122,7 @@ START_TEST(limits)
         struct cst_hyper_params params;
         const char *name;
     } cases[] = {{{.lr = NAN}, "lr"},
-                 {{.lr = -1}, "lr = -1 with adamw: 0 <= lr < inf is required"},
+                 {{.lr = -1}, "lr = -1 with adamw: 0 <= lr < 3.40282e+38 is required"},
                  {{.lr = 1, .weight_decay = -0.5f}, "weight_decay = -0.5"},
                  {{.lr = 1, .grad_scale = -1}, "grad_scale = -1"},
                  {{.lr = 1, .beta1 = 1}, "beta1"},
@@ -131,7 +131,13 @@ START_TEST(limits)
                  {{.lr = 1, .eps = -1}, "eps"},
                  {{.lr = 1, .weight_decay = INFINITY}, "weight_decay"},
                  {{.lr = 1, .clip_norm = -1}, "clip_norm"},
-                 {{.lr = 1, .grad_scale = NAN}, "grad_scale"}};
+                 {{.lr = 1, .grad_scale = NAN}, "grad_scale"},
+                 /* What is infinite or 0 in fp32. */
+                 {{.lr = 1e39}, "lr = 1e+39"},
+                 {{.lr = 1, .weight_decay = 1e39}, "weight_decay = 1e+39"},
+                 {{.lr = 1, .eps = 1e-46}, "eps = 1e-46"},
+                 {{.lr = 1, .eps = 1e39}, "eps = 1e+39"},
+                 {{.lr = 1, .grad_scale = 1e-46}, "grad_scale = 1e-46"}};
     const struct cst_hyper_params good = {.lr = 1};
     struct cst_err err = {0};
 
@@ -224,7 +230,7 @@ int main(void)
     tcase_add_test(tcase, options_are_sent);
     tcase_add_loop_test(tcase, unknown_numbers, 0, 4);
     tcase_add_loop_test(tcase, defaults, 0, 7);
-    tcase_add_loop_test(tcase, limits, 0, 11);
+    tcase_add_loop_test(tcase, limits, 0, 16);
     tcase_add_test(tcase, prepared_once);
     tcase_add_loop_test(tcase, nothing_to_prepare, 0, 2);
     tcase_add_test(tcase, refused);

@@ -461,6 +461,11 @@ class Job:
         give the same ones. Groups without factors have (1, 1). Never waits. Raises CstError: EINVAL
         (a factor is out of range, or there are more than MAX_PARAM_GROUPS).
         """
+        for i, factors in enumerate(groups):
+            if not isinstance(factors, tuple | list) or len(factors) != 2:
+                checks.refuse_value(
+                    f"groups[{i}]", factors, "a pair (factor on lr, factor on weight_decay)"
+                )
         structs = [cst_param_group(*factors) for factors in groups]
         array = (cst_param_group * len(groups))(*structs)
         self._call("cst_param_groups", array, len(groups))
@@ -492,7 +497,11 @@ class Job:
         The format of the view is "f" for fp32 states, and "H", the bits of bf16, for the weights
         and the gradient of a bf16 tensor. Raises DeviceLost, CstError: EINVAL, EUNSUPPORTED, EBUSY.
         """
-        n = self._declarations.n_elems_from(tensor, first) if n_elems is None else n_elems
+        n = (
+            self._declarations.n_elems_from(tensor, checks.integer("first", first))
+            if n_elems is None
+            else n_elems
+        )
         out = new_elements(state, self._declarations.dtype(tensor), n)
         self.read_to(tensor, state, first, n, address_of(out))
         return out
@@ -514,10 +523,13 @@ class Job:
 
     def read_to(self, tensor: int, state: State, first: int, n_elems: int, address: int) -> None:
         """Copy elements of a state of ``tensor`` to the ``address``, in host memory."""
+        checks.integer("first", first)
+        checks.integer("n_elems", n_elems)
         self._call("cst_tensor_read", tensor, state, first, n_elems, address)
 
     def write_from(self, tensor: int, state: State, first: int, n_elems: int, address: int) -> None:
         """Copy elements from the ``address``, in host memory, to a state of ``tensor``."""
+        checks.integer("first", first)
         self._call("cst_tensor_write", tensor, state, first, n_elems, address)
 
     def save(self, dir: Path, **options: Any) -> SaveResult:

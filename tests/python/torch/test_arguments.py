@@ -157,6 +157,7 @@ OPTIMIZER: dict[str, list[Wrong]] = {
         ((0.9, 1), ValueError, r"betas\[1\] is 1.0: 0 <= betas\[1\] < 1"),
         (("a", 0.9), TypeError, rf"betas\[0\] is 'a', {NUMBER}"),
         ((0, 0), ValueError, r"betas of \(0, 0\)"),
+        ((0.9, 0), ValueError, r"betas of \(0.9, 0\)"),
     ],
     "eps": [
         (None, TypeError, f"eps is None, {NUMBER}"),

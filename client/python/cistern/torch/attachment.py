@@ -94,7 +94,8 @@ def attach(
     - ``base``: a job whose frozen tensors are used. Frozen parameters of a model of PEFT have the
       names there that they have without PEFT, and can be on the meta device.
     - ``reshape``: if the job exists and no process uses it, open it in place with the number of ranks,
-      the pool, types and other options that this call gives. Its states stay in the daemon.
+      the pool and other options that this call gives. Its states stay in the daemon, and its
+      parameters have the types that they had.
     - The others are options of ``cistern.Job``.
 
     Parameters that are bf16 or fp32 keep their type. Those of other types become bf16, with a

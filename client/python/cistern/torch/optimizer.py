@@ -143,8 +143,8 @@ class Optimizer(torch.optim.Optimizer):
         ):
             checks.number(name, value)
         # libcistern takes these as their defaults.
-        if beta1 == 0 and beta2 == 0:
-            raise ValueError("cistern: betas of (0, 0) are not supported")
+        if beta2 == 0:
+            raise ValueError(f"cistern: betas of ({beta1:g}, 0) are not supported")
         if first["eps"] == 0 or self.grad_scale == 0:
             name = "an eps" if first["eps"] == 0 else "a grad_scale"
             raise ValueError(f"cistern: {name} of 0 is not supported")
