@@ -1,27 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The example that ./quickstart --torch runs."""
 
+import os
 import re
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
-import torch.distributed.run
 from models import TorchCase
-from processes import kept_handlers
 
 EXAMPLE = Path(__file__).parents[3] / "client" / "example_gpt2.py"
 
 
 class Example(TorchCase):
     def run_example(self, text: Path, steps: int) -> str:
-        """Run it as torchrun does, but in processes that need not import torch. Return its output."""
-        with tempfile.TemporaryDirectory() as logs, kept_handlers():
-            command = ["--standalone", "--nproc-per-node=2", "--run-path"]
-            command += ["--start-method=forkserver", f"--log-dir={logs}", "--redirects=1"]
-            command += [str(EXAMPLE), str(text), "--job", "example", "--steps", str(steps)]
-            torch.distributed.run.main([*command, "--pool", "1500K"])
-            (output,) = Path(logs).glob("*/attempt_0/0/stdout.log")
-            return output.read_text(encoding="utf-8")
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", "2", str(EXAMPLE), str(text)]
+        command += ["--job", "example", "--steps", str(steps), "--pool", "1500K"]
+        ran = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=os.environ | {"LC_ALL": "C.UTF-8"}
+        )  # fmt: skip
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        return ran.stdout
 
     def test_two_ranks_learn_and_go_on(self) -> None:
         self.addCleanup(self.remove, "example")
