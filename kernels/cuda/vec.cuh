@@ -47,6 +47,8 @@ CST_INLINE cst_vec_bits cst_vec_to_bits(cst_vec v)
     return {__float_as_uint(v.x)};
 }
 
+#include "kernels/math/vec_common.h"
+
 /* -- arithmetic ----------------------------------------------------------------------------- */
 
 CST_INLINE cst_vec cst_vec_add(cst_vec a, cst_vec b)
@@ -264,12 +266,12 @@ CST_INLINE cst_vec_bits cst_vec_fixed(unsigned, cst_vec x, cst_vec unit)
 }
 
 CST_MEMORY_INLINE void cst_vec_store_codes(unsigned which, uint8_t *at,
-                                           const cst_vec_bits v[CST_VEC_GROUP], uint32_t unit,
+                                           const cst_vec_bits v[CST_VEC_GROUP], cst_vec_common unit,
                                            const cst_vec from[CST_VEC_GROUP])
 {
 #pragma unroll
     for (int j = 0; j < CST_VEC_GROUP; j++) {
-        uint32_t code = (v[j].x - unit) >> 20 & 0xffu, bits = __float_as_uint(from[j].x);
+        uint32_t code = (v[j].x - unit.x) >> 20 & 0xffu, bits = __float_as_uint(from[j].x);
 
         code = which == 0 ? code | (bits >> 24 & 0x80u) : code == 0 ? (bits != 0 ? 1u : 0u) : code;
         CST_MEMORY(cst_vec_write)(at + j * CST_VEC_LANES, static_cast<uint8_t>(code));
@@ -283,7 +285,7 @@ CST_INLINE unsigned cst_vec_mask()
 }
 
 CST_INLINE void cst_vec_largest(unsigned which, unsigned n, const cst_vec v[][CST_VEC_GROUP],
-                                uint32_t largest[])
+                                cst_vec_common largest[])
 {
 #pragma unroll
     for (unsigned k = 0; k < n; k++) {
@@ -297,7 +299,7 @@ CST_INLINE void cst_vec_largest(unsigned which, unsigned n, const cst_vec v[][CS
 
             a = other > a ? other : a;
         }
-        largest[k] = a;
+        largest[k] = cst_vec_common_of(a);
     }
 }
 

@@ -113,12 +113,12 @@ CST_MEMORY_INLINE void cst_format_store_bf16(enum cst_rounding rounding,
 /* Store the codes of a block of @x. @unit is that of the block, and @from is that of
  * cst_vec_store_codes. */
 CST_MEMORY_INLINE void cst_format_store_codes(enum cst_rounding rounding, unsigned which,
-                                              uint8_t *at, uint32_t unit,
+                                              uint8_t *at, struct cst_vec_common unit,
                                               const struct cst_vec x[CST_VEC_GROUP],
                                               const struct cst_vec from[CST_VEC_GROUP],
                                               const struct cst_vec_bits words[CST_VEC_GROUP / 2])
 {
-    const struct cst_vec units = cst_vec_from_bits(cst_vec_set_bits(unit));
+    const struct cst_vec units = cst_vec_from_bits(cst_vec_common_bits(unit));
     struct cst_vec_bits codes[CST_VEC_GROUP];
 
     CST_VEC_UNROLL
@@ -139,7 +139,7 @@ CST_MEMORY_INLINE void cst_format_store_rare(enum cst_rounding rounding, unsigne
                                              const struct cst_vec_bits words[CST_VEC_GROUP / 2])
 {
     struct cst_vec from[1][CST_VEC_GROUP], x[CST_VEC_GROUP];
-    uint32_t largest;
+    struct cst_vec_common largest;
     bool nan, halves;
 
     CST_VEC_UNROLL
@@ -147,19 +147,20 @@ CST_MEMORY_INLINE void cst_format_store_rare(enum cst_rounding rounding, unsigne
         from[0][j] = which == 0 ? in[j] : cst_mx8_magnitude(in[j]);
     }
     cst_vec_largest(which, 1, from, &largest);
-    nan = largest > CST_MX8_MAX;
+    nan = cst_vec_common_scalar(largest) > CST_MX8_MAX;
     *at->exponents = (uint8_t)(nan ? CST_MX8_NAN : cst_mx8_exponent(which, largest));
     /* Twice a magnitude of 2^127 is no number. In a block of halves with half the unit, the codes
      * are the same: a half that is not exact is far below the last bit. */
-    halves = largest >= CST_MX8_HUGE;
+    halves = cst_vec_common_scalar(largest) >= CST_MX8_HUGE;
     CST_VEC_UNROLL
     for (int j = 0; j < CST_VEC_GROUP; j++) {
         from[0][j] = nan ? cst_vec_set(0.0f) : from[0][j];
         x[j] = halves ? cst_vec_mul(from[0][j], cst_vec_set(0.5f)) : from[0][j];
     }
     CST_MEMORY(cst_format_store_codes)
-    (rounding, which, (uint8_t *)at->values, cst_mx8_unit(which, largest) - (halves ? 1u << 23 : 0),
-     x, from[0], words);
+    (rounding, which, (uint8_t *)at->values,
+     cst_vec_common_plus(cst_mx8_unit(which, largest), halves ? 0u - (1u << 23) : 0), x, from[0],
+     words);
 }
 
 /* Store @n groups as the moments @which and following. The arguments have one element for each. */
@@ -168,7 +169,7 @@ CST_MEMORY_INLINE void cst_format_store_mx8(enum cst_rounding rounding, unsigned
                                             const struct cst_vec in[][CST_VEC_GROUP],
                                             const struct cst_vec_bits words[][CST_VEC_GROUP / 2])
 {
-    uint32_t largest[2];
+    struct cst_vec_common largest[2];
 
     cst_vec_largest(which, n, in, largest);
     CST_VEC_UNROLL
@@ -177,7 +178,7 @@ CST_MEMORY_INLINE void cst_format_store_mx8(enum cst_rounding rounding, unsigned
         CST_MEMORY(cst_format_store_codes)
         (rounding, which + k, (uint8_t *)at[k].values, cst_mx8_unit(which + k, largest[k]), in[k],
          in[k], words[k]);
-        if (__builtin_expect(largest[k] >= CST_MX8_HUGE, false)) {
+        if (__builtin_expect(cst_vec_common_scalar(largest[k]) >= CST_MX8_HUGE, false)) {
             CST_MEMORY(cst_format_store_rare)(rounding, which + k, &at[k], in[k], words[k]);
         }
     }

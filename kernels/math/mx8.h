@@ -56,20 +56,23 @@ CST_INLINE uint32_t cst_mx8_least(unsigned which)
  * bits without the last 20, followed by 20 bits that are to be rounded away. A normal value is
  * doubled, which moves its bits by one exponent. The unit is added to a value below it, which
  * aligns the bits of the value with the bits of a code with e = 0. */
-CST_INLINE uint32_t cst_mx8_unit(unsigned which, uint32_t largest)
+CST_INLINE struct cst_vec_common cst_mx8_unit(unsigned which, struct cst_vec_common largest)
 {
     const uint32_t lowest = ((which == 0 ? 8 : 15) + cst_mx8_least(which)) << 23;
     /* The addition carries into the exponent if the magnitude is above 1.875 x 2^k. */
-    uint32_t top = (largest + 0x000fffffu) & 0xff800000u;
+    struct cst_vec_common top =
+        cst_vec_common_and(cst_vec_common_plus(largest, 0x000fffffu), 0xff800000u);
 
-    return (top < lowest ? lowest : top) - (lowest - (1u << 23));
+    return cst_vec_common_plus(cst_vec_common_max(top, lowest), (1u << 23) - lowest);
 }
 
 /* Returns the exponent of a block whose largest magnitude has the bits @largest. If @largest is
  * above CST_MX8_MAX, the result has no meaning. */
-CST_INLINE uint32_t cst_mx8_exponent(unsigned which, uint32_t largest)
+CST_INLINE uint32_t cst_mx8_exponent(unsigned which, struct cst_vec_common largest)
 {
-    return largest == 0 ? 0 : (cst_mx8_unit(which, largest) >> 23) + cst_mx8_least(which) - 1;
+    uint32_t unit = cst_vec_common_scalar(cst_mx8_unit(which, largest));
+
+    return cst_vec_common_scalar(largest) == 0 ? 0 : (unit >> 23) + cst_mx8_least(which) - 1;
 }
 
 /* Returns the factor for the value of a code that was loaded as an IEEE half. The exponent bias of

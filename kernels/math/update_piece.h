@@ -229,7 +229,11 @@ ALWAYS_INLINE void do_moments(struct way way, const struct call *call,
         u[j] = x.u;
         moments[0][j] = x.m;
         moments[1][j] = x.v;
-        nans = cst_vec_flag_nan(nans, x.m, x.v);
+        if (n_moments(way) == 2) {
+            nans = cst_vec_flag_nan(nans, x.m, x.v);
+        } else if (j % 2 == 1) {
+            nans = cst_vec_flag_nan(nans, moments[0][j - 1], x.m);
+        }
     }
     /* NaNs are rare. In mx8, a block is a NaN as a whole. */
     if (way.moments != CST_MOMENTS_MX8 && !nans_spread(way) &&

@@ -51,6 +51,36 @@ CST_INLINE struct cst_vec_bits cst_vec_to_bits(struct cst_vec v)
     return cst_vec_bits_of(_mm256_castps_si256(v.x));
 }
 
+/* In every lane. A copy to all lanes and back is slower than the operations. */
+struct cst_vec_common {
+    __m256i x;
+};
+
+CST_INLINE struct cst_vec_common cst_vec_common_plus(struct cst_vec_common a, uint32_t b)
+{
+    return (struct cst_vec_common){_mm256_add_epi32(a.x, _mm256_set1_epi32((int)b))};
+}
+
+CST_INLINE struct cst_vec_common cst_vec_common_and(struct cst_vec_common a, uint32_t b)
+{
+    return (struct cst_vec_common){_mm256_and_si256(a.x, _mm256_set1_epi32((int)b))};
+}
+
+CST_INLINE struct cst_vec_common cst_vec_common_max(struct cst_vec_common a, uint32_t b)
+{
+    return (struct cst_vec_common){_mm256_max_epu32(a.x, _mm256_set1_epi32((int)b))};
+}
+
+CST_INLINE uint32_t cst_vec_common_scalar(struct cst_vec_common a)
+{
+    return (uint32_t)_mm_cvtsi128_si32(_mm256_castsi256_si128(a.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_common_bits(struct cst_vec_common a)
+{
+    return cst_vec_bits_of(a.x);
+}
+
 /* -- arithmetic ----------------------------------------------------------------------------- */
 
 CST_INLINE struct cst_vec cst_vec_add(struct cst_vec a, struct cst_vec b)
@@ -325,11 +355,12 @@ CST_INLINE __m256i cst_vec_saturated(unsigned which, const struct cst_vec v[CST_
 }
 
 CST_INLINE void cst_vec_store_codes(unsigned which, uint8_t *at,
-                                    const struct cst_vec_bits v[CST_VEC_GROUP], uint32_t unit,
+                                    const struct cst_vec_bits v[CST_VEC_GROUP],
+                                    struct cst_vec_common unit,
                                     const struct cst_vec from[CST_VEC_GROUP])
 {
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    const __m256i less = _mm256_set1_epi16((short)(unit >> 20));
+    const __m256i units = _mm256_srli_epi32(unit.x, 20), less = _mm256_packus_epi32(units, units);
     __m256i low = _mm256_sub_epi16(cst_vec_cut(v[0], v[1]), less);
     __m256i high = _mm256_sub_epi16(cst_vec_cut(v[2], v[3]), less);
     __m256i c = _mm256_packus_epi16(low, high), x = cst_vec_saturated(which, from);
@@ -353,24 +384,23 @@ CST_INLINE __m256i cst_vec_largest_of_parts(unsigned which, const struct cst_vec
 
 /* Two groups are reduced in one vector, in lanes with even and with odd numbers. */
 CST_INLINE void cst_vec_largest(unsigned which, unsigned n, const struct cst_vec v[][CST_VEC_GROUP],
-                                uint32_t largest[])
+                                struct cst_vec_common largest[])
 {
     __m256i a = cst_vec_largest_of_parts(which, v[0]);
-    __m128i x;
 
     if (n == 2) {
         __m256i b = cst_vec_largest_of_parts(which + 1, v[1]);
 
         a = _mm256_max_epu32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
     }
-    x = _mm_max_epu32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
-    x = _mm_max_epu32(x, _mm_shuffle_epi32(x, 0x4e));
+    a = _mm256_max_epu32(a, _mm256_permute2x128_si256(a, a, 1));
+    a = _mm256_max_epu32(a, _mm256_shuffle_epi32(a, 0x4e));
     if (n == 2) {
-        largest[1] = (uint32_t)_mm_extract_epi32(x, 1);
+        largest[0].x = _mm256_shuffle_epi32(a, 0xa0);
+        largest[1].x = _mm256_shuffle_epi32(a, 0xf5);
     } else {
-        x = _mm_max_epu32(x, _mm_shuffle_epi32(x, 0xb1));
+        largest[0].x = _mm256_max_epu32(a, _mm256_shuffle_epi32(a, 0xb1));
     }
-    largest[0] = (uint32_t)_mm_cvtsi128_si32(x);
 }
 
 struct cst_vec_flags {

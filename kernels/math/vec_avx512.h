@@ -52,6 +52,8 @@ CST_INLINE struct cst_vec_bits cst_vec_to_bits(struct cst_vec v)
     return cst_vec_bits_of(_mm512_castps_si512(v.x));
 }
 
+#include "kernels/math/vec_common.h"
+
 /* -- arithmetic ----------------------------------------------------------------------------- */
 
 CST_INLINE struct cst_vec cst_vec_add(struct cst_vec a, struct cst_vec b)
@@ -319,13 +321,14 @@ CST_INLINE struct cst_vec_bits cst_vec_fixed(unsigned which, struct cst_vec x, s
 
 /* The highest bits of @v are the signs. */
 CST_INLINE void cst_vec_store_codes(unsigned which, uint8_t *at,
-                                    const struct cst_vec_bits v[CST_VEC_GROUP], uint32_t unit,
+                                    const struct cst_vec_bits v[CST_VEC_GROUP],
+                                    struct cst_vec_common unit,
                                     const struct cst_vec from[CST_VEC_GROUP])
 {
     __m512i upper = cst_vec_upper(v[0].x, v[1].x);
     __m256i c = _mm512_cvtepi16_epi8(_mm512_srli_epi16(upper, 4));
 
-    c = _mm256_sub_epi8(c, _mm256_set1_epi8((char)(unit >> 20)));
+    c = _mm256_sub_epi8(c, _mm256_set1_epi8((char)(unit.x >> 20)));
     if (which == 0) {
         c = _mm256_mask_add_epi8(c, _mm512_movepi16_mask(upper), c, _mm256_set1_epi8((char)0x80));
     } else {
@@ -354,7 +357,7 @@ CST_INLINE __m256i cst_vec_largest_of_parts(unsigned which, const struct cst_vec
 
 /* Two groups are reduced in one vector, in lanes with even and with odd numbers. */
 CST_INLINE void cst_vec_largest(unsigned which, unsigned n, const struct cst_vec v[][CST_VEC_GROUP],
-                                uint32_t largest[])
+                                struct cst_vec_common largest[])
 {
     __m256i a = cst_vec_largest_of_parts(which, v[0]);
     __m128i x;
@@ -367,11 +370,11 @@ CST_INLINE void cst_vec_largest(unsigned which, unsigned n, const struct cst_vec
     x = _mm_max_epu32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
     x = _mm_max_epu32(x, _mm_shuffle_epi32(x, 0x4e));
     if (n == 2) {
-        largest[1] = (uint32_t)_mm_extract_epi32(x, 1);
+        largest[1] = cst_vec_common_of((uint32_t)_mm_extract_epi32(x, 1));
     } else {
         x = _mm_max_epu32(x, _mm_shuffle_epi32(x, 0xb1));
     }
-    largest[0] = (uint32_t)_mm_cvtsi128_si32(x);
+    largest[0] = cst_vec_common_of((uint32_t)_mm_cvtsi128_si32(x));
 }
 
 struct cst_vec_flags {

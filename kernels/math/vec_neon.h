@@ -52,6 +52,8 @@ CST_INLINE struct cst_vec_bits cst_vec_to_bits(struct cst_vec v)
     return cst_vec_bits_of(vreinterpretq_u32_f32(v.x));
 }
 
+#include "kernels/math/vec_common.h"
+
 /* -- arithmetic ----------------------------------------------------------------------------- */
 
 CST_INLINE struct cst_vec cst_vec_add(struct cst_vec a, struct cst_vec b)
@@ -323,10 +325,11 @@ CST_INLINE uint8x16_t cst_vec_saturated(const struct cst_vec v[4])
 }
 
 CST_INLINE void cst_vec_store_codes(unsigned which, uint8_t *at,
-                                    const struct cst_vec_bits v[CST_VEC_GROUP], uint32_t unit,
+                                    const struct cst_vec_bits v[CST_VEC_GROUP],
+                                    struct cst_vec_common unit,
                                     const struct cst_vec from[CST_VEC_GROUP])
 {
-    const uint8x16_t less = vdupq_n_u8((uint8_t)(unit >> 20));
+    const uint8x16_t less = vdupq_n_u8((uint8_t)(unit.x >> 20));
 
     CST_VEC_UNROLL
     for (int j = 0; j < CST_VEC_GROUP; j += 4) {
@@ -344,7 +347,7 @@ CST_INLINE void cst_vec_store_codes(unsigned which, uint8_t *at,
 }
 
 CST_INLINE void cst_vec_largest(unsigned which, unsigned n, const struct cst_vec v[][CST_VEC_GROUP],
-                                uint32_t largest[])
+                                struct cst_vec_common largest[])
 {
     CST_VEC_UNROLL
     for (unsigned k = 0; k < n; k++) {
@@ -356,7 +359,7 @@ CST_INLINE void cst_vec_largest(unsigned which, unsigned n, const struct cst_vec
 
             most = vmaxq_u32(most, vreinterpretq_u32_f32(x));
         }
-        largest[k] = vmaxvq_u32(most);
+        largest[k] = cst_vec_common_of(vmaxvq_u32(most));
     }
 }
 

@@ -58,6 +58,8 @@ CST_INLINE struct cst_vec_bits cst_vec_to_bits(struct cst_vec v)
     return b;
 }
 
+#include "kernels/math/vec_common.h"
+
 /* -- arithmetic: each operation is rounded once --------------------------------------------- */
 
 CST_INLINE struct cst_vec cst_vec_add(struct cst_vec a, struct cst_vec b)
@@ -287,11 +289,12 @@ CST_INLINE struct cst_vec_bits cst_vec_fixed(unsigned which, struct cst_vec x, s
  * sign of @from in addition. A code of exp_avg_sq is at least 1 if @from, which has no sign, is not
  * 0. */
 CST_INLINE void cst_vec_store_codes(unsigned which, uint8_t *at,
-                                    const struct cst_vec_bits v[CST_VEC_GROUP], uint32_t unit,
+                                    const struct cst_vec_bits v[CST_VEC_GROUP],
+                                    struct cst_vec_common unit,
                                     const struct cst_vec from[CST_VEC_GROUP])
 {
     for (int j = 0; j < CST_VEC_GROUP; j++) {
-        uint8_t code = (uint8_t)((v[j].x - unit) >> 20);
+        uint8_t code = (uint8_t)((v[j].x - unit.x) >> 20);
         uint32_t bits = cst_vec_to_bits(from[j]).x;
 
         at[j] = (uint8_t)(which == 0 ? code | (bits >> 24 & 0x80u) : code == 0 ? bits != 0 : code);
@@ -301,16 +304,14 @@ CST_INLINE void cst_vec_store_codes(unsigned which, uint8_t *at,
 /* Set @largest to the largest bits of each of @n groups, at most two: those of exp_avg without
  * their signs, those of exp_avg_sq with them. The groups are the moments @which and following. */
 CST_INLINE void cst_vec_largest(unsigned which, unsigned n, const struct cst_vec v[][CST_VEC_GROUP],
-                                uint32_t largest[])
+                                struct cst_vec_common largest[])
 {
     for (unsigned k = 0; k < n; k++) {
         const uint32_t mask = which + k == 0 ? 0x7fffffffu : UINT32_MAX;
 
-        largest[k] = 0;
+        largest[k] = cst_vec_common_of(0);
         for (int j = 0; j < CST_VEC_GROUP; j++) {
-            uint32_t bits = cst_vec_to_bits(v[k][j]).x & mask;
-
-            largest[k] = bits > largest[k] ? bits : largest[k];
+            largest[k] = cst_vec_common_max(largest[k], cst_vec_to_bits(v[k][j]).x & mask);
         }
     }
 }
