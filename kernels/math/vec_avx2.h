@@ -51,7 +51,8 @@ CST_INLINE struct cst_vec_bits cst_vec_to_bits(struct cst_vec v)
     return cst_vec_bits_of(_mm256_castps_si256(v.x));
 }
 
-/* In every lane. A copy to all lanes and back is slower than the operations. */
+/* A number that all lanes have in common, in every lane. The operations are those of
+ * kernels/math/vec_common.h. */
 struct cst_vec_common {
     __m256i x;
 };
@@ -382,24 +383,16 @@ CST_INLINE __m256i cst_vec_largest_of_parts(unsigned which, const struct cst_vec
     return _mm256_max_epu32(a, b);
 }
 
-/* Two groups are reduced in one vector, in lanes with even and with odd numbers. */
 CST_INLINE void cst_vec_largest(unsigned which, unsigned n, const struct cst_vec v[][CST_VEC_GROUP],
                                 struct cst_vec_common largest[])
 {
-    __m256i a = cst_vec_largest_of_parts(which, v[0]);
+    CST_VEC_UNROLL
+    for (unsigned k = 0; k < n; k++) {
+        __m256i a = cst_vec_largest_of_parts(which + k, v[k]);
 
-    if (n == 2) {
-        __m256i b = cst_vec_largest_of_parts(which + 1, v[1]);
-
-        a = _mm256_max_epu32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
-    }
-    a = _mm256_max_epu32(a, _mm256_permute2x128_si256(a, a, 1));
-    a = _mm256_max_epu32(a, _mm256_shuffle_epi32(a, 0x4e));
-    if (n == 2) {
-        largest[0].x = _mm256_shuffle_epi32(a, 0xa0);
-        largest[1].x = _mm256_shuffle_epi32(a, 0xf5);
-    } else {
-        largest[0].x = _mm256_max_epu32(a, _mm256_shuffle_epi32(a, 0xb1));
+        a = _mm256_max_epu32(a, _mm256_permute2x128_si256(a, a, 1));
+        a = _mm256_max_epu32(a, _mm256_shuffle_epi32(a, 0x4e));
+        largest[k].x = _mm256_max_epu32(a, _mm256_shuffle_epi32(a, 0xb1));
     }
 }
 

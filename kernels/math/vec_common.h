@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A number that all lanes of a vector have in common, as a scalar. kernels/math/vec_avx2.h has the
- * same operations on a vector, because that is faster there. Included by the other
- * kernels/math/vec_*.h and by vec.cuh of CUDA, after the vectors are declared. Private to
- * kernels/. */
+ * same operations on a vector, which has the number in every lane, because moving it to a scalar
+ * register and back takes longer there. Included by the other kernels/math/vec_*.h and by vec.cuh
+ * of CUDA, after the vectors are declared. Private to kernels/. */
 #ifndef CST_VEC_COMMON_H
 #define CST_VEC_COMMON_H
 
