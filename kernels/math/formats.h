@@ -175,9 +175,6 @@ CST_MEMORY_INLINE void cst_format_store_mx8(enum cst_rounding rounding, unsigned
     CST_VEC_UNROLL
     for (unsigned k = 0; k < n; k++) {
         *at[k].exponents = (uint8_t)cst_mx8_exponent(which + k, largest[k]);
-    }
-    CST_VEC_UNROLL
-    for (unsigned k = 0; k < n; k++) {
         CST_MEMORY(cst_format_store_codes)
         (rounding, which + k, (uint8_t *)at[k].values, cst_mx8_unit(which + k, largest[k]), in[k],
          in[k], words[k]);
