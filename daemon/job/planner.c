@@ -4,6 +4,7 @@
 #include "daemon/daemon.h"
 #include "daemon/job/declare.h"
 #include "daemon/report/log.h"
+#include "daemon/job/reshape.h"
 #include "daemon/job/searches.h"
 #include "daemon/memory/edge_slots.h"
 #include "daemon/memory/pool_share.h"
@@ -156,12 +157,13 @@ static uint64_t least_left(const struct cstd_job *job)
 static void fill_budget(const struct cstd_job *job, struct cst_plan_budget *out)
 {
     const struct cstd_daemon *daemon = job->daemon;
-    uint64_t asked = cstd_pool_share_smallest(job), edges = cstd_edge_slots_host_bytes(job);
+    uint64_t asked = cstd_pool_share_smallest(job),
+             others = cstd_edge_slots_host_bytes(job) + cstd_reshape_staging_bytes(job);
 
     out->device_bytes = asked != 0 ? asked : least_left(job);
     out->activation_bytes = 1;
     out->host_bytes = cstd_budget_left(&daemon->host, job->account);
-    out->host_bytes -= edges < out->host_bytes ? edges : out->host_bytes;
+    out->host_bytes -= others < out->host_bytes ? others : out->host_bytes;
     if (job->workers[0].gpu != NULL) {
         out->device_bytes += job->workers[0].device_update_bytes + job->workers[0].device_states;
     } else { /* The plan charges pools on the host to the host's memory, too. */

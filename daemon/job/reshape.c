@@ -160,15 +160,6 @@ void cstd_reshape_look(struct cstd_job *old)
     }
 }
 
-/* Return whether the predecessor of @job has states. */
-static bool has_states(const struct cstd_job *job)
-{
-    struct cst_core_stats stats;
-
-    cst_core_stats(job->predecessor->core, &stats);
-    return stats.initialised;
-}
-
 void cstd_reshape_settle(struct cstd_job *job)
 {
     const struct cstd_job *old = job->predecessor;
@@ -220,7 +211,7 @@ bool cstd_reshape_migrate(struct cstd_job *job, const struct cst_err *err)
     char old_bytes[CST_SIZE_TEXT], more[CST_SIZE_TEXT];
 
     if (old == NULL || job->inherits || (err->status != CST_EBUDGET && err->status != CST_ENOMEM) ||
-        may_keep_chunks(job, err) || !has_states(job)) {
+        may_keep_chunks(job, err) || !cstd_reshape_has_states(job)) {
         return false;
     }
     if (cstd_migrate_open(job, &why) != CST_OK) {
@@ -255,13 +246,6 @@ void cstd_reshape_explain(struct cstd_job *job, struct cst_err *err)
     }
 }
 
-uint64_t cstd_reshape_staging_bytes(const struct cstd_job *job)
-{
-    return job->predecessor != NULL && !job->inherits && job->migrate == NULL && has_states(job)
-               ? CSTD_STATE_COPY_STAGING
-               : 0;
-}
-
 /* -- states ----------------------------------------------------------------------------------- */
 
 int cstd_reshape_copy(struct cstd_job *job, void (*done)(struct cstd_job *, const struct cst_err *),
@@ -272,7 +256,7 @@ int cstd_reshape_copy(struct cstd_job *job, void (*done)(struct cstd_job *, cons
     if (job->predecessor == NULL) {
         return CST_OK;
     }
-    if (!has_states(job)) { /* The ranks write the initial weights. */
+    if (!cstd_reshape_has_states(job)) { /* The ranks write the initial weights. */
         cstd_reshape_end(job);
         return CST_OK;
     }

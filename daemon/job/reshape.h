@@ -22,6 +22,7 @@
 #define CSTD_RESHAPE_H
 
 #include "daemon/job/job.h"
+#include "daemon/job/state_copy.h"
 
 struct cstd_job_request;
 
@@ -60,9 +61,25 @@ bool cstd_reshape_keep_chunks(struct cstd_job *job, const struct cst_err *err);
  * states are moved in portions now (migrate.h), which needs less: not if chunks may be kept. */
 bool cstd_reshape_migrate(struct cstd_job *job, const struct cst_err *err);
 
+/* Returns whether @job has a predecessor that has states. */
+static inline bool cstd_reshape_has_states(const struct cstd_job *job)
+{
+    struct cst_core_stats stats = {0};
+
+    if (job->predecessor != NULL) {
+        cst_core_stats(job->predecessor->core, &stats);
+    }
+    return stats.initialised;
+}
+
 /* Returns the host memory that copying the states to @job takes while it runs, in addition to the
  * arenas; 0: nothing is copied, or the states are moved in portions, which is charged elsewhere. */
-uint64_t cstd_reshape_staging_bytes(const struct cstd_job *job);
+static inline uint64_t cstd_reshape_staging_bytes(const struct cstd_job *job)
+{
+    return cstd_reshape_has_states(job) && !job->inherits && job->migrate == NULL
+               ? CSTD_STATE_COPY_STAGING
+               : 0;
+}
 
 /* Returns the memory whose arenas @job inherits; NULL: none. */
 static inline const struct cstd_memory *cstd_reshape_arenas(const struct cstd_job *job)

@@ -11,7 +11,7 @@
 #include "daemon/memory/staging.h"
 #include "proto/cistern.pb-c.h"
 
-#include <math.h>
+#include <float.h>
 #include <stdio.h>
 #include <xxhash.h>
 
@@ -142,8 +142,8 @@ static int read_factors(const Cistern__Hyper *h, struct cst_table_factors *out, 
     for (uint32_t i = 0; i < out->n; i++) {
         out->lr[i] = h->lr_factor[i];
         out->decay[i] = h->decay_factor[i];
-        if (!(out->lr[i] >= 0 && out->lr[i] < INFINITY && out->decay[i] >= 0 &&
-              out->decay[i] < INFINITY)) {
+        if (!(out->lr[i] >= 0 && out->lr[i] < FLT_MAX && out->decay[i] >= 0 &&
+              out->decay[i] < FLT_MAX)) {
             return cst_err_set(err, CST_EINVAL, "parameter group %u has the factors %g and %g", i,
                                out->lr[i], out->decay[i]);
         }

@@ -183,10 +183,10 @@ struct cst_job_spec {
      * declarations say, and keeps its states:
      *   - Every tensor gets the master weights, weights and moments of the job's tensor with the
      *     same name. The parts of a larger tensor are cut and joined (`whole_name` of struct
-     *     cst_tensor_spec). Bits stay the same, with two exceptions. Moments
-     *     change with their format, or if the parts of a tensor in mx8 divide its blocks of 32
-     *     elements. A weight that lies halfway between two bf16 numbers is rounded in the way of
-     * the masters, whole or split (cistern-optimizer(7)).
+     *     cst_tensor_spec). Bits stay the same, with two exceptions. Moments change with their
+     *     format, or if the parts of a tensor in mx8 divide its blocks of 32 elements. A weight
+     *     that lies halfway between two bf16 numbers is rounded in the way of the masters, whole or
+     *     split (cistern-optimizer(7)).
      *   - The numbers of steps, and of skipped steps, are kept.
      *   - The optimizer is the same, and the base job, if this struct names one.
      * Until all ranks have committed and the states are there, the job stays as it was: if a rank

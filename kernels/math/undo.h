@@ -18,7 +18,7 @@
  *           +------- restore, by the next engine --------------------------+
  *
  *   UPDATE HOLDS   One group after the other is saved and changed (kernels/math/update_undo.h).
- *                  restore: the old values of the held group are put back, and the tile is finished
+ *                  restore: the old values of what is held are put back, and the tile is finished
  *                  with the scalars in the slot, which goes on holding groups; then `end`. The tile
  *                  is new.
  *   FUSED HOLDS    As UPDATE. The summed gradients of the tile are in the slot; restore needs no

@@ -27,7 +27,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-/* Old values of a group. */
+/* Old values of the elements that an update holds: a group, or half a group. */
 struct cst_update_old {
     union {
         alignas(64) float master[CST_UPDATE_GROUP];
@@ -44,12 +44,12 @@ struct cst_update_old {
 
 /* The undo state of one running update. */
 struct cst_update_undo {
-    alignas(64) _Atomic uint32_t held; /* The held group, as cst_update_undo_word; 0: none. */
+    alignas(64) _Atomic uint32_t held; /* The held elements, as cst_update_undo_word; 0: none. */
     uint32_t base; /* Number of the first element of the update, below 2^16. Set by the caller. */
     struct cst_update_old old[2];
 };
 
-/* Returns the word for the group of @n elements from number @first on, whose old values are in
+/* Returns the word for the @n elements from number @first on, whose old values are in
  * @buffer. The word is never 0. */
 static inline uint32_t cst_update_undo_word(uint32_t first, uint32_t n, uint32_t buffer)
 {
