@@ -16,10 +16,10 @@ static const struct {
     {"lr", offsetof(struct cst_hyper, lr), 0.0, FLT_MAX},
     {"beta1", offsetof(struct cst_hyper, beta1), 0.0, 1.0},
     {"beta2", offsetof(struct cst_hyper, beta2), 0.0, 1.0},
-    {"eps", offsetof(struct cst_hyper, eps), FLT_MIN, FLT_MAX},
+    {"eps", offsetof(struct cst_hyper, eps), 0.0, FLT_MAX},
     {"weight_decay", offsetof(struct cst_hyper, weight_decay), 0.0, FLT_MAX},
     {"clip_norm", offsetof(struct cst_hyper, clip_norm), 0.0, INFINITY},
-    {"grad_scale", offsetof(struct cst_hyper, grad_scale), FLT_MIN, FLT_MAX},
+    {"grad_scale", offsetof(struct cst_hyper, grad_scale), 0.0, FLT_MAX},
 };
 #define N_FIELDS (sizeof fields / sizeof fields[0])
 

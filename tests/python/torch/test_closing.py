@@ -126,21 +126,39 @@ class Closing(TorchCase):
             self.check_refused()
             self.check_step(loss)
 
-    def test_in_a_backward_pass(self) -> None:
+    def loss_whose_pass_calls(self, call: Callable[[torch.Tensor], Any]) -> torch.Tensor:
         """A hook of an activation of a unit is called while the unit is open."""
+        model = self.store.model
+        model.call = None
+        seen = model.second.register_forward_hook(
+            lambda _, __, output: output.register_hook(call) and None, prepend=True
+        )
+        loss = square(model, tokens())
+        seen.remove()
+        return loss
+
+    def test_in_a_backward_pass(self) -> None:
         for way in self.ways():
-            model = self.store.model
-            model.call = None
-            seen = model.second.register_forward_hook(
-                lambda _, __, output, way=way: (
-                    output.register_hook(lambda grad: self._call_in_backward(way, grad)) and None
-                ),
-                prepend=True,
+            loss = self.loss_whose_pass_calls(
+                lambda grad, way=way: self._call_in_backward(way, grad)
             )
-            loss = square(model, tokens())
-            seen.remove()
             self.check_step(loss)
             self.check_refused()
+
+    def test_in_a_backward_pass_after_one_that_raised(self) -> None:
+        def fail(_: torch.Tensor) -> None:
+            raise ZeroDivisionError
+
+        for way in self.ways():
+            first = self.loss_whose_pass_calls(fail)
+            second = self.loss_whose_pass_calls(
+                lambda grad, way=way: self._call_in_backward(way, grad)
+            )
+            with self.assertRaises(ZeroDivisionError):
+                first.backward()
+            second.backward()
+            self.check_refused()
+            self.store.sync()
 
     def _call_in_backward(self, way: Callable[[], Any], grad: torch.Tensor) -> torch.Tensor:
         try:

@@ -91,11 +91,13 @@ class Ending(TorchCase):
         )
 
     def test_a_store_that_nothing_refers_to(self) -> None:
-        store = self.attach(nn.Linear(4, 4))
+        model = nn.Linear(4, 4)
+        store = self.attach(model)
+        model.weight.register_hook(lambda grad, model=model: grad)
         store.model(torch.ones(2, 4)).sum().backward()
         store.optimizer(lr=0.1).step()
         self._cleanups.pop()  # It refers to the store.
-        del store
+        del store, model
         gc.collect()
         self.assertEqual(self.state(), "done")
 

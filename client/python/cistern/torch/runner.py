@@ -100,6 +100,13 @@ class _Uses:
         self.n_waiting = 0  # Runs whose backward pass has not ended.
 
 
+def _let_go(runner: ref[Runner]) -> None:
+    """Let no weights of the units of ``runner`` have memory. RuntimeError: a unit runs."""
+    found = runner()
+    if found is not None:
+        found.operators.let_go(found.units)
+
+
 class Runner:
     """Runs the units of one job.
 
@@ -115,7 +122,9 @@ class Runner:
     ) -> None:
         self.operators = operators
         self.units: list[Unit] = []
-        operators.job.client.before_unmapping(partial(operators.let_go, self.units))
+        # The client refers to the job that is left when nothing refers to the store any more, and
+        # hooks of parameters can refer to the store.
+        operators.job.client.before_unmapping(partial(_let_go, ref(self)))
         self._uses: dict[Unit, _Uses] = {}
         self._before_forward = before_forward
         self._before_backward = before_backward
@@ -371,7 +380,7 @@ class Runner:
         if is_outermost:
             self._outermost_begins()
         ends = partial(Runner._pass_ends, self)
-        if is_outermost:
+        if is_outermost or not self._pass_runs():  # An outer pass that has raised is in _tasks yet.
             self._pass_runs = ref(ends)  # torch keeps it until the pass has ended, or has raised.
         torch.autograd.Variable._execution_engine.queue_callback(ends)
 
