@@ -4,6 +4,7 @@
 #include "daemon/daemon.h"
 #include "daemon/wire/session.h"
 #include "proto/cistern.pb-c.h"
+#include "proto/round_up.h"
 
 #include <stdlib.h>
 
@@ -92,7 +93,7 @@ static int open_segment(struct cstd_session *session, uint64_t bytes, struct cst
         bool least = bytes <= CSTD_STAGING_MIN_BYTES;
 
         rc = cstd_segment_open(out, cstd_engines_segment_id(&daemon->engines),
-                               least ? CSTD_STAGING_MIN_BYTES : (bytes + 4095) & ~UINT64_C(4095),
+                               least ? CSTD_STAGING_MIN_BYTES : cst_round_up(bytes, 4096),
                                &daemon->host, session->account, "staging", err);
         if (rc != CST_EBUDGET || least) {
             return rc;

@@ -433,11 +433,6 @@ static void declare_four(const struct client *c, int64_t n)
     }
 }
 
-static void declare_large(const struct client *c)
-{
-    declare_four(c, large);
-}
-
 /* Write or check a value in the states of declare_four. */
 static void mark_large(struct client *c, bool write)
 {
@@ -465,7 +460,7 @@ START_TEST(states_stay_in_their_memory)
         spec.pool_bytes = (uint64_t)(20 - 5 * (i % 2)) << 20;
         spec.reshape = i > 0;
         open_well(&c, &spec);
-        declare_large(&c);
+        declare_four(&c, large);
         CHECK(cst_commit(c.job, NULL, &c.err), &c);
         mark_large(&c, i == 0);
         leave(&c);
@@ -484,14 +479,14 @@ START_TEST(chunks_stay_if_memory_is_short)
     spec.pool_bytes = 50 << 20;
     spec.chunk_elems = 20 << 18; /* The daemon would choose fewer for such a pool. */
     open_well(&c, &spec);
-    declare_large(&c);
+    declare_four(&c, large);
     CHECK(cst_commit(c.job, NULL, &c.err), &c);
     mark_large(&c, true);
     leave(&c);
     spec.reshape = true;
     spec.chunk_elems = 0;
     open_well(&c, &spec);
-    declare_large(&c);
+    declare_four(&c, large);
     CHECK(cst_commit(c.job, NULL, &c.err), &c);
     mark_large(&c, false);
     leave(&c);
@@ -565,7 +560,7 @@ START_TEST(short_memory_has_numbers)
     spec.pool_bytes = 80 << 20;
     spec.chunk_elems = 40 << 18; /* One chunk, which has to exist before the first portion ends. */
     open_well(&c, &spec);
-    declare_large(&c);
+    declare_four(&c, large);
     ck_assert_int_eq(cst_commit(c.job, NULL, &c.err), CST_EBUDGET);
     ck_assert_msg(strstr(c.err.text, "reshaping moves the old states of 160.0 MiB") != NULL &&
                       strstr(c.err.text, "bytes) short") != NULL,
@@ -575,7 +570,7 @@ START_TEST(short_memory_has_numbers)
     spec.pool_bytes = 20 << 20;
     spec.chunk_elems = 10 << 18;
     open_well(&c, &spec);
-    declare_large(&c);
+    declare_four(&c, large);
     CHECK(cst_commit(c.job, NULL, &c.err), &c);
     mark_large(&c, false);
     leave(&c);

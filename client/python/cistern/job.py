@@ -497,11 +497,7 @@ class Job:
         The format of the view is "f" for fp32 states, and "H", the bits of bf16, for the weights
         and the gradient of a bf16 tensor. Raises DeviceLost, CstError: EINVAL, EUNSUPPORTED, EBUSY.
         """
-        n = (
-            self._declarations.n_elems_from(tensor, checks.integer("first", first))
-            if n_elems is None
-            else n_elems
-        )
+        n = self._declarations.n_elems_from(tensor, first) if n_elems is None else n_elems
         out = new_elements(state, self._declarations.dtype(tensor), n)
         self.read_to(tensor, state, first, n, address_of(out))
         return out
