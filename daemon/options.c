@@ -28,6 +28,7 @@ struct command_line {
     const char *values[N_KEYS]; /* Per entry of keys: the value; NULL: not given. */
     const char *config;         /* --config; NULL: the default file. */
     bool handover;              /* --handover */
+    bool check;                 /* --check */
     bool help, version;         /* --help, --version */
 };
 
@@ -53,6 +54,8 @@ static const struct cst_option table[] = {
     ROW("config", "FILE",
         "read FILE (default: " CST_SYSCONFDIR "/cistern/cistern.conf, if it is there)",
         CST_TEXT(AT(config))),
+    ROW("check", NULL, "check the options and the configuration file, and exit",
+        CST_FLAG(AT(check))),
     ROW("handover", NULL, "take over all jobs from the daemon that listens at these sockets",
         CST_FLAG(AT(handover))),
     ROW("help", NULL, "print this text", CST_FLAG(AT(help))),
@@ -117,5 +120,9 @@ int cstd_options_read(struct cstd_settings *config, int argc, char **argv,
         rc = set_keys(config, &line, err);
         *result = rc == CST_OK ? CSTD_OPTIONS_RUN : CSTD_OPTIONS_WRONG;
     }
-    return rc == CST_OK ? cstd_settings_finish(config, err) : rc;
+    rc = rc == CST_OK ? cstd_settings_finish(config, err) : rc;
+    if (rc == CST_OK && line.check) {
+        *result = CSTD_OPTIONS_EXIT;
+    }
+    return rc;
 }

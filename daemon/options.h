@@ -7,7 +7,8 @@
 
 enum cstd_options_result {
     CSTD_OPTIONS_RUN,
-    /* --help or --version was printed: the program has nothing else to do. */
+    /* --help or --version was printed, or --check found no mistake: the program has nothing else to
+     * do. */
     CSTD_OPTIONS_EXIT,
     /* The command line is wrong. */
     CSTD_OPTIONS_WRONG

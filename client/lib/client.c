@@ -11,6 +11,7 @@
 
 #include <errno.h>
 #include <grp.h>
+#include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,23 +26,68 @@ const char *cst_version(void)
     return PACKAGE_VERSION;
 }
 
+/* Bytes of the name of a user or group, and of the buffer for the entry that has it. */
+enum { NAME = 256, ENTRY = 1024 };
+
+/* Write the name of the group @gid to @out, or its number if it has no name. */
+static void name_group(gid_t gid, char out[NAME])
+{
+    struct group entry, *found = NULL;
+    char buffer[ENTRY];
+
+    if (getgrgid_r(gid, &entry, buffer, sizeof buffer, &found) == 0 && found != NULL) {
+        (void)snprintf(out, NAME, "%s", found->gr_name);
+    } else {
+        (void)snprintf(out, NAME, "%u", (unsigned)gid);
+    }
+}
+
+/* Write the name of the user @uid to @out as sudo takes it, or its number if it has no name. */
+static void name_user(uid_t uid, char out[NAME])
+{
+    struct passwd entry, *found = NULL;
+    char buffer[ENTRY];
+
+    if (getpwuid_r(uid, &entry, buffer, sizeof buffer, &found) == 0 && found != NULL) {
+        (void)snprintf(out, NAME, "%s", found->pw_name);
+    } else {
+        (void)snprintf(out, NAME, "#%u", (unsigned)uid);
+    }
+}
+
+/* Make the error for a socket @path that this user cannot connect to. The mode of the socket says
+ * who can. */
+static int not_permitted(const char *path, struct cst_err *err)
+{
+    char name[NAME];
+    struct stat st;
+
+    if (stat(path, &st) != 0) {
+        return cst_err_set(err, CST_EDENIED,
+                           "permission denied at %s: uid %u cannot search a directory of this path",
+                           path, (unsigned)geteuid());
+    }
+    if ((st.st_mode & S_IWGRP) != 0) {
+        name_group(st.st_gid, name);
+        return cst_err_set(err, CST_EDENIED,
+                           "permission denied at %1$s: only members of the group '%2$s' can "
+                           "connect (adduser USER %2$s, then log in again)",
+                           path, name);
+    }
+    name_user(st.st_uid, name);
+    return cst_err_set(err, CST_EDENIED,
+                       "permission denied at %1$s: only the user '%2$s' can connect (sudo -u "
+                       "'%2$s' ...)",
+                       path, name);
+}
+
 /* Make the error for a connect() to @path that failed with @errnum, with a remedy. */
 static int cannot_connect(const char *path, int errnum, struct cst_err *err)
 {
     bool is_default = strcmp(path, CST_DEFAULT_SOCKET) == 0;
-    struct group entry, *group = NULL;
-    char words[1024];
-    struct stat st;
 
     if (errnum == EACCES) {
-        if (stat(path, &st) == 0) {
-            (void)getgrgid_r(st.st_gid, &entry, words, sizeof words, &group);
-        }
-        return cst_err_set(err, CST_EDENIED,
-                           "permission denied at %s: members of the group '%s' may connect "
-                           "(adduser USER %s, then log in again)",
-                           path, group != NULL ? group->gr_name : "cistern",
-                           group != NULL ? group->gr_name : "cistern");
+        return not_permitted(path, err);
     }
     if (errnum == ENOENT || errnum == ECONNREFUSED) {
         return cst_err_set(

@@ -9,7 +9,7 @@ max_exposure=35 # tenths
 
 # The installed units with the program of this build.
 for unit in cisternd.service cisternd.socket cisternd-manager.socket; do
-    sed "s|^ExecStart=[^ ]*|ExecStart=$PWD/cisternd|" "systemd/$unit" >"$tmp/$unit"
+    sed "s|^\(Exec[A-Za-z]*\)=[^ ]*/cisternd|\1=$PWD/cisternd|" "systemd/$unit" >"$tmp/$unit"
 done
 source=$(realpath "$srcdir/systemd")
 cd "$tmp"

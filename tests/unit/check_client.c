@@ -6,7 +6,12 @@
 #include "tests/lib/suite.h"
 
 #include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -26,6 +31,49 @@ START_TEST(test_no_daemon)
     ck_assert_int_eq(setenv("CISTERN_SOCKET", "/nonexistent/other", 1), 0);
     ck_assert_int_eq(cst_connect(&client, NULL, &err), CST_ECONN);
     ck_assert_ptr_nonnull(strstr(err.text, "/nonexistent/other"));
+}
+END_TEST
+
+/* Connect to a socket with @mode as a user who is neither root nor its owner, and return the error.
+ */
+static struct cst_err refused_with(mode_t mode)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    char dir[] = "/tmp/check_client.XXXXXX";
+    struct cst_client *client;
+    struct cst_err err = {0};
+    int sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+    ck_assert_ptr_nonnull(mkdtemp(dir));
+    (void)snprintf(address.sun_path, sizeof address.sun_path, "%s/socket", dir);
+    ck_assert_int_eq(bind(sock, (const struct sockaddr *)&address, sizeof address), 0);
+    ck_assert_int_eq(listen(sock, 1), 0);
+    ck_assert_int_eq(chmod(address.sun_path, mode), 0);
+    ck_assert_int_eq(chmod(dir, mode == 0 ? 0 : 0711), 0);
+    if (geteuid() == 0) {
+        ck_assert_int_eq(chown(address.sun_path, 65533, 65533), 0);
+        ck_assert_int_eq(seteuid(65534), 0);
+    }
+    ck_assert_int_eq(cst_connect(&client, address.sun_path, &err), CST_EDENIED);
+    ck_assert_int_eq(seteuid(getuid()), 0);
+    ck_assert_int_eq(chmod(dir, 0700), 0);
+    ck_assert_int_eq(unlink(address.sun_path), 0);
+    ck_assert_int_eq(rmdir(dir), 0);
+    (void)close(sock);
+    return err;
+}
+
+/* Who cannot connect is told who can: the members of a group only if the socket's mode says so. */
+START_TEST(test_denied)
+{
+    struct cst_err err = refused_with(0060);
+
+    ck_assert_ptr_nonnull(strstr(err.text, "only members of the group"));
+    err = refused_with(0004);
+    ck_assert_ptr_nonnull(strstr(err.text, "only the user '"));
+    ck_assert_ptr_null(strstr(err.text, "adduser"));
+    err = refused_with(0);
+    ck_assert_ptr_nonnull(strstr(err.text, "cannot search a directory of this path"));
 }
 END_TEST
 
@@ -575,6 +623,7 @@ int main(void)
     TCase *tcase = suite_case(suite, "client", NULL, NULL);
 
     tcase_add_test(tcase, test_no_daemon);
+    tcase_add_test(tcase, test_denied);
     tcase_add_test(tcase, test_long_path);
     tcase_add_loop_test(tcase, test_version, 0, 2);
     tcase_add_test(tcase, test_ping);
