@@ -214,6 +214,7 @@ static void close_bench(struct bench *b)
 
 int main(int argc, char **argv)
 {
+    uint32_t n_large = bench_sized(LARGE, 2 * SMALL), rounds = bench_sized(ROUNDS, 1);
     struct bench small, large;
     double s[ROUNDS], l[ROUNDS];
     FILE *out;
@@ -223,21 +224,21 @@ int main(int argc, char **argv)
         return 2;
     }
     open_bench(&small, SMALL);
-    open_bench(&large, LARGE);
-    for (int i = 0; i < ROUNDS; i++) {
-        s[i] = time_steps(&small, LARGE / SMALL);
+    open_bench(&large, n_large);
+    for (uint32_t i = 0; i < rounds; i++) {
+        s[i] = time_steps(&small, n_large / SMALL);
         l[i] = time_steps(&large, 1);
     }
-    bench_sort(s, ROUNDS);
-    bench_sort(l, ROUNDS);
+    bench_sort(s, rounds);
+    bench_sort(l, rounds);
     out = fopen(argv[2], "a");
     if (out == NULL) {
         die("cannot write");
     }
     (void)fprintf(out,
                   "{\"name\": \"core_scale\", \"value\": %.1f, \"unit\": \"ns\", "
-                  "\"yardstick\": %.1f, \"ratio\": %.4f, \"runs\": %d}\n",
-                  l[ROUNDS / 2], s[ROUNDS / 2], l[ROUNDS / 2] / s[ROUNDS / 2], ROUNDS);
+                  "\"yardstick\": %.1f, \"ratio\": %.4f, \"runs\": %u}\n",
+                  l[rounds / 2], s[rounds / 2], l[rounds / 2] / s[rounds / 2], rounds);
     if (fclose(out) != 0) {
         die("cannot write");
     }

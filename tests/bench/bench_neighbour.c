@@ -103,10 +103,10 @@ static double request(struct raw_client *client, uint64_t attempt, uint32_t chun
 
 static void look(struct raw_client *worker, uint64_t attempt, struct seen *seen)
 {
-    for (unsigned i = 0; i < REQUESTS; i++) {
+    for (unsigned i = 0; i < bench_sized(REQUESTS, 20); i++) {
         seen->requests[seen->n++] = request(worker, attempt, i % CHUNKS);
     }
-    for (unsigned i = 0; i < COMMITS; i++) {
+    for (unsigned i = 0; i < bench_sized(COMMITS, 1); i++) {
         struct raw_client client;
         double took = commit(&client, "again");
 
@@ -167,7 +167,7 @@ static void measure(unsigned attack, struct raw_client *manager, struct raw_clie
     double fast;
 
     quiet = attacked = (struct seen){.n = 0};
-    for (unsigned turn = 0; turn < TURNS; turn++) {
+    for (unsigned turn = 0; turn < bench_sized(TURNS, 1); turn++) {
         pid_t attacker;
 
         look(worker, attempt, &quiet);
@@ -180,7 +180,7 @@ static void measure(unsigned attack, struct raw_client *manager, struct raw_clie
     fast = p99(&quiet);
     say("", attacks[attack].name, "us", p99(&attacked), fast, attacked.n);
     say("commit_", attacks[attack].name, "s", attacked.slowest_commit, quiet.slowest_commit,
-        TURNS * COMMITS);
+        bench_sized(TURNS, 1) * bench_sized(COMMITS, 1));
 }
 
 START_TEST(neighbour)

@@ -5,6 +5,7 @@
  *
  * Usage: bench_plan_elixir [--json FILE] */
 #include "offload/plan/preset.h"
+#include "tests/bench/timing.h"
 #include "tests/lib/plan_rules.h"
 
 #include <inttypes.h>
@@ -15,7 +16,9 @@
 #define CLAIM                                                                                      \
     0.84 /* part of PyTorch's efficiency with everything on the GPU; Elixir, arXiv 2212.05339 v1,  \
           * abstract */
-#define STATED 4 /* number of sequences for which the result is reported */
+/* Numbers of sequences in a batch, and the one of them for which the result is reported. */
+static const uint32_t batches[] = {1, 2, 4, 8, 16};
+enum { N_BATCHES = sizeof batches / sizeof batches[0], AT_STATED = 2 };
 
 struct row {
     uint32_t batch;
@@ -175,7 +178,8 @@ static double show_ways(const struct cst_plan_budget *budget)
         printf(" %17s", ways[w].name);
     }
     printf("\n");
-    for (uint32_t batch = 1; batch <= 4; batch++) {
+    for (uint32_t batch = bench_sized(1, EARLY_BATCH); batch <= bench_sized(4, EARLY_BATCH);
+         batch++) {
         printf("%5" PRIu32, batch);
         for (unsigned w = 0; w < N_WAYS; w++) {
             double part = efficiency(budget, batch, &ways[w]);
@@ -224,7 +228,6 @@ static void write_json(const char *path, const char *name, double value, double 
 
 int main(int argc, char **argv)
 {
-    static const uint32_t batches[] = {1, 2, 4, 8, 16};
     const struct cst_plan_budget budget = {.device_bytes = 40000000000, .host_bytes = 512ull << 30};
     double early;
     const char *json = argc == 3 && strcmp(argv[1], "--json") == 0 ? argv[2] : NULL;
@@ -235,11 +238,11 @@ int main(int argc, char **argv)
     printf("OPT-30B, one device of 40 GB, 512 GiB of host memory; seconds of a step\n%5s %10s %10s "
            "%8s %10s %8s %10s %8s\n",
            "batch", "all on GPU", "today", "", "later", "", "rule", "");
-    for (unsigned i = 0; i < sizeof batches / sizeof batches[0]; i++) {
+    for (unsigned i = bench_sized(0, AT_STATED); i < bench_sized(N_BATCHES, AT_STATED + 1); i++) {
         struct row row = plan(&budget, batches[i]);
 
         show(&row);
-        if (json != NULL && row.batch == STATED) {
+        if (json != NULL && i == AT_STATED) {
             write_json(json, "plan_opt30b", row.all_on_gpu_s / row.today_s, CLAIM);
         }
     }

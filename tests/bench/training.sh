@@ -3,6 +3,7 @@
 # the build tree. Sets out and tmp; the script sets model, the options of all workers. Starts a daemon with default settings,
 # unless the script sets daemons=own before.
 set -euo pipefail
+srcdir=${srcdir:-$(dirname "${BASH_SOURCE[0]}")/../..}
 
 if [ $# -ne 2 ] || [ "$1" != --json ]; then
     printf 'usage: %s --json FILE\n' "$0" >&2
@@ -23,6 +24,16 @@ finish() {
     exit "$status"
 }
 trap finish EXIT
+
+# Print $1; with BENCH_SMALLEST in the environment, print $2: every benchmark then makes its shortest run, which shows that it still works. Its
+# figures mean nothing.
+sized() {
+    if [ -n "${BENCH_SMALLEST-}" ]; then
+        printf '%s\n' "$2"
+    else
+        printf '%s\n' "$1"
+    fi
+}
 
 fail() {
     printf '%s: %s\n' "${0##*/}" "$1" >&2
@@ -68,7 +79,7 @@ fit_batch() {
 emit() {
     awk -v name="$1" -v v="$2" -v unit="$3" -v y="$4" -v n="$5" 'BEGIN {
         printf "{\"name\": \"%s\", \"value\": %.6g, \"unit\": \"%s\", \"yardstick\": %.6g, \"ratio\": %.4f, \"runs\": %d}\n",
-            name, v, unit, y, v / y, n }' >>"$out"
+            name, v, unit, y, (y != 0 ? v / y : 0), n }' >>"$out"
 }
 
 # Write text that exists wherever this runs: the sources of this tree, a few MB.

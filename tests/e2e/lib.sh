@@ -1,9 +1,9 @@
 # shellcheck shell=bash
 # Functions for the end-to-end scripts: a private daemon under a service manager for tests (tests/lib/notify_run), and its end.
-# Sourced in the build tree; $srcdir is the source tree.
+# Sourced in the build tree; sets srcdir, the source tree.
 set -euo pipefail
 
-srcdir=${srcdir:-.}
+srcdir=${srcdir:-$(dirname "${BASH_SOURCE[0]}")/../..}
 tmp=$(mktemp -d "${TMPDIR:-/tmp}/cistern-e2e.XXXXXX")
 export CISTERN_SOCKET=$tmp/run/cistern.sock
 mkdir "$tmp/run"

@@ -22,13 +22,17 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--params", type=int, default=100_000_000)
 parser.add_argument("--rounds", type=int, default=31)
 parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+parser.add_argument("--rivals", default="deepspeed", help="peers besides torch")
 parser.add_argument("--json")
 options = parser.parse_args()
 os.environ["OMP_NUM_THREADS"] = str(options.threads)
 
 try:
     import torch
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    if options.rivals:
+        import deepspeed
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
 except ImportError as why:
     sys.exit(f"peers: {why}")
 
@@ -91,15 +95,21 @@ def ns_per_param(fn):
     return (time.perf_counter() - begin) / options.params * 1e9
 
 
-names = ("cistern", "cistern split", "torch step", "torch pipeline", "deepspeed pipeline", "deepspeed scaled")
-figures = {name: [] for name in names}
 cistern = Cistern()
 torchs = Peer(lambda params: torch.optim.AdamW(params, fused=True, **HYPER))
-deepspeeds = Peer(lambda params: DeepSpeedCPUAdam(params, adamw_mode=True, **HYPER))
-steps = (torchs.step, torchs.pipeline, deepspeeds.pipeline, deepspeeds.scaled)
+steps = {"torch step": torchs.step, "torch pipeline": torchs.pipeline}
+rows = [("update_vs_torch", "torch pipeline", "cistern"), ("update_vs_torch_step", "torch step", "cistern")]
+versions = f"torch {torch.__version__}"
+if options.rivals:
+    deepspeeds = Peer(lambda params: DeepSpeedCPUAdam(params, adamw_mode=True, **HYPER))
+    steps |= {"deepspeed pipeline": deepspeeds.pipeline, "deepspeed scaled": deepspeeds.scaled}
+    rows += [("update_vs_deepspeed", "deepspeed pipeline", "cistern"), ("update_split_vs_deepspeed", "deepspeed pipeline", "cistern split")]
+    versions += f", deepspeed {deepspeed.__version__}"
+names = ("cistern", "cistern split", *steps)
+figures = {name: [] for name in names}
 for _ in range(options.rounds):
     turn = cistern.turn()
-    for fn in steps:
+    for fn in steps.values():
         turn.append(ns_per_param(fn))
         time.sleep(PAUSE)
     for name, value in zip(names, turn):
@@ -108,14 +118,11 @@ cistern.process.communicate()
 
 medians = {name: statistics.median(values) for name, values in figures.items()}
 ours = medians["cistern"]
-import deepspeed  # noqa: E402  (for its version alone)
-
-print(f"{options.params} parameters, {options.threads} threads, {options.rounds} rounds; torch {torch.__version__}, deepspeed {deepspeed.__version__}")
+print(f"{options.params} parameters, {options.threads} threads, {options.rounds} rounds; {versions}")
 for name, value in medians.items():
     print(f"{name:20} {value:7.3f} ns per parameter   {value / ours:5.2f} x cistern   ({min(figures[name]):.3f} to {max(figures[name]):.3f})")
 if options.json:
     with open(options.json, "a", encoding="utf-8") as out:
-        for row, peer, own in (("update_vs_deepspeed", "deepspeed pipeline", "cistern"), ("update_split_vs_deepspeed", "deepspeed pipeline", "cistern split"),
-                               ("update_vs_torch", "torch pipeline", "cistern"), ("update_vs_torch_step", "torch step", "cistern")):
+        for row, peer, own in rows:
             out.write(json.dumps({"name": row, "value": round(medians[peer], 4), "unit": "ns", "yardstick": round(medians[own], 4),
                                   "ratio": round(medians[peer] / medians[own], 4), "runs": options.rounds}) + "\n")

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # SPDX-License-Identifier: Apache-2.0
 # What the scripts of this folder share: a virtual environment with PyTorch and DeepSpeed (some 6 GB), $PEERS_VENV or ./peers-venv,
-# which is made once. Where it cannot be had, the script says why and exits with 77.
+# which is made once. Where it cannot be had, the script says why and exits with 77. With PEERS_PYTHON, that interpreter is used as it is.
 venv=${PEERS_VENV:-peers-venv}
 
 no_peers() {
@@ -9,7 +9,7 @@ no_peers() {
     exit 77
 }
 
-if ! [ -e "$venv/ready" ]; then
+if [ -z "${PEERS_PYTHON-}" ] && ! [ -e "$venv/ready" ]; then
     command -v python3 >/dev/null || no_peers "no python3"
     command -v c++ >/dev/null || no_peers "no C++ compiler, which cpu_adam is built with"
     python3 -m venv "$venv" || no_peers "python3 has no venv"
@@ -20,5 +20,5 @@ if ! [ -e "$venv/ready" ]; then
     } >"$venv.log" 2>&1 || no_peers "PyTorch or DeepSpeed could not be installed: $(tail -n 1 "$venv.log")"
     touch "$venv/ready"
 fi
-PATH="$(realpath "$venv/bin"):$PATH"
-export PATH DS_ACCELERATOR=cpu
+python=${PEERS_PYTHON:-$venv/bin/python}
+export DS_ACCELERATOR=cpu
