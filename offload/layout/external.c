@@ -34,12 +34,16 @@ static int check_name(const char *tensor, const char *name, struct cst_err *err)
 
 static int check_names(const struct cst_tensor_words *words, struct cst_err *err)
 {
+    uint32_t hashes[CST_LAYOUT_MAX_EXTERNAL];
     int status = CST_OK;
 
     for (uint32_t i = 0; status == CST_OK && i < words->n_external; i++) {
         status = check_name(words->name, words->external_names[i], err);
+        /* Each pair is compared, and names can have long equal beginnings. */
+        hashes[i] = status == CST_OK ? cst_name_hash(words->external_names[i], 0) : 0;
         for (uint32_t k = 0; status == CST_OK && k < i; k++) {
-            if (strcmp(words->external_names[i], words->external_names[k]) == 0) {
+            if (hashes[i] == hashes[k] &&
+                strcmp(words->external_names[i], words->external_names[k]) == 0) {
                 status =
                     cst_err_set(err, CST_EINVAL, "tensor '%s' has the external name '%s' twice",
                                 words->name, words->external_names[i]);
@@ -197,7 +201,7 @@ int cst_external_reserve(struct cst_model *model, const struct cst_tensor_words 
         names->entries = entries;
         names->capacity = 2 * names->capacity + n;
     }
-    return cst_name_index_reserve(&names->index, model, name_of, n);
+    return cst_name_index_reserve(&names->index, n);
 }
 
 int cst_external_check_names(const struct cst_model *model, const struct cst_tensor_words *words,
@@ -228,7 +232,7 @@ void cst_external_add(struct cst_model *model)
 
         names->entries[at] = (struct file_name){.tensor = model->n_tensors,
                                                 .external = t->external != NULL ? i : OWN_NAME};
-        cst_name_index_add(&names->index, model, name_of, name_of(model, at));
+        cst_name_index_add(&names->index, name_of(model, at));
     }
 }
 

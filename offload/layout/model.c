@@ -251,7 +251,7 @@ static int reserve_tensor(struct cst_model *model, struct index *index)
     struct cst_layout_tensor *tensors;
     uint32_t *seen;
 
-    if (cst_name_index_reserve(&index->tensors, model, tensor_name, 1) != CST_OK) {
+    if (cst_name_index_reserve(&index->tensors, 1) != CST_OK) {
         return CST_ENOMEM;
     }
     if (model->n_tensors == before) {
@@ -277,7 +277,7 @@ static int reserve_operator(struct cst_model *model, struct index *index)
 {
     struct cst_layout_operator *operators;
 
-    if (cst_name_index_reserve(&index->operators, model, operator_name, 1) != CST_OK) {
+    if (cst_name_index_reserve(&index->operators, 1) != CST_OK) {
         return CST_ENOMEM;
     }
     operators = reserve_entry(model->operators, &index->operators_capacity, model->n_operators,
@@ -365,7 +365,7 @@ static void add_tensor(struct cst_model *model, const struct cst_tensor_words *w
     t->box = box;
     t->external = external;
     cst_external_add(model);
-    cst_name_index_add(&index->tensors, model, tensor_name, t->name);
+    cst_name_index_add(&index->tensors, t->name);
     model->n_params += n_elems;
     model->weight_bytes += cst_dtype_bytes(t->dtype) * n_elems;
     model->n_tensors++;
@@ -542,7 +542,7 @@ static void add_operator(struct cst_model *model, char *name, uint32_t *tensors,
     for (uint32_t i = 0; i < n_tensors; i++) {
         model->tensors[tensors[i]].n_uses++;
     }
-    cst_name_index_add(&index->operators, model, operator_name, op->name);
+    cst_name_index_add(&index->operators, op->name);
     model->n_uses += n_tensors;
     model->n_operators++;
 }

@@ -4,25 +4,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* FNV-1a. */
-static uint32_t hash_name(const char *name)
-{
-    uint32_t h = 2166136261u;
+#define XXH_INLINE_ALL /* The folder links no library. */
+#include <xxhash.h>
 
-    for (; *name != '\0'; name++) {
-        h = (h ^ (uint8_t)*name) * 16777619u;
-    }
-    return h;
+uint32_t cst_name_hash(const char *name, uint64_t seed)
+{
+    return (uint32_t)XXH3_64bits_withSeed(name, strlen(name), seed);
 }
 
-/* The slot that holds @name, or the empty one where it would go. */
+/* The slot that holds @name, whose hash is @hash, or the empty one where it would go. A name is
+ * read only if its hash is equal: names lie far apart in memory. */
 static uint32_t find_slot(const struct cst_name_index *names, const struct cst_model *model,
-                          cst_name_fn name_of, const char *name)
+                          cst_name_fn name_of, const char *name, uint32_t hash)
 {
     uint32_t mask = names->n_slots - 1;
-    uint32_t at = hash_name(name) & mask;
+    uint32_t at = hash & mask;
 
-    while (names->slots[at] != CST_NO_NAME && strcmp(name_of(model, names->slots[at]), name) != 0) {
+    while (names->slots[at].entry != CST_NO_NAME &&
+           (names->slots[at].hash != hash ||
+            strcmp(name_of(model, names->slots[at].entry), name) != 0)) {
         at = (at + 1) & mask;
     }
     return at;
@@ -34,14 +34,27 @@ uint32_t cst_name_index_find(const struct cst_name_index *names, const struct cs
     if (names->n_slots == 0) {
         return CST_NO_NAME;
     }
-    return names->slots[find_slot(names, model, name_of, name)];
+    return names->slots[find_slot(names, model, name_of, name, cst_name_hash(name, names->seed))]
+        .entry;
 }
 
-int cst_name_index_reserve(struct cst_name_index *names, const struct cst_model *model,
-                           cst_name_fn name_of, uint32_t n)
+/* Put @slot, whose name is in no slot of @names yet, into an empty one. */
+static void place(struct cst_name_index *names, const struct cst_name_slot *slot)
+{
+    uint32_t mask = names->n_slots - 1;
+    uint32_t at = slot->hash & mask;
+
+    while (names->slots[at].entry != CST_NO_NAME) {
+        at = (at + 1) & mask;
+    }
+    names->slots[at] = *slot;
+}
+
+int cst_name_index_reserve(struct cst_name_index *names, uint32_t n)
 {
     struct cst_name_index grown = {.n_slots = names->n_slots == 0 ? 64 : names->n_slots,
-                                   .n_entries = names->n_entries};
+                                   .n_entries = names->n_entries,
+                                   .seed = names->n_slots == 0 ? (uintptr_t)names : names->seed};
 
     while (2 * (names->n_entries + n) > grown.n_slots) {
         grown.n_slots *= 2;
@@ -54,19 +67,22 @@ int cst_name_index_reserve(struct cst_name_index *names, const struct cst_model 
         return CST_ENOMEM;
     }
     memset(grown.slots, 0xff, grown.n_slots * sizeof *grown.slots);
-    for (uint32_t i = 0; i < names->n_entries; i++) {
-        grown.slots[find_slot(&grown, model, name_of, name_of(model, i))] = i;
+    for (uint32_t i = 0; i < names->n_slots; i++) {
+        if (names->slots[i].entry != CST_NO_NAME) {
+            place(&grown, &names->slots[i]);
+        }
     }
     free(names->slots);
     *names = grown;
     return CST_OK;
 }
 
-void cst_name_index_add(struct cst_name_index *names, const struct cst_model *model,
-                        cst_name_fn name_of, const char *name)
+void cst_name_index_add(struct cst_name_index *names, const char *name)
 {
-    names->slots[find_slot(names, model, name_of, name)] = names->n_entries;
-    names->n_entries++;
+    const struct cst_name_slot slot = {.entry = names->n_entries++,
+                                       .hash = cst_name_hash(name, names->seed)};
+
+    place(names, &slot);
 }
 
 void cst_name_index_close(struct cst_name_index *names)

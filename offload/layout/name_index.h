@@ -8,12 +8,23 @@
 
 #define CST_NO_NAME UINT32_MAX
 
+struct cst_name_slot {
+    uint32_t entry; /* Number of the entry; CST_NO_NAME: the slot is empty. */
+    uint32_t hash;  /* Hash of the entry's name. */
+};
+
 /* Hash table of numbers with open addressing, at most half full. Empty if zeroed. */
 struct cst_name_index {
-    uint32_t *slots;    /* Number of the entry, or CST_NO_NAME; owned. */
-    uint32_t n_slots;   /* A power of two; 0 before the first name. */
-    uint32_t n_entries; /* Number of names in the index. */
+    struct cst_name_slot *slots; /* Owned. */
+    uint32_t n_slots;            /* A power of two; 0 before the first name. */
+    uint32_t n_entries;          /* Number of names in the index. */
+    /* Seed of the hashes: an address. Clients choose the names, and could choose names with equal
+     * hashes if they knew it. */
+    uint64_t seed;
 };
+
+/* Hash of @name. Names with equal hashes can differ. */
+uint32_t cst_name_hash(const char *name, uint64_t seed);
 
 /* Returns the name of entry @i. */
 typedef const char *(*cst_name_fn)(const struct cst_model *model, uint32_t i);
@@ -23,12 +34,10 @@ uint32_t cst_name_index_find(const struct cst_name_index *names, const struct cs
                              cst_name_fn name_of, const char *name);
 
 /* Make room for @n more names. CST_ENOMEM: nothing is changed. */
-int cst_name_index_reserve(struct cst_name_index *names, const struct cst_model *model,
-                           cst_name_fn name_of, uint32_t n);
+int cst_name_index_reserve(struct cst_name_index *names, uint32_t n);
 
 /* Add @name, which is new, as the name of entry n_entries. Room must have been reserved. */
-void cst_name_index_add(struct cst_name_index *names, const struct cst_model *model,
-                        cst_name_fn name_of, const char *name);
+void cst_name_index_add(struct cst_name_index *names, const char *name);
 
 /* Free the index. */
 void cst_name_index_close(struct cst_name_index *names);
