@@ -11,6 +11,7 @@
 #define CSTD_KEEPER_H
 
 #include "cistern/status.h"
+#include "daemon/ledger/kept_name.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -18,18 +19,19 @@
 
 struct cstd_notify;
 
-#define CSTD_KEEPER_NAME_BYTES 64
-
 /* An inherited descriptor. */
 struct cstd_kept {
-    char name[CSTD_KEEPER_NAME_BYTES];
-    int fd; /* -1: it was taken. */
+    struct cstd_kept_name name;
+    bool is_long;  /* The store has it under its long name. */
+    bool is_alone; /* It is in the service manager's store, and not among the stored ones. */
+    int fd;        /* -1: it was taken. */
     ino_t inode;
 };
 
 /* A stored descriptor, which belongs to whoever stored it. */
 struct cstd_stored {
-    char name[CSTD_KEEPER_NAME_BYTES];
+    struct cstd_kept_name name;
+    bool is_long; /* The store has it under its long name. */
     int fd;
 };
 
@@ -38,18 +40,20 @@ struct cstd_keeper {
     uint32_t limit;             /* Descriptors that the store can hold; 0: there is no store. */
     struct cstd_stored *stored; /* All stored descriptors; owned. */
     uint32_t n_stored;
+    /* What the store holds: descriptors, and bytes of their names with one more for each. */
+    uint32_t n_used;
+    size_t name_bytes;
     bool engines_stored;    /* What all jobs need of the engines is in the store. */
     struct cstd_kept *kept; /* Inherited descriptors; owned. */
     uint32_t n_kept;
+    bool sorted; /* They are in the order of their inodes. */
 };
 
 /* Initialise @keeper with no inherited descriptors. */
 void cstd_keeper_init(struct cstd_keeper *keeper, struct cstd_notify *notify);
 
-/* True if @name is that of a stored descriptor. */
-bool cstd_keeper_is_name(const char *name);
-
-/* Enter the inherited descriptor @fd, which @keeper owns from now on. CST_ENOMEM: it was closed. */
+/* Enter the inherited descriptor @fd, which @keeper owns from now on. CST_EVERSION: a later version
+ * has stored it. CST_ENOMEM. After an error it was closed, and stays in the store. */
 int cstd_keeper_inherit(struct cstd_keeper *keeper, const char *name, int fd, struct cst_err *err);
 
 /* Close the inherited descriptors that were not taken. They stay in the service manager's store. */
@@ -57,20 +61,22 @@ void cstd_keeper_close(struct cstd_keeper *keeper);
 
 /* Take the inherited descriptor of the file @inode (0: of any file) with @name. It belongs to the
  * caller. -1: there is none. */
-int cstd_keeper_take(struct cstd_keeper *keeper, const char *name, uint64_t inode);
+int cstd_keeper_take(struct cstd_keeper *keeper, const struct cstd_kept_name *name, uint64_t inode);
 
 /* True if a descriptor is stored under @name. */
-bool cstd_keeper_has(const struct cstd_keeper *keeper, const char *name);
+bool cstd_keeper_has(const struct cstd_keeper *keeper, const struct cstd_kept_name *name);
 
-/* True if @n more descriptors can be stored. */
-bool cstd_keeper_has_room(const struct cstd_keeper *keeper, uint32_t n);
+/* Check that @n more descriptors with names like @name can be stored. CST_EBUDGET: they cannot, and
+ * @err has the numbers and the remedy. */
+int cstd_keeper_check(const struct cstd_keeper *keeper, const struct cstd_kept_name *name,
+                      uint32_t n, struct cst_err *err);
 
 /* Store the @n descriptors @fds under @name. They stay the caller's, which forgets them before it
  * closes them. @sent: they were inherited, and are in the service manager's store. CST_ENOMEM. */
-int cstd_keeper_store(struct cstd_keeper *keeper, const char *name, const int *fds, uint32_t n,
-                      bool sent, struct cst_err *err);
+int cstd_keeper_store(struct cstd_keeper *keeper, const struct cstd_kept_name *name, const int *fds,
+                      uint32_t n, bool sent, struct cst_err *err);
 
-/* Remove the descriptors that were stored under @name. */
-void cstd_keeper_forget(struct cstd_keeper *keeper, const char *name);
+/* Remove the descriptors under @name from the store, stored or only inherited. */
+void cstd_keeper_forget(struct cstd_keeper *keeper, const struct cstd_kept_name *name);
 
 #endif

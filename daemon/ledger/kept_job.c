@@ -52,16 +52,15 @@ bool cstd_kept_job_is_moving(const struct cstd_kept_job *kept)
 static int take_segment(struct cstd_daemon *daemon, const struct cstd_kept_job *kept, uint32_t i,
                         const struct cst_layout *layout)
 {
-    uint64_t serial = kept->ledger->serial;
+    struct cstd_kept_name name = {.kind = CSTD_KEPT_HOST, .serial = kept->ledger->serial};
     bool is_arena = i < layout->n_segments;
-    char name[CSTD_KEEPER_NAME_BYTES];
 
-    (void)snprintf(name, sizeof name, "kept-job-%" PRIu64, serial);
     if (i > layout->n_segments ||
         (is_arena && layout->segments[i].node >= daemon->engines.n_nodes)) {
-        (void)cstd_ledger_name_of_device(serial, i, name);
+        name.kind = CSTD_KEPT_DEVICE;
+        name.i = i;
     }
-    return cstd_keeper_take(&daemon->keeper, name, kept->ledger->segments[i]->inode);
+    return cstd_keeper_take(&daemon->keeper, &name, kept->ledger->segments[i]->inode);
 }
 
 int cstd_kept_job_find_segments(struct cstd_daemon *daemon, struct cstd_kept_job *kept,

@@ -280,18 +280,14 @@ static int make_file(struct cstd_job *job, struct cstd_ledger_file *file, struct
 
 /* -- the store -------------------------------------------------------------------------------- */
 
-static const char *name_of(const char *what, const struct cstd_job *job,
-                           char out[CSTD_KEEPER_NAME_BYTES])
+static struct cstd_kept_name name_of(enum cstd_kept_kind kind, const struct cstd_job *job)
 {
-    (void)snprintf(out, CSTD_KEEPER_NAME_BYTES, "kept-%s-%" PRIu64, what, job->serial);
-    return out;
+    return (struct cstd_kept_name){.kind = kind, .serial = job->serial};
 }
 
-const char *cstd_ledger_name_of_device(uint64_t serial, uint32_t i,
-                                       char out[CSTD_KEEPER_NAME_BYTES])
+static struct cstd_kept_name name_of_device(const struct cstd_job *job, uint32_t i)
 {
-    (void)snprintf(out, CSTD_KEEPER_NAME_BYTES, "kept-device-%" PRIu64 "-%" PRIu32, serial, i);
-    return out;
+    return (struct cstd_kept_name){.kind = CSTD_KEPT_DEVICE, .serial = job->serial, .i = i};
 }
 
 /* Store the undo slots of the nodes' engines, which finish updates that are under way, and the
@@ -300,19 +296,18 @@ static int store_engines(struct cstd_daemon *daemon, bool sent, struct cst_err *
 {
     const struct cstd_engines *engines = &daemon->engines;
     struct cstd_keeper *keeper = &daemon->keeper;
-    char name[CSTD_KEEPER_NAME_BYTES];
+    struct cstd_kept_name name = {.kind = CSTD_KEPT_TRAFFIC, .k = engines->traffic_memory->id};
     int rc;
 
     if (keeper->engines_stored) {
         return CST_OK;
     }
-    (void)snprintf(name, sizeof name, "kept-traffic-%u", engines->traffic_memory->id);
-    rc = cstd_keeper_store(keeper, name, &engines->traffic_memory->fd, 1, sent, err);
+    rc = cstd_keeper_store(keeper, &name, &engines->traffic_memory->fd, 1, sent, err);
     for (unsigned i = 0; i < engines->n_nodes && rc == CST_OK; i++) {
         const struct cstd_segment *undo = engines->v[i].undo;
 
-        (void)snprintf(name, sizeof name, "kept-undo-%u-%u", i, undo->id);
-        rc = cstd_keeper_store(keeper, name, &undo->fd, 1, sent, err);
+        name = (struct cstd_kept_name){.kind = CSTD_KEPT_UNDO, .i = i, .k = undo->id};
+        rc = cstd_keeper_store(keeper, &name, &undo->fd, 1, sent, err);
     }
     keeper->engines_stored = rc == CST_OK;
     return rc;
@@ -323,8 +318,8 @@ static int store_engines(struct cstd_daemon *daemon, bool sent, struct cst_err *
 static int store_segments(struct cstd_job *job, bool sent, struct cst_err *err)
 {
     struct cstd_keeper *keeper = &job->daemon->keeper;
+    const struct cstd_kept_name host = name_of(CSTD_KEPT_HOST, job);
     uint32_t n = count_segments(job), n_host = 0;
-    char name[CSTD_KEEPER_NAME_BYTES];
     int *fds = calloc(n, sizeof *fds);
     int rc = CST_OK;
 
@@ -335,14 +330,15 @@ static int store_segments(struct cstd_job *job, bool sent, struct cst_err *err)
         const struct cstd_segment *segment = segment_of(job, i);
 
         if (segment->device) {
-            rc = cstd_keeper_store(keeper, cstd_ledger_name_of_device(job->serial, i, name),
-                                   &segment->fd, 1, sent, err);
+            const struct cstd_kept_name name = name_of_device(job, i);
+
+            rc = cstd_keeper_store(keeper, &name, &segment->fd, 1, sent, err);
         } else {
             fds[n_host++] = segment->fd;
         }
     }
     if (rc == CST_OK) {
-        rc = cstd_keeper_store(keeper, name_of("job", job, name), fds, n_host, sent, err);
+        rc = cstd_keeper_store(keeper, &host, fds, n_host, sent, err);
     }
     free(fds);
     return rc;
@@ -352,8 +348,7 @@ static int store_segments(struct cstd_job *job, bool sent, struct cst_err *err)
 static int store(struct cstd_job *job, const struct cstd_ledger_file *file, bool sent,
                  struct cst_err *err)
 {
-    struct cstd_keeper *keeper = &job->daemon->keeper;
-    char name[CSTD_KEEPER_NAME_BYTES];
+    const struct cstd_kept_name name = name_of(CSTD_KEPT_LEDGER, job);
     int rc = store_engines(job->daemon, sent, err);
 
     if (rc == CST_OK) {
@@ -361,7 +356,7 @@ static int store(struct cstd_job *job, const struct cstd_ledger_file *file, bool
     }
     rc = rc == CST_OK ? cstd_lent_slabs_store(job, sent, err) : rc;
     if (rc == CST_OK) {
-        rc = cstd_keeper_store(keeper, name_of("ledger", job, name), &file->fd, 1, sent, err);
+        rc = cstd_keeper_store(&job->daemon->keeper, &name, &file->fd, 1, sent, err);
     }
     return rc;
 }
@@ -369,14 +364,17 @@ static int store(struct cstd_job *job, const struct cstd_ledger_file *file, bool
 /* Remove from the store what store() has put there of @job. */
 static void unstore(struct cstd_job *job)
 {
+    const struct cstd_kept_name ledger = name_of(CSTD_KEPT_LEDGER, job),
+                                host = name_of(CSTD_KEPT_HOST, job);
     struct cstd_keeper *keeper = &job->daemon->keeper;
-    char name[CSTD_KEEPER_NAME_BYTES];
 
-    cstd_keeper_forget(keeper, name_of("ledger", job, name));
-    cstd_keeper_forget(keeper, name_of("job", job, name));
+    cstd_keeper_forget(keeper, &ledger);
+    cstd_keeper_forget(keeper, &host);
     for (uint32_t i = 0; i < count_segments(job); i++) {
         if (segment_of(job, i)->device) {
-            cstd_keeper_forget(keeper, cstd_ledger_name_of_device(job->serial, i, name));
+            const struct cstd_kept_name name = name_of_device(job, i);
+
+            cstd_keeper_forget(keeper, &name);
         }
     }
     for (uint32_t r = 0; r < job->world; r++) {
@@ -388,20 +386,14 @@ static void unstore(struct cstd_job *job)
 
 static int check(const struct cstd_job *job, struct cst_err *err)
 {
-    const struct cstd_keeper *keeper = &job->daemon->keeper;
+    const struct cstd_kept_name name = name_of(CSTD_KEPT_HOST, job);
     uint32_t n =
         count_segments(job) + 1 + job->daemon->engines.n_nodes + 1 + cstd_lent_slabs_count(job);
 
     if (job->base != NULL && job->base->ledger.state != CSTD_LEDGER_KEPT) {
         return cst_err_set(err, CST_EUNSUPPORTED, "its base '%s' is not kept", job->base->name);
     }
-    if (!cstd_keeper_has_room(keeper, n)) {
-        return cst_err_set(err, CST_EBUDGET,
-                           "it needs %" PRIu32 " descriptors, and %" PRIu32 " of %" PRIu32
-                           " in the service manager's store are in use (FileDescriptorStoreMax=)",
-                           n, keeper->n_stored, keeper->limit);
-    }
-    return CST_OK;
+    return cstd_keeper_check(&job->daemon->keeper, &name, n, err);
 }
 
 /* @job has @file now, whose memory its owner is charged for. */

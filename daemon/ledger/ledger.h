@@ -53,11 +53,6 @@ int cstd_ledger_keep_all(struct cstd_daemon *daemon, struct cst_err *err);
 /* @job is removed: it and its memory are not kept any more. */
 void cstd_ledger_forget(struct cstd_job *job);
 
-/* Write to @out the name in the store of segment @i in the ledger of job @serial, which is memory
- * of an accelerator. Returns @out. */
-const char *cstd_ledger_name_of_device(uint64_t serial, uint32_t i,
-                                       char out[CSTD_KEEPER_NAME_BYTES]);
-
 /* Hash of all places in the layout of @job, to be compared after the layout was built again. */
 uint64_t cstd_ledger_hash(const struct cstd_job *job);
 

@@ -9,12 +9,10 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *name_of(const struct cstd_job *job, uint32_t rank, uint32_t slab,
-                           char out[CSTD_KEEPER_NAME_BYTES])
+static struct cstd_kept_name name_of(const struct cstd_job *job, uint32_t rank, uint32_t slab)
 {
-    (void)snprintf(out, CSTD_KEEPER_NAME_BYTES, "kept-slab-%" PRIu64 "-%" PRIu32 "-%" PRIu32,
-                   job->serial, rank, slab);
-    return out;
+    return (struct cstd_kept_name){
+        .kind = CSTD_KEPT_SLAB, .serial = job->serial, .i = rank, .k = slab};
 }
 
 uint32_t cstd_lent_slabs_count(const struct cstd_job *job)
@@ -35,19 +33,16 @@ static int store(struct cstd_job *job, uint32_t rank, uint32_t i, bool sent, str
 {
     struct cstd_keeper *keeper = &job->daemon->keeper;
     const struct cstd_segment *slab = cstd_memory_slab(&job->memory, rank, i);
-    char name[CSTD_KEEPER_NAME_BYTES];
+    const struct cstd_kept_name name = name_of(job, rank, i);
 
-    if (slab == NULL || slab->fd < 0 || cstd_keeper_has(keeper, name_of(job, rank, i, name))) {
+    if (slab == NULL || slab->fd < 0 || cstd_keeper_has(keeper, &name)) {
         return CST_OK;
     }
-    if (!cstd_keeper_has_room(keeper, 1)) {
-        return cst_err_set(err, CST_EBUDGET,
-                           "its pools lend memory in %" PRIu32 " slabs, and %" PRIu32 " of %" PRIu32
-                           " descriptors in the service manager's store are in use "
-                           "(FileDescriptorStoreMax=)",
-                           cstd_lent_slabs_count(job), keeper->n_stored, keeper->limit);
+    if (!sent && cstd_keeper_check(keeper, &name, 1, err) != CST_OK) {
+        return cst_err_prefix(err, "its pools lend memory in %" PRIu32 " slabs",
+                              cstd_lent_slabs_count(job));
     }
-    return cstd_keeper_store(keeper, name, &slab->fd, 1, sent, err);
+    return cstd_keeper_store(keeper, &name, &slab->fd, 1, sent, err);
 }
 
 int cstd_lent_slabs_store(struct cstd_job *job, bool sent, struct cst_err *err)
@@ -68,11 +63,12 @@ int cstd_lent_slabs_store(struct cstd_job *job, bool sent, struct cst_err *err)
 void cstd_lent_slabs_forget(struct cstd_job *job, uint32_t rank)
 {
     struct cstd_keeper *keeper = &job->daemon->keeper;
-    char name[CSTD_KEEPER_NAME_BYTES];
 
     for (uint32_t i = 0; i < cstd_memory_n_slabs(&job->memory, rank); i++) {
-        if (cstd_keeper_has(keeper, name_of(job, rank, i, name))) {
-            cstd_keeper_forget(keeper, name);
+        const struct cstd_kept_name name = name_of(job, rank, i);
+
+        if (cstd_keeper_has(keeper, &name)) {
+            cstd_keeper_forget(keeper, &name);
         }
     }
 }
@@ -97,14 +93,14 @@ int cstd_lent_slabs_take(struct cstd_job *job, const struct cst_core_record *rec
                          struct cst_err *err)
 {
     uint64_t ranks = find_lenders(record);
-    char name[CSTD_KEEPER_NAME_BYTES];
 
     for (uint32_t r = 0; r < job->world; r++) {
         uint32_t first = 0,
                  n = (ranks >> r & 1) != 0 ? cst_core_lent_slabs(job->core, r, &first) : 0;
 
         for (uint32_t i = first; i < first + n; i++) {
-            int fd = cstd_keeper_take(&job->daemon->keeper, name_of(job, r, i, name), 0);
+            const struct cstd_kept_name name = name_of(job, r, i);
+            int fd = cstd_keeper_take(&job->daemon->keeper, &name, 0);
 
             if (fd < 0) {
                 return cst_err_set(err, CST_ELOST,
@@ -129,14 +125,13 @@ int cstd_lent_slabs_take(struct cstd_job *job, const struct cst_core_record *rec
 void cstd_lent_slabs_settle(struct cstd_job *job)
 {
     struct cstd_keeper *keeper = &job->daemon->keeper;
-    char prefix[CSTD_KEEPER_NAME_BYTES];
 
-    (void)snprintf(prefix, sizeof prefix, "kept-slab-%" PRIu64 "-", job->serial);
     for (uint32_t i = 0; i < keeper->n_kept; i++) {
         const struct cstd_kept *kept = &keeper->kept[i];
 
-        if (kept->fd >= 0 && strncmp(kept->name, prefix, strlen(prefix)) == 0) {
-            cstd_keeper_forget(keeper, kept->name);
+        if (kept->fd >= 0 && kept->name.kind == CSTD_KEPT_SLAB &&
+            kept->name.serial == job->serial) {
+            cstd_keeper_forget(keeper, &kept->name);
         }
     }
 }

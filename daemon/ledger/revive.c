@@ -20,9 +20,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The names of ledgers begin with this. */
-#define LEDGER "kept-ledger-"
-
 /* -- one job ---------------------------------------------------------------------------------- */
 
 static int finish(struct cstd_job *job, struct cstd_kept_job *kept, struct cst_err *err)
@@ -178,7 +175,7 @@ static void tell(const char *name, const struct cst_err *why)
 
 static bool is_ledger(const struct cstd_kept *kept)
 {
-    return kept->fd >= 0 && strncmp(kept->name, LEDGER, sizeof LEDGER - 1) == 0;
+    return kept->fd >= 0 && kept->name.kind == CSTD_KEPT_LEDGER;
 }
 
 static uint32_t read_all(struct cstd_keeper *keeper, struct cstd_kept_job *jobs)
@@ -196,7 +193,9 @@ static uint32_t read_all(struct cstd_keeper *keeper, struct cstd_kept_job *jobs)
         if (cstd_kept_job_read(&jobs[n], kept->fd, &err) == CST_OK) {
             n++;
         } else {
-            tell(kept->name, &err);
+            char name[CSTD_KEPT_NAME_BYTES];
+
+            tell(cstd_kept_name_write(&kept->name, true, name), &err);
             cstd_kept_job_close(&jobs[n]);
         }
         kept->fd = -1;
@@ -210,44 +209,34 @@ int cstd_revive_check(const struct cstd_keeper *keeper, struct cst_err *err)
 
     for (uint32_t i = 0; i < keeper->n_kept && rc == CST_OK; i++) {
         struct cstd_kept_job job = {.file.fd = -1};
+        char name[CSTD_KEPT_NAME_BYTES];
         int fd = -1;
 
         if (!is_ledger(&keeper->kept[i])) {
             continue;
         }
+        (void)cstd_kept_name_write(&keeper->kept[i].name, true, name);
         fd = fcntl(keeper->kept[i].fd, F_DUPFD_CLOEXEC, 0);
         if (fd < 0) {
-            return cst_err_errno(err, CST_ENOMEM, errno, "%s", keeper->kept[i].name);
+            return cst_err_errno(err, CST_ENOMEM, errno, "%s", name);
         }
         rc = cstd_kept_job_read(&job, fd, err);
         cstd_kept_job_close(&job);
         if (rc != CST_OK) {
-            (void)cst_err_prefix(err, "%s cannot be taken over", keeper->kept[i].name);
+            (void)cst_err_prefix(err, "%s cannot be taken over", name);
             rc = err->status = CST_EBUSY;
         }
     }
     return rc;
 }
 
-/* The serial number in the name of a job's descriptor; 0: it is of no job. */
-static uint64_t serial_of(const struct cstd_kept *kept)
-{
-    uint64_t serial;
-
-    return sscanf(kept->name, "kept-job-%" SCNu64, &serial) == 1 ||
-                   sscanf(kept->name, "kept-device-%" SCNu64, &serial) == 1 ||
-                   sscanf(kept->name, "kept-slab-%" SCNu64, &serial) == 1 ||
-                   sscanf(kept->name, "kept-ledger-%" SCNu64, &serial) == 1
-               ? serial
-               : 0;
-}
-
 /* True if a ledger of job @serial was inherited, readable or not. */
 static bool has_ledger(const struct cstd_keeper *keeper, uint64_t serial)
 {
     for (uint32_t i = 0; i < keeper->n_kept; i++) {
-        if (strncmp(keeper->kept[i].name, LEDGER, sizeof LEDGER - 1) == 0 &&
-            serial_of(&keeper->kept[i]) == serial) {
+        const struct cstd_kept_name *name = &keeper->kept[i].name;
+
+        if (name->kind == CSTD_KEPT_LEDGER && name->serial == serial) {
             return true;
         }
     }
@@ -261,13 +250,13 @@ static void settle(struct cstd_daemon *daemon)
     struct cstd_keeper *keeper = &daemon->keeper;
 
     for (uint32_t i = 0; i < keeper->n_kept; i++) {
-        uint64_t serial = serial_of(&keeper->kept[i]);
+        uint64_t serial = keeper->kept[i].name.serial;
 
         if (serial > daemon->jobs.serial) {
             daemon->jobs.serial = serial;
         }
         if (serial != 0 && !has_ledger(keeper, serial)) {
-            cstd_keeper_forget(keeper, keeper->kept[i].name);
+            cstd_keeper_forget(keeper, &keeper->kept[i].name);
         }
     }
 }

@@ -44,32 +44,26 @@ static int await_end(int fd, struct cst_err *err)
                : cst_err_errno(err, CST_EIO, error, "the earlier daemon's table of traffic");
 }
 
-/* Make the segment *@out with the number @id of @kept. */
-static int adopt(struct cstd_daemon *daemon, struct cstd_kept *kept, unsigned id,
-                 struct cstd_segment **out, struct cst_err *err)
+/* Make the segment *@out of @kept. */
+static int adopt(struct cstd_daemon *daemon, struct cstd_kept *kept, struct cstd_segment **out,
+                 struct cst_err *err)
 {
+    uint32_t id = kept->name.k;
     uint64_t bytes = (uint64_t)lseek(kept->fd, 0, SEEK_END);
     int rc = cstd_segment_adopt(out, id, bytes, kept->fd, NULL, NULL, err);
 
     kept->fd = -1;
     cstd_engines_reserve_id(&daemon->engines, id);
-    return rc == CST_OK ? cstd_keeper_store(&daemon->keeper, kept->name, &(*out)->fd, 1, true, err)
+    return rc == CST_OK ? cstd_keeper_store(&daemon->keeper, &kept->name, &(*out)->fd, 1, true, err)
                         : rc;
-}
-
-/* The number in the name of the table of traffic. */
-static bool is_traffic(const struct cstd_kept *kept, unsigned *id)
-{
-    return sscanf(kept->name, "kept-traffic-%u", id) == 1;
 }
 
 static int await_engines(const struct cstd_keeper *keeper, struct cst_err *err)
 {
-    unsigned id;
     int rc = CST_OK;
 
     for (uint32_t i = 0; i < keeper->n_kept && rc == CST_OK; i++) {
-        if (is_traffic(&keeper->kept[i], &id)) {
+        if (keeper->kept[i].name.kind == CSTD_KEPT_TRAFFIC) {
             rc = await_end(keeper->kept[i].fd, err);
         }
     }
@@ -85,14 +79,12 @@ int cstd_revive_adopt_engines(struct cstd_daemon *daemon, struct cst_err *err)
 
     for (uint32_t i = 0; i < keeper->n_kept && rc == CST_OK; i++) {
         struct cstd_kept *kept = &keeper->kept[i];
-        unsigned node, id;
 
-        if (is_traffic(kept, &id)) {
-            rc = adopt(daemon, kept, id, &engines->traffic_memory, err);
+        if (kept->name.kind == CSTD_KEPT_TRAFFIC) {
+            rc = adopt(daemon, kept, &engines->traffic_memory, err);
             n_adopted++;
-        } else if (sscanf(kept->name, "kept-undo-%u-%u", &node, &id) == 2 &&
-                   node < engines->n_nodes) {
-            rc = adopt(daemon, kept, id, &engines->v[node].undo, err);
+        } else if (kept->name.kind == CSTD_KEPT_UNDO && kept->name.i < engines->n_nodes) {
+            rc = adopt(daemon, kept, &engines->v[kept->name.i].undo, err);
             n_adopted++;
         }
     }

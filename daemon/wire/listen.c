@@ -231,8 +231,10 @@ int cstd_listen_inherit(struct cstd_listen *user, struct cstd_listen *manager,
         const char *name = names != NULL && names[i] != NULL ? names[i] : "unknown";
         int fd = SD_LISTEN_FDS_START + i;
 
-        if (rc == CST_OK && cstd_keeper_is_name(name)) {
+        if (rc == CST_OK && cstd_kept_name_is_one(name)) {
             rc = cstd_keeper_inherit(keeper, name, fd, err);
+            /* What this version cannot read stays in the store for one that can. */
+            rc = rc == CST_EVERSION ? CST_OK : rc;
         } else if (rc == CST_OK && manager->fd < 0 &&
                    (strcmp(name, "manager") == 0 || strcmp(name, "manager.sock") == 0)) {
             rc = adopt(manager, fd, name, err);

@@ -23,7 +23,7 @@ void cstd_serve_handover(struct cstd_session *session, uint64_t id, void *body)
     struct cstd_daemon *daemon = session->daemon;
     const struct cstd_keeper *keeper = &daemon->keeper;
     Cistern__HandoverPart part = CISTERN__HANDOVER_PART__INIT;
-    char *names[CST_FRAME_MAX_FDS];
+    char texts[CST_FRAME_MAX_FDS][CSTD_KEPT_NAME_BYTES], *names[CST_FRAME_MAX_FDS];
     int fds[CST_FRAME_MAX_FDS];
     uint32_t n = 0;
     struct cst_err err = {0};
@@ -38,7 +38,9 @@ void cstd_serve_handover(struct cstd_session *session, uint64_t id, void *body)
     for (; n < CST_FRAME_MAX_FDS && get->first < keeper->n_stored &&
            get->first + n < keeper->n_stored;
          n++) {
-        names[n] = keeper->stored[get->first + n].name;
+        /* Earlier versions read long names only. */
+        (void)cstd_kept_name_write(&keeper->stored[get->first + n].name, true, texts[n]);
+        names[n] = texts[n];
         fds[n] = keeper->stored[get->first + n].fd;
     }
     part.total = keeper->n_stored;
