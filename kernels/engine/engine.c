@@ -127,6 +127,7 @@ static int open_undo(struct cste_engine *engine, const Engine__Setup *setup, int
         return cst_err_prefix(err, "undo segment %u", setup->undo_segment);
     }
     engine->undo_id = setup->undo_segment;
+    engine->unsettled = setup->unsettled;
     engine->recovery = (struct cste_recovery){
         .slots = engine->undo.base,
         .n_slots = (uint32_t)(setup->undo_bytes / sizeof(struct cst_undo_slot))};
@@ -225,6 +226,7 @@ static int open_parts(struct cste_engine *engine, const Engine__Setup *setup, in
     rc = open_device(engine, setup, &sizes, err);
     if (rc == CST_OK) {
         rc = open_undo(engine, setup, undo_fd, err);
+        engine->recovery.n_team = sizes.n_team;
     }
     if (rc == CST_OK) {
         rc = cste_mailbox_open(&engine->box, err);
@@ -327,6 +329,9 @@ static int on_message(struct cste_engine *engine, struct cst_frame *frame, struc
         return cst_err_set(err, CST_EPROTO, "message type %u before SETUP", frame->type);
     }
     switch (frame->type) {
+    case ENGINE__MSG_TYPE__ENGINE_SETTLED:
+        cste_engine_settle(engine);
+        return CST_OK;
     case ENGINE__MSG_TYPE__ENGINE_SETUP:
         return on_setup(engine, frame, err);
     case ENGINE__MSG_TYPE__ENGINE_SEGMENT_ADD:

@@ -68,20 +68,32 @@ static void finish_by_mail(struct cste_mail *mail, void *arg)
 /* Restore the undo slots if possible. Returns whether commands may run. Commands may not run while
  * a slot waits for a segment that is being added. The daemon adds the segments of a dead engine
  * before it submits commands again. A slot whose segments are missing by then belongs to a removed
- * job. */
+ * job, or to a job of an earlier daemon whose segments are not added yet. The daemon submits no
+ * command of a job before all its segments are added. */
 static bool recover(struct cste_engine *engine)
 {
+    struct cste_recovery *recovery = &engine->recovery;
+
     if (engine->recovered) {
         return true;
     }
-    if (cste_recovery_try(&engine->recovery, &engine->segments, engine->config.warn) > 0) {
-        if (engine->n_adding > 0) {
-            return false;
+    if (cste_recovery_try(recovery, &engine->segments, engine->config.warn) > 0) {
+        if (engine->unsettled) {
+            return cste_recovery_park(recovery);
         }
-        cste_recovery_forget(&engine->recovery, engine->config.warn);
+        if (engine->n_adding > 0) {
+            return recovery->parked;
+        }
+        cste_recovery_forget(recovery, engine->config.warn);
     }
     engine->recovered = true;
     return true;
+}
+
+void cste_engine_settle(struct cste_engine *engine)
+{
+    engine->unsettled = false;
+    cste_engine_start_held(engine);
 }
 
 static void start(struct cste_engine *engine, struct cste_work *work)

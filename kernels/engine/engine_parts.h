@@ -36,7 +36,9 @@ struct cste_engine {
     struct cste_mem undo;               /* Memory of the undo segment. */
     struct cste_recovery recovery;      /* The undo slots in the undo segment. */
     struct cste_engine_traffic traffic; /* Table of the copies that accelerators make. */
-    bool recovered;                     /* No undo slot is left to restore, and commands may run. */
+    /* Segments of an earlier daemon's jobs may still be added (Setup.unsettled). */
+    bool unsettled;
+    bool recovered; /* No undo slot is left to restore, and commands may run. */
     /* Commands that wait until recovered is set, oldest first. */
     struct cste_work *held, **held_tail;
     struct cst_ticket_graph tickets; /* Commands that have not completed. */
@@ -65,6 +67,9 @@ int cste_engine_submit(struct cste_engine *engine, const struct cst_frame *frame
 
 /* Start every command that is ready. */
 void cste_engine_start_ready(struct cste_engine *engine);
+
+/* All segments of an earlier daemon's jobs were added: see ENGINE_SETTLED. */
+void cste_engine_settle(struct cste_engine *engine);
 
 /* Start the held commands if recovery is complete. Called when the adding of a segment has
  * ended. */

@@ -66,12 +66,17 @@ static int restore(struct cst_undo_slot *slot, const struct cste_segments *segme
     return CST_OK;
 }
 
+static uint32_t first_slot(const struct cste_recovery *recovery)
+{
+    return recovery->parked ? recovery->n_team : 0;
+}
+
 uint32_t cste_recovery_try(struct cste_recovery *recovery, const struct cste_segments *segments,
                            void (*warn)(const struct cst_err *what))
 {
     uint32_t n_left = 0;
 
-    for (uint32_t i = 0; i < recovery->n_slots; i++) {
+    for (uint32_t i = first_slot(recovery); i < recovery->n_slots; i++) {
         struct cst_undo_slot *slot = &recovery->slots[i];
         struct cst_err err;
         int rc;
@@ -92,9 +97,31 @@ uint32_t cste_recovery_try(struct cste_recovery *recovery, const struct cste_seg
     return n_left;
 }
 
+bool cste_recovery_park(struct cste_recovery *recovery)
+{
+    uint32_t to = recovery->n_team;
+
+    for (uint32_t i = 0; i < recovery->n_team && !recovery->parked; i++) {
+        struct cst_undo_slot *slot = &recovery->slots[i];
+
+        if (!cst_undo_holds(slot)) {
+            continue;
+        }
+        while (to < recovery->n_slots && cst_undo_holds(&recovery->slots[to])) {
+            to++;
+        }
+        if (to == recovery->n_slots) {
+            return false;
+        }
+        cst_undo_move(slot, &recovery->slots[to]);
+    }
+    recovery->parked = true;
+    return true;
+}
+
 void cste_recovery_forget(struct cste_recovery *recovery, void (*warn)(const struct cst_err *what))
 {
-    for (uint32_t i = 0; i < recovery->n_slots; i++) {
+    for (uint32_t i = first_slot(recovery); i < recovery->n_slots; i++) {
         struct cst_undo_slot *slot = &recovery->slots[i];
         struct cst_err err;
 

@@ -101,6 +101,30 @@ void cst_undo_drop(struct cst_undo_slot *slot)
     store_word(&slot->grad_held, 0);
 }
 
+void cst_undo_move(struct cst_undo_slot *slot, struct cst_undo_slot *to)
+{
+    uint32_t held = atomic_load_explicit(&slot->states.held, memory_order_acquire);
+    uint32_t grad_held = atomic_load_explicit(&slot->grad_held, memory_order_acquire);
+
+    assert(!cst_undo_holds(to));
+    to->states.base = slot->states.base;
+    memcpy(to->states.old, slot->states.old, sizeof to->states.old);
+    to->kind = slot->kind;
+    to->table = slot->table;
+    to->chunk = slot->chunk;
+    to->tile = slot->tile;
+    to->start = slot->start;
+    to->mark = slot->mark;
+    to->n_elems = slot->n_elems;
+    to->other_weight = slot->other_weight;
+    to->scalars = slot->scalars;
+    to->grads = slot->grads;
+    /* One of both words is set: the slot holds the tile from here on. */
+    store_word(&to->states.held, held);
+    store_word(&to->grad_held, grad_held);
+    cst_undo_drop(slot);
+}
+
 static bool has_rows(const struct cst_undo_slot *slot, const struct cst_rows *rows)
 {
     switch (slot->kind) {

@@ -113,6 +113,11 @@ void cst_undo_end(struct cst_undo_slot *slot, const struct cst_tile *tile, enum 
  * for the other kinds. Any thread. */
 bool cst_undo_holds(const struct cst_undo_slot *slot);
 
+/* Move the tile that @slot holds to @to, which is EMPTY. A process that is killed within the call
+ * leaves the tile in @slot, or in both: it is then restored twice, and the second time finds it
+ * complete. No command may change the tile between the two. While no thread owns either slot. */
+void cst_undo_move(struct cst_undo_slot *slot, struct cst_undo_slot *to);
+
 /* Make @slot EMPTY and leave its tile torn: its job is gone, or the slot is implausible. */
 void cst_undo_drop(struct cst_undo_slot *slot);
 
