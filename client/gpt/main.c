@@ -44,7 +44,10 @@ static int work(const struct gpt_options *options, struct cst_err *err)
         return rc;
     }
     if (options->store == GPT_STORE_DAEMON) {
-        gpt_stop_catch(); /* With the local store the states would be lost anyway. */
+        rc = gpt_stop_catch(err); /* With the local store the states would be lost anyway. */
+    }
+    if (rc != CST_OK) {
+        return rc;
     }
     return options->describe != NULL ? gpt_describe(options, err) : gpt_run(options, err);
 }

@@ -220,7 +220,7 @@ struct call {
 /* Make the call and wait for it. After 2 s, print once for which ranks it waits. */
 static int wait_for_ranks(struct daemon_store *s, struct call *call, struct cst_err *err)
 {
-    struct pollfd answer = {.events = POLLIN};
+    struct pollfd wanted[] = {{.events = POLLIN}, {.fd = gpt_stop_fd(), .events = POLLIN}};
     bool told = false;
     int rc, n;
 
@@ -228,8 +228,8 @@ static int wait_for_ranks(struct daemon_store *s, struct call *call, struct cst_
         if (call->ends && gpt_stop_asked() != 0) {
             return cst_err_set(err, CST_ECANCELLED, "stopped");
         }
-        answer.fd = cst_client_fd(s->client);
-        n = poll(&answer, 1, 2000);
+        wanted[0].fd = cst_client_fd(s->client);
+        n = poll(wanted, call->ends ? 2 : 1, 2000);
         if (n == 0 && !told) {
             tell_waits(s);
             told = true;
