@@ -125,7 +125,7 @@ static int sync_job(struct cst_job *job, bool block, uint64_t *step, struct cst_
 
     do { /* The daemon may end meanwhile, and the next process, too. */
         rc = sync_once(job, block, err);
-    } while (block && rc == CST_EPEERDIED && job->client->returns &&
+    } while (rc == CST_EPEERDIED && job->client->returns &&
              job->client->dead.status == CST_EPEERDIED);
     if (rc == CST_OK && step != NULL) {
         *step = job->steps;

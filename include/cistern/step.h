@@ -25,8 +25,7 @@ extern "C" {
  * After the end of the daemon, or if it ends during the call, cst_sync waits up to timeout_ms (60 s
  * if it is 0) for its next process, opens the job again and maps a new pool. The addresses of the
  * old pool are not valid any more. cst_try_sync does the same without waiting for the daemon, but
- * it waits for the answers of the new process, and for the work on the rank's stream. If the daemon
- * ends while it is pending, it returns CST_EPEERDIED, and the next call begins again.
+ * it waits for the answers of the new process, and for the work on the rank's stream.
  *
  * If a rank calls cst_sync during a step, the step is void for all ranks. The others get
  * CST_EPEERDIED from the call in which they wait or from their next call, and must call cst_sync,
@@ -249,7 +248,8 @@ struct cst_step_result {
  * in this step has a gradient of zeros. Waits until every rank has called cst_step with equal
  * parameters and the norm is known. After CST_OK the step cannot be lost. Updates run at the time
  * that the job's `overlap` says. @result may be NULL. Statuses:
- *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync.
+ *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync. Its *step is one more than before
+ *     if the daemon ended after it had committed the step and before it could say so.
  *   - CST_EMISMATCH: the parameters differ between ranks.
  *   - CST_ETIMEDOUT: not all ranks have called cst_step in timeout_ms.
  *   - CST_EINVAL: a parameter is out of range, or an operator is begun.

@@ -4,12 +4,14 @@
 import copy
 import json
 import subprocess
+from unittest import mock
 
 import cistern
 import cistern.torch as ct
 import models
 import torch
-from cistern import State
+from cistern import State, Status
+from cistern.errors import error_of
 from models import TorchCase
 
 
@@ -219,6 +221,46 @@ class Interface(TorchCase):
         second = optimizer.step(closure)
         self.assertLess(second.item(), first.item())
         self.assertEqual(store.step_no, 2)
+
+    def unheard(self, store: ct.Store) -> None:
+        """Let the next step be committed, but its reply not come, as if the daemon ended then."""
+        plain = store.job.step
+
+        def step(params: cistern.HyperParams) -> None:
+            patch.stop()
+            plain(params)
+            raise error_of(Status.EPEERDIED, "the daemon has ended")
+
+        patch = mock.patch.object(store.job, "step", step)
+        patch.start()
+
+    def test_a_step_that_was_committed_unheard_is_not_done_again(self) -> None:
+        _, store = self.twins(models.gpt2)
+        optimizer = store.optimizer(lr=1e-2)
+        losses = []
+
+        def closure() -> torch.Tensor:
+            losses.append(models.loss_of(store.model, models.tokens()))
+            losses[-1].backward()
+            return losses[-1]
+
+        self.unheard(store)
+        self.assertIs(optimizer.step(closure), losses[0])
+        self.assertEqual((len(losses), store.step_no), (1, 1))
+        self.assertIsNone(optimizer.last)
+        self.assertTrue(optimizer.norm.isnan())
+        backward(store.model)
+        self.unheard(store)
+        with self.assertRaises(cistern.StepVoid):
+            optimizer.step()
+        self.assertEqual(store.sync(), 2)
+        backward(store.model)
+        norm = torch.nn.utils.clip_grad_norm_(store.model.parameters(), 1.0)
+        self.unheard(store)
+        optimizer.replay = lambda: self.fail("the step is committed")
+        optimizer.step()
+        self.assertEqual(store.step_no, 3)
+        self.assertTrue(norm.isnan())
 
     def test_more_backward_passes_than_micro_batches_are_refused(self) -> None:
         _, store = self.twins(models.gpt2)

@@ -224,12 +224,16 @@ class Optimizer(torch.optim.Optimizer):
         ``closure`` computes the loss and its gradients, and its value is returned. If the step is
         void, because another rank died for example, it is done again with the same random numbers.
         Without ``closure``, a void step raises StepVoid: call ``Store.sync``, which returns the
-        number of the step to do, and compute the same batch again. ``replay`` is called then, if it
-        is set.
+        number of the step to do. If it is the same one, compute the same batch again; if it is the
+        next one, the daemon ended after it had committed the step and before it could say so.
+        ``replay`` is called for a void step without ``closure``, if it is set.
+
+        If the daemon ended so, ``last`` is None, and the norm is NaN.
         """
         if grad_scaler is not None:
             raise ValueError("cistern: gradients are bf16 or fp32, which needs no scaler of them")
-        compute, again = closure, closure or self.replay
+        compute, again, number = closure, closure or self.replay, self.store.step_no
+        loss = None
         while True:
             try:
                 loss = None if compute is None else self._computed(compute)
@@ -240,9 +244,18 @@ class Optimizer(torch.optim.Optimizer):
                 if again is None:
                     raise
                 compute, clipping = again, self._clipping
-                self.store.sync()
+                if self.store.sync() != number:
+                    self._take_unheard(clipping)
+                    return None if closure is None else loss
                 self._clipping = clipping  # The step is the same one.
                 self.store.restore_random_state()
+
+    def _take_unheard(self, clipping: _Clipping | None) -> None:
+        """Note that the step is committed, and that the daemon ended before it told the result."""
+        self.last = self.loss = None
+        self.norm = torch.full((), math.nan, device="cpu")
+        if clipping is not None:
+            clipping.norm.give(math.nan)
 
     def _computed(self, closure: Callable[[], Any]) -> Any:
         with torch.enable_grad():

@@ -362,6 +362,7 @@ class Store:
         before, step = self.job.steps, self.job.sync()
         if step != before:
             self._runner.weights_written()
+            self._random_state = None  # The step to which it belongs was committed.
         self._must_sync = False
         return step
 
