@@ -80,7 +80,9 @@ struct cstd_worker {
     uint8_t token[CSTD_JOB_TOKEN_BYTES]; /* Token in the rank's last JobOpened reply. */
     bool has_token;
     bool left; /* The last worker left in good order. */
-    /* Size of the pool that the worker asked for, in bytes; 0: as large as is useful. */
+    /* Size of the pool that the present worker asks for, in bytes; 0: as large as is useful. */
+    uint64_t pool_asked;
+    /* The size that was asked for when the job's memory was decided, as above. */
     uint64_t pool_bytes;
     struct cstd_memory_pool pool; /* The rank's pool, from phase POOLS of the commit on. */
     /* Requested values of device_update_bytes and device_states; CST_PLAN_DEVICE_UPDATE_AUTO: the

@@ -254,9 +254,10 @@ static void occupy(struct cstd_worker *worker, struct cstd_session *session,
         cstd_watch_open(&job->daemon->loop, session->peer.pidfd, on_process_gone, worker);
     worker->left = false;
     worker->n_groups = worker->n_edges = worker->n_tensors = worker->n_operators = 0;
-    worker->pool_bytes = request->pool_bytes;
+    worker->pool_asked = request->pool_bytes;
     /* A decided job's memory stays as it was made, whoever attaches. */
     if (!cstd_job_is_decided(job)) {
+        worker->pool_bytes = request->pool_bytes;
         worker->device_update_asked = request->device_update_bytes;
         worker->states_asked = request->device_states;
         cstd_device_reservation_settle(job);

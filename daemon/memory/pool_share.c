@@ -298,33 +298,38 @@ int cstd_pool_share_divide(struct cstd_job *job, struct cst_err *err)
 
 /* -- workers that come back ------------------------------------------------------------------- */
 
+/* True if a pool of @bytes can have the blocks that @pool has, and not one more that @rank can
+ * use. */
+static bool is_size_of(const struct cst_layout *layout, uint32_t rank,
+                       const struct cstd_memory_pool *pool, uint64_t bytes)
+{
+    uint64_t has = cstd_pools_bytes(layout, &pool->blocks, 1);
+
+    if (bytes < has) {
+        return false;
+    }
+    for (uint32_t c = 0; c < layout->n_classes; c++) {
+        if (pool->blocks.n[c] < layout->needs[rank].max_blocks[c] &&
+            layout->classes[c].capacity * 2 <= bytes - has) {
+            return false;
+        }
+    }
+    return true;
+}
+
 int cstd_pool_share_check(const struct cstd_worker *worker, struct cst_err *err)
 {
     const struct cstd_job *job = worker->job;
-    const struct cst_core_pool *pool = &job->memory.pools[worker->rank];
-    struct cstd_pools_blocks now;
-    struct cst_err why = {0};
-    char block[CST_SIZE_TEXT], request[CST_SIZE_EXACT];
-    int rc;
+    char asked[CST_SIZE_EXACT], pool[CST_SIZE_EXACT];
 
-    if (worker->pool_bytes == 0) {
+    if (worker->pool_asked == 0 || worker->pool_asked == worker->pool_bytes ||
+        is_size_of(&job->layout, worker->rank, &worker->pool, worker->pool_asked)) {
         return CST_OK;
     }
-    rc = divide_requested(worker, &now, &why);
-    if (rc != CST_OK) {
-        rc = cst_err_set(err, CST_EMISMATCH,
-                         "pool of rank %u: it was larger when the job was committed: %.250s",
-                         worker->rank, why.text);
-    }
-    for (uint32_t c = 0; c < job->layout.n_classes && rc == CST_OK; c++) {
-        if (now.n[c] != pool->parts[c].n_blocks) {
-            rc = cst_err_set(err, CST_EMISMATCH,
-                             "pool of rank %u: it has had %u blocks of %s since the job was "
-                             "committed; a pool of %s has %u",
-                             worker->rank, pool->parts[c].n_blocks,
-                             cst_size_text(job->layout.classes[c].capacity * 2, block),
-                             cst_size_exact(worker->pool_bytes, request), now.n[c]);
-        }
-    }
-    return rc;
+    return cst_err_set(
+        err, CST_EMISMATCH,
+        "rank %" PRIu32 " asks for a pool of %s, but since the job was committed it has had one "
+        "of %s: ask for that, or for no size (when the job has no worker, 'reshape' changes it)",
+        worker->rank, cst_size_exact(worker->pool_asked, asked),
+        cst_size_exact(cstd_pools_bytes(&job->layout, &worker->pool.blocks, 1), pool));
 }

@@ -19,8 +19,9 @@ uint64_t cstd_pool_share_smallest(const struct cstd_job *job);
  * jobs whose removal would free memory. */
 int cstd_pool_share_divide(struct cstd_job *job, struct cst_err *err);
 
-/* Check @worker, which attaches to a committed job: CST_EMISMATCH if the pool size it asks for is
- * not the size of its rank's pool. */
+/* Check @worker, which attaches to a committed job: CST_EMISMATCH if it asks neither for the size
+ * that was asked for when the job was committed, nor for that of the pool that its rank has. The
+ * pool is not divided again, since this may need what only the daemon of the commit knew. */
 int cstd_pool_share_check(const struct cstd_worker *worker, struct cst_err *err);
 
 #endif
