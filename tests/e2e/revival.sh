@@ -20,6 +20,7 @@ start_keeping keeper --config "$tmp/paced.conf" --gpus none
 same adamw 1
 if ! sparse; then
     same two 2
+    same planned 2 --pool 300K
     same bf16 1 --moments bf16
     same mx8 1 --moments mx8
     same lion 1 --optimizer lion --moments mx8
