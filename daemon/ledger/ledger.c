@@ -254,8 +254,10 @@ static int fill(struct cstd_job *job, struct parts *parts, uint64_t *class_elems
     out->class_elems = class_elems;
     out->prefetch_depth = job->plan.valid ? job->plan.choice.prefetch_depth : 0;
     out->eviction = job->plan.valid ? job->plan.choice.eviction : CST_EVICT_NEXT_USE;
-    out->step_s = job->plan.step_s;
-    out->plan_words = job->plan.words;
+    out->step_s = job->plan.valid ? job->plan.step_s : 0;
+    out->plan_words = (char *)(uintptr_t)(job->plan.valid ? job->plan.words : "");
+    out->update_why = job->plan.update_why;
+    out->states_why = job->plan.states_why;
     out->layout_hash = cstd_ledger_hash(job);
     out->has_landings = 1;
     out->landings = (uint32_t)job->layout.lands;

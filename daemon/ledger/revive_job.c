@@ -11,6 +11,7 @@
 #include "daemon/ledger/lent_slabs.h"
 #include "daemon/ledger/revive_devices.h"
 #include "daemon/memory/rank_devices.h"
+#include "offload/plan/saved.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -110,18 +111,6 @@ static int declare_model(struct cstd_job *job, const Cistern__JobDescription *de
     return rc;
 }
 
-static void take_plan(struct cstd_job *job, const Ledger__Job *ledger)
-{
-    struct cst_plan_choice *choice = &job->plan.choice;
-
-    job->plan.valid = true;
-    job->plan.step_s = ledger->step_s;
-    (void)snprintf(job->plan.words, sizeof job->plan.words, "%s", ledger->plan_words);
-    choice->prefetch_depth = ledger->prefetch_depth;
-    choice->eviction = (enum cst_core_eviction)ledger->eviction;
-    choice->n_classes = (uint32_t)ledger->n_class_elems;
-}
-
 /* The landings that the layout had. Earlier daemons did not write them down. */
 static enum cst_layout_landings find_landings(const struct cstd_job *job, const Ledger__Job *ledger)
 {
@@ -214,6 +203,36 @@ static int open_memory(struct cstd_job *job, struct cstd_kept_job *kept, struct 
     return rc;
 }
 
+/* Take what the plan had chosen from what the job got. Later searches for the prefetch depth begin
+ * with it. */
+static void take_plan(struct cstd_job *job, const Ledger__Job *ledger)
+{
+    const struct cstd_worker *worker = &job->workers[0];
+    struct cst_saved_plan plan = {.world = job->world,
+                                  .n_classes = job->layout.n_classes,
+                                  .n_chunks = job->layout.n_chunks,
+                                  .pool_bytes = worker->pool.bytes,
+                                  .prefetch_depth = ledger->prefetch_depth,
+                                  .eviction = ledger->eviction,
+                                  .device_update_bytes = worker->device_update_bytes,
+                                  .lent = worker->lends,
+                                  .device_states = worker->device_states,
+                                  .step_s = ledger->step_s};
+
+    for (uint32_t i = 0; i < plan.n_classes; i++) {
+        plan.chunk_elems[i] = job->layout.classes[i].capacity;
+        plan.n_blocks[i] = worker->pool.blocks.n[i];
+    }
+    cst_plan_saved_choice(&plan, &job->plan.choice);
+    job->plan.valid = ledger->plan_words[0] != '\0';
+    job->plan.step_s = ledger->step_s;
+    (void)snprintf(job->plan.words, sizeof job->plan.words, "%s", ledger->plan_words);
+    (void)snprintf(job->plan.update_why, sizeof job->plan.update_why, "%s",
+                   ledger->update_why != NULL ? ledger->update_why : "");
+    (void)snprintf(job->plan.states_why, sizeof job->plan.states_why, "%s",
+                   ledger->states_why != NULL ? ledger->states_why : "");
+}
+
 int cstd_revive_job_make(struct cstd_daemon *daemon, struct cstd_kept_job *kept,
                          struct cstd_job **out, struct cst_err *err)
 {
@@ -224,11 +243,11 @@ int cstd_revive_job_make(struct cstd_daemon *daemon, struct cstd_kept_job *kept,
         return rc;
     }
     rc = declare_model(job, kept->description, err);
-    take_plan(job, kept->ledger);
     rc = rc == CST_OK ? cstd_revive_take_devices(job, kept->ledger, err) : rc;
     rc = rc == CST_OK ? build_layout(job, kept->ledger, err) : rc;
     rc = rc == CST_OK ? open_memory(job, kept, err) : rc;
     if (rc == CST_OK) {
+        take_plan(job, kept->ledger);
         rc = cstd_kept_job_is_moving(kept) ? cstd_job_core_open(job, err)
                                            : cstd_job_core_reopen(job, &kept->file.last.core, err);
         job->phase = CSTD_COMMIT_CORE;

@@ -55,6 +55,21 @@ end terminated
 cmp "$tmp/ended.weights" "$tmp/terminated.weights" || fail "other weights after a termination"
 has "job 'terminated' goes on after step" "$tmp/keeper.log" || fail "the terminated daemon did not say what becomes of its jobs"
 
+# What a plan has chosen, and that there is none, remains known.
+explained() {
+    ./cistern explain "$1" wte | sed -n '/^its size class/,$p' | sed 's/; the bottleneck is .*//'
+}
+begin chosen 2 --pool 300K
+end chosen
+begin asked 2 --chunk 16384
+end asked
+chosen=$(explained chosen) asked=$(explained asked)
+kill_daemon keeper
+[ "$(explained chosen)" = "$chosen" ] || fail "it was '$chosen', and it is '$(explained chosen)'"
+[ "$(explained asked)" = "$asked" ] || fail "it was '$asked', and it is '$(explained asked)'"
+./cistern rm chosen
+./cistern rm asked
+
 state_of() {
     ./cistern jobs --json | jq -r --arg job "$1" '.[] | select(.name == $job) | .state'
 }
