@@ -15,14 +15,19 @@ extern "C" {
 
 /* The states of a tensor, and the type in which they are read and written. */
 enum cst_state {
-    CST_STATE_WEIGHT = 0, /* The tensor's type. */
+    /* The tensor's type. A write of a trained bf16 tensor's weights lasts until its next update,
+     * which computes the weights from the master weights: to change a model, write these. */
+    CST_STATE_WEIGHT = 0,
     /* The tensor's type. The last gradient, summed over the ranks. With micro-batches it is their
      * fp32 sum, rounded if the tensor is bf16. Read only. */
     CST_STATE_GRAD = 1,
-    /* fp32. A write also sets the weights and clears both moments. Of fp32 tensors it is the
-     * weights. */
+    /* fp32. Of fp32 tensors it is the weights. A write also sets the weights. Before the first
+     * cst_sync of a job's life it clears both moments, because it begins the tensor; afterwards
+     * moments stay. */
     CST_STATE_MASTER = 2,
-    CST_STATE_EXP_AVG = 3, /* fp32, whatever the format of the moments. */
+    /* fp32, whatever the format of the moments. With 8-bit moments, 32 elements have an exponent in
+     * common: a write of some of them can round the others again. */
+    CST_STATE_EXP_AVG = 3,
     /* fp32, whatever the format of the moments. CST_EUNSUPPORTED: the optimizer has one moment. */
     CST_STATE_EXP_AVG_SQ = 4,
 };

@@ -69,7 +69,7 @@ struct cst_command {
     struct cst_place src[CST_CORE_MAX_WORLD];
     uint32_t n_src;
     /* COPY, FILL: one destination. CONVERT: master, weight, exp_avg and exp_avg_sq (if the
-     * optimizer has it), or master and weight if the moments are zero already. A device update by
+     * optimizer has it), or master and weight if the moments stay. A device update by
      * Muon: its scratch. */
     struct cst_place dst[4];
     uint32_t n_dst;

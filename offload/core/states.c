@@ -322,8 +322,16 @@ static enum cst_row written_row(const struct cst_core *core, uint32_t chunk, enu
     return row == CST_ROW_WEIGHT ? cst_weight_row_side(core, chunk) : row;
 }
 
-/* Add the destinations of a write of master weights: all rows except the gradient, or the weights
- * of a frozen chunk. Moments that are zero already stay. */
+/* True if a write of master weights clears the moments of chunk @c. Before the job has begun, the
+ * write is the beginning of its tensor, and the rows may have what an attempt at a beginning has
+ * left that was given up. Afterwards moments stay until they are written themselves. */
+static bool clears_moments(const struct cst_core *core, uint32_t c)
+{
+    return !core->attempt.initialised && !core->chunks[c].moments_are_new;
+}
+
+/* Add the destinations of a write of master weights: the weights, which are all of a frozen chunk,
+ * and moments that are cleared. */
 static void add_rows(const struct cst_core *core, uint32_t chunk, uint64_t at, uint64_t n_elems,
                      struct cst_command *command)
 {
@@ -336,7 +344,7 @@ static void add_rows(const struct cst_core *core, uint32_t chunk, uint64_t at, u
     command->fp32 = dtype_of(core, chunk) == CST_FP32;
     for (int k = 0; k < 4; k++) {
         if (layout->rows[rows[k]].segment == CST_LAYOUT_NO_ROW ||
-            (is_moment(rows[k]) && core->chunks[chunk].moments_are_new)) {
+            (is_moment(rows[k]) && !clears_moments(core, chunk))) {
             continue;
         }
         command->dst[command->n_dst++] =
@@ -360,8 +368,8 @@ static struct cst_command *write_part(struct cst_core *core, uint32_t c, enum cs
     return part;
 }
 
-/* Write master weights on an accelerator and clear their moments. The caller's command, which waits
- * for @tickets, makes the weights. */
+/* Write master weights on an accelerator, and clear their moments if the job has not begun. The
+ * caller's command, which waits for @tickets, makes the weights. */
 static void write_device(struct cst_core *core, const struct cst_event *event, uint32_t c,
                          uint64_t at, uint64_t tickets[3])
 {
@@ -374,7 +382,8 @@ static void write_device(struct cst_core *core, const struct cst_event *event, u
         enum cst_row row = i == 0 ? CST_ROW_EXP_AVG : CST_ROW_EXP_AVG_SQ;
 
         tickets[i + 1] = 0;
-        if (core->layout->chunks[c].rows[row].segment != CST_LAYOUT_NO_ROW) {
+        if (core->layout->chunks[c].rows[row].segment != CST_LAYOUT_NO_ROW &&
+            !core->attempt.initialised) {
             part = write_part(core, c, row, at, CST_COMMAND_FILL);
             part->bytes = 4 * event->n_elems;
             tickets[i + 1] = part->ticket;

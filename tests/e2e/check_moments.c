@@ -69,8 +69,9 @@ static void assert_state(int tensor, enum cst_state state, uint64_t first, uint6
 }
 
 /* Ranges that begin and end within blocks are written exactly: their neighbours, the other tensor
- * and the other moment do not change. A write of master weights clears the moments of its range.
- * All formats can represent the values. */
+ * and the other moment do not change. A write of master weights clears the moments of its range
+ * before the job has begun, and leaves all moments alone afterwards. All formats can represent the
+ * values. */
 START_TEST(ranges_are_exact)
 {
     static const struct {
@@ -78,6 +79,7 @@ START_TEST(ranges_are_exact)
     } ranges[] = {{0, N}, {10, 87}, {32, 64}, {4095, 4097}, {N - 1, N}};
     const uint64_t first = ranges[_i % 5].first, end = ranges[_i % 5].end;
     float values[N];
+    uint64_t step;
 
     open_job(CST_OPTIMIZER_ADAMW, (enum cst_moments)(_i / 5));
     fill(values, N, 1.0f);
@@ -95,6 +97,12 @@ START_TEST(ranges_are_exact)
     assert_state(0, CST_STATE_EXP_AVG, first, end, 0, 0.25f);
     assert_state(0, CST_STATE_EXP_AVG_SQ, first, end, 0, 0.25f);
     assert_state(0, CST_STATE_MASTER, first, end, 0.5f, 1.0f);
+    OK(cst_sync(job, &step, &err));
+    fill(values, N, 2.0f);
+    OK(cst_tensor_write(job, 0, CST_STATE_MASTER, 0, N, values, &err));
+    assert_state(0, CST_STATE_EXP_AVG, first, end, 0, 0.25f);
+    assert_state(0, CST_STATE_EXP_AVG_SQ, first, end, 0, 0.25f);
+    assert_state(0, CST_STATE_MASTER, 0, 0, 0, 2.0f);
     close_job();
 }
 END_TEST
