@@ -505,6 +505,8 @@ class Job:
     def tensor_write(self, tensor: int, state: State, data: Buffer, first: int = 0) -> None:
         """Write ``data``, contiguous elements in the type of the state, to ``tensor``.
 
+        Master weights set the weights, too. Before the first ``sync`` of a job they clear the moments.
+        Weights of a trained bf16 tensor last until its next update, made of the master weights.
         The type is fp32 for master weights and moments, and the tensor's for the weights. Possible
         between steps only. Raises DeviceLost, CstError: EINVAL, EUNSUPPORTED, EBUSY, EDENIED.
         """

@@ -15,8 +15,8 @@ def refusal(model: nn.Module, name: str, unit: str, operator: DeclaredOperator) 
     return (
         f"cistern: parameter '{name}' used outside of its module. Its weights are in memory only while"
         f" {module} runs{_and_how(unit, operator)}. {_remedy(model, name, unit, operator)} Store.read and"
-        " the state_dict of the whole model return copies; Store.write and load_state_dict of the whole"
-        " model change weights."
+        f" the state_dict of the whole model return copies. In a block of Store.changing('{name}') it can be"
+        " changed in place; Store.write and load_state_dict of the whole model change weights, too."
     )
 
 

@@ -61,6 +61,8 @@ class Tensor:
         self.trains = parameter.requires_grad
         self.units: list[Unit] = []
         self.dtype = dtype
+        #: Weights that units are lent instead of those of the job, on any device; None: those of the job.
+        self.other: torch.Tensor | None = None
         self.lent = LentStorage(self.shape, torch_type(dtype), device, refusal, parameter.data)
         self._grad_places: dict[int, torch.Tensor] = {}  # By their addresses.
         parameter.data = self.lent.tensor
@@ -84,8 +86,8 @@ class OtherMemory(RuntimeError):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"cistern: parameter '{name}' was given other memory (.data = ...): Store.write and"
-            " load_state_dict change weights"
+            f"cistern: parameter '{name}' was given other memory (.data = ...): copy_ in a block of"
+            " Store.changing, Store.write and load_state_dict change weights"
         )
 
 
@@ -109,6 +111,11 @@ class Unit:
         self._addresses: list[int] = []  # Of the weights in the pool, when they were there last.
         self._places: list[torch.UntypedStorage] = []  # At these addresses.
         self._lent: list[torch.UntypedStorage] = []  # The places while they are lent, or empty.
+        self._held: list[
+            torch.Tensor
+        ] = []  # What owns the memory of places that are not in the pool.
+        #: Identifies the weights that the unit is lent instead of those of the job; None: those of the job.
+        self.others: object = None
         self._grad_addresses: list[int] = []  # Of the gradients, when they were written last.
         self._grad_places: list[torch.Tensor] = []  # At these addresses.
         self._versions = list(map(version_of, self.parameters))
@@ -127,14 +134,31 @@ class Unit:
             self._places = [t.lent.place(a) for t, a in zip(self.tensors, addresses, strict=True)]
             self._addresses = addresses
         self._lent = self._places
+        if self.others is not None:
+            addresses = self._find_others(addresses)
         swap(self._storages, self._lent)
         if list(map(torch.Tensor.data_ptr, self.parameters)) != addresses:
             self._refuse_other_memory()
+
+    def _find_others(self, addresses: list[int]) -> list[int]:
+        """Have weights lent that are not those of the job. Return where all weights are then."""
+        self._versions = list(map(version_of, self.parameters))  # They may have changed since.
+        lent = list(self._places)
+        found = list(addresses)
+        for i, tensor in enumerate(self.tensors):
+            if tensor.other is not None:
+                held = tensor.other.to(tensor.lent.device)
+                self._held.append(held)
+                found[i] = held.data_ptr()
+                lent[i] = tensor.lent.own_place(found[i])
+        self._lent = lent
+        return found
 
     def take_back(self) -> None:
         """Let every access to the parameters raise again."""
         swap(self._storages, self._lent)
         self._lent = []
+        self._held = []
 
     def take_back_rest(self) -> None:
         """Let every access raise again, if an interruption has left some parameters with memory."""
@@ -142,6 +166,7 @@ class Unit:
             if has_memory(storage):
                 storage._swap_data_ptr_(place)
         self._lent = []
+        self._held = []
 
     def _refuse_other_memory(self) -> NoReturn:
         self.take_back()
@@ -474,8 +499,13 @@ class Operators:
             raise RuntimeError(_CHANGED.format(changed[0].name, unit.name))
 
     def _restore(self, changed: list[Tensor]) -> None:
-        """Let weights in the pool, which the model has changed, be those of the job again."""
+        """Let weights in the pool, which the model has changed, be those of the job again.
+
+        Others than those of the job are the program's own.
+        """
         for tensor in changed:
+            if tensor.other is not None:
+                continue
             weights = read_state(self.job, tensor.number, State.WEIGHT, tensor.dtype, tensor.shape)
             tensor.lent.tensor.copy_(weights)
 
@@ -493,8 +523,8 @@ _NO_STEP = (
 )
 _CHANGED = (
     "cistern: parameter '{0}' was changed in place while module '{1}' ran. The change is undone: the"
-    " optimizer changes weights and, between steps, Store.write and load_state_dict. A module can compute"
-    " with a changed copy, such as self.weight.clamp(-1, 1)"
+    " optimizer changes weights and, between steps, a block of Store.changing, Store.write and"
+    " load_state_dict. A module can compute with a changed copy, such as self.weight.clamp(-1, 1)"
 )
 _TWICE = (
     "A module had a second backward pass in this step: call the step of the optimizer after each"

@@ -17,7 +17,8 @@ that they interrupt is closed meanwhile.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -38,7 +39,7 @@ from cistern.torch.containers import (
     unseen,
 )
 from cistern.torch.nodes import Enter, Ref
-from cistern.torch.operators import GRADS_OF_GRADS, Operators, Unit
+from cistern.torch.operators import GRADS_OF_GRADS, Operators, Tensor, Unit
 from cistern.torch.running import call_of_module
 
 
@@ -57,13 +58,15 @@ class _Use:
     """One run of a unit in a forward pass."""
 
     __slots__ = (
-        "__weakref__", "has_inputs", "inputs", "is_awaited", "left", "n_changes", "runner", "unit", "zero"
+        "__weakref__", "has_inputs", "inputs", "is_awaited", "left", "n_changes", "others", "runner", "unit",
+        "zero"
     )  # fmt: skip
 
     def __init__(self, runner: Runner, unit: Unit) -> None:
         self.runner = runner
         self.unit = unit
         self.n_changes = unit.n_changes  # Of the weights that the forward pass has used.
+        self.others = unit.others  # The weights that it has used instead; None: none.
         self.zero = runner.zero
         self.has_inputs = False  # That need gradients.
         self.inputs: list[Input] = []  # These, when the module has ended.
@@ -136,6 +139,7 @@ class Runner:
         self._pass_runs: Callable[[], object] = bool  # True: the outermost one has not ended.
         # Uses whose graph can have a backward pass, with inputs that need a gradient or several outputs.
         self._left: WeakSet[_Use] = WeakSet()
+        self.n_blocks = 0  #: In which weights are others than those of the job.
 
     @property
     def broken(self) -> bool:
@@ -164,6 +168,33 @@ class Runner:
             if use.n_changes != use.unit.n_changes:
                 self._left.discard(use)
                 release(use, self._anchor, _OTHER_WEIGHTS.format(use.name))
+
+    @contextmanager
+    def other_weights(self, others: Mapping[Tensor, torch.Tensor]) -> Iterator[None]:
+        """Lend units the memory of ``others``, instead of the weights of the job, until the end of a block.
+
+        Backward passes of the block are those of its own forward passes. In the end, graphs of these are
+        freed.
+        """
+        before = [(tensor, tensor.other) for tensor in others]
+        units = {unit: unit.others for tensor in others for unit in tensor.units}
+        which = object()
+        self.n_blocks += 1
+        try:
+            for tensor, values in others.items():
+                tensor.other = values
+            for unit in units:
+                unit.others = which
+            yield
+        finally:
+            self.n_blocks -= 1
+            for tensor, other in before:
+                tensor.other = other
+            for unit, there in units.items():
+                unit.others = there
+            for use in [use for use in self._left if use.others is which]:
+                self._left.discard(use)
+                release(use, self._anchor, _SWAPPED.format(use.name))
 
     def forget_changes(self) -> None:
         """Do not take what has happened to parameters outside of modules for their doing."""
@@ -325,6 +356,8 @@ class Runner:
         """
         if use.n_changes != use.unit.n_changes:
             raise RuntimeError(_OTHER_WEIGHTS.format(use.unit.name))
+        if use.others is not use.unit.others:
+            raise RuntimeError(_SWAPPED.format(use.unit.name))
         if torch.is_grad_enabled():  # In a backward pass, this is create_graph.
             raise RuntimeError(GRADS_OF_GRADS)
         for kept, grad in zip(use.inputs, grads):
@@ -433,6 +466,11 @@ _KEPT_INPUT = (
     " this tensor was changed in place after the module had returned. Gradients would lack the change:"
     " let the module keep or return a copy, such as x.clone(), or compute a new tensor instead of the"
     " change, such as x = x * 2, not x *= 2"
+)
+_SWAPPED = (
+    "cistern: the weights of module '{0}' were others in its forward pass than they are in its backward"
+    " pass, because one of the two was in a block of Store.swapped or Store.changing: let both be in the"
+    " same block, or outside of it"
 )
 _BY_HAND = (
     "cistern: grad of a parameter of module '{0}' was set after the backward pass, when the gradients of"

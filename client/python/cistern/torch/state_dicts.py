@@ -40,7 +40,7 @@ def _fill(store: Store, model: nn.Module, state_dict: dict[str, Any], prefix: st
         if prefix + name not in state_dict:
             continue
         if tensor not in copies:
-            copies[tensor] = store.read(tensor.name)
+            copies[tensor] = store.weights_of(tensor).clone()
         state_dict[prefix + name] = copies[tensor]
 
 
@@ -61,7 +61,6 @@ def _take(
     What does not fit is not written, and raises on each rank that is given it.
     """
     loaded.clear()  # An earlier load may have raised.
-    store.sync()  # An evaluation may have begun the step.
     taken: dict[Tensor, torch.Tensor] = {}
     for name, tensor in _names(store, model):
         if prefix + name not in state_dict:
@@ -73,13 +72,7 @@ def _take(
             errors.append(error)
         else:
             taken[tensor] = values  # Of tied weights with different values, the last ones hold.
-    try:
-        if store.job.rank == 0:
-            for tensor, values in taken.items():
-                store.write(tensor.name, values)
-    finally:  # The other ranks wait, also if this one has failed.
-        store.weights_written()
-        store.sync()
+    store.writes.load(taken)
 
 
 def _why_not(name: str, values: Any, tensor: Tensor) -> str:

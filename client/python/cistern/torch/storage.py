@@ -126,6 +126,10 @@ class LentStorage:
             place = self._places[address] = at_address(address, self.n_bytes, self.device)
         return place
 
+    def own_place(self, address: int) -> torch.UntypedStorage:
+        """Return what to lend for memory at ``address`` that is not of the pool, and is lent once."""
+        return at_address(address, self.n_bytes, self.device)
+
     def say(self, sentences: str) -> None:
         """Let accesses raise with these ``sentences``, too, after two others. It has no memory now."""
         *first, rest = self._message.split(". ", 2)

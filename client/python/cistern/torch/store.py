@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from cistern.errors import StepVoid, error_of
 from cistern.job import Job, Path
 from cistern.job_file import JobFile
 from cistern.results import HyperParams, Plan, RankStat, StepResult
-from cistern.torch import adapters, buffers, model_calls, owners, state_dicts, weights
+from cistern.torch import blocks, buffers, model_calls, owners, state_dicts, weights
 from cistern.torch.arguments import first
 from cistern.torch.declaration import Declaration
 from cistern.torch.device import device_of
@@ -30,10 +30,10 @@ from cistern.torch.gradients import HandedIn
 from cistern.torch.operators import Operators, Tensor, Unit
 from cistern.torch.optimizer import Optimizer, in_pair
 from cistern.torch.origin import Origin
-from cistern.torch.parameter import version_of
 from cistern.torch.runner import Runner, in_backward, not_compiled
 from cistern.torch.summary import summary
 from cistern.torch.watch import Watch
+from cistern.torch.writes import LOST, Writes
 
 
 def _checkpoint(dir: Path, step: int) -> str:
@@ -62,6 +62,7 @@ class Store:
         self._tensor_of: dict[int, Tensor] = {}  # By the id of its parameter.
         self._random_state: list[torch.Tensor] | None = None  # At the step's first forward pass.
         self._must_sync = False
+        self.writes = Writes(self)
         self._forward_pass = ForwardPass(model)
         self._commits = False  # A step has begun, and its end was not seen yet.
         self._n_steps = 0  # Number of committed steps when it began.
@@ -100,36 +101,9 @@ class Store:
 
     def _begin(self, origin: Origin | None, has_base: bool) -> None:
         if origin is not None:
-            self._write_first_states(origin, has_base)
+            self.writes.first_states(origin, has_base)
         self._take_parameters()
         self.job.sync()
-
-    def _write_first_states(self, origin: Origin, has_base: bool) -> None:
-        loaded: set[str] = set()
-        if origin.resume is not None:
-            self.job.load(origin.resume)
-            return
-        if origin.load is not None:
-            loaded = self._load_model(origin.load)
-        for name, parameter in weights.named_parameters(self.model):
-            if name in loaded or (has_base and not parameter.requires_grad):
-                continue
-            if parameter.is_meta:
-                raise TypeError(
-                    f"cistern: parameter '{name}' is on the meta device; give a path to load from"
-                )
-            weights.write_master(self.job, self._numbers[name], parameter)
-
-    def _load_model(self, path: Path) -> set[str]:
-        """Load model files, without adapters. Return the names of the parameters they have."""
-        without = adapters.is_peft(self.model)
-        found = {
-            adapters.name_in_job(self.model, name, parameter): name
-            for name, parameter in weights.named_parameters(self.model)
-            if not (without and parameter.requires_grad)
-        }
-        self.job.load_model(path, wants=found.__contains__)
-        return set(found.values())
 
     def _take_parameters(self) -> None:
         """Let the parameters lose their memory, and the modules open their units."""
@@ -337,6 +311,7 @@ class Store:
             )
         if self._must_sync:
             raise RuntimeError("cistern: this step was given up: call Store.sync, and do it again")
+        self.writes.check_outside("the step of the optimizer is called")
         self._runner.close_all()
         self._runner.deliver_last()
         if self.job.world == 1 and not self._runner.operators.has_gradients:
@@ -344,6 +319,8 @@ class Store:
                 "cistern: there are no gradients: no backward pass has reached a parameter of the store"
                 " since the last step, or zero_grad, load_state_dict or sync has discarded them"
             )
+        if self.writes.lost_gradients:
+            raise RuntimeError(LOST)
         self._watch.check()
         given = params()
         self._n_steps, self._commits = self.job.steps, True
@@ -363,7 +340,7 @@ class Store:
         if step != before:
             self._runner.weights_written()
             self._random_state = None  # The step to which it belongs was committed.
-        self._must_sync = False
+        self._must_sync = self.writes.lost_gradients = False
         return step
 
     def abandon(self) -> None:
@@ -388,6 +365,7 @@ class Store:
         pass runs, or updates of the step have begun (``Overlap.EARLY``).
         """
         self._settle()
+        self.writes.lost_gradients = False
         if self._runner.broken:
             self.sync()
             return
@@ -470,7 +448,10 @@ class Store:
     def write(self, name: str, values: torch.Tensor) -> None:
         """Write the master weights of the parameter ``name``, and so its weights, between steps.
 
-        The moments become 0. ValueError: ``values`` has another shape. TypeError: it is no tensor.
+        The moments stay. Values in bf16 say nothing of master weights that are rounded to them: where
+        the parameter has them already, master weights stay, too. Values of other types are written as
+        they are. ValueError: ``values`` has another shape. TypeError: it is no tensor. RuntimeError: in
+        a block of ``swapped`` or ``changing``.
         """
         if not isinstance(values, torch.Tensor):
             raise TypeError(f"cistern: '{name}' is written from a tensor, not a {type(values)}")
@@ -480,27 +461,44 @@ class Store:
             raise ValueError(
                 f"cistern: '{name}' has the shape {tensor.shape}, not {tuple(values.shape)}"
             )
-        weights.write_master(self.job, tensor.number, values)
+        self.writes.one(tensor, values, is_exact=values.dtype is not torch.bfloat16)
         self._runner.weights_written()
 
-    def weights_written(self) -> None:
-        """Note that another rank writes weights: what was computed with the old ones is void."""
-        self._runner.weights_written()
+    def clear_moments(self) -> None:
+        """Let all moments be zero, between steps. All ranks call this. The count of steps goes on."""
+        self.writes.clear_moments()
+
+    def weights_of(self, tensor: Tensor) -> torch.Tensor:
+        """Return the weights that the model has: a copy of those of the job, or those of ``swapped``."""
+        return self.read(tensor.name) if tensor.other is None else tensor.other
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return copies of all weights, and the buffers, as ``model.state_dict`` does."""
         return dict(self.model.state_dict())
 
     def load_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
-        """Write weights that ``state_dict`` has, between steps. The moments become 0.
+        """Write weights that ``state_dict`` has, between steps. The moments stay.
 
-        All ranks call this, and rank 0 writes its weights. Tied weights may have any one of
+        Master weights of bf16 parameters stay where the weights do not change, and else become what is
+        given. For an evaluation with other weights, ``swapped`` loses none. All ranks call this, and rank 0 writes its weights. Tied weights may have any one of
         their names. RuntimeError: weights are missing, are no tensors or have other shapes.
 
         If something else fails on rank 0, such as reading a file, the other ranks are not told: they
         go on with the weights that the store has.
         """
         self.model.load_state_dict(state_dict)
+
+    @property
+    def runner(self) -> Runner:
+        return self._runner
+
+    def number_of(self, name: str) -> int:
+        """Return the number in the job of the parameter ``name``."""
+        return self._numbers[name]
+
+    def tensor_named(self, name: str) -> Tensor:
+        """Return the tensor of the parameter ``name``. KeyError: there is none."""
+        return self._tensors[name]
 
     def trained_tensors(self) -> Iterator[Tensor]:
         """Yield the tensors that are not frozen."""
@@ -510,32 +508,39 @@ class Store:
         """Return the tensor of the job that ``parameter`` is; None: it is in no store."""
         return self._tensor_of.get(id(parameter))
 
-    @contextmanager
-    def gather(self, *names: str) -> Iterator[None]:
+    def gather(self, *names: str) -> AbstractContextManager[None]:
         """Have the weights of parameters readable anywhere in the block of a ``with`` statement.
 
-        KeyError: there is no parameter of a name. RuntimeError: one was changed in the block; the
-        change is lost.
+        KeyError: there is no parameter of a name. RuntimeError: one was changed, and the change is lost.
         """
-        tensors = [self._tensors[name] for name in names]
-        versions = {tensor: version_of(tensor.parameter) for tensor in tensors}
-        device = self.device.torch_device
-        copies = [self.read(name).to(device).untyped_storage() for name in names]
-        for tensor, copy in zip(tensors, copies, strict=True):
-            tensor.lent.storage._swap_data_ptr_(copy)
-        try:
-            yield
-        finally:
-            for tensor, copy in zip(tensors, copies, strict=True):
-                tensor.lent.storage._swap_data_ptr_(copy)
-            changed = [t.name for t, n in versions.items() if version_of(t.parameter) != n]
-            if changed:
-                self._runner.forget_changes()
-        if changed:
-            raise RuntimeError(
-                f"cistern: parameter '{changed[0]}' was changed in a block of gather. The change is lost:"
-                " Store.write changes weights"
-            )
+        return blocks.gather(self, names)
+
+    def swapped(self, weights: Mapping[str, torch.Tensor]) -> AbstractContextManager[None]:
+        """Let the model have other weights in the block of a ``with`` statement, such as averages.
+
+        ``weights`` are tensors by names of parameters and buffers, as in ``state_dict``; what is not
+        there stays as it is. The tensors are used where they are, or as copies if they have another
+        type than the parameter. They are not to be changed meanwhile. Each rank has those that it gives.
+
+        The job keeps its states, whatever happens in the block: ``read`` and ``save`` return them,
+        while ``state_dict`` returns what the model has. Gradients of the step stay, too. Backward passes
+        in the block are those of forward passes in it, and their gradients count for the step.
+
+        KeyError: there is no parameter or buffer of a name. TypeError, ValueError: a value is no tensor
+        of this shape. RuntimeError: a module runs; and, in the block, of what changes weights.
+        """
+        return blocks.swapped(self, weights)
+
+    def changing(self, *names: str) -> AbstractContextManager[None]:
+        """Let parameters be changed in place in the block of a ``with`` statement, between steps.
+
+        All ranks do this, and the changes of rank 0 are written when the block ends, as by ``write``.
+        Modules that run in the block have the changed weights. If the block raises, nothing is written.
+
+        KeyError: there is no parameter of a name. RuntimeError: a module runs; or the step has
+        gradients, and weights are not what they were when the block ends. The changes are lost then.
+        """
+        return blocks.changing(self, names)
 
     def save(self, dir: Path, *, keep: int = 0, fp32_weights: bool = False) -> SaveResult:
         """Write a checkpoint to the directory ``dir``, from which transformers can load a model.

@@ -94,5 +94,6 @@ _REQUIRES_GRAD = {
 _OTHER_PARAMETER = (
     "cistern: another parameter was put in the place of '{0}' after attach, as by module.weight ="
     " nn.Parameter(...). The store would go on to train the first one, which the model does not use:"
-    " Store.write and load_state_dict change weights, and a model is changed before attach"
+    " copy_ in a block of Store.changing, Store.write and load_state_dict change weights, and a model is"
+    " changed before attach"
 )

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from cistern._abi import Dtype, State
+from cistern._abi import Dtype, State, Status
+from cistern.errors import CstError
 from cistern.job import Job
 from cistern.memory import is_bf16
 
@@ -36,6 +37,63 @@ def write_master(job: Job, number: int, values: torch.Tensor) -> None:
     for first in range(0, flat.numel(), _SLICE):
         part = flat[first : first + _SLICE].to("cpu", torch.float32).contiguous()
         job.write_from(number, State.MASTER, first, part.numel(), part.data_ptr())
+
+
+def write_weights(job: Job, number: int, values: torch.Tensor) -> int:
+    """Write ``values`` to the weights of a bf16 tensor of the job that is trained.
+
+    Master weights become the values, except where the weights have them already: master weights, which
+    say more, stay there. Returns the number of master weights that have lost more than bf16 can say.
+    """
+    flat, n_lost = values.detach().reshape(-1), 0
+    for first in range(0, flat.numel(), _SLICE):
+        part = flat[first : first + _SLICE].to("cpu", torch.float32).contiguous()
+        weight = _read_part(job, number, State.WEIGHT, first, part.numel(), torch.bfloat16).float()
+        stays = _bits(part) == _bits(weight)
+        if bool(stays.all()):
+            continue
+        master = _read_part(job, number, State.MASTER, first, part.numel(), torch.float32)
+        n_lost += int((~stays & (_bits(master) != _bits(weight))).sum())
+        part = torch.where(stays, master, part)
+        job.write_from(number, State.MASTER, first, part.numel(), part.data_ptr())
+    return n_lost
+
+
+def has_weights(job: Job, number: int, values: torch.Tensor) -> bool:
+    """Return whether a tensor of the job has the weights ``values``, in its type, bit for bit."""
+    flat = values.detach().reshape(-1)
+    for first in range(0, flat.numel(), _SLICE):
+        part = flat[first : first + _SLICE].to("cpu").contiguous()
+        there = _read_part(job, number, State.WEIGHT, first, part.numel(), part.dtype)
+        if not torch.equal(_bits(part), _bits(there)):
+            return False
+    return True
+
+
+def clear_moments(job: Job, number: int, n_elems: int) -> None:
+    """Write zeros to the moments of a tensor of the job that is trained."""
+    zeros = torch.zeros(min(n_elems, _SLICE), dtype=torch.float32, device="cpu")
+    for state in (State.EXP_AVG, State.EXP_AVG_SQ):
+        for first in range(0, n_elems, _SLICE):
+            try:
+                n = min(_SLICE, n_elems - first)
+                job.write_from(number, state, first, n, zeros.data_ptr())
+            except CstError as error:
+                if state is State.EXP_AVG or error.status != Status.EUNSUPPORTED:
+                    raise
+                return  # The optimizer has one moment.
+
+
+def _bits(values: torch.Tensor) -> torch.Tensor:
+    return values.view(torch.int32 if values.itemsize == 4 else torch.int16)
+
+
+def _read_part(
+    job: Job, number: int, state: State, first: int, n: int, dtype: torch.dtype
+) -> torch.Tensor:
+    out = torch.empty(n, dtype=dtype, device="cpu")
+    job.read_to(number, state, first, n, out.data_ptr())
+    return out
 
 
 def read_state(

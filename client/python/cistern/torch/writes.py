@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes of weights and moments to the job of a store, between steps."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from cistern._abi import Dtype
+from cistern.job import Path
+from cistern.torch import adapters, weights
+from cistern.torch.operators import Tensor
+from cistern.torch.origin import Origin
+
+if TYPE_CHECKING:
+    from cistern.torch.store import Store
+
+
+class Writes:
+    """Writes to the job of ``store``. All ranks make the same calls; rank 0 writes."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        #: Gradients of this step were discarded by a load of weights, and not by ``zero_grad``.
+        self.lost_gradients = False
+        self._rounded_at = (
+            -1
+        )  # The step at which a load of weights has replaced finer master weights.
+        self._has_warned = False
+
+    def first_states(self, origin: Origin, has_base: bool) -> None:
+        """Write the states of a new job: those of ``origin``, and else those of the model."""
+        store, loaded = self._store, set[str]()
+        if origin.resume is not None:
+            store.job.load(origin.resume)
+            return
+        if origin.load is not None:
+            loaded = self._load_model(origin.load)
+        for name, parameter in weights.named_parameters(store.model):
+            if name in loaded or (has_base and not parameter.requires_grad):
+                continue
+            if parameter.is_meta:
+                raise TypeError(
+                    f"cistern: parameter '{name}' is on the meta device; give a path to load from"
+                )
+            weights.write_master(store.job, store.number_of(name), parameter)
+
+    def _load_model(self, path: Path) -> set[str]:
+        """Load model files, without adapters. Return the names of the parameters they have."""
+        model = self._store.model
+        without = adapters.is_peft(model)
+        found = {
+            adapters.name_in_job(model, name, parameter): name
+            for name, parameter in weights.named_parameters(model)
+            if not (without and parameter.requires_grad)
+        }
+        self._store.job.load_model(path, wants=found.__contains__)
+        return set(found.values())
+
+    def load(self, values: Mapping[Tensor, torch.Tensor]) -> None:
+        """Write what a state dict has. Gradients of the step are discarded, which ``step`` tells."""
+        self.check_outside("weights are loaded")
+        lost = self.lost_gradients or self._store.runner.operators.has_gradients
+        n_rounded = self._write(values)
+        self.lost_gradients = lost
+        self._warn_of_swap(n_rounded)
+
+    def changed(self, values: Mapping[Tensor, torch.Tensor]) -> None:
+        """Write those of ``values`` that are not the weights of the job.
+
+        RuntimeError: there are some, and the step has gradients, which would be discarded.
+        """
+        job = self._store.job
+        others = {t: v for t, v in values.items() if not weights.has_weights(job, t.number, v)}
+        if others and self._store.runner.operators.has_gradients:
+            name = next(iter(others)).name
+            raise RuntimeError(_IN_STEP.format(name))
+        if others:
+            self._write(others)
+
+    def one(self, tensor: Tensor, values: torch.Tensor, is_exact: bool) -> int:
+        """Write ``values``. ``is_exact``: to the master weights, also where the weights have them.
+
+        Returns the number of master weights that were finer than the weights that replace them.
+        """
+        self.check_outside("weights are written")
+        job = self._store.job
+        if tensor.dtype is Dtype.BF16 and tensor.trains and not is_exact:
+            return weights.write_weights(job, tensor.number, values)
+        weights.write_master(job, tensor.number, values)
+        return 0
+
+    def clear_moments(self) -> None:
+        """Let all moments be zero."""
+        self._store.sync()
+        try:
+            if self._store.job.rank == 0:
+                for tensor in self._store.trained_tensors():
+                    weights.clear_moments(self._store.job, tensor.number, tensor.n_elems)
+        finally:  # The other ranks wait, also if this one has failed.
+            self._store.sync()
+
+    def check_outside(self, what: str) -> None:
+        """Raise RuntimeError if the model has other weights than the job."""
+        if self._store.runner.n_blocks > 0:
+            raise RuntimeError(_IN_BLOCK.format(what))
+
+    def _write(self, values: Mapping[Tensor, torch.Tensor]) -> int:
+        self._store.sync()  # An evaluation may have begun the step.
+        n_rounded = 0
+        try:
+            if self._store.job.rank == 0:
+                for tensor, value in values.items():
+                    n_rounded += self.one(tensor, value, is_exact=False)
+        finally:  # The other ranks wait, also if this one has failed.
+            self._store.runner.weights_written()
+            self._store.sync()
+        return n_rounded
+
+    def _warn_of_swap(self, n_rounded: int) -> None:
+        """Warn once if weights were loaded twice between two steps, as for an evaluation with others."""
+        step = self._store.step_no
+        if self._rounded_at == step > 0 and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(_SWAP, stacklevel=8)
+        if n_rounded > 0:
+            self._rounded_at = step
+
+
+_IN_BLOCK = (
+    "cistern: {0} in a block of Store.swapped or Store.changing, in which the model has other weights than"
+    " the job: leave the block before"
+)
+_IN_STEP = (
+    "cistern: parameter '{0}' was changed in a block of Store.changing, and the change is lost: the step has"
+    " gradients, and weights are written between steps. Leave the block with the weights of its beginning,"
+    " or call the step or zero_grad of the optimizer before"
+)
+_SWAP = (
+    "cistern: weights in bf16 were loaded twice between two steps, and master weights, which are finer, were"
+    " rounded to them. For an evaluation with other weights, use `with store.swapped(weights):`, which"
+    " loses nothing"
+)
+LOST = (
+    "cistern: load_state_dict has discarded the gradients of earlier backward passes of this step: call"
+    " zero_grad of the optimizer, and compute the step again. Weights are loaded between steps; for an"
+    " evaluation with other weights, `with store.swapped(weights):` keeps gradients"
+)
