@@ -21,6 +21,7 @@ static void fill(const Cistern__JobInfo *job, const Cistern__RankInfo *rank,
         .step = job->step,
         .step_seconds = job->step_seconds,
         .exposed_seconds = job->exposed_seconds,
+        .n_skipped = job->n_skipped,
     };
 }
 

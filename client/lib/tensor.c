@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cst_tensor_read and cst_tensor_write. */
+/* cst_tensor_read, cst_tensor_write and cst_set_steps. */
 #include "client/lib/job.h"
 #include "client/lib/state_io.h"
 
@@ -139,6 +139,42 @@ int cst_tensor_write(struct cst_job *job, int tensor, enum cst_state state, uint
     do {
         rc = prepare(job, tensor, state, first, n_elems, data, &cursor, err);
         rc = rc == CST_OK ? cstc_states_write(job->client, &stream, err) : rc;
+    } while (cstc_job_goes_on(job, &rc, err));
+    return rc;
+}
+
+static int set_steps(struct cst_job *job, uint64_t steps, uint64_t n_skipped, struct cst_err *err)
+{
+    Cistern__Restore msg = CISTERN__RESTORE__INIT;
+    struct cstc_call call = {0};
+    int rc = cstc_job_check_committed(job, err);
+
+    if (rc == CST_OK && n_skipped > steps) {
+        rc = cst_err_set(err, CST_EINVAL, "%llu of %llu steps were skipped",
+                         (unsigned long long)n_skipped, (unsigned long long)steps);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    msg.step = steps;
+    msg.adam_step = steps - n_skipped;
+    msg.n_skipped = n_skipped;
+    rc = cstc_call_sync(job->client, &call, CISTERN__MSG_TYPE__MSG_RESTORE, &msg.base,
+                        CISTERN__MSG_TYPE__MSG_OK, NULL, err);
+    if (rc == CST_OK) {
+        cstc_call_reset(&call);
+        job->steps = steps;
+        job->initialised = true;
+    }
+    return rc;
+}
+
+int cst_set_steps(struct cst_job *job, uint64_t steps, uint64_t n_skipped, struct cst_err *err)
+{
+    int rc;
+
+    do {
+        rc = set_steps(job, steps, n_skipped, err);
     } while (cstc_job_goes_on(job, &rc, err));
     return rc;
 }

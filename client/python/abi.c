@@ -58,7 +58,7 @@
 #define FIELDS_cst_rank_stat(F, A, N, s) \
     F(s, hits) F(s, late) F(s, misses) F(s, weight_wait_seconds) F(s, evictions) F(s, prefetches) \
     F(s, surprises) F(s, bytes_up) F(s, bytes_down) F(s, pool_bytes) F(s, step) F(s, step_seconds) \
-    F(s, exposed_seconds)
+    F(s, exposed_seconds) F(s, n_skipped)
 #define FIELDS_cst_save_spec(F, A, N, s) \
     F(s, dir) F(s, keep) F(s, on_begun) F(s, arg) F(s, fp32_weights) F(s, buffers) \
     F(s, buffers_bytes)
@@ -299,6 +299,7 @@ static void print_enums(void)
       struct cst_err *)                                                                            \
     X(int, cst_tensor_write, struct cst_job *, int, enum cst_state, uint64_t, uint64_t,            \
       const void *, struct cst_err *)                                                              \
+    X(int, cst_set_steps, struct cst_job *, uint64_t, uint64_t, struct cst_err *)                  \
     X(int, cst_stat, struct cst_job *, struct cst_rank_stat *, struct cst_err *)                   \
     X(const char *, cst_status_words, int)                                                         \
     X(bool, cst_status_retryable, int)                                                             \

@@ -32,6 +32,7 @@ struct cst_rank_stat {
     double step_seconds; /* Time between the last two commits; 0 before the second one. */
     /* Time by which the steps of the job would have been shorter if updates took no time. */
     double exposed_seconds;
+    uint64_t n_skipped; /* How many of these steps have changed nothing (struct cst_step_result). */
 };
 
 /* Get the daemon's counters of this rank. CST_EBUSY: a cst_try_... call is pending; CST_EINVAL: the

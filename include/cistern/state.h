@@ -76,6 +76,16 @@ int cst_tensor_read(struct cst_job *job, int tensor, enum cst_state state, uint6
 int cst_tensor_write(struct cst_job *job, int tensor, enum cst_state state, uint64_t first,
                      uint64_t n_elems, const void *data, struct cst_err *err);
 
+/* Say which step the job is at, for states that cst_tensor_write has written: @steps are committed,
+ * and @n_skipped of them have changed nothing. The bias corrections of the optimizer count the
+ * others. One rank calls this, after it has written the states and before cst_sync of all ranks,
+ * from which the others learn it. The job then has states: later writes of master weights leave
+ * moments alone. Statuses:
+ *   - CST_EINVAL: @n_skipped is larger than @steps, or the job is not committed.
+ *   - CST_EBUSY: a step is under way, or a cst_try_... call is pending.
+ *   - CST_ELOST, CST_EENGINE: states are lost. */
+int cst_set_steps(struct cst_job *job, uint64_t steps, uint64_t n_skipped, struct cst_err *err);
+
 #ifdef __cplusplus
 }
 #endif

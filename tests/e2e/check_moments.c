@@ -107,6 +107,73 @@ START_TEST(ranges_are_exact)
 }
 END_TEST
 
+/* The gradient of each tensor is its weights. */
+static void train(uint64_t n_steps)
+{
+    const struct cst_hyper_params hyper = {.lr = 0.01};
+
+    for (uint64_t i = 0; i < n_steps; i++) {
+        for (int t = 0; t < 2; t++) {
+            struct cst_io io;
+
+            OK(cst_op_begin(job, t, CST_BACKWARD, &io, 1, &err));
+            memcpy(io.grad, io.weight, N * sizeof(uint16_t));
+            OK(cst_op_end(job, t, &err));
+        }
+        OK(cst_step(job, &hyper, NULL, &err));
+    }
+}
+
+/* Read or write all states. */
+static void all_states(float states[2][3][N], bool writes)
+{
+    for (int t = 0; t < 2; t++) {
+        for (int k = 0; k < 3; k++) {
+            enum cst_state state = (enum cst_state)(CST_STATE_MASTER + k);
+
+            OK(writes ? cst_tensor_write(job, t, state, 0, N, states[t][k], &err)
+                      : cst_tensor_read(job, t, state, 0, N, states[t][k], &err));
+        }
+    }
+}
+
+/* A job whose states and count of steps were written by hand goes on with the bits of the job that
+ * they are from. A skipped step does not count for bias corrections. */
+START_TEST(states_by_hand)
+{
+    static float begun[2][3][N], want[2][3][N], got[2][3][N];
+    struct cst_rank_stat stat;
+    uint64_t step;
+
+    open_job(CST_OPTIMIZER_ADAMW, CST_MOMENTS_FP32);
+    for (int t = 0; t < 2; t++) {
+        fill(begun[t][0], N, 1.0f);
+        OK(cst_tensor_write(job, t, CST_STATE_MASTER, 0, N, begun[t][0], &err));
+    }
+    OK(cst_sync(job, NULL, &err));
+    train(3);
+    all_states(begun, false);
+    train(2);
+    all_states(want, false);
+    close_job();
+
+    open_job(CST_OPTIMIZER_ADAMW, CST_MOMENTS_FP32);
+    all_states(begun, true);
+    ck_assert_int_eq(cst_set_steps(job, 3, 4, &err), CST_EINVAL);
+    OK(cst_set_steps(job, 4, 1, &err));
+    ck_assert_int_eq(cst_job_initialised(job), 1);
+    OK(cst_sync(job, &step, &err));
+    ck_assert_uint_eq(step, 4);
+    train(2);
+    all_states(got, false);
+    OK(cst_stat(job, &stat, &err));
+    ck_assert_uint_eq(stat.step, 6);
+    ck_assert_uint_eq(stat.n_skipped, 1);
+    ck_assert_mem_eq(got, want, sizeof got);
+    close_job();
+}
+END_TEST
+
 /* An optimizer with one moment refuses access to the other one, and has no memory for it. */
 START_TEST(one_moment)
 {
@@ -131,6 +198,7 @@ int main(void)
     TCase *tcase = suite_case(suite, "moments", job_rig_setup, job_rig_teardown);
 
     tcase_add_loop_test(tcase, ranges_are_exact, 0, 5 * CST_MOMENTS_COUNT);
+    tcase_add_test(tcase, states_by_hand);
     tcase_add_test(tcase, one_moment);
     return suite_run(suite);
 }

@@ -530,6 +530,15 @@ class Job:
         checks.integer("first", first)
         self._call("cst_tensor_write", tensor, state, first, n_elems, address)
 
+    def set_steps(self, steps: int, n_skipped: int = 0) -> None:
+        """Say which step the job is at, for states that ``tensor_write`` has written.
+
+        ``n_skipped`` of the ``steps`` have changed nothing; bias corrections count the others. One rank
+        does this, before ``sync`` of all ranks. Raises DeviceLost, CstError: EINVAL, EBUSY.
+        """
+        checks.integer("steps", steps)
+        self._call("cst_set_steps", steps, checks.integer("n_skipped", n_skipped, 0, steps))
+
     def save(self, dir: Path, **options: Any) -> SaveResult:
         """Write a checkpoint of this job: ``Client.save`` with the client of this rank."""
         return self.client.save(self.name, dir, **options)

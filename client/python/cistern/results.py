@@ -70,6 +70,7 @@ class RankStat(NamedTuple):
     step_seconds: float  #: Time between the last two commits; 0 before the second one.
     #: Time by which the steps of the job would have been shorter if updates took no time.
     exposed_seconds: float
+    n_skipped: int  #: How many of these steps have changed nothing.
 
 
 class LoadResult(NamedTuple):
