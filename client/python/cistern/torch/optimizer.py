@@ -13,6 +13,7 @@ import torch
 from cistern import checks
 from cistern.errors import StepVoid
 from cistern.results import HyperParams, StepResult
+from cistern.torch import optimizer_states
 from cistern.torch.storage import LaterNumber
 
 if TYPE_CHECKING:
@@ -295,31 +296,48 @@ class Optimizer(torch.optim.Optimizer):
             " Store.save writes its moments to a checkpoint"
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the groups, the job and the step. The moments stay in the daemon."""
+    def state_dict(self, full: bool = False) -> dict[str, Any]:
+        """Return the groups, the job and the step. The moments stay in the daemon.
+
+        With ``full``, the moments are there, too, in the form of ``torch.optim.AdamW``, which can load
+        them, and so are master weights of parameters in bf16. They are copies in this process: 8 to 12
+        bytes for each element.
+        """
+        if full:
+            return optimizer_states.full(self.store, self.param_groups)
         groups = [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups]
         return {"job": self.store.job.name, "step": self.store.step_no, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the groups of ``state_dict``, which ``state_dict`` has returned.
 
-        ValueError: the job has done other steps, or the state is that of another optimizer.
+        If it has moments, because it is ``full`` or one of ``torch.optim.AdamW``, they are written to the
+        job between steps, and the job is then at their step. Master weights that it has set the weights.
+        All ranks call this, and rank 0 writes.
+
+        ValueError: the job has done other steps, and the state has no moments; or the state is that of
+        another optimizer or of other parameters.
         """
-        if not {"job", "step", "param_groups"} <= set(state_dict):
+        moments = "state" in state_dict
+        if "param_groups" not in state_dict or not (moments or {"job", "step"} <= set(state_dict)):
             raise ValueError(
-                "cistern: this is not the state of an optimizer of a store: it has no job and no step."
-                " The moments of a job are in its checkpoints (Store.save)"
+                "cistern: this is not the state of an optimizer of a store or of torch.optim.AdamW"
             )
         if len(state_dict["param_groups"]) != len(self.param_groups):
             raise ValueError(
                 f"cistern: the optimizer has {len(self.param_groups)} groups, not"
                 f" {len(state_dict['param_groups'])}"
             )
-        if state_dict["step"] != self.store.step_no:
+        if moments:
+            found = optimizer_states.loaded(self.store, self.param_groups, state_dict)
+            self.store.writes.optimizer_states(found)
+        elif state_dict["step"] != self.store.step_no:
             raise ValueError(
                 f"cistern: this is the state after step {state_dict['step']}, job"
                 f" '{self.store.job.name}' has done {self.store.step_no}. The moments are not in this"
-                " state: go on from a checkpoint of Store.save, with attach(..., resume=DIRECTORY)"
+                " state: go on from a checkpoint of Store.save, with attach(..., resume=DIRECTORY), or"
+                " from a state_dict(full=True)"
             )
-        for group, loaded in zip(self.param_groups, state_dict["param_groups"], strict=True):
+        groups = found.groups if moments else state_dict["param_groups"]
+        for group, loaded in zip(self.param_groups, groups, strict=True):
             group.update(loaded)

@@ -33,10 +33,15 @@ def write_master(job: Job, number: int, values: torch.Tensor) -> None:
 
     The weights become those, rounded if the tensor is bf16. A frozen tensor has only these.
     """
+    write_state(job, number, State.MASTER, values)
+
+
+def write_state(job: Job, number: int, state: State, values: torch.Tensor) -> None:
+    """Write ``values``, of any floating type, to master weights or moments of a tensor of the job."""
     flat = values.detach().reshape(-1)
     for first in range(0, flat.numel(), _SLICE):
         part = flat[first : first + _SLICE].to("cpu", torch.float32).contiguous()
-        job.write_from(number, State.MASTER, first, part.numel(), part.data_ptr())
+        job.write_from(number, state, first, part.numel(), part.data_ptr())
 
 
 def write_weights(job: Job, number: int, values: torch.Tensor) -> int:

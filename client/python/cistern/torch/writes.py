@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from cistern._abi import Dtype
+from cistern._abi import Dtype, State
 from cistern.job import Path
 from cistern.torch import adapters, weights
 from cistern.torch.operators import Tensor
+from cistern.torch.optimizer_states import Loaded
 from cistern.torch.origin import Origin
 
 if TYPE_CHECKING:
@@ -102,6 +103,25 @@ class Writes:
                     weights.clear_moments(self._store.job, tensor.number, tensor.n_elems)
         finally:  # The other ranks wait, also if this one has failed.
             self._store.sync()
+
+    def optimizer_states(self, loaded: Loaded) -> None:
+        """Write moments, master weights and the number of steps. Gradients of the step are discarded."""
+        self.check_outside("states are loaded")
+        store = self._store
+        lost = self.lost_gradients or store.runner.operators.has_gradients
+        store.sync()
+        try:
+            if store.job.rank == 0:
+                for tensor, states in loaded.states.items():
+                    if State.EXP_AVG not in states:
+                        weights.clear_moments(store.job, tensor.number, tensor.n_elems)
+                    for state in sorted(states):
+                        weights.write_state(store.job, tensor.number, state, states[state])
+                store.job.set_steps(loaded.steps, loaded.n_skipped)
+        finally:  # The other ranks wait, also if this one has failed.
+            store.runner.weights_written()
+            store.sync()
+        self.lost_gradients = lost
 
     def check_outside(self, what: str) -> None:
         """Raise RuntimeError if the model has other weights than the job."""
