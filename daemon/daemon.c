@@ -5,7 +5,6 @@
 #include "daemon/job/comms.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/ledger/handover.h"
-#include "daemon/ledger/revive.h"
 #include "daemon/report/log.h"
 #include "daemon/memory/staging.h"
 #include "daemon/job/state_copy.h"
@@ -34,10 +33,14 @@ static void on_readable(uv_check_t *reader)
 static void format_status(const struct cstd_daemon *daemon, char *out, size_t n)
 {
     char host[CST_SIZE_TEXT], host_limit[CST_SIZE_TEXT], pool[CST_SIZE_TEXT],
-        pool_limit[CST_SIZE_TEXT];
+        pool_limit[CST_SIZE_TEXT], reviving[64] = "";
 
+    if (cstd_revive_is_under_way(daemon)) {
+        (void)snprintf(reviving, sizeof reviving, "%u of %u jobs of the earlier daemon settled, ",
+                       daemon->revival.n_settled, daemon->revival.n);
+    }
     (void)snprintf(
-        out, n, "%u jobs, host memory %s of %s, pools %s of %s", daemon->jobs.n,
+        out, n, "%s%u jobs, host memory %s of %s, pools %s of %s", reviving, daemon->jobs.n,
         cst_size_text(daemon->host.used, host), cst_size_text(daemon->host.limit, host_limit),
         cst_size_text(daemon->pool.used, pool), cst_size_text(daemon->pool.limit, pool_limit));
 }
@@ -212,6 +215,15 @@ static void init_parts(struct cstd_daemon *daemon, const struct cstd_settings *c
     daemon->epoch &= INT64_MAX; /* Clients may store it in a signed integer. */
 }
 
+/* Take over from the daemon that listens where this one will. */
+static int take_over(struct cstd_daemon *daemon, struct cst_err *err)
+{
+    const struct cstd_settings *config = daemon->config;
+    int rc = cstd_listen_check(config->socket, config->manager_socket, err);
+
+    return rc == CST_OK ? cstd_handover_take(config->manager_socket, daemon, err) : rc;
+}
+
 int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_settings *config,
                      struct cst_err *err)
 {
@@ -246,15 +258,23 @@ int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_settings *con
     daemon->host.remains = daemon->pool.remains = &daemon->remains;
     cstd_searches_init(&daemon->searches, &daemon->loop, &daemon->later, config->search_time_s);
     if (config->handover) {
-        rc = cstd_handover_take(config->manager_socket, &daemon->keeper, err);
+        cstd_gpus_start(&daemon->gpus, daemon);
+        rc = take_over(daemon, err);
+        if (rc != CST_OK) {
+            return rc; /* The process ends: nothing is taken apart that the other daemon has. */
+        }
     }
     rc = rc == CST_OK ? cstd_server_open(&daemon->server, daemon, err) : rc;
     if (rc != CST_OK) {
         goto err_after_engines;
     }
     cstd_notify_init(&daemon->notify, &daemon->loop);
-    cstd_gpus_start(&daemon->gpus, daemon);
-    cstd_revive_jobs(daemon); /* The loop may run in it. */
+    if (config->handover) {
+        cstd_revive_proven(daemon);
+    } else {
+        cstd_gpus_start(&daemon->gpus, daemon);
+        cstd_revive_list(daemon);
+    }
     start_signals(daemon);
     start_timers(daemon);
     /* The loop has active handles now. If the start fails from here on, they must be ended in the
@@ -274,6 +294,7 @@ int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_settings *con
     cstd_server_accept(&daemon->server);
     format_status(daemon, status, sizeof status);
     cstd_notify_ready(&daemon->notify, status);
+    cstd_revive_begin(daemon);
     return CST_OK;
 
 err_after_engines:
@@ -311,7 +332,9 @@ static struct cst_err words_of_end(const struct cstd_job *job)
     if (job->core != NULL) {
         cst_core_stats(job->core, &stats);
     }
-    if (job->daemon->leaving && job->ledger.state == CSTD_LEDGER_KEPT) {
+    stats.step = job->state == CSTD_JOB_REVIVING ? job->ledger.step : stats.step;
+    if (job->daemon->leaving &&
+        (job->ledger.state == CSTD_LEDGER_KEPT || job->state == CSTD_JOB_REVIVING)) {
         (void)cst_err_set(
             &why, CST_EDRAINING,
             job->daemon->keeper.limit > 0
@@ -408,6 +431,7 @@ void cstd_daemon_leave(struct cstd_daemon *daemon)
 
         cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job), "%s", why.text);
     }
+    cstd_revive_stop(daemon);
     cstd_gpus_stop(&daemon->gpus);
     cstd_engines_stop(&daemon->engines);
 }
@@ -429,6 +453,7 @@ void cstd_daemon_drain(struct cstd_daemon *daemon)
     end_sessions(daemon);
     cstd_deferred_run(&daemon->later);
     cstd_lingers_close(&daemon->server.lingers);
+    cstd_revive_stop(daemon);
     cstd_gpus_stop(&daemon->gpus);
     cstd_engines_stop(&daemon->engines);
     for_own_handles(daemon, uv_unref);

@@ -15,6 +15,7 @@
 #include "daemon/job/job.h"
 #include "daemon/job/jobs.h"
 #include "daemon/ledger/keeper.h"
+#include "daemon/ledger/revive.h"
 #include "daemon/deferred.h"
 #include "daemon/report/notify.h"
 #include "daemon/wire/pending.h"
@@ -63,10 +64,11 @@ struct cstd_daemon {
     uv_check_t reader;          /* Reads requests after each poll of the sockets. */
     uv_prepare_t prepare;       /* Runs at the end of each iteration of the loop. */
     uv_signal_t terminate, interrupt, reload;
-    struct cstd_notify notify; /* Connection to the service manager. */
-    struct cstd_keeper keeper; /* The service manager's store of descriptors. */
-    bool leaving;              /* draining: jobs are kept for the next process. */
-    uv_timer_t watchdog;       /* Runs only if the service manager asked for a watchdog. */
+    struct cstd_notify notify;   /* Connection to the service manager. */
+    struct cstd_keeper keeper;   /* The service manager's store of descriptors. */
+    struct cstd_revival revival; /* Jobs of an earlier daemon that are not ready yet. */
+    bool leaving;                /* draining: jobs are kept for the next process. */
+    uv_timer_t watchdog;         /* Runs only if the service manager asked for a watchdog. */
 };
 
 /* Listen, start the engines and notify the service manager. @config is borrowed until

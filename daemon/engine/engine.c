@@ -121,6 +121,8 @@ static void send_setup(struct cstd_engine *engine)
      * memory bandwidth to these copies. */
     setup.has_traffic_slot = cstd_engine_is_gpu(engine);
     setup.traffic_slot = engine->index;
+    setup.has_unsettled = !engines->settled;
+    setup.unsettled = !engines->settled;
     (void)send_message(engine, ENGINE__MSG_TYPE__ENGINE_SETUP, 1, &setup.base, fds, 2);
 }
 

@@ -4,6 +4,7 @@
 #include "daemon/report/log.h"
 #include "daemon/engine/mounts.h"
 #include "proto/host_nodes.h"
+#include "proto/engine.pb-c.h"
 #include "proto/program.h"
 
 #include <errno.h>
@@ -94,6 +95,7 @@ int cstd_engines_init(struct cstd_engines *engines, uv_loop_t *loop,
     engines->on_given_up = on_given_up;
     engines->arg = arg;
     engines->next_segment = 1;
+    engines->settled = true; /* Unless jobs are found. */
     TAILQ_INIT(&engines->segments);
     rc = find_programs(engines, err);
     if (rc == CST_OK) {
@@ -282,13 +284,12 @@ void cstd_engines_mount(struct cstd_engines *engines, struct cstd_segment *segme
     }
 }
 
-void cstd_engines_remount(struct cstd_engines *engines, struct cstd_segment *segment)
+void cstd_engines_settle(struct cstd_engines *engines)
 {
-    list_segment(engines, segment);
+    engines->settled = true;
     for (unsigned i = 0; i < engines->n; i++) {
-        if (maps(engines, segment, i)) {
-            segment->mounts[i] = CSTD_MOUNT_REMOUNT;
-            cstd_segment_ref(segment);
+        if (cstd_engine_is_up(&engines->v[i])) {
+            (void)cstd_engine_send(&engines->v[i], ENGINE__MSG_TYPE__ENGINE_SETTLED, 0, NULL, -1);
         }
     }
 }

@@ -62,7 +62,10 @@ struct cstd_engines {
     void *arg; /* First argument of all four callbacks. */
     /* Runs while an engine is busy; in cstd_engines_stop, the time limit for the processes. */
     uv_timer_t ping;
-    bool pinging;      /* ping runs periodically. */
+    bool pinging; /* ping runs periodically. */
+    /* All segments of an earlier daemon were given to the engines, or are lost: undo slots that
+     * still hold a tile hold it in vain. */
+    bool settled;
     bool has_recalled; /* Commands were recalled in this iteration of the loop. */
     /* The engines are being stopped, and a process that dies is not replaced. */
     bool stopping;
@@ -117,9 +120,8 @@ static inline void cstd_engines_reserve_id(struct cstd_engines *engines, uint32_
  * failed is started again. */
 void cstd_engines_mount(struct cstd_engines *engines, struct cstd_segment *segment);
 
-/* As cstd_engines_mount, for a segment that an earlier daemon has populated: commands wait for it,
- * but nobody is told when it is mapped. Before the engines are started. */
-void cstd_engines_remount(struct cstd_engines *engines, struct cstd_segment *segment);
+/* Nothing of an earlier daemon's jobs is left to be mapped (engines->settled). */
+void cstd_engines_settle(struct cstd_engines *engines);
 
 /* Unmap @segment in all engines. Each engine's reference is released when the engine has unmapped
  * the segment. */

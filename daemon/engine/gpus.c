@@ -16,68 +16,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct cstd_gpus_request {
-    TAILQ_ENTRY(cstd_gpus_request) link;
-    uint64_t tag;        /* Tag of the JobOpen request, which may be gone. */
-    cstd_serve_fn serve; /* Serves the request when it no longer has to wait. */
-    size_t n;            /* Length of body. */
-    uint8_t body[];      /* Encoded JobOpen. */
-};
-
-/* -- waiting requests ------------------------------------------------------------------------- */
-
-int cstd_gpus_wait(struct cstd_gpus *gpus, struct cstd_pending *request, const void *body, size_t n,
-                   cstd_serve_fn serve, struct cst_err *err)
+int cstd_gpus_wait(struct cstd_gpus *gpus, struct cstd_session *session, uint64_t id,
+                   const ProtobufCMessage *message, cstd_held_fn serve, struct cst_err *err)
 {
-    struct cstd_gpus_request *asked = malloc(sizeof *asked + n);
-
-    if (asked == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for a request that waits");
-    }
-    asked->tag = cstd_pending_tag(request, 0);
-    asked->n = n;
-    asked->serve = serve;
-    memcpy(asked->body, body, n);
-    TAILQ_INSERT_TAIL(&gpus->wishes, asked, link);
-    return CST_OK;
-}
-
-/* Serve a waiting JobOpen. Its connection may be closed or closing. */
-static void serve(struct cstd_daemon *daemon, const struct cstd_gpus_request *asked)
-{
-    uint32_t item;
-    struct cstd_pending *request = cstd_pending_find(&daemon->requests, asked->tag, &item);
-    struct cstd_session *session = request != NULL ? request->session : NULL;
-    struct cst_err err = {0};
-    uint64_t id;
-    void *body;
-
-    if (session == NULL) {
-        return;
-    }
-    id = request->id;
-    cstd_session_drop(daemon, request);
-    /* A session that is closing must not attach to a job. */
-    if (session->state == CSTD_SESSION_DOOMED) {
-        return;
-    }
-    if (cstd_unpack_message(&daemon->unpack, &cistern__job_open__descriptor, asked->body,
-                            (uint32_t)asked->n, &body, &err) == CST_OK) {
-        asked->serve(session, id, body);
-    } else {
-        cstd_session_error(session, id, &err);
-    }
-}
-
-static void serve_wishes(struct cstd_gpus *gpus)
-{
-    struct cstd_gpus_request *asked;
-
-    while ((asked = TAILQ_FIRST(&gpus->wishes)) != NULL) {
-        TAILQ_REMOVE(&gpus->wishes, asked, link);
-        serve(gpus->daemon, asked);
-        free(asked);
-    }
+    return cstd_hold(&gpus->wishes, 0, session, id, CISTERN__MSG_TYPE__MSG_JOB_OPEN, message, serve,
+                     err);
 }
 
 /* -- probe ------------------------------------------------------------------------------------ */
@@ -177,7 +120,10 @@ static void on_probe(void *arg, const char *text, size_t n, const struct cst_err
                        gpus->daemon->engines.gpu_program, why->text);
         end_without(gpus, CSTD_LOG_WARNING, words);
     }
-    serve_wishes(gpus);
+    if (gpus->on_known != NULL) {
+        gpus->on_known(gpus->daemon);
+    }
+    cstd_held_serve(&gpus->wishes, 0, gpus->daemon);
 }
 
 void cstd_gpus_start(struct cstd_gpus *gpus, struct cstd_daemon *daemon)
@@ -210,17 +156,12 @@ void cstd_gpus_start(struct cstd_gpus *gpus, struct cstd_daemon *daemon)
 
 void cstd_gpus_stop(struct cstd_gpus *gpus)
 {
-    struct cstd_gpus_request *asked;
-
     if (gpus->probe != NULL) {
         cstd_probe_cancel(gpus->probe);
         gpus->probe = NULL;
         gpus->state = CSTD_GPUS_NONE;
     }
-    while ((asked = TAILQ_FIRST(&gpus->wishes)) != NULL) {
-        TAILQ_REMOVE(&gpus->wishes, asked, link);
-        free(asked);
-    }
+    cstd_held_drop(&gpus->wishes);
 }
 
 void cstd_gpus_await(struct cstd_gpus *gpus)

@@ -8,7 +8,7 @@
 #define CST_GPUS_H
 
 #include "daemon/engine/gpu_list.h"
-#include "daemon/wire/serve.h"
+#include "daemon/wire/held.h"
 
 #include <stddef.h>
 #include <sys/queue.h>
@@ -16,7 +16,6 @@
 struct cstd_daemon;
 struct cstd_pending;
 struct cstd_probe;
-struct cstd_gpus_request; /* Private to gpus.c. */
 
 enum cstd_gpus_state { CSTD_GPUS_NONE, CSTD_GPUS_LOOKING, CSTD_GPUS_FOUND };
 
@@ -28,8 +27,10 @@ struct cstd_gpus {
     struct cstd_gpu_list list; /* FOUND: the GPUs. */
     /* From [paced]: simulated accelerators, always available whatever the probe finds. */
     struct cstd_gpu_list paced;
-    struct cstd_probe *probe;               /* LOOKING: the running probe. */
-    TAILQ_HEAD(, cstd_gpus_request) wishes; /* JobOpen requests that wait for the list. */
+    struct cstd_probe *probe;     /* LOOKING: the running probe. */
+    struct cstd_held_list wishes; /* JobOpen requests that wait for the list. */
+    /* Called when the probe has ended, before the requests are served; NULL: nothing to do. */
+    void (*on_known)(struct cstd_daemon *daemon);
 };
 
 /* Make the simulated accelerators and start to look for GPUs. The nodes' engines must exist
@@ -59,10 +60,9 @@ void cstd_gpus_stop(struct cstd_gpus *gpus);
 int cstd_gpus_choose(struct cstd_gpus *gpus, const char *device, uint32_t rank,
                      struct cstd_gpu **out, struct cst_err *err);
 
-/* Keep the JobOpen @request with its encoded body until the probe has ended. @serve is then called
- * for it, as if the request had just arrived. CST_ENOMEM: out of memory, and @request remains the
- * caller's. */
-int cstd_gpus_wait(struct cstd_gpus *gpus, struct cstd_pending *request, const void *body, size_t n,
-                   cstd_serve_fn serve, struct cst_err *err);
+/* Keep the JobOpen @message, request @id of @session, until the probe has ended. @serve is then
+ * called for it, as if the request had just arrived. Errors: see cstd_hold. */
+int cstd_gpus_wait(struct cstd_gpus *gpus, struct cstd_session *session, uint64_t id,
+                   const ProtobufCMessage *message, cstd_held_fn serve, struct cst_err *err);
 
 #endif

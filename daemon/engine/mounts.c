@@ -99,8 +99,9 @@ static void send_add(struct cstd_engine *engine, struct cstd_segment *segment)
     add.bytes = segment->bytes;
     add.has_node = add.has_populate = add.has_lock = 1;
     add.node = first ? segment->bind : -1;
-    /* A segment that is mapped again was populated by the previous process. */
-    add.populate = first && !segment->device && !segment->sparse &&
+    /* A segment that is mapped again was populated by the previous process, and one of an earlier
+     * daemon by its engine. */
+    add.populate = first && !segment->device && !segment->sparse && !segment->adopted &&
                    mount_of(engine, segment) != CSTD_MOUNT_REMOUNT;
     add.has_sparse = 1;
     add.sparse = segment->sparse;

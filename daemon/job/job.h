@@ -7,7 +7,10 @@
  *      ^   \ last worker gone             | no memory: all ranks get the error
  *      |    \--> CLOSING                  |
  *      +----------------------------------+
- *   any of these --removed, time to live, drain--> CLOSING --memory given back--> freed */
+ *   REVIVING --its memory is mapped--> READY   (a job of an earlier daemon: daemon/ledger/revive.h)
+ *   any of these --removed, time to live, drain--> CLOSING --memory given back--> freed
+ *
+ * A job in REVIVING has an owner, a name, perhaps a base, and charges. Requests about it wait. */
 #ifndef CST_JOB_H
 #define CST_JOB_H
 
@@ -44,7 +47,13 @@ struct cstd_session;
 #define CSTD_JOB_ABOUT_RANK(job_, rank_)                                                           \
     (&(struct cstd_log_about){.job = (job_)->name, .rank = (rank_), .uid = (job_)->uid})
 
-enum cstd_job_state { CSTD_JOB_DECLARING, CSTD_JOB_POPULATING, CSTD_JOB_READY, CSTD_JOB_CLOSING };
+enum cstd_job_state {
+    CSTD_JOB_DECLARING,
+    CSTD_JOB_POPULATING,
+    CSTD_JOB_READY,
+    CSTD_JOB_REVIVING,
+    CSTD_JOB_CLOSING
+};
 
 /* Phases of a job's commit in their order. The table in commit.c says what each one does. */
 enum cstd_commit_phase {

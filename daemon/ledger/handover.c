@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/ledger/handover.h"
 
-#include "daemon/ledger/keeper.h"
+#include "daemon/daemon.h"
 #include "daemon/ledger/revive.h"
 #include "daemon/report/log.h"
 #include "proto/cistern.pb-c.h"
@@ -27,6 +27,8 @@ struct link {
     int sock;
     int pidfd; /* The old daemon's process. */
     uint64_t request;
+    bool has_changes; /* The old daemon counts the changes of what it hands over. */
+    uint64_t changes; /* Their number at the last request. */
     struct cst_frame_buf in;
     struct cst_frame reply;
 };
@@ -125,6 +127,8 @@ static int take(struct link *link, struct cstd_keeper *keeper, uint32_t *n, uint
     }
     if (part != NULL) {
         *total = part->total;
+        link->has_changes = part->has_changes;
+        link->changes = part->changes;
         cistern__handover_part__free_unpacked(part, NULL);
     }
     cst_frame_close_fds(frame);
@@ -155,6 +159,8 @@ static int finish(struct link *link, uint32_t n, struct cst_err *err)
     int rc;
 
     end.total = n;
+    end.has_changes = link->has_changes;
+    end.changes = link->changes;
     rc = call(link, CISTERN__MSG_TYPE__MSG_HANDOVER_END, &end.base, CISTERN__MSG_TYPE__MSG_OK, err);
     if (rc == CST_OK && poll(&old, 1, END_MS) != 1) {
         rc = cst_err_set(err, CST_ETIMEDOUT, "%s: the daemon did not end within %d ms", link->path,
@@ -163,7 +169,7 @@ static int finish(struct link *link, uint32_t n, struct cst_err *err)
     return rc;
 }
 
-int cstd_handover_take(const char *path, struct cstd_keeper *keeper, struct cst_err *err)
+int cstd_handover_take(const char *path, struct cstd_daemon *daemon, struct cst_err *err)
 {
     struct link *link = calloc(1, sizeof *link);
     uint32_t n = 0;
@@ -176,8 +182,8 @@ int cstd_handover_take(const char *path, struct cstd_keeper *keeper, struct cst_
     link->sock = link->pidfd = -1;
     rc = dial(link, err);
     rc = rc == CST_OK ? greet(link, err) : rc;
-    rc = rc == CST_OK ? take_all(link, keeper, &n, err) : rc;
-    rc = rc == CST_OK ? cstd_revive_check(keeper, err) : rc;
+    rc = rc == CST_OK ? take_all(link, &daemon->keeper, &n, err) : rc;
+    rc = rc == CST_OK ? cstd_revive_prove(daemon, err) : rc;
     rc = rc == CST_OK ? finish(link, n, err) : rc;
     if (rc == CST_OK) {
         cstd_log(CSTD_LOG_NOTICE, "took over from the daemon at %s", path);

@@ -112,7 +112,9 @@ static uint32_t find_inode(struct cstd_keeper *keeper, uint64_t inode)
     return low;
 }
 
-int cstd_keeper_take(struct cstd_keeper *keeper, const struct cstd_kept_name *name, uint64_t inode)
+/* The inherited descriptor of the file @inode (0: of any file) with @name; NULL: there is none. */
+static struct cstd_kept *find(struct cstd_keeper *keeper, const struct cstd_kept_name *name,
+                              uint64_t inode)
 {
     uint32_t first = keeper->n_kept > 0 ? find_inode(keeper, inode) : 0;
 
@@ -123,13 +125,27 @@ int cstd_keeper_take(struct cstd_keeper *keeper, const struct cstd_kept_name *na
             break;
         }
         if (kept->fd >= 0 && cstd_kept_name_same(&kept->name, name)) {
-            int fd = kept->fd;
-
-            kept->fd = -1;
-            return fd;
+            return kept;
         }
     }
-    return -1;
+    return NULL;
+}
+
+int cstd_keeper_take(struct cstd_keeper *keeper, const struct cstd_kept_name *name, uint64_t inode)
+{
+    struct cstd_kept *kept = find(keeper, name, inode);
+    int fd = kept != NULL ? kept->fd : -1;
+
+    if (kept != NULL) {
+        kept->fd = -1;
+    }
+    return fd;
+}
+
+bool cstd_keeper_holds(struct cstd_keeper *keeper, const struct cstd_kept_name *name,
+                       uint64_t inode)
+{
+    return find(keeper, name, inode) != NULL;
 }
 
 /* -- stored descriptors ----------------------------------------------------------------------- */
@@ -203,6 +219,7 @@ int cstd_keeper_store(struct cstd_keeper *keeper, const struct cstd_kept_name *n
             CST_OK) {
         return err->status;
     }
+    keeper->n_changes++;
     is_long = sent && join(keeper, name);
     for (uint32_t i = 0; i < n; i++) {
         stored[keeper->n_stored++] =
@@ -237,6 +254,7 @@ void cstd_keeper_forget(struct cstd_keeper *keeper, const struct cstd_kept_name 
             keeper->stored[n++] = *stored;
         }
     }
+    keeper->n_changes += n != keeper->n_stored;
     keeper->n_stored = n;
     for (uint32_t i = 0; i < keeper->n_kept; i++) {
         struct cstd_kept *kept = &keeper->kept[i];

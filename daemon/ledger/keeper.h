@@ -43,6 +43,7 @@ struct cstd_keeper {
     /* What the store holds: descriptors, and bytes of their names with one more for each. */
     uint32_t n_used;
     size_t name_bytes;
+    uint64_t n_changes;     /* Times that descriptors were stored or removed. */
     bool engines_stored;    /* What all jobs need of the engines is in the store. */
     struct cstd_kept *kept; /* Inherited descriptors; owned. */
     uint32_t n_kept;
@@ -56,12 +57,17 @@ void cstd_keeper_init(struct cstd_keeper *keeper, struct cstd_notify *notify);
  * has stored it. CST_ENOMEM. After an error it was closed, and stays in the store. */
 int cstd_keeper_inherit(struct cstd_keeper *keeper, const char *name, int fd, struct cst_err *err);
 
-/* Close the inherited descriptors that were not taken. They stay in the service manager's store. */
+/* Close the inherited descriptors that were not taken. They stay in the service manager's store,
+ * and still count. */
 void cstd_keeper_close(struct cstd_keeper *keeper);
 
 /* Take the inherited descriptor of the file @inode (0: of any file) with @name. It belongs to the
  * caller. -1: there is none. */
 int cstd_keeper_take(struct cstd_keeper *keeper, const struct cstd_kept_name *name, uint64_t inode);
+
+/* True if cstd_keeper_take would find one. */
+bool cstd_keeper_holds(struct cstd_keeper *keeper, const struct cstd_kept_name *name,
+                       uint64_t inode);
 
 /* True if a descriptor is stored under @name. */
 bool cstd_keeper_has(const struct cstd_keeper *keeper, const struct cstd_kept_name *name);

@@ -5,6 +5,7 @@
 #include "daemon/daemon.h"
 #include "daemon/job/describe.h"
 #include "daemon/job/migrate.h"
+#include "daemon/ledger/kept_job.h"
 #include "daemon/ledger/lent_slabs.h"
 #include "daemon/memory/device_reservation.h"
 #include "daemon/memory/rank_devices.h"
@@ -508,10 +509,9 @@ int cstd_ledger_keep_all(struct cstd_daemon *daemon, struct cst_err *err)
         if (job->core != NULL) {
             record_of(job, &record);
         }
-        if (rc == CST_OK && !record.core.initialised) {
-            rc = cst_err_set(err, CST_EBUSY, "it has not begun its first step");
-        }
-        if (rc == CST_OK && job->ledger.state != CSTD_LEDGER_KEPT) {
+        if (job->state == CSTD_JOB_REVIVING) {
+            rc = cst_err_set(err, CST_EBUSY, "it is still being taken over itself: try again");
+        } else if (record.core.initialised && job->ledger.state != CSTD_LEDGER_KEPT) {
             rc = begin(job, &record, err);
         }
         if (rc != CST_OK) {
@@ -523,6 +523,10 @@ int cstd_ledger_keep_all(struct cstd_daemon *daemon, struct cst_err *err)
 
 void cstd_ledger_forget(struct cstd_job *job)
 {
+    if (job->ledger.reviving != NULL) {
+        job->ledger.reviving->job = NULL;
+        job->ledger.reviving = NULL;
+    }
     if (job->ledger.state != CSTD_LEDGER_KEPT) {
         return;
     }
@@ -538,7 +542,7 @@ bool cstd_ledger_keeps_any(const struct cstd_daemon *daemon)
 
     TAILQ_FOREACH(job, &daemon->jobs.living, link)
     {
-        if (job->ledger.state == CSTD_LEDGER_KEPT) {
+        if (job->ledger.state == CSTD_LEDGER_KEPT || job->state == CSTD_JOB_REVIVING) {
             return true;
         }
     }

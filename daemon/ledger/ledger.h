@@ -16,6 +16,7 @@
 
 struct cstd_daemon;
 struct cstd_job;
+struct cstd_kept_job;
 
 enum cstd_ledger_state {
     CSTD_LEDGER_NONE,    /* The job is not kept yet. */
@@ -27,6 +28,10 @@ enum cstd_ledger_state {
 struct cstd_ledger {
     enum cstd_ledger_state state;
     struct cstd_ledger_file file; /* KEPT */
+    /* What the job, which is in CSTD_JOB_REVIVING, is made from, and the steps that it has made;
+     * NULL: nothing. */
+    struct cstd_kept_job *reviving;
+    uint64_t step;
 };
 
 /* The core of @job has processed an event, or a worker has left: record how far the job is. Must be
@@ -47,10 +52,12 @@ int cstd_ledger_continue(struct cstd_job *job, const struct cstd_ledger_file *fi
                          struct cst_err *err);
 
 /* Keep all jobs from now on, although there is no service manager's store, because they are handed
- * over. CST_EBUSY: a job has not begun its first step. Other statuses: a job cannot be kept. */
+ * over. Jobs that have not begun their first step have no states, and end with this daemon.
+ * CST_EBUSY: a job is still being revived. Other statuses: a job cannot be kept. */
 int cstd_ledger_keep_all(struct cstd_daemon *daemon, struct cst_err *err);
 
-/* @job is removed: it and its memory are not kept any more. */
+/* @job is removed: it and its memory are not kept any more. A job in CSTD_JOB_REVIVING leaves them
+ * to a later daemon. */
 void cstd_ledger_forget(struct cstd_job *job);
 
 /* Hash of all places in the layout of @job, to be compared after the layout was built again. */

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/ledger/ledger_file.h"
 
+#include "daemon/ledger/packed.h"
+
 #include "proto/fallocate.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -20,6 +23,10 @@ struct entry {
     struct cstd_ledger_record record;
     uint64_t checksum; /* XXH3 of the members above. */
 };
+
+/* The field of ledger.Job with the description, and the field without one. */
+enum { DESCRIPTION = 4 };
+static const uint8_t empty_description[] = {DESCRIPTION << 3 | 2, 0};
 
 struct cstd_ledger_head {
     uint64_t magic;
@@ -138,15 +145,48 @@ static int map(struct cstd_ledger_file *file, struct cst_err *err)
                            "its ledger has format %u, and this daemon reads format %d",
                            file->head->format, CSTD_LEDGER_FORMAT);
     }
-    if (file->head->message_bytes != file->bytes - sizeof *file->head ||
-        XXH3_64bits(message_of(file->head), file->head->message_bytes) != file->head->checksum) {
-        return cst_err_set(err, CST_ELOST, "its ledger is damaged");
+    return file->head->message_bytes == file->bytes - sizeof *file->head
+               ? CST_OK
+               : cst_err_set(err, CST_ELOST, "its ledger is damaged");
+}
+
+/* Unpack the message with an empty description. NULL: it is damaged, or there is no memory. *out:
+ * the description, in the file. */
+static Ledger__Job *unpack(struct cstd_ledger_head *head, struct cstd_ledger_text *out)
+{
+    struct cstd_packed rest = {.at = message_of(head),
+                               .end = message_of(head) + head->message_bytes};
+    const uint8_t *begin = NULL, *end = NULL;
+    struct cstd_packed_field field;
+    Ledger__Job *job = NULL;
+    uint8_t *brief;
+    size_t n, n_before;
+
+    while (cstd_packed_next(&rest, &field)) {
+        if (field.number == DESCRIPTION) {
+            *out = (struct cstd_ledger_text){.bytes = field.value, .n = field.n_value};
+            begin = field.begin;
+            end = rest.at;
+        }
     }
-    return CST_OK;
+    if (rest.at != rest.end || begin == NULL) {
+        return NULL;
+    }
+    n_before = (size_t)(begin - message_of(head));
+    n = n_before + sizeof empty_description + (size_t)(rest.end - end);
+    brief = malloc(n);
+    if (brief != NULL) {
+        memcpy(brief, message_of(head), n_before);
+        memcpy(brief + n_before, empty_description, sizeof empty_description);
+        memcpy(brief + n_before + sizeof empty_description, end, (size_t)(rest.end - end));
+        job = ledger__job__unpack(NULL, n, brief);
+    }
+    free(brief);
+    return job;
 }
 
 int cstd_ledger_file_open(struct cstd_ledger_file *file, int fd, Ledger__Job **job,
-                          struct cst_err *err)
+                          struct cstd_ledger_text *description, struct cst_err *err)
 {
     const struct entry *entry = NULL;
     int rc;
@@ -156,7 +196,7 @@ int cstd_ledger_file_open(struct cstd_ledger_file *file, int fd, Ledger__Job **j
     rc = map(file, err);
     if (rc == CST_OK) {
         entry = newest(file->head);
-        *job = ledger__job__unpack(NULL, file->head->message_bytes, message_of(file->head));
+        *job = unpack(file->head, description);
     }
     if (rc == CST_OK && (entry == NULL || *job == NULL)) {
         rc = cst_err_set(err, CST_ELOST, "its ledger has no %s",
@@ -167,6 +207,26 @@ int cstd_ledger_file_open(struct cstd_ledger_file *file, int fd, Ledger__Job **j
         *job = NULL;
         cstd_ledger_file_close(file);
         return rc;
+    }
+    file->last = entry->record;
+    return CST_OK;
+}
+
+int cstd_ledger_file_check(const struct cstd_ledger_file *file, struct cst_err *err)
+{
+    const struct cstd_ledger_head *head = file->head;
+
+    return XXH3_64bits(head + 1, head->message_bytes) == head->checksum
+               ? CST_OK
+               : cst_err_set(err, CST_ELOST, "its ledger is damaged");
+}
+
+int cstd_ledger_file_renew(struct cstd_ledger_file *file, struct cst_err *err)
+{
+    const struct entry *entry = newest(file->head);
+
+    if (entry == NULL) {
+        return cst_err_set(err, CST_ELOST, "its ledger has no whole record");
     }
     file->last = entry->record;
     return CST_OK;

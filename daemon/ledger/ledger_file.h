@@ -43,11 +43,26 @@ int cstd_ledger_file_make(struct cstd_ledger_file *file, const Ledger__Job *job,
 /* Write @record, if it differs from the last one. */
 void cstd_ledger_file_write(struct cstd_ledger_file *file, const struct cstd_ledger_record *record);
 
-/* Open the file @fd that an earlier daemon wrote; @file owns @fd, on failure too. *job is freed by
- * the caller, and file->last is the newest whole record. CST_EVERSION: it has another format.
- * CST_ELOST: it is damaged. CST_ENOMEM. */
+/* A part of a mapped ledger. */
+struct cstd_ledger_text {
+    const uint8_t *bytes;
+    size_t n;
+};
+
+/* Open the file @fd that an earlier daemon wrote; @file owns @fd, on failure too. Only a small part
+ * of a large file is read. *job is the message without its description, and is freed by the caller.
+ * *description, a packed JobDescription, is valid until the file is closed. file->last is the
+ * newest whole record. CST_EVERSION: it has another format. CST_ELOST: it is damaged. CST_ENOMEM.
+ */
 int cstd_ledger_file_open(struct cstd_ledger_file *file, int fd, Ledger__Job **job,
-                          struct cst_err *err);
+                          struct cstd_ledger_text *description, struct cst_err *err);
+
+/* Check the whole message. CST_ELOST: it is damaged. Any thread. */
+int cstd_ledger_file_check(const struct cstd_ledger_file *file, struct cst_err *err);
+
+/* Read the newest whole record into file->last again: another daemon has gone on writing.
+ * CST_ELOST: there is none. */
+int cstd_ledger_file_renew(struct cstd_ledger_file *file, struct cst_err *err);
 
 void cstd_ledger_file_close(struct cstd_ledger_file *file);
 

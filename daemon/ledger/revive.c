@@ -2,148 +2,22 @@
 #include "daemon/ledger/revive.h"
 
 #include "daemon/daemon.h"
-#include "daemon/job/commit.h"
-#include "daemon/job/core_driver.h"
-#include "daemon/job/migrate.h"
 #include "daemon/ledger/kept_job.h"
-#include "daemon/ledger/revive_devices.h"
+#include "daemon/ledger/prove.h"
 #include "daemon/ledger/revive_engines.h"
 #include "daemon/ledger/revive_job.h"
+#include "daemon/ledger/revive_unit.h"
 #include "daemon/report/log.h"
-#include "proto/cistern.pb-c.h"
-#include "proto/size.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
-/* -- one job ---------------------------------------------------------------------------------- */
+static void settle_all(struct cstd_revival *revival);
 
-static int finish(struct cstd_job *job, struct cstd_kept_job *kept, struct cst_err *err)
-{
-    const struct cstd_ledger_record record = kept->file.last;
-    struct cst_event event = {
-        .kind = CST_EV_REVIVE, .record = &record.core, .table = job->memory.table};
-    char arenas[CST_SIZE_TEXT];
+/* -- the list --------------------------------------------------------------------------------- */
 
-    if (cstd_revive_job_own(job, kept, err) != CST_OK) {
-        return err->status;
-    }
-    job->phase = CSTD_COMMIT_DONE;
-    job->state = CSTD_JOB_READY;
-    cstd_job_feed(job, &event);
-    cstd_job_check_idle(job);
-    cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
-                   "goes on after step %" PRIu64 ", its states (%s) were kept",
-                   record.core.counters.step, cst_size_text(job->memory.arena_bytes, arenas));
-    return CST_OK;
-}
-
-/* @job has replaced @older, which is removed. */
-static void end_older(struct cstd_job *older, const struct cstd_job *job)
-{
-    struct cst_err reshaped;
-
-    cstd_memory_disown(&older->memory, &job->memory);
-    (void)cst_err_set(&reshaped, CST_ECANCELLED, "job '%s' was reshaped", older->name);
-    cstd_job_remove(older, 0, &reshaped);
-}
-
-static int revive(struct cstd_daemon *daemon, struct cstd_kept_job *kept, struct cst_err *err)
-{
-    /* A job of the same name was being reshaped: both have the same states, and this one is newer.
-     */
-    struct cstd_job *older = cstd_job_find(daemon, kept->ledger->uid, kept->description->name);
-    struct cstd_job *job = NULL;
-    int rc =
-        cstd_kept_job_is_moving(kept)
-            ? cst_err_set(err, CST_ELOST, "the job whose states were being moved to it is lost")
-            : cstd_revive_job_make(daemon, kept, &job, err);
-
-    rc = rc == CST_OK ? finish(job, kept, err) : rc;
-    if (rc != CST_OK && job != NULL) {
-        cstd_job_remove(job, 0, err);
-    } else if (rc == CST_OK && older != NULL) {
-        end_older(older, job);
-    }
-    return rc;
-}
-
-/* -- a move of states ------------------------------------------------------------------------- */
-
-/* Plan the move from @older to @job again, which has come as far as @kept says. */
-static int take_move(struct cstd_job *job, struct cstd_job *older, const struct cstd_kept_job *kept,
-                     struct cst_err *err)
-{
-    const struct cstd_ledger_record *record = &kept->file.last;
-    int rc;
-
-    job->predecessor = older;
-    older->successor = job;
-    rc = cstd_migrate_open(job, err);
-    if (rc != CST_OK) {
-        return rc;
-    }
-    job->migrate->n_moved = record->n_moved;
-    if (job->migrate->plan.n_portions != record->n_portions ||
-        record->n_moved > record->n_portions) {
-        return cst_err_set(
-            err, CST_EVERSION,
-            "%" PRIu32 " of %" PRIu32
-            " portions of its states have moved, and this daemon would move %" PRIu32,
-            record->n_moved, record->n_portions, job->migrate->plan.n_portions);
-    }
-    cstd_memory_make_sparse(&older->memory);
-    return cstd_migrate_charge(job, true, err);
-}
-
-static int finish_move(struct cstd_job *job, struct cstd_kept_job *kept, struct cst_err *err)
-{
-    int rc = cstd_revive_job_own(job, kept, err);
-
-    if (rc != CST_OK) {
-        return rc;
-    }
-    cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
-                   "%" PRIu32 " of %" PRIu32
-                   " portions of its states have moved, the others follow",
-                   job->migrate->n_moved, job->migrate->plan.n_portions);
-    job->state = CSTD_JOB_POPULATING;
-    cstd_commit_go_on(job);
-    cstd_job_check_idle(job);
-    return CST_OK;
-}
-
-/* Go on with @to, which was taking the states of @from portion by portion or has all of them.
- * Neither goes on alone. */
-static int revive_both(struct cstd_daemon *daemon, struct cstd_kept_job *from,
-                       struct cstd_kept_job *to, struct cst_err *err)
-{
-    bool moving = cstd_kept_job_is_moving(to);
-    struct cstd_job *older = NULL, *job = NULL;
-    int rc = cstd_revive_job_make(daemon, from, &older, err);
-
-    rc = rc == CST_OK ? cstd_revive_job_make(daemon, to, &job, err) : rc;
-    rc = rc == CST_OK && moving ? take_move(job, older, to, err) : rc;
-    rc = rc == CST_OK ? finish(older, from, err) : rc;
-    rc = rc == CST_OK ? (moving ? finish_move(job, to, err) : finish(job, to, err)) : rc;
-    if (rc != CST_OK && job != NULL) {
-        cstd_job_remove(job, 0, err);
-    }
-    if (rc != CST_OK && older != NULL) {
-        cstd_job_remove(older, 0, err);
-    } else if (rc == CST_OK && !moving) {
-        end_older(older, job);
-    }
-    return rc;
-}
-
-/* -- all jobs --------------------------------------------------------------------------------- */
-
-/* Inherited ledgers in the order of serial numbers, so that a base job comes before its users. */
+/* In the order of serial numbers, so that a base job comes before its users. */
 static int compare(const void *a, const void *b)
 {
     const struct cstd_kept_job *x = a, *y = b;
@@ -151,92 +25,56 @@ static int compare(const void *a, const void *b)
     return (x->ledger->serial > y->ledger->serial) - (x->ledger->serial < y->ledger->serial);
 }
 
-/* True if jobs[@i] must wait until a job with its name that was made after it is removed. */
-static bool has_rival(const struct cstd_kept_job *jobs, uint32_t n, uint32_t i)
+/* Read the ledgers in the store. CST_ENOMEM, or the error of the last one that cannot be read. */
+static int read_all(struct cstd_revival *revival, struct cst_err *err)
 {
-    for (uint32_t k = i + 1; k < n; k++) {
-        const Ledger__Job *later = jobs[k].ledger;
+    struct cstd_keeper *keeper = &revival->daemon->keeper;
+    int rc = CST_OK;
 
-        if (later->uid == jobs[i].ledger->uid && later->replaces != jobs[i].ledger->serial &&
-            strcmp(jobs[k].description->name, jobs[i].description->name) == 0) {
-            return true;
-        }
+    revival->jobs = calloc(keeper->n_kept + 1, sizeof *revival->jobs);
+    if (revival->jobs == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a list of jobs");
     }
-    return false;
-}
-
-static void tell(const char *name, const struct cst_err *why)
-{
-    cstd_log(CSTD_LOG_ERROR,
-             "job '%s' of the earlier daemon cannot go on: %s; its memory stays in the service "
-             "manager's store until the service is stopped",
-             name, why->text);
-}
-
-static bool is_ledger(const struct cstd_kept *kept)
-{
-    return kept->fd >= 0 && kept->name.kind == CSTD_KEPT_LEDGER;
-}
-
-static uint32_t read_all(struct cstd_keeper *keeper, struct cstd_kept_job *jobs)
-{
-    uint32_t n = 0;
-
     for (uint32_t i = 0; i < keeper->n_kept; i++) {
         struct cstd_kept *kept = &keeper->kept[i];
-        struct cst_err err = {0};
+        struct cstd_kept_job *job = &revival->jobs[revival->n];
 
-        if (!is_ledger(kept)) {
+        if (kept->fd < 0 || kept->name.kind != CSTD_KEPT_LEDGER) {
             continue;
         }
-        jobs[n] = (struct cstd_kept_job){.file.fd = -1};
-        if (cstd_kept_job_read(&jobs[n], kept->fd, &err) == CST_OK) {
-            n++;
+        *job = (struct cstd_kept_job){.file.fd = -1};
+        if (cstd_kept_job_open(job, kept->fd, err) == CST_OK) {
+            revival->n++;
         } else {
             char name[CSTD_KEPT_NAME_BYTES];
 
-            tell(cstd_kept_name_write(&kept->name, true, name), &err);
-            cstd_kept_job_close(&jobs[n]);
+            rc = err->status;
+            cstd_revive_unit_tell(cstd_kept_name_write(&kept->name, true, name), err);
+            cstd_kept_job_close(job);
         }
         kept->fd = -1;
     }
-    return n;
-}
-
-int cstd_revive_check(const struct cstd_keeper *keeper, struct cst_err *err)
-{
-    int rc = CST_OK;
-
-    for (uint32_t i = 0; i < keeper->n_kept && rc == CST_OK; i++) {
-        struct cstd_kept_job job = {.file.fd = -1};
-        char name[CSTD_KEPT_NAME_BYTES];
-        int fd = -1;
-
-        if (!is_ledger(&keeper->kept[i])) {
-            continue;
-        }
-        (void)cstd_kept_name_write(&keeper->kept[i].name, true, name);
-        fd = fcntl(keeper->kept[i].fd, F_DUPFD_CLOEXEC, 0);
-        if (fd < 0) {
-            return cst_err_errno(err, CST_ENOMEM, errno, "%s", name);
-        }
-        rc = cstd_kept_job_read(&job, fd, err);
-        cstd_kept_job_close(&job);
-        if (rc != CST_OK) {
-            (void)cst_err_prefix(err, "%s cannot be taken over", name);
-            rc = err->status = CST_EBUSY;
-        }
-    }
+    qsort(revival->jobs, revival->n, sizeof *revival->jobs, compare);
     return rc;
 }
 
-/* True if a ledger of job @serial was inherited, readable or not. */
-static bool has_ledger(const struct cstd_keeper *keeper, uint64_t serial)
+static bool is_ledger_of(const struct cstd_kept_name *name, uint64_t serial)
 {
-    for (uint32_t i = 0; i < keeper->n_kept; i++) {
-        const struct cstd_kept_name *name = &keeper->kept[i].name;
+    return name->kind == CSTD_KEPT_LEDGER && name->serial == serial;
+}
 
-        if (name->kind == CSTD_KEPT_LEDGER && name->serial == serial) {
+/* True if a ledger of job @serial was inherited, readable or not. */
+static bool has_ledger(const struct cstd_revival *revival, uint64_t serial)
+{
+    const struct cstd_keeper *keeper = &revival->daemon->keeper;
+
+    for (uint32_t i = 0; i < revival->n; i++) {
+        if (revival->jobs[i].ledger->serial == serial) {
+            return true;
+        }
+    }
+    for (uint32_t i = 0; i < keeper->n_kept; i++) {
+        if (is_ledger_of(&keeper->kept[i].name, serial)) {
             return true;
         }
     }
@@ -245,20 +83,50 @@ static bool has_ledger(const struct cstd_keeper *keeper, uint64_t serial)
 
 /* The earlier daemon died while it stored or removed a job, and its memory has no ledger: remove it
  * from the store, too. New jobs get numbers that no inherited job has. */
-static void settle(struct cstd_daemon *daemon)
+static void remove_orphans(struct cstd_revival *revival)
 {
-    struct cstd_keeper *keeper = &daemon->keeper;
+    struct cstd_keeper *keeper = &revival->daemon->keeper;
+    struct cstd_jobs *jobs = &revival->daemon->jobs;
 
     for (uint32_t i = 0; i < keeper->n_kept; i++) {
-        uint64_t serial = keeper->kept[i].name.serial;
+        const struct cstd_kept_name *name = &keeper->kept[i].name;
 
-        if (serial > daemon->jobs.serial) {
-            daemon->jobs.serial = serial;
-        }
-        if (serial != 0 && !has_ledger(keeper, serial)) {
-            cstd_keeper_forget(keeper, &keeper->kept[i].name);
+        jobs->serial = name->serial > jobs->serial ? name->serial : jobs->serial;
+        if (name->serial != 0 && keeper->kept[i].is_alone && !has_ledger(revival, name->serial)) {
+            cstd_keeper_forget(keeper, name);
         }
     }
+}
+
+/* Each job finds the one that was to replace it. */
+static void link_heirs(struct cstd_revival *revival)
+{
+    for (uint32_t i = 0; i < revival->n; i++) {
+        for (uint32_t k = i + 1; k < revival->n && revival->jobs[i].heir == NULL; k++) {
+            const Ledger__Job *later = revival->jobs[k].ledger;
+
+            if (later->has_replaces && later->replaces == revival->jobs[i].ledger->serial) {
+                revival->jobs[i].heir = &revival->jobs[k];
+                revival->jobs[k].is_heir = true;
+            }
+        }
+    }
+}
+
+/* True if jobs[@i] must wait until a job with its name that was made after it is removed. */
+static bool has_rival(const struct cstd_revival *revival, uint32_t i)
+{
+    const struct cstd_kept_job *job = &revival->jobs[i];
+
+    for (uint32_t k = i + 1; k < revival->n; k++) {
+        const struct cstd_kept_job *later = &revival->jobs[k];
+
+        if (later != job->heir && later->ledger->uid == job->ledger->uid &&
+            strcmp(later->name, job->name) == 0) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* A job that cannot go on here may go on in a later daemon, together with the jobs that are made
@@ -270,87 +138,370 @@ static void reserve_ids(struct cstd_daemon *daemon, const Ledger__Job *ledger)
     }
 }
 
-/* The job to which the states of jobs[@i] were being moved; NULL: there is none. */
-static struct cstd_kept_job *heir_of(struct cstd_kept_job *jobs, uint32_t n, uint32_t i)
+/* Charge the memory on accelerators, unless they are not known yet. */
+static void charge_devices(struct cstd_revival *revival)
 {
-    for (uint32_t k = i + 1; k < n; k++) {
-        if (jobs[k].ledger->has_replaces && jobs[k].ledger->replaces == jobs[i].ledger->serial &&
-            (cstd_kept_job_is_moving(&jobs[k]) || jobs[i].file.last.torn)) {
-            return &jobs[k];
+    for (uint32_t i = 0; i < revival->n; i++) {
+        struct cstd_kept_job *kept = &revival->jobs[i];
+
+        if (kept->stage == CSTD_KEPT_WAITS && kept->n_charges == 0) {
+            cstd_kept_job_charge_devices(revival->daemon, kept);
+        }
+    }
+}
+
+/* -- the thread ------------------------------------------------------------------------------- */
+
+static void build(struct cstd_kept_job *kept)
+{
+    struct cst_err err = {0};
+
+    if (kept != NULL && kept->stage == CSTD_KEPT_BUILDING &&
+        cstd_revive_job_build(kept, &err) != CST_OK) {
+        kept->err = err;
+    }
+}
+
+static void on_thread(uv_work_t *work)
+{
+    struct cstd_revival *revival = work->data;
+
+    (void)setpriority(PRIO_PROCESS, 0, CSTD_SEARCHES_NICE); /* Affects only this thread. */
+    build(revival->built);
+    build(revival->built->heir);
+}
+
+static void go_ahead(struct cstd_revival *revival);
+
+static void on_thread_done(uv_work_t *work, int status)
+{
+    struct cstd_revival *revival = work->data;
+    struct cstd_kept_job *kept = revival->built;
+
+    (void)status; /* libuv's cancellation is not used. */
+    revival->built = NULL;
+    if (revival->daemon->draining) {
+        return;
+    }
+    kept->stage = kept->stage == CSTD_KEPT_BUILDING ? CSTD_KEPT_BUILT : kept->stage;
+    if (kept->heir != NULL && kept->heir->stage == CSTD_KEPT_BUILDING) {
+        kept->heir->stage = CSTD_KEPT_BUILT;
+    }
+    cstd_revive_unit_open(revival, kept);
+    go_ahead(revival);
+}
+
+static void prepare(struct cstd_revival *revival, struct cstd_kept_job *kept)
+{
+    struct cst_err err = {0};
+
+    if (kept->stage != CSTD_KEPT_WAITS || kept->job == NULL || kept->err.status != CST_OK) {
+        return;
+    }
+    if (cstd_revive_job_prepare(revival->daemon, kept, &err) == CST_OK) {
+        kept->stage = CSTD_KEPT_BUILDING;
+    } else {
+        kept->err = err;
+    }
+}
+
+static uint64_t cost_of(const struct cstd_kept_job *kept)
+{
+    return kept->file.bytes + (kept->heir != NULL ? kept->heir->file.bytes : 0);
+}
+
+/* What was done for the user of @kept; NULL: no memory to count. */
+static struct cstd_revive_user *user_of(struct cstd_revival *revival,
+                                        const struct cstd_kept_job *kept)
+{
+    struct cstd_revive_user *users;
+
+    for (uint32_t i = 0; i < revival->n_users; i++) {
+        if (revival->users[i].uid == kept->ledger->uid) {
+            return &revival->users[i];
+        }
+    }
+    users = reallocarray(revival->users, revival->n_users + 1, sizeof *users);
+    if (users == NULL) {
+        return NULL;
+    }
+    revival->users = users;
+    users[revival->n_users] = (struct cstd_revive_user){.uid = kept->ledger->uid};
+    return &users[revival->n_users++];
+}
+
+static void begin_unit(struct cstd_revival *revival, struct cstd_kept_job *kept)
+{
+    struct cstd_revive_user *user = user_of(revival, kept);
+    struct cst_err err = {0};
+
+    if (user != NULL) {
+        user->bytes += cost_of(kept);
+    }
+    if (revival->why.status != CST_OK || cstd_revive_unit_check(kept, &err) != CST_OK) {
+        cstd_revive_unit_lose(revival, kept, revival->why.status != CST_OK ? &revival->why : &err);
+        return;
+    }
+    prepare(revival, kept);
+    if (kept->heir != NULL) {
+        prepare(revival, kept->heir);
+    }
+    kept = cstd_revive_unit_sift(revival, kept);
+    if (kept == NULL) {
+        return;
+    }
+    revival->built = kept;
+    revival->work.data = revival;
+    if (uv_queue_work(&revival->daemon->loop, &revival->work, on_thread, on_thread_done) != 0) {
+        revival->built = NULL;
+        (void)cst_err_set(&err, CST_ENOMEM, "no memory for a thread's work");
+        cstd_revive_unit_lose(revival, kept, &err);
+    }
+}
+
+/* -- the order -------------------------------------------------------------------------------- */
+
+/* The job of @kept's user with the name of its base; NULL: none. */
+static struct cstd_kept_job *base_of(struct cstd_revival *revival, const struct cstd_kept_job *kept)
+{
+    for (uint32_t i = 0; kept->base[0] != '\0' && i < revival->n; i++) {
+        struct cstd_kept_job *base = &revival->jobs[i];
+
+        if (base->job != NULL && kept->job != NULL && base->job == kept->job->base) {
+            return base;
         }
     }
     return NULL;
 }
 
-static int revive_one(struct cstd_daemon *daemon, struct cstd_kept_job *jobs, uint32_t n,
-                      uint32_t i, struct cst_err *err)
+/* True if @kept can begin now. */
+static bool may_begin(struct cstd_revival *revival, struct cstd_kept_job *kept)
 {
-    struct cstd_kept_job *heir = heir_of(jobs, n, i);
+    const struct cstd_kept_job *base = base_of(revival, kept);
+    bool looking = revival->daemon->gpus.state == CSTD_GPUS_LOOKING;
+
+    return !kept->is_heir && (kept->stage == CSTD_KEPT_WAITS || kept->stage == CSTD_KEPT_BUILT) &&
+           (base == NULL || base->stage == CSTD_KEPT_SETTLED) &&
+           !(looking && (kept->ledger->n_devices > 0 ||
+                         (kept->heir != NULL && kept->heir->ledger->n_devices > 0)));
+}
+
+/* True if @kept comes before @other. */
+static bool is_before(struct cstd_revival *revival, const struct cstd_kept_job *kept,
+                      const struct cstd_kept_job *other)
+{
+    const struct cstd_revive_user *mine = user_of(revival, kept), *theirs = user_of(revival, other);
+    uint64_t a = cost_of(kept), b = cost_of(other);
+
+    if (kept->ledger->uid == other->ledger->uid) {
+        return kept->waited != other->waited ? kept->waited : a < b;
+    }
+    return a + (mine != NULL ? mine->bytes : 0) < b + (theirs != NULL ? theirs->bytes : 0);
+}
+
+/* The job to begin with next; NULL: none can begin now. First the best of each user is found, then
+ * the best of these. */
+static struct cstd_kept_job *choose(struct cstd_revival *revival)
+{
+    struct cstd_kept_job *best = NULL;
+
+    for (uint32_t i = 0; i < revival->n; i++) {
+        struct cstd_kept_job *mine = NULL;
+
+        for (uint32_t k = 0; k < revival->n; k++) {
+            struct cstd_kept_job *kept = &revival->jobs[k];
+
+            if (kept->ledger->uid == revival->jobs[i].ledger->uid && may_begin(revival, kept) &&
+                (mine == NULL || is_before(revival, kept, mine))) {
+                mine = kept;
+            }
+        }
+        if (mine != NULL && mine != best && (best == NULL || is_before(revival, mine, best))) {
+            best = mine;
+        }
+    }
+    return best;
+}
+
+/* Go on until the thread has work, or nothing can begin. */
+static void go_ahead(struct cstd_revival *revival)
+{
+    struct cstd_kept_job *kept;
+
+    while (revival->built == NULL && !revival->daemon->draining &&
+           (kept = choose(revival)) != NULL) {
+        if (kept->stage == CSTD_KEPT_BUILT) {
+            cstd_revive_unit_open(revival, kept);
+        } else {
+            begin_unit(revival, kept);
+        }
+    }
+    if (revival->n > 0 && revival->n_settled == revival->n) {
+        settle_all(revival);
+    }
+}
+
+static void on_gpus_known(struct cstd_daemon *daemon)
+{
+    if (daemon->revival.n == 0) {
+        return;
+    }
+    charge_devices(&daemon->revival);
+    go_ahead(&daemon->revival);
+}
+
+/* -- all jobs --------------------------------------------------------------------------------- */
+
+/* Nothing of the earlier daemon is left to wait for. */
+static void settle_all(struct cstd_revival *revival)
+{
+    struct cstd_daemon *daemon = revival->daemon;
+
+    if (revival->jobs == NULL) {
+        return;
+    }
+    if (revival->n > 0) {
+        cstd_log(CSTD_LOG_NOTICE, "%u of %u jobs of the earlier daemon go on, after %.2f s",
+                 revival->n - revival->n_lost, revival->n,
+                 (double)(uv_hrtime() - revival->began_ns) * 1e-9);
+    }
+    for (uint32_t i = 0; i < revival->n; i++) {
+        cstd_kept_job_close(&revival->jobs[i]);
+    }
+    free(revival->jobs);
+    free(revival->users);
+    revival->jobs = NULL;
+    revival->users = NULL;
+    revival->n = revival->n_settled = revival->n_users = 0;
+    cstd_keeper_close(&daemon->keeper);
+    cstd_engines_settle(&daemon->engines);
+    daemon->status_changed = true;
+}
+
+static int list(struct cstd_daemon *daemon, struct cst_err *err)
+{
+    struct cstd_revival *revival = &daemon->revival;
     int rc;
 
-    if (has_rival(jobs, n, i)) {
-        return cst_err_set(err, CST_EEXIST, "a later job has its name");
+    *revival =
+        (struct cstd_revival){.daemon = daemon, .go_ahead = go_ahead, .began_ns = uv_hrtime()};
+    TAILQ_INIT(&revival->held);
+    rc = read_all(revival, err);
+    for (uint32_t i = 0; i < revival->n; i++) {
+        reserve_ids(daemon, revival->jobs[i].ledger);
     }
-    if (heir == NULL) {
-        return jobs[i].file.last.torn
-                   ? cst_err_set(err, CST_ELOST,
-                                 "the job to which its states were being moved is lost")
-                   : revive(daemon, &jobs[i], err);
+    link_heirs(revival);
+    for (uint32_t i = 0; i < revival->n; i++) {
+        struct cstd_kept_job *kept = &revival->jobs[i];
+        struct cst_err one = {0};
+
+        if (has_rival(revival, i)) {
+            (void)cst_err_set(&one, CST_EEXIST, "a later job has its name");
+        } else {
+            (void)cstd_revive_job_create(daemon, kept, &one);
+        }
+        kept->err = one;
+        if (one.status != CST_OK && rc == CST_OK) {
+            *err = one;
+            rc = cst_err_prefix(err, "job '%s'", kept->name);
+        }
     }
-    heir->settled = true;
-    rc = revive_both(daemon, &jobs[i], heir, err);
-    if (rc != CST_OK) {
-        cstd_kept_job_undo_lost(heir);
-    }
+    remove_orphans(revival);
+    daemon->gpus.on_known = on_gpus_known;
+    charge_devices(revival);
     return rc;
 }
 
-/* Go on with jobs[@i] of @n, or name it. @why: why no job can go on; CST_OK: any may. */
-static void revive_or_tell(struct cstd_daemon *daemon, struct cstd_kept_job *jobs, uint32_t n,
-                           uint32_t i, const struct cst_err *why)
+void cstd_revive_list(struct cstd_daemon *daemon)
 {
-    struct cst_err err = *why;
-    int rc = err.status;
-
-    if (rc == CST_OK) {
-        rc = revive_one(daemon, jobs, n, i, &err);
-        if (rc != CST_OK) {
-            cstd_kept_job_undo_lost(&jobs[i]);
-        }
-    }
-    if (rc != CST_OK) {
-        tell(jobs[i].description->name, &err);
-    }
-}
-
-void cstd_revive_jobs(struct cstd_daemon *daemon)
-{
-    struct cstd_kept_job *jobs = calloc(daemon->keeper.n_kept + 1, sizeof *jobs);
+    struct cstd_revival *revival = &daemon->revival;
     struct cst_err err = {0};
-    uint32_t n = jobs != NULL ? read_all(&daemon->keeper, jobs) : 0;
-    bool safe = cstd_revive_adopt_engines(daemon, &err) == CST_OK;
 
-    for (uint32_t i = 0; i < n; i++) {
-        reserve_ids(daemon, jobs[i].ledger);
-        cstd_revive_await_devices(daemon, jobs[i].ledger);
-    }
-    if (!safe) {
+    (void)list(daemon, &err);
+    if (cstd_revive_adopt_engines(daemon, &revival->why) != CST_OK) {
         /* The undo slots in the store belong to the jobs in it. There is one set of slots. */
         daemon->keeper.limit = 0;
         cstd_log(CSTD_LOG_ERROR,
                  "jobs of this daemon will end with it, also if the service is restarted: %s",
-                 err.text);
+                 revival->why.text);
     }
-    qsort(jobs, n, sizeof *jobs, compare);
-    for (uint32_t i = 0; i < n; i++) {
-        if (!jobs[i].settled) {
-            revive_or_tell(daemon, jobs, n, i, &err);
+    daemon->engines.settled = revival->n == 0;
+}
+
+void cstd_revive_begin(struct cstd_daemon *daemon)
+{
+    struct cstd_revival *revival = &daemon->revival;
+
+    if (revival->n == 0) {
+        settle_all(revival);
+    }
+    /* Jobs that cannot go on come first: others may wait for their names. */
+    for (uint32_t i = 0; i < revival->n; i++) {
+        struct cstd_kept_job *kept = &revival->jobs[i];
+
+        if (kept->stage != CSTD_KEPT_SETTLED && !kept->is_heir && kept->job == NULL) {
+            (void)cstd_revive_unit_sift(revival, kept);
         }
     }
-    for (uint32_t i = 0; i < n; i++) {
-        cstd_kept_job_close(&jobs[i]);
+    go_ahead(revival);
+}
+
+int cstd_revive_prove(struct cstd_daemon *daemon, struct cst_err *err)
+{
+    struct cstd_revival *revival = &daemon->revival;
+    int rc = list(daemon, err);
+
+    cstd_gpus_await(&daemon->gpus);
+    charge_devices(revival);
+    for (uint32_t i = 0; i < revival->n && rc == CST_OK; i++) {
+        struct cstd_kept_job *kept = &revival->jobs[i], *base = base_of(revival, kept);
+
+        rc = cstd_prove_job(daemon, kept, base, err);
+        kept->stage = CSTD_KEPT_BUILT;
     }
-    free(jobs);
-    settle(daemon);
-    cstd_keeper_close(&daemon->keeper);
+    rc = rc == CST_OK ? cstd_prove_budgets(daemon, revival->jobs, revival->n, err) : rc;
+    rc = rc == CST_OK ? cstd_prove_programs(daemon, err) : rc;
+    if (rc != CST_OK) {
+        rc = err->status = CST_EBUSY;
+    }
+    return rc;
+}
+
+void cstd_revive_proven(struct cstd_daemon *daemon)
+{
+    struct cstd_revival *revival = &daemon->revival;
+
+    revival->began_ns = uv_hrtime();
+    for (uint32_t i = 0; i < revival->n; i++) {
+        (void)cstd_ledger_file_renew(&revival->jobs[i].file, &revival->jobs[i].err);
+    }
+    if (cstd_revive_adopt_engines(daemon, &revival->why) != CST_OK) {
+        cstd_log(CSTD_LOG_ERROR, "%s", revival->why.text);
+    }
+    daemon->engines.settled = revival->n == 0;
+}
+
+bool cstd_revive_is_under_way(const struct cstd_daemon *daemon)
+{
+    return daemon->revival.n > 0;
+}
+
+int cstd_revive_hold(struct cstd_job *job, struct cstd_session *session, uint64_t id, uint16_t type,
+                     const ProtobufCMessage *message, cstd_held_fn serve, struct cst_err *err)
+{
+    struct cstd_revival *revival = &job->daemon->revival;
+    struct cstd_kept_job *kept = job->ledger.reviving, *base = base_of(revival, kept);
+
+    kept->waited = true;
+    if (base != NULL) {
+        base->waited = true;
+    }
+    return cstd_hold(&revival->held, job->serial, session, id, type, message, serve, err);
+}
+
+void cstd_revive_stop(struct cstd_daemon *daemon)
+{
+    if (daemon->revival.daemon != NULL) {
+        cstd_held_drop(&daemon->revival.held);
+    }
 }

@@ -7,15 +7,6 @@
 
 #include <inttypes.h>
 
-void cstd_revive_await_devices(struct cstd_daemon *daemon, const Ledger__Job *ledger)
-{
-    for (uint32_t i = 0; i < ledger->n_devices; i++) {
-        if (cstd_gpus_of_uuid(&daemon->gpus, ledger->devices[i]->uuid) == NULL) {
-            cstd_gpus_await(&daemon->gpus);
-        }
-    }
-}
-
 /* Check that the accelerators in @ledger are there. */
 static int check_devices(struct cstd_daemon *daemon, const Ledger__Job *ledger, struct cst_err *err)
 {

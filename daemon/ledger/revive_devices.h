@@ -10,9 +10,6 @@
 #include "offload/layout/layout.h"
 #include "proto/ledger.pb-c.h"
 
-/* Wait until it is known whether the accelerators in @ledger are there. The loop runs meanwhile. */
-void cstd_revive_await_devices(struct cstd_daemon *daemon, const Ledger__Job *ledger);
-
 /* Give the ranks of @job the accelerators that they had. CST_ENOTFOUND: one of the accelerators in
  * @ledger is not there; CST_ELOST: @ledger has other ranks. */
 int cstd_revive_take_devices(struct cstd_job *job, const Ledger__Job *ledger, struct cst_err *err);

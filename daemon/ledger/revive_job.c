@@ -3,18 +3,21 @@
 
 #include "daemon/daemon.h"
 #include "daemon/job/base_job.h"
+#include "daemon/job/commit.h"
 #include "daemon/job/declare.h"
 #include "daemon/job/given.h"
 #include "daemon/job/job_core.h"
 #include "daemon/job/worker.h"
 #include "daemon/ledger/kept_job.h"
 #include "daemon/ledger/lent_slabs.h"
+#include "daemon/ledger/packed.h"
 #include "daemon/ledger/revive_devices.h"
 #include "daemon/memory/rank_devices.h"
 #include "offload/plan/saved.h"
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static struct cstd_job_options options_of(const Cistern__JobDescription *from)
@@ -48,30 +51,27 @@ static int read_given(const Ledger__Job *ledger, struct cst_saved_plan *out, str
     return rc;
 }
 
-/* Make the job without model and memory. */
-static int make_job(struct cstd_daemon *daemon, const struct cstd_kept_job *kept,
-                    struct cstd_job **out, struct cst_err *err)
+int cstd_revive_job_create(struct cstd_daemon *daemon, struct cstd_kept_job *kept,
+                           struct cst_err *err)
 {
     const Ledger__Job *ledger = kept->ledger;
-    const Cistern__JobDescription *description = kept->description;
     struct cstd_job_request request = {
-        .name = description->name,
-        .world = description->world,
+        .name = kept->name,
+        .world = kept->world,
         .chunk_elems = ledger->chunk_elems,
-        .micro_batches = description->micro_batches,
+        .micro_batches = 1,
         .recompute = ledger->recompute,
-        .options = options_of(description),
         .timeout_ms = ledger->timeout_ms,
-        .model_config = description->model_config,
-        .adapter_config = description->adapter_config,
     };
-    struct cstd_quota_account *account;
     struct cstd_job *base = NULL;
+    struct cstd_quota_account *account;
     int rc = read_given(ledger, &request.plan, err);
 
-    if (rc == CST_OK && description->base_job != NULL) {
-        rc = cstd_base_job_find(daemon, ledger->uid, description->name, description->base_job,
-                                &base, err);
+    if (rc == CST_OK && kept->base[0] != '\0') {
+        base = cstd_job_find(daemon, ledger->uid, kept->base);
+        rc = base != NULL
+                 ? CST_OK
+                 : cst_err_set(err, CST_ENOTFOUND, "its base job '%s' is not there", kept->base);
     }
     if (rc == CST_OK) {
         rc = cstd_quota_open(&daemon->quota, ledger->uid, ledger->gids, ledger->n_gids, &account,
@@ -82,33 +82,113 @@ static int make_job(struct cstd_daemon *daemon, const struct cstd_kept_job *kept
     }
     cstd_quota_force(account, CSTD_QUOTA_JOBS, 1);
     daemon->jobs.serial = ledger->serial - 1;
-    rc = cstd_job_create(daemon, account, &request, base, ledger->ttl_s, out, err);
+    rc = cstd_job_create(daemon, account, &request, base, ledger->ttl_s, &kept->job, err);
     if (rc != CST_OK) {
         cstd_quota_give(account, CSTD_QUOTA_JOBS, 1);
+    } else {
+        kept->job->state = CSTD_JOB_REVIVING;
+        kept->job->ledger.reviving = kept;
+        kept->job->ledger.step = kept->file.last.core.counters.step;
+        cstd_kept_job_charge(daemon, kept, account);
     }
-    cstd_quota_unref(account); /* The job has a reference of its own. */
+    cstd_quota_unref(account); /* The job and its charges have references of their own. */
     return rc;
 }
 
-static int declare_model(struct cstd_job *job, const Cistern__JobDescription *description,
-                         struct cst_err *err)
+/* -- the model and the layout ----------------------------------------------------------------- */
+
+/* Fields of JobDescription with one declaration each, and the list of chunks, which is not needed.
+ */
+enum { GROUPS = 13, TENSORS = 14, OPERATORS = 15, CHUNKS = 16, EDGES = 28 };
+
+/* The message of a declaration, of which a Declare with only this one can be made. */
+union declaration {
+    ProtobufCMessage *base;
+    Cistern__GroupDecl *group;
+    Cistern__EdgeDecl *edge;
+    Cistern__TensorDecl *tensor;
+    Cistern__OperatorDecl *op;
+};
+
+/* The type of the declaration in @field; NULL: it is none. */
+static const ProtobufCMessageDescriptor *type_of(const struct cstd_packed_field *field)
 {
-    struct cstd_worker *worker = &job->workers[0];
+    switch (field->number) {
+    case GROUPS:
+        return &cistern__group_decl__descriptor;
+    case TENSORS:
+        return &cistern__tensor_decl__descriptor;
+    case OPERATORS:
+        return &cistern__operator_decl__descriptor;
+    case EDGES:
+        return &cistern__edge_decl__descriptor;
+    default:
+        return NULL;
+    }
+}
+
+/* Declare what @field has. */
+static int declare(struct cstd_worker *worker, const struct cstd_packed_field *field,
+                   const ProtobufCMessageDescriptor *type, struct cst_err *err)
+{
+    union declaration one = {
+        .base = protobuf_c_message_unpack(type, NULL, field->n_value, field->value)};
     Cistern__Declare declare = CISTERN__DECLARE__INIT;
     int rc;
 
-    declare.n_groups = description->n_groups;
-    declare.groups = description->groups;
-    declare.n_edges = description->n_edges;
-    declare.edges = description->edges;
-    declare.n_tensors = description->n_tensors;
-    declare.tensors = description->tensors;
-    declare.n_operators = description->n_operators;
-    declare.operators = description->operators;
+    if (one.base == NULL) {
+        return cst_err_set(err, CST_ELOST, "its description cannot be read");
+    }
+    declare.n_groups = field->number == GROUPS;
+    declare.groups = &one.group;
+    declare.n_edges = field->number == EDGES;
+    declare.edges = &one.edge;
+    declare.n_tensors = field->number == TENSORS;
+    declare.tensors = &one.tensor;
+    declare.n_operators = field->number == OPERATORS;
+    declare.operators = &one.op;
     rc = cstd_declare(worker, &declare, err);
+    protobuf_c_message_free_unpacked(one.base, NULL);
+    return rc;
+}
+
+/* Declare the model, one declaration after the other, and read the rest of the description. */
+static int read_description(struct cstd_kept_job *kept, struct cst_err *err)
+{
+    struct cstd_packed rest = {.at = kept->text.bytes, .end = kept->text.bytes + kept->text.n};
+    struct cstd_worker *worker = &kept->draft->workers[0];
+    struct cstd_packed_field field;
+    uint8_t *others = NULL;
+    size_t n = 0;
+    int rc = CST_OK;
+
+    while (rc == CST_OK && cstd_packed_next(&rest, &field)) {
+        const ProtobufCMessageDescriptor *type = type_of(&field);
+        size_t bytes = (size_t)(rest.at - field.begin);
+
+        if (type != NULL) {
+            rc = declare(worker, &field, type, err);
+        } else if (field.number != CHUNKS) {
+            uint8_t *longer = realloc(others, n + bytes);
+
+            if (longer == NULL) {
+                rc = cst_err_set(err, CST_ENOMEM, "no memory for its description");
+                break;
+            }
+            others = longer;
+            memcpy(others + n, field.begin, bytes);
+            n += bytes;
+        }
+    }
     /* No worker has declared anything. */
     worker->n_groups = worker->n_edges = worker->n_tensors = worker->n_operators = 0;
-    return rc;
+    if (rc == CST_OK && rest.at == rest.end) {
+        kept->description = cistern__job_description__unpack(NULL, n, others);
+    }
+    free(others);
+    return rc == CST_OK && kept->description == NULL
+               ? cst_err_set(err, CST_ELOST, "its description cannot be read")
+               : rc;
 }
 
 /* The landings that the layout had. Earlier daemons did not write them down. */
@@ -119,47 +199,151 @@ static enum cst_layout_landings find_landings(const struct cstd_job *job, const 
                : cstd_rank_devices_landings(job);
 }
 
-/* Build the layout again, with the sizes of chunks that it had. */
-static int build_layout(struct cstd_job *job, const Ledger__Job *ledger, struct cst_err *err)
+/* What the layout depended on, without the options of the description. */
+static int configure(struct cstd_job *job, struct cstd_kept_job *kept, struct cst_err *err)
 {
-    struct cst_layout_config config = {.n_nodes = job->daemon->engines.n_nodes,
-                                       .world = job->world,
-                                       .grad_bytes = cstd_job_grad_bytes(job),
-                                       .states = cstd_job_options_states(&job->options),
-                                       .landings = find_landings(job, ledger),
-                                       .max_classes = (uint32_t)ledger->n_class_elems};
+    const Ledger__Job *ledger = kept->ledger;
+    struct cst_layout_config *config = &kept->config;
     struct cstd_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES];
-    int rc;
 
-    if (ledger->n_nodes != config.n_nodes) {
+    *config = (struct cst_layout_config){.n_nodes = job->daemon->engines.n_nodes,
+                                         .world = job->world,
+                                         .landings = find_landings(job, ledger),
+                                         .max_classes = (uint32_t)ledger->n_class_elems};
+    if (ledger->n_nodes != config->n_nodes) {
         return cst_err_set(err, CST_EMISMATCH,
                            "it was laid out for %" PRIu32 " NUMA nodes, and there are %" PRIu32,
-                           ledger->n_nodes, config.n_nodes);
+                           ledger->n_nodes, config->n_nodes);
     }
     if (ledger->n_class_elems < 1 || ledger->n_class_elems > CST_LAYOUT_MAX_CLASSES) {
         return cst_err_set(err, CST_ELOST, "its ledger has %zu size classes",
                            ledger->n_class_elems);
     }
     for (uint32_t r = 0; r < job->world; r++) {
-        config.near_node[r] = job->workers[r].near_node;
+        config->near_node[r] = job->workers[r].near_node;
     }
-    (void)cstd_revive_list_reservations(job->daemon, ledger, reservations, &config);
-    config.chunk_elems = ledger->class_elems[0];
+    (void)cstd_revive_list_reservations(job->daemon, ledger, reservations, config);
+    config->chunk_elems = ledger->class_elems[0];
     for (uint32_t i = 1; i < ledger->n_class_elems; i++) {
-        config.class_elems[i - 1] = ledger->class_elems[i];
+        config->class_elems[i - 1] = ledger->class_elems[i];
     }
-    if (job->base != NULL) {
-        config.base_model = &job->base->model;
-        config.base = &job->base->layout;
+    return CST_OK;
+}
+
+static int make_draft(struct cstd_kept_job *kept, struct cst_err *err)
+{
+    struct cstd_job *draft = calloc(1, sizeof *draft);
+
+    if (draft != NULL) {
+        draft->workers = calloc(kept->world, sizeof *draft->workers);
     }
-    rc = cst_layout_build(&job->layout, &job->model, &config, err);
+    if (draft == NULL || draft->workers == NULL) {
+        free(draft);
+        return cst_err_set(err, CST_ENOMEM, "no memory for a job");
+    }
+    draft->world = kept->world;
+    for (uint32_t r = 0; r < draft->world; r++) {
+        draft->workers[r].job = draft;
+        draft->workers[r].rank = r;
+    }
+    cst_model_init(&draft->model);
+    kept->draft = draft;
+    return CST_OK;
+}
+
+int cstd_revive_job_prepare(struct cstd_daemon *daemon, struct cstd_kept_job *kept,
+                            struct cst_err *err)
+{
+    struct cstd_job *job = kept->job;
+    int rc = cstd_revive_take_devices(job, kept->ledger, err);
+
+    (void)daemon;
+    take_plan(job, kept->ledger);
+    rc = rc == CST_OK ? configure(job, kept, err) : rc;
+    return rc == CST_OK ? make_draft(kept, err) : rc;
+}
+
+/* Build the layout again, with the sizes of chunks that it had. */
+static int build_layout(struct cstd_kept_job *kept, struct cst_err *err)
+{
+    struct cstd_job *draft = kept->draft;
+    int rc = cst_layout_build(&draft->layout, &draft->model, &kept->config, err);
+
     if (rc == CST_OK) {
-        job->phase = CSTD_COMMIT_LAYOUT;
+        draft->phase = CSTD_COMMIT_LAYOUT;
     }
-    if (rc == CST_OK && cstd_ledger_hash(job) != ledger->layout_hash) {
+    if (rc == CST_OK && cstd_ledger_hash(draft) != kept->ledger->layout_hash) {
         rc = cst_err_set(err, CST_EVERSION, "this daemon would lay it out differently");
     }
     return rc;
+}
+
+int cstd_revive_job_build(struct cstd_kept_job *kept, struct cst_err *err)
+{
+    struct cstd_job *draft = kept->draft;
+    int rc = cstd_ledger_file_check(&kept->file, err);
+
+    rc = rc == CST_OK ? read_description(kept, err) : rc;
+    if (rc == CST_OK) {
+        draft->options = options_of(kept->description);
+        draft->micro_batches = kept->description->micro_batches;
+        kept->config.grad_bytes = cstd_job_grad_bytes(draft);
+        kept->config.states = cstd_job_options_states(&draft->options);
+    }
+    return rc == CST_OK && kept->base[0] == '\0' ? build_layout(kept, err) : rc;
+}
+
+int cstd_revive_job_build_on(struct cstd_kept_job *kept, const struct cstd_job *base,
+                             struct cst_err *err)
+{
+    kept->config.base_model = &base->model;
+    kept->config.base = &base->layout;
+    return build_layout(kept, err);
+}
+
+void cstd_revive_job_drop_draft(struct cstd_kept_job *kept)
+{
+    struct cstd_job *draft = kept->draft;
+
+    if (draft == NULL) {
+        return;
+    }
+    if (draft->phase == CSTD_COMMIT_LAYOUT) {
+        cst_layout_close(&draft->layout);
+    }
+    cst_model_close(&draft->model);
+    free(draft->workers);
+    free(draft);
+    kept->draft = NULL;
+}
+
+/* -- memory and core -------------------------------------------------------------------------- */
+
+static char *copy(const char *text)
+{
+    return text != NULL ? strdup(text) : NULL;
+}
+
+/* Move what was built from the draft to the job. */
+static int take_draft(struct cstd_kept_job *kept, struct cst_err *err)
+{
+    const Cistern__JobDescription *description = kept->description;
+    struct cstd_job *job = kept->job, *draft = kept->draft;
+
+    job->options = draft->options;
+    job->micro_batches = draft->micro_batches;
+    job->model_config = copy(description->model_config);
+    job->adapter_config = copy(description->adapter_config);
+    job->model = draft->model;
+    job->layout = draft->layout;
+    job->phase = CSTD_COMMIT_LAYOUT;
+    cst_model_init(&draft->model);
+    draft->phase = CSTD_COMMIT_COLLECT;
+    cstd_revive_job_drop_draft(kept);
+    return (description->model_config == NULL || job->model_config != NULL) &&
+                   (description->adapter_config == NULL || job->adapter_config != NULL)
+               ? CST_OK
+               : cst_err_set(err, CST_ENOMEM, "no memory for its configuration");
 }
 
 static int open_memory(struct cstd_job *job, struct cstd_kept_job *kept, struct cst_err *err)
@@ -192,7 +376,7 @@ static int open_memory(struct cstd_job *job, struct cstd_kept_job *kept, struct 
     }
     request.n_reservations =
         cstd_revive_list_reservations(job->daemon, kept->ledger, reservations, &unused);
-    rc = cstd_kept_job_find_segments(job->daemon, kept, &job->layout, err);
+    rc = cstd_kept_job_take_segments(job->daemon, kept, &job->layout, err);
     request.kept = kept->segments;
     if (rc == CST_OK) {
         rc = cstd_memory_open(&job->memory, &request, err);
@@ -233,32 +417,28 @@ static void take_plan(struct cstd_job *job, const Ledger__Job *ledger)
                    ledger->states_why != NULL ? ledger->states_why : "");
 }
 
-int cstd_revive_job_make(struct cstd_daemon *daemon, struct cstd_kept_job *kept,
-                         struct cstd_job **out, struct cst_err *err)
+int cstd_revive_job_open(struct cstd_daemon *daemon, struct cstd_kept_job *kept,
+                         cstd_memory_cb mounted, struct cst_err *err)
 {
-    struct cstd_job *job;
-    int rc = make_job(daemon, kept, &job, err);
+    struct cstd_job *job = kept->job, *base = NULL;
+    int rc = take_draft(kept, err);
 
+    if (rc == CST_OK && job->base != NULL) { /* It must be usable. */
+        rc = cstd_base_job_find(daemon, job->uid, job->name, job->base->name, &base, err);
+    }
     if (rc != CST_OK) {
         return rc;
     }
-    rc = declare_model(job, kept->description, err);
-    rc = rc == CST_OK ? cstd_revive_take_devices(job, kept->ledger, err) : rc;
-    rc = rc == CST_OK ? build_layout(job, kept->ledger, err) : rc;
-    rc = rc == CST_OK ? open_memory(job, kept, err) : rc;
+    job->memory.on_ready = mounted;
+    cstd_kept_job_discharge(daemon, kept);
+    rc = open_memory(job, kept, err);
     if (rc == CST_OK) {
         take_plan(job, kept->ledger);
         rc = cstd_kept_job_is_moving(kept) ? cstd_job_core_open(job, err)
                                            : cstd_job_core_reopen(job, &kept->file.last.core, err);
         job->phase = CSTD_COMMIT_CORE;
     }
-    rc = rc == CST_OK ? cstd_lent_slabs_take(job, &kept->file.last.core, err) : rc;
-    if (rc != CST_OK) {
-        cstd_job_remove(job, 0, err);
-        return rc;
-    }
-    *out = job;
-    return CST_OK;
+    return rc == CST_OK ? cstd_lent_slabs_take(job, &kept->file.last.core, err) : rc;
 }
 
 int cstd_revive_job_own(struct cstd_job *job, struct cstd_kept_job *kept, struct cst_err *err)
@@ -271,6 +451,8 @@ int cstd_revive_job_own(struct cstd_job *job, struct cstd_kept_job *kept, struct
             job->memory.segments[i]->kept = false;
         }
     }
+    job->memory.on_ready = cstd_commit_memory_ready;
+    job->ledger.reviving = NULL;
     for (uint32_t r = 0; r < job->world; r++) {
         job->workers[r].left = (kept->file.last.left >> r & 1) != 0;
     }

@@ -176,11 +176,13 @@ int cstd_memory_add_segment(struct cstd_memory *memory, uint64_t bytes, struct c
     }
     segment->engines = host_engines | memory->gpu_engines;
     segment->populate = populate;
-    segment->population = &memory->population;
+    /* Memory of an earlier daemon has its pages, which no death of an engine may empty. */
+    segment->population = segment->adopted ? NULL : &memory->population;
     /* With one node there is nothing to bind. */
     segment->bind = engines->n_nodes > 1 ? (int)engines->v[populate].os_node : -1;
     segment->lock = daemon->config->lock != CSTD_LOCK_NO;
-    segment->lock_required = daemon->config->lock == CSTD_LOCK_YES;
+    /* States that exist are not given up because they cannot be locked any more. */
+    segment->lock_required = daemon->config->lock == CSTD_LOCK_YES && !segment->adopted;
     enter(memory, segment);
     return CST_OK;
 }
@@ -446,7 +448,7 @@ static void mount_all(struct cstd_memory *memory)
         struct cstd_segment *segment = memory->segments[i];
 
         memory->n_open += segment != NULL;
-        memory->n_waiting += segment != NULL && memory->kept == NULL;
+        memory->n_waiting += segment != NULL;
     }
     for (uint32_t i = 0; i < memory->n_segments; i++) {
         struct cstd_segment *segment = memory->segments[i];
@@ -456,12 +458,8 @@ static void mount_all(struct cstd_memory *memory)
         }
         /* Set only now, because after a failure above nobody waits for on_gone. */
         segment->on_gone = on_segment_gone;
-        if (memory->kept != NULL) {
-            memory->populated += segment->bytes;
-            cstd_engines_remount(engines, segment);
-        } else {
-            cstd_engines_mount(engines, segment);
-        }
+        memory->populated += memory->kept != NULL ? segment->bytes : 0;
+        cstd_engines_mount(engines, segment);
     }
 }
 
@@ -507,12 +505,12 @@ void cstd_memory_mount(struct cstd_memory *memory, struct cstd_segment *segment)
     cstd_engines_mount(&memory->daemon->engines, segment);
 }
 
-void cstd_memory_remount(struct cstd_memory *memory, struct cstd_segment *segment)
+void cstd_memory_mount_adopted(struct cstd_memory *memory, struct cstd_segment *segment)
 {
-    memory->n_open++;
     segment->arg = memory;
-    segment->on_gone = on_segment_gone;
-    cstd_engines_remount(&memory->daemon->engines, segment);
+    segment->on_mounted = on_mounted;
+    memory->populated += segment->bytes;
+    cstd_memory_mount(memory, segment);
 }
 
 uint64_t cstd_memory_release(struct cstd_memory *memory, struct cstd_segment *segment)

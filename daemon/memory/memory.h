@@ -135,8 +135,8 @@ struct cstd_memory_request {
 
 /* Create the memory that @request describes and have the engines populate it. The engines of its
  * accelerators must be up. on_ready follows. The caller has checked the sums (pool_share.h).
- * Memory that an earlier daemon made (request->kept) is ready at once instead: its pools are
- * parked, its engines may be started later, and on_ready does not follow. CST_EBUDGET: a budget is
+ * Memory that an earlier daemon made (request->kept) is not populated again, its pools are parked,
+ * and its engines may be started later. CST_EBUDGET: a budget is
  * exceeded, with all numbers; CST_ENOMEM: out of memory. After a failure there is nothing to close.
  */
 int cstd_memory_open(struct cstd_memory *memory, const struct cstd_memory_request *request,

@@ -226,9 +226,7 @@ int cstd_memory_adopt_slab(struct cstd_memory *memory, const struct cst_layout *
         segment->engines |= find_readers(memory, gpu);
         memory->segments[at] = segment;
         memory->ids[at] = segment->id;
-        memory->pool_bytes += bytes;
-        memory->populated += bytes;
-        cstd_memory_remount(memory, segment);
+        cstd_memory_mount_adopted(memory, segment);
     }
     return rc;
 }

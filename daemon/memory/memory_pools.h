@@ -19,8 +19,8 @@ int cstd_memory_add_device_segment(struct cstd_memory *memory, uint64_t bytes, s
 /* Let the engines map @segment, which was added after cstd_memory_open. */
 void cstd_memory_mount(struct cstd_memory *memory, struct cstd_segment *segment);
 
-/* @segment was adopted: let the engines map it. */
-void cstd_memory_remount(struct cstd_memory *memory, struct cstd_segment *segment);
+/* @segment was adopted after cstd_memory_open: let the engines map it. */
+void cstd_memory_mount_adopted(struct cstd_memory *memory, struct cstd_segment *segment);
 
 /* Release a segment. Returns its size. */
 uint64_t cstd_memory_release(struct cstd_memory *memory, struct cstd_segment *segment);

@@ -288,6 +288,7 @@ static void fill_options(const struct cstd_job *job, Cistern__JobInfo *out)
 
 /* Return the state's name for users:
  * - "declaring", "starting", "planning", "populating": phases of a commit (commit.c);
+ * - "reviving": an earlier daemon had the job, and it is not ready yet (daemon/ledger/revive.h);
  * - "ready", "training", "failed", "closing";
  * - "idle": workers left between two steps;
  * - "done": all workers have left in good order (done.h);
@@ -304,6 +305,9 @@ static const char *state_name(const struct cstd_job *job)
 
     if (job->state == CSTD_JOB_DECLARING || job->state == CSTD_JOB_POPULATING) {
         return cstd_commit_name(job);
+    }
+    if (job->state == CSTD_JOB_REVIVING) {
+        return "reviving";
     }
     if (job->successor != NULL) {
         return "reshaping";
@@ -340,7 +344,8 @@ static void fill_job(const struct cstd_job *job, Cistern__JobInfo *out)
     fill_options(job, out);
     fill_drift(&job->drift, out);
     out->plan = job->plan.valid ? (char *)(uintptr_t)job->plan.words : NULL;
-    if (job->core != NULL) {
+    out->step = job->state == CSTD_JOB_REVIVING ? job->ledger.step : 0;
+    if (job->core != NULL && job->state != CSTD_JOB_REVIVING) {
         fill_core(job, out);
     }
 }
@@ -570,6 +575,10 @@ void cstd_serve_explain(struct cstd_session *session, uint64_t id, void *body)
     if (cstd_serve_find_job(session, message->job, message->has_uid, message->uid, &job, &err) !=
         CST_OK) {
         cstd_session_error(session, id, &err);
+        return;
+    }
+    if (cstd_serve_wait(job, session, id, CISTERN__MSG_TYPE__MSG_EXPLAIN, &message->base,
+                        cstd_serve_explain)) {
         return;
     }
     tensor = cst_model_find(&job->model, message->tensor);

@@ -195,6 +195,58 @@ err_after_lock:
     return rc;
 }
 
+/* The pid of the daemon that holds the lock of @path; 0: nobody does. */
+static int find_holder(const char *path)
+{
+    struct cstd_listen listener;
+    char lock[128];
+    int fd, holder = 0;
+
+    (void)snprintf(listener.path, sizeof listener.path, "%s", path);
+    lock_path(&listener, lock);
+    fd = open(lock, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd >= 0) {
+        holder = flock(fd, LOCK_SH | LOCK_NB) != 0 ? lock_holder(fd) : 0;
+        (void)close(fd);
+    }
+    return holder;
+}
+
+/* Check that a socket can be made at @path. */
+static int check_path(const char *path, struct cst_err *err)
+{
+    struct cstd_listen listener;
+    struct stat st;
+    char *slash;
+
+    if (strlen(path) >= sizeof listener.path) {
+        return cst_err_set(err, CST_EINVAL, "%s: too long for the path of a socket", path);
+    }
+    if (lstat(path, &st) == 0 && !S_ISSOCK(st.st_mode)) {
+        return cst_err_set(err, CST_EEXIST, "%s: exists and is not a socket", path);
+    }
+    (void)strcpy(listener.path, path);
+    slash = strrchr(listener.path, '/');
+    if (slash != NULL) {
+        slash[slash == listener.path] = '\0';
+    }
+    return access(slash != NULL ? listener.path : ".", W_OK | X_OK) == 0
+               ? CST_OK
+               : cst_err_errno(err, CST_EIO, errno, "%s", path);
+}
+
+int cstd_listen_check(const char *user, const char *manager, struct cst_err *err)
+{
+    int holder, rc = check_path(user, err);
+
+    rc = rc == CST_OK ? check_path(manager, err) : rc;
+    holder = rc == CST_OK ? find_holder(user) : 0;
+    return holder == 0 || holder == find_holder(manager)
+               ? rc
+               : cst_err_set(err, CST_EBUSY, "%s: another cisternd (pid %d) listens there", user,
+                             holder);
+}
+
 static int adopt(struct cstd_listen *listener, int fd, const char *name, struct cst_err *err)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};

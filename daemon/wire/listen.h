@@ -25,6 +25,11 @@ struct cstd_listen {
 int cstd_listen_open(struct cstd_listen *listener, const char *path, mode_t mode,
                      struct cst_err *err);
 
+/* Check, as far as that is possible without doing it, that cstd_listen_open can listen at @user and
+ * at @manager when the daemon that listens at @manager has ended. Statuses as of
+ * cstd_listen_open. */
+int cstd_listen_check(const char *user, const char *manager, struct cst_err *err);
+
 /* Take the descriptors that systemd passed. @keeper gets those of its store, @manager the socket
  * named "manager" or "manager.sock", @user the first other one. fd stays -1 if no socket was
  * passed. CST_EINVAL: a passed descriptor is not a listening SEQPACKET socket, or LISTEN_FDS is

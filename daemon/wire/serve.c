@@ -2,6 +2,7 @@
 #include "daemon/wire/serve.h"
 
 #include "daemon/daemon.h"
+#include "daemon/ledger/revive.h"
 #include "proto/text.h"
 
 #include <stdarg.h>
@@ -18,6 +19,20 @@ void cstd_serve_error(struct cstd_session *session, uint64_t id, int status, con
     va_end(ap);
     cst_text_clean(err.text, sizeof err.text);
     cstd_session_error(session, id, &err);
+}
+
+bool cstd_serve_wait(struct cstd_job *job, struct cstd_session *session, uint64_t id, uint16_t type,
+                     const ProtobufCMessage *message, cstd_serve_fn serve)
+{
+    struct cst_err err = {0};
+
+    if (job == NULL || job->state != CSTD_JOB_REVIVING) {
+        return false;
+    }
+    if (cstd_revive_hold(job, session, id, type, message, serve, &err) != CST_OK) {
+        cstd_session_error(session, id, &err);
+    }
+    return true;
 }
 
 int cstd_serve_find_job(const struct cstd_session *session, const char *name, bool has_uid,

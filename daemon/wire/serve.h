@@ -66,6 +66,11 @@ void cstd_serve_quota(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_error(struct cstd_session *session, uint64_t id, int status, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
+/* If @job, which may be NULL, is in CSTD_JOB_REVIVING, let request @id of @type wait until it is
+ * not, and return true. @serve is then called with @message again. */
+bool cstd_serve_wait(struct cstd_job *job, struct cstd_session *session, uint64_t id, uint16_t type,
+                     const ProtobufCMessage *message, cstd_serve_fn serve);
+
 /* Find the job that @name means in this session: a job of the session's user or, on the manager
  * socket, of user @uid if @has_uid. Without @has_uid the manager socket finds jobs of all users.
  * CST_ENOTFOUND: there is no such job; CST_EDENIED: @uid is another user and this is not the

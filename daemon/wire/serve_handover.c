@@ -44,6 +44,8 @@ void cstd_serve_handover(struct cstd_session *session, uint64_t id, void *body)
         fds[n] = keeper->stored[get->first + n].fd;
     }
     part.total = keeper->n_stored;
+    part.has_changes = 1;
+    part.changes = keeper->n_changes;
     part.n_names = n;
     part.names = names;
     cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_HANDOVER_PART, &part.base, fds, n);
@@ -58,7 +60,8 @@ void cstd_serve_handover_end(struct cstd_session *session, uint64_t id, void *bo
     if (!admit(session, id)) {
         return;
     }
-    if (cstd_ledger_keep_all(daemon, &err) != CST_OK || end->total != daemon->keeper.n_stored) {
+    if (cstd_ledger_keep_all(daemon, &err) != CST_OK || end->total != daemon->keeper.n_stored ||
+        (end->has_changes && end->changes != daemon->keeper.n_changes)) {
         cstd_serve_error(session, id, CST_EBUSY,
                          "jobs have come or gone while they were handed over: try again");
         return;

@@ -107,29 +107,20 @@ static void reply_opened(struct cstd_session *session, uint64_t id, bool created
     cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_JOB_OPENED, &opened.base, NULL, 0);
 }
 
-/* Keep the JobOpen until the GPUs of this machine are known. */
-static void wait_for_gpus(struct cstd_session *session, uint64_t id,
-                          const Cistern__JobOpen *message)
+/* The job that @message opens, or its base, is not revived yet: serve the request afterwards. */
+static bool wait_for_job(struct cstd_session *session, uint64_t id, const Cistern__JobOpen *message)
 {
     struct cstd_daemon *daemon = session->daemon;
-    size_t n = cistern__job_open__get_packed_size(message);
-    struct cstd_pending *request;
-    struct cst_err err = {0};
+    uid_t uid = session->peer.uid;
+    struct cstd_job *job = cstd_job_find(daemon, uid, message->name),
+                    *base = message->base_job != NULL
+                                ? cstd_job_find(daemon, uid, message->base_job)
+                                : NULL;
 
-    /* A list that came unpacked is packed now, and can be one or two bytes longer. */
-    if (n > sizeof daemon->out) {
-        cstd_serve_error(session, id, CST_EPROTO, "a JobOpen of %zu bytes, at most %zu are allowed",
-                         n, sizeof daemon->out);
-        return;
-    }
-    (void)cistern__job_open__pack(message, daemon->out);
-    if (cstd_session_defer(session, NULL, id, CISTERN__MSG_TYPE__MSG_JOB_OPEN, 1, &request, &err) !=
-        CST_OK) {
-        cstd_session_error(session, id, &err);
-    } else if (cstd_gpus_wait(&daemon->gpus, request, daemon->out, n, cstd_serve_job_open, &err) !=
-               CST_OK) {
-        cstd_session_fail(daemon, request, &err);
-    }
+    return cstd_serve_wait(job, session, id, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &message->base,
+                           cstd_serve_job_open) ||
+           cstd_serve_wait(base, session, id, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &message->base,
+                           cstd_serve_job_open);
 }
 
 void cstd_serve_job_open(struct cstd_session *session, uint64_t id, void *body)
@@ -151,8 +142,11 @@ void cstd_serve_job_open(struct cstd_session *session, uint64_t id, void *body)
             cstd_gpus_choose(&session->daemon->gpus, message->device, asked.rank, &asked.gpu, &err);
     }
     /* The GPUs of this machine are not known yet. */
-    if (rc == CST_EAGAIN) {
-        wait_for_gpus(session, id, message);
+    if (rc == CST_EAGAIN && cstd_gpus_wait(&session->daemon->gpus, session, id, &message->base,
+                                           cstd_serve_job_open, &err) == CST_OK) {
+        return;
+    }
+    if (rc == CST_OK && wait_for_job(session, id, message)) {
         return;
     }
     if (rc == CST_OK && message->plan != NULL) {
@@ -516,6 +510,10 @@ void cstd_serve_job_remove(struct cstd_session *session, uint64_t id, void *body
     struct cst_err err = {0}, why = {0};
     int rc = cstd_serve_find_job(session, name->name, name->has_uid, name->uid, &job, &err);
 
+    if (rc == CST_OK && cstd_serve_wait(job, session, id, CISTERN__MSG_TYPE__MSG_JOB_REMOVE,
+                                        &name->base, cstd_serve_job_remove)) {
+        return;
+    }
     if (rc == CST_OK) {
         char what[96];
 

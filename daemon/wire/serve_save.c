@@ -37,6 +37,10 @@ void cstd_serve_save(struct cstd_session *session, uint64_t id, void *body)
     struct cst_err err = {0};
     int rc = cstd_serve_find_job(session, name->name, name->has_uid, name->uid, &job, &err);
 
+    if (rc == CST_OK && cstd_serve_wait(job, session, id, CISTERN__MSG_TYPE__MSG_SAVE, &name->base,
+                                        cstd_serve_save)) {
+        return;
+    }
     if (rc == CST_OK) {
         rc = cstd_migrate_check_whole(job, &err);
     }
