@@ -58,7 +58,7 @@ static int charge(struct cstd_daemon *daemon, const struct cstd_kept_job *kept, 
     const uint32_t most = *n;
     char what[96];
 
-    (void)snprintf(what, sizeof what, "the pools of job '%s'", kept->name);
+    (void)snprintf(what, sizeof what, "job '%s'", kept->name);
     for (*n = 0; *n < most; (*n)++) {
         const Ledger__Rank *rank = kept->ledger->ranks[*n];
 

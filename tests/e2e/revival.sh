@@ -137,7 +137,10 @@ damaged=$(ledgers | head -n 1)
 head -c 1000 /dev/zero | dd of="$damaged" conv=notrunc status=none
 kill_daemon keeper
 has 'cannot go on: its ledger does not begin like one' "$tmp/keeper.log" || fail "a damaged ledger was not named"
-[ "$(./cistern jobs --json | jq -c 'map(.state)')" = '["done","done","done"]' ] || fail "not three jobs that are done: $(./cistern jobs)"
+three_are_done() {
+    [ "$(./cistern jobs --json | jq -c 'map(.state)')" = '["done","done","done"]' ]
+}
+poll three_are_done
 
 # A fresh worker goes on with a job that has outlived its workers and two daemons; removed jobs leave nothing behind.
 ./cistern-gpt "${model[@]}" --data "$tmp/text" --job saved --steps $((steps + 5)) >"$tmp/more.0.log" || fail "a fresh worker"

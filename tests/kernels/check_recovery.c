@@ -156,6 +156,106 @@ START_TEST(test_forget)
 }
 END_TEST
 
+static struct cst_undo_slot slots[4];
+
+/* Two threads, and two slots more; the second thread's tile is torn. */
+static void use_four_slots(void)
+{
+    memset(slots, 0, sizeof slots);
+    slots[1] = *slot;
+    recovery = (struct cste_recovery){.slots = slots, .n_slots = 4, .n_team = 2};
+}
+
+static void assert_restored(void)
+{
+    for (unsigned i = 0; i < 300; i++) {
+        ck_assert_uint_eq(grad[CST_TILE_ELEMS + i], 1000 + i);
+    }
+    ck_assert_uint_eq(n_warned, 0);
+}
+
+/* A tile whose segments come late is parked. The threads' slots are not looked at any more, and the
+ * tile is restored when the segments come. */
+START_TEST(test_park)
+{
+    use_four_slots();
+    ck_assert_uint_eq(try(), 1);
+    ck_assert(cste_recovery_park(&recovery));
+    ck_assert(!cst_undo_holds(&slots[0]) && !cst_undo_holds(&slots[1]));
+    ck_assert(cst_undo_holds(&slots[2]));
+    slots[0].grad_held = 1; /* A thread is at work. */
+    ck_assert_uint_eq(try(), 1);
+    add(&table, TINY_TABLE);
+    add(&arena, TINY_ARENA);
+    ck_assert_uint_eq(try(), 0);
+    assert_restored();
+    ck_assert(cst_undo_holds(&slots[0]));
+    cste_recovery_forget(&recovery, warn);
+    ck_assert(cst_undo_holds(&slots[0]));
+    ck_assert_uint_eq(n_warned, 0);
+}
+END_TEST
+
+/* An engine that is killed while it parks a tile leaves it in both slots, from which the next one
+ * restores it. */
+START_TEST(test_park_killed)
+{
+    use_four_slots();
+    slots[3] = slots[1];
+    add(&table, TINY_TABLE);
+    add(&arena, TINY_ARENA);
+    ck_assert_uint_eq(try(), 0);
+    assert_restored();
+}
+END_TEST
+
+/* Where there is no room, nothing is parked, and commands must wait. */
+START_TEST(test_park_full)
+{
+    use_four_slots();
+    slots[2] = slots[3] = slots[1];
+    ck_assert(!cste_recovery_park(&recovery));
+    ck_assert(cst_undo_holds(&slots[1]));
+    ck_assert_uint_eq(try(), 3);
+}
+END_TEST
+
+/* The commands of other jobs do not wait for segments of an earlier daemon's job. What still holds
+ * a tile when that daemon's jobs are settled is forgotten. */
+START_TEST(test_others_go_on)
+{
+    uint64_t n_elems = 20000;
+    const struct engine_command fill = {
+        .kind = ENGINE__COMMAND_KIND__FILL, .ticket = 1, .n_dst = 1, .bytes = 100};
+    struct engine_command again;
+    static struct engine_proc proc;
+    struct cst_undo_slot *held;
+    struct tiny_job other;
+
+    tiny_job_open(&other, 1, &n_elems, 4, 5);
+    held = other.base[TINY_UNDO];
+    *held = (struct cst_undo_slot){
+        .kind = CST_UNDO_REDUCE, .table = 1000, .mark = 3, .n_elems = 1, .grad_held = 1};
+    engine_proc_leave_unsettled();
+    engine_proc_open(&proc, 2, 2, other.ids[TINY_UNDO], other.fds[TINY_UNDO],
+                     other.bytes[TINY_UNDO]);
+    engine_proc_must_add(&proc, other.ids[TINY_POOL], other.fds[TINY_POOL], other.bytes[TINY_POOL]);
+    again = fill;
+    again.dst[0].segment = other.ids[TINY_POOL];
+    engine_proc_submit(&proc, &again, 1);
+    ck_assert_int_eq(engine_proc_wait(&proc, 1)->status, CST_OK);
+    ck_assert(!cst_undo_holds(&held[0]) && !cst_undo_holds(&held[1]));
+    ck_assert(cst_undo_holds(&held[2]));
+    (void)engine_proc_send(&proc, ENGINE__MSG_TYPE__ENGINE_SETTLED, NULL, -1);
+    again.ticket = 2;
+    engine_proc_submit(&proc, &again, 1);
+    ck_assert_int_eq(engine_proc_wait(&proc, 2)->status, CST_OK);
+    ck_assert(!cst_undo_holds(&held[2]));
+    ck_assert_int_eq(engine_proc_close(&proc), 0);
+    tiny_job_close(&other);
+}
+END_TEST
+
 /* If an engine left a tile incomplete, no command runs, not even an unrelated one, before the
  * tile's segments are added and the tile is restored. */
 START_TEST(test_commands_wait)
@@ -218,7 +318,11 @@ int main(void)
     tcase_add_test(tcase, test_whole);
     tcase_add_loop_test(tcase, test_wrong, 0, 5);
     tcase_add_test(tcase, test_forget);
+    tcase_add_test(tcase, test_park);
+    tcase_add_test(tcase, test_park_killed);
+    tcase_add_test(tcase, test_park_full);
     tcase = suite_case(suite, "engine", NULL, NULL);
+    tcase_add_test(tcase, test_others_go_on);
     tcase_add_test(tcase, test_commands_wait);
     return suite_run(suite);
 }

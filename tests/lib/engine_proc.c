@@ -26,6 +26,7 @@ static void must(bool ok, const char *what)
 
 static const char *used_program, *used_device, *used_option, *used_value;
 
+static bool unsettled; /* Setup.unsettled */
 static float copy_share;
 
 static int traffic_fd = -1, traffic_own = -1;
@@ -212,6 +213,11 @@ const struct cst_frame *engine_proc_reply(struct engine_proc *proc, uint64_t req
     return NULL;
 }
 
+void engine_proc_leave_unsettled(void)
+{
+    unsettled = true;
+}
+
 void engine_proc_open(struct engine_proc *proc, uint32_t threads, uint32_t copy_threads,
                       uint32_t undo_id, int undo_fd, uint64_t undo_bytes)
 {
@@ -233,6 +239,7 @@ void engine_proc_open(struct engine_proc *proc, uint32_t threads, uint32_t copy_
     setup.traffic_slots = traffic_slots;
     setup.has_traffic_slot = traffic_own >= 0;
     setup.traffic_slot = (uint32_t)traffic_own;
+    setup.has_unsettled = setup.unsettled = unsettled;
     must(engine_proc_reply(proc,
                            send_fds(proc, ENGINE__MSG_TYPE__ENGINE_SETUP, &setup.base, fds,
                                     traffic_fd >= 0 ? 2 : 1),

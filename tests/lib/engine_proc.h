@@ -122,6 +122,9 @@ int engine_proc_memfd(uint64_t bytes, void **base);
  * redirected). */
 void engine_proc_start(struct engine_proc *proc, int stderr_fd);
 
+/* Engines that are started from now on are told that segments of an earlier daemon follow. */
+void engine_proc_leave_unsettled(void);
+
 /* Start the engine and send SETUP with @undo_fd, of @undo_bytes, as segment @undo_id. Returns when
  * READY has come. */
 void engine_proc_open(struct engine_proc *proc, uint32_t threads, uint32_t copy_threads,
