@@ -95,9 +95,13 @@ refuse "no daemon to take over from" "${daemon[@]}" "$tmp/good.conf" --socket "$
 ledger=$(find "/proc/$first_pid/fd" -lname '*cistern-ledger*' | sort -t / -k 5n | head -n 1)
 size=$(stat -L -c %s "$ledger")
 byte=$(tail -c 1 "$ledger" | od -An -tu1)
-printf "\\$(printf %o $((byte ^ 16)))" | dd of="$ledger" bs=1 seek=$((size - 1)) conv=notrunc status=none
+# Write the byte $1 over the last one of the ledger.
+overwrite() {
+    printf '%b' "$(printf '\\0%o' "$1")" | dd of="$ledger" bs=1 seek=$((size - 1)) conv=notrunc status=none
+}
+overwrite $((byte ^ 16))
 refuse "cannot go on: its ledger is damaged\|has no message" "${daemon[@]}" "$tmp/good.conf"
-printf "\\$(printf %o "$byte")" | dd of="$ledger" bs=1 seek=$((size - 1)) conv=notrunc status=none
+overwrite $((byte))
 
 # A job whose second rank does not come has no states, and keeps nobody from taking over.
 workers_of_works=("${workers[@]}")

@@ -47,9 +47,9 @@ kill_daemon keeper
 [ "$(./cistern jobs --json | jq -c '[.[] | .step] | add')" = 8 ] || fail "not all jobs are listed with their steps: $(./cistern jobs)"
 train second 3 "${large[@]}" &
 trainer=$!
-managers+=($trainer)
+managers+=("$trainer")
 train user 3 "${small[@]}" --lora 2 --base tiny
-wait $trainer || fail "second did not wait for its job"
+wait "$trainer" || fail "second did not wait for its job"
 kill_daemon keeper
 ./cistern save large "$tmp/large" >/dev/null || fail "a save did not wait for its job"
 kill_daemon keeper
