@@ -26,8 +26,8 @@ int cstd_hold(struct cstd_held_list *list, uint64_t about, struct cstd_session *
 
     /* A list that came unpacked is packed now, and can be one or two bytes longer. */
     if (n > CST_FRAME_MAX_BODY) {
-        return cst_err_set(err, CST_EPROTO, "a request of %zu bytes, at most %d are allowed", n,
-                           (int)CST_FRAME_MAX_BODY);
+        return cst_err_set(err, CST_EPROTO, "a %s of %zu bytes, at most %d are allowed",
+                           message->descriptor->short_name, n, (int)CST_FRAME_MAX_BODY);
     }
     held = malloc(sizeof *held + n);
     if (held == NULL) {
