@@ -32,7 +32,8 @@ static int read_all(struct cstd_revival *revival, struct cst_err *err)
     int rc = CST_OK;
 
     revival->jobs = calloc(keeper->n_kept + 1, sizeof *revival->jobs);
-    if (revival->jobs == NULL) {
+    revival->users = calloc(keeper->n_kept + 1, sizeof *revival->users);
+    if (revival->jobs == NULL || revival->users == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a list of jobs");
     }
     for (uint32_t i = 0; i < keeper->n_kept; i++) {
@@ -210,34 +211,24 @@ static uint64_t cost_of(const struct cstd_kept_job *kept)
     return kept->file.bytes + (kept->heir != NULL ? kept->heir->file.bytes : 0);
 }
 
-/* What was done for the user of @kept; NULL: no memory to count. */
+/* The user of @kept. There are not more users than jobs, for which users has room. */
 static struct cstd_revive_user *user_of(struct cstd_revival *revival,
                                         const struct cstd_kept_job *kept)
 {
-    struct cstd_revive_user *users;
-
     for (uint32_t i = 0; i < revival->n_users; i++) {
         if (revival->users[i].uid == kept->ledger->uid) {
             return &revival->users[i];
         }
     }
-    users = reallocarray(revival->users, revival->n_users + 1, sizeof *users);
-    if (users == NULL) {
-        return NULL;
-    }
-    revival->users = users;
-    users[revival->n_users] = (struct cstd_revive_user){.uid = kept->ledger->uid};
-    return &users[revival->n_users++];
+    revival->users[revival->n_users] = (struct cstd_revive_user){.uid = kept->ledger->uid};
+    return &revival->users[revival->n_users++];
 }
 
 static void begin_unit(struct cstd_revival *revival, struct cstd_kept_job *kept)
 {
-    struct cstd_revive_user *user = user_of(revival, kept);
     struct cst_err err = {0};
 
-    if (user != NULL) {
-        user->bytes += cost_of(kept);
-    }
+    user_of(revival, kept)->bytes += cost_of(kept);
     if (revival->why.status != CST_OK || cstd_revive_unit_check(kept, &err) != CST_OK) {
         cstd_revive_unit_lose(revival, kept, revival->why.status != CST_OK ? &revival->why : &err);
         return;
@@ -286,41 +277,38 @@ static bool may_begin(struct cstd_revival *revival, struct cstd_kept_job *kept)
                          (kept->heir != NULL && kept->heir->ledger->n_devices > 0)));
 }
 
-/* True if @kept comes before @other. */
-static bool is_before(struct cstd_revival *revival, const struct cstd_kept_job *kept,
-                      const struct cstd_kept_job *other)
+/* True if @kept comes before @other, a job of the same user. */
+static bool is_before(const struct cstd_kept_job *kept, const struct cstd_kept_job *other)
 {
-    const struct cstd_revive_user *mine = user_of(revival, kept), *theirs = user_of(revival, other);
-    uint64_t a = cost_of(kept), b = cost_of(other);
-
-    if (kept->ledger->uid == other->ledger->uid) {
-        return kept->waited != other->waited ? kept->waited : a < b;
-    }
-    return a + (mine != NULL ? mine->bytes : 0) < b + (theirs != NULL ? theirs->bytes : 0);
+    return kept->waited != other->waited ? kept->waited : cost_of(kept) < cost_of(other);
 }
 
 /* The job to begin with next; NULL: none can begin now. First the best of each user is found, then
- * the best of these. */
+ * the user for whom least has been done, with this job. */
 static struct cstd_kept_job *choose(struct cstd_revival *revival)
 {
-    struct cstd_kept_job *best = NULL;
+    const struct cstd_revive_user *best = NULL;
 
+    for (uint32_t i = 0; i < revival->n_users; i++) {
+        revival->users[i].next = NULL;
+    }
     for (uint32_t i = 0; i < revival->n; i++) {
-        struct cstd_kept_job *mine = NULL;
+        struct cstd_kept_job *kept = &revival->jobs[i];
+        struct cstd_revive_user *user = may_begin(revival, kept) ? user_of(revival, kept) : NULL;
 
-        for (uint32_t k = 0; k < revival->n; k++) {
-            struct cstd_kept_job *kept = &revival->jobs[k];
-
-            if (kept->ledger->uid == revival->jobs[i].ledger->uid && may_begin(revival, kept) &&
-                (mine == NULL || is_before(revival, kept, mine))) {
-                mine = kept;
-            }
-        }
-        if (mine != NULL && mine != best && (best == NULL || is_before(revival, mine, best))) {
-            best = mine;
+        if (user != NULL && (user->next == NULL || is_before(kept, user->next))) {
+            user->next = kept;
         }
     }
-    return best;
+    for (uint32_t i = 0; i < revival->n_users; i++) {
+        const struct cstd_revive_user *user = &revival->users[i];
+
+        if (user->next != NULL && (best == NULL || user->bytes + cost_of(user->next) <
+                                                       best->bytes + cost_of(best->next))) {
+            best = user;
+        }
+    }
+    return best != NULL ? best->next : NULL;
 }
 
 /* Go on until the thread has work, or nothing can begin. */

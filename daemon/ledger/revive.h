@@ -26,18 +26,19 @@ struct cstd_daemon;
 struct cstd_job;
 struct cstd_kept_job;
 
-/* What one user's revived jobs have cost so far. */
+/* A user with jobs. */
 struct cstd_revive_user {
     uid_t uid;
-    uint64_t bytes; /* Bytes of ledgers. */
+    uint64_t bytes;             /* Bytes of the ledgers of the jobs that have begun. */
+    struct cstd_kept_job *next; /* While the next job is chosen: the best one of this user. */
 };
 
 struct cstd_revival {
     struct cstd_daemon *daemon;
     struct cstd_kept_job *jobs; /* In the order of serial numbers; owned. */
     uint32_t n;
-    uint32_t n_settled, n_lost; /* Of jobs. */
-    struct cstd_revive_user *users;
+    uint32_t n_settled, n_lost;     /* Of jobs. */
+    struct cstd_revive_user *users; /* Room for as many as there are jobs; owned. */
     uint32_t n_users;
     struct cst_err why;          /* Why no job can go on; status 0: any may. */
     struct cstd_kept_job *built; /* What the thread builds, with its heir; NULL: nothing. */
