@@ -88,11 +88,41 @@ START_TEST(log_is_shown)
 }
 END_TEST
 
+/* A name of CK_RUN_CASE that no case has is an error, and the names of the cases are printed. */
+START_TEST(wrong_case_is_an_error)
+{
+    char text[1024];
+    int ends[2], status;
+    ssize_t n;
+    pid_t pid;
+
+    ck_assert_int_eq(pipe(ends), 0);
+    pid = child_start();
+    if (pid == 0) {
+        Suite *suite = suite_create("inner");
+
+        (void)dup2(ends[1], STDERR_FILENO);
+        (void)setenv("CK_RUN_CASE", "wrong", 1);
+        (void)suite_case(suite, "right", NULL, NULL);
+        exit(suite_run(suite));
+    }
+    (void)close(ends[1]);
+    status = child_wait(pid);
+    n = read(ends[0], text, sizeof text - 1);
+    ck_assert_int_gt(n, 0);
+    text[n] = '\0';
+    ck_assert_int_eq(WEXITSTATUS(status), EXIT_FAILURE);
+    ck_assert_msg(strstr(text, "no case 'wrong'") != NULL && strstr(text, "right\n") != NULL, "%s",
+                  text);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("log");
     TCase *tcase = suite_case(suite, "log", NULL, NULL);
 
+    tcase_add_test(tcase, wrong_case_is_an_error);
     tcase_add_loop_test(tcase, log_is_shown, 0, 2);
     return suite_run(suite);
 }

@@ -10,7 +10,11 @@
 
 #define SPARSE_LOOP 3 /* In sparse runs, suite_add_loop takes each index that is this far on. */
 
-static int running; /* the value of suite_pid; 0: no suite is running */
+#define MAX_CASES 64
+
+static int running;                  /* the value of suite_pid; 0: no suite is running */
+static const char *cases[MAX_CASES]; /* names of all cases of this program, borrowed */
+static size_t n_cases;
 
 /* Check reads its default when a case is made, which may be long before suite_run. */
 __attribute__((constructor)) static void set_default_limit(void)
@@ -24,6 +28,9 @@ TCase *suite_case(Suite *suite, const char *name, SFun setup, SFun teardown)
 
     tcase_add_checked_fixture(tc, setup, teardown);
     suite_add_tcase(suite, tc);
+    if (n_cases < MAX_CASES) {
+        cases[n_cases++] = name;
+    }
     return tc;
 }
 
@@ -66,11 +73,30 @@ static void clear_logs(bool print)
     (void)fflush(stdout);
 }
 
+/* False: CK_RUN_CASE names no case, so that Check would run none and report success. */
+static bool has_case(Suite *suite)
+{
+    const char *name = getenv("CK_RUN_CASE");
+
+    if (name == NULL || suite_tcase(suite, name) != 0) {
+        return true;
+    }
+    (void)fprintf(stderr, "CK_RUN_CASE: there is no case '%s'; the cases are:\n", name);
+    for (size_t i = 0; i < n_cases; i++) {
+        (void)fprintf(stderr, "    %s\n", cases[i]);
+    }
+    return false;
+}
+
 int suite_run(Suite *suite)
 {
     SRunner *runner = srunner_create(suite);
     int n_failed;
 
+    if (!has_case(suite)) {
+        srunner_free(runner);
+        return EXIT_FAILURE;
+    }
     running = (int)getpid();
     srunner_run_all(runner, CK_ENV);
     n_failed = srunner_ntests_failed(runner);

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-/* Add a new case to @suite. @setup and @teardown may be NULL. */
+/* Add a new case to @suite. @name is borrowed until suite_run. @setup and @teardown may be NULL. */
 TCase *suite_case(Suite *suite, const char *name, SFun setup, SFun teardown);
 
 /* Beginning of the name of a log that a test may leave behind. %d is suite_pid; the name must end
@@ -53,7 +53,8 @@ uint64_t suite_seed(void);
     } while (false)
 
 /* Run the tests of @suite and free it. Prints the tests that fail, with the ends of their logs, and
- * removes the logs in any case. Returns main's exit status. */
+ * removes the logs in any case. If CK_RUN_CASE names no case, nothing is run, and the names of the
+ * cases are printed. Returns main's exit status. */
 int suite_run(Suite *suite);
 
 #ifdef __cplusplus
