@@ -40,7 +40,9 @@ int gpt_data_open(struct gpt_data *data, const char *path, enum gpt_tokens form,
     int rc, fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 
     if (fd < 0) {
-        return cst_err_errno(err, CST_EIO, errno, "data file '%s'", path);
+        /* A path that leads to no file is a wrong option, with which a restart does not help. */
+        return cst_err_errno(err, errno == ENOENT || errno == ENOTDIR ? CST_EINVAL : CST_EIO, errno,
+                             "data file '%s'", path);
     }
     if (fstat(fd, &st) != 0) {
         rc = cst_err_errno(err, CST_EIO, errno, "data file '%s'", path);

@@ -262,6 +262,15 @@ cmp "$tmp/local" "$tmp/weights0" || fail "other weights after a restart"
 cmp "$tmp/local" "$tmp/weights1" || fail "other weights in the rank that was started again"
 ./cistern rm run
 
+cp "$tmp/text" "$tmp/typed0"
+# A rank with a mistyped path of its data is not started again, and the other rank, which waits for it, is asked to end.
+# shellcheck disable=SC2016 # for the rank's shell
+run -n 2 --restart -- sh -c 'exec ./cistern-gpt --job typed --data "$0$RANK" "$@"' "$tmp/typed" "${model[@]}"
+status_is 2
+says err "^\\[1\\] cistern-gpt: data file '.*/typed1': No such file or directory\$"
+says err '^cistern: rank 1 ended with status 2: the other ranks are asked to end$'
+! grep -q 'started again' "$tmp/err" || fail "a mistyped path is tried again: $(cat "$tmp/err")"
+
 # Ctrl-C: the ranks leave the job between two steps.
 begin -n 2 -- ./cistern-gpt "${model[@]}" --data "$tmp/text" --job stop --steps 1000000
 poll has_step stop 3

@@ -150,7 +150,7 @@ static void expect_refused(const char *path, int status, const char *words)
  * one sequence are refused with an error text that names the file and the reason. */
 START_TEST(bad_data_files_are_told)
 {
-    expect_refused(test_path(0, "missing"), CST_EIO, "No such file");
+    expect_refused(test_path(0, "missing"), CST_EINVAL, "No such file");
     ck_assert_int_eq(mkdir(test_path(1, "directory"), 0700), 0);
     expect_refused(test_path(1, "directory"), CST_EINVAL, "not a regular file");
     ck_assert_int_eq(mkfifo(test_path(2, "fifo"), 0600), 0);
@@ -310,7 +310,7 @@ START_TEST(data_files_are_closed)
     struct cst_err err = {0};
 
     for (int i = 0; i < 3; i++) {
-        expect_refused(test_path(1, "missing"), CST_EIO, "No such file");
+        expect_refused(test_path(1, "missing"), CST_EINVAL, "No such file");
         expect_refused("/", CST_EINVAL, "not a regular file");
         ck_assert_int_eq(gpt_data_open(&data, path, GPT_TOKENS_BYTES, 256, 20, &err), CST_EINVAL);
         ck_assert_int_eq(truncate(path, 19), 0);
