@@ -58,6 +58,7 @@ struct cli {
     uint64_t every;       /* --every: steps between saves; 0: save once. */
     uint64_t keep;        /* --keep: checkpoints that remain; 0: all. */
     bool frozen;          /* --frozen: load the weights alone. */
+    bool force;           /* --force: remove a job that has workers. */
     /* --weights: format of model files. */
     enum { CLI_WEIGHTS_BF16, CLI_WEIGHTS_FP32 } weights;
     uint32_t restart;             /* --restart: limit of restarts; 0: none. */

@@ -286,6 +286,7 @@ static bool ask_about(struct cli *cli, struct cstc_call *call, uint16_t type, ui
     msg.name = cli->args[0];
     msg.has_uid = cli->uid != CLI_NO_UID;
     msg.uid = cli->uid;
+    msg.has_unused = msg.unused = type == CISTERN__MSG_TYPE__MSG_JOB_REMOVE && !cli->force;
     return cli_ask(cli, call, type, &msg.base, reply_type, form);
 }
 

@@ -37,6 +37,8 @@ const struct cst_option cli_options[] = {
         CST_NAME(AT(weights), 0, weight_names)),
     ROW("frozen", 0, CLI_USES_LOAD, NULL, "load the weights alone, as the base of other jobs",
         CST_FLAG(AT(frozen))),
+    ROW("force", 0, CLI_USES_FORCE, NULL, "remove the job even if ranks of it train",
+        CST_FLAG(AT(force))),
     ROW("check", 0, CLI_USES_CHECK, NULL, "read all files, and compare their checksums",
         CST_FLAG(AT(check))),
     ROW("disk", 0, CLI_USES_DISK, "DIR|SIZE", "probe: measure the disk of DIR; plan: use SIZE",

@@ -21,6 +21,7 @@ enum {
     CLI_USES_LOAD = 1 << 9,
     CLI_USES_DRAIN = 1 << 10,
     CLI_USES_RUN = 1 << 11,
+    CLI_USES_FORCE = 1 << 12,
 };
 
 /* All options, in the order of the help. They set fields of struct cli. */

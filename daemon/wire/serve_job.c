@@ -502,6 +502,22 @@ void cstd_serve_leave(struct cstd_session *session, uint64_t id, void *body)
     cstd_job_feed(session->job, &event);
 }
 
+/* Refuse to remove a job of whose ranks some are attached. */
+static int check_no_worker(const struct cstd_job *job, struct cst_err *err)
+{
+    uint32_t n = 0;
+
+    for (uint32_t rank = 0; rank < job->world; rank++) {
+        n += job->workers[rank].session != NULL;
+    }
+    return n == 0 ? CST_OK
+                  : cst_err_set(err, CST_EBUSY,
+                                "job '%s' has %u rank%s that train%s: stop %s, or remove the job "
+                                "all the same (cistern rm --force)",
+                                job->name, n, n == 1 ? "" : "s", n == 1 ? "s" : "",
+                                n == 1 ? "it" : "them");
+}
+
 void cstd_serve_job_remove(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__JobName *name = body;
@@ -519,6 +535,9 @@ void cstd_serve_job_remove(struct cstd_session *session, uint64_t id, void *body
 
         (void)snprintf(what, sizeof what, "job '%s' cannot be removed", job->name);
         rc = cstd_base_job_check_unused(job, what, &err);
+    }
+    if (rc == CST_OK && name->unused) {
+        rc = check_no_worker(job, &err);
     }
     if (rc == CST_OK) {
         rc = cstd_session_defer(session, NULL, id, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, 1, &request,

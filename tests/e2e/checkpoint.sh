@@ -279,6 +279,6 @@ until ./cistern save long "$tmp/killed" >/dev/null 2>"$tmp/save.err"; do
 done
 [ -e "$tmp/killed/$first" ] || fail "$first is gone"
 [ -z "$(find "$tmp/killed" -name '.*.tmp')" ] || fail "left: $(find "$tmp/killed" -name '.*.tmp')"
-./cistern rm long
+./cistern rm --force long
 wait "$pid" 2>/dev/null || true
 printf 'all well\n'

@@ -303,7 +303,7 @@ printf 'stopped moves went on, same bits\n'
 
 # A job that is removed meanwhile gives all its memory back, and the daemon keeps no file but those that it had without a job.
 stall
-./cistern rm job
+./cistern rm --force job
 empty() {
     ./cistern stat --json | jq -e '.jobs == [] and .host_used == 0 and .pool_used == 0' >/dev/null && [ "$(memory_files)" = "$without" ]
 }

@@ -79,6 +79,9 @@ wait "$pid" || fail "--pool $value is refused: $(cat "$tmp/enough.log")"
 for signal in INT TERM; do
     worker "stop$signal" --job "stop$signal" --steps 1000000000
     poll grep -q "^step " "$tmp/stop$signal.log"
+    # A job that trains is not removed by mistake.
+    ! ./cistern rm "stop$signal" 2>"$tmp/rm.log" || fail "a job that trains is removed"
+    says rm "job 'stop$signal' has 1 rank that trains: stop it, or remove the job all the same \\(cistern rm --force\\)"
     kill -$signal "$pid"
     status=0
     wait "$pid" || status=$?
@@ -99,4 +102,11 @@ kill -INT "$pid"
 status=0
 wait "$pid" || status=$?
 [ $status = 130 ] || fail "SIGINT while it waits: status $status: $(cat "$tmp/waiting.log")"
+
+# With --force a job is removed while it trains, and the worker is told.
+worker forced --job forced --steps 1000000000
+poll grep -q "^step " "$tmp/forced.log"
+./cistern rm --force forced || fail "rm --force"
+! wait "$pid" || fail "the worker of a job that was removed ends well"
+says forced "the job was removed"
 stop_daemon d
