@@ -258,7 +258,6 @@ int cstd_revive_job_prepare(struct cstd_daemon *daemon, struct cstd_kept_job *ke
     int rc = cstd_revive_take_devices(job, kept->ledger, err);
 
     (void)daemon;
-    take_plan(job, kept->ledger);
     rc = rc == CST_OK ? configure(job, kept, err) : rc;
     return rc == CST_OK ? make_draft(kept, err) : rc;
 }
