@@ -15,6 +15,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -44,6 +45,11 @@ uint64_t cstd_ledger_hash(const struct cstd_job *job)
         hash = XXH3_64bits_withSeed(place, sizeof place, hash);
     }
     return hash;
+}
+
+uint64_t cstd_ledger_hash_uuid(const char *uuid)
+{
+    return uuid != NULL ? XXH3_64bits(uuid, strlen(uuid)) : 0;
 }
 
 /* -- writing ---------------------------------------------------------------------------------- */
@@ -409,13 +415,16 @@ static void keep(struct cstd_job *job, const struct cstd_ledger_file *file)
 /* Write to *out how far @job is, which has a core. */
 static void record_of(const struct cstd_job *job, struct cstd_ledger_record *out)
 {
+    memset(out, 0, sizeof *out);
     cst_core_record(job->core, &out->core);
-    out->left = 0;
     out->n_moved = job->migrate != NULL ? job->migrate->n_moved : 0;
     out->n_portions = out->n_moved > 0 ? job->migrate->plan.n_portions : 0;
     out->torn = job->successor != NULL && cstd_migrate_is_torn(job->successor);
     for (uint32_t r = 0; r < job->world; r++) {
+        const struct cstd_gpu *gpu = job->workers[r].gpu;
+
         out->left |= (uint64_t)job->workers[r].left << r;
+        out->pools[r] = cstd_ledger_hash_uuid(gpu != NULL ? gpu->uuid : NULL);
     }
 }
 

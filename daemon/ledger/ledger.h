@@ -60,6 +60,10 @@ int cstd_ledger_keep_all(struct cstd_daemon *daemon, struct cst_err *err);
  * to a later daemon. */
 void cstd_ledger_forget(struct cstd_job *job);
 
+/* Hash of the UUID of an accelerator, by which a record names it; 0: @uuid is NULL, for the host.
+ */
+uint64_t cstd_ledger_hash_uuid(const char *uuid);
+
 /* Hash of all places in the layout of @job, to be compared after the layout was built again. */
 uint64_t cstd_ledger_hash(const struct cstd_job *job);
 

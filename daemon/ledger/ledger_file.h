@@ -13,7 +13,7 @@
 #include "proto/ledger.pb-c.h"
 
 /* Increased whenever the header, the records, or the meaning of the message change. */
-#define CSTD_LEDGER_FORMAT 11
+#define CSTD_LEDGER_FORMAT 12
 
 struct cstd_ledger_head; /* private: one file */
 
@@ -21,6 +21,9 @@ struct cstd_ledger_head; /* private: one file */
 struct cstd_ledger_record {
     struct cst_core_record core;
     uint64_t left; /* Ranks whose last worker left in good order, one bit each. */
+    /* Where the pool of each rank is, which can move (daemon/job/relocate.h): the hash of an
+     * accelerator's UUID (cstd_ledger_hash_uuid); 0: on the host. */
+    uint64_t pools[CST_CORE_MAX_WORLD];
     /* A move in progress of the states of the job that this one replaces (daemon/job/migrate.h):
      * portions that have moved, of n_portions. 0: there is none, and the job has all its states. */
     uint32_t n_moved, n_portions;

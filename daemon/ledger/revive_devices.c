@@ -7,21 +7,56 @@
 
 #include <inttypes.h>
 
-/* Check that the accelerators in @ledger are there. */
-static int check_devices(struct cstd_daemon *daemon, const Ledger__Job *ledger, struct cst_err *err)
+/* True if a rank has its pool on the accelerator @uuid, as @record says. */
+static bool has_pool(const struct cstd_ledger_record *record, const char *uuid, uint32_t world)
+{
+    bool any = false;
+
+    for (uint32_t r = 0; r < world; r++) {
+        any = any || record->pools[r] == cstd_ledger_hash_uuid(uuid);
+    }
+    return any;
+}
+
+/* Check that the accelerators in @ledger are there. One that all pools have left is not missed. */
+static int check_devices(struct cstd_daemon *daemon, const Ledger__Job *ledger,
+                         const struct cstd_ledger_record *record, uint32_t world,
+                         struct cst_err *err)
 {
     for (uint32_t i = 0; i < ledger->n_devices; i++) {
         const Ledger__Device *device = ledger->devices[i];
         struct cstd_gpu *gpu = cstd_gpus_of_uuid(&daemon->gpus, device->uuid);
 
-        if (gpu == NULL) {
+        if (gpu == NULL &&
+            (device->reservation_bytes > 0 || has_pool(record, device->uuid, world))) {
             return cst_err_set(err, CST_ENOTFOUND, "its accelerator %.63s is not there",
                                device->uuid);
         }
         /* The engine reports it again, but memory may be wanted earlier. */
-        if (daemon->engines.v[gpu->engine].granularity == 0) {
+        if (gpu != NULL && daemon->engines.v[gpu->engine].granularity == 0) {
             daemon->engines.v[gpu->engine].granularity = device->grain > 0 ? device->grain : 1;
         }
+    }
+    return CST_OK;
+}
+
+/* The accelerator with the pool of rank @rank, which may have moved since @ledger was written. *out
+ * is NULL for the host. */
+static int find_pool(struct cstd_daemon *daemon, const Ledger__Job *ledger,
+                     const struct cstd_ledger_record *record, uint32_t rank, struct cstd_gpu **out,
+                     struct cst_err *err)
+{
+    *out = NULL;
+    for (uint32_t i = 0; i < ledger->n_devices; i++) {
+        if (record->pools[rank] == cstd_ledger_hash_uuid(ledger->devices[i]->uuid)) {
+            *out = cstd_gpus_of_uuid(&daemon->gpus, ledger->devices[i]->uuid);
+        }
+    }
+    if (*out == NULL && record->pools[rank] != 0) {
+        return cst_err_set(err, CST_ELOST,
+                           "the pool of rank %" PRIu32
+                           " is on an accelerator that its ledger does not have",
+                           rank);
     }
     return CST_OK;
 }
@@ -32,10 +67,11 @@ static struct cstd_gpu *gpu_of(struct cstd_daemon *daemon, const char *uuid)
     return uuid != NULL ? cstd_gpus_of_uuid(&daemon->gpus, uuid) : NULL;
 }
 
-int cstd_revive_take_devices(struct cstd_job *job, const Ledger__Job *ledger, struct cst_err *err)
+int cstd_revive_take_devices(struct cstd_job *job, const Ledger__Job *ledger,
+                             const struct cstd_ledger_record *record, struct cst_err *err)
 {
     struct cstd_daemon *daemon = job->daemon;
-    int rc = check_devices(daemon, ledger, err);
+    int rc = check_devices(daemon, ledger, record, job->world, err);
 
     if (rc == CST_OK && ledger->n_ranks != job->world) {
         return cst_err_set(err, CST_ELOST, "its ledger has %zu ranks of %" PRIu32, ledger->n_ranks,
@@ -44,14 +80,16 @@ int cstd_revive_take_devices(struct cstd_job *job, const Ledger__Job *ledger, st
     for (uint32_t r = 0; r < job->world && rc == CST_OK; r++) {
         const Ledger__Rank *rank = ledger->ranks[r];
         struct cstd_worker *worker = &job->workers[r];
+        struct cstd_gpu *gpu;
 
+        rc = find_pool(daemon, ledger, record, r, &gpu, err);
         worker->device_update_asked = rank->reservation_asked;
         worker->lends = rank->reservation_asked == CST_DEVICE_UPDATE_LENT;
         worker->states_asked = rank->states_asked;
         worker->device_update_bytes = rank->reservation_bytes;
         worker->device_states = rank->states_bytes;
         worker->near_node = rank->near_node;
-        cstd_rank_devices_use(worker, &worker->gpu, gpu_of(daemon, rank->device));
+        cstd_rank_devices_use(worker, &worker->gpu, gpu);
         cstd_rank_devices_use(worker, &worker->accelerator, gpu_of(daemon, rank->accelerator));
     }
     return rc;

@@ -6,13 +6,16 @@
 #ifndef CSTD_REVIVE_DEVICES_H
 #define CSTD_REVIVE_DEVICES_H
 
+#include "daemon/ledger/ledger_file.h"
 #include "daemon/memory/device_reservation.h"
 #include "offload/layout/layout.h"
 #include "proto/ledger.pb-c.h"
 
-/* Give the ranks of @job the accelerators that they had. CST_ENOTFOUND: one of the accelerators in
- * @ledger is not there; CST_ELOST: @ledger has other ranks. */
-int cstd_revive_take_devices(struct cstd_job *job, const Ledger__Job *ledger, struct cst_err *err);
+/* Give the ranks of @job the accelerators that they had when @record was written. CST_ENOTFOUND:
+ * one that is still in use is not there; CST_ELOST: @ledger has other ranks, or not all
+ * accelerators of @record. */
+int cstd_revive_take_devices(struct cstd_job *job, const Ledger__Job *ledger,
+                             const struct cstd_ledger_record *record, struct cst_err *err);
 
 /* Number of device reservations in @ledger. */
 uint32_t cstd_revive_count_reservations(const Ledger__Job *ledger);

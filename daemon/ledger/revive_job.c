@@ -255,7 +255,7 @@ int cstd_revive_job_prepare(struct cstd_daemon *daemon, struct cstd_kept_job *ke
                             struct cst_err *err)
 {
     struct cstd_job *job = kept->job;
-    int rc = cstd_revive_take_devices(job, kept->ledger, err);
+    int rc = cstd_revive_take_devices(job, kept->ledger, &kept->file.last, err);
 
     (void)daemon;
     rc = rc == CST_OK ? configure(job, kept, err) : rc;

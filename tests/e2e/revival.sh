@@ -101,6 +101,31 @@ away() {
 away stopped STOP
 away gone KILL
 
+# A pool has moved to the host, because the engine of its accelerator was given up: the job goes on there, also without the accelerator.
+kill_engine() {
+    local pid
+    for pid in $(children "$daemon_pid"); do
+        ! tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline" | has paced || kill -9 "$pid"
+    done
+    has 'paced:0): it died' "$tmp/keeper.log"
+}
+begin_rank moved 2 0 --device paced:0
+begin_rank moved 2 1
+poll has_stepped moved 2
+kill -STOP "${workers[@]}"
+poll kill_engine
+kill -CONT "${workers[0]}"
+! wait "${workers[0]}" || fail "a worker whose accelerator was given up"
+begin_rank moved 2 0
+poll has 'the pool of rank 0 moves from paced:0 to host' "$tmp/keeper.log"
+kill -CONT "${workers[1]}"
+poll has_stepped moved $((steps / 3))
+sed -i 's/^devices = .*/devices = 0/' "$tmp/paced.conf"
+kill_daemon keeper
+end moved
+cmp "$tmp/ended.weights" "$tmp/moved.weights" || fail "other weights of a job whose pool has moved"
+./cistern rm moved
+
 # A job that is reshaped keeps its arenas, and outlives the daemon as before.
 ./cistern-gpt "${model[@]}" --batch 8 --data "$tmp/text" --job terminated --reshape --steps $((steps + 1)) >"$tmp/reshaped.0.log" || fail "a reshape"
 has 'is reshaped from 2 to 1 ranks, 0 B were copied' "$tmp/keeper.log" || fail "its arenas were not kept"
