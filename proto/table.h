@@ -4,10 +4,12 @@
  * holds marks per tile: a command that is issued again after an engine's death neither skips nor
  * repeats a tile.
  *
- *   +--------+------------------+----------------+----------------+
- *   | header | chunks[n_chunks] | spans[n_spans] | tiles[n_tiles] |
- *   +--------+------------------+----------------+----------------+
+ *   +--------+------------------+----------------+----------------+-------------------+
+ *   | header | chunks[n_chunks] | spans[n_spans] | tiles[n_tiles] | steps[n_spans][2] |
+ *   +--------+------------------+----------------+----------------+-------------------+
  *                      each part starts at a multiple of 64 bytes
+ *
+ * Only the table of a job that skips tensors without a gradient has the last part.
  *
  * A span is the part of a chunk that one tensor occupies. The elements between spans are padding,
  * which no kernel reads or writes. A tile has up to CST_TILE_ELEMS elements of one tensor. Tiles
@@ -94,7 +96,7 @@ struct cst_table_header {
     uint32_t moments;   /* enum cst_moments: format of the rows exp_avg and exp_avg_sq */
     uint32_t rounding;  /* enum cst_rounding: for moments that are not fp32 */
     uint32_t masters;   /* enum cst_masters: format of the master row */
-    uint32_t pad;       /* Padding, 0. */
+    uint32_t has_steps; /* 1: each span counts its own steps. 0: all have made the same ones. */
     uint64_t seed;      /* Seed of the job's stochastic rounding. */
     /* Factors of the updates with even and with odd marks. Written before the first update with a
      * mark; by then, all updates with the mark before the last one are complete. */
@@ -135,6 +137,14 @@ struct cst_table_span {
      * n_elems / (rows x columns) matrices. Otherwise 0. */
     uint32_t rows, columns;
     uint32_t pad; /* Padding, 0. */
+};
+
+/* Steps of the optimizer that a span has made, up to a certain step. */
+struct cst_table_steps {
+    uint64_t missed; /* Number of Adam steps in which the tensor had no gradient. */
+    /* The last Adam step in which the tensor had a gradient since the job was made or restored; 0:
+     * there was none. */
+    uint64_t last;
 };
 
 struct cst_table_tile {
@@ -265,6 +275,58 @@ static inline double cst_table_decay(const struct cst_table_header *header,
     const struct cst_table_factors *f = &header->factors[mark % 2];
 
     return (double)span->decay_scale * (span->param_group < f->n ? f->decay[span->param_group] : 1);
+}
+
+static inline uint64_t cst_table_steps_bytes(const struct cst_table_header *header)
+{
+    return (header->tiles_bytes + header->n_tiles * sizeof(struct cst_table_tile) + 63) & ~63ull;
+}
+
+/* Let each span of a table count its own steps: set has_steps and total_bytes. cst_table_size has
+ * filled in @header. */
+static inline void cst_table_add_steps(struct cst_table_header *header)
+{
+    uint64_t bytes = 2 * header->n_spans * sizeof(struct cst_table_steps);
+
+    header->has_steps = 1;
+    header->total_bytes = (cst_table_steps_bytes(header) + bytes + 63) & ~63ull;
+}
+
+/* Return the steps of span number @span up to the step with the mark @mark, the last step or the
+ * one before. @header has has_steps. The steps with a mark are written before its NORM and its
+ * first update; by then, all updates with earlier marks are complete. */
+static inline struct cst_table_steps *cst_table_steps(const struct cst_table_header *header,
+                                                      uint64_t span, uint64_t mark)
+{
+    char *at = (char *)(uintptr_t)header + cst_table_steps_bytes(header);
+
+    return (struct cst_table_steps *)(void *)at + 2 * span + mark % 2;
+}
+
+/* Return the number of @span, a span of @header. */
+static inline uint64_t cst_table_span_number(const struct cst_table_header *header,
+                                             const struct cst_table_span *span)
+{
+    const char *spans = (const char *)header + header->spans_bytes;
+
+    return (uint64_t)((const char *)span - spans) / sizeof *span;
+}
+
+/* Return whether @span had no gradient in the step with the mark @mark, so that its states stay. */
+static inline bool cst_table_is_idle(const struct cst_table_header *header,
+                                     const struct cst_table_span *span, uint64_t mark)
+{
+    return header->has_steps != 0 &&
+           cst_table_steps(header, cst_table_span_number(header, span), mark)->last != mark;
+}
+
+/* Return the number of the step with the mark @mark among those that @span has made. */
+static inline uint64_t cst_table_step(const struct cst_table_header *header,
+                                      const struct cst_table_span *span, uint64_t mark)
+{
+    return header->has_steps == 0
+               ? mark
+               : mark - cst_table_steps(header, cst_table_span_number(header, span), mark)->missed;
 }
 
 static inline struct cst_table_chunk *cst_table_chunks(struct cst_table_header *header)

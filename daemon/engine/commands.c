@@ -179,8 +179,8 @@ static void fill_message(struct message *m, const struct cst_command *c)
     m->command.has_table = c->kind == CST_COMMAND_REDUCE || c->kind == CST_COMMAND_NORM ||
                            c->kind == CST_COMMAND_UPDATE;
     m->command.table = c->table;
-    m->command.has_chunk = m->command.has_mark =
-        c->kind == CST_COMMAND_REDUCE || c->kind == CST_COMMAND_UPDATE;
+    m->command.has_chunk = c->kind == CST_COMMAND_REDUCE || c->kind == CST_COMMAND_UPDATE;
+    m->command.has_mark = m->command.has_table;
     m->command.chunk = c->chunk;
     m->command.mark = c->mark;
     m->command.has_accumulate = c->kind == CST_COMMAND_REDUCE && c->accumulate;

@@ -39,7 +39,7 @@ static void prepare(struct cst_update_scalars *out, const struct cste_device_upd
         cst_update_prepare_muon(out, lr, decay, hyper->grad_scale, span->rows, span->columns);
     } else {
         cst_update_prepare(out, lr, hyper->beta1, hyper->beta2, hyper->eps, decay,
-                           hyper->grad_scale, mark);
+                           hyper->grad_scale, cst_table_step(table, span, mark));
     }
 }
 
@@ -63,9 +63,9 @@ static bool is_kept(const struct cste_device_update *update, const struct cst_ta
     struct cst_tile_work work = *update->work;
 
     work.guard = update->guard;
-    return work.batch != NULL ? cst_tile_spares(&work, span, update->hyper->grad_scale)
-                              : work.guard && !cst_grad_limit_holds(tile->entry->sum_squares,
-                                                                    update->hyper->grad_scale);
+    return cst_tile_spares(&work, span, update->hyper->grad_scale) ||
+           (work.batch == NULL && work.guard &&
+            !cst_grad_limit_holds(tile->entry->sum_squares, update->hyper->grad_scale));
 }
 
 /* Stage the next tiles of @walk in @batch. */

@@ -51,7 +51,10 @@ int cste_chunk_table(const struct cste_segments *segments, uint32_t id,
         !fits(h->spans_bytes, h->n_spans, sizeof(struct cst_table_span), sizeof *h,
               h->tiles_bytes) ||
         !fits(h->tiles_bytes, h->n_tiles, sizeof(struct cst_table_tile), sizeof *h,
-              h->total_bytes)) {
+              h->total_bytes) ||
+        (h->has_steps != 0 &&
+         !fits(cst_table_steps_bytes(h), 2ull * h->n_spans, sizeof(struct cst_table_steps),
+               h->tiles_bytes, h->total_bytes))) {
         return cst_err_set(err, CST_EINVAL,
                            "table %u: %u chunks at %" PRIu64 ", %u spans at %" PRIu64 ", %" PRIu64
                            " tiles at %" PRIu64 " do not fit in %" PRIu64 " bytes",

@@ -169,6 +169,25 @@ static void count_reduce(const struct cste_work *work)
 
 /* -- NORM ----------------------------------------------------------------------------------- */
 
+/* Check that the tiles of spans that may be cleared lie within the table. */
+static int check_span_tiles(struct cste_work *work)
+{
+    const struct cst_table_span *spans = cst_table_spans(work->header);
+    uint64_t n_tiles = work->header->n_tiles;
+
+    for (uint32_t i = 0; work->header->has_steps != 0 && i < work->header->n_spans; i++) {
+        uint64_t n = cst_table_n_tiles(spans[i].n_elems);
+
+        if (spans[i].first_tile > n_tiles || n > n_tiles - spans[i].first_tile) {
+            return cst_err_set(&work->err, CST_EINVAL,
+                               "NORM: span %u has %" PRIu64 " tiles from %" PRIu64
+                               " on, the table has %" PRIu64,
+                               i, n, spans[i].first_tile, n_tiles);
+        }
+    }
+    return CST_OK;
+}
+
 static int find_norm(struct cste_work *work, uint64_t *pieces)
 {
     struct cste_segment *segment;
@@ -177,6 +196,7 @@ static int find_norm(struct cste_work *work, uint64_t *pieces)
 
     if (rc == CST_OK) {
         cste_work_hold(work, segment);
+        rc = check_span_tiles(work);
     }
     /* The order of the additions is fixed, which leaves nothing to divide. */
     *pieces = 1;
@@ -188,7 +208,7 @@ static int norm_piece(struct cste_work *work, uint64_t piece, unsigned thread, s
     (void)piece;
     (void)thread;
     (void)err;
-    work->value = cst_norm_sum(cst_table_tiles(work->header), work->header->n_tiles);
+    work->value = cst_norm_of_step(work->header, work->mark);
     return CST_OK;
 }
 

@@ -251,14 +251,13 @@ static enum cst_undo_kind undo_kind(const struct cst_tile_work *work)
     return work->n_src > 0 ? CST_UNDO_FUSED : work->batch != NULL ? CST_UNDO_MUON : CST_UNDO_UPDATE;
 }
 
-/* Returns whether the guard spares @tile. Without contributions, the sum of squares is the one that
- * REDUCE stored. */
+/* Returns whether the states of @tile stay, because its tensor has no gradient or the guard spares
+ * the tile. Without contributions, the sum of squares is the one that REDUCE stored. */
 static bool is_spared(const struct cst_tile_work *work, const struct cst_tile *tile,
                       float grad_scale)
 {
-    return work->batch != NULL
-               ? tile->spared
-               : work->guard && !cst_grad_limit_holds(tile->entry->sum_squares, grad_scale);
+    return tile->spared || (work->batch == NULL && work->guard &&
+                            !cst_grad_limit_holds(tile->entry->sum_squares, grad_scale));
 }
 
 /* Update @tile. Contributions are summed in @sums first. Returns the bytes read and written. */
@@ -454,7 +453,7 @@ static void prepare(const struct cst_tile_work *work, const struct cst_tile_hype
         cst_update_prepare_muon(out, lr, decay, hyper->grad_scale, span->rows, span->columns);
     } else {
         cst_update_prepare(out, lr, hyper->beta1, hyper->beta2, hyper->eps, decay,
-                           hyper->grad_scale, work->mark);
+                           hyper->grad_scale, cst_table_step(work->table, span, work->mark));
     }
 }
 
@@ -462,8 +461,11 @@ bool cst_tile_spares(const struct cst_tile_work *work, const struct cst_table_sp
                      float grad_scale)
 {
     const struct cst_table_tile *tiles = cst_table_tiles(work->table) + span->first_tile;
-    bool holds = true;
+    bool holds = !cst_table_is_idle(work->table, span, work->mark);
 
+    if (work->batch == NULL) {
+        return !holds;
+    }
     for (uint64_t i = 0; work->guard && i < cst_table_n_tiles(span->n_elems) && holds; i++) {
         holds = cst_grad_limit_holds(tiles[i].sum_squares, grad_scale);
     }
@@ -486,7 +488,7 @@ struct cst_tile_done cst_tile_update_range(const struct cst_tile_work *work,
     while ((span = cst_tile_walk_next(&walk, &tile)) != NULL) {
         if (span != prepared) {
             prepare(work, hyper, span, &scalars);
-            spared = work->batch != NULL && cst_tile_spares(work, span, hyper->grad_scale);
+            spared = cst_tile_spares(work, span, hyper->grad_scale);
             prepared = span;
         }
         tile.spared = spared;

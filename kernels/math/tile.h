@@ -48,7 +48,8 @@ struct cst_tile {
     bool fp32;        /* The tensor is fp32, and so are the contributions to its gradient. */
     /* MUON: orthogonalised directions of the tile; otherwise NULL. */
     const uint16_t *direction;
-    bool spared; /* MUON: the guard of the update spares the tensor. */
+    /* UPDATE: the states of the whole tensor stay (cst_tile_spares). */
+    bool spared;
 };
 
 /* A command on a chunk, shared by the threads that run it. */
@@ -110,8 +111,9 @@ bool cst_tile_update(const struct cst_tile_work *work, const struct cst_update_s
                      const struct cst_tile *tile, struct cst_undo_slot *undo,
                      struct cst_tile_done *done);
 
-/* MUON: returns whether @span is one that an update with work->guard does not change, because a
- * tile has gradients beyond the limit: the direction of a matrix depends on all its gradients. */
+/* Returns whether @span is one that the update does not change: its tensor had no gradient in the
+ * step (cst_table_is_idle) or, by MUON with work->guard, a tile has gradients beyond the limit. The
+ * direction of a matrix depends on all its gradients. */
 bool cst_tile_spares(const struct cst_tile_work *work, const struct cst_table_span *span,
                      float grad_scale);
 
