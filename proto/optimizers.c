@@ -37,6 +37,11 @@ const char *const cst_overlap_names[CST_OVERLAP_COUNT + 1] = {
     [CST_OVERLAP_DELAYED] = "delayed",
 };
 
+const char *const cst_unused_names[CST_UNUSED_COUNT + 1] = {
+    [CST_UNUSED_ZERO] = "zero",
+    [CST_UNUSED_SKIP] = "skip",
+};
+
 uint32_t cst_name_find(const char *const *names, const char *name)
 {
     uint32_t i = 0;

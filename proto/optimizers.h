@@ -15,6 +15,7 @@ extern const char *const cst_masters_names[CST_MASTERS_COUNT + 1];             /
 extern const char *const cst_moments_names[CST_MOMENTS_COUNT + 1];             /* "fp32", ... */
 extern const char *const cst_rounding_names[CST_ROUNDING_COUNT + 1]; /* "stochastic", ... */
 extern const char *const cst_overlap_names[CST_OVERLAP_COUNT + 1];   /* "commit", ... */
+extern const char *const cst_unused_names[CST_UNUSED_COUNT + 1];     /* "zero", ... */
 
 /* Return the number of @name in @names, or the length of @names if it has no such name. */
 uint32_t cst_name_find(const char *const *names, const char *name);

@@ -21,7 +21,9 @@
 #include <unistd.h>
 
 /* What the load waits for. */
-enum phase { MAPPED, WRITTEN, RESTORED };
+enum phase { MAPPED, WRITTEN, MISSED, RESTORED };
+
+#define MISSED_AT_ONCE 4096 /* Tensors in a message; each takes at most 10 bytes. */
 
 struct load {
     struct cstc_task task;
@@ -37,10 +39,14 @@ struct load {
     struct cstc_tensor_entry *places; /* Of each entry of states, in its file. */
     struct cstc_weights *weights;     /* Of each entry of weights. */
     uint32_t *tensors;                /* Number in the job of each tensor of the description. */
-    uint32_t n_open;                  /* Files that are open. */
-    uint32_t n_models;                /* The first ones of these, which have weights. */
-    bool converts;                    /* The job has another format of moments. */
-    uint32_t entry;                   /* The stream: entry and element of the next piece. */
+    /* If the job and the checkpoint count the steps of each tensor: those that it has missed, by
+     * its number in the job; otherwise NULL. */
+    uint64_t *missed;
+    size_t n_missed, n_told; /* Numbers in `missed`, and of those that the daemon was told. */
+    uint32_t n_open;         /* Files that are open. */
+    uint32_t n_models;       /* The first ones of these, which have weights. */
+    bool converts;           /* The job has another format of moments. */
+    uint32_t entry;          /* The stream: entry and element of the next piece. */
     uint64_t first;
     uint32_t given; /* Entry of the next piece to fill in. */
 };
@@ -116,6 +122,25 @@ static int match_tensors(struct load *load, struct cst_err *err)
                            model->n_tensors);
     }
     return rc;
+}
+
+/* Order the steps that tensors have missed as the job's tensors are, which were found. */
+static int match_missed(struct load *load, struct cst_err *err)
+{
+    const Cistern__JobDescription *d = load->manifest.description;
+
+    if (!load->job->unused.skips || d->n_missed == 0) {
+        return CST_OK;
+    }
+    load->missed = calloc(d->n_tensors, sizeof *load->missed);
+    if (load->missed == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for %zu tensors", d->n_tensors);
+    }
+    load->n_missed = d->n_tensors;
+    for (size_t i = 0; i < d->n_tensors && i < d->n_missed; i++) {
+        load->missed[load->tensors[i]] = d->missed[i];
+    }
+    return CST_OK;
 }
 
 /* Find @entry in one of the files with states. */
@@ -236,6 +261,9 @@ static int check_all(struct load *load, const char *path, struct cst_err *err)
     }
     if (rc == CST_OK) {
         rc = match_tensors(load, err);
+    }
+    if (rc == CST_OK) {
+        rc = match_missed(load, err);
     }
     if (rc == CST_OK) {
         rc = open_files(load, err);
@@ -410,6 +438,38 @@ static int begin_restoring(struct load *load, struct cst_err *err)
                            &msg.base, CISTERN__MSG_TYPE__MSG_OK, NULL, err);
 }
 
+/* Tell the daemon which steps the next tensors have missed. */
+static int tell_missed(struct load *load, struct cst_err *err)
+{
+    Cistern__Restore msg = CISTERN__RESTORE__INIT;
+    size_t left = load->n_missed - load->n_told;
+
+    msg.has_more = msg.more = true;
+    msg.has_first = true;
+    msg.first = load->n_told;
+    msg.n_missed = left < MISSED_AT_ONCE ? left : MISSED_AT_ONCE;
+    msg.missed = load->missed + load->n_told;
+    load->n_told += msg.n_missed;
+    return cstc_call_start(load->job->client, &load->call, CISTERN__MSG_TYPE__MSG_RESTORE,
+                           &msg.base, CISTERN__MSG_TYPE__MSG_OK, NULL, err);
+}
+
+static int tell_all_missed(struct load *load, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    while (rc == CST_OK && (load->call.state != CSTC_CALL_IDLE || load->n_told < load->n_missed)) {
+        if (load->call.state == CSTC_CALL_IDLE) {
+            rc = tell_missed(load, err);
+        }
+        rc = rc == CST_OK ? cstc_call_result(&load->call, err) : rc;
+        if (rc == CST_OK) {
+            cstc_call_reset(&load->call);
+        }
+    }
+    return rc;
+}
+
 static int advance(struct cstc_task *task, struct cst_err *err)
 {
     struct load *load = (struct load *)task;
@@ -420,6 +480,10 @@ static int advance(struct cstc_task *task, struct cst_err *err)
     }
     if (rc == CST_OK && load->phase == WRITTEN) {
         rc = cstc_states_advance(&load->run, err);
+        load->phase = rc == CST_OK ? MISSED : WRITTEN;
+    }
+    if (rc == CST_OK && load->phase == MISSED) {
+        rc = tell_all_missed(load, err);
         rc = rc == CST_OK ? begin_restoring(load, err) : rc;
     }
     if (rc == CST_OK) {
@@ -450,6 +514,7 @@ static void close_load(struct cstc_task *task)
     free(load->weights);
     free(load->places);
     free(load->tensors);
+    free(load->missed);
     cstc_content_close(&load->content);
     cstc_manifest_close(&load->manifest);
     if (load->dirfd >= 0) {

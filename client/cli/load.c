@@ -100,6 +100,7 @@ static int open_rank(struct cli *cli, struct ranks *ranks, uint32_t rank, const 
         .overlap = (enum cst_overlap)d->overlap,
         .delay_from = d->delay_from,
         .grad_over_weight = d->grad_over_weight,
+        .unused = (enum cst_unused)d->unused,
         .model_config = d->model_config,
         .adapter_config = d->adapter_config,
     };

@@ -57,7 +57,7 @@ static int make_room(struct cst_job *job, struct cst_err *err)
         job->slabs == NULL) {
         return cst_err_set(err, CST_ENOMEM, "job '%s': no memory for the layout", job->name);
     }
-    return CST_OK;
+    return cstc_unused_open(job, err);
 }
 
 static int take_plan(struct cst_job *job, struct cst_err *err)

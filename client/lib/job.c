@@ -23,14 +23,16 @@ static int check_options(const struct cst_job_spec *spec, struct cst_err *err)
         (unsigned)spec->moments >= CST_MOMENTS_COUNT ||
         (unsigned)spec->masters >= CST_MASTERS_COUNT ||
         (unsigned)spec->rounding >= CST_ROUNDING_COUNT ||
-        (unsigned)spec->overlap >= CST_OVERLAP_COUNT) {
+        (unsigned)spec->overlap >= CST_OVERLAP_COUNT ||
+        (unsigned)spec->unused >= CST_UNUSED_COUNT) {
         return cst_err_set(err, CST_EINVAL,
                            "job '%s': optimizer %u, masters %u, moments %u, rounding %u, overlap "
-                           "%u: there are %d, %d, %d, %d and %d",
+                           "%u, unused %u: there are %d, %d, %d, %d, %d and %d",
                            spec->name, (unsigned)spec->optimizer, (unsigned)spec->masters,
                            (unsigned)spec->moments, (unsigned)spec->rounding,
-                           (unsigned)spec->overlap, CST_OPTIMIZER_COUNT, CST_MASTERS_COUNT,
-                           CST_MOMENTS_COUNT, CST_ROUNDING_COUNT, CST_OVERLAP_COUNT);
+                           (unsigned)spec->overlap, (unsigned)spec->unused, CST_OPTIMIZER_COUNT,
+                           CST_MASTERS_COUNT, CST_MOMENTS_COUNT, CST_ROUNDING_COUNT,
+                           CST_OVERLAP_COUNT, CST_UNUSED_COUNT);
     }
     return CST_OK;
 }
@@ -81,6 +83,8 @@ static void fill_options(const struct cst_job_spec *spec, Cistern__JobOpen *msg)
     msg->overlap = (uint32_t)spec->overlap;
     msg->delay_from = spec->delay_from;
     msg->grad_over_weight = spec->grad_over_weight;
+    msg->has_unused = spec->unused != CST_UNUSED_ZERO;
+    msg->unused = (uint32_t)spec->unused;
     msg->has_device_update_bytes = msg->has_device_states = true;
     msg->device_update_bytes = spec->device_update_bytes;
     msg->device_states = spec->device_states;
@@ -189,6 +193,7 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     job->weights_follow = spec->grad_over_weight || spec->masters == CST_MASTERS_SPLIT;
     job->has_base = spec->base != NULL;
     job->overlap = spec->overlap;
+    job->unused.skips = spec->unused == CST_UNUSED_SKIP;
     job->initialised = opened->initialised;
     job->steps = opened->step;
     job->begun = -1;
@@ -224,6 +229,7 @@ void cstc_job_free(struct cst_job *job)
     free(job->opening);
     free(job->slabs);
     free(job->tensor_chunk);
+    cstc_unused_close(job);
     free(job->tensor_offset);
     free(job->traits);
     free(job->operators);

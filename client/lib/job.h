@@ -22,6 +22,7 @@
 #include "client/lib/declare_message.h"
 #include "client/lib/device.h"
 #include "client/lib/edge.h"
+#include "client/lib/unused.h"
 #include "offload/worker/sequence.h"
 #include "client/lib/segment.h"
 #include "proto/job_name.h"
@@ -114,10 +115,11 @@ struct cst_job {
     uint32_t micro_batch;         /* Number of the current micro-batch in the step, from 0. */
     enum cst_optimizer optimizer; /* From struct cst_job_spec. */
     enum cst_moments moments;     /* From struct cst_job_spec. */
-    bool weights_follow;      /* Weights cannot be written: they follow from the master weights. */
-    bool device_states;       /* Some states are on accelerators. */
-    bool has_base;            /* Frozen tensors are those of a base job. */
-    enum cst_overlap overlap; /* From struct cst_job_spec. */
+    bool weights_follow;       /* Weights cannot be written: they follow from the master weights. */
+    bool device_states;        /* Some states are on accelerators. */
+    bool has_base;             /* Frozen tensors are those of a base job. */
+    enum cst_overlap overlap;  /* From struct cst_job_spec. */
+    struct cstc_unused unused; /* Which tensors have no gradient in the step (unused.h). */
     /* Factors of the parameter groups 0 to n_param_groups - 1 (cst_param_groups). */
     uint32_t n_param_groups;
     double lr_factors[CST_MAX_PARAM_GROUPS], decay_factors[CST_MAX_PARAM_GROUPS];

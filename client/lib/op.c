@@ -145,6 +145,9 @@ int cst_op_end(struct cst_job *job, int op, struct cst_err *err)
     if (rc != CST_OK) {
         return rc;
     }
+    if (job->begun_backward) {
+        cstc_unused_written(job, (uint32_t)op);
+    }
     return cst_sequence_end(&job->sequence, (uint32_t)op, job->begun_backward, err);
 }
 

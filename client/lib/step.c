@@ -30,6 +30,7 @@ static int start_sync(struct cst_job *job, struct cst_err *err)
     cstc_debug_lock(job);
     job->micro_batch = 0;
     job->prepared = false;
+    cstc_unused_reset(job);
     cst_sequence_forget(&job->sequence);
     return CST_OK;
 }
@@ -198,6 +199,7 @@ static int start_step(struct cst_job *job, struct cst_err *err)
     msg.hyper = &hyper;
     msg.has_loss = true;
     msg.loss = job->pending.params.loss;
+    cstc_unused_fill(job, &msg);
     return cstc_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_STEP, &msg.base,
                            CISTERN__MSG_TYPE__MSG_STEPPED, &cistern__stepped__descriptor, err);
 }
@@ -249,6 +251,7 @@ static void take_step(struct cst_job *job, struct cst_step_result *result)
     }
     job->micro_batch = 0;
     job->prepared = false;
+    cstc_unused_reset(job);
     cstc_call_reset(&job->call);
     cst_sequence_stepped(&job->sequence);
     job->unit = 0;

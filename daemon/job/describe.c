@@ -188,6 +188,8 @@ static void fill_options(const struct cstd_job *job, Cistern__JobDescription *ou
     out->overlap = job->options.overlap;
     out->delay_from = job->options.delay_from;
     out->grad_over_weight = job->options.grad_over_weight;
+    out->has_unused = 1;
+    out->unused = job->options.unused;
     out->base_job = job->base != NULL ? job->base->name : NULL;
     out->n_chunks = job->layout.n_chunks;
     out->model_config = job->model_config;
@@ -214,6 +216,23 @@ static void fill_progress(const struct cst_core_stats *stats, Cistern__Hyper *hy
         hyper->grad_scale = stats->hyper.grad_scale;
         out->hyper = hyper;
     }
+}
+
+/* Fill in the steps that tensors have missed, if the job counts them. The caller frees *missed.
+ * False: there is no memory. */
+static bool fill_missed(const struct cstd_job *job, uint64_t **missed, Cistern__JobDescription *out)
+{
+    if (job->core == NULL || job->options.unused != CST_UNUSED_SKIP) {
+        return true;
+    }
+    *missed = calloc(job->model.n_tensors, sizeof **missed);
+    if (*missed == NULL) {
+        return false;
+    }
+    cst_core_missed_steps(job->core, *missed);
+    out->missed = *missed;
+    out->n_missed = job->model.n_tensors;
+    return true;
 }
 
 /* Write @message to a new memfd, which is sealed. */
@@ -251,16 +270,19 @@ static int make(const struct cstd_job *job, const struct cst_core_stats *stats,
     Cistern__JobDescription description = CISTERN__JOB_DESCRIPTION__INIT;
     Cistern__Hyper hyper;
     struct declarations declarations = {0};
+    uint64_t *missed = NULL;
     int rc;
 
     fill_options(job, &description);
     fill_progress(stats, &hyper, &description);
-    if (declare(&job->model, &job->layout, &declarations, &description)) {
+    if (fill_missed(job, &missed, &description) &&
+        declare(&job->model, &job->layout, &declarations, &description)) {
         rc = write_memfd(&description.base, &out->fd, &out->bytes, err);
     } else {
         rc = cst_err_set(err, CST_ENOMEM, "no memory to describe job '%s'", job->name);
     }
     free_declarations(&declarations);
+    free(missed);
     out->step = stats->step;
     out->exists = rc == CST_OK;
     return rc;

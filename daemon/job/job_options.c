@@ -32,6 +32,9 @@ static int check_numbers(const Cistern__JobOpen *message, struct cst_err *err)
     if (rc == CST_OK) {
         rc = check_number("overlap", message->overlap, CST_OVERLAP_COUNT, err);
     }
+    if (rc == CST_OK) {
+        rc = check_number("unused", message->unused, CST_UNUSED_COUNT, err);
+    }
     return rc;
 }
 
@@ -59,6 +62,12 @@ static int check_together(const Cistern__JobOpen *message, struct cst_err *err)
         return cst_err_set(err, CST_EINVAL, "delay_from %" PRIu64 " needs overlap delayed, not %s",
                            message->delay_from, cst_overlap_names[message->overlap]);
     }
+    if (message->unused == CST_UNUSED_SKIP && message->overlap == CST_OVERLAP_EARLY) {
+        return cst_err_set(
+            err, CST_EINVAL,
+            "unused skip cannot be combined with overlap early: updates begin before "
+            "it is known which tensors have no gradient");
+    }
     return CST_OK;
 }
 
@@ -80,6 +89,7 @@ int cstd_job_options_read(const Cistern__JobOpen *message, struct cstd_job_optio
             .overlap = (enum cst_overlap)message->overlap,
             .delay_from = message->delay_from,
             .grad_over_weight = message->grad_over_weight,
+            .unused = (enum cst_unused)message->unused,
         };
     }
     return rc;
@@ -154,6 +164,10 @@ int cstd_job_options_same(const struct cstd_job_options *options,
         rc = same_number(&side, "grad_over_weight", options->grad_over_weight,
                          request->grad_over_weight, err);
     }
+    if (rc == CST_OK) {
+        rc = same_name(&side, "unused", cst_unused_names[options->unused],
+                       cst_unused_names[request->unused], err);
+    }
     return rc;
 }
 
@@ -165,5 +179,6 @@ struct cst_layout_states cstd_job_options_states(const struct cstd_job_options *
         .moments = options->moments,
         .two_weights = options->overlap != CST_OVERLAP_COMMIT,
         .grad_over_weight = options->grad_over_weight,
+        .skips_unused = options->unused == CST_UNUSED_SKIP,
     };
 }

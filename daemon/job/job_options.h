@@ -17,6 +17,7 @@ struct cstd_job_options {
     uint64_t delay_from;        /* The first step with delayed updates, for delayed updates only. */
     /* Gradient in weight row: gradients take the place of weights in host memory. */
     bool grad_over_weight;
+    enum cst_unused unused; /* What happens to tensors without a gradient. */
 };
 
 /* Read the options of @message into *out. CST_EINVAL: a number is out of range, or options cannot

@@ -337,11 +337,40 @@ static void begin_save(struct cstd_state_copy *copy)
     cstd_job_feed(copy->from, &event);
 }
 
+/* Tell the new core which steps its tensors have missed: as many as the tensor of the old job with
+ * the first element. CST_ENOMEM: copy->err. */
+static int tell_missed(struct cstd_state_copy *copy)
+{
+    const struct cst_model *to = &copy->to->model;
+    struct cst_event event = {.kind = CST_EV_MISSED, .n_elems = to->n_tensors};
+    uint64_t *from = calloc(copy->from->model.n_tensors + 1, sizeof *from);
+    uint64_t *missed = calloc(to->n_tensors + 1, sizeof *missed);
+    int rc = CST_OK;
+
+    if (from == NULL || missed == NULL) {
+        rc = cst_err_set(&copy->err, CST_ENOMEM, "no memory for the steps of %u tensors",
+                         to->n_tensors);
+    } else {
+        cst_core_missed_steps(copy->from->core, from);
+        for (uint32_t i = 0; i < to->n_tensors; i++) {
+            missed[i] = from[cst_reshard_run(&copy->reshard, i, 0, 1).tensor];
+        }
+        event.missed = missed;
+        cstd_job_feed(copy->to, &event);
+    }
+    free(from);
+    free(missed);
+    return rc;
+}
+
 static void restore(struct cstd_state_copy *copy)
 {
     struct cst_event event = {.kind = CST_EV_RESTORE, .tag = tag_of(copy, RESTORE_ITEM)};
     struct cst_core_record record;
 
+    if (tell_missed(copy) != CST_OK) {
+        return;
+    }
     cst_core_record(copy->from->core, &record);
     event.counters = record.counters;
     event.record = &record;

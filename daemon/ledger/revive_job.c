@@ -31,6 +31,7 @@ static struct cstd_job_options options_of(const Cistern__JobDescription *from)
         .overlap = (enum cst_overlap)from->overlap,
         .delay_from = from->delay_from,
         .grad_over_weight = from->grad_over_weight,
+        .unused = (enum cst_unused)from->unused,
     };
 }
 

@@ -9,7 +9,7 @@
 
 void cstd_memory_size_table(const struct cst_layout *layout, struct cst_table_header *header)
 {
-    cst_table_size(header, layout->n_chunks, layout->n_spans, layout->n_tiles);
+    cst_layout_size_table(layout, header);
 }
 
 uint64_t cstd_memory_host_bytes(const struct cst_layout *layout)

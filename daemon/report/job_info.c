@@ -279,6 +279,7 @@ static void fill_options(const struct cstd_job *job, Cistern__JobInfo *out)
     out->delay_from = options->delay_from;
     out->has_grad_over_weight = options->grad_over_weight;
     out->grad_over_weight = options->grad_over_weight;
+    out->unused = (char *)(uintptr_t)cst_unused_names[options->unused];
     out->has_state_bytes_per_param = 1;
     out->state_bytes_per_param = state_bytes(job);
     fill_accelerators(job, out);

@@ -87,5 +87,11 @@ void cstd_serve_restore(struct cstd_session *session, uint64_t id, void *body)
                                            .n_skipped = message->n_skipped,
                                            .n_overflows = message->n_overflows}};
 
+    if (message->more) {
+        event.kind = CST_EV_MISSED;
+        event.first = message->first;
+        event.n_elems = message->n_missed;
+        event.missed = message->missed;
+    }
     (void)feed(session, session->job, id, CISTERN__MSG_TYPE__MSG_RESTORE, &event);
 }

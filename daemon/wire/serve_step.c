@@ -204,8 +204,14 @@ void cstd_serve_prepare_step(struct cstd_session *session, uint64_t id, void *bo
 void cstd_serve_step(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__Step *step = body;
-    struct cst_event event = {
-        .kind = CST_EV_STEP, .rank = session->rank, .attempt = step->attempt, .loss = step->loss};
+    struct cst_event event = {.kind = CST_EV_STEP,
+                              .rank = session->rank,
+                              .attempt = step->attempt,
+                              .loss = step->loss,
+                              .without = step->without.data,
+                              .n_without = step->without.len,
+                              .discarded = step->discarded.data,
+                              .n_discarded = step->discarded.len};
 
     feed_hyper(session, id, CISTERN__MSG_TYPE__MSG_STEP, step->hyper, &event);
 }

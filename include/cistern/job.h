@@ -217,6 +217,10 @@ struct cst_job_spec {
      *     engines cannot be started or the system has no memory. It goes on when the job is opened
      *     again. */
     bool reshape;
+    /* What a step does with tensors without a gradient. Equal in all ranks, but `reshape` can
+     * change it. CST_EINVAL: CST_UNUSED_SKIP together with CST_OVERLAP_EARLY or, from cst_commit,
+     * with stages. */
+    enum cst_unused unused;
 };
 
 #define CST_MAX_CONFIG_BYTES 16384

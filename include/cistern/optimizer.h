@@ -76,4 +76,15 @@ enum cst_overlap {
     CST_OVERLAP_COUNT
 };
 
+/* What a step does with a tensor of which no rank of its group has written a gradient. */
+enum cst_unused {
+    /* Its gradient is zero: moments and weight decay change it. */
+    CST_UNUSED_ZERO = 0,
+    /* The tensor is skipped, as the optimizers of PyTorch skip parameters without a gradient: its
+     * states stay as they are, and its bias corrections count the steps that it has made. Not with
+     * CST_OVERLAP_EARLY, and not in a model that is cut into stages. */
+    CST_UNUSED_SKIP = 1,
+    CST_UNUSED_COUNT
+};
+
 #endif

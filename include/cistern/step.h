@@ -244,10 +244,24 @@ struct cst_step_result {
     bool overflow;
 };
 
-/* Commit the step. Hands in all gradients that are left. A tensor whose gradient was not written
- * in this step has a gradient of zeros. Waits until every rank has called cst_step with equal
- * parameters and the norm is known. After CST_OK the step cannot be lost. Updates run at the time
- * that the job's `overlap` says. @result may be NULL. Statuses:
+/* Say that this rank has no gradient of @tensor in this step, although it was written. Only in a
+ * job with CST_UNUSED_SKIP. The step skips the tensor if no rank of its group has one.
+ *   - With @discard false, what was written are zeros, which are added to the gradients of other
+ *     ranks.
+ *   - With @discard true, what was written in the whole step so far is discarded. All ranks that
+ *     have a gradient of the tensor must discard it (else CST_EMISMATCH from cst_step). It adds
+ *     nothing to the norm of the gradients.
+ * A backward pass that writes the gradient again takes the word back. Never waits. Statuses:
+ *   - CST_EINVAL: there is no such tensor, it is frozen, or the job does not skip tensors.
+ *   - CST_EBUSY: a cst_try_... call is pending.
+ *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync. */
+int cst_no_gradient(struct cst_job *job, int tensor, bool discard, struct cst_err *err);
+
+/* Commit the step. Hands in all gradients that are left. A tensor whose gradient no rank has
+ * written in this step is skipped or has a gradient of zeros, as the job's `unused` says. Waits
+ * until every rank has called cst_step with equal parameters and the norm is known. After CST_OK
+ * the step cannot be lost. Updates run at the time that the job's `overlap` says. @result may be
+ * NULL. Statuses:
  *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync. Its *step is one more than before
  *     if the daemon ended after it had committed the step and before it could say so.
  *   - CST_EMISMATCH: the parameters differ between ranks.

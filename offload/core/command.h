@@ -77,7 +77,7 @@ struct cst_command {
     uint64_t n_elems; /* CONVERT: number of elements. */
     uint32_t table;   /* REDUCE, NORM, UPDATE: segment id of the job table. */
     uint32_t chunk;   /* All but NORM. Engines are told the chunk with REDUCE and UPDATE only. */
-    uint64_t mark;    /* REDUCE: number of the reduction. UPDATE: Adam step t, from 1. */
+    uint64_t mark;    /* REDUCE: number of the reduction. UPDATE, NORM: Adam step t, from 1. */
     /* REDUCE into an fp32 row: add the sources in order to the contents of the row. */
     bool accumulate;
     /* UPDATE: rows to read that are not where the table says; as in engine.proto. */

@@ -11,6 +11,7 @@
 #include "offload/update/device_choice.h"
 #include "offload/update/exposure.h"
 #include "offload/core/hyper.h"
+#include "offload/core/idle.h"
 #include "offload/core/instant.h"
 #include "offload/update/overlap.h"
 #include "offload/core/prepare.h"
@@ -186,6 +187,7 @@ static void commit(struct cst_core *core, double sum_squares)
         }
     } else {
         core->commit.adam_step++;
+        cst_idle_commit(core);
         issue_updates(core, clip.factor, guard);
     }
     cst_overlap_end_step(core);
@@ -197,6 +199,7 @@ static void commit(struct cst_core *core, double sum_squares)
 void cst_commit_close(struct cst_core *core)
 {
     struct cst_flight flight = {.kind = CST_FLIGHT_NORM, .collection = core->collection.number};
+    struct cst_command *norm;
 
     /* UPDATEs do not wait for WRITEs, so the WRITEs must be complete before the commit. */
     if (!core->attempt.closing || core->commit.normed == core->collection.number + 1 ||
@@ -207,7 +210,10 @@ void cst_commit_close(struct cst_core *core)
         core->commit.held_ns = core->commit.held_ns != 0 ? core->commit.held_ns : core->now;
         return;
     }
-    cst_core_command(core, CST_COMMAND_NORM, 0, &flight)->table = core->table_segment;
+    cst_idle_decide(core, core->commit.adam_step + 1);
+    norm = cst_core_command(core, CST_COMMAND_NORM, 0, &flight);
+    norm->table = core->table_segment;
+    norm->mark = core->commit.adam_step + 1;
     core->commit.normed = core->collection.number + 1;
 }
 
@@ -244,6 +250,7 @@ void cst_commit_restore(struct cst_core *core, const struct cst_counters *counte
     core->commit.adam_step = core->commit.restored_adam_step = counters->adam_step;
     core->commit.n_skipped = counters->n_skipped;
     core->commit.n_overflows = counters->n_overflows;
+    cst_idle_restore(core, counters->adam_step);
     if (record != NULL) {
         core->commit.has_hyper = record->has_hyper;
         core->commit.hyper = record->hyper;
@@ -277,7 +284,7 @@ void cst_commit_look(struct cst_core *core)
     if (core->attempt.phase != CST_PHASE_RUNNING || core->attempt.closing || !all_stepped(core)) {
         return;
     }
-    if (cst_prepare_compare_steps(core, &err) != CST_OK) {
+    if (cst_prepare_compare_steps(core, &err) != CST_OK || cst_idle_check(core, &err) != CST_OK) {
         cst_ranks_interrupt(core, &err);
         return;
     }
@@ -318,6 +325,7 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
     r->step = cst_requests_add(&core->requests, event, CST_REQUEST_STEP);
     cst_requests_time(&core->requests, r->step, cst_waiting_deadline(core));
     cst_rank_ask_step(r, event);
+    cst_idle_ask(core, event);
     cst_hyper_take_factors(core, event);
     if (cst_prepare_check_step(core, event->rank, &err) != CST_OK) {
         cst_ranks_interrupt(core, &err);

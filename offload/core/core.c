@@ -81,6 +81,7 @@ static const struct {
     [CST_EV_SAVE] = {NEEDS_REQUEST, cst_save_begin},
     [CST_EV_SAVE_END] = {NEEDS_NOTHING, cst_save_end},
     [CST_EV_RESTORE] = {NEEDS_REQUEST, cst_save_restore},
+    [CST_EV_MISSED] = {NEEDS_REQUEST, cst_idle_take_missed},
     [CST_EV_REVIVE] = {NEEDS_REQUEST, cst_revival_go_on},
     [CST_EV_CANCEL] = {NEEDS_RANK | NEEDS_REQUEST, cst_ranks_cancel},
     [CST_EV_DONE] = {NEEDS_NOTHING, on_done},

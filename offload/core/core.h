@@ -298,8 +298,8 @@ enum cst_event_kind {
      * effect with EARLY only. EMISMATCH, and the attempt is over: another rank has announced other
      * ones, or updates were begun with other ones. */
     CST_EV_PREPARE,
-    /* rank, tag, attempt, hyper, factors, loss. Ends the rank's waiting fetches and open gradients;
-     * nothing more of the step is granted to it. */
+    /* rank, tag, attempt, hyper, factors, loss, without, discarded. Ends the rank's waiting fetches
+     * and open gradients; nothing more of the step is granted to it. */
     CST_EV_STEP,
     /* rank, tag, attempt, unit, names_unit, loss. The rank has done `unit`, whose loss counts if it
      * is of the last stage; answered when there is another one, or when all are done. If the rank
@@ -322,6 +322,10 @@ enum cst_event_kind {
      * counters. record: of the job that they were copied from, whose last step is reported as the
      * last one; or NULL. EBUSY as WRITE. */
     CST_EV_RESTORE,
+    /* tag, first, n_elems, missed. The tensors [first, first + n_elems) have missed so many of the
+     * Adam steps of the next RESTORE. Those of all others are 0 after an event with first 0. Has no
+     * effect if the job does not skip tensors. */
+    CST_EV_MISSED,
     /* record, table. The first event of a core: go on with a job whose memory was kept
      * (offload/core/revival.h). The stats are `initialised` afterwards, unless memory is short. */
     CST_EV_REVIVE,
@@ -367,6 +371,11 @@ struct cst_event {
     bool raw;
     bool exponents; /* With `raw` and mx8: exponents of the blocks, instead of the codes. */
     bool bf16;      /* WRITE of MASTER: the elements at `place` are bf16, not fp32. */
+    /* STEP: a bit for each tensor, in the order of declaration: this rank had no gradient of it in
+     * the step; it had one and discards it. Bits that are left out are 0. */
+    const uint8_t *without, *discarded;
+    size_t n_without, n_discarded; /* Bytes. */
+    const uint64_t *missed;        /* MISSED: a number for each tensor. */
     struct cst_counters counters;
     const struct cst_core_record *record;
     struct cst_table_header *table;
@@ -526,6 +535,10 @@ void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out);
 /* Return CST_OK if @attempt runs. Otherwise *err says why not: CST_EPEERDIED if the attempt is
  * over, CST_EINVAL if it was never begun, or why the job failed. */
 int cst_core_check_attempt(const struct cst_core *core, uint64_t attempt, struct cst_err *err);
+
+/* Fill in how many Adam steps each tensor had no gradient in, in the order of declaration; 0 if the
+ * job does not skip such tensors. */
+void cst_core_missed_steps(const struct cst_core *core, uint64_t *missed);
 
 /* Write the ranks into @text for which others wait in SYNC or STEP: "rank 1 (died in step 4), rank
  * 3 (never attached)". Empty if no rank waits for another. */

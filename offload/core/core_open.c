@@ -284,6 +284,7 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
         status = cst_err_set(err, CST_ENOMEM, "no memory for landings");
     }
     status = status == CST_OK ? cst_landing_check(core, err) : status;
+    status = status == CST_OK ? cst_idle_open(core, err) : status;
     if (status == CST_OK && cst_update_open(core) != CST_OK) {
         status = cst_err_set(err, CST_ENOMEM, "no memory for the use of scratches");
     }
@@ -317,6 +318,7 @@ void cst_core_close(struct cst_core *core)
     free(core->commit.order);
     cst_landing_close(core);
     cst_update_close(core);
+    cst_idle_close(core);
     free(core);
 }
 
@@ -399,6 +401,9 @@ void cst_core_write_table(const struct cst_core_config *config, struct cst_table
 
             spans[n_spans++] = span_of(t, from->muon);
         }
+    }
+    for (uint32_t i = 0; layout->states.skips_unused && i < 2 * n_spans; i++) {
+        *cst_table_steps(table, i / 2, i % 2) = (struct cst_table_steps){0};
     }
 }
 

@@ -10,7 +10,7 @@
  *   sum  landing  collection  kept_gradients  load  multi_gpu_load
  *   residency  eviction  waiting  lookahead  weight_row  chunk_update  rank
  *   group  facts  actions  exposure  instant  lent_memory
- *   block  trace  request  flight  dispatch  buffers  hyper  clip  reduce_site
+ *   block  trace  request  flight  dispatch  buffers  hyper  idle  clip  reduce_site
  *
  * What a part has to tell to one above it is a fact (offload/core/facts.h). */
 #ifndef CST_CORE_STATE_H
@@ -26,6 +26,7 @@
 #include "offload/update/exposure.h"
 #include "offload/core/facts.h"
 #include "offload/core/flight.h"
+#include "offload/core/idle.h"
 #include "offload/core/instant.h"
 #include "offload/update/landing.h"
 #include "offload/update/overlap.h"
@@ -50,6 +51,9 @@ struct cst_chunk {
      * states are in host memory. */
     uint32_t device;
     bool ordered; /* Scratch of commit.c for the order of updates. */
+    /* The job skips tensors without a gradient, and the step that is being committed has no
+     * gradient of this chunk; changed by idle.c. */
+    bool idle;
     struct cst_weight_row weight;
     struct cst_gradient gradient;
     struct cst_chunk_update update;
@@ -109,6 +113,7 @@ struct cst_core {
     struct cst_commit commit;
     struct cst_collection collection;
     struct cst_early early;
+    struct cst_idle idle;
     struct cst_writes writes;
     struct cst_save save;
     struct cst_grants grants;

@@ -194,6 +194,7 @@ void cst_instant_begin(struct cst_core *core, const struct cst_event *event)
     case CST_EV_LEAVE:
     case CST_EV_SAVE:
     case CST_EV_RESTORE:
+    case CST_EV_MISSED:
     case CST_EV_REVIVE:
     case CST_EV_READ:
     case CST_EV_WRITE:

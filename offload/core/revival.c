@@ -77,6 +77,19 @@ void cst_core_record(const struct cst_core *core, struct cst_core_record *out)
 
 /* -- going on --------------------------------------------------------------------------------- */
 
+/* The marks of a chunk's updates. */
+struct mark {
+    uint64_t done; /* Of the last one that is complete. */
+    uint64_t last; /* Of the last one that was committed. */
+};
+
+static struct mark mark_of(const struct cst_core *core, const struct cst_core_record *record,
+                           struct cst_table_header *table, uint32_t c)
+{
+    return (struct mark){.done = cst_table_chunks(table)[c].update_mark,
+                         .last = cst_idle_last_update(core, table, c, record->counters.adam_step)};
+}
+
 /* What the marks of a chunk say about its update. */
 enum progress {
     DONE,   /* The last committed update is complete. */
@@ -85,18 +98,22 @@ enum progress {
     UNSURE, /* Some other update was made last. */
 };
 
-static enum progress progress_of(const struct cst_core_record *record, uint64_t mark)
+static enum progress progress_of(const struct cst_core *core, const struct cst_core_record *record,
+                                 const struct mark *mark)
 {
     uint64_t adam = record->counters.adam_step;
+    bool is_next;
 
-    if (record->early && mark == adam + 1) {
+    if (record->early && mark->done == adam + 1) {
         return AHEAD;
     }
-    if (mark == adam || adam == record->restored_adam_step) {
+    if (mark->done == mark->last || mark->last <= record->restored_adam_step) {
         return DONE;
     }
-    /* After a restore there was no update with the number before. */
-    return mark + 1 == adam || adam == record->restored_adam_step + 1 ? BEGUN : UNSURE;
+    /* The update before had another number if the chunk was idle or there was a restore. */
+    is_next = core->idle.on ? mark->done < adam : mark->done + 1 == adam;
+    return mark->last == adam && (is_next || adam == record->restored_adam_step + 1) ? BEGUN
+                                                                                     : UNSURE;
 }
 
 /* True if the results of an update of chunk @c were being copied back. Its rows are then old or
@@ -114,26 +131,26 @@ static bool is_copying(const struct cst_core_record *record, uint32_t c)
 /* True if a tile of chunk @c may have been changed in part, and its undo slot is lost. Updates on a
  * device do not change a chunk in place. */
 static bool may_be_torn(const struct cst_core *core, const struct cst_core_record *record,
-                        uint32_t c, uint64_t mark)
+                        uint32_t c, const struct mark *mark)
 {
-    enum progress progress = progress_of(record, mark);
+    enum progress progress = progress_of(core, record, mark);
 
     return record->undo_lost && core->chunks[c].device == 0 &&
            (progress == BEGUN || (record->early && progress != AHEAD));
 }
 
-/* Check that the states of chunk @c, with the mark @mark, are those of one step, or can become so.
+/* Check that the states of chunk @c, with the marks @mark, are those of one step, or can become so.
  */
 static int check_chunk(const struct cst_core *core, const struct cst_core_record *record,
-                       uint32_t c, uint64_t mark, struct cst_err *err)
+                       uint32_t c, struct mark mark, struct cst_err *err)
 {
-    if (progress_of(record, mark) == UNSURE) {
+    if (progress_of(core, record, &mark) == UNSURE) {
         return cst_err_set(err, CST_ELOST,
                            "the last update of chunk %" PRIu32 " was number %" PRIu64
                            ", but the last step has number %" PRIu64,
-                           c, mark, record->counters.adam_step);
+                           c, mark.done, record->counters.adam_step);
     }
-    if (may_be_torn(core, record, c, mark)) {
+    if (may_be_torn(core, record, c, &mark)) {
         return cst_err_set(err, CST_ELOST,
                            "an update of chunk %" PRIu32
                            " was cut off, and a daemon that could not go on with the job has "
@@ -164,8 +181,6 @@ static int check_copying(const struct cst_core *core, const struct cst_core_copy
 int cst_core_may_revive(const struct cst_core *core, const struct cst_core_record *record,
                         struct cst_table_header *table, struct cst_err *err)
 {
-    const struct cst_table_chunk *chunks = cst_table_chunks(table);
-
     if (!record->initialised) {
         return cst_err_set(err, CST_ELOST, "its ranks had not begun their first step");
     }
@@ -183,7 +198,7 @@ int cst_core_may_revive(const struct cst_core *core, const struct cst_core_recor
     }
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         if (core->chunks[c].has_states && !is_copying(record, c) &&
-            check_chunk(core, record, c, chunks[c].update_mark, err) != CST_OK) {
+            check_chunk(core, record, c, mark_of(core, record, table, c), err) != CST_OK) {
             return err->status;
         }
     }
@@ -271,9 +286,9 @@ static void set_rows(struct cst_core *core, uint32_t c, const struct cst_core_re
 }
 
 static void go_on(struct cst_core *core, uint32_t c, const struct cst_core_record *record,
-                  uint64_t mark)
+                  struct mark mark)
 {
-    enum progress progress = progress_of(record, mark);
+    enum progress progress = progress_of(core, record, &mark);
 
     if (progress == AHEAD) {
         keep_early(core, c);
@@ -288,6 +303,7 @@ void cst_revival_go_on(struct cst_core *core, const struct cst_event *event)
     struct cst_table_tile *tiles = cst_table_tiles(event->table);
 
     set_counters(core, event->record);
+    cst_idle_revive(core, event->table, core->commit.adam_step);
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         chunks[c].reduce_mark = CST_MARK_NONE;
         if (core->chunks[c].has_states) {
@@ -302,7 +318,7 @@ void cst_revival_go_on(struct cst_core *core, const struct cst_event *event)
     }
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         if (core->chunks[c].has_states && !is_copying(event->record, c)) {
-            go_on(core, c, event->record, chunks[c].update_mark);
+            go_on(core, c, event->record, mark_of(core, event->record, event->table, c));
         }
     }
     for (uint64_t i = 0; i < event->table->n_tiles; i++) {

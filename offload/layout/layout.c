@@ -316,11 +316,19 @@ uint64_t cst_layout_percent(const struct cst_model *model, uint64_t bytes)
                         : bytes / weights * 100 + (bytes % weights * 100 + weights - 1) / weights;
 }
 
+void cst_layout_size_table(const struct cst_layout *layout, struct cst_table_header *header)
+{
+    cst_table_size(header, layout->n_chunks, layout->n_spans, layout->n_tiles);
+    if (layout->states.skips_unused) {
+        cst_table_add_steps(header);
+    }
+}
+
 uint64_t cst_layout_host_bytes(const struct cst_layout *layout)
 {
     struct cst_table_header table;
 
-    cst_table_size(&table, layout->n_chunks, layout->n_spans, layout->n_tiles);
+    cst_layout_size_table(layout, &table);
     return layout->arena_bytes + table.total_bytes;
 }
 

@@ -243,6 +243,8 @@ struct cst_layout_states {
     /* The gradient of a bf16 tensor uses the weight row, which saves 2 bytes per parameter; see
      * core.h. Not possible with two_weights, fp32 grad rows or split masters. */
     bool grad_over_weight;
+    /* Tensors without a gradient in a step are skipped: the job table counts the steps of each. */
+    bool skips_unused;
 };
 
 /* The states of the chunks of a job with @states that Muon updates (@muon), or of the others, which
@@ -542,5 +544,8 @@ uint64_t cst_layout_device_least(const struct cst_layout *layout,
                                  const struct cst_layout_device *device);
 /* Free the layout's arrays. A zeroed layout is allowed. */
 void cst_layout_close(struct cst_layout *layout);
+
+/* Fill in the sizes and offsets of the header of the job table of a job with @layout. */
+void cst_layout_size_table(const struct cst_layout *layout, struct cst_table_header *header);
 
 #endif

@@ -91,12 +91,20 @@ static bool is_delayed(const struct cst_core *core)
     return core->policy.overlap == CST_OVERLAP_DELAYED && core->step > core->policy.delay_from;
 }
 
+/* True if the committed step leaves chunk @c as it is. With two weight rows, an update copies the
+ * weights of an idle chunk to the other row. */
+static bool is_left(const struct cst_core *core, uint32_t c)
+{
+    return core->chunks[c].idle && !core->two_weights;
+}
+
 void cst_overlap_expire(struct cst_core *core)
 {
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         const struct cst_chunk *chunk = &core->chunks[c];
 
-        if (chunk->has_states && (chunk->weight.rows == CST_ROWS_DELAYED || !is_delayed(core))) {
+        if (chunk->has_states && !is_left(core, c) &&
+            (chunk->weight.rows == CST_ROWS_DELAYED || !is_delayed(core))) {
             cst_residency_expire(core, c);
         }
     }
@@ -109,7 +117,7 @@ void cst_overlap_committed(struct cst_core *core, uint32_t c, const struct cst_u
     if (chunk->weight.rows == CST_ROWS_DELAYED) {
         switch_rows(core, c);
     }
-    if (update == NULL) {
+    if (update == NULL || is_left(core, c)) {
         return;
     }
     if (!cst_weight_row_is_early(&chunk->weight)) {

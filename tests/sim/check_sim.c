@@ -38,7 +38,10 @@ static bool losses_occurred(const struct sim_totals *totals)
     bool nodes = occurred("updates by Muon on nodes", totals->muon_nodes);
     bool reservations = occurred("updates by Muon on accelerators", totals->muon_reservations);
 
-    return sums && ranks && moved && landed && fp32 && lent && recalled && nodes && reservations;
+    bool idle = occurred("chunks without a gradient that were skipped", totals->idle);
+
+    return sums && ranks && moved && landed && fp32 && lent && recalled && nodes && reservations &&
+           idle;
 }
 
 /* Run @runs seeds. False if @fixed is set and a kind of loss that must be tested did not occur. */
@@ -76,9 +79,9 @@ static bool seeds(struct sim_options options, uint64_t runs, bool fixed)
            totals.lost, totals.given_up, totals.lost_sums, totals.lost_ranks, totals.moved);
     printf("sim: %" PRIu64 " updates in lent memory, %" PRIu64
            " commands there recalled; runs with Muon %" PRIu64 ", its updates on nodes %" PRIu64
-           ", on accelerators %" PRIu64 "\n",
+           ", on accelerators %" PRIu64 "; %" PRIu64 " chunks without a gradient skipped\n",
            totals.lent, totals.recalled, totals.muon_runs, totals.muon_nodes,
-           totals.muon_reservations);
+           totals.muon_reservations, totals.idle);
     return !fixed || losses_occurred(&totals);
 }
 

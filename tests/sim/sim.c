@@ -53,6 +53,19 @@ void sim_fail(const struct sim *sim, const char *fmt, ...)
 
 /* -- events and actions ------------------------------------------------------------------------ */
 
+/* True if no rank has handed in a gradient of chunk @c in this attempt. */
+static bool is_idle(const struct sim *sim, uint32_t c)
+{
+    bool idle = true;
+
+    for (uint32_t rank = 0; rank < sim->world; rank++) {
+        for (uint32_t m = 0; m < sim->micro_batches; m++) {
+            idle = idle && sim->handed[c][rank][m] == 0;
+        }
+    }
+    return idle;
+}
+
 /* Compute the expected state after a commit. Fetches read either the new weights or, with delayed
  * updates, the weights before this update. */
 static void follow_commit(struct sim *sim, bool skipped)
@@ -65,12 +78,16 @@ static void follow_commit(struct sim *sim, bool skipped)
             sim_fail(sim, "chunk %u was updated early with another gradient, or for nothing", c);
         }
         sim->ahead[c] = false;
+        sim->idle[c] = sim->skips && !skipped && model_is_trained(sim, c) && is_idle(sim, c);
+        sim->n_idle += sim->idle[c];
     }
     for (uint32_t t = 0; t < sim->model.n_tensors; t++) {
         uint64_t before = sim->expected[CST_ROW_WEIGHT][t].value;
 
         for (uint32_t r = 0; !skipped && r < CST_ROW_COUNT; r++) {
-            sim->expected[r][t].value += model_is_trained(sim, sim->model.tensors[t].chunk);
+            uint32_t c = sim->model.tensors[t].chunk;
+
+            sim->expected[r][t].value += model_is_trained(sim, c) && !sim->idle[c];
         }
         sim->reads[t].value = delayed ? before : sim->expected[CST_ROW_WEIGHT][t].value;
     }

@@ -161,6 +161,7 @@ struct sim_totals {
      * updates before their commit that also summed the gradient; dropped: gradients that were
      * dropped because their chunk was already updated */
     uint64_t early_runs, delayed_runs, ahead, fused, dropped;
+    uint64_t idle;        /* chunks that steps have skipped, because they had no gradient */
     uint64_t through;     /* copies to and from reservations */
     uint64_t device_runs; /* runs with states in device memory */
     uint64_t kept;        /* gradients that stayed in device memory */
@@ -253,6 +254,7 @@ struct sim {
         p_lost;
     enum cst_overlap overlap;
     uint64_t delay_from;
+    bool skips; /* chunks without a gradient in a step are skipped; only with COMMIT */
     float clip_norm;
     bool steady; /* A repeated attempt computes the gradients of the interrupted attempt again. */
     bool loose;  /* Pools hold the whole model: operators may run in any order. */
@@ -268,7 +270,9 @@ struct sim {
                    [SIM_MAX_MICRO]; /* contributions handed in during this attempt; 0: none */
     uint64_t sums[SIM_MAX_CHUNKS];  /* sum of each chunk's gradients at the last commit */
     uint64_t tiles[SIM_MAX_CHUNKS]; /* the sum to which the squares in the chunk's tiles belong */
-    struct cell *reads;         /* per tensor: the number of the weights that a fetch must return */
+    struct cell *reads;        /* per tensor: the number of the weights that a fetch must return */
+    bool idle[SIM_MAX_CHUNKS]; /* the last committed step has skipped the chunk */
+    uint64_t n_idle;
     bool ahead[SIM_MAX_CHUNKS]; /* the chunk was updated before the commit of the current step */
     uint64_t ahead_sum[SIM_MAX_CHUNKS]; /* the sum that the early update of the chunk used */
     uint64_t n_ahead, n_fused;

@@ -64,6 +64,7 @@ void totals_add(struct sim_totals *totals, const struct sim *sim,
     totals->dropped += stats->n_dropped;
     totals->made += sim->n_made;
     totals->through += sim->n_through;
+    totals->idle += sim->n_idle;
     totals->redone += sim->n_redone;
     totals->kept += sim->n_kept;
     totals->device_runs += sim->has_devices;

@@ -42,6 +42,9 @@ void update_submit(struct sim *sim, struct job *job)
                                                   : sim->sums[job->command.chunk];
     } else if (job->command.mark == t + 1) {
         submit_early(sim, job);
+    } else if (job->command.mark == t && sim->idle[job->command.chunk]) {
+        sim_fail(sim, "update %" PRIu64 " of chunk %u, which has no gradient", t,
+                 job->command.chunk);
     } else if (job->command.mark == t) {
         job->sum = sim->sums[job->command.chunk];
     } else {

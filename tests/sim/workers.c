@@ -248,9 +248,23 @@ static void end_op(struct sim *sim, uint32_t rank)
 
 /* -- a step ---------------------------------------------------------------------------------- */
 
+/* Find the tensors of chunks of which the rank has handed in no gradient, a bit of @bits each. */
+static void find_unused(const struct sim *sim, uint32_t rank, uint8_t *bits)
+{
+    for (uint32_t t = 0; t < sim->model.n_tensors; t++) {
+        bool unused = true;
+
+        for (uint32_t m = 0; m < sim->micro_batches; m++) {
+            unused = unused && sim->handed[sim->model.tensors[t].chunk][rank][m] == 0;
+        }
+        bits[t / 8] = (uint8_t)(bits[t / 8] | (unsigned)unused << t % 8);
+    }
+}
+
 static void step(struct sim *sim, uint32_t rank)
 {
     struct worker *w = &sim->workers[rank];
+    uint8_t without[SIM_MAX_OPS / 8 + SIM_MAX_CHUNKS] = {0}; /* more than there are tensors */
 
     for (uint32_t c = 0; c < sim->layout.n_chunks && w->state == WORKER_RUN; c++) {
         if (w->weights[c].held && (!sim->loose || w->old[c].held || sim_chance(sim, 5000))) {
@@ -263,11 +277,14 @@ static void step(struct sim *sim, uint32_t rank)
     }
     fills_end(sim, rank);
     w->state = WORKER_STEPPING;
+    find_unused(sim, rank, without);
     sim_ask(sim,
             (struct cst_event){.kind = CST_EV_STEP,
                                .rank = rank,
                                .attempt = w->attempt,
                                .hyper = script_hyper(sim),
+                               .without = without,
+                               .n_without = sizeof without,
                                .loss = (double)rank + 1.0},
             (struct pending){.rank = rank});
 }

@@ -68,16 +68,17 @@ void rig_open(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blo
 
 static void lay_out(struct rig *rig, const struct rig_job *job)
 {
-    struct cst_layout_config layout = {
-        .chunk_elems = RIG_CHUNK_ELEMS,
-        .n_nodes = job->n_nodes == 0 ? 1 : job->n_nodes,
-        .world = job->world,
-        .states = {.optimizer = job->optimizer,
-                   .moments = job->moments,
-                   .grad_over_weight = job->grad_over,
-                   .two_weights = job->overlap != CST_OVERLAP_COMMIT},
-        .grad_bytes = job->micro_batches > 1 || job->grad_fp32 ? 4 : 2,
-        .landings = job->landings};
+    struct cst_layout_config layout = {.chunk_elems = RIG_CHUNK_ELEMS,
+                                       .n_nodes = job->n_nodes == 0 ? 1 : job->n_nodes,
+                                       .world = job->world,
+                                       .states = {.optimizer = job->optimizer,
+                                                  .moments = job->moments,
+                                                  .grad_over_weight = job->grad_over,
+                                                  .two_weights = job->overlap != CST_OVERLAP_COMMIT,
+                                                  .skips_unused = job->skips_unused},
+                                       .grad_bytes =
+                                           job->micro_batches > 1 || job->grad_fp32 ? 4 : 2,
+                                       .landings = job->landings};
     struct cst_err err;
 
     if (job->device != NULL) {

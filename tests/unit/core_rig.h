@@ -41,6 +41,7 @@ struct rig_job {
     uint64_t gather_bytes;    /* gather_bytes of the core's policy */
     enum cst_overlap overlap; /* with EARLY and DELAYED there are two weight rows */
     uint64_t delay_from;
+    bool skips_unused;              /* tensors without a gradient are skipped */
     uint64_t first_ticket;          /* the first command's ticket; 0: 1 */
     struct cst_table_header *table; /* job table, in which device updates are marked; may be NULL */
 };
