@@ -66,6 +66,16 @@ static int check_states(const struct gpt_options *o, struct cst_err *err)
         return cst_err_set(err, CST_EINVAL, "--delay-from %llu needs --overlap delayed, not %s",
                            (unsigned long long)o->delay_from, cst_overlap_names[o->overlap]);
     }
+    if (o->unused == CST_UNUSED_SKIP && o->overlap == CST_OVERLAP_EARLY) {
+        return cst_err_set(err, CST_EINVAL,
+                           "--unused skip cannot be combined with --overlap early: updates begin "
+                           "before it is known which tensors have no gradient");
+    }
+    if (o->store == GPT_STORE_LOCAL && o->unused != CST_UNUSED_ZERO) {
+        return cst_err_set(err, CST_EINVAL,
+                           "--unused skip is for the daemon: it cannot be combined with "
+                           "--store=local");
+    }
     if (o->store == GPT_STORE_LOCAL && o->optimizer == CST_OPTIMIZER_MUON) {
         return cst_err_set(err, CST_EINVAL,
                            "--optimizer muon is for the daemon: it cannot be combined with "

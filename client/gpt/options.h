@@ -44,6 +44,7 @@ struct gpt_options {
     enum cst_moments moments;     /* format of the moments */
     enum cst_rounding rounding;   /* rounding of moments that are not fp32; seeded by seed */
     enum cst_overlap overlap;     /* time of the chunks' updates */
+    enum cst_unused unused;       /* what a step does with tensors without a gradient */
     uint64_t delay_from;          /* first delayed step, with CST_OVERLAP_DELAYED */
     bool grad_over_weight;        /* the gradients' sums take the place of the weights */
     uint64_t device_update_bytes; /* bytes of the device reserved for updates; or

@@ -150,6 +150,10 @@ const struct cst_option gpt_options_table[] = {
         CST_NAME(AT(overlap), 0, cst_overlap_names)),
     KEY("optimizer", "delay-from", "N", "first step whose update is delayed (0)",
         CST_U64(AT(delay_from), 0, 1e15)),
+    KEY("optimizer", "unused", "HOW",
+        "tensors without a gradient in a step, such as experts without tokens: zero gives them a "
+        "gradient of zeros, skip leaves them as they are (zero)",
+        CST_NAME(AT(unused), 0, cst_unused_names)),
     KEY("training", "seed", "N",
         "seed of initial weights, order of data, rounding and the sample (1)",
         CST_U64(AT(seed), 0, 1.8446744073709552e19)),

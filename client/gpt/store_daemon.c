@@ -446,6 +446,7 @@ static int open_job(struct daemon_store *s, struct gpt_device *device, struct cs
         .seed = options->seed,
         .overlap = options->overlap,
         .delay_from = options->delay_from,
+        .unused = options->unused,
         .grad_over_weight = options->grad_over_weight,
         .device_update_bytes = options->device_update_bytes,
         .device_states = options->device_states,

@@ -30,6 +30,7 @@ if ! sparse; then
     same over 1 --grad-over-weight
     same split 1 --masters split
     same mixture 2 --experts 4 --top-k 2
+    same skipped 2 --experts 16 --top-k 1 --unused skip
     same accelerator 2 --device paced
     same reservation 1 --device-update 4M
     same split-reservation 1 --masters split --device-update 4M --overlap early --clip 0
