@@ -34,7 +34,7 @@
     F(s, timeout_ms) F(s, ttl_s) F(s, micro_batches) F(s, base) F(s, optimizer) F(s, masters) \
     F(s, moments) F(s, rounding) F(s, seed) F(s, overlap) F(s, delay_from) F(s, grad_over_weight) \
     F(s, device_update_bytes) F(s, device_states) F(s, recompute) F(s, plan_file) \
-    F(s, model_config) F(s, adapter_config) F(s, reshape)
+    F(s, model_config) F(s, adapter_config) F(s, reshape) F(s, unused)
 #define FIELDS_cst_tensor_spec(F, A, N, s) \
     F(s, name) F(s, dtype) F(s, n_dims) F(s, shape) F(s, group) F(s, pattern) F(s, lr_scale) \
     F(s, decay_scale) F(s, whole_shape) F(s, first) F(s, external_names) F(s, external_rows) \
@@ -203,6 +203,7 @@ static void print_structs(void)
 #define ENUM_Overlap(X)                                                                            \
     X(enum cst_overlap, CST_OVERLAP_, COMMIT)                                                      \
     X(enum cst_overlap, CST_OVERLAP_, EARLY) X(enum cst_overlap, CST_OVERLAP_, DELAYED)
+#define ENUM_Unused(X) X(enum cst_unused, CST_UNUSED_, ZERO) X(enum cst_unused, CST_UNUSED_, SKIP)
 #define ENUM_Pattern(X)                                                                            \
     X(enum cst_pattern_kind, CST_PATTERN_, SHARD)                                                  \
     X(enum cst_pattern_kind, CST_PATTERN_, REPLICATE)                                              \
@@ -226,6 +227,8 @@ static void print_structs(void)
     X(Rounding, enum cst_rounding, "Rounding of moments that are not fp32.",                       \
       case CST_ROUNDING_COUNT:)                                                                    \
     X(Overlap, enum cst_overlap, "The time at which chunks are updated.", case CST_OVERLAP_COUNT:) \
+    X(Unused, enum cst_unused, "What a step does with tensors without a gradient.",                \
+      case CST_UNUSED_COUNT:)                                                                      \
     X(Pattern, enum cst_pattern_kind, "The way in which the ranks hold a tensor.",                 \
       case CST_PATTERN_COUNT:)
 
@@ -293,6 +296,7 @@ static void print_enums(void)
     X(int, cst_param_groups, struct cst_job *, const struct cst_param_group *, uint32_t,           \
       struct cst_err *)                                                                            \
     X(int, cst_prepare_step, struct cst_job *, const struct cst_hyper_params *, struct cst_err *)  \
+    X(int, cst_no_gradient, struct cst_job *, int, bool, struct cst_err *)                         \
     X(int, cst_try_step, struct cst_job *, const struct cst_hyper_params *,                        \
       struct cst_step_result *, struct cst_err *)                                                  \
     X(int, cst_tensor_read, struct cst_job *, int, enum cst_state, uint64_t, uint64_t, void *,     \

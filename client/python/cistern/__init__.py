@@ -32,6 +32,7 @@ from cistern._abi import (
     State,
     Status,
     TensorUpdate,
+    Unused,
 )
 from cistern._abi import VERSION as __version__
 from cistern.checkpoint import Checkpoint, SaveResult, checkpoints
@@ -94,6 +95,7 @@ __all__ = [
     "StepResult",
     "StepVoid",
     "TensorUpdate",
+    "Unused",
     "__version__",
     "checkpoints",
 ]

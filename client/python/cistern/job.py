@@ -25,6 +25,7 @@ from cistern._abi import (
     Rounding,
     State,
     TensorUpdate,
+    Unused,
     WantsCallback,
     cst_err,
     cst_hyper_params,
@@ -109,6 +110,7 @@ class Job:
         model_config: str | None = None,
         adapter_config: str | None = None,
         reshape: bool = False,
+        unused: Unused = Unused.ZERO,
     ) -> None:
         if client is not None:
             checks.instance("client", client, Client, "a cistern.Client")
@@ -141,6 +143,7 @@ class Job:
             model_config=model_config,
             adapter_config=adapter_config,
             reshape=reshape,
+            unused=checks.member(Unused, "unused", unused),
         )
         self.name = name
         self.rank: int = spec.rank
@@ -453,6 +456,15 @@ class Job:
         Raises StepVoid, DeviceLost, CstError: EINVAL (the step has no further micro-batch).
         """
         self._call("cst_accumulate")
+
+    def no_gradient(self, tensor: int, *, discard: bool = False) -> None:
+        """Say that this rank has no gradient of ``tensor`` in this step, although it was written.
+
+        The step skips the tensor if no rank has one. What was written are zeros or, with ``discard``,
+        is discarded, as on all ranks that have one (else ``step`` raises Mismatch). Only in a job with
+        ``Unused.SKIP``. Never waits. Raises StepVoid, CstError: EINVAL.
+        """
+        self._call("cst_no_gradient", tensor, discard)
 
     def param_groups(self, groups: Sequence[tuple[float, float]]) -> None:
         """Set the factors on the learning rate and weight decay of parameter groups 0, 1, ...

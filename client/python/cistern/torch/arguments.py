@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from cistern import checks
-from cistern._abi import MAX_CONFIG_BYTES, MAX_MICRO_BATCHES, Masters, Moments, Overlap
+from cistern._abi import MAX_CONFIG_BYTES, MAX_MICRO_BATCHES, Masters, Moments, Overlap, Unused
 from cistern.job_file import JobFile
 
 _Value = TypeVar("_Value")
@@ -50,6 +50,20 @@ def kinds(
         key: checks.member(kind, key, first(value, options.member(key, kind), default))
         for key, (kind, value, default) in given.items()
     }
+
+
+def unused(given: Unused | str | None, overlap: Overlap, options: JobFile) -> Unused:
+    """Return what a step does with parameters without a gradient. TypeError, ValueError: none such."""
+    default = Unused.ZERO if overlap is Overlap.EARLY else Unused.SKIP
+    kind: Unused = checks.member(
+        Unused, "unused", first(given, options.member("unused", Unused), default)
+    )
+    if kind is Unused.SKIP and overlap is Overlap.EARLY:
+        raise ValueError(
+            "cistern: early updates (Overlap.EARLY) begin before it is known which parameters have no"
+            " gradient: they cannot be skipped (unused='skip')"
+        )
+    return kind
 
 
 def micro_batches(given: int | None, options: JobFile) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from cistern import checks
-from cistern._abi import Masters, Moments, Overlap, Status
+from cistern._abi import Masters, Moments, Overlap, Status, Unused
 from cistern._abi import Optimizer as Rule
 from cistern.client import Client
 from cistern.errors import CstError, DaemonGone, Mismatch, StepVoid
@@ -19,7 +19,7 @@ from cistern.job_file import JobFile
 from cistern.torch import adapters, arguments, weights
 from cistern.torch.advice import advice
 from cistern.torch.arguments import first
-from cistern.torch.declaration import GroupOf, IsMatrix, declare
+from cistern.torch.declaration import GroupOf, IsMatrix, IsTrainable, declare
 from cistern.torch.device import name_of
 from cistern.torch.origin import Origin, open_job
 from cistern.torch.sizes import in_bytes
@@ -48,6 +48,8 @@ def attach(
     masters: Masters | str | None = None,
     moments: Moments | str | None = None,
     overlap: Overlap | str | None = None,
+    unused: Unused | str | None = None,
+    trainable: IsTrainable | None = None,
     load: Path | None = None,
     resume: Path | None = None,
     reshape: bool | None = None,
@@ -91,6 +93,12 @@ def attach(
     - ``muon``: with the optimizer Muon, returns whether Muon updates a parameter with its name, or
       else AdamW; by default Muon updates hidden matrices, which are those that are neither
       embeddings nor in the first or the last unit. cistern-optimizer(7) says more.
+    - ``unused``: what a step does with parameters that have no gradient on any rank. By default they
+      are skipped, as by torch.optim ("skip"). With "zero", the default with early updates
+      (``Overlap.EARLY``), their gradient is zero: moments and weight decay change them.
+    - ``trainable``: returns whether a parameter with its name, which needs no gradient now, can be
+      trained later, by ``requires_grad_(True)``. It has states in the daemon from the beginning. Needs
+      ``unused`` "skip".
     - ``base``: a job whose frozen tensors are used. Frozen parameters of a model of PEFT have the
       names there that they have without PEFT, and can be on the meta device.
     - ``reshape``: if the job exists and no process uses it, open it in place with the number of ranks,
@@ -99,9 +107,9 @@ def attach(
     - The others are options of ``cistern.Job``.
 
     Parameters that are bf16 or fp32 keep their type. Those of other types become bf16, with a
-    warning; their master weights have the exact values in fp32. Parameters that need no gradient
-    are frozen for good, and all others are trained: ``step`` raises RuntimeError if
-    ``requires_grad_`` has changed one. Parameters that come to the model later are not in the store.
+    warning; their master weights have the exact values in fp32. Parameters that need no gradient and
+    are not ``trainable`` are frozen for good: ``step`` raises RuntimeError if one needs a gradient then.
+    Those that are trained can be frozen by ``requires_grad_(False)`` for some steps. Parameters that come to the model later are not in the store.
 
     Raises TypeError for arguments of a wrong type, parameters that cannot be in a store and buffers on
     the meta device, ValueError for arguments that are out of range, if there are no parameters and if
@@ -114,12 +122,15 @@ def attach(
     options.refuse(arguments.NOT_HERE, "cistern.torch")
     rank, world = arguments.ranks(rank, world, options)
     name = arguments.job_name(job, options)
-    declaration = declare(model, units, param_group, tokens, muon)
+    declaration = declare(model, units, param_group, tokens, muon, trainable)
     declaration = declaration._replace(activations=in_bytes("activations", activations))
     origin = Origin(model, load, first(resume, options.text("resume"), None))
     size = pool if pool is not None else options.text("pool") or 0
     rule = optimizer if optimizer is not None else options.text("optimizer") or Rule.ADAMW
     kinds = arguments.kinds(masters, moments, overlap, options)
+    kinds["unused"] = arguments.unused(unused, kinds["overlap"], options)
+    if trainable is not None and kinds["unused"] is not Unused.SKIP:
+        raise ValueError("cistern: trainable= needs unused='skip': frozen parameters are skipped")
     opened = open_job(
         name,
         socket=first(socket, options.text("socket"), None),
@@ -142,7 +153,7 @@ def attach(
     is_new = not opened.initialised
     try:
         with advice(name):
-            store = Store(opened, model, declaration, options)
+            store = Store(opened, model, declaration, options, kinds["unused"])
         store._prepares = kinds["overlap"] is Overlap.EARLY
         if not is_new:
             origin.check_kept(opened, warns=rank == 0)

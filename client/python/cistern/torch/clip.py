@@ -29,7 +29,11 @@ def _common_store(parameters: list[torch.Tensor]) -> Store | None:
 def _check_whole(store: Store, parameters: list[torch.Tensor]) -> None:
     """Raise ValueError if a parameter that ``store`` trains is not one of ``parameters``."""
     given = {id(parameter) for parameter in parameters}
-    left_out = [t.name for t in store.trained_tensors() if id(t.parameter) not in given]
+    left_out = [
+        tensor.name
+        for tensor in store.trained_tensors()
+        if tensor.parameter.requires_grad and id(tensor.parameter) not in given
+    ]
     if left_out:
         raise ValueError(
             "cistern: gradients of a store are clipped by the norm of all of them, and"

@@ -20,6 +20,7 @@ from cistern.torch.units import Found, find_units
 
 GroupOf = Callable[[str, nn.Parameter], int]
 IsMatrix = Callable[[str, nn.Parameter], bool]
+IsTrainable = Callable[[str, nn.Parameter], bool]
 
 
 class DeclaredTensor(NamedTuple):
@@ -92,6 +93,7 @@ def declare(
     param_group: GroupOf | None,
     tokens: int,
     muon: IsMatrix | None = None,
+    trainable: IsTrainable | None = None,
 ) -> Declaration:
     """Return what a job is told about ``model``, which can be on the meta device.
 
@@ -103,7 +105,8 @@ def declare(
     if not isinstance(model, nn.Module):
         raise TypeError(f"cistern: model is a {type(model)}, and not a torch.nn.Module")
     _check_names(units)
-    for argument, function in (("param_group", param_group), ("muon", muon)):
+    functions = {"param_group": param_group, "muon": muon, "trainable": trainable}
+    for argument, function in functions.items():
         if function is not None and not callable(function):
             checks.refuse_type(argument, function, "a function of a name and a parameter")
     tokens = checks.integer("tokens", tokens, 0, (1 << 63) - 1)
@@ -128,7 +131,7 @@ def declare(
             adapters.name_in_job(model, name, parameter),
             tuple(parameter.shape) or (1,),
             weights.type_in_job(parameter),
-            parameter.requires_grad,
+            parameter.requires_grad or (trainable is not None and bool(trainable(name, parameter))),
             _group_of(name, parameter, param_group),
             _update_of(name, parameter, muon, not_hidden),
             (files[name],) if name in files else (),

@@ -27,9 +27,17 @@ class HandedIn:
 
     def __init__(self) -> None:
         self._without: dict[Unit, AbstractSet[Tensor]] = {}  # By units that had a backward pass.
+        #: Those whose gradients of this step were handed in and are discarded.
+        self.discarded: set[Tensor] = set()
 
     def add(self, unit: Unit, without: AbstractSet[Tensor]) -> None:
-        """Note that the gradients of ``unit`` are handed in, but for the tensors that have none."""
+        """Note that the gradients of ``unit`` are handed in, but for the tensors that have none.
+
+        RuntimeError: one has a gradient after that of an earlier micro-batch was discarded.
+        """
+        again = self.discarded.intersection(unit.trained_tensors) - without
+        if again:
+            raise RuntimeError(_AGAIN.format(min(tensor.name for tensor in again)))
         self._without[unit] = self._without.get(unit, without) & without
 
     def has(self, tensor: Tensor) -> bool:
@@ -41,9 +49,16 @@ class HandedIn:
         for unit in self._without.keys() & set(tensor.units):
             self._without[unit] |= {tensor}
 
+    def discard(self, tensor: Tensor) -> None:
+        """Let ``tensor`` have no gradient in this step, although it was handed in."""
+        if self.has(tensor):
+            self.discarded.add(tensor)
+            self.forget(tensor)
+
     def forget_all(self) -> None:
         """Let no tensor have a gradient."""
         self._without.clear()
+        self.discarded.clear()
 
 
 def read(store: Store, parameter: nn.Parameter) -> torch.Tensor | None:
@@ -83,6 +98,11 @@ def _unreadable(tensor: Tensor, device: torch.device, why: str) -> torch.Tensor:
     return without_memory(tensor.shape, torch_type(tensor.dtype), device, text)
 
 
+_AGAIN = (
+    "cistern: the gradient of parameter '{0}' was discarded (grad = None), and a later micro-batch of the same"
+    " step has one: discard it after the last backward pass, or call zero_grad of the optimizer, which begins"
+    " the step again"
+)
 _BEFORE_STEP = (
     "the daemon has the gradient, and sums it in the step of the optimizer. After the step, grad and"
     " Store.read('{0}', cistern.State.GRAD) return it. In the backward pass, a hook sees it"

@@ -50,6 +50,7 @@ class Tensor:
         parameter: nn.Parameter,
         shape: tuple[int, ...],
         dtype: Dtype,
+        trains: bool,
         device: torch.device,
         refusal: str,
     ) -> None:
@@ -58,7 +59,7 @@ class Tensor:
         self.parameter = parameter
         self.shape = tuple(shape)
         self.n_elems = math.prod(shape)
-        self.trains = parameter.requires_grad
+        self.trains = trains  # It has gradients, whenever the parameter needs them.
         self.units: list[Unit] = []
         self.dtype = dtype
         #: Weights that units are lent instead of those of the job, on any device; None: those of the job.
@@ -190,7 +191,13 @@ class Unit:
 
     def has_all_grads(self) -> bool:
         """Whether autograd has computed all gradients of this unit, and none is delivered."""
-        return bool(self.trained) and all(g is not None for g in map(grad_of, self.trained))
+        found = False
+        for parameter in self.trained:
+            if grad_of(parameter) is not None:
+                found = True
+            elif parameter.requires_grad:
+                return False
+        return found
 
     def drop_grads(self) -> None:
         """Forget gradients that are not delivered."""

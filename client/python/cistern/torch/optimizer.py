@@ -76,8 +76,9 @@ class Optimizer(torch.optim.Optimizer):
     Their ``lr`` and ``weight_decay`` can be changed between steps, such as by a scheduler, and so can
     ``betas`` and ``eps``, which are equal in all groups. ``last`` is the result of the last step.
 
-    A parameter that no module has used in a step has a gradient of zeros, where torch.optim leaves out
-    parameters without a gradient: its moments and its weight decay go on.
+    A parameter without a gradient in a step is skipped, as by torch.optim, and so its bias corrections
+    count the steps that it has made. With ``unused="zero"`` of ``attach`` it has a gradient of zeros:
+    its moments and its weight decay go on.
 
     A step whose gradients are not finite counts, but changes nothing (``last.skipped``). The first
     one is told by a warning.
@@ -193,6 +194,10 @@ class Optimizer(torch.optim.Optimizer):
             )
         return number.tensor
 
+    def clips_next_step(self) -> bool:
+        """Whether ``clip_next_step`` was called for the next step."""
+        return self._clipping is not None
+
     def forget_clipping(self) -> None:
         """Forget ``clip_next_step``. The store calls this when a step is committed or given up."""
         self._clipping = None
@@ -219,8 +224,8 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None, *, grad_scaler: Any = None) -> Any:
         """Commit the step of the job, together with all ranks.
 
-        RuntimeError: the only rank of the job has no gradients, or ``requires_grad`` of a parameter
-        is not as it was in ``attach``.
+        RuntimeError: the only rank of the job has no gradients, or a parameter needs a gradient that
+        was neither trained nor ``trainable`` in ``attach``.
 
         ``closure`` computes the loss and its gradients, and its value is returned. If the step is
         void, because another rank died for example, it is done again with the same random numbers.

@@ -76,6 +76,9 @@ def _discard(module: nn.Module) -> None:
     for store, tensors in found.items():
         if len(tensors) == sum(1 for _ in store.trained_tensors()):
             store.discard_gradients()
+        elif store.has_handed_in() and store.skips_unused:
+            for tensor in tensors:
+                store.discard_gradient(tensor.parameter)
         elif store.has_handed_in():
             raise RuntimeError(
                 "cistern: zero_grad of a part of a model discards no gradients: a backward pass of this step"

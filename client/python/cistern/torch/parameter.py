@@ -64,11 +64,14 @@ def _forget_grad(parameter: nn.Parameter) -> None:
     if store is None:
         return
     if grad_of(parameter) is None and store.has_handed_in():
+        if store.skips_unused:
+            store.discard_gradient(parameter)
+            return
         raise RuntimeError(
             "cistern: grad = None discards no gradient here: a backward pass of this step has handed it"
-            " in to the daemon. zero_grad of the optimizer or of the whole model discards those of all"
-            " parameters, and parameter.register_hook(torch.zeros_like) before the backward pass those"
-            " of one"
+            " in to the daemon, and attach was told unused='zero'. zero_grad of the optimizer or of the"
+            " whole model discards those of all parameters, and"
+            " parameter.register_hook(torch.zeros_like) before the backward pass those of one"
         )
     gradients.forget(store, parameter)
 

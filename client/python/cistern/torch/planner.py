@@ -14,7 +14,7 @@ from cistern import checks
 from cistern._abi import Masters, Moments, Overlap
 from cistern._abi import Optimizer as Rule
 from cistern.job import Path
-from cistern.torch.declaration import GroupOf, IsMatrix, declare
+from cistern.torch.declaration import GroupOf, IsMatrix, IsTrainable, declare
 from cistern.torch.sizes import in_bytes, in_words
 
 
@@ -55,13 +55,15 @@ def describe(
     units: Collection[str] = (),
     param_group: GroupOf | None = None,
     muon: IsMatrix | None = None,
+    trainable: IsTrainable | None = None,
 ) -> str:
     """Return ``model``, which can be on the meta device, as the JSON that ``cistern plan`` reads.
 
     The other arguments are those of ``attach``, and raise what they raise there. For each token,
     the forward pass of a unit is taken to have two operations per element of its matrices.
     """
-    return declare(model, units, param_group, tokens, muon).to_json(type(model).__name__, world)
+    declaration = declare(model, units, param_group, tokens, muon, trainable)
+    return declaration.to_json(type(model).__name__, world)
 
 
 def plan(
@@ -76,6 +78,7 @@ def plan(
     param_group: GroupOf | None = None,
     optimizer: Rule | str = Rule.ADAMW,
     muon: IsMatrix | None = None,
+    trainable: IsTrainable | None = None,
     masters: Masters | str = Masters.FP32,
     moments: Moments | str = Moments.FP32,
     overlap: Overlap | str = Overlap.COMMIT,
@@ -121,7 +124,13 @@ def plan(
     for option, value in options.items():
         command += [] if value is None else [option, str(value)]
     text = describe(
-        model, tokens=tokens, world=world, units=units, param_group=param_group, muon=muon
+        model,
+        tokens=tokens,
+        world=world,
+        units=units,
+        param_group=param_group,
+        muon=muon,
+        trainable=trainable,
     )
     ran = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if not ran.stdout:

@@ -151,6 +151,7 @@ class Runner:
         self.operators.next_micro_batch()
         self._forget_uses()
         self.operators.has_gradients = self.operators.is_past_grads = False
+        self.operators.handed_in.discarded.clear()
         for unit in self.units:
             if unit.trained:
                 unit.n_changes += 1

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cistern._abi import Pattern, State, Status
+from cistern._abi import Pattern, State, Status, Unused
 from cistern.checkpoint import SaveResult
 from cistern.client import Client
 from cistern.errors import StepVoid, error_of
@@ -54,6 +54,7 @@ class Store:
         model: nn.Module,
         declaration: Declaration,
         options: JobFile,
+        unused: Unused = Unused.ZERO,
     ) -> None:
         self.job = job
         self.model = model
@@ -70,6 +71,8 @@ class Store:
         self._clips = False  # The step was prepared with clipping, which makes its updates late.
         self._declaration = declaration
         self._options = options
+        #: Whether steps skip parameters without a gradient.
+        self.skips_unused = unused is Unused.SKIP
         self._numbers = {
             name: job.tensor(
                 tensor.name,
@@ -130,7 +133,7 @@ class Store:
             self._runner.add(unit, self._declaration.modules[name])
         # The program can remove modules from the model, whose memory is then free.
         self._declaration = self._declaration._replace(modules={})
-        self._watch = Watch(self.model, self._tensors.values())
+        self._watch = Watch(self.model, self._tensors.values(), self.skips_unused)
         owners.add(self, (tensor.parameter for tensor in self._tensors.values()))
         self.model.register_forward_pre_hook(not_compiled(self._model_begins), prepend=True)
         self.model.register_forward_hook(not_compiled(self._model_ends), always_call=True)
@@ -145,6 +148,7 @@ class Store:
             parameter,
             shape,
             self._declaration.tensors[name].dtype,
+            self._declaration.tensors[name].trains,
             self.device.torch_device,
             refusal(self.model, name, unit, self._declaration.operators[unit]),
         )
@@ -322,12 +326,33 @@ class Store:
         if self.writes.lost_gradients:
             raise RuntimeError(LOST)
         self._watch.check()
+        if self.skips_unused:
+            self._tell_unused()
         given = params()
         self._n_steps, self._commits = self.job.steps, True
         result = self.job.step(given)
         self._step_ends()
         self._commits = False
         return result
+
+    def _tell_unused(self) -> None:
+        """Tell the job which parameters have no gradient in this step."""
+        discarded = self.handed_in.discarded
+        for tensor in self.trained_tensors():
+            if not self.handed_in.has(tensor):
+                self.job.no_gradient(tensor.number, discard=tensor in discarded)
+
+    def discard_gradient(self, parameter: nn.Parameter) -> None:
+        """Have no gradient of ``parameter`` in this step. ``parameter.grad = None`` does this.
+
+        All ranks discard it that have one. RuntimeError: ``clip_grad_norm_`` was called before.
+        """
+        tensor = self.tensor_of(parameter)
+        if tensor is None or not self.handed_in.has(tensor):
+            return
+        if self._optimizer is not None and self._optimizer.clips_next_step():
+            raise RuntimeError(_CLIPPED.format(tensor.name))
+        self.handed_in.discard(tensor)
 
     def sync(self) -> int:
         """Give up the step for all ranks, wait for them, and return the step to do now."""
@@ -496,6 +521,10 @@ class Store:
         """Return the number in the job of the parameter ``name``."""
         return self._numbers[name]
 
+    def trains(self, name: str) -> bool:
+        """Return whether the parameter ``name`` has gradients and optimizer states in the job."""
+        return self._declaration.tensors[name].trains
+
     def tensor_named(self, name: str) -> Tensor:
         """Return the tensor of the parameter ``name``. KeyError: there is none."""
         return self._tensors[name]
@@ -594,6 +623,10 @@ class Store:
         )
 
 
+_CLIPPED = (
+    "cistern: grad = None of parameter '{0}' comes after clip_grad_norm_, whose norm the step computes of"
+    " all gradients that it has: discard the gradient before"
+)
 _INTERRUPTED = (
     "cistern: an exception or Ctrl-C has ended a forward pass of this step, which has gradients of"
     " earlier micro-batches. Call zero_grad() of the optimizer to compute the step again from its first"

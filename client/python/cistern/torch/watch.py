@@ -15,11 +15,15 @@ from cistern.torch.parameter import grad_of
 
 
 class Watch:
-    """Looks at the parameters of ``model`` at the end of each step. ``tensors`` are in the store."""
+    """Looks at the parameters of ``model`` at the end of each step. ``tensors`` are in the store.
 
-    def __init__(self, model: nn.Module, tensors: Collection[Tensor]) -> None:
+    ``skips``: a step skips parameters without a gradient, so that those that are trained can be frozen.
+    """
+
+    def __init__(self, model: nn.Module, tensors: Collection[Tensor], skips: bool) -> None:
         self._model = model
         self._tensors = tensors
+        self._skips = skips
         self._ids = {id(tensor.parameter) for tensor in tensors}
         self._places = [
             (weakref.ref(module), name, parameter)
@@ -37,7 +41,8 @@ class Watch:
         for tensor in self._tensors:
             if not tensor.has_own_memory():
                 raise OtherMemory(tensor.name)
-            if tensor.parameter.requires_grad != tensor.trains:
+            needs = tensor.parameter.requires_grad
+            if needs != tensor.trains and not (tensor.trains and self._skips):
                 raise RuntimeError(_REQUIRES_GRAD[tensor.trains].format(tensor.name))
         for place, name, parameter in self._places:
             module = place()
@@ -84,11 +89,12 @@ class Watch:
 _REQUIRES_GRAD = {
     False: (
         "cistern: parameter '{0}' needs a gradient, but it was frozen when attach took it, and stays"
-        " so: attach the model again, after requires_grad_(True)"
+        " so: give attach trainable=, a function that returns True for it, or call attach after"
+        " requires_grad_(True)"
     ),
     True: (
         "cistern: parameter '{0}' needs no gradient any more, but it was trained when attach took it,"
-        " and stays so: its group (param_group of attach) can have the lr 0"
+        " and stays so: give attach unused='skip', or its group (param_group of attach) the lr 0"
     ),
 }
 _OTHER_PARAMETER = (

@@ -41,7 +41,7 @@ class Writes:
         if origin.load is not None:
             loaded = self._load_model(origin.load)
         for name, parameter in weights.named_parameters(store.model):
-            if name in loaded or (has_base and not parameter.requires_grad):
+            if name in loaded or (has_base and not store.trains(name)):
                 continue
             if parameter.is_meta:
                 raise TypeError(
