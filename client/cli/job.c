@@ -45,6 +45,9 @@ static void print_updates(const Cistern__JobInfo *job)
     if (job->has_delay_from) {
         (void)printf(" from step %llu", (unsigned long long)job->delay_from);
     }
+    if (job->unused != NULL && strcmp(job->unused, "skip") == 0) {
+        (void)printf(", tensors without a gradient are skipped");
+    }
     if (job->has_chunks_ahead) {
         (void)printf(", %llu of %u chunks ahead of the commit, %llu gradient%s dropped",
                      (unsigned long long)job->chunks_ahead, job->n_chunks,

@@ -76,6 +76,7 @@ JOB: dict[str, list[Wrong]] = {
     "model_config": path("model_config"),
     "adapter_config": path("adapter_config"),
     "reshape": flag("reshape"),
+    "unused": member("unused", "zero, skip"),
 }
 
 SAVE: dict[str, list[Wrong]] = {

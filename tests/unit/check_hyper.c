@@ -48,6 +48,7 @@ START_TEST(options_are_sent)
                                 .seed = UINT64_MAX,
                                 .overlap = CST_OVERLAP_DELAYED,
                                 .delay_from = 40,
+                                .unused = CST_UNUSED_SKIP,
                                 .device_update_bytes = 1 << 20,
                                 .device_states = 1 << 21});
     ck_assert_ptr_nonnull(open);
@@ -57,6 +58,7 @@ START_TEST(options_are_sent)
     ck_assert_uint_eq(open->seed, UINT64_MAX);
     ck_assert_uint_eq(open->overlap, CST_OVERLAP_DELAYED);
     ck_assert_uint_eq(open->delay_from, 40);
+    ck_assert_uint_eq(open->unused, CST_UNUSED_SKIP);
     ck_assert_uint_eq(open->device_update_bytes, 1 << 20);
     ck_assert_uint_eq(open->device_states, 1 << 21);
     ck_assert(!open->grad_over_weight);

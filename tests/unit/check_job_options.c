@@ -81,6 +81,16 @@ START_TEST(what_cannot_go_together)
     message.overlap = CST_OVERLAP_DELAYED;
     ck_assert_int_eq(cstd_job_options_read(&message, &options, &err), CST_OK);
     ck_assert_uint_eq(options.delay_from, 5);
+    message.unused = CST_UNUSED_SKIP;
+    ck_assert_int_eq(cstd_job_options_read(&message, &options, &err), CST_OK);
+    ck_assert(cstd_job_options_states(&options).skips_unused);
+    message.overlap = CST_OVERLAP_EARLY;
+    message.delay_from = 0;
+    ck_assert_int_eq(cstd_job_options_read(&message, &options, &err), CST_EINVAL);
+    message.overlap = CST_OVERLAP_COMMIT;
+    message.unused = CST_UNUSED_COUNT;
+    ck_assert_int_eq(cstd_job_options_read(&message, &options, &err), CST_EINVAL);
+    ck_assert_str_eq(err.text, "unused 2 is unknown, this version knows 0 to 1");
 }
 END_TEST
 
@@ -97,6 +107,7 @@ START_TEST(what_differs_is_named)
         "job 'a' was opened with overlap commit, not delayed as rank 3 wants",
         "job 'a' was opened with delay_from 0, not 4 as rank 3 wants",
         "job 'a' was opened with grad_over_weight 0, not 1 as rank 3 wants",
+        "job 'a' was opened with unused zero, not skip as rank 3 wants",
     };
 
     ck_assert_int_eq(cstd_job_options_same(&first, &request, "a", 3, &err), CST_OK);
@@ -107,6 +118,7 @@ START_TEST(what_differs_is_named)
     request.overlap = _i == 4 ? CST_OVERLAP_DELAYED : request.overlap;
     request.delay_from = _i == 5 ? 4 : 0;
     request.grad_over_weight = _i == 6;
+    request.unused = _i == 7 ? CST_UNUSED_SKIP : CST_UNUSED_ZERO;
     ck_assert_int_eq(cstd_job_options_same(&first, &request, "a", 3, &err), CST_EMISMATCH);
     ck_assert_str_eq(err.text, words[_i]);
 }
@@ -120,6 +132,6 @@ int main(void)
     tcase_add_test(tcase, absent_is_adamw);
     tcase_add_loop_test(tcase, numbers_are_checked, 0, 4);
     tcase_add_test(tcase, what_cannot_go_together);
-    tcase_add_loop_test(tcase, what_differs_is_named, 0, 7);
+    tcase_add_loop_test(tcase, what_differs_is_named, 0, 8);
     return suite_run(suite);
 }

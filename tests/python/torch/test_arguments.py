@@ -119,6 +119,11 @@ ATTACH: dict[str, list[Wrong]] = {
         ("x", ValueError, "overlap is 'x': one of commit, early, delayed"),
         (True, TypeError, "overlap is True, of <class 'bool'>: one of commit"),
     ],
+    "unused": [
+        ("x", ValueError, "unused is 'x': one of zero, skip"),
+        (True, TypeError, "unused is True, of <class 'bool'>: one of zero"),
+    ],
+    "trainable": [(5, TypeError, "trainable is 5, of <class 'int'>: a function of a name and a")],
     "load": [(5, TypeError, f"load {PATH}"), ("/nowhere", ct.CstError, "no '/nowhere'")],
     "resume": [(5, TypeError, f"resume {PATH}"), ("/nowhere", ct.CstError, "/nowhere")],
     "reshape": [

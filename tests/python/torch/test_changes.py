@@ -2,6 +2,7 @@
 """Changes of weights and gradients that only the store may make: none is lost without a word."""
 
 from collections.abc import Callable
+from functools import partial
 
 import models
 import torch
@@ -92,7 +93,9 @@ class Weights(TorchCase):
 
 class Gradients(TorchCase):
     def test_grad_none_after_a_backward_pass_discards_nothing(self) -> None:
-        twin, store = self.twins(lambda: nn.Linear(4, 4), micro_batches=2)
+        """If parameters without a gradient are not skipped. test_unused.py has what is else."""
+        linear = partial(nn.Linear, 4, 4)
+        twin, store = self.twins(linear, micro_batches=2, unused="zero")
         optimizer = store.optimizer(lr=0.1)
         weight = store.model.weight
         for _ in range(2):
@@ -131,7 +134,9 @@ class Gradients(TorchCase):
         self.compare_gradients(twin, store, 0.0)
 
     def test_zero_grad_of_a_part_of_the_model(self) -> None:
-        _, store = self.twins(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+        """If parameters without a gradient are not skipped."""
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        _, store = self.twins(lambda: model, unused="zero")
         store.model[0].zero_grad()
         square(store.model, tokens()).backward()
         with self.assertRaisesRegex(RuntimeError, "zero_grad of a part of a model discards no"):

@@ -249,7 +249,7 @@ class Changes(Case):
     def test_a_frozen_parameter_stays_frozen(self) -> None:
         model = models.bf16(small)
         model[0].weight.requires_grad_(False)
-        store = self.attach(model)
+        store = self.attach(model, unused="zero")
         optimizer = store.optimizer(lr=1e-2)
         for number, text in (
             (0, "0.weight' needs a gradient"),
