@@ -160,14 +160,19 @@ static int check_chunk(const struct cst_core *core, const struct cst_core_record
     return CST_OK;
 }
 
-/* Check that the buffer of @copying, number @i of the record, exists. */
-static int check_copying(const struct cst_core *core, const struct cst_core_copying *copying,
+/* Check that the buffer of the copy number @i of @record exists, and that its chunk can have been
+ * updated there. */
+static int check_copying(const struct cst_core *core, const struct cst_core_record *record,
                          uint32_t i, struct cst_err *err)
 {
+    const struct cst_core_copying *copying = &record->copying[i];
     uint32_t r = i / CST_BUFFERS_MAX;
 
     if (copying->chunk == 0 ||
-        (copying->chunk <= core->n_chunks && r < core->device_updates.n_reservations &&
+        (copying->chunk <= core->n_chunks && core->chunks[copying->chunk - 1].has_states &&
+         copying->mark <=
+             record->counters.adam_step + (core->policy.overlap == CST_OVERLAP_EARLY) &&
+         r < core->device_updates.n_reservations &&
          i % CST_BUFFERS_MAX < core->device_updates.reservations[r].buffers.n &&
          copying->lender == lender_of(core, r))) {
         return CST_OK;
@@ -176,6 +181,35 @@ static int check_copying(const struct cst_core *core, const struct cst_core_copy
                        "its record has an update in buffer %" PRIu32
                        " of device reservation %" PRIu32 ", which does not exist",
                        i % CST_BUFFERS_MAX, r);
+}
+
+/* Check that no flag of @record contradicts the layout, the policy or another flag of the job. */
+static int check_flags(const struct cst_core *core, const struct cst_core_record *record,
+                       struct cst_err *err)
+{
+    const uint64_t adam = record->counters.adam_step, restored = record->restored_adam_step;
+    const uint8_t all = record->initialised | record->failed | record->has_hyper | record->guard |
+                        record->second | record->delayed | record->early | record->undo_lost;
+
+    if (all > 1) {
+        return cst_err_set(err, CST_ELOST, "its record has a flag that is neither 0 nor 1");
+    }
+    if ((record->second || record->delayed || record->early) && !core->two_weights) {
+        return cst_err_set(err, CST_ELOST,
+                           "its record names a second weight row, and its layout has none");
+    }
+    if ((record->early && core->policy.overlap != CST_OVERLAP_EARLY) ||
+        (record->delayed && core->policy.overlap != CST_OVERLAP_DELAYED)) {
+        return cst_err_set(err, CST_ELOST, "its record has %s updates, and the job makes none",
+                           record->early ? "early" : "delayed");
+    }
+    if (adam < restored || (adam > restored && !record->has_hyper)) {
+        return cst_err_set(err, CST_ELOST,
+                           "its record has optimizer step %" PRIu64 " after step %" PRIu64
+                           " was restored%s",
+                           adam, restored, record->has_hyper ? "" : ", without hyper-parameters");
+    }
+    return CST_OK;
 }
 
 int cst_core_may_revive(const struct cst_core *core, const struct cst_core_record *record,
@@ -191,8 +225,11 @@ int cst_core_may_revive(const struct cst_core *core, const struct cst_core_recor
         return cst_err_set(err, CST_ELOST, "%" PRIu32 " writes of its states were under way",
                            record->n_writes);
     }
+    if (check_flags(core, record, err) != CST_OK) {
+        return err->status;
+    }
     for (uint32_t i = 0; i < CST_CORE_MAX_COPYING; i++) {
-        if (check_copying(core, &record->copying[i], i, err) != CST_OK) {
+        if (check_copying(core, record, i, err) != CST_OK) {
             return err->status;
         }
     }

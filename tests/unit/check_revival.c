@@ -85,12 +85,17 @@ static void revive(enum cst_overlap overlap)
                     (struct cst_event){.kind = CST_EV_REVIVE, .record = &record, .table = table});
 }
 
-static void refused(const char *words)
+static void refused_in(enum cst_overlap overlap, const char *words)
 {
     rig_close(&rig);
-    open_job(CST_OVERLAP_COMMIT);
+    open_job(overlap);
     ck_assert_int_eq(cst_core_may_revive(rig.core, &record, table, &err), CST_ELOST);
     ck_assert_msg(strstr(err.text, words) != NULL, "%s", err.text);
+}
+
+static void refused(const char *words)
+{
+    refused_in(CST_OVERLAP_COMMIT, words);
 }
 
 /* Two of four updates were complete: the two others are made again, as they were issued first. Then
@@ -300,7 +305,41 @@ START_TEST(without_undo)
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), 0);
     record.early = 1;
     mark(4, 3, 4, 4);
-    refused("an update of chunk 1 was cut off");
+    refused_in(CST_OVERLAP_EARLY, "an update of chunk 1 was cut off");
+}
+END_TEST
+
+/* A record whose checksum is right may still say what no job can be. It is refused with words, and
+ * no row is looked for that the layout does not have. */
+START_TEST(impossible_flags)
+{
+    uint8_t *const flags[] = {&record.second, &record.delayed, &record.early};
+    uint8_t *const any[] = {&record.guard, &record.has_hyper, &record.undo_lost, &record.second};
+
+    live(CST_OVERLAP_COMMIT, 3);
+    mark(3, 2, 3, 2);
+    for (unsigned i = 0; i < 3; i++) {
+        *flags[i] = 1;
+        refused("its record names a second weight row, and its layout has none");
+        *flags[i] = 0;
+    }
+    for (unsigned i = 0; i < 4; i++) {
+        uint8_t was = *any[i];
+
+        *any[i] = 0x42;
+        refused("its record has a flag that is neither 0 nor 1");
+        *any[i] = was;
+    }
+    record.early = 1;
+    refused_in(CST_OVERLAP_DELAYED, "its record has early updates, and the job makes none");
+    record.early = 0;
+    record.delayed = 1;
+    refused_in(CST_OVERLAP_EARLY, "its record has delayed updates, and the job makes none");
+    record.delayed = record.has_hyper = 0;
+    refused("optimizer step 3 after step 0 was restored, without hyper-parameters");
+    record.has_hyper = 1;
+    record.restored_adam_step = 4;
+    refused("optimizer step 3 after step 4 was restored");
 }
 END_TEST
 
@@ -335,6 +374,7 @@ int main(void)
     tcase_add_loop_test(tc, device_updates, CST_OVERLAP_COMMIT, CST_OVERLAP_DELAYED + 1);
     tcase_add_test(tc, no_such_buffer);
     tcase_add_test(tc, without_undo);
+    tcase_add_test(tc, impossible_flags);
     tcase_add_test(tc, not_proven);
     return suite_run(s);
 }
