@@ -136,7 +136,7 @@ static void put_in_place(struct cstd_memory *memory, struct cstd_slot_refusal *r
 {
     const uint32_t i = (uint32_t)(refusal->edge - memory->model->edges);
     const struct cstd_log_about about = {
-        .job = memory->name, .rank = refusal->rank, .uid = CSTD_LOG_NONE};
+        .job = memory->name, .rank = refusal->rank, .uid = memory->account->uid};
 
     cstd_memory_replace_edge_slots(memory, i, refusal->segment);
     refusal->segment = NULL;

@@ -49,6 +49,64 @@ bool cstd_log_due(struct cstd_log_pace *pace, uint64_t now_ns)
     return true;
 }
 
+/* -- lines about one user -----------------------------------------------------------------------
+ */
+
+enum {
+    MOST_AT_ONCE = 200, /* Lines about a user without a pause. */
+    PER_SECOND = 20,    /* Lines about a user for each second after that. */
+    USERS = 64,         /* Users whose lines are counted at one time. */
+    LINE_NS = 1000000000 / PER_SECOND,
+};
+
+/* What was written about a user. Zeroed: nothing. */
+struct share {
+    bool used;
+    int64_t uid;
+    /* Time at which all lines are earned; at most MOST_AT_ONCE lines after the present. */
+    uint64_t earned_ns;
+    uint64_t n_left_out; /* Lines that were left out since the last one that was written. */
+};
+
+static struct share shares[USERS];
+
+/* Return the share of @uid. If all are in use, the user's whose lines were earned first is given
+ * up. */
+static struct share *share_of(int64_t uid)
+{
+    struct share *oldest = &shares[0];
+
+    for (unsigned i = 0; i < USERS; i++) {
+        if (shares[i].used && shares[i].uid == uid) {
+            return &shares[i];
+        }
+        if (!shares[i].used || (oldest->used && shares[i].earned_ns < oldest->earned_ns)) {
+            oldest = &shares[i];
+        }
+    }
+    *oldest = (struct share){.used = true, .uid = uid};
+    return oldest;
+}
+
+bool cstd_log_admits(int64_t uid, uint64_t now_ns, uint64_t *n_left_out)
+{
+    struct share *share = share_of(uid);
+    uint64_t earned = share->earned_ns > now_ns ? share->earned_ns : now_ns;
+
+    *n_left_out = 0;
+    if (earned - now_ns >= (uint64_t)MOST_AT_ONCE * LINE_NS) {
+        share->n_left_out++;
+        return false;
+    }
+    share->earned_ns = earned + LINE_NS;
+    *n_left_out = share->n_left_out;
+    share->n_left_out = 0;
+    return true;
+}
+
+/* -- writing ------------------------------------------------------------------------------------
+ */
+
 /* Compose the words of an event, and replace control characters, which a terminal could obey. */
 __attribute__((format(printf, 4, 0))) static void
 write_words(const struct cstd_log_about *about, char *out, size_t n, const char *fmt, va_list ap)
@@ -127,6 +185,41 @@ static void write_to_stderr(enum cstd_log_level level, const char *words)
     }
 }
 
+static void put(enum cstd_log_level level, const struct cstd_log_about *about, const char *words)
+{
+    /* Standard error reaches the journal as well, but without the fields. */
+    if (!journal || !send_to_journal(level, about, words)) {
+        write_to_stderr(level, words);
+    }
+}
+
+/* Return whether an event about @about may be written, and say how many were not before it. Lines
+ * for debugging, which only who looks for a fault turns on, are not counted. */
+static bool admits(enum cstd_log_level level, const struct cstd_log_about *about)
+{
+    struct timespec now;
+    uint64_t n_left_out;
+    char words[128];
+
+    if (about == NULL || about->uid == CSTD_LOG_NONE || level == CSTD_LOG_DEBUG) {
+        return true;
+    }
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    if (!cstd_log_admits(about->uid, (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec,
+                         &n_left_out)) {
+        return false;
+    }
+    if (n_left_out > 0) {
+        (void)snprintf(words, sizeof words,
+                       "%" PRIu64 " lines about uid %" PRId64
+                       " were left out: more than %d a second",
+                       n_left_out, about->uid, PER_SECOND);
+        put(CSTD_LOG_WARNING, &(struct cstd_log_about){.rank = CSTD_LOG_NONE, .uid = about->uid},
+            words);
+    }
+    return true;
+}
+
 __attribute__((format(printf, 3, 0))) static void write_event(enum cstd_log_level level,
                                                               const struct cstd_log_about *about,
                                                               const char *fmt, va_list ap)
@@ -136,11 +229,11 @@ __attribute__((format(printf, 3, 0))) static void write_event(enum cstd_log_leve
     if (level > threshold) {
         return;
     }
-    write_words(about, words, sizeof words, fmt, ap);
-    /* Standard error reaches the journal as well, but without the fields. */
-    if (!journal || !send_to_journal(level, about, words)) {
-        write_to_stderr(level, words);
+    if (!admits(level, about)) {
+        return;
     }
+    write_words(about, words, sizeof words, fmt, ap);
+    put(level, about, words);
 }
 
 void cstd_log(enum cstd_log_level level, const char *fmt, ...)

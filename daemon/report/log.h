@@ -40,9 +40,16 @@ void cstd_log_init(enum cstd_log_level level);
 void cstd_log(enum cstd_log_level level, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Like cstd_log, for an event of @about. The line begins with "job 'NAME': " if there is a job. */
+/* Like cstd_log, for an event of @about. The line begins with "job 'NAME': " if there is a job. An
+ * event of a user is left out if there are too many (cstd_log_admits). Events that a client can
+ * cause are therefore written with the client's uid. */
 void cstd_log_about(enum cstd_log_level level, const struct cstd_log_about *about, const char *fmt,
                     ...) __attribute__((format(printf, 3, 4)));
+
+/* Return whether a line about @uid may be written at @now_ns (monotonic): up to 200 at once, and 20
+ * a second after that, so that no user fills the log. The line then counts as written, and
+ * *n_left_out is the number of lines that were left out before it. */
+bool cstd_log_admits(int64_t uid, uint64_t now_ns, uint64_t *n_left_out);
 
 /* Limits a kind of line to one per minute. Zeroed: no line was written yet. */
 struct cstd_log_pace {

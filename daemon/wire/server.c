@@ -22,6 +22,9 @@ enum { REFUSED_AT_A_TIME = 16 };
  * look after one machine. */
 enum { MANAGERS_RESERVE = 16 };
 
+/* Argument for cstd_log_about: an event of a process. */
+#define ABOUT(peer_) (&(struct cstd_log_about){.rank = CSTD_LOG_NONE, .uid = (peer_)->uid})
+
 static int open_spare(void)
 {
     return open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -39,7 +42,7 @@ static bool refuse_one(struct cstd_server *server, int listen_fd)
 {
     int fd;
 
-    cstd_log(CSTD_LOG_ERROR,
+    cstd_log(cstd_log_due(&server->told, uv_hrtime()) ? CSTD_LOG_ERROR : CSTD_LOG_DEBUG,
              "out of file descriptors: a connection is refused (raise LimitNOFILE)");
     (void)close(server->spare_fd);
     fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC);
@@ -101,7 +104,7 @@ static void check_access(const struct cstd_server *server, const struct cstd_pee
     if (!cstd_access_allows(&config->access, peer->uid, peer->groups, peer->n_groups)) {
         (void)cst_err_set(refusal, CST_EDENIED, "uid %u is not allowed by 'access' in [daemon]",
                           (unsigned)peer->uid);
-        cstd_log(CSTD_LOG_WARNING, "pid %d: %s", (int)peer->pid, refusal->text);
+        cstd_log_about(CSTD_LOG_WARNING, ABOUT(peer), "pid %d: %s", (int)peer->pid, refusal->text);
     } else if (check_number(server, manager, refusal) == CST_OK && !manager) {
         (void)cstd_quota_take(account, CSTD_QUOTA_SESSIONS, 1, "this process", refusal);
     }
@@ -179,8 +182,8 @@ static void admit(struct cstd_server *server, int fd, bool manager)
                  : cstd_server_take(server, fd, &peer, account, manager, &refusal, &err);
     }
     if (rc != CST_OK) {
-        cstd_log(refusal.status != CST_OK ? CSTD_LOG_DEBUG : CSTD_LOG_ERROR, "pid %d: %s",
-                 (int)peer.pid, err.text);
+        cstd_log_about(refusal.status != CST_OK ? CSTD_LOG_DEBUG : CSTD_LOG_ERROR, ABOUT(&peer),
+                       "pid %d: %s", (int)peer.pid, err.text);
         /* check_access charged the connection. */
         if (account != NULL && !manager && refusal.status == CST_OK) {
             cstd_quota_give(account, CSTD_QUOTA_SESSIONS, 1);

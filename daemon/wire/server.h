@@ -4,6 +4,7 @@
 #ifndef CST_SERVER_H
 #define CST_SERVER_H
 
+#include "daemon/report/log.h"
 #include "daemon/wire/linger.h"
 #include "daemon/wire/listen.h"
 #include "daemon/wire/session.h"
@@ -28,6 +29,7 @@ struct cstd_server {
     struct cstd_unread_total unread; /* Descriptors in flight to all sessions. */
     /* When sessions that do not read their descriptors were last searched for; monotonic. */
     uint64_t looked_ns;
+    struct cstd_log_pace told;   /* Lines about connections for which there is no descriptor. */
     struct cstd_turns turns;     /* Sessions with a request to read. */
     struct cstd_lingers lingers; /* Sockets of ended sessions with descriptors in flight. */
 };

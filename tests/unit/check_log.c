@@ -144,6 +144,58 @@ START_TEST(a_pace_is_kept)
 }
 END_TEST
 
+/* 200 lines about a user are written at once, and 20 a second after that. Another user's lines are
+ * not affected, and the first line that is written says how many were left out. */
+START_TEST(users_have_shares)
+{
+    const uint64_t s = 1000000000, start = 5 * s;
+    uint64_t n_left_out;
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < 1000; i++) {
+        n += cstd_log_admits(70001, start, &n_left_out);
+    }
+    ck_assert_uint_eq(n, 200);
+    ck_assert(cstd_log_admits(70002, start, &n_left_out));
+    ck_assert_uint_eq(n_left_out, 0);
+    ck_assert(cstd_log_admits(70001, start + s / 20, &n_left_out));
+    ck_assert_uint_eq(n_left_out, 800);
+    ck_assert(!cstd_log_admits(70001, start + s / 20, &n_left_out));
+    for (n = 0; cstd_log_admits(70001, start + s + s / 20, &n_left_out); n++) {
+    }
+    ck_assert_uint_eq(n, 20);
+    /* More users than are counted do not take each other's lines. */
+    for (int64_t uid = 80000; uid < 81000; uid++) {
+        ck_assert(cstd_log_admits(uid, start, &n_left_out));
+    }
+}
+END_TEST
+
+/* Events about a user are written until the user's share is used up. */
+START_TEST(a_user_floods)
+{
+    const struct cstd_log_about about = {.rank = CSTD_LOG_NONE, .uid = 70003};
+    int pipe_end = take_stderr();
+    static char got[1 << 16];
+    unsigned n = 0;
+    ssize_t n_bytes;
+
+    cstd_log_init(CSTD_LOG_INFO);
+    for (int i = 0; i < 5000; i++) {
+        cstd_log_about(CSTD_LOG_WARNING, &about, "line");
+    }
+    cstd_log(CSTD_LOG_ERROR, "of the daemon");
+    n_bytes = read(pipe_end, got, sizeof got - 1);
+    ck_assert_int_gt(n_bytes, 0);
+    ck_assert_ptr_nonnull(strstr(got, "error: of the daemon"));
+    for (const char *at = got; (at = strstr(at, "warning: line")) != NULL; at++) {
+        n++;
+    }
+    ck_assert_uint_ge(n, 200);
+    ck_assert_uint_lt(n, 1000);
+}
+END_TEST
+
 /* Lines that do not fit into the pipe are lost, and the caller goes on. Otherwise the test would
  * reach its time limit. */
 START_TEST(a_full_pipe_loses_lines)
@@ -170,6 +222,8 @@ int main(void)
     tcase_add_test(tc, the_journal_has_fields);
     tcase_add_test(tc, a_journal_that_is_stuck_loses_nothing);
     tcase_add_test(tc, a_pace_is_kept);
+    tcase_add_test(tc, users_have_shares);
+    tcase_add_test(tc, a_user_floods);
     tcase_add_test(tc, a_full_pipe_loses_lines);
     return suite_run(suite);
 }
