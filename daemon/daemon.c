@@ -139,6 +139,25 @@ static void raise_fd_limit(void)
     }
 }
 
+/* The files that the daemon may hold for its users. Half of the limit of open files is for
+ * descriptors that clients have not read: duplicates that wait, and sockets that linger (unread.h,
+ * linger.h). Of the other half, connections have two each, and the daemon keeps a reserve for its
+ * own needs, such as the restart of each engine. */
+static uint64_t count_files(const struct cstd_unread_total *unread, uint32_t max_sessions)
+{
+    uint64_t half = 2 * (uint64_t)unread->limit, sessions = 2 * ((uint64_t)max_sessions + 32),
+             own = 64 + 8 * CSTD_ARENA_MAX_ENGINES;
+
+    if (half >= sessions + own && half - sessions - own >= half / 4) {
+        return half - sessions - own;
+    }
+    cstd_log(CSTD_LOG_WARNING,
+             "%llu open files are allowed, which may not be enough for %u connections and %llu "
+             "files of jobs (raise LimitNOFILE, or lower max_sessions in [job])",
+             (unsigned long long)(2 * half), max_sessions, (unsigned long long)(half / 4));
+    return half / 4;
+}
+
 /* Tell the quota module the total of each resource, because users' limits may be parts of it.
  * Accelerators add their memory when they are found. */
 static void init_quota(struct cstd_daemon *daemon, const struct cstd_settings *config)
@@ -152,6 +171,8 @@ static void init_quota(struct cstd_daemon *daemon, const struct cstd_settings *c
     cstd_quota_set_total(quota, CSTD_QUOTA_JOBS, config->max_jobs);
     cstd_quota_set_total(quota, CSTD_QUOTA_SESSIONS, config->max_sessions);
     cstd_quota_set_total(quota, CSTD_QUOTA_DESCRIPTORS, daemon->server.unread.limit);
+    cstd_quota_set_total(quota, CSTD_QUOTA_FILES,
+                         count_files(&daemon->server.unread, config->max_sessions));
     cstd_quota_set_total(quota, CSTD_QUOTA_REQUESTS,
                          (uint64_t)config->max_sessions * config->credits);
     cstd_quota_set_total(quota, CSTD_QUOTA_SEARCHES, config->max_jobs);

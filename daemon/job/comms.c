@@ -36,6 +36,7 @@ struct cstd_comm {
     struct cstd_segment *segment;   /* From BACKING on. */
     struct cstd_page_work *work;    /* BACKING. */
     struct cstd_shared_heads heads; /* OPEN: the head of the memory. */
+    struct cstd_charge charge;      /* For this structure and those of @devices. */
 };
 
 _Static_assert(CST_CORE_MAX_WORLD == CST_COMM_MAX_RANKS, "a group can have all ranks of a job");
@@ -59,6 +60,7 @@ static void free_comm(struct cstd_comm *comm)
     for (uint32_t rank = 0; rank < CST_CORE_MAX_WORLD; rank++) {
         free(comm->devices[rank]);
     }
+    cstd_charge_force(&comm->charge, 0);
     free(comm);
 }
 
@@ -309,8 +311,19 @@ static void begin(struct cstd_comm *comm)
     }
 }
 
-/* NULL: there is no memory for it. */
-static struct cstd_comm *find_or_add(struct cstd_session *session, uint32_t group, uint64_t attempt)
+/* Charge @comm for one more rank, on a GPU if @device. */
+static int charge_rank(struct cstd_comm *comm, bool device, struct cst_err *err)
+{
+    uint64_t bytes = comm->charge.bytes == 0 ? sizeof *comm : comm->charge.bytes;
+    char what[112];
+
+    describe(comm, what);
+    return cstd_charge_set(&comm->charge, bytes + (device ? sizeof(struct cstd_comm_device) : 0),
+                           what, err);
+}
+
+static int find_or_add(struct cstd_session *session, uint32_t group, uint64_t attempt,
+                       struct cstd_comm **out, struct cst_err *err)
 {
     struct cstd_job *job = session->job;
     struct cstd_comm *comm;
@@ -319,14 +332,16 @@ static struct cstd_comm *find_or_add(struct cstd_session *session, uint32_t grou
     {
         if (comm->group == group && comm->state == GATHERING &&
             (comm->asked >> session->rank & 1) == 0) {
-            return comm;
+            *out = comm;
+            return CST_OK;
         }
     }
     comm = calloc(1, sizeof *comm);
     if (comm == NULL) {
-        return NULL;
+        return cst_err_set(err, CST_ENOMEM, "no memory for a communicator");
     }
     comm->job = job;
+    comm->charge = (struct cstd_charge){.budget = &job->daemon->host, .account = job->account};
     comm->id = ++job->comms.last_id;
     comm->group = group;
     comm->attempt = attempt;
@@ -334,7 +349,8 @@ static struct cstd_comm *find_or_add(struct cstd_session *session, uint32_t grou
     comm->ranks = job->model.groups[group] & (UINT64_MAX >> (64 - job->world));
     comm->until_ns = uv_hrtime() + (uint64_t)job->timeout_ms * 1000000;
     TAILQ_INSERT_TAIL(&job->comms.list, comm, link);
-    return comm;
+    *out = comm;
+    return CST_OK;
 }
 
 /* Return whether @rank is the first of @group: the one that makes ids. */
@@ -383,7 +399,7 @@ void cstd_serve_comm_open(struct cstd_session *session, uint64_t id, void *body)
     const Cistern__CommOpen *message = body;
     struct cstd_pending *request = NULL;
     struct cstd_comm_device *device = NULL;
-    struct cstd_comm *comm;
+    struct cstd_comm *comm = NULL;
     struct cst_err err = {0};
     int rc = check(session, message, &err);
 
@@ -399,10 +415,15 @@ void cstd_serve_comm_open(struct cstd_session *session, uint64_t id, void *body)
         cstd_session_error(session, id, &err);
         return;
     }
-    comm = find_or_add(session, message->group, message->attempt);
-    if (comm == NULL) {
+    rc = find_or_add(session, message->group, message->attempt, &comm, &err);
+    if (rc == CST_OK && charge_rank(comm, device != NULL, &err) != CST_OK) {
+        rc = err.status;
+        if (comm->asked == 0) {
+            free_comm(comm);
+        }
+    }
+    if (rc != CST_OK) {
         free(device);
-        (void)cst_err_set(&err, CST_ENOMEM, "no memory for a communicator");
         cstd_session_fail(session->daemon, request, &err);
         return;
     }

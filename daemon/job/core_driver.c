@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { FIRST_TRACE = 256 }; /* Entries that are charged first. */
+
 /* -- replies -------------------------------------------------------------------------------- */
 
 static void put_item(struct cstd_pending_item *item, const struct cst_reply *reply)
@@ -291,10 +293,30 @@ static void note_wait(struct cstd_daemon *daemon, const struct cst_event *event)
     }
 }
 
+/* Charge a longer record of the requests of @rank, which helps to predict them. If the budgets have
+ * no more, the record stays as it is. */
+static void lengthen_trace(struct cstd_job *job, uint32_t rank)
+{
+    struct cstd_worker *worker = &job->workers[rank];
+    uint32_t more = worker->n_trace > 0 ? worker->n_trace : FIRST_TRACE;
+    struct cst_err unused;
+
+    if (cstd_charge_set(&job->traces,
+                        job->traces.bytes + (uint64_t)more * CST_CORE_TRACE_ENTRY_BYTES, job->name,
+                        &unused) == CST_OK) {
+        worker->n_trace += more;
+        cst_core_limit_trace(job->core, rank, worker->n_trace);
+    }
+}
+
 void cstd_job_feed(struct cstd_job *job, struct cst_event *event)
 {
     struct cstd_daemon *daemon = job->daemon;
 
+    /* The rank of a connection that reads another job means nothing here. */
+    if (event->rank < job->world && cst_core_trace_wants(job->core, event->rank)) {
+        lengthen_trace(job, event->rank);
+    }
     event->now = uv_hrtime();
     cst_core_step(job->core, event, &daemon->actions);
     cstd_ledger_note(job);

@@ -2,9 +2,13 @@
 #include "daemon/job/declare.h"
 
 #include "offload/layout/edge.h"
+#include "offload/layout/model_bytes.h"
 
+#include <malloc.h>
 #include <stdio.h>
 #include <string.h>
+
+enum { TRIM_BYTES = 4 << 20 };
 
 /* Ranks that are named, and the lengths of their list and of the whole text: both have room for the
  * largest numbers of 32 bits, so that nothing is cut off. */
@@ -91,6 +95,33 @@ static bool is_closed(const struct cstd_job *job)
 }
 
 /* -- declarations --------------------------------------------------------------------------- */
+
+/* Charge the owner of the job for a model of @bytes, of which the part that was not charged yet is
+ * about to be declared. A job without a worker is one that an earlier daemon had. */
+static int charge(struct cstd_worker *worker, uint64_t bytes, struct cst_err *err)
+{
+    struct cstd_job *job = worker->job;
+    char what[96];
+
+    if (!worker->present) {
+        cstd_charge_force(&job->declared, bytes);
+        return CST_OK;
+    }
+    (void)snprintf(what, sizeof what, "a declaration of job '%s'", job->name);
+    return cstd_charge_set(&job->declared, bytes, what, err);
+}
+
+/* Charge @bytes, what the model takes now, or less than was charged. The heap keeps memory that
+ * nobody is charged for any more: return it to the system, if it is much. */
+static void settle(struct cstd_job *job, uint64_t bytes)
+{
+    const uint64_t before = job->declared.bytes;
+
+    cstd_charge_force(&job->declared, bytes);
+    if (before > bytes && before - bytes >= TRIM_BYTES) {
+        (void)malloc_trim(0);
+    }
+}
 
 static int declare_group(struct cstd_worker *worker, const Cistern__GroupDecl *decl,
                          struct cst_err *err)
@@ -236,7 +267,8 @@ static int declare_tensor(struct cstd_worker *worker, const Cistern__TensorDecl 
             worker->rank, decl->name, i, name_others(worker, did_commit, 0, theirs),
             model->n_tensors);
     } else if (rc == CST_OK) {
-        rc = cst_model_tensor(model, &words, err);
+        rc = charge(worker, cst_model_bytes_with_tensor(model, &words), err);
+        rc = rc == CST_OK ? cst_model_tensor(model, &words, err) : rc;
     }
     worker->n_tensors += rc == CST_OK;
     return rc;
@@ -300,7 +332,10 @@ static int declare_operator(struct cstd_worker *worker, const Cistern__OperatorD
             worker->rank, decl->name, i, name_others(worker, did_commit, 0, theirs),
             model->n_operators);
     } else {
-        rc = begin_stage(model, decl, err);
+        rc = charge(worker,
+                    cst_model_bytes_with_operator(model, decl->name, (uint32_t)decl->n_tensors),
+                    err);
+        rc = rc == CST_OK ? begin_stage(model, decl, err) : rc;
         rc = rc == CST_OK ? cst_model_operator(model, decl->name, decl->tensors,
                                                (uint32_t)decl->n_tensors, &hints, err)
                           : rc;
@@ -333,6 +368,7 @@ int cstd_declare(struct cstd_worker *worker, const Cistern__Declare *message, st
     for (size_t i = 0; i < message->n_operators && rc == CST_OK; i++) {
         rc = declare_operator(worker, message->operators[i], err);
     }
+    settle(worker->job, cst_model_bytes(&worker->job->model));
     return rc;
 }
 
@@ -387,6 +423,12 @@ int cstd_declare_check(const struct cstd_worker *worker, uint32_t n_tensors, uin
     return CST_OK;
 }
 
+void cstd_declare_close(struct cstd_job *job)
+{
+    cst_model_close(&job->model);
+    settle(job, 0);
+}
+
 /* -- disagreements -------------------------------------------------------------------------- */
 
 /* Returns the largest numbers that attached ranks have declared. */
@@ -423,6 +465,7 @@ static void drop_model(struct cstd_job *job, const struct cst_err *why)
     }
     cst_model_close(&job->model);
     cst_model_init(&job->model);
+    settle(job, cst_model_bytes(&job->model));
 }
 
 bool cstd_declare_drop(struct cstd_job *job, struct cstd_worker *worker, const struct cst_err *why)
@@ -497,5 +540,6 @@ int cstd_declare_forget(struct cstd_worker *worker, struct cst_err *err)
     }
     cst_model_close(&job->model);
     job->model = rest;
+    settle(job, cst_model_bytes(&job->model));
     return CST_OK;
 }

@@ -19,8 +19,12 @@
  *   cstd_commit_disagree.
  * - CST_EINVAL, CST_EEXIST: statuses of cst_model_group, cst_model_edge, cst_model_tensor and
  *   cst_model_operator, and a group with ranks that the job does not have.
+ * - CST_EBUDGET: the budget of host memory, or the user's share of it, has no more for the model.
  * - CST_EUNSUPPORTED: this version does not support the dtype. */
 int cstd_declare(struct cstd_worker *worker, const Cistern__Declare *message, struct cst_err *err);
+
+/* Free the model of @job, which ends. */
+void cstd_declare_close(struct cstd_job *job);
 
 /* Check at a Commit that @worker has declared the complete model, with @n_tensors tensors and
  * @n_operators operators. CST_EINVAL: the numbers differ from the worker's declarations, or nothing

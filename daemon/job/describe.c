@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/job/describe.h"
 
-#include "daemon/job/job.h"
+#include "daemon/daemon.h"
 #include "offload/layout/edge.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/fallocate.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -235,6 +236,19 @@ static bool fill_missed(const struct cstd_job *job, uint64_t **missed, Cistern__
     return true;
 }
 
+/* Open the memfd @fd anew and close it: the daemon finds out which processes have a file from such
+ * descriptors alone (daemon/memory/remains.h). Returns the descriptor; -1: it failed. */
+static int reopen(int fd)
+{
+    char path[40];
+    int opened;
+
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    opened = open(path, O_RDWR | O_CLOEXEC);
+    (void)close(fd);
+    return opened;
+}
+
 /* Write @message to a new memfd, which is sealed. */
 static int write_memfd(const ProtobufCMessage *message, int *out, uint64_t *bytes,
                        struct cst_err *err)
@@ -258,9 +272,10 @@ static int write_memfd(const ProtobufCMessage *message, int *out, uint64_t *byte
         }
         return cst_err_errno(err, CST_ENOMEM, saved, "a description of %zu bytes", n);
     }
-    *out = fd;
     *bytes = n;
-    return CST_OK;
+    *out = reopen(fd);
+    return *out >= 0 ? CST_OK
+                     : cst_err_errno(err, CST_ENOMEM, errno, "a description of %zu bytes", n);
 }
 
 /* Make the description of @job, which has made the steps of @stats. */
@@ -288,6 +303,25 @@ static int make(const struct cstd_job *job, const struct cst_core_stats *stats,
     return rc;
 }
 
+/* Give up the last description, if there is one. The memory of a description was charged with the
+ * job's (upkeep.h); one that processes still hold is charged in addition. */
+static int retire(struct cstd_job *job, bool force, struct cst_err *err)
+{
+    struct cstd_description *last = &job->description;
+    char what[120];
+    int rc = CST_OK;
+
+    if (last->exists) {
+        (void)snprintf(what, sizeof what,
+                       "the last description of job '%s', which a process keeps,", job->name);
+        rc = cstd_remains_retire(&job->daemon->remains, &last->fd, last->bytes, &job->daemon->host,
+                                 job->account, force, what, err);
+        last->exists = rc != CST_OK;
+        last->step = UINT64_MAX;
+    }
+    return rc;
+}
+
 int cstd_describe(struct cstd_job *job, int *fd, uint64_t *bytes, struct cst_err *err)
 {
     struct cst_core_stats stats;
@@ -295,17 +329,24 @@ int cstd_describe(struct cstd_job *job, int *fd, uint64_t *bytes, struct cst_err
 
     cst_core_stats(job->core, &stats);
     if (!job->description.exists || job->description.step != stats.step) {
-        cstd_describe_forget(job);
-        rc = make(job, &stats, &job->description, err);
+        rc = retire(job, false, err);
+        rc = rc == CST_OK ? make(job, &stats, &job->description, err) : rc;
     }
     *fd = job->description.fd;
     *bytes = job->description.bytes;
     return rc;
 }
 
+void cstd_describe_outdate(struct cstd_job *job)
+{
+    job->description.step = UINT64_MAX;
+}
+
 void cstd_describe_forget(struct cstd_job *job)
 {
-    if (job->description.exists) {
+    struct cst_err err;
+
+    if (retire(job, true, &err) != CST_OK) {
         (void)close(job->description.fd);
         job->description.exists = false;
     }

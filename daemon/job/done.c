@@ -3,6 +3,7 @@
 
 #include "daemon/job/base_job.h"
 #include "daemon/daemon.h"
+#include "daemon/memory/staging.h"
 #include "daemon/ledger/lent_slabs.h"
 #include "daemon/memory/set_aside.h"
 #include "daemon/report/log.h"
@@ -122,6 +123,13 @@ int cstd_done_resume(struct cstd_job *job, struct cst_err *err)
 
 /* -- suggestions of jobs to remove ---------------------------------------------------------- */
 
+/* Bytes of host memory that the removal of @job, which is done, frees. */
+static uint64_t frees(const struct cstd_job *job)
+{
+    return job->memory.arena_bytes + job->declared.bytes + job->upkeep.bytes +
+           (uint64_t)job->upkeep.n_staging * CSTD_STAGING_MIN_BYTES;
+}
+
 /* Returns the next job after @last (NULL: the first) among those that @asker could remove to free
  * memory, in the order of the size of their arenas, the largest first. NULL: there is none. */
 static const struct cstd_job *next_largest(const struct cstd_daemon *daemon, uid_t asker,
@@ -132,14 +140,13 @@ static const struct cstd_job *next_largest(const struct cstd_daemon *daemon, uid
 
     TAILQ_FOREACH(job, &daemon->jobs.living, link)
     {
-        uint64_t bytes = job->memory.arena_bytes;
+        uint64_t bytes = frees(job);
         bool eligible = cstd_done_is(job) && (manager || job->uid == asker) &&
                         cstd_base_job_user(job, NULL) == NULL;
-        bool later = last == NULL || bytes < last->memory.arena_bytes ||
-                     (bytes == last->memory.arena_bytes && passed);
+        bool later = last == NULL || bytes < frees(last) || (bytes == frees(last) && passed);
 
         passed = passed || job == last;
-        if (eligible && later && (best == NULL || bytes > best->memory.arena_bytes)) {
+        if (eligible && later && (best == NULL || bytes > frees(best))) {
             best = job;
         }
     }
@@ -162,7 +169,7 @@ void cstd_done_suggest(struct cstd_daemon *daemon, uid_t asker, bool manager, st
             (void)snprintf(uid, sizeof uid, " --uid %u", (unsigned)job->uid);
         }
         (void)snprintf(text, sizeof text, "%s 'cistern rm %s%s' frees %s", i == 0 ? ";" : ",",
-                       job->name, uid, cst_size_text(job->memory.arena_bytes, bytes));
+                       job->name, uid, cst_size_text(frees(job), bytes));
         /* A command that was cut off would be worse than none. */
         if (used + strlen(text) >= sizeof err->text) {
             return;

@@ -5,6 +5,7 @@
 #include "daemon/job/base_job.h"
 #include "daemon/job/commit.h"
 #include "daemon/job/comms.h"
+#include "daemon/job/declare.h"
 #include "daemon/daemon.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/job/done.h"
@@ -61,9 +62,9 @@ static int take_job(struct cstd_daemon *daemon, struct cstd_quota_account *accou
     if (rc == CST_OK) {
         *ttl_s = request->ttl_s > 0 ? request->ttl_s : config->ttl_s;
         *ttl_s = *ttl_s > longest ? (uint32_t)longest : *ttl_s;
-        rc = cstd_quota_take(account, CSTD_QUOTA_JOBS, 1, what, err);
+        rc = cstd_quota_check(account, CSTD_QUOTA_FILES, request->world, what, err);
     }
-    return rc;
+    return rc == CST_OK ? cstd_quota_take(account, CSTD_QUOTA_JOBS, 1, what, err) : rc;
 }
 
 /* Free the memory that belongs to @job, which may be NULL, and @job. */
@@ -125,6 +126,7 @@ int cstd_job_create(struct cstd_daemon *daemon, struct cstd_quota_account *accou
     job->uid = account->uid;
     job->account = cstd_quota_ref(account);
     job->world = request->world;
+    cstd_quota_force(account, CSTD_QUOTA_FILES, job->world); /* The workers' watches. */
     job->chunk_elems = request->chunk_elems;
     job->micro_batches = request->micro_batches;
     job->recompute = request->recompute;
@@ -139,6 +141,8 @@ int cstd_job_create(struct cstd_daemon *daemon, struct cstd_quota_account *accou
         job->workers[r].rank = r;
     }
     cst_model_init(&job->model);
+    job->traces = (struct cstd_charge){.budget = &daemon->host, .account = job->account};
+    job->declared = (struct cstd_charge){.budget = &daemon->host, .account = job->account};
     cstd_memory_init(&job->memory, daemon, job->name);
     job->memory.on_ready = cstd_commit_memory_ready;
     job->memory.on_gone = on_memory_gone;
@@ -193,7 +197,8 @@ static void release_hold(struct cstd_job *job)
     }
     TAILQ_REMOVE(&daemon->jobs.closing, job, link);
     cstd_migrate_close(job);
-    cst_model_close(&job->model);
+    cstd_declare_close(job);
+    cstd_quota_give(job->account, CSTD_QUOTA_FILES, job->world);
     cstd_quota_unref(job->account);
     free_job(job);
 }
@@ -271,6 +276,7 @@ static void on_close(struct cstd_deferred *later)
         return; /* Called again when the layout is built. */
     }
     cstd_commit_close(job);
+    cstd_upkeep_close(job);
     cstd_memory_close(&job->memory); /* on_memory_gone follows even if there is no memory. */
     cstd_comms_close(job);
     uv_close((uv_handle_t *)&job->comms.deadline, on_timer_closed);

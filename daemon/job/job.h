@@ -17,6 +17,7 @@
 #include "daemon/job/comms.h"
 #include "daemon/job/interleave_tuner.h"
 #include "daemon/job/job_options.h"
+#include "daemon/job/upkeep.h"
 #include "daemon/report/log.h"
 #include "daemon/memory/memory.h"
 #include "daemon/wire/peer.h"
@@ -117,7 +118,8 @@ struct cstd_worker {
     uint32_t n_groups;
     /* Edges, tensors and operators that the present worker has declared. */
     uint32_t n_edges, n_tensors, n_operators;
-    bool unheard; /* The worker still has to be told job->disagreement. */
+    uint32_t n_trace; /* Entries that the record of the rank's requests may have (core.h). */
+    bool unheard;     /* The worker still has to be told job->disagreement. */
     /* The rank's pool is being made again, possibly on another device. */
     bool moves;
     /* Why the pool could not be made again on another device; status 0: it exists. */
@@ -159,6 +161,9 @@ struct cstd_job {
     uint32_t ttl_s;              /* Time to live without an attached worker, s. */
     struct cstd_worker *workers; /* Array of world workers, by rank. */
     struct cst_model model;
+    struct cstd_charge declared; /* What is charged for the heap of the model. */
+    struct cstd_upkeep upkeep;   /* What is charged with the memory, in addition to it. */
+    struct cstd_charge traces;   /* What is charged for records of the ranks' requests. */
     struct cst_err disagreement; /* DECLARING: why the model was dropped last. */
     struct cst_layout layout;    /* Layout of the model; see cstd_job_has_layout. */
     /* The building of the layout in phase LAYOUT; NULL: not under way. */

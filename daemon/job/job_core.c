@@ -52,6 +52,13 @@ static struct cst_core_config config_of(struct cstd_job *job,
     };
 }
 
+static void limit_traces(const struct cstd_job *job)
+{
+    for (uint32_t r = 0; r < job->world; r++) {
+        cst_core_limit_trace(job->core, r, job->workers[r].n_trace);
+    }
+}
+
 int cstd_job_core_open(struct cstd_job *job, struct cst_err *err)
 {
     struct cstd_device_reservations reservations;
@@ -60,6 +67,7 @@ int cstd_job_core_open(struct cstd_job *job, struct cst_err *err)
 
     job->memory.arenas_are_new = false; /* From now on the core knows what is. */
     if (rc == CST_OK) {
+        limit_traces(job);
         cstd_drift_init(&job->drift, job->plan.valid ? job->plan.step_s : 0);
         cstd_memory_size_table(&job->layout, job->memory.table);
         cst_core_write_table(&config, job->memory.table);
@@ -91,6 +99,7 @@ int cstd_job_core_reopen(struct cstd_job *job, const struct cst_core_record *rec
     if (rc != CST_OK) {
         return rc;
     }
+    limit_traces(job);
     cstd_drift_init(&job->drift, job->plan.valid ? job->plan.step_s : 0);
     cstd_memory_size_table(&job->layout, &wanted);
     /* The fields that depend on the layout come first. */
@@ -105,6 +114,10 @@ void cstd_job_core_close(struct cstd_job *job)
     cstd_ledger_forget(job);
     cst_core_close(job->core);
     job->core = NULL;
+    for (uint32_t r = 0; r < job->world; r++) {
+        job->workers[r].n_trace = 0;
+    }
+    cstd_charge_force(&job->traces, 0);
     cstd_updates_close(job);
     cstd_record_close(job->record);
     job->record = NULL;

@@ -31,8 +31,10 @@ int cstd_job_memory_open(struct cstd_job *job, struct cst_err *err)
         pools[r] = job->workers[r].pool;
     }
     rc = job->migrate != NULL ? cstd_migrate_charge(job, false, err) : CST_OK;
+    rc = rc == CST_OK ? cstd_upkeep_open(job, false, err) : rc;
     rc = rc == CST_OK ? cstd_memory_open(&job->memory, &request, err) : rc;
     if (rc != CST_OK) {
+        cstd_upkeep_close(job);
         cstd_migrate_close(job);
         return rc;
     }
@@ -47,5 +49,6 @@ int cstd_job_memory_open(struct cstd_job *job, struct cst_err *err)
 void cstd_job_memory_close(struct cstd_job *job)
 {
     cstd_migrate_close(job);
+    cstd_upkeep_close(job);
     cstd_memory_close(&job->memory);
 }

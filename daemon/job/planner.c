@@ -9,6 +9,7 @@
 #include "daemon/memory/edge_slots.h"
 #include "daemon/memory/pool_share.h"
 #include "daemon/memory/rank_devices.h"
+#include "offload/layout/model_bytes.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -30,7 +31,8 @@ struct cstd_plan_search {
     cstd_planner_fn done; /* Called at the end; NULL: nobody waits for the result. */
     /* Account of the job's owner, which is charged with the search; a reference. */
     struct cstd_quota_account *account;
-    struct cst_model model; /* Copy of the job's model. */
+    struct cst_model model;  /* Copy of the job's model. */
+    struct cstd_charge copy; /* What is charged for model, and for what the search computes. */
     struct cst_rates rates;
     struct cst_plan_budget budget;
     struct cst_plan_config config;
@@ -158,7 +160,8 @@ static void fill_budget(const struct cstd_job *job, struct cst_plan_budget *out)
 {
     const struct cstd_daemon *daemon = job->daemon;
     uint64_t asked = cstd_pool_share_smallest(job),
-             others = cstd_edge_slots_host_bytes(job) + cstd_reshape_staging_bytes(job);
+             others = cstd_edge_slots_host_bytes(job) + cstd_reshape_staging_bytes(job) +
+                      cstd_upkeep_bytes(job); /* Without chunks, which are not known yet. */
 
     out->device_bytes = asked != 0 ? asked : least_left(job);
     out->activation_bytes = 1;
@@ -186,8 +189,11 @@ static int ask(struct cstd_plan_search *s)
     const struct cstd_extent all = {.n_groups = job->model.n_groups - 1,
                                     .n_tensors = job->model.n_tensors,
                                     .n_operators = job->model.n_operators};
-    int rc = cstd_declare_copy(&s->model, &job->model, &all, &s->err);
+    /* The search computes about as much as it copies. */
+    int rc =
+        cstd_charge_set(&s->copy, 2 * cst_model_bytes(&job->model), "a search for a plan", &s->err);
 
+    rc = rc == CST_OK ? cstd_declare_copy(&s->model, &job->model, &all, &s->err) : rc;
     if (rc != CST_OK) {
         return rc;
     }
@@ -219,6 +225,7 @@ static int ask(struct cstd_plan_search *s)
 static void close_search(struct cstd_plan_search *s)
 {
     cst_model_close(&s->model);
+    cstd_charge_force(&s->copy, 0);
     cstd_quota_give(s->account, CSTD_QUOTA_SEARCHES, 1);
     cstd_quota_unref(s->account);
     free(s);
@@ -383,6 +390,7 @@ static int queue(struct cstd_job *job, cstd_planner_fn done, struct cst_err *err
         return rc;
     }
     s->account = cstd_quota_ref(job->account);
+    s->copy = (struct cstd_charge){.budget = &job->daemon->host, .account = s->account};
     cst_model_init(&s->model);
     s->job = job;
     s->done = done;

@@ -54,5 +54,5 @@ void cstd_saver_restored(struct cstd_job *job)
 
     cst_core_stats(job->core, &stats);
     cst_core_forget_updates(job->memory.table, stats.adam_step);
-    cstd_describe_forget(job);
+    cstd_describe_outdate(job);
 }

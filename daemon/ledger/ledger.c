@@ -405,11 +405,10 @@ static int check(const struct cstd_job *job, struct cst_err *err)
     return cstd_keeper_check(&job->daemon->keeper, &name, n, err);
 }
 
-/* @job has @file now, whose memory its owner is charged for. */
+/* @job has @file now, whose memory was charged with the job's (daemon/job/upkeep.h). */
 static void keep(struct cstd_job *job, const struct cstd_ledger_file *file)
 {
     job->ledger = (struct cstd_ledger){.state = CSTD_LEDGER_KEPT, .file = *file};
-    cstd_budget_force(&job->daemon->host, job->account, file->bytes);
 }
 
 /* Write to *out how far @job is, which has a core. */
@@ -540,7 +539,6 @@ void cstd_ledger_forget(struct cstd_job *job)
         return;
     }
     unstore(job);
-    cstd_budget_give(&job->daemon->host, job->account, job->ledger.file.bytes);
     cstd_ledger_file_close(&job->ledger.file);
     job->ledger.state = CSTD_LEDGER_NONE;
 }

@@ -378,6 +378,7 @@ static int open_memory(struct cstd_job *job, struct cstd_kept_job *kept, struct 
         cstd_revive_list_reservations(job->daemon, kept->ledger, reservations, &unused);
     rc = cstd_kept_job_take_segments(job->daemon, kept, &job->layout, err);
     request.kept = kept->segments;
+    rc = rc == CST_OK ? cstd_upkeep_open(job, true, err) : rc;
     if (rc == CST_OK) {
         rc = cstd_memory_open(&job->memory, &request, err);
     }

@@ -33,20 +33,36 @@ void cstd_budget_words(const struct cstd_budget *budget, char *out, size_t n)
                    names_aside ? budget->set_aside_words : "");
 }
 
-int cstd_budget_check(const struct cstd_budget *budget, const struct cstd_quota_account *account,
-                      uint64_t bytes, const char *what, struct cst_err *err)
+static int check_now(const struct cstd_budget *budget, const struct cstd_quota_account *account,
+                     uint64_t bytes, const char *what, struct cst_err *err)
 {
     uint64_t left = cstd_budget_unused(budget);
     char use[CSTD_BUDGET_WORDS], wants[CST_SIZE_EXACT], lacks[CST_SIZE_EXACT];
+    struct cst_err user = {0};
+    int rc = cstd_quota_check(account, budget->resource, bytes, what, &user);
 
     if (bytes > left) {
         cstd_budget_words(budget, use, sizeof use);
-        return cst_err_set(err, CST_EBUDGET, "%s: %s wants %s, %s: %s short%s%s%s", budget->name,
-                           what, cst_size_exact(bytes, wants), use,
-                           cst_size_exact(bytes - left, lacks), budget->key != NULL ? " (" : "",
-                           budget->key != NULL ? budget->key : "", budget->key != NULL ? ")" : "");
+        rc = cst_err_set(err, CST_EBUDGET, "%s: %s wants %s, %s: %s short%s%s%s%s%s", budget->name,
+                         what, cst_size_exact(bytes, wants), use,
+                         cst_size_exact(bytes - left, lacks), budget->key != NULL ? " (" : "",
+                         budget->key != NULL ? budget->key : "", budget->key != NULL ? ")" : "",
+                         rc != CST_OK ? "; " : "", user.text);
+    } else if (rc != CST_OK) {
+        *err = user;
     }
-    return cstd_quota_check(account, budget->resource, bytes, what, err);
+    return rc;
+}
+
+int cstd_budget_check(const struct cstd_budget *budget, const struct cstd_quota_account *account,
+                      uint64_t bytes, const char *what, struct cst_err *err)
+{
+    int rc = check_now(budget, account, bytes, what, err);
+
+    /* Processes may have given memory up that is still charged. */
+    return rc != CST_OK && budget->remains != NULL && cstd_remains_look_again(budget->remains)
+               ? check_now(budget, account, bytes, what, err)
+               : rc;
 }
 
 int cstd_budget_take(struct cstd_budget *budget, struct cstd_quota_account *account, uint64_t bytes,
@@ -72,6 +88,29 @@ void cstd_budget_force(struct cstd_budget *budget, struct cstd_quota_account *ac
 {
     budget->used += bytes;
     cstd_quota_force(account, budget->resource, bytes);
+}
+
+int cstd_charge_set(struct cstd_charge *charge, uint64_t bytes, const char *what,
+                    struct cst_err *err)
+{
+    int rc = bytes > charge->bytes ? cstd_budget_check(charge->budget, charge->account,
+                                                       bytes - charge->bytes, what, err)
+                                   : CST_OK;
+
+    if (rc == CST_OK) {
+        cstd_charge_force(charge, bytes);
+    }
+    return rc;
+}
+
+void cstd_charge_force(struct cstd_charge *charge, uint64_t bytes)
+{
+    if (bytes > charge->bytes) {
+        cstd_budget_force(charge->budget, charge->account, bytes - charge->bytes);
+    } else if (bytes < charge->bytes) {
+        cstd_budget_give(charge->budget, charge->account, charge->bytes - bytes);
+    }
+    charge->bytes = bytes;
 }
 
 uint64_t cstd_budget_size(const struct cstd_budget *budget)
@@ -131,14 +170,24 @@ static int make_sealed(uint32_t id, uint64_t bytes, int *out, struct cst_err *er
     return CST_OK;
 }
 
-static int charge(uint64_t bytes, struct cstd_budget *budget, struct cstd_quota_account *account,
-                  const char *what, struct cst_err *err)
+/* Charge @bytes and @n_files open files. */
+static int charge(uint64_t bytes, unsigned n_files, struct cstd_budget *budget,
+                  struct cstd_quota_account *account, const char *what, struct cst_err *err)
 {
+    int rc;
+
     if (bytes == 0 || bytes > INT64_MAX) {
         return cst_err_set(err, CST_EINVAL, "%s: a segment of %llu bytes", what,
                            (unsigned long long)bytes);
     }
-    return budget != NULL ? cstd_budget_take(budget, account, bytes, what, err) : CST_OK;
+    rc = cstd_quota_take(account, CSTD_QUOTA_FILES, n_files, what, err);
+    if (rc == CST_OK && budget != NULL) {
+        rc = cstd_budget_take(budget, account, bytes, what, err);
+        if (rc != CST_OK) {
+            cstd_quota_give(account, CSTD_QUOTA_FILES, n_files);
+        }
+    }
+    return rc;
 }
 
 int cstd_segment_open_device(struct cstd_segment **out, uint32_t id, uint64_t bytes,
@@ -151,13 +200,14 @@ int cstd_segment_open_device(struct cstd_segment **out, uint32_t id, uint64_t by
     if (segment == NULL) {
         return cst_err_set(err, CST_ENOMEM, "%s: no memory for a segment", what);
     }
-    rc = charge(bytes, budget, account, what, err);
+    rc = charge(bytes, 2, budget, account, what, err);
     if (rc != CST_OK) {
         free(segment);
         return rc;
     }
     *segment = (struct cstd_segment){.id = id,
                                      .bytes = bytes,
+                                     .n_files = 2,
                                      .charged = budget != NULL ? bytes : 0,
                                      .budget = budget,
                                      .account = cstd_quota_ref(account),
@@ -182,7 +232,7 @@ int cstd_segment_open(struct cstd_segment **out, uint32_t id, uint64_t bytes,
     if (segment == NULL) {
         return cst_err_set(err, CST_ENOMEM, "%s: no memory for a segment", what);
     }
-    rc = charge(bytes, budget, account, what, err);
+    rc = charge(bytes, 2, budget, account, what, err);
     if (rc != CST_OK) {
         goto err_after_alloc;
     }
@@ -192,6 +242,7 @@ int cstd_segment_open(struct cstd_segment **out, uint32_t id, uint64_t bytes,
     }
     *segment = (struct cstd_segment){.id = id,
                                      .bytes = bytes,
+                                     .n_files = 2,
                                      .charged = budget != NULL ? bytes : 0,
                                      .budget = budget,
                                      .account = cstd_quota_ref(account),
@@ -204,6 +255,7 @@ int cstd_segment_open(struct cstd_segment **out, uint32_t id, uint64_t bytes,
     return CST_OK;
 
 err_after_budget:
+    cstd_quota_give(account, CSTD_QUOTA_FILES, 2);
     if (budget != NULL) {
         cstd_budget_give(budget, account, bytes);
     }
@@ -226,8 +278,10 @@ static int adopt(struct cstd_segment **out, uint32_t id, uint64_t bytes, int fd,
     if (budget != NULL) {
         cstd_budget_force(budget, account, bytes);
     }
+    cstd_quota_force(account, CSTD_QUOTA_FILES, 1);
     *segment = (struct cstd_segment){.id = id,
                                      .bytes = bytes,
+                                     .n_files = 1,
                                      .charged = budget != NULL ? bytes : 0,
                                      .budget = budget,
                                      .account = cstd_quota_ref(account),
@@ -279,20 +333,28 @@ int cstd_segment_open_shared(struct cstd_segment **out, uint32_t id, const struc
                              const char *what, struct cst_err *err)
 {
     struct cstd_segment *segment = calloc(1, sizeof *segment);
-    int fd, saved;
+    int fd, saved, rc;
 
     if (segment == NULL) {
         return cst_err_set(err, CST_ENOMEM, "%s: no memory for a segment", what);
+    }
+    rc = charge(of->bytes, 1, NULL, of->account, what, err);
+    if (rc != CST_OK) {
+        free(segment);
+        return rc;
     }
     /* The base job closes its own descriptor when it ends. */
     fd = fcntl(of->fd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0) {
         saved = errno;
+        cstd_quota_give(of->account, CSTD_QUOTA_FILES, 1);
         free(segment);
         return cst_err_errno(err, CST_ENOMEM, saved, "%s: a segment of its base", what);
     }
     *segment = (struct cstd_segment){.id = id,
                                      .bytes = of->bytes,
+                                     .n_files = 1,
+                                     .account = cstd_quota_ref(of->account),
                                      .n_refs = 1,
                                      .worker_fd = -1,
                                      .fd = fd,
@@ -326,9 +388,10 @@ void cstd_segment_inherit(struct cstd_segment *heir, struct cstd_segment *of)
 {
     heir->budget = of->budget;
     heir->charged = of->charged;
-    heir->account = cstd_quota_ref(of->account);
     heir->lock_required = of->lock_required;
     heir->worker_fd = of->worker_fd;
+    heir->n_files += of->n_files - 1; /* The account is the same. */
+    of->n_files = 1;
     of->budget = NULL; /* @of no longer gives the charge back, nor frees the memory. */
     of->worker_fd = -1;
 }
@@ -342,11 +405,24 @@ static bool is_memfd(int fd)
     return seals >= 0 && (seals & F_SEAL_GROW) != 0;
 }
 
+void cstd_segment_keep_private(struct cstd_segment *segment)
+{
+    if (segment->n_files == 2 && segment->worker_fd < 0) {
+        segment->n_files = 1;
+        cstd_quota_give(segment->account, CSTD_QUOTA_FILES, 1);
+    }
+}
+
 int cstd_segment_share(struct cstd_segment *segment, int *fd, struct cst_err *err)
 {
     char path[40];
 
     if (segment->worker_fd < 0 && is_memfd(segment->fd)) {
+        if (segment->n_files < 2 && cstd_quota_take(segment->account, CSTD_QUOTA_FILES, 1,
+                                                    "a file of a worker", err) != CST_OK) {
+            return err->status;
+        }
+        segment->n_files = 2;
         /* Opening the file creates a new file description. A duplicate would belong to the daemon's
          * description, and a lease could not tell workers' descriptors from the daemon's
          * (remains.h). */
@@ -375,6 +451,7 @@ static void drop_memory(struct cstd_segment *segment)
     if (segment->worker_fd >= 0) {
         (void)close(segment->worker_fd);
     }
+    cstd_quota_give(segment->account, CSTD_QUOTA_FILES, segment->n_files);
     if (cstd_segment_is_ours(segment) && segment->fd >= 0 && is_memfd(segment->fd)) {
         cstd_remains_drop(budget->remains, segment->fd, segment->bytes, segment->charged, budget,
                           segment->account);

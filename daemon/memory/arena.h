@@ -47,8 +47,8 @@ int cstd_budget_check(const struct cstd_budget *budget, const struct cstd_quota_
                       uint64_t bytes, const char *what, struct cst_err *err);
 
 /* Charge @bytes to @budget and to the user's @account (NULL: to no user). @what names the purpose
- * in messages. CST_EBUDGET: the limit of the budget or of the user would be exceeded, and nothing
- * is charged; @err has all numbers and, for a limit of the user, the key in [quota]. */
+ * in messages. CST_EBUDGET: the limit of the budget, of the user or both would be exceeded, and
+ * nothing is charged; @err names each limit that is exceeded, with its numbers and its key. */
 int cstd_budget_take(struct cstd_budget *budget, struct cstd_quota_account *account, uint64_t bytes,
                      const char *what, struct cst_err *err);
 /* Give @bytes of a charge back to @budget and @account. */
@@ -58,6 +58,21 @@ void cstd_budget_give(struct cstd_budget *budget, struct cstd_quota_account *acc
 /* Charge @bytes that are already in use, even beyond the limits. */
 void cstd_budget_force(struct cstd_budget *budget, struct cstd_quota_account *account,
                        uint64_t bytes);
+
+/* What a module has charged for memory that it allocates for a user, of an amount that changes. */
+struct cstd_charge {
+    struct cstd_budget *budget;
+    struct cstd_quota_account *account; /* Borrowed; NULL: no user. */
+    uint64_t bytes;                     /* Bytes that are charged now. */
+};
+
+/* Change the charge to @bytes. CST_EBUDGET: a limit would be exceeded, and the charge is as before.
+ * A smaller charge is always possible. */
+int cstd_charge_set(struct cstd_charge *charge, uint64_t bytes, const char *what,
+                    struct cst_err *err);
+
+/* Change the charge to @bytes, even beyond the limits. */
+void cstd_charge_force(struct cstd_charge *charge, uint64_t bytes);
 
 #define CSTD_BUDGET_WORDS 480
 
@@ -131,6 +146,8 @@ struct cstd_segment {
     /* Descriptor of the file for workers, opened separately from fd. -1: no worker has asked for it
      * yet. */
     int worker_fd;
+    /* Open files that the account is charged for: fd, and worker_fd for a segment of workers. */
+    unsigned n_files;
     /* The segment is accelerator memory, allocated by the engine whose index is in populate. */
     bool device;
     /* The contents must outlive the segment: the file is closed with it, and nothing is returned to
@@ -169,12 +186,15 @@ struct cstd_segment {
     /* Called after the last reference is released and before the segment is freed. May be NULL. */
     cstd_segment_cb on_gone;
     void *arg; /* For the owner of the callbacks. */
+    /* For on_gone of a segment whose memory was charged for a job (upkeep.h); else NULL. */
+    void *loan;
 };
 
 /* Create a memfd segment of @bytes with one reference, charged to @budget and @account (NULL: not
- * charged). The caller chooses @id, and @what names the purpose in messages. CST_EBUDGET: a limit
- * is exceeded; CST_ENOMEM: out of memory, or the kernel gave no memfd (too many open files);
- * CST_EINVAL: a size of 0 bytes or too large. */
+ * charged). The account is also charged for two open files, one of which is for workers. The caller
+ * chooses @id, and @what names the purpose in messages. CST_EBUDGET: a limit is exceeded;
+ * CST_ENOMEM: out of memory, or the kernel gave no memfd (too many open files); CST_EINVAL: a size
+ * of 0 bytes or too large. */
 int cstd_segment_open(struct cstd_segment **out, uint32_t id, uint64_t bytes,
                       struct cstd_budget *budget, struct cstd_quota_account *account,
                       const char *what, struct cst_err *err);
@@ -214,9 +234,14 @@ int cstd_segment_open_heir(struct cstd_segment **out, uint32_t id, const struct 
 /* @heir takes over the memory of @of and its charge: the memory ends with @heir from now on. */
 void cstd_segment_inherit(struct cstd_segment *heir, struct cstd_segment *of);
 
+/* No worker gets a descriptor of @segment, or only some workers do: give back the charge for the
+ * file of workers. */
+void cstd_segment_keep_private(struct cstd_segment *segment);
+
 /* Set *fd to a descriptor of @segment that can be sent to workers. It belongs to the segment. A
  * memfd is opened separately for workers, which lets the daemon find out later whether any worker
- * still has it (remains.h). CST_ENOMEM: too many open files. */
+ * still has it (remains.h). CST_EBUDGET: the user's limit of open files is exceeded; CST_ENOMEM:
+ * too many open files. */
 int cstd_segment_share(struct cstd_segment *segment, int *fd, struct cst_err *err);
 
 /* Returns whether the file is dropped with the segment, so that its contents are not needed after

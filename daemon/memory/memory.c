@@ -64,7 +64,7 @@ static void on_progress(struct cstd_segment *segment)
         memory->logged = memory->populated;
         cstd_log_about(CSTD_LOG_INFO,
                        &(struct cstd_log_about){
-                           .job = memory->name, .rank = CSTD_LOG_NONE, .uid = CSTD_LOG_NONE},
+                           .job = memory->name, .rank = CSTD_LOG_NONE, .uid = memory->account->uid},
                        "populated %s of %s", cst_size_text(memory->populated, done),
                        cst_size_text(total, all));
     }
@@ -309,6 +309,9 @@ static int add_arenas(struct cstd_memory *memory, const struct cstd_memory_reque
             rc = cstd_memory_add_segment(memory, s->bytes,
                                          request->sparse ? NULL : &memory->daemon->host,
                                          UINT32_C(1) << s->node, (int)s->node, err);
+            if (rc == CST_OK) {
+                cstd_segment_keep_private(memory->segments[memory->n_segments - 1]);
+            }
         }
     }
     memory->n_arenas = memory->n_segments;
@@ -332,6 +335,7 @@ static int add_table(struct cstd_memory *memory, const struct cst_layout *layout
         return rc;
     }
     segment = memory->segments[memory->n_segments - 1];
+    cstd_segment_keep_private(segment);
     memory->table =
         mmap(NULL, header.total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd, 0);
     if (memory->table == MAP_FAILED) {

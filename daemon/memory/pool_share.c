@@ -8,6 +8,7 @@
 #include "daemon/job/migrate.h"
 #include "daemon/job/reshape.h"
 #include "daemon/memory/host_memory.h"
+#include "daemon/memory/memory_pools.h"
 #include "daemon/wire/session.h"
 #include "proto/size.h"
 
@@ -232,25 +233,20 @@ static bool asks_as_manager(const struct cstd_job *job)
     return any;
 }
 
-/* Check host memory: the budget of arenas, then the limit of the control group for everything. */
-static int check_host(const struct cstd_job *job, uint64_t bytes, bool all, struct cst_err *err)
+/* Host memory is short, as @err says: name the user's jobs that are done. Removing them frees host
+ * memory only; they have no pools. */
+static void suggest(const struct cstd_job *job, struct cst_err *err)
 {
-    struct cstd_daemon *daemon = job->daemon;
-    int rc = all ? check_machine(daemon, bytes + pools_on(job, NULL), job->name, err)
-                 : cstd_budget_check(&daemon->host, job->account, bytes, job->name, err);
-
-    /* Removing jobs that are done frees host memory only; they have no pools. */
-    if (rc != CST_OK && job->account != NULL) {
-        cstd_done_suggest(daemon, job->account->uid, asks_as_manager(job), err);
+    if (job->account != NULL) {
+        cstd_done_suggest(job->daemon, job->account->uid, asks_as_manager(job), err);
     }
-    return rc;
 }
 
 /* Bytes of host memory that @job takes in addition to the arenas that exist already. */
 static uint64_t host_bytes(const struct cstd_job *job)
 {
     uint64_t bytes = cstd_memory_host_bytes(&job->layout) + cstd_edge_slots_host_bytes(job) +
-                     cstd_reshape_staging_bytes(job);
+                     cstd_reshape_staging_bytes(job) + cstd_upkeep_bytes(job);
 
     if (job->inherits) {
         return bytes - job->layout.arena_bytes;
@@ -259,31 +255,75 @@ static uint64_t host_bytes(const struct cstd_job *job)
                                 : bytes;
 }
 
+/* Open files that @job takes. */
+static uint64_t count_files(const struct cstd_job *job)
+{
+    uint64_t n = cstd_upkeep_files(job) + job->layout.n_segments + 1 +
+                 2 * (uint64_t)cstd_memory_n_edge_segments(&job->model);
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        for (uint32_t c = 0; c < job->layout.n_classes; c++) {
+            n += 2 * (uint64_t)cstd_pools_slabs(&job->layout, c, job->workers[r].pool.blocks.n[c]);
+        }
+    }
+    return n;
+}
+
+/* Append what @more says to @err, another shortage of the same request, or set it. */
+static void add_shortage(struct cst_err *err, const struct cst_err *more)
+{
+    size_t used = strlen(err->text);
+
+    if (err->status == CST_OK) {
+        *err = *more;
+    } else if (more->status != CST_OK && used + strlen(more->text) + 3 <= sizeof err->text) {
+        (void)snprintf(err->text + used, sizeof err->text - used, "; %s", more->text);
+    }
+}
+
 /* Check the sums first. Otherwise thousands of memfds would be created before a budget is
  * exceeded. */
 static int check_budgets(const struct cstd_job *job, struct cst_err *err)
 {
     struct reservations reservations = {.n = cstd_device_reservation_list(job, reservations.v)};
     uint64_t host = host_bytes(job);
-    int rc = check_host(job, host, false, err);
+    struct cst_err all = {0}, one = {0};
+    bool host_short;
 
-    for (uint32_t r = 0; r < job->world && rc == CST_OK; r++) {
+    (void)cstd_budget_check(&job->daemon->host, job->account, host, job->name, &all);
+    host_short = all.status != CST_OK;
+    for (uint32_t r = 0; r < job->world; r++) {
         struct cstd_gpu *gpu = job->workers[r].gpu;
 
-        if (!is_shared(job, r)) {
-            rc = cstd_budget_check(cstd_memory_budget(job->daemon, gpu), job->account,
-                                   reservation_bytes(job, &reservations, gpu) + pools_on(job, gpu),
-                                   job->name, err);
+        if (!is_shared(job, r) &&
+            cstd_budget_check(cstd_memory_budget(job->daemon, gpu), job->account,
+                              reservation_bytes(job, &reservations, gpu) + pools_on(job, gpu),
+                              job->name, &one) != CST_OK) {
+            add_shortage(&all, &one);
         }
     }
     /* Accelerators without pools. For an accelerator with pools the sum above was at least as
      * large. */
-    for (uint32_t i = 0; i < reservations.n && rc == CST_OK; i++) {
-        rc = cstd_budget_check(&reservations.v[i].gpu->pool, job->account,
-                               reservation_bytes(job, &reservations, reservations.v[i].gpu),
-                               job->name, err);
+    for (uint32_t i = 0; i < reservations.n && all.status == CST_OK; i++) {
+        (void)cstd_budget_check(&reservations.v[i].gpu->pool, job->account,
+                                reservation_bytes(job, &reservations, reservations.v[i].gpu),
+                                job->name, &all);
     }
-    return rc == CST_OK ? check_host(job, host, true, err) : rc;
+    if (cstd_quota_check(job->account, CSTD_QUOTA_FILES, count_files(job), job->name, &one) !=
+        CST_OK) {
+        add_shortage(&all, &one);
+    }
+    if (all.status == CST_OK) {
+        host_short =
+            check_machine(job->daemon, host + pools_on(job, NULL), job->name, &all) != CST_OK;
+    }
+    if (host_short) {
+        suggest(job, &all);
+    }
+    if (all.status != CST_OK) {
+        *err = all;
+    }
+    return all.status;
 }
 
 int cstd_pool_share_divide(struct cstd_job *job, struct cst_err *err)

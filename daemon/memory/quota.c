@@ -51,6 +51,7 @@ struct bound {
     uint64_t used;                      /* What the user or all members of the group hold. */
     const struct cstd_quota_rule *rule; /* Section that sets the limit; NULL: [quota]. */
     bool is_default;                    /* No section names the key: the limit is the default. */
+    bool is_total;                      /* The limit is for all users together. */
 };
 
 static uint64_t default_amount(const struct cstd_quota *quota, unsigned resource)
@@ -103,6 +104,12 @@ static void bound_group(const struct cstd_quota *quota, unsigned rule, unsigned 
                           .rule = &quota->rules.rules[rule]};
 }
 
+static void bound_total(const struct cstd_quota *quota, unsigned resource, struct bound *out)
+{
+    *out = (struct bound){
+        .limit = quota->totals[resource], .used = quota->all_used[resource], .is_total = true};
+}
+
 static uint64_t left_of(const struct bound *bound)
 {
     if (bound->limit == CSTD_QUOTA_NONE) {
@@ -124,6 +131,12 @@ static void find_bound(const struct cstd_quota_account *account, unsigned resour
             if (left_of(&other) < left_of(out)) {
                 *out = other;
             }
+        }
+    }
+    if (resource == CSTD_QUOTA_FILES) {
+        bound_total(account->quota, resource, &other);
+        if (left_of(&other) < left_of(out)) {
+            *out = other;
         }
     }
 }
@@ -312,7 +325,10 @@ static void describe(const struct cstd_quota_account *account, unsigned resource
 
     (void)snprintf(who, 32, is_group ? "gid %u" : "uid %u",
                    is_group ? bound->rule->id : (unsigned)account->uid);
-    if (bound->rule != NULL) {
+    if (bound->is_total) {
+        (void)snprintf(who, 32, "all users");
+        (void)snprintf(where, 80, "LimitNOFILE of the daemon");
+    } else if (bound->rule != NULL) {
         (void)snprintf(where, 80, "%s in [quota %s:%u]", key, is_group ? "gid" : "uid",
                        bound->rule->id);
     } else {
@@ -339,8 +355,9 @@ static void words_of(const struct cstd_quota_account *account, unsigned resource
                        cst_size_text(bound->limit, limit), device != NULL ? device : kind->words,
                        where);
     } else {
-        (void)snprintf(out, n, "%s has %" PRIu64 " of %" PRIu64 " %s (%s)", who, bound->used,
-                       bound->limit, kind->words, where);
+        (void)snprintf(out, n, "%s %s %" PRIu64 " of %" PRIu64 " %s (%s)", who,
+                       bound->is_total ? "have" : "has", bound->used, bound->limit, kind->words,
+                       where);
     }
 }
 
@@ -387,6 +404,7 @@ int cstd_quota_check(const struct cstd_quota_account *account, unsigned resource
 static void count(struct cstd_quota_account *account, unsigned resource, uint64_t amount)
 {
     account->used[resource] += amount;
+    account->quota->all_used[resource] += amount;
     for (unsigned i = 0; account->groups != 0 && i < account->quota->rules.n_rules; i++) {
         if ((account->groups >> i & 1) != 0) {
             account->quota->group_used[i][resource] += amount;

@@ -5,7 +5,7 @@
  * of the user who asked, and gives it back when it is no longer held. This module only permits or
  * refuses: it owns nothing of what it counts, and knows nothing of sessions, jobs or memory.
  *
- * Up to three kinds of limit apply to one request, and all must hold:
+ * Up to four kinds of limit apply to one request, and all must hold:
  * - The user's limit: from [quota uid:N] or [quota user:NAME], otherwise from [quota], key by key.
  * - The limit of every limited group in which the user was seen, for what its members hold
  *   together. A user is a member of a group from the first connection that had it as primary or
@@ -13,6 +13,8 @@
  * - The default, if [quota] does not name a key: a user may hold half of what there is (a ttl:
  *   seven days). The default does not apply to root, to the user who runs the daemon, nor to the
  *   only user whom the configuration admits.
+ * - Of open files (CSTD_QUOTA_FILES) all users together may hold what the daemon has. The totals of
+ *   the other resources are limited by the modules that hand them out.
  *
  * A resource is a key of the configuration; pools are one resource per device. Loop thread only.
  * With a NULL account nothing is counted or refused. */
@@ -57,9 +59,10 @@ struct cstd_quota {
     uint64_t totals[CSTD_QUOTA_RESOURCES];
     /* Names of the devices' pools ("pools of the host device"); belong to the caller. */
     const char *names[CSTD_QUOTA_MAX_POOLS];
-    unsigned n_pools;  /* Number of devices that have a resource. */
-    uid_t exempt[3];   /* Users to whom the default does not apply. */
-    unsigned n_exempt; /* Number of entries in exempt. */
+    unsigned n_pools;                        /* Number of devices that have a resource. */
+    uid_t exempt[3];                         /* Users to whom the default does not apply. */
+    unsigned n_exempt;                       /* Number of entries in exempt. */
+    uint64_t all_used[CSTD_QUOTA_RESOURCES]; /* What all users hold together of each resource. */
     /* By rule and resource: what the members of the rule's group hold together; 0 for rules of
      * users. */
     uint64_t group_used[CSTD_QUOTA_MAX_RULES][CSTD_QUOTA_RESOURCES];

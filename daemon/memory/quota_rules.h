@@ -22,6 +22,7 @@
     X(JOBS, "jobs", COUNT, 0, CST_EBUDGET, "jobs")                                                 \
     X(SESSIONS, "sessions", COUNT, 0, CST_EBUSY, "connections")                                    \
     X(DESCRIPTORS, "descriptors", COUNT, CST_FRAME_MAX_FDS, CST_EBUSY, "descriptors")              \
+    X(FILES, "files", COUNT, 0, CST_EBUDGET, "open files")                                         \
     X(REQUESTS, "requests", COUNT, 0, CST_ENOCREDIT, "requests in flight")                         \
     X(SEARCHES, "searches", COUNT, 0, CST_EBUSY, "searches for a plan")                            \
     X(TTL, "ttl", SECONDS, 0, CST_EINVAL, "seconds to live without a worker")

@@ -15,7 +15,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { LOOK_MS = 500 };
+enum {
+    LOOK_MS = 500,
+    LOOK_SHARE = 10, /* Checks because of refusals take at most a tenth of the loop's time. */
+};
 
 /* After this many bytes one check punches no more files, because freeing pages takes the loop's
  * time. */
@@ -25,9 +28,12 @@ struct cstd_remain {
     TAILQ_ENTRY(cstd_remain) link;
     int fd;         /* Opened for reading only (see is_held). */
     uint64_t bytes; /* Length of the file. */
-    /* Bytes that are charged to budget and account: what the file held at the last check. */
+    /* Bytes that are charged to budget and account: what the file held at the last check, or all
+     * that it can hold. */
     uint64_t charged;
-    struct cstd_budget *budget;         /* Budget that the file is charged to. */
+    bool whole;                 /* The file is charged for all that it can hold. */
+    bool sealed;                /* The file cannot be emptied, nor written by another process. */
+    struct cstd_budget *budget; /* Budget that the file is charged to. */
     struct cstd_quota_account *account; /* The user's account, a reference; NULL: none. */
 };
 
@@ -81,6 +87,15 @@ void cstd_remains_punch(int fd, uint64_t bytes)
     }
 }
 
+/* Return whether a file of @account is charged for all that it can hold. A user who has a limit is
+ * not trusted: the user's processes could fill all files again between two checks, when others have
+ * what was free. */
+static bool is_charged_whole(const struct cstd_budget *budget,
+                             const struct cstd_quota_account *account)
+{
+    return account != NULL && cstd_quota_limit(account, budget->resource) != CSTD_QUOTA_NONE;
+}
+
 /* Return the bytes of memory that the file holds. */
 static uint64_t size_of(const struct cstd_remain *file)
 {
@@ -107,7 +122,7 @@ static void recount(struct cstd_remain *file, uint64_t bytes)
 static void forget(struct cstd_remains *remains, struct cstd_remain *file)
 {
     recount(file, 0);
-    cstd_quota_give(file->account, CSTD_QUOTA_DESCRIPTORS, 1);
+    cstd_quota_give(file->account, CSTD_QUOTA_FILES, 1);
     cstd_quota_unref(file->account);
     (void)close(file->fd);
     TAILQ_REMOVE(&remains->files, file, link);
@@ -137,11 +152,19 @@ static struct cstd_remain *keep(struct cstd_remains *remains, int fd, uint64_t b
                                      .budget = budget,
                                      .account = cstd_quota_ref(account)};
         budget->kept += charged;
-        cstd_quota_force(account, CSTD_QUOTA_DESCRIPTORS, 1);
+        cstd_quota_force(account, CSTD_QUOTA_FILES, 1);
         TAILQ_INSERT_TAIL(&remains->files, file, link);
         remains->n++;
     }
     return file;
+}
+
+/* Look after the files from now on. */
+static void watch(struct cstd_remains *remains)
+{
+    if (remains->n == 1) {
+        (void)uv_timer_start(&remains->timer, on_timer, LOOK_MS, LOOK_MS);
+    }
 }
 
 void cstd_remains_drop(struct cstd_remains *remains, int fd, uint64_t bytes, uint64_t charged,
@@ -163,10 +186,44 @@ void cstd_remains_drop(struct cstd_remains *remains, int fd, uint64_t bytes, uin
         cstd_budget_give(budget, account, charged);
         return;
     }
-    recount(file, size_of(file));
-    if (remains->n == 1) {
-        (void)uv_timer_start(&remains->timer, on_timer, LOOK_MS, LOOK_MS);
+    file->whole = is_charged_whole(budget, account);
+    if (!file->whole) {
+        recount(file, size_of(file));
     }
+    watch(remains);
+}
+
+int cstd_remains_retire(struct cstd_remains *remains, int *fd, uint64_t bytes,
+                        struct cstd_budget *budget, struct cstd_quota_account *account, bool force,
+                        const char *what, struct cst_err *err)
+{
+    struct cstd_remain *file = NULL;
+    int reader = open_again(*fd, O_RDONLY);
+
+    if (reader < 0) {
+        return cst_err_errno(err, CST_ENOMEM, errno, "%s", what);
+    }
+    (void)close(*fd);
+    *fd = reader;
+    if (is_held(reader)) {
+        if (!force && (cstd_budget_check(budget, account, bytes, what, err) != CST_OK ||
+                       cstd_quota_check(account, CSTD_QUOTA_FILES, 1, what, err) != CST_OK)) {
+            return err->status;
+        }
+        cstd_budget_force(budget, account, bytes);
+        file = keep(remains, reader, bytes, bytes, budget, account);
+        if (file == NULL) {
+            cstd_budget_give(budget, account, bytes);
+        }
+    }
+    if (file != NULL) {
+        file->whole = file->sealed = true;
+        watch(remains);
+    } else {
+        (void)close(reader);
+    }
+    *fd = -1;
+    return CST_OK;
 }
 
 static void punch_again(const struct cstd_remain *file)
@@ -179,24 +236,48 @@ static void punch_again(const struct cstd_remain *file)
     }
 }
 
-void cstd_remains_look(struct cstd_remains *remains)
+/* Forget the files that no other process holds. */
+static void forget_released(struct cstd_remains *remains)
 {
     struct cstd_remain *file, *next;
-    uint64_t punched = 0;
 
     for (file = TAILQ_FIRST(&remains->files); file != NULL; file = next) {
         next = TAILQ_NEXT(file, link);
         if (!is_held(file->fd)) {
             forget(remains, file);
-            continue;
-        }
-        recount(file, size_of(file));
-        if (file->charged > 0 && punched < most_punched) {
-            punched += file->charged;
-            punch_again(file);
         }
     }
     if (remains->n == 0) {
         (void)uv_timer_stop(&remains->timer);
     }
+}
+
+void cstd_remains_look(struct cstd_remains *remains)
+{
+    struct cstd_remain *file;
+    uint64_t punched = 0, present;
+
+    forget_released(remains);
+    TAILQ_FOREACH(file, &remains->files, link)
+    {
+        present = file->sealed ? 0 : size_of(file);
+        if (!file->whole) {
+            recount(file, present);
+        }
+        if (present > 0 && punched < most_punched) {
+            punched += present;
+            punch_again(file);
+        }
+    }
+}
+
+bool cstd_remains_look_again(struct cstd_remains *remains)
+{
+    if (remains->n == 0 || uv_hrtime() - remains->looked_ns < LOOK_SHARE * remains->took_ns) {
+        return false;
+    }
+    remains->looked_ns = uv_hrtime();
+    forget_released(remains);
+    remains->took_ns = uv_hrtime() - remains->looked_ns;
+    return true;
 }

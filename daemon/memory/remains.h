@@ -5,8 +5,9 @@
  *
  * When a file is dropped, its pages are punched out, hence a process that keeps the file keeps no
  * memory. A process that writes through its old mapping fills the file again. The daemon therefore
- * keeps a descriptor as long as any other process has the file. Twice a second it charges the
- * memory that has come back to the budget and the user, and punches it out again.
+ * keeps a descriptor as long as any other process has the file. A user who has a limit stays
+ * charged for the whole file until then. To other users, who are trusted, the daemon charges twice
+ * a second the memory that has come back. It punches the memory out again in both cases.
  *
  * The kernel tells whether another process has a file: workers receive descriptors that are opened
  * anew (see cstd_segment_share), and the kernel grants a read lease (F_SETLEASE in fcntl(2), no
@@ -29,6 +30,8 @@ struct cstd_remains {
     uv_timer_t timer; /* Active while there are files; does not keep the loop running. */
     TAILQ_HEAD(, cstd_remain) files;
     uint32_t n; /* Number of files. */
+    /* When the last check because of a refusal began, and how long it took. */
+    uint64_t looked_ns, took_ns;
 };
 
 /* Free all memory of the memfd @fd of @bytes, for the daemon and for all processes that map it. */
@@ -42,9 +45,23 @@ void cstd_remains_close(struct cstd_remains *remains);
 
 /* Drop the memfd @fd of @bytes, of which @charged are charged to @budget and @account (NULL: to no
  * user). The function takes over the descriptor and the charge, and frees the memory. It gives the
- * charge back at once, except for memory that another process has written again meanwhile. */
+ * charge back at once if no other process holds the file. Otherwise a user who has a limit stays
+ * charged, and other users are charged for what a process has written again meanwhile. */
 void cstd_remains_drop(struct cstd_remains *remains, int fd, uint64_t bytes, uint64_t charged,
                        struct cstd_budget *budget, struct cstd_quota_account *account);
+
+/* The sealed memfd *@fd of @bytes, which other processes may hold and none can write, is no longer
+ * used. If a process holds it, it is charged to @budget and @account, and kept here until no
+ * process does; otherwise it is closed. *fd is -1 then. CST_EBUDGET: a process holds it, and a
+ * limit is exceeded; *fd is then another descriptor of the file, for reading. With @force it is
+ * charged even beyond the limits. CST_ENOMEM: *fd is as it was. */
+int cstd_remains_retire(struct cstd_remains *remains, int *fd, uint64_t bytes,
+                        struct cstd_budget *budget, struct cstd_quota_account *account, bool force,
+                        const char *what, struct cst_err *err);
+
+/* Check all files now, because a request is about to be refused for lack of memory, and forget
+ * those that no other process holds. False: there are none, or the checks take too much time. */
+bool cstd_remains_look_again(struct cstd_remains *remains);
 
 /* Check all files now: charge and punch the memory that has come back, and forget the files that no
  * other process holds. */

@@ -2,6 +2,7 @@
 #include "daemon/memory/staging.h"
 
 #include "daemon/daemon.h"
+#include "daemon/job/upkeep.h"
 #include "daemon/wire/session.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/round_up.h"
@@ -82,7 +83,8 @@ bool cstd_staging_serves(const struct cstd_session *session)
            (engines_of(session) & ~staging->segment->engines) == 0;
 }
 
-/* Open a segment of about @bytes, or of half as much and so on if the budgets have no more left. */
+/* Open a segment of about @bytes, or of half as much and so on if the budgets have no more left, in
+ * the end of what the job has reserved. */
 static int open_segment(struct cstd_session *session, uint64_t bytes, struct cstd_segment **out,
                         struct cst_err *err)
 {
@@ -95,7 +97,12 @@ static int open_segment(struct cstd_session *session, uint64_t bytes, struct cst
         rc = cstd_segment_open(out, cstd_engines_segment_id(&daemon->engines),
                                least ? CSTD_STAGING_MIN_BYTES : cst_round_up(bytes, 4096),
                                &daemon->host, session->account, "staging", err);
-        if (rc != CST_EBUDGET || least) {
+        if (rc == CST_EBUDGET && least) {
+            int lent = cstd_upkeep_lend(session, out, err);
+
+            return lent == CST_OK ? CST_OK : rc;
+        }
+        if (rc != CST_EBUDGET) {
             return rc;
         }
     }

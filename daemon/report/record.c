@@ -6,7 +6,7 @@
 /* Number of commands that are tracked, powers of two: at the beginning, and at most. The maximum is
  * nine commands for each of 100 000 chunks with device updates. If more are under way, the oldest
  * are lost. */
-enum { FEW = 1 << 12, MOST = 1 << 20 };
+enum { FEW = 1 << 12, MOST = 1 << 20, MOST_COMMANDS = 9 };
 
 struct issued {
     uint64_t ticket; /* 0: the slot is free. */
@@ -41,6 +41,16 @@ struct cstd_record *cstd_record_open(void)
         }
     }
     return record;
+}
+
+uint64_t cstd_record_bytes(uint32_t n_chunks)
+{
+    uint64_t n_slots = FEW;
+
+    while (n_slots < MOST && n_slots < (uint64_t)n_chunks * MOST_COMMANDS) {
+        n_slots *= 2;
+    }
+    return sizeof(struct cstd_record) + n_slots * sizeof(struct issued);
 }
 
 void cstd_record_close(struct cstd_record *record)

@@ -46,6 +46,9 @@ struct cstd_record; /* opaque */
 /* Make a record. NULL: out of memory; the job continues without a record. All functions accept NULL
  * for @record and then do nothing, except cstd_record_get. */
 struct cstd_record *cstd_record_open(void);
+/* Bytes of the heap that the record of a job of @n_chunks takes at most. */
+uint64_t cstd_record_bytes(uint32_t n_chunks);
+
 void cstd_record_close(struct cstd_record *record);
 
 /* @command, which is of @kind, is issued at @now (ns). */

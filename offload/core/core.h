@@ -456,6 +456,23 @@ void cst_actions_close(struct cst_actions *actions);
 int cst_core_check_stages(const struct cst_model *model, uint32_t micro_batches,
                           enum cst_overlap overlap, struct cst_err *err);
 
+/* Bytes of the heap that one more entry of the record of a rank's requests can take, in the record
+ * and in the phases that are learned from it. */
+#define CST_CORE_TRACE_ENTRY_BYTES 68
+
+/* Let the record of @rank's requests have at most @n entries between two steps. Requests beyond
+ * that are not learned, and nothing else depends on it. Without this call there is no such limit
+ * below CST_TRACE_MAX_RECORD (offload/residency/trace.h), which also limits @n. */
+void cst_core_limit_trace(struct cst_core *core, uint32_t rank, uint32_t n);
+
+/* Return whether the record of @rank will soon have as many entries as it may. */
+bool cst_core_trace_wants(const struct cst_core *core, uint32_t rank);
+
+/* Bytes of the heap that a core of @layout and @world ranks takes, with @n_blocks blocks in all
+ * pools, without what it learns from the workers' requests. */
+uint64_t cst_core_heap_bytes(const struct cst_layout *layout, const struct cst_model *model,
+                             uint32_t world, uint64_t n_blocks);
+
 /* Open a core. The caller closes *out with cst_core_close. Statuses:
  *
  *   - CST_EINVAL: cst_core_check_stages; too many ranks or device reservations, or no rank;

@@ -300,6 +300,37 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
     return CST_OK;
 }
 
+void cst_core_limit_trace(struct cst_core *core, uint32_t rank, uint32_t n)
+{
+    core->ranks[rank].trace.max_record = n < CST_TRACE_MAX_RECORD ? n : CST_TRACE_MAX_RECORD;
+}
+
+bool cst_core_trace_wants(const struct cst_core *core, uint32_t rank)
+{
+    enum { SOON = 8 }; /* More entries than one event adds. */
+    const struct cst_trace *trace = &core->ranks[rank].trace;
+
+    return !trace->broken && trace->max_record < CST_TRACE_MAX_RECORD &&
+           trace->n_record + SOON > trace->max_record;
+}
+
+uint64_t cst_core_heap_bytes(const struct cst_layout *layout, const struct cst_model *model,
+                             uint32_t world, uint64_t n_blocks)
+{
+    enum {
+        CHUNK_OF_RANK = 32, /* Maps of a pool and of the declared phase (block.c, phase.c). */
+        VISIT = 9,          /* An entry of a phase. */
+        VISITS = 4,         /* Of a tensor, in forward and backward passes. */
+        BLOCK = 64,         /* The orders of eviction (victim.c). */
+    };
+    uint64_t of_rank = sizeof(struct cst_rank) + (uint64_t)layout->n_chunks * CHUNK_OF_RANK +
+                       (uint64_t)model->n_uses * VISITS * VISIT;
+
+    return sizeof(struct cst_core) +
+           layout->n_chunks * (sizeof(struct cst_chunk) + sizeof(uint32_t)) + world * of_rank +
+           n_blocks * (sizeof(struct cst_block) + BLOCK);
+}
+
 void cst_core_close(struct cst_core *core)
 {
     if (core == NULL) {

@@ -123,8 +123,12 @@ struct cst_model {
     uint32_t n_uses;       /* Sum of n_tensors over all operators. */
     uint64_t n_params;     /* Sum of n_elems over all tensors. */
     uint64_t weight_bytes; /* Bytes of the weights of all tensors. */
-    void *index;           /* Private: index from names to numbers. */
-    void *external;        /* Private: index of the names in model files. */
+    /* For model_bytes.h: bytes of the allocations of single tensors and operators, bytes of their
+     * packed messages, and number of their names in model files. */
+    uint64_t own_bytes, packed_bytes;
+    uint32_t n_file_names;
+    void *index;    /* Private: index from names to numbers. */
+    void *external; /* Private: index of the names in model files. */
 };
 
 #define CST_LAYOUT_NO_ROW UINT32_MAX

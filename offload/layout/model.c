@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Declarations: tensors, operators, and the index from names to numbers. */
 #include "offload/layout/external.h"
+#include "offload/layout/model_bytes.h"
 #include "offload/layout/name_index.h"
 #include "proto/muon.h"
 
@@ -369,6 +370,7 @@ static void add_tensor(struct cst_model *model, const struct cst_tensor_words *w
     model->n_params += n_elems;
     model->weight_bytes += cst_dtype_bytes(t->dtype) * n_elems;
     model->n_tensors++;
+    cst_model_count_tensor(model, words);
 }
 
 int cst_model_tensor(struct cst_model *model, const struct cst_tensor_words *words,
@@ -545,6 +547,7 @@ static void add_operator(struct cst_model *model, char *name, uint32_t *tensors,
     cst_name_index_add(&index->operators, op->name);
     model->n_uses += n_tensors;
     model->n_operators++;
+    cst_model_count_operator(model, name, n_tensors);
 }
 
 int cst_model_operator(struct cst_model *model, const char *name, const uint32_t *tensors,

@@ -36,8 +36,10 @@ int cst_trace_init(struct cst_trace *trace, const struct cst_layout *layout,
 {
     int status;
 
-    *trace = (struct cst_trace){
-        .n_chunks = layout->n_chunks, .chunks = layout->chunks, .base = BEGIN_OF_TIME};
+    *trace = (struct cst_trace){.max_record = CST_TRACE_MAX_RECORD,
+                                .n_chunks = layout->n_chunks,
+                                .chunks = layout->chunks,
+                                .base = BEGIN_OF_TIME};
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         trace->sparse = trace->sparse || cst_pattern(layout->chunks[c].pattern)->sparse;
         trace->frozen = trace->frozen || !cst_layout_has_states(&layout->chunks[c]);

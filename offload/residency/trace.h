@@ -36,9 +36,10 @@ struct cst_trace {
     uint32_t *record;  /* Entries of the running phase; owned. */
     uint32_t n_record;
     uint32_t record_capacity;
-    uint32_t n_wrong; /* Recorded entries that were not predicted. */
-    bool broken;      /* Entries are missing from the record: no memory, or too many. */
-    bool guessed;     /* A new phase seems to have begun at record[cut]. */
+    uint32_t max_record; /* Most entries of the record. */
+    uint32_t n_wrong;    /* Recorded entries that were not predicted. */
+    bool broken;         /* Entries are missing from the record: no memory, or too many. */
+    bool guessed;        /* A new phase seems to have begun at record[cut]. */
     /* If `guessed`: start of the new phase in the record. */
     uint32_t cut;
     uint32_t before;    /* If `guessed`: the phase that predicted before the new one. */

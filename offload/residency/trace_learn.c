@@ -14,6 +14,9 @@
 
 int cst_trace_append(struct cst_trace *trace, uint32_t entry)
 {
+    if (trace->n_record >= trace->max_record) {
+        return CST_ENOMEM;
+    }
     if (trace->n_record == trace->record_capacity) {
         uint32_t grown = trace->record_capacity == 0 ? 64 : 2 * trace->record_capacity;
         uint32_t *record =

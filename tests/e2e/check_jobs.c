@@ -285,7 +285,7 @@ START_TEST(a_job_over_budget_is_refused)
     ck_assert_int_eq(raw_declare_many(&client, 20, 1 << 20), CST_OK);
     ck_assert_int_eq(raw_status(&client, raw_commit(&client, 20, 20)), CST_EBUDGET);
     raw_says(&client, "256.0 MiB");
-    ck_assert_uint_eq(raw_stat(&witness)->host_used, 0);
+    ck_assert_uint_lt(raw_stat(&witness)->host_used, 16 << 10); /* The declarations stay. */
     raw_close(&client);
 
     raw_open(&client, proc.socket);

@@ -2,6 +2,7 @@
 /* Tests of daemon/job/declare: what ranks are told when they disagree, and that they can declare
  * again. */
 #include "daemon/job/declare.h"
+#include "offload/layout/model_bytes.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
@@ -12,6 +13,7 @@ enum { WORLD = 6 };
 
 static struct cstd_worker workers[WORLD];
 static struct cstd_job job;
+static struct cstd_budget host;
 static struct cstd_pending waiting; /* stands for a Commit that waits for the other ranks */
 static struct cst_err err, broken;
 static unsigned n_broken;
@@ -43,6 +45,8 @@ static void setup(void)
     job.world = WORLD;
     job.workers = workers;
     job.state = CSTD_JOB_DECLARING;
+    host = (struct cstd_budget){.name = "host memory", .limit = 1 << 20};
+    job.declared.budget = &host;
     cst_model_init(&job.model);
     for (uint32_t r = 0; r < WORLD; r++) {
         workers[r] = (struct cstd_worker){.job = &job, .rank = r, .present = r < 3};
@@ -52,7 +56,9 @@ static void setup(void)
 
 static void teardown(void)
 {
-    cst_model_close(&job.model);
+    ck_assert_uint_eq(host.used, job.declared.bytes);
+    cstd_declare_close(&job);
+    ck_assert_uint_eq(host.used, 0);
 }
 
 /* Do what the daemon does with a Declare of tensor @name with @n elements or, if @n is 0, of an
@@ -442,6 +448,30 @@ START_TEST(stages_are_compared)
 }
 END_TEST
 
+/* Declarations are charged as they come. What does not fit is refused and leaves the model as it
+ * was, and what another rank repeats costs nothing. */
+START_TEST(declarations_are_charged)
+{
+    uint64_t used;
+
+    ck_assert_int_eq(declare(0, "a", 10, 0), CST_OK);
+    used = host.used;
+    ck_assert_uint_eq(used, cst_model_bytes(&job.model));
+    ck_assert_uint_gt(used, sizeof(struct cst_layout_tensor));
+    host.limit = used + 16;
+    ck_assert_int_eq(declare(0, "b", 10, 0), CST_EBUDGET);
+    ck_assert_int_eq(declare(0, "o", 0, 0), CST_EBUDGET);
+    ck_assert_uint_eq(job.model.n_tensors, 1);
+    ck_assert_uint_eq(job.model.n_operators, 0);
+    ck_assert_uint_eq(host.used, used);
+    ck_assert_int_eq(declare(1, "a", 10, 0), CST_OK);
+    ck_assert_uint_eq(host.used, used);
+    host.limit = 1 << 20;
+    ck_assert_int_eq(declare(0, "b", 10, 0), CST_OK);
+    ck_assert_uint_gt(host.used, used);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("disagree");
@@ -456,6 +486,7 @@ int main(void)
     tcase_add_loop_test(tcase, who_leaves_later_changes_no_model, 0, 3);
     tcase_add_test(tcase, kinds_that_differ_are_named);
     tcase_add_test(tcase, groups_are_counted);
+    tcase_add_test(tcase, declarations_are_charged);
     tcase_add_test(tcase, bad_kinds_are_refused);
     tcase_add_test(tcase, external_names_are_checked);
     tcase_add_test(tcase, stages_are_compared);

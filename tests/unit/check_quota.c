@@ -99,6 +99,33 @@ START_TEST(half_is_the_default)
 }
 END_TEST
 
+/* All users together may have no more files than the daemon, whoever they are. */
+START_TEST(files_of_all)
+{
+    struct cstd_quota_account *root;
+
+    set("quota", "files", "80");
+    start();
+    cstd_quota_set_total(&quota, CSTD_QUOTA_FILES, 100);
+    root = account_of(0, 0);
+    take(alice, CSTD_QUOTA_FILES, 80);
+    assert_refused(alice, CSTD_QUOTA_FILES, 1,
+                   "uid 70001 has 80 of 80 open files (files in [quota]): job 'j' wants 1 more");
+    assert_refused(bob, CSTD_QUOTA_FILES, 21,
+                   "all users have 80 of 100 open files (LimitNOFILE of the daemon): job 'j' wants "
+                   "21 more");
+    ck_assert_int_eq(err.status, CST_EBUDGET);
+    take(bob, CSTD_QUOTA_FILES, 20);
+    assert_refused(
+        root, CSTD_QUOTA_FILES, 1,
+        "all users have 100 of 100 open files (LimitNOFILE of the daemon): job 'j' wants "
+        "1 more");
+    cstd_quota_give(alice, CSTD_QUOTA_FILES, 80);
+    cstd_quota_give(bob, CSTD_QUOTA_FILES, 20);
+    cstd_quota_unref(root);
+}
+END_TEST
+
 /* A limit in percent changes with what the daemon has: a user who holds more keeps it. */
 START_TEST(a_part_follows_the_whole)
 {
@@ -323,6 +350,7 @@ int main(void)
     TCase *tc = suite_case(suite, "quota", setup, teardown);
 
     tcase_add_test(tc, half_is_the_default);
+    tcase_add_test(tc, files_of_all);
     tcase_add_test(tc, a_part_follows_the_whole);
     tcase_add_test(tc, the_default_is_for_others);
     tcase_add_test(tc, a_users_own_section_wins);

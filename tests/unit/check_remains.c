@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of memory that was dropped, but that processes may still hold. */
+#include "daemon/memory/quota.h"
 #include "daemon/memory/remains.h"
 #include "tests/lib/suite.h"
 
@@ -166,6 +167,47 @@ START_TEST(beyond_the_budget)
 }
 END_TEST
 
+/* A user who has a limit stays charged for the whole file while a process can write it again, and a
+ * request that would be refused finds out that the last one has let go. */
+START_TEST(the_whole_file_is_charged)
+{
+    static struct cstd_quota_rules rules;
+    static struct cstd_quota quota;
+    struct cstd_quota_account *account;
+    struct cstd_segment *segment;
+    gid_t group = 70001;
+    int shared, fd;
+
+    cstd_quota_init(&quota, &rules, NULL);
+    cstd_quota_set_total(&quota, CSTD_QUOTA_HOST, 2 * BYTES);
+    cstd_quota_set_total(&quota, CSTD_QUOTA_FILES, 100);
+    ck_assert_int_eq(cstd_quota_open(&quota, 70001, &group, 1, &account, &err), CST_OK);
+    budget.resource = CSTD_QUOTA_HOST;
+    ck_assert_int_eq(cstd_segment_open(&segment, 7, BYTES, &budget, account, "x", &err), CST_OK);
+    ck_assert_uint_eq(account->used[CSTD_QUOTA_FILES], 2);
+    ck_assert_int_eq(fallocate(segment->fd, 0, 0, BYTES), 0);
+    ck_assert_int_eq(cstd_segment_share(segment, &shared, &err), CST_OK);
+    fd = dup(shared);
+    cstd_segment_unref(segment);
+    ck_assert_uint_eq(size_of(fd), 0);
+    ck_assert_uint_eq(budget.used, BYTES);
+    ck_assert_uint_eq(account->used[CSTD_QUOTA_HOST], BYTES);
+    ck_assert_uint_eq(account->used[CSTD_QUOTA_FILES], 1);
+    cstd_remains_look(&remains);
+    ck_assert_uint_eq(budget.used, BYTES);
+    ck_assert_int_eq(cstd_segment_open(&segment, 8, BYTES, &budget, account, "y", &err),
+                     CST_EBUDGET);
+    (void)close(fd);
+    remains.took_ns = 0; /* As if checks took no time. */
+    ck_assert_int_eq(cstd_segment_open(&segment, 8, BYTES, &budget, account, "y", &err), CST_OK);
+    ck_assert_uint_eq(remains.n, 0);
+    cstd_segment_unref(segment);
+    ck_assert_uint_eq(account->used[CSTD_QUOTA_HOST], 0);
+    ck_assert_uint_eq(account->used[CSTD_QUOTA_FILES], 0);
+    cstd_quota_unref(account);
+}
+END_TEST
+
 /* A descriptor that was passed to another process counts like any other. */
 START_TEST(another_process_has_it)
 {
@@ -221,6 +263,7 @@ int main(void)
     tcase_add_test(tc, it_is_empty);
     tcase_add_test(tc, what_comes_back_is_charged);
     tcase_add_test(tc, beyond_the_budget);
+    tcase_add_test(tc, the_whole_file_is_charged);
     tcase_add_test(tc, another_process_has_it);
     tcase_add_test(tc, it_is_looked_after);
     return suite_run(suite);

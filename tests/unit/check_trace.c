@@ -127,6 +127,28 @@ START_TEST(record_is_bounded)
 }
 END_TEST
 
+/* A record that may have fewer entries has no more, and what was known before is still expected.
+ * When it may have more again, the next step is learned. */
+START_TEST(a_limited_record)
+{
+    uint32_t n;
+
+    open_trace(3);
+    trace.max_record = 4;
+    for (uint32_t i = 0; i < 100; i++) {
+        use_all(3, (uint32_t[]){2, 1, 0});
+    }
+    ck_assert_uint_eq(trace.n_record, 4);
+    cst_trace_end_step(&trace);
+    ck_assert_ptr_nonnull(cst_trace_expected(&trace, &n));
+    trace.max_record = 64;
+    use_all(3, (uint32_t[]){2, 1, 0});
+    cst_trace_end_step(&trace);
+    ck_assert_uint_eq(cst_trace_expected(&trace, &n)[0], CST_TRACE_ENTRY(2, false));
+    ck_assert_uint_eq(n, 3);
+}
+END_TEST
+
 /* The record of a complete step predicts the next one. A step that begins again drops what it has
  * recorded. */
 START_TEST(record_predicts)
@@ -407,6 +429,7 @@ static Suite *suite(void)
 
     tcase_add_test(tc, declared_order);
     tcase_add_test(tc, record_is_bounded);
+    tcase_add_test(tc, a_limited_record);
     tcase_add_test(tc, record_predicts);
     tcase_add_test(tc, resynchronises);
     tcase_add_test(tc, skips_are_short);
