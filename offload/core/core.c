@@ -11,6 +11,7 @@
 #include "offload/core/device_loss.h"
 #include "offload/update/device_update.h"
 #include "offload/update/exposure.h"
+#include "offload/residency/drift.h"
 #include "offload/residency/fetch.h"
 #include "offload/core/group.h"
 #include "offload/core/instant.h"
@@ -53,6 +54,7 @@ static void on_tick(struct cst_core *core, const struct cst_event *event)
 {
     (void)event;
     cst_deadlines_expire(core);
+    cst_drift_expire(core);
     cst_save_expire(core);
 }
 
@@ -325,8 +327,10 @@ uint64_t cst_core_deadline(const struct cst_core *core)
     uint32_t i = cst_requests_next_late(&core->requests);
     uint64_t request = i == CST_NO_REQUEST ? CST_CORE_NEVER : core->requests.v[i].deadline;
     uint64_t save = cst_save_deadline(core);
+    uint64_t drift = cst_drift_deadline(core);
 
-    return request < save ? request : save;
+    request = request < save ? request : save;
+    return request < drift ? request : drift;
 }
 
 /* -- statistics ------------------------------------------------------------------------------- */

@@ -4,6 +4,7 @@
 #include "offload/layout/edge.h"
 #include "offload/update/device_update.h"
 #include "offload/update/landing.h"
+#include "offload/residency/drift.h"
 #include "offload/residency/weight_row.h"
 #include "proto/muon.h"
 
@@ -11,6 +12,24 @@
 #include <stdlib.h>
 
 _Static_assert(CST_DISPATCH_MAX_STAGES == CST_LAYOUT_MAX_STAGES, "all stages can be dispatched");
+
+/* The ranks that run the same operators as @rank. Operators of sparse tensors, which may be left
+ * out, do not count. */
+static uint64_t find_alike(const struct cst_model *model, uint32_t rank)
+{
+    uint64_t alike = UINT64_MAX;
+
+    for (uint32_t i = 0; i < model->n_operators; i++) {
+        const struct cst_layout_operator *op = &model->operators[i];
+        bool sparse =
+            op->n_tensors > 0 && cst_pattern(model->tensors[op->tensors[0]].pattern)->sparse;
+
+        if (!sparse) {
+            alike &= (op->ranks >> rank & 1) != 0 ? op->ranks : ~op->ranks;
+        }
+    }
+    return alike;
+}
 
 static int open_rank(struct cst_core *core, const struct cst_core_config *config, uint32_t rank,
                      struct cst_err *err)
@@ -21,6 +40,8 @@ static int open_rank(struct cst_core *core, const struct cst_core_config *config
     r->sync = CST_NO_REQUEST;
     r->step = CST_NO_REQUEST;
     r->next = CST_NO_REQUEST;
+    r->alike = find_alike(core->model, rank);
+    cst_drift_reset(r);
     for (uint32_t k = 0; k < core->layout->n_classes; k++) {
         const struct cst_core_part *part = &pool->parts[k];
         const struct cst_layout_class *class = &core->layout->classes[k];
@@ -34,7 +55,8 @@ static int open_rank(struct cst_core *core, const struct cst_core_config *config
                                least);
         }
     }
-    if (cst_trace_init(&r->trace, core->layout, core->model, rank) != CST_OK ||
+    if (cst_trace_init(&r->trace, core->layout, core->model, rank,
+                       core->model->n_stages > 0 ? 1 : core->micro_batches) != CST_OK ||
         cst_pool_init(&r->pool, pool, core->layout, &r->trace, core->policy.eviction) != CST_OK) {
         return cst_err_set(err, CST_ENOMEM, "no memory for the pool of rank %" PRIu32, rank);
     }

@@ -9,7 +9,7 @@
  *   overlap  update  device_update  device_choice  fetch  prefetch  spill
  *   sum  landing  collection  kept_gradients  load  multi_gpu_load
  *   residency  eviction  waiting  lookahead  weight_row  chunk_update  rank
- *   group  facts  actions  exposure  instant  lent_memory
+ *   group  facts  actions  exposure  instant  lent_memory  drift
  *   block  trace  request  flight  dispatch  buffers  hyper  idle  clip  reduce_site
  *
  * What a part has to tell to one above it is a fact (offload/core/facts.h). */

@@ -3,6 +3,7 @@
 #include "offload/core/rank.h"
 
 #include "offload/core/core_state.h"
+#include "offload/residency/drift.h"
 
 void cst_rank_promise(struct cst_rank *rank, const struct cst_hyper *hyper)
 {
@@ -26,6 +27,7 @@ void cst_rank_end_step(struct cst_rank *rank)
 {
     rank->stepped = false;
     rank->prepared = false;
+    cst_drift_reset(rank);
 }
 
 enum cst_rank_begun cst_rank_furthest(const struct cst_core *core)

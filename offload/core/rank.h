@@ -37,6 +37,13 @@ struct cst_rank {
     double loss;               /* Loss of the rank's STEP. */
     bool wants_prefetch;       /* Look for something to load at the end of this event. */
 
+    /* Changed by drift.c. */
+
+    uint64_t alike;         /* Ranks that run the same operators, one bit each. Set by core_open. */
+    uint64_t waits_for;     /* A fetch waits until these ranks hand in, one bit each. */
+    uint64_t patient_until; /* When that wait ends, in ns; CST_CORE_NEVER: there is none. */
+    bool impatient;         /* A wait took too long in this step. */
+
     struct cst_pool pool;
     struct cst_trace trace;
     /* hits, misses, late, waits: fetches. prefetches: loads. evictions: blocks. */

@@ -2,14 +2,15 @@
 /* Which block is taken for new contents, and which weights are evicted for them.
  *
  * A block is chosen in this order: a free one; clean weights that are not expected any more; a
- * block that an engine is about to empty, or that is lent (offload/update/lent_memory.c); the clean
- * weights that are best to cst_eviction_evict (victim.h); a gradient that was handed in, once it is
- * spilled. Open gradients are never evicted, nor are gradients that wait for other ranks if the
- * grad row is taken. */
+ * block that is about to be emptied, for which the fetch waits, or that is lent
+ * (offload/update/lent_memory.c); the clean weights that are best to cst_eviction_evict (victim.h);
+ * a gradient that was handed in, once it is spilled. Open gradients are never evicted, nor are
+ * gradients that wait for other ranks if the grad row is taken. */
 #include "offload/residency/eviction.h"
 
 #include "offload/core/core_state.h"
 #include "offload/residency/lookahead.h"
+#include "offload/residency/drift.h"
 #include "offload/residency/waiting.h"
 
 #define MAX_REVIEWS 4 /* Maximum number of victims to look at if their next use has changed. */
@@ -51,23 +52,20 @@ static uint32_t find_victim(struct cst_pool *pool, struct cst_part *part, uint64
     return part->first_block + id;
 }
 
-/* True if waiting for a block that an engine is about to empty is better than evicting @victim.
+/* True if waiting for a block with a gradient is better than evicting @victim: unless the victim's
+ * weights are not expected any more. To load expected weights again costs more than the wait. Also,
+ * the loads then do not depend on the speed of engines and of other ranks: if the block had been
+ * free already, it would have been taken.
  *
- * Look-ahead waits, unless the victim's weights are not expected any more. To load expected weights
- * again costs more than the wait. Also, the loads then do not depend on the speed of engines: if
- * the block had been free already, it would have been taken.
- *
- * A fetch waits only if there is one rank, or for a lent block, which it recalls (fetch.c). With
- * several ranks, whether a sum is in flight or still waits for contributions depends on other
- * ranks, and a rank that waited would be slower. */
-static bool is_worth_waiting(const struct cst_core *core, const struct cst_part *part,
+ * A fetch recalls a lent block for which it waits (fetch.c). */
+static bool is_worth_waiting(struct cst_core *core, uint32_t rank, const struct cst_part *part,
                              uint32_t victim, bool ahead)
 {
-    bool emptied = (ahead || core->world == 1) &&
-                   part->count[CST_BLOCK_REDUCING] + part->count[CST_BLOCK_SPILLING] > 0;
-
-    return (emptied || part->count[CST_BLOCK_LENT] > 0) &&
-           part->victims.v[victim - part->first_block].next != CST_TRACE_NEVER;
+    if (part->victims.v[victim - part->first_block].next == CST_TRACE_NEVER) {
+        return false;
+    }
+    return part->count[CST_BLOCK_REDUCING] + part->count[CST_BLOCK_SPILLING] > 0 ||
+           part->count[CST_BLOCK_LENT] > 0 || cst_drift_waits(core, rank, part, !ahead);
 }
 
 uint32_t cst_eviction_take(struct cst_core *core, uint32_t rank, enum cst_block_state state,
@@ -79,7 +77,8 @@ uint32_t cst_eviction_take(struct cst_core *core, uint32_t rank, enum cst_block_
     if (part->count[CST_BLOCK_FREE] == 0) {
         uint32_t victim = find_victim(pool, part, limit);
 
-        if (victim == CST_NONE || is_worth_waiting(core, part, victim, limit != CST_VICTIM_ANY)) {
+        if (victim == CST_NONE ||
+            is_worth_waiting(core, rank, part, victim, limit != CST_VICTIM_ANY)) {
             return CST_NONE;
         }
         cst_eviction_evict(core, rank, victim, chunk);

@@ -10,6 +10,7 @@
 #include "offload/residency/eviction.h"
 #include "offload/residency/load.h"
 #include "offload/residency/lookahead.h"
+#include "offload/residency/drift.h"
 #include "offload/residency/prefetch.h"
 #include "offload/residency/spill.h"
 #include "offload/residency/waiting.h"
@@ -79,8 +80,14 @@ static bool place_grad(struct cst_core *core, uint32_t i)
 
 static bool place(struct cst_core *core, uint32_t i)
 {
-    return core->requests.v[i].kind == CST_EV_FETCH_GRAD ? place_grad(core, i)
-                                                         : place_weight(core, i);
+    struct cst_rank *rank = &core->ranks[core->requests.v[i].rank];
+    bool placed =
+        core->requests.v[i].kind == CST_EV_FETCH_GRAD ? place_grad(core, i) : place_weight(core, i);
+
+    if (placed) {
+        cst_drift_end(rank);
+    }
+    return placed;
 }
 
 /* -- queues --------------------------------------------------------------------------------- */
@@ -161,8 +168,11 @@ static void pump_part(struct cst_core *core, uint32_t rank, uint32_t k)
     /* For what the worker only wants ahead, one gradient at a time is spilled. */
     n_short = n_short > n_demand ? n_demand + 1 : n_demand;
     coming = count_coming(part);
-    if (part->victims.n + part->victims.heaps[CST_VICTIM_STAYS].n > 0 && coming > 0) {
-        return; /* One of these blocks can be evicted when it arrives. */
+    /* One of these blocks can be evicted when it arrives. A bf16 gradient stays where it is while
+     * the fetch waits for other ranks; an fp32 row takes it without further copies. */
+    if (part->victims.n + part->victims.heaps[CST_VICTIM_STAYS].n > 0 &&
+        (coming > 0 || !core->grad_fp32)) {
+        return;
     }
     while (coming < n_short && cst_spill_begin(core, rank, k)) {
         coming++;
@@ -297,6 +307,9 @@ void cst_fetch_pump(struct cst_core *core)
 
         if (changed) {
             pump_rank(core, rank);
+        }
+        if (!cst_waiting_for_block(r)) {
+            cst_drift_end(r);
         }
         if (look && core->policy.prefetch_depth != CST_CORE_NO_PREFETCH &&
             !cst_dispatch_is_on(&core->dispatch)) {

@@ -15,6 +15,7 @@
 #include "offload/core/core_state.h"
 #include "offload/residency/load.h"
 #include "offload/residency/lookahead.h"
+#include "offload/residency/drift.h"
 #include "offload/residency/spill.h"
 #include "offload/residency/waiting.h"
 #include "proto/patterns.h"
@@ -79,6 +80,11 @@ static void spill_early(struct cst_core *core, uint32_t rank, uint32_t k)
     const struct cst_pool *pool = &core->ranks[rank].pool;
     const struct cst_part *part = &pool->parts[k];
     struct cst_trace_entry entry;
+
+    /* Only an fp32 row takes a gradient without further copies. */
+    if (!core->grad_fp32 && cst_drift_waits(core, rank, part, false)) {
+        return;
+    }
 
     if (part->count[CST_BLOCK_PENDING] > 0 && !part->spill_failed &&
         part->count[CST_BLOCK_SPILLING] + part->count[CST_BLOCK_REDUCING] == 0 &&

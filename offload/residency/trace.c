@@ -32,7 +32,7 @@ bool cst_trace_is_sparse(const struct cst_trace *trace, uint32_t chunk)
 }
 
 int cst_trace_init(struct cst_trace *trace, const struct cst_layout *layout,
-                   const struct cst_model *model, uint32_t rank)
+                   const struct cst_model *model, uint32_t rank, uint32_t micro_batches)
 {
     int status;
 
@@ -44,7 +44,7 @@ int cst_trace_init(struct cst_trace *trace, const struct cst_layout *layout,
         trace->sparse = trace->sparse || cst_pattern(layout->chunks[c].pattern)->sparse;
         trace->frozen = trace->frozen || !cst_layout_has_states(&layout->chunks[c]);
     }
-    status = cst_trace_declare(trace, layout, model, rank);
+    status = cst_trace_declare(trace, layout, model, rank, micro_batches);
     if (status != CST_OK) {
         cst_trace_close(trace);
     }

@@ -51,7 +51,7 @@ struct cst_trace {
 
 /* Start with the declared order of the operators that @rank runs. CST_ENOMEM: nothing is owned. */
 int cst_trace_init(struct cst_trace *trace, const struct cst_layout *layout,
-                   const struct cst_model *model, uint32_t rank);
+                   const struct cst_model *model, uint32_t rank, uint32_t micro_batches);
 /* Free the phases and the record. */
 void cst_trace_close(struct cst_trace *trace);
 
@@ -93,7 +93,7 @@ bool cst_trace_is_sparse(const struct cst_trace *trace, uint32_t chunk);
 
 /* Make the declared order the first phase. CST_ENOMEM. */
 int cst_trace_declare(struct cst_trace *trace, const struct cst_layout *layout,
-                      const struct cst_model *model, uint32_t rank);
+                      const struct cst_model *model, uint32_t rank, uint32_t micro_batches);
 
 /* Learn the first @n recorded entries as a phase that was predicted by phase @by and, with
  * @commits, ended with a commit. Sets trace->last to the number of the learned phase. */

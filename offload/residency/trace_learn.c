@@ -10,6 +10,8 @@
 #define LEAST_CHANCE 2 /* Sparse entries with a smaller chance are removed. */
 /* Maximum of n_followed. */
 #define MOST_FOLLOWED 2
+/* Further micro-batches are declared while the entries are fewer than this. */
+#define MOST_DECLARED (1u << 16)
 #define SLOWLY 4 /* A chance moves by this part of the distance to its new value. */
 
 int cst_trace_append(struct cst_trace *trace, uint32_t entry)
@@ -34,23 +36,65 @@ int cst_trace_append(struct cst_trace *trace, uint32_t entry)
 
 /* -- declared order --------------------------------------------------------------------------- */
 
+/* The passes of a micro-batch have places: operator i of this rank, of n, is at place i in the
+ * forward pass and at 2 n - 1 - i in the backward pass, as in offload/worker/lease_way.h. */
 struct declaring {
     struct cst_trace *trace;
     const struct cst_layout *layout;
-    uint32_t visit;  /* Number of visited operators. */
-    uint32_t *seen;  /* Per chunk: 1 + the last visit that used it; owned. */
-    bool *opened;    /* Per chunk: its gradient is open; owned. */
+    const struct cst_model *model;
+    uint32_t *ops; /* Operators of the rank; owned. */
+    uint32_t n_ops;
+    uint32_t *next;  /* Per place: the place whose weights are fetched ahead; 2 n: none. Owned. */
+    uint32_t visit;  /* Number of visited places. */
+    uint32_t *seen;  /* Per chunk: 1 + the last visit that had its weights; owned. */
+    bool *opened;    /* Per chunk: its gradient was opened in this micro-batch; owned. */
     uint8_t *chance; /* Per chunk; owned. */
 };
 
-/* Append the entries of operator @op. Chunks that the previous operator used are still in a
- * block. */
-static int visit(struct declaring *d, uint32_t op, bool backward)
+static uint32_t op_at(const struct declaring *d, uint32_t place)
+{
+    return d->ops[place < d->n_ops ? place : 2 * d->n_ops - 1 - place];
+}
+
+/* True if the operator at @at uses chunks that are not marked with @mark. */
+static bool uses_others(const struct declaring *d, uint32_t at, uint32_t mark)
+{
+    const struct cst_layout_use *use = &d->layout->uses[op_at(d, at)];
+    uint32_t k = 0;
+
+    while (k < use->n_chunks && d->seen[use->chunks[k]] == mark) {
+        k++;
+    }
+    return k < use->n_chunks;
+}
+
+/* Fill `next`, from the last place to the first: what uses no other chunks than a later place need
+ * not be searched again. */
+static void find_next(struct declaring *d)
+{
+    uint32_t end = 2 * d->n_ops;
+
+    for (uint32_t place = end; place-- > 0;) {
+        const struct cst_layout_use *use = &d->layout->uses[op_at(d, place)];
+        uint32_t at = place + 1;
+
+        for (uint32_t k = 0; k < use->n_chunks; k++) {
+            d->seen[use->chunks[k]] = place + 1;
+        }
+        while (at < end && !uses_others(d, at, place + 1)) {
+            at = d->next[at];
+        }
+        d->next[place] = at;
+    }
+    memset(d->seen, 0, d->layout->n_chunks * sizeof *d->seen);
+}
+
+/* Append the weights of @op, unless the visit before has had them. */
+static int want_weights(struct declaring *d, uint32_t op)
 {
     const struct cst_layout_use *use = &d->layout->uses[op];
     int status = CST_OK;
 
-    d->visit++;
     for (uint32_t k = 0; k < use->n_chunks && status == CST_OK; k++) {
         uint32_t chunk = use->chunks[k];
 
@@ -59,13 +103,29 @@ static int visit(struct declaring *d, uint32_t op, bool backward)
         }
         d->seen[chunk] = d->visit;
     }
-    for (uint32_t k = 0; backward && k < use->n_chunks && status == CST_OK; k++) {
+    return status;
+}
+
+/* Append the entries of the operator at @place: what a worker asks for before it, and what it then
+ * fetches ahead (offload/worker/lease.h). */
+static int visit(struct declaring *d, uint32_t place)
+{
+    const struct cst_layout_use *use = &d->layout->uses[op_at(d, place)];
+    uint32_t next = d->next[place];
+    int status;
+
+    d->visit++;
+    status = want_weights(d, op_at(d, place));
+    for (uint32_t k = 0; place >= d->n_ops && k < use->n_chunks && status == CST_OK; k++) {
         uint32_t chunk = use->chunks[k];
 
         if (!d->opened[chunk] && cst_layout_has_states(&d->layout->chunks[chunk])) {
             d->opened[chunk] = true;
             status = cst_trace_append(d->trace, CST_TRACE_ENTRY(chunk, true));
         }
+    }
+    if (status == CST_OK && next < 2 * d->n_ops) {
+        status = want_weights(d, op_at(d, next));
     }
     return status;
 }
@@ -103,31 +163,59 @@ static int set_chances(struct declaring *d)
     return status;
 }
 
+/* Find the operators of @rank, and what is fetched ahead of each. CST_ENOMEM. */
+static int find_places(struct declaring *d, uint32_t rank)
+{
+    d->ops = malloc((d->model->n_operators + 1ul) * sizeof *d->ops);
+    d->next = malloc((2ul * d->model->n_operators + 1) * sizeof *d->next);
+    if (d->ops == NULL || d->next == NULL) {
+        return CST_ENOMEM;
+    }
+    for (uint32_t i = 0; i < d->model->n_operators; i++) {
+        if ((d->model->operators[i].ranks >> rank & 1) != 0) {
+            d->ops[d->n_ops++] = i;
+            expect(d, &d->model->operators[i], i);
+        }
+    }
+    find_next(d);
+    return CST_OK;
+}
+
+/* Append the entries of one micro-batch. */
+static int declare_micro(struct declaring *d)
+{
+    int status = CST_OK;
+
+    memset(d->opened, 0, d->layout->n_chunks * sizeof *d->opened);
+    for (uint32_t place = 0; place < 2 * d->n_ops && status == CST_OK; place++) {
+        status = visit(d, place);
+    }
+    return status;
+}
+
 int cst_trace_declare(struct cst_trace *trace, const struct cst_layout *layout,
-                      const struct cst_model *model, uint32_t rank)
+                      const struct cst_model *model, uint32_t rank, uint32_t micro_batches)
 {
     struct declaring d = {.trace = trace,
                           .layout = layout,
+                          .model = model,
                           .seen = calloc(layout->n_chunks + 1ul, sizeof *d.seen),
                           .opened = calloc(layout->n_chunks + 1ul, sizeof *d.opened),
                           .chance = calloc(layout->n_chunks + 1ul, sizeof *d.chance)};
-    uint64_t bit = UINT64_C(1) << rank;
-    int status = d.seen == NULL || d.opened == NULL || d.chance == NULL ? CST_ENOMEM : CST_OK;
+    int status =
+        d.seen == NULL || d.opened == NULL || d.chance == NULL ? CST_ENOMEM : find_places(&d, rank);
 
-    for (uint32_t i = 0; i < model->n_operators && status == CST_OK; i++) {
-        if ((model->operators[i].ranks & bit) != 0) {
-            expect(&d, &model->operators[i], i);
-            status = visit(&d, i, false);
-        }
-    }
-    for (uint32_t i = model->n_operators; i-- > 0 && status == CST_OK;) {
-        if ((model->operators[i].ranks & bit) != 0) {
-            status = visit(&d, i, true);
+    for (uint32_t micro = 0; micro < micro_batches && status == CST_OK; micro++) {
+        status = declare_micro(&d);
+        if (trace->n_record + trace->n_record / (micro + 1) > MOST_DECLARED) {
+            break;
         }
     }
     if (status == CST_OK) {
         status = set_chances(&d);
     }
+    free(d.ops);
+    free(d.next);
     free(d.seen);
     free(d.opened);
     free(d.chance);

@@ -247,8 +247,9 @@ static void separate(bool one)
 }
 
 /* Accelerators that cannot access each other's memory copy their gradients down, nothing goes
- * between them, and the processor sums. One rank that represents all takes about as long. _i: with
- * one micro-batch and with two. */
+ * between them, and the processor sums. One rank that represents all takes about as long; with two
+ * micro-batches the ranks also wait for each other's gradients. _i: with one micro-batch and with
+ * two. */
 START_TEST(apart)
 {
     const uint32_t four = 4;
@@ -267,7 +268,7 @@ START_TEST(apart)
     one = plan_rig_run(&rig);
     ck_assert_uint_eq(one.bytes_down, all.bytes_down);
     ck_assert_uint_eq(one.bytes_peer, 0);
-    ck_assert_double_eq_tol((double)one.step_ns / (double)all.step_ns, 1, 0.1);
+    ck_assert_double_eq_tol((double)one.step_ns / (double)all.step_ns, 1, _i == 1 ? 0.1 : 0.15);
 }
 END_TEST
 

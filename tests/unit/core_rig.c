@@ -179,7 +179,7 @@ void rig_open_worker_copies(struct rig *rig, uint32_t n_chunks, uint32_t world, 
 void rig_open_job(struct rig *rig, const struct rig_job *job)
 {
     static const uint32_t host[CST_CORE_MAX_WORLD];
-    struct cst_core_policy policy = depth_policy(0);
+    struct cst_core_policy policy = depth_policy(job->prefetch_depth);
 
     policy.gather_bytes = job->gather_bytes;
     policy.overlap = job->overlap;

@@ -24,7 +24,8 @@ struct rig_job {
     bool with_base;           /* a base job holds all frozen chunks */
     uint32_t n_stages; /* stages into which the operators are cut; 0: the job is not dispatched */
     bool tied;         /* the last operator uses tensor 0, too */
-    uint32_t micro_batches; /* micro-batches of a step; with more than one, grad rows are fp32 */
+    uint32_t prefetch_depth; /* as in rig_open */
+    uint32_t micro_batches;  /* micro-batches of a step; with more than one, grad rows are fp32 */
     bool grad_fp32;
     enum cst_layout_landings landings; /* chunks for which landings are laid out on the nodes */
     const uint64_t *unreachable; /* as in struct cst_core_pool, for each rank; NULL: nothing is */
