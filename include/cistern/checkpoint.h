@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checkpoints: a job's states in files, from which a job can go on with the same bits.
+/* Checkpoints: a job's states in files, from which a job can go on with the same bits, unless its
+ * updates are delayed (cst_save).
  *
  * A checkpoint is a directory step-00000042 with
  *   - model.safetensors, or model-00001-of-00003.safetensors ... and
@@ -68,8 +69,9 @@ struct cst_save_result {
  * step. The only worker of such a job must not call this function in such a step, because it would
  * wait for itself (CST_ETIMEDOUT).
  *
- * With delayed updates, the checkpoint has the results of all updates. The first step after loading
- * it is therefore not delayed.
+ * With delayed updates, the checkpoint has the results of all updates, not the older weights that
+ * the next step would read. The first step after loading it is therefore not delayed, and from
+ * there on the bits differ from those of a run without interruption.
  *
  * A failed save changes neither the job nor the earlier checkpoints. Statuses:
  *   - CST_ENOTFOUND: there is no such job.
@@ -111,7 +113,7 @@ struct cst_load_result {
 
 /* Write the states of the checkpoint at @path to @job, which is committed, and set its counters.
  * The next step is then the one after the checkpoint, with the same bits as without interruption,
- * unless the job has another format of moments (@result->converted).
+ * unless the job has another format of moments (@result->converted) or delayed updates (cst_save).
  * One rank calls this function, after cst_commit and before cst_sync. Tensors are found by their
  * names, so that the number of ranks, chunks, pools and plans may differ.
  *

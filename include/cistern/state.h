@@ -80,7 +80,7 @@ int cst_tensor_write(struct cst_job *job, int tensor, enum cst_state state, uint
  * and @n_skipped of them have changed nothing. The bias corrections of the optimizer count the
  * others. One rank calls this, after it has written the states and before cst_sync of all ranks,
  * from which the others learn it. The job then has states: later writes of master weights leave
- * moments alone. Statuses:
+ * moments alone. With delayed updates the job goes on with other bits, as after cst_load. Statuses:
  *   - CST_EINVAL: @n_skipped is larger than @steps, or the job is not committed.
  *   - CST_EBUSY: a step is under way, or a cst_try_... call is pending.
  *   - CST_ELOST, CST_EENGINE: states are lost. */
