@@ -57,11 +57,15 @@ static uint32_t find_victim(struct cst_pool *pool, struct cst_part *part, uint64
  * the loads then do not depend on the speed of engines and of other ranks: if the block had been
  * free already, it would have been taken.
  *
+ * A rank of a dispatched job needs its weights for as long as it keeps its pass, whatever its trace
+ * says of earlier passes.
+ *
  * A fetch recalls a lent block for which it waits (fetch.c). */
 static bool is_worth_waiting(struct cst_core *core, uint32_t rank, const struct cst_part *part,
                              uint32_t victim, bool ahead)
 {
-    if (part->victims.v[victim - part->first_block].next == CST_TRACE_NEVER) {
+    if (part->victims.v[victim - part->first_block].next == CST_TRACE_NEVER &&
+        !cst_dispatch_is_on(&core->dispatch)) {
         return false;
     }
     return part->count[CST_BLOCK_REDUCING] + part->count[CST_BLOCK_SPILLING] > 0 ||

@@ -2,7 +2,8 @@
 /* Fetches: granted at once, waiting for a load, or waiting for a block.
  *
  * A fetch without a block waits in the queue of its rank and size class. Fetches that a worker
- * waits for go before fetches ahead. A rank waits only for its own blocks. */
+ * waits for go before fetches ahead. A rank waits only for its own blocks; those with gradients may
+ * wait for other ranks (drift.c). */
 #include "offload/residency/fetch.h"
 
 #include "offload/update/collection.h"

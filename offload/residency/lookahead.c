@@ -133,10 +133,11 @@ static void retreat(struct cst_pool *pool, struct cst_part *part, uint64_t time)
             cst_pool_part(pool, entry.chunk) != part) {
             continue;
         }
-        if (entry.grad) {
-            cst_lookahead_opened(pool, entry.chunk);
-        } else {
+        if (!entry.grad) {
             part->n_ahead--;
+        } else if (cst_trace_next_gradient(pool->trace, entry.chunk) >= time) {
+            /* With micro-batches the gradient may be expected earlier, too. */
+            cst_lookahead_opened(pool, entry.chunk);
         }
     }
 }

@@ -102,10 +102,10 @@ bool cst_trace_at(const struct cst_trace *trace, uint64_t time, struct cst_trace
     return true;
 }
 
-uint64_t cst_trace_next_use(const struct cst_trace *trace, uint32_t chunk)
+static uint64_t find_next(const struct cst_trace *trace, uint32_t chunk, bool grad)
 {
     const struct cst_phase *phase = current(trace);
-    uint32_t entry = CST_TRACE_ENTRY(chunk, false);
+    uint32_t entry = CST_TRACE_ENTRY(chunk, grad);
     uint32_t place = cst_phase_find_likely(phase, entry, trace->position);
 
     if (place != CST_PHASE_NOWHERE) {
@@ -116,6 +116,16 @@ uint64_t cst_trace_next_use(const struct cst_trace *trace, uint32_t chunk)
     }
     place = cst_phase_find_likely(&trace->phases[phase->follows], entry, 0);
     return place == CST_PHASE_NOWHERE ? CST_TRACE_NEVER : trace->base + phase->n + place;
+}
+
+uint64_t cst_trace_next_use(const struct cst_trace *trace, uint32_t chunk)
+{
+    return find_next(trace, chunk, false);
+}
+
+uint64_t cst_trace_next_gradient(const struct cst_trace *trace, uint32_t chunk)
+{
+    return find_next(trace, chunk, true);
 }
 
 const uint32_t *cst_trace_expected(const struct cst_trace *trace, uint32_t *n_out)

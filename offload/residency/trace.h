@@ -82,6 +82,9 @@ bool cst_trace_at(const struct cst_trace *trace, uint64_t time, struct cst_trace
 /* Time of the next use of @chunk's weights; CST_TRACE_NEVER: not before they change. */
 uint64_t cst_trace_next_use(const struct cst_trace *trace, uint32_t chunk);
 
+/* Time at which @chunk's gradient is opened next; CST_TRACE_NEVER: not in what is predicted. */
+uint64_t cst_trace_next_gradient(const struct cst_trace *trace, uint32_t chunk);
+
 /* Entries of the phase that predicts, and their number in *n_out. Borrowed. */
 const uint32_t *cst_trace_expected(const struct cst_trace *trace, uint32_t *n_out);
 
