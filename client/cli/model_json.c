@@ -15,7 +15,7 @@ static const char *const tensor_keys[] = {"name",   "shape", "group",    "patter
                                           "whole",  "first", "lr_scale", "decay_scale",
                                           "update", "dtype", NULL};
 static const char *const operator_keys[] = {"name",          "tensors", "flops", "activation_bytes",
-                                            "expected_uses", NULL};
+                                            "expected_uses", "stage",   NULL};
 
 /* -- groups ----------------------------------------------------------------------------------- */
 
@@ -300,6 +300,29 @@ static int read_hints(const json_t *object, const char *place, struct cst_operat
     return rc;
 }
 
+/* Begin a stage if @object has a new one. All operators have stages, in ascending order, or none
+ * has. */
+static int read_stage(struct cst_model *model, const json_t *object, const char *place,
+                      struct cst_err *err)
+{
+    const bool has = json_object_get(object, "stage") != NULL;
+    uint64_t stage = 0;
+    int rc = cst_json_u64(object, place, "stage", CST_JSON_OPTIONAL, CST_LAYOUT_MAX_STAGES - 1,
+                          &stage, err);
+
+    if (rc != CST_OK || (!has && model->n_stages == 0) ||
+        (has && model->n_stages > 0 && stage == model->n_stages - 1)) {
+        return rc;
+    }
+    if (!has || stage != model->n_stages) {
+        return cst_err_set(err, CST_EINVAL,
+                           "%s.stage: operators have the stages 0, 1, ... in this order, and all "
+                           "have one or none has",
+                           place);
+    }
+    return cst_model_stage(model, err) == CST_OK ? CST_OK : cst_err_prefix(err, "%s", place);
+}
+
 /* Read one operator. @numbers is scratch space with one entry per tensor of the model. */
 static int read_operator(struct cst_model *model, const json_t *object, const char *place,
                          uint32_t *numbers, struct cst_err *err)
@@ -321,6 +344,9 @@ static int read_operator(struct cst_model *model, const json_t *object, const ch
     }
     if (rc == CST_OK) {
         rc = read_hints(object, place, &hints, err);
+    }
+    if (rc == CST_OK) {
+        rc = read_stage(model, object, place, err);
     }
     if (rc == CST_OK && cst_model_operator(model, name, numbers, (uint32_t)json_array_size(names),
                                            &hints, err) != CST_OK) {
@@ -496,6 +522,9 @@ static json_t *operator_json(const struct cst_model *model, const struct cst_lay
     }
     if (good && op->expected_uses != 1) {
         good = put(object, "expected_uses", json_real((double)op->expected_uses));
+    }
+    if (good && model->n_stages > 0) {
+        good = put(object, "stage", json_integer((json_int_t)op->stage));
     }
     if (!good) {
         json_decref(object);

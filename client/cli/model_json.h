@@ -28,6 +28,8 @@
  *                                      default 0
  *       "expected_uses": 1             forward passes per micro-batch: the share of micro-batches
  *                                      that use it; above 1 counts as 1; default 1
+ *       "stage": 0                     in a model that is cut into stages (cst_stage): 0 for the
+ *                                      first operators, then 1, ...; default: no stages
  *     }]
  *   }
  *

@@ -99,6 +99,9 @@ static void write_operator(FILE *f, const struct gpt_model *m, const struct gpt_
     if (cost->expected_uses != 1.0f) {
         (void)fprintf(f, ", \"expected_uses\": %.9g", (double)cost->expected_uses);
     }
+    if (m->stages > 0) {
+        (void)fprintf(f, ", \"stage\": %" PRIu32, gpt_model_stage(m, op));
+    }
     (void)fprintf(f, "}%s\n", last ? "" : ",");
 }
 

@@ -171,8 +171,9 @@ static void add_up(const struct cst_search *s, const struct cst_plan_point *poin
     double at_home, updated = on_devices(point, layout, &at_home);
     double loaded, n_down = point->once ? 1 : s->config->micro_batches;
 
-    /* What each rank keeps is not known here, so take the safe lower bound. */
-    if (cst_search_stands_for(s, point) == 1 && s->world > 1) {
+    /* What each rank keeps, or how often it begins a stage, is not known here, so take the safe
+     * lower bound. */
+    if ((cst_search_stands_for(s, point) == 1 && s->world > 1) || s->config->model->n_stages > 0) {
         elements.trained = elements.frozen = elements.sums = elements.down = 0;
     }
     loaded = loaded_bytes(s, point, &elements);
@@ -197,13 +198,14 @@ static void add_up(const struct cst_search *s, const struct cst_plan_point *poin
 
 /* Least duration of a step because fetches wait for updates: the last weights of the first forward
  * pass can be used when everything that the pass uses is updated, and then the later passes remain
- * to be computed. 0 if updates do not wait for the commit. */
+ * to be computed. 0 if updates do not wait for the commit, or if the first forward pass of a stage
+ * is not the first one of the step. */
 static double behind_updates(const struct cst_search *s, const struct cst_plan_point *point,
                              const struct cst_layout *layout)
 {
     double passes = s->config->recompute ? 4 : 3, used = 0;
 
-    if (s->config->overlap != CST_OVERLAP_COMMIT) {
+    if (s->config->overlap != CST_OVERLAP_COMMIT || s->config->model->n_stages > 0) {
         return 0;
     }
     for (uint32_t c = point->what_if.n_at_home; c < layout->n_chunks; c++) {

@@ -168,7 +168,8 @@ static int near_states(struct cst_search *s, uint32_t i, struct cst_plan_point *
 static bool may_reduce_once(const struct cst_search *s, const struct cst_plan_point *p)
 {
     (void)p;
-    return s->config->micro_batches > 1 && !s->config->runtime_only;
+    return s->config->micro_batches > 1 && !s->config->runtime_only &&
+           s->config->model->n_stages == 0;
 }
 
 static int set_once(struct cst_search *s, uint32_t i, struct cst_plan_point *p)

@@ -32,7 +32,8 @@ static uint64_t count_activations(const struct cst_plan_config *config)
     return config->budget->activation_bytes > 0 ? config->budget->activation_bytes : most;
 }
 
-/* True if all ranks do the same, because every tensor belongs to all ranks. */
+/* True if all ranks do the same, because every tensor belongs to all ranks. The ranks of a model
+ * that is cut into stages do different stages. */
 static bool all_alike(const struct cst_model *model, uint32_t world)
 {
     uint64_t all = world >= 64 ? UINT64_MAX : (UINT64_C(1) << world) - 1;
@@ -42,10 +43,10 @@ static bool all_alike(const struct cst_model *model, uint32_t world)
             return false;
         }
     }
-    return true;
+    return model->n_stages == 0 || world == 1;
 }
 
-/* Compute time of the busiest rank in ns, if it never waits. */
+/* Compute time of the busiest rank in ns, if it never waits. Ranks share stages evenly at best. */
 static double count_compute(const struct cst_search *s)
 {
     const struct cst_plan_config *c = s->config;
@@ -64,6 +65,7 @@ static double count_compute(const struct cst_search *s)
         }
         most = flops > most ? flops : most;
     }
+    most /= c->model->n_stages > 0 ? s->world : 1;
     return most * (c->recompute ? 4 : 3) * c->micro_batches / rate * 1e9;
 }
 

@@ -124,6 +124,10 @@ static void take_reply(struct cst_sim *sim, const struct cst_reply *reply)
         cst_sim_timer(sim, sim->hop_ns, CST_SIM_STEP_END, (uint64_t)rank << 32);
     } else if (item == CST_SIM_TAG_SYNC) {
         sim->attempt = reply->attempt;
+    } else if (item == CST_SIM_TAG_NEXT) {
+        sim->workers[rank].has_unit = reply->has_unit;
+        sim->workers[rank].unit = reply->unit;
+        cst_sim_timer(sim, sim->hop_ns, CST_SIM_UNIT, (uint64_t)rank << 32);
     }
 }
 
@@ -196,6 +200,8 @@ static void on_timer(struct cst_sim *sim, const struct cst_timer *timer)
     case CST_SIM_PREPARE:
     case CST_SIM_STEP:
     case CST_SIM_STEP_END:
+    case CST_SIM_NEXT:
+    case CST_SIM_UNIT:
         cst_sim_worker_timer(&sim->workers[timer->arg >> 32], (enum cst_sim_timer)timer->kind,
                              (uint32_t)timer->arg);
         break;

@@ -203,10 +203,17 @@ static bool is_done(struct cst_sim_worker *w, int rc, const struct cst_err *err)
 
 /* -- operators ------------------------------------------------------------------------------ */
 
+/* True if the ranks ask for units. A backward unit repeats its forward pass by itself. */
+static bool is_dispatched(const struct cst_sim_worker *w)
+{
+    return model_of(w)->n_stages > 0;
+}
+
 static double work_of(const struct cst_sim_worker *w, const struct cst_sim_op *at)
 {
     double flops = model_of(w)->operators[at->op].flops;
-    double passes = !at->backward ? 1 : w->sim->config->recompute ? 3 : 2;
+    bool repeats = w->sim->config->recompute && !is_dispatched(w);
+    double passes = !at->backward ? 1 : repeats ? 3 : 2;
 
     return w->flops > 0 ? passes * flops / w->flops : 0;
 }
@@ -226,7 +233,7 @@ static void end_op(struct cst_sim_worker *w)
         (void)is_done(w, cst_sequence_end(&w->sequence, at->op, at->backward, &err), &err);
     }
     w->at++;
-    w->state = w->at < w->n_ops ? CST_SIM_BEGIN : CST_SIM_FLUSH;
+    w->state = w->at < w->n_ops ? CST_SIM_BEGIN : is_dispatched(w) ? CST_SIM_ASK : CST_SIM_FLUSH;
 }
 
 static void compute(struct cst_sim_worker *w)
@@ -289,6 +296,36 @@ static void plan_micro_batch(struct cst_sim_worker *w)
     w->state = n > 0 ? CST_SIM_BEGIN : CST_SIM_FLUSH;
 }
 
+/* Plan the unit that the rank was given: a forward pass, and a backward pass if it has one. */
+static void plan_unit(struct cst_sim_worker *w)
+{
+    const struct cst_dispatch_unit *unit = &w->unit;
+    uint32_t n = 0;
+
+    for (uint32_t op = 0; op < model_of(w)->n_operators; op++) {
+        if (model_of(w)->operators[op].stage == unit->stage) {
+            w->ops[n++] = (struct cst_sim_op){.op = op};
+        }
+    }
+    for (uint32_t i = n; unit->backward && i-- > 0;) {
+        w->ops[2 * n - 1 - i] = (struct cst_sim_op){.op = w->ops[i].op, .backward = true};
+    }
+    w->n_ops = unit->backward ? 2 * n : n;
+    w->at = 0;
+    w->state = n > 0 ? CST_SIM_BEGIN : CST_SIM_ASK;
+}
+
+/* End a unit, and ask for the next one. */
+static void end_unit(struct cst_sim_worker *w)
+{
+    struct cst_err err;
+
+    if (is_done(w, cst_sequence_flush(&w->sequence, &err), &err)) {
+        w->state = CST_SIM_STEPPING;
+        cst_sim_timer(w->sim, w->sim->hop_ns, CST_SIM_NEXT, (uint64_t)w->rank << 32);
+    }
+}
+
 /* End a micro-batch that is not the last one. */
 static void accumulate(struct cst_sim_worker *w)
 {
@@ -323,7 +360,11 @@ static void begin_step(struct cst_sim_worker *w)
     if (w->sim->config->core->policy.overlap == CST_OVERLAP_EARLY) {
         cst_sim_timer(w->sim, w->sim->hop_ns, CST_SIM_PREPARE, (uint64_t)w->rank << 32);
     }
-    plan_micro_batch(w);
+    if (is_dispatched(w)) {
+        w->state = CST_SIM_ASK;
+    } else {
+        plan_micro_batch(w);
+    }
 }
 
 /* Continue until the worker has to wait. */
@@ -340,8 +381,11 @@ static void advance(struct cst_sim_worker *w)
         case CST_SIM_BEGIN:
             begin_op(w);
             break;
+        case CST_SIM_ASK:
+            end_unit(w);
+            break;
         case CST_SIM_FLUSH:
-            if (is_last(w)) {
+            if (is_dispatched(w) || is_last(w)) {
                 end_step(w);
             } else {
                 accumulate(w);
@@ -365,13 +409,12 @@ void cst_sim_worker_run(struct cst_sim_worker *w, uint64_t attempt)
     advance(w);
 }
 
-/* Send STEP, or PREPARE of the next one, without clipping so that updates can be early. */
-static void ask(struct cst_sim_worker *w, enum cst_event_kind kind)
+/* Send STEP, or PREPARE of the next one, without clipping so that updates can be early; or NEXT. */
+static void ask(struct cst_sim_worker *w, enum cst_event_kind kind, enum cst_sim_single item)
 {
     struct cst_event event = {
         .kind = kind,
-        .tag = tag_of(w, CST_SIM_NO_BATCH,
-                      kind == CST_EV_STEP ? CST_SIM_TAG_STEP : CST_SIM_TAG_PREPARE),
+        .tag = tag_of(w, CST_SIM_NO_BATCH, item),
         .rank = w->rank,
         .attempt = w->attempt,
         .hyper = {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .grad_scale = 1}};
@@ -390,10 +433,22 @@ void cst_sim_worker_timer(struct cst_sim_worker *w, enum cst_sim_timer kind, uin
         advance(w);
         break;
     case CST_SIM_PREPARE:
-        ask(w, CST_EV_PREPARE);
+        ask(w, CST_EV_PREPARE, CST_SIM_TAG_PREPARE);
         break;
     case CST_SIM_STEP:
-        ask(w, CST_EV_STEP);
+        ask(w, CST_EV_STEP, CST_SIM_TAG_STEP);
+        break;
+    case CST_SIM_NEXT:
+        ask(w, CST_EV_NEXT, CST_SIM_TAG_NEXT);
+        break;
+    case CST_SIM_UNIT:
+        cst_sequence_stepped(&w->sequence);
+        if (w->has_unit) {
+            plan_unit(w);
+        } else {
+            w->state = CST_SIM_FLUSH;
+        }
+        advance(w);
         break;
     case CST_SIM_STEP_END:
         w->step++;

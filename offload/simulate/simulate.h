@@ -33,7 +33,12 @@
 
 /* Tags of requests consist of rank + 1, batch and item. This is the batch of single requests. */
 #define CST_SIM_NO_BATCH UINT16_MAX
-enum cst_sim_single { CST_SIM_TAG_STEP = 1, CST_SIM_TAG_SYNC, CST_SIM_TAG_PREPARE };
+enum cst_sim_single {
+    CST_SIM_TAG_STEP = 1,
+    CST_SIM_TAG_SYNC,
+    CST_SIM_TAG_PREPARE,
+    CST_SIM_TAG_NEXT
+};
 
 enum cst_sim_timer {
     CST_SIM_BATCH,     /* A batch of a rank reaches the daemon. */
@@ -42,6 +47,8 @@ enum cst_sim_timer {
     CST_SIM_STEP,      /* STEP of a rank reaches the daemon. */
     /* The reply to STEP reaches the worker. */
     CST_SIM_STEP_END,
+    CST_SIM_NEXT, /* NEXT of a rank reaches the daemon. */
+    CST_SIM_UNIT, /* The reply to NEXT reaches the worker. */
     /* A command reaches its engine; or another engine's command that it waited for is complete. */
     CST_SIM_COMMAND,
     CST_SIM_DONE, /* The completion of a command reaches the daemon. */
@@ -95,7 +102,8 @@ enum cst_sim_state {
     CST_SIM_BEGIN,   /* The next operator begins, and may wait for what it needs. */
     CST_SIM_COMPUTE, /* The processor computes. */
     CST_SIM_FLUSH,   /* The micro-batch or step ends: hand in and give back what is left. */
-    CST_SIM_STEPPING,
+    CST_SIM_ASK,     /* Dispatched: likewise for a unit, before the worker asks for the next one. */
+    CST_SIM_STEPPING, /* A STEP or NEXT is under way. */
     CST_SIM_OVER,
 };
 
@@ -144,7 +152,9 @@ struct cst_sim_worker {
     uint64_t attempt;
     /* Number of completed steps, and of completed micro-batches of the current step. */
     uint32_t step, micro;
-    /* Operators of the current micro-batch, forward and backward; owned. */
+    bool has_unit; /* Dispatched: the reply to NEXT has the unit `unit`, else the step ends. */
+    struct cst_dispatch_unit unit;
+    /* Operators of the current micro-batch or unit, forward and backward; owned. */
     struct cst_sim_op *ops;
     uint32_t n_ops, at;
     struct cst_lease_operator *operators; /* Owned. */

@@ -30,6 +30,7 @@ static int describe(struct cst_sim_worker *w, struct cst_lease_model *books)
         w->operators[op] = (struct cst_lease_operator){.name = o->name,
                                                        .tensors = o->tensors,
                                                        .n_tensors = o->n_tensors,
+                                                       .stage = o->stage,
                                                        .runs = (o->ranks >> w->rank & 1) != 0};
     }
     *books = (struct cst_lease_model){.operators = w->operators,
