@@ -43,6 +43,7 @@ struct cli_plan_request {
     uint64_t device_states;
     bool grad_over_weight; /* --grad-over-weight */
     const char *config;    /* --config: a file with options of cistern-gpt. */
+    uint64_t chunk_elems;  /* --chunk: elements of a chunk; 0: not given. */
 };
 
 /* A command line. Strings are borrowed from argv. */

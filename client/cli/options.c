@@ -55,6 +55,8 @@ const struct cst_option cli_options[] = {
          CST_TEXT(AT(plan.config))),
     PLAN("micro-batches", "N", "micro-batches of a step (default: 1)",
          CST_U64(AT(plan.micro_batches), 1, CLI_PLAN_MICRO_BATCHES)),
+    PLAN("chunk", "N", "bf16 elements of a chunk (default: the planner chooses)",
+         CST_U64(AT(plan.chunk_elems), 1, CST_LAYOUT_MAX_CHUNK_ELEMS)),
     PLAN("batch", "N", "preset: sequences of a micro-batch (default: 1)",
          CST_U64(AT(plan.batch), 1, PRESET_MAX)),
     PLAN("context", "N", "preset: tokens of a sequence", CST_U64(AT(plan.context), 1, PRESET_MAX)),

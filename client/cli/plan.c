@@ -285,7 +285,7 @@ static int name_options(const struct cli_plan_input *input, int status, struct c
     (void)snprintf(text, sizeof text, "%s", err->text);
     return device[0] == '\0' && host[0] == '\0'
                ? status
-               : cst_err_set(err, status, "%.280s: a plan needs %s%s%s", text, device,
+               : cst_err_set(err, status, "%.520s: a plan needs %s%s%s", text, device,
                              both ? " and " : "", host);
 }
 

@@ -32,6 +32,7 @@ int cli_plan_config(struct cli *cli, struct cst_err *err)
     }
     plan->ranks = job.world;
     plan->micro_batches = job.micro_batches;
+    plan->chunk_elems = job.chunk;
     plan->optimizer = job.optimizer;
     plan->masters = job.masters;
     plan->moments = job.moments;

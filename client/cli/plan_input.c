@@ -241,6 +241,7 @@ int cli_plan_input_open(struct cli_plan_input *input, const struct cli *cli, str
     input->config.rates = &input->rates;
     input->config.n_nodes = input->rates.n_nodes;
     input->config.micro_batches = wish->micro_batches > 0 ? (uint32_t)wish->micro_batches : 1;
+    input->config.chunk_elems = wish->chunk_elems;
     input->config.flops_share = wish->share;
     input->config.recompute = wish->recompute;
     /* Without --what-if, the search has the limits of a search in the daemon, so that both find the

@@ -68,6 +68,12 @@ expect 0 "${box[@]}" --masters split --moments mx8 --ranks 2 --micro-batches 3 -
 cmp "$tmp/of_file" "$tmp/out" || fail "--config gives another plan than the options"
 expect 0 "${box[@]}"
 ! cmp -s "$tmp/of_file" "$tmp/out" || fail "--config changes nothing"
+expect 0 "${box[@]}" --chunk 1048576 --json
+holds '.plan.classes[0].chunk_elems == 1048576'
+printf '{"memory": {"chunk": 1048576}}' >"$tmp/job.json"
+cp "$tmp/out" "$tmp/of_option"
+expect 0 "${box[@]}" --config "$tmp/job.json" --json
+cmp "$tmp/of_option" "$tmp/out" || fail "--config gives another plan than --chunk"
 printf '{"optimizer": {\n"lr": "high"}}' >"$tmp/job.json"
 expect 2 "${box[@]}" --config "$tmp/job.json"
 complains "^cistern: $tmp/job.json:2: section optimizer, lr: the value is a text, and must be a number from 0 to 1000\$"
@@ -129,7 +135,7 @@ expect 0 preset:opt-30b --rates a100 --device 40G --host "$size"
 expect 1 preset:opt-6.7b --rates a100 --device 4G --host 80G --recompute
 complains '^cistern: host memory .* a plan needs --host 100G$'
 expect 1 preset:opt-6.7b --rates a100 --device 1G --host 80G --recompute
-complains 'device memory .* host memory .* a plan needs --device [0-9]+M and --host 100G$'
+complains 'device memory .* bytes\) short; host memory .* bytes\) short: a plan needs --device [0-9]+M and --host 100G$'
 
 # A model from a file or from standard input; rates from a file that is found where cistern probe writes it.
 cat >"$tmp/model.json" <<'MODEL'
