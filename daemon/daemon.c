@@ -40,7 +40,7 @@ static void format_status(const struct cstd_daemon *daemon, char *out, size_t n)
                        daemon->revival.n_settled, daemon->revival.n);
     }
     (void)snprintf(
-        out, n, "%s%u jobs, host memory %s of %s, pools %s of %s", reviving, daemon->jobs.n,
+        out, n, "%s%u job%s, host memory %s of %s, pools %s of %s", reviving, daemon->jobs.n, daemon->jobs.n == 1 ? "" : "s",
         cst_size_text(daemon->host.used, host), cst_size_text(daemon->host.limit, host_limit),
         cst_size_text(daemon->pool.used, pool), cst_size_text(daemon->pool.limit, pool_limit));
 }
@@ -94,7 +94,8 @@ static void on_terminate(uv_signal_t *signal, int number)
         /* Engines end by themselves when their sockets are closed. */
         _exit(1);
     }
-    cstd_log(CSTD_LOG_NOTICE, "%s: shutting down; %u jobs", strsignal(number), daemon->jobs.n);
+    cstd_log(CSTD_LOG_NOTICE, "%s: shutting down; %u job%s", strsignal(number), daemon->jobs.n,
+             daemon->jobs.n == 1 ? "" : "s");
     cstd_daemon_drain(daemon);
 }
 

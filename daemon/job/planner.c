@@ -10,6 +10,7 @@
 #include "daemon/memory/pool_share.h"
 #include "daemon/memory/rank_devices.h"
 #include "offload/layout/model_bytes.h"
+#include "proto/size.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -291,6 +292,7 @@ static void take_plan(struct cstd_job *job, const struct cstd_plan_search *s)
 {
     struct cstd_job_plan *plan = &job->plan;
     double ms = (double)(uv_hrtime() - s->started_ns) * 1e-6;
+    char budget[CST_SIZE_TEXT];
     const char *stopped = s->stopped ? " (" STOPPED ")" : "";
 
     if (s->rc != CST_OK) {
@@ -307,9 +309,9 @@ static void take_plan(struct cstd_job *job, const struct cstd_plan_search *s)
                        : 0;
     (void)snprintf(plan->words, sizeof plan->words,
                    "planned with the rates %s%.90s: the fastest of %" PRIu64
-                   " plans within %" PRIu64 " MiB per rank",
+                   " plans within %s per rank",
                    job->daemon->planner.has_file ? "of " : "", job->daemon->planner.from,
-                   s->n_candidates, s->budget.device_bytes >> 20);
+                   s->n_candidates, cst_size_text(s->budget.device_bytes, budget));
     cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job), "%s, %.0f ms%s; predicted step %.4g s%s",
                    plan->words, ms, stopped, (double)s->predicted.step_ns * 1e-9,
                    plan->step_s > 0 ? "" : " (the workers' speed is not known)");
@@ -325,9 +327,19 @@ static void take_plan(struct cstd_job *job, const struct cstd_plan_search *s)
     }
 }
 
+static const char *depth_words(uint32_t depth, char out[24])
+{
+    if (depth == 0 || depth == CST_CORE_NO_PREFETCH) {
+        return depth == 0 ? "as many chunks as blocks allow" : "nothing";
+    }
+    (void)snprintf(out, 24, "%" PRIu32 " chunk%s", depth, depth == 1 ? "" : "s");
+    return out;
+}
+
 static void take_depth(struct cstd_job *job, const struct cstd_plan_search *s)
 {
     uint32_t before = job->plan.choice.prefetch_depth;
+    char now[24], was[24];
 
     if (s->rc != CST_OK) {
         cstd_log_about(CSTD_LOG_DEBUG, CSTD_JOB_ABOUT(job), "not planned again: %s", s->err.text);
@@ -346,10 +358,11 @@ static void take_depth(struct cstd_job *job, const struct cstd_plan_search *s)
     cstd_log_about(
         cstd_log_due(&job->replanned, uv_hrtime()) ? CSTD_LOG_NOTICE : CSTD_LOG_DEBUG,
         CSTD_JOB_ABOUT(job),
-        "planned again: depth of prefetch %d, was %d: the last %d steps took %.4g s each, "
+        "planned again: prefetch of %s instead of %s: the last %d steps took %.4g s each, "
         "%s %.4g s",
-        (int)s->choice.prefetch_depth, (int)before, CSTD_DRIFT_STEPS, job->drift.mean_s,
-        job->drift.learned ? "the first ones took" : "the plan says", job->drift.predicted_s);
+        depth_words(s->choice.prefetch_depth, now), depth_words(before, was), CSTD_DRIFT_STEPS,
+        job->drift.mean_s, job->drift.learned ? "the first ones took" : "the plan says",
+        job->drift.predicted_s);
 }
 
 static void on_end(struct cstd_search_task *task)
@@ -512,15 +525,6 @@ void cstd_planner_drifted(struct cstd_job *job)
 }
 
 /* -- explanation ------------------------------------------------------------------------------ */
-
-static const char *depth_words(uint32_t depth, char out[24])
-{
-    if (depth == 0 || depth == CST_CORE_NO_PREFETCH) {
-        return depth == 0 ? "as many chunks as blocks allow" : "nothing";
-    }
-    (void)snprintf(out, 24, "%" PRIu32 " chunk%s", depth, depth == 1 ? "" : "s");
-    return out;
-}
 
 unsigned cstd_planner_explain(const struct cstd_job *job, uint32_t size_class, char lines[][192],
                               unsigned max)

@@ -78,8 +78,8 @@ void cstd_serve_drain(struct cstd_session *session, uint64_t id, void *body)
     if (!admit(session, id)) {
         return;
     }
-    cstd_log(CSTD_LOG_NOTICE, "ended by pid %d (uid %u); %u jobs", (int)session->peer.pid,
-             (unsigned)session->peer.uid, daemon->jobs.n);
+    cstd_log(CSTD_LOG_NOTICE, "ended by pid %d (uid %u); %u job%s", (int)session->peer.pid,
+             (unsigned)session->peer.uid, daemon->jobs.n, daemon->jobs.n == 1 ? "" : "s");
     cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
     (void)raise(SIGTERM); /* Handled when this request has been served. */
 }

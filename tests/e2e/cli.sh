@@ -154,6 +154,8 @@ expect 0 trace example -o "$tmp/trace.json"
 cp "$tmp/trace.json" "$tmp/out"
 holds "$trace_is_valid"
 holds '[.traceEvents[] | select(.ph == "X") | .name] | contains(["step 3", "load 0", "reduce 0", "norm", "update 0"])'
+# The norm of a step has the number of the step in whose interval it is.
+holds '[.traceEvents[] | select(.name == "norm") | .args.step] == [1, 2, 3]'
 holds '[.traceEvents[] | select(.cat == "load") | .args.bytes] | all(. == 2048)'
 holds '[.traceEvents[] | select(.name == "process_name") | .args.name] | contains(["job", "node 0"])'
 holds '[.traceEvents[] | select(.name == "thread_name") | .args.name]
