@@ -81,6 +81,33 @@ START_TEST(test_round_trip)
 }
 END_TEST
 
+/* A model is cut into the stages of its operators, also when it is written and read again. */
+START_TEST(test_stages)
+{
+    struct cli_model model, again;
+    struct cst_err err = {0};
+    json_t *root;
+
+    ck_assert_int_eq(
+        from_text(&model,
+                  "{\"name\": \"m\", \"tensors\": [{\"name\": \"a\", \"shape\": [2]}], "
+                  "\"operators\": [{\"name\": \"x\", \"tensors\": [\"a\"], \"stage\": 0}, "
+                  "{\"name\": \"y\", \"tensors\": [\"a\"], \"stage\": 0}, "
+                  "{\"name\": \"z\", \"tensors\": [\"a\"], \"stage\": 1}]}",
+                  &err),
+        CST_OK);
+    root = cli_model_to_json(&model);
+    ck_assert_ptr_nonnull(root);
+    ck_assert_int_eq(cli_model_from_json(&again, root, &err), CST_OK);
+    ck_assert_uint_eq(again.model.n_stages, 2);
+    ck_assert_uint_eq(again.model.operators[1].stage, 0);
+    ck_assert_uint_eq(again.model.operators[2].stage, 1);
+    json_decref(root);
+    cli_model_close(&model);
+    cli_model_close(&again);
+}
+END_TEST
+
 /* The number of ranks can be changed, but not to less than the groups name. */
 START_TEST(test_world)
 {
@@ -145,6 +172,13 @@ static const struct {
      "operators[0].activation_bytes: wanted a whole number"},
     {OPERATORS("{\"name\": \"x\", \"tensors\": [\"a\"]}, {\"name\": \"x\", \"tensors\": [\"a\"]}"),
      "operators[1]: "},
+    {OPERATORS("{\"name\": \"x\", \"tensors\": [\"a\"], \"stage\": 1}"), "operators[0].stage: "},
+    {OPERATORS("{\"name\": \"x\", \"tensors\": [\"a\"], \"stage\": 0}, {\"name\": \"y\", "
+               "\"tensors\": [\"a\"]}"),
+     "operators[1].stage: operators have the stages 0, 1, ..."},
+    {OPERATORS("{\"name\": \"x\", \"tensors\": [\"a\"]}, {\"name\": \"y\", \"tensors\": "
+               "[\"a\"], \"stage\": 0}"),
+     "operators[1]: operator 'x' was declared before the first stage"},
 };
 
 /* Each file is refused with an error that names the place. */
@@ -189,6 +223,7 @@ int main(void)
     TCase *tcase = suite_case(suite, "model_json", NULL, NULL);
 
     tcase_add_test(tcase, test_round_trip);
+    tcase_add_test(tcase, test_stages);
     tcase_add_test(tcase, test_world);
     tcase_add_loop_test(tcase, test_bad, 0, sizeof bad / sizeof *bad);
     tcase_add_test(tcase, test_file);
