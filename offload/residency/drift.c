@@ -3,8 +3,8 @@
 
 #include "offload/core/core_state.h"
 
-#define PATIENCE_NS UINT64_C(2000000000) /* Maximum time for which a fetch waits for other ranks.  \
-                                          */
+/* Maximum time for which a fetch waits for other ranks. */
+#define PATIENCE_NS UINT64_C(2000000000)
 
 /* The ranks for which the gradient of @rank in a PENDING block waits. An fp32 row takes the
  * contributions in rank order, each as soon as it can. */
