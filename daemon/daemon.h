@@ -3,8 +3,9 @@
  * drain. main.c owns the object, and opens, runs and closes it.
  *
  * One thread, the loop thread, runs the one libuv loop and almost all functions of daemon/. Only
- * searches for plans (searches.h) and the building of layouts (layout_work.h) run in threads of
- * libuv's pool; they write nothing that the loop thread uses meanwhile. */
+ * searches for plans (searches.h), the building of layouts (layout_work.h), and the making of
+ * descriptions (describe.h) and ledgers (ledger_make.h) run in threads of libuv's pool; they write
+ * nothing that the loop thread uses meanwhile. */
 #ifndef CST_DAEMON_H
 #define CST_DAEMON_H
 

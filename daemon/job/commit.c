@@ -29,6 +29,7 @@ static int make_plan(struct cstd_job *job, struct cst_err *err);
 static int lay_out(struct cstd_job *job, struct cst_err *err);
 static int make_memory(struct cstd_job *job, struct cst_err *err);
 static int open_core(struct cstd_job *job, struct cst_err *err);
+static int make_ledger(struct cstd_job *job, struct cst_err *err);
 static int take_states(struct cstd_job *job, struct cst_err *err);
 static int attach_ranks(struct cstd_job *job, struct cst_err *err);
 static int answer_ranks(struct cstd_job *job, struct cst_err *err);
@@ -40,11 +41,11 @@ static int size_pools(struct cstd_job *job, struct cst_err *err);
 
 /* A phase of a commit.
  *
- *   COLLECT -> ENGINES -> PLAN -> LAYOUT -> POOLS -> MEMORY -> CORE -> STATES
- *      ^___________________________________________________________________|
- *         an error, or a rank that leaves in DECLARING                     v
- *                                                   DONE <- ANSWER <- ATTACH
- *                                                     |________^
+ *   COLLECT -> ENGINES -> PLAN -> LAYOUT -> POOLS -> MEMORY -> CORE -> LEDGER -> STATES
+ *      ^_____________________________________________________________________________|
+ *         an error, or a rank that leaves in DECLARING                               v
+ *                                                             DONE <- ANSWER <- ATTACH
+ *                                                               |________^
  *          a Commit of a worker that has opened the job again */
 struct phase {
     const char *name; /* For users. */
@@ -76,6 +77,7 @@ static const struct phase phases[] = {
     [CSTD_COMMIT_POOLS] = {"populating", CSTD_JOB_POPULATING, size_pools, NULL, true},
     [CSTD_COMMIT_MEMORY] = {"populating", CSTD_JOB_POPULATING, make_memory, close_memory, true},
     [CSTD_COMMIT_CORE] = {"populating", CSTD_JOB_POPULATING, open_core, close_core, false},
+    [CSTD_COMMIT_LEDGER] = {"populating", CSTD_JOB_POPULATING, make_ledger, NULL, false},
     [CSTD_COMMIT_STATES] = {"reshaping", CSTD_JOB_POPULATING, take_states, cstd_reshape_cancel,
                             false},
     [CSTD_COMMIT_ATTACH] = {"ready", CSTD_JOB_READY, attach_ranks, NULL, false},
@@ -475,6 +477,19 @@ static int close_core(struct cstd_job *job)
 {
     cstd_job_core_close(job);
     return CST_OK;
+}
+
+static void on_ledger(struct cstd_job *job)
+{
+    enter_from(job, CSTD_COMMIT_LEDGER + 1);
+    cstd_job_check_idle(job); /* All workers may have left meanwhile. */
+}
+
+/* CORE gives the ledger back. */
+static int make_ledger(struct cstd_job *job, struct cst_err *err)
+{
+    (void)err;
+    return cstd_ledger_prepare(job, on_ledger) ? CST_EAGAIN : CST_OK;
 }
 
 static void on_states(struct cstd_job *job, const struct cst_err *err)

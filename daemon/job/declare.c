@@ -483,7 +483,7 @@ bool cstd_declare_drop(struct cstd_job *job, struct cstd_worker *worker, const s
 }
 
 int cstd_declare_copy(struct cst_model *out, const struct cst_model *from,
-                      const struct cstd_extent *much, struct cst_err *err)
+                      const struct cstd_extent *much, bool external, struct cst_err *err)
 {
     int rc;
 
@@ -493,6 +493,10 @@ int cstd_declare_copy(struct cst_model *out, const struct cst_model *from,
     for (uint32_t i = 0; i < much->n_tensors && rc == CST_OK; i++) {
         struct cst_tensor_words words = cst_model_words(from, i);
 
+        if (!external) {
+            words.n_external = 0;
+            words.transposed = false;
+        }
         rc = cst_model_tensor(out, &words, err);
     }
     for (uint32_t i = 0; i < much->n_operators && rc == CST_OK; i++) {
@@ -529,7 +533,7 @@ int cstd_declare_forget(struct cstd_worker *worker, struct cst_err *err)
     }
     /* The next worker of this rank may come with another model, which only has to agree with the
      * remaining ranks. */
-    if (cstd_declare_copy(&rest, &job->model, &much, err) != CST_OK) {
+    if (cstd_declare_copy(&rest, &job->model, &much, true, err) != CST_OK) {
         /* Without memory for the shorter model the whole model is dropped, as after a
          * disagreement. */
         (void)cst_err_prefix(err, "removing the declarations of rank %u from the model",

@@ -45,9 +45,10 @@ struct cstd_extent {
 };
 
 /* Copy the first declarations of @from, as many as @much says, into *out, which must not be
- * initialised. CST_ENOMEM: *out is closed. */
+ * initialised. @external: with the names of tensors in model files, which take most of the time and
+ * memory. CST_ENOMEM: *out is closed. */
 int cstd_declare_copy(struct cst_model *out, const struct cst_model *from,
-                      const struct cstd_extent *much, struct cst_err *err);
+                      const struct cstd_extent *much, bool external, struct cst_err *err);
 
 /* Forget the declarations of @worker, which detaches. If the job is not committed, groups, edges,
  * tensors and operators that only @worker declared are removed from the model. CST_EMISMATCH: the

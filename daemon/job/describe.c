@@ -278,9 +278,8 @@ static int write_memfd(const ProtobufCMessage *message, int *out, uint64_t *byte
                      : cst_err_errno(err, CST_ENOMEM, errno, "a description of %zu bytes", n);
 }
 
-/* Make the description of @job, which has made the steps of @stats. */
-static int make(const struct cstd_job *job, const struct cst_core_stats *stats,
-                struct cstd_description *out, struct cst_err *err)
+int cstd_describe_make(const struct cstd_job *job, const struct cst_core_stats *stats,
+                       struct cstd_description *out, struct cst_err *err)
 {
     Cistern__JobDescription description = CISTERN__JOB_DESCRIPTION__INIT;
     Cistern__Hyper hyper;
@@ -322,30 +321,99 @@ static int retire(struct cstd_job *job, bool force, struct cst_err *err)
     return rc;
 }
 
-int cstd_describe(struct cstd_job *job, int *fd, uint64_t *bytes, struct cst_err *err)
+/* -- in a thread ------------------------------------------------------------------------------ */
+
+struct cstd_describe_work {
+    uv_work_t work;
+    struct cst_core_stats stats;
+    cstd_describe_cb done;
+    bool outdated; /* The description is wrong before it is made. */
+    struct cstd_description made;
+    struct cst_err err; /* The result. */
+};
+
+static void on_thread(uv_work_t *work)
+{
+    struct cstd_job *job = work->data;
+    struct cstd_describe_work *describing = job->describing;
+
+    (void)cstd_describe_make(job, &describing->stats, &describing->made, &describing->err);
+}
+
+/* If the job is removed meanwhile, the removal goes on from here. */
+static void on_thread_done(uv_work_t *work, int status)
+{
+    struct cstd_job *job = work->data;
+    struct cstd_describe_work *describing = job->describing;
+
+    (void)status; /* libuv's cancellation is not used. */
+    job->describing = NULL;
+    if (job->state == CSTD_JOB_CLOSING) {
+        cstd_deferred_add(&job->daemon->later, &job->close);
+    }
+    if (describing->made.exists && (describing->outdated || job->state == CSTD_JOB_CLOSING)) {
+        (void)close(describing->made.fd);
+    } else if (describing->made.exists) {
+        cstd_describe_forget(job);
+        job->description = describing->made;
+    }
+    if (job->state != CSTD_JOB_CLOSING) {
+        describing->done(job, &describing->err);
+    }
+    free(describing);
+}
+
+static int start(struct cstd_job *job, const struct cst_core_stats *stats, cstd_describe_cb done,
+                 struct cst_err *err)
+{
+    struct cstd_describe_work *describing = calloc(1, sizeof *describing);
+
+    if (describing != NULL) {
+        describing->work.data = job;
+        describing->stats = *stats;
+        describing->done = done;
+        job->describing = describing;
+        if (uv_queue_work(&job->daemon->loop, &describing->work, on_thread, on_thread_done) == 0) {
+            return CST_EAGAIN;
+        }
+    }
+    job->describing = NULL;
+    free(describing);
+    return cst_err_set(err, CST_ENOMEM, "no memory to describe job '%s'", job->name);
+}
+
+int cstd_describe(struct cstd_job *job, cstd_describe_cb done, int *fd, uint64_t *bytes,
+                  struct cst_err *err)
 {
     struct cst_core_stats stats;
-    int rc = CST_OK;
 
     cst_core_stats(job->core, &stats);
+    if (job->describing != NULL) {
+        return CST_EAGAIN;
+    }
     if (!job->description.exists || job->description.step != stats.step) {
-        rc = retire(job, false, err);
-        rc = rc == CST_OK ? make(job, &stats, &job->description, err) : rc;
+        return retire(job, false, err) == CST_OK ? start(job, &stats, done, err) : err->status;
     }
     *fd = job->description.fd;
     *bytes = job->description.bytes;
-    return rc;
+    return CST_OK;
 }
 
 void cstd_describe_outdate(struct cstd_job *job)
 {
     job->description.step = UINT64_MAX;
+    if (job->describing != NULL) {
+        job->describing->outdated = true;
+    }
 }
 
 void cstd_describe_forget(struct cstd_job *job)
 {
     struct cst_err err;
 
+    if (job->describing != NULL) {
+        job->describing->outdated = true;
+    }
     if (retire(job, true, &err) != CST_OK) {
         (void)close(job->description.fd);
         job->description.exists = false;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The description of a job (JobDescription in proto/cistern.proto): what was declared, the options,
- * what the job has done. Loop thread only. */
+ * what the job has done. It can have hundreds of megabytes, hence it is made in a thread. */
 #ifndef CSTD_DESCRIBE_H
 #define CSTD_DESCRIBE_H
 
@@ -8,19 +8,32 @@
 
 #include <stdint.h>
 
+struct cst_core_stats;
+struct cstd_description;
 struct cstd_job;
+
+/* Called on the loop thread: a description was made, or @err says why not. */
+typedef void (*cstd_describe_cb)(struct cstd_job *job, const struct cst_err *err);
 
 /* Get a sealed memfd with the description of @job, which has a core. It is made once per committed
  * step, so that frequent saves cost other users nothing. *fd belongs to the job and is valid until
- * the next call; *bytes is its length. Its memory was charged with that of the job. CST_EBUDGET:
- * processes of the user hold earlier descriptions, and a limit is exceeded. CST_ENOMEM: out of
- * memory, or too many open files. */
-int cstd_describe(struct cstd_job *job, int *fd, uint64_t *bytes, struct cst_err *err);
+ * the next call; *bytes is its length. Its memory was charged with that of the job. CST_EAGAIN: it
+ * is being made; @done follows, never within this call, and until then job->describing is set, and
+ * the job must not be freed. If it is being made already, @done is that of the first call.
+ * CST_EBUDGET: processes of the user hold earlier descriptions, and a limit is exceeded.
+ * CST_ENOMEM: out of memory, or too many open files. Loop thread only. */
+int cstd_describe(struct cstd_job *job, cstd_describe_cb done, int *fd, uint64_t *bytes,
+                  struct cst_err *err);
 
-/* The description of @job is wrong now. */
+/* Make the description of @job, whose core has @stats. The caller owns out->fd. Any thread, while
+ * the job has its model and its layout. CST_ENOMEM as above. */
+int cstd_describe_make(const struct cstd_job *job, const struct cst_core_stats *stats,
+                       struct cstd_description *out, struct cst_err *err);
+
+/* The description of @job is wrong now. Loop thread only. */
 void cstd_describe_outdate(struct cstd_job *job);
 
-/* The description of @job is no longer needed. */
+/* The description of @job is no longer needed. Loop thread only. */
 void cstd_describe_forget(struct cstd_job *job);
 
 #endif

@@ -272,8 +272,8 @@ static void on_close(struct cstd_deferred *later)
     while (!TAILQ_EMPTY(&job->requests)) {
         cstd_session_fail(daemon, TAILQ_FIRST(&job->requests), &job->closing);
     }
-    if (job->layout_work != NULL) {
-        return; /* Called again when the layout is built. */
+    if (job->layout_work != NULL || job->ledger.work != NULL || job->describing != NULL) {
+        return; /* Called again when the thread has finished. */
     }
     cstd_commit_close(job);
     cstd_upkeep_close(job);

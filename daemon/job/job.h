@@ -65,12 +65,14 @@ enum cstd_commit_phase {
     CSTD_COMMIT_POOLS,   /* Size the pools, and check all budgets. */
     CSTD_COMMIT_MEMORY,  /* Create the segments; the engines map and populate them. */
     CSTD_COMMIT_CORE,    /* Open the core and write the job table. */
+    CSTD_COMMIT_LEDGER,  /* Make the ledger, in a thread. */
     CSTD_COMMIT_STATES,  /* Take the states of the predecessor, and take its place. */
     CSTD_COMMIT_ATTACH,  /* Tell the core about the attached ranks. */
     CSTD_COMMIT_ANSWER,  /* Answer the Commits, when no step is closing and all pools exist. */
     CSTD_COMMIT_DONE,    /* The job is committed, and no Commit waits. */
 };
 
+struct cstd_describe_work;
 struct cstd_layout_work;
 struct cstd_migrate;
 struct cstd_state_copy;
@@ -189,7 +191,8 @@ struct cstd_job {
     struct cstd_ledger ledger;           /* What outlives the daemon of this job. */
     struct cstd_session *saver;          /* The session that saves the job (saver.h); NULL: none. */
     struct cstd_description description; /* The last one that was made (describe.h). */
-    struct cst_core *core;               /* Core of the job, from phase CORE on; else NULL. */
+    struct cstd_describe_work *describing; /* The making of one; NULL: not under way. */
+    struct cst_core *core;                 /* Core of the job, from phase CORE on; else NULL. */
     /* Plan that the workers brought; n_chunks is 0 if there is none. */
     struct cst_saved_plan given;
     /* Plan of the job: capacities, prefetch and others; see planner.h. */

@@ -25,27 +25,60 @@ void cstd_saver_gone(struct cstd_session *session)
     }
 }
 
+static void on_described(struct cstd_job *job, const struct cst_err *err);
+
+/* The save of @request has begun: answer with the description of its job, as soon as there is one.
+ * If it fails, the client ends the save by SAVE_END, as after any other failure. */
+static void give_description(struct cstd_pending *request)
+{
+    Cistern__SaveBegun begun = CISTERN__SAVE_BEGUN__INIT;
+    struct cstd_job *job = request->job;
+    struct cst_err err = {0};
+    int fd, rc = cstd_describe(job, on_described, &fd, &begun.description_bytes, &err);
+
+    if (rc == CST_OK) {
+        begun.step = job->description.step;
+        cstd_session_answer(job->daemon, request, CISTERN__MSG_TYPE__MSG_SAVE_BEGUN, &begun.base,
+                            &fd, 1);
+    } else if (rc == CST_EAGAIN) {
+        request->waits_description = true;
+    } else {
+        cstd_session_fail(job->daemon, request, &err);
+    }
+}
+
+/* Answer the Saves that wait: one, and those of connections that have ended. */
+static void on_described(struct cstd_job *job, const struct cst_err *err)
+{
+    struct cstd_pending *request, *next;
+
+    for (request = TAILQ_FIRST(&job->requests); request != NULL; request = next) {
+        next = TAILQ_NEXT(request, job_link);
+        if (!request->waits_description) {
+            continue;
+        }
+        request->waits_description = false;
+        if (err->status == CST_OK) {
+            give_description(request);
+        } else {
+            cstd_session_fail(job->daemon, request, err);
+        }
+    }
+}
+
 void cstd_saver_answer(struct cstd_daemon *daemon, struct cstd_pending *request,
                        const struct cst_reply *reply)
 {
-    Cistern__SaveBegun begun = CISTERN__SAVE_BEGUN__INIT;
     struct cstd_session *session = request->session;
-    struct cst_err err = reply->err;
-    int fd, rc = reply->status;
 
-    if (rc == CST_OK) {
-        rc = cstd_describe(request->job, &fd, &begun.description_bytes, &err);
-    }
-    if (rc != CST_OK) {
-        cstd_session_fail(daemon, request, &err);
-        /* If the save has begun, the client ends it by SAVE_END, as after any other failure. */
-        if (session != NULL && reply->status != CST_OK) {
-            cstd_saver_detach(session);
-        }
+    if (reply->status == CST_OK) {
+        give_description(request);
         return;
     }
-    begun.step = reply->step;
-    cstd_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_SAVE_BEGUN, &begun.base, &fd, 1);
+    cstd_session_fail(daemon, request, &reply->err);
+    if (session != NULL) {
+        cstd_saver_detach(session);
+    }
 }
 
 void cstd_saver_restored(struct cstd_job *job)

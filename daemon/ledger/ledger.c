@@ -1,291 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/ledger/ledger.h"
 
-#include "cistern/cistern.h"
 #include "daemon/daemon.h"
-#include "daemon/job/describe.h"
 #include "daemon/job/migrate.h"
 #include "daemon/ledger/kept_job.h"
+#include "daemon/ledger/ledger_make.h"
 #include "daemon/ledger/lent_slabs.h"
-#include "daemon/memory/device_reservation.h"
-#include "daemon/memory/rank_devices.h"
 #include "daemon/report/log.h"
-#include "proto/plan_message.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-#include <xxhash.h>
-
-/* -- the layout ------------------------------------------------------------------------------- */
-
-uint64_t cstd_ledger_hash(const struct cstd_job *job)
-{
-    const struct cst_layout *layout = &job->layout;
-    XXH64_hash_t hash = layout->n_chunks;
-
-    for (uint32_t c = 0; c < layout->n_chunks; c++) {
-        const struct cst_layout_chunk *chunk = &layout->chunks[c];
-
-        for (uint32_t r = 0; r <= CST_ROW_COUNT; r++) {
-            const struct cst_layout_row *row =
-                r < CST_ROW_COUNT ? &chunk->rows[r] : &chunk->other_weight;
-            uint64_t place[] = {row->segment, row->offset, chunk->n_elems};
-
-            hash = XXH3_64bits_withSeed(place, sizeof place, hash);
-        }
-    }
-    for (uint32_t i = 0; i < job->model.n_tensors; i++) {
-        const struct cst_layout_tensor *tensor = &job->model.tensors[i];
-        uint64_t place[] = {tensor->chunk, tensor->offset, tensor->first_tile};
-
-        hash = XXH3_64bits_withSeed(place, sizeof place, hash);
-    }
-    return hash;
-}
-
-uint64_t cstd_ledger_hash_uuid(const char *uuid)
-{
-    return uuid != NULL ? XXH3_64bits(uuid, strlen(uuid)) : 0;
-}
-
-/* -- writing ---------------------------------------------------------------------------------- */
-
-/* The parts of the message that are not in the job. */
-struct parts {
-    Ledger__Segment *segments, **segment_list;
-    Ledger__Rank *ranks, **rank_list;
-    Ledger__Device devices[CSTD_ARENA_MAX_ENGINES], *device_list[CSTD_ARENA_MAX_ENGINES];
-    uint8_t *description, *plan;
-};
-
-static void free_parts(struct parts *parts)
-{
-    free(parts->segments);
-    free(parts->segment_list);
-    free(parts->ranks);
-    free(parts->rank_list);
-    free(parts->description);
-    free(parts->plan);
-}
-
-/* Number of arenas, device reservations, and the job table. */
-static uint32_t count_segments(const struct cstd_job *job)
-{
-    return job->memory.n_arenas + 1 + job->memory.n_reservations;
-}
-
-/* Segment @i of those that are kept: the slabs of pools, which are not, lie between the job table
- * and the device reservations. */
-static const struct cstd_segment *segment_of(const struct cstd_job *job, uint32_t i)
-{
-    const struct cstd_memory *memory = &job->memory;
-
-    return memory
-        ->segments[i <= memory->n_arenas ? i : memory->n_segments - count_segments(job) + i];
-}
-
-static int fill_segments(const struct cstd_job *job, struct parts *parts, Ledger__Job *out,
-                         struct cst_err *err)
-{
-    uint32_t n = count_segments(job);
-
-    for (uint32_t i = 0; i < n; i++) {
-        const struct cstd_segment *segment = segment_of(job, i);
-        struct stat st;
-
-        if (fstat(segment->fd, &st) != 0) {
-            return cst_err_set(err, CST_EINTERNAL, "segment %u cannot be read", segment->id);
-        }
-        ledger__segment__init(&parts->segments[i]);
-        parts->segments[i].id = segment->id;
-        parts->segments[i].bytes = segment->bytes;
-        parts->segments[i].inode = st.st_ino;
-        parts->segment_list[i] = &parts->segments[i];
-    }
-    out->n_segments = n;
-    out->segments = parts->segment_list;
-    return CST_OK;
-}
-
-static void fill_ranks(const struct cstd_job *job, struct parts *parts, Ledger__Job *out)
-{
-    for (uint32_t r = 0; r < job->world; r++) {
-        struct cstd_worker *worker = &job->workers[r];
-        Ledger__Rank *rank = &parts->ranks[r];
-
-        ledger__rank__init(rank);
-        rank->pool_asked = worker->pool_bytes;
-        rank->pool_bytes = worker->pool.bytes;
-        rank->n_n_blocks = CST_LAYOUT_MAX_CLASSES;
-        rank->n_blocks = worker->pool.blocks.n;
-        rank->device = worker->gpu != NULL ? worker->gpu->uuid : NULL;
-        rank->accelerator = worker->accelerator != NULL ? worker->accelerator->uuid : NULL;
-        /* What the plan chose is fixed now, as if it was asked for. */
-        rank->reservation_asked =
-            worker->lends ? CST_DEVICE_UPDATE_LENT : worker->device_update_asked;
-        rank->states_asked = worker->states_asked;
-        rank->reservation_bytes = worker->device_update_bytes;
-        rank->states_bytes = worker->device_states;
-        rank->has_near_node = worker->near_node > 0;
-        rank->near_node = worker->near_node;
-        parts->rank_list[r] = rank;
-    }
-    out->n_ranks = job->world;
-    out->ranks = parts->rank_list;
-}
-
-static void add_device(struct cstd_job *job, struct parts *parts, Ledger__Job *out, unsigned engine,
-                       uint64_t reservation_bytes, uint64_t states_bytes)
-{
-    Ledger__Device *device = &parts->devices[out->n_devices];
-
-    ledger__device__init(device);
-    device->uuid = job->daemon->engines.v[engine].device;
-    device->grain = job->daemon->engines.v[engine].granularity;
-    device->reservation_bytes = reservation_bytes;
-    device->states_bytes = states_bytes;
-    parts->device_list[out->n_devices++] = device;
-}
-
-/* Name the accelerators: first those with device reservations, in their order, then those that have
- * only pools. */
-static int fill_devices(struct cstd_job *job, struct parts *parts, Ledger__Job *out,
-                        struct cst_err *err)
-{
-    const struct cstd_memory *memory = &job->memory;
-    struct cst_layout_config config = {0};
-    uint32_t rest = memory->gpu_engines;
-    int rc = cstd_device_reservation_devices(job, &config, err);
-
-    if (rc != CST_OK) {
-        return rc;
-    }
-    out->devices = parts->device_list;
-    for (uint32_t i = 0; i < memory->n_reservations; i++) {
-        uint64_t states = 0;
-
-        for (uint32_t d = 0; d < config.n_devices; d++) {
-            states += config.devices[d].engine == memory->reservations[i].engine
-                          ? config.devices[d].bytes
-                          : 0;
-        }
-        add_device(job, parts, out, memory->reservations[i].engine, memory->reservations[i].bytes,
-                   states);
-        rest &= ~(UINT32_C(1) << memory->reservations[i].engine);
-    }
-    for (; rest != 0; rest &= rest - 1) {
-        add_device(job, parts, out, (unsigned)__builtin_ctz(rest), 0, 0);
-    }
-    return CST_OK;
-}
-
-static int fill_plan(const struct cstd_job *job, struct parts *parts, Ledger__Job *out,
-                     struct cst_err *err)
-{
-    struct cst_saved_plan plan = job->given;
-    Cistern__JobPlan message;
-
-    if (!cstd_job_has_given_plan(job)) {
-        return CST_OK;
-    }
-    cst_plan_message_fill(&message, &plan);
-    out->plan.len = cistern__job_plan__get_packed_size(&message);
-    parts->plan = malloc(out->plan.len);
-    if (parts->plan == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for a plan");
-    }
-    out->has_plan = true;
-    out->plan.data = parts->plan;
-    (void)cistern__job_plan__pack(&message, parts->plan);
-    return CST_OK;
-}
-
-static int fill_description(struct cstd_job *job, struct parts *parts, Ledger__Job *out,
-                            struct cst_err *err)
-{
-    uint64_t n;
-    int fd, rc = cstd_describe(job, &fd, &n, err);
-
-    if (rc != CST_OK) {
-        return rc;
-    }
-    parts->description = malloc(n);
-    if (parts->description == NULL || pread(fd, parts->description, n, 0) != (ssize_t)n) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for a description");
-    }
-    out->description.len = n;
-    out->description.data = parts->description;
-    return CST_OK;
-}
-
-/* Fill @out, which refers to @job and @parts. The caller frees @parts in any case. */
-static int fill(struct cstd_job *job, struct parts *parts, uint64_t *class_elems, Ledger__Job *out,
-                struct cst_err *err)
-{
-    uint32_t n = count_segments(job);
-    int rc;
-
-    parts->segments = calloc(n, sizeof *parts->segments);
-    parts->segment_list = calloc(n, sizeof(void *));
-    parts->ranks = calloc(job->world, sizeof *parts->ranks);
-    parts->rank_list = calloc(job->world, sizeof(void *));
-    if (parts->segments == NULL || parts->segment_list == NULL || parts->ranks == NULL ||
-        parts->rank_list == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for a ledger");
-    }
-    rc = fill_description(job, parts, out, err);
-    rc = rc == CST_OK ? fill_segments(job, parts, out, err) : rc;
-    rc = rc == CST_OK ? fill_devices(job, parts, out, err) : rc;
-    rc = rc == CST_OK ? fill_plan(job, parts, out, err) : rc;
-    if (rc != CST_OK) {
-        return rc;
-    }
-    fill_ranks(job, parts, out);
-    for (uint32_t i = 0; i < job->layout.n_classes; i++) {
-        class_elems[i] = job->layout.classes[i].capacity;
-    }
-    out->serial = job->serial;
-    out->uid = job->uid;
-    out->n_gids = job->account->n_gids;
-    out->gids = job->account->gids;
-    out->chunk_elems = job->chunk_elems;
-    out->recompute = job->recompute;
-    out->timeout_ms = job->timeout_ms;
-    out->ttl_s = job->ttl_s;
-    out->n_nodes = job->daemon->engines.n_nodes;
-    out->n_class_elems = job->layout.n_classes;
-    out->class_elems = class_elems;
-    out->prefetch_depth = job->plan.valid ? job->plan.choice.prefetch_depth : 0;
-    out->eviction = job->plan.valid ? job->plan.choice.eviction : CST_EVICT_NEXT_USE;
-    out->step_s = job->plan.valid ? job->plan.step_s : 0;
-    out->plan_words = (char *)(uintptr_t)(job->plan.valid ? job->plan.words : "");
-    out->update_why = job->plan.update_why;
-    out->states_why = job->plan.states_why;
-    out->layout_hash = cstd_ledger_hash(job);
-    out->has_landings = 1;
-    out->landings = (uint32_t)job->layout.lands;
-    out->has_replaces = job->predecessor != NULL;
-    out->replaces = job->predecessor != NULL ? job->predecessor->serial : 0;
-    return CST_OK;
-}
-
-static int make_file(struct cstd_job *job, struct cstd_ledger_file *file, struct cst_err *err)
-{
-    Ledger__Job message = LEDGER__JOB__INIT;
-    uint64_t class_elems[CST_LAYOUT_MAX_CLASSES];
-    struct parts parts = {0};
-    int rc = fill(job, &parts, class_elems, &message, err);
-
-    if (rc == CST_OK) {
-        rc = cstd_ledger_file_make(file, &message, err);
-    }
-    free_parts(&parts);
-    return rc;
-}
 
 /* -- the store -------------------------------------------------------------------------------- */
 
@@ -328,7 +54,7 @@ static int store_segments(struct cstd_job *job, bool sent, struct cst_err *err)
 {
     struct cstd_keeper *keeper = &job->daemon->keeper;
     const struct cstd_kept_name host = name_of(CSTD_KEPT_HOST, job);
-    uint32_t n = count_segments(job), n_host = 0;
+    uint32_t n = cstd_ledger_n_segments(job), n_host = 0;
     int *fds = calloc(n, sizeof *fds);
     int rc = CST_OK;
 
@@ -336,7 +62,7 @@ static int store_segments(struct cstd_job *job, bool sent, struct cst_err *err)
         return cst_err_set(err, CST_ENOMEM, "no memory for a list of descriptors");
     }
     for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
-        const struct cstd_segment *segment = segment_of(job, i);
+        const struct cstd_segment *segment = cstd_ledger_segment(job, i);
 
         if (segment->device) {
             const struct cstd_kept_name name = name_of_device(job, i);
@@ -379,8 +105,8 @@ static void unstore(struct cstd_job *job)
 
     cstd_keeper_forget(keeper, &ledger);
     cstd_keeper_forget(keeper, &host);
-    for (uint32_t i = 0; i < count_segments(job); i++) {
-        if (segment_of(job, i)->device) {
+    for (uint32_t i = 0; i < cstd_ledger_n_segments(job); i++) {
+        if (cstd_ledger_segment(job, i)->device) {
             const struct cstd_kept_name name = name_of_device(job, i);
 
             cstd_keeper_forget(keeper, &name);
@@ -396,19 +122,13 @@ static void unstore(struct cstd_job *job)
 static int check(const struct cstd_job *job, struct cst_err *err)
 {
     const struct cstd_kept_name name = name_of(CSTD_KEPT_HOST, job);
-    uint32_t n =
-        count_segments(job) + 1 + job->daemon->engines.n_nodes + 1 + cstd_lent_slabs_count(job);
+    uint32_t n = cstd_ledger_n_segments(job) + 1 + job->daemon->engines.n_nodes + 1 +
+                 cstd_lent_slabs_count(job);
 
     if (job->base != NULL && job->base->ledger.state != CSTD_LEDGER_KEPT) {
         return cst_err_set(err, CST_EUNSUPPORTED, "its base '%s' is not kept", job->base->name);
     }
     return cstd_keeper_check(&job->daemon->keeper, &name, n, err);
-}
-
-/* @job has @file now, whose memory was charged with the job's (daemon/job/upkeep.h). */
-static void keep(struct cstd_job *job, const struct cstd_ledger_file *file)
-{
-    job->ledger = (struct cstd_ledger){.state = CSTD_LEDGER_KEPT, .file = *file};
 }
 
 /* Write to *out how far @job is, which has a core. */
@@ -427,25 +147,34 @@ static void record_of(const struct cstd_job *job, struct cstd_ledger_record *out
     }
 }
 
+/* @job has @file now, whose memory was charged with the job's (daemon/job/upkeep.h). */
+static void take(struct cstd_job *job, const struct cstd_ledger_file *file,
+                 enum cstd_ledger_state state)
+{
+    job->ledger = (struct cstd_ledger){.state = state, .file = *file};
+}
+
 static int begin(struct cstd_job *job, const struct cstd_ledger_record *record, struct cst_err *err)
 {
-    struct cstd_ledger_file file = {.fd = -1};
+    struct cstd_ledger *ledger = &job->ledger;
+    struct cstd_ledger_file file;
     int rc = check(job, err);
 
-    rc = rc == CST_OK ? make_file(job, &file, err) : rc;
-    if (rc == CST_OK) {
-        cstd_ledger_file_write(&file, record);
-        rc = store(job, &file, false, err);
-        if (rc != CST_OK) {
-            unstore(job);
+    if (rc == CST_OK && ledger->state != CSTD_LEDGER_MADE) {
+        rc = cstd_ledger_make(job, &file, err);
+        if (rc == CST_OK) {
+            take(job, &file, CSTD_LEDGER_MADE);
         }
     }
-    if (rc != CST_OK) {
-        cstd_ledger_file_close(&file);
-        return rc;
+    if (rc == CST_OK) {
+        ledger->state = CSTD_LEDGER_KEPT;
+        cstd_ledger_file_write(&ledger->file, record);
+        rc = store(job, &ledger->file, false, err);
     }
-    keep(job, &file);
-    return CST_OK;
+    if (rc != CST_OK) {
+        cstd_ledger_forget(job);
+    }
+    return rc;
 }
 
 int cstd_ledger_begin(struct cstd_job *job, struct cst_err *err)
@@ -463,10 +192,17 @@ static void refuse(struct cstd_job *job, const struct cst_err *why)
                    "it will end with the daemon, also if the service is restarted: %s", why->text);
 }
 
+/* True if the job may be kept later. */
+static bool may_begin(const struct cstd_job *job)
+{
+    return (job->ledger.state == CSTD_LEDGER_NONE || job->ledger.state == CSTD_LEDGER_MADE) &&
+           job->daemon->keeper.limit > 0;
+}
+
 void cstd_ledger_note(struct cstd_job *job)
 {
     struct cstd_ledger *ledger = &job->ledger;
-    bool begins = ledger->state == CSTD_LEDGER_NONE && job->daemon->keeper.limit > 0;
+    bool begins = may_begin(job);
     struct cstd_ledger_record record;
     struct cst_err err;
 
@@ -482,12 +218,47 @@ void cstd_ledger_note(struct cstd_job *job)
     }
 }
 
+/* The thread has finished. If the job is removed meanwhile, the removal goes on from here. */
+static void on_made(struct cstd_job *job, struct cstd_ledger_file *file, struct cst_err *err)
+{
+    cstd_ledger_cb done = job->ledger.done;
+
+    job->ledger.work = NULL;
+    if (job->state == CSTD_JOB_CLOSING) {
+        cstd_ledger_file_close(file);
+        cstd_deferred_add(&job->daemon->later, &job->close);
+        return;
+    }
+    if (err->status == CST_OK) {
+        take(job, file, CSTD_LEDGER_MADE);
+    } else {
+        refuse(job, err);
+    }
+    done(job);
+}
+
+bool cstd_ledger_prepare(struct cstd_job *job, cstd_ledger_cb done)
+{
+    struct cst_err err;
+
+    if (!may_begin(job) || job->ledger.state == CSTD_LEDGER_MADE) {
+        return false;
+    }
+    job->ledger.done = done;
+    if (cstd_ledger_make_start(job, on_made, &job->ledger.work, &err) != CST_OK) {
+        refuse(job, &err);
+    }
+    return job->ledger.work != NULL;
+}
+
 void cstd_ledger_note_pools(struct cstd_job *job)
 {
     struct cst_err err;
 
-    if (job->ledger.state == CSTD_LEDGER_KEPT &&
-        cstd_lent_slabs_store(job, false, &err) != CST_OK) {
+    if (job->ledger.state == CSTD_LEDGER_MADE) {
+        cstd_ledger_forget(job); /* It says where the pools were. */
+    } else if (job->ledger.state == CSTD_LEDGER_KEPT &&
+               cstd_lent_slabs_store(job, false, &err) != CST_OK) {
         cstd_ledger_forget(job);
         refuse(job, &err);
     }
@@ -500,7 +271,7 @@ int cstd_ledger_continue(struct cstd_job *job, const struct cstd_ledger_file *fi
 
     if (rc == CST_OK) {
         cstd_lent_slabs_settle(job);
-        keep(job, file);
+        take(job, file, CSTD_LEDGER_KEPT);
     }
     return rc;
 }
@@ -535,10 +306,12 @@ void cstd_ledger_forget(struct cstd_job *job)
         job->ledger.reviving->job = NULL;
         job->ledger.reviving = NULL;
     }
-    if (job->ledger.state != CSTD_LEDGER_KEPT) {
+    if (job->ledger.state != CSTD_LEDGER_KEPT && job->ledger.state != CSTD_LEDGER_MADE) {
         return;
     }
-    unstore(job);
+    if (job->ledger.state == CSTD_LEDGER_KEPT) {
+        unstore(job);
+    }
     cstd_ledger_file_close(&job->ledger.file);
     job->ledger.state = CSTD_LEDGER_NONE;
 }

@@ -17,22 +17,35 @@
 struct cstd_daemon;
 struct cstd_job;
 struct cstd_kept_job;
+struct cstd_ledger_work;
 
 enum cstd_ledger_state {
     CSTD_LEDGER_NONE,    /* The job is not kept yet. */
+    CSTD_LEDGER_MADE,    /* The job is not kept yet, and its ledger is made. */
     CSTD_LEDGER_KEPT,    /* The job is kept. */
     CSTD_LEDGER_REFUSED, /* The job cannot be kept. */
 };
 
+/* Called on the loop thread: the ledger of @job is made, or the log says why it will not be kept.
+ */
+typedef void (*cstd_ledger_cb)(struct cstd_job *job);
+
 /* The ledger of one job. Zeroed: NONE. */
 struct cstd_ledger {
     enum cstd_ledger_state state;
-    struct cstd_ledger_file file; /* KEPT */
+    struct cstd_ledger_file file;  /* MADE, KEPT */
+    struct cstd_ledger_work *work; /* NONE: the ledger is being made; NULL: it is not. */
+    cstd_ledger_cb done;           /* NONE: called when it is made. */
     /* What the job, which is in CSTD_JOB_REVIVING, is made from, and the steps that it has made;
      * NULL: nothing. */
     struct cstd_kept_job *reviving;
     uint64_t step;
 };
+
+/* @job is committed, apart from its states, and may be kept later: make its ledger in a thread,
+ * because it can have hundreds of megabytes. True: @done follows, never within this call; until
+ * then job->ledger.work is set, and the job must not be freed. False: there is nothing to make. */
+bool cstd_ledger_prepare(struct cstd_job *job, cstd_ledger_cb done);
 
 /* The core of @job has processed an event, or a worker has left: record how far the job is. Must be
  * called before the event's actions are carried out. */

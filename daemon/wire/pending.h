@@ -56,6 +56,8 @@ struct cstd_pending {
     uint32_t n_left;  /* Number of items without a result. */
     /* The request is a worker's Commit, which waits for the other ranks. */
     bool waits_commit;
+    /* The request is a Save, which waits for the description of its job. */
+    bool waits_description;
     struct cstd_staging *staging; /* Staging segment that the request uses, or NULL. */
     /* Called when the request is over; NULL: nothing to do. */
     void (*on_close)(struct cstd_pending *request);
