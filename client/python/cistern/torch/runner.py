@@ -8,7 +8,9 @@ Units nest: one that begins while another one runs closes the outer one until it
 given of the memory of the outer one, it is given as a copy.
 
 The gradients of a unit that ran several times are delivered after its last backward pass, because
-autograd then has their sums.
+autograd then has their sums. Backward passes without a new forward pass between them belong to one
+micro-batch: gradients of units that can have another one, because the graph is retained or another
+run of them waits, stay in ``grad`` until the next forward pass or the step.
 
 Modules that run inside of the backward pass compute activations again (checkpointing). The unit
 that they interrupt is closed meanwhile.
@@ -41,11 +43,17 @@ from cistern.torch.containers import (
 from cistern.torch.nodes import Enter, Ref
 from cistern.torch.operators import GRADS_OF_GRADS, Operators, Tensor, Unit
 from cistern.torch.running import call_of_module
+from cistern.torch.storage import private
 
 
 def in_backward() -> bool:
     """Return whether this thread runs a backward pass."""
     return torch._C._current_graph_task_id() != -1
+
+
+_retains_graph: Callable[[], bool] = private(
+    torch._C._autograd, "_get_current_graph_task_keep_graph"
+)
 
 
 def not_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,7 +66,7 @@ class _Use:
     """One run of a unit in a forward pass."""
 
     __slots__ = (
-        "__weakref__", "has_inputs", "inputs", "is_awaited", "left", "n_changes", "others", "runner", "unit",
+        "__weakref__", "has_inputs", "inputs", "is_awaited", "is_outside", "left", "n_changes", "others", "runner", "unit",
         "zero"
     )  # fmt: skip
 
@@ -71,6 +79,7 @@ class _Use:
         self.has_inputs = False  # That need gradients.
         self.inputs: list[Input] = []  # These, when the module has ended.
         self.is_awaited = False  # What the module returns or has changed needs a gradient.
+        self.is_outside = False  # The module ran outside of backward passes.
         self.left: Sequence[Ref] = ()  # What went through the Leave.
 
     @property
@@ -101,6 +110,8 @@ class _Uses:
         # By their threads, because torch calls the hook after a module whose thread was refused.
         self.running: defaultdict[int, list[_Running | None]] = defaultdict(list)
         self.n_waiting = 0  # Runs whose backward pass has not ended.
+        # Runs outside of backward passes whose graph can have another backward pass.
+        self.n_retained = 0
 
 
 def _let_go(runner: ref[Runner]) -> None:
@@ -136,6 +147,10 @@ class Runner:
         self._anchor = torch.zeros_like(self.zero, requires_grad=True)
         self._tasks: list[int] = []  # Backward passes that run, from the outermost one on.
         self._n_open = 0  # Units that were open when the outermost one began.
+        self._retains = False  # The outermost one retains its graph.
+        self._ran_forward = (
+            False  # Gradients were recorded since the outermost one of before began.
+        )
         self._pass_runs: Callable[[], object] = bool  # True: the outermost one has not ended.
         # Uses whose graph can have a backward pass, with inputs that need a gradient or several outputs.
         self._left: WeakSet[_Use] = WeakSet()
@@ -197,6 +212,23 @@ class Runner:
                 self._left.discard(use)
                 release(use, self._anchor, _SWAPPED.format(use.name))
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether this attempt at the step has gradients, handed in or not."""
+        return self.operators.has_gradients or any(unit.has_grads() for unit in self.units)
+
+    def _held(self) -> bool:
+        """Whether gradients wait for another backward pass of the micro-batch."""
+        return any(uses.n_retained > 0 and u.has_grads() for u, uses in self._uses.items())
+
+    def forward_begins(self) -> None:
+        """Begin another micro-batch, if the last one has had a backward pass and gradients are recorded."""
+        if not self._ran_forward and torch.is_grad_enabled():
+            self._ran_forward = True
+            if self._held():
+                self.deliver_rest()
+            self._forget_uses()
+
     def forget_changes(self) -> None:
         """Do not take what has happened to parameters outside of modules for their doing."""
         for unit in self.units:
@@ -243,7 +275,7 @@ class Runner:
     def _forget_uses(self) -> None:
         """Expect no backward pass of a forward pass until now."""
         for uses in self._uses.values():
-            uses.n_waiting = 0
+            uses.n_waiting = uses.n_retained = 0
 
     # -- forward
 
@@ -336,7 +368,10 @@ class Runner:
         if not outputs and not changed and not kept:
             return output
         ran.use.is_awaited = bool(outputs or changed)
-        self._uses[ran.use.unit].n_waiting += ran.use.is_awaited
+        uses = self._uses[ran.use.unit]
+        uses.n_waiting += ran.use.is_awaited
+        ran.use.is_outside = not in_backward()
+        uses.n_retained += ran.use.is_awaited and ran.use.is_outside
         new = leave(ran.use, ran.token, ran.entered, changed, outputs)
         if kept:
             ran.use.inputs = inputs_of(kept)
@@ -381,20 +416,36 @@ class Runner:
             self.operators.pop()
         uses = self._uses[unit]
         uses.n_waiting -= use.is_awaited
+        if use.is_awaited and use.is_outside and not self._retains:
+            uses.n_retained = max(uses.n_retained - 1, 0)
         # A view of a weight that was made before the model ran gives its gradient after the first unit.
         is_ready = unit.has_grads() if use.has_inputs else unit.has_all_grads()
-        self.operators.pop(deliver=uses.n_waiting <= 0 and is_ready)
+        is_last = uses.n_waiting <= 0 and uses.n_retained == 0
+        self.operators.pop(deliver=is_last and is_ready)
 
     def deliver_rest(self) -> None:
-        """Deliver what is left at the end of a backward pass, such as units whose end no node saw."""
+        """Deliver what is left of a micro-batch, such as units whose end no node saw."""
         for unit in reversed(self.units):
             if unit.has_grads():
                 self.operators.deliver(unit)
         self.operators.deliver_late(self.units)
 
+    def _deliver_rest_of_pass(self) -> None:
+        """Deliver what is left at the end of a backward pass, but for what another one can add to.
+
+        If there is such, the order of declaration, in which there are blocks for all, has to wait.
+        """
+        if not self._held():
+            self.deliver_rest()
+            return
+        for unit in reversed(self.units):
+            if unit.has_grads() and self._uses[unit].n_retained == 0:
+                self.operators.deliver(unit)
+
     def deliver_last(self) -> None:
         """Deliver what is left before the step."""
-        self.operators.is_new_pass = False
+        if not self._held():
+            self.operators.is_new_pass = False
         self.operators.forget_last_step()
         try:
             self.deliver_rest()
@@ -420,7 +471,11 @@ class Runner:
 
     def _outermost_begins(self) -> None:
         self._n_open = len(self.operators.open_units)
-        self.operators.is_new_pass = True
+        self._retains = _retains_graph()
+        waits = any(uses.n_retained > 0 for uses in self._uses.values())
+        if self._ran_forward or not waits:  # Else it belongs to the micro-batch of the pass before.
+            self.operators.is_new_pass = True
+        self._ran_forward = False
         self.operators.forget_last_step()
         try:
             for use in self._left:
@@ -437,9 +492,13 @@ class Runner:
             # backward(inputs=...) leaves out Enter.
             while len(self.operators.open_units) > self._n_open:
                 self.operators.pop()
-            self.deliver_rest()
-            if self._n_open == 0:  # Else the pass was one inside of a forward pass, which goes on.
-                self._forget_uses()
+            if self._n_open == 0:
+                self._deliver_rest_of_pass()
+                for uses in self._uses.values():  # Runs in the backward pass count no more.
+                    uses.n_waiting = uses.n_retained
+            else:  # The pass was one inside of a forward pass, which goes on.
+                self.deliver_rest()
+                self._ran_forward = True
         self._tasks.pop()
 
 

@@ -164,7 +164,8 @@ class Store:
         self._remember_random_state()
         if not self._runner.broken:
             self._runner.close_all()
-        self._forward_pass.begins(self._runner.operators.has_gradients)
+            self._runner.forward_begins()
+        self._forward_pass.begins(self._runner.has_gradients)
         if self._forward_pass.was_interrupted and torch.is_grad_enabled():
             self._refuse_mixed_gradients()
 
@@ -189,14 +190,13 @@ class Store:
             self.abandon()
         if self._must_sync:
             self.sync()
-        if self._random_state is None:
-            self._remember_random_state()
+        self._remember_random_state()
+        self._runner.forward_begins()
 
     def _remember_random_state(self) -> None:
-        """Note the random numbers of a step when it begins.
+        """Note the random numbers of a step when it begins, at the latest in a call of the model.
 
-        The model's call counts, and not only that of its first unit: reentrant checkpoints run units
-        without gradients.
+        Its first unit is not enough: reentrant checkpoints run units without gradients.
         """
         if self._random_state is None and torch.is_grad_enabled():
             self._random_state = self.device.random_state()

@@ -64,7 +64,7 @@ class Writes:
     def load(self, values: Mapping[Tensor, torch.Tensor]) -> None:
         """Write what a state dict has. Gradients of the step are discarded, which ``step`` tells."""
         self.check_outside("weights are loaded")
-        lost = self.lost_gradients or self._store.runner.operators.has_gradients
+        lost = self.lost_gradients or self._store.runner.has_gradients
         n_rounded = self._write(values)
         self.lost_gradients = lost
         self._warn_of_swap(n_rounded)
@@ -76,7 +76,7 @@ class Writes:
         """
         job = self._store.job
         others = {t: v for t, v in values.items() if not weights.has_weights(job, t.number, v)}
-        if others and self._store.runner.operators.has_gradients:
+        if others and self._store.runner.has_gradients:
             name = next(iter(others)).name
             raise RuntimeError(_IN_STEP.format(name))
         if others:
@@ -108,7 +108,7 @@ class Writes:
         """Write moments, master weights and the number of steps. Gradients of the step are discarded."""
         self.check_outside("states are loaded")
         store = self._store
-        lost = self.lost_gradients or store.runner.operators.has_gradients
+        lost = self.lost_gradients or store.runner.has_gradients
         store.sync()
         try:
             if store.job.rank == 0:
