@@ -96,15 +96,21 @@ static bool is_closed(const struct cstd_job *job)
 
 /* -- declarations --------------------------------------------------------------------------- */
 
+/* True if the model of @job is made for another job, in a thread (daemon/ledger/revive_job.c). That
+ * job is charged when it gets the model. */
+static bool is_draft(const struct cstd_job *job)
+{
+    return job->declared.budget == NULL;
+}
+
 /* Charge the owner of the job for a model of @bytes, of which the part that was not charged yet is
- * about to be declared. A job without a worker is one that an earlier daemon had. */
+ * about to be declared. */
 static int charge(struct cstd_worker *worker, uint64_t bytes, struct cst_err *err)
 {
     struct cstd_job *job = worker->job;
     char what[96];
 
-    if (!worker->present) {
-        cstd_charge_force(&job->declared, bytes);
+    if (is_draft(job)) {
         return CST_OK;
     }
     (void)snprintf(what, sizeof what, "a declaration of job '%s'", job->name);
@@ -117,10 +123,18 @@ static void settle(struct cstd_job *job, uint64_t bytes)
 {
     const uint64_t before = job->declared.bytes;
 
+    if (is_draft(job)) {
+        return;
+    }
     cstd_charge_force(&job->declared, bytes);
     if (before > bytes && before - bytes >= TRIM_BYTES) {
         (void)malloc_trim(0);
     }
+}
+
+void cstd_declare_charge(struct cstd_job *job)
+{
+    settle(job, cst_model_bytes(&job->model));
 }
 
 static int declare_group(struct cstd_worker *worker, const Cistern__GroupDecl *decl,

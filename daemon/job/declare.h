@@ -23,6 +23,10 @@
  * - CST_EUNSUPPORTED: this version does not support the dtype. */
 int cstd_declare(struct cstd_worker *worker, const Cistern__Declare *message, struct cst_err *err);
 
+/* Charge the owner of @job for its model, even beyond the limits: it was declared to an earlier
+ * daemon. Loop thread only. */
+void cstd_declare_charge(struct cstd_job *job);
+
 /* Free the model of @job, which ends. */
 void cstd_declare_close(struct cstd_job *job);
 

@@ -336,6 +336,7 @@ static int take_draft(struct cstd_kept_job *kept, struct cst_err *err)
     job->adapter_config = copy(description->adapter_config);
     job->model = draft->model;
     job->layout = draft->layout;
+    cstd_declare_charge(job);
     job->phase = CSTD_COMMIT_LAYOUT;
     cst_model_init(&draft->model);
     draft->phase = CSTD_COMMIT_COLLECT;
