@@ -40,9 +40,10 @@ static void format_status(const struct cstd_daemon *daemon, char *out, size_t n)
                        daemon->revival.n_settled, daemon->revival.n);
     }
     (void)snprintf(
-        out, n, "%s%u job%s, host memory %s of %s, pools %s of %s", reviving, daemon->jobs.n, daemon->jobs.n == 1 ? "" : "s",
-        cst_size_text(daemon->host.used, host), cst_size_text(daemon->host.limit, host_limit),
-        cst_size_text(daemon->pool.used, pool), cst_size_text(daemon->pool.limit, pool_limit));
+        out, n, "%s%u job%s, host memory %s of %s, pools %s of %s", reviving, daemon->jobs.n,
+        daemon->jobs.n == 1 ? "" : "s", cst_size_text(daemon->host.used, host),
+        cst_size_text(daemon->host.limit, host_limit), cst_size_text(daemon->pool.used, pool),
+        cst_size_text(daemon->pool.limit, pool_limit));
 }
 
 static void tell_status(struct cstd_daemon *daemon)

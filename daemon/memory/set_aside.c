@@ -15,7 +15,8 @@ void cstd_set_aside_count(const struct cstd_daemon *daemon, const struct cstd_gp
     cst_card_init(out, gpu->memory_bytes);
     TAILQ_FOREACH(job, &daemon->jobs.living, link)
     {
-        bool rests = job->successor != NULL || job->state == CSTD_JOB_REVIVING || (job->memory.parked && !job->resumes);
+        bool rests = job->successor != NULL || job->state == CSTD_JOB_REVIVING ||
+                     (job->memory.parked && !job->resumes);
 
         for (uint32_t r = 0; r < job->world; r++) {
             if (job->workers[r].gpu == gpu && (!rests || job->workers[r].present)) {

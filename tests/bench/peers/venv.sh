@@ -20,5 +20,6 @@ if [ -z "${PEERS_PYTHON-}" ] && ! [ -e "$venv/ready" ]; then
     } >"$venv.log" 2>&1 || no_peers "PyTorch or DeepSpeed could not be installed: $(tail -n 1 "$venv.log")"
     touch "$venv/ready"
 fi
+# shellcheck disable=SC2034 # used by those who source this
 python=${PEERS_PYTHON:-$venv/bin/python}
 export DS_ACCELERATOR=cpu
