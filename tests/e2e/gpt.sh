@@ -22,7 +22,7 @@ printf 'thirty-two bytes of text, not 33' >"$tmp/tiny"
 printf 'a text of more than thirty-two bytes.' >"$tmp/text"
 start_daemon d
 
-refuses 1 "$tmp/missing" --data "$tmp/missing"
+refuses 2 "$tmp/missing" --data "$tmp/missing"
 refuses 2 "$tmp/empty" --data "$tmp/empty"
 refuses 2 "has 0 bytes" --data "$tmp/empty"
 refuses 2 "need 33" --data "$tmp/tiny"
