@@ -20,14 +20,27 @@ static uint32_t free_slot(const struct sim *sim)
     return MEMORY_STAGING_SLOTS;
 }
 
-/* True if a write to row @row of a tensor also changes the number of row @other. */
-static bool writes_row(const struct sim *sim, uint32_t chunk, enum cst_row row, enum cst_row other)
+static bool has_begun(const struct sim *sim)
+{
+    struct cst_core_stats stats;
+
+    cst_core_stats(sim->core, &stats);
+    return stats.initialised;
+}
+
+/* True if a write to row @row of a tensor also changes the number of row @other. A write of master
+ * weights clears the moments until the job has @begun. */
+static bool writes_row(const struct sim *sim, uint32_t chunk, enum cst_row row, enum cst_row other,
+                       bool begun)
 {
     if (!model_is_trained(sim, chunk)) {
         return other == CST_ROW_WEIGHT;
     }
     if (model_is_fp32(sim, chunk) && row == CST_ROW_WEIGHT) { /* Those are the master weights. */
         return other == CST_ROW_WEIGHT || other == CST_ROW_MASTER;
+    }
+    if (row == CST_ROW_MASTER && (other == CST_ROW_EXP_AVG || other == CST_ROW_EXP_AVG_SQ)) {
+        return !begun;
     }
     return other != CST_ROW_GRAD && (row == CST_ROW_MASTER || row == other);
 }
@@ -67,6 +80,7 @@ void tool_turn(struct sim *sim)
         .place = {.segment = MEMORY_STAGING_SEGMENT, .offset = (uint64_t)slot * MEMORY_SLOT_BYTES},
     };
     size_t before = sim->n_jobs;
+    bool begun = has_begun(sim);
 
     if (slot == MEMORY_STAGING_SLOTS) {
         return;
@@ -81,7 +95,7 @@ void tool_turn(struct sim *sim)
     if (event.kind == CST_EV_WRITE && sim->n_jobs > before) { /* the write was accepted */
         for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
             sim->expected[r][tensor].value +=
-                writes_row(sim, sim->model.tensors[tensor].chunk, row, (enum cst_row)r);
+                writes_row(sim, sim->model.tensors[tensor].chunk, row, (enum cst_row)r, begun);
         }
         for (uint32_t t = 0;
              t < sim->model.n_tensors && (row == CST_ROW_MASTER || row == CST_ROW_WEIGHT); t++) {
