@@ -171,9 +171,9 @@ begin_move() {
     perl -e 'select(undef, undef, undef, rand(0.1))'
 }
 
-# True when job is not being reshaped and its workers have left.
+# True when job is neither revived nor reshaped, and its workers have left.
 settled() {
-    ./cistern job job --json 2>/dev/null | jq -e '.state != "reshaping" and all(.ranks[]; .state != "attached")' >/dev/null
+    ./cistern job job --json 2>/dev/null | jq -e '(.state | IN("reviving", "reshaping") | not) and all(.ranks[]; .state != "attached")' >/dev/null
 }
 
 # After the kill of a $1: job has the states of before, with the number of ranks of before or of now.
