@@ -143,7 +143,7 @@ for ((i = 0; i < ${CST_TEST_SAVES:-$kills}; i++)); do
     kill -9 "${pids[@]}" 2>/dev/null || true
     wait "${pids[@]}" 2>/dev/null || true
     ended() {
-        ./cistern job killed --json | jq -e '.state != "reshaping" and all(.ranks[]; .state != "attached")' >/dev/null
+        ./cistern job killed --json | jq -e '(.state | IN("reviving", "reshaping") | not) and all(.ranks[]; .state != "attached")' >/dev/null
     }
     poll ended
     same_states killed plain
