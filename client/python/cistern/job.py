@@ -146,6 +146,7 @@ class Job:
             unused=checks.member(Unused, "unused", unused),
         )
         self.name = name
+        self.optimizer = Optimizer(spec.optimizer)
         self.rank: int = spec.rank
         self.world: int = spec.world
         self._declarations = Declared()

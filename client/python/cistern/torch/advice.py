@@ -38,8 +38,9 @@ _FEWER_STATES = (
     " --host-memory)"
 )
 _FEWER_JOBS = (
-    "Remove jobs that nobody needs (cistern jobs, cistern rm). Who runs the daemon can also raise the"
-    " limit in its configuration, cistern.conf(5)"
+    "Remove jobs that nobody needs, such as those that cistern jobs shows as done (cistern rm). The daemon"
+    " removes jobs of short scripts by itself if attach is given ttl_s=3600, an hour after their end. Who"
+    " runs the daemon can also raise the limit in its configuration, cistern.conf(5)"
 )
 
 

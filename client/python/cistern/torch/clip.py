@@ -22,7 +22,10 @@ def _common_store(parameters: list[torch.Tensor]) -> Store | None:
     """Return the store of ``parameters``. ValueError: only some of them have one."""
     stores = {store_of(parameter) for parameter in parameters if parameter.numel() > 0}
     if len(stores) > 1:
-        raise ValueError("cistern: parameters of a store are clipped together, and no others")
+        raise ValueError(
+            "cistern: parameters of a store are clipped together, and no others: call the function for"
+            " each store"
+        )
     return stores.pop() if stores else None
 
 
@@ -37,7 +40,8 @@ def _check_whole(store: Store, parameters: list[torch.Tensor]) -> None:
     if left_out:
         raise ValueError(
             "cistern: gradients of a store are clipped by the norm of all of them, and"
-            f" {len(left_out)} parameters are left out, such as '{left_out[0]}'"
+            f" {len(left_out)} parameters are left out, such as '{left_out[0]}'. Modules that were attached"
+            " one by one, as stores of their own, are clipped one by one"
         )
 
 
@@ -61,7 +65,7 @@ def _norm_function(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
         if store is None:
             return plain(tensors, max_norm, norm_type, error_if_nonfinite, *args, **kwargs)
         if float(norm_type) != 2.0:
-            raise ValueError("cistern: gradients are clipped by their L2 norm")
+            raise ValueError(f"cistern: gradients are clipped by their L2 norm. {_BY_VALUE}")
         _check_whole(store, tensors)
         return store.the_optimizer().clip_next_step(float(max_norm), error_if_nonfinite)
 
@@ -87,7 +91,8 @@ def install() -> None:
     replaced = {
         "clip_grad_norm_": _norm_function(utils.clip_grad_norm_),
         "clip_grad_value_": _refused(
-            utils.clip_grad_value_, "gradients of a store are clipped by their norm alone"
+            utils.clip_grad_value_,
+            f"gradients of a store are clipped by their norm alone. {_BY_VALUE}",
         ),
         "clip_grads_with_norm_": _refused(
             utils.clip_grads_with_norm_,
@@ -97,3 +102,9 @@ def install() -> None:
     for name, function in replaced.items():
         for module in (utils, utils.clip_grad):
             setattr(module, name, function)
+
+
+_BY_VALUE = (
+    "To clip each element as it is computed, give each parameter a hook once, after attach:"
+    " parameter.register_hook(lambda grad: grad.clamp(-c, c))"
+)

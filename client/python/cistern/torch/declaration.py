@@ -16,7 +16,7 @@ from cistern import checks
 from cistern._abi import MAX_PARAM_GROUPS, Dtype, TensorUpdate
 from cistern.torch import adapters, weights
 from cistern.torch.storage import is_lent
-from cistern.torch.units import Found, find_units
+from cistern.torch.units import Found, find_units, with_methods
 
 GroupOf = Callable[[str, nn.Parameter], int]
 IsMatrix = Callable[[str, nn.Parameter], bool]
@@ -42,6 +42,7 @@ class DeclaredOperator(NamedTuple):
     parameters: list[str]
     flops: float  #: Of the forward pass of a micro-batch; 0: unknown.
     is_whole: bool  #: It has all parameters of the module. Else modules in it are other units.
+    methods: tuple[str, ...] = ()  #: Their calls are runs of the module, too.
 
 
 class Declaration(NamedTuple):
@@ -116,7 +117,9 @@ def declare(
     for name, parameter in parameters:
         if is_lent(parameter):
             raise ValueError(
-                f"cistern: parameter '{name}' is in a store already: a model is attached once"
+                f"cistern: parameter '{name}' is in a store already: a model is attached once. Models that"
+                " share parameters are attached together, such as"
+                " nn.ModuleDict({'teacher': teacher, 'student': student})"
             )
         if not name.isascii() or not name.isprintable():
             raise ValueError(
@@ -124,6 +127,7 @@ def declare(
             )
     weights.check_no_shared_memory(parameters)
     files = adapters.external_names(model)
+    units, methods = with_methods(model, units)
     found_units = find_units(model, units)
     not_hidden = _not_hidden(model, found_units.values())
     tensors = {
@@ -150,6 +154,7 @@ def declare(
                 used,
                 2.0 * tokens * _multiplied(found),
                 found.is_whole,
+                methods.get(unit, ()),
             )
     return Declaration(tensors, operators, modules, tokens)
 

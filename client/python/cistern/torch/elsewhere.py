@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import nn
 
 from cistern.torch.declaration import DeclaredOperator
-from cistern.torch.units import caller_of
+from cistern.torch.units import caller_of, other_method
 
 
 def refusal(model: nn.Module, name: str, unit: str, operator: DeclaredOperator) -> str:
@@ -25,6 +25,18 @@ def _and_how(unit: str, operator: DeclaredOperator) -> str:
 
 
 def _remedy(model: nn.Module, name: str, unit: str, operator: DeclaredOperator) -> str:
+    method = other_method(model.get_submodule(unit)) if not operator.methods else ""
+    if method:
+        where = f"{unit}.{method}" if unit else method
+        module = f"'{unit}'" if unit else "the model"
+        return (
+            f"{_named(model, name, unit, operator)} If a method of {module} other than forward uses it,"
+            f" name the method: units=['{where}']."
+        )
+    return _named(model, name, unit, operator)
+
+
+def _named(model: nn.Module, name: str, unit: str, operator: DeclaredOperator) -> str:
     if not operator.is_whole:
         inside = f"If such a module uses '{name}', give attach units=['{unit}']."
         return inside if not unit else f"{inside} {_OTHERS}"

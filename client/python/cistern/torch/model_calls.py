@@ -28,6 +28,8 @@ def replace(store: Store, model: nn.Module) -> None:
             part: Any = module
             part.__deepcopy__ = part.__reduce_ex__ = _refuse_copy
             part.__prepare_scriptable__ = _refuse_script
+    if hasattr(model, "resize_token_embeddings"):
+        marked.resize_token_embeddings = _refuse_resize
     if adapters.is_peft(model):
         marked.merge_and_unload = marked.merge_adapter = marked.unload = _refuse_merge
 
@@ -63,6 +65,15 @@ def _refuse_merge(*_: Any, **__: Any) -> NoReturn:
         "cistern: adapters cannot be merged or unloaded here, because the weights of this model are in a"
         " store: write them with model.save_pretrained(dir), and merge them into a model that was not"
         " attached, with PeftModel.from_pretrained(base, dir).merge_and_unload()"
+    )
+
+
+def _refuse_resize(*_: Any, **__: Any) -> NoReturn:
+    """Stand in the place of what replaces embeddings of a model of transformers by larger ones."""
+    raise TypeError(
+        "cistern: embeddings cannot be resized here, because the weights of this model are in a store:"
+        " call resize_token_embeddings before attach. A model whose weights are in a job already: write"
+        " them with model.save_pretrained(dir), load and resize that, and attach it with another name"
     )
 
 

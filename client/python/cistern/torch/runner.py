@@ -279,8 +279,8 @@ class Runner:
 
     # -- forward
 
-    def add(self, unit: Unit, module: nn.Module) -> None:
-        """Have ``module`` open ``unit`` while it runs."""
+    def add(self, unit: Unit, module: nn.Module, methods: Sequence[str] = ()) -> None:
+        """Have ``module`` open ``unit`` while it runs, or one of its ``methods``."""
         self.operators.add(unit)
         self.units.append(unit)
         self._uses[unit] = _Uses()
@@ -289,6 +289,8 @@ class Runner:
         after = not_compiled(partial(self._module_ends, unit))
         module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
         module.register_forward_hook(after, always_call=True)
+        for name in methods:
+            setattr(module, name, partial(_run, before, after, module, getattr(module, name)))
 
     def _module_begins(self, unit: Unit, _: nn.Module, args: Any, kwargs: Any) -> Any:
         is_recording, runs = torch.is_grad_enabled(), call_of_module()
@@ -500,6 +502,26 @@ class Runner:
                 self.deliver_rest()
                 self._ran_forward = True
         self._tasks.pop()
+
+
+def _run(
+    before: Callable[..., Any],
+    after: Callable[..., Any],
+    module: nn.Module,
+    method: Callable[..., Any],
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Call ``method`` of ``module`` with the hooks that torch calls before and after ``forward``."""
+    try:
+        new_args, new_kwargs = before(module, args, kwargs) or (args, kwargs)
+        output = method(*new_args, **new_kwargs)
+    except Exception:
+        after(module, args, None)
+        raise
+    new = after(module, args, output)
+    return output if new is None else new
 
 
 def _look_at_classes(unit: Unit, output: Any) -> None:

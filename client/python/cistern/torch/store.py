@@ -130,7 +130,7 @@ class Store:
             declared = self._declaration.operators[name]
             tensors = [self._tensors[parameter] for parameter in declared.parameters]
             unit = Unit(declared.name, operator, tensors)
-            self._runner.add(unit, self._declaration.modules[name])
+            self._runner.add(unit, self._declaration.modules[name], declared.methods)
         # The program can remove modules from the model, whose memory is then free.
         self._declaration = self._declaration._replace(modules={})
         self._watch = Watch(self.model, self._tensors.values(), self.skips_unused)

@@ -9,6 +9,8 @@ model.
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
@@ -55,6 +57,38 @@ def find_units(model: nn.Module, by_hand: Collection[str] = ()) -> dict[str, Fou
                     f"cistern: units: '{name}' is in {outer}, which is an operator as a whole"
                 )
     return units
+
+
+def with_methods(
+    model: nn.Module, by_hand: Collection[str]
+) -> tuple[list[str], dict[str, tuple[str, ...]]]:
+    """Return the modules that ``by_hand`` names, and methods that it names, such as "vit.forward_features".
+
+    These are by the name of their module, which is then named, too.
+    """
+    known = dict(model.named_modules(remove_duplicate=False))
+    modules: dict[str, tuple[str, ...]] = {}
+    for name in by_hand:
+        owner, _, method = name.rpartition(".")
+        if name not in known and callable(getattr(type(known.get(owner)), method, None)):
+            modules[owner] = (*modules.get(owner, ()), method)
+        else:
+            modules.setdefault(name, ())
+    return list(modules), {name: methods for name, methods in modules.items() if methods}
+
+
+def other_method(module: nn.Module) -> str:
+    """Return a method of ``module`` that computes like ``forward``, as far as names tell; "": none."""
+    kind = type(module)
+    found = [
+        name
+        for name, value in vars(kind).items()
+        if inspect.isfunction(value) and name not in ("forward", "reset_parameters")
+        if not name.startswith("_") and not hasattr(nn.Module, name)
+    ]
+    if kind.__module__.startswith("torch.") or not found:
+        return ""
+    return min(found, key=lambda name: re.search("forward|encode|decode|features", name) is None)
 
 
 def caller_of(model: nn.Module, name: str) -> str:

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an error advises works: with it, training is that of plain torch."""
+
+import copy
+import re
+
+import cistern.torch as ct
+import models
+import torch
+from models import TorchCase, loss_of, tokens
+from torch import nn
+
+
+class Vit(nn.Module):
+    """A model whose caller uses another method than ``forward``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Linear(4, 8)
+        self.cls = nn.Parameter(torch.randn(1, 8))
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward_features(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        x = torch.cat([self.cls, self.patch(x)]) * scale
+        for block in self.blocks:
+            x = x + block(x).tanh()
+        return x
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.forward_features(x).mean(0)
+
+
+class Caller(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.vit = Vit()
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.vit.forward_features(x, scale=0.5)[0]) + self.vit(x).mean()
+
+
+def square(model: nn.Module, _: torch.Tensor) -> torch.Tensor:
+    x = torch.linspace(-1, 1, 12).reshape(3, 4).to(models.DEVICE, next(model.parameters()).dtype)
+    loss: torch.Tensor = model(x).float().square().sum()
+    return loss
+
+
+class WaysOut(TorchCase):
+    def test_a_method_other_than_forward(self) -> None:
+        store = self.attach(models.bf16(Caller))
+        with self.assertRaises(RuntimeError) as caught:
+            square(store.model, tokens())
+        advised = re.findall(r"units=\['([^']+)'\]", str(caught.exception))
+        self.assertIn("vit.forward_features", advised)
+        store.close(remove=True)
+        twin, store = self.twins(Caller, units=["vit.forward_features"])
+        self.compare_steps(twin, store, loss=square)
+        with self.assertRaises(TypeError):
+            store.model.vit.forward_features()
+        self.compare_steps(twin, store, loss=square)
+
+    def test_embeddings_are_resized_before(self) -> None:
+        _, store = self.twins(models.gpt2)
+        with self.assertRaisesRegex(TypeError, "resize_token_embeddings before attach"):
+            store.model.resize_token_embeddings(120)
+        store.close(remove=True)
+        model = models.gpt2()
+        model.resize_token_embeddings(120, mean_resizing=False)
+        model = models.bf16(lambda: model)
+        self.compare_steps(copy.deepcopy(model), self.attach(model), loss=loss_of)
+
+    def test_elements_are_clipped_by_hooks(self) -> None:
+        twin, store = self.twins(lambda: nn.Linear(4, 4))
+        optimizer = store.optimizer(lr=0.1)
+        square(store.model, tokens()).backward()
+        for clip in (
+            lambda p: nn.utils.clip_grad_value_(p, 0.1),
+            lambda p: nn.utils.clip_grad_norm_(p, 0.1, norm_type=float("inf")),
+        ):
+            with self.assertRaisesRegex(ValueError, r"register_hook\(lambda grad: grad\.clamp"):
+                clip(store.model.parameters())
+        optimizer.zero_grad()
+        for parameter in store.model.parameters():
+            parameter.register_hook(lambda grad: grad.clamp(-0.1, 0.1))
+        square(store.model, tokens()).backward()
+        optimizer.step()
+        square(twin, tokens()).backward()
+        nn.utils.clip_grad_value_(twin.parameters(), 0.1)
+        self.compare_gradients(twin, store, 0)
+
+    def test_parts_are_clipped_as_stores_of_their_own(self) -> None:
+        twin, store = self.twins(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+        square(store.model, tokens()).backward()
+        store.optimizer(lr=0.1)
+        with self.assertRaisesRegex(ValueError, "stores of their own, are clipped one by one"):
+            nn.utils.clip_grad_norm_(store.model[0].parameters(), 0.1)
+        model = copy.deepcopy(twin)
+        stores = [self.attach(part, f"part{i}") for i, part in enumerate(model)]
+        optimizers = [part.optimizer(lr=0.1) for part in stores]
+        square(model, tokens()).backward()
+        square(twin, tokens()).backward()
+        limits = (0.1, 0.5)
+        ours = [
+            nn.utils.clip_grad_norm_(part.parameters(), limit)
+            for part, limit in zip(model, limits, strict=True)
+        ]
+        for optimizer in optimizers:
+            optimizer.step()
+        for part, limit, norm in zip(twin, limits, ours, strict=True):
+            plain = nn.utils.clip_grad_norm_(part.parameters(), limit)
+            torch.testing.assert_close(norm, plain.float().cpu(), rtol=1e-2, atol=0)
+
+    def test_models_that_share_parameters(self) -> None:
+        shared = nn.Linear(4, 4)
+        pair = nn.ModuleDict(
+            {"teacher": nn.Sequential(shared), "student": nn.Sequential(shared, nn.Linear(4, 4))}
+        )
+        self.attach(pair["teacher"], "teacher")
+        with self.assertRaisesRegex(ValueError, r"attached together, such as nn\.ModuleDict"):
+            ct.attach(pair["student"], "student", device=models.DEVICE)
+
+    def test_sgd_without_betas(self) -> None:
+        model = nn.Linear(4, 4).to(models.DEVICE)
+        twin = copy.deepcopy(model)
+        store = self.attach(model, optimizer="sgd")
+        ours = store.optimizer(lr=0.1, betas=(0, 0), weight_decay=0.0)
+        plain = torch.optim.SGD(twin.parameters(), lr=0.1)
+        for _ in range(3):
+            for each, optimizer in ((model, ours), (twin, plain)):
+                square(each, tokens()).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        for name, parameter in twin.named_parameters():
+            torch.testing.assert_close(store.read(name), parameter.detach().cpu())
