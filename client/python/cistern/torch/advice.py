@@ -13,7 +13,7 @@ from cistern.errors import CstError
 _EARLIER_RUN = "If the job is that of an earlier run, use another name, or remove it"
 _RESHAPE = "To keep its weights and states, give attach reshape=True, which gives the job what this call wants"
 #: What reshape changes: all options of a job except these.
-_RESHAPED = r"pool of rank|was opened with (?!optimizer|another model|base)"
+_RESHAPED = r"pool of rank|asks for a pool|was opened with (?!optimizer|another model|base)"
 #: What is meant by a difference between ranks, or between a rank and its job, in words of ``attach``.
 #: The first pattern that is found counts.
 _DIFFERENCES = {
