@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cst_tensor_read, cst_tensor_write and cst_set_steps. */
+/* cst_tensor_read, cst_tensor_write, cst_set_steps and cst_missed_steps. */
 #include "client/lib/job.h"
 #include "client/lib/state_io.h"
 
 #include "proto/table.h"
 
 #include <string.h>
+
+#define MISSED_AT_ONCE 4096 /* Tensors in a message; each takes at most 10 bytes. */
 
 static size_t elem_bytes(const struct cst_job *job, int tensor, enum cst_state state)
 {
@@ -143,38 +145,122 @@ int cst_tensor_write(struct cst_job *job, int tensor, enum cst_state state, uint
     return rc;
 }
 
-static int set_steps(struct cst_job *job, uint64_t steps, uint64_t n_skipped, struct cst_err *err)
+/* -- steps ------------------------------------------------------------------------------------ */
+
+static int check_steps(const struct cst_job *job, uint64_t steps, uint64_t n_skipped,
+                       const uint64_t *missed, struct cst_err *err)
 {
-    Cistern__Restore msg = CISTERN__RESTORE__INIT;
-    struct cstc_call call = {0};
     int rc = cstc_job_check_committed(job, err);
 
     if (rc == CST_OK && n_skipped > steps) {
         rc = cst_err_set(err, CST_EINVAL, "%llu of %llu steps were skipped",
                          (unsigned long long)n_skipped, (unsigned long long)steps);
     }
-    if (rc != CST_OK) {
-        return rc;
+    for (uint32_t t = 0; rc == CST_OK && missed != NULL && t < job->model.n_tensors; t++) {
+        const uint64_t most = job->unused.skips ? steps - n_skipped : 0;
+
+        if (missed[t] > most) {
+            rc = cst_err_set(err, CST_EINVAL,
+                             "tensor '%s' was skipped in %llu steps, the most is %llu",
+                             job->model.tensors[t].name, (unsigned long long)missed[t],
+                             (unsigned long long)most);
+        }
     }
-    msg.step = steps;
-    msg.adam_step = steps - n_skipped;
-    msg.n_skipped = n_skipped;
-    rc = cstc_call_sync(job->client, &call, CISTERN__MSG_TYPE__MSG_RESTORE, &msg.base,
-                        CISTERN__MSG_TYPE__MSG_OK, NULL, err);
+    return rc;
+}
+
+static int restore(struct cst_job *job, const Cistern__Restore *msg, struct cst_err *err)
+{
+    struct cstc_call call = {0};
+    int rc = cstc_call_sync(job->client, &call, CISTERN__MSG_TYPE__MSG_RESTORE, &msg->base,
+                            CISTERN__MSG_TYPE__MSG_OK, NULL, err);
+
     if (rc == CST_OK) {
         cstc_call_reset(&call);
+    }
+    return rc;
+}
+
+static int set_steps(struct cst_job *job, uint64_t steps, uint64_t n_skipped,
+                     const uint64_t *missed, struct cst_err *err)
+{
+    Cistern__Restore msg = CISTERN__RESTORE__INIT;
+    int rc = check_steps(job, steps, n_skipped, missed, err);
+
+    for (uint32_t t = 0; rc == CST_OK && missed != NULL && t < job->model.n_tensors;
+         t += MISSED_AT_ONCE) {
+        const uint32_t left = job->model.n_tensors - t;
+
+        msg.has_more = msg.more = msg.has_first = true;
+        msg.first = t;
+        msg.n_missed = left < MISSED_AT_ONCE ? left : MISSED_AT_ONCE;
+        msg.missed = (uint64_t *)(uintptr_t)missed + t;
+        rc = restore(job, &msg, err);
+    }
+    if (rc == CST_OK) {
+        cistern__restore__init(&msg);
+        msg.step = steps;
+        msg.adam_step = steps - n_skipped;
+        msg.n_skipped = n_skipped;
+        rc = restore(job, &msg, err);
+    }
+    if (rc == CST_OK) {
         job->steps = steps;
         job->initialised = true;
     }
     return rc;
 }
 
-int cst_set_steps(struct cst_job *job, uint64_t steps, uint64_t n_skipped, struct cst_err *err)
+int cst_set_steps(struct cst_job *job, uint64_t steps, uint64_t n_skipped, const uint64_t *missed,
+                  struct cst_err *err)
 {
     int rc;
 
     do {
-        rc = set_steps(job, steps, n_skipped, err);
+        rc = set_steps(job, steps, n_skipped, missed, err);
+    } while (cstc_job_goes_on(job, &rc, err));
+    return rc;
+}
+
+/* Get what the next reply has of @missed from tensor *t on, and let *t be the tensor after it. */
+static int next_missed(struct cst_job *job, uint32_t *t, uint64_t *missed, struct cst_err *err)
+{
+    Cistern__LayoutGet msg = CISTERN__LAYOUT_GET__INIT;
+    const Cistern__LayoutPart *part;
+    struct cstc_call call = {0};
+    struct cst_err why;
+    int rc;
+
+    msg.first = *t;
+    msg.has_missed = msg.missed = true;
+    rc = cstc_call_sync(job->client, &call, CISTERN__MSG_TYPE__MSG_LAYOUT, &msg.base,
+                        CISTERN__MSG_TYPE__MSG_LAYOUT_PART, &cistern__layout_part__descriptor, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    part = (const Cistern__LayoutPart *)call.reply;
+    if (part->n_missed == 0 || part->n_missed > job->model.n_tensors - *t) {
+        (void)cst_err_set(&why, CST_EPROTO, "steps missed by %zu tensors from %u on",
+                          part->n_missed, *t);
+        rc = cstc_client_distrust(job->client, &why, err);
+    } else {
+        memcpy(missed + *t, part->missed, part->n_missed * sizeof *missed);
+        *t += (uint32_t)part->n_missed;
+    }
+    cstc_call_reset(&call);
+    return rc;
+}
+
+int cst_missed_steps(struct cst_job *job, uint64_t *missed, struct cst_err *err)
+{
+    uint32_t t = 0;
+    int rc;
+
+    do {
+        rc = cstc_job_check_committed(job, err);
+        while (rc == CST_OK && t < job->model.n_tensors) {
+            rc = next_missed(job, &t, missed, err);
+        }
     } while (cstc_job_goes_on(job, &rc, err));
     return rc;
 }

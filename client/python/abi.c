@@ -303,7 +303,9 @@ static void print_enums(void)
       struct cst_err *)                                                                            \
     X(int, cst_tensor_write, struct cst_job *, int, enum cst_state, uint64_t, uint64_t,            \
       const void *, struct cst_err *)                                                              \
-    X(int, cst_set_steps, struct cst_job *, uint64_t, uint64_t, struct cst_err *)                  \
+    X(int, cst_set_steps, struct cst_job *, uint64_t, uint64_t, const uint64_t *,                  \
+      struct cst_err *)                                                                            \
+    X(int, cst_missed_steps, struct cst_job *, uint64_t *, struct cst_err *)                       \
     X(int, cst_stat, struct cst_job *, struct cst_rank_stat *, struct cst_err *)                   \
     X(const char *, cst_status_words, int)                                                         \
     X(bool, cst_status_retryable, int)                                                             \

@@ -20,6 +20,7 @@
 #include "proto/text.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -249,6 +250,25 @@ static bool check_committed(struct cstd_session *session, uint64_t id)
     return true;
 }
 
+/* Reply which Adam steps the @n tensors from @first on have missed. */
+static void reply_missed(struct cstd_session *session, uint64_t id, uint32_t first, uint32_t n)
+{
+    const struct cstd_job *job = session->job;
+    uint64_t *missed = calloc(job->model.n_tensors, sizeof *missed);
+    Cistern__LayoutPart part = CISTERN__LAYOUT_PART__INIT;
+
+    if (missed == NULL) {
+        cstd_serve_error(session, id, CST_ENOMEM, "no memory for the numbers of %u tensors", n);
+        return;
+    }
+    cst_core_missed_steps(job->core, missed);
+    part.first = first;
+    part.n_missed = n;
+    part.missed = missed + first;
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_LAYOUT_PART, &part.base, NULL, 0);
+    free(missed);
+}
+
 void cstd_serve_layout(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__LayoutGet *get = body;
@@ -267,6 +287,10 @@ void cstd_serve_layout(struct cstd_session *session, uint64_t id, void *body)
     }
     n = model->n_tensors - get->first;
     n = n < LAYOUT_PAGE ? n : LAYOUT_PAGE;
+    if (get->missed) {
+        reply_missed(session, id, get->first, n);
+        return;
+    }
     for (uint32_t i = 0; i < n; i++) {
         chunk[i] = model->tensors[get->first + i].chunk;
         offset[i] = model->tensors[get->first + i].offset;

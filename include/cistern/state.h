@@ -78,13 +78,21 @@ int cst_tensor_write(struct cst_job *job, int tensor, enum cst_state state, uint
 
 /* Say which step the job is at, for states that cst_tensor_write has written: @steps are committed,
  * and @n_skipped of them have changed nothing. The bias corrections of the optimizer count the
- * others. One rank calls this, after it has written the states and before cst_sync of all ranks,
- * from which the others learn it. The job then has states: later writes of master weights leave
- * moments alone. With delayed updates the job goes on with other bits, as after cst_load. Statuses:
- *   - CST_EINVAL: @n_skipped is larger than @steps, or the job is not committed.
+ * others. @missed says how many of these each tensor was skipped in, in the order of declaration
+ * (CST_UNUSED_SKIP); NULL: none in any. One rank calls this, after it has written the states and
+ * before cst_sync of all ranks, from which the others learn it. The job then has states: later
+ * writes of master weights leave moments alone. Statuses:
+ *   - CST_EINVAL: @n_skipped is larger than @steps, a number of @missed is larger than the
+ *     difference of the two or, in a job that skips no tensors, not 0; or the job is not committed.
  *   - CST_EBUSY: a step is under way, or a cst_try_... call is pending.
  *   - CST_ELOST, CST_EENGINE: states are lost. */
-int cst_set_steps(struct cst_job *job, uint64_t steps, uint64_t n_skipped, struct cst_err *err);
+int cst_set_steps(struct cst_job *job, uint64_t steps, uint64_t n_skipped, const uint64_t *missed,
+                  struct cst_err *err);
+
+/* Get the numbers @missed of cst_set_steps, one for each tensor of the job, as of the last
+ * committed step. CST_EINVAL: the job is not committed; CST_EBUSY: a cst_try_... call is pending.
+ */
+int cst_missed_steps(struct cst_job *job, uint64_t *missed, struct cst_err *err);
 
 #ifdef __cplusplus
 }

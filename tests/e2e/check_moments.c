@@ -159,8 +159,9 @@ START_TEST(states_by_hand)
 
     open_job(CST_OPTIMIZER_ADAMW, CST_MOMENTS_FP32);
     all_states(begun, true);
-    ck_assert_int_eq(cst_set_steps(job, 3, 4, &err), CST_EINVAL);
-    OK(cst_set_steps(job, 4, 1, &err));
+    ck_assert_int_eq(cst_set_steps(job, 3, 4, NULL, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_set_steps(job, 3, 0, (uint64_t[]){0, 1}, &err), CST_EINVAL);
+    OK(cst_set_steps(job, 4, 1, (uint64_t[]){0, 0}, &err));
     ck_assert_int_eq(cst_job_initialised(job), 1);
     OK(cst_sync(job, &step, &err));
     ck_assert_uint_eq(step, 4);

@@ -29,6 +29,10 @@ class Declared:
         """Note the operator that is declared next."""
         self._dtypes_of.append([self.dtype(tensor) for tensor in tensors])
 
+    @property
+    def n_tensors(self) -> int:
+        return len(self._dtypes)
+
     def dtype(self, tensor: int) -> Dtype:
         """Return the type of a tensor."""
         return self._dtypes[tensor] if 0 <= tensor < len(self._dtypes) else Dtype.BF16

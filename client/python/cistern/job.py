@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_int, c_int64, c_uint, c_uint64, c_void_p
 from types import TracebackType
@@ -543,14 +543,30 @@ class Job:
         checks.integer("first", first)
         self._call("cst_tensor_write", tensor, state, first, n_elems, address)
 
-    def set_steps(self, steps: int, n_skipped: int = 0) -> None:
+    def set_steps(
+        self, steps: int, n_skipped: int = 0, missed: Mapping[int, int] | None = None
+    ) -> None:
         """Say which step the job is at, for states that ``tensor_write`` has written.
 
-        ``n_skipped`` of the ``steps`` have changed nothing; bias corrections count the others. One rank
-        does this, before ``sync`` of all ranks. Raises DeviceLost, CstError: EINVAL, EBUSY.
+        ``n_skipped`` of the ``steps`` have changed nothing; bias corrections count the others. ``missed``
+        has in how many of these a tensor was skipped, by its number; by default in none. One rank does
+        this, before ``sync`` of all ranks. Raises ValueError, DeviceLost, CstError: EINVAL, EBUSY.
         """
         checks.integer("steps", steps)
-        self._call("cst_set_steps", steps, checks.integer("n_skipped", n_skipped, 0, steps))
+        checks.integer("n_skipped", n_skipped, 0, steps)
+        array = (c_uint64 * self._declarations.n_tensors)()
+        for tensor, n in (missed or {}).items():
+            array[tensor] = checks.integer("missed", n, 0, steps)
+        self._call("cst_set_steps", steps, n_skipped, array)
+
+    def missed_steps(self) -> list[int]:
+        """Return in how many steps each tensor was skipped, as for ``set_steps``.
+
+        Raises CstError: EINVAL, EBUSY.
+        """
+        missed = (c_uint64 * self._declarations.n_tensors)()
+        self._call("cst_missed_steps", missed)
+        return list(missed)
 
     def save(self, dir: Path, **options: Any) -> SaveResult:
         """Write a checkpoint of this job: ``Client.save`` with the client of this rank."""

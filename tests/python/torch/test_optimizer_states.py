@@ -178,6 +178,49 @@ class PlainTorch(Case):
         train(store.model, optimizer, range(2, 4))
         self.close(twin, store)
 
+    def test_parameters_that_were_skipped(self) -> None:
+        """Each has its own count of steps, from plain torch, in a store, and back in plain torch."""
+
+        class Alternating(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.trunk, self.idle = nn.Linear(8, 8), nn.Linear(8, 8)
+                self.n_calls = 0
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                self.n_calls += 1
+                return self.trunk(x) if self.n_calls % 3 else self.idle(self.trunk(x))
+
+        def counts(state: dict[str, Any]) -> list[float]:
+            return [float(entry["step"]) for entry in state["state"].values()]
+
+        twin = Alternating()
+        plain = torch.optim.AdamW(twin.parameters(), **OPTIONS)
+        train(twin, plain, range(4))
+        store = self.attach(copy.deepcopy(twin))
+        optimizer = store.optimizer(lr=1.0)
+        optimizer.load_state_dict(plain.state_dict())
+        train(twin, plain, range(4, 9))
+        train(store.model, optimizer, range(4, 9))
+        self.close(twin, store)
+        saved = reloaded(optimizer.state_dict(full=True))
+        self.assertEqual(counts(saved), counts(plain.state_dict()))
+        self.assertEqual(counts(saved), [9.0, 9.0, 3.0, 3.0])
+        other = self.attach(Alternating(), "other")
+        resumed = other.optimizer(lr=1.0)
+        other.load_state_dict(store.state_dict())
+        resumed.load_state_dict(saved)
+        back = copy.deepcopy(twin)
+        again = torch.optim.AdamW(back.parameters(), lr=1.0)
+        again.load_state_dict(saved)
+        back.load_state_dict(store.state_dict())
+        for model in (store.model, other.model, back):
+            model.n_calls = 9
+        for model, opt in ((store.model, optimizer), (other.model, resumed), (back, again)):
+            train(model, opt, range(9, 13))
+        self.same_states(store, other)
+        self.close(back, store)
+
     def test_moments_in_bf16_become_fp32(self) -> None:
         twin = models.bf16(small)
         plain = torch.optim.AdamW(twin.parameters(), **OPTIONS)
@@ -194,7 +237,7 @@ class PlainTorch(Case):
         plain = torch.optim.AdamW(twin.parameters(), **OPTIONS)
         train(twin, plain, range(2))
         good = plain.state_dict()
-        store = self.attach(small())
+        store = self.attach(small(), unused="zero")
         optimizer = store.optimizer(**OPTIONS)
         state, groups = good["state"], good["param_groups"]
         behind = state | {1: state[1] | {"step": torch.tensor(1.0)}}
@@ -203,7 +246,10 @@ class PlainTorch(Case):
         sgd = torch.optim.SGD(twin.parameters(), lr=0.1).state_dict()
         for bad, text in (
             ({"param_groups": groups}, "not the state of an optimizer"),
-            (good | {"state": behind}, "such as '0.bias', have made fewer than 2 steps"),
+            (
+                good | {"state": behind},
+                "such as '0.bias', have made fewer than 2 steps.*unused='skip'",
+            ),
             (
                 good | {"state": other_shape},
                 r"exp_avg of parameter '2.weight' has the shape \(5,\)",

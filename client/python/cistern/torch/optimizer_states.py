@@ -34,7 +34,8 @@ class Loaded(NamedTuple):
 
     states: dict[Tensor, dict[State, torch.Tensor]]
     steps: int
-    n_skipped: int
+    n_skipped: int  #: How many of the steps have changed nothing.
+    missed: dict[Tensor, int]  #: In how many of the other steps each tensor was skipped.
     groups: list[dict[str, Any]]  #: What the groups of the optimizer are updated with.
 
 
@@ -44,14 +45,16 @@ def full(store: Store, groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     tensors = [[_tensor(store, p) for p in group["params"]] for group in groups]
     of_model = [tensor for group in tensors for tensor in group]
     numbers = {tensor: i for i, tensor in enumerate(of_model)}
-    n_updates = float(stat.step - stat.n_skipped)
+    missed = store.job.missed_steps()
+    counts = {tensor: stat.step - stat.n_skipped - missed[tensor.number] for tensor in numbers}
     return {
         "job": store.job.name,
         "step": stat.step,
+        "n_skipped": stat.n_skipped,
         "state": {
-            i: {"step": torch.tensor(n_updates), **_states(store, tensor)}
+            i: {"step": torch.tensor(float(counts[tensor])), **_states(store, tensor)}
             for tensor, i in numbers.items()
-            if n_updates > 0
+            if counts[tensor] > 0
         },
         "param_groups": [
             {k: v for k, v in group.items() if k != "params"}
@@ -105,15 +108,19 @@ def loaded(
         if tensor is not None and tensor.trains:
             counts[tensor] = int(entry.pop("step", 0))
             states[tensor] = _checked(tensor, entry)
-    n_updates = max(counts.values(), default=0)
-    behind = [tensor.name for tensor, count in counts.items() if count != n_updates]
-    if behind:
+    most = max(counts.values(), default=0)
+    steps, n_skipped = int(state_dict.get("step", most)), int(state_dict.get("n_skipped", 0))
+    missed = {tensor: steps - n_skipped - count for tensor, count in counts.items()}
+    ahead = [tensor.name for tensor, n in missed.items() if n < 0]
+    if ahead:
+        raise ValueError(f"cistern: parameter '{ahead[0]}' has made more steps than this state has")
+    behind = [tensor.name for tensor, n in missed.items() if n != 0]
+    if behind and not store.skips_unused:
         raise ValueError(
             f"cistern: {len(behind)} parameters, such as '{behind[0]}', have made fewer than"
-            f" {n_updates} steps in this state, because they had no gradients. A job counts the same"
-            " steps for all parameters"
+            f" {steps - n_skipped} steps in this state, because they had no gradients. Give attach"
+            " unused='skip': without it, all parameters make the same steps"
         )
-    steps = int(state_dict.get("step", n_updates))
     mine = [
         {
             k: _number(v)
@@ -122,7 +129,7 @@ def loaded(
         }
         for g in saved
     ]
-    return Loaded(states, steps, steps - n_updates, mine)
+    return Loaded(states, steps, n_skipped, missed, mine)
 
 
 def _places(

@@ -117,7 +117,8 @@ class Writes:
                         weights.clear_moments(store.job, tensor.number, tensor.n_elems)
                     for state in sorted(states):
                         weights.write_state(store.job, tensor.number, state, states[state])
-                store.job.set_steps(loaded.steps, loaded.n_skipped)
+                missed = {tensor.number: n for tensor, n in loaded.missed.items() if n > 0}
+                store.job.set_steps(loaded.steps, loaded.n_skipped, missed)
         finally:  # The other ranks wait, also if this one has failed.
             store.runner.weights_written()
             store.sync()
