@@ -37,6 +37,7 @@ struct cli_plan_request {
     uint32_t masters;       /* --masters: enum cst_masters. */
     uint32_t moments;       /* --moments: enum cst_moments. */
     uint32_t overlap;       /* --overlap: enum cst_overlap. */
+    uint32_t unused;        /* --unused: enum cst_unused. */
     /* --device-update: bytes of each rank's device, or CST_PLAN_DEVICE_UPDATE_AUTO. */
     uint64_t device_update_bytes;
     /* --device-states: bytes of each rank's device, or CST_PLAN_DEVICE_UPDATE_AUTO. */

@@ -68,6 +68,8 @@ const struct cst_option cli_options[] = {
          CST_NAME(AT(plan.moments), 0, cst_moments_names)),
     PLAN("overlap", "WHEN", "commit (default), early, delayed",
          CST_NAME(AT(plan.overlap), 0, cst_overlap_names)),
+    PLAN("unused", "HOW", "tensors without a gradient: zero (default), skip",
+         CST_NAME(AT(plan.unused), 0, cst_unused_names)),
     PLAN("device-update", "SIZE",
          "device memory for updates; auto: what makes steps shortest; lent: empty blocks of pools",
          CST_SIZE_OR_EITHER(AT(plan.device_update_bytes), 0, "auto", CST_PLAN_DEVICE_UPDATE_AUTO,

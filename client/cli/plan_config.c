@@ -37,6 +37,7 @@ int cli_plan_config(struct cli *cli, struct cst_err *err)
     plan->masters = job.masters;
     plan->moments = job.moments;
     plan->overlap = job.overlap;
+    plan->unused = job.unused;
     plan->device_update_bytes = device_bytes(job.device_update_bytes);
     plan->device_states = device_bytes(job.device_states);
     plan->grad_over_weight = job.grad_over_weight;

@@ -229,6 +229,11 @@ int cli_plan_input_open(struct cli_plan_input *input, const struct cli *cli, str
     if (rc == CST_OK) {
         rc = choose_device(input, wish, err);
     }
+    if (rc == CST_OK && wish->overlap == CST_OVERLAP_EARLY && wish->unused == CST_UNUSED_SKIP) {
+        rc = cst_err_set(err, CST_EINVAL,
+                         "--unused skip cannot be combined with --overlap early: updates begin "
+                         "before it is known which tensors have no gradient");
+    }
     if (rc != CST_OK) {
         cli_model_close(&input->model);
         return rc;
@@ -257,7 +262,8 @@ int cli_plan_input_open(struct cli_plan_input *input, const struct cli *cli, str
                                    .masters = (enum cst_masters)wish->masters,
                                    .moments = (enum cst_moments)wish->moments,
                                    .two_weights = wish->overlap != CST_OVERLAP_COMMIT,
-                                   .grad_over_weight = wish->grad_over_weight};
+                                   .grad_over_weight = wish->grad_over_weight,
+                                   .skips_unused = wish->unused == CST_UNUSED_SKIP};
     return CST_OK;
 }
 

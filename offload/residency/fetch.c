@@ -81,14 +81,8 @@ static bool place_grad(struct cst_core *core, uint32_t i)
 
 static bool place(struct cst_core *core, uint32_t i)
 {
-    struct cst_rank *rank = &core->ranks[core->requests.v[i].rank];
-    bool placed =
-        core->requests.v[i].kind == CST_EV_FETCH_GRAD ? place_grad(core, i) : place_weight(core, i);
-
-    if (placed) {
-        cst_drift_end(rank);
-    }
-    return placed;
+    return core->requests.v[i].kind == CST_EV_FETCH_GRAD ? place_grad(core, i)
+                                                         : place_weight(core, i);
 }
 
 /* -- queues --------------------------------------------------------------------------------- */

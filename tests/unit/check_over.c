@@ -251,7 +251,7 @@ START_TEST(writes_set_master_weights)
     ck_assert_int_eq(rig_status(&rig, io(CST_EV_WRITE, CST_ROW_MASTER, 0)), CST_EBUSY);
     rig_drain(&rig);
     (void)io(CST_EV_WRITE, CST_ROW_MASTER, 0);
-    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_CONVERT, 0)->n_dst, 4);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_CONVERT, 0)->n_dst, 2);
     rig_drain(&rig);
     ck_assert_int_eq(rig_status(&rig, rig.tag), CST_OK);
     ck_assert_int_eq(rig_status(&rig, io(CST_EV_READ, CST_ROW_GRAD, 0)), CST_EUNSUPPORTED);

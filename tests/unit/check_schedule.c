@@ -294,7 +294,7 @@ START_TEST(frozen_master_sets_weights)
     rig_drain(&rig);
     ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
     (void)io(CST_EV_WRITE, 0, CST_ROW_MASTER);
-    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_CONVERT, 0)->n_dst, 4);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_CONVERT, 0)->n_dst, 2);
     rig_drain(&rig);
 }
 END_TEST

@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from cistern import checks
-from cistern._abi import Masters, Moments, Overlap
+from cistern._abi import Masters, Moments, Overlap, Unused
 from cistern._abi import Optimizer as Rule
 from cistern.job import Path
+from cistern.job_file import JobFile
+from cistern.torch import arguments
 from cistern.torch.declaration import GroupOf, IsMatrix, IsTrainable, declare
 from cistern.torch.sizes import in_bytes, in_words
 
@@ -82,6 +84,7 @@ def plan(
     masters: Masters | str = Masters.FP32,
     moments: Moments | str = Moments.FP32,
     overlap: Overlap | str = Overlap.COMMIT,
+    unused: Unused | str | None = None,
     rates: Path | None = None,
     on: str | None = None,
     flops: float = 0.0,
@@ -107,6 +110,7 @@ def plan(
     Raises FileNotFoundError without ``cistern``, RuntimeError with its message if it cannot plan,
     such as without rates, and what ``attach`` raises for a model that cannot be in a store.
     """
+    when = checks.member(Overlap, "overlap", overlap)
     options: dict[str, object] = {
         "--micro-batches": micro_batches,
         "--device": in_bytes("pool", pool) or None,
@@ -114,7 +118,8 @@ def plan(
         "--optimizer": checks.member(Rule, "optimizer", optimizer).name.lower(),
         "--masters": checks.member(Masters, "masters", masters).name.lower(),
         "--moments": checks.member(Moments, "moments", moments).name.lower(),
-        "--overlap": checks.member(Overlap, "overlap", overlap).name.lower(),
+        "--overlap": when.name.lower(),
+        "--unused": arguments.unused(unused, when, JobFile(None)).name.lower(),
         "--rates": rates,
         "--on": on,
         "--flops": flops or None,
