@@ -123,6 +123,7 @@ static void send_setup(struct cstd_engine *engine)
     setup.traffic_slot = engine->index;
     setup.has_unsettled = !engines->settled;
     setup.unsettled = !engines->settled;
+    engine->unsettled = !engines->settled;
     (void)send_message(engine, ENGINE__MSG_TYPE__ENGINE_SETUP, 1, &setup.base, fds, 2);
 }
 
@@ -218,6 +219,9 @@ static void on_ready(struct cstd_engine *engine, const struct cst_frame *frame)
              engine->threads, engine->copy_threads, engine->isa);
     engine->state = CSTD_ENGINE_MOUNTING;
     cstd_mounts_renew(engine);
+    if (engine->unsettled && engine->engines->settled) { /* Settled meanwhile. */
+        (void)cstd_engine_send(engine, ENGINE__MSG_TYPE__ENGINE_SETTLED, 0, NULL, -1);
+    }
     if (engine->n_remounting == 0) {
         engine->state = CSTD_ENGINE_READY;
     }

@@ -95,6 +95,7 @@ struct cstd_engine {
     /* Accelerators: the driver did not register some host memory, which the process copies through
      * buffers of its own. */
     bool staged;
+    bool unsettled; /* The process was told that memory of an earlier daemon's jobs is to come. */
     char why[sizeof((struct cst_err *)NULL)->text]; /* FAILED: the reason. */
     /* The last message of a process that ends with an error; status 0: there was none. */
     struct cst_err last_words;

@@ -488,7 +488,9 @@ static void on_ledger(struct cstd_job *job)
 /* CORE gives the ledger back. */
 static int make_ledger(struct cstd_job *job, struct cst_err *err)
 {
-    (void)err;
+    if (job->predecessor != NULL && cstd_reshape_take_configs(job, err) != CST_OK) {
+        return err->status;
+    }
     return cstd_ledger_prepare(job, on_ledger) ? CST_EAGAIN : CST_OK;
 }
 

@@ -219,21 +219,26 @@ static void fill_progress(const struct cst_core_stats *stats, Cistern__Hyper *hy
     }
 }
 
-/* Fill in the steps that tensors have missed, if the job counts them. The caller frees *missed.
- * False: there is no memory. */
-static bool fill_missed(const struct cstd_job *job, uint64_t **missed, Cistern__JobDescription *out)
+int cstd_describe_progress(const struct cstd_job *job, struct cstd_progress *out,
+                           struct cst_err *err)
 {
-    if (job->core == NULL || job->options.unused != CST_UNUSED_SKIP) {
-        return true;
+    out->missed = NULL;
+    cst_core_stats(job->core, &out->stats);
+    if (job->options.unused != CST_UNUSED_SKIP) {
+        return CST_OK;
     }
-    *missed = calloc(job->model.n_tensors, sizeof **missed);
-    if (*missed == NULL) {
-        return false;
+    out->missed = calloc(job->model.n_tensors, sizeof *out->missed);
+    if (out->missed == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory to describe job '%s'", job->name);
     }
-    cst_core_missed_steps(job->core, *missed);
-    out->missed = *missed;
-    out->n_missed = job->model.n_tensors;
-    return true;
+    cst_core_missed_steps(job->core, out->missed);
+    return CST_OK;
+}
+
+void cstd_describe_progress_close(struct cstd_progress *progress)
+{
+    free(progress->missed);
+    progress->missed = NULL;
 }
 
 /* Open the memfd @fd anew and close it: the daemon finds out which processes have a file from such
@@ -278,26 +283,25 @@ static int write_memfd(const ProtobufCMessage *message, int *out, uint64_t *byte
                      : cst_err_errno(err, CST_ENOMEM, errno, "a description of %zu bytes", n);
 }
 
-int cstd_describe_make(const struct cstd_job *job, const struct cst_core_stats *stats,
+int cstd_describe_make(const struct cstd_job *job, const struct cstd_progress *progress,
                        struct cstd_description *out, struct cst_err *err)
 {
     Cistern__JobDescription description = CISTERN__JOB_DESCRIPTION__INIT;
     Cistern__Hyper hyper;
     struct declarations declarations = {0};
-    uint64_t *missed = NULL;
     int rc;
 
     fill_options(job, &description);
-    fill_progress(stats, &hyper, &description);
-    if (fill_missed(job, &missed, &description) &&
-        declare(&job->model, &job->layout, &declarations, &description)) {
+    fill_progress(&progress->stats, &hyper, &description);
+    description.missed = progress->missed;
+    description.n_missed = progress->missed != NULL ? job->model.n_tensors : 0;
+    if (declare(&job->model, &job->layout, &declarations, &description)) {
         rc = write_memfd(&description.base, &out->fd, &out->bytes, err);
     } else {
         rc = cst_err_set(err, CST_ENOMEM, "no memory to describe job '%s'", job->name);
     }
     free_declarations(&declarations);
-    free(missed);
-    out->step = stats->step;
+    out->step = progress->stats.step;
     out->exists = rc == CST_OK;
     return rc;
 }
@@ -325,7 +329,7 @@ static int retire(struct cstd_job *job, bool force, struct cst_err *err)
 
 struct cstd_describe_work {
     uv_work_t work;
-    struct cst_core_stats stats;
+    struct cstd_progress progress;
     cstd_describe_cb done;
     bool outdated; /* The description is wrong before it is made. */
     struct cstd_description made;
@@ -337,7 +341,7 @@ static void on_thread(uv_work_t *work)
     struct cstd_job *job = work->data;
     struct cstd_describe_work *describing = job->describing;
 
-    (void)cstd_describe_make(job, &describing->stats, &describing->made, &describing->err);
+    (void)cstd_describe_make(job, &describing->progress, &describing->made, &describing->err);
 }
 
 /* If the job is removed meanwhile, the removal goes on from here. */
@@ -360,22 +364,22 @@ static void on_thread_done(uv_work_t *work, int status)
     if (job->state != CSTD_JOB_CLOSING) {
         describing->done(job, &describing->err);
     }
+    cstd_describe_progress_close(&describing->progress);
     free(describing);
 }
 
-static int start(struct cstd_job *job, const struct cst_core_stats *stats, cstd_describe_cb done,
-                 struct cst_err *err)
+static int start(struct cstd_job *job, cstd_describe_cb done, struct cst_err *err)
 {
     struct cstd_describe_work *describing = calloc(1, sizeof *describing);
 
-    if (describing != NULL) {
+    if (describing != NULL && cstd_describe_progress(job, &describing->progress, err) == CST_OK) {
         describing->work.data = job;
-        describing->stats = *stats;
         describing->done = done;
         job->describing = describing;
         if (uv_queue_work(&job->daemon->loop, &describing->work, on_thread, on_thread_done) == 0) {
             return CST_EAGAIN;
         }
+        cstd_describe_progress_close(&describing->progress);
     }
     job->describing = NULL;
     free(describing);
@@ -392,7 +396,7 @@ int cstd_describe(struct cstd_job *job, cstd_describe_cb done, int *fd, uint64_t
         return CST_EAGAIN;
     }
     if (!job->description.exists || job->description.step != stats.step) {
-        return retire(job, false, err) == CST_OK ? start(job, &stats, done, err) : err->status;
+        return retire(job, false, err) == CST_OK ? start(job, done, err) : err->status;
     }
     *fd = job->description.fd;
     *bytes = job->description.bytes;

@@ -4,11 +4,10 @@
 #ifndef CSTD_DESCRIBE_H
 #define CSTD_DESCRIBE_H
 
-#include "cistern/status.h"
+#include "offload/core/stats.h"
 
 #include <stdint.h>
 
-struct cst_core_stats;
 struct cstd_description;
 struct cstd_job;
 
@@ -25,9 +24,22 @@ typedef void (*cstd_describe_cb)(struct cstd_job *job, const struct cst_err *err
 int cstd_describe(struct cstd_job *job, cstd_describe_cb done, int *fd, uint64_t *bytes,
                   struct cst_err *err);
 
-/* Make the description of @job, whose core has @stats. The caller owns out->fd. Any thread, while
- * the job has its model and its layout. CST_ENOMEM as above. */
-int cstd_describe_make(const struct cstd_job *job, const struct cst_core_stats *stats,
+/* What a job has done. */
+struct cstd_progress {
+    struct cst_core_stats stats;
+    uint64_t *missed; /* Per tensor: steps that it has missed; NULL: the job does not count them. */
+};
+
+/* Copy how far the core of @job is. The caller closes *out, also after an error. CST_ENOMEM. Loop
+ * thread only. */
+int cstd_describe_progress(const struct cstd_job *job, struct cstd_progress *out,
+                           struct cst_err *err);
+
+void cstd_describe_progress_close(struct cstd_progress *progress);
+
+/* Make the description of @job, which has made @progress. The caller owns out->fd. Any thread,
+ * while the job has its model and its layout. CST_ENOMEM as above. */
+int cstd_describe_make(const struct cstd_job *job, const struct cstd_progress *progress,
                        struct cstd_description *out, struct cst_err *err);
 
 /* The description of @job is wrong now. Loop thread only. */

@@ -14,6 +14,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* -- which job -------------------------------------------------------------------------------- */
@@ -264,6 +265,28 @@ int cstd_reshape_copy(struct cstd_job *job, void (*done)(struct cstd_job *, cons
     return rc == CST_OK ? CST_EAGAIN : rc;
 }
 
+/* A thread may be reading the text of the predecessor, so that it is not moved. False: there is no
+ * memory. */
+static bool copy_text(char **out, const char *text)
+{
+    *out = text != NULL ? strdup(text) : NULL;
+    return text == NULL || *out != NULL;
+}
+
+int cstd_reshape_take_configs(struct cstd_job *job, struct cst_err *err)
+{
+    const struct cstd_job *old = job->predecessor;
+
+    if (job->model_config != NULL || job->adapter_config != NULL) {
+        return CST_OK;
+    }
+    return copy_text(&job->model_config, old->model_config) &&
+                   copy_text(&job->adapter_config, old->adapter_config)
+               ? CST_OK
+               : cst_err_set(err, CST_ENOMEM, "no memory for the configuration of job '%s'",
+                             job->name);
+}
+
 void cstd_reshape_end(struct cstd_job *job)
 {
     struct cstd_job *old = job->predecessor;
@@ -284,11 +307,6 @@ void cstd_reshape_end(struct cstd_job *job)
     if (job->inherits) {
         cstd_memory_inherit(&job->memory, &old->memory);
         job->inherits = false;
-    }
-    if (job->model_config == NULL && job->adapter_config == NULL) {
-        job->model_config = old->model_config;
-        job->adapter_config = old->adapter_config;
-        old->model_config = old->adapter_config = NULL;
     }
     cstd_reshape_forget(job);
     (void)cst_err_set(&why, CST_ECANCELLED, "job '%s' was reshaped", old->name);

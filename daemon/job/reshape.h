@@ -91,6 +91,10 @@ static inline const struct cstd_memory *cstd_reshape_arenas(const struct cstd_jo
  * moving its states would need. They are not moved then. */
 void cstd_reshape_explain(struct cstd_job *job, struct cst_err *err);
 
+/* Give @job, which has a predecessor and no configurations of models of its own, copies of those of
+ * the predecessor. CST_ENOMEM. */
+int cstd_reshape_take_configs(struct cstd_job *job, struct cst_err *err);
+
 /* Begin to take the states of the predecessor for @job. @done is called at the end, and then
  * cstd_reshape_end or cstd_reshape_cancel. CST_EAGAIN: it has begun; CST_OK: there is nothing to
  * copy, and @job is no successor any more. */

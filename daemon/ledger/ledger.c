@@ -195,7 +195,8 @@ static void refuse(struct cstd_job *job, const struct cst_err *why)
 /* True if the job may be kept later. */
 static bool may_begin(const struct cstd_job *job)
 {
-    return (job->ledger.state == CSTD_LEDGER_NONE || job->ledger.state == CSTD_LEDGER_MADE) &&
+    return job->ledger.work == NULL && /* Otherwise its ledger is being made. */
+           (job->ledger.state == CSTD_LEDGER_NONE || job->ledger.state == CSTD_LEDGER_MADE) &&
            job->daemon->keeper.limit > 0;
 }
 
@@ -290,6 +291,8 @@ int cstd_ledger_keep_all(struct cstd_daemon *daemon, struct cst_err *err)
         }
         if (job->state == CSTD_JOB_REVIVING) {
             rc = cst_err_set(err, CST_EBUSY, "it is still being taken over itself: try again");
+        } else if (record.core.initialised && job->ledger.work != NULL) {
+            rc = cst_err_set(err, CST_EBUSY, "its ledger is being made: try again");
         } else if (record.core.initialised && job->ledger.state != CSTD_LEDGER_KEPT) {
             rc = begin(job, &record, err);
         }

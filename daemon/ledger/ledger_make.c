@@ -264,7 +264,7 @@ struct cstd_ledger_work {
     struct cstd_job *job;
     Ledger__Job message; /* Refers to the job and to parts. */
     struct parts parts;
-    struct cst_core_stats stats;
+    struct cstd_progress progress;
     cstd_ledger_make_cb done;
     struct cstd_ledger_file file; /* The result, and why there is none. */
     struct cst_err err;
@@ -277,7 +277,7 @@ static void pack(struct cstd_ledger_work *work)
     struct cstd_description description = {0};
     void *map = MAP_FAILED;
 
-    if (cstd_describe_make(work->job, &work->stats, &description, &work->err) != CST_OK) {
+    if (cstd_describe_make(work->job, &work->progress, &description, &work->err) != CST_OK) {
         return;
     }
     map = mmap(NULL, description.bytes, PROT_READ, MAP_PRIVATE, description.fd, 0);
@@ -293,11 +293,19 @@ static void pack(struct cstd_ledger_work *work)
     (void)close(description.fd);
 }
 
+static void close_work(struct cstd_ledger_work *work)
+{
+    free_parts(&work->parts);
+    cstd_describe_progress_close(&work->progress);
+}
+
 static int open_work(struct cstd_job *job, struct cstd_ledger_work *work, struct cst_err *err)
 {
     *work = (struct cstd_ledger_work){
         .job = job, .message = LEDGER__JOB__INIT, .file = {.fd = -1}, .work.data = work};
-    cst_core_stats(job->core, &work->stats);
+    if (cstd_describe_progress(job, &work->progress, err) != CST_OK) {
+        return err->status;
+    }
     return fill(job, &work->parts, &work->message, err);
 }
 
@@ -312,7 +320,7 @@ int cstd_ledger_make(struct cstd_job *job, struct cstd_ledger_file *out, struct 
         *err = work.err;
         rc = err->status;
     }
-    free_parts(&work.parts);
+    close_work(&work);
     return rc;
 }
 
@@ -327,7 +335,7 @@ static void on_thread_done(uv_work_t *uv, int status)
 
     (void)status; /* libuv's cancellation is not used. */
     work->done(work->job, &work->file, &work->err);
-    free_parts(&work->parts);
+    close_work(work);
     free(work);
 }
 
@@ -347,7 +355,7 @@ int cstd_ledger_make_start(struct cstd_job *job, cstd_ledger_make_cb done,
         rc = cst_err_set(err, CST_ENOMEM, "no memory for a ledger");
     }
     if (work != NULL) {
-        free_parts(&work->parts);
+        close_work(work);
         free(work);
     }
     return rc;

@@ -318,7 +318,7 @@ static void go_ahead(struct cstd_revival *revival)
 
     while (revival->built == NULL && !revival->daemon->draining &&
            (kept = choose(revival)) != NULL) {
-        if (kept->stage == CSTD_KEPT_BUILT) {
+        if (kept->stage == CSTD_KEPT_BUILT && revival->why.status == CST_OK) {
             cstd_revive_unit_open(revival, kept);
         } else {
             begin_unit(revival, kept);
@@ -395,17 +395,15 @@ static int list(struct cstd_daemon *daemon, struct cst_err *err)
         }
     }
     remove_orphans(revival);
-    daemon->gpus.on_known = on_gpus_known;
     charge_devices(revival);
     return rc;
 }
 
-void cstd_revive_list(struct cstd_daemon *daemon)
+/* Take over what all jobs need of the earlier daemon's engines. Without it no job goes on. */
+static void adopt_engines(struct cstd_revival *revival)
 {
-    struct cstd_revival *revival = &daemon->revival;
-    struct cst_err err = {0};
+    struct cstd_daemon *daemon = revival->daemon;
 
-    (void)list(daemon, &err);
     if (cstd_revive_adopt_engines(daemon, &revival->why) != CST_OK) {
         /* The undo slots in the store belong to the jobs in it. There is one set of slots. */
         daemon->keeper.limit = 0;
@@ -414,6 +412,16 @@ void cstd_revive_list(struct cstd_daemon *daemon)
                  revival->why.text);
     }
     daemon->engines.settled = revival->n == 0;
+}
+
+void cstd_revive_list(struct cstd_daemon *daemon)
+{
+    struct cstd_revival *revival = &daemon->revival;
+    struct cst_err err = {0};
+
+    (void)list(daemon, &err);
+    daemon->gpus.on_known = on_gpus_known; /* A proof waits for the accelerators itself. */
+    adopt_engines(revival);
 }
 
 void cstd_revive_begin(struct cstd_daemon *daemon)
@@ -463,10 +471,7 @@ void cstd_revive_proven(struct cstd_daemon *daemon)
     for (uint32_t i = 0; i < revival->n; i++) {
         (void)cstd_ledger_file_renew(&revival->jobs[i].file, &revival->jobs[i].err);
     }
-    if (cstd_revive_adopt_engines(daemon, &revival->why) != CST_OK) {
-        cstd_log(CSTD_LOG_ERROR, "%s", revival->why.text);
-    }
-    daemon->engines.settled = revival->n == 0;
+    adopt_engines(revival);
 }
 
 bool cstd_revive_is_under_way(const struct cstd_daemon *daemon)

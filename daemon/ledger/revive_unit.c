@@ -28,6 +28,7 @@ static void settle(struct cstd_revival *revival, struct cstd_kept_job *kept)
     uint64_t serial = kept->ledger->serial;
 
     kept->stage = CSTD_KEPT_SETTLED;
+    kept->job = NULL; /* It may be removed before the others are settled. */
     cstd_revive_job_drop_draft(kept);
     cstd_kept_job_discharge(revival->daemon, kept);
     revival->n_settled++;
@@ -251,7 +252,9 @@ static void on_mounted(struct cstd_memory *memory)
     struct cstd_kept_job *kept = job->ledger.reviving;
     struct cst_err err = {0};
 
-    kept->err = memory->err;
+    if (kept == NULL) { /* The job was removed meanwhile. */
+        return;
+    }
     for (uint32_t i = 0; kept->is_heir && i < revival->n; i++) {
         if (revival->jobs[i].heir == kept) {
             kept = &revival->jobs[i];
@@ -260,6 +263,10 @@ static void on_mounted(struct cstd_memory *memory)
     }
     if (!is_mounted(kept) || !is_mounted(kept->heir)) {
         return;
+    }
+    kept->err = kept->job->memory.err;
+    if (kept->heir != NULL) {
+        kept->heir->err = kept->heir->job->memory.err;
     }
     kept = cstd_revive_unit_sift(revival, kept);
     if (kept != NULL && finish_unit(kept, &err) != CST_OK) {
