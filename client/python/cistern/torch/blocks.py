@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @contextmanager
 def gather(store: Store, names: Sequence[str]) -> Iterator[None]:
     """The block of ``Store.gather``."""
-    tensors = [store.tensor_named(name) for name in names]
+    tensors = [store.tensor_named(name) for name in dict.fromkeys(names)]
     versions = {tensor: version_of(tensor.parameter) for tensor in tensors}
     with _readable(store, tensors, _copies(store, tensors)):
         try:

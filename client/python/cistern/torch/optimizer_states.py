@@ -17,6 +17,7 @@ import torch
 
 from cistern._abi import Dtype, State, Status
 from cistern.errors import CstError
+from cistern.torch import weights
 from cistern.torch.operators import Tensor
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ def loaded(
         if tensor is not None and tensor.trains:
             counts[tensor] = int(entry.pop("step", 0))
             states[tensor] = _checked(tensor, entry)
+            _check_moments(store, tensor, states[tensor])
     most = max(counts.values(), default=0)
     steps, n_skipped = int(state_dict.get("step", most)), int(state_dict.get("n_skipped", 0))
     missed = {tensor: steps - n_skipped - count for tensor, count in counts.items()}
@@ -156,6 +158,19 @@ def _places(
         )
     for group, parameters in zip(saved, order, strict=True):
         yield from zip(group["params"], map(store.tensor_of, parameters), strict=True)
+
+
+def _check_moments(store: Store, tensor: Tensor, states: Mapping[State, torch.Tensor]) -> None:
+    """Raise ValueError if the optimizer of ``tensor`` has other moments than ``states``, if any."""
+    moments = states.keys() & {State.EXP_AVG, State.EXP_AVG_SQ}
+    wanted = {State.EXP_AVG}
+    if moments and weights.has_second_moment(store.job, tensor.number):
+        wanted.add(State.EXP_AVG_SQ)
+    if moments and moments != wanted:
+        raise ValueError(
+            f"cistern: the state of parameter '{tensor.name}' is that of another optimizer: it has"
+            f" {len(moments)} moments, and the job's optimizer has {len(wanted)}"
+        )
 
 
 def _checked(tensor: Tensor, entry: Mapping[str, Any]) -> dict[State, torch.Tensor]:

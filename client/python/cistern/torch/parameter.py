@@ -60,8 +60,10 @@ def _delete_grad(parameter: nn.Parameter) -> None:
 
 
 def _forget_grad(parameter: nn.Parameter) -> None:
-    store = owners.store_of(parameter) if parameter.requires_grad else None
-    if store is None:
+    store = owners.store_of(parameter)
+    tensor = None if store is None else store.tensor_of(parameter)
+    # A parameter that is trained may have been frozen since its backward pass.
+    if store is None or tensor is None or not tensor.trains:
         return
     if grad_of(parameter) is None and store.has_handed_in():
         if store.skips_unused:

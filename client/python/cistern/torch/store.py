@@ -563,7 +563,8 @@ class Store:
     def changing(self, *names: str) -> AbstractContextManager[None]:
         """Let parameters be changed in place in the block of a ``with`` statement, between steps.
 
-        All ranks do this, and the changes of rank 0 are written when the block ends, as by ``write``.
+        All ranks do this, and all change parameters or none does: a rank that has changed some waits for
+        the others when the block ends. The values of rank 0 are written, as by ``write``.
         Modules that run in the block have the changed weights. If the block raises, nothing is written.
 
         KeyError: there is no parameter of a name. RuntimeError: a module runs; or the step has

@@ -101,6 +101,17 @@ def _read_part(
     return out
 
 
+def has_second_moment(job: Job, number: int) -> bool:
+    """Return whether the optimizer of a trained tensor has two moments."""
+    try:
+        _read_part(job, number, State.EXP_AVG_SQ, 0, 1, torch.float32)
+    except CstError as error:
+        if error.status != Status.EUNSUPPORTED:
+            raise
+        return False
+    return True
+
+
 def read_state(
     job: Job, number: int, state: State, dtype_in_job: Dtype, shape: tuple[int, ...]
 ) -> torch.Tensor:

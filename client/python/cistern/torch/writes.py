@@ -65,8 +65,10 @@ class Writes:
         """Write what a state dict has. Gradients of the step are discarded, which ``step`` tells."""
         self.check_outside("weights are loaded")
         lost = self.lost_gradients or self._store.runner.has_gradients
-        n_rounded = self._write(values)
-        self.lost_gradients = lost
+        try:
+            n_rounded = self._write(values)
+        finally:
+            self.lost_gradients = lost
         self._warn_of_swap(n_rounded)
 
     def changed(self, values: Mapping[Tensor, torch.Tensor]) -> None:
@@ -95,7 +97,9 @@ class Writes:
         return 0
 
     def clear_moments(self) -> None:
-        """Let all moments be zero."""
+        """Let all moments be zero. Gradients of the step are discarded, which ``step`` tells."""
+        self.check_outside("moments are cleared")
+        lost = self.lost_gradients or self._store.runner.has_gradients
         self._store.sync()
         try:
             if self._store.job.rank == 0:
@@ -103,6 +107,7 @@ class Writes:
                     weights.clear_moments(self._store.job, tensor.number, tensor.n_elems)
         finally:  # The other ranks wait, also if this one has failed.
             self._store.sync()
+            self.lost_gradients = lost
 
     def optimizer_states(self, loaded: Loaded) -> None:
         """Write moments, master weights and the number of steps. Gradients of the step are discarded."""
@@ -122,7 +127,7 @@ class Writes:
         finally:  # The other ranks wait, also if this one has failed.
             store.runner.weights_written()
             store.sync()
-        self.lost_gradients = lost
+            self.lost_gradients = lost
 
     def check_outside(self, what: str) -> None:
         """Raise RuntimeError if the model has other weights than the job."""
@@ -166,7 +171,7 @@ _SWAP = (
     " loses nothing"
 )
 LOST = (
-    "cistern: load_state_dict has discarded the gradients of earlier backward passes of this step: call"
+    "cistern: load_state_dict or clear_moments has discarded the gradients of earlier backward passes of this step: call"
     " zero_grad of the optimizer, and compute the step again. Weights are loaded between steps; for an"
     " evaluation with other weights, `with store.swapped(weights):` keeps gradients"
 )
