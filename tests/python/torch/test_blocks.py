@@ -147,7 +147,9 @@ class Loading(Case):
         loss_at(store.model, 0).backward()
         store.load_state_dict(store.state_dict())
         loss_at(store.model, 1).backward()
-        with self.assertRaisesRegex(RuntimeError, "load_state_dict or clear_moments has discarded the gradients"):
+        with self.assertRaisesRegex(
+            RuntimeError, "load_state_dict or clear_moments has discarded the gradients"
+        ):
             optimizer.step()
         optimizer.zero_grad()
         loss_at(store.model, 0).backward()
