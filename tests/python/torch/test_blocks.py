@@ -144,16 +144,27 @@ class Loading(Case):
     def test_gradients_that_a_load_discards_are_missed(self) -> None:
         _, store = self.twins(small, micro_batches=2)
         optimizer = store.optimizer(lr=1e-3)
-        loss_at(store.model, 0).backward()
-        store.load_state_dict(store.state_dict())
-        loss_at(store.model, 1).backward()
-        with self.assertRaisesRegex(
-            RuntimeError, "load_state_dict or clear_moments has discarded the gradients"
+
+        def load_and_change() -> None:
+            store.load_state_dict(store.state_dict())
+            with store.changing("0.weight"), torch.no_grad():
+                store.model[0].weight.mul_(0.5)
+
+        for discard in (
+            lambda: store.load_state_dict(store.state_dict()),
+            store.clear_moments,
+            load_and_change,
         ):
+            loss_at(store.model, 0).backward()
+            discard()
+            loss_at(store.model, 1).backward()
+            with self.assertRaisesRegex(
+                RuntimeError, "load_state_dict or clear_moments has discarded the gradients"
+            ):
+                optimizer.step()
+            optimizer.zero_grad()
+            loss_at(store.model, 0).backward()
             optimizer.step()
-        optimizer.zero_grad()
-        loss_at(store.model, 0).backward()
-        optimizer.step()
 
     def test_a_swap_by_loads_is_told_once(self) -> None:
         _, store = self.twins(small)

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -64,12 +65,7 @@ class Writes:
     def load(self, values: Mapping[Tensor, torch.Tensor]) -> None:
         """Write what a state dict has. Gradients of the step are discarded, which ``step`` tells."""
         self.check_outside("weights are loaded")
-        lost = self.lost_gradients or self._store.runner.has_gradients
-        try:
-            n_rounded = self._write(values)
-        finally:
-            self.lost_gradients = lost
-        self._warn_of_swap(n_rounded)
+        self._warn_of_swap(self._write(values))
 
     def changed(self, values: Mapping[Tensor, torch.Tensor]) -> None:
         """Write those of ``values`` that are not the weights of the job.
@@ -99,23 +95,16 @@ class Writes:
     def clear_moments(self) -> None:
         """Let all moments be zero. Gradients of the step are discarded, which ``step`` tells."""
         self.check_outside("moments are cleared")
-        lost = self.lost_gradients or self._store.runner.has_gradients
-        self._store.sync()
-        try:
+        with self._between_steps():
             if self._store.job.rank == 0:
                 for tensor in self._store.trained_tensors():
                     weights.clear_moments(self._store.job, tensor.number, tensor.n_elems)
-        finally:  # The other ranks wait, also if this one has failed.
-            self._store.sync()
-            self.lost_gradients = lost
 
     def optimizer_states(self, loaded: Loaded) -> None:
         """Write moments, master weights and the number of steps. Gradients of the step are discarded."""
         self.check_outside("states are loaded")
         store = self._store
-        lost = self.lost_gradients or store.runner.has_gradients
-        store.sync()
-        try:
+        with self._between_steps():
             if store.job.rank == 0:
                 for tensor, states in loaded.states.items():
                     if State.EXP_AVG not in states:
@@ -124,10 +113,6 @@ class Writes:
                         weights.write_state(store.job, tensor.number, state, states[state])
                 missed = {tensor.number: n for tensor, n in loaded.missed.items() if n > 0}
                 store.job.set_steps(loaded.steps, loaded.n_skipped, missed)
-        finally:  # The other ranks wait, also if this one has failed.
-            store.runner.weights_written()
-            store.sync()
-            self.lost_gradients = lost
 
     def check_outside(self, what: str) -> None:
         """Raise RuntimeError if the model has other weights than the job."""
@@ -135,16 +120,26 @@ class Writes:
             raise RuntimeError(_IN_BLOCK.format(what))
 
     def _write(self, values: Mapping[Tensor, torch.Tensor]) -> int:
-        self._store.sync()  # An evaluation may have begun the step.
         n_rounded = 0
-        try:
+        with self._between_steps():
             if self._store.job.rank == 0:
                 for tensor, value in values.items():
                     n_rounded += self.one(tensor, value, is_exact=False)
-        finally:  # The other ranks wait, also if this one has failed.
-            self._store.runner.weights_written()
-            self._store.sync()
         return n_rounded
+
+    @contextmanager
+    def _between_steps(self) -> Iterator[None]:
+        """Let rank 0 write, while no step is under way. Remember if gradients are discarded."""
+        lost = self.lost_gradients or self._store.runner.has_gradients
+        try:
+            self._store.sync()  # An evaluation may have begun the step.
+            try:
+                yield
+            finally:  # The other ranks wait, also if this one has failed.
+                self._store.runner.weights_written()
+                self._store.sync()
+        finally:
+            self.lost_gradients = lost
 
     def _warn_of_swap(self, n_rounded: int) -> None:
         """Warn once if weights were loaded twice between two steps, as for an evaluation with others."""
