@@ -23,8 +23,6 @@
 /* What the load waits for. */
 enum phase { MAPPED, WRITTEN, MISSED, RESTORED };
 
-#define MISSED_AT_ONCE 4096 /* Tensors in a message; each takes at most 10 bytes. */
-
 struct load {
     struct cstc_task task;
     struct cst_job *job;
@@ -43,6 +41,7 @@ struct load {
      * its number in the job; otherwise NULL. */
     uint64_t *missed;
     size_t n_missed, n_told; /* Numbers in `missed`, and of those that the daemon was told. */
+    bool tells;              /* There are messages about them to send. */
     uint32_t n_open;         /* Files that are open. */
     uint32_t n_models;       /* The first ones of these, which have weights. */
     bool converts;           /* The job has another format of moments. */
@@ -129,7 +128,8 @@ static int match_missed(struct load *load, struct cst_err *err)
 {
     const Cistern__JobDescription *d = load->manifest.description;
 
-    if (!load->job->unused.skips || d->n_missed == 0) {
+    load->tells = load->job->unused.skips;
+    if (!load->tells || d->n_missed == 0) {
         return CST_OK;
     }
     load->missed = calloc(d->n_tensors, sizeof *load->missed);
@@ -442,14 +442,9 @@ static int begin_restoring(struct load *load, struct cst_err *err)
 static int tell_missed(struct load *load, struct cst_err *err)
 {
     Cistern__Restore msg = CISTERN__RESTORE__INIT;
-    size_t left = load->n_missed - load->n_told;
 
-    msg.has_more = msg.more = true;
-    msg.has_first = true;
-    msg.first = load->n_told;
-    msg.n_missed = left < MISSED_AT_ONCE ? left : MISSED_AT_ONCE;
-    msg.missed = load->missed + load->n_told;
-    load->n_told += msg.n_missed;
+    cstc_unused_fill_missed(&msg, load->missed, load->n_missed, &load->n_told);
+    load->tells = load->n_told < load->n_missed;
     return cstc_call_start(load->job->client, &load->call, CISTERN__MSG_TYPE__MSG_RESTORE,
                            &msg.base, CISTERN__MSG_TYPE__MSG_OK, NULL, err);
 }
@@ -458,7 +453,7 @@ static int tell_all_missed(struct load *load, struct cst_err *err)
 {
     int rc = CST_OK;
 
-    while (rc == CST_OK && (load->call.state != CSTC_CALL_IDLE || load->n_told < load->n_missed)) {
+    while (rc == CST_OK && (load->call.state != CSTC_CALL_IDLE || load->tells)) {
         if (load->call.state == CSTC_CALL_IDLE) {
             rc = tell_missed(load, err);
         }

@@ -7,8 +7,6 @@
 
 #include <string.h>
 
-#define MISSED_AT_ONCE 4096 /* Tensors in a message; each takes at most 10 bytes. */
-
 static size_t elem_bytes(const struct cst_job *job, int tensor, enum cst_state state)
 {
     return state == CST_STATE_WEIGHT || state == CST_STATE_GRAD
@@ -184,21 +182,21 @@ static int restore(struct cst_job *job, const Cistern__Restore *msg, struct cst_
 static int set_steps(struct cst_job *job, uint64_t steps, uint64_t n_skipped,
                      const uint64_t *missed, struct cst_err *err)
 {
-    Cistern__Restore msg = CISTERN__RESTORE__INIT;
+    const size_t n = missed != NULL ? job->model.n_tensors : 0;
+    bool tells = job->unused.skips;
+    size_t told = 0;
     int rc = check_steps(job, steps, n_skipped, missed, err);
 
-    for (uint32_t t = 0; rc == CST_OK && missed != NULL && t < job->model.n_tensors;
-         t += MISSED_AT_ONCE) {
-        const uint32_t left = job->model.n_tensors - t;
+    while (rc == CST_OK && tells) {
+        Cistern__Restore msg = CISTERN__RESTORE__INIT;
 
-        msg.has_more = msg.more = msg.has_first = true;
-        msg.first = t;
-        msg.n_missed = left < MISSED_AT_ONCE ? left : MISSED_AT_ONCE;
-        msg.missed = (uint64_t *)(uintptr_t)missed + t;
+        cstc_unused_fill_missed(&msg, missed, n, &told);
         rc = restore(job, &msg, err);
+        tells = told < n;
     }
     if (rc == CST_OK) {
-        cistern__restore__init(&msg);
+        Cistern__Restore msg = CISTERN__RESTORE__INIT;
+
         msg.step = steps;
         msg.adam_step = steps - n_skipped;
         msg.n_skipped = n_skipped;

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MISSED_AT_ONCE 4096 /* Tensors in a message; each takes at most 10 bytes. */
+
 int cstc_unused_open(struct cst_job *job, struct cst_err *err)
 {
     struct cstc_unused *unused = &job->unused;
@@ -66,6 +68,17 @@ void cstc_unused_fill(struct cst_job *job, Cistern__Step *msg)
         msg->discarded.data = job->unused.discarded;
         msg->without.len = msg->discarded.len = job->unused.n_bytes;
     }
+}
+
+void cstc_unused_fill_missed(Cistern__Restore *msg, const uint64_t *missed, size_t n, size_t *told)
+{
+    const size_t left = n - *told;
+
+    msg->has_more = msg->more = msg->has_first = true;
+    msg->first = *told;
+    msg->n_missed = left < MISSED_AT_ONCE ? left : MISSED_AT_ONCE;
+    msg->missed = n > 0 ? (uint64_t *)(uintptr_t)missed + *told : NULL;
+    *told += msg->n_missed;
 }
 
 static int check(const struct cst_job *job, int tensor, struct cst_err *err)

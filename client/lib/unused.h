@@ -33,4 +33,9 @@ void cstc_unused_written(struct cst_job *job, uint32_t op);
 /* Say in @msg which tensors have no gradient. The message borrows the bits. */
 void cstc_unused_fill(struct cst_job *job, Cistern__Step *msg);
 
+/* Fill @msg, which is initialised and borrows @missed, with the next of the @n numbers of steps
+ * that tensors have missed, from *told on, and let *told be how many the daemon knows then. The
+ * first message replaces what the daemon was told before: with @n 0, no tensor has missed any. */
+void cstc_unused_fill_missed(Cistern__Restore *msg, const uint64_t *missed, size_t n, size_t *told);
+
 #endif

@@ -19,10 +19,12 @@ static struct cst_err err;
 
 #define OK(call) ck_assert_msg((call) == CST_OK, "%s: %s", #call, err.text)
 
+static enum cst_unused unused; /* Of the job that is opened next. */
+
 static void open_job(enum cst_optimizer optimizer, enum cst_moments moments)
 {
     const struct cst_job_spec spec = {
-        .name = "m", .world = 1, .optimizer = optimizer, .moments = moments};
+        .name = "m", .world = 1, .optimizer = optimizer, .moments = moments, .unused = unused};
     const int64_t shape = N;
 
     OK(cst_connect(&client, proc.socket, &err));
@@ -175,6 +177,37 @@ START_TEST(states_by_hand)
 }
 END_TEST
 
+/* Numbers of missed steps whose restore was refused are not those of a later one. */
+START_TEST(refused_numbers_are_forgotten)
+{
+    const uint64_t two[2] = {2, 2};
+    uint64_t missed[2] = {9, 9};
+    float values[N];
+    struct cst_io io;
+    int first = 0;
+
+    unused = CST_UNUSED_SKIP;
+    open_job(CST_OPTIMIZER_ADAMW, CST_MOMENTS_FP32);
+    fill(values, N, 1.0f);
+    for (int t = 0; t < 2; t++) {
+        OK(cst_tensor_write(job, t, CST_STATE_MASTER, 0, N, values, &err));
+    }
+    OK(cst_sync(job, NULL, &err));
+    OK(cst_op_begin(job, first, CST_FORWARD, &io, 1, &err));
+    ck_assert_int_eq(cst_set_steps(job, 5, 0, two, &err), CST_EBUSY);
+    OK(cst_op_end(job, first, &err));
+    train(1);
+    OK(cst_set_steps(job, 5, 0, NULL, &err));
+    OK(cst_missed_steps(job, missed, &err));
+    ck_assert_uint_eq(missed[0] + missed[1], 0);
+    OK(cst_set_steps(job, 5, 0, two, &err));
+    OK(cst_missed_steps(job, missed, &err));
+    ck_assert_mem_eq(missed, two, sizeof two);
+    close_job();
+    unused = CST_UNUSED_ZERO;
+}
+END_TEST
+
 /* An optimizer with one moment refuses access to the other one, and has no memory for it. */
 START_TEST(one_moment)
 {
@@ -200,6 +233,7 @@ int main(void)
 
     tcase_add_loop_test(tcase, ranges_are_exact, 0, 5 * CST_MOMENTS_COUNT);
     tcase_add_test(tcase, states_by_hand);
+    tcase_add_test(tcase, refused_numbers_are_forgotten);
     tcase_add_test(tcase, one_moment);
     return suite_run(suite);
 }

@@ -28,9 +28,8 @@ class Writes:
         self._store = store
         #: Gradients of this step were discarded by a load of weights, and not by ``zero_grad``.
         self.lost_gradients = False
-        self._rounded_at = (
-            -1
-        )  # The step at which a load of weights has replaced finer master weights.
+        #: The step at which a load of weights has replaced finer master weights.
+        self._rounded_at = -1
         self._has_warned = False
 
     def first_states(self, origin: Origin, has_base: bool) -> None:
