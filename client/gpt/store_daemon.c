@@ -463,6 +463,15 @@ static int open_job(struct daemon_store *s, struct gpt_device *device, struct cs
     return rc;
 }
 
+/* Whether a signal requests the end, or does so soon: the daemon's news of a peer that it has
+ * stopped can be quicker than the signal for this rank. */
+static bool is_stopped(void)
+{
+    struct pollfd stop = {.fd = gpt_stop_fd(), .events = POLLIN};
+
+    return poll(&stop, 1, 200) == 1;
+}
+
 int gpt_store_daemon_open(struct gpt_store **out, const struct gpt_options *options,
                           const struct gpt_model *model, struct gpt_device *device,
                           struct cst_err *err)
@@ -491,6 +500,9 @@ int gpt_store_daemon_open(struct gpt_store **out, const struct gpt_options *opti
     if (rc == 0) {
         rc = wait_for_ranks(
             s, &(struct call){.try = try_commit, .ends = true, .plan = &s->head.plan}, err);
+    }
+    if (rc == CST_EPEERDIED && is_stopped()) {
+        rc = cst_err_set(err, CST_ECANCELLED, "stopped");
     }
     if (rc != 0) {
         goto err_disconnect;

@@ -17,6 +17,7 @@ start_daemon stops
 # Start `cistern run` with the arguments $@, and send it SIGINT at a moment of the next two seconds; if $after is set, of the first
 # two seconds after its output has a line that matches.
 stop_run() {
+    : >"$tmp/out" # The lines of the run before are not this one's.
     env --default-signal=INT ./cistern run "$@" >"$tmp/out" 2>&1 &
     pid=$!
     managers+=("$pid")
