@@ -36,7 +36,7 @@
  *        |                |
  *        +- IDLE <--------+  A rank leaves before any other rank has begun the next step: nothing
  *                            is lost. INTERRUPTED becomes IDLE when all ranks have left in good
- *                            order and no gradient was lost.
+ *                            order, unless early updates of the step have begun.
  *
  * Loss of an accelerator. The engine of a lost accelerator returns its commands with EENGINE or
  * ELOST. The pools and the device reservation in its memory are lost; states in host memory are

@@ -6,6 +6,7 @@
 #include "offload/core/core_state.h"
 #include "offload/residency/residency.h"
 #include "offload/residency/waiting.h"
+#include "offload/update/overlap.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -72,12 +73,12 @@ bool cst_ranks_admit_before_step(struct cst_core *core, const struct cst_event *
     return true;
 }
 
-/* INTERRUPTED becomes IDLE if all ranks have left in good order and no gradient was lost. Then
- * nothing remains of a death that was made good, or of ranks that did not leave at the same
- * time. */
+/* INTERRUPTED becomes IDLE if all ranks have left in good order, unless a chunk is ahead of its
+ * step. Then nothing remains of a death that was made good, or of ranks that did not leave at the
+ * same time: the contributions to the step are dropped. */
 static void settle(struct cst_core *core)
 {
-    if (core->attempt.phase != CST_PHASE_INTERRUPTED || core->attempt.lost) {
+    if (core->attempt.phase != CST_PHASE_INTERRUPTED || cst_overlap_has_begun(core)) {
         return;
     }
     for (uint32_t rank = 0; rank < core->world; rank++) {
@@ -103,7 +104,6 @@ static void end_parts(struct cst_core *core)
 static void end_attempt(struct cst_core *core, enum cst_core_phase phase, const struct cst_err *why)
 {
     core->attempt.phase = phase;
-    core->attempt.lost = cst_rank_furthest(core) == CST_BEGUN_WRITING;
     core->attempt.why = *why;
     core->attempt.why.status = CST_EPEERDIED;
     /* A STEP gets the status of the cause, a fetch gets CST_EPEERDIED with its message. */

@@ -15,7 +15,6 @@ struct cst_attempt {
     enum cst_core_phase phase;
     uint64_t number;
     bool initialised;     /* A SYNC has completed, or the states were restored. */
-    bool lost;            /* The attempt that ended last had gradients, which are lost. */
     bool closing;         /* All ranks have asked for the step; it waits only for engines. */
     bool interrupt_later; /* Interrupt the attempt as soon as the closing step is committed. */
     struct cst_err why;   /* IDLE, INTERRUPTED, FAILED or interrupt_later: the cause. */

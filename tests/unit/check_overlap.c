@@ -308,6 +308,23 @@ START_TEST(interrupted)
 }
 END_TEST
 
+/* Ranks that leave in a step whose early updates have begun leave it interrupted, because it can
+ * only be completed. */
+START_TEST(left_ahead)
+{
+    open_early(1, 2);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        (void)prepare(rank, hyper(0.1f));
+        hand_in(rank, 0);
+    }
+    rig_drain(&rig);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        (void)rig_rank_event(&rig, CST_EV_LEAVE, rank);
+    }
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_INTERRUPTED);
+}
+END_TEST
+
 /* The norm reads the tiles' sums, which an update with its sum writes: the norm also waits for such
  * an update of an interrupted attempt. */
 START_TEST(norm_behind_a_fused_update)
@@ -528,6 +545,7 @@ static Suite *suite(void)
     tcase_add_loop_test(early, not_early, 0, 2);
     tcase_add_test(early, guarded);
     tcase_add_loop_test(early, interrupted, 0, 2);
+    tcase_add_test(early, left_ahead);
     tcase_add_test(early, norm_behind_a_fused_update);
     tcase_add_loop_test(early, done_again_with_others, 0, 2);
     tcase_add_test(early, promises);
