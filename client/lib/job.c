@@ -236,30 +236,44 @@ void cstc_job_free(struct cst_job *job)
     free(job);
 }
 
+/* Send Leave. The daemon answers a sync of this rank that waits: its reply is not needed. */
+static int send_leave(struct cst_job *job, struct cst_err *err)
+{
+    const bool in_sync = job->pending.kind == CSTC_PENDING_SYNC;
+    struct cstc_call call = {0};
+    int rc;
+
+    job->client->pending = job->client->pending && !in_sync;
+    rc = cstc_call_sync(job->client, &call, CISTERN__MSG_TYPE__MSG_LEAVE, NULL,
+                        CISTERN__MSG_TYPE__MSG_OK, NULL, err);
+    if (rc != CST_OK) {
+        job->client->pending = job->client->pending || in_sync;
+        return rc;
+    }
+    job->left = true;
+    cstc_call_reset(&call);
+    while (job->call.state != CSTC_CALL_IDLE && job->call.state != CSTC_CALL_DONE) {
+        (void)cstc_call_wait(job->client, -1, err);
+    }
+    cstc_call_reset(&job->call);
+    job->pending.kind = CSTC_PENDING_NONE;
+    return CST_OK;
+}
+
 static int leave(struct cst_job *job, struct cst_err *err)
 {
-    struct cstc_call call = {0};
     int rc = cstc_job_check(job, err);
 
     if (rc != CST_OK) {
         return rc;
     }
-    if (job->pending.kind != CSTC_PENDING_NONE) {
+    if (job->pending.kind != CSTC_PENDING_NONE && job->pending.kind != CSTC_PENDING_SYNC) {
         return cst_err_set(err, CST_EBUSY, "job '%s': another call is pending", job->name);
     }
     /* The device's work must end first: after Leave the daemon may give the blocks to another
      * worker. */
     rc = cstc_device_finish(job, err);
-    if (rc != CST_OK) {
-        return rc;
-    }
-    rc = cstc_call_sync(job->client, &call, CISTERN__MSG_TYPE__MSG_LEAVE, NULL,
-                        CISTERN__MSG_TYPE__MSG_OK, NULL, err);
-    if (rc == CST_OK) {
-        job->left = true;
-        cstc_call_reset(&call);
-    }
-    return rc;
+    return rc == CST_OK ? send_leave(job, err) : rc;
 }
 
 int cst_job_leave(struct cst_job *job, struct cst_err *err)

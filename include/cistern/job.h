@@ -251,7 +251,7 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
  * cst_commit gets CST_EPEERDIED, too.
  *
  * If the pool is on a GPU, this call waits for the work on the rank's stream first. Statuses:
- *   - CST_EBUSY: a cst_try_... call is pending.
+ *   - CST_EBUSY: a cst_try_... call is pending. A cst_try_sync that is pending is given up instead.
  *   - CST_EGPU: the stream has failed; use cst_disconnect. */
 int cst_job_leave(struct cst_job *job, struct cst_err *err);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of jobs whose workers have all left: they are done, have no pool, can be continued, and are
  * named if memory is short. After every test the daemon has its initial state. */
+#include "cistern/cistern.h"
 #include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"
 
@@ -240,6 +241,44 @@ START_TEST(who_comes_back_leaves_at_once)
 }
 END_TEST
 
+/* Ranks that are stopped while they wait for each other in a sync leave in good order. _i: the rank
+ * that does not wait. */
+START_TEST(a_sync_that_waits_is_given_up)
+{
+    struct cst_client *clients[2];
+    struct cst_job *jobs[2];
+    struct cst_err err = {0};
+    int rc[2] = {CST_EAGAIN, CST_EAGAIN};
+
+    for (uint32_t r = 0; r < 2; r++) {
+        const struct cst_job_spec spec = {.name = "j", .rank = r, .world = 2};
+        const int64_t n = 1000;
+        int zero = 0;
+
+        ck_assert_int_eq(cst_connect(&clients[r], proc.socket, &err), CST_OK);
+        ck_assert_int_eq(cst_job_open(&jobs[r], clients[r], &spec, &err), CST_OK);
+        ck_assert_int_eq(cst_tensor(jobs[r], "t", CST_BF16, 1, &n, CST_GROUP_ALL), 0);
+        ck_assert_int_eq(cst_operator(jobs[r], "t", &zero, 1), 0);
+    }
+    while (rc[0] == CST_EAGAIN || rc[1] == CST_EAGAIN) {
+        for (int r = 0; r < 2; r++) {
+            rc[r] = rc[r] == CST_EAGAIN ? cst_try_commit(jobs[r], NULL, &err) : rc[r];
+        }
+    }
+    ck_assert_msg(rc[0] == CST_OK && rc[1] == CST_OK, "%s", err.text);
+    ck_assert_int_eq(cst_try_sync(jobs[0], NULL, &err), CST_EAGAIN);
+    ck_assert_int_eq(cst_sync(jobs[1], NULL, &err), CST_OK);
+    ck_assert_int_eq(cst_sync(jobs[0], NULL, &err), CST_OK);
+    ck_assert_int_eq(cst_try_sync(jobs[1 - _i], NULL, &err), CST_EAGAIN);
+    for (int r = 0; r < 2; r++) {
+        ck_assert_msg(cst_job_leave(jobs[r], &err) == CST_OK, "%s", err.text);
+        cst_disconnect(clients[r]);
+    }
+    await_done("j");
+    ck_assert_int_eq(raw_job_remove(&witness, "j"), CST_OK);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("done");
@@ -252,5 +291,6 @@ int main(void)
     tcase_add_test(tc, who_comes_back_leaves_at_once);
     tc = suite_case(suite, "little", setup_little, job_rig_teardown);
     tcase_add_test(tc, a_pool_that_others_have);
+    tcase_add_loop_test(tc, a_sync_that_waits_is_given_up, 0, 2);
     return suite_run(suite);
 }
