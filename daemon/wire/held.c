@@ -7,13 +7,53 @@
 
 struct cstd_held {
     TAILQ_ENTRY(cstd_held) link;
-    uint64_t tag; /* Tag of the request, which may be gone. */
+    struct cstd_held_list *list;  /* The list in which it is. */
+    struct cstd_pending *request; /* The request, which ends with its connection. */
     uint64_t about;
     const ProtobufCMessageDescriptor *type;
     cstd_held_fn serve;
     size_t n;       /* Length of body. */
     uint8_t body[]; /* The packed message. */
 };
+
+static void insert(struct cstd_held_list *list, struct cstd_held *held)
+{
+    held->list = list;
+    TAILQ_INSERT_TAIL(list, held, link);
+}
+
+/* Take @held out of its list. Its request does not know it any more. */
+static void take_out(struct cstd_held *held)
+{
+    held->request->on_close = NULL;
+    held->request->held = NULL;
+    TAILQ_REMOVE(held->list, held, link);
+}
+
+/* The connection has ended. */
+static void on_close(struct cstd_pending *request)
+{
+    struct cstd_held *held = request->held;
+
+    take_out(held);
+    free(held);
+}
+
+/* One request is as much as a connection can keep of the daemon's memory in this way. */
+static int check_first(const struct cstd_session *session, struct cst_err *err)
+{
+    const struct cstd_pending *request;
+
+    TAILQ_FOREACH(request, &session->requests, link)
+    {
+        if (request->held != NULL) {
+            return cst_err_set(err, CST_ENOCREDIT,
+                               "a request of this connection already waits until a job of the "
+                               "earlier daemon goes on, or until the GPUs are known");
+        }
+    }
+    return CST_OK;
+}
 
 int cstd_hold(struct cstd_held_list *list, uint64_t about, struct cstd_session *session,
               uint64_t id, uint16_t type, const ProtobufCMessage *message, cstd_held_fn serve,
@@ -22,8 +62,11 @@ int cstd_hold(struct cstd_held_list *list, uint64_t about, struct cstd_session *
     size_t n = protobuf_c_message_get_packed_size(message);
     struct cstd_pending *request;
     struct cstd_held *held;
-    int rc;
+    int rc = check_first(session, err);
 
+    if (rc != CST_OK) {
+        return rc;
+    }
     /* A list that came unpacked is packed now, and can be one or two bytes longer. */
     if (n > CST_FRAME_MAX_BODY) {
         return cst_err_set(err, CST_EPROTO, "a %s of %zu bytes, at most %d are allowed",
@@ -38,31 +81,24 @@ int cstd_hold(struct cstd_held_list *list, uint64_t about, struct cstd_session *
         free(held);
         return rc;
     }
-    *held = (struct cstd_held){.tag = cstd_pending_tag(request, 0),
-                               .about = about,
-                               .type = message->descriptor,
-                               .serve = serve,
-                               .n = n};
+    *held = (struct cstd_held){
+        .request = request, .about = about, .type = message->descriptor, .serve = serve, .n = n};
     (void)protobuf_c_message_pack(message, held->body);
-    TAILQ_INSERT_TAIL(list, held, link);
+    request->held = held;
+    request->on_close = on_close;
+    insert(list, held);
     return CST_OK;
 }
 
-/* Serve @held. Its connection may be closed or closing. */
+/* Serve @held, which is in no list. Its connection may be closing. */
 static void serve(struct cstd_daemon *daemon, const struct cstd_held *held)
 {
-    uint32_t item;
-    struct cstd_pending *request = cstd_pending_find(&daemon->requests, held->tag, &item);
-    struct cstd_session *session = request != NULL ? request->session : NULL;
+    struct cstd_session *session = held->request->session;
+    uint64_t id = held->request->id;
     struct cst_err err = {0};
-    uint64_t id;
     void *body;
 
-    if (session == NULL) {
-        return;
-    }
-    id = request->id;
-    cstd_session_drop(daemon, request);
+    cstd_session_drop(daemon, held->request);
     /* A session that is closing must not attach to a job. */
     if (session->state == CSTD_SESSION_DOOMED) {
         return;
@@ -85,11 +121,11 @@ void cstd_held_serve(struct cstd_held_list *list, uint64_t about, struct cstd_da
         next = TAILQ_NEXT(held, link);
         if (held->about == about) {
             TAILQ_REMOVE(list, held, link);
-            TAILQ_INSERT_TAIL(&now, held, link);
+            insert(&now, held);
         }
     }
     while ((held = TAILQ_FIRST(&now)) != NULL) {
-        TAILQ_REMOVE(&now, held, link);
+        take_out(held);
         serve(daemon, held);
         free(held);
     }
@@ -100,7 +136,7 @@ void cstd_held_drop(struct cstd_held_list *list)
     struct cstd_held *held;
 
     while ((held = TAILQ_FIRST(list)) != NULL) {
-        TAILQ_REMOVE(list, held, link);
+        take_out(held);
         free(held);
     }
 }

@@ -19,9 +19,10 @@ TAILQ_HEAD(cstd_held_list, cstd_held);
 /* Serve request @id with the decoded @body. */
 typedef void (*cstd_held_fn)(struct cstd_session *session, uint64_t id, void *body);
 
-/* Keep request @id of @session, of type @type with the body @message, in @list. @about tells for
- * what it waits. After an error it is still to be answered: CST_EPROTO: the message is too long;
- * CST_ENOMEM, CST_ENOCREDIT. */
+/* Keep request @id of @session, of type @type with the body @message, in @list, until it is served
+ * or its connection ends. @about tells for what it waits. After an error it is still to be
+ * answered: CST_EPROTO: the message is too long; CST_ENOCREDIT: a request of the connection is held
+ * already, or the user has too many requests in flight; CST_ENOMEM. */
 int cstd_hold(struct cstd_held_list *list, uint64_t about, struct cstd_session *session,
               uint64_t id, uint16_t type, const ProtobufCMessage *message, cstd_held_fn serve,
               struct cst_err *err);

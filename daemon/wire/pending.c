@@ -86,6 +86,7 @@ int cstd_pending_open(struct cstd_pending **out, struct cstd_pendings *requests,
     request->n_items = request->n_left = n_items;
     request->waits_commit = request->waits_description = false;
     request->staging = NULL;
+    request->held = NULL;
     request->on_close = NULL;
     *out = request;
     return CST_OK;

@@ -17,6 +17,7 @@
 #define CSTD_PENDING_MAX_ITEMS                                                                     \
     128 /* Most items of a Batch: a reply with words for every item still fits in a frame. */
 
+struct cstd_held;
 struct cstd_quota_account;
 struct cstd_session;
 struct cstd_staging;
@@ -59,6 +60,7 @@ struct cstd_pending {
     /* The request is a Save, which waits for the description of its job. */
     bool waits_description;
     struct cstd_staging *staging; /* Staging segment that the request uses, or NULL. */
+    struct cstd_held *held;       /* What waits to be served as this request (held.h), or NULL. */
     /* Called when the request is over; NULL: nothing to do. */
     void (*on_close)(struct cstd_pending *request);
     struct cstd_pending_item *items; /* Array of n_items items. */

@@ -142,22 +142,6 @@ static uint64_t used_by_alice(const char *key)
     ck_abort_msg("alice has no account with '%s'", key);
 }
 
-/* Bytes of the daemon's own heap and stacks that are present. */
-static uint64_t heap_of_daemon(void)
-{
-    char path[40], line[128];
-    unsigned long long kib = 0;
-    FILE *file;
-
-    (void)snprintf(path, sizeof path, "/proc/%d/status", (int)proc.pid);
-    file = fopen(path, "re");
-    ck_assert_ptr_nonnull(file);
-    while (fgets(line, sizeof line, file) != NULL && sscanf(line, "RssAnon: %llu", &kib) != 1) {
-    }
-    (void)fclose(file);
-    return kib << 10;
-}
-
 /* Keep the first descriptor of the last reply. */
 static void keep_reply(void)
 {
@@ -203,12 +187,12 @@ START_TEST(declarations)
     uint64_t before, grown, charged;
 
     start("", "--host-memory=64M", "--pool-memory=16M");
-    before = heap_of_daemon();
+    before = daemon_proc_heap(proc.pid);
     open_alices("long", 1, 0);
     ck_assert_uint_gt(declare_all(), 1500);
     alice_is_refused("of 32.0 MiB of host memory (host in [quota], by default 50%): a declaration "
                      "of job 'long' wants");
-    grown = heap_of_daemon() - before;
+    grown = daemon_proc_heap(proc.pid) - before;
     charged = used_by_alice("host");
     ck_assert_uint_gt(charged, 31 * MIB);
     ck_assert_uint_le(charged, 32 * MIB);
@@ -223,7 +207,7 @@ START_TEST(declarations)
     while (raw_stat(&witness)->host_used > 0) {
     }
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-    ck_assert_uint_lt(heap_of_daemon(), before + 4 * MIB);
+    ck_assert_uint_lt(daemon_proc_heap(proc.pid), before + 4 * MIB);
 #endif
     user_rig_open(&alice, USER_ALICE);
     stop();

@@ -252,6 +252,46 @@ START_TEST(looking_in_vain)
 }
 END_TEST
 
+/* A connection has one request that waits for the search, of at most 64 KiB. It is forgotten when
+ * the client disconnects: clients that come and go do not fill the daemon's memory. */
+START_TEST(requests_that_wait)
+{
+    enum { N_CLIENTS = 400, CONFIG_BYTES = 16 << 10 };
+    static char config[CONFIG_BYTES + 1];
+    Cistern__JobOpen open_message = CISTERN__JOB_OPEN__INIT;
+    uint64_t before, id;
+
+    memset(config, 'x', CONFIG_BYTES);
+    open_message.name = (char *)(uintptr_t) "w";
+    open_message.world = 1;
+    open_message.device = (char *)(uintptr_t) "cuda";
+    open_message.model_config = open_message.adapter_config = config;
+    start_gated();
+    before = daemon_proc_heap(proc.pid);
+    for (unsigned i = 0; i < N_CLIENTS; i++) {
+        struct raw_client client;
+
+        raw_open(&client, proc.socket);
+        id = raw_ask(&client, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &open_message.base);
+        ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &open_message.base),
+                         CST_ENOCREDIT);
+        ck_assert_uint_ne(id, client.id);
+        raw_says(&client, "a request of this connection already waits until");
+        raw_close(&client);
+        while (raw_stat(&witness)->n_sessions > 1) {
+        }
+    }
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    ck_assert_uint_lt(daemon_proc_heap(proc.pid), before + 4 * MIB);
+#else
+    (void)before;
+#endif
+    open_gate();
+    (void)gpu_rig_await(not_looking);
+    ck_assert_uint_eq(raw_stat(&witness)->n_jobs, 0);
+}
+END_TEST
+
 /* -- choosing --------------------------------------------------------------------------------- */
 
 /* The device that a worker (rank 1) asks for, and the device that it gets. */
@@ -368,6 +408,7 @@ int main(void)
     tcase_add_test(tcase, looking);
     tcase_add_test(tcase, too_long_to_wait);
     tcase_add_loop_test(tcase, looking_in_vain, 0, 2);
+    tcase_add_test(tcase, requests_that_wait);
     tcase_add_test(tcase, chosen);
     tcase_add_test(tcase, mixed);
     tcase_add_test(tcase, come_back);

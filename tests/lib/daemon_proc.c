@@ -336,6 +336,21 @@ unsigned daemon_proc_fds(pid_t pid)
     return n;
 }
 
+uint64_t daemon_proc_heap(pid_t pid)
+{
+    char path[40], line[128];
+    unsigned long long kib = 0;
+    FILE *file;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    file = fopen(path, "re");
+    ck_assert_ptr_nonnull(file);
+    while (fgets(line, sizeof line, file) != NULL && sscanf(line, "RssAnon: %llu", &kib) != 1) {
+    }
+    (void)fclose(file);
+    return kib << 10;
+}
+
 bool daemon_proc_logged(const struct daemon_proc *proc, const char *text)
 {
     char line[1200];

@@ -6,6 +6,7 @@
 #define DAEMON_PROC_H
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <sys/types.h>
 
 /* A daemon process, its sockets and its files. */
@@ -64,6 +65,9 @@ void daemon_proc_kill(struct daemon_proc *proc);
 
 /* Number of descriptors that process @pid has open. */
 unsigned daemon_proc_fds(pid_t pid);
+
+/* Bytes of the heap and the stacks of process @pid that are present. */
+uint64_t daemon_proc_heap(pid_t pid);
 
 /* True if the log contains @text. */
 bool daemon_proc_logged(const struct daemon_proc *proc, const char *text);
