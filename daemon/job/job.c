@@ -208,6 +208,17 @@ static void on_timer_closed(uv_handle_t *handle)
     release_hold(handle->data);
 }
 
+/* The base job may be removed now, before @job is freed. One that is being removed has waited. */
+static void leave_base(struct cstd_job *job)
+{
+    struct cstd_job *base = job->base;
+
+    job->base = NULL;
+    if (base != NULL && base->state == CSTD_JOB_CLOSING && cstd_base_job_user(base, NULL) == NULL) {
+        cstd_deferred_add(&job->daemon->later, &base->close);
+    }
+}
+
 /* All memory of @job is given back. Answer the JobRemove request, or return to DECLARING after a
  * failed commit. */
 static void on_memory_gone(struct cstd_memory *memory)
@@ -222,8 +233,7 @@ static void on_memory_gone(struct cstd_memory *memory)
         cstd_job_check_idle(job);
         return;
     }
-    /* The base job may be removed now, before this job is freed. */
-    job->base = NULL;
+    leave_base(job);
     remover = cstd_pending_find(&daemon->requests, job->remover, &item);
     if (remover != NULL) { /* Otherwise the requester has disconnected. */
         cstd_session_answer(daemon, remover, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
@@ -274,6 +284,10 @@ static void on_close(struct cstd_deferred *later)
     }
     if (job->layout_work != NULL || job->ledger.work != NULL || job->describing != NULL) {
         return; /* Called again when the thread has finished. */
+    }
+    /* A thread may build the layout of another job with this one's. */
+    if (cstd_base_job_user(job, NULL) != NULL) {
+        return; /* Called again when the last user has ended. */
     }
     cstd_commit_close(job);
     cstd_upkeep_close(job);

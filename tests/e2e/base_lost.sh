@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Tests that a base job that ends although jobs use it, because there is no memory for a command to its engine, ends them, too: a job
+# whose layout a thread builds with the base's, and a job of an earlier daemon whose memory is being mapped.
+# shellcheck source=tests/e2e/lib.sh
+. "${srcdir:-.}/tests/e2e/lib.sh"
+# shellcheck source=tests/e2e/keeping.sh
+. "${srcdir:-.}/tests/e2e/keeping.sh"
+[ -x ./cistern-gpt ] || skip "built without cistern-gpt"
+need jq
+
+model=(--layers 1 --heads 1 --width 16 --context 16 --batch 1 --warmup 2 --lr 0.001 --min-lr 0.001 --matmul fp32 --threads 1 --seed 7)
+write_text 400
+# Train job $1 up to step $2, with the options $3...
+train() {
+    begin_rank "$1" 1 0 --steps "$2" --lora 2 "${@:3}"
+    wait "${workers[0]}" || fail "$1: no $2 steps"
+}
+# The base job ends, and its worker is told.
+lose_base() {
+    touch "$tmp/faults/submit"
+    begin_rank base 1 0 --steps 9 --lora 2
+    ! wait "${workers[0]}" || fail "the base job did not end"
+    poll has "job 'base': removed: no memory for a command" "$tmp/keeper.log"
+    rm "$tmp/faults/submit"
+}
+# A gate is a FIFO; who comes there waits until it is opened.
+make_gate() {
+    mkfifo "$1"
+}
+await_somebody_at() {
+    exec 9>"$1" # Waits for a reader.
+    rm "$1"
+}
+open_gate() {
+    exec 9>&-
+}
+trap 'open_gate; finish' EXIT
+
+mkdir "$tmp/faults"
+cat >"$tmp/engine" <<EOF
+#!/bin/sh
+case "\$*" in *paced*) [ ! -p "$tmp/engine.gate" ] || cat "$tmp/engine.gate" ;; esac
+exec ./cistern-engine-host "\$@"
+EOF
+chmod +x "$tmp/engine"
+printf '[paced]\ndevices = 1\nmemory = 64M\n' >"$tmp/keeper.conf"
+export CST_TEST_FAULTS=$tmp/faults
+export MALLOC_PERTURB_=165 # Freed memory has other contents.
+start keeper --keep ./tests/lib/faulty_daemon --socket "$CISTERN_SOCKET" --engine-threads 2 --config "$tmp/keeper.conf" --gpus none \
+    --engine "$tmp/engine"
+await keeper 'PID=*'
+daemon_pid=${line#PID=}
+await keeper READY=1
+
+# A thread builds the layout of a job with that of its base.
+train base 2
+make_gate "$tmp/faults/layout"
+begin_rank user 1 0 --steps 2 --lora 2 --base base
+user=${workers[0]}
+await_somebody_at "$tmp/faults/layout"
+lose_base
+open_gate
+! wait "$user" || fail "a job without its base"
+nothing_is_used() {
+    [ "$(./cistern stat --json | jq .host_used)" = 0 ]
+}
+poll nothing_is_used
+
+stop_daemon keeper
+printf 'all well\n'
