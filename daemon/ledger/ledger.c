@@ -308,6 +308,7 @@ void cstd_ledger_forget(struct cstd_job *job)
     if (job->ledger.reviving != NULL) {
         job->ledger.reviving->job = NULL;
         job->ledger.reviving = NULL;
+        cstd_deferred_add(&job->daemon->later, &job->daemon->revival.removed);
     }
     if (job->ledger.state != CSTD_LEDGER_KEPT && job->ledger.state != CSTD_LEDGER_MADE) {
         return;

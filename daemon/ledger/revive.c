@@ -329,6 +329,18 @@ static void go_ahead(struct cstd_revival *revival)
     }
 }
 
+/* Jobs were removed with their base. Nothing else tells that their units have ended. */
+static void on_removed(struct cstd_deferred *later)
+{
+    struct cstd_revival *revival = cstd_owner_of(later, struct cstd_revival, removed);
+
+    for (uint32_t i = 0; !revival->daemon->draining && i < revival->n; i++) {
+        if (!revival->jobs[i].is_heir) {
+            cstd_revive_unit_look(revival, &revival->jobs[i]);
+        }
+    }
+}
+
 static void on_gpus_known(struct cstd_daemon *daemon)
 {
     if (daemon->revival.n == 0) {
@@ -371,8 +383,8 @@ static int list(struct cstd_daemon *daemon, struct cst_err *err)
     struct cstd_revival *revival = &daemon->revival;
     int rc;
 
-    *revival =
-        (struct cstd_revival){.daemon = daemon, .go_ahead = go_ahead, .began_ns = uv_hrtime()};
+    *revival = (struct cstd_revival){
+        .daemon = daemon, .go_ahead = go_ahead, .removed.fn = on_removed, .began_ns = uv_hrtime()};
     TAILQ_INIT(&revival->held);
     rc = read_all(revival, err);
     for (uint32_t i = 0; i < revival->n; i++) {

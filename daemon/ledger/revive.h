@@ -17,6 +17,7 @@
 #define CSTD_REVIVE_H
 
 #include "cistern/status.h"
+#include "daemon/deferred.h"
 #include "daemon/wire/held.h"
 
 #include <stdbool.h>
@@ -45,6 +46,7 @@ struct cstd_revival {
     uv_work_t work;
     struct cstd_held_list held;                     /* Requests about jobs in CSTD_JOB_REVIVING. */
     void (*go_ahead)(struct cstd_revival *revival); /* A unit was settled. */
+    struct cstd_deferred removed; /* Work after the removal of a job in CSTD_JOB_REVIVING. */
     uint64_t began_ns;
 };
 

@@ -196,10 +196,11 @@ static int finish_unit(struct cstd_kept_job *kept, struct cst_err *err)
     return rc;
 }
 
+/* Nothing of @kept, which may be NULL, is still to be mapped. */
 static bool is_mounted(const struct cstd_kept_job *kept)
 {
-    return kept == NULL || (kept->stage == CSTD_KEPT_MOUNTING && kept->job != NULL &&
-                            kept->job->memory.n_waiting == 0);
+    return kept == NULL || (kept->stage == CSTD_KEPT_MOUNTING &&
+                            (kept->job == NULL || kept->job->memory.n_waiting == 0));
 }
 
 /* Drop the heir of @kept, which goes on without it. */
@@ -245,29 +246,22 @@ struct cstd_kept_job *cstd_revive_unit_sift(struct cstd_revival *revival,
     return heir;
 }
 
-static void on_mounted(struct cstd_memory *memory)
+static void take_error(struct cstd_kept_job *kept)
 {
-    struct cstd_job *job = cstd_owner_of(memory, struct cstd_job, memory);
-    struct cstd_revival *revival = &job->daemon->revival;
-    struct cstd_kept_job *kept = job->ledger.reviving;
+    if (kept != NULL && kept->job != NULL) {
+        kept->err = kept->job->memory.err;
+    }
+}
+
+void cstd_revive_unit_look(struct cstd_revival *revival, struct cstd_kept_job *kept)
+{
     struct cst_err err = {0};
 
-    if (kept == NULL) { /* The job was removed meanwhile. */
-        return;
-    }
-    for (uint32_t i = 0; kept->is_heir && i < revival->n; i++) {
-        if (revival->jobs[i].heir == kept) {
-            kept = &revival->jobs[i];
-            break;
-        }
-    }
     if (!is_mounted(kept) || !is_mounted(kept->heir)) {
         return;
     }
-    kept->err = kept->job->memory.err;
-    if (kept->heir != NULL) {
-        kept->heir->err = kept->heir->job->memory.err;
-    }
+    take_error(kept);
+    take_error(kept->heir);
     kept = cstd_revive_unit_sift(revival, kept);
     if (kept != NULL && finish_unit(kept, &err) != CST_OK) {
         cstd_revive_unit_lose(revival, kept, &err);
@@ -280,6 +274,23 @@ static void on_mounted(struct cstd_memory *memory)
         }
     }
     revival->go_ahead(revival);
+}
+
+static void on_mounted(struct cstd_memory *memory)
+{
+    struct cstd_job *job = cstd_owner_of(memory, struct cstd_job, memory);
+    struct cstd_revival *revival = &job->daemon->revival;
+    struct cstd_kept_job *kept = job->ledger.reviving;
+
+    for (uint32_t i = 0; kept != NULL && kept->is_heir && i < revival->n; i++) {
+        if (revival->jobs[i].heir == kept) {
+            kept = &revival->jobs[i];
+            break;
+        }
+    }
+    if (kept != NULL) { /* Otherwise the job was removed meanwhile. */
+        cstd_revive_unit_look(revival, kept);
+    }
 }
 
 static void open_one(struct cstd_revival *revival, struct cstd_kept_job *kept)

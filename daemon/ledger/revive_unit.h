@@ -28,4 +28,9 @@ struct cstd_kept_job *cstd_revive_unit_sift(struct cstd_revival *revival,
  * engines have answered; revival->go_ahead is called then. */
 void cstd_revive_unit_open(struct cstd_revival *revival, struct cstd_kept_job *kept);
 
+/* Look whether the memory of the unit of @kept is all there, or will not be, because a job of the
+ * unit was removed: then the unit goes on or is lost, and revival->go_ahead is called. @kept is not
+ * an heir. */
+void cstd_revive_unit_look(struct cstd_revival *revival, struct cstd_kept_job *kept);
+
 #endif

@@ -67,5 +67,17 @@ nothing_is_used() {
 }
 poll nothing_is_used
 
+# The accelerator's engine has not begun to map the memory of a job of the earlier daemon.
+train base 2
+train mounted 2 --base base --device paced
+make_gate "$tmp/engine.gate"
+kill_daemon keeper
+await_somebody_at "$tmp/engine.gate"
+[ "$(./cistern jobs --json | jq -r '.[] | select(.name == "mounted") | .state')" = reviving ] || fail "not reviving: $(./cistern jobs)"
+lose_base
+poll has '1 of 2 jobs of the earlier daemon go on, after' "$tmp/keeper.log"
+has "job 'mounted' of the earlier daemon cannot go on: its base job 'base' is not there any more" "$tmp/keeper.log" || fail "it was not named"
+poll nothing_is_used
+open_gate
 stop_daemon keeper
 printf 'all well\n'
