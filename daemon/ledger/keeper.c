@@ -203,17 +203,35 @@ static bool join(struct cstd_keeper *keeper, const struct cstd_kept_name *name)
     return is_long;
 }
 
+int cstd_keeper_reserve(struct cstd_keeper *keeper, uint32_t n, struct cst_err *err)
+{
+    uint32_t capacity = keeper->n_stored + n;
+    struct cstd_stored *stored;
+    int *fds;
+
+    if (capacity <= keeper->capacity) {
+        return CST_OK;
+    }
+    stored = reallocarray(keeper->stored, capacity, sizeof *stored);
+    keeper->stored = stored != NULL ? stored : keeper->stored;
+    fds = reallocarray(keeper->fds, capacity, sizeof *fds);
+    keeper->fds = fds != NULL ? fds : keeper->fds;
+    if (stored == NULL || fds == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a list of descriptors");
+    }
+    keeper->capacity = capacity;
+    return CST_OK;
+}
+
 int cstd_keeper_store(struct cstd_keeper *keeper, const struct cstd_kept_name *name, const int *fds,
                       uint32_t n, bool sent, struct cst_err *err)
 {
-    struct cstd_stored *stored = reallocarray(keeper->stored, keeper->n_stored + n, sizeof *stored);
     char text[CSTD_KEPT_NAME_BYTES];
     bool is_long;
 
-    if (stored == NULL && n > 0) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for a list of descriptors");
+    if (cstd_keeper_reserve(keeper, n, err) != CST_OK) {
+        return err->status;
     }
-    keeper->stored = stored;
     if (keeper->limit > 0 && !sent &&
         cstd_notify_store(keeper->notify, cstd_kept_name_write(name, false, text), fds, n, err) !=
             CST_OK) {
@@ -222,7 +240,7 @@ int cstd_keeper_store(struct cstd_keeper *keeper, const struct cstd_kept_name *n
     keeper->n_changes++;
     is_long = sent && join(keeper, name);
     for (uint32_t i = 0; i < n; i++) {
-        stored[keeper->n_stored++] =
+        keeper->stored[keeper->n_stored++] =
             (struct cstd_stored){.name = *name, .is_long = is_long, .fd = fds[i]};
         count(keeper, name, is_long);
     }

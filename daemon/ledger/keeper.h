@@ -39,7 +39,9 @@ struct cstd_keeper {
     struct cstd_notify *notify; /* The way to the service manager. */
     uint32_t limit;             /* Descriptors that the store can hold; 0: there is no store. */
     struct cstd_stored *stored; /* All stored descriptors; owned. */
-    uint32_t n_stored;
+    /* Room for as many descriptors, for whoever stores several under one name; owned. */
+    int *fds;
+    uint32_t n_stored, capacity; /* Used and allocated length of stored. */
     /* What the store holds: descriptors, and bytes of their names with one more for each. */
     uint32_t n_used;
     size_t name_bytes;
@@ -77,8 +79,12 @@ bool cstd_keeper_has(const struct cstd_keeper *keeper, const struct cstd_kept_na
 int cstd_keeper_check(const struct cstd_keeper *keeper, const struct cstd_kept_name *name,
                       uint32_t n, struct cst_err *err);
 
+/* Make room for @n more stored descriptors. CST_ENOMEM. */
+int cstd_keeper_reserve(struct cstd_keeper *keeper, uint32_t n, struct cst_err *err);
+
 /* Store the @n descriptors @fds under @name. They stay the caller's, which forgets them before it
- * closes them. @sent: they were inherited, and are in the service manager's store. CST_ENOMEM. */
+ * closes them. @sent: they were inherited, and are in the service manager's store. CST_ENOMEM:
+ * never, if they were inherited and there is room. */
 int cstd_keeper_store(struct cstd_keeper *keeper, const struct cstd_kept_name *name, const int *fds,
                       uint32_t n, bool sent, struct cst_err *err);
 

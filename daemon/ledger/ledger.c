@@ -8,9 +8,9 @@
 #include "daemon/ledger/lent_slabs.h"
 #include "daemon/report/log.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* -- the store -------------------------------------------------------------------------------- */
@@ -55,12 +55,8 @@ static int store_segments(struct cstd_job *job, bool sent, struct cst_err *err)
     struct cstd_keeper *keeper = &job->daemon->keeper;
     const struct cstd_kept_name host = name_of(CSTD_KEPT_HOST, job);
     uint32_t n = cstd_ledger_n_segments(job), n_host = 0;
-    int *fds = calloc(n, sizeof *fds);
-    int rc = CST_OK;
+    int rc = cstd_keeper_reserve(keeper, n, err);
 
-    if (fds == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for a list of descriptors");
-    }
     for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
         const struct cstd_segment *segment = cstd_ledger_segment(job, i);
 
@@ -69,14 +65,10 @@ static int store_segments(struct cstd_job *job, bool sent, struct cst_err *err)
 
             rc = cstd_keeper_store(keeper, &name, &segment->fd, 1, sent, err);
         } else {
-            fds[n_host++] = segment->fd;
+            keeper->fds[n_host++] = segment->fd;
         }
     }
-    if (rc == CST_OK) {
-        rc = cstd_keeper_store(keeper, &host, fds, n_host, sent, err);
-    }
-    free(fds);
-    return rc;
+    return rc == CST_OK ? cstd_keeper_store(keeper, &host, keeper->fds, n_host, sent, err) : rc;
 }
 
 /* The ledger comes last: without it, segments in the store are of no job. */
@@ -119,16 +111,20 @@ static void unstore(struct cstd_job *job)
 
 /* -- a job ------------------------------------------------------------------------------------ */
 
+uint32_t cstd_ledger_n_fds(const struct cstd_job *job)
+{
+    return cstd_ledger_n_segments(job) + 1 + job->daemon->engines.n_nodes + 1 +
+           cstd_lent_slabs_count(job);
+}
+
 static int check(const struct cstd_job *job, struct cst_err *err)
 {
     const struct cstd_kept_name name = name_of(CSTD_KEPT_HOST, job);
-    uint32_t n = cstd_ledger_n_segments(job) + 1 + job->daemon->engines.n_nodes + 1 +
-                 cstd_lent_slabs_count(job);
 
     if (job->base != NULL && job->base->ledger.state != CSTD_LEDGER_KEPT) {
         return cst_err_set(err, CST_EUNSUPPORTED, "its base '%s' is not kept", job->base->name);
     }
-    return cstd_keeper_check(&job->daemon->keeper, &name, n, err);
+    return cstd_keeper_check(&job->daemon->keeper, &name, cstd_ledger_n_fds(job), err);
 }
 
 /* Write to *out how far @job is, which has a core. */
@@ -265,16 +261,15 @@ void cstd_ledger_note_pools(struct cstd_job *job)
     }
 }
 
-int cstd_ledger_continue(struct cstd_job *job, const struct cstd_ledger_file *file,
-                         struct cst_err *err)
+void cstd_ledger_continue(struct cstd_job *job, const struct cstd_ledger_file *file)
 {
-    int rc = store(job, file, true, err);
+    struct cst_err err;
+    int rc = store(job, file, true, &err);
 
-    if (rc == CST_OK) {
-        cstd_lent_slabs_settle(job);
-        take(job, file, CSTD_LEDGER_KEPT);
-    }
-    return rc;
+    assert(rc == CST_OK); /* There is room. */
+    (void)rc;
+    cstd_lent_slabs_settle(job);
+    take(job, file, CSTD_LEDGER_KEPT);
 }
 
 int cstd_ledger_keep_all(struct cstd_daemon *daemon, struct cst_err *err)

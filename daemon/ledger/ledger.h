@@ -59,10 +59,12 @@ void cstd_ledger_note_pools(struct cstd_job *job);
  * the store is full; CST_ENOMEM. */
 int cstd_ledger_begin(struct cstd_job *job, struct cst_err *err);
 
-/* @job goes on from @file, and its memory and @file are in the service manager's store. CST_ENOMEM.
- */
-int cstd_ledger_continue(struct cstd_job *job, const struct cstd_ledger_file *file,
-                         struct cst_err *err);
+/* Most descriptors that are stored for @job, which has memory and a core. */
+uint32_t cstd_ledger_n_fds(const struct cstd_job *job);
+
+/* @job goes on from @file, and its memory and @file are in the service manager's store. The keeper
+ * has room for cstd_ledger_n_fds more (cstd_keeper_reserve). */
+void cstd_ledger_continue(struct cstd_job *job, const struct cstd_ledger_file *file);
 
 /* Keep all jobs from now on, although there is no service manager's store, because they are handed
  * over. Jobs that have not begun their first step have no states, and end with this daemon.

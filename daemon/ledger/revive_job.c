@@ -443,11 +443,9 @@ int cstd_revive_job_open(struct cstd_daemon *daemon, struct cstd_kept_job *kept,
     return rc == CST_OK ? cstd_lent_slabs_take(job, &kept->file.last.core, err) : rc;
 }
 
-int cstd_revive_job_own(struct cstd_job *job, struct cstd_kept_job *kept, struct cst_err *err)
+void cstd_revive_job_own(struct cstd_job *job, struct cstd_kept_job *kept)
 {
-    if (cstd_ledger_continue(job, &kept->file, err) != CST_OK) {
-        return err->status;
-    }
+    cstd_ledger_continue(job, &kept->file);
     for (uint32_t i = 0; i < job->memory.n_segments; i++) {
         if (job->memory.segments[i] != NULL) { /* Most slabs of parked pools are NULL. */
             job->memory.segments[i]->kept = false;
@@ -460,5 +458,4 @@ int cstd_revive_job_own(struct cstd_job *job, struct cstd_kept_job *kept, struct
     }
     kept->file.fd = -1; /* The job has the file now. */
     kept->file.head = NULL;
-    return CST_OK;
 }

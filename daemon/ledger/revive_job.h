@@ -47,8 +47,8 @@ int cstd_revive_job_open(struct cstd_daemon *daemon, struct cstd_kept_job *kept,
                          cstd_memory_cb mounted, struct cst_err *err);
 
 /* The job goes on: its memory and the ledger of @kept belong to it as if it had been made now.
- * After an error they still belong to the store. */
-int cstd_revive_job_own(struct cstd_job *job, struct cstd_kept_job *kept, struct cst_err *err);
+ * There is room, see cstd_ledger_continue. */
+void cstd_revive_job_own(struct cstd_job *job, struct cstd_kept_job *kept);
 
 /* Free kept->draft, if there is one. */
 void cstd_revive_job_drop_draft(struct cstd_kept_job *kept);

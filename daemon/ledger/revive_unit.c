@@ -55,16 +55,14 @@ static void lose(struct cstd_revival *revival, struct cstd_kept_job *kept,
     settle(revival, kept);
 }
 
-static int finish(struct cstd_job *job, struct cstd_kept_job *kept, struct cst_err *err)
+static void finish(struct cstd_job *job, struct cstd_kept_job *kept)
 {
     const struct cstd_ledger_record record = kept->file.last;
     struct cst_event event = {
         .kind = CST_EV_REVIVE, .record = &record.core, .table = job->memory.table};
     char arenas[CST_SIZE_TEXT];
 
-    if (cstd_revive_job_own(job, kept, err) != CST_OK) {
-        return err->status;
-    }
+    cstd_revive_job_own(job, kept);
     job->phase = CSTD_COMMIT_DONE;
     job->state = CSTD_JOB_READY;
     cstd_job_feed(job, &event);
@@ -72,7 +70,6 @@ static int finish(struct cstd_job *job, struct cstd_kept_job *kept, struct cst_e
     cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
                    "goes on after step %" PRIu64 ", its states (%s) were kept",
                    record.core.counters.step, cst_size_text(job->memory.arena_bytes, arenas));
-    return CST_OK;
 }
 
 /* @job has replaced @older, which is removed. */
@@ -113,13 +110,9 @@ static int take_move(struct cstd_job *job, struct cstd_job *older, const struct 
     return cstd_migrate_charge(job, true, err);
 }
 
-static int finish_move(struct cstd_job *job, struct cstd_kept_job *kept, struct cst_err *err)
+static void finish_move(struct cstd_job *job, struct cstd_kept_job *kept)
 {
-    int rc = cstd_revive_job_own(job, kept, err);
-
-    if (rc != CST_OK) {
-        return rc;
-    }
+    cstd_revive_job_own(job, kept);
     cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
                    "%" PRIu32 " of %" PRIu32
                    " portions of its states have moved, the others follow",
@@ -127,7 +120,6 @@ static int finish_move(struct cstd_job *job, struct cstd_kept_job *kept, struct 
     job->state = CSTD_JOB_POPULATING;
     cstd_commit_go_on(job);
     cstd_job_check_idle(job);
-    return CST_OK;
 }
 
 /* Neither of @kept and its heir goes on alone: states were being moved portion by portion, or all
@@ -178,7 +170,16 @@ int cstd_revive_unit_check(const struct cstd_kept_job *kept, struct cst_err *err
                : CST_OK;
 }
 
-/* The memory of all of the unit is mapped: the jobs go on. */
+/* Make room for what the store has of both jobs. */
+static int reserve(const struct cstd_job *older, const struct cstd_job *job, struct cst_err *err)
+{
+    uint32_t n = cstd_ledger_n_fds(older) + (job != NULL ? cstd_ledger_n_fds(job) : 0);
+
+    return cstd_keeper_reserve(&older->daemon->keeper, n, err);
+}
+
+/* The memory of all of the unit is mapped: the jobs go on. Once one of them owns its memory,
+ * nothing can fail, because the memory of a job that owns it ends with the job. */
 static int finish_unit(struct cstd_kept_job *kept, struct cst_err *err)
 {
     struct cstd_kept_job *heir = kept->heir;
@@ -186,14 +187,18 @@ static int finish_unit(struct cstd_kept_job *kept, struct cst_err *err)
     bool moving = heir != NULL && cstd_kept_job_is_moving(heir);
     int rc = moving ? take_move(job, older, heir, err) : CST_OK;
 
-    rc = rc == CST_OK ? finish(older, kept, err) : rc;
-    if (rc == CST_OK && heir != NULL) {
-        rc = moving ? finish_move(job, heir, err) : finish(job, heir, err);
+    rc = rc == CST_OK ? reserve(older, job, err) : rc;
+    if (rc != CST_OK) {
+        return rc;
     }
-    if (rc == CST_OK && heir != NULL && !moving) {
+    finish(older, kept);
+    if (moving && heir->job != NULL) { /* Otherwise a command of the older one was lost. */
+        finish_move(job, heir);
+    } else if (heir != NULL && !moving) {
+        finish(job, heir);
         end_older(older, job);
     }
-    return rc;
+    return CST_OK;
 }
 
 /* Nothing of @kept, which may be NULL, is still to be mapped. */

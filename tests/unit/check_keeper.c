@@ -16,6 +16,28 @@ enum { LIMIT = 16384, MAX_STRING = 128 << 10 };
 
 static struct cstd_notify notify = {.fd = -1};
 
+/* With --wrap the linker redirects all calls. */
+void *__real_reallocarray(void *p, size_t n, size_t size);
+void *__wrap_reallocarray(void *p, size_t n, size_t size);
+
+static int fail_in = -1; /* number of allocations until all fail; negative: none fails */
+
+void *__wrap_reallocarray(void *p, size_t n, size_t size)
+{
+    if (fail_in == 0) {
+        return NULL;
+    }
+    fail_in -= fail_in > 0;
+    return __real_reallocarray(p, n, size);
+}
+
+static void free_keeper(struct cstd_keeper *keeper)
+{
+    free(keeper->stored);
+    free(keeper->fds);
+    free(keeper->kept);
+}
+
 static void open_keeper(struct cstd_keeper *keeper, const char *limit)
 {
     ck_assert_int_eq(setenv("NOTIFY_SOCKET", "@none", 1), 0);
@@ -98,7 +120,7 @@ START_TEST(all_descriptors_fit)
     ck_assert_uint_eq(keeper.n_used, 1);
     cstd_keeper_forget(&keeper, &ledger);
     ck_assert_uint_eq(keeper.name_bytes, 0);
-    free(keeper.stored);
+    free_keeper(&keeper);
     free(fds);
 }
 END_TEST
@@ -116,7 +138,7 @@ START_TEST(names_are_a_limit)
     ck_assert_int_eq(cstd_keeper_store(&keeper, &name, fds, 18000, false, &err), CST_OK);
     ck_assert_int_eq(cstd_keeper_check(&keeper, &name, 1000, &err), CST_EBUDGET);
     ck_assert_msg(strstr(err.text, "names") != NULL, "%s", err.text);
-    free(keeper.stored);
+    free_keeper(&keeper);
     free(fds);
 }
 END_TEST
@@ -167,8 +189,42 @@ START_TEST(inherited_descriptors_count)
     cstd_keeper_close(&keeper);
     (void)close(fds[0]);
     (void)close(fds[1]);
-    free(keeper.stored);
-    free(keeper.kept);
+    free_keeper(&keeper);
+}
+END_TEST
+
+/* Jobs that go on own their memory, which ends with them, as soon as it is stored: all of it is, or
+ * nothing. Storing what was inherited cannot fail after a reservation, and a reservation that fails
+ * leaves everything as it was. _i: number of the allocation that fails. */
+START_TEST(inherited_descriptors_have_room)
+{
+    const struct cstd_kept_name host = {.kind = CSTD_KEPT_HOST, .serial = 12},
+                                ledger = {.kind = CSTD_KEPT_LEDGER, .serial = 12};
+    struct cstd_keeper keeper;
+    struct cst_err err = {0};
+    int fds[] = {dup(0), dup(0), dup(0)};
+
+    open_keeper(&keeper, "4");
+    for (int i = 0; i < 3; i++) {
+        ck_assert_int_eq(cstd_keeper_inherit(&keeper, i < 2 ? "+C" : "!C", fds[i], &err), CST_OK);
+    }
+    fail_in = _i;
+    if (_i < 2) {
+        ck_assert_int_eq(cstd_keeper_reserve(&keeper, 3, &err), CST_ENOMEM);
+        ck_assert_uint_eq(keeper.n_stored, 0);
+        ck_assert_uint_eq(keeper.n_used, 3);
+    } else {
+        ck_assert_int_eq(cstd_keeper_reserve(&keeper, 3, &err), CST_OK);
+        ck_assert_int_eq(cstd_keeper_store(&keeper, &host, fds, 2, true, &err), CST_OK);
+        ck_assert_int_eq(cstd_keeper_store(&keeper, &ledger, fds + 2, 1, true, &err), CST_OK);
+        ck_assert_uint_eq(keeper.n_used, 3);
+        ck_assert(cstd_keeper_has(&keeper, &ledger));
+        ck_assert_int_eq(cstd_keeper_store(&keeper, &host, fds, 1, true, &err), CST_ENOMEM);
+        ck_assert_uint_eq(keeper.n_stored, 3);
+    }
+    fail_in = -1;
+    cstd_keeper_close(&keeper);
+    free_keeper(&keeper);
 }
 END_TEST
 
@@ -182,5 +238,6 @@ int main(void)
     tcase_add_test(tcase, all_descriptors_fit);
     tcase_add_test(tcase, names_are_a_limit);
     tcase_add_test(tcase, inherited_descriptors_count);
+    tcase_add_loop_test(tcase, inherited_descriptors_have_room, 0, 3);
     return suite_run(suite);
 }
