@@ -85,7 +85,8 @@ int cstc_client_distrust(struct cst_client *client, const struct cst_err *why, s
 }
 
 /* Read the body of an Error message. Its status must be a final failure, else the daemon is faulty:
- * CST_EPROTO. *returns: the daemon is started again, and has the job then. */
+ * CST_EPROTO. If it says whether the daemon is started again, and has the job then, *returns is
+ * set. */
 static int parse_error(const struct cst_frame *frame, struct cst_err *out, bool *returns)
 {
     Cistern__Error *msg = cistern__error__unpack(NULL, frame->body_bytes, frame->body);
@@ -97,7 +98,7 @@ static int parse_error(const struct cst_frame *frame, struct cst_err *out, bool 
         return cst_err_set(out, CST_EPROTO, "an error reply that does not parse");
     }
     (void)cst_err_set(out, msg->status, "%s", msg->text);
-    *returns = msg->returns;
+    *returns = msg->has_returns ? msg->returns : *returns;
     cistern__error__free_unpacked(msg, NULL);
     return CST_OK;
 }
@@ -107,12 +108,10 @@ static int parse_error(const struct cst_frame *frame, struct cst_err *out, bool 
 static void take_event(struct cst_client *client, const struct cst_frame *frame)
 {
     struct cst_err why = {0};
-    bool returns = false;
 
     if (frame->type == CISTERN__MSG_TYPE__MSG_ERROR &&
-        parse_error(frame, &why, &returns) == CST_OK) {
+        parse_error(frame, &why, &client->returns) == CST_OK) {
         client->farewell = why;
-        client->returns = client->returns || returns;
     }
 }
 

@@ -84,6 +84,10 @@ static int take_plan(struct cst_job *job, struct cst_err *err)
     cstc_committed_take_classes(job, msg);
     job->n_slabs = msg->n_slabs;
     job->device_states = msg->device_states;
+    if (msg->has_kept) {
+        job->keeps = msg->kept;
+        job->client->returns = msg->kept && job->initialised;
+    }
     job->steps = msg->step;
     cstc_load_unmap(job); /* An earlier commit that failed may have mapped arenas. */
     rc = cstc_load_init(&job->device.loads, msg->has_n_arenas ? msg->n_arenas : 0, err);
@@ -512,11 +516,16 @@ void cstc_job_uncommit(struct cst_job *job)
     memset(&job->commit, 0, sizeof job->commit);
 }
 
-static int commit_job(struct cst_job *job, bool block, struct cst_plan *plan, struct cst_err *err)
+/* Commit with the daemon, or with its next process if it has ended after it had committed. */
+static int commit_once(struct cst_job *job, bool block, struct cst_err *err)
 {
     struct cstc_pending want = {.kind = CSTC_PENDING_COMMIT};
     int rc = cstc_job_check(job, err);
 
+    if (job->commit.phase != CSTC_COMMIT_DONE &&
+        (job->reopening || (rc == CST_EPEERDIED && job->client->returns))) {
+        return cstc_job_reopen(job, block, err);
+    }
     if (rc == CST_OK && job->commit.phase == CSTC_COMMIT_DONE) {
         rc = cst_err_set(err, CST_EINVAL, "job '%s' is committed", job->name);
     } else if (rc == CST_OK && (job->model.n_tensors == 0 || job->model.n_operators == 0)) {
@@ -534,6 +543,17 @@ static int commit_job(struct cst_job *job, bool block, struct cst_plan *plan, st
     if (rc == CST_OK) {
         rc = cstc_job_drive(job, cstc_job_advance_commit, block, err);
     }
+    return rc;
+}
+
+static int commit_job(struct cst_job *job, bool block, struct cst_plan *plan, struct cst_err *err)
+{
+    int rc;
+
+    do {
+        rc = commit_once(job, block, err);
+    } while (rc == CST_EPEERDIED && job->client->returns &&
+             job->client->dead.status == CST_EPEERDIED && job->commit.phase != CSTC_COMMIT_DONE);
     if (rc == CST_OK && plan != NULL) {
         *plan = job->plan;
     }

@@ -107,6 +107,7 @@ struct cst_job {
     bool left;                    /* cst_job_leave has succeeded. */
     struct cstc_debug debug;      /* See debug.h. */
     bool initialised;             /* A sync has completed in the job's life. */
+    bool keeps;                   /* Once initialised, the job outlives the daemon's process. */
     bool synced;                  /* This worker has completed a sync: `attempt` is valid. */
     uint64_t steps;               /* Number of committed steps, as the daemon last told it. */
     uint64_t attempt;             /* Number of the attempt, sent in Batch and Step. */

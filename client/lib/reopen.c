@@ -57,6 +57,7 @@ static int open_again(struct cst_job *job, struct cst_err *err)
     if (rc == CST_OK) {
         opened = (const Cistern__JobOpened *)call.reply;
         job->steps = opened->step;
+        job->initialised = job->initialised || opened->initialised;
         cstc_call_reset(&call);
     }
     cistern__job_open__free_unpacked(msg, NULL);

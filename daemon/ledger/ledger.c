@@ -315,6 +315,11 @@ void cstd_ledger_forget(struct cstd_job *job)
     job->ledger.state = CSTD_LEDGER_NONE;
 }
 
+bool cstd_ledger_keeps(const struct cstd_job *job)
+{
+    return job->ledger.state == CSTD_LEDGER_KEPT || may_begin(job);
+}
+
 bool cstd_ledger_keeps_any(const struct cstd_daemon *daemon)
 {
     const struct cstd_job *job;

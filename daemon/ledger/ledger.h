@@ -82,6 +82,9 @@ uint64_t cstd_ledger_hash_uuid(const char *uuid);
 /* Hash of all places in the layout of @job, to be compared after the layout was built again. */
 uint64_t cstd_ledger_hash(const struct cstd_job *job);
 
+/* True if @job is kept, or will be when its first cst_sync has completed, as far as is known. */
+bool cstd_ledger_keeps(const struct cstd_job *job);
+
 /* True if any job is kept. */
 bool cstd_ledger_keeps_any(const struct cstd_daemon *daemon);
 

@@ -2,6 +2,7 @@
 #include "daemon/report/committed.h"
 
 #include "daemon/job/job.h"
+#include "daemon/ledger/ledger.h"
 
 /* Fill in the pool of @rank by size class. */
 static void fill_pool(const struct cstd_job *job, uint32_t rank, struct cstd_committed *out)
@@ -32,4 +33,6 @@ void cstd_committed_fill(const struct cstd_job *job, uint32_t rank,
     message->n_arenas = pool->worker_copies ? job->memory.n_arenas : 0;
     message->has_device_states = job->layout.device_bytes > 0;
     message->device_states = job->layout.device_bytes > 0;
+    message->has_kept = true;
+    message->kept = cstd_ledger_keeps(job);
 }

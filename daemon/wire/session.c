@@ -311,8 +311,9 @@ void cstd_session_farewell(struct cstd_session *session, const struct cst_err *w
 {
     Cistern__Error message = error_message(why);
 
-    message.has_returns = message.returns = session->daemon->leaving && session->job != NULL &&
-                                            session->job->ledger.state == CSTD_LEDGER_KEPT;
+    message.has_returns = session->job != NULL; /* Otherwise the job may be still to be opened. */
+    message.returns = session->daemon->leaving && session->job != NULL &&
+                      session->job->ledger.state == CSTD_LEDGER_KEPT;
     if (session->state != CSTD_SESSION_DOOMED) {
         size_t n_bytes = protobuf_c_message_pack(&message.base, session->daemon->out);
 

@@ -184,7 +184,9 @@ struct cst_plan {
 };
 
 /* Commit the declarations. Waits until every rank has committed and the job's memory is allocated.
- * Then maps the pool. @plan receives the plan. It may be NULL. Statuses:
+ * Then maps the pool. @plan receives the plan. It may be NULL. If the daemon ends when
+ * all ranks have committed, and the job outlives it, the call goes on with its next process, as
+ * cst_sync does. Statuses:
  *   - CST_EPOOL: the pool is too small. The error names the operator, the blocks that it needs, and
  *     the number of bytes that are missing.
  *   - CST_EBUDGET: the job needs more memory than a budget allows.

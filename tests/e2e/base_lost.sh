@@ -37,7 +37,6 @@ open_gate() {
 }
 trap 'open_gate; finish' EXIT
 
-mkdir "$tmp/faults"
 cat >"$tmp/engine" <<EOF
 #!/bin/sh
 case "\$*" in *paced*) [ ! -p "$tmp/engine.gate" ] || cat "$tmp/engine.gate" ;; esac
@@ -45,13 +44,9 @@ exec ./cistern-engine-host "\$@"
 EOF
 chmod +x "$tmp/engine"
 printf '[paced]\ndevices = 1\nmemory = 64M\n' >"$tmp/keeper.conf"
-export CST_TEST_FAULTS=$tmp/faults
+allow_faults
 export MALLOC_PERTURB_=165 # Freed memory has other contents.
-start keeper --keep ./tests/lib/faulty_daemon --socket "$CISTERN_SOCKET" --engine-threads 2 --config "$tmp/keeper.conf" --gpus none \
-    --engine "$tmp/engine"
-await keeper 'PID=*'
-daemon_pid=${line#PID=}
-await keeper READY=1
+start_keeping keeper --config "$tmp/keeper.conf" --gpus none --engine "$tmp/engine"
 
 # A thread builds the layout of a job with that of its base.
 train base 2

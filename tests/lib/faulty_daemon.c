@@ -2,12 +2,17 @@
 /* faulty_daemon: cisternd with faults. Each is there while the file of its name is in the folder
  * $CST_TEST_FAULTS:
  *
- *   submit   no memory for a command to an engine
- *   layout   a FIFO: a layout is built after the end of what is in it */
+ *   submit      no memory for a command to an engine
+ *   layout      a FIFO: a layout is built after the end of what is in it
+ *   committed   the daemon dies after its first answer to a Commit, and removes the file
+ *   synced      the same before its first answer to a Sync */
 #include "daemon/engine/engines.h"
+#include "daemon/wire/session.h"
 #include "offload/layout/layout.h"
+#include "proto/cistern.pb-c.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -20,15 +25,48 @@ int __real_cst_layout_build(struct cst_layout *layout, struct cst_model *model,
                             const struct cst_layout_config *config, struct cst_err *err);
 int __wrap_cst_layout_build(struct cst_layout *layout, struct cst_model *model,
                             const struct cst_layout_config *config, struct cst_err *err);
+void __real_cstd_session_answer(struct cstd_daemon *daemon, struct cstd_pending *request,
+                                uint16_t type, const ProtobufCMessage *message, const int *fds,
+                                unsigned n_fds);
+void __wrap_cstd_session_answer(struct cstd_daemon *daemon, struct cstd_pending *request,
+                                uint16_t type, const ProtobufCMessage *message, const int *fds,
+                                unsigned n_fds);
+
+/* The path of the file of fault @name. */
+static const char *path_of(const char *name)
+{
+    static _Thread_local char path[256];
+    const char *folder = getenv("CST_TEST_FAULTS");
+
+    (void)snprintf(path, sizeof path, "%s/%s", folder != NULL ? folder : "/nonexistent", name);
+    return path;
+}
 
 /* The descriptor of the file of fault @name; -1: the fault is not there. */
 static int open_fault(const char *name)
 {
-    const char *folder = getenv("CST_TEST_FAULTS");
-    char path[256];
+    return open(path_of(name), O_RDONLY | O_CLOEXEC);
+}
 
-    (void)snprintf(path, sizeof path, "%s/%s", folder != NULL ? folder : "/nonexistent", name);
-    return open(path, O_RDONLY | O_CLOEXEC);
+/* Die if fault @name is there. */
+static void die_once(const char *name)
+{
+    if (unlink(path_of(name)) == 0) {
+        (void)raise(SIGKILL);
+    }
+}
+
+void __wrap_cstd_session_answer(struct cstd_daemon *daemon, struct cstd_pending *request,
+                                uint16_t type, const ProtobufCMessage *message, const int *fds,
+                                unsigned n_fds)
+{
+    if (type == CISTERN__MSG_TYPE__MSG_SYNCED) {
+        die_once("synced");
+    }
+    __real_cstd_session_answer(daemon, request, type, message, fds, n_fds);
+    if (type == CISTERN__MSG_TYPE__MSG_COMMITTED) {
+        die_once("committed");
+    }
 }
 
 int __wrap_cstd_engines_submit(struct cstd_engines *engines, const struct cst_command *command,
