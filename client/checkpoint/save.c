@@ -4,7 +4,7 @@
  *
  *   BEGUN --description--> MAPPED --segment--> COPIED --all states--> ENDED --> files are completed
  *     \_____________________\____________________\_________on a failure____/ */
-#include "cistern/checkpoint.h"
+#include "client/checkpoint/save.h"
 
 #include "client/checkpoint/directory.h"
 #include "client/checkpoint/manifest.h"
@@ -75,11 +75,13 @@ static int read_description(struct save *save, int fd, uint64_t bytes, struct cs
                : cst_err_set(err, CST_EPROTO, "the description of the job does not parse");
 }
 
-static int ask(struct save *save, const char *name, struct cst_err *err)
+static int ask(struct save *save, const char *name, const uint32_t *uid, struct cst_err *err)
 {
     Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
 
     msg.name = (char *)(uintptr_t)name;
+    msg.has_uid = uid != NULL;
+    msg.uid = uid != NULL ? *uid : 0;
     save->call.max_fds = 1;
     return cstc_call_start(save->client, &save->call, CISTERN__MSG_TYPE__MSG_SAVE, &msg.base,
                            CISTERN__MSG_TYPE__MSG_SAVE_BEGUN, &cistern__save_begun__descriptor,
@@ -498,8 +500,8 @@ static void close_save(struct cstc_task *task)
 }
 
 /* Make the task and ask the daemon. */
-static int open_save(struct cst_client *client, const char *name, const struct cst_save_spec *spec,
-                     struct cst_err *err)
+static int open_save(struct cst_client *client, const char *name, const uint32_t *uid,
+                     const struct cst_save_spec *spec, struct cst_err *err)
 {
     struct save *save = calloc(1, sizeof *save);
     char *dir = strdup(spec->dir);
@@ -515,7 +517,7 @@ static int open_save(struct cst_client *client, const char *name, const struct c
     save->spec = *spec;
     save->spec.dir = dir;
     save->began = cst_clock_s();
-    rc = ask(save, name, err);
+    rc = ask(save, name, uid, err);
     if (rc != CST_OK) {
         close_save(&save->task);
         return rc;
@@ -524,8 +526,10 @@ static int open_save(struct cst_client *client, const char *name, const struct c
     return CST_OK;
 }
 
-static int save_job(struct cst_client *client, const char *name, const struct cst_save_spec *spec,
-                    struct cst_save_result *result, bool block, struct cst_err *err)
+/* @uid: the owner of the job; NULL: the name alone says which job. */
+static int save_job(struct cst_client *client, const char *name, const uint32_t *uid,
+                    const struct cst_save_spec *spec, struct cst_save_result *result, bool block,
+                    struct cst_err *err)
 {
     struct cstc_task *task;
     int rc;
@@ -535,7 +539,7 @@ static int save_job(struct cst_client *client, const char *name, const struct cs
     }
     rc = cstc_task_find(client, advance, &task, err);
     if (rc == CST_OK && task == NULL) {
-        rc = open_save(client, name, spec, err);
+        rc = open_save(client, name, uid, spec, err);
     }
     if (rc != CST_OK) {
         return rc;
@@ -553,11 +557,18 @@ static int save_job(struct cst_client *client, const char *name, const struct cs
 int cst_save(struct cst_client *client, const char *name, const struct cst_save_spec *spec,
              struct cst_save_result *result, struct cst_err *err)
 {
-    return save_job(client, name, spec, result, true, err);
+    return save_job(client, name, NULL, spec, result, true, err);
 }
 
 int cst_try_save(struct cst_client *client, const char *name, const struct cst_save_spec *spec,
                  struct cst_save_result *result, struct cst_err *err)
 {
-    return save_job(client, name, spec, result, false, err);
+    return save_job(client, name, NULL, spec, result, false, err);
+}
+
+int cstc_try_save_of(struct cst_client *client, const char *name, uint32_t uid,
+                     const struct cst_save_spec *spec, struct cst_save_result *result,
+                     struct cst_err *err)
+{
+    return save_job(client, name, &uid, spec, result, false, err);
 }

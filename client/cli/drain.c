@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The command `cistern drain`. */
-#include "cistern/checkpoint.h"
+#include "client/checkpoint/save.h"
 #include "client/cli/cli.h"
 #include "client/cli/table.h"
+#include "proto/clock.h"
 
 #include <jansson.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +25,52 @@ static bool has_states(const char *state, json_int_t step)
         }
     }
     return true;
+}
+
+static void on_begun(void *arg, uint64_t step)
+{
+    bool *begun = arg;
+
+    (void)step;
+    *begun = true;
+}
+
+/* Wait until @client's call can go on. False: it is @until, a time in s. */
+static bool wait_until(struct cst_client *client, double until)
+{
+    struct pollfd fd = {.fd = cst_client_fd(client), .events = POLLIN};
+    double left = until - cst_clock_s();
+
+    return left > 0 && poll(&fd, 1, 1 + (int)(1000 * left)) != 0;
+}
+
+/* cst_save, for the job @name of user @uid. When a save begins is up to the job: with early
+ * updates, at its next commit. The job's own time limit for this can be long, so the save is given
+ * up after --grace (CST_ETIMEDOUT). It has a connection of its own, whose end ends the save. */
+static int save_within(struct cli *cli, const char *name, uint32_t uid, struct cst_save_spec *spec,
+                       struct cst_save_result *result, struct cst_err *err)
+{
+    const double until = cst_clock_s() + cli->grace;
+    struct cst_client *client;
+    bool begun = false;
+    int rc = cst_connect(&client, cli->client->path, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    spec->on_begun = on_begun;
+    spec->arg = &begun;
+    while ((rc = cstc_try_save_of(client, name, uid, spec, result, err)) == CST_EAGAIN) {
+        if (!wait_until(client, begun ? cst_clock_s() + 1 : until) && !begun) {
+            rc = cst_err_set(err, CST_ETIMEDOUT,
+                             "job '%.63s' of uid %u is not saved: the job did not let the save "
+                             "begin within %u s (--grace)",
+                             name, uid, cli->grace);
+            break;
+        }
+    }
+    cst_disconnect(client);
+    return rc;
 }
 
 /* Save one job to a directory of its name, in one of its owner's uid if that is another user. */
@@ -48,7 +96,7 @@ static bool save(struct cli *cli, const char *name, const char *state, json_int_
         return false;
     }
     spec.dir = dir;
-    rc = cst_save(cli->client, name, &spec, &result, &err);
+    rc = save_within(cli, name, (uint32_t)uid, &spec, &result, &err);
     if (rc == CST_OK) {
         (void)printf("saved step %llu of %s to %s: %s\n", (unsigned long long)result.step, name,
                      dir, cli_bytes(result.bytes, size));
@@ -63,6 +111,7 @@ static bool save(struct cli *cli, const char *name, const char *state, json_int_
     return rc == CST_OK;
 }
 
+/* Save all jobs. False: not all could be saved; the errors were printed. */
 static bool save_all(struct cli *cli)
 {
     json_t *jobs = json_array(), *job;
@@ -76,7 +125,7 @@ static bool save_all(struct cli *cli)
         json_int_t uid = json_integer_value(json_object_get(job, "uid"));
         json_int_t step = json_integer_value(json_object_get(job, "step"));
 
-        good = good && name != NULL && state != NULL && save(cli, name, state, step, uid);
+        good = name != NULL && state != NULL && save(cli, name, state, step, uid) && good;
     }
     json_decref(jobs);
     return good;

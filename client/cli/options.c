@@ -100,8 +100,9 @@ const struct cst_option cli_options[] = {
     CST_OPTION_MAY("restart", CLI_USES_RUN, "N", "10",
                    "start ranks again that die, each at most N times in 10 minutes (default: 10)",
                    CST_U32(AT(restart), 1, CLI_RESTARTS_MAX)),
-    ROW("grace", 0, CLI_USES_RUN, "TIME",
-        "time for ranks to end before they are killed: 30, 90s, 5m (default: 30s)",
+    ROW("grace", 0, CLI_USES_RUN | CLI_USES_DRAIN, "TIME",
+        "run: time for ranks to end before they are killed; drain: time for each job to let its "
+        "save begin: 30, 90s, 5m (default: 30s)",
         CST_SECONDS(AT(grace), 1, 86400)),
     ROW("no-pin", 0, CLI_USES_RUN, NULL, "let ranks run on all processors", CST_FLAG(AT(no_pin))),
     ROW("socket", 's', 0, "PATH",

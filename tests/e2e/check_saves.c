@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { N = 5000, MAX_TENSORS = 3 };
@@ -549,6 +550,63 @@ START_TEST(given_up)
 }
 END_TEST
 
+/* Run `cistern drain --save` with a grace of one second; *said, of @size bytes, is what it printed.
+ * Returns its exit status. */
+static int drain(char *said, size_t size)
+{
+    char command[512];
+    FILE *from;
+    size_t n;
+
+    (void)snprintf(command, sizeof command,
+                   "./cistern drain --manager-socket %s --grace 1 --save %s/drained 2>&1",
+                   proc.manager, dir);
+    from = popen(command, "r"); /* NOLINT(cert-env33-c): the test's own program */
+    ck_assert_ptr_nonnull(from);
+    n = fread(said, 1, size - 1, from);
+    said[n] = '\0';
+    return WEXITSTATUS(pclose(from));
+}
+
+/* A job whose step has begun its updates and is not committed, and whose own time limit is an hour,
+ * keeps `cistern drain --save` from saving other jobs for the time of --grace only. The daemon and
+ * both jobs go on, and the save that was given up is no more. */
+START_TEST(drain_goes_on)
+{
+    static const char *const names[] = {"a", "b", NULL};
+    const struct cst_job_spec early = {
+        .name = "early", .world = 1, .timeout_ms = 3600000, .overlap = CST_OVERLAP_EARLY};
+    const struct cst_job_spec other = {.name = "other", .world = 1};
+    const struct cst_hyper_params params = {.lr = 0.01f};
+    struct job j = open_job(&early, names), k = open_job(&other, names);
+    struct cst_io io;
+    char said[2048];
+
+    write_start(&j);
+    write_start(&k);
+    OK(cst_sync(j.job, NULL, &err));
+    OK(cst_sync(k.job, NULL, &err));
+    step(&j);
+    step(&k);
+    OK(cst_prepare_step(j.job, &params, &err));
+    for (int t = j.n_tensors; t-- > 0;) {
+        OK(cst_op_begin(j.job, t, CST_BACKWARD, &io, 1, &err));
+        memcpy(io.grad, io.weight, N * sizeof(uint16_t));
+        OK(cst_op_end(j.job, t, &err));
+    }
+
+    ck_assert_int_eq(drain(said, sizeof said), 1);
+    ck_assert_msg(strstr(said, "saved step 1 of other") != NULL, "%s", said);
+    ck_assert_msg(strstr(said, "'early'") != NULL && strstr(said, "(--grace)") != NULL, "%s", said);
+    ck_assert_msg(strstr(said, "the daemon goes on") != NULL, "%s", said);
+
+    OK(cst_step(j.job, &params, NULL, &err));
+    save(&j, "early", 2);
+    leave(&j);
+    leave(&k);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("saves");
@@ -564,5 +622,6 @@ int main(void)
     tcase_add_test(tcase, with_buffers);
     tcase_add_test(tcase, called_from_a_save);
     suite_add_loop(tcase, given_up, 1, 8);
+    tcase_add_test(tcase, drain_goes_on);
     return suite_run(suite);
 }
