@@ -156,10 +156,10 @@
  *     which are dropped (n_dropped).
  *   - STEP is accepted when all units are done. The step is committed when all ranks that take part
  *     have sent it. The loss is the mean over the micro-batches, from the NEXTs of the last stage.
- *   - The trace of a rank says nothing about its next stage: nothing is prefetched. When a rank
- *     gets a unit of a stage or direction that it does not keep, the weights in its pool are
- *     dropped. Therefore a stage's weights are loaded once for each of its passes, whatever the
- *     number of ranks and whatever they did before, if the pool has room for them.
+ *   - The trace of a rank predicts units of the pass that it keeps, and nothing about its next
+ *     pass: nothing is prefetched. When a rank gets a unit of a stage or direction that it does not
+ *     keep, the weights in its pool are dropped. Therefore a rank loads as much for a pass as any
+ *     other would; if the pool has room for the stage, its weights are loaded once.
  *   - Several micro-batches are needed, and updates that are not early. All ranks hold all tensors.
  *
  * In INTERRUPTED and IDLE, requests of the old attempt get EPEERDIED. Before the first SYNC they

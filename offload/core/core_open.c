@@ -340,7 +340,7 @@ uint64_t cst_core_heap_bytes(const struct cst_layout *layout, const struct cst_m
                              uint32_t world, uint64_t n_blocks)
 {
     enum {
-        CHUNK_OF_RANK = 32, /* Maps of a pool and of the declared phase (block.c, phase.c). */
+        CHUNK_OF_RANK = 40, /* Maps of a pool and of the declared phase (block.c, phase.c). */
         VISIT = 9,          /* An entry of a phase. */
         VISITS = 4,         /* Of a tensor, in forward and backward passes. */
         BLOCK = 64,         /* The orders of eviction (victim.c). */

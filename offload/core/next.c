@@ -102,14 +102,32 @@ void cst_next_ask(struct cst_core *core, const struct cst_event *event)
     cst_requests_time(&core->requests, r->next, cst_waiting_deadline(core));
 }
 
+/* What @rank asks for while it does @unit is known. If it begins a pass, it does not need the
+ * weights that it has. @again: it has been given the unit before. */
+static void predict(struct cst_core *core, uint32_t rank, const struct cst_dispatch_unit *unit,
+                    bool again)
+{
+    struct cst_trace *trace = &core->ranks[rank].trace;
+    const struct cst_trace_unit of = {unit->stage, unit->backward};
+
+    if (unit->begins) {
+        cst_residency_drop(core, rank);
+        cst_trace_begin_units(trace, core->layout, core->model, rank, &of);
+    } else if (again) {
+        cst_trace_restart(trace);
+    } else {
+        cst_trace_next_unit(trace);
+    }
+}
+
 /* Answer the NEXT of @rank, if there is a unit for it or all are done. The unit that it has is
  * given to it again, because the answer with it has not reached the rank. */
 static void serve(struct cst_core *core, uint32_t rank)
 {
     struct cst_rank *r = &core->ranks[rank];
     struct cst_dispatch_unit unit = {0};
-    bool has_unit = cst_dispatch_unit(&core->dispatch, rank, &unit) ||
-                    cst_dispatch_take(&core->dispatch, rank, &unit);
+    bool again = cst_dispatch_unit(&core->dispatch, rank, &unit);
+    bool has_unit = again || cst_dispatch_take(&core->dispatch, rank, &unit);
     struct cst_reply *reply;
 
     if (!has_unit && !cst_dispatch_is_complete(&core->dispatch)) {
@@ -118,8 +136,8 @@ static void serve(struct cst_core *core, uint32_t rank)
     reply = cst_core_reply(core, core->requests.v[r->next].tag);
     cst_requests_remove(&core->requests, r->next);
     r->next = CST_NO_REQUEST;
-    if (has_unit && unit.begins) {
-        cst_residency_drop(core, rank);
+    if (has_unit) {
+        predict(core, rank, &unit, again);
     }
     if (reply != NULL) {
         reply->has_unit = has_unit;

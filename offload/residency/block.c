@@ -108,7 +108,7 @@ int cst_pool_init(struct cst_pool *pool, const struct cst_core_pool *config,
         .unreachable = config->unreachable,
         .trace = trace,
         .serial = 1,
-        .claimed = calloc(n, sizeof *pool->claimed),
+        .claimed = calloc(2 * n, sizeof *pool->claimed),
         .weight_of = malloc(n * sizeof *pool->weight_of),
         .grad_of = malloc(n * sizeof *pool->grad_of),
     };

@@ -103,7 +103,7 @@ struct cst_part {
     /* Changed by lookahead.c. */
     uint32_t
         n_ahead; /* Number of weights that the trace expects before the horizon of `victims`. */
-    uint32_t n_claimed; /* Number of blocks that gradients expected before the horizon will take. */
+    uint32_t n_claimed;      /* Number of blocks that claims will take (lookahead.h). */
     struct cst_queue demand; /* Fetches that wait for a block of the part. */
     /* Fetches ahead that wait for a block of the part; served after `demand`. */
     struct cst_queue ahead;
@@ -130,8 +130,10 @@ struct cst_pool {
     uint64_t epoch; /* Epoch of the trace to which the times in `victims` belong. */
     /* Grows with requests that come as expected; pays for a new look at all victims. */
     uint64_t credit;
-    uint64_t serial;   /* Current value of valid entries of `claimed`. */
-    uint64_t *claimed; /* Per chunk: equals serial if its gradient counts in n_claimed; owned. */
+    uint64_t serial; /* Current value of valid entries of `claimed`. */
+    /* Per chunk, for its weights and then its gradient: equals serial if they count in n_claimed;
+     * owned. */
+    uint64_t *claimed;
 
     /* Changed by block.c again. */
 

@@ -52,23 +52,36 @@ static uint32_t find_victim(struct cst_pool *pool, struct cst_part *part, uint64
     return part->first_block + id;
 }
 
-/* True if waiting for a block with a gradient is better than evicting @victim: unless the victim's
- * weights are not expected any more. To load expected weights again costs more than the wait. Also,
- * the loads then do not depend on the speed of engines and of other ranks: if the block had been
- * free already, it would have been taken.
- *
- * A rank of a dispatched job needs its weights for as long as it keeps its pass, whatever its trace
- * says of earlier passes.
+/* True if weights on their way, which nobody has asked for yet, are used after @time: they can be
+ * evicted when they have come. */
+static bool comes_for_later(const struct cst_pool *pool, const struct cst_part *part, uint64_t time)
+{
+    uint32_t b = part->n_foreseen == 0 ? CST_NONE : part->head[CST_BLOCK_LOADING];
+
+    while (b != CST_NONE && (!cst_queue_empty(&pool->blocks[b].waiters) ||
+                             cst_trace_next_use(pool->trace, pool->blocks[b].chunk) <= time)) {
+        b = pool->blocks[b].next;
+    }
+    return b != CST_NONE;
+}
+
+/* True if waiting for another block is better than evicting @victim, one with a gradient or one
+ * that is being loaded for later: unless the victim's weights are not expected any more. To load
+ * expected weights again costs more than the wait. Also, the loads then do not depend on the speed
+ * of engines and of other ranks: if the block had been free or cached already, it would have been
+ * taken.
  *
  * A fetch recalls a lent block for which it waits (fetch.c). */
 static bool is_worth_waiting(struct cst_core *core, uint32_t rank, const struct cst_part *part,
                              uint32_t victim, bool ahead)
 {
-    if (part->victims.v[victim - part->first_block].next == CST_TRACE_NEVER &&
-        !cst_dispatch_is_on(&core->dispatch)) {
+    uint64_t next = part->victims.v[victim - part->first_block].next;
+
+    if (next == CST_TRACE_NEVER) {
         return false;
     }
-    return part->count[CST_BLOCK_REDUCING] + part->count[CST_BLOCK_SPILLING] > 0 ||
+    return comes_for_later(&core->ranks[rank].pool, part, next) ||
+           part->count[CST_BLOCK_REDUCING] + part->count[CST_BLOCK_SPILLING] > 0 ||
            part->count[CST_BLOCK_LENT] > 0 || cst_drift_waits(core, rank, part, !ahead);
 }
 

@@ -2,9 +2,10 @@
 /* What a pool knows of the requests that are expected next.
  *
  * Each part of a pool has a horizon, the time up to which all expected requests have been handled:
- * their weights are in blocks or on their way, and the gradients that will be opened have claims:
+ * their weights are in blocks or on their way, and what needs a block later has claims: gradients
+ * that will be opened, and weights that are loaded after the commit:
  *
- *   now ---- inside: n_ahead weights, n_claimed gradients ---- horizon ---- available for eviction
+ *   now ---- inside: n_ahead weights, n_claimed blocks ---- horizon ---- available for eviction
  *
  * Nothing here starts a load: prefetch.c moves the horizon on. */
 #include "offload/residency/lookahead.h"
@@ -17,23 +18,32 @@
 #define FOLLOWED_MOST                                                                              \
     256 /* Rebuild the predictions if more expected requests than this are skipped at once. */
 
-/* -- claims of gradients ------------------------------------------------------------------------
+/* -- claims -------------------------------------------------------------------------------------
  */
 
-void cst_lookahead_claim(struct cst_pool *pool, uint32_t chunk)
+static void drop_claim(struct cst_pool *pool, uint32_t entry)
 {
-    if (pool->grad_of[chunk] == CST_NONE && pool->claimed[chunk] != pool->serial) {
-        pool->claimed[chunk] = pool->serial;
-        cst_pool_part(pool, chunk)->n_claimed++;
+    if (pool->claimed[entry] == pool->serial) {
+        pool->claimed[entry] = 0;
+        cst_pool_part(pool, entry >> 1)->n_claimed--;
     }
+}
+
+bool cst_lookahead_claim(struct cst_pool *pool, uint32_t chunk, bool grad)
+{
+    uint32_t entry = CST_TRACE_ENTRY(chunk, grad);
+
+    if (pool->claimed[entry] == pool->serial || (grad && pool->grad_of[chunk] != CST_NONE)) {
+        return false;
+    }
+    pool->claimed[entry] = pool->serial;
+    cst_pool_part(pool, chunk)->n_claimed++;
+    return true;
 }
 
 void cst_lookahead_opened(struct cst_pool *pool, uint32_t chunk)
 {
-    if (pool->claimed[chunk] == pool->serial) {
-        pool->claimed[chunk] = 0;
-        cst_pool_part(pool, chunk)->n_claimed--;
-    }
+    drop_claim(pool, CST_TRACE_ENTRY(chunk, true));
 }
 
 void cst_lookahead_passed(struct cst_pool *pool, uint32_t chunk)
@@ -133,12 +143,8 @@ static void retreat(struct cst_pool *pool, struct cst_part *part, uint64_t time)
             cst_pool_part(pool, entry.chunk) != part) {
             continue;
         }
-        if (!entry.grad) {
-            part->n_ahead--;
-        } else if (cst_trace_next_gradient(pool->trace, entry.chunk) >= time) {
-            /* With micro-batches the gradient may be expected earlier, too. */
-            cst_lookahead_opened(pool, entry.chunk);
-        }
+        drop_claim(pool, CST_TRACE_ENTRY(entry.chunk, entry.grad));
+        part->n_ahead -= !entry.grad;
     }
 }
 
@@ -167,11 +173,23 @@ bool cst_lookahead_can_load(const struct cst_part *part)
 
 /* -- for tests ------------------------------------------------------------------------------- */
 
+/* True if what is expected has a claim, needs none, or has come earlier than expected. */
+static bool is_provided(const struct cst_pool *pool, const struct cst_trace_entry *entry)
+{
+    bool claims =
+        entry->grad || (entry->later && cst_layout_has_states(&pool->chunks[entry->chunk]));
+
+    return !entry->likely || !claims || (entry->grad && pool->grad_of[entry->chunk] != CST_NONE) ||
+           cst_trace_is_sparse(pool->trace, entry->chunk) ||
+           pool->claimed[CST_TRACE_ENTRY(entry->chunk, entry->grad)] == pool->serial;
+}
+
 static const char *check_part(const struct cst_pool *pool, uint32_t k)
 {
     const struct cst_part *part = &pool->parts[k];
     uint32_t n_ahead = 0;
     uint32_t n_claimed = 0;
+    bool provided = true;
 
     for (uint64_t time = cst_trace_now(pool->trace); time < part->victims.horizon; time++) {
         struct cst_trace_entry entry;
@@ -179,16 +197,23 @@ static const char *check_part(const struct cst_pool *pool, uint32_t k)
         if (!cst_trace_at(pool->trace, time, &entry)) {
             return "the horizon is in what is expected";
         }
-        n_ahead += !entry.grad && pool->chunks[entry.chunk].size_class == k;
+        if (pool->chunks[entry.chunk].size_class == k) {
+            n_ahead += !entry.grad;
+            provided = provided && is_provided(pool, &entry);
+        }
     }
     for (uint32_t c = 0; c < pool->n_chunks; c++) {
-        n_claimed += pool->chunks[c].size_class == k && pool->claimed[c] == pool->serial;
-        if (pool->claimed[c] == pool->serial && pool->grad_of[c] != CST_NONE) {
+        bool grad = pool->claimed[CST_TRACE_ENTRY(c, true)] == pool->serial;
+        bool weights = pool->claimed[CST_TRACE_ENTRY(c, false)] == pool->serial;
+
+        n_claimed += pool->chunks[c].size_class == k ? (uint32_t)grad + weights : 0;
+        if (grad && pool->grad_of[c] != CST_NONE) {
             return "a gradient that has a block claims none";
         }
     }
     return n_ahead != part->n_ahead       ? "weights before the horizon are counted"
            : n_claimed != part->n_claimed ? "claims are counted"
+           : !provided                    ? "what needs a block before the horizon claims one"
                                           : NULL;
 }
 

@@ -18,8 +18,10 @@ void cst_lookahead_opened(struct cst_pool *pool, uint32_t chunk);
 /* Weights that are used next at @next are no longer in a block of @part. */
 void cst_lookahead_evicted(struct cst_pool *pool, uint32_t part, uint64_t next);
 
-/* The gradient of @chunk is expected before the horizon: it claims a block, unless it has one. */
-void cst_lookahead_claim(struct cst_pool *pool, uint32_t chunk);
+/* What cannot have a block yet is expected at the horizon, and claims one: the gradient of @chunk,
+ * or without @grad its weights after the commit. False: it must wait, because it claims a block for
+ * an earlier use, or the gradient has one for an earlier micro-batch. */
+bool cst_lookahead_claim(struct cst_pool *pool, uint32_t chunk, bool grad);
 /* The horizon moves past the use of @chunk's weights. */
 void cst_lookahead_passed(struct cst_pool *pool, uint32_t chunk);
 

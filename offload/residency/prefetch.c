@@ -43,13 +43,23 @@ static bool provide(struct cst_core *core, uint32_t rank, uint32_t chunk, uint64
     return cst_lookahead_can_load(part) && cst_load_ahead(core, rank, chunk, time);
 }
 
+/* Make sure that @entry has a block, or will have one when it can have one. False: it must wait. */
+static bool settle(struct cst_core *core, uint32_t rank, const struct cst_trace_entry *entry,
+                   uint64_t time)
+{
+    struct cst_pool *pool = &core->ranks[rank].pool;
+    bool changes = entry->later && cst_layout_has_states(&pool->chunks[entry->chunk]);
+
+    return entry->grad || changes ? cst_lookahead_claim(pool, entry->chunk, entry->grad)
+                                  : provide(core, rank, entry->chunk, time);
+}
+
 /* Move the horizon past one entry. False: it must wait. */
 static bool advance(struct cst_core *core, uint32_t rank, struct cst_part *part)
 {
     struct cst_pool *pool = &core->ranks[rank].pool;
     uint64_t time = part->victims.horizon;
     struct cst_trace_entry entry;
-    bool of_use;
 
     if (!cst_trace_at(pool->trace, time, &entry)) {
         return false;
@@ -58,16 +68,12 @@ static bool advance(struct cst_core *core, uint32_t rank, struct cst_part *part)
         cst_victims_pass(&part->victims, CST_NONE);
         return true;
     }
-    of_use = entry.likely && (!entry.later || !cst_layout_has_states(&pool->chunks[entry.chunk]));
+    if (entry.likely && !settle(core, rank, &entry, time)) {
+        return false;
+    }
     if (entry.grad) {
         cst_victims_pass(&part->victims, CST_NONE);
-        if (of_use) {
-            cst_lookahead_claim(pool, entry.chunk);
-        }
         return true;
-    }
-    if (of_use && !provide(core, rank, entry.chunk, time)) {
-        return false;
     }
     cst_lookahead_passed(pool, entry.chunk);
     return true;

@@ -44,7 +44,7 @@ int cst_trace_init(struct cst_trace *trace, const struct cst_layout *layout,
         trace->sparse = trace->sparse || cst_pattern(layout->chunks[c].pattern)->sparse;
         trace->frozen = trace->frozen || !cst_layout_has_states(&layout->chunks[c]);
     }
-    status = cst_trace_declare(trace, layout, model, rank, micro_batches);
+    status = cst_trace_declare(trace, layout, model, rank, micro_batches, NULL);
     if (status != CST_OK) {
         cst_trace_close(trace);
     }
@@ -102,10 +102,10 @@ bool cst_trace_at(const struct cst_trace *trace, uint64_t time, struct cst_trace
     return true;
 }
 
-static uint64_t find_next(const struct cst_trace *trace, uint32_t chunk, bool grad)
+uint64_t cst_trace_next_use(const struct cst_trace *trace, uint32_t chunk)
 {
     const struct cst_phase *phase = current(trace);
-    uint32_t entry = CST_TRACE_ENTRY(chunk, grad);
+    uint32_t entry = CST_TRACE_ENTRY(chunk, false);
     uint32_t place = cst_phase_find_likely(phase, entry, trace->position);
 
     if (place != CST_PHASE_NOWHERE) {
@@ -116,16 +116,6 @@ static uint64_t find_next(const struct cst_trace *trace, uint32_t chunk, bool gr
     }
     place = cst_phase_find_likely(&trace->phases[phase->follows], entry, 0);
     return place == CST_PHASE_NOWHERE ? CST_TRACE_NEVER : trace->base + phase->n + place;
-}
-
-uint64_t cst_trace_next_use(const struct cst_trace *trace, uint32_t chunk)
-{
-    return find_next(trace, chunk, false);
-}
-
-uint64_t cst_trace_next_gradient(const struct cst_trace *trace, uint32_t chunk)
-{
-    return find_next(trace, chunk, true);
 }
 
 const uint32_t *cst_trace_expected(const struct cst_trace *trace, uint32_t *n_out)
@@ -362,19 +352,43 @@ bool cst_trace_use(struct cst_trace *trace, uint32_t chunk, bool grad)
     return !trace->broken && follow(trace, entry);
 }
 
-void cst_trace_end_step(struct cst_trace *trace)
+/* A phase is complete: learn the record, and predict the next phase. */
+static void end_phase(struct cst_trace *trace, bool commits)
 {
     uint32_t n = current(trace)->n;
 
     if (!trace->broken && trace->n_record > 0) {
         cst_trace_learn(trace, trace->n_record, trace->guessed ? trace->before : trace->current,
-                        true);
+                        commits);
     }
     /* Skip the entries that did not come: the next phase begins after them. */
     if (trace->position < n) {
         trace->base += n - trace->position;
     }
     jump(trace, trace->phases[trace->last].follows, 0);
+    cst_trace_restart(trace);
+}
+
+void cst_trace_end_step(struct cst_trace *trace)
+{
+    end_phase(trace, true);
+}
+
+void cst_trace_next_unit(struct cst_trace *trace)
+{
+    end_phase(trace, false);
+}
+
+void cst_trace_begin_units(struct cst_trace *trace, const struct cst_layout *layout,
+                           const struct cst_model *model, uint32_t rank,
+                           const struct cst_trace_unit *unit)
+{
+    for (uint32_t i = 0; i < CST_TRACE_PHASES; i++) {
+        cst_phase_close(&trace->phases[i]);
+    }
+    jump(trace, 0, 0);
+    trace->last = 0;
+    (void)cst_trace_declare(trace, layout, model, rank, 1, unit);
     cst_trace_restart(trace);
 }
 

@@ -9,6 +9,9 @@
  * a step with recomputation is predicted when it comes again, and does not replace other phases.
  * Before anything was observed, the declared order of operators is the prediction.
  *
+ * In a dispatched job, a unit is a phase. When a rank begins to do units of another kind, their
+ * declared order is the prediction, whatever the rank did before.
+ *
  * An operator with a sparse pattern (an expert) may be left out, which is not a surprise. The
  * chance that it comes is learned from each step; below one half it is not expected.
  *
@@ -55,6 +58,22 @@ int cst_trace_init(struct cst_trace *trace, const struct cst_layout *layout,
 /* Free the phases and the record. */
 void cst_trace_close(struct cst_trace *trace);
 
+/* The work of a rank of a dispatched job between two of its requests for work
+ * (offload/core/dispatch.h). */
+struct cst_trace_unit {
+    uint32_t stage;
+    bool backward; /* The backward pass, after the forward pass; else the forward pass alone. */
+};
+
+/* The rank begins to do units like @unit, one after the other: predict their declared order, and
+ * forget everything else. If there is no memory, nothing is predicted. */
+void cst_trace_begin_units(struct cst_trace *trace, const struct cst_layout *layout,
+                           const struct cst_model *model, uint32_t rank,
+                           const struct cst_trace_unit *unit);
+
+/* The rank does another one of these units: learn the record. */
+void cst_trace_next_unit(struct cst_trace *trace);
+
 /* Record that the rank asked for the chunk's weights or, with @grad, opened its gradient. False:
  * the request was a surprise. */
 bool cst_trace_use(struct cst_trace *trace, uint32_t chunk, bool grad);
@@ -82,9 +101,6 @@ bool cst_trace_at(const struct cst_trace *trace, uint64_t time, struct cst_trace
 /* Time of the next use of @chunk's weights; CST_TRACE_NEVER: not before they change. */
 uint64_t cst_trace_next_use(const struct cst_trace *trace, uint32_t chunk);
 
-/* Time at which @chunk's gradient is opened next; CST_TRACE_NEVER: not in what is predicted. */
-uint64_t cst_trace_next_gradient(const struct cst_trace *trace, uint32_t chunk);
-
 /* Entries of the phase that predicts, and their number in *n_out. Borrowed. */
 const uint32_t *cst_trace_expected(const struct cst_trace *trace, uint32_t *n_out);
 
@@ -94,9 +110,11 @@ bool cst_trace_is_sparse(const struct cst_trace *trace, uint32_t chunk);
 /* -- private: trace_learn.c -----------------------------------------------------------------------
  */
 
-/* Make the declared order the first phase. CST_ENOMEM. */
+/* Make the declared order the first phase: that of @unit, or with NULL of a step. The record is
+ * empty afterwards. CST_ENOMEM. */
 int cst_trace_declare(struct cst_trace *trace, const struct cst_layout *layout,
-                      const struct cst_model *model, uint32_t rank, uint32_t micro_batches);
+                      const struct cst_model *model, uint32_t rank, uint32_t micro_batches,
+                      const struct cst_trace_unit *unit);
 
 /* Learn the first @n recorded entries as a phase that was predicted by phase @by and, with
  * @commits, ended with a commit. Sets trace->last to the number of the learned phase. */

@@ -44,6 +44,7 @@ struct declaring {
     const struct cst_model *model;
     uint32_t *ops; /* Operators of the rank; owned. */
     uint32_t n_ops;
+    bool apart;      /* Nothing is fetched ahead in the forward pass for the backward pass. */
     uint32_t *next;  /* Per place: the place whose weights are fetched ahead; 2 n: none. Owned. */
     uint32_t visit;  /* Number of visited places. */
     uint32_t *seen;  /* Per chunk: 1 + the last visit that had its weights; owned. */
@@ -72,10 +73,9 @@ static bool uses_others(const struct declaring *d, uint32_t at, uint32_t mark)
  * not be searched again. */
 static void find_next(struct declaring *d)
 {
-    uint32_t end = 2 * d->n_ops;
-
-    for (uint32_t place = end; place-- > 0;) {
+    for (uint32_t place = 2 * d->n_ops; place-- > 0;) {
         const struct cst_layout_use *use = &d->layout->uses[op_at(d, place)];
+        uint32_t end = d->apart && place < d->n_ops ? d->n_ops : 2 * d->n_ops;
         uint32_t at = place + 1;
 
         for (uint32_t k = 0; k < use->n_chunks; k++) {
@@ -84,7 +84,7 @@ static void find_next(struct declaring *d)
         while (at < end && !uses_others(d, at, place + 1)) {
             at = d->next[at];
         }
-        d->next[place] = at;
+        d->next[place] = at < end ? at : 2 * d->n_ops;
     }
     memset(d->seen, 0, d->layout->n_chunks * sizeof *d->seen);
 }
@@ -163,8 +163,9 @@ static int set_chances(struct declaring *d)
     return status;
 }
 
-/* Find the operators of @rank, and what is fetched ahead of each. CST_ENOMEM. */
-static int find_places(struct declaring *d, uint32_t rank)
+/* Find the operators of @rank, in @unit if it is not NULL, and what is fetched ahead of each.
+ * CST_ENOMEM. */
+static int find_places(struct declaring *d, uint32_t rank, const struct cst_trace_unit *unit)
 {
     d->ops = malloc((d->model->n_operators + 1ul) * sizeof *d->ops);
     d->next = malloc((2ul * d->model->n_operators + 1) * sizeof *d->next);
@@ -172,7 +173,8 @@ static int find_places(struct declaring *d, uint32_t rank)
         return CST_ENOMEM;
     }
     for (uint32_t i = 0; i < d->model->n_operators; i++) {
-        if ((d->model->operators[i].ranks >> rank & 1) != 0) {
+        if ((d->model->operators[i].ranks >> rank & 1) != 0 &&
+            (unit == NULL || d->model->operators[i].stage == unit->stage)) {
             d->ops[d->n_ops++] = i;
             expect(d, &d->model->operators[i], i);
         }
@@ -182,31 +184,37 @@ static int find_places(struct declaring *d, uint32_t rank)
 }
 
 /* Append the entries of one micro-batch. */
-static int declare_micro(struct declaring *d)
+static int declare_micro(struct declaring *d, bool backward)
 {
+    uint32_t end = backward ? 2 * d->n_ops : d->n_ops;
     int status = CST_OK;
 
     memset(d->opened, 0, d->layout->n_chunks * sizeof *d->opened);
-    for (uint32_t place = 0; place < 2 * d->n_ops && status == CST_OK; place++) {
+    for (uint32_t place = 0; place < end && status == CST_OK; place++) {
         status = visit(d, place);
     }
     return status;
 }
 
 int cst_trace_declare(struct cst_trace *trace, const struct cst_layout *layout,
-                      const struct cst_model *model, uint32_t rank, uint32_t micro_batches)
+                      const struct cst_model *model, uint32_t rank, uint32_t micro_batches,
+                      const struct cst_trace_unit *unit)
 {
+    /* Other stages come between the two passes of a stage, unless it is the last one. */
     struct declaring d = {.trace = trace,
                           .layout = layout,
                           .model = model,
+                          .apart = unit != NULL && unit->stage + 1 < model->n_stages,
                           .seen = calloc(layout->n_chunks + 1ul, sizeof *d.seen),
                           .opened = calloc(layout->n_chunks + 1ul, sizeof *d.opened),
                           .chance = calloc(layout->n_chunks + 1ul, sizeof *d.chance)};
-    int status =
-        d.seen == NULL || d.opened == NULL || d.chance == NULL ? CST_ENOMEM : find_places(&d, rank);
+    int status = d.seen == NULL || d.opened == NULL || d.chance == NULL
+                     ? CST_ENOMEM
+                     : find_places(&d, rank, unit);
 
+    trace->n_record = 0;
     for (uint32_t micro = 0; micro < micro_batches && status == CST_OK; micro++) {
-        status = declare_micro(&d);
+        status = declare_micro(&d, unit == NULL || unit->backward);
         if (trace->n_record + trace->n_record / (micro + 1) > MOST_DECLARED) {
             break;
         }
@@ -220,7 +228,7 @@ int cst_trace_declare(struct cst_trace *trace, const struct cst_layout *layout,
     free(d.opened);
     free(d.chance);
     trace->phases[0].used = 1;
-    trace->phases[0].commits = true;
+    trace->phases[0].commits = unit == NULL;
     trace->clock = 1;
     trace->n_record = 0;
     return status;

@@ -443,6 +443,27 @@ START_TEST(surprises_are_counted)
 }
 END_TEST
 
+/* A fetch does not evict weights that are used sooner than others which are on their way: it waits
+ * for these, and evicts the same weights as if they had come already. */
+START_TEST(what_comes_for_later_is_evicted)
+{
+    uint64_t tag;
+
+    rig_open(&rig, 5, 1, 3, 3);
+    rig_start(&rig, 1);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 3); /* chunks 0, 1 and 2 */
+    rig_done(&rig, rig_command(&rig, CST_COMMAND_COPY, 1)->ticket, CST_OK, NULL);
+    tag = rig_fetch(&rig, 0, 4); /* the backward pass, which ends with chunk 0, comes next */
+    ck_assert(rig_waits(&rig, tag));
+    ck_assert_uint_eq(rig_rank_stats(&rig, 0).evictions, 0);
+    rig_done(&rig, rig_command(&rig, CST_COMMAND_COPY, 0)->ticket, CST_OK, NULL);
+    ck_assert_uint_eq(rig_rank_stats(&rig, 0).evictions, 1);
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+    ck_assert_int_eq(rig_status(&rig, rig_fetch(&rig, 0, 1)), CST_OK); /* it was not evicted */
+}
+END_TEST
+
 /* Hints are answered at once and cannot fail. PREFETCH loads if a block is free, and EVICT frees a
  * block that is not leased. */
 START_TEST(hints)
@@ -489,6 +510,7 @@ static Suite *suite(void)
     tcase_add_test(prefetch, prefetch_leaves_room_for_gradients);
     tcase_add_test(prefetch, gradients_make_room_for_what_comes);
     tcase_add_test(prefetch, surprises_are_counted);
+    tcase_add_test(prefetch, what_comes_for_later_is_evicted);
     tcase_add_test(prefetch, hints);
     return s;
 }

@@ -422,6 +422,51 @@ START_TEST(time_goes_on)
 }
 END_TEST
 
+/* In a dispatched job the declared order of the unit's stage is the prediction when a rank begins
+ * to do such units, whatever it did before, and the unit comes again after it. A worker with
+ * another order is followed from its second unit on. */
+START_TEST(units)
+{
+    static const uint32_t forward[] = {CST_TRACE_ENTRY(0, false), CST_TRACE_ENTRY(1, false)};
+    static const uint32_t first[] = {CST_TRACE_ENTRY(0, false), CST_TRACE_ENTRY(1, false),
+                                     CST_TRACE_ENTRY(1, true), CST_TRACE_ENTRY(0, false),
+                                     CST_TRACE_ENTRY(0, true)};
+    static const uint32_t last[] = {CST_TRACE_ENTRY(2, false), CST_TRACE_ENTRY(3, false),
+                                    CST_TRACE_ENTRY(3, true), CST_TRACE_ENTRY(2, true)};
+    const struct {
+        struct cst_trace_unit unit;
+        const uint32_t *entries;
+        uint32_t n;
+    } kinds[] = {{{0, false}, forward, 2}, {{1, true}, last, 4}, {{0, true}, first, 5}};
+
+    operators[2].stage = operators[3].stage = 1;
+    open_trace(4);
+    model.n_stages = 2;
+    for (unsigned k = 0; k < 9; k++) {
+        const struct cst_trace_unit *unit = &kinds[k % 3].unit;
+        uint32_t n, chunk = 2 * unit->stage;
+
+        cst_trace_begin_units(&trace, &layout, &model, 0, unit);
+        ck_assert_mem_eq(cst_trace_expected(&trace, &n), kinds[k % 3].entries,
+                         kinds[k % 3].n * sizeof(uint32_t));
+        ck_assert_uint_eq(n, kinds[k % 3].n);
+        for (unsigned micro = 0; micro < 3; micro++) {
+            for (uint32_t i = 0; i < n; i++) {
+                ck_assert_uint_eq(wait_for(chunk), i == 0 ? 0 : n == 5 && i <= 3 ? 3 - i : n - i);
+                ck_assert(cst_trace_use(&trace, kinds[k % 3].entries[i] >> 1,
+                                        (kinds[k % 3].entries[i] & 1) != 0));
+            }
+            cst_trace_next_unit(&trace);
+        }
+    }
+    for (unsigned micro = 0; micro < 3; micro++) {
+        use_all(3, (uint32_t[]){1, 0, 2});
+        cst_trace_next_unit(&trace);
+    }
+    ck_assert(wait_for(1) == 0 && wait_for(0) == 1 && wait_for(2) == 2);
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *s = suite_create("trace");
@@ -441,6 +486,7 @@ static Suite *suite(void)
     tcase_add_test(tc, recomputation);
     tcase_add_test(tc, experts_come_and_go);
     tcase_add_test(tc, frozen_weights_are_wanted_again);
+    tcase_add_test(tc, units);
     tcase_add_loop_test(tc, time_goes_on, 0, 20);
     return s;
 }
