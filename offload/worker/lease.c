@@ -343,7 +343,8 @@ static bool lacks_something(const struct cst_leases *leases, uint32_t op, bool b
 
 bool cst_lease_must_settle(struct cst_leases *leases, uint32_t op, bool backward)
 {
-    if (leases->n_asked == 0) {
+    /* Chunks that it needs and that were asked for ahead are lacking, too. */
+    if (leases->n_asked == 0 || !lacks_something(leases, op, backward)) {
         return false;
     }
     mark_wanted(leases, op, backward);
@@ -352,7 +353,7 @@ bool cst_lease_must_settle(struct cst_leases *leases, uint32_t op, bool backward
             return true;
         }
     }
-    return has_unwanted(leases) && lacks_something(leases, op, backward);
+    return has_unwanted(leases);
 }
 
 void cst_lease_want(struct cst_leases *leases)
@@ -426,15 +427,16 @@ int cst_lease_begin(struct cst_leases *leases, uint32_t op, bool backward, struc
 {
     uint32_t n;
     const uint32_t *chunks = cst_lease_op_chunks(leases, op, &n);
-    int rc = check_blocks(leases, op, backward, err);
+    int rc;
 
     leases->n_items = 0;
-    if (rc != CST_OK) {
-        return rc;
-    }
-    /* Then nothing needs room, and releases can wait for the next batch. */
+    /* Then nothing needs a block, and releases can wait for the next batch. */
     if (!lacks_something(leases, op, backward)) {
         return CST_OK;
+    }
+    rc = check_blocks(leases, op, backward, err);
+    if (rc != CST_OK) {
+        return rc;
     }
     mark_wanted(leases, op, backward);
     release_others(leases);

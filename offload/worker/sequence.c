@@ -99,7 +99,7 @@ static int mark_given_back(struct cst_sequence *s, struct cst_err *err)
 /* Keep the planned items that must wait for the stream. */
 static int hold(struct cst_sequence *s, struct cst_err *err)
 {
-    struct cst_err why = {0};
+    struct cst_err why; /* Not cleared: the text is long, and this is done for each operator. */
     int rc;
 
     cst_fence_take_back(&s->fences, &s->leases);
@@ -212,7 +212,7 @@ static int await_op(struct cst_sequence *s, uint32_t op, struct cst_err *err)
     uint64_t copy = 0;
     uint32_t n;
     const uint32_t *chunks = cst_lease_op_chunks(&s->leases, op, &n);
-    struct cst_err why = {0};
+    struct cst_err why;
 
     for (uint32_t i = 0; s->stream && i < n; i++) {
         copy = s->copies[chunks[i]] > copy ? s->copies[chunks[i]] : copy;
@@ -286,7 +286,7 @@ static int zero_unwritten(struct cst_sequence *s, const struct cst_lease_item *i
  * written. */
 static int hand_in(struct cst_sequence *s, struct cst_err *err)
 {
-    struct cst_err why = {0};
+    struct cst_err why;
     int rc = CST_OK;
 
     for (uint32_t i = 0; rc == CST_OK && i < s->leases.n_items; i++) {
