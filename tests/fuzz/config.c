@@ -2,12 +2,7 @@
 /* Fuzzes the daemon's configuration file. An input is the file. */
 #include "daemon/settings.h"
 
-#include "tests/fuzz/fuzz.h"
-
-#include <stdbool.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
+#include "tests/fuzz/file.h"
 
 const char fuzz_name[] = "config";
 
@@ -29,14 +24,6 @@ size_t fuzz_seed(uint8_t *out, size_t max)
     fuzz_must(sizeof text - 1 <= max, "room for the seed");
     memcpy(out, text, sizeof text - 1);
     return sizeof text - 1;
-}
-
-/* Make a path at which the @n bytes of @data can be read. The caller closes *@fd. */
-static void make_file(const uint8_t *data, size_t n, char path[64], int *fd)
-{
-    *fd = memfd_create("cistern.conf", MFD_CLOEXEC);
-    fuzz_must(*fd >= 0 && write(*fd, data, n) == (ssize_t)n, "a file in memory");
-    (void)snprintf(path, 64, "/proc/self/fd/%d", *fd);
 }
 
 static bool ends_in(const char *text, size_t size)
@@ -69,16 +56,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     static struct cstd_settings config;
     struct cst_err err = {0};
-    char path[64];
-    int fd, rc;
+    const char *path = fuzz_file(data, n);
+    int rc;
 
-    make_file(data, n, path, &fd);
     cstd_settings_init(&config, machine_bytes);
     rc = cstd_settings_load(&config, path, true, &err);
     if (rc == CST_OK) {
         rc = cstd_settings_finish(&config, &err);
     }
-    (void)close(fd);
     if (rc == CST_OK) {
         check(&config);
     } else {

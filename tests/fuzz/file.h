@@ -5,12 +5,20 @@
 
 #include "tests/fuzz/fuzz.h"
 
+#include <fcntl.h>
 #include <limits.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+/* Make the @n bytes of @data the content of the file @fd, whose pages are kept. */
+static inline void fuzz_write(int fd, const void *data, size_t n)
+{
+    fuzz_must(fd >= 0 && pwrite(fd, data, n, 0) == (ssize_t)n && ftruncate(fd, (off_t)n) == 0,
+              "a file in memory");
+}
 
 /* Make a file in memory with the @n bytes of @data. Returns its path, which is valid until the next
  * call. */
@@ -23,8 +31,7 @@ static inline const char *fuzz_file(const void *data, size_t n)
         fd = memfd_create("input", MFD_CLOEXEC);
         (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     }
-    fuzz_must(fd >= 0 && ftruncate(fd, 0) == 0 && pwrite(fd, data, n, 0) == (ssize_t)n,
-              "a file in memory");
+    fuzz_write(fd, data, n);
     return path;
 }
 
@@ -40,15 +47,15 @@ static inline void fuzz_remove_dir(void)
 /* Write the @n bytes of @data to the file @name of a directory in memory. Returns its path. */
 static inline const char *fuzz_dir(const char *name, const void *data, size_t n)
 {
-    FILE *file;
+    static int fd = -1;
 
     if (fuzz_dir_path[0] == '\0') {
         (void)snprintf(fuzz_dir_path, sizeof fuzz_dir_path, "/dev/shm/cistern-fuzz.XXXXXX");
         fuzz_must(mkdtemp(fuzz_dir_path) != NULL && atexit(fuzz_remove_dir) == 0, "a directory");
         (void)snprintf(fuzz_dir_file, sizeof fuzz_dir_file, "%s/%s", fuzz_dir_path, name);
+        fd = open(fuzz_dir_file, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     }
-    file = fopen(fuzz_dir_file, "we");
-    fuzz_must(file != NULL && fwrite(data, 1, n, file) == n && fclose(file) == 0, "a file");
+    fuzz_write(fd, data, n);
     return fuzz_dir_path;
 }
 
