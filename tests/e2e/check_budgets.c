@@ -2,7 +2,7 @@
 /* Tests of the rows of tests/BUDGETS.md: alice takes as much as she can of one thing, beside bob,
  * who trains with the bits that he has alone. She is refused with her use, her limit and its key,
  * and the daemon has no more memory and files than its budgets say. */
-#include "tests/lib/child.h"
+#include "tests/lib/hoard.h"
 #include "tests/lib/suite.h"
 #include "tests/lib/train_check.h"
 #include "tests/lib/user.h"
@@ -19,9 +19,7 @@
 
 enum {
     MIB = 1 << 20,
-    NAMES = 64,       /* External names of a tensor. */
-    NAME_BYTES = 250, /* Bytes of each name. */
-    MAX_KEPT = 4096,  /* Descriptors that alice keeps. */
+    MAX_KEPT = 4096, /* Descriptors that alice keeps. */
 };
 
 static struct raw_client alice;
@@ -76,46 +74,12 @@ static void open_alices(const char *name, uint32_t world, uint32_t rank)
     ck_assert_msg(raw_job_open(&alice, &job) == CST_OK, "%s", alice.err.text);
 }
 
-/* Declare tensor number @i with many long names, and an operator that uses it. Returns the status.
- */
-static int declare_long(uint32_t i)
-{
-    static char texts[NAMES][NAME_BYTES + 1];
-    static char *names[NAMES];
-    static int64_t rows[NAMES], shape[] = {NAMES, 1};
-    char name[16];
-    Cistern__TensorDecl tensor = CISTERN__TENSOR_DECL__INIT, *tensors[] = {&tensor};
-    Cistern__Declare message = CISTERN__DECLARE__INIT;
-    int rc;
-
-    for (unsigned n = 0; n < NAMES; n++) {
-        memset(texts[n], 'x', NAME_BYTES);
-        (void)snprintf(texts[n], 16, "%u.%u", i, n);
-        texts[n][strlen(texts[n])] = '.';
-        names[n] = texts[n];
-        rows[n] = 1;
-    }
-    (void)snprintf(name, sizeof name, "t%u", i);
-    tensor.name = name;
-    tensor.dtype = 1;
-    tensor.n_shape = 2;
-    tensor.shape = shape;
-    tensor.n_external_name = tensor.n_external_rows = NAMES;
-    tensor.external_name = names;
-    tensor.external_rows = rows;
-    message.n_tensors = 1;
-    message.tensors = tensors;
-    rc = raw_call(&alice, CISTERN__MSG_TYPE__MSG_DECLARE, &message.base);
-    (void)snprintf(name, sizeof name, "o%u", i);
-    return rc == CST_OK ? raw_declare_operator(&alice, name, i) : rc;
-}
-
 /* Declare until it is refused. Returns the number of tensors. */
 static uint32_t declare_all(void)
 {
     uint32_t n = 0;
 
-    while (declare_long(n) == CST_OK) {
+    while (hoard_declare(&alice, n) == CST_OK) {
         n++;
     }
     ck_assert_int_eq(alice.err.status, CST_EBUDGET);
@@ -217,7 +181,7 @@ END_TEST
 static void commit_long(uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
-        ck_assert_msg(declare_long(i) == CST_OK, "%s", alice.err.text);
+        ck_assert_msg(hoard_declare(&alice, i) == CST_OK, "%s", alice.err.text);
     }
     ck_assert_msg(raw_status(&alice, raw_commit(&alice, n, n)) == CST_OK, "%s", alice.err.text);
 }
@@ -239,7 +203,7 @@ START_TEST(ledgers)
     ck_assert_int_eq(user_rig_remove(&witness, "long", USER_ALICE), CST_OK);
     open_alices("large", 1, 0);
     for (uint32_t i = 0; i < 900; i++) {
-        ck_assert_msg(declare_long(i) == CST_OK, "%s", alice.err.text);
+        ck_assert_msg(hoard_declare(&alice, i) == CST_OK, "%s", alice.err.text);
     }
     ck_assert_int_eq(raw_status(&alice, raw_commit(&alice, 900, 900)), CST_EBUDGET);
     alice_is_refused("of 32.0 MiB of host memory (host in [quota], by default 50%): large wants");
@@ -554,6 +518,40 @@ START_TEST(all_shortages)
 }
 END_TEST
 
+/* -- every row -------------------------------------------------------------------------------- */
+
+/* Alice takes all that she can of one thing. Each refusal names use, limit and key, the memory that
+ * the daemon has is what its budgets say within 5 %, and bob trains with the bits that he has
+ * alone. When she leaves, nothing is left. */
+START_TEST(a_hoard)
+{
+    const struct hoard *hoard = &hoards[_i];
+    uint64_t memory, budgeted;
+    unsigned n;
+
+    hoard_start(hoard);
+    memory = hoard_memory(proc.pid, 0);
+    n = hoard_fill(hoard);
+    memory = hoard_memory(proc.pid, getpid()) - memory;
+    budgeted = hoard_budgeted();
+    (void)printf("%s: %u pieces, %llu KiB of memory, %llu KiB of budgets: %s\n", hoard->name, n,
+                 (unsigned long long)memory >> 10, (unsigned long long)budgeted >> 10,
+                 hoard_refusal());
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    if (hoard->most_bytes > 0) {
+        ck_assert_uint_le(memory, n * hoard->most_bytes);
+    } else {
+        ck_assert_uint_le(memory, budgeted + budgeted / 20);
+        ck_assert_uint_ge(memory, budgeted - budgeted / 20);
+    }
+#endif
+    hoard_ask_again(hoard, n);
+    bob_works();
+    hoard_drop();
+    user_rig_stop();
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
     const char *lacks = user_lacks(argv);
@@ -575,5 +573,6 @@ int main(int argc, char **argv)
     tcase_add_test(tc, ranks);
     tcase_add_test(tc, a_full_budget);
     tcase_add_test(tc, all_shortages);
+    suite_add_loop(tc, a_hoard, 0, (int)n_hoards);
     return suite_run(suite);
 }
