@@ -9,6 +9,7 @@
  * processors'. Needs root, or a user namespace with several uids; otherwise the program says so and
  * measures nothing. Run from the build tree. Usage: bench_neighbour --json FILE [ATTACK] */
 #include "tests/bench/timing.h"
+#include "tests/bench/victim.h"
 #include "tests/lib/attack.h"
 #include "tests/lib/child.h"
 #include "tests/lib/daemon_proc.h"
@@ -27,9 +28,7 @@ enum {
     TURNS = 3,       /* number of measurements with the attack, and as many without */
     REQUESTS = 1500, /* requests of one measurement */
     COMMITS = 4,     /* commits of one measurement */
-    CHUNKS = 4,
-    CHUNK_ELEMS = 65536,
-    MAX_FDS = 4096, /* limit of the daemon's open files */
+    MAX_FDS = 4096,  /* limit of the daemon's open files */
 };
 
 static struct daemon_proc proc;
@@ -44,84 +43,21 @@ struct seen {
     unsigned n;                        /* number of requests */
 };
 
-static void open_as_bob(struct raw_client *client)
-{
-    user_as(USER_BOB, USER_BOB);
-    raw_open(client, proc.socket);
-    user_back();
-}
-
-/* Connect and commit a job of that name. Returns the time in seconds. */
-static double commit(struct raw_client *client, const char *name)
-{
-    struct raw_job job = {.name = name, .world = 1, .chunk_elems = CHUNK_ELEMS};
-    double begun = bench_now();
-
-    open_as_bob(client);
-    ck_assert_msg(raw_job_open(client, &job) == CST_OK, "%s", client->err.text);
-    ck_assert_int_eq(raw_declare_many(client, CHUNKS, CHUNK_ELEMS), CST_OK);
-    ck_assert_msg(raw_status(client, raw_commit(client, CHUNKS, CHUNKS)) == CST_OK, "%s",
-                  client->err.text);
-    return bench_now() - begun;
-}
-
-static uint64_t batch(struct raw_client *client, uint64_t attempt, uint32_t kind, uint32_t chunk,
-                      uint64_t generation)
-{
-    Cistern__BatchItem item = CISTERN__BATCH_ITEM__INIT, *items = &item;
-    Cistern__Batch message = CISTERN__BATCH__INIT;
-    Cistern__BatchDone *done;
-    uint64_t got;
-
-    item.kind = (Cistern__BatchItem__Kind)kind;
-    item.chunk = chunk;
-    item.has_generation = generation != 0;
-    item.generation = generation;
-    message.attempt = attempt;
-    message.n_items = 1;
-    message.items = &items;
-    (void)raw_ask(client, CISTERN__MSG_TYPE__MSG_BATCH, &message.base);
-    ck_assert(raw_receive(client));
-    done = cistern__batch_done__unpack(NULL, client->reply.body_bytes, client->reply.body);
-    ck_assert_ptr_nonnull(done);
-    ck_assert_int_eq(done->results[0]->status, CST_OK);
-    got = done->results[0]->generation;
-    cistern__batch_done__free_unpacked(done, NULL);
-    return got;
-}
-
-/* Fetch weights and release them. Returns the time of the fetch. */
-static double request(struct raw_client *client, uint64_t attempt, uint32_t chunk)
-{
-    double begun = bench_now(), took;
-    uint64_t generation = batch(client, attempt, CISTERN__BATCH_ITEM__KIND__FETCH_WEIGHT, chunk, 0);
-
-    took = bench_now() - begun;
-    (void)batch(client, attempt, CISTERN__BATCH_ITEM__KIND__RELEASE, chunk, generation);
-    return took * 1e6;
-}
-
 static void look(struct raw_client *worker, uint64_t attempt, struct seen *seen)
 {
     for (unsigned i = 0; i < bench_sized(REQUESTS, 20); i++) {
-        seen->requests[seen->n++] = request(worker, attempt, i % CHUNKS);
+        seen->requests[seen->n++] = victim_request(worker, attempt, i % VICTIM_CHUNKS);
     }
     for (unsigned i = 0; i < bench_sized(COMMITS, 1); i++) {
         struct raw_client client;
-        double took = commit(&client, "again");
+        double took = victim_commit(&client, proc.socket, "again");
 
         seen->slowest_commit = took > seen->slowest_commit ? took : seen->slowest_commit;
         raw_close(&client);
-        open_as_bob(&client);
+        victim_open(&client, proc.socket);
         ck_assert_int_eq(raw_job_remove(&client, "again"), CST_OK);
         raw_close(&client);
     }
-}
-
-static double p99(struct seen *seen)
-{
-    bench_sort(seen->requests, seen->n);
-    return seen->requests[seen->n - seen->n / 100 - 1];
 }
 
 /* Wait until USER_ALICE has nothing in use. */
@@ -177,8 +113,8 @@ static void measure(unsigned attack, struct raw_client *manager, struct raw_clie
         attack_stop(attacker, state);
         await_quiet(manager);
     }
-    fast = p99(&quiet);
-    say("", attacks[attack].name, "us", p99(&attacked), fast, attacked.n);
+    fast = bench_p99(quiet.requests, quiet.n);
+    say("", attacks[attack].name, "us", bench_p99(attacked.requests, attacked.n), fast, attacked.n);
     say("commit_", attacks[attack].name, "s", attacked.slowest_commit, quiet.slowest_commit,
         bench_sized(TURNS, 1) * bench_sized(COMMITS, 1));
 }
@@ -195,7 +131,7 @@ START_TEST(neighbour)
     user_admit(&proc);
     state = child_share(sizeof *state);
     raw_open(&manager, proc.manager);
-    (void)commit(&worker, "job");
+    (void)victim_commit(&worker, proc.socket, "job");
     attempt = raw_sync(&worker);
     for (unsigned i = 0; i < n_attacks; i++) {
         if (wanted == NULL || strcmp(wanted, attacks[i].name) == 0) {

@@ -30,6 +30,12 @@ double bench_median(double *values, size_t n)
     return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
+double bench_p99(double *values, size_t n)
+{
+    bench_sort(values, n);
+    return values[n - n / 100 - 1];
+}
+
 uint32_t bench_sized(uint32_t normal, uint32_t smallest)
 {
     return getenv("BENCH_SMALLEST") != NULL ? smallest : normal;

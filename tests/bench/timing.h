@@ -16,6 +16,9 @@ void bench_sort(double *values, size_t n);
  * the mean of the two in the middle. */
 double bench_median(double *values, size_t n);
 
+/* Sort @values, of which there is at least one, and return the 99th percentile. */
+double bench_p99(double *values, size_t n);
+
 /* Returns @smallest if the environment has BENCH_SMALLEST, otherwise @normal. With BENCH_SMALLEST,
  * every benchmark makes its shortest run, which shows that it still works. Its figures mean
  * nothing. */
