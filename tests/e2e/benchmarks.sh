@@ -23,6 +23,7 @@ run() {
     case ${1##*tests/bench/} in
     bench_update) "$1" --params 65536 --runs 1 --json "$tmp/rows" ;;
     bench_neighbour) "$1" --json "$tmp/rows" unread ;;
+    bench_hoard) "$1" --json "$tmp/rows" connections ;;
     worker) BASE=. "$1" --json "$tmp/rows" ;;
     collectives) PYTHON=${CISTERN_PYTHON:-python3} "$1" 1 ;;
     run) (cd "$tmp" && ln -sf "$(type -P true)" nothing && "$1" nothing) ;;
