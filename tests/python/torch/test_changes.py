@@ -145,11 +145,14 @@ class Gradients(TorchCase):
         store.model[0].zero_grad()
 
     def test_grad_that_was_set_by_hand_can_be_taken_back(self) -> None:
+        """As in plain torch, the parameter has no gradient then."""
         _, store = self.twins(lambda: nn.Linear(4, 4))
         square(store.model, tokens()).backward()
+        before = store.read("weight")
         store.model.weight.grad = torch.ones(4, 4, dtype=torch.bfloat16)
         store.model.weight.grad = None
         store.optimizer(lr=0.1).step()
+        self.assertTrue(torch.equal(store.read("weight"), before))
 
     def test_a_hook_takes_a_gradient_away_in_the_backward_pass(self) -> None:
         _, store = self.twins(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))

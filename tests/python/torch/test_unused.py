@@ -13,6 +13,7 @@ import models
 import torch
 from cistern import Mismatch, Optimizer, Overlap, State
 from models import TorchCase, bits
+from test_ranks import in_two_threads
 from torch import nn
 
 WIDTH = 24
@@ -264,6 +265,220 @@ class Discarded(UnusedCase):
             model(some(self.dtype)).backward()
         self.optimizer.zero_grad()
         self.step(n_backward=1)
+
+
+class Held(UnusedCase):
+    """``grad = None`` while autograd holds gradients, because their graph is retained."""
+
+    def begin(self, dtype: torch.dtype, **options: Any) -> None:
+        super().begin(dtype, **{"micro_batches": 2} | options)
+
+    choices = ([0], [0])  #: The experts of the two micro-batches.
+
+    def half(self, model: nn.Module, *, retain_graph: bool) -> torch.Tensor:
+        model.chosen = self.choices[len(self.inputs) - 1]
+        loss: torch.Tensor = model(self.inputs.pop()) / 2
+        loss.backward(retain_graph=retain_graph)
+        return loss
+
+    def both(
+        self, second: Callable[[nn.Module, torch.Tensor], None], dtype: torch.dtype = torch.float32
+    ) -> None:
+        """Do steps of two micro-batches. ``second`` gets a model, and the loss with its graph."""
+        self.begin(dtype)
+        for _ in range(3):
+            models.copy_weights(self.store, self.twin)
+            inputs = [some(dtype), some(dtype)]
+            for model in (self.twin, self.store.model):
+                self.inputs = list(inputs)
+                self.half(model, retain_graph=False)
+                second(model, self.half(model, retain_graph=True))
+            before = self.read()
+            self.optimizer.step()
+            for name, parameter in self.twin.named_parameters():
+                now = {state: self.store.read(name, state) for state in _STATES}
+                if parameter.grad is None:
+                    self.assert_kept(name, before[name], now)
+                else:
+                    self.steps[name] += 1
+                    grad = self.store.read(name, State.GRAD)
+                    torch.testing.assert_close(grad, parameter.grad.cpu())
+                    if dtype is torch.float32:  # Else the update has a finer sum.
+                        self.assert_updated(name, before[name], now, grad)
+                    self.assertNotEqual(bits(before[name][State.MASTER]), bits(now[State.MASTER]))
+            grads = [p.grad for p in self.twin.parameters() if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm([grad.float() for grad in grads])
+            torch.testing.assert_close(self.optimizer.norm, norm.cpu(), rtol=1e-2, atol=0)
+
+    def test_gradients_of_both_micro_batches_are_discarded(self) -> None:
+        def cancel(model: nn.Module, _: torch.Tensor) -> None:
+            model.heads[0].weight.grad = None
+            model.experts[0].zero_grad()
+            model.stem.bias.grad = None
+
+        for dtype in (torch.float32, torch.bfloat16):
+            with self.subTest(dtype):
+                self.name = f"{self.name[:40]}{str(dtype)[-4:]}"
+                self.both(cancel, dtype)
+
+    def test_ranks_of_which_one_holds_gradients(self) -> None:
+        """Two ranks, of which one or both retain their graphs, are one process with the mean of both."""
+        for retains in ((True, False), (True, True)):
+            for micro_batches in (1, 2):
+                with self.subTest(retains=retains, micro_batches=micro_batches):
+                    self.run_ranks(retains, micro_batches)
+
+    def run_ranks(self, retains: tuple[bool, bool], micro_batches: int) -> None:
+        n_steps, options = 3, {"world": 2, "micro_batches": micro_batches}
+        made = [[some(torch.float32) for _ in range(2 * micro_batches)] for _ in range(n_steps)]
+        model = Mixture().to(models.DEVICE)
+        twin = copy.deepcopy(model)
+        found: dict[int, dict[str, torch.Tensor]] = {}
+
+        def run(rank: int) -> None:
+            store = ct.attach(
+                copy.deepcopy(model), self.name, rank=rank, device=models.DEVICE, **options
+            )
+            optimizer = store.optimizer(**OPTIONS)
+            try:
+                for batches in made:
+                    for x in batches[rank::2]:
+                        loss = store.model(x) / micro_batches
+                        loss.backward(retain_graph=retains[rank])
+                    cancel(store.model)
+                    optimizer.step()
+                store.sync()
+                found[rank] = store.state_dict()
+            finally:
+                store.job.close()
+
+        def cancel(model: nn.Module) -> None:
+            model.heads[0].weight.grad = None
+            model.experts[0].zero_grad()
+
+        self.addCleanup(self.remove, self.name)
+        self.assertEqual(in_two_threads(run), {})
+        self.remove(self.name)
+        plain = torch.optim.AdamW(twin.parameters(), **OPTIONS)
+        for batches in made:
+            for x in batches:
+                (twin(x) / len(batches)).backward()
+            cancel(twin)
+            plain.step()
+            plain.zero_grad()
+        for name, parameter in twin.named_parameters():
+            for rank in range(2):
+                torch.testing.assert_close(found[rank][name], parameter.detach().cpu())
+            if name.startswith("experts") or name == "heads.0.weight":
+                first = model.get_parameter(name).detach().cpu()
+                self.assertEqual(bits(found[0][name]), bits(first), name)
+
+    def test_one_rank_alone_cannot_discard_a_gradient(self) -> None:
+        """Whether it holds the gradient of its last micro-batch or not."""
+        model = Mixture().to(models.DEVICE)
+        for retains, n in ((False, 1), (False, 2), (True, 1), (True, 2)):
+
+            def run(rank: int, retains: bool = retains, n: int = n) -> None:
+                options = {"rank": rank, "world": 2, "micro_batches": n, "device": models.DEVICE}
+                store = ct.attach(copy.deepcopy(model), self.name, **options)
+                optimizer = store.optimizer(**OPTIONS)
+                try:
+                    for _ in range(n):
+                        store.model(some(torch.float32)).backward(retain_graph=retains)
+                    if rank == 0:
+                        store.model.heads[0].weight.grad = None
+                    optimizer.step()
+                finally:
+                    store.job.close()
+
+            with self.subTest(retains=retains, micro_batches=n):
+                raised = in_two_threads(run)
+                self.remove(self.name)
+                self.assertGreater(len(raised), 0)
+                for error in raised.values():
+                    self.assertRegex(str(error), "heads.0.weight.*discard|void|died")
+
+    def test_a_hook_discards_those_of_both(self) -> None:
+        def cancel(parameter: nn.Parameter) -> None:
+            parameter.grad = None
+
+        def hook(model: nn.Module, _: torch.Tensor) -> None:
+            model.heads[0].weight.grad = None
+            if not hasattr(model, "is_hooked"):
+                model.is_hooked = True
+                model.stem.weight.register_post_accumulate_grad_hook(cancel)
+
+        self.both(hook)
+
+    def test_what_has_none_in_one_of_them(self) -> None:
+        """The expert that only the second micro-batch uses has been handed in by none."""
+
+        def cancel(model: nn.Module, _: torch.Tensor) -> None:
+            model.experts[1].weight.grad = None
+            model.experts[2].weight.grad = None
+
+        self.choices = [[1], [2]]
+        self.both(cancel)
+
+    def test_another_backward_pass_of_the_same_graph_is_refused(self) -> None:
+        """The daemon cannot take one part out of the sum."""
+        self.begin(torch.float32)
+        for again in (self.optimizer.step, lambda: self.store.model(some(torch.float32))):
+            self.inputs = [some(torch.float32), some(torch.float32)]
+            self.half(self.store.model, retain_graph=False)
+            loss = self.half(self.store.model, retain_graph=True)
+            self.store.model.heads[0].weight.grad = None
+            loss.backward(retain_graph=True)
+            for _ in range(2):
+                with self.assertRaisesRegex(RuntimeError, "heads.0.weight.*was discarded"):
+                    again()
+            self.optimizer.zero_grad()
+        self.inputs = [some(torch.float32), some(torch.float32)]
+        self.half(self.store.model, retain_graph=False)
+        self.half(self.store.model, retain_graph=False)
+        self.optimizer.step()
+
+    def test_another_backward_pass_after_what_was_not_handed_in(self) -> None:
+        """Then its gradient alone counts, as in plain torch."""
+
+        def again(model: nn.Module, loss: torch.Tensor) -> None:
+            model.experts[2].weight.grad = None
+            loss.backward(retain_graph=True)
+
+        self.choices = [[2], [1]]
+        self.both(again)
+
+    def test_it_comes_before_clipping(self) -> None:
+        self.begin(torch.float32, micro_batches=1)
+        self.inputs = [some(torch.float32)]
+        self.half(self.store.model, retain_graph=True)
+        torch.nn.utils.clip_grad_norm_(self.store.model.parameters(), 1.0)
+        with self.assertRaisesRegex(RuntimeError, "comes after clip_grad_norm_"):
+            self.store.model.heads[0].weight.grad = None
+
+    def test_a_part_of_the_sum_cannot_be_read(self) -> None:
+        self.begin(torch.float32)
+        weight = self.store.model.heads[0].weight
+        self.inputs = [some(torch.float32), some(torch.float32)]
+        self.half(self.store.model, retain_graph=True)
+        self.assertGreater(weight.grad.abs().max(), 0)
+        self.half(self.store.model, retain_graph=True)
+        with self.assertRaisesRegex(RuntimeError, "cannot be read.*sums it in the step"):
+            weight.grad.mul_(2)
+        self.store.model.heads[0].zero_grad(set_to_none=False)
+        before = self.read()["heads.0.weight"]
+        self.optimizer.step()
+        self.assert_kept("heads.0.weight", before, self.read()["heads.0.weight"])
+
+    def test_zero_refuses(self) -> None:
+        self.begin(torch.float32, unused="zero")
+        self.inputs = [some(torch.float32), some(torch.float32)]
+        self.half(self.store.model, retain_graph=True)
+        self.store.model.heads[0].weight.grad = None  # Nothing is handed in.
+        self.half(self.store.model, retain_graph=True)
+        self.store.model.heads[1].weight.grad = None  # It has none.
+        with self.assertRaisesRegex(RuntimeError, "unused='zero'"):
+            self.store.model.stem.weight.grad = None
 
 
 class Trainable(UnusedCase):

@@ -19,7 +19,7 @@ import torch
 
 from cistern.torch.operators import OtherMemory, Tensor
 from cistern.torch.parameter import version_of
-from cistern.torch.runner import in_backward
+from cistern.torch.running import in_backward
 
 if TYPE_CHECKING:
     from cistern.torch.store import Store

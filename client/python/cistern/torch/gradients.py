@@ -14,6 +14,7 @@ from torch import nn
 
 from cistern._abi import State, Status
 from cistern.errors import CstError
+from cistern.torch.running import in_backward
 from cistern.torch.storage import without_memory
 from cistern.torch.weights import torch_type
 
@@ -27,18 +28,28 @@ class HandedIn:
 
     def __init__(self) -> None:
         self._without: dict[Unit, AbstractSet[Tensor]] = {}  # By units that had a backward pass.
-        #: Those whose gradients of this step were handed in and are discarded.
-        self.discarded: set[Tensor] = set()
+        #: Those whose gradients of this step are discarded, with whether they were handed in.
+        self.discarded: dict[Tensor, bool] = {}
 
     def add(self, unit: Unit, without: AbstractSet[Tensor]) -> None:
-        """Note that the gradients of ``unit`` are handed in, but for the tensors that have none.
-
-        RuntimeError: one has a gradient after that of an earlier micro-batch was discarded.
-        """
-        again = self.discarded.intersection(unit.trained_tensors) - without
-        if again:
-            raise RuntimeError(_AGAIN.format(min(tensor.name for tensor in again)))
+        """Note that the gradients of ``unit`` are handed in, but for the tensors that have none."""
+        for tensor in unit.trained_tensors if self.discarded else ():
+            if tensor not in without:
+                self.discarded.pop(tensor, None)
         self._without[unit] = self._without.get(unit, without) & without
+
+    def check(self, unit: Unit) -> None:
+        """Raise RuntimeError if ``unit`` has a gradient of a tensor that was handed in and discarded.
+
+        The discarded one is in the sum of the daemon, which cannot take one part of it.
+        """
+        again = [
+            tensor.name
+            for tensor, was_handed_in in self.discarded.items()
+            if was_handed_in and unit in tensor.units and tensor.parameter._grad is not None
+        ]
+        if again:
+            raise RuntimeError(_AGAIN.format(min(again)))
 
     def has(self, tensor: Tensor) -> bool:
         """Whether a gradient of ``tensor`` was handed in."""
@@ -50,10 +61,16 @@ class HandedIn:
             self._without[unit] |= {tensor}
 
     def discard(self, tensor: Tensor) -> None:
-        """Let ``tensor`` have no gradient in this step, although it was handed in."""
-        if self.has(tensor):
-            self.discarded.add(tensor)
-            self.forget(tensor)
+        """Let ``tensor`` have no gradient in this step, unless a later backward pass gives it one.
+
+        All ranks have to discard it, also if what it had was not handed in yet.
+        """
+        self.discarded[tensor] = self.discarded.get(tensor, False) or self.has(tensor)
+        self.forget(tensor)
+
+    def forget_last(self) -> None:
+        """Let no tensor have the gradient of the last step."""
+        self._without.clear()
 
     def forget_all(self) -> None:
         """Let no tensor have a gradient."""
@@ -61,16 +78,19 @@ class HandedIn:
         self.discarded.clear()
 
 
-def read(store: Store, parameter: nn.Parameter) -> torch.Tensor | None:
+def read(store: Store, parameter: nn.Parameter, held: torch.Tensor | None) -> torch.Tensor | None:
     """Return what ``grad`` of ``parameter`` is after a backward pass; None: it has no gradient.
 
     It is a copy of that of the last step, until ``zero_grad`` or the next backward pass. If the step
     is not done, or if other ranks add to the gradient, it has a shape and a type, but each access to
-    its elements raises RuntimeError.
+    its elements raises RuntimeError. ``held`` is what autograd has computed and the daemon does not
+    have: it is returned, unless earlier micro-batches have handed in what adds to it.
     """
     tensor = store.tensor_of(parameter)
     if tensor is None or not tensor.trains or not store.handed_in.has(tensor) or _is_compiling():
-        return None
+        return held
+    if held is not None and not store.has_handed_in():
+        return held
     device = store.device.torch_device
     if store.job.world > 1:
         return _unreadable(tensor, device, _OTHER_RANKS.format(tensor.name))
@@ -82,9 +102,23 @@ def read(store: Store, parameter: nn.Parameter) -> torch.Tensor | None:
 
 
 def forget(store: Store, parameter: nn.Parameter) -> None:
-    """Let ``parameter`` have no ``grad``: that of the last step is not wanted any more."""
+    """Let ``parameter`` have no ``grad``: neither that of this step, nor else that of the last one.
+
+    What autograd holds is left to the caller. All ranks do this that have a gradient of this step.
+    RuntimeError: the daemon has it, and the job skips no parameters; or ``clip_grad_norm_`` was called
+    before.
+    """
     tensor = store.tensor_of(parameter)
-    if tensor is not None:
+    if tensor is None or not tensor.trains:
+        return  # One that is trained may have been frozen since its backward pass.
+    is_handed_in = store.runner.operators.has_gradients and store.handed_in.has(tensor)
+    if is_handed_in and not store.skips_unused:
+        raise RuntimeError(_NOT_SKIPPED)
+    # What a hook takes away in the backward pass has not been seen by anybody.
+    if is_handed_in or (parameter._grad is not None and not in_backward()):
+        store.check_not_clipped(tensor)
+        store.handed_in.discard(tensor)
+    else:
         store.handed_in.forget(tensor)
 
 
@@ -99,9 +133,15 @@ def _unreadable(tensor: Tensor, device: torch.device, why: str) -> torch.Tensor:
 
 
 _AGAIN = (
-    "cistern: the gradient of parameter '{0}' was discarded (grad = None), and a later micro-batch of the same"
+    "cistern: the gradient of parameter '{0}' was discarded (grad = None), and a later backward pass of the same"
     " step has one: discard it after the last backward pass, or call zero_grad of the optimizer, which begins"
     " the step again"
+)
+_NOT_SKIPPED = (
+    "cistern: grad = None discards no gradient here: a backward pass of this step has handed it"
+    " in to the daemon, and attach was told unused='zero'. zero_grad of the optimizer or of the"
+    " whole model discards those of all parameters, and"
+    " parameter.register_hook(torch.zeros_like) before the backward pass those of one"
 )
 _BEFORE_STEP = (
     "the daemon has the gradient, and sums it in the step of the optimizer. After the step, grad and"

@@ -343,7 +343,7 @@ class Operators:
     def forget_last_step(self) -> None:
         """Let no parameter have the gradient of the last step any more, if this one has none yet."""
         if not self.has_gradients:
-            self.handed_in.forget_all()
+            self.handed_in.forget_last()
 
     def _push(self, unit: Unit, runs: Callable[[], object]) -> None:
         if self.open_units:
@@ -383,6 +383,7 @@ class Operators:
                 self._hand_in(late)
 
     def _hand_in(self, unit: Unit) -> None:
+        self.handed_in.check(unit)
         self.has_gradients = self.is_past_grads = True
         self._delivered.add(unit)
         self._begin(unit, _BACKWARD)

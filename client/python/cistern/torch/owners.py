@@ -78,7 +78,7 @@ def _discard(module: nn.Module) -> None:
             store.discard_gradients()
         elif store.has_handed_in() and store.skips_unused:
             for tensor in tensors:
-                store.discard_gradient(tensor.parameter)
+                tensor.parameter.grad = None
         elif store.has_handed_in():
             raise RuntimeError(
                 "cistern: zero_grad of a part of a model discards no gradients: a backward pass of this step"

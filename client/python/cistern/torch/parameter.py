@@ -43,39 +43,19 @@ def _data(parameter: nn.Parameter) -> torch.Tensor:
 
 def _grad(parameter: nn.Parameter) -> torch.Tensor | None:
     grad: torch.Tensor | None = grad_of(parameter)
-    if grad is not None or not hasattr(parameter, _MARK):
-        return grad
-    store = owners.store_of(parameter)
-    return None if store is None else gradients.read(store, parameter)
+    store = owners.store_of(parameter) if hasattr(parameter, _MARK) else None
+    return grad if store is None else gradients.read(store, parameter, grad)
 
 
 def _set_grad(parameter: nn.Parameter, grad: torch.Tensor | None) -> None:
-    if grad is None and hasattr(parameter, _MARK):
-        _forget_grad(parameter)
+    store = owners.store_of(parameter) if grad is None and hasattr(parameter, _MARK) else None
+    if store is not None:
+        gradients.forget(store, parameter)
     set_grad(parameter, grad)
 
 
 def _delete_grad(parameter: nn.Parameter) -> None:
     _set_grad(parameter, None)
-
-
-def _forget_grad(parameter: nn.Parameter) -> None:
-    store = owners.store_of(parameter)
-    tensor = None if store is None else store.tensor_of(parameter)
-    # A parameter that is trained may have been frozen since its backward pass.
-    if store is None or tensor is None or not tensor.trains:
-        return
-    if grad_of(parameter) is None and store.has_handed_in():
-        if store.skips_unused:
-            store.discard_gradient(parameter)
-            return
-        raise RuntimeError(
-            "cistern: grad = None discards no gradient here: a backward pass of this step has handed it"
-            " in to the daemon, and attach was told unused='zero'. zero_grad of the optimizer or of the"
-            " whole model discards those of all parameters, and"
-            " parameter.register_hook(torch.zeros_like) before the backward pass those of one"
-        )
-    gradients.forget(store, parameter)
 
 
 def install() -> None:

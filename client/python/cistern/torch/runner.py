@@ -42,14 +42,8 @@ from cistern.torch.containers import (
 )
 from cistern.torch.nodes import Enter, Ref
 from cistern.torch.operators import GRADS_OF_GRADS, Operators, Tensor, Unit
-from cistern.torch.running import call_of_module
+from cistern.torch.running import call_of_module, in_backward
 from cistern.torch.storage import private
-
-
-def in_backward() -> bool:
-    """Return whether this thread runs a backward pass."""
-    return torch._C._current_graph_task_id() != -1
-
 
 _retains_graph: Callable[[], bool] = private(
     torch._C._autograd, "_get_current_graph_task_keep_graph"
@@ -224,9 +218,9 @@ class Runner:
     def forward_begins(self) -> None:
         """Begin another micro-batch, if the last one has had a backward pass and gradients are recorded."""
         if not self._ran_forward and torch.is_grad_enabled():
-            self._ran_forward = True
             if self._held():
                 self.deliver_rest()
+            self._ran_forward = True
             self._forget_uses()
 
     def forget_changes(self) -> None:
@@ -556,8 +550,8 @@ _SWAPPED = (
 )
 _BY_HAND = (
     "cistern: grad of a parameter of module '{0}' was set after the backward pass, when the gradients of"
-    " this step were handed in already: set grad to None. A hook (parameter.register_hook) or a factor"
-    " on the loss changes gradients"
+    " this step were handed in already: call zero_grad of the optimizer, and compute the step again. A hook"
+    " (parameter.register_hook) or a factor on the loss changes gradients"
 )
 _OTHER_WEIGHTS = (
     "cistern: the weights of module '{0}' have changed since its forward pass, by a step of the optimizer"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a call of a module has ended.
+"""Whether a backward pass runs, and whether a call of a module has ended.
 
-torch does not tell it if KeyboardInterrupt or another exception that is no Exception ends the call.
+torch does not tell the latter if KeyboardInterrupt or another exception that is no Exception ends the call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from functools import partial
 from threading import get_ident
 from types import FrameType
 
+import torch
+
 _WRAPPER = "torch._dynamo.eval_frame"  # It has the functions around hooks that are not compiled.
+
+
+def in_backward() -> bool:
+    """Return whether this thread runs a backward pass."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def call_of_module() -> Callable[[], bool]:

@@ -30,7 +30,8 @@ from cistern.torch.gradients import HandedIn
 from cistern.torch.operators import Operators, Tensor, Unit
 from cistern.torch.optimizer import Optimizer, in_pair
 from cistern.torch.origin import Origin
-from cistern.torch.runner import Runner, in_backward, not_compiled
+from cistern.torch.runner import Runner, not_compiled
+from cistern.torch.running import in_backward
 from cistern.torch.summary import summary
 from cistern.torch.watch import Watch
 from cistern.torch.writes import LOST, Writes
@@ -342,17 +343,10 @@ class Store:
             if not self.handed_in.has(tensor):
                 self.job.no_gradient(tensor.number, discard=tensor in discarded)
 
-    def discard_gradient(self, parameter: nn.Parameter) -> None:
-        """Have no gradient of ``parameter`` in this step. ``parameter.grad = None`` does this.
-
-        All ranks discard it that have one. RuntimeError: ``clip_grad_norm_`` was called before.
-        """
-        tensor = self.tensor_of(parameter)
-        if tensor is None or not self.handed_in.has(tensor):
-            return
+    def check_not_clipped(self, tensor: Tensor) -> None:
+        """Raise RuntimeError if the gradient of ``tensor`` is discarded after ``clip_grad_norm_``."""
         if self._optimizer is not None and self._optimizer.clips_next_step():
             raise RuntimeError(_CLIPPED.format(tensor.name))
-        self.handed_in.discard(tensor)
 
     def sync(self) -> int:
         """Give up the step for all ranks, wait for them, and return the step to do now."""
