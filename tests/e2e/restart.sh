@@ -4,7 +4,7 @@
 # makes steps after each time and has the same bits at the end: after kills, a restart of the service, the watchdog, and a new
 # binary; and that a stopped service loses its jobs. A private systemd, the first process of its own namespaces, runs the units with
 # all their restrictions, which need the system's manager: a user's manager cannot apply most of them. Only the program's path and
-# the watchdog's time differ. CST_TEST_KILLS: number of kills.
+# the watchdog's time differ. CST_TEST_KILLS: number of kills. CST_TEST_STORE=1: instead, the manager's store is filled to its limit.
 CST_TEST_KILLS=${CST_TEST_KILLS:-20} # more than a second between two of them; systemd's default allows five in ten seconds
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
@@ -29,11 +29,13 @@ mkdir "$cgroup" 2>/dev/null || skip "no cgroup of its own"
 # The units of the service, the targets that units depend on by default, and a unit for the test, with which the manager ends. Of
 # the machine's own units there are none.
 write_units() {
-    local target
+    local target watchdog=2s
+    [ -z "${CST_TEST_STORE-}" ] || watchdog=10min # The manager takes minutes to fill its store.
     mkdir -p "$tmp/units/cisternd.service.d"
     cp systemd/*.socket "$tmp/units"
     sed 's|^ExecStart=[^ ]*|ExecStart=/run/bin/cisternd|' systemd/cisternd.service >"$tmp/units/cisternd.service"
-    printf '[Service]\nWatchdogSec=2s\nStandardError=append:%s\nEnvironment=ASAN_OPTIONS=detect_leaks=0\n' "$tmp/cisternd.log" >"$tmp/units/cisternd.service.d/test.conf"
+    printf '[Service]\nWatchdogSec=%s\nStandardError=append:%s\nEnvironment=ASAN_OPTIONS=detect_leaks=0\n' "$watchdog" "$tmp/cisternd.log" >"$tmp/units/cisternd.service.d/test.conf"
+    [ -z "${CST_TEST_STORE-}" ] || write_store
     for target in sysinit basic sockets shutdown; do
         printf '[Unit]\nDefaultDependencies=no\n' >"$tmp/units/$target.target"
     done
@@ -48,6 +50,15 @@ StandardOutput=append:$tmp/test.out
 StandardError=inherit
 TimeoutStopSec=5s
 UNIT
+}
+
+# A store as large as the unit's, or as large as it can be here: when systemd passes descriptors on, their numbers reach twice their
+# number, within the hard limit of open files.
+write_store() {
+    local most=$((($(ulimit -Hn) - 2000) / 2)) limit
+    limit=$(sed -n 's/^FileDescriptorStoreMax=//p' systemd/cisternd.service)
+    [ "$limit" -le "$most" ] || limit=$most
+    printf '[Service]\nFileDescriptorStoreMax=%d\nEnvironment=FDSTORE=%d\n' "$limit" "$limit" >"$tmp/units/cisternd.service.d/store.conf"
 }
 
 # Make the service's user and its directory, hide what is the machine's, and become the manager.
@@ -159,6 +170,10 @@ check_stop() {
 # In the namespaces: kill the daemon, and end it in all other ways.
 inside() {
     local i unit
+    if [ -n "${CST_TEST_STORE-}" ]; then
+        fill_store
+        return
+    fi
     systemctl start cisternd.socket cisternd-manager.socket
     check_service
     begin_training killed
@@ -176,6 +191,41 @@ inside() {
     ./cistern ping >/dev/null || fail "no answer after $n_kills kills"
     CISTERN_SOCKET=/run/cistern/manager.sock ./cistern ping >/dev/null || fail "no answer to a manager after $n_kills kills"
     check_stop
+}
+
+# A daemon starts with as many descriptors as the manager's store may have, and serves. A job more is not kept, for a reason that names
+# the limit. The names of the descriptors leave room in the environment.
+fill_store() {
+    local limit names job took
+    limit=$(property FileDescriptorStoreMax cisternd.service)
+    cp tests/lib/fill_store /run/bin/cisternd
+    systemctl start cisternd.socket cisternd-manager.socket cisternd.service
+    is_up 0
+    touch /run/cistern/fill
+    poll test -e /run/cistern/filled
+    stores "$limit" || fail "the store has $(property NFileDescriptorStore cisternd.service) of $limit descriptors"
+    cp cisternd /run/bin/cisternd.new
+    mv /run/bin/cisternd.new /run/bin/cisternd
+    kill -KILL "$main_pid"
+    poll is_up "$main_pid"
+    ./cistern ping >/dev/null || fail "no answer from a daemon with $limit descriptors"
+    grep -qzx "LISTEN_FDS=$((limit + 2))" "/proc/$main_pid/environ" || fail "not $limit descriptors and two sockets: $(tr '\0' '\n' <"/proc/$main_pid/environ" | grep LISTEN_FDS=)"
+    names=$(grep -z LISTEN_FDNAMES= "/proc/$main_pid/environ" | wc -c)
+    took=$(($(property ActiveEnterTimestampMonotonic cisternd.service) - $(property ExecMainStartTimestampMonotonic cisternd.service)))
+    printf '%d descriptors, %d bytes of names, ready after %d ms\n' "$limit" "$names" $((took / 1000))
+    [ "$names" -lt 131072 ] || fail "the names have $names bytes"
+    if [ -x ./cistern-gpt ]; then
+        train job 5
+        has "FileDescriptorStoreMax= in cisternd.service" "$tmp/cisternd.log" || fail "the limit is not named: $(grep "job 'job'" "$tmp/cisternd.log")"
+        grep -o "job 'job'.*FileDescriptorStoreMax= in cisternd.service" "$tmp/cisternd.log" | head -n 1
+    fi
+    kill -KILL "$main_pid"
+    poll is_up "$main_pid"
+    stores "$limit" || fail "$(property NFileDescriptorStore cisternd.service) of $limit descriptors after another kill"
+}
+
+stores() {
+    [ "$(property NFileDescriptorStore cisternd.service)" = "$1" ]
 }
 
 # Run the manager in namespaces and a cgroup of its own until the test in it ends, or this process is told to end.
