@@ -364,7 +364,7 @@ static int check(const struct cstd_session *session, const Cistern__CommOpen *me
 {
     const struct cstd_job *job = session->job;
 
-    if (job->core == NULL) {
+    if (!cstd_job_is_committed(job)) {
         return cst_err_set(err, CST_EINVAL, "job '%s' is not committed yet", job->name);
     }
     if (job->model.n_stages > 0) {

@@ -245,6 +245,13 @@ static inline bool cstd_job_is_decided(const struct cstd_job *job)
     return job->state != CSTD_JOB_DECLARING;
 }
 
+/* True if the commit of @job is complete, states included, so that requests of steps can be served.
+ * A worker is told so before it makes any. */
+static inline bool cstd_job_is_committed(const struct cstd_job *job)
+{
+    return job->core != NULL && job->state != CSTD_JOB_POPULATING;
+}
+
 /* Bytes of an element of the gradient rows of @job. */
 static inline uint32_t cstd_job_grad_bytes(const struct cstd_job *job)
 {

@@ -242,7 +242,7 @@ void cstd_serve_commit(struct cstd_session *session, uint64_t id, void *body)
 
 static bool check_committed(struct cstd_session *session, uint64_t id)
 {
-    if (session->job->core == NULL) {
+    if (!cstd_job_is_committed(session->job)) {
         cstd_serve_error(session, id, CST_EINVAL, "job '%s' is not committed yet",
                          session->job->name);
         return false;

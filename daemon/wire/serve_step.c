@@ -23,7 +23,7 @@ static struct cstd_pending *defer_for(struct cstd_session *session, struct cstd_
     struct cstd_pending *request;
     struct cst_err err;
 
-    if (job->core == NULL) {
+    if (!cstd_job_is_committed(job)) {
         cstd_serve_error(session, id, CST_EINVAL, "job '%s' is not committed yet", job->name);
         return NULL;
     }

@@ -6,6 +6,7 @@
 
 #include <check.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -192,6 +193,60 @@ START_TEST(a_lowered_limit)
 }
 END_TEST
 
+/* -- requests while the memory is there and the commit is not complete --------------------------
+ */
+
+static char faults[] = "/tmp/cistern-faults-XXXXXX";
+
+static void setup_faults(void)
+{
+    ck_assert_ptr_nonnull(mkdtemp(faults));
+    daemon_proc_keep();
+    daemon_proc_fault(faults);
+    daemon_proc_start(&proc, NULL);
+    raw_open(&witness, proc.socket);
+    base_fds = settle_base_fds(&witness, &proc);
+}
+
+static void teardown_faults(void)
+{
+    settle_remove_jobs(&witness);
+    job_rig_teardown();
+    ck_assert_int_eq(rmdir(faults), 0);
+}
+
+/* A client that does not wait for the answer to its Commit gets errors, and the core, which has no
+ * worker yet, gets nothing. */
+START_TEST(requests_that_come_too_early)
+{
+    static const uint16_t types[] = {CISTERN__MSG_TYPE__MSG_SYNC, CISTERN__MSG_TYPE__MSG_NEXT,
+                                     CISTERN__MSG_TYPE__MSG_LAYOUT, CISTERN__MSG_TYPE__MSG_POOL};
+    Cistern__Next next = CISTERN__NEXT__INIT;
+    Cistern__LayoutGet layout = CISTERN__LAYOUT_GET__INIT;
+    Cistern__PoolGet pool = CISTERN__POOL_GET__INIT;
+    const ProtobufCMessage *bodies[] = {NULL, &next.base, &layout.base, &pool.base};
+    struct raw_client client;
+    char gate[64];
+    uint64_t commit;
+    int fd;
+
+    (void)snprintf(gate, sizeof gate, "%s/ledger", faults);
+    ck_assert_int_eq(mkfifo(gate, 0600), 0);
+    commit = ask_commit(&client, "early", SMALL);
+    fd = open(gate, O_WRONLY | O_CLOEXEC); /* Waits for the daemon. */
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(unlink(gate), 0);
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        ck_assert_int_eq(raw_call(&client, types[i], bodies[i]), CST_EINVAL);
+        raw_says(&client, "job 'early' is not committed yet");
+    }
+    (void)close(fd);
+    ck_assert_msg(raw_status(&client, commit) == CST_OK, "%s", client.err.text);
+    (void)raw_sync(&client);
+    raw_close(&client);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("populate");
@@ -203,5 +258,7 @@ int main(void)
     tcase_add_test(tc, answers_that_come_twice);
     tc = suite_case(suite, "limit", setup_group, teardown_group);
     tcase_add_test(tc, a_lowered_limit);
+    tc = suite_case(suite, "early", setup_faults, teardown_faults);
+    tcase_add_test(tc, requests_that_come_too_early);
     return suite_run(suite);
 }

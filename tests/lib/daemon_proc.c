@@ -29,6 +29,7 @@ enum { MAX_ARGS = 24, WORD_MS = 20000 };
 static uid_t run_uid;
 static unsigned run_max_fds;
 static bool run_kept; /* Set by daemon_proc_keep. */
+static const char *run_program = "./cisternd";
 
 void daemon_proc_run_as(uid_t uid, unsigned max_fds)
 {
@@ -39,6 +40,13 @@ void daemon_proc_run_as(uid_t uid, unsigned max_fds)
 void daemon_proc_keep(void)
 {
     run_kept = true;
+}
+
+void daemon_proc_fault(const char *folder)
+{
+    run_program = "./tests/lib/faulty_daemon";
+    (void)setenv("CST_TEST_FAULTS", folder, 1);
+    (void)setenv("CISTERN_ENGINE_HOST", "./cistern-engine-host", 1);
 }
 
 static void become_service(void)
@@ -75,7 +83,7 @@ static void run(const struct daemon_proc *proc, const char *notify, const char *
     static char options[4][128];
     const char *argv[MAX_ARGS] = {"./tests/lib/notify_run",
                                   "--keep",
-                                  "./cisternd",
+                                  run_program,
                                   options[0],
                                   options[1],
                                   "--host-memory=256M",

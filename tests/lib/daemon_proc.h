@@ -31,6 +31,10 @@ void daemon_proc_run_as(uid_t uid, unsigned max_fds);
  * was killed again, which goes on with the jobs of the one before. */
 void daemon_proc_keep(void);
 
+/* Run daemons that are started from now on with the faults whose files are in @folder (see
+ * faulty_daemon.c). */
+void daemon_proc_fault(const char *folder);
+
 /* Kill the daemon, which is kept, with SIGKILL, and wait until the next one is ready. */
 void daemon_proc_kill_kept(struct daemon_proc *proc);
 

@@ -4,9 +4,11 @@
  *
  *   submit      no memory for a command to an engine
  *   layout      a FIFO: a layout is built after the end of what is in it
+ *   ledger      a FIFO: the same for the file of a ledger
  *   committed   the daemon dies after its first answer to a Commit, and removes the file
  *   synced      the same before its first answer to a Sync */
 #include "daemon/engine/engines.h"
+#include "daemon/ledger/ledger_file.h"
 #include "daemon/wire/session.h"
 #include "offload/layout/layout.h"
 #include "proto/cistern.pb-c.h"
@@ -25,6 +27,10 @@ int __real_cst_layout_build(struct cst_layout *layout, struct cst_model *model,
                             const struct cst_layout_config *config, struct cst_err *err);
 int __wrap_cst_layout_build(struct cst_layout *layout, struct cst_model *model,
                             const struct cst_layout_config *config, struct cst_err *err);
+int __real_cstd_ledger_file_make(struct cstd_ledger_file *file, const Ledger__Job *ledger,
+                                 struct cst_err *err);
+int __wrap_cstd_ledger_file_make(struct cstd_ledger_file *file, const Ledger__Job *ledger,
+                                 struct cst_err *err);
 void __real_cstd_session_answer(struct cstd_daemon *daemon, struct cstd_pending *request,
                                 uint16_t type, const ProtobufCMessage *message, const int *fds,
                                 unsigned n_fds);
@@ -81,10 +87,10 @@ int __wrap_cstd_engines_submit(struct cstd_engines *engines, const struct cst_co
     return __real_cstd_engines_submit(engines, command, err);
 }
 
-int __wrap_cst_layout_build(struct cst_layout *layout, struct cst_model *model,
-                            const struct cst_layout_config *config, struct cst_err *err)
+/* Wait until there are no writers any more to the FIFO of fault @name, if it is there. */
+static void wait_at(const char *name)
 {
-    int fd = open_fault("layout");
+    int fd = open_fault(name);
     char byte;
 
     while (fd >= 0 && read(fd, &byte, 1) > 0) {
@@ -92,5 +98,18 @@ int __wrap_cst_layout_build(struct cst_layout *layout, struct cst_model *model,
     if (fd >= 0) {
         (void)close(fd);
     }
+}
+
+int __wrap_cst_layout_build(struct cst_layout *layout, struct cst_model *model,
+                            const struct cst_layout_config *config, struct cst_err *err)
+{
+    wait_at("layout");
     return __real_cst_layout_build(layout, model, config, err);
+}
+
+int __wrap_cstd_ledger_file_make(struct cstd_ledger_file *file, const Ledger__Job *ledger,
+                                 struct cst_err *err)
+{
+    wait_at("ledger");
+    return __real_cstd_ledger_file_make(file, ledger, err);
 }
