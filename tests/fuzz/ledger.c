@@ -79,7 +79,35 @@ static int make(const uint8_t *message, size_t n, const struct cstd_ledger_recor
     return fd;
 }
 
-/* Give the code the record @record of a core with one chunk. */
+/* Feed @event to @core, and complete the commands that follow, at most a few hundred. */
+static void feed(struct cst_core *core, struct cst_event event)
+{
+    struct cst_command queue[256];
+    size_t n = 0, n_done = 0;
+    struct cst_actions actions;
+
+    cst_actions_init(&actions);
+    for (;;) {
+        const char *broken;
+
+        cst_core_step(core, &event, &actions);
+        broken = cst_core_check(core);
+        fuzz_must(broken == NULL, broken);
+        for (size_t i = 0; i < actions.n && n < sizeof queue / sizeof *queue; i++) {
+            if (actions.v[i].kind == CST_ACT_COMMAND) {
+                queue[n++] = actions.v[i].command;
+            }
+        }
+        if (n_done == n) {
+            break;
+        }
+        event = (struct cst_event){.kind = CST_EV_DONE, .ticket = queue[n_done++].ticket};
+    }
+    cst_actions_close(&actions);
+}
+
+/* Give the code the record @record of a core with one chunk, which goes on from a record that is
+ * taken. */
 static void revive(const struct cst_core_record *record)
 {
     struct cst_model model;
@@ -117,6 +145,11 @@ static void revive(const struct cst_core_record *record)
     rc = cst_core_may_revive(core, record, &table.header, &err);
     fuzz_must(rc == CST_OK || (rc == CST_ELOST && err.text[0] != '\0'),
               "a record is taken, or the states are lost for a reason");
+    if (rc == CST_OK) {
+        feed(core,
+             (struct cst_event){.kind = CST_EV_REVIVE, .record = record, .table = &table.header});
+        feed(core, (struct cst_event){.kind = CST_EV_ATTACH, .rank = 0});
+    }
     cst_core_close(core);
     cst_layout_close(&layout);
     cst_model_close(&model);
