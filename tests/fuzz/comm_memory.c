@@ -13,6 +13,7 @@
  * has the right result. */
 #include "client/comm/flow.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/steps.h"
 #include "tests/lib/collective.h"
 
 #include <stdbool.h>
@@ -59,21 +60,6 @@ size_t fuzz_seed(uint8_t *out, size_t max)
         }
     }
     return n;
-}
-
-/* An input that is being read. */
-struct bytes {
-    const uint8_t *at, *end;
-};
-
-static uint64_t take(struct bytes *in, unsigned n)
-{
-    uint64_t value = 0;
-
-    for (unsigned i = 0; i < n && in->at < in->end; i++) {
-        value |= (uint64_t)*in->at++ << 8 * i;
-    }
-    return value;
 }
 
 /* The memory and the flows of groups before their first call, by number of ranks and slot size.

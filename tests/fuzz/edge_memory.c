@@ -14,6 +14,7 @@
 #include "client/lib/job.h"
 #include "offload/layout/edge.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/steps.h"
 
 #include <stdbool.h>
 #include <string.h>
@@ -38,20 +39,6 @@ size_t fuzz_seed(uint8_t *out, size_t max)
     fuzz_must(sizeof steps <= max, "room for the seed");
     memcpy(out, steps, sizeof steps);
     return sizeof steps;
-}
-
-struct bytes {
-    const uint8_t *at, *end;
-};
-
-static uint64_t take(struct bytes *in, unsigned n)
-{
-    uint64_t value = 0;
-
-    for (unsigned i = 0; i < n && in->at < in->end; i++) {
-        value |= (uint64_t)*in->at++ << 8 * i;
-    }
-    return value;
 }
 
 /* Make the edges, which all inputs use. */
