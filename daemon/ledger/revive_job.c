@@ -10,7 +10,7 @@
 #include "daemon/job/worker.h"
 #include "daemon/ledger/kept_job.h"
 #include "daemon/ledger/lent_slabs.h"
-#include "daemon/ledger/packed.h"
+#include "daemon/wire/packed.h"
 #include "daemon/ledger/revive_devices.h"
 #include "daemon/memory/rank_devices.h"
 #include "offload/plan/saved.h"

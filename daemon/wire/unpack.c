@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/wire/unpack.h"
 
+#include "daemon/wire/packed.h"
+
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,23 +51,7 @@ void cstd_unpack_close(struct cstd_unpack *unpack)
 /* -- strings with a byte 0 ------------------------------------------------------------------ */
 
 /* The unpacked message does not show a byte 0 in a string, because strlen ends there. The packed
- * bytes are therefore searched. They are known to be well formed; even so, nothing beyond their end
- * is read. */
-
-static uint64_t read_varint(const uint8_t **at, const uint8_t *end)
-{
-    uint64_t v = 0;
-
-    for (unsigned shift = 0; *at < end; shift += 7) {
-        uint8_t byte = *(*at)++;
-
-        v |= shift < 64 ? (uint64_t)(byte & 0x7f) << shift : 0;
-        if ((byte & 0x80) == 0) {
-            break;
-        }
-    }
-    return v;
-}
+ * bytes are therefore searched. They are known to be well formed. */
 
 static bool has_zero(const ProtobufCMessageDescriptor *type, const uint8_t *at, const uint8_t *end);
 
@@ -82,36 +68,14 @@ static bool field_has_zero(const ProtobufCFieldDescriptor *field, const uint8_t 
 
 static bool has_zero(const ProtobufCMessageDescriptor *type, const uint8_t *at, const uint8_t *end)
 {
-    enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 }; /* wire types */
+    struct cstd_packed rest = {.at = at, .end = end};
+    struct cstd_packed_field field;
 
-    while (at < end) {
-        uint64_t key = read_varint(&at, end), n = 0;
-
-        switch (key & 7) {
-        case VARINT:
-            (void)read_varint(&at, end);
-            break;
-        case FIXED64:
-            n = 8;
-            break;
-        case FIXED32:
-            n = 4;
-            break;
-        case BYTES:
-            n = read_varint(&at, end);
-            break;
-        default:
-            return false;
-        }
-        if (n > (uint64_t)(end - at)) {
-            return false;
-        }
-        if ((key & 7) == BYTES &&
-            field_has_zero(protobuf_c_message_descriptor_get_field(type, (unsigned)(key >> 3)), at,
-                           n)) {
+    while (cstd_packed_next(&rest, &field)) {
+        if (field_has_zero(protobuf_c_message_descriptor_get_field(type, field.number), field.value,
+                           field.n_value)) {
             return true;
         }
-        at += n;
     }
     return false;
 }

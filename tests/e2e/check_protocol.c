@@ -201,12 +201,17 @@ END_TEST
 START_TEST(a_string_with_a_zero_is_refused)
 {
     static const uint8_t name[] = {1 << 3 | 2, 3, 'x', 0, 'y'};
+    static const uint8_t later[] = {15 << 3, 1, 1 << 3 | 2, 3,
+                                    'x',     0, 'y'}; /* field 15 is unknown */
     static const uint8_t tensor[] = {1 << 3 | 2, 7,   1 << 3 | 2, 3, 't',
                                      0,          'x', 2 << 3,     1}; /* Declare.tensors.name */
     struct raw_client client;
 
     open_in_job(&client);
     send_body(&client, CISTERN__MSG_TYPE__MSG_JOB_INFO, name, sizeof name);
+    ck_assert_int_eq(raw_status(&client, 77), CST_EPROTO);
+    raw_says(&client, "byte 0");
+    send_body(&client, CISTERN__MSG_TYPE__MSG_JOB_INFO, later, sizeof later);
     ck_assert_int_eq(raw_status(&client, 77), CST_EPROTO);
     raw_says(&client, "byte 0");
     send_body(&client, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, name, sizeof name);

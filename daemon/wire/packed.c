@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/ledger/packed.h"
+#include "daemon/wire/packed.h"
 
 /* Wire types of protobuf. */
 enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 };
@@ -26,7 +26,7 @@ bool cstd_packed_next(struct cstd_packed *rest, struct cstd_packed_field *out)
     uint64_t tag, n = 0;
 
     *out = (struct cstd_packed_field){.begin = at};
-    if (!read_varint(&at, rest->end, &tag) || tag >> 3 == 0 || tag >> 3 > UINT32_MAX) {
+    if (!read_varint(&at, rest->end, &tag) || tag >> 3 > UINT32_MAX) {
         return false;
     }
     out->number = (uint32_t)(tag >> 3);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reads the fields of a packed protobuf message one after the other, without unpacking the message:
- * descriptions of jobs can have hundreds of MiB. Any thread. */
+ * descriptions of jobs can have hundreds of MiB. Everything that protobuf-c unpacks is read. Any
+ * thread. */
 #ifndef CSTD_PACKED_H
 #define CSTD_PACKED_H
 
