@@ -5,11 +5,13 @@ import copy
 import io
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import cistern.torch as ct
 import models
 import torch
-from cistern import State
+from cistern import CstError, State, Status
+from cistern.errors import error_of
 from models import TorchCase, bits
 from torch import nn
 
@@ -268,3 +270,74 @@ class PlainTorch(Case):
         train(store.model, optimizer, range(1))
         with self.assertRaisesRegex(ValueError, r"state_dict\(full=True\)"):
             optimizer.load_state_dict(short)
+
+    def test_another_optimizer(self) -> None:
+        """Of Lion, AdamW or SGD: nothing is written."""
+        states = {}
+        for rule in ("adamw", "lion"):
+            store = self.attach(small(), f"from-{rule}", optimizer=rule)
+            optimizer = store.optimizer(**OPTIONS)
+            train(store.model, optimizer, range(2))
+            states[rule] = optimizer.state_dict(full=True)
+        one, two = "exp_avg", "exp_avg and exp_avg_sq"
+        second_alone = copy.deepcopy(states["adamw"])
+        for entry in second_alone["state"].values():
+            del entry["exp_avg"]
+        for rule, loaded, there, wanted in (
+            ("adamw", states["lion"], one, two),
+            ("lion", states["adamw"], two, one),
+            ("sgd", states["adamw"], two, one),
+            ("lion", second_alone, "exp_avg_sq", one),
+            ("adamw", second_alone, "exp_avg_sq", two),
+        ):
+            with self.subTest(rule, there=there):
+                store = self.attach(small(), f"to-{rule}", optimizer=rule)
+                optimizer = store.optimizer(**OPTIONS)
+                text = f"another optimizer: it has {there}, and the job's optimizer has {wanted}$"
+                with self.assertRaisesRegex(ValueError, text):
+                    optimizer.load_state_dict(loaded)
+                self.assertEqual(store.step_no, 0)
+                self.assertFalse(store.read("0.weight", State.EXP_AVG).any())
+                store.close(remove=True)
+
+    def test_a_load_that_fails(self) -> None:
+        """The states are those of before, or the error says which may not be."""
+        store = self.attach(small())
+        optimizer = store.optimizer(**OPTIONS)
+        train(store.model, optimizer, range(2))
+        saved = optimizer.state_dict(full=True)
+        train(store.model, optimizer, range(2, 3))
+        before = optimizer.state_dict(full=True)
+
+        unreadable = copy.deepcopy(saved)
+        unreadable["state"][3]["exp_avg"] = torch.empty(4, device="meta")
+        with self.assertRaisesRegex(RuntimeError, "meta"):
+            optimizer.load_state_dict(unreadable)
+        self.same(optimizer.state_dict(full=True), before)
+
+        write, n_left = store.job.write_from, 3
+
+        def fail(*arguments: Any) -> None:
+            nonlocal n_left
+            n_left -= 1
+            if n_left < 0:
+                raise error
+            write(*arguments)
+
+        for error in (OSError("disk"), error_of(Status.EBUSY, "disk")):
+            n_left = 3
+            text = "disk. .*'0.weight' to '0.bias', which failed, .* job is at step 3 yet"
+            with (
+                mock.patch.object(store.job, "write_from", fail),
+                self.assertRaisesRegex((RuntimeError, CstError), text),
+            ):
+                optimizer.load_state_dict(saved)
+            self.assertEqual(store.step_no, 3)
+        optimizer.load_state_dict(saved)
+        self.same(optimizer.state_dict(full=True), saved)
+
+    def same(self, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+        self.assertEqual(ours["step"], theirs["step"])
+        for number, entry in theirs["state"].items():
+            for key, value in entry.items():
+                self.assertTrue(torch.equal(ours["state"][number][key], value), key)

@@ -10,7 +10,7 @@ from unittest import mock
 import cistern.torch as ct
 import models
 import torch
-from cistern import State, _library
+from cistern import Job, State, _library
 from models import TorchCase
 from torch import nn
 
@@ -88,6 +88,7 @@ class Loads(TorchCase):
                     if rank == 0:  # Nothing of the load comes after this, on any rank.
                         store.write("1.bias", torch.full((4,), 5.0))
                     store.sync()
+                texts[rank].append(str(sorted(set(store.read("0.weight").flatten().tolist()))))
                 texts[rank].append(str(sorted(set(store.read("1.weight").flatten().tolist()))))
                 texts[rank].append(str(sorted(set(store.read("1.bias").tolist()))))
             finally:
@@ -108,12 +109,12 @@ class Loads(TorchCase):
         good = self.state(2)
         texts = self.load((good, good), *((bad, bad) for bad in (no_tensor, nothing, too_large)))
         for of_rank in texts:
-            self.assertEqual(len(of_rank), 6)
+            self.assertEqual(len(of_rank), 7)
             self.assertEqual(of_rank[0], "")
             self.assertRegex(of_rank[1], r"1\.weight is a <class 'object'> in the state dict")
             self.assertRegex(of_rank[2], r"1\.weight is a <class 'NoneType'> in the state dict")
             self.assertRegex(of_rank[3], r"size mismatch for 1\.weight: \(4, 5\) in the state dict")
-            self.assertEqual(of_rank[4:], ["[2.0]", "[5.0]"])
+            self.assertEqual(of_rank[4:], ["[3.0]", "[2.0]", "[5.0]"])
 
     def test_nobody_waits_for_a_rank_0_that_has_failed(self) -> None:
         good = self.state(2)
@@ -121,13 +122,36 @@ class Loads(TorchCase):
         texts = self.load((good, good), (cannot_be_read, self.state(3)))
         self.assertRegex(texts[0][1], "meta")
         texts[0][1] = ""
-        self.assertEqual(texts, [["", "", "[2.0]", "[5.0]"]] * 2)
+        self.assertEqual(texts, [["", "", "[2.0]", "[2.0]", "[5.0]"]] * 2)
+
+    def test_a_write_that_fails_says_what_was_written(self) -> None:
+        """It fails on rank 0 in the third of four tensors."""
+        good = self.state(2)
+        write, n_writes = Job.write_from, 0
+
+        def fail(job: Job, number: int, *arguments: Any) -> None:
+            nonlocal n_writes
+            n_writes += number == 2 and job.rank == 0
+            if n_writes == 3:  # After those of attach and of the first load.
+                n_writes += 1
+                raise OSError("no disk")
+            write(job, number, *arguments)
+
+        with mock.patch.object(Job, "write_from", fail):
+            texts = self.load((good, good), (self.state(3), self.state(3)))
+        self.assertRegex(
+            texts[0][1],
+            "no disk. .* parameters from '0.weight' to '1.weight', which failed, may have their part"
+            " already, and the others have what they had before: load again",
+        )
+        texts[0][1] = ""
+        self.assertEqual(texts, [["", "", "[3.0]", "[2.0]", "[5.0]"]] * 2)
 
     def test_the_weights_of_rank_0_hold(self) -> None:
         """Whatever the others are given: it can be without memory, too."""
         empty = {name: tensor.to("meta") for name, tensor in self.state(3).items()}
         texts = self.load(*((self.state(2), other) for other in (self.state(3), empty)))
-        self.assertEqual(texts, [["", "", "[2.0]", "[5.0]"]] * 2)
+        self.assertEqual(texts, [["", "", "[2.0]", "[2.0]", "[5.0]"]] * 2)
 
     def test_weights_of_other_types_with_split_masters(self) -> None:
         """These are rounded otherwise than torch does, where two bf16 numbers are equally near."""

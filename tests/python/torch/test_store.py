@@ -214,6 +214,17 @@ class Stale(TorchCase):
         with self.assertRaises(RuntimeError):
             weight.sum()
 
+    def test_names_that_are_given_twice(self) -> None:
+        store = self.attach(models.bf16(lambda: nn.Linear(4, 4)))
+        weight = store.model.weight
+        with store.gather("weight", "bias", "weight"):
+            self.assertTrue(torch.equal(weight, store.read("weight")))
+        with store.changing("weight", "weight"), torch.no_grad():
+            weight.fill_(3)
+        self.assertTrue(bool((store.read("weight") == 3).all()))
+        with self.assertRaisesRegex(RuntimeError, "outside of its module"):
+            weight.sum()
+
     def test_a_store_in_words(self) -> None:
         twin, store = self.twins(models.gpt2)
         self.assertIn("nothing was fetched yet", repr(store))

@@ -251,6 +251,22 @@ class Discarded(UnusedCase):
         self.assertFalse(self.optimizer.last.overflow)
         self.step()
 
+    def test_of_a_parameter_that_was_frozen_since_its_backward_pass(self) -> None:
+        """Frozen or not, its gradient counts in plain torch, until it is discarded."""
+
+        def freeze(model: nn.Module) -> None:
+            model.heads[0].weight.requires_grad_(False)
+
+        def cancel(model: nn.Module) -> None:
+            freeze(model)
+            model.heads[0].weight.grad = None
+
+        self.begin(torch.float32)
+        for change in (freeze, cancel, lambda _: None):
+            for model in (self.store.model, self.twin):
+                model.heads[0].weight.requires_grad_(True)
+            self.step(change)
+
     def test_it_comes_before_clipping_and_after_the_last_micro_batch(self) -> None:
         self.begin(torch.bfloat16, micro_batches=2)
         model = self.store.model

@@ -162,14 +162,14 @@ def _places(
 
 def _check_moments(store: Store, tensor: Tensor, states: Mapping[State, torch.Tensor]) -> None:
     """Raise ValueError if the optimizer of ``tensor`` has other moments than ``states``, if any."""
-    moments = states.keys() & {State.EXP_AVG, State.EXP_AVG_SQ}
-    wanted = {State.EXP_AVG}
+    moments = {key for key, state in _KEYS.items() if state in states} - {"master"}
+    wanted = {"exp_avg"}
     if moments and weights.has_second_moment(store.job, tensor.number):
-        wanted.add(State.EXP_AVG_SQ)
+        wanted.add("exp_avg_sq")
     if moments and moments != wanted:
         raise ValueError(
             f"cistern: the state of parameter '{tensor.name}' is that of another optimizer: it has"
-            f" {len(moments)} moments, and the job's optimizer has {len(wanted)}"
+            f" {' and '.join(sorted(moments))}, and the job's optimizer has {' and '.join(sorted(wanted))}"
         )
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
@@ -34,6 +34,12 @@ def write_master(job: Job, number: int, values: torch.Tensor) -> None:
     The weights become those, rounded if the tensor is bf16. A frozen tensor has only these.
     """
     write_state(job, number, State.MASTER, values)
+
+
+def check_readable(values: Iterable[torch.Tensor]) -> None:
+    """Raise RuntimeError if one of ``values`` cannot be written, such as one on the meta device."""
+    for value in values:
+        value.detach().reshape(-1)[:0].to("cpu", torch.float32)
 
 
 def write_state(job: Job, number: int, state: State, values: torch.Tensor) -> None:

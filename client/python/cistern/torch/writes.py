@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from cistern._abi import Dtype, State
+from cistern.errors import CstError, error_of
 from cistern.job import Path
 from cistern.torch import adapters, weights
 from cistern.torch.operators import Tensor
@@ -105,13 +106,23 @@ class Writes:
         store = self._store
         with self._between_steps():
             if store.job.rank == 0:
-                for tensor, states in loaded.states.items():
-                    if State.EXP_AVG not in states:
-                        weights.clear_moments(store.job, tensor.number, tensor.n_elems)
-                    for state in sorted(states):
-                        weights.write_state(store.job, tensor.number, state, states[state])
-                missed = {tensor.number: n for tensor, n in loaded.missed.items() if n > 0}
-                store.job.set_steps(loaded.steps, loaded.n_skipped, missed)
+                for states in loaded.states.values():
+                    weights.check_readable(states.values())
+                told = f"the job is at step {store.step_no} yet"
+                with _telling(told) as begun:
+                    for tensor, states in loaded.states.items():
+                        begun.append(tensor.name)
+                        self._moments(tensor, states)
+                    missed = {tensor.number: n for tensor, n in loaded.missed.items() if n > 0}
+                    store.job.set_steps(loaded.steps, loaded.n_skipped, missed)
+
+    def _moments(self, tensor: Tensor, states: Mapping[State, torch.Tensor]) -> None:
+        """Write what a tensor has in the state of an optimizer. It may have no moments: they are zero."""
+        job = self._store.job
+        if State.EXP_AVG not in states:
+            weights.clear_moments(job, tensor.number, tensor.n_elems)
+        for state in sorted(states):
+            weights.write_state(job, tensor.number, state, states[state])
 
     def check_outside(self, what: str) -> None:
         """Raise RuntimeError if the model has other weights than the job."""
@@ -122,8 +133,11 @@ class Writes:
         n_rounded = 0
         with self._between_steps():
             if self._store.job.rank == 0:
-                for tensor, value in values.items():
-                    n_rounded += self.one(tensor, value, is_exact=False)
+                weights.check_readable(values.values())
+                with _telling("the others have what they had before") as begun:
+                    for tensor, value in values.items():
+                        begun.append(tensor.name)
+                        n_rounded += self.one(tensor, value, is_exact=False)
         return n_rounded
 
     @contextmanager
@@ -150,6 +164,24 @@ class Writes:
             self._rounded_at = step
 
 
+@contextmanager
+def _telling(rest: str) -> Iterator[list[str]]:
+    """Yield a list for names of tensors that are written. An error then says which of them may be."""
+    begun: list[str] = []
+    try:
+        yield begun
+    except CstError as error:
+        raise error_of(
+            error.status, _PARTLY.format(error.text, begun[0], begun[-1], rest)
+        ) from None
+    except (OSError, RuntimeError) as error:
+        raise RuntimeError(_PARTLY.format(error, begun[0], begun[-1], rest)) from error
+
+
+_PARTLY = (
+    "{0}. Of what was loaded, parameters from '{1}' to '{2}', which failed, may have their part already, and"
+    " {3}: load again, or go back to a checkpoint"
+)
 _IN_BLOCK = (
     "cistern: {0} in a block of Store.swapped or Store.changing, in which the model has other weights than"
     " the job: leave the block before"
