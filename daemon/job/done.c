@@ -130,6 +130,13 @@ static uint64_t frees(const struct cstd_job *job)
            (uint64_t)job->upkeep.n_staging * CSTD_STAGING_MIN_BYTES;
 }
 
+/* True if @asker can remove @job, which is done and the base of no other one. */
+static bool is_removable(const struct cstd_job *job, uid_t asker, bool manager)
+{
+    return cstd_done_is(job) && (manager || job->uid == asker) &&
+           cstd_base_job_user(job, NULL) == NULL;
+}
+
 /* Returns the next job after @last (NULL: the first) among those that @asker could remove to free
  * memory, in the order of the size of their arenas, the largest first. NULL: there is none. */
 static const struct cstd_job *next_largest(const struct cstd_daemon *daemon, uid_t asker,
@@ -141,16 +148,33 @@ static const struct cstd_job *next_largest(const struct cstd_daemon *daemon, uid
     TAILQ_FOREACH(job, &daemon->jobs.living, link)
     {
         uint64_t bytes = frees(job);
-        bool eligible = cstd_done_is(job) && (manager || job->uid == asker) &&
-                        cstd_base_job_user(job, NULL) == NULL;
         bool later = last == NULL || bytes < frees(last) || (bytes == frees(last) && passed);
 
         passed = passed || job == last;
-        if (eligible && later && (best == NULL || bytes > frees(best))) {
+        if (is_removable(job, asker, manager) && later && (best == NULL || bytes > frees(best))) {
             best = job;
         }
     }
     return best;
+}
+
+/* Append to @err the command that removes @job, and @effect of it, after the words @before. Returns
+ * false if there is no place: a command that was cut off would be worse than none. */
+static bool append(const char *before, const struct cstd_job *job, uid_t asker, const char *effect,
+                   struct cst_err *err)
+{
+    size_t used = strlen(err->text);
+    char text[200], uid[32] = "";
+
+    if (job->uid != asker) {
+        (void)snprintf(uid, sizeof uid, " --uid %u", (unsigned)job->uid);
+    }
+    (void)snprintf(text, sizeof text, "%s 'cistern rm %s%s'%s", before, job->name, uid, effect);
+    if (used + strlen(text) >= sizeof err->text) {
+        return false;
+    }
+    (void)snprintf(err->text + used, sizeof err->text - used, "%s", text);
+    return true;
 }
 
 void cstd_done_suggest(struct cstd_daemon *daemon, uid_t asker, bool manager, struct cst_err *err)
@@ -158,22 +182,33 @@ void cstd_done_suggest(struct cstd_daemon *daemon, uid_t asker, bool manager, st
     const struct cstd_job *job = NULL;
 
     for (int i = 0; i < SUGGESTIONS; i++) {
-        size_t used = strlen(err->text);
-        char text[160], bytes[CST_SIZE_TEXT], uid[32] = "";
+        char effect[48], bytes[CST_SIZE_TEXT];
 
         job = next_largest(daemon, asker, manager, job);
         if (job == NULL) {
             return;
         }
-        if (job->uid != asker) {
-            (void)snprintf(uid, sizeof uid, " --uid %u", (unsigned)job->uid);
-        }
-        (void)snprintf(text, sizeof text, "%s 'cistern rm %s%s' frees %s", i == 0 ? ";" : ",",
-                       job->name, uid, cst_size_text(frees(job), bytes));
-        /* A command that was cut off would be worse than none. */
-        if (used + strlen(text) >= sizeof err->text) {
+        (void)snprintf(effect, sizeof effect, " frees %s", cst_size_text(frees(job), bytes));
+        if (!append(i == 0 ? ";" : ",", job, asker, effect, err)) {
             return;
         }
-        (void)snprintf(err->text + used, sizeof err->text - used, "%s", text);
+    }
+}
+
+void cstd_done_suggest_oldest(struct cstd_daemon *daemon, uid_t asker, bool manager,
+                              struct cst_err *err)
+{
+    const struct cstd_job *job;
+    int n = 0;
+
+    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    {
+        if (!is_removable(job, asker, manager)) {
+            continue;
+        }
+        if (!append(n == 0 ? "; these are done, the oldest first:" : ",", job, asker, "", err) ||
+            ++n == SUGGESTIONS) {
+            return;
+        }
     }
 }

@@ -30,4 +30,11 @@ int cstd_done_resume(struct cstd_job *job, struct cst_err *err);
  * other users. */
 void cstd_done_suggest(struct cstd_daemon *daemon, uid_t asker, bool manager, struct cst_err *err);
 
+/* Append to @err, which says that user @asker has too many jobs, the commands that would remove
+ * jobs that are done, the oldest jobs first. @manager: include jobs of other users. No job is
+ * removed for another one: the daemon does not know whether a checkpoint has the states of a job's
+ * last step. */
+void cstd_done_suggest_oldest(struct cstd_daemon *daemon, uid_t asker, bool manager,
+                              struct cst_err *err);
+
 #endif

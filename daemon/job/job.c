@@ -43,20 +43,33 @@ static void on_ttl(uv_timer_t *timer)
     cstd_job_remove(job, 0, &why);
 }
 
-/* Charge a job to @account and determine its time to live. A job that asks for no time gets the
- * configured one, or the longest time that its owner may have if this is shorter. */
-static int take_job(struct cstd_daemon *daemon, struct cstd_quota_account *account,
-                    const struct cstd_job_request *request, uint32_t *ttl_s, struct cst_err *err)
+/* Take one of the jobs that the daemon and the user of @session may have. CST_EBUDGET: there are
+ * too many, and the text names those that are done. */
+static int take_one_of_all(struct cstd_session *session, const char *what, struct cst_err *err)
 {
-    const struct cstd_settings *config = daemon->config;
+    struct cstd_daemon *daemon = session->daemon;
+    const uint32_t n = daemon->jobs.n, most = daemon->config->max_jobs;
+    int rc = n >= most ? cst_err_set(err, CST_EBUDGET,
+                                     "%u jobs, the limit is %u (max_jobs in [job])", n, most)
+                       : cstd_quota_take(session->account, CSTD_QUOTA_JOBS, 1, what, err);
+
+    if (rc == CST_EBUDGET) {
+        cstd_done_suggest_oldest(daemon, session->peer.uid, session->manager, err);
+    }
+    return rc;
+}
+
+/* Charge a job to the user of @session and determine its time to live. A job that asks for no time
+ * gets the configured one, or the longest time that its owner may have if this is shorter. */
+static int take_job(struct cstd_session *session, const struct cstd_job_request *request,
+                    uint32_t *ttl_s, struct cst_err *err)
+{
+    const struct cstd_settings *config = session->daemon->config;
+    struct cstd_quota_account *account = session->account;
     uint64_t longest = cstd_quota_left(account, CSTD_QUOTA_TTL);
     char what[80];
     int rc;
 
-    if (daemon->jobs.n >= config->max_jobs) {
-        return cst_err_set(err, CST_EBUDGET, "%u jobs, the limit is %u (max_jobs in [job])",
-                           daemon->jobs.n, config->max_jobs);
-    }
     (void)snprintf(what, sizeof what, "job '%s'", request->name);
     rc = cstd_quota_check(account, CSTD_QUOTA_TTL, request->ttl_s, what, err);
     if (rc == CST_OK) {
@@ -64,7 +77,7 @@ static int take_job(struct cstd_daemon *daemon, struct cstd_quota_account *accou
         *ttl_s = *ttl_s > longest ? (uint32_t)longest : *ttl_s;
         rc = cstd_quota_check(account, CSTD_QUOTA_FILES, request->world, what, err);
     }
-    return rc == CST_OK ? cstd_quota_take(account, CSTD_QUOTA_JOBS, 1, what, err) : rc;
+    return rc == CST_OK ? take_one_of_all(session, what, err) : rc;
 }
 
 /* Free the memory that belongs to @job, which may be NULL, and @job. */
@@ -173,7 +186,7 @@ int cstd_job_make(struct cstd_session *session, const struct cstd_job_request *r
                                    : CST_OK;
 
     if (rc == CST_OK) {
-        rc = take_job(daemon, session->account, request, &ttl_s, err);
+        rc = take_job(session, request, &ttl_s, err);
     }
     if (rc != CST_OK) {
         return rc;

@@ -18,6 +18,14 @@ static void setup_little(void)
     base_fds = settle_base_fds(&witness, &proc);
 }
 
+/* Fixture: three jobs at a time. */
+static void setup_few(void)
+{
+    daemon_proc_start_with(&proc, "[job]\nmax_jobs = 3\n", NULL);
+    raw_open(&witness, proc.socket);
+    base_fds = settle_base_fds(&witness, &proc);
+}
+
 /* Open job @name of one rank with @n tensors of @elems elements, and sync. Returns the first status
  * that is not CST_OK. */
 static int open_sized(struct raw_client *client, const char *name, uint32_t n, int64_t elems)
@@ -162,6 +170,33 @@ START_TEST(a_refusal_names_who_is_done)
 }
 END_TEST
 
+/* If there are too many jobs, the refusal names those that are done, the oldest first. None is
+ * removed: its states may be in no checkpoint. */
+START_TEST(too_many_jobs_name_who_is_done)
+{
+    struct raw_client old, busy, new, next;
+
+    ck_assert_int_eq(open_sized(&old, "old", 1, 1000), CST_OK);
+    leave(&old);
+    await_done("old");
+    open_ok(&busy, "busy");
+    ck_assert_int_eq(open_sized(&new, "new", 1, 1 << 20), CST_OK);
+    leave(&new);
+    await_done("new");
+    ck_assert_int_eq(open_sized(&next, "next", 1, 1000), CST_EBUDGET);
+    raw_says(&next, "3 jobs, the limit is 3 (max_jobs in [job]); these are done, the oldest first: "
+                    "'cistern rm old', 'cistern rm new'");
+    ck_assert_ptr_null(strstr(next.err.text, "busy"));
+    raw_close(&next);
+    expect_state("old", "done");
+    ck_assert_int_eq(raw_job_remove(&witness, "old"), CST_OK);
+    open_ok(&next, "next");
+    raw_close(&next);
+    raw_close(&busy);
+    settle_remove_jobs(&witness);
+}
+END_TEST
+
 /* If another job has the memory of the freed pool, the returning worker is told so, and the job
  * stays done. When there is space again, the job can go on. */
 START_TEST(a_pool_that_others_have)
@@ -292,5 +327,7 @@ int main(void)
     tc = suite_case(suite, "little", setup_little, job_rig_teardown);
     tcase_add_test(tc, a_pool_that_others_have);
     tcase_add_loop_test(tc, a_sync_that_waits_is_given_up, 0, 2);
+    tc = suite_case(suite, "few", setup_few, job_rig_teardown);
+    tcase_add_test(tc, too_many_jobs_name_who_is_done);
     return suite_run(suite);
 }
