@@ -3,6 +3,9 @@
 
 import copy
 import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import cistern.torch as ct
 import models
@@ -133,3 +136,132 @@ class WaysOut(TorchCase):
                 optimizer.zero_grad()
         for name, parameter in twin.named_parameters():
             torch.testing.assert_close(store.read(name), parameter.detach().cpu())
+
+
+class Encoded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(8, 16), nn.GELU())
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(x)) * 8
+
+
+class Words(nn.Module):
+    """A model of words, whose embedding others can have, too."""
+
+    def __init__(self, embedding: nn.Embedding, width: int) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.layer = nn.Linear(8, width)
+        self.head = nn.Linear(width, 20)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(self.embedding(x)).tanh())
+
+
+class Recipes(TorchCase):
+    """The code of a section of the README, as it is there, beside plain torch."""
+
+    def blocks(self) -> list[str]:
+        readme = Path(__file__).parents[3] / "client" / "python" / "README.md"
+        section = readme.read_text().partition("### Other ways to clip")[2].partition("\n### ")[0]
+        found = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+        self.assertEqual(len(found), 4)
+        return found
+
+    def run_block(self, code: str, **names: Any) -> None:
+        for name in ("run7", "run7-encoder", "run7-head"):
+            self.addCleanup(self.remove, name)
+        names |= {"ct": ct, "torch": torch, "nn": nn}
+        exec(compile(code, "README.md", "exec"), names)  # noqa: S102 (it is in this tree)
+        self.used = names
+        stores = [*names.get("stores", ()), *([names["store"]] if "store" in names else ())]
+        for store in stores:
+            self.addCleanup(store.job.close)
+
+    def batches(self) -> list[torch.Tensor]:
+        return [torch.randn(6, 8).to(models.DEVICE) for _ in range(4)]
+
+    def train_plain(
+        self, model: nn.Module, loader: list[torch.Tensor], clip: Callable[[nn.Module], object]
+    ) -> int:
+        """Train as the README does. Return in how many steps ``clip`` has changed gradients."""
+        optimizer, n_clipped = torch.optim.AdamW(model.parameters(), lr=0.1), 0
+        for batch in loader:
+            model(batch).square().mean().backward()
+            before = [parameter.grad.clone() for parameter in model.parameters()]
+            clip(model)
+            pairs = zip(model.parameters(), before, strict=True)
+            n_clipped += any(not torch.equal(p.grad, grad) for p, grad in pairs)
+            optimizer.step()
+            optimizer.zero_grad()
+        return n_clipped
+
+    def compare(self, model: nn.Module, twin: nn.Module) -> None:
+        ours = model.state_dict()
+        for name, plain in twin.state_dict().items():
+            torch.testing.assert_close(ours[name], plain.cpu(), rtol=1e-4, atol=1e-5)
+
+    def test_by_value(self) -> None:
+        model = Encoded().to(models.DEVICE)
+        twin, loader = copy.deepcopy(model), self.batches()
+        store = self.attach(model)
+        self.run_block(self.blocks()[0], model=model)
+        optimizer = store.optimizer(lr=0.1)
+        for batch in loader:
+            model(batch).square().mean().backward()
+            optimizer.step()
+        n = self.train_plain(
+            twin, loader, lambda model: nn.utils.clip_grad_value_(model.parameters(), 0.01)
+        )
+        self.assertEqual(n, len(loader))
+        self.compare(model, twin)
+
+    def test_by_the_largest_element(self) -> None:
+        model = Encoded().to(models.DEVICE)
+        twin, loader = copy.deepcopy(model), self.batches()
+        self.run_block(self.blocks()[1], model=model, loader=loader)
+        n = self.train_plain(
+            twin,
+            loader,
+            lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.1, norm_type=float("inf")),
+        )
+        self.assertGreater(n, 0)
+        self.compare(model, twin)
+
+    def test_by_group(self) -> None:
+        model = Encoded().to(models.DEVICE)
+        twin, loader = copy.deepcopy(model), self.batches()
+        self.run_block(self.blocks()[2], model=model, loader=loader)
+
+        def clip(model: nn.Module) -> None:
+            nn.utils.clip_grad_norm_(model.encoder.parameters(), 0.1)
+            nn.utils.clip_grad_norm_(model.head.parameters(), 0.5)
+
+        self.assertGreater(self.train_plain(twin, loader, clip), 0)
+        self.compare(model, twin)
+
+    def test_teacher_and_student(self) -> None:
+        for frozen in (True, False):
+            with self.subTest(frozen=frozen):
+                embedding = nn.Embedding(20, 8)
+                teacher = Words(embedding, 12).requires_grad_(False)
+                embedding.requires_grad_(not frozen)
+                pair = nn.ModuleDict({"teacher": teacher, "student": Words(embedding, 6)})
+                pair = pair.to(models.DEVICE)
+                twin = copy.deepcopy(pair)
+                loader = [torch.randint(20, (3, 5)).to(models.DEVICE) for _ in range(4)]
+                self.run_block(self.blocks()[3], loader=loader, **dict(pair.items()))
+                trained = [p for p in twin.parameters() if p.requires_grad]
+                optimizer = torch.optim.AdamW(trained, lr=0.1)
+                for batch in loader:
+                    with torch.no_grad():
+                        wanted = twin["teacher"](batch).softmax(-1)
+                    loss = -(wanted * twin["student"](batch).log_softmax(-1)).sum(-1).mean()
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                self.compare(self.used["store"].model, twin)
+                self.used["store"].close(remove=True)

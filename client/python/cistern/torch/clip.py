@@ -106,5 +106,5 @@ def install() -> None:
 
 _BY_VALUE = (
     "To clip each element as it is computed, give each parameter a hook once, after attach:"
-    " parameter.register_hook(lambda grad: grad.clamp(-c, c))"
+    " parameter.register_hook(lambda grad: grad.clamp(-c, c)). The README of the client has code for other norms"
 )
