@@ -230,6 +230,7 @@ static void init_parts(struct cstd_daemon *daemon, const struct cstd_settings *c
     cstd_pendings_init(&daemon->requests);
     cstd_deferred_init(&daemon->later);
     cstd_deferred_init(&daemon->idle_work);
+    cstd_staging_queue_init(&daemon->staging_queue, daemon);
     cst_actions_init(&daemon->actions);
     /* The epoch tells clients that the daemon was restarted; it need not be secret. */
     if (getrandom(&daemon->epoch, sizeof daemon->epoch, 0) != (ssize_t)sizeof daemon->epoch) {
@@ -455,6 +456,7 @@ void cstd_daemon_leave(struct cstd_daemon *daemon)
         cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job), "%s", why.text);
     }
     cstd_revive_stop(daemon);
+    cstd_staging_stop(&daemon->staging_queue);
     cstd_gpus_stop(&daemon->gpus);
     cstd_engines_stop(&daemon->engines);
 }
@@ -477,6 +479,7 @@ void cstd_daemon_drain(struct cstd_daemon *daemon)
     cstd_deferred_run(&daemon->later);
     cstd_lingers_close(&daemon->server.lingers);
     cstd_revive_stop(daemon);
+    cstd_staging_stop(&daemon->staging_queue);
     cstd_gpus_stop(&daemon->gpus);
     cstd_engines_stop(&daemon->engines);
     for_own_handles(daemon, uv_unref);

@@ -23,6 +23,7 @@
 #include "daemon/job/planner.h"
 #include "daemon/memory/quota.h"
 #include "daemon/memory/remains.h"
+#include "daemon/memory/staging.h"
 #include "daemon/job/searches.h"
 #include "daemon/wire/server.h"
 #include "daemon/wire/unpack.h"
@@ -46,7 +47,8 @@ struct cstd_daemon {
     struct cstd_searches searches; /* Searches for plans that are queued or running. */
     struct cstd_server server;     /* Listening sockets and sessions. */
     struct cstd_jobs jobs;
-    struct cstd_pendings requests; /* Requests that wait for their final reply. */
+    struct cstd_staging_queue staging_queue; /* Requests for staging that wait for some. */
+    struct cstd_pendings requests;           /* Requests that wait for their final reply. */
     /* Work that must wait until the current callback has returned. */
     struct cstd_deferred_queue later;
     /* Work of low priority, done after engines got their commands; it must not issue commands. */

@@ -119,7 +119,26 @@ void cstd_upkeep_close(struct cstd_job *job)
 struct loan {
     struct cstd_daemon *daemon;
     uint64_t serial; /* Of the job, which may be gone. */
+    bool returning;  /* Nobody uses the segment any more. */
 };
+
+static struct cstd_job *lender(const struct loan *loan)
+{
+    struct cstd_job *job;
+
+    TAILQ_FOREACH(job, &loan->daemon->jobs.living, link)
+    {
+        if (job->serial == loan->serial && job->upkeep.most > 0) {
+            return job;
+        }
+    }
+    return NULL;
+}
+
+static struct cstd_job *job_of(const struct cstd_session *session)
+{
+    return session->saves != NULL ? session->saves : session->job;
+}
 
 /* Give back or charge what one staging segment of @job takes. */
 static void give_one(struct cstd_job *job)
@@ -149,20 +168,39 @@ static bool take_one(struct cstd_job *job)
 static void on_gone(struct cstd_segment *segment)
 {
     struct loan *loan = segment->loan;
-    struct cstd_job *job;
+    struct cstd_job *job = lender(loan);
 
-    TAILQ_FOREACH(job, &loan->daemon->jobs.living, link)
-    {
-        if (job->serial == loan->serial && job->upkeep.n_staging < job->upkeep.most) {
-            (void)take_one(job);
-        }
+    if (job != NULL && job->upkeep.n_staging < job->upkeep.most) {
+        (void)take_one(job);
     }
+    if (job != NULL && loan->returning && job->upkeep.n_returning > 0) {
+        job->upkeep.n_returning--;
+    }
+    cstd_staging_look(&loan->daemon->staging_queue);
     free(loan);
+}
+
+void cstd_upkeep_return(struct cstd_segment *segment)
+{
+    struct loan *loan = segment->loan;
+    struct cstd_job *job = loan != NULL ? lender(loan) : NULL;
+
+    if (job != NULL) {
+        loan->returning = true;
+        job->upkeep.n_returning++;
+    }
+}
+
+bool cstd_upkeep_awaits(const struct cstd_session *session)
+{
+    const struct cstd_job *job = job_of(session);
+
+    return job != NULL && job->upkeep.n_returning > 0;
 }
 
 int cstd_upkeep_lend(struct cstd_session *session, struct cstd_segment **out, struct cst_err *err)
 {
-    struct cstd_job *job = session->saves != NULL ? session->saves : session->job;
+    struct cstd_job *job = job_of(session);
     struct cstd_daemon *daemon = session->daemon;
     struct loan *loan;
     int rc;

@@ -19,6 +19,9 @@ struct cstd_upkeep {
     uint32_t n_staging; /* Staging segments that are charged and not lent. */
     uint32_t most;      /* Staging segments that the job is to have. */
     unsigned n_files;   /* Charged open files; without those of the staging segments. */
+    /* Lent segments that nobody uses any more, which come back when the engines have unmapped
+     * them. */
+    uint32_t n_returning;
 };
 
 /* Bytes of host memory, and open files, that @job needs. It has a layout, and its pools have sizes.
@@ -41,5 +44,12 @@ void cstd_upkeep_close(struct cstd_job *job);
  * CST_EBUDGET: the session has no such job, or all of the job's segments are in use; @err is then
  * as it was. */
 int cstd_upkeep_lend(struct cstd_session *session, struct cstd_segment **out, struct cst_err *err);
+
+/* @segment, which may be one that was lent, is about to be unmapped by the engines. */
+void cstd_upkeep_return(struct cstd_segment *segment);
+
+/* True if a segment that was lent of the job that @session works on, or saves, comes back soon.
+ * cstd_staging_look is called when it has come. */
+bool cstd_upkeep_awaits(const struct cstd_session *session);
 
 #endif

@@ -136,6 +136,53 @@ static int make(struct cstd_session *session, uint64_t bytes, struct cstd_stagin
     return CST_OK;
 }
 
+/* -- requests that wait ----------------------------------------------------------------------- */
+
+static void look(struct cstd_deferred *later)
+{
+    struct cstd_staging_queue *queue = cstd_owner_of(later, struct cstd_staging_queue, look);
+
+    cstd_held_serve(&queue->held, 0, queue->daemon);
+}
+
+void cstd_staging_queue_init(struct cstd_staging_queue *queue, struct cstd_daemon *daemon)
+{
+    *queue = (struct cstd_staging_queue){.daemon = daemon, .look.fn = look};
+    TAILQ_INIT(&queue->held);
+}
+
+void cstd_staging_look(struct cstd_staging_queue *queue)
+{
+    if (!TAILQ_EMPTY(&queue->held)) {
+        cstd_deferred_add(&queue->daemon->later, &queue->look);
+    }
+}
+
+void cstd_staging_stop(struct cstd_staging_queue *queue)
+{
+    cstd_held_drop(&queue->held);
+}
+
+static void serve_again(struct cstd_session *session, uint64_t id, void *body)
+{
+    cstd_staging_get(session, id, ((const Cistern__StagingGet *)body)->bytes);
+}
+
+/* Keep the request @id until memory that is about to come back has come. False: none is, and @err
+ * stays the cause. */
+static bool wait_for_more(struct cstd_session *session, uint64_t id, uint64_t bytes)
+{
+    Cistern__StagingGet get = CISTERN__STAGING_GET__INIT;
+    struct cst_err unused;
+
+    get.bytes = bytes;
+    return cstd_upkeep_awaits(session) &&
+           cstd_hold(&session->daemon->staging_queue.held, 0, session, id,
+                     CISTERN__MSG_TYPE__MSG_STAGING, &get.base, serve_again, &unused) == CST_OK;
+}
+
+/* -- the segment of a session ------------------------------------------------------------------ */
+
 void cstd_staging_get(struct cstd_session *session, uint64_t id, uint64_t bytes)
 {
     struct cstd_staging *staging = session->staging;
@@ -162,8 +209,9 @@ void cstd_staging_get(struct cstd_session *session, uint64_t id, uint64_t bytes)
     }
     if (rc != CST_OK) {
         if (request != NULL) {
-            cstd_session_fail(session->daemon, request, &err);
-        } else {
+            cstd_session_drop(session->daemon, request);
+        }
+        if (rc != CST_EBUDGET || !wait_for_more(session, id, bytes)) {
             cstd_session_error(session, id, &err);
         }
         return;
@@ -197,6 +245,7 @@ void cstd_staging_unref(struct cstd_staging *staging)
     cstd_deferred_remove(&staging->daemon->later, &staging->mounted);
     staging->segment->on_mounted = NULL;
     staging->segment->population = NULL;
+    cstd_upkeep_return(staging->segment);
     cstd_engines_unmount(&staging->daemon->engines, staging->segment);
     cstd_segment_unref(staging->segment);
     free(staging);

@@ -7,6 +7,7 @@
 
 #include "daemon/memory/arena.h"
 #include "daemon/deferred.h"
+#include "daemon/wire/held.h"
 
 #define CSTD_STAGING_MIN_BYTES (64u << 10)
 #define CSTD_STAGING_MAX_BYTES (4u << 20)
@@ -27,6 +28,21 @@ struct cstd_staging {
     struct cstd_pending *request;
     struct cstd_deferred mounted; /* Runs when the engines have answered. */
 };
+
+/* Requests that wait until a segment comes back that was lent for an earlier one (job/upkeep.h). */
+struct cstd_staging_queue {
+    struct cstd_daemon *daemon;
+    struct cstd_held_list held;
+    struct cstd_deferred look; /* Serves them again. */
+};
+
+void cstd_staging_queue_init(struct cstd_staging_queue *queue, struct cstd_daemon *daemon);
+
+/* A segment has come back: serve the requests that wait, soon. */
+void cstd_staging_look(struct cstd_staging_queue *queue);
+
+/* The daemon ends: forget the requests, whose sessions answer them. */
+void cstd_staging_stop(struct cstd_staging_queue *queue);
 
 /* Answer request @id, a StagingGet of @session for @bytes, with a segment of at least
  * CSTD_STAGING_MIN_BYTES, which is smaller than @bytes if the budgets have no more left: at once if

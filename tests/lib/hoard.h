@@ -15,6 +15,7 @@ struct hoard {
     const char *config;      /* The daemon's configuration. */
     const char *host, *pool; /* The daemon's options with its budgets. */
     bool keeps;              /* The daemon's jobs are kept, as a service manager does. */
+    bool cleared;            /* The daemon clears what is charged, again and again. */
     void (*begin)(void);     /* Done once, before the first piece; NULL: nothing. */
     int (*take)(unsigned n); /* Take piece @n. Returns the status. */
     int status;              /* Status of the refusal. */
