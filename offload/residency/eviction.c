@@ -14,6 +14,7 @@
 #include "offload/residency/waiting.h"
 
 #define MAX_REVIEWS 4 /* Maximum number of victims to look at if their next use has changed. */
+#define MAX_LOADS 64  /* Maximum number of loads to look at if one of them can be waited for. */
 
 void cst_eviction_evict(struct cst_core *core, uint32_t rank, uint32_t b, uint32_t wanted_by)
 {
@@ -52,17 +53,31 @@ static uint32_t find_victim(struct cst_pool *pool, struct cst_part *part, uint64
     return part->first_block + id;
 }
 
-/* True if weights on their way, which nobody has asked for yet, are used after @time: they can be
- * evicted when they have come. */
+/* True if nobody has asked yet for the weights that come to block @b, and they are a better victim
+ * than one that is used at @time. */
+static bool is_for_later(const struct cst_pool *pool, uint32_t b, uint64_t time)
+{
+    uint32_t chunk = pool->blocks[b].chunk;
+
+    return cst_queue_empty(&pool->blocks[b].waiters) &&
+           !cst_pattern(pool->chunks[chunk].pattern)->stays &&
+           cst_trace_next_use(pool->trace, chunk) > time;
+}
+
+/* True if weights on their way are used after @time: they can be evicted when they have come. Hints
+ * can make many of them, so only the newest are looked at. */
 static bool comes_for_later(const struct cst_pool *pool, const struct cst_part *part, uint64_t time)
 {
-    uint32_t b = part->n_foreseen == 0 ? CST_NONE : part->head[CST_BLOCK_LOADING];
+    uint32_t b = part->head[CST_BLOCK_LOADING];
+    bool any = part->n_foreseen > 0 && part->victims.eviction != CST_EVICT_LRU;
 
-    while (b != CST_NONE && (!cst_queue_empty(&pool->blocks[b].waiters) ||
-                             cst_trace_next_use(pool->trace, pool->blocks[b].chunk) <= time)) {
+    for (int i = 0; any && i < MAX_LOADS && b != CST_NONE; i++) {
+        if (is_for_later(pool, b, time)) {
+            return true;
+        }
         b = pool->blocks[b].next;
     }
-    return b != CST_NONE;
+    return false;
 }
 
 /* True if waiting for another block is better than evicting @victim, one with a gradient or one

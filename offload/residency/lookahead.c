@@ -92,7 +92,9 @@ static void pass(struct cst_pool *pool, uint64_t time)
     }
     part = cst_pool_part(pool, entry.chunk);
     if (entry.grad) {
-        cst_lookahead_opened(pool, entry.chunk);
+        if (entry.likely) {
+            cst_lookahead_opened(pool, entry.chunk);
+        }
         return;
     }
     part->n_ahead -= time < part->victims.horizon;
@@ -143,7 +145,9 @@ static void retreat(struct cst_pool *pool, struct cst_part *part, uint64_t time)
             cst_pool_part(pool, entry.chunk) != part) {
             continue;
         }
-        drop_claim(pool, CST_TRACE_ENTRY(entry.chunk, entry.grad));
+        if (entry.likely) { /* Otherwise the claim is that of another use. */
+            drop_claim(pool, CST_TRACE_ENTRY(entry.chunk, entry.grad));
+        }
         part->n_ahead -= !entry.grad;
     }
 }
