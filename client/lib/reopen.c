@@ -19,17 +19,21 @@ static int64_t now_ms(void)
 }
 
 /* Connect to the next process of the daemon. While a service is restarted, a connection can be made
- * and be closed again. */
+ * and be closed again. The time limit is for all attempts until the job is there again: processes
+ * of the daemon can also end one after the other. */
 static int connect_again(struct cst_job *job, bool block, struct cst_err *err)
 {
     const struct timespec pause = {.tv_nsec = LOOK_MS * 1000000};
-    int rc;
+    const uint32_t wait_ms = job->timeout_ms > 0 ? job->timeout_ms : DEFAULT_WAIT_MS;
+    struct cst_err why = {.text = "the processes of the daemon ended"};
 
     if (job->reopen_until_ms == 0) {
-        job->reopen_until_ms = now_ms() + (job->timeout_ms > 0 ? job->timeout_ms : DEFAULT_WAIT_MS);
+        job->reopen_until_ms = now_ms() + wait_ms;
     }
-    while ((rc = cstc_client_reopen(job->client, err)) != CST_OK &&
-           now_ms() < job->reopen_until_ms) {
+    while (now_ms() < job->reopen_until_ms) {
+        if (cstc_client_reopen(job->client, &why) == CST_OK) {
+            return CST_OK;
+        }
         if (!block) {
             /* The client's descriptor polls readable when the next attempt is due. */
             cstc_wake_resend(&job->client->wake, job->client->sock, CSTC_RESEND_LATER);
@@ -37,8 +41,8 @@ static int connect_again(struct cst_job *job, bool block, struct cst_err *err)
         }
         (void)nanosleep(&pause, NULL);
     }
-    job->reopen_until_ms = 0;
-    return rc;
+    return cst_err_set(err, CST_ECONN, "job '%s' was not there again within %u ms: %.256s",
+                       job->name, wait_ms, why.text);
 }
 
 /* Send the JobOpen of cst_job_open again. */
@@ -84,6 +88,9 @@ int cstc_job_reopen(struct cst_job *job, bool block, struct cst_err *err)
     if (cstc_client_check(job->client, &cause) != CST_OK) {
         cstc_job_void(job, &cause);
         job->reopening = false;
+        /* The call that was pending has ended with the connection. */
+        job->client->pending = job->client->pending && job->pending.kind == CSTC_PENDING_NONE;
+        job->pending.kind = CSTC_PENDING_NONE;
         rc = connect_again(job, block, err);
     }
     if (rc == CST_OK && !job->reopening) {
@@ -104,5 +111,8 @@ int cstc_job_reopen(struct cst_job *job, bool block, struct cst_err *err)
         rc = cstc_job_drive(job, cstc_job_advance_commit, true, err);
     }
     job->reopening = job->reopening && rc != CST_OK;
+    if (rc != CST_EAGAIN && rc != CST_EPEERDIED) {
+        job->reopen_until_ms = 0;
+    }
     return rc;
 }

@@ -22,7 +22,7 @@ static int start_sync(struct cst_job *job, struct cst_err *err)
     if (rc != CST_OK) {
         return rc;
     }
-    /* The first sync may complete without an answer, if the daemon ends then. */
+    /* A sync that begins the job may complete without an answer, if the daemon ends then. */
     job->client->returns = job->client->returns || job->keeps;
     (void)cst_err_set(&cause, CST_ESTALE, "a sync did not complete");
     cstc_job_void(job, &cause);
@@ -59,7 +59,7 @@ static int sync_ranks(struct cst_job *job, struct cst_err *err)
         job->unit = 0;
         job->steps = msg->step;
         job->initialised = true;
-        job->client->returns = msg->has_kept && msg->kept;
+        job->keeps = job->client->returns = msg->has_kept && msg->kept;
         job->edges_wanted = msg->edges_replaced;
         cstc_call_reset(&job->call);
         if (job->edges_wanted != job->edges_mapped) {

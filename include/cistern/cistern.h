@@ -61,9 +61,9 @@
  *   - Every call can return CST_EFORKED, or the status that ended the connection (for example
  *     CST_ECONN, CST_EPROTO or CST_EDRAINING). Calls that send a request can return CST_ENOMEM.
  *   - If the daemon ends and the job is kept for its next process (cisternd(8), KEEPING JOBS),
- *     calls return CST_EPEERDIED instead. cst_sync then waits for that process. cst_tensor_read,
- *     cst_tensor_write, cst_set_steps, cst_missed_steps, cst_stat and cst_job_leave wait for it by
- *     themselves, if no operator is begun.
+ *     calls return CST_EPEERDIED instead. cst_sync then waits for that process. cst_commit,
+ *     cst_tensor_read, cst_tensor_write, cst_set_steps, cst_missed_steps, cst_stat and
+ *     cst_job_leave wait for it by themselves, if no operator is begun.
  *   - If the job is removed (cst_job_remove), waiting calls return CST_ECANCELLED, and later
  *     requests return CST_ENOTFOUND.
  *   - The comment of a function lists its other statuses.

@@ -184,9 +184,12 @@ struct cst_plan {
 };
 
 /* Commit the declarations. Waits until every rank has committed and the job's memory is allocated.
- * Then maps the pool. @plan receives the plan. It may be NULL. If the daemon ends when
- * all ranks have committed, and the job outlives it, the call goes on with its next process, as
- * cst_sync does. Statuses:
+ * Then maps the pool. @plan receives the plan. It may be NULL. If the daemon ends when all ranks
+ * have committed, and the job outlives it, the call goes on with its next process: cst_commit waits
+ * for that process as cst_sync does, and cst_try_commit for its answers, as cst_try_sync does.
+ * Statuses:
+ *   - CST_ECONN: the daemon was not started again in time.
+ *   - CST_ELOST: the daemon was started again and does not have the job.
  *   - CST_EPOOL: the pool is too small. The error names the operator, the blocks that it needs, and
  *     the number of bytes that are missing.
  *   - CST_EBUDGET: the job needs more memory than a budget allows.

@@ -276,12 +276,12 @@ START_TEST(who_comes_back_leaves_at_once)
 }
 END_TEST
 
-/* Ranks that are stopped while they wait for each other in a sync leave in good order. _i: the rank
- * that does not wait. */
-START_TEST(a_sync_that_waits_is_given_up)
+static struct cst_client *clients[2];
+static struct cst_job *jobs[2];
+
+/* Open job "j" of two ranks, which sync; then rank @waits waits in another sync. */
+static void wait_in_sync(int waits)
 {
-    struct cst_client *clients[2];
-    struct cst_job *jobs[2];
     struct cst_err err = {0};
     int rc[2] = {CST_EAGAIN, CST_EAGAIN};
 
@@ -304,13 +304,53 @@ START_TEST(a_sync_that_waits_is_given_up)
     ck_assert_int_eq(cst_try_sync(jobs[0], NULL, &err), CST_EAGAIN);
     ck_assert_int_eq(cst_sync(jobs[1], NULL, &err), CST_OK);
     ck_assert_int_eq(cst_sync(jobs[0], NULL, &err), CST_OK);
-    ck_assert_int_eq(cst_try_sync(jobs[1 - _i], NULL, &err), CST_EAGAIN);
+    ck_assert_int_eq(cst_try_sync(jobs[waits], NULL, &err), CST_EAGAIN);
+}
+
+static void leave_both(void)
+{
+    struct cst_err err = {0};
+
     for (int r = 0; r < 2; r++) {
         ck_assert_msg(cst_job_leave(jobs[r], &err) == CST_OK, "%s", err.text);
         cst_disconnect(clients[r]);
     }
     await_done("j");
     ck_assert_int_eq(raw_job_remove(&witness, "j"), CST_OK);
+}
+
+/* Ranks that are stopped while they wait for each other in a sync leave in good order. _i: the rank
+ * that waits. */
+START_TEST(a_sync_that_waits_is_given_up)
+{
+    wait_in_sync(_i);
+    leave_both();
+}
+END_TEST
+
+/* Fixture: a daemon whose jobs outlive it. */
+static void setup_kept(void)
+{
+    daemon_proc_keep();
+    daemon_proc_start(&proc, NULL);
+    raw_open(&witness, proc.socket);
+}
+
+static void teardown_kept(void)
+{
+    raw_close(&witness);
+    ck_assert_int_eq(daemon_proc_stop(&proc), 0);
+}
+
+/* The same when the daemon is killed while the rank waits: the ranks leave the job that the next
+ * daemon has. */
+START_TEST(the_next_daemon_is_left)
+{
+    wait_in_sync(_i);
+    raw_close(&witness);
+    daemon_proc_kill_kept(&proc);
+    raw_open(&witness, proc.socket);
+    leave_both();
 }
 END_TEST
 
@@ -327,6 +367,8 @@ int main(void)
     tc = suite_case(suite, "little", setup_little, job_rig_teardown);
     tcase_add_test(tc, a_pool_that_others_have);
     tcase_add_loop_test(tc, a_sync_that_waits_is_given_up, 0, 2);
+    tc = suite_case(suite, "kept", setup_kept, teardown_kept);
+    tcase_add_loop_test(tc, the_next_daemon_is_left, 0, 2);
     tc = suite_case(suite, "few", setup_few, job_rig_teardown);
     tcase_add_test(tc, too_many_jobs_name_who_is_done);
     return suite_run(suite);
