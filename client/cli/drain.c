@@ -103,6 +103,9 @@ static bool save(struct cli *cli, const char *name, const char *state, json_int_
     } else if (rc == CST_EEXIST) { /* It has made no step since. */
         (void)printf("%s is saved already: %s\n", name, err.text);
         rc = CST_OK;
+    } else if (rc == CST_ENOTFOUND) { /* It was removed while others were saved. */
+        (void)printf("%s is gone: %s\n", name, err.text);
+        rc = CST_OK;
     } else {
         (void)cli_fail(&err);
     }

@@ -54,7 +54,7 @@ static int take_one_of_all(struct cstd_session *session, const char *what, struc
                        : cstd_quota_take(session->account, CSTD_QUOTA_JOBS, 1, what, err);
 
     if (rc == CST_EBUDGET) {
-        cstd_done_suggest_oldest(daemon, session->peer.uid, session->manager, err);
+        cstd_done_suggest_oldest(daemon, session->peer.uid, n >= most && session->manager, err);
     }
     return rc;
 }
@@ -246,6 +246,9 @@ static void on_memory_gone(struct cstd_memory *memory)
         cstd_job_check_idle(job);
         return;
     }
+    if (!job->memory_closed) {
+        return; /* The memory of a commit that failed: on_close closes what is left. */
+    }
     leave_base(job);
     remover = cstd_pending_find(&daemon->requests, job->remover, &item);
     if (remover != NULL) { /* Otherwise the requester has disconnected. */
@@ -304,6 +307,7 @@ static void on_close(struct cstd_deferred *later)
     }
     cstd_commit_close(job);
     cstd_upkeep_close(job);
+    job->memory_closed = true;
     cstd_memory_close(&job->memory); /* on_memory_gone follows even if there is no memory. */
     cstd_comms_close(job);
     uv_close((uv_handle_t *)&job->comms.deadline, on_timer_closed);

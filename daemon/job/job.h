@@ -223,6 +223,7 @@ struct cstd_job {
     uint64_t idle_since_ns;
     struct cst_err closing;     /* CLOSING: error for the requests of the job. */
     struct cstd_deferred close; /* CLOSING: deferred work that frees the job's parts. */
+    bool memory_closed;         /* CLOSING: the memory was closed, so that its end is the last. */
 };
 
 /* Create a job with @request's name for the user of @session, without workers. CST_ENOTFOUND:

@@ -195,7 +195,7 @@ bool cstd_upkeep_awaits(const struct cstd_session *session)
 {
     const struct cstd_job *job = job_of(session);
 
-    return job != NULL && job->upkeep.n_returning > 0;
+    return job != NULL && job->state != CSTD_JOB_CLOSING && job->upkeep.n_returning > 0;
 }
 
 int cstd_upkeep_lend(struct cstd_session *session, struct cstd_segment **out, struct cst_err *err)

@@ -317,7 +317,10 @@ void cstd_ledger_forget(struct cstd_job *job)
 
 bool cstd_ledger_keeps(const struct cstd_job *job)
 {
-    return job->ledger.state == CSTD_LEDGER_KEPT || may_begin(job);
+    const struct cstd_job *base = job->base;
+
+    return job->ledger.state == CSTD_LEDGER_KEPT ||
+           (may_begin(job) && (base == NULL || base->ledger.state == CSTD_LEDGER_KEPT));
 }
 
 bool cstd_ledger_keeps_any(const struct cstd_daemon *daemon)

@@ -41,7 +41,7 @@ void cstd_staging_queue_init(struct cstd_staging_queue *queue, struct cstd_daemo
 /* A segment has come back: serve the requests that wait, soon. */
 void cstd_staging_look(struct cstd_staging_queue *queue);
 
-/* The daemon ends: forget the requests, whose sessions answer them. */
+/* The daemon ends: forget the requests. They end with their sessions. */
 void cstd_staging_stop(struct cstd_staging_queue *queue);
 
 /* Answer request @id, a StagingGet of @session for @bytes, with a segment of at least

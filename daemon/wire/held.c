@@ -49,7 +49,8 @@ static int check_first(const struct cstd_session *session, struct cst_err *err)
         if (request->held != NULL) {
             return cst_err_set(err, CST_ENOCREDIT,
                                "a request of this connection already waits until a job of the "
-                               "earlier daemon goes on, or until the GPUs are known");
+                               "earlier daemon goes on, the GPUs are known, or memory for staging "
+                               "comes back");
         }
     }
     return CST_OK;

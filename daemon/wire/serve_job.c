@@ -511,8 +511,8 @@ void cstd_serve_leave(struct cstd_session *session, uint64_t id, void *body)
     struct cst_err err = {0};
 
     (void)body;
-    /* Without a core there are no leases to give back, and nothing to wait for. */
-    if (session->job->core == NULL) {
+    /* Before the commit is complete there are no leases to give back, and nothing to wait for. */
+    if (!cstd_job_is_committed(session->job)) {
         cstd_worker_left(session->job, session->rank);
         cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
         return;
