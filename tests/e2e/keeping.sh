@@ -8,18 +8,18 @@ printf 'seed %s\n' "$seed"
 RANDOM=$seed
 
 # Daemons have the faults whose files are in $tmp/faults (tests/lib/faulty_daemon.c).
-program=./cisternd
+cisternd=./cisternd
 allow_faults() {
     mkdir "$tmp/faults"
     export CST_TEST_FAULTS=$tmp/faults CISTERN_ENGINE_HOST=$PWD/cistern-engine-host
-    program=./tests/lib/faulty_daemon
+    cisternd=./tests/lib/faulty_daemon
 }
 
 # Start a daemon as $1 whose jobs are kept, with the options $2...
 start_keeping() {
     local name=$1
     shift
-    start "$name" --keep "$program" --socket "$CISTERN_SOCKET" --engine-threads 2 "$@"
+    start "$name" --keep "$cisternd" --socket "$CISTERN_SOCKET" --engine-threads 2 "$@"
     await "$name" 'PID=*'
     daemon_pid=${line#PID=}
     await "$name" READY=1
