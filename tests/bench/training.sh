@@ -14,8 +14,9 @@ tmp=$(mktemp -d "${TMPDIR:-/tmp}/bench-${0##*/}.XXXXXX")
 daemon=
 export CISTERN_SOCKET=$tmp/cistern.sock
 
+# The status of the script is $1, by default that of the command before.
 finish() {
-    local status=$?
+    local status=${1-$?}
     if [ -n "$daemon" ]; then
         kill "$daemon" 2>/dev/null || true
         wait "$daemon" 2>/dev/null || true

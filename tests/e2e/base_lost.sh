@@ -16,26 +16,40 @@ train() {
     begin_rank "$1" 1 0 --steps "$2" --lora 2 "${@:3}"
     wait "${workers[0]}" || fail "$1: no $2 steps"
 }
+# How often the log says that the base job has ended.
+ends_of_base() {
+    grep -c "job 'base': removed: no memory for a command" "$tmp/keeper.log" || true
+}
+has_ended_again() {
+    [ "$(ends_of_base)" -gt "$1" ]
+}
 # The base job ends, and its worker is told.
 lose_base() {
+    local before
+    before=$(ends_of_base)
     touch "$tmp/faults/submit"
     begin_rank base 1 0 --steps 9 --lora 2
     ! wait "${workers[0]}" || fail "the base job did not end"
-    poll has "job 'base': removed: no memory for a command" "$tmp/keeper.log"
+    poll has_ended_again "$before"
     rm "$tmp/faults/submit"
 }
-# A gate is a FIFO; who comes there waits until it is opened.
+# A gate is a FIFO with a process that could write; who reads there waits until that process has ended.
 make_gate() {
     mkfifo "$1"
+    sleep infinity <>"$1" &
+    keeper_of_gate=$!
+    managers+=($!)
+}
+somebody_is_at() {
+    [ -n "$(find /proc/[0-9]*/fd -lname "$1" ! -path "/proc/$keeper_of_gate/*" 2>/dev/null)" ]
 }
 await_somebody_at() {
-    exec 9>"$1" # Waits for a reader.
+    poll somebody_is_at "$1"
     rm "$1"
 }
 open_gate() {
-    exec 9>&-
+    kill "$keeper_of_gate"
 }
-trap 'open_gate; finish' EXIT
 
 cat >"$tmp/engine" <<EOF
 #!/bin/sh
