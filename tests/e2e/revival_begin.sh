@@ -13,6 +13,16 @@ write_text 400
 allow_faults
 start_keeping keeper --gpus none
 
+deaths=0
+# The next daemon says that it has all jobs again. A death before that would leave no such line.
+has_revived() {
+    [ "$(grep -c 'jobs of the earlier daemon go on, after' "$tmp/keeper.log")" = "$deaths" ]
+}
+await_revival() {
+    deaths=$((deaths + 1))
+    poll has_revived
+}
+
 # Train job $1 with $2 ranks up to step $3, and once more up to step $4. If $5 is given, the daemon dies in this way in the second run,
 # and $1 has the weights of job $6.
 dies() {
@@ -27,6 +37,7 @@ dies() {
     if [ -n "$fault" ]; then
         [ ! -e "$tmp/faults/$fault" ] || fail "$job: the daemon did not die"
         cmp "$tmp/$whole.weights" "$tmp/$job.weights" || fail "other weights of $job"
+        await_revival
     fi
 }
 
@@ -46,9 +57,6 @@ touch "$tmp/faults/committed"
 begin lost 1 --steps 6
 ! wait "${workers[0]}" || fail "a job that is not kept outlives the daemon"
 [ ! -e "$tmp/faults/committed" ] || fail "lost: the daemon did not die"
-has_died() {
-    [ "$(grep -c 'jobs of the earlier daemon go on, after' "$tmp/keeper.log")" = "$1" ]
-}
-poll has_died 6
+await_revival
 stop_daemon keeper
 printf 'all well\n'
