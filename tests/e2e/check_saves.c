@@ -4,6 +4,7 @@
  * and calls that do not wait. tests/e2e/checkpoint.sh tests whole trainings. */
 #include "cistern/checkpoint.h"
 #include "tests/lib/job_rig.h"
+#include "tests/lib/patience.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
@@ -550,8 +551,8 @@ START_TEST(given_up)
 }
 END_TEST
 
-/* Run `cistern drain --save` with a grace of one second; *said, of @size bytes, is what it printed.
- * Returns its exit status. */
+/* Run `cistern drain --save` with a short grace, in which a save can begin; *said, of @size bytes,
+ * is what it printed. Returns its exit status. */
 static int drain(char *said, size_t size)
 {
     char command[512];
@@ -559,8 +560,8 @@ static int drain(char *said, size_t size)
     size_t n;
 
     (void)snprintf(command, sizeof command,
-                   "./cistern drain --manager-socket %s --grace 1 --save %s/drained 2>&1",
-                   proc.manager, dir);
+                   "./cistern drain --manager-socket %s --grace %d --save %s/drained 2>&1",
+                   proc.manager, patience_ms(1000) / 1000, dir);
     from = popen(command, "r"); /* NOLINT(cert-env33-c): the test's own program */
     ck_assert_ptr_nonnull(from);
     n = fread(said, 1, size - 1, from);
