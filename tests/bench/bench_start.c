@@ -3,8 +3,8 @@
  * of 65 536 tensors and seven of 16 000, with 64 names in files each. Another one trains
  * cistern-gpt. The daemon is killed again and again; a manager starts the next one at once.
  * start_ready: from the kill to READY=1, median and longest. start_step: from the kill to the next
- * committed step of the other user. start_step_all: the same when all jobs went on before the kill.
- * The yardsticks are 2 s and 5 s.
+ * committed step of the other user when all jobs go on. start_step_again: the same after a kill at
+ * once after that step. The yardsticks are 2 s and 5 s.
  *
  * Needs root, or a user namespace with several uids; otherwise the program says so and measures
  * nothing. Takes some 2 GiB of memory. Run from the build tree. Usage: bench_start --json FILE */
@@ -21,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum {
@@ -32,7 +33,8 @@ enum {
 };
 
 static FILE *out;
-static char text[64]; /* Path of what the other user's job learns. */
+static pid_t trainer; /* The other user's worker. */
+static char text[64]; /* Path of what its job learns. */
 
 /* Declare tensor number @i and an operator that uses it. */
 static void declare(struct raw_client *client, uint32_t i)
@@ -119,6 +121,7 @@ static void await_step(uint64_t step)
 
     raw_open(&manager, proc.manager);
     while (step_of_bob(&manager) <= step) {
+        ck_assert_int_eq(waitpid(trainer, NULL, WNOHANG), 0); /* It has not ended. */
         (void)usleep(5000);
     }
     raw_close(&manager);
@@ -195,7 +198,6 @@ START_TEST(start)
     double ready[2 * KILLS], step[KILLS], soon[KILLS];
     const unsigned kills = bench_sized(KILLS, 1), n_small = bench_sized(N_SMALL, 1);
     char name[] = "j0";
-    pid_t trainer;
 
     daemon_proc_keep();
     user_rig_start_sized("", "--host-memory=8G", "--pool-memory=1G");
