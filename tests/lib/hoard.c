@@ -331,17 +331,17 @@ const struct hoard hoards[] = {
      .take = take_connection,
      .status = CST_EBUSY,
      .words = "20 of 20 connections (sessions in [quota], by default 50%): ",
-     .most_bytes = MIB + MIB / 10},
+     .most_bytes = 16 << 10},
     {.name = "requests",
      .config = "[quota]\nrequests = 10\n",
      .take = take_request,
      .status = CST_ENOCREDIT,
      .words = "10 of 10 requests in flight (requests in [quota]): ",
-     .most_bytes = MIB + MIB / 10 + (110 << 10) + 4096}, /* With a connection and a job each. */
+     .most_bytes = 92 << 10}, /* With a connection and a job of two ranks each. */
     {.name = "jobs",
      .take = take_job,
      .words = "32 of 32 jobs (jobs in [quota], by default 50%): ",
-     .most_bytes = MIB + MIB / 10 + (110 << 10)},
+     .most_bytes = 56 << 10}, /* With a connection each. */
     {.name = "files",
      .config = "[quota uid:61001]\nfiles = 40\n",
      .host = "--host-memory=1G",
@@ -352,7 +352,7 @@ const struct hoard hoards[] = {
      .config = "[quota uid:61001]\nfiles = 100\n",
      .take = take_ranks,
      .words = "90 of 100 open files (files in [quota uid:61001]): ",
-     .most_bytes = MIB + MIB / 10 + (110 << 10)},
+     .most_bytes = 184 << 10}, /* Of 30 ranks. */
 };
 const unsigned n_hoards = sizeof hoards / sizeof *hoards;
 

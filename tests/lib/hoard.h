@@ -20,8 +20,8 @@ struct hoard {
     int (*take)(unsigned n); /* Take piece @n. Returns the status. */
     int status;              /* Status of the refusal. */
     const char *words;       /* What the refusal says: limit and key. */
-    /* Bytes of each piece at most, of which the limit is a number; 0: the limit is in bytes, and
-     * budgets say what the daemon has. */
+    /* Bytes of each piece at most, of which the limit is a number: twice what was measured. 0: the
+     * limit is in bytes, and budgets say what the daemon has. */
     uint64_t most_bytes;
 };
 
