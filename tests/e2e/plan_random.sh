@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Random small jobs keep to plans that were made before: chunks, blocks and bytes down are exact, and bytes up are within 5 %. The
-# jobs have micro-batches, several ranks, stages that are dispatched, pools of any size, and the options of states and updates.
+# Random small jobs keep to plans that were made before: chunks, blocks and bytes down are exact, and bytes up are within 5 %, or
+# at most 1 % above the plan's without experts. The jobs have micro-batches, several ranks, stages that are dispatched, pools of any
+# size, and the options of states and updates.
 # CST_PLAN_RUNS is the number of jobs (6), CST_TEST_SEED the seed (1), which is printed.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
@@ -96,11 +97,14 @@ for ((run = 0; run < runs; run++)); do
     # What is loaded for the step after the last one, before a worker leaves, depends on times. It is at most what the pools hold, and
     # the plan counts it. Data decide which experts are used: a load of one that is expected and does not come is in vain, and a gradient
     # of one that is not used does not come. Both are 5 % in pools that hold a quarter of the weights and passes of 16 tokens.
+    # In nearly all other jobs the loads are exact; on a busy machine, one of 60 (three ranks, six micro-batches, pools for six of eight
+    # chunks, seed 5) had 5 to 9 % less, which is too few at times, and another one 0.7 % more in one of four runs.
     experts=$(printf '%s\n' "${model[@]}" | grep -c experts || true)
     jq -ne --slurpfile w "$tmp/wanted" --slurpfile h "$tmp/had" --argjson experts "$experts" \
         --argjson pools "$((world * $(jq .plan.pool_bytes "$tmp/planned.json")))" '$w[0] as $w | $h[0] as $h |
             $w.chunks == $h.chunks and any($h.blocks[]; . == $w.blocks) and ($w.down - $h.down | fabs) <= 0.05 * $experts * $w.down
-            and (0.05 * (1 + $experts) * $w.up) as $most | $h.up - $w.up <= $most and $w.up - $h.up <= $most + $pools' >"$tmp/same" || {
+            and $h.up - $w.up <= (0.01 + 0.05 * $experts) * $w.up
+            and $w.up - $h.up <= 0.05 * (1 + $experts) * $w.up + $pools' >"$tmp/same" || {
         echo "DIFFERS"
         bad=$((${bad:-0} + 1))
     }
