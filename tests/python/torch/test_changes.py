@@ -144,15 +144,31 @@ class Gradients(TorchCase):
         store.optimizer(lr=0.1).step()
         store.model[0].zero_grad()
 
-    def test_grad_that_was_set_by_hand_can_be_taken_back(self) -> None:
-        """As in plain torch, the parameter has no gradient then."""
-        _, store = self.twins(lambda: nn.Linear(4, 4))
-        square(store.model, tokens()).backward()
-        before = store.read("weight")
-        store.model.weight.grad = torch.ones(4, 4, dtype=torch.bfloat16)
-        store.model.weight.grad = None
+    def test_grad_cannot_be_set_after_it_was_handed_in(self) -> None:
+        """The daemon would add both. The step goes on without what was set."""
+        twin, store = self.twins(lambda: nn.Linear(4, 4), micro_batches=2)
+        optimizer, weight = store.optimizer(lr=0.1), store.model.weight
+        zeros = torch.zeros(4, 4).to(models.DEVICE, torch.bfloat16)
+        for retains in (False, True):
+            with self.subTest(retains=retains):
+                models.copy_weights(store, twin)
+                for n in range(2):
+                    for model in (store.model, twin):
+                        square(model, tokens()).backward(retain_graph=retains and n == 1)
+                    with self.assertRaisesRegex(RuntimeError, "'weight' cannot be set.*add both"):
+                        weight.grad = zeros
+                optimizer.step()
+                self.compare_gradients(twin, store, 0.0)
+
+    def test_grad_that_waits_for_another_backward_pass_can_be_set(self) -> None:
+        """As in plain torch, it counts instead of what was computed."""
+        twin, store = self.twins(lambda: nn.Linear(4, 4), micro_batches=2)
+        for model in (store.model, twin):
+            square(model, tokens()).backward(retain_graph=True)
+            model.weight.grad = torch.zeros(4, 4).to(models.DEVICE, torch.bfloat16)
+            square(model, tokens()).backward()
         store.optimizer(lr=0.1).step()
-        self.assertTrue(torch.equal(store.read("weight"), before))
+        self.compare_gradients(twin, store, 0.0)
 
     def test_a_hook_takes_a_gradient_away_in_the_backward_pass(self) -> None:
         _, store = self.twins(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))

@@ -419,13 +419,20 @@ class Advice(Case):
     """Errors say what to do, in words of Python."""
 
     def test_grad_is_set_by_hand(self) -> None:
-        _, store, optimizer = self.pair()
+        def with_spare() -> nn.Module:
+            model = small()
+            model[0].spare = nn.Parameter(torch.ones(4))
+            return model
+
+        _, store = self.twins(with_spare)
+        optimizer, spare = store.optimizer(lr=1e-2), store.model[0].spare
         loss_of(store.model, 0).backward()
-        weight = store.model[0].weight
-        weight.grad = torch.zeros_like(weight, device=models.DEVICE)
+        with self.assertRaisesRegex(RuntimeError, "'0.weight' cannot be set.*register_hook"):
+            store.model[0].weight.grad = torch.zeros(16, 16).to(models.DEVICE, torch.bfloat16)
+        spare.grad = torch.zeros_like(spare, device=models.DEVICE)  # It had none.
         with self.assertRaisesRegex(cistern.CstError, "module '0' was set after the backward pass"):
             optimizer.step()
-        weight.grad = None
+        spare.grad = None
         optimizer.step()
         self.assertGreater(optimizer.last.grad_norm, 0)
 

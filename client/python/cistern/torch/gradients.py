@@ -122,6 +122,18 @@ def forget(store: Store, parameter: nn.Parameter) -> None:
         store.handed_in.forget(tensor)
 
 
+def check_set(store: Store, parameter: nn.Parameter) -> None:
+    """Raise RuntimeError if ``grad`` of ``parameter`` is set, and the daemon would add it to what it has.
+
+    In a backward pass, a hook can set what the pass has computed.
+    """
+    tensor = store.tensor_of(parameter)
+    if tensor is None or not tensor.trains or not store.has_handed_in():
+        return
+    if store.handed_in.has(tensor):
+        raise RuntimeError(_NOT_SET.format(tensor.name))
+
+
 def _is_compiling() -> bool:
     """Return whether torch.compile makes a graph, for which it looks at all tensors of a model."""
     return torch._guards.CompileContext.try_get() is not None
@@ -136,6 +148,11 @@ _AGAIN = (
     "cistern: the gradient of parameter '{0}' was discarded (grad = None), and a later backward pass of the same"
     " step has one: discard it after the last backward pass, or call zero_grad of the optimizer, which begins"
     " the step again"
+)
+_NOT_SET = (
+    "cistern: grad of parameter '{0}' cannot be set: a backward pass of this step has handed its gradient in to"
+    " the daemon, which would add both. A hook (parameter.register_hook) or a factor on the loss changes"
+    " gradients, and zero_grad of the optimizer discards them"
 )
 _NOT_SKIPPED = (
     "cistern: grad = None discards no gradient here: a backward pass of this step has handed it"

@@ -3,7 +3,7 @@
 
 A store finds changes of weights by the version counters of parameters, and takes gradients out of
 ``grad``. Here, changes of ``data`` count too, and gradients that the daemon has can be read, and are
-not forgotten.
+neither forgotten nor replaced.
 
 The attributes are those of all parameters: a class of their own for some of them would make every
 operation with them slower, because torch then looks for a ``__torch_function__``.
@@ -48,9 +48,11 @@ def _grad(parameter: nn.Parameter) -> torch.Tensor | None:
 
 
 def _set_grad(parameter: nn.Parameter, grad: torch.Tensor | None) -> None:
-    store = owners.store_of(parameter) if grad is None and hasattr(parameter, _MARK) else None
-    if store is not None:
+    store = owners.store_of(parameter) if hasattr(parameter, _MARK) else None
+    if store is not None and grad is None:
         gradients.forget(store, parameter)
+    elif store is not None:
+        gradients.check_set(store, parameter)
     set_grad(parameter, grad)
 
 
