@@ -40,6 +40,16 @@ class Mixture(nn.Module):
         return self.heads[self.head](x).float().square().mean()
 
 
+def discard_in_pass(model: nn.Module, wanted: Callable[[], bool] = lambda: True) -> Any:
+    """Discard the gradients of a head in backward passes in which it is wanted."""
+
+    def discard(_: nn.Parameter) -> None:
+        if wanted():
+            model.heads[0].zero_grad()
+
+    return model.stem.weight.register_post_accumulate_grad_hook(discard)
+
+
 def some(dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(5, WIDTH).to(models.DEVICE, dtype)
 
@@ -425,6 +435,55 @@ class Held(UnusedCase):
                 model.stem.weight.register_post_accumulate_grad_hook(cancel)
 
         self.both(hook)
+
+    def test_a_hook_discards_those_of_a_part_of_the_model(self) -> None:
+        def second(model: nn.Module, _: torch.Tensor) -> None:
+            if not hasattr(model, "is_hooked"):
+                model.is_hooked = True
+                discard_in_pass(model, lambda: not self.inputs)
+
+        self.both(second)
+
+    def test_a_later_micro_batch_cannot_add_to_what_a_hook_has_discarded(self) -> None:
+        """The daemon has the first one's gradient, and would add the third one's."""
+        self.begin(torch.float32, micro_batches=3)
+        model = self.store.model
+        model(some(torch.float32)).backward()
+        hook = discard_in_pass(model)
+        model(some(torch.float32)).backward()
+        hook.remove()
+        with self.assertRaisesRegex(RuntimeError, r"heads.0.*was discarded"):
+            model(some(torch.float32)).backward()
+
+    def test_a_hook_discards_nothing_if_no_parameter_is_skipped(self) -> None:
+        self.begin(torch.float32, unused="zero")
+        model = self.store.model
+        model(some(torch.float32)).backward()
+        discard_in_pass(model)
+        with self.assertRaisesRegex(RuntimeError, "zero_grad of a part of a model discards no"):
+            model(some(torch.float32)).backward()
+
+    def test_a_hook_of_one_rank_alone_cannot_discard_a_gradient(self) -> None:
+        model = Mixture().to(models.DEVICE)
+
+        def run(rank: int) -> None:
+            options = {"rank": rank, "world": 2, "micro_batches": 2, "device": models.DEVICE}
+            store = ct.attach(copy.deepcopy(model), self.name, **options)
+            optimizer = store.optimizer(**OPTIONS)
+            try:
+                store.model(some(torch.float32)).backward()
+                if rank == 0:
+                    discard_in_pass(store.model)
+                store.model(some(torch.float32)).backward()
+                optimizer.step()
+            finally:
+                store.job.close()
+
+        raised = in_two_threads(run)
+        self.remove(self.name)
+        self.assertGreater(len(raised), 0)
+        for error in raised.values():
+            self.assertRegex(str(error), r"heads.0.*discard|void|died")
 
     def test_what_has_none_in_one_of_them(self) -> None:
         """The expert that only the second micro-batch uses has been handed in by none."""

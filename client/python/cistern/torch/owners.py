@@ -65,7 +65,8 @@ def _refuse(optimizer: torch.optim.Optimizer, _: Any, __: Any) -> None:
 def _discard(module: nn.Module) -> None:
     """Discard the gradients of stores that ``module`` has all trained parameters of.
 
-    RuntimeError: it has a part of them, and the daemon has gradients already.
+    Of a part, it discards the gradients that were handed in; the rest is in ``grad``. RuntimeError: some
+    were, and the job skips no parameters.
     """
     found: dict[Store, list[Tensor]] = {}
     for parameter in module.parameters():
@@ -76,18 +77,25 @@ def _discard(module: nn.Module) -> None:
     for store, tensors in found.items():
         if len(tensors) == sum(1 for _ in store.trained_tensors()):
             store.discard_gradients()
-        elif store.has_handed_in() and store.skips_unused:
-            for tensor in tensors:
-                tensor.parameter.grad = None
-        elif store.has_handed_in():
-            raise RuntimeError(
-                "cistern: zero_grad of a part of a model discards no gradients: a backward pass of this step"
-                " has handed them in to the daemon. zero_grad of the optimizer or of the whole model"
-                " discards those of all parameters"
-            )
         else:
-            for tensor in tensors:
-                store.handed_in.forget(tensor)
+            _discard_part(store, tensors)
+
+
+def _discard_part(store: Store, tensors: list[Tensor]) -> None:
+    """Discard the gradients of ``tensors``, of this step or else of the last one. A hook can call this."""
+    has_gradients = store.runner.operators.has_gradients
+    handed_in = [tensor for tensor in tensors if has_gradients and store.handed_in.has(tensor)]
+    if handed_in and not store.skips_unused:
+        raise RuntimeError(
+            "cistern: zero_grad of a part of a model discards no gradients: a backward pass of this step"
+            " has handed them in to the daemon. zero_grad of the optimizer or of the whole model"
+            " discards those of all parameters"
+        )
+    for tensor in tensors:
+        if tensor in handed_in:
+            tensor.parameter.grad = None
+        else:
+            store.handed_in.forget(tensor)
 
 
 def install() -> None:
