@@ -231,6 +231,22 @@ class Recipes(TorchCase):
         self.assertGreater(n, 0)
         self.compare(model, twin)
 
+    def test_a_step_of_infinite_gradients_is_skipped(self) -> None:
+        """Here the last one, so that the weights are those of the steps before."""
+        model = Encoded().to(models.DEVICE)
+        twin, loader = copy.deepcopy(model), self.batches()
+        infinite = torch.zeros(6, 8).to(models.DEVICE)
+        infinite[0] = 1e25
+        self.run_block(self.blocks()[1], model=model, loader=[*loader, infinite])
+        self.assertEqual(self.used["norm"], float("inf"))
+        self.assertTrue(self.used["opt"].last.skipped)
+        self.train_plain(
+            twin,
+            loader,
+            lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.1, norm_type=float("inf")),
+        )
+        self.compare(model, twin)
+
     def test_by_group(self) -> None:
         model = Encoded().to(models.DEVICE)
         twin, loader = copy.deepcopy(model), self.batches()
