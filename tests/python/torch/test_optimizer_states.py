@@ -326,13 +326,22 @@ class PlainTorch(Case):
 
         for error in (OSError("disk"), error_of(Status.EBUSY, "disk")):
             n_left = 3
-            text = "disk. .*'0.weight' to '0.bias', which failed, .* job is at step 3 yet"
+            text = "disk. .*'0.weight' to '0.bias', which failed, .* job is still at step 3: load"
             with (
                 mock.patch.object(store.job, "write_from", fail),
                 self.assertRaisesRegex((RuntimeError, CstError), text),
             ):
                 optimizer.load_state_dict(saved)
             self.assertEqual(store.step_no, 3)
+        for error in (OSError("disk"), error_of(Status.EBUSY, "disk")):
+            with (
+                mock.patch.object(store.job, "set_steps", side_effect=error),
+                self.assertRaisesRegex(
+                    (RuntimeError, CstError),
+                    "disk. The number of steps cannot be set. The parameters have .* still at step 3: load",
+                ),
+            ):
+                optimizer.load_state_dict(saved)
         optimizer.load_state_dict(saved)
         self.same(optimizer.state_dict(full=True), saved)
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -108,12 +108,13 @@ class Writes:
             if store.job.rank == 0:
                 for states in loaded.states.values():
                     weights.check_readable(states.values())
-                told = f"the job is at step {store.step_no} yet"
-                with _telling(told) as begun:
+                rest, begun = f"the job is still at step {store.step_no}", list[str]()
+                with _telling(lambda: _PARTLY.format(begun[0], begun[-1], rest)):
                     for tensor, states in loaded.states.items():
                         begun.append(tensor.name)
                         self._moments(tensor, states)
-                    missed = {tensor.number: n for tensor, n in loaded.missed.items() if n > 0}
+                missed = {tensor.number: n for tensor, n in loaded.missed.items() if n > 0}
+                with _telling(lambda: _NO_STEPS.format(rest)):
                     store.job.set_steps(loaded.steps, loaded.n_skipped, missed)
 
     def _moments(self, tensor: Tensor, states: Mapping[State, torch.Tensor]) -> None:
@@ -134,7 +135,8 @@ class Writes:
         with self._between_steps():
             if self._store.job.rank == 0:
                 weights.check_readable(values.values())
-                with _telling("the others have what they had before") as begun:
+                rest, begun = "the others have what they had before", list[str]()
+                with _telling(lambda: _PARTLY.format(begun[0], begun[-1], rest)):
                     for tensor, value in values.items():
                         begun.append(tensor.name)
                         n_rounded += self.one(tensor, value, is_exact=False)
@@ -165,23 +167,24 @@ class Writes:
 
 
 @contextmanager
-def _telling(rest: str) -> Iterator[list[str]]:
-    """Yield a list for names of tensors that are written. An error then says which of them may be."""
-    begun: list[str] = []
+def _telling(written: Callable[[], str]) -> Iterator[None]:
+    """Let an error of a write say what is ``written`` already, and what to do."""
     try:
-        yield begun
+        yield
     except CstError as error:
-        raise error_of(
-            error.status, _PARTLY.format(error.text, begun[0], begun[-1], rest)
-        ) from None
+        raise error_of(error.status, f"{error.text}. {written()}: {_AGAIN}") from None
     except (OSError, RuntimeError) as error:
-        raise RuntimeError(_PARTLY.format(error, begun[0], begun[-1], rest)) from error
+        raise RuntimeError(f"{error}. {written()}: {_AGAIN}") from error
 
 
 _PARTLY = (
-    "{0}. Of what was loaded, parameters from '{1}' to '{2}', which failed, may have their part already, and"
-    " {3}: load again, or go back to a checkpoint"
+    "Of what was loaded, parameters from '{0}' to '{1}', which failed, may have their part already,"
+    " and {2}"
 )
+_NO_STEPS = (
+    "The number of steps cannot be set. The parameters have what was loaded already, and {0}"
+)
+_AGAIN = "load again, or go back to a checkpoint"
 _IN_BLOCK = (
     "cistern: {0} in a block of Store.swapped or Store.changing, in which the model has other weights than"
     " the job: leave the block before"
