@@ -263,14 +263,18 @@ class Recipes(TorchCase):
         for frozen in (True, False):
             with self.subTest(frozen=frozen):
                 embedding = nn.Embedding(20, 8)
-                teacher = Words(embedding, 12).requires_grad_(False)
-                embedding.requires_grad_(not frozen)
-                pair = nn.ModuleDict({"teacher": teacher, "student": Words(embedding, 6)})
-                pair = pair.to(models.DEVICE)
+                words = {"teacher": Words(embedding, 12), "student": Words(embedding, 6)}
+                pair = nn.ModuleDict(words).to(models.DEVICE)
                 twin = copy.deepcopy(pair)
                 loader = [torch.randint(20, (3, 5)).to(models.DEVICE) for _ in range(4)]
-                self.run_block(self.blocks()[3], loader=loader, **dict(pair.items()))
-                trained = [p for p in twin.parameters() if p.requires_grad]
+                first, _, rest = self.blocks()[3].partition("\n")
+                self.assertEqual(first, "teacher.requires_grad_(False)")
+                if not frozen:
+                    first += "\nstudent.requires_grad_(True)"
+                self.run_block(f"{first}\n{rest}", loader=loader, **dict(pair.items()))
+                of_student = twin["student"].named_parameters()
+                trained = [p for name, p in of_student if not (frozen and "embedding" in name)]
+                self.assertEqual(len(list(self.used["store"].trained_tensors())), len(trained))
                 optimizer = torch.optim.AdamW(trained, lr=0.1)
                 for batch in loader:
                     with torch.no_grad():
