@@ -56,9 +56,9 @@ end terminated
 cmp "$tmp/ended.weights" "$tmp/terminated.weights" || fail "other weights after a termination"
 has "job 'terminated' goes on after step" "$tmp/keeper.log" || fail "the terminated daemon did not say what becomes of its jobs"
 
-# What a plan has chosen, and that there is none, remains known.
+# What a plan has chosen, and that there is none, remains known. The depth of prefetch is adapted to measured times, again after a start.
 explained() {
-    ./cistern explain "$1" wte | sed -n '/^its size class/,$p' | sed 's/; the bottleneck is .*//'
+    ./cistern explain "$1" wte | sed -n '/^its size class/,$p' | sed 's/ and prefetch .*//'
 }
 begin chosen 2 --pool 300K
 end chosen
