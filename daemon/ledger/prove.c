@@ -119,6 +119,9 @@ int cstd_prove_budgets(struct cstd_daemon *daemon, const struct cstd_kept_job *j
             rc = charge(daemon, &jobs[i], &charged[i], err);
         }
     }
+    for (uint32_t i = 0; charged != NULL && i < n; i++) {
+        discharge(daemon, &jobs[i], charged[i]);
+    }
     for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
         uint32_t n_charged = jobs[i].world;
 
@@ -126,9 +129,6 @@ int cstd_prove_budgets(struct cstd_daemon *daemon, const struct cstd_kept_job *j
             rc = charge(daemon, &jobs[i], &n_charged, err);
             discharge(daemon, &jobs[i], n_charged);
         }
-    }
-    for (uint32_t i = 0; charged != NULL && i < n; i++) {
-        discharge(daemon, &jobs[i], charged[i]);
     }
     free(charged);
     return rc;

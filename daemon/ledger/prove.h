@@ -17,7 +17,8 @@ int cstd_prove_job(struct cstd_daemon *daemon, struct cstd_kept_job *kept,
                    const struct cstd_kept_job *base, struct cst_err *err);
 
 /* Check that the budgets and the users' limits hold what the @n jobs have, and the pools that their
- * workers will want: together those of jobs at work, and one after the other those of others.
+ * workers will want: together those of jobs at work, and each alone those of others, which may have
+ * to wait for jobs at work with this daemon, too.
  * CST_EBUDGET, or another status of a limit. */
 int cstd_prove_budgets(struct cstd_daemon *daemon, const struct cstd_kept_job *jobs, uint32_t n,
                        struct cst_err *err);
