@@ -140,6 +140,7 @@ saver=("${workers[@]}")
 begin beside 2
 for ((i = 0; i < n_kills; i++)); do
     poll has_stepped beside 1
+    poll has_stepped saved 1 # Before its first sync a job is not kept.
     sleep "0.$(printf '%03d' $((RANDOM % 300)))"
     kill_daemon keeper
 done
