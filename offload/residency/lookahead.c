@@ -29,6 +29,11 @@ static void drop_claim(struct cst_pool *pool, uint32_t entry)
     }
 }
 
+bool cst_lookahead_claims(const struct cst_pool *pool, const struct cst_trace_entry *entry)
+{
+    return entry->grad || (entry->later && cst_layout_has_states(&pool->chunks[entry->chunk]));
+}
+
 bool cst_lookahead_claim(struct cst_pool *pool, uint32_t chunk, bool grad)
 {
     uint32_t entry = CST_TRACE_ENTRY(chunk, grad);
@@ -180,10 +185,8 @@ bool cst_lookahead_can_load(const struct cst_part *part)
 /* True if what is expected has a claim, needs none, or has come earlier than expected. */
 static bool is_provided(const struct cst_pool *pool, const struct cst_trace_entry *entry)
 {
-    bool claims =
-        entry->grad || (entry->later && cst_layout_has_states(&pool->chunks[entry->chunk]));
-
-    return !entry->likely || !claims || (entry->grad && pool->grad_of[entry->chunk] != CST_NONE) ||
+    return !entry->likely || !cst_lookahead_claims(pool, entry) ||
+           (entry->grad && pool->grad_of[entry->chunk] != CST_NONE) ||
            cst_trace_is_sparse(pool->trace, entry->chunk) ||
            pool->claimed[CST_TRACE_ENTRY(entry->chunk, entry->grad)] == pool->serial;
 }

@@ -18,6 +18,10 @@ void cst_lookahead_opened(struct cst_pool *pool, uint32_t chunk);
 /* Weights that are used next at @next are no longer in a block of @part. */
 void cst_lookahead_evicted(struct cst_pool *pool, uint32_t part, uint64_t next);
 
+/* True if @entry needs a block that it cannot take yet: a gradient, or weights that change before.
+ */
+bool cst_lookahead_claims(const struct cst_pool *pool, const struct cst_trace_entry *entry);
+
 /* What cannot have a block yet is expected at the horizon, and claims one: the gradient of @chunk,
  * or without @grad its weights after the commit. False: it must wait, because it claims a block for
  * an earlier use, or the gradient has one for an earlier micro-batch. */

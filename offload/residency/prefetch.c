@@ -43,20 +43,14 @@ static bool provide(struct cst_core *core, uint32_t rank, uint32_t chunk, uint64
     return cst_lookahead_can_load(part) && cst_load_ahead(core, rank, chunk, time);
 }
 
-/* True if @entry needs a block that it cannot take yet, and claims one. */
-static bool claims(const struct cst_pool *pool, const struct cst_trace_entry *entry)
-{
-    return entry->grad || (entry->later && cst_layout_has_states(&pool->chunks[entry->chunk]));
-}
-
 /* Make sure that @entry has a block, or will have one when it can have one. False: it must wait. */
 static bool settle(struct cst_core *core, uint32_t rank, const struct cst_trace_entry *entry,
                    uint64_t time)
 {
     struct cst_pool *pool = &core->ranks[rank].pool;
 
-    return claims(pool, entry) ? cst_lookahead_claim(pool, entry->chunk, entry->grad)
-                               : provide(core, rank, entry->chunk, time);
+    return cst_lookahead_claims(pool, entry) ? cst_lookahead_claim(pool, entry->chunk, entry->grad)
+                                             : provide(core, rank, entry->chunk, time);
 }
 
 /* Move the horizon past one entry. False: it must wait. */
@@ -100,7 +94,8 @@ static void spill_early(struct cst_core *core, uint32_t rank, uint32_t k)
     if (part->count[CST_BLOCK_PENDING] > 0 && !part->spill_failed &&
         part->count[CST_BLOCK_SPILLING] + part->count[CST_BLOCK_REDUCING] == 0 &&
         part->n_foreseen < cst_lookahead_most_in_flight(part) &&
-        cst_trace_at(pool->trace, part->victims.horizon, &entry) && !claims(pool, &entry)) {
+        cst_trace_at(pool->trace, part->victims.horizon, &entry) &&
+        !cst_lookahead_claims(pool, &entry)) {
         (void)cst_spill_begin(core, rank, k);
     }
 }
