@@ -111,7 +111,9 @@ has_job() {
     ./cistern jobs --json | jq -e --arg job "$1" 'any(.name == $job)' >/dev/null
 }
 poll has_job waits
-start second "${daemon[@]}" "$tmp/good.conf"
+# Its pools of the host have room for those of the job at work, and for that of each job at rest, but not for all at once.
+write_config tight 256M 1000K 2 64M
+start second "${daemon[@]}" "$tmp/tight.conf"
 await first 'EXIT=*'
 [ "$line" = EXIT=0 ] || fail "the first daemon ended with $line"
 await second READY=1

@@ -5,7 +5,7 @@
 # binary; and that a stopped service loses its jobs. A private systemd, the first process of its own namespaces, runs the units with
 # all their restrictions, which need the system's manager: a user's manager cannot apply most of them. Only the program's path and
 # the watchdog's time differ. CST_TEST_KILLS: number of kills. CST_TEST_STORE: instead, the
-# manager's store is filled to a limit of that many descriptors, or to the unit's if there may be more.
+# manager's store is filled to a limit of that many descriptors, or to the unit's own limit if that is lower.
 CST_TEST_KILLS=${CST_TEST_KILLS:-20} # more than a second between two of them; systemd's default allows five in ten seconds
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
