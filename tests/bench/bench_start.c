@@ -26,7 +26,6 @@
 
 enum {
     KILLS = 5, /* Kills when all jobs go on, and as many at once after the next step. */
-    NAMES = 64,
     LARGE = 65536,
     SMALL = 16000,
     N_SMALL = 7,
@@ -39,29 +38,9 @@ static char text[64]; /* Path of what its job learns. */
 /* Declare tensor number @i and an operator that uses it. */
 static void declare(struct raw_client *client, uint32_t i)
 {
-    static char texts[NAMES][16];
-    static char *names[NAMES];
-    static int64_t rows[NAMES], shape[] = {NAMES, 1};
     char name[16];
-    Cistern__TensorDecl tensor = CISTERN__TENSOR_DECL__INIT, *tensors = &tensor;
-    Cistern__Declare message = CISTERN__DECLARE__INIT;
 
-    for (unsigned k = 0; k < NAMES; k++) {
-        (void)snprintf(texts[k], sizeof texts[k], "%u.%u", i, k);
-        names[k] = texts[k];
-        rows[k] = 1;
-    }
-    (void)snprintf(name, sizeof name, "t%u", i);
-    tensor.name = name;
-    tensor.dtype = 1;
-    tensor.n_shape = 2;
-    tensor.shape = shape;
-    tensor.n_external_name = tensor.n_external_rows = NAMES;
-    tensor.external_name = names;
-    tensor.external_rows = rows;
-    message.n_tensors = 1;
-    message.tensors = &tensors;
-    ck_assert_msg(raw_call(client, CISTERN__MSG_TYPE__MSG_DECLARE, &message.base) == CST_OK, "%s",
+    ck_assert_msg(raw_status(client, raw_ask_named(client, i, 16)) == CST_OK, "%s",
                   client->err.text);
     (void)snprintf(name, sizeof name, "o%u", i);
     ck_assert_int_eq(raw_declare_operator(client, name, i), CST_OK);
@@ -81,7 +60,7 @@ static void make_job(const char *name, uint32_t n)
     }
     ck_assert_msg(raw_status(&client, raw_commit(&client, n, n)) == CST_OK, "%s", client.err.text);
     (void)raw_sync(&client);
-    (void)printf("%s: %u tensors with %u names each, made in %.1f s\n", name, n, NAMES,
+    (void)printf("%s: %u tensors with %u names each, made in %.1f s\n", name, n, RAW_NAMES,
                  bench_now() - began);
     raw_close(&client);
 }

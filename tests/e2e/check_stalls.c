@@ -15,7 +15,7 @@
 #include <time.h>
 
 /* A description of 10 MiB. */
-enum { N_TENSORS = 2048, N_NAMES = 64, N_AHEAD = 16, NAME_BYTES = 72 };
+enum { N_TENSORS = 2048, N_AHEAD = 16, NAME_BYTES = 64 };
 
 static void setup(void)
 {
@@ -25,38 +25,12 @@ static void setup(void)
 
 /* -- a job with many names --------------------------------------------------------------------- */
 
-static void declare_tensor(struct raw_client *client, unsigned i)
-{
-    static char names[N_NAMES][NAME_BYTES];
-    Cistern__TensorDecl tensor = CISTERN__TENSOR_DECL__INIT, *tensors = &tensor;
-    Cistern__Declare declare = CISTERN__DECLARE__INIT;
-    int64_t rows[N_NAMES], shape[] = {N_NAMES, 1};
-    char *list[N_NAMES], name[16];
-
-    for (unsigned k = 0; k < N_NAMES; k++) {
-        (void)snprintf(names[k], NAME_BYTES, "%060u.%u", i, k);
-        list[k] = names[k];
-        rows[k] = 1;
-    }
-    (void)snprintf(name, sizeof name, "t%u", i);
-    tensor.name = name;
-    tensor.dtype = CST_BF16;
-    tensor.n_shape = 2;
-    tensor.shape = shape;
-    tensor.n_external_name = tensor.n_external_rows = N_NAMES;
-    tensor.external_name = list;
-    tensor.external_rows = rows;
-    declare.n_tensors = 1;
-    declare.tensors = &tensors;
-    (void)raw_ask(client, CISTERN__MSG_TYPE__MSG_DECLARE, &declare.base);
-}
-
 /* Declare the tensors, with some requests in flight. */
 static void declare_names(struct raw_client *client)
 {
     for (unsigned i = 0; i < N_TENSORS + N_AHEAD; i++) {
         if (i < N_TENSORS) {
-            declare_tensor(client, i);
+            (void)raw_ask_named(client, i, NAME_BYTES);
         }
         if (i >= N_AHEAD) {
             ck_assert(raw_receive(client));

@@ -14,8 +14,7 @@
 
 enum {
     MIB = 1 << 20,
-    NAMES = 64,        /* External names of a tensor. */
-    NAME_BYTES = 250,  /* Bytes of each name. */
+    NAME_BYTES = 250,  /* Bytes of each name of a tensor. */
     MAX_CLIENTS = 320, /* Connections of alice. */
     MAX_FILES = 8192,  /* Files in memory of a process. */
     N_LONG = 600,      /* Tensors with long names in a committed job. */
@@ -31,32 +30,9 @@ static uint64_t attempt; /* Of alice's job. */
 
 int hoard_declare(struct raw_client *client, uint32_t i)
 {
-    static char texts[NAMES][NAME_BYTES + 1];
-    static char *names[NAMES];
-    static int64_t rows[NAMES], shape[] = {NAMES, 1};
+    int rc = raw_status(client, raw_ask_named(client, i, NAME_BYTES));
     char name[16];
-    Cistern__TensorDecl tensor = CISTERN__TENSOR_DECL__INIT, *tensors[] = {&tensor};
-    Cistern__Declare message = CISTERN__DECLARE__INIT;
-    int rc;
 
-    for (unsigned n = 0; n < NAMES; n++) {
-        memset(texts[n], 'x', NAME_BYTES);
-        (void)snprintf(texts[n], 16, "%u.%u", i, n);
-        texts[n][strlen(texts[n])] = '.';
-        names[n] = texts[n];
-        rows[n] = 1;
-    }
-    (void)snprintf(name, sizeof name, "t%u", i);
-    tensor.name = name;
-    tensor.dtype = 1;
-    tensor.n_shape = 2;
-    tensor.shape = shape;
-    tensor.n_external_name = tensor.n_external_rows = NAMES;
-    tensor.external_name = names;
-    tensor.external_rows = rows;
-    message.n_tensors = 1;
-    message.tensors = tensors;
-    rc = raw_call(client, CISTERN__MSG_TYPE__MSG_DECLARE, &message.base);
     (void)snprintf(name, sizeof name, "o%u", i);
     return rc == CST_OK ? raw_declare_operator(client, name, i) : rc;
 }
@@ -417,22 +393,6 @@ const char *hoard_refusal(void)
 
 /* -- memory ----------------------------------------------------------------------------------- */
 
-/* Bytes of the process's own memory that are present. */
-static uint64_t own_bytes(pid_t pid)
-{
-    char path[40], line[128];
-    unsigned long long kib = 0;
-    FILE *file;
-
-    (void)snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
-    file = fopen(path, "re");
-    ck_assert_ptr_nonnull(file);
-    while (fgets(line, sizeof line, file) != NULL && sscanf(line, "RssAnon: %llu", &kib) != 1) {
-    }
-    (void)fclose(file);
-    return kib << 10;
-}
-
 /* Files in memory, each of which counts once. */
 struct files {
     ino_t seen[MAX_FILES];
@@ -482,7 +442,7 @@ uint64_t hoard_memory(pid_t daemon, pid_t keeper)
     if (keeper != 0) {
         add_files(&files, keeper);
     }
-    return own_bytes(daemon) + files.bytes;
+    return daemon_proc_heap(daemon) + files.bytes;
 }
 
 uint64_t hoard_budgeted(void)

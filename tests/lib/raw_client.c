@@ -323,6 +323,31 @@ int raw_declare_many(struct raw_client *client, uint32_t n, int64_t elems)
     return rc;
 }
 
+uint64_t raw_ask_named(struct raw_client *client, uint32_t i, unsigned length)
+{
+    Cistern__TensorDecl tensor = CISTERN__TENSOR_DECL__INIT, *tensors = &tensor;
+    Cistern__Declare declare = CISTERN__DECLARE__INIT;
+    int64_t rows[RAW_NAMES], shape[] = {RAW_NAMES, 1};
+    char texts[RAW_NAMES][256], *names[RAW_NAMES], name[16];
+
+    for (unsigned k = 0; k < RAW_NAMES; k++) {
+        (void)snprintf(texts[k], sizeof texts[k], "%0*u.%02u", (int)length - 3, i, k);
+        names[k] = texts[k];
+        rows[k] = 1;
+    }
+    (void)snprintf(name, sizeof name, "t%u", i);
+    tensor.name = name;
+    tensor.dtype = 1;
+    tensor.n_shape = 2;
+    tensor.shape = shape;
+    tensor.n_external_name = tensor.n_external_rows = RAW_NAMES;
+    tensor.external_name = names;
+    tensor.external_rows = rows;
+    declare.n_tensors = 1;
+    declare.tensors = &tensors;
+    return raw_ask(client, CISTERN__MSG_TYPE__MSG_DECLARE, &declare.base);
+}
+
 uint64_t raw_commit(struct raw_client *client, uint32_t n_tensors, uint32_t n_operators)
 {
     Cistern__Commit commit = CISTERN__COMMIT__INIT;

@@ -110,6 +110,12 @@ int raw_declare(struct raw_client *client, const char *name, uint32_t n_dims, co
  * each. Returns the first status that is not CST_OK, or CST_OK. */
 int raw_declare_many(struct raw_client *client, uint32_t n, int64_t elems);
 
+#define RAW_NAMES 64
+
+/* Declare tensor "t<i>", which stands for RAW_NAMES tensors of model files of one element each,
+ * with names of @length bytes, 16 to 255. Returns the request id. */
+uint64_t raw_ask_named(struct raw_client *client, uint32_t i, unsigned length);
+
 /* Send Commit. Returns the request id. */
 uint64_t raw_commit(struct raw_client *client, uint32_t n_tensors, uint32_t n_operators);
 
