@@ -16,7 +16,7 @@ from cistern.client import Client
 from cistern.errors import CstError, DaemonGone, Mismatch, StepVoid
 from cistern.job import Job, Path
 from cistern.job_file import JobFile
-from cistern.torch import adapters, arguments, weights
+from cistern.torch import adapters, arguments, parts, weights
 from cistern.torch.advice import advice
 from cistern.torch.arguments import first
 from cistern.torch.declaration import GroupOf, IsMatrix, IsTrainable, declare
@@ -124,6 +124,7 @@ def attach(
     name = arguments.job_name(job, options)
     declaration = declare(model, units, param_group, tokens, muon, trainable)
     declaration = declaration._replace(activations=in_bytes("activations", activations))
+    joined = parts.joined(declaration.rank(), rank, world)
     origin = Origin(model, load, first(resume, options.text("resume"), None))
     size = pool if pool is not None else options.text("pool") or 0
     rule = optimizer if optimizer is not None else options.text("optimizer") or Rule.ADAMW
@@ -131,6 +132,7 @@ def attach(
     kinds["unused"] = arguments.unused(unused, kinds["overlap"], options)
     if trainable is not None and kinds["unused"] is not Unused.SKIP:
         raise ValueError("cistern: trainable= needs unused='skip': frozen parameters are skipped")
+    n_micro_batches = arguments.micro_batches(micro_batches, options)
     opened = open_job(
         name,
         socket=first(socket, options.text("socket"), None),
@@ -143,7 +145,7 @@ def attach(
         ttl_s=ttl_s,
         reshape=first(reshape, options.boolean("reshape"), False),
         plan_file=first(plan_file, options.text("plan"), None),
-        micro_batches=arguments.micro_batches(micro_batches, options),
+        micro_batches=n_micro_batches,
         base=first(base, options.text("base"), None),
         optimizer=checks.member(Rule, "optimizer", rule),
         **kinds,
@@ -153,13 +155,15 @@ def attach(
     is_new = not opened.initialised
     try:
         with advice(name):
-            store = Store(opened, model, declaration, options, kinds["unused"])
+            store = Store(
+                opened, model, declaration, options, kinds["unused"], joined, n_micro_batches
+            )
         store._prepares = kinds["overlap"] is Overlap.EARLY
         if not is_new:
             origin.check_kept(opened, warns=rank == 0)
         elif rank == 0:
             origin.warn_of_missing_buffers()
-        store._begin(origin if is_new and rank == 0 else None, base is not None)
+        store._begin(origin if is_new else None, base is not None)
     except BaseException as error:
         _leave(opened, error)
         # Ranks that have not heard of a disagreement yet are told of it while the job exists. The

@@ -14,7 +14,7 @@ from torch import nn
 
 from cistern import checks
 from cistern._abi import MAX_PARAM_GROUPS, Dtype, TensorUpdate
-from cistern.torch import adapters, weights
+from cistern.torch import adapters, parts, shards, weights
 from cistern.torch.storage import is_lent
 from cistern.torch.units import Found, find_units, with_methods
 
@@ -27,12 +27,13 @@ class DeclaredTensor(NamedTuple):
     """A parameter as a tensor of the job."""
 
     name: str
-    shape: tuple[int, ...]
+    box: shards.Box  #: What this rank has of it.
     dtype: Dtype
     trains: bool
     group: int  #: Group of the optimizer.
     update: TensorUpdate  #: By which rule a job of Muon updates it.
     file_names: tuple[str, ...]  #: What files of other programs call it, if not ``name``.
+    place: shards.Place | None  #: On a mesh of ranks; None: it is no DTensor.
 
 
 class DeclaredOperator(NamedTuple):
@@ -57,6 +58,21 @@ class Declaration(NamedTuple):
     def activation_bytes(self, unit: str) -> int:
         """Return what ``unit`` declares: all activations for the last one, since only the sum counts."""
         return self.activations if unit == next(reversed(self.operators)) else 0
+
+    def rank(self) -> parts.Rank:
+        """Return what this rank tells the others."""
+        return parts.Rank(
+            {
+                name: parts.Held(
+                    t.name, t.box, t.dtype, t.trains, t.group, t.update, t.file_names, t.place
+                )
+                for name, t in self.tensors.items()
+            },
+            {
+                unit: parts.Run(o.name, tuple(o.parameters), o.flops, self.activation_bytes(unit))
+                for unit, o in self.operators.items()
+            },
+        )
 
     def first_units(self) -> dict[str, str]:
         """Return the first unit of each parameter, by its name."""
@@ -125,6 +141,7 @@ def declare(
             raise ValueError(
                 f"cistern: parameter '{name}': a job has names in printable ASCII alone"
             )
+    shards.check_wrappers(model.modules())
     weights.check_no_shared_memory(parameters)
     files = adapters.external_names(model)
     units, methods = with_methods(model, units)
@@ -133,12 +150,13 @@ def declare(
     tensors = {
         name: DeclaredTensor(
             adapters.name_in_job(model, name, parameter),
-            tuple(parameter.shape) or (1,),
+            shards.box_of(name, parameter),
             weights.type_in_job(parameter),
             parameter.requires_grad or (trainable is not None and bool(trainable(name, parameter))),
             _group_of(name, parameter, param_group),
             _update_of(name, parameter, muon, not_hidden),
             (files[name],) if name in files else (),
+            shards.place_of(parameter),
         )
         for name, parameter in parameters
     }
@@ -248,14 +266,14 @@ def _multiplied(unit: Found) -> int:
         for parameter in module.parameters(recurse=False)
     }
     return sum(
-        math.prod(parameter.shape)
+        math.prod(shards.local(parameter).shape)
         for parameter in unit.parameters
         if parameter.ndim >= 2 and id(parameter) not in tables
     )
 
 
 def _tensor_json(tensor: DeclaredTensor) -> dict[str, Any]:
-    described: dict[str, Any] = {"name": tensor.name, "shape": tensor.shape}
+    described: dict[str, Any] = {"name": tensor.name, "shape": tensor.box.shape}
     if tensor.dtype == Dtype.FP32:
         described["dtype"] = "fp32"
     if not tensor.trains:

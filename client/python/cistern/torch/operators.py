@@ -22,9 +22,11 @@ from cistern._abi import LAYOUTS, Direction, Dtype, State, Status, cst_err, cst_
 from cistern._library import check, prepared
 from cistern.errors import CstError, error_of
 from cistern.job import Job
+from cistern.torch import shards
 from cistern.torch.device import Device
 from cistern.torch.gradients import HandedIn
 from cistern.torch.parameter import grad_of, mark, version_of
+from cistern.torch.parts import Use
 from cistern.torch.storage import LentStorage, at_address, has_memory, swap, tensor_of
 from cistern.torch.weights import read_state, torch_type
 
@@ -53,25 +55,39 @@ class Tensor:
         trains: bool,
         device: torch.device,
         refusal: str,
+        use: Use,
     ) -> None:
         self.name = name
         self.number = number
         self.parameter = parameter
         self.shape = tuple(shape)
+        self.use = use
         self.n_elems = math.prod(shape)
         self.trains = trains  # It has gradients, whenever the parameter needs them.
         self.units: list[Unit] = []
         self.dtype = dtype
         #: Weights that units are lent instead of those of the job, on any device; None: those of the job.
         self.other: torch.Tensor | None = None
-        self.lent = LentStorage(self.shape, torch_type(dtype), device, refusal, parameter.data)
+        before = shards.local(parameter).data
+        self.lent = LentStorage(self.shape, torch_type(dtype), device, refusal, before)
         self._grad_places: dict[int, torch.Tensor] = {}  # By their addresses.
-        parameter.data = self.lent.tensor
+        shards.set_local(parameter, self.lent.tensor)
+        #: What has the memory: the parameter, or the part of it that a DTensor has on this rank.
+        self.local = shards.local(parameter)
+        #: Whether its gradients are handed in as they are.
+        self.is_plain = use.gives and self.local is parameter
         mark(parameter)
 
     def has_own_memory(self) -> bool:
         """Whether the parameter has the memory that is lent to it, and no other."""
-        return self.parameter.is_set_to(self.lent.tensor)
+        return shards.local(self.parameter).is_set_to(self.lent.tensor)
+
+    def part_of(self, values: torch.Tensor) -> torch.Tensor | None:
+        """Return what ``values`` have for the part of this rank; None: they have other shapes."""
+        if self.use.box.is_whole:
+            part = shards.local(values)
+            return part if tuple(part.shape) == self.shape else None
+        return shards.part_of(values, self.use.box)
 
     def grad_place(self, address: int) -> torch.Tensor:
         """Return the tensor for a gradient at ``address``."""
@@ -100,7 +116,7 @@ class Unit:
         self.number = number
         self.tensors = tensors
         self.trained_tensors = [tensor for tensor in tensors if tensor.trains]
-        self.parameters = [tensor.parameter for tensor in tensors]
+        self._locals = [tensor.local for tensor in tensors]
         self.trained = [tensor.parameter for tensor in self.trained_tensors]
         self.io = (cst_io * len(tensors))()
         bytes_of_io = memoryview(self.io).cast("B")
@@ -119,7 +135,8 @@ class Unit:
         self.others: object = None
         self._grad_addresses: list[int] = []  # Of the gradients, when they were written last.
         self._grad_places: list[torch.Tensor] = []  # At these addresses.
-        self._versions = list(map(version_of, self.parameters))
+        self._is_plain = all(tensor.is_plain for tensor in self.trained_tensors)
+        self._versions = list(map(version_of, self._locals))
         self.n_changes = 0  # Steps and writes that have changed the weights.
         self.is_known = False  # What its module returns was looked at, except a tensor alone.
         self.calls: _Calls  # Of the job, which ``Operators.add`` gives it.
@@ -138,12 +155,12 @@ class Unit:
         if self.others is not None:
             addresses = self._find_others(addresses)
         swap(self._storages, self._lent)
-        if list(map(torch.Tensor.data_ptr, self.parameters)) != addresses:
+        if list(map(torch.Tensor.data_ptr, self._locals)) != addresses:
             self._refuse_other_memory()
 
     def _find_others(self, addresses: list[int]) -> list[int]:
         """Have weights lent that are not those of the job. Return where all weights are then."""
-        self._versions = list(map(version_of, self.parameters))  # They may have changed since.
+        self._versions = list(map(version_of, self._locals))  # They may have changed since.
         lent = list(self._places)
         found = list(addresses)
         for i, tensor in enumerate(self.tensors):
@@ -176,7 +193,7 @@ class Unit:
 
     def changed(self) -> list[Tensor]:
         """Return the tensors whose parameters were changed in place since the last call."""
-        versions = list(map(version_of, self.parameters))
+        versions = list(map(version_of, self._locals))
         if versions == self._versions:
             return []
         before, self._versions = self._versions, versions
@@ -217,6 +234,9 @@ class Unit:
         places = self._grad_places
         grads = list(map(grad_of, self.trained))
         self.drop_grads()
+        without = grads
+        if not self._is_plain:
+            grads = list(map(_contribution, self.trained_tensors, grads))
         adds = self._accumulate.tolist()
         plain = [g for g in grads if g is not None and not g.requires_grad and not g.is_sparse]
         if len(plain) == len(grads) and not any(adds):
@@ -230,7 +250,7 @@ class Unit:
                 place.copy_(grad)
             elif not add:
                 place.zero_()
-        return {t for t, grad in zip(self.trained_tensors, grads, strict=True) if grad is None}
+        return {t for t, grad in zip(self.trained_tensors, without, strict=True) if grad is None}
 
 
 _NONE: AbstractSet[Tensor] = frozenset()
@@ -238,6 +258,13 @@ GRADS_OF_GRADS = (
     "cistern: gradients of gradients are not supported: the backward pass has create_graph=True, such as"
     " for a gradient penalty or a Hessian"
 )
+
+
+def _contribution(tensor: Tensor, grad: torch.Tensor | None) -> torch.Tensor | None:
+    """Return what this rank adds to the gradient of ``tensor``."""
+    if grad is None:
+        return None
+    return shards.contribution(tensor.parameter, grad, tensor.use.gives)
 
 
 def _dense(grad: torch.Tensor | None) -> torch.Tensor | None:
@@ -272,6 +299,8 @@ class Operators:
         self.device = device
         self.is_new_pass = False  # A backward pass has begun, and has delivered nothing yet.
         self._delivered: set[Unit] = set()  # In this micro-batch.
+        self.n_micro_batches = 1  #: In a step, at most.
+        self._n_ended = 0  # Micro-batches of this attempt at the step.
         self._late: list[Unit] = []  # To be delivered when the pool has blocks.
         self.has_gradients = False  # In this attempt at the step.
         self.is_past_grads = False  # Gradients were delivered after the last step.
@@ -334,11 +363,21 @@ class Operators:
             self._late.clear()
             self._change(self._between, self._hand_in_all, units)
 
+    def begin_step(self) -> None:
+        """Have no micro-batches of this attempt at the step."""
+        self.next_micro_batch()
+        self._n_ended = 0
+
     def next_micro_batch(self) -> None:
         """Forget which units have delivered gradients."""
         self._delivered.clear()
         self._late.clear()
         self.is_new_pass = False
+
+    def end_micro_batch(self) -> None:
+        """End a micro-batch when its backward pass ends, unless it is the last one of the step."""
+        if self._delivered and self._n_ended + 1 < self.n_micro_batches:
+            self._inside(self._accumulate)
 
     def forget_last_step(self) -> None:
         """Let no parameter have the gradient of the last step any more, if this one has none yet."""
@@ -413,6 +452,7 @@ class Operators:
             if "last one of the step" not in error.text:
                 raise
             raise error_of(error.status, _NO_STEP) from None
+        self._n_ended += 1
         self.next_micro_batch()
 
     def close_all(self) -> None:

@@ -17,7 +17,7 @@ import torch
 
 from cistern._abi import Dtype, State, Status
 from cistern.errors import CstError
-from cistern.torch import weights
+from cistern.torch import shards, weights
 from cistern.torch.operators import Tensor
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _states(store: Store, tensor: Tensor) -> dict[str, torch.Tensor]:
         if state is State.MASTER and tensor.dtype is not Dtype.BF16:
             continue
         try:
-            found[key] = store.read(tensor.name, state)
+            found[key] = shards.like(tensor.parameter, store.read_part(tensor, state))
         except CstError as error:
             if error.status != Status.EUNSUPPORTED or state is not State.EXP_AVG_SQ:
                 raise  # Else the optimizer has one moment.
@@ -180,7 +180,7 @@ def _checked(tensor: Tensor, entry: Mapping[str, Any]) -> dict[State, torch.Tens
             raise ValueError(
                 f"cistern: the state of parameter '{tensor.name}' has an unknown '{key}'"
             )
-        if tuple(values.shape) != tensor.shape:
+        if tuple(values.shape) != tuple(tensor.parameter.shape):
             raise ValueError(
                 f"cistern: {key} of parameter '{tensor.name}' has the shape {tuple(values.shape)}, the"
                 f" parameter {tensor.shape}"

@@ -18,7 +18,7 @@ that they interrupt is closed meanwhile.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -60,8 +60,8 @@ class _Use:
     """One run of a unit in a forward pass."""
 
     __slots__ = (
-        "__weakref__", "has_inputs", "inputs", "is_awaited", "is_outside", "left", "n_changes", "others", "runner", "unit",
-        "zero"
+        "__weakref__", "has_inputs", "inputs", "is_awaited", "is_outside", "left", "n_changes", "others", "pass_no", "runner",
+        "unit", "zero"
     )  # fmt: skip
 
     def __init__(self, runner: Runner, unit: Unit) -> None:
@@ -70,6 +70,7 @@ class _Use:
         self.n_changes = unit.n_changes  # Of the weights that the forward pass has used.
         self.others = unit.others  # The weights that it has used instead; None: none.
         self.zero = runner.zero
+        self.pass_no = runner.pass_no
         self.has_inputs = False  # That need gradients.
         self.inputs: list[Input] = []  # These, when the module has ended.
         self.is_awaited = False  # What the module returns or has changed needs a gradient.
@@ -98,14 +99,23 @@ _NOTHING: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
 
 
 class _Uses:
-    """The runs of one unit."""
+    """The runs of one unit, counted by their forward passes, if these are told apart."""
 
     def __init__(self) -> None:
         # By their threads, because torch calls the hook after a module whose thread was refused.
         self.running: defaultdict[int, list[_Running | None]] = defaultdict(list)
-        self.n_waiting = 0  # Runs whose backward pass has not ended.
+        self.waiting: Counter[int] = Counter()  # Runs whose backward pass has not ended.
         # Runs outside of backward passes whose graph can have another backward pass.
-        self.n_retained = 0
+        self.retained: Counter[int] = Counter()
+
+    def can_have_more(self) -> bool:
+        """Whether a graph of one of the runs can have another backward pass."""
+        return any(n > 0 for n in self.retained.values())
+
+    def forget(self) -> None:
+        """Expect no backward pass of the runs until now."""
+        self.waiting.clear()
+        self.retained.clear()
 
 
 def _let_go(runner: ref[Runner]) -> None:
@@ -149,6 +159,8 @@ class Runner:
         # Uses whose graph can have a backward pass, with inputs that need a gradient or several outputs.
         self._left: WeakSet[_Use] = WeakSet()
         self.n_blocks = 0  #: In which weights are others than those of the job.
+        #: Number of the forward pass that runs, or was the last one; 0: they are not told apart.
+        self.pass_no = 0
 
     @property
     def broken(self) -> bool:
@@ -157,7 +169,7 @@ class Runner:
 
     def next_step(self) -> None:
         """Forget what belongs to the step that is committed."""
-        self.operators.next_micro_batch()
+        self.operators.begin_step()
         self._forget_uses()
         self.operators.has_gradients = self.operators.is_past_grads = False
         self.operators.handed_in.discarded.clear()
@@ -213,15 +225,30 @@ class Runner:
 
     def _held(self) -> bool:
         """Whether gradients wait for another backward pass of the micro-batch."""
-        return any(uses.n_retained > 0 and u.has_grads() for u, uses in self._uses.items())
+        return any(uses.can_have_more() and u.has_grads() for u, uses in self._uses.items())
 
     def forward_begins(self) -> None:
         """Begin another micro-batch, if the last one has had a backward pass and gradients are recorded."""
-        if not self._ran_forward and torch.is_grad_enabled():
+        if self.pass_no == 0 and not self._ran_forward and torch.is_grad_enabled():
             if self._held():
                 self.deliver_rest()
             self._ran_forward = True
             self._forget_uses()
+
+    def tell_passes_apart(self, modules: Sequence[nn.Module]) -> None:
+        """Let each call of one of ``modules``, which call the others, be a forward pass of its own.
+
+        Backward passes of a pipeline are in another order than the forward passes, and run between them.
+        Each hands its gradients in, and is a micro-batch, whatever other passes wait for theirs.
+        """
+        self.pass_no = 1
+
+        def begins(*_: Any) -> None:
+            if not in_backward():
+                self.pass_no += 1
+
+        for module in modules:
+            module.register_forward_pre_hook(not_compiled(begins), prepend=True)
 
     def forget_changes(self) -> None:
         """Do not take what has happened to parameters outside of modules for their doing."""
@@ -230,7 +257,7 @@ class Runner:
 
     def forget_gradients(self) -> None:
         """Forget the gradients of this attempt at the step. Forward passes go on to count."""
-        self.operators.next_micro_batch()
+        self.operators.begin_step()
         self.operators.has_gradients = False
         self.operators.handed_in.forget_all()
         for unit in self.units:
@@ -269,7 +296,7 @@ class Runner:
     def _forget_uses(self) -> None:
         """Expect no backward pass of a forward pass until now."""
         for uses in self._uses.values():
-            uses.n_waiting = uses.n_retained = 0
+            uses.forget()
 
     # -- forward
 
@@ -365,9 +392,9 @@ class Runner:
             return output
         ran.use.is_awaited = bool(outputs or changed)
         uses = self._uses[ran.use.unit]
-        uses.n_waiting += ran.use.is_awaited
+        uses.waiting[ran.use.pass_no] += ran.use.is_awaited
         ran.use.is_outside = not in_backward()
-        uses.n_retained += ran.use.is_awaited and ran.use.is_outside
+        uses.retained[ran.use.pass_no] += ran.use.is_awaited and ran.use.is_outside
         new = leave(ran.use, ran.token, ran.entered, changed, outputs)
         if kept:
             ran.use.inputs = inputs_of(kept)
@@ -410,13 +437,13 @@ class Runner:
             )
         while open_units[-1] is not unit:  # backward(inputs=...) leaves out Enter.
             self.operators.pop()
-        uses = self._uses[unit]
-        uses.n_waiting -= use.is_awaited
+        uses, n = self._uses[unit], use.pass_no
+        uses.waiting[n] -= use.is_awaited
         if use.is_awaited and use.is_outside and not self._retains:
-            uses.n_retained = max(uses.n_retained - 1, 0)
+            uses.retained[n] = max(uses.retained[n] - 1, 0)
         # A view of a weight that was made before the model ran gives its gradient after the first unit.
         is_ready = unit.has_grads() if use.has_inputs else unit.has_all_grads()
-        is_last = uses.n_waiting <= 0 and uses.n_retained == 0
+        is_last = uses.waiting[n] <= 0 and uses.retained[n] == 0
         self.operators.pop(deliver=is_last and is_ready)
 
     def deliver_rest(self) -> None:
@@ -431,11 +458,11 @@ class Runner:
 
         If there is such, the order of declaration, in which there are blocks for all, has to wait.
         """
-        if not self._held():
+        if self.pass_no > 0 or not self._held():
             self.deliver_rest()
             return
         for unit in reversed(self.units):
-            if unit.has_grads() and self._uses[unit].n_retained == 0:
+            if unit.has_grads() and not self._uses[unit].can_have_more():
                 self.operators.deliver(unit)
 
     def deliver_last(self) -> None:
@@ -468,7 +495,7 @@ class Runner:
     def _outermost_begins(self) -> None:
         self._n_open = len(self.operators.open_units)
         self._retains = _retains_graph()
-        waits = any(uses.n_retained > 0 for uses in self._uses.values())
+        waits = self.pass_no == 0 and any(uses.can_have_more() for uses in self._uses.values())
         if self._ran_forward or not waits:  # Else it belongs to the micro-batch of the pass before.
             self.operators.is_new_pass = True
         self._ran_forward = False
@@ -491,7 +518,9 @@ class Runner:
             if self._n_open == 0:
                 self._deliver_rest_of_pass()
                 for uses in self._uses.values():  # Runs in the backward pass count no more.
-                    uses.n_waiting = uses.n_retained
+                    uses.waiting = uses.retained.copy()
+                if self.pass_no > 0:
+                    self.operators.end_micro_batch()
             else:  # The pass was one inside of a forward pass, which goes on.
                 self.deliver_rest()
                 self._ran_forward = True

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from cistern.torch import shards
 from cistern.torch.operators import Tensor
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def _fill(store: Store, model: nn.Module, state_dict: dict[str, Any], prefix: st
         if prefix + name not in state_dict:
             continue
         if tensor not in copies:
-            copies[tensor] = store.weights_of(tensor).clone()
+            copies[tensor] = shards.like(tensor.parameter, store.weights_of(tensor).clone())
         state_dict[prefix + name] = copies[tensor]
 
 
@@ -67,24 +68,22 @@ def _take(
             continue
         values = state_dict.pop(prefix + name)
         loaded.add(prefix + name)
-        error = _why_not(prefix + name, values, tensor)
-        if error:
-            errors.append(error)
-        else:
-            taken[tensor] = values  # Of tied weights with different values, the last ones hold.
+        part = tensor.part_of(values) if isinstance(values, torch.Tensor) else None
+        if part is None:
+            errors.append(_why_not(prefix + name, values, tensor))
+        else:  # Of tied weights with different values, the last ones hold.
+            taken[tensor] = part
     store.writes.load(taken)
 
 
 def _why_not(name: str, values: Any, tensor: Tensor) -> str:
-    """Return why what a state dict has for ``tensor`` cannot be its weights; "": it can."""
+    """Return why what a state dict has for ``tensor`` cannot be its weights."""
     if not isinstance(values, torch.Tensor):
         return f"{name} is a {type(values)} in the state dict, and not a tensor"
-    if tuple(values.shape) != tensor.shape:
-        return (
-            f"size mismatch for {name}: {tuple(values.shape)} in the state dict, {tensor.shape} in"
-            " the model"
-        )
-    return ""
+    return (
+        f"size mismatch for {name}: {tuple(values.shape)} in the state dict,"
+        f" {tuple(tensor.parameter.shape)} in the model"
+    )
 
 
 def _loaded(loaded: set[str], _: nn.Module, keys: Any) -> None:

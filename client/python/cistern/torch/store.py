@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from cistern._abi import Pattern, State, Status, Unused
+from cistern._abi import State, Status, Unused
 from cistern.checkpoint import SaveResult
 from cistern.client import Client
 from cistern.errors import StepVoid, error_of
 from cistern.job import Job, Path
 from cistern.job_file import JobFile
 from cistern.results import HyperParams, Plan, RankStat, StepResult
-from cistern.torch import blocks, buffers, model_calls, owners, state_dicts, weights
+from cistern.torch import blocks, buffers, model_calls, owners, parts, state_dicts, weights
 from cistern.torch.arguments import first
 from cistern.torch.declaration import Declaration
 from cistern.torch.device import device_of
@@ -27,12 +27,14 @@ from cistern.torch.elsewhere import refusal
 from cistern.torch.ending import leave_at_end
 from cistern.torch.forward_pass import ForwardPass
 from cistern.torch.gradients import HandedIn
+from cistern.torch.job_parts import JobParts
 from cistern.torch.operators import Operators, Tensor, Unit
 from cistern.torch.optimizer import Optimizer, in_pair
 from cistern.torch.origin import Origin
 from cistern.torch.runner import Runner, not_compiled
 from cistern.torch.running import in_backward
 from cistern.torch.summary import summary
+from cistern.torch.units import stages_of
 from cistern.torch.watch import Watch
 from cistern.torch.writes import LOST, Writes
 
@@ -56,6 +58,8 @@ class Store:
         declaration: Declaration,
         options: JobFile,
         unused: Unused = Unused.ZERO,
+        joined: parts.Joined | None = None,
+        micro_batches: int = 1,
     ) -> None:
         self.job = job
         self.model = model
@@ -74,37 +78,18 @@ class Store:
         self._options = options
         #: Whether steps skip parameters without a gradient.
         self.skips_unused = unused is Unused.SKIP
-        self._numbers = {
-            name: job.tensor(
-                tensor.name,
-                tensor.shape,
-                external_names=tensor.file_names,
-                pattern=Pattern.SHARD if tensor.trains else Pattern.FROZEN,
-                param_group=tensor.group,
-                update=tensor.update,
-                dtype=tensor.dtype,
-            )
-            for name, tensor in declaration.tensors.items()
-        }
-        self._operators = {
-            unit: job.operator(
-                operator.name,
-                [self._numbers[name] for name in operator.parameters],
-                flops=operator.flops,
-                activation_bytes=declaration.activation_bytes(unit),
-            )
-            for unit, operator in declaration.operators.items()
-        }
+        self.parts = JobParts(job, declaration.rank(), joined)
         self.device = device_of(job)
         self.plan: Plan = job.commit()
         leave_at_end(self)
         operators = Operators(job, self.device)
+        operators.n_micro_batches = micro_batches
         self._runner = Runner(operators, self._before_forward, self._before_backward)
 
     # -- the beginning
 
     def _begin(self, origin: Origin | None, has_base: bool) -> None:
-        if origin is not None:
+        if origin is not None and (self.job.rank == 0 or not self.parts.is_plain):
             self.writes.first_states(origin, has_base)
         self._take_parameters()
         self.job.sync()
@@ -120,18 +105,19 @@ class Store:
                 " model inputs of that type",
                 stacklevel=4,
             )
-        shapes = {name: parameter.shape for name, parameter in parameters.items()}
         weights.without_meta(self.model)
         weights.move_buffers(self.model, self.device.torch_device)
         units = self._declaration.first_units()
         for name, parameter in self.model.named_parameters():
-            if name in shapes:
-                self._take(name, parameter, shapes[name], units[name])
-        for name, operator in self._operators.items():
+            if name in parameters:
+                self._take(name, parameter, units[name])
+        for name, operator in self.parts.operators.items():
             declared = self._declaration.operators[name]
             tensors = [self._tensors[parameter] for parameter in declared.parameters]
             unit = Unit(declared.name, operator, tensors)
             self._runner.add(unit, self._declaration.modules[name], declared.methods)
+        if self.parts.is_pipeline:
+            self._runner.tell_passes_apart(stages_of(self.model))
         # The program can remove modules from the model, whose memory is then free.
         self._declaration = self._declaration._replace(modules={})
         self._watch = Watch(self.model, self._tensors.values(), self.skips_unused)
@@ -141,17 +127,24 @@ class Store:
         state_dicts.add_hooks(self, self.model)
         model_calls.replace(self, self.model)
 
-    def _take(self, name: str, parameter: nn.Parameter, shape: torch.Size, unit: str) -> None:
+    def _take(self, name: str, parameter: nn.Parameter, unit: str) -> None:
         parameter.grad = None
+        declared = self._declaration.tensors[name]
+        if declared.place is not None and parameter.device.type != self.device.torch_device.type:
+            raise ValueError(
+                f"cistern: parameter '{name}' is divided on a mesh of {parameter.device.type}, and the pool is"
+                f" on {self.device.torch_device.type}: give attach the device of the mesh"
+            )
         tensor = Tensor(
             name,
-            self._numbers[name],
+            self.parts.numbers[name],
             parameter,
-            shape,
-            self._declaration.tensors[name].dtype,
-            self._declaration.tensors[name].trains,
+            declared.box.shape if parameter.ndim else (),
+            declared.dtype,
+            declared.trains,
             self.device.torch_device,
             refusal(self.model, name, unit, self._declaration.operators[unit]),
+            self.parts.use_of(name),
         )
         self._tensors[name] = self._tensor_of[id(parameter)] = tensor
 
@@ -247,7 +240,7 @@ class Store:
             eps=eps,
             weight_decay=first(weight_decay, given("weight_decay"), 0.01),
             clip_norm=first(clip_norm, given("clip"), 0.0),
-            grad_scale=first(grad_scale, None, 1.0 / self.job.world),
+            grad_scale=self.parts.mean_of_ranks() if grad_scale is None else grad_scale,
             groups=groups,
         )
         return self._optimizer
@@ -457,6 +450,11 @@ class Store:
                 f"cistern: the gradient of '{name}' is not complete: it can be read after the step of"
                 " the optimizer",
             )
+        return self.parts.read(name, state).reshape(tensor.parameter.shape)
+
+    def read_part(self, tensor: Tensor, state: State) -> torch.Tensor:
+        """Return a copy of a state of what this rank has of ``tensor``. Raises what ``Job.tensor_read`` raises."""
+        self._settle()
         return weights.read_state(self.job, tensor.number, state, tensor.dtype, tensor.shape)
 
     @property
@@ -476,11 +474,13 @@ class Store:
             raise TypeError(f"cistern: '{name}' is written from a tensor, not a {type(values)}")
         self._settle()
         tensor = self._tensors[name]
-        if tuple(values.shape) != tensor.shape:
+        part = tensor.part_of(values)
+        if part is None:
             raise ValueError(
-                f"cistern: '{name}' has the shape {tensor.shape}, not {tuple(values.shape)}"
+                f"cistern: '{name}' has the shape {tuple(tensor.parameter.shape)}, not"
+                f" {tuple(values.shape)}"
             )
-        self.writes.one(tensor, values, is_exact=values.dtype is not torch.bfloat16)
+        self.writes.one(tensor, part, is_exact=values.dtype is not torch.bfloat16)
         self._runner.weights_written()
 
     def clear_moments(self) -> None:
@@ -489,7 +489,7 @@ class Store:
 
     def weights_of(self, tensor: Tensor) -> torch.Tensor:
         """Return the weights that the model has: a copy of those of the job, or those of ``swapped``."""
-        return self.read(tensor.name) if tensor.other is None else tensor.other
+        return self.read_part(tensor, State.WEIGHT) if tensor.other is None else tensor.other
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return copies of all weights, and the buffers, as ``model.state_dict`` does."""
@@ -513,7 +513,7 @@ class Store:
 
     def number_of(self, name: str) -> int:
         """Return the number in the job of the parameter ``name``."""
-        return self._numbers[name]
+        return self.parts.numbers[name]
 
     def trains(self, name: str) -> bool:
         """Return whether the parameter ``name`` has gradients and optimizer states in the job."""

@@ -13,6 +13,7 @@ from cistern._abi import Dtype, State, Status
 from cistern.errors import CstError
 from cistern.job import Job
 from cistern.memory import is_bf16
+from cistern.torch import shards
 
 _MOST_DIMS = 8  # As cst_tensor of libcistern.
 _SLICE = 1 << 20  # Elements that are converted at a time.
@@ -135,9 +136,9 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
             raise TypeError(
                 f"cistern: parameter '{name}' has no shape yet: run the lazy module once before"
             )
-        if parameter.numel() == 0:
+        if shards.local(parameter).numel() == 0:
             continue
-        if not parameter.is_floating_point() or parameter.layout != torch.strided:
+        if not parameter.is_floating_point() or shards.local(parameter).layout != torch.strided:
             raise TypeError(
                 f"cistern: parameter '{name}' is {parameter.dtype}, {parameter.layout}; a store has"
                 " dense floating-point parameters"
@@ -153,7 +154,7 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 def bytes_in_pool(model: nn.Module) -> int:
     """Return the size of all weights in the types that they have in a pool."""
     return sum(
-        parameter.numel() * torch_type(type_in_job(parameter)).itemsize
+        shards.local(parameter).numel() * torch_type(type_in_job(parameter)).itemsize
         for _, parameter in named_parameters(model)
     )
 
@@ -164,7 +165,7 @@ def check_no_shared_memory(parameters: list[tuple[str, nn.Parameter]]) -> None:
     for name, parameter in parameters:
         if parameter.is_meta:
             continue
-        first = owner.setdefault(parameter.untyped_storage().data_ptr(), name)
+        first = owner.setdefault(shards.local(parameter).untyped_storage().data_ptr(), name)
         if first != name:
             raise TypeError(f"cistern: parameters '{first}' and '{name}' share memory")
 
@@ -178,8 +179,10 @@ def without_meta(model: nn.Module) -> None:
                 continue
             if id(parameter) not in new:
                 dtype = torch_type(type_in_job(parameter))
-                empty = torch.empty(0, dtype=dtype, device="cpu").expand(0)
-                new[id(parameter)] = nn.Parameter(empty, parameter.requires_grad)
+                shape = shards.local(parameter).shape if shards.is_shard(parameter) else (0,)
+                empty = torch.empty(1, dtype=dtype, device="cpu").expand(shape)
+                alike = shards.like(parameter, empty)
+                new[id(parameter)] = nn.Parameter(alike, parameter.requires_grad)
             module._parameters[name] = new[id(parameter)]
 
 

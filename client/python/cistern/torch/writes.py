@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,10 +14,11 @@ import torch
 from cistern._abi import Dtype, State
 from cistern.errors import CstError, error_of
 from cistern.job import Path
-from cistern.torch import adapters, weights
+from cistern.torch import adapters, shards, weights
 from cistern.torch.operators import Tensor
 from cistern.torch.optimizer_states import Loaded
 from cistern.torch.origin import Origin
+from cistern.torch.parts import from_rank_0
 
 if TYPE_CHECKING:
     from cistern.torch.store import Store
@@ -34,33 +36,35 @@ class Writes:
         self._has_warned = False
 
     def first_states(self, origin: Origin, has_base: bool) -> None:
-        """Write the states of a new job: those of ``origin``, and else those of the model."""
-        store, loaded = self._store, set[str]()
+        """Write the states of a new job: those of ``origin``, and else those of the model.
+
+        Rank 0 reads files, and each rank that is the first to hold a part writes it if no file has it.
+        """
+        store, is_first = self._store, self._store.job.rank == 0
         if origin.resume is not None:
-            store.job.load(origin.resume)
+            if is_first:
+                store.job.load(origin.resume)
             return
+        loaded = set[str]()
         if origin.load is not None:
-            loaded = self._load_model(origin.load)
+            load = partial(self._load_model, origin.load)
+            loaded = load() if store.parts.is_plain else from_rank_0(is_first, load)
         for name, parameter in weights.named_parameters(store.model):
-            if name in loaded or (has_base and not store.trains(name)):
+            if not store.parts.use_of(name).writes or (has_base and not store.trains(name)):
+                continue
+            if store.parts.name_of(name) in loaded:
                 continue
             if parameter.is_meta:
                 raise TypeError(
                     f"cistern: parameter '{name}' is on the meta device; give a path to load from"
                 )
-            weights.write_master(store.job, store.number_of(name), parameter)
+            weights.write_master(store.job, store.number_of(name), shards.local(parameter))
 
     def _load_model(self, path: Path) -> set[str]:
-        """Load model files, without adapters. Return the names of the parameters they have."""
-        model = self._store.model
-        without = adapters.is_peft(model)
-        found = {
-            adapters.name_in_job(model, name, parameter): name
-            for name, parameter in weights.named_parameters(model)
-            if not (without and parameter.requires_grad)
-        }
+        """Load model files, without adapters. Return the names in the job of the parameters they have."""
+        found = self._store.parts.names(trained=not adapters.is_peft(self._store.model))
         self._store.job.load_model(path, wants=found.__contains__)
-        return set(found.values())
+        return found
 
     def load(self, values: Mapping[Tensor, torch.Tensor]) -> None:
         """Write what a state dict has. Gradients of the step are discarded, which ``step`` tells."""
@@ -96,14 +100,16 @@ class Writes:
         """Let all moments be zero. Gradients of the step are discarded, which ``step`` tells."""
         self.check_outside("moments are cleared")
         with self._between_steps():
-            if self._store.job.rank == 0:
-                for tensor in self._store.trained_tensors():
+            for tensor in self._store.trained_tensors():
+                if tensor.use.writes:
                     weights.clear_moments(self._store.job, tensor.number, tensor.n_elems)
 
     def optimizer_states(self, loaded: Loaded) -> None:
         """Write moments, master weights and the number of steps. Gradients of the step are discarded."""
         self.check_outside("states are loaded")
         store = self._store
+        if not store.parts.is_plain:
+            raise ValueError(_DIVIDED)
         with self._between_steps():
             if store.job.rank == 0:
                 for states in loaded.states.values():
@@ -133,13 +139,13 @@ class Writes:
     def _write(self, values: Mapping[Tensor, torch.Tensor]) -> int:
         n_rounded = 0
         with self._between_steps():
-            if self._store.job.rank == 0:
-                weights.check_readable(values.values())
-                rest, begun = "the others have what they had before", list[str]()
-                with _telling(lambda: _PARTLY.format(begun[0], begun[-1], rest)):
-                    for tensor, value in values.items():
-                        begun.append(tensor.name)
-                        n_rounded += self.one(tensor, value, is_exact=False)
+            mine = {tensor: value for tensor, value in values.items() if tensor.use.writes}
+            weights.check_readable(mine.values())
+            rest, begun = "the others have what they had before", list[str]()
+            with _telling(lambda: _PARTLY.format(begun[0], begun[-1], rest)):
+                for tensor, value in mine.items():
+                    begun.append(tensor.name)
+                    n_rounded += self.one(tensor, value, is_exact=False)
         return n_rounded
 
     @contextmanager
@@ -185,6 +191,10 @@ _NO_STEPS = (
     "The number of steps cannot be set. The parameters have what was loaded already, and {0}"
 )
 _AGAIN = "load again, or go back to a checkpoint"
+_DIVIDED = (
+    "cistern: parameters are divided among the ranks, and the state of an optimizer is loaded into whole ones:"
+    " Store.save and attach(..., resume=) take the states of any ranks to any others"
+)
 _IN_BLOCK = (
     "cistern: {0} in a block of Store.swapped or Store.changing, in which the model has other weights than"
     " the job: leave the block before"

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors and operators of a job, which all ranks declare, as one of them uses them."""
+
+from __future__ import annotations
+
+import torch
+
+from cistern._abi import GROUP_ALL, Pattern, State, TensorUpdate
+from cistern._abi import Optimizer as Rule
+from cistern.job import Job
+from cistern.torch import weights
+from cistern.torch.parts import Joined, Part, Rank, Use, alone
+
+
+class JobParts:
+    """Declares to ``job`` what ``joined`` has, or what all ranks have if they are like ``rank``."""
+
+    def __init__(self, job: Job, rank: Rank, joined: Joined | None) -> None:
+        self._job = job
+        self._joined = alone(rank, job.world) if joined is None else joined
+        self.is_plain = self._joined.is_plain
+        self.is_pipeline = self._joined.is_pipeline
+        self._groups: dict[tuple[int, ...], int] = {tuple(range(job.world)): GROUP_ALL}
+        for part in self._joined.parts:
+            if part.holders not in self._groups:
+                self._groups[part.holders] = job.group(part.holders)
+        self._of_parts = [self._declare(part) for part in self._joined.parts]
+        of_operators = [
+            job.operator(
+                operator.name,
+                [self._of_parts[part] for part in operator.parts],
+                flops=operator.run.flops,
+                activation_bytes=operator.run.activation_bytes,
+            )
+            for operator in self._joined.operators
+        ]
+        mine = self._joined.part_of[job.rank], self._joined.operator_of[job.rank]
+        #: Numbers in the job of the parameters of this rank.
+        self.numbers = {name: self._of_parts[part] for name, part in mine[0].items()}
+        #: Numbers in the job of the units of this rank.
+        self.operators = {unit: of_operators[operator] for unit, operator in mine[1].items()}
+
+    def _declare(self, part: Part) -> int:
+        """Declare ``part`` and return its number. ValueError: Muon cannot update it."""
+        held, box = part.held, part.held.box
+        is_box = not box.is_whole
+        is_matrix = held.update is not TensorUpdate.ADAMW and len(box.shape) >= 2
+        if is_box and held.trains and is_matrix and self._job.optimizer is Rule.MUON:
+            raise ValueError(_MUON.format(held.whole))
+        pattern = Pattern.FROZEN if not held.trains else Pattern.TENSOR if is_box else Pattern.SHARD
+        cut = is_box and held.trains
+        return self._job.tensor(
+            part.name,
+            box.shape,
+            group=self._groups[part.holders],
+            external_names=() if is_box else held.file_names,
+            pattern=pattern,
+            whole_shape=box.whole if cut else None,
+            first=box.first if cut else None,
+            whole_name=held.whole if cut else None,
+            param_group=held.group,
+            update=held.update,
+            dtype=held.dtype,
+        )
+
+    def use_of(self, name: str) -> Use:
+        """Return what this rank does with its parameter ``name``."""
+        return self._joined.use_of(self._job.rank, name)
+
+    def name_of(self, name: str) -> str:
+        """Return what the job calls the whole of the parameter ``name`` of this rank."""
+        return self._joined.ranks[self._job.rank].held[name].whole
+
+    def names(self, trained: bool) -> set[str]:
+        """Return what the job calls the wholes of all ranks, with those that are trained, or without."""
+        return {part.held.whole for part in self._joined.parts if trained or not part.held.trains}
+
+    def mean_of_ranks(self) -> float:
+        """Return what makes the sum of gradients a mean over the ranks that compute with other data.
+
+        ValueError: tensors have gradients of different numbers of ranks, so that this is not known.
+        """
+        counted = self._joined.contributions()
+        numbers = sorted(set(counted.values()))
+        if len(numbers) > 1:
+            names = [next(name for name, n in counted.items() if n == number) for number in numbers]
+            raise ValueError(_NO_MEAN.format(names[0], numbers[0], names[-1], numbers[-1]))
+        return 1.0 / numbers[0] if numbers and numbers[0] > 0 else 1.0
+
+    def read(self, name: str, state: State) -> torch.Tensor:
+        """Return a copy of a state of the whole of a parameter of this rank, whatever rank has its parts."""
+        whole = self._joined.parts[self._joined.part_of[self._job.rank][name]].held
+        boxes = self._joined.boxes_of(whole.whole)
+        shapes = [part.held.box.shape for _, part in boxes]
+        read = [
+            weights.read_state(self._job, self._of_parts[i], state, whole.dtype, shape)
+            for (i, _), shape in zip(boxes, shapes, strict=True)
+        ]
+        if len(read) == 1 and whole.box.is_whole:
+            return read[0]
+        out = torch.zeros(whole.box.whole, dtype=read[0].dtype, device="cpu")
+        for (_, part), values in zip(boxes, read, strict=True):
+            out[part.held.box.slices()] = values
+        return out
+
+
+_MUON = (
+    "cistern: '{0}' is divided among ranks, and Muon needs whole matrices: give attach muon=, a function that"
+    " returns False for it, or another optimizer"
+)
+_NO_MEAN = (
+    "cistern: '{0}' has gradients of {1} ranks and '{2}' of {3}, so that it is not known of how many ranks the"
+    " mean is: give Store.optimizer grad_scale=, such as 1 / (number of ranks that compute with other data)"
+)

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One declaration out of those of all ranks.
+
+A tensor of the job is a box of a named whole, and its group are the ranks that hold that box. Data,
+tensor, pipeline and expert parallelism differ in nothing else:
+
+    data        all ranks hold the whole
+    tensor      each rank holds another box of it
+    pipeline    some ranks hold it, the others do not
+    expert      each rank holds other experts, which are wholes or boxes of a whole
+
+All ranks make the same job out of the same list, so that nothing else is agreed upon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch.distributed as dist
+
+from cistern._abi import Dtype, TensorUpdate
+from cistern.torch.shards import Box, Place, gives_gradients
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+class Held(NamedTuple):
+    """A parameter of one rank."""
+
+    whole: str  #: The name of the whole.
+    box: Box
+    dtype: Dtype
+    trains: bool
+    group: int  #: Of the optimizer.
+    update: TensorUpdate
+    file_names: tuple[str, ...]
+    place: Place | None  #: On a mesh of ranks; None: it is no DTensor.
+
+
+class Run(NamedTuple):
+    """A unit of one rank."""
+
+    name: str
+    parameters: tuple[str, ...]
+    flops: float
+    activation_bytes: int
+
+
+class Rank(NamedTuple):
+    """What one rank declares."""
+
+    held: dict[str, Held]  #: By the name of the parameter in the model.
+    runs: dict[str, Run]  #: By the name of the module, in its order.
+
+
+class Part(NamedTuple):
+    """A tensor of the job."""
+
+    name: str
+    held: Held  #: Of the first rank that holds it.
+    holders: tuple[int, ...]  #: The ranks that hold it.
+
+
+class Operator(NamedTuple):
+    """An operator of the job."""
+
+    name: str
+    parts: tuple[int, ...]  #: Numbers of parts.
+    run: Run  #: Of the first rank that runs it.
+
+
+class Use(NamedTuple):
+    """What a rank does with a part that it holds."""
+
+    box: Box
+    gives: bool  #: Of ranks that compute the same gradient, this one hands it in.
+    writes: bool  #: Of the ranks that hold the part, this one writes its states.
+
+
+class Joined(NamedTuple):
+    """What all ranks declare together, alike on each of them."""
+
+    ranks: Sequence[Rank]
+    parts: list[Part]
+    operators: list[Operator]
+    part_of: list[
+        dict[str, int]
+    ]  #: By rank and by the name of a parameter, the number of its part.
+    operator_of: list[dict[str, int]]  #: By rank and by the name of a module.
+    #: A rank lacks modules that another one has.
+    is_pipeline: bool
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all ranks hold all parameters, which are whole."""
+        n = len(self.ranks)
+        return all(len(p.holders) == n and p.held.box.is_whole for p in self.parts)
+
+    def use_of(self, rank: int, name: str) -> Use:
+        """Return what ``rank`` does with its parameter ``name``."""
+        part = self.parts[self.part_of[rank][name]]
+        return Use(part.held.box, _gives(self.ranks[rank], name), part.holders[0] == rank)
+
+    def contributions(self) -> dict[str, int]:
+        """Return how many ranks hand in a gradient of each part that is in one unit alone, by name."""
+        uses: dict[int, list[tuple[bool, list[str]]]] = {}
+        for rank, mine in zip(self.ranks, self.part_of, strict=True):
+            for name, i in mine.items():
+                units = [run.name for run in rank.runs.values() if name in run.parameters]
+                uses.setdefault(i, []).append((_gives(rank, name), units))
+        return {
+            self.parts[i].name: sum(gives for gives, _ in of_part)
+            for i, of_part in uses.items()
+            if self.parts[i].held.trains and all(units == of_part[0][1] for _, units in of_part)
+        }
+
+    def boxes_of(self, whole: str) -> list[tuple[int, Part]]:
+        """Return the parts of a whole with their numbers."""
+        return [(i, part) for i, part in enumerate(self.parts) if part.held.whole == whole]
+
+
+def join(ranks: Sequence[Rank]) -> Joined:
+    """Return what ``ranks`` declare together.
+
+    ValueError: ranks that hold the same box disagree about it, or boxes of a whole meet without being
+    equal; the words name both ranks.
+    """
+    keys = [[(h.whole, h.box.first, h.box.shape) for h in rank.held.values()] for rank in ranks]
+    order = _in_one_order(keys)
+    numbers = {key: i for i, key in enumerate(order)}
+    part_of = [
+        {name: numbers[key] for name, key in zip(rank.held, of_rank, strict=True)}
+        for rank, of_rank in zip(ranks, keys, strict=True)
+    ]
+    parts = [_part(ranks, part_of, i) for i in range(len(order))]
+    _check_wholes(parts)
+    runs = [
+        [
+            (run.name, tuple(dict.fromkeys(mine[name] for name in run.parameters)))
+            for run in rank.runs.values()
+        ]
+        for rank, mine in zip(ranks, part_of, strict=True)
+    ]
+    order_of_runs = _in_one_order(runs)
+    operator_numbers = {key: i for i, key in enumerate(order_of_runs)}
+    operator_of = [
+        {unit: operator_numbers[key] for unit, key in zip(rank.runs, of_rank, strict=True)}
+        for rank, of_rank in zip(ranks, runs, strict=True)
+    ]
+    names = [{run.name for run in rank.runs.values()} for rank in ranks]
+    return Joined(
+        ranks,
+        parts,
+        _operators(ranks, order_of_runs, operator_of),
+        part_of,
+        operator_of,
+        any(of_rank != names[0] for of_rank in names),
+    )
+
+
+def alone(rank: Rank, world: int) -> Joined:
+    """Return what ``world`` ranks declare together that all declare what ``rank`` does."""
+    one = join([rank])
+    # Ranks that torch does not connect have no meshes, and each hands in a gradient of its own.
+    return one._replace(
+        ranks=[rank] * world,
+        parts=[part._replace(holders=tuple(range(world))) for part in one.parts],
+        part_of=one.part_of * world,
+        operator_of=one.operator_of * world,
+    )
+
+
+def joined(rank: Rank, number: int, world: int) -> Joined | None:
+    """Return what all ranks declare, of which this is ``number``; None: torch does not connect them.
+
+    All ranks call this. ValueError: as ``join``, or parameters are divided, and torch does not connect the
+    ranks of the job.
+    """
+    has_group = dist.is_available() and dist.is_initialized()
+    if has_group and (dist.get_rank(), dist.get_world_size()) == (number, world):
+        found: list[Any] = [None] * world
+        if world > 1:
+            dist.all_gather_object(found, rank)
+            return join(found)
+    if any(held.place is not None for held in rank.held.values()):
+        there = f"has {dist.get_world_size()} ranks" if has_group else "is not initialised"
+        raise ValueError(_NOT_CONNECTED.format(number, world, there))
+    return None
+
+
+def from_rank_0(is_first: bool, compute: Callable[[], Any]) -> Any:
+    """Return what ``compute`` returns on rank 0, to all ranks. RuntimeError: it has raised there."""
+    told: list[Any] = [None, None]
+    error: Exception | None = None
+    if is_first:
+        try:
+            told[0] = compute()
+        except Exception as raised:  # noqa: BLE001 (raised again when the others know)
+            error, told[1] = raised, str(raised)
+    dist.broadcast_object_list(told, src=0)
+    if error is not None:
+        raise error
+    if told[1] is not None:
+        raise RuntimeError(f"cistern: rank 0: {told[1]}")
+    return told[0]
+
+
+def _gives(rank: Rank, name: str) -> bool:
+    """Return whether ``rank`` hands in a gradient of its parameter ``name``.
+
+    Ranks of a mesh, over which other parameters are divided, compute the same gradient of those that are
+    not, and the first one hands it in. Ranks of no mesh, or of different meshes, compute parts of a sum.
+    """
+    place = rank.held[name].place
+    if place is not None:
+        return gives_gradients(place)
+    meshes = {held.place.ranks: held.place for held in rank.held.values() if held.place is not None}
+    return all(at == 0 for place in meshes.values() for at in place.at)
+
+
+def _part(ranks: Sequence[Rank], part_of: Sequence[dict[str, int]], number: int) -> Part:
+    """Return part ``number``. ValueError: its holders disagree."""
+    holders: list[int] = []
+    first: Held | None = None
+    for r, (rank, mine) in enumerate(zip(ranks, part_of, strict=True)):
+        for name, i in mine.items():
+            if i != number:
+                continue
+            if holders and holders[-1] == r:
+                raise ValueError(_TWICE.format(rank.held[name].whole, r))
+            holders.append(r)
+            first = rank.held[name] if first is None else first
+            _check_alike(first, rank.held[name], holders[0], r)
+    assert first is not None
+    name = first.whole if first.box.is_whole else f"{first.whole}{first.box}"
+    return Part(name, first, tuple(holders))
+
+
+def _check_alike(one: Held, other: Held, rank: int, other_rank: int) -> None:
+    """Raise ValueError if two ranks disagree about a part."""
+    for what, a, b in (
+        ("whole", one.box.whole, other.box.whole),
+        ("type", one.dtype.name.lower(), other.dtype.name.lower()),
+        ("training", _TRAINS[one.trains], _TRAINS[other.trains]),
+        ("group of the optimizer", one.group, other.group),
+        ("update", one.update.name.lower(), other.update.name.lower()),
+    ):
+        if a != b:
+            raise ValueError(
+                f"cistern: parameter '{one.whole}': the {what} is {a} in rank {rank} and {b} in rank"
+                f" {other_rank}"
+            )
+
+
+def _check_wholes(parts: Sequence[Part]) -> None:
+    """Raise ValueError if boxes of a whole meet, or the wholes of a name differ."""
+    by_whole: dict[str, list[Part]] = {}
+    for part in parts:
+        by_whole.setdefault(part.held.whole, []).append(part)
+    for whole, boxes in by_whole.items():
+        for i, part in enumerate(boxes):
+            for other in boxes[:i]:
+                _check_apart(whole, other, part)
+
+
+def _check_apart(whole: str, one: Part, other: Part) -> None:
+    a, b = one.held.box, other.held.box
+    ranks = f"rank {one.holders[0]}", f"rank {other.holders[0]}"
+    if a.whole != b.whole:
+        raise ValueError(
+            f"cistern: parameter '{whole}' has the shape {a.whole} in {ranks[0]} and {b.whole} in {ranks[1]}"
+        )
+    meet = all(
+        f < g + m and g < f + n
+        for f, n, g, m in zip(a.first, a.shape, b.first, b.shape, strict=True)
+    )
+    if meet:
+        raise ValueError(
+            f"cistern: parameter '{whole}': {ranks[0]} has the elements {a} and {ranks[1]} has {b}, of which"
+            " some are the same: ranks have equal parts, or parts that do not meet"
+        )
+
+
+def _operators(
+    ranks: Sequence[Rank],
+    keys: Sequence[tuple[str, tuple[int, ...]]],
+    operator_of: Sequence[dict[str, int]],
+) -> list[Operator]:
+    """Return the operators. Ranks that run a unit with other parts have operators of their own."""
+    first: dict[int, tuple[int, Run]] = {}
+    for r, (rank, mine) in enumerate(zip(ranks, operator_of, strict=True)):
+        for unit, i in mine.items():
+            first.setdefault(i, (r, rank.runs[unit]))
+    n_of_name: dict[str, int] = {}
+    for name, _ in keys:
+        n_of_name[name] = n_of_name.get(name, 0) + 1
+    return [
+        Operator(name if n_of_name[name] == 1 else f"{name}@{first[i][0]}", parts, first[i][1])
+        for i, (name, parts) in enumerate(keys)
+    ]
+
+
+def _in_one_order(sequences: Sequence[Sequence[_Key]]) -> list[_Key]:
+    """Return all keys of ``sequences`` once, in an order that is also that of each sequence if there is one.
+
+    Among those that can come next, the one of the first sequence comes first.
+    """
+    before: dict[_Key, set[_Key]] = {}
+    for sequence in sequences:
+        last: _Key | None = None
+        for key in dict.fromkeys(sequence):
+            before.setdefault(key, set())
+            if last is not None:
+                before[key].add(last)
+            last = key
+    order: dict[_Key, None] = {}
+    at = [0] * len(sequences)
+    while len(order) < len(before):
+        heads = []
+        for i, sequence in enumerate(sequences):
+            while at[i] < len(sequence) and sequence[at[i]] in order:
+                at[i] += 1
+            if at[i] < len(sequence):
+                heads.append(sequence[at[i]])
+        ready = [key for key in heads if all(other in order for other in before[key])]
+        order[ready[0] if ready else heads[0]] = None  # Else sequences contradict each other.
+    return list(order)
+
+
+_NOT_CONNECTED = (
+    "cistern: parameters are divided among ranks (DTensor). The ranks of the job are then those of"
+    " torch.distributed, by which attach finds out who has which part. This is rank {0} of {1}, and"
+    " torch.distributed {2}"
+)
+_TRAINS = {True: "trained", False: "frozen"}
+_TWICE = (
+    "cistern: two parameters of rank {1} are the same part of '{0}': let them be one parameter, which is"
+    " tied, or give them different names"
+)

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters that are parts of larger tensors, as torch.distributed.tensor has them (DTensor).
+
+This is the only file that names what torch keeps private of them. A parameter of any other kind is a
+part of itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from cistern.torch.storage import private
+
+
+class Box(NamedTuple):
+    """The elements of a named whole that a rank has: of each dimension a range."""
+
+    whole: tuple[int, ...]  #: The shape of the whole.
+    first: tuple[int, ...]  #: The index of the first element.
+    shape: tuple[int, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        return self.shape == self.whole
+
+    def slices(self) -> tuple[slice, ...]:
+        """Return the indices of the elements in the whole."""
+        return tuple(slice(f, f + n) for f, n in zip(self.first, self.shape, strict=True))
+
+    def __str__(self) -> str:
+        """Return the ranges as Python writes them, such as "[0:128, 0:64]"."""
+        ranges = [f"{f}:{f + n}" for f, n in zip(self.first, self.shape, strict=True)]
+        return f"[{', '.join(ranges)}]"
+
+
+def is_shard(tensor: torch.Tensor) -> bool:
+    """Return whether ``tensor`` is a DTensor."""
+    if type(tensor) is torch.Tensor or type(tensor) is nn.Parameter:
+        return False
+    module: Any = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank has of ``tensor``, without a copy and without history."""
+    if not is_shard(tensor):
+        return tensor
+    part: torch.Tensor = private(tensor, "_local_tensor")
+    return part
+
+
+def set_local(parameter: torch.Tensor, memory: torch.Tensor) -> None:
+    """Let ``memory``, which has the shape of the part of this rank, be that of ``parameter``."""
+    if is_shard(parameter):
+        kept: Any = parameter
+        kept._local_tensor = memory  # ``data = ...`` would change the wrapper alone.
+    else:
+        parameter.data = memory
+
+
+def box_of(name: str, tensor: torch.Tensor) -> Box:
+    """Return the part of the whole ``name`` that this rank has. A tensor without dimensions has one.
+
+    TypeError: a rank has several ranges of one dimension, or the sum of all ranks is the tensor.
+    """
+    whole = tuple(tensor.shape) or (1,)
+    if not is_shard(tensor):
+        return Box(whole, (0,) * len(whole), whole)
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    sharded: Any = tensor
+    odd = [p for p in sharded.placements if type(p) is not Shard and not isinstance(p, Replicate)]
+    if odd:
+        raise TypeError(
+            f"cistern: parameter '{name}' is placed as {odd[0]}: a store takes what a rank has of a parameter"
+            " if it is one range of each dimension (Shard), or all of it (Replicate)"
+        )
+    shape, first = compute_local_shape_and_global_offset(
+        tensor.shape, sharded.device_mesh, sharded.placements
+    )
+    if not tensor.shape:
+        return Box(whole, (0,), whole)
+    return Box(whole, tuple(first), tuple(shape))
+
+
+class Place(NamedTuple):
+    """How a parameter lies on a mesh of ranks. It can be pickled."""
+
+    ranks: tuple[int, ...]  #: Of the mesh, in torch.distributed.
+    #: For each dimension of the mesh whether the ranks along it have the same elements.
+    replicated: tuple[bool, ...]
+    at: tuple[int, ...]  #: The place of this rank on the mesh.
+
+
+def place_of(tensor: torch.Tensor) -> Place | None:
+    """Return how a parameter lies on its mesh; None: it is no DTensor."""
+    if not is_shard(tensor):
+        return None
+    sharded: Any = tensor
+    mesh = sharded.device_mesh
+    return Place(
+        tuple(mesh.mesh.flatten().tolist()),
+        tuple(p.is_replicate() for p in sharded.placements),
+        tuple(mesh.get_coordinate() or ()),
+    )
+
+
+def gives_gradients(place: Place) -> bool:
+    """Return whether this rank is the first one along the dimensions in which ranks have the same elements."""
+    return all(at == 0 for at, same in zip(place.at, place.replicated, strict=True) if same)
+
+
+def contribution(parameter: torch.Tensor, grad: torch.Tensor, gives: bool) -> torch.Tensor | None:
+    """Return what this rank adds to the gradient of its part of ``parameter``; None: nothing.
+
+    ``grad`` is what autograd has computed. Ranks that have the same elements add parts of the sum if
+    autograd says so (Partial). Else each of them has all of it, and the one adds it that ``gives``.
+    """
+    if not is_shard(parameter):
+        return grad if gives else None
+    from torch.distributed.tensor import Partial, Replicate
+
+    given: Any = grad
+    if not is_shard(grad):
+        return grad if gives else None
+    target: list[Any] = []
+    parts = False
+    for wanted, there in zip(parameter.placements, given.placements, strict=True):  # type: ignore[attr-defined]
+        if wanted.is_replicate() and there.is_partial() and there.reduce_op == "sum":
+            target.append(Partial())
+            parts = True
+        else:
+            target.append(Replicate() if wanted.is_replicate() else wanted)
+    if tuple(target) != tuple(given.placements):
+        given = given.redistribute(placements=target)
+    mine = local(given)
+    if not parts:
+        return mine if gives else None
+    # Along some dimensions of the mesh all add their parts, along the others the first one does.
+    at = given.device_mesh.get_coordinate()
+    along = zip(at, target, strict=True)
+    return mine if all(k == 0 for k, p in along if p.is_replicate()) else None
+
+
+def like(parameter: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the memory of ``part`` that is placed as ``parameter`` is."""
+    if not is_shard(parameter):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    sharded: Any = parameter
+    made: torch.Tensor = DTensor.from_local(
+        part,
+        sharded.device_mesh,
+        sharded.placements,
+        run_check=False,
+        shape=sharded.shape,
+        stride=sharded.stride(),
+    )
+    return made
+
+
+def part_of(values: torch.Tensor, box: Box) -> torch.Tensor | None:
+    """Return the elements of ``values`` that are in ``box``; None: they have other shapes.
+
+    ``values`` are the whole, or the part itself, or a DTensor of the whole that is placed as ``box`` is.
+    """
+    part = local(values)
+    if tuple(part.shape) == box.shape:
+        return part
+    return part[box.slices()] if tuple(part.shape) == box.whole else None
+
+
+def check_wrappers(modules: Iterable[nn.Module]) -> None:
+    """Raise TypeError if a wrapper of torch sums the gradients or cuts the parameters of one of ``modules``."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    others: Sequence[Any] = (nn.parallel.DistributedDataParallel,)
+    if fsdp is not None:
+        others = (*others, fsdp.FullyShardedDataParallel, fsdp.FSDPModule)
+    for module in modules:
+        if isinstance(module, tuple(others)):
+            raise TypeError(
+                f"cistern: the model has a {type(module).__name__}: a store sums the gradients of all ranks,"
+                " and has one copy of the weights, so that nothing else may do that: give attach the model"
+                " without it"
+            )
