@@ -8,9 +8,11 @@ from typing import Any
 
 import cistern.torch as ct
 import torch
+import torch.distributed as dist
 from gloo import run_ranks
 from models import TorchCase
 from torch import nn
+from torch.distributed import pipelining
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -113,6 +115,166 @@ class TensorParallel(TorchCase):
 
     def test_dp_2_tp_2(self) -> None:
         self.check(2, 2)
+
+
+class Tied(nn.Module):
+    """A language model whose head has the weights of its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(40, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.head = nn.Linear(WIDTH, 40, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+class FirstStage(nn.Module):
+    """The modules of a stage, with the names that they have in the whole model."""
+
+    def __init__(self, whole: Tied, blocks: range) -> None:
+        super().__init__()
+        self.embed = whole.embed
+        self.blocks = nn.ModuleDict({str(i): whole.blocks[i] for i in blocks})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks.values():
+            x = block(x)
+        return x
+
+
+class MiddleStage(nn.Module):
+    def __init__(self, whole: Tied, blocks: range) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleDict({str(i): whole.blocks[i] for i in blocks})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks.values():
+            x = block(x)
+        return x
+
+
+class LastStage(nn.Module):
+    """Its head has the name of the embedding that it is tied to."""
+
+    def __init__(self, whole: Tied, blocks: range) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleDict({str(i): whole.blocks[i] for i in blocks})
+        self.embed = nn.Linear(WIDTH, 40, bias=False)
+        self.embed.weight = whole.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks.values():
+            x = block(x)
+        out: torch.Tensor = self.embed(x)
+        return out
+
+
+def tied() -> Tied:
+    torch.manual_seed(5)
+    return Tied()
+
+
+N_MICRO = 6
+
+
+def words(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    whole = torch.randint(40, (N_MICRO * 2, 9), generator=generator)
+    return whole[:, :-1], whole[:, 1:]
+
+
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()) / N_MICRO
+
+
+def stages(n: int) -> list[nn.Module]:
+    """Return the stages of the tied model, cut into ``n``."""
+    whole = tied()
+    borders = [4 * i // n for i in range(n + 1)]
+    ranges = [range(a, b) for a, b in zip(borders, borders[1:], strict=False)]
+    return [
+        FirstStage(whole, ranges[0]),
+        *(MiddleStage(whole, between) for between in ranges[1:-1]),
+        LastStage(whole, ranges[-1]),
+    ]
+
+
+def pipeline(job: str, kind: str, n_virtual: int, options: dict[str, Any]) -> Any:
+    """Train as a stage of a pipeline of torch. Return losses and norms, and all weights of this rank."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    cut = stages(world * n_virtual)
+    mine = [rank + world * i for i in range(n_virtual)]
+    model = [cut[i] for i in mine]
+    schedule_of: Any = getattr(pipelining, kind)
+    store = ct.attach(model, job, micro_batches=N_MICRO * n_virtual, **options)
+    parts = [
+        pipelining.PipelineStage(cut[i], i, world * n_virtual, torch.device("cpu")) for i in mine
+    ]
+    schedule = schedule_of(
+        parts if n_virtual > 1 else parts[0], N_MICRO, loss_fn=cross_entropy, scale_grads=False
+    )
+    optimizer = store.optimizer(lr=1e-2, clip_norm=0.5, grad_scale=1.0)
+    results = []
+    for step in range(N_STEPS):
+        x, y = words(step)
+        losses: list[torch.Tensor] = []
+        given = (x,) if rank == 0 else ()
+        schedule.step(*given, target=y, losses=losses)
+        optimizer.step()
+        results.append((sum(loss.item() for loss in losses), optimizer.norm.item()))
+    weights = {name: store.read(name) for name, _ in store.model.named_parameters()}
+    store.close()
+    return results, weights
+
+
+def plain_steps() -> list[tuple[float, float]]:
+    model = tied()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    results = []
+    for step in range(N_STEPS):
+        total = 0.0
+        for x, y in zip(*(t.chunk(N_MICRO) for t in words(step)), strict=True):
+            loss = cross_entropy(model(x), y)
+            loss.backward()
+            total += loss.item()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5).item()
+        optimizer.step()
+        optimizer.zero_grad()
+        results.append((total, norm))
+    return results
+
+
+class Pipeline(TorchCase):
+    def check(self, world: int, kind: str, n_virtual: int = 1, **options: Any) -> Any:
+        self.addCleanup(self.remove, self.name)
+        got = run_ranks(world, pipeline, self.name, kind, n_virtual, options)
+        for (loss, norm), (_, every_norm), (wanted, norm_wanted) in zip(
+            got[-1][0], got[0][0], plain_steps(), strict=True
+        ):
+            self.assertAlmostEqual(loss, wanted, delta=1e-4 * wanted)
+            self.assertAlmostEqual(norm, norm_wanted, delta=1e-4 * norm_wanted)
+            self.assertEqual(norm, every_norm)
+        return got
+
+    def test_1f1b_with_a_tied_embedding(self) -> None:
+        self.check(2, "Schedule1F1B")
+
+    def test_gpipe(self) -> None:
+        self.check(3, "ScheduleGPipe")
+
+    def test_interleaved(self) -> None:
+        self.check(2, "ScheduleInterleaved1F1B", n_virtual=2)
+
+    def test_a_small_pool(self) -> None:
+        self.check(2, "Schedule1F1B", pool="30%")
 
 
 if __name__ == "__main__":

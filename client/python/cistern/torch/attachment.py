@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from cistern.client import Client
 from cistern.errors import CstError, DaemonGone, Mismatch, StepVoid
 from cistern.job import Job, Path
 from cistern.job_file import JobFile
-from cistern.torch import adapters, arguments, parts, weights
+from cistern.torch import adapters, arguments, parts, stages, weights
 from cistern.torch.advice import advice
 from cistern.torch.arguments import first
 from cistern.torch.declaration import GroupOf, IsMatrix, IsTrainable, declare
@@ -27,7 +27,7 @@ from cistern.torch.store import Store
 
 
 def attach(
-    model: nn.Module,
+    model: nn.Module | Sequence[nn.Module],
     job: str | None = None,
     *,
     config: Path | None = None,
@@ -66,6 +66,10 @@ def attach(
     Persistent buffers are read from these files in each process. A job that has no weights when this
     function fails is removed.
 
+    - ``model``: what this rank has of the model. Ranks whose models have different parameters, or
+      parameters that are divided (DTensor), have parts of one model: parameters with the same name are
+      the same, and a parameter that is divided has the name of the whole. Torch connects the ranks then
+      (torch.distributed). Several stages of a pipeline are given as a list.
     - ``job``: its name; by default that of the torchrun job.
     - ``config``: a file with options, see cistern-job.json(5): its sections ``job``, ``parallel``,
       ``memory`` and ``optimizer``, and ``resume`` of ``checkpoints``. Arguments override it. The other
@@ -122,6 +126,8 @@ def attach(
     options.refuse(arguments.NOT_HERE, "cistern.torch")
     rank, world = arguments.ranks(rank, world, options)
     name = arguments.job_name(job, options)
+    if isinstance(model, Sequence):
+        model = stages.joined(model)
     declaration = declare(model, units, param_group, tokens, muon, trainable)
     declaration = declaration._replace(activations=in_bytes("activations", activations))
     joined = parts.joined(declaration.rank(), rank, world)

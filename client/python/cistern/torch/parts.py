@@ -231,6 +231,8 @@ def _part(ranks: Sequence[Rank], part_of: Sequence[dict[str, int]], number: int)
                 raise ValueError(_TWICE.format(rank.held[name].whole, r))
             holders.append(r)
             first = rank.held[name] if first is None else first
+            if first.update is TensorUpdate.AUTO:  # A rank may see that it is an embedding.
+                first = first._replace(update=rank.held[name].update)
             _check_alike(first, rank.held[name], holders[0], r)
     assert first is not None
     name = first.whole if first.box.is_whole else f"{first.whole}{first.box}"
@@ -246,7 +248,7 @@ def _check_alike(one: Held, other: Held, rank: int, other_rank: int) -> None:
         ("group of the optimizer", one.group, other.group),
         ("update", one.update.name.lower(), other.update.name.lower()),
     ):
-        if a != b:
+        if a != b and b != "auto":
             raise ValueError(
                 f"cistern: parameter '{one.whole}': the {what} is {a} in rank {rank} and {b} in rank"
                 f" {other_rank}"

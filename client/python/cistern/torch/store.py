@@ -19,7 +19,7 @@ from cistern.errors import StepVoid, error_of
 from cistern.job import Job, Path
 from cistern.job_file import JobFile
 from cistern.results import HyperParams, Plan, RankStat, StepResult
-from cistern.torch import blocks, buffers, model_calls, owners, parts, state_dicts, weights
+from cistern.torch import blocks, buffers, model_calls, owners, parts, stages, state_dicts, weights
 from cistern.torch.arguments import first
 from cistern.torch.declaration import Declaration
 from cistern.torch.device import device_of
@@ -34,7 +34,6 @@ from cistern.torch.origin import Origin
 from cistern.torch.runner import Runner, not_compiled
 from cistern.torch.running import in_backward
 from cistern.torch.summary import summary
-from cistern.torch.units import stages_of
 from cistern.torch.watch import Watch
 from cistern.torch.writes import LOST, Writes
 
@@ -117,7 +116,7 @@ class Store:
             unit = Unit(declared.name, operator, tensors)
             self._runner.add(unit, self._declaration.modules[name], declared.methods)
         if self.parts.is_pipeline:
-            self._runner.tell_passes_apart(stages_of(self.model))
+            self._runner.tell_passes_apart(stages.called(self.model))
         # The program can remove modules from the model, whose memory is then free.
         self._declaration = self._declaration._replace(modules={})
         self._watch = Watch(self.model, self._tensors.values(), self.skips_unused)

@@ -77,13 +77,6 @@ def with_methods(
     return list(modules), {name: methods for name, methods in modules.items() if methods}
 
 
-def stages_of(model: nn.Module) -> list[nn.Module]:
-    """Return the modules of ``model`` that the program calls: itself, or what is in a list of stages."""
-    if isinstance(model, _CONTAINERS):
-        return [stage for child in model.children() for stage in stages_of(child)]
-    return [model]
-
-
 def other_method(module: nn.Module) -> str:
     """Return a method of ``module`` that computes like ``forward``, as far as names tell; "": none."""
     kind = type(module)
