@@ -108,6 +108,16 @@ has_come_to() {
     done
 }
 
+# Stop rank 1, whose job is $1, so that there are no more steps. False if the job may have made its last one: a rank that begins then
+# would wait for one that has left. It goes on.
+stopped_before_end() {
+    kill -STOP "${workers[1]}" 2>/dev/null || return 1
+    ! has_stepped "$1" $((steps - 2)) || {
+        kill -CONT "${workers[1]}"
+        return 1
+    }
+}
+
 remove_jobs() {
     local job
     for job in $(./cistern jobs --json | jq -r 'sort_by(.name == "base") | .[].name'); do
@@ -132,7 +142,7 @@ run_combination() {
     begin_job "$name-new" || fail "$words: a run before a reshape"
     for k in "${!disturbances[@]}"; do
         poll has_come_to "$name-new" "${at[k]}"
-        if [ -n "$dies" ] && ! gone "${workers[1]}"; then
+        if [ -n "$dies" ] && ! gone "${workers[1]}" && stopped_before_end "$name-new"; then
             kill -9 "${workers[1]}"
             wait "${workers[1]}" || true
             disturb "${disturbances[k]}"
