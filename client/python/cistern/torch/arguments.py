@@ -66,6 +66,13 @@ def unused(given: Unused | str | None, overlap: Overlap, options: JobFile) -> Un
     return kind
 
 
+def sums_replicas(given: str) -> bool:
+    """Return whether gradients of what ranks of a mesh have whole are summed. ValueError: neither is said."""
+    if given not in ("once", "sum"):
+        checks.refuse_value("replicas", given, "'once' or 'sum'")
+    return given == "sum"
+
+
 def micro_batches(given: int | None, options: JobFile) -> int:
     """Return the number of micro-batches of a step. TypeError, ValueError: there is no such number."""
     n = first(given, options.integer("micro_batches"), 1)

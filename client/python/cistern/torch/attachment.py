@@ -50,6 +50,7 @@ def attach(
     overlap: Overlap | str | None = None,
     unused: Unused | str | None = None,
     trainable: IsTrainable | None = None,
+    replicas: str = "once",
     load: Path | None = None,
     resume: Path | None = None,
     reshape: bool | None = None,
@@ -103,6 +104,10 @@ def attach(
     - ``trainable``: returns whether a parameter with its name, which needs no gradient now, can be
       trained later, by ``requires_grad_(True)``. It has states in the daemon from the beginning. Needs
       ``unused`` "skip".
+    - ``replicas``: what becomes of gradients of parameters that ranks have whole while others are
+      divided among them (DTensor). "once": all these ranks compute the same gradient, and it counts
+      once, as with tensor parallelism; the first step checks that. "sum": they compute with other
+      data, and gradients are summed, as with experts that are divided among data ranks.
     - ``base``: a job whose frozen tensors are used. Frozen parameters of a model of PEFT have the
       names there that they have without PEFT, and can be on the meta device.
     - ``reshape``: if the job exists and no process uses it, open it in place with the number of ranks,
@@ -131,6 +136,8 @@ def attach(
     declaration = declare(model, units, param_group, tokens, muon, trainable)
     declaration = declaration._replace(activations=in_bytes("activations", activations))
     joined = parts.joined(declaration.rank(), rank, world)
+    if joined is not None:
+        joined = joined._replace(sums_replicas=arguments.sums_replicas(replicas))
     origin = Origin(model, load, first(resume, options.text("resume"), None))
     size = pool if pool is not None else options.text("pool") or 0
     rule = optimizer if optimizer is not None else options.text("optimizer") or Rule.ADAMW

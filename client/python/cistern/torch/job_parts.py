@@ -67,6 +67,10 @@ class JobParts:
         """Return what this rank does with its parameter ``name``."""
         return self._joined.use_of(self._job.rank, name)
 
+    def meshes(self) -> list[tuple[int, ...]]:
+        """Return the ranks of each mesh over which this rank has parameters divided, if one gives their gradients."""
+        return [] if self._joined.sums_replicas else self._joined.meshes_of(self._job.rank)
+
     def name_of(self, name: str) -> str:
         """Return what the job calls the whole of the parameter ``name`` of this rank."""
         return self._joined.ranks[self._job.rank].held[name].whole

@@ -27,6 +27,7 @@ from cistern.torch.device import Device
 from cistern.torch.gradients import HandedIn
 from cistern.torch.parameter import grad_of, mark, version_of
 from cistern.torch.parts import Use
+from cistern.torch.replicas import Replicas
 from cistern.torch.storage import LentStorage, at_address, has_memory, swap, tensor_of
 from cistern.torch.weights import read_state, torch_type
 
@@ -75,7 +76,8 @@ class Tensor:
         #: What has the memory: the parameter, or the part of it that a DTensor has on this rank.
         self.local = shards.local(parameter)
         #: Whether its gradients are handed in as they are.
-        self.is_plain = use.gives and self.local is parameter
+        self.is_plain = use.is_alone and self.local is parameter
+        self.replicas: Replicas | None = None  #: Wants to see its gradients.
         mark(parameter)
 
     def has_own_memory(self) -> bool:
@@ -264,6 +266,8 @@ def _contribution(tensor: Tensor, grad: torch.Tensor | None) -> torch.Tensor | N
     """Return what this rank adds to the gradient of ``tensor``."""
     if grad is None:
         return None
+    if tensor.replicas is not None:
+        tensor.replicas.note(tensor, grad)
     return shards.contribution(tensor.parameter, grad, tensor.use.gives)
 
 

@@ -74,6 +74,7 @@ class Use(NamedTuple):
     """What a rank does with a part that it holds."""
 
     box: Box
+    is_alone: bool  #: No other rank computes the same gradient.
     gives: bool  #: Of ranks that compute the same gradient, this one hands it in.
     writes: bool  #: Of the ranks that hold the part, this one writes its states.
 
@@ -90,6 +91,8 @@ class Joined(NamedTuple):
     operator_of: list[dict[str, int]]  #: By rank and by the name of a module.
     #: A rank lacks modules that another one has.
     is_pipeline: bool
+    #: Ranks of a mesh compute with other data, so that gradients of what they have whole are summed.
+    sums_replicas: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -100,7 +103,14 @@ class Joined(NamedTuple):
     def use_of(self, rank: int, name: str) -> Use:
         """Return what ``rank`` does with its parameter ``name``."""
         part = self.parts[self.part_of[rank][name]]
-        return Use(part.held.box, _gives(self.ranks[rank], name), part.holders[0] == rank)
+        alone = self.sums_replicas or not self.meshes_of(rank)
+        gives = alone or _gives(self.ranks[rank], name)
+        return Use(part.held.box, alone, gives, part.holders[0] == rank)
+
+    def meshes_of(self, rank: int) -> list[tuple[int, ...]]:
+        """Return the ranks of each mesh over which ``rank`` has parameters divided."""
+        places = [held.place for held in self.ranks[rank].held.values()]
+        return list(dict.fromkeys(place.ranks for place in places if place is not None))
 
     def contributions(self) -> dict[str, int]:
         """Return how many ranks hand in a gradient of each part that is in one unit alone, by name."""
@@ -108,7 +118,8 @@ class Joined(NamedTuple):
         for rank, mine in zip(self.ranks, self.part_of, strict=True):
             for name, i in mine.items():
                 units = [run.name for run in rank.runs.values() if name in run.parameters]
-                uses.setdefault(i, []).append((_gives(rank, name), units))
+                gives = self.sums_replicas or _gives(rank, name)
+                uses.setdefault(i, []).append((gives, units))
         return {
             self.parts[i].name: sum(gives for gives, _ in of_part)
             for i, of_part in uses.items()

@@ -66,7 +66,9 @@ def set_local(parameter: torch.Tensor, memory: torch.Tensor) -> None:
 def box_of(name: str, tensor: torch.Tensor) -> Box:
     """Return the part of the whole ``name`` that this rank has. A tensor without dimensions has one.
 
-    TypeError: a rank has several ranges of one dimension, or the sum of all ranks is the tensor.
+    A dimension in which several matrices are packed, such as a gate and an up projection, of which the rank
+    has a range each, is two dimensions of the whole. TypeError: it has other ranges, or the sum of all ranks
+    is the tensor.
     """
     whole = tuple(tensor.shape) or (1,)
     if not is_shard(tensor):
@@ -75,6 +77,9 @@ def box_of(name: str, tensor: torch.Tensor) -> Box:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     sharded: Any = tensor
+    packed = [p for p in sharded.placements if type(p).__name__ == "_StridedShard"]
+    if len(packed) == len(sharded.placements) == 1:
+        return _packed(name, sharded, packed[0])
     odd = [p for p in sharded.placements if type(p) is not Shard and not isinstance(p, Replicate)]
     if odd:
         raise TypeError(
@@ -87,6 +92,25 @@ def box_of(name: str, tensor: torch.Tensor) -> Box:
     if not tensor.shape:
         return Box(whole, (0,), whole)
     return Box(whole, tuple(first), tuple(shape))
+
+
+def _packed(name: str, tensor: Any, placement: Any) -> Box:
+    """Return the part of a tensor that is divided in dimension ``dim``, in which ``split_factor`` are packed."""
+    dim, n = placement.dim % tensor.ndim, placement.split_factor
+    ranks, at = tensor.device_mesh.size(), tensor.device_mesh.get_coordinate()[0]
+    size = tensor.shape[dim]
+    if size % (n * ranks) != 0:
+        raise TypeError(
+            f"cistern: parameter '{name}' has {n} matrices with {size} rows together, which {ranks} ranks divide"
+            " unevenly: a number of ranks that divides the rows of each can have it"
+        )
+    before, after = tuple(tensor.shape[:dim]), tuple(tensor.shape[dim + 1 :])
+    mine = size // n // ranks
+    return Box(
+        (*before, n, size // n, *after),
+        (*(0 for _ in before), 0, at * mine, *(0 for _ in after)),
+        (*before, n, mine, *after),
+    )
 
 
 class Place(NamedTuple):
@@ -146,6 +170,12 @@ def contribution(parameter: torch.Tensor, grad: torch.Tensor, gives: bool) -> to
     at = given.device_mesh.get_coordinate()
     along = zip(at, target, strict=True)
     return mine if all(k == 0 for k, p in along if p.is_replicate()) else None
+
+
+def is_part_of_sum(grad: torch.Tensor) -> bool:
+    """Return whether the gradient ``grad`` is a DTensor that ranks have parts of a sum of."""
+    given: Any = grad
+    return is_shard(grad) and any(placement.is_partial() for placement in given.placements)
 
 
 def like(parameter: torch.Tensor, part: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,17 @@ from cistern.errors import StepVoid, error_of
 from cistern.job import Job, Path
 from cistern.job_file import JobFile
 from cistern.results import HyperParams, Plan, RankStat, StepResult
-from cistern.torch import blocks, buffers, model_calls, owners, parts, stages, state_dicts, weights
+from cistern.torch import (
+    blocks,
+    buffers,
+    model_calls,
+    owners,
+    parts,
+    shards,
+    stages,
+    state_dicts,
+    weights,
+)
 from cistern.torch.arguments import first
 from cistern.torch.declaration import Declaration
 from cistern.torch.device import device_of
@@ -31,6 +41,7 @@ from cistern.torch.job_parts import JobParts
 from cistern.torch.operators import Operators, Tensor, Unit
 from cistern.torch.optimizer import Optimizer, in_pair
 from cistern.torch.origin import Origin
+from cistern.torch.replicas import Replicas
 from cistern.torch.runner import Runner, not_compiled
 from cistern.torch.running import in_backward
 from cistern.torch.summary import summary
@@ -77,6 +88,7 @@ class Store:
         self._options = options
         #: Whether steps skip parameters without a gradient.
         self.skips_unused = unused is Unused.SKIP
+        self._replicas: Replicas | None = None  # Compared in the first step.
         self.parts = JobParts(job, declaration.rank(), joined)
         self.device = device_of(job)
         self.plan: Plan = job.commit()
@@ -104,17 +116,20 @@ class Store:
                 " model inputs of that type",
                 stacklevel=4,
             )
+        shapes = {name: tuple(shards.local(p).shape) for name, p in parameters.items()}
         weights.without_meta(self.model)
         weights.move_buffers(self.model, self.device.torch_device)
         units = self._declaration.first_units()
         for name, parameter in self.model.named_parameters():
-            if name in parameters:
-                self._take(name, parameter, units[name])
+            if name in shapes:
+                self._take(name, parameter, shapes[name], units[name])
         for name, operator in self.parts.operators.items():
             declared = self._declaration.operators[name]
             tensors = [self._tensors[parameter] for parameter in declared.parameters]
             unit = Unit(declared.name, operator, tensors)
             self._runner.add(unit, self._declaration.modules[name], declared.methods)
+        if self.parts.meshes():
+            self._replicas = Replicas(self._tensors.values(), self.parts.meshes())
         if self.parts.is_pipeline:
             self._runner.tell_passes_apart(stages.called(self.model))
         # The program can remove modules from the model, whose memory is then free.
@@ -126,7 +141,7 @@ class Store:
         state_dicts.add_hooks(self, self.model)
         model_calls.replace(self, self.model)
 
-    def _take(self, name: str, parameter: nn.Parameter, unit: str) -> None:
+    def _take(self, name: str, parameter: nn.Parameter, shape: tuple[int, ...], unit: str) -> None:
         parameter.grad = None
         declared = self._declaration.tensors[name]
         if declared.place is not None and parameter.device.type != self.device.torch_device.type:
@@ -138,7 +153,7 @@ class Store:
             name,
             self.parts.numbers[name],
             parameter,
-            declared.box.shape if parameter.ndim else (),
+            shape,
             declared.dtype,
             declared.trains,
             self.device.torch_device,
@@ -319,6 +334,9 @@ class Store:
         if self.writes.lost_gradients:
             raise RuntimeError(LOST)
         self._watch.check()
+        if self._replicas is not None:
+            replicas, self._replicas = self._replicas, None
+            replicas.check()
         if self.skips_unused:
             self._tell_unused()
         given = params()
