@@ -11,6 +11,7 @@
 #include "daemon/job/done.h"
 #include "daemon/job/migrate.h"
 #include "daemon/job/reshape.h"
+#include "daemon/job/shut_out.h"
 #include "daemon/report/log.h"
 #include "daemon/wire/session.h"
 #include "daemon/job/worker.h"
@@ -166,8 +167,9 @@ int cstd_job_create(struct cstd_daemon *daemon, struct cstd_quota_account *accou
     (void)uv_timer_init(&daemon->loop, &job->ttl);
     job->deadline.data = job->ttl.data = job;
     cstd_comms_init(job);
+    cstd_shut_out_init(job);
     job->deadline_ns = CST_CORE_NEVER;
-    job->n_holds = 4; /* Three timers and the memory. */
+    job->n_holds = 5; /* Four timers and the memory. */
     job->created_ns = job->idle_since_ns = uv_hrtime();
     job->close.fn = on_close;
     insert(&daemon->jobs, job);
@@ -313,6 +315,7 @@ static void on_close(struct cstd_deferred *later)
     uv_close((uv_handle_t *)&job->comms.deadline, on_timer_closed);
     uv_close((uv_handle_t *)&job->deadline, on_timer_closed);
     uv_close((uv_handle_t *)&job->ttl, on_timer_closed);
+    uv_close((uv_handle_t *)&job->hung_up, on_timer_closed);
 }
 
 static struct cstd_job *next_living_user(const struct cstd_job *job)

@@ -91,7 +91,8 @@ struct cstd_worker {
     struct cstd_watch *watch;
     uint8_t token[CSTD_JOB_TOKEN_BYTES]; /* Token in the rank's last JobOpened reply. */
     bool has_token;
-    bool left; /* The last worker left in good order. */
+    bool left;     /* The last worker left in good order. */
+    bool shut_out; /* The present worker has hung up and cannot write what others use. */
     /* Size of the pool that the present worker asks for, in bytes; 0: as large as is useful. */
     uint64_t pool_asked;
     /* The size that was asked for when the job's memory was decided, as above. */
@@ -217,6 +218,8 @@ struct cstd_job {
     struct cstd_comms comms; /* Communicators of the ranks. */
     /* Time to live; runs while no worker is attached. A worker that has hung up is not attached. */
     uv_timer_t ttl;
+    /* Runs while a rank of a dispatched job has hung up and its process lives (shut_out.h). */
+    uv_timer_t hung_up;
     unsigned n_holds; /* Number of timers and memory objects that are not closed yet. */
     uint64_t created_ns;
     /* Monotonic time at which the last worker left or hung up; 0: a worker is attached. */

@@ -12,6 +12,7 @@
 #include "daemon/report/log.h"
 #include "daemon/job/relocate.h"
 #include "daemon/job/reshape.h"
+#include "daemon/job/shut_out.h"
 #include "daemon/memory/device_reservation.h"
 #include "daemon/wire/session.h"
 
@@ -101,6 +102,7 @@ void cstd_worker_hangup(struct cstd_job *job, uint32_t rank)
         return;
     }
     feed_worker(job, CST_EV_HANGUP, rank);
+    cstd_shut_out_watch(job);
     cstd_job_check_idle(job);
 }
 
@@ -252,7 +254,7 @@ static void occupy(struct cstd_worker *worker, struct cstd_session *session,
     worker->pid = session->peer.pid;
     worker->watch =
         cstd_watch_open(&job->daemon->loop, session->peer.pidfd, on_process_gone, worker);
-    worker->left = false;
+    worker->left = worker->shut_out = false;
     worker->n_groups = worker->n_edges = worker->n_tensors = worker->n_operators = 0;
     worker->pool_asked = request->pool_bytes;
     /* A decided job's memory stays as it was made, whoever attaches. */

@@ -220,6 +220,12 @@ uint32_t cstd_memory_n_slabs(const struct cstd_memory *memory, uint32_t rank);
 struct cstd_segment *cstd_memory_edge(const struct cstd_memory *memory, uint32_t i);
 struct cstd_segment *cstd_memory_edge_slots(const struct cstd_memory *memory, uint32_t i);
 
+/* The memory is ready. Make the memory of the edges of all ranks again, in place of the old one,
+ * which is released: a rank maps it after its next SYNC. on_ready follows. CST_EAGAIN: other
+ * segments are being made, or the pools are parked. CST_EBUDGET, CST_ENOMEM. Nothing was changed
+ * then. */
+int cstd_memory_renew_edges(struct cstd_memory *memory, struct cst_err *err);
+
 /* Log that the memory of the job @about is populated, how long that has taken, and a warning if its
  * arenas should be locked and are not. */
 void cstd_memory_tell_populated(const struct cstd_memory *memory,

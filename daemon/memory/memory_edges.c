@@ -47,9 +47,11 @@ static int add_words(struct cstd_memory *memory, const struct cst_layout_edge *e
 {
     int rc = add_host_segment(memory, edge, cst_layout_edge_bytes(edge), err);
 
-    return rc == CST_OK ? cstd_shared_heads_add(&memory->heads,
-                                                memory->segments[memory->n_segments - 1]->fd, err)
-                        : rc;
+    /* Nobody waits in an edge of all ranks. */
+    return rc == CST_OK && !cst_layout_edge_is_shared(edge)
+               ? cstd_shared_heads_add(&memory->heads, memory->segments[memory->n_segments - 1]->fd,
+                                       err)
+               : rc;
 }
 
 int cstd_memory_add_edges(struct cstd_memory *memory, struct cst_err *err)
@@ -165,6 +167,52 @@ void cstd_memory_mount_slots(struct cstd_memory *memory, const struct cstd_memor
         memory->pool_bytes -= cstd_memory_release(memory, moved->old[i]);
         cstd_memory_mount(memory, memory->segments[moved->at[i]]);
     }
+}
+
+/* Add the memory of edge @i again, and put it in place of the old one. */
+static int renew(struct cstd_memory *memory, uint32_t i, struct cstd_memory_slots *moved,
+                 struct cst_err *err)
+{
+    const struct cst_layout_edge *edge = &memory->model->edges[i];
+    const uint32_t at = memory->first_edge + i;
+    struct cstd_segment *old = memory->segments[at];
+    int rc;
+
+    memory->n_segments = at; /* The place of the next segment. */
+    rc = add_words(memory, edge, err);
+    if (rc != CST_OK) {
+        return cst_err_prefix(err, "edge '%s'", edge->name);
+    }
+    /* Ranks use it while the engine populates it: the engine's death must not empty it. */
+    memory->segments[at]->population = NULL;
+    moved->at[moved->n] = at;
+    moved->old[moved->n++] = old;
+    return CST_OK;
+}
+
+int cstd_memory_renew_edges(struct cstd_memory *memory, struct cst_err *err)
+{
+    const uint32_t n_all = memory->n_segments;
+    struct cstd_memory_slots moved;
+    int rc = CST_OK;
+
+    if (memory->parked || memory->n_waiting > 0 || memory->ready.queued) {
+        return CST_EAGAIN;
+    }
+    moved.n = 0;
+    for (uint32_t i = 0; i < memory->model->n_edges && rc == CST_OK; i++) {
+        if (cst_layout_edge_is_shared(&memory->model->edges[i])) {
+            rc = renew(memory, i, &moved, err);
+        }
+    }
+    memory->n_segments = n_all;
+    if (rc != CST_OK) {
+        cstd_memory_undo_slots(memory, &moved);
+        return rc;
+    }
+    memory->err = (struct cst_err){0};
+    cstd_memory_mount_slots(memory, &moved);
+    return CST_OK;
 }
 
 /* -- slots that a worker cannot map ----------------------------------------------------------- */

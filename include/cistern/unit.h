@@ -51,7 +51,10 @@ struct cst_unit {
  * then cst_step, and so on. Not all ranks need to be there: each does as much as it can. All ranks
  * commit once (cst_commit). Then a rank may leave or die at any time, and another process may join
  * in its place at any time, in the middle of a step too. What a rank had in hand when it ended is
- * given to another rank. cst_step waits for the ranks that have called cst_sync and are there.
+ * given to another rank. cst_step waits for the ranks that have called cst_sync and are there. If
+ * the connection of a rank ends but its process goes on for 2 s, the step is void, because the
+ * process could still put arrays: the others do the step again without it, with new memory for the
+ * edges.
  *
  * A unit of a stage:
  *   - CST_UNIT_FORWARD: take what the stage before has put, run the stage's operators forward, and
@@ -79,7 +82,7 @@ struct cst_unit {
  *   - CST_ETIMEDOUT: there was no unit for this rank, and no rank has done one in timeout_ms. The
  *     error names the rank whose unit others wait for.
  *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync. The death of another rank is no
- *     reason for that.
+ *     reason for that, but a rank that disconnects and goes on is.
  *   - CST_EBUSY: another call is pending.
  *   - CST_EENGINE, CST_ELOST: as for cst_op_begin. */
 int cst_next(struct cst_job *job, double loss, struct cst_unit *unit, struct cst_err *err);

@@ -65,6 +65,7 @@ static const struct {
     [CST_EV_ATTACH] = {NEEDS_RANK, cst_ranks_attach},
     [CST_EV_HANGUP] = {NEEDS_RANK, cst_ranks_hangup},
     [CST_EV_DEAD] = {NEEDS_RANK, cst_ranks_dead},
+    [CST_EV_SHUT_OUT] = {NEEDS_RANK, cst_ranks_shut_out},
     [CST_EV_LEAVE] = {NEEDS_RANK | NEEDS_REQUEST, cst_ranks_leave},
     [CST_EV_SYNC] = {NEEDS_RANK | NEEDS_REQUEST, cst_ranks_sync},
     [CST_EV_FETCH_WEIGHT] = {IN_STEP | NEEDS_CHUNK | NEEDS_GROUP, cst_fetch_weight},

@@ -147,8 +147,10 @@
  *     goes on when a rank dies, leaves, or sends SYNC again: its unit is given to another one. A
  *     rank that sends SYNC later joins the attempt that runs. The attempt is interrupted when no
  *     rank is left in it, or for a reason other than a rank's end.
- *   - The unit of a rank that hung up is given to another one when its process is dead, because
- *     both write to the same memory for activations.
+ *   - The process of a rank that hung up may still write to the memory for activations, as may
+ *     another rank that does its unit again. Its unit is therefore kept until the process is dead,
+ *     or the driver has given the ranks other memory (CST_EV_SHUT_OUT). The latter ends the
+ *     attempt, because what was put in this step is in the old memory: the step is done again.
  *   - A chunk collects the contributions of units in a fixed order: those of the last stage that
  *     uses the chunk by micro-batch, then those of the stage before it. Each is one addition in
  *     fp32, so the sum depends neither on the number of ranks nor on who computed what. What a dead
@@ -279,6 +281,10 @@ enum cst_event_kind {
     CST_EV_HANGUP,
     /* rank. The rank's process is dead: reclaim its blocks. Comes after HANGUP or alone. */
     CST_EV_DEAD,
+    /* rank. Only after HANGUP, in a dispatched job; else it has no effect. What the ranks of the
+     * next attempt use as memory for activations is memory that the rank's process cannot write.
+     * The attempt ends, and no attempt waits for the rank. Its blocks stay in quarantine. */
+    CST_EV_SHUT_OUT,
     CST_EV_LEAVE,        /* rank, tag. The rank leaves in good order. */
     CST_EV_SYNC,         /* rank, tag. The rank is ready for the next attempt. */
     CST_EV_FETCH_WEIGHT, /* rank, tag, attempt, chunk, ahead. */
@@ -556,6 +562,9 @@ int cst_core_check_attempt(const struct cst_core *core, uint64_t attempt, struct
 /* Fill in how many Adam steps each tensor had no gradient in, in the order of declaration; 0 if the
  * job does not skip such tensors. */
 void cst_core_missed_steps(const struct cst_core *core, uint64_t *missed);
+
+/* True if other ranks wait for @rank, or will, which hung up: CST_EV_SHUT_OUT ends that. */
+bool cst_core_held_up_by(const struct cst_core *core, uint32_t rank);
 
 /* Write the ranks into @text for which others wait in SYNC or STEP: "rank 1 (died in step 4), rank
  * 3 (never attached)". Empty if no rank waits for another. */

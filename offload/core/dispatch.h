@@ -30,7 +30,8 @@
  *   4. A rank keeps a pass, and with it the weights of a stage, until the pass is done. It is given
  *      another one only if its own has no unit ready and an earlier pass has one that nobody has.
  *   5. A rank that has no unit keeps its pass only while it waits for the next one.
- *   6. The unit of a rank that is gone can be given to another rank. So can the pass.
+ *   6. The unit of a rank that is gone can be given to another rank. So can the pass. (The unit of
+ *      one that hung up and lives is done again in a new attempt.)
  *   7. Each unit that is given to a rank gets a number, the next one of the job. A rank names the
  *      unit that it has done. If it names the one before, the answer with its present unit has not
  *      reached it, and it gets this unit again. All other numbers are stale.

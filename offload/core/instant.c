@@ -191,6 +191,7 @@ void cst_instant_begin(struct cst_core *core, const struct cst_event *event)
         break;
     case CST_EV_HANGUP:
     case CST_EV_DEAD:
+    case CST_EV_SHUT_OUT:
     case CST_EV_LEAVE:
     case CST_EV_SAVE:
     case CST_EV_RESTORE:

@@ -19,6 +19,7 @@ struct cst_rank {
     enum cst_rank_state state;
     uint64_t state_step; /* Number of committed steps when the rank entered this state. */
     bool joined;         /* The rank takes part in the running attempt. */
+    bool shut_out;       /* HUNG_UP: its process cannot write what others use (SHUT_OUT). */
     uint32_t sync;       /* The rank's waiting SYNC request, or CST_NO_REQUEST. */
     uint32_t step;       /* The rank's waiting STEP request, or CST_NO_REQUEST. */
     uint32_t next;       /* The rank's waiting NEXT request, or CST_NO_REQUEST. */

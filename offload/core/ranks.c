@@ -223,7 +223,8 @@ static void join_all(struct cst_core *core)
 
 bool cst_ranks_await(const struct cst_core *core, const struct cst_rank *rank)
 {
-    bool lives = rank->state == CST_RANK_ATTACHED || rank->state == CST_RANK_HUNG_UP;
+    bool lives =
+        rank->state == CST_RANK_ATTACHED || (rank->state == CST_RANK_HUNG_UP && !rank->shut_out);
 
     return rank->sync == CST_NO_REQUEST &&
            (lives || !cst_dispatch_is_on(&core->dispatch) || !core->attempt.initialised);
@@ -267,6 +268,7 @@ static void set_state(struct cst_core *core, uint32_t rank, enum cst_rank_state 
     core->ranks[rank].state = state;
     core->ranks[rank].state_step = core->step;
     core->ranks[rank].joined = false;
+    core->ranks[rank].shut_out = false;
 }
 
 /* What @rank has can be given to others. */
@@ -364,6 +366,37 @@ void cst_ranks_dead(struct cst_core *core, const struct cst_event *event)
         (void)snprintf(how, sizeof how, "rank %" PRIu32 " died in step %" PRIu64, event->rank,
                        core->step);
         give_unit_back(core, event->rank, how);
+    }
+}
+
+bool cst_core_held_up_by(const struct cst_core *core, uint32_t rank)
+{
+    const struct cst_rank *r = &core->ranks[rank];
+    struct cst_dispatch_unit unit;
+
+    if (r->state != CST_RANK_HUNG_UP || r->shut_out || !cst_dispatch_is_on(&core->dispatch)) {
+        return false;
+    }
+    return core->attempt.phase == CST_PHASE_RUNNING
+               ? cst_dispatch_unit(&core->dispatch, rank, &unit)
+               : core->attempt.phase != CST_PHASE_FAILED && core->attempt.initialised;
+}
+
+void cst_ranks_shut_out(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_rank *rank = &core->ranks[event->rank];
+    struct cst_err why;
+
+    if (rank->state != CST_RANK_HUNG_UP || !cst_dispatch_is_on(&core->dispatch)) {
+        return;
+    }
+    rank->shut_out = true;
+    if (core->attempt.phase == CST_PHASE_RUNNING) {
+        (void)cst_err_set(&why, CST_EPEERDIED,
+                          "rank %" PRIu32 " disconnected in step %" PRIu64
+                          " and its process goes on: the step is done again without it",
+                          event->rank, rank->state_step);
+        cst_ranks_interrupt(core, &why);
     }
 }
 

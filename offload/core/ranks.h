@@ -20,10 +20,11 @@ struct cst_attempt {
     struct cst_err why;   /* IDLE, INTERRUPTED, FAILED or interrupt_later: the cause. */
 };
 
-/* Handle CST_EV_ATTACH, HANGUP, DEAD, LEAVE and SYNC. */
+/* Handle CST_EV_ATTACH, HANGUP, DEAD, SHUT_OUT, LEAVE and SYNC. */
 void cst_ranks_attach(struct cst_core *core, const struct cst_event *event);
 void cst_ranks_hangup(struct cst_core *core, const struct cst_event *event);
 void cst_ranks_dead(struct cst_core *core, const struct cst_event *event);
+void cst_ranks_shut_out(struct cst_core *core, const struct cst_event *event);
 void cst_ranks_leave(struct cst_core *core, const struct cst_event *event);
 void cst_ranks_sync(struct cst_core *core, const struct cst_event *event);
 
@@ -66,8 +67,9 @@ void cst_ranks_abandon(struct cst_core *core, const struct cst_err *why);
 void cst_ranks_fail(struct cst_core *core, const struct cst_err *why);
 
 /* True if an attempt waits for @rank to send SYNC. A dispatched job does not wait for ranks whose
- * processes are gone; all others could still write to the memory for activations. Its first attempt
- * waits for all ranks, because one of them writes the weights before it sends SYNC. */
+ * processes are gone or shut out; all others could still write to the memory for activations. Its
+ * first attempt waits for all ranks, because one of them writes the weights before it sends SYNC.
+ */
 bool cst_ranks_await(const struct cst_core *core, const struct cst_rank *rank);
 
 /* Handle CST_EV_CANCEL. A request that an engine works on cannot be cancelled. */

@@ -13,6 +13,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 /* A rank that dies with a unit is named in the daemon's log, with the unit, and another one gets
@@ -53,6 +54,93 @@ START_TEST(the_unit_of_a_dead_rank_is_given_to_another)
     worker_must(&w, cst_sync(w.job, NULL, &w.err));
     worker_must(&w, cst_next(w.job, 0, &unit, &w.err));
     ck_assert_uint_eq(unit.micro_batch, 0);
+    worker_leave(&w);
+}
+END_TEST
+
+/* -- ranks that hang up and live --------------------------------------------------------------- */
+
+/* End the connection that this process has made last, and keep all memory. */
+static void hang_up(void)
+{
+    for (int fd = 1023; fd > STDERR_FILENO; fd--) {
+        struct sockaddr addr;
+        socklen_t n = sizeof addr;
+
+        if (getsockname(fd, &addr, &n) == 0 && addr.sa_family == AF_UNIX) {
+            suite_must(shutdown(fd, SHUT_RDWR) == 0, "shutdown of %d", fd);
+            return;
+        }
+    }
+    suite_must(false, "there is no connection");
+}
+
+/* Get the first unit, hang up, and write to the slot of its result for ever. Counts in *reached. */
+static void write_without_a_connection(void)
+{
+    struct worker w = {0};
+    struct cst_unit unit;
+    volatile float *slot;
+    void *address;
+
+    stage_job_open(&w, 1, 2);
+    worker_must(&w, cst_sync(w.job, NULL, &w.err));
+    worker_must(&w, cst_next(w.job, 0, &unit, &w.err));
+    ck_assert_uint_eq(unit.micro_batch, 0);
+    worker_must(&w, cst_put_begin(w.job, 0, 0, &address, &w.err));
+    hang_up();
+    slot = address;
+    for (;; ++*reached) {
+        for (int i = 0; i < WIDTH; i++) {
+            slot[i] = -1;
+        }
+    }
+}
+
+static struct cst_unit get_unit(struct worker *w)
+{
+    struct cst_unit unit;
+
+    worker_must(w, cst_next(w->job, 0, &unit, &w->err));
+    return unit;
+}
+
+/* A rank loses its connection while it has a unit. Its process goes on and writes the result. The
+ * other rank does the step again, and finds in the edges what it has put there. */
+START_TEST(the_unit_of_a_rank_that_hung_up_is_done_by_another)
+{
+    float data[WIDTH], taken[WIDTH] = {0};
+    struct worker w = {0};
+    struct cst_unit unit;
+    pid_t pid = child_start();
+
+    if (pid == 0) {
+        write_without_a_connection();
+    }
+    stage_job_open(&w, 0, 2);
+    stage_job_write_initial(&w);
+    worker_must(&w, cst_sync(w.job, NULL, &w.err));
+    worker_await(reached, 1);
+    ck_assert_int_eq(cst_next(w.job, 0, &unit, &w.err), CST_EPEERDIED);
+    ck_assert_ptr_nonnull(strstr(w.err.text, "rank 1 disconnected in step 0 and its process goes "
+                                             "on: the step is done again without it"));
+    ck_assert(daemon_proc_logged(&proc, "has disconnected but still runs: the other ranks go on"));
+    worker_must(&w, cst_sync(w.job, NULL, &w.err));
+    for (int i = 0; i < WIDTH; i++) {
+        data[i] = (float)i;
+    }
+    for (uint32_t m = 0; m < MICRO; m++) {
+        unit = get_unit(&w);
+        ck_assert_uint_eq(unit.stage, 0);
+        ck_assert_uint_eq(unit.micro_batch, m);
+        worker_must(&w, cst_put(w.job, 0, m, data, sizeof data, &w.err));
+    }
+    ck_assert_uint_eq(get_unit(&w).stage, 1);
+    worker_await(reached, *reached + 2); /* The other process has written once more. */
+    worker_must(&w, cst_take(w.job, 0, 0, taken, sizeof taken, &w.err));
+    ck_assert_mem_eq(data, taken, sizeof data);
+    ck_assert_int_eq(kill(pid, SIGKILL), 0);
+    ck_assert(child_join(pid, "the other rank should have been killed"));
     worker_leave(&w);
 }
 END_TEST
@@ -201,6 +289,7 @@ int main(void)
     TCase *tc = suite_case(suite, "calls", worker_setup, worker_teardown);
 
     tcase_add_test(tc, the_unit_of_a_dead_rank_is_given_to_another);
+    tcase_add_test(tc, the_unit_of_a_rank_that_hung_up_is_done_by_another);
     tcase_add_test(tc, a_wait_for_a_unit_has_a_limit);
     tcase_add_test(tc, wrong_calls_are_refused);
     tcase_add_test(tc, wrong_declarations_are_refused);

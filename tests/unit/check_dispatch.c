@@ -429,12 +429,18 @@ static bool act(uint32_t rank)
         sync_rank(rank);
         return true;
     case HUNG_UP:
-        if (draw(2) == 0) { /* The process connects again. */
+        switch (draw(3)) {
+        case 0: /* The process connects again. */
             (void)feed(rank, (struct cst_event){.kind = CST_EV_ATTACH});
             sync_rank(rank);
-        } else {
+            break;
+        case 1: /* It goes on, and the others do without it. */
+            (void)feed(rank, (struct cst_event){.kind = CST_EV_SHUT_OUT});
+            break;
+        default:
             (void)feed(rank, (struct cst_event){.kind = CST_EV_DEAD});
             worker->at = OUT;
+            break;
         }
         return true;
     case COMPUTING:

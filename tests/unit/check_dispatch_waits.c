@@ -211,6 +211,71 @@ START_TEST(who_hangs_up_without_a_unit_keeps_no_pass)
 }
 END_TEST
 
+/* Rank 0 hangs up with a unit, and its process lives. When it is shut out, the step begins again
+ * without it, and the other rank does all units. */
+START_TEST(the_unit_of_a_rank_that_is_shut_out_is_done_again)
+{
+    struct cst_dispatch_unit unit;
+    uint64_t waiting, sync;
+
+    job = (struct rig_job){
+        .n_chunks = 1, .world = 2, .n_blocks = N_BLOCKS, .n_stages = 1, .micro_batches = 2};
+    rig_open_job(&rig, &job);
+    rig_start(&rig, 2);
+    unit = rig_answer(&rig, rig_rank_event(&rig, CST_EV_NEXT, 0))->unit;
+    ck_assert_uint_eq(unit.micro, 0);
+    ck_assert(!cst_core_held_up_by(rig.core, 0)); /* It is attached. */
+    (void)rig_rank_event(&rig, CST_EV_HANGUP, 0);
+    waiting = rig_rank_event(&rig, CST_EV_NEXT, 1);
+    ck_assert(rig_waits(&rig, waiting));
+    ck_assert(cst_core_held_up_by(rig.core, 0));
+    (void)rig_rank_event(&rig, CST_EV_SHUT_OUT, 0);
+    ck_assert_int_eq(rig_status(&rig, waiting), CST_EPEERDIED);
+    ck_assert_str_eq(
+        rig_answer(&rig, waiting)->err.text,
+        "rank 0 disconnected in step 0 and its process goes on: the step is done again "
+        "without it");
+    ck_assert(!cst_core_held_up_by(rig.core, 0));
+    sync = rig_rank_event(&rig, CST_EV_SYNC, 1);
+    ck_assert_int_eq(rig_status(&rig, sync), CST_OK);
+    rig.attempt = rig_answer(&rig, sync)->attempt;
+    for (uint32_t micro = 0; micro < 2; micro++) {
+        unit = rig_answer(&rig, rig_rank_event(&rig, CST_EV_NEXT, 1))->unit;
+        ck_assert_uint_eq(unit.micro, micro);
+    }
+    ck_assert(!rig_answer(&rig, rig_rank_event(&rig, CST_EV_NEXT, 1))->has_unit);
+    rig_close(&rig);
+}
+END_TEST
+
+/* A rank that hung up without a unit holds nobody up, until an attempt is to begin. */
+START_TEST(a_sync_waits_for_who_hung_up_until_it_is_shut_out)
+{
+    uint64_t sync;
+
+    job = (struct rig_job){
+        .n_chunks = 1, .world = 2, .n_blocks = N_BLOCKS, .n_stages = 1, .micro_batches = 2};
+    rig_open_job(&rig, &job);
+    rig_start(&rig, 2);
+    (void)rig_rank_event(&rig, CST_EV_HANGUP, 0);
+    ck_assert(!cst_core_held_up_by(rig.core, 0));
+    (void)rig_rank_event(&rig, CST_EV_DEAD, 1);
+    ck_assert(cst_core_held_up_by(rig.core, 0));
+    (void)rig_rank_event(&rig, CST_EV_ATTACH, 1);
+    sync = rig_rank_event(&rig, CST_EV_SYNC, 1);
+    ck_assert(rig_waits(&rig, sync));
+    (void)rig_rank_event(&rig, CST_EV_SHUT_OUT, 0);
+    ck_assert_int_eq(rig_status(&rig, sync), CST_OK);
+    /* The process comes back: it is waited for again. */
+    (void)rig_rank_event(&rig, CST_EV_ATTACH, 0);
+    (void)rig_rank_event(&rig, CST_EV_DEAD, 1);
+    (void)rig_rank_event(&rig, CST_EV_ATTACH, 1);
+    sync = rig_rank_event(&rig, CST_EV_SYNC, 1);
+    ck_assert(rig_waits(&rig, sync));
+    rig_close(&rig);
+}
+END_TEST
+
 START_TEST(who_cancels_keeps_no_pass)
 {
     uint64_t waiting = keep_a_pass();
@@ -249,6 +314,8 @@ int main(void)
     tcase_add_test(tc, stale_units_are_refused);
     tcase_add_test(tc, edges_between_two_ranks_are_refused);
     tcase_add_test(tc, who_hangs_up_without_a_unit_keeps_no_pass);
+    tcase_add_test(tc, the_unit_of_a_rank_that_is_shut_out_is_done_again);
+    tcase_add_test(tc, a_sync_waits_for_who_hung_up_until_it_is_shut_out);
     tcase_add_test(tc, who_cancels_keeps_no_pass);
     tcase_add_test(tc, who_waits_too_long_keeps_no_pass);
     return suite_run(suite);
