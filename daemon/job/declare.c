@@ -446,9 +446,9 @@ void cstd_declare_close(struct cstd_job *job)
 /* -- disagreements -------------------------------------------------------------------------- */
 
 /* Returns the largest numbers that attached ranks have declared. */
-static struct cstd_extent declared(const struct cstd_job *job)
+static struct cst_model_extent declared(const struct cstd_job *job)
 {
-    struct cstd_extent most = {0};
+    struct cst_model_extent most = {0};
 
     for (uint32_t r = 0; r < job->world; r++) {
         const struct cstd_worker *w = &job->workers[r];
@@ -497,7 +497,7 @@ bool cstd_declare_drop(struct cstd_job *job, struct cstd_worker *worker, const s
 }
 
 int cstd_declare_copy(struct cst_model *out, const struct cst_model *from,
-                      const struct cstd_extent *much, bool external, struct cst_err *err)
+                      const struct cst_model_extent *much, struct cst_err *err)
 {
     int rc;
 
@@ -507,10 +507,8 @@ int cstd_declare_copy(struct cst_model *out, const struct cst_model *from,
     for (uint32_t i = 0; i < much->n_tensors && rc == CST_OK; i++) {
         struct cst_tensor_words words = cst_model_words(from, i);
 
-        if (!external) {
-            words.n_external = 0;
-            words.transposed = false;
-        }
+        words.n_external = 0;
+        words.transposed = false;
         rc = cst_model_tensor(out, &words, err);
     }
     for (uint32_t i = 0; i < much->n_operators && rc == CST_OK; i++) {
@@ -535,8 +533,7 @@ int cstd_declare_copy(struct cst_model *out, const struct cst_model *from,
 int cstd_declare_forget(struct cstd_worker *worker, struct cst_err *err)
 {
     struct cstd_job *job = worker->job;
-    struct cstd_extent much;
-    struct cst_model rest;
+    struct cst_model_extent much;
 
     forget(worker);
     much = declared(job);
@@ -547,17 +544,14 @@ int cstd_declare_forget(struct cstd_worker *worker, struct cst_err *err)
     }
     /* The next worker of this rank may come with another model, which only has to agree with the
      * remaining ranks. */
-    if (cstd_declare_copy(&rest, &job->model, &much, true, err) != CST_OK) {
-        /* Without memory for the shorter model the whole model is dropped, as after a
-         * disagreement. */
+    if (cst_model_forget(&job->model, &much, err) != CST_OK) {
+        /* The whole model is dropped, as after a disagreement. */
         (void)cst_err_prefix(err, "removing the declarations of rank %u from the model",
                              worker->rank);
         err->status = CST_EMISMATCH;
         drop_model(job, err);
         return CST_EMISMATCH;
     }
-    cst_model_close(&job->model);
-    job->model = rest;
     settle(job, cst_model_bytes(&job->model));
     return CST_OK;
 }

@@ -43,21 +43,17 @@ int cstd_declare_check(const struct cstd_worker *worker, uint32_t n_tensors, uin
  * then, and the caller must fail the waiting Commits with @why. */
 bool cstd_declare_drop(struct cstd_job *job, struct cstd_worker *worker, const struct cst_err *why);
 
-/* Numbers of groups, without the predefined group 0, of edges, of tensors and of operators. */
-struct cstd_extent {
-    uint32_t n_groups, n_edges, n_tensors, n_operators;
-};
-
 /* Copy the first declarations of @from, as many as @much says, into *out, which must not be
- * initialised. @external: with the names of tensors in model files, which take most of the time and
- * memory. CST_ENOMEM: *out is closed. */
+ * initialised, without the names of tensors in model files, which take most of the time and memory.
+ * CST_ENOMEM: *out is closed. */
 int cstd_declare_copy(struct cst_model *out, const struct cst_model *from,
-                      const struct cstd_extent *much, bool external, struct cst_err *err);
+                      const struct cst_model_extent *much, struct cst_err *err);
 
 /* Forget the declarations of @worker, which detaches. If the job is not committed, groups, edges,
  * tensors and operators that only @worker declared are removed from the model. CST_EMISMATCH: the
- * job is in CSTD_JOB_DECLARING, there was no memory for that, and the model was dropped; the caller
- * must fail the waiting Commits with @err (cstd_commit_break). */
+ * job is in CSTD_JOB_DECLARING, an operator of another rank uses a tensor that only @worker
+ * declared, and the model was dropped; the caller must fail the waiting Commits with @err
+ * (cstd_commit_break). */
 int cstd_declare_forget(struct cstd_worker *worker, struct cst_err *err);
 
 #endif

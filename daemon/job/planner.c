@@ -187,15 +187,15 @@ static int ask(struct cstd_plan_search *s)
 {
     const struct cstd_job *job = s->job;
     struct cstd_daemon *daemon = job->daemon;
-    const struct cstd_extent all = {.n_groups = job->model.n_groups - 1,
-                                    .n_tensors = job->model.n_tensors,
-                                    .n_operators = job->model.n_operators};
+    const struct cst_model_extent all = {.n_groups = job->model.n_groups - 1,
+                                         .n_tensors = job->model.n_tensors,
+                                         .n_operators = job->model.n_operators};
     /* The search computes about as much as it copies. A plan does not depend on the names in model
      * files, which can be 64 for each tensor. */
     int rc =
         cstd_charge_set(&s->copy, 2 * cst_model_bytes(&job->model), "a search for a plan", &s->err);
 
-    rc = rc == CST_OK ? cstd_declare_copy(&s->model, &job->model, &all, false, &s->err) : rc;
+    rc = rc == CST_OK ? cstd_declare_copy(&s->model, &job->model, &all, &s->err) : rc;
     if (rc != CST_OK) {
         return rc;
     }

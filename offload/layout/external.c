@@ -160,6 +160,8 @@ int cst_external_same(const struct cst_layout_tensor *t, const struct cst_layout
 
 #define OWN_NAME UINT32_MAX
 
+enum { MIN_CAPACITY = 16 }; /* Tables of names do not shrink below this. */
+
 /* A tensor of a model file. */
 struct file_name {
     uint32_t tensor;
@@ -233,6 +235,22 @@ void cst_external_add(struct cst_model *model)
         names->entries[at] = (struct file_name){.tensor = model->n_tensors,
                                                 .external = t->external != NULL ? i : OWN_NAME};
         cst_name_index_add(&names->index, name_of(model, at));
+    }
+}
+
+void cst_external_remove_last(struct cst_model *model)
+{
+    const struct cst_layout_tensor *t = &model->tensors[model->n_tensors - 1];
+    struct names *names = model->external;
+    struct file_name *entries;
+
+    for (uint32_t i = 0; i < (t->external != NULL ? t->external->n : 1); i++) {
+        cst_name_index_remove_last(&names->index, name_of(model, names->index.n_entries - 1));
+    }
+    if (names->capacity > MIN_CAPACITY && 4 * names->index.n_entries < names->capacity) {
+        entries = realloc(names->entries, names->capacity / 2 * sizeof *entries);
+        names->capacity = entries != NULL ? names->capacity / 2 : names->capacity;
+        names->entries = entries != NULL ? entries : names->entries;
     }
 }
 

@@ -31,6 +31,9 @@ int cst_external_check_names(const struct cst_model *model, const struct cst_ten
  * was made. */
 void cst_external_add(struct cst_model *model);
 
+/* Remove the names of the last tensor of @model. */
+void cst_external_remove_last(struct cst_model *model);
+
 /* Free the names of @model, but not its tensors. */
 void cst_external_close(struct cst_model *model);
 

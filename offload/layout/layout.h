@@ -486,6 +486,18 @@ int cst_model_same_operator(const struct cst_model *model, uint32_t i,
 int cst_model_same_group(const struct cst_model *model, uint32_t i, uint64_t other,
                          const char *mine, const char *theirs, struct cst_err *err);
 
+/* Numbers of groups, without the predefined group 0, of edges, of tensors and of operators. */
+struct cst_model_extent {
+    uint32_t n_groups, n_edges, n_tensors, n_operators;
+};
+
+/* Remove the last declarations of @model, so that those of *@much remain. No tensor that remains is
+ * of a group that is removed. Takes as long as the declarations that are removed have taken.
+ * CST_EINVAL: an operator that remains uses a tensor that is to be removed; only operators, or
+ * none, were removed. */
+int cst_model_forget(struct cst_model *model, const struct cst_model_extent *much,
+                     struct cst_err *err);
+
 /* Copy the first @n groups of @from, including group 0, to @model, which must only have group 0. */
 void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from, uint32_t n);
 

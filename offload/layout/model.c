@@ -2,7 +2,7 @@
 /* Declarations: tensors, operators, and the index from names to numbers. */
 #include "offload/layout/external.h"
 #include "offload/layout/model_bytes.h"
-#include "offload/layout/name_index.h"
+#include "offload/layout/model_index.h"
 #include "proto/muon.h"
 
 #include <inttypes.h>
@@ -11,14 +11,6 @@
 #include <string.h>
 
 #define MAX_ELEMS (1ull << 40)
-
-struct index {
-    struct cst_name_index tensors;
-    struct cst_name_index operators;
-    uint32_t tensors_capacity;   /* Number of allocated entries of model->tensors. */
-    uint32_t operators_capacity; /* Number of allocated entries of model->operators. */
-    uint32_t *seen;              /* Per tensor: 1 + the last operator that named it; owned. */
-};
 
 static const char *tensor_name(const struct cst_model *model, uint32_t i)
 {
@@ -203,10 +195,10 @@ static int check_words(const struct cst_model *model, const struct cst_tensor_wo
     return status;
 }
 
-static struct index *get_index(struct cst_model *model)
+static struct cst_model_index *get_index(struct cst_model *model)
 {
     if (model->index == NULL) {
-        model->index = calloc(1, sizeof(struct index));
+        model->index = calloc(1, sizeof(struct cst_model_index));
     }
     return model->index;
 }
@@ -221,7 +213,7 @@ void cst_model_init(struct cst_model *model)
 
 void cst_model_close(struct cst_model *model)
 {
-    struct index *index = model->index;
+    struct cst_model_index *index = model->index;
 
     for (uint32_t i = 0; i < model->n_operators; i++) {
         free(model->operators[i].name);
@@ -246,7 +238,7 @@ void cst_model_close(struct cst_model *model)
 }
 
 /* Make room for one more tensor, also in `seen`. */
-static int reserve_tensor(struct cst_model *model, struct index *index)
+static int reserve_tensor(struct cst_model *model, struct cst_model_index *index)
 {
     uint32_t before = index->tensors_capacity;
     struct cst_layout_tensor *tensors;
@@ -274,7 +266,7 @@ static int reserve_tensor(struct cst_model *model, struct index *index)
     return CST_OK;
 }
 
-static int reserve_operator(struct cst_model *model, struct index *index)
+static int reserve_operator(struct cst_model *model, struct cst_model_index *index)
 {
     struct cst_layout_operator *operators;
 
@@ -348,7 +340,7 @@ static void add_tensor(struct cst_model *model, const struct cst_tensor_words *w
                        uint64_t n_elems, char *name, struct cst_layout_box *box,
                        struct cst_layout_external *external)
 {
-    struct index *index = model->index;
+    struct cst_model_index *index = model->index;
     struct cst_layout_tensor *t = &model->tensors[model->n_tensors];
 
     memset(t, 0, sizeof *t);
@@ -376,7 +368,7 @@ static void add_tensor(struct cst_model *model, const struct cst_tensor_words *w
 int cst_model_tensor(struct cst_model *model, const struct cst_tensor_words *words,
                      struct cst_err *err)
 {
-    struct index *index = get_index(model);
+    struct cst_model_index *index = get_index(model);
     struct cst_layout_external *external = NULL;
     struct cst_layout_box *box = NULL;
     uint64_t n_elems = 0;
@@ -438,8 +430,9 @@ struct cst_tensor_words cst_model_words(const struct cst_model *model, uint32_t 
 
 /* Check that every number is known and none comes twice. `seen` makes this linear; it is cleared
  * again, because the operator can still be refused. */
-static int check_tensors(const struct cst_model *model, struct index *index, const char *name,
-                         const uint32_t *tensors, uint32_t n_tensors, struct cst_err *err)
+static int check_tensors(const struct cst_model *model, struct cst_model_index *index,
+                         const char *name, const uint32_t *tensors, uint32_t n_tensors,
+                         struct cst_err *err)
 {
     uint32_t mark = model->n_operators + 1;
     uint32_t done;
@@ -526,7 +519,7 @@ static int find_ranks(const struct cst_model *model, const char *name, const uin
 static void add_operator(struct cst_model *model, char *name, uint32_t *tensors, uint32_t n_tensors,
                          uint64_t ranks, const struct cst_operator_hints *hints)
 {
-    struct index *index = model->index;
+    struct cst_model_index *index = model->index;
     struct cst_layout_operator *op = &model->operators[model->n_operators];
 
     memset(op, 0, sizeof *op);
@@ -554,7 +547,7 @@ int cst_model_operator(struct cst_model *model, const char *name, const uint32_t
                        uint32_t n_tensors, const struct cst_operator_hints *hints,
                        struct cst_err *err)
 {
-    struct index *index = get_index(model);
+    struct cst_model_index *index = get_index(model);
     uint64_t ranks = 0;
     char *own_name;
     uint32_t *copy;
@@ -590,7 +583,7 @@ int cst_model_operator(struct cst_model *model, const char *name, const uint32_t
 
 uint32_t cst_model_find(const struct cst_model *model, const char *name)
 {
-    const struct index *index = model->index;
+    const struct cst_model_index *index = model->index;
 
     if (index == NULL) {
         return UINT32_MAX;

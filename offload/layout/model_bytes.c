@@ -80,6 +80,11 @@ static uint64_t own_bytes(const struct cst_tensor_words *words)
     return bytes;
 }
 
+static uint64_t own_operator(const char *name, uint32_t n_tensors)
+{
+    return heap(text_bytes(name)) + heap((uint64_t)n_tensors * sizeof(uint32_t));
+}
+
 static uint32_t file_names(const struct cst_tensor_words *words)
 {
     return words->n_external > 0 ? words->n_external : 1;
@@ -102,8 +107,7 @@ uint64_t cst_model_bytes_with_tensor(const struct cst_model *model,
 uint64_t cst_model_bytes_with_operator(const struct cst_model *model, const char *name,
                                        uint32_t n_tensors)
 {
-    return model->own_bytes + heap(text_bytes(name)) +
-           heap((uint64_t)n_tensors * sizeof(uint32_t)) + edges_of(model) +
+    return model->own_bytes + own_operator(name, n_tensors) + edges_of(model) +
            tables(model->n_tensors, model->n_operators + 1, model->n_file_names);
 }
 
@@ -115,23 +119,44 @@ uint64_t cst_layout_heap_bytes(const struct cst_layout *layout, const struct cst
            layout->n_segments * sizeof(struct cst_layout_segment);
 }
 
-void cst_model_count_tensor(struct cst_model *model, const struct cst_tensor_words *words)
+static uint64_t packed_tensor(const struct cst_tensor_words *words)
 {
     uint32_t lists = words->whole != NULL ? 3 : 1; /* shape, whole_shape and box_first */
 
+    return TENSOR_PACKED + text_bytes(words->name) + NAME_PACKED + text_bytes(words->whole_name) +
+           NAME_PACKED + (uint64_t)lists * (NAME_PACKED + words->n_dims * DIM_PACKED) +
+           external_text(words) + (uint64_t)words->n_external * EXTERNAL_PACKED;
+}
+
+static uint64_t packed_operator(const char *name, uint32_t n_tensors)
+{
+    return OPERATOR_PACKED + text_bytes(name) + NAME_PACKED + (uint64_t)n_tensors * USE_PACKED;
+}
+
+void cst_model_count_tensor(struct cst_model *model, const struct cst_tensor_words *words)
+{
     model->own_bytes += own_bytes(words);
     model->n_file_names += file_names(words);
-    model->packed_bytes += TENSOR_PACKED + text_bytes(words->name) + NAME_PACKED +
-                           text_bytes(words->whole_name) + NAME_PACKED +
-                           (uint64_t)lists * (NAME_PACKED + words->n_dims * DIM_PACKED) +
-                           external_text(words) + (uint64_t)words->n_external * EXTERNAL_PACKED;
+    model->packed_bytes += packed_tensor(words);
 }
 
 void cst_model_count_operator(struct cst_model *model, const char *name, uint32_t n_tensors)
 {
-    model->own_bytes += heap(text_bytes(name)) + heap((uint64_t)n_tensors * sizeof(uint32_t));
-    model->packed_bytes +=
-        OPERATOR_PACKED + text_bytes(name) + NAME_PACKED + (uint64_t)n_tensors * USE_PACKED;
+    model->own_bytes += own_operator(name, n_tensors);
+    model->packed_bytes += packed_operator(name, n_tensors);
+}
+
+void cst_model_uncount_tensor(struct cst_model *model, const struct cst_tensor_words *words)
+{
+    model->own_bytes -= own_bytes(words);
+    model->n_file_names -= file_names(words);
+    model->packed_bytes -= packed_tensor(words);
+}
+
+void cst_model_uncount_operator(struct cst_model *model, const char *name, uint32_t n_tensors)
+{
+    model->own_bytes -= own_operator(name, n_tensors);
+    model->packed_bytes -= packed_operator(name, n_tensors);
 }
 
 uint64_t cst_model_packed_bytes(const struct cst_model *model)

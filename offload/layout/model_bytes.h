@@ -24,8 +24,11 @@ uint64_t cst_layout_heap_bytes(const struct cst_layout *layout, const struct cst
  * (proto/cistern.proto), with the number of each tensor's chunk. */
 uint64_t cst_model_packed_bytes(const struct cst_model *model);
 
-/* Count a tensor, or an operator, that was just declared. For model.c alone. */
+/* Count a tensor, or an operator, that was just declared; or one that is removed. For model.c and
+ * model_forget.c alone. */
 void cst_model_count_tensor(struct cst_model *model, const struct cst_tensor_words *words);
 void cst_model_count_operator(struct cst_model *model, const char *name, uint32_t n_tensors);
+void cst_model_uncount_tensor(struct cst_model *model, const struct cst_tensor_words *words);
+void cst_model_uncount_operator(struct cst_model *model, const char *name, uint32_t n_tensors);
 
 #endif

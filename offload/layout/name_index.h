@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An index from names to numbers, for entries that the caller keeps, numbered in order of
- * insertion. Private to model.c and external.c. */
+ * insertion. Private to model.c, model_forget.c and external.c. */
 #ifndef CST_NAME_INDEX_H
 #define CST_NAME_INDEX_H
 
@@ -38,6 +38,9 @@ int cst_name_index_reserve(struct cst_name_index *names, uint32_t n);
 
 /* Add @name, which is new, as the name of entry n_entries. Room must have been reserved. */
 void cst_name_index_add(struct cst_name_index *names, const char *name);
+
+/* Remove @name, which is the name of the last entry. If few names are left, slots are freed. */
+void cst_name_index_remove_last(struct cst_name_index *names, const char *name);
 
 /* Free the index. */
 void cst_name_index_close(struct cst_name_index *names);

@@ -253,6 +253,40 @@ START_TEST(the_dead_do_not_disagree)
 }
 END_TEST
 
+/* A rank that leaves takes its own declarations along. Those of the others are not made again,
+ * however many they are. */
+START_TEST(the_model_of_the_others_is_not_touched)
+{
+    const char *first;
+
+    ck_assert_int_eq(declare(0, "a", 10, 0), CST_OK);
+    first = job.model.tensors[0].name;
+    for (int i = 0; i < 3; i++) {
+        ck_assert_int_eq(declare(1, "a", 10, 0), CST_OK);
+        ck_assert_int_eq(declare(1, "b", 10, 0), CST_OK);
+        forget(1);
+        ck_assert_uint_eq(job.model.n_tensors, 1);
+        ck_assert_ptr_eq(job.model.tensors[0].name, first);
+        ck_assert_uint_eq(host.used, cst_model_bytes(&job.model));
+    }
+}
+END_TEST
+
+/* An operator of one rank uses a tensor that only another one declared, which leaves: all begin
+ * again. */
+START_TEST(a_tensor_that_others_use_ends_the_model)
+{
+    ck_assert_int_eq(declare(0, "a", 10, 0), CST_OK);
+    ck_assert_int_eq(declare(1, "a", 10, 0), CST_OK);
+    ck_assert_int_eq(declare(1, "b", 10, 0), CST_OK);
+    ck_assert_int_eq(declare(0, "o", 0, 1), CST_OK);
+    ck_assert_int_eq(cstd_declare_forget(&workers[1], &err), CST_EMISMATCH);
+    ck_assert_uint_eq(job.model.n_tensors, 0);
+    ck_assert_int_eq(declare(0, "b", 10, 0), CST_EMISMATCH);
+    ck_assert_int_eq(declare_all(0, 20), CST_OK);
+}
+END_TEST
+
 /* A committed job keeps its model. A rank that returns with another model gets the error alone, and
  * may then declare the right model. */
 START_TEST(a_committed_model_stands)
@@ -482,6 +516,8 @@ int main(void)
     tcase_add_test(tcase, what_differs_is_named);
     tcase_add_test(tcase, many_ranks_are_counted);
     tcase_add_test(tcase, the_dead_do_not_disagree);
+    tcase_add_test(tcase, the_model_of_the_others_is_not_touched);
+    tcase_add_test(tcase, a_tensor_that_others_use_ends_the_model);
     tcase_add_test(tcase, a_committed_model_stands);
     tcase_add_loop_test(tcase, who_leaves_later_changes_no_model, 0, 3);
     tcase_add_test(tcase, kinds_that_differ_are_named);
