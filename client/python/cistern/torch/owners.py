@@ -84,7 +84,7 @@ def _discard(module: nn.Module) -> None:
 def _discard_part(store: Store, tensors: list[Tensor]) -> None:
     """Discard the gradients of ``tensors``, of this step or else of the last one. A hook can call this."""
     has_gradients = store.runner.operators.has_gradients
-    handed_in = [tensor for tensor in tensors if has_gradients and store.handed_in.has(tensor)]
+    handed_in = {tensor.name for tensor in tensors if has_gradients and store.handed_in.has(tensor)}
     if handed_in and not store.skips_unused:
         raise RuntimeError(
             "cistern: zero_grad of a part of a model discards no gradients: a backward pass of this step"
@@ -92,7 +92,7 @@ def _discard_part(store: Store, tensors: list[Tensor]) -> None:
             " discards those of all parameters"
         )
     for tensor in tensors:
-        if tensor in handed_in:
+        if tensor.name in handed_in:
             tensor.parameter.grad = None
         else:
             store.handed_in.forget(tensor)
