@@ -425,16 +425,23 @@ class Held(UnusedCase):
                     self.assertRegex(str(error), "heads.0.weight.*discard|void|died")
 
     def test_a_hook_discards_those_of_both(self) -> None:
+        """In the second pass, when the gradient of the first one is handed in."""
+        discarded = []
+
         def cancel(parameter: nn.Parameter) -> None:
-            parameter.grad = None
+            if not self.inputs:
+                parameter.grad = None
+                discarded.append(parameter)
 
         def hook(model: nn.Module, _: torch.Tensor) -> None:
-            model.heads[0].weight.grad = None
             if not hasattr(model, "is_hooked"):
                 model.is_hooked = True
                 model.stem.weight.register_post_accumulate_grad_hook(cancel)
+            elif model is self.twin:  # Then the store must have kept the parameter.
+                self.assertIsNone(model.stem.weight.grad)
 
         self.both(hook)
+        self.assertEqual(len(discarded), 4)  # Two steps of two models.
 
     def test_a_hook_discards_those_of_a_part_of_the_model(self) -> None:
         def second(model: nn.Module, _: torch.Tensor) -> None:
