@@ -80,7 +80,8 @@ struct cst_tensor_spec {
     /* Names of the tensor in model files of other programs (cistern/checkpoint.h), 1 to 255 bytes
      * each. If there are several, the tensor consists of the rows of these external tensors, one
      * after the other, for example of those of q_proj, k_proj and v_proj. n_external 0: files have
-     * the tensor under its own name. At most 64. */
+     * the tensor under its own name. At most 64. If the tensor has a whole_name, files have the
+     * larger tensor: these are its names, equal in all its parts. */
     const char *const *external_names;
     const int64_t *external_rows; /* n_external numbers. NULL, if n_external is 1: all rows. */
     uint32_t n_external;
@@ -88,8 +89,10 @@ struct cst_tensor_spec {
     bool transposed;
     /* CST_PATTERN_TENSOR: name of the larger tensor, 1 to 255 bytes. Tensors with equal whole_name
      * are parts of one tensor. When the job is opened again for other ranks (`reshape` of struct
-     * cst_job_spec), these parts are cut and joined. A tensor without whole_shape is the larger
-     * tensor of its own name. NULL: `name`, and the tensor is never cut. Other patterns: NULL. */
+     * cst_job_spec), these parts are cut and joined. Checkpoints have the larger tensor, of which a
+     * job of other ranks loads its parts (cistern/checkpoint.h). A tensor without whole_shape is
+     * the larger tensor of its own name. NULL: `name`, and the tensor is never cut. Other patterns:
+     * NULL. */
     const char *whole_name;
     /* Number of the tensor's parameter group, less than CST_MAX_PARAM_GROUPS (cst_param_groups). */
     uint32_t param_group;
@@ -109,10 +112,11 @@ struct cst_tensor_spec {
  *   - CST_EINVAL: `update` is unknown, or it is CST_TENSOR_UPDATE_MUON and the tensor does not have
  *     two or three dimensions.
  *   - CST_EINVAL: an external name is empty, too long, not printable or given twice.
- *   - CST_EINVAL: the external tensors together have more or fewer rows than this tensor has rows
- *     or, with `transposed`, columns.
+ *   - CST_EINVAL: the external tensors together have more or fewer rows than this tensor, or the
+ *     larger tensor if it has a whole_name, has rows or, with `transposed`, columns.
  *   - CST_EINVAL: `transposed` is set without external names, or not for a matrix.
- *   - CST_EEXIST: another tensor has one of the external names, in files. */
+ *   - CST_EEXIST: another tensor, which is no part of the same larger tensor, has one of the
+ *     external names, in files. */
 int cst_tensor_as(struct cst_job *job, const struct cst_tensor_spec *spec);
 
 /* Declare an operator, which uses the @n_tensors tensors with the numbers @tensors. Operators are

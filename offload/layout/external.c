@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/layout/external.h"
+#include "offload/layout/box.h"
 #include "offload/layout/name_index.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Number of rows of the tensor as model files have it. */
+/* Number of rows of the tensor as model files have it: they have the whole of a named part. */
 static int64_t rows_of(const struct cst_tensor_words *words)
 {
-    return words->shape[words->transposed ? 1 : 0];
+    const int64_t *shape = words->whole_name != NULL ? words->whole : words->shape;
+
+    return shape[words->transposed ? 1 : 0];
 }
 
 static int check_name(const char *tensor, const char *name, struct cst_err *err)
@@ -180,7 +183,15 @@ static const char *name_of(const struct cst_model *model, uint32_t i)
     const struct file_name *name = &((const struct names *)model->external)->entries[i];
     const struct cst_layout_tensor *t = &model->tensors[name->tensor];
 
-    return name->external == OWN_NAME ? t->name : t->external->names[name->external];
+    return name->external == OWN_NAME ? cst_box_whole_name(t) : t->external->names[name->external];
+}
+
+/* True if @words is a part of the whole of which @t is a part: the names of the whole are those of
+ * both. */
+static bool shares_names(const struct cst_layout_tensor *t, const struct cst_tensor_words *words)
+{
+    return words->whole_name != NULL && cst_box_is_named(t) &&
+           strcmp(t->box->name, words->whole_name) == 0;
 }
 
 int cst_external_reserve(struct cst_model *model, const struct cst_tensor_words *words)
@@ -212,10 +223,11 @@ int cst_external_check_names(const struct cst_model *model, const struct cst_ten
     const struct names *names = model->external;
 
     for (uint32_t i = 0; i < (words->n_external > 0 ? words->n_external : 1); i++) {
-        const char *name = words->n_external > 0 ? words->external_names[i] : words->name;
+        const char *own = words->whole_name != NULL ? words->whole_name : words->name;
+        const char *name = words->n_external > 0 ? words->external_names[i] : own;
         uint32_t at = cst_name_index_find(&names->index, model, name_of, name);
 
-        if (at != CST_NO_NAME) {
+        if (at != CST_NO_NAME && !shares_names(&model->tensors[names->entries[at].tensor], words)) {
             return cst_err_set(err, CST_EEXIST,
                                "tensors '%s' and '%s' have the same name '%s' in model files",
                                model->tensors[names->entries[at].tensor].name, words->name, name);
@@ -230,11 +242,17 @@ void cst_external_add(struct cst_model *model)
     struct names *names = model->external;
 
     for (uint32_t i = 0; i < (t->external != NULL ? t->external->n : 1); i++) {
-        uint32_t at = names->index.n_entries;
+        const uint32_t at = names->index.n_entries;
+        const char *name;
 
         names->entries[at] = (struct file_name){.tensor = model->n_tensors,
                                                 .external = t->external != NULL ? i : OWN_NAME};
-        cst_name_index_add(&names->index, name_of(model, at));
+        name = name_of(model, at);
+        /* Another part of the same whole may have added it. */
+        if (!cst_box_is_named(t) ||
+            cst_name_index_find(&names->index, model, name_of, name) == CST_NO_NAME) {
+            cst_name_index_add(&names->index, name);
+        }
     }
 }
 

@@ -6,7 +6,8 @@
 
 #include "offload/layout/layout.h"
 
-/* Check the external tensors of @words, whose shape is valid. CST_EINVAL: too many; a name that is
+/* Check the external tensors of @words, whose shape and box are valid. Those of a part of a whole
+ * that has a name of its own are those of the whole. CST_EINVAL: too many; a name that is
  * empty, too long, not printable or used twice; numbers of rows that are below 1 or do not sum to
  * the rows of the tensor; a transposed tensor that is not a matrix. */
 int cst_external_check(const struct cst_tensor_words *words, struct cst_err *err);
@@ -23,7 +24,8 @@ int cst_external_same(const struct cst_layout_tensor *t, const struct cst_layout
  * have none. Make room for the names of @words. CST_ENOMEM. */
 int cst_external_reserve(struct cst_model *model, const struct cst_tensor_words *words);
 
-/* Check that no tensor of @model has a name of @words in model files. CST_EEXIST. */
+/* Check that no tensor of @model, except other parts of the same whole, has a name of @words in
+ * model files. CST_EEXIST. */
 int cst_external_check_names(const struct cst_model *model, const struct cst_tensor_words *words,
                              struct cst_err *err);
 

@@ -1,77 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/layout/reshard.h"
+#include "offload/layout/box.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* -- boxes ------------------------------------------------------------------------------------ */
-
-static const char *whole_name(const struct cst_layout_tensor *t)
-{
-    return t->box != NULL && t->box->name[0] != '\0' ? t->box->name : t->name;
-}
-
-static int64_t whole_dim(const struct cst_layout_tensor *t, uint32_t d)
-{
-    return t->box != NULL ? t->box->whole[d] : t->shape[d];
-}
-
-/* Where the tensor begins and ends in dimension @d of its whole. */
-static int64_t begin_of(const struct cst_layout_tensor *t, uint32_t d)
-{
-    return t->box != NULL ? t->box->first[d] : 0;
-}
-
-static int64_t end_of(const struct cst_layout_tensor *t, uint32_t d)
-{
-    return begin_of(t, d) + t->shape[d];
-}
-
-static bool same_whole(const struct cst_layout_tensor *a, const struct cst_layout_tensor *b)
-{
-    bool same = a->n_dims == b->n_dims;
-
-    for (uint32_t d = 0; same && d < a->n_dims; d++) {
-        same = whole_dim(a, d) == whole_dim(b, d);
-    }
-    return same;
-}
-
-static bool same_extent(const struct cst_layout_tensor *a, const struct cst_layout_tensor *b,
-                        uint32_t d)
-{
-    return begin_of(a, d) == begin_of(b, d) && a->shape[d] == b->shape[d];
-}
-
-static bool same_box(const struct cst_layout_tensor *a, const struct cst_layout_tensor *b)
-{
-    bool same = true;
-
-    for (uint32_t d = 0; d < a->n_dims; d++) {
-        same = same && same_extent(a, b, d);
-    }
-    return same;
-}
-
-/* Number of elements that both boxes have. */
-static uint64_t common(const struct cst_layout_tensor *a, const struct cst_layout_tensor *b)
-{
-    uint64_t n = 1;
-
-    for (uint32_t d = 0; d < a->n_dims; d++) {
-        int64_t begin = begin_of(a, d) > begin_of(b, d) ? begin_of(a, d) : begin_of(b, d);
-        int64_t end = end_of(a, d) < end_of(b, d) ? end_of(a, d) : end_of(b, d);
-
-        n *= end > begin ? (uint64_t)(end - begin) : 0;
-    }
-    return n;
-}
-
 /* -- tensors of one whole --------------------------------------------------------------------- */
-
-/* More would take the daemon's time: each is compared with each. */
-enum { MAX_PARTS = 256 };
 
 static int compare(int64_t a, int64_t b)
 {
@@ -84,10 +19,10 @@ static int by_whole(const void *a, const void *b, void *model)
     const struct cst_layout_tensor *tensors = ((const struct cst_model *)model)->tensors;
     uint32_t i = *(const uint32_t *)a, j = *(const uint32_t *)b;
     const struct cst_layout_tensor *s = &tensors[i], *t = &tensors[j];
-    int order = strcmp(whole_name(s), whole_name(t));
+    int order = strcmp(cst_box_whole_name(s), cst_box_whole_name(t));
 
     for (uint32_t d = 0; order == 0 && d < s->n_dims && d < t->n_dims; d++) {
-        order = compare(begin_of(s, d), begin_of(t, d));
+        order = compare(cst_box_begin(s, d), cst_box_begin(t, d));
         order = order == 0 ? compare(s->shape[d], t->shape[d]) : order;
     }
     return order != 0 ? order : compare(i, j);
@@ -116,7 +51,7 @@ static uint32_t find_whole(const struct cst_model *model, const uint32_t *order,
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
 
-        if (strcmp(whole_name(&model->tensors[order[middle]]), name) < 0) {
+        if (strcmp(cst_box_whole_name(&model->tensors[order[middle]]), name) < 0) {
             low = middle + 1;
         } else {
             high = middle;
@@ -128,7 +63,7 @@ static uint32_t find_whole(const struct cst_model *model, const uint32_t *order,
 static bool is_of_whole(const struct cst_model *model, const uint32_t *order, uint32_t i,
                         const char *name)
 {
-    return i < model->n_tensors && strcmp(whole_name(&model->tensors[order[i]]), name) == 0;
+    return i < model->n_tensors && strcmp(cst_box_whole_name(&model->tensors[order[i]]), name) == 0;
 }
 
 /* True if place @i of @order has the box of the place before it: another rank's copy of the same
@@ -136,7 +71,7 @@ static bool is_of_whole(const struct cst_model *model, const uint32_t *order, ui
 static bool is_repeated(const struct cst_model *model, const uint32_t *order, uint32_t first,
                         uint32_t i)
 {
-    return i > first && same_box(&model->tensors[order[i - 1]], &model->tensors[order[i]]);
+    return i > first && cst_box_same(&model->tensors[order[i - 1]], &model->tensors[order[i]]);
 }
 
 /* -- checks ----------------------------------------------------------------------------------- */
@@ -144,7 +79,7 @@ static bool is_repeated(const struct cst_model *model, const uint32_t *order, ui
 static int check_pair(const struct cst_layout_tensor *t, const struct cst_layout_tensor *other,
                       const char *here, const char *there, struct cst_err *err)
 {
-    if (!same_whole(t, other)) {
+    if (!cst_box_same_whole(t, other)) {
         return cst_err_set(err, CST_EMISMATCH, "tensor '%s' has another shape in %s than in %s",
                            t->name, here, there);
     }
@@ -164,21 +99,21 @@ static int check_tensor(const struct cst_layout_tensor *t, const struct cst_mode
                         const uint32_t *order, const char *here, const char *there,
                         struct cst_err *err)
 {
-    const char *name = whole_name(t);
+    const char *name = cst_box_whole_name(t);
     uint32_t first = find_whole(model, order, name);
     uint64_t n = 0;
 
     for (uint32_t i = first; is_of_whole(model, order, i, name); i++) {
         const struct cst_layout_tensor *other = &model->tensors[order[i]];
 
-        if (i - first == MAX_PARTS) {
+        if (i - first == CST_BOX_MAX_PARTS) {
             return cst_err_set(err, CST_EMISMATCH, "'%s' has more than %d parts in %s", name,
-                               MAX_PARTS, there);
+                               CST_BOX_MAX_PARTS, there);
         }
         if (check_pair(t, other, here, there, err) != CST_OK) {
             return err->status;
         }
-        n += is_repeated(model, order, first, i) ? 0 : common(t, other);
+        n += is_repeated(model, order, first, i) ? 0 : cst_box_common(t, other);
     }
     if (n == t->n_elems) {
         return CST_OK;
@@ -241,7 +176,7 @@ void cst_reshard_close(struct cst_reshard *reshard)
 static void place_of(const struct cst_layout_tensor *t, uint64_t element, int64_t *at)
 {
     for (uint32_t d = t->n_dims; d-- > 0;) {
-        at[d] = begin_of(t, d) + (int64_t)(element % (uint64_t)t->shape[d]);
+        at[d] = cst_box_begin(t, d) + (int64_t)(element % (uint64_t)t->shape[d]);
         element /= (uint64_t)t->shape[d];
     }
 }
@@ -251,7 +186,7 @@ static bool contains(const struct cst_layout_tensor *t, const int64_t *at)
     bool inside = true;
 
     for (uint32_t d = 0; d < t->n_dims; d++) {
-        inside = inside && at[d] >= begin_of(t, d) && at[d] < end_of(t, d);
+        inside = inside && at[d] >= cst_box_begin(t, d) && at[d] < cst_box_end(t, d);
     }
     return inside;
 }
@@ -262,7 +197,7 @@ static uint64_t element_at(const struct cst_layout_tensor *t, const int64_t *at)
     uint64_t element = 0;
 
     for (uint32_t d = 0; d < t->n_dims; d++) {
-        element = element * (uint64_t)t->shape[d] + (uint64_t)(at[d] - begin_of(t, d));
+        element = element * (uint64_t)t->shape[d] + (uint64_t)(at[d] - cst_box_begin(t, d));
     }
     return element;
 }
@@ -276,10 +211,10 @@ static uint64_t length(const struct cst_layout_tensor *a, const struct cst_layou
     uint32_t d = a->n_dims - 1;
     int64_t end;
 
-    while (d > 0 && same_extent(a, b, d) && at[d] == begin_of(a, d)) {
+    while (d > 0 && cst_box_same_extent(a, b, d) && at[d] == cst_box_begin(a, d)) {
         inner *= (uint64_t)a->shape[d--];
     }
-    end = end_of(a, d) < end_of(b, d) ? end_of(a, d) : end_of(b, d);
+    end = cst_box_end(a, d) < cst_box_end(b, d) ? cst_box_end(a, d) : cst_box_end(b, d);
     return inner * (uint64_t)(end - at[d]);
 }
 
@@ -289,7 +224,7 @@ struct cst_reshard_run cst_reshard_run(const struct cst_reshard *reshard, uint32
     const struct cst_layout_tensor *t = &reshard->to->tensors[tensor], *other;
     struct cst_reshard_run run;
     int64_t at[CST_LAYOUT_MAX_DIMS];
-    uint32_t i = find_whole(reshard->from, reshard->order, whole_name(t));
+    uint32_t i = find_whole(reshard->from, reshard->order, cst_box_whole_name(t));
 
     place_of(t, first, at);
     /* cst_reshard_open has checked that one of the boxes has the element. */
@@ -310,6 +245,22 @@ bool cst_reshard_is_whole(const struct cst_reshard *reshard, uint32_t tensor)
     struct cst_reshard_run run = cst_reshard_run(reshard, tensor, 0, t->n_elems);
 
     return run.n_elems == t->n_elems && reshard->from->tensors[run.tensor].n_elems == t->n_elems;
+}
+
+bool cst_reshard_keeps_blocks(const struct cst_reshard *reshard, uint32_t tensor, uint32_t block)
+{
+    uint64_t n_elems = reshard->to->tensors[tensor].n_elems, at = 0;
+    bool keeps = true;
+
+    while (keeps && at < n_elems) {
+        struct cst_reshard_run run = cst_reshard_run(reshard, tensor, at, n_elems - at);
+        uint64_t left = reshard->from->tensors[run.tensor].n_elems - run.first;
+
+        keeps = at % block == 0 && run.first % block == 0 &&
+                (run.n_elems % block == 0 || (run.n_elems == left && run.n_elems == n_elems - at));
+        at += run.n_elems;
+    }
+    return keeps;
 }
 
 uint64_t cst_reshard_reach(const struct cst_reshard *reshard, uint32_t tensor, uint64_t first,
@@ -350,7 +301,7 @@ int cst_reshard_number(const struct cst_reshard *reshard, const struct cst_layou
         uint32_t t = layout->order[i];
 
         if (items_from[t] == UINT32_MAX) {
-            const char *name = whole_name(&from->tensors[t]);
+            const char *name = cst_box_whole_name(&from->tensors[t]);
 
             number_whole(from, reshard->order, name, n, items_from);
             number_whole(to, order, name, n, items_to);
@@ -404,8 +355,8 @@ static bool same_chunk(const struct cst_layout_chunk *a, const struct cst_layout
 
 static bool same_tensor(const struct cst_layout_tensor *a, const struct cst_layout_tensor *b)
 {
-    return a->offset == b->offset && strcmp(whole_name(a), whole_name(b)) == 0 &&
-           same_whole(a, b) && same_box(a, b);
+    return a->offset == b->offset && strcmp(cst_box_whole_name(a), cst_box_whole_name(b)) == 0 &&
+           cst_box_same_whole(a, b) && cst_box_same(a, b);
 }
 
 bool cst_reshard_may_stay(const struct cst_reshard *reshard, const struct cst_layout *old,

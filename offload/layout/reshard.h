@@ -53,6 +53,10 @@ struct cst_reshard_run cst_reshard_run(const struct cst_reshard *reshard, uint32
  * which has no others. */
 bool cst_reshard_is_whole(const struct cst_reshard *reshard, uint32_t tensor);
 
+/* True if each block of @block elements of tensor @tensor of `to`, counted from its first element,
+ * is such a block of a tensor of `from`. The last block of a tensor may be shorter. */
+bool cst_reshard_keeps_blocks(const struct cst_reshard *reshard, uint32_t tensor, uint32_t block);
+
 /* The number of elements of tensor @tensor from @first on, at most @most, that are in at most
  * @n_runs runs. A number that does not reach the end of the tensor is a multiple of @step, which
  * divides @most and is at most @n_runs. */
