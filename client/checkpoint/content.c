@@ -36,8 +36,8 @@ struct cstc_state_piece cstc_content_piece(const struct cstc_content_entry *entr
                                      .bytes = cstc_content_bytes(entry, n)};
 }
 
-/* True if the external tensors have all rows of a tensor whose shape is valid. */
-static bool has_all_rows(const Cistern__TensorDecl *tensor)
+/* True if the external tensors have all rows of a tensor of the valid shape @shape. */
+static bool has_all_rows(const Cistern__TensorDecl *tensor, const int64_t *shape)
 {
     uint64_t rows = 0;
 
@@ -54,7 +54,16 @@ static bool has_all_rows(const Cistern__TensorDecl *tensor)
         rows += (uint64_t)tensor->external_rows[i];
     }
     return tensor->n_external_rows == 0 ? !tensor->transposed
-                                        : rows == (uint64_t)tensor->shape[tensor->transposed];
+                                        : rows == (uint64_t)shape[tensor->transposed];
+}
+
+/* The same of a tensor as it was declared: the external tensors of a part are those of its whole
+ * or, in checkpoints of earlier versions, of the part. */
+static bool has_rows(const Cistern__TensorDecl *tensor)
+{
+    return has_all_rows(tensor, tensor->shape) ||
+           (tensor->whole_name != NULL && tensor->n_whole_shape > 0 &&
+            has_all_rows(tensor, tensor->whole_shape));
 }
 
 static bool is_valid(const Cistern__TensorDecl *tensor)
@@ -71,7 +80,7 @@ static bool is_valid(const Cistern__TensorDecl *tensor)
     return tensor->n_shape > 0 && tensor->n_shape <= CSTC_TENSOR_MAX_DIMS &&
            (tensor->n_whole_shape == 0 || tensor->n_whole_shape == tensor->n_shape) &&
            tensor->n_box_first == tensor->n_whole_shape && tensor->pattern < CST_PATTERN_COUNT &&
-           strlen(tensor->name) < CST_LAYOUT_NAME_BYTES && has_all_rows(tensor);
+           strlen(tensor->name) < CST_LAYOUT_NAME_BYTES && has_rows(tensor);
 }
 
 int cstc_content_check(const Cistern__JobDescription *d, struct cst_err *err)
@@ -96,27 +105,28 @@ int cstc_content_check(const Cistern__JobDescription *d, struct cst_err *err)
     return CST_OK;
 }
 
-/* Numbers of all tensors in the order of their chunks. NULL: out of memory. */
+/* Compare the names of two tensors of the description @arg, of which there may be two of one name.
+ */
+static int compare_names(const void *a, const void *b, void *arg)
+{
+    const Cistern__JobDescription *d = arg;
+    const uint32_t i = *(const uint32_t *)a, k = *(const uint32_t *)b;
+    const int order = strcmp(d->tensors[i]->name, d->tensors[k]->name);
+
+    return order != 0 ? order : (i > k) - (i < k);
+}
+
+/* Numbers of all tensors in the order of their names. NULL: out of memory. */
 static uint32_t *order_of(const Cistern__JobDescription *d)
 {
-    uint32_t *first = calloc((size_t)d->n_chunks + 1, sizeof *first);
     uint32_t *order = calloc(d->n_tensors, sizeof *order);
 
-    if (first == NULL || order == NULL) {
-        free(first);
-        free(order);
-        return NULL;
+    for (uint32_t i = 0; order != NULL && i < d->n_tensors; i++) {
+        order[i] = i;
     }
-    for (size_t i = 0; i < d->n_tensors; i++) {
-        first[d->chunk[i] + 1]++;
+    if (order != NULL) {
+        qsort_r(order, d->n_tensors, sizeof *order, compare_names, (void *)(uintptr_t)d);
     }
-    for (uint32_t c = 0; c < d->n_chunks; c++) {
-        first[c + 1] += first[c];
-    }
-    for (uint32_t i = 0; i < d->n_tensors; i++) {
-        order[first[d->chunk[i]]++] = i;
-    }
-    free(first);
     return order;
 }
 
@@ -264,6 +274,18 @@ static void name_files(struct cstc_content *content, const struct filling kinds[
     }
 }
 
+/* Check that files can have the tensors of @d, which is valid, under the names that it says. */
+static int check_rows(const Cistern__JobDescription *d, struct cst_err *err)
+{
+    for (size_t i = 0; i < d->n_tensors; i++) {
+        if (!has_all_rows(d->tensors[i], d->tensors[i]->shape)) {
+            return cst_err_set(err, CST_EINVAL,
+                               "the external names of tensor %zu are not those of its rows", i);
+        }
+    }
+    return CST_OK;
+}
+
 int cstc_content_make(struct cstc_content *content, const Cistern__JobDescription *description,
                       uint64_t file_bytes, bool fp32, struct cst_err *err)
 {
@@ -272,6 +294,7 @@ int cstc_content_make(struct cstc_content *content, const Cistern__JobDescriptio
     uint32_t *order;
     int rc = cstc_content_check(description, err);
 
+    rc = rc == CST_OK ? check_rows(description, err) : rc;
     *content = (struct cstc_content){0};
     if (rc != CST_OK) {
         return rc;

@@ -45,9 +45,9 @@ struct cstc_content_file {
 };
 
 struct cstc_content {
-    /* In the order of chunks; in a tensor: master weights, weights, moments. A load writes in this
-     * order, because writing master weights changes the others. In each file the order is the same.
-     */
+    /* In the order of the tensors' names, so that files do not depend on chunks or ranks; in a
+     * tensor: master weights, weights, moments. A load writes in this order, because writing master
+     * weights changes the others. In each file the order is the same. */
     struct cstc_content_entry *entries;
     uint32_t n_entries;
     struct cstc_content_file *files;

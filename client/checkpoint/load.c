@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cst_load: all files of a checkpoint are checked, then the states are written in the order of the
- * contents, then the counters are set. */
+/* cst_load: all files of a checkpoint are checked, then the states of each tensor of the job are
+ * written, run by run from the tensors of the files, then the counters are set. */
 #include "cistern/checkpoint.h"
 
 #include "client/checkpoint/differences.h"
@@ -27,37 +27,55 @@ struct load {
     struct cstc_call call; /* Of this phase. */
     struct cstc_state_run run;
     struct cstc_load_source from;
-    size_t n_told;  /* Numbers of missed steps that the daemon was told. */
-    bool tells;     /* There are messages about them to send. */
-    uint32_t entry; /* The stream: entry and element of the next piece. */
+    size_t n_told; /* Numbers of missed steps that the daemon was told. */
+    bool tells;    /* There are messages about them to send. */
+    /* The stream: tensor of the job, its row, and element of the next piece. A row is the number of
+     * an entry, counted from the first one of the tensors of the files. */
+    uint32_t tensor, row;
     uint64_t first;
-    uint32_t given; /* Entry of the next piece to fill in. */
+    uint32_t given;   /* Row of the next piece to fill in. */
+    uint8_t *scratch; /* Moments to convert: `n_scratch` elements of 2 bytes, and exponents. */
+    uint64_t n_scratch;
 };
 
 /* -- the stream of states ------------------------------------------------------------------- */
 
-/* True if @entry is decoded here. The daemon encodes it in the format of the job. */
-static bool is_converted(const struct load *load, const struct cstc_content_entry *entry)
+static const struct cst_layout_tensor *tensor_of(const struct load *load, uint32_t t)
 {
-    return entry->raw && load->from.converts;
+    return &load->job->model.tensors[t];
 }
 
-/* The job's tensor of @entry. */
-static const struct cst_layout_tensor *tensor_of(const struct load *load,
-                                                 const struct cstc_content_entry *entry)
+/* The entry of row @row of tensor @t of the job, of the first tensor of the files that has elements
+ * of it. NULL: there are no more rows. */
+static const struct cstc_content_entry *entry_of(const struct load *load, uint32_t t, uint32_t row)
 {
-    return &load->job->model.tensors[load->from.tensors[entry->tensor]];
+    const struct cstc_content *content = &load->from.content;
+    const uint32_t file_tensor = cst_reshard_run(&load->from.way, t, 0, 1).tensor;
+    const uint32_t first = load->from.entries[file_tensor];
+
+    return first != UINT32_MAX && row < content->n_entries - first &&
+                   content->entries[first + row].tensor == file_tensor
+               ? &content->entries[first + row]
+               : NULL;
 }
 
-/* True if @entry is written. With gradients in weight rows or split masters, or if the model files
- * have fp32, the weights are made from the master weights alone; fp32 tensors have no others. If
- * moments are converted, their exponents are read with their codes. */
-static bool is_written(const struct load *load, uint32_t i)
+/* True if @entry of tensor @t is decoded here. The daemon encodes it in the format, and in the
+ * blocks, of the job. */
+static bool is_converted(const struct load *load, uint32_t t,
+                         const struct cstc_content_entry *entry)
 {
-    const struct cstc_content_entry *entry = &load->from.content.entries[i];
-    const struct cst_layout_tensor *tensor = tensor_of(load, entry);
+    return entry->raw && (load->from.converts || !cst_reshard_is_whole(&load->from.way, t));
+}
 
-    if (entry->exponents && load->from.converts) {
+/* True if @entry of tensor @t is written. With gradients in weight rows or split masters, or if the
+ * model files have fp32, the weights are made from the master weights alone; fp32 tensors have no
+ * others. If moments are converted, their exponents are read with their codes. */
+static bool is_written(const struct load *load, uint32_t t, const struct cstc_content_entry *entry)
+{
+    const struct cst_layout_tensor *tensor = tensor_of(load, t);
+    const size_t i = (size_t)(entry - load->from.content.entries);
+
+    if (entry->exponents && is_converted(load, t, entry)) {
         return false;
     }
     return entry->weights == NULL || entry->row == CST_ROW_MASTER ||
@@ -66,76 +84,119 @@ static bool is_written(const struct load *load, uint32_t i)
             load->from.weights[i].parts[0].place.dtype == CSTC_DTYPE_BF16);
 }
 
-/* The type in which the elements of @entry are sent: weights have that of the job's tensor, which
- * can be another one than that of the checkpoint's. */
-static enum cstc_dtype sent_dtype(const struct load *load, const struct cstc_content_entry *entry)
+/* The type in which the elements of @entry are sent: weights have that of the job's tensor @t,
+ * which can be another one than that of the checkpoint's. */
+static enum cstc_dtype sent_dtype(const struct load *load, uint32_t t,
+                                  const struct cstc_content_entry *entry)
 {
     if (entry->row == CST_ROW_WEIGHT) {
-        return tensor_of(load, entry)->dtype == CST_FP32 ? CSTC_DTYPE_F32 : CSTC_DTYPE_BF16;
+        return tensor_of(load, t)->dtype == CST_FP32 ? CSTC_DTYPE_F32 : CSTC_DTYPE_BF16;
     }
-    return is_converted(load, entry) ? CSTC_DTYPE_F32 : entry->dtype;
+    return is_converted(load, t, entry) ? CSTC_DTYPE_F32 : entry->dtype;
+}
+
+/* Find the next row to write. NULL: there are no more. */
+static const struct cstc_content_entry *next_entry(struct load *load)
+{
+    while (load->tensor < load->job->model.n_tensors) {
+        const struct cstc_content_entry *entry = entry_of(load, load->tensor, load->row);
+
+        if (entry != NULL && is_written(load, load->tensor, entry)) {
+            return entry;
+        }
+        load->row = entry != NULL ? load->row + 1 : 0;
+        load->tensor += entry == NULL;
+    }
+    return NULL;
 }
 
 static bool next_piece(void *arg, struct cstc_state_piece *out)
 {
     struct load *load = arg;
+    const struct cstc_content_entry *entry = next_entry(load);
     struct cstc_content_entry sent;
 
-    while (load->entry < load->from.content.n_entries && !is_written(load, load->entry)) {
-        load->entry++;
-    }
-    if (load->entry == load->from.content.n_entries) {
+    if (entry == NULL) {
         return false;
     }
-    sent = load->from.content.entries[load->entry];
-    sent.dtype = sent_dtype(load, &load->from.content.entries[load->entry]);
-    sent.raw = sent.raw && !load->from.converts;
+    sent = *entry;
+    sent.n_elems = tensor_of(load, load->tensor)->n_elems;
+    sent.dtype = sent_dtype(load, load->tensor, entry);
+    sent.raw = sent.raw && !is_converted(load, load->tensor, entry);
     *out = cstc_content_piece(&sent, load->first, cstc_state_most(load->job->client));
-    out->tensor = load->from.tensors[sent.tensor];
-    load->given = load->entry;
+    out->tensor = load->tensor;
+    load->given = load->row;
     load->first += out->n_elems;
     if (load->first == sent.n_elems) {
         load->first = 0;
-        load->entry++;
+        load->row++;
     }
     return true;
 }
 
-/* Read the elements of @piece of entry number @e. */
-static int read_entry(const struct load *load, uint32_t e, const struct cstc_state_piece *piece,
-                      void *data, struct cst_err *err)
+/* Read the elements [first, first + n) of entry number @e. Those of exponents begin and end with
+ * blocks. */
+static int read_entry(const struct load *load, uint32_t e, uint64_t first, uint64_t n, void *data,
+                      struct cst_err *err)
 {
     const struct cstc_content_entry *entry = &load->from.content.entries[e];
-    uint64_t begin = cstc_content_bytes(entry, piece->first),
-             end = cstc_content_bytes(entry, piece->first + piece->n_elems);
+    uint64_t begin = cstc_content_bytes(entry, first), end = cstc_content_bytes(entry, first + n);
 
     return cstc_tensor_file_read(&load->from.files[entry->file], load->from.places[e].begin + begin,
                                  data, end - begin, err);
 }
 
-/* Read moments and decode them to fp32. Only whole blocks of 32 elements can be decoded. */
-static int read_converted(const struct load *load, uint32_t e, const struct cstc_state_piece *piece,
-                          float *out, struct cst_err *err)
+static int reserve_scratch(struct load *load, uint64_t n, struct cst_err *err)
 {
-    enum cst_moments moments = (enum cst_moments)load->from.manifest.description->moments;
-    uint64_t n = (piece->n_elems + CST_MX8_BLOCK - 1) / CST_MX8_BLOCK * CST_MX8_BLOCK;
-    uint8_t *codes = calloc(n, 3); /* At most two bytes, and an exponent for every 32. */
-    struct cst_update_moment row = {.values = codes};
-    int rc = CST_OK;
-
-    if (codes == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory to convert moments");
+    if (n > load->n_scratch) {
+        free(load->scratch);
+        load->scratch = malloc(3 * n); /* At most two bytes, and an exponent for every 32. */
+        load->n_scratch = load->scratch != NULL ? n : 0;
     }
-    row.exponents = codes + 2 * n;
-    rc = read_entry(load, e, piece, codes, err);
+    return load->n_scratch >= n ? CST_OK
+                                : cst_err_set(err, CST_ENOMEM, "no memory to convert moments");
+}
+
+/* Read moments of entry number @e and decode them to fp32. */
+static int read_converted(struct load *load, uint32_t e, uint64_t first, uint64_t n, float *out,
+                          struct cst_err *err)
+{
+    const enum cst_moments moments = (enum cst_moments)load->from.manifest.description->moments;
+    const bool is_second = load->from.content.entries[e].row == CST_ROW_EXP_AVG_SQ;
+    const uint64_t before = first % CST_MX8_BLOCK; /* Elements of the same block. */
+    const uint64_t whole = (before + n + CST_MX8_BLOCK - 1) / CST_MX8_BLOCK * CST_MX8_BLOCK;
+    int rc = reserve_scratch(load, whole, err);
+    struct cst_update_moment row = {.values = load->scratch};
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    memset(load->scratch, 0, 3 * whole);
+    row.exponents = load->scratch + 2 * whole;
+    rc = read_entry(load, e, first - before, before + n, load->scratch, err);
     if (rc == CST_OK && moments == CST_MOMENTS_MX8) {
-        rc = read_entry(load, e + 1, piece, row.exponents, err);
+        rc = read_entry(load, e + 1, first - before, before + n, row.exponents, err);
     }
     if (rc == CST_OK) {
-        cst_moments_decode(moments, piece->row == CST_ROW_EXP_AVG_SQ, 0, piece->n_elems, &row, out);
+        cst_moments_decode(moments, is_second, before, n, &row, out);
     }
-    free(codes);
     return rc;
+}
+
+/* Read the elements of @run of row @row as @dtype. */
+static int read_run(struct load *load, uint32_t t, uint32_t row, const struct cst_reshard_run *run,
+                    enum cstc_dtype dtype, void *data, struct cst_err *err)
+{
+    const uint32_t e = load->from.entries[run->tensor] + row;
+    const struct cstc_content_entry *entry = &load->from.content.entries[e];
+
+    if (entry->weights != NULL) {
+        return cstc_weights_read(&load->from.weights[e], run->first, run->n_elems, dtype, data,
+                                 err);
+    }
+    return is_converted(load, t, entry)
+               ? read_converted(load, e, run->first, run->n_elems, data, err)
+               : read_entry(load, e, run->first, run->n_elems, data, err);
 }
 
 /* Called right after next_piece. */
@@ -143,14 +204,23 @@ static int read_piece(void *arg, const struct cstc_state_piece *piece, void *dat
                       struct cst_err *err)
 {
     struct load *load = arg;
-    const struct cstc_content_entry *entry = &load->from.content.entries[load->given];
+    const struct cstc_content_entry *entry = entry_of(load, piece->tensor, load->given);
+    const enum cstc_dtype dtype = sent_dtype(load, piece->tensor, entry);
+    struct cst_reshard_run run = {0};
+    uint64_t n = 0;
+    int rc = CST_OK;
 
-    if (entry->weights != NULL) {
-        return cstc_weights_read(&load->from.weights[load->given], piece->first, piece->n_elems,
-                                 sent_dtype(load, entry), data, err);
+    while (rc == CST_OK && n < piece->n_elems) {
+        run = cst_reshard_run(&load->from.way, piece->tensor, piece->first + n, piece->n_elems - n);
+        rc = read_run(load, piece->tensor, load->given, &run, dtype,
+                      (char *)data + n * cstc_dtype_bytes(dtype), err);
+        n += run.n_elems;
     }
-    return is_converted(load, entry) ? read_converted(load, load->given, piece, data, err)
-                                     : read_entry(load, load->given, piece, data, err);
+    if (entry->weights != NULL && load->first == 0) {
+        /* A part may end before its whole, of which more was read ahead. */
+        cstc_weights_rest(&load->from.weights[load->from.entries[run.tensor] + load->given]);
+    }
+    return rc;
 }
 
 /* -- phases --------------------------------------------------------------------------------- */
@@ -258,6 +328,7 @@ static void close_load(struct cstc_task *task)
     }
     cstc_call_reset(&load->call);
     cstc_load_source_close(&load->from);
+    free(load->scratch);
     free(load);
 }
 
@@ -304,8 +375,9 @@ static void report(const struct load *load, struct cst_load_result *out)
     const Cistern__JobDescription *d = load->from.manifest.description;
     Cistern__JobOpen *open = cistern__job_open__unpack(NULL, job->opening_bytes, job->opening);
 
-    *out = (struct cst_load_result){
-        .step = job->steps, .converted = load->from.converts, .params = get_params(d->hyper)};
+    *out = (struct cst_load_result){.step = job->steps,
+                                    .converted = load->from.converts || load->from.divides,
+                                    .params = get_params(d->hyper)};
     (void)snprintf(out->warning, sizeof out->warning, "%s", load->from.warning);
     if (open != NULL) {
         cstc_differences(d, open, out->warning, sizeof out->warning);

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cst_load_model: model files of other programs. All headers are checked against the declared
- * tensors, then the weights are written as master weights. */
+/* cst_load_model: model files of other programs. All headers are checked against the wholes of the
+ * declared tensors, then the weights of each tensor are cut out and written as master weights. */
 #include "cistern/checkpoint.h"
 
 #include "client/checkpoint/weights.h"
 #include "client/lib/job.h"
 #include "client/lib/state_io.h"
+#include "offload/layout/reshard.h"
+#include "offload/layout/wholes.h"
 #include "proto/json_fields.h"
 #include "proto/patterns.h"
 
@@ -22,17 +24,20 @@
 
 enum { MAX_FILES = 10000 };
 
-/* A tensor that is loaded. */
+/* A tensor of the job that is loaded. */
 struct tensor {
-    uint32_t number; /* In the job. */
-    struct cstc_weights weights;
+    uint32_t number, whole; /* In the job, and of its whole. */
 };
 
 struct load {
     struct cst_job *job;
     const struct cst_load_model_spec *spec;
+    struct cst_model wholes;        /* Of the job: the tensors of the files. */
+    uint32_t *of;                   /* Number of the whole of each tensor of the job. */
+    struct cst_reshard way;         /* From the wholes to the tensors of the job. */
     struct cstc_tensor_file *files; /* The first n_files are open. */
     uint32_t n_files;
+    struct cstc_weights *weights; /* Of each whole; without parts: it is not loaded. */
     struct tensor *tensors;
     uint32_t n_tensors;
     uint32_t tensor; /* The stream: number in `tensors` and element of the next piece. */
@@ -165,39 +170,64 @@ static int compare_places(const void *a, const void *b)
                               : (x->begin > y->begin) - (x->begin < y->begin);
 }
 
-/* Compare where the first parts of two tensors are. */
-static int compare_tensors(const void *a, const void *b)
+/* Compare where the wholes of two tensors begin, which have the weights @arg. */
+static int compare_tensors(const void *a, const void *b, void *arg)
 {
-    const struct cstc_weights_part *x = ((const struct tensor *)a)->weights.parts,
-                                   *y = ((const struct tensor *)b)->weights.parts;
+    const struct tensor *s = a, *t = b;
+    const struct cstc_weights *weights = arg;
+    const struct cstc_weights_part *x = weights[s->whole].parts, *y = weights[t->whole].parts;
+    const int order = compare_places(&(struct place){x->file, x->place.begin},
+                                     &(struct place){y->file, y->place.begin});
 
-    return compare_places(&(struct place){x->file, x->place.begin},
-                          &(struct place){y->file, y->place.begin});
+    return order != 0 ? order : (s->number > t->number) - (s->number < t->number);
+}
+
+/* Find the tensors of the files that the job could have. */
+static int find_wholes(struct load *load, struct cst_err *err)
+{
+    const struct cst_model *model = &load->job->model;
+    int rc = CST_OK;
+
+    load->of = calloc((size_t)model->n_tensors + 1, sizeof *load->of);
+    load->weights = calloc((size_t)model->n_tensors + 1, sizeof *load->weights);
+    load->tensors = calloc((size_t)model->n_tensors + 1, sizeof *load->tensors);
+    if (load->of == NULL || load->weights == NULL || load->tensors == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for %" PRIu32 " tensors", model->n_tensors);
+    }
+    rc = cst_wholes_open(&load->wholes, model, load->of, err);
+    return rc == CST_OK ? cst_reshard_open(&load->way, &load->wholes, model, err) : rc;
+}
+
+/* Find the whole of tensor @t of the job in the files, if it was not found before. */
+static int find_tensor(struct load *load, uint32_t t, struct cst_err *err)
+{
+    const uint32_t whole = load->of[t];
+    const struct cst_tensor_words words = cst_model_words(&load->wholes, whole);
+    int rc = CST_OK;
+
+    if (load->weights[whole].parts == NULL) {
+        rc = cstc_weights_find(&load->weights[whole], &words, load->files, load->n_files,
+                               load->spec->prefix, err);
+    }
+    if (rc == CST_OK) {
+        load->tensors[load->n_tensors++] = (struct tensor){.number = t, .whole = whole};
+    }
+    return rc;
 }
 
 /* Find the wanted tensors in the files. Their order is that of the files, which are read fastest
  * from the beginning to the end. */
 static int find_tensors(struct load *load, struct cst_err *err)
 {
-    const struct cst_model *model = &load->job->model;
-    int rc = CST_OK;
+    int rc = find_wholes(load, err);
 
-    load->tensors = calloc((size_t)model->n_tensors + 1, sizeof *load->tensors);
-    if (load->tensors == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for %" PRIu32 " tensors", model->n_tensors);
+    for (uint32_t t = 0; rc == CST_OK && t < load->job->model.n_tensors; t++) {
+        rc = is_wanted(load, t) ? find_tensor(load, t, err) : CST_OK;
     }
-    for (uint32_t t = 0; rc == CST_OK && t < model->n_tensors; t++) {
-        struct cst_tensor_words words = cst_model_words(model, t);
-        struct tensor *tensor = &load->tensors[load->n_tensors];
-
-        if (is_wanted(load, t)) {
-            tensor->number = t;
-            rc = cstc_weights_find(&tensor->weights, &words, load->files, load->n_files,
-                                   load->spec->prefix, err);
-            load->n_tensors += rc == CST_OK;
-        }
+    if (rc == CST_OK) {
+        qsort_r(load->tensors, load->n_tensors, sizeof *load->tensors, compare_tensors,
+                load->weights);
     }
-    qsort(load->tensors, load->n_tensors, sizeof *load->tensors, compare_tensors);
     return rc;
 }
 
@@ -207,13 +237,13 @@ static struct place *used_places(const struct load *load, size_t *n_out)
     struct place *places;
     size_t n = 0;
 
-    for (uint32_t i = 0; i < load->n_tensors; i++) {
-        n += load->tensors[i].weights.n_parts;
+    for (uint32_t w = 0; w < load->wholes.n_tensors; w++) {
+        n += load->weights[w].n_parts;
     }
     places = calloc(n + 1, sizeof *places);
     *n_out = n;
-    for (uint32_t i = load->n_tensors; places != NULL && i-- > 0;) {
-        const struct cstc_weights *weights = &load->tensors[i].weights;
+    for (uint32_t w = load->wholes.n_tensors; places != NULL && w-- > 0;) {
+        const struct cstc_weights *weights = &load->weights[w];
 
         for (uint32_t p = 0; p < weights->n_parts; p++) {
             places[--n] = (struct place){weights->parts[p].file, weights->parts[p].place.begin};
@@ -261,6 +291,11 @@ static int count_ignored(const struct load *load, struct cst_load_model_result *
 
 /* -- the stream of weights ------------------------------------------------------------------ */
 
+static struct cstc_weights *weights_of(const struct load *load, uint32_t i)
+{
+    return &load->weights[load->tensors[i].whole];
+}
+
 static const struct cst_layout_tensor *declared(const struct load *load, uint32_t i)
 {
     return &load->job->model.tensors[load->tensors[i].number];
@@ -275,9 +310,8 @@ static enum cstc_dtype sent_dtype(const struct load *load, uint32_t i)
     if (!cst_pattern(tensor->pattern)->has_states) {
         return tensor->dtype == CST_FP32 ? CSTC_DTYPE_F32 : CSTC_DTYPE_BF16;
     }
-    return !load->job->device_states && cstc_weights_are_bf16(&load->tensors[i].weights)
-               ? CSTC_DTYPE_BF16
-               : CSTC_DTYPE_F32;
+    return !load->job->device_states && cstc_weights_are_bf16(weights_of(load, i)) ? CSTC_DTYPE_BF16
+                                                                                   : CSTC_DTYPE_F32;
 }
 
 static bool next_piece(void *arg, struct cstc_state_piece *out)
@@ -316,9 +350,23 @@ static int read_piece(void *arg, const struct cstc_state_piece *piece, void *dat
                       struct cst_err *err)
 {
     struct load *load = arg;
+    const enum cstc_dtype dtype = sent_dtype(load, load->given);
+    struct cstc_weights *weights = weights_of(load, load->given);
+    uint64_t n = 0;
+    int rc = CST_OK;
 
-    return cstc_weights_read(&load->tensors[load->given].weights, piece->first, piece->n_elems,
-                             sent_dtype(load, load->given), data, err);
+    while (rc == CST_OK && n < piece->n_elems) {
+        struct cst_reshard_run run =
+            cst_reshard_run(&load->way, piece->tensor, piece->first + n, piece->n_elems - n);
+
+        rc = cstc_weights_read(weights, run.first, run.n_elems, dtype,
+                               (char *)data + n * cstc_dtype_bytes(dtype), err);
+        n += run.n_elems;
+    }
+    if (load->first == 0) {
+        cstc_weights_rest(weights); /* A part may end before its whole. */
+    }
+    return rc;
 }
 
 static int write_weights(struct load *load, struct cst_err *err)
@@ -345,9 +393,13 @@ static int check(const struct cst_job *job, const struct cst_load_model_spec *sp
 
 static void close_load(struct load *load)
 {
-    for (uint32_t i = 0; i < load->n_tensors; i++) {
-        cstc_weights_close(&load->tensors[i].weights);
+    for (uint32_t w = 0; w < load->wholes.n_tensors; w++) {
+        cstc_weights_close(&load->weights[w]);
     }
+    cst_reshard_close(&load->way);
+    cst_model_close(&load->wholes);
+    free(load->of);
+    free(load->weights);
     for (uint32_t f = 0; f < load->n_files; f++) {
         cstc_tensor_file_close(&load->files[f]);
     }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/checkpoint/load_source.h"
 
+#include "offload/layout/box.h"
+#include "offload/layout/wholes.h"
 #include "proto/optimizers.h"
 #include "proto/patterns.h"
 #include "proto/table.h"
@@ -10,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static int check_options(const struct cstc_load_source *source, struct cst_err *err)
+static int check_options(struct cstc_load_source *source, struct cst_err *err)
 {
     const Cistern__JobDescription *d = source->manifest.description;
 
@@ -21,84 +23,195 @@ static int check_options(const struct cstc_load_source *source, struct cst_err *
                              cst_optimizer_names[source->job->optimizer]);
 }
 
-static bool same_shape(const Cistern__TensorDecl *a, const struct cst_layout_tensor *b)
+/* -- places in the job ------------------------------------------------------------------------ */
+
+static bool has_states(uint32_t pattern)
 {
-    return a->n_shape == b->n_dims &&
-           memcmp(a->shape, b->shape, b->n_dims * sizeof *b->shape) == 0 &&
-           cst_pattern(a->pattern)->has_states == cst_pattern(b->pattern)->has_states;
+    return cst_pattern(pattern)->has_states;
 }
 
-/* Find tensor @i of the checkpoint in the job. *@seen: whether it was found before. */
-static int match_tensor(struct cstc_load_source *source, size_t i, bool *seen, struct cst_err *err)
+/* True if tensor @whole of @mine, the wholes of the job, is the whole of @words. */
+static bool is_whole_of(const struct cst_model *mine, uint32_t whole,
+                        const struct cst_tensor_words *words)
 {
-    const Cistern__JobDescription *d = source->manifest.description;
-    const struct cst_model *model = &source->job->model;
-    const char *name = d->tensors[i]->name;
-    uint32_t t = cst_model_find(model, name);
+    const struct cst_layout_tensor *t = &mine->tensors[whole];
+    bool same = t->n_dims == words->n_dims;
 
-    if (t == UINT32_MAX || !same_shape(d->tensors[i], &model->tensors[t])) {
-        return cst_err_set(err, CST_EMISMATCH, "tensor '%s' of the checkpoint %s", name,
-                           t == UINT32_MAX ? "is not in the job"
-                                           : "has another shape or pattern in the job");
+    for (uint32_t d = 0; same && d < words->n_dims; d++) {
+        same = cst_box_whole_dim(t, d) == (words->whole != NULL ? words->whole : words->shape)[d];
     }
-    if (seen[t]) {
-        return cst_err_set(err, CST_EINVAL, "the checkpoint describes tensor '%s' twice", name);
-    }
-    /* A job with a base has no frozen tensors of its own. */
-    if ((d->base_job != NULL) != source->job->has_base &&
-        !cst_pattern(model->tensors[t].pattern)->has_states) {
-        return cst_err_set(err, CST_EMISMATCH,
-                           "tensor '%s' is frozen: the %s has it, the %s leaves it to a base job",
-                           name, source->job->has_base ? "checkpoint" : "job",
-                           source->job->has_base ? "job" : "checkpoint");
-    }
-    seen[t] = true;
-    source->tensors[i] = t;
-    return CST_OK;
+    return same;
 }
 
-/* Find the tensors of the checkpoint in the job. */
-static int match_tensors(struct cstc_load_source *source, struct cst_err *err)
+/* True if tensor @t of the job can be @words: a checkpoint of an earlier version has parts under
+ * their own names, and perhaps does not say what they are parts of. */
+static bool is_same(const struct cst_layout_tensor *t, const struct cst_tensor_words *words)
 {
-    const Cistern__JobDescription *d = source->manifest.description;
+    return t->n_dims == words->n_dims &&
+           memcmp(t->shape, words->shape, t->n_dims * sizeof *t->shape) == 0 &&
+           has_states(t->pattern) == has_states(words->pattern);
+}
+
+/* Describe tensor @i of the files at its place in the job: in the whole of its name or, if the job
+ * has no such whole, where the job's tensor of its own name is. @mine: the wholes of the job. */
+static struct cst_tensor_words words_in_job(const struct cstc_load_source *source,
+                                            const struct cst_model *mine, uint32_t i)
+{
     const struct cst_model *model = &source->job->model;
-    bool *seen = calloc((size_t)model->n_tensors + 1, sizeof *seen);
+    const Cistern__TensorDecl *decl = source->wholes.list[i];
+    struct cst_tensor_words words = cst_model_words(&source->wholes.files, i);
+    uint32_t whole, t = cst_model_find(model, words.name);
+
+    words.n_external = 0;
+    words.transposed = false;
+    words.update = CST_TENSOR_UPDATE_AUTO;
+    words.whole_name = words.whole != NULL ? decl->whole_name : NULL;
+    whole = cst_model_find(mine, words.whole_name != NULL ? words.whole_name : words.name);
+    if ((whole == UINT32_MAX || !is_whole_of(mine, whole, &words)) && t != UINT32_MAX &&
+        is_same(&model->tensors[t], &words)) {
+        const struct cst_tensor_words there = cst_model_words(model, t);
+
+        words.pattern = there.pattern;
+        words.whole_name = there.whole_name;
+        words.whole = there.whole;
+        words.first = there.first;
+        whole = cst_model_find(mine, cst_box_whole_name(&model->tensors[t]));
+    }
+    /* Weights and master weights are converted. */
+    words.dtype = whole != UINT32_MAX ? mine->tensors[whole].dtype : words.dtype;
+    return words;
+}
+
+/* Make source->from. */
+static int place_tensors(struct cstc_load_source *source, const struct cst_model *mine,
+                         struct cst_err *err)
+{
     int rc = CST_OK;
 
-    source->tensors = calloc(d->n_tensors, sizeof *source->tensors);
-    if (source->tensors == NULL || seen == NULL) {
-        rc = cst_err_set(err, CST_ENOMEM, "no memory for %zu tensors", d->n_tensors);
-    }
-    for (size_t i = 0; rc == CST_OK && i < d->n_tensors; i++) {
-        rc = match_tensor(source, i, seen, err);
-    }
-    free(seen);
-    if (rc == CST_OK && d->n_tensors != model->n_tensors) {
-        return cst_err_set(err, CST_EMISMATCH,
-                           "the checkpoint has %zu tensors, the job has %" PRIu32, d->n_tensors,
-                           model->n_tensors);
+    cst_model_init(&source->from);
+    for (uint32_t i = 0; rc == CST_OK && i < source->wholes.files.n_tensors; i++) {
+        const struct cst_tensor_words words = words_in_job(source, mine, i);
+
+        rc = cst_model_tensor(&source->from, &words, err);
     }
     return rc;
 }
 
-/* Order the steps that tensors have missed as the job's tensors are, which were found. */
+/* Compare the whole @theirs of the checkpoint with that of the job. */
+static int compare_whole(const struct cstc_load_source *source, const struct cst_model *mine,
+                         const struct cst_layout_tensor *theirs, struct cst_err *err)
+{
+    const bool has_base = source->manifest.description->base_job != NULL;
+    uint32_t whole = cst_model_find(mine, theirs->name);
+    const struct cst_layout_tensor *t = whole != UINT32_MAX ? &mine->tensors[whole] : NULL;
+
+    if (t == NULL || !cst_box_same_whole(t, theirs) || !cst_box_same(t, theirs) ||
+        has_states(t->pattern) != has_states(theirs->pattern)) {
+        return cst_err_set(err, CST_EMISMATCH, "tensor '%s' of the checkpoint %s", theirs->name,
+                           t == NULL ? "is not in the job"
+                                     : "has another shape or pattern in the job");
+    }
+    /* A job with a base has no frozen tensors of its own. */
+    if (has_base != source->job->has_base && !has_states(t->pattern)) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "tensor '%s' is frozen: the %s has it, the %s leaves it to a base job",
+                           t->name, source->job->has_base ? "checkpoint" : "job",
+                           source->job->has_base ? "job" : "checkpoint");
+    }
+    return CST_OK;
+}
+
+/* Check that the wholes of the checkpoint are those of the job, @mine. */
+static int compare_wholes(const struct cstc_load_source *source, const struct cst_model *mine,
+                          struct cst_err *err)
+{
+    struct cst_model theirs;
+    struct cst_err why = {0};
+    int rc = cst_wholes_open(&theirs, &source->from, NULL, &why);
+
+    if (rc != CST_OK) {
+        return cst_err_set(err, rc, "the checkpoint does not fit the job: %.500s", why.text);
+    }
+    for (uint32_t i = 0; rc == CST_OK && i < theirs.n_tensors; i++) {
+        rc = compare_whole(source, mine, &theirs.tensors[i], err);
+    }
+    if (rc == CST_OK && theirs.n_tensors != mine->n_tensors) {
+        rc = cst_err_set(err, CST_EMISMATCH,
+                         "the checkpoint has %" PRIu32 " tensors, the job has %" PRIu32,
+                         theirs.n_tensors, mine->n_tensors);
+    }
+    cst_model_close(&theirs);
+    return rc;
+}
+
+/* Find the tensors of the files in the job. */
+static int match_tensors(struct cstc_load_source *source, struct cst_err *err)
+{
+    struct cst_model mine;
+    int rc = cst_wholes_open(&mine, &source->job->model, NULL, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = place_tensors(source, &mine, err);
+    if (rc == CST_OK) {
+        rc = compare_wholes(source, &mine, err);
+    }
+    if (rc == CST_OK) {
+        rc = cst_reshard_open(&source->way, &source->from, &source->job->model, err);
+    }
+    cst_model_close(&mine);
+    return rc;
+}
+
+/* Find the steps that the job's tensors have missed: as many as the tensor of the saved job that
+ * has their first elements. */
 static int match_missed(struct cstc_load_source *source, struct cst_err *err)
 {
     const Cistern__JobDescription *d = source->manifest.description;
+    const uint32_t n = source->job->model.n_tensors;
 
     if (!source->job->unused.skips || d->n_missed == 0) {
         return CST_OK;
     }
-    source->missed = calloc(d->n_tensors, sizeof *source->missed);
+    source->missed = calloc((size_t)n + 1, sizeof *source->missed);
     if (source->missed == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for %zu tensors", d->n_tensors);
+        return cst_err_set(err, CST_ENOMEM, "no memory for %" PRIu32 " tensors", n);
     }
-    source->n_missed = d->n_tensors;
-    for (size_t i = 0; i < d->n_tensors && i < d->n_missed; i++) {
-        source->missed[source->tensors[i]] = d->missed[i];
+    source->n_missed = n;
+    for (uint32_t t = 0; t < n; t++) {
+        const struct cst_reshard_run run = cst_reshard_run(&source->way, t, 0, 1);
+        const uint32_t saved =
+            cst_reshard_run(&source->wholes.way, run.tensor, run.first, 1).tensor;
+
+        source->missed[t] = saved < d->n_missed ? d->missed[saved] : 0;
     }
     return CST_OK;
 }
+
+/* True if a tensor that @way leads to has blocks of moments that are not those of its origin. */
+static bool divides(const struct cst_reshard *way)
+{
+    bool any = false;
+
+    for (uint32_t t = 0; !any && t < way->to->n_tensors; t++) {
+        any = has_states(way->to->tensors[t].pattern) &&
+              !cst_reshard_keeps_blocks(way, t, CST_MX8_BLOCK);
+    }
+    return any;
+}
+
+/* Say whether moments keep their bits. */
+static void compare_moments(struct cstc_load_source *source)
+{
+    const uint32_t moments = source->manifest.description->moments;
+
+    source->converts = moments != (uint32_t)source->job->moments;
+    source->divides =
+        moments == CST_MOMENTS_MX8 && (divides(&source->way) || divides(&source->wholes.way));
+}
+
+/* -- places in the files ---------------------------------------------------------------------- */
 
 /* Find @entry in one of the files with states. */
 static int find_entry(const struct cstc_load_source *source, struct cstc_content_entry *entry,
@@ -136,12 +249,17 @@ static int find_entries(struct cstc_load_source *source, struct cst_err *err)
 
     source->places = calloc((size_t)source->content.n_entries + 1, sizeof *source->places);
     source->weights = calloc((size_t)source->content.n_entries + 1, sizeof *source->weights);
-    if (source->places == NULL || source->weights == NULL) {
+    source->entries = malloc(source->wholes.files.n_tensors * sizeof *source->entries);
+    if (source->places == NULL || source->weights == NULL || source->entries == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a list of tensors");
     }
+    memset(source->entries, 0xff, source->wholes.files.n_tensors * sizeof *source->entries);
     for (uint32_t i = 0; rc == CST_OK && i < source->content.n_entries; i++) {
         struct cstc_content_entry *entry = &source->content.entries[i];
 
+        if (source->entries[entry->tensor] == UINT32_MAX) {
+            source->entries[entry->tensor] = i;
+        }
         rc = entry->weights != NULL ? find_weights(source, entry, &source->weights[i], err)
                                     : find_entry(source, entry, &source->places[i], err);
     }
@@ -157,7 +275,7 @@ static bool has_tensors(const char *name)
            strcmp(name, CSTC_BUFFERS_NAME) != 0;
 }
 
-static bool has_states(const char *name)
+static bool is_of_states(const char *name)
 {
     return strncmp(name, "states-", 7) == 0;
 }
@@ -170,7 +288,8 @@ static int open_kind(struct cstc_load_source *source, bool states, struct cst_er
     int rc = CST_OK;
 
     for (uint32_t i = 0; rc == CST_OK && i < manifest->n_files; i++) {
-        if (has_tensors(manifest->files[i].name) && has_states(manifest->files[i].name) == states) {
+        if (has_tensors(manifest->files[i].name) &&
+            is_of_states(manifest->files[i].name) == states) {
             rc = cstc_tensor_file_open(&source->files[source->n_open], source->dirfd,
                                        manifest->files[i].name, err);
             source->n_open += rc == CST_OK;
@@ -206,32 +325,37 @@ static int check_files(struct cstc_load_source *source, const char *path, struct
     return rc == CST_OK ? CST_OK : cst_err_set(err, rc, "%.128s: %s", path, why.text);
 }
 
+/* Find out which tensors the files have. What contradicts itself was altered. */
+static int make_content(struct cstc_load_source *source, struct cst_err *err)
+{
+    const struct cstc_manifest *manifest = &source->manifest;
+    struct cst_err why = {0};
+    int rc = cstc_content_check(manifest->description, &why);
+
+    if (rc == CST_OK) {
+        rc = cstc_wholes_open(&source->wholes, manifest->description, manifest->joined, &why);
+    }
+    if (rc == CST_OK) {
+        rc = cstc_content_make(&source->content, &source->wholes.description, UINT64_MAX, false,
+                               &why);
+    }
+    rc = rc == CST_OK || rc == CST_ENOMEM ? rc : CST_EINVAL;
+    return rc == CST_OK ? rc : cst_err_set(err, rc, "%s: %.500s", CSTC_MANIFEST_NAME, why.text);
+}
+
 /* Everything that can be wrong with the checkpoint is found here. */
 static int check_all(struct cstc_load_source *source, const char *path, struct cst_err *err)
 {
+    static int (*const checks[])(struct cstc_load_source *, struct cst_err *) = {
+        make_content, check_options, match_tensors, match_missed, open_files, find_entries};
     int rc = check_files(source, path, err);
 
-    if (rc == CST_OK) {
-        rc = cstc_content_make(&source->content, source->manifest.description, UINT64_MAX, false,
-                               err);
+    for (size_t i = 0; rc == CST_OK && i < sizeof checks / sizeof checks[0]; i++) {
+        rc = checks[i](source, err);
     }
     if (rc == CST_OK) {
-        rc = check_options(source, err);
+        compare_moments(source);
     }
-    if (rc == CST_OK) {
-        rc = match_tensors(source, err);
-    }
-    if (rc == CST_OK) {
-        rc = match_missed(source, err);
-    }
-    if (rc == CST_OK) {
-        rc = open_files(source, err);
-    }
-    if (rc == CST_OK) {
-        rc = find_entries(source, err);
-    }
-    source->converts =
-        rc == CST_OK && source->manifest.description->moments != (uint32_t)source->job->moments;
     return rc;
 }
 
@@ -262,9 +386,12 @@ void cstc_load_source_close(struct cstc_load_source *source)
     }
     free(source->weights);
     free(source->places);
-    free(source->tensors);
+    free(source->entries);
     free(source->missed);
+    cst_reshard_close(&source->way);
+    cst_model_close(&source->from);
     cstc_content_close(&source->content);
+    cstc_wholes_close(&source->wholes);
     cstc_manifest_close(&source->manifest);
     if (source->dirfd >= 0) {
         (void)close(source->dirfd);

@@ -14,7 +14,8 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-enum { FORMAT = 1, READ_BYTES = 4 << 20 };
+/* Format 2: files have joined tensors. Earlier versions cannot read them, but all others. */
+enum { FORMAT = 1, FORMAT_JOINED = 2, READ_BYTES = 4 << 20 };
 
 /* Largest manifest that is read. A tensor or an operator takes about 1 KiB. */
 #define MOST_BYTES (INT64_C(1) << 30)
@@ -100,7 +101,8 @@ int cstc_manifest_write(const struct cstc_manifest *manifest, int dirfd, uint64_
 
     if (json_array_size(files) == manifest->n_files && job != NULL &&
         hash_contents(files, job, text)) {
-        all = json_pack("{s:i, s:s, s:s, s:O, s:O}", "format", FORMAT, "cistern", cst_version(),
+        all = json_pack("{s:i, s:s, s:s, s:O, s:O}", "format",
+                        manifest->joined ? FORMAT_JOINED : FORMAT, "cistern", cst_version(),
                         "xxh3_128", text, "files", files, "job", job);
     }
     rc = all != NULL ? cstc_json_write(all, dirfd, CSTC_MANIFEST_NAME, bytes, &hash, err)
@@ -142,10 +144,10 @@ static int check_format(const json_t *json, struct cst_err *err)
     if (format < 1) {
         return cst_err_set(err, CST_EINVAL, "%s: it has no format", CSTC_MANIFEST_NAME);
     }
-    return format == FORMAT
+    return format <= FORMAT_JOINED
                ? CST_OK
                : cst_err_set(err, CST_EUNSUPPORTED, "format %lld, this version reads %d",
-                             (long long)format, FORMAT);
+                             (long long)format, FORMAT_JOINED);
 }
 
 /* True if @name is that of a file in the same directory. */
@@ -220,6 +222,7 @@ static int parse(struct cstc_manifest *manifest, const json_t *json, struct cst_
         return cst_err_set(err, CST_EINVAL, "%s was altered: its checksum is %s, not %.32s",
                            CSTC_MANIFEST_NAME, has, wants);
     }
+    manifest->joined = json_integer_value(json_object_get(json, "format")) == FORMAT_JOINED;
     rc = parse_files(manifest, files, err);
     if (rc == CST_OK) {
         rc = cst_message_from_json(&message, &cistern__job_description__descriptor, job,

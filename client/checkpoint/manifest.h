@@ -22,6 +22,9 @@ struct cstc_manifest {
     Cistern__JobDescription *description; /* Owned by a manifest that was read. */
     struct cstc_manifest_file *files;     /* Owned by a manifest that was read. */
     uint32_t n_files;
+    /* Files have the wholes of the description's tensors, joined (wholes.h). Otherwise, as in all
+     * checkpoints of earlier versions, they have each tensor under its own name. */
+    bool joined;
 };
 
 /* Write the manifest to the directory @dirfd. *bytes is its size. CST_EIO, CST_ENOMEM. */

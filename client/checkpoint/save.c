@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cst_save: the states of a job, as of one step, are read in the order of the files' contents and
- * appended to the files.
+/* cst_save: the states of a job, as of one step, are read in the order of the files' contents,
+ * joined (joining.h) and appended to the files.
  *
  *   BEGUN --description--> MAPPED --segment--> COPIED --all states--> ENDED --> files are completed
  *     \_____________________\____________________\_________on a failure____/ */
 #include "client/checkpoint/save.h"
 
 #include "client/checkpoint/directory.h"
+#include "client/checkpoint/joining.h"
 #include "client/checkpoint/manifest.h"
 #include "client/checkpoint/transpose.h"
 #include "client/lib/state_io.h"
@@ -42,17 +43,16 @@ struct save {
     struct cst_err failed; /* The first failure until the end of the save in the daemon. */
     bool has_directory;
     Cistern__JobDescription *description;
-    struct cstc_content content;
+    struct cstc_wholes wholes;
+    struct cstc_content content; /* Of the wholes. */
+    struct cstc_joining joining;
     struct cstc_directory directory;
     struct cstc_file_writer **writers; /* One for each file of the content; NULL: not open. */
     struct cstc_manifest manifest;     /* Owns nothing. */
     struct cstc_manifest_file *files;  /* The files that are complete. */
     uint32_t n_files;
     uint64_t bytes;
-    uint32_t entry;                  /* The stream: the next piece is of this entry ... */
-    uint64_t first;                  /* ... and begins at this element. */
-    uint32_t taken;                  /* Entry of the last piece that was written. */
-    struct cstc_transpose transpose; /* The weights of that entry, if they are transposed. */
+    struct cstc_transpose transpose; /* Weights that are transposed in the file. */
 };
 
 /* -- the save in the daemon ----------------------------------------------------------------- */
@@ -255,18 +255,7 @@ static bool next_piece(void *arg, struct cstc_state_piece *out)
 {
     struct save *save = arg;
 
-    if (save->entry == save->content.n_entries) {
-        return false;
-    }
-    *out = cstc_content_piece(&save->content.entries[save->entry], save->first,
-                              cstc_state_most(save->client));
-    out->of_save = true;
-    save->first += out->n_elems;
-    if (save->first == save->content.entries[save->entry].n_elems) {
-        save->first = 0;
-        save->entry++;
-    }
-    return true;
+    return cstc_joining_next(&save->joining, out);
 }
 
 /* Open the file @f and write its header. */
@@ -278,22 +267,21 @@ static int begin_file(struct save *save, uint32_t f, struct cst_err *err)
     return rc == CST_OK ? write_header(save, f, err) : rc;
 }
 
-/* Collect a piece of weights that are transposed in the file, and append all after the last one. */
+/* Collect weights that are transposed in the file, and append all after the last ones. */
 static int append_transposed(struct save *save, const struct cstc_content_entry *entry,
-                             const struct cstc_state_piece *piece, const void *data,
-                             struct cst_err *err)
+                             const struct cstc_joining_data *data, struct cst_err *err)
 {
     int rc = CST_OK;
 
-    if (piece->first == 0) {
+    if (data->first == 0) {
         rc = cstc_transpose_open(&save->transpose, save->directory.fd, (uint64_t)entry->shape[0],
                                  (uint64_t)entry->shape[1], cstc_dtype_bytes(entry->dtype), err);
     }
     if (rc != CST_OK) {
         return rc;
     }
-    cstc_transpose_put(&save->transpose, piece->first, piece->n_elems, data);
-    if (piece->first + piece->n_elems == entry->n_elems) {
+    cstc_transpose_put(&save->transpose, data->first, data->n_elems, data->data);
+    if (data->first + data->n_elems == entry->n_elems) {
         rc = cstc_file_writer_append(save->writers[entry->file], save->transpose.data,
                                      save->transpose.bytes, err);
         cstc_transpose_close(&save->transpose);
@@ -302,25 +290,31 @@ static int append_transposed(struct save *save, const struct cstc_content_entry 
 }
 
 /* A file is finished with its last entry, so that few are open at a time. */
+static int write_data(struct save *save, const struct cstc_joining_data *data, struct cst_err *err)
+{
+    const struct cstc_content_entry *entry = &save->content.entries[data->entry];
+    int rc = save->writers[entry->file] == NULL ? begin_file(save, entry->file, err) : CST_OK;
+
+    if (rc == CST_OK && entry->weights != NULL && entry->weights->transposed) {
+        rc = append_transposed(save, entry, data, err);
+    } else if (rc == CST_OK) {
+        rc = cstc_file_writer_append(save->writers[entry->file], data->data, data->bytes, err);
+    }
+    if (rc == CST_OK && data->first + data->n_elems == entry->n_elems &&
+        cstc_content_ends_file(&save->content, data->entry)) {
+        rc = finish_file(save, entry->file, err);
+    }
+    return rc;
+}
+
 static int write_piece(void *arg, const struct cstc_state_piece *piece, void *data,
                        struct cst_err *err)
 {
     struct save *save = arg;
-    const struct cstc_content_entry *entry = &save->content.entries[save->taken];
-    int rc = save->writers[entry->file] == NULL ? begin_file(save, entry->file, err) : CST_OK;
+    struct cstc_joining_data joined;
 
-    if (rc == CST_OK && entry->weights != NULL && entry->weights->transposed) {
-        rc = append_transposed(save, entry, piece, data, err);
-    } else if (rc == CST_OK) {
-        rc = cstc_file_writer_append(save->writers[entry->file], data, piece->bytes, err);
-    }
-    if (rc == CST_OK && piece->first + piece->n_elems == entry->n_elems) {
-        if (cstc_content_ends_file(&save->content, save->taken)) {
-            rc = finish_file(save, entry->file, err);
-        }
-        save->taken++;
-    }
-    return rc;
+    cstc_joining_take(&save->joining, piece, data, &joined);
+    return joined.n_elems > 0 ? write_data(save, &joined, err) : CST_OK;
 }
 
 /* Write what is about all files. */
@@ -341,8 +335,10 @@ static int write_lists(struct save *save, struct cst_err *err)
                         (size_t)save->spec.buffers_bytes, err);
     }
     if (rc == CST_OK) {
-        save->manifest = (struct cstc_manifest){
-            .description = save->description, .files = save->files, .n_files = save->n_files};
+        save->manifest = (struct cstc_manifest){.description = save->description,
+                                                .files = save->files,
+                                                .n_files = save->n_files,
+                                                .joined = cstc_wholes_has_parts(save->description)};
         rc = cstc_manifest_write(&save->manifest, save->directory.fd, &bytes, err);
         save->bytes += rc == CST_OK ? bytes : 0;
     }
@@ -352,9 +348,16 @@ static int write_lists(struct save *save, struct cst_err *err)
 /* Prepare the list of contents and the directory. */
 static int prepare(struct save *save, struct cst_err *err)
 {
-    int rc = cstc_content_make(&save->content, save->description, FILE_BYTES,
-                               save->spec.fp32_weights, err);
+    int rc = cstc_content_check(save->description, err);
 
+    rc = rc == CST_OK ? cstc_wholes_open(&save->wholes, save->description, true, err) : rc;
+    if (rc == CST_OK) {
+        rc = cstc_content_make(&save->content, &save->wholes.description, FILE_BYTES,
+                               save->spec.fp32_weights, err);
+    }
+    if (rc == CST_OK) {
+        rc = cstc_joining_open(&save->joining, &save->content, &save->wholes, err);
+    }
     if (rc != CST_OK) {
         return rc;
     }
@@ -395,11 +398,15 @@ static int on_begun(struct save *save, struct cst_err *err)
 /* The staging segment has come: read all states into the files. */
 static int on_mapped(struct save *save, struct cst_err *err)
 {
+    int rc;
+
     save->run = (struct cstc_state_run){
         .client = save->client,
         .stream = {.next = next_piece, .data = write_piece, .arg = save},
     };
-    return cstc_state_take(save->client, &save->call, err);
+    rc = cstc_state_take(save->client, &save->call, err);
+    save->joining.most = rc == CST_OK ? cstc_state_most(save->client) : 0;
+    return rc;
 }
 
 /* End the save in the daemon. Its answer says whether all was read in time. It is ended also if it
@@ -491,7 +498,9 @@ static void close_save(struct cstc_task *task)
     cstc_call_reset(&save->call);
     free(save->writers);
     free(save->files);
+    cstc_joining_close(&save->joining);
     cstc_content_close(&save->content);
+    cstc_wholes_close(&save->wholes);
     if (save->description != NULL) {
         cistern__job_description__free_unpacked(save->description, NULL);
     }

@@ -343,7 +343,7 @@ static int read_band(struct cstc_weights *weights, uint64_t row, enum cstc_dtype
     return rc;
 }
 
-static void free_band(struct cstc_weights *weights)
+void cstc_weights_rest(struct cstc_weights *weights)
 {
     free(weights->band.elems);
     weights->band = (struct cstc_weights_band){0};
@@ -374,7 +374,7 @@ static int read_transposed(struct cstc_weights *weights, uint64_t first, uint64_
         at += now;
     }
     if (first + n == weights->columns * (uint64_t)weights->parts[0].shape[1]) {
-        free_band(weights);
+        cstc_weights_rest(weights);
     }
     return CST_OK;
 }
@@ -388,7 +388,7 @@ int cstc_weights_read(struct cstc_weights *weights, uint64_t first, uint64_t n,
 
 void cstc_weights_close(struct cstc_weights *weights)
 {
-    free_band(weights);
+    cstc_weights_rest(weights);
     free(weights->parts);
     *weights = (struct cstc_weights){0};
 }

@@ -52,6 +52,9 @@ void cstc_weights_close(struct cstc_weights *weights);
 /* True if all parts are bf16. */
 bool cstc_weights_are_bf16(const struct cstc_weights *weights);
 
+/* Free what was read ahead. */
+void cstc_weights_rest(struct cstc_weights *weights);
+
 /* Read the elements [first, first + n) of the tensor, in its own order, as @dtype, which is F32 or
  * BF16. Elements that have this type keep their bits. A transposed tensor should be read in its
  * order: up to 32 MiB are read ahead, and kept until its last element is read. CST_EIO: a file

@@ -6,6 +6,7 @@
 #include "cistern/checkpoint.h"
 #include "client/checkpoint/listing.h"
 #include "client/checkpoint/manifest.h"
+#include "client/checkpoint/wholes.h"
 #include "client/cli/cli.h"
 
 #include <poll.h>
@@ -22,7 +23,9 @@ struct ranks {
     struct cst_job **jobs;
     bool *committed;
     uint32_t n;
-    bool frozen; /* All tensors are frozen. */
+    /* All tensors are frozen, and are these wholes, which the files have. NULL: they are declared
+     * as they were. */
+    const struct cstc_wholes *frozen;
 };
 
 static int declare_tensor(struct cst_job *job, const Cistern__TensorDecl *tensor, bool frozen)
@@ -50,33 +53,68 @@ static int declare_tensor(struct cst_job *job, const Cistern__TensorDecl *tensor
     return cst_tensor_as(job, &spec);
 }
 
-static int declare_operator(struct cst_job *job, const Cistern__OperatorDecl *op)
+/* Put the numbers of the wholes of the @n tensors @tensors into @out. Returns how many they are. */
+static uint32_t wholes_of(const struct cstc_wholes *wholes, const uint32_t *tensors, size_t n,
+                          int *out)
+{
+    uint32_t n_out = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        const int whole = (int)wholes->of[tensors[i]];
+        uint32_t k = 0;
+
+        while (k < n_out && out[k] != whole) {
+            k++;
+        }
+        out[k] = whole;
+        n_out += k == n_out;
+    }
+    return n_out;
+}
+
+/* @wholes: those of the tensors, which are declared instead; NULL: the tensors are. */
+static int declare_operator(struct cst_job *job, const Cistern__OperatorDecl *op,
+                            const struct cstc_wholes *wholes)
 {
     const struct cst_operator_cost cost = {.flops = op->flops,
                                            .activation_bytes = op->activation_bytes,
                                            .expected_uses = op->expected_uses};
+    int *tensors, rc;
+    uint32_t n;
 
-    /* The numbers of tensors are below 2^31. */
-    return cst_operator_as(job, op->name, (const int *)(const void *)op->tensors,
-                           (uint32_t)op->n_tensors, &cost);
+    if (wholes == NULL) {
+        /* The numbers of tensors are below 2^31. */
+        return cst_operator_as(job, op->name, (const int *)(const void *)op->tensors,
+                               (uint32_t)op->n_tensors, &cost);
+    }
+    tensors = calloc(op->n_tensors + 1, sizeof *tensors);
+    if (tensors == NULL) {
+        return CST_ENOMEM;
+    }
+    n = wholes_of(wholes, op->tensors, op->n_tensors, tensors);
+    rc = cst_operator_as(job, op->name, tensors, n, &cost);
+    free(tensors);
+    return rc;
 }
 
-static int declare(struct cst_job *job, const Cistern__JobDescription *d, bool frozen,
-                   struct cst_err *err)
+static int declare(struct cst_job *job, const Cistern__JobDescription *d,
+                   const struct cstc_wholes *frozen, struct cst_err *err)
 {
+    const Cistern__JobDescription *tensors = frozen != NULL ? &frozen->description : d;
     int rc = CST_OK;
 
-    for (size_t i = 0; rc >= 0 && !frozen && i < d->n_groups; i++) {
+    for (size_t i = 0; rc >= 0 && frozen == NULL && i < d->n_groups; i++) {
         rc = cst_group(job, d->groups[i]->ranks, (uint32_t)d->groups[i]->n_ranks);
     }
-    for (size_t i = 0; rc >= 0 && i < d->n_tensors; i++) {
-        rc = declare_tensor(job, d->tensors[i], frozen);
+    for (size_t i = 0; rc >= 0 && i < tensors->n_tensors; i++) {
+        rc = declare_tensor(job, tensors->tensors[i], frozen != NULL);
     }
     for (size_t i = 0; rc >= 0 && i < d->n_operators; i++) {
-        rc = declare_operator(job, d->operators[i]);
+        rc = declare_operator(job, d->operators[i], frozen);
     }
     if (rc < 0) {
         *err = *cst_job_error(job);
+        err->status = rc;
     }
     return rc < 0 ? rc : CST_OK;
 }
@@ -107,8 +145,8 @@ static int open_rank(struct cli *cli, struct ranks *ranks, uint32_t rank, const 
     int rc = cst_connect(&ranks->clients[rank], cli->client->path, err);
 
     if (rc == CST_OK) {
-        rc = cst_job_open(&ranks->jobs[rank], ranks->clients[rank], ranks->frozen ? &weights : &all,
-                          err);
+        rc = cst_job_open(&ranks->jobs[rank], ranks->clients[rank],
+                          ranks->frozen != NULL ? &weights : &all, err);
     }
     if (rc == CST_OK && cst_job_initialised(ranks->jobs[rank])) {
         rc = cst_err_set(err, CST_EEXIST, "there is a job '%s' with states already", name);
@@ -178,12 +216,12 @@ static int load_weights(struct cst_job *job, const char *path, struct cst_err *e
     return rc == CST_OK ? cst_sync(job, NULL, err) : rc;
 }
 
-/* Make the job @name from the checkpoint @path, whose description is @d. */
+/* Make the job @name from the checkpoint @path, whose description is @d. @frozen: see ranks. */
 static int make_job(struct cli *cli, const char *name, const char *path,
-                    const Cistern__JobDescription *d, struct cst_load_result *result,
-                    struct cst_err *err)
+                    const Cistern__JobDescription *d, const struct cstc_wholes *frozen,
+                    struct cst_load_result *result, struct cst_err *err)
 {
-    struct ranks ranks = {.n = cli->frozen ? 1 : d->world, .frozen = cli->frozen};
+    struct ranks ranks = {.n = frozen != NULL ? 1 : d->world, .frozen = frozen};
     bool ours = false;
     int rc = CST_OK;
 
@@ -230,6 +268,26 @@ static int make_job(struct cli *cli, const char *name, const char *path,
     return rc;
 }
 
+/* Make the job @name from the checkpoint @path, which has @manifest. */
+static int load_job(struct cli *cli, const char *name, const char *path,
+                    const struct cstc_manifest *manifest, struct cst_load_result *result,
+                    struct cst_err *err)
+{
+    const Cistern__JobDescription *d = manifest->description;
+    struct cstc_wholes wholes;
+    int rc;
+
+    if (!cli->frozen) {
+        return make_job(cli, name, path, d, NULL, result, err);
+    }
+    rc = cstc_wholes_open(&wholes, d, manifest->joined, err);
+    if (rc == CST_OK) {
+        rc = make_job(cli, name, path, d, &wholes, result, err);
+        cstc_wholes_close(&wholes);
+    }
+    return rc;
+}
+
 /* Print an error about the checkpoint @path. Errors name the file alone. */
 static int fail_at(const char *path, const struct cst_err *err)
 {
@@ -263,7 +321,7 @@ int cli_load(struct cli *cli)
     if (warning[0] != '\0') {
         (void)fprintf(stderr, "cistern: warning: %s\n", warning);
     }
-    rc = make_job(cli, name, cli->args[0], manifest.description, &result, &err);
+    rc = load_job(cli, name, cli->args[0], &manifest, &result, &err);
     if (rc == CST_OK && cli->frozen) {
         (void)printf("loaded the weights of step %llu as job %s, frozen\n",
                      (unsigned long long)manifest.description->step, name);

@@ -17,6 +17,15 @@
  *     128 bits) of each file.
  * All files of safetensors can be opened with other libraries.
  *
+ * Files have whole tensors. If the ranks declare parts of a larger tensor (whole_name of struct
+ * cst_tensor_spec), the parts are joined, and files have the larger tensor under its name: they are
+ * those of a job of one rank with the same states, byte for byte. A job of other ranks loads its
+ * parts of the larger tensors. A part without a whole_name is saved as it is, under its own name.
+ *
+ * Moments in mx8 have an exponent for 32 elements. If parts divide the blocks of 32 elements of the
+ * larger tensor, its moments are encoded in other blocks, rounded to nearest, when they are saved
+ * and again when they are loaded. All other states keep their bits.
+ *
  * A checkpoint is written under another name and renamed when all its files are on the disk. If the
  * writing process dies, or the disk is full, the earlier checkpoints are as they were.
  *
@@ -77,6 +86,8 @@ struct cst_save_result {
  *   - CST_ENOTFOUND: there is no such job.
  *   - CST_EINVAL: the job is not committed or has no weights yet.
  *   - CST_EINVAL: the directory has checkpoints of another job. The error names it.
+ *   - CST_EMISMATCH: the parts of a larger tensor leave out elements of it, or meet without being
+ *     equal. The error names the range or the parts.
  *   - CST_EBUSY: the job is being saved already, or a cst_try_... call is pending.
  *   - CST_EEXIST: a checkpoint of this step exists already, and is whole.
  *   - CST_EIO: a file cannot be written. The error names the file, the byte and the cause.
@@ -98,8 +109,9 @@ int cst_try_save(struct cst_client *client, const char *name, const struct cst_s
 
 struct cst_load_result {
     uint64_t step; /* Number of committed steps. */
-    /* The moments were converted to the format of the job, rounded to nearest: the next steps have
-     * other bits than those of the saved job. */
+    /* The moments were converted to the format of the job, or in mx8 to other blocks because of
+     * parts of the saved job or of this one, rounded to nearest: the next steps have other bits
+     * than those of the saved job. */
     bool converted;
     /* The hyper-parameters of the last step before the checkpoint, without the loss. All 0: no step
      * was made, or they are unknown. */
@@ -115,7 +127,12 @@ struct cst_load_result {
  * The next step is then the one after the checkpoint, with the same bits as without interruption,
  * unless the job has another format of moments (@result->converted) or delayed updates (cst_save).
  * One rank calls this function, after cst_commit and before cst_sync. Tensors are found by their
- * names, so that the number of ranks, chunks, pools and plans may differ.
+ * names, and parts of larger tensors by the name of the larger tensor, so that the number of ranks,
+ * the parts, chunks, pools and plans may differ.
+ *
+ * A checkpoint of an earlier version has parts under their own names. It is loaded by a job with
+ * the same parts, and by any other one if the saved job had declared the names of the larger
+ * tensors.
  *
  * @path is a checkpoint, or a directory of checkpoints, of which the newest whole one is taken. All
  * files are read and compared with their checksums before anything is written. @result may be NULL.
@@ -127,6 +144,8 @@ struct cst_load_result {
  *     this version cannot read.
  *   - CST_EMISMATCH: the job has other tensors or another optimizer, or only one of the two has the
  *     frozen tensors of a base job.
+ *   - CST_EMISMATCH: the job's parts of a larger tensor leave out elements of it, or meet without
+ *     being equal.
  *   - CST_EBUSY: a step is running, or a cst_try_... call is pending.
  *   - CST_EIO, CST_ENOMEM.
  * After a failure that comes later than the checks, the job's states are undefined. */
@@ -164,13 +183,16 @@ struct cst_load_model_result {
  * the tensors that it left out (`wants`) with cst_tensor_write.
  *
  * Tensors are found under their external names, or under their own names if they have none, and
- * have the layout of the external tensors (cst_tensor_spec). Further tensors of the files are
+ * have the layout of the external tensors (cst_tensor_spec). Parts are cut out of the larger
+ * tensor, which is found under its external names or its own name. Further tensors of the files are
  * ignored: *result, which may be NULL, counts and names them. The files are not changed meanwhile.
  * Memory is bounded by the size of a message. Statuses:
  *   - CST_ENOTFOUND: there is no model file at the path.
  *   - CST_EINVAL: a file is cut off or is not in the format of safetensors.
  *   - CST_EINVAL: a tensor is missing, has another shape, or is not F32, BF16 or F16. The error
  *     names it.
+ *   - CST_EMISMATCH: the job's parts of a larger tensor leave out elements of it, or meet without
+ *     being equal.
  *   - CST_EEXIST: the job has states already.
  *   - CST_EBUSY: a cst_try_... call is pending.
  *   - CST_EIO, CST_ENOMEM.

@@ -274,8 +274,8 @@ START_TEST(descriptions)
 }
 END_TEST
 
-/* Contents are in the order of chunks, in files of limited size. An invalid description is refused.
- */
+/* Contents are in the order of names, whatever the chunks, in files of limited size. An invalid
+ * description is refused. */
 START_TEST(contents)
 {
     Cistern__JobDescription d = CISTERN__JOB_DESCRIPTION__INIT;
@@ -287,7 +287,7 @@ START_TEST(contents)
 
     for (int i = 0; i < 3; i++) {
         cistern__tensor_decl__init(&tensors[i]);
-        tensors[i].name = (char *)(uintptr_t)(i == 0 ? "a" : i == 1 ? "b" : "c");
+        tensors[i].name = (char *)(uintptr_t)(i == 0 ? "b" : i == 1 ? "c" : "a");
         tensors[i].n_shape = 1;
         tensors[i].shape = shape;
         list[i] = &tensors[i];
@@ -300,11 +300,11 @@ START_TEST(contents)
     d.moments = CST_MOMENTS_MX8;
     ck_assert_int_eq(cstc_content_make(&content, &d, 700, false, &err), CST_OK);
     ck_assert_uint_eq(content.n_entries, 3 * 6);
-    ck_assert_str_eq(content.entries[0].name, "b.master");
-    ck_assert_str_eq(content.entries[1].name, "b");
-    ck_assert_str_eq(content.entries[3].name, "b.exp_avg.exponents");
+    ck_assert_str_eq(content.entries[0].name, "a.master");
+    ck_assert_str_eq(content.entries[1].name, "a");
+    ck_assert_str_eq(content.entries[3].name, "a.exp_avg.exponents");
     ck_assert_uint_eq(content.entries[3].bytes, 4);
-    ck_assert_str_eq(content.entries[6].name, "a.master");
+    ck_assert_str_eq(content.entries[6].name, "b.master");
     /* States of a tensor: 400 + 2 x 104 bytes; weights of all: 600. */
     ck_assert_uint_eq(content.n_files, 4);
     ck_assert_str_eq(content.files[0].name, "states-00001-of-00003.safetensors");

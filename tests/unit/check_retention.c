@@ -100,19 +100,19 @@ START_TEST(later_format)
     ck_assert_int_eq(cst_checkpoints(path, true, &all, &n, &err), CST_OK);
     ck_assert_uint_eq(n, 3);
     ck_assert_int_eq(all[0].status, CST_EUNSUPPORTED);
-    ck_assert_str_eq(all[0].why, "format 7, this version reads 1");
+    ck_assert_str_eq(all[0].why, "format 7, this version reads 2");
     ck_assert_int_eq(all[1].status, CST_EINVAL);
     ck_assert(all[2].whole && all[2].status == CST_OK);
     free(all);
     ck_assert_int_eq(cstc_directory_keep(path, "job", 1, 3, &err), CST_OK);
     ck_assert(exists("step-00000001/model.safetensors") && !exists("step-00000002") && whole(3));
     ck_assert_int_eq(cstc_directory_begin(&directory, path, "job", 1, &err), CST_EIO);
-    ck_assert_ptr_nonnull(strstr(err.text, "format 7, this version reads 1"));
+    ck_assert_ptr_nonnull(strstr(err.text, "format 7, this version reads 2"));
     ck_assert_int_eq(cstc_listing_open(path, &fd, warning, &err), CST_OK);
     ck_assert_int_eq(close(fd), 0);
     set_format(3, "7");
     ck_assert_int_eq(cstc_listing_open(path, &fd, warning, &err), CST_EUNSUPPORTED);
-    ck_assert_ptr_nonnull(strstr(err.text, "step-00000003: format 7, this version reads 1"));
+    ck_assert_ptr_nonnull(strstr(err.text, "step-00000003: format 7, this version reads 2"));
 }
 END_TEST
 
