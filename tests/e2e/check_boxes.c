@@ -139,24 +139,32 @@ enum { KINDS = CST_MOMENTS_COUNT * CST_MASTERS_COUNT };
 
 /* -- tests ------------------------------------------------------------------------------------- */
 
-/* A job of 2 x 2 ranks has the files of one rank, and is loaded as one, as three parts of rows, as
- * four of columns, and as it was, in every format of moments and master weights. */
+/* Jobs of four ranks with 2 x 2 parts, and of two stages with two parts each, have the files of one
+ * rank. They are loaded as one, as three ranks with parts of rows, as four with parts of columns,
+ * as three with copies, as four stages, and as they were, in every format of moments and master
+ * weights. */
 START_TEST(parts_are_joined_and_cut)
 {
-    const struct boxes_cutting four = boxes_grid(2, 2), one = boxes_grid(1, 1),
-                               rows = boxes_grid(3, 1), columns = boxes_grid(1, 4);
-    const struct cst_job_spec tp = spec_of("tp", 4, _i), alone = spec_of("alone", 1, _i),
-                              three = spec_of("three", 3, _i);
+    struct boxes_cutting stages = boxes_grid(1, 1);
+    const struct boxes_cutting four = boxes_grid(2, 2), two = boxes_grid(2, 1),
+                               one = boxes_grid(1, 1), rows = boxes_grid(3, 1),
+                               columns = boxes_grid(1, 4);
+    const struct cst_job_spec tp = spec_of("tp", 4, _i), tp_pp = spec_of("tp_pp", 4, _i),
+                              alone = spec_of("alone", 1, _i), three = spec_of("three", 3, _i);
     struct boxes_states *start, *parts, *whole;
 
+    stages.staged = true;
     srandom(7);
     start = boxes_draw();
     parts = make(&tp, &four, start);
     whole = make(&alone, &one, parts);
     same_files("tp", "alone");
+    free(make(&tp_pp, &two, whole));
     load(&alone, &one, "tp", whole);
     load(&three, &rows, "tp", whole);
     load(&tp, &columns, "tp", whole);
+    load(&three, &one, "tp", whole);
+    load(&tp, &stages, "tp_pp", whole);
     load(&tp, &four, "tp", whole);
     free(start);
     free(parts);

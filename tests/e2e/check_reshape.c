@@ -2,6 +2,7 @@
 /* Tests of jobs that are opened again in place (`reshape`): the states are cut and joined without a
  * change of bits, what cannot be is refused, and whatever fails before the end leaves the job as it
  * was. After every test the daemon has its initial number of descriptors and bytes in use. */
+#include "tests/lib/boxes.h"
 #include "tests/lib/job_rig.h"
 #include "tests/lib/patience.h"
 #include "tests/lib/suite.h"
@@ -196,6 +197,63 @@ START_TEST(parts_are_cut_and_joined)
     }
     free(before);
     free(after);
+}
+END_TEST
+
+/* The states @s as a job of @spec, cut as @cutting says, has them when they are written. */
+static struct boxes_states *as_written(const struct cst_job_spec *spec,
+                                       const struct boxes_cutting *cutting, struct boxes_states *s)
+{
+    struct cst_job_spec other = *spec;
+    struct boxes_states *read;
+    struct boxes_job j;
+
+    other.name = "other";
+    other.reshape = false;
+    j = boxes_open(&other, cutting);
+    boxes_transfer(&j, s, true);
+    boxes_all_ranks(&j, true);
+    read = boxes_read(&j);
+    boxes_leave(&j);
+    ck_assert_int_eq(raw_job_remove(&witness, "other"), CST_OK);
+    return read;
+}
+
+/* A job of two stages with two parts each becomes one of four stages, of three ranks with copies,
+ * of one rank, and of parts drawn at random, in every format of moments and master weights: its
+ * states are those of a job to which they were written. */
+START_TEST(ranks_become_others)
+{
+    struct boxes_cutting cuts[] = {boxes_grid(2, 1), boxes_grid(1, 1), boxes_grid(1, 1),
+                                   boxes_grid(2, 2), boxes_grid(1, 1), boxes_grid(1, 1),
+                                   boxes_grid(2, 1)};
+    static const uint32_t worlds[] = {4, 4, 3, 4, 1, 2, 4};
+    struct cst_job_spec spec = spec_of(4, false);
+    struct boxes_states *now, *expected;
+    struct boxes_job j;
+
+    srandom((unsigned)suite_seed());
+    cuts[1].staged = true;
+    cuts[5] = boxes_cut_at_random();
+    spec.moments = (enum cst_moments)(_i % CST_MOMENTS_COUNT);
+    spec.masters = (enum cst_masters)(_i / CST_MOMENTS_COUNT);
+    now = boxes_draw();
+    for (unsigned i = 0; i < sizeof cuts / sizeof cuts[0]; i++) {
+        spec.world = worlds[i];
+        spec.reshape = i > 0;
+        expected = as_written(&spec, &cuts[i], now);
+        j = boxes_open(&spec, &cuts[i]);
+        if (i == 0) {
+            boxes_transfer(&j, now, true);
+        }
+        free(now);
+        now = boxes_read(&j);
+        boxes_assert_same(now, expected);
+        free(expected);
+        boxes_all_ranks(&j, true);
+        boxes_leave(&j);
+    }
+    free(now);
 }
 END_TEST
 
@@ -584,6 +642,7 @@ int main(void)
 
     tcase_set_timeout(tcase, 60);
     tcase_add_loop_test(tcase, parts_are_cut_and_joined, 0, CST_MOMENTS_COUNT);
+    tcase_add_loop_test(tcase, ranks_become_others, 0, CST_MOMENTS_COUNT * CST_MASTERS_COUNT);
     tcase_add_test(tcase, moments_change_their_format);
     tcase_add_test(tcase, masters_change_their_format);
     tcase_add_test(tcase, refusals_have_a_reason);

@@ -115,7 +115,7 @@ static void declare(struct cst_job *job, const struct boxes_cutting *cutting, in
                                    .dtype = whole->dtype,
                                    .n_dims = whole->n_dims,
                                    .shape = part->shape + skip,
-                                   .group = cut ? group : CST_GROUP_ALL,
+                                   .group = group,
                                    .pattern = cut ? CST_PATTERN_TENSOR : CST_PATTERN_SHARD,
                                    .lr_scale = 1,
                                    .decay_scale = 1,
@@ -136,6 +136,14 @@ static void declare(struct cst_job *job, const struct boxes_cutting *cutting, in
     ck_assert_msg(cst_operator(job, spec.name, &t, 1) >= 0, "%s", cst_job_error(job)->text);
 }
 
+/* The group of part @i of whole @w; groups[r] is that of rank r alone. */
+static int group_of(const struct boxes_job *j, const int *groups, int w, int i)
+{
+    const bool own = is_part(j->cutting, w) || (j->cutting->staged && boxes_wholes[w].cut);
+
+    return own ? groups[(uint32_t)(w * j->cutting->n[w] + i) % j->world] : CST_GROUP_ALL;
+}
+
 static void open_rank(struct boxes_job *j, const struct cst_job_spec *spec, uint32_t rank)
 {
     struct cst_job_spec own = *spec;
@@ -150,7 +158,7 @@ static void open_rank(struct boxes_job *j, const struct cst_job_spec *spec, uint
     }
     for (int w = 0; w < BOXES_WHOLES; w++) {
         for (int i = 0; i < j->cutting->n[w]; i++) {
-            declare(j->jobs[rank], j->cutting, w, i, groups[(uint32_t)i % j->world]);
+            declare(j->jobs[rank], j->cutting, w, i, group_of(j, groups, w, i));
         }
     }
 }

@@ -44,6 +44,9 @@ struct boxes_part {
 struct boxes_cutting {
     struct boxes_part parts[BOXES_WHOLES][BOXES_PARTS];
     int n[BOXES_WHOLES];
+    /* Stages of a pipeline: wholes that are not cut are held by one rank each, in turn. Otherwise
+     * all ranks hold them. The last whole is held by all ranks in any case. */
+    bool staged;
 };
 
 /* Cut each whole into @rows x @columns parts at uneven borders. */
@@ -61,8 +64,8 @@ struct boxes_job {
     uint32_t world;
 };
 
-/* Open the job of @spec, cut as @cutting says, in all its ranks, and commit it. Part i of a whole
- * is in the group of rank i % world. */
+/* Open the job of @spec, cut as @cutting says, in all its ranks, and commit it. Part i of whole w,
+ * which has n parts, is held by rank (w * n + i) % world. */
 struct boxes_job boxes_open(const struct cst_job_spec *spec, const struct boxes_cutting *cutting);
 
 /* Let all ranks commit or, if @sync, synchronise. */
