@@ -9,6 +9,7 @@
 #include "client/checkpoint/wholes.h"
 #include "client/cli/cli.h"
 
+#include <limits.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,7 +61,9 @@ static uint32_t wholes_of(const struct cstc_wholes *wholes, const uint32_t *tens
     uint32_t n_out = 0;
 
     for (size_t i = 0; i < n; i++) {
-        const int whole = (int)wholes->of[tensors[i]];
+        /* The file may name tensors that do not exist. Their operator is refused. */
+        const int whole =
+            tensors[i] < wholes->parts.n_tensors ? (int)wholes->of[tensors[i]] : INT_MAX;
         uint32_t k = 0;
 
         while (k < n_out && out[k] != whole) {

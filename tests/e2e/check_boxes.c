@@ -100,14 +100,15 @@ static struct boxes_states *make(const struct cst_job_spec *spec,
 
 /* Load the checkpoint of the job @from into a job of @spec that is cut as @cutting says, and check
  * that it has the states @s. Those in blocks are compared with what a job has to which the states
- * were written. */
-static void load(const struct cst_job_spec *spec, const struct boxes_cutting *cutting,
+ * were written. Returns whether moments were converted. */
+static bool load(const struct cst_job_spec *spec, const struct boxes_cutting *cutting,
                  const char *from, struct boxes_states *s)
 {
     struct boxes_job j = boxes_open(spec, cutting);
     struct boxes_states *loaded, *written;
+    struct cst_load_result result;
 
-    OK(cst_load(j.jobs[0], path_of(from), NULL, &err));
+    OK(cst_load(j.jobs[0], path_of(from), &result, &err));
     loaded = boxes_read(&j);
     boxes_all_ranks(&j, true);
     boxes_leave(&j);
@@ -124,6 +125,7 @@ static void load(const struct cst_job_spec *spec, const struct boxes_cutting *cu
     }
     free(loaded);
     free(written);
+    return result.converted;
 }
 
 static struct cst_job_spec spec_of(const char *name, uint32_t world, int kind)
@@ -160,12 +162,13 @@ START_TEST(parts_are_joined_and_cut)
     whole = make(&alone, &one, parts);
     same_files("tp", "alone");
     free(make(&tp_pp, &two, whole));
-    load(&alone, &one, "tp", whole);
-    load(&three, &rows, "tp", whole);
-    load(&tp, &columns, "tp", whole);
-    load(&three, &one, "tp", whole);
-    load(&tp, &stages, "tp_pp", whole);
-    load(&tp, &four, "tp", whole);
+    /* Parts of 2 x 2 divide the blocks of 32 moments of a whole. */
+    ck_assert_int_eq(load(&alone, &one, "tp", whole), tp.moments == CST_MOMENTS_MX8);
+    (void)load(&three, &rows, "tp", whole);
+    (void)load(&tp, &columns, "tp", whole);
+    ck_assert(!load(&three, &one, "alone", whole));
+    (void)load(&tp, &stages, "tp_pp", whole);
+    ck_assert_int_eq(load(&tp, &four, "alone", whole), tp.moments == CST_MOMENTS_MX8);
     free(start);
     free(parts);
     free(whole);
@@ -189,7 +192,7 @@ START_TEST(random_parts)
         char command[64];
 
         same_files("a", "alone");
-        load(&b, &to, "a", whole);
+        (void)load(&b, &to, "a", whole);
         free(start);
         free(parts);
         free(whole);
@@ -274,14 +277,14 @@ START_TEST(earlier_checkpoints)
         free(s);
         s = read;
     }
-    load(&spec, &four, "m", s);
+    (void)load(&spec, &four, "m", s);
     boxes_named = true;
-    load(&spec, &four, "m", s);
+    (void)load(&spec, &four, "m", s);
     name_wholes("m");
-    load(&spec, &four, "m", s);
-    load(&other, &three, "m", s);
+    (void)load(&spec, &four, "m", s);
+    (void)load(&other, &three, "m", s);
     boxes_named = false;
-    load(&spec, &four, "m", s);
+    (void)load(&spec, &four, "m", s);
     boxes_named = true;
     free(s);
 }

@@ -139,6 +139,42 @@ START_TEST(halves_whole_thirds)
 }
 END_TEST
 
+/* Blocks of four elements of the whole are blocks of parts of rows whose lengths are multiples of
+ * two, and of columns by four; the last block may be shorter. */
+START_TEST(blocks)
+{
+    static const struct {
+        struct cut from, to;
+        bool keeps;
+    } cases[] = {
+        {{{4, 6, 1}, {2, 1, 1}}, {{4, 6, 1}, {1, 1, 1}}, true},
+        {{{4, 6, 1}, {1, 1, 1}}, {{4, 6, 1}, {2, 1, 1}}, true},
+        {{{6, 3, 1}, {2, 1, 1}}, {{6, 3, 1}, {1, 1, 1}}, false},
+        {{{4, 8, 1}, {1, 2, 1}}, {{4, 8, 1}, {1, 1, 1}}, true},
+        {{{4, 6, 1}, {1, 2, 1}}, {{4, 6, 1}, {1, 1, 1}}, false},
+        {{{4, 6, 1}, {1, 1, 1}}, {{4, 6, 1}, {1, 2, 1}}, false},
+        {{{3, 3, 1}, {1, 1, 1}}, {{3, 3, 1}, {1, 1, 1}}, true},
+        {{{8, 1, 1}, {2, 1, 1}}, {{8, 1, 1}, {4, 1, 1}}, false},
+    };
+
+    for (unsigned i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct cst_model old, new;
+        struct cst_reshard reshard;
+        struct cst_err err = {0};
+
+        cst_model_init(&old);
+        cst_model_init(&new);
+        declare_cut(&old, "w", &cases[i].from);
+        declare_cut(&new, "w", &cases[i].to);
+        ck_assert_msg(cst_reshard_open(&reshard, &old, &new, &err) == CST_OK, "%s", err.text);
+        ck_assert_msg(cst_reshard_keeps_blocks(&reshard, 0, 4) == cases[i].keeps, "case %u", i);
+        cst_reshard_close(&reshard);
+        cst_model_close(&old);
+        cst_model_close(&new);
+    }
+}
+END_TEST
+
 /* Cuts drawn at random, uneven ones among them, in three dimensions. */
 START_TEST(random_cuts)
 {
@@ -336,6 +372,7 @@ int main(void)
     TCase *tcase = suite_case(suite, "reshard", NULL, NULL);
 
     tcase_add_test(tcase, halves_whole_thirds);
+    tcase_add_test(tcase, blocks);
     tcase_add_test(tcase, random_cuts);
     tcase_add_test(tcase, runs_are_long);
     tcase_add_test(tcase, other_elements);

@@ -220,8 +220,9 @@ class Client:
         number of committed steps that are saved, as soon as it is known; what it raises is printed
         and ignored.
 
-        Raises CstError: ENOTFOUND, EINVAL (no weights yet, or checkpoints of another job), EBUSY,
-        EEXIST (this step is saved already), EIO, ETIMEDOUT.
+        Raises Mismatch (parts of a larger tensor leave out elements), CstError: ENOTFOUND, EINVAL
+        (no weights yet, or checkpoints of another job), EBUSY, EEXIST (this step is saved already),
+        EIO, ETIMEDOUT.
         """
         begun = on_begun
         checks.instance("buffers", buffers, (bytes, type(None)), "bytes")

@@ -575,8 +575,10 @@ class Job:
     def load(self, path: Path) -> LoadResult:
         """Load the checkpoint at ``path``, or the newest whole one of a directory.
 
-        One rank does this, after ``commit`` and before ``sync``. Raises Mismatch (other tensors or
-        another optimizer), CstError: ENOTFOUND, EINVAL (a file is altered), EUNSUPPORTED, EBUSY.
+        One rank does this, after ``commit`` and before ``sync``. Parts of larger tensors
+        (``whole_name``) are cut out of these, whatever parts and ranks the saved job had. Raises
+        Mismatch (other tensors, another optimizer, or parts that leave out elements), CstError:
+        ENOTFOUND, EINVAL (a file is altered), EUNSUPPORTED, EBUSY.
         """
         result, where = cst_load_result(), _library.text("path", path)
 
@@ -599,8 +601,9 @@ class Job:
         """Write the weights of safetensors files of other programs to this job, which is new.
 
         ``path`` is a file or a directory. Files may leave out the beginning ``prefix`` of names.
-        ``wants`` returns whether a tensor of the job is to be loaded. One rank does this, after
-        ``commit`` and before ``sync``. Raises CstError: ENOTFOUND, EINVAL (a tensor is missing or
+        ``wants`` returns whether a tensor of the job is to be loaded. Parts of larger tensors are
+        cut out of these. One rank does this, after ``commit`` and before ``sync``. Raises
+        Mismatch (parts that leave out elements), CstError: ENOTFOUND, EINVAL (a tensor is missing or
         has another shape), EEXIST (the job has states), EBUSY, EIO.
         """
         raised: list[BaseException] = []
