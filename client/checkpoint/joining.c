@@ -36,38 +36,27 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* Add the run of a band to the range of its part. The elements of a part that are in a range of the
- * whole follow each other in the part. */
-static void add_run(struct cstc_joining_place *place, const struct cst_reshard_run *run)
-{
-    uint32_t i = 0;
-
-    while (i < place->n_ranges && place->ranges[i].tensor != run->tensor) {
-        i++;
-    }
-    if (i == place->n_ranges) {
-        place->ranges[place->n_ranges++] =
-            (struct cstc_joining_range){.tensor = run->tensor, .first = run->first};
-    }
-    place->ranges[i].n_elems += run->n_elems;
-}
-
 /* Find the ranges of the band that begins at place->first. A tensor that is not cut is one band. */
 static void find_band(const struct cstc_joining *joining, struct cstc_joining_place *place)
 {
+    const struct cst_reshard *way = &joining->wholes->way;
     const struct cstc_content_entry *entry = entry_at(joining, place);
     const uint64_t left = entry->n_elems - place->first;
-    uint64_t at = place->first;
+    uint32_t parts[CST_BOX_MAX_PARTS];
+    const uint32_t n_parts = cst_reshard_parts(way, entry->tensor, parts);
 
     place->n_elems = is_cut(joining, entry) ? least(left, CSTC_JOINING_BAND) : left;
     place->n_ranges = place->range = 0;
     place->done = 0;
-    while (at < place->first + place->n_elems) {
-        struct cst_reshard_run run = cst_reshard_run(&joining->wholes->way, entry->tensor, at,
-                                                     place->first + place->n_elems - at);
+    for (uint32_t i = 0; i < n_parts; i++) {
+        const uint64_t begin = cst_reshard_before(way, entry->tensor, place->first, parts[i]);
+        const uint64_t end =
+            cst_reshard_before(way, entry->tensor, place->first + place->n_elems, parts[i]);
 
-        add_run(place, &run);
-        at += run.n_elems;
+        if (end > begin) {
+            place->ranges[place->n_ranges++] = (struct cstc_joining_range){
+                .tensor = parts[i], .first = begin, .n_elems = end - begin};
+        }
     }
 }
 

@@ -17,7 +17,6 @@
 
 #include "client/checkpoint/content.h"
 #include "client/checkpoint/wholes.h"
-#include "offload/layout/box.h"
 
 /* Elements of a band: whole blocks of moments. */
 #define CSTC_JOINING_BAND (UINT64_C(1) << 21)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/layout/reshard.h"
-#include "offload/layout/box.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -237,6 +236,47 @@ struct cst_reshard_run cst_reshard_run(const struct cst_reshard *reshard, uint32
     run.n_elems = length(t, other, at);
     run.n_elems = run.n_elems < most ? run.n_elems : most;
     return run;
+}
+
+uint32_t cst_reshard_parts(const struct cst_reshard *reshard, uint32_t tensor, uint32_t *out)
+{
+    const struct cst_layout_tensor *t = &reshard->to->tensors[tensor];
+    const struct cst_model *from = reshard->from;
+    const char *name = cst_box_whole_name(t);
+    const uint32_t first = find_whole(from, reshard->order, name);
+    uint32_t n = 0;
+
+    for (uint32_t i = first; is_of_whole(from, reshard->order, i, name); i++) {
+        if (!is_repeated(from, reshard->order, first, i) &&
+            cst_box_common(t, &from->tensors[reshard->order[i]]) > 0) {
+            out[n++] = reshard->order[i];
+        }
+    }
+    return n;
+}
+
+uint64_t cst_reshard_before(const struct cst_reshard *reshard, uint32_t tensor, uint64_t element,
+                            uint32_t part)
+{
+    const struct cst_layout_tensor *t = &reshard->to->tensors[tensor],
+                                   *p = &reshard->from->tensors[part];
+    uint64_t n = 0, inner = p->n_elems;
+    int64_t at[CST_LAYOUT_MAX_DIMS];
+
+    if (element == t->n_elems) {
+        return p->n_elems;
+    }
+    place_of(t, element, at);
+    for (uint32_t d = 0; d < p->n_dims; d++) {
+        const int64_t begin = cst_box_begin(p, d), end = cst_box_end(p, d);
+
+        inner /= (uint64_t)p->shape[d];
+        n += at[d] <= begin ? 0 : (uint64_t)((at[d] < end ? at[d] : end) - begin) * inner;
+        if (at[d] < begin || at[d] >= end) {
+            break;
+        }
+    }
+    return n;
 }
 
 bool cst_reshard_is_whole(const struct cst_reshard *reshard, uint32_t tensor)

@@ -16,7 +16,7 @@
 #ifndef CST_RESHARD_H
 #define CST_RESHARD_H
 
-#include "offload/layout/layout.h"
+#include "offload/layout/box.h"
 
 struct cst_reshard {
     const struct cst_model *from, *to; /* Borrowed. */
@@ -48,6 +48,15 @@ void cst_reshard_close(struct cst_reshard *reshard);
  * elements. */
 struct cst_reshard_run cst_reshard_run(const struct cst_reshard *reshard, uint32_t tensor,
                                        uint64_t first, uint64_t most);
+
+/* Store the numbers of the tensors of `from` that have elements of tensor @tensor of `to` in @out,
+ * which has CST_BOX_MAX_PARTS places. Of equal ones, the first is stored. Returns how many. */
+uint32_t cst_reshard_parts(const struct cst_reshard *reshard, uint32_t tensor, uint32_t *out);
+
+/* The number of elements of tensor @part of `from` that come before element @element, or before the
+ * end, of tensor @tensor of `to`, which is the whole of @part. */
+uint64_t cst_reshard_before(const struct cst_reshard *reshard, uint32_t tensor, uint64_t element,
+                            uint32_t part);
 
 /* True if tensor @tensor of `to` has all its elements, in the same order, in one tensor of `from`,
  * which has no others. */
