@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import tempfile
 import unittest
 from typing import Any
 
+import cistern
 import cistern.torch as ct
 import torch
 import torch.distributed as dist
@@ -108,6 +111,26 @@ class TensorParallel(TorchCase):
             for name, values in weights.items():
                 self.assertTrue(torch.equal(values, got[0][1][name]), name)
                 self.assertEqual(values.shape, mlp().get_parameter(name).shape)
+        self.check_files(got[0][1])
+
+    def check_files(self, weights: dict[str, torch.Tensor]) -> None:
+        """Files have whole tensors, which one process loads with the same bits."""
+        with tempfile.TemporaryDirectory() as folder:
+            with cistern.Client() as client:
+                client.save(self.name, folder)
+            path = f"{folder}/step-{N_STEPS:08d}"
+            with open(f"{path}/model.safetensors", "rb") as file:
+                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            whole = mlp().state_dict()
+            self.assertEqual(
+                {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"},
+                {name: list(values.shape) for name, values in whole.items()},
+            )
+            self.addCleanup(self.remove, self.name + "-one")
+            store = ct.attach(mlp(), self.name + "-one", resume=path)
+            for name, values in weights.items():
+                self.assertTrue(torch.equal(store.read(name), values), name)
+            store.close()
 
     def test_tp_2(self) -> None:
         self.check(1, 2)

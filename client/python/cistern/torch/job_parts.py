@@ -53,7 +53,8 @@ class JobParts:
             part.name,
             box.shape,
             group=self._groups[part.holders],
-            external_names=() if is_box else held.file_names,
+            # Files have the wholes of boxes that are trained.
+            external_names=() if is_box and not held.trains else held.file_names,
             pattern=pattern,
             whole_shape=box.whole if cut else None,
             first=box.first if cut else None,
