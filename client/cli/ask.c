@@ -12,6 +12,13 @@ int cli_fail(const struct cst_err *err)
     return CLI_EXIT_FAILURE;
 }
 
+int cli_usage(const char *what, const char *which)
+{
+    (void)fprintf(stderr, "cistern: %s%s%s\nTry 'cistern --help'.\n", what, which[0] ? ": " : "",
+                  which);
+    return CLI_EXIT_USAGE;
+}
+
 bool cli_ask(struct cli *cli, struct cstc_call *call, uint16_t type, const ProtobufCMessage *body,
              uint16_t reply_type, const ProtobufCMessageDescriptor *reply_form)
 {

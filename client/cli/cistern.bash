@@ -10,6 +10,10 @@ _cistern_presets() {
     cistern plan preset: 2>&1 | sed -n "s/.*there are //p" | tr -d ,
 }
 
+_cistern_schedules() {
+    cistern schedule '' --stages 1 --micro-batches 1 2>&1 | sed -n "s/.*there are //p" | tr -d ,
+}
+
 _cistern_commands() {
     cistern help 2>/dev/null | sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p'
 }
@@ -80,6 +84,10 @@ _cistern() {
             mapfile -t COMPREPLY < <(compgen -W preset: -f -- "$cur")
             [[ ${COMPREPLY[*]} != preset: ]] || compopt -o nospace 2>/dev/null
         fi
+    elif [[ $n_args -eq 0 && $command == schedule ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "check $(_cistern_schedules)" -- "$cur")
+    elif [[ $n_args -eq 1 && $command == schedule ]]; then
+        mapfile -t COMPREPLY < <(compgen -f -- "$cur")
     elif [[ $n_args -eq 0 && ($command == job || $command == explain || $command == rm || $command == trace || $command == save) ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$(_cistern_jobs "${common[@]}")" -- "$cur")
     fi

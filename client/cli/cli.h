@@ -68,6 +68,7 @@ struct cli {
     bool no_pin;                  /* --no-pin: ranks run on any processor. */
     bool check;                   /* --check: compare checksums. */
     const char *disk;             /* --disk: a directory or a size. */
+    uint64_t stages;              /* --stages: of a pipeline schedule; 0: not given. */
     struct cli_plan_request plan; /* Options of plan alone. */
     bool help, version;           /* --help, --version */
     char **args;                  /* Arguments after the command's name. */
@@ -80,6 +81,10 @@ struct cli {
 /* Print "cistern: " and the error to stderr. Returns CLI_EXIT_FAILURE, so that a command can end
  * with `return cli_fail(&err)`. */
 int cli_fail(const struct cst_err *err);
+
+/* Print to stderr that the command line is wrong: "@what: @which", or "@what" if @which is empty.
+ * Returns CLI_EXIT_USAGE. */
+int cli_usage(const char *what, const char *which);
 
 /* Make a request and wait for the reply, which is then in @call; the caller resets @call. False: it
  * failed; the error was printed to stderr, and @call is reset. */
@@ -127,6 +132,7 @@ int cli_drain(struct cli *cli);
 int cli_probe(struct cli *cli);
 int cli_plan(struct cli *cli);
 int cli_run(struct cli *cli);
+int cli_schedule(struct cli *cli);
 
 /* Set options of plan from the file of --config. The options that the command line has must be read
  * again afterwards. The statuses of cst_options_load. */

@@ -57,6 +57,8 @@ static const struct command commands[] = {
      CLI_USES_JSON | CLI_USES_COUNT, DAEMON, cli_ping},
     {"plan", "MODEL", "plan a model: a JSON file, or preset:NAME", 1, 0,
      CLI_USES_JSON | CLI_USES_DISK | CLI_USES_PLAN, NO_DAEMON, cli_plan},
+    {"schedule", "NAME|check FILE", "make a pipeline schedule, or verify one in a file", 1, 1,
+     CLI_USES_JSON | CLI_USES_OUTPUT | CLI_USES_SCHEDULE, NO_DAEMON, cli_schedule},
     {"probe", "", "measure this machine, for plans", 0, 0,
      CLI_USES_JSON | CLI_USES_OUTPUT | CLI_USES_DISK, DAEMON_IF_THERE, cli_probe},
     {"run", "-- PROGRAM..", "start the ranks of a job: cistern run -n N -- PROGRAM ARGUMENT...", 1,
@@ -65,13 +67,6 @@ static const struct command commands[] = {
      version},
     {"help", "[COMMAND]", "print this text, or the options of a command", 0, 1, 0, NO_DAEMON, help},
 };
-
-int cli_usage(const char *what, const char *which)
-{
-    (void)fprintf(stderr, "cistern: %s%s%s\nTry 'cistern --help'.\n", what, which[0] ? ": " : "",
-                  which);
-    return CLI_EXIT_USAGE;
-}
 
 static int print_help(const struct command *command)
 {

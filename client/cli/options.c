@@ -2,6 +2,7 @@
 #include "client/cli/options.h"
 
 #include "client/cli/restarts.h"
+#include "offload/parallel/schedule.h"
 #include "offload/plan/plan.h"
 #include "proto/optimizers.h"
 
@@ -47,14 +48,18 @@ const struct cst_option cli_options[] = {
          "memory of each rank's device (default: auto, what [gpu] pool = auto has)",
          CST_SIZE_OR(AT(plan.device_bytes), 0, "auto", CST_PLAN_NO_LIMIT)),
     PLAN("host", "SIZE", "memory of the node for states", CST_SIZE(AT(plan.host_bytes))),
-    ROW("ranks", 'n', CLI_USES_PLAN | CLI_USES_RUN, "N",
-        "run: ranks to start; plan: ranks on this node (default: as the model says)",
+    ROW("ranks", 'n', CLI_USES_PLAN | CLI_USES_RUN | CLI_USES_SCHEDULE, "N",
+        "run: ranks to start; plan: ranks on this node (default: as the model says); schedule: "
+        "ranks of the pipeline (default: one for each stage)",
         CST_U64(AT(plan.ranks), 1, 64)),
     PLAN("config", "FILE",
          "options of the job in a file of cistern-gpt --config; the command line overrides them",
          CST_TEXT(AT(plan.config))),
-    PLAN("micro-batches", "N", "micro-batches of a step (default: 1)",
-         CST_U64(AT(plan.micro_batches), 1, CLI_PLAN_MICRO_BATCHES)),
+    ROW("stages", 0, CLI_USES_SCHEDULE, "N", "stages of the pipeline",
+        CST_U64(AT(stages), 1, CST_SCHEDULE_MAX_STAGES)),
+    ROW("micro-batches", 0, CLI_USES_PLAN | CLI_USES_SCHEDULE, "N",
+        "micro-batches of a step (plan: default: 1)",
+        CST_U64(AT(plan.micro_batches), 1, CLI_PLAN_MICRO_BATCHES)),
     PLAN("chunk", "N", "bf16 elements of a chunk (default: the planner chooses)",
          CST_U64(AT(plan.chunk_elems), 1, CST_LAYOUT_MAX_CHUNK_ELEMS)),
     PLAN("batch", "N", "preset: sequences of a micro-batch (default: 1)",
@@ -86,8 +91,8 @@ const struct cst_option cli_options[] = {
          CST_REAL(AT(plan.flops), 1, 1e18)),
     PLAN("share", "S", "share of the flop/s that the model reaches (default: 1)",
          CST_REAL(AT(plan.share), 0.001, 1)),
-    PLAN("recompute", NULL, "repeat each forward pass before its backward pass",
-         CST_FLAG(AT(plan.recompute))),
+    ROW("recompute", 0, CLI_USES_PLAN | CLI_USES_SCHEDULE, NULL,
+        "repeat each forward pass before its backward pass", CST_FLAG(AT(plan.recompute))),
     PLAN("what-if", NULL, "plan also with what the daemon cannot do yet",
          CST_FLAG(AT(plan.what_if))),
     ROW("save", 0, CLI_USES_PLAN | CLI_USES_DRAIN, "FILE|DIR",

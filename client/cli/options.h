@@ -22,6 +22,7 @@ enum {
     CLI_USES_DRAIN = 1 << 10,
     CLI_USES_RUN = 1 << 11,
     CLI_USES_FORCE = 1 << 12,
+    CLI_USES_SCHEDULE = 1 << 13,
 };
 
 /* All options, in the order of the help. They set fields of struct cli. */
@@ -29,9 +30,5 @@ extern const struct cst_option cli_options[];
 
 /* A command line without options. */
 struct cli cli_options_none(void);
-
-/* Print to stderr that the command line is wrong: "@what: @which", or "@what" if @which is empty.
- * Returns CLI_EXIT_USAGE. */
-int cli_usage(const char *what, const char *which);
 
 #endif

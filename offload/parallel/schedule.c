@@ -116,17 +116,17 @@ struct making {
 };
 
 /* The stage and micro-batch of a rank's @n-th forward pass, or of its @n-th backward pass. */
-static struct cst_action unit(const struct making *m, uint32_t n, bool backward)
+static struct cst_stage_action unit(const struct making *m, uint32_t n, bool backward)
 {
     const uint32_t turn = n / m->group, own = turn % m->n_own;
 
-    return (struct cst_action){
+    return (struct cst_stage_action){
         .stage = (uint16_t)((backward ? m->n_own - 1 - own : own) * m->schedule->n_ranks + m->rank),
         .micro = turn / m->n_own * m->group + n % m->group,
     };
 }
 
-static void add(struct making *m, struct cst_action action, enum cst_action_kind kind)
+static void add(struct making *m, struct cst_stage_action action, enum cst_stage_action_kind kind)
 {
     action.kind = (uint16_t)kind;
     m->schedule->actions[m->end++] = action;
@@ -134,12 +134,12 @@ static void add(struct making *m, struct cst_action action, enum cst_action_kind
 
 static void add_backward(struct making *m, uint32_t n)
 {
-    const struct cst_action action = unit(m, n, true);
+    const struct cst_stage_action action = unit(m, n, true);
 
     if (m->kind->early && m->schedule->recomputes[action.stage]) {
-        add(m, action, CST_ACTION_RECOMPUTE);
+        add(m, action, CST_STAGE_RECOMPUTE);
     }
-    add(m, action, m->kind->splits ? CST_ACTION_BACKWARD_INPUT : CST_ACTION_BACKWARD);
+    add(m, action, m->kind->splits ? CST_STAGE_BACKWARD_INPUT : CST_STAGE_BACKWARD);
 }
 
 static uint32_t warm_up(const struct making *m)
@@ -161,16 +161,16 @@ static void make_rank(struct making *m)
         const uint32_t more = shifted && n_backward == 0 ? 1 : 0;
 
         if (n_forward < m->total && n_forward - n_backward <= m->warm_up + more) {
-            add(m, unit(m, n_forward++, false), CST_ACTION_FORWARD);
+            add(m, unit(m, n_forward++, false), CST_STAGE_FORWARD);
             continue;
         }
         add_backward(m, n_backward++);
         if (n_weight + delay < n_backward) {
-            add(m, unit(m, n_weight++, true), CST_ACTION_BACKWARD_WEIGHT);
+            add(m, unit(m, n_weight++, true), CST_STAGE_BACKWARD_WEIGHT);
         }
     }
     while (n_weight < m->total) {
-        add(m, unit(m, n_weight++, true), CST_ACTION_BACKWARD_WEIGHT);
+        add(m, unit(m, n_weight++, true), CST_STAGE_BACKWARD_WEIGHT);
     }
 }
 

@@ -22,26 +22,26 @@ enum {
     CST_SCHEDULE_NAME_BYTES = 16,
 };
 
-enum cst_action_kind {
-    CST_ACTION_FORWARD,         /* "F" */
-    CST_ACTION_BACKWARD,        /* "B": gradients of the inputs and of the weights. */
-    CST_ACTION_BACKWARD_INPUT,  /* "I": gradients of the inputs alone. */
-    CST_ACTION_BACKWARD_WEIGHT, /* "W": gradients of the weights, some time after "I". */
+enum cst_stage_action_kind {
+    CST_STAGE_FORWARD,         /* "F" */
+    CST_STAGE_BACKWARD,        /* "B": gradients of the inputs and of the weights. */
+    CST_STAGE_BACKWARD_INPUT,  /* "I": gradients of the inputs alone. */
+    CST_STAGE_BACKWARD_WEIGHT, /* "W": gradients of the weights, some time after "I". */
     /* "R": the forward pass again, of which only the inputs were kept, some time before the
      * backward pass. It does not wait for the gradient from the next stage. */
-    CST_ACTION_RECOMPUTE,
-    CST_ACTION_COUNT
+    CST_STAGE_RECOMPUTE,
+    CST_STAGE_ACTION_COUNT
 };
 
-struct cst_action {
-    uint16_t kind;  /* enum cst_action_kind */
+struct cst_stage_action {
+    uint16_t kind;  /* enum cst_stage_action_kind */
     uint16_t stage; /* Number of the stage. */
     uint32_t micro; /* Number of the micro-batch. */
 };
 
 struct cst_schedule {
     uint32_t n_ranks, n_stages, n_micro;
-    struct cst_action
+    struct cst_stage_action
         *actions;      /* Those of rank 0 in their order, then those of rank 1, ... Owned. */
     uint32_t *first;   /* Number of each rank's first action; one more entry: the end. Owned. */
     uint32_t *rank_of; /* The rank of each stage. Owned. */

@@ -6,30 +6,30 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char letters[] = {[CST_ACTION_FORWARD] = 'F',
-                               [CST_ACTION_BACKWARD] = 'B',
-                               [CST_ACTION_BACKWARD_INPUT] = 'I',
-                               [CST_ACTION_BACKWARD_WEIGHT] = 'W',
-                               [CST_ACTION_RECOMPUTE] = 'R'};
+static const char letters[] = {[CST_STAGE_FORWARD] = 'F',
+                               [CST_STAGE_BACKWARD] = 'B',
+                               [CST_STAGE_BACKWARD_INPUT] = 'I',
+                               [CST_STAGE_BACKWARD_WEIGHT] = 'W',
+                               [CST_STAGE_RECOMPUTE] = 'R'};
 
-const char *cst_action_words(struct cst_action action, char out[CST_ACTION_WORDS])
+const char *cst_stage_action_words(struct cst_stage_action action, char out[CST_STAGE_ACTION_WORDS])
 {
-    (void)snprintf(out, CST_ACTION_WORDS, "%u%c%" PRIu32, (unsigned)action.stage,
-                   action.kind < CST_ACTION_COUNT ? letters[action.kind] : '?', action.micro);
+    (void)snprintf(out, CST_STAGE_ACTION_WORDS, "%u%c%" PRIu32, (unsigned)action.stage,
+                   action.kind < CST_STAGE_ACTION_COUNT ? letters[action.kind] : '?', action.micro);
     return out;
 }
 
 static bool is_backward(uint16_t kind)
 {
-    return kind == CST_ACTION_BACKWARD || kind == CST_ACTION_BACKWARD_INPUT;
+    return kind == CST_STAGE_BACKWARD || kind == CST_STAGE_BACKWARD_INPUT;
 }
 
 /* -- order ------------------------------------------------------------------------------------ */
 
-bool cst_action_needs(const struct cst_schedule *schedule, struct cst_action action,
-                      uint32_t *needed)
+bool cst_stage_action_needs(const struct cst_schedule *schedule, struct cst_stage_action action,
+                            uint32_t *needed)
 {
-    if (action.kind == CST_ACTION_FORWARD && action.stage > 0) {
+    if (action.kind == CST_STAGE_FORWARD && action.stage > 0) {
         *needed = action.stage - 1U;
         return true;
     }
@@ -50,11 +50,11 @@ struct walk {
     uint32_t first, n; /* First entry of the ring, and number of entries. */
 };
 
-static bool *done_of(const struct walk *walk, uint32_t stage, struct cst_action action)
+static bool *done_of(const struct walk *walk, uint32_t stage, struct cst_stage_action action)
 {
     const size_t unit = (size_t)stage * walk->schedule->n_micro + action.micro;
 
-    return &walk->done[2 * unit + (action.kind == CST_ACTION_FORWARD ? 0 : 1)];
+    return &walk->done[2 * unit + (action.kind == CST_STAGE_FORWARD ? 0 : 1)];
 }
 
 static void wake(struct walk *walk, uint32_t rank)
@@ -66,23 +66,24 @@ static void wake(struct walk *walk, uint32_t rank)
 }
 
 /* Wake the rank of the stage that waits for @action. */
-static void pass_on(struct walk *walk, struct cst_action action)
+static void pass_on(struct walk *walk, struct cst_stage_action action)
 {
     const struct cst_schedule *schedule = walk->schedule;
 
     *done_of(walk, action.stage, action) = true;
-    if (action.kind == CST_ACTION_FORWARD && action.stage + 1U < schedule->n_stages) {
+    if (action.kind == CST_STAGE_FORWARD && action.stage + 1U < schedule->n_stages) {
         wake(walk, schedule->rank_of[action.stage + 1U]);
     } else if (is_backward(action.kind) && action.stage > 0) {
         wake(walk, schedule->rank_of[action.stage - 1U]);
     }
 }
 
-static bool is_ready(const struct walk *walk, struct cst_action action)
+static bool is_ready(const struct walk *walk, struct cst_stage_action action)
 {
     uint32_t needed;
 
-    return !cst_action_needs(walk->schedule, action, &needed) || *done_of(walk, needed, action);
+    return !cst_stage_action_needs(walk->schedule, action, &needed) ||
+           *done_of(walk, needed, action);
 }
 
 static void walk_rank(struct walk *walk, uint32_t rank,
@@ -93,7 +94,7 @@ static void walk_rank(struct walk *walk, uint32_t rank,
 
     for (; i < schedule->first[rank + 1] && is_ready(walk, schedule->actions[i]); i++) {
         visit(arg, rank, i);
-        if (schedule->actions[i].kind == CST_ACTION_FORWARD ||
+        if (schedule->actions[i].kind == CST_STAGE_FORWARD ||
             is_backward(schedule->actions[i].kind)) {
             pass_on(walk, schedule->actions[i]);
         }
@@ -105,23 +106,23 @@ static void walk_rank(struct walk *walk, uint32_t rank,
 static int find_stuck(const struct walk *walk, struct cst_err *err)
 {
     const struct cst_schedule *schedule = walk->schedule;
-    char words[CST_ACTION_WORDS], wanted[CST_ACTION_WORDS];
+    char words[CST_STAGE_ACTION_WORDS], wanted[CST_STAGE_ACTION_WORDS];
 
     for (uint32_t rank = 0; rank < schedule->n_ranks; rank++) {
-        struct cst_action action;
+        struct cst_stage_action action;
         uint32_t needed;
 
         if (walk->at[rank] == schedule->first[rank + 1]) {
             continue;
         }
         action = schedule->actions[walk->at[rank]];
-        (void)cst_action_words(action, words);
-        if (cst_action_needs(schedule, action, &needed)) {
+        (void)cst_stage_action_words(action, words);
+        if (cst_stage_action_needs(schedule, action, &needed)) {
             action.stage = (uint16_t)needed;
             return cst_err_set(err, CST_EINVAL,
                                "rank %" PRIu32 " waits for ever before %s: it needs %s of rank "
                                "%" PRIu32 ", which waits, too",
-                               rank, words, cst_action_words(action, wanted),
+                               rank, words, cst_stage_action_words(action, wanted),
                                schedule->rank_of[needed]);
         }
     }
@@ -182,7 +183,8 @@ int cst_schedule_run(const struct cst_schedule *schedule,
 /* -- counts ----------------------------------------------------------------------------------- */
 
 /* The kinds of a unit, a stage's work for one micro-batch, that its rank's list has had so far. */
-static uint8_t *unit_of(uint8_t *had, const struct cst_schedule *schedule, struct cst_action action)
+static uint8_t *unit_of(uint8_t *had, const struct cst_schedule *schedule,
+                        struct cst_stage_action action)
 {
     return &had[(size_t)action.stage * schedule->n_micro + action.micro];
 }
@@ -192,21 +194,21 @@ static uint8_t *unit_of(uint8_t *had, const struct cst_schedule *schedule, struc
 /* Return why a unit that has had @had cannot have an action of @kind now; NULL: it can. */
 static const char *find_fault(unsigned had, unsigned kind)
 {
-    const bool backward = HAS(had, CST_ACTION_BACKWARD) || HAS(had, CST_ACTION_BACKWARD_INPUT);
+    const bool backward = HAS(had, CST_STAGE_BACKWARD) || HAS(had, CST_STAGE_BACKWARD_INPUT);
 
     if (HAS(had, kind)) {
         return "comes twice";
     }
-    if (kind != CST_ACTION_FORWARD && !HAS(had, CST_ACTION_FORWARD)) {
+    if (kind != CST_STAGE_FORWARD && !HAS(had, CST_STAGE_FORWARD)) {
         return "comes before its forward pass";
     }
     if (is_backward((uint16_t)kind) && backward) {
         return "is a second backward pass";
     }
-    if (kind == CST_ACTION_RECOMPUTE && backward) {
+    if (kind == CST_STAGE_RECOMPUTE && backward) {
         return "comes after its backward pass";
     }
-    if (kind == CST_ACTION_BACKWARD_WEIGHT && !HAS(had, CST_ACTION_BACKWARD_INPUT)) {
+    if (kind == CST_STAGE_BACKWARD_WEIGHT && !HAS(had, CST_STAGE_BACKWARD_INPUT)) {
         return "comes before the gradients of its inputs";
     }
     return NULL;
@@ -215,13 +217,13 @@ static const char *find_fault(unsigned had, unsigned kind)
 static int count_action(const struct cst_schedule *schedule, uint32_t rank, uint32_t i,
                         uint8_t *had, struct cst_err *err)
 {
-    const struct cst_action action = schedule->actions[i];
-    char words[CST_ACTION_WORDS];
+    const struct cst_stage_action action = schedule->actions[i];
+    char words[CST_STAGE_ACTION_WORDS];
     const char *fault;
 
-    (void)cst_action_words(action, words);
+    (void)cst_stage_action_words(action, words);
     if (action.stage >= schedule->n_stages || action.micro >= schedule->n_micro ||
-        action.kind >= CST_ACTION_COUNT) {
+        action.kind >= CST_STAGE_ACTION_COUNT) {
         return cst_err_set(err, CST_EINVAL,
                            "rank %" PRIu32 ": %s is none of %" PRIu32 " stages and %" PRIu32
                            " micro-batches",
@@ -241,18 +243,18 @@ static int count_action(const struct cst_schedule *schedule, uint32_t rank, uint
     return CST_OK;
 }
 
-static int check_unit(const struct cst_schedule *schedule, struct cst_action unit, unsigned had,
-                      struct cst_err *err)
+static int check_unit(const struct cst_schedule *schedule, struct cst_stage_action unit,
+                      unsigned had, struct cst_err *err)
 {
-    char words[CST_ACTION_WORDS];
+    char words[CST_STAGE_ACTION_WORDS];
 
-    unit.kind = !HAS(had, CST_ACTION_FORWARD)         ? CST_ACTION_FORWARD
-                : HAS(had, CST_ACTION_BACKWARD_INPUT) ? CST_ACTION_BACKWARD_WEIGHT
-                                                      : CST_ACTION_BACKWARD;
+    unit.kind = !HAS(had, CST_STAGE_FORWARD)         ? CST_STAGE_FORWARD
+                : HAS(had, CST_STAGE_BACKWARD_INPUT) ? CST_STAGE_BACKWARD_WEIGHT
+                                                     : CST_STAGE_BACKWARD;
     return HAS(had, unit.kind)
                ? CST_OK
                : cst_err_set(err, CST_EINVAL, "rank %" PRIu32 ": %s is missing",
-                             schedule->rank_of[unit.stage], cst_action_words(unit, words));
+                             schedule->rank_of[unit.stage], cst_stage_action_words(unit, words));
 }
 
 /* Check that each unit is complete, in its order. @had has an entry of 0 for each unit. */
@@ -271,7 +273,7 @@ static int check_units(const struct cst_schedule *schedule, uint8_t *had, struct
     }
     for (uint32_t s = 0; s < schedule->n_stages; s++) {
         for (uint32_t k = 0; rc == CST_OK && k < schedule->n_micro; k++) {
-            const struct cst_action unit = {.stage = (uint16_t)s, .micro = k};
+            const struct cst_stage_action unit = {.stage = (uint16_t)s, .micro = k};
 
             rc = check_unit(schedule, unit, *unit_of(had, schedule, unit), err);
         }
@@ -289,19 +291,19 @@ struct way {
 };
 
 /* The stage that gets the message of @action, of the direction @backward. */
-static bool has_message(const struct cst_schedule *schedule, struct cst_action action,
+static bool has_message(const struct cst_schedule *schedule, struct cst_stage_action action,
                         bool backward, uint32_t *to)
 {
     *to = backward ? action.stage - 1U : action.stage + 1U;
     return (backward ? is_backward(action.kind) && action.stage > 0
-                     : action.kind == CST_ACTION_FORWARD && *to < schedule->n_stages) &&
+                     : action.kind == CST_STAGE_FORWARD && *to < schedule->n_stages) &&
            schedule->rank_of[*to] != schedule->rank_of[action.stage];
 }
 
 static void send_all(const struct cst_schedule *schedule, bool backward, struct way *way)
 {
     for (uint32_t i = 0; i < schedule->first[schedule->n_ranks]; i++) {
-        const struct cst_action action = schedule->actions[i];
+        const struct cst_stage_action action = schedule->actions[i];
         uint32_t to;
 
         if (has_message(schedule, action, backward, &to)) {
@@ -316,14 +318,14 @@ static void send_all(const struct cst_schedule *schedule, bool backward, struct 
 static int use_all(const struct cst_schedule *schedule, bool backward, struct way *way,
                    struct cst_err *err)
 {
-    char words[CST_ACTION_WORDS];
+    char words[CST_STAGE_ACTION_WORDS];
 
     for (uint32_t i = 0; i < schedule->first[schedule->n_ranks]; i++) {
-        const struct cst_action action = schedule->actions[i];
+        const struct cst_stage_action action = schedule->actions[i];
         uint32_t needed;
 
-        if ((action.kind != CST_ACTION_FORWARD) == backward &&
-            cst_action_needs(schedule, action, &needed) &&
+        if ((action.kind != CST_STAGE_FORWARD) == backward &&
+            cst_stage_action_needs(schedule, action, &needed) &&
             schedule->rank_of[needed] != schedule->rank_of[action.stage]) {
             const uint32_t from = schedule->rank_of[needed], to = schedule->rank_of[action.stage];
             const uint32_t used = ++way->used[(size_t)from * schedule->n_ranks + to];
@@ -332,7 +334,7 @@ static int use_all(const struct cst_schedule *schedule, bool backward, struct wa
                 return cst_err_set(err, CST_EINVAL,
                                    "rank %" PRIu32 ": %s uses another message than rank %" PRIu32
                                    " sends next: messages are used in the order of sending",
-                                   to, cst_action_words(action, words), from);
+                                   to, cst_stage_action_words(action, words), from);
             }
         }
     }
@@ -389,12 +391,12 @@ static uint32_t count_in_flight(const struct cst_schedule *schedule, uint32_t st
     uint32_t now = 0, most = 0;
 
     for (uint32_t i = schedule->first[rank]; i < schedule->first[rank + 1]; i++) {
-        const struct cst_action action = schedule->actions[i];
+        const struct cst_stage_action action = schedule->actions[i];
 
         if (action.stage == stage) {
-            now += action.kind == CST_ACTION_FORWARD;
+            now += action.kind == CST_STAGE_FORWARD;
             most = now > most ? now : most;
-            now -= action.kind == CST_ACTION_BACKWARD || action.kind == CST_ACTION_BACKWARD_WEIGHT;
+            now -= action.kind == CST_STAGE_BACKWARD || action.kind == CST_STAGE_BACKWARD_WEIGHT;
         }
     }
     return most;

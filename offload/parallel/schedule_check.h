@@ -23,15 +23,16 @@ int cst_schedule_check(const struct cst_schedule *schedule, struct cst_err *err)
  * done and whose last backward action is not. @schedule is legal. */
 void cst_schedule_in_flight(const struct cst_schedule *schedule, uint32_t *in_flight);
 
-#define CST_ACTION_WORDS 32 /* Bytes of the words for an action, including the final 0. */
+#define CST_STAGE_ACTION_WORDS 32 /* Bytes of the words for an action, including the final 0. */
 
 /* Write @action as "2F0": stage, kind, micro-batch. Returns @out. */
-const char *cst_action_words(struct cst_action action, char out[CST_ACTION_WORDS]);
+const char *cst_stage_action_words(struct cst_stage_action action,
+                                   char out[CST_STAGE_ACTION_WORDS]);
 
 /* True if @action needs a message from another stage: *needed is the stage, whose forward pass (if
  * @action is one) or backward pass of the same micro-batch comes before it. */
-bool cst_action_needs(const struct cst_schedule *schedule, struct cst_action action,
-                      uint32_t *needed);
+bool cst_stage_action_needs(const struct cst_schedule *schedule, struct cst_stage_action action,
+                            uint32_t *needed);
 
 /* Do all actions in an order that each rank's list and the messages allow: @visit is called for
  * each rank and number of an action, and what an action needs is visited before it. Statuses:

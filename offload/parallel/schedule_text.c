@@ -7,11 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const names[] = {[CST_ACTION_FORWARD] = "F",
-                                    [CST_ACTION_BACKWARD] = "B",
-                                    [CST_ACTION_BACKWARD_INPUT] = "I",
-                                    [CST_ACTION_BACKWARD_WEIGHT] = "W",
-                                    [CST_ACTION_RECOMPUTE] = "UNSHARD"};
+static const char *const names[] = {[CST_STAGE_FORWARD] = "F",
+                                    [CST_STAGE_BACKWARD] = "B",
+                                    [CST_STAGE_BACKWARD_INPUT] = "I",
+                                    [CST_STAGE_BACKWARD_WEIGHT] = "W",
+                                    [CST_STAGE_RECOMPUTE] = "UNSHARD"};
 
 /* Actions that PyTorch adds to this form. */
 static const char *const added[] = {"UNSHARD",     "RESHARD",         "SEND_F",      "RECV_F",
@@ -27,8 +27,8 @@ enum {
 /* -- reading ---------------------------------------------------------------------------------- */
 
 struct reading {
-    struct cst_action *actions; /* Owned. */
-    uint32_t *ranks;            /* The rank of each action. Owned. */
+    struct cst_stage_action *actions; /* Owned. */
+    uint32_t *ranks;                  /* The rank of each action. Owned. */
     size_t n, capacity;
     uint32_t row, cell; /* Where the reader is, from 0 on. */
     struct cst_schedule_size size;
@@ -72,7 +72,7 @@ static bool is_added(const char *name, size_t n)
     return false;
 }
 
-static int add(struct reading *r, struct cst_action action, struct cst_err *err)
+static int add(struct reading *r, struct cst_stage_action action, struct cst_err *err)
 {
     if (r->n == r->capacity) {
         const size_t capacity = r->capacity > 0 ? 2 * r->capacity : 256;
@@ -104,7 +104,7 @@ static int add(struct reading *r, struct cst_action action, struct cst_err *err)
 static int read_action(struct reading *r, const char *cell, size_t n, struct cst_err *err)
 {
     const char *at = cell, *end = cell + n, *name;
-    struct cst_action action = {.kind = CST_ACTION_COUNT};
+    struct cst_stage_action action = {.kind = CST_STAGE_ACTION_COUNT};
     uint32_t stage;
 
     if (!read_number(&at, end, CST_SCHEDULE_MAX_STAGES, &stage)) {
@@ -114,19 +114,20 @@ static int read_action(struct reading *r, const char *cell, size_t n, struct cst
     for (name = at; at < end && (*at < '0' || *at > '9');) {
         at++;
     }
-    for (uint16_t kind = 0; kind < CST_ACTION_COUNT; kind++) {
+    for (uint16_t kind = 0; kind < CST_STAGE_ACTION_COUNT; kind++) {
         if (is_name(names[kind], name, (size_t)(at - name))) {
             action.kind = kind;
         }
     }
-    if (is_added(name, (size_t)(at - name)) && (action.kind == CST_ACTION_COUNT || at == end)) {
+    if (is_added(name, (size_t)(at - name)) &&
+        (action.kind == CST_STAGE_ACTION_COUNT || at == end)) {
         return refuse(r, cell, n,
                       "PyTorch adds this action itself: wanted the compute-only form, which has "
                       "F, B, I and W",
                       err);
     }
     action.stage = (uint16_t)stage;
-    if (action.kind == CST_ACTION_COUNT ||
+    if (action.kind == CST_STAGE_ACTION_COUNT ||
         !read_number(&at, end, CST_SCHEDULE_MAX_MICRO, &action.micro) || at != end) {
         return refuse(r, cell, n, "wanted an action such as 2F0: stage, F, B, I or W, micro-batch",
                       err);
@@ -225,7 +226,7 @@ static void fill(struct cst_schedule *out, const struct reading *r)
         while (rank < r->ranks[i]) {
             out->first[++rank] = (uint32_t)i;
         }
-        if (r->actions[i].kind == CST_ACTION_RECOMPUTE) {
+        if (r->actions[i].kind == CST_STAGE_RECOMPUTE) {
             out->recomputes[r->actions[i].stage] = true;
         }
     }
@@ -271,9 +272,9 @@ int cst_schedule_write(char **text, size_t *n, const struct cst_schedule *schedu
         const char *separator = "";
 
         for (uint32_t i = schedule->first[rank]; i < schedule->first[rank + 1]; i++) {
-            const struct cst_action action = schedule->actions[i];
+            const struct cst_stage_action action = schedule->actions[i];
 
-            if (recompute || action.kind != CST_ACTION_RECOMPUTE) {
+            if (recompute || action.kind != CST_STAGE_RECOMPUTE) {
                 used += (size_t)snprintf(out + used, most - used, "%s%u%s%" PRIu32, separator,
                                          (unsigned)action.stage, names[action.kind], action.micro);
                 separator = ",";

@@ -21,32 +21,32 @@ static size_t unit_number(const struct timing *t, uint32_t stage, uint32_t micro
     return (size_t)stage * t->schedule->n_micro + micro;
 }
 
-static double duration(const struct timing *t, struct cst_action action)
+static double duration(const struct timing *t, struct cst_stage_action action)
 {
     const struct cst_stage_cost *cost = &t->costs[action.stage];
     const bool repeats = t->schedule->recomputes[action.stage] &&
                          !t->repeated[unit_number(t, action.stage, action.micro)];
     const double again = repeats ? cost->recompute : 0;
 
-    switch ((enum cst_action_kind)action.kind) {
-    case CST_ACTION_FORWARD:
+    switch ((enum cst_stage_action_kind)action.kind) {
+    case CST_STAGE_FORWARD:
         return cost->forward;
-    case CST_ACTION_BACKWARD:
+    case CST_STAGE_BACKWARD:
         return again + cost->backward + cost->weight;
-    case CST_ACTION_BACKWARD_INPUT:
+    case CST_STAGE_BACKWARD_INPUT:
         return again + cost->backward;
-    case CST_ACTION_BACKWARD_WEIGHT:
+    case CST_STAGE_BACKWARD_WEIGHT:
         return cost->weight;
-    case CST_ACTION_RECOMPUTE:
+    case CST_STAGE_RECOMPUTE:
         return cost->recompute;
-    case CST_ACTION_COUNT:
+    case CST_STAGE_ACTION_COUNT:
         break;
     }
     return 0;
 }
 
 /* Send the result of @action, which ends at @end, to stage @to. */
-static void send_result(struct timing *t, struct cst_action action, uint32_t to, double end)
+static void send_result(struct timing *t, struct cst_stage_action action, uint32_t to, double end)
 {
     const struct cst_schedule *schedule = t->schedule;
     const bool backward = to < action.stage;
@@ -66,13 +66,13 @@ static void visit(void *arg, uint32_t rank, uint32_t number)
 {
     struct timing *t = arg;
     const struct cst_schedule *schedule = t->schedule;
-    const struct cst_action action = schedule->actions[number];
+    const struct cst_stage_action action = schedule->actions[number];
     const size_t unit = unit_number(t, action.stage, action.micro);
-    const bool forward = action.kind == CST_ACTION_FORWARD;
+    const bool forward = action.kind == CST_STAGE_FORWARD;
     double begin = t->free_at[rank], end;
     uint32_t needed;
 
-    if (cst_action_needs(schedule, action, &needed)) {
+    if (cst_stage_action_needs(schedule, action, &needed)) {
         const double arrival = t->arrival[2 * unit + (forward ? 0 : 1)];
 
         begin = arrival > begin ? arrival : begin;
@@ -83,11 +83,11 @@ static void visit(void *arg, uint32_t rank, uint32_t number)
     if (t->begin != NULL) {
         t->begin[number] = begin;
     }
-    if (action.kind == CST_ACTION_RECOMPUTE) {
+    if (action.kind == CST_STAGE_RECOMPUTE) {
         t->repeated[unit] = true;
     } else if (forward && action.stage + 1U < schedule->n_stages) {
         send_result(t, action, action.stage + 1U, end);
-    } else if (!forward && action.kind != CST_ACTION_BACKWARD_WEIGHT && action.stage > 0) {
+    } else if (!forward && action.kind != CST_STAGE_BACKWARD_WEIGHT && action.stage > 0) {
         send_result(t, action, action.stage - 1U, end);
     }
 }
@@ -96,20 +96,21 @@ static void visit(void *arg, uint32_t rank, uint32_t number)
 
 /* Add to @bytes what @action makes its stage keep from its begin, or let go of at its @end. A
  * backward pass that repeats its forward pass has all of it in its duration. */
-static uint64_t keep(const struct timing *t, struct cst_action action, bool end, uint64_t bytes)
+static uint64_t keep(const struct timing *t, struct cst_stage_action action, bool end,
+                     uint64_t bytes)
 {
     const struct cst_stage_cost *cost = &t->costs[action.stage];
     const bool recomputes = t->schedule->recomputes[action.stage];
     bool *repeated = &t->repeated[unit_number(t, action.stage, action.micro)];
 
-    if (!end && action.kind == CST_ACTION_FORWARD) {
+    if (!end && action.kind == CST_STAGE_FORWARD) {
         return bytes + (recomputes ? cost->input_bytes : cost->kept_bytes);
     }
     if (!end && recomputes && !*repeated) {
         *repeated = true;
         return bytes - cost->input_bytes + cost->kept_bytes;
     }
-    if (end && (action.kind == CST_ACTION_BACKWARD || action.kind == CST_ACTION_BACKWARD_WEIGHT)) {
+    if (end && (action.kind == CST_STAGE_BACKWARD || action.kind == CST_STAGE_BACKWARD_WEIGHT)) {
         return bytes - cost->kept_bytes;
     }
     return bytes;

@@ -37,7 +37,7 @@ struct executor {
 
 static struct executor executor;
 
-static bool take(const struct cst_action *a, uint32_t from_stage, unsigned back)
+static bool take(const struct cst_stage_action *a, uint32_t from_stage, unsigned back)
 {
     const uint32_t from = schedule.rank_of[from_stage], to = schedule.rank_of[a->stage];
     const uint32_t head = executor.n_out[from][to][back];
@@ -45,8 +45,8 @@ static bool take(const struct cst_action *a, uint32_t from_stage, unsigned back)
     if (from == to) {
         const unsigned had = executor.had[from_stage][a->micro];
 
-        return back ? (had & (1u << CST_ACTION_BACKWARD | 1u << CST_ACTION_BACKWARD_INPUT)) != 0
-                    : (had & 1u << CST_ACTION_FORWARD) != 0;
+        return back ? (had & (1u << CST_STAGE_BACKWARD | 1u << CST_STAGE_BACKWARD_INPUT)) != 0
+                    : (had & 1u << CST_STAGE_FORWARD) != 0;
     }
     if (head == executor.n_in[from][to][back] ||
         executor.queue[from][to][back][head] != a->stage * MOST_MICRO + a->micro) {
@@ -56,7 +56,7 @@ static bool take(const struct cst_action *a, uint32_t from_stage, unsigned back)
     return true;
 }
 
-static void put(const struct cst_action *a, uint32_t to_stage, unsigned back)
+static void put(const struct cst_stage_action *a, uint32_t to_stage, unsigned back)
 {
     const uint32_t from = schedule.rank_of[a->stage], to = schedule.rank_of[to_stage];
 
@@ -69,23 +69,23 @@ static void put(const struct cst_action *a, uint32_t to_stage, unsigned back)
 /* Do one action of @rank. False: it cannot be done now. */
 static bool execute(uint32_t rank)
 {
-    const struct cst_action *a = &schedule.actions[executor.at[rank]];
+    const struct cst_stage_action *a = &schedule.actions[executor.at[rank]];
     unsigned *had = &executor.had[a->stage][a->micro];
-    const unsigned forward = 1u << CST_ACTION_FORWARD, input = 1u << CST_ACTION_BACKWARD_INPUT,
-                   full = 1u << CST_ACTION_BACKWARD;
-    const bool back = a->kind == CST_ACTION_BACKWARD || a->kind == CST_ACTION_BACKWARD_INPUT;
+    const unsigned forward = 1u << CST_STAGE_FORWARD, input = 1u << CST_STAGE_BACKWARD_INPUT,
+                   full = 1u << CST_STAGE_BACKWARD;
+    const bool back = a->kind == CST_STAGE_BACKWARD || a->kind == CST_STAGE_BACKWARD_INPUT;
 
     if ((*had & 1u << a->kind) != 0 || schedule.rank_of[a->stage] != rank ||
-        (a->kind != CST_ACTION_FORWARD && (*had & forward) == 0) ||
-        ((back || a->kind == CST_ACTION_RECOMPUTE) && (*had & (input | full)) != 0) ||
-        (a->kind == CST_ACTION_BACKWARD_WEIGHT && (*had & input) == 0)) {
+        (a->kind != CST_STAGE_FORWARD && (*had & forward) == 0) ||
+        ((back || a->kind == CST_STAGE_RECOMPUTE) && (*had & (input | full)) != 0) ||
+        (a->kind == CST_STAGE_BACKWARD_WEIGHT && (*had & input) == 0)) {
         return false;
     }
-    if ((a->kind == CST_ACTION_FORWARD && a->stage > 0 && !take(a, a->stage - 1u, 0)) ||
+    if ((a->kind == CST_STAGE_FORWARD && a->stage > 0 && !take(a, a->stage - 1u, 0)) ||
         (back && a->stage + 1u < schedule.n_stages && !take(a, a->stage + 1u, 1))) {
         return false;
     }
-    if (a->kind == CST_ACTION_FORWARD && a->stage + 1u < schedule.n_stages) {
+    if (a->kind == CST_STAGE_FORWARD && a->stage + 1u < schedule.n_stages) {
         put(a, a->stage + 1u, 0);
     }
     if (back && a->stage > 0) {
@@ -98,7 +98,7 @@ static bool execute(uint32_t rank)
 
 static bool runs(void)
 {
-    const unsigned split = 1u << CST_ACTION_BACKWARD_INPUT | 1u << CST_ACTION_BACKWARD_WEIGHT;
+    const unsigned split = 1u << CST_STAGE_BACKWARD_INPUT | 1u << CST_STAGE_BACKWARD_WEIGHT;
     bool moved = true;
 
     memset(&executor, 0, sizeof executor);
@@ -117,8 +117,8 @@ static bool runs(void)
         for (uint32_t k = 0; k < schedule.n_micro; k++) {
             const unsigned had = executor.had[s][k];
 
-            if ((had & 1u << CST_ACTION_FORWARD) == 0 ||
-                ((had & 1u << CST_ACTION_BACKWARD) == 0 && (had & split) != split)) {
+            if ((had & 1u << CST_STAGE_FORWARD) == 0 ||
+                ((had & 1u << CST_STAGE_BACKWARD) == 0 && (had & split) != split)) {
                 return false;
             }
         }
@@ -148,7 +148,7 @@ static void make_any(void)
 static void mutate(void)
 {
     const uint32_t n = schedule.first[schedule.n_ranks];
-    struct cst_action old;
+    struct cst_stage_action old;
     uint32_t rank = 0, i, j, end;
 
     if (n == 0) {
