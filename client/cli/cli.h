@@ -45,6 +45,9 @@ struct cli_plan_request {
     bool grad_over_weight; /* --grad-over-weight */
     const char *config;    /* --config: a file with options of cistern-gpt. */
     uint64_t chunk_elems;  /* --chunk: elements of a chunk; 0: not given. */
+    /* --parallel: what the plan chooses. */
+    enum { CLI_PARALLEL_NONE, CLI_PARALLEL_AUTO } parallel;
+    const char *schedule; /* --schedule: a file. */
 };
 
 /* A command line. Strings are borrowed from argv. */

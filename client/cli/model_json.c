@@ -9,13 +9,16 @@
 
 enum { MAX_WORLD = 64 };
 
-static const char *const root_keys[] = {"name",    "world",     "tokens", "groups",
-                                        "tensors", "operators", NULL};
+#define MOST_BYTES (INT64_C(1) << 48) /* Of what an operator passes on. */
+
+static const char *const root_keys[] = {"name",  "world",   "tokens",    "groups",
+                                        "heads", "tensors", "operators", NULL};
 static const char *const tensor_keys[] = {"name",   "shape", "group",    "pattern",
                                           "whole",  "first", "lr_scale", "decay_scale",
                                           "update", "dtype", NULL};
-static const char *const operator_keys[] = {"name",          "tensors", "flops", "activation_bytes",
-                                            "expected_uses", "stage",   NULL};
+static const char *const operator_keys[] = {
+    "name",     "tensors", "flops", "activation_bytes", "expected_uses", "out_bytes",
+    "tp_bytes", "stage",   NULL};
 
 /* -- groups ----------------------------------------------------------------------------------- */
 
@@ -296,6 +299,14 @@ static int read_hints(const json_t *object, const char *place, struct cst_operat
     if (rc == CST_OK) {
         rc = cst_json_real(object, place, "expected_uses", CST_JSON_OPTIONAL, &uses, err);
     }
+    if (rc == CST_OK) {
+        rc = cst_json_u64(object, place, "out_bytes", CST_JSON_OPTIONAL, MOST_BYTES,
+                          &out->out_bytes, err);
+    }
+    if (rc == CST_OK) {
+        rc = cst_json_u64(object, place, "tp_bytes", CST_JSON_OPTIONAL, MOST_BYTES, &out->sum_bytes,
+                          err);
+    }
     out->expected_uses = (float)uses;
     return rc;
 }
@@ -380,7 +391,7 @@ static int read_operators(struct cst_model *model, const json_t *root, struct cs
 int cli_model_from_json(struct cli_model *out, const json_t *root, struct cst_err *err)
 {
     struct cli_model model = {.world = 1};
-    uint64_t world = 1;
+    uint64_t world = 1, heads = 0;
     int rc;
 
     cst_model_init(&model.model);
@@ -393,6 +404,10 @@ int cli_model_from_json(struct cli_model *out, const json_t *root, struct cst_er
     }
     if (rc == CST_OK) {
         rc = cst_json_u64(root, "", "tokens", CST_JSON_OPTIONAL, UINT32_MAX, &model.tokens, err);
+    }
+    if (rc == CST_OK) {
+        rc = cst_json_u64(root, "", "heads", CST_JSON_OPTIONAL, UINT16_MAX, &heads, err);
+        model.heads = (uint32_t)heads;
     }
     if (rc == CST_OK && cli_model_set_world(&model, world, err) != CST_OK) {
         rc = cst_err_prefix(err, "world");
@@ -523,6 +538,12 @@ static json_t *operator_json(const struct cst_model *model, const struct cst_lay
     if (good && op->expected_uses != 1) {
         good = put(object, "expected_uses", json_real((double)op->expected_uses));
     }
+    if (good && op->out_bytes > 0) {
+        good = put(object, "out_bytes", json_integer((json_int_t)op->out_bytes));
+    }
+    if (good && op->sum_bytes > 0) {
+        good = put(object, "tp_bytes", json_integer((json_int_t)op->sum_bytes));
+    }
     if (good && model->n_stages > 0) {
         good = put(object, "stage", json_integer((json_int_t)op->stage));
     }
@@ -545,6 +566,9 @@ json_t *cli_model_to_json(const struct cli_model *from)
 
     if (good && from->tokens > 0) {
         good = put(root, "tokens", json_integer((json_int_t)from->tokens));
+    }
+    if (good && from->heads > 0) {
+        good = put(root, "heads", json_integer((json_int_t)from->heads));
     }
     for (uint32_t g = 1; good && g < model->n_groups; g++) {
         good = json_array_append_new(groups, group_json(model->groups[g])) == 0;

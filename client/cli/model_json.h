@@ -8,6 +8,8 @@
  *     "world": 2,                      ranks, 1 to 64; default 1; `cistern plan --ranks` overrides
  *     "tokens": 4096,                  per micro-batch and rank; default 0: unknown
  *     "groups": [[0], [1]],            ranks of group 1, 2, ...; group 0: all ranks; default none
+ *     "heads": 12,                     degrees of tensor parallelism divide this number; default 0:
+ *                                      the model cannot be divided
  *     "tensors": [{                    in the order of declaration
  *       "name": "wte",
  *       "shape": [50304, 768],         the part that one rank holds
@@ -28,8 +30,11 @@
  *                                      default 0
  *       "expected_uses": 1             forward passes per micro-batch: the share of micro-batches
  *                                      that use it; above 1 counts as 1; default 1
- *       "stage": 0                     in a model that is cut into stages (cst_stage): 0 for the
- *                                      first operators, then 1, ...; default: no stages
+ *       "out_bytes": 1572864,          that the next operators get, all from this one, per
+ * micro-batch and rank; default 0: a pipeline is not cut after it "tp_bytes": 1572864, that tensor
+ * parallelism sums in the forward pass, and again in the backward pass; default 0 "stage": 0 in a
+ * model that is cut into stages (cst_stage): 0 for the first operators, then 1, ...; default: no
+ * stages
  *     }]
  *   }
  *
@@ -46,6 +51,7 @@ struct cli_model {
     char name[CST_LAYOUT_NAME_BYTES];
     uint32_t world;  /* Number of ranks. */
     uint64_t tokens; /* Tokens per micro-batch and rank; 0: unknown. */
+    uint32_t heads;  /* Degrees of tensor parallelism divide it; 0: the model cannot be divided. */
     struct cst_model model;
 };
 

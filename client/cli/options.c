@@ -16,6 +16,7 @@
 enum { COUNT_MAX = 10000000, PRESET_MAX = 1 << 20 };
 
 static const char *const weight_names[] = {"bf16", "fp32", NULL};
+static const char *const parallel_names[] = {"none", "auto", NULL};
 
 const struct cst_option cli_options[] = {
     CST_OPTION_HEADING("Options:"),
@@ -58,8 +59,15 @@ const struct cst_option cli_options[] = {
     ROW("stages", 0, CLI_USES_SCHEDULE, "N", "stages of the pipeline",
         CST_U64(AT(stages), 1, CST_SCHEDULE_MAX_STAGES)),
     ROW("micro-batches", 0, CLI_USES_PLAN | CLI_USES_SCHEDULE, "N",
-        "micro-batches of a step (plan: default: 1)",
+        "micro-batches of a step (plan: default: 1; with --parallel: those of all ranks, default: "
+        "8 "
+        "for each)",
         CST_U64(AT(plan.micro_batches), 1, CLI_PLAN_MICRO_BATCHES)),
+    PLAN("parallel", "HOW",
+         "none (default); auto: the fastest product of data, tensor and pipeline parallelism",
+         CST_NAME(AT(plan.parallel), 0, parallel_names)),
+    PLAN("schedule", "FILE", "with --parallel: write the schedule of the fastest product to FILE",
+         CST_TEXT(AT(plan.schedule))),
     PLAN("chunk", "N", "bf16 elements of a chunk (default: the planner chooses)",
          CST_U64(AT(plan.chunk_elems), 1, CST_LAYOUT_MAX_CHUNK_ELEMS)),
     PLAN("batch", "N", "preset: sequences of a micro-batch (default: 1)",

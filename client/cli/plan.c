@@ -4,6 +4,7 @@
 #include "client/cli/cli.h"
 #include "client/cli/json.h"
 #include "client/cli/options.h"
+#include "client/cli/plan_parallel.h"
 #include "client/cli/plan_report.h"
 #include "client/cli/table.h"
 #include "client/cli/timeline.h"
@@ -313,9 +314,17 @@ int cli_plan(struct cli *cli)
         return cli_usage("--disk: the daemon keeps no states on disks; plan with --what-if",
                          cli->disk);
     }
+    if (cli->plan.schedule != NULL && cli->plan.parallel == CLI_PARALLEL_NONE) {
+        return cli_usage("--schedule is for plans with --parallel auto", cli->plan.schedule);
+    }
     rc = cli_plan_input_open(&input, cli, &err);
     if (rc != CST_OK) {
         return cli_fail(&err);
+    }
+    if (cli->plan.parallel != CLI_PARALLEL_NONE) {
+        rc = cli_plan_parallel(cli, &input, &err);
+        cli_plan_input_close(&input);
+        return rc == CST_OK ? CLI_EXIT_OK : cli_fail(&err);
     }
     rc = cst_plan_search(&plans, &input.config, &err);
     if (cli->json && (rc == CST_EPOOL || rc == CST_EBUDGET)) {

@@ -43,6 +43,7 @@ static int open_preset(struct cli_model *out, const char *name, const struct cli
     }
     *out = (struct cli_model){.world = wish->ranks > 0 ? (uint32_t)wish->ranks : 1};
     (void)snprintf(out->name, sizeof out->name, "%s", name);
+    out->heads = preset->heads;
     out->tokens =
         (wish->batch > 0 ? wish->batch : 1) * (wish->context > 0 ? wish->context : preset->context);
     cst_model_init(&out->model);

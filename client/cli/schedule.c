@@ -3,18 +3,15 @@
 #include "client/cli/cli.h"
 #include "client/cli/json.h"
 #include "client/cli/options.h"
+#include "client/cli/schedule_file.h"
 #include "client/cli/table.h"
 #include "offload/parallel/schedule_check.h"
-#include "offload/parallel/schedule_text.h"
 #include "offload/parallel/schedule_time.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { MOST_FILE_BYTES = 64 << 20 };
 
 /* What is shown of a schedule. */
 struct facts {
@@ -23,88 +20,7 @@ struct facts {
     struct cst_schedule_times times; /* The unit of time is a forward pass of a stage. */
 };
 
-/* -- files ------------------------------------------------------------------------------------ */
-
-/* Read the file @path ("-": standard input) into *text, which the caller frees. CST_EIO,
- * CST_ENOMEM; CST_EINVAL: it is too large. */
-static int read_file(const char *path, char **text, size_t *n, struct cst_err *err)
-{
-    FILE *file = strcmp(path, "-") == 0 ? stdin : fopen(path, "re");
-    size_t capacity = 0;
-    int rc = CST_OK;
-
-    *text = NULL;
-    *n = 0;
-    if (file == NULL) {
-        return cst_err_errno(err, CST_EIO, errno, "%.255s", path);
-    }
-    while (rc == CST_OK && !feof(file) && !ferror(file)) {
-        if (*n == capacity) {
-            char *more = realloc(*text, capacity = capacity > 0 ? 2 * capacity : 4096);
-
-            if (more == NULL) {
-                rc = cst_err_set(err, CST_ENOMEM, "%.255s", path);
-                break;
-            }
-            *text = more;
-        }
-        *n += fread(*text + *n, 1, capacity - *n, file);
-        if (*n > MOST_FILE_BYTES) {
-            rc = cst_err_set(err, CST_EINVAL, "%.255s: larger than %d MiB, which no schedule is",
-                             path, MOST_FILE_BYTES >> 20);
-        }
-    }
-    if (rc == CST_OK && ferror(file)) {
-        rc = cst_err_errno(err, CST_EIO, errno, "%.255s", path);
-    }
-    if (file != stdin) {
-        (void)fclose(file);
-    }
-    return rc;
-}
-
-/* Write the schedule to the file @path; "-": standard output, whose errors main reports. */
-static int write_file(const struct cst_schedule *schedule, const char *path, struct cst_err *err)
-{
-    const bool to_stdout = strcmp(path, "-") == 0;
-    char *text;
-    size_t n;
-    FILE *file;
-    int rc = cst_schedule_write(&text, &n, schedule, false, err);
-
-    if (rc != CST_OK) {
-        return rc;
-    }
-    file = to_stdout ? stdout : fopen(path, "we");
-    if (file == NULL || fwrite(text, 1, n, file) != n) {
-        rc = cst_err_errno(err, CST_EIO, errno, "%.255s", path);
-    }
-    if (file != NULL && !to_stdout && fclose(file) != 0 && rc == CST_OK) {
-        rc = cst_err_errno(err, CST_EIO, errno, "%.255s", path);
-    }
-    free(text);
-    return rc;
-}
-
 /* -- schedules -------------------------------------------------------------------------------- */
-
-/* Read the schedule of the file @path, and verify it. */
-static int open_file(struct cst_schedule *out, const char *path, struct cst_err *err)
-{
-    char *text;
-    size_t n;
-    int rc = read_file(path, &text, &n, err);
-
-    if (rc == CST_OK) {
-        rc = cst_schedule_read(out, text, n, err);
-        rc = rc == CST_OK ? cst_schedule_check(out, err) : rc;
-        if (rc != CST_OK) {
-            (void)cst_err_prefix(err, "%.255s", path);
-        }
-    }
-    free(text);
-    return rc;
-}
 
 static int make(struct cst_schedule *out, const struct cli *cli, struct cst_err *err)
 {
@@ -148,7 +64,7 @@ static int find_facts(struct facts *facts, const struct cst_schedule *schedule, 
         costs[s] =
             (struct cst_stage_cost){.forward = 1, .backward = 1, .weight = 1, .recompute = 1};
     }
-    cst_schedule_in_flight(schedule, facts->in_flight);
+    cst_schedule_in_flight(schedule, facts->in_flight, NULL);
     rc = cst_schedule_time(&facts->times, schedule, costs, NULL, NULL, err);
     free(costs);
     return rc;
@@ -248,14 +164,14 @@ static int report(const struct cli *cli, const struct cst_schedule *schedule, co
                   struct cst_err *err)
 {
     struct facts facts = {.name = name};
-    int rc = cli->output != NULL ? write_file(schedule, cli->output, err) : CST_OK;
+    int rc = cli->output != NULL ? cli_schedule_write(schedule, cli->output, err) : CST_OK;
 
     if (rc != CST_OK || (cli->output != NULL && strcmp(cli->output, "-") == 0)) {
         return rc;
     }
     rc = find_facts(&facts, schedule, err);
-    if (rc == CST_OK && !(cli->json ? cli_json_print(schedule_json(schedule, &facts))
-                                    : print(schedule, &facts))) {
+    if (rc == CST_OK &&
+        !(cli->json ? cli_json_print(schedule_json(schedule, &facts)) : print(schedule, &facts))) {
         rc = cst_err_set(err, CST_ENOMEM, "the schedule could not be printed");
     }
     free(facts.in_flight);
@@ -280,7 +196,7 @@ int cli_schedule(struct cli *cli)
         return cli_usage("the file of a schedule has its own stages, ranks and micro-batches",
                          cli->args[1]);
     }
-    rc = of_file ? open_file(&schedule, cli->args[1], &err) : make(&schedule, cli, &err);
+    rc = of_file ? cli_schedule_read(&schedule, cli->args[1], &err) : make(&schedule, cli, &err);
     if (rc == CST_OK) {
         rc = report(cli, &schedule, cli->args[of_file ? 1 : 0], &err);
     }

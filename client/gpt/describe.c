@@ -87,9 +87,24 @@ static void write_tensor(FILE *f, const struct gpt_tensor *t, bool last)
     (void)fprintf(f, "}%s\n", last ? "" : ",");
 }
 
-static void write_operator(FILE *f, const struct gpt_model *m, const struct gpt_operator *op,
-                           const struct cst_operator_cost *cost, bool last)
+/* Return the bytes of the hidden state, which is all that goes on after the embedding, the
+ * projection of the attention and the feed-forward network; 0 after other operators. */
+static uint64_t hidden_bytes(const struct gpt_options *o, const struct gpt_model *m,
+                             const struct gpt_operator *op)
 {
+    const uint64_t rows = (uint64_t)(o->batch / o->micro_batches) * m->context;
+
+    return op->kind == GPT_OP_EMBED || op->kind == GPT_OP_PROJ || op->kind == GPT_OP_FCPROJ
+               ? rows * m->width * sizeof(float)
+               : 0;
+}
+
+static void write_operator(FILE *f, const struct gpt_options *o, const struct gpt_model *m,
+                           const struct gpt_operator *op, const struct cst_operator_cost *cost,
+                           bool last)
+{
+    const uint64_t hidden = hidden_bytes(o, m, op);
+
     (void)fprintf(f, "  {\"name\": \"%s\", \"tensors\": [", op->name);
     for (uint32_t i = 0; i < op->n_tensors; i++) {
         (void)fprintf(f, "%s\"%s\"", i == 0 ? "" : ", ", m->tensors[op->tensors[i]].name);
@@ -98,6 +113,9 @@ static void write_operator(FILE *f, const struct gpt_model *m, const struct gpt_
                   cost->activation_bytes);
     if (cost->expected_uses != 1.0f) {
         (void)fprintf(f, ", \"expected_uses\": %.9g", (double)cost->expected_uses);
+    }
+    if (hidden > 0) {
+        (void)fprintf(f, ", \"out_bytes\": %" PRIu64 ", \"tp_bytes\": %" PRIu64, hidden, hidden);
     }
     if (m->stages > 0) {
         (void)fprintf(f, ", \"stage\": %" PRIu32, gpt_model_stage(m, op));
@@ -116,7 +134,8 @@ static void write_model(FILE *f, const struct gpt_options *o, const struct gpt_m
     if (m->lora > 0) {
         (void)fprintf(f, "-lora-%u", m->lora);
     }
-    (void)fprintf(f, "\", \"world\": %u, \"tokens\": %zu,\n", m->world, n_seqs * m->context);
+    (void)fprintf(f, "\", \"world\": %u, \"tokens\": %zu, \"heads\": %u,\n", m->world,
+                  n_seqs * m->context, m->heads);
     write_groups(f, m);
     (void)fprintf(f, " \"tensors\": [\n");
     for (uint32_t i = 0; i < m->n_tensors; i++) {
@@ -126,7 +145,7 @@ static void write_model(FILE *f, const struct gpt_options *o, const struct gpt_m
     for (uint32_t i = 0; i < m->n_operators; i++) {
         const struct cst_operator_cost cost = gpt_describe_cost(o, m, i);
 
-        write_operator(f, m, &m->operators[i], &cost, i + 1 == m->n_operators);
+        write_operator(f, o, m, &m->operators[i], &cost, i + 1 == m->n_operators);
     }
     (void)fprintf(f, " ]}\n");
 }

@@ -100,6 +100,10 @@ struct cst_layout_operator {
     /* Forward passes per micro-batch; 1 unless given. For an expert: the share of micro-batches in
      * which it gets tokens. Values above 1 count as 1. */
     float expected_uses;
+    /* For plans of pipelines and of tensor parallelism, per micro-batch and rank: bytes that later
+     * operators get, all from this operator, or 0 if the model is not cut after it; and bytes that
+     * ranks which divide the operator sum in the forward pass, and again in the backward pass. */
+    uint64_t out_bytes, sum_bytes;
     uint32_t stage; /* Number of its stage, from 0, if the model is cut into stages. */
 };
 
@@ -445,6 +449,7 @@ struct cst_operator_hints {
     double flops;
     uint64_t activation_bytes;
     float expected_uses; /* 0 means 1. */
+    uint64_t out_bytes, sum_bytes;
 };
 
 #define CST_LAYOUT_MAX_STAGES 64

@@ -533,6 +533,8 @@ static void add_operator(struct cst_model *model, char *name, uint32_t *tensors,
         op->flops = hints->flops;
         op->activation_bytes = hints->activation_bytes;
         op->expected_uses = hints->expected_uses > 0 ? hints->expected_uses : 1;
+        op->out_bytes = hints->out_bytes;
+        op->sum_bytes = hints->sum_bytes;
     }
     for (uint32_t i = 0; i < n_tensors; i++) {
         model->tensors[tensors[i]].n_uses++;

@@ -17,7 +17,7 @@ struct trial {
     uint32_t per_rank; /* Stages of a rank. */
     struct cst_unit_cost *units;
     struct cst_unit_tie *ties;
-    uint32_t *in_flight;
+    uint32_t *in_flight, *restored;
     struct cst_stage_cost *costs;
     uint64_t *peaks;
     bool *recomputes;
@@ -151,6 +151,7 @@ static void trial_close(struct trial *trial)
     free(trial->units);
     free(trial->ties);
     free(trial->in_flight);
+    free(trial->restored);
     free(trial->costs);
     free(trial->peaks);
     free(trial->recomputes);
@@ -164,13 +165,14 @@ static int trial_open(struct trial *trial, struct cst_err *err)
     trial->units = calloc(input->n_units, sizeof *trial->units);
     trial->ties = calloc(input->n_ties + 1U, sizeof *trial->ties);
     trial->in_flight = calloc(n, sizeof *trial->in_flight);
+    trial->restored = calloc(n, sizeof *trial->restored);
     trial->costs = calloc(n, sizeof *trial->costs);
     trial->peaks = calloc(n, sizeof *trial->peaks);
     trial->recomputes = calloc(n, sizeof *trial->recomputes);
     trial->product->cuts = calloc(n, sizeof *trial->product->cuts);
     return trial->units != NULL && trial->ties != NULL && trial->in_flight != NULL &&
-                   trial->costs != NULL && trial->peaks != NULL && trial->recomputes != NULL &&
-                   trial->product->cuts != NULL
+                   trial->restored != NULL && trial->costs != NULL && trial->peaks != NULL &&
+                   trial->recomputes != NULL && trial->product->cuts != NULL
                ? CST_OK
                : cst_err_set(err, CST_ENOMEM, "a product of %" PRIu32 " stages", n);
 }
@@ -190,7 +192,7 @@ static int find_in_flight(const struct trial *trial, struct cst_err *err)
     int rc = make_schedule(&schedule, trial, err);
 
     if (rc == CST_OK) {
-        cst_schedule_in_flight(&schedule, trial->in_flight);
+        cst_schedule_in_flight(&schedule, trial->in_flight, trial->restored);
         cst_schedule_close(&schedule);
     }
     return rc;
@@ -206,6 +208,7 @@ static int find_cuts(const struct trial *trial, struct cst_err *err)
                                             .n_stages = trial->product->n_stages,
                                             .n_micro = trial->product->n_micro,
                                             .in_flight = trial->in_flight,
+                                            .restored = trial->restored,
                                             .stage_bytes = input->rank_bytes / trial->per_rank};
     double unused;
 

@@ -385,26 +385,56 @@ int cst_schedule_check(const struct cst_schedule *schedule, struct cst_err *err)
     return rc == CST_OK ? cst_schedule_run(schedule, ignore, NULL, err) : rc;
 }
 
-static uint32_t count_in_flight(const struct cst_schedule *schedule, uint32_t stage)
+/* -- what stages hold ------------------------------------------------------------------------- */
+
+static bool is_of_unit(struct cst_stage_action a, struct cst_stage_action b)
+{
+    return a.stage == b.stage && a.micro == b.micro;
+}
+
+/* Return whether the action @i restores what its stage has kept of a micro-batch, or uses it first:
+ * a recompute action, or a backward pass that none precedes. Its forward pass is before it. */
+static bool restores(const struct cst_schedule *schedule, uint32_t i)
+{
+    const struct cst_stage_action action = schedule->actions[i];
+
+    if (!is_backward(action.kind)) {
+        return action.kind == CST_STAGE_RECOMPUTE;
+    }
+    while (!is_of_unit(schedule->actions[--i], action)) {
+    }
+    return schedule->actions[i].kind == CST_STAGE_FORWARD;
+}
+
+static void count_held(const struct cst_schedule *schedule, uint32_t stage, uint32_t *in_flight,
+                       uint32_t *restored)
 {
     const uint32_t rank = schedule->rank_of[stage];
-    uint32_t now = 0, most = 0;
+    uint32_t n_flying = 0, n_restored = 0;
 
+    *in_flight = *restored = 0;
     for (uint32_t i = schedule->first[rank]; i < schedule->first[rank + 1]; i++) {
         const struct cst_stage_action action = schedule->actions[i];
 
         if (action.stage == stage) {
-            now += action.kind == CST_STAGE_FORWARD;
-            most = now > most ? now : most;
-            now -= action.kind == CST_STAGE_BACKWARD || action.kind == CST_STAGE_BACKWARD_WEIGHT;
+            n_flying += action.kind == CST_STAGE_FORWARD;
+            n_restored += restores(schedule, i);
+            *in_flight = n_flying > *in_flight ? n_flying : *in_flight;
+            *restored = n_restored > *restored ? n_restored : *restored;
+            if (action.kind == CST_STAGE_BACKWARD || action.kind == CST_STAGE_BACKWARD_WEIGHT) {
+                n_flying--;
+                n_restored--;
+            }
         }
     }
-    return most;
 }
 
-void cst_schedule_in_flight(const struct cst_schedule *schedule, uint32_t *in_flight)
+void cst_schedule_in_flight(const struct cst_schedule *schedule, uint32_t *in_flight,
+                            uint32_t *restored)
 {
     for (uint32_t s = 0; s < schedule->n_stages; s++) {
-        in_flight[s] = count_in_flight(schedule, s);
+        uint32_t unused;
+
+        count_held(schedule, s, &in_flight[s], restored != NULL ? &restored[s] : &unused);
     }
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/parallel/stages.h"
 
+#include "proto/size.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -11,10 +13,10 @@
 
 /* -- one stage -------------------------------------------------------------------------------- */
 
-uint64_t cst_stage_bytes(const struct cst_stage_cut *stage, uint32_t in_flight)
+uint64_t cst_stage_bytes(const struct cst_stage_cut *stage, uint32_t in_flight, uint32_t restored)
 {
-    return stage->fixed_bytes + (in_flight > 0 ? in_flight - 1 : 0) * stage->reduced_bytes +
-           stage->kept_bytes;
+    return stage->fixed_bytes + (in_flight - restored) * stage->reduced_bytes +
+           restored * stage->kept_bytes;
 }
 
 static uint64_t input_of(const struct cst_unit_cost *unit)
@@ -31,10 +33,16 @@ static void recompute_one(struct cst_stage_cut *stage, const struct cst_unit_cos
     stage->reduced_bytes -= unit->kept_bytes - input_of(unit);
 }
 
+static uint64_t bytes_of(const struct cst_stage_cut *stage, const struct cst_stages_input *input,
+                         uint32_t number)
+{
+    return cst_stage_bytes(stage, input->in_flight[number], input->restored[number]);
+}
+
 static bool fits(const struct cst_stage_cut *stage, const struct cst_stages_input *input,
                  uint32_t number)
 {
-    return cst_stage_bytes(stage, input->in_flight[number]) <= input->stage_bytes;
+    return bytes_of(stage, input, number) <= input->stage_bytes;
 }
 
 /* Add the next unit to the stage. It does not recompute. */
@@ -215,8 +223,7 @@ static void count_bytes(const struct search *search)
             for (uint32_t end = first + 1; end <= input->n_units; end++) {
                 extend(&stage, input);
                 recompute_one(&stage, input->units);
-                search->ticks[range(search, s, first, end)] =
-                    (int64_t)cst_stage_bytes(&stage, input->in_flight[s]);
+                search->ticks[range(search, s, first, end)] = (int64_t)bytes_of(&stage, input, s);
             }
         }
     }
@@ -226,6 +233,7 @@ static void count_bytes(const struct search *search)
 static int refuse(const struct search *search, struct cst_err *err)
 {
     const struct cst_stages_input *input = search->input;
+    char needs[CST_SIZE_EXACT], has[CST_SIZE_EXACT];
     int64_t enough, too_little = (int64_t)input->stage_bytes;
 
     count_bytes(search);
@@ -240,9 +248,10 @@ static int refuse(const struct search *search, struct cst_err *err)
         }
     }
     return cst_err_set(err, CST_EBUDGET,
-                       "%" PRIu32 " stages need %" PRId64 " bytes each, even if all units "
-                       "recompute, and have %" PRIu64,
-                       input->n_stages, enough, input->stage_bytes);
+                       "each of %" PRIu32
+                       " stages needs %s, even if all its units recompute, and has %s",
+                       input->n_stages, cst_size_exact((uint64_t)enough, needs),
+                       cst_size_exact(input->stage_bytes, has));
 }
 
 static int check_input(const struct cst_stages_input *input, struct cst_err *err)

@@ -7,10 +7,11 @@
  * al. 2022, equation 2). A stage recomputes as few of its units as its memory allows, its first
  * ones; their forward passes count twice. With n micro-batches in flight a stage needs
  *
- *   fixed + (n - 1) x (inputs of the units that recompute + what the others keep) + what all keep
+ *   fixed + (n - r) x (inputs of the units that recompute + what the others keep)
+ *         + r x what all keep
  *
- * because one micro-batch has been restored when its backward pass begins. Pure; only allocates
- * memory. */
+ * where r of them have been restored: 1 in most schedules, more if weight gradients are delayed.
+ * Pure; only allocates memory. */
 #ifndef CST_STAGES_H
 #define CST_STAGES_H
 
@@ -42,7 +43,8 @@ struct cst_stages_input {
     const struct cst_unit_tie *ties;
     uint32_t n_ties;
     uint32_t n_stages, n_micro;
-    const uint32_t *in_flight; /* Most micro-batches in flight, for each stage. */
+    /* For each stage: most micro-batches in flight, and most of them that are restored. */
+    const uint32_t *in_flight, *restored;
     /* Memory of a stage; several stages of a rank share its memory equally. */
     uint64_t stage_bytes;
 };
@@ -66,7 +68,8 @@ struct cst_stage_cut {
 int cst_stages_cut(struct cst_stage_cut *out, double *seconds, const struct cst_stages_input *input,
                    struct cst_err *err);
 
-/* Return the bytes that a stage needs with @in_flight micro-batches in flight. */
-uint64_t cst_stage_bytes(const struct cst_stage_cut *stage, uint32_t in_flight);
+/* Return the bytes that a stage needs with @in_flight micro-batches in flight, of which @restored
+ * are restored. */
+uint64_t cst_stage_bytes(const struct cst_stage_cut *stage, uint32_t in_flight, uint32_t restored);
 
 #endif

@@ -6,18 +6,18 @@
 
 #define GPT2(n, l, h)                                                                              \
     {                                                                                              \
-        .name = "gpt2-" n, .layers = l, .width = h, .feed = 4 * (h), .vocab = 50257,               \
-        .positions = 1024, .context = 1024, .tied = true                                           \
+        .name = "gpt2-" n, .layers = l, .width = h, .feed = 4 * (h), .heads = (h) / 64,            \
+        .vocab = 50257, .positions = 1024, .context = 1024, .tied = true                           \
     }
-#define OPT(n, l, h)                                                                               \
+#define OPT(n, l, h, a)                                                                            \
     {                                                                                              \
-        .name = "opt-" n, .layers = l, .width = h, .feed = 4 * (h), .vocab = 50272,                \
+        .name = "opt-" n, .layers = l, .width = h, .feed = 4 * (h), .heads = a, .vocab = 50272,    \
         .positions = 2050, .context = 2048, .tied = true                                           \
     }
 #define LLAMA(n, l, h, f)                                                                          \
     {                                                                                              \
-        .name = "llama-" n, .layers = l, .width = h, .feed = f, .vocab = 32000, .context = 2048,   \
-        .gated = true                                                                              \
+        .name = "llama-" n, .layers = l, .width = h, .feed = f, .heads = (h) / 128,                \
+        .vocab = 32000, .context = 2048, .gated = true                                             \
     }
 
 static const struct cst_preset presets[] = {
@@ -25,13 +25,13 @@ static const struct cst_preset presets[] = {
     GPT2("355m", 24, 1024),
     GPT2("774m", 36, 1280),
     GPT2("1.5b", 48, 1600),
-    OPT("1.3b", 24, 2048),
-    OPT("2.7b", 32, 2560),
-    OPT("6.7b", 32, 4096),
-    OPT("13b", 40, 5120),
-    OPT("30b", 48, 7168),
-    OPT("66b", 64, 9216),
-    OPT("175b", 96, 12288),
+    OPT("1.3b", 24, 2048, 32),
+    OPT("2.7b", 32, 2560, 32),
+    OPT("6.7b", 32, 4096, 32),
+    OPT("13b", 40, 5120, 40),
+    OPT("30b", 48, 7168, 56),
+    OPT("66b", 64, 9216, 72),
+    OPT("175b", 96, 12288, 96),
     LLAMA("7b", 32, 4096, 11008),
     LLAMA("13b", 40, 5120, 13824),
     LLAMA("33b", 60, 6656, 17920),
@@ -40,6 +40,7 @@ static const struct cst_preset presets[] = {
      .layers = 12,
      .width = 768,
      .feed = 3072,
+     .heads = 12,
      .vocab = 50257,
      .positions = 1024,
      .context = 1024,
@@ -50,6 +51,7 @@ static const struct cst_preset presets[] = {
      .layers = 4,
      .width = 128,
      .feed = 512,
+     .heads = 4,
      .vocab = 256,
      .positions = 128,
      .context = 128,
@@ -130,14 +132,18 @@ static uint32_t tensor(struct maker *m, const char *name, uint32_t rows, uint32_
 }
 
 /* Declare the operator over the tensors used since the last one. @kept: bytes per token that it
- * keeps. */
-static void add_operator(struct maker *m, const char *name, double more_flops, double kept)
+ * keeps. If it @ends a branch, what it adds to the hidden state is all that goes on. */
+static void add_operator(struct maker *m, const char *name, double more_flops, double kept,
+                         bool ends)
 {
+    const uint64_t hidden = ends ? (uint64_t)(2 * m->tokens) * m->preset->width : 0;
     char full[CST_LAYOUT_NAME_BYTES];
     const struct cst_operator_hints hints = {.flops = m->flops + more_flops,
                                              .activation_bytes =
                                                  (uint64_t)(kept * m->tokens * m->share),
-                                             .expected_uses = 1};
+                                             .expected_uses = 1,
+                                             .out_bytes = hidden,
+                                             .sum_bytes = hidden};
 
     if (m->status == CST_OK) {
         m->status = cst_model_operator(m->model, named(m, name, full, sizeof full), m->tensors,
@@ -178,9 +184,9 @@ static void attention(struct maker *m)
     norm(m, "ln1.w", "ln1.b");
     matrix(m, "qkv.w", "qkv.b", h, 3 * h);
     add_operator(m, "qkv", 4 * m->tokens * (double)m->context * h,
-                 m->options->recompute ? 2 * h : 10 * h);
+                 m->options->recompute ? 2 * h : 10 * h, false);
     matrix(m, "proj.w", "proj.b", h, h);
-    add_operator(m, "proj", 0, kept(m, 3 * h));
+    add_operator(m, "proj", 0, kept(m, 3 * h), true);
 }
 
 static void dense(struct maker *m)
@@ -192,9 +198,9 @@ static void dense(struct maker *m)
         (void)tensor(m, "gate.w", h, f, true);
     }
     matrix(m, "fc.w", "fc.b", h, f);
-    add_operator(m, "fc", 0, kept(m, 4.0 * h + (m->preset->gated ? 4.0 : 2.0) * f));
+    add_operator(m, "fc", 0, kept(m, 4.0 * h + (m->preset->gated ? 4.0 : 2.0) * f), false);
     matrix(m, "fcproj.w", "fcproj.b", f, h);
-    add_operator(m, "fcproj", 0, kept(m, 2.0 * f + h));
+    add_operator(m, "fcproj", 0, kept(m, 2.0 * f + h), true);
 }
 
 static uint32_t expert_group(struct maker *m, uint32_t expert)
@@ -212,7 +218,7 @@ static void mixture(struct maker *m)
     memcpy(layer, m->prefix, sizeof layer);
     norm(m, "ln2.w", "ln2.b");
     (void)tensor(m, "router.w", h, n, true);
-    add_operator(m, "router", 0, kept(m, 4.0 * h));
+    add_operator(m, "router", 0, kept(m, 4.0 * h), false);
     m->pattern = CST_PATTERN_EXPERT;
     /* An expert gets tokens of all ranks: n experts process top_k x world x tokens. */
     m->share = (double)m->preset->top_k / n * (m->options->world == 0 ? 1 : m->options->world);
@@ -220,9 +226,9 @@ static void mixture(struct maker *m)
         (void)snprintf(m->prefix, sizeof m->prefix, "%.12se%u.", layer, e);
         m->group = expert_group(m, e);
         matrix(m, "fc.w", "fc.b", h, f);
-        add_operator(m, "fc", 0, kept(m, 2.0 * f));
+        add_operator(m, "fc", 0, kept(m, 2.0 * f), false);
         matrix(m, "fcproj.w", "fcproj.b", f, h);
-        add_operator(m, "fcproj", 0, kept(m, 2.0 * f + h));
+        add_operator(m, "fcproj", 0, kept(m, 2.0 * f + h), e + 1 == n);
     }
     memcpy(m->prefix, layer, sizeof layer);
     m->share = 1;
@@ -256,7 +262,7 @@ int cst_preset_declare(struct cst_model *model, const struct cst_preset *preset,
     if (preset->positions > 0) {
         (void)tensor(&m, "wpe", preset->positions, h, false);
     }
-    add_operator(&m, "embed", m.tokens * h, 0);
+    add_operator(&m, "embed", m.tokens * h, 0, true);
     for (uint32_t i = 0; i < preset->layers; i++) {
         (void)snprintf(m.prefix, sizeof m.prefix, "h%u.", i);
         attention(&m);
@@ -273,6 +279,6 @@ int cst_preset_declare(struct cst_model *model, const struct cst_preset *preset,
     } else {
         (void)tensor(&m, "head.w", preset->vocab, h, true);
     }
-    add_operator(&m, "head", 0, 2.0 * h);
+    add_operator(&m, "head", 0, 2.0 * h, false);
     return m.status;
 }

@@ -27,6 +27,7 @@ struct cst_preset {
     uint32_t layers;
     uint32_t width;     /* The h of the formulas above. */
     uint32_t feed;      /* The f of the formulas above. */
+    uint32_t heads;     /* Attention heads. */
     uint32_t vocab;     /* Rows of the embedding. */
     uint32_t positions; /* Rows of the position embedding; 0: there is none (rotary). */
     uint32_t context;   /* Default number of tokens of a sequence. */

@@ -57,21 +57,25 @@ static void run(const struct cst_schedule *schedule)
 {
     struct cst_stage_cost *costs = calloc(schedule->n_stages, sizeof *costs);
     uint32_t *in_flight = calloc(schedule->n_stages, sizeof *in_flight);
+    uint32_t *restored = calloc(schedule->n_stages, sizeof *restored);
     struct cst_schedule_times times;
     struct cst_err err = {0};
 
-    fuzz_must(costs != NULL && in_flight != NULL, "memory");
+    fuzz_must(costs != NULL && in_flight != NULL && restored != NULL, "memory");
     for (uint32_t s = 0; s < schedule->n_stages; s++) {
         costs[s] = (struct cst_stage_cost){.forward = 1, .backward = 1, .weight = 1};
     }
     fuzz_must(cst_schedule_time(&times, schedule, costs, NULL, NULL, &err) == CST_OK, err.text);
     fuzz_must(times.busy == 3.0 * schedule->n_stages * schedule->n_micro, "all units are done");
-    cst_schedule_in_flight(schedule, in_flight);
+    cst_schedule_in_flight(schedule, in_flight, restored);
     for (uint32_t s = 0; s < schedule->n_stages; s++) {
-        fuzz_must(in_flight[s] >= 1 && in_flight[s] <= schedule->n_micro, "units in flight");
+        fuzz_must(in_flight[s] >= restored[s] && restored[s] >= 1 &&
+                      in_flight[s] <= schedule->n_micro,
+                  "units in flight");
     }
     free(costs);
     free(in_flight);
+    free(restored);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)

@@ -35,6 +35,7 @@ START_TEST(what_is_written_is_the_model)
     ck_assert_msg(cli_model_read(&read, o.describe, &err) == 0, "%s", err.text);
     ck_assert_int_eq(gpt_model_init(&model, &o, &err), 0);
     ck_assert_uint_eq(read.world, o.world);
+    ck_assert_uint_eq(read.heads, 2);
     ck_assert_uint_eq(read.model.n_groups, 1 + model.n_groups);
     ck_assert_uint_eq(read.model.n_tensors, model.n_tensors);
     ck_assert_uint_eq(read.model.n_operators, model.n_operators);
@@ -56,6 +57,9 @@ START_TEST(what_is_written_is_the_model)
         ck_assert_str_eq(op->name, model.operators[i].name);
         ck_assert_uint_eq(op->n_tensors, model.operators[i].n_tensors);
         ck_assert_double_eq(op->flops, cost.flops);
+        ck_assert_uint_eq(op->out_bytes != 0, model.operators[i].kind == GPT_OP_EMBED ||
+                                                  model.operators[i].kind == GPT_OP_PROJ ||
+                                                  model.operators[i].kind == GPT_OP_FCPROJ);
         ck_assert_float_eq(op->expected_uses, cost.expected_uses);
         for (uint32_t k = 0; k < op->n_tensors; k++) {
             ck_assert_uint_eq(op->tensors[k], (uint32_t)model.operators[i].tensors[k]);

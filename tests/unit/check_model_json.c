@@ -11,14 +11,14 @@
 
 /* A model that uses every key. */
 static const char full[] =
-    "{\"name\": \"m\", \"world\": 4, \"groups\": [[0, 1], [2, 3]],"
+    "{\"name\": \"m\", \"world\": 4, \"heads\": 6, \"groups\": [[0, 1], [2, 3]],"
     " \"tensors\": [{\"name\": \"a\", \"shape\": [8, 16], \"decay_scale\": 0},"
     "  {\"name\": \"b\", \"shape\": [4], \"group\": 1, \"pattern\": \"tensor\","
     "   \"whole\": [8], \"first\": [4], \"lr_scale\": 0.5},"
     "  {\"name\": \"c\", \"shape\": [2, 2], \"pattern\": \"frozen\"},"
     "  {\"name\": \"d\", \"shape\": [3], \"group\": 2, \"pattern\": \"expert\"}],"
     " \"operators\": [{\"name\": \"x\", \"tensors\": [\"a\", \"c\"], \"flops\": 1.5e9,"
-    "   \"activation_bytes\": 4096},"
+    "   \"activation_bytes\": 4096, \"out_bytes\": 512, \"tp_bytes\": 256},"
     "  {\"name\": \"y\", \"tensors\": [\"d\"], \"expected_uses\": 0.25},"
     "  {\"name\": \"z\", \"tensors\": [\"b\", \"a\"]}]}";
 
@@ -39,6 +39,7 @@ static void check_full(const struct cli_model *model)
 
     ck_assert_str_eq(model->name, "m");
     ck_assert_uint_eq(model->world, 4);
+    ck_assert_uint_eq(model->heads, 6);
     ck_assert_uint_eq(m->n_groups, 3);
     ck_assert_uint_eq(m->groups[1], 3);
     ck_assert_uint_eq(m->groups[2], 12);
@@ -56,6 +57,9 @@ static void check_full(const struct cli_model *model)
     ck_assert_uint_eq(m->n_operators, 3);
     ck_assert_double_eq(m->operators[0].flops, 1.5e9);
     ck_assert_uint_eq(m->operators[0].activation_bytes, 4096);
+    ck_assert_uint_eq(m->operators[0].out_bytes, 512);
+    ck_assert_uint_eq(m->operators[0].sum_bytes, 256);
+    ck_assert_uint_eq(m->operators[1].out_bytes, 0);
     ck_assert_double_eq((double)m->operators[1].expected_uses, 0.25);
     ck_assert_double_eq((double)m->operators[2].expected_uses, 1);
     ck_assert_uint_eq(m->operators[2].tensors[0], 1);

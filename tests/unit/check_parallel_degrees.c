@@ -87,7 +87,7 @@ START_TEST(all_products)
 {
     input.n_ranks = 24;
     input.n_micro = 48;
-    input.rank_bytes = 20000;
+    input.rank_bytes = 14000; /* Pipelines recompute. */
     search();
     ck_assert_uint_eq(products.n, 30); /* 2^3 x 3: 10 x 3. */
     ck_assert_uint_ge(products.n_working, 3);
@@ -180,13 +180,40 @@ START_TEST(memory)
     input.n_ranks = 2;
     input.rank_bytes = 4 * 4000 + 4 * 800 + 4 * 80 + 700;
     search();
-    refused(2, 1, 1, CST_EBUDGET, "1 stages need 38400 bytes each");
+    refused(2, 1, 1, CST_EBUDGET, "each of 1 stages needs 37.5 KiB (38400 bytes)");
     p = find(1, 1, 2);
     ck_assert_int_eq(p->err.status, CST_OK);
     ck_assert_uint_gt(p->cuts[0].n_recomputed, 0);
     ck_assert_uint_eq(p->cuts[1].n_recomputed, 0);
     ck_assert_msg(strcmp(p->kind->name, "shifted") == 0 || strcmp(p->kind->name, "early") == 0,
                   "%s", p->kind->name);
+}
+END_TEST
+
+/* No kind of schedule needs more memory than there is, whatever recomputes. */
+START_TEST(every_kind_fits)
+{
+    const struct cst_schedule_kind *kind = cst_schedule_kind((uint32_t)_i);
+    uint32_t n_working = 0, n_recomputing = 0;
+
+    for (uint32_t pp = 2; pp <= 4; pp++) {
+        for (input.rank_bytes = 8000; input.rank_bytes < 30000; input.rank_bytes += 150) {
+            for (uint32_t v = 1; v <= (kind->interleaves ? 2U : 1U); v++) {
+                struct cst_product p;
+
+                ck_assert_int_eq(cst_degrees_try(&p, &input, 1, 1, pp, kind, v, &err), CST_OK);
+                suite_must(p.rank_bytes <= input.rank_bytes, "%s on %u: %lu bytes of %lu",
+                           kind->name, pp, (unsigned long)p.rank_bytes,
+                           (unsigned long)input.rank_bytes);
+                n_working += p.err.status == CST_OK;
+                for (uint32_t s = 0; s < p.n_stages; s++) {
+                    n_recomputing += p.cuts[s].n_recomputed > 0;
+                }
+                free(p.cuts);
+            }
+        }
+    }
+    ck_assert(n_working > 100 && n_recomputing > 50);
 }
 END_TEST
 
@@ -234,6 +261,7 @@ int main(void)
     tcase_add_test(tc, links);
     tcase_add_test(tc, commit);
     tcase_add_test(tc, memory);
+    tcase_add_loop_test(tc, every_kind_fits, 0, 6);
     tcase_add_test(tc, ties);
     tcase_add_test(tc, refusals);
     return suite_run(s);

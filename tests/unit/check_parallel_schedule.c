@@ -138,12 +138,20 @@ static uint32_t expected_in_flight(const char *name, uint32_t p, uint32_t m, uin
     return n < m ? n : m;
 }
 
+/* Return how many micro-batches @stage has between their backward passes and weight gradients. */
+static uint32_t expected_restored(const char *name, uint32_t m, uint32_t stage)
+{
+    const uint32_t n = strcmp(name, "zb-h1") == 0 ? stage + 1 : 1;
+
+    return n < m ? n : m;
+}
+
 /* Every schedule of up to 8 ranks and 32 micro-batches is legal, is read as it was written, and
  * has the known number of micro-batches in flight. */
 START_TEST(all_are_legal)
 {
     const struct cst_schedule_kind *kind = cst_schedule_kind((uint32_t)_i);
-    uint32_t in_flight[MOST_RANKS];
+    uint32_t in_flight[MOST_RANKS], restored[MOST_RANKS];
 
     for (uint32_t p = 1; p <= MOST_RANKS; p++) {
         for (uint32_t m = 1; m <= MOST_MICRO; m++) {
@@ -151,11 +159,14 @@ START_TEST(all_are_legal)
             size_t n;
 
             make(kind->name, p, p, m, NULL);
-            cst_schedule_in_flight(&schedule, in_flight);
+            cst_schedule_in_flight(&schedule, in_flight, restored);
             for (uint32_t s = 0; s < p; s++) {
                 suite_must(in_flight[s] == expected_in_flight(kind->name, p, m, s),
                            "%s, %u ranks, %u micro-batches: %u in flight on %u", kind->name, p, m,
                            in_flight[s], s);
+                suite_must(restored[s] == expected_restored(kind->name, m, s),
+                           "%s, %u ranks, %u micro-batches: %u restored on %u", kind->name, p, m,
+                           restored[s], s);
             }
             suite_must(cst_schedule_write(&text, &n, &schedule, true, &err) == CST_OK, "%s",
                        err.text);

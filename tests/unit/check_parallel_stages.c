@@ -11,7 +11,7 @@ enum { MOST_UNITS = 10, MOST_STAGES = 4 };
 
 static struct cst_unit_cost units[CST_STAGES_MAX_UNITS];
 static struct cst_unit_tie tie;
-static uint32_t in_flight[CST_STAGES_MAX];
+static uint32_t in_flight[CST_STAGES_MAX], restored[CST_STAGES_MAX];
 static struct cst_stages_input input;
 static struct cst_stage_cut stages[CST_STAGES_MAX];
 static struct cst_err err;
@@ -23,6 +23,7 @@ static void setup(void)
                                       .ties = &tie,
                                       .n_micro = 8,
                                       .in_flight = in_flight,
+                                      .restored = restored,
                                       .stage_bytes = UINT64_MAX / 4};
     for (uint32_t i = 0; i < CST_STAGES_MAX_UNITS; i++) {
         units[i] = (struct cst_unit_cost){.forward = 1,
@@ -33,7 +34,7 @@ static void setup(void)
                                           .fixed_bytes = 1000};
     }
     for (uint32_t s = 0; s < CST_STAGES_MAX; s++) {
-        in_flight[s] = 1;
+        in_flight[s] = restored[s] = 1;
     }
 }
 
@@ -82,7 +83,8 @@ START_TEST(recompute)
     cut(32, 4);
     for (uint32_t s = 0; s < 4; s++) {
         ck_assert_uint_eq(stages[s].n_units, 8);
-        ck_assert_uint_le(cst_stage_bytes(&stages[s], in_flight[s]), input.stage_bytes);
+        ck_assert_uint_le(cst_stage_bytes(&stages[s], in_flight[s], restored[s]),
+                          input.stage_bytes);
     }
     /* 3, 2 and 1 more in flight may have 1000 bytes: 8 - k units of 100 and k of 10 each. */
     ck_assert_uint_eq(stages[0].n_recomputed, 6);
@@ -119,8 +121,8 @@ START_TEST(refusals)
     in_flight[0] = 2;
     input.stage_bytes = 3000;
     ck_assert_int_eq(cst_stages_cut(stages, &seconds, &input, &err), CST_EBUDGET);
-    ck_assert_str_eq(err.text, "2 stages need 3330 bytes each, even if all units recompute, and "
-                               "have 3000");
+    ck_assert_str_eq(err.text, "each of 2 stages needs 3.3 KiB (3330 bytes), even if all its units "
+                               "recompute, and has 2.9 KiB (3000 bytes)");
     input.stage_bytes = 3329;
     ck_assert_int_eq(cst_stages_cut(stages, &seconds, &input, &err), CST_EBUDGET);
     input.stage_bytes = 3330;
@@ -178,7 +180,9 @@ static double time_of(uint32_t stage, uint32_t first, uint32_t end)
         if (input.n_ties > 0 && tie.first >= first && tie.last < end) {
             fixed -= tie.bytes;
         }
-        if (fixed + (in_flight[stage] - 1) * reduced + kept <= input.stage_bytes && time < least) {
+        if (fixed + (in_flight[stage] - restored[stage]) * reduced + restored[stage] * kept <=
+                input.stage_bytes &&
+            time < least) {
             least = time;
         }
     }
@@ -215,7 +219,8 @@ static void is_sound(void)
         ck_assert_uint_eq(stages[s].first, next);
         ck_assert_uint_ge(stages[s].n_units, 1);
         next += stages[s].n_units;
-        ck_assert_uint_le(cst_stage_bytes(&stages[s], in_flight[s]), input.stage_bytes);
+        ck_assert_uint_le(cst_stage_bytes(&stages[s], in_flight[s], restored[s]),
+                          input.stage_bytes);
         sum += time;
         max = time > max ? time : max;
     }
@@ -250,6 +255,7 @@ START_TEST(brute_force)
         tie.bytes = tie.last > tie.first ? draw(100) : 0;
         for (uint32_t s = 0; s < input.n_stages; s++) {
             in_flight[s] = 1 + draw(5);
+            restored[s] = 1 + draw(in_flight[s] < 3 ? in_flight[s] : 3);
         }
         try_all(&attempt, 0, 0, 0, 0);
         rc = cst_stages_cut(stages, &seconds, &input, &err);

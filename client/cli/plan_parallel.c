@@ -1,0 +1,394 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/cli/plan_parallel.h"
+
+#include "client/cli/json.h"
+#include "client/cli/schedule_file.h"
+#include "client/cli/table.h"
+#include "offload/parallel/degrees.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    MICRO_BATCHES_PER_RANK = 8, /* Without --micro-batches. */
+    PARAM_BYTES = 4             /* A bf16 weight and its bf16 gradient, in the pool. */
+};
+
+/* The units of the model: its operators, as far as cuts do not separate them. */
+struct parts {
+    struct cst_degrees_unit *units;
+    uint32_t *last_operators; /* The last operator of each unit. */
+    struct cst_unit_tie *ties;
+    uint32_t n_units, n_ties;
+};
+
+/* -- units ------------------------------------------------------------------------------------ */
+
+static void parts_close(struct parts *parts)
+{
+    free(parts->units);
+    free(parts->last_operators);
+    free(parts->ties);
+}
+
+/* Add the tensors of an operator to the unit @number. @holders has, for each tensor, the number of
+ * the last unit that has it, plus 1. */
+static void add_tensors(struct parts *parts, const struct cst_model *model,
+                        const struct cst_layout_operator *op, uint32_t *holders)
+{
+    const uint32_t number = parts->n_units;
+
+    for (uint32_t i = 0; i < op->n_tensors; i++) {
+        const uint32_t t = op->tensors[i];
+
+        if (holders[t] == number + 1) {
+            continue;
+        }
+        if (holders[t] != 0) {
+            parts->ties[parts->n_ties++] =
+                (struct cst_unit_tie){holders[t] - 1, number, model->tensors[t].n_elems};
+        }
+        parts->units[number].n_params += model->tensors[t].n_elems;
+        holders[t] = number + 1;
+    }
+}
+
+static void add_operators(struct parts *parts, const struct cst_model *model, uint32_t *holders)
+{
+    for (uint32_t i = 0; i < model->n_operators; i++) {
+        const struct cst_layout_operator *op = &model->operators[i];
+        struct cst_degrees_unit *unit = &parts->units[parts->n_units];
+
+        unit->flops += op->flops;
+        unit->kept_bytes += op->activation_bytes;
+        unit->sum_bytes += op->sum_bytes;
+        add_tensors(parts, model, op, holders);
+        if (op->out_bytes > 0 || i + 1 == model->n_operators) {
+            unit->out_bytes = op->out_bytes;
+            unit[1].input_bytes = op->out_bytes;
+            parts->last_operators[parts->n_units++] = i;
+        }
+    }
+}
+
+/* Check that the model says how long its units take. */
+static int check_flops(const struct parts *parts, struct cst_err *err)
+{
+    double flops = 0;
+
+    for (uint32_t i = 0; i < parts->n_units; i++) {
+        flops += parts->units[i].flops;
+    }
+    return flops > 0 ? CST_OK
+                     : cst_err_set(err, CST_EINVAL,
+                                   "the model does not say the flops of any "
+                                   "operator, which --parallel needs");
+}
+
+static int parts_open(struct parts *parts, const struct cst_model *model, struct cst_err *err)
+{
+    uint32_t *holders = calloc(model->n_tensors, sizeof *holders);
+
+    *parts = (struct parts){
+        .units = calloc(model->n_operators + 1U, sizeof *parts->units),
+        .last_operators = calloc(model->n_operators, sizeof *parts->last_operators),
+        .ties = calloc(model->n_uses, sizeof *parts->ties),
+    };
+    if (holders == NULL || parts->units == NULL || parts->last_operators == NULL ||
+        parts->ties == NULL) {
+        free(holders);
+        parts_close(parts);
+        return cst_err_set(err, CST_ENOMEM, "the units of the model");
+    }
+    add_operators(parts, model, holders);
+    free(holders);
+    return CST_OK;
+}
+
+/* -- rates ------------------------------------------------------------------------------------ */
+
+static void add_rates(struct cst_degrees_input *out, const struct cli_plan_input *input)
+{
+    const struct cst_rates *rates = &input->rates;
+    const struct cst_rates_device *device = &rates->devices[input->config.device];
+    const double share = input->config.flops_share > 0 ? input->config.flops_share : 1;
+    const uint32_t n_hosts = (out->n_ranks + rates->n_devices - 1) / rates->n_devices;
+
+    out->flops = device->flops * share;
+    out->link = device->peer > 0 ? device->peer : 1 / (1 / device->down + 1 / device->up);
+    out->link_latency = device->copy_latency_s;
+    out->to_host = device->down;
+    out->to_rank = device->up;
+    for (uint32_t i = 0; i < rates->n_nodes; i++) {
+        out->sums += n_hosts * rates->nodes[i].reduce;
+        out->updates += n_hosts * rates->nodes[i].update;
+    }
+    out->rank_bytes = input->budget.device_bytes == CST_PLAN_NO_LIMIT ? UINT64_MAX / 4
+                                                                      : input->budget.device_bytes;
+}
+
+/* -- output: text ----------------------------------------------------------------------------- */
+
+static void add_product(struct cli_table *table, const struct cst_product *p)
+{
+    char text[CLI_HUMAN_BYTES];
+
+    cli_table_cell(table, "%" PRIu32, p->dp);
+    cli_table_cell(table, "%" PRIu32, p->tp);
+    cli_table_cell(table, "%" PRIu32, p->pp);
+    cli_table_cell(table, "%s%s", p->pp > 1 ? p->kind->name : "-",
+                   p->n_stages > p->pp ? ", 2 stages per rank" : "");
+    cli_table_cell(table, "%s", cli_seconds(p->step, text));
+    cli_table_cell(table, "%.1f %%", 100 * p->bubble);
+    cli_table_cell(table, "%s", cli_seconds(p->commit, text));
+    cli_table_cell(table, "%s", cli_bytes(p->rank_bytes, text));
+    cli_table_cell(table, "%s", cli_bytes(p->sum_bytes, text));
+    cli_table_cell(table, "%s", cli_bytes(p->message_bytes, text));
+    cli_table_cell(table, "%s", cli_bytes(p->weight_bytes, text));
+}
+
+static bool print_products(const struct cst_products *products)
+{
+    static const char *const titles[] = {"DATA",  "TENSOR",    "PIPELINE", "SCHEDULE",
+                                         ">STEP", ">WAITS",    ">COMMIT",  ">MEMORY",
+                                         ">SUMS", ">MESSAGES", ">WEIGHTS", NULL};
+    struct cli_table table;
+
+    cli_table_init(&table, titles);
+    for (uint32_t i = 0; i < products->n_working; i++) {
+        add_product(&table, &products->products[i]);
+    }
+    return cli_table_print(&table, stdout);
+}
+
+/* The first operator of the unit @unit. */
+static uint32_t first_operator(const struct parts *parts, uint32_t unit)
+{
+    return unit > 0 ? parts->last_operators[unit - 1] + 1 : 0;
+}
+
+static bool print_stages(const struct cst_product *p, const struct parts *parts,
+                         const struct cst_model *model)
+{
+    static const char *const titles[] = {"STAGE",     "RANK",     "FROM",      "TO", ">UNITS",
+                                         ">REPEATED", ">FORWARD", ">BACKWARD", NULL};
+    struct cli_table table;
+    char text[CLI_HUMAN_BYTES];
+
+    cli_table_init(&table, titles);
+    for (uint32_t s = 0; s < p->n_stages; s++) {
+        const struct cst_stage_cut *cut = &p->cuts[s];
+        const uint32_t last = cut->first + cut->n_units - 1;
+
+        cli_table_cell(&table, "%" PRIu32, s);
+        cli_table_cell(&table, "%" PRIu32, s % p->pp);
+        cli_table_cell(&table, "%.40s", model->operators[first_operator(parts, cut->first)].name);
+        cli_table_cell(&table, "%.40s", model->operators[parts->last_operators[last]].name);
+        cli_table_cell(&table, "%" PRIu32, cut->n_units);
+        cli_table_cell(&table, "%" PRIu32, cut->n_recomputed);
+        cli_table_cell(&table, "%s", cli_seconds(cut->forward, text));
+        cli_table_cell(&table, "%s", cli_seconds(cut->backward, text));
+    }
+    (void)printf("\n");
+    return cli_table_print(&table, stdout);
+}
+
+static bool print_refused(const struct cst_products *products)
+{
+    static const char *const titles[] = {"DATA", "TENSOR", "PIPELINE", "REFUSED BECAUSE", NULL};
+    struct cli_table table;
+
+    if (products->n_working == products->n) {
+        return true;
+    }
+    cli_table_init(&table, titles);
+    for (uint32_t i = products->n_working; i < products->n; i++) {
+        const struct cst_product *p = &products->products[i];
+
+        cli_table_cell(&table, "%" PRIu32, p->dp);
+        cli_table_cell(&table, "%" PRIu32, p->tp);
+        cli_table_cell(&table, "%" PRIu32, p->pp);
+        cli_table_cell(&table, "%s", p->err.text);
+    }
+    (void)printf("\n");
+    return cli_table_print(&table, stdout);
+}
+
+static bool print(const struct cli_plan_input *input, const struct cst_degrees_input *degrees,
+                  const struct cst_products *products, const struct parts *parts)
+{
+    const struct cst_product *best = &products->products[0];
+
+    (void)printf("model     %s: %" PRIu64 " M parameters, %" PRIu32 " units\n"
+                 "machine   %" PRIu32 " ranks on %s, %" PRIu32
+                 " micro-batches of all replicas together\n"
+                 "predicted data %" PRIu32 " x tensor %" PRIu32 " x pipeline %" PRIu32 "\n"
+                 "assumed   flop/s as in the rates, twice for the backward pass; links that nobody "
+                 "shares; sums, commits and updates that nothing hides; %d bytes per parameter on "
+                 "a rank, states on the host\n\n",
+                 input->model.name, input->model.model.n_params / 1000000, parts->n_units,
+                 degrees->n_ranks, input->rates.devices[input->config.device].name,
+                 degrees->n_micro, best->dp, best->tp, best->pp, PARAM_BYTES);
+    return print_products(products) && print_stages(best, parts, &input->model.model) &&
+           print_refused(products);
+}
+
+/* -- output: JSON ----------------------------------------------------------------------------- */
+
+static bool append(json_t *list, json_t *value)
+{
+    return json_array_append_new(list, value) == 0;
+}
+
+static json_t *stages_json(const struct cst_product *p, const struct parts *parts,
+                           const struct cst_model *model)
+{
+    json_t *list = json_array();
+    bool good = list != NULL;
+
+    for (uint32_t s = 0; good && s < p->n_stages; s++) {
+        const struct cst_stage_cut *cut = &p->cuts[s];
+        const uint32_t last = cut->first + cut->n_units - 1;
+
+        good = append(list, json_pack("{s:i, s:s, s:s, s:i, s:i, s:f, s:f, s:f}", "rank",
+                                      (int)(s % p->pp), "from",
+                                      model->operators[first_operator(parts, cut->first)].name,
+                                      "to", model->operators[parts->last_operators[last]].name,
+                                      "units", (int)cut->n_units, "recomputed",
+                                      (int)cut->n_recomputed, "forward_s", cut->forward,
+                                      "backward_s", cut->backward, "recompute_s", cut->recompute));
+    }
+    if (!good) {
+        json_decref(list);
+        list = NULL;
+    }
+    return list;
+}
+
+static json_t *product_json(const struct cst_product *p, const struct parts *parts,
+                            const struct cst_model *model)
+{
+    return json_pack("{s:i, s:i, s:i, s:s, s:i, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:o}",
+                     "data", (int)p->dp, "tensor", (int)p->tp, "pipeline", (int)p->pp, "schedule",
+                     p->kind->name, "micro_batches", (int)p->n_micro, "step_s", p->step,
+                     "pipeline_s", p->pipeline, "commit_s", p->commit, "bubble", p->bubble,
+                     "rank_bytes", (json_int_t)p->rank_bytes, "sum_bytes", (json_int_t)p->sum_bytes,
+                     "message_bytes", (json_int_t)p->message_bytes, "weight_bytes",
+                     (json_int_t)p->weight_bytes, "stages", stages_json(p, parts, model));
+}
+
+static bool print_json(const struct cli_plan_input *input, const struct cst_products *products,
+                       const struct parts *parts)
+{
+    json_t *working = json_array(), *refused = json_array();
+    json_t *root = json_pack("{s:s, s:o, s:o}", "model", input->model.name, "products", working,
+                             "refused", refused);
+    bool good = root != NULL;
+
+    for (uint32_t i = 0; good && i < products->n; i++) {
+        const struct cst_product *p = &products->products[i];
+
+        good = i < products->n_working
+                   ? append(working, product_json(p, parts, &input->model.model))
+                   : append(refused,
+                            json_pack("{s:i, s:i, s:i, s:s}", "data", (int)p->dp, "tensor",
+                                      (int)p->tp, "pipeline", (int)p->pp, "why", p->err.text));
+    }
+    if (!good) {
+        json_decref(root);
+        root = NULL;
+    }
+    return cli_json_print(root);
+}
+
+/* -- the command ------------------------------------------------------------------------------ */
+
+/* Write the schedule of a product, for PyTorch. */
+static int write_schedule(const struct cst_product *p, const char *path, struct cst_err *err)
+{
+    const struct cst_schedule_size size = {p->pp, p->n_stages, p->n_micro, NULL};
+    struct cst_schedule schedule;
+    int rc = cst_schedule_make(&schedule, p->kind, &size, err);
+
+    if (rc == CST_OK) {
+        rc = cli_schedule_write(&schedule, path, err);
+        cst_schedule_close(&schedule);
+    }
+    return rc;
+}
+
+static int report(const struct cli *cli, const struct cli_plan_input *input,
+                  const struct cst_degrees_input *degrees, const struct cst_products *products,
+                  const struct parts *parts, struct cst_err *err)
+{
+    /* The one with the longest pipeline, whose ranks need least memory. */
+    const struct cst_product *last = &products->products[products->n - 1];
+    int rc = CST_OK;
+
+    if (products->n_working == 0) {
+        return cst_err_set(err, CST_EBUDGET,
+                           "no product of %" PRIu32 " ranks works; data %" PRIu32
+                           " x tensor %" PRIu32 " x pipeline %" PRIu32 ": %.400s",
+                           degrees->n_ranks, last->dp, last->tp, last->pp, last->err.text);
+    }
+    if (cli->plan.schedule != NULL) {
+        rc = write_schedule(&products->products[0], cli->plan.schedule, err);
+    }
+    if (rc == CST_OK && !(cli->json ? print_json(input, products, parts)
+                                    : print(input, degrees, products, parts))) {
+        rc = cst_err_set(err, CST_ENOMEM, "the plan could not be printed");
+    }
+    return rc;
+}
+
+static int check_options(const struct cli *cli, const struct cli_plan_input *input,
+                         struct cst_err *err)
+{
+    const struct cli_plan_request *wish = &cli->plan;
+
+    if (wish->save != NULL || wish->timeline != NULL || wish->simulate || wish->what_if) {
+        return cst_err_set(err, CST_EINVAL,
+                           "--parallel cannot be combined with --save, --timeline, --simulate and "
+                           "--what-if, which are for jobs without a pipeline");
+    }
+    if (wish->recompute) {
+        return cst_err_set(err, CST_EINVAL, "--parallel chooses itself what --recompute asks for");
+    }
+    if (input->model.model.n_groups > 1) {
+        return cst_err_set(err, CST_EINVAL,
+                           "--parallel plans whole models, and this one is divided among ranks: "
+                           "describe it for one rank");
+    }
+    return CST_OK;
+}
+
+int cli_plan_parallel(const struct cli *cli, const struct cli_plan_input *input,
+                      struct cst_err *err)
+{
+    struct cst_products products = {0};
+    struct parts parts;
+    struct cst_degrees_input degrees = {
+        .n_ranks = input->model.world, .heads = input->model.heads, .param_bytes = PARAM_BYTES};
+    int rc = check_options(cli, input, err);
+
+    rc = rc == CST_OK ? parts_open(&parts, &input->model.model, err) : rc;
+    if (rc != CST_OK) {
+        return rc;
+    }
+    degrees.units = parts.units;
+    degrees.n_units = parts.n_units;
+    degrees.ties = parts.ties;
+    degrees.n_ties = parts.n_ties;
+    degrees.n_micro = cli->plan.micro_batches > 0 ? (uint32_t)cli->plan.micro_batches
+                                                  : MICRO_BATCHES_PER_RANK * degrees.n_ranks;
+    add_rates(&degrees, input);
+    rc = check_flops(&parts, err);
+    rc = rc == CST_OK ? cst_degrees_search(&products, &degrees, err) : rc;
+    if (rc == CST_OK) {
+        rc = report(cli, input, &degrees, &products, &parts, err);
+        cst_products_close(&products);
+    }
+    parts_close(&parts);
+    return rc;
+}

@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Tests cistern plan --parallel auto: products of data, tensor and pipeline parallelism, and their refusals.
+# shellcheck source=tests/e2e/lib.sh
+. "${srcdir:-.}/tests/e2e/lib.sh"
+need jq
+export HOME=$tmp XDG_STATE_HOME=$tmp/state
+
+expect() {
+    local want=$1 got=0
+    shift
+    ./cistern plan "$@" >"$tmp/out" 2>"$tmp/err" || got=$?
+    [ $got = "$want" ] || fail "cistern plan $*: exit status $got, expected $want: $(cat "$tmp/err")"
+}
+
+says() {
+    grep -qE -- "$1" "$tmp/out" || fail "no '$1' in: $(cat "$tmp/out")"
+}
+
+complains() {
+    grep -qE -- "$1" "$tmp/err" || fail "no '$1' in: $(cat "$tmp/err")"
+    [ "$(wc -l <"$tmp/err")" -le 2 ] || fail "more than two lines: $(cat "$tmp/err")"
+}
+
+holds() {
+    jq -e "$1" <"$tmp/out" >/dev/null || fail "not '$1': $(cat "$tmp/out")"
+}
+
+# All products of 8 ranks, once each, the fastest first; none needs more memory than there is; each has all units.
+box=(preset:opt-13b --rates a100 --parallel auto)
+expect 0 "${box[@]}" --ranks 8 --device 12G --micro-batches 16 --json --schedule "$tmp/best.csv"
+holds '(.products | length) + (.refused | length) == 10'
+holds '[.products[], .refused[] | .data * .tensor * .pipeline] | all(. == 8)'
+holds '[.products[], .refused[] | [.data, .tensor, .pipeline]] | unique | length == 10'
+holds '(.products | length) >= 3 and ([.products[].step_s] | . == sort)'
+holds '.products | all(([.stages[].units] | add) == 82 and .micro_batches * .data == 16)'
+holds '.products | all((.stages[0].from == "embed") and (.stages[-1].to == "head"))'
+holds ".products | all(.rank_bytes <= 12884901888)"
+holds '[.refused[].why] | all(test("each of [0-9]+ stages needs"))'
+ranks=$(jq '.products[0].pipeline' "$tmp/out")
+./cistern schedule check "$tmp/best.csv" --json | jq -e ".micro_batches == 16 and (.ranks | length) == $ranks" >/dev/null ||
+    fail "another schedule: $(cat "$tmp/best.csv")"
+
+# With little memory, stages repeat forward passes, the first ones more.
+expect 0 preset:opt-175b --rates a100 --parallel auto --ranks 64 --device 24G --json
+holds '[.products[] | select(.pipeline == 32)][0].stages | (.[0].recomputed > 0) and (.[0].recomputed >= .[-1].recomputed)'
+
+# Text for people.
+expect 0 "${box[@]}" --ranks 8
+says '^predicted data [0-9]+ x tensor [0-9]+ x pipeline [0-9]+$'
+says '^assumed '
+says '^DATA +TENSOR +PIPELINE +SCHEDULE'
+says '^machine +8 ranks on A100-40GB, 64 micro-batches'
+expect 0 preset:gpt2-1.5b --rates a100 --parallel auto --ranks 8
+says '^4 +2 +1 +25 heads do not divide into 2 parts$'
+
+# A description of the worker's model can be cut and divided; one that says nothing of it cannot.
+if [ -x ./cistern-gpt ]; then
+    ./cistern-gpt --layers 3 --heads 2 --width 64 --context 32 --batch 4 --describe "$tmp/model.json"
+    expect 0 "$tmp/model.json" --rates a100 --parallel auto --ranks 4 --json
+    holds '[.products[] | [.tensor, .pipeline]] | contains([[2, 2], [1, 4]])'
+    jq 'del(.heads) | del(.operators[].out_bytes)' "$tmp/model.json" >"$tmp/plain.json"
+    expect 0 "$tmp/plain.json" --rates a100 --parallel auto --ranks 4 --json
+    holds '[.products[] | [.tensor, .pipeline]] == [[1, 1]]'
+    holds '.refused | all(.why | test("number of heads|1 units can be cut into 1 to 1"))'
+    jq 'del(.operators[].flops)' "$tmp/model.json" >"$tmp/slow.json"
+    expect 1 "$tmp/slow.json" --rates a100 --parallel auto --ranks 4
+    complains 'does not say the flops'
+fi
+
+# What cannot be planned is refused with the cause.
+expect 1 preset:opt-175b --rates a100 --parallel auto --ranks 4 --device 24G
+complains 'no product of 4 ranks works; data 1 x tensor [0-9] x pipeline [0-9]: each of [0-9] stages needs .* and has 24'
+expect 1 preset:moe-8x124m --rates a100 --parallel auto --ranks 4
+complains 'this one is divided among ranks'
+expect 1 "${box[@]}" --ranks 8 --save "$tmp/plan.json"
+complains '--parallel cannot be combined with --save'
+expect 1 "${box[@]}" --ranks 8 --recompute
+complains 'chooses itself'
+expect 2 preset:opt-13b --rates a100 --schedule "$tmp/best.csv"
+complains '--schedule is for plans with --parallel auto'
+expect 2 preset:opt-13b --rates a100 --parallel all
+complains 'parallel'
