@@ -48,6 +48,9 @@ struct cli_plan_request {
     /* --parallel: what the plan chooses. */
     enum { CLI_PARALLEL_NONE, CLI_PARALLEL_AUTO } parallel;
     const char *schedule; /* --schedule: a file. */
+    const char *kind;     /* --kind: name of a kind of schedule. */
+    /* --dp, --tp, --pp: degrees of data, tensor and pipeline parallelism. */
+    uint64_t dp, tp, pp;
 };
 
 /* A command line. Strings are borrowed from argv. */

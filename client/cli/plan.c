@@ -314,8 +314,11 @@ int cli_plan(struct cli *cli)
         return cli_usage("--disk: the daemon keeps no states on disks; plan with --what-if",
                          cli->disk);
     }
-    if (cli->plan.schedule != NULL && cli->plan.parallel == CLI_PARALLEL_NONE) {
-        return cli_usage("--schedule is for plans with --parallel auto", cli->plan.schedule);
+    if (cli->plan.parallel == CLI_PARALLEL_NONE &&
+        (cli->plan.schedule != NULL || cli->plan.kind != NULL || cli->plan.dp != 0 ||
+         cli->plan.tp != 0 || cli->plan.pp != 0)) {
+        return cli_usage(
+            "--schedule, --kind, --dp, --tp and --pp are for plans with --parallel auto", "");
     }
     rc = cli_plan_input_open(&input, cli, &err);
     if (rc != CST_OK) {

@@ -35,7 +35,8 @@ static int open_preset(struct cli_model *out, const char *name, const struct cli
     struct cst_preset_options options = {.world = (uint32_t)wish->ranks,
                                          .batch = (uint32_t)wish->batch,
                                          .context = (uint32_t)wish->context,
-                                         .recompute = wish->recompute};
+                                         .recompute = wish->recompute &&
+                                                      wish->parallel == CLI_PARALLEL_NONE};
     int rc;
 
     if (preset == NULL) {

@@ -352,9 +352,6 @@ static int check_options(const struct cli *cli, const struct cli_plan_input *inp
                            "--parallel cannot be combined with --save, --timeline, --simulate and "
                            "--what-if, which are for jobs without a pipeline");
     }
-    if (wish->recompute) {
-        return cst_err_set(err, CST_EINVAL, "--parallel chooses itself what --recompute asks for");
-    }
     if (input->model.model.n_groups > 1) {
         return cst_err_set(err, CST_EINVAL,
                            "--parallel plans whole models, and this one is divided among ranks: "
@@ -368,10 +365,18 @@ int cli_plan_parallel(const struct cli *cli, const struct cli_plan_input *input,
 {
     struct cst_products products = {0};
     struct parts parts;
-    struct cst_degrees_input degrees = {
-        .n_ranks = input->model.world, .heads = input->model.heads, .param_bytes = PARAM_BYTES};
+    struct cst_degrees_input degrees = {.n_ranks = input->model.world,
+                                        .heads = input->model.heads,
+                                        .dp = (uint32_t)cli->plan.dp,
+                                        .tp = (uint32_t)cli->plan.tp,
+                                        .pp = (uint32_t)cli->plan.pp,
+                                        .recompute = cli->plan.recompute,
+                                        .param_bytes = PARAM_BYTES};
     int rc = check_options(cli, input, err);
 
+    if (rc == CST_OK && cli->plan.kind != NULL) {
+        rc = cst_schedule_find(&degrees.kind, cli->plan.kind, err);
+    }
     rc = rc == CST_OK ? parts_open(&parts, &input->model.model, err) : rc;
     if (rc != CST_OK) {
         return rc;

@@ -209,9 +209,14 @@ static int find_cuts(const struct trial *trial, struct cst_err *err)
                                             .n_micro = trial->product->n_micro,
                                             .in_flight = trial->in_flight,
                                             .restored = trial->restored,
+                                            .recomputes = trial->recomputes,
                                             .stage_bytes = input->rank_bytes / trial->per_rank};
     double unused;
 
+    for (uint32_t s = 0; s < trial->product->n_stages; s++) {
+        trial->recomputes[s] =
+            input->recompute && (s + 1 < trial->product->n_stages || !trial->product->kind->early);
+    }
     return cst_stages_cut(trial->product->cuts, &unused, &stages, err);
 }
 
@@ -309,12 +314,12 @@ static void keep_better(struct cst_product *best, struct cst_product *other)
     }
 }
 
-/* Try all kinds of schedules. A pipeline of one rank needs only one. */
+/* Try all kinds of schedules that are wanted. A pipeline of one rank is the same with all. */
 static int try_kinds(struct cst_product *best, const struct cst_degrees_input *input, uint32_t dp,
                      uint32_t tp, uint32_t pp, struct cst_err *err)
 {
-    const struct cst_schedule_kind *first = NULL;
-    int rc = cst_schedule_find(&first, "1f1b", err);
+    const struct cst_schedule_kind *first = input->kind;
+    int rc = first == NULL ? cst_schedule_find(&first, "1f1b", err) : CST_OK;
 
     rc = rc == CST_OK ? cst_degrees_try(best, input, dp, tp, pp, first, 1, err) : rc;
     for (uint32_t i = 0; rc == CST_OK && pp > 1 && cst_schedule_kind(i) != NULL; i++) {
@@ -323,6 +328,9 @@ static int try_kinds(struct cst_product *best, const struct cst_degrees_input *i
         for (uint32_t v = 1; rc == CST_OK && v <= (kind->interleaves ? 2U : 1U); v++) {
             struct cst_product other;
 
+            if (input->kind != NULL && input->kind != kind) {
+                continue;
+            }
             rc = cst_degrees_try(&other, input, dp, tp, pp, kind, v, err);
             if (rc == CST_OK) {
                 keep_better(best, &other);
@@ -373,6 +381,15 @@ static uint32_t count_divisors(uint32_t n)
     return count;
 }
 
+/* Return whether @dp and @tp divide the ranks, and are among the degrees that are tried. */
+static bool is_wanted(const struct cst_degrees_input *input, uint32_t dp, uint32_t tp)
+{
+    const uint32_t pp = input->n_ranks / dp / tp;
+
+    return dp * tp * pp == input->n_ranks && (input->dp == 0 || input->dp == dp) &&
+           (input->tp == 0 || input->tp == tp) && (input->pp == 0 || input->pp == pp);
+}
+
 int cst_degrees_search(struct cst_products *out, const struct cst_degrees_input *input,
                        struct cst_err *err)
 {
@@ -389,13 +406,19 @@ int cst_degrees_search(struct cst_products *out, const struct cst_degrees_input 
     }
     for (uint32_t dp = 1; dp <= input->n_ranks; dp++) {
         for (uint32_t tp = 1; rc == CST_OK && tp <= input->n_ranks / dp; tp++) {
-            if (input->n_ranks % dp == 0 && input->n_ranks / dp % tp == 0) {
+            if (is_wanted(input, dp, tp)) {
                 struct cst_product *product = &all.products[all.n++];
 
                 rc = try_kinds(product, input, dp, tp, input->n_ranks / dp / tp, err);
                 all.n_working += rc == CST_OK && product->err.status == CST_OK;
             }
         }
+    }
+    if (rc == CST_OK && all.n == 0) {
+        rc = cst_err_set(err, CST_EINVAL,
+                         "no product of %" PRIu32
+                         " ranks has the given degrees: data x tensor x pipeline must be %" PRIu32,
+                         input->n_ranks, input->n_ranks);
     }
     if (rc != CST_OK) {
         cst_products_close(&all);

@@ -51,6 +51,11 @@ struct cst_degrees_input {
     double sums, updates;    /* Elements/s of all hosts together. */
     uint64_t rank_bytes;     /* Memory of a rank. */
     uint32_t param_bytes;    /* Bytes of a rank's memory for a parameter. */
+    /* Only products with these degrees are tried; 0: with any. */
+    uint32_t dp, tp, pp;
+    const struct cst_schedule_kind *kind; /* Only this kind of schedule; NULL: any. */
+    /* All units recompute, but not those of the last stage of a kind that recomputes early. */
+    bool recompute;
 };
 
 /* One product, and its best form. */
@@ -77,7 +82,8 @@ struct cst_products {
 };
 
 /* Try all products dp x tp x pp = n_ranks. The caller frees *out with cst_products_close.
- * CST_EINVAL: a number of @input is 0; CST_ENOMEM. */
+ * CST_EINVAL: a number of @input is 0, or no product
+ * has the given degrees; CST_ENOMEM. */
 int cst_degrees_search(struct cst_products *out, const struct cst_degrees_input *input,
                        struct cst_err *err);
 

@@ -64,10 +64,13 @@ static void extend(struct cst_stage_cut *stage, const struct cst_stages_input *i
     }
 }
 
-/* Let as many units recompute as the memory demands. False: it does not fit, even if all do. */
+/* Let as many units recompute as the memory or the caller demands. False: it does not fit, even if
+ * all do. */
 static bool fit(struct cst_stage_cut *stage, const struct cst_stages_input *input, uint32_t number)
 {
-    while (!fits(stage, input, number) && stage->n_recomputed < stage->n_units) {
+    const bool all = input->recomputes != NULL && input->recomputes[number];
+
+    while ((all || !fits(stage, input, number)) && stage->n_recomputed < stage->n_units) {
         recompute_one(stage, input->units);
     }
     return fits(stage, input, number);

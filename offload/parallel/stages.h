@@ -45,6 +45,8 @@ struct cst_stages_input {
     uint32_t n_stages, n_micro;
     /* For each stage: most micro-batches in flight, and most of them that are restored. */
     const uint32_t *in_flight, *restored;
+    /* For each stage: all its units recompute, whatever the memory; NULL: none. */
+    const bool *recomputes;
     /* Memory of a stage; several stages of a rank share its memory equally. */
     uint64_t stage_bytes;
 };

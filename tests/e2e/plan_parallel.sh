@@ -45,6 +45,15 @@ ranks=$(jq '.products[0].pipeline' "$tmp/out")
 expect 0 preset:opt-175b --rates a100 --parallel auto --ranks 64 --device 24G --json
 holds '[.products[] | select(.pipeline == 32)][0].stages | (.[0].recomputed > 0) and (.[0].recomputed >= .[-1].recomputed)'
 
+# Only what is asked for: shifted recomputes all but the last stage, in less time than 1f1b.
+expect 0 "${box[@]}" --ranks 8 --pp 4 --tp 2 --kind shifted --recompute --json
+holds '.products | length == 1 and (.[0] | .schedule == "shifted" and .data == 1)'
+holds '.products[0].stages | .[3].recomputed == 0 and all(.[:3][]; .recomputed == .units)'
+shifted=$(jq '.products[0].pipeline_s' "$tmp/out")
+expect 0 "${box[@]}" --ranks 8 --pp 4 --tp 2 --kind 1f1b --recompute --json
+holds ".products[0].pipeline_s > 1.02 * $shifted"
+holds '.products[0].stages | all(.recomputed == .units)'
+
 # Text for people.
 expect 0 "${box[@]}" --ranks 8
 says '^predicted data [0-9]+ x tensor [0-9]+ x pipeline [0-9]+$'
@@ -75,9 +84,12 @@ expect 1 preset:moe-8x124m --rates a100 --parallel auto --ranks 4
 complains 'this one is divided among ranks'
 expect 1 "${box[@]}" --ranks 8 --save "$tmp/plan.json"
 complains '--parallel cannot be combined with --save'
-expect 1 "${box[@]}" --ranks 8 --recompute
-complains 'chooses itself'
+expect 1 "${box[@]}" --ranks 8 --kind 2f2b
+complains "no schedule '2f2b'; there are gpipe"
+expect 1 "${box[@]}" --ranks 8 --tp 3
+complains 'no product of 8 ranks has the given degrees'
 expect 2 preset:opt-13b --rates a100 --schedule "$tmp/best.csv"
-complains '--schedule is for plans with --parallel auto'
+complains 'are for plans with --parallel auto'
+expect 2 preset:opt-13b --rates a100 --pp 2
 expect 2 preset:opt-13b --rates a100 --parallel all
 complains 'parallel'

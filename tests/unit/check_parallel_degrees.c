@@ -233,6 +233,35 @@ START_TEST(ties)
 }
 END_TEST
 
+/* Only what is asked for is tried: degrees, a kind of schedule, and repeated passes everywhere. */
+START_TEST(wishes)
+{
+    input.n_ranks = 2;
+    input.pp = 2;
+    input.recompute = true;
+    ck_assert_int_eq(cst_schedule_find(&input.kind, "1f1b", &err), CST_OK);
+    search();
+    ck_assert_uint_eq(products.n, 1);
+    ck_assert(is_near(products.products[0].pipeline, (8 + 1) * (4 + 4 + 8)));
+    ck_assert_uint_eq(products.products[0].cuts[1].n_recomputed, 4);
+    ck_assert_int_eq(cst_schedule_find(&input.kind, "shifted", &err), CST_OK);
+    search();
+    ck_assert_uint_eq(products.products[0].cuts[1].n_recomputed, 0);
+    ck_assert_double_le(products.products[0].pipeline, (8 + 1) * (4 + 4 + 8) - 12 + 1e-6);
+    input.kind = NULL;
+    input.recompute = false;
+    input.n_ranks = 12;
+    input.tp = 3;
+    input.pp = 0;
+    search();
+    ck_assert_uint_eq(products.n, 3);
+    input.pp = 8;
+    ck_assert_int_eq(cst_degrees_search(&products, &input, &err), CST_EINVAL);
+    ck_assert_str_eq(err.text, "no product of 12 ranks has the given degrees: data x tensor x "
+                               "pipeline must be 12");
+}
+END_TEST
+
 /* Products that divide nothing are refused with the numbers. */
 START_TEST(refusals)
 {
@@ -263,6 +292,7 @@ int main(void)
     tcase_add_test(tc, memory);
     tcase_add_loop_test(tc, every_kind_fits, 0, 6);
     tcase_add_test(tc, ties);
+    tcase_add_test(tc, wishes);
     tcase_add_test(tc, refusals);
     return suite_run(s);
 }
