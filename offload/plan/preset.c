@@ -20,6 +20,12 @@
         .vocab = 32000, .context = 2048, .gated = true                                             \
     }
 
+#define MEGATRON(n, l, h, a)                                                                       \
+    {                                                                                              \
+        .name = "megatron-" n, .layers = l, .width = h, .feed = 4 * (h), .heads = a,               \
+        .vocab = 50257, .positions = 1024, .context = 1024, .tied = true                           \
+    }
+
 static const struct cst_preset presets[] = {
     GPT2("124m", 12, 768),
     GPT2("355m", 24, 1024),
@@ -36,6 +42,15 @@ static const struct cst_preset presets[] = {
     LLAMA("13b", 40, 5120, 13824),
     LLAMA("33b", 60, 6656, 17920),
     LLAMA("65b", 80, 8192, 22016),
+    MEGATRON("2.5b", 54, 1920, 20),
+    MEGATRON("8.3b", 72, 3072, 32),
+    {.name = "gpt-neox-20b",
+     .layers = 44,
+     .width = 6144,
+     .feed = 4 * 6144,
+     .heads = 64,
+     .vocab = 50432,
+     .context = 2048},
     {.name = "moe-8x124m",
      .layers = 12,
      .width = 768,

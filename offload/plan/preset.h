@@ -13,7 +13,8 @@
  *     fused attention does not store). With recompute 2 b s h, the layer's input. The head's logits
  *     would be 4 b s V; here they are computed in parts and not kept.
  *   - Sizes: GPT-2: Radford et al. 2019, table 2. OPT: Zhang et al. 2022, table 1 (2050 positions).
- *     LLaMA: Touvron et al. 2023, table 2, with f = 11008, 13824, 17920, 22016. moe-8x124m: GPT-2
+ *     LLaMA: Touvron et al. 2023, table 2, with f = 11008, 13824, 17920, 22016. Megatron: Shoeybi
+ *     et al. 2019, table 1. GPT-NeoX: Black et al. 2022, section 2.1. moe-8x124m: GPT-2
  *     124M with 8 experts for each feed-forward network, of which a token uses 2, distributed over
  *     the ranks. cistern-gpt: the reference worker with its default options (client/gpt/model.c),
  *     with bytes as vocabulary. */
