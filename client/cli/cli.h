@@ -139,6 +139,7 @@ int cli_probe(struct cli *cli);
 int cli_plan(struct cli *cli);
 int cli_run(struct cli *cli);
 int cli_schedule(struct cli *cli);
+int cli_meshes(struct cli *cli);
 
 /* Set options of plan from the file of --config. The options that the command line has must be read
  * again afterwards. The statuses of cst_options_load. */

@@ -59,6 +59,8 @@ static const struct command commands[] = {
      CLI_USES_JSON | CLI_USES_DISK | CLI_USES_PLAN, NO_DAEMON, cli_plan},
     {"schedule", "NAME|check FILE", "make a pipeline schedule, or verify one in a file", 1, 1,
      CLI_USES_JSON | CLI_USES_OUTPUT | CLI_USES_SCHEDULE, NO_DAEMON, cli_schedule},
+    {"meshes", "M N K", "show how ranks can divide a linear layer, and what they receive", 3, 0,
+     CLI_USES_JSON | CLI_USES_MESHES, NO_DAEMON, cli_meshes},
     {"probe", "", "measure this machine, for plans", 0, 0,
      CLI_USES_JSON | CLI_USES_OUTPUT | CLI_USES_DISK, DAEMON_IF_THERE, cli_probe},
     {"run", "-- PROGRAM..", "start the ranks of a job: cistern run -n N -- PROGRAM ARGUMENT...", 1,

@@ -49,9 +49,9 @@ const struct cst_option cli_options[] = {
          "memory of each rank's device (default: auto, what [gpu] pool = auto has)",
          CST_SIZE_OR(AT(plan.device_bytes), 0, "auto", CST_PLAN_NO_LIMIT)),
     PLAN("host", "SIZE", "memory of the node for states", CST_SIZE(AT(plan.host_bytes))),
-    ROW("ranks", 'n', CLI_USES_PLAN | CLI_USES_RUN | CLI_USES_SCHEDULE, "N",
+    ROW("ranks", 'n', CLI_USES_PLAN | CLI_USES_RUN | CLI_USES_SCHEDULE | CLI_USES_MESHES, "N",
         "run: ranks to start; plan: ranks on this node (default: as the model says); schedule: "
-        "ranks of the pipeline (default: one for each stage)",
+        "ranks of the pipeline (default: one for each stage); meshes: ranks of the mesh",
         CST_U64(AT(plan.ranks), 1, 64)),
     PLAN("config", "FILE",
          "options of the job in a file of cistern-gpt --config; the command line overrides them",

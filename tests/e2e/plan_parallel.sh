@@ -77,6 +77,26 @@ if [ -x ./cistern-gpt ]; then
     complains 'does not say the flops'
 fi
 
+# Meshes of 8 ranks: the bytes are those that runs of PyTorch's collectives had; 1, 0.5 and 0.375 times M K are kept.
+meshes() {
+    ./cistern meshes "$@" >"$tmp/out" 2>"$tmp/err" || fail "cistern meshes $*: $(cat "$tmp/err")"
+}
+meshes 32 24 16 --ranks 8 --json
+holds '[.meshes[] | select(.mode == "column" or .mode == "row" or .mode == "zero3") | .received_elems] == [896, 1008, 1344]'
+holds '[.meshes[] | select(.mode == "2.5d" or .mode == "3d") | [.mesh, .received_elems]] == [["2 x 2 x 2", 528], ["2 x 2 x 2", 576]]'
+holds '[.meshes[].received_elems] | . == sort'
+meshes 4K 4K 4K --ranks 8 --json
+holds '[.meshes[] | select(.mode == "column" or .mode == "2.5d" or .mode == "3d") | (.x_elems + .w_elems + .y_elems) / 16777216] | sort == [0.375, 0.5, 1.25]'
+meshes 4K 16K 4K --ranks 6
+says '^3d +3d: wanted a mesh of 3 axes with at least 2 ranks each; no mesh of 6 ranks does; one of 8 ranks does$'
+says '^column +column on 6: N = 16384 does not divide into 6 parts; .*one of 4 ranks does; one of 8 ranks does$'
+got=0
+./cistern meshes 4K x 4K --ranks 8 >"$tmp/out" 2>"$tmp/err" || got=$?
+[ $got = 2 ] || fail "a dimension that is none: status $got"
+got=0
+./cistern meshes 4K 4K 4K >"$tmp/out" 2>"$tmp/err" || got=$?
+[ $got = 2 ] || fail "no ranks: status $got"
+
 # What cannot be planned is refused with the cause.
 expect 1 preset:opt-175b --rates a100 --parallel auto --ranks 4 --device 24G
 complains 'no product of 4 ranks works; data 1 x tensor [0-9] x pipeline [0-9]: each of [0-9] stages needs .* and has 24'
