@@ -219,17 +219,24 @@ static bool print(const struct cli_plan_input *input, const struct cst_degrees_i
                   const struct cst_products *products, const struct parts *parts)
 {
     const struct cst_product *best = &products->products[0];
+    const double tokens = (double)input->model.tokens * degrees->n_micro / best->step;
+    char step[CLI_HUMAN_BYTES], rate[CLI_HUMAN_BYTES];
 
-    (void)printf("model     %s: %" PRIu64 " M parameters, %" PRIu32 " units\n"
-                 "machine   %" PRIu32 " ranks on %s, %" PRIu32
-                 " micro-batches of all replicas together\n"
-                 "predicted data %" PRIu32 " x tensor %" PRIu32 " x pipeline %" PRIu32 "\n"
-                 "assumed   flop/s as in the rates, twice for the backward pass; links that nobody "
-                 "shares; sums, commits and updates that nothing hides; %d bytes per parameter on "
-                 "a rank, states on the host\n\n",
-                 input->model.name, input->model.model.n_params / 1000000, parts->n_units,
-                 degrees->n_ranks, input->rates.devices[input->config.device].name,
-                 degrees->n_micro, best->dp, best->tp, best->pp, PARAM_BYTES);
+    (void)printf(
+        "model     %s: %" PRIu64 " M parameters, %" PRIu32 " units\n"
+        "machine   %" PRIu32 " ranks on %s, %" PRIu32 " micro-batches of all replicas together\n",
+        input->model.name, input->model.model.n_params / 1000000, parts->n_units, degrees->n_ranks,
+        input->rates.devices[input->config.device].name, degrees->n_micro);
+    (void)printf("predicted data %" PRIu32 " x tensor %" PRIu32 " x pipeline %" PRIu32 ": %s",
+                 best->dp, best->tp, best->pp, cli_seconds(best->step, step));
+    if (tokens > 0) {
+        (void)printf(", %s tokens/s", cli_count((uint64_t)tokens, rate));
+    }
+    (void)printf(
+        "\nassumed   flop/s as in the rates, twice for the backward pass; links that nobody "
+        "shares; sums, commits and updates that nothing hides; %d bytes per parameter on "
+        "a rank, states on the host\n\n",
+        PARAM_BYTES);
     return print_products(products) && print_stages(best, parts, &input->model.model) &&
            print_refused(products);
 }
@@ -327,6 +334,9 @@ static int report(const struct cli *cli, const struct cli_plan_input *input,
     int rc = CST_OK;
 
     if (products->n_working == 0) {
+        if (cli->json) {
+            (void)print_json(input, products, parts);
+        }
         return cst_err_set(err, CST_EBUDGET,
                            "no product of %" PRIu32 " ranks works; data %" PRIu32
                            " x tensor %" PRIu32 " x pipeline %" PRIu32 ": %.400s",

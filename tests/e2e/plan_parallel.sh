@@ -56,7 +56,7 @@ holds '.products[0].stages | all(.recomputed == .units)'
 
 # Text for people.
 expect 0 "${box[@]}" --ranks 8
-says '^predicted data [0-9]+ x tensor [0-9]+ x pipeline [0-9]+$'
+says '^predicted data [0-9]+ x tensor [0-9]+ x pipeline [0-9]+: [0-9.]+ s, [0-9.]+ k tokens/s$'
 says '^assumed '
 says '^DATA +TENSOR +PIPELINE +SCHEDULE'
 says '^machine +8 ranks on A100-40GB, 64 micro-batches'
@@ -100,6 +100,8 @@ got=0
 # What cannot be planned is refused with the cause.
 expect 1 preset:opt-175b --rates a100 --parallel auto --ranks 4 --device 24G
 complains 'no product of 4 ranks works; data 1 x tensor [0-9] x pipeline [0-9]: each of [0-9] stages needs .* and has 24'
+expect 1 preset:opt-175b --rates a100 --parallel auto --ranks 4 --device 24G --json
+holds '.products == [] and (.refused | length == 6)'
 expect 1 preset:moe-8x124m --rates a100 --parallel auto --ranks 4
 complains 'this one is divided among ranks'
 expect 1 "${box[@]}" --ranks 8 --save "$tmp/plan.json"
