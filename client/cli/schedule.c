@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MOST_SHOWN = 8 }; /* Stages of a rank in the table; the JSON has all. */
+
 /* What is shown of a schedule. */
 struct facts {
     const char *name;                /* Its kind, or its file. */
@@ -75,16 +77,21 @@ static int find_facts(struct facts *facts, const struct cst_schedule *schedule, 
 static void add_rank(struct cli_table *table, const struct cst_schedule *schedule,
                      const struct facts *facts, uint32_t rank)
 {
-    char stages[64] = "", in_flight[64] = "";
+    char stages[96] = "", in_flight[96] = "";
+    uint32_t n = 0;
 
     for (uint32_t s = 0; s < schedule->n_stages; s++) {
         const size_t a = strlen(stages), b = strlen(in_flight);
 
-        if (schedule->rank_of[s] == rank) {
+        if (schedule->rank_of[s] == rank && n++ < MOST_SHOWN) {
             (void)snprintf(stages + a, sizeof stages - a, "%s%" PRIu32, a > 0 ? " " : "", s);
             (void)snprintf(in_flight + b, sizeof in_flight - b, "%s%" PRIu32, b > 0 ? " " : "",
                            facts->in_flight[s]);
         }
+    }
+    if (n > MOST_SHOWN) {
+        (void)snprintf(stages + strlen(stages), sizeof stages - strlen(stages), " and %" PRIu32,
+                       n - MOST_SHOWN);
     }
     cli_table_cell(table, "%" PRIu32, rank);
     cli_table_cell(table, "%s", stages);

@@ -256,6 +256,7 @@ complete_words() {
 [ "$(complete_words cistern plan preset : opt-1.)" = opt-1.3b ] || fail "completion of a preset"
 complete_words cistern plan preset : | has -xF gpt2-124m || fail "completion of presets"
 [ "$(complete_words cistern plan pres)" = preset: ] || fail "completion of 'pres'"
+[ "$(complete_words cistern schedule sh)" = shifted ] || fail "completion of a schedule"
 [ "$(complete_words cistern help qu)" = quota ] || fail "completion of a command to help with"
 
 # A job of this uid is removed through the managers' socket.

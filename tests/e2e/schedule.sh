@@ -40,6 +40,9 @@ says '^2 +2 +3 +24$'
 expect 0 interleaved --stages 8 --ranks 4 --micro-batches 8
 says '^1 +1 5 +'
 
+expect 0 interleaved --stages 20 --ranks 2 --micro-batches 4
+says '^1 +1 3 5 7 9 11 13 15 and 2 +'
+
 # What is written is read again; the CSV has no repeated forward passes, the JSON has them.
 expect 0 shifted --stages 2 --micro-batches 4 --output "$tmp/list.csv" --json
 holds '.ranks[0] == ["0F0", "0F1", "0F2", "0R0", "0B0", "0R1", "0B1", "0F3", "0R2", "0B2", "0R3", "0B3"]'
