@@ -108,14 +108,30 @@ static int parts_open(struct parts *parts, const struct cst_model *model, struct
 
 /* -- rates ------------------------------------------------------------------------------------ */
 
+/* Return the number of hosts: each has as many ranks as the rates have devices of the kind. Ranks
+ * that compute on the processor share one. */
+static uint32_t count_hosts(const struct cst_rates *rates, const struct cst_rates_device *device,
+                            uint32_t n_ranks)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < rates->n_devices; i++) {
+        n += strcmp(rates->devices[i].name, device->name) == 0;
+    }
+    return strcmp(device->name, "host") == 0 ? 1 : (n_ranks + n - 1) / n;
+}
+
 static void add_rates(struct cst_degrees_input *out, const struct cli_plan_input *input)
 {
     const struct cst_rates *rates = &input->rates;
     const struct cst_rates_device *device = &rates->devices[input->config.device];
     const double share = input->config.flops_share > 0 ? input->config.flops_share : 1;
-    const uint32_t n_hosts = (out->n_ranks + rates->n_devices - 1) / rates->n_devices;
+    const uint32_t n_hosts = count_hosts(rates, device, out->n_ranks);
 
     out->flops = device->flops * share;
+    if (strcmp(device->name, "host") == 0) {
+        out->flops /= out->n_ranks;
+    }
     out->link = device->peer > 0 ? device->peer : 1 / (1 / device->down + 1 / device->up);
     out->link_latency = device->copy_latency_s;
     out->to_host = device->down;

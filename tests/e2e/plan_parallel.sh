@@ -63,6 +63,14 @@ says '^machine +8 ranks on A100-40GB, 64 micro-batches'
 expect 0 preset:gpt2-1.5b --rates a100 --parallel auto --ranks 8
 says '^4 +2 +1 +25 heads do not divide into 2 parts$'
 
+# Ranks that compute on the processor share it: two replicas take as long as one, apart from the sum of their gradients.
+printf '{"devices": [{"name": "host", "up": 1e9, "down": 1e9, "memory": 2e10, "flops": 3e11}],
+ "nodes": [{"cores": 2, "pass": 2e10, "update": 5e8, "reduce": 3e9, "copy": 1e9}], "request_s": 3e-5}' >"$tmp/host.json"
+expect 0 preset:gpt2-124m --rates "$tmp/host.json" --parallel auto --ranks 1 --micro-batches 4 --json
+one=$(jq '.products[0].pipeline_s' "$tmp/out")
+expect 0 preset:gpt2-124m --rates "$tmp/host.json" --parallel auto --ranks 2 --micro-batches 4 --dp 2 --json
+holds ".products[0] | (.pipeline_s / $one - 1) * 1e6 | fabs < 1"
+
 # A description of the worker's model can be cut and divided; one that says nothing of it cannot.
 if [ -x ./cistern-gpt ]; then
     ./cistern-gpt --layers 3 --heads 2 --width 64 --context 32 --batch 4 --describe "$tmp/model.json"
