@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import tempfile
 import unittest
 from typing import Any
@@ -353,8 +354,14 @@ class Pipeline(TorchCase):
     def test_interleaved(self) -> None:
         self.check(2, "ScheduleInterleaved1F1B", n_virtual=2)
 
-    def test_a_small_pool(self) -> None:
-        self.check(2, "Schedule1F1B", pool="120%")
+    def test_the_smallest_pool(self) -> None:
+        lacks = r"share 'embed.weight', whose gradient waits .*: a pool of (\d+) bytes lacks (\d+) bytes"
+        self.addCleanup(self.remove, self.name)
+        with self.assertRaisesRegex(AssertionError, lacks) as raised:
+            run_ranks(2, pipeline, self.name, "Schedule1F1B", 1, {"pool": "120%"})
+        found = re.search(lacks, str(raised.exception))
+        assert found is not None
+        self.check(2, "Schedule1F1B", pool=int(found[1]) + int(found[2]))
 
 
 if __name__ == "__main__":

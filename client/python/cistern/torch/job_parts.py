@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from cistern._abi import GROUP_ALL, Pattern, State, TensorUpdate
+from cistern._abi import GROUP_ALL, Dtype, Pattern, State, Status, TensorUpdate
 from cistern._abi import Optimizer as Rule
+from cistern.errors import PoolTooSmall
 from cistern.job import Job
+from cistern.results import Plan
 from cistern.torch import weights
 from cistern.torch.parts import Joined, Part, Rank, Use, alone
 
@@ -64,6 +68,24 @@ class JobParts:
             dtype=held.dtype,
         )
 
+    def check_pool(self, plan: Plan) -> None:
+        """Raise PoolTooSmall if gradients that wait for other stages of a pipeline could fill the pool.
+
+        A parameter that stages share, such as a tied embedding, has its gradient in a block until the first
+        stage has computed its own part, which needs the rest of this backward pass. Those of earlier
+        micro-batches leave their blocks whatever this stage does.
+        """
+        shared = self._joined.shared_by_stages(self._job.rank) if self.is_pipeline else []
+        for blocks in sorted(plan.classes, key=lambda c: c.chunk_elems):
+            here = [p for p in shared if _pool_elems(p) <= blocks.chunk_elems]
+            shared = [part for part in shared if part not in here]
+            lacks = blocks.min_blocks + len(here) - blocks.n_blocks
+            if here and lacks > 0:
+                need = 2 * blocks.chunk_elems * lacks
+                raise PoolTooSmall(
+                    Status.EPOOL, _WAITING.format(here[0].name, plan.pool_bytes, need)
+                )
+
     def use_of(self, name: str) -> Use:
         """Return what this rank does with its parameter ``name``."""
         return self._joined.use_of(self._job.rank, name)
@@ -109,6 +131,15 @@ class JobParts:
         return out
 
 
+def _pool_elems(part: Part) -> int:
+    """Return the elements of a chunk that ``part`` takes: an fp32 element takes the place of two."""
+    return math.prod(part.held.box.shape) * (2 if part.held.dtype is Dtype.FP32 else 1)
+
+
+_WAITING = (
+    "stages of the pipeline share '{0}', whose gradient waits in the pool for those of other ranks: a pool of"
+    " {1} bytes lacks {2} bytes"
+)
 _MUON = (
     "cistern: '{0}' is divided among ranks, and Muon needs whole matrices: give attach muon=, a function that"
     " returns False for it, or another optimizer"

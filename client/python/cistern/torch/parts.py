@@ -112,6 +112,18 @@ class Joined(NamedTuple):
         places = [held.place for held in self.ranks[rank].held.values()]
         return list(dict.fromkeys(place.ranks for place in places if place is not None))
 
+    def shared_by_stages(self, rank: int) -> list[Part]:
+        """Return the parts of ``rank`` that other stages of the pipeline have in other units, such as a tied embedding."""
+        mine = {run.name for run in self.ranks[rank].runs.values()}
+        return [
+            self.parts[i]
+            for i in self.part_of[rank].values()
+            if any(
+                {run.name for run in self.ranks[other].runs.values()} != mine
+                for other in self.parts[i].holders
+            )
+        ]
+
     def contributions(self) -> dict[str, int]:
         """Return how many ranks hand in a gradient of each part that is in one unit alone, by name."""
         uses: dict[int, list[tuple[bool, list[str]]]] = {}

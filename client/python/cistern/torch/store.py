@@ -92,6 +92,7 @@ class Store:
         self.parts = JobParts(job, declaration.rank(), joined)
         self.device = device_of(job)
         self.plan: Plan = job.commit()
+        self.parts.check_pool(self.plan)
         leave_at_end(self)
         operators = Operators(job, self.device)
         operators.n_micro_batches = micro_batches
