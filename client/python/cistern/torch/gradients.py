@@ -93,7 +93,8 @@ def read(store: Store, parameter: nn.Parameter, held: torch.Tensor | None) -> to
         return held
     device = store.device.torch_device
     if store.job.world > 1:
-        return _unreadable(tensor, device, _OTHER_RANKS.format(tensor.name))
+        words = _OTHER_RANKS + (_SCALED if store.parts.is_pipeline else "")
+        return _unreadable(tensor, device, words.format(tensor.name))
     try:
         return store.read(tensor.name, State.GRAD).to(device)
     except CstError as error:
@@ -164,6 +165,10 @@ _BEFORE_STEP = (
     "the daemon has the gradient, and sums it in the step of the optimizer. After the step, grad and"
     " Store.read('{0}', cistern.State.GRAD) return it. In the backward pass, a hook sees it"
     " (parameter.register_post_accumulate_grad_hook)"
+)
+_SCALED = (
+    ". A schedule of torch.distributed.pipelining divides it after its backward passes, unless it is given"
+    " scale_grads=False: give it that, and divide the loss by the number of micro-batches"
 )
 _OTHER_RANKS = (
     "the job has several ranks. After the step, Store.read('{0}', cistern.State.GRAD) returns the sum of"
