@@ -59,7 +59,7 @@ parameter.install()
 
 
 def __getattr__(name: str) -> Any:
-    """Import ``hf``, which needs transformers, when it is used."""
-    if name == "hf":
-        return importlib.import_module("cistern.torch.hf")
+    """Import ``hf``, which needs transformers, and ``parallel`` when they are used."""
+    if name in ("hf", "parallel"):
+        return importlib.import_module(f"cistern.torch.{name}")
     raise AttributeError(f"module 'cistern.torch' has no attribute '{name}'")

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole small models that ranks divide, in each mode: the losses and weights of one rank."""
+
+import copy
+import math
+import unittest
+from fractions import Fraction
+from typing import Any
+
+import torch
+import transformers
+from cistern.torch import parallel
+from gloo import run_ranks
+from test_parallel_linear import received
+from torch import nn
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+N_STEPS = 5
+BATCH, LENGTH, VOCABULARY, HIDDEN, INNER, HEADS, LAYERS = 8, 8, 56, 32, 48, 8, 1
+UNEVEN = {"vocab_size": 53, "intermediate_size": 45}
+TOLERANCE = 1e-5
+
+
+def config(kind: str = "Llama", **further: Any) -> Any:
+    shape = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "head_dim": HIDDEN // HEADS,
+        "max_position_embeddings": 16,
+        "tie_word_embeddings": False,
+    }
+    return getattr(transformers, kind + "Config")(**(shape | further))
+
+
+def model_of(kind: str, **further: Any) -> nn.Module:
+    torch.manual_seed(2)
+    kinds = {"Llama": transformers.LlamaForCausalLM, "Qwen3": transformers.Qwen3ForCausalLM}
+    model = kinds[kind](config(kind, **further))
+    with torch.no_grad():  # Norms that are not all ones, so that their gradients matter.
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) / 4)
+    return model
+
+
+def batch(step: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(50, (BATCH, LENGTH), generator=generator)
+    labels = ids.clone()
+    labels[0, :3] = -100
+    return {"input_ids": ids, "labels": labels}
+
+
+def part(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """Return what this rank has of ``whole``, according to torch."""
+    shape, first = compute_local_shape_and_global_offset(
+        parameter.shape, parameter.device_mesh, parameter.placements
+    )
+    return whole[tuple(slice(f, f + n) for f, n in zip(first, shape, strict=True))]
+
+
+def compare(kind: str, mode: str, mesh: Any, options: dict[str, Any], **further: Any) -> Fraction:
+    """Train beside one rank. Return the bytes of a step."""
+    theirs = model_of(kind, **further)
+    ours = parallel.shard(copy.deepcopy(theirs), mesh, mode, **options)
+    optimizers = [torch.optim.AdamW(m.parameters(), 1e-2, foreach=False) for m in (ours, theirs)]
+    for step in range(N_STEPS):
+        loss = theirs(**batch(step)).loss
+        loss.backward()
+        with parallel.volumes() as counted:
+            mine = ours(**batch(step)).loss
+            mine.backward()
+        error = abs(mine.item() - loss.item()) / loss.item()
+        assert error < TOLERANCE, f"{kind}, {mode}, {options}: {mine} for {loss}"
+        for name, parameter in theirs.named_parameters() if step == 0 else ():
+            grad = ours.get_parameter(name).grad
+            expected = part(grad, parameter.grad)
+            error = (grad.to_local() - expected).abs().max() / parameter.grad.abs().max()
+            assert error < TOLERANCE, f"{kind}, {mode}, {options}: grad of {name}: {error}"
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return counted.received
+
+
+def in_all_modes(
+    kind: str, options: dict[str, dict[str, Any]], further: dict[str, Any]
+) -> dict[str, tuple[tuple[int, ...], Fraction]]:
+    """Return for each mode the sizes of the mesh, and the elements that a rank receives."""
+    counted = {}
+    for mode in parallel.MODES:
+        mesh = parallel.make_mesh(mode)
+        n_bytes = compare(kind, mode, mesh, options.get(mode, {}), **further)
+        counted[mode] = tuple(mesh.shape), n_bytes / 4
+    return counted
+
+
+#: By mode, the dimensions of the mesh that cut the tokens and the width between blocks, and the
+#: tokens and the columns inside of them.
+CUTS: dict[str, tuple[list[int], list[int], list[int], list[int]]] = {
+    "1d": ([], [], [], [0]),
+    "sequence": ([0], [], [], [0]),
+    "zero3": ([0], [], [0], []),
+    "2d": ([0], [1], [0], [1]),
+    "2.5d": ([0, 1], [2], [0, 1], [2]),
+    "3d": ([2, 1], [0], [2, 0], [1]),
+}
+PAIRS = {
+    "1d": ("column", "row"),
+    "sequence": ("sequence_column", "sequence_row"),
+    "3d": ("3d", "3d_back"),
+}
+
+
+def expected(mode: str, sizes: tuple[int, ...]) -> Fraction:
+    """Return the elements that a rank receives in a forward and a backward pass of LLaMA."""
+    f = Fraction
+    m, h, i, v = BATCH * LENGTH, HIDDEN, INNER, VOCABULARY
+    rows, width, inner_rows, inner_width = ([sizes[k] for k in cut] for cut in CUTS[mode])
+    first, second = PAIRS.get(mode, (mode, mode))
+    p = sizes[0]
+
+    def product(of: list[int]) -> int:
+        return math.prod(of)
+
+    def all_reduce(n_ranks: list[int], elements: Any) -> Fraction:
+        return sum((2 * f(n - 1, n) * elements for n in n_ranks), f(0))
+
+    def gather(n_ranks: list[int], elements: Any) -> Fraction:
+        """Gather one axis after the other, of which the first one has the largest parts."""
+        total = f(0)
+        for n in n_ranks:
+            total += f(n - 1, n) * elements
+            elements = f(elements, n)
+        return total
+
+    attention = 3 * received(first, sizes, m, h, h)
+    if mode == "sequence":  # Queries, keys and values are made of what is gathered once.
+        attention = 2 * gather([p], m * h)
+    layer = attention + received(second, sizes, m, h, h)
+    layer += 2 * received(first, sizes, m, h, i) + received(second, sizes, m, i, h)
+    head = received(first, sizes, m, h, v)
+    scalars = f(m, product(rows))
+    norm = 2 * all_reduce(width, scalars) + all_reduce(rows, f(h, product(width)))
+    embedding = 2 * gather(rows, f(m * h, product(width)))
+    if mode == "1d":
+        embedding = all_reduce([p], m * h)
+    elif mode == "zero3":
+        embedding = 2 * gather([p], v * h)
+    losses = all_reduce(inner_width, 3 * f(m, product(inner_rows))) + all_reduce(inner_rows, 1)
+    return LAYERS * (layer + 2 * norm) + norm + head + embedding + losses
+
+
+class Models(unittest.TestCase):
+    def check(self, n_ranks: int) -> None:
+        for by_mode in run_ranks(n_ranks, in_all_modes, "Llama", {}, {}):
+            for mode, (sizes, elements) in by_mode.items():
+                with self.subTest(mode=mode, sizes=sizes):
+                    self.assertEqual(elements, expected(mode, sizes))
+
+    def test_four_ranks_train_llama_in_each_mode(self) -> None:
+        self.check(4)
+
+    def test_eight_ranks_train_llama_in_each_mode(self) -> None:
+        self.check(8)
+
+    def test_panels_sequences_biases_norms_of_heads_and_widths_that_do_not_divide(self) -> None:
+        options = {"2d": {"panels": 2}, "3d": {"panels": 3}, "sequence": {"sequence": True}}
+        further = {"attention_bias": True, "num_key_value_heads": 4} | UNEVEN
+        run_ranks(4, in_all_modes, "Qwen3", options, further)
+
+
+if __name__ == "__main__":
+    unittest.main()
