@@ -14,6 +14,8 @@ whole a rank has. Collectives are those of torch.distributed, on any device.
 from cistern.torch.parallel.linear import Linear
 from cistern.torch.parallel.modes import MODES, PRODUCTS, legal_sizes, make_mesh
 from cistern.torch.parallel.norms import LayerNorm, RMSNorm
+from cistern.torch.parallel.ring import ring_attention
+from cistern.torch.parallel.sequences import part_of_batch, share_sequences, ulysses_attention
 from cistern.torch.parallel.sharding import shard
 from cistern.torch.parallel.vocabulary import CrossEntropy, Embedding
 from cistern.torch.parallel.volumes import Volumes, volumes
@@ -29,6 +31,10 @@ __all__ = [
     "Volumes",
     "legal_sizes",
     "make_mesh",
+    "part_of_batch",
+    "ring_attention",
     "shard",
+    "share_sequences",
+    "ulysses_attention",
     "volumes",
 ]
