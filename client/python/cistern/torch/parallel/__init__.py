@@ -11,6 +11,7 @@ Parameters are DTensors, so that a store, an optimizer, and a checkpoint know wh
 whole a rank has. Collectives are those of torch.distributed, on any device.
 """
 
+from cistern.torch.parallel.halves import in_turns
 from cistern.torch.parallel.linear import Linear
 from cistern.torch.parallel.modes import MODES, PRODUCTS, legal_sizes, make_mesh
 from cistern.torch.parallel.norms import LayerNorm, RMSNorm
@@ -29,6 +30,7 @@ __all__ = [
     "Linear",
     "RMSNorm",
     "Volumes",
+    "in_turns",
     "legal_sizes",
     "make_mesh",
     "part_of_batch",

@@ -129,12 +129,10 @@ def reduce_scatter(
             f"cistern: {x.shape[dim]} rows cannot be shared by {n} ranks: give a multiple of {n}"
         )
     sizes = [x.shape[dim] // n] * n if sizes is None else sizes
-    longest, at = max(sizes), 0
-    blocks = []
-    for size in sizes:
-        blocks.append(_padded(x.narrow(dim, at, size).movedim(dim, 0), longest))
-        at += size
-    sent = torch.cat(blocks)
+    longest = max(sizes)
+    sent = x.movedim(dim, 0).contiguous()
+    if min(sizes) < longest:
+        sent = torch.cat([_padded(block, longest) for block in torch.split(sent, list(sizes))])
     out = sent.new_empty((longest, *sent.shape[1:]))
     count("reduce_scatter", (n - 1) * out.nbytes)
     _finish(dist.reduce_scatter_tensor(out, sent, group=group, async_op=True))

@@ -5,8 +5,7 @@ The gradients are the same kind of product of the other two operands:
 
     dX = RS(AG(dY) . AG(W)),  dW = RS(AG(dY)^T . AG(X))
 
-so that one function has all three. What is gathered in the forward pass is not kept, and gathered
-again in the backward pass.
+so that one function has all three. What is gathered in the forward pass is gathered again there.
 """
 
 from __future__ import annotations
@@ -38,13 +37,19 @@ Blocks = Mapping[str, torch.Tensor]
 _AT = {"X": {"M": 0, "K": 2}, "W": {"N": 0, "K": 1}, "Y": {"M": 0, "N": 2}}
 
 
-def _contract(wanted: str, given: Blocks) -> torch.Tensor:
-    """Return one operand's share of the product of the other two."""
-    if wanted == "Y":
-        return given["X"] @ given["W"].t()
-    if wanted == "X":
-        return given["Y"] @ given["W"]
-    return given["Y"].flatten(0, 1).t() @ given["X"].flatten(0, 1)
+def _contract(wanted: str, given: Blocks, sums: torch.Tensor | None = None) -> torch.Tensor:
+    """Return one operand's share of the product of the other two, added to ``sums`` if there are any."""
+    left = given["X" if wanted == "Y" else "Y"]
+    shape: tuple[int, ...] = left.shape[:2]
+    left = left.flatten(0, 1)
+    if wanted == "W":
+        left, right, shape = left.t(), given["X"].flatten(0, 1), left.shape[1:]
+    else:
+        right = given["W"].t() if wanted == "Y" else given["W"]
+    shape = (*shape, right.shape[1])
+    if sums is None:
+        return (left @ right).view(shape)
+    return sums.view(-1, right.shape[1]).addmm_(left, right).view(shape)
 
 
 class Product:
@@ -60,16 +65,20 @@ class Product:
         """ValueError: the operands that are gathered along one dimension have unequal pieces."""
         self.lines, self.grid, self.panels = lines, grid, panels
         self._lengths = {"N": lengths["N"], "K": lengths["K"]}
-        shared = [(dim, line) for dim in "KMN" for line in lines if line.shares == dim]
-        self.along = shared[0][0] if panels > 1 and shared else None
-        sizes = {grid.size(line.axis) for dim, line in shared if dim == self.along}
+        self.along, self._n_blocks = self._dimension() if panels > 1 else (None, 1)
+
+    def _dimension(self) -> tuple[str | None, int]:
+        """Return the dimension of the panels, along which most operands are shared, and by how many ranks."""
+        axes = {dim: [line.axis for line in self.lines if line.shares == dim] for dim in "KMN"}
+        dim = max("KMN", key=lambda dim: len(axes[dim]))
+        sizes = sorted({self.grid.size(axis) for axis in axes[dim]})
         if len(sizes) > 1:
             raise ValueError(
-                f"cistern: panels of {self.along} want as many ranks along each of the axes"
-                f" {', '.join(line.axis for dim, line in shared if dim == self.along)} of the mesh,"
-                f" which has {' and '.join(map(str, sorted(sizes)))}: panels=1 works"
+                f"cistern: panels of {dim} want as many ranks along each of the axes"
+                f" {', '.join(axes[dim])} of the mesh, which has {' and '.join(map(str, sizes))}:"
+                " panels=1 works"
             )
-        self._n_blocks = sizes.pop() if sizes else 1
+        return (dim, sizes[0]) if sizes else (None, 1)
 
     def rows(self, n_local: int) -> int:
         """Return M of this rank's products, if it has ``n_local`` rows of X.
@@ -95,11 +104,10 @@ class Product:
         for t in range(self.panels):
             now = {name: self._piece(name, x, lengths, t) for name, x in there.items()}
             for name in wanted:
-                part = _contract(name, now)
                 if self.along in DIMS[name]:
-                    pieces[name].append(self._reduced(name, part, lengths, t))
+                    pieces[name].append(self._reduced(name, _contract(name, now), lengths, t))
                 else:
-                    sums[name] = sums[name].add_(part) if t else part
+                    sums[name] = _contract(name, now, sums.get(name))
         return [
             self._reduced(name, sums[name], lengths)
             if name in sums
