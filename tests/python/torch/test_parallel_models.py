@@ -4,6 +4,7 @@
 import copy
 import math
 import unittest
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -155,6 +156,41 @@ def expected(mode: str, sizes: tuple[int, ...]) -> Fraction:
     return LAYERS * (layer + 2 * norm) + norm + head + embedding + losses
 
 
+def tied() -> None:
+    for mode in ("1d", "sequence"):
+        compare("Qwen3", mode, parallel.make_mesh(mode), {}, tie_word_embeddings=True)
+
+
+def what_is_refused() -> list[str]:
+    square, cube = parallel.make_mesh("2d", (2, 2)), parallel.make_mesh("3d", (1, 2, 2))
+    line = parallel.make_mesh("1d")
+    whole = parallel.shard(model_of("Llama"), square, "2d")
+    padded = {"attention_mask": torch.tensor([[0] + 7 * [1]] * BATCH)}
+    gpt2 = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_layer=1, n_head=4, n_embd=32, vocab_size=50, n_positions=8)
+    )
+    two_heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    calls: list[Callable[[], Any]] = [
+        lambda: parallel.shard(model_of("Llama", tie_word_embeddings=True), square, "2d"),
+        lambda: parallel.shard(model_of("Llama", **two_heads), line, "1d"),
+        lambda: parallel.shard(model_of("Llama"), cube, "3d"),
+        lambda: parallel.shard(model_of("Llama"), square, "2d", sequence=True),
+        lambda: parallel.shard(model_of("Llama"), square, "4d"),
+        lambda: parallel.shard(gpt2, line, "1d"),
+        lambda: whole(**batch(0), **padded),
+        lambda: whole(**{k: v[:3] for k, v in batch(0).items()}),
+    ]
+    said = []
+    for call in calls:
+        try:
+            call()
+        except (ValueError, TypeError) as error:
+            said.append(str(error))
+        else:
+            said.append("nothing")
+    return said
+
+
 class Models(unittest.TestCase):
     def check(self, n_ranks: int) -> None:
         for by_mode in run_ranks(n_ranks, in_all_modes, "Llama", {}, {}):
@@ -172,6 +208,21 @@ class Models(unittest.TestCase):
         options = {"2d": {"panels": 2}, "3d": {"panels": 3}, "sequence": {"sequence": True}}
         further = {"attention_bias": True, "num_key_value_heads": 4} | UNEVEN
         run_ranks(4, in_all_modes, "Qwen3", options, further)
+
+    def test_tied_embeddings_are_cut_once(self) -> None:
+        run_ranks(4, tied)
+
+    def test_what_no_mode_can_do_is_refused_in_words(self) -> None:
+        ties, heads, cube, sequence, mode, plan, padding, rows = run_ranks(4, what_is_refused)[0]
+        self.assertIn("tie_word_embeddings=False, or use mode '1d' or 'sequence'", ties)
+        self.assertIn("2 num_attention_heads, which 4 ranks along p", heads)
+        self.assertIn("1, 2 can", heads)
+        self.assertIn("is 1 x 2 x 2, and a model wants as many ranks along b as along c", cube)
+        self.assertIn("sequence=True is for the mode 'sequence', not '2d'", sequence)
+        self.assertIn("'4d' is none of 1d, sequence", mode)
+        self.assertIn("GPT2LMHeadModel has no plan", plan)
+        self.assertIn("takes no padded sequences", padding)
+        self.assertIn("3 rows cannot be shared by 2 ranks: give a multiple of 2", rows)
 
 
 if __name__ == "__main__":
