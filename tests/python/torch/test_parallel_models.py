@@ -157,7 +157,7 @@ def expected(mode: str, sizes: tuple[int, ...]) -> Fraction:
 
 
 def tied() -> None:
-    for mode in ("1d", "sequence"):
+    for mode in ("1d", "sequence", "zero3"):
         compare("Qwen3", mode, parallel.make_mesh(mode), {}, tie_word_embeddings=True)
 
 
@@ -214,7 +214,7 @@ class Models(unittest.TestCase):
 
     def test_what_no_mode_can_do_is_refused_in_words(self) -> None:
         ties, heads, cube, sequence, mode, plan, padding, rows = run_ranks(4, what_is_refused)[0]
-        self.assertIn("tie_word_embeddings=False, or use mode '1d' or 'sequence'", ties)
+        self.assertIn("tie_word_embeddings=False, or use mode '1d', 'sequence' or 'zero3'", ties)
         self.assertIn("2 num_attention_heads, which 4 ranks along p", heads)
         self.assertIn("1, 2 can", heads)
         self.assertIn("is 1 x 2 x 2, and a model wants as many ranks along b as along c", cube)

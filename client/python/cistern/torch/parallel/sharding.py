@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from cistern.torch.parallel.collectives import Grid, gathered
+from cistern.torch.parallel.kinds import eps_of_rms_norm, is_plain_table
 from cistern.torch.parallel.linear import Linear
 from cistern.torch.parallel.modes import Mode, cuts, lines_of, mode_of
 from cistern.torch.parallel.norms import LayerNorm, RMSNorm
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 #: What the plan of a model (``base_model_tp_plan`` of its config) calls the layers of a pair.
-_FIRST = ("colwise", "colwise_rep", "colwise_gather_output")
-_SECOND = ("rowwise", "rowwise_rep")
+_FIRST, _SECOND = "colwise", "rowwise"
 
 
 def shard(
@@ -86,7 +86,7 @@ class _Sharding:
             raise TypeError(
                 "cistern: the embedding and the head of the model are one tensor, which this mode"
                 " would cut in two ways: load the model with tie_word_embeddings=False, or use"
-                " mode '1d' or 'sequence'"
+                " mode '1d', 'sequence' or 'zero3'"
             )
         return True
 
@@ -126,27 +126,33 @@ class _Sharding:
 
     def _divided(self, name: str, module: nn.Module, plan: Mapping[str, str]) -> nn.Module | None:
         """Return what takes the place of ``module``; None: it stays, or its parts are divided."""
-        if isinstance(module, nn.Linear):
+        if type(module) is nn.Linear:
             return self._linear(name, module, self._style(name, plan))
-        if isinstance(module, nn.Embedding):
-            return Embedding(module.weight, self.grid, self.mode.embedding, tokens=self.tokens)
-        if isinstance(module, nn.LayerNorm) and module.weight is not None:
+        if type(module) is nn.Embedding and is_plain_table(module):
+            return Embedding(
+                module.weight,
+                self.grid,
+                self.mode.embedding,
+                tokens=self.tokens,
+                padding_idx=module.padding_idx,
+            )
+        if type(module) is nn.LayerNorm and module.weight is not None:
             rows, width = self._places(module.weight)
             return LayerNorm(module.weight, module.bias, self.grid, width, rows, module.eps)
         if type(module).__name__.endswith("RMSNorm"):
             norm: Any = module
-            eps: float = getattr(norm, "variance_epsilon", getattr(norm, "eps", 1e-6))
+            eps = eps_of_rms_norm(name, norm)
             rows, width = self._places(norm.weight)
             return RMSNorm(norm.weight, self.grid, width, rows, eps)
         return None
 
     def _linear(self, name: str, module: nn.Linear, style: str | None) -> nn.Module:
         is_head = module is self.model.get_output_embeddings()
-        if style in _FIRST and self._is_gathered(self.model.get_submodule(name.rpartition(".")[0])):
+        if style == _FIRST and self._is_gathered(self.model.get_submodule(name.rpartition(".")[0])):
             product = "gathered_column"
-        elif is_head or style in _FIRST:
+        elif is_head or style == _FIRST:
             product = self.mode.first
-        elif style in _SECOND:
+        elif style == _SECOND:
             product = self.mode.second
         else:
             raise TypeError(f"cistern: the plan of the model has no linear layer '{name}'")
