@@ -9,6 +9,7 @@ from unittest import mock
 import torch
 from cistern.torch import parallel
 from cistern.torch.parallel import collectives
+from cistern.torch.parallel.halves import take_turns
 from gloo import run_ranks
 from test_parallel_models import BATCH, batch, model_of
 
@@ -96,6 +97,47 @@ class Turns(unittest.TestCase):
 
     def test_what_one_half_raises_is_raised_when_both_have_ended(self) -> None:
         self.assertEqual(run_ranks(2, raises), ["the second half"] * 2)
+
+    def test_threads_have_the_settings_of_the_caller(self) -> None:
+        def settings(_: int) -> tuple[bool, int, bool, torch.dtype]:
+            return (
+                torch.is_grad_enabled(),
+                torch.get_num_threads(),
+                torch.is_autocast_enabled("cpu"),
+                torch.get_autocast_dtype("cpu"),
+            )
+
+        with torch.no_grad(), torch.autocast("cpu", torch.float16):
+            self.assertEqual(take_turns(settings, [0, 1]), 2 * [settings(0)])
+
+    def test_what_one_part_raises_ends_the_others_at_their_next_collective(self) -> None:
+        for failing in (0, 1):
+            reached = []
+
+            def compute(part: int, failing: int = failing, reached: Any = reached) -> None:
+                for _ in range(3):
+                    if part == failing:
+                        raise OverflowError(part)
+                    reached.append(part)
+                    collectives.TURN.wait()
+
+            with self.subTest(failing=failing), self.assertRaisesRegex(OverflowError, str(failing)):
+                take_turns(compute, [0, 1])
+            self.assertEqual(len(reached), failing)
+            self.assertIsNone(collectives.TURN.wait)
+
+    def test_parts_of_unequal_length_take_turns(self) -> None:
+        order = []
+
+        def compute(part: int) -> int:
+            for _ in range(part):
+                order.append(part)
+                collectives.TURN.wait()
+            return part * part
+
+        self.assertEqual(take_turns(compute, [1, 3, 2]), [1, 9, 4])
+        self.assertEqual(order, [1, 3, 2, 3, 2, 3])
+        self.assertEqual(take_turns(compute, []), [])
 
 
 if __name__ == "__main__":

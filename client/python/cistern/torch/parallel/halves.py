@@ -8,75 +8,125 @@ their collectives, are the same. The sums of gradients have the bits that they h
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 
 from cistern.torch.parallel.collectives import TURN
 
+Part = TypeVar("Part")
+Result = TypeVar("Result")
 
-class _Turns:
-    """Which of ``n`` threads may run."""
+
+class _Stopped(Exception):
+    """Ends a thread because another one has failed."""
+
+
+class _Baton:
+    """Goes round among threads. It is with the first one."""
 
     def __init__(self, n: int) -> None:
-        self._changed = threading.Condition()
-        self._running = list(range(n))
-        self._now = 0
+        self._turns = [threading.Semaphore(int(i == 0)) for i in range(n)]
+        self._runs = [True] * n
+        self.error: BaseException | None = None
 
-    def wait_for(self, mine: int) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._now == mine)
+    def take(self, i: int) -> None:
+        """Wait for the turn of thread ``i``. _Stopped: another one has failed."""
+        self._turns[i].acquire()
+        if self.error is not None:
+            raise _Stopped
 
-    def give(self, mine: int) -> None:
-        """Let the others run until it is the turn of ``mine`` again."""
-        self._next(mine)
-        self.wait_for(mine)
+    def hand_over(self, i: int) -> None:
+        """Let the next one that runs compute until it is the turn of thread ``i`` again."""
+        self._release_after(i)
+        self.take(i)
 
-    def end(self, mine: int) -> None:
-        """Let the others run to their ends."""
-        self._next(mine)
-        with self._changed:
-            self._running.remove(mine)
+    def leave(self, i: int, error: BaseException | None) -> None:
+        """Thread ``i``, which has the baton, ends; all others do if it has failed."""
+        if not isinstance(error, _Stopped):
+            self.error = self.error or error
+        self._runs[i] = False
+        if any(self._runs):
+            self._release_after(i)
 
-    def _next(self, mine: int) -> None:
-        with self._changed:
-            after = self._running.index(mine) + 1
-            self._now = self._running[after % len(self._running)]
-            self._changed.notify_all()
+    def _release_after(self, i: int) -> None:
+        n = len(self._runs)
+        after = (k % n for k in range(i + 1, i + n + 1))
+        self._turns[next(k for k in after if self._runs[k])].release()
 
 
-def in_turns(loss_of: Callable[[Any], torch.Tensor], parts: Sequence[Any]) -> list[torch.Tensor]:
-    """Run ``loss_of(part).backward()`` for each of ``parts``, in turns. Return the losses.
+def take_turns(compute: Callable[[Part], Result], parts: Sequence[Part]) -> list[Result]:
+    """Return ``compute(part)`` of each of ``parts``, which compute in turns, each in its own thread.
 
-    ``loss_of`` runs in threads of its own, in which torch's modes have their defaults: what it wants
-    of them, such as autocast, it enters itself. The backward pass gives turns away where it runs in the
-    thread that asks for it, as on CPUs; in others it is run through. What a part raises first is raised
-    when all have ended. A model with a store is not for this.
+    The first one is in the caller's. All ranks call this alike. Whatever one raises is raised here,
+    when the others have ended at their next collective; the process groups are of no use then.
     """
-    turns = _Turns(len(parts))
-    losses: list[torch.Tensor | None] = [None] * len(parts)
-    raised: list[BaseException] = []
+    baton = _Baton(len(parts))
+    results: dict[int, Result] = {}
+    enter = _same_settings()
 
-    def run(mine: int, part: Any) -> None:
-        turns.wait_for(mine)
-        TURN.wait = lambda: turns.give(mine)
+    def run(i: int) -> None:
+        error: BaseException | None = None
+        before = TURN.wait
         try:
-            loss = loss_of(part)
-            torch.autograd.backward(loss)
-            losses[mine] = loss.detach()
-        except BaseException as error:  # noqa: BLE001 (it is raised below)
-            raised.append(error)
-        finally:
-            TURN.wait = None
-            turns.end(mine)
+            baton.take(i)
+            TURN.wait = lambda: baton.hand_over(i)
+            with enter():
+                results[i] = compute(parts[i])
+        except BaseException as raised:  # noqa: BLE001 (the caller raises it)
+            error = raised
+        TURN.wait = before
+        baton.leave(i, error)
 
-    threads = [threading.Thread(target=run, args=of) for of in enumerate(parts)]
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(1, len(parts))]
     for thread in threads:
         thread.start()
+    if parts:
+        run(0)
     for thread in threads:
         thread.join()
-    if raised:
-        raise raised[0]
-    return [loss for loss in losses if loss is not None]
+    if baton.error is not None:
+        raise baton.error
+    return [results[i] for i in range(len(parts))]
+
+
+def _same_settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Return what gives another thread the settings of torch that this one has.
+
+    Backward passes run in the thread that asks for them, so that they wait for their own turn.
+    """
+    n_threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    kinds = ["cpu"] if device is None else ["cpu", "cuda"]
+    casts = [(k, torch.get_autocast_dtype(k)) for k in kinds if torch.is_autocast_enabled(k)]
+
+    @contextlib.contextmanager
+    def settings() -> Iterator[None]:
+        torch.set_num_threads(n_threads)
+        with contextlib.ExitStack() as stack:
+            if device is not None:
+                stack.enter_context(torch.cuda.device(device))
+            for kind, dtype in casts:
+                stack.enter_context(torch.autocast(kind, dtype))
+            stack.enter_context(torch.set_grad_enabled(grad))
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            yield
+
+    return settings
+
+
+def in_turns(loss_of: Callable[[Part], torch.Tensor], parts: Sequence[Part]) -> list[torch.Tensor]:
+    """Run ``loss_of(part).backward()`` for each of ``parts``, in turns. Return the losses.
+
+    ``take_turns`` says in which threads. A model with a store is not for this: it raises RuntimeError.
+    """
+
+    def compute(part: Part) -> torch.Tensor:
+        loss = loss_of(part)
+        torch.autograd.backward(loss)
+        return loss.detach()
+
+    return take_turns(compute, parts)
