@@ -27,6 +27,7 @@ _DIFFERENCES = {
     r"tensors, but|tensor [\d']": "model",
     r"operators, but|operator [\d']": "model and the same units=",
 }
+_PERCENT = r"; a pool of \d+% of the weights is enough"
 _LARGER_POOL = "Give attach a larger pool. Or let the operator have fewer weights: name modules in it in units="
 _FEWER_POOLS = (
     "Give attach a smaller pool, such as pool='25%', remove jobs that nobody needs (cistern stat,"
@@ -70,12 +71,16 @@ def _difference(text: str) -> str:
 
 
 @contextmanager
-def advice(job: str) -> Iterator[None]:
-    """Let errors of ``attach`` of ``job`` say what to do."""
+def advice(job: str, *, is_divided: bool = False) -> Iterator[None]:
+    """Let errors of ``attach`` of ``job`` say what to do.
+
+    If the model ``is_divided``, a percentage of all its weights is none of those of a rank, and is left out.
+    """
     try:
         yield
     except CstError as error:
         words = _advice_on(error, job)
         if not words:
             raise
-        raise type(error)(error.status, f"{error.text}. {words}") from None
+        text = re.sub(_PERCENT, "", error.text) if is_divided else error.text
+        raise type(error)(error.status, f"{text}. {words}") from None

@@ -79,7 +79,7 @@ def attach(
     - ``device``: where the pool is, such as "cuda" or "cpu"; by default the current GPU of torch, or
       the host if torch has none. Parameters and buffers move there; inputs are the caller's.
     - ``pool``: memory for weights and gradients in use, in bytes or as "6G", or a percentage of
-      the weights such as "25%"; 0, the default: the daemon chooses.
+      the weights that this rank has, such as "25%"; 0, the default: the daemon chooses.
     - ``activations``: memory of the GPU that PyTorch needs for everything but the weights:
       activations and its cache, in bytes or as "6G". The daemon leaves as much beside the pools if
       their size is its choice ([gpu] pool = auto); 0: unknown, for which it leaves a tenth.
@@ -167,7 +167,7 @@ def attach(
     )
     is_new = not opened.initialised
     try:
-        with advice(name):
+        with advice(name, is_divided=joined is not None and not joined.is_plain):
             store = Store(
                 opened, model, declaration, options, kinds["unused"], joined, n_micro_batches
             )

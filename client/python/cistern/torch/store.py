@@ -444,7 +444,15 @@ class Store:
             self.device.set_random_state(self._random_state)
 
     def describe(self) -> str:
-        """Return the model as JSON: the file that ``cistern plan`` reads."""
+        """Return the model as JSON: the file that ``cistern plan`` reads.
+
+        ValueError: ranks have different parts, of which each knows its own.
+        """
+        if not self.parts.is_plain:
+            raise ValueError(
+                "cistern: the ranks have different parts of the model: describe the whole model, with"
+                " cistern.torch.describe"
+            )
         return self._declaration.to_json(type(self.model).__name__, self.job.world)
 
     # -- states
