@@ -258,11 +258,13 @@ void cst_external_add(struct cst_model *model)
 
 void cst_external_remove_last(struct cst_model *model)
 {
-    const struct cst_layout_tensor *t = &model->tensors[model->n_tensors - 1];
+    const uint32_t tensor = model->n_tensors - 1;
     struct names *names = model->external;
     struct file_name *entries;
 
-    for (uint32_t i = 0; i < (t->external != NULL ? t->external->n : 1); i++) {
+    /* A part has none, or fewer than it declared, if another part of its whole has added them. */
+    while (names->index.n_entries > 0 &&
+           names->entries[names->index.n_entries - 1].tensor == tensor) {
         cst_name_index_remove_last(&names->index, name_of(model, names->index.n_entries - 1));
     }
     if (names->capacity > MIN_CAPACITY && 4 * names->index.n_entries < names->capacity) {

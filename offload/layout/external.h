@@ -33,7 +33,8 @@ int cst_external_check_names(const struct cst_model *model, const struct cst_ten
  * was made. */
 void cst_external_add(struct cst_model *model);
 
-/* Remove the names of the last tensor of @model. */
+/* Remove the names of the last tensor of @model. Those that an earlier part of the same whole has
+ * added stay. */
 void cst_external_remove_last(struct cst_model *model);
 
 /* Free the names of @model, but not its tensors. */

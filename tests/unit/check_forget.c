@@ -137,6 +137,50 @@ START_TEST(used_tensors_are_not_forgotten)
 }
 END_TEST
 
+/* Declare the part of the rows @first and @first + 1 of "w", whose names in files are q and k. */
+static int declare_part(const char *name, int64_t first, bool external)
+{
+    static const int64_t shape[] = {2, 6}, whole[] = {6, 6}, rows[] = {4, 2};
+    static const char *const names[] = {"q", "k"};
+    const int64_t begin[] = {first, 0};
+    const struct cst_tensor_words words = {.name = name,
+                                           .shape = shape,
+                                           .n_dims = 2,
+                                           .pattern = CST_PATTERN_TENSOR,
+                                           .group = 0,
+                                           .whole_name = "w",
+                                           .whole = whole,
+                                           .first = begin,
+                                           .external_names = external ? names : NULL,
+                                           .external_rows = external ? rows : NULL,
+                                           .n_external = external ? 2 : 0};
+
+    return cst_model_tensor(&model, &words, &err);
+}
+
+/* Parts of one whole share its names in files. They are free again when the last part is forgotten,
+ * and not before. _i: with external names. */
+START_TEST(parts_of_a_whole_are_forgotten)
+{
+    const struct cst_model_extent none = {0}, one = {.n_tensors = 1};
+    const char *taken = _i == 1 ? "q" : "w";
+    const int64_t shape = 3;
+
+    for (int round = 0; round < 3; round++) {
+        ck_assert_int_eq(declare_part("w.0", 0, _i == 1), CST_OK);
+        ck_assert_int_eq(declare_part("w.1", 2, _i == 1), CST_OK);
+        ck_assert_int_eq(declare_part("w.2", 4, _i == 1), CST_OK);
+        ck_assert_int_eq(cst_model_forget(&model, &one, &err), CST_OK);
+        ck_assert_int_eq(declare_tensor(&model, taken, &shape, 1, 1.0f, 1.0f, &err), CST_EEXIST);
+        ck_assert_int_eq(declare_part("w.1", 2, _i == 1), CST_OK);
+        ck_assert_int_eq(cst_model_forget(&model, &none, &err), CST_OK);
+        assert_like_new(0, 0);
+        ck_assert_int_eq(declare_tensor(&model, taken, &shape, 1, 1.0f, 1.0f, &err), CST_OK);
+        ck_assert_int_eq(cst_model_forget(&model, &none, &err), CST_OK);
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("forget");
@@ -145,5 +189,6 @@ int main(void)
     tcase_add_loop_test(tc, forgotten, 0, 5);
     tcase_add_loop_test(tc, few_are_forgotten, 1, 20);
     tcase_add_test(tc, used_tensors_are_not_forgotten);
+    tcase_add_loop_test(tc, parts_of_a_whole_are_forgotten, 0, 2);
     return suite_run(suite);
 }
