@@ -121,17 +121,54 @@ static int compare_whole(const struct cstc_load_source *source, const struct cst
     return CST_OK;
 }
 
+/* Check that all parts of a whole have the same rows in the files. of[i] is the number of the whole
+ * of tensor i of the files, of which there are @n_wholes. */
+static int compare_rows(const struct cstc_load_source *source, const uint32_t *of,
+                        uint32_t n_wholes, struct cst_err *err)
+{
+    const Cistern__TensorDecl **first = calloc((size_t)n_wholes + 1, sizeof(void *));
+    int rc = first != NULL ? CST_OK : cst_err_set(err, CST_ENOMEM, "no memory to join tensors");
+
+    for (uint32_t i = 0; rc == CST_OK && i < source->from.n_tensors; i++) {
+        const Cistern__TensorDecl *decl = source->wholes.list[i], *other = first[of[i]];
+
+        if (other == NULL) {
+            first[of[i]] = decl;
+        } else if ((decl->dtype == CST_FP32) != (other->dtype == CST_FP32)) {
+            rc = cst_err_set(err, CST_EMISMATCH,
+                             "'%s' and '%s' of the checkpoint are parts of one tensor, and only "
+                             "one of them is fp32",
+                             other->name, decl->name);
+        } else if (decl->muon != other->muon) {
+            rc = cst_err_set(err, CST_EMISMATCH,
+                             "'%s' and '%s' of the checkpoint are parts of one tensor, and Muon "
+                             "updates only one of them",
+                             other->name, decl->name);
+        }
+    }
+    free(first);
+    return rc;
+}
+
 /* Check that the wholes of the checkpoint are those of the job, @mine. */
 static int compare_wholes(const struct cstc_load_source *source, const struct cst_model *mine,
                           struct cst_err *err)
 {
+    uint32_t *of = calloc((size_t)source->from.n_tensors + 1, sizeof *of);
     struct cst_model theirs;
     struct cst_err why = {0};
-    int rc = cst_wholes_open(&theirs, &source->from, NULL, &why);
+    int rc;
 
+    if (of == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory to join tensors");
+    }
+    rc = cst_wholes_open(&theirs, &source->from, of, &why);
     if (rc != CST_OK) {
+        free(of);
         return cst_err_set(err, rc, "the checkpoint does not fit the job: %.500s", why.text);
     }
+    rc = compare_rows(source, of, theirs.n_tensors, err);
+    free(of);
     for (uint32_t i = 0; rc == CST_OK && i < theirs.n_tensors; i++) {
         rc = compare_whole(source, mine, &theirs.tensors[i], err);
     }

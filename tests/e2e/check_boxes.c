@@ -231,9 +231,28 @@ START_TEST(gaps_are_told)
 }
 END_TEST
 
-/* Say in the checkpoint of the job @name what the tensors are parts of, as checkpoints of earlier
- * versions do, whose files have the parts. */
-static void name_wholes(const char *name)
+/* Say what a part is part of, as checkpoints of earlier versions do, whose files have the parts. */
+static void name_whole(Cistern__TensorDecl *decl)
+{
+    if (decl->whole_name == NULL) {
+        decl->whole_name = strdup(decl->name);
+        *strchr(decl->whole_name, '.') = '\0';
+    }
+}
+
+static void change_type(Cistern__TensorDecl *decl)
+{
+    decl->dtype = decl->dtype == CST_FP32 ? CST_BF16 : CST_FP32;
+}
+
+static void change_update(Cistern__TensorDecl *decl)
+{
+    decl->muon = !decl->muon;
+}
+
+/* Change in the checkpoint of the job @name, which is of an earlier version, all parts; or the
+ * first part alone. */
+static void alter(const char *name, void (*change)(Cistern__TensorDecl *decl), bool all)
 {
     struct cstc_manifest manifest;
     char path[128];
@@ -244,12 +263,10 @@ static void name_wholes(const char *name)
     fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     OK(cstc_manifest_read(&manifest, fd, &err));
     ck_assert(!manifest.joined);
-    for (size_t i = 0; i < manifest.description->n_tensors; i++) {
-        Cistern__TensorDecl *decl = manifest.description->tensors[i];
-
-        if (decl->n_whole_shape > 0) {
-            decl->whole_name = strdup(decl->name);
-            *strchr(decl->whole_name, '.') = '\0';
+    for (size_t i = 0, n = 0; i < manifest.description->n_tensors && (all || n == 0); i++) {
+        if (manifest.description->tensors[i]->n_whole_shape > 0) {
+            change(manifest.description->tensors[i]);
+            n++;
         }
     }
     ck_assert_int_eq(unlinkat(fd, CSTC_MANIFEST_NAME, 0), 0);
@@ -280,7 +297,7 @@ START_TEST(earlier_checkpoints)
     (void)load(&spec, &four, "m", s);
     boxes_named = true;
     (void)load(&spec, &four, "m", s);
-    name_wholes("m");
+    alter("m", name_whole, true);
     (void)load(&spec, &four, "m", s);
     (void)load(&other, &three, "m", s);
     boxes_named = false;
@@ -490,6 +507,31 @@ START_TEST(command_line)
 }
 END_TEST
 
+/* An altered checkpoint of an earlier version, in which the parts of a tensor have other states
+ * than each other, is not loaded. _i: what was altered. */
+START_TEST(parts_of_other_states)
+{
+    static void (*const changes[])(Cistern__TensorDecl *) = {change_type, change_update};
+    static const char *const words[] = {"only one of them is fp32", "Muon updates only one"};
+    const struct boxes_cutting four = boxes_grid(2, 2), three = boxes_grid(3, 1);
+    const struct cst_job_spec spec = spec_of("m", 4, CST_MOMENTS_BF16),
+                              other = spec_of("o", 1, CST_MOMENTS_BF16);
+    struct boxes_states *s = boxes_draw();
+    struct boxes_job j;
+
+    boxes_named = false;
+    free(make(&spec, &four, s));
+    boxes_named = true;
+    alter("m", name_whole, true);
+    alter("m", changes[_i], false);
+    j = boxes_open(&other, &three);
+    ck_assert_int_eq(cst_load(j.jobs[0], path_of("m"), NULL, &err), CST_EMISMATCH);
+    ck_assert_msg(strstr(err.text, words[_i]) != NULL, "%s", err.text);
+    boxes_leave(&j);
+    free(s);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("boxes");
@@ -499,6 +541,7 @@ int main(void)
     tcase_add_test(tcase, random_parts);
     tcase_add_test(tcase, gaps_are_told);
     tcase_add_test(tcase, earlier_checkpoints);
+    tcase_add_loop_test(tcase, parts_of_other_states, 0, 2);
     tcase_add_test(tcase, missed_steps);
     tcase_add_test(tcase, model_files);
     suite_add_loop(tcase, killed, 1, 8);
