@@ -66,8 +66,10 @@ static int find_facts(struct facts *facts, const struct cst_schedule *schedule, 
         costs[s] =
             (struct cst_stage_cost){.forward = 1, .backward = 1, .weight = 1, .recompute = 1};
     }
-    cst_schedule_in_flight(schedule, facts->in_flight, NULL);
-    rc = cst_schedule_time(&facts->times, schedule, costs, NULL, NULL, err);
+    rc = cst_schedule_in_flight(schedule, facts->in_flight, NULL, err);
+    if (rc == CST_OK) {
+        rc = cst_schedule_time(&facts->times, schedule, costs, NULL, NULL, err);
+    }
     free(costs);
     return rc;
 }

@@ -387,54 +387,66 @@ int cst_schedule_check(const struct cst_schedule *schedule, struct cst_err *err)
 
 /* -- what stages hold ------------------------------------------------------------------------- */
 
-static bool is_of_unit(struct cst_stage_action a, struct cst_stage_action b)
+/* What the stages hold after the actions so far. */
+struct held {
+    bool *restored;       /* For each unit: its forward pass is repeated, or its backward pass has
+                             begun. */
+    uint32_t *n;          /* For each stage: micro-batches in flight, ... */
+    uint32_t *n_restored; /* ... and those of them that are restored. */
+};
+
+static void hold(const struct cst_schedule *schedule, const struct held *held,
+                 struct cst_stage_action action)
 {
-    return a.stage == b.stage && a.micro == b.micro;
+    bool *restored = &held->restored[(size_t)action.stage * schedule->n_micro + action.micro];
+
+    held->n[action.stage] += action.kind == CST_STAGE_FORWARD;
+    if ((action.kind == CST_STAGE_RECOMPUTE || is_backward(action.kind)) && !*restored) {
+        *restored = true;
+        held->n_restored[action.stage]++;
+    }
 }
 
-/* Return whether the action @i restores what its stage has kept of a micro-batch, or uses it first:
- * a recompute action, or a backward pass that none precedes. Its forward pass is before it. */
-static bool restores(const struct cst_schedule *schedule, uint32_t i)
+static void let_go(const struct held *held, struct cst_stage_action action)
 {
-    const struct cst_stage_action action = schedule->actions[i];
-
-    if (!is_backward(action.kind)) {
-        return action.kind == CST_STAGE_RECOMPUTE;
+    if (action.kind == CST_STAGE_BACKWARD || action.kind == CST_STAGE_BACKWARD_WEIGHT) {
+        held->n[action.stage]--;
+        held->n_restored[action.stage]--;
     }
-    while (!is_of_unit(schedule->actions[--i], action)) {
-    }
-    return schedule->actions[i].kind == CST_STAGE_FORWARD;
 }
 
-static void count_held(const struct cst_schedule *schedule, uint32_t stage, uint32_t *in_flight,
-                       uint32_t *restored)
+int cst_schedule_in_flight(const struct cst_schedule *schedule, uint32_t *in_flight,
+                           uint32_t *restored, struct cst_err *err)
 {
-    const uint32_t rank = schedule->rank_of[stage];
-    uint32_t n_flying = 0, n_restored = 0;
+    const struct held held = {
+        .restored = calloc((size_t)schedule->n_stages * schedule->n_micro, sizeof *held.restored),
+        .n = calloc(schedule->n_stages, sizeof *held.n),
+        .n_restored = calloc(schedule->n_stages, sizeof *held.n_restored),
+    };
+    int rc = CST_OK;
 
-    *in_flight = *restored = 0;
-    for (uint32_t i = schedule->first[rank]; i < schedule->first[rank + 1]; i++) {
-        const struct cst_stage_action action = schedule->actions[i];
-
-        if (action.stage == stage) {
-            n_flying += action.kind == CST_STAGE_FORWARD;
-            n_restored += restores(schedule, i);
-            *in_flight = n_flying > *in_flight ? n_flying : *in_flight;
-            *restored = n_restored > *restored ? n_restored : *restored;
-            if (action.kind == CST_STAGE_BACKWARD || action.kind == CST_STAGE_BACKWARD_WEIGHT) {
-                n_flying--;
-                n_restored--;
-            }
+    if (held.restored == NULL || held.n == NULL || held.n_restored == NULL) {
+        rc = cst_err_set(err, CST_ENOMEM, "what the stages of a schedule hold");
+    }
+    for (uint32_t s = 0; rc == CST_OK && s < schedule->n_stages; s++) {
+        in_flight[s] = 0;
+        if (restored != NULL) {
+            restored[s] = 0;
         }
     }
-}
+    for (uint32_t i = 0; rc == CST_OK && i < schedule->first[schedule->n_ranks]; i++) {
+        const struct cst_stage_action action = schedule->actions[i];
+        const uint32_t s = action.stage;
 
-void cst_schedule_in_flight(const struct cst_schedule *schedule, uint32_t *in_flight,
-                            uint32_t *restored)
-{
-    for (uint32_t s = 0; s < schedule->n_stages; s++) {
-        uint32_t unused;
-
-        count_held(schedule, s, &in_flight[s], restored != NULL ? &restored[s] : &unused);
+        hold(schedule, &held, action);
+        in_flight[s] = held.n[s] > in_flight[s] ? held.n[s] : in_flight[s];
+        if (restored != NULL && held.n_restored[s] > restored[s]) {
+            restored[s] = held.n_restored[s];
+        }
+        let_go(&held, action);
     }
+    free(held.restored);
+    free(held.n);
+    free(held.n_restored);
+    return rc;
 }

@@ -22,9 +22,9 @@ int cst_schedule_check(const struct cst_schedule *schedule, struct cst_err *err)
 /* Write to @in_flight, for each stage, the largest number of micro-batches whose forward pass has
  * begun and whose last backward action has not ended; and to @restored, if it is not NULL, the
  * largest number of those whose backward pass, or whose recompute action, has begun. @schedule is
- * legal. */
-void cst_schedule_in_flight(const struct cst_schedule *schedule, uint32_t *in_flight,
-                            uint32_t *restored);
+ * legal. CST_ENOMEM. */
+int cst_schedule_in_flight(const struct cst_schedule *schedule, uint32_t *in_flight,
+                           uint32_t *restored, struct cst_err *err);
 
 #define CST_STAGE_ACTION_WORDS 32 /* Bytes of the words for an action, including the final 0. */
 

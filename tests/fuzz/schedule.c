@@ -67,7 +67,7 @@ static void run(const struct cst_schedule *schedule)
     }
     fuzz_must(cst_schedule_time(&times, schedule, costs, NULL, NULL, &err) == CST_OK, err.text);
     fuzz_must(times.busy == 3.0 * schedule->n_stages * schedule->n_micro, "all units are done");
-    cst_schedule_in_flight(schedule, in_flight, restored);
+    fuzz_must(cst_schedule_in_flight(schedule, in_flight, restored, &err) == CST_OK, err.text);
     for (uint32_t s = 0; s < schedule->n_stages; s++) {
         fuzz_must(in_flight[s] >= restored[s] && restored[s] >= 1 &&
                       in_flight[s] <= schedule->n_micro,

@@ -159,7 +159,8 @@ START_TEST(all_are_legal)
             size_t n;
 
             make(kind->name, p, p, m, NULL);
-            cst_schedule_in_flight(&schedule, in_flight, restored);
+            suite_must(cst_schedule_in_flight(&schedule, in_flight, restored, &err) == CST_OK, "%s",
+                       err.text);
             for (uint32_t s = 0; s < p; s++) {
                 suite_must(in_flight[s] == expected_in_flight(kind->name, p, m, s),
                            "%s, %u ranks, %u micro-batches: %u in flight on %u", kind->name, p, m,
@@ -400,6 +401,37 @@ START_TEST(loose_text)
 }
 END_TEST
 
+/* What a long schedule has in flight is counted in one pass: a rank does the forward passes of all
+ * units before it does their backward passes. */
+START_TEST(many_are_in_flight)
+{
+    enum { STAGES = 512, MICRO = 512 };
+    const struct cst_schedule_size size = {1, STAGES, MICRO, NULL};
+    uint32_t in_flight[STAGES], restored[STAGES], n = 0;
+
+    suite_must(cst_schedule_open(&schedule, &size, (size_t)2 * STAGES * MICRO, &err) == CST_OK,
+               "%s", err.text);
+    for (uint32_t s = 0; s < STAGES; s++) {
+        for (uint32_t k = 0; k < MICRO; k++) {
+            schedule.actions[n++] = (struct cst_stage_action){CST_STAGE_FORWARD, (uint16_t)s, k};
+        }
+    }
+    for (uint32_t s = STAGES; s-- > 0;) {
+        for (uint32_t k = 0; k < MICRO; k++) {
+            schedule.actions[n++] = (struct cst_stage_action){CST_STAGE_BACKWARD, (uint16_t)s, k};
+        }
+    }
+    schedule.first[1] = n;
+    suite_must(cst_schedule_check(&schedule, &err) == CST_OK, "%s", err.text);
+    suite_must(cst_schedule_in_flight(&schedule, in_flight, restored, &err) == CST_OK, "%s",
+               err.text);
+    for (uint32_t s = 0; s < STAGES; s++) {
+        ck_assert_uint_eq(in_flight[s], MICRO);
+        ck_assert_uint_eq(restored[s], 1);
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("parallel_schedule");
@@ -420,5 +452,6 @@ int main(void)
     tcase_add_test(tc, wrong_lists);
     tcase_add_test(tc, wrong_text);
     tcase_add_test(tc, loose_text);
+    tcase_add_test(tc, many_are_in_flight);
     return suite_run(s);
 }
