@@ -192,7 +192,7 @@ static int find_in_flight(const struct trial *trial, struct cst_err *err)
     int rc = make_schedule(&schedule, trial, err);
 
     if (rc == CST_OK) {
-        cst_schedule_in_flight(&schedule, trial->in_flight, trial->restored);
+        rc = cst_schedule_in_flight(&schedule, trial->in_flight, trial->restored, err);
         cst_schedule_close(&schedule);
     }
     return rc;
@@ -357,6 +357,40 @@ static int compare(const void *a, const void *b)
     return x->tp < y->tp ? -1 : x->tp > y->tp;
 }
 
+/* Add @n to *sum. False: it would be larger than the numbers can be. */
+static bool count(uint64_t *sum, uint64_t n)
+{
+    if (n > CST_DEGREES_MOST || *sum > CST_DEGREES_MOST - n) {
+        return false;
+    }
+    *sum += n;
+    return true;
+}
+
+/* Check that sums over the units, times the micro-batches, are numbers. */
+static int check_units(const struct cst_degrees_input *input, struct cst_err *err)
+{
+    uint64_t bytes = 0, params = 0;
+    double flops = 0;
+    bool good = input->n_micro <= CST_SCHEDULE_MAX_MICRO;
+
+    for (uint32_t i = 0; good && i < input->n_units; i++) {
+        const struct cst_degrees_unit *unit = &input->units[i];
+
+        flops += unit->flops;
+        good = unit->flops >= 0 && flops <= CST_DEGREES_MOST_FLOPS &&
+               count(&bytes, unit->kept_bytes) && count(&bytes, unit->input_bytes) &&
+               count(&bytes, unit->out_bytes) && count(&bytes, unit->sum_bytes) &&
+               count(&params, unit->n_params);
+    }
+    return good ? CST_OK
+                : cst_err_set(err, CST_EINVAL,
+                              "the model is too large for a plan: there can be at most %d "
+                              "micro-batches, and in all units together %g flops, %" PRIu64
+                              " bytes and as many parameters",
+                              CST_SCHEDULE_MAX_MICRO, CST_DEGREES_MOST_FLOPS, CST_DEGREES_MOST);
+}
+
 static int check_input(const struct cst_degrees_input *input, struct cst_err *err)
 {
     if (input->n_units == 0 || input->n_ranks == 0 || input->n_micro == 0 ||
@@ -368,7 +402,7 @@ static int check_input(const struct cst_degrees_input *input, struct cst_err *er
         return cst_err_set(err, CST_EINVAL,
                            "a plan needs the speeds of ranks, links, sums and updates");
     }
-    return CST_OK;
+    return check_units(input, err);
 }
 
 static uint32_t count_divisors(uint32_t n)

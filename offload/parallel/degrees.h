@@ -24,6 +24,11 @@
 #include "offload/parallel/schedule.h"
 #include "offload/parallel/stages.h"
 
+/* Most bytes of a micro-batch, and most parameters, that all units can have together: times the
+ * micro-batches they still are numbers of 64 bits. */
+#define CST_DEGREES_MOST (UINT64_C(1) << 46)
+#define CST_DEGREES_MOST_FLOPS 1e30
+
 /* A unit of the undivided model, for one micro-batch. */
 struct cst_degrees_unit {
     double flops;         /* Floating-point operations of the forward pass. */
@@ -82,8 +87,9 @@ struct cst_products {
 };
 
 /* Try all products dp x tp x pp = n_ranks. The caller frees *out with cst_products_close.
- * CST_EINVAL: a number of @input is 0, or no product
- * has the given degrees; CST_ENOMEM. */
+ * CST_EINVAL: a number of @input is 0 or too large, or no product has the given degrees;
+ * CST_ENOMEM.
+ */
 int cst_degrees_search(struct cst_products *out, const struct cst_degrees_input *input,
                        struct cst_err *err);
 

@@ -280,6 +280,29 @@ START_TEST(refusals)
 }
 END_TEST
 
+/* Numbers that are too large to be added are refused, in whichever unit they are. */
+START_TEST(too_large)
+{
+    uint64_t *const fields[] = {&units[_i].kept_bytes, &units[_i].input_bytes, &units[_i].out_bytes,
+                                &units[_i].sum_bytes, &units[_i].n_params};
+
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        const uint64_t was = *fields[i];
+
+        *fields[i] = INT64_MAX;
+        ck_assert_int_eq(cst_degrees_search(&products, &input, &err), CST_EINVAL);
+        ck_assert_ptr_nonnull(strstr(err.text, "too large"));
+        *fields[i] = was;
+    }
+    units[_i].flops = INFINITY;
+    ck_assert_int_eq(cst_degrees_search(&products, &input, &err), CST_EINVAL);
+    units[_i].flops = NAN;
+    ck_assert_int_eq(cst_degrees_search(&products, &input, &err), CST_EINVAL);
+    units[_i].flops = 1000;
+    search();
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("parallel_degrees");
@@ -294,5 +317,6 @@ int main(void)
     tcase_add_test(tc, ties);
     tcase_add_test(tc, wishes);
     tcase_add_test(tc, refusals);
+    tcase_add_loop_test(tc, too_large, 0, N_UNITS);
     return suite_run(s);
 }
