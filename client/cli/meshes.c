@@ -12,7 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_ROWS = 512, MOST_OF_MODE = 64, ELEM_BYTES = 2 /* bf16 */ };
+enum {
+    MOST_ROWS = 512,
+    MOST_OF_MODE = 64,
+    ELEM_BYTES = 2,     /* bf16 */
+    MOST_SIZE = 1 << 26 /* Of M, N and K: the bytes that 64 ranks receive fit in 64 bits. */
+};
 
 /* A mode on a mesh; or a mode that has none, with the reason. */
 struct row {
@@ -183,9 +188,9 @@ static int read_shape(struct cst_linear_shape *out, char **args, struct cst_err 
         if (cst_size_parse(args[i], 0, fields[i], err) != CST_OK) {
             return CST_EINVAL;
         }
-        if (*fields[i] == 0 || *fields[i] > INT32_MAX) {
+        if (*fields[i] == 0 || *fields[i] > MOST_SIZE) {
             return cst_err_set(err, CST_EINVAL, "'%.40s': wanted a number from 1 to %d", args[i],
-                               INT32_MAX);
+                               MOST_SIZE);
         }
     }
     return CST_OK;

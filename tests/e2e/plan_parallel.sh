@@ -102,6 +102,11 @@ got=0
 ./cistern meshes 4K x 4K --ranks 8 >"$tmp/out" 2>"$tmp/err" || got=$?
 [ $got = 2 ] || fail "a dimension that is none: status $got"
 got=0
+./cistern meshes 4K 4K 67108865 --ranks 8 >"$tmp/out" 2>"$tmp/err" || got=$?
+[ $got = 2 ] || fail "a dimension that is too large: status $got"
+meshes 64M 64M 64M --ranks 64 --json
+holds '[.meshes[] | select(.mode == "column") | .received_elems] == [8866461766385664]'
+got=0
 ./cistern meshes 4K 4K 4K >"$tmp/out" 2>"$tmp/err" || got=$?
 [ $got = 2 ] || fail "no ranks: status $got"
 
