@@ -18,6 +18,13 @@ static bool has_hung_up(const struct cstd_job *job, uint32_t r)
     return worker->present && worker->session == NULL && !worker->shut_out;
 }
 
+/* True if others wait for rank @r, which has hung up, and its process is not just ending. */
+static bool is_due(const struct cstd_job *job, uint32_t r)
+{
+    return has_hung_up(job, r) && cst_core_held_up_by(job->core, r) &&
+           uv_now(&job->daemon->loop) - job->workers[r].hung_up_ms >= SHUT_OUT_MS;
+}
+
 static void shut_out(struct cstd_job *job, uint32_t r)
 {
     struct cst_event event = {.kind = CST_EV_SHUT_OUT, .rank = r};
@@ -38,7 +45,7 @@ static void look(struct cstd_job *job)
     int rc;
 
     for (uint32_t r = 0; r < job->world; r++) {
-        any = any || (has_hung_up(job, r) && cst_core_held_up_by(job->core, r));
+        any = any || is_due(job, r);
     }
     rc = any ? cstd_memory_renew_edges(&job->memory, &err) : CST_EAGAIN;
     if (rc != CST_OK && rc != CST_EAGAIN) {
@@ -82,8 +89,9 @@ void cstd_shut_out_init(struct cstd_job *job)
     job->hung_up.data = job;
 }
 
-void cstd_shut_out_watch(struct cstd_job *job)
+void cstd_shut_out_watch(struct cstd_job *job, uint32_t rank)
 {
+    job->workers[rank].hung_up_ms = uv_now(&job->daemon->loop);
     if (job->model.n_stages > 0 && !uv_is_active((uv_handle_t *)&job->hung_up)) {
         (void)uv_timer_start(&job->hung_up, on_timer, SHUT_OUT_MS, SHUT_OUT_MS);
     }

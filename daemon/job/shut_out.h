@@ -7,12 +7,14 @@
 #ifndef CSTD_SHUT_OUT_H
 #define CSTD_SHUT_OUT_H
 
+#include <stdint.h>
+
 struct cstd_job;
 
 /* Prepare the timer of @job, which the owner closes. */
 void cstd_shut_out_init(struct cstd_job *job);
 
-/* A rank of @job has hung up, and its process lives. */
-void cstd_shut_out_watch(struct cstd_job *job);
+/* Rank @rank of @job has hung up, and its process lives. */
+void cstd_shut_out_watch(struct cstd_job *job, uint32_t rank);
 
 #endif

@@ -102,7 +102,7 @@ void cstd_worker_hangup(struct cstd_job *job, uint32_t rank)
         return;
     }
     feed_worker(job, CST_EV_HANGUP, rank);
-    cstd_shut_out_watch(job);
+    cstd_shut_out_watch(job, rank);
     cstd_job_check_idle(job);
 }
 
