@@ -507,6 +507,8 @@ int cstd_declare_copy(struct cst_model *out, const struct cst_model *from,
     for (uint32_t i = 0; i < much->n_tensors && rc == CST_OK; i++) {
         struct cst_tensor_words words = cst_model_words(from, i);
 
+        /* The names of wholes would be names in files, too, which others might have. */
+        words.whole_name = NULL;
         words.n_external = 0;
         words.transposed = false;
         rc = cst_model_tensor(out, &words, err);

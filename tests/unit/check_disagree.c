@@ -287,6 +287,41 @@ START_TEST(a_tensor_that_others_use_ends_the_model)
 }
 END_TEST
 
+/* A copy has no names of files: two tensors that differ there alone can be copied. */
+START_TEST(a_copy_has_no_names_of_files)
+{
+    static const char *const x = "x", *const y = "y";
+    static const int64_t shape[] = {2}, whole[] = {4}, first[] = {0};
+    const struct cst_tensor_words a = {.name = "a",
+                                       .shape = shape,
+                                       .n_dims = 1,
+                                       .external_names = &x,
+                                       .external_rows = shape,
+                                       .n_external = 1},
+                                  part = {.name = "part",
+                                          .shape = shape,
+                                          .n_dims = 1,
+                                          .pattern = CST_PATTERN_TENSOR,
+                                          .whole_name = "a",
+                                          .whole = whole,
+                                          .first = first,
+                                          .external_names = &y,
+                                          .external_rows = whole,
+                                          .n_external = 1};
+    const struct cst_model_extent all = {.n_tensors = 2};
+    struct cst_model model, copy;
+
+    cst_model_init(&model);
+    ck_assert_int_eq(cst_model_tensor(&model, &a, &err), CST_OK);
+    ck_assert_int_eq(cst_model_tensor(&model, &part, &err), CST_OK);
+    ck_assert_msg(cstd_declare_copy(&copy, &model, &all, &err) == CST_OK, "%s", err.text);
+    ck_assert_uint_eq(copy.n_tensors, 2);
+    ck_assert_int_eq(copy.tensors[1].box->whole[0], 4);
+    cst_model_close(&copy);
+    cst_model_close(&model);
+}
+END_TEST
+
 /* A committed job keeps its model. A rank that returns with another model gets the error alone, and
  * may then declare the right model. */
 START_TEST(a_committed_model_stands)
@@ -518,6 +553,7 @@ int main(void)
     tcase_add_test(tcase, the_dead_do_not_disagree);
     tcase_add_test(tcase, the_model_of_the_others_is_not_touched);
     tcase_add_test(tcase, a_tensor_that_others_use_ends_the_model);
+    tcase_add_test(tcase, a_copy_has_no_names_of_files);
     tcase_add_test(tcase, a_committed_model_stands);
     tcase_add_loop_test(tcase, who_leaves_later_changes_no_model, 0, 3);
     tcase_add_test(tcase, kinds_that_differ_are_named);
