@@ -8,7 +8,7 @@ import pickle
 import socket
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
@@ -48,18 +48,19 @@ def run_ranks(world: int, function: Callable[..., Any], *args: Any) -> list[Any]
         process.start()
         theirs.close()
         ranks.append((process, ours))
-    results, failed = [], ""
-    for rank, (_, ours) in enumerate(ranks):
-        try:
-            if not ours.poll(PATIENCE_S):
-                raise EOFError
-            is_good, result = pickle.loads(ours.recv_bytes())
-        except EOFError:
-            is_good, result = False, "it says nothing"
-        results.append(result)
-        failed = failed if is_good or failed else f"rank {rank}: {result}"
-        if failed:
-            break
+    results: list[Any] = [None] * world
+    waiting, failed = {ours: rank for rank, (_, ours) in enumerate(ranks)}, ""
+    while waiting and not failed:
+        told = wait(list(waiting), PATIENCE_S)
+        failed = "" if told else f"ranks {list(waiting.values())}: they say nothing"
+        for ours in told:
+            rank = waiting.pop(ours)
+            try:
+                is_good, results[rank] = pickle.loads(ours.recv_bytes())
+            except EOFError:
+                is_good, results[rank] = False, "it says nothing"
+            if not is_good and not failed:
+                failed = f"rank {rank}: {results[rank]}"
     for process, _ in ranks:
         if failed:
             process.kill()

@@ -9,6 +9,7 @@ import os
 import re
 import tempfile
 import unittest
+import warnings
 from typing import Any
 
 import cistern
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from gloo import run_ranks
 from models import TorchCase
+from safetensors.torch import save_file
 from torch import nn
 from torch.distributed import pipelining
 from torch.distributed.device_mesh import init_device_mesh
@@ -179,7 +181,98 @@ def killed_once(job: str, dies: bool) -> Any:
     return weights
 
 
+def whole_values(job: str, path: str) -> Any:
+    """Give divided parameters whole values, and look at them. Return the errors of this rank."""
+    mesh = init_device_mesh("cpu", (2,))
+    model = mlp()
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    plan = {"1.up": ColwiseParallel(use_local_output=False), "1.down": RowwiseParallel()}
+    parallelize_module(model, mesh, plan)
+    store = ct.attach(model, job, load=path)
+    want = mlp().state_dict()
+    loaded = all(torch.equal(store.read(name), values) for name, values in want.items())
+    with store.swapped({name: values + 1 for name, values in want.items()}):
+        swapped = store.state_dict()["1.up.weight"].full_tensor()
+    store.load_state_dict({name: values + 2 for name, values in want.items()})
+    store.load_state_dict(store.state_dict())
+    written = torch.equal(store.read("1.up.weight"), want["1.up.weight"] + 2)
+    # One rank gives up the first step.
+    x, y = batch(0)
+    try:
+        (store.model(x) - y).square().mean().backward()
+        store.optimizer(lr=1e-2).step() if dist.get_rank() else store.sync()
+    except ct.StepVoid:
+        store.sync()
+    store.close()
+    return loaded, torch.equal(swapped, want["1.up.weight"] + 1), written
+
+
+def one_stage(job: str) -> list[str]:
+    """Use what one stage alone has. Return the errors."""
+    rank = dist.get_rank()
+    model = stages(2)[rank]
+    store = ct.attach(model, job, param_group=lambda name, _: int("blocks.3" in name))
+    optimizer = store.optimizer(lr=1e-2, grad_scale=1.0, groups=[{}, {"weight_decay": 0.0}])
+    errors = []
+    if rank == 1:
+        try:
+            with store.changing("blocks.3.up.weight"):
+                pass
+        except RuntimeError as error:
+            errors.append(str(error))
+    assert len(optimizer.param_groups) == 2
+    store.close()
+    return errors
+
+
+def fails(job: str) -> str:
+    """Attach a model without parameters on rank 1."""
+    model = nn.ReLU() if dist.get_rank() else mlp()
+    try:
+        ct.attach(model, job)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def same_names(job: str) -> list[str]:
+    """Attach stages that are numbered from 0."""
+    layers = [nn.Linear(8, 8) for _ in range(4)]
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in layers[2 * rank : 2 * rank + 2]))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ct.attach(model, job).close()
+    return [str(warning.message) for warning in caught]
+
+
 class Faults(TorchCase):
+    def test_whole_values(self) -> None:
+        self.addCleanup(self.remove, self.name)
+        with tempfile.TemporaryDirectory() as folder:
+            save_file(mlp().state_dict(), f"{folder}/model.safetensors")
+            for result in run_ranks(2, whole_values, self.name, folder):
+                self.assertEqual(result, (True, True, True))
+
+    def test_one_stage(self) -> None:
+        self.addCleanup(self.remove, self.name)
+        errors = run_ranks(2, one_stage, self.name)
+        self.assertEqual(errors[0], [])
+        self.assertRegex(errors[1][0], "some ranks do not have it.*Store.write")
+
+    def test_a_rank_without_a_part(self) -> None:
+        told, own = run_ranks(2, fails, self.name)
+        self.assertRegex(told, "rank 1 has no part of the model: .*no parameters")
+        self.assertRegex(own, "no parameters")
+
+    def test_other_values_are_told(self) -> None:
+        self.addCleanup(self.remove, self.name)
+        first, second = run_ranks(2, same_names, self.name)
+        self.assertEqual(first, [])
+        self.assertRegex(second[0], "'0.weight', have other values than .* on rank 0.*whole model")
+
     def test_a_forgotten_sum_is_told(self) -> None:
         self.addCleanup(self.remove, self.name)
         for text in run_ranks(2, forgotten_sum, self.name):

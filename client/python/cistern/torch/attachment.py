@@ -131,10 +131,14 @@ def attach(
     options.refuse(arguments.NOT_HERE, "cistern.torch")
     rank, world = arguments.ranks(rank, world, options)
     name = arguments.job_name(job, options)
-    if isinstance(model, Sequence):
-        model = stages.joined(model)
-    declaration = declare(model, units, param_group, tokens, muon, trainable)
-    declaration = declaration._replace(activations=in_bytes("activations", activations))
+    try:
+        if isinstance(model, Sequence):
+            model = stages.joined(model)
+        declaration = declare(model, units, param_group, tokens, muon, trainable)
+        declaration = declaration._replace(activations=in_bytes("activations", activations))
+    except Exception as error:
+        parts.tell(error, rank, world)
+        raise
     joined = parts.joined(declaration.rank(), rank, world)
     if joined is not None:
         joined = joined._replace(sums_replicas=arguments.sums_replicas(replicas))
@@ -176,6 +180,8 @@ def attach(
             origin.check_kept(opened, warns=rank == 0)
         elif rank == 0:
             origin.warn_of_missing_buffers()
+        if is_new and joined is not None and load is None and origin.resume is None:
+            _warn_of_others(joined.others_values(rank))
         store._begin(origin if is_new else None, base is not None)
     except BaseException as error:
         _leave(opened, error)
@@ -186,6 +192,17 @@ def attach(
             _remove_unused(opened)
         raise
     return store
+
+
+def _warn_of_others(names: list[tuple[str, int]]) -> None:
+    """Warn of ``names`` of this rank, whose values another rank, which is with them, has otherwise."""
+    if names:
+        warnings.warn(
+            f"cistern: {len(names)} parameters of this rank, such as '{names[0][0]}', have other values than"
+            f" those of the same name on rank {names[0][1]}, which are used. If they are other parameters, as"
+            " those of another stage of a pipeline, give them the names that they have in the whole model",
+            stacklevel=3,
+        )
 
 
 def _leave(job: Job, error: BaseException) -> None:

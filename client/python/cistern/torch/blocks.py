@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 def gather(store: Store, names: Sequence[str]) -> Iterator[None]:
     """The block of ``Store.gather``."""
     tensors = [store.tensor_named(name) for name in dict.fromkeys(names)]
-    versions = {tensor: version_of(tensor.parameter) for tensor in tensors}
+    versions = {tensor: version_of(tensor.local) for tensor in tensors}
     with _readable(store, tensors, _copies(store, tensors)):
         try:
             yield
         finally:
-            changed = [t.name for t, n in versions.items() if version_of(t.parameter) != n]
+            changed = [t.name for t, n in versions.items() if version_of(t.local) != n]
             if changed:
                 store.runner.forget_changes()
     if changed:
@@ -69,7 +69,10 @@ def changing(store: Store, names: Sequence[str]) -> Iterator[None]:
     _refuse_inside(store, "changing")
     store.writes.check_outside("weights are changed")
     tensors = [store.tensor_named(name) for name in dict.fromkeys(names)]
-    versions = {tensor: version_of(tensor.parameter) for tensor in tensors}
+    for tensor in tensors:
+        if not store.parts.is_on_all_ranks(tensor.name):
+            raise RuntimeError(_ONE_STAGE.format(tensor.name))
+    versions = {tensor: version_of(tensor.local) for tensor in tensors}
     copies = _copies(store, tensors)
     others = dict(zip(tensors, copies, strict=True))
     with store.runner.other_weights(others), _readable(store, tensors, copies):
@@ -79,7 +82,7 @@ def changing(store: Store, names: Sequence[str]) -> Iterator[None]:
                 if not tensor.has_own_memory():
                     raise OtherMemory(tensor.name)
         finally:
-            touched = [t for t, n in versions.items() if version_of(t.parameter) != n]
+            touched = [t for t, n in versions.items() if version_of(t.local) != n]
             store.runner.forget_changes()
     store.writes.changed({tensor: others[tensor] for tensor in touched})
 
@@ -137,13 +140,14 @@ def _sorted(
             )
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"cistern: '{name}' is swapped for a tensor, not a {type(value)}")
-        shape = (
-            tuple(buffer.shape) if buffer is not None else () if tensor is None else tensor.shape
-        )
-        if tuple(value.shape) != shape:
-            raise ValueError(f"cistern: '{name}' has the shape {shape}, not {tuple(value.shape)}")
+        part = value if tensor is None else tensor.part_of(value)
+        place: Any = buffer if tensor is None else tensor.parameter
+        if part is None or (tensor is None and value.shape != place.shape):
+            raise ValueError(
+                f"cistern: '{name}' has the shape {tuple(place.shape)}, not {tuple(value.shape)}"
+            )
         if tensor is not None:
-            tensors[tensor] = value
+            tensors[tensor] = part
         elif buffer is not None:
             buffers.append((buffer, value))
     return tensors, buffers
@@ -152,3 +156,9 @@ def _sorted(
 def _alike(tensor: Tensor, value: torch.Tensor) -> torch.Tensor:
     """Return ``value`` in the type of ``tensor``, in one piece; a copy only if it needs to be one."""
     return value.detach().to(tensor.lent.dtype).contiguous()
+
+
+_ONE_STAGE = (
+    "cistern: parameter '{0}' cannot be changed in a block of Store.changing, because some ranks do not have it,"
+    " and all take part: Store.write, between steps, changes it on the rank that has it"
+)

@@ -34,6 +34,7 @@ class DeclaredTensor(NamedTuple):
     update: TensorUpdate  #: By which rule a job of Muon updates it.
     file_names: tuple[str, ...]  #: What files of other programs call it, if not ``name``.
     place: shards.Place | None  #: On a mesh of ranks; None: it is no DTensor.
+    sample: tuple[float, ...] = ()  #: Of its values; (): it is on the meta device.
 
 
 class DeclaredOperator(NamedTuple):
@@ -53,6 +54,7 @@ class Declaration(NamedTuple):
     operators: dict[str, DeclaredOperator]  #: By the name of the module, in its order.
     modules: dict[str, nn.Module]  #: Those that are operators, by their names.
     tokens: int  #: Of a micro-batch of one rank; 0: unknown.
+    meshes: tuple[shards.Place, ...] = ()  #: Over which parameters are divided.
     activations: int = 0  #: Bytes that the program allocates on its GPU itself; 0: unknown.
 
     def activation_bytes(self, unit: str) -> int:
@@ -64,7 +66,15 @@ class Declaration(NamedTuple):
         return parts.Rank(
             {
                 name: parts.Held(
-                    t.name, t.box, t.dtype, t.trains, t.group, t.update, t.file_names, t.place
+                    t.name,
+                    t.box,
+                    t.dtype,
+                    t.trains,
+                    t.group,
+                    t.update,
+                    t.file_names,
+                    t.place,
+                    t.sample,
                 )
                 for name, t in self.tensors.items()
             },
@@ -72,6 +82,7 @@ class Declaration(NamedTuple):
                 unit: parts.Run(o.name, tuple(o.parameters), o.flops, self.activation_bytes(unit))
                 for unit, o in self.operators.items()
             },
+            self.meshes,
         )
 
     def first_units(self) -> dict[str, str]:
@@ -157,6 +168,7 @@ def declare(
             _update_of(name, parameter, muon, not_hidden),
             (files[name],) if name in files else (),
             shards.place_of(parameter),
+            shards.sample_of(parameter),
         )
         for name, parameter in parameters
     }
@@ -174,7 +186,9 @@ def declare(
                 found.is_whole,
                 methods.get(unit, ()),
             )
-    return Declaration(tensors, operators, modules, tokens)
+    places = dict.fromkeys(map(shards.place_of, model.parameters()))
+    meshes = tuple(place for place in places if place is not None)
+    return Declaration(tensors, operators, modules, tokens, meshes)
 
 
 def _check_names(units: Any) -> None:

@@ -91,16 +91,33 @@ class JobParts:
         return self._joined.use_of(self._job.rank, name)
 
     def meshes(self) -> list[tuple[int, ...]]:
-        """Return the ranks of each mesh over which this rank has parameters divided, if one gives their gradients."""
+        """Return the ranks of each mesh over which this rank has parameters divided, if one gives gradients of others."""
         return [] if self._joined.sums_replicas else self._joined.meshes_of(self._job.rank)
 
+    def has_meshes(self) -> bool:
+        """Return whether any rank has such a mesh."""
+        n = len(self._joined.ranks)
+        return not self._joined.sums_replicas and any(map(self._joined.meshes_of, range(n)))
+
     def name_of(self, name: str) -> str:
-        """Return what the job calls the whole of the parameter ``name`` of this rank."""
-        return self._joined.ranks[self._job.rank].held[name].whole
+        """Return what the job calls the parameter ``name`` of this rank."""
+        return self._joined.parts[self._joined.part_of[self._job.rank][name]].name
 
     def names(self, trained: bool) -> set[str]:
-        """Return what the job calls the wholes of all ranks, with those that are trained, or without."""
-        return {part.held.whole for part in self._joined.parts if trained or not part.held.trains}
+        """Return what the job calls its tensors, with those that are trained, or without."""
+        return {part.name for part in self._joined.parts if trained or not part.held.trains}
+
+    @property
+    def n_groups(self) -> int:
+        """The number of groups of the optimizer, on all ranks."""
+        return 1 + max(part.held.group for part in self._joined.parts)
+
+    def is_on_all_ranks(self, name: str) -> bool:
+        """Return whether each rank has the parameter ``name`` of this one, or another part of its whole."""
+        whole = self._joined.ranks[self._job.rank].held[name].whole
+        return all(
+            any(held.whole == whole for held in rank.held.values()) for rank in self._joined.ranks
+        )
 
     def mean_of_ranks(self) -> float:
         """Return what makes the sum of gradients a mean over the ranks that compute with other data.

@@ -89,7 +89,8 @@ class Tensor:
         if self.use.box.is_whole:
             part = shards.local(values)
             return part if tuple(part.shape) == self.shape else None
-        return shards.part_of(values, self.use.box)
+        whole = tuple(self.parameter.shape)
+        return shards.part_of(values, self.use.box, self.shape, whole)
 
     def grad_place(self, address: int) -> torch.Tensor:
         """Return the tensor for a gradient at ``address``."""

@@ -36,6 +36,7 @@ class Held(NamedTuple):
     update: TensorUpdate
     file_names: tuple[str, ...]
     place: Place | None  #: On a mesh of ranks; None: it is no DTensor.
+    sample: tuple[float, ...] = ()  #: Of its values; (): it is on the meta device.
 
 
 class Run(NamedTuple):
@@ -52,6 +53,14 @@ class Rank(NamedTuple):
 
     held: dict[str, Held]  #: By the name of the parameter in the model.
     runs: dict[str, Run]  #: By the name of the module, in its order.
+    #: Over which parameters are divided, those included of which this rank has no elements.
+    meshes: tuple[Place, ...] = ()
+
+
+class _Failed(NamedTuple):
+    """A rank that declares nothing."""
+
+    why: str
 
 
 class Part(NamedTuple):
@@ -109,8 +118,7 @@ class Joined(NamedTuple):
 
     def meshes_of(self, rank: int) -> list[tuple[int, ...]]:
         """Return the ranks of each mesh over which ``rank`` has parameters divided."""
-        places = [held.place for held in self.ranks[rank].held.values()]
-        return list(dict.fromkeys(place.ranks for place in places if place is not None))
+        return list(dict.fromkeys(place.ranks for place in self.ranks[rank].meshes))
 
     def shared_by_stages(self, rank: int) -> list[Part]:
         """Return the parts of ``rank`` that other stages of the pipeline have in other units, such as a tied embedding."""
@@ -137,6 +145,15 @@ class Joined(NamedTuple):
             for i, of_part in uses.items()
             if self.parts[i].held.trains and all(units == of_part[0][1] for _, units in of_part)
         }
+
+    def others_values(self, rank: int) -> list[tuple[str, int]]:
+        """Return the parameters of ``rank`` whose values are others on the first rank that has them, and that rank."""
+        found = []
+        for name, i in self.part_of[rank].items():
+            mine, first = self.ranks[rank].held[name], self.parts[i]
+            if mine.sample and first.held.sample and mine.sample != first.held.sample:
+                found.append((name, first.holders[0]))
+        return found
 
     def boxes_of(self, whole: str) -> list[tuple[int, Part]]:
         """Return the parts of a whole with their numbers."""
@@ -201,12 +218,9 @@ def joined(rank: Rank, number: int, world: int) -> Joined | None:
     ranks of the job.
     """
     has_group = dist.is_available() and dist.is_initialized()
-    if has_group and (dist.get_rank(), dist.get_world_size()) == (number, world):
-        found: list[Any] = [None] * world
-        if world > 1:
-            dist.all_gather_object(found, rank)
-            return join(found)
-    if any(held.place is not None for held in rank.held.values()):
+    if world > 1 and _connects(number, world):
+        return join(_of_all(rank, world))
+    if rank.meshes:
         there = f"has {dist.get_world_size()} ranks" if has_group else "is not initialised"
         raise ValueError(_NOT_CONNECTED.format(number, world, there))
     return None
@@ -238,8 +252,32 @@ def _gives(rank: Rank, name: str) -> bool:
     place = rank.held[name].place
     if place is not None:
         return gives_gradients(place)
-    meshes = {held.place.ranks: held.place for held in rank.held.values() if held.place is not None}
-    return all(at == 0 for place in meshes.values() for at in place.at)
+    return all(at == 0 for place in rank.meshes for at in place.at)
+
+
+def tell(error: Exception, number: int, world: int) -> None:
+    """Tell the other ranks, which call ``joined``, that this one, ``number``, declares nothing."""
+    if world > 1 and _connects(number, world):
+        told: list[Any] = [None] * world
+        dist.all_gather_object(told, _Failed(str(error)))
+
+
+def _connects(number: int, world: int) -> bool:
+    """Return whether the ranks of torch are those of the job."""
+    has_group = dist.is_available() and dist.is_initialized()
+    return has_group and (dist.get_rank(), dist.get_world_size()) == (number, world)
+
+
+def _of_all(rank: Rank, world: int) -> list[Rank]:
+    """Return what all ranks declare. ValueError: one has failed."""
+    found: list[Any] = [None] * world
+    dist.all_gather_object(found, rank)
+    for r, told in enumerate(found):
+        if not isinstance(told, Rank):
+            raise ValueError(  # noqa: TRY004 (it is what the other rank has raised)
+                f"cistern: rank {r} has no part of the model: {told.why}"
+            )
+    return found
 
 
 def _part(ranks: Sequence[Rank], part_of: Sequence[dict[str, int]], number: int) -> Part:

@@ -135,6 +135,13 @@ def place_of(tensor: torch.Tensor) -> Place | None:
     )
 
 
+def sample_of(parameter: torch.Tensor) -> tuple[float, ...]:
+    """Return some elements of ``parameter`` on this rank, by which ranks see that they have others."""
+    if parameter.is_meta:
+        return ()
+    return tuple(local(parameter).detach().reshape(-1)[:8].float().tolist())
+
+
 def gives_gradients(place: Place) -> bool:
     """Return whether this rank is the first one along the dimensions in which ranks have the same elements."""
     return all(at == 0 for at, same in zip(place.at, place.replicated, strict=True) if same)
@@ -196,15 +203,18 @@ def like(parameter: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def part_of(values: torch.Tensor, box: Box) -> torch.Tensor | None:
+def part_of(
+    values: torch.Tensor, box: Box, shape: tuple[int, ...], whole: tuple[int, ...]
+) -> torch.Tensor | None:
     """Return the elements of ``values`` that are in ``box``; None: they have other shapes.
 
     ``values`` are the whole, or the part itself, or a DTensor of the whole that is placed as ``box`` is.
+    ``shape`` is that of the part as torch has it, and ``whole`` that of the whole.
     """
     part = local(values)
-    if tuple(part.shape) == box.shape:
+    if tuple(part.shape) == shape:
         return part
-    return part[box.slices()] if tuple(part.shape) == box.whole else None
+    return part.reshape(box.whole)[box.slices()] if tuple(part.shape) == whole else None
 
 
 def check_wrappers(modules: Iterable[nn.Module]) -> None:

@@ -129,7 +129,7 @@ class Store:
             tensors = [self._tensors[parameter] for parameter in declared.parameters]
             unit = Unit(declared.name, operator, tensors)
             self._runner.add(unit, self._declaration.modules[name], declared.methods)
-        if self.parts.meshes():
+        if self.parts.has_meshes():
             self._replicas = Replicas(self._tensors.values(), self.parts.meshes())
         if self.parts.is_pipeline:
             self._runner.tell_passes_apart(stages.called(self.model))
@@ -272,8 +272,7 @@ class Store:
     def grouped_parameters(self) -> list[list[nn.Parameter]]:
         """Return the parameters that are trained, by their group."""
         declared = self._declaration.tensors
-        n_groups = 1 + max(tensor.group for tensor in declared.values())
-        grouped: list[list[nn.Parameter]] = [[] for _ in range(n_groups)]
+        grouped: list[list[nn.Parameter]] = [[] for _ in range(self.parts.n_groups)]
         for name, tensor in self._tensors.items():
             if tensor.trains:
                 grouped[declared[name].group].append(tensor.parameter)
@@ -335,9 +334,6 @@ class Store:
         if self.writes.lost_gradients:
             raise RuntimeError(LOST)
         self._watch.check()
-        if self._replicas is not None:
-            replicas, self._replicas = self._replicas, None
-            replicas.check()
         if self.skips_unused:
             self._tell_unused()
         given = params()
@@ -345,6 +341,9 @@ class Store:
         result = self.job.step(given)
         self._step_ends()
         self._commits = False
+        if self._replicas is not None:  # Not before the ranks agree that there is a step.
+            replicas, self._replicas = self._replicas, None
+            replicas.check()
         return result
 
     def _tell_unused(self) -> None:

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from torch import nn
 
+from cistern.torch import shards
 from cistern.torch.operators import OtherMemory, Tensor
 from cistern.torch.parameter import grad_of
 
@@ -66,7 +67,11 @@ class Watch:
         while modules:
             module = modules.pop()
             for parameter in module._parameters.values():
-                if parameter is None or grad_of(parameter) is None or parameter.numel() == 0:
+                if (
+                    parameter is None
+                    or grad_of(parameter) is None
+                    or shards.local(parameter).numel() == 0
+                ):
                     continue
                 if id(parameter) not in self._ids:
                     yield parameter
