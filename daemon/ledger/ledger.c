@@ -6,6 +6,7 @@
 #include "daemon/ledger/kept_job.h"
 #include "daemon/ledger/ledger_make.h"
 #include "daemon/ledger/lent_slabs.h"
+#include "daemon/ledger/revive_engines.h"
 #include "daemon/report/log.h"
 
 #include <assert.h>
@@ -23,29 +24,6 @@ static struct cstd_kept_name name_of(enum cstd_kept_kind kind, const struct cstd
 static struct cstd_kept_name name_of_device(const struct cstd_job *job, uint32_t i)
 {
     return (struct cstd_kept_name){.kind = CSTD_KEPT_DEVICE, .serial = job->serial, .i = i};
-}
-
-/* Store the undo slots of the nodes' engines, which finish updates that are under way, and the
- * table of traffic, by whose lock the next daemon knows that all engines have ended. */
-static int store_engines(struct cstd_daemon *daemon, bool sent, struct cst_err *err)
-{
-    const struct cstd_engines *engines = &daemon->engines;
-    struct cstd_keeper *keeper = &daemon->keeper;
-    struct cstd_kept_name name = {.kind = CSTD_KEPT_TRAFFIC, .k = engines->traffic_memory->id};
-    int rc;
-
-    if (keeper->engines_stored) {
-        return CST_OK;
-    }
-    rc = cstd_keeper_store(keeper, &name, &engines->traffic_memory->fd, 1, sent, err);
-    for (unsigned i = 0; i < engines->n_nodes && rc == CST_OK; i++) {
-        const struct cstd_segment *undo = engines->v[i].undo;
-
-        name = (struct cstd_kept_name){.kind = CSTD_KEPT_UNDO, .i = i, .k = undo->id};
-        rc = cstd_keeper_store(keeper, &name, &undo->fd, 1, sent, err);
-    }
-    keeper->engines_stored = rc == CST_OK;
-    return rc;
 }
 
 /* Store the segments in host memory under one name. Drivers' handles of memory can all have the
@@ -76,7 +54,7 @@ static int store(struct cstd_job *job, const struct cstd_ledger_file *file, bool
                  struct cst_err *err)
 {
     const struct cstd_kept_name name = name_of(CSTD_KEPT_LEDGER, job);
-    int rc = store_engines(job->daemon, sent, err);
+    int rc = cstd_ledger_store_engines(job->daemon, err);
 
     if (rc == CST_OK) {
         rc = store_segments(job, sent, err);

@@ -91,3 +91,32 @@ int cstd_revive_adopt_engines(struct cstd_daemon *daemon, struct cst_err *err)
     keeper->engines_stored = n_adopted == engines->n_nodes + 1;
     return rc;
 }
+
+/* Store @segment under @name, unless it is stored, because it was adopted. */
+static int store(struct cstd_keeper *keeper, struct cstd_kept_name name,
+                 const struct cstd_segment *segment, struct cst_err *err)
+{
+    name.k = segment->id;
+    return cstd_keeper_has(keeper, &name)
+               ? CST_OK
+               : cstd_keeper_store(keeper, &name, &segment->fd, 1, false, err);
+}
+
+int cstd_ledger_store_engines(struct cstd_daemon *daemon, struct cst_err *err)
+{
+    const struct cstd_engines *engines = &daemon->engines;
+    struct cstd_keeper *keeper = &daemon->keeper;
+    int rc;
+
+    if (keeper->engines_stored) {
+        return CST_OK;
+    }
+    rc = store(keeper, (struct cstd_kept_name){.kind = CSTD_KEPT_TRAFFIC}, engines->traffic_memory,
+               err);
+    for (unsigned i = 0; i < engines->n_nodes && rc == CST_OK; i++) {
+        rc = store(keeper, (struct cstd_kept_name){.kind = CSTD_KEPT_UNDO, .i = i},
+                   engines->v[i].undo, err);
+    }
+    keeper->engines_stored = rc == CST_OK;
+    return rc;
+}

@@ -7,6 +7,7 @@
 #include "daemon/job/migrate.h"
 #include "daemon/ledger/kept_job.h"
 #include "daemon/ledger/revive.h"
+#include "daemon/ledger/revive_engines.h"
 #include "daemon/ledger/revive_job.h"
 #include "daemon/report/log.h"
 #include "proto/size.h"
@@ -170,12 +171,13 @@ int cstd_revive_unit_check(const struct cstd_kept_job *kept, struct cst_err *err
                : CST_OK;
 }
 
-/* Make room for what the store has of both jobs. */
+/* Make room for what the store has of both jobs, and store what they need of new engines. */
 static int reserve(const struct cstd_job *older, const struct cstd_job *job, struct cst_err *err)
 {
     uint32_t n = cstd_ledger_n_fds(older) + (job != NULL ? cstd_ledger_n_fds(job) : 0);
+    int rc = cstd_keeper_reserve(&older->daemon->keeper, n, err);
 
-    return cstd_keeper_reserve(&older->daemon->keeper, n, err);
+    return rc == CST_OK ? cstd_ledger_store_engines(older->daemon, err) : rc;
 }
 
 /* The memory of all of the unit is mapped: the jobs go on. Once one of them owns its memory,
