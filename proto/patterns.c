@@ -9,13 +9,14 @@ static const struct cst_pattern patterns[CST_PATTERN_COUNT] = {
     [CST_PATTERN_REPLICATE] = {.name = "replicate", .has_states = true, .stays = true},
     [CST_PATTERN_TENSOR] = {.name = "tensor",
                             .has_states = true,
+                            .may_have_box = true,
                             .wants_box = true,
                             .wants_subset = true},
     [CST_PATTERN_EXPERT] = {.name = "expert",
                             .has_states = true,
                             .wants_subset = true,
                             .sparse = true},
-    [CST_PATTERN_FROZEN] = {.name = "frozen"},
+    [CST_PATTERN_FROZEN] = {.name = "frozen", .may_have_box = true},
 };
 
 const struct cst_pattern *cst_pattern(uint32_t kind)

@@ -22,7 +22,8 @@ struct cst_pattern {
     bool has_states;
     /* Its weights are evicted only if the step could not continue otherwise. */
     bool stays;
-    bool wants_box; /* cst_layout_tensor.whole must be declared. */
+    bool may_have_box; /* The tensor may be a part of a larger one (cst_layout_box). */
+    bool wants_box;    /* It must be declared what part it is. */
     /* The pattern is useless unless the tensor's group is smaller than the job. The layout accepts
      * it; `cistern plan` warns. */
     bool wants_subset;

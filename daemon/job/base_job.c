@@ -2,6 +2,7 @@
 #include "daemon/job/base_job.h"
 
 #include "daemon/daemon.h"
+#include "offload/layout/box.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -70,6 +71,13 @@ static int check_tensor(const struct cstd_job *job, const struct cst_layout_tens
     uint32_t i = cst_model_find(&base->model, tensor->name);
     const struct cst_layout_tensor *theirs;
 
+    if (i == UINT32_MAX && cst_box_is_named(tensor) &&
+        cst_model_find(&base->model, tensor->box->name) != UINT32_MAX) {
+        return cst_err_set(err, CST_ENOTFOUND,
+                           "frozen tensor '%s' of job '%s': its base '%s' has '%s' whole, not this "
+                           "part of it",
+                           tensor->name, job->name, base->name, tensor->box->name);
+    }
     if (i == UINT32_MAX) {
         return cst_err_set(err, CST_ENOTFOUND,
                            "frozen tensor '%s' of job '%s': its base '%s' has no such tensor",
@@ -89,6 +97,12 @@ static int check_tensor(const struct cstd_job *job, const struct cst_layout_tens
                            " in %u: shapes differ",
                            tensor->name, job->name, tensor->n_elems, tensor->n_dims, base->name,
                            theirs->n_elems, theirs->n_dims);
+    }
+    if (!cst_box_same_part(theirs, tensor)) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "frozen tensor '%s' of job '%s' is another part of a larger tensor than "
+                           "in its base '%s'",
+                           tensor->name, job->name, base->name);
     }
     if (theirs->dtype != tensor->dtype) {
         return cst_err_set(err, CST_EMISMATCH,

@@ -95,8 +95,8 @@ struct cst_job_spec {
      * base. Equal in all ranks. Conditions:
      *   - The base job belongs to the same user, is initialised (cst_job_initialised), and has no
      *     base itself.
-     *   - Every frozen tensor of this job is a frozen tensor of the base job, with the same name
-     *     and shape.
+     *   - Every frozen tensor of this job is a frozen tensor of the base job, with the same name,
+     *     shape and type. If it is a part of a larger tensor, it is the same part there.
      * While this job exists, the base job cannot be removed, and none of its frozen tensors can be
      * written. */
     const char *base;

@@ -72,10 +72,10 @@ struct cst_tensor_spec {
     float lr_scale;                /* Factor on the learning rate. 0 is 0, not the default. */
     float decay_scale;             /* Factor on the weight decay. 0 is 0, not the default. */
     /* CST_PATTERN_TENSOR: n_dims numbers, the shape of the larger tensor. This tensor is a part
-     * (box) of the larger tensor. Other patterns: NULL. */
+     * (box) of the larger tensor. CST_PATTERN_FROZEN: the same, or NULL. Other patterns: NULL. */
     const int64_t *whole_shape;
-    /* CST_PATTERN_TENSOR: n_dims numbers, the index of the box's first element in the larger
-     * tensor. Other patterns: NULL. */
+    /* n_dims numbers, the index of the box's first element in the larger tensor. NULL, if
+     * whole_shape is. */
     const int64_t *first;
     /* Names of the tensor in model files of other programs (cistern/checkpoint.h), 1 to 255 bytes
      * each. If there are several, the tensor consists of the rows of these external tensors, one
@@ -87,12 +87,12 @@ struct cst_tensor_spec {
     uint32_t n_external;
     /* The external tensors are columns of this matrix, and files have these columns as rows. */
     bool transposed;
-    /* CST_PATTERN_TENSOR: name of the larger tensor, 1 to 255 bytes. Tensors with equal whole_name
-     * are parts of one tensor. When the job is opened again for other ranks (`reshape` of struct
-     * cst_job_spec), these parts are cut and joined. Checkpoints have the larger tensor, of which a
-     * job of other ranks loads its parts (cistern/checkpoint.h). A tensor without whole_shape is
-     * the larger tensor of its own name. NULL: `name`, and the tensor is never cut. Other patterns:
-     * NULL. */
+    /* Name of the larger tensor, 1 to 255 bytes. Tensors with equal whole_name are parts of one
+     * tensor, and all or none of them are frozen. When the job is opened again for other ranks
+     * (`reshape` of struct cst_job_spec), these parts are cut and joined. Checkpoints have the
+     * larger tensor, of which a job of other ranks loads its parts (cistern/checkpoint.h). A tensor
+     * without whole_shape is the larger tensor of its own name, and has no whole_name. NULL with
+     * whole_shape: `name`, and the tensor is never cut. */
     const char *whole_name;
     /* Number of the tensor's parameter group, less than CST_MAX_PARAM_GROUPS (cst_param_groups). */
     uint32_t param_group;
@@ -105,8 +105,9 @@ struct cst_tensor_spec {
  *   - CST_EINVAL: the pattern is unknown.
  *   - CST_EINVAL: the pattern is CST_PATTERN_TENSOR, and whole_shape or first is missing.
  *   - CST_EINVAL: the box is not inside of the larger tensor.
- *   - CST_EINVAL: whole_shape, first or whole_name is given, and the pattern is not
- *     CST_PATTERN_TENSOR.
+ *   - CST_EINVAL: whole_shape, first or whole_name is given, and the pattern is neither
+ *     CST_PATTERN_TENSOR nor CST_PATTERN_FROZEN.
+ *   - CST_EINVAL: one of whole_shape and first is missing, or both, and there is a whole_name.
  *   - CST_EINVAL: whole_name is empty, longer than 255 bytes or not printable.
  *   - CST_EINVAL: param_group is not less than CST_MAX_PARAM_GROUPS.
  *   - CST_EINVAL: `update` is unknown, or it is CST_TENSOR_UPDATE_MUON and the tensor does not have
@@ -204,7 +205,8 @@ struct cst_plan {
  *     known.
  *   - CST_ENOTFOUND: the base job does not have a frozen tensor of this job.
  *   - CST_EINVAL: a frozen tensor of this job is trained in the base job.
- *   - CST_EMISMATCH: a frozen tensor of this job has another shape in the base job.
+ *   - CST_EMISMATCH: a frozen tensor of this job has another shape or type in the base job, or is
+ *     another part of a larger tensor there.
  *   - CST_EPEERDIED: another rank died or left before all ranks had committed.
  *   - CST_ETIMEDOUT: not all ranks have committed in timeout_ms.
  *   - CST_EUNSUPPORTED: the pool is on a device that needs a second library (cistern/device.h).

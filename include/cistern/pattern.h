@@ -16,8 +16,8 @@ enum cst_pattern_kind {
     /* An expert of a mixture, with states of its own. Gradients are summed over the group only. Its
      * operators run only in micro-batches that send it tokens; without tokens its gradient is 0. */
     CST_PATTERN_EXPERT = 3,
-    /* The tensor has only weights: no gradient, no other states, no update. Jobs can share one copy
-     * (cst_job_spec.base). */
+    /* The tensor has only weights: no gradient, no other states, no update. It can be a box of a
+     * larger tensor. Jobs can share one copy (cst_job_spec.base). */
     CST_PATTERN_FROZEN = 4,
     CST_PATTERN_COUNT
 };

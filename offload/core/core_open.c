@@ -198,8 +198,7 @@ int cst_core_check_stages(const struct cst_model *model, uint32_t micro_batches,
     for (uint32_t t = 0; t < model->n_tensors; t++) {
         const struct cst_layout_tensor *tensor = &model->tensors[t];
 
-        if (tensor->group != 0 || cst_pattern(tensor->pattern)->wants_box ||
-            cst_pattern(tensor->pattern)->sparse) {
+        if (tensor->group != 0 || tensor->box != NULL || cst_pattern(tensor->pattern)->sparse) {
             return cst_err_set(err, CST_EINVAL,
                                "tensor '%s': in a model that is cut into stages all ranks hold all "
                                "tensors whole",

@@ -69,6 +69,14 @@ static inline bool cst_box_same(const struct cst_layout_tensor *a,
     return same;
 }
 
+/* True if both tensors are the same part of the same whole, by its name and shape. */
+static inline bool cst_box_same_part(const struct cst_layout_tensor *a,
+                                     const struct cst_layout_tensor *b)
+{
+    return cst_box_same_whole(a, b) && cst_box_same(a, b) &&
+           strcmp(cst_box_whole_name(a), cst_box_whole_name(b)) == 0;
+}
+
 /* Number of elements that both tensors have. */
 static inline uint64_t cst_box_common(const struct cst_layout_tensor *a,
                                       const struct cst_layout_tensor *b)

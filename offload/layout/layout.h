@@ -75,7 +75,7 @@ struct cst_layout_tensor {
     uint32_t group;
     enum cst_pattern_kind pattern;
     enum cst_dtype dtype;
-    struct cst_layout_box *box; /* If the pattern wants a box; else NULL. Owned by the model. */
+    struct cst_layout_box *box;           /* NULL: the tensor is no box. Owned by the model. */
     struct cst_layout_external *external; /* NULL: none. Owned by the model. */
     uint32_t n_uses;                      /* Number of operators that use the tensor. */
     uint32_t chunk;                       /* Set by cst_layout_build: the tensor's chunk. */
@@ -421,9 +421,9 @@ struct cst_tensor_words {
     uint32_t pattern;       /* enum cst_pattern_kind. */
     uint32_t dtype;         /* enum cst_dtype; 0: CST_BF16. */
     const char *whole_name; /* Name of the whole tensor; NULL: `name`, or there is no box. */
-    /* n_dims numbers: shape of the whole tensor, if the pattern wants a box; else NULL. */
+    /* n_dims numbers: shape of the whole tensor; NULL: there is no box. */
     const int64_t *whole;
-    /* n_dims numbers: where the box begins, if the pattern wants a box; else NULL. */
+    /* n_dims numbers: where the box begins; NULL: there is no box. */
     const int64_t *first;
     const char *const *external_names; /* n_external names in model files; as external_rows. */
     const int64_t *external_rows; /* NULL, if n_external is 1: the external tensor has all rows. */
@@ -525,8 +525,8 @@ void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from
  * with max_classes > 1, tensors that are too large for the first class get the further classes with
  * the least waste.
  *
- * Base job. Frozen tensors that @config's base also has, frozen, with the same name, shape and
- * type, use the rows of the base, chunk by chunk.
+ * Base job. Frozen tensors that @config's base also has, frozen, with the same name, shape,
+ * box and type, use the rows of the base, chunk by chunk.
  *
  * min_blocks is the maximum number of blocks that are used at once in forward and backward passes
  * in declared order: the operator's weights, the open gradients (begun and not complete, including

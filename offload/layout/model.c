@@ -116,6 +116,8 @@ static int check_pattern(const struct cst_model *model, const struct cst_tensor_
                          struct cst_err *err)
 {
     const struct cst_pattern *pattern = cst_pattern(words->pattern);
+    const bool has_box = words->whole != NULL && words->first != NULL,
+               has_any = words->whole != NULL || words->first != NULL || words->whole_name != NULL;
 
     if (pattern == NULL) {
         return cst_err_set(err, CST_EINVAL,
@@ -127,20 +129,21 @@ static int check_pattern(const struct cst_model *model, const struct cst_tensor_
                            "tensor '%s' is of group %" PRIu32 ", only 0..%" PRIu32 " are declared",
                            words->name, words->group, model->n_groups - 1);
     }
-    if (pattern->wants_box != (words->whole != NULL) ||
-        pattern->wants_box != (words->first != NULL) ||
-        (!pattern->wants_box && words->whole_name != NULL)) {
+    if ((pattern->wants_box && !has_box) || (!has_box && has_any) ||
+        (has_box && !pattern->may_have_box)) {
         return cst_err_set(
             err, CST_EINVAL, "tensor '%s': pattern %s %s", words->name, pattern->name,
-            pattern->wants_box ? "needs the shape of the whole tensor and where the box begins"
-                               : "has no box");
+            !pattern->may_have_box ? "has no box"
+            : pattern->wants_box
+                ? "needs the shape of the whole tensor and where the box begins"
+                : "needs both the shape of the whole tensor and where the box begins, or neither");
     }
     if (words->dtype != 0 && !cst_dtype_is_known(words->dtype)) {
         return cst_err_set(err, CST_EINVAL,
                            "tensor '%s': dtype %" PRIu32 " is unknown (known: %d bf16, %d fp32)",
                            words->name, words->dtype, CST_BF16, CST_FP32);
     }
-    return pattern->wants_box ? check_box(words, err) : CST_OK;
+    return has_box ? check_box(words, err) : CST_OK;
 }
 
 static int check_update(const struct cst_tensor_words *words, struct cst_err *err)

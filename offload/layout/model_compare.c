@@ -6,10 +6,16 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* Both tensors have a box, because their patterns are equal. */
 static int same_box(const struct cst_layout_tensor *t, const struct cst_layout_tensor *other,
                     const char *mine, const char *theirs, struct cst_err *err)
 {
+    if (t->box == NULL && other->box == NULL) {
+        return CST_OK;
+    }
+    if (t->box == NULL || other->box == NULL) {
+        return cst_err_set(err, CST_EMISMATCH, "tensor '%s' is a part of a larger one in %s only",
+                           t->name, t->box == NULL ? mine : theirs);
+    }
     if (strcmp(t->box->name, other->box->name) != 0) {
         return cst_err_set(err, CST_EMISMATCH,
                            "tensor '%s': the whole is '%s' in %s and '%s' in %s", t->name,
@@ -76,12 +82,8 @@ int cst_model_same_tensor(const struct cst_model *model, uint32_t i,
         return cst_err_set(err, CST_EMISMATCH, "tensor '%s' is %s in %s and %s in %s", t->name,
                            cst_dtype_name(other->dtype), mine, cst_dtype_name(t->dtype), theirs);
     }
-    if (t->box != NULL) {
-        int status = same_box(t, other, mine, theirs, err);
-
-        if (status != CST_OK) {
-            return status;
-        }
+    if (same_box(t, other, mine, theirs, err) != CST_OK) {
+        return err->status;
     }
     /* Compare the bits: ranks must agree exactly, not only numerically. */
     if (memcmp(&t->lr_scale, &other->lr_scale, sizeof t->lr_scale) != 0) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/layout/packing.h"
 
+#include "offload/layout/box.h"
 #include "offload/layout/matrices.h"
 #include "proto/round_up.h"
 
@@ -159,9 +160,8 @@ static uint32_t find_in_base(const struct cst_packing *p, uint32_t t)
         return CST_PACKING_OWN;
     }
     theirs = &p->base_model->tensors[i];
-    if (cst_pattern(theirs->pattern)->has_states || theirs->n_dims != mine->n_dims ||
-        theirs->dtype != mine->dtype ||
-        memcmp(theirs->shape, mine->shape, mine->n_dims * sizeof *mine->shape) != 0) {
+    if (cst_pattern(theirs->pattern)->has_states || theirs->dtype != mine->dtype ||
+        !cst_box_same_part(theirs, mine)) {
         return CST_PACKING_OWN;
     }
     return theirs->chunk;

@@ -395,8 +395,7 @@ static bool same_chunk(const struct cst_layout_chunk *a, const struct cst_layout
 
 static bool same_tensor(const struct cst_layout_tensor *a, const struct cst_layout_tensor *b)
 {
-    return a->offset == b->offset && strcmp(cst_box_whole_name(a), cst_box_whole_name(b)) == 0 &&
-           cst_box_same_whole(a, b) && cst_box_same(a, b);
+    return a->offset == b->offset && cst_box_same_part(a, b);
 }
 
 bool cst_reshard_may_stay(const struct cst_reshard *reshard, const struct cst_layout *old,

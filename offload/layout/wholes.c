@@ -3,6 +3,7 @@
 
 #include "offload/layout/box.h"
 #include "offload/layout/external.h"
+#include "proto/patterns.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -141,6 +142,11 @@ static int check_alike(const struct cst_layout_tensor *a, const struct cst_layou
                            a->name, b->name, whole, cst_dtype_name(a->dtype),
                            cst_dtype_name(b->dtype));
     }
+    if (cst_pattern(a->pattern)->has_states != cst_pattern(b->pattern)->has_states) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "'%s' and '%s' are parts of '%s', of which only one is frozen", a->name,
+                           b->name, whole);
+    }
     if (cst_box_is_named(a) != cst_box_is_named(b) || a->pattern != b->pattern) {
         return cst_err_set(err, CST_EMISMATCH,
                            "'%s' and '%s' have the whole '%s', of which only one is a part",
@@ -226,7 +232,8 @@ static int declare_whole(struct cst_model *out, const struct cst_model *model, u
     if (words.whole_name != NULL) {
         words.name = words.whole_name;
         words.shape = words.whole;
-        words.pattern = CST_PATTERN_SHARD;
+        words.pattern =
+            cst_pattern(words.pattern)->has_states ? CST_PATTERN_SHARD : CST_PATTERN_FROZEN;
         words.whole_name = NULL;
         words.whole = words.first = NULL;
     }

@@ -376,6 +376,74 @@ START_TEST(tensors_that_the_base_lacks)
 }
 END_TEST
 
+/* Declare rows @first to @first + 4 of the matrix "w" of 8 rows as the frozen tensor @name. */
+static void declare_rows(struct client *c, const char *name, int64_t first)
+{
+    const int64_t shape[2] = {4, 6}, whole[2] = {8, 6}, begin[2] = {first, 0};
+    const struct cst_tensor_spec spec = {.name = name,
+                                         .dtype = CST_BF16,
+                                         .n_dims = 2,
+                                         .shape = shape,
+                                         .pattern = CST_PATTERN_FROZEN,
+                                         .whole_name = "w",
+                                         .whole_shape = whole,
+                                         .first = begin};
+    const int t = cst_tensor_as(c->job, &spec);
+
+    ck_assert_msg(t >= 0, "%s", cst_job_error(c->job)->text);
+    ck_assert_int_ge(cst_operator(c->job, name, &t, 1), 0);
+}
+
+/* Parts of a larger tensor are shared if they are the same in the base job, and refused if they are
+ * others, or if the base has it whole. _i: whether the base has it whole. */
+START_TEST(parts_of_a_base)
+{
+    const char *const words = _i == 0
+                                  ? "frozen tensor 'top' of job 'user' is another part of a larger "
+                                    "tensor than in its base 'base'"
+                                  : "frozen tensor 'top' of job 'user': its base 'base' has 'w' "
+                                    "whole, not this part of it";
+    struct client base, user;
+    uint16_t weight[24], got[24];
+
+    for (uint16_t i = 0; i < 24; i++) {
+        weight[i] = (uint16_t)(0x3f80 + i);
+    }
+    ck_assert_int_eq(open_job(&base, "base", NULL), CST_OK);
+    if (_i == 0) {
+        declare_rows(&base, "top", 0);
+        declare_rows(&base, "bottom", 4);
+    } else {
+        (void)declare(&base, "w", 48, CST_PATTERN_FROZEN);
+    }
+    ck_assert_int_eq(cst_commit(base.job, NULL, &base.err), CST_OK);
+    ck_assert_int_eq(cst_tensor_write(base.job, 0, CST_STATE_WEIGHT, 0, 24, weight, &base.err),
+                     CST_OK);
+    ck_assert_int_eq(cst_sync(base.job, NULL, &base.err), CST_OK);
+    ck_assert_int_eq(open_job(&user, "user", "base"), CST_OK);
+    declare_rows(&user, "top", _i == 0 ? 4 : 0);
+    ck_assert_int_eq(cst_commit(user.job, NULL, &user.err),
+                     _i == 0 ? CST_EMISMATCH : CST_ENOTFOUND);
+    ck_assert_msg(strstr(user.err.text, words) != NULL, "%s", user.err.text);
+    cst_disconnect(user.client);
+    while (raw_job_info(&witness, "base")->n_users > 0) { /* the job goes with its connection */
+        (void)poll(NULL, 0, 1);
+    }
+    if (_i == 0) {
+        ck_assert_int_eq(open_job(&user, "user", "base"), CST_OK);
+        declare_rows(&user, "top", 0);
+        ck_assert_int_eq(cst_commit(user.job, NULL, &user.err), CST_OK);
+        ck_assert_uint_gt(raw_job_info(&witness, "user")->base_bytes, 0);
+        ck_assert_int_eq(cst_tensor_read(user.job, 0, CST_STATE_WEIGHT, 0, 24, got, &user.err),
+                         CST_OK);
+        ck_assert_mem_eq(got, weight, sizeof got);
+        ck_assert_int_eq(raw_job_remove(&witness, "user"), CST_OK);
+        cst_disconnect(user.client);
+    }
+    cst_disconnect(base.client);
+}
+END_TEST
+
 /* The daemon refuses invalid options even if the client did not check them. */
 START_TEST(specs_that_cannot_be)
 {
@@ -443,6 +511,7 @@ int main(void)
     tcase_add_test(tcase, bases_that_cannot_be);
     tcase_add_test(tcase, a_base_that_is_reshaped);
     tcase_add_test(tcase, tensors_that_the_base_lacks);
+    tcase_add_loop_test(tcase, parts_of_a_base, 0, 2);
     tcase_add_test(tcase, specs_that_cannot_be);
     tcase_add_test(tcase, ranks_that_disagree);
     return suite_run(suite);

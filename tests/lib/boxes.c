@@ -32,6 +32,21 @@ const struct boxes_whole boxes_wholes[BOXES_WHOLES] = {
      .transposed = true,
      .cut = true},
     {.name = "experts", .shape = {6, 10, 16}, .n_dims = 3, .dtype = CST_FP32, .cut = true},
+    {.name = "base",
+     .shape = {1, 44, 32},
+     .n_dims = 2,
+     .dtype = CST_BF16,
+     .files = {"base.k", "base.v"},
+     .rows = {12, 20},
+     .transposed = true,
+     .cut = true,
+     .frozen = true},
+    {.name = "wide",
+     .shape = {4, 9, 12},
+     .n_dims = 3,
+     .dtype = CST_FP32,
+     .cut = true,
+     .frozen = true},
     {.name = "norm", .shape = {1, 1, 70}, .n_dims = 1, .dtype = CST_FP32},
 };
 
@@ -116,7 +131,9 @@ static void declare(struct cst_job *job, const struct boxes_cutting *cutting, in
                                    .n_dims = whole->n_dims,
                                    .shape = part->shape + skip,
                                    .group = group,
-                                   .pattern = cut ? CST_PATTERN_TENSOR : CST_PATTERN_SHARD,
+                                   .pattern = whole->frozen ? CST_PATTERN_FROZEN
+                                              : cut         ? CST_PATTERN_TENSOR
+                                                            : CST_PATTERN_SHARD,
                                    .lr_scale = 1,
                                    .decay_scale = 1,
                                    .whole_name = cut && boxes_named ? whole->name : NULL,
@@ -219,8 +236,17 @@ struct boxes_states *boxes_draw(void)
 
     ck_assert_ptr_nonnull(s);
     for (int w = 0; w < BOXES_WHOLES; w++) {
+        const bool frozen = boxes_wholes[w].frozen;
+
         for (int64_t e = 0; e < boxes_count(boxes_wholes[w].shape); e++) {
+            if (frozen && boxes_wholes[w].dtype == CST_BF16) {
+                s->weights[w][e] = (uint16_t)(0x3f00 + random() % 256);
+                continue;
+            }
             s->values[w][0][e] = (float)random() / 1e9f - 1.0f;
+            if (frozen) {
+                continue;
+            }
             s->values[w][1][e] = ((float)random() / 1e9f - 1.0f) * 1e-3f;
             s->values[w][2][e] = (float)random() / 1e9f * 1e-6f;
         }
@@ -245,35 +271,43 @@ static void copy(const struct boxes_part *part, const int64_t *shape, char *whol
     }
 }
 
-void boxes_transfer(const struct boxes_job *j, struct boxes_states *s, bool write)
+/* Write or read @state of part @part of whole @w, of which @whole has all. */
+static void transfer(const struct boxes_job *j, int w, int part, int t, enum cst_state state,
+                     void *whole, bool write)
 {
+    const bool brief = state == CST_STATE_WEIGHT && boxes_wholes[w].dtype == CST_BF16;
+    const struct boxes_part *p = &j->cutting->parts[w][part];
+    const uint64_t n = (uint64_t)boxes_count(p->shape);
     float *own = malloc(BOXES_ELEMS * sizeof *own);
-    int t = 0;
 
     ck_assert_ptr_nonnull(own);
+    if (write) {
+        copy(p, boxes_wholes[w].shape, whole, (char *)own, brief ? 2 : 4, true);
+        OK(cst_tensor_write(j->jobs[0], t, state, 0, n, own, &err));
+    } else {
+        OK(cst_tensor_read(j->jobs[0], t, state, 0, n, own, &err));
+        copy(p, boxes_wholes[w].shape, whole, (char *)own, brief ? 2 : 4, false);
+    }
+    free(own);
+}
+
+void boxes_transfer(const struct boxes_job *j, struct boxes_states *s, bool write)
+{
+    int t = 0;
+
     for (int w = 0; w < BOXES_WHOLES; w++) {
+        const bool frozen = boxes_wholes[w].frozen, brief = boxes_wholes[w].dtype == CST_BF16;
+
         for (int i = 0; i < j->cutting->n[w]; i++, t++) {
-            const struct boxes_part *part = &j->cutting->parts[w][i];
-            const uint64_t n = (uint64_t)boxes_count(part->shape);
-
-            for (int k = 0; k < 3; k++) {
-                char *whole = (char *)s->values[w][k];
-
-                copy(part, boxes_wholes[w].shape, whole, (char *)own, 4, true);
-                if (write) {
-                    OK(cst_tensor_write(j->jobs[0], t, kinds[k], 0, n, own, &err));
-                } else {
-                    OK(cst_tensor_read(j->jobs[0], t, kinds[k], 0, n, own, &err));
-                    copy(part, boxes_wholes[w].shape, whole, (char *)own, 4, false);
-                }
+            for (int k = 0; k < 3 && !frozen; k++) {
+                transfer(j, w, i, t, kinds[k], s->values[w][k], write);
             }
-            if (!write && boxes_wholes[w].dtype == CST_BF16) {
-                OK(cst_tensor_read(j->jobs[0], t, CST_STATE_WEIGHT, 0, n, own, &err));
-                copy(part, boxes_wholes[w].shape, (char *)s->weights[w], (char *)own, 2, false);
+            if (frozen || (!write && brief)) {
+                transfer(j, w, i, t, CST_STATE_WEIGHT,
+                         brief ? (void *)s->weights[w] : s->values[w][0], write);
             }
         }
     }
-    free(own);
 }
 
 struct boxes_states *boxes_read(const struct boxes_job *j)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Jobs of a few wholes that are cut into parts, one after the other to the ranks, for tests of
  * checkpoints and of jobs that are opened again: uneven parts, external names, a transposed tensor,
- * experts, fp32, and a tensor that is not cut. All ranks of a job are in this process. Failures
- * fail the test. job_rig.h has the daemon. */
+ * experts, fp32, frozen tensors, and a tensor that is not cut. All ranks of a job are in this
+ * process. Failures fail the test. job_rig.h has the daemon. */
 #ifndef BOXES_H
 #define BOXES_H
 
@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 enum {
-    BOXES_WHOLES = 5,
+    BOXES_WHOLES = 7,
     BOXES_PARTS = 8,       /* Most parts of a whole. */
     BOXES_ELEMS = 70 * 96, /* Most elements of a whole. */
     BOXES_TENSORS = BOXES_WHOLES * BOXES_PARTS,
@@ -28,7 +28,8 @@ struct boxes_whole {
     const char *files[3]; /* External names; NULL: none. */
     int64_t rows[3];
     bool transposed;
-    bool cut; /* Otherwise it is held by all ranks. */
+    bool cut;    /* Otherwise it is held by all ranks. */
+    bool frozen; /* It has weights alone. */
 };
 
 extern const struct boxes_whole boxes_wholes[BOXES_WHOLES];
@@ -77,13 +78,14 @@ void boxes_leave(struct boxes_job *j);
 /* Wait a moment for an answer to @client. */
 void boxes_await(const struct cst_client *client);
 
-/* Master weights and both moments of all wholes, and the weights of those in bf16. */
+/* Master weights and both moments of all wholes, and the weights of those in bf16. Frozen ones have
+ * weights alone: those in fp32 are in the place of master weights. */
 struct boxes_states {
     float values[BOXES_WHOLES][3][BOXES_ELEMS];
     uint16_t weights[BOXES_WHOLES][BOXES_ELEMS];
 };
 
-/* States drawn with random(), without weights. The caller frees them. */
+/* States drawn with random(), of weights only those of frozen wholes. The caller frees them. */
 struct boxes_states *boxes_draw(void);
 
 /* Write the states @s to the job, or read them: one rank does either for all. */

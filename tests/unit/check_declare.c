@@ -110,7 +110,8 @@ START_TEST(test_groups)
 }
 END_TEST
 
-/* A box is required for CST_PATTERN_TENSOR only, and lies within the whole tensor. */
+/* A box is required for CST_PATTERN_TENSOR and possible for CST_PATTERN_FROZEN, and lies within the
+ * whole tensor. */
 START_TEST(test_patterns)
 {
     const int64_t whole[2] = {2, 8}, first[2] = {0, 4}, beyond[2] = {0, 5}, before[2] = {-1, 0};

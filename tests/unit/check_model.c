@@ -323,8 +323,8 @@ START_TEST(groups)
 }
 END_TEST
 
-/* A box lies within the whole tensor. A pattern that needs a box gets one, and no other pattern
- * does. */
+/* A box lies within the whole tensor. A pattern that needs a box gets one, a frozen tensor can have
+ * one, and no other pattern has one. */
 START_TEST(boxes)
 {
     int64_t whole[2] = {8, 6}, first[2] = {4, 0}, beyond[2] = {5, 0}, before[2] = {-1, 0};
@@ -345,6 +345,14 @@ START_TEST(boxes)
     ck_assert_int_eq(tensor_as("a", 0, CST_PATTERN_TENSOR, whole, first), CST_OK);
     ck_assert_int_eq(model.tensors[0].box->whole[0], 8);
     ck_assert_int_eq(model.tensors[0].box->first[0], 4);
+    ck_assert_int_eq(tensor_as("b", 0, CST_PATTERN_FROZEN, whole, NULL), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "pattern frozen needs both the shape of the whole"));
+    ck_assert_int_eq(tensor_as("b", 0, CST_PATTERN_FROZEN, NULL, first), CST_EINVAL);
+    ck_assert_int_eq(tensor_as("b", 0, CST_PATTERN_FROZEN, whole, beyond), CST_EINVAL);
+    ck_assert_int_eq(tensor_as("b", 0, CST_PATTERN_FROZEN, whole, first), CST_OK);
+    ck_assert_int_eq(model.tensors[1].box->first[0], 4);
+    ck_assert_int_eq(tensor_as("c", 0, CST_PATTERN_FROZEN, NULL, NULL), CST_OK);
+    ck_assert_ptr_null(model.tensors[2].box);
 }
 END_TEST
 
@@ -430,6 +438,18 @@ START_TEST(same_patterns)
     ck_assert_int_eq(cst_model_same_tensor(&model, 0, &other, "rank 1", "rank 0", &err),
                      CST_EMISMATCH);
     ck_assert_ptr_nonnull(strstr(err.text, "begins at 3 of dimension 0 in rank 1 and at 4"));
+    ck_assert_int_eq(tensor_as("b", 1, CST_PATTERN_FROZEN, whole, first), CST_OK);
+    other = model.tensors[1];
+    other.box = NULL;
+    ck_assert_int_eq(cst_model_same_tensor(&model, 1, &other, "rank 1", "rank 0", &err),
+                     CST_EMISMATCH);
+    ck_assert_ptr_nonnull(strstr(err.text, "tensor 'b' is a part of a larger one in rank 0 only"));
+    ck_assert_int_eq(tensor_as("c", 1, CST_PATTERN_FROZEN, NULL, NULL), CST_OK);
+    other = model.tensors[2];
+    other.box = &box;
+    ck_assert_int_eq(cst_model_same_tensor(&model, 2, &other, "rank 1", "rank 0", &err),
+                     CST_EMISMATCH);
+    ck_assert_ptr_nonnull(strstr(err.text, "tensor 'c' is a part of a larger one in rank 1 only"));
 }
 END_TEST
 
