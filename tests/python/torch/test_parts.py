@@ -145,6 +145,74 @@ class TensorParallel(TorchCase):
         self.check(2, 2)
 
 
+def freeze(model: nn.Module) -> nn.Module:
+    """Freeze the layers that tensor parallelism divides, and train the others."""
+    for i in range(1, 3):
+        for name in ("up", "down"):
+            model.get_submodule(f"{i}.{name}").requires_grad_(False)
+    return model
+
+
+def frozen_parallel(job: str, resume: str | None) -> Any:
+    """Train with frozen layers that are divided. Return losses, norms and the weights."""
+    model = freeze(mlp())
+    plan: dict[str, Any] = {}
+    for i in range(1, 4):
+        plan |= {f"{i}.up": ColwiseParallel(use_local_output=False), f"{i}.down": RowwiseParallel()}
+    parallelize_module(model, init_device_mesh("cpu", (2,)), plan)
+    store = ct.attach(model, job, resume=resume)
+    results = train(store)
+    weights = {name: store.read(name) for name, _ in model.named_parameters()}
+    store.close()
+    return results, weights
+
+
+class Frozen(TorchCase):
+    def setUp(self) -> None:
+        super().setUp()
+        for name in ("", "-one", "-two"):
+            self.addCleanup(self.remove, self.name + name)
+
+    def plain(self) -> list[tuple[float, float]]:
+        model = freeze(mlp())
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+        results = []
+        for step in range(N_STEPS):
+            x, y = batch(step)
+            loss = (model(x) - y).square().mean()
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5).item()
+            results.append((loss.item(), norm))
+            optimizer.step()
+            optimizer.zero_grad()
+        return results
+
+    def test_frozen_layers_are_joined_and_cut(self) -> None:
+        """They give the losses of one process, and files have them whole: one process and two load them."""
+        got = run_ranks(2, frozen_parallel, self.name, None)
+        for (loss, norm), (wanted, norm_wanted) in zip(got[0][0], self.plain(), strict=True):
+            self.assertAlmostEqual(loss, wanted, delta=1e-4 * wanted)
+            self.assertAlmostEqual(norm, norm_wanted, delta=1e-4 * norm_wanted)
+        with tempfile.TemporaryDirectory() as folder:
+            with cistern.Client() as client:
+                client.save(self.name, folder)
+            path = f"{folder}/step-{N_STEPS:08d}"
+            with open(f"{path}/model.safetensors", "rb") as file:
+                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            shapes = {name: v["shape"] for name, v in header.items() if name != "__metadata__"}
+            self.assertEqual(
+                shapes, {name: list(v.shape) for name, v in mlp().state_dict().items()}
+            )
+            store = ct.attach(freeze(mlp()), self.name + "-one", resume=path)
+            for name, values in got[0][1].items():
+                self.assertTrue(torch.equal(store.read(name), values), name)
+            one = train(store)
+            store.close()
+            two = run_ranks(2, frozen_parallel, self.name + "-two", path)
+        for (loss, _), (wanted, _) in zip(two[0][0], one, strict=True):
+            self.assertAlmostEqual(loss, wanted, delta=1e-4 * wanted)
+
+
 def forgotten_sum(job: str) -> str:
     """Divide the layers around a norm, of which each rank has a part of the gradient. Return what the step raises."""
     mesh = init_device_mesh("cpu", (2,))

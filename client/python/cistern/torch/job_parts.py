@@ -52,17 +52,15 @@ class JobParts:
         if is_box and held.trains and is_matrix and self._job.optimizer is Rule.MUON:
             raise ValueError(_MUON.format(held.whole))
         pattern = Pattern.FROZEN if not held.trains else Pattern.TENSOR if is_box else Pattern.SHARD
-        cut = is_box and held.trains
         return self._job.tensor(
             part.name,
             box.shape,
             group=self._groups[part.holders],
-            # Files have the wholes of boxes that are trained.
-            external_names=() if is_box and not held.trains else held.file_names,
+            external_names=held.file_names,
             pattern=pattern,
-            whole_shape=box.whole if cut else None,
-            first=box.first if cut else None,
-            whole_name=held.whole if cut else None,
+            whole_shape=box.whole if is_box else None,
+            first=box.first if is_box else None,
+            whole_name=held.whole if is_box else None,
             param_group=held.group,
             update=held.update,
             dtype=held.dtype,
