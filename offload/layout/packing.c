@@ -161,7 +161,7 @@ static uint32_t find_in_base(const struct cst_packing *p, uint32_t t)
     }
     theirs = &p->base_model->tensors[i];
     if (cst_pattern(theirs->pattern)->has_states || theirs->dtype != mine->dtype ||
-        !cst_box_same_part(theirs, mine)) {
+        !cst_box_same_whole(theirs, mine) || !cst_box_same(theirs, mine)) {
         return CST_PACKING_OWN;
     }
     return theirs->chunk;
