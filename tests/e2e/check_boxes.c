@@ -247,7 +247,7 @@ static void change_type(Cistern__TensorDecl *decl)
 
 static void change_update(Cistern__TensorDecl *decl)
 {
-    decl->muon = !decl->muon;
+    decl->has_muon = decl->muon = !decl->muon;
 }
 
 /* Change in the checkpoint of the job @name, which is of an earlier version, all parts; or the
