@@ -29,6 +29,9 @@ class JobParts:
             if part.holders not in self._groups:
                 self._groups[part.holders] = job.group(part.holders)
         self._of_parts = [self._declare(part) for part in self._joined.parts]
+        self._boxes: dict[str, list[tuple[int, Part]]] = {}  # By the names of their wholes.
+        for i, part in enumerate(self._joined.parts):
+            self._boxes.setdefault(part.held.whole, []).append((i, part))
         of_operators = [
             job.operator(
                 operator.name,
@@ -132,7 +135,7 @@ class JobParts:
     def read(self, name: str, state: State) -> torch.Tensor:
         """Return a copy of a state of the whole of a parameter of this rank, whatever rank has its parts."""
         whole = self._joined.parts[self._joined.part_of[self._job.rank][name]].held
-        boxes = self._joined.boxes_of(whole.whole)
+        boxes = self._boxes[whole.whole]
         shapes = [part.held.box.shape for _, part in boxes]
         read = [
             weights.read_state(self._job, self._of_parts[i], state, whole.dtype, shape)

@@ -94,9 +94,8 @@ class Joined(NamedTuple):
     ranks: Sequence[Rank]
     parts: list[Part]
     operators: list[Operator]
-    part_of: list[
-        dict[str, int]
-    ]  #: By rank and by the name of a parameter, the number of its part.
+    #: By rank and by the name of a parameter, the number of its part.
+    part_of: list[dict[str, int]]
     operator_of: list[dict[str, int]]  #: By rank and by the name of a module.
     #: A rank lacks modules that another one has.
     is_pipeline: bool
@@ -122,24 +121,21 @@ class Joined(NamedTuple):
 
     def shared_by_stages(self, rank: int) -> list[Part]:
         """Return the parts of ``rank`` that other stages of the pipeline have in other units, such as a tied embedding."""
-        mine = {run.name for run in self.ranks[rank].runs.values()}
-        return [
-            self.parts[i]
-            for i in self.part_of[rank].values()
-            if any(
-                {run.name for run in self.ranks[other].runs.values()} != mine
-                for other in self.parts[i].holders
-            )
-        ]
+        units = [frozenset(run.name for run in of_rank.runs.values()) for of_rank in self.ranks]
+        mine = [self.parts[i] for i in self.part_of[rank].values()]
+        return [part for part in mine if any(units[r] != units[rank] for r in part.holders)]
 
     def contributions(self) -> dict[str, int]:
         """Return how many ranks hand in a gradient of each part that is in one unit alone, by name."""
         uses: dict[int, list[tuple[bool, list[str]]]] = {}
         for rank, mine in zip(self.ranks, self.part_of, strict=True):
+            units: dict[str, list[str]] = {}
+            for run in rank.runs.values():
+                for name in run.parameters:
+                    units.setdefault(name, []).append(run.name)
             for name, i in mine.items():
-                units = [run.name for run in rank.runs.values() if name in run.parameters]
                 gives = self.sums_replicas or _gives(rank, name)
-                uses.setdefault(i, []).append((gives, units))
+                uses.setdefault(i, []).append((gives, units.get(name, [])))
         return {
             self.parts[i].name: sum(gives for gives, _ in of_part)
             for i, of_part in uses.items()
@@ -155,10 +151,6 @@ class Joined(NamedTuple):
                 found.append((name, first.holders[0]))
         return found
 
-    def boxes_of(self, whole: str) -> list[tuple[int, Part]]:
-        """Return the parts of a whole with their numbers."""
-        return [(i, part) for i, part in enumerate(self.parts) if part.held.whole == whole]
-
 
 def join(ranks: Sequence[Rank]) -> Joined:
     """Return what ``ranks`` declare together.
@@ -173,7 +165,7 @@ def join(ranks: Sequence[Rank]) -> Joined:
         {name: numbers[key] for name, key in zip(rank.held, of_rank, strict=True)}
         for rank, of_rank in zip(ranks, keys, strict=True)
     ]
-    parts = [_part(ranks, part_of, i) for i in range(len(order))]
+    parts = _parts(ranks, part_of, len(order))
     _check_wholes(parts)
     runs = [
         [
@@ -280,24 +272,24 @@ def _of_all(rank: Rank, world: int) -> list[Rank]:
     return found
 
 
-def _part(ranks: Sequence[Rank], part_of: Sequence[dict[str, int]], number: int) -> Part:
-    """Return part ``number``. ValueError: its holders disagree."""
-    holders: list[int] = []
-    first: Held | None = None
+def _parts(ranks: Sequence[Rank], part_of: Sequence[dict[str, int]], n_parts: int) -> list[Part]:
+    """Return the parts with their holders. ValueError: holders disagree."""
+    found: list[Part | None] = [None] * n_parts
     for r, (rank, mine) in enumerate(zip(ranks, part_of, strict=True)):
         for name, i in mine.items():
-            if i != number:
+            held, part = rank.held[name], found[i]
+            if part is None:
+                called = held.whole if held.box.is_whole else f"{held.whole}{held.box}"
+                found[i] = Part(called, held, (r,))
                 continue
-            if holders and holders[-1] == r:
-                raise ValueError(_TWICE.format(rank.held[name].whole, r))
-            holders.append(r)
-            first = rank.held[name] if first is None else first
+            if part.holders[-1] == r:
+                raise ValueError(_TWICE.format(held.whole, r))
+            first = part.held
             if first.update is TensorUpdate.AUTO:  # A rank may see that it is an embedding.
-                first = first._replace(update=rank.held[name].update)
-            _check_alike(first, rank.held[name], holders[0], r)
-    assert first is not None
-    name = first.whole if first.box.is_whole else f"{first.whole}{first.box}"
-    return Part(name, first, tuple(holders))
+                first = first._replace(update=held.update)
+            _check_alike(first, held, part.holders[0], r)
+            found[i] = Part(part.name, first, (*part.holders, r))
+    return [part for part in found if part is not None]
 
 
 def _check_alike(one: Held, other: Held, rank: int, other_rank: int) -> None:
