@@ -74,14 +74,21 @@ class JobParts:
 
         A parameter that stages share, such as a tied embedding, has its gradient in a block until the first
         stage has computed its own part, which needs the rest of this backward pass. Those of earlier
-        micro-batches leave their blocks whatever this stage does.
+        micro-batches leave their blocks whatever this stage does. A pool that has room for all weights and
+        gradients at once is large enough.
         """
+        mine = [self._joined.parts[i] for i in self._joined.part_of[self._job.rank].values()]
         shared = self._joined.shared_by_stages(self._job.rank) if self.is_pipeline else []
         for blocks in sorted(plan.classes, key=lambda c: c.chunk_elems):
             here = [p for p in shared if _pool_elems(p) <= blocks.chunk_elems]
+            n_elems = sum(
+                map(_pool_elems, [p for p in mine if _pool_elems(p) <= blocks.chunk_elems])
+            )
             shared = [part for part in shared if part not in here]
+            mine = [part for part in mine if _pool_elems(part) > blocks.chunk_elems]
             lacks = blocks.min_blocks + len(here) - blocks.n_blocks
-            if here and lacks > 0:
+            has_all = blocks.n_blocks * blocks.chunk_elems >= 2 * n_elems
+            if here and lacks > 0 and not has_all:
                 need = 2 * blocks.chunk_elems * lacks
                 raise PoolTooSmall(
                     Status.EPOOL, _WAITING.format(here[0].name, plan.pool_bytes, need)

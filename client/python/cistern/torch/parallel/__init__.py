@@ -11,6 +11,7 @@ Parameters are DTensors, so that a store, an optimizer, and a checkpoint know wh
 whole a rank has. Collectives are those of torch.distributed, on any device.
 """
 
+from cistern.torch.parallel.cutting import stage_of
 from cistern.torch.parallel.halves import in_turns
 from cistern.torch.parallel.linear import Linear
 from cistern.torch.parallel.modes import MODES, PRODUCTS, legal_sizes, make_mesh
@@ -37,6 +38,7 @@ __all__ = [
     "ring_attention",
     "shard",
     "share_sequences",
+    "stage_of",
     "ulysses_attention",
     "volumes",
 ]
