@@ -31,6 +31,10 @@ ATTACH: dict[str, list[Wrong]] = {
     "model": [
         (None, TypeError, "model is a <class 'NoneType'>, and not a torch.nn.Module"),
         (nn.Linear, TypeError, "model is a <class 'type'>"),
+        ("x", TypeError, "model is a <class 'str'>"),
+        ([5], TypeError, "model is a <class 'int'>"),
+        ([nn.Linear(1, 1), 5], TypeError, "stage 1 is a <class 'int'>, and not a torch.nn.Module"),
+        ([], ValueError, "the model has no parameters"),
         (_nine_dimensions(), TypeError, "'weight' has 9 dimensions, .* at most 8"),
     ],
     "job": [
@@ -124,6 +128,10 @@ ATTACH: dict[str, list[Wrong]] = {
         (True, TypeError, "unused is True, of <class 'bool'>: one of zero"),
     ],
     "trainable": [(5, TypeError, "trainable is 5, of <class 'int'>: a function of a name and a")],
+    "replicas": [
+        (5, TypeError, "replicas is 5, of <class 'int'>: 'once' or 'sum' is required"),
+        ("mean", ValueError, "replicas is 'mean': 'once' or 'sum' is required"),
+    ],
     "load": [(5, TypeError, f"load {PATH}"), ("/nowhere", ct.CstError, "no '/nowhere'")],
     "resume": [(5, TypeError, f"resume {PATH}"), ("/nowhere", ct.CstError, "/nowhere")],
     "reshape": [

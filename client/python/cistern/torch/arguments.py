@@ -68,6 +68,8 @@ def unused(given: Unused | str | None, overlap: Overlap, options: JobFile) -> Un
 
 def sums_replicas(given: str) -> bool:
     """Return whether gradients of what ranks of a mesh have whole are summed. ValueError: neither is said."""
+    if not isinstance(given, str):
+        checks.refuse_type("replicas", given, "'once' or 'sum'")
     if given not in ("once", "sum"):
         checks.refuse_value("replicas", given, "'once' or 'sum'")
     return given == "sum"

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import torch
 from torch import nn
@@ -27,7 +27,7 @@ from cistern.torch.store import Store
 
 
 def attach(
-    model: nn.Module | Sequence[nn.Module],
+    model: nn.Module | list[nn.Module] | tuple[nn.Module, ...],
     job: str | None = None,
     *,
     config: Path | None = None,
@@ -132,16 +132,17 @@ def attach(
     rank, world = arguments.ranks(rank, world, options)
     name = arguments.job_name(job, options)
     try:
-        if isinstance(model, Sequence):
+        if isinstance(model, list | tuple):
             model = stages.joined(model)
         declaration = declare(model, units, param_group, tokens, muon, trainable)
         declaration = declaration._replace(activations=in_bytes("activations", activations))
     except Exception as error:
         parts.tell(error, rank, world)
         raise
+    sums_replicas = arguments.sums_replicas(replicas)
     joined = parts.joined(declaration.rank(), rank, world)
     if joined is not None:
-        joined = joined._replace(sums_replicas=arguments.sums_replicas(replicas))
+        joined = joined._replace(sums_replicas=sums_replicas)
     origin = Origin(model, load, first(resume, options.text("resume"), None))
     size = pool if pool is not None else options.text("pool") or 0
     rule = optimizer if optimizer is not None else options.text("optimizer") or Rule.ADAMW

@@ -32,6 +32,9 @@ def joined(stages: Sequence[nn.Module]) -> nn.Module:
     """
     if len(stages) == 1:
         return stages[0]
+    for i, stage in enumerate(stages):
+        if not isinstance(stage, nn.Module):
+            raise TypeError(f"cistern: stage {i} is a {type(stage)}, and not a torch.nn.Module")
     whole = Stages(stages)
     for stage in stages:
         if stage._parameters:
