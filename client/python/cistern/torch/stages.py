@@ -28,7 +28,8 @@ def joined(stages: Sequence[nn.Module]) -> nn.Module:
     """Return one model with all modules of ``stages``, which belong to one rank.
 
     Modules of stages that have the same name are one module, or lists of modules, or one of them stands
-    for an absent module. ValueError: they are different modules, or a stage has parameters of its own.
+    for an absent module. ValueError: they are different modules, or a stage of several has parameters of its
+    own. TypeError: a stage is no module.
     """
     if len(stages) == 1:
         return stages[0]
