@@ -221,7 +221,8 @@ struct cstd_job {
     uv_timer_t ttl;
     /* Runs while a rank of a dispatched job has hung up and its process lives (shut_out.h). */
     uv_timer_t hung_up;
-    unsigned n_holds; /* Number of timers and memory objects that are not closed yet. */
+    bool hung_up_told; /* Why the timer cannot shut a rank out is in the log. */
+    unsigned n_holds;  /* Number of timers and memory objects that are not closed yet. */
     uint64_t created_ns;
     /* Monotonic time at which the last worker left or hung up; 0: a worker is attached. */
     uint64_t idle_since_ns;

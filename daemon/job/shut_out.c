@@ -48,9 +48,11 @@ static void look(struct cstd_job *job)
         any = any || is_due(job, r);
     }
     rc = any ? cstd_memory_renew_edges(&job->memory, &err) : CST_EAGAIN;
-    if (rc != CST_OK && rc != CST_EAGAIN) {
+    if (rc != CST_OK && rc != CST_EAGAIN && !job->hung_up_told) {
+        job->hung_up_told = true;
         cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job),
-                       "a rank has disconnected but still runs, and the others wait for it: %s",
+                       "a rank has disconnected but still runs, and the others wait for it until "
+                       "there is memory to go on without it: %s",
                        err.text);
     }
     /* An event may end the job. */
@@ -92,6 +94,7 @@ void cstd_shut_out_init(struct cstd_job *job)
 void cstd_shut_out_watch(struct cstd_job *job, uint32_t rank)
 {
     job->workers[rank].hung_up_ms = uv_now(&job->daemon->loop);
+    job->hung_up_told = false;
     if (job->model.n_stages > 0 && !uv_is_active((uv_handle_t *)&job->hung_up)) {
         (void)uv_timer_start(&job->hung_up, on_timer, SHUT_OUT_MS, SHUT_OUT_MS);
     }
