@@ -60,6 +60,8 @@ parameter.install()
 
 def __getattr__(name: str) -> Any:
     """Import ``hf``, which needs transformers, and ``parallel`` when they are used."""
+    if name == "parallelize":
+        return importlib.import_module("cistern.torch.parallel").parallelize
     if name in ("hf", "parallel"):
         return importlib.import_module(f"cistern.torch.{name}")
     raise AttributeError(f"module 'cistern.torch' has no attribute '{name}'")

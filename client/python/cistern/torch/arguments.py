@@ -11,6 +11,7 @@ from torch import nn
 from cistern import checks
 from cistern._abi import MAX_CONFIG_BYTES, MAX_MICRO_BATCHES, Masters, Moments, Overlap, Unused
 from cistern.job_file import JobFile
+from cistern.torch.stages import Divided
 
 _Value = TypeVar("_Value")
 
@@ -75,10 +76,18 @@ def sums_replicas(given: str) -> bool:
     return given == "sum"
 
 
-def micro_batches(given: int | None, options: JobFile) -> int:
-    """Return the number of micro-batches of a step. TypeError, ValueError: there is no such number."""
-    n = first(given, options.integer("micro_batches"), 1)
-    return checks.integer("micro_batches", n, 1, MAX_MICRO_BATCHES)
+def micro_batches(given: int | None, options: JobFile, part: Divided | None) -> int:
+    """Return the number of micro-batches of a step. TypeError, ValueError: there is no such number.
+
+    That in ``options`` is the one of a ``part``, which has it already.
+    """
+    n = first(given, None if part is not None else options.integer("micro_batches"), 1)
+    n = checks.integer("micro_batches", n, 1, MAX_MICRO_BATCHES)
+    return (
+        n
+        if part is None
+        else checks.integer("micro_batches", n * part.n_passes, 1, MAX_MICRO_BATCHES)
+    )
 
 
 def job_name(given: str | None, options: JobFile) -> str:

@@ -70,7 +70,8 @@ def attach(
     - ``model``: what this rank has of the model. Ranks whose models have different parameters, or
       parameters that are divided (DTensor), have parts of one model: parameters with the same name are
       the same, and a parameter that is divided has the name of the whole. Torch connects the ranks then
-      (torch.distributed). Several stages of a pipeline are given as a list.
+      (torch.distributed). Several stages of a pipeline are given as a list. What ``parallelize`` returns
+      needs no further arguments.
     - ``job``: its name; by default that of the torchrun job.
     - ``config``: a file with options, see cistern-job.json(5): its sections ``job``, ``parallel``,
       ``memory`` and ``optimizer``, and ``resume`` of ``checkpoints``. Arguments override it. The other
@@ -89,7 +90,8 @@ def attach(
       own. If a module has parameters of its own and such members below it, its operator has its own
       parameters alone. The weights of an operator are in the pool together. "" is the name of the
       whole model.
-    - ``micro_batches``: the largest number of backward passes in a step; by default 1.
+    - ``micro_batches``: the largest number of backward passes in a step; by default 1. With what
+      ``parallelize`` returns: the number of calls of its ``step`` in one of the optimizer.
     - ``tokens``: their number in a micro-batch of one rank, from which the daemon estimates how long
       operators run when it plans the job; 0: unknown.
     - ``param_group``: returns the number of the optimizer's group for a parameter and its name; by
@@ -131,6 +133,9 @@ def attach(
     options.refuse(arguments.NOT_HERE, "cistern.torch")
     rank, world = arguments.ranks(rank, world, options)
     name = arguments.job_name(job, options)
+    part = model if isinstance(model, stages.Divided) else None
+    if part is not None:
+        model, device = part.model, device or part.device
     try:
         if isinstance(model, list | tuple):
             model = stages.joined(model)
@@ -150,7 +155,7 @@ def attach(
     kinds["unused"] = arguments.unused(unused, kinds["overlap"], options)
     if trainable is not None and kinds["unused"] is not Unused.SKIP:
         raise ValueError("cistern: trainable= needs unused='skip': frozen parameters are skipped")
-    n_micro_batches = arguments.micro_batches(micro_batches, options)
+    n_micro_batches = arguments.micro_batches(micro_batches, options, part)
     opened = open_job(
         name,
         socket=first(socket, options.text("socket"), None),
@@ -177,6 +182,8 @@ def attach(
                 opened, model, declaration, options, kinds["unused"], joined, n_micro_batches
             )
         store._prepares = kinds["overlap"] is Overlap.EARLY
+        if part is not None:
+            store.takes_parts_of(part)
         if not is_new:
             origin.check_kept(opened, warns=rank == 0)
         elif rank == 0:

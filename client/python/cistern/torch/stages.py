@@ -4,8 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from cistern.torch.store import Store
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
@@ -22,6 +27,22 @@ class Stages(nn.Module):
         self.stages = tuple(
             stages
         )  # A tuple is no module, so that names have no number before them.
+
+
+class Divided(nn.Module):
+    """Stages of a rank that hand in gradients of their part of a loss, so that the sum of all ranks is its gradient."""
+
+    n_passes: int  #: Backward passes of a step.
+    device: torch.device  #: On which the ranks are connected.
+
+    @property
+    def model(self) -> nn.Module:
+        """What ``joined`` has made of the stages."""
+        raise NotImplementedError
+
+    def attached(self, store: Store) -> None:
+        """Note that the weights are in ``store`` now."""
+        raise NotImplementedError
 
 
 def joined(stages: Sequence[nn.Module]) -> nn.Module:

@@ -74,6 +74,7 @@ class Store:
         self.job = job
         self.model = model
         self._optimizer: Optimizer | None = None
+        self._grad_scale: float | None = None  # By default; None: it makes the sum a mean.
         self._tensors: dict[str, Tensor] = {}
         self._tensor_of: dict[int, Tensor] = {}  # By the id of its parameter.
         self._random_state: list[torch.Tensor] | None = None  # At the step's first forward pass.
@@ -255,10 +256,18 @@ class Store:
             eps=eps,
             weight_decay=first(weight_decay, given("weight_decay"), 0.01),
             clip_norm=first(clip_norm, given("clip"), 0.0),
-            grad_scale=self.parts.mean_of_ranks() if grad_scale is None else grad_scale,
+            grad_scale=self._default_grad_scale() if grad_scale is None else grad_scale,
             groups=groups,
         )
         return self._optimizer
+
+    def _default_grad_scale(self) -> float:
+        return self.parts.mean_of_ranks() if self._grad_scale is None else self._grad_scale
+
+    def takes_parts_of(self, part: stages.Divided) -> None:
+        """Let gradients be those of parts of one loss, which ``part`` computes, so that their sum is no mean."""
+        self._grad_scale = 1.0
+        part.attached(self)
 
     def the_optimizer(self) -> Optimizer:
         """Return what ``optimizer`` has returned last. RuntimeError: nothing yet."""

@@ -16,6 +16,8 @@ from cistern.torch.parallel.halves import in_turns
 from cistern.torch.parallel.linear import Linear
 from cistern.torch.parallel.modes import MODES, PRODUCTS, legal_sizes, make_mesh
 from cistern.torch.parallel.norms import LayerNorm, RMSNorm
+from cistern.torch.parallel.parallelize import parallelize
+from cistern.torch.parallel.part import Part
 from cistern.torch.parallel.ring import ring_attention
 from cistern.torch.parallel.sequences import part_of_batch, share_sequences, ulysses_attention
 from cistern.torch.parallel.sharding import shard
@@ -29,11 +31,13 @@ __all__ = [
     "Embedding",
     "LayerNorm",
     "Linear",
+    "Part",
     "RMSNorm",
     "Volumes",
     "in_turns",
     "legal_sizes",
     "make_mesh",
+    "parallelize",
     "part_of_batch",
     "ring_attention",
     "shard",

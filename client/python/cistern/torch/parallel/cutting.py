@@ -141,9 +141,11 @@ class _Forward:
     def _keep(self, _: nn.Module, __: Any, output: Any) -> None:
         self._found = output[0] if isinstance(output, tuple) else output
 
-    def __call__(self, given: torch.Tensor) -> torch.Tensor:
-        output = self._plain(**{self._key: given}, use_cache=False)
-        result: torch.Tensor = output.logits if self._is_last else self._found
+    def __call__(self, given: torch.Tensor, **further: Any) -> torch.Tensor:
+        """Return what the stage returns; the last one the loss, if ``further`` has labels."""
+        output = self._plain(**{self._key: given}, use_cache=False, **further)
+        of_last = output.loss if "labels" in further else output.logits
+        result: torch.Tensor = of_last if self._is_last else self._found
         self._found = None
         return result
 

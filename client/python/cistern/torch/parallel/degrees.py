@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the ranks of torch.distributed divide a model and its batches, in the words of the job file.
+
+Rank ((d PP + p) CP + c) TP + t has part t of the tensors, of stage p, and tokens c of the rows d.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cistern import checks
+from cistern._abi import MAX_MICRO_BATCHES
+from cistern.torch.parallel.modes import MODES
+from cistern.torch.parallel.sequences import KINDS
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
+
+
+class Degrees(NamedTuple):
+    """The degrees, and what is said of them."""
+
+    dp: int = 1  #: Ranks that compute with other rows of a batch.
+    pp: int = 1  #: Ranks that have other layers.
+    cp: int = 1  #: Ranks that have other tokens of each sequence.
+    tp: int = 1  #: Ranks that have other parts of each tensor.
+    tensor: str = "1d"  #: How tp ranks divide tensors: a mode of ``modes``.
+    sequence: str = "ring"  #: How cp ranks share sequences.
+    schedule: str = "1f1b"  #: In which order a rank runs stages and micro-batches.
+    micro_batches: int = 1  #: Of each data rank in a step.
+    borders: tuple[int, ...] | None = None  #: Layers before which stages 1, 2, ... begin.
+    #: Layers of each stage, its first ones, whose forward pass is repeated; True: all layers.
+    recompute: tuple[int, ...] | int | bool = 0
+
+    @property
+    def n_stages(self) -> int:
+        """The number of stages of all ranks, of which each has as many."""
+        if self.borders is not None:
+            return len(self.borders) + 1
+        return self.pp * (2 if self.schedule == "interleaved" else 1)
+
+    def recomputed(self, stage: int) -> int | None:
+        """Return of how many layers stage ``stage`` repeats the forward pass; None: of all."""
+        if isinstance(self.recompute, bool):
+            return None if self.recompute else 0
+        return self.recompute if isinstance(self.recompute, int) else self.recompute[stage]
+
+
+def parse(given: Mapping[str, Any], n_ranks: int) -> Degrees:
+    """Return what ``given`` says of ``n_ranks`` ranks.
+
+    ValueError: there is no such key or value, or the product of the degrees is another number of ranks; the
+    words have what is possible. TypeError: a value has another type.
+    """
+    for key in given:
+        if key not in Degrees._fields:
+            near = difflib.get_close_matches(str(key), Degrees._fields, n=1)
+            hint = (
+                f"did you mean '{near[0]}'?" if near else f"keys are {', '.join(Degrees._fields)}"
+            )
+            raise ValueError(f"cistern: parallelize has no key '{key}': {hint}")
+    said = {key: value for key, value in given.items() if value is not None}
+    for key in ("dp", "pp", "cp", "tp", "micro_batches"):
+        if key in said:
+            said[key] = checks.integer(key, said[key], 1, MAX_MICRO_BATCHES)
+    for key, kinds in (("tensor", MODES), ("sequence", KINDS), ("schedule", SCHEDULES)):
+        if key in said and said[key] not in kinds:
+            checks.refuse_value(key, said[key], f"one of {', '.join(kinds)}")
+    said.setdefault("dp", _rest(said, n_ranks))
+    if "borders" in said:
+        said["borders"] = tuple(checks.integers("borders", said["borders"], 1))
+    if not isinstance(said.get("recompute", 0), int):
+        said["recompute"] = tuple(checks.integers("recompute", said["recompute"]))
+    said.setdefault("micro_batches", said.get("pp", 1))
+    found = Degrees(**said)
+    _check(found, n_ranks)
+    return found
+
+
+def of_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """Return what a file says: a plan, or the section ``parallel`` of a job file, which has other keys too.
+
+    OSError: it cannot be read. ValueError: it is no JSON object.
+    """
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"cistern: {os.fspath(path)}: {error}") from None
+    section = found.get("parallel") if isinstance(found, dict) else None
+    if isinstance(section, dict):
+        return {key: value for key, value in section.items() if key in Degrees._fields}
+    if not isinstance(found, dict):
+        raise ValueError(  # noqa: TRY004 (it is what a file has)
+            f"cistern: {os.fspath(path)} has no JSON object with keys such as tp, pp and dp"
+        )
+    return found
+
+
+def _rest(said: Mapping[str, Any], n_ranks: int) -> int:
+    """Return the number of data ranks that is left to ``n_ranks``. ValueError: there is none."""
+    names = [key for key in ("pp", "cp", "tp") if said.get(key, 1) > 1]
+    n = 1
+    for key in names:
+        n *= said[key]
+    if n_ranks % n:
+        legal = [k for k in range(1, n_ranks + 1) if n_ranks % k == 0]
+        raise ValueError(
+            f"cistern: {' x '.join(f'{key}={said[key]}' for key in names)} is {n}, and torch.distributed has"
+            f" {n_ranks} ranks: give degrees whose product is one of {', '.join(map(str, legal))}"
+        )
+    return n_ranks // n
+
+
+def _check(found: Degrees, n_ranks: int) -> None:
+    """Raise ValueError if what is said contradicts itself."""
+    n = found.dp * found.pp * found.cp * found.tp
+    if n != n_ranks:
+        raise ValueError(
+            f"cistern: dp x pp x cp x tp = {found.dp} x {found.pp} x {found.cp} x {found.tp} = {n}, and"
+            f" torch.distributed has {n_ranks} ranks: dp={n_ranks // (n // found.dp)} fits the other degrees"
+        )
+    if found.n_stages % found.pp:
+        raise ValueError(
+            f"cistern: {found.n_stages - 1} borders make {found.n_stages} stages, which pp={found.pp} ranks"
+            f" cannot share: give a multiple of {found.pp}, less one"
+        )
+    each = found.n_stages // found.pp
+    if found.schedule == "interleaved" and (each < 2 or found.pp < 2):
+        raise ValueError(
+            f"cistern: the schedule 'interleaved' needs two or more ranks (pp={found.pp}) with two or more stages"
+            f" each, which are {2 * found.pp} stages at least: {found.n_stages} are given"
+        )
+    if found.schedule in ("gpipe", "1f1b") and each > 1:
+        raise ValueError(
+            f"cistern: the schedule '{found.schedule}' has a stage for each of pp={found.pp} ranks, not"
+            f" {found.n_stages}: give {found.pp - 1} borders, or the schedule 'interleaved'"
+        )
+    if isinstance(found.recompute, tuple) and len(found.recompute) != found.n_stages:
+        raise ValueError(
+            f"cistern: recompute has {len(found.recompute)} numbers, and there are {found.n_stages} stages"
+        )
+    _check_rounds(found)
+
+
+def _check_rounds(found: Degrees) -> None:
+    """Raise ValueError if the rounds of the interleaved schedule have different numbers of micro-batches."""
+
+    def fits(n: int) -> bool:
+        return n % max(1, n // found.pp) == 0
+
+    if found.schedule == "interleaved" and not fits(found.micro_batches):
+        near = [n for n in range(1, 2 * found.micro_batches) if fits(n)]
+        near.sort(key=lambda n: abs(n - found.micro_batches))
+        raise ValueError(
+            f"cistern: the schedule 'interleaved' of {found.pp} ranks has rounds of {found.pp} micro-batches, into"
+            f" which {found.micro_batches} do not divide: {', '.join(map(str, sorted(near[:4])))} do"
+        )

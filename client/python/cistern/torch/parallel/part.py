@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank has of a model, with the forward and the backward pass of its part of a batch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import pipelining
+
+from cistern.torch import stages
+from cistern.torch.parallel.batches import Share, Shares
+from cistern.torch.parallel.degrees import Degrees
+from cistern.torch.replays import Replays
+
+if TYPE_CHECKING:
+    from cistern.torch.store import Store
+
+_SCHEDULES: Mapping[str, Any] = {
+    "gpipe": pipelining.ScheduleGPipe,
+    "1f1b": pipelining.Schedule1F1B,
+    "interleaved": pipelining.ScheduleInterleaved1F1B,
+}
+
+
+_OF_LOSS = ("labels", "shift_labels", "num_items_in_batch")  # What only the last stage is given.
+
+
+class Place:
+    """Where this rank is: its numbers along dp and pp, its groups, and its device."""
+
+    def __init__(self, mesh: Any, tensor_axes: Sequence[str], device: torch.device) -> None:
+        self.dp, self.pp = mesh.get_local_rank("dp"), mesh.get_local_rank("pp")
+        self.pp_group: dist.ProcessGroup = mesh.get_group("pp")
+        self.cp_group: dist.ProcessGroup = mesh.get_group("cp")
+        self.tensor_mesh = mesh[tuple(tensor_axes)]
+        self.is_first_of_tensor = all(mesh.get_local_rank(axis) == 0 for axis in tensor_axes)
+        self.device = device
+
+
+class Stage(nn.Module):
+    """A stage as torch calls it: it returns hidden states of a type that is known, or a loss of one element."""
+
+    def __init__(self, stage: nn.Module, kind: torch.dtype | None) -> None:
+        super().__init__()
+        self.stage = stage
+        self._kind = kind  # None: it returns the loss.
+
+    def forward(self, given: torch.Tensor, **further: Any) -> torch.Tensor:
+        if self._kind is not None:
+            further = {k: v for k, v in further.items() if k not in _OF_LOSS}
+        result: torch.Tensor = self.stage(given, **further)
+        return result.reshape(1) if self._kind is None else result.to(self._kind)
+
+
+class Part(stages.Divided):
+    """What ``parallelize`` returns: this rank's part of a model.
+
+    Its modules and parameters have the names that they have in the whole model. All ranks call ``step``
+    alike, with the whole batch.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[int, nn.Module],
+        degrees: Degrees,
+        place: Place,
+        shares: Shares,
+        hidden: tuple[int, torch.dtype],
+    ) -> None:
+        """``parts`` are this rank's stages by their numbers, and ``hidden`` the width and type of hidden states."""
+        super().__init__()
+        self.degrees = degrees
+        self.device = place.device
+        self.n_passes = degrees.micro_batches * len(parts)
+        self._place, self._shares, self._hidden = place, shares, hidden
+        self._store: Store | None = None
+        self._replays: Replays | None = None
+        self._runtime: tuple[Any, Any] | None = None  # With the shape for which it is.
+        self._held = stages.joined(list(parts.values())), dict(parts)  # A tuple is no module.
+        model: nn.Module = self._held[0]
+        self._modules, self._parameters, self._buffers = (
+            model._modules, model._parameters, model._buffers
+        )  # fmt: skip
+        self.training = model.training
+
+    @property
+    def model(self) -> nn.Module:
+        """The model of transformers, or a module that has all stages of this rank."""
+        return self._held[0]
+
+    def __getattr__(self, name: str) -> Any:
+        held = self.__dict__.get("_held")
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if held is None:
+                raise
+            return getattr(next(iter(held[1].values())), name)
+
+    def attached(self, store: Store) -> None:
+        """Let void steps of ``store`` be done again. ``attach`` calls this."""
+        self._store, self._replays = store, Replays(store)
+
+    def train(self, mode: bool = True) -> Part:
+        """Set the mode of the part, as that of the model."""
+        for stage in self._held[1].values():
+            stage.train(mode)
+        super().train(mode)
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> Part:
+        """Move the model."""
+        self.model.to(*args, **kwargs)
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return that of the model."""
+        return self.model.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load that of the model."""
+        return self.model.load_state_dict(*args, **kwargs)
+
+    def step(self, **batch: Any) -> torch.Tensor:
+        """Compute a step's gradients: forward and backward passes of all micro-batches of ``batch``.
+
+        All ranks give the same whole batch, as one process gives it to the model: its rows are those of
+        all data ranks together. Returns the loss of the whole batch, as one process computes it, on every
+        rank and without history. With a store, a step that is void is computed again with the same random
+        numbers, here or in the step of the optimizer.
+
+        Each rank draws random numbers of its own, as for dropout, so that losses with dropout are not those
+        of one process.
+
+        ValueError: the rows do not divide, or the ranks cannot have an input of the batch.
+        """
+        if self._replays is None:
+            return self._step(batch)
+        return self._replays.run(functools.partial(self._step, batch))
+
+    def forward(self, **batch: Any) -> Any:
+        """Return what the model returns for this rank's rows and tokens of ``batch``, in one micro-batch.
+
+        All ranks give the same whole batch, as to ``step``. ``loss`` is that of the whole batch, and
+        ``loss.backward()`` computes this rank's part of its gradients; other outputs are this rank's.
+        RuntimeError: the model is a pipeline, which ``step`` runs.
+        """
+        if self.degrees.pp > 1:
+            raise RuntimeError(
+                "cistern: the ranks have stages of a pipeline, of which none is the model: part.step(**batch)"
+                " computes the loss and the gradients of a whole batch"
+            )
+        share = self._shares.of(batch, 1)
+        output = self.model(**share.micro_batch(0))
+        if getattr(output, "loss", None) is not None:
+            own = output.loss * share.weights[0].to(output.loss.device)
+            output.loss = own - own.detach() + self._summed(own.detach()).to(own.dtype)
+        return output
+
+    def _step(self, batch: Mapping[str, Any]) -> torch.Tensor:
+        share = self._shares.of(batch, self.degrees.micro_batches)
+        own = self._run_stages(share) if self.degrees.pp > 1 else self._run_model(share)
+        return self._summed(own)
+
+    def _summed(self, own: torch.Tensor) -> torch.Tensor:
+        """Return the sum of what ranks have of a loss. Ranks that divide tensors have the same."""
+        counts = self._place.is_first_of_tensor
+        total = own.double() if counts else torch.zeros_like(own, dtype=torch.float64)
+        total = total.to(self.device)
+        dist.all_reduce(total)
+        return total.float()
+
+    def _run_model(self, share: Share) -> torch.Tensor:
+        total = torch.zeros((), device=self.device)
+        for i, weight in enumerate(share.weights.tolist()):
+            loss = self.model(**share.micro_batch(i)).loss * weight
+            loss.backward()
+            total += loss.detach()
+        return total
+
+    def _run_stages(self, share: Share) -> torch.Tensor:
+        """Run the schedule, and return the loss if this rank has the last stage."""
+        inputs = dict(share.inputs)
+        tokens = inputs.pop("input_ids")
+        losses: list[torch.Tensor] = []
+        runtime = self._runtime_for(share.rows, tokens)
+        self._runtime = None  # One that raises has messages of the step left.
+        runtime.step(
+            *((tokens,) if 0 in self._held[1] else ()),
+            target=share.weights.to(self.device),
+            losses=losses,
+            **inputs,
+        )
+        self._runtime = (share.rows, tokens.shape[1]), runtime
+        return sum((loss.detach() for loss in losses), torch.zeros((), device=self.device))
+
+    def _runtime_for(self, rows: int, tokens: torch.Tensor) -> Any:
+        """Return a schedule for micro-batches of ``rows`` rows of as many tokens as ``tokens`` has."""
+        shape = rows, tokens.shape[1]
+        if self._runtime is not None and self._runtime[0] == shape:
+            return self._runtime[1]
+        width, kind = self._hidden
+        last = self.degrees.n_stages - 1
+        of_torch = []
+        for number, stage in self._held[1].items():
+            first = torch.empty(shape, dtype=tokens.dtype, device=self.device)
+            hidden = torch.empty(*shape, width, dtype=kind, device=self.device, requires_grad=True)
+            loss = torch.empty(1, device=self.device, requires_grad=True)
+            of_torch.append(
+                pipelining.PipelineStage(
+                    Stage(stage, None if number == last else kind),
+                    number,
+                    last + 1,
+                    self.device,
+                    input_args=first if number == 0 else hidden,
+                    output_args=loss if number == last else hidden,
+                    group=self._place.pp_group,
+                )
+            )
+        schedule = self.degrees.schedule
+        return _SCHEDULES[schedule](
+            of_torch if schedule == "interleaved" else of_torch[0],
+            self.degrees.micro_batches,
+            loss_fn=_weighted,
+            scale_grads=False,
+        )
+
+
+def _weighted(loss: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return (loss * weight).sum()

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Computes a step again that was void, because a rank or the daemon had ended in the middle of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from cistern.errors import StepVoid
+from cistern.torch.store import Store
+
+Call = Callable[[], torch.Tensor]
+
+
+class Replays:
+    """Keeps the calls that compute gradients of a step of ``store``, and makes them again after a void step."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._calls: list[Call] = []
+        self._step = -1  # That of the calls.
+
+    def run(self, call: Call) -> torch.Tensor:
+        """Return what ``call`` returns: the loss of a part of the step, whose gradients it has computed."""
+        if self._step != self._store.step_no:
+            self._step = self._store.step_no
+            self._calls.clear()
+        self._calls.append(call)
+        optimizer = self._store.the_optimizer()
+        optimizer.replay = self._again
+        try:
+            loss = _made(call)
+        except StepVoid:
+            return self._until_done()
+        optimizer.loss = loss if optimizer.loss is None else optimizer.loss + loss
+        return loss
+
+    def _until_done(self) -> torch.Tensor:
+        while True:
+            self._store.sync()
+            self._store.restore_random_state()
+            try:
+                return self._again()
+            except StepVoid:
+                continue
+
+    def _again(self) -> torch.Tensor:
+        """Make the calls, and return the loss of the last one."""
+        losses = [_made(call) for call in self._calls]
+        self._store.the_optimizer().loss = sum(losses)
+        return losses[-1]
+
+
+def _made(call: Call) -> torch.Tensor:
+    """Return what ``call`` returns. StepVoid: it has raised that, or what a schedule of torch has made of one."""
+    try:
+        return call()
+    except RuntimeError as error:
+        found: BaseException | None = error
+        while found is not None and not isinstance(found, StepVoid):
+            found = found.__cause__
+        if found is None:
+            raise
+        raise found from None
