@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import tempfile
 import unittest
+from pathlib import Path
 from typing import Any
 
 import cistern.torch as ct
 import models
 import torch
+import torch.distributed as dist
 from gloo import run_ranks
 from models import TorchCase
 from torch import nn
@@ -120,6 +126,84 @@ class Products(TorchCase):
 
     def test_recompute(self) -> None:
         self.check(2, {"pp": 2, "recompute": [1, 2], "borders": [1]})
+
+
+def interrupted(job: str, socket: str, how: Any, pid: int, dies_in: tuple[int, int]) -> Any:
+    """Train while the daemon is killed once, in the middle of a pass of rank 1. Return losses, norms, and weights."""
+    part = ct.parallelize(model_of("llama"), how, batch=batch(0))
+    store = ct.attach(part, job, socket=socket)
+    optimizer = store.optimizer(lr=3e-3, clip_norm=0.5)
+    calls: list[int] = []
+
+    def kill(*_: Any) -> None:
+        calls.append(store.step_no)
+        if pid and dist.get_rank() == 1 and (store.step_no, calls.count(store.step_no)) == dies_in:
+            os.kill(pid, signal.SIGKILL)
+
+    norms = [m for m in part.modules() if type(m).__name__ == "LlamaRMSNorm"]
+    norms[0].register_forward_hook(kill)
+    results = []
+    for step in range(N_STEPS):
+        loss = part.step(**batch(step))
+        optimizer.step()
+        results.append((loss.item(), optimizer.norm.item()))
+    weights = {name: store.read(name) for name, _ in part.named_parameters()}
+    store.close()
+    return results, weights, calls
+
+
+class KeptDaemon:
+    """A daemon on a socket of its own, under a service manager that starts it again and keeps its memory."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self.socket = f"{self._folder.name}/cistern.sock"
+        config = Path(self._folder.name) / "empty.conf"
+        config.touch()
+        self._process = subprocess.Popen(
+            [
+                "tests/lib/notify_run",
+                "--keep",
+                "./cisternd",
+                "--config",
+                str(config),
+                "--gpus",
+                "none",
+            ]
+            + ["--socket", self.socket],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = int(self._told("PID=").removeprefix("PID="))
+        self._told("READY=1")
+
+    def _told(self, begin: str) -> str:
+        assert self._process.stdout is not None
+        return next(line.strip() for line in self._process.stdout if line.startswith(begin))
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.communicate()
+        self._folder.cleanup()
+
+
+class Faults(TorchCase):
+    def check(self, how: Any, *dies_in: int) -> None:
+        daemon = KeptDaemon()
+        self.addCleanup(daemon.close)
+        want = run_ranks(2, interrupted, "a", daemon.socket, how, 0, dies_in)
+        got = run_ranks(2, interrupted, "b", daemon.socket, how, daemon.pid, dies_in)
+        self.assertGreater(got[1][2].count(dies_in[0]), want[1][2].count(dies_in[0]))
+        for a, b in zip(want, got, strict=True):
+            self.assertEqual(a[0], b[0])
+            for name, values in a[1].items():
+                self.assertTrue(torch.equal(values, b[1][name]), name)
+
+    def test_a_daemon_that_ends_in_a_pipeline(self) -> None:
+        self.check({"pp": 2, "micro_batches": 4}, 2, 2)
+
+    def test_a_daemon_that_ends_while_tensors_are_divided(self) -> None:
+        self.check({"tp": 2}, 2, 1)
 
 
 if __name__ == "__main__":

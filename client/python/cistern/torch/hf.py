@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,11 +19,11 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import get_last_checkpoint
 
-from cistern.errors import StepVoid
 from cistern.results import RankStat
 from cistern.torch import hf_states
 from cistern.torch.hf_restart import STATE_FILE, Restart
 from cistern.torch.optimizer import Optimizer
+from cistern.torch.replays import Replays
 from cistern.torch.store import Store
 
 
@@ -80,7 +79,7 @@ def connect(trainer: Trainer, store: Store) -> None:
     elif not isinstance(trainer.optimizer, Optimizer):
         raise ValueError("cistern: the optimizer of the trainer is not one of the store")
     _prepare_autocast(trainer)
-    _Replay(trainer, store)
+    _compute_again(trainer, store)
     _check_checkpoints(trainer, store)
     trainer.add_callback(Restart(trainer, store))
     # Before the callbacks that report, so that they find what this one adds.
@@ -110,6 +109,14 @@ def _prepare_autocast(trainer: Trainer) -> None:
     model: Any = trainer.model
     del model._is_accelerate_prepared
     trainer.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
+
+
+def _compute_again(trainer: Any, store: Store) -> None:
+    """Let the micro-batches of a void step be computed again."""
+    replays, plain = Replays(store), trainer.training_step
+    trainer.training_step = lambda *args, **kwargs: replays.run(
+        functools.partial(plain, *args, **kwargs)
+    )
 
 
 class Callback(TrainerCallback):
@@ -170,47 +177,6 @@ def counters(now: RankStat, before: RankStat | None) -> dict[str, float]:
         "cistern_wait_seconds": waited,
         "cistern_exposed_seconds": exposed,
     }
-
-
-class _Replay:
-    """Keeps the micro-batches of the step, and computes them again after a void step."""
-
-    def __init__(self, trainer: Any, store: Store) -> None:
-        self._store = store
-        self._plain: Callable[..., torch.Tensor] = trainer.training_step
-        self._calls: list[Callable[[], torch.Tensor]] = []
-        self._step = -1  # That of the calls.
-        trainer.training_step = self._training_step
-        store.the_optimizer().replay = self._again
-
-    def _training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if self._step != self._store.step_no:
-            self._step = self._store.step_no
-            self._calls.clear()
-        call = functools.partial(self._plain, *args, **kwargs)
-        self._calls.append(call)
-        optimizer = self._store.the_optimizer()
-        try:
-            loss = call()
-            optimizer.loss = loss if optimizer.loss is None else optimizer.loss + loss
-            return loss
-        except StepVoid:
-            return self._until_done()
-
-    def _until_done(self) -> torch.Tensor:
-        while True:
-            self._store.sync()
-            self._store.restore_random_state()
-            try:
-                return self._again()
-            except StepVoid:
-                continue
-
-    def _again(self) -> torch.Tensor:
-        """Compute the micro-batches, and return the loss of the last one."""
-        losses = [call() for call in self._calls]
-        self._store.the_optimizer().loss = sum(losses)
-        return losses[-1]
 
 
 def _check_checkpoints(trainer: Any, store: Store) -> None:

@@ -20,7 +20,7 @@ from torch import nn
 
 from cistern._abi import LAYOUTS, Direction, Dtype, State, Status, cst_err, cst_io
 from cistern._library import check, prepared
-from cistern.errors import CstError, error_of
+from cistern.errors import CstError, StepVoid, error_of
 from cistern.job import Job
 from cistern.torch import shards
 from cistern.torch.device import Device
@@ -160,6 +160,11 @@ class Unit:
         swap(self._storages, self._lent)
         if list(map(torch.Tensor.data_ptr, self._locals)) != addresses:
             self._refuse_other_memory()
+
+    def lend_zeros(self, zeros: torch.Tensor) -> None:
+        """Let the parameters use the memory of ``zeros``, of which each can need all."""
+        self._lent = [tensor.lent.own_place(zeros.data_ptr()) for tensor in self.tensors]
+        swap(self._storages, self._lent)
 
     def _find_others(self, addresses: list[int]) -> list[int]:
         """Have weights lent that are not those of the job. Return where all weights are then."""
@@ -311,6 +316,13 @@ class Operators:
         self.is_past_grads = False  # Gradients were delivered after the last step.
         self.handed_in = HandedIn()
         self.is_torn = False  # An interruption such as Ctrl-C has left a change half done.
+        #: Whether a step that is void is computed to its end, with zeros instead of weights: other ranks wait
+        #: for the messages of this one, and hear of the step's end later.
+        self.goes_on = False
+        self.void: StepVoid | None = (
+            None  #: That the step has raised; None: it is not void, or raises at once.
+        )
+        self._zeros: torch.Tensor | None = None
         self._begins: tuple[Unit, Direction] | None = None  # What was begun last, or is pending.
         #: The last of these units is open, the others are opened again later.
         self.open_units: list[Unit] = []
@@ -430,9 +442,11 @@ class Operators:
         self.handed_in.check(unit)
         self.has_gradients = self.is_past_grads = True
         self._delivered.add(unit)
-        self._begin(unit, _BACKWARD)
+        if not self.of_job(self._begin, unit, _BACKWARD):
+            unit.drop_grads()
+            return
         without = unit.write_grads()
-        self._end(unit)
+        self.of_job(self._end, unit)
         self.handed_in.add(unit, without)
 
     def _hand_in_all(self, units: Sequence[Unit]) -> None:
@@ -443,16 +457,29 @@ class Operators:
 
     def _fits(self, unit: Unit) -> bool:
         """Return whether the pool has blocks for gradients now, and for all others later."""
+        if self.void is not None:
+            return True
         self.job.check_open()
         status = unit.calls.fits()
         if status not in (0, _EPOOL):
             check(status, self._err)
         return status == 0
 
+    def of_job(self, call: Callable[..., None], *arguments: Any) -> bool:
+        """Call the job, unless the step is void and goes on. Return whether it is not void."""
+        if self.void is None:
+            try:
+                call(*arguments)
+            except StepVoid as error:
+                if not self.goes_on:
+                    raise
+                self.void = error
+        return self.void is None
+
     def _accumulate(self) -> None:
         """End a micro-batch, because a backward pass after its own one has gradients."""
         try:
-            self.job.accumulate()
+            self.of_job(self.job.accumulate)
         except CstError as error:
             if "last one of the step" not in error.text:
                 raise
@@ -502,6 +529,7 @@ class Operators:
         for unit in units:
             unit.take_back_rest()
         self.is_torn = False
+        self.void = self._zeros = None
 
     def _begin(self, unit: Unit, direction: Direction) -> None:
         self._begins = unit, direction
@@ -533,21 +561,31 @@ class Operators:
             check(status, self._err)
 
     def _lend(self, unit: Unit) -> None:
-        self._begin(unit, _FORWARD)
+        if not self.of_job(self._begin, unit, _FORWARD):
+            unit.lend_zeros(self._zeros_for(unit))
+            return
         try:
             unit.lend()
         except OtherMemory:
             self._end(unit)
             raise
 
+    def _zeros_for(self, unit: Unit) -> torch.Tensor:
+        """Return memory of zeros that is as long as the longest tensor of ``unit``."""
+        n_bytes = max(tensor.lent.n_bytes for tensor in unit.tensors)
+        if self._zeros is None or self._zeros.numel() < n_bytes:
+            device = self.device.torch_device
+            self._zeros = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
+        return self._zeros
+
     def _take_back(self, unit: Unit) -> None:
-        changed = unit.changed()
+        changed = unit.changed() if self.void is None else []
         try:
             if changed:
                 self._restore(changed)
         finally:
             unit.take_back()
-            self._end(unit)
+            self.of_job(self._end, unit)
         if changed:
             raise RuntimeError(_CHANGED.format(changed[0].name, unit.name))
 

@@ -41,6 +41,10 @@ class Replicas:
         norm = float(shards.local(grad.detach()).float().norm())
         self._squares[tensor.name] = self._squares.get(tensor.name, 0.0) + norm * norm
 
+    def forget(self) -> None:
+        """Forget what was noted: the step is computed again."""
+        self._squares.clear()
+
     def check(self) -> None:
         """Compare what was noted on all ranks, which call this. RuntimeError: ranks of a mesh differ."""
         for tensor in self._tensors:

@@ -216,7 +216,7 @@ class Store:
         if self._prepares and self._optimizer is not None:
             params = self._optimizer.prepared()
             self._clips = params.clip_norm > 0
-            self.job.prepare_step(params)
+            self._runner.operators.of_job(self.job.prepare_step, params)
 
     # -- steps
 
@@ -267,6 +267,7 @@ class Store:
     def takes_parts_of(self, part: stages.Divided) -> None:
         """Let gradients be those of parts of one loss, which ``part`` computes, so that their sum is no mean."""
         self._grad_scale = 1.0
+        self._runner.operators.goes_on = self.job.world > 1
         part.attached(self)
 
     def the_optimizer(self) -> Optimizer:
@@ -332,6 +333,8 @@ class Store:
             )
         if self._must_sync:
             raise RuntimeError("cistern: this step was given up: call Store.sync, and do it again")
+        if self._runner.operators.void is not None:
+            raise self._runner.operators.void
         self.writes.check_outside("the step of the optimizer is called")
         self._runner.close_all()
         self._runner.deliver_last()
@@ -354,6 +357,11 @@ class Store:
             replicas, self._replicas = self._replicas, None
             replicas.check()
         return result
+
+    @property
+    def is_void(self) -> bool:
+        """Whether the step is void, and is computed to its end for the other ranks alone."""
+        return self._runner.operators.void is not None
 
     def _tell_unused(self) -> None:
         """Tell the job which parameters have no gradient in this step."""
@@ -393,7 +401,7 @@ class Store:
         self._must_sync = True
         self._runner.forget()
         self._forward_pass.forget()
-        self._forget_clipping()
+        self._forget_gradients()
 
     def discard_gradients(self) -> None:
         """Have no gradients in this step. ``zero_grad`` of the optimizer and the model do this.
@@ -404,7 +412,7 @@ class Store:
         """
         self._settle()
         self.writes.lost_gradients = False
-        if self._runner.broken:
+        if self._runner.broken or self.is_void:
             self.sync()
             return
         if self._runner.operators.has_gradients:
@@ -419,7 +427,7 @@ class Store:
             self.job.client.unmapping(forget, self._runner.units)
             self._must_sync = True  # If Ctrl-C interrupts this.
             self._runner.forget_gradients()
-            self._forget_clipping()
+            self._forget_gradients()
             self._random_state = None
             self.job.sync()
             self._must_sync = False
@@ -441,6 +449,12 @@ class Store:
     def has_handed_in(self) -> bool:
         """Whether the daemon has gradients of this step, and no backward pass runs."""
         return self._runner.operators.has_gradients and not in_backward()
+
+    def _forget_gradients(self) -> None:
+        """Forget what belongs to gradients that were handed in."""
+        self._forget_clipping()
+        if self._replicas is not None:
+            self._replicas.forget()
 
     def _forget_clipping(self) -> None:
         if self._optimizer is not None:

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import pipelining
 
+from cistern._abi import Status
+from cistern.errors import StepVoid
 from cistern.torch import stages
 from cistern.torch.parallel.batches import Share, Shares
 from cistern.torch.parallel.degrees import Degrees
@@ -168,12 +170,19 @@ class Part(stages.Divided):
         return self._summed(own)
 
     def _summed(self, own: torch.Tensor) -> torch.Tensor:
-        """Return the sum of what ranks have of a loss. Ranks that divide tensors have the same."""
+        """Return the sum of what ranks have of a loss. Ranks that divide tensors have the same.
+
+        StepVoid: the step is void, as a rank has heard. Those that have not heard it yet would go on.
+        """
+        store = self._store
+        is_void = store is not None and store.is_void
         counts = self._place.is_first_of_tensor
-        total = own.double() if counts else torch.zeros_like(own, dtype=torch.float64)
-        total = total.to(self.device)
+        told = [float(own) if counts else 0.0, float(is_void)]
+        total = torch.tensor(told, dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
-        return total.float()
+        if store is not None and total[1] > 0:
+            raise StepVoid(Status.ESTALE, "cistern: a rank has heard that the step is void")
+        return total[0].float()
 
     def _run_model(self, share: Share) -> torch.Tensor:
         total = torch.zeros((), device=self.device)
