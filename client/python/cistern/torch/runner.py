@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from functools import partial
 from threading import get_ident
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import nn
@@ -140,6 +140,7 @@ class Runner:
     ) -> None:
         self.operators = operators
         self.units: list[Unit] = []
+        self.unit_of: WeakKeyDictionary[nn.Module, Unit] = WeakKeyDictionary()  #: That it opens.
         # The client refers to the job that is left when nothing refers to the store any more, and
         # hooks of parameters can refer to the store.
         operators.job.client.before_unmapping(partial(_let_go, ref(self)))
@@ -161,6 +162,12 @@ class Runner:
         self.n_blocks = 0  #: In which weights are others than those of the job.
         #: Number of the forward pass that runs, or was the last one; 0: they are not told apart.
         self.pass_no = 0
+        self.is_repeating = (
+            False  #: Modules run forward again, for a backward pass of an earlier run.
+        )
+        self.is_in_parts = (
+            False  #: The backward pass of a micro-batch has several parts, and goes on.
+        )
 
     @property
     def broken(self) -> bool:
@@ -304,6 +311,7 @@ class Runner:
         """Have ``module`` open ``unit`` while it runs, or one of its ``methods``."""
         self.operators.add(unit)
         self.units.append(unit)
+        self.unit_of[module] = unit
         self._uses[unit] = _Uses()
 
         before = not_compiled(partial(self._module_begins, unit))
@@ -329,7 +337,7 @@ class Runner:
         new = copies_of_lent(given.tensors) if outer else {}
         self.operators.push(unit, runs)
         running[-1] = ran = _Running(_Use(self, unit), given)
-        if is_recording:
+        if is_recording and not self.is_repeating:
             new = self._enter(ran, new)
         return given.replaced(new) if new else (args, kwargs)
 
@@ -376,7 +384,7 @@ class Runner:
                 raise
         if copies:
             output = replaced(output, copies, copies=True)
-        if not torch.is_grad_enabled():
+        if self.is_repeating or not torch.is_grad_enabled():
             return output
         return self._leave(ran, output)
 
@@ -444,7 +452,7 @@ class Runner:
         # A view of a weight that was made before the model ran gives its gradient after the first unit.
         is_ready = unit.has_grads() if use.has_inputs else unit.has_all_grads()
         is_last = uses.waiting[n] <= 0 and uses.retained[n] == 0
-        self.operators.pop(deliver=is_last and is_ready)
+        self.operators.pop(deliver=is_last and is_ready and not self.is_in_parts)
 
     def deliver_rest(self) -> None:
         """Deliver what is left of a micro-batch, such as units whose end no node saw."""
@@ -496,8 +504,10 @@ class Runner:
         self._n_open = len(self.operators.open_units)
         self._retains = _retains_graph()
         waits = self.pass_no == 0 and any(uses.can_have_more() for uses in self._uses.values())
-        if self._ran_forward or not waits:  # Else it belongs to the micro-batch of the pass before.
-            self.operators.is_new_pass = True
+        if (self._ran_forward or not waits) and not self.is_in_parts:
+            self.operators.is_new_pass = (
+                True  # Else it belongs to the micro-batch of the pass before.
+            )
         self._ran_forward = False
         self.operators.forget_last_step()
         try:
@@ -515,13 +525,13 @@ class Runner:
             # backward(inputs=...) leaves out Enter.
             while len(self.operators.open_units) > self._n_open:
                 self.operators.pop()
-            if self._n_open == 0:
+            if self._n_open == 0 and not self.is_in_parts:
                 self._deliver_rest_of_pass()
                 for uses in self._uses.values():  # Runs in the backward pass count no more.
                     uses.waiting = uses.retained.copy()
                 if self.pass_no > 0:
                     self.operators.end_micro_batch()
-            else:  # The pass was one inside of a forward pass, which goes on.
+            elif not self.is_in_parts:  # The pass was one inside of a forward pass, which goes on.
                 self.deliver_rest()
                 self._ran_forward = True
         self._tasks.pop()
