@@ -197,12 +197,9 @@ class Split(TorchCase):
             if with_store:
                 store = self.attach(model, micro_batches=2)
                 store.runner.tell_passes_apart([model])
-            kept: list[StorageWeakRef] = []
-            for module in model.modules():
-                if isinstance(module, Block | nn.LayerNorm):
-                    module.register_forward_hook(
-                        lambda _, __, y: kept.append(StorageWeakRef(y.untyped_storage()))
-                    )
+            kept = watch(
+                [module for module in model.modules() if isinstance(module, Block | nn.LayerNorm)]
+            )
             with without_gc():
                 _, rest = split(model, outputs_of(model, x), [x], runner_of(model))
                 self.assertGreater(alive(kept), 0)
@@ -261,7 +258,7 @@ class Repeated(TorchCase):
                 if with_store:
                     store = self.attach(model, f"{self.name}-{whole}")
                     store.runner.tell_passes_apart([model])
-                kept = self.watch(model)
+                kept = watch([block.norm for block in list(model.blocks)[:2]])
                 with without_gc():
                     outputs = outputs_of(model, x)
                     passes = [made_pass() for m in recomputed for made_pass in m.take()]
@@ -277,17 +274,6 @@ class Repeated(TorchCase):
                     del outputs
                     if not with_store:
                         self.assertEqual([p() for p in passes if p() is not None], [])
-
-    def watch(self, model: nn.Module) -> list[StorageWeakRef]:
-        """Return the memory of what the norms of repeated blocks return, which the next layer saves, from now on."""
-        kept: list[StorageWeakRef] = []
-
-        def note(_: nn.Module, __: Any, y: torch.Tensor) -> None:
-            kept.append(StorageWeakRef(y.untyped_storage()))
-
-        for block in list(model.blocks)[:2]:
-            block.norm.register_forward_hook(note)
-        return kept
 
     def test_what_cannot_be_repeated_is_refused(self) -> None:
         class Counting(nn.Linear):
@@ -311,6 +297,18 @@ class Repeated(TorchCase):
             output = model(given() * 1)
             with self.assertRaisesRegex(RuntimeError, f"stage 1.*{words}|stage 1 {words}"):
                 output.sum().backward()
+
+
+def watch(modules: list[nn.Module]) -> list[StorageWeakRef]:
+    """Return the memory of what ``modules`` return from now on."""
+    kept: list[StorageWeakRef] = []
+
+    def note(_: nn.Module, __: Any, y: torch.Tensor) -> None:
+        kept.append(StorageWeakRef(y.untyped_storage()))
+
+    for module in modules:
+        module.register_forward_hook(note)
+    return kept
 
 
 def alive(kept: list[StorageWeakRef]) -> int:

@@ -3,20 +3,30 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
+import re
 import signal
+import subprocess
+import tempfile
 import unittest
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import cistern.torch as ct
 import torch
 import torch.distributed as dist
 from cistern import State
+from cistern.torch.parallel import pipelining as runtimes
 from cistern.torch.parallel import schedules
+from cistern.torch.parallel.recomputation import Recomputed
 from gloo import run_ranks
 from models import TorchCase
 from torch import nn
 from torch.distributed import pipelining
+from torch.distributed.pipelining import schedules as torch_schedules
 
 WIDTH = 48
 N_STEPS = 3
@@ -195,8 +205,103 @@ def one_process(job: str, n_micro: int) -> Any:
     return losses, grads, weights
 
 
-def with_unused_outputs() -> Any:
-    """Train a stage after another one, which does not use the second output of some micro-batches."""
+def logged(kinds: list[str], n_micro: int) -> list[list[str]]:
+    """Return by kind what this rank has done in the second of two steps."""
+    return [order_of(kind, n_micro) for kind in kinds]
+
+
+def order_of(kind: str, n_micro: int) -> list[str]:
+    log: list[str] = []
+    virtual = 2 if kind == "interleaved" else 1
+
+    def noted(name: str, letter: str) -> Any:
+        plain = getattr(pipelining.PipelineStage, name)
+
+        @functools.wraps(plain)
+        def function(stage: Any, micro: int, *args: Any, **kwargs: Any) -> Any:
+            is_split = not kwargs.get("full_backward", True)
+            log.append(f"{stage.stage_index}{'I' if is_split else letter}{micro}")
+            return plain(stage, micro, *args, **kwargs)
+
+        return mock.patch.object(pipelining.PipelineStage, name, function)
+
+    plain_again = Recomputed.again
+
+    def again(module: Recomputed, *args: Any) -> None:
+        log.append(f"{module.name}R")
+        plain_again(module, *args)
+
+    with (
+        noted("forward_one_chunk", "F"),
+        noted("backward_one_chunk", "B"),
+        noted("backward_weight_one_chunk", "W"),
+        mock.patch.object(Recomputed, "again", again),
+    ):
+        rank = Rank("", n_micro, {"virtual": virtual})
+        schedule = schedules.runtime(kind, rank.parts, n_micro, loss_fn=cross_entropy)
+        rank.step(schedule, 0)
+        log.clear()
+        rank.step(schedule, 1)
+    return log
+
+
+class Sender(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.aside = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.up(x), self.aside(x)
+
+
+class Receiver(nn.Module):
+    """Does not use what it is given second in some micro-batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.down(x)
+        return result + y.tanh() if bool(x[0, 0] > 0) else result
+
+
+def squares(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x - y).square().sum()
+
+
+def unused_output(kind: str) -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    modules = [Sender(), Receiver()]
+    me = dist.get_rank()
+    stage = pipelining.PipelineStage(modules[me], me, 2, torch.device("cpu"))
+    schedule = schedules.runtime(kind, stage, 4, loss_fn=squares)
+    generator = torch.Generator().manual_seed(2)
+    x, y = torch.randn(8, 4, generator=generator), torch.randn(8, 4, generator=generator)
+    schedule.step(*((x,) if me == 0 else ()), target=y)
+    return {name: p.grad for name, p in modules[me].named_parameters()}
+
+
+def refused() -> list[str]:
+    """Return what is said of schedules that are not for this pipeline of two ranks."""
+    rank, said = Rank("", 4, {}), []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "list.csv"
+        for kind, text, options in (
+            ("zigzag", "", {}),
+            (path, "0F0,0B0\n1F0,1B0\n", {}),
+            (path, "1F0,1F1,1F2,1F3,1B0,1B1,1B2,1B3\n0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3\n", {}),
+            (path, "0F0,0B0\n1B0,1F0\n", {}),
+            ("1f1b", "", {"recompute": [1]}),
+            ("1f1b", "", {"recompute": -1}),
+        ):
+            path.write_text(text)
+            try:
+                schedules.runtime(kind, rank.parts, 4, loss_fn=cross_entropy, **options)
+                said.append("")
+            except ValueError as error:
+                said.append(str(error))
+    return said
 
 
 class Bits(TorchCase):
@@ -239,6 +344,97 @@ class Bits(TorchCase):
         ):
             with self.subTest(kind, world=world, **options):
                 self.check(kind, world, n_micro, True, **options)
+
+    def test_of_a_file(self) -> None:
+        """Of torch's form, with forward passes that are repeated; stage 1 has none of them."""
+        with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+            file.write("0F0,0F1,,0UNSHARD0,0B0,0F2,0UNSHARD1,0B1,0B2,0F3,0B3\n")
+            file.write(",1F0,1I0,1F1,1W0,1I1,1W1,1F2,1B2,1F3,1B3\n")
+            file.flush()
+            self.check(file.name, 2, 4, False)
+
+    def test_dropout_is_repeated(self) -> None:
+        options = {"dropout": 0.3}
+        want = run_ranks(2, train, "", "shifted", 4, options | {"recompute": [0, 0]})
+        for recompute in (0, [2, 1]):
+            got = run_ranks(2, train, "", "shifted", 4, options | {"recompute": recompute})
+            self.assertEqual(got[1][0], want[1][0])
+            for (_, _, mine), (_, _, wanted) in zip(got, want, strict=True):
+                for name, values in wanted.items():
+                    self.assertTrue(torch.equal(mine[name], values), name)
+
+    def test_ranks_that_are_killed_go_on_with_the_same_bits(self) -> None:
+        for kind in ("zb-h1", "shifted"):
+            for name in ("a", "b"):
+                self.addCleanup(self.remove, f"{self.name}{kind}{name}")
+            want = run_ranks(2, train, f"{self.name}{kind}a", kind, 4, {})
+            with self.assertRaisesRegex(AssertionError, "rank 1: it says nothing"):
+                run_ranks(2, train, f"{self.name}{kind}b", kind, 4, {"dies": 1})
+            got = run_ranks(2, train, f"{self.name}{kind}b", kind, 4, {})
+            for (_, _, mine), (_, _, wanted) in zip(got, want, strict=True):
+                for name, values in wanted.items():
+                    self.assertTrue(torch.equal(mine[name], values), name)
+
+    def test_an_output_that_is_not_used(self) -> None:
+        for kind in ("1f1b", "zb-h1"):
+            torch.manual_seed(1)
+            first, last = Sender(), Receiver()
+            generator = torch.Generator().manual_seed(2)
+            x, y = torch.randn(8, 4, generator=generator), torch.randn(8, 4, generator=generator)
+            used = []
+            for a, b in zip(x.chunk(4), y.chunk(4), strict=True):
+                given = first(a)
+                used.append(bool(given[0][0, 0] > 0))
+                squares(last(*given), b).backward()
+            self.assertEqual(set(used), {True, False})
+            got = run_ranks(2, unused_output, kind)
+            for module, grads in zip((first, last), got, strict=True):
+                for name, p in module.named_parameters():
+                    self.assertTrue(torch.equal(grads[name], p.grad), name)
+
+
+class Orders(unittest.TestCase):
+    def test_what_runs_is_the_list(self) -> None:
+        kinds = ["gpipe", "1f1b", "interleaved", "zb-h1", "early", "shifted"]
+        got = run_ranks(2, logged, kinds, 8)
+        for i, kind in enumerate(kinds):
+            command = ["cistern", "schedule", kind, "--json", "--micro-batches", "8"]
+            command += ["--ranks", "2", "--stages", "4" if kind == "interleaved" else "2"]
+            text = subprocess.run(command, capture_output=True, check=True).stdout
+            for mine, actions in zip(got, json.loads(text)["ranks"], strict=True):
+                # Of a repeated pass, the module knows the stage.
+                wanted = [re.sub(r"^(\d+)R\d+$", r"stage \1R", action) for action in actions]
+                self.assertEqual(mine[i], wanted, kind)
+
+
+class Refusals(unittest.TestCase):
+    def test_what_is_not_for_this_pipeline(self) -> None:
+        words = (
+            "zigzag.*gpipe.*1f1b.*zb-h1",
+            "has 1 micro-batches, and here are 4",
+            r"gives rank \d the stages \[\d\], and here are \[\d\]",
+            "1B0",
+            "recompute has 1 numbers, and there are 2 stages",
+            "recompute is a number of layers of each stage",
+        )
+        for said in run_ranks(2, refused):
+            for text, pattern in zip(said, words, strict=True):
+                self.assertRegex(text, f"(?s){pattern}")
+
+    def test_another_torch_is_told(self) -> None:
+        self.addCleanup(runtimes.self_test.cache_clear)
+        owner = torch_schedules._PipelineScheduleRuntime
+        for patch in (
+            mock.patch.object(torch_schedules, "_Action", None),
+            mock.patch.object(owner, "_load_csv", lambda self, path: None),
+            mock.patch.object(owner, "register_custom_function", lambda self, function: None),
+            mock.patch.object(pipelining.PipelineStage, "backward_maybe_with_nosync", print),
+        ):
+            runtimes.self_test.cache_clear()
+            words = f"torch {re.escape(torch.__version__)}, .*use that"
+            with patch, self.assertRaisesRegex(ImportError, words):
+                runtimes.self_test()
+        runtimes.self_test()
 
 
 if __name__ == "__main__":

@@ -240,5 +240,5 @@ def _has_arguments(function: Any, *names: str) -> bool:
 
 _BROKEN = (
     "cistern.torch.parallel does not work with the pipelining runtime of torch {0}, whose private parts are others"
-    " than in torch 2.12 to 2.15: use one of these, or Schedule1F1B and ScheduleGPipe of torch without it"
+    " than those of torch 2.15: use that, or Schedule1F1B and ScheduleGPipe of torch itself"
 )
