@@ -275,6 +275,18 @@ class Repeated(TorchCase):
                     if not with_store:
                         self.assertEqual([p() for p in passes if p() is not None], [])
 
+    def test_it_is_undone(self) -> None:
+        model, x = made(Chain), given()
+        for _ in range(2):
+            for module in (model, model.blocks[0]):
+                Recomputed(module, "it")
+        for module in model.modules():
+            Recomputed.undo(module)
+        kept = watch([block.norm for block in model.blocks])
+        outputs = outputs_of(model, x)
+        self.assertEqual(alive(kept), 3)
+        del outputs
+
     def test_what_cannot_be_repeated_is_refused(self) -> None:
         class Counting(nn.Linear):
             n = 0

@@ -162,12 +162,9 @@ class Runner:
         self.n_blocks = 0  #: In which weights are others than those of the job.
         #: Number of the forward pass that runs, or was the last one; 0: they are not told apart.
         self.pass_no = 0
-        self.is_repeating = (
-            False  #: Modules run forward again, for a backward pass of an earlier run.
-        )
-        self.is_in_parts = (
-            False  #: The backward pass of a micro-batch has several parts, and goes on.
-        )
+        #: Modules run forward again, for a backward pass of an earlier run.
+        self.is_repeating = False
+        self.is_in_parts = False  #: The backward pass of a micro-batch has parts, and goes on.
 
     @property
     def broken(self) -> bool:
@@ -505,9 +502,7 @@ class Runner:
         self._retains = _retains_graph()
         waits = self.pass_no == 0 and any(uses.can_have_more() for uses in self._uses.values())
         if (self._ran_forward or not waits) and not self.is_in_parts:
-            self.operators.is_new_pass = (
-                True  # Else it belongs to the micro-batch of the pass before.
-            )
+            self.operators.is_new_pass = True  # Else it is of the micro-batch of the pass before.
         self._ran_forward = False
         self.operators.forget_last_step()
         try:

@@ -122,6 +122,14 @@ class Recomputed:
         forward: Any = functools.update_wrapper(functools.partial(self._forward), self._plain)
         module.forward = forward
 
+    @staticmethod
+    def undo(module: nn.Module) -> None:
+        """Let ``module`` keep what it computes again."""
+        while isinstance(
+            of := getattr(getattr(module.forward, "func", None), "__self__", None), Recomputed
+        ):
+            module.forward = of._plain
+
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self._plain(*args, **kwargs)

@@ -36,7 +36,7 @@ def runtime(
     """Return what runs a step of a pipeline, with the ``stages`` of this rank.
 
     - ``kind``: a name that ``cistern schedule`` has ("gpipe", "1f1b", "interleaved", "zb-h1", "early",
-      "shifted"), or the path of a file with a schedule, a CSV as torch writes and reads it.
+      "shifted"), or the path of a file such as "list.csv", as torch writes and reads it (compute_only).
     - ``stages``: the ``torch.distributed.pipelining.PipelineStage`` of this rank, or several as a list.
     - ``loss_fn``: returns the part of a micro-batch in the loss of a step. Gradients are not divided by
       the number of micro-batches.
@@ -128,7 +128,9 @@ def _counts(recompute: Counts, repeats: list[bool]) -> list[int | bool]:
 
 
 def _recomputed(stage: nn.Module, n: int | bool, number: int) -> list[Recomputed]:
-    """Let the first ``n`` layers of ``stage`` keep only their inputs; True: all of it."""
+    """Let the first ``n`` layers of ``stage`` keep only their inputs, and no others; True: all of it."""
+    for module in stage.modules():
+        Recomputed.undo(module)
     if n is True:
         return [Recomputed(stage, f"stage {number}")]
     layers = _layers_of(stage) if n else []
