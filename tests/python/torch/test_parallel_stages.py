@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import copy
 import os
+import resource
+import time
 import unittest
 from typing import Any
 
@@ -35,6 +37,14 @@ def model_of(kind: str) -> Any:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     return model
+
+
+def on_meta(model: Any) -> Any:
+    """Return a copy of ``model``, whose parameters, and not its buffers, are on the meta device."""
+    return copy.deepcopy(
+        model,
+        {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in model.parameters()},
+    )
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -180,11 +190,48 @@ class Cuts(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "stage 1 computes something else"):
             parallel.stage_of(model, 1, 2)
 
-    def test_a_model_on_the_meta_device_is_refused(self) -> None:
+    def test_models_on_the_meta_device_are_cut_alike(self) -> None:
+        for kind in (
+            "llama",
+            "gpt2",
+            "mixtral",
+        ):  # With a head of its own, a tied one, and experts.
+            with self.subTest(kind):
+                whole = model_of(kind).eval()
+                for stage in range(2):
+                    meta = on_meta(whole)
+                    part = parallel.stage_of(meta, stage, 2)
+                    real = parallel.stage_of(copy.deepcopy(whole), stage, 2)
+                    shapes = {name: p.shape for name, p in real.named_parameters()}
+                    self.assertEqual({n: p.shape for n, p in part.named_parameters()}, shapes)
+                    self.assertEqual({p.is_meta for p in part.parameters()}, {True})
+                    self.assertEqual({b.is_meta for b in part.buffers()} - {False}, set())
+
+    def test_models_on_the_meta_device_that_change_their_input_are_refused(self) -> None:
+        model = on_meta(model_of("llama"))
+        plain, embed = model.model.forward, model.model.embed_tokens
+
+        def scaled(input_ids: Any = None, inputs_embeds: Any = None, **given: Any) -> Any:
+            inputs = embed(input_ids) if inputs_embeds is None else inputs_embeds
+            return plain(inputs_embeds=3 * inputs, **given)
+
+        model.model.forward = scaled
+        with self.assertRaisesRegex(ValueError, "stage 1 computes something else"):
+            parallel.stage_of(model, 1, 2)
+        self.assertEqual({p.is_meta for p in model.parameters()}, {True})
+
+    def test_llama_7b_is_cut_without_memory(self) -> None:
         with torch.device("meta"):
-            model = transformers.LlamaForCausalLM(model_of("llama").config)
-        with self.assertRaisesRegex(ValueError, "meta device"):
-            parallel.stage_of(model, 0, 2)
+            model = transformers.LlamaForCausalLM(transformers.LlamaConfig()).bfloat16()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        began = time.process_time()
+        part = parallel.stage_of(model, 1, 2)
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        print(
+            f"LLaMA-7B: {time.process_time() - began:.2f} s of a processor, {used >> 10} MiB more"
+        )
+        self.assertLess(used, 512 << 10)
+        self.assertEqual(sum(p.numel() for p in part.parameters()), 3369209856)
 
 
 if __name__ == "__main__":

@@ -9,17 +9,21 @@ known from the code, and is therefore tried, with a few tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from cistern.torch.stages import Absent
 
 _SHAPE = (2, 4)  # Of the tokens that are tried.
 _TOLERANCE = 1e-4
+_STRIDE = 7  # Between rows of made-up values.
+_N_ROWS = 64  # Of linear layers that are tried without values of their own.
 
 
 class _Skipped(Absent):
@@ -78,29 +82,27 @@ def stage_of(
     The first stage takes tokens, the others hidden states; all return hidden states but the last, which
     returns logits. Cuts are between the layers: ``borders`` are the numbers of layers before which stages 1, 2,
     ... begin; by default stages have equally many. A weight that the head shares with the embedding is in the
-    first and in the last stage, under one name. Parameters have values, on the host or on a GPU: all of the
-    model runs once, with few tokens, and so does the stage.
+    first and in the last stage, under one name. All of the model runs once, with few tokens, and so does the
+    stage: with the values that it has on the host or on a GPU, or, where it is on the meta device, with values
+    that are made up, take no memory, and are gone afterwards.
 
-    ValueError: there is no such stage or border, the model has no layers to cut between, parameters are on the
-    meta device, or the stage does not compute what its modules compute in the whole.
+    ValueError: there is no such stage or border, the model has no layers to cut between, or the stage does not
+    compute what its modules compute in the whole.
     """
-    layers = _layers_of(model)
+    layers = layers_of(model)
     cuts = _cuts(len(layers), n_stages, borders)
     if not 0 <= stage < n_stages:
         raise ValueError(
             f"cistern: stage {stage} is none of the {n_stages} stages 0 to {n_stages - 1}"
         )
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise ValueError(
-            "cistern: a model on the meta device cannot be cut, because a stage is tried with values"
-        )
     first, end = cuts[stage], cuts[stage + 1]
     is_first, is_last = stage == 0, stage == n_stages - 1
-    device = next(model.parameters()).device
+    places = {parameter.device for parameter in model.parameters()} - {torch.device("meta")}
+    device = min(places, key=str, default=torch.device("cpu"))
     tokens = torch.arange(2, 2 + _SHAPE[0] * _SHAPE[1], device=device).reshape(_SHAPE)
     was_training = model.training
     model.eval()
-    with torch.no_grad(), torch.random.fork_rng():
+    with torch.no_grad(), torch.random.fork_rng(), _values(model, device):
         names = {name for name, _ in model.named_parameters()}
         probe = _Probe(model, layers, tokens)
         kept = _kept(model, probe, is_first, is_last)
@@ -125,6 +127,81 @@ def stage_of(
         wanted = probe.result if is_last else probe.given[end]
         _check(stage, model, given, wanted)
     return model.train(was_training)
+
+
+@contextmanager
+def _values(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Let parameters and buffers of ``model`` on the meta device have values on ``device``, and take them back.
+
+    The values are random numbers that overlap or are shared: they take little memory, and are the same in every
+    process.
+    """
+    made: dict[Any, torch.Tensor] = {}
+    changed: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    generator = torch.Generator().manual_seed(1)
+    try:
+        for module in model.modules():
+            own: list[dict[str, Any]] = [module._parameters, module._buffers]
+            for tensors in own:
+                for name, tensor in tensors.items():
+                    if tensor is not None and tensor.is_meta:
+                        changed.append((tensors, name, tensor))
+                        if id(tensor) not in made:
+                            made[id(tensor)] = _made_up(tensor, device, generator, made)
+                        tensors[name] = made[id(tensor)]
+        with _FewRows():
+            yield
+    finally:
+        for tensors, name, tensor in changed:
+            tensors[name] = tensor
+
+
+def _made_up(
+    tensor: torch.Tensor,
+    device: torch.device,
+    generator: torch.Generator,
+    made: dict[Any, torch.Tensor],
+) -> torch.Tensor:
+    """Return values for ``tensor``. Layers of them keep the size of what they are given, about.
+
+    Rows of a matrix overlap. Of more dimensions, such as those of experts, all matrices are one, in ``made``,
+    because operators for many matrices take none whose rows overlap.
+    """
+    shape = tensor.shape
+    if not tensor.is_floating_point():
+        values = torch.zeros((), dtype=tensor.dtype, device=device).expand(shape)
+    elif tensor.ndim > 2:
+        key = shape[-2:], tensor.dtype
+        if key not in made:
+            made[key] = torch.randn(shape[-2:], generator=generator).to(device, tensor.dtype)
+            made[key] /= shape[-1] ** 0.5
+        values = made[key].expand(shape)
+    elif tensor.ndim == 2:
+        numbers = torch.randn(_STRIDE * shape[0] + shape[1], generator=generator) / shape[1] ** 0.5
+        values = numbers.to(device, tensor.dtype).as_strided(shape, (_STRIDE, 1))
+    else:
+        values = (1 + torch.randn(shape, generator=generator) / 10).to(device, tensor.dtype)
+    return nn.Parameter(values, False) if isinstance(tensor, nn.Parameter) else values
+
+
+class _FewRows(TorchFunctionMode):
+    """Lets a linear layer whose values are made up have few rows, which repeat: it then takes little time."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not nn.functional.linear:
+            return func(*args, **(kwargs or {}))
+        return self._multiply(*args, **(kwargs or {}))
+
+    @staticmethod
+    def _multiply(
+        input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        linear, n = nn.functional.linear, weight.shape[0]
+        if weight.ndim != 2 or n <= _N_ROWS or weight.stride(0) >= weight.shape[1]:
+            return linear(input, weight, bias)
+        few = linear(input, weight[:_N_ROWS])
+        result = few.repeat(*[1] * (few.ndim - 1), -(-n // _N_ROWS))[..., :n]
+        return result if bias is None else result + bias
 
 
 class _Forward:
@@ -161,7 +238,7 @@ def _run(model: nn.Module, **given: Any) -> torch.Tensor:
     return logits
 
 
-def _layers_of(model: nn.Module) -> nn.ModuleList:
+def layers_of(model: nn.Module) -> nn.ModuleList:
     """Return the layers of ``model``: the list of blocks with the most parameters. ValueError: there is none."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     sizes = [sum(parameter.numel() for parameter in found.parameters()) for found in lists]
