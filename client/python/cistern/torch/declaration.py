@@ -7,7 +7,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,6 +17,9 @@ from cistern._abi import MAX_PARAM_GROUPS, Dtype, TensorUpdate
 from cistern.torch import adapters, parts, shards, weights
 from cistern.torch.storage import is_lent
 from cistern.torch.units import Found, find_units, with_methods
+
+if TYPE_CHECKING:
+    from cistern.torch.parallel.proxy import Profile
 
 GroupOf = Callable[[str, nn.Parameter], int]
 IsMatrix = Callable[[str, nn.Parameter], bool]
@@ -93,26 +96,40 @@ class Declaration(NamedTuple):
                 found.setdefault(name, unit)
         return found
 
-    def to_json(self, name: str, world: int) -> str:
-        """Return the file that ``cistern plan`` reads, for ``world`` ranks."""
-        return json.dumps(
-            {
-                "name": name,
-                "world": world,
-                "tokens": self.tokens,
-                "tensors": [_tensor_json(tensor) for tensor in self.tensors.values()],
-                "operators": [
-                    {
-                        "name": operator.name,
-                        "tensors": [self.tensors[p].name for p in operator.parameters],
-                        "flops": operator.flops,
-                        "activation_bytes": self.activation_bytes(unit),
-                    }
-                    for unit, operator in self.operators.items()
-                ],
-            },
-            indent=1,
-        )
+    def to_json(self, name: str, world: int, profile: Profile | None = None) -> str:
+        """Return the file that ``cistern plan`` reads, for ``world`` ranks.
+
+        With ``profile``, of the modules of this declaration, operators are in the order in which they run.
+        """
+        described = {
+            "name": name,
+            "world": world,
+            "tokens": self.tokens,
+            "tensors": [_tensor_json(tensor) for tensor in self.tensors.values()],
+            "operators": [
+                {
+                    "name": self.operators[unit].name,
+                    "tensors": [self.tensors[p].name for p in self.operators[unit].parameters],
+                    **self._costs(unit, profile),
+                }
+                for unit in (self.operators if profile is None else profile.units)
+            ],
+        }
+        if profile is not None:
+            described["heads"] = profile.heads
+        return json.dumps(described, indent=1)
+
+    def _costs(self, unit: str, profile: Profile | None) -> dict[str, Any]:
+        if profile is None:
+            flops, kept = self.operators[unit].flops, self.activation_bytes(unit)
+            return {"flops": flops, "activation_bytes": kept}
+        cost = profile.units[unit]
+        return {
+            "flops": cost.flops,
+            "activation_bytes": cost.kept_bytes,
+            "out_bytes": cost.out_bytes,
+            "tp_bytes": cost.sum_bytes,
+        }
 
 
 def declare(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -35,11 +35,16 @@ class Forecast(NamedTuple):
     n_chunks: int = 0
     step_seconds: float = 0.0
     tokens_per_second: float = 0.0  #: Of all ranks together.
-    bottleneck: str = ""  #: What a faster plan would need more of.
+    bottleneck: str = ""  #: What a faster plan would need more of; "" with ``parallel``.
+    #: With ``parallel`` of ``plan``: degrees, cuts and schedule, with the keys of ``parallelize``.
+    #: ``pool_bytes`` then has activations in it, and ``host_bytes`` is 0, which is not known.
+    parallel: dict[str, Any] | None = None
 
     def __str__(self) -> str:
         if not self.fits:
             return f"does not fit: {self.why_not}"
+        if self.parallel is not None:
+            return self._of_product(self.parallel)
         pool = f"{in_words(self.pool_bytes)} for the pool of each rank"
         host = f"{in_words(self.host_bytes)} of the host"
         return (
@@ -47,6 +52,22 @@ class Forecast(NamedTuple):
             f"step: {self.step_seconds:.3g} s, {self.tokens_per_second:.3g} tokens/s\n"
             f"bottleneck: {self.bottleneck}"
         )
+
+    def _of_product(self, found: dict[str, Any]) -> str:
+        product = self.details["products"][0]
+        stages = f"stages begin at layers {', '.join(map(str, (0, *found['borders'])))}"
+        cuts = f": {found['schedule']}, {stages}" if found["pp"] > 1 else ""
+        repeated = ", ".join(map(str, found["recompute"]))
+        text = (
+            f"fits: {in_words(self.pool_bytes)} of each rank\n"
+            f"data {found['dp']} x tensor {found['tp']} x pipeline {found['pp']}{cuts}\n"
+            f"micro-batches of each data rank: {found['micro_batches']}; layers of each stage that repeat their"
+            f" forward pass: {repeated}\n"
+            f"step: {self.step_seconds:.3g} s, {self.tokens_per_second:.3g} tokens/s; of it"
+            f" {product['commit_s']:.3g} s for gradients, updates and weights; ranks wait"
+            f" {100 * product['bubble']:.3g} % of the rest"
+        )
+        return "\n".join([text, *(f"assumed: {note}" for note in self.details["notes"])])
 
 
 def describe(
@@ -58,20 +79,32 @@ def describe(
     param_group: GroupOf | None = None,
     muon: IsMatrix | None = None,
     trainable: IsTrainable | None = None,
+    batch: Mapping[str, Any] | None = None,
 ) -> str:
     """Return ``model``, which can be on the meta device, as the JSON that ``cistern plan`` reads.
 
     The other arguments are those of ``attach``, and raise what they raise there. For each token,
     the forward pass of a unit is taken to have two operations per element of its matrices.
+
+    With ``batch``, a micro-batch, what units compute, keep and give to each other is found out by one
+    forward pass, ``model(**batch)``, for which nothing is computed and no memory allocated. ``cistern plan
+    --parallel auto`` reads such a description. ValueError: the model cannot run so.
     """
     declaration = declare(model, units, param_group, tokens, muon, trainable)
-    return declaration.to_json(type(model).__name__, world)
+    if batch is None:
+        return declaration.to_json(type(model).__name__, world)
+    from cistern.torch.parallel import proxy
+
+    found = proxy.profile(model, batch, declaration.modules)
+    return declaration.to_json(type(model).__name__, world, found)
 
 
 def plan(
     model: nn.Module,
     *,
-    tokens: int,
+    tokens: int = 0,
+    batch: Mapping[str, Any] | None = None,
+    parallel: str | Mapping[str, Any] | None = None,
     pool: int | str = 0,
     host: int | str = 0,
     world: int = 1,
@@ -97,6 +130,12 @@ def plan(
 
     - ``tokens``: their number in a micro-batch of one rank. Activations are not in the plan, and
       neither are the operations of attention that no weight is part of.
+    - ``parallel``: "auto" searches for the fastest data, tensor and pipeline parallelism of ``world`` ranks
+      for steps of ``batch``, all its rows, as in ``model(**batch)``. Activations are in this plan. A mapping such
+      as {"tp": 2, "schedule": "1f1b"} keeps what it names: ``dp``, ``tp``, ``pp``, ``schedule``,
+      ``micro_batches`` (here of each data rank), ``recompute`` (True: all layers). ``save`` is then a file that
+      ``parallelize`` reads. Of the others, ``pool`` (with activations), ``units``, ``rates``, ``on`` and
+      ``flops`` count.
     - ``pool``: the largest pool of a rank, in bytes or as "6G"; 0: what the daemon gives on the whole
       GPU ([gpu] pool = auto), or as much as can be used if the rates do not know its memory.
     - ``host``: memory of the machine for the states; 0: as much as can be used.
@@ -110,6 +149,10 @@ def plan(
     Raises FileNotFoundError without ``cistern``, RuntimeError with its message if it cannot plan,
     such as without rates, and what ``attach`` raises for a model that cannot be in a store.
     """
+    if parallel is not None:
+        limits = {"memory": pool, "units": units, "rates": rates, "on": on, "flops": flops}
+        return _parallel(model, batch, world, parallel, limits, save)
+    checks.integer("tokens", tokens, 1)
     when = checks.member(Overlap, "overlap", overlap)
     options: dict[str, object] = {
         "--micro-batches": micro_batches,
@@ -125,9 +168,6 @@ def plan(
         "--flops": flops or None,
         "--save": save,
     }
-    command = ["cistern", "plan", "-", "--json"]
-    for option, value in options.items():
-        command += [] if value is None else [option, str(value)]
     text = describe(
         model,
         tokens=tokens,
@@ -137,11 +177,59 @@ def plan(
         muon=muon,
         trainable=trainable,
     )
+    return _forecast(run_program(text, options)[0])
+
+
+def run_program(
+    text: str, options: Mapping[str, object], flags: Iterable[str] = ()
+) -> tuple[dict[str, Any], str]:
+    """Return what ``cistern plan --json`` says of the model that ``text`` describes, and its error message.
+
+    ``options`` that are None are left out. FileNotFoundError: there is no ``cistern``. RuntimeError, with its
+    message: it cannot plan.
+    """
+    command = ["cistern", "plan", "-", "--json", *flags]
+    for option, value in options.items():
+        command += [] if value is None else [option, str(value)]
     ran = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    said = ran.stderr.strip().replace(_RATES, _RATES_HERE)
     if not ran.stdout:
-        said = ran.stderr.strip() or f"cistern plan ended with {ran.returncode}"
-        raise RuntimeError(said.replace(_RATES, _RATES_HERE))
-    return _forecast(json.loads(ran.stdout))
+        raise RuntimeError(said or f"cistern plan ended with {ran.returncode}")
+    return json.loads(ran.stdout), said
+
+
+def _parallel(
+    model: nn.Module,
+    batch: Mapping[str, Any] | None,
+    world: int,
+    wanted: str | Mapping[str, Any],
+    limits: dict[str, Any],
+    save: Path | None,
+) -> Forecast:
+    from cistern.torch.parallel import auto
+
+    if batch is None:
+        raise TypeError("cistern: plan with parallel= needs batch=, with which the model is called")
+    if isinstance(wanted, str) and wanted != "auto":
+        checks.refuse_value("parallel", wanted, "'auto' or a mapping such as {'tp': 2}")
+    found = auto.search(
+        model, batch, world, **({} if isinstance(wanted, str) else wanted), **limits
+    )
+    if found.product is None:
+        return Forecast(False, found.why_not, 0, 0, found.details)
+    if save is not None:
+        auto.write(found.product, save)
+    product, ids = found.details["products"][0], batch.get("input_ids")
+    return Forecast(
+        fits=True,
+        why_not="",
+        pool_bytes=product["rank_bytes"],
+        host_bytes=0,
+        details=found.details,
+        step_seconds=product["step_s"],
+        tokens_per_second=0 if ids is None else ids.numel() / product["step_s"],
+        parallel=found.product,
+    )
 
 
 _RATES = "or use --rates FILE or --rates a100"
