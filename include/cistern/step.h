@@ -179,7 +179,8 @@ struct cst_hyper_params {
     double weight_decay; /* 0: no decay. */
     double clip_norm;    /* Largest L2 norm of all gradients together. 0: no clipping. */
     double grad_scale;   /* Factor on the gradients after their sum over the ranks. 0: 1. */
-    /* Loss of this rank, for reports. Any value, NaN too; ranks may differ. 0: unknown. */
+    /* Loss of this rank, for reports. Any value, NaN too; ranks may differ. 0: it has none, such as
+     * a stage of a pipeline that is not the last one. */
     double loss;
 };
 
@@ -234,7 +235,7 @@ struct cst_step_result {
     bool skipped;
     double grad_norm;   /* L2 norm of all gradients, after grad_scale, before clipping. */
     float clip;         /* Factor by which clipping scaled the gradients; 1: no clipping. */
-    double loss;        /* Mean of the ranks' losses, summed in the order of the ranks. */
+    double loss;        /* Mean of the losses that ranks have given, in the order of the ranks. */
     uint64_t n_skipped; /* Number of skipped steps since the job began. */
     /* The norm was NaN, infinite or too large. A dynamic loss scale should use this field, because
      * it covers two cases:

@@ -91,14 +91,16 @@ static void issue_updates(struct cst_core *core, float factor, bool guard)
 static double mean_loss(const struct cst_core *core)
 {
     double sum = 0;
+    uint32_t n = 0;
 
     if (cst_dispatch_is_on(&core->dispatch)) {
         return cst_dispatch_loss(&core->dispatch);
     }
     for (uint32_t rank = 0; rank < core->world; rank++) {
         sum += core->ranks[rank].loss;
+        n += core->ranks[rank].loss != 0;
     }
-    return sum / core->world;
+    return n > 0 ? sum / n : 0;
 }
 
 static void answer_steps(struct cst_core *core, const struct cst_clip *clip, bool skipped,

@@ -208,6 +208,25 @@ START_TEST(commit_does_not_wait_for_updates)
 }
 END_TEST
 
+/* A rank without a loss, such as a stage of a pipeline that is not the last one, does not count. */
+START_TEST(loss_is_the_mean_of_those_that_were_given)
+{
+    rig_open(&rig, 4, 2, 4, 0);
+    rig_start(&rig, 2);
+    rig_event(
+        &rig,
+        (struct cst_event){
+            .kind = CST_EV_STEP,
+            .rank = 0,
+            .attempt = rig.attempt,
+            .hyper = {
+                .lr = 0.1f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f, .grad_scale = 1.0f}});
+    rig_step(&rig, 1);
+    rig_drain(&rig);
+    ck_assert_double_eq(rig_stats(&rig).last_loss, 2.0);
+}
+END_TEST
+
 /* The update multiplies gradients with grad_scale x clip factor. The norm is the scaled norm of all
  * gradients. */
 START_TEST(clip_goes_into_the_update)
@@ -429,6 +448,7 @@ static Suite *suite(void)
     tcase_add_test(gradients, staging_fails);
     tcase_add_test(step, whole_step);
     tcase_add_test(step, commit_does_not_wait_for_updates);
+    tcase_add_test(step, loss_is_the_mean_of_those_that_were_given);
     tcase_add_test(step, clip_goes_into_the_update);
     tcase_add_test(step, missing_gradients_are_zero);
     tcase_add_loop_test(step, not_finite_is_skipped, 0, 2);
