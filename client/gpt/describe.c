@@ -58,11 +58,15 @@ static const char *pattern_name(enum cst_pattern_kind pattern)
 
 static void write_groups(FILE *f, const struct gpt_model *m)
 {
-    /* Group g has rank g - 1 alone. */
     if (m->n_groups > 0) {
         (void)fprintf(f, " \"groups\": [");
-        for (uint32_t g = 0; g < m->n_groups; g++) {
-            (void)fprintf(f, "%s[%u]", g == 0 ? "" : ", ", g);
+        for (uint32_t g = 1; g <= m->n_groups; g++) {
+            (void)fprintf(f, "%s[", g == 1 ? "" : ", ");
+            for (uint64_t left = gpt_model_group(m, g); left != 0; left &= left - 1) {
+                (void)fprintf(f, "%d%s", __builtin_ctzll(left),
+                              (left & (left - 1)) != 0 ? ", " : "");
+            }
+            (void)fprintf(f, "]");
         }
         (void)fprintf(f, "],\n");
     }

@@ -2,6 +2,7 @@
 #include "client/gpt/model.h"
 
 #include "client/gpt/parallel.h"
+#include "client/gpt/pipeline.h"
 #include "client/gpt/rng.h"
 
 #include <math.h>
@@ -144,6 +145,40 @@ static void add_adapters(struct gpt_model *m)
     }
 }
 
+/* Give each tensor to the ranks whose stages use it. With one rank all tensors are of group 0. */
+static void divide_among_ranks(struct gpt_model *m)
+{
+    const uint32_t *rank_of = m->pipeline->schedule.rank_of;
+
+    m->ends = UINT64_C(1) << rank_of[0] | UINT64_C(1) << rank_of[m->stages - 1];
+    m->n_groups = m->world > 1 ? m->world + 1 : 0;
+    for (uint32_t i = 0; m->world > 1 && i < m->n_operators; i++) {
+        const struct gpt_operator *op = &m->operators[i];
+        const uint32_t group = 1 + rank_of[gpt_model_stage(m, op)];
+
+        for (uint32_t k = 0; k < op->n_tensors; k++) {
+            struct gpt_tensor *t = &m->tensors[op->tensors[k]];
+
+            /* The token embedding alone has a second use. */
+            t->group = t->group == 0 || t->group == group ? group : m->world + 1;
+        }
+    }
+}
+
+static int open_pipeline(struct gpt_model *m, const struct gpt_options *options,
+                         struct cst_err *err)
+{
+    int rc;
+
+    m->pipeline = calloc(1, sizeof *m->pipeline);
+    if (m->pipeline == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "out of memory");
+    }
+    rc = gpt_pipeline_open(m->pipeline, options, err);
+    m->stages = rc == 0 ? m->pipeline->schedule.n_stages : 0;
+    return rc;
+}
+
 static int alloc(struct gpt_model *m, struct cst_err *err)
 {
     const size_t tensors = 12 + 8 + 4 * (size_t)m->experts, operators = 4 + (size_t)m->experts;
@@ -153,7 +188,6 @@ static int alloc(struct gpt_model *m, struct cst_err *err)
     m->tensors = calloc(4 + tensors * m->layers, sizeof *m->tensors);
     m->operators = calloc(2 + operators * m->layers, sizeof *m->operators);
     if (m->tensors == NULL || m->operators == NULL) {
-        gpt_model_close(m);
         return cst_err_set(err, CST_ENOMEM, "out of memory for a model of %u layers", m->layers);
     }
     return 0;
@@ -177,7 +211,11 @@ int gpt_model_init(struct gpt_model *model, const struct gpt_options *options, s
     struct gpt_operator *op;
     int wte, wpe, rc = alloc(&m, err);
 
+    if (rc == 0 && options->parallel == GPT_PARALLEL_PIPELINE) {
+        rc = open_pipeline(&m, options, err);
+    }
     if (rc != 0) {
+        gpt_model_close(&m);
         return rc;
     }
     m.lora_scale = m.lora > 0 ? (float)(options->lora_alpha / m.lora) : 0.0f;
@@ -202,6 +240,9 @@ int gpt_model_init(struct gpt_model *model, const struct gpt_options *options, s
     if (m.lora > 0) {
         add_adapters(&m);
     }
+    if (m.pipeline != NULL) {
+        divide_among_ranks(&m);
+    }
     *model = m;
     return 0;
 }
@@ -223,6 +264,10 @@ void gpt_model_close(struct gpt_model *model)
 {
     free(model->tensors);
     free(model->operators);
+    if (model->pipeline != NULL) {
+        gpt_pipeline_close(model->pipeline);
+        free(model->pipeline);
+    }
     *model = (struct gpt_model){0};
 }
 

@@ -23,6 +23,7 @@
 #define GPT_VOCAB 256        /* default vocabulary: one token per byte value */
 #define GPT_MAX_OP_TENSORS 6 /* most tensors of an operator */
 #define GPT_MAX_EXPERTS 1024 /* most experts of a block */
+#define GPT_MAX_STAGES 64    /* most stages of a model */
 
 enum gpt_op_kind {
     GPT_OP_EMBED,
@@ -43,7 +44,7 @@ struct gpt_tensor {
     float decay_scale; /* factor on weight decay: 1 for matrices; 0 for biases, norms, embeddings */
     float mean;        /* mean of the initial weights */
     float deviation;   /* standard deviation of the initial weights */
-    uint32_t group;    /* 0: all ranks hold the tensor; g: rank g - 1 alone holds it */
+    uint32_t group;    /* 0: all ranks hold the tensor; else see gpt_model_group */
     enum cst_pattern_kind pattern; /* shard, expert or frozen */
 };
 
@@ -62,19 +63,29 @@ struct gpt_model {
     uint32_t experts, top_k, world;         /* as in gpt_options; experts 0: dense */
     float balance;                          /* as in gpt_options */
     uint32_t lora;                          /* rank of the adapters; 0: no adapters */
-    uint32_t stages;                        /* as in gpt_options */
-    float lora_scale;                       /* factor on an adapter's output: alpha / rank */
-    struct gpt_tensor *tensors;             /* in order of declaration */
-    uint32_t n_tensors;                     /* entries in tensors */
-    struct gpt_operator *operators;         /* in order of the forward pass */
-    uint32_t n_operators;                   /* entries in operators */
-    uint32_t n_groups;                      /* groups 1..n_groups, of one rank each */
-    uint64_t n_params;                      /* elements of all tensors */
+    uint32_t stages;                        /* as in gpt_options, or those of the pipeline */
+    struct gpt_pipeline *pipeline;          /* of --parallel pipeline, owned; NULL: there is none */
+    uint64_t ends;                  /* ranks of the pipeline's first and last stage, one bit each */
+    float lora_scale;               /* factor on an adapter's output: alpha / rank */
+    struct gpt_tensor *tensors;     /* in order of declaration */
+    uint32_t n_tensors;             /* entries in tensors */
+    struct gpt_operator *operators; /* in order of the forward pass */
+    uint32_t n_operators;           /* entries in operators */
+    uint32_t n_groups;              /* groups 1..n_groups */
+    uint64_t n_params;              /* elements of all tensors */
 };
 
-/* Build the model of @options. The caller frees it with gpt_model_close. CST_ENOMEM. */
+/* Build the model of @options. The caller frees it with gpt_model_close. CST_ENOMEM, and the
+ * statuses of gpt_pipeline_open. */
 int gpt_model_init(struct gpt_model *model, const struct gpt_options *options, struct cst_err *err);
 void gpt_model_close(struct gpt_model *model);
+
+/* Ranks of group @group from 1 on, one bit each: rank @group - 1 alone or, after the groups of all
+ * ranks, those of the pipeline's first and last stage, which share the token embedding. */
+static inline uint64_t gpt_model_group(const struct gpt_model *model, uint32_t group)
+{
+    return group <= model->world ? UINT64_C(1) << (group - 1) : model->ends;
+}
 
 /* Stage of operator @op of @model, which has stages. Their numbers of blocks differ by at most
  * one. The embedding is in the first one, and the head in the last one. */

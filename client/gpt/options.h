@@ -14,7 +14,7 @@
 #include <stdio.h>
 
 enum gpt_matmul_choice { GPT_MATMUL_AUTO, GPT_MATMUL_BF16, GPT_MATMUL_FP32, GPT_MATMUL_PLAIN };
-enum gpt_parallel_choice { GPT_PARALLEL_DATA, GPT_PARALLEL_DISPATCH };
+enum gpt_parallel_choice { GPT_PARALLEL_DATA, GPT_PARALLEL_DISPATCH, GPT_PARALLEL_PIPELINE };
 enum gpt_store_choice { GPT_STORE_DAEMON, GPT_STORE_LOCAL };
 
 struct gpt_options {
@@ -23,8 +23,8 @@ struct gpt_options {
     uint32_t width;    /* elements of the residual stream */
     uint32_t context;  /* tokens in a sequence */
     uint32_t vocab;    /* tokens of the vocabulary */
-    uint32_t batch;    /* sequences per rank and step, all micro-batches together; with
-                          GPT_PARALLEL_DISPATCH, of all ranks together */
+    uint32_t batch;    /* sequences per rank and step, all micro-batches together; of all ranks
+                          together unless they share the work as GPT_PARALLEL_DATA */
     uint32_t experts;  /* experts per block, in place of its MLP; 0: dense */
     uint32_t top_k;    /* experts that each byte is sent to */
     double balance;    /* weight of the load-balancing loss */
@@ -62,7 +62,9 @@ struct gpt_options {
     enum gpt_store_choice store; /* store of the states */
     const char *device;          /* "host", "paced", "paced:N", "cuda", "cuda:N", a UUID */
     enum gpt_parallel_choice parallel; /* how ranks share the work */
-    uint32_t stages;                   /* of GPT_PARALLEL_DISPATCH, of whole blocks; else 0 */
+    uint32_t stages;                   /* of whole blocks; 0: none with GPT_PARALLEL_DATA; with
+                                          GPT_PARALLEL_PIPELINE, those of the schedule */
+    const char *schedule;              /* of GPT_PARALLEL_PIPELINE: a kind, or a file; else NULL */
     uint32_t micro_batches;     /* parts of the batch that are computed one after the other */
     bool reshape;               /* open a job without workers again in place */
     uint64_t activation_memory; /* most bytes of activations per rank; 0: no limit */

@@ -15,7 +15,7 @@
 #define KEY CST_OPTION_IN
 
 static const char *const token_names[] = {"bytes", "uint16", "uint32", NULL};
-static const char *const parallel_names[] = {"data", "dispatch", NULL};
+static const char *const parallel_names[] = {"data", "dispatch", "pipeline", NULL};
 static const char *const store_names[] = {"daemon", "local", NULL};
 static const char *const matmul_names[] = {"auto", "bf16", "fp32", "plain", NULL};
 
@@ -165,12 +165,17 @@ const struct cst_option gpt_options_table[] = {
     KEY("parallel", "parallel", "HOW",
         "how workers share a step (data):\ndata: each one computes a batch of its own\ndispatch: "
         "each one computes whatever stage and micro-batch is next, of one batch for all; workers "
-        "may end and come at any time, and the results do not depend on their number",
+        "may end and come at any time, and the results do not depend on their number\npipeline: "
+        "each one has stages of its own, of one batch for all; the results are those of dispatch",
         CST_NAME(AT(parallel), 0, parallel_names)),
     KEY("parallel", "stages", "N",
-        "stages of --parallel dispatch, into which the blocks are divided (one for each block, at "
-        "most 64)",
-        CST_U32(AT(stages), 1, 64)),
+        "stages into which the blocks are divided (dispatch: one for each block, at most 64; "
+        "pipeline: one for each worker, interleaved two)",
+        CST_U32(AT(stages), 1, GPT_MAX_STAGES)),
+    KEY("parallel", "schedule", "NAME|FILE",
+        "order of a pipeline's passes: gpipe, 1f1b, interleaved, early or shifted, or a file of "
+        "cistern schedule --output (1f1b)",
+        CST_TEXT(AT(schedule))),
     KEY("job", "reshape", NULL,
         "if the job has no worker, open it again in place with these ranks, pools and options; its "
         "states are kept",

@@ -2,6 +2,8 @@
 #include "client/gpt/progress.h"
 
 #include "client/gpt/output.h"
+#include "client/gpt/pipeline.h"
+#include "offload/parallel/schedule_check.h"
 #include "proto/clock.h"
 
 #include <errno.h>
@@ -110,6 +112,18 @@ static void json_number(FILE *f, const char *name, double value)
     }
 }
 
+static void json_actions(FILE *f, const struct gpt_pipeline_run *run)
+{
+    char words[CST_STAGE_ACTION_WORDS];
+
+    (void)fprintf(f, ", \"actions\": [");
+    for (uint32_t i = 0; i < run->n_done; i++) {
+        (void)fprintf(f, "%s\"%s\"", i == 0 ? "" : ", ",
+                      cst_stage_action_words(run->done[i], words));
+    }
+    (void)fprintf(f, "]");
+}
+
 static void json_step(struct gpt_progress *p, const struct gpt_progress_step *s, double seconds)
 {
     const struct cst_step_result *r = s->result;
@@ -132,6 +146,9 @@ static void json_step(struct gpt_progress *p, const struct gpt_progress_step *s,
                       s->stat->hits, s->stat->late, s->stat->misses, s->stat->bytes_up,
                       s->stat->bytes_down, s->stat->pool_bytes);
         json_number(p->json, "weight_wait_seconds", s->stat->weight_wait_seconds);
+    }
+    if (s->pipeline != NULL) {
+        json_actions(p->json, s->pipeline);
     }
     (void)fprintf(p->json, ", \"skipped\": %s, \"overflow\": %s}\n", r->skipped ? "true" : "false",
                   r->overflow ? "true" : "false");

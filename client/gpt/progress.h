@@ -25,11 +25,15 @@ struct gpt_progress {
     uint64_t n_steps;     /* steps of this run so far */
 };
 
+struct gpt_pipeline_run;
+
 /* A committed step. */
 struct gpt_progress_step {
     const struct cst_step_result *result;
     const struct cst_rank_stat *stat; /* NULL: not queried for this step */
     double lr;
+    /* What this rank did of a pipeline's schedule (pipeline.h); NULL: there is none. */
+    const struct gpt_pipeline_run *pipeline;
 };
 
 /* Open @progress. @json_path: file for JSON, or NULL. @append: keep the contents of the file. The

@@ -30,9 +30,9 @@ struct gpt_store_ops {
     /* Open a communicator of all ranks, as cst_comm_open does. The store's close() closes it if the
      * caller has not. NULL: the ranks of this store are threads. */
     int (*comm_open)(struct gpt_store *store, struct cst_comm **out, struct cst_err *err);
-    /* Units, as cst_next does them, and the arrays that pass between their stages, as cst_put and
-     * cst_take do that. Edge i goes from stage i to stage i + 1, and edge stages - 1 + i back.
-     * NULL: this store has no stages. */
+    /* Units, as cst_next does them, and the arrays that pass between stages, as cst_put and
+     * cst_take do that. Edge i goes from stage i to stage i + 1, and edge stages - 1 + i back; a
+     * pipeline has more (pipeline.h). NULL: this store has no stages. */
     int (*next)(struct gpt_store *store, double loss, struct cst_unit *unit, struct cst_err *err);
     int (*put)(struct gpt_store *store, uint32_t edge, uint32_t number, const void *data,
                uint64_t bytes, struct cst_err *err);

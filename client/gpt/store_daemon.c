@@ -3,6 +3,7 @@
 #include "client/gpt/describe.h"
 #include "client/gpt/device.h"
 #include "client/gpt/gpt2.h"
+#include "client/gpt/pipeline.h"
 #include "client/gpt/stop.h"
 
 #include <poll.h>
@@ -23,8 +24,13 @@ static int declare_groups(struct cst_job *job, const struct gpt_model *model)
 {
     int number = 0;
 
-    for (uint32_t rank = 0; rank < model->n_groups && number >= 0; rank++) {
-        number = cst_group(job, &rank, 1);
+    for (uint32_t g = 1; g <= model->n_groups && number >= 0; g++) {
+        uint32_t ranks[64], n = 0; /* A bit of the group is one of 64. */
+
+        for (uint64_t left = gpt_model_group(model, g); left != 0; left &= left - 1) {
+            ranks[n++] = (uint32_t)__builtin_ctzll(left);
+        }
+        number = cst_group(job, ranks, n);
     }
     return number < 0 ? number : 0;
 }
@@ -57,24 +63,37 @@ static int declare_stashes(struct cst_job *job, const struct gpt_options *option
     return rc;
 }
 
-/* Edges between stages, for one array for each micro-batch: see gpt_store_ops. */
+/* Edge @i of @n between stages of --parallel dispatch, with one array for each micro-batch: see
+ * gpt_store_ops. */
+static struct cst_edge_spec dispatch_edge(const struct gpt_options *options, uint32_t i, uint32_t n,
+                                          uint64_t bytes, char name[GPT_PIPELINE_NAME_BYTES])
+{
+    (void)snprintf(name, GPT_PIPELINE_NAME_BYTES, "%s stage %u",
+                   i < n ? "output of" : "gradient for", i % n);
+    return (struct cst_edge_spec){.name = name,
+                                  .from = CST_ALL_RANKS,
+                                  .to = CST_ALL_RANKS,
+                                  .slot_bytes = bytes,
+                                  .n_slots = options->micro_batches};
+}
+
+/* Edges for what goes from stage to stage. */
 static int declare_boundaries(struct cst_job *job, const struct gpt_options *options,
                               const struct gpt_model *model)
 {
     const uint32_t n = model->stages > 0 ? model->stages - 1 : 0;
+    const uint32_t n_edges =
+        model->pipeline != NULL ? gpt_pipeline_n_edges(model->pipeline) : 2 * n;
     const uint64_t rows = (uint64_t)options->batch / options->micro_batches * options->context;
+    const uint64_t bytes = rows * model->width * sizeof(float);
     int number = 0;
 
-    for (uint32_t i = 0; i < 2 * n && number >= 0; i++) {
-        char name[48];
-        const struct cst_edge_spec edge = {.name = name,
-                                           .from = CST_ALL_RANKS,
-                                           .to = CST_ALL_RANKS,
-                                           .slot_bytes = rows * model->width * sizeof(float),
-                                           .n_slots = options->micro_batches};
+    for (uint32_t i = 0; i < n_edges && number >= 0; i++) {
+        char name[GPT_PIPELINE_NAME_BYTES];
+        const struct cst_edge_spec edge = model->pipeline != NULL
+                                              ? gpt_pipeline_edge(model->pipeline, i, bytes, name)
+                                              : dispatch_edge(options, i, n, bytes, name);
 
-        (void)snprintf(name, sizeof name, "%s stage %u", i < n ? "output of" : "gradient for",
-                       i % n);
         number = cst_edge(job, &edge);
     }
     return number < 0 ? number : 0;
@@ -115,7 +134,8 @@ static int declare_operators(struct cst_job *job, const struct gpt_options *opti
 
     for (uint32_t i = 0, next = 0; i < model->n_operators && number >= 0; i++) {
         const struct gpt_operator *op = &model->operators[i];
-        const bool begins = model->stages > 0 && gpt_model_stage(model, op) == next;
+        const bool begins =
+            model->stages > 0 && model->pipeline == NULL && gpt_model_stage(model, op) == next;
         const struct cst_operator_cost cost = gpt_describe_cost(options, model, i);
 
         number = begins ? cst_stage(job) : 0;
@@ -437,7 +457,8 @@ static int open_job(struct daemon_store *s, struct gpt_device *device, struct cs
         .device = options->device,
         .pool_bytes = pool_bytes(options, model),
         .chunk_elems = options->chunk,
-        .micro_batches = device->ops->passes(device),
+        .micro_batches = model->pipeline != NULL ? gpt_pipeline_micro_batches(model->pipeline)
+                                                 : device->ops->passes(device),
         .base = options->base,
         .optimizer = options->optimizer,
         .masters = options->masters,

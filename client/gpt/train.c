@@ -7,11 +7,11 @@
 #include "client/gpt/hyper.h"
 #include "client/gpt/output.h"
 #include "client/gpt/pass.h"
+#include "client/gpt/pipeline.h"
 #include "client/gpt/progress.h"
 #include "client/gpt/sample.h"
 #include "client/gpt/start.h"
 #include "client/gpt/stop.h"
-#include "client/gpt/unit.h"
 #include "client/gpt/validate.h"
 
 #include <ctype.h>
@@ -27,6 +27,8 @@ struct train {
     struct gpt_device *device;         /* borrowed; computes the model */
     struct gpt_pass *pass;             /* activations of this rank */
     uint32_t n_passes;                 /* passes per batch */
+    struct gpt_pipeline_run pipeline;  /* of --parallel pipeline */
+    uint64_t step;                     /* that the pipeline does */
     bool joins;                        /* opens the communicators of pass at each sync */
     struct gpt_progress progress;      /* progress reports */
     struct gpt_checkpoint checkpoint;  /* of rank 0 */
@@ -118,20 +120,45 @@ static bool has_loss(const struct train *t, const struct cst_unit *unit)
     return unit->kind == CST_UNIT_BACKWARD && unit->stage + 1 == t->model->stages;
 }
 
-/* Run one unit after the other until the step has no more. Each of them is of the only batch. */
-static int run_units(struct train *t, uint64_t step, struct cst_err *err)
+/* Give the pass the sequences of micro-batch @micro of the step, of which there is one batch. */
+static int load_micro(const struct train *t, uint64_t step, uint32_t micro, struct cst_err *err)
 {
     const struct gpt_options *o = t->options;
     const size_t n_seqs = o->batch / t->n_passes;
+
+    return gpt_data_batch(&t->texts->train, o->seed, step * o->batch + micro * n_seqs, n_seqs,
+                          o->context, t->pass->tokens, t->pass->targets, err);
+}
+
+static int run_unit(struct train *t, const struct cst_unit *unit, struct cst_err *err)
+{
+    const struct gpt_unit run = {
+        .stage = unit->stage,
+        .micro_batch = unit->micro_batch,
+        .n_seqs = t->options->batch / t->n_passes,
+        .kept = unit->stage - 1,
+        .embed = GPT_UNIT_NO_EDGE,
+    };
+    int rc;
+
+    if (unit->kind == CST_UNIT_FORWARD) {
+        return gpt_unit_forward(t->pass, t->store, &run, err);
+    }
+    rc = gpt_unit_restore(t->pass, t->store, &run, err);
+    return rc == 0 ? gpt_unit_backward(t->pass, t->store, &run, err) : rc;
+}
+
+/* Run one unit after the other until the step has no more. */
+static int run_units(struct train *t, uint64_t step, struct cst_err *err)
+{
     struct cst_unit unit;
     double loss = 0;
     int rc = t->store->ops->next(t->store, loss, &unit, err);
 
     while (rc == 0 && unit.kind != CST_UNIT_STEP) {
-        rc = gpt_data_batch(&t->texts->train, o->seed, step * o->batch + unit.micro_batch * n_seqs,
-                            n_seqs, o->context, t->pass->tokens, t->pass->targets, err);
+        rc = load_micro(t, step, unit.micro_batch, err);
         if (rc == 0) {
-            rc = gpt_unit_run(t->pass, t->store, &unit, n_seqs, err);
+            rc = run_unit(t, &unit, err);
         }
         if (rc == 0 && has_loss(t, &unit)) {
             rc = t->pass->ops->loss(t->pass, &loss, err);
@@ -141,6 +168,13 @@ static int run_units(struct train *t, uint64_t step, struct cst_err *err)
         }
     }
     return rc;
+}
+
+static int load_of_step(void *arg, uint32_t micro, struct cst_err *err)
+{
+    const struct train *t = arg;
+
+    return load_micro(t, t->step, micro, err);
 }
 
 /* Run all passes and commit the step. The gradients of a pass are those of its mean loss.
@@ -153,6 +187,12 @@ static int one_step(struct train *t, uint64_t step, struct cst_step_result *resu
     double loss;
     int rc;
 
+    if (t->options->parallel == GPT_PARALLEL_PIPELINE) {
+        t->step = step;
+        rc = gpt_pipeline_step(&t->pipeline, err);
+        params.loss = t->pipeline.loss;
+        return rc == 0 ? ops->step(t->store, &params, result, err) : rc;
+    }
     if (t->options->parallel == GPT_PARALLEL_DISPATCH) {
         rc = run_units(t, step, err);
         return rc == 0 ? ops->step(t->store, &params, result, err) : rc;
@@ -174,7 +214,8 @@ static int one_step(struct train *t, uint64_t step, struct cst_step_result *resu
 static int tell_step(struct train *t, const struct cst_step_result *result, double lr,
                      struct cst_err *err)
 {
-    struct gpt_progress_step told = {.result = result, .lr = lr};
+    struct gpt_progress_step told = {
+        .result = result, .lr = lr, .pipeline = t->pipeline.done != NULL ? &t->pipeline : NULL};
     struct cst_rank_stat stat;
     int rc = 0;
 
@@ -390,6 +431,23 @@ static void tell_finished(const struct train *t, uint64_t step)
     }
 }
 
+static int open_pipeline(struct train *t, struct cst_err *err)
+{
+    const struct cst_schedule *schedule = &t->model->pipeline->schedule;
+    const size_t n = schedule->first[t->rank + 1] - schedule->first[t->rank];
+
+    t->pipeline = (struct gpt_pipeline_run){
+        .pass = t->pass,
+        .store = t->store,
+        .rank = t->rank,
+        .n_seqs = t->options->batch / t->n_passes,
+        .load = load_of_step,
+        .arg = t,
+        .done = malloc(n * sizeof *t->pipeline.done),
+    };
+    return t->pipeline.done != NULL ? 0 : cst_err_set(err, CST_ENOMEM, "out of memory");
+}
+
 int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
               const struct gpt_texts *texts, struct gpt_device *device, struct gpt_store *store,
               struct cst_comm *comm, uint32_t rank, struct cst_err *err)
@@ -409,7 +467,10 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
         return rc;
     }
     t.pass->comms = (struct gpt_exchange_comms){.host = comm, .rows = comm};
-    if (rank == 0) {
+    if (model->pipeline != NULL) {
+        rc = open_pipeline(&t, err);
+    }
+    if (rc == 0 && rank == 0) {
         rc = gpt_start(options, model, t.n_passes, store, err);
     }
     step = store->ops->steps(store);
@@ -440,6 +501,7 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
         rc = write_end(&t, err);
     }
     part(&t);
+    free(t.pipeline.done);
     t.pass->ops->close(t.pass);
     return rc;
 }

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define EVENT_FLAGS (CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC)
+
 static struct gpt_cuda_pass *self(struct gpt_pass *pass)
 {
     return (struct gpt_cuda_pass *)(void *)pass;
@@ -112,8 +114,11 @@ int gpt_cuda_begin(struct gpt_cuda_pass *p, size_t n_seqs, uint32_t first, uint3
 {
     const struct gpt_model *m = p->head.model;
     const size_t rows = n_seqs * m->context;
-    int rc = upload_bytes(p, p->a.tokens, p->head.tokens, p->token_bytes, rows, err);
+    /* Nothing else need have waited for the stream since the pass before. */
+    int rc = cst_cuda_check(&p->gpu->driver, p->gpu->driver.cuEventSynchronize(p->uploaded), err,
+                            "the pass before");
 
+    rc = rc == 0 ? upload_bytes(p, p->a.tokens, p->head.tokens, p->token_bytes, rows, err) : rc;
     p->n_seqs = n_seqs;
     p->all = (struct gpt_attention_shape){
         .n_seqs = n_seqs,
@@ -128,7 +133,10 @@ int gpt_cuda_begin(struct gpt_cuda_pass *p, size_t n_seqs, uint32_t first, uint3
     if (rc == 0 && train) {
         rc = upload_bytes(p, p->a.targets, p->head.targets, p->target_bytes, rows, err);
     }
-    return rc;
+    return rc == 0 ? cst_cuda_check(&p->gpu->driver,
+                                    p->gpu->driver.cuEventRecord(p->uploaded, p->gpu->stream), err,
+                                    "the tokens' event")
+                   : rc;
 }
 
 int gpt_cuda_enqueue_loss(struct gpt_cuda_pass *p, struct cst_err *err)
@@ -234,6 +242,9 @@ static void cuda_close(struct gpt_pass *pass)
     struct gpt_cuda_pass *p = self(pass);
 
     (void)gpt_gpu_wait(p->gpu, NULL);
+    if (p->uploaded != NULL) {
+        (void)p->gpu->driver.cuEventDestroy(p->uploaded);
+    }
     if (p->known != NULL) {
         (void)p->gpu->driver.cuEventDestroy(p->known);
     }
@@ -289,7 +300,7 @@ static int alloc_pinned(struct gpt_cuda_pass *p, size_t rows, struct cst_err *er
 
 uint32_t gpt_cuda_passes(const struct gpt_options *options)
 {
-    return options->parallel == GPT_PARALLEL_DISPATCH ? options->micro_batches : 1;
+    return options->parallel == GPT_PARALLEL_DATA ? 1 : options->micro_batches;
 }
 
 struct gpt_activation_size gpt_cuda_pass_size(const struct gpt_options *options,
@@ -334,10 +345,12 @@ int gpt_cuda_pass_open(struct gpt_pass **out, const struct gpt_gpu *gpu,
         rc = alloc_pinned(p, rows, err);
     }
     if (rc == 0) {
-        rc = cst_cuda_check(
-            &gpu->driver,
-            gpu->driver.cuEventCreate(&p->known, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC),
-            err, "an event");
+        rc = cst_cuda_check(&gpu->driver, gpu->driver.cuEventCreate(&p->known, EVENT_FLAGS), err,
+                            "an event");
+    }
+    if (rc == 0) {
+        rc = cst_cuda_check(&gpu->driver, gpu->driver.cuEventCreate(&p->uploaded, EVENT_FLAGS), err,
+                            "an event");
     }
     if (rc != 0) {
         cuda_close(&p->head);

@@ -21,11 +21,12 @@ struct gpt_cuda_pass {
     struct gpt_attention_shape all; /* shape of the pass under way */
     uint32_t first, last;           /* blocks of the pass under way: the first and the last one */
     uint32_t at_hand;               /* with recompute: the layer whose activations are in memory */
-    CUevent known;                  /* recorded when losses has the results */
-    float *losses;                  /* pinned, one per row: copy of the device's losses */
-    uint8_t *token_bytes;           /* pinned, one per row: copy of head.tokens */
-    uint8_t *target_bytes;          /* pinned, one per row: copy of head.targets */
-    float *logits;                  /* pinned: logits of one row */
+    CUevent uploaded;      /* recorded when token_bytes and target_bytes may be overwritten */
+    CUevent known;         /* recorded when losses has the results */
+    float *losses;         /* pinned, one per row: copy of the device's losses */
+    uint8_t *token_bytes;  /* pinned, one per row: copy of head.tokens */
+    uint8_t *target_bytes; /* pinned, one per row: copy of head.targets */
+    float *logits;         /* pinned: logits of one row */
 };
 
 /* Begin a pass through the blocks @first to @last over @n_seqs sequences: upload the tokens, and
