@@ -531,8 +531,12 @@ void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from
  * min_blocks is the maximum number of blocks that are used at once in forward and backward passes
  * in declared order: the operator's weights, the open gradients (begun and not complete, including
  * the operator's own), and one more chunk of weights of each class, if there is one, to fetch
- * ahead. It is at least 1 in the first class. Operators of sparse tensors may be left out: a
- * gradient that such an operator shares with another one counts as open until the step.
+ * ahead. It is at least 1 in the first class. A gradient is complete when the operators of all
+ * ranks that hold its chunk have contributed: that of an embedding which the first and the last
+ * stage of a pipeline share waits in the last stage until the first one has run. Operators of
+ * sparse tensors may be left out, and ranks may hold tensors that they do not use: a gradient for
+ * which such an operator and another one, or such a rank, count is open until the end of the
+ * micro-batch.
  *
  * Statuses:
  *

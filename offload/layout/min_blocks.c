@@ -3,32 +3,54 @@
 
 #include <string.h>
 
-/* A sweep through the backward passes of the operators that one rank runs. */
+/* A sweep through the backward passes of the operators, as one rank sees it. */
 struct sweep {
     struct cst_packing *p;
+    uint64_t rank;                              /* The rank's bit. */
     uint32_t n_used[CST_LAYOUT_MAX_CLASSES];    /* Chunks that its operators use. */
     uint32_t n_open[CST_LAYOUT_MAX_CLASSES];    /* Open gradients. */
     uint32_t n_weights[CST_LAYOUT_MAX_CLASSES]; /* Chunks of the current operator. */
 };
 
+static const struct cst_kind *kind_of(const struct cst_packing *p, uint32_t chunk)
+{
+    return &p->kinds[p->chunks[chunk].kind];
+}
+
 static bool has_gradient(const struct cst_packing *p, uint32_t chunk)
 {
-    return p->kinds[p->chunks[chunk].kind].has_states;
+    return kind_of(p, chunk)->has_states;
+}
+
+/* True if the rank runs @op. */
+static bool runs(const struct sweep *s, uint32_t op)
+{
+    return (s->p->model->operators[op].ranks & s->rank) != 0;
+}
+
+/* True if the rank or one that it waits for runs @op: one that holds a tensor of it, too. */
+static bool concerns(const struct sweep *s, uint32_t op)
+{
+    return (s->p->op_holders[op] & s->rank) != 0 &&
+           (s->p->model->operators[op].ranks & s->p->world) != 0;
 }
 
 static void count_op(struct sweep *s, uint32_t op)
 {
     struct cst_packing *p = s->p;
+    const bool own = runs(s, op);
 
     for (uint32_t k = p->op_first[op]; k < p->op_first[op + 1]; k++) {
         uint32_t chunk = p->chunk_of[p->op_items[k]];
         struct cst_swept *c = &p->swept[chunk];
 
-        s->n_used[p->chunks[chunk].size_class] += c->n_ops == 0;
+        s->n_used[p->chunks[chunk].size_class] += own && !c->used;
+        c->used = c->used || own;
         c->n_ops += c->seen != op + 1;
         c->seen = op + 1;
         c->uses_left++;
         c->sparse = c->sparse || p->op_sparse[op];
+        c->users |= p->model->operators[op].ranks;
     }
 }
 
@@ -51,8 +73,9 @@ static void begin_op(struct sweep *s, uint32_t op)
     }
 }
 
-/* The backward pass of @op ends: gradients with no further use are handed in, unless one of their
- * operators may have been left out. */
+/* The backward pass of @op ends, in all ranks that run it: gradients with no further use are
+ * summed, unless an operator may have been left out, or a rank that holds the chunk has no operator
+ * for it and goes on at the end of the micro-batch. */
 static void end_op(struct sweep *s, uint32_t op)
 {
     struct cst_packing *p = s->p;
@@ -61,7 +84,8 @@ static void end_op(struct sweep *s, uint32_t op)
         uint32_t chunk = p->chunk_of[p->op_items[k]];
         struct cst_swept *c = &p->swept[chunk];
 
-        if (--c->uses_left == 0 && c->open && !(c->sparse && c->n_ops > 1)) {
+        if (--c->uses_left == 0 && c->open && !(c->sparse && c->n_ops > 1) &&
+            (kind_of(p, chunk)->ranks & ~c->users) == 0) {
             c->open = false;
             s->n_open[p->chunks[chunk].size_class]--;
         }
@@ -98,12 +122,11 @@ struct cst_layout_need cst_min_blocks_of_rank(struct cst_packing *packing, uint3
 {
     const struct cst_model *model = packing->model;
     struct cst_layout_need need = {.min_blocks = {1}};
-    struct sweep s = {.p = packing};
-    uint64_t bit = UINT64_C(1) << rank;
+    struct sweep s = {.p = packing, .rank = UINT64_C(1) << rank};
 
     memset(packing->swept, 0, packing->n_chunks * sizeof *packing->swept);
     for (uint32_t i = 0; i < model->n_operators; i++) {
-        if ((model->operators[i].ranks & bit) != 0) {
+        if (concerns(&s, i)) {
             count_op(&s, i);
         }
     }
@@ -111,13 +134,15 @@ struct cst_layout_need cst_min_blocks_of_rank(struct cst_packing *packing, uint3
         packing->swept[c].seen = 0;
     }
     for (uint32_t i = model->n_operators; i-- > 0;) {
-        if ((model->operators[i].ranks & bit) != 0) {
+        if (runs(&s, i)) {
             begin_op(&s, i);
             keep_min(&s, i, &need);
+        }
+        if (concerns(&s, i)) {
             end_op(&s, i);
         }
     }
-    count_max(packing, bit, &need);
+    count_max(packing, s.rank, &need);
     return need;
 }
 

@@ -251,6 +251,7 @@ static void list_op_items(struct cst_packing *p)
 
             p->op_items[at++] = item;
             p->op_sparse[i] = p->op_sparse[i] || p->kinds[p->items[item].kind].sparse;
+            p->op_holders[i] |= p->kinds[p->items[item].kind].ranks;
         }
     }
     p->op_first[p->model->n_operators] = at;
@@ -276,13 +277,14 @@ static int allocate(struct cst_packing *p)
     p->op_first = calloc(n_ops + 1, sizeof *p->op_first);
     p->op_items = calloc(p->model->n_uses + 1u, sizeof *p->op_items);
     p->op_sparse = calloc(n_ops + 1, sizeof *p->op_sparse);
+    p->op_holders = calloc(n_ops + 1, sizeof *p->op_holders);
     p->kinds = calloc(n_kinds, sizeof *p->kinds);
     p->slots = calloc(n_kinds * CST_LAYOUT_MAX_CLASSES, sizeof *p->slots);
     return p->stages != NULL && p->order != NULL && p->muon != NULL && p->item_of != NULL &&
                    p->items != NULL && p->chunk_of != NULL && p->offset != NULL &&
                    p->chunks != NULL && p->swept != NULL && p->op_first != NULL &&
-                   p->op_items != NULL && p->op_sparse != NULL && p->kinds != NULL &&
-                   p->slots != NULL
+                   p->op_items != NULL && p->op_sparse != NULL && p->op_holders != NULL &&
+                   p->kinds != NULL && p->slots != NULL
                ? CST_OK
                : CST_ENOMEM;
 }
@@ -331,6 +333,7 @@ void cst_packing_close(struct cst_packing *packing)
     free(packing->op_first);
     free(packing->op_items);
     free(packing->op_sparse);
+    free(packing->op_holders);
     free(packing->kinds);
     free(packing->slots);
     memset(packing, 0, sizeof *packing);

@@ -63,11 +63,13 @@ struct cst_slot {
     uint32_t op;    /* For sparse kinds: the operator of the chunk's items. */
 };
 
-/* State of a chunk in a sweep through the operators of one rank. */
+/* State of a chunk in a sweep through the operators, as one rank sees it. */
 struct cst_swept {
+    uint64_t users;     /* Ranks that run operators which use the chunk, one bit each. */
     uint32_t seen;      /* 1 + the last operator that was seen to use the chunk. */
-    uint32_t uses_left; /* Uses of its items whose backward pass has not ended. */
+    uint32_t uses_left; /* Uses of its items, by any rank, whose backward pass has not ended. */
     uint32_t n_ops;     /* Number of operators that use the chunk. */
+    bool used;          /* The rank runs one of these operators. */
     bool sparse;        /* One of these operators may be left out of a step. */
     bool open;          /* The gradient is begun and not complete. */
 };
@@ -90,6 +92,8 @@ struct cst_packing {
     uint32_t *op_first; /* Per operator and one more: start of its items in op_items. */
     uint32_t *op_items; /* One for each tensor of each operator. */
     bool *op_sparse;    /* Per operator: it uses a tensor of a sparse kind. */
+    /* Per operator: ranks that hold a tensor of it, one bit each; not all of them need run it. */
+    uint64_t *op_holders;
     struct cst_kind *kinds;
     uint32_t n_kinds;
     struct cst_slot *slots;  /* Scratch, CST_LAYOUT_MAX_CLASSES per kind. */

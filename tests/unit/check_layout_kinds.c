@@ -6,6 +6,7 @@
 #include "tests/unit/layout_rig.h"
 
 #include <check.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -197,6 +198,58 @@ START_TEST(needs_of_ranks)
 }
 END_TEST
 
+/* The first and the last stage of a pipeline share an embedding, whose gradient waits in the last
+ * stage for that of the first one, which needs what the last one computes meanwhile. A smaller pool
+ * is refused, with one that works. */
+START_TEST(needs_of_a_tied_pipeline)
+{
+    uint32_t wte;
+    uint64_t lacks;
+
+    config.world = 3;
+    ck_assert_int_eq(cst_model_group(&model, 0x1, &err), CST_OK);
+    ck_assert_int_eq(cst_model_group(&model, 0x2, &err), CST_OK);
+    ck_assert_int_eq(cst_model_group(&model, 0x4, &err), CST_OK);
+    ck_assert_int_eq(cst_model_group(&model, 0x5, &err), CST_OK);
+    wte = tensor(8192, 4, CST_PATTERN_SHARD);
+    use(2, (uint32_t[]){wte, tensor(8192, 1, CST_PATTERN_SHARD)});
+    use(1, (uint32_t[]){tensor(8192, 2, CST_PATTERN_SHARD)});
+    use(1, (uint32_t[]){tensor(8192, 3, CST_PATTERN_SHARD)});
+    use(3, (uint32_t[]){tensor(8192, 3, CST_PATTERN_SHARD), tensor(8192, 3, CST_PATTERN_SHARD),
+                        tensor(8192, 3, CST_PATTERN_SHARD)});
+    use(2, (uint32_t[]){wte, tensor(8192, 3, CST_PATTERN_SHARD)});
+    build();
+    ck_assert_uint_eq(layout.needs[0].min_blocks[0], 4); /* two weights and two gradients */
+    ck_assert_uint_eq(layout.needs[1].min_blocks[0], 2);
+    /* Three weights, three gradients and that of wte, and the next weight. */
+    ck_assert_uint_eq(layout.needs[2].min_blocks[0], 8);
+    ck_assert_uint_eq(layout.needs[2].min_operator[0], 3);
+    config.pool_bytes = UINT64_C(8) * 2 * 8192 - 1;
+    cst_layout_close(&layout);
+    ck_assert_int_eq(cst_layout_build(&layout, &model, &config, &err), CST_EPOOL);
+    ck_assert_int_eq(sscanf(strstr(err.text, "("), "(%" SCNu64 " bytes)", &lacks), 1);
+    config.pool_bytes += lacks;
+    ck_assert_int_eq(cst_layout_build(&layout, &model, &config, &err), CST_OK);
+}
+END_TEST
+
+/* A rank that holds a tensor but runs no operator of it is known to contribute nothing at the end
+ * of the micro-batch. */
+START_TEST(needs_beside_a_rank_without_operators)
+{
+    uint32_t shared;
+
+    config.world = 2;
+    ck_assert_int_eq(cst_model_group(&model, 0x1, &err), CST_OK);
+    shared = tensor(8192, 0, CST_PATTERN_SHARD);
+    use(1, (uint32_t[]){tensor(8192, 1, CST_PATTERN_SHARD)});
+    use(2, (uint32_t[]){shared, tensor(8192, 1, CST_PATTERN_SHARD)});
+    build();
+    ck_assert_uint_eq(layout.needs[0].min_blocks[0], 5);
+    ck_assert_uint_eq(layout.needs[1].min_blocks[0], 1);
+}
+END_TEST
+
 /* A group with a rank that the job does not have is refused, with both numbers. */
 START_TEST(ranks_beyond_the_world)
 {
@@ -369,6 +422,8 @@ static Suite *suite(void)
     tcase_add_test(tc, frozen);
     tcase_add_test(tc, bytes_per_parameter);
     tcase_add_test(tc, needs_of_ranks);
+    tcase_add_test(tc, needs_of_a_tied_pipeline);
+    tcase_add_test(tc, needs_beside_a_rank_without_operators);
     tcase_add_test(tc, ranks_beyond_the_world);
     tcase_add_test(tc, shared_with_a_base);
     tcase_add_test(tc, base_of_a_base);

@@ -354,7 +354,8 @@ struct worker {
     const struct cst_layout *layout;
     const struct cst_model *model;
     uint32_t rank;
-    uint32_t *uses_left; /* per chunk: uses by operators whose backward is still to come */
+    uint32_t *uses_left; /* per chunk: uses by operators of all ranks whose backward is to come */
+    uint64_t *users;     /* per chunk: ranks that run these operators */
     bool *open;          /* per chunk: its gradient is open */
     bool *mine;          /* per chunk: an operator of this rank uses it */
     uint32_t most[CST_LAYOUT_MAX_CLASSES]; /* per size class: the most blocks held at once */
@@ -404,7 +405,8 @@ static void count_blocks(struct worker *w, uint32_t op)
     }
 }
 
-static void backward(struct worker *w, uint32_t op)
+/* This rank runs the backward pass of @op. */
+static void open_gradients(struct worker *w, uint32_t op)
 {
     const struct cst_layout_use *use = &w->layout->uses[op];
 
@@ -414,9 +416,19 @@ static void backward(struct worker *w, uint32_t op)
         }
     }
     count_blocks(w, op);
+}
+
+/* All ranks that run @op have done its backward pass. The gradient is summed when all ranks of the
+ * chunk have contributed, and stays where it is if one has no operator for that. */
+static void sum_gradients(struct worker *w, uint32_t op)
+{
+    const struct cst_layout_use *use = &w->layout->uses[op];
+
     for (uint32_t k = 0; k < use->n_chunks; k++) {
-        if (--w->uses_left[use->chunks[k]] == 0) {
-            w->open[use->chunks[k]] = false; /* the gradient is handed in */
+        const uint32_t c = use->chunks[k];
+
+        if (--w->uses_left[c] == 0 && (w->layout->chunks[c].ranks & ~w->users[c]) == 0) {
+            w->open[c] = false;
         }
     }
 }
@@ -426,21 +438,27 @@ static void walk(struct worker *w, bool leave_out)
     uint32_t n = w->model->n_operators;
 
     for (uint32_t i = 0; i < n; i++) {
-        for (uint32_t k = 0; runs(w, i) && k < w->layout->uses[i].n_chunks; k++) {
-            w->uses_left[w->layout->uses[i].chunks[k]]++;
-            w->mine[w->layout->uses[i].chunks[k]] = true;
+        for (uint32_t k = 0; k < w->layout->uses[i].n_chunks; k++) {
+            const uint32_t c = w->layout->uses[i].chunks[k];
+
+            w->uses_left[c]++;
+            w->users[c] |= w->model->operators[i].ranks;
+            w->mine[c] = w->mine[c] || runs(w, i);
         }
     }
     for (uint32_t i = 0; i < 2 * n; i++) {
         uint32_t op = i < n ? i : 2 * n - 1 - i;
 
-        if (!runs(w, op) || (leave_out && is_sparse(w->model, op) && rand() % 2 == 0)) {
+        if (leave_out && is_sparse(w->model, op) && rand() % 2 == 0) {
             continue;
         }
-        if (i < n) {
+        if (runs(w, op) && i < n) {
             count_blocks(w, op);
-        } else {
-            backward(w, op);
+        } else if (runs(w, op)) {
+            open_gradients(w, op);
+        }
+        if (i >= n) {
+            sum_gradients(w, op);
         }
     }
 }
@@ -452,13 +470,14 @@ static void check_rank(const struct cst_layout *layout, const struct cst_model *
                        .model = model,
                        .rank = rank,
                        .uses_left = calloc(layout->n_chunks, sizeof *w.uses_left),
+                       .users = calloc(layout->n_chunks, sizeof *w.users),
                        .open = calloc(layout->n_chunks, sizeof *w.open),
                        .mine = calloc(layout->n_chunks, sizeof *w.mine),
                        .most = {1}};
     const struct cst_layout_need *need = &layout->needs[rank];
     bool exact = !leave_out;
 
-    must(w.uses_left != NULL && w.open != NULL && w.mine != NULL);
+    must(w.uses_left != NULL && w.users != NULL && w.open != NULL && w.mine != NULL);
     walk(&w, leave_out);
     for (uint32_t i = 0; i < model->n_operators; i++) {
         exact = exact && !is_sparse(model, i);
@@ -469,6 +488,7 @@ static void check_rank(const struct cst_layout *layout, const struct cst_model *
         must_le(need->min_blocks[k], need->max_blocks[k] > 0 ? need->max_blocks[k] : 1);
     }
     free(w.uses_left);
+    free(w.users);
     free(w.open);
     free(w.mine);
 }
