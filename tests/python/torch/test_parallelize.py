@@ -15,6 +15,7 @@ import cistern.torch as ct
 import models
 import torch
 import torch.distributed as dist
+import transformers
 from gloo import run_ranks
 from models import TorchCase
 from torch import nn
@@ -128,6 +129,127 @@ class Products(TorchCase):
         self.check(2, {"pp": 2, "recompute": [1, 2], "borders": [1]})
 
 
+def by_hand(job: str) -> list[tuple[float, float]]:
+    """Train with backward passes of the program's own, of two batches in each step."""
+    part = ct.parallelize(model_of("llama"), {"dp": 2}, batch=batch(0))
+    store = ct.attach(part, job, micro_batches=2)
+    optimizer = store.optimizer(lr=3e-3, clip_norm=0.5)
+    results = []
+    for step in range(N_STEPS):
+        losses = []
+        for i in range(2):
+            loss = part(**batch(2 * step + i)).loss
+            (loss / 2).backward()
+            losses.append(loss.item())
+        optimizer.step()
+        results.append((sum(losses) / 2, optimizer.norm.item()))
+    store.close()
+    return results
+
+
+def killed_once(job: str, dies: bool) -> Any:
+    """Train; with ``dies``, the ranks end in the third step, as torchrun kills them."""
+    part = ct.parallelize(model_of("llama"), {"pp": 2}, batch=batch(0))
+    store = ct.attach(part, job)
+    optimizer = store.optimizer(lr=3e-3)
+    while store.step_no < N_STEPS:
+        part.step(**batch(store.step_no))
+        if dies and store.step_no == 2:
+            os._exit(0)
+        optimizer.step()
+    weights = {name: store.read(name) for name, _ in part.named_parameters()}
+    store.close()
+    return weights
+
+
+def refused() -> list[str]:
+    """Return what is raised for ways that two ranks cannot have."""
+    texts = []
+    ids = torch.full((4, 12), 5)
+    zeros = {"input_ids": ids, "labels": ids, "attention_mask": torch.zeros_like(ids)}
+    plain = {"input_ids": ids, "labels": ids}
+    for kind, how, given in (
+        ("llama", {"tp": 3}, plain),
+        ("llama", {"dp": 2, "tp": 2}, plain),
+        ("llama", {"tp": 2, "micro_batch": 2}, plain),
+        ("llama", {"schedule": "2f2b"}, plain),
+        ("llama", {"dp": 2, "micro_batches": 3}, plain),
+        ("llama", {"pp": 2, "schedule": "interleaved"}, plain),
+        ("llama", {"pp": 2, "schedule": "interleaved", "micro_batches": 5}, plain),
+        ("llama", {"pp": 2, "borders": [1, 2]}, plain),
+        ("llama", {"pp": 2, "recompute": [1]}, plain),
+        ("llama", {"pp": 2, "micro_batches": 2}, plain | {"token_type_ids": ids}),
+        ("llama", {"cp": 2}, zeros),
+        ("llama", {"cp": 2}, {"input_ids": ids[:, :10], "labels": ids[:, :10]}),
+        ("mixtral", {"dp": 2}, plain),
+        ("bert", {"cp": 2}, plain),
+        ("llama", {"dp": 2}, {}),
+        ("llama", {"dp": 2}, {"input_ids": ids}),
+        ("llama", {"dp": 2}, plain | {"attention_mask": ids[:3]}),
+    ):
+        try:
+            ct.parallelize(model_of(kind), how, batch=given)
+        except (TypeError, ValueError) as error:
+            texts.append(str(error))
+        else:
+            texts.append("")
+    part = ct.parallelize(model_of("llama"), {"pp": 2}, batch=plain)
+    try:
+        part(**plain)
+    except RuntimeError as error:
+        texts.append(str(error))
+    return texts
+
+
+def trained(job: str | None, how: Any, folder: str) -> Any:
+    """Let a Trainer train; without ``job``, in plain torch. Return the logged losses, and whether it evaluated."""
+    args = transformers.TrainingArguments(
+        output_dir=folder, use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=1, max_steps=4,
+        per_device_train_batch_size=8, gradient_accumulation_steps=2, learning_rate=3e-3,
+        weight_decay=0.1, save_steps=2, seed=3,
+    )  # fmt: skip
+    data = [{k: v[i] for k, v in batch(step).items()} for step in range(5) for i in range(ROWS)]
+    model = model_of("llama")
+    if job is not None:
+        model = ct.parallelize(model, how, batch=batch(0))
+        store = ct.attach(model, job, **ct.hf.options(model, args))
+    trainer = transformers.Trainer(model, args, train_dataset=data, eval_dataset=data[:8])
+    if job is not None:
+        ct.hf.connect(trainer, store)
+    trainer.train()
+    trainer.save_model()
+    try:
+        told = trainer.evaluate()["eval_loss"]
+    except RuntimeError as error:
+        told = str(error)
+    if job is not None:
+        store.close()
+    logs = trainer.state.log_history
+    return [(log["loss"], log["grad_norm"]) for log in logs if "loss" in log], told
+
+
+REFUSED = (
+    r"tp=3 is 3, and torch.distributed has 2 ranks: give degrees whose product is one of 1, 2$",
+    r"2 x 1 x 1 x 2 = 4, and torch.distributed has 2 ranks: dp=1 fits",
+    "no key 'micro_batch': did you mean 'micro_batches'",
+    "schedule is '2f2b': one of gpipe, 1f1b, interleaved",
+    "4 rows does not divide into 3 micro-batches of each of 2 data ranks: give a multiple of 6.*micro_batches=1 or 2",
+    "3 layers cannot be cut into 4 stages",
+    "rounds of 2 micro-batches, into which 5 do not divide: 2, 3, 4, 6 do",
+    "2 borders make 3 stages",
+    "recompute has 1 numbers, and there are 2 stages",
+    "a pipeline cannot have 'token_type_ids'",
+    "cannot be padded",
+    "10 tokens cannot be shared by 2 ranks: give a multiple of 4",
+    "MixtralForCausalLM has a term of its routers",
+    "BertForMaskedLM is none",
+    "the batch has no tensors",
+    "LlamaForCausalLM returns no loss",
+    "'attention_mask' has the shape .3, 12., and the batch has 4 rows",
+    "stages of a pipeline, of which none is the model: part.step",
+)
+
+
 def interrupted(job: str, socket: str, how: Any, pid: int, dies_in: tuple[int, int]) -> Any:
     """Train while the daemon is killed once, in the middle of a pass of rank 1. Return losses, norms, and weights."""
     part = ct.parallelize(model_of("llama"), how, batch=batch(0))
@@ -172,6 +294,7 @@ class KeptDaemon:
             ]
             + ["--socket", self.socket],
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             text=True,
         )
         self.pid = int(self._told("PID=").removeprefix("PID="))
@@ -187,6 +310,64 @@ class KeptDaemon:
         self._folder.cleanup()
 
 
+class Calls(TorchCase):
+    def test_backward_passes_of_the_program(self) -> None:
+        self.addCleanup(self.remove, self.name)
+        first, second = run_ranks(2, by_hand, self.name)
+        self.assertEqual(first, second)
+        model = model_of("llama")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        for step, (loss, norm) in enumerate(first):
+            losses = [model(**batch(2 * step + i)).loss for i in range(2)]
+            (sum(losses) / 2).backward()
+            wanted = nn.utils.clip_grad_norm_(model.parameters(), 0.5).item()
+            optimizer.step()
+            optimizer.zero_grad()
+            self.assertAlmostEqual(loss, sum(losses).item() / 2, delta=1e-4 * loss)
+            self.assertAlmostEqual(norm, wanted, delta=1e-4 * wanted)
+
+    def test_what_cannot_be_is_refused(self) -> None:
+        for texts in run_ranks(2, refused):
+            for text, wanted in zip(texts, REFUSED, strict=True):
+                with self.subTest(wanted):
+                    self.assertRegex(text, wanted)
+
+
+class Trainers(TorchCase):
+    def check(self, how: Any, kind_of_end: Any) -> None:
+        folders = [tempfile.TemporaryDirectory() for _ in range(2)]
+        for folder in folders:
+            self.addCleanup(folder.cleanup)
+        self.addCleanup(self.remove, self.name)
+        want, evaluated = trained(None, None, folders[0].name)
+        for got, told in run_ranks(2, trained, self.name, how, folders[1].name):
+            for (loss, norm), (wanted, norm_wanted) in zip(got, want, strict=True):
+                self.assertAlmostEqual(loss, wanted, delta=2e-4 * wanted)
+                self.assertAlmostEqual(norm, norm_wanted, delta=2e-4 * norm_wanted)
+            kind_of_end(told, evaluated)
+        saved = Path(folders[1].name) / "cistern" / "step-00000004"
+        self.assertEqual(
+            (saved / "model.safetensors").read_bytes(),
+            (
+                saved.parents[1] / "checkpoint-4/cistern/step-00000004/model.safetensors"
+            ).read_bytes(),
+        )
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(saved)
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(folders[0].name)
+        for mine, other in zip(loaded.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
+
+    def test_a_pipeline(self) -> None:
+        """Losses are those of one process, and an evaluation is refused in words."""
+        self.check(
+            {"pp": 2, "micro_batches": 4},
+            lambda told, _: self.assertRegex(str(told), "stages of a pipeline do not evaluate"),
+        )
+
+    def test_data_ranks(self) -> None:
+        self.check({"dp": 2}, lambda told, wanted: self.assertAlmostEqual(told, wanted, delta=1e-3))
+
+
 class Faults(TorchCase):
     def check(self, how: Any, *dies_in: int) -> None:
         daemon = KeptDaemon()
@@ -198,6 +379,17 @@ class Faults(TorchCase):
             self.assertEqual(a[0], b[0])
             for name, values in a[1].items():
                 self.assertTrue(torch.equal(values, b[1][name]), name)
+
+    def test_ranks_that_die_go_on_with_the_same_bits(self) -> None:
+        for name in ("a", "b"):
+            self.addCleanup(self.remove, self.name + name)
+        want = run_ranks(2, killed_once, self.name + "a", False)
+        with self.assertRaisesRegex(AssertionError, "it says nothing"):
+            run_ranks(2, killed_once, self.name + "b", True)
+        got = run_ranks(2, killed_once, self.name + "b", False)
+        for a, b in zip(want, got, strict=True):
+            for name, values in a.items():
+                self.assertTrue(torch.equal(values, b[name]), name)
 
     def test_a_daemon_that_ends_in_a_pipeline(self) -> None:
         self.check({"pp": 2, "micro_batches": 4}, 2, 2)

@@ -20,9 +20,10 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import get_last_checkpoint
 
 from cistern.results import RankStat
-from cistern.torch import hf_states
+from cistern.torch import hf_parts, hf_states
 from cistern.torch.hf_restart import STATE_FILE, Restart
 from cistern.torch.optimizer import Optimizer
+from cistern.torch.parallel.part import Part
 from cistern.torch.replays import Replays
 from cistern.torch.store import Store
 
@@ -65,6 +66,9 @@ def connect(trainer: Trainer, store: Store) -> None:
     The optimizer gets its parameters from ``trainer.args``, unless the trainer was made with one of
     the store. Checkpoints have the job's states. A void step is done again with its batches. If the
     job is in the daemon because an earlier process died, ``trainer.train`` goes on with its step.
+    The model of the trainer is what ``attach`` was given: with what ``parallelize`` returns, all ranks have
+    the same batches, of ``per_device_train_batch_size`` rows together, and ``save_model`` writes whole weights
+    to the folder "cistern".
     ValueError: the trainer has something that a store cannot do.
     """
     if trainer.args.n_gpu > 1:
@@ -78,8 +82,11 @@ def connect(trainer: Trainer, store: Store) -> None:
         trainer.optimizer = _optimizer_of(trainer.args, store)
     elif not isinstance(trainer.optimizer, Optimizer):
         raise ValueError("cistern: the optimizer of the trainer is not one of the store")
-    _prepare_autocast(trainer)
-    _compute_again(trainer, store)
+    if isinstance(store.part, Part):  # It computes again itself.
+        hf_parts.connect(trainer, store, store.part)
+    else:
+        _prepare_autocast(trainer)
+        _compute_again(trainer, store)
     _check_checkpoints(trainer, store)
     trainer.add_callback(Restart(trainer, store))
     # Before the callbacks that report, so that they find what this one adds.

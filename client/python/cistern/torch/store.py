@@ -74,7 +74,7 @@ class Store:
         self.job = job
         self.model = model
         self._optimizer: Optimizer | None = None
-        self._grad_scale: float | None = None  # By default; None: it makes the sum a mean.
+        self.part: stages.Divided | None = None  #: Of which this rank computes gradients.
         self._tensors: dict[str, Tensor] = {}
         self._tensor_of: dict[int, Tensor] = {}  # By the id of its parameter.
         self._random_state: list[torch.Tensor] | None = None  # At the step's first forward pass.
@@ -262,11 +262,11 @@ class Store:
         return self._optimizer
 
     def _default_grad_scale(self) -> float:
-        return self.parts.mean_of_ranks() if self._grad_scale is None else self._grad_scale
+        return self.parts.mean_of_ranks() if self.part is None else 1.0
 
     def takes_parts_of(self, part: stages.Divided) -> None:
         """Let gradients be those of parts of one loss, which ``part`` computes, so that their sum is no mean."""
-        self._grad_scale = 1.0
+        self.part = part
         self._runner.operators.goes_on = self.job.world > 1
         part.attached(self)
 

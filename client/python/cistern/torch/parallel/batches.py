@@ -58,28 +58,30 @@ class Shares:
     def of(self, batch: Mapping[str, Any], n: int) -> Share:
         """Return what this rank has of ``batch`` in ``n`` micro-batches.
 
+        If ``batch`` has ``num_items_in_batch``, the labels that count in a larger batch, of which it is a part,
+        the loss is its part of that of the larger one.
+
         ValueError: its rows do not divide, an input has none, or a kind of ranks cannot have it.
         """
         inputs = {k: v for k, v in batch.items() if v is not None and k not in _OF_CALLS}
+        said = inputs.pop("num_items_in_batch", None)
         rows = _rows_of(inputs)
         self._check(inputs, rows, n)
         of_micro_batches = self._counts(inputs, rows).reshape(self._n_data, n, -1).sum(-1)
-        mine, total = of_micro_batches[self._data_rank], of_micro_batches.sum()
+        mine = of_micro_batches[self._data_rank]
+        total = float(of_micro_batches.sum() if said is None else said)
         own = slice(
             self._data_rank * rows // self._n_data, (self._data_rank + 1) * rows // self._n_data
         )
         inputs = {k: _with_rows(k, v, rows)[own] if _is_tensor(v) else v for k, v in inputs.items()}
         rows_of_micro = rows // self._n_data // n
-        weights = mine.double() / total.double()
+        weights = mine.double() / total
         if self._group is not None:
             inputs = self._tokens(inputs)
             if "labels" in inputs:  # The loss is then a sum.
-                weights = torch.ones(n, dtype=torch.float64) / total.double()
+                weights = torch.ones(n, dtype=torch.float64) / total
         elif "labels" in inputs:
             inputs["labels"] = _some_label(inputs["labels"], mine, rows_of_micro)
-        said = batch.get("num_items_in_batch")
-        if said is not None:
-            inputs["num_items_in_batch"], weights = int(said), torch.ones(n)
         return Share(inputs, rows_of_micro, weights.float())
 
     def _check(self, inputs: Mapping[str, Any], rows: int, n: int) -> None:

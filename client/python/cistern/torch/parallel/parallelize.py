@@ -101,8 +101,7 @@ class _Division:
         self._shares().of(batch, degrees.micro_batches)  # Raises what the batches will raise.
         n_rows = 2 if degrees.tensor == "1d" else 2 * degrees.tp
         self.sample = _sample(batch, n_rows, 2 * degrees.cp, self.shifts)
-        has_values = not any(p.is_meta for p in model.parameters())
-        self.tries = has_values and "labels" in self.sample
+        self.tries = not any(p.is_meta for p in model.parameters())
         self.wanted = _loss(model, self.sample) if self.tries else 0.0
 
     def run(self) -> Part:
@@ -134,6 +133,14 @@ class _Division:
             raise ValueError(
                 f"cistern: ranks share sequences (cp={d.cp}) of causal language models, which predict the next"
                 f" token, and {type(self.model).__name__} is none"
+            )
+
+        has_routers = getattr(getattr(self.model, "config", None), "output_router_logits", False)
+        if has_routers and d.dp * d.pp * d.cp * d.micro_batches > 1:
+            raise ValueError(
+                f"cistern: the loss of {type(self.model).__name__} has a term of its routers, which is no mean over"
+                " rows and layers: set model.config.output_router_logits = False, or give tp alone and"
+                " micro_batches=1"
             )
 
     def _place(self) -> Place:
@@ -172,7 +179,7 @@ class _Division:
             raise ValueError(
                 f"cistern: parts {what} have the loss {got:.6g}, and the model has {self.wanted:.6g}, as tried with"
                 f" few tokens: {type(self.model).__name__} cannot be divided so. Its loss has to be the mean over"
-                " labels, without a term of its own such as that of a router, and its attention that of"
+                " labels, without another term, and its attention that of"
                 " transformers' registry (AttentionInterface)"
             )
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,15 +49,19 @@ class Place:
 class Stage(nn.Module):
     """A stage as torch calls it: it returns hidden states of a type that is known, or a loss of one element."""
 
-    def __init__(self, stage: nn.Module, kind: torch.dtype | None) -> None:
+    def __init__(
+        self, stage: nn.Module, kind: torch.dtype | None, context: Callable[[], Any]
+    ) -> None:
         super().__init__()
         self.stage = stage
+        self._context = context  # In which it runs.
         self._kind = kind  # None: it returns the loss.
 
     def forward(self, given: torch.Tensor, **further: Any) -> torch.Tensor:
         if self._kind is not None:
             further = {k: v for k, v in further.items() if k not in _OF_LOSS}
-        result: torch.Tensor = self.stage(given, **further)
+        with self._context():
+            result: torch.Tensor = self.stage(given, **further)
         return result.reshape(1) if self._kind is None else result.to(self._kind)
 
 
@@ -64,6 +70,10 @@ class Part(stages.Divided):
 
     Its modules and parameters have the names that they have in the whole model. All ranks call ``step``
     alike, with the whole batch.
+
+    Without a pipeline, ``part(**batch).loss.backward()`` works, too, with the whole batch on all ranks, in
+    one micro-batch: ``loss`` is that of the whole batch, its backward pass computes this rank's part of the
+    gradients, and other outputs are those of this rank's rows and tokens.
     """
 
     def __init__(
@@ -80,6 +90,8 @@ class Part(stages.Divided):
         self.device = place.device
         self.n_passes = degrees.micro_batches * len(parts)
         self._place, self._shares, self._hidden = place, shares, hidden
+        #: In which forward passes run, such as autocast.
+        self.forward_context: Callable[[], Any] = contextlib.nullcontext
         self._store: Store | None = None
         self._replays: Replays | None = None
         self._runtime: tuple[Any, Any] | None = None  # With the shape for which it is.
@@ -89,6 +101,14 @@ class Part(stages.Divided):
             model._modules, model._parameters, model._buffers
         )  # fmt: skip
         self.training = model.training
+        # Programs look for what the model can be given, such as Trainer, which leaves the rest out.
+        #: Of the whole model.
+        self.model_class = type(next(iter(parts.values())))
+        of_model = inspect.signature(self.model_class.forward)
+        self.forward = functools.partial(self._forward)
+        self.forward.__signature__ = of_model.replace(  # type: ignore[attr-defined]
+            parameters=list(of_model.parameters.values())[1:]
+        )
 
     @property
     def model(self) -> nn.Module:
@@ -107,6 +127,7 @@ class Part(stages.Divided):
     def attached(self, store: Store) -> None:
         """Let void steps of ``store`` be done again. ``attach`` calls this."""
         self._store, self._replays = store, Replays(store)
+        self._is_accelerate_prepared = True
 
     def train(self, mode: bool = True) -> Part:
         """Set the mode of the part, as that of the model."""
@@ -139,26 +160,24 @@ class Part(stages.Divided):
         Each rank draws random numbers of its own, as for dropout, so that losses with dropout are not those
         of one process.
 
+        With ``num_items_in_batch``, the labels that count in a larger batch, the loss is its part of that.
+
         ValueError: the rows do not divide, or the ranks cannot have an input of the batch.
         """
         if self._replays is None:
             return self._step(batch)
         return self._replays.run(functools.partial(self._step, batch))
 
-    def forward(self, **batch: Any) -> Any:
-        """Return what the model returns for this rank's rows and tokens of ``batch``, in one micro-batch.
-
-        All ranks give the same whole batch, as to ``step``. ``loss`` is that of the whole batch, and
-        ``loss.backward()`` computes this rank's part of its gradients; other outputs are this rank's.
-        RuntimeError: the model is a pipeline, which ``step`` runs.
-        """
+    def _forward(self, **batch: Any) -> Any:
+        """Call the model. RuntimeError: it is a pipeline, which ``step`` runs."""
         if self.degrees.pp > 1:
             raise RuntimeError(
                 "cistern: the ranks have stages of a pipeline, of which none is the model: part.step(**batch)"
                 " computes the loss and the gradients of a whole batch"
             )
         share = self._shares.of(batch, 1)
-        output = self.model(**share.micro_batch(0))
+        with self.forward_context():
+            output = self.model(**share.micro_batch(0))
         if getattr(output, "loss", None) is not None:
             own = output.loss * share.weights[0].to(output.loss.device)
             output.loss = own - own.detach() + self._summed(own.detach()).to(own.dtype)
@@ -187,7 +206,8 @@ class Part(stages.Divided):
     def _run_model(self, share: Share) -> torch.Tensor:
         total = torch.zeros((), device=self.device)
         for i, weight in enumerate(share.weights.tolist()):
-            loss = self.model(**share.micro_batch(i)).loss * weight
+            with self.forward_context():
+                loss = self.model(**share.micro_batch(i)).loss * weight
             loss.backward()
             total += loss.detach()
         return total
@@ -222,7 +242,7 @@ class Part(stages.Divided):
             loss = torch.empty(1, device=self.device, requires_grad=True)
             of_torch.append(
                 pipelining.PipelineStage(
-                    Stage(stage, None if number == last else kind),
+                    Stage(stage, None if number == last else kind, self.forward_context),
                     number,
                     last + 1,
                     self.device,
