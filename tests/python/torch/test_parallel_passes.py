@@ -31,7 +31,9 @@ class Products(TorchDispatchMode):
         super().__init__()
         self.n = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         self.n += function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm)
         return function(*args, **(kwargs or {}))
 
@@ -246,7 +248,9 @@ class Repeated(TorchCase):
                             self.assertTrue(torch.equal(x, y))
                         if with_store:
                             store.optimizer(lr=1e-2).step()
-                        for (n, p), q in zip(plain.named_parameters(), model.parameters(), strict=True):
+                        for (n, p), q in zip(
+                            plain.named_parameters(), model.parameters(), strict=True
+                        ):
                             grad = store.read(n, State.GRAD) if with_store else q.grad
                             self.assertTrue(torch.equal(grad, p.grad), n)
 

@@ -16,6 +16,7 @@ import models
 import torch
 import torch.distributed as dist
 import transformers
+from cistern.torch.parallel import degrees
 from gloo import run_ranks
 from models import TorchCase
 from torch import nn
@@ -168,14 +169,15 @@ def refused() -> list[str]:
     ids = torch.full((4, 12), 5)
     zeros = {"input_ids": ids, "labels": ids, "attention_mask": torch.zeros_like(ids)}
     plain = {"input_ids": ids, "labels": ids}
+    five = {"input_ids": torch.full((5, 12), 5), "labels": torch.full((5, 12), 5)}
     for kind, how, given in (
         ("llama", {"tp": 3}, plain),
         ("llama", {"dp": 2, "tp": 2}, plain),
         ("llama", {"tp": 2, "micro_batch": 2}, plain),
-        ("llama", {"schedule": "2f2b"}, plain),
+        ("llama", {"pp": 2, "schedule": "2f2b"}, plain),
         ("llama", {"dp": 2, "micro_batches": 3}, plain),
         ("llama", {"pp": 2, "schedule": "interleaved"}, plain),
-        ("llama", {"pp": 2, "schedule": "interleaved", "micro_batches": 5}, plain),
+        ("deep", {"pp": 2, "schedule": "interleaved", "micro_batches": 5}, five),
         ("llama", {"pp": 2, "borders": [1, 2]}, plain),
         ("llama", {"pp": 2, "recompute": [1]}, plain),
         ("llama", {"pp": 2, "micro_batches": 2}, plain | {"token_type_ids": ids}),
@@ -198,7 +200,20 @@ def refused() -> list[str]:
         part(**plain)
     except RuntimeError as error:
         texts.append(str(error))
+    part = ct.parallelize(model_of("llama"), {"dp": 2}, batch=batch(0))
+    try:
+        part.step(**batch(dist.get_rank()))
+    except ValueError as error:
+        texts.append(str(error))
     return texts
+
+
+def drawn() -> list[float]:
+    """Return random numbers of a rank that divides tensors, and had other numbers."""
+    model = model_of("llama")
+    torch.manual_seed(dist.get_rank())
+    ct.parallelize(model, {"tp": 2}, batch=batch(0))
+    return torch.rand(4).tolist()
 
 
 def trained(job: str | None, how: Any, folder: str) -> Any:
@@ -232,10 +247,10 @@ REFUSED = (
     r"tp=3 is 3, and torch.distributed has 2 ranks: give degrees whose product is one of 1, 2$",
     r"2 x 1 x 1 x 2 = 4, and torch.distributed has 2 ranks: dp=1 fits",
     "no key 'micro_batch': did you mean 'micro_batches'",
-    "schedule is '2f2b': one of gpipe, 1f1b, interleaved",
+    "no schedule '2f2b'; there are gpipe, 1f1b",
     "4 rows does not divide into 3 micro-batches of each of 2 data ranks: give a multiple of 6.*micro_batches=1 or 2",
     "3 layers cannot be cut into 4 stages",
-    "rounds of 2 micro-batches, into which 5 do not divide: 2, 3, 4, 6 do",
+    "5 micro-batches for 2 ranks: wanted a multiple of the rounds",
     "2 borders make 3 stages",
     "recompute has 1 numbers, and there are 2 stages",
     "a pipeline cannot have 'token_type_ids'",
@@ -247,6 +262,7 @@ REFUSED = (
     "LlamaForCausalLM returns no loss",
     "'attention_mask' has the shape .3, 12., and the batch has 4 rows",
     "stages of a pipeline, of which none is the model: part.step",
+    "the ranks were given different batches",
 )
 
 
@@ -325,6 +341,22 @@ class Calls(TorchCase):
             optimizer.zero_grad()
             self.assertAlmostEqual(loss, sum(losses).item() / 2, delta=1e-4 * loss)
             self.assertAlmostEqual(norm, wanted, delta=1e-4 * wanted)
+
+    def test_ranks_that_divide_tensors_draw_alike(self) -> None:
+        first, second = run_ranks(2, drawn)
+        self.assertEqual(first, second)
+
+    def test_a_file_says_the_degrees(self) -> None:
+        for text, wanted in (
+            ('{"tp": 2, "schedule": "gpipe"}', {"tp": 2, "schedule": "gpipe"}),
+            ('{"job": {"world": 4}, "parallel": {"world": 4, "pp": 2}}', {"pp": 2}),
+        ):
+            with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+                file.write(text)
+                file.flush()
+                found = degrees.of_file(file.name)
+            self.assertEqual(found, wanted)
+            self.assertEqual(degrees.parse(found, 4).dp, 2)
 
     def test_what_cannot_be_is_refused(self) -> None:
         for texts in run_ranks(2, refused):

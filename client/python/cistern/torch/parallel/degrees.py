@@ -18,8 +18,6 @@ from cistern._abi import MAX_MICRO_BATCHES
 from cistern.torch.parallel.modes import MODES
 from cistern.torch.parallel.sequences import KINDS
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
-
 
 class Degrees(NamedTuple):
     """The degrees, and what is said of them."""
@@ -43,12 +41,6 @@ class Degrees(NamedTuple):
             return len(self.borders) + 1
         return self.pp * (2 if self.schedule == "interleaved" else 1)
 
-    def recomputed(self, stage: int) -> int | None:
-        """Return of how many layers stage ``stage`` repeats the forward pass; None: of all."""
-        if isinstance(self.recompute, bool):
-            return None if self.recompute else 0
-        return self.recompute if isinstance(self.recompute, int) else self.recompute[stage]
-
 
 def parse(given: Mapping[str, Any], n_ranks: int) -> Degrees:
     """Return what ``given`` says of ``n_ranks`` ranks.
@@ -67,9 +59,10 @@ def parse(given: Mapping[str, Any], n_ranks: int) -> Degrees:
     for key in ("dp", "pp", "cp", "tp", "micro_batches"):
         if key in said:
             said[key] = checks.integer(key, said[key], 1, MAX_MICRO_BATCHES)
-    for key, kinds in (("tensor", MODES), ("sequence", KINDS), ("schedule", SCHEDULES)):
+    for key, kinds in (("tensor", MODES), ("sequence", KINDS)):
         if key in said and said[key] not in kinds:
             checks.refuse_value(key, said[key], f"one of {', '.join(kinds)}")
+    checks.instance("schedule", said.get("schedule", ""), str, "a name, or the path of a file")
     said.setdefault("dp", _rest(said, n_ranks))
     if "borders" in said:
         said["borders"] = tuple(checks.integers("borders", said["borders"], 1))
@@ -128,34 +121,7 @@ def _check(found: Degrees, n_ranks: int) -> None:
             f"cistern: {found.n_stages - 1} borders make {found.n_stages} stages, which pp={found.pp} ranks"
             f" cannot share: give a multiple of {found.pp}, less one"
         )
-    each = found.n_stages // found.pp
-    if found.schedule == "interleaved" and (each < 2 or found.pp < 2):
-        raise ValueError(
-            f"cistern: the schedule 'interleaved' needs two or more ranks (pp={found.pp}) with two or more stages"
-            f" each, which are {2 * found.pp} stages at least: {found.n_stages} are given"
-        )
-    if found.schedule in ("gpipe", "1f1b") and each > 1:
-        raise ValueError(
-            f"cistern: the schedule '{found.schedule}' has a stage for each of pp={found.pp} ranks, not"
-            f" {found.n_stages}: give {found.pp - 1} borders, or the schedule 'interleaved'"
-        )
     if isinstance(found.recompute, tuple) and len(found.recompute) != found.n_stages:
         raise ValueError(
             f"cistern: recompute has {len(found.recompute)} numbers, and there are {found.n_stages} stages"
-        )
-    _check_rounds(found)
-
-
-def _check_rounds(found: Degrees) -> None:
-    """Raise ValueError if the rounds of the interleaved schedule have different numbers of micro-batches."""
-
-    def fits(n: int) -> bool:
-        return n % max(1, n // found.pp) == 0
-
-    if found.schedule == "interleaved" and not fits(found.micro_batches):
-        near = [n for n in range(1, 2 * found.micro_batches) if fits(n)]
-        near.sort(key=lambda n: abs(n - found.micro_batches))
-        raise ValueError(
-            f"cistern: the schedule 'interleaved' of {found.pp} ranks has rounds of {found.pp} micro-batches, into"
-            f" which {found.micro_batches} do not divide: {', '.join(map(str, sorted(near[:4])))} do"
         )

@@ -15,7 +15,7 @@ import copy
 import functools
 import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -26,12 +26,13 @@ from torch.utils.checkpoint import checkpoint
 
 from cistern import checks
 from cistern.torch.parallel.batches import Shares
-from cistern.torch.parallel.cutting import _layers_of, stage_of
+from cistern.torch.parallel.cutting import layers_of, stage_of
 from cistern.torch.parallel.degrees import Degrees, of_file, parse
 from cistern.torch.parallel.modes import axes_of, legal_sizes
 from cistern.torch.parallel.part import Part, Place
 from cistern.torch.parallel.sequences import share_sequences
 from cistern.torch.parallel.sharding import shard
+from cistern.torch.parts import from_rank_0
 from cistern.torch.stages import Absent
 
 _N_TRIED = 16  # Tokens of each of the rows that are tried, at most.
@@ -53,28 +54,31 @@ def parallelize(
       what is left. Rank ((d pp + p) cp + c) tp + t has part t of the tensors, of stage p, for tokens c of rows d.
     - ``tensor``: how tp ranks divide tensors: a mode of ``MODES``. "1d": by the plan of the model.
     - ``sequence``: how cp ranks share sequences: "ring" or "ulysses".
-    - ``schedule``: "gpipe", "1f1b" (the default) or "interleaved", in which each rank has two stages.
+    - ``schedule``: one of ``cistern schedule``, such as "1f1b", the default, or "interleaved", in which each
+      rank has two stages; or the path of a file that has one.
     - ``micro_batches``: of each data rank in a step; by default 1, or as many as ranks of a pipeline.
     - ``borders``: the numbers of layers before which stages 1, 2, ... begin; by default they have equally many.
     - ``recompute``: of how many layers each stage, in its first ones, repeats the forward pass in the backward
       pass: a number, a list by stage, or True for all.
 
     ``batch`` is an example of what one process would give the model. Two rows of it are tried, with few
-    tokens: the loss of the parts has to be that of the model. ``dispatch``: stages are run by whichever rank asks next.
+    tokens: the loss of the parts has to be that of the model. ``dispatch``: stages are run by
+    whichever worker asks next, without torch.distributed, and ``how`` is what ``dispatch.part`` takes.
 
     ValueError: the degrees do not fit the ranks or the model, or the parts have another loss. RuntimeError:
-    torch.distributed is not initialised. Raises what ``stage_of``, ``shard`` and ``share_sequences`` raise.
+    torch.distributed is not initialised. Raises what ``stage_of``, ``shard``, ``share_sequences`` and
+    ``schedules.runtime`` raise.
     """
+    checks.instance("model", model, nn.Module, "a torch.nn.Module")
+    checks.instance("batch", batch, Mapping, "what one process gives the model, by name,")
+    if dispatch:
+        dispatching = importlib.import_module("cistern.torch.parallel.dispatch")
+        return dispatching.part(model, how, batch=batch)
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError(
             "cistern: parallelize divides a model among the ranks of torch.distributed: call"
             " torch.distributed.init_process_group() before, under torchrun"
         )
-    checks.instance("model", model, nn.Module, "a torch.nn.Module")
-    checks.instance("batch", batch, Mapping, "what one process gives the model, by name,")
-    if dispatch:
-        dispatching = importlib.import_module("cistern.torch.parallel.dispatch")
-        return dispatching.parallelize(model, how, batch=batch)
     degrees = parse(_said(model, how, batch), dist.get_world_size())
     return _Division(model, degrees, batch).run()
 
@@ -87,13 +91,16 @@ def _said(model: nn.Module, how: Any, batch: Mapping[str, Any]) -> Mapping[str, 
     if how != "auto":
         return of_file(how)
     auto = importlib.import_module("cistern.torch.parallel.auto")
-    chosen: Mapping[str, Any] = auto.choose(model, batch, dist.get_world_size())
+    n_ranks = dist.get_world_size()
+    chosen: Mapping[str, Any] = from_rank_0(
+        dist.get_rank() == 0, lambda: auto.choose(model, batch, n_ranks)
+    )
     return chosen
 
 
 class _Division:
     def __init__(self, model: Any, degrees: Degrees, batch: Mapping[str, Any]) -> None:
-        self.model, self.degrees = model, degrees
+        self.model, self.degrees, self.batch = model, degrees, batch
         self.shifts = _shifts(model)
         self.axes = axes_of(degrees.tensor)
         self._check()
@@ -119,7 +126,12 @@ class _Division:
                 _divide(stage, self.place.tensor_mesh, degrees.tensor)
         if self.tries and degrees.pp == 1 and degrees.tp > 1:
             self._compare("of tensors", self._loss_of_group())
-        return Part(stages, degrees, self.place, self._shares(), hidden)
+        if degrees.tp > 1:
+            self._draw_alike()
+        part = Part(stages, degrees, self.place, self._shares(), hidden)
+        if degrees.pp > 1:
+            part.prepare(self.batch)
+        return part
 
     def _check(self) -> None:
         """Raise ValueError if degrees exclude each other, or the model."""
@@ -164,6 +176,18 @@ class _Division:
             sequence_group=self.place.cp_group if d.cp > 1 else None,
             sequence=d.sequence,
         )
+
+    def _draw_alike(self) -> None:
+        """Let ranks that divide tensors have the same random numbers, such as of a dropout between their layers."""
+        for axis in self.axes:
+            group = self.place.tensor_mesh.get_group(axis)
+            state = [torch.get_rng_state()]
+            if self.place.device.type == "cuda":
+                state.append(torch.cuda.get_rng_state(self.place.device))
+            dist.broadcast_object_list(state, group=group, group_src=0)
+            torch.set_rng_state(state[0])
+            if self.place.device.type == "cuda":
+                torch.cuda.set_rng_state(state[1], self.place.device)
 
     def _try_rows(self) -> None:
         """Compare the loss of two micro-batches with what follows from the losses of each."""
@@ -211,17 +235,14 @@ class _Division:
     def _stage(self, model: Any, number: int) -> nn.Module:
         """Return stage ``number`` of ``model``, which changes."""
         d = self.degrees
-        layers = list(_layers_of(model)) if d.pp > 1 or d.recompute else []
         if d.pp > 1:
             if d.cp > 1:  # A stage is tried with whole sequences.
                 model.config._attn_implementation = self.plain_attention
             stage_of(model, number, d.n_stages, borders=d.borders)
             if d.cp > 1:
                 model.config._attn_implementation = self.shared_attention
-        own = [layer for layer in layers if any(layer is m for m in model.modules())]
-        n = d.recomputed(number)
-        if n != 0:
-            _recompute(model, own[:n])
+        elif d.recompute:
+            _recompute(model, d.recompute)
         stage: nn.Module = model
         return stage
 
@@ -246,8 +267,11 @@ def _twin(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, kept)
 
 
-def _recompute(model: Any, layers: Sequence[nn.Module]) -> None:
-    """Let ``layers`` keep their inputs alone, and repeat their forward pass in the backward pass."""
+def _recompute(model: Any, n: tuple[int, ...] | int | bool) -> None:
+    """Let the first ``n`` layers keep their inputs alone, and repeat their forward pass in the backward pass."""
+    layers = list(layers_of(model))
+    if n is not True:
+        layers = layers[: n if isinstance(n, int) else n[0]]
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False  # A second forward pass would add to it.
     for layer in layers:
@@ -282,6 +306,9 @@ def _sample(batch: Mapping[str, Any], n_rows: int, multiple: int, shifts: bool) 
     rows = next(iter(tensors.values())).shape[0] if ids is None else ids.shape[0]
     picked = torch.arange(n_rows) % rows
     found |= {k: v[picked.to(v.device)] for k, v in tensors.items() if v.shape[0] == rows}
+    labels = found.get("labels")
+    if not shifts and isinstance(labels, torch.Tensor) and not labels.is_floating_point():
+        found["labels"] = labels.where(labels != -100, 0)  # Any class: some have to count.
     if ids is None or ids.ndim != 2:
         return found
     n = max(multiple, min(_N_TRIED, ids.shape[1]) // multiple * multiple)

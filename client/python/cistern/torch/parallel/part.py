@@ -17,18 +17,13 @@ from torch.distributed import pipelining
 from cistern._abi import Status
 from cistern.errors import StepVoid
 from cistern.torch import stages
-from cistern.torch.parallel.batches import Share, Shares
+from cistern.torch.parallel import schedules
+from cistern.torch.parallel.batches import Share, Shares, checksum
 from cistern.torch.parallel.degrees import Degrees
 from cistern.torch.replays import Replays
 
 if TYPE_CHECKING:
     from cistern.torch.store import Store
-
-_SCHEDULES: Mapping[str, Any] = {
-    "gpipe": pipelining.ScheduleGPipe,
-    "1f1b": pipelining.Schedule1F1B,
-    "interleaved": pipelining.ScheduleInterleaved1F1B,
-}
 
 
 _OF_LOSS = ("labels", "shift_labels", "num_items_in_batch")  # What only the last stage is given.
@@ -149,6 +144,12 @@ class Part(stages.Divided):
         """Load that of the model."""
         return self.model.load_state_dict(*args, **kwargs)
 
+    def prepare(self, batch: Mapping[str, Any]) -> None:
+        """Make the schedule for batches like ``batch``. Raises what ``schedules.runtime`` raises."""
+        share = self._shares.of(batch, self.degrees.micro_batches)
+        tokens = share.inputs["input_ids"]
+        self._runtime = (share.rows, tokens.shape[1]), self._runtime_for(share.rows, tokens)
+
     def step(self, **batch: Any) -> torch.Tensor:
         """Compute a step's gradients: forward and backward passes of all micro-batches of ``batch``.
 
@@ -162,7 +163,8 @@ class Part(stages.Divided):
 
         With ``num_items_in_batch``, the labels that count in a larger batch, the loss is its part of that.
 
-        ValueError: the rows do not divide, or the ranks cannot have an input of the batch.
+        ValueError: the rows do not divide, the ranks cannot have an input of the batch, or they were given
+        other batches.
         """
         if self._replays is None:
             return self._step(batch)
@@ -180,25 +182,33 @@ class Part(stages.Divided):
             output = self.model(**share.micro_batch(0))
         if getattr(output, "loss", None) is not None:
             own = output.loss * share.weights[0].to(output.loss.device)
-            output.loss = own - own.detach() + self._summed(own.detach()).to(own.dtype)
+            output.loss = own - own.detach() + self._summed(own.detach(), batch).to(own.dtype)
         return output
 
     def _step(self, batch: Mapping[str, Any]) -> torch.Tensor:
         share = self._shares.of(batch, self.degrees.micro_batches)
         own = self._run_stages(share) if self.degrees.pp > 1 else self._run_model(share)
-        return self._summed(own)
+        return self._summed(own, batch)
 
-    def _summed(self, own: torch.Tensor) -> torch.Tensor:
+    def _summed(self, own: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return the sum of what ranks have of a loss. Ranks that divide tensors have the same.
 
         StepVoid: the step is void, as a rank has heard. Those that have not heard it yet would go on.
+        ValueError: ranks have other batches.
         """
+        number = checksum(batch)
         store = self._store
         is_void = store is not None and store.is_void
         counts = self._place.is_first_of_tensor
-        told = [float(own) if counts else 0.0, float(is_void)]
+        told = [float(own) if counts else 0.0, float(is_void), number, number * number]
         total = torch.tensor(told, dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
+        n = dist.get_world_size()
+        if total[2] != n * number or total[3] != n * number * number:
+            raise ValueError(
+                "cistern: the ranks were given different batches: give all of them the same whole batch, of which"
+                " each takes its part, such as by a loader with the same seed and without a sampler of data ranks"
+            )
         if store is not None and total[1] > 0:
             raise StepVoid(Status.ESTALE, "cistern: a rank has heard that the step is void")
         return total[0].float()
@@ -251,12 +261,12 @@ class Part(stages.Divided):
                     group=self._place.pp_group,
                 )
             )
-        schedule = self.degrees.schedule
-        return _SCHEDULES[schedule](
-            of_torch if schedule == "interleaved" else of_torch[0],
+        return schedules.runtime(
+            self.degrees.schedule,
+            of_torch,
             self.degrees.micro_batches,
             loss_fn=_weighted,
-            scale_grads=False,
+            recompute=self.degrees.recompute,
         )
 
 
