@@ -24,6 +24,7 @@ from cistern.torch.parallel import schedules
 from cistern.torch.parallel.recomputation import Recomputed
 from gloo import run_ranks
 from models import TorchCase
+from test_schedules import Stage as Unbound
 from torch import nn
 from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules as torch_schedules
@@ -112,6 +113,8 @@ class Rank:
         self.me, world = dist.get_rank(), dist.get_world_size()
         n = world * options.get("virtual", 1)
         numbers = list(range(self.me, n, world))
+        if options.get("v_shaped"):
+            numbers = [self.me, n - 1 - self.me]
         whole = Whole(options.get("dropout", 0.0))
         self.cut = [Stage(whole, i, n) for i in numbers]
         self.n_micro = n_micro
@@ -312,7 +315,7 @@ class Bits(TorchCase):
             self.addCleanup(self.remove, job + "-one")
         got = run_ranks(world, train, job, kind, n_micro, options)
         losses, grads, weights = one_process(job and job + "-one", n_micro)
-        self.assertEqual(got[-1][0], losses)
+        self.assertEqual(next(found for found, _, _ in got if found[0]), losses)
         for what, wanted, n in (("gradient", grads, 1), ("weight", weights, 2)):
             found = {name: values for rank in got for name, values in rank[n].items()}
             self.assertEqual(found.keys(), wanted.keys())
@@ -352,6 +355,17 @@ class Bits(TorchCase):
             file.write(",1F0,1I0,1F1,1W0,1I1,1W1,1F2,1B2,1F3,1B3\n")
             file.flush()
             self.check(file.name, 2, 4, False)
+
+    def test_v_shaped_lists_of_torch(self) -> None:
+        options = {"virtual": 2, "v_shaped": True}
+        for kind in (
+            torch_schedules.ScheduleZBVZeroBubble,
+            torch_schedules.ScheduleDualPipeV,
+        ):
+            with self.subTest(kind.__name__), tempfile.NamedTemporaryFile(suffix=".csv") as file:
+                theirs = kind([Unbound(i, 4, 0, 2) for i in (0, 3)], 4, loss_fn=cross_entropy)
+                theirs._dump_csv(file.name, "compute_only")
+                self.check(file.name, 2, 4, False, **options)
 
     def test_dropout_is_repeated(self) -> None:
         options = {"dropout": 0.3}

@@ -168,7 +168,8 @@ _BEFORE_STEP = (
 )
 _SCALED = (
     ". A schedule of torch.distributed.pipelining divides it after its backward passes, unless it is given"
-    " scale_grads=False: give it that, and divide the loss by the number of micro-batches"
+    " scale_grads=False: give it that, and divide the loss by the number of micro-batches. Schedules that compute"
+    " gradients of weights apart (zero bubble) are run by cistern.torch.parallel.schedules.runtime"
 )
 _OTHER_RANKS = (
     "the job has several ranks. After the step, Store.read('{0}', cistern.State.GRAD) returns the sum of"
