@@ -16,9 +16,11 @@ from typing import Any
 from unittest import mock
 
 import cistern.torch as ct
+import test_parallel_stages
 import torch
 import torch.distributed as dist
 from cistern import State
+from cistern.torch import parallel
 from cistern.torch.parallel import pipelining as runtimes
 from cistern.torch.parallel import schedules
 from cistern.torch.parallel.recomputation import Recomputed
@@ -307,6 +309,46 @@ def refused() -> list[str]:
     return said
 
 
+def not_the_list() -> str:
+    """Return what is said when torch leaves out a repeated forward pass."""
+    rank = Rank("", 1, {})
+    others = (torch_schedules.UNSHARD, torch_schedules.RESHARD)
+
+    def without(order: Any, _: Any) -> list[Any]:
+        return [action for action in order if action.computation_type not in others]
+
+    with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+        file.write("0F0,0UNSHARD0,0B0\n")
+        file.flush()
+        with mock.patch.object(runtimes, "_with_repeats", without):
+            schedule = schedules.runtime(file.name, rank.parts, 1, loss_fn=cross_entropy)
+    try:
+        rank.step(schedule, 0)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def of_transformers(job: str, kind: str, schedule_name: str) -> list[tuple[float, float]]:
+    """Return the losses and norms of a rank that has a stage of a model of transformers."""
+    me, n = dist.get_rank(), test_parallel_stages.N_MICRO
+    stage = parallel.stage_of(test_parallel_stages.model_of(kind), me, 2)
+    store = ct.attach(stage, job, micro_batches=n)
+    part = pipelining.PipelineStage(stage, me, 2, torch.device("cpu"))
+    loss_fn = test_parallel_stages.cross_entropy
+    schedule = schedules.runtime(schedule_name, part, n, loss_fn=loss_fn)
+    optimizer = store.optimizer(lr=3e-3, clip_norm=0.5)
+    results = []
+    for step in range(test_parallel_stages.N_STEPS):
+        x, y = test_parallel_stages.batch(step)
+        losses: list[torch.Tensor] = []
+        schedule.step(*((x,) if me == 0 else ()), target=y, losses=losses)
+        optimizer.step()
+        results.append((sum(loss.item() for loss in losses), optimizer.norm.item()))
+    store.close()
+    return results
+
+
 class Bits(TorchCase):
     def check(self, kind: str, world: int, n_micro: int, with_store: bool, **options: Any) -> None:
         job = f"{self.name}-{kind}-{world}" if with_store else ""
@@ -324,7 +366,6 @@ class Bits(TorchCase):
 
     def test_plain(self) -> None:
         for kind, world, n_micro, options in (
-            ("1f1b", 2, 4, {}),
             ("gpipe", 2, 4, {"recompute": 1}),
             ("zb-h1", 2, 4, {}),
             ("zb-h1", 3, 6, {"recompute": True}),
@@ -338,6 +379,8 @@ class Bits(TorchCase):
 
     def test_store(self) -> None:
         for kind, world, n_micro, options in (
+            ("zb-h1", 1, 4, {}),
+            ("gpipe", 1, 4, {"recompute": 3}),
             ("1f1b", 2, 4, {"recompute": True}),
             ("zb-h1", 2, 4, {"pool": "30%"}),
             ("zb-h1", 3, 6, {}),
@@ -407,6 +450,22 @@ class Bits(TorchCase):
                     self.assertTrue(torch.equal(grads[name], p.grad), name)
 
 
+class Models(TorchCase):
+    """Models of transformers, one with a tied embedding in two stages."""
+
+    def test_losses_and_norms_are_those_of_one_process(self) -> None:
+        for kind in ("llama", "qwen2"):
+            wanted = test_parallel_stages.one_process(kind)
+            for name in ("zb-h1", "shifted"):
+                with self.subTest(kind, schedule=name):
+                    job = f"{self.name[:30]}-{kind}-{name}"
+                    self.addCleanup(self.remove, job)
+                    got = run_ranks(2, of_transformers, job, kind, name)
+                    for (loss, norm), (a, b) in zip(got[1], wanted, strict=True):
+                        self.assertAlmostEqual(loss, a, delta=1e-4 * a)
+                        self.assertAlmostEqual(norm, b, delta=1e-4 * b)
+
+
 class Orders(unittest.TestCase):
     def test_what_runs_is_the_list(self) -> None:
         kinds = ["gpipe", "1f1b", "interleaved", "zb-h1", "early", "shifted"]
@@ -434,6 +493,10 @@ class Refusals(unittest.TestCase):
         for said in run_ranks(2, refused):
             for text, pattern in zip(said, words, strict=True):
                 self.assertRegex(text, f"(?s){pattern}")
+
+    def test_a_runtime_that_does_something_else_is_told(self) -> None:
+        (said,) = run_ranks(1, not_the_list)
+        self.assertRegex(said, "it has run 0F0,0B0 in place of 0F0,0R0,0B0")
 
     def test_another_torch_is_told(self) -> None:
         self.addCleanup(runtimes.self_test.cache_clear)

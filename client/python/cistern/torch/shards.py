@@ -59,6 +59,12 @@ def set_local(parameter: torch.Tensor, memory: torch.Tensor) -> None:
     if is_shard(parameter):
         kept: Any = parameter
         kept._local_tensor = memory  # ``data = ...`` would change the wrapper alone.
+        with torch.no_grad():
+            if not kept.to_local().is_set_to(memory):
+                raise ImportError(
+                    f"cistern.torch does not work with the DTensor of torch {torch.__version__}, which has its"
+                    " part of a parameter elsewhere than that of torch 2.15: use that"
+                )
     else:
         parameter.data = memory
 
