@@ -279,6 +279,19 @@ class Repeated(TorchCase):
                     if not with_store:
                         self.assertEqual([p() for p in passes if p() is not None], [])
 
+    def test_types_of_autocast_are_those_of_the_first_run(self) -> None:
+        found = []
+        for repeats in (False, True):
+            model, x = made(Chain).eval(), given()
+            recomputed = self.recomputed(model, True) if repeats else []
+            with torch.autocast("cpu", torch.bfloat16):
+                outputs = outputs_of(model, x)
+            for made_pass in [made_pass for m in recomputed for made_pass in m.take()]:
+                made_pass().restore()
+            torch.autograd.backward(outputs, grads_like(outputs))
+            found.append(x.grad)
+        self.assertTrue(torch.equal(*found))
+
     def test_it_is_undone(self) -> None:
         model, x = made(Chain), given()
         for _ in range(2):

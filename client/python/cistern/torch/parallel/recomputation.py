@@ -20,7 +20,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from cistern.torch.containers import needing_grad, replaced
+from cistern.torch.containers import Given, replaced
 from cistern.torch.divided_passes import repeated
 
 
@@ -40,9 +40,9 @@ class Pass:
 
     def __init__(self, of: Recomputed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._of = of
-        given = needing_grad((args, kwargs))
+        given = Given(args, kwargs).tensors
         # With the history that an input gets later it would be kept by its own graph.
-        own = {id(t): t.detach().requires_grad_() for t in given}
+        own = {id(t): t.detach().requires_grad_() for t in given if t.requires_grad}
         self._given: Any = replaced((args, kwargs), own, copies=True)
         self._inputs = [(tensor, tensor._version) for tensor in own.values()]
         self._places: list[ref[_Place]] = []
