@@ -5,6 +5,7 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Times are compared as whole numbers, of which all units together have this many: sums of the same
  * units are then equal, in whatever order they were added. */
@@ -87,7 +88,9 @@ struct best {
 struct search {
     const struct cst_stages_input *input;
     double tick;        /* Seconds. */
-    int64_t *ticks;     /* Of each stage with each range of units; NO_FIT: it does not fit. */
+    int64_t *ticks;     /* Of each stage with each range of units that is shorter than `ends`. */
+    uint32_t *ends;     /* For each stage and first unit: the first end without ticks. */
+    bool is_cut_short;  /* Some range has no ticks because it would take too many. */
     struct best *bests; /* For each number of stages and of units. */
 };
 
@@ -96,6 +99,11 @@ static size_t range(const struct search *search, uint32_t stage, uint32_t first,
     const size_t n = search->input->n_units + 1U;
 
     return (stage * n + first) * n + end;
+}
+
+static uint32_t *end_of(const struct search *search, uint32_t stage, uint32_t first)
+{
+    return &search->ends[(size_t)stage * search->input->n_units + first];
 }
 
 static struct best *best_of(const struct search *search, uint32_t n_stages, uint32_t n_units)
@@ -108,22 +116,65 @@ static double seconds_of(const struct cst_stage_cut *stage)
     return stage->forward + stage->backward + stage->recompute;
 }
 
-/* A longer range needs as many repeated passes as its beginning, or more. */
-static void count_ticks(const struct search *search)
+/* Count the ticks of ranges that fit and take at most @cap. A longer range needs more bytes, more
+ * ticks, and as many repeated passes or more, whether it is longer before or after. */
+static void count_ticks(struct search *search, int64_t cap)
 {
     const struct cst_stages_input *input = search->input;
 
+    search->is_cut_short = false;
     for (uint32_t s = 0; s < input->n_stages; s++) {
         for (uint32_t first = 0; first < input->n_units; first++) {
             struct cst_stage_cut stage = {.first = first};
+            uint32_t end = first + 1;
 
-            for (uint32_t end = first + 1; end <= input->n_units; end++) {
+            for (; end <= input->n_units; end++) {
+                int64_t ticks;
+
                 extend(&stage, input);
-                search->ticks[range(search, s, first, end)] =
-                    fit(&stage, input, s) ? (int64_t)(seconds_of(&stage) / search->tick) : NO_FIT;
+                if (!fit(&stage, input, s)) {
+                    break;
+                }
+                ticks = (int64_t)(seconds_of(&stage) / search->tick);
+                if (ticks > cap) {
+                    search->is_cut_short = true;
+                    break;
+                }
+                search->ticks[range(search, s, first, end)] = ticks;
             }
+            *end_of(search, s, first) = end;
         }
     }
+}
+
+/* Find the best last stage of the first @n_stages with the first @end units. */
+static struct best find_last(const struct search *search, uint32_t n_stages, uint32_t end,
+                             int64_t cap)
+{
+    const uint32_t s = n_stages - 1;
+    struct best best = {.sum = NO_FIT};
+
+    for (uint32_t first = end; first-- > s;) {
+        const struct best *before = best_of(search, s, first);
+        int64_t ticks, sum, max;
+
+        if (end >= *end_of(search, s, first)) {
+            break;
+        }
+        ticks = search->ticks[range(search, s, first, end)];
+        if (ticks > cap) {
+            break;
+        }
+        if (before->sum == NO_FIT) {
+            continue;
+        }
+        sum = before->sum + ticks;
+        max = before->max > ticks ? before->max : ticks;
+        if (sum < best.sum || (sum == best.sum && max <= best.max)) {
+            best = (struct best){.sum = sum, .max = max, .first = first};
+        }
+    }
+    return best;
 }
 
 /* Find the least sum of stages that each take at most @cap ticks; of equal sums that with the least
@@ -135,25 +186,9 @@ static struct best find_best(const struct search *search, int64_t cap)
     for (uint32_t n = 0; n <= input->n_units; n++) {
         *best_of(search, 0, n) = (struct best){.sum = n == 0 ? 0 : NO_FIT};
     }
-    for (uint32_t s = 0; s < input->n_stages; s++) {
-        for (uint32_t end = 0; end <= input->n_units; end++) {
-            struct best *best = best_of(search, s + 1, end);
-
-            best->sum = NO_FIT;
-            for (uint32_t first = s; first < end; first++) {
-                const struct best *before = best_of(search, s, first);
-                const int64_t ticks = search->ticks[range(search, s, first, end)];
-                int64_t sum, max;
-
-                if (before->sum == NO_FIT || ticks == NO_FIT || ticks > cap) {
-                    continue;
-                }
-                sum = before->sum + ticks;
-                max = before->max > ticks ? before->max : ticks;
-                if (sum < best->sum || (sum == best->sum && max < best->max)) {
-                    *best = (struct best){.sum = sum, .max = max, .first = first};
-                }
-            }
+    for (uint32_t s = 1; s <= input->n_stages; s++) {
+        for (uint32_t end = s; end <= input->n_units - (input->n_stages - s); end++) {
+            *best_of(search, s, end) = find_last(search, s, end, cap);
         }
     }
     return *best_of(search, input->n_stages, input->n_units);
@@ -176,20 +211,53 @@ static void write_stages(struct cst_stage_cut *out, const struct search *search)
     }
 }
 
+static double value_of(const struct search *search, const struct best *best)
+{
+    return (double)best->sum + ((double)search->input->n_micro - 1) * (double)best->max;
+}
+
+/* Return a maximum of ticks that the best cuts do not exceed, and count the ticks of ranges up to
+ * it. There are cuts that fit. Cuts with a longer stage than it are no better than some that exist,
+ * because no sum is less than that of all units. */
+static int64_t bound(struct search *search)
+{
+    const struct cst_stages_input *input = search->input;
+    const double others = (double)input->n_micro - 1;
+    struct best best;
+    double all = 0, most;
+    int64_t cap;
+
+    for (uint32_t i = 0; i < input->n_units; i++) {
+        all += input->units[i].forward + input->units[i].backward;
+    }
+    all /= search->tick;
+    cap = (int64_t)(2 * all / input->n_stages) + 1;
+    count_ticks(search, cap);
+    while ((best = find_best(search, cap)).sum == NO_FIT) {
+        cap *= 2;
+        count_ticks(search, cap);
+    }
+    /* Each of the stages may have lost less than a tick. */
+    most = value_of(search, &best) - (all - input->n_stages);
+    most = others > 0 && most / others < 2 * ALL_TICKS ? most / others : 2 * ALL_TICKS;
+    if (search->is_cut_short && most > (double)cap) {
+        count_ticks(search, (int64_t)most + 1);
+    }
+    return (int64_t)most + 1;
+}
+
 /* Go through the cuts for which a longer maximum would not lessen the sum, from the longest maximum
  * to the shortest. */
-static int find_cuts(struct cst_stage_cut *out, double *seconds, const struct search *search,
-                     struct cst_err *err)
+static void find_cuts(struct cst_stage_cut *out, double *seconds, struct search *search)
 {
     const double others = (double)search->input->n_micro - 1;
-    struct best best = find_best(search, NO_FIT - 1);
+    const int64_t cap = bound(search);
     double least = 0, longest = 0;
+    struct best best;
 
-    if (best.sum == NO_FIT) {
-        return cst_err_set(err, CST_EBUDGET, "no cuts fit");
-    }
+    best = find_best(search, cap);
     for (bool is_first = true; best.sum != NO_FIT; is_first = false) {
-        const double value = (double)best.sum + others * (double)best.max;
+        const double value = value_of(search, &best);
 
         if (is_first || value < least) {
             least = value;
@@ -209,52 +277,71 @@ static int find_cuts(struct cst_stage_cut *out, double *seconds, const struct se
         longest = t > longest ? t : longest;
     }
     *seconds += others * longest;
-    return CST_OK;
 }
 
 /* -- refusals --------------------------------------------------------------------------------- */
 
-/* Count the bytes of each range, if all its units recompute, instead of its ticks. */
-static void count_bytes(const struct search *search)
+/* Mark the units where stage @number can end, in @bytes and with all its units recomputing, if it
+ * begins at one of the marked units @begins. A stage that begins later ends as late or later, thus
+ * only ends up to the last beginning are new. */
+static void mark_ends(bool *ends, const bool *begins, const struct cst_stages_input *input,
+                      uint32_t number, uint64_t bytes)
 {
-    const struct cst_stages_input *input = search->input;
+    uint32_t last = input->n_units;
 
-    for (uint32_t s = 0; s < input->n_stages; s++) {
-        for (uint32_t first = 0; first < input->n_units; first++) {
-            struct cst_stage_cut stage = {.first = first};
+    for (uint32_t first = input->n_units; first-- > 0;) {
+        struct cst_stage_cut stage = {.first = first};
 
-            for (uint32_t end = first + 1; end <= input->n_units; end++) {
-                extend(&stage, input);
-                recompute_one(&stage, input->units);
-                search->ticks[range(search, s, first, end)] = (int64_t)bytes_of(&stage, input, s);
-            }
+        if (!begins[first]) {
+            continue;
         }
+        while (first + stage.n_units < last) {
+            extend(&stage, input);
+            recompute_one(&stage, input->units);
+            if (bytes_of(&stage, input, number) > bytes) {
+                break;
+            }
+            ends[first + stage.n_units] = true;
+        }
+        last = first;
     }
 }
 
-/* Say how much memory the stages of the best cuts need at least. */
-static int refuse(const struct search *search, struct cst_err *err)
+/* Return whether there are stages that fit in @bytes each, if all their units recompute. */
+static bool fit_in(const struct cst_stages_input *input, uint64_t bytes)
 {
-    const struct cst_stages_input *input = search->input;
+    bool ends[2][CST_STAGES_MAX_UNITS + 1] = {{true}};
+
+    for (uint32_t s = 0; s < input->n_stages; s++) {
+        memset(ends[(s + 1) % 2], 0, sizeof *ends);
+        mark_ends(ends[(s + 1) % 2], ends[s % 2], input, s, bytes);
+    }
+    return ends[input->n_stages % 2][input->n_units];
+}
+
+/* Say how much memory the stages of the best cuts need at least. */
+static int refuse(const struct cst_stages_input *input, struct cst_err *err)
+{
     char needs[CST_SIZE_EXACT], has[CST_SIZE_EXACT];
-    int64_t enough, too_little = (int64_t)input->stage_bytes;
+    uint64_t too_little = input->stage_bytes, enough = input->stage_bytes + 1;
 
-    count_bytes(search);
-    enough = find_best(search, NO_FIT - 1).max;
+    while (!fit_in(input, enough)) {
+        too_little = enough;
+        enough *= 2;
+    }
     while (too_little + 1 < enough) {
-        const int64_t middle = too_little + (enough - too_little) / 2;
+        const uint64_t middle = too_little + (enough - too_little) / 2;
 
-        if (find_best(search, middle).sum == NO_FIT) {
-            too_little = middle;
-        } else {
+        if (fit_in(input, middle)) {
             enough = middle;
+        } else {
+            too_little = middle;
         }
     }
-    return cst_err_set(err, CST_EBUDGET,
-                       "each of %" PRIu32
-                       " stages needs %s, even if all its units recompute, and has %s",
-                       input->n_stages, cst_size_exact((uint64_t)enough, needs),
-                       cst_size_exact(input->stage_bytes, has));
+    return cst_err_set(
+        err, CST_EBUDGET,
+        "each of %" PRIu32 " stages needs %s, even if all its units recompute, and has %s",
+        input->n_stages, cst_size_exact(enough, needs), cst_size_exact(input->stage_bytes, has));
 }
 
 static int check_input(const struct cst_stages_input *input, struct cst_err *err)
@@ -281,6 +368,9 @@ int cst_stages_cut(struct cst_stage_cut *out, double *seconds, const struct cst_
     double all = 0;
     int rc = check_input(input, err);
 
+    if (rc == CST_OK && !fit_in(input, input->stage_bytes)) {
+        rc = refuse(input, err);
+    }
     if (rc != CST_OK) {
         return rc;
     }
@@ -289,16 +379,16 @@ int cst_stages_cut(struct cst_stage_cut *out, double *seconds, const struct cst_
     }
     search.tick = all > 0 ? all / ALL_TICKS : 1;
     search.ticks = calloc(range(&search, input->n_stages, 0, 0), sizeof *search.ticks);
+    search.ends = calloc((size_t)input->n_stages * input->n_units, sizeof *search.ends);
     search.bests =
         calloc((size_t)(input->n_stages + 1) * (input->n_units + 1), sizeof *search.bests);
-    if (search.ticks == NULL || search.bests == NULL) {
+    if (search.ticks == NULL || search.ends == NULL || search.bests == NULL) {
         rc = cst_err_set(err, CST_ENOMEM, "the cuts of %" PRIu32 " units", input->n_units);
     } else {
-        count_ticks(&search);
-        rc = find_cuts(out, seconds, &search, err);
-        rc = rc == CST_EBUDGET ? refuse(&search, err) : rc;
+        find_cuts(out, seconds, &search);
     }
     free(search.ticks);
+    free(search.ends);
     free(search.bests);
     return rc;
 }

@@ -31,7 +31,8 @@ struct cst_unit_cost {
     uint64_t fixed_bytes;     /* For its weights and gradients, whatever is in flight. */
 };
 
-/* Weights that two units share: a stage with both has them once. */
+/* Weights that two units share: a stage with both has them once. They are among the fixed bytes of
+ * both. */
 struct cst_unit_tie {
     uint32_t first, last;
     uint64_t bytes;

@@ -107,6 +107,22 @@ START_TEST(ties)
 }
 END_TEST
 
+/* Stages end earlier than they could if the next one has no memory for what would follow. */
+START_TEST(unit_of_the_last_stage)
+{
+    in_flight[0] = in_flight[1] = 2;
+    units[3].kept_bytes = units[3].input_bytes = 5000;
+    input.stage_bytes = 8000;
+    cut(5, 3);
+    ck_assert_uint_eq(stages[2].first, 3);
+    input.stage_bytes = 7100;
+    cut(5, 3);
+    input.stage_bytes = 7099;
+    ck_assert_int_eq(cst_stages_cut(stages, &seconds, &input, &err), CST_EBUDGET);
+    ck_assert_ptr_nonnull(strstr(err.text, "(7100 bytes), even"));
+}
+END_TEST
+
 /* Refusals say which numbers are possible, and which memory. */
 START_TEST(refusals)
 {
@@ -283,6 +299,7 @@ int main(void)
     tcase_add_test(tc, large_head);
     tcase_add_test(tc, recompute);
     tcase_add_test(tc, ties);
+    tcase_add_test(tc, unit_of_the_last_stage);
     tcase_add_test(tc, refusals);
     tcase_add_test(tc, large);
     tc = suite_case(s, "brute_force", setup, NULL);
