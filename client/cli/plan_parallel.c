@@ -10,10 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    MICRO_BATCHES_PER_RANK = 8, /* Without --micro-batches. */
-    PARAM_BYTES = 4             /* A bf16 weight and its bf16 gradient, in the pool. */
-};
+enum { MICRO_BATCHES_PER_RANK = 8 /* Without --micro-batches. */ };
 
 /* The units of the model: its operators, as far as cuts do not separate them. */
 struct parts {
@@ -70,6 +67,12 @@ static void add_operators(struct parts *parts, const struct cst_model *model, ui
             parts->last_operators[parts->n_units++] = i;
         }
     }
+}
+
+/* Bytes of a weight and its gradient in the pool, as most of the parameters have them. */
+static uint32_t param_bytes(const struct cst_model *model)
+{
+    return 2 * (uint32_t)((model->weight_bytes + model->n_params / 2) / model->n_params);
 }
 
 /* Check that the model says how long its units take. */
@@ -250,9 +253,9 @@ static bool print(const struct cli_plan_input *input, const struct cst_degrees_i
     }
     (void)printf(
         "\nassumed   flop/s as in the rates, twice for the backward pass; links that nobody "
-        "shares; sums, commits and updates that nothing hides; %d bytes per parameter on "
+        "shares; sums, commits and updates that nothing hides; %" PRIu32 " bytes per parameter on "
         "a rank, states on the host\n\n",
-        PARAM_BYTES);
+        degrees->param_bytes);
     return print_products(products) && print_stages(best, parts, &input->model.model) &&
            print_refused(products);
 }
@@ -397,7 +400,7 @@ int cli_plan_parallel(const struct cli *cli, const struct cli_plan_input *input,
                                         .tp = (uint32_t)cli->plan.tp,
                                         .pp = (uint32_t)cli->plan.pp,
                                         .recompute = cli->plan.recompute,
-                                        .param_bytes = PARAM_BYTES};
+                                        .param_bytes = param_bytes(&input->model.model)};
     int rc = check_options(cli, input, err);
 
     if (rc == CST_OK && cli->plan.kind != NULL) {

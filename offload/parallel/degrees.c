@@ -124,7 +124,8 @@ static void count_rank(const struct trial *trial, uint32_t rank)
     messages *= p->n_micro;
     p->sum_bytes = sums > p->sum_bytes ? sums : p->sum_bytes;
     p->message_bytes = messages > p->message_bytes ? messages : p->message_bytes;
-    p->weight_bytes = 2 * params > p->weight_bytes ? 2 * params : p->weight_bytes;
+    params *= input->param_bytes / 2;
+    p->weight_bytes = params > p->weight_bytes ? params : p->weight_bytes;
     p->rank_bytes = bytes > p->rank_bytes ? bytes : p->rank_bytes;
 }
 

@@ -55,7 +55,7 @@ struct cst_degrees_input {
     double to_host, to_rank; /* Bytes/s of a rank's link to the host, and back. */
     double sums, updates;    /* Elements/s of all hosts together. */
     uint64_t rank_bytes;     /* Memory of a rank. */
-    uint32_t param_bytes;    /* Bytes of a rank's memory for a parameter. */
+    uint32_t param_bytes;    /* Bytes of a rank's memory for a parameter: weight and gradient. */
     /* Only products with these degrees are tried; 0: with any. */
     uint32_t dp, tp, pp;
     const struct cst_schedule_kind *kind; /* Only this kind of schedule; NULL: any. */
