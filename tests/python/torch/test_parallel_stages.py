@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import os
 import resource
+import tempfile
 import time
 import unittest
 from typing import Any
@@ -18,6 +19,7 @@ import transformers
 from cistern.torch import parallel
 from gloo import run_ranks
 from models import TorchCase
+from safetensors.torch import load_file, save_file
 from test_architectures import MOST_ELEMENTS, OPTIONS
 from torch import nn
 from torch.distributed import pipelining
@@ -76,6 +78,17 @@ def pipeline(job: str, kind: str) -> list[tuple[float, float]]:
     return results
 
 
+def loaded_stage(job: str, kind: str, path: str) -> bool:
+    """Load a stage that is cut out of a model on the meta device. Return whether it has the values of the file."""
+    stage = parallel.stage_of(on_meta(model_of(kind)), dist.get_rank(), dist.get_world_size())
+    store = ct.attach(stage, job, load=path)
+    wanted = load_file(path)
+    names = [name for name, _ in stage.named_parameters()]
+    is_loaded = all(torch.equal(store.read(name), wanted[name]) for name in names)
+    store.close()
+    return is_loaded and 0 < len(names) < len(wanted)
+
+
 def one_process(kind: str) -> list[tuple[float, float]]:
     model = model_of(kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -126,6 +139,15 @@ class Stages(TorchCase):
 
     def test_pp_3(self) -> None:
         self.check("gpt2", 3)
+
+    def test_a_stage_on_the_meta_device_is_loaded(self) -> None:
+        for kind in ("llama", "gpt2"):
+            with self.subTest(kind), tempfile.TemporaryDirectory() as made:
+                model, path = model_of(kind), f"{made}/model.safetensors"
+                save_file({name: p.detach() for name, p in model.named_parameters()}, path)
+                name = f"{self.name}-{kind}"
+                self.addCleanup(self.remove, name)
+                self.assertEqual(run_ranks(2, loaded_stage, name, kind, path), [True, True])
 
 
 class Cuts(unittest.TestCase):

@@ -15,10 +15,12 @@ from torch import nn
 
 from cistern.torch import planner
 from cistern.torch.declaration import declare
-from cistern.torch.parallel import cutting, proxy
+from cistern.torch.parallel import cutting, degrees, proxy
 from cistern.torch.sizes import in_bytes
 
 _MOST = 1024  # Micro-batches that cistern plan takes.
+# Of equally fast ones the first is taken: with one stage, gpipe keeps more than 1f1b.
+_KINDS = sorted(degrees.SCHEDULES, key=lambda kind: kind != "1f1b")
 _ATTENTION = "{} calls of attention are fused: they keep no scores"
 _SCORES = "no fused attention: what attention keeps for its backward pass counts"
 
@@ -107,7 +109,6 @@ def search(
     options: dict[str, object] = {
         "--tp": tp or None,
         "--pp": pp or None,
-        "--kind": schedule,
         "--device": in_bytes("memory", memory) or None,
         "--rates": rates,
         "--on": on,
@@ -115,18 +116,36 @@ def search(
     }
     flags = ("--parallel", "auto", *(("--recompute",) if recompute else ()))
     best: dict[str, Any] = {}
-    refusals = []
-    for given, n in _numbers(whole.n_rows, n_ranks // (max(tp, 1) * max(pp, 1)), dp, micro_batches):
+    why_not = ""
+    most = n_ranks // (max(tp, 1) * max(pp, 1))
+    for given, n in _numbers(whole.n_rows, most, dp, micro_batches):
         text = declaration.to_json(type(model).__name__, n_ranks, whole.share(n))
-        options |= {"--dp": given or None, "--micro-batches": n}
-        found, said = planner.run_program(text, options, flags)
-        if not found["products"]:
-            refusals.append(said)
-        elif not best or found["products"][0]["step_s"] < best["products"][0]["step_s"]:
-            best = found
+        for kind in [schedule] if schedule else _KINDS:
+            options |= {"--dp": given or None, "--micro-batches": n, "--kind": kind}
+            found, said = planner.run_program(text, options, flags)
+            found = _accepted(found, n_ranks)
+            if not found["products"]:
+                why_not = (
+                    said or found["refused"][0]["why"]
+                )  # At last of the smallest micro-batches.
+            elif not best or found["products"][0]["step_s"] < best["products"][0]["step_s"]:
+                best = found
     if not best:
-        return Choice(None, refusals[-1], {"notes": notes})  # Of the smallest micro-batches.
+        return Choice(None, why_not, {"notes": notes})
     return Choice(_as_dict(best["products"][0]), "", {**best, "notes": notes})
+
+
+def _accepted(found: dict[str, Any], n_ranks: int) -> dict[str, Any]:
+    """Return what ``cistern plan`` has found, without the products that ``parallelize`` refuses."""
+    products, refused = [], []
+    for product in found["products"]:
+        try:
+            degrees.parse(_as_dict(product), n_ranks)
+            products.append(product)
+        except ValueError as error:
+            names = ("data", "tensor", "pipeline")
+            refused.append({**{name: product[name] for name in names}, "why": str(error)})
+    return {**found, "products": products, "refused": [*refused, *found["refused"]]}
 
 
 def _uncut(model: nn.Module, n_layers: int) -> str:
