@@ -21,6 +21,7 @@ from cistern.torch.parallel.part import Part
 from cistern.torch.parallel.ring import ring_attention
 from cistern.torch.parallel.sequences import part_of_batch, share_sequences, ulysses_attention
 from cistern.torch.parallel.sharding import shard
+from cistern.torch.parallel.tensor import divide
 from cistern.torch.parallel.vocabulary import CrossEntropy, Embedding
 from cistern.torch.parallel.volumes import Volumes, volumes
 
@@ -34,6 +35,7 @@ __all__ = [
     "Part",
     "RMSNorm",
     "Volumes",
+    "divide",
     "in_turns",
     "legal_sizes",
     "make_mesh",

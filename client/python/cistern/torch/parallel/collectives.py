@@ -202,16 +202,24 @@ class _Sum(torch.autograd.Function):
         return grad, None, None
 
 
+def sum_over(
+    x: torch.Tensor, forward: list[dist.ProcessGroup], backward: list[dist.ProcessGroup]
+) -> torch.Tensor:
+    """Return the sum of ``x`` over the groups ``forward``, whose gradient is summed over ``backward``."""
+    out: torch.Tensor = _Sum.apply(x, forward, backward)
+    return out
+
+
 def summed(x: torch.Tensor, grid: Grid, axes: Sequence[str]) -> torch.Tensor:
     """Return the sum along ``axes``, which all ranks use alike: its gradient is the same in all."""
     groups = [grid.group(axis) for axis in axes if grid.size(axis) > 1]
-    return _Sum.apply(x, groups, []) if groups else x
+    return sum_over(x, groups, []) if groups else x
 
 
 def copied(x: torch.Tensor, grid: Grid, axes: Sequence[str]) -> torch.Tensor:
     """Return ``x``, which ranks along ``axes`` use each in its own way: gradients are summed."""
     groups = [grid.group(axis) for axis in axes if grid.size(axis) > 1]
-    return _Sum.apply(x, [], groups) if groups else x
+    return sum_over(x, [], groups) if groups else x
 
 
 class _Scatter(torch.autograd.Function):
