@@ -79,8 +79,10 @@ static bool is_valid(const Cistern__TensorDecl *tensor)
     }
     return tensor->n_shape > 0 && tensor->n_shape <= CSTC_TENSOR_MAX_DIMS &&
            (tensor->n_whole_shape == 0 || tensor->n_whole_shape == tensor->n_shape) &&
-           tensor->n_box_first == tensor->n_whole_shape && tensor->pattern < CST_PATTERN_COUNT &&
-           strlen(tensor->name) < CST_LAYOUT_NAME_BYTES && has_rows(tensor);
+           tensor->n_box_first == tensor->n_whole_shape &&
+           (tensor->n_box_packed == 0 || tensor->n_box_packed == tensor->n_whole_shape) &&
+           tensor->pattern < CST_PATTERN_COUNT && strlen(tensor->name) < CST_LAYOUT_NAME_BYTES &&
+           has_rows(tensor);
 }
 
 int cstc_content_check(const Cistern__JobDescription *d, struct cst_err *err)

@@ -75,6 +75,7 @@ static struct cst_tensor_words words_in_job(const struct cstc_load_source *sourc
         words.whole_name = there.whole_name;
         words.whole = there.whole;
         words.first = there.first;
+        words.packed = there.packed;
         whole = cst_model_find(mine, cst_box_whole_name(&model->tensors[t]));
     }
     /* Weights and master weights are converted. */

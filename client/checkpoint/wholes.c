@@ -39,6 +39,7 @@ static int declare_parts(struct cst_model *model, const Cistern__JobDescription 
             words.whole_name = joined ? decl->whole_name : NULL;
             words.whole = decl->whole_shape;
             words.first = decl->box_first;
+            words.packed = decl->n_box_packed > 0 ? decl->box_packed : NULL;
         }
         if (joined && decl->n_external_name > 0) {
             words.external_names = (const char *const *)decl->external_name;
@@ -62,7 +63,7 @@ static void describe(Cistern__TensorDecl *out, const struct cst_layout_tensor *t
     out->pattern = t->pattern;
     if (t->box == NULL) {
         out->whole_name = NULL;
-        out->n_whole_shape = out->n_box_first = 0;
+        out->n_whole_shape = out->n_box_first = out->n_box_packed = 0;
     }
 }
 

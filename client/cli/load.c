@@ -45,6 +45,7 @@ static int declare_tensor(struct cst_job *job, const Cistern__TensorDecl *tensor
         .whole_name = frozen ? NULL : tensor->whole_name,
         .whole_shape = !frozen && tensor->n_whole_shape > 0 ? tensor->whole_shape : NULL,
         .first = !frozen && tensor->n_box_first > 0 ? tensor->box_first : NULL,
+        .packed = !frozen && tensor->n_box_packed > 0 ? tensor->box_packed : NULL,
         .external_names = (const char *const *)tensor->external_name,
         .external_rows = tensor->n_external_rows > 0 ? tensor->external_rows : NULL,
         .n_external = (uint32_t)tensor->n_external_name,

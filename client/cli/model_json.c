@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/cli/model_json.h"
 
+#include "offload/layout/box.h"
 #include "proto/json_fields.h"
 #include "proto/optimizers.h"
 
@@ -13,9 +14,9 @@ enum { MAX_WORLD = 64 };
 
 static const char *const root_keys[] = {"name",  "world",   "tokens",    "groups",
                                         "heads", "tensors", "operators", NULL};
-static const char *const tensor_keys[] = {"name",   "shape", "group",    "pattern",
-                                          "whole",  "first", "lr_scale", "decay_scale",
-                                          "update", "dtype", NULL};
+static const char *const tensor_keys[] = {"name",        "shape",  "group",  "pattern",
+                                          "whole",       "first",  "packed", "lr_scale",
+                                          "decay_scale", "update", "dtype",  NULL};
 static const char *const operator_keys[] = {
     "name",     "tensors", "flops", "activation_bytes", "expected_uses", "out_bytes",
     "tp_bytes", "stage",   NULL};
@@ -185,7 +186,8 @@ static int read_scale(const json_t *object, const char *place, const char *key, 
 struct tensor {
     char name[CST_LAYOUT_NAME_BYTES];
     int64_t shape[CST_LAYOUT_MAX_DIMS], whole[CST_LAYOUT_MAX_DIMS], first[CST_LAYOUT_MAX_DIMS];
-    uint32_t n_whole, n_first; /* Numbers of entries in whole and first; 0: the key is absent. */
+    int64_t packed[CST_LAYOUT_MAX_DIMS];
+    uint32_t n_whole, n_first, n_packed; /* Numbers of entries; 0: the key is absent. */
     uint64_t group;
     struct cst_tensor_words words;
 };
@@ -197,11 +199,16 @@ static int read_box(const json_t *object, const char *place, struct tensor *t, s
     if (rc == CST_OK) {
         rc = read_dims(object, place, "first", CST_JSON_OPTIONAL, t->first, &t->n_first, err);
     }
-    if (rc == CST_OK && ((t->n_whole != 0 && t->n_whole != t->words.n_dims) ||
-                         (t->n_first != 0 && t->n_first != t->words.n_dims))) {
-        rc = cst_err_set(err, CST_EINVAL, "%s: whole and first have as many numbers as shape",
-                         place);
+    if (rc == CST_OK) {
+        rc = read_dims(object, place, "packed", CST_JSON_OPTIONAL, t->packed, &t->n_packed, err);
     }
+    if (rc == CST_OK && ((t->n_whole != 0 && t->n_whole != t->words.n_dims) ||
+                         (t->n_first != 0 && t->n_first != t->words.n_dims) ||
+                         (t->n_packed != 0 && t->n_packed != t->words.n_dims))) {
+        rc = cst_err_set(err, CST_EINVAL,
+                         "%s: whole, first and packed have as many numbers as shape", place);
+    }
+    t->words.packed = t->n_packed != 0 ? t->packed : NULL;
     t->words.whole = t->n_whole != 0 ? t->whole : NULL;
     t->words.first = t->n_first != 0 ? t->first : NULL;
     return rc;
@@ -485,7 +492,9 @@ static bool put_box(json_t *object, const struct cst_layout_tensor *tensor)
 {
     return tensor->box == NULL ||
            (put(object, "whole", dims_json(tensor->box->whole, tensor->n_dims)) &&
-            put(object, "first", dims_json(tensor->box->first, tensor->n_dims)));
+            put(object, "first", dims_json(tensor->box->first, tensor->n_dims)) &&
+            (!cst_box_is_packed(tensor) ||
+             put(object, "packed", dims_json(tensor->box->packed, tensor->n_dims))));
 }
 
 static json_t *tensor_json(const struct cst_layout_tensor *tensor)

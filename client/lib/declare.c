@@ -116,6 +116,7 @@ int cst_tensor_as(struct cst_job *job, const struct cst_tensor_spec *spec)
                                                .whole_name = spec->whole_name,
                                                .whole = spec->whole_shape,
                                                .first = spec->first,
+                                               .packed = spec->packed,
                                                .external_names = spec->external_names,
                                                .external_rows = spec->external_rows,
                                                .n_external = spec->n_external,

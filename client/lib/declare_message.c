@@ -2,6 +2,7 @@
 #include "client/lib/declare_message.h"
 
 #include "cistern/cistern.h"
+#include "offload/layout/box.h"
 #include "offload/layout/edge.h"
 #include "proto/frame.h"
 
@@ -94,6 +95,8 @@ static Cistern__TensorDecl *make_tensor(const struct cst_layout_tensor *tensor)
         msg->n_whole_shape = msg->n_box_first = tensor->box != NULL ? tensor->n_dims : 0;
         msg->whole_shape = tensor->box != NULL ? tensor->box->whole : NULL;
         msg->box_first = tensor->box != NULL ? tensor->box->first : NULL;
+        msg->n_box_packed = cst_box_is_packed(tensor) ? tensor->n_dims : 0;
+        msg->box_packed = tensor->box != NULL ? tensor->box->packed : NULL;
         if (tensor->external != NULL) {
             msg->n_external_name = msg->n_external_rows = tensor->external->n;
             msg->external_name = tensor->external->names;

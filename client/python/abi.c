@@ -37,7 +37,7 @@
     F(s, model_config) F(s, adapter_config) F(s, reshape) F(s, unused)
 #define FIELDS_cst_tensor_spec(F, A, N, s) \
     F(s, name) F(s, dtype) F(s, n_dims) F(s, shape) F(s, group) F(s, pattern) F(s, lr_scale) \
-    F(s, decay_scale) F(s, whole_shape) F(s, first) F(s, external_names) F(s, external_rows) \
+    F(s, decay_scale) F(s, whole_shape) F(s, first) F(s, packed) F(s, external_names) F(s, external_rows) \
     F(s, n_external) F(s, transposed) F(s, whole_name) F(s, param_group) F(s, update)
 #define FIELDS_cst_operator_cost(F, A, N, s) \
     F(s, flops) F(s, activation_bytes) F(s, expected_uses)

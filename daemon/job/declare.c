@@ -209,6 +209,11 @@ static int read_tensor(const struct cstd_worker *worker, const Cistern__TensorDe
             "first element %zu",
             decl->name, decl->n_shape, decl->n_whole_shape, decl->n_box_first);
     }
+    if (decl->n_box_packed != 0 && decl->n_box_packed != decl->n_shape) {
+        return cst_err_set(err, CST_EINVAL,
+                           "tensor '%.255s' has %zu dimensions, and numbers of ranges of %zu",
+                           decl->name, decl->n_shape, decl->n_box_packed);
+    }
     if (decl->n_external_name != decl->n_external_rows) {
         return cst_err_set(err, CST_EINVAL,
                            "tensor '%.255s' has %zu external names and %zu numbers of rows",
@@ -233,6 +238,7 @@ static int read_tensor(const struct cstd_worker *worker, const Cistern__TensorDe
         .whole_name = decl->whole_name,
         .whole = decl->n_whole_shape > 0 ? decl->whole_shape : NULL,
         .first = decl->n_box_first > 0 ? decl->box_first : NULL,
+        .packed = decl->n_box_packed > 0 ? decl->box_packed : NULL,
         .external_names = (const char *const *)decl->external_name,
         .external_rows = decl->external_rows,
         .n_external = (uint32_t)decl->n_external_name,

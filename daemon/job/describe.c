@@ -2,6 +2,7 @@
 #include "daemon/job/describe.h"
 
 #include "daemon/daemon.h"
+#include "offload/layout/box.h"
 #include "offload/layout/edge.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/fallocate.h"
@@ -86,6 +87,8 @@ static void fill_tensors(const struct cst_model *model, const struct cst_layout 
             tensor->n_whole_shape = tensor->n_box_first = from->n_dims;
             tensor->whole_shape = from->box->whole;
             tensor->box_first = from->box->first;
+            tensor->n_box_packed = cst_box_is_packed(from) ? from->n_dims : 0;
+            tensor->box_packed = from->box->packed;
             tensor->whole_name =
                 from->box->name[0] != '\0' ? (char *)(uintptr_t)from->box->name : NULL;
         }

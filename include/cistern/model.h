@@ -77,6 +77,11 @@ struct cst_tensor_spec {
     /* n_dims numbers, the index of the box's first element in the larger tensor. NULL, if
      * whole_shape is. */
     const int64_t *first;
+    /* n_dims numbers, or NULL, which is 1 of each. In a dimension with the number k, the larger
+     * tensor is k equal tensors one after the other, such as a gate and an up projection. This
+     * tensor is a range of each of them; `first` is that in the first of them. NULL, if whole_shape
+     * is. */
+    const int64_t *packed;
     /* Names of the tensor in model files of other programs (cistern/checkpoint.h), 1 to 255 bytes
      * each. If there are several, the tensor consists of the rows of these external tensors, one
      * after the other, for example of those of q_proj, k_proj and v_proj. n_external 0: files have
@@ -104,7 +109,8 @@ struct cst_tensor_spec {
  * status. The statuses are those of cst_tensor_scaled, and these:
  *   - CST_EINVAL: the pattern is unknown.
  *   - CST_EINVAL: the pattern is CST_PATTERN_TENSOR, and whole_shape or first is missing.
- *   - CST_EINVAL: the box is not inside of the larger tensor.
+ *   - CST_EINVAL: the box is not inside of the larger tensor, or a number of `packed` does not
+ *     divide the dimension of both, or is not 1 to 64.
  *   - CST_EINVAL: whole_shape, first or whole_name is given, and the pattern is neither
  *     CST_PATTERN_TENSOR nor CST_PATTERN_FROZEN.
  *   - CST_EINVAL: one of whole_shape and first is missing, or both, and there is a whole_name.

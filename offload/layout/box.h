@@ -11,6 +11,13 @@
 /* More parts of one whole would take the daemon's time: each is compared with each. */
 #define CST_BOX_MAX_PARTS 256
 
+/* Check the box of @words, whose shapes are checked. CST_EINVAL: it is not within the whole, or the
+ * number of its ranges of a dimension is none (cst_layout_box). */
+int cst_box_check(const struct cst_tensor_words *words, struct cst_err *err);
+
+/* Make the box of @words, which are checked, in one allocation of the caller. NULL: no memory. */
+struct cst_layout_box *cst_box_make(const struct cst_tensor_words *words);
+
 /* True if the whole of @t has a name of its own, so that its parts are cut and joined. */
 static inline bool cst_box_is_named(const struct cst_layout_tensor *t)
 {
@@ -27,15 +34,68 @@ static inline int64_t cst_box_whole_dim(const struct cst_layout_tensor *t, uint3
     return t->box != NULL ? t->box->whole[d] : t->shape[d];
 }
 
-/* Where the tensor begins and ends in dimension @d of its whole. */
+/* How many equal parts of dimension @d of its whole the tensor has a range of. */
+static inline int64_t cst_box_packed(const struct cst_layout_tensor *t, uint32_t d)
+{
+    return t->box != NULL ? t->box->packed[d] : 1;
+}
+
+/* True if the tensor has several ranges of a dimension. */
+static inline bool cst_box_is_packed(const struct cst_layout_tensor *t)
+{
+    bool any = false;
+
+    for (uint32_t d = 0; d < t->n_dims; d++) {
+        any = any || cst_box_packed(t, d) > 1;
+    }
+    return any;
+}
+
+/* Where the first range of the tensor begins in dimension @d of its whole. */
 static inline int64_t cst_box_begin(const struct cst_layout_tensor *t, uint32_t d)
 {
     return t->box != NULL ? t->box->first[d] : 0;
 }
 
-static inline int64_t cst_box_end(const struct cst_layout_tensor *t, uint32_t d)
+/* Length of each range of dimension @d, and from where one begins to where the next one does. */
+static inline int64_t cst_box_range(const struct cst_layout_tensor *t, uint32_t d)
 {
-    return cst_box_begin(t, d) + t->shape[d];
+    return t->shape[d] / cst_box_packed(t, d);
+}
+
+static inline int64_t cst_box_stride(const struct cst_layout_tensor *t, uint32_t d)
+{
+    return cst_box_whole_dim(t, d) / cst_box_packed(t, d);
+}
+
+/* Where row @row of dimension @d of the tensor is in the whole. */
+static inline int64_t cst_box_place(const struct cst_layout_tensor *t, uint32_t d, int64_t row)
+{
+    const int64_t n = cst_box_range(t, d);
+
+    return row / n * cst_box_stride(t, d) + cst_box_begin(t, d) + row % n;
+}
+
+/* How many rows of dimension @d of the tensor are before place @at of the whole, or of its end. */
+static inline int64_t cst_box_before(const struct cst_layout_tensor *t, uint32_t d, int64_t at)
+{
+    const int64_t n = cst_box_range(t, d), stride = cst_box_stride(t, d);
+    const int64_t in = at % stride - cst_box_begin(t, d);
+
+    return at / stride * n + (in < 0 ? 0 : in < n ? in : n);
+}
+
+/* True if the tensor has place @at of dimension @d of the whole. */
+static inline bool cst_box_has(const struct cst_layout_tensor *t, uint32_t d, int64_t at)
+{
+    return cst_box_before(t, d, at + 1) > cst_box_before(t, d, at);
+}
+
+/* Where the range ends that has place @at of dimension @d of the whole. */
+static inline int64_t cst_box_end(const struct cst_layout_tensor *t, uint32_t d, int64_t at)
+{
+    return at / cst_box_stride(t, d) * cst_box_stride(t, d) + cst_box_begin(t, d) +
+           cst_box_range(t, d);
 }
 
 /* True if the wholes of both tensors have the same shape. */
@@ -54,7 +114,8 @@ static inline bool cst_box_same_whole(const struct cst_layout_tensor *a,
 static inline bool cst_box_same_extent(const struct cst_layout_tensor *a,
                                        const struct cst_layout_tensor *b, uint32_t d)
 {
-    return cst_box_begin(a, d) == cst_box_begin(b, d) && a->shape[d] == b->shape[d];
+    return cst_box_begin(a, d) == cst_box_begin(b, d) && a->shape[d] == b->shape[d] &&
+           cst_box_packed(a, d) == cst_box_packed(b, d);
 }
 
 /* True if both tensors, of wholes of the same shape, have the same place. */
@@ -77,18 +138,26 @@ static inline bool cst_box_same_part(const struct cst_layout_tensor *a,
            strcmp(cst_box_whole_name(a), cst_box_whole_name(b)) == 0;
 }
 
-/* Number of elements that both tensors have. */
+/* Number of places of dimension @d of their whole that both tensors have. */
+static inline int64_t cst_box_common_in(const struct cst_layout_tensor *a,
+                                        const struct cst_layout_tensor *b, uint32_t d)
+{
+    int64_t n = 0, begin = cst_box_begin(a, d);
+
+    for (int64_t k = 0; k < cst_box_packed(a, d); k++, begin += cst_box_stride(a, d)) {
+        n += cst_box_before(b, d, begin + cst_box_range(a, d)) - cst_box_before(b, d, begin);
+    }
+    return n;
+}
+
+/* Number of elements that both tensors have, of wholes of the same shape. */
 static inline uint64_t cst_box_common(const struct cst_layout_tensor *a,
                                       const struct cst_layout_tensor *b)
 {
     uint64_t n = 1;
 
     for (uint32_t d = 0; d < a->n_dims; d++) {
-        int64_t begin =
-            cst_box_begin(a, d) > cst_box_begin(b, d) ? cst_box_begin(a, d) : cst_box_begin(b, d);
-        int64_t end = cst_box_end(a, d) < cst_box_end(b, d) ? cst_box_end(a, d) : cst_box_end(b, d);
-
-        n *= end > begin ? (uint64_t)(end - begin) : 0;
+        n *= (uint64_t)cst_box_common_in(a, b, d);
     }
     return n;
 }

@@ -45,7 +45,8 @@ static uint64_t add_tensor(uint64_t hash, const struct cst_model *model, uint32_
     hash = words.update != CST_TENSOR_UPDATE_AUTO ? add_number(hash, words.update) : hash;
     hash = words.dtype == CST_FP32 ? add_number(hash, words.dtype) : hash;
     hash = add_dims(hash, words.whole, words.n_dims);
-    return add_dims(hash, words.first, words.n_dims);
+    hash = add_dims(hash, words.first, words.n_dims);
+    return add_dims(hash, words.packed, words.n_dims);
 }
 
 static uint64_t add_operator(uint64_t hash, const struct cst_layout_operator *op)

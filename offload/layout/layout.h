@@ -40,6 +40,8 @@
 #define CST_LAYOUT_MAX_WORLD 64
 #define CST_LAYOUT_MAX_GROUPS 256 /* Including group 0, the group of all ranks. */
 
+#define CST_LAYOUT_MAX_PACKED 64 /* Ranges of a dimension that a box has. */
+
 /* The box of a larger tensor that a rank of a tensor-parallel group holds. */
 struct cst_layout_box {
     /* Name of the whole tensor, in the same allocation; empty: that of the tensor. It matters only
@@ -48,6 +50,10 @@ struct cst_layout_box {
     int64_t whole[CST_LAYOUT_MAX_DIMS]; /* Shape of the whole tensor. */
     /* Where the box begins in the whole tensor; first + shape <= whole. */
     int64_t first[CST_LAYOUT_MAX_DIMS];
+    /* Of each dimension, how many equal parts of the whole tensor, one after the other, the box has
+     * a range of, such as a gate and an up projection in one tensor. `first` is that of the first
+     * range. 1: the box is one range, or all of the dimension. */
+    int64_t packed[CST_LAYOUT_MAX_DIMS];
 };
 
 #define CST_LAYOUT_MAX_EXTERNAL 64 /* External names of a tensor. */
@@ -425,6 +431,8 @@ struct cst_tensor_words {
     const int64_t *whole;
     /* n_dims numbers: where the box begins; NULL: there is no box. */
     const int64_t *first;
+    /* n_dims numbers: the ranges of the box (cst_layout_box); NULL: one of each dimension. */
+    const int64_t *packed;
     const char *const *external_names; /* n_external names in model files; as external_rows. */
     const int64_t *external_rows; /* NULL, if n_external is 1: the external tensor has all rows. */
     uint32_t n_external;
@@ -437,8 +445,8 @@ struct cst_tensor_words {
  *   - CST_EINVAL: a name that is empty, too long or not printable; no dimensions, or more than 8; a
  *     dimension < 1; more than 2^40 elements; a factor that is not finite; an unknown group,
  *     pattern, type or update; CST_TENSOR_UPDATE_MUON without matrices; a box that is missing, not
- *     wanted, or not within the whole tensor; too many tensors; external tensors that do not have
- *     all rows; a whole_name that is no name, or without a box.
+ *     wanted, or not within the whole tensor, or whose ranges do not divide it; too many tensors;
+ * external tensors that do not have all rows; a whole_name that is no name, or without a box.
  *   - CST_EEXIST: the name, or the name in model files, is in use.
  *   - CST_ENOMEM. */
 int cst_model_tensor(struct cst_model *model, const struct cst_tensor_words *words,

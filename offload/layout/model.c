@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Declarations: tensors, operators, and the index from names to numbers. */
+#include "offload/layout/box.h"
 #include "offload/layout/external.h"
 #include "offload/layout/model_bytes.h"
 #include "offload/layout/model_index.h"
@@ -99,17 +100,7 @@ static int check_box(const struct cst_tensor_words *words, struct cst_err *err)
         (void)cst_err_prefix(err, "the whole of which it is a box");
         return status;
     }
-    for (uint32_t d = 0; d < words->n_dims; d++) {
-        int64_t room = words->whole[d] - words->shape[d];
-
-        if (words->first[d] < 0 || words->first[d] > room) {
-            return cst_err_set(err, CST_EINVAL,
-                               "tensor '%s': in dimension %" PRIu32 " its box has %" PRId64
-                               " elements from %" PRId64 " on, but the whole tensor has %" PRId64,
-                               words->name, d, words->shape[d], words->first[d], words->whole[d]);
-        }
-    }
-    return CST_OK;
+    return cst_box_check(words, err);
 }
 
 static int check_pattern(const struct cst_model *model, const struct cst_tensor_words *words,
@@ -117,7 +108,8 @@ static int check_pattern(const struct cst_model *model, const struct cst_tensor_
 {
     const struct cst_pattern *pattern = cst_pattern(words->pattern);
     const bool has_box = words->whole != NULL && words->first != NULL,
-               has_any = words->whole != NULL || words->first != NULL || words->whole_name != NULL;
+               has_any = words->whole != NULL || words->first != NULL || words->packed != NULL ||
+                         words->whole_name != NULL;
 
     if (pattern == NULL) {
         return cst_err_set(err, CST_EINVAL,
@@ -325,20 +317,6 @@ void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from
     model->n_groups = n;
 }
 
-/* NULL: no memory. */
-static struct cst_layout_box *copy_box(const struct cst_tensor_words *words)
-{
-    const char *name = words->whole_name != NULL ? words->whole_name : "";
-    struct cst_layout_box *box = calloc(1, sizeof *box + strlen(name) + 1);
-
-    if (box != NULL) {
-        box->name = strcpy((char *)(box + 1), name);
-        memcpy(box->whole, words->whole, words->n_dims * sizeof *words->whole);
-        memcpy(box->first, words->first, words->n_dims * sizeof *words->first);
-    }
-    return box;
-}
-
 static void add_tensor(struct cst_model *model, const struct cst_tensor_words *words,
                        uint64_t n_elems, char *name, struct cst_layout_box *box,
                        struct cst_layout_external *external)
@@ -393,7 +371,7 @@ int cst_model_tensor(struct cst_model *model, const struct cst_tensor_words *wor
         return CST_EEXIST;
     }
     name = strdup(words->name);
-    box = words->whole != NULL ? copy_box(words) : NULL;
+    box = words->whole != NULL ? cst_box_make(words) : NULL;
     external = words->n_external > 0 ? cst_external_copy(words) : NULL;
     if (name == NULL || (words->whole != NULL && box == NULL) ||
         (words->n_external > 0 && external == NULL)) {
@@ -425,6 +403,7 @@ struct cst_tensor_words cst_model_words(const struct cst_model *model, uint32_t 
         .whole_name = t->box != NULL && t->box->name[0] != '\0' ? t->box->name : NULL,
         .whole = t->box != NULL ? t->box->whole : NULL,
         .first = t->box != NULL ? t->box->first : NULL,
+        .packed = cst_box_is_packed(t) ? t->box->packed : NULL,
         .external_names = t->external != NULL ? (const char *const *)t->external->names : NULL,
         .external_rows = t->external != NULL ? t->external->rows : NULL,
         .n_external = t->external != NULL ? t->external->n : 0,

@@ -121,7 +121,8 @@ uint64_t cst_layout_heap_bytes(const struct cst_layout *layout, const struct cst
 
 static uint64_t packed_tensor(const struct cst_tensor_words *words)
 {
-    uint32_t lists = words->whole != NULL ? 3 : 1; /* shape, whole_shape and box_first */
+    /* shape, whole_shape, box_first and box_packed */
+    uint32_t lists = words->packed != NULL ? 4 : words->whole != NULL ? 3 : 1;
 
     return TENSOR_PACKED + text_bytes(words->name) + NAME_PACKED + text_bytes(words->whole_name) +
            NAME_PACKED + (uint64_t)lists * (NAME_PACKED + words->n_dims * DIM_PACKED) +

@@ -34,6 +34,12 @@ static int same_box(const struct cst_layout_tensor *t, const struct cst_layout_t
                                " in %s and at %" PRId64 " in %s",
                                t->name, other->box->first[d], d, mine, t->box->first[d], theirs);
         }
+        if (t->box->packed[d] != other->box->packed[d]) {
+            return cst_err_set(err, CST_EMISMATCH,
+                               "tensor '%s': its box has %" PRId64 " ranges of dimension %" PRIu32
+                               " in %s and %" PRId64 " in %s",
+                               t->name, other->box->packed[d], d, mine, t->box->packed[d], theirs);
+        }
     }
     return CST_OK;
 }

@@ -23,6 +23,7 @@ static int by_whole(const void *a, const void *b, void *model)
     for (uint32_t d = 0; order == 0 && d < s->n_dims && d < t->n_dims; d++) {
         order = compare(cst_box_begin(s, d), cst_box_begin(t, d));
         order = order == 0 ? compare(s->shape[d], t->shape[d]) : order;
+        order = order == 0 ? compare(cst_box_packed(s, d), cst_box_packed(t, d)) : order;
     }
     return order != 0 ? order : compare(i, j);
 }
@@ -175,7 +176,7 @@ void cst_reshard_close(struct cst_reshard *reshard)
 static void place_of(const struct cst_layout_tensor *t, uint64_t element, int64_t *at)
 {
     for (uint32_t d = t->n_dims; d-- > 0;) {
-        at[d] = cst_box_begin(t, d) + (int64_t)(element % (uint64_t)t->shape[d]);
+        at[d] = cst_box_place(t, d, (int64_t)(element % (uint64_t)t->shape[d]));
         element /= (uint64_t)t->shape[d];
     }
 }
@@ -185,7 +186,7 @@ static bool contains(const struct cst_layout_tensor *t, const int64_t *at)
     bool inside = true;
 
     for (uint32_t d = 0; d < t->n_dims; d++) {
-        inside = inside && at[d] >= cst_box_begin(t, d) && at[d] < cst_box_end(t, d);
+        inside = inside && cst_box_has(t, d, at[d]);
     }
     return inside;
 }
@@ -196,13 +197,13 @@ static uint64_t element_at(const struct cst_layout_tensor *t, const int64_t *at)
     uint64_t element = 0;
 
     for (uint32_t d = 0; d < t->n_dims; d++) {
-        element = element * (uint64_t)t->shape[d] + (uint64_t)(at[d] - cst_box_begin(t, d));
+        element = element * (uint64_t)t->shape[d] + (uint64_t)cst_box_before(t, d, at[d]);
     }
     return element;
 }
 
 /* The number of elements from @at on that follow each other in @a and in @b. A run goes beyond a
- * dimension only if both boxes have the same extent in it, and it begins there. */
+ * range of a dimension only if both boxes have the same extent in it, and it begins there. */
 static uint64_t length(const struct cst_layout_tensor *a, const struct cst_layout_tensor *b,
                        const int64_t *at)
 {
@@ -210,10 +211,14 @@ static uint64_t length(const struct cst_layout_tensor *a, const struct cst_layou
     uint32_t d = a->n_dims - 1;
     int64_t end;
 
-    while (d > 0 && cst_box_same_extent(a, b, d) && at[d] == cst_box_begin(a, d)) {
-        inner *= (uint64_t)a->shape[d--];
+    while (cst_box_same_extent(a, b, d) && at[d] == cst_box_begin(a, d)) {
+        inner *= (uint64_t)a->shape[d];
+        if (d-- == 0) {
+            return inner;
+        }
     }
-    end = cst_box_end(a, d) < cst_box_end(b, d) ? cst_box_end(a, d) : cst_box_end(b, d);
+    end = cst_box_end(a, d, at[d]);
+    end = end < cst_box_end(b, d, at[d]) ? end : cst_box_end(b, d, at[d]);
     return inner * (uint64_t)(end - at[d]);
 }
 
@@ -268,11 +273,9 @@ uint64_t cst_reshard_before(const struct cst_reshard *reshard, uint32_t tensor, 
     }
     place_of(t, element, at);
     for (uint32_t d = 0; d < p->n_dims; d++) {
-        const int64_t begin = cst_box_begin(p, d), end = cst_box_end(p, d);
-
         inner /= (uint64_t)p->shape[d];
-        n += at[d] <= begin ? 0 : (uint64_t)((at[d] < end ? at[d] : end) - begin) * inner;
-        if (at[d] < begin || at[d] >= end) {
+        n += (uint64_t)cst_box_before(p, d, at[d]) * inner;
+        if (!cst_box_has(p, d, at[d])) {
             break;
         }
     }

@@ -46,11 +46,8 @@ static uint64_t count(const struct cst_layout_tensor *t, const struct range *ran
     uint64_t n = 1;
 
     for (uint32_t d = 0; d < range->n_dims; d++) {
-        int64_t begin = cst_box_begin(t, d), end = cst_box_end(t, d);
-
-        begin = begin > range->begin[d] ? begin : range->begin[d];
-        end = end < range->end[d] ? end : range->end[d];
-        n *= end > begin ? (uint64_t)(end - begin) : 0;
+        n *=
+            (uint64_t)(cst_box_before(t, d, range->end[d]) - cst_box_before(t, d, range->begin[d]));
     }
     return n;
 }
@@ -73,11 +70,14 @@ static bool covers(const struct parts *parts, const struct range *range)
 static int64_t next_border(const struct parts *parts, uint32_t d, int64_t at, int64_t end)
 {
     for (uint32_t i = 0; i < parts->n; i++) {
-        const int64_t borders[2] = {cst_box_begin(part(parts, i), d),
-                                    cst_box_end(part(parts, i), d)};
+        const struct cst_layout_tensor *t = part(parts, i);
 
-        for (int k = 0; k < 2; k++) {
-            end = borders[k] > at && borders[k] < end ? borders[k] : end;
+        for (int64_t begin = cst_box_begin(t, d); begin < end; begin += cst_box_stride(t, d)) {
+            const int64_t borders[2] = {begin, begin + cst_box_range(t, d)};
+
+            for (int k = 0; k < 2; k++) {
+                end = borders[k] > at && borders[k] < end ? borders[k] : end;
+            }
         }
     }
     return end;
@@ -235,7 +235,7 @@ static int declare_whole(struct cst_model *out, const struct cst_model *model, u
         words.pattern =
             cst_pattern(words.pattern)->has_states ? CST_PATTERN_SHARD : CST_PATTERN_FROZEN;
         words.whole_name = NULL;
-        words.whole = words.first = NULL;
+        words.whole = words.first = words.packed = NULL;
     }
     return cst_model_tensor(out, &words, err);
 }

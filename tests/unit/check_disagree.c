@@ -484,6 +484,25 @@ START_TEST(bad_kinds_are_refused)
 }
 END_TEST
 
+/* So is a box with another number of numbers of ranges than of dimensions. */
+START_TEST(bad_ranges_are_refused)
+{
+    int64_t numbers[2] = {4, 1};
+    Cistern__TensorDecl t = CISTERN__TENSOR_DECL__INIT, *ts = &t;
+    Cistern__Declare message = CISTERN__DECLARE__INIT;
+
+    t.name = (char *)(uintptr_t) "k";
+    t.dtype = 1;
+    t.shape = t.box_packed = numbers;
+    t.n_shape = 1;
+    t.n_box_packed = 2;
+    message.n_tensors = 1;
+    message.tensors = &ts;
+    ck_assert_int_eq(cstd_declare(&workers[0], &message, &err), CST_EINVAL);
+    assert_says("tensor 'k' has 1 dimensions, and numbers of ranges of 2");
+}
+END_TEST
+
 /* External names have numbers of rows, and are the same in all ranks. */
 START_TEST(external_names_are_checked)
 {
@@ -560,6 +579,7 @@ int main(void)
     tcase_add_test(tcase, groups_are_counted);
     tcase_add_test(tcase, declarations_are_charged);
     tcase_add_test(tcase, bad_kinds_are_refused);
+    tcase_add_test(tcase, bad_ranges_are_refused);
     tcase_add_test(tcase, external_names_are_checked);
     tcase_add_test(tcase, stages_are_compared);
     return suite_run(suite);

@@ -103,6 +103,43 @@ START_TEST(parts_are_a_whole)
 }
 END_TEST
 
+/* Parts can have ranges of several tensors that are packed in one. What they leave out is told. */
+START_TEST(ranges_are_joined)
+{
+    int64_t packed[2] = {2, 1};
+    struct described d;
+    struct cstc_wholes wholes;
+
+    begin(&d, 8, 3);
+    for (int64_t i = 0; i < 2; i++) {
+        Cistern__TensorDecl *decl = add(&d, 2 * i, 2 * i + 4, 0, 3);
+
+        decl->n_box_packed = 2;
+        decl->box_packed = packed;
+    }
+    ck_assert_msg(cstc_wholes_open(&wholes, &d.d, true, &err) == CST_OK, "%s", err.text);
+    ck_assert_uint_eq(wholes.description.n_tensors, 1);
+    ck_assert(wholes.list[0]->shape[0] == 8 && wholes.list[0]->n_box_packed == 0);
+    cstc_wholes_close(&wholes);
+    d.firsts[1][0] = 1;
+    refused(&d, "'w.0' and 'w.1', parts of 'w', meet without being equal");
+    d.d.n_tensors = d.d.n_chunk = 1;
+    refused(&d, "no tensor of the job has the elements [2:4, 0:3] of 'w'");
+    d.shapes[0][0] = 128;
+    d.whole[0] = 256;
+    packed[0] = 128;
+    ck_assert_int_eq(cstc_wholes_open(&wholes, &d.d, true, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(
+        strstr(err.text, "in 128 ranges: their number divides both, and is 1 to"));
+    d.shapes[0][0] = 3;
+    d.whole[0] = 8;
+    packed[0] = 2;
+    ck_assert_int_eq(cstc_wholes_open(&wholes, &d.d, true, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(
+        strstr(err.text, "3 of 8 elements in 2 ranges: their number divides both"));
+}
+END_TEST
+
 /* What parts leave out is told, and so are parts that meet or differ. */
 START_TEST(no_whole)
 {
@@ -315,6 +352,7 @@ int main(void)
     TCase *tcase = suite_case(suite, "joining", NULL, NULL);
 
     tcase_add_test(tcase, parts_are_a_whole);
+    tcase_add_test(tcase, ranges_are_joined);
     tcase_add_test(tcase, no_whole);
     tcase_add_test(tcase, names_in_files);
     tcase_add_test(tcase, several_bands);

@@ -14,7 +14,7 @@ static const char full[] =
     "{\"name\": \"m\", \"world\": 4, \"heads\": 6, \"groups\": [[0, 1], [2, 3]],"
     " \"tensors\": [{\"name\": \"a\", \"shape\": [8, 16], \"decay_scale\": 0},"
     "  {\"name\": \"b\", \"shape\": [4], \"group\": 1, \"pattern\": \"tensor\","
-    "   \"whole\": [8], \"first\": [4], \"lr_scale\": 0.5},"
+    "   \"whole\": [8], \"first\": [2], \"packed\": [2], \"lr_scale\": 0.5},"
     "  {\"name\": \"c\", \"shape\": [2, 2], \"pattern\": \"frozen\"},"
     "  {\"name\": \"d\", \"shape\": [3], \"group\": 2, \"pattern\": \"expert\"}],"
     " \"operators\": [{\"name\": \"x\", \"tensors\": [\"a\", \"c\"], \"flops\": 1.5e9,"
@@ -52,7 +52,8 @@ static void check_full(const struct cli_model *model)
     ck_assert_uint_eq(m->tensors[1].group, 1);
     ck_assert_int_eq(m->tensors[1].pattern, CST_PATTERN_TENSOR);
     ck_assert_int_eq(m->tensors[1].box->whole[0], 8);
-    ck_assert_int_eq(m->tensors[1].box->first[0], 4);
+    ck_assert_int_eq(m->tensors[1].box->first[0], 2);
+    ck_assert_int_eq(m->tensors[1].box->packed[0], 2);
     ck_assert_int_eq(m->tensors[2].pattern, CST_PATTERN_FROZEN);
     ck_assert_uint_eq(m->n_operators, 3);
     ck_assert_double_eq(m->operators[0].flops, 1.5e9);
@@ -162,7 +163,7 @@ static const struct {
      "tensors[0].pattern: no pattern 'x' (there are: shard, "},
     {TENSORS("{\"name\": \"a\", \"shape\": [2], \"pattern\": \"tensor\"}"), "tensors[0]: "},
     {TENSORS("{\"name\": \"a\", \"shape\": [2], \"whole\": [2, 2]}"),
-     "tensors[0]: whole and first have as many"},
+     "tensors[0]: whole, first and packed have as many"},
     {TENSORS("{\"name\": \"a\", \"shape\": [2], \"lr_scale\": -1}"), "tensors[0].lr_scale: -1 is"},
     {OPERATORS(""), "operators: 0 values"},
     {OPERATORS("{\"name\": \"x\", \"tensors\": [\"b\"]}"),

@@ -12,15 +12,22 @@
 enum { N_DIMS = 3, MAX_PARTS = 4 };
 
 /* How a whole tensor is cut: into parts[d] pieces in dimension d. Pieces of uneven wholes differ in
- * size. */
+ * size. Where packed[d] is more than 1, each of as many equal tensors is cut so, and a piece has a
+ * range of each. */
 struct cut {
     int64_t whole[N_DIMS];
     int64_t parts[N_DIMS];
+    int64_t packed[N_DIMS]; /* 0 is 1. */
 };
+
+static int64_t packed_in(const struct cut *cut, uint32_t d)
+{
+    return cut->packed[d] > 0 ? cut->packed[d] : 1;
+}
 
 static int64_t border(const struct cut *cut, uint32_t d, int64_t i)
 {
-    return cut->whole[d] * i / cut->parts[d];
+    return cut->whole[d] / packed_in(cut, d) * i / cut->parts[d];
 }
 
 static void declare(struct cst_model *model, const struct cst_tensor_words *words)
@@ -38,12 +45,13 @@ static void declare_cut(struct cst_model *model, const char *name, const struct 
     for (int64_t i = 0; i < n; i++) {
         const int64_t at[N_DIMS] = {i / (cut->parts[1] * cut->parts[2]),
                                     i / cut->parts[2] % cut->parts[1], i % cut->parts[2]};
-        int64_t first[N_DIMS], shape[N_DIMS];
+        int64_t first[N_DIMS], shape[N_DIMS], packed[N_DIMS];
         char part[CST_LAYOUT_NAME_BYTES];
 
         for (uint32_t d = 0; d < N_DIMS; d++) {
             first[d] = border(cut, d, at[d]);
-            shape[d] = border(cut, d, at[d] + 1) - first[d];
+            packed[d] = packed_in(cut, d);
+            shape[d] = packed[d] * (border(cut, d, at[d] + 1) - first[d]);
         }
         (void)snprintf(part, sizeof part, n > 1 ? "%s.%d" : "%s", name, (int)i);
         declare(model, &(struct cst_tensor_words){.name = part,
@@ -55,25 +63,36 @@ static void declare_cut(struct cst_model *model, const char *name, const struct 
                                                                    : CST_PATTERN_SHARD,
                                                   .whole_name = n > 1 ? name : NULL,
                                                   .whole = n > 1 ? cut->whole : NULL,
-                                                  .first = n > 1 ? first : NULL});
+                                                  .first = n > 1 ? first : NULL,
+                                                  .packed = n > 1 ? packed : NULL});
     }
+}
+
+/* True if @t has place @at of dimension @d of its whole. */
+static bool has(const struct cst_layout_tensor *t, uint32_t d, int64_t at)
+{
+    const int64_t n = t->box != NULL ? t->box->packed[d] : 1,
+                  in = t->box != NULL ? at % (t->box->whole[d] / n) - t->box->first[d] : at;
+
+    return in >= 0 && in < t->shape[d] / n;
 }
 
 /* The values of tensor @t, an array of the caller. */
 static uint32_t *values_of(const struct cst_layout_tensor *t, const struct cut *cut)
 {
     uint32_t *values = calloc(t->n_elems, sizeof *values), n = 0;
-    int64_t zero[N_DIMS] = {0};
-    const int64_t *first = t->box != NULL ? t->box->first : zero;
 
     ck_assert_ptr_nonnull(values);
-    for (int64_t i = first[0]; i < first[0] + t->shape[0]; i++) {
-        for (int64_t j = first[1]; j < first[1] + t->shape[1]; j++) {
-            for (int64_t k = first[2]; k < first[2] + t->shape[2]; k++) {
-                values[n++] = (uint32_t)((i * cut->whole[1] + j) * cut->whole[2] + k);
+    for (int64_t i = 0; i < cut->whole[0]; i++) {
+        for (int64_t j = 0; j < cut->whole[1]; j++) {
+            for (int64_t k = 0; k < cut->whole[2]; k++) {
+                if (has(t, 0, i) && has(t, 1, j) && has(t, 2, k)) {
+                    values[n++] = (uint32_t)((i * cut->whole[1] + j) * cut->whole[2] + k);
+                }
             }
         }
     }
+    ck_assert_uint_eq(n, t->n_elems);
     return values;
 }
 
@@ -125,16 +144,75 @@ static void check_cuts(const struct cut *from, const struct cut *to, uint64_t mo
  * holds all, then three. */
 START_TEST(halves_whole_thirds)
 {
-    static const struct cut cuts[] = {{{6, 12, 1}, {2, 1, 1}},
-                                      {{6, 12, 1}, {1, 2, 1}},
-                                      {{6, 12, 1}, {1, 1, 1}},
-                                      {{6, 12, 1}, {1, 3, 1}},
-                                      {{6, 12, 1}, {3, 1, 1}}};
+    static const struct cut cuts[] = {{{6, 12, 1}, {2, 1, 1}, {0}},
+                                      {{6, 12, 1}, {1, 2, 1}, {0}},
+                                      {{6, 12, 1}, {1, 1, 1}, {0}},
+                                      {{6, 12, 1}, {1, 3, 1}, {0}},
+                                      {{6, 12, 1}, {3, 1, 1}, {0}}};
 
     for (unsigned i = 0; i < sizeof cuts / sizeof cuts[0]; i++) {
         for (unsigned k = 0; k < sizeof cuts / sizeof cuts[0]; k++) {
             check_cuts(&cuts[i], &cuts[k], UINT64_MAX);
         }
+    }
+}
+END_TEST
+
+/* Count by hand how many elements of the whole before element @element of tensor @t, in the order
+ * of the whole, are in @part. */
+static void check_before(const struct cst_reshard *reshard, uint32_t t, const struct cut *cut)
+{
+    const struct cst_layout_tensor *tensor = &reshard->to->tensors[t];
+    uint32_t parts[CST_BOX_MAX_PARTS], *mine = values_of(tensor, cut);
+    const uint32_t n_parts = cst_reshard_parts(reshard, t, parts);
+
+    for (uint32_t p = 0; p < n_parts; p++) {
+        const struct cst_layout_tensor *part = &reshard->from->tensors[parts[p]];
+        uint32_t *theirs = values_of(part, cut);
+
+        for (uint64_t e = 0; e < tensor->n_elems; e++) {
+            uint64_t n = 0;
+
+            while (n < part->n_elems && theirs[n] < mine[e]) {
+                n++;
+            }
+            ck_assert_uint_eq(cst_reshard_before(reshard, t, e, parts[p]), n);
+        }
+        free(theirs);
+    }
+    free(mine);
+}
+
+/* Two tensors in one of which each rank has a range each: for 2 ranks and for 3, and joined, and as
+ * plain rows. A part that both models have is one run, although it is several ranges. */
+START_TEST(ranges_of_packed_tensors)
+{
+    static const struct cut cuts[] = {
+        {{12, 5, 1}, {2, 1, 1}, {2, 1, 1}}, {{12, 5, 1}, {3, 1, 1}, {2, 1, 1}},
+        {{12, 5, 1}, {2, 5, 1}, {3, 1, 1}}, {{12, 5, 1}, {1, 1, 1}, {0}},
+        {{12, 5, 1}, {3, 1, 1}, {0}},       {{12, 5, 1}, {4, 1, 1}, {3, 1, 1}}};
+    const unsigned n = sizeof cuts / sizeof cuts[0];
+
+    for (unsigned i = 0; i < n * n; i++) {
+        check_cuts(&cuts[i / n], &cuts[i % n], UINT64_MAX);
+    }
+    for (unsigned i = 0; i < n; i++) {
+        struct cst_model old, new;
+        struct cst_reshard reshard;
+        struct cst_err err = {0};
+
+        cst_model_init(&old);
+        cst_model_init(&new);
+        declare_cut(&old, "w", &cuts[i]);
+        declare_cut(&new, "w", &cuts[3]);
+        ck_assert_int_eq(cst_reshard_open(&reshard, &old, &old, &err), CST_OK);
+        ck_assert(cst_reshard_is_whole(&reshard, 0));
+        cst_reshard_close(&reshard);
+        ck_assert_int_eq(cst_reshard_open(&reshard, &old, &new, &err), CST_OK);
+        check_before(&reshard, 0, &cuts[i]);
+        cst_reshard_close(&reshard);
+        cst_model_close(&old);
+        cst_model_close(&new);
     }
 }
 END_TEST
@@ -147,14 +225,14 @@ START_TEST(blocks)
         struct cut from, to;
         bool keeps;
     } cases[] = {
-        {{{4, 6, 1}, {2, 1, 1}}, {{4, 6, 1}, {1, 1, 1}}, true},
-        {{{4, 6, 1}, {1, 1, 1}}, {{4, 6, 1}, {2, 1, 1}}, true},
-        {{{6, 3, 1}, {2, 1, 1}}, {{6, 3, 1}, {1, 1, 1}}, false},
-        {{{4, 8, 1}, {1, 2, 1}}, {{4, 8, 1}, {1, 1, 1}}, true},
-        {{{4, 6, 1}, {1, 2, 1}}, {{4, 6, 1}, {1, 1, 1}}, false},
-        {{{4, 6, 1}, {1, 1, 1}}, {{4, 6, 1}, {1, 2, 1}}, false},
-        {{{3, 3, 1}, {1, 1, 1}}, {{3, 3, 1}, {1, 1, 1}}, true},
-        {{{8, 1, 1}, {2, 1, 1}}, {{8, 1, 1}, {4, 1, 1}}, false},
+        {{{4, 6, 1}, {2, 1, 1}, {0}}, {{4, 6, 1}, {1, 1, 1}, {0}}, true},
+        {{{4, 6, 1}, {1, 1, 1}, {0}}, {{4, 6, 1}, {2, 1, 1}, {0}}, true},
+        {{{6, 3, 1}, {2, 1, 1}, {0}}, {{6, 3, 1}, {1, 1, 1}, {0}}, false},
+        {{{4, 8, 1}, {1, 2, 1}, {0}}, {{4, 8, 1}, {1, 1, 1}, {0}}, true},
+        {{{4, 6, 1}, {1, 2, 1}, {0}}, {{4, 6, 1}, {1, 1, 1}, {0}}, false},
+        {{{4, 6, 1}, {1, 1, 1}, {0}}, {{4, 6, 1}, {1, 2, 1}, {0}}, false},
+        {{{3, 3, 1}, {1, 1, 1}, {0}}, {{3, 3, 1}, {1, 1, 1}, {0}}, true},
+        {{{8, 1, 1}, {2, 1, 1}, {0}}, {{8, 1, 1}, {4, 1, 1}, {0}}, false},
     };
 
     for (unsigned i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -183,7 +261,10 @@ START_TEST(random_cuts)
         struct cut from, to;
 
         for (uint32_t d = 0; d < N_DIMS; d++) {
-            from.whole[d] = to.whole[d] = 4 + random() % 6;
+            from.packed[d] = 1 + random() % 2;
+            to.packed[d] = 1 + random() % 2;
+            from.whole[d] = to.whole[d] =
+                from.packed[d] * to.packed[d] > 1 ? 8 + random() % 2 * 2 : 4 + random() % 6;
             from.parts[d] = 1 + random() % MAX_PARTS;
             to.parts[d] = 1 + random() % MAX_PARTS;
         }
@@ -195,7 +276,7 @@ END_TEST
 /* Rows that both models have whole are one run. */
 START_TEST(runs_are_long)
 {
-    const struct cut from = {{6, 12, 2}, {2, 1, 1}}, to = {{6, 12, 2}, {3, 1, 1}};
+    const struct cut from = {{6, 12, 2}, {2, 1, 1}, {0}}, to = {{6, 12, 2}, {3, 1, 1}, {0}};
     struct cst_model old, new;
     struct cst_reshard reshard;
     struct cst_reshard_run run;
@@ -372,6 +453,7 @@ int main(void)
     TCase *tcase = suite_case(suite, "reshard", NULL, NULL);
 
     tcase_add_test(tcase, halves_whole_thirds);
+    tcase_add_test(tcase, ranges_of_packed_tensors);
     tcase_add_test(tcase, blocks);
     tcase_add_test(tcase, random_cuts);
     tcase_add_test(tcase, runs_are_long);

@@ -63,6 +63,7 @@ class JobParts:
             pattern=pattern,
             whole_shape=box.whole if is_box else None,
             first=box.first if is_box else None,
+            packed=(box.packed or None) if is_box else None,
             whole_name=held.whole if is_box else None,
             param_group=held.group,
             update=held.update,
@@ -152,7 +153,8 @@ class JobParts:
             return read[0]
         out = torch.zeros(whole.box.whole, dtype=read[0].dtype, device="cpu")
         for (_, part), values in zip(boxes, read, strict=True):
-            out[part.held.box.slices()] = values
+            there = part.held.box.of(out)
+            there.copy_(values.reshape(there.shape))
         return out
 
 

@@ -158,7 +158,7 @@ def join(ranks: Sequence[Rank]) -> Joined:
     ValueError: ranks that hold the same box disagree about it, or boxes of a whole meet without being
     equal; the words name both ranks.
     """
-    keys = [[(h.whole, h.box.first, h.box.shape) for h in rank.held.values()] for rank in ranks]
+    keys = [[(h.whole, h.box) for h in rank.held.values()] for rank in ranks]
     order = _in_one_order(keys)
     numbers = {key: i for i, key in enumerate(order)}
     part_of = [
@@ -326,11 +326,7 @@ def _check_apart(whole: str, one: Part, other: Part) -> None:
         raise ValueError(
             f"cistern: parameter '{whole}' has the shape {a.whole} in {ranks[0]} and {b.whole} in {ranks[1]}"
         )
-    meet = all(
-        f < g + m and g < f + n
-        for f, n, g, m in zip(a.first, a.shape, b.first, b.shape, strict=True)
-    )
-    if meet:
+    if a.meets(b):
         raise ValueError(
             f"cistern: parameter '{whole}': {ranks[0]} has the elements {a} and {ranks[1]} has {b}, of which"
             " some are the same: ranks have equal parts, or parts that do not meet"
@@ -387,6 +383,12 @@ _NOT_CONNECTED = (
     "cistern: parameters are divided among ranks (DTensor). The ranks of the job are then those of"
     " torch.distributed, by which attach finds out who has which part. This is rank {0} of {1}, and"
     " torch.distributed {2}"
+)
+_SOME_STAGES = (
+    "cistern: ranks that divide nothing hand in {1} gradients of '{0}', and those that divide parameters among"
+    " themselves hand in {3} of '{2}': the sum of a step would count some data several times. Divide layers of"
+    " all stages among as many ranks (cistern.torch.parallel.divide), or let a stage that is not divided have"
+    " one rank for each part of the data"
 )
 _TRAINS = {True: "trained", False: "frozen"}
 _TWICE = (

@@ -18,24 +18,55 @@ from cistern.torch.storage import private
 
 
 class Box(NamedTuple):
-    """The elements of a named whole that a rank has: of each dimension a range."""
+    """The elements of a named whole that a rank has: of each dimension a range, or several.
+
+    A dimension can be several matrices one after the other, such as a gate and an up projection, of each
+    of which the rank has a range.
+    """
 
     whole: tuple[int, ...]  #: The shape of the whole.
     first: tuple[int, ...]  #: The index of the first element.
     shape: tuple[int, ...]
+    packed: tuple[int, ...] = ()  #: Of each dimension the number of ranges; (): one of each.
 
     @property
     def is_whole(self) -> bool:
         return self.shape == self.whole
 
-    def slices(self) -> tuple[slice, ...]:
-        """Return the indices of the elements in the whole."""
-        return tuple(slice(f, f + n) for f, n in zip(self.first, self.shape, strict=True))
+    def ranges(self, dim: int) -> list[tuple[int, int]]:
+        """Return where the ranges of a dimension begin and end in the whole."""
+        n = self.packed[dim] if self.packed else 1
+        begins = [self.first[dim] + k * (self.whole[dim] // n) for k in range(n)]
+        return [(begin, begin + self.shape[dim] // n) for begin in begins]
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return a view of the elements of ``whole``, in which a dimension with several ranges is two."""
+        for dim in reversed(range(len(self.shape))):
+            n = self.packed[dim] if self.packed else 1
+            if n > 1:
+                shape = whole.shape
+                whole = whole.view(*shape[:dim], n, shape[dim] // n, *shape[dim + 1 :])
+            whole = whole.narrow(dim + (n > 1), self.first[dim], self.shape[dim] // n)
+        return whole
+
+    def meets(self, other: Box) -> bool:
+        """Return whether both boxes, of one whole, have an element."""
+        return all(
+            any(
+                begin < other_end and other_begin < end
+                for begin, end in self.ranges(dim)
+                for other_begin, other_end in other.ranges(dim)
+            )
+            for dim in range(len(self.shape))
+        )
 
     def __str__(self) -> str:
-        """Return the ranges as Python writes them, such as "[0:128, 0:64]"."""
-        ranges = [f"{f}:{f + n}" for f, n in zip(self.first, self.shape, strict=True)]
-        return f"[{', '.join(ranges)}]"
+        """Return the ranges as Python writes them, such as "[0:128, 0:64]", or "[0:64 and 128:192, 0:64]"."""
+        of_dims = [
+            " and ".join(f"{begin}:{end}" for begin, end in self.ranges(dim))
+            for dim in range(len(self.shape))
+        ]
+        return f"[{', '.join(of_dims)}]"
 
 
 def is_shard(tensor: torch.Tensor) -> bool:
@@ -72,9 +103,7 @@ def set_local(parameter: torch.Tensor, memory: torch.Tensor) -> None:
 def box_of(name: str, tensor: torch.Tensor) -> Box:
     """Return the part of the whole ``name`` that this rank has. A tensor without dimensions has one.
 
-    A dimension in which several matrices are packed, such as a gate and an up projection, of which the rank
-    has a range each, is two dimensions of the whole. TypeError: it has other ranges, or the sum of all ranks
-    is the tensor.
+    TypeError: it has ranges of other kinds than a box has, or the sum of all ranks is the tensor.
     """
     whole = tuple(tensor.shape) or (1,)
     if not is_shard(tensor):
@@ -83,39 +112,59 @@ def box_of(name: str, tensor: torch.Tensor) -> Box:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     sharded: Any = tensor
-    packed = [p for p in sharded.placements if type(p).__name__ == "_StridedShard"]
-    if len(packed) == len(sharded.placements) == 1:
-        return _packed(name, sharded, packed[0])
-    odd = [p for p in sharded.placements if type(p) is not Shard and not isinstance(p, Replicate)]
+    axis = _packed_axis(sharded)
+    placements = list(sharded.placements)
+    if axis is not None:
+        placements[axis] = Replicate()
+    odd = [p for p in placements if type(p) is not Shard and not isinstance(p, Replicate)]
     if odd:
         raise TypeError(
             f"cistern: parameter '{name}' is placed as {odd[0]}: a store takes what a rank has of a parameter"
             " if it is one range of each dimension (Shard), or all of it (Replicate)"
         )
     shape, first = compute_local_shape_and_global_offset(
-        tensor.shape, sharded.device_mesh, sharded.placements
+        tensor.shape, sharded.device_mesh, placements
     )
     if not tensor.shape:
         return Box(whole, (0,), whole)
-    return Box(whole, tuple(first), tuple(shape))
+    box = Box(whole, tuple(first), tuple(shape))
+    return box if axis is None else _packed(name, sharded, axis, box)
 
 
-def _packed(name: str, tensor: Any, placement: Any) -> Box:
-    """Return the part of a tensor that is divided in dimension ``dim``, in which ``split_factor`` are packed."""
+def _packed_axis(tensor: Any) -> int | None:
+    """Return the dimension of the mesh whose ranks have ranges of several matrices in one dimension of ``tensor``.
+
+    None: there is none, or other ranks divide this dimension, too.
+    """
+    kinds = [type(placement).__name__ for placement in tensor.placements]
+    if kinds.count("_StridedShard") != 1:
+        return None
+    axis = kinds.index("_StridedShard")
+    dims = [p.dim % tensor.ndim for p in tensor.placements if not p.is_replicate()]
+    return axis if dims.count(tensor.placements[axis].dim % tensor.ndim) == 1 else None
+
+
+def _packed(name: str, tensor: Any, axis: int, box: Box) -> Box:
+    """Return ``box``, of which this rank has, in the dimension that ``axis`` of the mesh divides, several ranges."""
+    placement = tensor.placements[axis]
     dim, n = placement.dim % tensor.ndim, placement.split_factor
-    ranks, at = tensor.device_mesh.size(), tensor.device_mesh.get_coordinate()[0]
+    ranks, at = tensor.device_mesh.size(axis), tensor.device_mesh.get_coordinate()[axis]
     size = tensor.shape[dim]
     if size % (n * ranks) != 0:
         raise TypeError(
             f"cistern: parameter '{name}' has {n} matrices with {size} rows together, which {ranks} ranks divide"
             " unevenly: a number of ranks that divides the rows of each can have it"
         )
-    before, after = tuple(tensor.shape[:dim]), tuple(tensor.shape[dim + 1 :])
     mine = size // n // ranks
+
+    def with_dim(values: tuple[int, ...], value: int) -> tuple[int, ...]:
+        return (*values[:dim], value, *values[dim + 1 :])
+
     return Box(
-        (*before, n, size // n, *after),
-        (*(0 for _ in before), 0, at * mine, *(0 for _ in after)),
-        (*before, n, mine, *after),
+        box.whole,
+        with_dim(box.first, at * mine),
+        with_dim(box.shape, n * mine),
+        with_dim((1,) * tensor.ndim, n),
     )
 
 
@@ -220,16 +269,29 @@ def part_of(
     part = local(values)
     if tuple(part.shape) == shape:
         return part
-    return part.reshape(box.whole)[box.slices()] if tuple(part.shape) == whole else None
+    return box.of(part.reshape(box.whole)).reshape(shape) if tuple(part.shape) == whole else None
 
 
 def check_wrappers(modules: Iterable[nn.Module]) -> None:
-    """Raise TypeError if a wrapper of torch sums the gradients or cuts the parameters of one of ``modules``."""
+    """Raise TypeError if a wrapper of torch sums the gradients or cuts the parameters of one of ``modules``.
+
+    An adapter that was put around a layer that ranks had divided before is refused, too: it has the shapes of
+    the whole layer.
+    """
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     others: Sequence[Any] = (nn.parallel.DistributedDataParallel,)
     if fsdp is not None:
         others = (*others, fsdp.FullyShardedDataParallel, fsdp.FSDPModule)
     for module in modules:
+        base = getattr(module, "base_layer", None)
+        if isinstance(base, nn.Module) and any(map(is_shard, base.parameters())):
+            mine = {id(p) for p in base.parameters()}
+            if not any(is_shard(p) for p in module.parameters() if id(p) not in mine):
+                raise TypeError(
+                    f"cistern: the model has a {type(module).__module__}.{type(module).__name__} around a layer"
+                    " that ranks divide, and the adapter is not divided: first make the adapters"
+                    " (get_peft_model), then divide the model (cistern.torch.parallel.divide)"
+                )
         if isinstance(module, tuple(others)):
             raise TypeError(
                 f"cistern: the model has a {type(module).__name__}: a store sums the gradients of all ranks,"
