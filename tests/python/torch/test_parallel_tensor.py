@@ -16,9 +16,10 @@ import transformers
 from cistern.torch import parallel
 from gloo import run_ranks
 from models import TorchCase
+from peft import LoraConfig, get_peft_model
 from test_architectures import OPTIONS
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -81,6 +82,79 @@ def logits(kinds: tuple[str, ...]) -> dict[str, Any]:
         told = [str(w.message) for w in caught if str(w.message).startswith("cistern")]
         found[kind] = errors, n_divided(model), told
     return found
+
+
+def with_adapters(kind: str) -> Any:
+    """Return a model with adapters on layers of its attention and its MLPs."""
+    names = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj", "c_fc", "mlp.c_proj"]
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=names, fan_in_fan_out=kind == "gpt2")
+    model = get_peft_model(model_of(kind), config)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:  # They are zeros, of which no error is seen.
+            nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+def adapted(job: str, kind: str) -> Any:
+    """Train adapters of a model that ranks divide, with the function of torch that clips."""
+    model = with_adapters(kind)
+    parallel.divide(model, init_device_mesh("cpu", (dist.get_world_size(),)))
+    n = sum(isinstance(p.data, DTensor) for p in model.parameters() if p.requires_grad)
+    store = ct.attach(model, job)
+    optimizer = store.optimizer(lr=3e-3)
+    results = []
+    for step in range(N_STEPS):
+        tokens = batch(step)
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        trained = [p for p in model.parameters() if p.requires_grad]
+        norm = nn.utils.clip_grad_norm_(trained, 0.5)
+        optimizer.step()
+        results.append((loss.item(), norm.item()))
+    store.close()
+    return results, n
+
+
+def one_process_with_adapters(kind: str) -> list[tuple[float, float]]:
+    model = with_adapters(kind)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=3e-3)
+    results = []
+    for step in range(N_STEPS):
+        tokens = batch(step)
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(trained, 0.5).item()
+        optimizer.step()
+        optimizer.zero_grad()
+        results.append((loss.item(), norm))
+    return results
+
+
+def adapted_too_late(job: str) -> str:
+    """Put adapters around layers that are divided."""
+    model = parallel.divide(model_of("llama"), init_device_mesh("cpu", (2,)))
+    try:
+        ct.attach(get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"])), job)
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+def some_stages(job: str) -> Any:
+    """Divide one of two stages alone, among two ranks. Return the error, or the factor of gradients."""
+    rank = dist.get_rank()
+    group = dist.new_group([0, 1])
+    stage = parallel.stage_of(model_of("llama"), int(rank > 1), 2)
+    if rank < 2:
+        parallel.divide(stage, DeviceMesh.from_group(group, "cpu"))
+    try:
+        store = ct.attach(stage, job)
+    except ValueError as error:
+        return str(error)
+    factor = store.parts.mean_of_ranks()
+    store.close()
+    return factor
 
 
 def trained(job: str, kind: str, options: dict[str, Any]) -> Any:
@@ -241,6 +315,29 @@ class Division(TorchCase):
             for (loss, norm), (loss_wanted, norm_wanted) in zip(results, wanted, strict=True):
                 self.assertAlmostEqual(loss, loss_wanted, delta=1e-4 * loss_wanted)
                 self.assertAlmostEqual(norm, norm_wanted, delta=1e-4 * norm_wanted)
+
+    def test_adapters(self) -> None:
+        for kind in ("llama", "gpt2"):
+            with self.subTest(kind):
+                name = f"{self.name}-{kind}"
+                self.addCleanup(self.remove, name)
+                wanted = one_process_with_adapters(kind)
+                for results, n in run_ranks(2, adapted, name, kind):
+                    self.assertGreater(n, 0)
+                    for (loss, norm), (wanted_loss, wanted_norm) in zip(
+                        results, wanted, strict=True
+                    ):
+                        self.assertAlmostEqual(loss, wanted_loss, delta=1e-4 * wanted_loss)
+                        self.assertAlmostEqual(norm, wanted_norm, delta=1e-4 * wanted_norm)
+        for text in run_ranks(2, adapted_too_late, self.name):
+            self.assertRegex(text, "around a layer that ranks divide.*first make the adapters")
+
+    def test_some_stages(self) -> None:
+        """A stage that is not divided has one rank, or is refused by all ranks."""
+        self.addCleanup(self.remove, self.name)
+        for text in run_ranks(4, some_stages, self.name):
+            self.assertRegex(text, "divide nothing hand in 2 gradients .* hand in 1 of .*divide")
+        self.assertEqual(run_ranks(3, some_stages, self.name), [1.0, 1.0, 1.0])
 
     def test_training_by_chains(self) -> None:
         for kind in ("gpt2", "opt", "bert"):

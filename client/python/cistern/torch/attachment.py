@@ -148,6 +148,7 @@ def attach(
     joined = parts.joined(declaration.rank(), rank, world)
     if joined is not None:
         joined = joined._replace(sums_replicas=sums_replicas)
+        joined.check_meshes()
     origin = Origin(model, load, first(resume, options.text("resume"), None))
     size = pool if pool is not None else options.text("pool") or 0
     rule = optimizer if optimizer is not None else options.text("optimizer") or Rule.ADAMW

@@ -142,6 +142,21 @@ class Joined(NamedTuple):
             if self.parts[i].held.trains and all(units == of_part[0][1] for _, units in of_part)
         }
 
+    def check_meshes(self) -> None:
+        """Raise ValueError if ranks of no mesh would hand in the gradients of what they share too often.
+
+        Ranks over which parameters are divided hand in one gradient of the others. If a stage has ranks that
+        divide nothing, but as many as the stages that do, each of them would hand in the same.
+        """
+        meshed = [bool(self.meshes_of(rank)) for rank in range(len(self.ranks))]
+        if self.sums_replicas or all(meshed) or not any(meshed):
+            return
+        counted = self.contributions()
+        most = max(counted, key=lambda name: counted[name], default="")
+        least = min(counted, key=lambda name: counted[name], default="")
+        if most and counted[most] != counted[least]:
+            raise ValueError(_SOME_STAGES.format(most, counted[most], least, counted[least]))
+
     def others_values(self, rank: int) -> list[tuple[str, int]]:
         """Return the parameters of ``rank`` whose values are others on the first rank that has them, and that rank."""
         found = []

@@ -135,7 +135,13 @@ def _chains(trace: _Trace, end: _Input) -> list[Chain]:
         uses.setdefault(leaf, []).append(frozenset())
     chains = []
     taken: set[int] = set()
-    for leaves, layers in groups.items():
+
+    def n_elems(found: tuple[frozenset[int], list[int]]) -> int:
+        layers = {*found[0], *found[1]}
+        return sum(p.numel() for layer in layers for p in trace.modules[layer][1].parameters())
+
+    # Of layers that could be in several chains, such as an adapter's, the largest chain has them.
+    for leaves, layers in sorted(groups.items(), key=n_elems, reverse=True):
         firsts = [layer for layer in trace.inputs if layer in leaves]
         alone = all(set(uses[first]) == {leaves} for first in firsts)
         if not alone or taken & {*firsts, *layers} or leaves & set(layers):
