@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 import unittest
 import warnings
 from typing import Any
@@ -20,7 +21,7 @@ from peft import LoraConfig, get_peft_model
 from test_architectures import OPTIONS
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -141,6 +142,35 @@ def adapted_too_late(job: str) -> str:
     return ""
 
 
+def by_trainer(job: str, folder: str, divides: bool, resume: bool) -> Any:
+    """Let a Trainer train, which saves step 2 of 4. Return the logged losses and norms by step, or the error."""
+    args = transformers.TrainingArguments(
+        output_dir=folder, use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=1, max_steps=4,
+        per_device_train_batch_size=4, learning_rate=3e-3, save_steps=2, seed=3,
+        resume_from_checkpoint=f"{folder}/checkpoint-2" if resume else None,
+    )  # fmt: skip
+    rows = [row for step in range(4) for row in batch(step)]
+    data = [{"input_ids": row, "labels": row} for row in rows]
+    model = model_of("llama")
+    if divides:
+        parallel.divide(model, init_device_mesh("cpu", (2,)))
+    else:
+        model = ct.parallelize(model, {"tp": 2}, batch={"input_ids": batch(0), "labels": batch(0)})
+    store = ct.attach(model, job, **ct.hf.options(model, args))
+    trainer = transformers.Trainer(model, args, train_dataset=data)
+    try:
+        ct.hf.connect(trainer, store)
+    except ValueError as error:
+        return str(error)
+    finally:
+        if divides:
+            store.close()
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    store.close()
+    logs = trainer.state.log_history
+    return {log["step"]: (log["loss"], log["grad_norm"]) for log in logs if "loss" in log}
+
+
 def some_stages(job: str) -> Any:
     """Divide one of two stages alone, among two ranks. Return the error, or the factor of gradients."""
     rank = dist.get_rank()
@@ -216,12 +246,10 @@ def refused() -> list[str]:
     line, square = init_device_mesh("cpu", (2,)), init_device_mesh("cpu", (2, 1))
     twisted = Twisted()
     before = {name: p.detach().clone() for name, p in twisted.named_parameters()}
-    meta = model_of("gpt2").to("meta")
     errors = []
     for model, mesh in (
         (model_of("llama"), square),
         (Table(), line),
-        (meta, line),
         (twisted, line),
         (models.t5(), line),
     ):
@@ -232,6 +260,34 @@ def refused() -> list[str]:
     same = all(torch.equal(p, before[name]) for name, p in twisted.named_parameters())
     out = twisted(torch.arange(8).reshape(2, 4))
     return [*errors, f"{same} {tuple(out.shape)}"]
+
+
+def on_meta() -> Any:
+    """Divide models on the meta device, and give them values. Return how far the logits are from the whole's."""
+    mesh = init_device_mesh("cpu", (2,))
+    errors = {}
+    for kind in ("gpt2", "opt", "qwen2", "llama"):
+        whole = model_of(kind)
+        model = copy.deepcopy(whole).to("meta")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            parallel.divide(model, mesh)
+        assert all(p.is_meta for p in model.parameters())
+        for name, parameter in model.named_parameters():
+            values = whole.get_parameter(name).detach()
+            if isinstance(parameter.data, DTensor):
+                values = distribute_tensor(values, mesh, parameter.placements, src_data_rank=None)
+            module = model.get_submodule(name.rpartition(".")[0])
+            module._parameters[name.rpartition(".")[2]] = nn.Parameter(values)
+        for name, buffer in whole.named_buffers():
+            parent, _, own = name.rpartition(".")
+            model.get_submodule(parent)._buffers[own] = buffer
+        if model.config.tie_word_embeddings:
+            model.get_output_embeddings().weight = model.get_input_embeddings().weight
+        wanted = whole(input_ids=batch(1)).logits
+        found = model(input_ids=batch(1)).logits
+        errors[kind] = ((found - wanted).abs().max() / wanted.abs().max()).item()
+    return errors
 
 
 def odd() -> str:
@@ -293,12 +349,16 @@ class Division(TorchCase):
                 self.assertLess(error, 1e-4, kind)
                 self.assertGreater(min(n), 0, kind)
 
+    def test_meta(self) -> None:
+        for errors in run_ranks(2, on_meta):
+            for kind, error in errors.items():
+                self.assertLess(error, 1e-4, kind)
+
     def test_refusals(self) -> None:
         for errors in run_ranks(2, refused):
             wanted = (
                 r"mesh of one dimension, not of 2: .*mesh\['tp'\]",
                 r"Table has neither a plan .* nor pairs of linear layers",
-                r"GPT2LMHeadModel has no plan .*meta device",
                 r"Twisted, divided among 2 ranks, computes something else .*parallelize_module",
                 r"T5For\w+ is tried .*: give divide a batch",
                 r"True \(2, 4, 16\)",
@@ -331,6 +391,20 @@ class Division(TorchCase):
                         self.assertAlmostEqual(norm, wanted_norm, delta=1e-4 * wanted_norm)
         for text in run_ranks(2, adapted_too_late, self.name):
             self.assertRegex(text, "around a layer that ranks divide.*first make the adapters")
+
+    def test_trainer(self) -> None:
+        """A Trainer goes on from its checkpoint; one that would give the ranks different rows is refused."""
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("a", "b", "c"):
+                self.addCleanup(self.remove, f"{self.name}-{name}")
+            wanted = run_ranks(2, by_trainer, f"{self.name}-a", folder, False, False)
+            resumed = run_ranks(2, by_trainer, f"{self.name}-b", folder, False, True)
+            for rank in range(2):
+                self.assertEqual(sorted(wanted[rank]), [1, 2, 3, 4])
+                for step in (3, 4):
+                    self.assertEqual(resumed[rank][step], wanted[rank][step])
+            for text in run_ranks(2, by_trainer, f"{self.name}-c", folder, True, False):
+                self.assertRegex(text, "gives each rank other rows.*parallelize")
 
     def test_some_stages(self) -> None:
         """A stage that is not divided has one rank, or is refused by all ranks."""

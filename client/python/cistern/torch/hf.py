@@ -76,6 +76,12 @@ def connect(trainer: Trainer, store: Store) -> None:
             f"cistern: Trainer would copy the model to {trainer.args.n_gpu} GPUs: use torchrun with"
             " a process for each of them, or set CUDA_VISIBLE_DEVICES to one"
         )
+    plain = getattr(getattr(trainer.accelerator, "parallelism_config", None), "tp_size", 1) < 2
+    if store.parts.has_meshes() and not isinstance(store.part, Part) and plain:
+        raise ValueError(
+            "cistern: Trainer gives each rank other rows, and ranks that divide tensors compute with the same"
+            " ones: divide the model by parallelize(model, dict(tp=...), batch=...), and give Trainer the part"
+        )
     if trainer.args.torch_compile:
         raise ValueError("cistern: a model is compiled by its layers: leave torch_compile out")
     if trainer.optimizer is None:

@@ -102,7 +102,7 @@ def stage_of(
     tokens = torch.arange(2, 2 + _SHAPE[0] * _SHAPE[1], device=device).reshape(_SHAPE)
     was_training = model.training
     model.eval()
-    with torch.no_grad(), torch.random.fork_rng(), _values(model, device):
+    with torch.no_grad(), torch.random.fork_rng(), values(model, device):
         names = {name for name, _ in model.named_parameters()}
         probe = _Probe(model, layers, tokens)
         kept = _kept(model, probe, is_first, is_last)
@@ -130,7 +130,7 @@ def stage_of(
 
 
 @contextmanager
-def _values(model: nn.Module, device: torch.device) -> Iterator[None]:
+def values(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Let parameters and buffers of ``model`` on the meta device have values on ``device``, and take them back.
 
     The values are random numbers that overlap or are shared: they take little memory, and are the same in every

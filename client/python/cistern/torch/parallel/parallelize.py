@@ -32,8 +32,8 @@ from cistern.torch.parallel.modes import axes_of, legal_sizes
 from cistern.torch.parallel.part import Part, Place
 from cistern.torch.parallel.sequences import share_sequences
 from cistern.torch.parallel.sharding import shard
+from cistern.torch.parallel.tensor import divide
 from cistern.torch.parts import from_rank_0
-from cistern.torch.stages import Absent
 
 _N_TRIED = 16  # Tokens of each of the rows that are tried, at most.
 
@@ -52,7 +52,7 @@ def parallelize(
 
     - ``dp``, ``pp``, ``cp``, ``tp``: degrees, whose product is the number of ranks; by default 1, and ``dp``
       what is left. Rank ((d pp + p) cp + c) tp + t has part t of the tensors, of stage p, for tokens c of rows d.
-    - ``tensor``: how tp ranks divide tensors: a mode of ``MODES``. "1d": by the plan of the model.
+    - ``tensor``: how tp ranks divide tensors: a mode of ``MODES``. "1d": as ``divide`` does.
     - ``sequence``: how cp ranks share sequences: "ring" or "ulysses".
     - ``schedule``: one of ``cistern schedule``, such as "1f1b", the default, or "interleaved", in which each
       rank has two stages; or the path of a file that has one.
@@ -66,8 +66,8 @@ def parallelize(
     whichever worker asks next, without torch.distributed, and ``how`` is what ``dispatch.part`` takes.
 
     ValueError: the degrees do not fit the ranks or the model, or the parts have another loss. RuntimeError:
-    torch.distributed is not initialised. Raises what ``stage_of``, ``shard``, ``share_sequences`` and
-    ``schedules.runtime`` raise.
+    torch.distributed is not initialised. Raises what ``stage_of``, ``divide``, ``shard``, ``share_sequences``
+    and ``schedules.runtime`` raise.
     """
     checks.instance("model", model, nn.Module, "a torch.nn.Module")
     checks.instance("batch", batch, Mapping, "what one process gives the model, by name,")
@@ -248,17 +248,11 @@ class _Division:
 
 
 def _divide(stage: Any, mesh: Any, mode: str) -> None:
-    """Divide the tensors of ``stage`` among the ranks of ``mesh``. ValueError: it has no plan."""
-    if mode != "1d":
+    """Divide the tensors of ``stage`` among the ranks of ``mesh``. Raises what ``divide`` and ``shard`` raise."""
+    if mode == "1d":
+        divide(stage, mesh)
+    else:
         shard(stage, mesh, mode)
-        return
-    from transformers.distributed.configuration_utils import DistributedConfig
-    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
-
-    plan, _, _ = stage._resolve_parallel_plans(DistributedConfig(tp_size=mesh.size()))
-    modules = dict(stage.named_modules())
-    there = {k: v for k, v in plan.items() if not isinstance(modules.get(k), Absent)}
-    apply_tensor_parallelism(stage, mesh, there)
 
 
 def _twin(model: nn.Module) -> nn.Module:

@@ -22,6 +22,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from cistern.torch.parallel.chains import Chain, chains_of, head_dim_of, is_linear, widths_of
 from cistern.torch.parallel.collectives import sum_over
+from cistern.torch.parallel.cutting import values
 from cistern.torch.parallel.parameters import local
 from cistern.torch.stages import Absent
 
@@ -43,11 +44,12 @@ def divide(model: Any, mesh: DeviceMesh, batch: Mapping[str, Any] | None = None)
     tokens are. What cannot be divided stays whole on each rank, and a warning says what that is. Parameters
     that are divided are DTensors, so that a store knows which part a rank has.
 
-    Parameters may be on the meta device, or fake, if the model has a plan; the plan is then believed.
+    Parameters may be on the meta device. The plan is then believed, and of a model without a plan, the pairs
+    are divided that have nothing but element by element functions between them, as in MLPs.
 
     TypeError: the model has neither a plan nor pairs of linear layers. ValueError: the mesh has several
-    dimensions; its ranks are too many; parameters of a model without a plan are on the meta device; the
-    divided model computes something else than the whole. The model is then what it was.
+    dimensions; its ranks are too many; the divided model computes something else than the whole. The model is
+    then what it was.
     """
     if mesh.ndim != 1:
         raise ValueError(
@@ -91,10 +93,7 @@ class _Division:
         self._try(lambda: _apply_plan(self.model, self.mesh, plan), [])
 
     def _by_chains(self) -> None:
-        if not self.has_values:
-            raise ValueError(_META.format(self.called))
-        self._outputs_of_whole([])
-        chains = chains_of(self.model, self._run)
+        chains = self._chains()
         parents = {id(c): self._attention_of(c) for c in chains}
         if not chains:
             raise TypeError(_NO_PAIRS.format(self.called))
@@ -102,11 +101,17 @@ class _Division:
         self._check_sizes(
             {c.second_names[0]: (widths_of(c.seconds[0])[0], 1) for c in plain or chains}
         )
-        heads = [c for c in chains if not c.is_elementwise and _has_whole_heads(c, self.n)]
+        heads = [
+            c
+            for c in chains
+            if self.has_values and not c.is_elementwise and _has_whole_heads(c, self.n)
+        ]
         tried = [plain + heads] if heads else []
         tried += [plain] if plain else []
         if not tried:
-            raise ValueError(_NO_HEADS.format(self.called, self.n, _degrees_of_heads(chains)))
+            raise ValueError(
+                _NO_HEADS.format(self.called, self.n, _in_words(_degrees_of_heads(chains)))
+            )
         for i, some in enumerate(tried):
             try:
                 self._try(lambda some=some: self._cut(some), [s for c in some for s in c.seconds])  # type: ignore[misc]
@@ -118,6 +123,14 @@ class _Division:
                 if left:
                     self._say_whole(left, _degrees_of_heads(chains) if not heads else [])
                 break
+
+    def _chains(self) -> list[Chain]:
+        if self.has_values:
+            self._outputs_of_whole([])
+            return chains_of(self.model, self._run)
+        with values(self.model, torch.device("cpu")):
+            self.given = _given(self.model, None)
+            return chains_of(self.model, self._run)
 
     def _attention_of(self, chain: Chain) -> str:
         return chain.second_names[0].rpartition(".")[0]
@@ -138,11 +151,11 @@ class _Division:
 
     def _say_whole(self, names: list[str], legal: list[int]) -> None:
         if self.mesh.get_local_rank() == 0:
-            why = (
-                f": {_in_words(legal)} ranks can share their heads"
-                if legal
-                else ", because they do not find out from shapes how many heads a rank has"
-            )
+            why = ", because they do not find out from shapes how many heads a rank has"
+            if not self.has_values:
+                why = ", because they cannot be tried on the meta device"
+            elif legal:
+                why = f": {_in_words(legal)} ranks can share their heads"
             warnings.warn(
                 _WHOLE.format(self.n, self.called, names[0], len(names), why), stacklevel=5
             )
@@ -401,10 +414,6 @@ def _in_words(degrees: list[int]) -> str:
     return ", ".join(map(str, degrees)) if degrees else "no number of"
 
 
-_META = (
-    "cistern: {0} has no plan (tp_plan), so that pairs of linear layers are looked for, which needs values:"
-    " its parameters are on the meta device. Load it on the host before it is divided"
-)
 _NO_PAIRS = (
     "cistern: {0} has neither a plan (tp_plan) nor pairs of linear layers (nn.Linear, or Conv1D of transformers)"
     " of which one takes what the other returns, so that ranks cannot divide it: divide its layers by"
