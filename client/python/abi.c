@@ -72,12 +72,16 @@
     F(s, n_tensors) F(s, n_ignored) A(s, ignored)
 #define FIELDS_cst_checkpoint(F, A, N, s) \
     F(s, step) F(s, bytes) F(s, whole) F(s, status) A(s, name) A(s, job) A(s, why)
+#define FIELDS_cst_edge_spec(F, A, N, s) \
+    F(s, name) F(s, from) F(s, to) F(s, slot_bytes) F(s, n_slots) F(s, on_device)
+#define FIELDS_cst_unit(F, A, N, s) \
+    F(s, kind) F(s, stage) F(s, micro_batch)
 /* A struct comes after those that it contains. */
 #define STRUCTS(X) \
     X(cst_err) X(cst_job_spec) X(cst_tensor_spec) X(cst_operator_cost) X(cst_plan_class) \
     X(cst_plan) X(cst_io) X(cst_hyper_params) X(cst_param_group) X(cst_step_result) \
     X(cst_rank_stat) X(cst_save_spec) X(cst_save_result) X(cst_load_result) X(cst_load_model_spec) X(cst_load_model_result) \
-    X(cst_checkpoint)
+    X(cst_checkpoint) X(cst_edge_spec) X(cst_unit)
 /* clang-format on */
 
 /* The ctypes name of the type of an expression. A type without a name here does not compile. */
@@ -204,6 +208,9 @@ static void print_structs(void)
     X(enum cst_overlap, CST_OVERLAP_, COMMIT)                                                      \
     X(enum cst_overlap, CST_OVERLAP_, EARLY) X(enum cst_overlap, CST_OVERLAP_, DELAYED)
 #define ENUM_Unused(X) X(enum cst_unused, CST_UNUSED_, ZERO) X(enum cst_unused, CST_UNUSED_, SKIP)
+#define ENUM_UnitKind(X)                                                                           \
+    X(enum cst_unit_kind, CST_UNIT_, FORWARD)                                                      \
+    X(enum cst_unit_kind, CST_UNIT_, BACKWARD) X(enum cst_unit_kind, CST_UNIT_, STEP)
 #define ENUM_Pattern(X)                                                                            \
     X(enum cst_pattern_kind, CST_PATTERN_, SHARD)                                                  \
     X(enum cst_pattern_kind, CST_PATTERN_, REPLICATE)                                              \
@@ -229,6 +236,7 @@ static void print_structs(void)
     X(Overlap, enum cst_overlap, "The time at which chunks are updated.", case CST_OVERLAP_COUNT:) \
     X(Unused, enum cst_unused, "What a step does with tensors without a gradient.",                \
       case CST_UNUSED_COUNT:)                                                                      \
+    X(UnitKind, enum cst_unit_kind, "What a rank does next in a model that is cut into stages.", ) \
     X(Pattern, enum cst_pattern_kind, "The way in which the ranks hold a tensor.",                 \
       case CST_PATTERN_COUNT:)
 
@@ -306,6 +314,20 @@ static void print_enums(void)
     X(int, cst_set_steps, struct cst_job *, uint64_t, uint64_t, const uint64_t *,                  \
       struct cst_err *)                                                                            \
     X(int, cst_missed_steps, struct cst_job *, uint64_t *, struct cst_err *)                       \
+    X(int, cst_edge, struct cst_job *, const struct cst_edge_spec *)                               \
+    X(int, cst_edge_on_device, const struct cst_job *, int, struct cst_err *)                      \
+    X(int, cst_put, struct cst_job *, int, uint32_t, const void *, uint64_t, struct cst_err *)     \
+    X(int, cst_take, struct cst_job *, int, uint32_t, void *, uint64_t, struct cst_err *)          \
+    X(int, cst_put_begin, struct cst_job *, int, uint32_t, void **, struct cst_err *)              \
+    X(int, cst_put_end, struct cst_job *, int, uint32_t, struct cst_err *)                         \
+    X(int, cst_take_begin, struct cst_job *, int, uint32_t, const void **, struct cst_err *)       \
+    X(int, cst_take_end, struct cst_job *, int, uint32_t, struct cst_err *)                        \
+    X(int, cst_put_start, struct cst_job *, int, uint32_t, const void *, uint64_t,                 \
+      struct cst_err *)                                                                            \
+    X(int, cst_take_start, struct cst_job *, int, uint32_t, void *, uint64_t, struct cst_err *)    \
+    X(int, cst_edge_wait, struct cst_job *, int, uint32_t, struct cst_err *)                       \
+    X(int, cst_stage, struct cst_job *)                                                            \
+    X(int, cst_try_next, struct cst_job *, double, struct cst_unit *, struct cst_err *)            \
     X(int, cst_stat, struct cst_job *, struct cst_rank_stat *, struct cst_err *)                   \
     X(const char *, cst_status_words, int)                                                         \
     X(bool, cst_status_retryable, int)                                                             \
@@ -334,6 +356,7 @@ static const struct {
     {"size_t", "c_size_t"},
     {"uint32_t", "c_uint"},
     {"uint64_t", "c_uint64"},
+    {"double", "c_double"},
     {"enum cst_direction", "c_uint"},
     {"enum cst_hint", "c_uint"},
     {"enum cst_state", "c_uint"},
@@ -410,6 +433,7 @@ int main(void)
     printf("DEVICE_UPDATE_AUTO = %llu\n", (unsigned long long)CST_DEVICE_UPDATE_AUTO);
     printf("DEVICE_UPDATE_LENT = %llu\n", (unsigned long long)CST_DEVICE_UPDATE_LENT);
     printf("GROUP_ALL = %d\n", CST_GROUP_ALL);
+    printf("ALL_RANKS = %u\n", CST_ALL_RANKS);
     print_enums();
     print_structs();
     print_functions();

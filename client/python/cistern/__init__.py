@@ -13,6 +13,7 @@ package. ``libcistern(3)`` and ``<cistern/cistern.h>`` describe the calls in ful
 """
 
 from cistern._abi import (
+    ALL_RANKS,
     DEFAULT_SOCKET,
     DEVICE_UPDATE_AUTO,
     DEVICE_UPDATE_LENT,
@@ -32,11 +33,13 @@ from cistern._abi import (
     State,
     Status,
     TensorUpdate,
+    UnitKind,
     Unused,
 )
 from cistern._abi import VERSION as __version__
 from cistern.checkpoint import Checkpoint, SaveResult, checkpoints
 from cistern.client import Client
+from cistern.edges import Slot
 from cistern.errors import (
     CstError,
     DaemonGone,
@@ -56,8 +59,10 @@ from cistern.results import (
     RankStat,
     StepResult,
 )
+from cistern.units import Unit
 
 __all__ = [
+    "ALL_RANKS",
     "DEFAULT_SOCKET",
     "DEVICE_UPDATE_AUTO",
     "DEVICE_UPDATE_LENT",
@@ -90,11 +95,14 @@ __all__ = [
     "RankStat",
     "Rounding",
     "SaveResult",
+    "Slot",
     "State",
     "Status",
     "StepResult",
     "StepVoid",
     "TensorUpdate",
+    "Unit",
+    "UnitKind",
     "Unused",
     "__version__",
     "checkpoints",

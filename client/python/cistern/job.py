@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_int, c_int64, c_uint, c_uint64, c_void_p
 from types import TracebackType
-from typing import Any, cast, final
+from typing import Any, final
 
 from cistern import _library, checks
 from cistern._abi import (
@@ -44,6 +44,7 @@ from cistern._abi import (
 from cistern.checkpoint import SaveResult
 from cistern.client import Client
 from cistern.declared import Declared
+from cistern.edges import Edges
 from cistern.errors import PoolTooSmall
 from cistern.memory import Buffer, Io, address_of, element_bytes, new_elements
 from cistern.results import (
@@ -55,7 +56,8 @@ from cistern.results import (
     RankStat,
     StepResult,
 )
-from cistern.waiting import MEETING_SECONDS, STEP_SECONDS, Waiting
+from cistern.units import Units
+from cistern.waiting import MEETING_SECONDS, STEP_SECONDS
 
 Path = str | os.PathLike[str]
 
@@ -64,7 +66,7 @@ _LEAST_INT64, _MOST_INT64 = -(1 << 63), (1 << 63) - 1
 
 
 @final
-class Job:
+class Job(Edges, Units):
     """This process as the rank ``rank`` of the job ``name``, which is made if it does not exist.
 
     The other arguments are those of ``struct cst_job_spec``. 0 and None stand for the defaults.
@@ -149,6 +151,7 @@ class Job:
         self.optimizer = Optimizer(spec.optimizer)
         self.rank: int = spec.rank
         self.world: int = spec.world
+        Edges.__init__(self)
         self._declarations = Declared()
         self._left = self.committed = False  # ``leave`` and ``commit`` have ended in this process.
         self._begun: list[Io] = []  # What the operator that is begun was given.
@@ -180,17 +183,6 @@ class Job:
             cuda, self._cuda = self._cuda, None
             _library.cuda_library().cst_cuda_close(cuda)
 
-    @property
-    def handle(self) -> int:
-        """The address of the ``struct cst_job``. ValueError: the job is closed."""
-        self.check_open()
-        return cast(int, self._handle)
-
-    def check_open(self) -> None:
-        """Raise ValueError if the job is closed: a call that has its address must not be made then."""
-        if self._handle is None:
-            raise ValueError(f"the job '{self.name}' is closed")
-
     def close(self) -> None:
         """Call ``Client.close``. Without ``leave`` before, the rank counts as dead."""
         self.client.close()
@@ -219,26 +211,7 @@ class Job:
             if self._own_client or kind is not None:
                 self.close()
 
-    def _call(self, name: str, *arguments: Any) -> None:
-        """Call the function ``name`` of libcistern, whose last parameter is for the error."""
-        err, function = cst_err(), getattr(self.lib, name)
-        call = self.client.one_thread.call  # Inside, no other thread closes the job.
-        _library.check(call(lambda: function(self.handle, *arguments, err)), err)
-
-    def _waiting(self, call: str, seconds: float) -> Waiting | None:
-        """Return what says for which ranks a call waits. None: there is no other rank."""
-        if self.world == 1:
-            return None
-        return Waiting(self.client.socket, self.name, self.rank, call, seconds)
-
     # -- declarations
-
-    def _declare(self, function: Callable[..., int], *arguments: Any) -> int:
-        """Return the number of a declaration, which ``function`` makes, or raise what libcistern has noted."""
-        number = self.client.one_thread.call(lambda: function(self.handle, *arguments))
-        if number < 0:
-            return _library.check(number, self.lib.cst_job_error(self.handle).contents)
-        return number
 
     def group(self, ranks: Sequence[int]) -> int:
         """Declare a group of different ranks, and return its number (> 0)."""
