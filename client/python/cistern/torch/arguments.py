@@ -53,9 +53,11 @@ def kinds(
     }
 
 
-def unused(given: Unused | str | None, overlap: Overlap, options: JobFile) -> Unused:
+def unused(
+    given: Unused | str | None, overlap: Overlap, options: JobFile, is_dispatched: bool = False
+) -> Unused:
     """Return what a step does with parameters without a gradient. TypeError, ValueError: none such."""
-    default = Unused.ZERO if overlap is Overlap.EARLY else Unused.SKIP
+    default = Unused.ZERO if overlap is Overlap.EARLY or is_dispatched else Unused.SKIP
     kind: Unused = checks.member(
         Unused, "unused", first(given, options.member("unused", Unused), default)
     )
@@ -63,6 +65,11 @@ def unused(given: Unused | str | None, overlap: Overlap, options: JobFile) -> Un
         raise ValueError(
             "cistern: early updates (Overlap.EARLY) begin before it is known which parameters have no"
             " gradient: they cannot be skipped (unused='skip')"
+        )
+    if kind is Unused.SKIP and is_dispatched:
+        raise ValueError(
+            "cistern: no worker of a model that is dispatched knows which parameters have no gradient: they"
+            " cannot be skipped (unused='skip')"
         )
     return kind
 

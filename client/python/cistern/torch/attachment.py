@@ -140,6 +140,8 @@ def attach(
         if isinstance(model, list | tuple):
             model = stages.joined(model)
         declaration = declare(model, units, param_group, tokens, muon, trainable)
+        if part is not None:
+            declaration = part.declared(declaration)
         declaration = declaration._replace(activations=in_bytes("activations", activations))
     except Exception as error:
         parts.tell(error, rank, world)
@@ -153,7 +155,8 @@ def attach(
     size = pool if pool is not None else options.text("pool") or 0
     rule = optimizer if optimizer is not None else options.text("optimizer") or Rule.ADAMW
     kinds = arguments.kinds(masters, moments, overlap, options)
-    kinds["unused"] = arguments.unused(unused, kinds["overlap"], options)
+    is_dispatched = bool(declaration.edges)
+    kinds["unused"] = arguments.unused(unused, kinds["overlap"], options, is_dispatched)
     if trainable is not None and kinds["unused"] is not Unused.SKIP:
         raise ValueError("cistern: trainable= needs unused='skip': frozen parameters are skipped")
     n_micro_batches = arguments.micro_batches(micro_batches, options, part)

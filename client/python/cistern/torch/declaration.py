@@ -48,6 +48,15 @@ class DeclaredOperator(NamedTuple):
     flops: float  #: Of the forward pass of a micro-batch; 0: unknown.
     is_whole: bool  #: It has all parameters of the module. Else modules in it are other units.
     methods: tuple[str, ...] = ()  #: Their calls are runs of the module, too.
+    begins_stage: bool = False  #: It is the first one of a stage of a model that is dispatched.
+
+
+class Edge(NamedTuple):
+    """An edge of all ranks."""
+
+    name: str
+    slot_bytes: int
+    n_slots: int
 
 
 class Declaration(NamedTuple):
@@ -59,6 +68,7 @@ class Declaration(NamedTuple):
     tokens: int  #: Of a micro-batch of one rank; 0: unknown.
     meshes: tuple[shards.Place, ...] = ()  #: Over which parameters are divided.
     activations: int = 0  #: Bytes that the program allocates on its GPU itself; 0: unknown.
+    edges: tuple[Edge, ...] = ()  #: Of a model that is dispatched; else there are none.
 
     def activation_bytes(self, unit: str) -> int:
         """Return what ``unit`` declares: all activations for the last one, since only the sum counts."""
@@ -82,7 +92,13 @@ class Declaration(NamedTuple):
                 for name, t in self.tensors.items()
             },
             {
-                unit: parts.Run(o.name, tuple(o.parameters), o.flops, self.activation_bytes(unit))
+                unit: parts.Run(
+                    o.name,
+                    tuple(o.parameters),
+                    o.flops,
+                    self.activation_bytes(unit),
+                    o.begins_stage,
+                )
                 for unit, o in self.operators.items()
             },
             self.meshes,

@@ -13,7 +13,7 @@ from cistern.errors import PoolTooSmall
 from cistern.job import Job
 from cistern.results import Plan
 from cistern.torch import weights
-from cistern.torch.parts import Joined, Part, Rank, Use, alone
+from cistern.torch.parts import Joined, Operator, Part, Rank, Use, alone
 
 
 class JobParts:
@@ -32,15 +32,7 @@ class JobParts:
         self._boxes: dict[str, list[tuple[int, Part]]] = {}  # By the names of their wholes.
         for i, part in enumerate(self._joined.parts):
             self._boxes.setdefault(part.held.whole, []).append((i, part))
-        of_operators = [
-            job.operator(
-                operator.name,
-                [self._of_parts[part] for part in operator.parts],
-                flops=operator.run.flops,
-                activation_bytes=operator.run.activation_bytes,
-            )
-            for operator in self._joined.operators
-        ]
+        of_operators = [self._declare_operator(operator) for operator in self._joined.operators]
         mine = self._joined.part_of[job.rank], self._joined.operator_of[job.rank]
         #: Numbers in the job of the parameters of this rank.
         self.numbers = {name: self._of_parts[part] for name, part in mine[0].items()}
@@ -68,6 +60,16 @@ class JobParts:
             param_group=held.group,
             update=held.update,
             dtype=held.dtype,
+        )
+
+    def _declare_operator(self, operator: Operator) -> int:
+        if operator.run.begins_stage:
+            self._job.stage()
+        return self._job.operator(
+            operator.name,
+            [self._of_parts[part] for part in operator.parts],
+            flops=operator.run.flops,
+            activation_bytes=operator.run.activation_bytes,
         )
 
     def check_pool(self, plan: Plan) -> None:

@@ -311,6 +311,9 @@ class Operators:
         self._delivered: set[Unit] = set()  # In this micro-batch.
         self.n_micro_batches = 1  #: In a step, at most.
         self._n_ended = 0  # Micro-batches of this attempt at the step.
+        self.is_dispatched = (
+            False  #: Ranks run units of stages, each with gradients of one micro-batch.
+        )
         self._late: list[Unit] = []  # To be delivered when the pool has blocks.
         self.has_gradients = False  # In this attempt at the step.
         self.is_past_grads = False  # Gradients were delivered after the last step.
@@ -458,6 +461,8 @@ class Operators:
     def _fits(self, unit: Unit) -> bool:
         """Return whether the pool has blocks for gradients now, and for all others later."""
         if self.void is not None:
+            return True
+        if self.is_dispatched:  # Blocks are for the operators of one stage, in the reverse order.
             return True
         self.job.check_open()
         status = unit.calls.fits()

@@ -46,6 +46,7 @@ class Run(NamedTuple):
     parameters: tuple[str, ...]
     flops: float
     activation_bytes: int
+    begins_stage: bool = False
 
 
 class Rank(NamedTuple):

@@ -483,6 +483,11 @@ class Runner:
             late = [unit.name for unit in self.units if unit.has_grads()]
             raise error_of(error.status, _BY_HAND.format(late[-1])) from None
 
+    def end_unit(self) -> None:
+        """End the backward pass of a stage over a micro-batch, in a model whose units any rank runs."""
+        self.operators.next_micro_batch()
+        self._forget_uses()
+
     def _follow_pass(self) -> None:
         """Note that a backward pass runs, perhaps inside of another one, and wait for its end."""
         task = torch._C._current_graph_task_id()

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
+    from cistern.torch.declaration import Declaration
     from cistern.torch.store import Store
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
@@ -33,7 +34,11 @@ class Divided(nn.Module):
     """Stages of a rank that hand in gradients of their part of a loss, so that the sum of all ranks is its gradient."""
 
     n_passes: int  #: Backward passes of a step.
-    device: torch.device  #: On which the ranks are connected.
+    device: torch.device | None  #: On which the ranks are connected; None: on any.
+
+    def declared(self, declaration: Declaration) -> Declaration:
+        """Return what the job is told, of the ``declaration`` of the model."""
+        return declaration
 
     @property
     def model(self) -> nn.Module:

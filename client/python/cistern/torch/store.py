@@ -91,12 +91,16 @@ class Store:
         self.skips_unused = unused is Unused.SKIP
         self._replicas: Replicas | None = None  # Compared in the first step.
         self.parts = JobParts(job, declaration.rank(), joined)
+        #: Numbers of the edges of a model whose units any rank runs; else there are none.
+        self.edges = [job.edge(*edge) for edge in declaration.edges]
+        self.runs_unit = False  #: One of these units runs.
         self.device = device_of(job)
         self.plan: Plan = job.commit()
         self.parts.check_pool(self.plan)
         leave_at_end(self)
         operators = Operators(job, self.device)
         operators.n_micro_batches = micro_batches
+        operators.is_dispatched = bool(self.edges)
         self._runner = Runner(operators, self._before_forward, self._before_backward)
 
     # -- the beginning
@@ -171,7 +175,7 @@ class Store:
         if torch._C._get_tracing_state() is not None or torch.compiler.is_exporting():
             raise RuntimeError(model_calls.EXPORTED)
         self._settle()
-        self._remember_random_state()
+        self.remember_random_state()
         if not self._runner.broken:
             self._runner.close_all()
             self._runner.forward_begins()
@@ -200,10 +204,10 @@ class Store:
             self.abandon()
         if self._must_sync:
             self.sync()
-        self._remember_random_state()
+        self.remember_random_state()
         self._runner.forward_begins()
 
-    def _remember_random_state(self) -> None:
+    def remember_random_state(self) -> None:
         """Note the random numbers of a step when it begins, at the latest in a call of the model.
 
         Its first unit is not enough: reentrant checkpoints run units without gradients.
@@ -212,7 +216,12 @@ class Store:
             self._random_state = self.device.random_state()
 
     def _before_backward(self) -> None:
-        """Give the parameters of the step in advance, so that updates can be early."""
+        """Give the parameters of the step in advance, so that updates can be early.
+
+        RuntimeError: gradients belong to units, and none runs.
+        """
+        if self.edges and not self.runs_unit:
+            raise RuntimeError(_NO_UNIT)
         if self._prepares and self._optimizer is not None:
             params = self._optimizer.prepared()
             self._clips = params.clip_norm > 0
@@ -267,7 +276,7 @@ class Store:
     def takes_parts_of(self, part: stages.Divided) -> None:
         """Let gradients be those of parts of one loss, which ``part`` computes, so that their sum is no mean."""
         self.part = part
-        self._runner.operators.goes_on = self.job.world > 1
+        self._runner.operators.goes_on = self.job.world > 1 and not self.edges
         part.attached(self)
 
     def the_optimizer(self) -> Optimizer:
@@ -338,7 +347,7 @@ class Store:
         self.writes.check_outside("the step of the optimizer is called")
         self._runner.close_all()
         self._runner.deliver_last()
-        if self.job.world == 1 and not self._runner.operators.has_gradients:
+        if self.job.world == 1 and not (self._runner.operators.has_gradients or self.edges):
             raise RuntimeError(
                 "cistern: there are no gradients: no backward pass has reached a parameter of the store"
                 " since the last step, or zero_grad, load_state_dict or sync has discarded them"
@@ -357,6 +366,11 @@ class Store:
             replicas, self._replicas = self._replicas, None
             replicas.check()
         return result
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether an exception or Ctrl-C has ended this attempt at the step, so that ``sync`` has to be called."""
+        return self._must_sync or self._runner.broken
 
     @property
     def is_void(self) -> bool:
@@ -416,6 +430,8 @@ class Store:
             self.sync()
             return
         if self._runner.operators.has_gradients:
+            if self.edges:
+                raise RuntimeError(_DISPATCHED)
             if in_backward():
                 raise RuntimeError("cistern: gradients are discarded in a backward pass")
             if self.is_prepared() and not self._clips:
@@ -666,6 +682,15 @@ class Store:
         )
 
 
+_DISPATCHED = (
+    "cistern: gradients of this step cannot be discarded, because other workers go on with them: call part.step"
+    " again after an exception, and the step of the optimizer after each part.step. A step whose gradients are"
+    " not finite changes nothing"
+)
+_NO_UNIT = (
+    "cistern: gradients of a model that is dispatched are computed by part.step(**batch), on all workers, and not"
+    " by a backward pass of the program"
+)
 _CLIPPED = (
     "cistern: grad = None of parameter '{0}' comes after clip_grad_norm_, whose norm the step computes of"
     " all gradients that it has: discard the gradient before"

@@ -298,7 +298,9 @@ def _places(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
     ]
 
 
-def _check(stage: int, model: nn.Module, given: torch.Tensor, wanted: torch.Tensor) -> None:
+def _check(
+    stage: int, model: Callable[[Any], torch.Tensor], given: Any, wanted: torch.Tensor
+) -> None:
     """Raise ValueError if a stage computes something else than its modules in the whole, or cannot run."""
     why = "computes something else than its modules in the whole model"
     try:

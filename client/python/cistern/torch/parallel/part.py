@@ -71,6 +71,8 @@ class Part(stages.Divided):
     gradients, and other outputs are those of this rank's rows and tokens.
     """
 
+    device: torch.device
+
     def __init__(
         self,
         parts: Mapping[int, nn.Module],
