@@ -35,7 +35,7 @@ static void make_forms(const struct cst_option *table, struct forms *forms)
 
     *letter++ = ':';
     for (const struct cst_option *o = table; o->help != NULL; o++) {
-        if (o->name == NULL) {
+        if (o->name == NULL || o->only_in_file) {
             continue;
         }
         *name++ = (struct option){o->name,
@@ -146,7 +146,7 @@ void cst_options_print(const struct cst_option *table, unsigned uses, FILE *out)
     for (const struct cst_option *o = table; o->help != NULL; o++) {
         if (o->name == NULL) {
             (void)fprintf(out, "\n%s\n", o->help);
-        } else if (cst_options_is_taken(o, uses)) {
+        } else if (!o->only_in_file && cst_options_is_taken(o, uses)) {
             print_option(o, letters, out);
         }
     }

@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-#define CST_OPTIONS_MAX 80 /* Most rows of a table, with the last one. */
+#define CST_OPTIONS_MAX 96 /* Most rows of a table, with the last one. */
 
 /* A row of the table. The help lists the rows in the order of the table. */
 struct cst_option {
@@ -24,6 +24,7 @@ struct cst_option {
     /* Value if the option is written without one; NULL: the value must be written. */
     const char *without;
     const char *section; /* Its section in a file (proto/options_file.h); NULL: it is in none. */
+    bool only_in_file;   /* The command line does not have it. */
 };
 
 /* Initializers of the rows. The last argument is the value. */
@@ -36,6 +37,9 @@ struct cst_option {
      .without = (otherwise), .value = __VA_ARGS__}
 #define CST_OPTION_IN(in_section, option, argument_name, text, ...)                                \
     {.name = (option), .argument = (argument_name), .help = (text), .section = (in_section),       \
+     .value = __VA_ARGS__}
+#define CST_OPTION_IN_FILE(in_section, option, text, ...)                                          \
+    {.name = (option), .help = (text), .section = (in_section), .only_in_file = true,              \
      .value = __VA_ARGS__}
 #define CST_OPTION_HEADING(text) {.help = (text)}
 #define CST_OPTION_END {.help = NULL}

@@ -130,6 +130,58 @@ static const char *text_of(const json_t *value, char number[TEXT_MAX])
     return number;
 }
 
+/* Read a number of a list. */
+static int read_item(const struct cst_value *value, const json_t *item, struct cst_value_list *list,
+                     struct cst_err *err)
+{
+    char range[CST_VALUE_RANGE_BYTES];
+    const json_int_t number = json_integer_value(item);
+
+    if (!json_is_integer(item)) {
+        return wrong_type(item, cst_value_range(value, range), err);
+    }
+    if ((double)number < value->least || (double)number > value->most) {
+        return cst_err_set(err, CST_EINVAL, "%" JSON_INTEGER_FORMAT " is not %s", number,
+                           cst_value_range(value, range));
+    }
+    list->v[list->n++] = (uint32_t)number;
+    return CST_OK;
+}
+
+/* Read a list of numbers; or, if the value has a word, one number, true or false. */
+static int read_list(const struct cst_value *value, const json_t *json, struct cst_value_list *out,
+                     struct cst_err *err)
+{
+    const bool is_or = value->words[0] != NULL;
+    struct cst_value_list list = {.n = 0};
+    int rc = CST_OK;
+
+    if (is_or && json_is_true(json)) {
+        list.is_all = true;
+    } else if (is_or && json_is_false(json)) {
+        list.is_one = true;
+        list.n = 1;
+    } else if (is_or && json_is_integer(json)) {
+        list.is_one = true;
+        rc = read_item(value, json, &list, err);
+    } else if (!json_is_array(json) || json_array_size(json) == 0) {
+        return wrong_type(json,
+                          is_or ? "a number, a list of numbers, true or false"
+                                : "a list of 1 or more numbers",
+                          err);
+    } else if (json_array_size(json) > CST_VALUE_LIST_MAX) {
+        return cst_err_set(err, CST_EINVAL, "the list has %zu numbers: at most %d are possible",
+                           json_array_size(json), CST_VALUE_LIST_MAX);
+    }
+    for (size_t i = 0; rc == CST_OK && i < json_array_size(json); i++) {
+        rc = read_item(value, json_array_get(json, i), &list, err);
+    }
+    if (rc == CST_OK) {
+        *out = list;
+    }
+    return rc;
+}
+
 /* Set the field of the option from the value in the file. */
 static int set(const struct cst_option *option, void *base, const json_t *value,
                struct cst_err *err)
@@ -143,6 +195,11 @@ static int set(const struct cst_option *option, void *base, const json_t *value,
         }
         *(bool *)((char *)base + option->value.field) = json_is_true(value);
         return CST_OK;
+    }
+    if (kind == CST_VALUE_LIST) {
+        return read_list(&option->value, value,
+                         (struct cst_value_list *)(void *)((char *)base + option->value.field),
+                         err);
     }
     if (is_number(kind) && !json_is_number(value) &&
         !(is_large(&option->value) && json_is_string(value))) {
@@ -330,6 +387,24 @@ static json_t *integer_of(const struct cst_value *value, uint64_t number)
     return json_string(text);
 }
 
+/* Return the list as JSON, for the caller. NULL: it is not given. */
+static json_t *list_of(const struct cst_value_list *list)
+{
+    json_t *json;
+
+    if (list->is_all || list->n == 0) {
+        return list->is_all ? json_true() : NULL;
+    }
+    if (list->is_one) {
+        return json_integer(list->v[0]);
+    }
+    json = json_array();
+    for (uint32_t i = 0; json != NULL && i < list->n; i++) {
+        (void)json_array_append_new(json, json_integer(list->v[i]));
+    }
+    return json;
+}
+
 /* Write the value of the option to @out, as JSON. Returns 1; 0: it is not set; -1: it cannot be
  * JSON, or memory is short. */
 static int write_value(const struct cst_value *value, const void *base, char **out)
@@ -369,6 +444,9 @@ static int write_value(const struct cst_value *value, const void *base, char **o
         break;
     case CST_VALUE_PATH:
         json = *(const char *)field != '\0' ? json_string(field) : NULL;
+        break;
+    case CST_VALUE_LIST:
+        json = list_of(field);
         break;
     case CST_VALUE_OTHER:
         json = value->write(base, field, number, sizeof number) ? json_string(number) : NULL;

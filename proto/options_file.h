@@ -5,9 +5,10 @@
  *   { "SECTION": { "KEY": VALUE, ... }, ... }
  *
  * SECTION is that of the option's row; KEY is the option's name with '_' in place of '-'. VALUE is
- * true or false for an option without a value, a number for one with a number, and otherwise a text
- * as on the command line. Sizes can also be numbers, in bytes. Numbers from 2^63 on, which JSON
- * cannot have here, are texts. Needs jansson; one thread at a time for a table. */
+ * true or false for an option without a value, a number for one with a number, a list of numbers
+ * for one with several, and otherwise a text as on the command line. Sizes can also be numbers, in
+ * bytes. Numbers from 2^63 on, which JSON cannot have here, are texts. Needs jansson; one thread at
+ * a time for a table. */
 #ifndef CST_OPTIONS_FILE_H
 #define CST_OPTIONS_FILE_H
 

@@ -167,6 +167,34 @@ static int read_seconds(const struct cst_value *value, const char *text, uint32_
     return rc;
 }
 
+static int read_list(const struct cst_value *value, const char *text, struct cst_value_list *out,
+                     struct cst_err *err)
+{
+    struct cst_value_list list = {.n = 0};
+    char number[24];
+
+    if (text == NULL || (value->words[0] != NULL && strcmp(text, value->words[0]) == 0)) {
+        *out = (struct cst_value_list){.is_all = true};
+        return CST_OK;
+    }
+    list.is_one = value->words[0] != NULL && strchr(text, ',') == NULL;
+    for (const char *at = text; at != NULL;) {
+        const size_t n = strcspn(at, ",");
+
+        if (list.n == CST_VALUE_LIST_MAX) {
+            return cst_err_set(err, CST_EINVAL, "'%s' has more than %d numbers", text,
+                               CST_VALUE_LIST_MAX);
+        }
+        (void)snprintf(number, sizeof number, "%.*s", (int)(n < 23 ? n : 23), at);
+        if (read_u32(value, number, &list.v[list.n++], err) != CST_OK) {
+            return err->status;
+        }
+        at = at[n] == ',' ? at + n + 1 : NULL;
+    }
+    *out = list;
+    return CST_OK;
+}
+
 int cst_value_read(const struct cst_value *value, void *base, const char *text, struct cst_err *err)
 {
     void *field = (char *)base + value->field;
@@ -194,6 +222,8 @@ int cst_value_read(const struct cst_value *value, void *base, const char *text, 
         return read_size(value, text, field, err);
     case CST_VALUE_SECONDS:
         return read_seconds(value, text, field, err);
+    case CST_VALUE_LIST:
+        return read_list(value, text, field, err);
     case CST_VALUE_OTHER:
         break;
     }

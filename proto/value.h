@@ -21,7 +21,20 @@ enum cst_value_kind {
     CST_VALUE_NAME, /* One of @names. Sets an enum to @least plus the number of the name. */
     CST_VALUE_SIZE, /* A size (proto/size.h), or one of @words. Sets a uint64_t. */
     CST_VALUE_SECONDS, /* A time (proto/size.h) from @least to @most. Sets a uint32_t. */
-    CST_VALUE_OTHER,   /* What @read accepts. */
+    /* Whole numbers from @least to @most, separated by commas: "2,4". Sets a struct cst_value_list.
+     * With the word words[0], one number stands for all of a list, too, and the word, or no value,
+     * for as much as there is; in files this is true, and false is the number 0. */
+    CST_VALUE_LIST,
+    CST_VALUE_OTHER, /* What @read accepts. */
+};
+
+enum { CST_VALUE_LIST_MAX = 64 };
+
+struct cst_value_list {
+    uint32_t n;  /* Numbers in v; 0: none are given. */
+    bool is_one; /* v[0] stands for all. */
+    bool is_all; /* The word was given, and n is 0. */
+    uint32_t v[CST_VALUE_LIST_MAX];
 };
 
 struct cst_value {
@@ -29,8 +42,9 @@ struct cst_value {
     size_t field;             /* Offset of the field in the struct. */
     double least, most;       /* Limits of a number. A size is at least @least. */
     const char *const *names; /* CST_VALUE_NAME: names in the order of the enum, then NULL. */
-    const char *words[2];     /* CST_VALUE_SIZE: what may be written instead; NULL: nothing else. */
-    uint64_t words_mean[2];   /* Value of the field if this one of @words is written. */
+    /* CST_VALUE_SIZE, CST_VALUE_LIST: what may be written instead; NULL: nothing else. */
+    const char *words[2];
+    uint64_t words_mean[2]; /* Value of the field if this one of @words is written. */
     /* CST_VALUE_OTHER: sets the field of @base. CST_EINVAL: @text is not allowed. */
     int (*read)(void *base, const char *text, void *field, struct cst_err *err);
     /* CST_VALUE_OTHER of an option that files have (proto/options_file.h): write what @read would
@@ -55,6 +69,9 @@ struct cst_value {
     {CST_VALUE_SIZE, .field = (at), .least = (first), .words = {(text), (text2)}, \
      .words_mean = {(means), (means2)}}
 #define CST_SECONDS(at, first, last) {CST_VALUE_SECONDS, .field = (at), .least = (first), .most = (last)}
+#define CST_LIST(at, first, last) {CST_VALUE_LIST, .field = (at), .least = (first), .most = (last)}
+#define CST_LIST_OR_ALL(at, first, last) \
+    {CST_VALUE_LIST, .field = (at), .least = (first), .most = (last), .words = {"true"}}
 #define CST_OTHER(at, function) {CST_VALUE_OTHER, .field = (at), .read = (function)}
 #define CST_OTHER_SAVED(at, reader, writer) \
     {CST_VALUE_OTHER, .field = (at), .read = (reader), .write = (writer)}

@@ -30,6 +30,14 @@ int cli_plan_config(struct cli *cli, struct cst_err *err)
         return cst_err_set(err, CST_EINVAL, "%s: plan takes at most %d micro_batches, not %u",
                            plan->config, CLI_PLAN_MICRO_BATCHES, job.micro_batches);
     }
+    if (job.recompute_layers.n > 0 &&
+        !(job.recompute_layers.is_one && job.recompute_layers.v[0] == 0)) {
+        json_decref(file);
+        return cst_err_set(err, CST_EINVAL,
+                           "%s: section parallel, recompute: plan chooses the layers itself: leave "
+                           "it out, or set it to true",
+                           plan->config);
+    }
     plan->ranks = job.world;
     plan->micro_batches = job.micro_batches;
     plan->chunk_elems = job.chunk;
@@ -41,7 +49,7 @@ int cli_plan_config(struct cli *cli, struct cst_err *err)
     plan->device_update_bytes = device_bytes(job.device_update_bytes);
     plan->device_states = device_bytes(job.device_states);
     plan->grad_over_weight = job.grad_over_weight;
-    plan->recompute = job.recompute;
+    plan->recompute = job.recompute_layers.is_all;
     json_decref(file); /* None of these is a text. */
     return CST_OK;
 }

@@ -134,7 +134,7 @@ static const struct gpt_device_ops host_ops = {
 
 static int check(const struct gpt_options *o, struct cst_err *err)
 {
-    if (o->recompute) {
+    if (o->recompute && o->parallel == GPT_PARALLEL_DATA) {
         return cst_err_set(err, CST_EUNSUPPORTED,
                            "--recompute is only for --device cuda: the host keeps its activations");
     }

@@ -205,6 +205,7 @@ int gpt_model_init(struct gpt_model *model, const struct gpt_options *options, s
         .top_k = options->top_k,
         .world = options->world,
         .stages = options->stages,
+        .borders = options->borders,
         .balance = (float)options->balance,
         .lora = options->lora,
     };
@@ -245,6 +246,19 @@ int gpt_model_init(struct gpt_model *model, const struct gpt_options *options, s
     }
     *model = m;
     return 0;
+}
+
+uint32_t gpt_model_stage_blocks(const struct gpt_model *m)
+{
+    uint32_t most = 0, begin = 0;
+
+    for (uint32_t i = 1; m->stages > 0 && i <= m->layers; i++) {
+        if (i == m->layers || gpt_model_layer_stage(m, i) != gpt_model_layer_stage(m, begin)) {
+            most = i - begin > most ? i - begin : most;
+            begin = i;
+        }
+    }
+    return m->stages > 0 ? most : m->layers;
 }
 
 double gpt_model_token_flops(const struct gpt_model *m)

@@ -64,6 +64,7 @@ struct gpt_model {
     float balance;                          /* as in gpt_options */
     uint32_t lora;                          /* rank of the adapters; 0: no adapters */
     uint32_t stages;                        /* as in gpt_options, or those of the pipeline */
+    struct cst_value_list borders;          /* as in gpt_options */
     struct gpt_pipeline *pipeline;          /* of --parallel pipeline, owned; NULL: there is none */
     uint64_t ends;                  /* ranks of the pipeline's first and last stage, one bit each */
     float lora_scale;               /* factor on an adapter's output: alpha / rank */
@@ -87,20 +88,30 @@ static inline uint64_t gpt_model_group(const struct gpt_model *model, uint32_t g
     return group <= model->world ? UINT64_C(1) << (group - 1) : model->ends;
 }
 
-/* Stage of operator @op of @model, which has stages. Their numbers of blocks differ by at most
- * one. The embedding is in the first one, and the head in the last one. */
+/* Stage of block @layer of @model, which has stages. Without borders, their numbers of blocks
+ * differ by at most one. */
+static inline uint32_t gpt_model_layer_stage(const struct gpt_model *model, uint32_t layer)
+{
+    uint32_t stage = 0;
+
+    if (model->borders.n == 0) {
+        return (uint32_t)((uint64_t)layer * model->stages / model->layers);
+    }
+    while (stage < model->borders.n && model->borders.v[stage] <= layer) {
+        stage++;
+    }
+    return stage;
+}
+
+/* Stage of operator @op of @model, which has stages. The embedding is in the first one, and the
+ * head in the last one. */
 static inline uint32_t gpt_model_stage(const struct gpt_model *model, const struct gpt_operator *op)
 {
-    return op->kind == GPT_OP_HEAD
-               ? model->stages - 1
-               : (uint32_t)((uint64_t)op->layer * model->stages / model->layers);
+    return op->kind == GPT_OP_HEAD ? model->stages - 1 : gpt_model_layer_stage(model, op->layer);
 }
 
 /* The largest number of blocks of a stage; all blocks in a model without stages. */
-static inline uint32_t gpt_model_stage_blocks(const struct gpt_model *model)
-{
-    return model->stages == 0 ? model->layers : (model->layers + model->stages - 1) / model->stages;
-}
+uint32_t gpt_model_stage_blocks(const struct gpt_model *model);
 
 /* Rank of @world ranks that runs expert @expert. */
 static inline uint32_t gpt_model_expert_rank(uint32_t expert, uint32_t world)

@@ -4,6 +4,7 @@
 #include "client/gpt/gpt2.h"
 #include "client/gpt/layers.h"
 #include "client/gpt/model.h"
+#include "client/gpt/options_parallel.h"
 #include "proto/optimizers.h"
 #include "proto/options_file.h"
 
@@ -219,41 +220,6 @@ static int take_sizes(struct gpt_options *o, const struct cst_options_given *giv
     return rc;
 }
 
-/* Check the options of models that are cut into stages. */
-static int check_stages(const struct gpt_options *o, struct cst_err *err)
-{
-    const char *how = o->parallel == GPT_PARALLEL_PIPELINE ? "pipeline" : "dispatch";
-
-    if (o->schedule != NULL && o->parallel != GPT_PARALLEL_PIPELINE) {
-        return cst_err_set(err, CST_EINVAL, "--schedule %s needs --parallel pipeline", o->schedule);
-    }
-    if (o->parallel == GPT_PARALLEL_DATA) {
-        return o->stages == 0
-                   ? 0
-                   : cst_err_set(err, CST_EINVAL,
-                                 "--stages %u needs --parallel dispatch or pipeline", o->stages);
-    }
-    if (o->stages > o->layers) {
-        return cst_err_set(err, CST_EINVAL,
-                           "--stages %u is more than --layers %u: a stage has a block or more",
-                           o->stages, o->layers);
-    }
-    if (o->micro_batches < 2) {
-        return cst_err_set(err, CST_EINVAL,
-                           "--parallel %s needs --micro-batches 2 or more: with one, there "
-                           "is never work for two workers",
-                           how);
-    }
-    if (o->experts > 0 || o->store == GPT_STORE_LOCAL || o->activation_memory > 0 ||
-        o->overlap == CST_OVERLAP_EARLY) {
-        return cst_err_set(err, CST_EINVAL,
-                           "--parallel %s cannot be combined with --experts, --store=local, "
-                           "--activation-memory or --overlap early",
-                           how);
-    }
-    return 0;
-}
-
 /* Check combinations of options. */
 static int check_together(const struct gpt_options *o, struct cst_err *err)
 {
@@ -292,7 +258,7 @@ static int check_together(const struct gpt_options *o, struct cst_err *err)
     if (check_states(o, err) != 0 || check_checkpoints(o, err) != 0 || check_text(o, err) != 0) {
         return CST_EINVAL;
     }
-    return check_stages(o, err) == 0 ? check_kinds(o, err) : CST_EINVAL;
+    return gpt_options_check_parallel(o, err) == 0 ? check_kinds(o, err) : CST_EINVAL;
 }
 
 /* Choose the options that depend on others and were not given. */
@@ -310,12 +276,7 @@ static void choose_defaults(struct gpt_options *o)
     if (o->min_lr < 0) {
         o->min_lr = o->lr / 10;
     }
-    if (o->parallel == GPT_PARALLEL_DISPATCH && o->stages == 0) {
-        o->stages = o->layers < GPT_MAX_STAGES ? o->layers : GPT_MAX_STAGES;
-    }
-    if (o->parallel == GPT_PARALLEL_PIPELINE && o->schedule == NULL) {
-        o->schedule = "1f1b";
-    }
+    gpt_options_choose_parallel(o);
 }
 
 /* Fill @o, which has the defaults, from all places. */

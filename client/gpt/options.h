@@ -14,7 +14,13 @@
 #include <stdio.h>
 
 enum gpt_matmul_choice { GPT_MATMUL_AUTO, GPT_MATMUL_BF16, GPT_MATMUL_FP32, GPT_MATMUL_PLAIN };
-enum gpt_parallel_choice { GPT_PARALLEL_DATA, GPT_PARALLEL_DISPATCH, GPT_PARALLEL_PIPELINE };
+enum gpt_parallel_choice {
+    GPT_PARALLEL_DATA,
+    GPT_PARALLEL_DISPATCH,
+    GPT_PARALLEL_PIPELINE,
+    GPT_PARALLEL_AUTO /* For plans: cistern-gpt refuses it. */
+};
+enum gpt_tensor_choice { GPT_TENSOR_1D }; /* The further ones are not of cistern-gpt. */
 enum gpt_store_choice { GPT_STORE_DAEMON, GPT_STORE_LOCAL };
 
 struct gpt_options {
@@ -65,10 +71,17 @@ struct gpt_options {
     uint32_t stages;                   /* of whole blocks; 0: none with GPT_PARALLEL_DATA; with
                                           GPT_PARALLEL_PIPELINE, those of the schedule */
     const char *schedule;              /* of GPT_PARALLEL_PIPELINE: a kind, or a file; else NULL */
+    /* Blocks before which the stages 1, 2, ... begin; empty: stages differ by at most one block. */
+    struct cst_value_list borders;
+    /* Degrees of data, tensor, pipeline and context parallelism; 0: not given. */
+    uint32_t dp, tp, pp, cp;
+    unsigned tensor;                        /* how ranks of tp divide a model: a mode */
+    unsigned sequence;                      /* how ranks of cp share a sequence */
+    struct cst_value_list recompute_layers; /* of each stage, whose forward passes are repeated */
     uint32_t micro_batches;     /* parts of the batch that are computed one after the other */
     bool reshape;               /* open a job without workers again in place */
     uint64_t activation_memory; /* most bytes of activations per rank; 0: no limit */
-    bool recompute;             /* recompute a block's activations in the backward pass */
+    bool recompute;             /* recompute_layers are all: of each block, on a GPU */
     const char *socket;         /* socket of the daemon; NULL: the library's default */
     const char *job;            /* name of the job */
     uint64_t pool_bytes;        /* pool per rank; 0: see pool_percent */

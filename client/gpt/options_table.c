@@ -13,9 +13,12 @@
 #define AT(name) offsetof(struct gpt_options, name)
 #define ROW(option, argument, help, ...) CST_OPTION(option, 0, 0, argument, help, __VA_ARGS__)
 #define KEY CST_OPTION_IN
+#define FILE_KEY CST_OPTION_IN_FILE
 
 static const char *const token_names[] = {"bytes", "uint16", "uint32", NULL};
-static const char *const parallel_names[] = {"data", "dispatch", "pipeline", NULL};
+static const char *const parallel_names[] = {"data", "dispatch", "pipeline", "auto", NULL};
+static const char *const tensor_names[] = {"1d", "sequence", "zero3", "2d", "2.5d", "3d", NULL};
+static const char *const sequence_names[] = {"ring", "ulysses", NULL};
 static const char *const store_names[] = {"daemon", "local", NULL};
 static const char *const matmul_names[] = {"auto", "bf16", "fp32", "plain", NULL};
 
@@ -105,10 +108,11 @@ const struct cst_option gpt_options_table[] = {
         "hold at most SIZE of activations; those of the other blocks wait in host memory of the "
         "daemon (no limit; only on the host, without --experts)",
         CST_SIZE(AT(activation_memory))),
-    KEY("memory", "recompute", NULL,
-        "keep only the input of each block, and compute the rest again in the backward pass (only "
-        "on a GPU, without --experts)",
-        CST_FLAG(AT(recompute))),
+    KEY("parallel", "recompute", NULL,
+        "keep only the input of each block, and compute the rest again in the backward pass (on a "
+        "GPU, without --experts; stages always do that). In files also a number of layers of each "
+        "stage, its first ones, or a list of these numbers: not for cistern-gpt",
+        CST_LIST_OR_ALL(AT(recompute_layers), 0, 65536)),
     KEY("training", "steps", "N", "steps of the job, including those already made (100)",
         CST_U64(AT(steps), 0, 1e15)),
     KEY("optimizer", "lr", "X", "highest learning rate (0.001)", CST_REAL(AT(lr), 0, 1e3)),
@@ -166,7 +170,8 @@ const struct cst_option gpt_options_table[] = {
         "how workers share a step (data):\ndata: each one computes a batch of its own\ndispatch: "
         "each one computes whatever stage and micro-batch is next, of one batch for all; workers "
         "may end and come at any time, and the results do not depend on their number\npipeline: "
-        "each one has stages of its own, of one batch for all; the results are those of dispatch",
+        "each one has stages of its own, of one batch for all; the results are those of "
+        "dispatch\nauto: for cistern plan and ct.parallelize, not for cistern-gpt",
         CST_NAME(AT(parallel), 0, parallel_names)),
     KEY("parallel", "stages", "N",
         "stages into which the blocks are divided (dispatch: one for each block, at most 64; "
@@ -176,6 +181,23 @@ const struct cst_option gpt_options_table[] = {
         "order of a pipeline's passes: gpipe, 1f1b, interleaved, early or shifted, or a file of "
         "cistern schedule --output (1f1b)",
         CST_TEXT(AT(schedule))),
+    KEY("parallel", "borders", "N,N...",
+        "blocks before which the stages 1, 2, ... begin (stages differ by at most one block)",
+        CST_LIST(AT(borders), 1, 65536)),
+    FILE_KEY("parallel", "dp",
+             "replicas of the model, each with data of its own (ranks / (tp pp cp))",
+             CST_U32(AT(dp), 1, 65536)),
+    FILE_KEY("parallel", "tp", "ranks that divide tensors (1; cistern-gpt: only 1)",
+             CST_U32(AT(tp), 1, 65536)),
+    FILE_KEY("parallel", "pp",
+             "ranks of a pipeline (1); cistern-gpt: more mean --parallel pipeline",
+             CST_U32(AT(pp), 1, 65536)),
+    FILE_KEY("parallel", "cp", "ranks that share each sequence (1; cistern-gpt: only 1)",
+             CST_U32(AT(cp), 1, 65536)),
+    FILE_KEY("parallel", "tensor", "how tp ranks divide tensors (1d; cistern-gpt: only 1d)",
+             CST_NAME(AT(tensor), 0, tensor_names)),
+    FILE_KEY("parallel", "sequence", "how cp ranks share sequences (ring)",
+             CST_NAME(AT(sequence), 0, sequence_names)),
     KEY("job", "reshape", NULL,
         "if the job has no worker, open it again in place with these ranks, pools and options; its "
         "states are kept",

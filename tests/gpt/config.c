@@ -56,6 +56,8 @@ static bool same_field(const struct cst_option *option, const struct gpt_options
     case CST_VALUE_SECONDS:
     case CST_VALUE_NAME:
         return memcmp(x, y, sizeof(uint32_t)) == 0;
+    case CST_VALUE_LIST:
+        return memcmp(x, y, sizeof(struct cst_value_list)) == 0;
     case CST_VALUE_U64:
     case CST_VALUE_REAL:
     case CST_VALUE_SIZE:
@@ -160,6 +162,11 @@ START_TEST(test_round_trips)
         check_round_trip(o, o->value.words[0] != NULL ? o->value.words[0] : "1");
         check_round_trip(o, o->value.words[1] != NULL ? o->value.words[1] : "2");
         break;
+    case CST_VALUE_LIST:
+        check_round_trip(o, "1,65536");
+        check_round_trip(o, "3");
+        check_round_trip(o, o->value.words[0] != NULL ? o->value.words[0] : "2,1");
+        break;
     case CST_VALUE_OTHER: /* --pool */
         check_round_trip(o, "1.5G");
         check_round_trip(o, "33.3%");
@@ -198,8 +205,24 @@ static const struct {
      ":1: section optimizer, optimizer: 'adamv' is none of adamw, adam, lion, sgd, muon"},
     {"{\"optimizer\": {\"optimizer\": 1}}",
      ":1: section optimizer, optimizer: the value is a number, and must be a text"},
-    {"{\"memory\": {\"recompute\": \"yes\"}}",
-     ":1: section memory, recompute: the value is a text, and must be true or false"},
+    {"{\"memory\": {\"recompute\": true}}",
+     ":1: section memory, recompute: this key belongs to section parallel"},
+    {"{\"parallel\": {\"recompute\": \"yes\"}}", ":1: section parallel, recompute: the value is a "
+                                                 "text, and must be a number, a list of numbers, "
+                                                 "true or false"},
+    {"{\"parallel\": {\"recompute\": [1, -1]}}",
+     ":1: section parallel, recompute: -1 is not a number from 0 to 65536"},
+    {"{\"parallel\": {\"borders\": 2}}", ":1: section parallel, borders: the value is a number, "
+                                         "and must be a list of 1 or more numbers"},
+    {"{\"parallel\": {\"borders\": []}}",
+     ":1: section parallel, borders: the value is a list, and must be a list of 1 or more numbers"},
+    {"{\"parallel\": {\"borders\": [2, 0]}}",
+     ":1: section parallel, borders: 0 is not a number from 1 to 65536"},
+    {"{\"parallel\": {\"borders\": [true]}}",
+     ":1: section parallel, borders: the value is true or false, and must be a number from 1 to "
+     "65536"},
+    {"{\"parallel\": {\"grad_over_weight\": \"yes\"}}",
+     ":1: section parallel, grad_over_weight: this key belongs to section memory"},
     {"{\"memory\": {\"pool\": [1]}}",
      ":1: section memory, pool: the value is a list, and must be a number or a text"},
     {"{\"memory\": {\"pool\": \"0%\"}}", ":1: section memory, pool: '0%' is too small for a pool"},
@@ -364,6 +387,17 @@ static json_t *either_schema(const struct cst_value *value, const char *pattern)
     return schema;
 }
 
+/* The schema of a list of numbers, or of what may be there instead. */
+static json_t *list_schema(const struct cst_value *value)
+{
+    json_t *list = json_pack("{s:s, s:o, s:i, s:i}", "type", "array", "items", number_schema(value),
+                             "minItems", 1, "maxItems", CST_VALUE_LIST_MAX);
+
+    return value->words[0] == NULL ? list
+                                   : json_pack("{s:[o, o, {s:s}]}", "anyOf", list,
+                                               number_schema(value), "type", "boolean");
+}
+
 #define SIZE_PATTERN "[0-9]+(\\.[0-9]+)?([KMGTkmgt](i?[Bb])?)?"
 
 static json_t *value_schema(const struct cst_value *value)
@@ -400,6 +434,10 @@ static json_t *value_schema(const struct cst_value *value)
                        value->words[1] != NULL ? "|" : "",
                        value->words[1] != NULL ? value->words[1] : "");
         schema = either_schema(value, pattern);
+        break;
+    case CST_VALUE_LIST:
+        json_decref(schema);
+        schema = list_schema(value);
         break;
     case CST_VALUE_OTHER: /* --pool */
         json_decref(schema);

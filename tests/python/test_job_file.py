@@ -48,7 +48,13 @@ class JobFileCase(unittest.TestCase):
                 '{"memory": {"pool": "1X"}}',
                 r'memory\.pool is "1X", and must be .* a text such as "6G" or',
             ),
-            ('{"memory": {"recompute": 1}}', r"memory\.recompute is 1, and must be true or false"),
+            ('{"memory": {"grad_over_weight": 1}}', r"weight is 1, and must be true or false"),
+            ('{"memory": {"recompute": true}}', "it belongs to section parallel"),
+            ('{"parallel": {"borders": 2}}', r"borders is 2, and must be a list$"),
+            ('{"parallel": {"borders": []}}', "a list of 1 to 64 items"),
+            ('{"parallel": {"borders": [2, 0]}}', "a list, each item of it an integer from 1 to"),
+            ('{"parallel": {"recompute": "all"}}', "a list or an integer from 0 .* or true or fal"),
+            ('{"parallel": {"tensor": "4d"}}', 'must be one of "1d", "sequence"'),
             ('{"optimizer": {"lr": "1"}}', r'optimizer\.lr is "1", and must be a number from 0'),
             ('{"optimizer": {"lr": NaN}}', r"optimizer\.lr is NaN, and must be a number from 0"),
             ('{"optimizer": {"lr": true}}', r"optimizer\.lr is true, and must be a number from 0"),
@@ -64,12 +70,20 @@ class JobFileCase(unittest.TestCase):
         with self.assertRaises(FileNotFoundError):
             JobFile("/none.json")
 
+    def test_section(self) -> None:
+        text = (
+            '{"parallel": {"pp": 2, "borders": [3], "recompute": [1, 0]}, "memory": {"pool": "9%"}}'
+        )
+        file = self.read(text)
+        self.assertEqual(file.section("parallel"), {"pp": 2, "borders": [3], "recompute": [1, 0]})
+        self.assertEqual(file.section("job"), {})
+
     def test_keys_are_unique(self) -> None:
         keys = [key for s in SCHEMA["properties"].values() for key in s["properties"]]
         self.assertEqual(len(keys), len(set(keys)))
 
     def test_refused(self) -> None:
-        file = self.read('{"memory": {"recompute": true}}')
+        file = self.read('{"parallel": {"recompute": true}}')
         file.refuse({"recompute": True, "store": "daemon"}, "This")
         with self.assertRaisesRegex(ValueError, "This has no option like 'recompute'.* to false"):
             file.refuse({"recompute": False}, "This")

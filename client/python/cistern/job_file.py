@@ -27,6 +27,7 @@ _TYPES = {
     "number": ((int, float), "a number"),
     "string": ((str,), "a text"),
     "boolean": ((bool,), "true or false"),
+    "array": ((list,), "a list"),
 }
 
 
@@ -53,6 +54,11 @@ class JobFile:
     def number(self, key: str) -> float | None:
         value = self._values.get(key)
         return None if value is None else float(value)
+
+    def section(self, name: str) -> dict[str, Any]:
+        """Return the keys of a section, with their values, that the file has."""
+        known = SCHEMA["properties"][name]["properties"]
+        return {key: value for key, value in self._values.items() if key in known}
 
     def boolean(self, key: str) -> bool | None:
         value = self._values.get(key)
@@ -131,6 +137,15 @@ def _examples(pattern: str) -> str:
     return " or ".join(json.dumps(text) for text in known if re.search(pattern, text))
 
 
+def _what_is_wrong_in(schema: Mapping[str, Any], values: list[Any]) -> str:
+    """Return what a list must be by its schema; "": it is that."""
+    least, most = schema["minItems"], schema["maxItems"]
+    if not least <= len(values) <= most:
+        return f"a list of {least} to {most} items"
+    wrong = next(filter(None, (_what_is_wrong(schema["items"], value) for value in values)), "")
+    return f"a list, each item of it {wrong}" if wrong else ""
+
+
 def _what_is_wrong(schema: Mapping[str, Any], value: Any) -> str:
     """Return what the value must be by its schema; "": it is that."""
     if "anyOf" in schema:
@@ -141,6 +156,8 @@ def _what_is_wrong(schema: Mapping[str, Any], value: Any) -> str:
         return "" if value in schema["enum"] else f"one of {names}"
     types, words = _TYPES[schema["type"]]
     is_right = isinstance(value, types) and isinstance(value, bool) == (bool in types)
+    if isinstance(value, list):
+        return _what_is_wrong_in(schema, value) if is_right else words
     if "pattern" in schema:
         is_right = is_right and re.search(schema["pattern"], value) is not None
         return "" if is_right else f"a text such as {_examples(schema['pattern'])}"
