@@ -112,7 +112,8 @@ const struct cst_option cli_options[] = {
     PLAN("what-if", NULL, "plan also with what the daemon cannot do yet",
          CST_FLAG(AT(plan.what_if))),
     ROW("save", 0, CLI_USES_PLAN | CLI_USES_DRAIN, "FILE|DIR",
-        "plan: save the plan for a job in FILE; drain: save all jobs in DIR first",
+        "plan: save the plan for a job in FILE, with --parallel as a file of cistern-gpt --config; "
+        "drain: save all jobs in DIR first",
         CST_TEXT(AT(plan.save))),
     PLAN("simulate", NULL, "simulate six steps, and compare evictions",
          CST_FLAG(AT(plan.simulate))),

@@ -2,6 +2,7 @@
 /* Options of `cistern plan` from the file of a job, which cistern-gpt reads, too. */
 #include "client/cli/cli.h"
 #include "client/gpt/options.h"
+#include "offload/parallel/schedule.h"
 #include "offload/plan/plan.h"
 #include "proto/options_file.h"
 
@@ -11,6 +12,32 @@
 static uint64_t device_bytes(uint64_t bytes)
 {
     return bytes == CST_DEVICE_UPDATE_AUTO ? CST_PLAN_DEVICE_UPDATE_AUTO : bytes;
+}
+
+/* Take what restricts the products of plans with --parallel. The micro-batches of a file are those
+ * of each replica, and those of a plan of all of them. */
+static int take_degrees(struct cli_plan_request *plan, const struct gpt_options *job,
+                        struct cst_err *err)
+{
+    const struct cst_schedule_kind *kind = NULL;
+
+    if (job->cp > 1) {
+        return cst_err_set(err, CST_EINVAL,
+                           "%s: section parallel, cp %u: plan does not share sequences; it has dp, "
+                           "tp and pp",
+                           plan->config, job->cp);
+    }
+    if (job->schedule != NULL && cst_schedule_find(&kind, job->schedule, err) != CST_OK) {
+        err->status = CST_EINVAL;
+        return cst_err_prefix(err, "%s: section parallel, schedule", plan->config);
+    }
+    plan->parallel = CLI_PARALLEL_AUTO;
+    plan->dp = job->dp;
+    plan->tp = job->tp;
+    plan->pp = job->pp;
+    plan->kind = kind != NULL ? kind->name : NULL;
+    plan->micro_batches = (uint64_t)job->micro_batches * (job->dp > 0 ? job->dp : 1);
+    return CST_OK;
 }
 
 int cli_plan_config(struct cli *cli, struct cst_err *err)
@@ -50,6 +77,9 @@ int cli_plan_config(struct cli *cli, struct cst_err *err)
     plan->device_states = device_bytes(job.device_states);
     plan->grad_over_weight = job.grad_over_weight;
     plan->recompute = job.recompute_layers.is_all;
-    json_decref(file); /* None of these is a text. */
-    return CST_OK;
+    if (plan->parallel != CLI_PARALLEL_NONE || job.parallel == GPT_PARALLEL_AUTO) {
+        rc = take_degrees(plan, &job, err);
+    }
+    json_decref(file); /* None of these is a text of it. */
+    return rc;
 }

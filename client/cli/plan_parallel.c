@@ -6,6 +6,7 @@
 #include "client/cli/table.h"
 #include "offload/parallel/degrees.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -344,6 +345,99 @@ static int write_schedule(const struct cst_product *p, const char *path, struct 
     return rc;
 }
 
+/* Return the number of the layer that the unit @unit belongs to, which is the largest number in the
+ * names of its operators ("h3.qkv", "model.layers.3.mlp"); -1: there is none. */
+static long layer_of(const struct parts *parts, const struct cst_model *model, uint32_t unit)
+{
+    long layer = -1;
+
+    for (uint32_t i = first_operator(parts, unit); i <= parts->last_operators[unit]; i++) {
+        const char *digits = strpbrk(model->operators[i].name, "0123456789");
+        const long number = digits != NULL ? strtol(digits, NULL, 10) : -1;
+
+        layer = number > layer ? number : layer;
+    }
+    return layer;
+}
+
+/* Write to *border the layer with which stage @s begins, if it is not the first stage, and to
+ * *repeated the number of its layers whose forward pass is repeated. CST_EINVAL: the stage begins
+ * within a layer, or the names do not tell the layers. */
+static int find_layers(const struct cst_product *p, const struct parts *parts,
+                       const struct cst_model *model, uint32_t s, long *border, long *repeated,
+                       struct cst_err *err)
+{
+    const struct cst_stage_cut *cut = &p->cuts[s];
+    const uint32_t n = cut->n_recomputed;
+
+    *border = layer_of(parts, model, cut->first);
+    if (*border < 0 || (s > 0 && *border <= layer_of(parts, model, cut->first - 1))) {
+        return cst_err_set(err, CST_EINVAL,
+                           "--save: stage %" PRIu32 " begins at operator '%.40s', which does not "
+                           "begin a layer by its name: files have numbers of layers; --json has "
+                           "the stages",
+                           s, model->operators[first_operator(parts, cut->first)].name);
+    }
+    *repeated = n > 0 ? layer_of(parts, model, cut->first + n - 1) - *border + 1 : 0;
+    return CST_OK;
+}
+
+/* The section `parallel` of a job's file for a product, which the caller releases. */
+static int make_section(json_t **out, const struct cst_product *p, const struct parts *parts,
+                        const struct cst_model *model, struct cst_err *err)
+{
+    json_t *borders = json_array(), *recompute = json_array();
+    json_t *section =
+        json_pack("{s:i, s:i, s:i, s:i, s:o}", "dp", (int)p->dp, "tp", (int)p->tp, "pp", (int)p->pp,
+                  "micro_batches", (int)p->n_micro, "recompute", recompute);
+    bool good = section != NULL;
+    int rc = CST_OK;
+
+    for (uint32_t s = 0; rc == CST_OK && good && s < p->n_stages; s++) {
+        long border = 0, repeated = 0;
+
+        rc = find_layers(p, parts, model, s, &border, &repeated, err);
+        good = rc != CST_OK || ((s == 0 || append(borders, json_integer(border))) &&
+                                append(recompute, json_integer(repeated)));
+    }
+    if (good && p->n_stages > 1) {
+        good = json_object_set(section, "borders", borders) == 0 &&
+               json_object_set_new(section, "schedule", json_string(p->kind->name)) == 0;
+    }
+    json_decref(borders);
+    if (rc == CST_OK && !good) {
+        rc = cst_err_set(err, CST_ENOMEM, "the section of a file");
+    }
+    if (rc != CST_OK) {
+        json_decref(section);
+        return rc;
+    }
+    *out = json_pack("{s:o}", "parallel", section);
+    return *out != NULL ? CST_OK : cst_err_set(err, CST_ENOMEM, "the section of a file");
+}
+
+/* Write a file of a job whose section `parallel` has a product: cistern-job.json(5). */
+static int write_job(const struct cst_product *p, const struct parts *parts,
+                     const struct cst_model *model, const char *path, struct cst_err *err)
+{
+    json_t *root;
+    FILE *file;
+    int rc = make_section(&root, p, parts, model, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    file = fopen(path, "we");
+    if (file == NULL || json_dumpf(root, file, JSON_INDENT(2)) != 0 || fputc('\n', file) == EOF) {
+        rc = cst_err_errno(err, CST_EIO, errno, "--save '%.255s'", path);
+    }
+    if (file != NULL && fclose(file) != 0 && rc == CST_OK) {
+        rc = cst_err_errno(err, CST_EIO, errno, "--save '%.255s'", path);
+    }
+    json_decref(root);
+    return rc;
+}
+
 static int report(const struct cli *cli, const struct cli_plan_input *input,
                   const struct cst_degrees_input *degrees, const struct cst_products *products,
                   const struct parts *parts, struct cst_err *err)
@@ -364,6 +458,9 @@ static int report(const struct cli *cli, const struct cli_plan_input *input,
     if (cli->plan.schedule != NULL) {
         rc = write_schedule(&products->products[0], cli->plan.schedule, err);
     }
+    if (rc == CST_OK && cli->plan.save != NULL) {
+        rc = write_job(&products->products[0], parts, &input->model.model, cli->plan.save, err);
+    }
     if (rc == CST_OK && !(cli->json ? print_json(input, products, parts)
                                     : print(input, degrees, products, parts))) {
         rc = cst_err_set(err, CST_ENOMEM, "the plan could not be printed");
@@ -376,9 +473,9 @@ static int check_options(const struct cli *cli, const struct cli_plan_input *inp
 {
     const struct cli_plan_request *wish = &cli->plan;
 
-    if (wish->save != NULL || wish->timeline != NULL || wish->simulate || wish->what_if) {
+    if (wish->timeline != NULL || wish->simulate || wish->what_if) {
         return cst_err_set(err, CST_EINVAL,
-                           "--parallel cannot be combined with --save, --timeline, --simulate and "
+                           "--parallel cannot be combined with --timeline, --simulate and "
                            "--what-if, which are for jobs without a pipeline");
     }
     if (input->model.model.n_groups > 1) {

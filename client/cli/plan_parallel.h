@@ -5,7 +5,8 @@
 
 #include "client/cli/plan_input.h"
 
-/* Search and print to stdout; write the schedule of the best product to the file of --schedule.
+/* Search and print to stdout; write the schedule of the best product to the file of --schedule, and
+ * the section `parallel` of a job's file to that of --save.
  * Statuses:
  *   - CST_EINVAL: the model is divided among ranks already, or an option cannot be combined.
  *   - CST_EBUDGET: no product works; the words are those of one of them.

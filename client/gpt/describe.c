@@ -91,8 +91,8 @@ static void write_tensor(FILE *f, const struct gpt_tensor *t, bool last)
     (void)fprintf(f, "}%s\n", last ? "" : ",");
 }
 
-/* Return the bytes of the hidden state, which is all that goes on after the embedding, the
- * projection of the attention and the feed-forward network; 0 after other operators. */
+/* Return the bytes of the hidden state if it is all that goes on after @op: after the embedding,
+ * the projection of the attention and the feed-forward network. Else 0. */
 static uint64_t hidden_bytes(const struct gpt_options *o, const struct gpt_model *m,
                              const struct gpt_operator *op)
 {
@@ -101,6 +101,12 @@ static uint64_t hidden_bytes(const struct gpt_options *o, const struct gpt_model
     return op->kind == GPT_OP_EMBED || op->kind == GPT_OP_PROJ || op->kind == GPT_OP_FCPROJ
                ? rows * m->width * sizeof(float)
                : 0;
+}
+
+/* Whether a stage can end with @op: the worker cuts between blocks. */
+static bool ends_stage(const struct gpt_model *m, const struct gpt_operator *op)
+{
+    return op->kind == GPT_OP_FCPROJ && op->layer + 1 < m->layers;
 }
 
 static void write_operator(FILE *f, const struct gpt_options *o, const struct gpt_model *m,
@@ -118,8 +124,11 @@ static void write_operator(FILE *f, const struct gpt_options *o, const struct gp
     if (cost->expected_uses != 1.0f) {
         (void)fprintf(f, ", \"expected_uses\": %.9g", (double)cost->expected_uses);
     }
+    if (ends_stage(m, op)) {
+        (void)fprintf(f, ", \"out_bytes\": %" PRIu64, hidden);
+    }
     if (hidden > 0) {
-        (void)fprintf(f, ", \"out_bytes\": %" PRIu64 ", \"tp_bytes\": %" PRIu64, hidden, hidden);
+        (void)fprintf(f, ", \"tp_bytes\": %" PRIu64, hidden);
     }
     if (m->stages > 0) {
         (void)fprintf(f, ", \"stage\": %" PRIu32, gpt_model_stage(m, op));

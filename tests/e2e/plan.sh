@@ -4,28 +4,12 @@
 # each.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
+# shellcheck source=tests/e2e/expect.sh
+. "${srcdir:-.}/tests/e2e/expect.sh"
 need jq
 export HOME=$tmp XDG_STATE_HOME=$tmp/state
 
-expect() {
-    local want=$1 got=0
-    shift
-    ./cistern plan "$@" >"$tmp/out" 2>"$tmp/err" || got=$?
-    [ $got = "$want" ] || fail "cistern plan $*: exit status $got, expected $want: $(cat "$tmp/err")"
-}
-
-says() {
-    grep -qE -- "$1" "$tmp/out" || fail "no '$1' in: $(cat "$tmp/out")"
-}
-
-complains() {
-    grep -qE -- "$1" "$tmp/err" || fail "no '$1' in: $(cat "$tmp/err")"
-    [ "$(wc -l <"$tmp/err")" -le 2 ] || fail "more than two lines: $(cat "$tmp/err")"
-}
-
-holds() {
-    jq -e "$1" <"$tmp/out" >/dev/null || fail "not '$1': $(cat "$tmp/out")"
-}
+command=(plan)
 
 # A model with a known name, on a published machine.
 expect 0 preset:gpt2-124m --rates a100 --device 2G --host 64G --batch 4 --ranks 2 --timeline "$tmp/timeline.json" --simulate
@@ -61,7 +45,7 @@ holds '.rates.peer_access'
 # Options of the job can be in a file. The command line overrides it, keys that do not matter to plans are checked, and mistakes are
 # named with their place.
 box=(preset:gpt2-124m --rates a100 --device 2G --host 64G)
-printf '{"optimizer": {"masters": "split", "moments": "bf16", "lr": 0.1},\n "parallel": {"world": 2, "micro_batches": 3}, "memory": {"recompute": true}}' >"$tmp/job.json"
+printf '{"optimizer": {"masters": "split", "moments": "bf16", "lr": 0.1},\n "parallel": {"world": 2, "micro_batches": 3, "recompute": true}}' >"$tmp/job.json"
 expect 0 "${box[@]}" --config "$tmp/job.json" --moments mx8
 cp "$tmp/out" "$tmp/of_file"
 expect 0 "${box[@]}" --masters split --moments mx8 --ranks 2 --micro-batches 3 --recompute

@@ -4,27 +4,10 @@
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 need jq
+# shellcheck source=tests/e2e/expect.sh
+. "${srcdir:-.}/tests/e2e/expect.sh"
 export HOME=$tmp XDG_STATE_HOME=$tmp/state
-
-expect() {
-    local want=$1 got=0
-    shift
-    ./cistern plan "$@" >"$tmp/out" 2>"$tmp/err" || got=$?
-    [ $got = "$want" ] || fail "cistern plan $*: exit status $got, expected $want: $(cat "$tmp/err")"
-}
-
-says() {
-    grep -qE -- "$1" "$tmp/out" || fail "no '$1' in: $(cat "$tmp/out")"
-}
-
-complains() {
-    grep -qE -- "$1" "$tmp/err" || fail "no '$1' in: $(cat "$tmp/err")"
-    [ "$(wc -l <"$tmp/err")" -le 2 ] || fail "more than two lines: $(cat "$tmp/err")"
-}
-
-holds() {
-    jq -e "$1" <"$tmp/out" >/dev/null || fail "not '$1': $(cat "$tmp/out")"
-}
+command=(plan)
 
 # All products of 8 ranks, once each, the fastest first; none needs more memory than there is; each has all units.
 box=(preset:opt-13b --rates a100 --parallel auto)
@@ -73,9 +56,22 @@ holds ".products[0] | (.pipeline_s / $one - 1) * 1e6 | fabs < 1"
 
 # A description of the worker's model can be cut and divided; one that says nothing of it cannot.
 if [ -x ./cistern-gpt ]; then
-    ./cistern-gpt --layers 3 --heads 2 --width 64 --context 32 --batch 4 --describe "$tmp/model.json"
+    ./cistern-gpt --layers 4 --heads 2 --width 64 --context 32 --batch 4 --describe "$tmp/model.json"
     expect 0 "$tmp/model.json" --rates a100 --parallel auto --ranks 4 --json
     holds '[.products[] | [.tensor, .pipeline]] | contains([[2, 2], [1, 4]])'
+    # The plan is a file of the worker, and of the next plan, which has the same product.
+    expect 0 "$tmp/model.json" --rates a100 --parallel auto --ranks 2 --pp 2 --micro-batches 4 --save "$tmp/job.json"
+    jq -e '.parallel | .dp == 1 and .tp == 1 and .pp == 2 and .micro_batches == 4 and (.borders | length) == 1 and
+        (.recompute | length) == 2 and (.schedule | type) == "string"' <"$tmp/job.json" >/dev/null || fail "$(cat "$tmp/job.json")"
+    jq '.parallel += {"parallel": "auto", "world": 2} | del(.parallel.recompute)' <"$tmp/job.json" >"$tmp/again.json"
+    expect 0 "$tmp/model.json" --rates a100 --config "$tmp/again.json" --save "$tmp/second.json"
+    cmp "$tmp/job.json" "$tmp/second.json" || fail "another product: $(cat "$tmp/second.json")"
+    jq '.parallel.recompute = true' <"$tmp/job.json" >"$tmp/run.json"
+    ./cistern-gpt --config "$tmp/run.json" --world 2 --layers 4 --data x --print-config >"$tmp/out"
+    holds '.parallel | .parallel == "pipeline" and .pp == 2 and .stages == 2'
+    printf '{"parallel": {"parallel": "auto", "cp": 2}}' >"$tmp/cp.json"
+    expect 2 "$tmp/model.json" --rates a100 --config "$tmp/cp.json"
+    complains 'section parallel, cp 2: plan does not share sequences'
     jq 'del(.heads) | del(.operators[].out_bytes)' "$tmp/model.json" >"$tmp/plain.json"
     expect 0 "$tmp/plain.json" --rates a100 --parallel auto --ranks 4 --json
     holds '[.products[] | [.tensor, .pipeline]] == [[1, 1]]'
@@ -117,8 +113,8 @@ expect 1 preset:opt-175b --rates a100 --parallel auto --ranks 4 --device 24G --j
 holds '.products == [] and (.refused | length == 6)'
 expect 1 preset:moe-8x124m --rates a100 --parallel auto --ranks 4
 complains 'this one is divided among ranks'
-expect 1 "${box[@]}" --ranks 8 --save "$tmp/plan.json"
-complains '--parallel cannot be combined with --save'
+expect 1 "${box[@]}" --ranks 8 --simulate
+complains '--parallel cannot be combined with --timeline'
 expect 1 "${box[@]}" --ranks 8 --kind 2f2b
 complains "no schedule '2f2b'; there are gpipe"
 expect 1 "${box[@]}" --ranks 8 --tp 3

@@ -3,27 +3,11 @@
 # Tests cistern schedule: schedules by name, the CSV and the JSON of them, files that are verified, and errors.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
+# shellcheck source=tests/e2e/expect.sh
+. "${srcdir:-.}/tests/e2e/expect.sh"
 need jq
 
-expect() {
-    local want=$1 got=0
-    shift
-    ./cistern schedule "$@" >"$tmp/out" 2>"$tmp/err" || got=$?
-    [ $got = "$want" ] || fail "cistern schedule $*: exit status $got, expected $want: $(cat "$tmp/err")"
-}
-
-says() {
-    grep -qE -- "$1" "$tmp/out" || fail "no '$1' in: $(cat "$tmp/out")"
-}
-
-complains() {
-    grep -qE -- "$1" "$tmp/err" || fail "no '$1' in: $(cat "$tmp/err")"
-    [ "$(wc -l <"$tmp/err")" -le 2 ] || fail "more than two lines: $(cat "$tmp/err")"
-}
-
-holds() {
-    jq -e "$1" <"$tmp/out" >/dev/null || fail "not '$1': $(cat "$tmp/out")"
-}
+command=(schedule)
 
 # The step of 4 ranks and 8 micro-batches is that of the closed forms.
 expect 0 1f1b --stages 4 --micro-batches 8
