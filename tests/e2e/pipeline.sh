@@ -93,6 +93,13 @@ same whole file
 jq -r 'select(.actions) | .actions | join(",")' "$tmp/file.0.json" | sort -u | cmp - <(sed -n 1p "$tmp/list.csv") ||
     fail "rank 0 did other actions than the file has"
 
+# The section of a job's file, with stages of one, three and two blocks.
+printf '{"parallel": {"pp": 3, "dp": 1, "schedule": "gpipe", "borders": [1, 4], "recompute": true}}' >"$tmp/job.json"
+begin_all config 3 --steps 4 --config "$tmp/job.json" --parallel pipeline
+end_all config
+same whole config
+./cistern job config --json | jq -e '.step == 4' >/dev/null || fail "$(./cistern job config --json)"
+
 # A rank is killed in the middle of a step and comes again. The rank before it is stopped, so that the step cannot end before.
 begin_all calm 3 --steps 40
 end_all calm
@@ -129,5 +136,20 @@ for wrong in "--micro-batches 1" "--stages 7" "--experts 2" "--overlap early --c
     # shellcheck disable=SC2086 # several words
     refused "${wrong%% *}" $wrong
 done
+key_refused() {
+    printf '{"parallel": {%s}}' "$1" >"$tmp/job.json"
+    refused "$2" --config "$tmp/job.json"
+}
+key_refused '"tp": 2' 'section parallel, tp 2: cistern-gpt can do data parallelism .dp. or a pipeline .pp.'
+key_refused '"cp": 2' 'section parallel, cp 2'
+key_refused '"tensor": "3d"' 'section parallel, tensor: cistern-gpt can do'
+key_refused '"dp": 2' 'section parallel, dp 2: that is --parallel data'
+key_refused '"dp": 2, "pp": 2' 'cistern-gpt does one of them'
+key_refused '"pp": 3' 'section parallel, pp 3: there are --world 2 ranks'
+key_refused '"recompute": [1, 0]' 'cistern-gpt cannot choose layers'
+key_refused '"borders": [4, 2]' '--borders: 2: wanted ascending numbers below --layers 6'
+key_refused '"borders": [2], "stages": 3' '--borders has 1 numbers: --stages 3 needs 2'
+if ./cistern-gpt "${model[@]}" --parallel auto 2>"$tmp/wrong.log"; then fail "--parallel auto is not refused"; fi
+has 'can do data, dispatch and pipeline' "$tmp/wrong.log" || fail "$(cat "$tmp/wrong.log")"
 if ./cistern-gpt "${model[@]}" --schedule gpipe 2>"$tmp/wrong.log"; then fail "--schedule without --parallel pipeline is not refused"; fi
 stop_daemon d
