@@ -77,9 +77,11 @@ def model_of(product: Product) -> Any:
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     if product.lora:
-        import peft  # noqa: PLC0415 (most products have none)
+        import peft
 
-        config = peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False)
+        config = peft.LoraConfig(
+            r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False
+        )
         model = peft.get_peft_model(model, config)
     return model
 

@@ -89,7 +89,7 @@ def stage_of(
     ValueError: there is no such stage or border, the model has no layers to cut between, or the stage does not
     compute what its modules compute in the whole.
     """
-    layers = _layers_of(model)
+    layers = layers_of(model)
     cuts = _cuts(len(layers), n_stages, borders)
     if not 0 <= stage < n_stages:
         raise ValueError(
@@ -238,7 +238,7 @@ def _run(model: nn.Module, **given: Any) -> torch.Tensor:
     return logits
 
 
-def _layers_of(model: nn.Module) -> nn.ModuleList:
+def layers_of(model: nn.Module) -> nn.ModuleList:
     """Return the layers of ``model``: the list of blocks with the most parameters. ValueError: there is none."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     sizes = [sum(parameter.numel() for parameter in found.parameters()) for found in lists]

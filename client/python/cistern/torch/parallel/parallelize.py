@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,10 +24,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from cistern import checks
+from cistern.torch.parallel import auto
 from cistern.torch.parallel.batches import Shares
 from cistern.torch.parallel.cutting import layers_of, stage_of
 from cistern.torch.parallel.degrees import Degrees, of_file, parse
-from cistern.torch.parallel.dispatch import part
+from cistern.torch.parallel.dispatch import part as dispatched
 from cistern.torch.parallel.modes import axes_of, legal_sizes
 from cistern.torch.parallel.part import Part, Place
 from cistern.torch.parallel.sequences import share_sequences
@@ -63,38 +63,22 @@ def parallelize(
       pass: a number, a list by stage, or True for all.
 
     ``batch`` is an example of what one process would give the model. Two rows of it are tried, with few
-<<<<<<< HEAD
     tokens: the loss of the parts has to be that of the model. ``dispatch``: stages are run by
     whichever worker asks next, without torch.distributed, and ``how`` is what ``dispatch.part`` takes.
-=======
-    tokens: the loss of the parts has to be that of the model. With ``dispatch``, stages are run by whichever worker
-    asks next, and this is ``parallel.dispatch.part``, which needs no torch.distributed and has other keys.
->>>>>>> fc3808a6 (client/python/torch/parallel/dispatch: workers run whatever stage of a model is next, with the same bits whoever comes and goes)
 
     ValueError: the degrees do not fit the ranks or the model, or the parts have another loss. RuntimeError:
     torch.distributed is not initialised. Raises what ``stage_of``, ``divide``, ``shard``, ``share_sequences``
     and ``schedules.runtime`` raise.
     """
-<<<<<<< HEAD
     checks.instance("model", model, nn.Module, "a torch.nn.Module")
     checks.instance("batch", batch, Mapping, "what one process gives the model, by name,")
     if dispatch:
-        dispatching = importlib.import_module("cistern.torch.parallel.dispatch")
-        return dispatching.part(model, how, batch=batch)
-=======
-    if dispatch:
-        return part(model, how, batch=batch)
->>>>>>> fc3808a6 (client/python/torch/parallel/dispatch: workers run whatever stage of a model is next, with the same bits whoever comes and goes)
+        return dispatched(model, how, batch=batch)
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError(
             "cistern: parallelize divides a model among the ranks of torch.distributed: call"
             " torch.distributed.init_process_group() before, under torchrun"
         )
-<<<<<<< HEAD
-=======
-    checks.instance("model", model, nn.Module, "a torch.nn.Module")
-    checks.instance("batch", batch, Mapping, "what one process gives the model, by name,")
->>>>>>> fc3808a6 (client/python/torch/parallel/dispatch: workers run whatever stage of a model is next, with the same bits whoever comes and goes)
     degrees = parse(_said(model, how, batch), dist.get_world_size())
     return _Division(model, degrees, batch).run()
 
@@ -106,7 +90,6 @@ def _said(model: nn.Module, how: Any, batch: Mapping[str, Any]) -> Mapping[str, 
     checks.instance("how", how, (str, os.PathLike), "'auto', a file or a dictionary")
     if how != "auto":
         return of_file(how)
-    auto = importlib.import_module("cistern.torch.parallel.auto")
     n_ranks = dist.get_world_size()
     chosen: Mapping[str, Any] = from_rank_0(
         dist.get_rank() == 0, lambda: auto.choose(model, batch, n_ranks)

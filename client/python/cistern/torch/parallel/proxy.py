@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
-from cistern.torch.parallel.cutting import _layers_of
+from cistern.torch.parallel.cutting import layers_of
 
 _NOT_RUN = (
     "cistern: the model cannot be profiled, because its forward pass does not run on tensors without values: {0}."
@@ -124,7 +124,7 @@ def _run(model: nn.Module, batch: Mapping[str, Any], units: Mapping[str, nn.Modu
     if "use_cache" in inspect.signature(model.forward).parameters:
         given.setdefault("use_cache", False)
     try:
-        layers = list(_layers_of(model))
+        layers = list(layers_of(model))
     except ValueError:
         layers = []
     watch = _Watch(values[id(p)] for p in model.parameters())

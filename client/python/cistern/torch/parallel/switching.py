@@ -58,7 +58,7 @@ class Switched:
         tokens = torch.arange(2, 2 + shape[0] * shape[1], device=device).reshape(shape)
         was_training = model.training
         model.eval()
-        with torch.no_grad(), torch.random.fork_rng(), cutting._values(model, device):
+        with torch.no_grad(), torch.random.fork_rng(), cutting.values(model, device):
             probe = cutting._Probe(model, layers, tokens)
             whole = {"input_ids": tokens, "labels": tokens}
             loss = self._model(**whole, use_cache=False).loss
