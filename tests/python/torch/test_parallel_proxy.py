@@ -21,6 +21,8 @@ import torch
 import transformers
 from cistern.torch.parallel import auto, degrees, proxy
 from cistern.torch.units import find_units
+from gloo import run_ranks
+from models import TorchCase
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
@@ -32,8 +34,8 @@ def modules_of(model: nn.Module) -> dict[str, nn.Module]:
     return {name: unit.module for name, unit in find_units(model).items()}
 
 
-def batch_of(rows: int, columns: int = 8) -> dict[str, torch.Tensor]:
-    ids = torch.randint(3, 90, (rows, columns), generator=torch.Generator().manual_seed(1))
+def batch_of(rows: int, columns: int = 8, seed: int = 1) -> dict[str, torch.Tensor]:
+    ids = torch.randint(3, 90, (rows, columns), generator=torch.Generator().manual_seed(seed))
     return {"input_ids": ids, "labels": ids}
 
 
@@ -318,6 +320,8 @@ class Choices(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "2 heads do not divide into 4 parts"):
             auto.choose(models.llama(), batch_of(8), 4, rates="a100", tp=4)
         self.assertIn("3 units can be cut into 1 to 3", choose(gpt2, 8, 4, pp=4).why_not)
+        few = choose(gpt2, 8, 2, pp=2, micro_batches=1)
+        self.assertIn("1 micro-batches are fewer than 2 stages", few.why_not)
         with self.assertRaisesRegex(ValueError, "6 rows of batch do not divide"):
             choose(gpt2, 6, 4, dp=4)
 
@@ -355,6 +359,49 @@ class Choices(unittest.TestCase):
             ct.plan(model, parallel="auto", world=4)
         tight = ct.plan(model, batch=batch_of(8), parallel="auto", world=4, rates="a100", pool="1K")
         self.assertRegex(str(tight), "^does not fit: .*no product of 4 ranks works")
+
+
+def llama() -> Any:
+    torch.manual_seed(7)
+    return models.llama(num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=4)
+
+
+def train(job: str, path: str) -> list[tuple[float, float]]:
+    """Train as the file says. Return the losses and norms."""
+    part = ct.parallelize(llama(), path, batch=batch_of(8))
+    store = ct.attach(part, job)
+    optimizer = store.optimizer(lr=3e-3, clip_norm=0.5)
+    results = []
+    for seed in range(3):
+        loss = part.step(**batch_of(8, seed=seed))
+        optimizer.step()
+        results.append((loss.item(), optimizer.norm.item()))
+    store.close()
+    return results
+
+
+class Runs(TorchCase):
+    def test_plan_files_are_run(self) -> None:
+        model, wanted = llama(), []
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        for seed in range(3):
+            loss = model(**batch_of(8, seed=seed)).loss
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+            wanted.append((loss.item(), norm.item()))
+        for i, parallel in enumerate(({}, {"pp": 4}, {"pp": 2, "tp": 2})):
+            with self.subTest(parallel), tempfile.TemporaryDirectory() as made:
+                path = f"{made}/plan.json"
+                ct.plan(
+                    llama(), batch=batch_of(8), parallel=parallel, world=4, rates="a100", save=path
+                )
+                name = f"{self.name}-{i}"
+                self.addCleanup(self.remove, name)
+                got = run_ranks(4, train, name, path)
+                for rank in got:
+                    torch.testing.assert_close(rank, wanted, rtol=1e-4, atol=0)
 
 
 if __name__ == "__main__":

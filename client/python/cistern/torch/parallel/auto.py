@@ -22,6 +22,7 @@ _MOST = 1024  # Micro-batches that cistern plan takes.
 # Of equally fast ones the first is taken: with one stage, gpipe keeps more than 1f1b.
 _KINDS = sorted(degrees.SCHEDULES, key=lambda kind: kind != "1f1b")
 _ATTENTION = "{} calls of attention are fused: they keep no scores"
+_FEW = "cistern: {} micro-batches are fewer than {} stages, of which some then have nothing to do"
 _SCORES = "no fused attention: what attention keeps for its backward pass counts"
 
 
@@ -116,7 +117,7 @@ def search(
     }
     flags = ("--parallel", "auto", *(("--recompute",) if recompute else ()))
     best: dict[str, Any] = {}
-    why_not = ""
+    refusals: dict[int, str] = {}  # By the number of micro-batches, of the first kind of schedule.
     most = n_ranks // (max(tp, 1) * max(pp, 1))
     for given, n in _numbers(whole.n_rows, most, dp, micro_batches):
         text = declaration.to_json(type(model).__name__, n_ranks, whole.share(n))
@@ -125,13 +126,11 @@ def search(
             found, said = planner.run_program(text, options, flags)
             found = _accepted(found, n_ranks)
             if not found["products"]:
-                why_not = (
-                    said or found["refused"][0]["why"]
-                )  # At last of the smallest micro-batches.
+                refusals.setdefault(n, said or found["refused"][0]["why"])
             elif not best or found["products"][0]["step_s"] < best["products"][0]["step_s"]:
                 best = found
     if not best:
-        return Choice(None, why_not, {"notes": notes})
+        return Choice(None, refusals[max(refusals)], {"notes": notes})
     return Choice(_as_dict(best["products"][0]), "", {**best, "notes": notes})
 
 
@@ -141,6 +140,8 @@ def _accepted(found: dict[str, Any], n_ranks: int) -> dict[str, Any]:
     for product in found["products"]:
         try:
             degrees.parse(_as_dict(product), n_ranks)
+            if product["micro_batches"] < len(product["stages"]) > 1:
+                raise ValueError(_FEW.format(product["micro_batches"], len(product["stages"])))
             products.append(product)
         except ValueError as error:
             names = ("data", "tensor", "pipeline")
