@@ -26,7 +26,6 @@ ROWS = 8
 LENGTH = 16
 N_PRODUCTS = int(os.environ.get("CST_TEST_PRODUCTS", "2"))
 SEED = int(os.environ.get("CST_TEST_SEED", str(int(time.time()) % 100000)))
-TOLERANCE = 1e-4
 
 
 class Product(NamedTuple):
@@ -48,7 +47,7 @@ def product_of(source: random.Random) -> Product:
     for _ in range(source.choice((1, 2, 2))):
         degrees[source.choice(tuple(degrees))] *= 2
     if degrees["pp"] > 1:
-        degrees["schedule"] = source.choice(("gpipe", "1f1b"))
+        degrees["schedule"] = source.choice(("gpipe", "1f1b", "zb-h1", "shifted"))
     if degrees["cp"] > 1:
         degrees["sequence"] = source.choice(("ring", "ulysses"))
     degrees["micro_batches"] = source.choice((1, 2, 4))
@@ -95,14 +94,18 @@ def batch(step: int) -> dict[str, torch.Tensor]:
 
 
 def attached(part: Any, job: str, pool: str, options: dict[str, Any]) -> ct.Store:
-    """Attach with ``pool``, or with the one that is enough, as ``attach`` says."""
-    try:
-        return ct.attach(part, job, pool=pool, **options)
-    except PoolTooSmall as error:
-        enough = re.search("a pool of ([0-9]+%) of the weights is enough", str(error))
-        assert enough is not None, str(error)
+    """Attach with ``pool``, or with one that is larger by what ``attach`` says that it lacks."""
+    size: int | str = pool
+    for _ in range(4):  # Ranks have pools of different sizes.
+        try:
+            return ct.attach(part, job, pool=size, **options)
+        except PoolTooSmall as error:
+            given = re.search("pool of (?:[^(]*[(])?([0-9]+) bytes", str(error))
+            lacks = re.search("lacks ([0-9]+) bytes|[(]([0-9]+) bytes[)] short", str(error))
+            assert given is not None and lacks is not None, str(error)
+            size = int(given[1]) + int(lacks[1] or lacks[2])
         dist.barrier()  # The job is not there any more.
-        return ct.attach(part, job, pool=enough[1], **options)
+    raise AssertionError(f"a pool of {size} bytes is not enough")
 
 
 def train(job: str, product: Product, is_alone: bool) -> Any:
@@ -112,6 +115,7 @@ def train(job: str, product: Product, is_alone: bool) -> Any:
         part = ct.parallelize(model_of(product), degrees, batch=batch(0))
         store = attached(part, job, "0" if is_alone else product.pool, product.options)
     except ValueError as error:
+        dist.barrier()  # All ranks refuse.
         return str(error)
     optimizer = store.optimizer(lr=1e-3, clip_norm=0.5)
     results = []
@@ -136,10 +140,12 @@ class Products(TorchCase):
             return str(got[0])
         (wanted,) = run_ranks(1, train, f"{name}-one", product, True)
         self.assertNotIsInstance(wanted, str, wanted)
+        # Moments of 8 bits have scales for runs of elements, which are others if a tensor is divided.
+        near = 1e-3 if product.options["moments"] == "mx8" else 1e-4
         for results in got:
             for (loss, norm), (its_loss, its_norm) in zip(results, wanted, strict=True):
-                self.assertAlmostEqual(loss, its_loss, delta=TOLERANCE * its_loss)
-                self.assertAlmostEqual(norm, its_norm, delta=TOLERANCE * its_norm)
+                self.assertAlmostEqual(loss, its_loss, delta=near * its_loss)
+                self.assertAlmostEqual(norm, its_norm, delta=near * its_norm)
         return ""
 
     def test_random_products(self) -> None:
