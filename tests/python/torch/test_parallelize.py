@@ -72,6 +72,24 @@ def divided(job: str, kind: str, how: Any, batches: str, options: dict[str, Any]
     return results, weights
 
 
+def on_meta(job: str, path: str, how: Any) -> list[tuple[float, float]]:
+    """Train with parameters that have no memory before attach, which loads them."""
+    model = model_of("llama")
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(parameter.to("meta")))
+    part = ct.parallelize(model, how, batch=batch(0))
+    store = ct.attach(part, job, load=path)
+    optimizer = store.optimizer(lr=3e-3, clip_norm=0.5)
+    results = []
+    for step in range(N_STEPS):
+        loss = part.step(**batch(step))
+        optimizer.step()
+        results.append((loss.item(), optimizer.norm.item()))
+    store.close()
+    return results
+
+
 def one_process(kind: str, batches: str) -> list[tuple[float, float]]:
     model = model_of(kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -326,6 +344,18 @@ class KeptDaemon:
         self._folder.cleanup()
 
 
+class Meta(TorchCase):
+    def test_parameters_that_attach_loads(self) -> None:
+        for how in ({"tp": 2}, {"pp": 2}):
+            self.addCleanup(self.remove, self.name + str(*how))
+            with self.subTest(how), tempfile.TemporaryDirectory() as folder:
+                model_of("llama").save_pretrained(folder)
+                got = run_ranks(2, on_meta, self.name + str(*how), folder, how)
+            for (loss, norm), wanted in zip(got[0], one_process("llama", "plain"), strict=True):
+                self.assertAlmostEqual(loss, wanted[0], delta=1e-4 * wanted[0])
+                self.assertAlmostEqual(norm, wanted[1], delta=1e-4 * wanted[1])
+
+
 class Calls(TorchCase):
     def test_backward_passes_of_the_program(self) -> None:
         self.addCleanup(self.remove, self.name)
@@ -357,6 +387,13 @@ class Calls(TorchCase):
                 found = degrees.of_file(file.name)
             self.assertEqual(found, wanted)
             self.assertEqual(degrees.parse(found, 4).dp, 2)
+
+    def test_a_file_with_degrees_wants_parts(self) -> None:
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            file.write('{"parallel": {"tp": 2}}')
+            file.flush()
+            with self.assertRaisesRegex(ValueError, "that parallelize has not divided .*'tp'"):
+                ct.attach(nn.Linear(2, 2), self.name, config=file.name)
 
     def test_what_cannot_be_is_refused(self) -> None:
         for texts in run_ranks(2, refused):

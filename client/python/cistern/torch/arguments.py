@@ -30,6 +30,20 @@ NOT_HERE = {
 }
 
 
+#: Options that ``parallelize`` has done.
+_OF_PARTS = ("recompute", "parallel", "stages")
+_DEGREES = {"dp": 1, "pp": 1, "cp": 1, "tp": 1}
+
+
+def refuse(options: JobFile, part: Divided | None) -> None:
+    """Raise ValueError if ``options`` has what is not done: degrees need a part, which ``parallelize`` returns."""
+    if part is not None:
+        options.refuse({k: v for k, v in NOT_HERE.items() if k not in _OF_PARTS}, "cistern.torch")
+    else:
+        options.refuse(NOT_HERE, "cistern.torch")
+        options.refuse(_DEGREES, "attach of a model that parallelize has not divided")
+
+
 def first(given: _Value | None, in_file: _Value | None, default: _Value) -> _Value:
     """Return the first that there is."""
     return given if given is not None else in_file if in_file is not None else default

@@ -130,12 +130,12 @@ def attach(
     for argument, path in (("config", config), ("load", load), ("resume", resume)):
         checks.path(argument, path)
     options = JobFile(config)
-    options.refuse(arguments.NOT_HERE, "cistern.torch")
-    rank, world = arguments.ranks(rank, world, options)
-    name = arguments.job_name(job, options)
     part = model if isinstance(model, stages.Divided) else None
     if part is not None:
         model, device = part.model, device or part.device
+    arguments.refuse(options, part)
+    rank, world = arguments.ranks(rank, world, options)
+    name = arguments.job_name(job, options)
     try:
         if isinstance(model, list | tuple):
             model = stages.joined(model)

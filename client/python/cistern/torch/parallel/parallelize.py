@@ -120,7 +120,8 @@ class _Division:
             self._share_sequences()
         stages = self._stages()
         for stage in stages.values():
-            stage.to(self.place.device)
+            if self.tries:  # What is on the meta device stays there.
+                stage.to(self.place.device)
             if degrees.tp > 1:
                 _divide(stage, self.place.tensor_mesh, degrees.tensor)
         if self.tries and degrees.pp == 1 and degrees.tp > 1:
