@@ -29,8 +29,8 @@ EVERYTHING = {
         "rounding": "stochastic",
         "warmup": 5,
     },
-    "parallel": {"micro_batches": 3, "device": "host", "threads": 1},
-    "memory": {"pool": "800%", "recompute": False, "chunk": 4096},
+    "parallel": {"micro_batches": 3, "recompute": False, "device": "host", "threads": 1},
+    "memory": {"pool": "800%", "chunk": 4096},
     "job": {"job": "of-the-file"},
 }
 
@@ -84,7 +84,7 @@ class Config(TorchCase):
         self.assertEqual(store.optimizer().param_groups[0]["lr"], 0.5)
 
     def test_refused(self) -> None:
-        path = self.file({"memory": {"recompute": True}})
+        path = self.file({"parallel": {"recompute": True}})
         with self.assertRaisesRegex(ValueError, "cistern.torch has no option like 'recompute'"):
             self.attach(linears(), config=path)
         path = self.file({"parallel": {"parallel": "dispatch", "micro_batches": 2}})
