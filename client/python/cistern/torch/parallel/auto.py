@@ -20,7 +20,7 @@ from cistern.torch.sizes import in_bytes
 
 _MOST = 1024  # Micro-batches that cistern plan takes.
 # Of equally fast ones the first is taken: with one stage, gpipe keeps more than 1f1b.
-_KINDS = ("1f1b", "gpipe", "interleaved")
+_KINDS = ("1f1b", "gpipe", "interleaved", "zb-h1", "early", "shifted")
 _ATTENTION = "{} calls of attention are fused: they keep no scores"
 _FEW = "cistern: {} micro-batches are fewer than {} stages, of which some then have nothing to do"
 _SCORES = "no fused attention: what attention keeps for its backward pass counts"
