@@ -78,9 +78,10 @@ def model_of(product: Product) -> Any:
     if product.lora:
         import peft
 
-        config = peft.LoraConfig(
-            r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False
-        )
+        # The router of experts is no linear module.
+        targets = ["q_proj", "v_proj"] if product.kind == "mixtral" else "all-linear"
+
+        config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, init_lora_weights=False)
         model = peft.get_peft_model(model, config)
     return model
 

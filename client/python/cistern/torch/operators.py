@@ -620,7 +620,9 @@ _NO_STEP = (
 _CHANGED = (
     "cistern: parameter '{0}' was changed in place while module '{1}' ran. The change is undone: the"
     " optimizer changes weights and, between steps, a block of Store.changing, Store.write and"
-    " load_state_dict. A module can compute with a changed copy, such as self.weight.clamp(-1, 1)"
+    " load_state_dict. A module can compute with a changed copy, such as self.weight.clamp(-1, 1)."
+    " PEFT sets parameters anew that it adapts without a linear module (target_parameters, and routers of experts"
+    " in 'all-linear'): name linear modules as target_modules"
 )
 _TWICE = (
     "A module had a second backward pass in this step: call the step of the optimizer after each"
