@@ -100,6 +100,7 @@ TENSOR: dict[str, list[Wrong]] = {
     "decay_scale": [(None, TypeError, "decay_scale is None, of")],
     "whole_shape": [((1, None), TypeError, r"whole_shape\[1\] is None, of")],
     "first": [((True,), TypeError, r"first\[0\] is True, of")],
+    "packed": [((1, "a"), TypeError, r"packed\[1\] is 'a', of")],
     "external_names": [([5], TypeError, "external_names is 5, of")],
     "external_rows": [(5, TypeError, "external_rows is 5, of")],
     "transposed": flag("transposed"),
