@@ -2,6 +2,7 @@
 /* Options of `cistern plan` from the file of a job, which cistern-gpt reads, too. */
 #include "client/cli/cli.h"
 #include "client/gpt/options.h"
+#include "client/gpt/options_parallel.h"
 #include "offload/parallel/schedule.h"
 #include "offload/plan/plan.h"
 #include "proto/options_file.h"
@@ -37,6 +38,12 @@ static int take_degrees(struct cli_plan_request *plan, const struct gpt_options 
     plan->pp = job->pp;
     plan->kind = kind != NULL ? kind->name : NULL;
     plan->micro_batches = (uint64_t)job->micro_batches * (job->dp > 0 ? job->dp : 1);
+    if (plan->micro_batches > CLI_PLAN_MICRO_BATCHES) {
+        return cst_err_set(err, CST_EINVAL,
+                           "%s: section parallel: %u micro_batches of each of dp %u replicas: plan "
+                           "takes at most %d in all",
+                           plan->config, job->micro_batches, job->dp, CLI_PLAN_MICRO_BATCHES);
+    }
     return CST_OK;
 }
 
@@ -57,8 +64,7 @@ int cli_plan_config(struct cli *cli, struct cst_err *err)
         return cst_err_set(err, CST_EINVAL, "%s: plan takes at most %d micro_batches, not %u",
                            plan->config, CLI_PLAN_MICRO_BATCHES, job.micro_batches);
     }
-    if (job.recompute_layers.n > 0 &&
-        !(job.recompute_layers.is_one && job.recompute_layers.v[0] == 0)) {
+    if (job.recompute_layers.n > 0 && !gpt_options_repeats_none(&job)) {
         json_decref(file);
         return cst_err_set(err, CST_EINVAL,
                            "%s: section parallel, recompute: plan chooses the layers itself: leave "

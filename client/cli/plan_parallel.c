@@ -369,16 +369,17 @@ static int find_layers(const struct cst_product *p, const struct parts *parts,
 {
     const struct cst_stage_cut *cut = &p->cuts[s];
     const uint32_t n = cut->n_recomputed;
+    const long last = n > 0 ? layer_of(parts, model, cut->first + n - 1) : 0;
 
-    *border = layer_of(parts, model, cut->first);
-    if (*border < 0 || (s > 0 && *border <= layer_of(parts, model, cut->first - 1))) {
+    *border = s > 0 ? layer_of(parts, model, cut->first) : 0;
+    if (last < 0 || (s > 0 && (*border < 0 || *border <= layer_of(parts, model, cut->first - 1)))) {
         return cst_err_set(err, CST_EINVAL,
                            "--save: stage %" PRIu32 " begins at operator '%.40s', which does not "
                            "begin a layer by its name: files have numbers of layers; --json has "
                            "the stages",
                            s, model->operators[first_operator(parts, cut->first)].name);
     }
-    *repeated = n > 0 ? layer_of(parts, model, cut->first + n - 1) - *border + 1 : 0;
+    *repeated = n > 0 ? last - *border + 1 : 0;
     return CST_OK;
 }
 

@@ -20,12 +20,6 @@ void gpt_options_choose_parallel(struct gpt_options *o)
     o->recompute = o->recompute_layers.is_all;
 }
 
-/* Whether no layer's forward pass is repeated. */
-static bool is_none(const struct gpt_options *o)
-{
-    return o->recompute_layers.is_one && o->recompute_layers.v[0] == 0;
-}
-
 /* What no rank of cistern-gpt does. */
 static int check_abilities(const struct gpt_options *o, struct cst_err *err)
 {
@@ -44,7 +38,8 @@ static int check_abilities(const struct gpt_options *o, struct cst_err *err)
     if (o->tensor != GPT_TENSOR_1D) {
         return cst_err_set(err, CST_EINVAL, "section parallel, tensor: %s", others);
     }
-    if (o->recompute_layers.n > 0 && (o->parallel != GPT_PARALLEL_DATA || !is_none(o))) {
+    if (o->recompute_layers.n > 0 &&
+        (o->parallel != GPT_PARALLEL_DATA || !gpt_options_repeats_none(o))) {
         return cst_err_set(err, CST_EINVAL,
                            "section parallel, recompute: cistern-gpt cannot choose layers; with "
                            "stages it computes all of them again, which is true");

@@ -69,6 +69,13 @@ if [ -x ./cistern-gpt ]; then
     jq '.parallel.recompute = true' <"$tmp/job.json" >"$tmp/run.json"
     ./cistern-gpt --config "$tmp/run.json" --world 2 --layers 4 --data x --print-config >"$tmp/out"
     holds '.parallel | .parallel == "pipeline" and .pp == 2 and .stages == 2'
+    expect 0 "$tmp/model.json" --rates a100 --parallel auto --ranks 2 --dp 2 --save "$tmp/data.json"
+    [ "$(jq -c .parallel.recompute <"$tmp/data.json")" = '[0]' ] || fail "what recomputes: $(cat "$tmp/data.json")"
+    ./cistern-gpt --config "$tmp/data.json" --world 2 --layers 4 --data x --print-config >"$tmp/out" ||
+        fail "cistern-gpt does not take a plan without pipelines"
+    printf '{"parallel": {"parallel": "auto", "dp": 8, "micro_batches": 1000}}' >"$tmp/many.json"
+    expect 2 "$tmp/model.json" --rates a100 --config "$tmp/many.json"
+    complains '1000 micro_batches of each of dp 8 replicas: plan takes at most 1024 in all'
     printf '{"parallel": {"parallel": "auto", "cp": 2}}' >"$tmp/cp.json"
     expect 2 "$tmp/model.json" --rates a100 --config "$tmp/cp.json"
     complains 'section parallel, cp 2: plan does not share sequences'
