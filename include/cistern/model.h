@@ -110,7 +110,7 @@ struct cst_tensor_spec {
  *   - CST_EINVAL: the pattern is unknown.
  *   - CST_EINVAL: the pattern is CST_PATTERN_TENSOR, and whole_shape or first is missing.
  *   - CST_EINVAL: the box is not inside of the larger tensor, or a number of `packed` does not
- *     divide the dimension of both, or is not 1 to 64.
+ *     divide the dimension of both, or is not 1 to 16.
  *   - CST_EINVAL: whole_shape, first or whole_name is given, and the pattern is neither
  *     CST_PATTERN_TENSOR nor CST_PATTERN_FROZEN.
  *   - CST_EINVAL: one of whole_shape and first is missing, or both, and there is a whole_name.

@@ -8,7 +8,8 @@
 
 #include <string.h>
 
-/* More parts of one whole would take the daemon's time: each is compared with each. */
+/* More parts of one whole would take the daemon's time: each is compared with each. So would more
+ * ranges of each part (CST_LAYOUT_MAX_PACKED). */
 #define CST_BOX_MAX_PARTS 256
 
 /* Check the box of @words, whose shapes are checked. CST_EINVAL: it is not within the whole, or the
@@ -142,10 +143,18 @@ static inline bool cst_box_same_part(const struct cst_layout_tensor *a,
 static inline int64_t cst_box_common_in(const struct cst_layout_tensor *a,
                                         const struct cst_layout_tensor *b, uint32_t d)
 {
-    int64_t n = 0, begin = cst_box_begin(a, d);
+    const int64_t whole = cst_box_whole_dim(a, d);
+    const int64_t n_a = cst_box_range(a, d), stride_a = cst_box_stride(a, d);
+    const int64_t n_b = cst_box_range(b, d), stride_b = cst_box_stride(b, d);
+    int64_t n = 0, at_a = cst_box_begin(a, d), at_b = cst_box_begin(b, d);
 
-    for (int64_t k = 0; k < cst_box_packed(a, d); k++, begin += cst_box_stride(a, d)) {
-        n += cst_box_before(b, d, begin + cst_box_range(a, d)) - cst_box_before(b, d, begin);
+    while (at_a < whole && at_b < whole) {
+        const int64_t end_a = at_a + n_a, end_b = at_b + n_b;
+        const int64_t begin = at_a > at_b ? at_a : at_b, end = end_a < end_b ? end_a : end_b;
+
+        n += end > begin ? end - begin : 0;
+        at_a += end_a <= end_b ? stride_a : 0;
+        at_b += end_a <= end_b ? 0 : stride_b;
     }
     return n;
 }

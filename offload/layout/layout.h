@@ -40,7 +40,7 @@
 #define CST_LAYOUT_MAX_WORLD 64
 #define CST_LAYOUT_MAX_GROUPS 256 /* Including group 0, the group of all ranks. */
 
-#define CST_LAYOUT_MAX_PACKED 64 /* Ranges of a dimension that a box has. */
+#define CST_LAYOUT_MAX_PACKED 16 /* Ranges of a dimension that a box has. */
 
 /* The box of a larger tensor that a rank of a tensor-parallel group holds. */
 struct cst_layout_box {
