@@ -355,6 +355,8 @@ class Choices(unittest.TestCase):
         self.assertAlmostEqual(forecast.tokens_per_second / tokens, 1)
         with self.assertRaisesRegex(ValueError, "'auto' or a mapping"):
             ct.plan(model, batch=batch_of(8), parallel="all", world=4)
+        with self.assertRaisesRegex(ValueError, "cannot keep 'cp': keys are dp, tp, pp, schedule"):
+            ct.plan(model, batch=batch_of(8), parallel={"cp": 2}, world=4)
         with self.assertRaisesRegex(TypeError, "needs batch="):
             ct.plan(model, parallel="auto", world=4)
         tight = ct.plan(model, batch=batch_of(8), parallel="auto", world=4, rates="a100", pool="1K")

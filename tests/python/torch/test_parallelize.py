@@ -249,7 +249,8 @@ def trained(job: str | None, how: Any, folder: str) -> Any:
     trainer = transformers.Trainer(model, args, train_dataset=data, eval_dataset=data[:8])
     if job is not None:
         ct.hf.connect(trainer, store)
-    trainer.train()
+    speed = trainer.train().metrics
+    assert round(speed["train_samples_per_second"] * speed["train_runtime"]) == 4 * 2 * ROWS
     trainer.save_model()
     try:
         told = trainer.evaluate()["eval_loss"]

@@ -31,6 +31,7 @@ def connect(trainer: Any, store: Store, part: Part) -> None:
         utilities: Any = importlib.import_module("transformers.utils")
         trainer.label_names = utilities.find_labels(part.model_class)
     trainer.args.average_tokens_across_devices = False
+    trainer.get_total_train_batch_size = _rows_of_step  # Of which follow samples per second.
     trainer.accelerator.prepare_data_loader = _alike_for_all(trainer.accelerator)
     trainer.training_step = _training_step(trainer, part)
     trainer.prediction_step = _prediction_step(trainer, part, trainer.prediction_step)
@@ -65,6 +66,10 @@ def _check(trainer: Any, part: Part) -> None:
                 f" {part.degrees.micro_batches} micro-batches of each of {part.degrees.dp} data ranks: give"
                 f" per_device_train_batch_size a multiple of {multiple}, and dataloader_drop_last=True"
             )
+
+
+def _rows_of_step(args: Any) -> int:
+    return int(args.train_batch_size * args.gradient_accumulation_steps)
 
 
 def _alike_for_all(accelerator: Any) -> Callable[..., Any]:

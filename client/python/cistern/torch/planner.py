@@ -198,6 +198,9 @@ def run_program(
     return json.loads(ran.stdout), said
 
 
+_KEPT = ("dp", "tp", "pp", "schedule", "micro_batches", "recompute")
+
+
 def _parallel(
     model: nn.Module,
     batch: Mapping[str, Any] | None,
@@ -212,9 +215,13 @@ def _parallel(
         raise TypeError("cistern: plan with parallel= needs batch=, with which the model is called")
     if isinstance(wanted, str) and wanted != "auto":
         checks.refuse_value("parallel", wanted, "'auto' or a mapping such as {'tp': 2}")
-    found = auto.search(
-        model, batch, world, **({} if isinstance(wanted, str) else wanted), **limits
-    )
+    kept = {} if isinstance(wanted, str) else wanted
+    for key in kept:
+        if key not in _KEPT:
+            raise ValueError(
+                f"cistern: plan searches with parallel= and cannot keep '{key}': keys are {', '.join(_KEPT)}"
+            )
+    found = auto.search(model, batch, world, **kept, **limits)
     if found.product is None:
         return Forecast(False, found.why_not, 0, 0, found.details)
     if save is not None:
