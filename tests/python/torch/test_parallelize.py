@@ -147,6 +147,10 @@ class Products(TorchCase):
     def test_recompute(self) -> None:
         self.check(2, {"pp": 2, "recompute": [1, 2], "borders": [1]})
 
+    def test_recompute_without_stages(self) -> None:
+        self.check(2, {"dp": 2, "recompute": 1, "micro_batches": 2})
+        self.check(2, {"tp": 2, "recompute": True}, "gpt2")
+
 
 def by_hand(job: str) -> list[tuple[float, float]]:
     """Train with backward passes of the program's own, of two batches in each step."""
@@ -232,6 +236,42 @@ def drawn() -> list[float]:
     torch.manual_seed(dist.get_rank())
     ct.parallelize(model, {"tp": 2}, batch=batch(0))
     return torch.rand(4).tolist()
+
+
+def seeded_apart() -> list[str]:
+    """Return what a step raises, or "", if ranks that divide tensors are given other seeds: GPT-2 has dropouts."""
+    texts = []
+    for kind, has_dropout in (("llama", False), ("gpt2", True), ("gpt2", False)):
+        model = model_of(kind)
+        for module in model.modules():
+            if isinstance(module, nn.Dropout) and has_dropout:
+                module.p = 0.5
+        part = ct.parallelize(model, {"tp": 2}, batch=batch(0)).train()
+        torch.manual_seed(5)
+        part.step(**batch(0))
+        torch.manual_seed(dist.get_rank())
+        try:
+            part.step(**batch(0))
+            texts.append("")
+        except RuntimeError as error:
+            texts.append(str(error))
+    return texts
+
+
+def discarded(job: str) -> float:
+    """Return the norm of a step that is computed again, after gradients of other batches were discarded."""
+    part = ct.parallelize(model_of("llama"), {}, batch=batch(0))
+    store = ct.attach(part, job, micro_batches=2)
+    optimizer = store.optimizer(lr=3e-3)
+    part.step(**batch(0))
+    optimizer.zero_grad()
+    part.step(**batch(1))
+    store.sync()
+    assert optimizer.replay is not None
+    optimizer.replay()
+    optimizer.step()
+    store.close()
+    return optimizer.norm.item()
 
 
 def trained(job: str | None, how: Any, folder: str) -> Any:
@@ -376,6 +416,19 @@ class Calls(TorchCase):
     def test_ranks_that_divide_tensors_draw_alike(self) -> None:
         first, second = run_ranks(2, drawn)
         self.assertEqual(first, second)
+
+    def test_ranks_that_divide_tensors_and_draw_other_numbers_are_told(self) -> None:
+        for texts in run_ranks(2, seeded_apart):
+            self.assertRegex(texts[1], "have drawn other random numbers.*give all of them one seed")
+            self.assertEqual((texts[0], texts[2]), ("", ""))
+
+    def test_a_step_is_computed_again_without_what_was_discarded(self) -> None:
+        self.addCleanup(self.remove, self.name)
+        model = model_of("llama")
+        model(**batch(1)).loss.backward()
+        wanted = nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
+        (norm,) = run_ranks(1, discarded, self.name)
+        self.assertAlmostEqual(norm, wanted, delta=1e-4 * wanted)
 
     def test_a_file_says_the_degrees(self) -> None:
         for text, wanted in (

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -180,29 +181,50 @@ class Part(stages.Divided):
                 " computes the loss and the gradients of a whole batch"
             )
         share = self._shares.of(batch, 1)
+        before = self._random_number()
         with self.forward_context():
             output = self.model(**share.micro_batch(0))
         if getattr(output, "loss", None) is not None:
             own = output.loss * share.weights[0].to(output.loss.device)
-            output.loss = own - own.detach() + self._summed(own.detach(), batch).to(own.dtype)
+            output.loss = (
+                own - own.detach() + self._summed(own.detach(), batch, before).to(own.dtype)
+            )
         return output
 
     def _step(self, batch: Mapping[str, Any]) -> torch.Tensor:
         share = self._shares.of(batch, self.degrees.micro_batches)
+        before = self._random_number()
         own = self._run_stages(share) if self.degrees.pp > 1 else self._run_model(share)
-        return self._summed(own, batch)
+        return self._summed(own, batch, before)
 
-    def _summed(self, own: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
+    def _random_number(self) -> int:
+        """Return a number below 2^20 that other states of torch's random numbers hardly have.
+
+        0: no ranks have to draw alike.
+        """
+        if self.degrees.tp == 1 or self.degrees.tensor != "1d":
+            return 0
+        found = zlib.crc32(torch.get_rng_state().numpy().tobytes())
+        if self.device.type == "cuda":
+            found = zlib.crc32(torch.cuda.get_rng_state(self.device).numpy().tobytes(), found)
+        return found % (1 << 20)
+
+    def _summed(self, own: torch.Tensor, batch: Mapping[str, Any], before: int) -> torch.Tensor:
         """Return the sum of what ranks have of a loss. Ranks that divide tensors have the same.
 
-        StepVoid: the step is void, as a rank has heard. Those that have not heard it yet would go on.
-        ValueError: ranks have other batches.
+        ``before`` is the random number before the forward pass. StepVoid: the step is void, as a rank has
+        heard. Those that have not heard it yet would go on. ValueError: ranks have other batches.
+        RuntimeError: ranks that divide tensors have drawn other random numbers.
         """
         number = checksum(batch)
         store = self._store
         is_void = store is not None and store.is_void
         counts = self._place.is_first_of_tensor
-        told = [float(own) if counts else 0.0, float(is_void), number, number * number]
+        after = self._random_number()
+        drawn = after if after != before else 0
+        # Those of ranks that divide tensors are equal if, for all of them, this sum is 0.
+        drawn *= self._place.tensor_mesh.size() - 1 if counts else -1
+        told = [float(own) if counts else 0.0, float(is_void), number, number * number, drawn]
         total = torch.tensor(told, dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
         n = dist.get_world_size()
@@ -213,6 +235,8 @@ class Part(stages.Divided):
             )
         if store is not None and total[1] > 0:
             raise StepVoid(Status.ESTALE, "cistern: a rank has heard that the step is void")
+        if total[4] != 0:
+            raise RuntimeError(_DRAWN)
         return total[0].float()
 
     def _run_model(self, share: Share) -> torch.Tensor:
@@ -274,3 +298,10 @@ class Part(stages.Divided):
 
 def _weighted(loss: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return (loss * weight).sum()
+
+
+_DRAWN = (
+    "cistern: ranks that divide tensors (tp) have drawn other random numbers, such as of a dropout, and so have other"
+    " hidden states: give all of them one seed, as parallelize has done. If they divide the elements of a dropout"
+    " unevenly, set its p to 0, or give a tp that divides their number"
+)
