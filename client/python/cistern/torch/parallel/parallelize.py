@@ -12,16 +12,14 @@ for batch in loader:
 from __future__ import annotations
 
 import copy
-import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.utils.checkpoint import checkpoint
 
 from cistern import checks
 from cistern.torch.parallel import auto
@@ -31,6 +29,7 @@ from cistern.torch.parallel.degrees import Degrees, of_file, parse
 from cistern.torch.parallel.dispatch import part as dispatched
 from cistern.torch.parallel.modes import axes_of, legal_sizes
 from cistern.torch.parallel.part import Part, Place
+from cistern.torch.parallel.recomputation import Recomputed
 from cistern.torch.parallel.sequences import share_sequences
 from cistern.torch.parallel.sharding import shard
 from cistern.torch.parallel.tensor import divide
@@ -268,14 +267,8 @@ def _recompute(model: Any, n: tuple[int, ...] | int | bool) -> None:
         layers = layers[: n if isinstance(n, int) else n[0]]
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False  # A second forward pass would add to it.
-    for layer in layers:
-        layer.forward = functools.partial(_repeated, layer.forward)
-
-
-def _repeated(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if not torch.is_grad_enabled():
-        return forward(*args, **kwargs)
-    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+    for i, layer in enumerate(layers):
+        Recomputed(layer, f"layer {i}")
 
 
 def _shifts(model: Any) -> bool:

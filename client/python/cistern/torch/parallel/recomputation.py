@@ -134,6 +134,7 @@ class Recomputed:
         if not torch.is_grad_enabled():
             return self._plain(*args, **kwargs)
         made = Pass(self, args, kwargs)
+        self._made = [earlier for earlier in self._made if earlier() is not None]
         self._made.append(ref(made))
         with saved_tensors_hooks(made.pack, _take):
             return self._plain(*args, **kwargs)
@@ -144,7 +145,7 @@ class Recomputed:
             self._plain(*args, **kwargs)
 
     def take(self) -> list[ref[Pass]]:
-        """Return the forward passes since the last call. Their graphs keep them."""
+        """Return the forward passes since the last call that have a graph, which keeps them."""
         made, self._made = self._made, []
         return made
 
