@@ -22,17 +22,25 @@ class Replays:
         self._step = -1  # That of the calls.
 
     def run(self, call: Call) -> torch.Tensor:
-        """Return what ``call`` returns: the loss of a part of the step, whose gradients it has computed."""
-        if self._step != self._store.step_no:
+        """Return what ``call`` returns: the loss of a part of the step, whose gradients it has computed.
+
+        It is the first one of a step if the optimizer has no loss, since a commit and ``zero_grad`` forget that.
+        """
+        optimizer = self._store.the_optimizer()
+        if self._step != self._store.step_no or optimizer.loss is None:
             self._step = self._store.step_no
             self._calls.clear()
         self._calls.append(call)
-        optimizer = self._store.the_optimizer()
         optimizer.replay = self._again
         try:
             loss = _made(call)
         except StepVoid:
             return self._until_done()
+        except BaseException:
+            self._calls.pop()
+            if self._store.is_given_up:  # The step begins again with the first call.
+                optimizer.loss = None
+            raise
         optimizer.loss = loss if optimizer.loss is None else optimizer.loss + loss
         return loss
 

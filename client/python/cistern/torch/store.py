@@ -426,6 +426,8 @@ class Store:
         """
         self._settle()
         self.writes.lost_gradients = False
+        if self._optimizer is not None and self._optimizer.replay is not None and not self.edges:
+            self._optimizer.loss = None  # A void step is computed again without what is discarded.
         if self._runner.broken or self.is_void:
             self.sync()
             return

@@ -192,8 +192,8 @@ class Part(stages.Divided):
             raise RuntimeError(
                 "cistern: the part is in no store: call attach(part, ...) before step"
             )
-        if self._done == store.step_no:
-            raise RuntimeError(_TWICE)
+        if self._done == store.step_no and store.the_optimizer().loss is not None:
+            raise RuntimeError(_TWICE)  # Else states of an earlier step were loaded.
         share = self._shares.of(batch, self.micro_batches)
         tokens = share.rows * share.inputs["input_ids"].shape[1]
         if tokens > self._tokens:
