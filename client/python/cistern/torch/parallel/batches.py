@@ -80,8 +80,9 @@ class Shares:
             inputs = self._tokens(inputs)
             if "labels" in inputs:  # The loss is then a sum.
                 weights = torch.ones(n, dtype=torch.float64) / total
-        elif "labels" in inputs:
-            inputs["labels"] = _some_label(inputs["labels"], mine, rows_of_micro)
+        for name in ("labels", "shift_labels"):
+            if self._group is None and name in inputs:
+                inputs[name] = _some_label(inputs[name], mine, rows_of_micro)
         return Share(inputs, rows_of_micro, weights.float())
 
     def _check(self, inputs: Mapping[str, Any], rows: int, n: int) -> None:
@@ -109,10 +110,11 @@ class Shares:
 
     def _counts(self, inputs: Mapping[str, Any], rows: int) -> torch.Tensor:
         """Return how many labels of each row count; 1 for each row if there are no labels that can be ignored."""
-        labels: Any = inputs.get("labels")
+        shifted: Any = inputs.get("shift_labels")  # Which the model takes in place of labels.
+        labels: Any = inputs.get("labels") if shifted is None else shifted
         if not _is_tensor(labels) or labels.is_floating_point():
             return torch.ones(rows, dtype=torch.int64)
-        if self._shifts:
+        if self._shifts and shifted is None:
             labels = labels[..., 1:]
         counts: torch.Tensor = (labels != _IGNORED).reshape(rows, -1).sum(-1)
         return counts.cpu()
