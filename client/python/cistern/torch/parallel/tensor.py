@@ -217,15 +217,19 @@ class _Kept:
     """All modules of a model as they are, with references to their parameters."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._kept = [
-            (module, {k: v.copy() if isinstance(v, dict) else v for k, v in vars(module).items()})
-            for module in model.modules()
+        self._kept = [(vars(module), vars(module).copy()) for module in model.modules()]
+        # Handles of hooks refer to the dictionaries in which these are.
+        self._kept += [
+            (value, value.copy())
+            for _, held in list(self._kept)
+            for value in held.values()
+            if isinstance(value, dict)
         ]
 
     def restore(self) -> None:
-        for module, held in self._kept:
-            vars(module).clear()
-            vars(module).update(held)
+        for there, held in self._kept:
+            there.clear()
+            there.update(held)
 
 
 def _given(model: Any, batch: Mapping[str, Any] | None) -> dict[str, Any]:
