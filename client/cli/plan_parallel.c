@@ -240,13 +240,13 @@ static bool print(const struct cli_plan_input *input, const struct cst_degrees_i
 {
     const struct cst_product *best = &products->products[0];
     const double tokens = (double)input->model.tokens * degrees->n_micro / best->step;
-    char step[CLI_HUMAN_BYTES], rate[CLI_HUMAN_BYTES];
+    char step[CLI_HUMAN_BYTES], rate[CLI_HUMAN_BYTES], count[CLI_HUMAN_BYTES];
 
     (void)printf(
-        "model     %s: %" PRIu64 " M parameters, %" PRIu32 " units\n"
+        "model     %s: %s parameters, %" PRIu32 " units\n"
         "machine   %" PRIu32 " ranks on %s, %" PRIu32 " micro-batches of all replicas together\n",
-        input->model.name, input->model.model.n_params / 1000000, parts->n_units, degrees->n_ranks,
-        input->rates.devices[input->config.device].name, degrees->n_micro);
+        input->model.name, cli_count(input->model.model.n_params, count), parts->n_units,
+        degrees->n_ranks, input->rates.devices[input->config.device].name, degrees->n_micro);
     (void)printf("predicted data %" PRIu32 " x tensor %" PRIu32 " x pipeline %" PRIu32 ": %s",
                  best->dp, best->tp, best->pp, cli_seconds(best->step, step));
     if (tokens > 0) {

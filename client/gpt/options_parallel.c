@@ -64,8 +64,10 @@ static int check_degrees(const struct gpt_options *o, struct cst_err *err)
                            is_data ? "dp" : "pp", degree, is_data ? "data" : "pipeline");
     }
     if (degree != o->world) {
-        return cst_err_set(err, CST_EINVAL, "section parallel, %s %u: there are --world %u ranks",
-                           is_data ? "dp" : "pp", degree, o->world);
+        return cst_err_set(
+            err, CST_EINVAL,
+            "section parallel, %s %u: there are --world %u ranks; that needs --world %u",
+            is_data ? "dp" : "pp", degree, o->world, degree);
     }
     return 0;
 }

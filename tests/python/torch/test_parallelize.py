@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -454,6 +455,30 @@ class Calls(TorchCase):
             for text, wanted in zip(texts, REFUSED, strict=True):
                 with self.subTest(wanted):
                     self.assertRegex(text, wanted)
+
+
+class Ends(unittest.TestCase):
+    def test_groups_end_before_python(self) -> None:
+        """A program that leaves them to Python is aborted now and then, after all its work."""
+        with tempfile.TemporaryDirectory() as made:
+            ran = subprocess.run(
+                [sys.executable, "-c", LEAVES_GROUPS, made],
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
+        self.assertEqual(ran.stdout, "initialised: False\n")
+
+
+LEAVES_GROUPS = """
+import atexit, sys
+import torch.distributed as dist
+atexit.register(lambda: print("initialised:", dist.is_initialized()))
+import cistern.torch as ct
+import test_parallelize as tests
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=0, world_size=1)
+ct.parallelize(tests.model_of("llama"), dict(dp=1), batch=tests.batch(0)).step(**tests.batch(0))
+"""
 
 
 class Trainers(TorchCase):

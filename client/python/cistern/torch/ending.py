@@ -30,7 +30,7 @@ def leave_at_end(store: Store) -> None:
 
 def _leave(job: Job, pid: int) -> None:
     """Leave ``job``, which the process ``pid`` has opened. This does not wait for other ranks."""
-    if os.getpid() != pid or job.client.is_closed or _has_failed() or job.client.is_pending:
+    if os.getpid() != pid or job.client.is_closed or has_failed() or job.client.is_pending:
         return
     try:
         try:
@@ -41,6 +41,6 @@ def _leave(job: Job, pid: int) -> None:
         _log.warning("cistern: job '%s' was not left in good order: %s", job.name, error)
 
 
-def _has_failed() -> bool:
+def has_failed() -> bool:
     """Return whether an exception ends the program. In an interactive session none does."""
     return getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")

@@ -11,6 +11,7 @@ for batch in loader:
 
 from __future__ import annotations
 
+import atexit
 import copy
 import os
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from cistern import checks
+from cistern.torch import ending
 from cistern.torch.parallel import auto
 from cistern.torch.parallel.batches import Shares
 from cistern.torch.parallel.cutting import layers_of, stage_of
@@ -79,7 +81,14 @@ def parallelize(
             " torch.distributed.init_process_group() before, under torchrun"
         )
     degrees = parse(_said(model, how, batch), dist.get_world_size())
+    atexit.register(_end_groups)
     return _Division(model, degrees, batch).run()
+
+
+def _end_groups() -> None:
+    """End the threads of torch.distributed before Python: one that still frees tensors then aborts the process."""
+    if dist.is_initialized() and not ending.has_failed():  # Else other ranks may not answer.
+        dist.destroy_process_group()
 
 
 def _said(model: nn.Module, how: Any, batch: Mapping[str, Any]) -> Mapping[str, Any]:
