@@ -75,11 +75,11 @@ class Shares:
         )
         inputs = {k: _with_rows(k, v, rows)[own] if _is_tensor(v) else v for k, v in inputs.items()}
         rows_of_micro = rows // self._n_data // n
-        weights = mine.double() / total
+        weights = mine.double() / (total or 1.0)  # Of a batch without labels all are 0.
         if self._group is not None:
             inputs = self._tokens(inputs)
             if "labels" in inputs:  # The loss is then a sum.
-                weights = torch.ones(n, dtype=torch.float64) / total
+                weights = torch.full((n,), 1 / total if total else 0.0, dtype=torch.float64)
         for name in ("labels", "shift_labels"):
             if self._group is None and name in inputs:
                 inputs[name] = _some_label(inputs[name], mine, rows_of_micro)

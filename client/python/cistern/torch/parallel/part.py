@@ -165,9 +165,10 @@ class Part(stages.Divided):
         of one process.
 
         With ``num_items_in_batch``, the labels that count in a larger batch, the loss is its part of that.
+        If no label counts, loss and gradients are 0.
 
         ValueError: the rows do not divide, the ranks cannot have an input of the batch, or they were given
-        other batches.
+        other batches. TypeError: the model returns no loss.
         """
         if self._replays is None:
             return self._step(batch)
@@ -243,7 +244,7 @@ class Part(stages.Divided):
         total = torch.zeros((), device=self.device)
         for i, weight in enumerate(share.weights.tolist()):
             with self.forward_context():
-                loss = self.model(**share.micro_batch(i)).loss * weight
+                loss = loss_of(self.model(**share.micro_batch(i)), self.model_class) * weight
             loss.backward()
             total += loss.detach()
         return total
@@ -294,6 +295,17 @@ class Part(stages.Divided):
             loss_fn=_weighted,
             recompute=self.degrees.recompute,
         )
+
+
+def loss_of(output: Any, model_class: type) -> torch.Tensor:
+    """Return the loss in what a model of ``model_class`` returns. TypeError: it has none."""
+    loss = getattr(output, "loss", None)
+    if not isinstance(loss, torch.Tensor):
+        raise TypeError(
+            f"cistern: {model_class.__name__} returns no loss for the batch: it has to have labels, and the model to"
+            " return what has the attribute loss, as models of transformers do"
+        )
+    return loss
 
 
 def _weighted(loss: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
