@@ -433,8 +433,8 @@ class Calls(TorchCase):
 
     def test_a_file_says_the_degrees(self) -> None:
         for text, wanted in (
-            ('{"tp": 2, "schedule": "gpipe"}', {"tp": 2, "schedule": "gpipe"}),
-            ('{"job": {"world": 4}, "parallel": {"world": 4, "pp": 2}}', {"pp": 2}),
+            ('{"tp": 2, "recompute": 1}', {"tp": 2, "recompute": 1}),
+            ('{"job": {"job": "gpt"}, "parallel": {"world": 4, "pp": 2}}', {"pp": 2}),
         ):
             with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
                 file.write(text)

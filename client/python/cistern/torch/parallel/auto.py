@@ -193,7 +193,7 @@ def _as_dict(product: dict[str, Any]) -> dict[str, Any]:
         "pp": product["pipeline"],
         "cp": 1,
         "tensor": "1d",
-        "schedule": product["schedule"],
+        "schedule": product["schedule"] if len(stages) > 1 else "1f1b",
         "micro_batches": product["micro_batches"],
         "borders": list(accumulate(stage["units"] for stage in stages[:-1])),
         "recompute": [stage["recomputed"] for stage in stages],

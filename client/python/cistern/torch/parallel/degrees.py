@@ -15,8 +15,11 @@ from typing import Any, NamedTuple
 
 from cistern import checks
 from cistern._abi import MAX_MICRO_BATCHES
+from cistern.job_file import JobFile
 from cistern.torch.parallel.modes import MODES
 from cistern.torch.parallel.sequences import KINDS
+
+_SIZES = ("dp", "pp", "cp", "tp")
 
 
 class Degrees(NamedTuple):
@@ -56,7 +59,7 @@ def parse(given: Mapping[str, Any], n_ranks: int) -> Degrees:
             )
             raise ValueError(f"cistern: parallelize has no key '{key}': {hint}")
     said = {key: value for key, value in given.items() if value is not None}
-    for key in ("dp", "pp", "cp", "tp", "micro_batches"):
+    for key in (*_SIZES, "micro_batches"):
         if key in said:
             said[key] = checks.integer(key, said[key], 1, MAX_MICRO_BATCHES)
     for key, kinds in (("tensor", MODES), ("sequence", KINDS)):
@@ -68,29 +71,66 @@ def parse(given: Mapping[str, Any], n_ranks: int) -> Degrees:
         said["borders"] = tuple(checks.integers("borders", said["borders"], 1))
     if not isinstance(said.get("recompute", 0), int):
         said["recompute"] = tuple(checks.integers("recompute", said["recompute"]))
+    elif said.get("recompute", 0) < 0:
+        checks.refuse_value("recompute", said["recompute"], "0 or more layers, or True for all,")
+    _refuse_without_ranks(said)
     said.setdefault("micro_batches", said.get("pp", 1))
     found = Degrees(**said)
     _check(found, n_ranks)
     return found
 
 
-def of_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+def of_file(path: str | os.PathLike[str]) -> Mapping[str, Any] | None:
     """Return what a file says: a plan, or the section ``parallel`` of a job file, which has other keys too.
 
-    OSError: it cannot be read. ValueError: it is no JSON object.
+    None: the section says "parallel": "auto", and no degrees. OSError: it cannot be read. ValueError: it is no
+    JSON object, no job file, or says what only cistern-gpt does.
     """
+    place = f"cistern: {os.fspath(path)}"
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"cistern: {os.fspath(path)}: {error}") from None
-    section = found.get("parallel") if isinstance(found, dict) else None
-    if isinstance(section, dict):
-        return {key: value for key, value in section.items() if key in Degrees._fields}
+        raise ValueError(f"{place}: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(  # noqa: TRY004 (it is what a file has)
-            f"cistern: {os.fspath(path)} has no JSON object with keys such as tp, pp and dp"
+            f"{place} has no JSON object with keys such as tp, pp and dp"
         )
-    return found
+    if not any(isinstance(value, dict) for value in found.values()):
+        return found
+    section = JobFile(path).section("parallel")
+    if not section:
+        raise ValueError(f"{place} has no section 'parallel', with keys such as tp, pp and dp")
+    kind = section.get("parallel", "data")
+    said = {key: value for key, value in section.items() if key in Degrees._fields}
+    if kind == "auto" and not said.keys() & set(_SIZES):
+        return None
+    if kind == "dispatch":
+        raise ValueError(f"{place}: for dispatch, give a dictionary, and dispatch=True")
+    if kind == "pipeline" and said.get("pp", 1) == 1:
+        raise ValueError(f"{place} has a pipeline without pp: give the number of ranks with stages")
+    n_stages = Degrees(**said).n_stages
+    if section.get("stages", n_stages) != n_stages:
+        raise ValueError(
+            f"{place} has stages={section['stages']}, and other keys make {n_stages}: give as many borders, less"
+            " one, or leave stages out"
+        )
+    return said
+
+
+def _refuse_without_ranks(said: Mapping[str, Any]) -> None:
+    """Raise ValueError for what is said of ranks that there are not: it would change nothing."""
+    for key, degree in (
+        ("borders", "pp"),
+        ("schedule", "pp"),
+        ("tensor", "tp"),
+        ("sequence", "cp"),
+    ):
+        value = said.get(key)
+        if value and value != Degrees._field_defaults[key] and said.get(degree, 1) == 1:
+            raise ValueError(
+                f"cistern: {key}={value!r} is for several ranks of {degree}, and {degree} is 1: give {degree}, or"
+                f" leave {key} out"
+            )
 
 
 def _rest(said: Mapping[str, Any], n_ranks: int) -> int:

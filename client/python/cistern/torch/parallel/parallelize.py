@@ -30,7 +30,7 @@ from cistern.torch.parallel.cutting import layers_of, stage_of
 from cistern.torch.parallel.degrees import Degrees, of_file, parse
 from cistern.torch.parallel.dispatch import part as dispatched
 from cistern.torch.parallel.modes import axes_of, legal_sizes
-from cistern.torch.parallel.part import Part, Place
+from cistern.torch.parallel.part import Part, Place, loss_of
 from cistern.torch.parallel.recomputation import Recomputed
 from cistern.torch.parallel.sequences import share_sequences
 from cistern.torch.parallel.sharding import shard
@@ -96,8 +96,9 @@ def _said(model: nn.Module, how: Any, batch: Mapping[str, Any]) -> Mapping[str, 
     if isinstance(how, Mapping):
         return how
     checks.instance("how", how, (str, os.PathLike), "'auto', a file or a dictionary")
-    if how != "auto":
-        return of_file(how)
+    found = None if how == "auto" else of_file(how)
+    if found is not None:
+        return found
     n_ranks = dist.get_world_size()
     chosen: Mapping[str, Any] = from_rank_0(
         dist.get_rank() == 0, lambda: auto.choose(model, batch, n_ranks)
@@ -331,13 +332,7 @@ def _loss(model: Any, inputs: Mapping[str, Any]) -> float:
             output = model(**inputs)
     finally:
         model.train(was_training)
-    loss = getattr(output, "loss", None)
-    if not isinstance(loss, torch.Tensor):
-        raise TypeError(
-            f"cistern: {type(model).__name__} returns no loss for the batch: it has to have labels, and the model to"
-            " return what has the attribute loss, as models of transformers do"
-        )
-    return float(loss)
+    return float(loss_of(output, type(model)))
 
 
 def _on(device: torch.device, value: Any) -> Any:
