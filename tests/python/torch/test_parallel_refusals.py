@@ -101,19 +101,22 @@ class Words(unittest.TestCase):
 
 
 def odd_batches(how: Any) -> Any:
-    """Return losses of batches of other shapes, padded on the left, the largest gradient without labels, and an error."""
+    """Return losses of batches of other shapes, padded on the left, the largest gradient without labels, and errors."""
     part = ct.parallelize(model_of(), how, batch=batch(0))
     losses = [part.step(**given).item() for given in odd()]
     for parameter in part.parameters():
         parameter.grad = None
     losses.append(part.step(**batch(0) | {"labels": torch.full((ROWS, 8), -100)}).item())
     grads = [float(p.grad.abs().max()) for p in part.parameters() if p.grad is not None]
-    error = ""
-    try:
-        part.step(input_ids=batch(0)["input_ids"])
-    except (TypeError, ValueError) as raised:
-        error = str(raised)
-    return losses, max(grads), error
+    ids = batch(0)["input_ids"]
+    other = ids[:, : 5 + dist.get_rank()]
+    errors = []
+    for given in ({"input_ids": other, "labels": other}, {"input_ids": ids}):
+        try:
+            part.step(**given)
+        except (TypeError, ValueError) as raised:
+            errors.append(str(raised))
+    return losses, max(grads), errors
 
 
 def odd() -> list[dict[str, torch.Tensor]]:
@@ -140,10 +143,11 @@ class Batches(TorchCase):
             ({"dp": 2}, "LlamaForCausalLM returns no loss"),
         ):
             with self.subTest(how):
-                for losses, grad, error in run_ranks(2, odd_batches, how):
+                for losses, grad, errors in run_ranks(2, odd_batches, how):
                     torch.testing.assert_close(losses, wanted, rtol=1e-4, atol=0)
                     self.assertEqual(grad, 0)
-                    self.assertRegex(error, said)
+                    self.assertRegex(errors[0], "given different batches")
+                    self.assertRegex(errors[1], said)
 
 
 def model_of() -> Any:

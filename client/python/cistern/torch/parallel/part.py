@@ -181,22 +181,23 @@ class Part(stages.Divided):
                 "cistern: the ranks have stages of a pipeline, of which none is the model: part.step(**batch)"
                 " computes the loss and the gradients of a whole batch"
             )
+        if batch.get("labels") is not None:  # Without a loss, a rank may be alone.
+            self._check_alike(batch)
         share = self._shares.of(batch, 1)
         before = self._random_number()
         with self.forward_context():
             output = self.model(**share.micro_batch(0))
         if getattr(output, "loss", None) is not None:
             own = output.loss * share.weights[0].to(output.loss.device)
-            output.loss = (
-                own - own.detach() + self._summed(own.detach(), batch, before).to(own.dtype)
-            )
+            output.loss = own - own.detach() + self._summed(own.detach(), before).to(own.dtype)
         return output
 
     def _step(self, batch: Mapping[str, Any]) -> torch.Tensor:
+        self._check_alike(batch)
         share = self._shares.of(batch, self.degrees.micro_batches)
         before = self._random_number()
         own = self._run_stages(share) if self.degrees.pp > 1 else self._run_model(share)
-        return self._summed(own, batch, before)
+        return self._summed(own, before)
 
     def _random_number(self) -> int:
         """Return a number below 2^20 that other states of torch's random numbers hardly have.
@@ -210,14 +211,13 @@ class Part(stages.Divided):
             found = zlib.crc32(torch.cuda.get_rng_state(self.device).numpy().tobytes(), found)
         return found % (1 << 20)
 
-    def _summed(self, own: torch.Tensor, batch: Mapping[str, Any], before: int) -> torch.Tensor:
+    def _summed(self, own: torch.Tensor, before: int) -> torch.Tensor:
         """Return the sum of what ranks have of a loss. Ranks that divide tensors have the same.
 
         ``before`` is the random number before the forward pass. StepVoid: the step is void, as a rank has
-        heard. Those that have not heard it yet would go on. ValueError: ranks have other batches.
-        RuntimeError: ranks that divide tensors have drawn other random numbers.
+        heard. Those that have not heard it yet would go on. RuntimeError: ranks that divide tensors have
+        drawn other random numbers.
         """
-        number = checksum(batch)
         store = self._store
         is_void = store is not None and store.is_void
         counts = self._place.is_first_of_tensor
@@ -225,20 +225,26 @@ class Part(stages.Divided):
         drawn = after if after != before else 0
         # Those of ranks that divide tensors are equal if, for all of them, this sum is 0.
         drawn *= self._place.tensor_mesh.size() - 1 if counts else -1
-        told = [float(own) if counts else 0.0, float(is_void), number, number * number, drawn]
+        told = [float(own) if counts else 0.0, float(is_void), drawn]
         total = torch.tensor(told, dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
+        if store is not None and total[1] > 0:
+            raise StepVoid(Status.ESTALE, "cistern: a rank has heard that the step is void")
+        if total[2] != 0:
+            raise RuntimeError(_DRAWN)
+        return total[0].float()
+
+    def _check_alike(self, batch: Mapping[str, Any]) -> None:
+        """Raise ValueError if ranks have other batches: messages of other sizes would end or block them."""
+        number = checksum(batch)
+        total = torch.tensor([number, number * number], dtype=torch.int64, device=self.device)
+        dist.all_reduce(total)
         n = dist.get_world_size()
-        if total[2] != n * number or total[3] != n * number * number:
+        if total.tolist() != [n * number, n * number * number]:
             raise ValueError(
                 "cistern: the ranks were given different batches: give all of them the same whole batch, of which"
                 " each takes its part, such as by a loader with the same seed and without a sampler of data ranks"
             )
-        if store is not None and total[1] > 0:
-            raise StepVoid(Status.ESTALE, "cistern: a rank has heard that the step is void")
-        if total[4] != 0:
-            raise RuntimeError(_DRAWN)
-        return total[0].float()
 
     def _run_model(self, share: Share) -> torch.Tensor:
         total = torch.zeros((), device=self.device)
