@@ -121,9 +121,9 @@ class Joined(NamedTuple):
         return list(dict.fromkeys(place.ranks for place in self.ranks[rank].meshes))
 
     def shared_by_stages(self, rank: int) -> list[Part]:
-        """Return the parts of ``rank`` that other stages of the pipeline have in other units, such as a tied embedding."""
+        """Return what ``rank`` trains and other stages have in other units, such as a tied embedding."""
         units = [frozenset(run.name for run in of_rank.runs.values()) for of_rank in self.ranks]
-        mine = [self.parts[i] for i in self.part_of[rank].values()]
+        mine = [self.parts[i] for i in self.part_of[rank].values() if self.parts[i].held.trains]
         return [part for part in mine if any(units[r] != units[rank] for r in part.holders)]
 
     def contributions(self) -> dict[str, int]:
