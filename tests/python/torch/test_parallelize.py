@@ -460,9 +460,10 @@ class Calls(TorchCase):
 class Ends(unittest.TestCase):
     def test_groups_end_before_python(self) -> None:
         """A program that leaves them to Python is aborted now and then, after all its work."""
+        here = str(Path(__file__).parent)
         with tempfile.TemporaryDirectory() as made:
             ran = subprocess.run(
-                [sys.executable, "-c", LEAVES_GROUPS, made],
+                [sys.executable, "-c", LEAVES_GROUPS, made, here],
                 stdout=subprocess.PIPE,
                 text=True,
                 check=True,
@@ -472,6 +473,7 @@ class Ends(unittest.TestCase):
 
 LEAVES_GROUPS = """
 import atexit, sys
+sys.path.insert(0, sys.argv[2])
 import torch.distributed as dist
 atexit.register(lambda: print("initialised:", dist.is_initialized()))
 import cistern.torch as ct
