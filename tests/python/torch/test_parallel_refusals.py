@@ -150,6 +150,80 @@ class Batches(TorchCase):
                     self.assertRegex(errors[1], said)
 
 
+def slips(job: str, how: Any) -> Any:
+    """Train, with what users get wrong on the way. Return the losses and norms of the steps, and the errors."""
+    model = model_of()
+    part = ct.parallelize(model, how, batch=batch(0))
+    store = ct.attach(part, job)
+    optimizer = store.optimizer(lr=3e-3, clip_norm=0.5)
+    results, errors = [], []
+
+    def refused(call: Any, *args: Any, **given: Any) -> None:
+        try:
+            call(*args, **given)
+            errors.append("")
+        except (RuntimeError, ValueError) as error:
+            errors.append(str(error))
+
+    for step in range(N_FIRST):
+        refused(optimizer.step)
+        with torch.no_grad():
+            refused(part.step, **batch(step))
+        loss = part.step(**batch(step))
+        refused(part.step, **batch(step + 1))
+        optimizer.param_groups[0]["lr"] = -1.0
+        refused(optimizer.step)
+        optimizer.param_groups[0]["lr"] = 3e-3
+        optimizer.step()
+        results.append((loss.item(), optimizer.norm.item()))
+    refused(ct.parallelize, part, how, batch=batch(0))
+    refused(ct.parallelize, model, how, batch=batch(0))
+    store.close()
+    return results, errors
+
+
+SLIPS = [
+    "there are no gradients",
+    "part.step computes gradients, and is called under torch.no_grad",
+    "has the gradients of 1 part.step.*keeps them.*micro_batches=2",
+    "lr is -1.0",
+] * N_FIRST + ["divided already", "divided already|in the store of job"]
+
+
+def with_routers(how: Any) -> str:
+    """Return what is raised for batches that ask for the loss of routers, which the example did not."""
+    torch.manual_seed(7)
+    model: Any = models.mixtral()
+    model.config.output_router_logits = False
+    part = ct.parallelize(model, how, batch=batch(0))
+    try:
+        return str(part.step(**batch(0), output_router_logits=True).item())
+    except ValueError as error:
+        return str(error)
+
+
+class Calls(TorchCase):
+    def test_slips_change_nothing(self) -> None:
+        """What is refused leaves a step as it is: losses and norms are those without."""
+        self.addCleanup(self.remove, f"{self.name}-one")
+        wanted = run_ranks(1, train, f"{self.name}-one", {}, N_FIRST, "", {})[0]
+        for how in ({"pp": 2}, {"tp": 2}, {"dp": 2}):
+            job = f"{self.name}-{next(iter(how))}"
+            self.addCleanup(self.remove, job)
+            for results, errors in run_ranks(2, slips, job, how):
+                with self.subTest(how):
+                    torch.testing.assert_close(results, wanted, rtol=1e-4, atol=0)
+                    self.assertEqual(len(errors), len(SLIPS))
+                    for error, said in zip(errors, SLIPS, strict=True):
+                        self.assertRegex(error, said)
+
+    def test_losses_of_routers(self) -> None:
+        for how in ({"pp": 2}, {"dp": 2}, {"cp": 2}):
+            with self.subTest(how):
+                for error in run_ranks(2, with_routers, how):
+                    self.assertRegex(error, "a term of its routers .output_router_logits")
+
+
 def model_of() -> Any:
     torch.manual_seed(7)
     return models.llama(num_hidden_layers=4)

@@ -16,8 +16,10 @@ Call = Callable[[], torch.Tensor]
 class Replays:
     """Keeps the calls that compute gradients of a step of ``store``, and makes them again after a void step."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, n_calls: int = 1) -> None:
+        """``n_calls``: as many as a step has, at most."""
         self._store = store
+        self._n_calls = n_calls
         self._calls: list[Call] = []
         self._step = -1  # That of the calls.
 
@@ -25,11 +27,14 @@ class Replays:
         """Return what ``call`` returns: the loss of a part of the step, whose gradients it has computed.
 
         It is the first one of a step if the optimizer has no loss, since a commit and ``zero_grad`` forget that.
+        RuntimeError: the step has had all its calls. Its gradients stay.
         """
         optimizer = self._store.the_optimizer()
         if self._step != self._store.step_no or optimizer.loss is None:
             self._step = self._store.step_no
             self._calls.clear()
+        if len(self._calls) == self._n_calls:
+            raise RuntimeError(_ENOUGH.format(self._n_calls, self._n_calls + 1))
         self._calls.append(call)
         optimizer.replay = self._again
         try:
@@ -71,3 +76,10 @@ def _made(call: Call) -> torch.Tensor:
         if found is None:
             raise
         raise found from None
+
+
+_ENOUGH = (
+    "cistern: this step has the gradients of {0} part.step, as many as attach was told, and keeps them: call the step of"
+    " the optimizer now, or zero_grad() of the optimizer to discard them, or give attach micro_batches={1} to sum those"
+    " of so many batches"
+)

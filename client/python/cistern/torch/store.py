@@ -347,7 +347,7 @@ class Store:
         self.writes.check_outside("the step of the optimizer is called")
         self._runner.close_all()
         self._runner.deliver_last()
-        if self.job.world == 1 and not (self._runner.operators.has_gradients or self.edges):
+        if self._wants_gradients() and not self._runner.operators.has_gradients:
             raise RuntimeError(
                 "cistern: there are no gradients: no backward pass has reached a parameter of the store"
                 " since the last step, or zero_grad, load_state_dict or sync has discarded them"
@@ -366,6 +366,12 @@ class Store:
             replicas, self._replicas = self._replicas, None
             replicas.check()
         return result
+
+    def _wants_gradients(self) -> bool:
+        """Return whether this rank has gradients in each step. Others may have none for it, but not parts of one loss."""
+        if self.edges:
+            return False
+        return self.job.world == 1 or (self.part is not None and any(self.trained_tensors()))
 
     @property
     def is_given_up(self) -> bool:

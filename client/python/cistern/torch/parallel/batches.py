@@ -19,6 +19,12 @@ _IGNORED = -100  #: A label that does not count.
 _OF_STAGES = ("input_ids", "attention_mask", "position_ids", "labels")
 _OF_CALLS = ("use_cache", "return_dict")  # Which say nothing of the loss.
 
+#: Why the parts of a batch do not have its loss, which is that of a model.
+ROUTERS = (
+    "cistern: the loss of {0} has a term of its routers (output_router_logits), which is no mean over rows and layers:"
+    " set output_router_logits = False, in model.config and in batches, or give tp alone and micro_batches=1"
+)
+
 
 class Share(NamedTuple):
     """What one rank has of a batch."""
@@ -94,6 +100,9 @@ class Shares:
                 f" {self._n_data} data ranks: give a multiple of {self._n_data * n} rows (drop_last=True of a"
                 f" loader leaves a smaller last batch out){other}"
             )
+        parts = self._n_data * n
+        if inputs.get("output_router_logits") and (parts > 1 or self._is_pipeline or self._group):
+            raise ValueError(ROUTERS.format("the model"))
         tensors = [name for name, value in inputs.items() if _is_tensor(value)]
         cannot = [name for name in tensors if name not in _OF_STAGES]
         if self._is_pipeline and (cannot or "input_ids" not in tensors or "labels" not in tensors):

@@ -24,18 +24,21 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from cistern import checks
 from cistern.torch import ending
+from cistern.torch.owners import store_of
 from cistern.torch.parallel import auto
-from cistern.torch.parallel.batches import Shares
+from cistern.torch.parallel.batches import ROUTERS, Shares
 from cistern.torch.parallel.cutting import layers_of, stage_of
 from cistern.torch.parallel.degrees import Degrees, of_file, parse
 from cistern.torch.parallel.dispatch import part as dispatched
 from cistern.torch.parallel.modes import axes_of, legal_sizes
 from cistern.torch.parallel.part import Part, Place, loss_of
 from cistern.torch.parallel.recomputation import Recomputed
-from cistern.torch.parallel.sequences import share_sequences
+from cistern.torch.parallel.sequences import is_shared, share_sequences
 from cistern.torch.parallel.sharding import shard
 from cistern.torch.parallel.tensor import divide
 from cistern.torch.parts import from_rank_0
+from cistern.torch.shards import is_shard
+from cistern.torch.stages import Absent, Divided
 
 _N_TRIED = 16  # Tokens of each of the rows that are tried, at most.
 
@@ -67,12 +70,14 @@ def parallelize(
     tokens: the loss of the parts has to be that of the model. ``dispatch``: stages are run by
     whichever worker asks next, without torch.distributed, and ``how`` is what ``dispatch.part`` takes.
 
-    ValueError: the degrees do not fit the ranks or the model, or the parts have another loss. RuntimeError:
+    ValueError: the degrees do not fit the ranks or the model, the parts have another loss, or the model is
+    divided already, or in a store. RuntimeError:
     torch.distributed is not initialised. Raises what ``stage_of``, ``divide``, ``shard``, ``share_sequences``
     and ``schedules.runtime`` raise.
     """
     checks.instance("model", model, nn.Module, "a torch.nn.Module")
     checks.instance("batch", batch, Mapping, "what one process gives the model, by name,")
+    _check_whole(model)
     if dispatch:
         return dispatched(model, how, batch=batch)
     if not (dist.is_available() and dist.is_initialized()):
@@ -83,6 +88,27 @@ def parallelize(
     degrees = parse(_said(model, how, batch), dist.get_world_size())
     atexit.register(_end_groups)
     return _Division(model, degrees, batch).run()
+
+
+def _check_whole(model: Any) -> None:
+    """Raise ValueError if ``model`` is divided already, or in a store."""
+    attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if (
+        isinstance(model, Divided)
+        or any(isinstance(module, Absent) for module in model.modules())
+        or any(is_shard(parameter) for parameter in model.parameters())
+        or is_shared(attention)
+    ):
+        raise ValueError(
+            "cistern: parallelize is given a model that is divided already, or of which an attempt to divide it has"
+            " left parts: give it a whole model, made anew, and all degrees in one call"
+        )
+    store = next((s for p in model.parameters() if (s := store_of(p)) is not None), None)
+    if store is not None:
+        raise ValueError(
+            f"cistern: parallelize is given a model that is in the store of job '{store.job.name}': divide it before"
+            " attach, which is given what parallelize returns"
+        )
 
 
 def _end_groups() -> None:
@@ -158,11 +184,7 @@ class _Division:
 
         has_routers = getattr(getattr(self.model, "config", None), "output_router_logits", False)
         if has_routers and d.dp * d.pp * d.cp * d.micro_batches > 1:
-            raise ValueError(
-                f"cistern: the loss of {type(self.model).__name__} has a term of its routers, which is no mean over"
-                " rows and layers: set model.config.output_router_logits = False, or give tp alone and"
-                " micro_batches=1"
-            )
+            raise ValueError(ROUTERS.format(type(self.model).__name__))
 
     def _place(self) -> Place:
         d = self.degrees

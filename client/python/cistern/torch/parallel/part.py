@@ -124,7 +124,8 @@ class Part(stages.Divided):
 
     def attached(self, store: Store) -> None:
         """Let void steps of ``store`` be done again. ``attach`` calls this."""
-        self._store, self._replays = store, Replays(store)
+        n_calls = store.runner.operators.n_micro_batches // self.n_passes
+        self._store, self._replays = store, Replays(store, n_calls)
         self._is_accelerate_prepared = True
 
     def train(self, mode: bool = True) -> Part:
@@ -168,8 +169,11 @@ class Part(stages.Divided):
         If no label counts, loss and gradients are 0.
 
         ValueError: the rows do not divide, the ranks cannot have an input of the batch, or they were given
-        other batches. TypeError: the model returns no loss.
+        other batches. TypeError: the model returns no loss. RuntimeError: torch records no gradients, or
+        the step of the optimizer has had as many calls as ``attach`` was told.
         """
+        if not torch.is_grad_enabled():
+            raise RuntimeError(_NO_GRAD)
         if self._replays is None:
             return self._step(batch)
         return self._replays.run(functools.partial(self._step, batch))
@@ -322,4 +326,9 @@ _DRAWN = (
     "cistern: ranks that divide tensors (tp) have drawn other random numbers, such as of a dropout, and so have other"
     " hidden states: give all of them one seed, as parallelize has done. If they divide the elements of a dropout"
     " unevenly, set its p to 0, or give a tp that divides their number"
+)
+_NO_GRAD = (
+    "cistern: part.step computes gradients, and is called under torch.no_grad() or torch.inference_mode(): call it"
+    " outside. For a loss alone, call part(**batch), which ranks without a pipeline have, or give the model of a"
+    " checkpoint of Store.save to one process"
 )

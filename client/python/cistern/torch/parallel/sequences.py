@@ -24,6 +24,7 @@ from cistern.torch.parallel.collectives import all_to_all
 from cistern.torch.parallel.ring import positions, ring_attention
 
 KINDS = ("ring", "ulysses")
+_NAME = "cistern_"  # With which names of attentions begin.
 _numbers = itertools.count()
 
 
@@ -107,9 +108,14 @@ def share_sequences(model: Any, group: dist.ProcessGroup, kind: str) -> None:
         out = attend(query, key, value, group, scale=scaling, causal=causal)
         return out.transpose(1, 2).contiguous(), None
 
-    name = f"cistern_{kind}_{next(_numbers)}"
+    name = f"{_NAME}{kind}_{next(_numbers)}"
     ALL_ATTENTION_FUNCTIONS.register(name, attention)
     model.config._attn_implementation = name
+
+
+def is_shared(attention: Any) -> bool:
+    """Return whether the implementation ``attention`` of a model is one of ``share_sequences``."""
+    return isinstance(attention, str) and attention.startswith(_NAME)
 
 
 def _check_kind(kind: str) -> None:
