@@ -16,8 +16,8 @@ Call = Callable[[], torch.Tensor]
 class Replays:
     """Keeps the calls that compute gradients of a step of ``store``, and makes them again after a void step."""
 
-    def __init__(self, store: Store, n_calls: int = 1) -> None:
-        """``n_calls``: as many as a step has, at most."""
+    def __init__(self, store: Store, n_calls: int | None = None) -> None:
+        """``n_calls``: as many as a step has, at most; None: any number."""
         self._store = store
         self._n_calls = n_calls
         self._calls: list[Call] = []
@@ -33,7 +33,7 @@ class Replays:
         if self._step != self._store.step_no or optimizer.loss is None:
             self._step = self._store.step_no
             self._calls.clear()
-        if len(self._calls) == self._n_calls:
+        if self._n_calls is not None and len(self._calls) == self._n_calls:
             raise RuntimeError(_ENOUGH.format(self._n_calls, self._n_calls + 1))
         self._calls.append(call)
         optimizer.replay = self._again
