@@ -180,8 +180,8 @@ class Part(stages.Divided):
     def step(self, **batch: Any) -> torch.Tensor:
         """Compute gradients of a step together with the other workers, until there is nothing left to do.
 
-        All workers give the same whole batch, as one process gives it to the model. Then all call the step
-        of the optimizer. Returns the loss of the whole batch, without history, to all of them. A step
+        All workers give the same whole batch, as one process gives it to the model. That is not checked: with
+        different ones they train on a mixture. Then all call the step of the optimizer. Returns the loss of the whole batch, without history, to all of them. A step
         that is void is computed again, here or in the step of the optimizer.
 
         RuntimeError: the part is in no store, or this step was computed already. ValueError: the rows do
