@@ -2,8 +2,8 @@
 /* cisternd: the memory daemon. Errors at the start are reported in one line. The exit status is
  * then 2 if the command line is wrong, and 1 otherwise. */
 #include "daemon/daemon.h"
-#include "daemon/report/log.h"
-#include "daemon/options.h"
+#include "daemon/base/log.h"
+#include "daemon/settings/options.h"
 #include "proto/isa.h"
 #include "proto/program.h"
 

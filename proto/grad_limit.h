@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Limit of the gradients that an update accepts. The same test is used for whole steps
- * (offload/core/clip.h) and for tiles (`guard` of UPDATE), on hosts and GPUs. It only compares; it
+ * (offload/base/clip.h) and for tiles (`guard` of UPDATE), on hosts and GPUs. It only compares; it
  * does not change gradients.
  *
  * A single gradient is no larger than the norm of a set that contains it. Hence the limit of the

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Muon: which matrices a tensor has, and the memory that their orthogonalisation takes. The layout
  * reserves this memory, the scratch, once per node, and the node's engine uses it for one chunk
- * after the other. Each buffer of a device reservation has one, too (offload/update/buffers.h). A
+ * after the other. Each buffer of a device reservation has one, too (offload/layout/buffers.h). A
  * scratch holds the matrices of one batch, which is one tensor or more of a chunk:
  *
  *   +--------+-------------------------------------------+---------------------+-----

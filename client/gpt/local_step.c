@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/local.h"
 
-#include "offload/core/clip.h"
+#include "offload/base/clip.h"
 #include "proto/optimizers.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The stores of all ranks of one process on one set of states. They use the daemon's arithmetic
- * (kernels/math/tile.h, offload/core/clip.h), without a daemon, pools or copies. */
+ * (kernels/math/tile.h, offload/base/clip.h), without a daemon, pools or copies. */
 #include "client/gpt/local.h"
 
 #include "kernels/math/moments.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/engine/commands.h"
 
-#include "daemon/deferred.h"
+#include "daemon/base/deferred.h"
 #include "proto/engine.pb-c.h"
 
 #include <stdlib.h>

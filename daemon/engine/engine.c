@@ -2,7 +2,7 @@
 #include "daemon/engine/engine.h"
 
 #include "daemon/engine/engines.h"
-#include "daemon/report/log.h"
+#include "daemon/base/log.h"
 #include "daemon/engine/mounts.h"
 #include "daemon/engine/simulated.h"
 #include "proto/engine.pb-c.h"

@@ -22,12 +22,12 @@
 #ifndef CST_ENGINE_H
 #define CST_ENGINE_H
 
-#include "daemon/memory/arena.h"
+#include "daemon/budget/arena.h"
 #include "daemon/engine/commands.h"
 #include "daemon/engine/deaths.h"
-#include "daemon/deferred.h"
+#include "daemon/base/deferred.h"
 #include "daemon/engine/process.h"
-#include "daemon/report/rates.h"
+#include "daemon/base/rates.h"
 
 #include <protobuf-c/protobuf-c.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/engine/engines.h"
 
-#include "daemon/report/log.h"
+#include "daemon/base/log.h"
 #include "daemon/engine/mounts.h"
 #include "proto/host_nodes.h"
 #include "proto/engine.pb-c.h"

@@ -6,7 +6,7 @@
 #ifndef CST_ENGINES_H
 #define CST_ENGINES_H
 
-#include "daemon/settings.h"
+#include "daemon/settings/settings.h"
 #include "daemon/engine/engine.h"
 #include "proto/traffic.h"
 

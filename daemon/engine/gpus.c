@@ -5,8 +5,8 @@
 #include "daemon/engine/gpus.h"
 
 #include "daemon/daemon.h"
-#include "daemon/wire/serve.h"
-#include "daemon/report/log.h"
+#include "daemon/serve/serve.h"
+#include "daemon/base/log.h"
 #include "daemon/engine/simulated.h"
 #include "daemon/engine/probe.h"
 #include "proto/size.h"

@@ -7,8 +7,8 @@
 #ifndef CST_GPUS_H
 #define CST_GPUS_H
 
-#include "daemon/engine/gpu_list.h"
-#include "daemon/wire/held.h"
+#include "daemon/settings/gpu_list.h"
+#include "daemon/session/held.h"
 
 #include <stddef.h>
 #include <sys/queue.h>

@@ -2,8 +2,8 @@
 #include "daemon/engine/mounts.h"
 
 #include "daemon/engine/engines.h"
-#include "daemon/report/log.h"
-#include "daemon/memory/host_memory.h"
+#include "daemon/base/log.h"
+#include "daemon/budget/host_memory.h"
 #include "proto/engine.pb-c.h"
 #include "proto/size.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/engine/process.h"
 
-#include "daemon/report/log.h"
-#include "daemon/wire/outbox.h"
+#include "daemon/base/log.h"
+#include "daemon/session/outbox.h"
 #include "daemon/engine/spawn.h"
 
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/engine/simulated.h"
 
-#include "daemon/report/log.h"
+#include "daemon/base/log.h"
 #include "proto/size.h"
 
 #include <inttypes.h>

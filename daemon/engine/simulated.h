@@ -6,9 +6,9 @@
 #ifndef CSTD_SIMULATED_H
 #define CSTD_SIMULATED_H
 
-#include "daemon/settings.h"
+#include "daemon/settings/settings.h"
 #include "daemon/engine/engines.h"
-#include "daemon/engine/gpu_list.h"
+#include "daemon/settings/gpu_list.h"
 
 #define CSTD_SIMULATED_ARGUMENT 128 /* Bytes of the longest text of cstd_simulated_argument. */
 

@@ -5,7 +5,7 @@
 #ifndef CSTD_COMM_SLOTS_H
 #define CSTD_COMM_SLOTS_H
 
-#include "daemon/deferred.h"
+#include "daemon/base/deferred.h"
 #include "offload/plan/transport.h"
 #include "cistern/status.h"
 

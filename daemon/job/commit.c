@@ -12,12 +12,12 @@
 #include "daemon/job/layout_work.h"
 #include "daemon/job/migrate.h"
 #include "daemon/job/reshape.h"
-#include "daemon/report/committed.h"
-#include "daemon/report/log.h"
-#include "daemon/memory/pool_share.h"
+#include "daemon/serve/committed.h"
+#include "daemon/base/log.h"
+#include "daemon/job/pool_share.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/job/relocate.h"
-#include "daemon/wire/serve.h"
+#include "daemon/serve/serve.h"
 #include "proto/cistern.pb-c.h"
 
 #include <stdio.h>

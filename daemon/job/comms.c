@@ -5,9 +5,9 @@
 #include "daemon/job/comm_device.h"
 #include "daemon/job/comm_slots.h"
 #include "daemon/memory/page_work.h"
-#include "daemon/report/log.h"
-#include "daemon/report/reason_lines.h"
-#include "daemon/wire/serve.h"
+#include "daemon/base/log.h"
+#include "daemon/base/reason_lines.h"
+#include "daemon/serve/serve.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/comm_memory.h"
 

@@ -3,8 +3,8 @@
 
 #include "daemon/daemon.h"
 #include "daemon/job/done.h"
-#include "daemon/report/log.h"
-#include "daemon/wire/session.h"
+#include "daemon/base/log.h"
+#include "daemon/session/session.h"
 #include "daemon/job/saver.h"
 #include "daemon/job/updates.h"
 #include "proto/cistern.pb-c.h"

@@ -96,7 +96,7 @@ static bool is_closed(const struct cstd_job *job)
 
 /* -- declarations --------------------------------------------------------------------------- */
 
-/* True if the model of @job is made for another job, in a thread (daemon/ledger/revive_job.c). That
+/* True if the model of @job is made for another job, in a thread (daemon/revive/revive_job.c). That
  * job is charged when it gets the model. */
 static bool is_draft(const struct cstd_job *job)
 {

@@ -6,7 +6,7 @@
 #include "daemon/memory/staging.h"
 #include "daemon/ledger/lent_slabs.h"
 #include "daemon/memory/set_aside.h"
-#include "daemon/report/log.h"
+#include "daemon/base/log.h"
 #include "proto/size.h"
 
 #include <stdio.h>

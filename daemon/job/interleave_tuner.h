@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Choice of the number of device updates of a job: k (offload/update/interleave.h) is chosen from
+/* Choice of the number of device updates of a job: k (offload/books/interleave.h) is chosen from
  * the known rates of the machine, and again after each step. Pure computation.
  *
  * The expected duration of an update phase with some k is
@@ -17,8 +17,8 @@
 #ifndef CSTD_INTERLEAVE_TUNER_H
 #define CSTD_INTERLEAVE_TUNER_H
 
-#include "daemon/report/rates.h"
-#include "offload/update/interleave.h"
+#include "daemon/base/rates.h"
+#include "offload/books/interleave.h"
 
 #include <stdbool.h>
 #include <stdint.h>

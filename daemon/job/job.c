@@ -12,8 +12,8 @@
 #include "daemon/job/migrate.h"
 #include "daemon/job/reshape.h"
 #include "daemon/job/shut_out.h"
-#include "daemon/report/log.h"
-#include "daemon/wire/session.h"
+#include "daemon/base/log.h"
+#include "daemon/session/session.h"
 #include "daemon/job/worker.h"
 #include "proto/cistern.pb-c.h"
 

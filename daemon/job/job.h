@@ -7,7 +7,7 @@
  *      ^   \ last worker gone             | no memory: all ranks get the error
  *      |    \--> CLOSING                  |
  *      +----------------------------------+
- *   REVIVING --its memory is mapped--> READY   (a job of an earlier daemon: daemon/ledger/revive.h)
+ *   REVIVING --its memory is mapped--> READY   (a job of an earlier daemon: daemon/revive/revive.h)
  *   any of these --removed, time to live, drain--> CLOSING --memory given back--> freed
  *
  * A job in REVIVING has an owner, a name, perhaps a base, and charges. Requests about it wait. */
@@ -16,16 +16,16 @@
 
 #include "daemon/job/comms.h"
 #include "daemon/job/interleave_tuner.h"
-#include "daemon/job/job_options.h"
-#include "daemon/job/upkeep.h"
-#include "daemon/report/log.h"
+#include "daemon/memory/job_options.h"
+#include "daemon/memory/upkeep.h"
+#include "daemon/base/log.h"
 #include "daemon/memory/memory.h"
-#include "daemon/wire/peer.h"
-#include "daemon/wire/pending.h"
+#include "daemon/session/peer.h"
+#include "daemon/session/pending.h"
 #include "daemon/job/planner.h"
 #include "daemon/ledger/ledger.h"
-#include "daemon/report/rates.h"
-#include "daemon/report/record.h"
+#include "daemon/base/rates.h"
+#include "daemon/base/record.h"
 #include "offload/core/core.h"
 #include "proto/job_name.h"
 #include "proto/saved_plan.h"

@@ -2,7 +2,7 @@
 #include "daemon/job/job_core.h"
 
 #include "daemon/daemon.h"
-#include "daemon/job/describe.h"
+#include "daemon/ledger/describe.h"
 #include "daemon/job/updates.h"
 #include "daemon/memory/device_reservation.h"
 #include "offload/core/revival.h"

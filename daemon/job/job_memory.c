@@ -4,7 +4,7 @@
 #include "daemon/job/migrate.h"
 #include "daemon/job/reshape.h"
 #include "daemon/memory/device_reservation.h"
-#include "daemon/report/log.h"
+#include "daemon/base/log.h"
 #include "proto/size.h"
 
 #include <inttypes.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Opens the memory of a job whose commit has a layout and pools, and closes it when the commit
- * fails. A job that another daemon has committed gets its memory in daemon/ledger/revive_job.c.
+ * fails. A job that another daemon has committed gets its memory in daemon/revive/revive_job.c.
  * Loop thread only. */
 #ifndef CSTD_JOB_MEMORY_H
 #define CSTD_JOB_MEMORY_H

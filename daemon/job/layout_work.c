@@ -4,7 +4,7 @@
 #include "daemon/job/base_job.h"
 #include "daemon/daemon.h"
 #include "daemon/memory/device_reservation.h"
-#include "daemon/memory/pool_share.h"
+#include "daemon/job/pool_share.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/job/searches.h"
 

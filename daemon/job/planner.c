@@ -3,11 +3,11 @@
 
 #include "daemon/daemon.h"
 #include "daemon/job/declare.h"
-#include "daemon/report/log.h"
+#include "daemon/base/log.h"
 #include "daemon/job/reshape.h"
 #include "daemon/job/searches.h"
 #include "daemon/memory/edge_slots.h"
-#include "daemon/memory/pool_share.h"
+#include "daemon/job/pool_share.h"
 #include "daemon/memory/rank_devices.h"
 #include "offload/layout/model_bytes.h"
 #include "proto/size.h"

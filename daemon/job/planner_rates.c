@@ -2,7 +2,7 @@
 #include "daemon/job/planner_rates.h"
 
 #include "daemon/daemon.h"
-#include "daemon/report/log.h"
+#include "daemon/base/log.h"
 #include "proto/fingerprint.h"
 #include "proto/rates_json.h"
 

@@ -8,8 +8,8 @@
 #include "daemon/job/done.h"
 #include "daemon/ledger/lent_slabs.h"
 #include "daemon/memory/set_aside.h"
-#include "daemon/report/log.h"
-#include "daemon/wire/session.h"
+#include "daemon/base/log.h"
+#include "daemon/session/session.h"
 #include "daemon/job/worker.h"
 
 /* True if the job continues without the accelerator of @worker's pool: the pool of another rank was

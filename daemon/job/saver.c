@@ -3,7 +3,7 @@
 
 #include "daemon/daemon.h"
 #include "daemon/job/core_driver.h"
-#include "daemon/job/describe.h"
+#include "daemon/ledger/describe.h"
 #include "proto/cistern.pb-c.h"
 
 void cstd_saver_detach(struct cstd_session *session)

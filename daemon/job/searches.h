@@ -5,7 +5,7 @@
 #ifndef CST_SEARCHES_H
 #define CST_SEARCHES_H
 
-#include "daemon/deferred.h"
+#include "daemon/base/deferred.h"
 #include "daemon/job/search_queue.h"
 
 #include <stdatomic.h>

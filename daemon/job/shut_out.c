@@ -4,7 +4,7 @@
 #include "daemon/daemon.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/job/job.h"
-#include "daemon/report/log.h"
+#include "daemon/base/log.h"
 
 /* Most processes that hang up end at once, and their units are then given to others without a new
  * attempt. */

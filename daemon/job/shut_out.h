@@ -3,7 +3,7 @@
  * to the memory that ranks pass arrays through, so that nobody can do its unit again there. If the
  * process has not ended after SHUT_OUT_MS, the job's edges get new memory, which it cannot map, and
  * the step is done again without it. The old memory is charged as long as a process has it
- * (daemon/memory/remains.h). Loop thread only. */
+ * (daemon/budget/remains.h). Loop thread only. */
 #ifndef CSTD_SHUT_OUT_H
 #define CSTD_SHUT_OUT_H
 

@@ -3,7 +3,7 @@
 
 #include "daemon/daemon.h"
 #include "daemon/job/job.h"
-#include "daemon/report/log.h"
+#include "daemon/base/log.h"
 #include "daemon/job/planner.h"
 #include "daemon/memory/device_reservation.h"
 #include "offload/plan/pipeline.h"

@@ -9,12 +9,12 @@
 #include "daemon/memory/rank_devices.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/job/given.h"
-#include "daemon/report/log.h"
+#include "daemon/base/log.h"
 #include "daemon/job/relocate.h"
 #include "daemon/job/reshape.h"
 #include "daemon/job/shut_out.h"
 #include "daemon/memory/device_reservation.h"
-#include "daemon/wire/session.h"
+#include "daemon/session/session.h"
 
 #include <string.h>
 #include <sys/random.h>

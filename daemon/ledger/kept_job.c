@@ -3,7 +3,7 @@
 
 #include "daemon/daemon.h"
 #include "daemon/ledger/ledger.h"
-#include "daemon/wire/packed.h"
+#include "daemon/session/packed.h"
 #include "daemon/ledger/revive_devices.h"
 
 #include <inttypes.h>

@@ -7,7 +7,7 @@
 #include "daemon/ledger/ledger_make.h"
 #include "daemon/ledger/lent_slabs.h"
 #include "daemon/ledger/revive_engines.h"
-#include "daemon/report/log.h"
+#include "daemon/base/log.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -121,7 +121,7 @@ static void record_of(const struct cstd_job *job, struct cstd_ledger_record *out
     }
 }
 
-/* @job has @file now, whose memory was charged with the job's (daemon/job/upkeep.h). */
+/* @job has @file now, whose memory was charged with the job's (daemon/memory/upkeep.h). */
 static void take(struct cstd_job *job, const struct cstd_ledger_file *file,
                  enum cstd_ledger_state state)
 {

@@ -9,7 +9,7 @@
 #ifndef CSTD_LEDGER_H
 #define CSTD_LEDGER_H
 
-#include "daemon/ledger/keeper.h"
+#include "daemon/base/keeper.h"
 #include "daemon/ledger/ledger_file.h"
 
 #include <stdbool.h>

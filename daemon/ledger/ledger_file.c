@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/ledger/ledger_file.h"
 
-#include "daemon/wire/packed.h"
+#include "daemon/session/packed.h"
 
 #include "proto/fallocate.h"
 

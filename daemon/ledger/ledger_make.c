@@ -3,7 +3,7 @@
 
 #include "cistern/cistern.h"
 #include "daemon/daemon.h"
-#include "daemon/job/describe.h"
+#include "daemon/ledger/describe.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/device_reservation.h"
 #include "daemon/memory/rank_devices.h"

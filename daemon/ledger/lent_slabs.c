@@ -3,7 +3,7 @@
 
 #include "daemon/daemon.h"
 #include "daemon/job/worker.h"
-#include "daemon/report/log.h"
+#include "daemon/base/log.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The slabs of pools that lend memory to device updates, which can have the only results of an
- * update (offload/update/lent_memory.h). They are in the service manager's store as long as they
+ * update (offload/gradient/lent_memory.h). They are in the service manager's store as long as they
  * can be lent. A job that goes on takes those with results back; all other slabs of pools are made
  * again. Each slab has a name of its own in the store. Loop thread only. */
 #ifndef CSTD_LENT_SLABS_H

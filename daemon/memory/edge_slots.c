@@ -2,7 +2,7 @@
 #include "daemon/memory/edge_slots.h"
 
 #include "daemon/daemon.h"
-#include "daemon/report/reason_lines.h"
+#include "daemon/base/reason_lines.h"
 #include "offload/layout/edge.h"
 #include "proto/round_up.h"
 

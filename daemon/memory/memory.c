@@ -2,7 +2,7 @@
 #include "daemon/memory/memory_pools.h"
 
 #include "daemon/daemon.h"
-#include "daemon/report/log.h"
+#include "daemon/base/log.h"
 #include "proto/size.h"
 
 #include <errno.h>

@@ -13,8 +13,8 @@
 #ifndef CST_MEMORY_H
 #define CST_MEMORY_H
 
-#include "daemon/memory/arena.h"
-#include "daemon/deferred.h"
+#include "daemon/budget/arena.h"
+#include "daemon/base/deferred.h"
 #include "daemon/memory/pools.h"
 #include "daemon/memory/device_reservation.h"
 #include "daemon/memory/shared_heads.h"

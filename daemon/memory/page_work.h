@@ -5,7 +5,7 @@
 #ifndef CST_PAGE_WORK_H
 #define CST_PAGE_WORK_H
 
-#include "daemon/memory/arena.h"
+#include "daemon/budget/arena.h"
 
 #include <uv.h>
 

@@ -3,8 +3,8 @@
 
 #include "daemon/daemon.h"
 #include "daemon/memory/memory_pools.h"
-#include "daemon/report/log.h"
-#include "daemon/wire/session.h"
+#include "daemon/base/log.h"
+#include "daemon/session/session.h"
 #include "offload/layout/edge.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/text.h"

@@ -2,8 +2,8 @@
 #include "daemon/memory/staging.h"
 
 #include "daemon/daemon.h"
-#include "daemon/job/upkeep.h"
-#include "daemon/wire/session.h"
+#include "daemon/memory/upkeep.h"
+#include "daemon/session/session.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/round_up.h"
 

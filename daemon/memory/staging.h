@@ -5,9 +5,9 @@
 #ifndef CST_STAGING_H
 #define CST_STAGING_H
 
-#include "daemon/memory/arena.h"
-#include "daemon/deferred.h"
-#include "daemon/wire/held.h"
+#include "daemon/budget/arena.h"
+#include "daemon/base/deferred.h"
+#include "daemon/session/held.h"
 
 #define CSTD_STAGING_MIN_BYTES (64u << 10)
 #define CSTD_STAGING_MAX_BYTES (4u << 20)

@@ -12,7 +12,7 @@
  *
  * The value of the row is the first operand of the sum. The result therefore does not depend on how
  * the sources are divided among calls. Where a pool has too few blocks, the contributions of the
- * first ranks are added before those of the last ranks exist (offload/residency/spill.c), with the
+ * first ranks are added before those of the last ranks exist (offload/gradient/spill.c), with the
  * same bits.
  *
  * Another device (a GPU) may have made the first sum of a step. It is then stored in the row as one

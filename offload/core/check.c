@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The invariants of the core as a whole. For tests. */
-#include "offload/update/chunk_update.h"
-#include "offload/update/collection.h"
-#include "offload/core/core_state.h"
-#include "offload/update/exposure.h"
-#include "offload/core/heap.h"
-#include "offload/core/instant.h"
-#include "offload/update/kept_gradients.h"
-#include "offload/residency/lookahead.h"
-#include "offload/residency/waiting.h"
+#include "offload/books/chunk_update.h"
+#include "offload/gradient/collection.h"
+#include "offload/base/core_state.h"
+#include "offload/books/exposure.h"
+#include "offload/base/heap.h"
+#include "offload/books/instant.h"
+#include "offload/gradient/kept_gradients.h"
+#include "offload/books/lookahead.h"
+#include "offload/books/waiting.h"
 
 #include <stdlib.h>
 

@@ -5,19 +5,19 @@
  * engine can prevent the updates. */
 #include "offload/core/commit.h"
 
-#include "offload/core/clip.h"
-#include "offload/update/collection.h"
-#include "offload/core/core_state.h"
-#include "offload/update/device_choice.h"
-#include "offload/update/exposure.h"
-#include "offload/core/hyper.h"
-#include "offload/core/idle.h"
-#include "offload/core/instant.h"
+#include "offload/base/clip.h"
+#include "offload/gradient/collection.h"
+#include "offload/base/core_state.h"
+#include "offload/gradient/device_choice.h"
+#include "offload/books/exposure.h"
+#include "offload/base/hyper.h"
+#include "offload/base/idle.h"
+#include "offload/books/instant.h"
 #include "offload/update/overlap.h"
 #include "offload/core/prepare.h"
 #include "offload/core/ranks.h"
 #include "offload/core/revival.h"
-#include "offload/residency/waiting.h"
+#include "offload/books/waiting.h"
 
 #include <inttypes.h>
 

@@ -12,7 +12,7 @@
  *   - NORM: engine 0.
  *   - Copies between a pool and an arena: the engine of the pool's GPU; for a pool in host memory,
  *     the engine of the chunk's node.
- *   - REDUCE: the engine that offload/update/reduce_site.h chooses.
+ *   - REDUCE: the engine that offload/gradient/reduce_site.h chooses.
  *
  * Therefore a command's `after` can name tickets of other engines. The driver gives the command to
  * its engine only when those tickets are complete. If a command fails, the commands that wait for
@@ -140,7 +140,7 @@
  *
  * Stages (model->n_stages > 0). The job is dispatched: by NEXT a rank asks what it may do, and the
  * core answers with a unit, which is a stage, a micro-batch and a direction
- * (offload/core/dispatch.h). The next NEXT names the unit, and says that it is done. Instead of
+ * (offload/schedule/dispatch.h). The next NEXT names the unit, and says that it is done. Instead of
  * ACCUMULATE, units separate micro-batches. The differences to other jobs:
  *
  *   - Ranks come and go. An attempt begins when all ranks that are attached have sent SYNC, and
@@ -170,9 +170,9 @@
 #ifndef CST_CORE_H
 #define CST_CORE_H
 
-#include "offload/core/command.h"
-#include "offload/core/dispatch.h"
-#include "offload/core/stats.h"
+#include "offload/base/command.h"
+#include "offload/schedule/dispatch.h"
+#include "offload/base/stats.h"
 #include "offload/layout/layout.h"
 #include "cistern/status.h"
 #include "proto/table.h"
@@ -231,7 +231,7 @@ struct cst_core_device_reservation {
     uint32_t segment; /* Id of the segment that is this memory. */
     uint64_t bytes;   /* Size of the memory. */
     /* The memory is that of empty blocks of the pool of rank `rank`, which is on the same
-     * accelerator (offload/update/lent_memory.c); segment and bytes are not used. Chunks whose
+     * accelerator (offload/gradient/lent_memory.c); segment and bytes are not used. Chunks whose
      * states stay on the accelerator need another device reservation. */
     bool lent;
     uint32_t rank; /* With `lent`: the rank. */
@@ -468,7 +468,7 @@ int cst_core_check_stages(const struct cst_model *model, uint32_t micro_batches,
 
 /* Let the record of @rank's requests have at most @n entries between two steps. Requests beyond
  * that are not learned, and nothing else depends on it. Without this call there is no such limit
- * below CST_TRACE_MAX_RECORD (offload/residency/trace.h), which also limits @n. */
+ * below CST_TRACE_MAX_RECORD (offload/books/trace.h), which also limits @n. */
 void cst_core_limit_trace(struct cst_core *core, uint32_t rank, uint32_t n);
 
 /* Return whether the record of @rank will soon have as many entries as it may. */

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Opens and closes a core, moves a pool, and writes the job table. */
-#include "offload/core/core_state.h"
+#include "offload/base/core_state.h"
 #include "offload/layout/edge.h"
 #include "offload/update/device_update.h"
-#include "offload/update/landing.h"
-#include "offload/residency/drift.h"
-#include "offload/residency/weight_row.h"
+#include "offload/gradient/landing.h"
+#include "offload/base/drift.h"
+#include "offload/books/weight_row.h"
 #include "proto/muon.h"
 
 #include <inttypes.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/core/deadlines.h"
 
-#include "offload/core/core_state.h"
+#include "offload/base/core_state.h"
 #include "offload/core/ranks.h"
-#include "offload/residency/waiting.h"
+#include "offload/books/waiting.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -16,10 +16,10 @@
  * accelerator is back by then, they go on. */
 #include "offload/core/device_loss.h"
 
-#include "offload/core/core_state.h"
-#include "offload/core/group.h"
+#include "offload/base/core_state.h"
+#include "offload/base/group.h"
 #include "offload/core/ranks.h"
-#include "offload/residency/waiting.h"
+#include "offload/books/waiting.h"
 
 #include <assert.h>
 #include <inttypes.h>

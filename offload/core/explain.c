@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sentences about where a chunk is, and why. */
-#include "offload/update/chunk_update.h"
-#include "offload/update/collection.h"
-#include "offload/core/core_state.h"
-#include "offload/core/group.h"
-#include "offload/update/landing.h"
-#include "offload/residency/multi_gpu_load.h"
+#include "offload/books/chunk_update.h"
+#include "offload/gradient/collection.h"
+#include "offload/base/core_state.h"
+#include "offload/base/group.h"
+#include "offload/gradient/landing.h"
+#include "offload/weights/multi_gpu_load.h"
 #include "offload/core/states.h"
-#include "offload/update/sum.h"
+#include "offload/gradient/sum.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/core/next.h"
 
-#include "offload/core/core_state.h"
+#include "offload/base/core_state.h"
 #include "offload/core/ranks.h"
-#include "offload/residency/residency.h"
-#include "offload/residency/waiting.h"
-#include "offload/update/collection.h"
+#include "offload/weights/residency.h"
+#include "offload/books/waiting.h"
+#include "offload/gradient/collection.h"
 
 #include <inttypes.h>
 

@@ -2,10 +2,10 @@
 /* Ranks and attempts: attach, sync, leave, death; begin and end of attempts. */
 #include "offload/core/ranks.h"
 
-#include "offload/update/collection.h"
-#include "offload/core/core_state.h"
-#include "offload/residency/residency.h"
-#include "offload/residency/waiting.h"
+#include "offload/gradient/collection.h"
+#include "offload/base/core_state.h"
+#include "offload/weights/residency.h"
+#include "offload/books/waiting.h"
 #include "offload/update/overlap.h"
 
 #include <inttypes.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/core/revival.h"
 
-#include "offload/core/actions.h"
-#include "offload/core/core_state.h"
+#include "offload/books/actions.h"
+#include "offload/base/core_state.h"
 #include "offload/update/device_update.h"
 #include "offload/update/update.h"
 

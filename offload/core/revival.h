@@ -25,14 +25,14 @@
 #define CST_REVIVAL_H
 
 #include "offload/core/core.h"
-#include "offload/update/buffers.h"
+#include "offload/layout/buffers.h"
 
 /* A device update that is known to be complete, and whose results are being copied back: the rows
  * of its chunk are partly overwritten. */
 struct cst_core_copying {
     uint32_t chunk; /* Number of the chunk + 1; 0: none. */
-    /* The results are in blocks of a pool (offload/update/lent_memory.h): its rank + 1; 0: they are
-     * in a device reservation. */
+    /* The results are in blocks of a pool (offload/gradient/lent_memory.h): its rank + 1; 0: they
+     * are in a device reservation. */
     uint32_t lender;
     uint64_t mark; /* Adam step of the update. */
 };

@@ -6,14 +6,14 @@
  * other. */
 #include "offload/core/states.h"
 
-#include "offload/update/chunk_update.h"
+#include "offload/books/chunk_update.h"
 #include "offload/core/commit.h"
-#include "offload/core/core_state.h"
+#include "offload/base/core_state.h"
 #include "offload/update/overlap.h"
 #include "offload/core/ranks.h"
 #include "offload/core/save.h"
-#include "offload/residency/residency.h"
-#include "offload/residency/weight_row.h"
+#include "offload/weights/residency.h"
+#include "offload/books/weight_row.h"
 
 #include <inttypes.h>
 

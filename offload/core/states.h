@@ -4,7 +4,7 @@
 #define CST_STATES_H
 
 #include "offload/core/core.h"
-#include "offload/core/flight.h"
+#include "offload/base/flight.h"
 
 struct cst_core;
 

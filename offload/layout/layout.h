@@ -293,7 +293,8 @@ uint64_t cst_layout_chunk_row_bytes(const struct cst_layout *layout,
 double cst_layout_update_bytes(const struct cst_layout_states *states, uint32_t grad_bytes,
                                enum cst_dtype dtype);
 
-/* The chunks whose gradients land (offload/update/landing.h). The numbers are those of the ledger.
+/* The chunks whose gradients land (offload/gradient/landing.h). The numbers are those of the
+ * ledger.
  */
 enum cst_layout_landings {
     CST_LANDINGS_NONE = 0, /* None: no rank computes on an accelerator. */

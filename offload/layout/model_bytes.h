@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How much memory declarations take, in the heap and as messages: whoever serves several users
- * counts it (daemon/job/declare.h, daemon/job/upkeep.h). The numbers depend on the declarations
+ * counts it (daemon/job/declare.h, daemon/memory/upkeep.h). The numbers depend on the declarations
  * alone, and include what malloc adds. Any thread. */
 #ifndef CST_MODEL_BYTES_H
 #define CST_MODEL_BYTES_H

@@ -2,7 +2,7 @@
 #include "offload/layout/rows.h"
 
 #include "offload/layout/matrices.h"
-#include "offload/update/buffers.h"
+#include "offload/layout/buffers.h"
 #include "offload/layout/packing.h"
 #include "proto/round_up.h"
 

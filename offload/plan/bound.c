@@ -96,7 +96,7 @@ struct elements {
     double trained, frozen; /* Bytes of weights. */
     double sums;            /* Bytes of the grad rows of the trained chunks. */
     /* Bytes of gradients that are copied down in a micro-batch: those that land
-     * (offload/update/landing.h) as they are, the others in the format of the grad rows. */
+     * (offload/gradient/landing.h) as they are, the others in the format of the grad rows. */
     double down;
 };
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/plan/pipeline.h"
 
-#include "offload/update/buffers.h"
-#include "offload/update/lent_memory.h"
+#include "offload/layout/buffers.h"
+#include "offload/gradient/lent_memory.h"
 
 /* What the chunks have that are not updated where their states are: sums over all of them. */
 struct work {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The pipeline of device updates: the description of a machine by which
- * offload/update/interleave.h chooses which chunks get device updates. The chunks and bytes are
+ * offload/books/interleave.h chooses which chunks get device updates. The chunks and bytes are
  * counted in a layout, device reservations and pools; the rates are measured ones. The searches for
  * plans and daemon/job/updates.c call these functions.
  *
@@ -10,7 +10,7 @@
 #define CST_PIPELINE_H
 
 #include "offload/core/core.h"
-#include "offload/update/interleave.h"
+#include "offload/books/interleave.h"
 #include "proto/rates.h"
 
 /* Fill in all members of *out except the rates and `shared`, which stay as they are. Counted are

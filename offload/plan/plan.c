@@ -2,7 +2,7 @@
 /* The search from begin to end: without states on accelerators, with them, and the answer. */
 #include "offload/plan/knobs.h"
 
-#include "offload/update/buffers.h"
+#include "offload/layout/buffers.h"
 #include "offload/layout/packing.h"
 #include "offload/plan/reservation.h"
 #include "proto/round_up.h"

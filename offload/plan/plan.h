@@ -33,10 +33,10 @@
  *     CST_PLAN_DEVICE_UPDATE_AUTO.
  *
  * With CST_PLAN_DEVICE_UPDATE_AUTO there is a device reservation of three buffers, or pools lend
- * memory (offload/update/lent_memory.h), if steps are shorter with it. Lent memory takes nothing
+ * memory (offload/gradient/lent_memory.h), if steps are shorter with it. Lent memory takes nothing
  * from the pools, and is chosen if steps are as short as with the best device reservation. One of
  * every k chunks is updated there, with the k that a daemon starts with
- * (offload/update/interleave.h). The part of a device that the smallest pool and the device
+ * (offload/books/interleave.h). The part of a device that the smallest pool and the device
  * reservation leave is divided between blocks and states in a few ways, and the fastest is kept.
  * The first search is made without states on accelerators, so the plan is never slower because of
  * this choice. Neither device reservations nor such states are combined with what the daemon cannot
@@ -98,7 +98,7 @@ struct cst_plan_config {
      * that is 0. Needs fp32 moments, gradients in rows of their own and, if it is a number of
      * bytes, a device_update_bytes that is one too. */
     uint64_t device_states;
-    /* The ranks' pools on accelerators lend memory for updates (offload/update/lent_memory.h).
+    /* The ranks' pools on accelerators lend memory for updates (offload/gradient/lent_memory.h).
      * device_update_bytes and device_states are 0. Ignored if ranks compute on the host. */
     bool lent;
     bool interleave_given; /* Use `interleave` as k, whatever the rates are. */

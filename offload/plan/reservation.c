@@ -4,8 +4,8 @@
  * of its own. */
 #include "offload/plan/reservation.h"
 
-#include "offload/update/buffers.h"
-#include "offload/update/lent_memory.h"
+#include "offload/layout/buffers.h"
+#include "offload/gradient/lent_memory.h"
 #include "offload/layout/packing.h"
 #include "offload/plan/pipeline.h"
 #include "proto/round_up.h"

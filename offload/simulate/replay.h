@@ -104,7 +104,8 @@ struct cst_replay_result {
     uint64_t step_ns;    /* Time from commit to commit. */
     uint64_t compute_ns; /* Compute time of the busiest rank. */
     uint64_t wait_ns;    /* Time that the busiest rank waited for weights or blocks. */
-    /* By how much the step would be shorter if updates took no time; see offload/core/instant.c. */
+    /* By how much the step would be shorter if updates took no time; see offload/books/instant.c.
+     */
     uint64_t update_exposed_ns;
     /* Time with at least one update in flight, for the last step whose updates had all ended
      * (cst_core_stats). */

@@ -4,12 +4,12 @@
 #ifndef CST_DEVICE_UPDATE_H
 #define CST_DEVICE_UPDATE_H
 
-#include "offload/update/buffers.h"
-#include "offload/update/chunk_update.h"
+#include "offload/layout/buffers.h"
+#include "offload/books/chunk_update.h"
 #include "offload/core/core.h"
-#include "offload/core/flight.h"
-#include "offload/update/kept_gradients.h"
-#include "offload/update/lent_memory.h"
+#include "offload/base/flight.h"
+#include "offload/gradient/kept_gradients.h"
+#include "offload/gradient/lent_memory.h"
 
 struct cst_core;
 

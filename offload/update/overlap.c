@@ -30,12 +30,12 @@
  * forward pass begins with it. */
 #include "offload/update/overlap.h"
 
-#include "offload/update/collection.h"
-#include "offload/core/core_state.h"
-#include "offload/core/hyper.h"
-#include "offload/update/device_choice.h"
-#include "offload/residency/residency.h"
-#include "offload/update/sum.h"
+#include "offload/gradient/collection.h"
+#include "offload/base/core_state.h"
+#include "offload/base/hyper.h"
+#include "offload/gradient/device_choice.h"
+#include "offload/weights/residency.h"
+#include "offload/gradient/sum.h"
 #include "offload/update/update.h"
 
 #include <inttypes.h>

@@ -5,7 +5,7 @@
 #ifndef CST_OVERLAP_H
 #define CST_OVERLAP_H
 
-#include "offload/update/chunk_update.h"
+#include "offload/books/chunk_update.h"
 #include "offload/core/core.h"
 
 struct cst_core;

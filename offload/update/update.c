@@ -3,13 +3,13 @@
  * Also what waits for an update, and when it is complete. */
 #include "offload/update/update.h"
 
-#include "offload/core/core_state.h"
-#include "offload/update/device_choice.h"
+#include "offload/base/core_state.h"
+#include "offload/gradient/device_choice.h"
 #include "offload/update/device_update.h"
-#include "offload/update/exposure.h"
-#include "offload/update/kept_gradients.h"
-#include "offload/residency/residency.h"
-#include "offload/residency/weight_row.h"
+#include "offload/books/exposure.h"
+#include "offload/gradient/kept_gradients.h"
+#include "offload/weights/residency.h"
+#include "offload/books/weight_row.h"
 
 #include <stdlib.h>
 

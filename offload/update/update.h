@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Issues one update of one chunk, to its node's engine or to an accelerator. The state of an update
- * is in offload/update/chunk_update.h. Owned here: whose turn a scratch is. The chunks of a node
+ * is in offload/books/chunk_update.h. Owned here: whose turn a scratch is. The chunks of a node
  * that Muon updates share one (proto/muon.h), so their updates follow one another. Called by
  * overlap and update_end. */
 #ifndef CST_UPDATE_H
 #define CST_UPDATE_H
 
-#include "offload/update/chunk_update.h"
+#include "offload/books/chunk_update.h"
 #include "offload/core/core.h"
 
 struct cst_core;

@@ -17,13 +17,13 @@
  * chunks are updated there or not at all. */
 #include "offload/update/update_end.h"
 
-#include "offload/update/chunk_update.h"
-#include "offload/core/core_state.h"
+#include "offload/books/chunk_update.h"
+#include "offload/base/core_state.h"
 #include "offload/update/device_update.h"
-#include "offload/update/exposure.h"
-#include "offload/update/kept_gradients.h"
-#include "offload/update/lent_memory.h"
-#include "offload/update/sum.h"
+#include "offload/books/exposure.h"
+#include "offload/gradient/kept_gradients.h"
+#include "offload/gradient/lent_memory.h"
+#include "offload/gradient/sum.h"
 #include "offload/update/update.h"
 
 #include <inttypes.h>

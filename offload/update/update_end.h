@@ -5,7 +5,7 @@
 #define CST_UPDATE_END_H
 
 #include "offload/core/core.h"
-#include "offload/core/flight.h"
+#include "offload/base/flight.h"
 
 struct cst_core;
 

@@ -11,7 +11,7 @@
  * the first one and the head in the last one, which takes 2.6 times as long as the others.
  *
  * Usage: bench_dispatch --json FILE */
-#include "offload/core/dispatch.h"
+#include "offload/schedule/dispatch.h"
 
 #include <stdio.h>
 #include <stdlib.h>

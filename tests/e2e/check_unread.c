@@ -203,7 +203,7 @@ START_TEST(what_the_disconnected_leave_unread_counts)
         (void)usleep(10000); /* they are disconnected after ten seconds without reading */
     }
     /* There is also a descriptor for each staging file that the client keeps; see
-     * daemon/memory/remains.
+     * daemon/budget/remains.
      */
     ck_assert_uint_ge(n_in_flight(), N * EACH);
     for (unsigned i = 0; i < N; i++) {

@@ -23,7 +23,7 @@ done
 ! grep -rq SYSCONFDIR "$root" || fail "a man page does not say where the configuration is"
 
 # Compiled code gets directories from a header, so that it is compiled again after a configure with another prefix.
-compile=$(make -n -W "$srcdir/daemon/options.c" -W "$srcdir/proto/program.c" daemon/options.lo proto/program.lo 2>/dev/null) ||
+compile=$(make -n -W "$srcdir/daemon/settings/options.c" -W "$srcdir/proto/program.c" daemon/settings/options.lo proto/program.lo 2>/dev/null) ||
     fail "make does not say how it compiles"
 [ "$(grep -c '^#define .* "/.*"$' dirs.h)" -eq 3 ] || fail "dirs.h has not the three directories"
 while read -r dir; do

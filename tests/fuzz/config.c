@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Fuzzes the daemon's configuration file. An input is the file. */
-#include "daemon/settings.h"
+#include "daemon/settings/settings.h"
 
 #include "tests/fuzz/file.h"
 

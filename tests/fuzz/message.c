@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Fuzzes the bodies of messages of both protocols: they are unpacked within the daemon's limit of
  * memory, and packed again. The first byte of an input chooses the message (see types), and the
- * rest is its body. The daemon's hand-written reader of a Batch (daemon/wire/batch.h) must agree
+ * rest is its body. The daemon's hand-written reader of a Batch (daemon/session/batch.h) must agree
  * with protobuf-c. */
-#include "daemon/wire/batch.h"
-#include "daemon/wire/unpack.h"
+#include "daemon/session/batch.h"
+#include "daemon/session/unpack.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/engine.pb-c.h"
 #include "tests/fuzz/fuzz.h"

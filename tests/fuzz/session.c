@@ -2,7 +2,7 @@
 #include "tests/fuzz/session.h"
 
 #include "daemon/daemon.h"
-#include "daemon/report/log.h"
+#include "daemon/base/log.h"
 #include "proto/cistern.pb-c.h"
 #include "tests/fuzz/fake_engine.h"
 #include "tests/fuzz/fuzz.h"

@@ -5,7 +5,7 @@
 #include "tests/lib/adamw.h"
 #include "client/gpt/store.h"
 #include "kernels/math/kernels.h"
-#include "offload/core/clip.h"
+#include "offload/base/clip.h"
 #include "tests/gpt/support.h"
 #include "tests/lib/suite.h"
 

@@ -9,7 +9,7 @@
  *   synced      the same before its first answer to a Sync */
 #include "daemon/engine/engines.h"
 #include "daemon/ledger/ledger_file.h"
-#include "daemon/wire/session.h"
+#include "daemon/session/session.h"
 #include "offload/layout/layout.h"
 #include "proto/cistern.pb-c.h"
 

@@ -4,7 +4,7 @@
  * the next daemon leaves them in the store for a later one. It is ready at once, begins when the
  * file /run/cistern/fill is there, and makes /run/cistern/filled at the end: the manager, which
  * compares each descriptor with all others, answers nobody meanwhile. */
-#include "daemon/ledger/kept_name.h"
+#include "daemon/base/kept_name.h"
 
 #include <fcntl.h>
 #include <poll.h>

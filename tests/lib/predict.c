@@ -90,7 +90,7 @@ static void add_reservations(struct prediction *p, struct cst_layout_config *con
 }
 
 /* Lay out as daemon/job/commit.c does, and divide what each rank has asked for as
- * daemon/memory/pool_share.c does. */
+ * daemon/job/pool_share.c does. */
 static int lay_out(struct prediction *p, struct cst_err *err)
 {
     struct cst_layout_config config = {.chunk_elems = p->chunk_elems,

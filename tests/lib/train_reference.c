@@ -3,7 +3,7 @@
 #include "tests/lib/adamw.h"
 
 #include "kernels/math/kernels.h"
-#include "offload/core/clip.h"
+#include "offload/base/clip.h"
 #include "proto/grad_limit.h"
 
 #include <check.h>

@@ -3,7 +3,7 @@
  * all drawn at random. */
 #include "tests/sim/sim.h"
 
-#include "offload/update/buffers.h"
+#include "offload/layout/buffers.h"
 
 #include <stdlib.h>
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/wire/server while connections cannot be accepted: they stay in the queue, and the
- * daemon sleeps between its tries. Also of connections and processes that the loop cannot watch. */
+/* Tests of daemon/serve/server while connections cannot be accepted: they stay in the queue, and
+ * the daemon sleeps between its tries. Also of connections and processes that the loop cannot
+ * watch. */
 #include "daemon/daemon.h"
 #include "daemon/engine/probe.h"
 #include "daemon/engine/process.h"

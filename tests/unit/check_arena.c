@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/memory/arena: budgets and sealed segments. */
-#include "daemon/memory/arena.h"
+/* Tests of daemon/budget/arena: budgets and sealed segments. */
+#include "daemon/budget/arena.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

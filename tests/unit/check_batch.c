@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/wire/batch: the hand-written code for Batch and BatchDone agrees with protobuf-c.
+/* Tests of daemon/session/batch: the hand-written code for Batch and BatchDone agrees with
+ * protobuf-c.
  */
-#include "daemon/wire/batch.h"
+#include "daemon/session/batch.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/frame.h"
 #include "tests/lib/suite.h"

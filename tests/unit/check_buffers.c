@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of offload/update/buffers: the division of a reservation's memory. */
-#include "offload/update/buffers.h"
+/* Tests of offload/layout/buffers: the division of a reservation's memory. */
+#include "offload/layout/buffers.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

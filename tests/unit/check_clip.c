@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of offload/core/clip: the factor of an update from the gradient's norm, and the steps that
+/* Tests of offload/base/clip: the factor of an update from the gradient's norm, and the steps that
  * are skipped. */
-#include "offload/core/clip.h"
+#include "offload/base/clip.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of models that are cut into stages: the table of units, and the core with random workers
  * that come, die and leave in the middle of steps. The sums must be the same in all cases. */
-#include "offload/core/dispatch.h"
+#include "offload/schedule/dispatch.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"
 

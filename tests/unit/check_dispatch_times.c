@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How busy the ranks of a model that is cut into stages are, under a virtual clock. */
-#include "offload/core/dispatch.h"
+#include "offload/schedule/dispatch.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

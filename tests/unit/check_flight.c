@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of offload/core/flight: commands under way are found by ticket after any insertions and
+/* Tests of offload/base/flight: commands under way are found by ticket after any insertions and
  * removals, in little time. */
-#include "offload/core/flight.h"
+#include "offload/base/flight.h"
 #include "cistern/status.h"
 #include "tests/lib/suite.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/engine/gpu_list: the output of a probe, the GPUs that the configuration selects,
- * and the GPU that a worker names. */
-#include "daemon/engine/gpu_list.h"
+/* Tests of daemon/settings/gpu_list: the output of a probe, the GPUs that the configuration
+ * selects, and the GPU that a worker names. */
+#include "daemon/settings/gpu_list.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of offload/core/heap: the greatest key is on top after any insertions, changes and
+/* Tests of offload/base/heap: the greatest key is on top after any insertions, changes and
  * removals. */
-#include "offload/core/heap.h"
+#include "offload/base/heap.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/memory/host_memory: usable memory is the minimum of the machine's memory and the
+/* Tests of daemon/budget/host_memory: usable memory is the minimum of the machine's memory and the
  * limits of the process's control groups. */
-#include "daemon/memory/host_memory.h"
+#include "daemon/budget/host_memory.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of proto/host_nodes on machines that hwloc reads from descriptions. */
 #include "proto/host_nodes.h"
-#include "daemon/memory/host_memory.h"
+#include "daemon/budget/host_memory.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Compares the core's exposed time of updates with steps whose updates take no time. Both run in
  * virtual time, with models, machines and policies that are chosen from a seed. */
-#include "offload/update/buffers.h"
+#include "offload/layout/buffers.h"
 #include "tests/lib/declare.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/plan_rig.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the choice of k: compared with the paper's formula, with a simulation of every k, and
  * where device updates do not pay. */
-#include "offload/update/interleave.h"
+#include "offload/books/interleave.h"
 
 #include "tests/lib/suite.h"
 

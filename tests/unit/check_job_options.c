@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/job/job_options: the options of a JobOpen, and the error that ranks with other
+/* Tests of daemon/memory/job_options: the options of a JobOpen, and the error that ranks with other
  * options get. */
-#include "daemon/job/job_options.h"
+#include "daemon/memory/job_options.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/ledger/keeper and kept_name: what the service manager's store holds, and under
+/* Tests of daemon/base/keeper and kept_name: what the service manager's store holds, and under
  * which names. */
-#include "daemon/ledger/keeper.h"
-#include "daemon/report/notify.h"
+#include "daemon/base/keeper.h"
+#include "daemon/base/notify.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

@@ -2,7 +2,7 @@
 /* Tests of micro-batches' gradients on an accelerator in the core: they are copied to landings in
  * host memory, and the node's engine adds them. So are gradients of several accelerators that
  * cannot access each other's memory. */
-#include "offload/update/landing.h"
+#include "offload/gradient/landing.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"
 

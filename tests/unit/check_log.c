@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the log. A reader of stderr that is stuck must not stop the daemon. */
-#include "daemon/report/log.h"
+#include "daemon/base/log.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

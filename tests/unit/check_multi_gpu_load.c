@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of offload/residency/multi_gpu_load: which GPUs load a chunk together. tests/sim tests that
+/* Tests of offload/weights/multi_gpu_load: which GPUs load a chunk together. tests/sim tests that
  * the pieces add up to the whole whatever fails. */
 #include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/wire/outbox: frames that wait for a full socket. */
-#include "daemon/wire/outbox.h"
+/* Tests of daemon/session/outbox: frames that wait for a full socket. */
+#include "daemon/session/outbox.h"
 #include "tests/lib/descriptors.h"
 #include "tests/lib/suite.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/wire/pending: requests that wait, and the tags that find them. */
-#include "daemon/wire/pending.h"
+/* Tests of daemon/session/pending: requests that wait, and the tags that find them. */
+#include "daemon/session/pending.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of plans for all kinds of updates: early and delayed updates, device updates, other
  * optimizers and formats. check_plan_states has states that stay in device memory. */
-#include "offload/update/buffers.h"
+#include "offload/layout/buffers.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/plan_rig.h"
 #include "tests/unit/search_rig.h"

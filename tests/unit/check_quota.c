@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/memory/quota and daemon/memory/quota_rules: the limit that applies to a user, the
+/* Tests of daemon/budget/quota and daemon/budget/quota_rules: the limit that applies to a user, the
  * message of a refusal, groups, and limits that change while memory is in use. */
-#include "daemon/memory/quota.h"
+#include "daemon/budget/quota.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/report/reason_lines: where the lines of a long reason end. */
-#include "daemon/report/reason_lines.h"
+/* Tests of daemon/base/reason_lines: where the lines of a long reason end. */
+#include "daemon/base/reason_lines.h"
 #include "proto/text.h"
 #include "tests/lib/suite.h"
 

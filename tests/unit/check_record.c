@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the record of a job's activity: commands by their tickets, steps, and a ring that drops
  * the oldest entries. */
-#include "daemon/report/record.h"
+#include "daemon/base/record.h"
 #include "tests/lib/suite.h"
 
 static void issue(struct cstd_record *record, uint64_t ticket, uint64_t now)

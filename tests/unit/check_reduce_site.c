@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of which engine does what when ranks are on GPUs: the choice of a sum's reduce site, and
  * the core's commands. Engine 0 is the host's; engines 1 and 2 are GPUs. */
-#include "offload/update/reduce_site.h"
+#include "offload/gradient/reduce_site.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"
 

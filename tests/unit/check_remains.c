@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of memory that was dropped, but that processes may still hold. */
-#include "daemon/memory/quota.h"
-#include "daemon/memory/remains.h"
+#include "daemon/budget/quota.h"
+#include "daemon/budget/remains.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

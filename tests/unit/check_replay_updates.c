@@ -2,8 +2,8 @@
 /* Tests of updates in the simulator: early and delayed updates, device updates, states in device
  * memory, formats of moments. */
 #include "offload/layout/matrices.h"
-#include "offload/update/buffers.h"
-#include "offload/update/lent_memory.h"
+#include "offload/layout/buffers.h"
+#include "offload/gradient/lent_memory.h"
 #include "offload/plan/pipeline.h"
 #include "tests/lib/declare.h"
 #include "tests/lib/suite.h"
@@ -180,7 +180,7 @@ static void open_accelerated(uint32_t world, uint32_t n_reservations, uint32_t k
                           k, 0);
 }
 
-/* For each k the update phase takes the time that offload/update/interleave.h predicts. */
+/* For each k the update phase takes the time that offload/books/interleave.h predicts. */
 START_TEST(as_interleave_says)
 {
     uint32_t n_reservations = _i < 8 ? 1 : 2, k = (uint32_t)_i % 8;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/settings: defaults, the file, the command line, sizes, times and rules of
- * access. */
-#include "daemon/settings.h"
-#include "daemon/report/log.h"
+/* Tests of daemon/settings/settings: defaults, the file, the command line, sizes, times and rules
+ * of access. */
+#include "daemon/settings/settings.h"
+#include "daemon/base/log.h"
 #include "proto/size.h"
 #include "tests/lib/suite.h"
 

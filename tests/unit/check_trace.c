@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the trace: the prediction before the first record, and from a record; unexpected uses;
  * and what stays of a learned record when a rank does something else for a while. */
-#include "offload/residency/trace.h"
+#include "offload/books/trace.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the choice of the block to evict, and of the count of blocks that are used before an
  * edge. */
-#include "offload/residency/trace.h"
-#include "offload/residency/victim.h"
+#include "offload/books/trace.h"
+#include "offload/books/victim.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

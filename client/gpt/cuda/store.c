@@ -3,7 +3,7 @@
 
 #include "kernels/math/cast.h"
 #include "kernels/math/update.h"
-#include "offload/core/clip.h"
+#include "offload/base/clip.h"
 #include "offload/layout/layout.h"
 #include "proto/table.h"
 

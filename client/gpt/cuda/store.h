@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* All states of one rank in GPU memory, for --store=local on a GPU. It shows by comparison what the
- * daemon costs. The arithmetic is the daemon's (kernels/cuda/kernels.h, offload/core/clip.h). The
+ * daemon costs. The arithmetic is the daemon's (kernels/cuda/kernels.h, offload/base/clip.h). The
  * layout is that of the host's local store. */
 #ifndef GPT_CUDA_STORE_H
 #define GPT_CUDA_STORE_H

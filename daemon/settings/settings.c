@@ -1,0 +1,437 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/settings/settings.h"
+
+#include "daemon/settings/gpu_list.h"
+#include "daemon/base/log.h"
+#include "proto/size.h"
+#include "proto/value.h"
+
+#include <errno.h>
+#include <ini.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Default budgets in percent of the machine's memory. The rest is for workers and the system. */
+enum { HOST_PERCENT = 60, POOL_PERCENT = 25 };
+
+/* Longest time that is used in milliseconds, which must fit in 32 bits. */
+enum { WAIT_MAX = 30 * 86400, LIFE_MAX = 366 * 86400 };
+
+/* Read a size, or a percentage of the machine's memory. */
+static int read_bytes(void *base, const char *text, void *field, struct cst_err *err)
+{
+    const struct cstd_settings *config = base;
+
+    return cst_size_parse(text, config->memory_bytes, field, err);
+}
+
+static int read_access(void *base, const char *text, void *field, struct cst_err *err)
+{
+    (void)base;
+    return cstd_access_parse(field, text, err);
+}
+
+static int read_interleave(void *base, const char *text, void *field, struct cst_err *err)
+{
+    static const struct cst_value number = CST_U32(0, 1, 1 << 20);
+    uint32_t k = strcmp(text, "auto") == 0 ? CSTD_SETTINGS_INTERLEAVE_AUTO : 0;
+
+    (void)base;
+    if (k == 0 && strcmp(text, "none") != 0 && cst_value_read(&number, &k, text, err) != CST_OK) {
+        return cst_err_set(err, CST_EINVAL, "'%s' is none of auto, none, 1 to %d", text, 1 << 20);
+    }
+    *(uint32_t *)field = k;
+    return CST_OK;
+}
+
+/* Read the list of NUMA nodes: "all", or node numbers separated by commas or spaces. */
+static int read_nodes(void *base, const char *text, void *field, struct cst_err *err)
+{
+    static const struct cst_value number = CST_U32(0, 0, 1023);
+    struct cstd_settings *config = base;
+    char copy[128], *save = NULL;
+    unsigned n = 0;
+
+    (void)field;
+    if (strcmp(text, "all") == 0) {
+        config->n_nodes = 0;
+        return CST_OK;
+    }
+    (void)snprintf(copy, sizeof copy, "%s", text);
+    for (char *word = strtok_r(copy, ", ", &save); word != NULL;
+         word = strtok_r(NULL, ", ", &save)) {
+        uint32_t node = 0;
+
+        if (n == CSTD_SETTINGS_MAX_NODES || cst_value_read(&number, &node, word, NULL) != CST_OK) {
+            n = 0;
+            break;
+        }
+        config->nodes[n++] = node;
+    }
+    if (n == 0) {
+        return cst_err_set(err, CST_EINVAL,
+                           "'%s' is neither 'all' nor a list of at most %d node numbers", text,
+                           CSTD_SETTINGS_MAX_NODES);
+    }
+    config->n_nodes = n;
+    return CST_OK;
+}
+
+static int read_gpu_devices(void *base, const char *text, void *field, struct cst_err *err)
+{
+    struct cstd_settings *config = base;
+    int rc = cstd_gpu_list_check(text, err);
+
+    (void)field;
+    if (rc == CST_OK) {
+        (void)snprintf(config->gpu_devices, sizeof config->gpu_devices, "%s", text);
+    }
+    return rc;
+}
+
+/* Read the budget of GPUs. The text is kept, because a percentage refers to the memory of each
+ * card. */
+static int read_gpu_pool(void *base, const char *text, void *field, struct cst_err *err)
+{
+    struct cstd_settings *config = base;
+    uint64_t bytes = 1;
+    /* Any total will do, because only the form is checked here. */
+    int rc =
+        strcmp(text, "auto") == 0 ? CST_OK : cst_size_parse(text, UINT64_C(1) << 40, &bytes, err);
+
+    (void)field;
+    if (rc == CST_OK && (bytes == 0 || strlen(text) >= sizeof config->gpu_pool)) {
+        rc = cst_err_set(err, CST_EINVAL, "'%.40s' is too small or too long for the size of a pool",
+                         text);
+    }
+    if (rc == CST_OK) {
+        (void)snprintf(config->gpu_pool, sizeof config->gpu_pool, "%s", text);
+    }
+    return rc;
+}
+
+static const char *const lock_names[] = {"try", "yes", "no", NULL};
+static const char *const copies_names[] = {"engine", "worker", NULL};
+
+#define AT(name) offsetof(struct cstd_settings, name)
+#define CHARS(name) sizeof((struct cstd_settings *)NULL)->name
+
+static const struct row {
+    const char *section;
+    const char *key;
+    struct cst_value value;
+} rows[] = {
+    {"daemon", "socket", CST_PATH(AT(socket), CHARS(socket))},
+    {"daemon", "manager_socket", CST_PATH(AT(manager_socket), CHARS(manager_socket))},
+    {"daemon", "log_level", CST_NAME(AT(log_level), CSTD_LOG_ERROR, cstd_log_names)},
+    {"daemon", "access", CST_OTHER(AT(access), read_access)},
+    {"host", "memory", CST_OTHER(AT(host_bytes), read_bytes)},
+    {"host", "lock", CST_NAME(AT(lock), 0, lock_names)},
+    {"host", "nodes", CST_OTHER(AT(nodes), read_nodes)},
+    {"device host", "pool", CST_OTHER(AT(pool_bytes), read_bytes)},
+    {"engine", "threads", CST_U32(AT(threads), 0, 1024)},
+    {"engine", "copy_threads", CST_U32(AT(copy_threads), 0, 1024)},
+    /* The most is the engine's: compute threads must make progress during copies. */
+    {"engine", "copy_share", CST_REAL(AT(copy_share), 0, 0.9)},
+    {"engine", "update_rate", CST_SIZE(AT(update_rate))},
+    {"engine", "program", CST_PATH(AT(engine), CHARS(engine))},
+    {"gpu", "devices", CST_OTHER(AT(gpu_devices), read_gpu_devices)},
+    {"gpu", "pool", CST_OTHER(AT(gpu_pool), read_gpu_pool)},
+    {"gpu", "copies", CST_NAME(AT(gpu_copies), 0, copies_names)},
+    {"gpu", "gather", CST_SIZE_OR(AT(gpu_gather), 4096, "no", 0)},
+    {"gpu", "peers", CST_YES(AT(gpu_peers))},
+    {"gpu", "idle", CST_SECONDS(AT(gpu_idle_s), 1, WAIT_MAX)},
+    {"gpu", "program", CST_PATH(AT(gpu_engine), CHARS(gpu_engine))},
+    {"paced", "devices", CST_U32(AT(n_paced), 0, CSTD_SETTINGS_MAX_PACED)},
+    {"paced", "up", CST_SIZE(AT(paced_up))},
+    {"paced", "down", CST_SIZE(AT(paced_down))},
+    {"paced", "update", CST_SIZE(AT(paced_update))},
+    {"paced", "memory", CST_OTHER(AT(paced_memory), read_bytes)},
+    {"plan", "rates", CST_PATH(AT(rates), CHARS(rates))},
+    {"plan", "interleave", CST_OTHER(AT(interleave), read_interleave)},
+    {"plan", "search", CST_YES(AT(plan_search))},
+    {"plan", "search_time", CST_SECONDS(AT(search_time_s), 1, WAIT_MAX)},
+    {"job", "ttl", CST_SECONDS(AT(ttl_s), 1, LIFE_MAX)},
+    {"job", "timeout", CST_SECONDS(AT(timeout_s), 1, WAIT_MAX)},
+    {"job", "max_jobs", CST_U32(AT(max_jobs), 1, 1024)},
+    {"job", "max_sessions", CST_U32(AT(max_sessions), 1, 1024)},
+    {"job", "credits", CST_U32(AT(credits), 1, 1024)},
+};
+
+enum { N_ROWS = sizeof rows / sizeof *rows };
+
+static bool was_given(const struct cstd_settings *config, const void *field)
+{
+    size_t offset = (size_t)((const char *)field - (const char *)config);
+
+    for (unsigned i = 0; i < N_ROWS; i++) {
+        if (rows[i].value.field == offset) {
+            return (config->given >> i & 1) != 0;
+        }
+    }
+    return false;
+}
+
+void cstd_settings_init(struct cstd_settings *config, uint64_t memory_bytes)
+{
+    *config = (struct cstd_settings){
+        .memory_bytes = memory_bytes,
+        .socket = "/run/cistern/cistern.sock",
+        .log_level = CSTD_LOG_INFO,
+        .access = {.any = true},
+        .host_bytes = memory_bytes / 100 * HOST_PERCENT,
+        .lock = CSTD_LOCK_TRY,
+        .pool_bytes = memory_bytes / 100 * POOL_PERCENT,
+        .copy_share = 0.25,
+        .gpu_devices = "all",
+        .gpu_pool = "auto",
+        .gpu_idle_s = 300,
+        .gpu_gather = 1u << 20,
+        .gpu_peers = true,
+        .paced_memory = UINT64_C(1) << 30,
+        .ttl_s = 86400,
+        .timeout_s = 300,
+        .interleave = CSTD_SETTINGS_INTERLEAVE_AUTO,
+        .plan_search = true,
+        .search_time_s = 5,
+        .max_jobs = 64,
+        .max_sessions = 256,
+        .credits = 64,
+    };
+}
+
+/* Returns the index of the row, or -1 with an error that lists the known keys. */
+static int find_row(const char *section, const char *key, struct cst_err *err)
+{
+    char known[256] = "";
+    bool section_known = false;
+
+    for (unsigned i = 0; i < N_ROWS; i++) {
+        size_t used = strlen(known);
+
+        if (strcmp(rows[i].section, section) != 0) {
+            continue;
+        }
+        if (strcmp(rows[i].key, key) == 0) {
+            return (int)i;
+        }
+        section_known = true;
+        (void)snprintf(known + used, sizeof known - used, "%s%s", used > 0 ? ", " : "",
+                       rows[i].key);
+    }
+    if (section_known) {
+        (void)cst_err_set(err, CST_EINVAL, "unknown key '%s' in [%s] (known: %s)", key, section,
+                          known);
+    } else {
+        (void)cst_err_set(err, CST_EINVAL,
+                          "unknown section [%s] (known: daemon, host, device host, gpu, paced, "
+                          "engine, plan, job, quota)",
+                          section);
+    }
+    return -1;
+}
+
+static int set_row(struct cstd_settings *config, int i, const char *value, struct cst_err *err)
+{
+    int rc = cst_value_read(&rows[i].value, config, value, err);
+
+    if (rc == CST_OK) {
+        config->given |= UINT64_C(1) << i;
+        return CST_OK;
+    }
+    return cst_err_prefix(err, "%s", rows[i].key);
+}
+
+int cstd_settings_set(struct cstd_settings *config, const char *section, const char *key,
+                      const char *value, struct cst_err *err)
+{
+    int i = find_row(section, key, err);
+
+    return i < 0 ? CST_EINVAL : set_row(config, i, value, err);
+}
+
+struct load {
+    struct cstd_settings *config;
+    FILE *file;
+    /* Number of the line being read. inih counts lines as well but does not pass the number to the
+     * handler. */
+    int line;
+    uint64_t seen;      /* Rows of the table that this file has set, one bit each. */
+    struct cst_err err; /* First error in a key or value. */
+    int err_line;       /* Line of err. */
+};
+
+static char *read_line(char *line, int size, void *user)
+{
+    struct load *load = user;
+
+    load->line++;
+    return fgets(line, size, load->file);
+}
+
+static int set_once(struct load *load, const char *section, const char *key, const char *value)
+{
+    int i;
+
+    /* Quota sections are named after users and groups and are not in the table. */
+    if (cstd_quota_rules_is_section(section)) {
+        return cstd_quota_rules_set(&load->config->quota, section, key, value, &load->err);
+    }
+    i = find_row(section, key, &load->err);
+    if (i < 0) {
+        return CST_EINVAL;
+    }
+    if ((load->seen >> i & 1) != 0) {
+        return cst_err_set(&load->err, CST_EINVAL, "'%s' is set twice in [%s]", key, section);
+    }
+    load->seen |= UINT64_C(1) << i;
+    return set_row(load->config, i, value, &load->err);
+}
+
+/* Handler of inih for one line; returns 1 to continue, 0 for an error. Only the first error is
+ * kept. */
+static int on_line(void *user, const char *section, const char *key, const char *value)
+{
+    struct load *load = user;
+
+    if (load->err.status != 0) {
+        return 0;
+    }
+    if (set_once(load, section, key, value) != CST_OK) {
+        load->err_line = load->line;
+        return 0;
+    }
+    return 1;
+}
+
+/* Compose the error for @line. A line that inih cannot parse is not passed to the handler. */
+static int explain_line(const struct load *load, const char *path, int line, struct cst_err *err)
+{
+    if (load->err.status == 0 || line < load->err_line) {
+        return cst_err_set(err, CST_EINVAL, "%s:%d: neither '[section]' nor 'key = value'", path,
+                           line);
+    }
+    return cst_err_set(err, CST_EINVAL, "%s:%d: %s", path, line, load->err.text);
+}
+
+int cstd_settings_load(struct cstd_settings *config, const char *path, bool required,
+                       struct cst_err *err)
+{
+    struct load load = {.config = config, .file = fopen(path, "re")};
+    int line, rc = CST_OK;
+
+    (void)snprintf(config->file, sizeof config->file, "%s", path);
+    config->file_required = required;
+    if (load.file == NULL) {
+        if (errno == ENOENT && !required) {
+            return CST_OK;
+        }
+        return cst_err_errno(err, errno == ENOENT ? CST_ENOTFOUND : CST_EIO, errno, "%s", path);
+    }
+    line = ini_parse_stream(read_line, &load, on_line, &load);
+    if (ferror(load.file) != 0) {
+        rc = cst_err_set(err, CST_EIO, "%s: cannot be read", path);
+    } else if (line != 0) {
+        rc = explain_line(&load, path, line, err);
+    }
+    (void)fclose(load.file);
+    return rc;
+}
+
+int cstd_settings_reload(const struct cstd_settings *config, struct cstd_quota_rules *out,
+                         struct cst_err *err)
+{
+    struct cstd_settings fresh;
+    int rc;
+
+    /* The whole file is parsed, and a mistake anywhere in it is reported. */
+    cstd_settings_init(&fresh, config->memory_bytes);
+    rc = config->file[0] != '\0'
+             ? cstd_settings_load(&fresh, config->file, config->file_required, err)
+             : CST_OK;
+    if (rc == CST_OK) {
+        *out = fresh.quota;
+    }
+    return rc;
+}
+
+static int finish_manager_socket(struct cstd_settings *config, struct cst_err *err)
+{
+    /* Not NULL, because only absolute paths are accepted. */
+    const char *slash = strrchr(config->socket, '/');
+    int dir = (int)(slash - config->socket);
+
+    if (config->manager_socket[0] != '\0') {
+        return CST_OK;
+    }
+    if ((size_t)dir + sizeof "/manager.sock" > sizeof config->manager_socket) {
+        return cst_err_set(
+            err, CST_EINVAL,
+            "the path of 'manager.sock' in the directory of '%s' is too long: set manager_socket",
+            config->socket);
+    }
+    (void)snprintf(config->manager_socket, sizeof config->manager_socket, "%.*s/manager.sock", dir,
+                   config->socket);
+    return CST_OK;
+}
+
+/* Check the sum of the budgets. Budgets that were not set are reduced in favour of those that were
+ * set and of simulated accelerators. */
+static int finish_budgets(struct cstd_settings *config, struct cst_err *err)
+{
+    uint64_t paced = config->n_paced * config->paced_memory, left = config->memory_bytes;
+    char host[CST_SIZE_TEXT], pool[CST_SIZE_TEXT], machine[CST_SIZE_TEXT], each[CST_SIZE_TEXT];
+
+    (void)cst_size_text(config->memory_bytes, machine);
+    /* Divided, because the product above may have wrapped. */
+    if (config->n_paced > 0 && config->paced_memory > left / config->n_paced) {
+        return cst_err_set(
+            err, CST_EBUDGET,
+            "%u simulated accelerators of %s exceed the machine's memory of %s: lower 'memory' "
+            "or 'devices' in [paced]",
+            config->n_paced, cst_size_text(config->paced_memory, each), machine);
+    }
+    left -= paced;
+    /* Checked first, for a message that names only the setting that is wrong. */
+    if (config->host_bytes > config->memory_bytes) {
+        return cst_err_set(
+            err, CST_EBUDGET,
+            "host memory of %s exceeds the machine's memory of %s: lower 'memory' in [host] or "
+            "--host-memory",
+            cst_size_text(config->host_bytes, host), machine);
+    }
+    if (!was_given(config, &config->pool_bytes) && config->host_bytes <= left &&
+        config->pool_bytes > left - config->host_bytes) {
+        config->pool_bytes = left - config->host_bytes;
+    }
+    if (!was_given(config, &config->host_bytes) && config->pool_bytes <= left &&
+        config->host_bytes > left - config->pool_bytes) {
+        config->host_bytes = left - config->pool_bytes;
+    }
+    if (config->host_bytes > left || config->pool_bytes > left - config->host_bytes) {
+        return cst_err_set(err, CST_EBUDGET,
+                           "host memory of %s and pools of %s exceed the machine's memory of %s, "
+                           "of which simulated accelerators have %s: lower 'memory' in [host] or "
+                           "'pool' in [device host]",
+                           cst_size_text(config->host_bytes, host),
+                           cst_size_text(config->pool_bytes, pool), machine,
+                           cst_size_text(paced, each));
+    }
+    return CST_OK;
+}
+
+int cstd_settings_finish(struct cstd_settings *config, struct cst_err *err)
+{
+    int rc = finish_manager_socket(config, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (strcmp(config->socket, config->manager_socket) == 0) {
+        return cst_err_set(err, CST_EINVAL, "socket and manager_socket are both '%s'",
+                           config->socket);
+    }
+    return finish_budgets(config, err);
+}

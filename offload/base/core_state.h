@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The state of the core: what its parts own, embedded by value, and what all of them read. Private
+ * to offload/; plan/ looks into it to replay a job. A part changes what its own header declares,
+ * and calls the functions of other parts for the rest. Calls go down only, in these layers,
+ * and from left to right in each of them:
+ *
+ *   core                                events in, facts routed, actions out
+ *   revival  states  save  commit  prepare  next  deadlines  device_loss  ranks  update_end
+ *   overlap  update  device_update  device_choice  fetch  prefetch  spill
+ *   sum  landing  collection  kept_gradients  load  multi_gpu_load
+ *   residency  eviction  waiting  lookahead  weight_row  chunk_update  rank
+ *   group  facts  actions  exposure  instant  lent_memory  drift
+ *   block  trace  request  flight  dispatch  buffers  hyper  idle  clip  reduce_site
+ *
+ * What a part has to tell to one above it is a fact (offload/base/facts.h). */
+#ifndef CST_CORE_STATE_H
+#define CST_CORE_STATE_H
+
+#include "offload/books/actions.h"
+#include "offload/books/chunk_update.h"
+#include "offload/gradient/collection.h"
+#include "offload/core/commit.h"
+#include "offload/core/core.h"
+#include "offload/update/device_update.h"
+#include "offload/weights/eviction.h"
+#include "offload/books/exposure.h"
+#include "offload/base/facts.h"
+#include "offload/base/flight.h"
+#include "offload/base/idle.h"
+#include "offload/books/instant.h"
+#include "offload/gradient/landing.h"
+#include "offload/update/overlap.h"
+#include "offload/update/update.h"
+#include "offload/base/rank.h"
+#include "offload/core/ranks.h"
+#include "offload/base/request.h"
+#include "offload/core/save.h"
+#include "offload/core/states.h"
+#include "offload/update/update_end.h"
+#include "offload/books/waiting.h"
+#include "offload/books/weight_row.h"
+
+struct cst_chunk {
+    /* The chunk's group, one bit for each rank: only these ranks fetch the chunk and contribute to
+     * it. */
+    uint64_t ranks;
+    bool has_states; /* False: the chunk is frozen and has no gradient, sum or update. */
+    /* The rows of moments have the zeros of new memory: nothing was written there. */
+    bool moments_are_new;
+    /* Engine of the accelerator that has the chunk's states and makes all its updates; 0: the
+     * states are in host memory. */
+    uint32_t device;
+    bool ordered; /* Scratch of commit.c for the order of updates. */
+    /* The job skips tensors without a gradient, and the step that is being committed has no
+     * gradient of this chunk; changed by idle.c. */
+    bool idle;
+    struct cst_weight_row weight;
+    struct cst_gradient gradient;
+    struct cst_chunk_update update;
+    /* Slot of the device reservation `update.reservation` that holds the chunk's gradient;
+     * CST_NONE: none does. Changed by kept_gradients.c. */
+    uint32_t kept;
+    uint64_t stages; /* The stages that use the chunk, one bit each; 0 without stages. */
+    struct cst_chunk_writes writes;
+    struct cst_chunk_times times;
+    struct cst_evicted evicted;
+};
+
+/* What the memory that core.c has reserved suffices for. */
+struct cst_reserved {
+    uint32_t requests; /* Capacity for waiting requests. */
+    uint32_t gpus;     /* Number of GPUs into which engines load weights. */
+    size_t actions;    /* Least capacity of the list of actions. */
+};
+
+struct cst_core {
+    /* From the configuration; see struct cst_core_config. */
+
+    const struct cst_model *model;
+    const struct cst_layout *layout;
+    const uint32_t *arena_segments;
+    uint32_t table_segment;
+    struct cst_table_header *table; /* As in struct cst_core_config. */
+    uint32_t world;
+    uint32_t n_chunks;
+    uint64_t everybody; /* One bit for each rank. */
+    /* Largest number of GPUs that can access each other's memory, of those into whose memory
+     * engines load weights. Several ranks can share a GPU. */
+    uint32_t n_gpus;
+    uint32_t n_nodes;       /* Nodes whose engines have chunks. */
+    uint32_t n_trained;     /* Chunks that are not frozen. */
+    uint64_t n_blocks;      /* Number of blocks in all pools. */
+    uint32_t micro_batches; /* Maximum number of micro-batches of a step; at least 1. */
+    bool grad_fp32;   /* Grad rows are fp32, so contributions can be added to them one by one. */
+    bool two_weights; /* Chunks with states have a second weight row. */
+    uint64_t peer_timeout_ns;
+    struct cst_core_policy policy;
+
+    /* What all parts read. */
+
+    uint64_t now;  /* Time of the current event, in ns. */
+    uint64_t step; /* Number of committed steps; changed by commit.c. */
+    /* Factors of parameter groups of the last STEP or PREPARE that was accepted. All ranks have the
+     * same ones when they are used (hyper.factors). */
+    struct cst_table_factors factors;
+    struct cst_rank *ranks;   /* Owned. */
+    struct cst_chunk *chunks; /* Owned. */
+
+    /* What the parts own. */
+
+    struct cst_attempt attempt;
+    struct cst_dispatch dispatch; /* n_stages 0: the job is not dispatched. */
+    struct cst_commit commit;
+    struct cst_collection collection;
+    struct cst_early early;
+    struct cst_idle idle;
+    struct cst_writes writes;
+    struct cst_save save;
+    struct cst_grants grants;
+    struct cst_landings landings;
+    struct cst_scratches scratches;
+    struct cst_device_updates device_updates;
+    struct cst_updates_done updates_done;
+    struct cst_exposure exposure;
+    struct cst_clock clock;
+    struct cst_requests requests;
+    struct cst_flights flights;
+    struct cst_reserved reserved;
+    struct cst_facts facts;
+    struct cst_output out;
+};
+
+#endif

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "offload/base/drift.h"
+
+#include "offload/base/core_state.h"
+
+/* Maximum time for which a fetch waits for other ranks. */
+#define PATIENCE_NS UINT64_C(2000000000)
+
+/* The ranks for which the gradient of @rank in a PENDING block waits. An fp32 row takes the
+ * contributions in rank order, each as soon as it can. */
+static uint64_t awaited_by(const struct cst_core *core, uint32_t rank,
+                           const struct cst_block *block)
+{
+    const struct cst_chunk *chunk = &core->chunks[block->chunk];
+    uint64_t before = core->grad_fp32 ? (UINT64_C(1) << rank) - 1 : UINT64_MAX;
+    uint64_t awaited = 0;
+
+    if (block->micro > chunk->gradient.micro) {
+        before = UINT64_MAX; /* All contributions to an earlier micro-batch come first. */
+    }
+    for (uint64_t rest = chunk->ranks & ~chunk->gradient.handed & before; rest != 0;
+         rest &= rest - 1) {
+        const struct cst_rank *other = &core->ranks[__builtin_ctzll(rest)];
+
+        if (!other->stepped && other->micro <= chunk->gradient.micro) {
+            awaited |= rest & ~(rest - 1);
+        }
+    }
+    return awaited & ~(UINT64_C(1) << rank);
+}
+
+/* True if one of the ranks @ranks waits for @rank, also by way of others. */
+static bool is_awaited(const struct cst_core *core, uint64_t ranks, uint32_t rank)
+{
+    uint64_t known = 0;
+
+    while (ranks != known) {
+        uint64_t added = ranks & ~known;
+
+        known = ranks;
+        for (; added != 0; added &= added - 1) {
+            ranks |= core->ranks[__builtin_ctzll(added)].waits_for;
+        }
+    }
+    return (known >> rank & 1) != 0;
+}
+
+/* Ranks that run the same operators need the same chunks in the same order, as far as is known. The
+ * stages of a pipeline do not: one would wait for another that waits for its output. */
+static bool can_await(const struct cst_core *core, uint32_t rank, uint64_t ranks)
+{
+    return (ranks & ~core->ranks[rank].alike) == 0 && !is_awaited(core, ranks, rank);
+}
+
+static uint64_t patience(const struct cst_core *core)
+{
+    return core->peer_timeout_ns / 2 < PATIENCE_NS ? core->peer_timeout_ns / 2 : PATIENCE_NS;
+}
+
+static void begin(struct cst_core *core, struct cst_rank *rank, uint64_t awaited)
+{
+    rank->waits_for = awaited;
+    if (rank->patient_until == CST_CORE_NEVER) {
+        rank->patient_until = core->now + patience(core);
+    }
+}
+
+bool cst_drift_waits(struct cst_core *core, uint32_t rank, const struct cst_part *part, bool fetch)
+{
+    struct cst_rank *r = &core->ranks[rank];
+    uint32_t b = part->head[CST_BLOCK_PENDING];
+
+    if (r->impatient || cst_dispatch_is_on(&core->dispatch)) {
+        return false;
+    }
+    for (; b != CST_NONE; b = r->pool.blocks[b].next) {
+        uint64_t awaited = awaited_by(core, rank, &r->pool.blocks[b]);
+
+        if (can_await(core, rank, awaited)) {
+            if (fetch) {
+                begin(core, r, awaited);
+            }
+            return true;
+        }
+    }
+    return false;
+}
+
+void cst_drift_end(struct cst_rank *rank)
+{
+    rank->waits_for = 0;
+    rank->patient_until = CST_CORE_NEVER;
+}
+
+void cst_drift_reset(struct cst_rank *rank)
+{
+    rank->impatient = false;
+    cst_drift_end(rank);
+}
+
+void cst_drift_expire(struct cst_core *core)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        struct cst_rank *r = &core->ranks[rank];
+
+        if (r->patient_until <= core->now) {
+            r->impatient = true;
+            cst_drift_end(r);
+            cst_pool_wake(&r->pool);
+        }
+    }
+}
+
+uint64_t cst_drift_deadline(const struct cst_core *core)
+{
+    uint64_t first = CST_CORE_NEVER;
+
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        uint64_t until = core->ranks[rank].patient_until;
+
+        first = until < first ? until : first;
+    }
+    return first;
+}

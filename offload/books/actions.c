@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The core's output: commands, replies and log lines. Memory is reserved before an event is
+ * processed, so that nothing here can fail. */
+#include "offload/books/actions.h"
+
+#include "offload/base/core_state.h"
+#include "offload/books/instant.h"
+#include "proto/text.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void cst_actions_init(struct cst_actions *actions)
+{
+    memset(actions, 0, sizeof *actions);
+}
+
+void cst_actions_close(struct cst_actions *actions)
+{
+    free(actions->v);
+    cst_actions_init(actions);
+}
+
+static struct cst_action *add(struct cst_core *core, enum cst_action_kind kind)
+{
+    struct cst_actions *actions = core->out.actions;
+    struct cst_action *a;
+
+    assert(actions->n < actions->capacity);
+    a = &actions->v[actions->n++];
+    a->kind = kind;
+    return a;
+}
+
+struct cst_command *cst_core_command(struct cst_core *core, enum cst_command_kind kind,
+                                     uint32_t node, struct cst_flight *flight)
+{
+    struct cst_command *command = &add(core, CST_ACT_COMMAND)->command;
+
+    memset(command, 0, sizeof *command);
+    command->kind = kind;
+    command->node = node;
+    /* A ticket can also serve as a mark in the job table: skip tickets that are no valid marks. */
+    core->out.last_ticket += cst_table_is_mark(core->out.last_ticket + 1) ? 1 : 2;
+    command->ticket = core->out.last_ticket;
+    command->chunk = flight->chunk;
+    flight->ticket = command->ticket;
+    flight->engine = node;
+    cst_instant_issued(core, flight);
+    cst_flights_add(&core->flights, flight);
+    return command;
+}
+
+void cst_core_replace(struct cst_core *core, struct cst_command *command, uint64_t ticket)
+{
+    struct cst_flight flight;
+
+    if (cst_flights_take(&core->flights, ticket, &flight)) {
+        /* Its completion must not count as the end of an update. */
+        flight.kind = CST_FLIGHT_DEVICE_UPDATE;
+        flight.block = CST_NONE;
+        cst_flights_add(&core->flights, &flight);
+        command->replaces[command->n_instead++] = ticket;
+    }
+}
+
+void cst_core_recall(struct cst_core *core, uint64_t ticket)
+{
+    add(core, CST_ACT_RECALL)->recall = ticket;
+}
+
+struct cst_reply *cst_core_reply(struct cst_core *core, uint64_t tag)
+{
+    struct cst_reply *reply;
+
+    if (tag == 0) {
+        return NULL;
+    }
+    reply = &add(core, CST_ACT_REPLY)->reply;
+    /* Clear the message only up to its first byte: the rest is long and is not read. */
+    memset(reply, 0, offsetof(struct cst_reply, err.text) + 1);
+    reply->tag = tag;
+    return reply;
+}
+
+void cst_core_refuse(struct cst_core *core, uint64_t tag, int status, const char *fmt, ...)
+{
+    struct cst_reply *reply = cst_core_reply(core, tag);
+    va_list ap;
+
+    if (reply != NULL) {
+        reply->status = status;
+        reply->err.status = status;
+        va_start(ap, fmt);
+        (void)vsnprintf(reply->err.text, sizeof reply->err.text, fmt, ap);
+        va_end(ap);
+        cst_text_clean(reply->err.text, sizeof reply->err.text);
+    }
+}
+
+void cst_core_refuse_err(struct cst_core *core, uint64_t tag, const struct cst_err *err)
+{
+    struct cst_reply *reply = cst_core_reply(core, tag);
+
+    if (reply != NULL) {
+        reply->status = err->status;
+        reply->err = *err;
+    }
+}
+
+void cst_core_log(struct cst_core *core, int status, const char *fmt, ...)
+{
+    struct cst_err *line = &add(core, CST_ACT_LOG)->log;
+    va_list ap;
+
+    line->status = status;
+    va_start(ap, fmt);
+    (void)vsnprintf(line->text, sizeof line->text, fmt, ap);
+    va_end(ap);
+    cst_text_clean(line->text, sizeof line->text);
+}
+
+const char *cst_event_words(const struct cst_event *event)
+{
+    return event->text != NULL ? event->text : cst_status_words(event->status);
+}
+
+bool cst_event_engine_lost(const struct cst_event *event)
+{
+    return event->status == CST_ELOST || event->status == CST_EENGINE;
+}
+
+struct cst_place cst_core_row_place(const struct cst_core *core, uint32_t chunk, enum cst_row row,
+                                    uint64_t elem)
+{
+    const struct cst_layout *layout = core->layout;
+    const struct cst_layout_chunk *c = &layout->chunks[chunk];
+    const struct cst_layout_row *r = row == CST_ROW_WEIGHT_OTHER ? &c->other_weight : &c->rows[row];
+    /* The gradient may have no row of its own. */
+    const struct cst_table_header header = {.grad_bytes = layout->grad_bytes};
+    uint64_t before = row == CST_ROW_GRAD ? elem * cst_table_grad_bytes(&header, c->dtype)
+                                          : cst_layout_chunk_row_bytes(layout, c, (int)row, elem);
+
+    return (struct cst_place){.segment = core->arena_segments[r->segment],
+                              .offset = r->offset + before};
+}
+
+uint32_t cst_core_keeper(const struct cst_core *core, uint32_t chunk, enum cst_row row)
+{
+    bool state = row == CST_ROW_MASTER || row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ;
+
+    return state && core->chunks[chunk].device != 0 ? core->chunks[chunk].device
+                                                    : core->layout->chunks[chunk].node;
+}
+
+uint32_t cst_core_copier(const struct cst_core *core, uint32_t rank, uint32_t chunk)
+{
+    uint32_t engine = core->ranks[rank].pool.engine;
+
+    return engine != 0 ? engine : core->layout->chunks[chunk].node;
+}

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The contributions to a chunk's gradient: which ranks have handed in, and what is to be summed
+ * next. Owns the collection. It issues no commands: sum.h does. Called by core.c, the parts that
+ * sum or move contributions, and the parts that end steps and attempts. */
+#ifndef CST_COLLECTION_H
+#define CST_COLLECTION_H
+
+#include "offload/core/core.h"
+#include "offload/base/flight.h"
+
+struct cst_core;
+struct cst_chunk;
+struct cst_part;
+
+struct cst_collection {
+    /* Number of the current collection of gradients: there is one for each step and attempt. */
+    uint64_t number;
+    uint32_t n_reduced; /* Chunks whose gradient of this collection is complete. */
+    uint64_t n_dropped; /* Gradients that were handed in for chunks that were already updated. */
+};
+
+/* How far the sum of a chunk's gradient is, in the current collection.
+ *
+ *   NOTHING --REDUCE, or an update that makes the sum, is issued--> PARTIAL
+ *   PARTIAL --nothing is left to add--> COMPLETE
+ *   any state --the collection ends--> NOTHING; for a chunk that is CARRIED (weight_row.h): PARTIAL
+ *                                      while the command with its sum is in flight, else COMPLETE
+ */
+enum cst_gradient_sum { CST_SUM_NOTHING, CST_SUM_PARTIAL, CST_SUM_COMPLETE };
+
+/* Contents of a chunk's grad row, for READ. The row outlives the collection.
+ *
+ *   any state  --a contribution is spilled, an fp32 row is added to, or a sum fails--> PARTIAL
+ *   any state  --an update makes the sum--> NOT_STORED
+ *   NOT_STORED --a sum into a bf16 row is issued--> WHOLE
+ *   PARTIAL    --a sum into a bf16 row is done, or the gradient is complete--> WHOLE */
+enum cst_grad_row { CST_GRAD_ROW_WHOLE, CST_GRAD_ROW_PARTIAL, CST_GRAD_ROW_NOT_STORED };
+
+/* The collection of one chunk's gradient. */
+struct cst_gradient {
+    enum cst_gradient_sum sum;
+    enum cst_grad_row row;
+    /* Micro-batch that the chunk collects, in a dispatched job the addend; all before it are in the
+     * grad row. An addend is one micro-batch of one of the stages that use the chunk
+     * (collection.c).
+     */
+    uint32_t micro;
+    uint32_t n_handed; /* Dispatched: addends up to the last one that was handed in. */
+    /* Ranks that have handed in for this micro-batch or cannot any more, one bit each. */
+    uint64_t handed;
+    /* Ranks in `handed` whose contributions a REDUCE has taken or skipped, one bit each. */
+    uint64_t added;
+    /* Rank whose contribution is spilled in the grad row; CST_NONE: none is. */
+    uint32_t spilled_rank;
+    /* Command in flight that makes a sum, of this or an earlier collection; else 0. */
+    uint64_t reduce_ticket;
+    /* COPY into the grad row in flight, of this or an earlier collection; else 0. */
+    uint64_t spill_ticket;
+    uint64_t version; /* Incremented when a write to the grad row is issued. */
+};
+
+/* Handle CST_EV_HAND_IN. */
+void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event);
+
+/* What a chunk's collection needs next. */
+enum cst_collection_next {
+    CST_COLLECTION_WAITS, /* Nothing: ranks or commands have to come first. */
+    /* A sum of all contributions to the micro-batch that are not added yet. */
+    CST_COLLECTION_SUM,
+    CST_COLLECTION_ZERO,     /* A sum of nothing, because no rank contributed. */
+    CST_COLLECTION_COMPLETE, /* Nothing is left to add: cst_collection_complete. */
+};
+
+/* What @chunk needs next. Ends its micro-batches that are over. */
+enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t chunk);
+
+/* Nothing is left to add to the sum of the step. */
+void cst_collection_complete(struct cst_core *core, uint32_t chunk);
+
+/* The contributions that the next sum of @chunk takes: in rank order, up to the first rank whose
+ * contribution is not known yet. One bit for each rank. */
+struct cst_sources {
+    uint64_t ranks;   /* Ranks that the sum counts as added. */
+    uint64_t blocks;  /* Those of them whose contributions are in blocks. */
+    uint32_t spilled; /* The one of them whose contribution is in the grad row; CST_NONE: none. */
+};
+struct cst_sources cst_collection_sources(const struct cst_core *core, uint32_t chunk);
+
+/* The command @ticket, which sums @sources into the grad row or, with @fused, also makes the
+ * update and does not store the sum, was issued. */
+void cst_collection_summing(struct cst_core *core, uint32_t chunk,
+                            const struct cst_sources *sources, uint64_t ticket, bool fused);
+/* The command that made the sum is complete. */
+void cst_collection_fused(struct cst_chunk *chunk);
+/* REDUCE @flight is complete, well if @ok. */
+void cst_collection_summed(struct cst_core *core, const struct cst_flight *flight, bool ok);
+
+/* The COPY @ticket, which spills the contribution of @rank to the grad row, was issued. */
+void cst_collection_spilling(struct cst_chunk *chunk, uint32_t rank, uint64_t ticket);
+/* That COPY is complete. @kept: the contribution is in the row, or void. */
+void cst_collection_spilled(struct cst_chunk *chunk, bool kept);
+
+/* Gradients of @part are spilled only for fetches, which get the error, in this collection. */
+void cst_collection_spill_failed(struct cst_part *part);
+
+/* The rank whose contribution, in a block, is the whole sum that is about to be issued; CST_NONE:
+ * there is no such rank. */
+uint32_t cst_collection_only(const struct cst_core *core, uint32_t chunk);
+
+/* True if it is known what @rank contributes to the micro-batch that @chunk collects: it has handed
+ * in or gone on. */
+bool cst_collection_is_known(const struct cst_core *core, uint32_t chunk, uint32_t rank);
+
+/* True if @rank may open the gradient of the chunk now: in a dispatched job, if it has a backward
+ * unit of a stage that uses the chunk; in other jobs, if it has not handed in for its current
+ * micro-batch, and still can. */
+bool cst_collection_may_open(const struct cst_core *core, uint32_t chunk, uint32_t rank);
+
+/* Number of micro-batches, or addends, that the chunk collects in a step. */
+uint32_t cst_collection_addends(const struct cst_core *core, uint32_t chunk);
+
+/* True if @rank's contribution to the micro-batch that @chunk collects is in a block of its pool
+ * and no command moves it. */
+bool cst_collection_holds(const struct cst_core *core, uint32_t chunk, uint32_t rank);
+
+/* The rank begins its next micro-batch. */
+void cst_collection_next_micro(struct cst_core *core, uint32_t rank);
+
+/* Discard the gradients that the rank opened and did not hand in. */
+void cst_collection_drop_open(struct cst_core *core, uint32_t rank);
+
+/* Let all ranks look for blocks again, because a contribution may be able to leave its pool now. */
+void cst_collection_wake(struct cst_core *core);
+
+/* End the collection: its contributions are dropped, and their blocks are free now or when their
+ * command is done. */
+void cst_collection_drop(struct cst_core *core);
+
+#endif

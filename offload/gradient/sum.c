@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sums of contributions: the REDUCE commands, and what frees the blocks that they read. */
+#include "offload/gradient/sum.h"
+
+#include "offload/books/chunk_update.h"
+#include "offload/gradient/collection.h"
+#include "offload/base/core_state.h"
+#include "offload/gradient/kept_gradients.h"
+#include "offload/gradient/landing.h"
+#include "offload/books/weight_row.h"
+
+/* The contributions in blocks are those of the ranks @blocks, and that of the rank @spilled is in
+ * the grad row. A contribution of a chunk of one rank alone that lands is read from host memory. */
+static struct cst_reduce_site site_of(const struct cst_core *core, uint32_t c, uint64_t blocks,
+                                      uint32_t spilled)
+{
+    uint32_t engines[CST_CORE_MAX_WORLD];
+    uint64_t unreachable[CST_CORE_MAX_WORLD];
+    bool in_host = cst_landing_serves(core, c);
+
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        const struct cst_pool *pool = &core->ranks[rank].pool;
+
+        engines[rank] = CST_REDUCE_SITE_NOTHING;
+        unreachable[rank] = pool->unreachable;
+        if ((blocks & 1ull << rank) != 0) {
+            engines[rank] = in_host ? CST_REDUCE_SITE_HOST_MEMORY : pool->engine;
+        } else if (rank == spilled) {
+            engines[rank] = CST_REDUCE_SITE_HOST_MEMORY;
+        }
+    }
+    return cst_reduce_site_choose(core->layout->chunks[c].node, c, core->world, engines,
+                                  unreachable);
+}
+
+/* The ranks whose contributions to @c a command reads in their blocks. */
+static uint64_t find_readers(const struct cst_core *core, uint32_t c)
+{
+    uint64_t ranks = 0;
+
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        const struct cst_pool *pool = &core->ranks[rank].pool;
+        uint32_t b = pool->grad_of[c];
+
+        if (b != CST_NONE && pool->blocks[b].state == CST_BLOCK_REDUCING) {
+            ranks |= 1ull << rank;
+        }
+    }
+    return ranks;
+}
+
+struct cst_reduce_site cst_sum_site(const struct cst_core *core, uint32_t c, bool all)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+
+    return all ? site_of(core, c, chunk->ranks, CST_NONE)
+               : site_of(core, c, find_readers(core, c), chunk->gradient.spilled_rank);
+}
+
+/* Those of the ranks @blocks whose contributions land before they are summed at @site. Those that
+ * are in host memory already do not. */
+static uint64_t find_landing(const struct cst_core *core, uint32_t c, uint64_t blocks,
+                             const struct cst_reduce_site *site)
+{
+    uint64_t land = 0;
+
+    if (!cst_landing_serves(core, c) && site->kind != CST_REDUCE_SITE_LANDED) {
+        return 0;
+    }
+    for (uint64_t rest = blocks; rest != 0; rest &= rest - 1) {
+        uint32_t rank = (uint32_t)__builtin_ctzll(rest);
+
+        land |= (uint64_t)(core->ranks[rank].pool.engine != CST_REDUCE_SITE_HOST_MEMORY) << rank;
+    }
+    return land;
+}
+
+/* Make @command read @sources, which also frees their blocks. Those of the ranks @land are read
+ * from the landings of @group. */
+static void read_sources(struct cst_core *core, uint32_t c, const struct cst_sources *sources,
+                         uint64_t land, const struct cst_landing_group *group,
+                         struct cst_command *command)
+{
+    uint64_t bytes = cst_layout_weight_bytes(&core->layout->chunks[c]);
+    uint32_t n_landed = 0;
+
+    for (uint64_t rest = sources->ranks; rest != 0; rest &= rest - 1) {
+        uint32_t rank = (uint32_t)__builtin_ctzll(rest);
+        struct cst_rank *r = &core->ranks[rank];
+
+        if (rank == sources->spilled) {
+            command->src[command->n_src++] = cst_core_row_place(core, c, CST_ROW_GRAD, 0);
+        } else if ((sources->blocks & 1ull << rank) != 0) {
+            struct cst_place block = cst_block_read_by(&r->pool, r->pool.grad_of[c],
+                                                       CST_BLOCK_REDUCING, command->ticket);
+            bool landed = (land & 1ull << rank) != 0;
+
+            command->src[command->n_src++] =
+                landed ? cst_landing_place(core, group, n_landed++) : block;
+            r->bytes_down += bytes;
+        }
+    }
+}
+
+/* The COPY that keeps the gradient, if it is worth keeping. Returns its ticket; 0: none. */
+static uint64_t keep(struct cst_core *core, uint32_t c)
+{
+    return core->chunks[c].update.reservation == CST_NONE
+               ? 0
+               : cst_kept_gradients_keep(core, c, cst_collection_only(core, c));
+}
+
+void cst_sum_add(struct cst_core *core, uint32_t c)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+    struct cst_sources sources = cst_collection_sources(core, c);
+    struct cst_reduce_site site = site_of(core, c, sources.blocks, sources.spilled);
+    uint64_t land = find_landing(core, c, sources.blocks, &site);
+    struct cst_flight flight = {
+        .kind = CST_FLIGHT_REDUCE, .chunk = c, .collection = core->collection.number};
+    uint64_t kept = keep(core, c);
+    struct cst_landing_group group;
+    struct cst_command *reduce;
+
+    cst_landing_begin(core, c, land, &group);
+    reduce = cst_core_command(core, CST_COMMAND_REDUCE, site.engine, &flight);
+    reduce->table = core->table_segment;
+    reduce->chunk = c;
+    reduce->mark = reduce->ticket;
+    reduce->accumulate = chunk->gradient.sum != CST_SUM_NOTHING;
+    read_sources(core, c, &sources, land, &group, reduce);
+    cst_landing_read(core, &group, reduce);
+    cst_chunk_update_before(reduce, &chunk->update);
+    /* The sum frees the block, so it waits for the copy that keeps the gradient. */
+    cst_command_after(reduce, kept);
+    cst_weight_row_begin_gradient(core, c, reduce);
+    cst_collection_summing(core, c, &sources, reduce->ticket, false);
+}
+
+void cst_sum_fuse(struct cst_core *core, uint32_t c, struct cst_command *update)
+{
+    struct cst_sources sources = cst_collection_sources(core, c);
+
+    read_sources(core, c, &sources, 0, NULL, update);
+    cst_collection_summing(core, c, &sources, update->ticket, true);
+}
+
+/* -- completions ----------------------------------------------------------------------------- */
+
+/* Free the blocks that the reduction read. */
+static void free_sources(struct cst_core *core, const struct cst_flight *flight)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        struct cst_pool *pool = &core->ranks[rank].pool;
+        uint32_t b = cst_pool_part(pool, flight->chunk)->head[CST_BLOCK_REDUCING];
+
+        while (b != CST_NONE && pool->blocks[b].ticket != flight->ticket) {
+            b = pool->blocks[b].next;
+        }
+        if (b == CST_NONE) {
+            continue;
+        }
+        cst_block_move(pool, b, CST_BLOCK_FREE);
+    }
+}
+
+/* Either the contributions are lost with the accelerator whose engine was to sum them, or the job
+ * fails. */
+static void fail_reduction(struct cst_core *core, uint32_t c, struct cst_reduce_site site,
+                           const struct cst_event *event)
+{
+    bool on_gpu = site.kind == CST_REDUCE_SITE_DEVICE || site.kind == CST_REDUCE_SITE_PEER;
+
+    if (cst_event_engine_lost(event) && on_gpu) {
+        cst_fact_pools_lost(&core->facts, site.engine, true);
+    } else {
+        cst_fact_command_failed(&core->facts, event, core->step, "reduction", c);
+    }
+}
+
+void cst_sum_done(struct cst_core *core, const struct cst_flight *flight,
+                  const struct cst_event *event)
+{
+    /* This must be known before the sources are freed. */
+    struct cst_reduce_site site = cst_sum_site(core, flight->chunk, false);
+    bool current = flight->collection == core->collection.number; /* Otherwise the sum is void. */
+
+    free_sources(core, flight);
+    cst_collection_summed(core, flight, event->status == CST_OK);
+    if (current && event->status != CST_OK) {
+        fail_reduction(core, flight->chunk, site, event);
+        return;
+    }
+    cst_collection_wake(core); /* The row can be spilled to, or added to, again. */
+    cst_fact_gradient(&core->facts, flight->chunk);
+}
+
+void cst_sum_fused(struct cst_core *core, const struct cst_flight *flight,
+                   const struct cst_event *event)
+{
+    free_sources(core, flight);
+    cst_collection_fused(&core->chunks[flight->chunk]);
+    cst_collection_wake(core);
+    if (event->status == CST_OK) { /* The failure of an update fails the job. */
+        cst_fact_gradient(&core->facts, flight->chunk);
+    }
+}
