@@ -22,7 +22,7 @@
 #define CST_QUOTA_H
 
 #include "daemon/budget/quota_rules.h"
-#include "daemon/session/turns.h"
+#include "daemon/base/turns.h"
 
 #include <stddef.h>
 #include <sys/queue.h>

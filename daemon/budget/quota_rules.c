@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/budget/quota_rules.h"
 
-#include "daemon/settings/access.h"
+#include "daemon/base/access.h"
 #include "proto/size.h"
 
 #include <inttypes.h>

@@ -27,7 +27,7 @@
 #include "daemon/engine/deaths.h"
 #include "daemon/base/deferred.h"
 #include "daemon/engine/process.h"
-#include "daemon/base/rates.h"
+#include "daemon/engine/rates.h"
 
 #include <protobuf-c/protobuf-c.h>
 

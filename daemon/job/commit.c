@@ -12,7 +12,7 @@
 #include "daemon/job/layout_work.h"
 #include "daemon/job/migrate.h"
 #include "daemon/job/reshape.h"
-#include "daemon/serve/committed.h"
+#include "daemon/job/committed.h"
 #include "daemon/base/log.h"
 #include "daemon/job/pool_share.h"
 #include "daemon/memory/rank_devices.h"

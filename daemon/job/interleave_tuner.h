@@ -17,7 +17,7 @@
 #ifndef CSTD_INTERLEAVE_TUNER_H
 #define CSTD_INTERLEAVE_TUNER_H
 
-#include "daemon/base/rates.h"
+#include "daemon/engine/rates.h"
 #include "offload/books/interleave.h"
 
 #include <stdbool.h>

@@ -24,7 +24,7 @@
 #include "daemon/session/pending.h"
 #include "daemon/job/planner.h"
 #include "daemon/ledger/ledger.h"
-#include "daemon/base/rates.h"
+#include "daemon/engine/rates.h"
 #include "daemon/base/record.h"
 #include "offload/core/core.h"
 #include "proto/job_name.h"

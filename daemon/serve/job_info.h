@@ -4,7 +4,7 @@
 #ifndef CST_JOB_INFO_H
 #define CST_JOB_INFO_H
 
-#include "daemon/serve/pool_info.h"
+#include "daemon/job/pool_info.h"
 #include "proto/cistern.pb-c.h"
 
 /* Add the bytes in each state of the pool of @rank to @out. @job must be committed. A job that is

@@ -5,7 +5,7 @@
 #ifndef CSTD_SETTINGS_H
 #define CSTD_SETTINGS_H
 
-#include "daemon/settings/access.h"
+#include "daemon/base/access.h"
 #include "daemon/budget/quota_rules.h"
 #include "cistern/status.h"
 

@@ -2,7 +2,7 @@
 /* Tests of the rates that the daemon observes, and of the detection that a job's steps have drifted
  * from their prediction. */
 #include "daemon/engine/engine.h"
-#include "daemon/base/rates.h"
+#include "daemon/engine/rates.h"
 #include "tests/lib/suite.h"
 
 /* The rate is the median of the last samples: neither a single outlier nor an old sample changes

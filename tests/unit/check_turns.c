@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the order in which the daemon reads the requests of its users. */
-#include "daemon/session/turns.h"
+#include "daemon/base/turns.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/serve/committed.h"
+#include "daemon/job/committed.h"
 
 #include "daemon/job/job.h"
 #include "daemon/ledger/ledger.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/serve/pool_info.h"
+#include "daemon/job/pool_info.h"
 
 void cstd_pool_info(const struct cstd_job *job, uint32_t rank, struct cstd_pool_info *out)
 {

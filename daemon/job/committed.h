@@ -3,7 +3,7 @@
 #ifndef CSTD_COMMITTED_H
 #define CSTD_COMMITTED_H
 
-#include "daemon/serve/pool_info.h"
+#include "daemon/job/pool_info.h"
 #include "proto/cistern.pb-c.h"
 
 #include <stdint.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/base/rates.h"
+#include "daemon/engine/rates.h"
 
 #include "daemon/engine/engine.h"
 

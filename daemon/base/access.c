@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/settings/access.h"
+#include "daemon/base/access.h"
 
 #include <grp.h>
 #include <pwd.h>
