@@ -11,6 +11,25 @@
 #include "daemon/job/worker.h"
 #include "proto/size.h"
 #include "proto/sched_slice.h"
+#include "daemon/base/access.h"
+#include "daemon/budget/arena.h"
+#include "daemon/budget/quota.h"
+#include "daemon/budget/remains.h"
+#include "daemon/engine/engines.h"
+#include "daemon/engine/gpus.h"
+#include "daemon/job/job.h"
+#include "daemon/job/jobs.h"
+#include "daemon/job/searches.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/revive/revive.h"
+#include "daemon/serve/server.h"
+#include "daemon/session/linger.h"
+#include "daemon/session/listen.h"
+#include "daemon/session/pending.h"
+#include "daemon/session/session.h"
+#include "daemon/session/unpack.h"
+#include "daemon/session/unread.h"
+#include "daemon/settings/settings.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -27,7 +46,7 @@ static void on_readable(uv_check_t *reader)
 {
     struct cstd_daemon *daemon = reader->data;
 
-    cstd_session_read_turns(&daemon->server);
+    cstd_session_read_turns(daemon->server);
 }
 
 static void format_status(const struct cstd_daemon *daemon, char *out, size_t n)
@@ -37,13 +56,13 @@ static void format_status(const struct cstd_daemon *daemon, char *out, size_t n)
 
     if (cstd_revive_is_under_way(daemon)) {
         (void)snprintf(reviving, sizeof reviving, "%u of %u jobs of the earlier daemon settled, ",
-                       daemon->revival.n_settled, daemon->revival.n);
+                       daemon->revival->n_settled, daemon->revival->n);
     }
     (void)snprintf(
-        out, n, "%s%u job%s, host memory %s of %s, pools %s of %s", reviving, daemon->jobs.n,
-        daemon->jobs.n == 1 ? "" : "s", cst_size_text(daemon->host.used, host),
-        cst_size_text(daemon->host.limit, host_limit), cst_size_text(daemon->pool.used, pool),
-        cst_size_text(daemon->pool.limit, pool_limit));
+        out, n, "%s%u job%s, host memory %s of %s, pools %s of %s", reviving, daemon->jobs->n,
+        daemon->jobs->n == 1 ? "" : "s", cst_size_text(daemon->host->used, host),
+        cst_size_text(daemon->host->limit, host_limit), cst_size_text(daemon->pool->used, pool),
+        cst_size_text(daemon->pool->limit, pool_limit));
 }
 
 static void tell_status(struct cstd_daemon *daemon)
@@ -62,13 +81,13 @@ static void on_iteration(uv_prepare_t *prepare)
     struct cstd_daemon *daemon = prepare->data;
 
     cstd_deferred_run(&daemon->later);
-    cstd_engines_flush(&daemon->engines);
+    cstd_engines_flush(daemon->engines);
     cstd_deferred_run(&daemon->idle_work);
     if (daemon->status_changed) {
         daemon->status_changed = false;
         tell_status(daemon);
     }
-    if (daemon->leaving && cstd_engines_all_ended(&daemon->engines)) {
+    if (daemon->leaving && cstd_engines_all_ended(daemon->engines)) {
         uv_stop(&daemon->loop);
     }
 }
@@ -77,7 +96,7 @@ static void on_watchdog(uv_timer_t *timer)
 {
     struct cstd_daemon *daemon = timer->data;
 
-    if (cstd_engines_alive(&daemon->engines)) {
+    if (cstd_engines_alive(daemon->engines)) {
         cstd_notify_alive(&daemon->notify);
     } else {
         cstd_log(CSTD_LOG_WARNING, "an engine that has commands makes no progress");
@@ -95,8 +114,8 @@ static void on_terminate(uv_signal_t *signal, int number)
         /* Engines end by themselves when their sockets are closed. */
         _exit(1);
     }
-    cstd_log(CSTD_LOG_NOTICE, "%s: shutting down; %u job%s", strsignal(number), daemon->jobs.n,
-             daemon->jobs.n == 1 ? "" : "s");
+    cstd_log(CSTD_LOG_NOTICE, "%s: shutting down; %u job%s", strsignal(number), daemon->jobs->n,
+             daemon->jobs->n == 1 ? "" : "s");
     cstd_daemon_drain(daemon);
 }
 
@@ -111,7 +130,7 @@ static void on_reload(uv_signal_t *signal, int number)
         cstd_log(CSTD_LOG_ERROR, "SIGHUP: the limits of users are unchanged: %s", err.text);
         return;
     }
-    cstd_quota_reload(&daemon->quota, &rules);
+    cstd_quota_reload(daemon->quota, &rules);
     cstd_log(CSTD_LOG_NOTICE, "SIGHUP: the limits in [quota] were read again; other changes of the "
                               "configuration need a restart");
 }
@@ -164,7 +183,7 @@ static uint64_t count_files(const struct cstd_unread_total *unread, uint32_t max
  * Accelerators add their memory when they are found. */
 static void init_quota(struct cstd_daemon *daemon, const struct cstd_settings *config)
 {
-    struct cstd_quota *quota = &daemon->quota;
+    struct cstd_quota *quota = daemon->quota;
     uid_t sole;
 
     cstd_quota_init(quota, &config->quota,
@@ -172,15 +191,15 @@ static void init_quota(struct cstd_daemon *daemon, const struct cstd_settings *c
     cstd_quota_set_total(quota, CSTD_QUOTA_HOST, config->host_bytes);
     cstd_quota_set_total(quota, CSTD_QUOTA_JOBS, config->max_jobs);
     cstd_quota_set_total(quota, CSTD_QUOTA_SESSIONS, config->max_sessions);
-    cstd_quota_set_total(quota, CSTD_QUOTA_DESCRIPTORS, daemon->server.unread.limit);
+    cstd_quota_set_total(quota, CSTD_QUOTA_DESCRIPTORS, daemon->server->unread.limit);
     cstd_quota_set_total(quota, CSTD_QUOTA_FILES,
-                         count_files(&daemon->server.unread, config->max_sessions));
+                         count_files(&daemon->server->unread, config->max_sessions));
     cstd_quota_set_total(quota, CSTD_QUOTA_REQUESTS,
                          (uint64_t)config->max_sessions * config->credits);
     cstd_quota_set_total(quota, CSTD_QUOTA_SEARCHES, config->max_jobs);
     cstd_quota_set_total(quota, CSTD_QUOTA_TTL, config->ttl_s);
-    daemon->host.resource = CSTD_QUOTA_HOST;
-    daemon->pool.resource = cstd_quota_add_pool(quota, daemon->pool.name, daemon->pool.limit);
+    daemon->host->resource = CSTD_QUOTA_HOST;
+    daemon->pool->resource = cstd_quota_add_pool(quota, daemon->pool->name, daemon->pool->limit);
 }
 
 static void start_timers(struct cstd_daemon *daemon)
@@ -215,28 +234,78 @@ static const struct cstd_core_driver_ops core_ops = {.settled = on_settled,
                                                      .copied = cstd_state_copy_reply,
                                                      .lost = on_lost};
 
-static void init_parts(struct cstd_daemon *daemon, const struct cstd_settings *config)
+struct cstd_modules {
+    struct cstd_budget host, pool;
+    struct cstd_remains remains;
+    struct cstd_quota quota;
+    struct cstd_engines engines;
+    struct cstd_gpus gpus;
+    struct cstd_planner planner;
+    struct cstd_searches searches;
+    struct cstd_server server;
+    struct cstd_jobs jobs;
+    struct cstd_staging_queue staging_queue;
+    struct cstd_pendings requests;
+    struct cstd_unpack unpack;
+    struct cstd_revival revival;
+};
+
+static int create_modules(struct cstd_daemon *daemon, struct cst_err *err)
 {
+    struct cstd_modules *modules = calloc(1, sizeof *modules);
+
+    if (modules == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "memory for the daemon's modules");
+    }
+    daemon->modules = modules;
+    daemon->host = &modules->host;
+    daemon->pool = &modules->pool;
+    daemon->remains = &modules->remains;
+    daemon->quota = &modules->quota;
+    daemon->engines = &modules->engines;
+    daemon->gpus = &modules->gpus;
+    daemon->planner = &modules->planner;
+    daemon->searches = &modules->searches;
+    daemon->server = &modules->server;
+    daemon->jobs = &modules->jobs;
+    daemon->staging_queue = &modules->staging_queue;
+    daemon->requests = &modules->requests;
+    daemon->unpack = &modules->unpack;
+    daemon->revival = &modules->revival;
+    return CST_OK;
+}
+
+static int init_parts(struct cstd_daemon *daemon, const struct cstd_settings *config,
+                      struct cst_err *err)
+{
+    int rc;
+
     memset(daemon, 0, sizeof *daemon);
+    rc = create_modules(daemon, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
     daemon->config = config;
     daemon->core_ops = &core_ops;
-    daemon->host = (struct cstd_budget){
+    daemon->leave = cstd_daemon_leave;
+    *daemon->host = (struct cstd_budget){
         .name = "host memory", .key = "memory in [host]", .limit = config->host_bytes};
-    daemon->pool = (struct cstd_budget){.name = "pools of the host device",
-                                        .key = "pool in [device host]",
-                                        .limit = config->pool_bytes};
+    *daemon->pool = (struct cstd_budget){.name = "pools of the host device",
+                                         .key = "pool in [device host]",
+                                         .limit = config->pool_bytes};
     daemon->started_ns = uv_hrtime();
-    cstd_jobs_init(&daemon->jobs);
-    cstd_pendings_init(&daemon->requests);
+    cstd_jobs_init(daemon->jobs);
+    cstd_pendings_init(daemon->requests);
     cstd_deferred_init(&daemon->later);
     cstd_deferred_init(&daemon->idle_work);
-    cstd_staging_queue_init(&daemon->staging_queue, daemon);
+    cstd_staging_queue_init(daemon->staging_queue, daemon);
     cst_actions_init(&daemon->actions);
     /* The epoch tells clients that the daemon was restarted; it need not be secret. */
     if (getrandom(&daemon->epoch, sizeof daemon->epoch, 0) != (ssize_t)sizeof daemon->epoch) {
         daemon->epoch = daemon->started_ns;
     }
     daemon->epoch &= INT64_MAX; /* Clients may store it in a signed integer. */
+    return CST_OK;
 }
 
 /* Take over from the daemon that listens where this one will. */
@@ -254,41 +323,44 @@ int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_settings *con
     char status[256];
     int rc;
 
-    init_parts(daemon, config);
-    raise_fd_limit();
-    cstd_unread_init(&daemon->server.unread);
-    init_quota(daemon, config);
-    rc = cstd_unpack_init(&daemon->unpack, err);
+    rc = init_parts(daemon, config, err);
     if (rc != CST_OK) {
         return rc;
+    }
+    raise_fd_limit();
+    cstd_unread_init(&daemon->server->unread);
+    init_quota(daemon, config);
+    rc = cstd_unpack_init(daemon->unpack, err);
+    if (rc != CST_OK) {
+        goto err_after_modules;
     }
     if (uv_loop_init(&daemon->loop) != 0) {
         rc = cst_err_set(err, CST_EINTERNAL, "uv_loop_init");
         goto err_after_unpack;
     }
-    rc = cstd_planner_init(&daemon->planner, daemon, err);
+    rc = cstd_planner_init(daemon->planner, daemon, err);
     if (rc != CST_OK) {
         goto err_after_loop;
     }
-    rc = cstd_engines_init(&daemon->engines, &daemon->loop, config, &daemon->later,
+    rc = cstd_engines_init(daemon->engines, &daemon->loop, config, &daemon->later,
                            cstd_core_driver_done, cstd_commit_resume, cstd_core_driver_given_up,
                            daemon, err);
     if (rc != CST_OK) {
         goto err_after_loop;
     }
-    daemon->engines.on_timed = cstd_core_driver_timed;
-    cstd_remains_init(&daemon->remains, &daemon->loop);
+    daemon->engines->on_timed = cstd_core_driver_timed;
+    cstd_remains_init(daemon->remains, &daemon->loop);
     cstd_keeper_init(&daemon->keeper, &daemon->notify);
-    daemon->host.remains = daemon->pool.remains = &daemon->remains;
-    cstd_searches_init(&daemon->searches, &daemon->loop, &daemon->later, config->search_time_s);
+    daemon->host->remains = daemon->pool->remains = daemon->remains;
+    cstd_searches_init(daemon->searches, &daemon->loop, &daemon->later, config->search_time_s);
     if (config->handover) {
-        cstd_gpus_start(&daemon->gpus, daemon);
+        cstd_gpus_start(daemon->gpus, daemon);
         rc = take_over(daemon, err);
         if (rc != CST_OK) {
             return rc; /* The process ends: nothing is taken apart that the other daemon has. */
         }
     }
-    rc = rc == CST_OK ? cstd_server_open(&daemon->server, daemon, err) : rc;
+    rc = rc == CST_OK ? cstd_server_open(daemon->server, daemon, err) : rc;
     if (rc != CST_OK) {
         goto err_after_engines;
     }
@@ -296,14 +368,14 @@ int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_settings *con
     if (config->handover) {
         cstd_revive_proven(daemon);
     } else {
-        cstd_gpus_start(&daemon->gpus, daemon);
+        cstd_gpus_start(daemon->gpus, daemon);
         cstd_revive_list(daemon);
     }
     start_signals(daemon);
     start_timers(daemon);
     /* The loop has active handles now. If the start fails from here on, they must be ended in the
      * same way as by a shutdown. */
-    rc = cstd_engines_start(&daemon->engines, err);
+    rc = cstd_engines_start(daemon->engines, err);
     if (rc != CST_OK) {
         /* Engines that were started already must end. */
         cstd_daemon_drain(daemon);
@@ -314,8 +386,8 @@ int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_settings *con
         return rc;
     }
     cstd_log(CSTD_LOG_NOTICE, "listening at %s, managers at %s, engine %s",
-             daemon->server.user.path, daemon->server.manager.path, daemon->engines.program);
-    cstd_server_accept(&daemon->server);
+             daemon->server->user.path, daemon->server->manager.path, daemon->engines->program);
+    cstd_server_accept(daemon->server);
     format_status(daemon, status, sizeof status);
     cstd_notify_ready(&daemon->notify, status);
     cstd_revive_begin(daemon);
@@ -323,13 +395,15 @@ int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_settings *con
 
 err_after_engines:
     cstd_keeper_close(&daemon->keeper);
-    cstd_engines_close(&daemon->engines);
-    cstd_remains_close(&daemon->remains);
+    cstd_engines_close(daemon->engines);
+    cstd_remains_close(daemon->remains);
 err_after_loop:
     (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
     (void)uv_loop_close(&daemon->loop);
 err_after_unpack:
-    cstd_unpack_close(&daemon->unpack);
+    cstd_unpack_close(daemon->unpack);
+err_after_modules:
+    free(daemon->modules);
     return rc;
 }
 
@@ -381,7 +455,7 @@ static void say_farewell(struct cstd_daemon *daemon)
 {
     struct cstd_session *session;
 
-    TAILQ_FOREACH(session, &daemon->server.sessions, link)
+    TAILQ_FOREACH(session, &daemon->server->sessions, link)
     {
         struct cst_err why = words_of_end(session->job);
 
@@ -393,7 +467,7 @@ static void remove_jobs(struct cstd_daemon *daemon)
 {
     struct cstd_job *job;
 
-    while ((job = TAILQ_FIRST(&daemon->jobs.living)) != NULL) {
+    while ((job = TAILQ_FIRST(&daemon->jobs->living)) != NULL) {
         struct cst_err why = words_of_end(job);
 
         cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job), "%s", why.text);
@@ -408,7 +482,7 @@ static void end_sessions(struct cstd_daemon *daemon)
     struct cstd_session *session;
     struct cst_err why = words_of_end(NULL);
 
-    TAILQ_FOREACH(session, &daemon->server.sessions, link)
+    TAILQ_FOREACH(session, &daemon->server->sessions, link)
     {
         while (!TAILQ_EMPTY(&session->requests)) {
             struct cstd_pending *request = TAILQ_FIRST(&session->requests);
@@ -447,18 +521,18 @@ void cstd_daemon_leave(struct cstd_daemon *daemon)
 
     daemon->draining = daemon->leaving = true;
     cstd_notify_stopping(&daemon->notify);
-    cstd_server_stop(&daemon->server);
+    cstd_server_stop(daemon->server);
     say_farewell(daemon);
-    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    TAILQ_FOREACH(job, &daemon->jobs->living, link)
     {
         struct cst_err why = words_of_end(job);
 
         cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job), "%s", why.text);
     }
     cstd_revive_stop(daemon);
-    cstd_staging_stop(&daemon->staging_queue);
-    cstd_gpus_stop(&daemon->gpus);
-    cstd_engines_stop(&daemon->engines);
+    cstd_staging_stop(daemon->staging_queue);
+    cstd_gpus_stop(daemon->gpus);
+    cstd_engines_stop(daemon->engines);
 }
 
 void cstd_daemon_drain(struct cstd_daemon *daemon)
@@ -469,7 +543,7 @@ void cstd_daemon_drain(struct cstd_daemon *daemon)
     }
     daemon->draining = true;
     cstd_notify_stopping(&daemon->notify);
-    cstd_server_stop(&daemon->server);
+    cstd_server_stop(daemon->server);
     say_farewell(daemon);
     /* Jobs are removed before sessions end. A request that waits for a job then fails with the
      * words about that job, and not with those of end_sessions. */
@@ -477,26 +551,27 @@ void cstd_daemon_drain(struct cstd_daemon *daemon)
     cstd_deferred_run(&daemon->later);
     end_sessions(daemon);
     cstd_deferred_run(&daemon->later);
-    cstd_lingers_close(&daemon->server.lingers);
+    cstd_lingers_close(&daemon->server->lingers);
     cstd_revive_stop(daemon);
-    cstd_staging_stop(&daemon->staging_queue);
-    cstd_gpus_stop(&daemon->gpus);
-    cstd_engines_stop(&daemon->engines);
+    cstd_staging_stop(daemon->staging_queue);
+    cstd_gpus_stop(daemon->gpus);
+    cstd_engines_stop(daemon->engines);
     for_own_handles(daemon, uv_unref);
 }
 
 void cstd_daemon_close(struct cstd_daemon *daemon)
 {
     cstd_deferred_run(&daemon->later);
-    cstd_engines_close(&daemon->engines);
-    cstd_remains_close(&daemon->remains);
+    cstd_engines_close(daemon->engines);
+    cstd_remains_close(daemon->remains);
     for_own_handles(daemon, close_handle);
     cstd_notify_close(&daemon->notify);
     (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
     (void)uv_loop_close(&daemon->loop);
-    cstd_pendings_close(&daemon->requests);
+    cstd_pendings_close(daemon->requests);
     cst_actions_close(&daemon->actions);
-    cstd_unpack_close(&daemon->unpack);
-    cstd_quota_close(&daemon->quota);
+    cstd_unpack_close(daemon->unpack);
+    cstd_quota_close(daemon->quota);
+    free(daemon->modules);
     cstd_log(CSTD_LOG_NOTICE, "stopped");
 }

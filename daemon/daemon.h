@@ -1,78 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The daemon's main object, which contains all its modules, and the daemon's life: start, run,
- * drain. main.c owns the object, and opens, runs and closes it.
- *
- * One thread, the loop thread, runs the one libuv loop and almost all functions of daemon/. Only
- * searches for plans (searches.h), the building of layouts (layout_work.h), and the making of
- * descriptions (describe.h) and ledgers (ledger_make.h) run in threads of libuv's pool; they write
- * nothing that the loop thread uses meanwhile. */
+/* The daemon's life: start, run, drain. main.c owns the object, and opens, runs and closes it.
+ * daemon_state.h says what it has. */
 #ifndef CST_DAEMON_H
 #define CST_DAEMON_H
 
-#include "daemon/budget/arena.h"
-#include "daemon/settings/settings.h"
-#include "daemon/engine/engines.h"
-#include "daemon/engine/gpus.h"
-#include "daemon/job/job.h"
-#include "daemon/job/jobs.h"
-#include "daemon/base/keeper.h"
-#include "daemon/revive/revive.h"
-#include "daemon/base/deferred.h"
-#include "daemon/base/notify.h"
-#include "daemon/session/pending.h"
-#include "daemon/job/planner.h"
-#include "daemon/budget/quota.h"
-#include "daemon/budget/remains.h"
-#include "daemon/memory/staging.h"
-#include "daemon/job/searches.h"
-#include "daemon/serve/server.h"
-#include "daemon/session/unpack.h"
-#include "offload/core/core.h"
-#include "proto/frame.h"
+#include "daemon/base/daemon_state.h"
 
-#include <uv.h>
-
-struct cstd_core_driver_ops;
-
-struct cstd_daemon {
-    uv_loop_t loop;
-    const struct cstd_settings *config; /* The configuration; it belongs to the caller. */
-    struct cstd_budget host;            /* Budget of arenas, job tables and staging. */
-    struct cstd_budget pool;            /* Budget of pools in host memory. */
-    struct cstd_remains remains;        /* Dropped memory that processes may still hold. */
-    struct cstd_quota quota;            /* Amounts that each user holds, and their limits. */
-    struct cstd_engines engines;
-    struct cstd_gpus gpus;
-    struct cstd_planner planner;
-    struct cstd_searches searches; /* Searches for plans that are queued or running. */
-    struct cstd_server server;     /* Listening sockets and sessions. */
-    struct cstd_jobs jobs;
-    struct cstd_staging_queue staging_queue; /* Requests for staging that wait for some. */
-    struct cstd_pendings requests;           /* Requests that wait for their final reply. */
-    /* Work that must wait until the current callback has returned. */
-    struct cstd_deferred_queue later;
-    /* Work of low priority, done after engines got their commands; it must not issue commands. */
-    struct cstd_deferred_queue idle_work;
-    struct cstd_unpack unpack;       /* Decoder of messages; it holds one message at a time. */
-    struct cst_frame_buf in;         /* Buffer of the received frame that is being served. */
-    uint8_t out[CST_FRAME_MAX_BODY]; /* Buffer in which a reply is encoded. */
-    /* Functions that core_driver.c calls after a core has processed an event. */
-    const struct cstd_core_driver_ops *core_ops;
-    struct cst_actions actions; /* What the core asks for that processes an event now. */
-    uint64_t epoch;             /* Random number of this start of the daemon. */
-    uint64_t started_ns;        /* Monotonic time of the start. */
-    uint64_t n_requests;        /* Requests since the start. */
-    bool status_changed;        /* Jobs or bytes have changed: tell the service manager. */
-    bool draining;              /* The daemon is shutting down. */
-    uv_check_t reader;          /* Reads requests after each poll of the sockets. */
-    uv_prepare_t prepare;       /* Runs at the end of each iteration of the loop. */
-    uv_signal_t terminate, interrupt, reload;
-    struct cstd_notify notify;   /* Connection to the service manager. */
-    struct cstd_keeper keeper;   /* The service manager's store of descriptors. */
-    struct cstd_revival revival; /* Jobs of an earlier daemon that are not ready yet. */
-    bool leaving;                /* draining: jobs are kept for the next process. */
-    uv_timer_t watchdog;         /* Runs only if the service manager asked for a watchdog. */
-};
+struct cst_err;
 
 /* Listen, start the engines and notify the service manager. @config is borrowed until
  * cstd_daemon_close. On failure everything is undone, and @err says why in one line. */

@@ -4,13 +4,16 @@
 #endif
 #include "daemon/engine/gpus.h"
 
-#include "daemon/daemon.h"
-#include "daemon/serve/serve.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/base/log.h"
 #include "daemon/engine/simulated.h"
 #include "daemon/engine/probe.h"
 #include "proto/size.h"
 #include "proto/cistern.pb-c.h"
+#include "daemon/budget/arena.h"
+#include "daemon/budget/quota.h"
+#include "daemon/engine/engines.h"
+#include "daemon/settings/settings.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,8 +43,8 @@ static int add_engines(struct cstd_gpus *gpus, struct cst_err *err)
     for (unsigned i = 0; i < gpus->list.n && rc == CST_OK; i++) {
         struct cstd_gpu *gpu = &gpus->list.v[i];
 
-        rc = cstd_engines_add_gpu(&gpus->daemon->engines, gpu->uuid, gpu->os_node, &gpu->engine,
-                                  err);
+        rc =
+            cstd_engines_add_gpu(gpus->daemon->engines, gpu->uuid, gpu->os_node, &gpu->engine, err);
     }
     return rc;
 }
@@ -56,8 +59,8 @@ static void count_pools(struct cstd_gpus *gpus, struct cstd_gpu_list *list)
         struct cstd_budget *pool = &list->v[i].pool;
 
         pool->resource =
-            cstd_quota_add_pool(&gpus->daemon->quota, pool->name, cstd_budget_size(pool));
-        pool->remains = &gpus->daemon->remains;
+            cstd_quota_add_pool(gpus->daemon->quota, pool->name, cstd_budget_size(pool));
+        pool->remains = gpus->daemon->remains;
     }
 }
 
@@ -117,7 +120,7 @@ static void on_probe(void *arg, const char *text, size_t n, const struct cst_err
         take_list(gpus, text, n);
     } else {
         (void)snprintf(words, sizeof words, "%.200s --probe: %.150s",
-                       gpus->daemon->engines.gpu_program, why->text);
+                       gpus->daemon->engines->gpu_program, why->text);
         end_without(gpus, CSTD_LOG_WARNING, words);
     }
     if (gpus->on_known != NULL) {
@@ -132,13 +135,13 @@ void cstd_gpus_start(struct cstd_gpus *gpus, struct cstd_daemon *daemon)
 
     *gpus = (struct cstd_gpus){.daemon = daemon, .state = CSTD_GPUS_NONE};
     TAILQ_INIT(&gpus->wishes);
-    if (cstd_simulated_init(&gpus->paced, &daemon->engines, daemon->config, &err) != CST_OK) {
+    if (cstd_simulated_init(&gpus->paced, daemon->engines, daemon->config, &err) != CST_OK) {
         cstd_log(CSTD_LOG_ERROR, "devices in [paced]: %s", err.text);
     }
     count_pools(gpus, &gpus->paced);
     if (strcmp(daemon->config->gpu_devices, "none") == 0) {
         end_without(gpus, CSTD_LOG_DEBUG, "'devices = none' in [gpu]");
-    } else if (daemon->engines.gpu_program[0] == '\0') {
+    } else if (daemon->engines->gpu_program[0] == '\0') {
 #ifdef HAVE_CUDA
         end_without(
             gpus, CSTD_LOG_INFO,
@@ -146,7 +149,7 @@ void cstd_gpus_start(struct cstd_gpus *gpus, struct cstd_daemon *daemon)
 #else
         end_without(gpus, CSTD_LOG_DEBUG, "built without CUDA");
 #endif
-    } else if (cstd_probe_start(&gpus->probe, &daemon->loop, daemon->engines.gpu_program, on_probe,
+    } else if (cstd_probe_start(&gpus->probe, &daemon->loop, daemon->engines->gpu_program, on_probe,
                                 gpus, &err) != CST_OK) {
         end_without(gpus, CSTD_LOG_WARNING, err.text);
     } else {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/job/base_job.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "offload/layout/box.h"
+#include "daemon/job/jobs.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -145,7 +146,7 @@ static struct cstd_job *next_in(const struct cstd_job_list *list, const struct c
 
 struct cstd_job *cstd_base_job_user(const struct cstd_job *job, const struct cstd_job *last)
 {
-    const struct cstd_jobs *jobs = &job->daemon->jobs;
+    const struct cstd_jobs *jobs = job->daemon->jobs;
     bool passed = last == NULL;
     struct cstd_job *user = next_in(&jobs->living, job, last, &passed);
 

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/job/comm_slots.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/memory/memory.h"
 #include "daemon/memory/set_aside.h"
 #include "proto/round_up.h"
+#include "daemon/budget/arena.h"
+#include "daemon/engine/engines.h"
+#include "daemon/engine/gpus.h"
 
 static void on_ready_later(struct cstd_deferred *later)
 {
@@ -34,7 +37,7 @@ static int add(struct cstd_comm_slots *slots, struct cstd_gpu *gpu,
     int rc;
 
     cstd_set_aside_update(slots->daemon, gpu);
-    rc = cstd_segment_open_device(&segment, cstd_engines_segment_id(&slots->daemon->engines),
+    rc = cstd_segment_open_device(&segment, cstd_engines_segment_id(slots->daemon->engines),
                                   slots->bytes, &gpu->pool, request->account, gpu->engine,
                                   request->what, err);
     if (rc == CST_OK) {
@@ -81,7 +84,7 @@ int cstd_comm_slots_open(struct cstd_comm_slots *slots, struct cstd_daemon *daem
     }
     slots->n_waiting = slots->n;
     for (uint32_t i = 0; i < slots->n; i++) {
-        cstd_engines_mount(&daemon->engines, slots->v[i]);
+        cstd_engines_mount(daemon->engines, slots->v[i]);
     }
     return CST_OK;
 }
@@ -95,7 +98,7 @@ void cstd_comm_slots_close(struct cstd_comm_slots *slots)
         struct cstd_segment *segment = slots->v[--slots->n];
 
         segment->on_mounted = NULL; /* The answers of engines do not matter any more. */
-        cstd_engines_unmount(&slots->daemon->engines, segment);
+        cstd_engines_unmount(slots->daemon->engines, segment);
         cstd_segment_unref(segment);
     }
 }

@@ -2,7 +2,7 @@
 #include "daemon/job/commit.h"
 
 #include "daemon/job/core_driver.h"
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/job/declare.h"
 #include "daemon/memory/device_reservation.h"
 #include "daemon/job/done.h"
@@ -17,8 +17,12 @@
 #include "daemon/job/pool_share.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/job/relocate.h"
-#include "daemon/serve/serve.h"
 #include "proto/cistern.pb-c.h"
+#include "daemon/job/jobs.h"
+#include "daemon/job/planner.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/memory/memory.h"
+#include "daemon/session/session.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -318,7 +322,7 @@ void cstd_commit_resume(void *arg)
     struct cstd_daemon *daemon = arg;
     struct cstd_job *job;
 
-    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    TAILQ_FOREACH(job, &daemon->jobs->living, link)
     {
         struct cst_err err = {0};
 

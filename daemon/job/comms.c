@@ -1,15 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/job/comms.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/job/comm_device.h"
 #include "daemon/job/comm_slots.h"
 #include "daemon/memory/page_work.h"
 #include "daemon/base/log.h"
 #include "daemon/base/reason_lines.h"
-#include "daemon/serve/serve.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/comm_memory.h"
+#include "daemon/budget/arena.h"
+#include "daemon/engine/engines.h"
+#include "daemon/job/job.h"
+#include "daemon/session/pending.h"
+#include "daemon/session/session.h"
+#include "daemon/engine/gpus.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,7 +75,7 @@ static struct cstd_pending *request_of(const struct cstd_comm *comm, uint32_t ra
     uint32_t item;
 
     return (comm->asked >> rank & 1) != 0
-               ? cstd_pending_find(&comm->job->daemon->requests, comm->tags[rank], &item)
+               ? cstd_pending_find(comm->job->daemon->requests, comm->tags[rank], &item)
                : NULL;
 }
 
@@ -235,8 +240,8 @@ static void make(struct cstd_comm *comm)
     bytes = cst_comm_bytes(n_ranks(comm), comm->slot_bytes);
     pages.bytes = bytes;
     describe(comm, what);
-    rc = cstd_segment_open(&comm->segment, cstd_engines_segment_id(&daemon->engines), bytes,
-                           &daemon->host, job->account, what, &err);
+    rc = cstd_segment_open(&comm->segment, cstd_engines_segment_id(daemon->engines), bytes,
+                           daemon->host, job->account, what, &err);
     if (rc == CST_OK) {
         pages.segment = comm->segment;
         rc = cstd_page_work_start(&comm->work, &daemon->loop, &pages, 1, on_backed, comm, &err);
@@ -341,7 +346,7 @@ static int find_or_add(struct cstd_session *session, uint32_t group, uint64_t at
         return cst_err_set(err, CST_ENOMEM, "no memory for a communicator");
     }
     comm->job = job;
-    comm->charge = (struct cstd_charge){.budget = &job->daemon->host, .account = job->account};
+    comm->charge = (struct cstd_charge){.budget = job->daemon->host, .account = job->account};
     comm->id = ++job->comms.last_id;
     comm->group = group;
     comm->attempt = attempt;
@@ -394,7 +399,7 @@ static int check(const struct cstd_session *session, const Cistern__CommOpen *me
     return cst_core_check_attempt(job->core, message->attempt, err);
 }
 
-void cstd_serve_comm_open(struct cstd_session *session, uint64_t id, void *body)
+void cstd_comms_serve_open(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__CommOpen *message = body;
     struct cstd_pending *request = NULL;
@@ -451,7 +456,7 @@ static void check_used(struct cstd_comm *comm)
     }
 }
 
-void cstd_serve_comm_close(struct cstd_session *session, uint64_t id, void *body)
+void cstd_comms_serve_close(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__CommClose *message = body;
     struct cstd_comm *comm;

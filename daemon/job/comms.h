@@ -23,6 +23,7 @@
 
 struct cstd_comm;
 struct cstd_job;
+struct cstd_session;
 
 TAILQ_HEAD(cstd_comm_list, cstd_comm);
 
@@ -32,6 +33,10 @@ struct cstd_comms {
     uint64_t last_id;    /* Number of the newest communicator. */
     uv_timer_t deadline; /* Runs while ranks wait for others that have not asked. */
 };
+
+/* Serve the requests CommOpen and CommClose, @body, of number @id. */
+void cstd_comms_serve_open(struct cstd_session *session, uint64_t id, void *body);
+void cstd_comms_serve_close(struct cstd_session *session, uint64_t id, void *body);
 
 /* Initialise the part of @job. The job closes the timer. */
 void cstd_comms_init(struct cstd_job *job);

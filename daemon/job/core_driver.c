@@ -1,13 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/job/core_driver.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/job/done.h"
 #include "daemon/base/log.h"
 #include "daemon/session/session.h"
 #include "daemon/job/saver.h"
 #include "daemon/job/updates.h"
 #include "proto/cistern.pb-c.h"
+#include "daemon/budget/arena.h"
+#include "daemon/engine/engines.h"
+#include "daemon/job/jobs.h"
+#include "daemon/job/planner.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/session/pending.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -180,7 +186,7 @@ static void record_wait(const struct cstd_pending *request, const struct cstd_pe
 static void on_reply(struct cstd_daemon *daemon, const struct cst_reply *reply)
 {
     uint32_t i;
-    struct cstd_pending *request = cstd_pending_find(&daemon->requests, reply->tag, &i);
+    struct cstd_pending *request = cstd_pending_find(daemon->requests, reply->tag, &i);
 
     if (request == NULL || request->items[i].done) {
         return; /* The request was answered already, because its job is being removed. */
@@ -215,7 +221,7 @@ static void submit(struct cstd_job *job, const struct cst_command *command)
     struct cst_err err = {0};
 
     cstd_record_issue(record_of(job), cstd_record_kind_of(command, &ids), command, uv_hrtime());
-    if (cstd_engines_submit(&job->daemon->engines, command, &err) != CST_OK) {
+    if (cstd_engines_submit(job->daemon->engines, command, &err) != CST_OK) {
         cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job), "removed: %s", err.text);
         job->daemon->core_ops->lost(job, &err);
     }
@@ -238,7 +244,7 @@ static void carry_out(struct cstd_job *job, const struct cst_actions *actions)
             }
             break;
         case CST_ACT_RECALL:
-            cstd_engines_recall(&job->daemon->engines, action->recall);
+            cstd_engines_recall(job->daemon->engines, action->recall);
             break;
         case CST_ACT_LOG:
             cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job), "%s", action->log.text);
@@ -283,7 +289,7 @@ static void note_wait(struct cstd_daemon *daemon, const struct cst_event *event)
     if (event->kind != CST_EV_FETCH_WEIGHT && event->kind != CST_EV_FETCH_GRAD) {
         return;
     }
-    request = cstd_pending_find(&daemon->requests, event->tag, &i);
+    request = cstd_pending_find(daemon->requests, event->tag, &i);
     if (request != NULL && !request->items[i].done) {
         request->items[i].asked_ns = event->now;
         request->items[i].rank = event->rank;
@@ -336,7 +342,7 @@ static struct cstd_job *find_by_serial(struct cstd_daemon *daemon, uint64_t seri
 {
     struct cstd_job *job;
 
-    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    TAILQ_FOREACH(job, &daemon->jobs->living, link)
     {
         if (job->serial == serial) {
             return job->core != NULL ? job : NULL;
@@ -374,7 +380,7 @@ static struct cstd_job *next_made(const struct cstd_daemon *daemon, uint64_t ser
 {
     struct cstd_job *job;
 
-    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    TAILQ_FOREACH(job, &daemon->jobs->living, link)
     {
         if (job->serial > serial) {
             return job;
@@ -388,7 +394,7 @@ static struct cstd_job *next_made(const struct cstd_daemon *daemon, uint64_t ser
 void cstd_core_driver_given_up(void *arg, unsigned engine, const char *why)
 {
     struct cstd_daemon *daemon = arg;
-    const struct cstd_commands *commands = &daemon->engines.v[engine].commands;
+    const struct cstd_commands *commands = &daemon->engines->v[engine].commands;
     struct cstd_job *job;
 
     for (uint64_t serial = 0; (job = next_made(daemon, serial)) != NULL;) {

@@ -2,12 +2,14 @@
 #include "daemon/job/done.h"
 
 #include "daemon/job/base_job.h"
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/memory/staging.h"
 #include "daemon/ledger/lent_slabs.h"
 #include "daemon/memory/set_aside.h"
 #include "daemon/base/log.h"
 #include "proto/size.h"
+#include "daemon/job/jobs.h"
+#include "daemon/memory/memory.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -145,7 +147,7 @@ static const struct cstd_job *next_largest(const struct cstd_daemon *daemon, uid
     const struct cstd_job *job, *best = NULL;
     bool passed = false;
 
-    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    TAILQ_FOREACH(job, &daemon->jobs->living, link)
     {
         uint64_t bytes = frees(job);
         bool later = last == NULL || bytes < frees(last) || (bytes == frees(last) && passed);
@@ -201,7 +203,7 @@ void cstd_done_suggest_oldest(struct cstd_daemon *daemon, uid_t asker, bool mana
     const struct cstd_job *job;
     int n = 0;
 
-    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    TAILQ_FOREACH(job, &daemon->jobs->living, link)
     {
         if (!is_removable(job, asker, manager)) {
             continue;

@@ -2,10 +2,12 @@
 #include "daemon/job/given.h"
 
 #include "cistern/cistern.h"
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/job/worker.h"
 #include "offload/plan/saved.h"
 #include "proto/size.h"
+#include "daemon/job/job.h"
+#include "daemon/job/planner.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -6,7 +6,7 @@
 #include "daemon/job/commit.h"
 #include "daemon/job/comms.h"
 #include "daemon/job/declare.h"
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/job/done.h"
 #include "daemon/job/migrate.h"
@@ -16,6 +16,9 @@
 #include "daemon/session/session.h"
 #include "daemon/job/worker.h"
 #include "proto/cistern.pb-c.h"
+#include "daemon/budget/quota.h"
+#include "daemon/job/jobs.h"
+#include "daemon/settings/settings.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,7 +52,7 @@ static void on_ttl(uv_timer_t *timer)
 static int take_one_of_all(struct cstd_session *session, const char *what, struct cst_err *err)
 {
     struct cstd_daemon *daemon = session->daemon;
-    const uint32_t n = daemon->jobs.n, most = daemon->config->max_jobs;
+    const uint32_t n = daemon->jobs->n, most = daemon->config->max_jobs;
     int rc = n >= most ? cst_err_set(err, CST_EBUDGET,
                                      "%u jobs, the limit is %u (max_jobs in [job])", n, most)
                        : cstd_quota_take(session->account, CSTD_QUOTA_JOBS, 1, what, err);
@@ -135,7 +138,7 @@ int cstd_job_create(struct cstd_daemon *daemon, struct cstd_quota_account *accou
         return cst_err_set(err, CST_ENOMEM, "no memory for a job");
     }
     job->daemon = daemon;
-    job->serial = ++daemon->jobs.serial;
+    job->serial = ++daemon->jobs->serial;
     (void)snprintf(job->name, sizeof job->name, "%s", request->name);
     job->uid = account->uid;
     job->account = cstd_quota_ref(account);
@@ -155,8 +158,8 @@ int cstd_job_create(struct cstd_daemon *daemon, struct cstd_quota_account *accou
         job->workers[r].rank = r;
     }
     cst_model_init(&job->model);
-    job->traces = (struct cstd_charge){.budget = &daemon->host, .account = job->account};
-    job->declared = (struct cstd_charge){.budget = &daemon->host, .account = job->account};
+    job->traces = (struct cstd_charge){.budget = daemon->host, .account = job->account};
+    job->declared = (struct cstd_charge){.budget = daemon->host, .account = job->account};
     cstd_memory_init(&job->memory, daemon, job->name);
     job->memory.on_ready = cstd_commit_memory_ready;
     job->memory.on_gone = on_memory_gone;
@@ -172,7 +175,7 @@ int cstd_job_create(struct cstd_daemon *daemon, struct cstd_quota_account *accou
     job->n_holds = 5; /* Four timers and the memory. */
     job->created_ns = job->idle_since_ns = uv_hrtime();
     job->close.fn = on_close;
-    insert(&daemon->jobs, job);
+    insert(daemon->jobs, job);
     *out = job;
     return CST_OK;
 }
@@ -210,7 +213,7 @@ static void release_hold(struct cstd_job *job)
     for (uint32_t r = 0; r < job->world; r++) {
         cstd_rank_devices_drop(&job->workers[r]);
     }
-    TAILQ_REMOVE(&daemon->jobs.closing, job, link);
+    TAILQ_REMOVE(&daemon->jobs->closing, job, link);
     cstd_migrate_close(job);
     cstd_declare_close(job);
     cstd_quota_give(job->account, CSTD_QUOTA_FILES, job->world);
@@ -252,7 +255,7 @@ static void on_memory_gone(struct cstd_memory *memory)
         return; /* The memory of a commit that failed: on_close closes what is left. */
     }
     leave_base(job);
-    remover = cstd_pending_find(&daemon->requests, job->remover, &item);
+    remover = cstd_pending_find(daemon->requests, job->remover, &item);
     if (remover != NULL) { /* Otherwise the requester has disconnected. */
         cstd_session_answer(daemon, remover, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
     }
@@ -339,10 +342,10 @@ static void remove_one(struct cstd_job *job, uint64_t remover, const struct cst_
     job->closing = *why;
     job->remover = remover;
     cstd_planner_cancel(job);
-    TAILQ_REMOVE(&job->daemon->jobs.living, job, link);
-    job->daemon->jobs.n--;
+    TAILQ_REMOVE(&job->daemon->jobs->living, job, link);
+    job->daemon->jobs->n--;
     cstd_quota_give(job->account, CSTD_QUOTA_JOBS, 1);
-    TAILQ_INSERT_TAIL(&job->daemon->jobs.closing, job, link);
+    TAILQ_INSERT_TAIL(&job->daemon->jobs->closing, job, link);
     cstd_deferred_add(&job->daemon->later, &job->close);
 }
 

@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/job/job_core.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/ledger/describe.h"
 #include "daemon/job/updates.h"
 #include "daemon/memory/device_reservation.h"
 #include "offload/core/revival.h"
+#include "daemon/budget/arena.h"
+#include "daemon/engine/engines.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/memory/memory.h"
+#include "daemon/settings/settings.h"
 
 #include <string.h>
 
@@ -123,5 +128,5 @@ void cstd_job_core_close(struct cstd_job *job)
     job->record = NULL;
     cstd_describe_forget(job);
     /* Completions of the job's commands are ignored from now on. */
-    cstd_engines_forget(&job->daemon->engines, CSTD_JOB_TICKET_SHIFT, job->serial);
+    cstd_engines_forget(job->daemon->engines, CSTD_JOB_TICKET_SHIFT, job->serial);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/job/jobs.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
+#include "daemon/job/job.h"
 
 #include <string.h>
 
@@ -17,7 +18,7 @@ struct cstd_job *cstd_job_find(struct cstd_daemon *daemon, uid_t uid, const char
 {
     struct cstd_job *job;
 
-    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    TAILQ_FOREACH(job, &daemon->jobs->living, link)
     {
         if (job->uid == uid && job->predecessor == NULL && strcmp(job->name, name) == 0) {
             return job;

@@ -2,11 +2,12 @@
 #include "daemon/job/layout_work.h"
 
 #include "daemon/job/base_job.h"
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/memory/device_reservation.h"
 #include "daemon/job/pool_share.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/job/searches.h"
+#include "daemon/engine/engines.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +24,7 @@ static int configure(struct cstd_job *job, struct cst_layout_config *out, struct
 {
     struct cst_layout_config config = {.chunk_elems = job->chunk_elems,
                                        .pool_bytes = cstd_pool_share_smallest(job),
-                                       .n_nodes = job->daemon->engines.n_nodes,
+                                       .n_nodes = job->daemon->engines->n_nodes,
                                        .world = job->world,
                                        .grad_bytes = cstd_job_grad_bytes(job),
                                        .states = cstd_job_options_states(&job->options),

@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/job/migrate.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/job/state_copy.h"
 #include "offload/layout/rows.h"
+#include "daemon/budget/arena.h"
+#include "daemon/engine/engines.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/memory/memory.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -74,7 +78,7 @@ void cstd_migrate_close(struct cstd_job *job)
         return;
     }
     cstd_migrate_stop(job);
-    cstd_budget_give(&job->daemon->host, job->account, migrate->charged);
+    cstd_budget_give(job->daemon->host, job->account, migrate->charged);
     cst_migration_close(&migrate->plan);
     cst_reshard_close(&migrate->reshard);
     free(migrate);
@@ -87,10 +91,9 @@ int cstd_migrate_charge(struct cstd_job *job, bool force, struct cst_err *err)
     int rc = CST_OK;
 
     if (force) {
-        cstd_budget_force(&job->daemon->host, job->account, migrate->more_bytes);
+        cstd_budget_force(job->daemon->host, job->account, migrate->more_bytes);
     } else {
-        rc =
-            cstd_budget_take(&job->daemon->host, job->account, migrate->more_bytes, job->name, err);
+        rc = cstd_budget_take(job->daemon->host, job->account, migrate->more_bytes, job->name, err);
     }
     migrate->charged = rc == CST_OK ? migrate->more_bytes : 0;
     return rc;
@@ -145,12 +148,12 @@ static void add_shared(struct list *list, const struct cstd_job *job)
     const struct cst_layout *layout = &job->layout;
 
     for (uint32_t i = 0;
-         layout->landings != NULL && i < job->daemon->engines.n_nodes * layout->n_landings; i++) {
+         layout->landings != NULL && i < job->daemon->engines->n_nodes * layout->n_landings; i++) {
         uint32_t s = layout->landings[i].segment;
 
         add_segment(list, job, s);
     }
-    for (uint32_t i = 0; layout->scratches != NULL && i < job->daemon->engines.n_nodes; i++) {
+    for (uint32_t i = 0; layout->scratches != NULL && i < job->daemon->engines->n_nodes; i++) {
         add_segment(list, job, layout->scratches[i].segment);
     }
 }
@@ -188,7 +191,7 @@ static size_t most_pages(const struct cstd_job *job)
     if (n > 0) {
         chunks += from.ended_end - cst_migration_begin(plan, n - 1).ended_end;
     }
-    return chunks * CST_ROWS_COUNT + (size_t)job->daemon->engines.n_nodes * job->layout.n_landings;
+    return chunks * CST_ROWS_COUNT + (size_t)job->daemon->engines->n_nodes * job->layout.n_landings;
 }
 
 static void on_work_done(void *arg, const struct cst_err *err)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/job/planner.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/job/declare.h"
 #include "daemon/base/log.h"
 #include "daemon/job/reshape.h"
@@ -11,6 +11,12 @@
 #include "daemon/memory/rank_devices.h"
 #include "offload/layout/model_bytes.h"
 #include "proto/size.h"
+#include "daemon/budget/arena.h"
+#include "daemon/budget/quota.h"
+#include "daemon/engine/gpus.h"
+#include "daemon/job/job.h"
+#include "daemon/memory/memory.h"
+#include "daemon/settings/settings.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -96,7 +102,7 @@ static void choose_reservations(const struct cstd_job *job, struct cstd_plan_sea
     s->config.device_states = open ? worker->states_asked : worker->device_states;
     s->config.accelerator = i;
     s->config.device_grain = cstd_memory_grain(job->daemon, worker->accelerator);
-    s->config.n_accelerators = worker->gpu == NULL ? job->daemon->gpus.paced.n : 0;
+    s->config.n_accelerators = worker->gpu == NULL ? job->daemon->gpus->paced.n : 0;
     if (open && worker->gpu == NULL) {
         uint32_t n = s->config.n_accelerators < job->world ? s->config.n_accelerators : job->world;
         uint64_t left = cstd_device_reservation_left(job);
@@ -166,7 +172,7 @@ static void fill_budget(const struct cstd_job *job, struct cst_plan_budget *out)
 
     out->device_bytes = asked != 0 ? asked : least_left(job);
     out->activation_bytes = 1;
-    out->host_bytes = cstd_budget_left(&daemon->host, job->account);
+    out->host_bytes = cstd_budget_left(daemon->host, job->account);
     out->host_bytes -= others < out->host_bytes ? others : out->host_bytes;
     if (job->workers[0].gpu != NULL) {
         out->device_bytes += job->workers[0].device_update_bytes + job->workers[0].device_states;
@@ -305,13 +311,13 @@ static void take_plan(struct cstd_job *job, const struct cstd_plan_search *s)
     plan->choice = s->choice;
     /* Without the workers' speed the prediction has no meaning; the job's drift then learns from
      * its first steps. */
-    plan->step_s = s->flops_known && job->daemon->planner.has_file && has_flops(&s->model)
+    plan->step_s = s->flops_known && job->daemon->planner->has_file && has_flops(&s->model)
                        ? (double)s->predicted.step_ns * 1e-9
                        : 0;
     (void)snprintf(plan->words, sizeof plan->words,
                    "planned with the rates %s%.90s: the fastest of %" PRIu64
                    " plans within %s per rank",
-                   job->daemon->planner.has_file ? "of " : "", job->daemon->planner.from,
+                   job->daemon->planner->has_file ? "of " : "", job->daemon->planner->from,
                    s->n_candidates, cst_size_text(s->budget.device_bytes, budget));
     cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job), "%s, %.0f ms%s; predicted step %.4g s%s",
                    plan->words, ms, stopped, (double)s->predicted.step_ns * 1e-9,
@@ -404,13 +410,13 @@ static int queue(struct cstd_job *job, cstd_planner_fn done, struct cst_err *err
         return rc;
     }
     s->account = cstd_quota_ref(job->account);
-    s->copy = (struct cstd_charge){.budget = &job->daemon->host, .account = s->account};
+    s->copy = (struct cstd_charge){.budget = job->daemon->host, .account = s->account};
     cst_model_init(&s->model);
     s->job = job;
     s->done = done;
     s->depth_only = done == NULL;
     s->started_ns = uv_hrtime();
-    rc = cstd_searches_add(&job->daemon->searches, &s->task, &ops, job->uid,
+    rc = cstd_searches_add(job->daemon->searches, &s->task, &ops, job->uid,
                            m->n_tensors + m->n_operators + m->n_uses, err);
     if (rc != CST_OK) {
         close_search(s);

@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/job/planner_rates.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/base/log.h"
 #include "proto/fingerprint.h"
 #include "proto/rates_json.h"
+#include "daemon/engine/engines.h"
+#include "daemon/job/planner.h"
+#include "daemon/settings/settings.h"
+#include "daemon/engine/gpus.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -53,7 +57,7 @@ static double seen_or(const struct cstd_rates_median *median, double otherwise)
 /* Use what was seen of each engine, and conservative numbers for the rest. */
 static void build_nodes(const struct cstd_daemon *daemon, struct cst_rates *out)
 {
-    const struct cstd_engines *engines = &daemon->engines;
+    const struct cstd_engines *engines = daemon->engines;
 
     out->n_nodes = engines->n_nodes < CST_RATES_MAX_NODES ? engines->n_nodes : CST_RATES_MAX_NODES;
     for (uint32_t i = 0; i < out->n_nodes; i++) {
@@ -74,8 +78,8 @@ static void build_nodes(const struct cstd_daemon *daemon, struct cst_rates *out)
 
 void cstd_planner_rates_overlay(const struct cstd_daemon *daemon, struct cst_rates *rates)
 {
-    for (uint32_t i = 0; i < rates->n_nodes && i < daemon->engines.n_nodes; i++) {
-        const struct cstd_rates_seen *seen = &daemon->engines.v[i].seen;
+    for (uint32_t i = 0; i < rates->n_nodes && i < daemon->engines->n_nodes; i++) {
+        const struct cstd_rates_seen *seen = &daemon->engines->v[i].seen;
 
         rates->nodes[i].update = seen_or(&seen->update, rates->nodes[i].update);
         rates->nodes[i].reduce = seen_or(&seen->reduce, rates->nodes[i].reduce);
@@ -97,8 +101,8 @@ void cstd_planner_rates_nodes(const struct cstd_daemon *daemon, struct cst_rates
 {
     double limit = (double)daemon->config->update_rate;
 
-    if (daemon->planner.has_file) {
-        *out = daemon->planner.rates;
+    if (daemon->planner->has_file) {
+        *out = daemon->planner->rates;
     } else {
         build_nodes(daemon, out);
     }
@@ -134,7 +138,7 @@ static struct cst_rates_device guess_device(const struct cstd_daemon *daemon,
                                             const struct cstd_gpu *gpu,
                                             const struct cst_rates_node *node)
 {
-    const struct cstd_rates_seen *seen = gpu != NULL ? &daemon->engines.v[gpu->engine].seen : NULL;
+    const struct cstd_rates_seen *seen = gpu != NULL ? &daemon->engines->v[gpu->engine].seen : NULL;
     struct cst_rates_device out = {.name = "host",
                                    .memory_bytes = daemon->config->memory_bytes,
                                    .up = node->copy,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/job/pool_share.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/memory/device_reservation.h"
 #include "daemon/memory/edge_slots.h"
 #include "daemon/job/done.h"
@@ -11,6 +11,10 @@
 #include "daemon/memory/memory_pools.h"
 #include "daemon/session/session.h"
 #include "proto/size.h"
+#include "daemon/budget/arena.h"
+#include "daemon/budget/quota.h"
+#include "daemon/memory/memory.h"
+#include "daemon/engine/gpus.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -206,7 +210,7 @@ static bool is_shared(const struct cstd_job *job, uint32_t rank)
 static int check_machine(const struct cstd_daemon *daemon, uint64_t bytes, const char *name,
                          struct cst_err *err)
 {
-    uint64_t used = daemon->host.used + daemon->pool.used;
+    uint64_t used = daemon->host->used + daemon->pool->used;
     struct cstd_host_memory_limit limit;
     char wants[CST_SIZE_EXACT], in_use[CST_SIZE_EXACT], allowed[CST_SIZE_EXACT];
 
@@ -290,7 +294,7 @@ static int check_budgets(const struct cstd_job *job, struct cst_err *err)
     struct cst_err all = {0}, one = {0};
     bool host_short;
 
-    (void)cstd_budget_check(&job->daemon->host, job->account, host, job->name, &all);
+    (void)cstd_budget_check(job->daemon->host, job->account, host, job->name, &all);
     host_short = all.status != CST_OK;
     for (uint32_t r = 0; r < job->world; r++) {
         struct cstd_gpu *gpu = job->workers[r].gpu;

@@ -3,7 +3,7 @@
  * worker when it makes pools again. */
 #include "daemon/job/relocate.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/job/done.h"
 #include "daemon/ledger/lent_slabs.h"
@@ -11,6 +11,11 @@
 #include "daemon/base/log.h"
 #include "daemon/session/session.h"
 #include "daemon/job/worker.h"
+#include "daemon/engine/engine.h"
+#include "daemon/engine/engines.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/memory/memory.h"
+#include "daemon/engine/gpus.h"
 
 /* True if the job continues without the accelerator of @worker's pool: the pool of another rank was
  * on it and has moved. */
@@ -30,7 +35,7 @@ static bool may_move(const struct cstd_worker *worker)
            (worker->relocate_err.status != CST_OK ||
             (worker->gpu != NULL &&
              (is_left_behind(worker) ||
-              daemon->engines.v[worker->gpu->engine].state == CSTD_ENGINE_FAILED)));
+              daemon->engines->v[worker->gpu->engine].state == CSTD_ENGINE_FAILED)));
 }
 
 static bool is_elsewhere(const struct cstd_worker *worker, const struct cstd_job_request *request)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/job/reshape.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/job/base_job.h"
 #include "daemon/job/done.h"
 #include "daemon/job/migrate.h"
@@ -11,6 +11,8 @@
 #include "offload/layout/reshard.h"
 #include "proto/optimizers.h"
 #include "proto/size.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/memory/memory.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/job/saver.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/ledger/describe.h"
 #include "proto/cistern.pb-c.h"
+#include "daemon/job/job.h"
+#include "daemon/session/session.h"
 
 void cstd_saver_detach(struct cstd_session *session)
 {

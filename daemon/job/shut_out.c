@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/job/shut_out.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/job/job.h"
 #include "daemon/base/log.h"
+#include "daemon/memory/memory.h"
 
 /* Most processes that hang up end at once, and their units are then given to others without a new
  * attempt. */

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/job/state_copy.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/job/migrate.h"
 #include "offload/core/revival.h"
 #include "offload/layout/reshard.h"
+#include "daemon/budget/arena.h"
+#include "daemon/engine/engines.h"
+#include "daemon/job/job.h"
 
 #include <stdlib.h>
 
@@ -476,17 +479,17 @@ static int make_staging(struct cstd_state_copy *copy, struct cst_err *err)
 {
     struct cstd_daemon *daemon = copy->to->daemon;
     int rc = cstd_segment_open(
-        &copy->staging, cstd_engines_segment_id(&daemon->engines), CSTD_STATE_COPY_STAGING,
-        copy->to->migrate != NULL ? NULL : &daemon->host, copy->to->account, copy->to->name, err);
+        &copy->staging, cstd_engines_segment_id(daemon->engines), CSTD_STATE_COPY_STAGING,
+        copy->to->migrate != NULL ? NULL : daemon->host, copy->to->account, copy->to->name, err);
 
     if (rc == CST_OK) {
         copy->staging->populate = 0;
         copy->staging->population = &copy->population;
-        copy->staging->engines = ((UINT32_C(1) << daemon->engines.n_nodes) - 1) |
+        copy->staging->engines = ((UINT32_C(1) << daemon->engines->n_nodes) - 1) |
                                  engines_of(copy->from) | engines_of(copy->to);
         copy->staging->arg = copy;
         copy->staging->on_mounted = on_mounted;
-        cstd_engines_mount(&daemon->engines, copy->staging);
+        cstd_engines_mount(daemon->engines, copy->staging);
     }
     return rc;
 }
@@ -537,7 +540,7 @@ static void drop_staging(struct cstd_state_copy *copy)
     if (copy->staging != NULL) {
         copy->staging->on_mounted = NULL;
         copy->staging->population = NULL;
-        cstd_engines_unmount(&copy->to->daemon->engines, copy->staging);
+        cstd_engines_unmount(copy->to->daemon->engines, copy->staging);
         cstd_segment_unref(copy->staging);
     }
 }

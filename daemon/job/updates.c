@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/job/updates.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/job/job.h"
 #include "daemon/base/log.h"
 #include "daemon/job/planner.h"
 #include "daemon/memory/device_reservation.h"
 #include "offload/plan/pipeline.h"
 #include "proto/busy_time.h"
+#include "daemon/budget/arena.h"
+#include "daemon/engine/engines.h"
+#include "daemon/settings/settings.h"
+#include "daemon/engine/gpus.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -138,10 +142,10 @@ static void see(struct cstd_job *job, const struct cstd_device_reservations *res
     double nodes = 0;
 
     look(job, &w);
-    for (uint32_t e = 0; e < job->daemon->engines.n; e++) {
+    for (uint32_t e = 0; e < job->daemon->engines->n; e++) {
         uint64_t ns = w.updates[e].busy.ns;
 
-        if (e < job->daemon->engines.n_nodes) {
+        if (e < job->daemon->engines->n_nodes) {
             nodes += ns > 0 ? (double)w.updates[e].amount / (double)ns * 1e9 : 0;
         } else if (has_engine(reservations, e)) {
             cstd_rates_median_add(&tuner->device.seen, w.updates[e].amount, ns);

@@ -3,7 +3,7 @@
 
 #include "cistern/cistern.h"
 #include "daemon/job/commit.h"
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/job/declare.h"
 #include "daemon/memory/set_aside.h"
 #include "daemon/memory/rank_devices.h"
@@ -15,6 +15,9 @@
 #include "daemon/job/shut_out.h"
 #include "daemon/memory/device_reservation.h"
 #include "daemon/session/session.h"
+#include "daemon/job/jobs.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/session/peer.h"
 
 #include <string.h>
 #include <sys/random.h>

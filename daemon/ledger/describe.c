@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/ledger/describe.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "offload/layout/box.h"
 #include "offload/layout/edge.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/fallocate.h"
+#include "daemon/budget/remains.h"
+#include "daemon/job/job.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -320,7 +322,7 @@ static int retire(struct cstd_job *job, bool force, struct cst_err *err)
     if (last->exists) {
         (void)snprintf(what, sizeof what,
                        "the last description of job '%s', which a process keeps,", job->name);
-        rc = cstd_remains_retire(&job->daemon->remains, &last->fd, last->bytes, &job->daemon->host,
+        rc = cstd_remains_retire(job->daemon->remains, &last->fd, last->bytes, job->daemon->host,
                                  job->account, force, what, err);
         last->exists = rc != CST_OK;
         last->step = UINT64_MAX;

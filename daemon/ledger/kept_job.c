@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/ledger/kept_job.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/session/packed.h"
 #include "daemon/ledger/revive_devices.h"
+#include "daemon/budget/arena.h"
+#include "daemon/budget/quota.h"
+#include "daemon/engine/engines.h"
+#include "daemon/engine/gpus.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -100,7 +104,7 @@ void cstd_kept_job_charge(struct cstd_daemon *daemon, struct cstd_kept_job *kept
             kept->host_bytes += segment->bytes;
         }
     }
-    cstd_budget_force(&daemon->host, account, kept->host_bytes);
+    cstd_budget_force(daemon->host, account, kept->host_bytes);
 }
 
 void cstd_kept_job_charge_devices(struct cstd_daemon *daemon, struct cstd_kept_job *kept)
@@ -109,7 +113,7 @@ void cstd_kept_job_charge_devices(struct cstd_daemon *daemon, struct cstd_kept_j
 
     for (size_t i = 0; i < ledger->n_devices && kept->account != NULL; i++) {
         const Ledger__Device *device = ledger->devices[i];
-        struct cstd_gpu *gpu = cstd_gpus_of_uuid(&daemon->gpus, device->uuid);
+        struct cstd_gpu *gpu = cstd_gpus_of_uuid(daemon->gpus, device->uuid);
         struct cstd_kept_charge charge = {.bytes =
                                               device->reservation_bytes + device->states_bytes};
 
@@ -126,7 +130,7 @@ void cstd_kept_job_discharge(struct cstd_daemon *daemon, struct cstd_kept_job *k
     if (kept->account == NULL) {
         return;
     }
-    cstd_budget_give(&daemon->host, kept->account, kept->host_bytes);
+    cstd_budget_give(daemon->host, kept->account, kept->host_bytes);
     while (kept->n_charges > 0) {
         const struct cstd_kept_charge *charge = &kept->charges[--kept->n_charges];
 
@@ -148,7 +152,7 @@ static struct cstd_kept_name name_of(const struct cstd_daemon *daemon,
     bool is_arena = i < layout->n_segments;
 
     if (i > layout->n_segments ||
-        (is_arena && layout->segments[i].node >= daemon->engines.n_nodes)) {
+        (is_arena && layout->segments[i].node >= daemon->engines->n_nodes)) {
         name.kind = CSTD_KEPT_DEVICE;
         name.i = i;
     }

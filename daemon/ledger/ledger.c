@@ -1,13 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/ledger/ledger.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/job/migrate.h"
 #include "daemon/ledger/kept_job.h"
 #include "daemon/ledger/ledger_make.h"
 #include "daemon/ledger/lent_slabs.h"
 #include "daemon/ledger/revive_engines.h"
 #include "daemon/base/log.h"
+#include "daemon/engine/engines.h"
+#include "daemon/job/job.h"
+#include "daemon/job/jobs.h"
+#include "daemon/revive/revive.h"
+#include "daemon/engine/gpus.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -91,7 +96,7 @@ static void unstore(struct cstd_job *job)
 
 uint32_t cstd_ledger_n_fds(const struct cstd_job *job)
 {
-    return cstd_ledger_n_segments(job) + 1 + job->daemon->engines.n_nodes + 1 +
+    return cstd_ledger_n_segments(job) + 1 + job->daemon->engines->n_nodes + 1 +
            cstd_lent_slabs_count(job);
 }
 
@@ -255,7 +260,7 @@ int cstd_ledger_keep_all(struct cstd_daemon *daemon, struct cst_err *err)
     struct cstd_job *job;
     int rc = CST_OK;
 
-    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    TAILQ_FOREACH(job, &daemon->jobs->living, link)
     {
         struct cstd_ledger_record record = {.left = 0};
 
@@ -281,7 +286,7 @@ void cstd_ledger_forget(struct cstd_job *job)
     if (job->ledger.reviving != NULL) {
         job->ledger.reviving->job = NULL;
         job->ledger.reviving = NULL;
-        cstd_deferred_add(&job->daemon->later, &job->daemon->revival.removed);
+        cstd_deferred_add(&job->daemon->later, &job->daemon->revival->removed);
     }
     if (job->ledger.state != CSTD_LEDGER_KEPT && job->ledger.state != CSTD_LEDGER_MADE) {
         return;
@@ -305,7 +310,7 @@ bool cstd_ledger_keeps_any(const struct cstd_daemon *daemon)
 {
     const struct cstd_job *job;
 
-    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    TAILQ_FOREACH(job, &daemon->jobs->living, link)
     {
         if (job->ledger.state == CSTD_LEDGER_KEPT || job->state == CSTD_JOB_REVIVING) {
             return true;

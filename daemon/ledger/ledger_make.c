@@ -2,12 +2,17 @@
 #include "daemon/ledger/ledger_make.h"
 
 #include "cistern/cistern.h"
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/ledger/describe.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/device_reservation.h"
 #include "daemon/memory/rank_devices.h"
 #include "proto/plan_message.h"
+#include "daemon/budget/arena.h"
+#include "daemon/engine/engines.h"
+#include "daemon/job/job.h"
+#include "daemon/budget/quota.h"
+#include "daemon/engine/gpus.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -142,8 +147,8 @@ static void add_device(struct cstd_job *job, struct parts *parts, Ledger__Job *o
     Ledger__Device *device = &parts->devices[out->n_devices];
 
     ledger__device__init(device);
-    device->uuid = job->daemon->engines.v[engine].device;
-    device->grain = job->daemon->engines.v[engine].granularity;
+    device->uuid = job->daemon->engines->v[engine].device;
+    device->grain = job->daemon->engines->v[engine].granularity;
     device->reservation_bytes = reservation_bytes;
     device->states_bytes = states_bytes;
     parts->device_list[out->n_devices++] = device;
@@ -240,7 +245,7 @@ static int fill(struct cstd_job *job, struct parts *parts, Ledger__Job *out, str
     out->recompute = job->recompute;
     out->timeout_ms = job->timeout_ms;
     out->ttl_s = job->ttl_s;
-    out->n_nodes = job->daemon->engines.n_nodes;
+    out->n_nodes = job->daemon->engines->n_nodes;
     out->n_class_elems = job->layout.n_classes;
     out->class_elems = parts->class_elems;
     out->prefetch_depth = job->plan.valid ? job->plan.choice.prefetch_depth : 0;

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/ledger/lent_slabs.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/job/worker.h"
 #include "daemon/base/log.h"
+#include "daemon/job/job.h"
+#include "daemon/memory/memory.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -2,8 +2,12 @@
 #include "daemon/ledger/revive_devices.h"
 
 #include "cistern/cistern.h"
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/memory/rank_devices.h"
+#include "daemon/engine/engines.h"
+#include "daemon/engine/gpus.h"
+#include "daemon/job/job.h"
+#include "daemon/ledger/ledger.h"
 
 #include <inttypes.h>
 
@@ -25,7 +29,7 @@ static int check_devices(struct cstd_daemon *daemon, const Ledger__Job *ledger,
 {
     for (uint32_t i = 0; i < ledger->n_devices; i++) {
         const Ledger__Device *device = ledger->devices[i];
-        struct cstd_gpu *gpu = cstd_gpus_of_uuid(&daemon->gpus, device->uuid);
+        struct cstd_gpu *gpu = cstd_gpus_of_uuid(daemon->gpus, device->uuid);
 
         if (gpu == NULL &&
             (device->reservation_bytes > 0 || has_pool(record, device->uuid, world))) {
@@ -33,8 +37,8 @@ static int check_devices(struct cstd_daemon *daemon, const Ledger__Job *ledger,
                                device->uuid);
         }
         /* The engine reports it again, but memory may be wanted earlier. */
-        if (gpu != NULL && daemon->engines.v[gpu->engine].granularity == 0) {
-            daemon->engines.v[gpu->engine].granularity = device->grain > 0 ? device->grain : 1;
+        if (gpu != NULL && daemon->engines->v[gpu->engine].granularity == 0) {
+            daemon->engines->v[gpu->engine].granularity = device->grain > 0 ? device->grain : 1;
         }
     }
     return CST_OK;
@@ -49,7 +53,7 @@ static int find_pool(struct cstd_daemon *daemon, const Ledger__Job *ledger,
     *out = NULL;
     for (uint32_t i = 0; i < ledger->n_devices; i++) {
         if (record->pools[rank] == cstd_ledger_hash_uuid(ledger->devices[i]->uuid)) {
-            *out = cstd_gpus_of_uuid(&daemon->gpus, ledger->devices[i]->uuid);
+            *out = cstd_gpus_of_uuid(daemon->gpus, ledger->devices[i]->uuid);
         }
     }
     if (*out == NULL && record->pools[rank] != 0) {
@@ -64,7 +68,7 @@ static int find_pool(struct cstd_daemon *daemon, const Ledger__Job *ledger,
 /* @uuid: NULL for none. */
 static struct cstd_gpu *gpu_of(struct cstd_daemon *daemon, const char *uuid)
 {
-    return uuid != NULL ? cstd_gpus_of_uuid(&daemon->gpus, uuid) : NULL;
+    return uuid != NULL ? cstd_gpus_of_uuid(daemon->gpus, uuid) : NULL;
 }
 
 int cstd_revive_take_devices(struct cstd_job *job, const Ledger__Job *ledger,
@@ -105,7 +109,7 @@ uint32_t cstd_revive_list_reservations(
     config->n_devices = 0;
     for (uint32_t i = 0; i < ledger->n_devices && n < CST_CORE_MAX_UPDATE_DEVICES; i++) {
         const Ledger__Device *device = ledger->devices[i];
-        struct cstd_gpu *gpu = cstd_gpus_of_uuid(&daemon->gpus, device->uuid);
+        struct cstd_gpu *gpu = cstd_gpus_of_uuid(daemon->gpus, device->uuid);
 
         if (gpu == NULL || device->reservation_bytes == 0) {
             continue;

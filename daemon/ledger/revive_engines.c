@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/ledger/revive_engines.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
+#include "daemon/budget/arena.h"
+#include "daemon/engine/engines.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -53,7 +55,7 @@ static int adopt(struct cstd_daemon *daemon, struct cstd_kept *kept, struct cstd
     int rc = cstd_segment_adopt(out, id, bytes, kept->fd, NULL, NULL, err);
 
     kept->fd = -1;
-    cstd_engines_reserve_id(&daemon->engines, id);
+    cstd_engines_reserve_id(daemon->engines, id);
     return rc == CST_OK ? cstd_keeper_store(&daemon->keeper, &kept->name, &(*out)->fd, 1, true, err)
                         : rc;
 }
@@ -72,7 +74,7 @@ static int await_engines(const struct cstd_keeper *keeper, struct cst_err *err)
 
 int cstd_revive_adopt_engines(struct cstd_daemon *daemon, struct cst_err *err)
 {
-    struct cstd_engines *engines = &daemon->engines;
+    struct cstd_engines *engines = daemon->engines;
     struct cstd_keeper *keeper = &daemon->keeper;
     unsigned n_adopted = 0;
     int rc = await_engines(keeper, err);
@@ -104,7 +106,7 @@ static int store(struct cstd_keeper *keeper, struct cstd_kept_name name,
 
 int cstd_ledger_store_engines(struct cstd_daemon *daemon, struct cst_err *err)
 {
-    const struct cstd_engines *engines = &daemon->engines;
+    const struct cstd_engines *engines = daemon->engines;
     struct cstd_keeper *keeper = &daemon->keeper;
     int rc;
 

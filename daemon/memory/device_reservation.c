@@ -2,9 +2,13 @@
 #include "daemon/memory/device_reservation.h"
 
 #include "cistern/cistern.h"
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/job/worker.h"
 #include "proto/size.h"
+#include "daemon/budget/arena.h"
+#include "daemon/engine/gpus.h"
+#include "daemon/job/job.h"
+#include "daemon/memory/memory.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -12,7 +16,7 @@
 struct cstd_gpu *cstd_device_reservation_accelerator(struct cstd_daemon *daemon,
                                                      struct cstd_gpu *gpu, uint32_t rank)
 {
-    struct cstd_gpu_list *paced = &daemon->gpus.paced;
+    struct cstd_gpu_list *paced = &daemon->gpus->paced;
 
     return gpu != NULL || paced->n == 0 ? gpu : &paced->v[rank % paced->n];
 }
@@ -120,7 +124,7 @@ int cstd_device_reservation_check_request(const struct cstd_job_request *request
 /* The ranks take turns, hence some accelerators may have one more rank than others. */
 uint64_t cstd_device_reservation_left(const struct cstd_job *job)
 {
-    const struct cstd_gpu_list *paced = &job->daemon->gpus.paced;
+    const struct cstd_gpu_list *paced = &job->daemon->gpus->paced;
     uint32_t n = job->world < paced->n ? job->world : paced->n;
     uint64_t least = UINT64_MAX;
 

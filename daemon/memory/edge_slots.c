@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/edge_slots.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/base/reason_lines.h"
 #include "offload/layout/edge.h"
 #include "proto/round_up.h"
+#include "daemon/engine/gpus.h"
+#include "daemon/job/job.h"
+#include "daemon/memory/memory.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +16,7 @@
 static bool can_access(const struct cstd_daemon *daemon, const struct cstd_gpu *from,
                        const struct cstd_gpu *to)
 {
-    return from == to || (cstd_gpus_unreachable(&daemon->gpus, from) >> to->engine & 1) == 0;
+    return from == to || (cstd_gpus_unreachable(daemon->gpus, from) >> to->engine & 1) == 0;
 }
 
 struct cstd_edge_slots cstd_edge_slots_choose(const struct cstd_memory *memory,

@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/memory_pools.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/base/log.h"
 #include "proto/size.h"
+#include "daemon/engine/engines.h"
+#include "daemon/engine/gpus.h"
+#include "daemon/job/job.h"
+#include "daemon/settings/settings.h"
+#include "daemon/budget/quota.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -159,7 +164,7 @@ int cstd_memory_add_segment(struct cstd_memory *memory, uint64_t bytes, struct c
                             uint32_t host_engines, int populate, struct cst_err *err)
 {
     struct cstd_daemon *daemon = memory->daemon;
-    struct cstd_engines *engines = &daemon->engines;
+    struct cstd_engines *engines = daemon->engines;
     struct cstd_segment *segment;
     int rc;
 
@@ -199,7 +204,7 @@ int cstd_memory_add_device_segment(struct cstd_memory *memory, uint64_t bytes, s
         rc = cstd_segment_adopt_device(&segment, kept.id, bytes, kept.fd, &gpu->pool,
                                        memory->account, gpu->engine, err);
     } else {
-        rc = cstd_segment_open_device(&segment, cstd_engines_segment_id(&memory->daemon->engines),
+        rc = cstd_segment_open_device(&segment, cstd_engines_segment_id(memory->daemon->engines),
                                       bytes, &gpu->pool, memory->account, gpu->engine, memory->name,
                                       err);
     }
@@ -216,7 +221,7 @@ static int add_shared(struct cstd_memory *memory, const struct cstd_segment *of,
 {
     struct cstd_segment *segment;
     uint32_t id = memory->kept != NULL ? take_kept(memory).id
-                                       : cstd_engines_segment_id(&memory->daemon->engines);
+                                       : cstd_engines_segment_id(memory->daemon->engines);
     int rc = cstd_segment_open_shared(&segment, id, of, memory->name, err);
 
     if (rc == CST_OK) {
@@ -230,7 +235,7 @@ static int add_shared(struct cstd_memory *memory, const struct cstd_segment *of,
 static int add_heir(struct cstd_memory *memory, const struct cstd_segment *of, struct cst_err *err)
 {
     struct cstd_segment *segment;
-    int rc = cstd_segment_open_heir(&segment, cstd_engines_segment_id(&memory->daemon->engines), of,
+    int rc = cstd_segment_open_heir(&segment, cstd_engines_segment_id(memory->daemon->engines), of,
                                     memory->gpu_engines, memory->name, err);
 
     if (rc == CST_OK) {
@@ -243,7 +248,7 @@ static int add_heir(struct cstd_memory *memory, const struct cstd_segment *of, s
 static bool is_own(const struct cstd_memory *memory, const struct cstd_segment *segment)
 {
     return !segment->device && segment->populate >= 0 &&
-           (uint32_t)segment->populate < memory->daemon->engines.n_nodes;
+           (uint32_t)segment->populate < memory->daemon->engines->n_nodes;
 }
 
 void cstd_memory_make_sparse(struct cstd_memory *memory)
@@ -274,7 +279,7 @@ void cstd_memory_fill(struct cstd_memory *memory, struct cstd_memory *from)
 
         if (segment->sparse) {
             segment->sparse = false;
-            segment->budget = &memory->daemon->host;
+            segment->budget = memory->daemon->host;
             segment->charged = segment->bytes;
             cstd_budget_force(segment->budget, segment->account, segment->charged);
         }
@@ -283,7 +288,7 @@ void cstd_memory_fill(struct cstd_memory *memory, struct cstd_memory *from)
 
 uint32_t cstd_memory_all_nodes(const struct cstd_memory *memory)
 {
-    return (UINT32_C(1) << memory->daemon->engines.n_nodes) - 1;
+    return (UINT32_C(1) << memory->daemon->engines->n_nodes) - 1;
 }
 
 static int add_arenas(struct cstd_memory *memory, const struct cstd_memory_request *request,
@@ -295,10 +300,10 @@ static int add_arenas(struct cstd_memory *memory, const struct cstd_memory_reque
     for (uint32_t i = 0; i < layout->n_segments && rc == CST_OK; i++) {
         const struct cst_layout_segment *s = &layout->segments[i];
 
-        if (s->node >= memory->daemon->engines.n_nodes) {
+        if (s->node >= memory->daemon->engines->n_nodes) {
             /* States on an accelerator are used by its own engine alone. */
             rc = cstd_memory_add_device_segment(
-                memory, s->bytes, cstd_gpus_of_engine(&memory->daemon->gpus, s->node), 0, err);
+                memory, s->bytes, cstd_gpus_of_engine(memory->daemon->gpus, s->node), 0, err);
             continue;
         }
         if (s->is_base) {
@@ -307,7 +312,7 @@ static int add_arenas(struct cstd_memory *memory, const struct cstd_memory_reque
             rc = add_heir(memory, request->inherited->segments[i], err);
         } else {
             rc = cstd_memory_add_segment(memory, s->bytes,
-                                         request->sparse ? NULL : &memory->daemon->host,
+                                         request->sparse ? NULL : memory->daemon->host,
                                          UINT32_C(1) << s->node, (int)s->node, err);
             if (rc == CST_OK) {
                 cstd_segment_keep_private(memory->segments[memory->n_segments - 1]);
@@ -329,7 +334,7 @@ static int add_table(struct cstd_memory *memory, const struct cst_layout *layout
     int rc;
 
     cstd_memory_size_table(layout, &header);
-    rc = cstd_memory_add_segment(memory, header.total_bytes, &memory->daemon->host,
+    rc = cstd_memory_add_segment(memory, header.total_bytes, memory->daemon->host,
                                  cstd_memory_all_nodes(memory), 0, err);
     if (rc != CST_OK) {
         return rc;
@@ -446,7 +451,7 @@ static void unmap_table(struct cstd_memory *memory)
 /* Let the engines map all segments. The slabs of parked pools are NULL. */
 static void mount_all(struct cstd_memory *memory)
 {
-    struct cstd_engines *engines = &memory->daemon->engines;
+    struct cstd_engines *engines = memory->daemon->engines;
 
     for (uint32_t i = 0; i < memory->n_segments; i++) {
         struct cstd_segment *segment = memory->segments[i];
@@ -506,7 +511,7 @@ void cstd_memory_mount(struct cstd_memory *memory, struct cstd_segment *segment)
     memory->n_waiting++;
     memory->pool_bytes += segment->bytes;
     segment->on_gone = on_segment_gone;
-    cstd_engines_mount(&memory->daemon->engines, segment);
+    cstd_engines_mount(memory->daemon->engines, segment);
 }
 
 void cstd_memory_mount_adopted(struct cstd_memory *memory, struct cstd_segment *segment)
@@ -524,7 +529,7 @@ uint64_t cstd_memory_release(struct cstd_memory *memory, struct cstd_segment *se
     memory->populated -= segment->counted;
     /* The answers of engines do not matter any more; on_gone is still counted. */
     segment->on_mounted = segment->on_progress = NULL;
-    cstd_engines_unmount(&memory->daemon->engines, segment);
+    cstd_engines_unmount(memory->daemon->engines, segment);
     cstd_segment_unref(segment);
     return bytes;
 }

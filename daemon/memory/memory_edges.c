@@ -3,18 +3,22 @@
  * cannot map. */
 #include "daemon/memory/memory_pools.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/memory/edge_slots.h"
 #include "daemon/memory/set_aside.h"
 #include "offload/layout/edge.h"
+#include "daemon/budget/arena.h"
+#include "daemon/engine/engines.h"
+#include "daemon/memory/memory.h"
+#include "daemon/engine/gpus.h"
 
 /* The memory lies on the node of the rank that takes. It is populated by the node's engine, which
  * has no other use for it. */
 static int add_host_segment(struct cstd_memory *memory, const struct cst_layout_edge *edge,
                             uint64_t bytes, struct cst_err *err)
 {
-    uint32_t node = edge->to % memory->daemon->engines.n_nodes;
-    int rc = cstd_memory_add_segment(memory, bytes, &memory->daemon->host, 0, (int)node, err);
+    uint32_t node = edge->to % memory->daemon->engines->n_nodes;
+    int rc = cstd_memory_add_segment(memory, bytes, memory->daemon->host, 0, (int)node, err);
 
     if (rc == CST_OK) {
         memory->segments[memory->n_segments - 1]->engines = UINT32_C(1) << node;

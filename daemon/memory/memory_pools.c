@@ -2,7 +2,10 @@
 /* The slabs of pools: making, moving and parking them; edges are parked with them. */
 #include "daemon/memory/memory_pools.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
+#include "daemon/budget/arena.h"
+#include "daemon/engine/engines.h"
+#include "daemon/engine/gpus.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +16,7 @@
  * each. */
 static uint32_t find_readers(const struct cstd_memory *memory, const struct cstd_gpu *gpu)
 {
-    struct cstd_gpus *gpus = &memory->daemon->gpus;
+    struct cstd_gpus *gpus = memory->daemon->gpus;
     uint32_t readers = 0;
 
     for (uint32_t rest = memory->pool_engines; rest != 0; rest &= rest - 1) {
@@ -33,7 +36,7 @@ static int add_part(struct cstd_memory *memory, const struct cst_layout *layout,
     uint32_t per_slab = cstd_pools_per_slab(layout, class), left = pool->blocks.n[class];
     uint64_t grain = cstd_memory_grain(daemon, pool->gpu);
     /* Pools in host memory are spread over the nodes by rank. */
-    int rc = CST_OK, node = (int)(rank % daemon->engines.n_nodes);
+    int rc = CST_OK, node = (int)(rank % daemon->engines->n_nodes);
 
     while (left > 0 && rc == CST_OK) {
         uint32_t n = left < per_slab ? left : per_slab;
@@ -46,7 +49,7 @@ static int add_part(struct cstd_memory *memory, const struct cst_layout *layout,
         }
         rc = pool->gpu != NULL ? cstd_memory_add_device_segment(
                                      memory, bytes, pool->gpu, find_readers(memory, pool->gpu), err)
-                               : cstd_memory_add_segment(memory, bytes, &daemon->pool,
+                               : cstd_memory_add_segment(memory, bytes, daemon->pool,
                                                          cstd_memory_all_nodes(memory), node, err);
     }
     return rc;
@@ -64,7 +67,7 @@ int cstd_memory_add_pool(struct cstd_memory *memory, const struct cst_layout *la
         .engine = pool->gpu != NULL ? pool->gpu->engine : 0,
         .worker_copies = cstd_memory_worker_copies(memory->daemon, pool->gpu, &layout->states),
         .unreachable =
-            pool->gpu != NULL ? cstd_gpus_unreachable(&memory->daemon->gpus, pool->gpu) : 0};
+            pool->gpu != NULL ? cstd_gpus_unreachable(memory->daemon->gpus, pool->gpu) : 0};
     for (uint32_t c = 0; c < layout->n_classes && rc == CST_OK; c++) {
         to->parts[c] = (struct cst_core_part){.n_blocks = pool->blocks.n[c],
                                               .blocks_per_slab = cstd_pools_per_slab(layout, c),
@@ -219,7 +222,7 @@ int cstd_memory_adopt_slab(struct cstd_memory *memory, const struct cst_layout *
     uint64_t bytes = slab_bytes(layout, &memory->pools[rank], i, cstd_memory_grain(daemon, gpu));
     uint32_t at = (uint32_t)(memory->pools[rank].segments - memory->ids) + i;
     struct cstd_segment *segment;
-    int rc = cstd_segment_adopt_device(&segment, cstd_engines_segment_id(&daemon->engines), bytes,
+    int rc = cstd_segment_adopt_device(&segment, cstd_engines_segment_id(daemon->engines), bytes,
                                        fd, &gpu->pool, memory->account, gpu->engine, err);
 
     if (rc == CST_OK) {

@@ -3,7 +3,11 @@
 #include "daemon/memory/memory.h"
 #include "daemon/memory/set_aside.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
+#include "daemon/budget/arena.h"
+#include "daemon/engine/engines.h"
+#include "daemon/settings/settings.h"
+#include "daemon/engine/gpus.h"
 
 #include <sys/stat.h>
 
@@ -22,7 +26,7 @@ uint64_t cstd_memory_host_bytes(const struct cst_layout *layout)
 
 uint64_t cstd_memory_grain(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu)
 {
-    return gpu != NULL ? daemon->engines.v[gpu->engine].granularity : 1;
+    return gpu != NULL ? daemon->engines->v[gpu->engine].granularity : 1;
 }
 
 bool cstd_memory_worker_copies(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu,
@@ -37,7 +41,7 @@ struct cstd_budget *cstd_memory_budget(struct cstd_daemon *daemon, struct cstd_g
     if (gpu != NULL) {
         cstd_set_aside_update(daemon, gpu);
     }
-    return gpu != NULL ? &gpu->pool : &daemon->pool;
+    return gpu != NULL ? &gpu->pool : daemon->pool;
 }
 
 void cstd_memory_inherit(struct cstd_memory *memory, struct cstd_memory *from)

@@ -1,8 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/rank_devices.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/memory/device_reservation.h"
+#include "daemon/engine/engine.h"
+#include "daemon/engine/engines.h"
+#include "daemon/engine/gpus.h"
+#include "daemon/job/job.h"
+#include "daemon/job/worker.h"
 
 const char *cstd_rank_devices_name(const struct cstd_worker *worker)
 {
@@ -11,7 +16,7 @@ const char *cstd_rank_devices_name(const struct cstd_worker *worker)
 
 void cstd_rank_devices_use(struct cstd_worker *worker, struct cstd_gpu **of, struct cstd_gpu *gpu)
 {
-    struct cstd_engines *engines = &worker->job->daemon->engines;
+    struct cstd_engines *engines = worker->job->daemon->engines;
     struct cstd_gpu *was = *of;
 
     *of = gpu;
@@ -36,7 +41,7 @@ void cstd_rank_devices_set(struct cstd_worker *worker, struct cstd_gpu *gpu)
 
 uint32_t cstd_rank_devices_near_node(const struct cstd_worker *worker)
 {
-    const struct cstd_engines *engines = &worker->job->daemon->engines;
+    const struct cstd_engines *engines = worker->job->daemon->engines;
     const struct cstd_gpu *gpu = worker->gpu != NULL ? worker->gpu : worker->accelerator;
 
     for (uint32_t i = 0; i < engines->n_nodes && gpu != NULL; i++) {
@@ -49,7 +54,7 @@ uint32_t cstd_rank_devices_near_node(const struct cstd_worker *worker)
 
 enum cst_layout_landings cstd_rank_devices_landings(const struct cstd_job *job)
 {
-    const struct cstd_gpus *gpus = &job->daemon->gpus;
+    const struct cstd_gpus *gpus = job->daemon->gpus;
     uint32_t engines = 0, unreachable = 0;
 
     for (uint32_t r = 0; r < job->world; r++) {
@@ -76,12 +81,12 @@ static struct cstd_engine *engine_of(const struct cstd_worker *worker, uint32_t 
 {
     const struct cstd_gpu *gpu = i == 0 ? worker->gpu : worker->accelerator;
 
-    return gpu != NULL ? &worker->job->daemon->engines.v[gpu->engine] : NULL;
+    return gpu != NULL ? &worker->job->daemon->engines->v[gpu->engine] : NULL;
 }
 
 void cstd_rank_devices_need(const struct cstd_worker *worker)
 {
-    struct cstd_engines *engines = &worker->job->daemon->engines;
+    struct cstd_engines *engines = worker->job->daemon->engines;
 
     for (unsigned i = 0; i < engines->n_nodes; i++) {
         cstd_engine_need(&engines->v[i]);

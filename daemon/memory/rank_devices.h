@@ -5,7 +5,11 @@
 #ifndef CSTD_RANK_DEVICES_H
 #define CSTD_RANK_DEVICES_H
 
-#include "daemon/job/job.h"
+#include "offload/layout/layout.h"
+
+struct cstd_gpu;
+struct cstd_job;
+struct cstd_worker;
 
 /* Returns "host", or the UUID of the GPU or simulated accelerator of the rank's pool. */
 const char *cstd_rank_devices_name(const struct cstd_worker *worker);

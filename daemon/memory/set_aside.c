@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/set_aside.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/job/job.h"
 #include "proto/size.h"
+#include "daemon/budget/arena.h"
+#include "daemon/budget/quota.h"
+#include "daemon/job/jobs.h"
+#include "daemon/engine/gpus.h"
 
 #include <stdio.h>
 
@@ -13,7 +17,7 @@ void cstd_set_aside_count(const struct cstd_daemon *daemon, const struct cstd_gp
     const struct cstd_job *job;
 
     cst_card_init(out, gpu->memory_bytes);
-    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    TAILQ_FOREACH(job, &daemon->jobs->living, link)
     {
         bool rests = job->successor != NULL || job->state == CSTD_JOB_REVIVING ||
                      (job->memory.parked && !job->resumes);
@@ -39,5 +43,5 @@ void cstd_set_aside_update(struct cstd_daemon *daemon, struct cstd_gpu *gpu)
     gpu->pool.set_aside = cst_card_bytes(&card);
     (void)snprintf(gpu->set_aside_words, sizeof gpu->set_aside_words, "of the card's %s (%s)",
                    cst_size_text(gpu->memory_bytes, size), words);
-    cstd_quota_set_total(&daemon->quota, gpu->pool.resource, cstd_budget_size(&gpu->pool));
+    cstd_quota_set_total(daemon->quota, gpu->pool.resource, cstd_budget_size(&gpu->pool));
 }

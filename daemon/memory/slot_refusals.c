@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/slot_refusals.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/memory/memory_pools.h"
 #include "daemon/base/log.h"
 #include "daemon/session/session.h"
 #include "offload/layout/edge.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/text.h"
+#include "daemon/memory/memory.h"
+#include "daemon/session/pending.h"
+#include "daemon/engine/gpus.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +29,7 @@ static struct cstd_pending *request_of(const struct cstd_memory *memory,
     uint32_t item;
 
     return refusal->tags[end] != 0
-               ? cstd_pending_find(&memory->daemon->requests, refusal->tags[end], &item)
+               ? cstd_pending_find(memory->daemon->requests, refusal->tags[end], &item)
                : NULL;
 }
 

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/staging.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/memory/upkeep.h"
 #include "daemon/session/session.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/round_up.h"
+#include "daemon/engine/engines.h"
+#include "daemon/job/job.h"
 
 #include <stdlib.h>
 
@@ -71,7 +73,7 @@ static uint32_t engines_of_job(const struct cstd_job *job)
  * accelerators that hold states of the jobs that the session works on or saves. */
 static uint32_t engines_of(const struct cstd_session *session)
 {
-    return ((UINT32_C(1) << session->daemon->engines.n_nodes) - 1) | engines_of_job(session->job) |
+    return ((UINT32_C(1) << session->daemon->engines->n_nodes) - 1) | engines_of_job(session->job) |
            engines_of_job(session->saves);
 }
 
@@ -94,9 +96,9 @@ static int open_segment(struct cstd_session *session, uint64_t bytes, struct cst
     for (bytes = bytes < CSTD_STAGING_MAX_BYTES ? bytes : CSTD_STAGING_MAX_BYTES;; bytes /= 2) {
         bool least = bytes <= CSTD_STAGING_MIN_BYTES;
 
-        rc = cstd_segment_open(out, cstd_engines_segment_id(&daemon->engines),
+        rc = cstd_segment_open(out, cstd_engines_segment_id(daemon->engines),
                                least ? CSTD_STAGING_MIN_BYTES : cst_round_up(bytes, 4096),
-                               &daemon->host, session->account, "staging", err);
+                               daemon->host, session->account, "staging", err);
         if (rc == CST_EBUDGET && least) {
             int lent = cstd_upkeep_lend(session, out, err);
 
@@ -177,7 +179,7 @@ static bool wait_for_more(struct cstd_session *session, uint64_t id, uint64_t by
 
     get.bytes = bytes;
     return cstd_upkeep_awaits(session) &&
-           cstd_hold(&session->daemon->staging_queue.held, 0, session, id,
+           cstd_hold(&session->daemon->staging_queue->held, 0, session, id,
                      CISTERN__MSG_TYPE__MSG_STAGING, &get.base, serve_again, &unused) == CST_OK;
 }
 
@@ -221,7 +223,7 @@ void cstd_staging_get(struct cstd_session *session, uint64_t id, uint64_t bytes)
         answer(staging);
     } else {
         session->staging = staging;
-        cstd_engines_mount(&session->daemon->engines, staging->segment);
+        cstd_engines_mount(session->daemon->engines, staging->segment);
     }
 }
 
@@ -246,7 +248,7 @@ void cstd_staging_unref(struct cstd_staging *staging)
     staging->segment->on_mounted = NULL;
     staging->segment->population = NULL;
     cstd_upkeep_return(staging->segment);
-    cstd_engines_unmount(&staging->daemon->engines, staging->segment);
+    cstd_engines_unmount(staging->daemon->engines, staging->segment);
     cstd_segment_unref(staging->segment);
     free(staging);
 }

@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/upkeep.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/memory/staging.h"
 #include "daemon/session/session.h"
 #include "offload/core/core.h"
 #include "offload/layout/model_bytes.h"
+#include "daemon/budget/quota.h"
+#include "daemon/engine/engines.h"
+#include "daemon/job/job.h"
+#include "daemon/job/jobs.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -84,7 +88,7 @@ unsigned cstd_upkeep_files(const struct cstd_job *job)
 
 int cstd_upkeep_open(struct cstd_job *job, bool force, struct cst_err *err)
 {
-    struct cstd_budget *host = &job->daemon->host;
+    struct cstd_budget *host = job->daemon->host;
     const uint64_t bytes = cstd_upkeep_bytes(job);
     const unsigned n_files = cstd_upkeep_files(job);
 
@@ -106,7 +110,7 @@ void cstd_upkeep_close(struct cstd_job *job)
 {
     struct cstd_upkeep *upkeep = &job->upkeep;
 
-    cstd_budget_give(&job->daemon->host, job->account,
+    cstd_budget_give(job->daemon->host, job->account,
                      upkeep->bytes + (uint64_t)upkeep->n_staging * CSTD_STAGING_MIN_BYTES);
     cstd_quota_give(job->account, CSTD_QUOTA_FILES,
                     upkeep->n_files + upkeep->n_staging * STAGING_FILES);
@@ -126,7 +130,7 @@ static struct cstd_job *lender(const struct loan *loan)
 {
     struct cstd_job *job;
 
-    TAILQ_FOREACH(job, &loan->daemon->jobs.living, link)
+    TAILQ_FOREACH(job, &loan->daemon->jobs->living, link)
     {
         if (job->serial == loan->serial && job->upkeep.most > 0) {
             return job;
@@ -143,7 +147,7 @@ static struct cstd_job *job_of(const struct cstd_session *session)
 /* Give back or charge what one staging segment of @job takes. */
 static void give_one(struct cstd_job *job)
 {
-    cstd_budget_give(&job->daemon->host, job->account, CSTD_STAGING_MIN_BYTES);
+    cstd_budget_give(job->daemon->host, job->account, CSTD_STAGING_MIN_BYTES);
     cstd_quota_give(job->account, CSTD_QUOTA_FILES, STAGING_FILES);
     job->upkeep.n_staging--;
 }
@@ -154,13 +158,13 @@ static bool take_one(struct cstd_job *job)
 {
     struct cst_err unused;
 
-    if (cstd_budget_check(&job->daemon->host, job->account, CSTD_STAGING_MIN_BYTES, job->name,
+    if (cstd_budget_check(job->daemon->host, job->account, CSTD_STAGING_MIN_BYTES, job->name,
                           &unused) != CST_OK ||
         cstd_quota_take(job->account, CSTD_QUOTA_FILES, STAGING_FILES, job->name, &unused) !=
             CST_OK) {
         return false;
     }
-    cstd_budget_force(&job->daemon->host, job->account, CSTD_STAGING_MIN_BYTES);
+    cstd_budget_force(job->daemon->host, job->account, CSTD_STAGING_MIN_BYTES);
     job->upkeep.n_staging++;
     return true;
 }
@@ -176,7 +180,7 @@ static void on_gone(struct cstd_segment *segment)
     if (job != NULL && loan->returning && job->upkeep.n_returning > 0) {
         job->upkeep.n_returning--;
     }
-    cstd_staging_look(&loan->daemon->staging_queue);
+    cstd_staging_look(loan->daemon->staging_queue);
     free(loan);
 }
 
@@ -215,8 +219,8 @@ int cstd_upkeep_lend(struct cstd_session *session, struct cstd_segment **out, st
     }
     *loan = (struct loan){.daemon = daemon, .serial = job->serial};
     give_one(job);
-    rc = cstd_segment_open(out, cstd_engines_segment_id(&daemon->engines), CSTD_STAGING_MIN_BYTES,
-                           &daemon->host, session->account, "staging", err);
+    rc = cstd_segment_open(out, cstd_engines_segment_id(daemon->engines), CSTD_STAGING_MIN_BYTES,
+                           daemon->host, session->account, "staging", err);
     if (rc != CST_OK) {
         (void)take_one(job);
         free(loan);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/revive/handover.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/revive/revive.h"
 #include "daemon/base/log.h"
 #include "proto/cistern.pb-c.h"

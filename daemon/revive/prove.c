@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/revive/prove.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/ledger/kept_job.h"
 #include "daemon/revive/revive_job.h"
 #include "proto/size.h"
+#include "daemon/budget/arena.h"
+#include "daemon/engine/gpus.h"
+#include "daemon/memory/memory.h"
+#include "daemon/engine/engines.h"
+#include "daemon/job/job.h"
 
 #include <poll.h>
 #include <spawn.h>
@@ -48,7 +53,7 @@ static bool is_at_work(const struct cstd_kept_job *kept)
 static struct cstd_budget *budget_of(struct cstd_daemon *daemon, const Ledger__Rank *rank)
 {
     return cstd_memory_budget(
-        daemon, rank->device != NULL ? cstd_gpus_of_uuid(&daemon->gpus, rank->device) : NULL);
+        daemon, rank->device != NULL ? cstd_gpus_of_uuid(daemon->gpus, rank->device) : NULL);
 }
 
 /* Charge the pools of the first *n ranks of @kept. CST_EBUDGET: *n of them are charged. */
@@ -95,8 +100,8 @@ static int check_used(const struct cstd_budget *budget, struct cst_err *err)
 
 static int check_memory(struct cstd_daemon *daemon, struct cst_err *err)
 {
-    struct cstd_gpu_list *const lists[] = {&daemon->gpus.paced, &daemon->gpus.list};
-    int rc = check_used(&daemon->host, err);
+    struct cstd_gpu_list *const lists[] = {&daemon->gpus->paced, &daemon->gpus->list};
+    int rc = check_used(daemon->host, err);
 
     for (unsigned k = 0; k < 2; k++) {
         for (unsigned i = 0; i < lists[k]->n && rc == CST_OK; i++) {
@@ -186,11 +191,11 @@ static int check_program(char *program, const char *name, struct cst_err *err)
 
 int cstd_prove_programs(struct cstd_daemon *daemon, struct cst_err *err)
 {
-    struct cstd_engines *engines = &daemon->engines;
+    struct cstd_engines *engines = daemon->engines;
     int rc = check_program(engines->program, "cistern-engine-host", err);
 
-    for (unsigned i = 0; i < daemon->gpus.list.n && rc == CST_OK; i++) {
-        if (engines->v[daemon->gpus.list.v[i].engine].n_users > 0) {
+    for (unsigned i = 0; i < daemon->gpus->list.n && rc == CST_OK; i++) {
+        if (engines->v[daemon->gpus->list.v[i].engine].n_users > 0) {
             return check_program(engines->gpu_program, "cistern-engine-cuda", err);
         }
     }

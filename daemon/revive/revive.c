@@ -1,13 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/revive/revive.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/ledger/kept_job.h"
 #include "daemon/revive/prove.h"
 #include "daemon/ledger/revive_engines.h"
 #include "daemon/revive/revive_job.h"
 #include "daemon/revive/revive_unit.h"
 #include "daemon/base/log.h"
+#include "daemon/engine/engines.h"
+#include "daemon/engine/gpus.h"
+#include "daemon/job/job.h"
+#include "daemon/job/searches.h"
+#include "daemon/job/jobs.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -87,7 +92,7 @@ static bool has_ledger(const struct cstd_revival *revival, uint64_t serial)
 static void remove_orphans(struct cstd_revival *revival)
 {
     struct cstd_keeper *keeper = &revival->daemon->keeper;
-    struct cstd_jobs *jobs = &revival->daemon->jobs;
+    struct cstd_jobs *jobs = revival->daemon->jobs;
 
     for (uint32_t i = 0; i < keeper->n_kept; i++) {
         const struct cstd_kept_name *name = &keeper->kept[i].name;
@@ -135,7 +140,7 @@ static bool has_rival(const struct cstd_revival *revival, uint32_t i)
 static void reserve_ids(struct cstd_daemon *daemon, const Ledger__Job *ledger)
 {
     for (size_t i = 0; i < ledger->n_segments; i++) {
-        cstd_engines_reserve_id(&daemon->engines, ledger->segments[i]->id);
+        cstd_engines_reserve_id(daemon->engines, ledger->segments[i]->id);
     }
 }
 
@@ -269,7 +274,7 @@ static struct cstd_kept_job *base_of(struct cstd_revival *revival, const struct 
 static bool may_begin(struct cstd_revival *revival, struct cstd_kept_job *kept)
 {
     const struct cstd_kept_job *base = base_of(revival, kept);
-    bool looking = revival->daemon->gpus.state == CSTD_GPUS_LOOKING;
+    bool looking = revival->daemon->gpus->state == CSTD_GPUS_LOOKING;
 
     return !kept->is_heir && (kept->stage == CSTD_KEPT_WAITS || kept->stage == CSTD_KEPT_BUILT) &&
            (base == NULL || base->stage == CSTD_KEPT_SETTLED) &&
@@ -343,11 +348,11 @@ static void on_removed(struct cstd_deferred *later)
 
 static void on_gpus_known(struct cstd_daemon *daemon)
 {
-    if (daemon->revival.n == 0) {
+    if (daemon->revival->n == 0) {
         return;
     }
-    charge_devices(&daemon->revival);
-    go_ahead(&daemon->revival);
+    charge_devices(daemon->revival);
+    go_ahead(daemon->revival);
 }
 
 /* -- all jobs --------------------------------------------------------------------------------- */
@@ -374,13 +379,13 @@ static void settle_all(struct cstd_revival *revival)
     revival->users = NULL;
     revival->n = revival->n_settled = revival->n_users = 0;
     cstd_keeper_close(&daemon->keeper);
-    cstd_engines_settle(&daemon->engines);
+    cstd_engines_settle(daemon->engines);
     daemon->status_changed = true;
 }
 
 static int list(struct cstd_daemon *daemon, struct cst_err *err)
 {
-    struct cstd_revival *revival = &daemon->revival;
+    struct cstd_revival *revival = daemon->revival;
     int rc;
 
     *revival = (struct cstd_revival){
@@ -423,22 +428,22 @@ static void adopt_engines(struct cstd_revival *revival)
                  "jobs of this daemon will end with it, also if the service is restarted: %s",
                  revival->why.text);
     }
-    daemon->engines.settled = revival->n == 0;
+    daemon->engines->settled = revival->n == 0;
 }
 
 void cstd_revive_list(struct cstd_daemon *daemon)
 {
-    struct cstd_revival *revival = &daemon->revival;
+    struct cstd_revival *revival = daemon->revival;
     struct cst_err err = {0};
 
     (void)list(daemon, &err);
-    daemon->gpus.on_known = on_gpus_known; /* A proof waits for the accelerators itself. */
+    daemon->gpus->on_known = on_gpus_known; /* A proof waits for the accelerators itself. */
     adopt_engines(revival);
 }
 
 void cstd_revive_begin(struct cstd_daemon *daemon)
 {
-    struct cstd_revival *revival = &daemon->revival;
+    struct cstd_revival *revival = daemon->revival;
 
     if (revival->n == 0) {
         settle_all(revival);
@@ -456,10 +461,10 @@ void cstd_revive_begin(struct cstd_daemon *daemon)
 
 int cstd_revive_prove(struct cstd_daemon *daemon, struct cst_err *err)
 {
-    struct cstd_revival *revival = &daemon->revival;
+    struct cstd_revival *revival = daemon->revival;
     int rc = list(daemon, err);
 
-    cstd_gpus_await(&daemon->gpus);
+    cstd_gpus_await(daemon->gpus);
     charge_devices(revival);
     for (uint32_t i = 0; i < revival->n && rc == CST_OK; i++) {
         struct cstd_kept_job *kept = &revival->jobs[i], *base = base_of(revival, kept);
@@ -477,7 +482,7 @@ int cstd_revive_prove(struct cstd_daemon *daemon, struct cst_err *err)
 
 void cstd_revive_proven(struct cstd_daemon *daemon)
 {
-    struct cstd_revival *revival = &daemon->revival;
+    struct cstd_revival *revival = daemon->revival;
 
     revival->began_ns = uv_hrtime();
     for (uint32_t i = 0; i < revival->n; i++) {
@@ -488,13 +493,13 @@ void cstd_revive_proven(struct cstd_daemon *daemon)
 
 bool cstd_revive_is_under_way(const struct cstd_daemon *daemon)
 {
-    return daemon->revival.n > 0;
+    return daemon->revival->n > 0;
 }
 
 int cstd_revive_hold(struct cstd_job *job, struct cstd_session *session, uint64_t id, uint16_t type,
                      const ProtobufCMessage *message, cstd_held_fn serve, struct cst_err *err)
 {
-    struct cstd_revival *revival = &job->daemon->revival;
+    struct cstd_revival *revival = job->daemon->revival;
     struct cstd_kept_job *kept = job->ledger.reviving, *base = base_of(revival, kept);
 
     kept->waited = true;
@@ -506,7 +511,7 @@ int cstd_revive_hold(struct cstd_job *job, struct cstd_session *session, uint64_
 
 void cstd_revive_stop(struct cstd_daemon *daemon)
 {
-    if (daemon->revival.daemon != NULL) {
-        cstd_held_drop(&daemon->revival.held);
+    if (daemon->revival->daemon != NULL) {
+        cstd_held_drop(&daemon->revival->held);
     }
 }

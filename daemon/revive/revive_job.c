@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/revive/revive_job.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/job/base_job.h"
 #include "daemon/job/commit.h"
 #include "daemon/job/declare.h"
@@ -14,6 +14,11 @@
 #include "daemon/ledger/revive_devices.h"
 #include "daemon/memory/rank_devices.h"
 #include "offload/plan/saved.h"
+#include "daemon/budget/quota.h"
+#include "daemon/engine/engines.h"
+#include "daemon/job/job.h"
+#include "daemon/job/jobs.h"
+#include "daemon/ledger/ledger.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -75,14 +80,14 @@ int cstd_revive_job_create(struct cstd_daemon *daemon, struct cstd_kept_job *kep
                  : cst_err_set(err, CST_ENOTFOUND, "its base job '%s' is not there", kept->base);
     }
     if (rc == CST_OK) {
-        rc = cstd_quota_open(&daemon->quota, ledger->uid, ledger->gids, ledger->n_gids, &account,
+        rc = cstd_quota_open(daemon->quota, ledger->uid, ledger->gids, ledger->n_gids, &account,
                              err);
     }
     if (rc != CST_OK) {
         return rc;
     }
     cstd_quota_force(account, CSTD_QUOTA_JOBS, 1);
-    daemon->jobs.serial = ledger->serial - 1;
+    daemon->jobs->serial = ledger->serial - 1;
     rc = cstd_job_create(daemon, account, &request, base, ledger->ttl_s, &kept->job, err);
     if (rc != CST_OK) {
         cstd_quota_give(account, CSTD_QUOTA_JOBS, 1);
@@ -207,7 +212,7 @@ static int configure(struct cstd_job *job, struct cstd_kept_job *kept, struct cs
     struct cst_layout_config *config = &kept->config;
     struct cstd_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES];
 
-    *config = (struct cst_layout_config){.n_nodes = job->daemon->engines.n_nodes,
+    *config = (struct cst_layout_config){.n_nodes = job->daemon->engines->n_nodes,
                                          .world = job->world,
                                          .landings = find_landings(job, ledger),
                                          .max_classes = (uint32_t)ledger->n_class_elems};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/revive/revive_unit.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/job/commit.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/job/migrate.h"
@@ -11,6 +11,9 @@
 #include "daemon/revive/revive_job.h"
 #include "daemon/base/log.h"
 #include "proto/size.h"
+#include "daemon/job/job.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/memory/memory.h"
 
 #include <inttypes.h>
 
@@ -286,7 +289,7 @@ void cstd_revive_unit_look(struct cstd_revival *revival, struct cstd_kept_job *k
 static void on_mounted(struct cstd_memory *memory)
 {
     struct cstd_job *job = cstd_owner_of(memory, struct cstd_job, memory);
-    struct cstd_revival *revival = &job->daemon->revival;
+    struct cstd_revival *revival = job->daemon->revival;
     struct cstd_kept_job *kept = job->ledger.reviving;
 
     for (uint32_t i = 0; kept != NULL && kept->is_heir && i < revival->n; i++) {

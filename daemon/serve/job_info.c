@@ -5,13 +5,19 @@
 #include "daemon/job/base_job.h"
 #include "daemon/job/commit.h"
 #include "daemon/job/done.h"
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/memory/edge_slots.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/memory/set_aside.h"
 #include "daemon/serve/serve.h"
 #include "proto/optimizers.h"
 #include "proto/size.h"
+#include "daemon/job/job.h"
+#include "daemon/job/jobs.h"
+#include "daemon/job/planner.h"
+#include "daemon/memory/memory.h"
+#include "daemon/session/session.h"
+#include "daemon/engine/gpus.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -367,7 +373,7 @@ void cstd_serve_job_list(struct cstd_session *session, uint64_t id, void *body)
     const struct cstd_job *job;
     uint32_t i = 0, n = 0;
 
-    TAILQ_FOREACH(job, &session->daemon->jobs.living, link)
+    TAILQ_FOREACH(job, &session->daemon->jobs->living, link)
     {
         if (!may_see(session, job)) {
             continue;

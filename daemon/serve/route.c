@@ -4,10 +4,14 @@
 #endif
 #include "daemon/serve/route.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/base/log.h"
 #include "daemon/serve/serve.h"
+#include "daemon/job/comms.h"
 #include "proto/cistern.pb-c.h"
+#include "daemon/session/pending.h"
+#include "daemon/session/unpack.h"
+#include "daemon/settings/settings.h"
 
 #include <string.h>
 
@@ -95,9 +99,9 @@ static const struct row rows[] = {
     [CISTERN__MSG_TYPE__MSG_SAVE] = {cstd_serve_save, &cistern__job_name__descriptor, NOTHING},
     [CISTERN__MSG_TYPE__MSG_SAVE_END] = {cstd_serve_save_end, NULL, NOTHING},
     [CISTERN__MSG_TYPE__MSG_RESTORE] = {cstd_serve_restore, &cistern__restore__descriptor, JOB},
-    [CISTERN__MSG_TYPE__MSG_COMM_OPEN] = {cstd_serve_comm_open, &cistern__comm_open__descriptor,
+    [CISTERN__MSG_TYPE__MSG_COMM_OPEN] = {cstd_comms_serve_open, &cistern__comm_open__descriptor,
                                           JOB},
-    [CISTERN__MSG_TYPE__MSG_COMM_CLOSE] = {cstd_serve_comm_close, &cistern__comm_close__descriptor,
+    [CISTERN__MSG_TYPE__MSG_COMM_CLOSE] = {cstd_comms_serve_close, &cistern__comm_close__descriptor,
                                            JOB},
     [CISTERN__MSG_TYPE__MSG_HANDOVER] = {cstd_serve_handover, &cistern__handover_get__descriptor,
                                          NOTHING},
@@ -222,8 +226,8 @@ void cstd_route(struct cstd_session *session, struct cst_frame *frame)
         rc = check_length(frame, &err);
     }
     if (rc == CST_OK && row->type != NULL) {
-        rc = cstd_unpack_message(&session->daemon->unpack, row->type, frame->body,
-                                 frame->body_bytes, &body, &err);
+        rc = cstd_unpack_message(session->daemon->unpack, row->type, frame->body, frame->body_bytes,
+                                 &body, &err);
     }
     if (rc != CST_OK) {
         cstd_session_error(session, frame->request, &err);

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/serve/serve.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/revive/revive.h"
 #include "proto/text.h"
+#include "daemon/job/job.h"
+#include "daemon/job/jobs.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -47,7 +49,7 @@ int cstd_serve_find_job(const struct cstd_session *session, const char *name, bo
     found = cstd_job_find(daemon, has_uid ? uid : session->peer.uid, name);
     /* A manager may omit the user if only one user has a job of this name. */
     if (found == NULL && session->manager && !has_uid) {
-        TAILQ_FOREACH(job, &daemon->jobs.living, link)
+        TAILQ_FOREACH(job, &daemon->jobs->living, link)
         {
             if (job->predecessor == NULL && strcmp(job->name, name) == 0) {
                 if (found != NULL) {

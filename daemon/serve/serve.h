@@ -18,13 +18,10 @@ void cstd_serve_layout(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_pool(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_arena(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_edge(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_commit(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_edge_refuse(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_leave(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_job_remove(struct cstd_session *session, uint64_t id, void *body);
-
-/* commit.c: the request is answered with MSG_COMMITTED when all ranks have committed and the memory
- * is populated (for a committed job at once, or after the closing step), or with an error. */
-void cstd_serve_commit(struct cstd_session *session, uint64_t id, void *body);
 
 /* serve_step.c: steps, and reading and writing of tensors. */
 void cstd_serve_sync(struct cstd_session *session, uint64_t id, void *body);
@@ -37,10 +34,6 @@ void cstd_serve_cancel(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_staging(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_tensor_read(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_tensor_write(struct cstd_session *session, uint64_t id, void *body);
-
-/* comms.c: communicators. */
-void cstd_serve_comm_open(struct cstd_session *session, uint64_t id, void *body);
-void cstd_serve_comm_close(struct cstd_session *session, uint64_t id, void *body);
 
 /* serve_save.c: checkpoints. */
 void cstd_serve_save(struct cstd_session *session, uint64_t id, void *body);

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests of another daemon that takes over all jobs (daemon/revive/handover.h), and of managers
  * who end this one. */
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/base/log.h"
 #include "daemon/serve/serve.h"
 #include "proto/cistern.pb-c.h"
+#include "daemon/job/jobs.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/session/session.h"
 
 #include <signal.h>
 
@@ -67,7 +70,7 @@ void cstd_serve_handover_end(struct cstd_session *session, uint64_t id, void *bo
         return;
     }
     cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
-    cstd_daemon_leave(daemon);
+    daemon->leave(daemon);
 }
 
 void cstd_serve_drain(struct cstd_session *session, uint64_t id, void *body)
@@ -79,7 +82,7 @@ void cstd_serve_drain(struct cstd_session *session, uint64_t id, void *body)
         return;
     }
     cstd_log(CSTD_LOG_NOTICE, "ended by pid %d (uid %u); %u job%s", (int)session->peer.pid,
-             (unsigned)session->peer.uid, daemon->jobs.n, daemon->jobs.n == 1 ? "" : "s");
+             (unsigned)session->peer.uid, daemon->jobs->n, daemon->jobs->n == 1 ? "" : "s");
     cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
     (void)raise(SIGTERM); /* Handled when this request has been served. */
 }

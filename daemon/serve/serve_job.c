@@ -4,7 +4,7 @@
 #include "cistern/cistern.h"
 #include "daemon/job/base_job.h"
 #include "daemon/job/commit.h"
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/job/declare.h"
 #include "daemon/job/pool_share.h"
 #include "daemon/memory/rank_devices.h"
@@ -18,6 +18,13 @@
 #include "proto/cistern.pb-c.h"
 #include "proto/job_name.h"
 #include "proto/text.h"
+#include "daemon/budget/arena.h"
+#include "daemon/engine/gpus.h"
+#include "daemon/job/job.h"
+#include "daemon/job/jobs.h"
+#include "daemon/memory/memory.h"
+#include "daemon/session/pending.h"
+#include "daemon/session/session.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -139,11 +146,10 @@ void cstd_serve_job_open(struct cstd_session *session, uint64_t id, void *body)
     }
     rc = read_request(body, &asked, &err);
     if (rc == CST_OK) {
-        rc =
-            cstd_gpus_choose(&session->daemon->gpus, message->device, asked.rank, &asked.gpu, &err);
+        rc = cstd_gpus_choose(session->daemon->gpus, message->device, asked.rank, &asked.gpu, &err);
     }
     /* The GPUs of this machine are not known yet. */
-    if (rc == CST_EAGAIN && cstd_gpus_wait(&session->daemon->gpus, session, id, &message->base,
+    if (rc == CST_EAGAIN && cstd_gpus_wait(session->daemon->gpus, session, id, &message->base,
                                            cstd_serve_job_open, &err) == CST_OK) {
         return;
     }
@@ -409,7 +415,7 @@ static int add_edge(const struct cstd_memory *memory, uint32_t i, struct edge_pa
     page->bytes[page->n] = words->bytes;
     page->slots_bytes[page->n] = slots != NULL ? slots->bytes : 0;
     gpu = slots != NULL && slots->device
-              ? cstd_gpus_of_engine(&memory->daemon->gpus, (unsigned)slots->populate)
+              ? cstd_gpus_of_engine(memory->daemon->gpus, (unsigned)slots->populate)
               : NULL;
     page->slots_device[page->n] = gpu != NULL && !gpu->paced;
     page->any_slots = page->any_slots || slots != NULL;

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Serves Quota: what users hold and may hold. */
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/serve/serve.h"
 #include "proto/cistern.pb-c.h"
+#include "daemon/budget/quota.h"
+#include "daemon/budget/quota_rules.h"
+#include "daemon/session/session.h"
 
 /* Most accounts in a QuotaPart; each has at most CSTD_QUOTA_RESOURCES short uses. */
 enum { ACCOUNT_PAGE = 8 };
@@ -87,7 +90,7 @@ static void add_group(struct page *page, const struct cstd_quota *quota, unsigne
 void cstd_serve_quota(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__QuotaGet *get = body;
-    const struct cstd_quota *quota = &session->daemon->quota;
+    const struct cstd_quota *quota = session->daemon->quota;
     const struct cstd_quota_account *account;
     struct page page = {.first = get->first};
 

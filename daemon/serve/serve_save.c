@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests of checkpoints: begin and end of a save, and the counters of a restored job. States are
  * read and written by the requests of serve_step.c. */
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/job/migrate.h"
 #include "daemon/job/saver.h"
 #include "daemon/serve/serve.h"
 #include "proto/cistern.pb-c.h"
+#include "daemon/job/job.h"
+#include "daemon/session/pending.h"
+#include "daemon/session/session.h"
 
 /* Give @event to the core of @job, which answers request @id. False: not possible, and an error was
  * sent as the answer. */

@@ -5,11 +5,14 @@
 #include "daemon/job/base_job.h"
 #include "daemon/session/batch.h"
 #include "daemon/job/commit.h"
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/serve/serve.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/memory/staging.h"
 #include "proto/cistern.pb-c.h"
+#include "daemon/job/job.h"
+#include "daemon/session/pending.h"
+#include "daemon/session/session.h"
 
 #include <float.h>
 #include <stdio.h>

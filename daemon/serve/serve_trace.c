@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Serves Trace: what a job did lately, page by page. */
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/serve/serve.h"
 #include "proto/cistern.pb-c.h"
+#include "daemon/job/job.h"
+#include "daemon/session/session.h"
 
 enum { PAGE = 512 };
 

@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/serve/server.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/serve/route.h"
 #include "daemon/base/log.h"
 #include "daemon/memory/staging.h"
 #include "daemon/job/saver.h"
 #include "daemon/job/worker.h"
+#include "daemon/base/access.h"
+#include "daemon/budget/quota.h"
+#include "daemon/job/job.h"
+#include "daemon/session/peer.h"
+#include "daemon/settings/settings.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -112,7 +117,7 @@ static void check_access(const struct cstd_server *server, const struct cstd_pee
 
 static void on_closed(struct cstd_session *session)
 {
-    struct cstd_server *server = &session->daemon->server;
+    struct cstd_server *server = session->daemon->server;
 
     TAILQ_REMOVE(&server->sessions, session, link);
     if (session->refusal.status != CST_OK) {
@@ -173,7 +178,7 @@ static void admit(struct cstd_server *server, int fd, bool manager)
         (void)close(fd);
         return;
     }
-    rc = cstd_quota_open(&daemon->quota, peer.uid, peer.groups, peer.n_groups, &account, &err);
+    rc = cstd_quota_open(daemon->quota, peer.uid, peer.groups, peer.n_groups, &account, &err);
     if (rc == CST_OK) {
         check_access(server, &peer, account, manager, &refusal);
         rc = refusal.status != CST_OK && server->n_refused >= REFUSED_AT_A_TIME

@@ -3,11 +3,22 @@
 #ifdef HAVE_CONFIG_H
 #include <config.h>
 #endif
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/serve/serve.h"
 #include "daemon/serve/job_info.h"
 #include "daemon/memory/set_aside.h"
 #include "proto/cistern.pb-c.h"
+#include "daemon/budget/arena.h"
+#include "daemon/engine/engine.h"
+#include "daemon/engine/engines.h"
+#include "daemon/engine/gpus.h"
+#include "daemon/job/job.h"
+#include "daemon/job/jobs.h"
+#include "daemon/job/planner.h"
+#include "daemon/memory/memory.h"
+#include "daemon/serve/server.h"
+#include "daemon/session/session.h"
+#include "daemon/settings/settings.h"
 
 #include <dirent.h>
 #include <inttypes.h>
@@ -144,7 +155,7 @@ static void sum_books(const struct cstd_daemon *daemon, Cistern__Books *out)
     const struct cstd_job *job;
 
     cistern__books__init(out);
-    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    TAILQ_FOREACH(job, &daemon->jobs->living, link)
     {
         for (uint32_t r = 0; job->core != NULL && r < job->world; r++) {
             cstd_job_info_add_books(job, r, out);
@@ -189,9 +200,9 @@ static void fill_unreachable(const struct cstd_gpu_list *list, const struct cstd
 static uint32_t count_processes(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu)
 {
     const struct cstd_job *job;
-    uint32_t n = daemon->engines.v[gpu->engine].process != NULL;
+    uint32_t n = daemon->engines->v[gpu->engine].process != NULL;
 
-    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    TAILQ_FOREACH(job, &daemon->jobs->living, link)
     {
         for (uint32_t r = 0; r < job->world; r++) {
             n += job->workers[r].gpu == gpu && job->workers[r].present;
@@ -243,8 +254,8 @@ void cstd_serve_stat(struct cstd_session *session, uint64_t id, void *body)
 
     (void)body;
     (void)gethostname(host, sizeof host - 1);
-    for (unsigned i = 0; i < daemon->engines.n; i++) {
-        fill_engine(&daemon->engines.v[i], &engines[i]);
+    for (unsigned i = 0; i < daemon->engines->n; i++) {
+        fill_engine(&daemon->engines->v[i], &engines[i]);
         pointers[i] = &engines[i];
     }
     sum_books(daemon, &books);
@@ -253,27 +264,27 @@ void cstd_serve_stat(struct cstd_session *session, uint64_t id, void *body)
     reply.epoch = daemon->epoch;
     reply.host = host;
     reply.memory_bytes = daemon->config->memory_bytes;
-    reply.host_budget = daemon->host.limit;
-    reply.host_used = daemon->host.used;
-    reply.pool_budget = daemon->pool.limit;
-    reply.pool_used = daemon->pool.used;
-    reply.n_engines = daemon->engines.n;
+    reply.host_budget = daemon->host->limit;
+    reply.host_used = daemon->host->used;
+    reply.pool_budget = daemon->pool->limit;
+    reply.pool_used = daemon->pool->used;
+    reply.n_engines = daemon->engines->n;
     reply.engines = pointers;
-    reply.n_jobs = daemon->jobs.n;
-    reply.n_sessions = daemon->server.n_sessions;
+    reply.n_jobs = daemon->jobs->n;
+    reply.n_sessions = daemon->server->n_sessions;
     reply.n_requests = daemon->n_requests;
     reply.n_fds = count_fds();
     reply.pool = &books;
-    reply.n_gpus = fill_gpus(daemon, &daemon->gpus.list, gpus, uuids, gpu_pointers);
-    reply.n_gpus += fill_gpus(daemon, &daemon->gpus.paced, gpus + reply.n_gpus,
+    reply.n_gpus = fill_gpus(daemon, &daemon->gpus->list, gpus, uuids, gpu_pointers);
+    reply.n_gpus += fill_gpus(daemon, &daemon->gpus->paced, gpus + reply.n_gpus,
                               uuids + reply.n_gpus, gpu_pointers + reply.n_gpus);
     reply.gpus = gpu_pointers;
-    if (daemon->gpus.state == CSTD_GPUS_LOOKING) {
+    if (daemon->gpus->state == CSTD_GPUS_LOOKING) {
         reply.gpu = (char *)(uintptr_t) "looking";
-    } else if (daemon->gpus.why[0] != '\0') {
-        reply.gpu = daemon->gpus.why;
+    } else if (daemon->gpus->why[0] != '\0') {
+        reply.gpu = daemon->gpus->why;
     }
-    reply.socket = daemon->server.user.path;
-    reply.rates = daemon->planner.from;
+    reply.socket = daemon->server->user.path;
+    reply.rates = daemon->planner->from;
     cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_STAT_REPLY, &reply.base, NULL, 0);
 }

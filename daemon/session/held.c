@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/session/held.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
+#include "daemon/session/session.h"
+#include "daemon/session/unpack.h"
 
 #include <stdlib.h>
 
@@ -104,7 +106,7 @@ static void serve(struct cstd_daemon *daemon, const struct cstd_held *held)
     if (session->state == CSTD_SESSION_DOOMED) {
         return;
     }
-    if (cstd_unpack_message(&daemon->unpack, held->type, held->body, (uint32_t)held->n, &body,
+    if (cstd_unpack_message(daemon->unpack, held->type, held->body, (uint32_t)held->n, &body,
                             &err) == CST_OK) {
         held->serve(session, id, body);
     } else {

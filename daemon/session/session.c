@@ -2,10 +2,15 @@
 #include "daemon/session/session.h"
 
 #include "daemon/session/batch.h"
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/job/job.h"
 #include "daemon/base/log.h"
 #include "proto/cistern.pb-c.h"
+#include "daemon/budget/quota.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/serve/server.h"
+#include "daemon/session/linger.h"
+#include "daemon/session/unread.h"
 
 #include <poll.h>
 #include <stdlib.h>
@@ -148,7 +153,7 @@ static void on_retry(uv_timer_t *timer)
         return;
     }
     if (is_crowded(session)) {
-        look_for_hoarders(&session->daemon->server);
+        look_for_hoarders(session->daemon->server);
     }
     flush(session);
     update_poll(session);
@@ -216,7 +221,7 @@ static void on_socket(uv_poll_t *poll, int status, int events)
         flush(session);
     }
     if ((events & UV_READABLE) != 0 && session->state != CSTD_SESSION_DOOMED) {
-        cstd_turns_add(&session->daemon->server.turns, &session->account->turns, &session->turn);
+        cstd_turns_add(&session->daemon->server->turns, &session->account->turns, &session->turn);
     } else if ((events & UV_DISCONNECT) != 0) {
         session->hung_up = true;
         cstd_session_doom(session, NULL);
@@ -333,7 +338,7 @@ int cstd_session_defer(struct cstd_session *session, struct cstd_job *job, uint6
     if (rc != CST_OK) {
         return rc;
     }
-    rc = cstd_pending_open(out, &session->daemon->requests, id, type, n_items, err);
+    rc = cstd_pending_open(out, session->daemon->requests, id, type, n_items, err);
     if (rc != CST_OK) {
         cstd_quota_give(account, CSTD_QUOTA_REQUESTS, 1);
     } else {
@@ -371,7 +376,7 @@ static void close_request(struct cstd_daemon *daemon, struct cstd_pending *reque
     cstd_quota_give(request->account, CSTD_QUOTA_REQUESTS, 1);
     cstd_quota_unref(request->account);
     request->account = NULL;
-    cstd_pending_close(&daemon->requests, request);
+    cstd_pending_close(daemon->requests, request);
 }
 
 void cstd_session_answer(struct cstd_daemon *daemon, struct cstd_pending *request, uint16_t type,
@@ -434,7 +439,7 @@ int cstd_session_open(struct cstd_session **out, struct cstd_daemon *daemon,
     session->refusal = *refusal;
     session->end.fn = on_end;
     TAILQ_INIT(&session->requests);
-    session->unread.total = &daemon->server.unread;
+    session->unread.total = &daemon->server->unread;
     session->unread.account = manager ? NULL : account;
     cstd_outbox_init(&session->outbox, &session->unread);
     (void)uv_timer_init(&daemon->loop, &session->stall);
@@ -461,7 +466,7 @@ void cstd_session_doom(struct cstd_session *session, const char *why)
                        (unsigned)session->peer.uid, why);
     }
     session->state = CSTD_SESSION_DOOMED;
-    cstd_turns_remove(&session->daemon->server.turns, &session->turn);
+    cstd_turns_remove(&session->daemon->server->turns, &session->turn);
     cstd_deferred_add(&session->daemon->later, &session->end);
 }
 
@@ -501,7 +506,7 @@ static void on_end(struct cstd_deferred *later)
     /* Stop before close: epoll must forget the descriptor first. */
     (void)uv_poll_stop(&session->poll);
     cstd_outbox_close(&session->outbox);
-    cstd_lingers_close_socket(&daemon->server.lingers, session->fd, &session->unread);
+    cstd_lingers_close_socket(&daemon->server->lingers, session->fd, &session->unread);
     session->ops->on_closed(session);
     cstd_peer_close(&session->peer);
     (void)uv_timer_stop(&session->stall);

@@ -6,6 +6,15 @@
 #include "proto/cistern.pb-c.h"
 #include "tests/fuzz/fake_engine.h"
 #include "tests/fuzz/fuzz.h"
+#include "daemon/budget/arena.h"
+#include "daemon/budget/quota.h"
+#include "daemon/engine/engines.h"
+#include "daemon/job/job.h"
+#include "daemon/job/jobs.h"
+#include "daemon/serve/server.h"
+#include "daemon/session/linger.h"
+#include "daemon/session/peer.h"
+#include "daemon/settings/settings.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,7 +53,7 @@ static void start(void)
     (void)snprintf(config.manager_socket, sizeof config.manager_socket, "%s/m", dir);
     (void)snprintf(config.engine, sizeof config.engine, "/proc/self/exe");
     fuzz_must(cstd_daemon_open(&daemon_, &config, &err) == CST_OK, err.text);
-    cstd_server_stop(&daemon_.server); /* no client may connect, and no file may be left behind */
+    cstd_server_stop(daemon_.server); /* no client may connect, and no file may be left behind */
     (void)rmdir(dir);
 }
 
@@ -64,11 +73,11 @@ static void open_connection(unsigned i)
     if (i == 1) { /* the hang-up of this client is its death */
         cstd_peer_close(&peer);
     }
-    fuzz_must(cstd_quota_open(&daemon_.quota, peer.uid, peer.groups, peer.n_groups, &account,
+    fuzz_must(cstd_quota_open(daemon_.quota, peer.uid, peer.groups, peer.n_groups, &account,
                               &err) == CST_OK &&
                   cstd_quota_take(account, CSTD_QUOTA_SESSIONS, 1, "a connection", &err) == CST_OK,
               err.text);
-    fuzz_must(cstd_server_take(&daemon_.server, ends[1], &peer, account, false, &none, &err) ==
+    fuzz_must(cstd_server_take(daemon_.server, ends[1], &peer, account, false, &none, &err) ==
                   CST_OK,
               err.text);
     connections[i] = (struct connection){.sock = ends[0]};
@@ -110,7 +119,7 @@ static void check_cores(void)
 {
     const struct cstd_job *job;
 
-    TAILQ_FOREACH(job, &daemon_.jobs.living, link)
+    TAILQ_FOREACH(job, &daemon_.jobs->living, link)
     {
         const char *what = job->core != NULL ? cst_core_check(job->core) : NULL;
 
@@ -124,11 +133,11 @@ static bool lays_out(void)
     const struct cstd_job *job;
     bool any = false;
 
-    TAILQ_FOREACH(job, &daemon_.jobs.living, link)
+    TAILQ_FOREACH(job, &daemon_.jobs->living, link)
     {
         any = any || job->layout_work != NULL;
     }
-    TAILQ_FOREACH(job, &daemon_.jobs.closing, link)
+    TAILQ_FOREACH(job, &daemon_.jobs->closing, link)
     {
         any = any || job->layout_work != NULL;
     }
@@ -249,7 +258,7 @@ static void empty(void)
     struct cstd_job *job;
 
     settle();
-    while ((job = TAILQ_FIRST(&daemon_.jobs.living)) != NULL) {
+    while ((job = TAILQ_FIRST(&daemon_.jobs->living)) != NULL) {
         cstd_job_remove(job, 0, &why);
     }
     settle();
@@ -259,14 +268,14 @@ static void empty(void)
         close_connection(i);
     }
     settle();
-    cstd_lingers_look(&daemon_.server.lingers); /* The clients' sockets are closed. */
-    fuzz_must(TAILQ_EMPTY(&daemon_.server.lingers.sockets), "no socket is left");
-    fuzz_must(daemon_.server.n_sessions == 0, "no session is left");
-    fuzz_must(TAILQ_EMPTY(&daemon_.jobs.closing) && daemon_.jobs.n == 0, "no job is left");
-    fuzz_must(daemon_.host.used == 0 && daemon_.pool.used == 0, "no memory is left");
-    fuzz_must(LIST_EMPTY(&daemon_.quota.accounts), "no account is left");
-    fuzz_must(TAILQ_EMPTY(&daemon_.engines.segments), "no segment is left");
-    fuzz_must(daemon_.engines.v[0].commands.n == 0, "no command is left");
+    cstd_lingers_look(&daemon_.server->lingers); /* The clients' sockets are closed. */
+    fuzz_must(TAILQ_EMPTY(&daemon_.server->lingers.sockets), "no socket is left");
+    fuzz_must(daemon_.server->n_sessions == 0, "no session is left");
+    fuzz_must(TAILQ_EMPTY(&daemon_.jobs->closing) && daemon_.jobs->n == 0, "no job is left");
+    fuzz_must(daemon_.host->used == 0 && daemon_.pool->used == 0, "no memory is left");
+    fuzz_must(LIST_EMPTY(&daemon_.quota->accounts), "no account is left");
+    fuzz_must(TAILQ_EMPTY(&daemon_.engines->segments), "no segment is left");
+    fuzz_must(daemon_.engines->v[0].commands.n == 0, "no command is left");
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)

@@ -2,11 +2,15 @@
 /* Tests of daemon/serve/server while connections cannot be accepted: they stay in the queue, and
  * the daemon sleeps between its tries. Also of connections and processes that the loop cannot
  * watch. */
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
+#include "daemon/settings/settings.h"
 #include "daemon/engine/probe.h"
 #include "daemon/engine/process.h"
 #include "tests/lib/descriptors.h"
 #include "tests/lib/suite.h"
+#include "daemon/serve/server.h"
+#include "daemon/session/peer.h"
+#include "daemon/session/session.h"
 
 #include <check.h>
 #include <errno.h>
@@ -27,7 +31,8 @@ int __wrap_accept4(int sock, struct sockaddr *addr, socklen_t *bytes, int flags)
 int __real_uv_poll_init(uv_loop_t *loop, uv_poll_t *poll, int fd);
 int __wrap_uv_poll_init(uv_loop_t *loop, uv_poll_t *poll, int fd);
 
-static struct cstd_daemon daemon_state;
+static struct cstd_server server;
+static struct cstd_daemon daemon_state = {.server = &server};
 /* After so many calls uv_poll_init fails, as if the user had too many watches of epoll. */
 static int n_watches = INT_MAX;
 static int shortage;     /* errno of accept4 */
@@ -93,14 +98,14 @@ START_TEST(waits_for_memory)
                    directory);
     daemon_state.config = &settings;
     ck_assert_int_eq(uv_loop_init(&daemon_state.loop), 0);
-    ck_assert_int_eq(cstd_server_open(&daemon_state.server, &daemon_state, &err), CST_OK);
-    cstd_server_accept(&daemon_state.server);
+    ck_assert_int_eq(cstd_server_open(daemon_state.server, &daemon_state, &err), CST_OK);
+    cstd_server_accept(daemon_state.server);
     sock = connect_to(settings.socket);
     run();
     ck_assert_uint_ge(n_tries, 2);
     ck_assert_uint_le(n_tries, MOST_TRIES);
     ck_assert_int_eq(close(sock), 0);
-    cstd_server_stop(&daemon_state.server);
+    cstd_server_stop(daemon_state.server);
     ck_assert_int_eq(rmdir(directory), 0);
 }
 END_TEST
@@ -195,7 +200,7 @@ START_TEST(a_listener_that_cannot_be_watched)
                    directory);
     daemon_state.config = &settings;
     begin_blind(_i);
-    ck_assert_int_eq(cstd_server_open(&daemon_state.server, &daemon_state, &err), CST_ENOMEM);
+    ck_assert_int_eq(cstd_server_open(daemon_state.server, &daemon_state, &err), CST_ENOMEM);
     ck_assert_ptr_nonnull(strstr(err.text, _i == 0 ? "/user" : "/manager"));
     end_blind(&err);
     ck_assert_int_eq(rmdir(directory), 0);

@@ -3,8 +3,10 @@
  * fewer nodes sends its new ones to the service manager's store, and lists nothing twice. */
 #include "daemon/ledger/revive_engines.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "tests/lib/suite.h"
+#include "daemon/budget/arena.h"
+#include "daemon/engine/engines.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -19,6 +21,7 @@ int __wrap_cstd_notify_store(struct cstd_notify *notify, const char *name, const
                              uint32_t n, struct cst_err *err);
 
 static struct cstd_daemon later;
+static struct cstd_engines engines_of_later;
 static char sent[MOST][CSTD_KEPT_NAME_BYTES]; /* What the service manager was sent. */
 static uint32_t n_sent, fail_at;              /* The message that fails; MOST: none. */
 static struct cst_err err;
@@ -61,7 +64,7 @@ static void inherit(struct cstd_kept_name name)
 /* Adopt what was inherited, and make what is missing, as a start of the engines does. */
 static void start(void)
 {
-    struct cstd_engines *engines = &later.engines;
+    struct cstd_engines *engines = later.engines;
 
     ck_assert_int_eq(cstd_revive_adopt_engines(&later, &err), CST_OK);
     if (engines->traffic_memory == NULL) {
@@ -77,8 +80,10 @@ static void start(void)
 static void setup(void)
 {
     memset(&later, 0, sizeof later);
-    later.engines.n_nodes = NODES;
-    later.engines.next_segment = 1;
+    memset(&engines_of_later, 0, sizeof engines_of_later);
+    later.engines = &engines_of_later;
+    later.engines->n_nodes = NODES;
+    later.engines->next_segment = 1;
     n_sent = 0;
     fail_at = MOST;
     ck_assert_int_eq(setenv("NOTIFY_SOCKET", "@none", 1), 0);
@@ -88,9 +93,9 @@ static void setup(void)
 
 static void teardown(void)
 {
-    cstd_segment_unref(later.engines.traffic_memory);
+    cstd_segment_unref(later.engines->traffic_memory);
     for (unsigned i = 0; i < NODES; i++) {
-        cstd_segment_unref(later.engines.v[i].undo);
+        cstd_segment_unref(later.engines->v[i].undo);
     }
     cstd_keeper_close(&later.keeper);
     free(later.keeper.stored);
@@ -112,7 +117,7 @@ static void assert_stored(uint32_t n)
         const struct cstd_stored *stored = &keeper->stored[i];
         const bool undo = stored->name.kind == CSTD_KEPT_UNDO;
         const struct cstd_segment *segment =
-            undo ? later.engines.v[stored->name.i].undo : later.engines.traffic_memory;
+            undo ? later.engines->v[stored->name.i].undo : later.engines->traffic_memory;
 
         ck_assert_int_eq(stored->fd, segment->fd);
         ck_assert_uint_eq(stored->name.k, segment->id);
@@ -141,7 +146,7 @@ START_TEST(some_are_adopted)
     }
     for (unsigned i = 0; i < NODES; i++) {
         struct cstd_kept_name name = {
-            .kind = CSTD_KEPT_UNDO, .i = i, .k = later.engines.v[i].undo->id};
+            .kind = CSTD_KEPT_UNDO, .i = i, .k = later.engines->v[i].undo->id};
         char text[CSTD_KEPT_NAME_BYTES];
 
         if ((_i >> i & 1) == 0) {

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of daemon/memory/memory: what is counted as populated, and when the memory is ready. The
  * engines are replaced by the test, which keeps the segments that they are to map. */
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/memory/memory_pools.h"
 #include "offload/layout/edge.h"
 #include "tests/lib/declare.h"
 #include "tests/lib/suite.h"
+#include "daemon/budget/arena.h"
+#include "daemon/engine/engines.h"
+#include "daemon/memory/memory.h"
 
 #include <check.h>
 #include <string.h>
@@ -14,7 +17,10 @@ enum { MOST = 16, TENSORS = 4, ELEMS = 1 << 20 };
 
 void __wrap_cstd_engines_mount(struct cstd_engines *engines, struct cstd_segment *segment);
 
-static struct cstd_daemon daemon_of_test;
+static struct cstd_budget host_budget, pool_budget;
+static struct cstd_engines engines_of_test;
+static struct cstd_daemon daemon_of_test = {
+    .host = &host_budget, .pool = &pool_budget, .engines = &engines_of_test};
 static struct cstd_settings settings;
 static struct cstd_memory memory;
 static struct cst_model model;
@@ -68,9 +74,9 @@ static void setup(void)
     struct cst_err err;
 
     daemon_of_test.config = &settings;
-    daemon_of_test.host.limit = daemon_of_test.pool.limit = UINT64_C(1) << 40;
-    daemon_of_test.engines.n = daemon_of_test.engines.n_nodes = 1;
-    daemon_of_test.engines.next_segment = 1;
+    daemon_of_test.host->limit = daemon_of_test.pool->limit = UINT64_C(1) << 40;
+    daemon_of_test.engines->n = daemon_of_test.engines->n_nodes = 1;
+    daemon_of_test.engines->next_segment = 1;
     cstd_deferred_init(&daemon_of_test.later);
     make_layout();
     pool.bytes = cstd_pools_bytes(&layout, &pool.blocks, 1);
@@ -86,8 +92,8 @@ static void teardown(void)
     cstd_memory_close(&memory);
     cstd_deferred_run(&daemon_of_test.later);
     ck_assert_uint_eq(n_gone, 1);
-    ck_assert_uint_eq(daemon_of_test.host.used, 0);
-    ck_assert_uint_eq(daemon_of_test.pool.used, 0);
+    ck_assert_uint_eq(daemon_of_test.host->used, 0);
+    ck_assert_uint_eq(daemon_of_test.pool->used, 0);
     cst_layout_close(&layout);
     cst_model_close(&model);
 }

@@ -2,9 +2,10 @@
 /* Tests of daemon/job/updates: when the daemon chooses another k for a job. */
 #include "daemon/job/updates.h"
 
-#include "daemon/daemon.h"
+#include "daemon/base/daemon_state.h"
 #include "daemon/job/job.h"
 #include "tests/lib/suite.h"
+#include "daemon/settings/settings.h"
 
 #include <check.h>
 
