@@ -4,7 +4,7 @@
 #ifndef CST_GROUP_H
 #define CST_GROUP_H
 
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 
 struct cst_core;
 

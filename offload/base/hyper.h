@@ -3,7 +3,9 @@
 #ifndef CST_HYPER_H
 #define CST_HYPER_H
 
-#include "offload/core/core.h"
+#include "offload/base/event.h"
+
+struct cst_core;
 
 /* CST_EINVAL, with the name and the value of a field that is out of range. */
 int cst_hyper_check(const struct cst_hyper *hyper, struct cst_err *err);

@@ -11,10 +11,9 @@
 #ifndef CST_IDLE_H
 #define CST_IDLE_H
 
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 
 struct cst_core;
-
 struct cst_idle {
     bool on;        /* The job skips idle tensors. If not, all pointers are NULL. */
     size_t n_bytes; /* Bytes of a bit for each tensor. */

@@ -5,8 +5,9 @@
 #ifndef CST_RANK_H
 #define CST_RANK_H
 
+#include "offload/base/stats.h"
 #include "offload/books/block.h"
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 #include "offload/books/trace.h"
 
 struct cst_core;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "offload/base/core_config.h"
 #include "offload/base/request.h"
 
 #include <assert.h>

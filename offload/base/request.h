@@ -6,7 +6,7 @@
 #ifndef CST_REQUEST_H
 #define CST_REQUEST_H
 
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 #include "offload/base/heap.h"
 
 #define CST_NO_REQUEST UINT32_MAX

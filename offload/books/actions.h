@@ -5,13 +5,12 @@
 #ifndef CST_ACTIONS_H
 #define CST_ACTIONS_H
 
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 #include "offload/base/flight.h"
 
 #include <assert.h>
 
 struct cst_core;
-
 struct cst_output {
     uint64_t last_ticket;
     struct cst_actions *actions; /* Actions of the current event; borrowed. */

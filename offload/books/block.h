@@ -21,7 +21,8 @@
 #ifndef CST_BLOCK_H
 #define CST_BLOCK_H
 
-#include "offload/core/core.h"
+#include "offload/base/stats.h"
+#include "offload/base/core_config.h"
 #include "offload/base/flight.h"
 #include "offload/base/request.h"
 #include "offload/books/trace.h"

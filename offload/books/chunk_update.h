@@ -5,7 +5,7 @@
 #define CST_CHUNK_UPDATE_H
 
 #include "offload/books/actions.h"
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 
 struct cst_core;
 struct cst_chunk;

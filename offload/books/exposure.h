@@ -4,7 +4,7 @@
 #ifndef CST_EXPOSURE_H
 #define CST_EXPOSURE_H
 
-#include "offload/core/core.h"
+#include "offload/base/stats.h"
 
 struct cst_core;
 

@@ -5,7 +5,7 @@
 #ifndef CST_INSTANT_H
 #define CST_INSTANT_H
 
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 #include "offload/base/flight.h"
 
 struct cst_core;

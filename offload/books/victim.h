@@ -8,7 +8,7 @@
 #ifndef CST_VICTIM_H
 #define CST_VICTIM_H
 
-#include "offload/core/core.h"
+#include "offload/base/core_config.h"
 #include "offload/base/heap.h"
 
 enum cst_victim_cost {

@@ -5,11 +5,10 @@
 #ifndef CST_WAITING_H
 #define CST_WAITING_H
 
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 #include "offload/base/rank.h"
 
 struct cst_core;
-
 struct cst_grants {
     uint64_t generation; /* Generation of the last granted lease. */
 };

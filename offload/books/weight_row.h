@@ -4,7 +4,8 @@
 #ifndef CST_WEIGHT_ROW_H
 #define CST_WEIGHT_ROW_H
 
-#include "offload/core/core.h"
+#include "offload/base/command.h"
+#include "offload/base/core_config.h"
 
 struct cst_core;
 struct cst_chunk;

@@ -4,11 +4,10 @@
 #ifndef CST_COMMIT_H
 #define CST_COMMIT_H
 
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 #include "offload/base/flight.h"
 
 struct cst_core;
-
 struct cst_commit {
     /* Collection whose NORM was issued last, counted from 1; 0: none was. */
     uint64_t normed;

@@ -4,7 +4,7 @@
 #ifndef CST_DEVICE_LOSS_H
 #define CST_DEVICE_LOSS_H
 
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 
 struct cst_core;
 

@@ -4,7 +4,9 @@
 #ifndef CST_NEXT_H
 #define CST_NEXT_H
 
-#include "offload/core/core.h"
+#include "offload/base/event.h"
+
+struct cst_core;
 
 /* Handle CST_EV_NEXT. */
 void cst_next_ask(struct cst_core *core, const struct cst_event *event);

@@ -4,7 +4,7 @@
 #ifndef CST_PREPARE_H
 #define CST_PREPARE_H
 
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 
 struct cst_core;
 

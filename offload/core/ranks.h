@@ -5,7 +5,8 @@
 #ifndef CST_RANKS_H
 #define CST_RANKS_H
 
-#include "offload/core/core.h"
+#include "offload/base/stats.h"
+#include "offload/base/event.h"
 
 struct cst_core;
 struct cst_rank;

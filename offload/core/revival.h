@@ -24,8 +24,11 @@
 #ifndef CST_REVIVAL_H
 #define CST_REVIVAL_H
 
-#include "offload/core/core.h"
+#include "offload/base/core_config.h"
+#include "offload/base/event.h"
 #include "offload/layout/buffers.h"
+
+struct cst_core;
 
 /* A device update that is known to be complete, and whose results are being copied back: the rows
  * of its chunk are partly overwritten. */

@@ -13,7 +13,7 @@
 #ifndef CST_SAVE_H
 #define CST_SAVE_H
 
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 
 struct cst_core;
 

@@ -3,11 +3,10 @@
 #ifndef CST_STATES_H
 #define CST_STATES_H
 
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 #include "offload/base/flight.h"
 
 struct cst_core;
-
 struct cst_writes {
     uint32_t n; /* WRITEs in flight, of all chunks. */
 };

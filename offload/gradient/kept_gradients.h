@@ -4,7 +4,7 @@
 #ifndef CST_KEPT_GRADIENTS_H
 #define CST_KEPT_GRADIENTS_H
 
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 #include "offload/base/flight.h"
 
 struct cst_core;

@@ -18,11 +18,10 @@
 #ifndef CST_LANDING_H
 #define CST_LANDING_H
 
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 #include "offload/base/flight.h"
 
 struct cst_core;
-
 struct cst_landings {
     uint64_t *readers; /* Per landing of the layout: the last REDUCE that reads it; owned. */
     uint32_t *next;    /* Per node: the landing to use next; owned. */

@@ -5,7 +5,7 @@
 #ifndef CST_LENT_MEMORY_H
 #define CST_LENT_MEMORY_H
 
-#include "offload/core/core.h"
+#include "offload/base/core_config.h"
 #include "offload/base/flight.h"
 #include "offload/layout/buffers.h"
 

@@ -4,7 +4,7 @@
 #ifndef CST_SUM_H
 #define CST_SUM_H
 
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 #include "offload/base/flight.h"
 #include "offload/gradient/reduce_site.h"
 

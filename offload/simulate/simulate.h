@@ -25,6 +25,8 @@
 #include "offload/simulate/timers.h"
 #include "proto/ticket_graph.h"
 
+struct cst_core;
+
 /* Segment numbers of places. Those of arenas are the lowest. */
 #define CST_SIM_POOL_SEGMENT                                                                       \
     (1u << 20) /* + rank x CST_SIM_POOL_STRIDE + number of the slab in the rank's pool. */

@@ -6,7 +6,7 @@
 
 #include "offload/layout/buffers.h"
 #include "offload/books/chunk_update.h"
-#include "offload/core/core.h"
+#include "offload/base/core_config.h"
 #include "offload/base/flight.h"
 #include "offload/gradient/kept_gradients.h"
 #include "offload/gradient/lent_memory.h"

@@ -6,10 +6,9 @@
 #define CST_OVERLAP_H
 
 #include "offload/books/chunk_update.h"
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 
 struct cst_core;
-
 struct cst_early {
     uint32_t n; /* Chunks whose update of the uncommitted step was issued. */
     /* The uncommitted step is that of an earlier core, in which updates were begun (revival.h). */

@@ -7,10 +7,9 @@
 #define CST_UPDATE_H
 
 #include "offload/books/chunk_update.h"
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 
 struct cst_core;
-
 struct cst_scratches {
     uint64_t *users; /* Per node: the last update that uses its scratch; owned. NULL: no scratch. */
 };

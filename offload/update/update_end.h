@@ -4,7 +4,7 @@
 #ifndef CST_UPDATE_END_H
 #define CST_UPDATE_END_H
 
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 #include "offload/base/flight.h"
 
 struct cst_core;

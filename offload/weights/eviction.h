@@ -5,7 +5,7 @@
 #define CST_EVICTION_H
 
 #include "offload/books/block.h"
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 
 struct cst_core;
 

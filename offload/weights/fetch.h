@@ -4,7 +4,7 @@
 #ifndef CST_FETCH_H
 #define CST_FETCH_H
 
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 
 struct cst_core;
 

@@ -3,7 +3,7 @@
 #ifndef CST_LOAD_H
 #define CST_LOAD_H
 
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 #include "offload/base/flight.h"
 
 struct cst_core;

@@ -4,7 +4,7 @@
 #ifndef CST_MULTI_GPU_LOAD_H
 #define CST_MULTI_GPU_LOAD_H
 
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 
 struct cst_core;
 

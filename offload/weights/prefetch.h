@@ -4,7 +4,7 @@
 #ifndef CST_PREFETCH_H
 #define CST_PREFETCH_H
 
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 
 struct cst_core;
 

@@ -5,7 +5,7 @@
 #ifndef CST_RESIDENCY_H
 #define CST_RESIDENCY_H
 
-#include "offload/core/core.h"
+#include "offload/base/event.h"
 
 struct cst_core;
 
