@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/base/hyper.h"
 
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 
 #include <float.h>
 #include <math.h>

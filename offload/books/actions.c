@@ -3,7 +3,7 @@
  * processed, so that nothing here can fail. */
 #include "offload/books/actions.h"
 
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/books/instant.h"
 #include "proto/text.h"
 

@@ -24,7 +24,7 @@
 #include "offload/base/stats.h"
 #include "offload/base/core_config.h"
 #include "offload/base/flight.h"
-#include "offload/base/request.h"
+#include "offload/books/request.h"
 #include "offload/books/trace.h"
 #include "offload/books/victim.h"
 

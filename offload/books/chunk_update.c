@@ -2,7 +2,7 @@
 /* The state of a chunk's last update. */
 #include "offload/books/chunk_update.h"
 
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 
 void cst_chunk_update_fill(const struct cst_core *core, struct cst_command *command,
                            const struct cst_update *what)

@@ -10,7 +10,7 @@
  * of them are complete, the round ends there. */
 #include "offload/books/exposure.h"
 
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 
 /* -- rounds ----------------------------------------------------------------------------------- */
 

@@ -34,7 +34,7 @@
  * wait. */
 #include "offload/books/instant.h"
 
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 
 static uint64_t later(uint64_t a, uint64_t b)
 {

@@ -5,7 +5,7 @@
 #define CST_LOOKAHEAD_H
 
 #include "offload/books/block.h"
-#include "offload/base/rank.h"
+#include "offload/books/rank.h"
 
 #define CST_PREFETCH_IN_FLIGHT 16 /* Maximum number of unrequested loads of a part in flight. */
 

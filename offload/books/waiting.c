@@ -5,7 +5,7 @@
  * load it waits for. A rank's SYNC, STEP and NEXT are in the rank. */
 #include "offload/books/waiting.h"
 
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/books/instant.h"
 #include "offload/books/weight_row.h"
 

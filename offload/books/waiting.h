@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests that wait, and how the wait ends: a fetch is granted a block, or a request is refused.
- * Owns the numbers of leases; the requests themselves are in offload/base/request.h. Called by
+ * Owns the numbers of leases; the requests themselves are in offload/books/request.h. Called by
  * the parts that load weights, and by ranks and commit. */
 #ifndef CST_WAITING_H
 #define CST_WAITING_H
 
 #include "offload/base/event.h"
-#include "offload/base/rank.h"
+#include "offload/books/rank.h"
 
 struct cst_core;
 struct cst_grants {

@@ -19,7 +19,7 @@
  * Not possible if workers copy weights in themselves, because they would copy a gradient. */
 #include "offload/books/weight_row.h"
 
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 
 #include <assert.h>
 #include <inttypes.h>

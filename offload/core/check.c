@@ -2,7 +2,7 @@
 /* The invariants of the core as a whole. For tests. */
 #include "offload/books/chunk_update.h"
 #include "offload/gradient/collection.h"
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/books/exposure.h"
 #include "offload/base/heap.h"
 #include "offload/books/instant.h"

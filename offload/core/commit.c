@@ -7,11 +7,11 @@
 
 #include "offload/base/clip.h"
 #include "offload/gradient/collection.h"
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/gradient/device_choice.h"
 #include "offload/books/exposure.h"
 #include "offload/base/hyper.h"
-#include "offload/base/idle.h"
+#include "offload/books/idle.h"
 #include "offload/books/instant.h"
 #include "offload/update/overlap.h"
 #include "offload/core/prepare.h"

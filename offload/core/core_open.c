@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Opens and closes a core, moves a pool, and writes the job table. */
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/layout/edge.h"
 #include "offload/update/device_update.h"
 #include "offload/gradient/landing.h"
-#include "offload/base/drift.h"
+#include "offload/books/drift.h"
 #include "offload/books/weight_row.h"
 #include "proto/muon.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/core/deadlines.h"
 
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/core/ranks.h"
 #include "offload/books/waiting.h"
 

@@ -16,8 +16,8 @@
  * accelerator is back by then, they go on. */
 #include "offload/core/device_loss.h"
 
-#include "offload/base/core_state.h"
-#include "offload/base/group.h"
+#include "offload/core/core_state.h"
+#include "offload/books/group.h"
 #include "offload/core/ranks.h"
 #include "offload/books/waiting.h"
 

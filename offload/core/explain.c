@@ -2,8 +2,8 @@
 /* Sentences about where a chunk is, and why. */
 #include "offload/books/chunk_update.h"
 #include "offload/gradient/collection.h"
-#include "offload/base/core_state.h"
-#include "offload/base/group.h"
+#include "offload/core/core_state.h"
+#include "offload/books/group.h"
 #include "offload/gradient/landing.h"
 #include "offload/weights/multi_gpu_load.h"
 #include "offload/core/states.h"

@@ -3,7 +3,7 @@
  * ones, and those with which updates of the step have begun. */
 #include "offload/core/prepare.h"
 
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/base/hyper.h"
 #include "offload/core/ranks.h"
 #include "offload/update/overlap.h"

@@ -3,7 +3,7 @@
 #include "offload/core/ranks.h"
 
 #include "offload/gradient/collection.h"
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/weights/residency.h"
 #include "offload/books/waiting.h"
 #include "offload/update/overlap.h"

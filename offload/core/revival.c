@@ -2,7 +2,7 @@
 #include "offload/core/revival.h"
 
 #include "offload/books/actions.h"
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/update/device_update.h"
 #include "offload/update/update.h"
 

@@ -3,7 +3,7 @@
 #include "offload/core/save.h"
 
 #include "offload/core/commit.h"
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/core/ranks.h"
 #include "offload/update/overlap.h"
 

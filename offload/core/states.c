@@ -8,7 +8,7 @@
 
 #include "offload/books/chunk_update.h"
 #include "offload/core/commit.h"
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/update/overlap.h"
 #include "offload/core/ranks.h"
 #include "offload/core/save.h"

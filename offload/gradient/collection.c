@@ -18,7 +18,7 @@
  * is over when it was handed in or its unit is done without it. */
 #include "offload/gradient/collection.h"
 
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/gradient/kept_gradients.h"
 
 #include <inttypes.h>

@@ -4,7 +4,7 @@
  * node. */
 #include "offload/gradient/device_choice.h"
 
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/gradient/kept_gradients.h"
 
 #include <string.h>

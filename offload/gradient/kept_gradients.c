@@ -11,7 +11,7 @@
  * known to be complete. A kept gradient is void when its collection ends or its copy fails. */
 #include "offload/gradient/kept_gradients.h"
 
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 
 #include <stdlib.h>
 

@@ -26,7 +26,7 @@
  * new core then takes the blocks again, and copies the results down (core/revival.h). */
 #include "offload/gradient/lent_memory.h"
 
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 
 #include <inttypes.h>
 

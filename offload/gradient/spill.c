@@ -15,7 +15,7 @@
 
 #include "offload/books/chunk_update.h"
 #include "offload/gradient/collection.h"
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/gradient/sum.h"
 #include "offload/books/weight_row.h"
 

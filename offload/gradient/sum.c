@@ -4,7 +4,7 @@
 
 #include "offload/books/chunk_update.h"
 #include "offload/gradient/collection.h"
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/gradient/kept_gradients.h"
 #include "offload/gradient/landing.h"
 #include "offload/books/weight_row.h"

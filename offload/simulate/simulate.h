@@ -18,7 +18,7 @@
 #ifndef CST_PLAN_SIMULATE_H
 #define CST_PLAN_SIMULATE_H
 
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/worker/sequence.h"
 #include "offload/simulate/shared_rates.h"
 #include "offload/simulate/replay.h"

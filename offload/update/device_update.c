@@ -28,7 +28,7 @@
  * rows of the chunk are unchanged, and from then on the new rows are complete in `out`. */
 #include "offload/update/device_update.h"
 
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/gradient/device_choice.h"
 #include "offload/books/exposure.h"
 #include "offload/weights/residency.h"

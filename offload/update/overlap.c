@@ -31,7 +31,7 @@
 #include "offload/update/overlap.h"
 
 #include "offload/gradient/collection.h"
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/base/hyper.h"
 #include "offload/gradient/device_choice.h"
 #include "offload/weights/residency.h"

@@ -3,7 +3,7 @@
  * Also what waits for an update, and when it is complete. */
 #include "offload/update/update.h"
 
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/gradient/device_choice.h"
 #include "offload/update/device_update.h"
 #include "offload/books/exposure.h"

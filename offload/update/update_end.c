@@ -18,7 +18,7 @@
 #include "offload/update/update_end.h"
 
 #include "offload/books/chunk_update.h"
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/update/device_update.h"
 #include "offload/books/exposure.h"
 #include "offload/gradient/kept_gradients.h"

@@ -8,9 +8,9 @@
  * nor are gradients that wait for other ranks if the grad row is taken. */
 #include "offload/weights/eviction.h"
 
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/books/lookahead.h"
-#include "offload/base/drift.h"
+#include "offload/books/drift.h"
 #include "offload/books/waiting.h"
 
 #define MAX_REVIEWS 4 /* Maximum number of victims to look at if their next use has changed. */

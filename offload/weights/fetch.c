@@ -7,11 +7,11 @@
 #include "offload/weights/fetch.h"
 
 #include "offload/gradient/collection.h"
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/weights/eviction.h"
 #include "offload/weights/load.h"
 #include "offload/books/lookahead.h"
-#include "offload/base/drift.h"
+#include "offload/books/drift.h"
 #include "offload/weights/prefetch.h"
 #include "offload/gradient/spill.h"
 #include "offload/books/waiting.h"

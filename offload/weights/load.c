@@ -4,7 +4,7 @@
 #include "offload/weights/load.h"
 
 #include "offload/books/chunk_update.h"
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/weights/eviction.h"
 #include "offload/weights/multi_gpu_load.h"
 #include "offload/weights/residency.h"

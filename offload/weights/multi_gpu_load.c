@@ -15,7 +15,7 @@
  * it is back. */
 #include "offload/weights/multi_gpu_load.h"
 
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/weights/eviction.h"
 #include "offload/weights/residency.h"
 #include "offload/books/weight_row.h"

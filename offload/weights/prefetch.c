@@ -12,10 +12,10 @@
  * when a fetch wants its block. While fetches wait, no load begins. */
 #include "offload/weights/prefetch.h"
 
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/weights/load.h"
 #include "offload/books/lookahead.h"
-#include "offload/base/drift.h"
+#include "offload/books/drift.h"
 #include "offload/gradient/spill.h"
 #include "offload/books/waiting.h"
 #include "proto/patterns.h"

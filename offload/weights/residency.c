@@ -3,7 +3,7 @@
  * evicted by request, or out of date; and their leases end with the rank. */
 #include "offload/weights/residency.h"
 
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 #include "offload/weights/eviction.h"
 #include "offload/books/waiting.h"
 

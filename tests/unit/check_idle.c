@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of offload/base/idle: which chunks a step leaves as they are, the steps that tensors have
+/* Tests of offload/books/idle: which chunks a step leaves as they are, the steps that tensors have
  * missed, and how both outlive a core. */
-#include "offload/base/idle.h"
+#include "offload/books/idle.h"
 
 #include "offload/core/revival.h"
 #include "tests/lib/suite.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The group of a chunk: which ranks may fetch it, and error messages for the others. */
-#include "offload/base/group.h"
+#include "offload/books/group.h"
 
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which tensors are idle in a step, and the Adam steps that each tensor has missed. */
-#include "offload/base/idle.h"
+#include "offload/books/idle.h"
 
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How far each rank is in the step that is not committed yet. */
-#include "offload/base/rank.h"
+#include "offload/books/rank.h"
 
-#include "offload/base/core_state.h"
-#include "offload/base/drift.h"
+#include "offload/core/core_state.h"
+#include "offload/books/drift.h"
 
 void cst_rank_promise(struct cst_rank *rank, const struct cst_hyper *hyper)
 {

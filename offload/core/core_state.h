@@ -12,7 +12,7 @@
  *   group  facts  actions  exposure  instant  lent_memory  drift
  *   block  trace  request  flight  dispatch  buffers  hyper  idle  clip  reduce_site
  *
- * What a part has to tell to one above it is a fact (offload/base/facts.h). */
+ * What a part has to tell to one above it is a fact (offload/books/facts.h). */
 #ifndef CST_CORE_STATE_H
 #define CST_CORE_STATE_H
 
@@ -24,16 +24,16 @@
 #include "offload/update/device_update.h"
 #include "offload/weights/eviction.h"
 #include "offload/books/exposure.h"
-#include "offload/base/facts.h"
+#include "offload/books/facts.h"
 #include "offload/base/flight.h"
-#include "offload/base/idle.h"
+#include "offload/books/idle.h"
 #include "offload/books/instant.h"
 #include "offload/gradient/landing.h"
 #include "offload/update/overlap.h"
 #include "offload/update/update.h"
-#include "offload/base/rank.h"
+#include "offload/books/rank.h"
 #include "offload/core/ranks.h"
-#include "offload/base/request.h"
+#include "offload/books/request.h"
 #include "offload/core/save.h"
 #include "offload/core/states.h"
 #include "offload/update/update_end.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "offload/base/facts.h"
+#include "offload/books/facts.h"
 
 #include "offload/books/actions.h"
 

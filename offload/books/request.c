@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/base/core_config.h"
-#include "offload/base/request.h"
+#include "offload/books/request.h"
 
 #include <assert.h>
 #include <stdlib.h>

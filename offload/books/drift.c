@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "offload/base/drift.h"
+#include "offload/books/drift.h"
 
-#include "offload/base/core_state.h"
+#include "offload/core/core_state.h"
 
 /* Maximum time for which a fetch waits for other ranks. */
 #define PATIENCE_NS UINT64_C(2000000000)
