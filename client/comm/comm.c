@@ -118,7 +118,7 @@ void cst_comm_close(struct cst_comm *comm)
     free(comm);
 }
 
-void cstc_comm_free_all(struct cst_comm *comm, bool forked)
+static void free_all(struct cst_comm *comm, bool forked)
 {
     while (comm != NULL) {
         struct cst_comm *next = comm->next;
@@ -320,3 +320,8 @@ int cst_comm_all_to_all(struct cst_comm *comm, const void *in, const size_t *cou
                                        .recv_counts = recv_counts},
                err);
 }
+
+const struct cstc_comm_ops cstc_comm_ops = {.stop = cstc_comm_stop_all,
+                                            .hang_up = cstc_comm_hang_up_all,
+                                            .stop_over = cstc_comm_stop_over,
+                                            .free = free_all};

@@ -55,21 +55,12 @@ struct cst_comm {
 int cstc_comm_wait_workers(void *arg, struct cst_shared_head *head, bool (*ready)(void *ready_arg),
                            void *ready_arg, struct cst_err *err);
 
-/* Free the list of communicators that begins with @comm, which may be NULL, when their client has
- * ended its connection. @forked: this is a forked child, which did not inherit the mappings. */
-void cstc_comm_free_all(struct cst_comm *comm, bool forked);
+/* What the job does with its communicators (client/lib/job.h). */
+extern const struct cstc_comm_ops cstc_comm_ops;
 
-/* The attempt is over, and @why is the cause: what the communicators in the list that begins with
- * @comm, which may be NULL, have on devices is given up, so that streams do not wait for ranks that
- * are gone. */
+/* Members of cstc_comm_ops, in device_failure.c. */
 void cstc_comm_stop_all(struct cst_comm *comm, const struct cst_err *why);
-
-/* As cstc_comm_stop_all, when the connection to the daemon ends because of @why, before its socket
- * is closed. */
 void cstc_comm_hang_up_all(struct cst_comm *comm, const struct cst_err *why);
-
-/* As cstc_comm_stop_all, for those communicators of which the shared memory says that the attempt
- * is over. The next call that asks the daemon gets the cause. */
 void cstc_comm_stop_over(struct cst_comm *comm);
 
 #endif

@@ -227,6 +227,7 @@ static void insert(struct cst_comm *comm)
 {
     struct cst_comm **first = &comm->job->comms;
 
+    comm->job->comm_ops = &cstc_comm_ops;
     comm->next = *first;
     comm->link = first;
     if (comm->next != NULL) {

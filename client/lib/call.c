@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/lib/call.h"
 
-#include "client/comm/comm.h"
+#include "client/lib/job.h"
 #include "proto/cistern.pb-c.h"
 
 #include <errno.h>
@@ -57,8 +57,8 @@ void cstc_client_die(struct cst_client *client, const struct cst_err *cause)
         }
     }
     if (client->sock >= 0) {
-        if (client->job != NULL) {
-            cstc_comm_hang_up_all(client->job->comms, &client->dead);
+        if (client->job != NULL && client->job->comms != NULL) {
+            client->job->comm_ops->hang_up(client->job->comms, &client->dead);
         }
         (void)close(client->sock);
         client->sock = -1;

@@ -257,7 +257,9 @@ void cst_disconnect(struct cst_client *client)
     /* Comes before the job is freed, because the job contains calls that are linked into the
      * client. */
     cstc_client_die(client, &cause);
-    cstc_job_free(client->job);
+    if (client->job != NULL) {
+        client->free_job(client->job);
+    }
     if (!client->forked) { /* A forked child has neither the mapping nor the files of a save. */
         cstc_task_close(client);
         cstc_segment_unmap(&client->staging);

@@ -38,8 +38,9 @@ struct cst_client {
     struct cstc_call *queue;      /* Calls that are not sent yet, oldest first. */
     struct cstc_call **queue_end; /* The pointer to which the next queued call is linked. */
     struct cst_job *job;          /* Owned; NULL before cst_job_open. */
-    struct cstc_segment staging;  /* Mapped by the first read or write of a state (state_io.h). */
-    struct cstc_task *task;       /* A save or a load under way (task.h). Owned; NULL: none. */
+    void (*free_job)(struct cst_job *job); /* cstc_job_free; valid if there is a job. */
+    struct cstc_segment staging; /* Mapped by the first read or write of a state (state_io.h). */
+    struct cstc_task *task;      /* A save or a load under way (task.h). Owned; NULL: none. */
     /* A cst_try_... call has not ended. Only that call may read replies. */
     bool pending;
     struct cst_client *next;  /* Next in the list of all clients of the process, for fork.c. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/lib/device.h"
 
-#include "client/comm/comm.h"
+#include "client/lib/job.h"
 
 #include <poll.h>
 #include <string.h>
@@ -136,7 +136,7 @@ static int begin_drain(struct cst_job *job, struct cst_err *err)
     int rc;
 
     (void)cst_err_set(&why, CST_EPEERDIED, "this rank has ended its attempt at the step");
-    cstc_comm_stop_all(job->comms, &why);
+    cstc_job_stop_comms(job, &why);
     job->device.loads.over = true;
     rc = cst_sequence_drain(&job->sequence, err);
     job->device.drained = rc == CST_OK;

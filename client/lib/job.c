@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/lib/job.h"
 
-#include "client/comm/comm.h"
 #include "client/lib/debug.h"
 
 #include "client/lib/batch.h"
@@ -200,6 +199,7 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     cst_model_init(&job->model);
     cstc_call_reset(&call);
     client->job = job;
+    client->free_job = cstc_job_free;
     *out = job;
     return CST_OK;
 }
@@ -220,7 +220,9 @@ void cstc_job_free(struct cst_job *job)
             cstc_segment_unmap(&job->slabs[i]);
         }
     }
-    cstc_comm_free_all(job->comms, job->client->forked);
+    if (job->comms != NULL) {
+        job->comm_ops->free(job->comms, job->client->forked);
+    }
     cstc_call_reset(&job->call);
     cstc_batch_free_all(job);
     cst_sequence_close(&job->sequence);
@@ -363,7 +365,9 @@ int cstc_job_drive(struct cst_job *job, int (*advance)(struct cst_job *job, stru
     while ((rc = advance(job, err)) == CST_EAGAIN && block) {
         (void)cstc_call_wait(job->client, -1, err);
         /* Otherwise a stream that waits for a rank that has died would never pass its marks. */
-        cstc_comm_stop_over(job->comms);
+        if (job->comms != NULL) {
+            job->comm_ops->stop_over(job->comms);
+        }
     }
     if (rc != CST_EAGAIN) {
         job->pending.kind = CSTC_PENDING_NONE;

@@ -62,6 +62,25 @@ enum cstc_commit_phase {
     CSTC_COMMIT_DONE,
 };
 
+struct cst_comm;
+
+/* What a job does with its communicators, of which @comm is the first in the list: functions of
+ * client/comm, which lies above. */
+struct cstc_comm_ops {
+    /* The attempt is over, and @why is the cause: what they have on devices is given up, so that
+     * streams do not wait for ranks that are gone. */
+    void (*stop)(struct cst_comm *comm, const struct cst_err *why);
+    /* As stop, when the connection to the daemon ends because of @why, before its socket is
+     * closed. */
+    void (*hang_up)(struct cst_comm *comm, const struct cst_err *why);
+    /* As stop, for those of which the shared memory says that the attempt is over. The next call
+     * that asks the daemon gets the cause. */
+    void (*stop_over)(struct cst_comm *comm);
+    /* Free them, when their client has ended its connection. @forked: this is a forked child, which
+     * did not inherit the mappings. */
+    void (*free)(struct cst_comm *comm, bool forked);
+};
+
 /* Progress of cst_commit. */
 struct cst_commit {
     enum cstc_commit_phase phase;      /* The phase to do now. */
@@ -156,9 +175,10 @@ struct cst_job {
      * its memory, and `over` in it, every half second. Slots look free each time, so that a single
      * wait may always be short. */
     uint32_t asleep_ms;
-    struct cst_comm *comms;      /* Communicators that are open (client/comm). Owned. */
-    struct cstc_pending pending; /* The call that has begun and not ended. */
-    struct cstc_call call;       /* Request of the pending commit, sync or step. */
+    struct cst_comm *comms;               /* Communicators that are open (client/comm). Owned. */
+    const struct cstc_comm_ops *comm_ops; /* Of comms; valid if there are any. */
+    struct cstc_pending pending;          /* The call that has begun and not ended. */
+    struct cstc_call call;                /* Request of the pending commit, sync or step. */
 };
 
 /* Return the address of @tensor in the block of @lease. */
@@ -176,6 +196,14 @@ void cstc_job_free(struct cst_job *job);
 /* CST_OK if requests can be made for @job. CST_EINVAL: this rank has left the job. If the
  * connection is over, the status is the one of cstc_client_check. */
 int cstc_job_check(const struct cst_job *job, struct cst_err *err);
+
+/* The attempt is over because of @why, for the job's communicators. */
+static inline void cstc_job_stop_comms(struct cst_job *job, const struct cst_err *why)
+{
+    if (job->comms != NULL) {
+        job->comm_ops->stop(job->comms, why);
+    }
+}
 
 /* As cstc_job_check. In addition, CST_EINVAL: the job is not committed. */
 int cstc_job_check_committed(const struct cst_job *job, struct cst_err *err);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "client/lib/job.h"
+
 /* What a call may do in the state that the job is in, and what breaks that state. */
-#include "client/comm/comm.h"
 
 int cstc_job_check(const struct cst_job *job, struct cst_err *err)
 {
@@ -44,7 +45,7 @@ void cstc_job_void(struct cst_job *job, const struct cst_err *cause)
     if (job->void_step.status == CST_OK) {
         (void)cst_err_set(&job->void_step, cause->status, "job '%s': the step is void%s: %.256s",
                           job->name, engine ? "" : ", call cst_sync and do it again", cause->text);
-        cstc_comm_stop_all(job->comms, &job->void_step);
+        cstc_job_stop_comms(job, &job->void_step);
     }
 }
 
