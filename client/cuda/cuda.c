@@ -22,26 +22,6 @@ int cst_cuda_device(const struct cst_cuda *cuda)
     return cuda->device;
 }
 
-int cstc_cuda_enter(struct cst_cuda *cuda, struct cst_err *err)
-{
-    return cst_cuda_check(&cuda->driver, cuda->driver.cuCtxSetCurrent(cuda->context), err,
-                          "context of %s", cuda->uuid);
-}
-
-int cstc_cuda_side_stream(struct cst_cuda *cuda, CUstream *out, struct cst_err *err)
-{
-    const struct cst_cuda_driver *driver = &cuda->driver;
-    int least = 0, greatest = 0;
-    int rc = cst_cuda_check(driver, driver->cuCtxGetStreamPriorityRange(&least, &greatest), err,
-                            "priorities of streams");
-
-    return rc == CST_OK ? cst_cuda_check(driver,
-                                         driver->cuStreamCreateWithPriority(
-                                             out, CU_STREAM_NON_BLOCKING, greatest),
-                                         err, "a stream of %s", cuda->uuid)
-                        : rc;
-}
-
 /* Find the job's GPU. This process sees only the GPUs in CUDA_VISIBLE_DEVICES, the daemon sees
  * all. */
 static int find_device(struct cst_cuda *cuda, struct cst_err *err)

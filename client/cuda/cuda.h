@@ -91,6 +91,8 @@ struct cst_cuda {
     bool nccl_id_is_spare;
 };
 
+/* context.c */
+
 /* Make the GPU's context current in the calling thread. CST_EGPU. */
 int cstc_cuda_enter(struct cst_cuda *cuda, struct cst_err *err);
 

@@ -4,7 +4,7 @@
 #include "daemon/engine/engines.h"
 #include "daemon/base/log.h"
 #include "daemon/engine/mounts.h"
-#include "daemon/engine/simulated.h"
+#include "daemon/settings/paced.h"
 #include "proto/engine.pb-c.h"
 
 #include <assert.h>
@@ -57,7 +57,7 @@ void cstd_engine_init(struct cstd_engine *engine, struct cstd_engines *engines, 
 
 const char *cstd_engine_kind(const struct cstd_engine *engine)
 {
-    if (cstd_simulated_is(engine->device)) {
+    if (cstd_paced_is(engine->device)) {
         return "paced";
     }
     return cstd_engine_is_gpu(engine) ? "cuda" : "host";
@@ -142,12 +142,12 @@ static int start_process(struct cstd_engine *engine, struct cst_err *err)
     struct cstd_engines *engines = engine->engines;
     const struct cstd_settings *config = engines->config;
     /* Simulated accelerators run the host's engine program. */
-    bool paced = cstd_simulated_is(engine->device), gpu = cstd_engine_is_gpu(engine) && !paced;
-    char rates[CSTD_SIMULATED_ARGUMENT], *argv[4] = {gpu ? engines->gpu_program : engines->program};
+    bool paced = cstd_paced_is(engine->device), gpu = cstd_engine_is_gpu(engine) && !paced;
+    char rates[CSTD_PACED_ARGUMENT], *argv[4] = {gpu ? engines->gpu_program : engines->program};
 
     if (paced) {
         argv[1] = (char *)(uintptr_t) "--paced";
-        argv[2] = cstd_simulated_argument(config, rates);
+        argv[2] = cstd_paced_argument(config, rates);
     } else if (!gpu && config->update_rate > 0) {
         argv[1] = (char *)(uintptr_t) "--pace";
         argv[2] = rates;

@@ -228,7 +228,7 @@ int cstd_gpus_choose(struct cstd_gpus *gpus, const char *device, uint32_t rank,
         return CST_OK;
     }
     /* Simulated accelerators are known before the probe has ended. */
-    if (cstd_simulated_is(device)) {
+    if (cstd_paced_is(device)) {
         return cstd_simulated_find(&gpus->paced, device, rank, out, err);
     }
     if (strncmp(device, "cuda", 4) != 0 && strncasecmp(device, "GPU-", 4) != 0 &&

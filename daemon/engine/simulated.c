@@ -9,23 +9,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PREFIX "paced"
-
-bool cstd_simulated_is(const char *device)
-{
-    return strncmp(device, PREFIX, strlen(PREFIX)) == 0;
-}
-
 static void describe(struct cstd_gpu *gpu, unsigned index, uint64_t bytes)
 {
     *gpu = (struct cstd_gpu){.index = index,
                              .paced = true,
-                             .name = PREFIX,
+                             .name = CSTD_PACED,
                              .memory_bytes = bytes,
                              .os_node = -1,
                              .pool.limit = bytes};
-    (void)snprintf(gpu->uuid, sizeof gpu->uuid, PREFIX ":%u", index);
-    (void)snprintf(gpu->pool_name, sizeof gpu->pool_name, "memory of " PREFIX ":%u", index);
+    (void)snprintf(gpu->uuid, sizeof gpu->uuid, CSTD_PACED ":%u", index);
+    (void)snprintf(gpu->pool_name, sizeof gpu->pool_name, "memory of " CSTD_PACED ":%u", index);
     gpu->pool.name = gpu->pool_name;
     gpu->pool.key = "memory in [paced]";
 }
@@ -63,7 +56,7 @@ int cstd_simulated_find(struct cstd_gpu_list *list, const char *device, uint32_t
             "device '%.63s': this daemon has no simulated accelerator (devices in [paced])",
             device);
     }
-    if (strcmp(device, PREFIX) == 0) {
+    if (strcmp(device, CSTD_PACED) == 0) {
         *out = &list->v[rank % list->n];
         return CST_OK;
     }
@@ -74,15 +67,6 @@ int cstd_simulated_find(struct cstd_gpu_list *list, const char *device, uint32_t
         }
     }
     return cst_err_set(err, CST_ENOTFOUND,
-                       "no device '%.63s' (there: " PREFIX ":0 to " PREFIX ":%u)", device,
+                       "no device '%.63s' (there: " CSTD_PACED ":0 to " CSTD_PACED ":%u)", device,
                        list->n - 1);
-}
-
-char *cstd_simulated_argument(const struct cstd_settings *config, char out[CSTD_SIMULATED_ARGUMENT])
-{
-    (void)snprintf(out, CSTD_SIMULATED_ARGUMENT,
-                   "up=%" PRIu64 ",down=%" PRIu64 ",update=%" PRIu64 ",memory=%" PRIu64,
-                   config->paced_up, config->paced_down, config->paced_update,
-                   config->paced_memory);
-    return out;
 }

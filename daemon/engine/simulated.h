@@ -6,11 +6,9 @@
 #ifndef CSTD_SIMULATED_H
 #define CSTD_SIMULATED_H
 
-#include "daemon/settings/settings.h"
+#include "daemon/settings/paced.h"
 #include "daemon/engine/engines.h"
 #include "daemon/settings/gpu_list.h"
-
-#define CSTD_SIMULATED_ARGUMENT 128 /* Bytes of the longest text of cstd_simulated_argument. */
 
 /* Fill in the list @out of simulated accelerators, and add an engine for each to @engines.
  * CST_EUNSUPPORTED: too many. */
@@ -22,13 +20,5 @@ int cstd_simulated_init(struct cstd_gpu_list *out, struct cstd_engines *engines,
  * CST_ENOTFOUND: it has none of this number. */
 int cstd_simulated_find(struct cstd_gpu_list *list, const char *device, uint32_t rank,
                         struct cstd_gpu **out, struct cst_err *err);
-
-/* Return whether @device, of a JobOpen or of an engine, names a simulated accelerator. */
-bool cstd_simulated_is(const char *device);
-
-/* Write the argument of the option --paced with which the engine program of a simulated accelerator
- * is started. Returns @out. */
-char *cstd_simulated_argument(const struct cstd_settings *config,
-                              char out[CSTD_SIMULATED_ARGUMENT]);
 
 #endif

@@ -152,7 +152,7 @@ static void give_up(struct cst_sim *sim)
                     sim->config->deadline_events);
 }
 
-void cst_sim_event(struct cst_sim *sim, struct cst_event *event)
+static void pass_event(struct cst_sim *sim, struct cst_event *event)
 {
     uint64_t step = sim->core->step;
 
@@ -267,7 +267,7 @@ static void sync_all(struct cst_sim *sim)
     for (uint32_t rank = 0; rank < sim->world; rank++) {
         struct cst_event attach = {.kind = CST_EV_ATTACH, .rank = rank};
 
-        cst_sim_event(sim, &attach);
+        pass_event(sim, &attach);
     }
     for (uint32_t rank = 0; rank < sim->world; rank++) {
         struct cst_event sync = {.kind = CST_EV_SYNC,
@@ -275,7 +275,7 @@ static void sync_all(struct cst_sim *sim)
                                  .tag = ((uint64_t)rank + 1) << 56 |
                                         (uint64_t)CST_SIM_NO_BATCH << 32 | CST_SIM_TAG_SYNC};
 
-        cst_sim_event(sim, &sync);
+        pass_event(sim, &sync);
     }
     for (uint32_t rank = 0; rank < sim->world && sim->status == CST_OK; rank++) {
         cst_sim_worker_run(&sim->workers[rank], sim->attempt);
@@ -453,7 +453,7 @@ static void close_play(struct cst_sim *sim)
 int cst_replay_run(const struct cst_replay_config *config, struct cst_replay_result *out,
                    struct cst_err *err)
 {
-    struct cst_sim sim = {.config = config};
+    struct cst_sim sim = {.config = config, .event = pass_event};
     int rc = cst_rates_check(config->rates, err);
 
     if (rc != CST_OK) {

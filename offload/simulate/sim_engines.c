@@ -229,7 +229,7 @@ void cst_sim_done(struct cst_sim *sim, uint64_t ticket)
     struct cst_event event = {.kind = CST_EV_DONE, .ticket = ticket};
 
     drop(sim, get(sim, ticket));
-    cst_sim_event(sim, &event);
+    sim->event(sim, &event);
 }
 
 /* -- open ----------------------------------------------------------------------------------- */

@@ -90,7 +90,7 @@ static void digest_batch(struct cst_sim_worker *w, uint32_t b)
                                   .generation = item->lease.generation,
                                   .ahead = item->ahead};
 
-        cst_sim_event(w->sim, &event);
+        w->sim->event(w->sim, &event);
     }
 }
 
@@ -419,7 +419,7 @@ static void ask(struct cst_sim_worker *w, enum cst_event_kind kind, enum cst_sim
         .attempt = w->attempt,
         .hyper = {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .grad_scale = 1}};
 
-    cst_sim_event(w->sim, &event);
+    w->sim->event(w->sim, &event);
 }
 
 void cst_sim_worker_timer(struct cst_sim_worker *w, enum cst_sim_timer kind, uint32_t batch)

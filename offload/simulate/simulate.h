@@ -226,6 +226,8 @@ struct cst_sim {
     /* Maximum number of used blocks since the last commit. */
     uint32_t peak_blocks[CST_CORE_MAX_WORLD];
     struct cst_replay_result result;
+    /* Pass an event to the core and carry out its actions; of replay.c. */
+    void (*event)(struct cst_sim *sim, struct cst_event *event);
 };
 
 /* Note a failure. The first one ends the simulation. */
@@ -236,8 +238,6 @@ void cst_sim_out_of_memory(struct cst_sim *sim);
 void cst_sim_timer(struct cst_sim *sim, uint64_t delay, enum cst_sim_timer kind, uint64_t arg);
 /* Start or resume @effort; out of memory ends the simulation. */
 void cst_sim_start(struct cst_sim *sim, struct cst_effort *effort);
-/* Pass an event to the core and carry out its actions. */
-void cst_sim_event(struct cst_sim *sim, struct cst_event *event);
 /* Report an interval from @begin to now, if the caller wants intervals. */
 void cst_sim_interval(struct cst_sim *sim, enum cst_lane_kind lane, uint32_t number, uint32_t what,
                       bool backward, uint64_t begin);
