@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -11,6 +12,8 @@ from cistern import _library
 from cistern._abi import cst_err
 from cistern.client import Client
 from cistern.waiting import Waiting
+
+Path = str | os.PathLike[str]
 
 
 class Calls:

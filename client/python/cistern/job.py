@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_int, c_int64, c_uint, c_uint64, c_void_p
 from types import TracebackType
@@ -23,17 +22,12 @@ from cistern._abi import (
     Overlap,
     Pattern,
     Rounding,
-    State,
     TensorUpdate,
     Unused,
-    WantsCallback,
     cst_err,
     cst_hyper_params,
     cst_io,
     cst_job_spec,
-    cst_load_model_result,
-    cst_load_model_spec,
-    cst_load_result,
     cst_operator_cost,
     cst_param_group,
     cst_plan,
@@ -41,32 +35,29 @@ from cistern._abi import (
     cst_step_result,
     cst_tensor_spec,
 )
-from cistern.checkpoint import SaveResult
+from cistern.calls import Path
 from cistern.client import Client
 from cistern.declared import Declared
 from cistern.edges import Edges
 from cistern.errors import PoolTooSmall
-from cistern.memory import Buffer, Io, address_of, element_bytes, new_elements
+from cistern.memory import Io
 from cistern.results import (
     HyperParams,
-    LoadModelResult,
-    LoadResult,
     Plan,
     PlanClass,
     RankStat,
     StepResult,
 )
+from cistern.states import States
 from cistern.units import Units
 from cistern.waiting import MEETING_SECONDS, STEP_SECONDS
-
-Path = str | os.PathLike[str]
 
 _MOST_INT = (1 << 31) - 1
 _LEAST_INT64, _MOST_INT64 = -(1 << 63), (1 << 63) - 1
 
 
 @final
-class Job(Edges, Units):
+class Job(Edges, States, Units):
     """This process as the rank ``rank`` of the job ``name``, which is made if it does not exist.
 
     The other arguments are those of ``struct cst_job_spec``. 0 and None stand for the defaults.
@@ -474,134 +465,6 @@ class Job(Edges, Units):
             lambda: StepResult(**_library.fields(result)),
             self._waiting("step", STEP_SECONDS),
         )
-
-    # -- states
-
-    def tensor_read(
-        self, tensor: int, state: State, first: int = 0, n_elems: int | None = None
-    ) -> memoryview:
-        """Return elements of a state of ``tensor``, by default all from ``first`` on.
-
-        The format of the view is "f" for fp32 states, and "H", the bits of bf16, for the weights
-        and the gradient of a bf16 tensor. Raises DeviceLost, CstError: EINVAL, EUNSUPPORTED, EBUSY.
-        """
-        n = self._declarations.n_elems_from(tensor, first) if n_elems is None else n_elems
-        out = new_elements(state, self._declarations.dtype(tensor), n)
-        self.read_to(tensor, state, first, n, address_of(out))
-        return out
-
-    def tensor_write(self, tensor: int, state: State, data: Buffer, first: int = 0) -> None:
-        """Write ``data``, contiguous elements in the type of the state, to ``tensor``.
-
-        Master weights set the weights, too. Before the first ``sync`` of a job they clear the moments.
-        Weights of a trained bf16 tensor last until its next update, made of the master weights.
-        The type is fp32 for master weights and moments, and the tensor's for the weights. Possible
-        between steps only. Raises DeviceLost, CstError: EINVAL, EUNSUPPORTED, EBUSY, EDENIED.
-        """
-        view = memoryview(data).cast("B")
-        n_bytes = element_bytes(state, self._declarations.dtype(tensor))
-        if view.nbytes % n_bytes != 0:
-            raise ValueError(f"{view.nbytes} bytes are no elements of the state {state.name}")
-        if view.readonly:
-            view = memoryview(bytearray(view))
-        n = view.nbytes // n_bytes
-        self.write_from(tensor, state, first, n, address_of(view))
-
-    def read_to(self, tensor: int, state: State, first: int, n_elems: int, address: int) -> None:
-        """Copy elements of a state of ``tensor`` to the ``address``, in host memory."""
-        checks.integer("first", first)
-        checks.integer("n_elems", n_elems)
-        self._call("cst_tensor_read", tensor, state, first, n_elems, address)
-
-    def write_from(self, tensor: int, state: State, first: int, n_elems: int, address: int) -> None:
-        """Copy elements from the ``address``, in host memory, to a state of ``tensor``."""
-        checks.integer("first", first)
-        self._call("cst_tensor_write", tensor, state, first, n_elems, address)
-
-    def set_steps(
-        self, steps: int, n_skipped: int = 0, missed: Mapping[int, int] | None = None
-    ) -> None:
-        """Say which step the job is at, for states that ``tensor_write`` has written.
-
-        ``n_skipped`` of the ``steps`` have changed nothing; bias corrections count the others. ``missed``
-        has in how many of these a tensor was skipped, by its number; by default in none. One rank does
-        this, before ``sync`` of all ranks. Raises ValueError, DeviceLost, CstError: EINVAL, EBUSY.
-        """
-        checks.integer("steps", steps)
-        checks.integer("n_skipped", n_skipped, 0, steps)
-        array = (c_uint64 * self._declarations.n_tensors)()
-        for tensor, n in (missed or {}).items():
-            array[tensor] = checks.integer("missed", n, 0, steps)
-        self._call("cst_set_steps", steps, n_skipped, array)
-
-    def missed_steps(self) -> list[int]:
-        """Return in how many steps each tensor was skipped, as for ``set_steps``.
-
-        Raises CstError: EINVAL, EBUSY.
-        """
-        missed = (c_uint64 * self._declarations.n_tensors)()
-        self._call("cst_missed_steps", missed)
-        return list(missed)
-
-    def save(self, dir: Path, **options: Any) -> SaveResult:
-        """Write a checkpoint of this job: ``Client.save`` with the client of this rank."""
-        return self.client.save(self.name, dir, **options)
-
-    def load(self, path: Path) -> LoadResult:
-        """Load the checkpoint at ``path``, or the newest whole one of a directory.
-
-        One rank does this, after ``commit`` and before ``sync``. Parts of larger tensors
-        (``whole_name``) are cut out of these, whatever parts and ranks the saved job had. Raises
-        Mismatch (other tensors, another optimizer, or parts that leave out elements), CstError:
-        ENOTFOUND, EINVAL (a file is altered), EUNSUPPORTED, EBUSY.
-        """
-        result, where = cst_load_result(), _library.text("path", path)
-
-        def loaded() -> LoadResult:
-            values = _library.fields(result)
-            values["params"] = HyperParams(**_library.fields(result.params))
-            return LoadResult(**values)
-
-        return self.client.wait(
-            lambda err: self.lib.cst_try_load(self.handle, where, byref(result), err), loaded
-        )
-
-    def load_model(
-        self,
-        path: Path,
-        *,
-        prefix: str | None = None,
-        wants: Callable[[str], bool] | None = None,
-    ) -> LoadModelResult:
-        """Write the weights of safetensors files of other programs to this job, which is new.
-
-        ``path`` is a file or a directory. Files may leave out the beginning ``prefix`` of names.
-        ``wants`` returns whether a tensor of the job is to be loaded. Parts of larger tensors are
-        cut out of these. One rank does this, after ``commit`` and before ``sync``. Raises
-        Mismatch (parts that leave out elements), CstError: ENOTFOUND, EINVAL (a tensor is missing or
-        has another shape), EEXIST (the job has states), EBUSY, EIO.
-        """
-        raised: list[BaseException] = []
-
-        def wanted(_: Any, name: bytes) -> bool:
-            try:
-                return wants is None or bool(wants(name.decode()))
-            except BaseException as error:  # noqa: BLE001 (raised again below)
-                raised.append(error)
-                return False
-
-        spec = cst_load_model_spec(
-            path=_library.text("path", path),
-            prefix=_library.text("prefix", prefix),
-            wants=WantsCallback(wanted),
-        )
-        result = cst_load_model_result()
-        try:
-            self._call("cst_load_model", byref(spec), byref(result))
-        finally:
-            if raised:
-                raise raised[0]
-        return LoadModelResult(**_library.fields(result))
 
     def stat(self) -> RankStat:
         """Return the daemon's counters of this rank."""

@@ -12,9 +12,10 @@ from torch import nn
 from cistern import checks
 from cistern._abi import Masters, Moments, Overlap, Status, Unused
 from cistern._abi import Optimizer as Rule
+from cistern.calls import Path
 from cistern.client import Client
 from cistern.errors import CstError, DaemonGone, Mismatch, StepVoid
-from cistern.job import Job, Path
+from cistern.job import Job
 from cistern.job_file import JobFile
 from cistern.torch import adapters, arguments, parts, stages, weights
 from cistern.torch.advice import advice

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cistern.torch.operators import OtherMemory, Tensor
+from cistern.torch.lending import OtherMemory, Tensor
 from cistern.torch.parameter import version_of
 from cistern.torch.running import in_backward
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from cistern.torch import owners
 from cistern.torch.aliases import release
-from cistern.torch.operators import Unit
+from cistern.torch.lending import Unit
 from cistern.torch.runner import Runner
 
 Node = torch.autograd.graph.Node

@@ -19,7 +19,7 @@ from cistern.torch.storage import without_memory
 from cistern.torch.weights import torch_type
 
 if TYPE_CHECKING:
-    from cistern.torch.operators import Tensor, Unit
+    from cistern.torch.lending import Tensor, Unit
     from cistern.torch.store import Store
 
 

@@ -18,7 +18,7 @@ import torch
 from cistern._abi import Dtype, State, Status
 from cistern.errors import CstError
 from cistern.torch import shards, weights
-from cistern.torch.operators import Tensor
+from cistern.torch.lending import Tensor
 
 if TYPE_CHECKING:
     from cistern.torch.store import Store

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from cistern._abi import Status
+from cistern.calls import Path
 from cistern.checkpoint import checkpoints
 from cistern.errors import error_of
-from cistern.job import Job, Path
+from cistern.job import Job
 from cistern.torch import buffers
 from cistern.torch.advice import advice
 

@@ -21,7 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from cistern.torch.optimizer import Optimizer
 
 if TYPE_CHECKING:
-    from cistern.torch.operators import Tensor
+    from cistern.torch.lending import Tensor
     from cistern.torch.store import Store
 
 _STORES: Any = WeakIdKeyDictionary()  # References to stores by parameter; they keep neither.

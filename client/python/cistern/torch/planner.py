@@ -13,7 +13,7 @@ from torch import nn
 from cistern import checks
 from cistern._abi import Masters, Moments, Overlap, Unused
 from cistern._abi import Optimizer as Rule
-from cistern.job import Path
+from cistern.calls import Path
 from cistern.job_file import JobFile
 from cistern.torch import arguments
 from cistern.torch.declaration import GroupOf, IsMatrix, IsTrainable, declare

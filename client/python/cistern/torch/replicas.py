@@ -19,7 +19,7 @@ import torch.distributed as dist
 from cistern.torch import shards
 
 if TYPE_CHECKING:
-    from cistern.torch.operators import Tensor
+    from cistern.torch.lending import Tensor
 
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}  # Relative; the order of sums can differ.
 

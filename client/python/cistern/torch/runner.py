@@ -40,8 +40,9 @@ from cistern.torch.containers import (
     replaced,
     unseen,
 )
+from cistern.torch.lending import GRADS_OF_GRADS, Tensor, Unit
 from cistern.torch.nodes import Enter, Ref
-from cistern.torch.operators import GRADS_OF_GRADS, Operators, Tensor, Unit
+from cistern.torch.operators import Operators
 from cistern.torch.running import call_of_module, in_backward
 from cistern.torch.storage import private
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from cistern.torch import shards
-from cistern.torch.operators import Tensor
+from cistern.torch.lending import Tensor
 
 if TYPE_CHECKING:
     from cistern.torch.store import Store

@@ -11,7 +11,7 @@ from typing import NoReturn
 from torch import nn
 
 from cistern.torch import shards
-from cistern.torch.operators import OtherMemory, Tensor
+from cistern.torch.lending import OtherMemory, Tensor
 from cistern.torch.parameter import grad_of
 
 

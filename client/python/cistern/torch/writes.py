@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from cistern._abi import Dtype, State
+from cistern.calls import Path
 from cistern.errors import CstError, error_of
-from cistern.job import Path
 from cistern.torch import adapters, shards, weights
-from cistern.torch.operators import Tensor
+from cistern.torch.lending import Tensor
 from cistern.torch.optimizer_states import Loaded
 from cistern.torch.origin import Origin
 from cistern.torch.parts import from_rank_0

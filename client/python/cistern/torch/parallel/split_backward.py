@@ -23,7 +23,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from cistern.torch import owners
 from cistern.torch.divided_passes import Node, one_micro_batch, open_unit, reopen
-from cistern.torch.operators import Unit
+from cistern.torch.lending import Unit
 from cistern.torch.runner import Runner
 
 Grads = Sequence[torch.Tensor | None]
