@@ -29,7 +29,7 @@ from cistern.errors import StepVoid
 from cistern.torch import stages
 from cistern.torch.declaration import Declaration, DeclaredOperator, Edge
 from cistern.torch.parallel.batches import Share, Shares
-from cistern.torch.parallel.cutting import layers_of
+from cistern.torch.parallel.cuts import layers_of
 from cistern.torch.parallel.switching import Switched
 from cistern.torch.replays import Replays
 from cistern.units import Unit

@@ -27,7 +27,8 @@ from cistern.torch import ending
 from cistern.torch.owners import store_of
 from cistern.torch.parallel import auto
 from cistern.torch.parallel.batches import ROUTERS, Shares
-from cistern.torch.parallel.cutting import layers_of, stage_of
+from cistern.torch.parallel.cuts import layers_of
+from cistern.torch.parallel.cutting import stage_of
 from cistern.torch.parallel.degrees import Degrees, of_file, parse
 from cistern.torch.parallel.dispatch import part as dispatched
 from cistern.torch.parallel.modes import axes_of, legal_sizes

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
-from cistern.torch.parallel.cutting import layers_of
+from cistern.torch.parallel.cuts import layers_of
 
 _NOT_RUN = (
     "cistern: the model cannot be profiled, because its forward pass does not run on tensors without values: {0}."

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from cistern.torch.parallel import cutting
+from cistern.torch.parallel import cuts
+from cistern.torch.parallel.cutting import values
 from cistern.torch.runner import not_compiled
 from cistern.torch.stages import Absent
 
@@ -44,22 +45,19 @@ class Switched:
 
     def __init__(self, model: nn.Module, n_stages: int, borders: Sequence[int] | None) -> None:
         self._model: Any = model
-        layers = cutting.layers_of(model)
-        self._cuts = cutting._cuts(len(layers), n_stages, borders)
+        layers = cuts.layers_of(model)
+        self._cuts = cuts.first_layers(len(layers), n_stages, borders)
         self.n_stages = n_stages
         self._ends = [_End() for _ in range(n_stages)]
         #: By module, the stages in which it runs.
         self.stages_of: dict[nn.Module, set[int]] = {}
         self._swaps: list[list[tuple[nn.Module, str, nn.Module]]] = []
         self.random = Random(layers)
-        places = {parameter.device for parameter in model.parameters()} - {torch.device("meta")}
-        device = min(places, key=str, default=torch.device("cpu"))
-        shape = cutting._SHAPE
-        tokens = torch.arange(2, 2 + shape[0] * shape[1], device=device).reshape(shape)
+        tokens = cuts.few_tokens(model)
         was_training = model.training
         model.eval()
-        with torch.no_grad(), torch.random.fork_rng(), cutting.values(model, device):
-            probe = cutting._Probe(model, layers, tokens)
+        with torch.no_grad(), torch.random.fork_rng(), values(model, tokens.device):
+            probe = cuts.Probe(model, layers, tokens)
             whole = {"input_ids": tokens, "labels": tokens}
             loss = self._model(**whole, use_cache=False).loss
             _check_loss(model, probe.result, tokens, loss)
@@ -70,24 +68,18 @@ class Switched:
         model.train(was_training)
 
     def _swaps_of(
-        self, stage: int, layers: list[nn.Module], probe: cutting._Probe
+        self, stage: int, layers: list[nn.Module], probe: cuts.Probe
     ) -> list[tuple[nn.Module, str, nn.Module]]:
         """Return what stands where in the model while ``stage`` runs."""
         first, end = self._cuts[stage], self._cuts[stage + 1]
-        is_last = stage == self.n_stages - 1
-        kept = cutting._kept(self._model, probe, stage == 0, is_last)
-        number = {layer: i for i, layer in enumerate(layers)}
-        swaps: list[tuple[nn.Module, str, nn.Module]] = []
-        for module, name, child in cutting._places(self._model):
-            if child in number:
-                if number[child] == end:
-                    swaps.append((module, name, self._ends[stage]))
-                elif not first <= number[child] < end:
-                    swaps.append((module, name, cutting._Skipped()))
-            elif child not in kept:
-                is_table = isinstance(child, nn.Embedding)
-                swaps.append((module, name, cutting._NoTable() if is_table else cutting._Skipped()))
-        return swaps
+        return [
+            (
+                module,
+                name,
+                self._ends[stage] if child in layers[end : end + 1] else cuts.stand_in(child),
+            )
+            for module, name, child in cuts.absent_from(self._model, layers, probe, first, end)
+        ]
 
     @contextmanager
     def _only(self, stage: int) -> Iterator[None]:
@@ -125,14 +117,14 @@ class Switched:
         assert result is not None
         return result
 
-    def _try(self, probe: cutting._Probe, whole: Mapping[str, Any], loss: torch.Tensor) -> None:
+    def _try(self, probe: cuts.Probe, whole: Mapping[str, Any], loss: torch.Tensor) -> None:
         """Raise ValueError if a stage computes something else than its modules in the whole."""
         for stage in range(self.n_stages):
             with _noted(self._model, partial(self._ran, stage)):
                 given = None if stage == 0 else probe.given[self._cuts[stage]]
                 is_last = stage == self.n_stages - 1
                 wanted = loss if is_last else probe.given[self._cuts[stage + 1]]
-                cutting._check(stage, partial(self.run, stage, inputs=whole), given, wanted)
+                cuts.check(stage, partial(self.run, stage, inputs=whole), given, wanted)
 
     def _ran(self, stage: int, module: nn.Module, *_: Any) -> None:
         self.stages_of.setdefault(module, set()).add(stage)
