@@ -162,6 +162,10 @@ class TorchCase(unittest.TestCase):
         except CstError as error:
             self.assertEqual(error.status, Status.ENOTFOUND)
 
+    def check_alike(self, got: Any, wanted: Any) -> None:
+        """Losses and norms by step are equal, but for the order of sums."""
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=0)
+
     def twins(self, make: Callable[[], nn.Module], **options: Any) -> tuple[nn.Module, ct.Store]:
         """Return a plain model, and the store of an equal one."""
         model = bf16(make)

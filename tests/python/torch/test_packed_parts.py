@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import unittest
 from typing import Any
 
-import cistern
 import cistern.torch as ct
+import compared
 import models
 import torch
 import torch.distributed as dist
 from cistern.torch import parallel
+from compared import newest, saved
 from gloo import run_ranks
 from models import TorchCase
 from torch import nn
@@ -97,36 +97,12 @@ def language_loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 def one_process(n_data: int) -> list[tuple[list[float], float]]:
     model = mixtral()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    results = []
-    for step in range(N_STEPS):
-        losses = []
-        for rank in range(n_data):
-            loss = language_loss(model, batch(step, rank))
-            (loss / n_data).backward()
-            losses.append(loss.item())
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5).item()
-        optimizer.step()
-        optimizer.zero_grad()
-        results.append((losses, norm))
-    return results
-
-
-def files_of(job: str, folder: str) -> dict[str, bytes]:
-    """Save a job. Return the tensors of all files."""
-    with cistern.Client() as client:
-        client.save(job, folder)
-    path = newest(folder)
-    found = {}
-    for name in sorted(os.listdir(path)):
-        if name.endswith(".safetensors"):
-            with open(f"{path}/{name}", "rb") as file:
-                found[name] = file.read()
-    return found
-
-
-def newest(folder: str) -> str:
-    return f"{folder}/{max(os.listdir(folder))}"
+    return compared.one_process(
+        model,
+        N_STEPS,
+        lambda step: (language_loss(model, batch(step, rank)) for rank in range(n_data)),
+        n_data,
+    )
 
 
 class Packed(TorchCase):
@@ -138,23 +114,17 @@ class Packed(TorchCase):
         self.addCleanup(folder.cleanup)
         self.folder = folder.name
 
-    def check_alike(self, got: Any, wanted: Any) -> None:
-        self.assertEqual(len(got), len(wanted))
-        for (loss, norm), (loss_wanted, norm_wanted) in zip(got, wanted, strict=True):
-            self.assertAlmostEqual(loss, loss_wanted, delta=1e-4 * loss_wanted)
-            self.assertAlmostEqual(norm, norm_wanted, delta=1e-4 * norm_wanted)
-
     def test_files_are_those_of_one_rank(self) -> None:
         """A checkpoint of ranks that divide packed projections is loaded by one, and saved with the same bytes."""
         got = run_ranks(2, part, f"{self.name}-a", N_FIRST, "tp", {})
-        files = files_of(f"{self.name}-a", f"{self.folder}/a")
+        files = saved(f"{self.name}-a", f"{self.folder}/a")
         self.assertIn("model.safetensors", files)
         path = newest(f"{self.folder}/a")
         store = ct.attach(mixtral(), f"{self.name}-b", resume=path)
         for name, values in got[0][1].items():
             self.assertEqual(values.shape, mixtral().get_parameter(name).shape)
             self.assertTrue(torch.equal(store.read(name), values), name)
-        self.assertEqual(files_of(f"{self.name}-b", f"{self.folder}/b"), files)
+        self.assertEqual(saved(f"{self.name}-b", f"{self.folder}/b"), files)
         wanted = train(store, N_STEPS)
         store.close()
         for kind, world, job in (("tp", 2, "c"), ("ep", 2, "d")):

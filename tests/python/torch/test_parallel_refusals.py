@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import unittest
 from typing import Any
 
-import cistern
 import cistern.torch as ct
 import models
 import torch
 import torch.distributed as dist
 from cistern.torch.parallel import degrees, stage_of
+from compared import files_of, newest, saved
 from gloo import run_ranks
 from models import TorchCase
 
@@ -254,19 +253,6 @@ def train(job: str, how: Any, last: int, saves: str, options: dict[str, Any]) ->
     return results
 
 
-def files_of(path: str) -> dict[str, bytes]:
-    found = {}
-    for name in sorted(os.listdir(path)):
-        if name.endswith(".safetensors"):
-            with open(f"{path}/{name}", "rb") as file:
-                found[name] = file.read()
-    return found
-
-
-def newest(folder: str) -> str:
-    return f"{folder}/{max(os.listdir(folder))}"
-
-
 class Checkpoints(TorchCase):
     def test_ranks_of_other_products_go_on(self) -> None:
         """Files do not say how ranks divided the model: they are those of one rank, and any product loads them."""
@@ -274,9 +260,9 @@ class Checkpoints(TorchCase):
         self.addCleanup(folder.cleanup)
         for i in "abcde":
             self.addCleanup(self.remove, f"{self.name}-{i}")
-        job, saved = f"{self.name}-a", f"{folder.name}/a"
-        wanted = run_ranks(4, train, job, {"tp": 2, "pp": 2}, N_STEPS, saved, {})[0][N_FIRST:]
-        path = newest(saved)
+        job, there = f"{self.name}-a", f"{folder.name}/a"
+        wanted = run_ranks(4, train, job, {"tp": 2, "pp": 2}, N_STEPS, there, {})[0][N_FIRST:]
+        path = newest(there)
         files = files_of(path)
         self.assertIn("model.safetensors", files)
         for name, world, how in (("b", 1, {}), ("c", 4, {"pp": 4}), ("d", 3, {"dp": 3})):
@@ -284,7 +270,7 @@ class Checkpoints(TorchCase):
                 other = f"{self.name}-{name}"
                 resume = {"resume": path}
                 run_ranks(world, train, other, how, N_FIRST, "", resume)
-                self.assertEqual(self.saved(other, f"{folder.name}/{name}"), files)
+                self.assertEqual(saved(other, f"{folder.name}/{name}"), files)
                 got = run_ranks(world, train, other, how, N_STEPS, "", {})
                 self.check_alike(got[0], wanted)
         other = f"{self.name}-e"
@@ -292,20 +278,9 @@ class Checkpoints(TorchCase):
         for world, how in ((3, {"dp": 3}), (4, {"pp": 4})):
             with self.subTest(how):
                 run_ranks(world, train, other, how, N_FIRST, "", {"reshape": True})
-                self.assertEqual(self.saved(other, f"{folder.name}/{world}"), files)
+                self.assertEqual(saved(other, f"{folder.name}/{world}"), files)
         got = run_ranks(1, train, other, {}, N_STEPS, "", {"reshape": True})
         self.check_alike(got[0], wanted)
-
-    def saved(self, job: str, folder: str) -> dict[str, bytes]:
-        with cistern.Client() as client:
-            client.save(job, folder)
-        return files_of(newest(folder))
-
-    def check_alike(self, got: Any, wanted: Any) -> None:
-        self.assertEqual(len(got), len(wanted))
-        for (loss, norm), (loss_wanted, norm_wanted) in zip(got, wanted, strict=True):
-            self.assertAlmostEqual(loss, loss_wanted, delta=1e-4 * loss_wanted)
-            self.assertAlmostEqual(norm, norm_wanted, delta=1e-4 * norm_wanted)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,11 @@ import resource
 import tempfile
 import time
 import unittest
+from collections.abc import Iterator
 from typing import Any
 
 import cistern.torch as ct
+import compared
 import models
 import torch
 import torch.distributed as dist
@@ -91,19 +93,12 @@ def loaded_stage(job: str, kind: str, path: str) -> bool:
 
 def one_process(kind: str) -> list[tuple[float, float]]:
     model = model_of(kind)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    results = []
-    for step in range(N_STEPS):
-        total = 0.0
+
+    def losses_of(step: int) -> Iterator[torch.Tensor]:
         for x, y in zip(*(t.chunk(N_MICRO) for t in batch(step)), strict=True):
-            loss = cross_entropy(model(input_ids=x).logits, y)
-            loss.backward()
-            total += loss.item()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5).item()
-        optimizer.step()
-        optimizer.zero_grad()
-        results.append((total, norm))
-    return results
+            yield cross_entropy(model(input_ids=x).logits, y)
+
+    return compared.summed(compared.one_process(model, N_STEPS, losses_of))
 
 
 def built(make: Any, kind: str) -> nn.Module | None:

@@ -5,11 +5,11 @@ import unittest
 from typing import Any
 
 import cistern.torch as ct
+import compared
 import torch
 from gloo import run_ranks
 from models import TorchCase
 from test_parallel_models import batch, model_of
-from torch import nn
 
 N_STEPS = 3
 TOLERANCE = 1e-4
@@ -18,16 +18,11 @@ Results = list[tuple[float, float]]
 
 def one_process() -> tuple[Results, dict[str, torch.Tensor]]:
     model = model_of("Llama")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    results = []
-    for step in range(N_STEPS):
-        loss = model(**batch(step)).loss
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-        results.append((loss.item(), norm.item()))
-    return results, {name: p.detach() for name, p in model.named_parameters()}
+    results = compared.one_process(
+        model, N_STEPS, lambda step: [model(**batch(step)).loss], lr=1e-2
+    )
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    return compared.summed(results), weights
 
 
 def divided(job: str) -> dict[str, Any]:

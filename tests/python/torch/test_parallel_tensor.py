@@ -7,9 +7,11 @@ import copy
 import tempfile
 import unittest
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import cistern.torch as ct
+import compared
 import models
 import torch
 import torch.distributed as dist
@@ -116,22 +118,6 @@ def adapted(job: str, kind: str) -> Any:
     return results, n
 
 
-def one_process_with_adapters(kind: str) -> list[tuple[float, float]]:
-    model = with_adapters(kind)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=3e-3)
-    results = []
-    for step in range(N_STEPS):
-        tokens = batch(step)
-        loss = model(input_ids=tokens, labels=tokens).loss
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(trained, 0.5).item()
-        optimizer.step()
-        optimizer.zero_grad()
-        results.append((loss.item(), norm))
-    return results
-
-
 def adapted_too_late(job: str) -> str:
     """Put adapters around layers that are divided."""
     model = parallel.divide(model_of("llama"), init_device_mesh("cpu", (2,)))
@@ -203,19 +189,12 @@ def trained(job: str, kind: str, options: dict[str, Any]) -> Any:
     return results
 
 
-def one_process(kind: str) -> list[tuple[float, float]]:
-    model = model_of(kind)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    results = []
-    for step in range(N_STEPS):
+def one_process(model: Any) -> list[tuple[float, float]]:
+    def losses_of(step: int) -> Iterator[torch.Tensor]:
         tokens = batch(step)
-        loss = model(input_ids=tokens, labels=tokens).loss
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5).item()
-        optimizer.step()
-        optimizer.zero_grad()
-        results.append((loss.item(), norm))
-    return results
+        yield model(input_ids=tokens, labels=tokens).loss
+
+    return compared.summed(compared.one_process(model, N_STEPS, losses_of))
 
 
 class Table(nn.Embedding):
@@ -370,7 +349,7 @@ class Division(TorchCase):
     def check_training(self, kind: str, world: int, **options: Any) -> None:
         name = f"{self.name}-{kind}"
         self.addCleanup(self.remove, name)
-        wanted = one_process(kind)
+        wanted = one_process(model_of(kind))
         for results in run_ranks(world, trained, name, kind, options):
             for (loss, norm), (loss_wanted, norm_wanted) in zip(results, wanted, strict=True):
                 self.assertAlmostEqual(loss, loss_wanted, delta=1e-4 * loss_wanted)
@@ -381,7 +360,7 @@ class Division(TorchCase):
             with self.subTest(kind):
                 name = f"{self.name}-{kind}"
                 self.addCleanup(self.remove, name)
-                wanted = one_process_with_adapters(kind)
+                wanted = one_process(with_adapters(kind))
                 for results, n in run_ranks(2, adapted, name, kind):
                     self.assertGreater(n, 0)
                     for (loss, norm), (wanted_loss, wanted_norm) in zip(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import cistern.torch as ct
+import compared
 import models
 import torch
 import torch.distributed as dist
@@ -93,16 +94,10 @@ def on_meta(job: str, path: str, how: Any) -> list[tuple[float, float]]:
 
 def one_process(kind: str, batches: str) -> list[tuple[float, float]]:
     model = model_of(kind)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    results = []
-    for step in range(N_STEPS):
-        loss = model(**BATCHES[batches](step)).loss
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5).item()
-        optimizer.step()
-        optimizer.zero_grad()
-        results.append((loss.item(), norm))
-    return results
+    found = compared.one_process(
+        model, N_STEPS, lambda step: [model(**BATCHES[batches](step)).loss]
+    )
+    return compared.summed(found)
 
 
 class Products(TorchCase):

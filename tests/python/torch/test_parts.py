@@ -10,10 +10,12 @@ import re
 import tempfile
 import unittest
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import cistern
 import cistern.torch as ct
+import compared
 import torch
 import torch.distributed as dist
 from gloo import run_ranks
@@ -71,20 +73,12 @@ def train(store: ct.Store, data_rank: int = 0, **options: Any) -> list[tuple[flo
 def one_process(n_data: int = 1) -> list[tuple[list[float], float]]:
     """Return the losses of each data rank and the norms of plain torch."""
     model = mlp()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    results = []
-    for step in range(N_STEPS):
-        losses = []
-        for rank in range(n_data):
-            x, y = batch(step, rank)
-            loss = (model(x) - y).square().mean()
-            (loss / n_data).backward()
-            losses.append(loss.item())
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5).item()
-        optimizer.step()
-        optimizer.zero_grad()
-        results.append((losses, norm))
-    return results
+
+    def losses_of(step: int) -> Iterator[torch.Tensor]:
+        for x, y in (batch(step, rank) for rank in range(n_data)):
+            yield (model(x) - y).square().mean()
+
+    return compared.one_process(model, N_STEPS, losses_of, n_data, lr=1e-2)
 
 
 def tensor_parallel(job: str, dp: int, tp: int) -> Any:
@@ -175,17 +169,12 @@ class Frozen(TorchCase):
 
     def plain(self) -> list[tuple[float, float]]:
         model = freeze(mlp())
-        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
-        results = []
-        for step in range(N_STEPS):
+
+        def losses_of(step: int) -> Iterator[torch.Tensor]:
             x, y = batch(step)
-            loss = (model(x) - y).square().mean()
-            loss.backward()
-            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5).item()
-            results.append((loss.item(), norm))
-            optimizer.step()
-            optimizer.zero_grad()
-        return results
+            yield (model(x) - y).square().mean()
+
+        return compared.summed(compared.one_process(model, N_STEPS, losses_of, lr=1e-2))
 
     def test_frozen_layers_are_joined_and_cut(self) -> None:
         """They give the losses of one process, and files have them whole: one process and two load them."""

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cistern.torch as ct
+import compared
 import models
 import torch
 from gloo import run_ranks
@@ -55,20 +56,12 @@ def divided(job: str, kind: str, dp: int, tp: int, options: dict[str, Any]) -> A
 
 def one_process(kind: str, n_data: int) -> list[tuple[list[float], float]]:
     model = model_of(kind)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    results = []
-    for step in range(N_STEPS):
-        losses = []
-        for rank in range(n_data):
-            tokens = batch(step, rank)
-            loss = model(input_ids=tokens, labels=tokens).loss
-            (loss / n_data).backward()
-            losses.append(loss.item())
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5).item()
-        optimizer.step()
-        optimizer.zero_grad()
-        results.append((losses, norm))
-    return results
+
+    def losses_of(step: int) -> Iterator[torch.Tensor]:
+        for tokens in (batch(step, rank) for rank in range(n_data)):
+            yield model(input_ids=tokens, labels=tokens).loss
+
+    return compared.one_process(model, N_STEPS, losses_of, n_data)
 
 
 class Plans(TorchCase):
