@@ -324,13 +324,15 @@ class Optimizer(torch.optim.Optimizer):
         All ranks call this, and rank 0 writes.
 
         ValueError: the job has done other steps, and the state has no moments; or the state is that of
-        another optimizer or of other parameters.
+        another optimizer or of other parameters, or ranks have parts of the model.
         """
         moments = "state" in state_dict
         if "param_groups" not in state_dict or not (moments or {"job", "step"} <= set(state_dict)):
             raise ValueError(
                 "cistern: this is not the state of an optimizer of a store or of torch.optim.AdamW"
             )
+        if moments:
+            self.store.writes.check_whole()
         if len(state_dict["param_groups"]) != len(self.param_groups):
             raise ValueError(
                 f"cistern: the optimizer has {len(self.param_groups)} groups, not"

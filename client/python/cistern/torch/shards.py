@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from cistern.torch.stages import Divided
 from cistern.torch.storage import private
 
 
@@ -275,14 +276,20 @@ def part_of(
 def check_wrappers(modules: Iterable[nn.Module]) -> None:
     """Raise TypeError if a wrapper of torch sums the gradients or cuts the parameters of one of ``modules``.
 
-    An adapter that was put around a layer that ranks had divided before is refused, too: it has the shapes of
-    the whole layer.
+    Adapters that were put around what ranks had divided before are refused, too: those of a layer have the
+    shapes of the whole layer.
     """
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     others: Sequence[Any] = (nn.parallel.DistributedDataParallel,)
     if fsdp is not None:
         others = (*others, fsdp.FullyShardedDataParallel, fsdp.FSDPModule)
     for module in modules:
+        if isinstance(module, Divided):
+            raise TypeError(
+                "cistern: the model has what parallelize returns inside of another module, such as one of PEFT:"
+                " adapters go onto the whole model (get_peft_model), then parallelize divides it, and attach is given"
+                " what parallelize returns"
+            )
         base = getattr(module, "base_layer", None)
         if isinstance(base, nn.Module) and any(map(is_shard, base.parameters())):
             mine = {id(p) for p in base.parameters()}

@@ -45,6 +45,10 @@ class Divided(nn.Module):
         """What ``joined`` has made of the stages."""
         raise NotImplementedError
 
+    def get_submodule(self, target: str) -> nn.Module:
+        """Return that of the model, of which ``model`` can be the name of another module."""
+        return self.model.get_submodule(target)
+
     def attached(self, store: Store) -> None:
         """Note that the weights are in ``store`` now."""
         raise NotImplementedError

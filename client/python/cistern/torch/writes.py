@@ -104,12 +104,15 @@ class Writes:
                 if tensor.use.writes:
                     weights.clear_moments(self._store.job, tensor.number, tensor.n_elems)
 
+    def check_whole(self) -> None:
+        """Raise ValueError if ranks have parts of the model."""
+        if not self._store.parts.is_plain:
+            raise ValueError(_DIVIDED)
+
     def optimizer_states(self, loaded: Loaded) -> None:
         """Write moments, master weights and the number of steps. Gradients of the step are discarded."""
         self.check_outside("states are loaded")
         store = self._store
-        if not store.parts.is_plain:
-            raise ValueError(_DIVIDED)
         with self._between_steps():
             if store.job.rank == 0:
                 for states in loaded.states.values():
@@ -192,7 +195,7 @@ _NO_STEPS = (
 )
 _AGAIN = "load again, or go back to a checkpoint"
 _DIVIDED = (
-    "cistern: parameters are divided among the ranks, and the state of an optimizer is loaded into whole ones:"
+    "cistern: the model is divided among the ranks, and the state of an optimizer is loaded into whole ones:"
     " Store.save and attach(..., resume=) take the states of any ranks to any others"
 )
 _IN_BLOCK = (
