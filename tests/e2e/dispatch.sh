@@ -6,13 +6,7 @@
 . "${srcdir:-.}/tests/e2e/lib.sh"
 # shellcheck source=tests/e2e/dispatch_jobs.sh
 . "${srcdir:-.}/tests/e2e/dispatch_jobs.sh"
-[ -x ./cistern-gpt ] || skip "built without cistern-gpt"
-need jq
-
-model=(--layers 6 --heads 2 --width 64 --context 64 --batch 8 --micro-batches 4 --warmup 2 --matmul fp32 --threads 1 --seed 7
-    --data "$tmp/text" --validate 5%)
-write_text 2000
-start_daemon d
+start_on_host
 
 # Several numbers of workers, and a stage for each block or for two.
 worlds=(1 2 3 4)

@@ -6,8 +6,6 @@
 . "${srcdir:-.}/tests/e2e/lib.sh"
 # shellcheck source=tests/e2e/dispatch_jobs.sh
 . "${srcdir:-.}/tests/e2e/dispatch_jobs.sh"
-[ -x ./cistern-gpt ] || skip "built without cistern-gpt"
-need jq
 not_sparse
 use_fakecuda
 export CST_FAKECUDA_DEVICES=2

@@ -1,7 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash disable=SC2154 # lib.sh sets tmp, and the script that sources this one model
-# Dispatched jobs of cistern-gpt, for the tests of them. The script that sources this one defines the array model, the options of all
-# workers, and may define device_of, which prints the device of worker $1.
+# Dispatched jobs of cistern-gpt, for the tests of them. The script that sources this one calls start_on_host, or defines the array
+# model, the options of all workers, and may define device_of, which prints the device of worker $1.
+[ -x ./cistern-gpt ] || skip "built without cistern-gpt"
+need jq
+
+# Start daemon d for a model of six blocks.
+start_on_host() {
+    model=(--layers 6 --heads 2 --width 64 --context 64 --batch 8 --micro-batches 4 --warmup 2 --matmul fp32 --threads 1 --seed 7
+        --data "$tmp/text" --validate 5%)
+    write_text 2000
+    start_daemon d
+}
 
 device_of() {
     printf 'host\n'
