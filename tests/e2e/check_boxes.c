@@ -5,8 +5,8 @@
 #include "cistern/checkpoint.h"
 #include "client/checkpoint/manifest.h"
 #include "tests/lib/boxes.h"
-#include "tests/lib/job_rig.h"
 #include "tests/lib/patience.h"
+#include "tests/lib/save_rig.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
@@ -19,42 +19,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static char dir[] = "/tmp/cistern-boxes.XXXXXX";
 static struct cst_err err;
 
 #define OK(call) ck_assert_msg((call) == CST_OK, "%s: %s", #call, err.text)
 
-static void setup(void)
-{
-    memcpy(dir + sizeof dir - 7, "XXXXXX", 6);
-    ck_assert_ptr_nonnull(mkdtemp(dir));
-    job_rig_setup();
-}
-
-static void teardown(void)
-{
-    char command[64];
-
-    settle_remove_jobs(&witness);
-    job_rig_teardown();
-    (void)snprintf(command, sizeof command, "rm -rf %s", dir);
-    ck_assert_int_eq(system(command), 0);
-}
-
 /* -- checkpoints ------------------------------------------------------------------------------- */
-
-static const char *path_of(const char *name)
-{
-    static char path[64];
-
-    (void)snprintf(path, sizeof path, "%s/%s", dir, name);
-    return path;
-}
 
 /* Save the job @name by a client that has no part in it. */
 static void save(const char *name)
 {
-    const struct cst_save_spec spec = {.dir = path_of(name)};
+    const struct cst_save_spec spec = {.dir = save_rig_path(name)};
     struct cst_client *client;
 
     OK(cst_connect(&client, proc.socket, &err));
@@ -68,7 +42,7 @@ static void same_file(const char *a, const char *b, const char *file)
     char command[256];
 
     (void)snprintf(command, sizeof command, "cmp %s/%s/step-00000000/%s %s/%s/step-00000000/%s",
-                   dir, a, file, dir, b, file);
+                   save_rig_dir, a, file, save_rig_dir, b, file);
     ck_assert_msg(system(command) == 0, "%s", command);
 }
 
@@ -108,7 +82,7 @@ static bool load(const struct cst_job_spec *spec, const struct boxes_cutting *cu
     struct boxes_states *loaded, *written;
     struct cst_load_result result;
 
-    OK(cst_load(j.jobs[0], path_of(from), &result, &err));
+    OK(cst_load(j.jobs[0], save_rig_path(from), &result, &err));
     loaded = boxes_read(&j);
     boxes_all_ranks(&j, true);
     boxes_leave(&j);
@@ -196,7 +170,7 @@ START_TEST(random_parts)
         free(start);
         free(parts);
         free(whole);
-        (void)snprintf(command, sizeof command, "rm -r %s/*", dir);
+        (void)snprintf(command, sizeof command, "rm -r %s/*", save_rig_dir);
         ck_assert_int_eq(system(command), 0);
     }
 }
@@ -210,14 +184,14 @@ START_TEST(gaps_are_told)
     struct boxes_cutting part = boxes_grid(2, 2);
     const struct boxes_cutting four = boxes_grid(2, 2);
     const struct cst_job_spec spec = spec_of("part", 1, 0), whole = spec_of("whole", 1, 0);
-    const struct cst_save_spec to = {.dir = path_of("part")};
+    const struct cst_save_spec to = {.dir = save_rig_path("part")};
     struct boxes_states *s = boxes_draw();
     struct boxes_job j;
 
     free(make(&whole, &four, s));
     part.n[0] = 3;
     j = boxes_open(&spec, &part);
-    ck_assert_int_eq(cst_load(j.jobs[0], path_of("whole"), NULL, &err), CST_EMISMATCH);
+    ck_assert_int_eq(cst_load(j.jobs[0], save_rig_path("whole"), NULL, &err), CST_EMISMATCH);
     ck_assert_msg(strstr(err.text, "the elements [35:70, 48:96] of 'w', whose shape is 70x96"),
                   "%s", err.text);
     boxes_transfer(&j, s, true);
@@ -225,7 +199,7 @@ START_TEST(gaps_are_told)
     ck_assert_int_eq(cst_save(j.clients[0], "part", &to, NULL, &err), CST_EMISMATCH);
     ck_assert_msg(strstr(err.text, "the elements [35:70, 48:96] of 'w', whose shape is 70x96"),
                   "%s", err.text);
-    ck_assert_int_eq(access(path_of("part"), F_OK), -1);
+    ck_assert_int_eq(access(save_rig_path("part"), F_OK), -1);
     boxes_leave(&j);
     free(s);
 }
@@ -255,12 +229,9 @@ static void change_update(Cistern__TensorDecl *decl)
 static void alter(const char *name, void (*change)(Cistern__TensorDecl *decl), bool all)
 {
     struct cstc_manifest manifest;
-    char path[128];
+    const int fd = open(save_rig_step(name, 0), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     uint64_t bytes;
-    int fd;
 
-    (void)snprintf(path, sizeof path, "%s/step-00000000", path_of(name));
-    fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     OK(cstc_manifest_read(&manifest, fd, &err));
     ck_assert(!manifest.joined);
     for (size_t i = 0, n = 0; i < manifest.description->n_tensors && (all || n == 0); i++) {
@@ -330,7 +301,7 @@ START_TEST(missed_steps)
     ck_assert_int_eq(raw_job_remove(&witness, "m"), CST_OK);
     for (int i = 0; i < 3; i++) {
         j = boxes_open(&spec, cuts[i]);
-        OK(cst_load(j.jobs[0], path_of("m"), &result, &err));
+        OK(cst_load(j.jobs[0], save_rig_path("m"), &result, &err));
         ck_assert_uint_eq(result.step, 9);
         boxes_all_ranks(&j, true);
         OK(cst_missed_steps(j.jobs[0], got, &err));
@@ -362,7 +333,6 @@ START_TEST(model_files)
     struct cst_load_model_spec from = {.path = NULL};
     struct cst_load_model_result result;
     struct boxes_states *whole;
-    char path[128];
 
     srandom((unsigned)suite_seed());
     whole = boxes_draw();
@@ -372,8 +342,7 @@ START_TEST(model_files)
         free(whole);
         whole = read;
     }
-    (void)snprintf(path, sizeof path, "%s/step-00000000", path_of("m"));
-    from.path = path;
+    from.path = save_rig_step("m", 0);
     for (int i = 0; i < 4; i++) {
         const struct boxes_cutting cutting = i == 0 ? one : boxes_cut_at_random();
         struct boxes_job j = boxes_open(&other, &cutting);
@@ -420,7 +389,7 @@ static uint32_t count_whole(void)
 {
     struct cst_checkpoint *found = NULL;
     uint32_t n = 0;
-    const int rc = cst_checkpoints(path_of("m"), true, &found, &n, &err);
+    const int rc = cst_checkpoints(save_rig_path("m"), true, &found, &n, &err);
 
     ck_assert_msg(rc == CST_OK || rc == CST_ENOTFOUND, "%s", err.text);
     for (uint32_t i = 0; i < n; i++) {
@@ -436,7 +405,7 @@ START_TEST(killed)
 {
     const struct boxes_cutting four = boxes_grid(2, 2);
     const struct cst_job_spec spec = spec_of("m", 4, CST_MOMENTS_MX8);
-    const struct cst_save_spec to = {.dir = path_of("m")};
+    const struct cst_save_spec to = {.dir = save_rig_path("m")};
     struct boxes_job j = boxes_open(&spec, &four);
     struct boxes_states *s = boxes_draw();
     int rc = CST_EBUSY, status;
@@ -494,19 +463,21 @@ START_TEST(command_line)
 
     free(make(&spec, &four, s));
     free(s);
-    (void)snprintf(words, sizeof words, "load --socket %s %s", proc.socket, path_of("m"));
+    (void)snprintf(words, sizeof words, "load --socket %s %s", proc.socket, save_rig_path("m"));
     command(words, said, sizeof said);
     ck_assert_msg(strstr(said, "as job m of 4 ranks") != NULL, "%s", said);
-    (void)snprintf(words, sizeof words, "save --socket %s m %s", proc.socket, path_of("again"));
+    (void)snprintf(words, sizeof words, "save --socket %s m %s", proc.socket,
+                   save_rig_path("again"));
     command(words, said, sizeof said);
     same_files("m", "again");
     (void)snprintf(words, sizeof words, "load --socket %s --frozen %s base", proc.socket,
-                   path_of("m"));
+                   save_rig_path("m"));
     command(words, said, sizeof said);
-    (void)snprintf(words, sizeof words, "save --socket %s base %s", proc.socket, path_of("frozen"));
+    (void)snprintf(words, sizeof words, "save --socket %s base %s", proc.socket,
+                   save_rig_path("frozen"));
     command(words, said, sizeof said);
     same_file("m", "frozen", "model.safetensors");
-    (void)snprintf(words, sizeof words, "checkpoints --check %s", path_of("m"));
+    (void)snprintf(words, sizeof words, "checkpoints --check %s", save_rig_path("m"));
     command(words, said, sizeof said);
     ck_assert_msg(strstr(said, "step-00000000") != NULL, "%s", said);
 }
@@ -530,7 +501,7 @@ START_TEST(parts_of_other_states)
     alter("m", name_whole, true);
     alter("m", changes[_i], false);
     j = boxes_open(&other, &three);
-    ck_assert_int_eq(cst_load(j.jobs[0], path_of("m"), NULL, &err), CST_EMISMATCH);
+    ck_assert_int_eq(cst_load(j.jobs[0], save_rig_path("m"), NULL, &err), CST_EMISMATCH);
     ck_assert_msg(strstr(err.text, words[_i]) != NULL, "%s", err.text);
     boxes_leave(&j);
     free(s);
@@ -540,7 +511,7 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("boxes");
-    TCase *tcase = suite_case(suite, "boxes", setup, teardown);
+    TCase *tcase = suite_case(suite, "boxes", save_rig_setup, save_rig_teardown);
 
     suite_add_loop(tcase, parts_are_joined_and_cut, 0, KINDS);
     tcase_add_test(tcase, random_parts);

@@ -3,8 +3,8 @@
  * that share tensors with a base, names that look like those of states, other formats of moments,
  * and calls that do not wait. tests/e2e/checkpoint.sh tests whole trainings. */
 #include "cistern/checkpoint.h"
-#include "tests/lib/job_rig.h"
 #include "tests/lib/patience.h"
+#include "tests/lib/save_rig.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
@@ -26,27 +26,9 @@ struct job {
     int n_tensors;
 };
 
-static char dir[] = "/tmp/cistern-saves.XXXXXX";
 static struct cst_err err;
 
 #define OK(call) ck_assert_msg((call) == CST_OK, "%s: %s", #call, err.text)
-
-static void setup(void)
-{
-    memcpy(dir + sizeof dir - 7, "XXXXXX", 6);
-    ck_assert_ptr_nonnull(mkdtemp(dir));
-    job_rig_setup();
-}
-
-static void teardown(void)
-{
-    char command[64];
-
-    settle_remove_jobs(&witness);
-    job_rig_teardown();
-    (void)snprintf(command, sizeof command, "rm -rf %s", dir);
-    ck_assert_int_eq(system(command), 0);
-}
 
 /* -- a job of one rank ------------------------------------------------------------------------- */
 
@@ -121,30 +103,13 @@ static void leave(struct job *j)
     cst_disconnect(j->client);
 }
 
-/* The directory of the job's checkpoints. */
-static const char *dir_of(const char *name)
-{
-    static char path[64];
-
-    (void)snprintf(path, sizeof path, "%s/%s", dir, name);
-    return path;
-}
-
 static void save(struct job *j, const char *name, uint64_t step)
 {
-    const struct cst_save_spec spec = {.dir = dir_of(name)};
+    const struct cst_save_spec spec = {.dir = save_rig_path(name)};
     struct cst_save_result result;
 
     OK(cst_save(j->client, name, &spec, &result, &err));
     ck_assert_uint_eq(result.step, step);
-}
-
-static const char *path_of(const char *name, uint64_t step)
-{
-    static char path[96];
-
-    (void)snprintf(path, sizeof path, "%s/step-%08u", dir_of(name), (unsigned)step);
-    return path;
 }
 
 static float *read_state(struct job *j, int tensor, enum cst_state state)
@@ -188,7 +153,7 @@ START_TEST(goes_back)
     }
     leave(&j);
     j = open_job(&spec, names);
-    OK(cst_load(j.job, path_of("m", 1), &result, &err));
+    OK(cst_load(j.job, save_rig_step("m", 1), &result, &err));
     ck_assert(result.step == 1 && !result.converted);
     OK(cst_sync(j.job, NULL, &err));
     for (int i = 0; i < _i; i++) {
@@ -224,7 +189,7 @@ START_TEST(frozen_of_a_base)
     leave(&j);
 
     j = open_job(&alone, names);
-    ck_assert_int_eq(cst_load(j.job, path_of("m", 1), NULL, &err), CST_EMISMATCH);
+    ck_assert_int_eq(cst_load(j.job, save_rig_step("m", 1), NULL, &err), CST_EMISMATCH);
     ck_assert_ptr_nonnull(strstr(err.text, "'frozen'"));
     write_start(&j);
     OK(cst_sync(j.job, NULL, &err));
@@ -234,9 +199,9 @@ START_TEST(frozen_of_a_base)
     leave(&j);
 
     j = open_job(&lora, names);
-    ck_assert_int_eq(cst_load(j.job, path_of("alone", 2), NULL, &err), CST_EMISMATCH);
+    ck_assert_int_eq(cst_load(j.job, save_rig_step("alone", 2), NULL, &err), CST_EMISMATCH);
     ck_assert_ptr_nonnull(strstr(err.text, "'frozen'"));
-    OK(cst_load(j.job, path_of("m", 1), NULL, &err));
+    OK(cst_load(j.job, save_rig_step("m", 1), NULL, &err));
     leave(&j);
     ck_assert_int_eq(raw_job_remove(&witness, "m"), CST_OK);
 }
@@ -260,7 +225,7 @@ START_TEST(longest_name)
     save(&j, "m", 1);
     before = read_state(&j, 0, CST_STATE_EXP_AVG);
     step(&j);
-    OK(cst_load(j.job, path_of("m", 1), NULL, &err));
+    OK(cst_load(j.job, save_rig_step("m", 1), NULL, &err));
     assert_same(&j, 0, CST_STATE_EXP_AVG, before);
     free(before);
     leave(&j);
@@ -286,7 +251,7 @@ START_TEST(names_of_states)
     leave(&j);
     ck_assert_int_eq(raw_job_remove(&witness, "m"), CST_OK);
     j = open_job(&spec, names);
-    OK(cst_load(j.job, path_of("m", 1), NULL, &err));
+    OK(cst_load(j.job, save_rig_step("m", 1), NULL, &err));
     for (int t = 0; t < MAX_TENSORS; t++) {
         assert_same(&j, t, CST_STATE_EXP_AVG, before[t]);
         free(before[t]);
@@ -325,7 +290,7 @@ START_TEST(other_moments)
     for (int i = 0; i < 4; i++) {
         float *want = read_state(&j, i / 2, states[i % 2]);
 
-        OK(cst_load(j.job, dir_of("from"), &result, &err));
+        OK(cst_load(j.job, save_rig_path("from"), &result, &err));
         ck_assert_int_eq(result.converted, from.moments != to.moments);
         assert_same(&j, i / 2, states[i % 2], want);
         free(want);
@@ -341,7 +306,7 @@ START_TEST(one_too_many)
 {
     static const char *const names[] = {"a", NULL};
     const struct cst_job_spec spec = {.name = "m", .world = 1};
-    const struct cst_save_spec to = {.dir = dir_of("m"), .keep = 1};
+    const struct cst_save_spec to = {.dir = save_rig_path("m"), .keep = 1};
     struct cst_save_result result;
     struct job j = open_job(&spec, names);
     char foreign[128];
@@ -351,13 +316,13 @@ START_TEST(one_too_many)
     save(&j, "m", 0);
     ck_assert_int_eq(cst_save(j.client, "m", &to, &result, &err), CST_EEXIST);
     ck_assert_uint_eq(result.bytes, 0);
-    (void)snprintf(foreign, sizeof foreign, "%s/notes", path_of("m", 0));
+    (void)snprintf(foreign, sizeof foreign, "%s/notes", save_rig_step("m", 0));
     ck_assert_int_eq(close(open(foreign, O_CREAT | O_WRONLY | O_CLOEXEC, 0600)), 0);
     step(&j);
     ck_assert_int_eq(cst_save(j.client, "m", &to, &result, &err), CST_EIO);
     ck_assert_ptr_nonnull(strstr(err.text, "notes"));
     ck_assert(result.step == 1 && result.bytes > 0);
-    OK(cst_load(j.job, path_of("m", 1), NULL, &err));
+    OK(cst_load(j.job, save_rig_step("m", 1), NULL, &err));
     leave(&j);
 }
 END_TEST
@@ -373,7 +338,7 @@ static void await(const struct cst_client *client)
 
 static unsigned count_names(void)
 {
-    DIR *list = opendir(dir_of("m"));
+    DIR *list = opendir(save_rig_path("m"));
     unsigned n = 0;
 
     if (list == NULL) {
@@ -394,7 +359,7 @@ START_TEST(without_waiting)
     static const char *const names[] = {"a", "b", NULL};
     const struct cst_job_spec spec = {.name = "m", .world = 1, .moments = CST_MOMENTS_MX8};
     const struct cst_hyper_params params = {.lr = 0.01f};
-    const struct cst_save_spec to = {.dir = dir_of("m")};
+    const struct cst_save_spec to = {.dir = save_rig_path("m")};
     struct cst_save_result saved;
     struct cst_load_result loaded;
     struct job j = open_job(&spec, names);
@@ -428,7 +393,7 @@ START_TEST(without_waiting)
     cst_disconnect(saver);
 
     j = open_job(&spec, names);
-    for (n = 0; (rc = cst_try_load(j.job, dir_of("m"), &loaded, &err)) == CST_EAGAIN; n++) {
+    for (n = 0; (rc = cst_try_load(j.job, save_rig_path("m"), &loaded, &err)) == CST_EAGAIN; n++) {
         ck_assert_int_eq(cst_sync(j.job, NULL, &err), CST_EBUSY);
         ck_assert_int_eq(cst_tensor_read(j.job, 0, CST_STATE_MASTER, 0, 1, &other, &err),
                          CST_EBUSY);
@@ -449,7 +414,7 @@ static struct cst_checkpoint look(void)
     struct cst_checkpoint *found, first;
     uint32_t n;
 
-    OK(cst_checkpoints(dir_of("m"), true, &found, &n, &err));
+    OK(cst_checkpoints(save_rig_path("m"), true, &found, &n, &err));
     ck_assert_uint_eq(n, 1);
     first = *found;
     free(found);
@@ -463,7 +428,7 @@ START_TEST(with_buffers)
     static const char data[] = "buffers of a model", other[] = "Buffers of a model";
     const struct cst_job_spec spec = {.name = "m", .world = 1};
     const struct cst_save_spec to = {
-        .dir = dir_of("m"), .buffers = data, .buffers_bytes = sizeof data};
+        .dir = save_rig_path("m"), .buffers = data, .buffers_bytes = sizeof data};
     struct job j = open_job(&spec, names);
     char path[128], got[sizeof data];
     int fd;
@@ -474,7 +439,7 @@ START_TEST(with_buffers)
     leave(&j);
     ck_assert_msg(look().whole, "%s", look().why);
 
-    (void)snprintf(path, sizeof path, "%s/buffers.safetensors", path_of("m", 0));
+    (void)snprintf(path, sizeof path, "%s/buffers.safetensors", save_rig_step("m", 0));
     fd = open(path, O_RDWR | O_CLOEXEC);
     ck_assert_int_ge(fd, 0);
     ck_assert_int_eq(read(fd, got, sizeof got), (ssize_t)sizeof got);
@@ -486,7 +451,7 @@ START_TEST(with_buffers)
     ck_assert_int_eq(close(fd), 0);
 
     j = open_job(&spec, names);
-    OK(cst_load(j.job, dir_of("m"), NULL, &err));
+    OK(cst_load(j.job, save_rig_path("m"), NULL, &err));
     leave(&j);
     ck_assert_int_eq(unlink(path), 0);
     ck_assert(!look().whole && strstr(look().why, "buffers.safetensors") != NULL);
@@ -496,7 +461,7 @@ END_TEST
 static void ask_more(void *arg, uint64_t step)
 {
     struct cst_client *client = arg;
-    const struct cst_save_spec to = {.dir = dir_of("m")};
+    const struct cst_save_spec to = {.dir = save_rig_path("m")};
 
     ck_assert_uint_eq(step, 0);
     OK(cst_ping(client, NULL, &err));
@@ -510,7 +475,8 @@ START_TEST(called_from_a_save)
     static const char *const names[] = {"a", NULL};
     const struct cst_job_spec spec = {.name = "m", .world = 1};
     struct job j = open_job(&spec, names);
-    const struct cst_save_spec to = {.dir = dir_of("m"), .on_begun = ask_more, .arg = j.client};
+    const struct cst_save_spec to = {
+        .dir = save_rig_path("m"), .on_begun = ask_more, .arg = j.client};
 
     write_start(&j);
     OK(cst_sync(j.job, NULL, &err));
@@ -525,7 +491,7 @@ START_TEST(given_up)
 {
     static const char *const names[] = {"a", "b", NULL};
     const struct cst_job_spec spec = {.name = "m", .world = 1};
-    const struct cst_save_spec to = {.dir = dir_of("m")};
+    const struct cst_save_spec to = {.dir = save_rig_path("m")};
     struct job j = open_job(&spec, names);
     struct cst_client *saver;
     int rc = CST_EAGAIN;
@@ -561,7 +527,7 @@ static int drain(char *said, size_t size)
 
     (void)snprintf(command, sizeof command,
                    "./cistern drain --manager-socket %s --grace %d --save %s/drained 2>&1",
-                   proc.manager, patience_ms(1000) / 1000, dir);
+                   proc.manager, patience_ms(1000) / 1000, save_rig_dir);
     from = popen(command, "r"); /* NOLINT(cert-env33-c): the test's own program */
     ck_assert_ptr_nonnull(from);
     n = fread(said, 1, size - 1, from);
@@ -611,7 +577,7 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("saves");
-    TCase *tcase = suite_case(suite, "saves", setup, teardown);
+    TCase *tcase = suite_case(suite, "saves", save_rig_setup, save_rig_teardown);
 
     suite_add_loop(tcase, goes_back, 1, 4);
     tcase_add_test(tcase, frozen_of_a_base);
