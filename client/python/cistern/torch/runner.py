@@ -12,8 +12,7 @@ autograd then has their sums. Backward passes without a new forward pass between
 micro-batch: gradients of units that can have another one, because the graph is retained or another
 run of them waits, stay in ``grad`` until the next forward pass or the step.
 
-Modules that run inside of the backward pass compute activations again (checkpointing). The unit
-that they interrupt is closed meanwhile.
+Modules that run in the backward pass (checkpointing) interrupt a unit, which is closed meanwhile.
 """
 
 from __future__ import annotations
