@@ -73,6 +73,12 @@ struct cst_unit {
  * the units' gradients in a fixed order, each added in fp32. `loss` of struct cst_step_result is
  * the mean over the micro-batches.
  *
+ * What is done stays done until the step ends or is void: the units that a rank has done before it
+ * ended or called cst_sync, and also gradients of the unit that it had in hand. A rank that could
+ * have other inputs than the others compares them before it does its first unit. The first unit of
+ * a step is done before any other one is given out, so that an array that was put in it tells all
+ * ranks with what the step began.
+ *
  * What a rank has handed in when it asks for the next unit is the unit's contribution: a tensor of
  * the stage whose gradient it has not handed in gets none from this micro-batch.
  *

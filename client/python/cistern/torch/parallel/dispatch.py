@@ -8,6 +8,10 @@ micro-batch. What stages pass to each other is in edges of the job, by the numbe
   backward of stage s   hidden states of edge s - 1 -> stage again, with the gradient of edge S - 1 + s
                         -> gradient to edge S - 2 + s
   loss                  of each micro-batch, in edge 2 S - 2, for all workers
+  batch                 what told.described says of it, in edge 2 S - 1, from the first unit of a step
+
+The first unit is done before any other one is given out. Whoever has done it has therefore told its batch to
+all others, which compare theirs before their first unit.
 
 A unit has the same results in each worker, and the job sums them in the order of micro-batches. The bits
 therefore depend neither on the number of workers nor on when they come and go.
@@ -24,10 +28,11 @@ import torch
 from torch import nn
 
 from cistern import checks
-from cistern._abi import MAX_MICRO_BATCHES, UnitKind
-from cistern.errors import StepVoid
+from cistern._abi import MAX_MICRO_BATCHES, Status, UnitKind
+from cistern.errors import CstError, StepVoid
 from cistern.torch import stages
 from cistern.torch.declaration import Declaration, DeclaredOperator, Edge
+from cistern.torch.parallel import told
 from cistern.torch.parallel.batches import Share, Shares
 from cistern.torch.parallel.cuts import layers_of
 from cistern.torch.parallel.switching import Switched
@@ -164,6 +169,7 @@ class Part(stages.Divided):
         return (
             *(Edge(name, n_bytes, self.micro_batches) for name in names),
             Edge("loss", 8, self.micro_batches),
+            Edge("batch", told.N_BYTES, 1),
         )
 
     def attached(self, store: Store) -> None:
@@ -180,13 +186,19 @@ class Part(stages.Divided):
     def step(self, **batch: Any) -> torch.Tensor:
         """Compute gradients of a step together with the other workers, until there is nothing left to do.
 
-        All workers give the same whole batch, as one process gives it to the model. That is not checked: with
-        different ones they train on a mixture. Then all call the step of the optimizer. Returns the loss of the whole batch, without history, to all of them. A step
-        that is void is computed again, here or in the step of the optimizer.
+        All workers give the same whole batch, as one process gives it to the model. Then all call the step of
+        the optimizer. Returns the loss of the whole batch, without history, to all of them. A step that is void
+        is computed again, here or in the step of the optimizer.
 
-        RuntimeError: the part is in no store, or this step was computed already. ValueError: the rows do
-        not divide, the batch is larger than the example was, or stages cannot have an input.
+        A worker whose batch is not the one that the step began with is refused before it does anything in
+        the step, and the others go on. It can call this again with the right batch, or leave.
+
+        RuntimeError: the part is in no store, this step was computed already, or torch records no gradients.
+        ValueError: the rows do not divide, the batch is larger than the example was, stages cannot have an
+        input, or the step began with another batch.
         """
+        if not torch.is_grad_enabled():
+            raise RuntimeError(_NO_GRAD)
         store = self._store
         if store is None:
             raise RuntimeError(
@@ -198,9 +210,21 @@ class Part(stages.Divided):
         tokens = share.rows * share.inputs["input_ids"].shape[1]
         if tokens > self._tokens:
             raise ValueError(_LARGER.format(tokens, self._tokens))
-        return Replays(store).run(partial(self._step, store, share))
+        given = self._given(store, share, batch.get("num_items_in_batch"))
+        return Replays(store).run(partial(self._step, store, share, given))
 
-    def _step(self, store: Store, share: Share) -> torch.Tensor:
+    def _given(self, store: Store, share: Share, n_items: Any) -> dict[str, Any]:
+        """Return everything on which the results of units depend, other than the states of the job."""
+        kind = store.device.torch_device.type
+        return {
+            **share.inputs,
+            "num_items_in_batch": None if n_items is None else float(n_items),
+            "seed": self._seed,
+            "training": self.model.training,
+            "autocast": torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
+        }
+
+    def _step(self, store: Store, share: Share, given: Mapping[str, Any]) -> torch.Tensor:
         if self._runs or store.is_given_up:  # An exception has ended a unit, or another pass.
             store.sync()
         store.remember_random_state()
@@ -208,7 +232,7 @@ class Part(stages.Divided):
         self._runs = True
         try:
             with torch.enable_grad():
-                self._run_units(store, share)
+                self._run_units(store, share, given)
         except StepVoid:
             self._runs = False
             raise
@@ -218,14 +242,43 @@ class Part(stages.Divided):
         self._done = store.step_no
         return self._loss(store)
 
-    def _run_units(self, store: Store, share: Share) -> None:
+    def _run_units(self, store: Store, share: Share, given: Mapping[str, Any]) -> None:
         loss = 0.0
         unit = store.job.next()
+        self._compare(store, unit, told.described(store.step_no, given))
         while unit.kind is not UnitKind.STEP:
             key = self._seed, store.step_no, unit.micro_batch
             with self._switched.random.of(*key):
                 loss = self._run(store, unit, share)
             unit = store.job.next(loss)
+
+    def _compare(self, store: Store, unit: Unit, mine: bytes) -> None:
+        """Let the step begin with a batch like ``mine``, if ``unit`` is its first one.
+
+        ValueError: it has begun with another batch. The unit is given to others.
+        """
+        kind = UnitKind.FORWARD if self.n_stages > 1 else UnitKind.BACKWARD
+        is_first, began = unit == (kind, 0, 0), self._began(store)
+        # Gradients of a first unit that was given up may count already. Its hidden states do not.
+        if is_first and (kind is UnitKind.FORWARD or not began):
+            store.job.put(store.edges[-1], 0, mine)
+        elif began != mine:
+            if unit.kind is not UnitKind.STEP:  # Else the others only wait for this worker.
+                store.sync()
+            self._runs = False
+            names = ", ".join(f"'{name}'" for name in told.differing(mine, began))
+            raise ValueError(_DIFFERS.format(store.step_no, names or "what else it has"))
+
+    def _began(self, store: Store) -> bytes:
+        """Return what was told of the batch that this step began with; b"": nothing."""
+        found = bytearray(told.N_BYTES)
+        try:
+            store.job.take(store.edges[-1], 0, found)
+        except CstError as error:
+            if error.status != Status.ENOTFOUND:
+                raise
+            return b""
+        return bytes(found) if told.is_of_step(found, store.step_no) else b""
 
     def _run(self, store: Store, unit: Unit, share: Share) -> float:
         """Run ``unit``, and return its loss for the mean of the job; 0: it has none."""
@@ -245,7 +298,7 @@ class Part(stages.Divided):
         if stage == self.n_stages - 1:
             result = result * share.weights[micro].to(device)
             loss = float(result.detach().double())
-            store.job.put(store.edges[-1], micro, array("d", [loss]))
+            store.job.put(store.edges[-2], micro, array("d", [loss]))
         else:
             grad = self._taken(store, self.n_stages - 1 + stage, micro, inputs)
         if result.requires_grad:  # Not if all parameters of the first stages are frozen.
@@ -282,7 +335,7 @@ class Part(stages.Divided):
         """Return the sum of the losses of all micro-batches, in their order."""
         total, loss = 0.0, array("d", [0.0])
         for micro in range(self.micro_batches):
-            store.job.take(store.edges[-1], micro, loss)
+            store.job.take(store.edges[-2], micro, loss)
             total += loss[0]
         return torch.tensor(total, dtype=torch.float32, device=store.device.torch_device)
 
@@ -315,4 +368,13 @@ _LARGER = (
 _OTHERS = (
     "cistern: stages pass hidden states of {0} to each other, as they were tried with, and not of {1}: call"
     " parallelize in the same torch.autocast as step"
+)
+_DIFFERS = (
+    "cistern: step {0} began with another batch, here or on another worker. What differs: {1}. Nothing was done with this"
+    " one, and the step goes on with the other. All workers give part.step the same whole batch, such as by a loader with"
+    " the same seed and without a sampler of data ranks, and the same one again after an exception"
+)
+_NO_GRAD = (
+    "cistern: part.step computes gradients, and is called under torch.no_grad() or torch.inference_mode(): call it"
+    " outside. For a loss alone, call part(**batch)"
 )
