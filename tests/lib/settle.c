@@ -40,6 +40,7 @@ void settle(struct raw_client *witness, const struct daemon_proc *proc, unsigned
             settle_balanced(witness);
             return;
         }
+        (void)poll(NULL, 0, 1); /* The daemon has work to do, which more questions would delay. */
     } while (!patience_over(until));
     ck_abort_msg("%u sessions, %u jobs, %llu and %llu bytes, %u descriptors where there were %u",
                  stat->n_sessions, stat->n_jobs, (unsigned long long)stat->host_used,
