@@ -27,7 +27,6 @@ struct cli_plan_request {
     const char *timeline;   /* --timeline: a file. */
     bool recompute;         /* --recompute */
     bool simulate;          /* --simulate */
-    bool what_if;           /* --what-if: plan also with what the daemon cannot do yet. */
     const char *save;       /* --save: a file; drain: a directory. */
     uint64_t batch;         /* --batch: sequences per micro-batch of a preset. */
     uint64_t context;       /* --context: tokens per sequence of a preset. */
@@ -73,7 +72,7 @@ struct cli {
     uint32_t grace;               /* --grace: seconds for ranks to end, or for a save to begin. */
     bool no_pin;                  /* --no-pin: ranks run on any processor. */
     bool check;                   /* --check: compare checksums. */
-    const char *disk;             /* --disk: a directory or a size. */
+    const char *disk;             /* --disk: a directory. */
     uint64_t stages;              /* --stages: of a pipeline schedule; 0: not given. */
     struct cli_plan_request plan; /* Options of plan alone. */
     bool help, version;           /* --help, --version */

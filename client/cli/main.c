@@ -56,7 +56,7 @@ static const struct command commands[] = {
     {"ping", "", "measure round trips to the daemon: p50 and p99", 0, 0,
      CLI_USES_JSON | CLI_USES_COUNT, DAEMON, cli_ping},
     {"plan", "MODEL", "plan a model: a JSON file, or preset:NAME", 1, 0,
-     CLI_USES_JSON | CLI_USES_DISK | CLI_USES_PLAN, NO_DAEMON, cli_plan},
+     CLI_USES_JSON | CLI_USES_PLAN, NO_DAEMON, cli_plan},
     {"schedule", "NAME|check FILE", "make a pipeline schedule, or verify one in a file", 1, 1,
      CLI_USES_JSON | CLI_USES_OUTPUT | CLI_USES_SCHEDULE, NO_DAEMON, cli_schedule},
     {"meshes", "M N K", "show how ranks can divide a linear layer, and what they receive", 3, 0,

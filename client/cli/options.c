@@ -43,8 +43,7 @@ const struct cst_option cli_options[] = {
         CST_FLAG(AT(force))),
     ROW("check", 0, CLI_USES_CHECK, NULL, "read all files, and compare their checksums",
         CST_FLAG(AT(check))),
-    ROW("disk", 0, CLI_USES_DISK, "DIR|SIZE", "probe: measure the disk of DIR; plan: use SIZE",
-        CST_TEXT(AT(disk))),
+    ROW("disk", 0, CLI_USES_DISK, "DIR", "measure the disk of DIR", CST_TEXT(AT(disk))),
     PLAN("device", "SIZE",
          "memory of each rank's device (default: auto, what [gpu] pool = auto has)",
          CST_SIZE_OR(AT(plan.device_bytes), 0, "auto", CST_PLAN_NO_LIMIT)),
@@ -109,8 +108,6 @@ const struct cst_option cli_options[] = {
          CST_REAL(AT(plan.share), 0.001, 1)),
     ROW("recompute", 0, CLI_USES_PLAN | CLI_USES_SCHEDULE, NULL,
         "repeat each forward pass before its backward pass", CST_FLAG(AT(plan.recompute))),
-    PLAN("what-if", NULL, "plan also with what the daemon cannot do yet",
-         CST_FLAG(AT(plan.what_if))),
     ROW("save", 0, CLI_USES_PLAN | CLI_USES_DRAIN, "FILE|DIR",
         "plan: save the plan for a job in FILE, with --parallel as a file of cistern-gpt --config; "
         "drain: save all jobs in DIR first",

@@ -210,9 +210,9 @@ static int save(const struct cli_plan_input *input, const struct cst_plan_choice
                 const char *path, struct cst_err *err)
 {
     struct cst_saved_plan plan;
-    int rc = cst_plan_saved_make(&plan, &input->config, choice, err);
 
-    return rc == CST_OK ? cst_saved_plan_write(&plan, made_json(input), path, err) : rc;
+    cst_plan_saved_make(&plan, &input->config, choice);
+    return cst_saved_plan_write(&plan, made_json(input), path, err);
 }
 
 /* -- the command ------------------------------------------------------------------------------ */
@@ -305,15 +305,6 @@ int cli_plan(struct cli *cli)
     struct cst_err err = {0};
     int rc;
 
-    if (cli->plan.what_if && cli->plan.save != NULL) {
-        return cli_usage("--save cannot be combined with --what-if: no job can use what the daemon "
-                         "cannot do yet",
-                         "");
-    }
-    if (!cli->plan.what_if && cli->disk != NULL) {
-        return cli_usage("--disk: the daemon keeps no states on disks; plan with --what-if",
-                         cli->disk);
-    }
     if (cli->plan.parallel == CLI_PARALLEL_NONE &&
         (cli->plan.schedule != NULL || cli->plan.kind != NULL || cli->plan.dp != 0 ||
          cli->plan.tp != 0 || cli->plan.pp != 0)) {

@@ -202,28 +202,15 @@ static void set_aside(struct cli_plan_input *input)
 
 /* -- the whole -------------------------------------------------------------------------------- */
 
-static int fill_budget(struct cli_plan_input *input, const struct cli *cli, struct cst_err *err)
-{
-    struct cst_plan_budget *budget = &input->budget;
-
-    budget->device_bytes = cli->plan.device_bytes;
-    budget->host_bytes = cli->plan.host_bytes;
-    if (cli->disk != NULL && cst_size_parse(cli->disk, 0, &budget->disk_bytes, err) != CST_OK) {
-        return cst_err_prefix(err, "--disk");
-    }
-    return CST_OK;
-}
-
 int cli_plan_input_open(struct cli_plan_input *input, const struct cli *cli, struct cst_err *err)
 {
     const struct cli_plan_request *wish = &cli->plan;
     int rc;
 
     *input = (struct cli_plan_input){.rates_from = ""};
-    rc = fill_budget(input, cli, err);
-    if (rc == CST_OK) {
-        rc = open_model(&input->model, cli->args[0], wish, err);
-    }
+    input->budget.device_bytes = wish->device_bytes;
+    input->budget.host_bytes = wish->host_bytes;
+    rc = open_model(&input->model, cli->args[0], wish, err);
     if (rc != CST_OK) {
         return rc;
     }
@@ -251,10 +238,8 @@ int cli_plan_input_open(struct cli_plan_input *input, const struct cli *cli, str
     input->config.chunk_elems = wish->chunk_elems;
     input->config.flops_share = wish->share;
     input->config.recompute = wish->recompute;
-    /* Without --what-if, the search has the limits of a search in the daemon, so that both find the
-     * same plan. */
-    input->config.runtime_only = !wish->what_if;
-    input->config.max_events = wish->what_if ? 0 : CST_PLAN_JOB_EVENTS;
+    input->config.max_events =
+        CST_PLAN_JOB_EVENTS; /* As in the daemon, which finds the same plan. */
     input->config.overlap = (enum cst_overlap)wish->overlap;
     input->config.lent = wish->device_update_bytes == CST_DEVICE_UPDATE_LENT;
     input->config.device_update_bytes = input->config.lent ? 0 : wish->device_update_bytes;

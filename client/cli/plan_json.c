@@ -54,22 +54,20 @@ json_t *cli_plan_step_json(const struct cst_replay_result *p)
 static json_t *choice_json(const struct cli_plan_input *input, const struct cst_plan_choice *choice)
 {
     return json_pack(
-        "{s:i, s:o, s:i, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:i, s:i, "
-        "s:i, "
-        "s:s?, s:f, s:f, s:o}",
+        "{s:i, s:o, s:i, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:i, s:i, s:i, s:s?, "
+        "s:f, s:f, s:o}",
         "n_chunks", (int)choice->n_chunks, "classes", classes_json(choice), "prefetch_depth",
         choice->prefetch_depth == CST_CORE_NO_PREFETCH ? -1 : (int)choice->prefetch_depth,
         "eviction", choice->eviction == CST_EVICT_LRU ? "oldest" : "next use", "gradient",
-        cli_plan_has_grads_in_weights(input, choice) ? "over" : "beside", "reduce_each",
-        (int)choice->reduce_each, "pool_bytes", (json_int_t)choice->pool_bytes, "state_bytes",
-        (json_int_t)choice->state_bytes, "activation_bytes", (json_int_t)choice->activation_bytes,
-        "host_bytes", (json_int_t)choice->host_bytes, "disk_bytes", (json_int_t)choice->disk_bytes,
-        "padding_bytes", (json_int_t)choice->padding_bytes, "device_update_bytes",
-        (json_int_t)choice->device_update_bytes, "lent", (int)choice->lends, "device_states",
-        (json_int_t)choice->device_states, "n_staying", (int)choice->n_staying, "n_buffers",
-        (int)choice->n_buffers, "interleave", (int)choice->interleave, "binds", choice->binds,
-        "tokens_per_s", cli_plan_tokens(input, choice), "spread", input->rates.spread, "predicted",
-        cli_plan_step_json(&choice->predicted));
+        input->config.states.grad_over_weight ? "over" : "beside", "pool_bytes",
+        (json_int_t)choice->pool_bytes, "state_bytes", (json_int_t)choice->state_bytes,
+        "activation_bytes", (json_int_t)choice->activation_bytes, "host_bytes",
+        (json_int_t)choice->host_bytes, "padding_bytes", (json_int_t)choice->padding_bytes,
+        "device_update_bytes", (json_int_t)choice->device_update_bytes, "lent", (int)choice->lends,
+        "device_states", (json_int_t)choice->device_states, "n_staying", (int)choice->n_staying,
+        "n_buffers", (int)choice->n_buffers, "interleave", (int)choice->interleave, "binds",
+        choice->binds, "tokens_per_s", cli_plan_tokens(input, choice), "spread",
+        input->rates.spread, "predicted", cli_plan_step_json(&choice->predicted));
 }
 
 static json_t *losers_json(const struct cli_plan_input *input, const struct cst_plans *plans)
@@ -153,22 +151,20 @@ static json_t *card_json(const struct cst_card *card)
 json_t *cli_plan_json(const struct cli_plan_input *input, const struct cst_plans *plans,
                       const struct cli_plan_rows *rows)
 {
-    return json_pack("{s:b, s:b, s:o, s:o, s:{s:s, s:s, s:b}, s:{s:o, s:o, s:I, s:o}, s:o, "
-                     "s:{s:o}, s:{s:o, s:o}, "
-                     "s:{s:o, s:o, s:o}, s:o, "
-                     "s:{s:I, s:I, s:I}}",
-                     "fits", 1, "what_if", (int)!input->config.runtime_only, "model",
-                     model_summary(input), "warnings", warnings_json(input), "rates", "from",
-                     input->rates_from, "device", input->rates.devices[input->config.device].name,
-                     "peer_access", (int)!cli_plan_is_apart(input), "budget", "device_bytes",
-                     cli_limit_json(input->budget.device_bytes), "host_bytes",
-                     cli_limit_json(input->budget.host_bytes), "disk_bytes",
-                     (json_int_t)input->budget.disk_bytes, "card", card_json(&input->card), "plan",
-                     choice_json(input, &plans->best), "device_update", "why",
-                     why_json(plans->update_why), "states", "why", why_json(plans->states_why),
-                     "step_without_s", without_json(plans), "rows", "each_device",
-                     rows_json(rows->device, input->config.world), "host", rows_json(rows->host, 1),
-                     "disk", rows_json(rows->disk, 1), "runners_up", losers_json(input, plans),
-                     "searched", "candidates", (json_int_t)plans->n_candidates, "played",
-                     (json_int_t)plans->n_replayed, "events", (json_int_t)plans->n_events);
+    return json_pack(
+        "{s:b, s:o, s:o, s:{s:s, s:s, s:b}, s:{s:o, s:o, s:o}, s:o, "
+        "s:{s:o}, s:{s:o, s:o}, "
+        "s:{s:o, s:o}, s:o, "
+        "s:{s:I, s:I, s:I}}",
+        "fits", 1, "model", model_summary(input), "warnings", warnings_json(input), "rates", "from",
+        input->rates_from, "device", input->rates.devices[input->config.device].name, "peer_access",
+        (int)!cli_plan_is_apart(input), "budget", "device_bytes",
+        cli_limit_json(input->budget.device_bytes), "host_bytes",
+        cli_limit_json(input->budget.host_bytes), "card", card_json(&input->card), "plan",
+        choice_json(input, &plans->best), "device_update", "why", why_json(plans->update_why),
+        "states", "why", why_json(plans->states_why), "step_without_s", without_json(plans), "rows",
+        "each_device", rows_json(rows->device, input->config.world), "host",
+        rows_json(rows->host, 1), "runners_up", losers_json(input, plans), "searched", "candidates",
+        (json_int_t)plans->n_candidates, "played", (json_int_t)plans->n_replayed, "events",
+        (json_int_t)plans->n_events);
 }

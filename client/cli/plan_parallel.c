@@ -474,10 +474,10 @@ static int check_options(const struct cli *cli, const struct cli_plan_input *inp
 {
     const struct cli_plan_request *wish = &cli->plan;
 
-    if (wish->timeline != NULL || wish->simulate || wish->what_if) {
+    if (wish->timeline != NULL || wish->simulate) {
         return cst_err_set(err, CST_EINVAL,
-                           "--parallel cannot be combined with --timeline, --simulate and "
-                           "--what-if, which are for jobs without a pipeline");
+                           "--parallel cannot be combined with --timeline and --simulate, which "
+                           "are for jobs without a pipeline");
     }
     if (input->model.model.n_groups > 1) {
         return cst_err_set(err, CST_EINVAL,

@@ -18,35 +18,19 @@ static bool is_on_accelerator(const struct cst_layout_chunk *chunk, int row)
     return chunk->device != 0 && row >= CST_ROW_MASTER && row <= CST_ROW_EXP_AVG_SQ;
 }
 
-/* Return whether @row of the chunk with number @from_end, counted from the end, is on disk. */
-static bool is_on_disk(const struct cst_plan_choice *choice, uint32_t from_end, int row)
+static void add_chunk(struct cli_plan_rows *out, const struct cst_layout *layout,
+                      const struct cst_layout_chunk *chunk)
 {
-    return (row == CST_ROW_MASTER && from_end <= choice->what_if.n_masters) ||
-           ((row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ) &&
-            from_end <= choice->what_if.n_moments);
-}
-
-static void add_chunk(struct cli_plan_rows *out, const struct cst_plan_choice *choice,
-                      const struct cst_layout *layout, uint32_t c)
-{
-    const struct cst_layout_chunk *chunk = &layout->chunks[c];
-    struct cst_layout_states states = cst_layout_states_of(&layout->states, chunk->muon);
+    const struct cst_layout_states states = cst_layout_states_of(&layout->states, chunk->muon);
     bool trained = cst_pattern(chunk->pattern)->has_states;
 
-    states.grad_over_weight = states.grad_over_weight || choice->grad == CST_PLAN_GRAD_OVER;
     for (int row = 0; row < CLI_PLAN_ROWS; row++) {
         uint64_t more = row == CST_ROW_WEIGHT || trained
                             ? cst_layout_row_bytes(&states, layout->grad_bytes, chunk->dtype, row,
                                                    chunk->n_elems)
                             : 0;
 
-        if (is_on_accelerator(chunk, row) || c < choice->what_if.n_at_home) {
-            out->device[row] += more;
-        } else if (is_on_disk(choice, layout->n_chunks - c, row)) {
-            out->disk[row] += more;
-        } else {
-            out->host[row] += more;
-        }
+        *(is_on_accelerator(chunk, row) ? &out->device[row] : &out->host[row]) += more;
     }
 }
 
@@ -61,7 +45,7 @@ int cli_plan_rows(struct cli_plan_rows *out, const struct cli_plan_input *input,
     }
     *out = (struct cli_plan_rows){.device = {0}};
     for (uint32_t c = 0; c < layout.n_chunks && c < choice->n_chunks; c++) {
-        add_chunk(out, choice, &layout, c);
+        add_chunk(out, &layout, &layout.chunks[c]);
     }
     cst_layout_close(&layout);
     return CST_OK;
@@ -94,7 +78,7 @@ static void bytes_or_dash(struct cli_table *table, uint64_t bytes)
 /* Bytes in each column of the table of memory. If ranks compute on the host, the memory of
  * accelerators for updates has a column of its own. */
 struct columns {
-    uint64_t device, host, disk, accelerator;
+    uint64_t device, host, accelerator;
 };
 
 static void memory_line(struct cli_table *table, bool accelerators, const char *name,
@@ -103,7 +87,6 @@ static void memory_line(struct cli_table *table, bool accelerators, const char *
     cli_table_cell(table, "%s", name);
     bytes_or_dash(table, bytes->device);
     bytes_or_dash(table, bytes->host);
-    bytes_or_dash(table, bytes->disk);
     if (accelerators) {
         bytes_or_dash(table, bytes->accelerator);
     }
@@ -136,9 +119,9 @@ static uint64_t sum(const uint64_t *rows)
 static bool print_memory(const struct cli_plan_input *input, const struct cst_plan_choice *best,
                          const struct cli_plan_rows *rows)
 {
-    static const char *const titles[] = {"MEMORY", ">EACH DEVICE",      ">HOST",
-                                         ">DISK",  ">EACH ACCELERATOR", NULL};
-    static const char *const fewer[] = {"MEMORY", ">EACH DEVICE", ">HOST", ">DISK", NULL};
+    static const char *const titles[] = {"MEMORY", ">EACH DEVICE", ">HOST", ">EACH ACCELERATOR",
+                                         NULL};
+    static const char *const fewer[] = {"MEMORY", ">EACH DEVICE", ">HOST", NULL};
     bool on_host = strcmp(input->rates.devices[input->config.device].name, "host") == 0;
     bool beside = on_host && best->device_update_bytes > 0;
     uint64_t blocks = on_host ? best->pool_bytes * input->config.world : 0;
@@ -151,10 +134,8 @@ static bool print_memory(const struct cli_plan_input *input, const struct cst_pl
     for (unsigned row = 0; row < CLI_PLAN_ROWS; row++) {
         uint64_t there = each(input, rows->device[row]);
 
-        line = (struct columns){.device = beside ? 0 : there,
-                                .host = rows->host[row],
-                                .disk = rows->disk[row],
-                                .accelerator = there};
+        line = (struct columns){
+            .device = beside ? 0 : there, .host = rows->host[row], .accelerator = there};
         if (row != CST_ROW_WEIGHT_OTHER || input->config.states.two_weights) {
             memory_line(&table, beside, cli_plan_row_names[row], &line);
         }
@@ -172,13 +153,11 @@ static bool print_memory(const struct cli_plan_input *input, const struct cst_pl
     }
     line = (struct columns){.device = best->pool_bytes + best->activation_bytes,
                             .host = best->host_bytes,
-                            .disk = best->disk_bytes,
                             .accelerator = best->device_update_bytes + best->state_bytes};
     line.device += beside ? 0 : line.accelerator;
     memory_line(&table, beside, "together", &line);
     line = (struct columns){.device = given(input->budget.device_bytes),
                             .host = given(input->budget.host_bytes),
-                            .disk = input->budget.disk_bytes,
                             .accelerator =
                                 input->rates.devices[input->config.accelerator].memory_bytes};
     memory_line(&table, beside, "of", &line);
@@ -242,12 +221,6 @@ static const char *eviction_name(const struct cst_plan_choice *choice)
                                              : "the weights whose next use is last";
 }
 
-bool cli_plan_has_grads_in_weights(const struct cli_plan_input *input,
-                                   const struct cst_plan_choice *choice)
-{
-    return input->config.states.grad_over_weight || choice->grad == CST_PLAN_GRAD_OVER;
-}
-
 static void print_choice(const struct cli_plan_input *input, const struct cst_plan_choice *best)
 {
     char blocks[128], depth[16], a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES];
@@ -260,11 +233,9 @@ static void print_choice(const struct cli_plan_input *input, const struct cst_pl
     (void)printf("pool      %s on each device, prefetch depth %s, evicts %s\n", blocks,
                  describe_depth(best, depth), eviction_name(best));
     (void)printf("gradient  %s%s\n",
-                 cli_plan_has_grads_in_weights(input, best) ? "in the place of the weight"
-                                                            : "in a row of its own",
-                 input->config.micro_batches == 1 ? ""
-                 : best->reduce_each              ? ", summed after each micro-batch"
-                                                  : ", summed once a step");
+                 input->config.states.grad_over_weight ? "in the place of the weight"
+                                                       : "in a row of its own",
+                 input->config.micro_batches == 1 ? "" : ", summed after each micro-batch");
 }
 
 /* Print when and where chunks are updated, and how much of the updates is hidden. */
@@ -366,9 +337,6 @@ static void print_head(const struct cli_plan_input *input)
     const struct cst_model *model = &input->model.model;
     char a[CLI_HUMAN_BYTES], words[CST_CARD_WORDS];
 
-    if (!input->config.runtime_only) {
-        (void)printf("what-if   no job can run this plan: it may have what the daemon cannot do\n");
-    }
     (void)printf("model     %s: %s parameters in %u tensors, %u operators\n", input->model.name,
                  cli_count(model->n_params, a), model->n_tensors, model->n_operators);
     (void)printf("machine   %u rank%s on %s, %u NUMA node%s; rates of %s\n", input->config.world,

@@ -19,18 +19,12 @@ struct cli_plan_rows {
      * host. */
     uint64_t device[CLI_PLAN_ROWS];
     uint64_t host[CLI_PLAN_ROWS]; /* In host memory. */
-    uint64_t disk[CLI_PLAN_ROWS]; /* On disk. */
 };
 
 /* Compute the rows of the plan @choice for the model of @input. CST_ENOMEM, and the statuses of
  * cst_layout_build. */
 int cli_plan_rows(struct cli_plan_rows *out, const struct cli_plan_input *input,
                   const struct cst_plan_choice *choice, struct cst_err *err);
-
-/* Return whether gradients are stored in place of their weights, because the user or the plan
- * decided so. */
-bool cli_plan_has_grads_in_weights(const struct cli_plan_input *input,
-                                   const struct cst_plan_choice *choice);
 
 /* Return whether the plan is for several ranks whose devices cannot access each other's memory. */
 bool cli_plan_is_apart(const struct cli_plan_input *input);

@@ -218,7 +218,6 @@ static int ask(struct cstd_plan_search *s)
     s->config.states = cstd_job_options_states(&job->options);
     s->config.worker_copies =
         cstd_memory_worker_copies(daemon, job->workers[0].gpu, &s->config.states);
-    s->config.runtime_only = true;
     s->config.max_events = CST_PLAN_JOB_EVENTS;
     s->config.recompute = job->recompute;
     s->config.stop = stops;

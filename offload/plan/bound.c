@@ -6,8 +6,8 @@
 
 /* Seconds of work, of one rank or of the node. */
 struct work {
-    double up, down, peer; /* Of one device. */
-    double update, device_update, disk;
+    double up, down; /* Of one device. */
+    double update;
     double reduce, copy; /* Of a node's cores. */
     double first, last;  /* Before the first operator, and after the last one. */
 };
@@ -75,7 +75,7 @@ static double likely_update(const struct cst_search *s, const struct cst_plan_po
     double through = link / one_way < d->update ? link / one_way : d->update;
     double staying = 0, others = 0;
 
-    for (uint32_t c = point->what_if.n_at_home; c < layout->n_chunks; c++) {
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
         double elems = update_elems(s, point, &layout->chunks[c]);
         bool trains = cst_layout_has_states(&layout->chunks[c]);
 
@@ -116,7 +116,7 @@ static struct elements count_elements(const struct cst_search *s,
 {
     struct elements n = {0};
 
-    for (uint32_t c = point->what_if.n_at_home; c < layout->n_chunks; c++) {
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
         double weights = (double)cst_layout_weight_bytes(chunk);
         double sum = (double)cst_layout_grad_bytes(layout, chunk);
@@ -145,31 +145,13 @@ static double loaded_bytes(const struct cst_search *s, const struct cst_plan_poi
     return first + (2.0 * s->config->micro_batches - 1) * most(all - pool, 0);
 }
 
-/* Elements of chunks at home on devices that are updated there; *weights: bytes of the weights of
- * such chunks. */
-static double on_devices(const struct cst_plan_point *point, const struct cst_layout *layout,
-                         double *weights)
-{
-    double updated = 0;
-
-    *weights = 0;
-    for (uint32_t c = 0; c < point->what_if.n_at_home; c++) {
-        const struct cst_layout_chunk *chunk = &layout->chunks[c];
-
-        *weights += (double)cst_layout_weight_bytes(chunk);
-        updated += cst_layout_has_states(chunk) ? (double)chunk->n_elems : 0;
-    }
-    return updated;
-}
-
 static void add_up(const struct cst_search *s, const struct cst_plan_point *point,
                    const struct cst_layout *layout, struct work *w)
 {
     const struct cst_rates_device *d = &s->rates.devices[0];
     const struct cst_rates_node *n = &s->rates.nodes[0];
     struct elements elements = count_elements(s, point, layout);
-    double at_home, updated = on_devices(point, layout, &at_home);
-    double loaded, n_down = point->once ? 1 : s->config->micro_batches;
+    double loaded, n_down = s->config->micro_batches;
 
     /* What each rank keeps, or how often it begins a stage, is not known here, so take the safe
      * lower bound. */
@@ -180,9 +162,7 @@ static void add_up(const struct cst_search *s, const struct cst_plan_point *poin
     w->up = over(loaded, d->up);
     /* The ranks' devices share the sum of a chunk's gradient. */
     w->down = over(elements.down * n_down / s->world, d->down);
-    w->peer = over(at_home * (1 - 1.0 / s->world), d->peer > 0 ? d->peer : d->up);
     w->update = over(elements.states, update_rate(s, point));
-    w->device_update = over(updated / s->world, d->update);
     if (s->host) { /* Updates can make the sums in the same pass. */
         double ranks = s->world;
 
@@ -192,8 +172,6 @@ static void add_up(const struct cst_search *s, const struct cst_plan_point *poin
                         : over(n_down * (elements.trained * ranks + elements.sums) / 6, n->reduce);
         w->up = w->down = 0;
     }
-    w->disk = over((double)point->disk_bytes, s->rates.disk_read) +
-              over((double)point->disk_bytes, s->rates.disk_write);
 }
 
 /* Least duration of a step because fetches wait for updates: the last weights of the first forward
@@ -208,7 +186,7 @@ static double behind_updates(const struct cst_search *s, const struct cst_plan_p
     if (s->config->overlap != CST_OVERLAP_COMMIT || s->config->model->n_stages > 0) {
         return 0;
     }
-    for (uint32_t c = point->what_if.n_at_home; c < layout->n_chunks; c++) {
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_pattern *pattern = cst_pattern(layout->chunks[c].pattern);
 
         used += layout->chunks[c].n_uses > 0 && pattern->has_states && !pattern->sparse
@@ -223,14 +201,11 @@ static void add_ends(const struct cst_search *s, const struct cst_plan_point *po
                      const struct cst_layout *layout, struct work *w)
 {
     const struct cst_rates_device *d = &s->rates.devices[0];
-    double first = (double)layout->chunks[0].n_elems;
     /* The gradient of the first chunk, which has as many bytes, is the last one to be complete. */
     double bytes = (double)cst_layout_weight_bytes(&layout->chunks[0]);
 
-    w->first = point->what_if.n_at_home > 0
-                   ? over(first, d->update)
-                   : over(update_elems(s, point, &layout->chunks[0]), s->rates.nodes[0].update) +
-                         over(bytes, d->up);
+    w->first = over(update_elems(s, point, &layout->chunks[0]), s->rates.nodes[0].update) +
+               over(bytes, d->up);
     w->last = over(bytes, d->down);
     w->first += 4 * s->rates.request_s;
     w->last += 4 * s->rates.request_s +
@@ -256,12 +231,11 @@ void cst_search_bound(const struct cst_search *s, struct cst_plan_point *point,
         bound = most(most(bound, w.update), w.copy);
         others = 0.5 * w.copy;
     } else {
-        bound = most(most(compute, w.update), most(most(w.up, w.down), w.device_update));
+        bound = most(most(compute, w.update), most(w.up, w.down));
         bound = most(bound, behind_updates(s, point, layout));
         /* A rough share of the work that does not overlap; only the estimate uses it. */
-        others = 0.2 * (w.up + w.down + w.update + w.peer);
+        others = 0.2 * (w.up + w.down + w.update);
     }
-    bound = most(bound, w.disk);
     likely = likely_update(s, point, layout);
     others += likely > w.update ? likely - w.update : 0;
     point->bound_ns = to_ns(bound);

@@ -21,7 +21,7 @@ int cst_search_simulate(const struct cst_search *s, const struct cst_plan_point 
                                               .eviction = point->eviction,
                                               .overlap = s->config->overlap},
                                    .reservations = reservations,
-                                   .micro_batches = point->once ? 1 : s->config->micro_batches};
+                                   .micro_batches = s->config->micro_batches};
     int rc;
 
     if (pools == NULL) {
@@ -32,13 +32,11 @@ int cst_search_simulate(const struct cst_search *s, const struct cst_plan_point 
     replay->core = &core;
     replay->rates = &s->rates;
     replay->micro_batches = s->config->micro_batches;
-    replay->reduce_once = point->once;
     replay->flops_share = s->config->flops_share;
     replay->stop = s->config->stop;
     replay->stop_arg = s->config->stop_arg;
     replay->recompute = s->config->recompute;
     replay->stands_for = stands_for > 1 ? &s->stands_for : NULL;
-    replay->what_if = point->what_if;
     rc = cst_replay_run(replay, out, err);
     free(pools);
     return rc;
@@ -51,15 +49,12 @@ static struct cst_plan_point point_of(const struct cst_plan_choice *choice)
     struct cst_plan_point point = {
         .sizes = {choice->layout.chunk_elems},
         .n_sizes = choice->n_classes,
-        .once = choice->layout.grad_bytes == 2 && !choice->reduce_each,
-        .over = choice->grad == CST_PLAN_GRAD_OVER,
         .depth = choice->prefetch_depth,
         .eviction = choice->eviction,
         .update_classes = choice->device_update_bytes > 0,
         .lends = choice->lends,
         .device_update_bytes = choice->device_update_bytes,
         .device_states = choice->device_states,
-        .what_if = choice->what_if,
     };
 
     for (uint32_t i = 0; i < choice->n_classes; i++) {
@@ -82,7 +77,6 @@ static int open_point(struct cst_search *s, const struct cst_plan_config *config
     if (rc != CST_OK) {
         return rc;
     }
-    point->once = point->once && config->micro_batches > 1;
     rc = cst_search_layout(s, point, layout, err);
     if (rc != CST_OK) {
         cst_search_close(s);

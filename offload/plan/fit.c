@@ -19,24 +19,15 @@ static uint64_t for_updates(const struct cst_search *s, const struct cst_plan_po
                : point->device_update_bytes + point->device_states;
 }
 
-static uint32_t least_blocks(const struct cst_plan_point *point,
-                             const struct cst_layout_class *class)
-{
-    uint32_t n = class->min_blocks + (point->once ? class->n_chunks : 0);
-
-    return n < class->max_blocks ? n : class->max_blocks;
-}
-
 /* Describe the least blocks of each size class: "2 of 8.0 KiB and 1 of 64.0 KiB". */
-static void describe_least(const struct cst_plan_point *point, const struct cst_layout *layout,
-                           char *out, size_t n)
+static void describe_least(const struct cst_layout *layout, char *out, size_t n)
 {
     char block[CST_SIZE_TEXT];
     size_t used = 0;
 
     for (uint32_t i = 0; i < layout->n_classes && used < n; i++) {
         int more = snprintf(out + used, n - used, "%s%" PRIu32 " of %s", i > 0 ? " and " : "",
-                            least_blocks(point, &layout->classes[i]),
+                            layout->classes[i].min_blocks,
                             cst_size_text(2 * layout->classes[i].capacity, block));
 
         used += more > 0 ? (size_t)more : 0;
@@ -62,7 +53,7 @@ static void describe_device(const struct cst_search *s, const struct cst_layout 
                            cst_size_text(point->device_states, kept));
         }
     }
-    describe_least(point, layout, blocks, sizeof blocks);
+    describe_least(layout, blocks, sizeof blocks);
     (void)cst_err_set(
         err, CST_EPOOL,
         "device memory of %s: activations take %s%s, the smallest pool %s (operator '%s', blocks: "
@@ -75,25 +66,14 @@ static void describe_device(const struct cst_search *s, const struct cst_layout 
         blocks, cst_size_exact(needed - s->device_left + beyond, lacks));
 }
 
-static bool may_use_disk(const struct cst_search *s, const struct cst_plan_point *point)
-{
-    return !s->config->runtime_only && s->config->budget->disk_bytes > 0 &&
-           s->rates.disk_read > 0 && s->rates.disk_write > 0 && point->device_update_bytes == 0;
-}
-
 /* Describe a shortage of host memory. @spared: bytes that gradients in weight rows would save. */
 static void describe_host(const struct cst_search *s, const struct cst_plan_point *point,
                           uint64_t spared, struct cst_err *err)
 {
     uint64_t limit = s->config->budget->host_bytes;
-    bool disk = may_use_disk(s, point);
     char words[96] = "", host[CST_SIZE_TEXT], takes[CST_SIZE_TEXT], lacks[CST_SIZE_EXACT];
 
-    if (point->over || disk) {
-        (void)snprintf(words, sizeof words, ", %s",
-                       point->over ? "with gradients in the place of weights"
-                                   : "when the disk is full");
-    } else if (spared > 0) {
+    if (spared > 0) {
         (void)snprintf(words, sizeof words, ", of which --grad-over-weight would save %s",
                        cst_size_text(spared, takes));
     }
@@ -128,8 +108,7 @@ static void note_shortage(struct cst_search *s, const struct cst_layout *layout,
                     : lack->device > 0 ? device->bytes
                                        : host->bytes;
 
-    if ((lack->device > 0 &&
-         (point->pool_limit < s->device_left || point->home_limit > 0 || s->splits)) ||
+    if ((lack->device > 0 && (point->pool_limit < s->device_left || s->splits)) ||
         !is_smaller(lack->device + lack->host, most)) {
         return;
     }
@@ -153,36 +132,6 @@ static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layo
                : 0;
 }
 
-/* Bytes of all rows of the chunk. */
-static uint64_t chunk_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk)
-{
-    uint64_t bytes = row_bytes(layout, chunk, CST_ROW_WEIGHT_OTHER);
-
-    for (int row = 0; row < CST_ROW_COUNT; row++) {
-        bytes += row_bytes(layout, chunk, row);
-    }
-    return bytes;
-}
-
-/* Keep states of the first chunks on devices, of as many as fit; each device has its share. */
-static void fit_states(const struct cst_search *s, struct cst_plan_point *point,
-                       const struct cst_layout *layout)
-{
-    uint64_t total = 0;
-
-    point->what_if.n_at_home = 0;
-    while (point->home_limit > 0 && point->what_if.n_at_home < layout->n_chunks) {
-        uint64_t more = chunk_bytes(layout, &layout->chunks[point->what_if.n_at_home]);
-
-        if ((total + more + s->world - 1) / s->world > point->home_limit) {
-            break;
-        }
-        total += more;
-        point->what_if.n_at_home++;
-    }
-    point->state_bytes = (total + s->world - 1) / s->world;
-}
-
 static void add_blocks(struct cst_plan_point *point, const struct cst_layout *layout, uint32_t i,
                        uint64_t *left)
 {
@@ -195,16 +144,14 @@ static void add_blocks(struct cst_plan_point *point, const struct cst_layout *la
 }
 
 /* If ranks compute on the host, their pools are in host memory, too: bytes that remain for each
- * rank after the arenas and the smallest pools of @least bytes. UINT64_MAX: no limit. If the arenas
- * and smallest pools do not fit, only choices that the daemon cannot make yet can save enough
- * memory. */
+ * rank after the arenas and the smallest pools of @least bytes. UINT64_MAX: no limit. */
 static uint64_t left_on_host(const struct cst_search *s, const struct cst_layout *layout,
                              uint64_t least)
 {
     uint64_t limit = s->config->budget->host_bytes,
              used = cst_layout_host_bytes(layout) + s->world * least;
 
-    if (!s->host || (used > limit && !s->config->runtime_only)) {
+    if (!s->host) {
         return UINT64_MAX;
     }
     return used < limit ? (limit - used) / s->world : 0;
@@ -215,14 +162,13 @@ static uint64_t left_on_host(const struct cst_search *s, const struct cst_layout
 static void fit_blocks(const struct cst_search *s, struct cst_plan_point *point,
                        const struct cst_layout *layout, struct shortage *lack)
 {
-    uint64_t left = s->device_left - point->state_bytes, updates = for_updates(s, point),
-             needed = 0;
+    uint64_t left = s->device_left, updates = for_updates(s, point), needed = 0;
     uint64_t on_host, beyond = updates > left ? updates - left : 0;
 
     left = left > updates ? left - updates : 0;
     left = left < point->pool_limit ? left : point->pool_limit;
     for (uint32_t i = 0; i < layout->n_classes; i++) {
-        point->n_blocks[i] = least_blocks(point, &layout->classes[i]);
+        point->n_blocks[i] = layout->classes[i].min_blocks;
         needed += point->n_blocks[i] * 2 * layout->classes[i].capacity;
     }
     if (needed > left) {
@@ -243,33 +189,9 @@ static void fit_blocks(const struct cst_search *s, struct cst_plan_point *point,
 
 /* -- host memory ------------------------------------------------------------------------------ */
 
-/* Move the rows @first to @last of the last chunks to disk until the host's memory suffices.
- * Returns the number of chunks. */
-static uint32_t move_rows(struct cst_plan_point *point, const struct cst_layout *layout, int first,
-                          int last, uint64_t host_limit, uint64_t disk_limit)
-{
-    uint32_t n = 0;
-
-    while (point->host_bytes > host_limit && n < layout->n_chunks - point->what_if.n_at_home) {
-        const struct cst_layout_chunk *chunk = &layout->chunks[layout->n_chunks - 1 - n];
-        uint64_t bytes = 0;
-
-        for (int row = first; row <= last; row++) {
-            bytes += row_bytes(layout, chunk, row);
-        }
-        if (point->disk_bytes + bytes > disk_limit) {
-            break;
-        }
-        point->host_bytes -= bytes;
-        point->disk_bytes += bytes;
-        n++;
-    }
-    return n;
-}
-
 /* Bytes that gradients in weight rows would save on the host; 0: they are impossible, or already
  * there. */
-static uint64_t spared_bytes(const struct cst_plan_point *point, const struct cst_layout *layout)
+static uint64_t spared_bytes(const struct cst_layout *layout)
 {
     uint64_t bytes = 0;
 
@@ -277,7 +199,7 @@ static uint64_t spared_bytes(const struct cst_plan_point *point, const struct cs
         layout->states.masters == CST_MASTERS_SPLIT) {
         return 0;
     }
-    for (uint32_t c = point->what_if.n_at_home; c < layout->n_chunks; c++) {
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
         bytes +=
             cst_round_up(row_bytes(layout, &layout->chunks[c], CST_ROW_GRAD), CST_LAYOUT_ROW_ALIGN);
     }
@@ -287,30 +209,11 @@ static uint64_t spared_bytes(const struct cst_plan_point *point, const struct cs
 static void fit_host(const struct cst_search *s, struct cst_plan_point *point,
                      const struct cst_layout *layout, struct shortage *lack)
 {
-    const struct cst_plan_budget *budget = s->config->budget;
-    uint64_t limit = budget->host_bytes;
+    uint64_t limit = s->config->budget->host_bytes;
 
-    point->over = layout->states.grad_over_weight && !s->config->states.grad_over_weight;
-    point->disk_bytes = 0;
-    point->what_if.n_moments = point->what_if.n_masters = 0;
     point->host_bytes =
         cst_layout_host_bytes(layout) + (s->host ? s->world * point->pool_bytes : 0);
-    for (uint32_t c = 0; c < point->what_if.n_at_home; c++) {
-        uint64_t bytes = chunk_bytes(layout, &layout->chunks[c]);
-
-        point->host_bytes -= bytes < point->host_bytes ? bytes : point->host_bytes;
-    }
-    lack->spared = spared_bytes(point, layout);
-    if (point->host_bytes > limit && !s->config->runtime_only && lack->spared > 0) {
-        point->over = true;
-        point->host_bytes -= lack->spared;
-    }
-    if (may_use_disk(s, point)) {
-        point->what_if.n_moments = move_rows(point, layout, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ,
-                                             limit, budget->disk_bytes);
-        point->what_if.n_masters =
-            move_rows(point, layout, CST_ROW_MASTER, CST_ROW_MASTER, limit, budget->disk_bytes);
-    }
+    lack->spared = spared_bytes(layout);
     lack->host = point->host_bytes > limit ? point->host_bytes - limit : 0;
 }
 
@@ -336,7 +239,6 @@ bool cst_search_fit(struct cst_search *s, struct cst_plan_point *point,
             2 * layout->classes[chunk->size_class].capacity - cst_layout_weight_bytes(chunk);
     }
     point->device_update_bytes = cst_reservation_bytes(s, point, layout);
-    fit_states(s, point, layout);
     fit_blocks(s, point, layout, &lack);
     fit_host(s, point, layout, &lack);
     note_shortage(s, layout, point, &lack);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The values of each knob. Knobs that no job can have yet are only in a search without
- * `runtime_only`. */
+/* The values of each knob. */
 #include "offload/plan/knobs.h"
 
 #include "offload/layout/packing.h"
@@ -97,7 +96,8 @@ static int near_capacity(struct cst_search *s, uint32_t i, struct cst_plan_point
 
 static bool may_reserve(const struct cst_search *s, const struct cst_plan_point *p)
 {
-    return s->n_reservations > 0 && p->home_limit == 0;
+    (void)p;
+    return s->n_reservations > 0;
 }
 
 /* A device reservation of a given size is for all classes. */
@@ -118,7 +118,8 @@ static int near_reservation(struct cst_search *s, uint32_t i, struct cst_plan_po
 
 static bool may_lend(const struct cst_search *s, const struct cst_plan_point *p)
 {
-    return cst_reservation_may_lend(s) && !s->splits && p->home_limit == 0;
+    (void)p;
+    return cst_reservation_may_lend(s) && !s->splits;
 }
 
 /* Memory that pools lend takes the place of a device reservation. */
@@ -141,7 +142,7 @@ static int near_lent(struct cst_search *s, uint32_t i, struct cst_plan_point *p)
 
 static bool may_split(const struct cst_search *s, const struct cst_plan_point *p)
 {
-    return s->splits && p->update_classes > 0 && p->home_limit == 0;
+    return s->splits && p->update_classes > 0;
 }
 
 /* The ways to divide a device, without and with gradients that are kept there. */
@@ -160,55 +161,6 @@ static int near_states(struct cst_search *s, uint32_t i, struct cst_plan_point *
         return start_states(s, i - n, p);
     }
     p->states_asked = (uint64_t)((double)p->device_states * shares[i]);
-    return CST_OK;
-}
-
-/* -- what no job can have yet ----------------------------------------------------------------- */
-
-static bool may_reduce_once(const struct cst_search *s, const struct cst_plan_point *p)
-{
-    (void)p;
-    return s->config->micro_batches > 1 && !s->config->runtime_only &&
-           s->config->model->n_stages == 0;
-}
-
-static int set_once(struct cst_search *s, uint32_t i, struct cst_plan_point *p)
-{
-    (void)s;
-    p->once = i == 1;
-    return i < 2 ? CST_OK : CST_ENOTFOUND;
-}
-
-static bool may_be_at_home(const struct cst_search *s, const struct cst_plan_point *p)
-{
-    return !s->config->runtime_only && !s->host && s->rates.devices[0].update > 0 &&
-           s->config->budget->device_bytes != CST_PLAN_NO_LIMIT && p->update_classes == 0 &&
-           !p->lends;
-}
-
-static int start_home(struct cst_search *s, uint32_t i, struct cst_plan_point *p)
-{
-    static const uint32_t eighths[] = {0, 1, 2, 4, 6, 7, 8};
-    uint64_t left;
-    int rc;
-
-    if (i == sizeof eighths / sizeof *eighths) {
-        return CST_ENOTFOUND;
-    }
-    rc = cst_search_beside_pool(s, p, &left);
-    p->home_limit = left / 8 * eighths[i];
-    return rc;
-}
-
-static int near_home(struct cst_search *s, uint32_t i, struct cst_plan_point *p)
-{
-    static const double shares[] = {0.5, 0.8, 0.95, 1.05, 1.25, 2};
-
-    if (i == sizeof shares / sizeof *shares || p->home_limit == 0) {
-        return CST_ENOTFOUND;
-    }
-    p->home_limit = (uint64_t)((double)p->home_limit * shares[i]);
-    p->home_limit = p->home_limit < s->device_left ? p->home_limit : s->device_left;
     return CST_OK;
 }
 
@@ -257,14 +209,11 @@ static int near_eviction(struct cst_search *s, uint32_t i, struct cst_plan_point
 
 const struct cst_knob cst_knobs[CST_KNOBS] = {
     [CST_KNOB_SIZES] = {"chunk sizes", NULL, start_capacity, near_capacity, SHOWS(sizes)},
-    [CST_KNOB_REDUCTIONS] = {"reductions", may_reduce_once, set_once, set_once, SHOWS(once)},
     [CST_KNOB_RESERVATION] = {"memory for updates", may_reserve, start_reservation,
                               near_reservation, SHOWS(device_update_bytes)},
     [CST_KNOB_LENT] = {"lent memory", may_lend, start_lent, near_lent, SHOWS(lends)},
     [CST_KNOB_STATES] = {"states on accelerators", may_split, start_states, near_states,
                          SHOWS(device_states)},
-    [CST_KNOB_HOME] = {"chunks at home on devices", may_be_at_home, start_home, near_home,
-                       SHOWS(what_if)},
     [CST_KNOB_BLOCKS] = {"blocks", NULL, set_first_class, set_first_class, SHOWS(n_blocks),
                          .is_minor = true},
     [CST_KNOB_POOL] = {"pool", NULL, NULL, near_pool, SHOWS(n_blocks), .is_minor = true},

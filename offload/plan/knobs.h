@@ -27,11 +27,9 @@ struct cst_knob {
  * through them: first those that matter most. */
 enum cst_knob_number {
     CST_KNOB_SIZES,
-    CST_KNOB_REDUCTIONS,
     CST_KNOB_RESERVATION,
     CST_KNOB_LENT,
     CST_KNOB_STATES,
-    CST_KNOB_HOME,
     CST_KNOB_BLOCKS,
     CST_KNOB_POOL,
     CST_KNOB_DEPTH, /* The only one that can be changed while a job runs. */

@@ -55,7 +55,7 @@ static void describe_reservation(const struct cst_search *s, const struct cst_pl
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         choice->n_staying += layout->chunks[c].device != 0;
     }
-    choice->state_bytes += (layout->device_bytes + s->world - 1) / s->world;
+    choice->state_bytes = (layout->device_bytes + s->world - 1) / s->world;
 }
 
 static int make_choice(struct cst_search *s, const struct cst_plan_point *point,
@@ -66,18 +66,13 @@ static int make_choice(struct cst_search *s, const struct cst_plan_point *point,
         .n_classes = point->n_sizes,
         .prefetch_depth = point->depth,
         .eviction = point->eviction,
-        .grad = point->over ? CST_PLAN_GRAD_OVER : CST_PLAN_GRAD_BESIDE,
-        .reduce_each = s->config->micro_batches > 1 && !point->once,
-        .what_if = point->what_if,
         .n_chunks = point->n_chunks,
         .pool_bytes = point->pool_bytes,
-        .state_bytes = point->state_bytes,
         .device_update_bytes = point->device_update_bytes,
         .lends = point->lends,
         .device_states = point->device_states,
         .activation_bytes = s->activation_bytes,
         .host_bytes = point->host_bytes,
-        .disk_bytes = point->disk_bytes,
         .padding_bytes = point->padding_bytes,
         .bound_ns = point->bound_ns,
         .predicted = point->result,

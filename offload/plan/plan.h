@@ -9,20 +9,6 @@
  *     --coordinate descent, simulated too--> the fastest that fits, and up to three runners-up that
  *     differ by more than noise, each with the knobs that differ and the reason why it lost
  *
- * Some choices are simulated although the daemon cannot make them yet. They are used only without
- * `runtime_only`:
- *
- *   - States on a device: all rows of a chunk are on a rank's device (ranks take turns), which
- *     updates them, so neither weights nor gradients cross the link. The rows stay together: a
- *     weight row alone would be no more than a block, and a gradient alone saves nothing if the
- *     host updates.
- *   - Gradients in weight rows: 14 bytes per parameter instead of 16, used if 16 do not fit. One
- *     micro-batch only. (A job can request this itself with states.grad_over_weight; the planner
- *     does not choose it for a job.)
- *   - One reduction of several micro-batches: workers add up in their gradient blocks, which all
- *     stay open and need as many blocks as chunks.
- *   - Disk: moments, then master weights, of the chunks that are used last in a forward pass.
- *
  * The user chooses, and the plan follows:
  *
  *   - The formats of states.
@@ -39,8 +25,7 @@
  * (offload/books/interleave.h). The part of a device that the smallest pool and the device
  * reservation leave is divided between blocks and states in a few ways, and the fastest is kept.
  * The first search is made without states on accelerators, so the plan is never slower because of
- * this choice. Neither device reservations nor such states are combined with what the daemon cannot
- * do yet.
+ * this choice.
  *
  * Used by the daemon at the commit of a model, by `cistern plan`, and by tests. */
 #ifndef CST_PLAN_H
@@ -67,7 +52,6 @@ struct cst_plan_budget {
      * counted if ranks compute on the host. */
     uint64_t activation_bytes;
     uint64_t host_bytes; /* Host memory of the node, for all ranks; may be CST_PLAN_NO_LIMIT. */
-    uint64_t disk_bytes; /* Bytes on disk; 0: no states on disk. */
 };
 
 /* The least budgets with which a plan would fit. */
@@ -86,7 +70,7 @@ struct cst_plan_config {
     uint32_t device;
     uint32_t n_nodes;       /* Number of NUMA nodes with arenas; 0: 1. */
     uint32_t micro_batches; /* Micro-batches per step, at least 1. */
-    /* Rows of chunks, and their formats. grad_over_weight: requested, so not to be chosen. */
+    /* Rows of chunks, and their formats. */
     struct cst_layout_states states;
     /* When chunks are updated; EARLY and DELAYED need states.two_weights. */
     enum cst_overlap overlap;
@@ -120,7 +104,6 @@ struct cst_plan_config {
     /* The ranks' accelerators cannot access each other's memory: gradients of several ranks are
      * summed in host memory. */
     bool apart;
-    bool runtime_only;    /* Choose only what the daemon can do today. */
     uint64_t chunk_elems; /* Capacity of the first size class; 0: to be chosen. */
     /* Acceptable waste of weight blocks, as a share of the weights; 0: 0.02. A plan within it goes
      * before one that wastes more and is faster by up to 0.25 %, or by up to 2 % if that one wastes
@@ -139,11 +122,6 @@ struct cst_plan_config {
     void *stop_arg; /* Argument for stop. */
 };
 
-enum cst_plan_grad {
-    CST_PLAN_GRAD_BESIDE, /* The gradient has a row of its own: 16 bytes per parameter. */
-    CST_PLAN_GRAD_OVER    /* The gradient is summed in the weight row: 14 bytes per parameter. */
-};
-
 struct cst_plan_choice {
     /* To build the same layout again: capacities of the classes and so on. Engine numbers of
      * accelerators follow those of the nodes. */
@@ -153,10 +131,6 @@ struct cst_plan_choice {
     uint32_t prefetch_depth; /* As in cst_core_policy. */
     /* As in cst_core_policy: next use, unless LRU happens to be faster. */
     enum cst_core_eviction eviction;
-    enum cst_plan_grad grad;
-    /* With micro-batches: one reduction for each, into an fp32 row. Else one per chunk and step. */
-    bool reduce_each;
-    struct cst_what_if what_if;
     uint32_t n_chunks;
     uint64_t pool_bytes, state_bytes; /* Bytes on each rank's device for blocks, and for states. */
     uint64_t device_update_bytes;     /* Bytes of each rank's accelerator for updates; 0: none. */
@@ -172,8 +146,8 @@ struct cst_plan_choice {
     /* One of this many chunks gets a device update; 0: none, or only those whose states are
      * there. */
     uint32_t interleave;
-    uint64_t activation_bytes;       /* Bytes on each rank's device for activations. */
-    uint64_t host_bytes, disk_bytes; /* Bytes of the node. */
+    uint64_t activation_bytes; /* Bytes on each rank's device for activations. */
+    uint64_t host_bytes;       /* Bytes of the node. */
     /* Waste of weight blocks if each chunk were in a block of its own: the unused ends of the
      * blocks. */
     uint64_t padding_bytes;

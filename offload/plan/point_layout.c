@@ -16,7 +16,7 @@ struct cst_layout_config cst_search_layout_config(const struct cst_search *s,
         .chunk_elems = point->sizes[0],
         .n_nodes = s->config->n_nodes == 0 ? 1 : s->config->n_nodes,
         .world = s->world,
-        .grad_bytes = s->config->micro_batches > 1 && !point->once ? 4 : 2,
+        .grad_bytes = s->config->micro_batches > 1 ? 4 : 2,
         .states = s->config->states,
         .max_classes = CST_LAYOUT_MAX_CLASSES,
         .landings = s->host                  ? CST_LANDINGS_NONE
@@ -24,7 +24,6 @@ struct cst_layout_config cst_search_layout_config(const struct cst_search *s,
                                              : CST_LANDINGS_SINGLE,
     };
 
-    config.states.grad_over_weight |= point->over;
     cst_reservation_devices(s, point, &config);
     for (uint32_t i = 1; i < point->n_sizes; i++) {
         config.class_elems[i - 1] = point->sizes[i];
@@ -35,8 +34,7 @@ struct cst_layout_config cst_search_layout_config(const struct cst_search *s,
 /* True if the points' layouts have the same chunks, and rows of the same formats. */
 static bool has_same_chunks(const struct cst_plan_point *a, const struct cst_plan_point *b)
 {
-    return memcmp(a->sizes, b->sizes, sizeof a->sizes) == 0 && a->n_sizes == b->n_sizes &&
-           a->once == b->once && a->over == b->over;
+    return memcmp(a->sizes, b->sizes, sizeof a->sizes) == 0 && a->n_sizes == b->n_sizes;
 }
 
 static bool has_same_layout(const struct cst_plan_point *a, const struct cst_plan_point *b)
@@ -106,7 +104,6 @@ int cst_search_set_capacity(struct cst_search *s, uint64_t elems, struct cst_pla
     memset(point->sizes, 0, sizeof point->sizes);
     point->sizes[0] = elems;
     point->n_sizes = 0;
-    point->over = false;
     if (point->states_asked > 0) {
         point->states_asked = point->device_states;
         point->device_states = 0;
@@ -145,17 +142,6 @@ static uint64_t pool_bytes(const struct cst_layout *layout, bool most)
         bytes += (uint64_t)(most ? class->max_blocks : class->min_blocks) * 2 * class->capacity;
     }
     return bytes;
-}
-
-int cst_search_beside_pool(struct cst_search *s, const struct cst_plan_point *point,
-                           uint64_t *bytes)
-{
-    const struct cst_layout *layout;
-    int rc = find_chunks(s, point, &layout);
-    uint64_t least = rc == CST_OK ? pool_bytes(layout, false) : 0;
-
-    *bytes = least < s->device_left ? s->device_left - least : 0;
-    return rc;
 }
 
 /* Bytes of each rank's accelerator that a pool and the device reservation leave: the smallest pool
@@ -277,7 +263,6 @@ int cst_search_prepare(struct cst_search *s, struct cst_plan_point *point,
     int rc = CST_OK;
 
     *out = NULL;
-    point->over = false;
     if (point->n_sizes == 0) {
         return CST_OK;
     }

@@ -32,7 +32,6 @@ enum cause {
     PASS,
     COPIES,
     DEVICE_UPDATE,
-    DISK,
     REQUESTS,
     MEMORY,
     N_CAUSES
@@ -48,7 +47,6 @@ static const char *const names[N_CAUSES] = {
     [PASS] = "host memory's bandwidth",
     [COPIES] = "host copies",
     [DEVICE_UPDATE] = "update on the device",
-    [DISK] = "disk",
     [REQUESTS] = "round trips",
     [MEMORY] = "device memory",
 };
@@ -92,11 +90,7 @@ static bool give_more(struct cst_search *s, struct cst_plan_point *point,
         return s->host;
     case DEVICE_UPDATE:
         d->update *= FASTER;
-        return point->what_if.n_at_home > 0 || cst_search_updates_there(point);
-    case DISK:
-        s->rates.disk_read *= FASTER;
-        s->rates.disk_write *= FASTER;
-        return point->disk_bytes > 0;
+        return cst_search_updates_there(point);
     case REQUESTS:
         s->rates.request_s /= FASTER;
         return s->rates.request_s > 0;

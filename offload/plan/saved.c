@@ -28,15 +28,11 @@ static uint64_t class_elems(const struct cst_plan_choice *choice, uint32_t i)
     return i == 0 ? choice->layout.chunk_elems : choice->layout.class_elems[i - 1];
 }
 
-int cst_plan_saved_make(struct cst_saved_plan *out, const struct cst_plan_config *config,
-                        const struct cst_plan_choice *choice, struct cst_err *err)
+void cst_plan_saved_make(struct cst_saved_plan *out, const struct cst_plan_config *config,
+                         const struct cst_plan_choice *choice)
 {
     struct cst_saved_plan plan;
 
-    if (!config->runtime_only) {
-        return cst_err_set(err, CST_EUNSUPPORTED,
-                           "a plan with what the daemon cannot do yet cannot be used by a job");
-    }
     cst_plan_saved_job(&plan, config->model, config->world, config->micro_batches, &config->states,
                        config->overlap);
     plan.n_classes = choice->n_classes;
@@ -53,7 +49,6 @@ int cst_plan_saved_make(struct cst_saved_plan *out, const struct cst_plan_config
     plan.device_states = choice->device_states;
     plan.step_s = (double)choice->predicted.step_ns * 1e-9;
     *out = plan;
-    return CST_OK;
 }
 
 void cst_plan_saved_choice(const struct cst_saved_plan *plan, struct cst_plan_choice *out)

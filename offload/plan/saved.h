@@ -11,10 +11,9 @@ void cst_plan_saved_job(struct cst_saved_plan *out, const struct cst_model *mode
                         uint32_t micro_batches, const struct cst_layout_states *states,
                         enum cst_overlap overlap);
 
-/* Convert @choice, the best of a search for @config, to a plan for jobs. CST_EUNSUPPORTED: the
- * search was made without `runtime_only`, so the plan can contain what jobs cannot have. */
-int cst_plan_saved_make(struct cst_saved_plan *out, const struct cst_plan_config *config,
-                        const struct cst_plan_choice *choice, struct cst_err *err);
+/* Convert @choice, the best of a search for @config, to a plan for jobs. */
+void cst_plan_saved_make(struct cst_saved_plan *out, const struct cst_plan_config *config,
+                         const struct cst_plan_choice *choice);
 
 /* Convert @plan to the result of a search, without rows. Its layout lacks what the machine and the
  * job add: nodes, formats of states, accelerators. */

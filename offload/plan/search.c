@@ -85,8 +85,7 @@ static int check_config(const struct cst_plan_config *c, struct cst_err *err)
                            c->rates->n_devices);
     }
     if (c->states.grad_over_weight &&
-        (c->states.two_weights || c->states.masters == CST_MASTERS_SPLIT ||
-         (c->runtime_only && c->micro_batches > 1))) {
+        (c->states.two_weights || c->states.masters == CST_MASTERS_SPLIT || c->micro_batches > 1)) {
         return cst_err_set(
             err, CST_EINVAL,
             "gradients in the place of weights (grad_over_weight) cannot be combined with %s",
@@ -227,8 +226,7 @@ bool cst_search_stops(struct cst_search *s)
 
 uint64_t cst_search_memory(const struct cst_plan_point *point)
 {
-    return point->pool_bytes + point->state_bytes + point->device_update_bytes +
-           point->device_states;
+    return point->pool_bytes + point->device_update_bytes + point->device_states;
 }
 
 double cst_search_cost(const struct cst_search *s, const struct cst_plan_point *point, uint64_t ns)

@@ -24,7 +24,6 @@ struct cst_plan_point {
     /* Capacities of the size classes. n_sizes 0: no layout has the capacity that was asked for. */
     uint64_t sizes[CST_LAYOUT_MAX_CLASSES];
     uint32_t n_sizes;
-    bool once; /* One reduction of all micro-batches. */
     /* Number of size classes whose chunks fit the device reservation; 0: no device reservation. */
     uint32_t update_classes;
     bool lends; /* The ranks' pools lend memory for updates; then there is no device reservation. */
@@ -34,7 +33,6 @@ struct cst_plan_point {
     /* If the planner chooses the states that stay on accelerators: bytes of each rank's accelerator
      * that they may take. */
     uint64_t states_asked;
-    uint64_t home_limit; /* Bytes of a device that all rows of chunks at home there may take. */
     /* This size class gets additional blocks first, then the following ones, then class 0 and so
      * on. */
     uint32_t first_class;
@@ -47,9 +45,7 @@ struct cst_plan_point {
     uint64_t device_states; /* Bytes of each rank's accelerator for states that stay there. */
     uint32_t n_blocks[CST_LAYOUT_MAX_CLASSES];
     uint32_t n_chunks;
-    struct cst_what_if what_if;
-    bool over; /* Gradients are summed in weight rows. */
-    uint64_t pool_bytes, state_bytes, host_bytes, disk_bytes, padding_bytes;
+    uint64_t pool_bytes, host_bytes, padding_bytes;
     uint64_t device_update_bytes; /* Bytes of each rank's accelerator for updates. */
     uint64_t bound_ns, estimate_ns;
     double estimated_cost; /* The cost if the step takes estimate_ns. */
@@ -191,9 +187,6 @@ int cst_search_set_capacity(struct cst_search *search, uint64_t elems,
  * CST_ENOMEM. */
 int cst_search_split(struct cst_search *search, const struct cst_plan_point *point, uint32_t i,
                      uint64_t *bytes);
-/* Bytes of a device that the smallest pool of @point leaves. CST_ENOMEM. */
-int cst_search_beside_pool(struct cst_search *search, const struct cst_plan_point *point,
-                           uint64_t *bytes);
 /* Compute the point's states on accelerators, and build its layout. *out is NULL if it cannot have
  * what it asks for, or if the search may not build more layouts. CST_ENOMEM. */
 int cst_search_prepare(struct cst_search *search, struct cst_plan_point *point,

@@ -52,8 +52,8 @@ static uint32_t slab_rank(const struct cst_place *place)
                : (place->segment - CST_SIM_POOL_SEGMENT) / CST_SIM_POOL_STRIDE;
 }
 
-/* Cost of a copy between two ranks' devices or within one: for the represented ranks that do not
- * have the chunk at home. */
+/* Cost of a copy between two ranks' devices or within one: for the represented ranks other than
+ * @owner. */
 static void cost_peer_copy(struct cst_sim *sim, struct cst_sim_command *c, double bytes,
                            uint32_t owner)
 {
@@ -78,7 +78,6 @@ static void cost_copy(struct cst_sim *sim, struct cst_sim_command *c,
     const struct cst_sim_engine *engine = &sim->engines[c->engine];
     bool up = c->kind != CST_FLIGHT_SPILL && c->kind != CST_FLIGHT_LANDING;
     double bytes = (double)copied_bytes(command);
-    uint32_t owner = cst_sim_owner(sim, c->chunk);
 
     c->lane = up ? CST_SIM_UP : CST_SIM_DOWN;
     if (engine->rates == NULL) {
@@ -92,11 +91,8 @@ static void cost_copy(struct cst_sim *sim, struct cst_sim_command *c,
         use_memory(sim, &c->effort, 2 * bytes);
         return;
     }
-    if (c->kind == CST_FLIGHT_PIECE) {
-        owner = slab_rank(&command->src[0]);
-    }
-    if (owner != CST_NONE) {
-        cost_peer_copy(sim, c, bytes, owner);
+    if (c->kind == CST_FLIGHT_PIECE && slab_rank(&command->src[0]) != CST_NONE) {
+        cost_peer_copy(sim, c, bytes, slab_rank(&command->src[0]));
         return;
     }
     c->effort.device = engine->device;
@@ -170,32 +166,12 @@ static void cost_reduce(struct cst_sim *sim, struct cst_sim_command *c,
     c->effort.device = engine->device;
     c->effort.link = CST_LINK_DOWN;
     c->effort.left = (up > down ? up : down) + engine->rates->copy_latency_s * 1e9;
-    if (cst_sim_owner(sim, c->chunk) != CST_NONE) {
-        c->effort.link = CST_LINK_NONE;
-        c->effort.left = up + ns(bytes, engine->rates->memory);
-    }
     c->copied_to = (uint64_t)(source * elems * peers);
     use_memory(sim, &c->effort, elems * (sum + source * host));
     if (engine->lanes[CST_SIM_TEAM].width >
         1) { /* The represented ranks have links of their own. */
         c->effort.link = CST_LINK_NONE;
     }
-}
-
-/* Bytes per element on disk. */
-static double disk_bytes(const struct cst_sim *sim, uint32_t chunk)
-{
-    const struct cst_layout *layout = sim->config->core->layout;
-    const struct cst_what_if *what_if = &sim->config->what_if;
-    uint32_t from_end = layout->n_chunks - chunk;
-    uint64_t bytes = 0;
-
-    for (int row = CST_ROW_MASTER; row <= CST_ROW_EXP_AVG_SQ; row++) {
-        if (from_end <= (row == CST_ROW_MASTER ? what_if->n_masters : what_if->n_moments)) {
-            bytes += cst_layout_chunk_row_bytes(layout, &layout->chunks[chunk], row, CST_MX8_BLOCK);
-        }
-    }
-    return (double)bytes / CST_MX8_BLOCK;
 }
 
 /* Additional work of an update that makes the sum, as a share: it reads the first contribution
@@ -237,37 +213,18 @@ static double products_ns(const struct cst_sim *sim, const struct cst_layout_chu
 static void cost_update(struct cst_sim *sim, struct cst_sim_command *c,
                         const struct cst_command *command)
 {
-    const struct cst_rates *rates = sim->config->rates;
     const struct cst_layout *layout = sim->config->core->layout;
-    uint32_t owner = cst_sim_owner(sim, c->chunk);
     const struct cst_layout_chunk *chunk = &layout->chunks[c->chunk];
     const struct cst_layout_states states = cst_layout_states_of(&layout->states, chunk->muon);
     double elems = (double)chunk->n_elems, work = update_elems(layout, chunk);
-    double disk = disk_bytes(sim, c->chunk);
     double bytes = cst_layout_update_bytes(&states, layout->grad_bytes, chunk->dtype);
     double sums = sum_share(sim, command, chunk->dtype, bytes);
 
     c->lane = CST_SIM_TEAM;
-    if (owner != CST_NONE) {
-        const struct cst_sim_worker *w = &sim->workers[owner];
-
-        /* The owner's device updates the chunk, although the core has sent the command to the
-         * node. */
-        c->engine = sim->n_nodes + w->device;
-        c->effort.left = ns(work, w->rates->update);
-        return;
-    }
     c->effort.left = ns(work * (1 + sums), node_rates(sim, c->effort.node)->update) +
                      (chunk->muon ? products_ns(sim, chunk) : 0);
     c->effort.cores = node_rates(sim, c->effort.node)->cores;
     use_memory(sim, &c->effort, elems * bytes * (1 + sums));
-    /* The rows are read and written while other chunks are updated, so only the slower one
-     * counts. */
-    if (disk > 0) {
-        double io = ns(elems * disk, rates->disk_read) + ns(elems * disk, rates->disk_write);
-
-        c->effort.left = io > c->effort.left ? io : c->effort.left;
-    }
 }
 
 /* -- device updates --------------------------------------------------------------------------- */
@@ -363,7 +320,6 @@ void cst_sim_count(struct cst_sim *sim, const struct cst_sim_command *c,
                    const struct cst_command *command)
 {
     uint64_t bytes = cst_layout_weight_bytes(&sim->config->core->layout->chunks[c->chunk]);
-    uint64_t up = sim->moved_up, down = sim->moved_down;
 
     if (c->kind == CST_FLIGHT_LOAD) {
         sim->moved_up += copied_bytes(command) * (uint64_t)sim->workers[c->rank].stands_for;
@@ -378,9 +334,5 @@ void cst_sim_count(struct cst_sim *sim, const struct cst_sim_command *c,
         uint32_t rank = slab_rank(&command->src[i]);
 
         sim->moved_down += rank == CST_NONE ? 0 : bytes * (uint64_t)sim->workers[rank].stands_for;
-    }
-    if (c->kind != CST_FLIGHT_NORM && cst_sim_owner(sim, c->chunk) == CST_NONE) {
-        sim->host_up += sim->moved_up - up;
-        sim->host_down += sim->moved_down - down;
     }
 }

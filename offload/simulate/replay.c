@@ -74,8 +74,8 @@ static void committed(struct cst_sim *sim)
 
     sim->n_commits++;
     r->step_ns = sim->now - sim->commit_at;
-    r->bytes_up = sim->host_up - sim->host_up_before;
-    r->bytes_down = sim->host_down - sim->host_down_before;
+    r->bytes_up = sim->moved_up - sim->moved_up_before;
+    r->bytes_down = sim->moved_down - sim->moved_down_before;
     r->bytes_peer = sim->peer_bytes - sim->peer_before;
     r->hits = now.hits - sim->before.hits;
     r->late = now.late - sim->before.late;
@@ -88,8 +88,8 @@ static void committed(struct cst_sim *sim)
     memcpy(r->peak_blocks, sim->peak_blocks, sizeof r->peak_blocks);
     memset(sim->peak_blocks, 0, sizeof sim->peak_blocks);
     sim->before = now;
-    sim->host_up_before = sim->host_up;
-    sim->host_down_before = sim->host_down;
+    sim->moved_up_before = sim->moved_up;
+    sim->moved_down_before = sim->moved_down;
     sim->peer_before = sim->peer_bytes;
     sim->commit_at = sim->now;
 }

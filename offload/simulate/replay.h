@@ -51,17 +51,6 @@ struct cst_interval {
     uint64_t begin, end; /* In ns. */
 };
 
-/* Places of rows that no job can have yet. */
-struct cst_what_if {
-    /* The home of this many first chunks is a device: all their rows are there, and they are
-     * updated there. Devices take turns by chunk; GPUs only. Copies for other ranks are peer
-     * copies. */
-    uint32_t n_at_home;
-    /* The moments of this many last chunks, and the master weights of this many last chunks, are on
-     * disk: they are read and written for each update. */
-    uint32_t n_moments, n_masters;
-};
-
 struct cst_replay_config {
     /* Model, layout, pools, policy, device reservations and interleave of the job; borrowed. The
      * simulator replaces segments, tickets and timeouts. */
@@ -71,14 +60,10 @@ struct cst_replay_config {
      * step is steady. */
     uint32_t n_steps;
     uint32_t micro_batches; /* At least 1. */
-    /* Workers add up their micro-batches in gradient blocks that stay open, and hand in at the
-     * step. The core sees one micro-batch. */
-    bool reduce_once;
-    double flops_share; /* Share of the rates' flops that this model reaches, 0..1; 0: 1. */
-    bool recompute;     /* Repeat each operator's forward pass before its backward pass. */
+    double flops_share;     /* Share of the rates' flops that this model reaches, 0..1; 0: 1. */
+    bool recompute;         /* Repeat each operator's forward pass before its backward pass. */
     /* Per rank: number of ranks that it represents, including itself; NULL: 1 each. */
     const uint32_t *stands_for;
-    struct cst_what_if what_if;
     uint64_t deadline_events; /* Give up with CST_ETIMEDOUT after this many events; 0: no limit. */
     bool (*stop)(
         void *arg); /* Called from time to time. True: give up with CST_ETIMEDOUT. May be NULL. */
@@ -116,8 +101,7 @@ struct cst_replay_result {
     uint64_t states_up, states_down;
     uint64_t device_updates; /* Chunks whose device update was completed. */
     uint64_t tail_ns;        /* Time from the busiest rank's last backward pass to the commit. */
-    /* Bytes from and to host memory, of all ranks; as the core counts them, but without chunks
-     * whose home is a device. */
+    /* Bytes from and to host memory, of all ranks; as the core counts them. */
     uint64_t bytes_up, bytes_down;
     uint64_t bytes_peer; /* Bytes between devices, which the core does not count. */
     uint64_t hits, late, misses, evictions, prefetches;

@@ -229,9 +229,7 @@ static void end_op(struct cst_sim_worker *w)
     const struct cst_sim_op *at = &w->ops[w->at];
     struct cst_err err;
 
-    if (!w->sim->config->reduce_once || is_last(w)) {
-        (void)is_done(w, cst_sequence_end(&w->sequence, at->op, at->backward, &err), &err);
-    }
+    (void)is_done(w, cst_sequence_end(&w->sequence, at->op, at->backward, &err), &err);
     w->at++;
     w->state = w->at < w->n_ops ? CST_SIM_BEGIN : is_dispatched(w) ? CST_SIM_ASK : CST_SIM_FLUSH;
 }
@@ -331,9 +329,7 @@ static void accumulate(struct cst_sim_worker *w)
 {
     struct cst_err err;
 
-    if (!w->sim->config->reduce_once) {
-        (void)is_done(w, cst_sequence_accumulate(&w->sequence, &err), &err);
-    }
+    (void)is_done(w, cst_sequence_accumulate(&w->sequence, &err), &err);
     w->micro++;
     plan_micro_batch(w);
 }

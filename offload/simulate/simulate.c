@@ -51,14 +51,6 @@ void cst_sim_interval(struct cst_sim *sim, enum cst_lane_kind lane, uint32_t num
     }
 }
 
-uint32_t cst_sim_owner(const struct cst_sim *sim, uint32_t chunk)
-{
-    uint32_t rank = chunk % sim->world;
-    bool at_home = chunk < sim->config->what_if.n_at_home;
-
-    return at_home && sim->workers[rank].device != CST_NONE ? rank : CST_NONE;
-}
-
 static bool is_host(const struct cst_rates_device *device)
 {
     return strcmp(device->name, "host") == 0;

@@ -219,10 +219,8 @@ struct cst_sim {
     uint64_t commit_at;                            /* Time of the last commit. */
     uint64_t n_commits;
     uint64_t attempt;
-    struct cst_replay_counts before; /* Counters at the last commit. */
-    uint64_t host_up, host_down; /* The part of moved_up and moved_down from and to host memory. */
-    uint64_t host_up_before, host_down_before; /* Values at the last commit. */
-    uint64_t peer_before;                      /* Value of peer_bytes at the last commit. */
+    struct cst_replay_counts before;                          /* Counters at the last commit. */
+    uint64_t moved_up_before, moved_down_before, peer_before; /* Values at the last commit. */
     /* Maximum number of used blocks since the last commit. */
     uint32_t peak_blocks[CST_CORE_MAX_WORLD];
     struct cst_replay_result result;
@@ -243,9 +241,6 @@ void cst_sim_interval(struct cst_sim *sim, enum cst_lane_kind lane, uint32_t num
                       bool backward, uint64_t begin);
 /* Rates of the GPU whose link is @device; CST_NONE: rates of the processor. */
 const struct cst_rates_device *cst_sim_device(const struct cst_sim *sim, uint32_t device);
-/* The rank on whose device the chunk's states stay; CST_NONE: they are in host memory. */
-uint32_t cst_sim_owner(const struct cst_sim *sim, uint32_t chunk);
-
 /* -- command_cost.c: work of commands ---------------------------------------------------------- */
 
 /* Set the command's lane and effort. */

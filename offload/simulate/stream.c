@@ -41,7 +41,6 @@ void cst_sim_copy_weights(struct cst_sim_worker *w, uint32_t chunk, uint64_t byt
     w->copies[(w->first_copy + w->n_copies++) % w->copies_capacity] = copy;
     cst_sequence_copied(&w->sequence, chunk, copy.number);
     w->sim->moved_up += bytes * (uint64_t)w->stands_for;
-    w->sim->host_up += bytes * (uint64_t)w->stands_for;
     run_copy(w);
 }
 

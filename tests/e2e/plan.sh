@@ -15,7 +15,7 @@ command=(plan)
 expect 0 preset:gpt2-124m --rates a100 --device 2G --host 64G --batch 4 --ranks 2 --timeline "$tmp/timeline.json" --simulate
 says '^model +gpt2-124m: 124 M parameters'
 says '^machine +2 ranks on A100'
-says '^MEMORY +EACH DEVICE +HOST +DISK$'
+says '^MEMORY +EACH DEVICE +HOST$'
 says '^together .* 100\.0 %$'
 says '^binds +[a-z]'
 says '^RUNNER-UP '
@@ -98,7 +98,7 @@ jq '.plan' "$tmp/out" >"$tmp/first"
 expect 0 preset:gpt2-124m --rates a100 --device 2G --host 64G --json
 jq '.plan' "$tmp/out" | cmp -s - "$tmp/first" || fail "another plan the second time"
 expect 0 preset:gpt2-124m --rates a100 --device 2G --host 64G --json
-holds '.plan.state_bytes == 0 and .plan.disk_bytes == 0 and .plan.gradient == "beside"'
+holds '.plan.state_bytes == 0 and .plan.gradient == "beside"'
 
 # Simulated steps are in the JSON, too: six with each policy. The order of a step is learned.
 expect 0 preset:gpt2-124m --rates a100 --device 2G --json --simulate
@@ -241,7 +241,7 @@ for on in host fast; do
 done
 expect 0 preset:gpt2-124m --rates "$tmp/fast.json" --on host --device 1G --device-update 1G --device-states 600M --overlap early \
     --timeline "$tmp/timeline.json"
-says '^MEMORY +EACH DEVICE +HOST +DISK +EACH ACCELERATOR$'
+says '^MEMORY +EACH DEVICE +HOST +EACH ACCELERATOR$'
 cp "$tmp/timeline.json" "$tmp/out"
 holds '[.traceEvents[] | select(.name == "process_name") | .args.name] | contains(["rank 0", "node 0", "device 0"])'
 expect 0 preset:gpt2-124m --rates a100 --device 2G --json --grad-over-weight
@@ -290,7 +290,3 @@ for line in "" "a b" "x --device 40X" "x --device -1" "x --ranks 0" "x --ranks 6
     # shellcheck disable=SC2086 # words
     expect 2 $line
 done
-expect 0 preset:gpt2-124m --rates a100 --device 2G --what-if
-[ "$(sed -n '1s/  *.*//p' "$tmp/out")" = what-if ] || fail "a plan that no job can run is not called so first: $(cat "$tmp/out")"
-expect 1 preset:gpt2-124m --rates a100 --what-if --disk /tmp
-complains "disk: '/tmp' is not a size"

@@ -78,7 +78,6 @@ static void describe(const struct cst_plan_config *config, const struct cst_layo
     }
     out->n_classes = layout->n_classes;
     out->n_chunks = layout->n_chunks;
-    out->reduce_each = config->micro_batches > 1;
 }
 
 int rule_capacity(const struct cst_plan_config *config, uint64_t elems,
@@ -103,17 +102,6 @@ int rule_capacity(const struct cst_plan_config *config, uint64_t elems,
 }
 
 /* -- Elixir --------------------------------------------------------------------------------- */
-
-/* Compute I and J of the rule, in ns. */
-static void elixir_worth(const struct cst_plan_config *config, double *block_ns, double *state_ns)
-{
-    const struct cst_rates_device *d = &config->rates->devices[config->device];
-    double n = config->world, up = n * d->up / 1e9, down = n * d->down / 1e9;
-    double cpu = config->rates->nodes[0].update / 1e9, gpu = n * d->update / 1e9;
-
-    *block_ns = 2 / up + 2 / down;
-    *state_ns = n / 7 * (4 / up + *block_ns + 2 / down + 1 / cpu - 1 / gpu);
-}
 
 /* List the chunks in the order in which a step uses them, without consecutive repetitions. */
 static uint32_t list_uses(const struct cst_layout *layout, const struct cst_model *model,
@@ -241,34 +229,14 @@ static int choose_capacity(const struct cst_plan_config *config, uint64_t room,
     return rc;
 }
 
-/* Place states of chunks in the order of their first use, as long as @room has space. */
-static uint64_t place_states(const struct cst_plan_config *config, const struct cst_layout *layout,
-                             uint64_t room, struct cst_plan_choice *out)
-{
-    uint64_t taken = 0;
-
-    for (uint32_t c = 0; c < layout->n_chunks; c++) {
-        uint64_t bytes = layout->chunks[c].n_elems * (14 + layout->grad_bytes) / config->world + 1;
-
-        if (config->runtime_only || taken + bytes > room) {
-            break;
-        }
-        taken += bytes;
-        out->what_if.n_at_home = c + 1;
-    }
-    return taken;
-}
-
 int rule_elixir(const struct cst_plan_config *config, struct cst_plan_choice *out,
                 struct cst_err *err)
 {
-    uint64_t room = room_of(config), block, first;
+    uint64_t room = room_of(config);
     struct cst_plan_choice choice = {0};
     struct cst_layout_config lc;
     struct cst_layout layout;
     struct capacity c = {0};
-    double i_ns, j_ns;
-    uint32_t least;
     int rc = choose_capacity(config, room, &c);
 
     if (rc != CST_OK) {
@@ -280,14 +248,7 @@ int rule_elixir(const struct cst_plan_config *config, struct cst_plan_choice *ou
         return rc;
     }
     describe(config, &layout, &choice);
-    elixir_worth(config, &i_ns, &j_ns);
-    block = 2 * layout.capacity;
-    least = (layout.classes[0].min_blocks > 4 ? layout.classes[0].min_blocks : 4) + 2;
-    first = block * (i_ns > j_ns ? c.blocks + 2 : least);
-    first = first < least * block ? least * block : first;
-    first = first < room ? first : room;
-    choice.state_bytes = place_states(config, &layout, room - first, &choice);
-    rc = fill_blocks(&layout, room - choice.state_bytes, rule_in_turn, &choice, err);
+    rc = fill_blocks(&layout, room, rule_in_turn, &choice, err);
     cst_layout_close(&layout);
     if (rc == CST_OK) {
         *out = choice;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plans by the rules of other systems, for comparison with the planner: a given capacity, and
- * Elixir's threshold rule as Elixir's code implements it. Each function fills in a struct
+ * Elixir's choice of a capacity as Elixir's code makes it. Each function fills in a struct
  * cst_plan_choice that cst_plan_replay can replay. */
 #ifndef PLAN_RULES_H
 #define PLAN_RULES_H
@@ -21,15 +21,7 @@ int rule_capacity(const struct cst_plan_config *config, uint64_t elems,
 /* Plan by the rule of Elixir (hpcaitech/Elixir, 2023). All chunks have one capacity C. Candidates
  * begin at 32 MiB, doubled until the largest parameter fits, and end at three times that. The rule
  * takes the C with the least C x moves(C, B), where moves is the number of Belady's loads in one
- * step with B blocks, and B is what the device holds less two blocks for overlap. A byte of memory
- * saves I seconds if it is used for a block, and J seconds if used for optimizer states:
- *
- *   I = e_p / up + e_p / down      J = n / r x (e_o / up + I + e_p / down + 1 / v_cpu - 1 / v_gpu)
- *   e_p = 2, e_o = 4, r = 7
- *
- * If I > J, the device gets B blocks and then states of chunks in the order of first use.
- * Otherwise it gets max(4, region) + 2 blocks, then states, then blocks up to B. Rates are those of
- * all n devices together. */
+ * step with B blocks, and B is what the device holds less two blocks for overlap. */
 int rule_elixir(const struct cst_plan_config *config, struct cst_plan_choice *out,
                 struct cst_err *err);
 

@@ -15,7 +15,6 @@ START_TEST(device_is_short)
 {
     declare("gpt2-124m", 1, 1, false);
     f.budget.device_bytes = _i == 0 ? 1000000 : 400000000;
-    f.config.runtime_only = true;
     refuse(CST_EPOOL, "device memory of");
     one_byte(&f.budget.device_bytes, CST_EPOOL);
 }
@@ -26,7 +25,6 @@ START_TEST(host_is_short)
     declare("gpt2-124m", 1, 1, false);
     f.budget.device_bytes = 8000000000;
     f.budget.host_bytes = 1000000000;
-    f.config.runtime_only = true;
     refuse(CST_EBUDGET, "host memory of 953.7 MiB");
     one_byte(&f.budget.host_bytes, CST_EBUDGET);
 }
@@ -43,7 +41,6 @@ START_TEST(limit_that_none_meets)
     declare("opt-6.7b", 1, 1, true);
     f.budget.device_bytes = _i == 0 ? UINT64_C(4) << 30 : UINT64_C(1) << 30;
     f.budget.host_bytes = UINT64_C(80) << 30;
-    f.config.runtime_only = true;
     f.config.least = &least;
     if (_i == 0) {
         refuse(CST_EBUDGET, "host memory of 80.0 GiB");
@@ -68,7 +65,6 @@ START_TEST(nothing_is_a_limit)
 {
     declare("gpt2-124m", 1, 1, false);
     f.budget.device_bytes = 0;
-    f.config.runtime_only = true;
     refuse(CST_EPOOL, "device memory of 0 B");
     one_byte(&f.budget.device_bytes, CST_EPOOL);
     f.budget.device_bytes = 8000000000;
@@ -77,27 +73,6 @@ START_TEST(nothing_is_a_limit)
     one_byte(&f.budget.host_bytes, CST_EBUDGET);
     f.budget.host_bytes = f.budget.device_bytes = CST_PLAN_NO_LIMIT;
     search();
-}
-END_TEST
-
-/* If 16 bytes per parameter do not fit, gradients take the place of weights; if that is not enough,
- * states go to disk. */
-START_TEST(host_is_spared)
-{
-    declare("gpt2-124m", 1, 1, false);
-    f.rates.devices[0].update = 0; /* no state stays on the device */
-    f.budget.device_bytes = 8000000000;
-    f.budget.host_bytes = 15 * f.model.n_params;
-    search();
-    ck_assert_int_eq(f.plans.best.grad, CST_PLAN_GRAD_OVER);
-    ck_assert_uint_eq(f.plans.best.disk_bytes, 0);
-    f.budget.host_bytes = 10 * f.model.n_params;
-    f.budget.disk_bytes = 100000000000;
-    f.rates.disk_read = 3e9;
-    f.rates.disk_write = 2e9;
-    search();
-    ck_assert_uint_gt(f.plans.best.disk_bytes, 3 * f.model.n_params);
-    ck_assert_uint_le(f.plans.best.host_bytes, f.budget.host_bytes);
 }
 END_TEST
 
@@ -113,7 +88,6 @@ static void declare_on_host(uint32_t world)
 START_TEST(host_holds_pools)
 {
     declare_on_host(1 + (uint32_t)_i);
-    f.config.runtime_only = true;
     f.budget.device_bytes = CST_PLAN_NO_LIMIT;
     f.budget.host_bytes = 1000000000;
     refuse(CST_EBUDGET, "host memory of 953.7 MiB");
@@ -123,46 +97,17 @@ START_TEST(host_holds_pools)
 }
 END_TEST
 
-/* On the host the layout itself has gradients in weight rows, and the replay agrees to the byte and
- * nanosecond. */
-START_TEST(host_is_spared_by_the_layout)
-{
-    struct cst_replay_result again;
-    struct cst_layout layout;
-    struct cst_err err;
-    uint32_t world = 1 + (uint32_t)_i;
-
-    declare_on_host(world);
-    /* About the smallest pool, so the pools cannot shrink instead. */
-    f.budget.device_bytes = 200000000;
-    f.budget.host_bytes = 15 * f.model.n_params + world * f.budget.device_bytes;
-    search();
-    ck_assert_int_eq(f.plans.best.grad, CST_PLAN_GRAD_OVER);
-    ck_assert(f.plans.best.layout.states.grad_over_weight);
-    ck_assert_int_eq(cst_layout_build(&layout, &f.model, &f.plans.best.layout, &err), CST_OK);
-    ck_assert_uint_eq(f.plans.best.host_bytes,
-                      cst_layout_host_bytes(&layout) + world * f.plans.best.pool_bytes);
-    ck_assert_uint_le(layout.arena_bytes, 141 * f.model.n_params / 10);
-    cst_layout_close(&layout);
-    ck_assert_int_eq(cst_plan_replay(&f.config, &f.plans.best, 0, NULL, NULL, &again, &err),
-                     CST_OK);
-    ck_assert_uint_eq(again.step_ns, f.plans.best.predicted.step_ns);
-}
-END_TEST
-
-/* With runtime_only, gradients take the place of weights only if the job asks for it. Otherwise the
- * error says how much memory that would save. */
+/* Gradients take the place of weights only if the job asks for it. Otherwise the error says how
+ * much memory that would save. */
 START_TEST(gradients_over_weights_are_the_users_choice)
 {
     declare_on_host(2);
-    f.config.runtime_only = true;
     f.config.chunk_elems = 40000000;
     f.budget.device_bytes = 500000000;
     f.budget.host_bytes = 15 * f.model.n_params + 2 * f.budget.device_bytes;
     refuse(CST_EBUDGET, "which --grad-over-weight would save");
     f.config.states.grad_over_weight = true;
     search();
-    ck_assert_int_eq(f.plans.best.grad, CST_PLAN_GRAD_BESIDE); /* the other choices are unchanged */
     ck_assert(f.plans.best.layout.states.grad_over_weight);
 }
 END_TEST
@@ -215,7 +160,6 @@ START_TEST(stops)
 
     declare("opt-6.7b", 1, 1, true);
     f.budget.device_bytes = 30000000000;
-    f.config.runtime_only = true;
     f.config.stop = is_over;
     f.config.stop_arg = &patience;
     rc = cst_plan_search(&f.plans, &f.config, &err);
@@ -263,7 +207,6 @@ START_TEST(gives_up)
 
     declare("opt-6.7b", 1, 1, true);
     f.budget.device_bytes = 30000000000;
-    f.config.runtime_only = true;
     f.config.max_events = 20000;
     f.config.micro_batches = 2;
     search();
@@ -272,11 +215,6 @@ START_TEST(gives_up)
                      CST_ETIMEDOUT);
     ck_assert_int_eq(cst_plan_search(&f.plans, &f.config, &err), CST_ETIMEDOUT);
     ck_assert_msg(strstr(err.text, "more than 320000 events") != NULL, "%s", err.text);
-    /* With one reduction the core has little to do, but the workers have much. */
-    f.config.runtime_only = false;
-    f.budget.device_bytes = CST_PLAN_NO_LIMIT;
-    (void)snprintf(f.rates.devices[0].name, sizeof f.rates.devices[0].name, "host");
-    ck_assert_int_eq(cst_plan_search(&f.plans, &f.config, &err), CST_ETIMEDOUT);
 }
 END_TEST
 
@@ -317,7 +255,6 @@ START_TEST(numbers_do_not_wrap)
     f.budget.device_bytes = 8000000000;
     refuse(CST_EPOOL, "device memory of");
     f.budget.activation_bytes = 1;
-    f.config.runtime_only = true; /* weights cross the link */
     f.rates.devices[0].up = f.rates.devices[0].down = 1e-12;
     f.rates.devices[0].up_both = f.rates.devices[0].down_both = 0;
     refuse(CST_EINVAL, "more than a century");
@@ -333,9 +270,7 @@ int main(void)
     tcase_add_test(tc, host_is_short);
     suite_add_loop(tc, limit_that_none_meets, 0, 2);
     tcase_add_test(tc, nothing_is_a_limit);
-    tcase_add_test(tc, host_is_spared);
     suite_add_loop(tc, host_holds_pools, 0, 2);
-    suite_add_loop(tc, host_is_spared_by_the_layout, 0, 2);
     tcase_add_test(tc, gradients_over_weights_are_the_users_choice);
     tc = suite_case(suite, "time", search_rig_setup, search_rig_teardown);
     suite_add_loop(tc, always_ends, 0, 8);

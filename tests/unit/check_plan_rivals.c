@@ -120,7 +120,7 @@ static void random_machine(void)
     }
     f.rates.nodes[0].update *= between(0.2, 3);
     f.config.micro_batches = draw() < 0.8 ? 1 : 2 + below(3);
-    f.config.runtime_only = draw() < 0.5;
+    f.config.recompute = draw() < 0.5;
     f.budget.device_bytes =
         (uint64_t)(between(0.15, 10) * 2 * (double)f.model.n_params) + (uint64_t)between(1e6, 1e8);
     for (uint32_t i = 0; i < f.model.n_operators; i++) {
@@ -164,8 +164,8 @@ static void shuffle(uint32_t order[CST_LAYOUT_MAX_CLASSES])
     }
 }
 
-/* Required medians of the gains on accelerators: 0.7 of the observed gains above 1. */
-static const double least_median[N_RIVALS] = {1.05, 1.055, 1.04, 1.1};
+/* Required means of the gains on accelerators: 0.7 of the observed gains above 1. */
+static const double least_mean[N_RIVALS] = {1.047, 1.045, 1.038, 1.12};
 
 /* A capacity from one 1000th to one half of the model. */
 static uint64_t draw_capacity(void)
@@ -284,24 +284,22 @@ static double mean(const struct gains *g)
 static void check_gains(enum rival rival, bool host)
 {
     struct gains *g = &gains[host][rival];
-    double median;
 
     ck_assert_uint_gt(g->n, host ? N_RANDOM / 40 : N_RANDOM / 4);
     qsort(g->v, g->n, sizeof g->v[0], by_value);
-    median = g->v[g->n / 2];
     printf("on %-15s against %-15s %3" PRIu32
            " comparisons: gain at least %.4f, median %.4f, mean %.4f, 90 %% at most %.3f\n",
-           host ? "the processor" : "an accelerator", rivals[rival], g->n, g->v[0], median, mean(g),
-           g->v[g->n * 9 / 10]);
+           host ? "the processor" : "an accelerator", rivals[rival], g->n, g->v[0], g->v[g->n / 2],
+           mean(g), g->v[g->n * 9 / 10]);
     ck_assert_msg(g->v[0] * MOST_LOST >= 1, "%s is faster: %.4f of the plan's step", rivals[rival],
                   g->v[0]);
-    ck_assert_msg(host || median >= least_median[rival], "%s: the median gain is %.4f",
-                  rivals[rival], median);
+    ck_assert_msg(host || mean(g) >= least_mean[rival], "%s: the mean gain is %.4f", rivals[rival],
+                  mean(g));
 }
 
 /* On 200 random models, machines and budgets, no rival fits where no plan was found, and none is
- * faster by more than a quarter of a percent. On accelerators the median rival's step is at least 4
- * % longer. */
+ * faster by more than a quarter of a percent. On accelerators the rivals' steps are at least 3 %
+ * longer on average. */
 START_TEST(never_worse)
 {
     for (unsigned seed = 0; seed < N_RANDOM; seed++) {
@@ -351,25 +349,6 @@ static void try_blocks(struct exhaustive *e, uint32_t i, uint64_t room)
     }
 }
 
-/* Try all numbers of chunks, from the first one on, whose states fit on the device. */
-static void try_states(struct exhaustive *e)
-{
-    uint64_t states = 0;
-
-    for (uint32_t n = 0; n <= e->layout.n_chunks; n++) {
-        if (n > 0) {
-            states += 16 * e->layout.chunks[n - 1].n_elems;
-        }
-        e->choice.what_if.n_at_home = n;
-        if (states <= e->room) {
-            try_blocks(e, 0, e->room - states);
-        }
-        if (f.config.runtime_only) {
-            break;
-        }
-    }
-}
-
 static void try_layout(struct exhaustive *e, uint64_t elems, uint32_t max_classes, uint64_t *seen,
                        uint32_t *n_seen)
 {
@@ -397,7 +376,7 @@ static void try_layout(struct exhaustive *e, uint64_t elems, uint32_t max_classe
     for (uint32_t i = 1; i < e->layout.n_classes; i++) {
         e->choice.layout.class_elems[i - 1] = e->layout.classes[i].capacity;
     }
-    try_states(e);
+    try_blocks(e, 0, e->room);
     cst_layout_close(&e->layout);
 }
 
@@ -427,14 +406,13 @@ static void small_model(unsigned seed)
                                                    .memory = 1e11};
     f.rates.nodes[0].update = between(3e7, 1e9);
     f.rates.request_s = 2e-6;
-    f.config.runtime_only = draw() < 0.6;
+    f.config.recompute = draw() < 0.6;
     f.budget.activation_bytes = 1;
     f.budget.device_bytes = (uint64_t)(between(1, 4) * 2 * (double)f.model.n_params) + 60000;
 }
 
 /* On instances small enough for an exhaustive search (all packings, one class or several, all
- * numbers of blocks, all depths, all numbers of chunks on the device) the plan is within 3 % of the
- * best. */
+ * numbers of blocks, all depths) the plan is within 3 % of the best. */
 START_TEST(near_the_optimum)
 {
     struct exhaustive e = {.best = UINT64_MAX};

@@ -176,7 +176,6 @@ START_TEST(states_beside_the_host)
     plan_rig_host_rates(&f.rates);
     f.rates.devices[0].flops = 20e12;
     f.budget.device_bytes = 600000000;
-    f.config.runtime_only = true;
     f.config.max_events = 60000;
     f.config.device_states = CST_PLAN_DEVICE_UPDATE_AUTO;
     without = search_ns();
@@ -213,7 +212,6 @@ START_TEST(layouts_are_bounded)
     }
     f.budget.device_bytes = 8000000000;
     f.rates.nodes[0].update = 2e9;
-    f.config.runtime_only = true;
     f.config.max_events = 60000;
     f.config.device_update_bytes = CST_PLAN_DEVICE_UPDATE_AUTO;
     (void)search_ns();

@@ -147,7 +147,6 @@ START_TEST(accelerators_of_the_host)
     plan_rig_host_rates(&f.rates);
     f.rates.devices[0].flops = 20e12;
     f.budget.device_bytes = 600000000;
-    f.config.runtime_only = true;
     without = search_ns();
     pool = f.plans.best.pool_bytes;
     f.config.device_update_bytes = UINT64_C(4) << 30;
@@ -190,7 +189,6 @@ START_TEST(combinations)
         f.config.accelerator = f.rates.n_devices++;
     }
     f.budget.device_bytes = 5000000000;
-    f.config.runtime_only = _i % 2 == 0;
     f.config.max_events = 30000;
     set_overlap((enum cst_overlap)(_i % CST_OVERLAP_COUNT));
     f.config.device_update_bytes = reservations[reservation];
@@ -271,7 +269,6 @@ START_TEST(sums_in_host_memory)
 
     declare("gpt2-355m", 4, 2, true);
     f.budget.device_bytes = 6000000000;
-    f.config.runtime_only = true;
     search();
     peers = f.plans.best;
     f.config.apart = true;

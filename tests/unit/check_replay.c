@@ -189,37 +189,6 @@ START_TEST(representatives)
 }
 END_TEST
 
-/* States in device memory do not cross the link, and the processor updates nothing. */
-START_TEST(states_on_the_device)
-{
-    struct cst_replay_result host, device;
-
-    plan_rig_open(&rig, "gpt2-124m", 1, 0, true, 0.5);
-    host = plan_rig_run(&rig);
-    rig.replay.what_if.n_at_home = rig.layout.n_chunks;
-    device = plan_rig_run(&rig);
-    ck_assert_uint_lt(device.step_ns, host.step_ns);
-    ck_assert_uint_eq(device.bytes_peer, 0);
-}
-END_TEST
-
-/* With states on disk, updates are as slow as the disk. */
-START_TEST(states_on_disk)
-{
-    struct cst_replay_result r;
-    double io_s;
-
-    plan_rig_open(&rig, "gpt2-124m", 1, 0, true, 0.5);
-    rig.rates.disk_read = 2e9;
-    rig.rates.disk_write = 1e9;
-    rig.replay.what_if.n_moments = rig.layout.n_chunks;
-    r = plan_rig_run(&rig);
-    io_s = 8 * (double)rig.model.n_params * (1 / 2e9 + 1 / 1e9);
-    ck_assert_double_ge((double)r.step_ns / 1e9, io_s);
-    ck_assert_double_le((double)r.step_ns / 1e9, 1.2 * io_s);
-}
-END_TEST
-
 /* GPUs exchange pieces of weights: each link carries fewer bytes from the host, other GPUs supply
  * the rest, and all bytes are counted. */
 START_TEST(gathered)
@@ -360,8 +329,6 @@ int main(void)
     tcase_add_test(tc, fast_compute_shows_updates);
     tcase_add_test(tc, recompute_costs_a_pass);
     tcase_add_loop_test(tc, representatives, 0, 2);
-    tcase_add_test(tc, states_on_the_device);
-    tcase_add_test(tc, states_on_disk);
     tcase_add_test(tc, gathered);
     tcase_add_loop_test(tc, apart, 1, 3);
     tc = suite_case(suite, "intervals", NULL, teardown);

@@ -50,7 +50,6 @@ void declare_slow(uint32_t world)
     declare("gpt2-355m", world, 2, false);
     f.budget.device_bytes = 8000000000;
     f.rates.nodes[0].update = 2e9;
-    f.config.runtime_only = true;
     f.config.max_events = 60000;
 }
 
