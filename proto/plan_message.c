@@ -23,7 +23,6 @@ void cst_plan_message_fill(Cistern__JobPlan *msg, struct cst_saved_plan *plan)
     msg->n_chunks = plan->n_chunks;
     msg->pool_bytes = plan->pool_bytes;
     msg->prefetch_depth = plan->prefetch_depth;
-    msg->eviction = plan->eviction;
     msg->device_update_bytes = plan->device_update_bytes;
     msg->has_lent = plan->lent != 0;
     msg->lent = plan->lent != 0;

@@ -14,8 +14,6 @@
 
 #define MAX_STEP_S 1e9 /* 31 years */
 
-/* enum cst_core_eviction */
-static const char *const eviction_names[] = {"next use", "oldest", NULL};
 static const char *const flag_names[] = {"no", "yes", NULL};
 
 /* A number of a plan: its key, and its form in the file. */
@@ -50,11 +48,15 @@ static const char *const for_keys[] = {"world",     "micro_batches", "optimizer"
                                        "n_tensors", "n_operators",   "fingerprint",      NULL};
 
 static const struct field plan_fields[] = {
-    {NARROW(n_chunks)},          {WIDE(pool_bytes)},
-    {NARROW(prefetch_depth)},    {NARROW(eviction), .names = eviction_names},
-    {WIDE(device_update_bytes)}, {NARROW(lent), .names = flag_names, .optional = true},
-    {WIDE(device_states)},       {.key = NULL},
+    {NARROW(n_chunks)},
+    {WIDE(pool_bytes)},
+    {NARROW(prefetch_depth)},
+    {WIDE(device_update_bytes)},
+    {NARROW(lent), .names = flag_names, .optional = true},
+    {WIDE(device_states)},
+    {.key = NULL},
 };
+/* Files of earlier versions have the key "eviction"; it has no effect. */
 static const char *const plan_keys[] = {"classes",    "n_chunks",
                                         "pool_bytes", "prefetch_depth",
                                         "eviction",   "device_update_bytes",

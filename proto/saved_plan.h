@@ -43,7 +43,6 @@ struct cst_saved_plan {
     uint32_t n_chunks;                         /* Number of chunks of all classes. */
     uint64_t pool_bytes;                       /* Size of each rank's pool. */
     uint32_t prefetch_depth; /* Chunks; 0: as many as the blocks allow; UINT32_MAX: no prefetch. */
-    uint32_t eviction;       /* enum cst_core_eviction */
     uint64_t device_update_bytes; /* Device reservation of each rank, bytes. */
     uint32_t lent;                /* 1: pools lend memory for updates instead. */
     uint64_t device_states;       /* Bytes of each rank's accelerator for states that stay there. */

@@ -112,8 +112,7 @@ const struct cst_option cli_options[] = {
         "plan: save the plan for a job in FILE, with --parallel as a file of cistern-gpt --config; "
         "drain: save all jobs in DIR first",
         CST_TEXT(AT(plan.save))),
-    PLAN("simulate", NULL, "simulate six steps, and compare evictions",
-         CST_FLAG(AT(plan.simulate))),
+    PLAN("simulate", NULL, "simulate six steps", CST_FLAG(AT(plan.simulate))),
     PLAN("timeline", "FILE", "write the steps as a trace for Perfetto",
          CST_TEXT(AT(plan.timeline))),
     CST_OPTION_MAY("restart", CLI_USES_RUN, "N", "10",

@@ -107,42 +107,29 @@ static int draw(const struct cli_plan_input *input, const struct cst_plan_choice
 
 /* -- simulation ------------------------------------------------------------------------------- */
 
-static const struct {
-    const char *name; /* Name in the table. */
-    enum cst_core_eviction eviction;
-} policies[] = {{"next use", CST_EVICT_NEXT_USE}, {"oldest", CST_EVICT_LRU}};
-
-enum { N_POLICIES = sizeof policies / sizeof *policies };
-
-/* Results of steps 1, 2, ... of a plan, for each eviction policy. */
+/* Results of steps 1, 2, ... of a plan. */
 struct simulation {
-    struct cst_replay_result steps[N_POLICIES][SIMULATED_STEPS];
+    struct cst_replay_result steps[SIMULATED_STEPS];
 };
 
-/* Simulate the first steps of the plan one by one, with each eviction policy. They show how the
- * core learns the order of a step, and what eviction by LRU would cost. */
+/* Simulate the first steps of the plan one by one. They show how the core learns the order of a
+ * step. */
 static int simulate(struct simulation *out, const struct cli_plan_input *input,
                     const struct cst_plan_choice *choice, struct cst_err *err)
 {
-    struct cst_plan_choice other = *choice;
     int rc = CST_OK;
 
-    for (size_t p = 0; p < N_POLICIES; p++) {
-        other.eviction = policies[p].eviction;
-        for (uint32_t n = 0; n < SIMULATED_STEPS && rc == CST_OK; n++) {
-            rc = cst_plan_replay(&input->config, &other, n + 1, NULL, NULL, &out->steps[p][n], err);
-        }
+    for (uint32_t n = 0; n < SIMULATED_STEPS && rc == CST_OK; n++) {
+        rc = cst_plan_replay(&input->config, choice, n + 1, NULL, NULL, &out->steps[n], err);
     }
     return rc;
 }
 
-static void add_step(struct cli_table *table, uint32_t step, const char *policy,
-                     const struct cst_replay_result *result)
+static void add_step(struct cli_table *table, uint32_t step, const struct cst_replay_result *result)
 {
     char text[CLI_HUMAN_BYTES];
 
     cli_table_cell(table, "%u", step);
-    cli_table_cell(table, "%s", policy);
     cli_table_cell(table, "%s", cli_seconds((double)result->step_ns * 1e-9, text));
     cli_table_cell(table, "%s", cli_seconds((double)result->wait_ns * 1e-9, text));
     cli_table_cell(table, "%s",
@@ -158,16 +145,14 @@ static void add_step(struct cli_table *table, uint32_t step, const char *policy,
 
 static bool print_simulation(const struct simulation *simulation)
 {
-    static const char *const titles[] = {"STEP",  "EVICTS", ">TIME",       ">WAITS",
-                                         ">HITS", ">LATE",  ">PREFETCHES", ">EVICTIONS",
-                                         ">UP",   ">DOWN",  ">EVENTS",     NULL};
+    static const char *const titles[] = {"STEP",  ">TIME",       ">WAITS",     ">HITS",
+                                         ">LATE", ">PREFETCHES", ">EVICTIONS", ">UP",
+                                         ">DOWN", ">EVENTS",     NULL};
     struct cli_table table;
 
     cli_table_init(&table, titles);
-    for (size_t p = 0; p < N_POLICIES; p++) {
-        for (uint32_t n = 0; n < SIMULATED_STEPS; n++) {
-            add_step(&table, n + 1, policies[p].name, &simulation->steps[p][n]);
-        }
+    for (uint32_t n = 0; n < SIMULATED_STEPS; n++) {
+        add_step(&table, n + 1, &simulation->steps[n]);
     }
     (void)printf("\n");
     return cli_table_print(&table, stdout);
@@ -178,11 +163,9 @@ static json_t *simulation_json(const struct simulation *simulation)
 {
     json_t *list = json_array();
 
-    for (size_t i = 0; list != NULL && i < (size_t)N_POLICIES * SIMULATED_STEPS; i++) {
-        size_t p = i / SIMULATED_STEPS, n = i % SIMULATED_STEPS;
-        json_t *step =
-            json_pack("{s:i, s:s, s:o}", "step", (int)n + 1, "eviction", policies[p].name, "played",
-                      cli_plan_step_json(&simulation->steps[p][n]));
+    for (int n = 0; list != NULL && n < SIMULATED_STEPS; n++) {
+        json_t *step = json_pack("{s:i, s:o}", "step", n + 1, "played",
+                                 cli_plan_step_json(&simulation->steps[n]));
 
         if (json_array_append_new(list, step) != 0) {
             json_decref(list);

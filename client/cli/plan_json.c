@@ -54,12 +54,11 @@ json_t *cli_plan_step_json(const struct cst_replay_result *p)
 static json_t *choice_json(const struct cli_plan_input *input, const struct cst_plan_choice *choice)
 {
     return json_pack(
-        "{s:i, s:o, s:i, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:i, s:i, s:i, s:s?, "
+        "{s:i, s:o, s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:i, s:i, s:i, s:s?, "
         "s:f, s:f, s:o}",
         "n_chunks", (int)choice->n_chunks, "classes", classes_json(choice), "prefetch_depth",
         choice->prefetch_depth == CST_CORE_NO_PREFETCH ? -1 : (int)choice->prefetch_depth,
-        "eviction", choice->eviction == CST_EVICT_LRU ? "oldest" : "next use", "gradient",
-        input->config.states.grad_over_weight ? "over" : "beside", "pool_bytes",
+        "gradient", input->config.states.grad_over_weight ? "over" : "beside", "pool_bytes",
         (json_int_t)choice->pool_bytes, "state_bytes", (json_int_t)choice->state_bytes,
         "activation_bytes", (json_int_t)choice->activation_bytes, "host_bytes",
         (json_int_t)choice->host_bytes, "padding_bytes", (json_int_t)choice->padding_bytes,

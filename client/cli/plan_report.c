@@ -215,12 +215,6 @@ static const char *describe_depth(const struct cst_plan_choice *choice, char out
     return out;
 }
 
-static const char *eviction_name(const struct cst_plan_choice *choice)
-{
-    return choice->eviction == CST_EVICT_LRU ? "the least recently used weights"
-                                             : "the weights whose next use is last";
-}
-
 static void print_choice(const struct cli_plan_input *input, const struct cst_plan_choice *best)
 {
     char blocks[128], depth[16], a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES];
@@ -230,8 +224,8 @@ static void print_choice(const struct cli_plan_input *input, const struct cst_pl
     (void)printf("chunks    %u of up to %s, %s wasted\n", best->n_chunks,
                  cli_bytes(2 * best->layout.chunk_elems, a),
                  cli_percent(best->padding_bytes, weights, b));
-    (void)printf("pool      %s on each device, prefetch depth %s, evicts %s\n", blocks,
-                 describe_depth(best, depth), eviction_name(best));
+    (void)printf("pool      %s on each device, prefetch depth %s\n", blocks,
+                 describe_depth(best, depth));
     (void)printf("gradient  %s%s\n",
                  input->config.states.grad_over_weight ? "in the place of the weight"
                                                        : "in a row of its own",

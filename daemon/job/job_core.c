@@ -22,7 +22,6 @@ static struct cst_core_policy policy_of(const struct cstd_job *job)
 
     if (job->plan.valid) {
         policy.prefetch_depth = job->plan.choice.prefetch_depth;
-        policy.eviction = job->plan.choice.eviction;
     }
     return policy;
 }

@@ -552,9 +552,7 @@ unsigned cstd_planner_explain(const struct cstd_job *job, uint32_t size_class, c
                                                 : "chosen for the least waste");
     if (job->plan.valid) {
         (void)snprintf(lines[n++], 192, "%.191s", job->plan.words);
-        (void)snprintf(lines[n++], 192, "pools evict %s and prefetch %s; the bottleneck is %s",
-                       choice->eviction == CST_EVICT_LRU ? "the least recently used weights"
-                                                         : "the weights whose next use is last",
+        (void)snprintf(lines[n++], 192, "pools prefetch %s; the bottleneck is %s",
                        depth_words(choice->prefetch_depth, depth), choice->binds);
     }
     if (job->plan.update_why[0] != '\0') {

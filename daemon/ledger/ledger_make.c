@@ -249,7 +249,6 @@ static int fill(struct cstd_job *job, struct parts *parts, Ledger__Job *out, str
     out->n_class_elems = job->layout.n_classes;
     out->class_elems = parts->class_elems;
     out->prefetch_depth = job->plan.valid ? job->plan.choice.prefetch_depth : 0;
-    out->eviction = job->plan.valid ? job->plan.choice.eviction : CST_EVICT_NEXT_USE;
     out->step_s = job->plan.valid ? job->plan.step_s : 0;
     out->plan_words = (char *)(uintptr_t)(job->plan.valid ? job->plan.words : "");
     out->update_why = job->plan.update_why;

@@ -404,7 +404,6 @@ static void take_plan(struct cstd_job *job, const Ledger__Job *ledger)
                                   .n_chunks = job->layout.n_chunks,
                                   .pool_bytes = worker->pool.bytes,
                                   .prefetch_depth = ledger->prefetch_depth,
-                                  .eviction = ledger->eviction,
                                   .device_update_bytes = worker->device_update_bytes,
                                   .lent = worker->lends,
                                   .device_states = worker->device_states,

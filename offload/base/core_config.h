@@ -31,17 +31,10 @@ struct cst_core_pool {
     uint64_t unreachable;
 };
 
-enum cst_core_eviction {
-    /* Evict the block that is used again last, weighted by the cost to bring it back. */
-    CST_EVICT_NEXT_USE,
-    CST_EVICT_LRU, /* Evict the least recently used block; for comparisons. */
-};
-
-/* Eviction, prefetch and times of updates. */
+/* Prefetch and times of updates. */
 struct cst_core_policy {
     /* Number of expected weights to load before they are asked for. 0: as many as blocks allow. */
     uint32_t prefetch_depth;
-    enum cst_core_eviction eviction;
     enum cst_overlap overlap; /* EARLY and DELAYED need layout->states.two_weights. */
     uint64_t delay_from; /* DELAYED: the first step, counted from 0, whose update is delayed. */
     /* GPUs that want the same weights load one piece each, of at least this many bytes, and

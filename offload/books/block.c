@@ -29,7 +29,7 @@ static const struct {
 };
 
 static int init_part(struct cst_pool *pool, uint32_t k, const struct cst_core_part *config,
-                     uint64_t block_bytes, enum cst_core_eviction eviction)
+                     uint64_t block_bytes)
 {
     struct cst_part *part = &pool->parts[k];
 
@@ -44,7 +44,7 @@ static int init_part(struct cst_pool *pool, uint32_t k, const struct cst_core_pa
     for (int s = 0; s < CST_BLOCK_STATES; s++) {
         part->head[s] = CST_NONE;
     }
-    return cst_victims_init(&part->victims, part->n_blocks, eviction);
+    return cst_victims_init(&part->victims, part->n_blocks);
 }
 
 static void enlist(struct cst_pool *pool, uint32_t b)
@@ -92,8 +92,7 @@ static void init_blocks(struct cst_pool *pool)
 }
 
 int cst_pool_init(struct cst_pool *pool, const struct cst_core_pool *config,
-                  const struct cst_layout *layout, const struct cst_trace *trace,
-                  enum cst_core_eviction eviction)
+                  const struct cst_layout *layout, const struct cst_trace *trace)
 {
     size_t n = layout->n_chunks;
     int status = CST_OK;
@@ -113,7 +112,7 @@ int cst_pool_init(struct cst_pool *pool, const struct cst_core_pool *config,
         .grad_of = malloc(n * sizeof *pool->grad_of),
     };
     for (uint32_t k = 0; k < pool->n_parts && status == CST_OK; k++) {
-        status = init_part(pool, k, &config->parts[k], 2 * layout->classes[k].capacity, eviction);
+        status = init_part(pool, k, &config->parts[k], 2 * layout->classes[k].capacity);
     }
     pool->blocks = calloc(pool->n_blocks + 1u, sizeof *pool->blocks);
     if (status != CST_OK || pool->blocks == NULL || pool->claimed == NULL ||

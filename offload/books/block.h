@@ -161,8 +161,7 @@ static inline bool cst_pool_can_exchange(const struct cst_pool *a, const struct 
 
 /* CST_ENOMEM: nothing is owned. */
 int cst_pool_init(struct cst_pool *pool, const struct cst_core_pool *config,
-                  const struct cst_layout *layout, const struct cst_trace *trace,
-                  enum cst_core_eviction eviction);
+                  const struct cst_layout *layout, const struct cst_trace *trace);
 /* Free the pool's books. Also allowed after a failed cst_pool_init. */
 void cst_pool_close(struct cst_pool *pool);
 

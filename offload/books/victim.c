@@ -8,14 +8,12 @@
 
 #define NONE UINT32_MAX
 
-int cst_victims_init(struct cst_victims *victims, uint32_t n_blocks,
-                     enum cst_core_eviction eviction)
+int cst_victims_init(struct cst_victims *victims, uint32_t n_blocks)
 {
     size_t n = n_blocks + 1ul;
     int status;
 
-    *victims = (struct cst_victims){.eviction = eviction,
-                                    .v = calloc(n, sizeof *victims->v),
+    *victims = (struct cst_victims){.v = calloc(n, sizeof *victims->v),
                                     .at = malloc(n * sizeof *victims->at),
                                     .counted = calloc(n, sizeof *victims->counted),
                                     .serial = 1};
@@ -66,12 +64,8 @@ static void uncount(struct cst_victims *victims, uint32_t id)
 
 void cst_victims_put(struct cst_victims *victims, uint32_t id, const struct cst_victim *victim)
 {
-    uint64_t oldest = ~victim->last_use;
-    struct cst_heap_key key = {.major = victim->next, .minor = oldest};
+    const struct cst_heap_key key = {.major = victim->next, .minor = ~victim->last_use};
 
-    if (victims->eviction == CST_EVICT_LRU) {
-        key = (struct cst_heap_key){.major = oldest};
-    }
     /* Within one heap the key can be changed in place. */
     if (have(victims, id) && victims->v[id].cost == victim->cost) {
         uncount(victims, id);
@@ -95,9 +89,7 @@ void cst_victims_remove(struct cst_victims *victims, uint32_t id)
 
 /* -- choice ----------------------------------------------------------------------------------- */
 
-/* The block of @cost to evict next, if its next use is after @limit. Only the first block of the
- * order counts: with LRU a later block could be used after @limit, but to evict it would not be
- * LRU, so nothing is evicted for the sake of a prefetch. */
+/* The block of @cost to evict next, if its next use is after @limit. */
 static uint32_t top(const struct cst_victims *victims, enum cst_victim_cost cost, uint64_t limit)
 {
     const struct cst_heap_item *item = cst_heap_top(&victims->heaps[cost]);
@@ -117,9 +109,6 @@ static bool is_better(const struct cst_victims *victims, uint32_t cheap, uint32_
     const struct cst_victim *d = &victims->v[dear];
     uint64_t wait = c->next > now ? c->next - now : 0;
 
-    if (victims->eviction == CST_EVICT_LRU) {
-        return c->last_use < d->last_use;
-    }
     return wait >= (d->next > now ? (d->next - now) / 2 : 0);
 }
 
@@ -164,9 +153,7 @@ static bool reaches(const struct cst_victims *victims, enum cst_victim_cost cost
 
 bool cst_victims_retreat(struct cst_victims *victims, uint64_t horizon)
 {
-    /* With LRU the heaps are not ordered by next use, so they cannot answer the question. */
-    if (victims->eviction == CST_EVICT_LRU || reaches(victims, CST_VICTIM_CHEAP, horizon) ||
-        reaches(victims, CST_VICTIM_DEAR, horizon)) {
+    if (reaches(victims, CST_VICTIM_CHEAP, horizon) || reaches(victims, CST_VICTIM_DEAR, horizon)) {
         return false;
     }
     victims->horizon = horizon;

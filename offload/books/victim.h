@@ -26,7 +26,6 @@ struct cst_victim {
 };
 
 struct cst_victims {
-    enum cst_core_eviction eviction;
     struct cst_heap heaps[CST_VICTIM_COSTS];
     struct cst_victim *v; /* Per id; owned. */
     uint32_t *at;         /* Per id: its place in its heap; owned. */
@@ -39,8 +38,7 @@ struct cst_victims {
 };
 
 /* Make room for ids below @n_blocks. CST_ENOMEM: nothing is owned. */
-int cst_victims_init(struct cst_victims *victims, uint32_t n_blocks,
-                     enum cst_core_eviction eviction);
+int cst_victims_init(struct cst_victims *victims, uint32_t n_blocks);
 /* Free the books. */
 void cst_victims_close(struct cst_victims *victims);
 

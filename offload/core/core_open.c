@@ -57,7 +57,7 @@ static int open_rank(struct cst_core *core, const struct cst_core_config *config
     }
     if (cst_trace_init(&r->trace, core->layout, core->model, rank,
                        core->model->n_stages > 0 ? 1 : core->micro_batches) != CST_OK ||
-        cst_pool_init(&r->pool, pool, core->layout, &r->trace, core->policy.eviction) != CST_OK) {
+        cst_pool_init(&r->pool, pool, core->layout, &r->trace) != CST_OK) {
         return cst_err_set(err, CST_ENOMEM, "no memory for the pool of rank %" PRIu32, rank);
     }
     core->everybody |= 1ull << rank;

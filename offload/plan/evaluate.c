@@ -13,15 +13,14 @@ int cst_search_simulate(const struct cst_search *s, const struct cst_plan_point 
     uint32_t world = stands_for > 1 ? 1 : s->world;
     struct cst_core_pool *pools = calloc(world, sizeof *pools);
     struct cst_core_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES];
-    struct cst_core_config core = {.model = s->config->model,
-                                   .layout = layout,
-                                   .world = world,
-                                   .pools = pools,
-                                   .policy = {.prefetch_depth = point->depth,
-                                              .eviction = point->eviction,
-                                              .overlap = s->config->overlap},
-                                   .reservations = reservations,
-                                   .micro_batches = s->config->micro_batches};
+    struct cst_core_config core = {
+        .model = s->config->model,
+        .layout = layout,
+        .world = world,
+        .pools = pools,
+        .policy = {.prefetch_depth = point->depth, .overlap = s->config->overlap},
+        .reservations = reservations,
+        .micro_batches = s->config->micro_batches};
     int rc;
 
     if (pools == NULL) {
@@ -50,7 +49,6 @@ static struct cst_plan_point point_of(const struct cst_plan_choice *choice)
         .sizes = {choice->layout.chunk_elems},
         .n_sizes = choice->n_classes,
         .depth = choice->prefetch_depth,
-        .eviction = choice->eviction,
         .update_classes = choice->device_update_bytes > 0,
         .lends = choice->lends,
         .device_update_bytes = choice->device_update_bytes,

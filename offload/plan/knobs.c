@@ -194,13 +194,6 @@ static int near_depth(struct cst_search *s, uint32_t i, struct cst_plan_point *p
     return CST_OK;
 }
 
-static int near_eviction(struct cst_search *s, uint32_t i, struct cst_plan_point *p)
-{
-    (void)s;
-    p->eviction = i == 0 ? CST_EVICT_LRU : CST_EVICT_NEXT_USE;
-    return i < 2 ? CST_OK : CST_ENOTFOUND;
-}
-
 /* -- the table -------------------------------------------------------------------------------- */
 
 #define SHOWS(field)                                                                               \
@@ -218,8 +211,6 @@ const struct cst_knob cst_knobs[CST_KNOBS] = {
                          .is_minor = true},
     [CST_KNOB_POOL] = {"pool", NULL, NULL, near_pool, SHOWS(n_blocks), .is_minor = true},
     [CST_KNOB_DEPTH] = {"prefetch depth", NULL, NULL, near_depth, SHOWS(depth), .is_minor = true},
-    [CST_KNOB_EVICTION] = {"eviction", NULL, NULL, near_eviction, SHOWS(eviction),
-                           .is_minor = true},
 };
 
 bool cst_knob_fits(const struct cst_knob *knob, const struct cst_search *s,

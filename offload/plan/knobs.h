@@ -33,7 +33,6 @@ enum cst_knob_number {
     CST_KNOB_BLOCKS,
     CST_KNOB_POOL,
     CST_KNOB_DEPTH, /* The only one that can be changed while a job runs. */
-    CST_KNOB_EVICTION,
     CST_KNOBS
 };
 

@@ -4,7 +4,7 @@
  * never reads the clock; a caller that cannot wait for the end says so through `stop`.
  *
  *   combinations of a few values of each knob (capacities per size class, device reservation,
- *     states on accelerators, pool, prefetch depth, eviction)
+ *     states on accelerators, pool, prefetch depth)
  *     --pruned by a lower bound--> the promising ones --cst_replay_run--> the best
  *     --coordinate descent, simulated too--> the fastest that fits, and up to three runners-up that
  *     differ by more than noise, each with the knobs that differ and the reason why it lost
@@ -129,8 +129,6 @@ struct cst_plan_choice {
     uint32_t n_blocks[CST_LAYOUT_MAX_CLASSES]; /* Blocks of each size class in each rank's pool. */
     uint32_t n_classes;
     uint32_t prefetch_depth; /* As in cst_core_policy. */
-    /* As in cst_core_policy: next use, unless LRU happens to be faster. */
-    enum cst_core_eviction eviction;
     uint32_t n_chunks;
     uint64_t pool_bytes, state_bytes; /* Bytes on each rank's device for blocks, and for states. */
     uint64_t device_update_bytes;     /* Bytes of each rank's accelerator for updates; 0: none. */

@@ -43,7 +43,6 @@ void cst_plan_saved_make(struct cst_saved_plan *out, const struct cst_plan_confi
     plan.n_chunks = choice->n_chunks;
     plan.pool_bytes = choice->pool_bytes;
     plan.prefetch_depth = choice->prefetch_depth;
-    plan.eviction = (uint32_t)choice->eviction;
     plan.device_update_bytes = choice->device_update_bytes;
     plan.lent = choice->lends;
     plan.device_states = choice->device_states;
@@ -57,7 +56,6 @@ void cst_plan_saved_choice(const struct cst_saved_plan *plan, struct cst_plan_ch
         .layout = {.chunk_elems = plan->chunk_elems[0], .world = plan->world},
         .n_classes = plan->n_classes,
         .prefetch_depth = plan->prefetch_depth,
-        .eviction = (enum cst_core_eviction)plan->eviction,
         .n_chunks = plan->n_chunks,
         .pool_bytes = plan->pool_bytes,
         .device_update_bytes = plan->device_update_bytes,

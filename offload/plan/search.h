@@ -38,7 +38,6 @@ struct cst_plan_point {
     uint32_t first_class;
     uint64_t pool_limit; /* Bytes of a device that blocks may take; UINT64_MAX: all that is left. */
     uint32_t depth;      /* Depth of prefetch; 0: as deep as blocks allow. */
-    enum cst_core_eviction eviction;
 
     /* The fields from here on follow from the knobs. */
 

@@ -69,9 +69,8 @@ static bool is_for_later(const struct cst_pool *pool, uint32_t b, uint64_t time)
 static bool comes_for_later(const struct cst_pool *pool, const struct cst_part *part, uint64_t time)
 {
     uint32_t b = part->head[CST_BLOCK_LOADING];
-    bool any = part->n_foreseen > 0 && part->victims.eviction != CST_EVICT_LRU;
 
-    for (int i = 0; any && i < MAX_LOADS && b != CST_NONE; i++) {
+    for (int i = 0; part->n_foreseen > 0 && i < MAX_LOADS && b != CST_NONE; i++) {
         if (is_for_later(pool, b, time)) {
             return true;
         }

@@ -21,7 +21,7 @@ says '^binds +[a-z]'
 says '^RUNNER-UP '
 says '^fits +yes: [0-9.]+ [MG]iB of 2\.00 GiB on each device, [0-9.]+ GiB of 64\.0 GiB of the host$'
 says '^step +[0-9.]+ m?s, [0-9.]+ [kM] tokens/s; the rates do not say how much they vary$'
-says '^6 +oldest '
+says '^6 +[0-9]'
 cp "$tmp/timeline.json" "$tmp/out"
 holds '.traceEvents | all((.ph == "X" and .ts >= 0 and .dur >= 0 and (.name | length > 0) and .pid > 0 and .tid > 0) or .ph == "M")'
 holds '[.traceEvents[] | select(.ph == "X") | .cat] | unique | contains(["compute", "copies up", "updates"])'
@@ -100,10 +100,9 @@ jq '.plan' "$tmp/out" | cmp -s - "$tmp/first" || fail "another plan the second t
 expect 0 preset:gpt2-124m --rates a100 --device 2G --host 64G --json
 holds '.plan.state_bytes == 0 and .plan.gradient == "beside"'
 
-# Simulated steps are in the JSON, too: six with each policy. The order of a step is learned.
+# Six simulated steps are in the JSON, too. The order of a step is learned.
 expect 0 preset:gpt2-124m --rates a100 --device 2G --json --simulate
-holds '.simulated | length == 12 and ([.[].eviction] | unique == ["next use", "oldest"]) and all(.played.step_s > 0)'
-holds '[.simulated[] | select(.eviction == "next use")] | [.[].step] == [1, 2, 3, 4, 5, 6] and (.[5].played | .hits + .late) >= (.[0].played | .hits + .late)'
+holds '.simulated | all(.played.step_s > 0) and [.[].step] == [1, 2, 3, 4, 5, 6] and (.[5].played | .hits + .late) >= (.[0].played | .hits + .late)'
 
 # A plan that cannot fit is refused with the limit and the bytes.
 expect 1 preset:opt-30b --rates a100 --device 4G --host 512G

@@ -58,7 +58,7 @@ same_layout() {
 # One rank moves the planned bytes.
 same_bytes() {
     local up down
-    read -r up down < <(jq -r '.simulated[] | select(.step == '$steps' and .eviction == "next use").played | "\(.total_bytes_up) \(.total_bytes_down)"' "$tmp/planned")
+    read -r up down < <(jq -r '.simulated[] | select(.step == '$steps').played | "\(.total_bytes_up) \(.total_bytes_down)"' "$tmp/planned")
     [ "$(jq '.ranks[0].bytes_up' "$tmp/job") $(jq '.ranks[0].bytes_down' "$tmp/job")" = "$up $down" ] ||
         fail "$1: planned $up bytes up and $down down, moved $(jq -c '.ranks[0] | [.bytes_up, .bytes_down]' "$tmp/job")"
 }

@@ -120,8 +120,7 @@ static struct cst_core_policy choose_policy(struct sim *sim)
         .overlap = sim->overlap,
         .delay_from = sim->delay_from,
         .prefetch_depth = depths[sim_below(sim, sizeof depths / sizeof depths[0])],
-        .gather_bytes = sim_chance(sim, 3000) ? 0 : 1 + sim_below(sim, 20000),
-        .eviction = sim_chance(sim, 1000) ? CST_EVICT_LRU : CST_EVICT_NEXT_USE};
+        .gather_bytes = sim_chance(sim, 3000) ? 0 : 1 + sim_below(sim, 20000)};
 }
 
 /* Give each accelerator that holds states a reservation in which to update them. */

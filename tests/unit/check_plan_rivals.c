@@ -129,13 +129,12 @@ static void random_machine(void)
 }
 
 /* Step time of a choice. UINT64_MAX if @rc is an error or the choice cannot run. */
-static uint64_t play(struct cst_plan_choice *choice, int rc, enum cst_core_eviction eviction)
+static uint64_t play(const struct cst_plan_choice *choice, int rc)
 {
     struct cst_replay_result r = {.step_ns = UINT64_MAX};
     struct cst_err err;
 
     if (rc == CST_OK) {
-        choice->eviction = eviction;
         rc = cst_plan_replay(&f.config, choice, 3, NULL, NULL, &r, &err);
     }
     return rc == CST_OK ? r.step_ns : UINT64_MAX;
@@ -145,13 +144,11 @@ static uint64_t play(struct cst_plan_choice *choice, int rc, enum cst_core_evict
 
 #define DRAWS 3 /* number of random plans of each random rival, per model */
 
-/* Rivals that are not starting points of the search: a capacity between the powers of two, with
- * Belady's eviction or with LRU; a random capacity, order in which size classes get blocks, depth
- * of prefetch and eviction; Elixir's rule. */
-enum rival { CAPACITY, CAPACITY_LRU, ANYTHING, ELIXIR, N_RIVALS };
+/* Rivals that are not starting points of the search: a capacity between the powers of two; a
+ * random capacity, order in which size classes get blocks and depth of prefetch; Elixir's rule. */
+enum rival { CAPACITY, ANYTHING, ELIXIR, N_RIVALS };
 
-static const char *const rivals[N_RIVALS] = {"a capacity", "a capacity, LRU", "all drawn",
-                                             "Elixir's rule"};
+static const char *const rivals[N_RIVALS] = {"a capacity", "all drawn", "Elixir's rule"};
 
 static void shuffle(uint32_t order[CST_LAYOUT_MAX_CLASSES])
 {
@@ -165,7 +162,7 @@ static void shuffle(uint32_t order[CST_LAYOUT_MAX_CLASSES])
 }
 
 /* Required means of the gains on accelerators: 0.7 of the observed gains above 1. */
-static const double least_mean[N_RIVALS] = {1.047, 1.045, 1.038, 1.12};
+static const double least_mean[N_RIVALS] = {1.047, 1.039, 1.12};
 
 /* A capacity from one 1000th to one half of the model. */
 static uint64_t draw_capacity(void)
@@ -182,21 +179,19 @@ static uint64_t rival_step(enum rival rival)
 {
     struct cst_plan_choice choice = {0};
     uint32_t order[CST_LAYOUT_MAX_CLASSES];
-    enum cst_core_eviction eviction = rival == CAPACITY_LRU ? CST_EVICT_LRU : CST_EVICT_NEXT_USE;
     struct cst_err err;
     int rc;
 
     memcpy(order, rule_in_turn, sizeof order);
     if (rival == ELIXIR) {
-        return play(&choice, rule_elixir(&f.config, &choice, &err), eviction);
+        return play(&choice, rule_elixir(&f.config, &choice, &err));
     }
     if (rival == ANYTHING) {
         shuffle(order);
-        eviction = draw() < 0.5 ? CST_EVICT_LRU : CST_EVICT_NEXT_USE;
     }
     rc = rule_capacity(&f.config, draw_capacity(), order, &choice, &err);
     choice.prefetch_depth = rival == ANYTHING ? below(6) : 0;
-    return play(&choice, rc, eviction);
+    return play(&choice, rc);
 }
 
 static int by_value(const void *a, const void *b)

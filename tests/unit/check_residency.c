@@ -89,26 +89,6 @@ START_TEST(wrong_generation_is_stale)
 }
 END_TEST
 
-/* With the policy CST_EVICT_LRU the block that was used longest ago is evicted. */
-START_TEST(evicts_lru)
-{
-    const struct cst_core_policy policy = {.prefetch_depth = CST_CORE_NO_PREFETCH,
-                                           .eviction = CST_EVICT_LRU};
-
-    rig_open_policy(&rig, 6, 1, 3, &policy);
-    rig_start(&rig, 1);
-    for (uint32_t c = 0; c < 3; c++) {
-        (void)rig_release(&rig, 0, c, rig_get(&rig, 0, c));
-    }
-    (void)rig_release(&rig, 0, 0, rig_get(&rig, 0, 0)); /* chunk 1 is the oldest now */
-    (void)rig_release(&rig, 0, 3, rig_get(&rig, 0, 3));
-    ck_assert_int_eq(rig_status(&rig, rig_fetch(&rig, 0, 0)), CST_OK);
-    ck_assert_int_eq(rig_status(&rig, rig_fetch(&rig, 0, 2)), CST_OK);
-    ck_assert(rig_waits(&rig, rig_fetch(&rig, 0, 1)));
-    ck_assert_uint_eq(rig_rank_stats(&rig, 0).evictions, 2);
-}
-END_TEST
-
 /* The block whose next use is farthest is evicted, in the first step (_i = 0) by the declared
  * order. At the turn from forward to backward the last used chunks stay; LRU would miss all of
  * them. */
@@ -496,7 +476,6 @@ static Suite *suite(void)
     tcase_add_test(weights, miss_is_copied);
     tcase_add_test(weights, hit_is_a_lease_more);
     tcase_add_test(weights, wrong_generation_is_stale);
-    tcase_add_test(weights, evicts_lru);
     tcase_add_loop_test(weights, evicts_farthest, 0, 2);
     tcase_add_test(weights, waits_for_a_block);
     tcase_add_test(weights, a_hit_waits_for_nobody);

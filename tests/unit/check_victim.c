@@ -14,7 +14,7 @@ static struct cst_victims victims;
 
 static void setup(void)
 {
-    ck_assert_int_eq(cst_victims_init(&victims, IDS, CST_EVICT_NEXT_USE), CST_OK);
+    ck_assert_int_eq(cst_victims_init(&victims, IDS), CST_OK);
 }
 
 static void teardown(void)
@@ -81,19 +81,6 @@ START_TEST(limits)
 }
 END_TEST
 
-/* LRU considers only the last use. */
-START_TEST(lru)
-{
-    victims.eviction = CST_EVICT_LRU;
-    put(0, CST_VICTIM_DEAR, CST_TRACE_NEVER, 5);
-    put(1, CST_VICTIM_CHEAP, 110, 3);
-    put(2, CST_VICTIM_DEAR, 105, 4);
-    ck_assert_uint_eq(choose(CST_VICTIM_ANY), 1);
-    cst_victims_remove(&victims, 1);
-    ck_assert_uint_eq(choose(CST_VICTIM_ANY), 2);
-}
-END_TEST
-
 /* Blocks whose next use is before the horizon are inside, whether they came before the horizon
  * moved or after. The horizon moves back if no block is behind it. */
 START_TEST(horizon)
@@ -131,7 +118,6 @@ static Suite *suite(void)
     tcase_add_test(tc, farthest_goes_first);
     tcase_add_test(tc, bytes_weigh);
     tcase_add_test(tc, limits);
-    tcase_add_test(tc, lru);
     tcase_add_test(tc, horizon);
     return s;
 }
