@@ -2,8 +2,8 @@
 /* Sends the planned lease items (offload/worker/lease.h) to the daemon as Batch messages, and
  * reports each result back to the leases. Either the pending call waits for a batch, or nobody
  * does; if a batch for which nobody waits fails, the step is void. */
-#ifndef CST_BATCH_H
-#define CST_BATCH_H
+#ifndef CSTC_BATCH_H
+#define CSTC_BATCH_H
 
 #include "client/lib/job.h"
 

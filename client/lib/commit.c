@@ -12,7 +12,7 @@
  * one at a time, because a message that is refused must stop the following ones. */
 static int declare_some(struct cst_job *job, struct cst_err *err)
 {
-    struct cst_commit *commit = &job->commit;
+    struct cstc_commit *commit = &job->commit;
     Cistern__Declare *msg = NULL;
     int rc;
 
@@ -469,7 +469,7 @@ static int make_leases(struct cst_job *job, struct cst_err *err)
 }
 
 /* The ranks disagree, and the daemon has forgotten what this rank declared: begin again. */
-static void declare_anew(struct cst_commit *commit)
+static void declare_anew(struct cstc_commit *commit)
 {
     commit->phase = CSTC_COMMIT_DECLARE;
     memset(&commit->cursor, 0, sizeof commit->cursor);

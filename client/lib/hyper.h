@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Hyper-parameters of a step: from the worker's struct to the message for the daemon. */
-#ifndef CST_HYPER_H
-#define CST_HYPER_H
+#ifndef CSTC_HYPER_H
+#define CSTC_HYPER_H
 
 #include "client/lib/job.h"
 

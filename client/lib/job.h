@@ -15,8 +15,8 @@
  * Each call that can block is written as an advance function, which goes on as far as possible and
  * returns CST_EAGAIN if a reply is missing. The cst_try_... form of the call calls the advance
  * function once, the blocking form until it returns another status (cstc_job_drive). */
-#ifndef CST_JOB_H
-#define CST_JOB_H
+#ifndef CSTC_JOB_H
+#define CSTC_JOB_H
 
 #include "client/lib/call.h"
 #include "client/lib/declare_message.h"
@@ -82,7 +82,7 @@ struct cstc_comm_ops {
 };
 
 /* Progress of cst_commit. */
-struct cst_commit {
+struct cstc_commit {
     enum cstc_commit_phase phase;      /* The phase to do now. */
     struct cstc_declare_cursor cursor; /* DECLARE: the declarations that the daemon accepted. */
     /* DECLARE: the declarations that the daemon will have accepted after the next reply. */
@@ -147,7 +147,7 @@ struct cst_job {
     Cistern__Hyper prepared_hyper; /* If prepared: the parameters that cst_prepare_step sent. */
     struct cst_model model;        /* Groups, tensors and operators that were declared. */
     struct cst_err declare_err;    /* Cause of the last declaration that failed. */
-    struct cst_commit commit;      /* Progress of cst_commit. */
+    struct cstc_commit commit;      /* Progress of cst_commit. */
     struct cst_plan plan;          /* Valid from CSTC_COMMIT_LAYOUT on. */
     struct cstc_slabs class_slabs[CST_PLAN_MAX_CLASSES]; /* Per size class: its slabs. */
     uint32_t n_slabs;                                    /* Number of slabs of the pool. */

@@ -19,8 +19,8 @@
  *   when a rank attaches that needs it.
  *
  * Loop thread only. */
-#ifndef CST_ENGINE_H
-#define CST_ENGINE_H
+#ifndef CSTD_ENGINE_H
+#define CSTD_ENGINE_H
 
 #include "daemon/budget/arena.h"
 #include "daemon/engine/commands.h"

@@ -11,8 +11,8 @@
  * are members of struct cstd_job and of its workers. Commit requests arrive in serve_job.c; job.c,
  * worker.c, job_info.c, serve_*.c and callbacks of the engines and of the core call the functions
  * below. Loop thread only. */
-#ifndef CST_COMMIT_H
-#define CST_COMMIT_H
+#ifndef CSTD_COMMIT_H
+#define CSTD_COMMIT_H
 
 #include "daemon/job/job.h"
 

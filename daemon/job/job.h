@@ -11,8 +11,8 @@
  *   any of these --removed, time to live, drain--> CLOSING --memory given back--> freed
  *
  * A job in REVIVING has an owner, a name, perhaps a base, and charges. Requests about it wait. */
-#ifndef CST_JOB_H
-#define CST_JOB_H
+#ifndef CSTD_JOB_H
+#define CSTD_JOB_H
 
 #include "daemon/job/comms.h"
 #include "daemon/job/interleave_tuner.h"

@@ -3,8 +3,8 @@
  * exchanged for every operator of every step, and the allocations and descriptors of the general
  * protobuf-c code would cost more than all other work of the request. The bytes are those that
  * protobuf-c reads and writes. Pure computation. */
-#ifndef CST_BATCH_H
-#define CST_BATCH_H
+#ifndef CSTD_BATCH_H
+#define CSTD_BATCH_H
 
 #include "daemon/session/pending.h"
 #include "cistern/status.h"

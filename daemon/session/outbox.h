@@ -6,8 +6,8 @@
  * - Something is short for which there is no event: memory, descriptors in flight on this machine,
  *   or a client's reading of descriptors that were sent to it before. Then @retry is true, and the
  *   owner flushes again after CSTD_OUTBOX_RETRY_MS. */
-#ifndef CST_OUTBOX_H
-#define CST_OUTBOX_H
+#ifndef CSTD_OUTBOX_H
+#define CSTD_OUTBOX_H
 
 #include "daemon/session/unread.h"
 #include "proto/frame.h"

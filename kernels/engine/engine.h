@@ -6,8 +6,8 @@
  *
  *   socket --SETUP--> device, thread pools --SEGMENT_ADD--> mapping --> SEGMENT_DONE
  *          --SUBMIT--> tickets --> work --> lanes | team --mail--> tickets, outbox --> DONE */
-#ifndef CST_ENGINE_H
-#define CST_ENGINE_H
+#ifndef CSTE_ENGINE_H
+#define CSTE_ENGINE_H
 
 #include "kernels/engine/device.h"
 

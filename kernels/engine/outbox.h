@@ -2,8 +2,8 @@
 /* Messages to the daemon that the socket has not taken yet. Messages are never dropped. While the
  * socket is full, messages wait here. Completions wait unpacked: a longer wait lets more
  * completions share one message. Loop thread. */
-#ifndef CST_OUTBOX_H
-#define CST_OUTBOX_H
+#ifndef CSTE_OUTBOX_H
+#define CSTE_OUTBOX_H
 
 #include "proto/engine.pb-c.h"
 #include "proto/frame.h"

@@ -58,8 +58,8 @@
  * written: 16 (fp32), 8 (bf16) or 4 1/8 (mx8), and half of that with one moment. For ADAMW with
  * fp32 moments the sum is 28. Split masters take 8 instead of master 8 + weight 2: the sum is 26.
  * fp32 tensors have fp32 gradients and no bf16 weights: the sum is 28. */
-#ifndef CST_UPDATE_H
-#define CST_UPDATE_H
+#ifndef CST_MATH_UPDATE_H
+#define CST_MATH_UPDATE_H
 
 #include "cistern/optimizer.h"
 
