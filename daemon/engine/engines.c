@@ -424,7 +424,7 @@ int cstd_engines_submit(struct cstd_engines *engines, const struct cst_command *
         return rc;
     }
     /* Commands that wait for a failed command now wait for the one that replaces it. */
-    for (uint32_t i = 0; i < command->n_instead; i++) {
+    for (uint32_t i = 0; i < command->n_replaces; i++) {
         cstd_commands_replace(&engines->tickets, command->replaces[i], command->ticket);
     }
     release(engines);

@@ -57,7 +57,7 @@ struct cst_command {
     /* Tickets in flight of commands that have failed or will fail, and that this command replaces:
      * what waits for one of these tickets waits for this command instead. */
     uint64_t replaces[CST_COMMAND_MAX_REPLACES];
-    uint32_t n_instead;
+    uint32_t n_replaces;
     /* The command reads or writes a staging segment, which may be gone once the request is
      * answered. */
     bool io;

@@ -61,7 +61,7 @@ void cst_core_replace(struct cst_core *core, struct cst_command *command, uint64
         flight.kind = CST_FLIGHT_DEVICE_UPDATE;
         flight.block = CST_NONE;
         cst_flights_add(&core->flights, &flight);
-        command->replaces[command->n_instead++] = ticket;
+        command->replaces[command->n_replaces++] = ticket;
     }
 }
 

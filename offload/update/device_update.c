@@ -475,7 +475,7 @@ void cst_device_update_copy_again(struct cst_core *core, const struct cst_flight
         }
     }
     copy = copy_down(core, flight->chunk, row, flight->tries + 1);
-    copy->replaces[copy->n_instead++] = flight->ticket;
+    copy->replaces[copy->n_replaces++] = flight->ticket;
     rename_down(&core->device_updates.reservations[chunk->update.reservation], chunk->update.buffer,
                 flight->ticket, copy->ticket);
     (void)cst_chunk_update_replace(chunk, flight->ticket, copy->ticket);

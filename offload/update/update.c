@@ -89,7 +89,7 @@ void cst_update_back_to_node(struct cst_core *core, uint32_t c)
     for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
         cst_core_replace(core, update, chunk->update.states_tickets[i]);
     }
-    cst_exposure_replaced(core, update->n_instead);
+    cst_exposure_replaced(core, update->n_replaces);
     cst_residency_replaced(core, c, weight, update->ticket);
     cst_kept_gradients_drop(core, c); /* The kept gradient can already belong to the next step. */
     cst_chunk_update_back_to_node(chunk, update->ticket);

@@ -112,10 +112,10 @@ void driver_submit(struct sim *sim, const struct cst_command *command)
             sim_fail(sim, "command %" PRIu64 " waits for a later one", command->ticket);
         }
     }
-    for (uint32_t i = 0; i < command->n_instead; i++) {
+    for (uint32_t i = 0; i < command->n_replaces; i++) {
         rename_ticket(sim, command->replaces[i], command->ticket);
     }
-    sim->n_instead += command->n_instead > 0;
+    sim->n_replaces += command->n_replaces > 0;
     sim->jobs[sim->n_jobs] = (struct job){.command = *command, .held = must_hold(sim, command)};
     update_submit(sim, &sim->jobs[sim->n_jobs++]);
 }

@@ -232,7 +232,7 @@ struct sim {
     /* Per node: an update by Muon runs, and uses the node's scratch. */
     bool scratch_used[8];
     uint64_t n_muon_nodes, n_muon_reservations;
-    uint64_t n_through, n_redone, n_kept, n_instead;
+    uint64_t n_through, n_redone, n_kept, n_replaces;
     uint64_t n_finished; /* finished commands */
     /* Per engine: the largest `order` of a command whose end was told to the core. */
     uint64_t told[8];

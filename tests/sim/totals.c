@@ -49,7 +49,7 @@ void totals_add(struct sim_totals *totals, const struct sim *sim,
     totals->shared += sim->n_shared;
     totals->gathered += sim->n_gathered;
     totals->early += sim->n_early;
-    totals->replaces += sim->n_instead;
+    totals->replaces += sim->n_replaces;
     totals->lost += sim->n_lost;
     totals->lost_sums += sim->n_lost_sums;
     totals->lost_ranks += sim->n_lost_ranks;

@@ -37,7 +37,7 @@ void update_submit(struct sim *sim, struct job *job)
     if (job->command.kind != CST_COMMAND_UPDATE) {
         return;
     }
-    if (job->command.n_instead > 0 && job->command.mark >= t && job->command.mark <= t + 1) {
+    if (job->command.n_replaces > 0 && job->command.mark >= t && job->command.mark <= t + 1) {
         job->sum = sim->ahead[job->command.chunk] ? sim->ahead_sum[job->command.chunk]
                                                   : sim->sums[job->command.chunk];
     } else if (job->command.mark == t + 1) {

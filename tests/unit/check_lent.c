@@ -168,7 +168,7 @@ static const struct cst_command *find_dropped(uint32_t begun)
 static const struct cst_command *find_replaced(void)
 {
     for (unsigned i = 0; i < rig.n_commands; i++) {
-        for (unsigned k = 0; k < rig.commands[i].n_instead; k++) {
+        for (unsigned k = 0; k < rig.commands[i].n_replaces; k++) {
             for (unsigned j = 0; j < rig.n_commands; j++) {
                 if (rig.commands[j].ticket == rig.commands[i].replaces[k]) {
                     return &rig.commands[j];

@@ -53,7 +53,7 @@ static void rename_after(uint64_t from, uint64_t to)
 static const struct cst_command *replacement(uint64_t ticket)
 {
     for (unsigned i = 0; i < rig.n_commands; i++) {
-        for (uint32_t k = 0; k < rig.commands[i].n_instead; k++) {
+        for (uint32_t k = 0; k < rig.commands[i].n_replaces; k++) {
             if (rig.commands[i].replaces[k] == ticket) {
                 return &rig.commands[i];
             }
@@ -82,7 +82,7 @@ static void give_back(uint64_t ticket, int status)
     for (unsigned i = 0; i < rig.n_commands; i++) {
         const struct cst_command command = rig.commands[i];
 
-        for (uint32_t k = 0; k < command.n_instead; k++) {
+        for (uint32_t k = 0; k < command.n_replaces; k++) {
             rename_after(command.replaces[k], command.ticket);
         }
     }
@@ -159,7 +159,7 @@ START_TEST(nothing_came_down)
     update = home_update(0);
     ck_assert(update != NULL);
     home = update->ticket;
-    ck_assert_uint_eq(update->n_instead, 4);
+    ck_assert_uint_eq(update->n_replaces, 4);
     ck_assert_uint_eq(update->n_in + update->n_out + update->n_after + update->n_src, 0);
     ck_assert_uint_eq(update->mark, mark);
     ck_assert_int_eq(memcmp(&update->hyper, &hyper, sizeof hyper), 0);
