@@ -21,8 +21,8 @@
  *     belong to the library. The blocking functions do both.
  *   - A call goes on only while its rank is in one of these functions. A rank must wait for
  *     each call that it has started, because the other ranks need its part.
- *   - Input and output must not overlap. Exception: all-reduce and broadcast can work in place.
- * This is not checked, and the output is undefined otherwise.
+ *   - Input and output must not overlap, except that all-reduce and broadcast can work in place.
+ *     This is not checked: otherwise the output is undefined.
  *   - The arrays are aligned to their elements. An array without elements may be NULL.
  *
  * Life. A communicator belongs to an attempt at a step: it ends when a rank of the job dies,

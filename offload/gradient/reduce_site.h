@@ -18,11 +18,10 @@ enum cst_reduce_site_kind {
     CST_REDUCE_SITE_LANDED,
 };
 
-#define CST_REDUCE_SITE_HOST_MEMORY                                                                \
-    0u /* Engine number for a contribution that lies in host memory. */
-#define CST_REDUCE_SITE_NOTHING                                                                    \
-    UINT32_MAX /* Engine number for a rank that contributes nothing.                               \
-                */
+/* Engine numbers for a contribution that lies in host memory, and for a rank that contributes
+ * nothing. */
+#define CST_REDUCE_SITE_HOST_MEMORY 0u
+#define CST_REDUCE_SITE_NOTHING UINT32_MAX
 
 struct cst_reduce_site {
     enum cst_reduce_site_kind kind;

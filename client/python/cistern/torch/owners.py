@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which store a parameter belongs to. Optimizers other than that of the store are refused.
 
-The daemon has the gradients of a store's parameters when an optimizer steps, and updates the
-parameters, so that other optimizers would do nothing lasting, without a word. So would ``zero_grad`` of modules: it discards the gradients of
-the store here.
+The daemon has the gradients of a store's parameters when an optimizer steps, and it updates the
+parameters. Another optimizer would therefore do nothing that lasts, without a word. So would
+``zero_grad`` of a module, which is replaced by one that discards the gradients in the store.
 """
 
 from __future__ import annotations
