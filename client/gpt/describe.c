@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/describe.h"
 
-#include "client/gpt/device.h"
+#include "client/gpt/compute_device.h"
 #include "client/gpt/output.h"
 
 #include <errno.h>

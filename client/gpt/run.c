@@ -3,7 +3,7 @@
 
 #include "client/gpt/checkpoint.h"
 #include "client/gpt/data.h"
-#include "client/gpt/device.h"
+#include "client/gpt/compute_device.h"
 #include "client/gpt/model.h"
 #include "client/gpt/stop.h"
 #include "client/gpt/store.h"

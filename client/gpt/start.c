@@ -2,7 +2,7 @@
 #include "client/gpt/start.h"
 
 #include "client/gpt/checkpoint.h"
-#include "client/gpt/device.h"
+#include "client/gpt/compute_device.h"
 #include "client/gpt/gpt2.h"
 #include "client/gpt/hyper.h"
 

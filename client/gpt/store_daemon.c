@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cistern/checkpoint.h"
 #include "client/gpt/describe.h"
-#include "client/gpt/device.h"
+#include "client/gpt/compute_device.h"
 #include "client/gpt/gpt2.h"
 #include "client/gpt/pipeline.h"
 #include "client/gpt/stop.h"

@@ -5,7 +5,7 @@
 #define GPT_TRAIN_H
 
 #include "client/gpt/data.h"
-#include "client/gpt/device.h"
+#include "client/gpt/compute_device.h"
 #include "client/gpt/model.h"
 #include "client/gpt/options.h"
 #include "client/gpt/store.h"

@@ -20,7 +20,7 @@
 
 #include "client/lib/call.h"
 #include "client/lib/declare_message.h"
-#include "client/lib/device.h"
+#include "client/lib/job_device.h"
 #include "client/lib/edge.h"
 #include "client/lib/unused.h"
 #include "offload/worker/sequence.h"
@@ -147,7 +147,7 @@ struct cst_job {
     Cistern__Hyper prepared_hyper; /* If prepared: the parameters that cst_prepare_step sent. */
     struct cst_model model;        /* Groups, tensors and operators that were declared. */
     struct cst_err declare_err;    /* Cause of the last declaration that failed. */
-    struct cstc_commit commit;      /* Progress of cst_commit. */
+    struct cstc_commit commit;     /* Progress of cst_commit. */
     struct cst_plan plan;          /* Valid from CSTC_COMMIT_LAYOUT on. */
     struct cstc_slabs class_slabs[CST_PLAN_MAX_CLASSES]; /* Per size class: its slabs. */
     uint32_t n_slabs;                                    /* Number of slabs of the pool. */

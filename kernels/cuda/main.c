@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cistern-engine-cuda. cisternd starts one such process for each GPU that a job needs, and one to
  * list the GPUs. */
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/probe.h"
 #include "kernels/engine/engine_main.h"
 

@@ -3,7 +3,7 @@
  * makes them, with registered memory and its lanes, streams and pieces. */
 #include "kernels/engine/rates.h"
 
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/gpu.h"
 #include "kernels/cuda/probe.h"
 #include "kernels/engine/self_benchmark.h"

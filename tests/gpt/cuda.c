@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the worker on a GPU that run without a GPU: its kernels run on the processor, and its
  * driver calls go to tests/lib/fakecuda. */
-#include "client/gpt/device.h"
+#include "client/gpt/compute_device.h"
 #include "tests/gpt/cuda_cases.h"
 #include "tests/gpt/cuda_model.h"
 #include "tests/lib/suite.h"

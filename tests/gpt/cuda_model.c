@@ -3,7 +3,7 @@
 
 #include "client/gpt/cuda/pass_inside.h"
 #include "client/gpt/data.h"
-#include "client/gpt/device.h"
+#include "client/gpt/compute_device.h"
 #include "client/gpt/rng.h"
 #include "kernels/math/cast.h"
 

@@ -2,7 +2,7 @@
 /* Tests of the command line and the data file, and of the numbers that are generated from a
  * seed. */
 #include "client/gpt/data.h"
-#include "client/gpt/device.h"
+#include "client/gpt/compute_device.h"
 #include "client/gpt/hyper.h"
 #include "client/gpt/model.h"
 #include "client/gpt/options.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of mixtures and adapters as whole models on the local store: results do not depend on the
  * number of ranks, gradients are slopes of the loss, and a frozen base costs only its weights. */
-#include "client/gpt/device.h"
+#include "client/gpt/compute_device.h"
 #include "client/gpt/host_moe_inside.h"
 #include "client/gpt/model.h"
 #include "client/gpt/pass.h"

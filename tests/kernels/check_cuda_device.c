@@ -3,7 +3,7 @@
  * call of the driver fails, there is an error message, nothing leaks, and the next attempt works.
  * Also tests the registration of host memory, and exhausted memory. */
 #include "kernels/engine/cpus.h"
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/cuda_device.h"
 #include "tests/lib/engine_proc.h"
 #include "tests/lib/fake_gpu.h"
 #include "tests/lib/suite.h"

@@ -2,7 +2,7 @@
 /* Tests of what a thread of a GPU's engine has under way, in this process, with tests/lib/fakecuda.
  * A gate keeps a stream from going on: everything that is enqueued behind it is under way until the
  * test opens it. */
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/flight.h"
 #include "kernels/engine/cpus.h"
 #include "kernels/engine/thread_pool.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/lib/device.h"
+#include "client/lib/job_device.h"
 
 #include "client/lib/job.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/cuda_device.h"
 
 #include "kernels/cuda/flight.h"
 #include "kernels/cuda/memory.h"

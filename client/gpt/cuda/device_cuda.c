@@ -3,7 +3,7 @@
 #include "client/gpt/cuda/store.h"
 #include "cistern/cuda.h"
 #include "cistern/device.h"
-#include "client/gpt/device.h"
+#include "client/gpt/compute_device.h"
 
 #include <stdio.h>
 #include <stdlib.h>

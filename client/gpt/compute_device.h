@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Compute devices of the worker: a table of operations, implemented for the host processor
- * (device_host.c) and for a GPU (cuda/device.c). A device opens passes. With --store=local it also
- * opens the stores of all ranks. */
+ * (device_host.c) and for a GPU (cuda/device_cuda.c). A device opens passes. With --store=local it
+ * also opens the stores of all ranks. */
 #ifndef GPT_DEVICE_H
 #define GPT_DEVICE_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/gpt/device.h"
+#include "client/gpt/compute_device.h"
 
 #include "client/gpt/matmul.h"
 #include "client/gpt/parallel.h"
