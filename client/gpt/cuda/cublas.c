@@ -1,20 +1,73 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/cuda/cublas.h"
 
-#include "client/gpt/cuda/cublas_inside.h"
-
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#ifdef GPT_HAVE_CUBLAS
+#if __has_include(<cublasLt.h>)
+
+#include <cublasLt.h>
+
+/* NVIDIA advises at least 32 MiB for Hopper. */
+#define GPT_CUBLAS_WORKSPACE (64u << 20)
+/* Shapes whose plans are kept. A dense model uses about 20, and one with adapters about 50. A
+ * mixture uses about 10 for each number of rows of an expert. */
+#define GPT_CUBLAS_SHAPES 256
+/* Algorithms that the library is asked for, for each shape. */
+#define GPT_CUBLAS_ALGOS 8
+
+/* The library's functions that are used. CALL(name) is expanded for each of them. */
+#define GPT_CUBLAS_CALLS(CALL)                                                                     \
+    CALL(cublasLtCreate)                                                                           \
+    CALL(cublasLtDestroy)                                                                          \
+    CALL(cublasLtGetVersion)                                                                       \
+    CALL(cublasLtGetStatusString)                                                                  \
+    CALL(cublasLtMatmul)                                                                           \
+    CALL(cublasLtMatmulAlgoGetHeuristic)                                                           \
+    CALL(cublasLtMatmulDescCreate)                                                                 \
+    CALL(cublasLtMatmulDescDestroy)                                                                \
+    CALL(cublasLtMatmulDescSetAttribute)                                                           \
+    CALL(cublasLtMatmulPreferenceCreate)                                                           \
+    CALL(cublasLtMatmulPreferenceDestroy)                                                          \
+    CALL(cublasLtMatmulPreferenceSetAttribute)                                                     \
+    CALL(cublasLtMatrixLayoutCreate)                                                               \
+    CALL(cublasLtMatrixLayoutDestroy)
+
+/* A shape that was requested, with the library's choices. The library's matrices are column-major.
+ * Therefore it computes c^T (n x m) = b^T a^T: its A is our b, and its B our a. */
+struct gpt_cublas_plan {
+    struct gpt_product like; /* shape, transpositions, fp32 and epilogue */
+    bool supported;          /* false: no field below is valid */
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t a, b, c; /* layouts of the library's A, of its B, and of its C and D */
+    /* Algorithms, in the library's order. One after the first is used only if those before it are
+     * refused. */
+    cublasLtMatmulAlgo_t algos[GPT_CUBLAS_ALGOS];
+    unsigned n_algos;
+};
+
+struct gpt_cublas {
+    const struct cst_cuda_driver *driver; /* borrowed */
+    void *library;                        /* handle of dlopen */
+#define GPT_CUBLAS_FIELD(name) __typeof__(&name) name;
+    GPT_CUBLAS_CALLS(GPT_CUBLAS_FIELD)
+#undef GPT_CUBLAS_FIELD
+    cublasLtHandle_t handle;
+    CUdeviceptr workspace; /* GPT_CUBLAS_WORKSPACE bytes of device memory */
+    char words[32];        /* name and version */
+    size_t n_made;         /* number of plans made so far */
+    /* The newest plans: plan number i is at index i modulo GPT_CUBLAS_SHAPES. */
+    struct gpt_cublas_plan plans[GPT_CUBLAS_SHAPES];
+};
 
 /* Bytes; all operands have at least this alignment. */
 #define ALIGNMENT 16
 
-int gpt_cublas_fault(const struct gpt_cublas *b, cublasStatus_t status, const char *what,
-                     struct cst_err *err)
+/* Set @err to the words of @status. Returns the status that it stands for. */
+static int fault(const struct gpt_cublas *b, cublasStatus_t status, const char *what,
+                 struct cst_err *err)
 {
     int rc = CST_EINTERNAL;
 
@@ -70,7 +123,7 @@ int gpt_cublas_open(struct gpt_cublas **out, const struct cst_cuda_driver *drive
     status = b->cublasLtCreate(&b->handle);
     if (status != CUBLAS_STATUS_SUCCESS) {
         b->handle = NULL;
-        rc = gpt_cublas_fault(b, status, "cublasLtCreate", err);
+        rc = fault(b, status, "cublasLtCreate", err);
         goto err_close;
     }
     rc = cst_cuda_check(driver, driver->cuMemAlloc(&b->workspace, GPT_CUBLAS_WORKSPACE), err,
@@ -291,7 +344,7 @@ static int find_plan(struct gpt_cublas *b, const struct gpt_product *p,
     if (!plan.supported) {
         give_up(b, &plan);
         if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE) {
-            return gpt_cublas_fault(b, status, "cuBLASLt's choice", err);
+            return fault(b, status, "cuBLASLt's choice", err);
         }
     }
     place = &b->plans[b->n_made % GPT_CUBLAS_SHAPES];
@@ -311,16 +364,18 @@ static void *address(CUdeviceptr p)
     return (void *)(uintptr_t)p;
 }
 
-bool gpt_cublas_refuses(cublasStatus_t status)
+/* Returns whether @status says that the library cannot compute the product in this way. Nothing was
+ * enqueued then. */
+static bool refuses(cublasStatus_t status)
 {
     return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_ARCH_MISMATCH;
 }
 
-cublasStatus_t gpt_cublas_enqueue(const struct gpt_cublas *b, const struct gpt_cublas_plan *plan,
-                                  const cublasLtMatmulAlgo_t *algo, float beta,
-                                  const struct gpt_product *p, CUstream stream)
+static cublasStatus_t enqueue_by(const struct gpt_cublas *b, const struct gpt_cublas_plan *plan,
+                                 const cublasLtMatmulAlgo_t *algo, const struct gpt_product *p,
+                                 CUstream stream)
 {
-    const float alpha = p->scale == 0.0f ? 1.0f : p->scale;
+    const float alpha = p->scale == 0.0f ? 1.0f : p->scale, beta = p->accumulate ? 1.0f : 0.0f;
     cublasStatus_t status = set_pointers(b, plan->desc, p);
 
     return status != CUBLAS_STATUS_SUCCESS
@@ -338,10 +393,9 @@ static cublasStatus_t enqueue(struct gpt_cublas *b, struct gpt_cublas_plan *plan
 {
     cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
 
-    while (plan->n_algos > 0 && gpt_cublas_refuses(status)) {
-        status =
-            gpt_cublas_enqueue(b, plan, &plan->algos[0], p->accumulate ? 1.0f : 0.0f, p, stream);
-        if (gpt_cublas_refuses(status)) {
+    while (plan->n_algos > 0 && refuses(status)) {
+        status = enqueue_by(b, plan, &plan->algos[0], p, stream);
+        if (refuses(status)) {
             plan->n_algos--;
             memmove(plan->algos, plan->algos + 1, plan->n_algos * sizeof *plan->algos);
         }
@@ -356,25 +410,21 @@ int gpt_cublas_run(struct gpt_cublas *b, CUstream stream, const struct gpt_produ
     cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
     int rc = find_plan(b, p, &plan, err);
 
-    if (rc == 0 && plan->supported && plan->n_uses < GPT_CUBLAS_TRIAL_USE &&
-        ++plan->n_uses == GPT_CUBLAS_TRIAL_USE && plan->n_algos > 1) {
-        rc = gpt_cublas_try(b, plan, stream, err);
-    }
     if (rc != 0) {
         return rc;
     }
     if (plan->supported) {
         status = enqueue(b, plan, p, stream);
-        if (gpt_cublas_refuses(status)) {
+        if (refuses(status)) {
             give_up(b, plan);
         }
     }
-    if (gpt_cublas_refuses(status)) {
+    if (refuses(status)) {
         return cst_err_set(err, CST_EUNSUPPORTED,
                            "%s has no product of %zu x %zu x %zu with epilogue %d", b->words, p->m,
                            p->n, p->k, (int)epilogue_of(p));
     }
-    return status == CUBLAS_STATUS_SUCCESS ? 0 : gpt_cublas_fault(b, status, "cublasLtMatmul", err);
+    return status == CUBLAS_STATUS_SUCCESS ? 0 : fault(b, status, "cublasLtMatmul", err);
 }
 
 #else

@@ -3,10 +3,9 @@
  * name, and its functions are collected in a table. The program is not linked with the library.
  * Operands are bf16 and sums fp32.
  *
- * The bits of a product are those of the library's first choice for its shape, and depend neither
- * on the addresses of its operands nor on the run: not on the store, and not on how fast an
- * algorithm was. When a shape is used for the fourth time, the library's choices are timed, and the
- * fastest one that gives these bits is used from then on (cublas_inside.h). */
+ * The bits of a product are those of the library's first choice for its shape, or the next one if
+ * that is refused. They depend neither on the addresses of its operands nor on the run or the
+ * store. */
 #ifndef GPT_CUDA_CUBLAS_H
 #define GPT_CUDA_CUBLAS_H
 

@@ -6,13 +6,12 @@
 #include "kernels/math/cast.h"
 
 #include <math.h>
-#include <time.h>
 
-static float sum(const struct product *p, size_t i, size_t j, size_t from, size_t to)
+static float sum(const struct product *p, size_t i, size_t j)
 {
     float total = 0;
 
-    for (size_t l = from; l < to; l++) {
+    for (size_t l = 0; l < p->k; l++) {
         const uint16_t x = p->turn_a ? p->a[i * p->lda + l] : p->a[l * p->lda + i];
         const uint16_t y = p->turn_b ? p->b[l * p->ldb + j] : p->b[j * p->ldb + l];
 
@@ -53,8 +52,8 @@ static float finish(const struct product *p, size_t i, size_t j, float x)
 
 static void element(const struct product *p, size_t i, size_t j)
 {
-    const size_t at = j * p->ldd + i, middle = p->algo.order == SETTINGS_HALVES ? p->k / 2 : p->k;
-    float x = p->alpha * (sum(p, i, j, 0, middle) + sum(p, i, j, middle, p->k));
+    const size_t at = j * p->ldd + i;
+    float x = p->alpha * sum(p, i, j);
 
     if (p->beta != 0) {
         x += p->beta * (p->fp32 ? ((float *)p->d)[at] : cst_bf16_to_fp32(((uint16_t *)p->d)[at]));
@@ -69,15 +68,11 @@ static void element(const struct product *p, size_t i, size_t j)
 
 void product_run(const struct product *p)
 {
-    const struct timespec delay = {.tv_sec = p->algo.delay_us / 1000000,
-                                   .tv_nsec = p->algo.delay_us % 1000000 * 1000L};
-
     for (size_t j = 0; j < p->n; j++) {
         for (size_t i = 0; i < p->m; i++) {
             element(p, i, j);
         }
     }
-    (void)nanosleep(&delay, NULL);
 }
 
 #endif

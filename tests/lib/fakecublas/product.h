@@ -3,14 +3,14 @@
 #ifndef FAKECUBLAS_PRODUCT_H
 #define FAKECUBLAS_PRODUCT_H
 
-#include "tests/lib/fakecublas/settings.h"
-
+#include <cublasLt.h>
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 /* D = alpha op(A) op(B) + beta C, with an epilogue, as cublasLtMatmul has it: column-major, D in
  * place of C. A and B are bf16. */
 struct product {
-    struct settings_algo algo;
     float alpha, beta;
     const uint16_t *a, *b; /* op(A) is m x k, op(B) k x n */
     size_t lda, ldb, ldd;  /* in elements */
@@ -24,7 +24,7 @@ struct product {
     size_t ld_aux;
 };
 
-/* Compute @p, and then sleep for the algorithm's delay. */
+/* Compute @p. */
 void product_run(const struct product *p);
 
 #endif

@@ -15,29 +15,6 @@ static _Noreturn void refuse(const char *name, const char *value)
     _Exit(2);
 }
 
-unsigned settings_algos(struct settings_algo algos[SETTINGS_MAX_ALGOS])
-{
-    static const char name[] = "CST_FAKECUBLAS_ALGOS";
-    const char *value = getenv(name);
-    char copy[256], *save = NULL;
-    unsigned n = 0;
-
-    (void)snprintf(copy, sizeof copy, "%s", value != NULL ? value : "forward");
-    for (char *word = strtok_r(copy, ",", &save); word != NULL; word = strtok_r(NULL, ",", &save)) {
-        char order[16] = "", end;
-        unsigned delay = 0;
-        int n_read = sscanf(word, "%15[a-z]:%u%c", order, &delay, &end);
-        bool halves = strcmp(order, "halves") == 0;
-
-        if (n_read < 1 || n_read > 2 || n == SETTINGS_MAX_ALGOS ||
-            (!halves && strcmp(order, "forward") != 0)) {
-            refuse(name, value);
-        }
-        algos[n++] = (struct settings_algo){halves ? SETTINGS_HALVES : SETTINGS_FORWARD, delay};
-    }
-    return n;
-}
-
 bool settings_refuses(cublasLtEpilogue_t epilogue, bool late)
 {
     static const struct {

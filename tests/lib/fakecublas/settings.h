@@ -7,22 +7,6 @@
 #include <cublasLt.h>
 #include <stdbool.h>
 
-#define SETTINGS_MAX_ALGOS 8
-
-/* The order in which an algorithm adds. */
-enum settings_order {
-    SETTINGS_FORWARD, /* one place after the other */
-    SETTINGS_HALVES,  /* both halves by themselves, and then their sums */
-};
-
-struct settings_algo {
-    enum settings_order order;
-    unsigned delay_us; /* how much longer a product takes */
-};
-
-/* Write the algorithms that the heuristic offers, best first. Returns their number. */
-unsigned settings_algos(struct settings_algo algos[SETTINGS_MAX_ALGOS]);
-
 /* Returns whether the heuristic has no algorithm for @epilogue (@late false), or whether
  * cublasLtMatmul refuses it although the heuristic has one. */
 bool settings_refuses(cublasLtEpilogue_t epilogue, bool late);
