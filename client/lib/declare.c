@@ -127,24 +127,18 @@ int cst_tensor_as(struct cst_job *job, const struct cst_tensor_spec *spec)
     return rc == CST_OK ? (int)job->model.n_tensors - 1 : rc;
 }
 
-int cst_tensor_scaled(struct cst_job *job, const char *name, enum cst_dtype dtype, uint32_t n_dims,
-                      const int64_t *shape, enum cst_group group, float lr_scale, float decay_scale)
+int cst_tensor(struct cst_job *job, const char *name, enum cst_dtype dtype, uint32_t n_dims,
+               const int64_t *shape, enum cst_group group)
 {
     const struct cst_tensor_spec spec = {.name = name,
                                          .dtype = dtype,
                                          .n_dims = n_dims,
                                          .shape = shape,
                                          .group = (int)group,
-                                         .lr_scale = lr_scale,
-                                         .decay_scale = decay_scale};
+                                         .lr_scale = 1,
+                                         .decay_scale = 1};
 
     return cst_tensor_as(job, &spec);
-}
-
-int cst_tensor(struct cst_job *job, const char *name, enum cst_dtype dtype, uint32_t n_dims,
-               const int64_t *shape, enum cst_group group)
-{
-    return cst_tensor_scaled(job, name, dtype, n_dims, shape, group, 1.0f, 1.0f);
 }
 
 /* -- operators -------------------------------------------------------------------------------- */

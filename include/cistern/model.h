@@ -47,12 +47,6 @@ enum cst_group { CST_GROUP_ALL = 0 };
 int cst_tensor(struct cst_job *job, const char *name, enum cst_dtype dtype, uint32_t n_dims,
                const int64_t *shape, enum cst_group group);
 
-/* Declare a tensor as cst_tensor does. In addition, multiply the learning rate by @lr_scale and the
- * weight decay by @decay_scale for this tensor. CST_EINVAL: a scale is not finite. */
-int cst_tensor_scaled(struct cst_job *job, const char *name, enum cst_dtype dtype, uint32_t n_dims,
-                      const int64_t *shape, enum cst_group group, float lr_scale,
-                      float decay_scale);
-
 /* Declare a group of @n_ranks different ranks. A group is declared before the tensors that use it.
  * Returns the group's number (> 0) or a negative status:
  *   - CST_EINVAL: there are no ranks, a rank that the job does not have, or a rank given twice.
@@ -106,7 +100,8 @@ struct cst_tensor_spec {
 };
 
 /* Declare a tensor with all its properties. Returns the tensor's number (>= 0) or a negative
- * status. The statuses are those of cst_tensor_scaled, and these:
+ * status. The statuses are those of cst_tensor, and these:
+ *   - CST_EINVAL: a scale is not finite.
  *   - CST_EINVAL: the pattern is unknown.
  *   - CST_EINVAL: the pattern is CST_PATTERN_TENSOR, and whole_shape or first is missing.
  *   - CST_EINVAL: the box is not inside of the larger tensor, or a number of `packed` does not

@@ -46,7 +46,6 @@ UNUSED = {
     "cst_step",
     "cst_sync",
     "cst_tensor",
-    "cst_tensor_scaled",
 }
 
 

@@ -22,6 +22,8 @@ START_TEST(test_declarations)
     int64_t four = 4, zero = 0, huge[2] = {1ll << 40, 2};
     int list[2] = {0, 0}, unknown = 7, negative = -22;
     char name[257];
+    struct cst_tensor_spec spec = {
+        .name = "b", .dtype = CST_BF16, .n_dims = 1, .shape = &four, .decay_scale = 1};
 
     fake_daemon_start(&f.fake);
     fake_job_open(&f);
@@ -36,8 +38,9 @@ START_TEST(test_declarations)
     ck_assert_int_eq(cst_tensor(f.job, "b\n", CST_BF16, 1, &four, CST_GROUP_ALL), CST_EINVAL);
     ck_assert_int_eq(cst_tensor(f.job, "b", (enum cst_dtype)9, 1, &four, CST_GROUP_ALL),
                      CST_EINVAL);
-    ck_assert_int_eq(cst_tensor_scaled(f.job, "b", CST_BF16, 1, &four, CST_GROUP_ALL, NAN, 1.0f),
-                     CST_EINVAL);
+    spec.lr_scale = NAN;
+    ck_assert_int_eq(cst_tensor_as(f.job, &spec), CST_EINVAL);
+    assert_says("tensor 'b': lr_scale and decay_scale must be finite");
     memset(name, 'n', sizeof name - 1);
     name[sizeof name - 1] = '\0';
     ck_assert_int_eq(cst_tensor(f.job, name, CST_BF16, 1, &four, CST_GROUP_ALL), CST_EINVAL);
