@@ -165,7 +165,7 @@ struct cst_reply {
     /* FETCH_WEIGHT: bytes at `home` to copy; 0: the weights are in the block. */
     uint64_t home_bytes;
     bool has_unit;                 /* NEXT: there is a unit; false: all are done. */
-    struct cst_dispatch_unit unit; /* NEXT, if has_unit. */
+    struct cst_work_unit unit; /* NEXT, if has_unit. */
     uint64_t attempt, step;        /* SYNC: both. STEP, SAVE: step only. */
     bool skipped;                  /* STEP: the updates of the step were skipped. */
     double grad_norm, loss;        /* STEP. */

@@ -360,7 +360,7 @@ static const char *check_chunk(const struct cst_core *core, uint32_t c)
 static const char *check_keepers(const struct cst_core *core)
 {
     const struct cst_dispatch *dispatch = &core->dispatch;
-    struct cst_dispatch_unit unit;
+    struct cst_work_unit unit;
 
     for (uint32_t rank = 0; cst_dispatch_is_on(dispatch) && rank < core->world; rank++) {
         if (dispatch->kept[rank] != CST_DISPATCH_NONE &&

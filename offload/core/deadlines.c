@@ -131,7 +131,7 @@ static void expire_fetch(struct cst_core *core, uint32_t i)
 
 static void expire_next(struct cst_core *core, uint32_t i)
 {
-    struct cst_dispatch_unit unit = {0};
+    struct cst_work_unit unit = {0};
     struct cst_err why;
     char who[32] = "nobody";
     uint32_t rank = CST_DISPATCH_NONE;

@@ -39,7 +39,7 @@ static void extend_waits(struct cst_core *core)
 
 static void refuse_stale(struct cst_core *core, const struct cst_event *event)
 {
-    struct cst_dispatch_unit unit;
+    struct cst_work_unit unit;
 
     if (cst_dispatch_unit(&core->dispatch, event->rank, &unit)) {
         cst_core_refuse(core, event->tag, CST_EINVAL,
@@ -57,16 +57,14 @@ static void refuse_stale(struct cst_core *core, const struct cst_event *event)
 }
 
 /* What @event says of the rank's unit. A rank that names none means the one that it has. */
-static enum cst_dispatch_report report_of(const struct cst_core *core,
-                                          const struct cst_event *event)
+static enum cst_work_report report_of(const struct cst_core *core, const struct cst_event *event)
 {
-    struct cst_dispatch_unit unit;
+    struct cst_work_unit unit;
 
     if (event->names_unit) {
         return cst_dispatch_report(&core->dispatch, event->rank, event->unit);
     }
-    return cst_dispatch_unit(&core->dispatch, event->rank, &unit) ? CST_DISPATCH_DONE
-                                                                  : CST_DISPATCH_KNOWN;
+    return cst_dispatch_unit(&core->dispatch, event->rank, &unit) ? CST_WORK_DONE : CST_WORK_KNOWN;
 }
 
 /* The unit of the rank is done: what it has handed in so far is its contribution. */
@@ -81,13 +79,13 @@ static void end_unit(struct cst_core *core, const struct cst_event *event)
 void cst_next_ask(struct cst_core *core, const struct cst_event *event)
 {
     struct cst_rank *r = &core->ranks[event->rank];
-    enum cst_dispatch_report report;
+    enum cst_work_report report;
 
     if (!admit(core, event)) {
         return;
     }
     report = report_of(core, event);
-    if (report == CST_DISPATCH_STALE) {
+    if (report == CST_WORK_STALE) {
         refuse_stale(core, event);
         return;
     }
@@ -95,7 +93,7 @@ void cst_next_ask(struct cst_core *core, const struct cst_event *event)
     /* Nothing that the rank has opened for its unit is used any more. */
     cst_waiting_cancel_grads(core, event->rank);
     cst_collection_drop_open(core, event->rank);
-    if (report == CST_DISPATCH_DONE) {
+    if (report == CST_WORK_DONE) {
         end_unit(core, event);
     }
     r->next = cst_requests_add(&core->requests, event, CST_REQUEST_NEXT);
@@ -104,7 +102,7 @@ void cst_next_ask(struct cst_core *core, const struct cst_event *event)
 
 /* What @rank asks for while it does @unit is known. If it begins a pass, it does not need the
  * weights that it has. @again: it has been given the unit before. */
-static void predict(struct cst_core *core, uint32_t rank, const struct cst_dispatch_unit *unit,
+static void predict(struct cst_core *core, uint32_t rank, const struct cst_work_unit *unit,
                     bool again)
 {
     struct cst_trace *trace = &core->ranks[rank].trace;
@@ -125,7 +123,7 @@ static void predict(struct cst_core *core, uint32_t rank, const struct cst_dispa
 static void serve(struct cst_core *core, uint32_t rank)
 {
     struct cst_rank *r = &core->ranks[rank];
-    struct cst_dispatch_unit unit = {0};
+    struct cst_work_unit unit = {0};
     bool again = cst_dispatch_unit(&core->dispatch, rank, &unit);
     bool has_unit = again || cst_dispatch_take(&core->dispatch, rank, &unit);
     struct cst_reply *reply;

@@ -274,7 +274,7 @@ static void set_state(struct cst_core *core, uint32_t rank, enum cst_rank_state 
 /* What @rank has can be given to others. */
 static void give_unit_back(struct cst_core *core, uint32_t rank, const char *why)
 {
-    struct cst_dispatch_unit unit;
+    struct cst_work_unit unit;
 
     if (cst_dispatch_gone(&core->dispatch, rank, &unit)) {
         cst_core_log(core, CST_EPEERDIED,
@@ -372,7 +372,7 @@ void cst_ranks_dead(struct cst_core *core, const struct cst_event *event)
 bool cst_core_held_up_by(const struct cst_core *core, uint32_t rank)
 {
     const struct cst_rank *r = &core->ranks[rank];
-    struct cst_dispatch_unit unit;
+    struct cst_work_unit unit;
 
     if (r->state != CST_RANK_HUNG_UP || r->shut_out || !cst_dispatch_is_on(&core->dispatch)) {
         return false;

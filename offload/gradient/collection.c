@@ -36,7 +36,7 @@ uint32_t cst_collection_addends(const struct cst_core *core, uint32_t c)
 static uint32_t addend_of(const struct cst_core *core, uint32_t c, uint32_t rank)
 {
     uint64_t stages = core->chunks[c].stages;
-    struct cst_dispatch_unit unit;
+    struct cst_work_unit unit;
 
     if (!cst_dispatch_unit(&core->dispatch, rank, &unit) || !unit.backward ||
         (stages >> unit.stage & 1) == 0) {

@@ -21,12 +21,12 @@ static uint32_t backward_of(const struct cst_dispatch *d, uint32_t stage)
     return d->n_passes - 1 - stage;
 }
 
-static struct cst_dispatch_unit next_of(const struct cst_dispatch *d, uint32_t pass)
+static struct cst_work_unit next_of(const struct cst_dispatch *d, uint32_t pass)
 {
-    return (struct cst_dispatch_unit){.pass = pass,
-                                      .stage = stage_of(d, pass),
-                                      .micro = d->done[pass],
-                                      .backward = is_backward(d, pass)};
+    return (struct cst_work_unit){.pass = pass,
+                                  .stage = stage_of(d, pass),
+                                  .micro = d->done[pass],
+                                  .backward = is_backward(d, pass)};
 }
 
 /* True if all stages whose gradients @pass shares have done all micro-batches. */
@@ -134,7 +134,7 @@ static uint32_t choose(const struct cst_dispatch *d, uint32_t rank)
     return CST_DISPATCH_NONE;
 }
 
-bool cst_dispatch_take(struct cst_dispatch *d, uint32_t rank, struct cst_dispatch_unit *out)
+bool cst_dispatch_take(struct cst_dispatch *d, uint32_t rank, struct cst_work_unit *out)
 {
     uint32_t pass = choose(d, rank);
     bool begins = pass != d->kept[rank];
@@ -153,7 +153,7 @@ bool cst_dispatch_take(struct cst_dispatch *d, uint32_t rank, struct cst_dispatc
     return true;
 }
 
-bool cst_dispatch_unit(const struct cst_dispatch *d, uint32_t rank, struct cst_dispatch_unit *out)
+bool cst_dispatch_unit(const struct cst_dispatch *d, uint32_t rank, struct cst_work_unit *out)
 {
     if (d->n_stages == 0 || !d->runs[rank]) {
         return false;
@@ -163,13 +163,13 @@ bool cst_dispatch_unit(const struct cst_dispatch *d, uint32_t rank, struct cst_d
     return true;
 }
 
-enum cst_dispatch_report cst_dispatch_report(const struct cst_dispatch *d, uint32_t rank,
-                                             uint64_t number)
+enum cst_work_report cst_dispatch_report(const struct cst_dispatch *d, uint32_t rank,
+                                         uint64_t number)
 {
     if (d->runs[rank] && number == d->given[rank]) {
-        return CST_DISPATCH_DONE;
+        return CST_WORK_DONE;
     }
-    return number == d->ended[rank] ? CST_DISPATCH_KNOWN : CST_DISPATCH_STALE;
+    return number == d->ended[rank] ? CST_WORK_KNOWN : CST_WORK_STALE;
 }
 
 void cst_dispatch_done(struct cst_dispatch *d, uint32_t rank, double loss)
@@ -191,7 +191,7 @@ void cst_dispatch_leave(struct cst_dispatch *d, uint32_t rank)
     give_up(d, rank);
 }
 
-bool cst_dispatch_gone(struct cst_dispatch *d, uint32_t rank, struct cst_dispatch_unit *lost)
+bool cst_dispatch_gone(struct cst_dispatch *d, uint32_t rank, struct cst_work_unit *lost)
 {
     bool had = cst_dispatch_unit(d, rank, lost);
 
@@ -215,7 +215,7 @@ bool cst_dispatch_has_done(const struct cst_dispatch *d, uint32_t stage, uint32_
     return d->done[backward_of(d, stage)] > micro;
 }
 
-bool cst_dispatch_first(const struct cst_dispatch *d, struct cst_dispatch_unit *out, uint32_t *rank)
+bool cst_dispatch_first(const struct cst_dispatch *d, struct cst_work_unit *out, uint32_t *rank)
 {
     for (uint32_t pass = 0; pass < d->n_passes; pass++) {
         if (d->done[pass] < d->n_micro) {
@@ -242,7 +242,7 @@ double cst_dispatch_loss(const struct cst_dispatch *d)
 /* Rules 2 and 3 never hold the first pass up that is not done. */
 static bool can_go_on(const struct cst_dispatch *d)
 {
-    struct cst_dispatch_unit first;
+    struct cst_work_unit first;
     uint32_t keeper;
 
     return !cst_dispatch_first(d, &first, &keeper) || is_ready(d, first.pass);

@@ -45,23 +45,11 @@
 #ifndef CST_CORE_DISPATCH_H
 #define CST_CORE_DISPATCH_H
 
+#include "offload/schedule/work_unit.h"
 #include "cistern/status.h"
-
-#include <stdbool.h>
-#include <stdint.h>
 
 #define CST_DISPATCH_MAX_STAGES 64
 #define CST_DISPATCH_NONE UINT32_MAX
-
-/* A unit of work. */
-struct cst_dispatch_unit {
-    uint64_t number; /* From 1. A unit that is given to another rank gets another number. */
-    uint32_t pass;   /* Number of the pass, from 0. */
-    uint32_t stage;  /* Number of the stage, from 0. */
-    uint32_t micro;  /* Number of the micro-batch, from 0. */
-    bool backward;
-    bool begins; /* From cst_dispatch_take: the rank has not kept this pass before. */
-};
 
 struct cst_dispatch {
     uint32_t n_stages; /* 0: the job is not dispatched; the table is empty. */
@@ -97,20 +85,15 @@ static inline bool cst_dispatch_is_on(const struct cst_dispatch *dispatch)
 void cst_dispatch_reset(struct cst_dispatch *dispatch);
 
 /* Give @rank, which has no unit, the next one. False: none may begin now. */
-bool cst_dispatch_take(struct cst_dispatch *dispatch, uint32_t rank, struct cst_dispatch_unit *out);
+bool cst_dispatch_take(struct cst_dispatch *dispatch, uint32_t rank, struct cst_work_unit *out);
 
 /* The unit of @rank; false: it has none. */
 bool cst_dispatch_unit(const struct cst_dispatch *dispatch, uint32_t rank,
-                       struct cst_dispatch_unit *out);
+                       struct cst_work_unit *out);
 
-/* What a rank says when it names unit @number, 0: none, as the last one that it has done. */
-enum cst_dispatch_report {
-    CST_DISPATCH_DONE,  /* It has done the unit that it has. */
-    CST_DISPATCH_KNOWN, /* Nothing new: it has said so before, or has had no unit yet. */
-    CST_DISPATCH_STALE, /* It names a unit that it neither has nor has done last. */
-};
-enum cst_dispatch_report cst_dispatch_report(const struct cst_dispatch *dispatch, uint32_t rank,
-                                             uint64_t number);
+/* What @rank says when it names unit @number, 0: none, as the last one that it has done. */
+enum cst_work_report cst_dispatch_report(const struct cst_dispatch *dispatch, uint32_t rank,
+                                         uint64_t number);
 
 /* @rank has done its unit. @loss counts if the unit is of the last stage. */
 void cst_dispatch_done(struct cst_dispatch *dispatch, uint32_t rank, double loss);
@@ -120,8 +103,7 @@ void cst_dispatch_leave(struct cst_dispatch *dispatch, uint32_t rank);
 
 /* @rank does nothing more of what it has, which can be given to others. If it comes back, it has
  * done no unit. True: it had a unit, *lost. */
-bool cst_dispatch_gone(struct cst_dispatch *dispatch, uint32_t rank,
-                       struct cst_dispatch_unit *lost);
+bool cst_dispatch_gone(struct cst_dispatch *dispatch, uint32_t rank, struct cst_work_unit *lost);
 
 /* True if all passes are done. */
 bool cst_dispatch_is_complete(const struct cst_dispatch *dispatch);
@@ -131,7 +113,7 @@ bool cst_dispatch_has_done(const struct cst_dispatch *dispatch, uint32_t stage, 
 
 /* The first pass that is not done, its next micro-batch, and the rank that keeps it or
  * CST_DISPATCH_NONE: what others wait for. False: all passes are done. */
-bool cst_dispatch_first(const struct cst_dispatch *dispatch, struct cst_dispatch_unit *out,
+bool cst_dispatch_first(const struct cst_dispatch *dispatch, struct cst_work_unit *out,
                         uint32_t *rank);
 
 /* Mean of the losses of all micro-batches, summed in their order. All passes are done. */

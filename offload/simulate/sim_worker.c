@@ -297,7 +297,7 @@ static void plan_micro_batch(struct cst_sim_worker *w)
 /* Plan the unit that the rank was given: a forward pass, and a backward pass if it has one. */
 static void plan_unit(struct cst_sim_worker *w)
 {
-    const struct cst_dispatch_unit *unit = &w->unit;
+    const struct cst_work_unit *unit = &w->unit;
     uint32_t n = 0;
 
     for (uint32_t op = 0; op < model_of(w)->n_operators; op++) {

@@ -155,7 +155,7 @@ struct cst_sim_worker {
     /* Number of completed steps, and of completed micro-batches of the current step. */
     uint32_t step, micro;
     bool has_unit; /* Dispatched: the reply to NEXT has the unit `unit`, else the step ends. */
-    struct cst_dispatch_unit unit;
+    struct cst_work_unit unit;
     /* Operators of the current micro-batch or unit, forward and backward; owned. */
     struct cst_sim_op *ops;
     uint32_t n_ops, at;

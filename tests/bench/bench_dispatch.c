@@ -42,7 +42,7 @@ static double copy_seconds(double elems)
 }
 
 /* Let @rank begin @unit at @now, in a model whose embedding and head have @table parameters. */
-static void begin(struct rank *rank, const struct cst_dispatch_unit *unit, double table, double now)
+static void begin(struct rank *rank, const struct cst_work_unit *unit, double table, double now)
 {
     const bool has_table = unit->stage == 0 || unit->stage == STAGES - 1;
     const double params = LAYER_PARAMS + (has_table ? table : 0);
@@ -63,7 +63,7 @@ static void begin(struct rank *rank, const struct cst_dispatch_unit *unit, doubl
 /* The rank whose unit ends first, after each rank without one has taken one, if there is one. */
 static uint32_t give_units(struct cst_dispatch *d, struct rank *ranks, double table, double now)
 {
-    struct cst_dispatch_unit unit;
+    struct cst_work_unit unit;
     uint32_t first = CST_DISPATCH_NONE;
 
     for (uint32_t r = 0; r < d->n_ranks; r++) {

@@ -45,7 +45,7 @@ START_TEST(every_unit_is_done_in_order)
     open_table(&d, _i % 2 == 0);
     while (!cst_dispatch_is_complete(&d)) {
         uint32_t rank = draw(d.n_ranks);
-        struct cst_dispatch_unit unit, lost;
+        struct cst_work_unit unit, lost;
 
         if (!cst_dispatch_unit(&d, rank, &unit)) {
             uint32_t keeper;
@@ -95,8 +95,8 @@ struct worker {
     enum at at;
     uint64_t tag; /* the request that it waits for */
     uint64_t attempt;
-    struct cst_dispatch_unit unit; /* number 0: it has had none in this step */
-    uint64_t lost;                 /* number of a unit whose answer has not reached it; 0: none */
+    struct cst_work_unit unit; /* number 0: it has had none in this step */
+    uint64_t lost;             /* number of a unit whose answer has not reached it; 0: none */
     uint32_t chunks[MAX_CHUNKS], n_chunks, i; /* chunks of the unit, and the current one */
     uint64_t weight, grad;                    /* leases on the current chunk */
     uint64_t offset;                          /* of the gradient in the pool */
@@ -272,13 +272,13 @@ static void fetch(uint32_t rank)
 }
 
 /* The answer with @unit gets lost, and the rank asks again: it must get the same one. */
-static void lose_answer(uint32_t rank, const struct cst_dispatch_unit *unit)
+static void lose_answer(uint32_t rank, const struct cst_work_unit *unit)
 {
     w.workers[rank].lost = unit->number;
     ask_next(rank);
 }
 
-static void begin_unit(uint32_t rank, const struct cst_dispatch_unit *unit)
+static void begin_unit(uint32_t rank, const struct cst_work_unit *unit)
 {
     struct worker *worker = &w.workers[rank];
 
@@ -304,7 +304,7 @@ static void sync_rank(uint32_t rank)
 {
     struct worker *worker = &w.workers[rank];
 
-    worker->unit = (struct cst_dispatch_unit){0};
+    worker->unit = (struct cst_work_unit){0};
     worker->lost = 0;
     worker->at = SYNCING;
     worker->tag = feed(rank, (struct cst_event){.kind = CST_EV_SYNC});
@@ -406,7 +406,7 @@ static void go_on(uint32_t rank, const struct cst_reply *reply)
         break;
     case STEPPING:
         suite_must(reply->loss == (w.job.micro_batches - 1) / 2.0, "the loss is %g", reply->loss);
-        worker->unit = (struct cst_dispatch_unit){0};
+        worker->unit = (struct cst_work_unit){0};
         ask_next(rank);
         break;
     case OUT:

@@ -18,7 +18,7 @@ START_TEST(ranks_keep_their_stages)
     memset(keeper, 0xff, sizeof keeper);
     ck_assert_int_eq(cst_dispatch_init(&d, STAGES, MICRO, RANKS, after), CST_OK);
     for (; !cst_dispatch_is_complete(&d); turns++) {
-        struct cst_dispatch_unit unit;
+        struct cst_work_unit unit;
 
         for (uint32_t rank = 0; rank < RANKS; rank++) {
             if (cst_dispatch_take(&d, rank, &unit)) {
@@ -51,7 +51,7 @@ static double run_step(const struct times *times, uint32_t n_stages, uint32_t n_
 {
     uint64_t after[CST_DISPATCH_MAX_STAGES] = {1ull << (n_stages - 1)};
     double now = 0, ends[MAX_RANKS] = {0};
-    struct cst_dispatch_unit unit;
+    struct cst_work_unit unit;
     struct cst_dispatch d;
 
     ck_assert_int_eq(cst_dispatch_init(&d, n_stages, n_micro, n_ranks, after), CST_OK);

@@ -77,7 +77,7 @@ static uint64_t report(uint32_t rank, uint64_t unit)
                                               .names_unit = true});
 }
 
-static struct cst_dispatch_unit get_unit(uint32_t rank, uint64_t done)
+static struct cst_work_unit get_unit(uint32_t rank, uint64_t done)
 {
     const struct cst_reply *reply = rig_answer(&rig, report(rank, done));
 
@@ -105,7 +105,7 @@ START_TEST(a_repeated_request_gets_the_same_unit)
     rig_open_job(&rig, &job);
     rig_start(&rig, 1);
     for (uint32_t micro = 0; micro < 3; micro++) {
-        const struct cst_dispatch_unit first = get_unit(0, done), again = get_unit(0, done);
+        const struct cst_work_unit first = get_unit(0, done), again = get_unit(0, done);
 
         ck_assert_uint_eq(first.micro, micro);
         ck_assert_uint_eq(again.micro, micro);
@@ -123,7 +123,7 @@ END_TEST
  * sync the rank has done none. */
 START_TEST(stale_units_are_refused)
 {
-    struct cst_dispatch_unit a, b;
+    struct cst_work_unit a, b;
 
     job = (struct rig_job){
         .n_chunks = 1, .world = 2, .n_blocks = N_BLOCKS, .n_stages = 1, .micro_batches = 3};
@@ -215,7 +215,7 @@ END_TEST
  * without it, and the other rank does all units. */
 START_TEST(the_unit_of_a_rank_that_is_shut_out_is_done_again)
 {
-    struct cst_dispatch_unit unit;
+    struct cst_work_unit unit;
     uint64_t waiting, sync;
 
     job = (struct rig_job){
@@ -289,7 +289,7 @@ END_TEST
 START_TEST(who_waits_too_long_keeps_no_pass)
 {
     uint64_t waiting = keep_a_pass();
-    struct cst_dispatch_unit unit;
+    struct cst_work_unit unit;
 
     rig.now = cst_core_deadline(rig.core);
     (void)rig_event(&rig, (struct cst_event){.kind = CST_EV_TICK});
