@@ -3,7 +3,7 @@
 #include "offload/books/rank.h"
 
 #include "offload/core/core_state.h"
-#include "offload/books/drift.h"
+#include "offload/gradient/drift.h"
 
 void cst_rank_promise(struct cst_rank *rank, const struct cst_hyper *hyper)
 {

@@ -11,7 +11,7 @@
 #include "offload/core/device_loss.h"
 #include "offload/update/device_update.h"
 #include "offload/books/exposure.h"
-#include "offload/books/drift.h"
+#include "offload/gradient/drift.h"
 #include "offload/weights/fetch.h"
 #include "offload/books/group.h"
 #include "offload/books/instant.h"

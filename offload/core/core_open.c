@@ -4,7 +4,7 @@
 #include "offload/layout/edge.h"
 #include "offload/update/device_update.h"
 #include "offload/gradient/landing.h"
-#include "offload/books/drift.h"
+#include "offload/gradient/drift.h"
 #include "offload/books/weight_row.h"
 #include "proto/muon.h"
 

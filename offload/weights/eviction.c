@@ -10,7 +10,7 @@
 
 #include "offload/core/core_state.h"
 #include "offload/books/lookahead.h"
-#include "offload/books/drift.h"
+#include "offload/gradient/drift.h"
 #include "offload/books/waiting.h"
 
 #define MAX_REVIEWS 4 /* Maximum number of victims to look at if their next use has changed. */

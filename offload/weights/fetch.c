@@ -11,7 +11,7 @@
 #include "offload/weights/eviction.h"
 #include "offload/weights/load.h"
 #include "offload/books/lookahead.h"
-#include "offload/books/drift.h"
+#include "offload/gradient/drift.h"
 #include "offload/weights/prefetch.h"
 #include "offload/gradient/spill.h"
 #include "offload/books/waiting.h"

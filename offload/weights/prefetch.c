@@ -15,7 +15,7 @@
 #include "offload/core/core_state.h"
 #include "offload/weights/load.h"
 #include "offload/books/lookahead.h"
-#include "offload/books/drift.h"
+#include "offload/gradient/drift.h"
 #include "offload/gradient/spill.h"
 #include "offload/books/waiting.h"
 #include "proto/patterns.h"

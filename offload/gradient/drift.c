@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "offload/books/drift.h"
+#include "offload/gradient/drift.h"
 
 #include "offload/core/core_state.h"
 
