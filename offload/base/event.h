@@ -7,7 +7,7 @@
 #include "cistern/status.h"
 #include "offload/base/command.h"
 #include "offload/layout/layout.h"
-#include "offload/schedule/dispatch.h"
+#include "offload/schedule/work_unit.h"
 #include "proto/table.h"
 
 struct cst_core_record;
@@ -25,9 +25,10 @@ enum cst_event_kind {
     CST_EV_HANGUP,
     /* rank. The rank's process is dead: reclaim its blocks. Comes after HANGUP or alone. */
     CST_EV_DEAD,
-    /* rank. Only after HANGUP, in a dispatched job; else it has no effect. What the ranks of the
-     * next attempt use as memory for activations is memory that the rank's process cannot write.
-     * The attempt ends, and no attempt waits for the rank. Its blocks stay in quarantine. */
+    /* rank. Only after HANGUP, in a job whose schedule is elastic; else it has no effect. What the
+     * ranks of the next attempt use as memory for activations is memory that the rank's process
+     * cannot write. The attempt ends, and no attempt waits for the rank. Its blocks stay in
+     * quarantine. */
     CST_EV_SHUT_OUT,
     CST_EV_LEAVE,        /* rank, tag. The rank leaves in good order. */
     CST_EV_SYNC,         /* rank, tag. The rank is ready for the next attempt. */
@@ -164,13 +165,13 @@ struct cst_reply {
     struct cst_place home;
     /* FETCH_WEIGHT: bytes at `home` to copy; 0: the weights are in the block. */
     uint64_t home_bytes;
-    bool has_unit;                 /* NEXT: there is a unit; false: all are done. */
+    bool has_unit;             /* NEXT: there is a unit; false: all are done. */
     struct cst_work_unit unit; /* NEXT, if has_unit. */
-    uint64_t attempt, step;        /* SYNC: both. STEP, SAVE: step only. */
-    bool skipped;                  /* STEP: the updates of the step were skipped. */
-    double grad_norm, loss;        /* STEP. */
-    float clip;                    /* STEP: the clip factor. */
-    uint64_t n_skipped;            /* STEP: number of steps skipped so far. */
+    uint64_t attempt, step;    /* SYNC: both. STEP, SAVE: step only. */
+    bool skipped;              /* STEP: the updates of the step were skipped. */
+    double grad_norm, loss;    /* STEP. */
+    float clip;                /* STEP: the clip factor. */
+    uint64_t n_skipped;        /* STEP: number of steps skipped so far. */
     /* STEP: gradients were beyond proto/grad_limit.h: the step was skipped, or the tiles kept their
      * states. */
     bool overflow;

@@ -9,8 +9,8 @@
  * a step with recomputation is predicted when it comes again, and does not replace other phases.
  * Before anything was observed, the declared order of operators is the prediction.
  *
- * In a dispatched job, a unit is a phase. When a rank begins to do units of another kind, their
- * declared order is the prediction, whatever the rank did before.
+ * In a job with units of work, a unit is a phase. When a rank begins to do units of another kind,
+ * their declared order is the prediction, whatever the rank did before.
  *
  * An operator with a sparse pattern (an expert) may be left out, which is not a surprise. The
  * chance that it comes is learned from each step; below one half it is not expected.
@@ -58,8 +58,7 @@ int cst_trace_init(struct cst_trace *trace, const struct cst_layout *layout,
 /* Free the phases and the record. */
 void cst_trace_close(struct cst_trace *trace);
 
-/* The work of a rank of a dispatched job between two of its requests for work
- * (offload/schedule/dispatch.h). */
+/* The work of a rank between two of its requests for work (offload/schedule/work_unit.h). */
 struct cst_trace_unit {
     uint32_t stage;
     bool backward; /* The backward pass, after the forward pass; else the forward pass alone. */

@@ -127,7 +127,7 @@ void cst_waiting_refuse(struct cst_core *core, uint32_t i, const struct cst_err 
     } else if (request->where == CST_REQUEST_NEXT) {
         rank->next = CST_NO_REQUEST;
         /* It has no unit, but may keep a pass, for which others would wait in vain. */
-        cst_dispatch_leave(&core->dispatch, request->rank);
+        core->schedule->work->leave(core, request->rank);
     }
     cst_core_refuse_err(core, request->tag, err);
     cst_requests_remove(&core->requests, i);
@@ -191,20 +191,12 @@ void cst_waiting_cancel_fetches(struct cst_core *core, uint32_t rank)
     refuse_rank(core, rank, FETCHES, &err);
 }
 
-void cst_waiting_cancel_grads(struct cst_core *core, uint32_t rank)
+void cst_waiting_cancel_grads(struct cst_core *core, uint32_t rank, const char *what)
 {
     struct cst_err err;
 
-    if (cst_dispatch_is_on(&core->dispatch)) {
-        (void)cst_err_set(&err, CST_ECANCELLED,
-                          "rank %" PRIu32 " ended its unit of step %" PRIu64 " meanwhile", rank,
-                          core->step);
-        refuse_rank(core, rank, GRAD_FETCHES, &err);
-        return;
-    }
     (void)cst_err_set(&err, CST_ECANCELLED,
-                      "rank %" PRIu32 " ended micro-batch %" PRIu32 " of step %" PRIu64
-                      " meanwhile",
-                      rank, core->ranks[rank].micro + 1, core->step);
+                      "rank %" PRIu32 " ended %s of step %" PRIu64 " meanwhile", rank, what,
+                      core->step);
     refuse_rank(core, rank, GRAD_FETCHES, &err);
 }

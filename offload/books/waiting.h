@@ -52,8 +52,8 @@ void cst_waiting_refuse_step(struct cst_core *core, const struct cst_err *fetche
 /* The rank has asked for the step: answer its waiting fetches with CST_ECANCELLED. */
 void cst_waiting_cancel_fetches(struct cst_core *core, uint32_t rank);
 
-/* The rank has ended its micro-batch or its unit: answer its waiting fetches of gradients with
+/* The rank has ended @what, "its unit" for example: answer its waiting fetches of gradients with
  * CST_ECANCELLED. */
-void cst_waiting_cancel_grads(struct cst_core *core, uint32_t rank);
+void cst_waiting_cancel_grads(struct cst_core *core, uint32_t rank, const char *what);
 
 #endif

@@ -218,13 +218,13 @@ static const char *check_contribution(const struct cst_core *core, uint32_t c, u
     }
     if (state == CST_BLOCK_PENDING &&
         (pool->blocks[b].micro < chunk->gradient.micro ||
-         (cst_dispatch_is_on(&core->dispatch) ? pool->blocks[b].micro >= chunk->gradient.n_handed
-                                              : pool->blocks[b].micro > core->ranks[rank].micro))) {
+         (core->schedule->elastic ? pool->blocks[b].micro >= chunk->gradient.n_handed
+                                  : pool->blocks[b].micro > core->ranks[rank].micro))) {
         return "a contribution is of a micro-batch that is not summed, nor still to come";
     }
     /* A rank that does a unit again opens gradients that nobody needs. */
     if (chunk->gradient.sum == CST_SUM_COMPLETE && state != CST_BLOCK_FREE &&
-        !(cst_dispatch_is_on(&core->dispatch) && state == CST_BLOCK_OPEN)) {
+        !(core->schedule->elastic && state == CST_BLOCK_OPEN)) {
         return "a reduced chunk has no contributions left";
     }
     return NULL;
@@ -356,21 +356,6 @@ static const char *check_chunk(const struct cst_core *core, uint32_t c)
     return what;
 }
 
-/* Each pass that a rank keeps goes on, and with it the step. */
-static const char *check_keepers(const struct cst_core *core)
-{
-    const struct cst_dispatch *dispatch = &core->dispatch;
-    struct cst_work_unit unit;
-
-    for (uint32_t rank = 0; cst_dispatch_is_on(dispatch) && rank < core->world; rank++) {
-        if (dispatch->kept[rank] != CST_DISPATCH_NONE &&
-            !cst_dispatch_unit(dispatch, rank, &unit) && core->ranks[rank].next == CST_NO_REQUEST) {
-            return "a rank that keeps a pass has a unit of it or waits for one";
-        }
-    }
-    return NULL;
-}
-
 static const char *check_phase(const struct cst_core *core)
 {
     uint32_t n_reduced = 0;
@@ -379,10 +364,6 @@ static const char *check_phase(const struct cst_core *core)
     for (uint32_t rank = 0; rank < core->world; rank++) {
         const struct cst_rank *r = &core->ranks[rank];
 
-        if (core->attempt.phase == CST_PHASE_RUNNING && !r->joined && !core->attempt.closing &&
-            !cst_dispatch_is_on(&core->dispatch)) {
-            return "all ranks take part in an attempt that runs";
-        }
         if (r->joined &&
             (core->attempt.phase != CST_PHASE_RUNNING || r->state != CST_RANK_ATTACHED)) {
             return "who takes part is attached";
@@ -391,8 +372,7 @@ static const char *check_phase(const struct cst_core *core)
             (core->attempt.phase != CST_PHASE_RUNNING && r->micro != 0)) {
             return "a rank is in a micro-batch of the step that runs";
         }
-        if (core->attempt.closing && !r->stepped &&
-            (r->joined || !cst_dispatch_is_on(&core->dispatch))) {
+        if (core->attempt.closing && !r->stepped && (r->joined || !core->schedule->elastic)) {
             return "a step closes when all ranks have asked";
         }
         if (core->attempt.phase != CST_PHASE_RUNNING &&
@@ -455,10 +435,7 @@ const char *cst_core_check(const struct cst_core *core)
         what = cst_lent_memory_check(core);
     }
     if (what == NULL) {
-        what = cst_dispatch_check(&core->dispatch);
-    }
-    if (what == NULL) {
-        what = check_keepers(core);
+        what = core->schedule->check_state(core);
     }
     return what != NULL ? what : check_phase(core);
 }

@@ -20,6 +20,7 @@
 #include "offload/books/waiting.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 
 /* -- commit ----------------------------------------------------------------------------------- */
 
@@ -86,21 +87,6 @@ static void issue_updates(struct cst_core *core, float factor, bool guard)
     }
     cst_device_choice_end(core);
     cst_exposure_all_issued(core);
-}
-
-static double mean_loss(const struct cst_core *core)
-{
-    double sum = 0;
-    uint32_t n = 0;
-
-    if (cst_dispatch_is_on(&core->dispatch)) {
-        return cst_dispatch_loss(&core->dispatch);
-    }
-    for (uint32_t rank = 0; rank < core->world; rank++) {
-        sum += core->ranks[rank].loss;
-        n += core->ranks[rank].loss != 0;
-    }
-    return n > 0 ? sum / n : 0;
 }
 
 static void answer_steps(struct cst_core *core, const struct cst_clip *clip, bool skipped,
@@ -170,7 +156,7 @@ static void commit(struct cst_core *core, double sum_squares)
     core->commit.hyper = *hyper;
     core->commit.factor = clip.factor;
     core->commit.guard = guard;
-    core->commit.last_loss = mean_loss(core);
+    core->commit.last_loss = core->schedule->loss(core);
     core->commit.last_grad_norm = clip.grad_norm;
     core->commit.last_step_ns = core->commit.last_ns == 0 ? 0 : core->now - core->commit.last_ns;
     core->commit.last_ns = core->now;
@@ -194,7 +180,7 @@ static void commit(struct cst_core *core, double sum_squares)
     }
     cst_overlap_end_step(core);
     cst_collection_drop(core); /* No contribution is left: begin the next collection. */
-    cst_dispatch_reset(&core->dispatch);
+    core->schedule->begin(core);
     cst_ranks_committed(core);
 }
 
@@ -263,7 +249,7 @@ void cst_commit_restore(struct cst_core *core, const struct cst_counters *counte
 
 /* -- step ------------------------------------------------------------------------------------ */
 
-/* True if all ranks have asked for the step; in a dispatched job, all that take part. */
+/* True if all ranks that the step needs have asked for it. */
 static bool all_stepped(const struct cst_core *core)
 {
     bool any = false;
@@ -271,7 +257,7 @@ static bool all_stepped(const struct cst_core *core)
     for (uint32_t rank = 0; rank < core->world; rank++) {
         const struct cst_rank *r = &core->ranks[rank];
 
-        if (!r->stepped && (r->joined || !cst_dispatch_is_on(&core->dispatch))) {
+        if (!r->stepped && (r->joined || !core->schedule->elastic)) {
             return false;
         }
         any = any || r->stepped;
@@ -295,14 +281,13 @@ void cst_commit_look(struct cst_core *core)
     cst_commit_close(core);
 }
 
-/* True if the step may be asked for: a dispatched one, when all its units are done. Else the
- * request is refused. */
+/* True if the step may be asked for: all its units are done. Else the request is refused. */
 static bool admit_step(struct cst_core *core, const struct cst_event *event)
 {
     if (!cst_ranks_admit_before_step(core, event)) {
         return false;
     }
-    if (cst_dispatch_is_on(&core->dispatch) && !cst_dispatch_is_complete(&core->dispatch)) {
+    if (!core->schedule->work->is_complete(core)) {
         cst_core_refuse(core, event->tag, CST_EINVAL,
                         "rank %" PRIu32 " asks for step %" PRIu64
                         " before all its units are done: ask for the next unit",
@@ -351,11 +336,12 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
 void cst_commit_accumulate(struct cst_core *core, const struct cst_event *event)
 {
     struct cst_rank *r = &core->ranks[event->rank];
+    char what[32];
 
     if (!cst_ranks_admit_before_step(core, event)) {
         return;
     }
-    if (cst_dispatch_is_on(&core->dispatch)) {
+    if (core->schedule->work->exists) {
         cst_core_refuse(core, event->tag, CST_EINVAL,
                         "the model is cut into stages: the next unit, not the end of a "
                         "micro-batch, is what rank %" PRIu32 " asks for",
@@ -370,7 +356,8 @@ void cst_commit_accumulate(struct cst_core *core, const struct cst_event *event)
         return;
     }
     cst_rank_begin(&core->ranks[event->rank], CST_BEGUN_WRITING);
-    cst_waiting_cancel_grads(core, event->rank);
+    (void)snprintf(what, sizeof what, "micro-batch %" PRIu32, r->micro + 1);
+    cst_waiting_cancel_grads(core, event->rank, what);
     cst_collection_drop_open(core, event->rank);
     cst_collection_next_micro(core, event->rank);
     cst_rank_want_prefetch(r);

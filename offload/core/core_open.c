@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Opens and closes a core, moves a pool, and writes the job table. */
 #include "offload/core/core_state.h"
-#include "offload/layout/edge.h"
 #include "offload/update/device_update.h"
 #include "offload/gradient/landing.h"
 #include "offload/gradient/drift.h"
@@ -10,8 +9,6 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
-
-_Static_assert(CST_DISPATCH_MAX_STAGES == CST_LAYOUT_MAX_STAGES, "all stages can be dispatched");
 
 /* The ranks that run the same operators as @rank. Operators of sparse tensors, which may be left
  * out, do not count. */
@@ -165,74 +162,10 @@ static void open_chunks(struct cst_core *core, bool arenas_are_new)
 
 /* A step goes on without a rank that is gone, but an array that one rank puts for another one does
  * not come then. */
-static int check_edges(const struct cst_model *model, struct cst_err *err)
-{
-    for (uint32_t i = 0; i < model->n_edges; i++) {
-        const struct cst_layout_edge *edge = &model->edges[i];
-
-        if (edge->from != edge->to) {
-            return cst_err_set(err, CST_EINVAL,
-                               "edge '%s' from rank %" PRIu32 " to rank %" PRIu32
-                               ": in a model that is cut into stages any rank may die, and an edge "
-                               "is that of all ranks or leads to the rank that puts",
-                               edge->name, edge->from, edge->to);
-        }
-    }
-    return CST_OK;
-}
-
 int cst_core_check_stages(const struct cst_model *model, uint32_t micro_batches,
                           enum cst_overlap overlap, struct cst_err *err)
 {
-    if (model->n_stages == 0) {
-        return CST_OK;
-    }
-    if (micro_batches < 2) {
-        return cst_err_set(err, CST_EINVAL,
-                           "a model that is cut into stages needs 2 or more micro-batches a step");
-    }
-    if (overlap == CST_OVERLAP_EARLY) {
-        return cst_err_set(err, CST_EINVAL,
-                           "early updates are not possible in a model that is cut into stages");
-    }
-    for (uint32_t t = 0; t < model->n_tensors; t++) {
-        const struct cst_layout_tensor *tensor = &model->tensors[t];
-
-        if (tensor->group != 0 || tensor->box != NULL || cst_pattern(tensor->pattern)->sparse) {
-            return cst_err_set(err, CST_EINVAL,
-                               "tensor '%s': in a model that is cut into stages all ranks hold all "
-                               "tensors whole",
-                               tensor->name);
-        }
-    }
-    return check_edges(model, err);
-}
-
-/* Find the stages that use each chunk, and make the table of units. */
-static int open_stages(struct cst_core *core, struct cst_err *err)
-{
-    const struct cst_model *model = core->model;
-    uint64_t after[CST_DISPATCH_MAX_STAGES] = {0};
-
-    for (uint32_t i = 0; model->n_stages > 0 && i < model->n_operators; i++) {
-        const struct cst_layout_use *use = &core->layout->uses[i];
-
-        for (uint32_t k = 0; k < use->n_chunks; k++) {
-            core->chunks[use->chunks[k]].stages |= 1ull << model->operators[i].stage;
-        }
-    }
-    for (uint32_t c = 0; c < core->n_chunks; c++) {
-        uint64_t stages = core->chunks[c].has_states ? core->chunks[c].stages : 0;
-
-        for (uint64_t rest = stages; rest != 0; rest &= rest - 1) {
-            after[__builtin_ctzll(rest)] |= rest & (rest - 1);
-        }
-    }
-    if (cst_dispatch_init(&core->dispatch, model->n_stages, core->micro_batches, core->world,
-                          after) != CST_OK) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for %" PRIu32 " stages", model->n_stages);
-    }
-    return CST_OK;
+    return cst_step_schedule_of(model)->check(model, micro_batches, overlap, err);
 }
 
 /* Check that a job can be as @config says. */
@@ -272,6 +205,7 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
     }
     core->model = config->model;
     core->layout = config->layout;
+    core->schedule = cst_step_schedule_of(config->model);
     core->arena_segments = config->arena_segments;
     core->table_segment = config->table_segment;
     core->table = config->table;
@@ -311,7 +245,7 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
     }
     if (status == CST_OK) {
         open_chunks(core, config->arenas_are_new);
-        status = open_stages(core, err);
+        status = core->schedule->open(core, err);
     }
     if (status != CST_OK) {
         cst_core_close(core);
@@ -362,7 +296,7 @@ void cst_core_close(struct cst_core *core)
         cst_trace_close(&core->ranks[rank].trace);
     }
     cst_device_updates_close(core);
-    cst_dispatch_close(&core->dispatch);
+    core->schedule->close(core);
     cst_requests_close(&core->requests);
     cst_flights_close(&core->flights);
     free(core->ranks);

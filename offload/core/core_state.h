@@ -10,7 +10,7 @@
  *   sum  landing  collection  kept_gradients  load  multi_gpu_load
  *   residency  eviction  waiting  lookahead  weight_row  chunk_update  rank
  *   group  facts  actions  exposure  instant  lent_memory  drift
- *   block  trace  request  flight  dispatch  buffers  hyper  idle  clip  reduce_site
+ *   block  trace  request  flight  step_schedule  buffers  hyper  idle  clip  reduce_site
  *
  * What a part has to tell to one above it is a fact (offload/books/facts.h). */
 #ifndef CST_CORE_STATE_H
@@ -35,6 +35,7 @@
 #include "offload/core/ranks.h"
 #include "offload/books/request.h"
 #include "offload/core/save.h"
+#include "offload/schedule/step_schedule.h"
 #include "offload/core/states.h"
 #include "offload/update/update_end.h"
 #include "offload/books/waiting.h"
@@ -60,7 +61,8 @@ struct cst_chunk {
     /* Slot of the device reservation `update.reservation` that holds the chunk's gradient;
      * CST_NONE: none does. Changed by kept_gradients.c. */
     uint32_t kept;
-    uint64_t stages; /* The stages that use the chunk, one bit each; 0 without stages. */
+    uint32_t n_addends; /* Addends of the chunk's gradient in a step (step_schedule.h). */
+    uint32_t n_in_sum;  /* Of those, how many one sum adds; at least 1. */
     struct cst_chunk_writes writes;
     struct cst_chunk_times times;
     struct cst_evicted evicted;
@@ -103,13 +105,14 @@ struct cst_core {
     /* Factors of parameter groups of the last STEP or PREPARE that was accepted. All ranks have the
      * same ones when they are used (hyper.factors). */
     struct cst_table_factors factors;
+    const struct cst_step_schedule *schedule; /* How the job's ranks share the work of a step. */
+    void *schedule_state;     /* Owned, and changed by the functions of `schedule` alone. */
     struct cst_rank *ranks;   /* Owned. */
     struct cst_chunk *chunks; /* Owned. */
 
     /* What the parts own. */
 
     struct cst_attempt attempt;
-    struct cst_dispatch dispatch; /* n_stages 0: the job is not dispatched. */
     struct cst_commit commit;
     struct cst_collection collection;
     struct cst_early early;

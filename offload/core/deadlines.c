@@ -28,7 +28,7 @@ static const char *absence(const struct cst_rank *rank)
 /* True if the step waits for @rank to ask for it. */
 static bool lacks_step(const struct cst_core *core, const struct cst_rank *rank)
 {
-    return !rank->stepped && (rank->joined || !cst_dispatch_is_on(&core->dispatch));
+    return !rank->stepped && (rank->joined || !core->schedule->elastic);
 }
 
 /* List the ranks that have not asked for the step or the sync: "rank 1 (died in step 4), rank 3
@@ -99,23 +99,19 @@ static void expire_fetch(struct cst_core *core, uint32_t i)
     struct cst_books books;
     struct cst_err why;
 
-    if (request->kind == CST_EV_FETCH_GRAD && rank->pool.grad_of[request->chunk] != CST_NONE &&
-        cst_dispatch_is_on(&core->dispatch)) {
-        (void)cst_err_set(&why, CST_ETIMEDOUT,
-                          "the gradient of chunk %" PRIu32 " waited %" PRIu64
-                          " ms: what rank %" PRIu32 " handed in before is not summed yet",
-                          request->chunk, core->peer_timeout_ns / 1000000, request->rank);
-        cst_waiting_refuse(core, i, &why);
-        return;
-    }
     if (request->kind == CST_EV_FETCH_GRAD && rank->pool.grad_of[request->chunk] != CST_NONE) {
-        (void)cst_err_set(&why, CST_ETIMEDOUT,
-                          "the gradient of chunk %" PRIu32 " waited %" PRIu64
-                          " ms: what rank %" PRIu32 " handed in before, in micro-batch %" PRIu32
-                          ", is not summed yet, because its group is in micro-batch %" PRIu32,
-                          request->chunk, core->peer_timeout_ns / 1000000, request->rank,
-                          rank->pool.blocks[rank->pool.grad_of[request->chunk]].micro + 1,
-                          core->chunks[request->chunk].gradient.micro + 1);
+        const struct cst_block *block = &rank->pool.blocks[rank->pool.grad_of[request->chunk]];
+        uint32_t n = core->chunks[request->chunk].n_in_sum;
+        char theirs[CST_ADDEND_TEXT], own[CST_ADDEND_TEXT];
+
+        core->schedule->say(core, request->chunk, block->micro * n, own);
+        core->schedule->say(core, request->chunk, core->chunks[request->chunk].gradient.micro * n,
+                            theirs);
+        (void)cst_err_set(
+            &why, CST_ETIMEDOUT,
+            "the gradient of chunk %" PRIu32 " waited %" PRIu64 " ms: what rank %" PRIu32
+            " handed in before, in %s, is not summed yet, because its group is in %s",
+            request->chunk, core->peer_timeout_ns / 1000000, request->rank, own, theirs);
         cst_waiting_refuse(core, i, &why);
         return;
     }
@@ -133,20 +129,19 @@ static void expire_next(struct cst_core *core, uint32_t i)
 {
     struct cst_work_unit unit = {0};
     struct cst_err why;
-    char who[32] = "nobody";
-    uint32_t rank = CST_DISPATCH_NONE;
+    char who[32] = "nobody", text[CST_WORK_UNIT_TEXT];
+    uint32_t rank = CST_NONE;
 
     /* Something is not done, because NEXT is answered when all is done. */
-    (void)cst_dispatch_first(&core->dispatch, &unit, &rank);
-    if (rank != CST_DISPATCH_NONE) {
+    (void)core->schedule->work->first(core, &unit, &rank);
+    cst_work_unit_say(&unit, text);
+    if (rank != CST_NONE) {
         (void)snprintf(who, sizeof who, "rank %" PRIu32, rank);
     }
     (void)cst_err_set(&why, CST_ETIMEDOUT,
                       "no unit for rank %" PRIu32 " in %" PRIu64
-                      " ms: the %s pass of stage %" PRIu32 " over micro-batch %" PRIu32
-                      ", which %s has, is not done",
-                      core->requests.v[i].rank, core->peer_timeout_ns / 1000000,
-                      unit.backward ? "backward" : "forward", unit.stage, unit.micro, who);
+                      " ms: %s, which %s has, is not done",
+                      core->requests.v[i].rank, core->peer_timeout_ns / 1000000, text, who);
     cst_waiting_refuse(core, i, &why);
 }
 

@@ -218,22 +218,6 @@ static void explain_sum_site(const struct cst_core *core, uint32_t c, struct pag
     }
 }
 
-/* How far the sum of a chunk of a dispatched job is. */
-static void explain_addends(const struct cst_core *core, uint32_t c, struct page *page)
-{
-    const struct cst_gradient *gradient = &core->chunks[c].gradient;
-    uint32_t n = cst_collection_addends(core, c);
-
-    if (gradient->sum == CST_SUM_COMPLETE) {
-        say(page, "its gradient of this step is summed");
-    } else if (gradient->micro > 0 || gradient->n_handed > 0) {
-        say(page,
-            "its gradient has come from %" PRIu32 " of %" PRIu32 " units, and those of %" PRIu32
-            " are summed",
-            gradient->n_handed, n, gradient->micro);
-    }
-}
-
 static void explain_gradient(const struct cst_core *core, uint32_t c, struct page *page)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
@@ -347,11 +331,7 @@ unsigned cst_core_explain(const struct cst_core *core, uint32_t chunk, char line
     if (core->chunks[chunk].has_states) {
         explain_rows(core, chunk, &page);
         explain_update(core, chunk, &page);
-        if (cst_dispatch_is_on(&core->dispatch)) {
-            explain_addends(core, chunk, &page);
-        } else {
-            explain_gradient(core, chunk, &page);
-        }
+        explain_gradient(core, chunk, &page);
         explain_grad_in_weight(core, chunk, &page);
     }
     if (has_gpu(core) && core->chunks[chunk].has_states &&

@@ -12,7 +12,7 @@
 /* False: @event was refused. */
 static bool admit(struct cst_core *core, const struct cst_event *event)
 {
-    if (!cst_dispatch_is_on(&core->dispatch)) {
+    if (!core->schedule->work->exists) {
         cst_core_refuse(core, event->tag, CST_EINVAL,
                         "rank %" PRIu32 " asks for a unit, but the model is not cut into stages",
                         event->rank);
@@ -40,19 +40,19 @@ static void extend_waits(struct cst_core *core)
 static void refuse_stale(struct cst_core *core, const struct cst_event *event)
 {
     struct cst_work_unit unit;
+    char text[CST_WORK_UNIT_TEXT];
 
-    if (cst_dispatch_unit(&core->dispatch, event->rank, &unit)) {
+    if (core->schedule->work->unit(core, event->rank, &unit)) {
+        cst_work_unit_say(&unit, text);
         cst_core_refuse(core, event->tag, CST_EINVAL,
                         "rank %" PRIu32 " says that it has done unit %" PRIu64
-                        ", but it has unit %" PRIu64 ", the %s pass of stage %" PRIu32
-                        " over micro-batch %" PRIu32,
-                        event->rank, event->unit, unit.number,
-                        unit.backward ? "backward" : "forward", unit.stage, unit.micro);
+                        ", but it has unit %" PRIu64 ", %s",
+                        event->rank, event->unit, unit.number, text);
     } else {
         cst_core_refuse(core, event->tag, CST_EINVAL,
                         "rank %" PRIu32 " says that it has done unit %" PRIu64
                         ", but it has no unit, and the last one that it has done is %" PRIu64,
-                        event->rank, event->unit, core->dispatch.ended[event->rank]);
+                        event->rank, event->unit, core->schedule->work->last(core, event->rank));
     }
 }
 
@@ -62,15 +62,15 @@ static enum cst_work_report report_of(const struct cst_core *core, const struct 
     struct cst_work_unit unit;
 
     if (event->names_unit) {
-        return cst_dispatch_report(&core->dispatch, event->rank, event->unit);
+        return core->schedule->work->report(core, event->rank, event->unit);
     }
-    return cst_dispatch_unit(&core->dispatch, event->rank, &unit) ? CST_WORK_DONE : CST_WORK_KNOWN;
+    return core->schedule->work->unit(core, event->rank, &unit) ? CST_WORK_DONE : CST_WORK_KNOWN;
 }
 
 /* The unit of the rank is done: what it has handed in so far is its contribution. */
 static void end_unit(struct cst_core *core, const struct cst_event *event)
 {
-    cst_dispatch_done(&core->dispatch, event->rank, event->loss);
+    core->schedule->work->done(core, event->rank, event->loss);
     extend_waits(core);
     cst_fact_rank_went_on(&core->facts);
     cst_collection_wake(core);
@@ -91,7 +91,7 @@ void cst_next_ask(struct cst_core *core, const struct cst_event *event)
     }
     cst_rank_begin(r, CST_BEGUN_WRITING);
     /* Nothing that the rank has opened for its unit is used any more. */
-    cst_waiting_cancel_grads(core, event->rank);
+    cst_waiting_cancel_grads(core, event->rank, "its unit");
     cst_collection_drop_open(core, event->rank);
     if (report == CST_WORK_DONE) {
         end_unit(core, event);
@@ -124,11 +124,11 @@ static void serve(struct cst_core *core, uint32_t rank)
 {
     struct cst_rank *r = &core->ranks[rank];
     struct cst_work_unit unit = {0};
-    bool again = cst_dispatch_unit(&core->dispatch, rank, &unit);
-    bool has_unit = again || cst_dispatch_take(&core->dispatch, rank, &unit);
+    bool again = core->schedule->work->unit(core, rank, &unit);
+    bool has_unit = again || core->schedule->work->take(core, rank, &unit);
     struct cst_reply *reply;
 
-    if (!has_unit && !cst_dispatch_is_complete(&core->dispatch)) {
+    if (!has_unit && !core->schedule->work->is_complete(core)) {
         return;
     }
     reply = cst_core_reply(core, core->requests.v[r->next].tag);
@@ -145,7 +145,7 @@ static void serve(struct cst_core *core, uint32_t rank)
 
 void cst_next_pump(struct cst_core *core)
 {
-    for (uint32_t rank = 0; cst_dispatch_is_on(&core->dispatch) && rank < core->world; rank++) {
+    for (uint32_t rank = 0; core->schedule->work->exists && rank < core->world; rank++) {
         if (core->ranks[rank].next != CST_NO_REQUEST) {
             serve(core, rank);
         }

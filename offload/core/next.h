@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The units of a dispatched job, as requests: a rank asks for the next one, and waits for it in the
- * rank. What may run is decided by dispatch.h. Called by core.c. Owns nothing. */
+/* Units of work, as requests: a rank asks for the next one, and waits for it in the rank. What may
+ * run is decided by the schedule. Called by core.c. Owns nothing. */
 #ifndef CST_NEXT_H
 #define CST_NEXT_H
 

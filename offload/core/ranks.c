@@ -97,7 +97,7 @@ static void end_parts(struct cst_core *core)
         core->ranks[rank].joined = false;
     }
     cst_collection_drop(core);
-    cst_dispatch_reset(&core->dispatch);
+    core->schedule->begin(core);
 }
 
 /* End the attempt. Its waiting and later requests are answered with @why. */
@@ -227,7 +227,7 @@ bool cst_ranks_await(const struct cst_core *core, const struct cst_rank *rank)
         rank->state == CST_RANK_ATTACHED || (rank->state == CST_RANK_HUNG_UP && !rank->shut_out);
 
     return rank->sync == CST_NO_REQUEST &&
-           (lives || !cst_dispatch_is_on(&core->dispatch) || !core->attempt.initialised);
+           (lives || !core->schedule->elastic || !core->attempt.initialised);
 }
 
 static bool all_have_synced(const struct cst_core *core)
@@ -245,7 +245,7 @@ static bool all_have_synced(const struct cst_core *core)
 
 void cst_ranks_start(struct cst_core *core)
 {
-    if (core->attempt.phase == CST_PHASE_RUNNING && cst_dispatch_is_on(&core->dispatch) &&
+    if (core->attempt.phase == CST_PHASE_RUNNING && core->schedule->elastic &&
         !core->attempt.closing) {
         join_all(core);
         return;
@@ -275,12 +275,11 @@ static void set_state(struct cst_core *core, uint32_t rank, enum cst_rank_state 
 static void give_unit_back(struct cst_core *core, uint32_t rank, const char *why)
 {
     struct cst_work_unit unit;
+    char text[CST_WORK_UNIT_TEXT];
 
-    if (cst_dispatch_gone(&core->dispatch, rank, &unit)) {
-        cst_core_log(core, CST_EPEERDIED,
-                     "%s: the %s pass of stage %" PRIu32 " over micro-batch %" PRIu32
-                     " can be given to another rank",
-                     why, unit.backward ? "backward" : "forward", unit.stage, unit.micro);
+    if (core->schedule->work->gone(core, rank, &unit)) {
+        cst_work_unit_say(&unit, text);
+        cst_core_log(core, CST_EPEERDIED, "%s: %s can be given to another rank", why, text);
     }
 }
 
@@ -294,7 +293,7 @@ static bool anybody_takes_part(const struct cst_core *core)
     return false;
 }
 
-/* A dispatched job goes on without @rank, which does not take part any more. While the step closes,
+/* The attempt goes on without @rank, which does not take part any more. While the step closes,
  * the rank has done everything in it. */
 static void go_on_without(struct cst_core *core, uint32_t rank)
 {
@@ -316,7 +315,7 @@ static void lose(struct cst_core *core, uint32_t rank, const char *how, enum cst
     if (core->ranks[rank].state != CST_RANK_HUNG_UP) {
         give_unit_back(core, rank, why.text);
     }
-    if (core->attempt.phase == CST_PHASE_RUNNING && cst_dispatch_is_on(&core->dispatch) &&
+    if (core->attempt.phase == CST_PHASE_RUNNING && core->schedule->elastic &&
         anybody_takes_part(core)) {
         go_on_without(core, rank);
     } else if (core->attempt.phase == CST_PHASE_RUNNING) {
@@ -374,11 +373,11 @@ bool cst_core_held_up_by(const struct cst_core *core, uint32_t rank)
     const struct cst_rank *r = &core->ranks[rank];
     struct cst_work_unit unit;
 
-    if (r->state != CST_RANK_HUNG_UP || r->shut_out || !cst_dispatch_is_on(&core->dispatch)) {
+    if (r->state != CST_RANK_HUNG_UP || r->shut_out || !core->schedule->elastic) {
         return false;
     }
     return core->attempt.phase == CST_PHASE_RUNNING
-               ? cst_dispatch_unit(&core->dispatch, rank, &unit)
+               ? core->schedule->work->unit(core, rank, &unit)
                : core->attempt.phase != CST_PHASE_FAILED && core->attempt.initialised;
 }
 
@@ -387,7 +386,7 @@ void cst_ranks_shut_out(struct cst_core *core, const struct cst_event *event)
     struct cst_rank *rank = &core->ranks[event->rank];
     struct cst_err why;
 
-    if (rank->state != CST_RANK_HUNG_UP || !cst_dispatch_is_on(&core->dispatch)) {
+    if (rank->state != CST_RANK_HUNG_UP || !core->schedule->elastic) {
         return;
     }
     rank->shut_out = true;
@@ -428,8 +427,8 @@ void cst_ranks_leave(struct cst_core *core, const struct cst_event *event)
     (void)cst_core_reply(core, event->tag);
 }
 
-/* @rank does not go on with the attempt that runs, but will join it again or another one. In a
- * dispatched job it may not take part, but have a unit: it hung up, and the same process has
+/* @rank does not go on with the attempt that runs, but will join it again or another one. It
+ * may not take part, but have a unit: it hung up, and the same process has
  * attached again. */
 static void give_up(struct cst_core *core, uint32_t rank)
 {
@@ -437,7 +436,7 @@ static void give_up(struct cst_core *core, uint32_t rank)
 
     (void)cst_err_set(&why, CST_EPEERDIED, "rank %" PRIu32 " gave up step %" PRIu64 " and synced",
                       rank, core->step);
-    if (!cst_dispatch_is_on(&core->dispatch)) {
+    if (!core->schedule->elastic) {
         cst_ranks_interrupt(core, &why);
         return;
     }

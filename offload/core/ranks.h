@@ -49,8 +49,8 @@ void cst_ranks_revived(struct cst_core *core);
 /* The step is committed and its collection ended: end the attempt, if that was postponed. */
 void cst_ranks_committed(struct cst_core *core);
 
-/* Begin an attempt if all ranks for which it waits are in SYNC. In a dispatched job, let the ranks
- * in SYNC join the attempt that runs. Called at the end of each event. */
+/* Begin an attempt if all ranks for which it waits are in SYNC. If the schedule is elastic, let
+ * the ranks in SYNC join the attempt that runs. Called at the end of each event. */
 void cst_ranks_start(struct cst_core *core);
 
 /* End the attempt: waiting requests are answered with @why (CST_EPEERDIED, CST_EMISMATCH, ...) and
@@ -67,9 +67,10 @@ void cst_ranks_abandon(struct cst_core *core, const struct cst_err *why);
 /* The job fails: all waiting and all later requests are answered with @why. */
 void cst_ranks_fail(struct cst_core *core, const struct cst_err *why);
 
-/* True if an attempt waits for @rank to send SYNC. A dispatched job does not wait for ranks whose
- * processes are gone or shut out; all others could still write to the memory for activations. Its
- * first attempt waits for all ranks, because one of them writes the weights before it sends SYNC.
+/* True if an attempt waits for @rank to send SYNC. With an elastic schedule it does not wait for
+ * ranks whose processes are gone or shut out; all others could still write to the memory for
+ * activations. Its first attempt waits for all ranks, because one of them writes the weights before
+ * it sends SYNC.
  */
 bool cst_ranks_await(const struct cst_core *core, const struct cst_rank *rank);
 

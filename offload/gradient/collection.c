@@ -27,36 +27,7 @@
 
 uint32_t cst_collection_addends(const struct cst_core *core, uint32_t c)
 {
-    return cst_dispatch_is_on(&core->dispatch)
-               ? (uint32_t)__builtin_popcountll(core->chunks[c].stages) * core->micro_batches
-               : core->micro_batches;
-}
-
-/* The addend of chunk @c to which the rank contributes now; CST_NONE: to none. */
-static uint32_t addend_of(const struct cst_core *core, uint32_t c, uint32_t rank)
-{
-    uint64_t stages = core->chunks[c].stages;
-    struct cst_work_unit unit;
-
-    if (!cst_dispatch_unit(&core->dispatch, rank, &unit) || !unit.backward ||
-        (stages >> unit.stage & 1) == 0) {
-        return CST_NONE;
-    }
-    return (uint32_t)__builtin_popcountll(stages >> unit.stage >> 1) * core->micro_batches +
-           unit.micro;
-}
-
-/* True if the unit of addend @addend of chunk @c is done. */
-static bool is_done(const struct cst_core *core, uint32_t c, uint32_t addend)
-{
-    uint64_t stages = core->chunks[c].stages;
-
-    /* The stage of the addend is the highest one, after those before it are left out. */
-    for (uint32_t n = addend / core->micro_batches; n > 0; n--) {
-        stages &= ~(1ull << (63 - __builtin_clzll(stages)));
-    }
-    return cst_dispatch_has_done(&core->dispatch, 63 - (uint32_t)__builtin_clzll(stages),
-                                 addend % core->micro_batches);
+    return core->chunks[c].n_addends / core->chunks[c].n_in_sum;
 }
 
 /* True if nobody contributes to the current addend of the chunk any more. */
@@ -65,7 +36,7 @@ static bool addend_is_over(const struct cst_core *core, uint32_t c)
     const struct cst_gradient *gradient = &core->chunks[c].gradient;
 
     return gradient->handed != 0 || gradient->n_handed > gradient->micro ||
-           is_done(core, c, gradient->micro);
+           core->schedule->state(core, c, gradient->micro) == CST_ADDEND_NEVER;
 }
 
 /* -- contributions ---------------------------------------------------------------------------- */
@@ -75,7 +46,7 @@ bool cst_collection_is_known(const struct cst_core *core, uint32_t c, uint32_t r
     const struct cst_chunk *chunk = &core->chunks[c];
     const struct cst_rank *r = &core->ranks[rank];
 
-    if (cst_dispatch_is_on(&core->dispatch)) {
+    if (core->schedule->elastic) {
         return chunk->gradient.micro < cst_collection_addends(core, c) && addend_is_over(core, c);
     }
     return (chunk->gradient.handed & 1ull << rank) != 0 || r->stepped ||
@@ -121,8 +92,8 @@ static bool has_handed_in(const struct cst_core *core, uint32_t c, uint32_t rank
 
 bool cst_collection_may_open(const struct cst_core *core, uint32_t c, uint32_t rank)
 {
-    return cst_dispatch_is_on(&core->dispatch) ? addend_of(core, c, rank) != CST_NONE
-                                               : !has_handed_in(core, c, rank);
+    return core->schedule->elastic ? core->schedule->addend_of(core, c, rank) != CST_NONE
+                                   : !has_handed_in(core, c, rank);
 }
 
 uint32_t cst_collection_only(const struct cst_core *core, uint32_t c)
@@ -297,7 +268,7 @@ void cst_collection_complete(struct cst_core *core, uint32_t c)
  * for the step to close. */
 static bool is_over(const struct cst_core *core, uint32_t c)
 {
-    return core->attempt.closing || cst_dispatch_is_on(&core->dispatch) || all_went_on(core, c) ||
+    return core->attempt.closing || core->schedule->elastic || all_went_on(core, c) ||
            later_ones_wait(core, c);
 }
 
@@ -449,7 +420,7 @@ static void take_gradient(struct cst_core *core, const struct cst_event *event, 
 static void hand_in_addend(struct cst_core *core, const struct cst_event *event, uint32_t b)
 {
     struct cst_gradient *gradient = &core->chunks[event->chunk].gradient;
-    uint32_t addend = addend_of(core, event->chunk, event->rank);
+    uint32_t addend = core->schedule->addend_of(core, event->chunk, event->rank);
 
     if (addend == CST_NONE) {
         cst_core_refuse(core, event->tag, CST_EINVAL,
@@ -477,7 +448,7 @@ void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event
         return;
     }
     cst_rank_begin(&core->ranks[event->rank], CST_BEGUN_WRITING);
-    if (cst_dispatch_is_on(&core->dispatch)) {
+    if (core->schedule->elastic) {
         hand_in_addend(core, event, b);
     } else if (chunk->weight.rows == CST_ROWS_CARRIED) {
         chunk->gradient.handed |= 1ull << event->rank;

@@ -70,7 +70,7 @@ bool cst_drift_waits(struct cst_core *core, uint32_t rank, const struct cst_part
     struct cst_rank *r = &core->ranks[rank];
     uint32_t b = part->head[CST_BLOCK_PENDING];
 
-    if (r->impatient || cst_dispatch_is_on(&core->dispatch)) {
+    if (r->impatient || !core->schedule->repeats) {
         return false;
     }
     for (; b != CST_NONE; b = r->pool.blocks[b].next) {
@@ -84,18 +84,6 @@ bool cst_drift_waits(struct cst_core *core, uint32_t rank, const struct cst_part
         }
     }
     return false;
-}
-
-void cst_drift_end(struct cst_rank *rank)
-{
-    rank->waits_for = 0;
-    rank->patient_until = CST_CORE_NEVER;
-}
-
-void cst_drift_reset(struct cst_rank *rank)
-{
-    rank->impatient = false;
-    cst_drift_end(rank);
 }
 
 void cst_drift_expire(struct cst_core *core)

@@ -9,7 +9,7 @@
 #ifndef CST_DRIFT_H
 #define CST_DRIFT_H
 
-#include "offload/books/block.h"
+#include "offload/books/rank.h"
 
 struct cst_core;
 struct cst_rank;
@@ -19,10 +19,18 @@ struct cst_rank;
 bool cst_drift_waits(struct cst_core *core, uint32_t rank, const struct cst_part *part, bool fetch);
 
 /* No fetch of the rank waits for a block any more. */
-void cst_drift_end(struct cst_rank *rank);
+static inline void cst_drift_end(struct cst_rank *rank)
+{
+    rank->waits_for = 0;
+    rank->patient_until = CST_CORE_NEVER;
+}
 
 /* The rank begins a step: it is patient again. */
-void cst_drift_reset(struct cst_rank *rank);
+static inline void cst_drift_reset(struct cst_rank *rank)
+{
+    rank->impatient = false;
+    cst_drift_end(rank);
+}
 
 /* Let the fetches go on whose patience has ended. */
 void cst_drift_expire(struct cst_core *core);

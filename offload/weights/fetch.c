@@ -229,7 +229,7 @@ void cst_fetch_grad(struct cst_core *core, const struct cst_event *event)
     /* A gradient can be handed in once per micro-batch. */
     if (!cst_collection_may_open(core, event->chunk, event->rank)) {
         cst_core_refuse(core, event->tag, CST_EINVAL,
-                        cst_dispatch_is_on(&core->dispatch)
+                        core->schedule->elastic
                             ? "the gradient of chunk %" PRIu32
                               " is no part of what the rank runs now in step %" PRIu64
                             : "gradient of chunk %" PRIu32
@@ -307,7 +307,7 @@ void cst_fetch_pump(struct cst_core *core)
             cst_drift_end(r);
         }
         if (look && core->policy.prefetch_depth != CST_CORE_NO_PREFETCH &&
-            !cst_dispatch_is_on(&core->dispatch)) {
+            core->schedule->repeats) {
             cst_prefetch_look_ahead(core, rank);
         }
     }

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The schedule of a job whose ranks each do all operators that they hold, over micro-batches of
+ * their own: an addend is the contribution of one rank of the group in one micro-batch. Has no
+ * state: how far a rank is stands in the rank. */
+#include "offload/schedule/step_schedule.h"
+
+#include "offload/core/core_state.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+static bool serves(const struct cst_model *model)
+{
+    return model->n_stages == 0;
+}
+
+static int check(const struct cst_model *model, uint32_t micro_batches, enum cst_overlap overlap,
+                 struct cst_err *err)
+{
+    (void)model;
+    (void)micro_batches;
+    (void)overlap;
+    (void)err;
+    return CST_OK;
+}
+
+static int open(struct cst_core *core, struct cst_err *err)
+{
+    (void)err;
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        struct cst_chunk *chunk = &core->chunks[c];
+
+        chunk->n_in_sum = (uint32_t)__builtin_popcountll(chunk->ranks);
+        chunk->n_addends = core->micro_batches * chunk->n_in_sum;
+    }
+    return CST_OK;
+}
+
+static void nothing(struct cst_core *core)
+{
+    (void)core;
+}
+
+static uint32_t addend_of(const struct cst_core *core, uint32_t c, uint32_t rank)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+    uint64_t before = chunk->ranks & ((1ull << rank) - 1);
+
+    return core->ranks[rank].micro * chunk->n_in_sum + (uint32_t)__builtin_popcountll(before);
+}
+
+/* The @n-th of the ranks @ranks, from 0. */
+static uint32_t find_rank(uint64_t ranks, uint32_t n)
+{
+    uint32_t rank = 0;
+
+    for (uint32_t half = 32; half > 0; half /= 2) {
+        uint32_t below = (uint32_t)__builtin_popcountll(ranks & ((1ull << half) - 1));
+
+        if (n >= below) {
+            n -= below;
+            ranks >>= half;
+            rank += half;
+        }
+    }
+    return rank;
+}
+
+static uint32_t contributor(const struct cst_core *core, uint32_t c, uint32_t addend)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+
+    return find_rank(chunk->ranks, addend % chunk->n_in_sum);
+}
+
+static enum cst_addend_state state(const struct cst_core *core, uint32_t c, uint32_t addend)
+{
+    const struct cst_rank *r = &core->ranks[contributor(core, c, addend)];
+
+    if (r->micro > addend / core->chunks[c].n_in_sum) {
+        return CST_ADDEND_NEVER;
+    }
+    if (r->stepped) {
+        return core->attempt.closing ? CST_ADDEND_NEVER : CST_ADDEND_LEFT_OUT;
+    }
+    return CST_ADDEND_EXPECTED;
+}
+
+static void say(const struct cst_core *core, uint32_t c, uint32_t addend,
+                char text[CST_ADDEND_TEXT])
+{
+    (void)snprintf(text, CST_ADDEND_TEXT, "micro-batch %" PRIu32,
+                   addend / core->chunks[c].n_in_sum + 1);
+}
+
+static double loss(const struct cst_core *core)
+{
+    double sum = 0;
+    uint32_t n = 0;
+
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        sum += core->ranks[rank].loss;
+        n += core->ranks[rank].loss != 0;
+    }
+    return n > 0 ? sum / n : 0;
+}
+
+static const char *check_state(const struct cst_core *core)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        if (core->attempt.phase == CST_PHASE_RUNNING && !core->ranks[rank].joined &&
+            !core->attempt.closing) {
+            return "all ranks take part in an attempt that runs";
+        }
+    }
+    return NULL;
+}
+
+const struct cst_step_schedule cst_data_parallel = {.repeats = true,
+                                                    .work = &cst_step_no_work,
+                                                    .serves = serves,
+                                                    .check = check,
+                                                    .open = open,
+                                                    .close = nothing,
+                                                    .begin = nothing,
+                                                    .addend_of = addend_of,
+                                                    .contributor = contributor,
+                                                    .state = state,
+                                                    .say = say,
+                                                    .loss = loss,
+                                                    .check_state = check_state};
