@@ -287,10 +287,10 @@ void cst_block_wait_for(struct cst_pool *pool, uint32_t b, uint64_t ticket)
     pool->blocks[b].ticket = ticket;
 }
 
-void cst_block_hand_in(struct cst_pool *pool, uint32_t b, uint32_t micro)
+void cst_block_hand_in(struct cst_pool *pool, uint32_t b, uint32_t addend)
 {
     cst_block_use(pool, b);
-    pool->blocks[b].micro = micro;
+    pool->blocks[b].addend = addend;
     cst_block_move(pool, b, CST_BLOCK_PENDING);
 }
 

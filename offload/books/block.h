@@ -52,7 +52,7 @@ struct cst_block {
     uint32_t chunk;  /* CST_NONE while FREE or LENT. */
     uint32_t leases; /* Number of fetches that were not released. */
     uint32_t part;   /* Index into the pool's parts: the size class. */
-    uint32_t micro;  /* Gradient that was handed in: its micro-batch. */
+    uint32_t addend; /* Gradient that was handed in: its addend (step_schedule.h). */
     /* Links of the list of the part's blocks in this state; CST_NONE: the end. */
     uint32_t prev, next;
     /* LOADING by several GPUs: copies in flight to and from the block. 0: one copy fills the
@@ -187,8 +187,8 @@ void cst_block_load(struct cst_pool *pool, uint32_t block, uint64_t ticket);
 /* The LOADING block waits for the update @ticket instead. */
 void cst_block_wait_for(struct cst_pool *pool, uint32_t block, uint64_t ticket);
 
-/* The gradient in an OPEN block is handed in for micro-batch @micro. */
-void cst_block_hand_in(struct cst_pool *pool, uint32_t block, uint32_t micro);
+/* The gradient in an OPEN block is handed in as @addend. */
+void cst_block_hand_in(struct cst_pool *pool, uint32_t block, uint32_t addend);
 
 /* The command @ticket reads the gradient: change the block's state to SPILLING or REDUCING. Returns
  * the place to read. */

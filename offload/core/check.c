@@ -188,39 +188,53 @@ static const char *check_flights(const struct cst_core *core)
     return NULL;
 }
 
-/* A contribution that was handed in for the micro-batch that the chunk collects, and not added yet,
- * is either in a block or in the grad row. */
+/* True if another rank than @rank has @addend of @c in a block. */
+static bool is_elsewhere(const struct cst_core *core, uint32_t c, uint32_t rank, uint32_t addend)
+{
+    for (uint32_t other = 0; other < core->world; other++) {
+        const struct cst_pool *pool = &core->ranks[other].pool;
+        uint32_t b = pool->grad_of[c];
+
+        if (other != rank && b != CST_NONE && pool->blocks[b].state == CST_BLOCK_PENDING &&
+            pool->blocks[b].addend == addend) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* An addend that was handed in and not added yet is either in a block or in the grad row. */
 static const char *check_contribution(const struct cst_core *core, uint32_t c, uint32_t rank)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
     const struct cst_pool *pool = &core->ranks[rank].pool;
     uint32_t b = pool->grad_of[c];
     enum cst_block_state state = b == CST_NONE ? CST_BLOCK_FREE : pool->blocks[b].state;
-    uint64_t bit = 1ull << rank;
-    bool pending = cst_collection_holds(core, c, rank);
+    uint32_t addend = b == CST_NONE ? CST_NONE : pool->blocks[b].addend;
 
-    if ((pending || state == CST_BLOCK_SPILLING || state == CST_BLOCK_REDUCING ||
-         chunk->gradient.spilled_rank == rank) &&
-        (chunk->gradient.handed & bit) == 0) {
-        return "a contribution was handed in";
-    }
     if (chunk->weight.rows == CST_ROWS_CARRIED) {
         return state == CST_BLOCK_FREE || state == CST_BLOCK_OPEN
                    ? NULL
                    : "nothing is kept of what is handed in again";
     }
-    if ((chunk->gradient.handed & ~chunk->gradient.added & bit) != 0 &&
-        pending + (chunk->gradient.spilled_rank == rank) != 1) {
+    if (state == CST_BLOCK_PENDING &&
+        (addend == chunk->gradient.spilled || is_elsewhere(core, c, rank, addend))) {
         return "a contribution is in one place";
     }
-    if ((chunk->gradient.added & bit) != 0 && pending) {
+    if (state == CST_BLOCK_SPILLING && !pool->blocks[b].dropped &&
+        addend != chunk->gradient.spilled) {
+        return "a contribution that leaves its block is known to be in the grad row";
+    }
+    if (state == CST_BLOCK_PENDING && addend < chunk->gradient.next) {
         return "a contribution is added once";
     }
-    if (state == CST_BLOCK_PENDING &&
-        (pool->blocks[b].micro < chunk->gradient.micro ||
-         (core->schedule->elastic ? pool->blocks[b].micro >= chunk->gradient.n_handed
-                                  : pool->blocks[b].micro > core->ranks[rank].micro))) {
-        return "a contribution is of a micro-batch that is not summed, nor still to come";
+    if (state == CST_BLOCK_PENDING && addend >= chunk->n_addends) {
+        return "a contribution is one of the step";
+    }
+    if (state == CST_BLOCK_PENDING && core->schedule->contributor(core, c, addend) != CST_NONE &&
+        (core->schedule->contributor(core, c, addend) != rank ||
+         core->schedule->addend_of(core, c, rank) < addend)) {
+        return "a rank has contributed what it is to contribute, and nothing that is to come";
     }
     /* A rank that does a unit again opens gradients that nobody needs. */
     if (chunk->gradient.sum == CST_SUM_COMPLETE && state != CST_BLOCK_FREE &&
@@ -245,51 +259,43 @@ static const char *check_group(const struct cst_core *core, uint32_t c)
             return "only its group has blocks of a chunk";
         }
     }
-    if (((chunk->gradient.handed | chunk->gradient.added) & ~chunk->ranks) != 0) {
+    if ((chunk->gradient.again & ~chunk->ranks) != 0) {
         return "only its group contributes to a chunk";
     }
     if (!chunk->has_states &&
         (!cst_chunk_update_is_over(&chunk->update) || chunk->gradient.reduce_ticket != 0 ||
          chunk->gradient.spill_ticket != 0 || chunk->gradient.sum == CST_SUM_COMPLETE ||
-         chunk->gradient.handed != 0)) {
+         chunk->gradient.next != 0)) {
         return "a frozen chunk has no gradient and no update";
     }
     return NULL;
 }
 
-/* Contributions are added by micro-batch, and in each micro-batch by rank. */
+/* Addends are added in their order. */
 static const char *check_sum(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
+    const struct cst_gradient *gradient = &chunk->gradient;
     bool over = cst_layout_grad_over_weight(core->layout, &core->layout->chunks[c]);
-    uint64_t last = chunk->gradient.added;
 
-    while ((last & (last - 1)) != 0) {
-        last &= last - 1;
-    }
-    if ((chunk->gradient.added & ~chunk->gradient.handed) != 0 ||
-        (last != 0 && (chunk->ranks & (last - 1)) != (chunk->gradient.added & (last - 1)))) {
-        return "contributions are added in rank order";
-    }
-    if (chunk->gradient.added != 0 && chunk->gradient.added != chunk->ranks && !core->grad_fp32) {
+    if (gradient->next % chunk->n_in_sum != 0 && !core->grad_fp32) {
         return "a bf16 row takes a sum whole";
     }
-    if (chunk->gradient.spilled_rank != CST_NONE &&
-        (core->grad_fp32 || chunk->gradient.added != 0) && chunk->gradient.reduce_ticket == 0) {
+    if (gradient->spilled != CST_NONE && (core->grad_fp32 || gradient->spilled < gradient->next) &&
+        gradient->reduce_ticket == 0) {
         return "a staged contribution is overwritten by its sum alone";
     }
     if (over && chunk->weight.holds != CST_HOLDS_GRADIENT &&
         (chunk->gradient.reduce_ticket != 0 || chunk->gradient.spill_ticket != 0 ||
-         chunk->gradient.spilled_rank != CST_NONE || chunk->gradient.sum != CST_SUM_NOTHING)) {
+         chunk->gradient.spilled != CST_NONE || chunk->gradient.sum != CST_SUM_NOTHING)) {
         return "weights are not taken to be where a gradient is";
     }
     if (chunk->weight.holds != CST_HOLDS_WEIGHTS && (!over || !chunk->has_states)) {
         return "only gradients that have no row take another one";
     }
-    if (chunk->gradient.micro > cst_collection_addends(core, c) ||
-        (chunk->gradient.sum == CST_SUM_COMPLETE &&
-         chunk->gradient.micro < cst_collection_addends(core, c))) {
-        return "a sum is complete after the last micro-batch";
+    if (gradient->next > chunk->n_addends ||
+        (gradient->sum == CST_SUM_COMPLETE && gradient->next < chunk->n_addends)) {
+        return "a sum is complete after the last addend";
     }
     return NULL;
 }

@@ -220,16 +220,18 @@ static void on_done(struct cst_core *core, const struct cst_event *event)
  * update can begin early, and the commit may have waited for nothing else. */
 static void advance(struct cst_core *core, uint32_t c)
 {
-    switch (cst_collection_next(core, c)) {
+    struct cst_sources sources;
+
+    switch (cst_collection_next(core, c, &sources)) {
     case CST_COLLECTION_WAITS:
         break;
     case CST_COLLECTION_SUM:
-        if (!cst_overlap_fuse(core, c)) {
-            cst_sum_add(core, c);
+        if (!cst_overlap_fuse(core, c, &sources)) {
+            cst_sum_add(core, c, &sources);
         }
         break;
     case CST_COLLECTION_ZERO:
-        cst_sum_add(core, c); /* A sum of no contributions writes zeros. */
+        cst_sum_add(core, c, &sources); /* A sum of no contributions writes zeros. */
         break;
     case CST_COLLECTION_COMPLETE:
         cst_collection_complete(core, c);

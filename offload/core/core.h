@@ -138,10 +138,10 @@
  *     it. READ returns the newest weights. A WRITE of weights or master weights ends the delay
  *     once: all chunks switch to their last updates.
  *
- * Stages (model->n_stages > 0). The job is dispatched: by NEXT a rank asks what it may do, and the
- * core answers with a unit, which is a stage, a micro-batch and a direction
- * (offload/schedule/dispatch.h). The next NEXT names the unit, and says that it is done. Instead of
- * ACCUMULATE, units separate micro-batches. The differences to other jobs:
+ * Stages (model->n_stages > 0). By NEXT a rank asks what it may do, and the core answers with a
+ * unit, which is a stage, a micro-batch and a direction (offload/schedule/work_unit.h). The next
+ * NEXT names the unit, and says that it is done. Instead of ACCUMULATE, units separate
+ * micro-batches. The differences to other jobs:
  *
  *   - Ranks come and go. An attempt begins when all ranks that are attached have sent SYNC, and
  *     goes on when a rank dies, leaves, or sends SYNC again: its unit is given to another one. A
@@ -181,7 +181,7 @@ struct cst_core_record;
 
 /* -- the core ------------------------------------------------------------------------------- */
 
-/* CST_OK if a model that is cut into stages can be dispatched in a job with @micro_batches and
+/* CST_OK if a model that is cut into stages can be trained in a job with @micro_batches and
  * @overlap, or if the model has no stages. Else CST_EINVAL. */
 int cst_core_check_stages(const struct cst_model *model, uint32_t micro_batches,
                           enum cst_overlap overlap, struct cst_err *err);

@@ -151,7 +151,7 @@ static void open_chunks(struct cst_core *core, bool arenas_are_new)
         core->chunks[c].ranks = at->ranks & core->everybody;
         core->chunks[c].has_states = cst_layout_has_states(at);
         core->chunks[c].moments_are_new = arenas_are_new;
-        core->chunks[c].gradient.spilled_rank = CST_NONE;
+        core->chunks[c].gradient.spilled = CST_NONE;
         core->chunks[c].update.reservation = CST_NONE;
         core->chunks[c].device = at->device;
         core->chunks[c].kept = CST_NONE;

@@ -3,6 +3,7 @@
 
 #include "offload/core/core_state.h"
 #include "offload/core/ranks.h"
+#include "offload/gradient/collection.h"
 #include "offload/books/waiting.h"
 
 #include <inttypes.h>
@@ -101,11 +102,10 @@ static void expire_fetch(struct cst_core *core, uint32_t i)
 
     if (request->kind == CST_EV_FETCH_GRAD && rank->pool.grad_of[request->chunk] != CST_NONE) {
         const struct cst_block *block = &rank->pool.blocks[rank->pool.grad_of[request->chunk]];
-        uint32_t n = core->chunks[request->chunk].n_in_sum;
         char theirs[CST_ADDEND_TEXT], own[CST_ADDEND_TEXT];
 
-        core->schedule->say(core, request->chunk, block->micro * n, own);
-        core->schedule->say(core, request->chunk, core->chunks[request->chunk].gradient.micro * n,
+        core->schedule->say(core, request->chunk, block->addend, own);
+        core->schedule->say(core, request->chunk, cst_collection_first(core, request->chunk),
                             theirs);
         (void)cst_err_set(
             &why, CST_ETIMEDOUT,

@@ -218,47 +218,59 @@ static void explain_sum_site(const struct cst_core *core, uint32_t c, struct pag
     }
 }
 
-static void explain_gradient(const struct cst_core *core, uint32_t c, struct page *page)
+/* How much of the sum that chunk @c collects has come, and who is missing. */
+static void explain_addends(const struct cst_core *core, uint32_t c, uint32_t first,
+                            struct page *page)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    uint32_t all = (uint32_t)__builtin_popcountll(chunk->ranks);
-    uint32_t n = 0;
-    uint32_t missing = CST_NONE;
+    uint32_t n = 0, missing = CST_NONE;
 
-    for (uint64_t rest = chunk->ranks; rest != 0; rest &= rest - 1) {
-        uint32_t rank = (uint32_t)__builtin_ctzll(rest);
-        bool came = cst_collection_is_known(core, c, rank);
+    for (uint32_t addend = first; addend < first + chunk->n_in_sum; addend++) {
+        bool came = cst_collection_is_known(core, c, addend);
 
         n += came;
-        missing = came || missing != CST_NONE ? missing : rank;
+        missing = came || missing != CST_NONE ? missing : addend;
     }
-    if (chunk->gradient.sum == CST_SUM_COMPLETE) {
-        say(page, "its gradient of this step is summed");
-        return;
-    }
-    if (core->micro_batches > 1 && (chunk->gradient.micro > 0 || n > 0)) {
+    if (chunk->n_addends > chunk->n_in_sum && (first > 0 || n > 0)) {
+        char text[CST_ADDEND_TEXT];
+
+        core->schedule->say(core, c, first, text);
         say(page,
-            "its gradient of micro-batch %" PRIu32 " of at most %" PRIu32
+            "its gradient of %s of at most %" PRIu32
             " is being collected; the earlier ones are in the gradient row",
-            chunk->gradient.micro + 1, core->micro_batches);
+            text, core->micro_batches);
     }
     if (chunk->gradient.reduce_ticket != 0) {
         say(page, "its gradient is being summed");
-    } else if (n == all) {
+    } else if (n == chunk->n_in_sum) {
         say(page, "its gradient has come from all %" PRIu32 " ranks and is being moved", n);
     } else if (n > 0) {
         say(page,
             "its gradient has come from %" PRIu32 " of %" PRIu32 " ranks; rank %" PRIu32
             " is missing",
-            n, all, missing);
+            n, chunk->n_in_sum, core->schedule->contributor(core, c, missing));
     }
-    if (chunk->gradient.added != 0 && chunk->gradient.reduce_ticket == 0) {
-        say(page, "%d of its ranks' contributions were added early to free their blocks",
-            __builtin_popcountll(chunk->gradient.added));
+}
+
+static void explain_gradient(const struct cst_core *core, uint32_t c, struct page *page)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+    uint32_t first = cst_collection_first(core, c);
+
+    if (chunk->gradient.sum == CST_SUM_COMPLETE) {
+        say(page, "its gradient of this step is summed");
+        return;
     }
-    if (chunk->gradient.spilled_rank != CST_NONE) {
+    if (first < chunk->n_addends) {
+        explain_addends(core, c, first, page);
+    }
+    if (chunk->gradient.next > first && chunk->gradient.reduce_ticket == 0) {
+        say(page, "%" PRIu32 " of its ranks' contributions were added early to free their blocks",
+            chunk->gradient.next - first);
+    }
+    if (chunk->gradient.spilled != CST_NONE) {
         say(page, "rank %" PRIu32 "'s contribution was moved to the gradient row to free its block",
-            chunk->gradient.spilled_rank);
+            core->schedule->contributor(core, c, chunk->gradient.spilled));
     }
 }
 

@@ -1,21 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gradients until they are summed: contributions, micro-batches, reductions.
+/* Gradients until they are summed: contributions, addends, reductions.
  *
- *   handed in by a rank -> PENDING in its pool --(the pool is short)--> spill.c
- *   by all of its group -> REDUCE into the grad row --(last micro-batch)--> commit.c
+ *   handed in by a rank ->  PENDING in its pool --(the pool is short)--> spill.c
+ *   all addends of a sum -> REDUCE into the grad row --(last sum)--> commit.c
  *
- * A chunk collects one micro-batch at a time. What a rank that is ahead hands in for a later one
- * stays PENDING until its turn comes. The grad row belongs to the last UPDATE until that is done,
- * so commands that write to the row wait for it.
- *
- * A chunk of a dispatched job collects addends instead: each is the contribution of one unit, from
- * whichever rank has done it. With M micro-batches, a chunk that the stages 0 and 2 use has the
- * addends
- *
- *   stage 2: 0 .. M - 1 | stage 0: M .. 2 M - 1
- *
- * Units are given out in this order, and the next one when the last one is done, so that an addend
- * is over when it was handed in or its unit is done without it. */
+ * A chunk collects the addends of one sum at a time. What a rank that is ahead hands in for a later
+ * one stays PENDING until its turn comes. The grad row belongs to the last UPDATE until that is
+ * done, so commands that write to the row wait for it. */
 #include "offload/gradient/collection.h"
 
 #include "offload/core/core_state.h"
@@ -23,125 +14,66 @@
 
 #include <inttypes.h>
 
-/* -- addends ----------------------------------------------------------------------------------- */
+/* -- addends ---------------------------------------------------------------------------------- */
 
-uint32_t cst_collection_addends(const struct cst_core *core, uint32_t c)
-{
-    return core->chunks[c].n_addends / core->chunks[c].n_in_sum;
-}
-
-/* True if nobody contributes to the current addend of the chunk any more. */
-static bool addend_is_over(const struct cst_core *core, uint32_t c)
-{
-    const struct cst_gradient *gradient = &core->chunks[c].gradient;
-
-    return gradient->handed != 0 || gradient->n_handed > gradient->micro ||
-           core->schedule->state(core, c, gradient->micro) == CST_ADDEND_NEVER;
-}
-
-/* -- contributions ---------------------------------------------------------------------------- */
-
-bool cst_collection_is_known(const struct cst_core *core, uint32_t c, uint32_t rank)
-{
-    const struct cst_chunk *chunk = &core->chunks[c];
-    const struct cst_rank *r = &core->ranks[rank];
-
-    if (core->schedule->elastic) {
-        return chunk->gradient.micro < cst_collection_addends(core, c) && addend_is_over(core, c);
-    }
-    return (chunk->gradient.handed & 1ull << rank) != 0 || r->stepped ||
-           r->micro > chunk->gradient.micro;
-}
-
-static bool all_are_known(const struct cst_core *core, uint32_t c)
-{
-    const struct cst_chunk *chunk = &core->chunks[c];
-
-    for (uint64_t rest = chunk->ranks & ~chunk->gradient.handed; rest != 0; rest &= rest - 1) {
-        if (!cst_collection_is_known(core, c, (uint32_t)__builtin_ctzll(rest))) {
-            return false;
-        }
-    }
-    return true;
-}
-
-bool cst_collection_holds(const struct cst_core *core, uint32_t c, uint32_t rank)
+/* The addend of chunk @c that @rank has in a block from which no command reads; CST_NONE: none. */
+static uint32_t pending(const struct cst_core *core, uint32_t c, uint32_t rank)
 {
     const struct cst_pool *pool = &core->ranks[rank].pool;
     uint32_t b = pool->grad_of[c];
 
-    return b != CST_NONE && pool->blocks[b].state == CST_BLOCK_PENDING &&
-           pool->blocks[b].micro == core->chunks[c].gradient.micro;
+    return b != CST_NONE && pool->blocks[b].state == CST_BLOCK_PENDING ? pool->blocks[b].addend
+                                                                       : CST_NONE;
 }
 
-static bool has_handed_in(const struct cst_core *core, uint32_t c, uint32_t rank)
+/* The end of the sum to which @addend belongs. */
+static uint32_t end_of(const struct cst_chunk *chunk, uint32_t addend)
+{
+    return addend - addend % chunk->n_in_sum + chunk->n_in_sum;
+}
+
+uint32_t cst_collection_first(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    const struct cst_rank *r = &core->ranks[rank];
-    uint32_t b = r->pool.grad_of[c];
+    uint32_t next = chunk->gradient.next;
+    uint32_t in_sum = next > 0 && chunk->gradient.reduce_ticket != 0 ? next - 1 : next;
 
-    if (chunk->weight.rows == CST_ROWS_CARRIED) {
-        return (chunk->gradient.handed & 1ull << rank) != 0;
-    }
-    if (r->micro <= chunk->gradient.micro) {
-        return r->micro < chunk->gradient.micro || (chunk->gradient.handed & 1ull << rank) != 0;
-    }
-    return b != CST_NONE && r->pool.blocks[b].state == CST_BLOCK_PENDING &&
-           r->pool.blocks[b].micro == r->micro;
+    return in_sum - in_sum % chunk->n_in_sum;
 }
 
-bool cst_collection_may_open(const struct cst_core *core, uint32_t c, uint32_t rank)
+bool cst_collection_holds(const struct cst_core *core, uint32_t c, uint32_t rank)
 {
-    return core->schedule->elastic ? core->schedule->addend_of(core, c, rank) != CST_NONE
-                                   : !has_handed_in(core, c, rank);
+    const struct cst_chunk *chunk = &core->chunks[c];
+    uint32_t addend = pending(core, c, rank);
+
+    return addend >= chunk->gradient.next &&
+           addend < cst_collection_first(core, c) + chunk->n_in_sum;
 }
 
-uint32_t cst_collection_only(const struct cst_core *core, uint32_t c)
+/* True if @addend of chunk @c was handed in, or a sum has passed it by. */
+static bool has_come(const struct cst_core *core, uint32_t c, uint32_t addend)
 {
-    uint32_t only = CST_NONE;
+    const struct cst_chunk *chunk = &core->chunks[c];
+    uint32_t from = core->schedule->contributor(core, c, addend);
 
-    if (core->grad_fp32 || core->chunks[c].gradient.spilled_rank != CST_NONE) {
-        return CST_NONE;
+    if (addend < chunk->gradient.next || addend == chunk->gradient.spilled) {
+        return true;
     }
-    for (uint64_t rest = core->chunks[c].ranks; rest != 0; rest &= rest - 1) {
-        uint32_t rank = (uint32_t)__builtin_ctzll(rest);
-
-        if (!cst_collection_holds(core, c, rank)) {
-            continue;
-        }
-        if (only != CST_NONE) {
-            return CST_NONE;
-        }
-        only = rank;
+    if (from != CST_NONE) {
+        return pending(core, c, from) == addend;
     }
-    return only;
-}
-
-/* True if a contribution to a later micro-batch waits for the current one to end. */
-static bool later_ones_wait(const struct cst_core *core, uint32_t c)
-{
-    for (uint64_t rest = core->chunks[c].ranks; rest != 0; rest &= rest - 1) {
-        const struct cst_pool *pool = &core->ranks[__builtin_ctzll(rest)].pool;
-        uint32_t b = pool->grad_of[c];
-
-        if (b != CST_NONE && pool->blocks[b].state == CST_BLOCK_PENDING) {
+    for (uint64_t rest = chunk->ranks; rest != 0; rest &= rest - 1) {
+        if (pending(core, c, (uint32_t)__builtin_ctzll(rest)) == addend) {
             return true;
         }
     }
     return false;
 }
 
-/* True if all ranks have handed in or are in a later micro-batch. */
-static bool all_went_on(const struct cst_core *core, uint32_t c)
+bool cst_collection_is_known(const struct cst_core *core, uint32_t c, uint32_t addend)
 {
-    const struct cst_chunk *chunk = &core->chunks[c];
-
-    for (uint64_t rest = chunk->ranks & ~chunk->gradient.handed; rest != 0; rest &= rest - 1) {
-        if (core->ranks[__builtin_ctzll(rest)].micro <= chunk->gradient.micro) {
-            return false;
-        }
-    }
-    return true;
+    return has_come(core, c, addend) ||
+           core->schedule->state(core, c, addend) != CST_ADDEND_EXPECTED;
 }
 
 void cst_collection_wake(struct cst_core *core)
@@ -156,21 +88,20 @@ void cst_collection_wake(struct cst_core *core)
 struct cst_sources cst_collection_sources(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    struct cst_sources sources = {.spilled = CST_NONE};
+    uint32_t next = chunk->gradient.next, end = end_of(chunk, next);
+    struct cst_sources sources = {.end = next};
 
-    for (uint64_t rest = chunk->ranks & ~chunk->gradient.added; rest != 0; rest &= rest - 1) {
-        uint32_t rank = (uint32_t)__builtin_ctzll(rest);
-
-        if (!cst_collection_is_known(core, c, rank)) {
-            break;
-        }
-        if (chunk->gradient.spilled_rank == rank) {
-            sources.spilled = rank;
-        } else if (cst_collection_holds(core, c, rank)) {
-            sources.blocks |= 1ull << rank;
-        }
-        sources.ranks |= 1ull << rank;
+    while (sources.end < end && cst_collection_is_known(core, c, sources.end)) {
+        sources.end++;
     }
+    for (uint64_t rest = chunk->ranks; rest != 0 && sources.end > next; rest &= rest - 1) {
+        uint32_t addend = pending(core, c, (uint32_t)__builtin_ctzll(rest));
+
+        if (addend >= next && addend < sources.end) {
+            sources.blocks |= rest & (0 - rest);
+        }
+    }
+    sources.spilled = chunk->gradient.spilled >= next && chunk->gradient.spilled < sources.end;
     return sources;
 }
 
@@ -180,8 +111,7 @@ void cst_collection_summing(struct cst_core *core, uint32_t c, const struct cst_
     struct cst_gradient *gradient = &core->chunks[c].gradient;
 
     /* A rank that went on without a gradient cannot contribute any more. */
-    gradient->handed |= sources->ranks;
-    gradient->added |= sources->ranks;
+    gradient->next = sources->end;
     gradient->reduce_ticket = ticket;
     gradient->sum = CST_SUM_PARTIAL;
     if (fused) {
@@ -208,14 +138,14 @@ void cst_collection_summed(struct cst_core *core, const struct cst_flight *fligh
     /* After a failure the contents of the row are unknown. */
     gradient->row = core->grad_fp32 || !ok ? CST_GRAD_ROW_PARTIAL : CST_GRAD_ROW_WHOLE;
     if (ok && flight->collection == core->collection.number) {
-        gradient->spilled_rank = CST_NONE;
+        gradient->spilled = CST_NONE;
     }
 }
 
-void cst_collection_spilling(struct cst_chunk *chunk, uint32_t rank, uint64_t ticket)
+void cst_collection_spilling(struct cst_chunk *chunk, uint32_t addend, uint64_t ticket)
 {
     chunk->gradient.spill_ticket = ticket;
-    chunk->gradient.spilled_rank = rank;
+    chunk->gradient.spilled = addend;
     chunk->gradient.row = CST_GRAD_ROW_PARTIAL;
     chunk->gradient.version++;
 }
@@ -224,7 +154,7 @@ void cst_collection_spilled(struct cst_chunk *chunk, bool kept)
 {
     chunk->gradient.spill_ticket = 0;
     if (!kept) {
-        chunk->gradient.spilled_rank = CST_NONE;
+        chunk->gradient.spilled = CST_NONE;
     }
 }
 
@@ -233,24 +163,7 @@ void cst_collection_spill_failed(struct cst_part *part)
     part->spill_failed = true;
 }
 
-/* -- micro-batches --------------------------------------------------------------------------------
- */
-
-/* The whole micro-batch is in the row: go on to the next one, and count what was already handed in
- * for it. */
-static void begin_next_micro(struct cst_core *core, uint32_t c)
-{
-    struct cst_chunk *chunk = &core->chunks[c];
-
-    chunk->gradient.micro++;
-    chunk->gradient.handed = 0;
-    chunk->gradient.added = 0;
-    for (uint64_t rest = chunk->ranks; rest != 0; rest &= rest - 1) {
-        uint32_t rank = (uint32_t)__builtin_ctzll(rest);
-
-        chunk->gradient.handed |= (uint64_t)cst_collection_holds(core, c, rank) << rank;
-    }
-}
+/* -- what is next ----------------------------------------------------------------------------- */
 
 void cst_collection_complete(struct cst_core *core, uint32_t c)
 {
@@ -263,21 +176,44 @@ void cst_collection_complete(struct cst_core *core, uint32_t c)
     core->collection.n_reduced++;
 }
 
-/* True if the current micro-batch can be ended, after everything for it was added. A rank that
- * asked for the step can still cancel that. So, unless the next micro-batch is needed, this waits
- * for the step to close. */
-static bool is_over(const struct cst_core *core, uint32_t c)
+/* True if a contribution to a later sum waits for the present one. */
+static bool later_ones_wait(const struct cst_core *core, uint32_t c)
 {
-    return core->attempt.closing || core->schedule->elastic || all_went_on(core, c) ||
-           later_ones_wait(core, c);
+    for (uint64_t rest = core->chunks[c].ranks; rest != 0; rest &= rest - 1) {
+        if (pending(core, c, (uint32_t)__builtin_ctzll(rest)) != CST_NONE) {
+            return true;
+        }
+    }
+    return false;
 }
 
-enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t c)
+/* True if the sum of chunk @c, of which no addend is left that has come, can be ended. A rank that
+ * asked for the step can still cancel that. So, unless the next sum is needed, this waits for the
+ * step to close. */
+static bool is_over(const struct cst_core *core, uint32_t c)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+    uint32_t end = end_of(chunk, chunk->gradient.next);
+
+    if (later_ones_wait(core, c)) {
+        return true;
+    }
+    for (uint32_t addend = chunk->gradient.next; addend < end; addend++) {
+        if (core->schedule->state(core, c, addend) != CST_ADDEND_NEVER) {
+            return false;
+        }
+    }
+    return true;
+}
+
+enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t c,
+                                             struct cst_sources *sources)
 {
     struct cst_chunk *chunk = &core->chunks[c];
+    struct cst_gradient *gradient = &chunk->gradient;
 
-    if (!chunk->has_states || chunk->gradient.sum == CST_SUM_COMPLETE ||
-        chunk->gradient.reduce_ticket != 0 || chunk->gradient.spill_ticket != 0) {
+    if (!chunk->has_states || gradient->sum == CST_SUM_COMPLETE || gradient->reduce_ticket != 0 ||
+        gradient->spill_ticket != 0) {
         return CST_COLLECTION_WAITS;
     }
     if (chunk->weight.rows == CST_ROWS_CARRIED) {
@@ -286,19 +222,21 @@ enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t c)
     if (core->attempt.phase != CST_PHASE_RUNNING) {
         return CST_COLLECTION_WAITS;
     }
-    while (chunk->gradient.micro < cst_collection_addends(core, c)) {
-        if (!all_are_known(core, c)) {
+    *sources = (struct cst_sources){.end = gradient->next};
+    while (gradient->next < chunk->n_addends) {
+        *sources = cst_collection_sources(core, c);
+        if (sources->end < end_of(chunk, gradient->next)) {
             return CST_COLLECTION_WAITS;
         }
-        if ((chunk->gradient.handed & ~chunk->gradient.added) != 0) {
+        if (sources->blocks != 0 || sources->spilled) {
             return CST_COLLECTION_SUM;
         }
         if (!is_over(core, c)) {
             return CST_COLLECTION_WAITS;
         }
-        begin_next_micro(core, c);
+        gradient->next = sources->end;
     }
-    return chunk->gradient.sum == CST_SUM_NOTHING ? CST_COLLECTION_ZERO : CST_COLLECTION_COMPLETE;
+    return gradient->sum == CST_SUM_NOTHING ? CST_COLLECTION_ZERO : CST_COLLECTION_COMPLETE;
 }
 
 /* -- the end of a collection ----------------------------------------------------------------- */
@@ -327,7 +265,7 @@ static void carry_on(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
 
-    chunk->gradient.micro = cst_collection_addends(core, c);
+    chunk->gradient.next = chunk->n_addends;
     chunk->gradient.sum = chunk->gradient.reduce_ticket == 0 ? CST_SUM_COMPLETE : CST_SUM_PARTIAL;
     core->collection.n_reduced += chunk->gradient.sum == CST_SUM_COMPLETE;
     cst_weight_row_go(core, c, CST_ROWS_CARRIED);
@@ -348,12 +286,10 @@ void cst_collection_drop(struct cst_core *core)
         struct cst_chunk *chunk = &core->chunks[c];
 
         cst_kept_gradients_drop(core, c);
-        chunk->gradient.micro = 0;
-        chunk->gradient.n_handed = 0;
-        chunk->gradient.handed = 0;
-        chunk->gradient.added = 0;
+        chunk->gradient.next = 0;
+        chunk->gradient.again = 0;
         chunk->gradient.sum = CST_SUM_NOTHING;
-        chunk->gradient.spilled_rank = CST_NONE;
+        chunk->gradient.spilled = CST_NONE;
         if (cst_weight_row_is_early(&chunk->weight)) {
             carry_on(core, c);
         }
@@ -365,11 +301,9 @@ void cst_collection_next_micro(struct cst_core *core, uint32_t rank)
 {
     core->ranks[rank].micro++;
     for (uint32_t c = 0; c < core->n_chunks; c++) {
-        if (core->chunks[c].weight.rows == CST_ROWS_CARRIED) {
-            /* A chunk with its update collects nothing: the rank may hand in again for the next
-             * micro-batch. */
-            core->chunks[c].gradient.handed &= ~(1ull << rank);
-        }
+        /* A chunk with its update collects nothing: the rank may hand in again for the next
+         * micro-batch. */
+        core->chunks[c].gradient.again &= ~(1ull << rank);
     }
 }
 
@@ -388,57 +322,57 @@ void cst_collection_drop_open(struct cst_core *core, uint32_t rank)
 
 /* -- requests of ranks ------------------------------------------------------------------------ */
 
-/* Drop a gradient that is handed in again. */
-static void drop_gradient(struct cst_core *core, const struct cst_event *event, uint32_t b)
+bool cst_collection_admit_open(struct cst_core *core, const struct cst_event *event)
 {
-    struct cst_rank *r = &core->ranks[event->rank];
-
-    cst_block_move(&r->pool, b, CST_BLOCK_FREE);
-    core->collection.n_dropped++;
-    (void)cst_core_reply(core, event->tag);
-}
-
-/* Take the gradient in block @b of the rank for the micro-batch, or addend, @micro. */
-static void take_gradient(struct cst_core *core, const struct cst_event *event, uint32_t b,
-                          uint32_t micro)
-{
-    struct cst_gradient *gradient = &core->chunks[event->chunk].gradient;
-
-    cst_block_hand_in(&core->ranks[event->rank].pool, b, micro);
-    if (gradient->micro == micro) {
-        gradient->handed |= 1ull << event->rank;
-    }
-    (void)cst_core_reply(core, event->tag);
-    cst_fact_gradient(&core->facts, event->chunk);
-    if (core->grad_fp32) {
-        /* Contributions after this rank's in rank order may now be added. */
-        cst_collection_wake(core);
-    }
-}
-
-/* Take or drop the gradient that a rank of a dispatched job hands in. */
-static void hand_in_addend(struct cst_core *core, const struct cst_event *event, uint32_t b)
-{
-    struct cst_gradient *gradient = &core->chunks[event->chunk].gradient;
+    const struct cst_chunk *chunk = &core->chunks[event->chunk];
     uint32_t addend = core->schedule->addend_of(core, event->chunk, event->rank);
 
     if (addend == CST_NONE) {
         cst_core_refuse(core, event->tag, CST_EINVAL,
-                        "rank %" PRIu32 " has no unit that contributes to chunk %" PRIu32,
-                        event->rank, event->chunk);
-    } else if (addend < gradient->n_handed) {
-        drop_gradient(core, event, b); /* A rank that is gone has handed in the same bits. */
-    } else {
-        gradient->n_handed = addend + 1;
-        take_gradient(core, event, b, addend);
+                        "the gradient of chunk %" PRIu32
+                        " is no part of what the rank runs now in step %" PRIu64,
+                        event->chunk, core->step);
+        return false;
     }
+    if (!core->schedule->elastic &&
+        (chunk->weight.rows == CST_ROWS_CARRIED ? (chunk->gradient.again & 1ull << event->rank) != 0
+                                                : has_come(core, event->chunk, addend))) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "gradient of chunk %" PRIu32 " was handed in already in step %" PRIu64,
+                        event->chunk, core->step);
+        return false;
+    }
+    return true;
+}
+
+/* Take the gradient in block @b of the rank as @addend. */
+static void take_gradient(struct cst_core *core, const struct cst_event *event, uint32_t b,
+                          uint32_t addend)
+{
+    cst_block_hand_in(&core->ranks[event->rank].pool, b, addend);
+    (void)cst_core_reply(core, event->tag);
+    cst_fact_gradient(&core->facts, event->chunk);
+    if (core->grad_fp32) {
+        /* Contributions after this one in the order of addends may now be added. */
+        cst_collection_wake(core);
+    }
+}
+
+/* Drop a gradient that is handed in again: by the rank, because the chunk was already updated in
+ * this step, or after another rank, which is gone and has handed in the same bits. */
+static void drop_gradient(struct cst_core *core, const struct cst_event *event, uint32_t b)
+{
+    core->chunks[event->chunk].gradient.again |= 1ull << event->rank;
+    cst_block_move(&core->ranks[event->rank].pool, b, CST_BLOCK_FREE);
+    core->collection.n_dropped++;
+    (void)cst_core_reply(core, event->tag);
 }
 
 void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event)
 {
     struct cst_rank *r = &core->ranks[event->rank];
-    struct cst_chunk *chunk = &core->chunks[event->chunk];
     uint32_t b = r->pool.grad_of[event->chunk];
+    uint32_t addend;
 
     if (b == CST_NONE || r->pool.blocks[b].state != CST_BLOCK_OPEN ||
         r->pool.blocks[b].generation != event->generation) {
@@ -447,13 +381,16 @@ void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event
                         event->rank, event->generation, event->chunk);
         return;
     }
-    cst_rank_begin(&core->ranks[event->rank], CST_BEGUN_WRITING);
-    if (core->schedule->elastic) {
-        hand_in_addend(core, event, b);
-    } else if (chunk->weight.rows == CST_ROWS_CARRIED) {
-        chunk->gradient.handed |= 1ull << event->rank;
-        drop_gradient(core, event, b); /* The chunk was already updated in this step. */
+    cst_rank_begin(r, CST_BEGUN_WRITING);
+    addend = core->schedule->addend_of(core, event->chunk, event->rank);
+    if (addend == CST_NONE) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "rank %" PRIu32 " has no unit that contributes to chunk %" PRIu32,
+                        event->rank, event->chunk);
+    } else if (core->chunks[event->chunk].weight.rows == CST_ROWS_CARRIED ||
+               has_come(core, event->chunk, addend)) {
+        drop_gradient(core, event, b);
     } else {
-        take_gradient(core, event, b, r->micro);
+        take_gradient(core, event, b, addend);
     }
 }

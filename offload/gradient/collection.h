@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The contributions to a chunk's gradient: which ranks have handed in, and what is to be summed
- * next. Owns the collection. It issues no commands: sum.h does. Called by core.c, the parts that
- * sum or move contributions, and the parts that end steps and attempts. */
+/* The contributions to a chunk's gradient: which addends have come, and what is to be summed next.
+ * What an addend is, and who contributes it, the job's schedule knows (step_schedule.h). Owns the
+ * collection. It issues no commands: sum.h does. Called by core.c, the parts that sum or move
+ * contributions, and the parts that end steps and attempts. */
 #ifndef CST_COLLECTION_H
 #define CST_COLLECTION_H
 
@@ -40,18 +41,12 @@ enum cst_grad_row { CST_GRAD_ROW_WHOLE, CST_GRAD_ROW_PARTIAL, CST_GRAD_ROW_NOT_S
 struct cst_gradient {
     enum cst_gradient_sum sum;
     enum cst_grad_row row;
-    /* Micro-batch that the chunk collects, in a dispatched job the addend; all before it are in the
-     * grad row. An addend is one micro-batch of one of the stages that use the chunk
-     * (collection.c).
-     */
-    uint32_t micro;
-    uint32_t n_handed; /* Dispatched: addends up to the last one that was handed in. */
-    /* Ranks that have handed in for this micro-batch or cannot any more, one bit each. */
-    uint64_t handed;
-    /* Ranks in `handed` whose contributions a REDUCE has taken or skipped, one bit each. */
-    uint64_t added;
-    /* Rank whose contribution is spilled in the grad row; CST_NONE: none is. */
-    uint32_t spilled_rank;
+    /* The first addend that no sum has taken. Those before it are in the grad row, or are added to
+     * it by `reduce_ticket`, or were left out. */
+    uint32_t next;
+    uint32_t spilled; /* Addend that is spilled in the grad row; CST_NONE: none is. */
+    /* CARRIED: ranks that have handed in again in their present micro-batch, one bit each. */
+    uint64_t again;
     /* Command in flight that makes a sum, of this or an earlier collection; else 0. */
     uint64_t reduce_ticket;
     /* COPY into the grad row in flight, of this or an earlier collection; else 0. */
@@ -62,28 +57,29 @@ struct cst_gradient {
 /* Handle CST_EV_HAND_IN. */
 void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event);
 
+/* The addends that the next sum of a chunk takes. */
+struct cst_sources {
+    uint32_t end;    /* From the chunk's next one to before this one. */
+    uint64_t blocks; /* Ranks that have one of them in a block, one bit each. */
+    bool spilled;    /* One of them is in the grad row. */
+};
+
 /* What a chunk's collection needs next. */
 enum cst_collection_next {
-    CST_COLLECTION_WAITS, /* Nothing: ranks or commands have to come first. */
-    /* A sum of all contributions to the micro-batch that are not added yet. */
-    CST_COLLECTION_SUM,
-    CST_COLLECTION_ZERO,     /* A sum of nothing, because no rank contributed. */
+    CST_COLLECTION_WAITS,    /* Nothing: ranks or commands have to come first. */
+    CST_COLLECTION_SUM,      /* A sum of all addends that belong together, *sources. */
+    CST_COLLECTION_ZERO,     /* A sum of nothing, *sources, because no rank contributed. */
     CST_COLLECTION_COMPLETE, /* Nothing is left to add: cst_collection_complete. */
 };
 
-/* What @chunk needs next. Ends its micro-batches that are over. */
-enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t chunk);
+/* What @chunk needs next. Passes by the addends that were left out. */
+enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t chunk,
+                                             struct cst_sources *sources);
 
 /* Nothing is left to add to the sum of the step. */
 void cst_collection_complete(struct cst_core *core, uint32_t chunk);
 
-/* The contributions that the next sum of @chunk takes: in rank order, up to the first rank whose
- * contribution is not known yet. One bit for each rank. */
-struct cst_sources {
-    uint64_t ranks;   /* Ranks that the sum counts as added. */
-    uint64_t blocks;  /* Those of them whose contributions are in blocks. */
-    uint32_t spilled; /* The one of them whose contribution is in the grad row; CST_NONE: none. */
-};
+/* What a sum of @chunk can take now: the addends up to the first one that may still come. */
 struct cst_sources cst_collection_sources(const struct cst_core *core, uint32_t chunk);
 
 /* The command @ticket, which sums @sources into the grad row or, with @fused, also makes the
@@ -95,32 +91,26 @@ void cst_collection_fused(struct cst_chunk *chunk);
 /* REDUCE @flight is complete, well if @ok. */
 void cst_collection_summed(struct cst_core *core, const struct cst_flight *flight, bool ok);
 
-/* The COPY @ticket, which spills the contribution of @rank to the grad row, was issued. */
-void cst_collection_spilling(struct cst_chunk *chunk, uint32_t rank, uint64_t ticket);
+/* The COPY @ticket, which spills @addend to the grad row, was issued. */
+void cst_collection_spilling(struct cst_chunk *chunk, uint32_t addend, uint64_t ticket);
 /* That COPY is complete. @kept: the contribution is in the row, or void. */
 void cst_collection_spilled(struct cst_chunk *chunk, bool kept);
 
 /* Gradients of @part are spilled only for fetches, which get the error, in this collection. */
 void cst_collection_spill_failed(struct cst_part *part);
 
-/* The rank whose contribution, in a block, is the whole sum that is about to be issued; CST_NONE:
- * there is no such rank. */
-uint32_t cst_collection_only(const struct cst_core *core, uint32_t chunk);
+/* The first addend of the sum that @chunk collects, which lasts until its command is done. */
+uint32_t cst_collection_first(const struct cst_core *core, uint32_t chunk);
 
-/* True if it is known what @rank contributes to the micro-batch that @chunk collects: it has handed
- * in or gone on. */
-bool cst_collection_is_known(const struct cst_core *core, uint32_t chunk, uint32_t rank);
+/* True if it is known what @addend of @chunk is: it has come or, for now, is left out. */
+bool cst_collection_is_known(const struct cst_core *core, uint32_t chunk, uint32_t addend);
 
-/* True if @rank may open the gradient of the chunk now: in a dispatched job, if it has a backward
- * unit of a stage that uses the chunk; in other jobs, if it has not handed in for its current
- * micro-batch, and still can. */
-bool cst_collection_may_open(const struct cst_core *core, uint32_t chunk, uint32_t rank);
+/* True if the rank of @event may open the gradient of the chunk now. Else the request is refused.
+ */
+bool cst_collection_admit_open(struct cst_core *core, const struct cst_event *event);
 
-/* Number of micro-batches, or addends, that the chunk collects in a step. */
-uint32_t cst_collection_addends(const struct cst_core *core, uint32_t chunk);
-
-/* True if @rank's contribution to the micro-batch that @chunk collects is in a block of its pool
- * and no command moves it. */
+/* True if @rank has an addend of the sum that @chunk collects in a block of its pool, and no
+ * command moves it. */
 bool cst_collection_holds(const struct cst_core *core, uint32_t chunk, uint32_t rank);
 
 /* The rank begins its next micro-batch. */

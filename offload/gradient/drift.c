@@ -2,28 +2,27 @@
 #include "offload/gradient/drift.h"
 
 #include "offload/core/core_state.h"
+#include "offload/gradient/collection.h"
 
 /* Maximum time for which a fetch waits for other ranks. */
 #define PATIENCE_NS UINT64_C(2000000000)
 
 /* The ranks for which the gradient of @rank in a PENDING block waits. An fp32 row takes the
- * contributions in rank order, each as soon as it can. */
+ * addends in order, each as soon as it can. */
 static uint64_t awaited_by(const struct cst_core *core, uint32_t rank,
                            const struct cst_block *block)
 {
     const struct cst_chunk *chunk = &core->chunks[block->chunk];
-    uint64_t before = core->grad_fp32 ? (UINT64_C(1) << rank) - 1 : UINT64_MAX;
+    uint32_t end = cst_collection_first(core, block->chunk) + chunk->n_in_sum;
     uint64_t awaited = 0;
 
-    if (block->micro > chunk->gradient.micro) {
-        before = UINT64_MAX; /* All contributions to an earlier micro-batch come first. */
+    /* All addends of an earlier sum come first. */
+    if (core->grad_fp32 && block->addend < end) {
+        end = block->addend;
     }
-    for (uint64_t rest = chunk->ranks & ~chunk->gradient.handed & before; rest != 0;
-         rest &= rest - 1) {
-        const struct cst_rank *other = &core->ranks[__builtin_ctzll(rest)];
-
-        if (!other->stepped && other->micro <= chunk->gradient.micro) {
-            awaited |= rest & ~(rest - 1);
+    for (uint32_t addend = chunk->gradient.next; addend < end; addend++) {
+        if (!cst_collection_is_known(core, block->chunk, addend)) {
+            awaited |= UINT64_C(1) << core->schedule->contributor(core, block->chunk, addend);
         }
     }
     return awaited & ~(UINT64_C(1) << rank);

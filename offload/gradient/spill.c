@@ -23,25 +23,15 @@
 
 static bool can_spill(const struct cst_chunk *chunk)
 {
-    return chunk->gradient.spilled_rank == CST_NONE && chunk->gradient.spill_ticket == 0 &&
+    return chunk->gradient.spilled == CST_NONE && chunk->gradient.spill_ticket == 0 &&
            chunk->gradient.reduce_ticket == 0;
 }
 
 /* True if everything that must be added before @rank's contribution has come or is in the row. */
 static bool can_add(const struct cst_core *core, uint32_t c, uint32_t rank)
 {
-    const struct cst_chunk *chunk = &core->chunks[c];
-    uint64_t before = chunk->ranks & ~chunk->gradient.added & ((1ull << rank) - 1);
-
-    if (chunk->gradient.reduce_ticket != 0 || !cst_collection_holds(core, c, rank)) {
-        return false;
-    }
-    for (; before != 0; before &= before - 1) {
-        if (!cst_collection_is_known(core, c, (uint32_t)__builtin_ctzll(before))) {
-            return false;
-        }
-    }
-    return true;
+    return core->chunks[c].gradient.reduce_ticket == 0 && cst_collection_holds(core, c, rank) &&
+           (cst_collection_sources(core, c).blocks & 1ull << rank) != 0;
 }
 
 /* The gradient of @part that was handed in last and can leave: older ones will sooner be summed
@@ -80,7 +70,7 @@ static void spill(struct cst_core *core, uint32_t rank, uint32_t b)
     cst_weight_row_begin_gradient(core, flight.chunk, copy);
     copy->src[copy->n_src++] = cst_block_read_by(&r->pool, b, CST_BLOCK_SPILLING, copy->ticket);
     r->bytes_down += copy->bytes;
-    cst_collection_spilling(chunk, rank, copy->ticket);
+    cst_collection_spilling(chunk, r->pool.blocks[b].addend, copy->ticket);
 }
 
 bool cst_spill_begin(struct cst_core *core, uint32_t rank, uint32_t part)
@@ -93,7 +83,9 @@ bool cst_spill_begin(struct cst_core *core, uint32_t rank, uint32_t part)
     }
     r->evictions++;
     if (core->grad_fp32) {
-        cst_sum_add(core, r->pool.blocks[b].chunk);
+        struct cst_sources sources = cst_collection_sources(core, r->pool.blocks[b].chunk);
+
+        cst_sum_add(core, r->pool.blocks[b].chunk, &sources);
     } else {
         spill(core, rank, b);
     }

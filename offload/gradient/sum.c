@@ -9,14 +9,15 @@
 #include "offload/gradient/landing.h"
 #include "offload/books/weight_row.h"
 
-/* The contributions in blocks are those of the ranks @blocks, and that of the rank @spilled is in
- * the grad row. A contribution of a chunk of one rank alone that lands is read from host memory. */
+/* The contributions in blocks are those of the ranks @blocks. @spilled: another one is in the grad
+ * row. A contribution of a chunk of one rank alone that lands is read from host memory. */
 static struct cst_reduce_site site_of(const struct cst_core *core, uint32_t c, uint64_t blocks,
-                                      uint32_t spilled)
+                                      bool spilled)
 {
     uint32_t engines[CST_CORE_MAX_WORLD];
     uint64_t unreachable[CST_CORE_MAX_WORLD];
     bool in_host = cst_landing_serves(core, c);
+    struct cst_reduce_site site;
 
     for (uint32_t rank = 0; rank < core->world; rank++) {
         const struct cst_pool *pool = &core->ranks[rank].pool;
@@ -25,12 +26,12 @@ static struct cst_reduce_site site_of(const struct cst_core *core, uint32_t c, u
         unreachable[rank] = pool->unreachable;
         if ((blocks & 1ull << rank) != 0) {
             engines[rank] = in_host ? CST_REDUCE_SITE_HOST_MEMORY : pool->engine;
-        } else if (rank == spilled) {
-            engines[rank] = CST_REDUCE_SITE_HOST_MEMORY;
         }
     }
-    return cst_reduce_site_choose(core->layout->chunks[c].node, c, core->world, engines,
-                                  unreachable);
+    site =
+        cst_reduce_site_choose(core->layout->chunks[c].node, c, core->world, engines, unreachable);
+    site.n_host += spilled;
+    return site;
 }
 
 /* The ranks whose contributions to @c a command reads in their blocks. */
@@ -53,8 +54,8 @@ struct cst_reduce_site cst_sum_site(const struct cst_core *core, uint32_t c, boo
 {
     const struct cst_chunk *chunk = &core->chunks[c];
 
-    return all ? site_of(core, c, chunk->ranks, CST_NONE)
-               : site_of(core, c, find_readers(core, c), chunk->gradient.spilled_rank);
+    return all ? site_of(core, c, chunk->ranks, false)
+               : site_of(core, c, find_readers(core, c), chunk->gradient.spilled != CST_NONE);
 }
 
 /* Those of the ranks @blocks whose contributions land before they are summed at @site. Those that
@@ -82,43 +83,49 @@ static void read_sources(struct cst_core *core, uint32_t c, const struct cst_sou
                          struct cst_command *command)
 {
     uint64_t bytes = cst_layout_weight_bytes(&core->layout->chunks[c]);
+    uint32_t spilled = sources->spilled ? core->chunks[c].gradient.spilled : CST_NONE;
+    struct cst_place row = cst_core_row_place(core, c, CST_ROW_GRAD, 0);
     uint32_t n_landed = 0;
 
-    for (uint64_t rest = sources->ranks; rest != 0; rest &= rest - 1) {
+    for (uint64_t rest = sources->blocks; rest != 0; rest &= rest - 1) {
         uint32_t rank = (uint32_t)__builtin_ctzll(rest);
         struct cst_rank *r = &core->ranks[rank];
+        uint32_t b = r->pool.grad_of[c];
+        struct cst_place block;
 
-        if (rank == sources->spilled) {
-            command->src[command->n_src++] = cst_core_row_place(core, c, CST_ROW_GRAD, 0);
-        } else if ((sources->blocks & 1ull << rank) != 0) {
-            struct cst_place block = cst_block_read_by(&r->pool, r->pool.grad_of[c],
-                                                       CST_BLOCK_REDUCING, command->ticket);
-            bool landed = (land & 1ull << rank) != 0;
-
-            command->src[command->n_src++] =
-                landed ? cst_landing_place(core, group, n_landed++) : block;
-            r->bytes_down += bytes;
+        if (spilled < r->pool.blocks[b].addend) {
+            command->src[command->n_src++] = row;
+            spilled = CST_NONE;
         }
+        block = cst_block_read_by(&r->pool, b, CST_BLOCK_REDUCING, command->ticket);
+        command->src[command->n_src++] =
+            (land & 1ull << rank) != 0 ? cst_landing_place(core, group, n_landed++) : block;
+        r->bytes_down += bytes;
+    }
+    if (spilled != CST_NONE) {
+        command->src[command->n_src++] = row;
     }
 }
 
-/* The COPY that keeps the gradient, if it is worth keeping. Returns its ticket; 0: none. */
-static uint64_t keep(struct cst_core *core, uint32_t c)
+/* The COPY that keeps the gradient, if it is one contribution, in a block, and worth keeping.
+ * Returns its ticket; 0: none. */
+static uint64_t keep(struct cst_core *core, uint32_t c, const struct cst_sources *sources)
 {
-    return core->chunks[c].update.reservation == CST_NONE
+    bool alone = __builtin_popcountll(sources->blocks) == 1 && !sources->spilled;
+
+    return core->grad_fp32 || !alone || core->chunks[c].update.reservation == CST_NONE
                ? 0
-               : cst_kept_gradients_keep(core, c, cst_collection_only(core, c));
+               : cst_kept_gradients_keep(core, c, (uint32_t)__builtin_ctzll(sources->blocks));
 }
 
-void cst_sum_add(struct cst_core *core, uint32_t c)
+void cst_sum_add(struct cst_core *core, uint32_t c, const struct cst_sources *sources)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    struct cst_sources sources = cst_collection_sources(core, c);
-    struct cst_reduce_site site = site_of(core, c, sources.blocks, sources.spilled);
-    uint64_t land = find_landing(core, c, sources.blocks, &site);
+    struct cst_reduce_site site = site_of(core, c, sources->blocks, sources->spilled);
+    uint64_t land = find_landing(core, c, sources->blocks, &site);
     struct cst_flight flight = {
         .kind = CST_FLIGHT_REDUCE, .chunk = c, .collection = core->collection.number};
-    uint64_t kept = keep(core, c);
+    uint64_t kept = keep(core, c, sources);
     struct cst_landing_group group;
     struct cst_command *reduce;
 
@@ -128,21 +135,20 @@ void cst_sum_add(struct cst_core *core, uint32_t c)
     reduce->chunk = c;
     reduce->mark = reduce->ticket;
     reduce->accumulate = chunk->gradient.sum != CST_SUM_NOTHING;
-    read_sources(core, c, &sources, land, &group, reduce);
+    read_sources(core, c, sources, land, &group, reduce);
     cst_landing_read(core, &group, reduce);
     cst_chunk_update_before(reduce, &chunk->update);
     /* The sum frees the block, so it waits for the copy that keeps the gradient. */
     cst_command_after(reduce, kept);
     cst_weight_row_begin_gradient(core, c, reduce);
-    cst_collection_summing(core, c, &sources, reduce->ticket, false);
+    cst_collection_summing(core, c, sources, reduce->ticket, false);
 }
 
-void cst_sum_fuse(struct cst_core *core, uint32_t c, struct cst_command *update)
+void cst_sum_fuse(struct cst_core *core, uint32_t c, const struct cst_sources *sources,
+                  struct cst_command *update)
 {
-    struct cst_sources sources = cst_collection_sources(core, c);
-
-    read_sources(core, c, &sources, 0, NULL, update);
-    cst_collection_summing(core, c, &sources, update->ticket, true);
+    read_sources(core, c, sources, 0, NULL, update);
+    cst_collection_summing(core, c, sources, update->ticket, true);
 }
 
 /* -- completions ----------------------------------------------------------------------------- */

@@ -201,8 +201,8 @@ static enum cst_addend_state state(const struct cst_core *core, uint32_t c, uint
 static void say(const struct cst_core *core, uint32_t c, uint32_t addend,
                 char text[CST_ADDEND_TEXT])
 {
-    (void)snprintf(text, CST_ADDEND_TEXT, "micro-batch %" PRIu32 " of stage %" PRIu32,
-                   addend % core->micro_batches + 1, stage_of(core, c, addend));
+    (void)snprintf(text, CST_ADDEND_TEXT, "stage %" PRIu32 ", micro-batch %" PRIu32,
+                   stage_of(core, c, addend), addend % core->micro_batches + 1);
 }
 
 static double loss(const struct cst_core *core)

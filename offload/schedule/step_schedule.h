@@ -93,7 +93,8 @@ struct cst_step_schedule {
     uint32_t (*contributor)(const struct cst_core *core, uint32_t chunk, uint32_t addend);
     /* What can become of @addend of @chunk, which has not come. */
     enum cst_addend_state (*state)(const struct cst_core *core, uint32_t chunk, uint32_t addend);
-    /* Write what the addend is of, "micro-batch 3" for example, with numbers from 1. */
+    /* Write what the addend is of, such as "micro-batch 3": micro-batches are counted from 1, and
+     * stand at the end. */
     void (*say)(const struct cst_core *core, uint32_t chunk, uint32_t addend,
                 char text[CST_ADDEND_TEXT]);
 

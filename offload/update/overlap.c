@@ -208,20 +208,15 @@ void cst_overlap_complete(struct cst_core *core, uint32_t c)
     }
 }
 
-/* True if an update can sum the contributions to @c: there are some, but few, and none is on a
- * GPU. */
-static bool has_few_sources(const struct cst_core *core, uint32_t c)
+/* True if an update can sum @sources: there are some, but few, and none is on a GPU. */
+static bool has_few(const struct cst_core *core, const struct cst_sources *sources)
 {
     uint32_t n = 0;
 
-    for (uint64_t rest = core->chunks[c].ranks; rest != 0; rest &= rest - 1) {
-        uint32_t rank = (uint32_t)__builtin_ctzll(rest);
-
-        if (cst_collection_holds(core, c, rank)) {
-            n += core->ranks[rank].pool.engine == 0 ? 1 : CST_CORE_MAX_WORLD;
-        }
+    for (uint64_t rest = sources->blocks; rest != 0; rest &= rest - 1) {
+        n += core->ranks[__builtin_ctzll(rest)].pool.engine == 0 ? 1 : CST_CORE_MAX_WORLD;
     }
-    return n > 0 && n <= FUSE_MAX;
+    return n > 0 && n <= FUSE_MAX && !sources->spilled;
 }
 
 /* True if engines have no backlog of updates. Otherwise the sum is better made alone: the commit
@@ -231,7 +226,7 @@ static bool engines_keep_up(const struct cst_core *core)
     return core->exposure.n_updates < core->n_nodes;
 }
 
-bool cst_overlap_fuse(struct cst_core *core, uint32_t c)
+bool cst_overlap_fuse(struct cst_core *core, uint32_t c, const struct cst_sources *sources)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
     struct cst_update what;
@@ -240,12 +235,12 @@ bool cst_overlap_fuse(struct cst_core *core, uint32_t c)
 
     /* An update sums bf16 contributions only. Muon needs the sum before. */
     if (core->grad_fp32 || core->micro_batches > 1 || layout->dtype == CST_FP32 || layout->muon ||
-        chunk->gradient.spilled_rank != CST_NONE || !may_be_early(core, chunk) ||
-        !has_few_sources(core, c) || !cst_chunk_update_is_over(&chunk->update) ||
-        !engines_keep_up(core) || !cst_device_choice_pass(core, c)) {
+        !may_be_early(core, chunk) || !has_few(core, sources) ||
+        !cst_chunk_update_is_over(&chunk->update) || !engines_keep_up(core) ||
+        !cst_device_choice_pass(core, c)) {
         return false;
     }
     what = begin_early(core, c);
-    cst_sum_fuse(core, c, cst_update_by_node(core, &what));
+    cst_sum_fuse(core, c, sources, cst_update_by_node(core, &what));
     return true;
 }

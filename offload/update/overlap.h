@@ -9,6 +9,7 @@
 #include "offload/base/event.h"
 
 struct cst_core;
+struct cst_sources;
 struct cst_early {
     uint32_t n; /* Chunks whose update of the uncommitted step was issued. */
     /* The uncommitted step is that of an earlier core, in which updates were begun (revival.h). */
@@ -46,8 +47,8 @@ bool cst_overlap_guards(const struct cst_core *core);
 /* The gradient of @chunk is complete: update the chunk now if early updates are allowed. */
 void cst_overlap_complete(struct cst_core *core, uint32_t chunk);
 
-/* All contributions have come: issue one command for sum and update if that is allowed. False:
- * nothing was done. */
-bool cst_overlap_fuse(struct cst_core *core, uint32_t chunk);
+/* All contributions have come, which are @sources: issue one command for sum and update if that is
+ * allowed. False: nothing was done. */
+bool cst_overlap_fuse(struct cst_core *core, uint32_t chunk, const struct cst_sources *sources);
 
 #endif

@@ -226,18 +226,7 @@ void cst_fetch_grad(struct cst_core *core, const struct cst_event *event)
     struct cst_rank *rank = &core->ranks[event->rank];
     uint32_t b = rank->pool.grad_of[event->chunk];
 
-    /* A gradient can be handed in once per micro-batch. */
-    if (!cst_collection_may_open(core, event->chunk, event->rank)) {
-        cst_core_refuse(core, event->tag, CST_EINVAL,
-                        core->schedule->elastic
-                            ? "the gradient of chunk %" PRIu32
-                              " is no part of what the rank runs now in step %" PRIu64
-                            : "gradient of chunk %" PRIu32
-                              " was handed in already in step %" PRIu64,
-                        event->chunk, core->step);
-        return;
-    }
-    if (!admit_fetch(core, event, CST_BEGUN_WRITING)) {
+    if (!cst_collection_admit_open(core, event) || !admit_fetch(core, event, CST_BEGUN_WRITING)) {
         return;
     }
     if (b != CST_NONE && rank->pool.blocks[b].state == CST_BLOCK_OPEN) {
