@@ -30,6 +30,7 @@
 #include "daemon/session/unpack.h"
 #include "daemon/session/unread.h"
 #include "daemon/settings/settings.h"
+#include "daemon/memory/tiers/tier.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -240,6 +241,7 @@ struct cstd_modules {
     struct cstd_quota quota;
     struct cstd_engines engines;
     struct cstd_gpus gpus;
+    struct cstd_tiers tiers;
     struct cstd_planner planner;
     struct cstd_searches searches;
     struct cstd_server server;
@@ -249,6 +251,9 @@ struct cstd_modules {
     struct cstd_unpack unpack;
     struct cstd_revival revival;
 };
+
+static const struct cstd_tier_kinds kinds = {
+    .host = &cstd_tier_host, .gpu = &cstd_tier_cuda, .paced = &cstd_tier_paced};
 
 static int create_modules(struct cstd_daemon *daemon, struct cst_err *err)
 {
@@ -264,6 +269,7 @@ static int create_modules(struct cstd_daemon *daemon, struct cst_err *err)
     daemon->quota = &modules->quota;
     daemon->engines = &modules->engines;
     daemon->gpus = &modules->gpus;
+    daemon->tiers = &modules->tiers;
     daemon->planner = &modules->planner;
     daemon->searches = &modules->searches;
     daemon->server = &modules->server;
@@ -349,6 +355,7 @@ int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_settings *con
         goto err_after_loop;
     }
     daemon->engines->on_timed = cstd_core_driver_timed;
+    cstd_tiers_init(daemon->tiers, daemon, &kinds);
     cstd_remains_init(daemon->remains, &daemon->loop);
     cstd_keeper_init(&daemon->keeper, &daemon->notify);
     daemon->host->remains = daemon->pool->remains = daemon->remains;

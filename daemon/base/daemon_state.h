@@ -32,6 +32,7 @@ struct cstd_searches;
 struct cstd_server;
 struct cstd_settings;
 struct cstd_staging_queue;
+struct cstd_tiers;
 struct cstd_unpack;
 
 struct cstd_daemon {
@@ -44,6 +45,7 @@ struct cstd_daemon {
     struct cstd_quota *quota;           /* Amounts that each user holds, and their limits. */
     struct cstd_engines *engines;
     struct cstd_gpus *gpus;
+    struct cstd_tiers *tiers; /* The kinds of memory that jobs can have. */
     struct cstd_planner *planner;
     struct cstd_searches *searches; /* Searches for plans that are queued or running. */
     struct cstd_server *server;     /* Listening sockets and sessions. */

@@ -3,11 +3,10 @@
 
 #include "daemon/base/daemon_state.h"
 #include "daemon/memory/memory.h"
-#include "daemon/memory/set_aside.h"
 #include "proto/round_up.h"
 #include "daemon/budget/arena.h"
 #include "daemon/engine/engines.h"
-#include "daemon/engine/gpus.h"
+#include "daemon/memory/tiers/tier.h"
 
 static void on_ready_later(struct cstd_deferred *later)
 {
@@ -29,17 +28,16 @@ static void on_mounted(struct cstd_segment *segment)
     }
 }
 
-/* Add the segment of the next rank, which is on @gpu. */
-static int add(struct cstd_comm_slots *slots, struct cstd_gpu *gpu,
+/* Add the segment of the next rank, which is in @tier. */
+static int add(struct cstd_comm_slots *slots, const struct cstd_tier *tier,
                const struct cstd_comm_slots_request *request, struct cst_err *err)
 {
     struct cstd_segment *segment;
     int rc;
 
-    cstd_set_aside_update(slots->daemon, gpu);
     rc = cstd_segment_open_device(&segment, cstd_engines_segment_id(slots->daemon->engines),
-                                  slots->bytes, &gpu->pool, request->account, gpu->engine,
-                                  request->what, err);
+                                  slots->bytes, cstd_tier_budget(tier), request->account,
+                                  tier->number, request->what, err);
     if (rc == CST_OK) {
         segment->arg = slots;
         segment->on_mounted = on_mounted;
@@ -49,13 +47,12 @@ static int add(struct cstd_comm_slots *slots, struct cstd_gpu *gpu,
 }
 
 /* The size of a segment that all GPUs can allocate: their granularities are powers of two. */
-static uint64_t segment_bytes(const struct cstd_daemon *daemon,
-                              const struct cstd_comm_slots_request *request)
+static uint64_t segment_bytes(const struct cstd_comm_slots_request *request)
 {
     uint64_t most = 1;
 
     for (uint32_t i = 0; i < request->n; i++) {
-        const uint64_t grain = cstd_memory_grain(daemon, request->gpus[i]);
+        const uint64_t grain = cstd_tier_grain(request->tiers[i]);
 
         most = grain > most ? grain : most;
     }
@@ -69,12 +66,12 @@ int cstd_comm_slots_open(struct cstd_comm_slots *slots, struct cstd_daemon *daem
     int rc = CST_OK;
 
     *slots = (struct cstd_comm_slots){.daemon = daemon,
-                                      .bytes = segment_bytes(daemon, request),
+                                      .bytes = segment_bytes(request),
                                       .ready = {.fn = on_ready_later},
                                       .on_ready = on_ready,
                                       .arg = arg};
     for (uint32_t i = 0; i < request->n && rc == CST_OK; i++) {
-        rc = add(slots, request->gpus[i], request, err);
+        rc = add(slots, request->tiers[i], request, err);
     }
     if (rc != CST_OK) {
         while (slots->n > 0) {

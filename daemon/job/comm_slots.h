@@ -12,7 +12,6 @@
 #include <stdint.h>
 
 struct cstd_daemon;
-struct cstd_gpu;
 struct cstd_quota_account;
 struct cstd_segment;
 
@@ -34,7 +33,8 @@ struct cstd_comm_slots {
 
 /* The ranks of a communicator and their GPUs. */
 struct cstd_comm_slots_request {
-    struct cstd_gpu *gpus[CST_TRANSPORT_MAX_PEERS]; /* In the order of the ranks. */
+    /* Tiers of GPUs, in the order of the ranks. */
+    const struct cstd_tier *tiers[CST_TRANSPORT_MAX_PEERS];
     uint32_t n;
     uint64_t bytes;                     /* What each rank needs. */
     struct cstd_quota_account *account; /* Charged for all of them. */

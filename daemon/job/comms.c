@@ -14,7 +14,7 @@
 #include "daemon/job/job.h"
 #include "daemon/session/pending.h"
 #include "daemon/session/session.h"
-#include "daemon/engine/gpus.h"
+#include "daemon/memory/tiers/tier.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -106,10 +106,8 @@ static void choose(struct cstd_comm *comm)
 
     for (uint32_t rank = 0; rank < job->world; rank++) {
         if ((comm->ranks >> rank & 1) != 0) {
-            const struct cstd_gpu *gpu = job->workers[rank].gpu;
-
             ranks[n] = cstd_comm_device_rank(comm->devices[rank], rank,
-                                             gpu != NULL ? gpu->uuid : NULL, names[n]);
+                                             job->workers[rank].tier->uuid, names[n]);
             n++;
         }
     }
@@ -295,7 +293,7 @@ static void allocate(struct cstd_comm *comm)
     describe(comm, what);
     for (uint32_t rank = 0; rank < job->world; rank++) {
         if ((comm->ranks >> rank & 1) != 0) {
-            request.gpus[request.n++] = job->workers[rank].gpu;
+            request.tiers[request.n++] = job->workers[rank].tier;
         }
     }
     comm->state = ALLOCATING;
@@ -387,7 +385,7 @@ static int check(const struct cstd_session *session, const Cistern__CommOpen *me
         return cst_err_set(err, CST_EINVAL, "rank %u is not in group %u of job '%s'", session->rank,
                            message->group, job->name);
     }
-    if (message->device != NULL && job->workers[session->rank].gpu == NULL) {
+    if (message->device != NULL && !job->workers[session->rank].tier->kind->apart) {
         return cst_err_set(err, CST_EINVAL, "rank %u of job '%s' is not on a GPU", session->rank,
                            job->name);
     }

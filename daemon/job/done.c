@@ -5,11 +5,11 @@
 #include "daemon/base/daemon_state.h"
 #include "daemon/memory/staging.h"
 #include "daemon/ledger/lent_slabs.h"
-#include "daemon/memory/set_aside.h"
 #include "daemon/base/log.h"
 #include "proto/size.h"
 #include "daemon/job/jobs.h"
 #include "daemon/memory/memory.h"
+#include "daemon/memory/tiers/tier.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -88,26 +88,24 @@ bool cstd_done_is(const struct cstd_job *job)
 static void count_again(const struct cstd_job *job)
 {
     for (uint32_t r = 0; r < job->world; r++) {
-        if (job->workers[r].gpu != NULL) {
-            cstd_set_aside_update(job->daemon, job->workers[r].gpu);
-        }
+        job->workers[r].tier->kind->count(job->workers[r].tier);
     }
 }
 
 int cstd_done_resume(struct cstd_job *job, struct cst_err *err)
 {
-    struct cstd_gpu *gpus[CST_CORE_MAX_WORLD];
+    const struct cstd_tier *tiers[CST_CORE_MAX_WORLD];
     int rc;
 
     if (!job->memory.parked) {
         return CST_OK;
     }
     for (uint32_t r = 0; r < job->world; r++) {
-        gpus[r] = job->workers[r].gpu;
+        tiers[r] = job->workers[r].tier;
     }
     job->resumes = true;
     count_again(job);
-    rc = cstd_memory_unpark(&job->memory, &job->layout, gpus, err);
+    rc = cstd_memory_unpark(&job->memory, &job->layout, tiers, err);
     if (rc != CST_OK) {
         job->resumes = false;
         count_again(job);

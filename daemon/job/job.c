@@ -19,6 +19,7 @@
 #include "daemon/budget/quota.h"
 #include "daemon/job/jobs.h"
 #include "daemon/settings/settings.h"
+#include "daemon/memory/tiers/tier.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -156,6 +157,7 @@ int cstd_job_create(struct cstd_daemon *daemon, struct cstd_quota_account *accou
     for (uint32_t r = 0; r < job->world; r++) {
         job->workers[r].job = job;
         job->workers[r].rank = r;
+        job->workers[r].tier = job->workers[r].update_tier = cstd_tiers_host(daemon);
     }
     cst_model_init(&job->model);
     job->traces = (struct cstd_charge){.budget = daemon->host, .account = job->account};

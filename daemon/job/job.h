@@ -37,7 +37,7 @@
 #define CSTD_JOB_TICKET_SHIFT 40
 
 struct cstd_daemon;
-struct cstd_gpu;
+struct cstd_tier;
 struct cstd_job_request;
 struct cstd_quota_account;
 struct cstd_session;
@@ -110,11 +110,9 @@ struct cstd_worker {
     bool lends;
     /* Bytes for states that stay on the accelerator. Fixed when the job's memory is decided. */
     uint64_t device_states;
-    /* Device of the pool; NULL: the host. Its engine is in use until the job is freed. */
-    struct cstd_gpu *gpu;
-    /* Accelerator of device_update_bytes and device_states; NULL: none. Its engine is in use until
-     * the job is freed. */
-    struct cstd_gpu *accelerator;
+    /* Tier of the pool, and that of device_update_bytes and device_states, which is that of host
+     * memory if there is neither. Their engines are in use until the job is freed. */
+    const struct cstd_tier *tier, *update_tier;
     /* 1 + the engine of the node that was nearest to the accelerator when the job was laid out; 0:
      * none. */
     uint32_t near_node;

@@ -8,6 +8,7 @@
 #include "daemon/engine/engines.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/memory.h"
+#include "daemon/memory/tiers/tier.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -42,7 +43,7 @@ static bool uses_accelerators(const struct cstd_job *job)
     bool any = job->memory.gpu_engines != 0;
 
     for (uint32_t r = 0; r < job->world; r++) {
-        any = any || job->workers[r].gpu != NULL || job->workers[r].accelerator != NULL;
+        any = any || job->workers[r].tier->kind->apart || job->workers[r].update_tier->kind->apart;
     }
     return any;
 }

@@ -13,7 +13,7 @@
 #include "proto/size.h"
 #include "daemon/budget/arena.h"
 #include "daemon/budget/quota.h"
-#include "daemon/engine/gpus.h"
+#include "daemon/memory/tiers/tier.h"
 #include "daemon/job/job.h"
 #include "daemon/memory/memory.h"
 #include "daemon/settings/settings.h"
@@ -27,7 +27,6 @@
 
 /* Assumed if neither the rates nor the user tell: what a plain bf16 product reaches, flop/s. */
 #define HOST_FLOPS_PER_CORE 16e9
-#define GPU_FLOPS 100e12
 
 /* A search that is queued or runs. Its question is read from the job when its turn comes (ask), not
  * when it is queued. */
@@ -64,14 +63,14 @@ struct cstd_plan_search {
  * one kind. */
 static void choose_device(const struct cstd_job *job, struct cstd_plan_search *s)
 {
-    const struct cstd_gpu *gpu = job->workers[0].gpu;
+    const struct cstd_tier *tier = job->workers[0].tier;
     struct cst_rates *rates = &s->rates;
-    uint32_t i = cstd_planner_rates_add(job->daemon, rates, gpu);
+    uint32_t i = cstd_planner_rates_add(tier, rates);
 
     s->flops_known = rates->devices[i].flops > 0;
     if (!s->flops_known) {
-        rates->devices[i].flops = gpu != NULL && !gpu->paced
-                                      ? GPU_FLOPS
+        rates->devices[i].flops = tier->kind->flops > 0
+                                      ? tier->kind->flops
                                       : HOST_FLOPS_PER_CORE * (rates->nodes[0].cores + 1);
     }
     s->config.device = i;
@@ -89,21 +88,20 @@ static void choose_reservations(const struct cstd_job *job, struct cstd_plan_sea
     s->config.overlap = job->options.overlap;
     s->config.apart = cstd_rank_devices_landings(job) == CST_LANDINGS_SHARED;
     s->config.lent = lent;
-    if (worker->accelerator == NULL || (worker->device_update_bytes == 0 && !open && !lent)) {
+    if (!worker->update_tier->kind->apart || (worker->device_update_bytes == 0 && !open && !lent)) {
         return;
     }
-    i = cstd_planner_rates_add(job->daemon, &s->rates, worker->accelerator);
-    cstd_planner_rates_guess(job->daemon, &s->rates.devices[i], worker->accelerator,
-                             &s->rates.nodes[0]);
+    i = cstd_planner_rates_add(worker->update_tier, &s->rates);
+    cstd_planner_rates_guess(worker->update_tier, &s->rates.devices[i], &s->rates.nodes[0]);
     s->config.interleave_given = job->daemon->config->interleave != CSTD_SETTINGS_INTERLEAVE_AUTO;
     s->config.interleave = s->config.interleave_given ? job->daemon->config->interleave : 0;
     s->config.device_update_bytes =
         open ? worker->device_update_asked : worker->device_update_bytes;
     s->config.device_states = open ? worker->states_asked : worker->device_states;
     s->config.accelerator = i;
-    s->config.device_grain = cstd_memory_grain(job->daemon, worker->accelerator);
-    s->config.n_accelerators = worker->gpu == NULL ? job->daemon->gpus->paced.n : 0;
-    if (open && worker->gpu == NULL) {
+    s->config.device_grain = cstd_tier_grain(worker->update_tier);
+    s->config.n_accelerators = worker->tier->kind->n_updaters(worker->tier);
+    if (open && s->config.n_accelerators > 0) {
         uint32_t n = s->config.n_accelerators < job->world ? s->config.n_accelerators : job->world;
         uint64_t left = cstd_device_reservation_left(job);
 
@@ -130,19 +128,18 @@ static bool has_flops(const struct cst_model *model)
     return any;
 }
 
-/* Return the part of the budget for pools on @gpu (NULL: the host) that one rank of @job can
- * have. */
-static uint64_t left_on(const struct cstd_job *job, struct cstd_gpu *gpu)
+/* Return the part of the budget for pools in @tier that one rank of @job can have. */
+static uint64_t left_on(const struct cstd_job *job, const struct cstd_tier *tier)
 {
-    const struct cstd_budget *pool = cstd_memory_budget(job->daemon, gpu);
+    const struct cstd_budget *pool = cstd_tier_budget(tier);
     uint64_t left = cstd_budget_left(pool, job->account),
-             reserved = cstd_device_reservation_bytes(job, gpu);
+             reserved = cstd_device_reservation_bytes(job, tier);
     uint32_t n = 0;
 
-    reserved += gpu != NULL ? cstd_edge_slots_bytes(job, gpu) : 0;
+    reserved += cstd_edge_slots_bytes(job, tier);
 
     for (uint32_t r = 0; r < job->world; r++) {
-        n += job->workers[r].gpu == gpu;
+        n += job->workers[r].tier == tier;
     }
     left -= reserved < left ? reserved : left;
     return left / n;
@@ -154,7 +151,7 @@ static uint64_t least_left(const struct cstd_job *job)
     uint64_t least = UINT64_MAX;
 
     for (uint32_t r = 0; r < job->world; r++) {
-        uint64_t left = left_on(job, job->workers[r].gpu);
+        uint64_t left = left_on(job, job->workers[r].tier);
 
         least = left < least ? left : least;
     }
@@ -174,7 +171,7 @@ static void fill_budget(const struct cstd_job *job, struct cst_plan_budget *out)
     out->activation_bytes = 1;
     out->host_bytes = cstd_budget_left(daemon->host, job->account);
     out->host_bytes -= others < out->host_bytes ? others : out->host_bytes;
-    if (job->workers[0].gpu != NULL) {
+    if (job->workers[0].tier->kind->one_budget) {
         out->device_bytes += job->workers[0].device_update_bytes + job->workers[0].device_states;
     } else { /* The plan charges pools on the host to the host's memory, too. */
         out->host_bytes += out->device_bytes * job->world;
@@ -216,8 +213,7 @@ static int ask(struct cstd_plan_search *s)
     s->config.n_nodes = s->rates.n_nodes;
     s->config.micro_batches = job->micro_batches > 0 ? job->micro_batches : 1;
     s->config.states = cstd_job_options_states(&job->options);
-    s->config.worker_copies =
-        cstd_memory_worker_copies(daemon, job->workers[0].gpu, &s->config.states);
+    s->config.worker_copies = cstd_memory_worker_copies(job->workers[0].tier, &s->config.states);
     s->config.max_events = CST_PLAN_JOB_EVENTS;
     s->config.recompute = job->recompute;
     s->config.stop = stops;
@@ -443,13 +439,12 @@ void cstd_planner_cancel(struct cstd_job *job)
  * chunks. Ranks on several kinds of devices would need different plans. */
 static bool can_plan(const struct cstd_job *job)
 {
-    const struct cstd_gpu *gpu = job->workers[0].gpu;
+    const struct cstd_tier *tier = job->workers[0].tier;
 
     for (uint32_t r = 1; r < job->world; r++) {
-        const struct cstd_gpu *other = job->workers[r].gpu;
+        const struct cstd_tier *other = job->workers[r].tier;
 
-        if ((gpu == NULL) != (other == NULL) ||
-            (gpu != NULL && strcmp(gpu->name, other->name) != 0)) {
+        if (tier->kind != other->kind || strcmp(tier->product, other->product) != 0) {
             return false;
         }
     }

@@ -8,15 +8,13 @@
 #include "daemon/engine/engines.h"
 #include "daemon/job/planner.h"
 #include "daemon/settings/settings.h"
-#include "daemon/engine/gpus.h"
+#include "daemon/memory/tiers/tier.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #define CORE_PRODUCTS 30e9 /* Assumed rate of products of a core that was not measured, flop/s. */
-#define GPU_PRODUCTS 5e12  /* The same of a GPU. */
-#define GPU_UPDATE 20e9    /* Assumed update rate of a GPU that was not measured, elements/s. */
 
 int cstd_planner_init(struct cstd_planner *planner, const struct cstd_daemon *daemon,
                       struct cst_err *err)
@@ -116,84 +114,43 @@ void cstd_planner_rates_nodes(const struct cstd_daemon *daemon, struct cst_rates
     }
 }
 
-static double limited(double rate, uint64_t limit)
-{
-    return limit > 0 ? (double)limit : rate;
-}
-
-/* A simulated accelerator keeps the rates that the configuration sets. */
-static struct cst_rates_device paced_device(const struct cstd_settings *config,
+static struct cst_rates_device guess_device(const struct cstd_tier *tier,
                                             const struct cst_rates_node *node)
 {
-    return (struct cst_rates_device){.memory_bytes = config->paced_memory,
-                                     .up = limited(node->copy, config->paced_up),
-                                     .down = limited(node->copy, config->paced_down),
-                                     .update = limited(node->update, config->paced_update),
-                                     .memory = node->pass,
-                                     .products = node->products};
-}
+    struct cst_rates_device out;
 
-/* Guess the rates of the host as a device, or of a GPU on a slow link. */
-static struct cst_rates_device guess_device(const struct cstd_daemon *daemon,
-                                            const struct cstd_gpu *gpu,
-                                            const struct cst_rates_node *node)
-{
-    const struct cstd_rates_seen *seen = gpu != NULL ? &daemon->engines->v[gpu->engine].seen : NULL;
-    struct cst_rates_device out = {.name = "host",
-                                   .memory_bytes = daemon->config->memory_bytes,
-                                   .up = node->copy,
-                                   .down = node->copy,
-                                   .update = node->update,
-                                   .memory = node->pass,
-                                   .products = node->products};
-
-    if (gpu != NULL && gpu->paced) {
-        out = paced_device(daemon->config, node);
-        (void)snprintf(out.name, sizeof out.name, "%s", gpu->name);
-    } else if (gpu != NULL) {
-        out = (struct cst_rates_device){.memory_bytes = gpu->memory_bytes,
-                                        .up = seen_or(&seen->up, 10e9),
-                                        .down = seen_or(&seen->down, 10e9),
-                                        .copy_latency_s = 20e-6,
-                                        .update = seen_or(&seen->update, GPU_UPDATE),
-                                        .memory = 500e9,
-                                        .products = seen_or(&seen->products, GPU_PRODUCTS)};
-        (void)snprintf(out.name, sizeof out.name, "%s", gpu->name);
-    }
+    tier->kind->rates(tier, node, &out);
     return out;
 }
 
-struct cst_rates_device cstd_planner_device(const struct cstd_daemon *daemon,
-                                            const struct cstd_gpu *gpu)
+struct cst_rates_device cstd_planner_device(const struct cstd_tier *tier)
 {
     struct cst_rates rates = {0};
     uint32_t i;
 
-    cstd_planner_rates_nodes(daemon, &rates);
-    i = find_device(&rates, gpu != NULL ? gpu->name : "host");
-    return i < rates.n_devices && rates.devices[i].update > 0
-               ? rates.devices[i]
-               : guess_device(daemon, gpu, &rates.nodes[0]);
+    cstd_planner_rates_nodes(tier->daemon, &rates);
+    i = find_device(&rates, tier->product);
+    return i < rates.n_devices && rates.devices[i].update > 0 ? rates.devices[i]
+                                                              : guess_device(tier, &rates.nodes[0]);
 }
 
-uint32_t cstd_planner_rates_add(const struct cstd_daemon *daemon, struct cst_rates *rates,
-                                const struct cstd_gpu *gpu)
+uint32_t cstd_planner_rates_add(const struct cstd_tier *tier, struct cst_rates *rates)
 {
-    uint32_t i = find_device(rates, gpu != NULL ? gpu->name : "host");
+    uint32_t i = find_device(rates, tier->product);
 
     /* If the list is full, its last device is replaced; the search needs only this one. */
     if (i == rates->n_devices) {
         i = i < CST_RATES_MAX_DEVICES ? i : CST_RATES_MAX_DEVICES - 1;
-        rates->devices[i] = guess_device(daemon, gpu, &rates->nodes[0]);
+        rates->devices[i] = guess_device(tier, &rates->nodes[0]);
         rates->n_devices = i + 1;
     }
     return i;
 }
 
-void cstd_planner_rates_guess(const struct cstd_daemon *daemon, struct cst_rates_device *device,
-                              const struct cstd_gpu *gpu, const struct cst_rates_node *node)
+void cstd_planner_rates_guess(const struct cstd_tier *tier, struct cst_rates_device *device,
+                              const struct cst_rates_node *node)
 {
-    const struct cst_rates_device guess = guess_device(daemon, gpu, node);
+    const struct cst_rates_device guess = guess_device(tier, node);
 
     device->update = device->update > 0 ? device->update : guess.update;
     if (cst_rates_products(device) <= 0) {

@@ -8,7 +8,7 @@
 #include "cistern/status.h"
 
 struct cstd_daemon;
-struct cstd_gpu;
+struct cstd_tier;
 
 /* The machine's rates, part of struct cstd_daemon. */
 struct cstd_planner {
@@ -23,10 +23,9 @@ struct cstd_planner {
 int cstd_planner_init(struct cstd_planner *planner, const struct cstd_daemon *daemon,
                       struct cst_err *err);
 
-/* Rates of @gpu (NULL: the host) before a job has run. A device that the file does not name has
+/* Rates of @tier before a job has run. A device that the file does not name has
  * guessed rates. */
-struct cst_rates_device cstd_planner_device(const struct cstd_daemon *daemon,
-                                            const struct cstd_gpu *gpu);
+struct cst_rates_device cstd_planner_device(const struct cstd_tier *tier);
 
 /* Fill in @out from the file or, without a file, from the nodes of this machine. Update rates are
  * at most what the configuration allows. */
@@ -34,13 +33,12 @@ void cstd_planner_rates_nodes(const struct cstd_daemon *daemon, struct cst_rates
 /* Replace the update and reduce rates of the nodes in @rates, which come from a file, by those that
  * the engines were seen to reach. */
 void cstd_planner_rates_overlay(const struct cstd_daemon *daemon, struct cst_rates *rates);
-/* Return the index of @gpu (NULL: the host) in the devices of @rates. A device that is missing is
+/* Return the index of @tier in the devices of @rates. A device that is missing is
  * added with guessed rates. */
-uint32_t cstd_planner_rates_add(const struct cstd_daemon *daemon, struct cst_rates *rates,
-                                const struct cstd_gpu *gpu);
-/* Set the rates of updates and of products of @device, which is @gpu, to guesses if they are not
+uint32_t cstd_planner_rates_add(const struct cstd_tier *tier, struct cst_rates *rates);
+/* Set the rates of updates and of products of @device, which is @tier, to guesses if they are not
  * known. @node: the rates of the host's node. */
-void cstd_planner_rates_guess(const struct cstd_daemon *daemon, struct cst_rates_device *device,
-                              const struct cstd_gpu *gpu, const struct cst_rates_node *node);
+void cstd_planner_rates_guess(const struct cstd_tier *tier, struct cst_rates_device *device,
+                              const struct cst_rates_node *node);
 
 #endif

@@ -14,7 +14,7 @@
 #include "daemon/budget/arena.h"
 #include "daemon/budget/quota.h"
 #include "daemon/memory/memory.h"
-#include "daemon/engine/gpus.h"
+#include "daemon/memory/tiers/tier.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -49,35 +49,37 @@ static const struct cstd_pools_blocks *planned_blocks(const struct cstd_job *job
 
 /* -- sizes ------------------------------------------------------------------------------------ */
 
-/* Return what the budget of @gpu (NULL: the host device) has left for the ranks that asked for no
+/* Return what the budget of @tier's pools has left for the ranks that asked for no
  * size, without device reservations and slots of edges. *n_open: the number of these ranks. */
-static uint64_t left_for_open(const struct cstd_job *job, struct cstd_gpu *gpu, uint32_t *n_open)
+static uint64_t left_for_open(const struct cstd_job *job, const struct cstd_tier *tier,
+                              uint32_t *n_open)
 {
-    const struct cstd_budget *budget = cstd_memory_budget(job->daemon, gpu);
+    const struct cstd_budget *budget = cstd_tier_budget(tier);
     uint64_t left = cstd_budget_left(budget, job->account),
-             reserved = cstd_device_reservation_bytes(job, gpu);
+             reserved = cstd_device_reservation_bytes(job, tier);
 
-    reserved += gpu != NULL ? cstd_edge_slots_bytes(job, gpu) : 0;
+    reserved += cstd_edge_slots_bytes(job, tier);
     left -= reserved < left ? reserved : left;
     *n_open = 0;
     for (uint32_t r = 0; r < job->world; r++) {
         const struct cstd_worker *worker = &job->workers[r];
 
-        if (worker->gpu == gpu && worker->pool_bytes == 0) {
+        if (worker->tier == tier && worker->pool_bytes == 0) {
             ++*n_open;
-        } else if (worker->gpu == gpu) {
+        } else if (worker->tier == tier) {
             left -= worker->pool.bytes < left ? worker->pool.bytes : left;
         }
     }
     return left;
 }
 
-/* Write what is in use of the budget of @gpu's pools, or of the owner's quota for them, whichever
+/* Write what is in use of the budget of @tier's pools, or of the owner's quota for them, whichever
  * leaves less, and what the slots of edges will take there. */
-static void words_of_use(const struct cstd_job *job, struct cstd_gpu *gpu, char *out, size_t n)
+static void words_of_use(const struct cstd_job *job, const struct cstd_tier *tier, char *out,
+                         size_t n)
 {
-    const struct cstd_budget *budget = cstd_memory_budget(job->daemon, gpu);
-    uint64_t slots = gpu != NULL ? cstd_edge_slots_bytes(job, gpu) : 0;
+    const struct cstd_budget *budget = cstd_tier_budget(tier);
+    uint64_t slots = cstd_edge_slots_bytes(job, tier);
     char words[CSTD_BUDGET_WORDS], exact[CST_SIZE_EXACT];
 
     if (cstd_budget_left(budget, job->account) < cstd_budget_unused(budget)) {
@@ -106,7 +108,7 @@ static int give_share(const struct cstd_job *job, const struct cstd_worker *work
     struct cstd_pools_blocks planned;
     struct cst_err why = {0};
     uint32_t n_open;
-    uint64_t left = left_for_open(job, worker->gpu, &n_open);
+    uint64_t left = left_for_open(job, worker->tier, &n_open);
     int rc = cstd_pools_divide(&job->layout, &job->model, worker->rank, left / n_open, grain,
                                planned_blocks(job, &planned), out, &why);
 
@@ -115,7 +117,7 @@ static int give_share(const struct cstd_job *job, const struct cstd_worker *work
         size_t most = sizeof err->text - SHARE_WORDS, end = strlen(why.text);
 
         most -= end < most ? end : most;
-        words_of_use(job, worker->gpu, use, sizeof use);
+        words_of_use(job, worker->tier, use, sizeof use);
         rc = cst_err_set(err, CST_EBUDGET,
                          "%.*s; the share that is left for rank %u is too small: %s", (int)most,
                          use, worker->rank, why.text);
@@ -142,13 +144,13 @@ static int size_pool(struct cstd_worker *worker, bool shares, struct cst_err *er
 {
     const struct cstd_job *job = worker->job;
     struct cstd_memory_pool *pool = &worker->pool;
-    uint64_t grain = cstd_memory_grain(job->daemon, worker->gpu);
+    uint64_t grain = cstd_tier_grain(worker->tier);
     int rc;
 
     if (shares != (worker->pool_bytes == 0)) {
         return CST_OK;
     }
-    *pool = (struct cstd_memory_pool){.gpu = worker->gpu};
+    *pool = (struct cstd_memory_pool){.tier = worker->tier};
     rc = shares ? give_share(job, worker, grain, &pool->blocks, err)
                 : divide_requested(worker, &pool->blocks, err);
     if (rc == CST_OK) {
@@ -165,31 +167,31 @@ struct reservations {
     uint32_t n;
 };
 
-/* Bytes of the device reservations on @gpu, of the states that stay there and of the slots of
+/* Bytes of the device reservations in @tier, of the states that stay there and of the slots of
  * edges.
  */
 static uint64_t reservation_bytes(const struct cstd_job *job,
                                   const struct reservations *reservations,
-                                  const struct cstd_gpu *gpu)
+                                  const struct cstd_tier *tier)
 {
-    uint64_t bytes = gpu != NULL ? cstd_edge_slots_bytes(job, gpu) : 0;
+    uint64_t bytes = cstd_edge_slots_bytes(job, tier);
 
     for (uint32_t i = 0; i < reservations->n; i++) {
-        bytes += reservations->v[i].gpu == gpu ? reservations->v[i].bytes : 0;
+        bytes += reservations->v[i].tier == tier ? reservations->v[i].bytes : 0;
     }
-    for (uint32_t i = 0; gpu != NULL && i < job->layout.n_segments; i++) {
-        bytes += job->layout.segments[i].node == gpu->engine ? job->layout.segments[i].bytes : 0;
+    for (uint32_t i = 0; tier->kind->one_budget && i < job->layout.n_segments; i++) {
+        bytes += job->layout.segments[i].tier == tier->number ? job->layout.segments[i].bytes : 0;
     }
     return bytes;
 }
 
-/* Bytes of all pools on @gpu; NULL: on the host. */
-static uint64_t pools_on(const struct cstd_job *job, const struct cstd_gpu *gpu)
+/* Bytes of all pools in @tier. */
+static uint64_t pools_on(const struct cstd_job *job, const struct cstd_tier *tier)
 {
     uint64_t bytes = 0;
 
     for (uint32_t r = 0; r < job->world; r++) {
-        bytes += job->workers[r].gpu == gpu ? job->workers[r].pool.bytes : 0;
+        bytes += job->workers[r].tier == tier ? job->workers[r].pool.bytes : 0;
     }
     return bytes;
 }
@@ -198,7 +200,7 @@ static uint64_t pools_on(const struct cstd_job *job, const struct cstd_gpu *gpu)
 static bool is_shared(const struct cstd_job *job, uint32_t rank)
 {
     for (uint32_t r = 0; r < rank; r++) {
-        if (job->workers[r].gpu == job->workers[rank].gpu) {
+        if (job->workers[r].tier == job->workers[rank].tier) {
             return true;
         }
     }
@@ -297,11 +299,11 @@ static int check_budgets(const struct cstd_job *job, struct cst_err *err)
     (void)cstd_budget_check(job->daemon->host, job->account, host, job->name, &all);
     host_short = all.status != CST_OK;
     for (uint32_t r = 0; r < job->world; r++) {
-        struct cstd_gpu *gpu = job->workers[r].gpu;
+        const struct cstd_tier *tier = job->workers[r].tier;
 
         if (!is_shared(job, r) &&
-            cstd_budget_check(cstd_memory_budget(job->daemon, gpu), job->account,
-                              reservation_bytes(job, &reservations, gpu) + pools_on(job, gpu),
+            cstd_budget_check(cstd_tier_budget(tier), job->account,
+                              reservation_bytes(job, &reservations, tier) + pools_on(job, tier),
                               job->name, &one) != CST_OK) {
             add_shortage(&all, &one);
         }
@@ -309,8 +311,8 @@ static int check_budgets(const struct cstd_job *job, struct cst_err *err)
     /* Accelerators without pools. For an accelerator with pools the sum above was at least as
      * large. */
     for (uint32_t i = 0; i < reservations.n && all.status == CST_OK; i++) {
-        (void)cstd_budget_check(&reservations.v[i].gpu->pool, job->account,
-                                reservation_bytes(job, &reservations, reservations.v[i].gpu),
+        (void)cstd_budget_check(reservations.v[i].tier->budget, job->account,
+                                reservation_bytes(job, &reservations, reservations.v[i].tier),
                                 job->name, &all);
     }
     if (cstd_quota_check(job->account, CSTD_QUOTA_FILES, count_files(job), job->name, &one) !=
@@ -318,8 +320,8 @@ static int check_budgets(const struct cstd_job *job, struct cst_err *err)
         add_shortage(&all, &one);
     }
     if (all.status == CST_OK) {
-        host_short =
-            check_machine(job->daemon, host + pools_on(job, NULL), job->name, &all) != CST_OK;
+        host_short = check_machine(job->daemon, host + pools_on(job, cstd_tiers_host(job->daemon)),
+                                   job->name, &all) != CST_OK;
     }
     if (host_short) {
         suggest(job, &all);

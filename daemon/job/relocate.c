@@ -7,40 +7,33 @@
 #include "daemon/memory/rank_devices.h"
 #include "daemon/job/done.h"
 #include "daemon/ledger/lent_slabs.h"
-#include "daemon/memory/set_aside.h"
 #include "daemon/base/log.h"
 #include "daemon/session/session.h"
 #include "daemon/job/worker.h"
-#include "daemon/engine/engine.h"
-#include "daemon/engine/engines.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/memory.h"
-#include "daemon/engine/gpus.h"
+#include "daemon/memory/tiers/tier.h"
 
 /* True if the job continues without the accelerator of @worker's pool: the pool of another rank was
  * on it and has moved. */
 static bool is_left_behind(const struct cstd_worker *worker)
 {
-    return worker->gpu != NULL &&
-           (worker->job->memory.pool_engines >> worker->gpu->engine & 1) == 0;
+    return (cstd_tier_engines(worker->tier) & ~worker->job->memory.pool_engines) != 0;
 }
 
 /* True if the accelerator of the rank's pool is gone, and the pool may therefore be made on another
  * device. */
 static bool may_move(const struct cstd_worker *worker)
 {
-    const struct cstd_daemon *daemon = worker->job->daemon;
-
     return worker->job->state == CSTD_JOB_READY &&
-           (worker->relocate_err.status != CST_OK ||
-            (worker->gpu != NULL &&
-             (is_left_behind(worker) ||
-              daemon->engines->v[worker->gpu->engine].state == CSTD_ENGINE_FAILED)));
+           (worker->relocate_err.status != CST_OK || is_left_behind(worker) ||
+            cstd_tier_is_lost(worker->tier));
 }
 
 static bool is_elsewhere(const struct cstd_worker *worker, const struct cstd_job_request *request)
 {
-    return cstd_job_is_decided(worker->job) && !request->any_device && request->gpu != worker->gpu;
+    return cstd_job_is_decided(worker->job) && !request->any_device &&
+           request->tier != worker->tier;
 }
 
 int cstd_relocate_check(const struct cstd_worker *worker, const struct cstd_job_request *request,
@@ -59,7 +52,7 @@ int cstd_relocate_check(const struct cstd_worker *worker, const struct cstd_job_
     }
     return cst_err_set(err, CST_EMISMATCH, "the pool of rank %u of job '%s' is on %s, not on %s",
                        request->rank, job->name, cstd_rank_devices_name(worker),
-                       request->gpu != NULL ? request->gpu->uuid : "host");
+                       request->tier->name);
 }
 
 bool cstd_relocate_is_under_way(const struct cstd_job *job)
@@ -98,11 +91,9 @@ int cstd_relocate_begin(struct cstd_worker *worker, const struct cstd_job_reques
     rc = cst_core_may_move(job->core, worker->rank, gone, err);
     if (rc == CST_OK) {
         cstd_lent_slabs_forget(job, worker->rank);
-        if (request->gpu != NULL) {
-            cstd_set_aside_update(job->daemon, request->gpu);
-        }
+        request->tier->kind->count(request->tier);
         rc = cstd_memory_move(&job->memory, &job->layout, worker->rank,
-                              gone ? UINT32_C(1) << worker->gpu->engine : 0, request->gpu, err);
+                              gone ? cstd_tier_engines(worker->tier) : 0, request->tier, err);
     }
     if (rc != CST_OK) {
         cstd_ledger_note_pools(job); /* The old slabs remain. */
@@ -110,10 +101,9 @@ int cstd_relocate_begin(struct cstd_worker *worker, const struct cstd_job_reques
     }
     cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT_RANK(job, worker->rank),
                    "the pool of rank %u moves from %s to %s", worker->rank,
-                   cstd_rank_devices_name(worker),
-                   request->gpu != NULL ? request->gpu->uuid : "host");
+                   cstd_rank_devices_name(worker), request->tier->name);
     cst_core_move_pool(job->core, worker->rank, &job->memory.pools[worker->rank]);
-    cstd_rank_devices_use(worker, &worker->gpu, request->gpu);
+    cstd_rank_devices_use(&worker->tier, request->tier);
     worker->moves = true;
     worker->relocate_err.status = CST_OK;
     return CST_OK;

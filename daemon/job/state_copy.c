@@ -470,7 +470,7 @@ static uint32_t engines_of(const struct cstd_job *job)
     uint32_t engines = 0;
 
     for (uint32_t i = 0; i < job->layout.n_segments; i++) {
-        engines |= UINT32_C(1) << job->layout.segments[i].node;
+        engines |= UINT32_C(1) << cst_layout_segment_engine(&job->layout.segments[i]);
     }
     return engines;
 }

@@ -11,25 +11,12 @@
 #include "daemon/budget/arena.h"
 #include "daemon/engine/engines.h"
 #include "daemon/settings/settings.h"
-#include "daemon/engine/gpus.h"
+#include "daemon/memory/tiers/tier.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 
 /* -- rates of the machine --------------------------------------------------------------------- */
-
-/* Return the accelerator of the job with this @engine. */
-static const struct cstd_gpu *gpu_of(const struct cstd_job *job, uint32_t engine)
-{
-    for (uint32_t r = 0; r < job->world; r++) {
-        const struct cstd_gpu *gpu = job->workers[r].accelerator;
-
-        if (gpu != NULL && gpu->engine == engine) {
-            return gpu;
-        }
-    }
-    return NULL;
-}
 
 /* Return the device reservations that the core still uses. */
 static struct cstd_device_reservations reservations_left(const struct cstd_job *job)
@@ -76,7 +63,7 @@ static void know(struct cstd_job *job, const struct cstd_device_reservations *re
     cstd_planner_rates_nodes(job->daemon, &rates);
     for (uint32_t i = 0; i < reservations->n; i++) {
         struct cst_rates_device d =
-            cstd_planner_device(job->daemon, gpu_of(job, reservations->v[i].engine));
+            cstd_planner_device(cstd_tiers_of_number(job->daemon, reservations->v[i].engine));
 
         cst_pipeline_rates(&m, &rates, &d);
         tuner->node.known = m.node_elems;

@@ -5,7 +5,6 @@
 #include "daemon/job/commit.h"
 #include "daemon/base/daemon_state.h"
 #include "daemon/job/declare.h"
-#include "daemon/memory/set_aside.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/job/given.h"
@@ -18,6 +17,7 @@
 #include "daemon/job/jobs.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/session/peer.h"
+#include "daemon/memory/tiers/tier.h"
 
 #include <string.h>
 #include <sys/random.h>
@@ -266,13 +266,11 @@ static void occupy(struct cstd_worker *worker, struct cstd_session *session,
         worker->device_update_asked = request->device_update_bytes;
         worker->states_asked = request->device_states;
         cstd_device_reservation_settle(job);
-        cstd_rank_devices_set(worker, request->gpu);
+        cstd_rank_devices_set(worker, request->tier);
     } else {
         cstd_rank_devices_need(worker);
     }
-    if (worker->gpu != NULL) {
-        cstd_set_aside_update(job->daemon, worker->gpu);
-    }
+    worker->tier->kind->count(worker->tier);
     session->job = job;
     session->rank = worker->rank;
     session->job_removed = false;

@@ -36,7 +36,7 @@ struct cstd_job_request {
     struct cstd_job_options options;
     const char *model_config, *adapter_config; /* As in JobOpen; NULL: none. */
     const char *base;                          /* Name of the base job; NULL: none. */
-    struct cstd_gpu *gpu;                      /* The rank's device; NULL: the host. */
+    const struct cstd_tier *tier;              /* Tier of the rank's pool. */
     bool any_device;      /* "auto": the device that the rank has already, if it is decided. */
     bool again;           /* The job must exist: it was open with an earlier daemon process. */
     const uint8_t *token; /* Token of CSTD_JOB_TOKEN_BYTES; NULL: none. */

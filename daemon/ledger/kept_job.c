@@ -8,7 +8,7 @@
 #include "daemon/budget/arena.h"
 #include "daemon/budget/quota.h"
 #include "daemon/engine/engines.h"
-#include "daemon/engine/gpus.h"
+#include "daemon/memory/tiers/tier.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -113,12 +113,12 @@ void cstd_kept_job_charge_devices(struct cstd_daemon *daemon, struct cstd_kept_j
 
     for (size_t i = 0; i < ledger->n_devices && kept->account != NULL; i++) {
         const Ledger__Device *device = ledger->devices[i];
-        struct cstd_gpu *gpu = cstd_gpus_of_uuid(daemon->gpus, device->uuid);
+        const struct cstd_tier *tier = cstd_tiers_of_uuid(daemon, device->uuid);
         struct cstd_kept_charge charge = {.bytes =
                                               device->reservation_bytes + device->states_bytes};
 
-        if (gpu != NULL && charge.bytes > 0 && kept->n_charges < CST_CORE_MAX_UPDATE_DEVICES) {
-            charge.pool = &gpu->pool;
+        if (tier != NULL && charge.bytes > 0 && kept->n_charges < CST_CORE_MAX_UPDATE_DEVICES) {
+            charge.pool = tier->budget;
             cstd_budget_force(charge.pool, kept->account, charge.bytes);
             kept->charges[kept->n_charges++] = charge;
         }
@@ -144,15 +144,13 @@ void cstd_kept_job_discharge(struct cstd_daemon *daemon, struct cstd_kept_job *k
 /* -- memory ----------------------------------------------------------------------------------- */
 
 /* The name under which segment @i of the job is in the store. @layout: its layout. */
-static struct cstd_kept_name name_of(const struct cstd_daemon *daemon,
-                                     const struct cstd_kept_job *kept, uint32_t i,
+static struct cstd_kept_name name_of(const struct cstd_kept_job *kept, uint32_t i,
                                      const struct cst_layout *layout)
 {
     struct cstd_kept_name name = {.kind = CSTD_KEPT_HOST, .serial = kept->ledger->serial};
     bool is_arena = i < layout->n_segments;
 
-    if (i > layout->n_segments ||
-        (is_arena && layout->segments[i].node >= daemon->engines->n_nodes)) {
+    if (i > layout->n_segments || (is_arena && cst_tier_is_apart(layout->segments[i].tier))) {
         name.kind = CSTD_KEPT_DEVICE;
         name.i = i;
     }
@@ -182,7 +180,7 @@ int cstd_kept_job_check_segments(struct cstd_daemon *daemon, const struct cstd_k
                            ledger->n_segments, n);
     }
     for (uint32_t i = 0; i < n; i++) {
-        const struct cstd_kept_name name = name_of(daemon, kept, i, layout);
+        const struct cstd_kept_name name = name_of(kept, i, layout);
 
         if (!is_base(i, layout) &&
             !cstd_keeper_holds(&daemon->keeper, &name, ledger->segments[i]->inode)) {
@@ -209,7 +207,7 @@ int cstd_kept_job_take_segments(struct cstd_daemon *daemon, struct cstd_kept_job
         kept->segments[i] = (struct cstd_memory_kept){.id = ledger->segments[i]->id, .fd = -1};
     }
     for (uint32_t i = 0; i < n; i++) {
-        const struct cstd_kept_name name = name_of(daemon, kept, i, layout);
+        const struct cstd_kept_name name = name_of(kept, i, layout);
 
         if (is_base(i, layout)) {
             continue;

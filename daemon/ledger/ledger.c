@@ -12,7 +12,7 @@
 #include "daemon/job/job.h"
 #include "daemon/job/jobs.h"
 #include "daemon/revive/revive.h"
-#include "daemon/engine/gpus.h"
+#include "daemon/memory/tiers/tier.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -119,10 +119,8 @@ static void record_of(const struct cstd_job *job, struct cstd_ledger_record *out
     out->n_portions = out->n_moved > 0 ? job->migrate->plan.n_portions : 0;
     out->torn = job->successor != NULL && cstd_migrate_is_torn(job->successor);
     for (uint32_t r = 0; r < job->world; r++) {
-        const struct cstd_gpu *gpu = job->workers[r].gpu;
-
         out->left |= (uint64_t)job->workers[r].left << r;
-        out->pools[r] = cstd_ledger_hash_uuid(gpu != NULL ? gpu->uuid : NULL);
+        out->pools[r] = cstd_ledger_hash_uuid(job->workers[r].tier->uuid);
     }
 }
 

@@ -12,7 +12,7 @@
 #include "daemon/engine/engines.h"
 #include "daemon/job/job.h"
 #include "daemon/budget/quota.h"
-#include "daemon/engine/gpus.h"
+#include "daemon/memory/tiers/tier.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -125,8 +125,8 @@ static void fill_ranks(const struct cstd_job *job, struct parts *parts, Ledger__
         rank->pool_bytes = worker->pool.bytes;
         rank->n_n_blocks = CST_LAYOUT_MAX_CLASSES;
         rank->n_blocks = worker->pool.blocks.n;
-        rank->device = worker->gpu != NULL ? worker->gpu->uuid : NULL;
-        rank->accelerator = worker->accelerator != NULL ? worker->accelerator->uuid : NULL;
+        rank->device = (char *)(uintptr_t)worker->tier->uuid;
+        rank->accelerator = (char *)(uintptr_t)worker->update_tier->uuid;
         /* What the plan chose is fixed now, as if it was asked for. */
         rank->reservation_asked =
             worker->lends ? CST_DEVICE_UPDATE_LENT : worker->device_update_asked;

@@ -111,7 +111,7 @@ int cstd_lent_slabs_take(struct cstd_job *job, const struct cst_core_record *rec
                                    " is not in the service manager's store",
                                    r, i);
             }
-            if (cstd_memory_adopt_slab(&job->memory, &job->layout, r, i, job->workers[r].gpu, fd,
+            if (cstd_memory_adopt_slab(&job->memory, &job->layout, r, i, job->workers[r].tier, fd,
                                        err) != CST_OK) {
                 return err->status;
             }

@@ -5,7 +5,7 @@
 #include "daemon/base/daemon_state.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/engine/engines.h"
-#include "daemon/engine/gpus.h"
+#include "daemon/memory/tiers/tier.h"
 #include "daemon/job/job.h"
 #include "daemon/ledger/ledger.h"
 
@@ -29,34 +29,34 @@ static int check_devices(struct cstd_daemon *daemon, const Ledger__Job *ledger,
 {
     for (uint32_t i = 0; i < ledger->n_devices; i++) {
         const Ledger__Device *device = ledger->devices[i];
-        struct cstd_gpu *gpu = cstd_gpus_of_uuid(daemon->gpus, device->uuid);
+        const struct cstd_tier *tier = cstd_tiers_of_uuid(daemon, device->uuid);
 
-        if (gpu == NULL &&
+        if (tier == NULL &&
             (device->reservation_bytes > 0 || has_pool(record, device->uuid, world))) {
             return cst_err_set(err, CST_ENOTFOUND, "its accelerator %.63s is not there",
                                device->uuid);
         }
         /* The engine reports it again, but memory may be wanted earlier. */
-        if (gpu != NULL && daemon->engines->v[gpu->engine].granularity == 0) {
-            daemon->engines->v[gpu->engine].granularity = device->grain > 0 ? device->grain : 1;
+        if (tier != NULL && daemon->engines->v[tier->number].granularity == 0) {
+            daemon->engines->v[tier->number].granularity = device->grain > 0 ? device->grain : 1;
         }
     }
     return CST_OK;
 }
 
-/* The accelerator with the pool of rank @rank, which may have moved since @ledger was written. *out
- * is NULL for the host. */
+/* The tier of the pool of rank @rank, which may have moved since @ledger was written. *out is NULL
+ * after an error. */
 static int find_pool(struct cstd_daemon *daemon, const Ledger__Job *ledger,
-                     const struct cstd_ledger_record *record, uint32_t rank, struct cstd_gpu **out,
-                     struct cst_err *err)
+                     const struct cstd_ledger_record *record, uint32_t rank,
+                     const struct cstd_tier **out, struct cst_err *err)
 {
-    *out = NULL;
+    *out = record->pools[rank] == 0 ? cstd_tiers_host(daemon) : NULL;
     for (uint32_t i = 0; i < ledger->n_devices; i++) {
         if (record->pools[rank] == cstd_ledger_hash_uuid(ledger->devices[i]->uuid)) {
-            *out = cstd_gpus_of_uuid(daemon->gpus, ledger->devices[i]->uuid);
+            *out = cstd_tiers_of_uuid(daemon, ledger->devices[i]->uuid);
         }
     }
-    if (*out == NULL && record->pools[rank] != 0) {
+    if (*out == NULL) {
         return cst_err_set(err, CST_ELOST,
                            "the pool of rank %" PRIu32
                            " is on an accelerator that its ledger does not have",
@@ -65,10 +65,12 @@ static int find_pool(struct cstd_daemon *daemon, const Ledger__Job *ledger,
     return CST_OK;
 }
 
-/* @uuid: NULL for none. */
-static struct cstd_gpu *gpu_of(struct cstd_daemon *daemon, const char *uuid)
+/* The tier of the accelerator @uuid. Host memory: there is none, or it is not there any more. */
+static const struct cstd_tier *update_tier(struct cstd_daemon *daemon, const char *uuid)
 {
-    return uuid != NULL ? cstd_gpus_of_uuid(daemon->gpus, uuid) : NULL;
+    const struct cstd_tier *tier = cstd_tiers_of_uuid(daemon, uuid);
+
+    return tier != NULL ? tier : cstd_tiers_host(daemon);
 }
 
 int cstd_revive_take_devices(struct cstd_job *job, const Ledger__Job *ledger,
@@ -84,17 +86,17 @@ int cstd_revive_take_devices(struct cstd_job *job, const Ledger__Job *ledger,
     for (uint32_t r = 0; r < job->world && rc == CST_OK; r++) {
         const Ledger__Rank *rank = ledger->ranks[r];
         struct cstd_worker *worker = &job->workers[r];
-        struct cstd_gpu *gpu;
+        const struct cstd_tier *tier;
 
-        rc = find_pool(daemon, ledger, record, r, &gpu, err);
+        rc = find_pool(daemon, ledger, record, r, &tier, err);
         worker->device_update_asked = rank->reservation_asked;
         worker->lends = rank->reservation_asked == CST_DEVICE_UPDATE_LENT;
         worker->states_asked = rank->states_asked;
         worker->device_update_bytes = rank->reservation_bytes;
         worker->device_states = rank->states_bytes;
         worker->near_node = rank->near_node;
-        cstd_rank_devices_use(worker, &worker->gpu, gpu);
-        cstd_rank_devices_use(worker, &worker->accelerator, gpu_of(daemon, rank->accelerator));
+        cstd_rank_devices_use(&worker->tier, tier != NULL ? tier : cstd_tiers_host(daemon));
+        cstd_rank_devices_use(&worker->update_tier, update_tier(daemon, rank->accelerator));
     }
     return rc;
 }
@@ -109,16 +111,16 @@ uint32_t cstd_revive_list_reservations(
     config->n_devices = 0;
     for (uint32_t i = 0; i < ledger->n_devices && n < CST_CORE_MAX_UPDATE_DEVICES; i++) {
         const Ledger__Device *device = ledger->devices[i];
-        struct cstd_gpu *gpu = cstd_gpus_of_uuid(daemon->gpus, device->uuid);
+        const struct cstd_tier *tier = cstd_tiers_of_uuid(daemon, device->uuid);
 
-        if (gpu == NULL || device->reservation_bytes == 0) {
+        if (tier == NULL || device->reservation_bytes == 0) {
             continue;
         }
         reservations[n++] =
-            (struct cstd_device_reservation){.gpu = gpu, .bytes = device->reservation_bytes};
+            (struct cstd_device_reservation){.tier = tier, .bytes = device->reservation_bytes};
         if (device->states_bytes > 0 && config->n_devices < CST_LAYOUT_MAX_DEVICES) {
             config->devices[config->n_devices++] =
-                (struct cst_layout_device){.engine = gpu->engine,
+                (struct cst_layout_device){.engine = tier->number,
                                            .bytes = device->states_bytes,
                                            .grain = device->grain,
                                            .reservation_bytes = device->reservation_bytes};

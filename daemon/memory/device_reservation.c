@@ -6,20 +6,12 @@
 #include "daemon/job/worker.h"
 #include "proto/size.h"
 #include "daemon/budget/arena.h"
-#include "daemon/engine/gpus.h"
+#include "daemon/memory/tiers/tier.h"
 #include "daemon/job/job.h"
 #include "daemon/memory/memory.h"
 
 #include <inttypes.h>
 #include <string.h>
-
-struct cstd_gpu *cstd_device_reservation_accelerator(struct cstd_daemon *daemon,
-                                                     struct cstd_gpu *gpu, uint32_t rank)
-{
-    struct cstd_gpu_list *paced = &daemon->gpus->paced;
-
-    return gpu != NULL || paced->n == 0 ? gpu : &paced->v[rank % paced->n];
-}
 
 static bool is_reservation_open(const struct cstd_worker *worker)
 {
@@ -83,7 +75,7 @@ void cstd_device_reservation_settle(struct cstd_job *job)
 
 static int check_lent(const struct cstd_job_request *request, struct cst_err *err)
 {
-    if (request->gpu == NULL) {
+    if (!request->tier->kind->apart) {
         return cst_err_set(
             err, CST_EINVAL,
             "device_update_bytes cannot be CST_DEVICE_UPDATE_LENT for a pool in host "
@@ -111,7 +103,7 @@ int cstd_device_reservation_check_request(const struct cstd_job_request *request
     if (request->device_update_bytes == CST_DEVICE_UPDATE_LENT) {
         return check_lent(request, err);
     }
-    if (rc == CST_OK && open && request->gpu != NULL && request->pool_bytes > 0) {
+    if (rc == CST_OK && open && request->tier->kind->apart && request->pool_bytes > 0) {
         return cst_err_set(
             err, CST_EINVAL,
             "a pool of %s cannot be combined with device_update_bytes or device_states that "
@@ -124,32 +116,33 @@ int cstd_device_reservation_check_request(const struct cstd_job_request *request
 /* The ranks take turns, hence some accelerators may have one more rank than others. */
 uint64_t cstd_device_reservation_left(const struct cstd_job *job)
 {
-    const struct cstd_gpu_list *paced = &job->daemon->gpus->paced;
-    uint32_t n = job->world < paced->n ? job->world : paced->n;
+    const struct cstd_tier *tier = job->workers[0].tier;
+    const unsigned n_all = tier->kind->n_updaters(tier);
+    uint32_t n = job->world < n_all ? job->world : n_all;
     uint64_t least = UINT64_MAX;
 
     for (uint32_t i = 0; i < n; i++) {
-        uint64_t left = cstd_budget_left(&paced->v[i].pool, job->account);
+        uint64_t left = cstd_budget_left(tier->kind->updater(tier, i)->budget, job->account);
 
         least = left < least ? left : least;
     }
     return n == 0 ? 0 : least / ((job->world + n - 1) / n);
 }
 
-/* Find the entry of @gpu, or add one of 0 bytes. NULL: there are CST_CORE_MAX_UPDATE_DEVICES
+/* Find the entry of @tier, or add one of 0 bytes. NULL: there are CST_CORE_MAX_UPDATE_DEVICES
  * entries already. */
 static struct cstd_device_reservation *find(struct cstd_device_reservation *reservations,
-                                            uint32_t *n, struct cstd_gpu *gpu)
+                                            uint32_t *n, const struct cstd_tier *tier)
 {
     for (uint32_t i = 0; i < *n; i++) {
-        if (reservations[i].gpu == gpu) {
+        if (reservations[i].tier == tier) {
             return &reservations[i];
         }
     }
     if (*n == CST_CORE_MAX_UPDATE_DEVICES) {
         return NULL;
     }
-    reservations[*n] = (struct cstd_device_reservation){.gpu = gpu};
+    reservations[*n] = (struct cstd_device_reservation){.tier = tier};
     return &reservations[(*n)++];
 }
 
@@ -162,14 +155,14 @@ uint32_t cstd_device_reservation_list(
     for (uint32_t r = 0; r < job->world; r++) {
         const struct cstd_worker *worker = &job->workers[r];
         struct cstd_device_reservation *reservation =
-            worker->accelerator != NULL ? find(reservations, &n, worker->accelerator) : NULL;
+            worker->update_tier->kind->apart ? find(reservations, &n, worker->update_tier) : NULL;
 
         if (reservation != NULL) {
             reservation->bytes += worker->device_update_bytes;
         }
     }
     for (uint32_t i = 0; i < n; i++) {
-        uint64_t grain = cstd_memory_grain(job->daemon, reservations[i].gpu);
+        uint64_t grain = cstd_tier_grain(reservations[i].tier);
 
         /* An engine that is being started has not reported the granularity yet. */
         reservations[i].bytes -= grain > 0 ? reservations[i].bytes % grain : 0;
@@ -180,13 +173,13 @@ uint32_t cstd_device_reservation_list(
     return kept;
 }
 
-/* Return the bytes for states that stay on @gpu. */
-static uint64_t states_on(const struct cstd_job *job, const struct cstd_gpu *gpu)
+/* Return the bytes for states that stay in @tier. */
+static uint64_t states_on(const struct cstd_job *job, const struct cstd_tier *tier)
 {
     uint64_t bytes = 0;
 
     for (uint32_t r = 0; r < job->world; r++) {
-        bytes += job->workers[r].accelerator == gpu ? job->workers[r].device_states : 0;
+        bytes += job->workers[r].update_tier == tier ? job->workers[r].device_states : 0;
     }
     return bytes;
 }
@@ -197,15 +190,15 @@ static int check_grain(const struct cstd_job *job, struct cst_err *err)
 {
     for (uint32_t r = 0; r < job->world; r++) {
         const struct cstd_worker *worker = &job->workers[r];
-        uint64_t grain = cstd_memory_grain(job->daemon, worker->accelerator), bytes = 0;
+        uint64_t grain = cstd_tier_grain(worker->update_tier), bytes = 0;
         char request[CST_SIZE_EXACT], least[CST_SIZE_EXACT];
 
         for (uint32_t other = 0; other < job->world; other++) {
-            bytes += job->workers[other].accelerator == worker->accelerator
+            bytes += job->workers[other].update_tier == worker->update_tier
                          ? job->workers[other].device_update_bytes
                          : 0;
         }
-        if (worker->accelerator != NULL && worker->device_update_bytes > 0 && bytes < grain) {
+        if (worker->update_tier->kind->apart && worker->device_update_bytes > 0 && bytes < grain) {
             return cst_err_set(err, CST_EINVAL,
                                "rank %" PRIu32
                                ": device_update_bytes of %s is too small: its accelerator "
@@ -228,7 +221,7 @@ static int check_devices(const struct cstd_job *job,
         char states[CST_SIZE_EXACT];
 
         for (uint32_t i = 0; i < n; i++) {
-            found = found || reservations[i].gpu == worker->accelerator;
+            found = found || reservations[i].tier == worker->update_tier;
         }
         if (!found) {
             return cst_err_set(err, CST_EINVAL,
@@ -250,31 +243,31 @@ int cstd_device_reservation_devices(const struct cstd_job *job, struct cst_layou
     rc = rc == CST_OK ? check_devices(job, reservations, n, err) : rc;
     config->n_devices = 0;
     for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
-        uint64_t bytes = states_on(job, reservations[i].gpu);
+        uint64_t bytes = states_on(job, reservations[i].tier);
 
         if (bytes > 0 && config->n_devices == CST_LAYOUT_MAX_DEVICES) {
             return cst_err_set(err, CST_EUNSUPPORTED, "states on more than %d accelerators",
                                CST_LAYOUT_MAX_DEVICES);
         }
         if (bytes > 0) {
-            config->devices[config->n_devices++] = (struct cst_layout_device){
-                .engine = reservations[i].gpu->engine,
-                .bytes = bytes,
-                .grain = cstd_memory_grain(job->daemon, reservations[i].gpu),
-                .reservation_bytes = reservations[i].bytes};
+            config->devices[config->n_devices++] =
+                (struct cst_layout_device){.engine = reservations[i].tier->number,
+                                           .bytes = bytes,
+                                           .grain = cstd_tier_grain(reservations[i].tier),
+                                           .reservation_bytes = reservations[i].bytes};
         }
     }
     return rc;
 }
 
-uint64_t cstd_device_reservation_bytes(const struct cstd_job *job, const struct cstd_gpu *gpu)
+uint64_t cstd_device_reservation_bytes(const struct cstd_job *job, const struct cstd_tier *tier)
 {
     struct cstd_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES];
     uint32_t n = cstd_device_reservation_list(job, reservations);
     uint64_t bytes = 0;
 
     for (uint32_t i = 0; i < n; i++) {
-        bytes += reservations[i].gpu == gpu ? reservations[i].bytes : 0;
+        bytes += reservations[i].tier == tier ? reservations[i].bytes : 0;
     }
-    return bytes + (gpu != NULL ? states_on(job, gpu) : 0);
+    return bytes + (tier->kind->one_budget ? states_on(job, tier) : 0);
 }

@@ -9,21 +9,16 @@
 #include "offload/core/core.h"
 
 struct cstd_daemon;
-struct cstd_gpu;
 struct cstd_job;
 struct cstd_job_request;
+struct cstd_tier;
 struct cstd_worker;
 
 /* A device reservation that is to be made. */
 struct cstd_device_reservation {
-    struct cstd_gpu *gpu; /* The accelerator: a GPU or a simulated one. */
-    uint64_t bytes;       /* Size, a multiple of the accelerator's granularity. */
+    const struct cstd_tier *tier; /* The accelerator's. */
+    uint64_t bytes;               /* Size, a multiple of the accelerator's granularity. */
 };
-
-/* Return the accelerator for the device updates of @rank: its own device @gpu or, if that is the
- * host (NULL), simulated accelerator number @rank modulo their number. NULL: there is none. */
-struct cstd_gpu *cstd_device_reservation_accelerator(struct cstd_daemon *daemon,
-                                                     struct cstd_gpu *gpu, uint32_t rank);
 
 /* Decide what @job's ranks reserve on their accelerators: what they ask for or, if they leave it to
  * the plan, what the plan says; nothing if there is no plan. */
@@ -74,8 +69,8 @@ struct cstd_device_reservations cstd_device_reservation_describe(const struct cs
 int cstd_device_reservation_devices(const struct cstd_job *job, struct cst_layout_config *config,
                                     struct cst_err *err);
 
-/* Return the most bytes that device reservations and states of @job take of @gpu (NULL, the host:
- * 0). */
-uint64_t cstd_device_reservation_bytes(const struct cstd_job *job, const struct cstd_gpu *gpu);
+/* Return the most bytes that device reservations and states of @job take of the budget of @tier's
+ * pools. */
+uint64_t cstd_device_reservation_bytes(const struct cstd_job *job, const struct cstd_tier *tier);
 
 #endif

@@ -5,32 +5,25 @@
 #include "daemon/base/reason_lines.h"
 #include "offload/layout/edge.h"
 #include "proto/round_up.h"
-#include "daemon/engine/gpus.h"
+#include "daemon/memory/tiers/tier.h"
 #include "daemon/job/job.h"
 #include "daemon/memory/memory.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* Return whether the GPU @from, or the worker of a simulated accelerator, can write to @to. */
-static bool can_access(const struct cstd_daemon *daemon, const struct cstd_gpu *from,
-                       const struct cstd_gpu *to)
-{
-    return from == to || (cstd_gpus_unreachable(daemon->gpus, from) >> to->engine & 1) == 0;
-}
-
 struct cstd_edge_slots cstd_edge_slots_choose(const struct cstd_memory *memory,
                                               const struct cst_layout_edge *edge,
-                                              const struct cstd_gpu *from, struct cstd_gpu *to)
+                                              const struct cstd_tier *from,
+                                              const struct cstd_tier *to)
 {
-    struct cstd_edge_slots slots = {.bytes = cst_edge_slots_bytes(edge->slot_bytes, edge->n_slots)};
+    struct cstd_edge_slots slots = {.tier = cstd_tiers_host(memory->daemon),
+                                    .bytes = cst_edge_slots_bytes(edge->slot_bytes, edge->n_slots)};
 
-    if (from != NULL && to != NULL && can_access(memory->daemon, from, to) &&
+    if (from->kind->apart && to->kind->apart && cstd_tier_reaches(from, to) &&
         cstd_slot_refusals_find(&memory->refusals, edge, from, to) == NULL) {
-        uint64_t grain = cstd_memory_grain(memory->daemon, to);
-
-        slots.gpu = to;
-        slots.bytes = cst_round_up(slots.bytes, grain);
+        slots.tier = to;
+        slots.bytes = cst_round_up(slots.bytes, cstd_tier_grain(to));
     }
     return slots;
 }
@@ -38,11 +31,11 @@ struct cstd_edge_slots cstd_edge_slots_choose(const struct cstd_memory *memory,
 static struct cstd_edge_slots slots_of(const struct cstd_job *job,
                                        const struct cst_layout_edge *edge)
 {
-    return cstd_edge_slots_choose(&job->memory, edge, job->workers[edge->from].gpu,
-                                  job->workers[edge->to].gpu);
+    return cstd_edge_slots_choose(&job->memory, edge, job->workers[edge->from].tier,
+                                  job->workers[edge->to].tier);
 }
 
-uint64_t cstd_edge_slots_bytes(const struct cstd_job *job, const struct cstd_gpu *gpu)
+static uint64_t slots_bytes(const struct cstd_job *job, bool apart)
 {
     uint64_t bytes = 0;
 
@@ -50,7 +43,21 @@ uint64_t cstd_edge_slots_bytes(const struct cstd_job *job, const struct cstd_gpu
         if (job->model.edges[i].on_device) {
             struct cstd_edge_slots slots = slots_of(job, &job->model.edges[i]);
 
-            bytes += slots.gpu == gpu ? slots.bytes : 0;
+            bytes += slots.tier->kind->apart == apart ? slots.bytes : 0;
+        }
+    }
+    return bytes;
+}
+
+uint64_t cstd_edge_slots_bytes(const struct cstd_job *job, const struct cstd_tier *tier)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; tier->kind->one_budget && i < job->model.n_edges; i++) {
+        if (job->model.edges[i].on_device) {
+            struct cstd_edge_slots slots = slots_of(job, &job->model.edges[i]);
+
+            bytes += slots.tier == tier ? slots.bytes : 0;
         }
     }
     return bytes;
@@ -58,35 +65,21 @@ uint64_t cstd_edge_slots_bytes(const struct cstd_job *job, const struct cstd_gpu
 
 uint64_t cstd_edge_slots_host_bytes(const struct cstd_job *job)
 {
-    return cst_model_edge_bytes(&job->model) + cstd_edge_slots_bytes(job, NULL);
+    return cst_model_edge_bytes(&job->model) + slots_bytes(job, false);
 }
 
 uint64_t cstd_edge_slots_device_bytes(const struct cstd_job *job)
 {
-    uint64_t bytes = 0;
-
-    for (uint32_t i = 0; i < job->model.n_edges; i++) {
-        if (job->model.edges[i].on_device) {
-            struct cstd_edge_slots slots = slots_of(job, &job->model.edges[i]);
-
-            bytes += slots.gpu != NULL ? slots.bytes : 0;
-        }
-    }
-    return bytes;
+    return slots_bytes(job, true);
 }
 
 /* -- explain -------------------------------------------------------------------------------- */
-
-static const char *kind_of(const struct cstd_gpu *gpu)
-{
-    return gpu->paced ? "paced" : "cuda";
-}
 
 /* Write where the slots of @edge are, and why, in @max lines at most. Returns their number. */
 static unsigned explain_edge(const struct cstd_job *job, const struct cst_layout_edge *edge,
                              char lines[][192], unsigned max)
 {
-    const struct cstd_gpu *from = job->workers[edge->from].gpu, *to = job->workers[edge->to].gpu;
+    const struct cstd_tier *from = job->workers[edge->from].tier, *to = job->workers[edge->to].tier;
     int n = snprintf(lines[0], 192, "edge '%s' from rank %u to rank %u: slots ", edge->name,
                      edge->from, edge->to);
     char *end = lines[0] + n;
@@ -94,19 +87,19 @@ static unsigned explain_edge(const struct cstd_job *job, const struct cst_layout
     const struct cstd_slot_refusal *refusal =
         cstd_slot_refusals_find(&job->memory.refusals, edge, from, to);
 
-    if (slots_of(job, edge).gpu != NULL) {
-        (void)snprintf(end, left, "in the memory of %s:%u", kind_of(to), to->index);
-    } else if (from == NULL || to == NULL) {
+    if (slots_of(job, edge).tier->kind->apart) {
+        (void)snprintf(end, left, "in the memory of %s", to->label);
+    } else if (!from->kind->apart || !to->kind->apart) {
         (void)snprintf(end, left, "in host memory, because the pool of rank %u is in host memory",
-                       to == NULL ? edge->to : edge->from);
+                       !to->kind->apart ? edge->to : edge->from);
     } else if (refusal != NULL) {
         (void)snprintf(end, left,
-                       "in host memory, because rank %u cannot map them on %s:%u:", refusal->rank,
-                       kind_of(to), to->index);
+                       "in host memory, because rank %u cannot map them on %s:", refusal->rank,
+                       to->label);
         return 1 + cstd_reason_lines(refusal->reason, lines + 1, max - 1);
     } else {
-        (void)snprintf(end, left, "in host memory, because %s:%u cannot access %s:%u",
-                       kind_of(from), from->index, kind_of(to), to->index);
+        (void)snprintf(end, left, "in host memory, because %s cannot access %s", from->label,
+                       to->label);
     }
     return 1;
 }

@@ -9,26 +9,26 @@
 #include <stdint.h>
 
 struct cst_layout_edge;
-struct cstd_gpu;
 struct cstd_job;
 struct cstd_memory;
+struct cstd_tier;
 
 /* The memory of the slots of an edge. */
 struct cstd_edge_slots {
-    struct cstd_gpu *gpu; /* The accelerator; NULL: host memory. */
-    uint64_t bytes;       /* Its size, a multiple of the accelerator's granularity. */
+    const struct cstd_tier *tier; /* Where it is. */
+    uint64_t bytes;               /* Its size, a multiple of the tier's grain. */
 };
 
 /* Decide where the slots of @edge are, which has `on_device` and belongs to the job of @memory, if
- * the pool of its sender is on @from and that of its receiver on @to; NULL: in host memory. @memory
- * may be closed. */
+ * the pool of its sender is in @from and that of its receiver in @to. @memory may be closed. */
 struct cstd_edge_slots cstd_edge_slots_choose(const struct cstd_memory *memory,
                                               const struct cst_layout_edge *edge,
-                                              const struct cstd_gpu *from, struct cstd_gpu *to);
+                                              const struct cstd_tier *from,
+                                              const struct cstd_tier *to);
 
-/* Return the bytes of the slots of @job's edges with `on_device` that are on @gpu (NULL: in host
- * memory), when the job's pools exist. */
-uint64_t cstd_edge_slots_bytes(const struct cstd_job *job, const struct cstd_gpu *gpu);
+/* Return the bytes of the slots of @job's edges with `on_device` that are charged to the budget of
+ * @tier's pools, when the job's pools exist. */
+uint64_t cstd_edge_slots_bytes(const struct cstd_job *job, const struct cstd_tier *tier);
 
 /* Return the bytes of all of @job's edges in host memory and on accelerators, words and slots, when
  * the job's pools exist. */

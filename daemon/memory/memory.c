@@ -5,7 +5,7 @@
 #include "daemon/base/log.h"
 #include "proto/size.h"
 #include "daemon/engine/engines.h"
-#include "daemon/engine/gpus.h"
+#include "daemon/memory/tiers/tier.h"
 #include "daemon/job/job.h"
 #include "daemon/settings/settings.h"
 #include "daemon/budget/quota.h"
@@ -123,8 +123,8 @@ static void free_lists(struct cstd_memory *memory)
     free(memory->segments);
     free(memory->ids);
     free(memory->pools);
-    free(memory->gpus);
-    memory->gpus = NULL;
+    free(memory->tiers);
+    memory->tiers = NULL;
     memory->segments = NULL;
     memory->ids = NULL;
     memory->pools = NULL;
@@ -192,8 +192,9 @@ int cstd_memory_add_segment(struct cstd_memory *memory, uint64_t bytes, struct c
     return CST_OK;
 }
 
-int cstd_memory_add_device_segment(struct cstd_memory *memory, uint64_t bytes, struct cstd_gpu *gpu,
-                                   uint32_t others, struct cst_err *err)
+int cstd_memory_add_device_segment(struct cstd_memory *memory, uint64_t bytes,
+                                   const struct cstd_tier *tier, uint32_t others,
+                                   struct cst_err *err)
 {
     struct cstd_segment *segment;
     int rc;
@@ -201,12 +202,12 @@ int cstd_memory_add_device_segment(struct cstd_memory *memory, uint64_t bytes, s
     if (memory->kept != NULL) {
         struct cstd_memory_kept kept = take_kept(memory);
 
-        rc = cstd_segment_adopt_device(&segment, kept.id, bytes, kept.fd, &gpu->pool,
-                                       memory->account, gpu->engine, err);
+        rc = cstd_segment_adopt_device(&segment, kept.id, bytes, kept.fd, tier->budget,
+                                       memory->account, tier->number, err);
     } else {
         rc = cstd_segment_open_device(&segment, cstd_engines_segment_id(memory->daemon->engines),
-                                      bytes, &gpu->pool, memory->account, gpu->engine, memory->name,
-                                      err);
+                                      bytes, tier->budget, memory->account, tier->number,
+                                      memory->name, err);
     }
     if (rc == CST_OK) {
         segment->engines |= others;
@@ -299,24 +300,16 @@ static int add_arenas(struct cstd_memory *memory, const struct cstd_memory_reque
 
     for (uint32_t i = 0; i < layout->n_segments && rc == CST_OK; i++) {
         const struct cst_layout_segment *s = &layout->segments[i];
+        const struct cstd_tier *tier = cstd_tiers_of_number(memory->daemon, s->tier);
+        const struct cstd_tier_piece piece = {
+            .use = CSTD_TIER_STATES, .bytes = s->bytes, .node = s->node, .sparse = request->sparse};
 
-        if (s->node >= memory->daemon->engines->n_nodes) {
-            /* States on an accelerator are used by its own engine alone. */
-            rc = cstd_memory_add_device_segment(
-                memory, s->bytes, cstd_gpus_of_engine(memory->daemon->gpus, s->node), 0, err);
-            continue;
-        }
         if (s->is_base) {
             rc = add_shared(memory, request->base->segments[s->base_segment], s->node, err);
-        } else if (request->inherited != NULL) {
+        } else if (request->inherited != NULL && !tier->kind->apart) {
             rc = add_heir(memory, request->inherited->segments[i], err);
         } else {
-            rc = cstd_memory_add_segment(memory, s->bytes,
-                                         request->sparse ? NULL : memory->daemon->host,
-                                         UINT32_C(1) << s->node, (int)s->node, err);
-            if (rc == CST_OK) {
-                cstd_segment_keep_private(memory->segments[memory->n_segments - 1]);
-            }
+            rc = tier->kind->create(memory, tier, &piece, err);
         }
     }
     memory->n_arenas = memory->n_segments;
@@ -358,11 +351,13 @@ static int add_reservations(struct cstd_memory *memory, const struct cstd_memory
 
     for (uint32_t i = 0; i < request->n_reservations && rc == CST_OK; i++) {
         const struct cstd_device_reservation *reservation = &request->reservations[i];
+        const struct cstd_tier_piece piece = {.use = CSTD_TIER_RESERVATION,
+                                              .bytes = reservation->bytes};
 
-        rc = cstd_memory_add_device_segment(memory, reservation->bytes, reservation->gpu, 0, err);
+        rc = reservation->tier->kind->create(memory, reservation->tier, &piece, err);
         if (rc == CST_OK) {
             memory->reservations[memory->n_reservations++] =
-                (struct cst_core_device_reservation){.engine = reservation->gpu->engine,
+                (struct cst_core_device_reservation){.engine = reservation->tier->number,
                                                      .segment = memory->ids[memory->n_segments - 1],
                                                      .bytes = reservation->bytes};
         }
@@ -384,15 +379,15 @@ static int make_lists(struct cstd_memory *memory, const struct cstd_memory_reque
     memory->segments = calloc(n, sizeof(struct cstd_segment *));
     memory->ids = calloc(n, sizeof *memory->ids);
     memory->pools = calloc(request->world, sizeof *memory->pools);
-    memory->gpus = calloc(request->world, sizeof(struct cstd_gpu *));
+    memory->tiers = calloc(request->world, sizeof(const struct cstd_tier *));
     memory->world = request->world;
     if (memory->segments == NULL || memory->ids == NULL || memory->pools == NULL ||
-        memory->gpus == NULL) {
+        memory->tiers == NULL) {
         free_lists(memory);
         return cst_err_set(err, CST_ENOMEM, "no memory for %u segments", n);
     }
     for (uint32_t r = 0; r < request->world; r++) {
-        memory->gpus[r] = request->pools[r].gpu;
+        memory->tiers[r] = request->pools[r].tier;
     }
     return CST_OK;
 }
@@ -414,13 +409,13 @@ static void count_request(struct cstd_memory *memory, const struct cstd_memory_r
         const struct cstd_memory_pool *pool = &request->pools[r];
 
         memory->pool_bytes += memory->parked ? 0 : pool->bytes;
-        memory->pool_engines |= pool->gpu != NULL ? UINT32_C(1) << pool->gpu->engine : 0;
+        memory->pool_engines |= cstd_tier_engines(pool->tier);
     }
     memory->pool_bytes += memory->parked ? 0 : cstd_memory_edge_bytes(memory);
     memory->gpu_engines = memory->pool_engines;
     for (uint32_t i = 0; i < request->n_reservations; i++) {
         memory->pool_bytes += request->reservations[i].bytes;
-        memory->gpu_engines |= UINT32_C(1) << request->reservations[i].gpu->engine;
+        memory->gpu_engines |= cstd_tier_engines(request->reservations[i].tier);
     }
 }
 

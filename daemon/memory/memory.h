@@ -22,9 +22,9 @@
 #include "offload/core/core.h"
 
 struct cstd_daemon;
-struct cstd_gpu;
 struct cstd_log_about;
 struct cstd_memory;
+struct cstd_tier;
 typedef void (*cstd_memory_cb)(struct cstd_memory *memory);
 
 struct cstd_memory {
@@ -49,9 +49,9 @@ struct cstd_memory {
     uint32_t pool_engines;
     uint32_t gpu_engines;        /* Engines of all accelerators that the job uses, one bit each. */
     struct cst_core_pool *pools; /* One pool per rank; its segments point into ids. */
-    struct cstd_gpu **gpus;      /* Device of each rank's pool; NULL: the host. */
-    uint32_t world;              /* Number of ranks. */
-    const struct cst_model *model; /* The job's model, whose edges are here. */
+    const struct cstd_tier **tiers; /* Tier of each rank's pool. */
+    uint32_t world;                 /* Number of ranks. */
+    const struct cst_model *model;  /* The job's model, whose edges are here. */
     /* Index in segments of the first edge. The words of all edges come first, then the slots that
      * have memory of their own. */
     uint32_t first_edge;
@@ -96,7 +96,7 @@ void cstd_memory_init(struct cstd_memory *memory, struct cstd_daemon *daemon, co
 
 /* The planned pool of a rank. */
 struct cstd_memory_pool {
-    struct cstd_gpu *gpu; /* Device of the pool; NULL: the host. */
+    const struct cstd_tier *tier; /* Tier of the pool. */
     struct cstd_pools_blocks blocks;
     uint64_t bytes; /* What its slabs are charged with. */
 };
@@ -164,29 +164,23 @@ uint64_t cstd_memory_host_bytes(const struct cst_layout *layout);
 /* Fill @header with the sizes of the job table of @layout; total_bytes is its size. */
 void cstd_memory_size_table(const struct cst_layout *layout, struct cst_table_header *header);
 
-/* cstd_memory_grain returns the number of bytes that slabs on @gpu (NULL: the host) must be
- * multiples of. cstd_memory_budget returns the budget that they are charged to, from which what
- * contexts and workers need is set aside as it is now (set_aside.h). */
-uint64_t cstd_memory_grain(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu);
-struct cstd_budget *cstd_memory_budget(struct cstd_daemon *daemon, struct cstd_gpu *gpu);
-
-/* True if workers of ranks on @gpu (NULL: the host) copy weights into their pools themselves.
- * @states: the rows of the job. If gradients may be in the weights' places, engines must copy. */
-bool cstd_memory_worker_copies(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu,
+/* True if workers of ranks with pools in @tier copy weights into their pools themselves. @states:
+ * the rows of the job. If gradients may be in the weights' places, engines must copy. */
+bool cstd_memory_worker_copies(const struct cstd_tier *tier,
                                const struct cst_layout_states *states);
 
-/* Make the pool of @rank again on @gpu (NULL: the host), with as many blocks as before, and the
+/* Make the pool of @rank again in @tier, with as many blocks as before, and the
  * slots of its edges where they belong then. @lost: engines, one bit each, whose accelerators are
  * gone; new segments are not mapped in them. on_ready follows, and then err has the outcome;
  * n_waiting > 0 until then. CST_EBUDGET, CST_ENOMEM: nothing was changed. CST_EMISMATCH: no rank's
- * pool was on @gpu before, and its engine therefore does not map the arenas. */
+ * pool was in @tier before, and its engine therefore does not map the arenas. */
 int cstd_memory_move(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
-                     uint32_t lost, struct cstd_gpu *gpu, struct cst_err *err);
+                     uint32_t lost, const struct cstd_tier *tier, struct cst_err *err);
 
-/* The pools are parked. Add slab @i of @rank's pool on @gpu, which is the memory @fd of an earlier
+/* The pools are parked. Add slab @i of @rank's pool in @tier, which is the memory @fd of an earlier
  * daemon's engine. @fd is owned by the memory, on failure too. CST_ENOMEM. */
 int cstd_memory_adopt_slab(struct cstd_memory *memory, const struct cst_layout *layout,
-                           uint32_t rank, uint32_t i, struct cstd_gpu *gpu, int fd,
+                           uint32_t rank, uint32_t i, const struct cstd_tier *tier, int fd,
                            struct cst_err *err);
 
 /* Give the slabs of all pools, with @adopted also those that were adopted, and the edges back, and
@@ -199,11 +193,11 @@ bool cstd_memory_has_pools(const struct cstd_memory *memory);
 /* True if the slabs of parked pools still exist, because an engine has not released them. */
 bool cstd_memory_is_leaving(const struct cstd_memory *memory);
 
-/* Make the slabs and edges that are not there again, with as many blocks as before, rank r's on
- * @gpus[r] (NULL: the host), its previous device. on_ready follows, and then err has the outcome;
+/* Make the slabs and edges that are not there again, with as many blocks as before, rank r's in
+ * @tiers[r], its previous one. on_ready follows, and then err has the outcome;
  * n_waiting > 0 until then. CST_EBUDGET, CST_ENOMEM: the pools stay parked. */
 int cstd_memory_unpark(struct cstd_memory *memory, const struct cst_layout *layout,
-                       struct cstd_gpu *const *gpus, struct cst_err *err);
+                       const struct cstd_tier *const *tiers, struct cst_err *err);
 
 /* Give all memory back, if there is any. on_gone follows, also for closed memory; once, if it is
  * called again before that. */

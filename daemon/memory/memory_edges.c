@@ -5,31 +5,27 @@
 
 #include "daemon/base/daemon_state.h"
 #include "daemon/memory/edge_slots.h"
-#include "daemon/memory/set_aside.h"
 #include "offload/layout/edge.h"
 #include "daemon/budget/arena.h"
 #include "daemon/engine/engines.h"
 #include "daemon/memory/memory.h"
-#include "daemon/engine/gpus.h"
+#include "daemon/memory/tiers/tier.h"
 
-/* The memory lies on the node of the rank that takes. It is populated by the node's engine, which
- * has no other use for it. */
-static int add_host_segment(struct cstd_memory *memory, const struct cst_layout_edge *edge,
-                            uint64_t bytes, struct cst_err *err)
+/* Add memory of @tier for @edge. In host memory it lies on the node of the rank that takes. */
+static int add_in(struct cstd_memory *memory, const struct cstd_tier *tier,
+                  const struct cst_layout_edge *edge, uint64_t bytes, struct cst_err *err)
 {
-    uint32_t node = edge->to % memory->daemon->engines->n_nodes;
-    int rc = cstd_memory_add_segment(memory, bytes, memory->daemon->host, 0, (int)node, err);
+    const struct cstd_tier_piece piece = {.use = CSTD_TIER_SLOTS,
+                                          .bytes = bytes,
+                                          .node = edge->to % memory->daemon->engines->n_nodes};
 
-    if (rc == CST_OK) {
-        memory->segments[memory->n_segments - 1]->engines = UINT32_C(1) << node;
-    }
-    return rc;
+    return tier->kind->create(memory, tier, &piece, err);
 }
 
 static struct cstd_edge_slots slots_of(const struct cstd_memory *memory,
                                        const struct cst_layout_edge *edge)
 {
-    return cstd_edge_slots_choose(memory, edge, memory->gpus[edge->from], memory->gpus[edge->to]);
+    return cstd_edge_slots_choose(memory, edge, memory->tiers[edge->from], memory->tiers[edge->to]);
 }
 
 /* Add the segment of the slots of @edge. */
@@ -38,18 +34,15 @@ static int add_slots(struct cstd_memory *memory, const struct cst_layout_edge *e
 {
     struct cstd_edge_slots slots = slots_of(memory, edge);
 
-    if (slots.gpu == NULL) {
-        return add_host_segment(memory, edge, slots.bytes, err);
-    }
-    cstd_set_aside_update(memory->daemon, slots.gpu);
-    return cstd_memory_add_device_segment(memory, slots.bytes, slots.gpu, 0, err);
+    return add_in(memory, slots.tier, edge, slots.bytes, err);
 }
 
 /* Add the segment with the words of @edge, and the slots if they have no memory of their own. */
 static int add_words(struct cstd_memory *memory, const struct cst_layout_edge *edge,
                      struct cst_err *err)
 {
-    int rc = add_host_segment(memory, edge, cst_layout_edge_bytes(edge), err);
+    int rc =
+        add_in(memory, cstd_tiers_host(memory->daemon), edge, cst_layout_edge_bytes(edge), err);
 
     /* Nobody waits in an edge of all ranks. */
     return rc == CST_OK && !cst_layout_edge_is_shared(edge)
@@ -113,15 +106,13 @@ static bool is_replaced(const struct cstd_memory *memory, uint32_t i, uint32_t r
 {
     const struct cst_layout_edge *edge = &memory->model->edges[i];
     const struct cstd_segment *segment;
-    const struct cstd_gpu *gpu;
 
     if (!edge->on_device || !cst_layout_edge_has(edge, rank)) {
         return false;
     }
     segment = memory->segments[place_of(memory, i)];
-    gpu = slots_of(memory, edge).gpu;
-    return segment->err.status != CST_OK || segment->device != (gpu != NULL) ||
-           (gpu != NULL && segment->populate != (int)gpu->engine);
+    return segment->err.status != CST_OK ||
+           cstd_tiers_of_segment(memory->daemon, segment) != slots_of(memory, edge).tier;
 }
 
 void cstd_memory_undo_slots(struct cstd_memory *memory, struct cstd_memory_slots *moved)
@@ -230,7 +221,8 @@ int cstd_memory_make_host_slots(struct cstd_memory *memory, uint32_t i, struct c
     int rc;
 
     memory->n_segments = at; /* The place of the next segment. */
-    rc = add_host_segment(memory, edge, cst_edge_slots_bytes(edge->slot_bytes, edge->n_slots), err);
+    rc = add_in(memory, cstd_tiers_host(memory->daemon), edge,
+                cst_edge_slots_bytes(edge->slot_bytes, edge->n_slots), err);
     memory->n_segments = n_all;
     if (rc == CST_OK) {
         *out = memory->segments[at];

@@ -5,25 +5,22 @@
 #include "daemon/base/daemon_state.h"
 #include "daemon/budget/arena.h"
 #include "daemon/engine/engines.h"
-#include "daemon/engine/gpus.h"
+#include "daemon/memory/tiers/tier.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* -- pools ---------------------------------------------------------------------------------- */
 
-/* The engines of the accelerators with pools of the job that can access the memory of @gpu, one bit
- * each. */
-static uint32_t find_readers(const struct cstd_memory *memory, const struct cstd_gpu *gpu)
+uint32_t cstd_memory_readers(const struct cstd_memory *memory, const struct cstd_tier *tier)
 {
-    struct cstd_gpus *gpus = memory->daemon->gpus;
     uint32_t readers = 0;
 
     for (uint32_t rest = memory->pool_engines; rest != 0; rest &= rest - 1) {
-        unsigned engine = (unsigned)__builtin_ctz(rest);
-        uint32_t unreachable = cstd_gpus_unreachable(gpus, cstd_gpus_of_engine(gpus, engine));
+        const struct cstd_tier *reader =
+            cstd_tiers_of_number(memory->daemon, (uint32_t)__builtin_ctz(rest));
 
-        readers |= (~unreachable >> gpu->engine & 1) << engine;
+        readers |= cstd_tier_reaches(reader, tier) ? cstd_tier_engines(reader) : 0;
     }
     return readers;
 }
@@ -32,25 +29,23 @@ static uint32_t find_readers(const struct cstd_memory *memory, const struct cstd
 static int add_part(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
                     const struct cstd_memory_pool *pool, uint32_t class, struct cst_err *err)
 {
-    struct cstd_daemon *daemon = memory->daemon;
     uint32_t per_slab = cstd_pools_per_slab(layout, class), left = pool->blocks.n[class];
-    uint64_t grain = cstd_memory_grain(daemon, pool->gpu);
+    uint64_t grain = cstd_tier_grain(pool->tier);
     /* Pools in host memory are spread over the nodes by rank. */
-    int rc = CST_OK, node = (int)(rank % daemon->engines->n_nodes);
+    struct cstd_tier_piece piece = {.use = CSTD_TIER_POOL,
+                                    .node = rank % memory->daemon->engines->n_nodes};
+    int rc = CST_OK;
 
     while (left > 0 && rc == CST_OK) {
         uint32_t n = left < per_slab ? left : per_slab;
-        uint64_t bytes = cstd_pools_slab_bytes(layout, class, n, grain);
 
+        piece.bytes = cstd_pools_slab_bytes(layout, class, n, grain);
         left -= n;
         if (memory->parked && memory->segments[memory->n_segments] != NULL) {
             memory->n_segments++; /* It was adopted. */
             continue;
         }
-        rc = pool->gpu != NULL ? cstd_memory_add_device_segment(
-                                     memory, bytes, pool->gpu, find_readers(memory, pool->gpu), err)
-                               : cstd_memory_add_segment(memory, bytes, daemon->pool,
-                                                         cstd_memory_all_nodes(memory), node, err);
+        rc = pool->tier->kind->create(memory, pool->tier, &piece, err);
     }
     return rc;
 }
@@ -62,12 +57,11 @@ int cstd_memory_add_pool(struct cstd_memory *memory, const struct cst_layout *la
     uint32_t first = memory->n_segments;
     int rc = CST_OK;
 
-    *to = (struct cst_core_pool){
-        .segments = memory->ids + first,
-        .engine = pool->gpu != NULL ? pool->gpu->engine : 0,
-        .worker_copies = cstd_memory_worker_copies(memory->daemon, pool->gpu, &layout->states),
-        .unreachable =
-            pool->gpu != NULL ? cstd_gpus_unreachable(memory->daemon->gpus, pool->gpu) : 0};
+    *to = (struct cst_core_pool){.segments = memory->ids + first,
+                                 .engine = pool->tier->number,
+                                 .worker_copies =
+                                     cstd_memory_worker_copies(pool->tier, &layout->states),
+                                 .unreachable = pool->tier->kind->unreachable(pool->tier)};
     for (uint32_t c = 0; c < layout->n_classes && rc == CST_OK; c++) {
         to->parts[c] = (struct cst_core_part){.n_blocks = pool->blocks.n[c],
                                               .blocks_per_slab = cstd_pools_per_slab(layout, c),
@@ -97,23 +91,23 @@ static void undo_move(struct cstd_memory *memory, uint32_t first, uint32_t n_mad
 }
 
 int cstd_memory_move(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
-                     uint32_t lost, struct cstd_gpu *gpu, struct cst_err *err)
+                     uint32_t lost, const struct cstd_tier *tier, struct cst_err *err)
 {
     struct cst_core_pool was = memory->pools[rank];
     uint32_t first = (uint32_t)(was.segments - memory->ids), n = cstd_memory_n_slabs(memory, rank),
              n_all = memory->n_segments, pool_engines = memory->pool_engines,
              gpu_engines = memory->gpu_engines, n_made;
-    struct cstd_memory_pool pool = {.gpu = gpu};
-    struct cstd_gpu *gpu_was = memory->gpus[rank];
+    struct cstd_memory_pool pool = {.tier = tier};
+    const struct cstd_tier *tier_was = memory->tiers[rank];
     struct cstd_memory_slots slots;
     struct cstd_segment **old;
     int rc;
 
-    if (gpu != NULL && ((pool_engines & ~lost) >> gpu->engine & 1) == 0) {
+    if ((cstd_tier_engines(tier) & ~(pool_engines & ~lost)) != 0) {
         return cst_err_set(err, CST_EMISMATCH,
                            "the pool of rank %u of job '%s' can move to the host, or to a GPU that "
                            "the job has a pool on; %s is neither",
-                           rank, memory->name, gpu->uuid);
+                           rank, memory->name, tier->name);
     }
     /* n may be 0, and calloc(0) may return NULL. */
     old = calloc(n + 1u, sizeof(struct cstd_segment *));
@@ -129,14 +123,14 @@ int cstd_memory_move(struct cstd_memory *memory, const struct cst_layout *layout
     /* The new slabs take the places of the old ones in the arrays. add_pool appends at n_segments,
      * which is set to the first place for the call. */
     memory->n_segments = first;
-    memory->gpus[rank] = gpu;
+    memory->tiers[rank] = tier;
     rc = cstd_memory_add_pool(memory, layout, rank, &pool, err);
     n_made = memory->n_segments - first;
     rc = rc == CST_OK ? cstd_memory_replace_slots(memory, rank, &slots, err) : rc;
     if (rc != CST_OK) {
         undo_move(memory, first, n_made, old, n);
         memory->pools[rank] = was;
-        memory->gpus[rank] = gpu_was;
+        memory->tiers[rank] = tier_was;
         memory->pool_engines = pool_engines;
         memory->gpu_engines = gpu_engines;
     }
@@ -215,18 +209,18 @@ static uint64_t slab_bytes(const struct cst_layout *layout, const struct cst_cor
 }
 
 int cstd_memory_adopt_slab(struct cstd_memory *memory, const struct cst_layout *layout,
-                           uint32_t rank, uint32_t i, struct cstd_gpu *gpu, int fd,
+                           uint32_t rank, uint32_t i, const struct cstd_tier *tier, int fd,
                            struct cst_err *err)
 {
     struct cstd_daemon *daemon = memory->daemon;
-    uint64_t bytes = slab_bytes(layout, &memory->pools[rank], i, cstd_memory_grain(daemon, gpu));
+    uint64_t bytes = slab_bytes(layout, &memory->pools[rank], i, cstd_tier_grain(tier));
     uint32_t at = (uint32_t)(memory->pools[rank].segments - memory->ids) + i;
     struct cstd_segment *segment;
     int rc = cstd_segment_adopt_device(&segment, cstd_engines_segment_id(daemon->engines), bytes,
-                                       fd, &gpu->pool, memory->account, gpu->engine, err);
+                                       fd, tier->budget, memory->account, tier->number, err);
 
     if (rc == CST_OK) {
-        segment->engines |= find_readers(memory, gpu);
+        segment->engines |= cstd_memory_readers(memory, tier);
         memory->segments[at] = segment;
         memory->ids[at] = segment->id;
         cstd_memory_mount_adopted(memory, segment);
@@ -235,7 +229,7 @@ int cstd_memory_adopt_slab(struct cstd_memory *memory, const struct cst_layout *
 }
 
 int cstd_memory_unpark(struct cstd_memory *memory, const struct cst_layout *layout,
-                       struct cstd_gpu *const *gpus, struct cst_err *err)
+                       const struct cstd_tier *const *tiers, struct cst_err *err)
 {
     uint32_t first, end, n_all = memory->n_segments;
     int rc = CST_OK;
@@ -243,7 +237,7 @@ int cstd_memory_unpark(struct cstd_memory *memory, const struct cst_layout *layo
     find_parked(memory, &first, &end);
     memory->n_segments = first;
     for (uint32_t r = 0; r < memory->world && rc == CST_OK; r++) {
-        struct cstd_memory_pool pool = {.gpu = gpus[r]};
+        struct cstd_memory_pool pool = {.tier = tiers[r]};
         struct cst_core_pool was = memory->pools[r];
 
         for (uint32_t c = 0; c < layout->n_classes; c++) {

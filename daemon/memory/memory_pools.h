@@ -11,10 +11,11 @@
 int cstd_memory_add_segment(struct cstd_memory *memory, uint64_t bytes, struct cstd_budget *budget,
                             uint32_t host_engines, int populate, struct cst_err *err);
 
-/* Add a segment of @gpu's memory for its engine and the engines in @others (one bit each). Both
- * functions take the next segment that was kept, if the memory was kept. */
-int cstd_memory_add_device_segment(struct cstd_memory *memory, uint64_t bytes, struct cstd_gpu *gpu,
-                                   uint32_t others, struct cst_err *err);
+/* Add a segment of the memory of @tier, which is apart, for its engine and the engines in @others
+ * (one bit each). Both functions take the next segment that was kept, if the memory was kept. */
+int cstd_memory_add_device_segment(struct cstd_memory *memory, uint64_t bytes,
+                                   const struct cstd_tier *tier, uint32_t others,
+                                   struct cst_err *err);
 
 /* Let the engines map @segment, which was added after cstd_memory_open. */
 void cstd_memory_mount(struct cstd_memory *memory, struct cstd_segment *segment);
@@ -24,6 +25,10 @@ void cstd_memory_mount_adopted(struct cstd_memory *memory, struct cstd_segment *
 
 /* Release a segment. Returns its size. */
 uint64_t cstd_memory_release(struct cstd_memory *memory, struct cstd_segment *segment);
+
+/* The engines of the accelerators with pools of the job that can access the memory of @tier, one
+ * bit each. */
+uint32_t cstd_memory_readers(const struct cstd_memory *memory, const struct cstd_tier *tier);
 
 /* The engines of all NUMA nodes, one bit each. */
 uint32_t cstd_memory_all_nodes(const struct cstd_memory *memory);
@@ -48,7 +53,7 @@ struct cstd_memory_slots {
     struct cstd_segment *old[CST_EDGE_MAX]; /* What was there. */
 };
 
-/* memory_edges.c: the pool of @rank has moved to memory->gpus[rank]. Make the slots of its edges
+/* memory_edges.c: the pool of @rank has moved to memory->tiers[rank]. Make the slots of its edges
  * again that are on another device now, in place of the old ones, which are written to @moved.
  * Changes memory->n_segments, which the caller restores. Then one of these is called:
  * cstd_memory_mount_slots lets the engines map the new slots, and releases the old ones;

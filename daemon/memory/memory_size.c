@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sizes and budgets of memory, questions about it, and the handing over of arenas. */
+/* Sizes of memory, questions about it, and the handing over of arenas. */
 #include "daemon/memory/memory.h"
-#include "daemon/memory/set_aside.h"
+#include "daemon/memory/tiers/tier.h"
 
 #include "daemon/base/daemon_state.h"
 #include "daemon/budget/arena.h"
-#include "daemon/engine/engines.h"
 #include "daemon/settings/settings.h"
-#include "daemon/engine/gpus.h"
 
 #include <sys/stat.h>
 
@@ -24,24 +22,10 @@ uint64_t cstd_memory_host_bytes(const struct cst_layout *layout)
     return layout->arena_bytes + header.total_bytes;
 }
 
-uint64_t cstd_memory_grain(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu)
+bool cstd_memory_worker_copies(const struct cstd_tier *tier, const struct cst_layout_states *states)
 {
-    return gpu != NULL ? daemon->engines->v[gpu->engine].granularity : 1;
-}
-
-bool cstd_memory_worker_copies(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu,
-                               const struct cst_layout_states *states)
-{
-    return gpu != NULL && !gpu->paced && !states->grad_over_weight &&
-           daemon->config->gpu_copies == CSTD_COPIES_WORKER;
-}
-
-struct cstd_budget *cstd_memory_budget(struct cstd_daemon *daemon, struct cstd_gpu *gpu)
-{
-    if (gpu != NULL) {
-        cstd_set_aside_update(daemon, gpu);
-    }
-    return gpu != NULL ? &gpu->pool : daemon->pool;
+    return tier->kind->workers_copy && !states->grad_over_weight &&
+           tier->daemon->config->gpu_copies == CSTD_COPIES_WORKER;
 }
 
 void cstd_memory_inherit(struct cstd_memory *memory, struct cstd_memory *from)

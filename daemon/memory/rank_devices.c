@@ -2,50 +2,44 @@
 #include "daemon/memory/rank_devices.h"
 
 #include "daemon/base/daemon_state.h"
-#include "daemon/memory/device_reservation.h"
 #include "daemon/engine/engine.h"
 #include "daemon/engine/engines.h"
-#include "daemon/engine/gpus.h"
+#include "daemon/memory/tiers/tier.h"
 #include "daemon/job/job.h"
 #include "daemon/job/worker.h"
 
 const char *cstd_rank_devices_name(const struct cstd_worker *worker)
 {
-    return worker->gpu != NULL ? worker->gpu->uuid : "host";
+    return worker->tier->name;
 }
 
-void cstd_rank_devices_use(struct cstd_worker *worker, struct cstd_gpu **of, struct cstd_gpu *gpu)
+void cstd_rank_devices_use(const struct cstd_tier **of, const struct cstd_tier *tier)
 {
-    struct cstd_engines *engines = worker->job->daemon->engines;
-    struct cstd_gpu *was = *of;
+    const struct cstd_tier *was = *of;
 
-    *of = gpu;
-    if (gpu != NULL && gpu != was) {
-        cstd_engine_use(&engines->v[gpu->engine]);
-    }
-    if (was != NULL && gpu != was) {
-        cstd_engine_unuse(&engines->v[was->engine]);
+    *of = tier;
+    if (tier != was) {
+        cstd_tier_use(tier);
+        cstd_tier_unuse(was);
     }
 }
 
-void cstd_rank_devices_set(struct cstd_worker *worker, struct cstd_gpu *gpu)
+void cstd_rank_devices_set(struct cstd_worker *worker, const struct cstd_tier *tier)
 {
-    struct cstd_gpu *other =
-        cstd_device_reservation_accelerator(worker->job->daemon, gpu, worker->rank);
+    bool asks = worker->device_update_asked > 0 || worker->states_asked > 0;
 
-    cstd_rank_devices_use(worker, &worker->gpu, gpu);
-    cstd_rank_devices_use(worker, &worker->accelerator,
-                          worker->device_update_asked > 0 || worker->states_asked > 0 ? other
-                                                                                      : NULL);
+    cstd_rank_devices_use(&worker->tier, tier);
+    cstd_rank_devices_use(&worker->update_tier, asks ? tier->kind->updater(tier, worker->rank)
+                                                     : cstd_tiers_host(tier->daemon));
 }
 
 uint32_t cstd_rank_devices_near_node(const struct cstd_worker *worker)
 {
     const struct cstd_engines *engines = worker->job->daemon->engines;
-    const struct cstd_gpu *gpu = worker->gpu != NULL ? worker->gpu : worker->accelerator;
+    const struct cstd_tier *tier = worker->tier->kind->apart ? worker->tier : worker->update_tier;
 
-    for (uint32_t i = 0; i < engines->n_nodes && gpu != NULL; i++) {
-        if (gpu->os_node >= 0 && engines->v[i].os_node == (unsigned)gpu->os_node) {
+    for (uint32_t i = 0; i < engines->n_nodes; i++) {
+        if (tier->os_node >= 0 && engines->v[i].os_node == (unsigned)tier->os_node) {
             return i + 1;
         }
     }
@@ -54,14 +48,13 @@ uint32_t cstd_rank_devices_near_node(const struct cstd_worker *worker)
 
 enum cst_layout_landings cstd_rank_devices_landings(const struct cstd_job *job)
 {
-    const struct cstd_gpus *gpus = job->daemon->gpus;
     uint32_t engines = 0, unreachable = 0;
 
     for (uint32_t r = 0; r < job->world; r++) {
-        const struct cstd_gpu *gpu = job->workers[r].gpu;
+        const struct cstd_tier *tier = job->workers[r].tier;
 
-        engines |= gpu != NULL ? UINT32_C(1) << gpu->engine : 0;
-        unreachable |= gpu != NULL ? cstd_gpus_unreachable(gpus, gpu) : 0;
+        engines |= cstd_tier_engines(tier);
+        unreachable |= tier->kind->unreachable(tier);
     }
     if (engines == 0) { /* Gradients in host memory are summed where they are. */
         return CST_LANDINGS_NONE;
@@ -71,17 +64,19 @@ enum cst_layout_landings cstd_rank_devices_landings(const struct cstd_job *job)
 
 void cstd_rank_devices_drop(struct cstd_worker *worker)
 {
-    cstd_rank_devices_use(worker, &worker->gpu, NULL);
-    cstd_rank_devices_use(worker, &worker->accelerator, NULL);
+    const struct cstd_tier *host = cstd_tiers_host(worker->job->daemon);
+
+    cstd_rank_devices_use(&worker->tier, host);
+    cstd_rank_devices_use(&worker->update_tier, host);
 }
 
 /* Returns the engine of the accelerator of @worker's pool (@i = 0), or of its device reservation
  * and states (@i = 1); NULL: none. */
 static struct cstd_engine *engine_of(const struct cstd_worker *worker, uint32_t i)
 {
-    const struct cstd_gpu *gpu = i == 0 ? worker->gpu : worker->accelerator;
+    const struct cstd_tier *tier = i == 0 ? worker->tier : worker->update_tier;
 
-    return gpu != NULL ? &worker->job->daemon->engines->v[gpu->engine] : NULL;
+    return tier->kind->apart ? &worker->job->daemon->engines->v[tier->number] : NULL;
 }
 
 void cstd_rank_devices_need(const struct cstd_worker *worker)

@@ -7,20 +7,19 @@
 
 #include "offload/layout/layout.h"
 
-struct cstd_gpu;
 struct cstd_job;
+struct cstd_tier;
 struct cstd_worker;
 
 /* Returns "host", or the UUID of the GPU or simulated accelerator of the rank's pool. */
 const char *cstd_rank_devices_name(const struct cstd_worker *worker);
 
-/* Set *@of, which is @worker's field gpu or accelerator, to @gpu (NULL: none). The engine of @gpu
- * is started if necessary; the engine of the previous accelerator may end. */
-void cstd_rank_devices_use(struct cstd_worker *worker, struct cstd_gpu **of, struct cstd_gpu *gpu);
+/* Set *@of, a tier of a worker, to @tier. The engine of @tier is started if necessary; that of the
+ * previous tier may end. */
+void cstd_rank_devices_use(const struct cstd_tier **of, const struct cstd_tier *tier);
 
-/* Set the device of @worker's pool to @gpu (NULL: the host), and derive the accelerator of its
- * device reservation and states. */
-void cstd_rank_devices_set(struct cstd_worker *worker, struct cstd_gpu *gpu);
+/* Set the tier of @worker's pool to @tier, and derive that of its device reservation and states. */
+void cstd_rank_devices_set(struct cstd_worker *worker, const struct cstd_tier *tier);
 
 /* Returns 1 + the engine of the node that is nearest to the accelerator of @worker's pool or, if
  * the pool is on the host, of its device updates. 0: there is none, or the daemon does not use it.

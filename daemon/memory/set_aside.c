@@ -8,6 +8,7 @@
 #include "daemon/budget/quota.h"
 #include "daemon/job/jobs.h"
 #include "daemon/engine/gpus.h"
+#include "daemon/memory/tiers/tier.h"
 
 #include <stdio.h>
 
@@ -23,7 +24,7 @@ void cstd_set_aside_count(const struct cstd_daemon *daemon, const struct cstd_gp
                      (job->memory.parked && !job->resumes);
 
         for (uint32_t r = 0; r < job->world; r++) {
-            if (job->workers[r].gpu == gpu && (!rests || job->workers[r].present)) {
+            if (job->workers[r].tier->gpu == gpu && (!rests || job->workers[r].present)) {
                 cst_card_add_rank(out, cst_card_activations(&job->model, r));
             }
         }

@@ -9,16 +9,16 @@
 #include "proto/cistern.pb-c.h"
 #include "proto/text.h"
 #include "daemon/memory/memory.h"
+#include "daemon/memory/tiers/tier.h"
 #include "daemon/session/pending.h"
-#include "daemon/engine/gpus.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
 static bool counts_now(const struct cstd_memory *memory, const struct cstd_slot_refusal *refusal)
 {
-    return cstd_slot_refusal_counts(refusal, memory->gpus[refusal->edge->from],
-                                    memory->gpus[refusal->edge->to]);
+    return cstd_slot_refusal_counts(refusal, memory->tiers[refusal->edge->from],
+                                    memory->tiers[refusal->edge->to]);
 }
 
 /* The request that waits, of the rank that puts (0) or takes (1); NULL: there is none, or its
@@ -69,8 +69,8 @@ static struct cstd_slot_refusal *make_refusal(struct cstd_memory *memory, uint32
         return NULL;
     }
     refusal->edge = edge;
-    refusal->from = memory->gpus[edge->from];
-    refusal->to = memory->gpus[edge->to];
+    refusal->from = memory->tiers[edge->from];
+    refusal->to = memory->tiers[edge->to];
     refusal->rank = rank;
     take_reason(refusal, reason);
     TAILQ_INSERT_TAIL(&memory->refusals, refusal, link);
@@ -146,7 +146,7 @@ static void put_in_place(struct cstd_memory *memory, struct cstd_slot_refusal *r
     cstd_log_about(CSTD_LOG_WARNING, &about,
                    "the slots of edge '%s' are in host memory, because rank %u cannot map them on "
                    "%s: %s",
-                   refusal->edge->name, refusal->rank, refusal->to->uuid, refusal->reason);
+                   refusal->edge->name, refusal->rank, refusal->to->name, refusal->reason);
 }
 
 static void settle(struct cstd_memory *memory, struct cstd_slot_refusal *refusal)

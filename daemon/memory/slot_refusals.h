@@ -21,15 +21,15 @@
 #include <sys/queue.h>
 
 struct cst_layout_edge;
-struct cstd_gpu;
+struct cstd_tier;
 struct cstd_memory;
 struct cstd_segment;
 
 struct cstd_slot_refusal {
     TAILQ_ENTRY(cstd_slot_refusal) link;
     const struct cst_layout_edge *edge;
-    const struct cstd_gpu *from, *to; /* Accelerators of the ranks that put and take. */
-    uint32_t rank;                    /* The rank whose worker cannot map the slots. */
+    const struct cstd_tier *from, *to; /* Tiers of the ranks that put and take. */
+    uint32_t rank;                     /* The rank whose worker cannot map the slots. */
     char reason[sizeof((struct cst_err *)0)->text]; /* The worker's words; one line. */
     struct cstd_segment *segment; /* MAKING: the new slots; NULL: REFUSED, they are in place. */
     /* MAKING: tags of the requests that wait, of the rank that puts and of the one that takes; 0:
@@ -51,7 +51,8 @@ int cstd_slot_refusals_add(struct cstd_memory *memory, uint32_t i, uint32_t rank
 
 /* True if @refusal is about ranks on @from and @to. */
 static inline bool cstd_slot_refusal_counts(const struct cstd_slot_refusal *refusal,
-                                            const struct cstd_gpu *from, const struct cstd_gpu *to)
+                                            const struct cstd_tier *from,
+                                            const struct cstd_tier *to)
 {
     return refusal->from == from && refusal->to == to;
 }
@@ -60,8 +61,8 @@ static inline bool cstd_slot_refusal_counts(const struct cstd_slot_refusal *refu
  * in place. NULL: there is none. */
 static inline const struct cstd_slot_refusal *
 cstd_slot_refusals_find(const struct cstd_slot_refusal_list *list,
-                        const struct cst_layout_edge *edge, const struct cstd_gpu *from,
-                        const struct cstd_gpu *to)
+                        const struct cst_layout_edge *edge, const struct cstd_tier *from,
+                        const struct cstd_tier *to)
 {
     const struct cstd_slot_refusal *refusal;
 

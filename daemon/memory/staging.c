@@ -64,7 +64,7 @@ static uint32_t engines_of_job(const struct cstd_job *job)
 
     for (uint32_t s = 0; job != NULL && cstd_job_has_layout(job) && s < job->layout.n_segments;
          s++) {
-        engines |= UINT32_C(1) << job->layout.segments[s].node;
+        engines |= UINT32_C(1) << cst_layout_segment_engine(&job->layout.segments[s]);
     }
     return engines;
 }

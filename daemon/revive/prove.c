@@ -10,6 +10,7 @@
 #include "daemon/memory/memory.h"
 #include "daemon/engine/engines.h"
 #include "daemon/job/job.h"
+#include "daemon/memory/tiers/tier.h"
 
 #include <poll.h>
 #include <spawn.h>
@@ -52,8 +53,9 @@ static bool is_at_work(const struct cstd_kept_job *kept)
 
 static struct cstd_budget *budget_of(struct cstd_daemon *daemon, const Ledger__Rank *rank)
 {
-    return cstd_memory_budget(
-        daemon, rank->device != NULL ? cstd_gpus_of_uuid(daemon->gpus, rank->device) : NULL);
+    const struct cstd_tier *tier = cstd_tiers_of_uuid(daemon, rank->device);
+
+    return cstd_tier_budget(tier != NULL ? tier : cstd_tiers_host(daemon));
 }
 
 /* Charge the pools of the first *n ranks of @kept. CST_EBUDGET: *n of them are charged. */
@@ -105,7 +107,7 @@ static int check_memory(struct cstd_daemon *daemon, struct cst_err *err)
 
     for (unsigned k = 0; k < 2; k++) {
         for (unsigned i = 0; i < lists[k]->n && rc == CST_OK; i++) {
-            rc = check_used(cstd_memory_budget(daemon, &lists[k]->v[i]), err);
+            rc = check_used(cstd_tier_budget(cstd_tiers_of_gpu(daemon, &lists[k]->v[i])), err);
         }
     }
     return rc;

@@ -374,7 +374,7 @@ static int open_memory(struct cstd_job *job, struct cstd_kept_job *kept, struct 
             return cst_err_set(err, CST_ELOST, "its ledger has a pool of %zu size classes",
                                rank->n_n_blocks);
         }
-        pools[r].gpu = job->workers[r].gpu;
+        pools[r].tier = job->workers[r].tier;
         pools[r].bytes = rank->pool_bytes;
         memcpy(pools[r].blocks.n, rank->n_blocks, sizeof pools[r].blocks.n);
         job->workers[r].pool = pools[r];

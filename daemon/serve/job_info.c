@@ -17,7 +17,7 @@
 #include "daemon/job/planner.h"
 #include "daemon/memory/memory.h"
 #include "daemon/session/session.h"
-#include "daemon/engine/gpus.h"
+#include "daemon/memory/tiers/tier.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -187,7 +187,7 @@ static void fill_core(const struct cstd_job *job, Cistern__JobInfo *out)
 static const char *job_device(const struct cstd_job *job)
 {
     for (uint32_t r = 1; r < job->world; r++) {
-        if (job->workers[r].gpu != job->workers[0].gpu) {
+        if (job->workers[r].tier != job->workers[0].tier) {
             return "several devices";
         }
     }
@@ -200,9 +200,8 @@ static const char *copies(const struct cstd_job *job)
     const struct cst_layout_states states = cstd_job_options_states(&job->options);
 
     for (uint32_t r = 0; r < job->world; r++) {
-        if (job->workers[r].gpu != NULL) {
-            return cstd_memory_worker_copies(job->daemon, job->workers[r].gpu, &states) ? "worker"
-                                                                                        : "engine";
+        if (job->workers[r].tier->kind->apart) {
+            return cstd_memory_worker_copies(job->workers[r].tier, &states) ? "worker" : "engine";
         }
     }
     return NULL;
@@ -507,37 +506,15 @@ void cstd_serve_job_info(struct cstd_session *session, uint64_t id, void *body)
 
 /* -- explain -------------------------------------------------------------------------------- */
 
-/* Write a line that says what is set aside on @gpu. */
-static unsigned explain_card(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu,
-                             char line[192])
-{
-    struct cst_card card;
-    char words[CST_CARD_WORDS], memory[CST_SIZE_TEXT];
-
-    cstd_set_aside_count(daemon, gpu, &card);
-    cst_card_words(&card, words, sizeof words);
-    (void)snprintf(line, 192, "cuda:%u: set aside of %s: %.150s", gpu->index,
-                   cst_size_text(gpu->memory_bytes, memory), words);
-    return 1;
-}
-
-/* Write lines that say which GPU each engine number belongs to, because the core only knows
- * numbers. */
+/* Write lines about the tiers of all ranks' pools. */
 static unsigned explain_devices(const struct cstd_job *job, char lines[][192], unsigned max)
 {
     unsigned n = 0;
 
     for (uint32_t r = 0; r < job->world && n < max; r++) {
-        const struct cstd_gpu *gpu = job->workers[r].gpu;
+        const struct cstd_tier *tier = job->workers[r].tier;
 
-        if (gpu != NULL) {
-            (void)snprintf(lines[n++], 192, "rank %u: its pool is on %s:%u, %s, %s, engine %u", r,
-                           gpu->paced ? "paced" : "cuda", gpu->index, gpu->uuid, gpu->name,
-                           gpu->engine);
-        }
-        if (gpu != NULL && gpu->pool_auto && n < max) {
-            n += explain_card(job->daemon, gpu, lines[n]);
-        }
+        n += tier->kind->explain(tier, r, lines + n, max - n);
     }
     return n;
 }

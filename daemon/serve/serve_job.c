@@ -25,6 +25,7 @@
 #include "daemon/memory/memory.h"
 #include "daemon/session/pending.h"
 #include "daemon/session/session.h"
+#include "daemon/memory/tiers/tier.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -146,7 +147,7 @@ void cstd_serve_job_open(struct cstd_session *session, uint64_t id, void *body)
     }
     rc = read_request(body, &asked, &err);
     if (rc == CST_OK) {
-        rc = cstd_gpus_choose(session->daemon->gpus, message->device, asked.rank, &asked.gpu, &err);
+        rc = cstd_tiers_choose(session->daemon, message->device, asked.rank, &asked.tier, &err);
     }
     /* The GPUs of this machine are not known yet. */
     if (rc == CST_EAGAIN && cstd_gpus_wait(session->daemon->gpus, session, id, &message->base,
@@ -192,7 +193,7 @@ static int check_copies(const struct cstd_worker *worker, bool copies, struct cs
 {
     const struct cst_layout_states states = cstd_job_options_states(&worker->job->options);
 
-    if (copies || !cstd_memory_worker_copies(worker->job->daemon, worker->gpu, &states)) {
+    if (copies || !cstd_memory_worker_copies(worker->tier, &states)) {
         return CST_OK;
     }
     return cst_err_set(err, CST_EUNSUPPORTED,
@@ -314,7 +315,7 @@ void cstd_serve_pool(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__PoolGet *get = body;
     const struct cstd_memory *memory = &session->job->memory;
-    const struct cstd_gpu *gpu = session->job->workers[session->rank].gpu;
+    const struct cstd_tier *tier = session->job->workers[session->rank].tier;
     Cistern__PoolPart part = CISTERN__POOL_PART__INIT;
     uint64_t bytes[CST_FRAME_MAX_FDS];
     int fds[CST_FRAME_MAX_FDS];
@@ -342,8 +343,7 @@ void cstd_serve_pool(struct cstd_session *session, uint64_t id, void *body)
     part.first = get->first;
     part.n_bytes = n;
     part.bytes = bytes;
-    /* The memory of a simulated accelerator consists of memfds. */
-    part.has_device = part.device = gpu != NULL && !gpu->paced;
+    part.has_device = part.device = tier->kind->handles;
     cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_POOL_PART, &part.base, fds, n);
 }
 
@@ -405,7 +405,6 @@ static int add_edge(const struct cstd_memory *memory, uint32_t i, struct edge_pa
 {
     struct cstd_segment *words = cstd_memory_edge(memory, i),
                         *slots = cstd_memory_edge_slots(memory, i);
-    const struct cstd_gpu *gpu;
     int rc;
 
     if (page->n_fds + (slots != NULL ? 2 : 1) > CST_FRAME_MAX_FDS) {
@@ -414,10 +413,8 @@ static int add_edge(const struct cstd_memory *memory, uint32_t i, struct edge_pa
     page->edge[page->n] = i;
     page->bytes[page->n] = words->bytes;
     page->slots_bytes[page->n] = slots != NULL ? slots->bytes : 0;
-    gpu = slots != NULL && slots->device
-              ? cstd_gpus_of_engine(memory->daemon->gpus, (unsigned)slots->populate)
-              : NULL;
-    page->slots_device[page->n] = gpu != NULL && !gpu->paced;
+    page->slots_device[page->n] =
+        slots != NULL && cstd_tiers_of_segment(memory->daemon, slots)->kind->handles;
     page->any_slots = page->any_slots || slots != NULL;
     rc = cstd_segment_share(words, &page->fds[page->n_fds++], err);
     if (rc == CST_OK && slots != NULL) {

@@ -19,6 +19,7 @@
 #include "daemon/serve/server.h"
 #include "daemon/session/session.h"
 #include "daemon/settings/settings.h"
+#include "daemon/memory/tiers/tier.h"
 
 #include <dirent.h>
 #include <inttypes.h>
@@ -205,7 +206,7 @@ static uint32_t count_processes(const struct cstd_daemon *daemon, const struct c
     TAILQ_FOREACH(job, &daemon->jobs->living, link)
     {
         for (uint32_t r = 0; r < job->world; r++) {
-            n += job->workers[r].gpu == gpu && job->workers[r].present;
+            n += job->workers[r].tier->gpu == gpu && job->workers[r].present;
         }
     }
     return n;
@@ -224,7 +225,7 @@ static size_t fill_gpus(struct cstd_daemon *daemon, struct cstd_gpu_list *list,
         out[i].uuid = (char *)(uintptr_t)gpu->uuid;
         out[i].name = (char *)(uintptr_t)gpu->name;
         out[i].memory_bytes = gpu->memory_bytes;
-        out[i].pool_budget = cstd_budget_size(cstd_memory_budget(daemon, gpu));
+        out[i].pool_budget = cstd_budget_size(cstd_tier_budget(cstd_tiers_of_gpu(daemon, gpu)));
         out[i].pool_used = gpu->pool.used;
         out[i].has_driver = list->driver != 0;
         out[i].driver = list->driver;

@@ -14,6 +14,7 @@
 #ifndef CST_LAYOUT_H
 #define CST_LAYOUT_H
 
+#include "offload/layout/tier.h"
 #include "proto/patterns.h"
 #include "cistern/status.h"
 #include "proto/table.h"
@@ -231,14 +232,19 @@ struct cst_layout_segment {
     /* Host memory: a multiple of CST_LAYOUT_ROW_ALIGN, at most CST_LAYOUT_SEGMENT_BYTES or the size
      * of its only row. Accelerator memory: a multiple of its grain. */
     uint64_t bytes;
-    /* Below n_nodes: NUMA node. Else: number of the engine of the accelerator whose memory it
-     * is. */
-    uint32_t node;
+    uint32_t tier; /* Number of the tier whose memory it is. */
+    uint32_t node; /* NUMA node, if it is host memory; else 0. */
     /* The segment is segment base_segment of the base job's layout: another job's memory,
      * read-only. */
     bool is_base;
     uint32_t base_segment;
 };
+
+/* The engine that works on the rows of @segment. */
+static inline uint32_t cst_layout_segment_engine(const struct cst_layout_segment *segment)
+{
+    return cst_tier_is_apart(segment->tier) ? segment->tier : segment->node;
+}
 
 /* The chunks of one operator, each once, in the order of its tensors. */
 struct cst_layout_use {

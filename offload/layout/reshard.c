@@ -374,8 +374,8 @@ static bool same_segments(const struct cst_layout *a, const struct cst_layout *b
     for (uint32_t i = 0; same && i < a->n_segments; i++) {
         const struct cst_layout_segment *s = &a->segments[i], *t = &b->segments[i];
 
-        same = s->bytes == t->bytes && s->node == t->node && s->is_base == t->is_base &&
-               s->base_segment == t->base_segment;
+        same = s->bytes == t->bytes && s->tier == t->tier && s->node == t->node &&
+               s->is_base == t->is_base && s->base_segment == t->base_segment;
     }
     return same;
 }

@@ -321,7 +321,8 @@ static void place_device_rows(struct cst_layout *layout, const struct cst_layout
                 continue;
             }
             if (segment == NULL || segment->bytes + bytes > CST_LAYOUT_SEGMENT_BYTES) {
-                segment = add_segment(layout, device->engine);
+                segment = add_segment(layout, 0);
+                segment->tier = device->engine;
             }
             chunk->rows[r] = (struct cst_layout_row){.segment = layout->n_segments - 1,
                                                      .offset = segment->bytes};
@@ -331,7 +332,7 @@ static void place_device_rows(struct cst_layout *layout, const struct cst_layout
     for (uint32_t i = 0; i < layout->n_segments; i++) {
         struct cst_layout_segment *s = &layout->segments[i];
 
-        if (s->node == device->engine) {
+        if (s->tier == device->engine) {
             s->bytes = cst_round_up(s->bytes, grain_of(device));
             layout->device_bytes += s->bytes;
         }

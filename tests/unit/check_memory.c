@@ -3,6 +3,7 @@
  * engines are replaced by the test, which keeps the segments that they are to map. */
 #include "daemon/base/daemon_state.h"
 #include "daemon/memory/memory_pools.h"
+#include "daemon/memory/tiers/tier.h"
 #include "offload/layout/edge.h"
 #include "tests/lib/declare.h"
 #include "tests/lib/suite.h"
@@ -19,8 +20,12 @@ void __wrap_cstd_engines_mount(struct cstd_engines *engines, struct cstd_segment
 
 static struct cstd_budget host_budget, pool_budget;
 static struct cstd_engines engines_of_test;
-static struct cstd_daemon daemon_of_test = {
-    .host = &host_budget, .pool = &pool_budget, .engines = &engines_of_test};
+static const struct cstd_tier_kinds kinds = {.host = &cstd_tier_host};
+static struct cstd_tiers tiers_of_test;
+static struct cstd_daemon daemon_of_test = {.host = &host_budget,
+                                            .pool = &pool_budget,
+                                            .engines = &engines_of_test,
+                                            .tiers = &tiers_of_test};
 static struct cstd_settings settings;
 static struct cstd_memory memory;
 static struct cst_model model;
@@ -68,12 +73,13 @@ static void make_layout(void)
 
 static void setup(void)
 {
-    struct cstd_memory_pool pool = {.blocks.n[0] = 4};
+    struct cstd_memory_pool pool = {.tier = cstd_tiers_host(&daemon_of_test), .blocks.n[0] = 4};
     const struct cstd_memory_request request = {
         .layout = &layout, .model = &model, .world = 1, .pools = &pool};
     struct cst_err err;
 
     daemon_of_test.config = &settings;
+    cstd_tiers_init(&tiers_of_test, &daemon_of_test, &kinds);
     daemon_of_test.host->limit = daemon_of_test.pool->limit = UINT64_C(1) << 40;
     daemon_of_test.engines->n = daemon_of_test.engines->n_nodes = 1;
     daemon_of_test.engines->next_segment = 1;

@@ -177,7 +177,7 @@ START_TEST(last_chunks_stay)
     }
     for (uint32_t i = 0; i < rig.layout.n_segments; i++) {
         bytes +=
-            rig.layout.segments[i].node == RESERVATION_ENGINE ? rig.layout.segments[i].bytes : 0;
+            rig.layout.segments[i].tier == RESERVATION_ENGINE ? rig.layout.segments[i].bytes : 0;
     }
     ck_assert_uint_eq(bytes, rig.layout.device_bytes);
     ck_assert_uint_eq(bytes % 8192, 0);
@@ -207,7 +207,7 @@ START_TEST(updated_where_they_are)
         uint32_t segment = down->dst[0].segment - RIG_ARENA_SEGMENT;
 
         ck_assert(reservation_waits_for(down, update->ticket) && down->after_ack);
-        ck_assert_uint_eq(rig.layout.segments[segment].node, i == 0 ? 0 : RESERVATION_ENGINE);
+        ck_assert_uint_eq(rig.layout.segments[segment].tier, i == 0 ? 0 : RESERVATION_ENGINE);
     }
     for (uint32_t c = 0; c < 2; c++) { /* other chunks are counted without it */
         ck_assert_uint_eq(reservation_update(&rig, c)->node,
