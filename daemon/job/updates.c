@@ -106,7 +106,7 @@ static void look(struct cstd_job *job, struct window *w)
 
         /* A chunk whose states stay on an accelerator is always updated there, whatever k is. */
         if (i->chunk >= job->layout.n_chunks || i->number >= CSTD_ARENA_MAX_ENGINES ||
-            job->layout.chunks[i->chunk].device != 0) {
+            cst_tier_is_apart(job->layout.chunks[i->chunk].tier)) {
             continue;
         }
         if (i->kind == CSTD_RECORD_UPDATE) {

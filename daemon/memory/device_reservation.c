@@ -45,9 +45,10 @@ struct cstd_device_reservations cstd_device_reservation_describe(const struct cs
 
     memcpy(out.v, memory->reservations, sizeof memory->reservations);
     for (uint32_t r = 0; r < job->world && out.n < CST_CORE_MAX_UPDATE_DEVICES; r++) {
-        if (cstd_device_reservation_is_lent(&job->workers[r]) && memory->pools[r].engine != 0) {
+        if (cstd_device_reservation_is_lent(&job->workers[r]) &&
+            cst_tier_is_apart(memory->pools[r].tier)) {
             out.v[out.n++] = (struct cst_core_device_reservation){
-                .engine = memory->pools[r].engine, .lent = true, .rank = r};
+                .engine = memory->pools[r].tier, .lent = true, .rank = r};
         }
     }
     return out;

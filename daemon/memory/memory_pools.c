@@ -58,7 +58,7 @@ int cstd_memory_add_pool(struct cstd_memory *memory, const struct cst_layout *la
     int rc = CST_OK;
 
     *to = (struct cst_core_pool){.segments = memory->ids + first,
-                                 .engine = pool->tier->number,
+                                 .tier = pool->tier->number,
                                  .worker_copies =
                                      cstd_memory_worker_copies(pool->tier, &layout->states),
                                  .unreachable = pool->tier->kind->unreachable(pool->tier)};

@@ -23,9 +23,9 @@ struct cst_core_pool {
     struct cst_core_part parts[CST_LAYOUT_MAX_CLASSES]; /* One for each size class of the layout. */
     /* Segment id of each slab. Borrowed for the core's life; changed only by cst_core_move_pool. */
     const uint32_t *segments;
-    /* Engine of the GPU whose memory the pool is. 0: host memory, which is served by the engine of
-     * each chunk's node. */
-    uint32_t engine;
+    /* Number of the tier whose memory the pool is. Host memory is served by the engine of each
+     * chunk's node. */
+    uint32_t tier;
     bool worker_copies; /* The rank's worker copies weights into the pool itself. */
     /* Engines of GPUs whose memory the pool's GPU cannot access, one bit each. */
     uint64_t unreachable;

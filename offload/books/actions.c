@@ -150,13 +150,13 @@ uint32_t cst_core_keeper(const struct cst_core *core, uint32_t chunk, enum cst_r
 {
     bool state = row == CST_ROW_MASTER || row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ;
 
-    return state && core->chunks[chunk].device != 0 ? core->chunks[chunk].device
-                                                    : core->layout->chunks[chunk].node;
+    return state && cst_tier_is_apart(core->chunks[chunk].tier) ? core->chunks[chunk].tier
+                                                                : core->layout->chunks[chunk].node;
 }
 
 uint32_t cst_core_copier(const struct cst_core *core, uint32_t rank, uint32_t chunk)
 {
-    uint32_t engine = core->ranks[rank].pool.engine;
+    uint32_t tier = core->ranks[rank].pool.tier;
 
-    return engine != 0 ? engine : core->layout->chunks[chunk].node;
+    return cst_tier_is_apart(tier) ? tier : core->layout->chunks[chunk].node;
 }

@@ -118,7 +118,7 @@ struct cst_pool {
     uint32_t n_chunks;
     const struct cst_layout_chunk *chunks; /* Chunks of the layout; borrowed. */
     const uint32_t *segments;              /* Segment id of each slab; borrowed. */
-    uint32_t engine;    /* Engine of the GPU whose memory the pool is; 0: host memory. */
+    uint32_t tier;                         /* Number of the tier whose memory the pool is. */
     bool worker_copies; /* The rank's worker copies weights in; engines do not. */
     /* Engines of GPUs whose memory the pool's GPU cannot access, one bit each. */
     uint64_t unreachable;
@@ -155,8 +155,7 @@ static inline bool cst_pool_reaches(const struct cst_pool *pool, uint32_t engine
 /* True if both pools are on different GPUs that can access each other's memory. */
 static inline bool cst_pool_can_exchange(const struct cst_pool *a, const struct cst_pool *b)
 {
-    return a->engine != b->engine && cst_pool_reaches(a, b->engine) &&
-           cst_pool_reaches(b, a->engine);
+    return a->tier != b->tier && cst_pool_reaches(a, b->tier) && cst_pool_reaches(b, a->tier);
 }
 
 /* CST_ENOMEM: nothing is owned. */

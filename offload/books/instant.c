@@ -58,7 +58,7 @@ static void tell_pools(struct cst_core *core)
 
 static bool has_stream(const struct cst_rank *rank)
 {
-    return rank->pool.engine != 0;
+    return cst_tier_is_apart(rank->pool.tier);
 }
 
 /* The worker acts now. The time since the last known event of the worker, or of its device for

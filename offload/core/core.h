@@ -9,7 +9,7 @@
  *
  *   - UPDATE, CONVERT and copies between arenas and staging segments: the engine of the chunk's
  *     node.
- *   - NORM: engine 0.
+ *   - NORM: the engine of the first node.
  *   - Copies between a pool and an arena: the engine of the pool's GPU; for a pool in host memory,
  *     the engine of the chunk's node.
  *   - REDUCE: the engine that offload/gradient/reduce_site.h chooses.

@@ -71,11 +71,11 @@ static bool has_new_gpu(const struct cst_core *core, uint32_t rank)
     for (uint32_t before = 0; before < rank; before++) {
         const struct cst_pool *other = &core->ranks[before].pool;
 
-        if (other->engine == pool->engine && !other->worker_copies) {
+        if (other->tier == pool->tier && !other->worker_copies) {
             return false;
         }
     }
-    return pool->engine != 0 && !pool->worker_copies;
+    return cst_tier_is_apart(pool->tier) && !pool->worker_copies;
 }
 
 /* Number of GPUs like that of @rank, itself included, that can exchange weights with it. */
@@ -111,7 +111,7 @@ int cst_core_may_move(const struct cst_core *core, uint32_t rank, bool gone, str
         return cst_err_set(err, CST_EBUSY, "the pool of rank %" PRIu32 " is still in use", rank);
     }
     for (uint32_t other = 0; gone && other < core->world; other++) {
-        if (core->ranks[other].pool.engine == r->pool.engine &&
+        if (core->ranks[other].pool.tier == r->pool.tier &&
             core->ranks[other].state == CST_RANK_ATTACHED &&
             core->ranks[other].gone.status == CST_OK) {
             return cst_err_set(err, CST_EBUSY,
@@ -126,7 +126,7 @@ int cst_core_may_move(const struct cst_core *core, uint32_t rank, bool gone, str
 
 void cst_core_move_pool(struct cst_core *core, uint32_t rank, const struct cst_core_pool *pool)
 {
-    core->ranks[rank].pool.engine = pool->engine;
+    core->ranks[rank].pool.tier = pool->tier;
     core->ranks[rank].pool.worker_copies = pool->worker_copies;
     core->ranks[rank].pool.unreachable = pool->unreachable;
     core->n_gpus = count_gpus(core);
@@ -153,7 +153,7 @@ static void open_chunks(struct cst_core *core, bool arenas_are_new)
         core->chunks[c].moments_are_new = arenas_are_new;
         core->chunks[c].gradient.spilled = CST_NONE;
         core->chunks[c].update.reservation = CST_NONE;
-        core->chunks[c].device = at->device;
+        core->chunks[c].tier = at->tier;
         core->chunks[c].kept = CST_NONE;
         core->chunks[c].evicted.rank = CST_NONE;
         core->n_trained += core->chunks[c].has_states;

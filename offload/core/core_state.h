@@ -48,10 +48,8 @@ struct cst_chunk {
     bool has_states; /* False: the chunk is frozen and has no gradient, sum or update. */
     /* The rows of moments have the zeros of new memory: nothing was written there. */
     bool moments_are_new;
-    /* Engine of the accelerator that has the chunk's states and makes all its updates; 0: the
-     * states are in host memory. */
-    uint32_t device;
-    bool ordered; /* Scratch of commit.c for the order of updates. */
+    uint32_t tier; /* Number of the tier that has the chunk's states. */
+    bool ordered;  /* Scratch of commit.c for the order of updates. */
     /* The job skips tensors without a gradient, and the step that is being committed has no
      * gradient of this chunk; changed by idle.c. */
     bool idle;

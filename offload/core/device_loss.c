@@ -30,7 +30,7 @@ static uint64_t find_ranks(const struct cst_core *core, uint32_t engine)
     uint64_t ranks = 0;
 
     for (uint32_t rank = 0; rank < core->world; rank++) {
-        ranks |= (uint64_t)(core->ranks[rank].pool.engine == engine) << rank;
+        ranks |= (uint64_t)(core->ranks[rank].pool.tier == engine) << rank;
     }
     return ranks;
 }

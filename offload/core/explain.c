@@ -43,9 +43,9 @@ static void explain_home(const struct cst_core *core, uint32_t c, struct page *p
         " elements used; home: host memory of node %" PRIu32,
         c, core->n_chunks, at->n_tensors, at->n_elems,
         core->layout->classes[at->size_class].capacity, at->node);
-    if (chunk->device != 0) {
+    if (cst_tier_is_apart(chunk->tier)) {
         say(page, "its states are in the memory of the accelerator of engine %" PRIu32,
-            chunk->device);
+            chunk->tier);
     }
     if (!chunk->has_states && chunk->writes.n == 0) {
         return;
@@ -103,9 +103,9 @@ static void explain_update(const struct cst_core *core, uint32_t c, struct page 
     if (core->device_updates.n_reservations == 0 || core->updates_done.n == 0) {
         return;
     }
-    if (chunk->device != 0) {
+    if (cst_tier_is_apart(chunk->tier)) {
         say(page, "updated on the accelerator of engine %" PRIu32 ", which has its states",
-            chunk->device);
+            chunk->tier);
     } else if (chunk->update.reservation != CST_NONE) {
         say(page,
             "updated on the accelerator of engine %" PRIu32 ": of each %" PRIu32
@@ -165,7 +165,7 @@ static void explain_grad_in_weight(const struct cst_core *core, uint32_t c, stru
 static bool has_gpu(const struct cst_core *core)
 {
     for (uint32_t rank = 0; rank < core->world; rank++) {
-        if (core->ranks[rank].pool.engine != 0) {
+        if (cst_tier_is_apart(core->ranks[rank].pool.tier)) {
             return true;
         }
     }

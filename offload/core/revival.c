@@ -135,7 +135,7 @@ static bool may_be_torn(const struct cst_core *core, const struct cst_core_recor
 {
     enum progress progress = progress_of(core, record, mark);
 
-    return record->undo_lost && core->chunks[c].device == 0 &&
+    return record->undo_lost && !cst_tier_is_apart(core->chunks[c].tier) &&
            (progress == BEGUN || (record->early && progress != AHEAD));
 }
 
@@ -274,7 +274,7 @@ static void repeat_update(struct cst_core *core, uint32_t c, const struct cst_co
     };
 
     what.hyper.grad_scale = (double)record->factor;
-    if (core->chunks[c].device != 0) {
+    if (cst_tier_is_apart(core->chunks[c].tier)) {
         cst_update_issue(core, &what);
     } else {
         /* An engine of a node may have updated some tiles in place. */

@@ -136,7 +136,7 @@ static int check_bf16(const struct cst_core *core, const struct cst_event *event
     if (event->kind != CST_EV_WRITE || event->row != CST_ROW_MASTER) {
         return cst_err_set(err, CST_EINVAL, "only writes of master weights can be from bf16");
     }
-    if (!chunk->has_states || chunk->device != 0) {
+    if (!chunk->has_states || cst_tier_is_apart(chunk->tier)) {
         return cst_err_set(
             err, CST_EUNSUPPORTED, "tensor '%s' %s: its master weights cannot be written from bf16",
             tensor->name, chunk->has_states ? "has states on an accelerator" : "is frozen");
@@ -399,7 +399,7 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
     enum cst_dtype dtype = dtype_of(core, tensor->chunk);
     bool master = event->row == CST_ROW_MASTER;
     uint64_t at = tensor->offset + event->first;
-    bool parts = master && chunk->device != 0;
+    bool parts = master && cst_tier_is_apart(chunk->tier);
     uint64_t tickets[3] = {0};
     struct cst_command *command;
 

@@ -18,7 +18,7 @@ static bool holds(const struct cst_core *core, uint32_t r, uint32_t c)
 uint32_t cst_device_choice_own(const struct cst_core *core, uint32_t c)
 {
     for (uint32_t r = 0; r < core->device_updates.n_reservations; r++) {
-        if (core->device_updates.reservations[r].engine == core->layout->chunks[c].device &&
+        if (core->device_updates.reservations[r].engine == core->layout->chunks[c].tier &&
             !core->device_updates.reservations[r].lent.on && holds(core, r, c)) {
             return r;
         }
@@ -123,7 +123,8 @@ static void count(struct cst_core *core, uint32_t c)
 bool cst_device_choice_pass(struct cst_core *core, uint32_t c)
 {
     /* States on an accelerator are updated there, whatever the order says. */
-    if (core->chunks[c].device != 0 || (is_kth(core, c) && find_reservation(core, c) != CST_NONE)) {
+    if (cst_tier_is_apart(core->chunks[c].tier) ||
+        (is_kth(core, c) && find_reservation(core, c) != CST_NONE)) {
         return false;
     }
     count(core, c);
@@ -142,7 +143,7 @@ uint32_t cst_device_choice_make(struct cst_core *core, uint32_t c)
         cst_chunk_update_place(chunk, CST_UPDATE_BY_NODE, CST_NONE);
         return CST_NONE;
     }
-    if (chunk->device != 0) { /* Likewise. */
+    if (cst_tier_is_apart(chunk->tier)) { /* Likewise. */
         cst_chunk_update_place(chunk, CST_UPDATE_ON_DEVICE, cst_device_choice_own(core, c));
         return chunk->update.reservation;
     }

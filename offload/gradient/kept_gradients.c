@@ -78,7 +78,7 @@ uint64_t cst_kept_gradients_keep(struct cst_core *core, uint32_t c, uint32_t ran
     struct cst_command *copy;
 
     if (reservation == NULL || reservation->kept.n_free == 0 ||
-        core->ranks[rank].pool.engine != reservation->engine ||
+        core->ranks[rank].pool.tier != reservation->engine ||
         !cst_buffers_hold(&reservation->buffers, &core->layout->chunks[c])) {
         return 0;
     }

@@ -30,7 +30,7 @@ bool cst_landing_serves(const struct cst_core *core, uint32_t c)
 
     return core->layout->landings != NULL && core->grad_fp32 && core->chunks[c].has_states &&
            __builtin_popcountll(ranks) == 1 &&
-           core->ranks[__builtin_ctzll(ranks)].pool.engine != CST_REDUCE_SITE_HOST_MEMORY;
+           cst_tier_is_apart(core->ranks[__builtin_ctzll(ranks)].pool.tier);
 }
 
 int cst_landing_check(const struct cst_core *core, struct cst_err *err)
@@ -40,8 +40,8 @@ int cst_landing_check(const struct cst_core *core, struct cst_err *err)
             const struct cst_pool *a = &core->ranks[rank].pool, *b = &core->ranks[other].pool;
 
             if (core->layout->lands != CST_LANDINGS_SHARED && rank != other &&
-                a->engine != CST_REDUCE_SITE_HOST_MEMORY &&
-                b->engine != CST_REDUCE_SITE_HOST_MEMORY && !cst_pool_reaches(a, b->engine)) {
+                cst_tier_is_apart(a->tier) && cst_tier_is_apart(b->tier) &&
+                !cst_pool_reaches(a, b->tier)) {
                 return cst_err_set(
                     err, CST_EINVAL,
                     "the accelerator of rank %" PRIu32
@@ -82,7 +82,7 @@ static void copy_down(struct cst_core *core, uint32_t c, uint32_t rank,
                                 .chunk = c,
                                 .rank = rank,
                                 .collection = core->collection.number};
-    struct cst_command *copy = cst_core_command(core, CST_COMMAND_COPY, pool->engine, &flight);
+    struct cst_command *copy = cst_core_command(core, CST_COMMAND_COPY, pool->tier, &flight);
     uint64_t *earlier = &group->copies[(group->n - 1) % CST_LANDING_AT_ONCE];
 
     copy->priority = CST_PRIORITY_EVICTION;
@@ -121,6 +121,6 @@ void cst_landing_done(struct cst_core *core, const struct cst_flight *flight,
                       const struct cst_event *event)
 {
     if (cst_event_engine_lost(event) && flight->collection == core->collection.number) {
-        cst_fact_pools_lost(&core->facts, core->ranks[flight->rank].pool.engine, true);
+        cst_fact_pools_lost(&core->facts, core->ranks[flight->rank].pool.tier, true);
     }
 }

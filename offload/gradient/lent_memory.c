@@ -130,7 +130,7 @@ int cst_lent_memory_open(const struct cst_core *core, struct cst_device_reservat
     uint32_t rank = config->reservations[i].rank, engine = config->reservations[i].engine;
     struct cst_lent_division division;
 
-    if (rank >= core->world || config->pools[rank].engine != engine || engine == 0) {
+    if (rank >= core->world || config->pools[rank].tier != engine || !cst_tier_is_apart(engine)) {
         return cst_err_set(err, CST_EINVAL,
                            "device updates in lent memory: rank %" PRIu32
                            " has no pool on the accelerator of engine %" PRIu32,
@@ -148,7 +148,7 @@ int cst_lent_memory_open(const struct cst_core *core, struct cst_device_reservat
 static bool lends(const struct cst_core *core, const struct cst_device_reservation *reservation)
 {
     return reservation->lent.on && reservation->buffers.n > 0 &&
-           core->ranks[reservation->lent.rank].pool.engine == reservation->engine;
+           core->ranks[reservation->lent.rank].pool.tier == reservation->engine;
 }
 
 uint32_t cst_core_lent_slabs(const struct cst_core *core, uint32_t rank, uint32_t *first)

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The reduce site of a chunk, the engine that sums its gradients, as a function of where they lie.
- * Knows only numbers of engines: 0 to n_nodes - 1 serve the host's nodes, the others one GPU each.
+ * Knows only numbers of tiers.
  */
 #ifndef CST_REDUCE_SITE_H
 #define CST_REDUCE_SITE_H
+
+#include "offload/layout/tier.h"
 
 #include <stdint.h>
 
@@ -18,9 +20,7 @@ enum cst_reduce_site_kind {
     CST_REDUCE_SITE_LANDED,
 };
 
-/* Engine numbers for a contribution that lies in host memory, and for a rank that contributes
- * nothing. */
-#define CST_REDUCE_SITE_HOST_MEMORY 0u
+/* Instead of the number of a tier: the rank contributes nothing. */
 #define CST_REDUCE_SITE_NOTHING UINT32_MAX
 
 struct cst_reduce_site {
@@ -31,13 +31,13 @@ struct cst_reduce_site {
     uint32_t n_host;  /* Contributions in host memory. */
 };
 
-/* Choose for @chunk, whose node's engine is @home. @engines: for each of @world ranks the engine
+/* Choose for @chunk, whose node's engine is @home. @tiers: for each of @world ranks the tier
  * where its contribution lies. @unreachable: for each rank the engines whose GPUs' memory the GPU
  * of its pool cannot access, one bit each. GPUs take turns by chunk: the sum is made on the GPU of
  * the first rank, from @chunk % @world on, whose contribution lies on a GPU that can access all
  * contributions. The choice does not affect the result, because sums are always made in rank
  * order. */
 struct cst_reduce_site cst_reduce_site_choose(uint32_t home, uint32_t chunk, uint32_t world,
-                                              const uint32_t *engines, const uint64_t *unreachable);
+                                              const uint32_t *tiers, const uint64_t *unreachable);
 
 #endif

@@ -119,12 +119,12 @@ void cst_spill_done(struct cst_core *core, const struct cst_flight *flight,
 {
     struct cst_pool *pool = &core->ranks[flight->rank].pool;
     bool current = !pool->blocks[flight->block].dropped;
-    bool gone = cst_event_engine_lost(event) && pool->engine != 0;
+    bool gone = cst_event_engine_lost(event) && cst_tier_is_apart(pool->tier);
 
     cst_collection_spilled(&core->chunks[flight->chunk], !current || (event->status == CST_OK));
     if (current && gone) {
         cst_block_move(pool, flight->block, CST_BLOCK_PENDING);
-        cst_fact_pools_lost(&core->facts, pool->engine, true);
+        cst_fact_pools_lost(&core->facts, pool->tier, true);
     } else if (current && event->status != CST_OK) {
         failed(core, flight, event);
     } else {

@@ -14,7 +14,7 @@
 static struct cst_reduce_site site_of(const struct cst_core *core, uint32_t c, uint64_t blocks,
                                       bool spilled)
 {
-    uint32_t engines[CST_CORE_MAX_WORLD];
+    uint32_t tiers[CST_CORE_MAX_WORLD];
     uint64_t unreachable[CST_CORE_MAX_WORLD];
     bool in_host = cst_landing_serves(core, c);
     struct cst_reduce_site site;
@@ -22,14 +22,13 @@ static struct cst_reduce_site site_of(const struct cst_core *core, uint32_t c, u
     for (uint32_t rank = 0; rank < core->world; rank++) {
         const struct cst_pool *pool = &core->ranks[rank].pool;
 
-        engines[rank] = CST_REDUCE_SITE_NOTHING;
+        tiers[rank] = CST_REDUCE_SITE_NOTHING;
         unreachable[rank] = pool->unreachable;
         if ((blocks & 1ull << rank) != 0) {
-            engines[rank] = in_host ? CST_REDUCE_SITE_HOST_MEMORY : pool->engine;
+            tiers[rank] = in_host ? CST_TIER_HOST : pool->tier;
         }
     }
-    site =
-        cst_reduce_site_choose(core->layout->chunks[c].node, c, core->world, engines, unreachable);
+    site = cst_reduce_site_choose(core->layout->chunks[c].node, c, core->world, tiers, unreachable);
     site.n_host += spilled;
     return site;
 }
@@ -71,7 +70,7 @@ static uint64_t find_landing(const struct cst_core *core, uint32_t c, uint64_t b
     for (uint64_t rest = blocks; rest != 0; rest &= rest - 1) {
         uint32_t rank = (uint32_t)__builtin_ctzll(rest);
 
-        land |= (uint64_t)(core->ranks[rank].pool.engine != CST_REDUCE_SITE_HOST_MEMORY) << rank;
+        land |= (uint64_t)(cst_tier_is_apart(core->ranks[rank].pool.tier)) << rank;
     }
     return land;
 }

@@ -165,9 +165,9 @@ struct cst_layout_chunk {
     struct cst_layout_row rows[CST_ROW_COUNT];
     /* The second weight row; segment CST_LAYOUT_NO_ROW: there is none. */
     struct cst_layout_row other_weight;
-    /* Engine of the accelerator whose memory holds the rows master, exp_avg and exp_avg_sq; 0: they
-     * are in host memory. */
-    uint32_t device;
+    /* Number of the tier that has the rows master, exp_avg and exp_avg_sq; all other rows are in
+     * host memory. */
+    uint32_t tier;
     uint32_t n_uses; /* Operator uses of all its tensors, by any rank. */
     /* Ranks in the group of its tensors, one bit each; none beyond the job's world. */
     uint64_t ranks;

@@ -189,7 +189,7 @@ int cst_rows_place_nodes(struct cst_layout *layout, const struct cst_layout_conf
 /* True if the row stays on the accelerator that has the chunk's states. */
 static bool is_on_device(const struct cst_layout_chunk *chunk, uint32_t row)
 {
-    return chunk->device != 0 &&
+    return cst_tier_is_apart(chunk->tier) &&
            (row == CST_ROW_MASTER || row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ);
 }
 
@@ -249,7 +249,7 @@ uint64_t cst_layout_device_want(const struct cst_layout *layout,
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        sum += chunk->device == device->engine ? state_bytes(layout, chunk) : 0;
+        sum += chunk->tier == device->engine ? state_bytes(layout, chunk) : 0;
     }
     return with_lost(device, sum);
 }
@@ -290,7 +290,7 @@ void cst_rows_place_on_devices(struct cst_layout *layout, const struct cst_layou
 
             if (left[d] >= bytes && cst_buffers_hold(&buffers[d], chunk)) {
                 left[d] -= bytes;
-                chunk->device = config->devices[d].engine;
+                chunk->tier = config->devices[d].engine;
                 turn = d + 1;
                 break;
             }
@@ -314,7 +314,7 @@ static void place_device_rows(struct cst_layout *layout, const struct cst_layout
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        for (uint32_t r = 0; r < CST_ROW_COUNT && chunk->device == device->engine; r++) {
+        for (uint32_t r = 0; r < CST_ROW_COUNT && chunk->tier == device->engine; r++) {
             uint64_t bytes = is_on_device(chunk, r) ? row_bytes(layout, chunk, r) : 0;
 
             if (bytes == 0) {

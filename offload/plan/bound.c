@@ -79,8 +79,8 @@ static double likely_update(const struct cst_search *s, const struct cst_plan_po
         double elems = update_elems(s, point, &layout->chunks[c]);
         bool trains = cst_layout_has_states(&layout->chunks[c]);
 
-        staying += layout->chunks[c].device != 0 ? elems : 0;
-        others += trains && layout->chunks[c].device == 0 ? elems : 0;
+        staying += cst_tier_is_apart(layout->chunks[c].tier) ? elems : 0;
+        others += trains && !cst_tier_is_apart(layout->chunks[c].tier) ? elems : 0;
     }
     return !cst_search_updates_there(point)
                ? over(others, sum_update(&s->rates))

@@ -44,7 +44,8 @@ static struct work count_chunks(struct cst_interleave *m, const struct cst_layou
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        if (cst_layout_has_states(chunk) && chunk->device == 0 && (!chunk->muon || scratch)) {
+        if (cst_layout_has_states(chunk) && !cst_tier_is_apart(chunk->tier) &&
+            (!chunk->muon || scratch)) {
             m->n_chunks++;
             m->n_nodes = chunk->node < m->n_nodes ? m->n_nodes : chunk->node + 1;
             add_chunk(&work, layout, chunk);
@@ -93,7 +94,7 @@ void cst_pipeline_describe(struct cst_interleave *m, const struct cst_layout *la
         }
         for (uint32_t r = 0; r < world; r++) {
             /* A pool on the accelerator fetches its weights over the same link. */
-            fetches = fetches || pools[r].engine == reservations[i].engine;
+            fetches = fetches || pools[r].tier == reservations[i].engine;
         }
     }
     work = count_chunks(m, layout, scratch);

@@ -53,7 +53,7 @@ static void describe_reservation(const struct cst_search *s, const struct cst_pl
         choice->n_buffers = count_buffers(s, point, layout, &reservations[0]);
     }
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
-        choice->n_staying += layout->chunks[c].device != 0;
+        choice->n_staying += cst_tier_is_apart(layout->chunks[c].tier);
     }
     choice->state_bytes = (layout->device_bytes + s->world - 1) / s->world;
 }

@@ -267,7 +267,7 @@ void cst_search_pools(const struct cst_search *s, const struct cst_plan_point *p
 
     for (uint32_t rank = 0; rank < world; rank++) {
         pools[rank] =
-            (struct cst_core_pool){.engine = s->host ? 0 : n_nodes + rank,
+            (struct cst_core_pool){.tier = s->host ? CST_TIER_HOST : n_nodes + rank,
                                    .worker_copies = !s->host && s->config->worker_copies &&
                                                     !layout->states.grad_over_weight,
                                    .unreachable = find_unreachable(s, point, n_nodes + rank)};

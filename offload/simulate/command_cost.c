@@ -232,8 +232,9 @@ static void cost_update(struct cst_sim *sim, struct cst_sim_command *c,
 /* True if the copy stays within the accelerator: a kept gradient, or states whose home it is. */
 static bool stays_there(const struct cst_sim *sim, const struct cst_sim_command *c)
 {
-    return c->kind == CST_FLIGHT_KEEP || (c->kind == CST_FLIGHT_STATES &&
-                                          sim->config->core->layout->chunks[c->chunk].device != 0);
+    return c->kind == CST_FLIGHT_KEEP ||
+           (c->kind == CST_FLIGHT_STATES &&
+            cst_tier_is_apart(sim->config->core->layout->chunks[c->chunk].tier));
 }
 
 static void cost_reservation_copy(struct cst_sim *sim, struct cst_sim_command *c,

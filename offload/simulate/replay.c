@@ -409,7 +409,7 @@ static void count_engines(struct cst_sim *sim)
     }
     sim->n_engines = sim->n_nodes;
     for (uint32_t rank = 0; rank < core->world; rank++) {
-        need_engine(sim, core->pools[rank].engine);
+        need_engine(sim, core->pools[rank].tier);
     }
     for (uint32_t i = 0; i < core->n_reservations; i++) {
         need_engine(sim, core->reservations[i].engine);

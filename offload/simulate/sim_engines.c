@@ -257,10 +257,10 @@ int cst_sim_engines_open(struct cst_sim *sim)
         }
     }
     for (uint32_t rank = 0; sim->config->stands_for != NULL && rank < sim->world; rank++) {
-        uint32_t engine = sim->config->core->pools[rank].engine;
+        uint32_t tier = sim->config->core->pools[rank].tier;
 
-        if (engine != 0) {
-            sim->engines[engine].lanes[CST_SIM_TEAM].width = sim->config->stands_for[rank];
+        if (cst_tier_is_apart(tier)) {
+            sim->engines[tier].lanes[CST_SIM_TEAM].width = sim->config->stands_for[rank];
         }
     }
     return CST_OK;

@@ -68,7 +68,7 @@ static void set_speed(struct cst_sim_worker *w)
     for (uint32_t rank = 0; !w->stream && rank < w->sim->world; rank++) {
         double ranks = w->sim->config->stands_for == NULL ? 1 : w->sim->config->stands_for[rank];
 
-        n_here += w->sim->config->core->pools[rank].engine == 0 ? (uint32_t)ranks : 0;
+        n_here += !cst_tier_is_apart(w->sim->config->core->pools[rank].tier) ? (uint32_t)ranks : 0;
     }
     /* Each rank has its share of the cores, whether the others use theirs or not. */
     if (n_here > 0) {
@@ -86,17 +86,18 @@ int cst_sim_worker_open(struct cst_sim *sim, uint32_t rank, struct cst_err *err)
 {
     struct cst_sim_worker *w = &sim->workers[rank];
     const struct cst_core_config *core = sim->config->core;
-    uint32_t engine = core->pools[rank].engine;
+    uint32_t tier = core->pools[rank].tier;
+    bool apart = cst_tier_is_apart(tier);
 
     *w = (struct cst_sim_worker){
         .sim = sim,
         .rank = rank,
         .stands_for = sim->config->stands_for == NULL ? 1 : sim->config->stands_for[rank],
-        .device = engine == 0 ? CST_NONE : engine - sim->n_nodes,
-        .stream = engine != 0,
+        .device = apart ? tier - sim->n_nodes : CST_NONE,
+        .stream = apart,
     };
     w->rates = cst_sim_device(sim, w->device);
-    w->node = engine == 0 ? rank % sim->n_nodes : sim->engines[engine].node;
+    w->node = apart ? sim->engines[tier].node : rank % sim->n_nodes;
     w->compute.node = w->copying.node = w->node;
     w->compute.owner = w->copying.owner = w;
     w->copying.link = CST_LINK_UP;

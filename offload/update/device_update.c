@@ -45,14 +45,14 @@ static const enum cst_row states[] = {CST_ROW_MASTER, CST_ROW_EXP_AVG, CST_ROW_E
 static int check_devices(const struct cst_core *core, struct cst_err *err)
 {
     for (uint32_t c = 0; c < core->n_chunks; c++) {
-        uint32_t device = core->layout->chunks[c].device;
+        uint32_t tier = core->layout->chunks[c].tier;
 
-        if (device != 0 && cst_device_choice_own(core, c) == CST_NONE) {
+        if (cst_tier_is_apart(tier) && cst_device_choice_own(core, c) == CST_NONE) {
             return cst_err_set(err, CST_EINVAL,
                                "chunk %" PRIu32 " of %" PRIu64
                                " elements has its states on the accelerator of engine %" PRIu32
                                ", which has no memory to update it (device_update_bytes)",
-                               c, core->layout->chunks[c].n_elems, device);
+                               c, core->layout->chunks[c].n_elems, tier);
         }
     }
     return CST_OK;
@@ -241,7 +241,8 @@ static uint64_t update_there(struct cst_core *core,
     struct cst_command *update;
 
     for (uint32_t i = 0; i < N_STATES; i++) {
-        if (core->chunks[what->chunk].device == 0 && has_row(core, what->chunk, states[i])) {
+        if (!cst_tier_is_apart(core->chunks[what->chunk].tier) &&
+            has_row(core, what->chunk, states[i])) {
             up[i] = copy_up(core, reservation, what->chunk, states[i], states[i]);
         }
     }
@@ -308,7 +309,7 @@ static struct cst_command *copy_down(struct cst_core *core, uint32_t c, enum cst
         weight ? chunk->update.what.weight : cst_core_row_place(core, c, row, 0);
     copy->bytes = row_bytes(core, c, row);
     copy->after_ack = true;
-    copy->may_fail = chunk->device == 0 && tries + 1 < CST_DEVICE_UPDATE_MAX_TRIES;
+    copy->may_fail = !cst_tier_is_apart(chunk->tier) && tries + 1 < CST_DEVICE_UPDATE_MAX_TRIES;
     return copy;
 }
 

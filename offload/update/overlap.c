@@ -214,7 +214,8 @@ static bool has_few(const struct cst_core *core, const struct cst_sources *sourc
     uint32_t n = 0;
 
     for (uint64_t rest = sources->blocks; rest != 0; rest &= rest - 1) {
-        n += core->ranks[__builtin_ctzll(rest)].pool.engine == 0 ? 1 : CST_CORE_MAX_WORLD;
+        n += !cst_tier_is_apart(core->ranks[__builtin_ctzll(rest)].pool.tier) ? 1
+                                                                             : CST_CORE_MAX_WORLD;
     }
     return n > 0 && n <= FUSE_MAX && !sources->spilled;
 }

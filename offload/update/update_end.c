@@ -79,7 +79,7 @@ static bool fall_back(struct cst_core *core, const struct cst_flight *flight,
     const struct cst_chunk *chunk = &core->chunks[flight->chunk];
     bool on_device = flight->kind == CST_FLIGHT_UPDATE_ON_DEVICE;
 
-    if (core->attempt.phase == CST_PHASE_FAILED || chunk->device != 0) {
+    if (core->attempt.phase == CST_PHASE_FAILED || cst_tier_is_apart(chunk->tier)) {
         return false;
     }
     if (cst_flight_is_device_update(flight)) {
@@ -120,7 +120,7 @@ static bool is_lost(const struct cst_core *core, uint32_t c, uint32_t engine)
     bool copying =
         chunk->update.where == CST_UPDATE_COPYING_BACK && !cst_chunk_update_is_over(&chunk->update);
 
-    return chunk->device == engine ||
+    return chunk->tier == engine ||
            (copying &&
             core->device_updates.reservations[chunk->update.reservation].engine == engine);
 }

@@ -98,7 +98,7 @@ void cst_load_done(struct cst_core *core, const struct cst_flight *flight,
     } else {
         cst_residency_end_load(core, flight->rank, flight->block, event);
     }
-    if (cst_event_engine_lost(event) && core->ranks[flight->rank].pool.engine != 0) {
-        cst_fact_pools_lost(&core->facts, core->ranks[flight->rank].pool.engine, false);
+    if (cst_event_engine_lost(event) && cst_tier_is_apart(core->ranks[flight->rank].pool.tier)) {
+        cst_fact_pools_lost(&core->facts, core->ranks[flight->rank].pool.tier, false);
     }
 }

@@ -65,7 +65,7 @@ static bool can_join(const struct cst_core *core, const struct group *group, uin
     const struct cst_rank *r = &core->ranks[rank];
 
     /* A rank that has asked for the step fetches nothing more of it. */
-    return r->pool.engine != 0 && !r->pool.worker_copies && r->joined && !r->stepped &&
+    return cst_tier_is_apart(r->pool.tier) && !r->pool.worker_copies && r->joined && !r->stepped &&
            (core->chunks[group->chunk].ranks & 1ull << rank) != 0 &&
            r->pool.weight_of[group->chunk] == CST_NONE && fits(core, group, &r->pool);
 }
@@ -109,7 +109,7 @@ static struct cst_command *copy_to(struct cst_core *core, const struct group *gr
                                    struct cst_flight *flight)
 {
     struct cst_command *copy =
-        cst_core_command(core, CST_COMMAND_COPY, core->ranks[to->rank].pool.engine, flight);
+        cst_core_command(core, CST_COMMAND_COPY, core->ranks[to->rank].pool.tier, flight);
 
     copy->priority = group->priority;
     copy->dst[copy->n_dst++] = place_in(core, to, piece->first);
@@ -162,7 +162,7 @@ bool cst_multi_gpu_load(struct cst_core *core, uint32_t rank, uint32_t chunk, ui
         .chunk = chunk, .priority = priority, .v = {{.rank = rank, .block = b}}, .n = 1};
 
     /* Pieces are copied, not converted, so the row must hold weights. */
-    if (most < 2 || core->ranks[rank].pool.engine == 0 || bytes < 2 * least ||
+    if (most < 2 || !cst_tier_is_apart(core->ranks[rank].pool.tier) || bytes < 2 * least ||
         core->chunks[chunk].weight.holds != CST_HOLDS_WEIGHTS) {
         return false;
     }

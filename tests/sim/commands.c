@@ -66,7 +66,7 @@ void command_check(const struct sim *sim, const struct cst_command *command)
         struct spot spot = memory_find(
             &sim->memory, i < command->n_src ? command->src[i] : command->dst[i - command->n_src]);
         uint32_t home = spot.kind == PLACE_ROW ? sim->layout.chunks[spot.chunk].node : 0;
-        uint32_t engine = spot.kind == PLACE_BLOCK ? sim->memory.pools[spot.rank].engine : 0;
+        uint32_t engine = spot.kind == PLACE_BLOCK ? sim->memory.pools[spot.rank].tier : 0;
 
         if (spot.kind == PLACE_ROW && model_device(sim, &spot) != 0) {
             if (command->node != model_device(sim, &spot)) {

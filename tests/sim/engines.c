@@ -267,7 +267,7 @@ static void begin_convert(struct sim *sim, struct job *job)
 /* True for a command in a reservation whose failure the job survives. */
 static bool is_spare(const struct sim *sim, const struct cst_command *command)
 {
-    return reservation_has(sim, command) && sim->layout.chunks[command->chunk].device == 0 &&
+    return reservation_has(sim, command) && sim->layout.chunks[command->chunk].tier == 0 &&
            (command->kind == CST_COMMAND_UPDATE || reservation_goes_up(sim, command) ||
             command->may_fail);
 }

@@ -102,9 +102,9 @@ static void open_pools(struct sim *sim, struct cst_core_pool *pools)
         uint32_t first_slab = 0;
 
         pools[rank] =
-            (struct cst_core_pool){.engine = choose_engine(sim, devices),
+            (struct cst_core_pool){.tier = choose_engine(sim, devices),
                                    .worker_copies = sim_chance(sim, sim->p_worker_copies)};
-        pools[rank].unreachable = sim_unreachable(sim, pools[rank].engine);
+        pools[rank].unreachable = sim_unreachable(sim, pools[rank].tier);
         for (uint32_t k = 0; k < sim->layout.n_classes; k++) {
             pools[rank].parts[k] = choose_part(sim, rank, k, first_slab);
             first_slab += SLABS_PER_PART;
@@ -131,7 +131,7 @@ static void require_reservations(struct sim *sim)
         bool wanted = false;
 
         for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
-            wanted = wanted || sim->layout.chunks[c].device == engine;
+            wanted = wanted || sim->layout.chunks[c].tier == engine;
         }
         if (wanted) {
             sim->reservations[e] =
@@ -180,9 +180,9 @@ static void choose_lenders(struct sim *sim, struct cst_core_pool *pools)
 {
     for (uint32_t rank = 0; rank < sim->world && sim->n_reservations < SIM_MAX_RESERVATIONS;
          rank++) {
-        if (pools[rank].engine != 0 && sim_chance(sim, 8000)) {
+        if (pools[rank].tier != 0 && sim_chance(sim, 8000)) {
             sim->reservations[sim->n_reservations++] = (struct cst_core_device_reservation){
-                .engine = pools[rank].engine, .lent = true, .rank = rank};
+                .engine = pools[rank].tier, .lent = true, .rank = rank};
             enlarge(sim, &pools[rank].parts[0], sim->layout.needs[rank].min_blocks[0]);
         }
     }

@@ -12,7 +12,7 @@ static bool is_vital(struct sim *sim, const struct job *job)
     struct spot dst;
 
     if (reservation_has(sim, command)) {
-        return sim->layout.chunks[command->chunk].device != 0 ||
+        return sim->layout.chunks[command->chunk].tier != 0 ||
                (command->kind != CST_COMMAND_UPDATE && !reservation_goes_up(sim, command));
     }
     if (!engines_copies(job)) {
@@ -101,7 +101,7 @@ bool lost_refuses(struct sim *sim, struct job *job)
 
 void lost_check(struct sim *sim, uint32_t rank, int status)
 {
-    uint32_t engine = sim->memory.pools[rank].engine;
+    uint32_t engine = sim->memory.pools[rank].tier;
 
     if (status == CST_EENGINE && !sim->failed && !sim->ever_down &&
         (sim->ever_lost >> engine & 1) == 0) {
@@ -119,8 +119,8 @@ void lost_move(struct sim *sim, uint32_t rank)
         cst_core_may_move(sim->core, rank, sim_chance(sim, 5000), &err) != CST_OK) {
         return;
     }
-    pool->engine = sim_chance(sim, 3000) ? 0 : sim->n_nodes + sim_below(sim, 2);
-    pool->unreachable = sim_unreachable(sim, pool->engine);
+    pool->tier = sim_chance(sim, 3000) ? 0 : sim->n_nodes + sim_below(sim, 2);
+    pool->unreachable = sim_unreachable(sim, pool->tier);
     cst_core_move_pool(sim->core, rank, pool);
     sim->n_moved++;
 }

@@ -251,7 +251,7 @@ uint32_t model_device(const struct sim *sim, const struct spot *spot)
     bool state = spot->row == CST_ROW_MASTER || spot->row == CST_ROW_EXP_AVG ||
                  spot->row == CST_ROW_EXP_AVG_SQ;
 
-    return state ? sim->layout.chunks[spot->chunk].device : 0;
+    return state ? sim->layout.chunks[spot->chunk].tier : 0;
 }
 
 bool model_is_fp32(const struct sim *sim, uint32_t chunk)

@@ -269,7 +269,7 @@ static struct cell *block_of(struct sim *sim, const struct job *job)
 {
     struct spot spot = memory_find(&sim->memory, job->command.src[0]);
 
-    if (spot.at != 0 || sim->memory.pools[spot.rank].engine != job->command.node) {
+    if (spot.at != 0 || sim->memory.pools[spot.rank].tier != job->command.node) {
         sim_fail(sim, "command %" PRIu64 " keeps what is not a block of its accelerator",
                  job->command.ticket);
     }
@@ -376,7 +376,7 @@ static unsigned states_of(const struct sim *sim, uint32_t c)
 
 static bool has_kept(const struct sim *sim, const struct cst_command *command)
 {
-    uint32_t device = sim->layout.chunks[command->chunk].device;
+    uint32_t device = sim->layout.chunks[command->chunk].tier;
 
     if (device != 0 && device != command->node) {
         sim_fail(sim, "chunk %u is updated by engine %u, its states are on engine %u's accelerator",

@@ -5,7 +5,7 @@
 static bool has_gpu(const struct sim *sim)
 {
     for (uint32_t rank = 0; rank < sim->world; rank++) {
-        if (sim->memory.pools[rank].engine != 0) {
+        if (sim->memory.pools[rank].tier != 0) {
             return true;
         }
     }

@@ -61,7 +61,7 @@ static uint64_t sum_of(struct sim *sim, const struct job *job)
     for (uint32_t i = 0; i < job->command.n_src; i++) {
         struct spot src = engines_find(sim, job, job->command.src[i]);
 
-        if (src.kind != PLACE_BLOCK || sim->memory.pools[src.rank].engine != 0) {
+        if (src.kind != PLACE_BLOCK || sim->memory.pools[src.rank].tier != 0) {
             sim_fail(sim, "an update sums what is in no pool of the host");
         }
         sum = memory_mix(sum, memory_read(engines_cell(sim, &src)));

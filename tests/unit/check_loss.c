@@ -209,7 +209,7 @@ END_TEST
  * sums. */
 START_TEST(moved)
 {
-    const struct cst_core_pool host = {.engine = 0};
+    const struct cst_core_pool host = {.tier = CST_TIER_HOST};
     uint64_t lost, sync;
     struct cst_err err;
 

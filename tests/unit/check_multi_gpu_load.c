@@ -177,7 +177,7 @@ END_TEST
 /* A GPU stays lost and its rank's pool moves to the host: the other GPUs go on together. */
 START_TEST(lost_for_good)
 {
-    const struct cst_core_pool host = {.engine = 0};
+    const struct cst_core_pool host = {.tier = CST_TIER_HOST};
 
     open_gpus(3);
     gather(2);

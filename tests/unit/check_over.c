@@ -293,7 +293,7 @@ START_TEST(engines_bring_the_weights)
                                       .world = 1,
                                       .arena_segments = segments,
                                       .pools = rig.pools};
-    rig.pools[0].engine = 1;
+    rig.pools[0].tier = 1;
     ck_assert_int_eq(cst_core_open(&core, &config, &err), CST_OK);
     cst_core_close(core);
     rig.pools[0].worker_copies = true;

@@ -51,8 +51,8 @@ static uint64_t count_staying(uint64_t less, uint32_t *n_chunks)
     }
     ck_assert_msg(cst_layout_build(&layout, &f.model, &config, &err) == CST_OK, "%s", err.text);
     for (uint32_t c = 0; c < layout.n_chunks; c++) {
-        n += layout.chunks[c].device != 0 ? layout.chunks[c].n_elems : 0;
-        *n_chunks += layout.chunks[c].device != 0;
+        n += layout.chunks[c].tier != 0 ? layout.chunks[c].n_elems : 0;
+        *n_chunks += layout.chunks[c].tier != 0;
     }
     cst_layout_close(&layout);
     return n;

@@ -211,7 +211,7 @@ static void separate(bool one)
     rig.layout_config.landings = CST_LANDINGS_SHARED;
     plan_rig_micro_batches(&rig, rig.replay.micro_batches);
     for (uint32_t rank = 0; rank < rig.core.world; rank++) {
-        rig.pools[rank].unreachable = one ? UINT64_MAX : ~(1ull << rig.pools[rank].engine);
+        rig.pools[rank].unreachable = one ? UINT64_MAX : ~(1ull << rig.pools[rank].tier);
     }
 }
 

@@ -167,12 +167,12 @@ START_TEST(last_chunks_stay)
         const struct cst_layout_chunk *chunk = &rig.layout.chunks[c];
         bool there = c >= 3u - (uint32_t)_i;
 
-        ck_assert_uint_eq(chunk->device, there ? RESERVATION_ENGINE : 0);
+        ck_assert_uint_eq(chunk->tier, there ? RESERVATION_ENGINE : 0);
         for (int r = 0; r < CST_ROW_COUNT; r++) {
-            uint32_t node = rig.layout.segments[chunk->rows[r].segment].node;
+            uint32_t tier = rig.layout.segments[chunk->rows[r].segment].tier;
 
             ck_assert_uint_eq(
-                node, there && r != CST_ROW_WEIGHT && r != CST_ROW_GRAD ? RESERVATION_ENGINE : 0);
+                tier, there && r != CST_ROW_WEIGHT && r != CST_ROW_GRAD ? RESERVATION_ENGINE : 0);
         }
     }
     for (uint32_t i = 0; i < rig.layout.n_segments; i++) {

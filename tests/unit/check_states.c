@@ -174,7 +174,7 @@ static void open_with_device_states(void)
                                          .reservations = &reservation,
                                          .n_reservations = 1,
                                          .device = &device});
-    ck_assert_uint_ne(rig.layout.chunks[1].device, 0);
+    ck_assert_uint_ne(rig.layout.chunks[1].tier, 0);
 }
 
 /* Moments on an accelerator are cleared, too, by a write of master weights before the job has

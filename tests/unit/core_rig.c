@@ -118,7 +118,7 @@ static void open_pools(struct rig *rig, const struct rig_job *job, struct cst_co
         rig->pools[rank] = (struct cst_core_pool){
             .parts[0] = {.n_blocks = n_blocks, .blocks_per_slab = n_blocks},
             .segments = &rig->pool_segments[rank],
-            .engine = engines[rank],
+            .tier = engines[rank],
             .worker_copies = worker_copies,
             .unreachable = job->unreachable != NULL ? job->unreachable[rank] : 0};
     }

@@ -23,7 +23,7 @@ void plan_rig_host_rates(struct cst_rates *out)
 static void open_pools(struct plan_rig *rig, uint32_t world, bool gpu, double share)
 {
     for (uint32_t rank = 0; rank < world; rank++) {
-        rig->pools[rank] = (struct cst_core_pool){.engine = gpu ? 1 + rank : 0};
+        rig->pools[rank] = (struct cst_core_pool){.tier = gpu ? 1 + rank : CST_TIER_HOST};
         for (uint32_t i = 0; i < rig->layout.n_classes; i++) {
             const struct cst_layout_class *class = &rig->layout.classes[i];
             uint32_t n = (uint32_t)(share * class->max_blocks + 0.5);
