@@ -9,7 +9,7 @@
 #include "offload/core/core_state.h"
 #include "offload/core/deadlines.h"
 #include "offload/core/device_loss.h"
-#include "offload/update/device_update.h"
+#include "offload/update/staged_update.h"
 #include "offload/books/exposure.h"
 #include "offload/gradient/drift.h"
 #include "offload/weights/fetch.h"
@@ -137,8 +137,8 @@ static int reserve(struct cst_core *core, struct cst_actions *actions)
     in_flight += (size_t)core->layout->n_landings / CST_LAYOUT_LANDINGS * core->n_chunks;
     if (core->device_updates.n_reservations > 0) {
         /* A fetch can recall all commands that the same event has issued. */
-        fixed += 2 * CST_DEVICE_UPDATE_COMMANDS * (size_t)core->n_chunks;
-        in_flight += CST_DEVICE_UPDATE_COMMANDS * (size_t)core->n_chunks;
+        fixed += 2 * CST_STAGED_UPDATE_COMMANDS * (size_t)core->n_chunks;
+        in_flight += CST_STAGED_UPDATE_COMMANDS * (size_t)core->n_chunks;
     }
     /* A gathered block receives a copy from each GPU, and in each group all blocks but one are
      * foreseen. */

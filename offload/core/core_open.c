@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Opens and closes a core, moves a pool, and writes the job table. */
 #include "offload/core/core_state.h"
-#include "offload/update/device_update.h"
+#include "offload/update/staged_update.h"
 #include "offload/gradient/landing.h"
 #include "offload/gradient/drift.h"
 #include "offload/books/weight_row.h"

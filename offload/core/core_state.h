@@ -6,7 +6,7 @@
  *
  *   core                                events in, facts routed, actions out
  *   revival  states  save  commit  prepare  next  deadlines  device_loss  ranks  update_end
- *   overlap  update  device_update  device_choice  fetch  prefetch  spill
+ *   overlap  update  staged_update  device_choice  fetch  prefetch  spill
  *   sum  landing  collection  kept_gradients  load  multi_gpu_load
  *   residency  eviction  waiting  lookahead  weight_row  chunk_update  rank
  *   group  facts  actions  exposure  instant  lent_memory  drift
@@ -21,7 +21,7 @@
 #include "offload/gradient/collection.h"
 #include "offload/core/commit.h"
 #include "offload/core/core.h"
-#include "offload/update/device_update.h"
+#include "offload/update/staged_update.h"
 #include "offload/weights/eviction.h"
 #include "offload/books/exposure.h"
 #include "offload/books/facts.h"

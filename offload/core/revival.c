@@ -3,7 +3,7 @@
 
 #include "offload/books/actions.h"
 #include "offload/core/core_state.h"
-#include "offload/update/device_update.h"
+#include "offload/update/staged_update.h"
 #include "offload/update/update.h"
 
 #include <inttypes.h>
@@ -34,7 +34,7 @@ static void record_copying(const struct cst_core *core, struct cst_core_record *
 {
     for (uint32_t i = 0; i < core->device_updates.n_reservations * CST_BUFFERS_MAX; i++) {
         const struct cst_update *what =
-            cst_device_update_copying(core, i / CST_BUFFERS_MAX, i % CST_BUFFERS_MAX);
+            cst_staged_update_copying(core, i / CST_BUFFERS_MAX, i % CST_BUFFERS_MAX);
 
         if (what != NULL) {
             out->copying[i].chunk = what->chunk + 1;
@@ -302,7 +302,7 @@ static void copy_back(struct cst_core *core, uint32_t i, const struct cst_core_r
     struct cst_update what = {
         .chunk = c, .mark = copying->mark, .weight = cst_core_row_place(core, c, row, 0)};
 
-    cst_device_update_copy_back(core, i / CST_BUFFERS_MAX, i % CST_BUFFERS_MAX, &what);
+    cst_staged_update_copy_back(core, i / CST_BUFFERS_MAX, i % CST_BUFFERS_MAX, &what);
     if (early) {
         keep_early(core, c);
     } else if (core->chunks[c].weight.rows == CST_ROWS_CURRENT) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which chunks get device updates, and in which device reservation. Changes the order of updates in
- * struct cst_device_updates. Called by update, overlap, commit and device_update. */
+ * struct cst_device_updates. Called by update, overlap, commit and staged_update. */
 #ifndef CST_DEVICE_CHOICE_H
 #define CST_DEVICE_CHOICE_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lent memory: empty blocks of a rank's pool that serve as buffers of device updates, instead of
  * memory that is reserved for them (lent_memory.c). Owns which buffers are taken, and returns them.
- * Does not choose chunks or issue commands. Called by device_update, update_end and fetch. */
+ * Does not choose chunks or issue commands. Called by staged_update, update_end and fetch. */
 #ifndef CST_LENT_MEMORY_H
 #define CST_LENT_MEMORY_H
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One update of one chunk: by its node's engine in place, or on an accelerator (device_update.c).
+/* One update of one chunk: by its node's engine in place, or on an accelerator (staged_update.c).
  * Also what waits for an update, and when it is complete. */
 #include "offload/update/update.h"
 
 #include "offload/core/core_state.h"
 #include "offload/gradient/device_choice.h"
-#include "offload/update/device_update.h"
+#include "offload/update/staged_update.h"
 #include "offload/books/exposure.h"
 #include "offload/gradient/kept_gradients.h"
 #include "offload/weights/residency.h"
@@ -110,6 +110,6 @@ void cst_update_issue(struct cst_core *core, const struct cst_update *what)
         update->newest_first = cst_weight_row_is_early(&chunk->weight);
         return;
     }
-    cst_device_update_update(core, reservation, what);
+    cst_staged_update_update(core, reservation, what);
     cst_weight_row_end_gradient(chunk);
 }

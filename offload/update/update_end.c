@@ -19,7 +19,7 @@
 
 #include "offload/books/chunk_update.h"
 #include "offload/core/core_state.h"
-#include "offload/update/device_update.h"
+#include "offload/update/staged_update.h"
 #include "offload/books/exposure.h"
 #include "offload/gradient/kept_gradients.h"
 #include "offload/gradient/lent_memory.h"
@@ -36,7 +36,7 @@ static void count(struct cst_core *core, uint32_t r, uint32_t c, const struct cs
 {
     const struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
 
-    cst_device_update_count_failure(core, r);
+    cst_staged_update_count_failure(core, r);
     if (reservation->given_up) {
         return;
     }
@@ -45,13 +45,13 @@ static void count(struct cst_core *core, uint32_t r, uint32_t c, const struct cs
         "step %" PRIu64 ": the update of chunk %" PRIu32 " on the accelerator of engine %" PRIu32
         " failed (failure %" PRIu32 " there): %s; %s",
         core->step, c, reservation->engine, reservation->n_failures, cst_event_words(event), then);
-    if (reservation->n_failures == CST_DEVICE_UPDATE_MAX_FAILURES) {
-        cst_device_update_give_up(core, r);
+    if (reservation->n_failures == CST_STAGED_UPDATE_MAX_FAILURES) {
+        cst_staged_update_give_up(core, r);
         cst_core_log(core, CST_OK,
                      "the accelerator of engine %" PRIu32
                      " is no longer used for updates, after %d failures: of %" PRIu64
                      " updates so far %" PRIu64 " were made on accelerators",
-                     reservation->engine, CST_DEVICE_UPDATE_MAX_FAILURES, core->updates_done.n,
+                     reservation->engine, CST_STAGED_UPDATE_MAX_FAILURES, core->updates_done.n,
                      core->updates_done.n_device);
     }
 }
@@ -63,7 +63,7 @@ static void see_gone(struct cst_core *core, uint32_t r, const struct cst_event *
     struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
 
     if (cst_event_engine_lost(event) && !reservation->given_up) {
-        cst_device_update_give_up(core, r);
+        cst_staged_update_give_up(core, r);
         cst_core_log(core, event->status,
                      "step %" PRIu64 ": the accelerator of engine %" PRIu32
                      " is lost, and is no longer used for updates: %s; of %" PRIu64
@@ -89,8 +89,8 @@ static bool fall_back(struct cst_core *core, const struct cst_flight *flight,
         return true; /* The UPDATE of the chunk fails with this command, or has failed. */
     }
     if (on_device && event->status == CST_ECANCELLED && cst_lent_memory_is_recalled(core, flight)) {
-        cst_device_update_vacate(core, flight->chunk);
-        if (cst_event_engine_lost(event) || !cst_device_update_move(core, flight->chunk)) {
+        cst_staged_update_vacate(core, flight->chunk);
+        if (cst_event_engine_lost(event) || !cst_staged_update_move(core, flight->chunk)) {
             cst_update_back_to_node(core, flight->chunk);
             cst_chunk_update_place(&core->chunks[flight->chunk], CST_UPDATE_NOT_LENT, CST_NONE);
         }
@@ -98,14 +98,14 @@ static bool fall_back(struct cst_core *core, const struct cst_flight *flight,
     }
     if (on_device) {
         count(core, flight->rank, flight->chunk, event, "the engine of its node makes the update");
-        cst_device_update_vacate(core, flight->chunk);
+        cst_staged_update_vacate(core, flight->chunk);
         cst_update_back_to_node(core, flight->chunk);
         return true;
     }
     if (flight->down && !cst_event_engine_lost(event) &&
-        flight->tries + 1 < CST_DEVICE_UPDATE_MAX_TRIES) {
+        flight->tries + 1 < CST_STAGED_UPDATE_MAX_TRIES) {
         count(core, flight->rank, flight->chunk, event, "the row is copied again");
-        cst_device_update_copy_again(core, flight);
+        cst_staged_update_copy_again(core, flight);
         return true;
     }
     return false;
@@ -218,7 +218,7 @@ static void end_command(struct cst_core *core, const struct cst_flight *flight,
         return;
     }
     if (flight->kind == CST_FLIGHT_UPDATE_ON_DEVICE && event->status == CST_OK) {
-        cst_device_update_done(core, flight->chunk);
+        cst_staged_update_done(core, flight->chunk);
     }
     if (cst_chunk_update_replace(chunk, flight->ticket, 0) &&
         cst_chunk_update_is_over(&chunk->update)) {

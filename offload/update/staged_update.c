@@ -26,7 +26,7 @@
  *
  * UPDATE writes to `out` and does not change what it reads. So until its COPYs down have begun, the
  * rows of the chunk are unchanged, and from then on the new rows are complete in `out`. */
-#include "offload/update/device_update.h"
+#include "offload/update/staged_update.h"
 
 #include "offload/core/core_state.h"
 #include "offload/gradient/device_choice.h"
@@ -175,7 +175,7 @@ static void enter(const struct cst_core *core, const struct cst_device_reservati
                   uint32_t c, struct cst_command *command)
 {
     command->after_ack = true;
-    for (uint32_t i = 0; i < CST_DEVICE_UPDATE_COPIES_DOWN; i++) {
+    for (uint32_t i = 0; i < CST_STAGED_UPDATE_COPIES_DOWN; i++) {
         cst_command_after(command, reservation->down[reservation->next][i]);
     }
     cst_chunk_update_before(command, &core->chunks[c].update);
@@ -309,7 +309,7 @@ static struct cst_command *copy_down(struct cst_core *core, uint32_t c, enum cst
         weight ? chunk->update.what.weight : cst_core_row_place(core, c, row, 0);
     copy->bytes = row_bytes(core, c, row);
     copy->after_ack = true;
-    copy->may_fail = !cst_tier_is_apart(chunk->tier) && tries + 1 < CST_DEVICE_UPDATE_MAX_TRIES;
+    copy->may_fail = !cst_tier_is_apart(chunk->tier) && tries + 1 < CST_STAGED_UPDATE_MAX_TRIES;
     return copy;
 }
 
@@ -340,7 +340,7 @@ static void copy_all_down(struct cst_core *core, struct cst_device_reservation *
     cst_chunk_update_issued_down(chunk, down);
 }
 
-void cst_device_update_update(struct cst_core *core, uint32_t r, const struct cst_update *what)
+void cst_staged_update_update(struct cst_core *core, uint32_t r, const struct cst_update *what)
 {
     struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
     uint64_t update;
@@ -353,13 +353,13 @@ void cst_device_update_update(struct cst_core *core, uint32_t r, const struct cs
     reservation->next = (reservation->next + 1) % reservation->buffers.n;
 }
 
-bool cst_device_update_move(struct cst_core *core, uint32_t c)
+bool cst_staged_update_move(struct cst_core *core, uint32_t c)
 {
-    static const uint64_t none[CST_DEVICE_UPDATE_COPIES_DOWN] = {0};
+    static const uint64_t none[CST_STAGED_UPDATE_COPIES_DOWN] = {0};
     struct cst_chunk *chunk = &core->chunks[c];
     struct cst_device_reservation *reservation =
         &core->device_updates.reservations[chunk->update.reservation];
-    uint64_t from[CST_DEVICE_UPDATE_COPIES_DOWN] = {chunk->update.ticket};
+    uint64_t from[CST_STAGED_UPDATE_COPIES_DOWN] = {chunk->update.ticket};
     uint64_t update, *down;
 
     if (!cst_lent_memory_join(reservation)) {
@@ -370,7 +370,7 @@ bool cst_device_update_move(struct cst_core *core, uint32_t c)
     update = update_there(core, reservation, &chunk->update.what);
     chunk->update.buffer = reservation->next;
     down = reservation->down[reservation->next];
-    for (uint32_t i = 0; i < CST_DEVICE_UPDATE_COPIES_DOWN; i++) {
+    for (uint32_t i = 0; i < CST_STAGED_UPDATE_COPIES_DOWN; i++) {
         struct cst_command *copy =
             from[i] != 0 ? copy_down(core, c, i == 0 ? CST_ROW_WEIGHT : states[i - 1], 0) : NULL;
 
@@ -388,7 +388,7 @@ bool cst_device_update_move(struct cst_core *core, uint32_t c)
     return true;
 }
 
-void cst_device_update_done(struct cst_core *core, uint32_t c)
+void cst_staged_update_done(struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk_update *update = &core->chunks[c].update;
 
@@ -396,7 +396,7 @@ void cst_device_update_done(struct cst_core *core, uint32_t c)
     cst_chunk_update_copying_back(&core->chunks[c]);
 }
 
-const struct cst_update *cst_device_update_copying(const struct cst_core *core, uint32_t r,
+const struct cst_update *cst_staged_update_copying(const struct cst_core *core, uint32_t r,
                                                    uint32_t buffer)
 {
     const struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
@@ -408,7 +408,7 @@ const struct cst_update *cst_device_update_copying(const struct cst_core *core, 
     return copying ? &chunk->update.what : NULL;
 }
 
-void cst_device_update_copy_back(struct cst_core *core, uint32_t r, uint32_t buffer,
+void cst_staged_update_copy_back(struct cst_core *core, uint32_t r, uint32_t buffer,
                                  const struct cst_update *what)
 {
     struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
@@ -418,7 +418,7 @@ void cst_device_update_copy_back(struct cst_core *core, uint32_t r, uint32_t buf
         cst_lent_memory_occupy(core, reservation, buffer);
     }
     copy_all_down(core, reservation, buffer, what, 0);
-    cst_device_update_done(core, what->chunk);
+    cst_staged_update_done(core, what->chunk);
 }
 
 /* -- failures --------------------------------------------------------------------------------- */
@@ -428,19 +428,19 @@ void cst_device_update_copy_back(struct cst_core *core, uint32_t r, uint32_t buf
 static void rename_down(struct cst_device_reservation *reservation, uint32_t buffer, uint64_t from,
                         uint64_t to)
 {
-    for (uint32_t i = 0; i < CST_DEVICE_UPDATE_COPIES_DOWN; i++) {
+    for (uint32_t i = 0; i < CST_STAGED_UPDATE_COPIES_DOWN; i++) {
         if (reservation->down[buffer][i] == from) {
             reservation->down[buffer][i] = to;
         }
     }
 }
 
-void cst_device_update_count_failure(struct cst_core *core, uint32_t r)
+void cst_staged_update_count_failure(struct cst_core *core, uint32_t r)
 {
     core->device_updates.reservations[r].n_failures++;
 }
 
-void cst_device_update_give_up(struct cst_core *core, uint32_t r)
+void cst_staged_update_give_up(struct cst_core *core, uint32_t r)
 {
     core->device_updates.reservations[r].given_up = true;
     for (uint32_t c = 0; c < core->n_chunks; c++) {
@@ -450,7 +450,7 @@ void cst_device_update_give_up(struct cst_core *core, uint32_t r)
     }
 }
 
-void cst_device_update_vacate(struct cst_core *core, uint32_t c)
+void cst_staged_update_vacate(struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
     struct cst_device_reservation *reservation =
@@ -463,7 +463,7 @@ void cst_device_update_vacate(struct cst_core *core, uint32_t c)
     }
 }
 
-void cst_device_update_copy_again(struct cst_core *core, const struct cst_flight *flight)
+void cst_staged_update_copy_again(struct cst_core *core, const struct cst_flight *flight)
 {
     struct cst_chunk *chunk = &core->chunks[flight->chunk];
     enum cst_row row = CST_ROW_WEIGHT;

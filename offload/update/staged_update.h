@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Updates on accelerators (device_update.c). Owns the device reservations, and the order in which
+/* Updates on accelerators (staged_update.c). Owns the device reservations, and the order in which
  * chunks get them. Called by core.c, update, update_end, overlap and commit. */
-#ifndef CST_DEVICE_UPDATE_H
-#define CST_DEVICE_UPDATE_H
+#ifndef CST_STAGED_UPDATE_H
+#define CST_STAGED_UPDATE_H
 
 #include "offload/layout/buffers.h"
 #include "offload/books/chunk_update.h"
@@ -14,12 +14,12 @@
 struct cst_core;
 
 /* A device reservation is given up after this many failures. */
-#define CST_DEVICE_UPDATE_MAX_FAILURES 3
+#define CST_STAGED_UPDATE_MAX_FAILURES 3
 /* A COPY down after a device update is tried this many times. */
-#define CST_DEVICE_UPDATE_MAX_TRIES 3
-#define CST_DEVICE_UPDATE_COPIES_DOWN (1 + CST_UPDATE_STATES)
+#define CST_STAGED_UPDATE_MAX_TRIES 3
+#define CST_STAGED_UPDATE_COPIES_DOWN (1 + CST_UPDATE_STATES)
 /* Commands of one device update. */
-#define CST_DEVICE_UPDATE_COMMANDS (2 + CST_UPDATE_STATES + 1 + CST_DEVICE_UPDATE_COPIES_DOWN)
+#define CST_STAGED_UPDATE_COMMANDS (2 + CST_UPDATE_STATES + 1 + CST_STAGED_UPDATE_COPIES_DOWN)
 
 /* An accelerator's memory for updates. Its buffers are used in turn. */
 struct cst_device_reservation {
@@ -34,7 +34,7 @@ struct cst_device_reservation {
     bool given_up;
     uint32_t next; /* Buffer that the next update uses. */
     /* Per buffer: the last COPYs out of it; 0: none. */
-    uint64_t down[CST_BUFFERS_MAX][CST_DEVICE_UPDATE_COPIES_DOWN];
+    uint64_t down[CST_BUFFERS_MAX][CST_STAGED_UPDATE_COPIES_DOWN];
     /* Per buffer: the chunk whose UPDATE was completed there last. */
     uint32_t user[CST_BUFFERS_MAX];
 };
@@ -61,37 +61,37 @@ int cst_device_updates_open(struct cst_core *core, const struct cst_core_config 
 void cst_device_updates_close(struct cst_core *core);
 
 /* Issue the device update @what in the device reservation @reservation. */
-void cst_device_update_update(struct cst_core *core, uint32_t reservation,
+void cst_staged_update_update(struct cst_core *core, uint32_t reservation,
                               const struct cst_update *what);
 
 /* The commands of @chunk's device update were recalled, and nothing has been copied down: issue
  * them again in another buffer of its device reservation. False: no update can enter one. */
-bool cst_device_update_move(struct cst_core *core, uint32_t chunk);
+bool cst_staged_update_move(struct cst_core *core, uint32_t chunk);
 
 /* The UPDATE of @chunk is done: its results are being copied back. */
-void cst_device_update_done(struct cst_core *core, uint32_t chunk);
+void cst_staged_update_done(struct cst_core *core, uint32_t chunk);
 
 /* The device update in buffer @buffer of device reservation @reservation whose results are being
  * copied back; NULL: none. */
-const struct cst_update *cst_device_update_copying(const struct cst_core *core,
+const struct cst_update *cst_staged_update_copying(const struct cst_core *core,
                                                    uint32_t reservation, uint32_t buffer);
 
 /* The results of @what are in the buffer, from which an earlier core was copying them back: issue
  * these COPYs again. No update of the chunk may be in flight. */
-void cst_device_update_copy_back(struct cst_core *core, uint32_t reservation, uint32_t buffer,
+void cst_staged_update_copy_back(struct cst_core *core, uint32_t reservation, uint32_t buffer,
                                  const struct cst_update *what);
 
 /* The device update of @chunk failed and nothing has been copied down: the next update in its
  * buffer waits for nothing. */
-void cst_device_update_vacate(struct cst_core *core, uint32_t chunk);
+void cst_staged_update_vacate(struct cst_core *core, uint32_t chunk);
 
 /* A command of a device update failed in the device reservation @reservation. */
-void cst_device_update_count_failure(struct cst_core *core, uint32_t reservation);
+void cst_staged_update_count_failure(struct cst_core *core, uint32_t reservation);
 
 /* Use the device reservation @reservation for no further updates. */
-void cst_device_update_give_up(struct cst_core *core, uint32_t reservation);
+void cst_staged_update_give_up(struct cst_core *core, uint32_t reservation);
 
 /* Issue again the COPY down after a device update that @flight was and that failed. */
-void cst_device_update_copy_again(struct cst_core *core, const struct cst_flight *flight);
+void cst_staged_update_copy_again(struct cst_core *core, const struct cst_flight *flight);
 
 #endif
