@@ -44,10 +44,15 @@ struct cst_core_policy {
 
 #define CST_CORE_MAX_UPDATE_DEVICES 8
 
-/* Device reservation: an accelerator's memory for device updates. The states of a chunk are copied
- * there, updated, and copied back. */
+/* Device reservation: memory for staged updates. The rows of a chunk are brought there, updated,
+ * and brought back. */
 struct cst_core_device_reservation {
-    uint32_t engine;  /* The accelerator's engine, numbered as in cst_command.node. */
+    /* The number of the tier whose memory it is. An accelerator's engine updates there; in host
+     * memory the engine of the chunk's node does. */
+    uint32_t engine;
+    /* The number of the tier whose states are updated here, if `engine` is host memory; else
+     * CST_TIER_HOST: those of the accelerator are. */
+    uint32_t home;
     uint32_t segment; /* Id of the segment that is this memory. */
     uint64_t bytes;   /* Size of the memory. */
     /* The memory is that of empty blocks of the pool of rank `rank`, which is on the same

@@ -2,6 +2,7 @@
 /* Sentences about where a chunk is, and why. */
 #include "offload/books/chunk_update.h"
 #include "offload/gradient/collection.h"
+#include "offload/gradient/device_choice.h"
 #include "offload/core/core_state.h"
 #include "offload/books/group.h"
 #include "offload/gradient/landing.h"
@@ -44,8 +45,7 @@ static void explain_home(const struct cst_core *core, uint32_t c, struct page *p
         c, core->n_chunks, at->n_tensors, at->n_elems,
         core->layout->classes[at->size_class].capacity, at->node);
     if (cst_tier_is_apart(chunk->tier)) {
-        say(page, "its states are in the memory of the accelerator of engine %" PRIu32,
-            chunk->tier);
+        say(page, "its states are in the memory of engine %" PRIu32, chunk->tier);
     }
     if (!chunk->has_states && chunk->writes.n == 0) {
         return;
@@ -104,7 +104,13 @@ static void explain_update(const struct cst_core *core, uint32_t c, struct page 
         return;
     }
     if (cst_tier_is_apart(chunk->tier)) {
-        say(page, "updated on the accelerator of engine %" PRIu32 ", which has its states",
+        const struct cst_device_reservation *r =
+            &core->device_updates.reservations[cst_device_choice_own(core, c)];
+
+        say(page,
+            r->engine == chunk->tier
+                ? "updated on the accelerator of engine %" PRIu32 ", which has its states"
+                : "updated in host memory, to which engine %" PRIu32 " brings its states",
             chunk->tier);
     } else if (chunk->update.reservation != CST_NONE) {
         say(page,

@@ -18,7 +18,7 @@ static bool holds(const struct cst_core *core, uint32_t r, uint32_t c)
 uint32_t cst_device_choice_own(const struct cst_core *core, uint32_t c)
 {
     for (uint32_t r = 0; r < core->device_updates.n_reservations; r++) {
-        if (core->device_updates.reservations[r].engine == core->layout->chunks[c].tier &&
+        if (core->device_updates.reservations[r].home == core->layout->chunks[c].tier &&
             !core->device_updates.reservations[r].lent.on && holds(core, r, c)) {
             return r;
         }
@@ -36,13 +36,20 @@ void cst_device_choice_end(struct cst_core *core)
     core->device_updates.order_ended = true;
 }
 
-/* True if a device reservation is in use. */
+/* True if the device reservation is in use for chunks whose states are in host memory, too: its
+ * engine is not that of their nodes. */
+static bool takes_turns(const struct cst_device_reservation *reservation)
+{
+    return !reservation->given_up && cst_tier_is_apart(reservation->engine);
+}
+
+/* True if a device reservation is in use for turns. */
 static bool has_reservations(const struct cst_core *core)
 {
     bool any = false;
 
     for (uint32_t r = 0; r < core->device_updates.n_reservations; r++) {
-        any = any || !core->device_updates.reservations[r].given_up;
+        any = any || takes_turns(&core->device_updates.reservations[r]);
     }
     return any;
 }
@@ -56,23 +63,23 @@ static void begin_order(struct cst_core *core)
     core->device_updates.order_ended = false;
 }
 
-/* True if the device reservation is in use, its buffers fit the chunk and, if they are lent, one
+/* True if the device reservation takes turns, its buffers fit the chunk and, if they are lent, one
  * can be entered now. */
 static bool can_update(const struct cst_core *core, uint32_t r, uint32_t c)
 {
     const struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
 
-    return !reservation->given_up && holds(core, r, c) &&
+    return takes_turns(reservation) && holds(core, r, c) &&
            (!reservation->lent.on || cst_lent_memory_is_available(core, reservation));
 }
 
-/* True if the buffers of a device reservation in use fit the chunk. */
+/* True if the buffers of a device reservation that takes turns fit the chunk. */
 static bool fits_any(const struct cst_core *core, uint32_t c)
 {
     bool any = false;
 
     for (uint32_t r = 0; r < core->device_updates.n_reservations; r++) {
-        any = any || (!core->device_updates.reservations[r].given_up && holds(core, r, c));
+        any = any || (takes_turns(&core->device_updates.reservations[r]) && holds(core, r, c));
     }
     return any;
 }
@@ -122,7 +129,7 @@ static void count(struct cst_core *core, uint32_t c)
 
 bool cst_device_choice_pass(struct cst_core *core, uint32_t c)
 {
-    /* States on an accelerator are updated there, whatever the order says. */
+    /* States that are apart have staged updates, whatever the order says. */
     if (cst_tier_is_apart(core->chunks[c].tier) ||
         (is_kth(core, c) && find_reservation(core, c) != CST_NONE)) {
         return false;

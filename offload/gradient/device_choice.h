@@ -9,8 +9,8 @@
 
 struct cst_core;
 
-/* The device reservation on the accelerator that has the states of @chunk; CST_NONE: it has no
- * device reservation that fits. */
+/* The device reservation for the updates of the tier that has the states of @chunk; CST_NONE: none
+ * fits. */
 uint32_t cst_device_choice_own(const struct cst_core *core, uint32_t chunk);
 
 /* The device reservation for the next update, which is that of @chunk; CST_NONE: none. Counts the

@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device updates (Deep Optimizer States): updates on accelerators. A chunk that gets one
- * (device_choice.c) is updated in a buffer of a device reservation, while the engines of the nodes
- * update the others.
+/* Staged updates: rows in, update, rows out. A chunk that gets one (device_choice.c) is updated in
+ * a buffer of a device reservation. There are two reasons: an accelerator makes the update while
+ * the engines of the nodes update other chunks (Deep Optimizer States); or the states are in a tier
+ * that nobody can compute in, and are brought to host memory for the update.
  *
  *   COPY up x4 ----> UPDATE ----> COPY down: weight      (what fetches wait for)
  *   grad, master,    in -> out    COPY down: master, exp_avg, exp_avg_sq
  *   exp_avg(_sq)
  *   and weight, if it is (a part of) the master weights
+ *
+ * Where a row comes from does not matter. If its tier is that of the buffer there is no COPY up,
+ * and UPDATE reads the row in its place. Otherwise one of both tiers is host memory, and the engine
+ * of the other one copies.
  *
  * All commands are issued at once; `after` makes their order. An engine that dies repeats the
  * commands whose completion the daemon has not seen, so nothing may overwrite what such a command
@@ -18,8 +23,7 @@
  *   - COPY down overwrites the rows that COPY up has read. So it waits until the daemon has seen
  *     the completion of UPDATE, and therefore of the COPYs up.
  *   - For the same reason the gradient's row is free for the next sum after the last COPY down.
- *   - If states and gradient are already on the accelerator, there is no COPY up, and UPDATE waits
- *     instead.
+ *   - If there is no COPY up, UPDATE waits instead.
  *   - UPDATE must not read what a failed COPY up did not bring. After a restart an engine does not
  *     know of the failure. So UPDATE waits until the daemon has seen the completions of the COPYs
  *     up.
@@ -50,8 +54,8 @@ static int check_devices(const struct cst_core *core, struct cst_err *err)
         if (cst_tier_is_apart(tier) && cst_device_choice_own(core, c) == CST_NONE) {
             return cst_err_set(err, CST_EINVAL,
                                "chunk %" PRIu32 " of %" PRIu64
-                               " elements has its states on the accelerator of engine %" PRIu32
-                               ", which has no memory to update it (device_update_bytes)",
+                               " elements has its states in the memory of engine %" PRIu32
+                               ", and there is no memory to update it (device_update_bytes)",
                                c, core->layout->chunks[c].n_elems, tier);
         }
     }
@@ -66,11 +70,16 @@ static int open_reservation(struct cst_core *core, const struct cst_core_config 
     int rc = CST_OK;
 
     reservation->engine = config->reservations[i].engine;
+    reservation->home =
+        cst_tier_is_apart(reservation->engine) ? reservation->engine : config->reservations[i].home;
     reservation->segment = config->reservations[i].segment;
     if (config->reservations[i].lent) {
         rc = cst_lent_memory_open(core, reservation, config, i, err);
     } else {
         cst_buffers_divide(&reservation->buffers, core->layout, config->reservations[i].bytes);
+    }
+    if (!cst_tier_is_apart(reservation->engine)) {
+        reservation->buffers.n_kept = 0; /* Gradients are in host memory anyhow. */
     }
     if (rc == CST_OK && cst_kept_gradients_open(reservation) != CST_OK) {
         rc = cst_err_set(err, CST_ENOMEM, "no memory for the books of a device reservation");
@@ -152,15 +161,44 @@ static struct cst_place place_out(const struct cst_core *core,
     return place_of(core, reservation, buffer, reservation->buffers.out[row]);
 }
 
-/* Issue a command that uses @flight's buffer of the device reservation @r. */
-static struct cst_command *command_of(struct cst_core *core, uint32_t r, enum cst_command_kind kind,
-                                      struct cst_flight flight)
+/* The tier that has @row of the chunk. */
+static uint32_t tier_of(const struct cst_core *core, uint32_t c, enum cst_row row)
 {
-    struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
+    bool state = row == CST_ROW_MASTER || row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ;
 
+    return state ? core->chunks[c].tier : CST_TIER_HOST;
+}
+
+/* True if the row need not be brought to the buffer: UPDATE reads it where it is. */
+static bool is_there(const struct cst_core *core, const struct cst_device_reservation *reservation,
+                     uint32_t c, enum cst_row row)
+{
+    return tier_of(core, c, row) == reservation->engine;
+}
+
+/* The engine that works on memory of @tier for the chunk. */
+static uint32_t engine_of(const struct cst_core *core, uint32_t c, uint32_t tier)
+{
+    return cst_tier_is_apart(tier) ? tier : core->layout->chunks[c].node;
+}
+
+/* The engine that copies the row to the buffer and back. */
+static uint32_t carrier_of(const struct cst_core *core,
+                           const struct cst_device_reservation *reservation, uint32_t c,
+                           enum cst_row row)
+{
+    uint32_t tier = tier_of(core, c, row);
+
+    return engine_of(core, c, cst_tier_is_apart(tier) ? tier : reservation->engine);
+}
+
+/* Issue a command for @engine that uses @flight's buffer of the device reservation @r. */
+static struct cst_command *command_of(struct cst_core *core, uint32_t r, enum cst_command_kind kind,
+                                      uint32_t engine, struct cst_flight flight)
+{
     flight.rank = r;
-    cst_lent_memory_issued(reservation, flight.buffer);
-    return cst_core_command(core, kind, reservation->engine, &flight);
+    cst_lent_memory_issued(&core->device_updates.reservations[r], flight.buffer);
+    return cst_core_command(core, kind, engine, &flight);
 }
 
 static uint32_t number_of(const struct cst_core *core,
@@ -189,8 +227,8 @@ static uint64_t copy_up(struct cst_core *core, const struct cst_device_reservati
                                 .chunk = c,
                                 .block = CST_NONE,
                                 .buffer = reservation->next};
-    struct cst_command *copy =
-        command_of(core, number_of(core, reservation), CST_COMMAND_COPY, flight);
+    struct cst_command *copy = command_of(core, number_of(core, reservation), CST_COMMAND_COPY,
+                                          carrier_of(core, reservation, c, row), flight);
 
     copy->priority = CST_PRIORITY_PREFETCH;
     copy->src[copy->n_src++] = cst_core_row_place(core, c, row, 0);
@@ -206,7 +244,8 @@ static void name_row(struct cst_command_row *rows, uint32_t *n, enum cst_row row
     rows[(*n)++] = (struct cst_command_row){.row = row, .place = place};
 }
 
-/* The place of the gradient for the update: kept in the device reservation, or copied up now. */
+/* The place of the gradient for the update: kept in the device reservation, where it is, or copied
+ * up now. */
 static struct cst_place bring_grad(struct cst_core *core,
                                    const struct cst_device_reservation *reservation, uint32_t c,
                                    uint64_t *ticket)
@@ -214,6 +253,10 @@ static struct cst_place bring_grad(struct cst_core *core,
     if (core->chunks[c].kept != CST_NONE) {
         *ticket = 0;
         return cst_kept_gradients_use(core, c);
+    }
+    if (is_there(core, reservation, c, CST_ROW_GRAD)) {
+        *ticket = 0;
+        return cst_core_row_place(core, c, CST_ROW_GRAD, 0);
     }
     *ticket = copy_up(core, reservation, c, CST_ROW_GRAD, CST_ROW_GRAD);
     return place_in(core, reservation, CST_ROW_GRAD);
@@ -241,7 +284,7 @@ static uint64_t update_there(struct cst_core *core,
     struct cst_command *update;
 
     for (uint32_t i = 0; i < N_STATES; i++) {
-        if (!cst_tier_is_apart(core->chunks[what->chunk].tier) &&
+        if (!is_there(core, reservation, what->chunk, states[i]) &&
             has_row(core, what->chunk, states[i])) {
             up[i] = copy_up(core, reservation, what->chunk, states[i], states[i]);
         }
@@ -250,7 +293,8 @@ static uint64_t update_there(struct cst_core *core,
         up[N_UP - 1] =
             copy_up(core, reservation, what->chunk, weights_before(core, what), CST_ROW_WEIGHT);
     }
-    update = command_of(core, number_of(core, reservation), CST_COMMAND_UPDATE, flight);
+    update = command_of(core, number_of(core, reservation), CST_COMMAND_UPDATE,
+                        engine_of(core, what->chunk, reservation->engine), flight);
     cst_chunk_update_fill(core, update, what);
     update->after_ack = true;
     if (core->layout->chunks[what->chunk].muon) {
@@ -263,7 +307,7 @@ static uint64_t update_there(struct cst_core *core,
     for (uint32_t i = 0; i < N_UP; i++) {
         cst_command_after(update, up[i]);
     }
-    /* Everything is already on the accelerator, so UPDATE itself is the first command that uses the
+    /* Everything is there already, so UPDATE itself is the first command that uses the
      * buffer. */
     if (update->n_after == 0) {
         enter(core, reservation, what->chunk, update);
@@ -273,8 +317,7 @@ static uint64_t update_there(struct cst_core *core,
                  place_in(core, reservation, CST_ROW_WEIGHT));
     }
     for (uint32_t i = 0; i < N_STATES; i++) {
-        /* Otherwise the table names the row's place: it is on this accelerator, or does not
-         * exist. */
+        /* Otherwise the table names the row's place: it is there, or does not exist. */
         if (up[i] != 0) {
             name_row(update->in, &update->n_in, states[i], place_in(core, reservation, states[i]));
         }
@@ -300,8 +343,8 @@ static struct cst_command *copy_down(struct cst_core *core, uint32_t c, enum cst
                                 .buffer = chunk->update.buffer,
                                 .down = true,
                                 .tries = tries};
-    struct cst_command *copy =
-        command_of(core, chunk->update.reservation, CST_COMMAND_COPY, flight);
+    struct cst_command *copy = command_of(core, chunk->update.reservation, CST_COMMAND_COPY,
+                                          carrier_of(core, reservation, c, row), flight);
 
     copy->priority = weight ? CST_PRIORITY_DEMAND : CST_PRIORITY_EVICTION;
     copy->src[copy->n_src++] = place_out(core, reservation, chunk->update.buffer, row);

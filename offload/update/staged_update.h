@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Updates on accelerators (staged_update.c). Owns the device reservations, and the order in which
+/* Staged updates (staged_update.c). Owns the device reservations, and the order in which
  * chunks get them. Called by core.c, update, update_end, overlap and commit. */
 #ifndef CST_STAGED_UPDATE_H
 #define CST_STAGED_UPDATE_H
@@ -21,9 +21,11 @@ struct cst_core;
 /* Commands of one device update. */
 #define CST_STAGED_UPDATE_COMMANDS (2 + CST_UPDATE_STATES + 1 + CST_STAGED_UPDATE_COPIES_DOWN)
 
-/* An accelerator's memory for updates. Its buffers are used in turn. */
+/* Memory for updates. Its buffers are used in turn. */
 struct cst_device_reservation {
-    uint32_t engine;
+    uint32_t engine; /* As in struct cst_core_device_reservation. */
+    /* The number of the tier whose states are always updated here. If it is lost, so are they. */
+    uint32_t home;
     uint32_t segment;            /* Not used if the memory is lent. */
     struct cst_lent_memory lent; /* The buffers are blocks of a pool. */
     struct cst_buffers buffers;
@@ -51,8 +53,8 @@ struct cst_device_updates {
     bool order_ended; /* The order of updates has ended: the next update begins a new one. */
 };
 
-/* CST_EINVAL: too many device reservations; or a chunk has its states on an accelerator without a
- * device reservation that fits it. CST_ENOMEM. The caller calls cst_device_updates_close in any
+/* CST_EINVAL: too many device reservations; or a chunk has its states in a tier of its own without
+ * a device reservation that fits it. CST_ENOMEM. The caller calls cst_device_updates_close in any
  * case. */
 int cst_device_updates_open(struct cst_core *core, const struct cst_core_config *config,
                             struct cst_err *err);

@@ -44,14 +44,14 @@ static void count(struct cst_core *core, uint32_t r, uint32_t c, const struct cs
         core, event->status,
         "step %" PRIu64 ": the update of chunk %" PRIu32 " on the accelerator of engine %" PRIu32
         " failed (failure %" PRIu32 " there): %s; %s",
-        core->step, c, reservation->engine, reservation->n_failures, cst_event_words(event), then);
+        core->step, c, reservation->home, reservation->n_failures, cst_event_words(event), then);
     if (reservation->n_failures == CST_STAGED_UPDATE_MAX_FAILURES) {
         cst_staged_update_give_up(core, r);
         cst_core_log(core, CST_OK,
                      "the accelerator of engine %" PRIu32
                      " is no longer used for updates, after %d failures: of %" PRIu64
                      " updates so far %" PRIu64 " were made on accelerators",
-                     reservation->engine, CST_STAGED_UPDATE_MAX_FAILURES, core->updates_done.n,
+                     reservation->home, CST_STAGED_UPDATE_MAX_FAILURES, core->updates_done.n,
                      core->updates_done.n_device);
     }
 }
@@ -68,7 +68,7 @@ static void see_gone(struct cst_core *core, uint32_t r, const struct cst_event *
                      "step %" PRIu64 ": the accelerator of engine %" PRIu32
                      " is lost, and is no longer used for updates: %s; of %" PRIu64
                      " updates so far %" PRIu64 " were made on accelerators",
-                     core->step, reservation->engine, cst_event_words(event), core->updates_done.n,
+                     core->step, reservation->home, cst_event_words(event), core->updates_done.n,
                      core->updates_done.n_device);
     }
 }
@@ -113,40 +113,39 @@ static bool fall_back(struct cst_core *core, const struct cst_flight *flight,
 
 /* -- lost updates ----------------------------------------------------------------------------- */
 
-/* True if the states of the chunk are on @engine's accelerator, or on their way from it. */
-static bool is_lost(const struct cst_core *core, uint32_t c, uint32_t engine)
+/* True if the states of the chunk are in @tier, or on their way from a buffer for its updates. */
+static bool is_lost(const struct cst_core *core, uint32_t c, uint32_t tier)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
     bool copying =
         chunk->update.where == CST_UPDATE_COPYING_BACK && !cst_chunk_update_is_over(&chunk->update);
 
-    return chunk->tier == engine ||
-           (copying &&
-            core->device_updates.reservations[chunk->update.reservation].engine == engine);
+    return chunk->tier == tier ||
+           (copying && core->device_updates.reservations[chunk->update.reservation].home == tier);
 }
 
-static void break_lost(struct cst_core *core, uint32_t engine)
+static void break_lost(struct cst_core *core, uint32_t tier)
 {
     for (uint32_t c = 0; c < core->n_chunks; c++) {
-        if (is_lost(core, c, engine)) {
+        if (is_lost(core, c, tier)) {
             cst_weight_row_break(&core->chunks[c]);
         }
     }
 }
 
-/* List the chunks that are lost with the engine of @flight's device reservation: "3, 5-9", or the
- * first ones and "...". */
+/* List the chunks that are lost with the tier that @flight's device reservation is for: "3, 5-9",
+ * or the first ones and "...". */
 static void name_lost(const struct cst_core *core, const struct cst_flight *flight, char *text,
                       size_t size)
 {
-    uint32_t engine = core->device_updates.reservations[flight->rank].engine;
+    uint32_t tier = core->device_updates.reservations[flight->rank].home;
     size_t n = 0;
 
     text[0] = '\0';
     for (uint32_t c = 0; c < core->n_chunks && n < size; c++) {
         uint32_t last = c;
 
-        while (last < core->n_chunks && (last == flight->chunk || is_lost(core, last, engine))) {
+        while (last < core->n_chunks && (last == flight->chunk || is_lost(core, last, tier))) {
             last++;
         }
         if (last-- == c) {
@@ -175,7 +174,7 @@ static void fail(struct cst_core *core, const struct cst_flight *flight,
         cst_fact_command_failed(&core->facts, event, core->step, "update", flight->chunk);
         return;
     }
-    break_lost(core, core->device_updates.reservations[flight->rank].engine);
+    break_lost(core, core->device_updates.reservations[flight->rank].home);
     name_lost(core, flight, lost, sizeof lost);
     (void)cst_err_set(&why, event->status,
                       "update of chunk %" PRIu32 " failed in step %" PRIu64

@@ -57,6 +57,10 @@ void command_check(const struct sim *sim, const struct cst_command *command)
         sim_fail(sim, "an update of chunk %u, which is frozen", command->chunk);
     }
     reservation_check(sim, command);
+    if (command->node == sim->slow && command->kind != CST_COMMAND_COPY &&
+        command->kind != CST_COMMAND_FILL) {
+        sim_fail(sim, "a command of kind %d for an engine that only copies", (int)command->kind);
+    }
     if (gpu && command->kind != CST_COMMAND_COPY && command->kind != CST_COMMAND_REDUCE &&
         !names_device(sim, command) && !reservation_has(sim, command) &&
         !over_makes(sim, command)) {

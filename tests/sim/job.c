@@ -123,10 +123,11 @@ static struct cst_core_policy choose_policy(struct sim *sim)
         .gather_bytes = sim_chance(sim, 3000) ? 0 : 1 + sim_below(sim, 20000)};
 }
 
-/* Give each accelerator that holds states a reservation in which to update them. */
+/* Give each engine that holds states a reservation in which to update them: its own memory, or host
+ * memory if it only copies. */
 static void require_reservations(struct sim *sim)
 {
-    for (uint32_t e = 0; e < 2; e++) {
+    for (uint32_t e = 0; e < 3; e++) {
         uint32_t engine = sim->n_nodes + e;
         bool wanted = false;
 
@@ -134,10 +135,11 @@ static void require_reservations(struct sim *sim)
             wanted = wanted || sim->layout.chunks[c].tier == engine;
         }
         if (wanted) {
-            sim->reservations[e] =
-                (struct cst_core_device_reservation){.engine = engine,
-                                                     .segment = MEMORY_RESERVATION_SEGMENT + e,
-                                                     .bytes = sim->device_reservations[e]};
+            sim->reservations[e] = (struct cst_core_device_reservation){
+                .engine = engine == sim->slow ? CST_TIER_HOST : engine,
+                .home = engine == sim->slow ? engine : CST_TIER_HOST,
+                .segment = MEMORY_RESERVATION_SEGMENT + e,
+                .bytes = sim->device_reservations[e]};
             sim->n_reservations = sim->n_reservations > e + 1 ? sim->n_reservations : e + 1;
             sim->has_devices = true;
         }
@@ -209,7 +211,8 @@ void sim_open(struct sim *sim)
     struct cst_err err;
 
     sim->n_nodes = 1 + sim_below(sim, 2);
-    sim->n_engines = sim->n_nodes + 2;
+    sim->slow = sim->n_nodes + 2;
+    sim->n_engines = sim->n_nodes + 3;
     sim->world = 1 + sim_below(sim, SIM_MAX_RANKS);
     sim->plain = sim_chance(sim, 3000);
     sim->loose = sim_chance(sim, 3000);

@@ -215,14 +215,15 @@ void model_open(struct sim *sim)
         config.base_model = &sim->base_model;
     }
     if (!sim->grad_over && sim_chance(sim, 2500)) {
-        config.n_devices = 1 + sim_below(sim, 2);
-        for (uint32_t i = 0; i < config.n_devices; i++) {
-            config.devices[i] =
+        uint32_t first = sim_below(sim, 3), end = first + 1 + sim_below(sim, 3 - first);
+
+        for (uint32_t i = first; i < end; i++) {
+            config.devices[config.n_devices] =
                 (struct cst_layout_device){.engine = sim->n_nodes + i,
                                            .bytes = sim_below(sim, 400000),
                                            .grain = 8192,
                                            .reservation_bytes = 100000 + sim_below(sim, 1000000)};
-            sim->device_reservations[i] = config.devices[i].reservation_bytes;
+            sim->device_reservations[i] = config.devices[config.n_devices++].reservation_bytes;
         }
     }
     if (cst_layout_build(&sim->layout, &sim->model, &config, &err) != CST_OK) {

@@ -137,10 +137,15 @@ static void check_place(const struct sim *sim, const struct cst_command *command
 {
     uint32_t reservation = place.segment - MEMORY_RESERVATION_SEGMENT;
 
-    if (memory_find(&sim->memory, place).kind == PLACE_RESERVATION &&
-        command->node != sim->reservations[reservation].engine) {
+    if (memory_find(&sim->memory, place).kind != PLACE_RESERVATION) {
+        return;
+    }
+    const struct cst_core_device_reservation *r = &sim->reservations[reservation];
+
+    if (r->engine == CST_TIER_HOST ? command->node >= sim->n_nodes && command->node != r->home
+                                   : command->node != r->engine) {
         sim_fail(sim, "engine %u is given memory of reservation %u, which is engine %u's",
-                 command->node, reservation, sim->reservations[reservation].engine);
+                 command->node, reservation, r->engine);
     }
 }
 
@@ -378,6 +383,13 @@ static bool has_kept(const struct sim *sim, const struct cst_command *command)
 {
     uint32_t device = sim->layout.chunks[command->chunk].tier;
 
+    if (device == sim->slow) {
+        if (command->node != sim->layout.chunks[command->chunk].node) {
+            sim_fail(sim, "chunk %u is updated by engine %u, and not by that of its node",
+                     command->chunk, command->node);
+        }
+        return false;
+    }
     if (device != 0 && device != command->node) {
         sim_fail(sim, "chunk %u is updated by engine %u, its states are on engine %u's accelerator",
                  command->chunk, command->node, device);
@@ -413,21 +425,51 @@ static void read_kept(struct sim *sim, struct job *job)
     }
 }
 
+/* True if an update in host memory reads its gradient where it is. */
+static bool is_in_arena(const struct sim *sim, const struct cst_command_row *at, struct spot *spot)
+{
+    *spot = memory_find(&sim->memory, at->place);
+    return spot->kind == PLACE_ROW;
+}
+
 static uint64_t in_changes(struct sim *sim, const struct job *job)
 {
     uint64_t n = has_kept(sim, &job->command) ? kept_changes(sim, job->command.chunk) : 0;
 
     for (uint32_t i = 0; i < job->command.n_in; i++) {
-        n += named_row(sim, job, &job->command.in[i])->changes;
+        const struct cst_command_row *at = &job->command.in[i];
+        struct spot spot;
+
+        n += is_in_arena(sim, at, &spot) ? arena_changes(sim, &spot)
+                                         : named_row(sim, job, at)->changes;
     }
     return n;
 }
 
+static void read_arena(struct sim *sim, struct job *job, const struct cst_command_row *at,
+                       const struct spot *spot)
+{
+    if (at->row != CST_ROW_GRAD || spot->row != CST_ROW_GRAD || !spot->at_start ||
+        spot->chunk != job->command.chunk) {
+        sim_fail(sim, "update %" PRIu64 " of chunk %u names row %d of an arena", job->command.mark,
+                 job->command.chunk, (int)at->row);
+    }
+    for (uint32_t k = 0; k < n_tensors_of(sim, spot->chunk); k++) {
+        job->old[at->row][k] = memory_read(arena_cell(sim, spot, k));
+    }
+}
+
 static void read_in(struct sim *sim, struct job *job, const struct cst_command_row *at)
 {
-    const struct reservation_row *row = named_row(sim, job, at);
+    const struct reservation_row *row;
     uint32_t c = job->command.chunk;
+    struct spot spot;
 
+    if (is_in_arena(sim, at, &spot)) {
+        read_arena(sim, job, at, &spot);
+        return;
+    }
+    row = named_row(sim, job, at);
     if (row->chunk != c || named(row->row) != at->row) {
         sim_fail(sim, "update %" PRIu64 " of chunk %u: row %d is not in the reservation",
                  job->command.mark, c, (int)at->row);

@@ -201,9 +201,12 @@ struct sim {
     bool has_base;
     uint32_t world;
     uint32_t n_nodes;   /* Engines 0 to n_nodes - 1 are the engines of NUMA nodes. */
-    uint32_t n_engines; /* Engines n_nodes to n_engines - 1 belong to one GPU each. */
+    uint32_t n_engines; /* Engines n_nodes and n_nodes + 1 belong to one GPU each. */
+    /* The last engine only copies and fills: states can lie there, and are updated in host memory.
+     */
+    uint32_t slow;
     /* GPUs: bit mask of the engines whose GPU's memory each of them cannot access */
-    uint32_t unreachable[2];
+    uint32_t unreachable[3];
     uint32_t stopped; /* bit mask of the engines that do nothing for now */
     uint32_t lost;    /* bit mask of the accelerators' engines that are lost at present */
     /* Bit mask of the engines that have ever refused a command because they were lost. */
@@ -224,8 +227,8 @@ struct sim {
     struct cst_core_device_reservation reservations[SIM_MAX_RESERVATIONS];
     uint32_t n_reservations;
     bool has_devices; /* an accelerator holds states of chunks */
-    /* Bytes of each accelerator's reservation, if the accelerator may hold states. */
-    uint64_t device_reservations[2];
+    /* Bytes of each reservation for an engine after those of the nodes, if it may hold states. */
+    uint64_t device_reservations[3];
     struct reservation_row reservation_rows[SIM_MAX_RESERVATION_ROWS];
     unsigned n_reservation_rows;
     uint64_t n_recalled;
