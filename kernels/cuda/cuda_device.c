@@ -42,21 +42,12 @@ static int cuda_populate(void *state, int fd, void *base, uint64_t offset, uint6
     return CST_OK;
 }
 
-const struct cste_device_ops cste_cuda_ops = {
-    .name = "cuda",
+static const struct cste_memory_ops memory_ops = {
     /* Copies of unlocked memory are slow. */
     .always_locks = true,
-    /* Each thread has staging buffers. While one thread's sums are copied, another one sums. */
-    .max_team = 4,
     /* While one thread waits for a processor, the stream of the other one keeps the link busy. */
     .max_lanes = 2,
     .piece_bytes = CSTE_GPU_PIECE_BYTES,
-    .max_tiles = CSTE_GPU_STAGING_TILES,
-    .window = CSTE_GPU_WINDOW,
-    /* A phase is one launch for each tensor. */
-    .max_products = 1u << 20,
-    .open = cuda_open,
-    .close = cuda_close,
     .map = cste_gpu_map,
     .import = cste_gpu_import,
     .unmap = cste_gpu_unmap,
@@ -64,9 +55,26 @@ const struct cste_device_ops cste_cuda_ops = {
     .lock = cste_gpu_lock,
     .copy = cste_gpu_copy,
     .fill = cste_gpu_fill,
+};
+
+static const struct cste_compute_ops compute_ops = {
+    /* Each thread has staging buffers. While one thread's sums are copied, another one sums. */
+    .max_team = 4,
+    .max_tiles = CSTE_GPU_STAGING_TILES,
+    /* A phase is one launch for each tensor. */
+    .max_products = 1u << 20,
     .convert = cste_gpu_convert,
     .reduce = cste_gpu_reduce,
     .update = cste_gpu_update,
     .orthogonalise = cste_gpu_orthogonalise,
+};
+
+const struct cste_device_ops cste_cuda_ops = {
+    .name = "cuda",
+    .window = CSTE_GPU_WINDOW,
+    .open = cuda_open,
+    .close = cuda_close,
     .finish = cste_gpu_finish,
+    .memory = &memory_ops,
+    .compute = &compute_ops,
 };

@@ -62,7 +62,7 @@ static struct cste_self_benchmark_copy between(const struct cste_mem *dst,
 
 static int measure_all(struct cuda_rates *r, struct cst_err *err)
 {
-    uint64_t piece = cste_cuda_ops.piece_bytes;
+    uint64_t piece = cste_cuda_ops.memory->piece_bytes;
     struct cste_self_benchmark_copy up = between(&r->own[0], &r->host[0].mem, piece);
     struct cste_self_benchmark_copy down = between(&r->host[1].mem, &r->own[1], piece);
     struct cste_self_benchmark_copy within = between(&r->own[0], &r->own[1], REGION_BYTES);

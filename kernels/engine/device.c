@@ -55,11 +55,18 @@ static int check_host(struct cste_addr addr, uint64_t bytes, uint64_t align, str
     return rc;
 }
 
+int cste_device_check_computes(const struct cste_device *device, struct cst_err *err)
+{
+    return device->ops->compute != NULL
+               ? CST_OK
+               : cst_err_set(err, CST_EUNSUPPORTED, "device '%s' only copies", device->ops->name);
+}
+
 int cste_device_map(struct cste_device *device, int fd, int node, struct cste_mem *mem,
                     struct cst_err *note, struct cst_err *err)
 {
     note->status = CST_OK;
-    return device->ops->map(device->state, fd, node, mem, note, err);
+    return device->ops->memory->map(device->state, fd, node, mem, note, err);
 }
 
 int cste_device_import(struct cste_device *device, unsigned thread, int *fd, struct cste_mem *mem,
@@ -73,13 +80,13 @@ int cste_device_import(struct cste_device *device, unsigned thread, int *fd, str
             "%" PRIu64 " bytes of the device's memory, which is allocated in multiples of %" PRIu64,
             mem->bytes, granularity);
     }
-    return device->ops->import(device->state, thread, fd, mem, err);
+    return device->ops->memory->import(device->state, thread, fd, mem, err);
 }
 
 void cste_device_unmap(struct cste_device *device, struct cste_mem *mem)
 {
     if (mem->base != NULL || mem->device != 0) {
-        device->ops->unmap(device->state, mem);
+        device->ops->memory->unmap(device->state, mem);
         mem->base = NULL;
         mem->device = 0;
         mem->locked = false;
@@ -91,8 +98,9 @@ int cste_device_populate(struct cste_device *device, int fd, const struct cste_m
 {
     int rc = check_host((struct cste_addr){.mem = mem, .offset = offset}, bytes, 1, err);
 
-    return rc != CST_OK ? rc
-                        : device->ops->populate(device->state, fd, mem->base, offset, bytes, err);
+    return rc != CST_OK
+               ? rc
+               : device->ops->memory->populate(device->state, fd, mem->base, offset, bytes, err);
 }
 
 int cste_device_lock(struct cste_device *device, struct cste_mem *mem, struct cst_err *err)
@@ -100,7 +108,7 @@ int cste_device_lock(struct cste_device *device, struct cste_mem *mem, struct cs
     int rc = check_host((struct cste_addr){.mem = mem}, mem->bytes, 1, err);
 
     if (rc == CST_OK) {
-        rc = device->ops->lock(device->state, mem, err);
+        rc = device->ops->memory->lock(device->state, mem, err);
     }
     if (rc == CST_OK) {
         mem->locked = true;
@@ -121,7 +129,8 @@ int cste_device_copy(struct cste_device *device, unsigned thread, struct cste_ad
     if (rc == CST_OK) {
         rc = check(src, bytes, 1, err);
     }
-    return rc != CST_OK ? rc : device->ops->copy(device->state, thread, dst, src, bytes, err);
+    return rc != CST_OK ? rc
+                        : device->ops->memory->copy(device->state, thread, dst, src, bytes, err);
 }
 
 int cste_device_fill(struct cste_device *device, unsigned thread, struct cste_addr dst,
@@ -129,7 +138,7 @@ int cste_device_fill(struct cste_device *device, unsigned thread, struct cste_ad
 {
     int rc = check(dst, bytes, 1, err);
 
-    return rc != CST_OK ? rc : device->ops->fill(device->state, thread, dst, bytes, err);
+    return rc != CST_OK ? rc : device->ops->memory->fill(device->state, thread, dst, bytes, err);
 }
 
 /* -- CONVERT -------------------------------------------------------------------------------- */
@@ -219,9 +228,10 @@ static int check_convert(const struct cste_device_convert *c, struct cst_err *er
 int cste_device_convert(struct cste_device *device, unsigned thread,
                         const struct cste_device_convert *convert, struct cst_err *err)
 {
-    int rc = check_convert(convert, err);
+    int rc = cste_device_check_computes(device, err);
 
-    return rc != CST_OK ? rc : device->ops->convert(device->state, thread, convert, err);
+    rc = rc == CST_OK ? check_convert(convert, err) : rc;
+    return rc != CST_OK ? rc : device->ops->compute->convert(device->state, thread, convert, err);
 }
 
 /* -- REDUCE, UPDATE ------------------------------------------------------------------------- */
@@ -277,13 +287,16 @@ int cste_device_reduce(struct cste_device *device, unsigned thread,
     const struct cst_rows *r = &work->rows;
 
     *done = (struct cst_tile_done){0};
+    if (cste_device_check_computes(device, err) != CST_OK) {
+        return err->status;
+    }
     if (n_src > CST_TILE_MAX_SRC || !cst_table_is_mark(work->mark) ||
         (r->grad == NULL) == (r->grad_f32 == NULL) || (work->accumulate && r->grad_f32 == NULL)) {
         return cst_err_set(err, CST_EINVAL, "reduce of %u sources, mark %" PRIu64, n_src,
                            work->mark);
     }
-    return device->ops->reduce(device->state, thread, work, n_src, src, first, count, undo, done,
-                               err);
+    return device->ops->compute->reduce(device->state, thread, work, n_src, src, first, count, undo,
+                                        done, err);
 }
 
 static enum cst_optimizer optimizer_of(const struct cste_device_update *update)
@@ -320,12 +333,17 @@ int cste_device_update(struct cste_device *device, unsigned thread,
                        struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err)
 {
     const struct cst_table_header *header = update->work->table;
-    enum cst_optimizer optimizer = optimizer_of(update);
-    enum cst_dtype dtype = cst_tile_dtype(update->work);
+    enum cst_optimizer optimizer;
+    enum cst_dtype dtype;
     unsigned states = 1u << CST_ROW_EXP_AVG, in;
     int rc;
 
     *done = (struct cst_tile_done){0};
+    if (cste_device_check_computes(device, err) != CST_OK) {
+        return err->status;
+    }
+    optimizer = optimizer_of(update);
+    dtype = cst_tile_dtype(update->work);
     if (!cst_table_is_mark(update->work->mark) || update->n_src > CST_TILE_MAX_SRC ||
         update->row_elems > UINT64_MAX / sizeof(float) || header->moments >= CST_MOMENTS_COUNT ||
         header->masters >= CST_MASTERS_COUNT ||
@@ -346,17 +364,21 @@ int cste_device_update(struct cste_device *device, unsigned thread,
     for (uint32_t i = 0; i < update->n_src && rc == CST_OK; i++) {
         rc = check(update->src[i], update->row_elems * sizeof(uint16_t), sizeof(uint16_t), err);
     }
-    return rc != CST_OK
-               ? rc
-               : device->ops->update(device->state, thread, update, first, count, undo, done, err);
+    return rc != CST_OK ? rc
+                        : device->ops->compute->update(device->state, thread, update, first, count,
+                                                       undo, done, err);
 }
 
 int cste_device_orthogonalise(struct cste_device *device, unsigned thread,
                               const struct cste_device_update *update, unsigned phase,
                               uint64_t first, uint64_t count, struct cst_err *err)
 {
+    if (cste_device_check_computes(device, err) != CST_OK) {
+        return err->status;
+    }
     if (update->work->batch == NULL || phase >= CST_MUON_PHASES) {
         return cst_err_set(err, CST_EINVAL, "phase %u of an update by Muon", phase);
     }
-    return device->ops->orthogonalise(device->state, thread, update, phase, first, count, err);
+    return device->ops->compute->orthogonalise(device->state, thread, update, phase, first, count,
+                                               err);
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The operations of an engine's device: one table of functions, all of them required but one. The
- * table is called through the functions below, which check bounds and alignment first. There is one
- * table for each kind of device (kernels/host/, kernels/cuda/), and a program is linked with one
- * kind. The code above this interface does not know which device it drives. This module does not
- * decide which thread runs what and when. A device may leave copies, fills, conversions, sums,
- * updates and products under way when it returns (cste_device_finish); all other work is done at
- * return.
+/* The operations of an engine's device: a table of functions that move bytes, and one of functions
+ * that compute, which a device that only copies does not have. The tables are called through the
+ * functions below, which check bounds and alignment first. There are such tables for each kind of
+ * device (kernels/host/, kernels/cuda/), and a program is linked with one kind. The code above this
+ * interface does not know which device it drives. This module does not decide which thread runs
+ * what and when. A device may leave copies, fills, conversions, sums, updates and products under
+ * way when it returns (cste_device_finish); all other work is done at return.
  *
  * A device works on host memory, which is mapped from a memfd. A device may also have memory of its
  * own, which only the device's copies, fills, sums, updates, products and weight conversions reach.
@@ -171,26 +171,17 @@ enum cste_device_lane {
     CSTE_LANES,
 };
 
-/* The table of a device. Each function has the contract of the wrapper below that has its name. The
- * wrapper has checked the arguments. @state was set by open. */
-struct cste_device_ops {
-    const char *name; /* Name of the kind of device, such as "host". */
+/* The tables of a device. Each function has the contract of the wrapper below that has its name.
+ * The wrapper has checked the arguments. @state was set by open.
+ *
+ * What moves bytes. Every device has it. */
+struct cste_memory_ops {
     /* All lanes form one thread pool, instead of one thread pool for each kind of traffic. */
     bool one_pool;
     bool always_locks; /* Host memory is always locked, whether the daemon asks for it or not. */
-    unsigned max_team; /* Largest number of threads of the compute team. */
     /* Largest number of threads in a thread pool of lanes if the engine chooses the number. */
     unsigned max_lanes;
     uint64_t piece_bytes; /* Bytes of a copy that a thread does at a time. */
-    uint64_t max_tiles;   /* Tiles of a chunk that a thread does at a time, at most. */
-    /* Number of calls that a thread may have under way, at most CSTE_THREAD_POOL_MAX_WINDOW. 0:
-     * every call returns when its work is done, and there is no function `finish`. */
-    unsigned window;
-    /* Pieces of a phase of Muon (kernels/math/muon.h) that a thread does at a time, at most. */
-    uint64_t max_products;
-    int (*open)(void **state, const struct cste_device_spec *spec, struct cste_device_about *about,
-                struct cst_err *err);
-    void (*close)(void *state);
     int (*map)(void *state, int fd, int node, struct cste_mem *mem, struct cst_err *note,
                struct cst_err *err);
     int (*import)(void *state, unsigned thread, int *fd, struct cste_mem *mem, struct cst_err *err);
@@ -202,6 +193,14 @@ struct cste_device_ops {
                 uint64_t bytes, struct cst_err *err);
     int (*fill)(void *state, unsigned thread, struct cste_addr dst, uint64_t bytes,
                 struct cst_err *err);
+};
+
+/* What computes. */
+struct cste_compute_ops {
+    unsigned max_team;  /* Largest number of threads of the compute team. */
+    uint64_t max_tiles; /* Tiles of a chunk that a thread does at a time, at most. */
+    /* Pieces of a phase of Muon (kernels/math/muon.h) that a thread does at a time, at most. */
+    uint64_t max_products;
     int (*convert)(void *state, unsigned thread, const struct cste_device_convert *convert,
                    struct cst_err *err);
     int (*reduce)(void *state, unsigned thread, const struct cst_tile_work *work, uint32_t n_src,
@@ -212,8 +211,27 @@ struct cste_device_ops {
                   struct cst_tile_done *done, struct cst_err *err);
     int (*orthogonalise)(void *state, unsigned thread, const struct cste_device_update *update,
                          unsigned phase, uint64_t first, uint64_t count, struct cst_err *err);
-    int (*finish)(void *state, unsigned thread, struct cst_tile_done *done, struct cst_err *err);
 };
+
+struct cste_device_ops {
+    const char *name; /* Name of the kind of device, such as "host". */
+    /* Number of calls that a thread may have under way, at most CSTE_THREAD_POOL_MAX_WINDOW. 0:
+     * every call returns when its work is done, and there is no function `finish`. */
+    unsigned window;
+    int (*open)(void **state, const struct cste_device_spec *spec, struct cste_device_about *about,
+                struct cst_err *err);
+    void (*close)(void *state);
+    int (*finish)(void *state, unsigned thread, struct cst_tile_done *done, struct cst_err *err);
+    const struct cste_memory_ops *memory;
+    const struct cste_compute_ops *compute; /* NULL: the device only copies and fills. */
+};
+
+/* Returns the largest number of threads of the compute team. A device that only copies has one,
+ * which has nothing to do. */
+static inline unsigned cste_device_max_team(const struct cste_device_ops *ops)
+{
+    return ops->compute != NULL ? ops->compute->max_team : 1;
+}
 
 /* An open device. */
 struct cste_device {
@@ -235,7 +253,7 @@ void cste_device_close(struct cste_device *device);
  * to the statuses of each function:
  * - CST_EGPU: the device has failed. No operation that the device was doing can be relied on, and
  *   only a new process can go on.
- * - CST_EUNSUPPORTED: this device does not support the operation.
+ * - CST_EUNSUPPORTED: this device does not support the operation, or only copies.
  *
  * A successful call of copy, fill, convert, reduce, update or orthogonalise may return while its
  * work is under way. The thread then ends the work with cste_device_finish: one call for each
@@ -248,6 +266,9 @@ void cste_device_close(struct cste_device *device);
  * ops->window is 0, no call is ever under way, and the function does nothing. */
 int cste_device_finish(struct cste_device *device, unsigned thread, struct cst_tile_done *done,
                        struct cst_err *err);
+
+/* CST_EUNSUPPORTED: the device only copies. */
+int cste_device_check_computes(const struct cste_device *device, struct cst_err *err);
 
 /* Map mem->bytes of the memfd @fd, which cste_segments_check_fd has checked. @node: NUMA node to
  * which the memory is bound before its first touch; -1: any node. If binding fails, the call

@@ -28,7 +28,7 @@ void cste_engine_fail(struct cste_engine *engine, int rc, const struct cst_err *
 
 struct cste_thread_pool *cste_engine_lanes(struct cste_engine *engine, enum cste_device_lane lane)
 {
-    return &engine->lanes[engine->config.ops->one_pool ? 0 : lane];
+    return &engine->lanes[engine->config.ops->memory->one_pool ? 0 : lane];
 }
 
 static void pin_team(void *arg, unsigned thread)
@@ -66,12 +66,12 @@ static struct sizes choose_sizes(const struct cste_engine *engine, const Engine_
     const struct cste_device_ops *ops = engine->config.ops;
     unsigned cores = engine->cpus.n_cores;
     uint64_t n_slots = setup->undo_bytes / sizeof(struct cst_undo_slot);
-    unsigned n_team = least(setup->threads > 0 ? setup->threads : cores, ops->max_team);
+    unsigned n_team = least(setup->threads > 0 ? setup->threads : cores, cste_device_max_team(ops));
 
     return (struct sizes){.n_team = n_team < n_slots ? n_team : (unsigned)n_slots,
                           .n_lanes = setup->copy_threads > 0 ? setup->copy_threads
-                                                             : least(cores, ops->max_lanes),
-                          .n_pools = ops->one_pool ? 1 : CSTE_LANES};
+                                                             : least(cores, ops->memory->max_lanes),
+                          .n_pools = ops->memory->one_pool ? 1 : CSTE_LANES};
 }
 
 static unsigned pool_size(const struct sizes *sizes, unsigned pool)

@@ -238,7 +238,7 @@ static struct cste_mapping *new_mapping(struct cste_engine *engine, const Engine
         mapping->request = request;
         mapping->import = add->device;
         mapping->populate = add->populate && !add->device;
-        mapping->lock = (add->lock || engine->config.ops->always_locks) && !add->device;
+        mapping->lock = (add->lock || engine->config.ops->memory->always_locks) && !add->device;
         mapping->sparse = add->sparse;
         mapping->progress = &engine->context.progress;
     }

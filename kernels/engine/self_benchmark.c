@@ -80,7 +80,7 @@ int cste_self_benchmark_open_cpus(struct cste_self_benchmark *b, int node,
                            options->node);
     }
     if (n == 0) {
-        n = b->cpus.n_cores < ops->max_lanes ? b->cpus.n_cores : ops->max_lanes;
+        n = b->cpus.n_cores < ops->memory->max_lanes ? b->cpus.n_cores : ops->memory->max_lanes;
     }
     b->n_lanes = n < CSTE_SELF_BENCHMARK_MAX_LANES ? n : CSTE_SELF_BENCHMARK_MAX_LANES;
     return CST_OK;

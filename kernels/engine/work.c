@@ -204,6 +204,9 @@ int cste_work_prepare(struct cste_work *work)
 {
     uint64_t pieces = 0;
 
+    if (work->status == CST_OK && cste_work_kind(work)->compute) {
+        work->status = cste_device_check_computes(work->context->device, &work->err);
+    }
     if (work->status == CST_OK) {
         work->status = cste_work_kind(work)->find(work, &pieces);
     }

@@ -11,7 +11,7 @@
 
 static uint64_t byte_pieces(struct cste_work *work)
 {
-    return cste_work_cut(work, work->bytes, work->context->device->ops->piece_bytes);
+    return cste_work_cut(work, work->bytes, work->context->device->ops->memory->piece_bytes);
 }
 
 static int find_copy(struct cste_work *work, uint64_t *pieces)

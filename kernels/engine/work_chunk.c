@@ -68,7 +68,7 @@ void cste_work_mark_chunk(struct cste_work *work)
 uint64_t cste_work_cut_tiles(struct cste_work *work, uint64_t n)
 {
     uint64_t grain = n / (work->context->n_threads * TEAM_PIECES);
-    uint64_t most = work->context->device->ops->max_tiles;
+    uint64_t most = work->context->device->ops->compute->max_tiles;
 
     grain = grain < MIN_TILES ? MIN_TILES : grain;
     return cste_work_cut(work, n, grain > most ? most : grain);

@@ -52,7 +52,7 @@ static uint64_t cut_phase(struct cste_work *work)
 {
     return is_of_tiles(work) ? cste_work_cut_tiles(work, work->batch.n_tiles)
                              : cste_work_cut(work, cst_muon_pieces(&work->batch, work->phase),
-                                             work->context->device->ops->max_products);
+                                             work->context->device->ops->compute->max_products);
 }
 
 /* Returns the address of the scratch: of host memory, or of memory of the device. */

@@ -266,18 +266,11 @@ static int host_orthogonalise(void *state, unsigned thread, const struct cste_de
     return CST_OK;
 }
 
-const struct cste_device_ops cste_host_ops = {
-    .name = "host",
+static const struct cste_memory_ops memory_ops = {
     .one_pool = true,
-    .max_team = CSTE_THREAD_POOL_MAX_THREADS,
     /* More lanes do not copy faster within the memory of one node. */
     .max_lanes = 4,
     .piece_bytes = 4u << 20,
-    /* A piece takes less than a millisecond. */
-    .max_tiles = 64,
-    .max_products = 1,
-    .open = host_open,
-    .close = host_close,
     .map = host_map,
     .import = host_import,
     .unmap = host_unmap,
@@ -285,8 +278,23 @@ const struct cste_device_ops cste_host_ops = {
     .lock = host_lock,
     .copy = host_copy,
     .fill = host_fill,
+};
+
+static const struct cste_compute_ops compute_ops = {
+    .max_team = CSTE_THREAD_POOL_MAX_THREADS,
+    /* A piece takes less than a millisecond. */
+    .max_tiles = 64,
+    .max_products = 1,
     .convert = host_convert,
     .reduce = host_reduce,
     .update = host_update,
     .orthogonalise = host_orthogonalise,
+};
+
+const struct cste_device_ops cste_host_ops = {
+    .name = "host",
+    .open = host_open,
+    .close = host_close,
+    .memory = &memory_ops,
+    .compute = &compute_ops,
 };

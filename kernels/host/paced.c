@@ -63,18 +63,19 @@ static void paced_close(void *state)
 static int paced_map(void *state, int fd, int node, struct cste_mem *mem, struct cst_err *note,
                      struct cst_err *err)
 {
-    return cste_host_ops.map(((struct paced *)state)->host, fd, node, mem, note, err);
+    return cste_host_ops.memory->map(((struct paced *)state)->host, fd, node, mem, note, err);
 }
 
 static int paced_populate(void *state, int fd, void *base, uint64_t offset, uint64_t bytes,
                           struct cst_err *err)
 {
-    return cste_host_ops.populate(((struct paced *)state)->host, fd, base, offset, bytes, err);
+    return cste_host_ops.memory->populate(((struct paced *)state)->host, fd, base, offset, bytes,
+                                          err);
 }
 
 static int paced_lock(void *state, const struct cste_mem *mem, struct cst_err *err)
 {
-    return cste_host_ops.lock(((struct paced *)state)->host, mem, err);
+    return cste_host_ops.memory->lock(((struct paced *)state)->host, mem, err);
 }
 
 /* Returns the accelerator's memory as the host device sees it. */
@@ -138,7 +139,7 @@ static int paced_import(void *state, unsigned thread, int *fd, struct cste_mem *
     return CST_OK;
 
 err_after_map:
-    cste_host_ops.unmap(paced->host, &view);
+    cste_host_ops.memory->unmap(paced->host, &view);
 err_after_make:
     if (made >= 0) {
         (void)close(made);
@@ -150,7 +151,7 @@ static void paced_unmap(void *state, struct cste_mem *mem)
 {
     struct cste_mem view = as_host(mem);
 
-    cste_host_ops.unmap(((struct paced *)state)->host, &view);
+    cste_host_ops.memory->unmap(((struct paced *)state)->host, &view);
 }
 
 /* -- bytes ---------------------------------------------------------------------------------- */
@@ -174,8 +175,8 @@ static int paced_copy(void *state, unsigned thread, struct cste_addr dst, struct
     int rc;
 
     cste_rate_limit_enter(pace, cst_clock_ns());
-    rc = cste_host_ops.copy(paced->host, thread, (struct cste_addr){&to, dst.offset},
-                            (struct cste_addr){&from, src.offset}, bytes, err);
+    rc = cste_host_ops.memory->copy(paced->host, thread, (struct cste_addr){&to, dst.offset},
+                                    (struct cste_addr){&from, src.offset}, bytes, err);
 
     cste_rate_limit_wait(pace, bytes);
     return rc;
@@ -188,7 +189,8 @@ static int paced_fill(void *state, unsigned thread, struct cste_addr dst, uint64
     struct cste_mem to = as_host(dst.mem);
 
     /* Filling does not use the link. */
-    return cste_host_ops.fill(paced->host, thread, (struct cste_addr){&to, dst.offset}, bytes, err);
+    return cste_host_ops.memory->fill(paced->host, thread, (struct cste_addr){&to, dst.offset},
+                                      bytes, err);
 }
 
 /* -- arithmetic ----------------------------------------------------------------------------- */
@@ -209,7 +211,7 @@ static int paced_convert(void *state, unsigned thread, const struct cste_device_
     }
     inside.dst[0].mem = &to;
     cste_rate_limit_enter(pace, cst_clock_ns());
-    rc = cste_host_ops.convert(paced->host, thread, &inside, err);
+    rc = cste_host_ops.compute->convert(paced->host, thread, &inside, err);
     cste_rate_limit_wait(pace, convert->n_elems * sizeof(float));
     return rc;
 }
@@ -240,8 +242,8 @@ static int paced_reduce(void *state, unsigned thread, const struct cst_tile_work
 
     cste_rate_limit_enter(&paced->down, cst_clock_ns());
     all_as_host(src, n_src, mems, from);
-    rc =
-        cste_host_ops.reduce(paced->host, thread, work, n_src, from, first, count, undo, done, err);
+    rc = cste_host_ops.compute->reduce(paced->host, thread, work, n_src, from, first, count, undo,
+                                       done, err);
     cste_rate_limit_wait(&paced->down, done->n_elems * size);
     return rc;
 }
@@ -304,7 +306,7 @@ static int paced_update(void *state, unsigned thread, const struct cste_device_u
     place_rows(&mine, &rows, update);
     all_as_host(update->src, update->n_src, mems, src);
     mine.src = src;
-    return cste_host_ops.update(paced->host, thread, &mine, first, count, undo, done, err);
+    return cste_host_ops.compute->update(paced->host, thread, &mine, first, count, undo, done, err);
 }
 
 /* Products in the accelerator's memory, at the speed of the host. */
@@ -321,21 +323,15 @@ static int paced_orthogonalise(void *state, unsigned thread,
         return rc;
     }
     place_rows(&mine, &rows, update);
-    return cste_host_ops.orthogonalise(paced->host, thread, &mine, phase, first, count, err);
+    return cste_host_ops.compute->orthogonalise(paced->host, thread, &mine, phase, first, count,
+                                                err);
 }
 
-const struct cste_device_ops cste_paced_ops = {
-    .name = "paced",
-    .max_team = CSTE_THREAD_POOL_MAX_THREADS,
+static const struct cste_memory_ops memory_ops = {
     /* One lane sleeps while the bytes of the other move. */
     .max_lanes = 2,
     /* The size of the overlap of a copy with the end of the previous one. */
     .piece_bytes = 256u << 10,
-    /* As on the host. */
-    .max_tiles = 64,
-    .max_products = 1,
-    .open = paced_open,
-    .close = paced_close,
     .map = paced_map,
     .import = paced_import,
     .unmap = paced_unmap,
@@ -343,8 +339,23 @@ const struct cste_device_ops cste_paced_ops = {
     .lock = paced_lock,
     .copy = paced_copy,
     .fill = paced_fill,
+};
+
+static const struct cste_compute_ops compute_ops = {
+    .max_team = CSTE_THREAD_POOL_MAX_THREADS,
+    /* As on the host. */
+    .max_tiles = 64,
+    .max_products = 1,
     .convert = paced_convert,
     .reduce = paced_reduce,
     .update = paced_update,
     .orthogonalise = paced_orthogonalise,
+};
+
+const struct cste_device_ops cste_paced_ops = {
+    .name = "paced",
+    .open = paced_open,
+    .close = paced_close,
+    .memory = &memory_ops,
+    .compute = &compute_ops,
 };

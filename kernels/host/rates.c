@@ -120,7 +120,7 @@ static void update_piece(struct cste_task *task, uint64_t piece, unsigned thread
                                                 .grad_scale = 1.0f};
     struct host_rates *r = rates_of(task);
     struct cste_device_update what = {.work = &r->work, .hyper = &hyper, .row_elems = r->n_elems};
-    uint64_t n = cste_host_ops.max_tiles;
+    uint64_t n = cste_host_ops.compute->max_tiles;
     struct cst_tile_done done;
     struct cst_err err;
 
@@ -137,7 +137,7 @@ static void update_piece(struct cste_task *task, uint64_t piece, unsigned thread
 static void reduce_piece(struct cste_task *task, uint64_t piece, unsigned thread)
 {
     struct host_rates *r = rates_of(task);
-    uint64_t n = cste_host_ops.max_tiles;
+    uint64_t n = cste_host_ops.compute->max_tiles;
     struct cst_tile_done done;
     struct cst_err err;
 
@@ -151,7 +151,7 @@ static double command(struct host_rates *r, cste_task_piece_fn piece)
 {
     r->work.mark = ++r->marks;
     return run(r, &r->team, piece,
-               r->n_elems / (cste_host_ops.max_tiles * (uint64_t)CST_TILE_ELEMS));
+               r->n_elems / (cste_host_ops.compute->max_tiles * (uint64_t)CST_TILE_ELEMS));
 }
 
 static double update(void *arg)
@@ -212,7 +212,7 @@ static void measure(struct host_rates *r)
     /* The lanes copy the first half of the arena to the second. */
     struct cste_self_benchmark_copy copy = {.dst = {.mem = &r->arena.mem},
                                             .src = {.mem = &r->arena.mem},
-                                            .piece_bytes = cste_host_ops.piece_bytes};
+                                            .piece_bytes = cste_host_ops.memory->piece_bytes};
     double bytes = (double)(r->arena.mem.bytes / PIECE_BYTES * PIECE_BYTES);
     double halves = (double)(r->arena.mem.bytes / PIECE_BYTES / 2 * 2 * PIECE_BYTES);
     /* In place every byte is read and written. A stream reads one half of the arena and writes
@@ -273,7 +273,7 @@ static uint64_t memory_of(const struct cste_cpus *cpus, unsigned node)
 
 static uint64_t choose_elems(const struct host_rates *r)
 {
-    const uint64_t piece = cste_host_ops.max_tiles * (uint64_t)CST_TILE_ELEMS;
+    const uint64_t piece = cste_host_ops.compute->max_tiles * (uint64_t)CST_TILE_ELEMS;
     uint64_t bytes = (uint64_t)r->b.cpus.n_cores * BYTES_PER_CORE;
 
     bytes = bytes < MIN_BYTES ? MIN_BYTES : bytes;

@@ -24,6 +24,7 @@
 
 /* The host device with a populate that fails in call number fail_at. It counts the mapped bytes. */
 static struct cste_device_ops fault_ops;
+static struct cste_memory_ops fault_memory;
 static atomic_uint n_calls;
 static unsigned fail_at;
 static int n_mapped;
@@ -35,13 +36,13 @@ static int fault_populate(void *state, int fd, void *base, uint64_t offset, uint
         return cst_err_set(err, CST_ENOMEM, "backing %" PRIu64 " bytes at %" PRIu64 ": no more",
                            bytes, offset);
     }
-    return cste_host_ops.populate(state, fd, base, offset, bytes, err);
+    return cste_host_ops.memory->populate(state, fd, base, offset, bytes, err);
 }
 
 static int count_map(void *state, int fd, int node, struct cste_mem *mem, struct cst_err *note,
                      struct cst_err *err)
 {
-    int rc = cste_host_ops.map(state, fd, node, mem, note, err);
+    int rc = cste_host_ops.memory->map(state, fd, node, mem, note, err);
 
     n_mapped += rc == CST_OK;
     return rc;
@@ -50,7 +51,7 @@ static int count_map(void *state, int fd, int node, struct cste_mem *mem, struct
 static void count_unmap(void *state, struct cste_mem *mem)
 {
     n_mapped--;
-    cste_host_ops.unmap(state, mem);
+    cste_host_ops.memory->unmap(state, mem);
 }
 
 static unsigned n_signals; /* Calls of fallocate that a signal interrupts. */
@@ -100,10 +101,12 @@ static void set_up(void)
     struct cste_device_spec spec = {.cpus = &cpus, .n_threads = 2};
     struct cst_err err;
 
+    fault_memory = *cste_host_ops.memory;
+    fault_memory.populate = fault_populate;
+    fault_memory.map = count_map;
+    fault_memory.unmap = count_unmap;
     fault_ops = cste_host_ops;
-    fault_ops.populate = fault_populate;
-    fault_ops.map = count_map;
-    fault_ops.unmap = count_unmap;
+    fault_ops.memory = &fault_memory;
     ck_assert_int_eq(cste_cpus_open(&cpus, 0, &err), CST_OK);
     ck_assert_int_eq(cste_device_open(&device, &fault_ops, &spec, &err), CST_OK);
     ck_assert_int_eq(cste_mailbox_open(&box, &err), CST_OK);
@@ -254,6 +257,32 @@ START_TEST(test_memory_of_a_device)
 }
 END_TEST
 
+/* A device without a table of functions that compute copies and fills, and refuses the rest. */
+START_TEST(test_only_copies)
+{
+    const struct cste_device_ops ops = {.name = "slow", .memory = cste_host_ops.memory};
+    struct cste_device slow = {.ops = &ops, .state = device.state};
+    struct cste_addr start = {.mem = &mapping.segment.mem};
+    struct cste_device_convert convert = {.src = start, .dst = {start}, .n_dst = 1};
+    struct cst_tile_work work = {.mark = 1};
+    struct cste_device_update update = {.work = &work};
+    struct cst_tile_done done;
+    struct cst_err err;
+
+    ck_assert_int_eq(cste_device_fill(&slow, 0, start, 64, &err), CST_OK);
+    ck_assert_int_eq(cste_device_copy(&slow, 0, cste_addr_ahead(start, 64), start, 64, &err),
+                     CST_OK);
+    ck_assert_int_eq(cste_device_convert(&slow, 0, &convert, &err), CST_EUNSUPPORTED);
+    ck_assert_int_eq(cste_device_reduce(&slow, 0, &work, 0, NULL, 0, 1, NULL, &done, &err),
+                     CST_EUNSUPPORTED);
+    ck_assert_int_eq(cste_device_update(&slow, 0, &update, 0, 1, NULL, &done, &err),
+                     CST_EUNSUPPORTED);
+    ck_assert_int_eq(cste_device_orthogonalise(&slow, 0, &update, 0, 0, 1, &err), CST_EUNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(err.text, "'slow' only copies"));
+    ck_assert_uint_eq(cste_device_max_team(&ops), 1);
+}
+END_TEST
+
 /* -- topologies of other machines ----------------------------------------------------------- */
 
 static void open_machine(const char *synthetic, unsigned node)
@@ -339,21 +368,22 @@ START_TEST(test_large_pages)
     const uint64_t large = has_large_pages() ? CST_LARGE_PAGE : 0;
     char *base;
 
-    ck_assert_int_eq(cste_host_ops.map(state, fd, -1, &mem, &note, &err), CST_OK);
+    ck_assert_int_eq(cste_host_ops.memory->map(state, fd, -1, &mem, &note, &err), CST_OK);
     base = mem.base;
     ck_assert_uint_eq((uintptr_t)base % CST_LARGE_PAGE, 0);
     base[3 * CST_LARGE_PAGE + 7] = 9;
-    ck_assert_int_eq(cste_host_ops.populate(state, fd, base, page, 3 * CST_LARGE_PAGE - page, &err),
-                     CST_OK);
+    ck_assert_int_eq(
+        cste_host_ops.memory->populate(state, fd, base, page, 3 * CST_LARGE_PAGE - page, &err),
+        CST_OK);
     /* The administrator may allow more, and memory may have become too fragmented. */
     ck_assert(large_bytes(base) >= 2 * large || !has_large_pages());
-    ck_assert_int_eq(cste_host_ops.populate(state, fd, base, 3 * CST_LARGE_PAGE,
-                                            mem.bytes - 3 * CST_LARGE_PAGE, &err),
+    ck_assert_int_eq(cste_host_ops.memory->populate(state, fd, base, 3 * CST_LARGE_PAGE,
+                                                    mem.bytes - 3 * CST_LARGE_PAGE, &err),
                      CST_OK);
     ck_assert_int_eq(base[3 * CST_LARGE_PAGE + 7], 9);
     ck_assert_int_eq(fstat(fd, &st), 0);
     ck_assert_uint_ge((uint64_t)st.st_blocks * 512, mem.bytes - page);
-    cste_host_ops.unmap(state, &mem);
+    cste_host_ops.memory->unmap(state, &mem);
     (void)close(fd);
 }
 END_TEST
@@ -450,6 +480,7 @@ int main(void)
     tcase_add_test(tcase, test_cancel);
     tcase_add_test(tcase, test_wrappers);
     tcase_add_test(tcase, test_memory_of_a_device);
+    tcase_add_test(tcase, test_only_copies);
     tcase_add_test(tcase, test_populate);
     tcase_add_test(tcase, test_large_pages);
     tcase_add_test(tcase, test_segment_map);
