@@ -255,7 +255,11 @@ enum cstd_record_kind cstd_record_kind_of(const struct cst_command *command,
         return CSTD_RECORD_UPDATE;
     case CST_COMMAND_FILL:
         return CSTD_RECORD_FILL;
-    case CST_COMMAND_CONVERT:
+    case CST_COMMAND_SET_MASTER:
+    case CST_COMMAND_ROUND:
+    case CST_COMMAND_ENCODE:
+    case CST_COMMAND_DECODE:
+    case CST_COMMAND_JOIN:
         return CSTD_RECORD_CONVERT;
     }
     return CSTD_RECORD_FILL;

@@ -129,23 +129,18 @@ static void fill_update(struct message *m, const struct cst_command *c)
     m->command.guard = c->guard;
 }
 
-/* Fill the fields of a CONVERT. The position and format of moments are only sent if they are not
+/* Fill the fields of a conversion. The position and format of moments are only sent if they are not
  * plain fp32 at the command's places. */
-static void fill_convert(struct message *m, const struct cst_command *c)
+static void fill_conversion(struct message *m, const struct cst_command *c)
 {
-    bool rows = c->encode || c->decode || c->row_elems > 0;
+    bool rows = c->row_elems > 0;
 
     m->command.has_n_elems = 1;
     m->command.n_elems = c->n_elems;
-    m->command.has_encode = c->encode;
-    m->command.encode = (uint32_t)c->moments;
-    m->command.has_decode = c->decode;
-    m->command.decode = (uint32_t)c->moments;
-    m->command.has_row = c->encode || c->decode;
+    m->command.has_row = c->kind == CST_COMMAND_ENCODE || c->kind == CST_COMMAND_DECODE;
     m->command.row = (uint32_t)c->row;
-    m->command.has_moments = rows && !m->command.has_row;
+    m->command.has_moments = m->command.has_first = m->command.has_row_elems = rows;
     m->command.moments = (uint32_t)c->moments;
-    m->command.has_first = m->command.has_row_elems = rows;
     m->command.first = c->first;
     m->command.row_elems = c->row_elems;
     m->command.has_from_bf16 = c->from_bf16;
@@ -187,8 +182,8 @@ static void fill_message(struct message *m, const struct cst_command *c)
     m->command.accumulate = c->accumulate;
     if (c->kind == CST_COMMAND_UPDATE) {
         fill_update(m, c);
-    } else if (c->kind == CST_COMMAND_CONVERT) {
-        fill_convert(m, c);
+    } else if (cst_command_converts(c->kind)) {
+        fill_conversion(m, c);
     }
 }
 

@@ -487,7 +487,7 @@ int cste_gpu_convert(void *state, unsigned thread, const struct cste_device_conv
 
     if (convert->what != CSTE_CONVERT_WEIGHT) {
         return cst_err_set(err, CST_EUNSUPPORTED,
-                           "CONVERT of states must go to the engine of a node");
+                           "conversions of states must go to the engine of a node");
     }
     if (dst.mem->device == 0) {
         gpu->processor->cast(convert->n_elems, cste_addr_host(src), cste_addr_host(dst));

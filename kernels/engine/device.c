@@ -141,7 +141,7 @@ int cste_device_fill(struct cste_device *device, unsigned thread, struct cste_ad
     return rc != CST_OK ? rc : device->ops->memory->fill(device->state, thread, dst, bytes, err);
 }
 
-/* -- CONVERT -------------------------------------------------------------------------------- */
+/* -- conversions ---------------------------------------------------------------------------- */
 
 static int check_values(struct cste_addr addr, uint64_t n_elems, uint64_t size, struct cst_err *err)
 {
@@ -201,7 +201,7 @@ static int check_convert(const struct cste_device_convert *c, struct cst_err *er
         c->moments >= CST_MOMENTS_COUNT || c->n_dst < least ||
         c->n_dst > (states ? least + 2 : 1) || (c->fp32 && c->split)) {
         return cst_err_set(err, CST_EINVAL,
-                           "CONVERT of %" PRIu64 " elements, moments' format %u, to %u rows",
+                           "conversion of %" PRIu64 " elements, moments' format %u, to %u rows",
                            c->n_elems, (unsigned)c->moments, c->n_dst);
     }
     if (states) {
@@ -212,7 +212,7 @@ static int check_convert(const struct cste_device_convert *c, struct cst_err *er
     }
     if (c->what != CSTE_CONVERT_WEIGHT && c->row != CST_ROW_EXP_AVG &&
         c->row != CST_ROW_EXP_AVG_SQ) {
-        return cst_err_set(err, CST_EINVAL, "CONVERT of row %u: it holds no moments",
+        return cst_err_set(err, CST_EINVAL, "conversion of row %u: it holds no moments",
                            (unsigned)c->row);
     }
     if (c->what == CSTE_CONVERT_WEIGHT) {

@@ -39,7 +39,7 @@ struct cste_addr {
     uint64_t offset;            /* Bytes from the start of the memory. */
 };
 
-/* Kinds of conversions of CONVERT. */
+/* Kinds of conversions. */
 enum cste_device_conversion {
     /* fp32 or bf16 values to master weights, bf16 weights (not of fp32 tensors), and zeroed
      * moments, if there are any */
@@ -52,7 +52,7 @@ enum cste_device_conversion {
 
 #define CSTE_CONVERT_MAX_DST 4
 
-/* A CONVERT command or a part of one. All memory is host memory, except that the destination of
+/* A conversion or a part of one. All memory is host memory, except that the destination of
  * CSTE_CONVERT_WEIGHT may be device memory. The addresses of values, master weights and weights are
  * those of the first converted element. The address of a moments row is the start of the whole row,
  * of which elements [first, first + n_elems) are converted. */
@@ -98,19 +98,20 @@ struct cste_device_update {
     bool guard;
 };
 
-/* Returns the bytes of an element in the master row of a CONVERT to states. */
+/* Returns the bytes of an element in the master row of a conversion to states. */
 static inline uint64_t cste_convert_master_bytes(const struct cste_device_convert *convert)
 {
     return convert->split ? sizeof(int16_t) : sizeof(float);
 }
 
-/* Returns the number of the first moments row among the destinations of a CONVERT to states. */
+/* Returns the number of the first moments row among the destinations of a conversion
+ * to states. */
 static inline uint32_t cste_convert_first_moment(const struct cste_device_convert *convert)
 {
     return convert->fp32 ? 1 : 2;
 }
 
-/* Returns the bytes of an element of the values that a CONVERT reads. */
+/* Returns the bytes of an element of the values that a conversion reads. */
 static inline uint64_t cste_convert_src_bytes(const struct cste_device_convert *convert)
 {
     return convert->from_bf16 || convert->what == CSTE_CONVERT_JOIN ? sizeof(uint16_t)
@@ -313,8 +314,8 @@ int cste_device_copy(struct cste_device *device, unsigned thread, struct cste_ad
 int cste_device_fill(struct cste_device *device, unsigned thread, struct cste_addr dst,
                      uint64_t bytes, struct cst_err *err);
 
-/* Run a CONVERT. What is written must not overlap what is read. CST_EINVAL: bounds, alignment, an
- * unknown format, or memory that is not host memory (allowed only for the destination of
+/* Run a conversion. What is written must not overlap what is read. CST_EINVAL: bounds, alignment,
+ * an unknown format, or memory that is not host memory (allowed only for the destination of
  * WEIGHT). */
 int cste_device_convert(struct cste_device *device, unsigned thread,
                         const struct cste_device_convert *convert, struct cst_err *err);

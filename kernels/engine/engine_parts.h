@@ -24,8 +24,8 @@ struct cste_engine {
     struct cste_cpus cpus;     /* Processors of the NUMA node. */
     struct cste_device device; /* The device that copies and computes. */
     struct cste_mailbox box;   /* Mails from the thread pools. */
-    /* Thread pools for COPY, FILL, CONVERT and for mapping segments, by enum cste_device_lane. Only
-     * the first one is used if the device has one_pool. */
+    /* Thread pools for COPY, FILL, conversions and for mapping segments, by enum cste_device_lane.
+     * Only the first one is used if the device has one_pool. */
     struct cste_thread_pool lanes[CSTE_LANES];
     struct cste_thread_pool team; /* Thread pool for REDUCE, UPDATE and NORM. */
     /* Segments that the daemon passed in. Each belongs to an owned struct cste_mapping. */

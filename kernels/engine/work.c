@@ -16,17 +16,20 @@ const struct cste_work_kind *cste_work_kind(const struct cste_work *work)
 {
     static const struct cste_work_kind none;
     static const struct cste_work_kind *const kinds[] = {
-        [0] = &none,
         [ENGINE__COMMAND_KIND__COPY] = &cste_work_copy,
         [ENGINE__COMMAND_KIND__REDUCE] = &cste_work_reduce,
         [ENGINE__COMMAND_KIND__NORM] = &cste_work_norm,
         [ENGINE__COMMAND_KIND__UPDATE] = &cste_work_update,
         [ENGINE__COMMAND_KIND__FILL] = &cste_work_fill,
-        [ENGINE__COMMAND_KIND__CONVERT] = &cste_work_convert,
+        [ENGINE__COMMAND_KIND__SET_MASTER] = &cste_work_set_master,
+        [ENGINE__COMMAND_KIND__ROUND] = &cste_work_round,
+        [ENGINE__COMMAND_KIND__ENCODE] = &cste_work_encode,
+        [ENGINE__COMMAND_KIND__DECODE] = &cste_work_decode,
+        [ENGINE__COMMAND_KIND__JOIN] = &cste_work_join,
     };
     unsigned kind = (unsigned)work->kind;
 
-    return kinds[kind < sizeof kinds / sizeof kinds[0] ? kind : 0];
+    return kind < sizeof kinds / sizeof kinds[0] && kinds[kind] != NULL ? kinds[kind] : &none;
 }
 
 int cste_work_open(struct cste_work **out, struct cste_work_context *context,
@@ -99,7 +102,7 @@ static bool uses_link(const struct cste_work *work)
     if (work->kind == ENGINE__COMMAND_KIND__COPY) {
         return (work->dst.mem->device != 0) != (work->src.mem->device != 0);
     }
-    if (work->kind == ENGINE__COMMAND_KIND__CONVERT) {
+    if (cste_work_kind(work)->converts) {
         return (c->dst[0].mem->device != 0) != (c->src.mem->device != 0);
     }
     /* The grad row of a REDUCE is host memory. */

@@ -88,7 +88,7 @@ struct cste_work {
     struct cst_place dst_places[CSTE_WORK_MAX_DST];
     uint32_t n_dst;
     struct cste_addr src, dst;          /* COPY, FILL: resolved places. */
-    struct cste_device_convert convert; /* CONVERT, with resolved places. */
+    struct cste_device_convert convert; /* A conversion, with resolved places. */
     /* REDUCE, UPDATE: resolved places of the contributions. */
     struct cste_addr contributions[CST_TILE_MAX_SRC];
     struct cst_table_header *header; /* NORM: header of the table; resolved. */

@@ -3,8 +3,8 @@
 
 #include <inttypes.h>
 
-/* Elements in a piece of CONVERT. Up to 14 bytes per element are written. The number is a multiple
- * of CST_MX8_BLOCK. */
+/* Elements in a piece of a conversion. Up to 14 bytes per element are written. The number is a
+ * multiple of CST_MX8_BLOCK. */
 #define PIECE_ELEMS (256u << 10)
 
 /* -- COPY, FILL ----------------------------------------------------------------------------- */
@@ -66,9 +66,9 @@ static int fill_piece(struct cste_work *work, uint64_t piece, unsigned thread, s
                             err);
 }
 
-/* -- CONVERT -------------------------------------------------------------------------------- */
+/* -- conversions ---------------------------------------------------------------------------- */
 
-/* A source or destination of a CONVERT. */
+/* A source or destination of a conversion. */
 struct place {
     const char *name; /* Name for messages. */
     uint64_t bytes;   /* Size in bytes. */
@@ -124,25 +124,21 @@ static int check_convert(struct cste_work *work)
     const struct cste_device_convert *c = &work->convert;
     bool row = c->what == CSTE_CONVERT_ENCODE || c->what == CSTE_CONVERT_DECODE;
 
-    if (work->n_src != (c->what == CSTE_CONVERT_JOIN ? 2 : 1)) {
-        return cst_err_set(&work->err, CST_EINVAL, "CONVERT with %u sources and %u destinations",
-                           work->n_src, c->n_dst);
-    }
     if (c->n_elems > CSTE_CHUNK_MAX_ELEMS || c->row_elems > CSTE_CHUNK_MAX_ELEMS ||
         c->first > c->row_elems || c->n_elems > c->row_elems - c->first ||
         (c->moments == CST_MOMENTS_MX8 && c->row_elems % CST_MX8_BLOCK != 0)) {
-        return cst_err_set(&work->err, CST_EINVAL,
-                           "CONVERT of %" PRIu64 " elements from %" PRIu64
-                           " on, of a row of %" PRIu64 ", format %u",
-                           c->n_elems, c->first, c->row_elems, (unsigned)c->moments);
+        return cst_err_set(
+            &work->err, CST_EINVAL,
+            "%s of %" PRIu64 " elements from %" PRIu64 " on, of a row of %" PRIu64 ", format %u",
+            cste_work_kind(work)->name, c->n_elems, c->first, c->row_elems, (unsigned)c->moments);
     }
     if (c->what == CSTE_CONVERT_STATES && c->n_dst > cste_convert_first_moment(c) + 2) {
-        return cst_err_set(&work->err, CST_EINVAL, "CONVERT of fp32 master weights to %u rows",
+        return cst_err_set(&work->err, CST_EINVAL, "SET_MASTER of fp32 tensors to %u rows",
                            c->n_dst);
     }
     if (row && c->row != CST_ROW_EXP_AVG && c->row != CST_ROW_EXP_AVG_SQ) {
-        return cst_err_set(&work->err, CST_EINVAL, "CONVERT of row %u: it holds no moments",
-                           (unsigned)c->row);
+        return cst_err_set(&work->err, CST_EINVAL, "%s of row %u: it holds no moments",
+                           cste_work_kind(work)->name, (unsigned)c->row);
     }
     return CST_OK;
 }
@@ -159,23 +155,23 @@ static int check_overlap(struct cste_work *work, uint32_t i)
     struct place src = src_place(c), dst = dst_place(c, i);
 
     if (cste_work_overlap(c->src, src.bytes, c->dst[i], dst.bytes)) {
-        return cst_err_set(&work->err, CST_EINVAL, "%s and %s of a CONVERT overlap", src.name,
+        return cst_err_set(&work->err, CST_EINVAL, "%s and %s of a conversion overlap", src.name,
                            dst.name);
     }
     if (c->what == CSTE_CONVERT_JOIN) {
         struct place other = remainder_place(c);
 
         if (cste_work_overlap(c->remainder, other.bytes, c->dst[i], dst.bytes)) {
-            return cst_err_set(&work->err, CST_EINVAL, "%s and %s of a CONVERT overlap", other.name,
-                               dst.name);
+            return cst_err_set(&work->err, CST_EINVAL, "%s and %s of a conversion overlap",
+                               other.name, dst.name);
         }
     }
     for (uint32_t k = 0; k < i; k++) {
         struct place other = dst_place(c, k);
 
         if (cste_work_overlap(c->dst[k], other.bytes, c->dst[i], dst.bytes)) {
-            return cst_err_set(&work->err, CST_EINVAL, "%s and %s of a CONVERT overlap", other.name,
-                               dst.name);
+            return cst_err_set(&work->err, CST_EINVAL, "%s and %s of a conversion overlap",
+                               other.name, dst.name);
         }
     }
     return CST_OK;
@@ -269,11 +265,57 @@ const struct cste_work_kind cste_work_fill = {.name = "FILL",
                                               .find = find_fill,
                                               .piece = fill_piece};
 
-const struct cste_work_kind cste_work_convert = {.name = "CONVERT",
-                                                 .min_src = 1,
-                                                 .max_src = 2,
-                                                 .min_dst = 1,
-                                                 .max_dst = CSTE_WORK_MAX_DST,
-                                                 .may_be_under_way = true,
-                                                 .find = find_convert,
-                                                 .piece = convert_piece};
+const struct cste_work_kind cste_work_set_master = {.name = "SET_MASTER",
+                                                    .min_src = 1,
+                                                    .max_src = 1,
+                                                    .min_dst = 1,
+                                                    .max_dst = CSTE_WORK_MAX_DST,
+                                                    .converts = true,
+                                                    .conversion = CSTE_CONVERT_STATES,
+                                                    .may_be_under_way = true,
+                                                    .find = find_convert,
+                                                    .piece = convert_piece};
+
+const struct cste_work_kind cste_work_round = {.name = "ROUND",
+                                               .min_src = 1,
+                                               .max_src = 1,
+                                               .min_dst = 1,
+                                               .max_dst = 1,
+                                               .converts = true,
+                                               .conversion = CSTE_CONVERT_WEIGHT,
+                                               .may_be_under_way = true,
+                                               .find = find_convert,
+                                               .piece = convert_piece};
+
+const struct cste_work_kind cste_work_encode = {.name = "ENCODE",
+                                                .min_src = 1,
+                                                .max_src = 1,
+                                                .min_dst = 1,
+                                                .max_dst = 1,
+                                                .converts = true,
+                                                .conversion = CSTE_CONVERT_ENCODE,
+                                                .may_be_under_way = true,
+                                                .find = find_convert,
+                                                .piece = convert_piece};
+
+const struct cste_work_kind cste_work_decode = {.name = "DECODE",
+                                                .min_src = 1,
+                                                .max_src = 1,
+                                                .min_dst = 1,
+                                                .max_dst = 1,
+                                                .converts = true,
+                                                .conversion = CSTE_CONVERT_DECODE,
+                                                .may_be_under_way = true,
+                                                .find = find_convert,
+                                                .piece = convert_piece};
+
+const struct cste_work_kind cste_work_join = {.name = "JOIN",
+                                              .min_src = 2,
+                                              .max_src = 2,
+                                              .min_dst = 1,
+                                              .max_dst = 1,
+                                              .converts = true,
+                                              .conversion = CSTE_CONVERT_JOIN,
+                                              .may_be_under_way = true,
+                                              .find = find_convert,
+                                              .piece = convert_piece};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kinds of commands. Private to work.c (life of a command), work_message.c (content of its
- * message), work_parts.c (what all kinds use), work_bytes.c (COPY, FILL, CONVERT), work_chunk.c
+ * message), work_parts.c (what all kinds use), work_bytes.c (COPY, FILL, conversions), work_chunk.c
  * (REDUCE, NORM), work_update.c and
  * work_muon.c (UPDATE). */
 #ifndef CST_WORK_KINDS_H
@@ -15,6 +15,8 @@ struct cste_work_kind {
     uint32_t min_dst, max_dst; /* Smallest and largest number of destinations. */
     bool compute;              /* The kind runs on the team and not on lanes. */
     bool marks;                /* The kind has a mark, which counts from 1. */
+    bool converts;             /* The kind is a conversion: */
+    enum cste_device_conversion conversion;
     /* Each piece is one call of the device, which may leave it under way. */
     bool may_be_under_way;
     /* Resolve places, hold segments and count pieces. Loop thread. */
@@ -32,7 +34,8 @@ struct cste_work_kind {
 };
 
 /* Defined in work_bytes.c. */
-extern const struct cste_work_kind cste_work_copy, cste_work_fill, cste_work_convert;
+extern const struct cste_work_kind cste_work_copy, cste_work_fill, cste_work_set_master,
+    cste_work_round, cste_work_encode, cste_work_decode, cste_work_join;
 /* Defined in work_chunk.c; cste_work_update is defined in work_update.c. */
 extern const struct cste_work_kind cste_work_reduce, cste_work_update, cste_work_norm;
 

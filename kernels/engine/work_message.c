@@ -61,41 +61,34 @@ static int read_update(struct cste_work *work, const Engine__Command *command)
     return CST_OK;
 }
 
-/* Read a CONVERT. Without a field on moments, the message is about fp32 rows that are converted
+/* Read a conversion. Without a field on moments, the message is about fp32 rows that are converted
  * whole. */
-static int read_convert(struct cste_work *work, const Engine__Command *command)
+static int read_conversion(struct cste_work *work, const Engine__Command *command)
 {
-    struct cste_device_convert *c = &work->convert;
-    bool states = work->n_dst > 1 || command->fp32, rows = command->has_moments;
-    uint32_t format = states ? command->moments : command->encode;
+    bool rows = command->has_moments, states = work->kind == ENGINE__COMMAND_KIND__SET_MASTER;
 
-    *c = (struct cste_device_convert){.what = states ? CSTE_CONVERT_STATES : CSTE_CONVERT_WEIGHT,
-                                      .n_dst = work->n_dst,
-                                      .n_elems = command->n_elems};
-    if (!states && command->split) {
-        c->what = CSTE_CONVERT_JOIN;
-    } else if (!states && (command->has_encode || command->has_decode)) {
-        rows = true;
-        c->what = command->has_encode ? CSTE_CONVERT_ENCODE : CSTE_CONVERT_DECODE;
-        c->row = (enum cst_row)command->row;
-        format = command->has_encode ? command->encode : command->decode;
+    work->convert =
+        (struct cste_device_convert){.what = cste_work_kind(work)->conversion,
+                                     .from_bf16 = command->from_bf16,
+                                     .split = command->split,
+                                     .fp32 = command->fp32,
+                                     .n_dst = work->n_dst,
+                                     .n_elems = command->n_elems,
+                                     .moments = (enum cst_moments)command->moments,
+                                     .row = (enum cst_row)command->row,
+                                     .first = rows ? command->first : 0,
+                                     .row_elems = rows ? command->row_elems : command->n_elems};
+    if (command->moments >= CST_MOMENTS_COUNT) {
+        return cst_err_set(&work->err, CST_EINVAL, "%s with moments in format %u",
+                           cste_work_kind(work)->name, command->moments);
     }
-    if ((command->has_encode && command->has_decode) || format >= CST_MOMENTS_COUNT) {
-        return cst_err_set(&work->err, CST_EINVAL, "CONVERT to format %u from %u", command->encode,
-                           command->decode);
+    if ((command->fp32 && command->split) ||
+        ((command->fp32 || command->split || command->from_bf16) && !states)) {
+        return cst_err_set(&work->err, CST_EINVAL, "%s%s%s%s", cste_work_kind(work)->name,
+                           command->fp32 ? " of fp32 tensors" : "",
+                           command->split ? " with split masters" : "",
+                           command->from_bf16 ? " of bf16" : "");
     }
-    if (command->fp32 && command->split) {
-        return cst_err_set(&work->err, CST_EINVAL, "CONVERT of fp32 tensors with split masters");
-    }
-    if (command->from_bf16 && !states) {
-        return cst_err_set(&work->err, CST_EINVAL, "CONVERT of bf16 to another row than a master");
-    }
-    c->from_bf16 = command->from_bf16;
-    c->split = states && command->split;
-    c->fp32 = command->fp32;
-    c->moments = (enum cst_moments)format;
-    c->first = rows ? command->first : 0;
-    c->row_elems = rows ? command->row_elems : command->n_elems;
     return CST_OK;
 }
 
@@ -140,8 +133,8 @@ int cste_work_read(struct cste_work *work, const Engine__Command *command)
     if (rc == CST_OK && work->kind == ENGINE__COMMAND_KIND__UPDATE) {
         rc = read_update(work, command);
     }
-    if (rc == CST_OK && work->kind == ENGINE__COMMAND_KIND__CONVERT) {
-        rc = read_convert(work, command);
+    if (rc == CST_OK && cste_work_kind(work)->converts) {
+        rc = read_conversion(work, command);
     }
     return rc;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* CONVERT on the host: fp32 values to the rows of a chunk, and between fp32 values and rows of
+/* Conversions on the host: fp32 values to the rows of a chunk, and between fp32 values and rows of
  * moments in each format. */
 #ifndef CST_HOST_CONVERT_H
 #define CST_HOST_CONVERT_H

@@ -207,7 +207,7 @@ static int paced_convert(void *state, unsigned thread, const struct cste_device_
 
     if (convert->what != CSTE_CONVERT_WEIGHT) {
         return cst_err_set(err, CST_EUNSUPPORTED,
-                           "CONVERT of states must go to the engine of a node");
+                           "conversions of states must go to the engine of a node");
     }
     inside.dst[0].mem = &to;
     cste_rate_limit_enter(pace, cst_clock_ns());

@@ -22,8 +22,18 @@ enum cst_command_kind {
     CST_COMMAND_NORM = 3,
     CST_COMMAND_UPDATE = 4,
     CST_COMMAND_FILL = 5,
-    CST_COMMAND_CONVERT = 6,
+    CST_COMMAND_SET_MASTER = 7, /* Values to master weights, weights, and moments of 0. */
+    CST_COMMAND_ROUND = 8,      /* fp32 values to bf16. */
+    CST_COMMAND_ENCODE = 9,     /* fp32 values to a moments row. */
+    CST_COMMAND_DECODE = 10,    /* A moments row to fp32 values. */
+    CST_COMMAND_JOIN = 11, /* Weights and remainders, which are split master weights, to fp32. */
 };
+
+/* True if @kind converts elements from one format to another. */
+static inline bool cst_command_converts(enum cst_command_kind kind)
+{
+    return kind >= CST_COMMAND_SET_MASTER && kind <= CST_COMMAND_JOIN;
+}
 
 enum cst_priority { CST_PRIORITY_DEMAND = 0, CST_PRIORITY_PREFETCH = 1, CST_PRIORITY_EVICTION = 2 };
 
@@ -64,17 +74,17 @@ struct cst_command {
     /* The engine that executes the command: that of a chunk's node, of a pool or of a device
      * reservation. */
     uint32_t node;
-    /* COPY, CONVERT: one source. REDUCE and an UPDATE that also makes the sum: contributions in
-     * rank order. */
+    /* COPY and conversions: one source; JOIN: weights and remainders. REDUCE and an UPDATE that
+     * also makes the sum: contributions in rank order. */
     struct cst_place src[CST_CORE_MAX_WORLD];
     uint32_t n_src;
-    /* COPY, FILL: one destination. CONVERT: master, weight, exp_avg and exp_avg_sq (if the
-     * optimizer has it), or master and weight if the moments stay. A device update by
-     * Muon: its scratch. */
+    /* SET_MASTER: master, weight (not of an fp32 tensor, whose weights are the master weights), and
+     * exp_avg and exp_avg_sq (if the optimizer has it) unless the moments stay. A staged update by
+     * Muon: its scratch. Otherwise one destination. */
     struct cst_place dst[4];
     uint32_t n_dst;
     uint64_t bytes;   /* COPY, FILL: number of bytes. */
-    uint64_t n_elems; /* CONVERT: number of elements. */
+    uint64_t n_elems; /* Conversions: number of elements. */
     uint32_t table;   /* REDUCE, NORM, UPDATE: segment id of the job table. */
     uint32_t chunk;   /* All but NORM. Engines are told the chunk with REDUCE and UPDATE only. */
     uint64_t mark;    /* REDUCE: number of the reduction. UPDATE, NORM: Adam step t, from 1. */
@@ -86,20 +96,14 @@ struct cst_command {
     struct cst_command_row out[CST_COMMAND_MAX_ROWS];
     uint32_t n_in, n_out;
     bool guard; /* UPDATE: tiles beyond proto/grad_limit.h keep their states; as in engine.proto. */
-    enum cst_row row; /* CONVERT with encode or decode: the moments row. */
-    /* CONVERT: encode fp32 into a moments row of format `moments`; or decode such a row to fp32. */
-    bool encode, decode;
-    bool from_bf16; /* CONVERT of a master row: the elements at src[0] are bf16, not fp32. */
-    /* CONVERT of a master row: the master weights are split, and dst[0] has remainders. With one
-     * destination: the weights at src[0] and the remainders at src[1] are joined to fp32. */
-    bool split;
-    /* CONVERT of a master row of an fp32 tensor: dst[0] has its weights, and the moments follow. */
-    bool fp32;
-    /* CONVERT: format of the moments that are encoded, decoded, or cleared (when master weights and
-     * weights are written). */
+    enum cst_row row; /* ENCODE, DECODE: the moments row. */
+    bool from_bf16;   /* SET_MASTER: the elements at src[0] are bf16, not fp32. */
+    bool split;       /* SET_MASTER: the master weights are split, and dst[0] has remainders. */
+    bool fp32;        /* SET_MASTER of an fp32 tensor: dst[0] has its weights. */
+    /* ENCODE, DECODE, SET_MASTER: format of the moments. */
     enum cst_moments moments;
-    /* CONVERT of moments that are not fp32: first element and number of elements of the row. Both
-     * 0: clear n_elems elements of fp32 moments rows, which begin at dst[2] and dst[3]. */
+    /* The same: first element and number of elements of the moments row. Both 0: clear n_elems
+     * elements of fp32 moments rows, which begin at dst[2] and dst[3]. */
     uint64_t first, row_elems;
     struct cst_hyper hyper; /* UPDATE; grad_scale includes the clip factor and is a float. */
 };

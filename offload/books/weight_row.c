@@ -8,7 +8,7 @@
  *      +---------------------- UPDATE is issued ---------+------------------------------------+
  *
  * Until the UPDATE the weights of the chunk are made from its master weights, directly in the block
- * or staging segment where they are wanted. CONVERT rounds like UPDATE, so the bits are the same.
+ * or staging segment where they are wanted. ROUND rounds like UPDATE, so the bits are the same.
  * This serves every fetch after the hand-in: recomputation, tied tensors, an evaluation pass, a
  * repeated attempt, the step after a skipped one. Copies from the row that were in flight are out
  * of date: their blocks are loaded again.
@@ -86,7 +86,7 @@ void cst_weight_row_read(const struct cst_core *core, uint32_t c, enum cst_row r
     bool there = core->chunks[c].weight.holds == CST_HOLDS_WEIGHTS;
 
     row = there ? row : CST_ROW_MASTER;
-    command->kind = there ? CST_COMMAND_COPY : CST_COMMAND_CONVERT;
+    command->kind = there ? CST_COMMAND_COPY : CST_COMMAND_ROUND;
     command->src[command->n_src++] = cst_core_row_place(core, c, row, first);
     if (there) {
         command->bytes = cst_dtype_bytes(core->layout->chunks[c].dtype) * n_elems;

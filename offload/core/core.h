@@ -7,7 +7,7 @@
  *
  * Engines. Which engine executes a command:
  *
- *   - UPDATE, CONVERT and copies between arenas and staging segments: the engine of the chunk's
+ *   - UPDATE, conversions and copies between arenas and staging segments: the engine of the chunk's
  *     node.
  *   - NORM: the engine of the first node.
  *   - Copies between a pool and an arena: the engine of the pool's GPU; for a pool in host memory,
@@ -108,7 +108,7 @@
  *
  * Gradients in the weight row (layout's states.grad_over_weight). A chunk's sum, or a contribution
  * that leaves a pool, is written to the weight row. From then until the chunk's UPDATE is issued,
- * weights are made from the master weights, of which they are the bf16 rounding, by a CONVERT into
+ * weights are made from the master weights, of which they are the bf16 rounding, by a ROUND into
  * the block or staging segment in place of a COPY. This stays so after an interrupted attempt or a
  * skipped step, until the next update. READ of GRAD gets CST_EUNSUPPORTED unless the row holds the
  * gradient. WRITE of WEIGHT gets CST_EUNSUPPORTED: a WRITE of MASTER sets the weights. WRITE of

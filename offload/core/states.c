@@ -55,12 +55,12 @@ static bool is_split(const struct cst_core *core, uint32_t c)
     return core->layout->states.masters == CST_MASTERS_SPLIT && dtype_of(core, c) == CST_BF16;
 }
 
-/* Let @command convert the elements [@first, @first + @n_elems) of a moments row of chunk @c.
+/* Let @command encode, decode or clear the elements [@first, @first + @n_elems) of a moments row of
+ * chunk @c.
  * Returns the place where the row begins. */
 static struct cst_place code(const struct cst_core *core, uint32_t c, enum cst_row row,
                              uint64_t first, uint64_t n_elems, struct cst_command *command)
 {
-    command->kind = CST_COMMAND_CONVERT;
     command->row = row;
     command->moments = core->layout->states.moments;
     command->first = first;
@@ -212,25 +212,24 @@ static void read_row(const struct cst_core *core, const struct cst_request *requ
         return;
     }
     if (is_coded(core, request->row)) {
-        copy->decode = true;
+        copy->kind = CST_COMMAND_DECODE;
         copy->src[copy->n_src++] =
             code(core, request->chunk, request->row, request->first, request->n_elems, copy);
         return;
     }
     if (request->row == CST_ROW_MASTER && is_split(core, request->chunk)) {
-        copy->kind = CST_COMMAND_CONVERT;
-        copy->split = true;
+        copy->kind = CST_COMMAND_JOIN;
         copy->n_elems = request->n_elems;
         copy->src[copy->n_src++] = cst_core_row_place(
             core, request->chunk, cst_weight_row_newest(core, request->chunk), request->first);
     }
     copy->src[copy->n_src++] =
         cst_core_row_place(core, request->chunk, request->row, request->first);
-    if (copy->split) {
+    if (copy->kind == CST_COMMAND_JOIN) {
         return;
     }
     if (request->row == CST_ROW_GRAD && core->grad_fp32 && dtype == CST_BF16) {
-        copy->kind = CST_COMMAND_CONVERT;
+        copy->kind = CST_COMMAND_ROUND;
         copy->n_elems = request->n_elems;
     } else {
         copy->bytes = cst_core_io_bytes(&core->layout->states, dtype, request->row, false, false,
@@ -330,8 +329,8 @@ static bool clears_moments(const struct cst_core *core, uint32_t c)
     return !core->attempt.initialised && !core->chunks[c].moments_are_new;
 }
 
-/* Add the destinations of a write of master weights: the weights, which are all of a frozen chunk,
- * and moments that are cleared. */
+/* Make @command a write of master weights: add their rows, the weights, and moments that are
+ * cleared. The weights are all of a frozen chunk. */
 static void add_rows(const struct cst_core *core, uint32_t chunk, uint64_t at, uint64_t n_elems,
                      struct cst_command *command)
 {
@@ -352,6 +351,8 @@ static void add_rows(const struct cst_core *core, uint32_t chunk, uint64_t at, u
                 ? code(core, chunk, rows[k], at, n_elems, command)
                 : cst_core_row_place(core, chunk, written_row(core, chunk, rows[k]), at);
     }
+    command->kind =
+        command->n_dst > 1 || command->fp32 ? CST_COMMAND_SET_MASTER : CST_COMMAND_ROUND;
 }
 
 /* Issue one command of a write to states on an accelerator, whose engine does not convert. */
@@ -410,7 +411,7 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
     if (parts) {
         write_device(core, event, tensor->chunk, at, tickets);
     }
-    command = cst_core_command(core, master ? CST_COMMAND_CONVERT : CST_COMMAND_COPY,
+    command = cst_core_command(core, parts ? CST_COMMAND_ROUND : CST_COMMAND_COPY,
                                parts ? core->layout->chunks[tensor->chunk].node
                                      : cst_core_keeper(core, tensor->chunk, event->row),
                                &flight);
@@ -433,7 +434,7 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
         command->bytes = cst_core_io_bytes(&core->layout->states, dtype, event->row, true,
                                            event->exponents, event->n_elems);
     } else if (is_coded(core, event->row)) {
-        command->encode = true;
+        command->kind = CST_COMMAND_ENCODE;
         command->dst[command->n_dst++] =
             code(core, tensor->chunk, event->row, at, event->n_elems, command);
     } else {

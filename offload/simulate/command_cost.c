@@ -25,7 +25,7 @@ static double ns(double amount, double per_s)
 /* Bytes that a copy writes. Weights that are made on the way are read as fp32. */
 static uint64_t copied_bytes(const struct cst_command *command)
 {
-    return command->kind == CST_COMMAND_CONVERT ? 2 * command->n_elems : command->bytes;
+    return cst_command_converts(command->kind) ? 2 * command->n_elems : command->bytes;
 }
 
 /* Set the memory traffic of the effort to @bytes in effort->left, limited to what the node can
@@ -84,8 +84,7 @@ static void cost_copy(struct cst_sim *sim, struct cst_sim_command *c,
         const struct cst_rates_node *n = node_rates(sim, engine->node);
 
         c->lane = CST_SIM_UP;
-        bytes *=
-            sim->workers[c->rank].stands_for * (command->kind == CST_COMMAND_CONVERT ? 1.5 : 1);
+        bytes *= sim->workers[c->rank].stands_for * (cst_command_converts(command->kind) ? 1.5 : 1);
         c->effort.left = ns(bytes, n->copy > 0 ? n->copy : n->pass / 2);
         c->effort.cores = lane_cores(sim, engine->node);
         use_memory(sim, &c->effort, 2 * bytes);
@@ -282,7 +281,11 @@ void cst_sim_cost(struct cst_sim *sim, struct cst_sim_command *c, const struct c
     c->effort.owner = c;
     switch (command->kind) {
     case CST_COMMAND_COPY:
-    case CST_COMMAND_CONVERT: /* CONVERT of weights, into a block. */
+    case CST_COMMAND_SET_MASTER:
+    case CST_COMMAND_ROUND: /* Of weights, into a block. */
+    case CST_COMMAND_ENCODE:
+    case CST_COMMAND_DECODE:
+    case CST_COMMAND_JOIN:
         if (is_of_reservation(c)) {
             cost_reservation_copy(sim, c, command);
         } else {

@@ -24,7 +24,7 @@ static void *row(unsigned chunk, enum cst_row which)
     return engine_rig_at(tiny_job_row(&job, chunk, which));
 }
 
-/* -- COPY, FILL, CONVERT -------------------------------------------------------------------- */
+/* -- COPY, FILL, conversions ---------------------------------------------------------------- */
 
 /* A copy changes every byte of the range and no byte around it, with sizes below, at and above a
  * piece. */
@@ -82,7 +82,7 @@ END_TEST
 START_TEST(test_convert)
 {
     uint64_t n = BIG_ELEMS / 2 + 1, bytes = n * sizeof(float), n_wrong = 0;
-    struct engine_command convert = {.kind = ENGINE__COMMAND_KIND__CONVERT,
+    struct engine_command convert = {.kind = ENGINE__COMMAND_KIND__SET_MASTER,
                                      .src = {{.segment = 50}},
                                      .n_src = 1,
                                      .dst = {tiny_job_row(&job, BIG, CST_ROW_MASTER),
@@ -111,7 +111,7 @@ START_TEST(test_convert)
 }
 END_TEST
 
-/* With one destination a conversion writes bf16 values there and nothing else. This is how fp32
+/* ROUND writes bf16 values there and nothing else. This is how fp32
  * gradients are read. */
 START_TEST(test_convert_to_bf16)
 {
@@ -119,7 +119,7 @@ START_TEST(test_convert_to_bf16)
     const float *values = row(BIG, CST_ROW_EXP_AVG);
     const uint16_t *got = engine_rig_at(tiny_job_block(&job, BIG, 0));
     uint16_t after = got[n];
-    struct engine_command convert = {.kind = ENGINE__COMMAND_KIND__CONVERT,
+    struct engine_command convert = {.kind = ENGINE__COMMAND_KIND__ROUND,
                                      .src = {tiny_job_row(&job, BIG, CST_ROW_EXP_AVG)},
                                      .n_src = 1,
                                      .dst = {tiny_job_block(&job, BIG, 0)},
@@ -402,7 +402,7 @@ START_TEST(test_lies)
     struct engine_command across = tiny_job_reduce(&job, BIG, 1), odd = across, short_row = across;
     struct engine_command no_table = tiny_job_update(&job, 0, 1), no_chunk = no_table;
     struct engine_command no_mark = no_table, norm = no_table;
-    struct engine_command convert = {.kind = ENGINE__COMMAND_KIND__CONVERT,
+    struct engine_command convert = {.kind = ENGINE__COMMAND_KIND__SET_MASTER,
                                      .src = {arena},
                                      .n_src = 1,
                                      .dst = {pool, pool, pool, pool},

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of the engine process's CONVERT of moments: ranges, pieces and places. The bits are those
- * of kernels/math/moments.h, which has its own tests. */
+/* Tests of the engine process's conversions of moments: ranges, pieces and places. The bits are
+ * those of kernels/math/moments.h, which has its own tests. */
 #include "tests/lib/engine_rig.h"
 
 #include "kernels/math/cast.h"
@@ -49,9 +49,10 @@ static struct cst_update_moment row_at(enum cst_moments moments, uint8_t *at)
                                       .exponents = moments == CST_MOMENTS_MX8 ? at + ELEMS : NULL};
 }
 
-static struct engine_command code(enum cst_moments moments, enum cst_row row, int range)
+static struct engine_command code(Engine__CommandKind kind, enum cst_moments moments,
+                                  enum cst_row row, int range)
 {
-    return (struct engine_command){.kind = ENGINE__COMMAND_KIND__CONVERT,
+    return (struct engine_command){.kind = kind,
                                    .n_src = 1,
                                    .n_dst = 1,
                                    .n_elems = ranges[range].n,
@@ -95,8 +96,8 @@ START_TEST(test_encode)
 {
     for (unsigned m = 0; m < CST_MOMENTS_COUNT; m++) {
         for (unsigned which = 0; which < 2; which++) {
-            struct engine_command c =
-                code((enum cst_moments)m, (enum cst_row)(CST_ROW_EXP_AVG + which), _i);
+            struct engine_command c = code(ENGINE__COMMAND_KIND__ENCODE, (enum cst_moments)m,
+                                           (enum cst_row)(CST_ROW_EXP_AVG + which), _i);
             struct cst_update_moment row;
             uint8_t *want;
 
@@ -105,7 +106,6 @@ START_TEST(test_encode)
             row = row_at((enum cst_moments)m, want + which * room);
             cst_moments_encode((enum cst_moments)m, which, ranges[_i].first, ranges[_i].n, values,
                                &row);
-            c.encode = true;
             c.src[0] = (struct cst_place){.segment = VALUES};
             c.dst[0] = (struct cst_place){.segment = ROWS, .offset = which * room};
             engine_rig_must(c);
@@ -124,8 +124,8 @@ START_TEST(test_decode)
     ck_assert_ptr_nonnull(want);
     for (unsigned m = 0; m < CST_MOMENTS_COUNT; m++) {
         for (unsigned which = 0; which < 2; which++) {
-            struct engine_command c =
-                code((enum cst_moments)m, (enum cst_row)(CST_ROW_EXP_AVG + which), _i);
+            struct engine_command c = code(ENGINE__COMMAND_KIND__DECODE, (enum cst_moments)m,
+                                           (enum cst_row)(CST_ROW_EXP_AVG + which), _i);
             struct cst_update_moment row = row_at((enum cst_moments)m, rows + which * room);
             uint8_t *before;
 
@@ -134,7 +134,6 @@ START_TEST(test_decode)
             memcpy(want, values, room);
             cst_moments_decode((enum cst_moments)m, which, ranges[_i].first, ranges[_i].n, &row,
                                want);
-            c.decode = true;
             c.src[0] = (struct cst_place){.segment = ROWS, .offset = which * room};
             c.dst[0] = (struct cst_place){.segment = VALUES};
             engine_rig_must(c);
@@ -153,7 +152,8 @@ START_TEST(test_clear)
 {
     for (unsigned m = 0; m < CST_MOMENTS_COUNT; m++) {
         for (unsigned n_moments = 1; n_moments <= 2; n_moments++) {
-            struct engine_command c = code((enum cst_moments)m, CST_ROW_WEIGHT, _i);
+            struct engine_command c =
+                code(ENGINE__COMMAND_KIND__SET_MASTER, (enum cst_moments)m, CST_ROW_WEIGHT, _i);
             uint8_t *want;
 
             fill_rows((enum cst_moments)m);
@@ -184,7 +184,8 @@ END_TEST
  */
 START_TEST(test_from_bf16)
 {
-    struct engine_command c = code(CST_MOMENTS_MX8, CST_ROW_WEIGHT, _i);
+    struct engine_command c =
+        code(ENGINE__COMMAND_KIND__SET_MASTER, CST_MOMENTS_MX8, CST_ROW_WEIGHT, _i);
     uint16_t *from = (uint16_t *)(void *)values;
     uint64_t n = ranges[_i].n;
     float *master = malloc((n + 1) * sizeof *master);
@@ -214,7 +215,8 @@ END_TEST
  * elements do not change. */
 START_TEST(test_split)
 {
-    struct engine_command c = code(CST_MOMENTS_FP32, CST_ROW_WEIGHT, _i);
+    struct engine_command c =
+        code(ENGINE__COMMAND_KIND__SET_MASTER, CST_MOMENTS_FP32, CST_ROW_WEIGHT, _i);
     int16_t *remainder = engine_rig_at(tiny_job_row(&job, BIG, CST_ROW_MASTER));
     uint16_t *weight = engine_rig_at(tiny_job_row(&job, BIG, CST_ROW_WEIGHT));
     uint64_t n = c.n_elems;
@@ -236,8 +238,7 @@ START_TEST(test_split)
     }
     ck_assert(remainder[n] == 0x5a5a && weight[n] == 0x5a5a);
     memset(rows, 0x5a, (n + 1) * sizeof *joined);
-    c = code(CST_MOMENTS_FP32, CST_ROW_WEIGHT, _i);
-    c.split = true;
+    c = code(ENGINE__COMMAND_KIND__JOIN, CST_MOMENTS_FP32, CST_ROW_WEIGHT, _i);
     c.src[0] = tiny_job_row(&job, BIG, CST_ROW_WEIGHT);
     c.src[1] = tiny_job_row(&job, BIG, CST_ROW_MASTER);
     c.n_src = 2;
@@ -251,16 +252,17 @@ END_TEST
 /* Invalid conversions are refused with a message, and nothing is written. */
 START_TEST(test_lies)
 {
-    struct engine_command good = code(CST_MOMENTS_MX8, CST_ROW_EXP_AVG, 3), lies[16];
+    struct engine_command good =
+        code(ENGINE__COMMAND_KIND__ENCODE, CST_MOMENTS_MX8, CST_ROW_EXP_AVG, 3);
+    struct engine_command lies[16];
     uint8_t *before;
 
-    good.encode = true;
     good.src[0] = (struct cst_place){.segment = VALUES};
     good.dst[0] = (struct cst_place){.segment = ROWS};
     for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
         lies[i] = good;
     }
-    lies[0].decode = true;
+    lies[0].fp32 = true;
     lies[1].moments = CST_MOMENTS_COUNT;
     lies[2].row = CST_ROW_MASTER;
     lies[3].first = 11;
@@ -276,9 +278,8 @@ START_TEST(test_lies)
     lies[11].from_bf16 = true;
     lies[12].n_src = 2;
     lies[12].src[1] = lies[12].src[0];
-    lies[13].split = true; /* Without remainders. */
-    lies[13].encode = false;
-    lies[14] = lies[13]; /* Remainders outside of their segment. */
+    lies[13].kind = ENGINE__COMMAND_KIND__JOIN; /* Without remainders. */
+    lies[14] = lies[13];                        /* Remainders outside of their segment. */
     lies[14].n_src = 2;
     lies[14].src[1] = (struct cst_place){.segment = VALUES, .offset = room};
     lies[15] = lies[14]; /* Remainders that are overwritten. */

@@ -358,7 +358,7 @@ START_TEST(test_weights)
     static const uint64_t sizes[] = {1, 33, 4097, BIG_ELEMS - 5};
     static uint16_t before[BIG_ELEMS], want[BIG_ELEMS];
     struct engine_command convert = {
-        .kind = ENGINE__COMMAND_KIND__CONVERT,
+        .kind = ENGINE__COMMAND_KIND__ROUND,
         .src = {tiny_job_row(&job, BIG, CST_ROW_MASTER)},
         .n_src = 1,
         .dst = {_i % 2 == 0 ? tiny_job_block(&job, BIG, 1) : tiny_job_row(&job, BIG, CST_ROW_GRAD)},
@@ -388,7 +388,7 @@ START_TEST(test_refused)
                      arena = {.segment = job.ids[TINY_ARENA]};
     struct cst_place end = {.segment = job.ids[TINY_POOL], .offset = job.gpu_bytes};
     struct engine_command convert = {
-        .kind = ENGINE__COMMAND_KIND__CONVERT,
+        .kind = ENGINE__COMMAND_KIND__SET_MASTER,
         .src = {tiny_job_row(&job, 0, CST_ROW_MASTER)},
         .n_src = 1,
         .dst = {tiny_job_row(&job, 1, CST_ROW_MASTER), tiny_job_row(&job, 1, CST_ROW_WEIGHT),

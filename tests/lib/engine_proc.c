@@ -390,14 +390,15 @@ static void fill_update(struct message *m, const struct engine_command *from)
 
 static void fill_convert(Engine__Command *c, const struct engine_command *from)
 {
-    c->has_encode = from->encode;
-    c->has_decode = from->decode;
-    c->encode = c->decode = c->moments = from->moments;
-    c->has_moments = from->clear;
+    c->moments = from->moments;
+    c->has_moments = from->clear || from->kind == ENGINE__COMMAND_KIND__ENCODE ||
+                     from->kind == ENGINE__COMMAND_KIND__DECODE;
     c->has_from_bf16 = from->from_bf16;
     c->from_bf16 = from->from_bf16;
     c->has_split = from->split;
     c->split = from->split;
+    c->has_fp32 = from->fp32;
+    c->fp32 = from->fp32;
     c->has_row = c->has_first = c->has_row_elems = 1;
     c->row = from->row;
     c->first = from->first;
@@ -429,7 +430,7 @@ static void fill_message(struct message *m, const struct engine_command *from)
     if (from->kind == ENGINE__COMMAND_KIND__UPDATE) {
         fill_update(m, from);
     }
-    if (from->kind == ENGINE__COMMAND_KIND__CONVERT) {
+    if (from->kind >= ENGINE__COMMAND_KIND__SET_MASTER) {
         fill_convert(c, from);
     }
 }

@@ -42,11 +42,11 @@ struct engine_command {
     struct engine_row in[ENGINE_PROC_MAX_ROWS], out[ENGINE_PROC_MAX_ROWS];
     unsigned n_in, n_out;
     bool guard;
-    bool encode, decode; /* CONVERT of row `row`, whose format is `moments` */
-    /* CONVERT of a master row also clears the moments, which have the format `moments`. */
+    /* SET_MASTER also clears the moments, which have the format `moments`. */
     bool clear;
-    bool from_bf16; /* CONVERT of a master row: the elements are bf16 */
-    bool split;     /* CONVERT to or from split master weights */
+    bool from_bf16; /* SET_MASTER: the elements are bf16 */
+    bool split;     /* SET_MASTER: split master weights */
+    bool fp32;      /* SET_MASTER: of an fp32 tensor */
     uint32_t moments, row;
     uint64_t first, row_elems;
     /* Not sent to the engine. kill_run issues the command only when it knows the ends of

@@ -223,8 +223,7 @@ static bool on_segment_add(struct stub *stub, struct cst_frame *frame)
 
 static bool makes_weights(const Engine__Command *command)
 {
-    return command->kind == ENGINE__COMMAND_KIND__CONVERT && command->n_dst == 1 &&
-           !command->has_encode && !command->has_decode;
+    return command->kind == ENGINE__COMMAND_KIND__ROUND;
 }
 
 static void check_commands(const struct cst_frame *frame)

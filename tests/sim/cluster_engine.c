@@ -56,7 +56,11 @@ static uint64_t cost_of(const struct cluster_engine *e, const struct cst_command
     case CST_COMMAND_UPDATE:
         return 5000 + elems * (28 + 2 * command->n_src) / 40;
     case CST_COMMAND_FILL:
-    case CST_COMMAND_CONVERT:
+    case CST_COMMAND_SET_MASTER:
+    case CST_COMMAND_ROUND:
+    case CST_COMMAND_ENCODE:
+    case CST_COMMAND_DECODE:
+    case CST_COMMAND_JOIN:
         break;
     }
     return 0;

@@ -120,7 +120,7 @@ uint64_t engines_source_changes(struct sim *sim, const struct job *job)
 bool engines_copies(const struct job *job)
 {
     return job->command.kind == CST_COMMAND_COPY || job->command.kind == CST_COMMAND_FILL ||
-           (job->command.kind == CST_COMMAND_CONVERT && job->command.n_dst == 1);
+           (cst_command_converts(job->command.kind) && job->command.n_dst == 1);
 }
 
 /* -- kinds of commands ----------------------------------------------------------------------- */
@@ -182,7 +182,7 @@ static void begin_copy(struct sim *sim, struct job *job)
         const struct cst_layout_chunk *chunk = &sim->layout.chunks[src.chunk];
         bool made = src.row == CST_ROW_MASTER;
 
-        if (!src.at_start || made != (command->kind == CST_COMMAND_CONVERT) ||
+        if (!src.at_start || made != (command->kind == CST_COMMAND_ROUND) ||
             (made ? command->n_elems != chunk->n_elems
                   : command->bytes != cst_layout_weight_bytes(chunk))) {
             sim_fail(sim, "a load that is not a whole row");
@@ -316,9 +316,13 @@ static void begin(struct sim *sim, struct job *job)
     case CST_COMMAND_UPDATE:
         update_begin(sim, job);
         break;
-    case CST_COMMAND_CONVERT:
+    case CST_COMMAND_SET_MASTER:
         begin_convert(sim, job);
         break;
+    case CST_COMMAND_ROUND:
+    case CST_COMMAND_ENCODE:
+    case CST_COMMAND_DECODE:
+    case CST_COMMAND_JOIN:
     case CST_COMMAND_COPY:
     case CST_COMMAND_FILL:
         sim_fail(sim, "a command that the core does not use");
@@ -388,9 +392,13 @@ static void end(struct sim *sim, struct job *job)
     case CST_COMMAND_UPDATE:
         update_end(sim, job, false);
         break;
-    case CST_COMMAND_CONVERT:
+    case CST_COMMAND_SET_MASTER:
         end_convert(sim, job, 1);
         break;
+    case CST_COMMAND_ROUND:
+    case CST_COMMAND_ENCODE:
+    case CST_COMMAND_DECODE:
+    case CST_COMMAND_JOIN:
     case CST_COMMAND_COPY:
     case CST_COMMAND_NORM:
     case CST_COMMAND_FILL:

@@ -10,7 +10,7 @@ bool over_shares(const struct sim *sim, uint32_t chunk)
 
 bool over_makes(const struct sim *sim, const struct cst_command *command)
 {
-    return sim->grad_over && command->kind == CST_COMMAND_CONVERT && command->n_dst == 1 &&
+    return sim->grad_over && command->kind == CST_COMMAND_ROUND &&
            memory_find(&sim->memory, command->src[0]).row == CST_ROW_MASTER &&
            memory_find(&sim->memory, command->dst[0]).kind == PLACE_BLOCK;
 }

@@ -33,7 +33,7 @@ struct job {
     /* The driver keeps the command until it was told the end of all commands that this one waits
      * for. */
     bool held;
-    uint64_t value;   /* the number that the command will write; unused for UPDATE and CONVERT */
+    uint64_t value;   /* the number that the command will write; unused for UPDATE and SET_MASTER */
     uint64_t changes; /* `changes` of the command's sources when it began */
     bool begun;       /* UPDATE: the command has begun at least once */
     uint64_t order;   /* JOB_FINISHED: position among all finished commands */

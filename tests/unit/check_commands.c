@@ -185,13 +185,12 @@ END_TEST
  * has none. */
 START_TEST(conversions_are_packed_whole)
 {
-    struct cst_command c = {.kind = CST_COMMAND_CONVERT,
+    struct cst_command c = {.kind = CST_COMMAND_ENCODE,
                             .ticket = 1,
                             .n_src = 1,
                             .n_dst = 1,
                             .n_elems = 10,
                             .row = CST_ROW_EXP_AVG_SQ,
-                            .encode = true,
                             .moments = CST_MOMENTS_MX8,
                             .first = 7,
                             .row_elems = 64};
@@ -200,11 +199,10 @@ START_TEST(conversions_are_packed_whole)
     Engine__Command **got;
 
     add(&c);
-    c.encode = false;
-    c.decode = true;
+    c.kind = CST_COMMAND_DECODE;
     c.ticket = 2;
     add(&c);
-    c.decode = false;
+    c.kind = CST_COMMAND_SET_MASTER;
     c.n_dst = 4;
     c.ticket = 3;
     add(&c);
@@ -215,14 +213,14 @@ START_TEST(conversions_are_packed_whole)
     submit = pack(CST_FRAME_MAX_BODY, &upto);
     got = submit->commands;
     ck_assert_uint_eq(submit->n_commands, 4);
-    ck_assert(got[0]->has_encode && !got[0]->has_decode && !got[0]->has_moments);
-    ck_assert_uint_eq(got[0]->encode, CST_MOMENTS_MX8);
+    ck_assert_int_eq(got[0]->kind, ENGINE__COMMAND_KIND__ENCODE);
     ck_assert_uint_eq(got[0]->row, CST_ROW_EXP_AVG_SQ);
-    ck_assert(got[1]->has_decode && !got[1]->has_encode);
-    ck_assert(got[2]->has_moments && !got[2]->has_encode && !got[2]->has_decode);
-    ck_assert_uint_eq(got[2]->moments, CST_MOMENTS_MX8);
+    ck_assert_int_eq(got[1]->kind, ENGINE__COMMAND_KIND__DECODE);
+    ck_assert_int_eq(got[2]->kind, ENGINE__COMMAND_KIND__SET_MASTER);
+    ck_assert(got[0]->has_row && got[1]->has_row && !got[2]->has_row);
     for (int i = 0; i < 3; i++) {
         ck_assert_uint_eq(got[i]->n_elems, 10);
+        ck_assert_uint_eq(got[i]->moments, CST_MOMENTS_MX8);
         ck_assert_uint_eq(got[i]->first, 7);
         ck_assert_uint_eq(got[i]->row_elems, 64);
         ck_assert(!got[i]->has_from_bf16);

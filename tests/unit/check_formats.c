@@ -60,18 +60,16 @@ START_TEST(moments_are_converted)
 
     open_states(CST_OPTIMIZER_ADAMW, moments);
     tag = io(CST_EV_READ, 2, CST_ROW_EXP_AVG_SQ, 10, 7);
-    convert = rig_command(&rig, CST_COMMAND_CONVERT, 0);
+    convert = rig_command(&rig, CST_COMMAND_DECODE, 0);
     ck_assert_ptr_nonnull(convert);
-    ck_assert(convert->decode && !convert->encode);
     assert_codes(convert, moments, CST_ROW_EXP_AVG_SQ);
     assert_at(&convert->src[0], 2, CST_ROW_EXP_AVG_SQ);
     ck_assert_uint_eq(convert->dst[0].segment, RIG_STAGING_SEGMENT);
     rig_drain(&rig);
     ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
     tag = io(CST_EV_WRITE, 1, CST_ROW_EXP_AVG, 10, 7);
-    convert = rig_command(&rig, CST_COMMAND_CONVERT, 0);
+    convert = rig_command(&rig, CST_COMMAND_ENCODE, 0);
     ck_assert_ptr_nonnull(convert);
-    ck_assert(convert->encode && !convert->decode);
     assert_codes(convert, moments, CST_ROW_EXP_AVG);
     assert_at(&convert->dst[0], 1, CST_ROW_EXP_AVG);
     ck_assert_uint_eq(convert->src[0].segment, RIG_STAGING_SEGMENT);
@@ -87,9 +85,8 @@ START_TEST(write_master_clears_codes)
 
     open_states(CST_OPTIMIZER_ADAMW, CST_MOMENTS_MX8);
     (void)io(CST_EV_WRITE, 1, CST_ROW_MASTER, 10, 7);
-    convert = rig_command(&rig, CST_COMMAND_CONVERT, 0);
+    convert = rig_command(&rig, CST_COMMAND_SET_MASTER, 0);
     ck_assert_ptr_nonnull(convert);
-    ck_assert(!convert->encode && !convert->decode);
     ck_assert_int_eq(convert->moments, CST_MOMENTS_MX8);
     ck_assert_uint_eq(convert->first, 10);
     ck_assert_uint_eq(convert->row_elems, RIG_CHUNK_ELEMS);
@@ -113,7 +110,7 @@ START_TEST(one_moment)
                      CST_EUNSUPPORTED);
     ck_assert_uint_eq(rig.n_commands, 0);
     (void)io(CST_EV_WRITE, 0, CST_ROW_MASTER, 0, 5);
-    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_CONVERT, 0)->n_dst, 3);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_SET_MASTER, 0)->n_dst, 3);
     rig_drain(&rig);
     (void)io(CST_EV_READ, 0, CST_ROW_EXP_AVG, 0, 5);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), _i == 0 ? 1 : 0);

@@ -499,8 +499,8 @@ START_TEST(partial_sum_is_not_read)
 
     open_job(1, 1, 2);
     ck_assert(rig_waits(&rig, read_grad(0)));
-    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_CONVERT, 0)->n_dst, 1);
-    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_CONVERT, 0)->n_elems, 10);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_ROUND, 0)->n_dst, 1);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_ROUND, 0)->n_elems, 10);
     rig_drain(&rig);
     hand_in(0, 0);
     ck_assert_int_eq(rig_status(&rig, read_grad(0)), CST_EBUSY);

@@ -57,7 +57,7 @@ static bool is_row(const struct cst_place *place, uint32_t chunk, enum cst_row r
  * master weights. Waits for the fetch. */
 static void expect_fetch(uint32_t rank, uint32_t chunk, bool made)
 {
-    enum cst_command_kind kind = made ? CST_COMMAND_CONVERT : CST_COMMAND_COPY;
+    enum cst_command_kind kind = made ? CST_COMMAND_ROUND : CST_COMMAND_COPY;
     uint64_t tag = rig_fetch(&rig, rank, chunk);
     const struct cst_command *load = rig_command(&rig, kind, rig_count(&rig, kind) - 1);
 
@@ -146,7 +146,7 @@ START_TEST(copy_under_way_is_done_again)
     ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_REDUCE, 0)->n_after, 0);
     rig_done(&rig, copy, CST_OK, NULL);
     ck_assert(rig_waits(&rig, tag));
-    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_CONVERT), 1);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_ROUND), 1);
     rig_drain(&rig);
     ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
 }
@@ -210,7 +210,7 @@ START_TEST(weights_are_read_while_a_gradient_is_there)
     hand_in(0, 0);
     rig_done(&rig, copy, CST_OK, NULL);
     ck_assert(rig_waits(&rig, tag));
-    read = rig_command(&rig, CST_COMMAND_CONVERT, 0);
+    read = rig_command(&rig, CST_COMMAND_ROUND, 0);
     ck_assert_ptr_nonnull(read);
     ck_assert(is_row(&read->src[0], 0, CST_ROW_MASTER, 64 * 4));
     ck_assert_uint_eq(read->n_elems, 10);
@@ -251,7 +251,7 @@ START_TEST(writes_set_master_weights)
     ck_assert_int_eq(rig_status(&rig, io(CST_EV_WRITE, CST_ROW_MASTER, 0)), CST_EBUSY);
     rig_drain(&rig);
     (void)io(CST_EV_WRITE, CST_ROW_MASTER, 0);
-    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_CONVERT, 0)->n_dst, 2);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_SET_MASTER, 0)->n_dst, 2);
     rig_drain(&rig);
     ck_assert_int_eq(rig_status(&rig, rig.tag), CST_OK);
     ck_assert_int_eq(rig_status(&rig, io(CST_EV_READ, CST_ROW_GRAD, 0)), CST_EUNSUPPORTED);
@@ -267,7 +267,7 @@ START_TEST(sum_waits_for_a_write)
 
     open_job(1, 1, 4);
     (void)io(CST_EV_WRITE, CST_ROW_MASTER, 0);
-    write = rig_command(&rig, CST_COMMAND_CONVERT, 0)->ticket;
+    write = rig_command(&rig, CST_COMMAND_SET_MASTER, 0)->ticket;
     (void)rig_step(&rig, 0);
     reduce = rig_command(&rig, CST_COMMAND_REDUCE, 0);
     ck_assert_ptr_nonnull(reduce);

@@ -510,7 +510,7 @@ START_TEST(reads_and_writes_of_delayed)
     delayed_step();
     rig_drain(&rig);
     (void)write_row(CST_ROW_MASTER);
-    ck_assert(is_row(rig_command(&rig, CST_COMMAND_CONVERT, 0)->dst[1], 0, CST_ROW_WEIGHT));
+    ck_assert(is_row(rig_command(&rig, CST_COMMAND_SET_MASTER, 0)->dst[1], 0, CST_ROW_WEIGHT));
     rig_drain(&rig);
     ck_assert_int_eq(source(0), CST_ROW_WEIGHT);
 }

@@ -213,7 +213,7 @@ START_TEST(states)
                                              .row = CST_ROW_MASTER,
                                              .n_elems = 4,
                                              .place = {.segment = 900}});
-    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_CONVERT, 0)->node, 0);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_SET_MASTER, 0)->node, 0);
     rig_drain(&rig);
     ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
     rig_start(&rig, 1);

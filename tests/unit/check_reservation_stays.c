@@ -245,7 +245,7 @@ START_TEST(read_and_written_there)
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 1);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_FILL), 0);
     ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->node, RESERVATION_ENGINE);
-    last = rig_command(&rig, CST_COMMAND_CONVERT, 0);
+    last = rig_command(&rig, CST_COMMAND_ROUND, 0);
     ck_assert(last != NULL && last->node == 0 && last->n_dst == 1);
     ck_assert_uint_eq(last->n_after, 1);
     while (rig.n_commands > 1) {

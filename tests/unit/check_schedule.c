@@ -285,7 +285,7 @@ START_TEST(frozen_master_sets_weights)
     open_frozen(false);
     tag = io(CST_EV_WRITE, 1, CST_ROW_MASTER);
     row = &rig.layout.chunks[1].rows[CST_ROW_WEIGHT];
-    convert = rig_command(&rig, CST_COMMAND_CONVERT, 0);
+    convert = rig_command(&rig, CST_COMMAND_ROUND, 0);
     ck_assert(convert != NULL);
     ck_assert_uint_eq(convert->n_dst, 1);
     ck_assert_uint_eq(convert->dst[0].segment, RIG_ARENA_SEGMENT + row->segment);
@@ -294,7 +294,7 @@ START_TEST(frozen_master_sets_weights)
     rig_drain(&rig);
     ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
     (void)io(CST_EV_WRITE, 0, CST_ROW_MASTER);
-    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_CONVERT, 0)->n_dst, 2);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_SET_MASTER, 0)->n_dst, 2);
     rig_drain(&rig);
 }
 END_TEST

@@ -77,7 +77,7 @@ START_TEST(write_master)
 
     rig_open(&rig, 4, 1, 3, 0);
     tag = io(CST_EV_WRITE, 1, CST_ROW_MASTER, 5, 100);
-    convert = rig_command(&rig, CST_COMMAND_CONVERT, 0);
+    convert = rig_command(&rig, CST_COMMAND_SET_MASTER, 0);
     ck_assert_ptr_nonnull(convert);
     ck_assert_uint_eq(convert->n_elems, 100);
     ck_assert_uint_eq(convert->n_dst, 4);
@@ -98,7 +98,7 @@ END_TEST
 static uint32_t master_rows(void)
 {
     uint64_t tag = io(CST_EV_WRITE, 1, CST_ROW_MASTER, 0, RIG_CHUNK_ELEMS);
-    uint32_t n = rig_command(&rig, CST_COMMAND_CONVERT, 0)->n_dst;
+    uint32_t n = rig_command(&rig, CST_COMMAND_SET_MASTER, 0)->n_dst;
 
     rig_drain(&rig);
     ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
@@ -144,7 +144,7 @@ START_TEST(write_from_bf16)
 
     rig_open(&rig, 4, 1, 3, 0);
     tag = io_bf16(CST_EV_WRITE, 1, CST_ROW_MASTER);
-    convert = rig_command(&rig, CST_COMMAND_CONVERT, 0);
+    convert = rig_command(&rig, CST_COMMAND_SET_MASTER, 0);
     ck_assert_ptr_nonnull(convert);
     ck_assert(convert->from_bf16);
     ck_assert_uint_eq(convert->n_elems, 100);
@@ -214,7 +214,7 @@ START_TEST(writes_are_chained)
     (void)io(CST_EV_WRITE, 2, CST_ROW_EXP_AVG, 0, 100);
     ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->n_after, 1);
     ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->after[0],
-                      rig_command(&rig, CST_COMMAND_CONVERT, 0)->ticket);
+                      rig_command(&rig, CST_COMMAND_SET_MASTER, 0)->ticket);
     ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 1)->n_after, 0);
     rig_drain(&rig);
 }
@@ -280,7 +280,7 @@ START_TEST(commit_waits_for_writes)
     rig_open(&rig, 2, 1, 3, 0);
     rig_start(&rig, 1);
     (void)io(CST_EV_WRITE, 1, CST_ROW_MASTER, 0, 1);
-    write = rig_command(&rig, CST_COMMAND_CONVERT, 0)->ticket;
+    write = rig_command(&rig, CST_COMMAND_SET_MASTER, 0)->ticket;
     step = rig_step(&rig, 0);
     while (rig_count(&rig, CST_COMMAND_REDUCE) > 0) {
         rig_done(&rig, rig_command(&rig, CST_COMMAND_REDUCE, 0)->ticket, CST_OK, NULL);
