@@ -24,10 +24,11 @@ int main(void)
     for (int i = 0; i < N; i++)
         start[i] = 1.0f;
     CHECK(cst_connect(&client, NULL, &err));
-    CHECK(cst_job_open(
-        &job, client,
-        &(struct cst_job_spec){.name = "example_eval", .rank = 0, .world = 1, .chunk_elems = N},
-        &err));
+    CHECK(
+        cst_job_open(&job, client,
+                     &(struct cst_job_spec){
+                         .name = "example_eval", .rank = 0, .world = 1, .planning.chunk_elems = N},
+                     &err));
     int w = cst_tensor(job, "w", CST_BF16, 2, (int64_t[]){ROWS, COLUMNS}, CST_GROUP_ALL);
     int probe = cst_tensor(job, "probe", CST_BF16, 2, (int64_t[]){ROWS, COLUMNS}, CST_GROUP_ALL);
     int layer = cst_operator(job, "layer", &w, 1);

@@ -127,24 +127,25 @@ static int declare(struct cst_job *job, const Cistern__JobDescription *d,
 static int open_rank(struct cli *cli, struct ranks *ranks, uint32_t rank, const char *name,
                      const Cistern__JobDescription *d, struct cst_err *err)
 {
-    const struct cst_job_spec weights = {.name = name, .world = 1, .model_config = d->model_config};
+    const struct cst_job_spec weights = {
+        .name = name, .world = 1, .model.model_config = d->model_config};
     const struct cst_job_spec all = {
         .name = name,
         .rank = rank,
         .world = d->world,
-        .micro_batches = d->micro_batches,
-        .base = d->base_job,
-        .optimizer = (enum cst_optimizer)d->optimizer,
-        .masters = (enum cst_masters)d->masters,
-        .moments = (enum cst_moments)d->moments,
-        .rounding = (enum cst_rounding)d->rounding,
-        .seed = d->seed,
-        .overlap = (enum cst_overlap)d->overlap,
-        .delay_from = d->delay_from,
-        .grad_over_weight = d->grad_over_weight,
-        .unused = (enum cst_unused)d->unused,
-        .model_config = d->model_config,
-        .adapter_config = d->adapter_config,
+        .updates.micro_batches = d->micro_batches,
+        .model.base = d->base_job,
+        .states.optimizer = (enum cst_optimizer)d->optimizer,
+        .states.masters = (enum cst_masters)d->masters,
+        .states.moments = (enum cst_moments)d->moments,
+        .states.rounding = (enum cst_rounding)d->rounding,
+        .states.seed = d->seed,
+        .updates.overlap = (enum cst_overlap)d->overlap,
+        .updates.delay_from = d->delay_from,
+        .states.grad_over_weight = d->grad_over_weight,
+        .updates.unused = (enum cst_unused)d->unused,
+        .model.model_config = d->model_config,
+        .model.adapter_config = d->adapter_config,
     };
     int rc = cst_connect(&ranks->clients[rank], cli->client->path, err);
 

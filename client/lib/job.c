@@ -18,20 +18,21 @@
  * members of struct cst_job_spec. */
 static int check_options(const struct cst_job_spec *spec, struct cst_err *err)
 {
-    if ((unsigned)spec->optimizer >= CST_OPTIMIZER_COUNT ||
-        (unsigned)spec->moments >= CST_MOMENTS_COUNT ||
-        (unsigned)spec->masters >= CST_MASTERS_COUNT ||
-        (unsigned)spec->rounding >= CST_ROUNDING_COUNT ||
-        (unsigned)spec->overlap >= CST_OVERLAP_COUNT ||
-        (unsigned)spec->unused >= CST_UNUSED_COUNT) {
+    if ((unsigned)spec->states.optimizer >= CST_OPTIMIZER_COUNT ||
+        (unsigned)spec->states.moments >= CST_MOMENTS_COUNT ||
+        (unsigned)spec->states.masters >= CST_MASTERS_COUNT ||
+        (unsigned)spec->states.rounding >= CST_ROUNDING_COUNT ||
+        (unsigned)spec->updates.overlap >= CST_OVERLAP_COUNT ||
+        (unsigned)spec->updates.unused >= CST_UNUSED_COUNT) {
         return cst_err_set(err, CST_EINVAL,
                            "job '%s': optimizer %u, masters %u, moments %u, rounding %u, overlap "
                            "%u, unused %u: there are %d, %d, %d, %d, %d and %d",
-                           spec->name, (unsigned)spec->optimizer, (unsigned)spec->masters,
-                           (unsigned)spec->moments, (unsigned)spec->rounding,
-                           (unsigned)spec->overlap, (unsigned)spec->unused, CST_OPTIMIZER_COUNT,
-                           CST_MASTERS_COUNT, CST_MOMENTS_COUNT, CST_ROUNDING_COUNT,
-                           CST_OVERLAP_COUNT, CST_UNUSED_COUNT);
+                           spec->name, (unsigned)spec->states.optimizer,
+                           (unsigned)spec->states.masters, (unsigned)spec->states.moments,
+                           (unsigned)spec->states.rounding, (unsigned)spec->updates.overlap,
+                           (unsigned)spec->updates.unused, CST_OPTIMIZER_COUNT, CST_MASTERS_COUNT,
+                           CST_MOMENTS_COUNT, CST_ROUNDING_COUNT, CST_OVERLAP_COUNT,
+                           CST_UNUSED_COUNT);
     }
     return CST_OK;
 }
@@ -52,16 +53,16 @@ static int check_spec(const struct cst_client *client, const struct cst_job_spec
         return cst_err_set(err, CST_EINVAL, "job '%s': rank %u of %u, at most 64 ranks from 0",
                            spec->name, spec->rank, spec->world);
     }
-    if (spec->micro_batches > CST_MAX_MICRO_BATCHES) {
+    if (spec->updates.micro_batches > CST_MAX_MICRO_BATCHES) {
         return cst_err_set(err, CST_EINVAL, "job '%s': %u micro-batches, at most %d", spec->name,
-                           spec->micro_batches, CST_MAX_MICRO_BATCHES);
+                           spec->updates.micro_batches, CST_MAX_MICRO_BATCHES);
     }
-    if (spec->base != NULL && !cst_job_name_is_valid(spec->base)) {
+    if (spec->model.base != NULL && !cst_job_name_is_valid(spec->model.base)) {
         return cst_err_set(err, CST_EINVAL, "job '%s': the name of its base is not valid: '%.64s'",
-                           spec->name, spec->base);
+                           spec->name, spec->model.base);
     }
-    if (!cst_text_fits(spec->model_config, CST_MAX_CONFIG_BYTES) ||
-        !cst_text_fits(spec->adapter_config, CST_MAX_CONFIG_BYTES)) {
+    if (!cst_text_fits(spec->model.model_config, CST_MAX_CONFIG_BYTES) ||
+        !cst_text_fits(spec->model.adapter_config, CST_MAX_CONFIG_BYTES)) {
         return cst_err_set(err, CST_EINVAL,
                            "job '%s': a configuration is not UTF-8, or has more than %d bytes",
                            spec->name, CST_MAX_CONFIG_BYTES);
@@ -72,23 +73,23 @@ static int check_spec(const struct cst_client *client, const struct cst_job_spec
 static void fill_options(const struct cst_job_spec *spec, Cistern__JobOpen *msg)
 {
     msg->has_optimizer = msg->has_moments = msg->has_rounding = msg->has_seed = true;
-    msg->optimizer = (uint32_t)spec->optimizer;
+    msg->optimizer = (uint32_t)spec->states.optimizer;
     msg->has_masters = true;
-    msg->masters = (uint32_t)spec->masters;
-    msg->moments = (uint32_t)spec->moments;
-    msg->rounding = (uint32_t)spec->rounding;
-    msg->seed = spec->seed;
+    msg->masters = (uint32_t)spec->states.masters;
+    msg->moments = (uint32_t)spec->states.moments;
+    msg->rounding = (uint32_t)spec->states.rounding;
+    msg->seed = spec->states.seed;
     msg->has_overlap = msg->has_delay_from = msg->has_grad_over_weight = true;
-    msg->overlap = (uint32_t)spec->overlap;
-    msg->delay_from = spec->delay_from;
-    msg->grad_over_weight = spec->grad_over_weight;
-    msg->has_unused = spec->unused != CST_UNUSED_ZERO;
-    msg->unused = (uint32_t)spec->unused;
+    msg->overlap = (uint32_t)spec->updates.overlap;
+    msg->delay_from = spec->updates.delay_from;
+    msg->grad_over_weight = spec->states.grad_over_weight;
+    msg->has_unused = spec->updates.unused != CST_UNUSED_ZERO;
+    msg->unused = (uint32_t)spec->updates.unused;
     msg->has_device_update_bytes = msg->has_device_states = true;
-    msg->device_update_bytes = spec->device_update_bytes;
-    msg->device_states = spec->device_states;
+    msg->device_update_bytes = spec->memory.device_update_bytes;
+    msg->device_states = spec->memory.device_states;
     msg->has_recompute = true;
-    msg->recompute = spec->recompute;
+    msg->recompute = spec->planning.recompute;
     msg->has_reshape = spec->reshape;
     msg->reshape = spec->reshape;
 }
@@ -101,18 +102,18 @@ static void fill_open(const struct cst_job_spec *spec, Cistern__JobOpen *msg)
     msg->world = spec->world;
     msg->device = (char *)(uintptr_t)(spec->device != NULL ? spec->device : "auto");
     msg->has_pool_bytes = true;
-    msg->pool_bytes = spec->pool_bytes;
+    msg->pool_bytes = spec->memory.pool_bytes;
     msg->has_chunk_elems = true;
-    msg->chunk_elems = spec->chunk_elems;
+    msg->chunk_elems = spec->planning.chunk_elems;
     msg->has_timeout_ms = true;
-    msg->timeout_ms = spec->timeout_ms;
+    msg->timeout_ms = spec->limits.timeout_ms;
     msg->has_ttl_s = true;
-    msg->ttl_s = spec->ttl_s;
-    msg->has_micro_batches = spec->micro_batches > 1;
-    msg->micro_batches = spec->micro_batches;
-    msg->base_job = (char *)(uintptr_t)spec->base;
-    msg->model_config = (char *)(uintptr_t)spec->model_config;
-    msg->adapter_config = (char *)(uintptr_t)spec->adapter_config;
+    msg->ttl_s = spec->limits.ttl_s;
+    msg->has_micro_batches = spec->updates.micro_batches > 1;
+    msg->micro_batches = spec->updates.micro_batches;
+    msg->base_job = (char *)(uintptr_t)spec->model.base;
+    msg->model_config = (char *)(uintptr_t)spec->model.model_config;
+    msg->adapter_config = (char *)(uintptr_t)spec->model.adapter_config;
     fill_options(spec, msg);
 }
 
@@ -152,8 +153,8 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     if (rc == CST_OK) {
         rc = cstc_debug_read(&debug, err);
     }
-    if (rc == CST_OK && spec->plan_file != NULL) {
-        rc = cst_saved_plan_read(&plan, spec->plan_file, err);
+    if (rc == CST_OK && spec->planning.plan_file != NULL) {
+        rc = cst_saved_plan_read(&plan, spec->planning.plan_file, err);
     }
     if (rc != CST_OK) {
         return rc;
@@ -163,7 +164,7 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
         return cst_err_set(err, CST_ENOMEM, "no memory for job '%s'", spec->name);
     }
     fill_open(spec, &msg);
-    if (spec->plan_file != NULL) {
+    if (spec->planning.plan_file != NULL) {
         cst_plan_message_fill(&plan_msg, &plan);
         msg.plan = &plan_msg;
     }
@@ -183,16 +184,17 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     (void)snprintf(job->name, sizeof job->name, "%s", spec->name);
     (void)snprintf(job->device_name, sizeof job->device_name, "%s", opened->device);
     job->debug = debug;
-    job->timeout_ms = spec->timeout_ms;
+    job->timeout_ms = spec->limits.timeout_ms;
     job->rank = spec->rank;
     job->world = spec->world;
-    job->micro_batches = spec->micro_batches > 1 ? spec->micro_batches : 1;
-    job->optimizer = spec->optimizer;
-    job->moments = spec->moments;
-    job->weights_follow = spec->grad_over_weight || spec->masters == CST_MASTERS_SPLIT;
-    job->has_base = spec->base != NULL;
-    job->overlap = spec->overlap;
-    job->unused.skips = spec->unused == CST_UNUSED_SKIP;
+    job->micro_batches = spec->updates.micro_batches > 1 ? spec->updates.micro_batches : 1;
+    job->optimizer = spec->states.optimizer;
+    job->moments = spec->states.moments;
+    job->weights_follow =
+        spec->states.grad_over_weight || spec->states.masters == CST_MASTERS_SPLIT;
+    job->has_base = spec->model.base != NULL;
+    job->overlap = spec->updates.overlap;
+    job->unused.skips = spec->updates.unused == CST_UNUSED_SKIP;
     job->initialised = opened->initialised;
     job->steps = opened->step;
     job->begun = -1;

@@ -29,12 +29,21 @@
 /* clang-format off */
 #define FIELDS_cst_err(F, A, N, s) \
     F(s, status) A(s, text)
+#define FIELDS_cst_job_memory(F, A, N, s) \
+    F(s, pool_bytes) F(s, device_update_bytes) F(s, device_states)
+#define FIELDS_cst_job_states(F, A, N, s) \
+    F(s, optimizer) F(s, masters) F(s, moments) F(s, rounding) F(s, seed) F(s, grad_over_weight)
+#define FIELDS_cst_job_updates(F, A, N, s) \
+    F(s, micro_batches) F(s, overlap) F(s, delay_from) F(s, unused)
+#define FIELDS_cst_job_planning(F, A, N, s) \
+    F(s, chunk_elems) F(s, recompute) F(s, plan_file)
+#define FIELDS_cst_job_limits(F, A, N, s) \
+    F(s, timeout_ms) F(s, ttl_s)
+#define FIELDS_cst_job_model(F, A, N, s) \
+    F(s, base) F(s, model_config) F(s, adapter_config)
 #define FIELDS_cst_job_spec(F, A, N, s) \
-    F(s, name) F(s, rank) F(s, world) F(s, device) F(s, pool_bytes) F(s, chunk_elems) \
-    F(s, timeout_ms) F(s, ttl_s) F(s, micro_batches) F(s, base) F(s, optimizer) F(s, masters) \
-    F(s, moments) F(s, rounding) F(s, seed) F(s, overlap) F(s, delay_from) F(s, grad_over_weight) \
-    F(s, device_update_bytes) F(s, device_states) F(s, recompute) F(s, plan_file) \
-    F(s, model_config) F(s, adapter_config) F(s, reshape) F(s, unused)
+    F(s, name) F(s, rank) F(s, world) F(s, device) N(s, memory) N(s, states) N(s, updates) \
+    N(s, planning) N(s, limits) N(s, model) F(s, reshape)
 #define FIELDS_cst_tensor_spec(F, A, N, s) \
     F(s, name) F(s, dtype) F(s, n_dims) F(s, shape) F(s, group) F(s, pattern) F(s, lr_scale) \
     F(s, decay_scale) F(s, whole_shape) F(s, first) F(s, packed) F(s, external_names) F(s, external_rows) \
@@ -78,7 +87,8 @@
     F(s, kind) F(s, stage) F(s, micro_batch)
 /* A struct comes after those that it contains. */
 #define STRUCTS(X) \
-    X(cst_err) X(cst_job_spec) X(cst_tensor_spec) X(cst_operator_cost) X(cst_plan_class) \
+    X(cst_err) X(cst_job_memory) X(cst_job_states) X(cst_job_updates) X(cst_job_planning) \
+    X(cst_job_limits) X(cst_job_model) X(cst_job_spec) X(cst_tensor_spec) X(cst_operator_cost) X(cst_plan_class) \
     X(cst_plan) X(cst_io) X(cst_hyper_params) X(cst_param_group) X(cst_step_result) \
     X(cst_rank_stat) X(cst_save_spec) X(cst_save_result) X(cst_load_result) X(cst_load_model_spec) X(cst_load_model_result) \
     X(cst_checkpoint) X(cst_edge_spec) X(cst_unit)
@@ -102,6 +112,12 @@
         const char *const *: "POINTER(c_char_p)",                                                  \
         void (*)(void *, uint64_t): "BegunCallback",                         \
         bool (*)(void *, const char *): "WantsCallback",                   \
+        struct cst_job_memory: "cst_job_memory",                                                   \
+        struct cst_job_states: "cst_job_states",                                                   \
+        struct cst_job_updates: "cst_job_updates",                                                 \
+        struct cst_job_planning: "cst_job_planning",                                               \
+        struct cst_job_limits: "cst_job_limits",                                                   \
+        struct cst_job_model: "cst_job_model",                                                     \
         struct cst_hyper_params: "cst_hyper_params",                                               \
         struct cst_plan_class: "cst_plan_class")
 

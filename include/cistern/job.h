@@ -57,75 +57,11 @@ struct cst_job; /* This process as one rank of a job. */
  * cst_job_open returns CST_EINVAL if the pool is in host memory, or if device_states is not 0. */
 #define CST_DEVICE_UPDATE_LENT (UINT64_MAX - 1)
 
-/* Options of a job and of one rank. `name` and `world` must be set. Every other field is 0 or NULL
- * for its default. If a field that is "equal in all ranks" differs from the job's value,
- * cst_job_open returns CST_EMISMATCH. cst_job_open copies everything. The strings belong to the
- * caller. */
-struct cst_job_spec {
-    /* 1 to 63 of the characters A-Z a-z 0-9 . _ -, of which the first is neither . nor -, unique
-     * among the jobs of the user. The first rank that opens the name creates the job. */
-    const char *name;
-    uint32_t rank;  /* Number of this rank, from 0 to world - 1. Each rank is one process. */
-    uint32_t world; /* Number of ranks, 1 to 64. Equal in all ranks. */
-    /* Device of this rank's pool:
-     *   - NULL or "auto": the device that this rank of the job has already, or else "host".
-     *   - "host": host memory.
-     *   - "paced:N": simulated accelerator N. "paced": N is the rank modulo the number of simulated
-     *     accelerators.
-     *   - "cuda:N": GPU N. "cuda": N is the rank modulo the number of GPUs.
-     *   - A UUID ("GPU-..." or "MIG-..."): that GPU or MIG instance.
-     * GPUs need libcistern-cuda (cistern/cuda.h). */
-    const char *device;
+/* Memory of one rank on its device. */
+struct cst_job_memory {
     /* Bytes of this rank's pool, which holds the weights and gradients in use. 0: as many as the
      * rank can use. */
     uint64_t pool_bytes;
-    /* Chunk capacity in bf16 elements; an fp32 element takes the place of two. 0: the daemon
-     * chooses. Equal in all ranks. */
-    uint64_t chunk_elems;
-    /* Longest wait for other ranks in cst_commit, cst_sync and cst_step, in milliseconds. 0: the
-     * default of the daemon. */
-    uint32_t timeout_ms;
-    /* Time to live in seconds: the daemon removes the job when it has had no worker for this time.
-     * 0: the default of the daemon. CST_EINVAL: more than [quota] of cistern.conf(5) allows. */
-    uint32_t ttl_s;
-    /* Micro-batches per step, at most CST_MAX_MICRO_BATCHES (see cst_accumulate). 0 and 1 both
-     * mean one. Equal in all ranks. */
-    uint32_t micro_batches;
-    /* Name of a base job, whose frozen tensors this job uses instead of storing its own. NULL: no
-     * base. Equal in all ranks. Conditions:
-     *   - The base job belongs to the same user, is initialised (cst_job_initialised), and has no
-     *     base itself.
-     *   - Every frozen tensor of this job is a frozen tensor of the base job, with the same name,
-     *     shape and type. If it is a part of a larger tensor, it is the same part there.
-     * While this job exists, the base job cannot be removed, and none of its frozen tensors can be
-     * written. */
-    const char *base;
-    enum cst_optimizer optimizer; /* Equal in all ranks. */
-    /* Where the bits of the master weights are stored. CST_MASTERS_SPLIT saves 2 bytes per
-     * parameter and makes updates shorter, because the weights are a part of the master weights.
-     * Master weights have the same bits; weights are rounded with ties away from zero. Weights of
-     * parameters that are trained can then not be written (CST_STATE_WEIGHT, CST_EUNSUPPORTED),
-     * only master weights. Equal in all ranks. CST_EINVAL: together with grad_over_weight or
-     * device_states. */
-    enum cst_masters masters;
-    /* Format of the moments exp_avg and exp_avg_sq. Two moments together take 8 bytes per
-     * parameter with fp32, 4 with bf16, and 2.06 with mx8. With mx8, no parameter moves by
-     * more than lr in a step of AdamW or Adam. Equal in all ranks. */
-    enum cst_moments moments;
-    /* Rounding of moments that are not fp32. Equal in all ranks. */
-    enum cst_rounding rounding;
-    uint64_t seed; /* Seed of stochastic rounding. Equal in all ranks. */
-    /* The time at which chunks are updated. Equal in all ranks. */
-    enum cst_overlap overlap;
-    /* CST_OVERLAP_DELAYED: number of the first step whose update is delayed, counted from 0. Must
-     * be 0 with any other overlap (CST_EINVAL). Equal in all ranks. */
-    uint64_t delay_from;
-    /* Gradients are stored in place of their weights in host memory, which saves 2 bytes per
-     * parameter. If a chunk is fetched again after its gradient was handed in, its weights are made
-     * from its master weights. Equal in all ranks. CST_EINVAL: there is more than one
-     * micro-batch, or overlap is CST_OVERLAP_EARLY or CST_OVERLAP_DELAYED, or masters is
-     * CST_MASTERS_SPLIT. */
-    bool grad_over_weight;
     /* Device reservation: bytes of this rank's device, in addition to the pool, in which the daemon
      * may update chunks (device updates). The worker must leave this memory free. 0: none.
      * CST_DEVICE_UPDATE_AUTO: the daemon chooses. CST_DEVICE_UPDATE_LENT: empty blocks of the pool
@@ -146,6 +82,54 @@ struct cst_job_spec {
      *   - The moments are fp32, and masters is CST_MASTERS_FP32.
      *   - grad_over_weight is not set. */
     uint64_t device_states;
+};
+
+/* The optimizer, and how its states are stored. */
+struct cst_job_states {
+    enum cst_optimizer optimizer; /* Equal in all ranks. */
+    /* Where the bits of the master weights are stored. CST_MASTERS_SPLIT saves 2 bytes per
+     * parameter and makes updates shorter, because the weights are a part of the master weights.
+     * Master weights have the same bits; weights are rounded with ties away from zero. Weights of
+     * parameters that are trained can then not be written (CST_STATE_WEIGHT, CST_EUNSUPPORTED),
+     * only master weights. Equal in all ranks. CST_EINVAL: together with grad_over_weight or
+     * device_states. */
+    enum cst_masters masters;
+    /* Format of the moments exp_avg and exp_avg_sq. Two moments together take 8 bytes per
+     * parameter with fp32, 4 with bf16, and 2.06 with mx8. With mx8, no parameter moves by
+     * more than lr in a step of AdamW or Adam. Equal in all ranks. */
+    enum cst_moments moments;
+    /* Rounding of moments that are not fp32. Equal in all ranks. */
+    enum cst_rounding rounding;
+    uint64_t seed; /* Seed of stochastic rounding. Equal in all ranks. */
+    /* Gradients are stored in place of their weights in host memory, which saves 2 bytes per
+     * parameter. If a chunk is fetched again after its gradient was handed in, its weights are made
+     * from its master weights. Equal in all ranks. CST_EINVAL: there is more than one
+     * micro-batch, or overlap is CST_OVERLAP_EARLY or CST_OVERLAP_DELAYED, or masters is
+     * CST_MASTERS_SPLIT. */
+    bool grad_over_weight;
+};
+
+/* When and how the updates of a step are made. */
+struct cst_job_updates {
+    /* Micro-batches per step, at most CST_MAX_MICRO_BATCHES (see cst_accumulate). 0 and 1 both
+     * mean one. Equal in all ranks. */
+    uint32_t micro_batches;
+    /* The time at which chunks are updated. Equal in all ranks. */
+    enum cst_overlap overlap;
+    /* CST_OVERLAP_DELAYED: number of the first step whose update is delayed, counted from 0. Must
+     * be 0 with any other overlap (CST_EINVAL). Equal in all ranks. */
+    uint64_t delay_from;
+    /* What a step does with tensors without a gradient. Equal in all ranks, but `reshape` can
+     * change it. CST_EINVAL: CST_UNUSED_SKIP together with CST_OVERLAP_EARLY or, from cst_commit,
+     * with stages. */
+    enum cst_unused unused;
+};
+
+/* What the daemon's plan of a job depends on. */
+struct cst_job_planning {
+    /* Chunk capacity in bf16 elements; an fp32 element takes the place of two. 0: the daemon
+     * chooses. Equal in all ranks. */
+    uint64_t chunk_elems;
     /* Hint for the daemon's plan: the worker repeats each forward pass before its backward pass.
      * Only the hint of the rank that creates the job is used. */
     bool recompute;
@@ -170,6 +154,29 @@ struct cst_job_spec {
      *   - cst_job_open, CST_EINVAL: the file is not a plan. The error names the place in the file.
      *   - cst_job_open, CST_EIO: the file cannot be read. */
     const char *plan_file;
+};
+
+/* Time limits. */
+struct cst_job_limits {
+    /* Longest wait for other ranks in cst_commit, cst_sync and cst_step, in milliseconds. 0: the
+     * default of the daemon. */
+    uint32_t timeout_ms;
+    /* Time to live in seconds: the daemon removes the job when it has had no worker for this time.
+     * 0: the default of the daemon. CST_EINVAL: more than [quota] of cistern.conf(5) allows. */
+    uint32_t ttl_s;
+};
+
+/* Where a job's model comes from, and what describes it. */
+struct cst_job_model {
+    /* Name of a base job, whose frozen tensors this job uses instead of storing its own. NULL: no
+     * base. Equal in all ranks. Conditions:
+     *   - The base job belongs to the same user, is initialised (cst_job_initialised), and has no
+     *     base itself.
+     *   - Every frozen tensor of this job is a frozen tensor of the base job, with the same name,
+     *     shape and type. If it is a part of a larger tensor, it is the same part there.
+     * While this job exists, the base job cannot be removed, and none of its frozen tensors can be
+     * written. */
+    const char *base;
     /* Contents of the files config.json and adapter_config.json in the job's checkpoints, from
      * which other programs learn the architecture (cistern/checkpoint.h). UTF-8, at most
      * CST_MAX_CONFIG_BYTES (else CST_EINVAL). NULL: no file. Only the texts of the rank that
@@ -178,6 +185,33 @@ struct cst_job_spec {
      * adapter_model.safetensors, as adapters of the frozen ones. */
     const char *model_config;
     const char *adapter_config;
+};
+
+/* Options of a job and of one rank. `name` and `world` must be set. Every other field is 0 or NULL
+ * for its default. If a field that is "equal in all ranks" differs from the job's value,
+ * cst_job_open returns CST_EMISMATCH. cst_job_open copies everything. The strings belong to the
+ * caller. */
+struct cst_job_spec {
+    /* 1 to 63 of the characters A-Z a-z 0-9 . _ -, of which the first is neither . nor -, unique
+     * among the jobs of the user. The first rank that opens the name creates the job. */
+    const char *name;
+    uint32_t rank;  /* Number of this rank, from 0 to world - 1. Each rank is one process. */
+    uint32_t world; /* Number of ranks, 1 to 64. Equal in all ranks. */
+    /* Device of this rank's pool:
+     *   - NULL or "auto": the device that this rank of the job has already, or else "host".
+     *   - "host": host memory.
+     *   - "paced:N": simulated accelerator N. "paced": N is the rank modulo the number of simulated
+     *     accelerators.
+     *   - "cuda:N": GPU N. "cuda": N is the rank modulo the number of GPUs.
+     *   - A UUID ("GPU-..." or "MIG-..."): that GPU or MIG instance.
+     * GPUs need libcistern-cuda (cistern/cuda.h). */
+    const char *device;
+    struct cst_job_memory memory;
+    struct cst_job_states states;
+    struct cst_job_updates updates;
+    struct cst_job_planning planning;
+    struct cst_job_limits limits;
+    struct cst_job_model model;
     /* If the job exists, is committed and has no worker, open it again in place. The job gets
      * another world, other pools, chunks, options or another plan, as this struct and the
      * declarations say, and keeps its states:
@@ -217,10 +251,6 @@ struct cst_job_spec {
      *     engines cannot be started or the system has no memory. It goes on when the job is opened
      *     again. */
     bool reshape;
-    /* What a step does with tensors without a gradient. Equal in all ranks, but `reshape` can
-     * change it. CST_EINVAL: CST_UNUSED_SKIP together with CST_OVERLAP_EARLY or, from cst_commit,
-     * with stages. */
-    enum cst_unused unused;
 };
 
 #define CST_MAX_CONFIG_BYTES 16384

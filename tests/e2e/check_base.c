@@ -41,7 +41,7 @@ struct client {
 
 static int open_job(struct client *c, const char *name, const char *base)
 {
-    struct cst_job_spec spec = {.name = name, .world = 1, .base = base};
+    struct cst_job_spec spec = {.name = name, .world = 1, .model.base = base};
 
     memset(c, 0, sizeof *c);
     ck_assert_int_eq(cst_connect(&c->client, proc.socket, &c->err), CST_OK);
@@ -239,7 +239,7 @@ END_TEST
  * tensors. */
 START_TEST(a_base_outlives_its_time)
 {
-    struct cst_job_spec spec = {.name = "base", .world = 1, .ttl_s = 1};
+    struct cst_job_spec spec = {.name = "base", .world = 1, .limits.ttl_s = 1};
     struct client base = {0}, user;
     uint16_t weight[4] = {1, 2, 3, 4}, got[4] = {0};
 
@@ -474,13 +474,15 @@ START_TEST(ranks_that_disagree)
     const struct {
         struct cst_job_spec spec;
         const char *words;
-    } cases[] = {{{.name = "user", .rank = 1, .world = 2, .base = "base"},
-                  "job 'user' was opened with micro_batches 4, not 1 as rank 1 wants"},
-                 {{.name = "user", .rank = 1, .world = 2, .micro_batches = 4},
-                  "job 'user' was opened with base 'base', not '' as rank 1 wants"},
-                 {{.name = "user", .rank = 1, .world = 2, .micro_batches = 4, .base = "other"},
-                  "job 'user' was opened with base 'base', not 'other' as rank 1 wants"}};
-    struct cst_job_spec first = {.name = "user", .world = 2, .micro_batches = 4, .base = "base"};
+    } cases[] = {
+        {{.name = "user", .rank = 1, .world = 2, .model.base = "base"},
+         "job 'user' was opened with micro_batches 4, not 1 as rank 1 wants"},
+        {{.name = "user", .rank = 1, .world = 2, .updates.micro_batches = 4},
+         "job 'user' was opened with base 'base', not '' as rank 1 wants"},
+        {{.name = "user", .rank = 1, .world = 2, .updates.micro_batches = 4, .model.base = "other"},
+         "job 'user' was opened with base 'base', not 'other' as rank 1 wants"}};
+    struct cst_job_spec first = {
+        .name = "user", .world = 2, .updates.micro_batches = 4, .model.base = "base"};
     struct client c = {0}, other = {0};
 
     make_base(1);

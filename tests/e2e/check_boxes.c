@@ -94,7 +94,7 @@ static bool load(const struct cst_job_spec *spec, const struct boxes_cutting *cu
     boxes_leave(&j);
     ck_assert_int_eq(raw_job_remove(&witness, spec->name), CST_OK);
     boxes_assert_same(loaded, written);
-    if (spec->moments != CST_MOMENTS_MX8) {
+    if (spec->states.moments != CST_MOMENTS_MX8) {
         boxes_assert_same(loaded, s);
     }
     free(loaded);
@@ -106,9 +106,9 @@ static struct cst_job_spec spec_of(const char *name, uint32_t world, int kind)
 {
     return (struct cst_job_spec){.name = name,
                                  .world = world,
-                                 .moments = (enum cst_moments)(kind % CST_MOMENTS_COUNT),
-                                 .masters = (enum cst_masters)(kind / CST_MOMENTS_COUNT),
-                                 .timeout_ms = (uint32_t)patience_ms(20000)};
+                                 .states.moments = (enum cst_moments)(kind % CST_MOMENTS_COUNT),
+                                 .states.masters = (enum cst_masters)(kind / CST_MOMENTS_COUNT),
+                                 .limits.timeout_ms = (uint32_t)patience_ms(20000)};
 }
 
 enum { KINDS = CST_MOMENTS_COUNT * CST_MASTERS_COUNT };
@@ -137,12 +137,12 @@ START_TEST(parts_are_joined_and_cut)
     same_files("tp", "alone");
     free(make(&tp_pp, &two, whole));
     /* Parts of 2 x 2 divide the blocks of 32 moments of a whole. */
-    ck_assert_int_eq(load(&alone, &one, "tp", whole), tp.moments == CST_MOMENTS_MX8);
+    ck_assert_int_eq(load(&alone, &one, "tp", whole), tp.states.moments == CST_MOMENTS_MX8);
     (void)load(&three, &rows, "tp", whole);
     (void)load(&tp, &columns, "tp", whole);
     ck_assert(!load(&three, &one, "alone", whole));
     (void)load(&tp, &stages, "tp_pp", whole);
-    ck_assert_int_eq(load(&tp, &four, "alone", whole), tp.moments == CST_MOMENTS_MX8);
+    ck_assert_int_eq(load(&tp, &four, "alone", whole), tp.states.moments == CST_MOMENTS_MX8);
     free(start);
     free(parts);
     free(whole);
@@ -291,7 +291,7 @@ START_TEST(missed_steps)
     struct cst_load_result result;
     struct boxes_job j;
 
-    spec.unused = CST_UNUSED_SKIP;
+    spec.updates.unused = CST_UNUSED_SKIP;
     j = boxes_open(&spec, &four);
     boxes_transfer(&j, s, true);
     OK(cst_set_steps(j.jobs[0], 9, 1, missed, &err));

@@ -58,8 +58,10 @@ static void declare(struct worker *w)
 
 static void start_worker(struct worker *w, uint32_t rank, uint32_t world)
 {
-    const struct cst_job_spec spec = {
-        .name = "j", .rank = rank, .world = world, .timeout_ms = (uint32_t)patience_ms(20000)};
+    const struct cst_job_spec spec = {.name = "j",
+                                      .rank = rank,
+                                      .world = world,
+                                      .limits.timeout_ms = (uint32_t)patience_ms(20000)};
     struct cst_plan plan;
     struct cst_err err = {0};
 

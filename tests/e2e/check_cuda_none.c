@@ -211,7 +211,7 @@ START_TEST(test_hidden)
     /* For this process only; the daemon already runs. */
     (void)setenv("CUDA_VISIBLE_DEVICES", "0", 1);
     ck_assert_int_eq(cst_connect(&client, proc.socket, &err), CST_OK);
-    spec.chunk_elems = TRAIN_CHUNK_ELEMS;
+    spec.planning.chunk_elems = TRAIN_CHUNK_ELEMS;
     ck_assert_int_eq(cst_job_open(&job, client, &spec, &err), CST_OK);
     ck_assert_str_eq(cst_job_device(job), uuid);
     ck_assert_int_eq(cst_cuda_open(&cuda, job, NULL, &err), CST_ENOTFOUND);
@@ -237,7 +237,7 @@ END_TEST
 /* A job on a GPU can only be committed with libcistern-cuda, and a job on the host refuses it. */
 START_TEST(test_wrong_device)
 {
-    struct cst_job_spec spec = {.name = "w", .world = 1, .chunk_elems = TRAIN_CHUNK_ELEMS};
+    struct cst_job_spec spec = {.name = "w", .world = 1, .planning.chunk_elems = TRAIN_CHUNK_ELEMS};
     struct cst_client *client;
     struct cst_cuda *cuda;
     struct cst_err err = {0};

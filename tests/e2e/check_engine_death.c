@@ -127,10 +127,10 @@ static void open_job(struct run *run)
         struct cst_job_spec spec = {.name = "big",
                                     .rank = r,
                                     .world = WORLD,
-                                    .pool_bytes = 3ull * 2 * N_ELEMS,
-                                    .chunk_elems = N_ELEMS,
-                                    .grad_over_weight = run->over,
-                                    .timeout_ms = (uint32_t)patience_ms(20000)};
+                                    .memory.pool_bytes = 3ull * 2 * N_ELEMS,
+                                    .planning.chunk_elems = N_ELEMS,
+                                    .states.grad_over_weight = run->over,
+                                    .limits.timeout_ms = (uint32_t)patience_ms(20000)};
 
         OK(cst_connect(&run->client[r], proc.socket, &err));
         OK(cst_job_open(&run->job[r], run->client[r], &spec, &err));
@@ -426,10 +426,10 @@ static void come_back(struct run *run, uint64_t at)
         struct cst_job_spec spec = {.name = "big",
                                     .rank = r,
                                     .world = WORLD,
-                                    .pool_bytes = 3ull * 2 * N_ELEMS,
-                                    .chunk_elems = N_ELEMS,
-                                    .grad_over_weight = run->over,
-                                    .timeout_ms = 20000};
+                                    .memory.pool_bytes = 3ull * 2 * N_ELEMS,
+                                    .planning.chunk_elems = N_ELEMS,
+                                    .states.grad_over_weight = run->over,
+                                    .limits.timeout_ms = 20000};
 
         OK(cst_connect(&run->client[r], proc.socket, &err));
         OK(cst_job_open(&run->job[r], run->client[r], &spec, &err));

@@ -246,16 +246,17 @@ static void open_run(struct run *run, const struct form *form)
         const struct cst_job_spec spec = {.name = "j",
                                           .rank = r,
                                           .world = WORLD,
-                                          .pool_bytes = (uint64_t)form->n_blocks * BLOCK_BYTES,
-                                          .chunk_elems = CAPACITY,
-                                          .micro_batches = form->micro_batches,
-                                          .overlap = form->overlap,
-                                          .optimizer = form->optimizer,
-                                          .masters = form->masters,
-                                          .moments = form->moments,
-                                          .grad_over_weight = form->over,
-                                          .device_update_bytes = form->device ? 1 << 20 : 0,
-                                          .timeout_ms = (uint32_t)patience_ms(20000)};
+                                          .memory.pool_bytes =
+                                              (uint64_t)form->n_blocks * BLOCK_BYTES,
+                                          .planning.chunk_elems = CAPACITY,
+                                          .updates.micro_batches = form->micro_batches,
+                                          .updates.overlap = form->overlap,
+                                          .states.optimizer = form->optimizer,
+                                          .states.masters = form->masters,
+                                          .states.moments = form->moments,
+                                          .states.grad_over_weight = form->over,
+                                          .memory.device_update_bytes = form->device ? 1 << 20 : 0,
+                                          .limits.timeout_ms = (uint32_t)patience_ms(20000)};
 
         OK(cst_connect(&run->client[r], proc.socket, &err));
         OK(cst_job_open(&run->job[r], run->client[r], &spec, &err));

@@ -285,7 +285,8 @@ struct user {
  * tensor. */
 static void open_user(struct user *user, const char *name, const char *device, const char *base)
 {
-    const struct cst_job_spec spec = {.name = name, .world = 1, .device = device, .base = base};
+    const struct cst_job_spec spec = {
+        .name = name, .world = 1, .device = device, .model.base = base};
     const int64_t n = N_SHARED;
     const struct cst_tensor_spec frozen = {.name = "frozen",
                                            .dtype = CST_BF16,

@@ -68,7 +68,7 @@ END_TEST
 START_TEST(a_configuration_is_text)
 {
     static const char config[] = "{\"name\": \"\xff\"}";
-    const struct cst_job_spec spec = {.name = "j", .world = 1, .adapter_config = config};
+    const struct cst_job_spec spec = {.name = "j", .world = 1, .model.adapter_config = config};
     Cistern__JobOpen open = CISTERN__JOB_OPEN__INIT;
     struct raw_client client;
     struct cst_client *worker;

@@ -94,9 +94,9 @@ static void open_solo(struct solo *solo, const char *name, uint32_t micro_batche
 {
     struct cst_job_spec spec = {.name = name,
                                 .world = 1,
-                                .pool_bytes = pool_bytes,
-                                .chunk_elems = TRAIN_CHUNK_ELEMS,
-                                .micro_batches = micro_batches};
+                                .memory.pool_bytes = pool_bytes,
+                                .planning.chunk_elems = TRAIN_CHUNK_ELEMS,
+                                .updates.micro_batches = micro_batches};
     struct cst_err err = {0};
 
     train_mixture(&solo->model, 1);

@@ -23,8 +23,11 @@ static enum cst_unused unused; /* Of the job that is opened next. */
 
 static void open_job(enum cst_optimizer optimizer, enum cst_moments moments)
 {
-    const struct cst_job_spec spec = {
-        .name = "m", .world = 1, .optimizer = optimizer, .moments = moments, .unused = unused};
+    const struct cst_job_spec spec = {.name = "m",
+                                      .world = 1,
+                                      .states.optimizer = optimizer,
+                                      .states.moments = moments,
+                                      .updates.unused = unused};
     const int64_t shape = N;
 
     OK(cst_connect(&client, proc.socket, &err));

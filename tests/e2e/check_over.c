@@ -31,9 +31,9 @@ static void open_job(struct job *j, const char *name, bool over)
 {
     struct cst_job_spec spec = {.name = name,
                                 .world = 1,
-                                .chunk_elems = N_ELEMS,
-                                .pool_bytes = UINT64_C(4) * 2 * (N_ELEMS + 4096),
-                                .grad_over_weight = over};
+                                .planning.chunk_elems = N_ELEMS,
+                                .memory.pool_bytes = UINT64_C(4) * 2 * (N_ELEMS + 4096),
+                                .states.grad_over_weight = over};
     const int64_t shape = N_ELEMS;
     float *start = malloc(N_ELEMS * sizeof *start);
 
@@ -225,12 +225,12 @@ START_TEST(refused_together)
 {
     struct job j = {0};
     struct cst_job_spec spec = {
-        .name = "over", .world = 1, .micro_batches = 2, .grad_over_weight = true};
+        .name = "over", .world = 1, .updates.micro_batches = 2, .states.grad_over_weight = true};
 
     OK(&j, cst_connect(&j.client, proc.socket, &j.err));
     ck_assert_int_eq(cst_job_open(&j.job, j.client, &spec, &j.err), CST_EINVAL);
-    spec.micro_batches = 1;
-    spec.overlap = CST_OVERLAP_EARLY;
+    spec.updates.micro_batches = 1;
+    spec.updates.overlap = CST_OVERLAP_EARLY;
     ck_assert_int_eq(cst_job_open(&j.job, j.client, &spec, &j.err), CST_EINVAL);
     cst_disconnect(j.client);
 }

@@ -132,8 +132,10 @@ END_TEST
  * that is larger than its accelerator is refused with the numbers. */
 START_TEST(reservations_are_charged)
 {
-    struct cst_job_spec spec = {
-        .name = "large", .world = 1, .device = "paced:0", .device_update_bytes = (8 << 20) + 4096};
+    struct cst_job_spec spec = {.name = "large",
+                                .world = 1,
+                                .device = "paced:0",
+                                .memory.device_update_bytes = (8 << 20) + 4096};
     const int64_t n = 1000;
     struct cst_client *client;
     struct cst_job *job;

@@ -166,9 +166,9 @@ static int open_again(uint64_t reservation, uint64_t bytes, struct cst_client **
 {
     const struct cst_job_spec spec = {.name = "states",
                                       .world = 1,
-                                      .chunk_elems = TRAIN_CHUNK_ELEMS,
-                                      .device_update_bytes = reservation,
-                                      .device_states = bytes};
+                                      .planning.chunk_elems = TRAIN_CHUNK_ELEMS,
+                                      .memory.device_update_bytes = reservation,
+                                      .memory.device_states = bytes};
 
     ck_assert_int_eq(cst_connect(client, proc.socket, err), CST_OK);
     return cst_job_open(job, *client, &spec, err);

@@ -35,7 +35,7 @@ static struct cst_job_spec spec_of(uint32_t world, bool reshape)
 {
     return (struct cst_job_spec){.name = "j",
                                  .world = world,
-                                 .timeout_ms = (uint32_t)patience_ms(20000),
+                                 .limits.timeout_ms = (uint32_t)patience_ms(20000),
                                  .reshape = reshape};
 }
 
@@ -144,7 +144,7 @@ static void open_cut(struct client *c, const struct cut *cut, enum cst_moments m
 {
     struct cst_job_spec spec = spec_of(1, reshape);
 
-    spec.moments = moments;
+    spec.states.moments = moments;
     open_well(c, &spec);
     declare_cut(c, cut);
     CHECK(cst_commit(c->job, NULL, &c->err), c);
@@ -235,8 +235,8 @@ START_TEST(ranks_become_others)
     srandom((unsigned)suite_seed());
     cuts[1].staged = true;
     cuts[5] = boxes_cut_at_random();
-    spec.moments = (enum cst_moments)(_i % CST_MOMENTS_COUNT);
-    spec.masters = (enum cst_masters)(_i / CST_MOMENTS_COUNT);
+    spec.states.moments = (enum cst_moments)(_i % CST_MOMENTS_COUNT);
+    spec.states.masters = (enum cst_masters)(_i / CST_MOMENTS_COUNT);
     now = boxes_draw();
     for (unsigned i = 0; i < sizeof cuts / sizeof cuts[0]; i++) {
         spec.world = worlds[i];
@@ -303,7 +303,7 @@ START_TEST(masters_change_their_format)
 
     ck_assert(before != NULL && after != NULL && weights != NULL);
     make_job(&one, CST_MOMENTS_FP32, before);
-    spec.masters = CST_MASTERS_SPLIT;
+    spec.states.masters = CST_MASTERS_SPLIT;
     open_well(&c, &spec);
     declare_cut(&c, &one);
     CHECK(cst_commit(c.job, NULL, &c.err), &c);
@@ -330,7 +330,7 @@ START_TEST(masters_change_their_format)
     read_all(&c, &one, after);
     ck_assert_int_eq(memcmp(before, after, sizeof *before), 0);
     leave(&c);
-    spec.grad_over_weight = true;
+    spec.states.grad_over_weight = true;
     refused(&spec, CST_EINVAL, "grad_over_weight cannot be combined with masters split");
     free(before);
     free(after);
@@ -370,9 +370,9 @@ START_TEST(refusals_have_a_reason)
             "has 1 ranks, not 2 as rank 0 wants (when it has no worker, "
             "'reshape' changes that)");
     spec.reshape = true;
-    spec.optimizer = CST_OPTIMIZER_LION;
+    spec.states.optimizer = CST_OPTIMIZER_LION;
     refused(&spec, CST_EMISMATCH, "its optimizer is adamw, not lion");
-    spec.optimizer = CST_OPTIMIZER_ADAMW;
+    spec.states.optimizer = CST_OPTIMIZER_ADAMW;
     open_cut(&c, &two, CST_MOMENTS_FP32, false);
     refused(&spec, CST_EMISMATCH, "has 1 ranks, not 2");
     leave(&c);
@@ -513,9 +513,9 @@ START_TEST(states_stay_in_their_memory)
     struct cst_job_spec spec = spec_of(1, false);
     struct client c;
 
-    spec.chunk_elems = 10 << 18;
+    spec.planning.chunk_elems = 10 << 18;
     for (int i = 0; i < 4; i++) {
-        spec.pool_bytes = (uint64_t)(20 - 5 * (i % 2)) << 20;
+        spec.memory.pool_bytes = (uint64_t)(20 - 5 * (i % 2)) << 20;
         spec.reshape = i > 0;
         open_well(&c, &spec);
         declare_four(&c, large);
@@ -534,15 +534,15 @@ START_TEST(chunks_stay_if_memory_is_short)
     struct cst_job_spec spec = spec_of(1, false);
     struct client c;
 
-    spec.pool_bytes = 50 << 20;
-    spec.chunk_elems = 20 << 18; /* The daemon would choose fewer for such a pool. */
+    spec.memory.pool_bytes = 50 << 20;
+    spec.planning.chunk_elems = 20 << 18; /* The daemon would choose fewer for such a pool. */
     open_well(&c, &spec);
     declare_four(&c, large);
     CHECK(cst_commit(c.job, NULL, &c.err), &c);
     mark_large(&c, true);
     leave(&c);
     spec.reshape = true;
-    spec.chunk_elems = 0;
+    spec.planning.chunk_elems = 0;
     open_well(&c, &spec);
     declare_four(&c, large);
     CHECK(cst_commit(c.job, NULL, &c.err), &c);
@@ -558,8 +558,8 @@ static void make_four(struct cst_job_spec *spec, int64_t n)
 {
     struct client c;
 
-    spec->pool_bytes = 20 << 20;
-    spec->chunk_elems = (uint64_t)n;
+    spec->memory.pool_bytes = 20 << 20;
+    spec->planning.chunk_elems = (uint64_t)n;
     open_well(&c, spec);
     declare_four(&c, n);
     CHECK(cst_commit(c.job, NULL, &c.err), &c);
@@ -576,7 +576,7 @@ static void reshape_four(int64_t n)
     struct client c;
 
     make_four(&spec, n);
-    spec.micro_batches = 2;
+    spec.updates.micro_batches = 2;
     open_well(&c, &spec);
     declare_four(&c, n);
     CHECK(cst_commit(c.job, NULL, &c.err), &c);
@@ -615,8 +615,9 @@ START_TEST(short_memory_has_numbers)
     struct client c;
 
     make_four(&spec, large);
-    spec.pool_bytes = 80 << 20;
-    spec.chunk_elems = 40 << 18; /* One chunk, which has to exist before the first portion ends. */
+    spec.memory.pool_bytes = 80 << 20;
+    spec.planning.chunk_elems =
+        40 << 18; /* One chunk, which has to exist before the first portion ends. */
     open_well(&c, &spec);
     declare_four(&c, large);
     ck_assert_int_eq(cst_commit(c.job, NULL, &c.err), CST_EBUDGET);
@@ -625,8 +626,8 @@ START_TEST(short_memory_has_numbers)
                   "%s", c.err.text);
     cst_disconnect(c.client);
     spec.reshape = false;
-    spec.pool_bytes = 20 << 20;
-    spec.chunk_elems = 10 << 18;
+    spec.memory.pool_bytes = 20 << 20;
+    spec.planning.chunk_elems = 10 << 18;
     open_well(&c, &spec);
     declare_four(&c, large);
     CHECK(cst_commit(c.job, NULL, &c.err), &c);

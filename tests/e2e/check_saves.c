@@ -174,7 +174,7 @@ START_TEST(frozen_of_a_base)
 {
     static const char *const names[] = {"frozen", "a", NULL}, *const shared[] = {"frozen", NULL};
     const struct cst_job_spec base = {.name = "base", .world = 1};
-    const struct cst_job_spec lora = {.name = "m", .world = 1, .base = "base"};
+    const struct cst_job_spec lora = {.name = "m", .world = 1, .model.base = "base"};
     const struct cst_job_spec alone = {.name = "alone", .world = 1};
     struct job j = open_job(&base, shared);
 
@@ -237,7 +237,7 @@ END_TEST
 START_TEST(names_of_states)
 {
     static const char *const names[] = {"a", "a.exp_avg", "a.master", NULL};
-    const struct cst_job_spec spec = {.name = "m", .world = 1, .moments = CST_MOMENTS_BF16};
+    const struct cst_job_spec spec = {.name = "m", .world = 1, .states.moments = CST_MOMENTS_BF16};
     struct job j = open_job(&spec, names);
     float *before[MAX_TENSORS];
 
@@ -266,9 +266,9 @@ START_TEST(other_moments)
 {
     static const char *const names[] = {"a", "b", NULL};
     const struct cst_job_spec from = {
-        .name = "from", .world = 1, .moments = (enum cst_moments)(_i % CST_MOMENTS_COUNT)};
+        .name = "from", .world = 1, .states.moments = (enum cst_moments)(_i % CST_MOMENTS_COUNT)};
     const struct cst_job_spec to = {
-        .name = "to", .world = 1, .moments = (enum cst_moments)(_i / CST_MOMENTS_COUNT)};
+        .name = "to", .world = 1, .states.moments = (enum cst_moments)(_i / CST_MOMENTS_COUNT)};
     const enum cst_state states[] = {CST_STATE_EXP_AVG, CST_STATE_EXP_AVG_SQ};
     struct job j = open_job(&from, names), k;
     struct cst_load_result result;
@@ -291,7 +291,7 @@ START_TEST(other_moments)
         float *want = read_state(&j, i / 2, states[i % 2]);
 
         OK(cst_load(j.job, save_rig_path("from"), &result, &err));
-        ck_assert_int_eq(result.converted, from.moments != to.moments);
+        ck_assert_int_eq(result.converted, from.states.moments != to.states.moments);
         assert_same(&j, i / 2, states[i % 2], want);
         free(want);
     }
@@ -357,7 +357,7 @@ static unsigned count_names(void)
 START_TEST(without_waiting)
 {
     static const char *const names[] = {"a", "b", NULL};
-    const struct cst_job_spec spec = {.name = "m", .world = 1, .moments = CST_MOMENTS_MX8};
+    const struct cst_job_spec spec = {.name = "m", .world = 1, .states.moments = CST_MOMENTS_MX8};
     const struct cst_hyper_params params = {.lr = 0.01f};
     const struct cst_save_spec to = {.dir = save_rig_path("m")};
     struct cst_save_result saved;
@@ -541,8 +541,10 @@ static int drain(char *said, size_t size)
 START_TEST(drain_goes_on)
 {
     static const char *const names[] = {"a", "b", NULL};
-    const struct cst_job_spec early = {
-        .name = "early", .world = 1, .timeout_ms = 3600000, .overlap = CST_OVERLAP_EARLY};
+    const struct cst_job_spec early = {.name = "early",
+                                       .world = 1,
+                                       .limits.timeout_ms = 3600000,
+                                       .updates.overlap = CST_OVERLAP_EARLY};
     const struct cst_job_spec other = {.name = "other", .world = 1};
     const struct cst_hyper_params params = {.lr = 0.01f};
     struct job j = open_job(&early, names), k = open_job(&other, names);

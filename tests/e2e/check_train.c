@@ -123,13 +123,14 @@ END_TEST
 START_TEST(test_pool_too_small)
 {
     struct train_order order = order_of("probe", 0, 1, 1);
-    struct cst_job_spec spec = {.name = "small", .world = 1, .chunk_elems = TRAIN_CHUNK_ELEMS};
+    struct cst_job_spec spec = {
+        .name = "small", .world = 1, .planning.chunk_elems = TRAIN_CHUNK_ELEMS};
     struct cst_client *client;
     struct cst_job *job;
     struct cst_err err = {0};
 
     run_job(&order);
-    spec.pool_bytes = reports[0]->plan.min_blocks * reports[0]->plan.block_bytes - 1;
+    spec.memory.pool_bytes = reports[0]->plan.min_blocks * reports[0]->plan.block_bytes - 1;
     ck_assert_int_eq(cst_connect(&client, proc.socket, &err), CST_OK);
     ck_assert_int_eq(cst_job_open(&job, client, &spec, &err), CST_OK);
     ck_assert_int_eq(train_declare(&train_small, job, 1), CST_OK);
@@ -322,8 +323,8 @@ static void declare_pair(struct pair *pair, const char *name)
         struct cst_job_spec spec = {.name = name,
                                     .rank = r,
                                     .world = 2,
-                                    .chunk_elems = TRAIN_CHUNK_ELEMS,
-                                    .timeout_ms = (uint32_t)patience_ms(20000)};
+                                    .planning.chunk_elems = TRAIN_CHUNK_ELEMS,
+                                    .limits.timeout_ms = (uint32_t)patience_ms(20000)};
 
         ck_assert_int_eq(cst_connect(&pair->client[r], proc.socket, &err), CST_OK);
         ck_assert_int_eq(cst_job_open(&pair->job[r], pair->client[r], &spec, &err), CST_OK);
@@ -422,8 +423,10 @@ static void declare_gain(struct cst_job *job, int64_t n)
  * commits again. _i: which one is replaced. */
 START_TEST(test_declarations_differ)
 {
-    struct cst_job_spec spec = {
-        .name = "differ", .rank = (uint32_t)_i, .world = 2, .chunk_elems = TRAIN_CHUNK_ELEMS};
+    struct cst_job_spec spec = {.name = "differ",
+                                .rank = (uint32_t)_i,
+                                .world = 2,
+                                .planning.chunk_elems = TRAIN_CHUNK_ELEMS};
     struct cst_err err[2] = {{0}, {0}};
     void *none[2] = {NULL, NULL};
     struct pair pair;
@@ -459,8 +462,8 @@ START_TEST(test_lost_in_the_last_step)
     struct cst_job_spec spec = {.name = "last",
                                 .rank = 1,
                                 .world = 2,
-                                .chunk_elems = TRAIN_CHUNK_ELEMS,
-                                .timeout_ms = (uint32_t)patience_ms(20000)};
+                                .planning.chunk_elems = TRAIN_CHUNK_ELEMS,
+                                .limits.timeout_ms = (uint32_t)patience_ms(20000)};
     struct cst_hyper_params params = {.lr = 0.5f};
     struct cst_err err[2] = {{0}, {0}};
     void *none[2] = {NULL, NULL};
@@ -511,7 +514,7 @@ START_TEST(test_rank_taken)
     char pid[32];
 
     declare_pair(&pair, "taken");
-    spec.chunk_elems = TRAIN_CHUNK_ELEMS;
+    spec.planning.chunk_elems = TRAIN_CHUNK_ELEMS;
     ck_assert_int_eq(cst_connect(&client, proc.socket, &err), CST_OK);
     ck_assert_int_eq(cst_job_open(&job, client, &spec, &err), CST_EBUSY);
     (void)snprintf(pid, sizeof pid, "%d", (int)getpid());
@@ -525,7 +528,8 @@ END_TEST
 /* Between sync and step, states can be read but not written. */
 START_TEST(test_write_in_step)
 {
-    struct cst_job_spec spec = {.name = "write", .world = 1, .chunk_elems = TRAIN_CHUNK_ELEMS};
+    struct cst_job_spec spec = {
+        .name = "write", .world = 1, .planning.chunk_elems = TRAIN_CHUNK_ELEMS};
     struct cst_err err = {0};
     struct cst_client *client;
     struct cst_job *job;

@@ -233,7 +233,7 @@ START_TEST(wrong_declarations_are_refused)
     ck_assert_ptr_nonnull(strstr(w.err.text, "2 or more micro-batches"));
     cst_disconnect(w.client);
 
-    spec.micro_batches = 2;
+    spec.updates.micro_batches = 2;
     worker_open(&w, &spec);
     tensor = cst_tensor(w.job, "t", CST_BF16, 1, (int64_t[]){100}, CST_GROUP_ALL);
     ck_assert_int_eq(cst_operator(w.job, "o", &tensor, 1), 0);
@@ -254,7 +254,7 @@ END_TEST
 /* Ranks that cut the model differently get an error with both stages. */
 START_TEST(ranks_that_disagree_are_named)
 {
-    const struct cst_job_spec spec = {.name = "stages", .world = 2, .micro_batches = 2};
+    const struct cst_job_spec spec = {.name = "stages", .world = 2, .updates.micro_batches = 2};
     struct worker w[2] = {0};
 
     for (uint32_t r = 0; r < 2; r++) {

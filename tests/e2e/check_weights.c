@@ -169,11 +169,11 @@ static void open_job(const char *name, const char *model_config, bool frozen)
     const char *const up = in_file[4].name;
 
     ck_assert_int_eq(cst_connect(&client, proc.socket, &err), CST_OK);
-    ck_assert_int_eq(
-        cst_job_open(&job, client,
-                     &(struct cst_job_spec){.name = name, .world = 1, .model_config = model_config},
-                     &err),
-        CST_OK);
+    ck_assert_int_eq(cst_job_open(&job, client,
+                                  &(struct cst_job_spec){
+                                      .name = name, .world = 1, .model.model_config = model_config},
+                                  &err),
+                     CST_OK);
     ck_assert_int_eq(declare("qkv", D + 2 * KV, D, CST_PATTERN_SHARD, fused, rows, 3, false), 0);
     ck_assert_int_eq(declare("model.norm.weight", D, 0, CST_PATTERN_SHARD, NULL, NULL, 0, false),
                      1);

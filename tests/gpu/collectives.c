@@ -80,7 +80,7 @@ static void open_job(struct rank *r)
                                       .rank = r->rank,
                                       .world = r->world,
                                       .device = r->device,
-                                      .timeout_ms = 60000};
+                                      .limits.timeout_ms = 60000};
     struct cst_plan plan;
     struct cst_err err = {0};
     CUcontext context;

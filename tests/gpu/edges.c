@@ -86,8 +86,11 @@ static void declare(struct rank *r)
 
 static void open_job(struct rank *r)
 {
-    const struct cst_job_spec spec = {
-        .name = "edges", .rank = r->rank, .world = 2, .device = r->device, .timeout_ms = 60000};
+    const struct cst_job_spec spec = {.name = "edges",
+                                      .rank = r->rank,
+                                      .world = 2,
+                                      .device = r->device,
+                                      .limits.timeout_ms = 60000};
     struct cst_err err = {0};
     CUcontext context;
 

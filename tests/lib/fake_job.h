@@ -100,7 +100,7 @@ static inline void fake_job_expect_log(struct fake_job *f, const char *want)
  * disconnects f->client afterwards. Returns the first failure. */
 static inline int fake_job_live(struct fake_job *f, struct cst_err *err)
 {
-    struct cst_job_spec spec = {.name = "run7", .world = 1, .micro_batches = 2};
+    struct cst_job_spec spec = {.name = "run7", .world = 1, .updates.micro_batches = 2};
     struct cst_hyper_params params = {.lr = 1.0f};
     struct cst_rank_stat stat;
     struct cst_io io;

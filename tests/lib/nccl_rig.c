@@ -104,7 +104,7 @@ int nccl_join(struct nccl_worker *w, const struct nccl_order *order, uint32_t ra
                                       .rank = rank,
                                       .world = order->world,
                                       .device = order->devices[rank],
-                                      .timeout_ms = order->timeout_ms};
+                                      .limits.timeout_ms = order->timeout_ms};
     struct cst_plan plan;
     uint32_t ranks[NCCL_MAX_WORLD], n = 0;
     int tensor;

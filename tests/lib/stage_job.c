@@ -9,8 +9,8 @@ void stage_job_declare(struct worker *w, uint32_t rank, uint32_t world, uint32_t
     const struct cst_job_spec spec = {.name = "stages",
                                       .rank = rank,
                                       .world = world,
-                                      .timeout_ms = timeout_ms,
-                                      .micro_batches = MICRO};
+                                      .limits.timeout_ms = timeout_ms,
+                                      .updates.micro_batches = MICRO};
 
     worker_open(w, &spec);
     for (int i = 0; i < N_EDGES; i++) {

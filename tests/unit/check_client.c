@@ -360,7 +360,7 @@ START_TEST(test_repeated_unit)
     static const uint64_t units[2][5] = {{0, 2, 9, 9}, {0, 2, 9, 5}};
     static const char *const words[2] = {"unit 9 after unit 9", "unit 5 after unit 9"};
     const uint64_t *number = units[_i];
-    struct cst_job_spec spec = {.name = "run7", .world = 1, .micro_batches = 2};
+    struct cst_job_spec spec = {.name = "run7", .world = 1, .updates.micro_batches = 2};
     struct cst_unit unit;
     struct cst_err err = {0};
 

@@ -12,7 +12,8 @@ static struct fake_job f;
 
 static void open_job(uint32_t micro_batches)
 {
-    const struct cst_job_spec spec = {.name = "run7", .world = 1, .micro_batches = micro_batches};
+    const struct cst_job_spec spec = {
+        .name = "run7", .world = 1, .updates.micro_batches = micro_batches};
     struct cst_err err = {0};
 
     fake_daemon_start(&f.fake);

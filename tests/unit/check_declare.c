@@ -176,15 +176,15 @@ END_TEST
 /* Invalid options of a job are refused. */
 START_TEST(test_specs)
 {
-    struct cst_job_spec spec = {.name = "run7", .world = 1, .micro_batches = 65537};
+    struct cst_job_spec spec = {.name = "run7", .world = 1, .updates.micro_batches = 65537};
     struct cst_err err = {0};
 
     fake_daemon_start(&f.fake);
     CK_OK(cst_connect(&f.client, f.fake.path, &err));
     ck_assert_int_eq(cst_job_open(&f.job, f.client, &spec, &err), CST_EINVAL);
     ck_assert_str_eq(err.text, "job 'run7': 65537 micro-batches, at most 65536");
-    spec.micro_batches = 0;
-    spec.base = "a b";
+    spec.updates.micro_batches = 0;
+    spec.model.base = "a b";
     ck_assert_int_eq(cst_job_open(&f.job, f.client, &spec, &err), CST_EINVAL);
     ck_assert_str_eq(err.text, "job 'run7': the name of its base is not valid: 'a b'");
     fake_job_stop(&f);

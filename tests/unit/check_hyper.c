@@ -42,15 +42,15 @@ START_TEST(options_are_sent)
 
     f.fake.hook = see_open;
     f.fake.hook_arg = &open;
-    start((struct cst_job_spec){.optimizer = CST_OPTIMIZER_LION,
-                                .moments = CST_MOMENTS_MX8,
-                                .rounding = CST_ROUNDING_NEAREST,
-                                .seed = UINT64_MAX,
-                                .overlap = CST_OVERLAP_DELAYED,
-                                .delay_from = 40,
-                                .unused = CST_UNUSED_SKIP,
-                                .device_update_bytes = 1 << 20,
-                                .device_states = 1 << 21});
+    start((struct cst_job_spec){.states.optimizer = CST_OPTIMIZER_LION,
+                                .states.moments = CST_MOMENTS_MX8,
+                                .states.rounding = CST_ROUNDING_NEAREST,
+                                .states.seed = UINT64_MAX,
+                                .updates.overlap = CST_OVERLAP_DELAYED,
+                                .updates.delay_from = 40,
+                                .updates.unused = CST_UNUSED_SKIP,
+                                .memory.device_update_bytes = 1 << 20,
+                                .memory.device_states = 1 << 21});
     ck_assert_ptr_nonnull(open);
     ck_assert_uint_eq(open->optimizer, CST_OPTIMIZER_LION);
     ck_assert_uint_eq(open->moments, CST_MOMENTS_MX8);
@@ -74,13 +74,13 @@ START_TEST(unknown_numbers)
     struct cst_err err = {0};
 
     if (_i == 0) {
-        spec.optimizer = CST_OPTIMIZER_COUNT;
+        spec.states.optimizer = CST_OPTIMIZER_COUNT;
     } else if (_i == 1) {
-        spec.moments = CST_MOMENTS_COUNT;
+        spec.states.moments = CST_MOMENTS_COUNT;
     } else if (_i == 2) {
-        spec.rounding = CST_ROUNDING_COUNT;
+        spec.states.rounding = CST_ROUNDING_COUNT;
     } else {
-        spec.overlap = CST_OVERLAP_COUNT;
+        spec.updates.overlap = CST_OVERLAP_COUNT;
     }
     fake_daemon_start(&f.fake);
     CK_OK(cst_connect(&f.client, f.fake.path, &err));
@@ -107,7 +107,7 @@ START_TEST(defaults)
         .lr = 0.5f, .beta1 = cases[_i].given, .beta2 = cases[_i].given2};
     struct cst_err err = {0};
 
-    start((struct cst_job_spec){.optimizer = cases[_i].optimizer});
+    start((struct cst_job_spec){.states.optimizer = cases[_i].optimizer});
     CK_OK(cst_step(f.job, &params, NULL, &err));
     ck_assert_double_eq(f.fake.hyper.beta1, cases[_i].beta1);
     ck_assert_double_eq(f.fake.hyper.beta2, cases[_i].beta2);
@@ -143,7 +143,7 @@ START_TEST(limits)
     const struct cst_hyper_params good = {.lr = 1};
     struct cst_err err = {0};
 
-    start((struct cst_job_spec){.overlap = CST_OVERLAP_EARLY});
+    start((struct cst_job_spec){.updates.overlap = CST_OVERLAP_EARLY});
     ck_assert_int_eq(cst_step(f.job, &cases[_i].params, NULL, &err), CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, cases[_i].name));
     ck_assert_int_eq(cst_prepare_step(f.job, &cases[_i].params, &err), CST_EINVAL);
@@ -164,7 +164,7 @@ START_TEST(prepared_once)
     const struct cst_hyper_params other = {.lr = 0.25f};
     struct cst_err err = {0};
 
-    start((struct cst_job_spec){.overlap = CST_OVERLAP_EARLY});
+    start((struct cst_job_spec){.updates.overlap = CST_OVERLAP_EARLY});
     CK_OK(cst_prepare_step(f.job, &params, &err));
     fake_job_expect_log(&f, "P0");
     ck_assert_double_eq(f.fake.hyper.lr, 0.5);
@@ -188,7 +188,8 @@ START_TEST(nothing_to_prepare)
     const struct cst_hyper_params params = {.lr = 0.5f};
     struct cst_err err = {0};
 
-    start((struct cst_job_spec){.overlap = _i == 0 ? CST_OVERLAP_COMMIT : CST_OVERLAP_DELAYED});
+    start((struct cst_job_spec){.updates.overlap =
+                                    _i == 0 ? CST_OVERLAP_COMMIT : CST_OVERLAP_DELAYED});
     CK_OK(cst_prepare_step(f.job, &params, &err));
     ck_assert_int_eq(cst_prepare_step(f.job, NULL, &err), CST_EINVAL);
     fake_job_expect_log(&f, "");
@@ -214,7 +215,7 @@ START_TEST(refused)
     struct cst_err err = {0};
 
     f.fake.hook = refuse;
-    start((struct cst_job_spec){.overlap = CST_OVERLAP_EARLY});
+    start((struct cst_job_spec){.updates.overlap = CST_OVERLAP_EARLY});
     CK_OK(cst_prepare_step(f.job, &params, &err));
     CK_OK(cst_ping(f.client, NULL, &err));
     ck_assert_int_eq(cst_step(f.job, &params, NULL, &err), CST_EPEERDIED);

@@ -139,7 +139,7 @@ class Job(Edges, States, Units):
             unused=checks.member(Unused, "unused", unused),
         )
         self.name = name
-        self.optimizer = Optimizer(spec.optimizer)
+        self.optimizer = Optimizer(spec.states.optimizer)
         self.rank: int = spec.rank
         self.world: int = spec.world
         Edges.__init__(self)
