@@ -82,27 +82,12 @@ CST_INLINE struct cst_vec_bits cst_vec_common_bits(struct cst_vec_common a)
     return cst_vec_bits_of(a.x);
 }
 
+typedef uint32_t cst_vec_u32 __attribute__((vector_size(32)));
+typedef __m256i cst_vec_word;
+
+#include "kernels/math/vec_lanes.h"
+
 /* -- arithmetic ----------------------------------------------------------------------------- */
-
-CST_INLINE struct cst_vec cst_vec_add(struct cst_vec a, struct cst_vec b)
-{
-    return cst_vec_of(_mm256_add_ps(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec cst_vec_sub(struct cst_vec a, struct cst_vec b)
-{
-    return cst_vec_of(_mm256_sub_ps(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec cst_vec_mul(struct cst_vec a, struct cst_vec b)
-{
-    return cst_vec_of(_mm256_mul_ps(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec cst_vec_div(struct cst_vec a, struct cst_vec b)
-{
-    return cst_vec_of(_mm256_div_ps(a.x, b.x));
-}
 
 CST_INLINE struct cst_vec cst_vec_sqrt(struct cst_vec a)
 {
@@ -121,49 +106,9 @@ CST_INLINE struct cst_vec cst_vec_fnma(struct cst_vec a, struct cst_vec b, struc
 
 /* -- bits ----------------------------------------------------------------------------------- */
 
-CST_INLINE struct cst_vec_bits cst_vec_and(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_bits_of(_mm256_and_si256(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_or(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_bits_of(_mm256_or_si256(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_xor(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_bits_of(_mm256_xor_si256(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_plus(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_bits_of(_mm256_add_epi32(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_minus(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_bits_of(_mm256_sub_epi32(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_times(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_bits_of(_mm256_mullo_epi32(a.x, b.x));
-}
-
 CST_INLINE struct cst_vec_bits cst_vec_lanes(void)
 {
     return cst_vec_bits_of(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
-{
-    return cst_vec_bits_of(_mm256_srli_epi32(a.x, n));
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_left(struct cst_vec_bits a, int n)
-{
-    return cst_vec_bits_of(_mm256_slli_epi32(a.x, n));
 }
 
 /* The minimum and the maximum of a NaN and a number are the second operand. */

@@ -54,27 +54,12 @@ CST_INLINE struct cst_vec_bits cst_vec_to_bits(struct cst_vec v)
 
 #include "kernels/math/vec_common.h"
 
+typedef uint32_t cst_vec_u32 __attribute__((vector_size(64)));
+typedef __m512i cst_vec_word;
+
+#include "kernels/math/vec_lanes.h"
+
 /* -- arithmetic ----------------------------------------------------------------------------- */
-
-CST_INLINE struct cst_vec cst_vec_add(struct cst_vec a, struct cst_vec b)
-{
-    return cst_vec_of(_mm512_add_ps(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec cst_vec_sub(struct cst_vec a, struct cst_vec b)
-{
-    return cst_vec_of(_mm512_sub_ps(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec cst_vec_mul(struct cst_vec a, struct cst_vec b)
-{
-    return cst_vec_of(_mm512_mul_ps(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec cst_vec_div(struct cst_vec a, struct cst_vec b)
-{
-    return cst_vec_of(_mm512_div_ps(a.x, b.x));
-}
 
 CST_INLINE struct cst_vec cst_vec_sqrt(struct cst_vec a)
 {
@@ -93,49 +78,9 @@ CST_INLINE struct cst_vec cst_vec_fnma(struct cst_vec a, struct cst_vec b, struc
 
 /* -- bits ----------------------------------------------------------------------------------- */
 
-CST_INLINE struct cst_vec_bits cst_vec_and(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_bits_of(_mm512_and_si512(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_or(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_bits_of(_mm512_or_si512(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_xor(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_bits_of(_mm512_xor_si512(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_plus(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_bits_of(_mm512_add_epi32(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_minus(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_bits_of(_mm512_sub_epi32(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_times(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_bits_of(_mm512_mullo_epi32(a.x, b.x));
-}
-
 CST_INLINE struct cst_vec_bits cst_vec_lanes(void)
 {
     return cst_vec_bits_of(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
-{
-    return cst_vec_bits_of(_mm512_srli_epi32(a.x, (unsigned)n));
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_left(struct cst_vec_bits a, int n)
-{
-    return cst_vec_bits_of(_mm512_slli_epi32(a.x, (unsigned)n));
 }
 
 /* The minimum and the maximum of a NaN and a number are the second operand. */

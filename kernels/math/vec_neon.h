@@ -54,27 +54,11 @@ CST_INLINE struct cst_vec_bits cst_vec_to_bits(struct cst_vec v)
 
 #include "kernels/math/vec_common.h"
 
+typedef uint32x4_t cst_vec_u32, cst_vec_word;
+
+#include "kernels/math/vec_lanes.h"
+
 /* -- arithmetic ----------------------------------------------------------------------------- */
-
-CST_INLINE struct cst_vec cst_vec_add(struct cst_vec a, struct cst_vec b)
-{
-    return cst_vec_of(vaddq_f32(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec cst_vec_sub(struct cst_vec a, struct cst_vec b)
-{
-    return cst_vec_of(vsubq_f32(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec cst_vec_mul(struct cst_vec a, struct cst_vec b)
-{
-    return cst_vec_of(vmulq_f32(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec cst_vec_div(struct cst_vec a, struct cst_vec b)
-{
-    return cst_vec_of(vdivq_f32(a.x, b.x));
-}
 
 CST_INLINE struct cst_vec cst_vec_sqrt(struct cst_vec a)
 {
@@ -93,49 +77,9 @@ CST_INLINE struct cst_vec cst_vec_fnma(struct cst_vec a, struct cst_vec b, struc
 
 /* -- bits ----------------------------------------------------------------------------------- */
 
-CST_INLINE struct cst_vec_bits cst_vec_and(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_bits_of(vandq_u32(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_or(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_bits_of(vorrq_u32(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_xor(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_bits_of(veorq_u32(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_plus(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_bits_of(vaddq_u32(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_minus(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_bits_of(vsubq_u32(a.x, b.x));
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_times(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_bits_of(vmulq_u32(a.x, b.x));
-}
-
 CST_INLINE struct cst_vec_bits cst_vec_lanes(void)
 {
     return cst_vec_bits_of((uint32x4_t){0, 1, 2, 3});
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
-{
-    return cst_vec_bits_of(a.x >> (uint32_t)n);
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_left(struct cst_vec_bits a, int n)
-{
-    return cst_vec_bits_of(a.x << (uint32_t)n);
 }
 
 CST_INLINE struct cst_vec cst_vec_limit(struct cst_vec x, struct cst_vec limit)

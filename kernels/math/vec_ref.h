@@ -60,27 +60,12 @@ CST_INLINE struct cst_vec_bits cst_vec_to_bits(struct cst_vec v)
 
 #include "kernels/math/vec_common.h"
 
-/* -- arithmetic: each operation is rounded once --------------------------------------------- */
+/* A lane of cst_vec_bits as the type of its numbers, and as the type of the field. */
+typedef uint32_t cst_vec_u32, cst_vec_word;
 
-CST_INLINE struct cst_vec cst_vec_add(struct cst_vec a, struct cst_vec b)
-{
-    return cst_vec_set(a.x + b.x);
-}
+#include "kernels/math/vec_lanes.h"
 
-CST_INLINE struct cst_vec cst_vec_sub(struct cst_vec a, struct cst_vec b)
-{
-    return cst_vec_set(a.x - b.x);
-}
-
-CST_INLINE struct cst_vec cst_vec_mul(struct cst_vec a, struct cst_vec b)
-{
-    return cst_vec_set(a.x * b.x);
-}
-
-CST_INLINE struct cst_vec cst_vec_div(struct cst_vec a, struct cst_vec b)
-{
-    return cst_vec_set(a.x / b.x);
-}
+/* -- arithmetic ----------------------------------------------------------------------------- */
 
 CST_INLINE struct cst_vec cst_vec_sqrt(struct cst_vec a)
 {
@@ -101,51 +86,10 @@ CST_INLINE struct cst_vec cst_vec_fnma(struct cst_vec a, struct cst_vec b, struc
 
 /* -- bits ----------------------------------------------------------------------------------- */
 
-CST_INLINE struct cst_vec_bits cst_vec_and(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_set_bits(a.x & b.x);
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_or(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_set_bits(a.x | b.x);
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_xor(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_set_bits(a.x ^ b.x);
-}
-
-/* Addition, subtraction and multiplication of bits are modulo 2^32. */
-CST_INLINE struct cst_vec_bits cst_vec_plus(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_set_bits(a.x + b.x);
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_minus(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_set_bits(a.x - b.x);
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_times(struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return cst_vec_set_bits(a.x * b.x);
-}
-
 /* Returns the number of each lane. */
 CST_INLINE struct cst_vec_bits cst_vec_lanes(void)
 {
     return cst_vec_set_bits(0);
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
-{
-    return cst_vec_set_bits(a.x >> n);
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_left(struct cst_vec_bits a, int n)
-{
-    return cst_vec_set_bits(a.x << n);
 }
 
 /* Returns @x, or @limit or -@limit if @x is outside of [-@limit, @limit]. A NaN stays that NaN. */
