@@ -34,7 +34,7 @@ static double used(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-static double plan(bool runtime_only)
+static double plan(void)
 {
     const struct cst_plan_budget budget = {.device_bytes = 80000000000,
                                            .host_bytes = CST_PLAN_NO_LIMIT};
@@ -49,8 +49,7 @@ static double plan(bool runtime_only)
                                            .budget = &budget,
                                            .rates = &rates,
                                            .micro_batches = 1,
-                                           .recompute = true,
-                                           .runtime_only = runtime_only};
+                                           .recompute = true};
 
     cst_rates_a100(&rates, 64);
     cst_model_init(&model);
@@ -80,7 +79,6 @@ static double plan_many(void)
                                            .micro_batches = 1,
                                            .device_update_bytes = CST_PLAN_DEVICE_UPDATE_AUTO,
                                            .device_states = CST_PLAN_DEVICE_UPDATE_AUTO,
-                                           .runtime_only = true,
                                            .max_events = 200000};
 
     cst_rates_a100(&rates, 1);
@@ -119,15 +117,15 @@ int main(int argc, char **argv)
 {
     const char *json = argc == 3 && strcmp(argv[1], "--json") == 0 ? argv[2] : NULL;
     FILE *file = json == NULL ? NULL : fopen(json, "ae");
-    unsigned runs = bench_sized(2 * RUNS, 1);
-    double seconds[2 * RUNS];
+    unsigned runs = bench_sized(RUNS, 1);
+    double seconds[RUNS];
     struct rusage usage;
 
     if ((argc != 1 && json == NULL) || (json != NULL && file == NULL)) {
         die("usage: bench_plan_scale [--json FILE]");
     }
     for (unsigned i = 0; i < runs; i++) {
-        seconds[i] = plan(i % 2 == 0);
+        seconds[i] = plan();
     }
     bench_sort(seconds, runs);
     (void)getrusage(RUSAGE_SELF, &usage);
