@@ -148,15 +148,6 @@ static struct cst_core_policy depth_policy(uint32_t depth)
     return (struct cst_core_policy){.prefetch_depth = depth == 0 ? CST_CORE_NO_PREFETCH : depth};
 }
 
-void rig_open_policy(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
-                     const struct cst_core_policy *policy)
-{
-    static const uint32_t host[CST_CORE_MAX_WORLD];
-
-    open_pools(rig, &(struct rig_job){.n_chunks = n_chunks, .world = world, .n_blocks = n_blocks},
-               *policy, host, false);
-}
-
 void rig_open_on(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
                  uint32_t prefetch_depth, const uint32_t *engines)
 {

@@ -75,9 +75,6 @@ struct rig {
  * means no prefetch, not the core's own choice. Close the rig with rig_close. */
 void rig_open(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
               uint32_t prefetch_depth);
-/* Like rig_open, with the whole policy of the core. */
-void rig_open_policy(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
-                     const struct cst_core_policy *policy);
 /* Like rig_open, with the pool of rank r in the memory of the GPU of engine @engines[r] (0: host
  * memory). */
 void rig_open_on(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
