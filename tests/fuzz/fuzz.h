@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A fuzz target is a function that accepts any bytes, and aborts if an invariant is broken. Each
- * target is a source file of this directory, from which two programs are made: fuzz_NAME with
- * libFuzzer (clang alone; `make fuzz`), and replay_NAME with replay.c (any compiler; `make check`).
- * Not thread-safe: a target keeps static state between calls. */
+ * target is a source file of this directory and a program of its name: with libFuzzer in the tree
+ * of `make fuzz`, with replay.c in others, where `make check` runs it. Not thread-safe: a target
+ * keeps static state between calls. */
 #ifndef FUZZ_H
 #define FUZZ_H
 
@@ -16,6 +16,10 @@ extern const char fuzz_name[];
 
 /* Give @data to the code under test. Aborts if an invariant is broken. Always returns 0. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
+
+/* With the arguments `--seed FILE`, write the seed to FILE, as libFuzzer's first input, and exit.
+ * Otherwise return 0. */
+int LLVMFuzzerInitialize(int *argc, char ***argv);
 
 /* Write a valid input that reaches much of the code to @out, and return its length, which is at
  * most

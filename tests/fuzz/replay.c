@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The main program of replay_NAME. It gives the target its seed and every file of its corpus, each
- * of them unchanged, cut off at many places, and with random damage. `replay_NAME --seed FILE`
- * writes the seed to FILE instead, as libFuzzer's first input. FUZZ_SEED=N in the environment is
- * the seed of random numbers. The corpus is in $srcdir/tests/fuzz/corpus. */
+/* The main program of a target without libFuzzer. It gives the target its seed and every file of
+ * its corpus, each of them unchanged, cut off at many places, and with random damage. FUZZ_SEED=N
+ * in the environment is the seed of random numbers. The corpus is in $srcdir/tests/fuzz/corpus. */
 #include "tests/fuzz/fuzz.h"
 
 #include <dirent.h>
@@ -99,29 +98,15 @@ static unsigned run_corpus(void)
     return n;
 }
 
-static int write_seed(const char *path, size_t n)
-{
-    FILE *file = fopen(path, "wbe");
-
-    if (file == NULL || fwrite(input, 1, n, file) != n || fclose(file) != 0) {
-        perror(path);
-        return EXIT_FAILURE;
-    }
-    return EXIT_SUCCESS;
-}
-
 int main(int argc, char **argv)
 {
     const char *given = getenv("FUZZ_SEED");
     uint64_t seed = given != NULL ? strtoull(given, NULL, 0) : 1;
-    size_t n = fuzz_seed(input, sizeof input);
     unsigned n_files;
 
-    if (argc == 3 && strcmp(argv[1], "--seed") == 0) {
-        return write_seed(argv[2], n);
-    }
+    (void)LLVMFuzzerInitialize(&argc, &argv);
     state = seed | 1;
-    run_all(n, 96);
+    run_all(fuzz_seed(input, sizeof input), 96);
     n_files = run_corpus();
     (void)printf("%s: %lu runs from the seed and %u files, FUZZ_SEED=%llu\n", fuzz_name, n_runs,
                  n_files, (unsigned long long)seed);
