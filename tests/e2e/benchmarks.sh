@@ -27,6 +27,7 @@ run() {
     worker) BASE=. "$1" --json "$tmp/rows" ;;
     collectives) PYTHON=${CISTERN_PYTHON:-python3} "$1" 1 ;;
     run) (cd "$tmp" && ln -sf "$(type -P true)" nothing && "$1" nothing) ;;
+    schedules) ! has_torch || "$1" --json "$tmp/rows" ;;
     attach) ! has_torch || "$1" --layers 1 --pool 8M ;;
     peers/run) ! has_torch || PEERS_PYTHON=$CISTERN_PYTHON "$1" --params 65536 --rounds 1 --rivals '' --json "$tmp/rows" ;;
     peers/train)

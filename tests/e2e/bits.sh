@@ -73,7 +73,8 @@ has_done() {
 
 for threads in 1 2; do
     start_daemon "engine$threads" --engine-threads "$threads"
-    for pool in 100 50 25; do
+    [ $threads = 1 ] && pools=(25) || pools=(100 50 25)
+    for pool in "${pools[@]}"; do
         workers "threads$threads-pool$pool" --pool "$pool%"
         same "threads$threads-pool$pool" local
     done
@@ -93,7 +94,7 @@ grep -q 'pool of 1 bytes' "$tmp/none.log" || fail "a pool of no bytes is refused
 stop_daemon small
 
 # The other runs take longer, so that they can be disturbed.
-steps=100
+steps=40
 ./cistern-gpt "${model[@]}" --data "$tmp/text" --steps $steps --store local --loss-file "$tmp/long.losses" \
     --dump-weights "$tmp/long.weights" >"$tmp/long.log" 2>&1 || fail "--store local failed"
 start_daemon disturbed
@@ -106,8 +107,8 @@ number_of() {
 # Start job $1 with the option $2, if any, and return in the middle of it. False if it was over before that.
 in_the_middle_of() {
     workers "$1" --pool 50% ${2:+"$2"}
-    poll has_done "$1" 20
-    if has_done "$1" $((steps - 20)); then
+    poll has_done "$1" 10
+    if has_done "$1" $((steps - 10)); then
         same "$1" long
         return 1
     fi

@@ -11,13 +11,11 @@ start_on_host
 # Several numbers of workers, and a stage for each block or for two.
 worlds=(1 2 3 4)
 kinds=("--lora 4" "--optimizer muon" "--pool 45%")
-steps=100
-moments=(3 20 40) # Steps after which something is killed.
+steps=60
+moments=(3 10 20) # Steps after which something is killed.
 if sparse; then
     worlds=(1 3)
     kinds=("--pool 45%")
-    steps=60
-    moments=(3 10 20)
 fi
 for stages in 6 3; do
     for world in "${worlds[@]}"; do

@@ -41,7 +41,7 @@ done
 # The model is that of a worker that computes everything in turn.
 near_plain w1 1e-2 --device cuda --steps 4
 
-steps=60
+steps=30
 begin_all calm 2 --steps $steps
 end_all calm
 

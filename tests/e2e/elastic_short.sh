@@ -93,7 +93,7 @@ check_kind() {
 }
 
 # Write to $tmp/most the most bytes of pages that the segments of the daemon have until $tmp/sampled exists. One process looks every
-# millisecond: programs started for each look would take a processor and see less.
+# three milliseconds: programs started for each look would take a processor and see less.
 sample() {
     perl -e '
         my ($dir, $end) = @ARGV;
@@ -108,7 +108,7 @@ sample() {
             my $now = 0;
             $now += $_ for values %bytes;
             $most = $now if $now > $most;
-            select(undef, undef, undef, 0.001);
+            select(undef, undef, undef, 0.003);
         }
         print "$most\n"' "/proc/$daemon_pid/fd" "$tmp/sampled" >"$tmp/most"
 }

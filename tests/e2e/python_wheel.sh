@@ -21,8 +21,8 @@ start_daemon wheel
 for file in "$wheel" "$source"; do
     [ -e "$file" ] || fail "make wheel has not made $file"
     rm -rf "$tmp/venv"
-    python3 -m venv "$tmp/venv"
-    "$tmp/venv/bin/pip" install -q "$file" >"$tmp/install.log" 2>&1 || fail "pip install $file"
+    python3 -m venv --without-pip "$tmp/venv"
+    "$tmp/tools/bin/pip" --python "$tmp/venv/bin/python" install -q "$file" >"$tmp/install.log" 2>&1 || fail "pip install $file"
     (cd "$tmp" && timeout -k 5 "$wait_s" "$tmp/venv/bin/python" "$example") >"$tmp/out" 2>&1 || fail "$file: the example: $(cat "$tmp/out")"
     grep -q '^step 3: gradient norm [0-9]' "$tmp/out" || fail "$file: the example printed: $(cat "$tmp/out")"
     ./cistern rm example >/dev/null

@@ -12,7 +12,7 @@
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
 
-n_combinations=${CST_TEST_COMBINATIONS:-$(if sparse; then echo 2; else echo 8; fi)}
+n_combinations=${CST_TEST_COMBINATIONS:-$(if sparse; then echo 2; else echo 4; fi)}
 first=${CST_TEST_FIRST:-0}
 steps=100
 write_text 400

@@ -34,9 +34,9 @@ bool suite_is_sparse(void);
 void suite_add_loop(TCase *tc, const TTest *test, int begin, int end);
 
 /* Which points of a run a test disturbs: every suite_stride-th point, from suite_first on. The
- * stride is 1 if CST_TEST_EVERY is set ("make soak"), @sparse if suite_is_sparse, and (@sparse + 1)
- * / 2 otherwise. The first point is below the stride. It is CST_TEST_FIRST, or a random one that is
- * printed. */
+ * stride is 1 if CST_TEST_EVERY is set ("make soak"), and @sparse otherwise. The first point is
+ * below the stride. It is CST_TEST_FIRST, or a random one that is printed: each run, and each
+ * build, disturbs others. */
 unsigned suite_stride(unsigned sparse);
 unsigned suite_first(unsigned sparse);
 
