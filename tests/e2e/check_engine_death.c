@@ -9,6 +9,7 @@
 #include "tests/lib/patience.h"
 #include "tests/lib/settle.h"
 #include "tests/lib/suite.h"
+#include "tests/lib/two_ranks.h"
 
 #include <check.h>
 #include <signal.h>
@@ -63,41 +64,6 @@ struct run {
     bool over;         /* the gradient's sum takes the place of the weights */
 };
 
-#define OK(call)                                                                                   \
-    do {                                                                                           \
-        struct cst_err err = {0};                                                                  \
-        int rc_ = (call);                                                                          \
-        ck_assert_msg(rc_ == CST_OK, #call ": %s: %s", cst_status_name(rc_), err.text);            \
-    } while (0)
-
-/* Call @fn for both ranks until both have a result, which must be CST_OK. */
-static void drive(struct run *run, int (*fn)(struct cst_job *, void *, struct cst_err *),
-                  void *args[WORLD])
-{
-    struct cst_err err = {0};
-    int rc[WORLD] = {CST_EAGAIN, CST_EAGAIN};
-
-    while (rc[0] == CST_EAGAIN || rc[1] == CST_EAGAIN) {
-        for (unsigned r = 0; r < WORLD; r++) {
-            rc[r] = rc[r] == CST_EAGAIN ? fn(run->job[r], args[r], &err) : rc[r];
-            ck_assert_msg(rc[r] == CST_OK || rc[r] == CST_EAGAIN, "rank %u: %s: %s", r,
-                          cst_status_name(rc[r]), err.text);
-        }
-    }
-}
-
-static int try_commit(struct cst_job *job, void *arg, struct cst_err *err)
-{
-    (void)arg;
-    return cst_try_commit(job, NULL, err);
-}
-
-static int try_sync(struct cst_job *job, void *arg, struct cst_err *err)
-{
-    (void)arg;
-    return cst_try_sync(job, NULL, err);
-}
-
 static int try_forward(struct cst_job *job, void *arg, struct cst_err *err)
 {
     return cst_try_op_begin(job, 0, CST_FORWARD, arg, 1, err);
@@ -117,7 +83,6 @@ static int try_step(struct cst_job *job, void *arg, struct cst_err *err)
 
 static void open_job(struct run *run)
 {
-    void *none[WORLD] = {NULL};
     float *start = calloc(N_ELEMS, sizeof *start);
     const int64_t shape = N_ELEMS;
     const int tensor = 0;
@@ -137,7 +102,7 @@ static void open_job(struct run *run)
         ck_assert_int_eq(cst_tensor(run->job[r], "t", CST_BF16, 1, &shape, CST_GROUP_ALL), 0);
         ck_assert_int_eq(cst_operator(run->job[r], "o", &tensor, 1), 0);
     }
-    drive(run, try_commit, none);
+    two_ranks_drive(run->client, run->job, two_ranks_commit, NULL);
     for (uint32_t i = 0; i < N_ELEMS; i++) {
         start[i] = (float)(i % 1021) / 1021.0f - 0.5f;
     }
@@ -218,10 +183,9 @@ static void write_grad(const struct cst_io *io, unsigned rank, uint64_t step)
 /* After the sync the daemon knows the first chunks and prefetches them. */
 static void sync_ranks(struct run *run)
 {
-    void *none[WORLD] = {NULL};
     pid_t held = hold(run, 0, IN_COPY);
 
-    drive(run, try_sync, none);
+    two_ranks_drive(run->client, run->job, two_ranks_sync, NULL);
     strike(run, held);
 }
 
@@ -230,7 +194,7 @@ static void forward(struct run *run)
     struct cst_io io[WORLD];
     void *args[WORLD] = {&io[0], &io[1]};
 
-    drive(run, try_forward, args);
+    two_ranks_drive(run->client, run->job, try_forward, args);
     for (unsigned r = 0; r < WORLD; r++) {
         OK(cst_op_end(run->job[r], 0, &err));
     }
@@ -242,7 +206,7 @@ static void backward(struct run *run, uint64_t step)
     void *args[WORLD] = {&io[0], &io[1]};
     pid_t held;
 
-    drive(run, try_backward, args);
+    two_ranks_drive(run->client, run->job, try_backward, args);
     held = hold(run, step, IN_REDUCE);
     for (unsigned r = 0; r < WORLD; r++) {
         write_grad(&io[r], r, step);
@@ -257,7 +221,7 @@ static void step(struct run *run, uint64_t number)
     struct cst_step_result result[WORLD];
     void *args[WORLD] = {&result[0], &result[1]};
 
-    drive(run, try_step, args);
+    two_ranks_drive(run->client, run->job, try_step, args);
     for (unsigned r = 0; r < WORLD; r++) {
         ck_assert_uint_eq(result[r].step, number + 1);
         ck_assert(!result[r].skipped);
@@ -386,7 +350,7 @@ static void ask_for_step(struct run *run)
     void *args[WORLD] = {&io[0], &io[1]};
     struct cst_err why = {0};
 
-    drive(run, try_backward, args);
+    two_ranks_drive(run->client, run->job, try_backward, args);
     ck_assert_int_eq(kill(engine(), SIGSTOP), 0);
     for (unsigned r = 0; r < WORLD; r++) {
         write_grad(&io[r], r, 0);
@@ -418,7 +382,6 @@ static void refuse_step(struct run *run)
 
 static void come_back(struct run *run, uint64_t at)
 {
-    void *none[WORLD] = {NULL};
     const int64_t shape = N_ELEMS;
     const int tensor = 0;
 
@@ -437,8 +400,8 @@ static void come_back(struct run *run, uint64_t at)
         ck_assert_int_eq(cst_tensor(run->job[r], "t", CST_BF16, 1, &shape, CST_GROUP_ALL), 0);
         ck_assert_int_eq(cst_operator(run->job[r], "o", &tensor, 1), 0);
     }
-    drive(run, try_commit, none);
-    drive(run, try_sync, none);
+    two_ranks_drive(run->client, run->job, two_ranks_commit, NULL);
+    two_ranks_drive(run->client, run->job, two_ranks_sync, NULL);
 }
 
 /* The engine is given up in the middle of an update (_i 0), or of a sum of a step that all ranks

@@ -12,9 +12,9 @@
 #include "tests/lib/job_rig.h"
 #include "tests/lib/patience.h"
 #include "tests/lib/suite.h"
+#include "tests/lib/two_ranks.h"
 
 #include <check.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -115,49 +115,6 @@ static void teardown(void)
     ck_assert_int_eq(daemon_proc_stop(&proc), 0);
 }
 
-#define OK(call)                                                                                   \
-    do {                                                                                           \
-        struct cst_err err = {0};                                                                  \
-        int rc_ = (call);                                                                          \
-        ck_assert_msg(rc_ == CST_OK, #call ": %s: %s", cst_status_name(rc_), err.text);            \
-    } while (0)
-
-/* Call @fn for both ranks until both have a result, which must be CST_OK. */
-static void drive(struct run *run, int (*fn)(struct cst_job *, void *, struct cst_err *),
-                  void *args[WORLD])
-{
-    struct cst_err err = {0};
-    int rc[WORLD] = {CST_EAGAIN, CST_EAGAIN};
-
-    for (;;) {
-        struct pollfd fds[WORLD];
-
-        for (unsigned r = 0; r < WORLD; r++) {
-            rc[r] = rc[r] == CST_EAGAIN ? fn(run->job[r], args[r], &err) : rc[r];
-            ck_assert_msg(rc[r] == CST_OK || rc[r] == CST_EAGAIN, "rank %u: %s: %s", r,
-                          cst_status_name(rc[r]), err.text);
-            fds[r] = (struct pollfd){.fd = rc[r] == CST_OK ? -1 : cst_client_fd(run->client[r]),
-                                     .events = POLLIN};
-        }
-        if (rc[0] == CST_OK && rc[1] == CST_OK) {
-            return;
-        }
-        (void)poll(fds, WORLD, -1);
-    }
-}
-
-static int try_commit(struct cst_job *job, void *arg, struct cst_err *err)
-{
-    (void)arg;
-    return cst_try_commit(job, NULL, err);
-}
-
-static int try_sync(struct cst_job *job, void *arg, struct cst_err *err)
-{
-    (void)arg;
-    return cst_try_sync(job, NULL, err);
-}
-
 /* An operator that begins. */
 struct begin {
     int op;
@@ -238,7 +195,6 @@ static void declare_all(struct cst_job *job)
 
 static void open_run(struct run *run, const struct form *form)
 {
-    void *none[WORLD] = {NULL};
     float values[N_ELEMS];
 
     run->form = form;
@@ -262,14 +218,14 @@ static void open_run(struct run *run, const struct form *form)
         OK(cst_job_open(&run->job[r], run->client[r], &spec, &err));
         declare_all(run->job[r]);
     }
-    drive(run, try_commit, none);
+    two_ranks_drive(run->client, run->job, two_ranks_commit, NULL);
     for (int t = 0; t < N_TENSORS; t++) {
         for (uint32_t i = 0; i < N_ELEMS; i++) {
             values[i] = start_of(t, i);
         }
         OK(cst_tensor_write(run->job[0], t, CST_STATE_MASTER, 0, N_ELEMS, values, &err));
     }
-    drive(run, try_sync, none);
+    two_ranks_drive(run->client, run->job, two_ranks_sync, NULL);
 }
 
 static void close_run(struct run *run)
@@ -309,7 +265,7 @@ static void run_operator(struct run *run, int op, enum cst_direction direction, 
                                   {.op = op, .direction = direction}};
     void *args[WORLD] = {&begins[0], &begins[1]};
 
-    drive(run, try_begin, args);
+    two_ranks_drive(run->client, run->job, try_begin, args);
     for (unsigned r = 0; r < WORLD; r++) {
         for (int k = 0; direction == CST_BACKWARD && k < 2; k++) {
             write_grad(&begins[r].io[k], tensors_of[op][k], op, r, moment);
@@ -328,7 +284,6 @@ static void kill_engine(void)
 static void train_step(struct run *run, uint64_t step)
 {
     const uint32_t n = run->form->micro_batches > 1 ? run->form->micro_batches : 1;
-    void *none[WORLD] = {NULL};
 
     for (uint32_t m = 0; m < n; m++) {
         for (int op = 0; op < N_OPS; op++) {
@@ -344,7 +299,7 @@ static void train_step(struct run *run, uint64_t step)
             OK(cst_accumulate(run->job[r], &err));
         }
     }
-    drive(run, try_step, none);
+    two_ranks_drive(run->client, run->job, try_step, NULL);
     if (run->form->kill && step % 2 == 1) {
         kill_engine();
     }

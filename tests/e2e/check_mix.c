@@ -3,12 +3,11 @@
  * results must have the bits of a computation in this process: for every world, every pool, and
  * whichever process dies. After every test the daemon has its initial number of descriptors and
  * bytes in use. */
-#include "tests/lib/patience.h"
 #include "tests/lib/suite.h"
 #include "tests/lib/train_rig.h"
+#include "tests/lib/two_ranks.h"
 
 #include <check.h>
-#include <poll.h>
 #include <string.h>
 
 static const struct train_placement one = {"one", 1, {NULL}}, two = {"two", 2, {NULL}};
@@ -189,38 +188,6 @@ START_TEST(test_daemon_counts_micro_batches)
 }
 END_TEST
 
-static int try_commit(struct cst_job *job)
-{
-    return cst_try_commit(job, NULL, NULL);
-}
-
-static int try_sync(struct cst_job *job)
-{
-    return cst_try_sync(job, NULL, NULL);
-}
-
-/* Call @try on two ranks in this process, for calls that wait for both. */
-static void both(struct cst_client *const *clients, struct cst_job *const *jobs,
-                 int (*try)(struct cst_job *job))
-{
-    int rc[2] = {CST_EAGAIN, CST_EAGAIN};
-
-    for (;;) {
-        struct pollfd fds[2];
-
-        for (int r = 0; r < 2; r++) {
-            rc[r] = rc[r] == CST_EAGAIN ? try(jobs[r]) : rc[r];
-            fds[r] = (struct pollfd){.fd = rc[r] == CST_EAGAIN ? cst_client_fd(clients[r]) : -1,
-                                     .events = POLLIN};
-        }
-        if (rc[0] != CST_EAGAIN && rc[1] != CST_EAGAIN) {
-            break;
-        }
-        ck_assert_int_gt(poll(fds, 2, patience_ms(20000)), 0);
-    }
-    ck_assert(rc[0] == CST_OK && rc[1] == CST_OK);
-}
-
 /* An operator of other ranks is refused by name. */
 START_TEST(test_not_my_operator)
 {
@@ -238,8 +205,8 @@ START_TEST(test_not_my_operator)
         ck_assert_int_eq(cst_job_open(&jobs[r], clients[r], &spec, &err), CST_OK);
         ck_assert_int_eq(train_declare(&model, jobs[r], 2), CST_OK);
     }
-    both(clients, jobs, try_commit);
-    both(clients, jobs, try_sync);
+    two_ranks_drive(clients, jobs, two_ranks_commit, NULL);
+    two_ranks_drive(clients, jobs, two_ranks_sync, NULL);
     ck_assert_int_eq(cst_op_begin(jobs[0], 3, CST_FORWARD, io, 1, &err), CST_EINVAL);
     ck_assert_str_eq(
         err.text, "operator 'mlp.1' is not rank 0's: it is not in the groups of all its tensors");
