@@ -95,17 +95,17 @@ same whole config
 ./cistern job config --json | jq -e '.step == 4' >/dev/null || fail "$(./cistern job config --json)"
 
 # A rank is killed in the middle of a step and comes again. The rank before it is stopped, so that the step cannot end before.
-begin_all calm 3 --steps 40
+begin_all calm 3 --steps 24
 end_all calm
-begin_pipeline killed 3 --steps 40 --schedule shifted
+begin_pipeline killed 3 --steps 24 --schedule shifted
 poll made killed 3
 kill -STOP "${pids[0]}"
 kill -KILL "${pids[1]}"
 wait "${pids[1]}" 2>/dev/null || true
 kill -CONT "${pids[0]}"
 poll has 'rank 1 .* ended without leaving the job' "$tmp/d.log"
-begin_stage killed 1 3 --steps 40 --schedule shifted
-if made killed 40; then fail "the rank was killed too late"; fi
+begin_stage killed 1 3 --steps 24 --schedule shifted
+if made killed 24; then fail "the rank was killed too late"; fi
 end_all killed
 same calm killed
 

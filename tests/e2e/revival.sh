@@ -10,7 +10,7 @@
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
 
-steps=${CST_TEST_STEPS:-150}
+steps=${CST_TEST_STEPS:-100}
 model=(--layers 2 --heads 2 --width 64 --context 32 --batch 4 --steps "$steps" --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --seed 7)
 write_text 400
 printf '[paced]\ndevices = 2\nmemory = 64M\n[plan]\ninterleave = 2\n' >"$tmp/paced.conf"
