@@ -7,7 +7,7 @@
 #include "cistern/status.h"
 #include "offload/base/command.h"
 #include "offload/layout/layout.h"
-#include "offload/schedule/work_unit.h"
+#include "offload/base/work_unit.h"
 #include "proto/table.h"
 
 struct cst_core_record;

@@ -58,7 +58,7 @@ int cst_trace_init(struct cst_trace *trace, const struct cst_layout *layout,
 /* Free the phases and the record. */
 void cst_trace_close(struct cst_trace *trace);
 
-/* The work of a rank between two of its requests for work (offload/schedule/work_unit.h). */
+/* The work of a rank between two of its requests for work (offload/base/work_unit.h). */
 struct cst_trace_unit {
     uint32_t stage;
     bool backward; /* The backward pass, after the forward pass; else the forward pass alone. */

@@ -139,7 +139,7 @@
  *     once: all chunks switch to their last updates.
  *
  * Stages (model->n_stages > 0). By NEXT a rank asks what it may do, and the core answers with a
- * unit, which is a stage, a micro-batch and a direction (offload/schedule/work_unit.h). The next
+ * unit, which is a stage, a micro-batch and a direction (offload/base/work_unit.h). The next
  * NEXT names the unit, and says that it is done. Instead of ACCUMULATE, units separate
  * micro-batches. The differences to other jobs:
  *

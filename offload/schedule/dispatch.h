@@ -45,7 +45,7 @@
 #ifndef CST_CORE_DISPATCH_H
 #define CST_CORE_DISPATCH_H
 
-#include "offload/schedule/work_unit.h"
+#include "offload/base/work_unit.h"
 #include "cistern/status.h"
 
 #define CST_DISPATCH_MAX_STAGES 64

@@ -23,7 +23,7 @@
 #define CST_STEP_SCHEDULE_H
 
 #include "offload/base/command.h"
-#include "offload/schedule/work_unit.h"
+#include "offload/base/work_unit.h"
 
 struct cst_core;
 struct cst_model;
