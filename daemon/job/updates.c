@@ -18,10 +18,24 @@
 
 /* -- rates of the machine --------------------------------------------------------------------- */
 
-/* Return the device reservations that the core still uses. */
-static struct cstd_device_reservations reservations_left(const struct cstd_job *job)
+/* Return the device reservations that chunks with states in host memory use in turns. */
+static struct cstd_device_reservations reservations_of(const struct cstd_job *job)
 {
     const struct cstd_device_reservations all = cstd_device_reservation_describe(job);
+    struct cstd_device_reservations of = {.n = 0};
+
+    for (uint32_t i = 0; i < all.n; i++) {
+        if (cst_tier_is_apart(all.v[i].engine)) {
+            of.v[of.n++] = all.v[i];
+        }
+    }
+    return of;
+}
+
+/* Return those of them that the core still uses. */
+static struct cstd_device_reservations reservations_left(const struct cstd_job *job)
+{
+    const struct cstd_device_reservations all = reservations_of(job);
     struct cstd_device_reservations left = {.n = 0};
 
     for (uint32_t i = 0; i < all.n; i++) {
@@ -198,7 +212,7 @@ static void on_step(struct cstd_deferred *later)
 
 uint32_t cstd_updates_open(struct cstd_job *job)
 {
-    const struct cstd_device_reservations all = cstd_device_reservation_describe(job);
+    const struct cstd_device_reservations all = reservations_of(job);
     struct cst_interleave machine;
 
     job->tuner = (struct cstd_interleave_tuner){0};
@@ -220,7 +234,7 @@ uint32_t cstd_updates_open(struct cstd_job *job)
 
 void cstd_updates_step(struct cstd_job *job)
 {
-    if (cstd_device_reservation_describe(job).n > 0 && !is_fixed(job)) {
+    if (reservations_of(job).n > 0 && !is_fixed(job)) {
         cstd_deferred_add(&job->daemon->idle_work, &job->tuning);
     }
 }

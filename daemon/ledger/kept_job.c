@@ -114,9 +114,12 @@ void cstd_kept_job_charge_devices(struct cstd_daemon *daemon, struct cstd_kept_j
     for (size_t i = 0; i < ledger->n_devices && kept->account != NULL; i++) {
         const Ledger__Device *device = ledger->devices[i];
         const struct cstd_tier *tier = cstd_tiers_of_uuid(daemon, device->uuid);
-        struct cstd_kept_charge charge = {.bytes =
-                                              device->reservation_bytes + device->states_bytes};
+        struct cstd_kept_charge charge = {.bytes = device->states_bytes};
 
+        /* Buffers in host memory are among its segments. */
+        if (tier != NULL && tier->kind->buffers(tier) == tier) {
+            charge.bytes += device->reservation_bytes;
+        }
         if (tier != NULL && charge.bytes > 0 && kept->n_charges < CST_CORE_MAX_UPDATE_DEVICES) {
             charge.pool = tier->budget;
             cstd_budget_force(charge.pool, kept->account, charge.bytes);
@@ -143,14 +146,30 @@ void cstd_kept_job_discharge(struct cstd_daemon *daemon, struct cstd_kept_job *k
 
 /* -- memory ----------------------------------------------------------------------------------- */
 
+/* True if reservation @r of the job is in the memory of an accelerator. */
+static bool is_apart(const struct cstd_daemon *daemon, const struct cstd_kept_job *kept, uint32_t r)
+{
+    const Ledger__Job *ledger = kept->ledger;
+    const struct cstd_tier *tier = NULL;
+
+    for (size_t i = 0; i < ledger->n_devices; i++) {
+        if (ledger->devices[i]->reservation_bytes > 0 && r-- == 0) {
+            tier = cstd_tiers_of_uuid(daemon, ledger->devices[i]->uuid);
+        }
+    }
+    return tier == NULL || tier->kind->buffers(tier)->kind->apart;
+}
+
 /* The name under which segment @i of the job is in the store. @layout: its layout. */
-static struct cstd_kept_name name_of(const struct cstd_kept_job *kept, uint32_t i,
+static struct cstd_kept_name name_of(const struct cstd_daemon *daemon,
+                                     const struct cstd_kept_job *kept, uint32_t i,
                                      const struct cst_layout *layout)
 {
     struct cstd_kept_name name = {.kind = CSTD_KEPT_HOST, .serial = kept->ledger->serial};
     bool is_arena = i < layout->n_segments;
 
-    if (i > layout->n_segments || (is_arena && cst_tier_is_apart(layout->segments[i].tier))) {
+    if ((i > layout->n_segments && is_apart(daemon, kept, i - layout->n_segments - 1)) ||
+        (is_arena && cst_tier_is_apart(layout->segments[i].tier))) {
         name.kind = CSTD_KEPT_DEVICE;
         name.i = i;
     }
@@ -180,7 +199,7 @@ int cstd_kept_job_check_segments(struct cstd_daemon *daemon, const struct cstd_k
                            ledger->n_segments, n);
     }
     for (uint32_t i = 0; i < n; i++) {
-        const struct cstd_kept_name name = name_of(kept, i, layout);
+        const struct cstd_kept_name name = name_of(daemon, kept, i, layout);
 
         if (!is_base(i, layout) &&
             !cstd_keeper_holds(&daemon->keeper, &name, ledger->segments[i]->inode)) {
@@ -207,7 +226,7 @@ int cstd_kept_job_take_segments(struct cstd_daemon *daemon, struct cstd_kept_job
         kept->segments[i] = (struct cstd_memory_kept){.id = ledger->segments[i]->id, .fd = -1};
     }
     for (uint32_t i = 0; i < n; i++) {
-        const struct cstd_kept_name name = name_of(kept, i, layout);
+        const struct cstd_kept_name name = name_of(daemon, kept, i, layout);
 
         if (is_base(i, layout)) {
             continue;

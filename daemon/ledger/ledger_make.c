@@ -169,16 +169,14 @@ static int fill_devices(struct cstd_job *job, struct parts *parts, Ledger__Job *
     }
     out->devices = parts->device_list;
     for (uint32_t i = 0; i < memory->n_reservations; i++) {
+        const uint32_t home = cst_core_reservation_home(&memory->reservations[i]);
         uint64_t states = 0;
 
         for (uint32_t d = 0; d < config.n_devices; d++) {
-            states += config.devices[d].engine == memory->reservations[i].engine
-                          ? config.devices[d].bytes
-                          : 0;
+            states += config.devices[d].engine == home ? config.devices[d].bytes : 0;
         }
-        add_device(job, parts, out, memory->reservations[i].engine, memory->reservations[i].bytes,
-                   states);
-        rest &= ~(UINT32_C(1) << memory->reservations[i].engine);
+        add_device(job, parts, out, home, memory->reservations[i].bytes, states);
+        rest &= ~(UINT32_C(1) << home);
     }
     for (; rest != 0; rest &= rest - 1) {
         add_device(job, parts, out, (unsigned)__builtin_ctz(rest), 0, 0);

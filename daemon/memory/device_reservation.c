@@ -163,7 +163,8 @@ uint32_t cstd_device_reservation_list(
         }
     }
     for (uint32_t i = 0; i < n; i++) {
-        uint64_t grain = cstd_tier_grain(reservations[i].tier);
+        const struct cstd_tier *tier = reservations[i].tier;
+        uint64_t grain = cstd_tier_grain(tier->kind->buffers(tier));
 
         /* An engine that is being started has not reported the granularity yet. */
         reservations[i].bytes -= grain > 0 ? reservations[i].bytes % grain : 0;
@@ -268,7 +269,9 @@ uint64_t cstd_device_reservation_bytes(const struct cstd_job *job, const struct 
     uint64_t bytes = 0;
 
     for (uint32_t i = 0; i < n; i++) {
-        bytes += reservations[i].tier == tier ? reservations[i].bytes : 0;
+        bytes += reservations[i].tier->kind->buffers(reservations[i].tier) == tier
+                     ? reservations[i].bytes
+                     : 0;
     }
     return bytes + (tier->kind->one_budget ? states_on(job, tier) : 0);
 }

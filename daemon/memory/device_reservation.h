@@ -16,7 +16,7 @@ struct cstd_worker;
 
 /* A device reservation that is to be made. */
 struct cstd_device_reservation {
-    const struct cstd_tier *tier; /* The accelerator's. */
+    const struct cstd_tier *tier; /* Whose states are updated there. */
     uint64_t bytes;               /* Size, a multiple of the accelerator's granularity. */
 };
 

@@ -354,10 +354,13 @@ static int add_reservations(struct cstd_memory *memory, const struct cstd_memory
         const struct cstd_tier_piece piece = {.use = CSTD_TIER_RESERVATION,
                                               .bytes = reservation->bytes};
 
-        rc = reservation->tier->kind->create(memory, reservation->tier, &piece, err);
+        const struct cstd_tier *in = reservation->tier->kind->buffers(reservation->tier);
+
+        rc = in->kind->create(memory, in, &piece, err);
         if (rc == CST_OK) {
             memory->reservations[memory->n_reservations++] =
-                (struct cst_core_device_reservation){.engine = reservation->tier->number,
+                (struct cst_core_device_reservation){.engine = in->number,
+                                                     .home = reservation->tier->number,
                                                      .segment = memory->ids[memory->n_segments - 1],
                                                      .bytes = reservation->bytes};
         }

@@ -50,8 +50,8 @@ struct cst_core_device_reservation {
     /* The number of the tier whose memory it is. An accelerator's engine updates there; in host
      * memory the engine of the chunk's node does. */
     uint32_t engine;
-    /* The number of the tier whose states are updated here, if `engine` is host memory; else
-     * CST_TIER_HOST: those of the accelerator are. */
+    /* If `engine` is host memory: the number of the tier whose states are updated here. Otherwise
+     * not used: those of the accelerator are. */
     uint32_t home;
     uint32_t segment; /* Id of the segment that is this memory. */
     uint64_t bytes;   /* Size of the memory. */
@@ -61,6 +61,13 @@ struct cst_core_device_reservation {
     bool lent;
     uint32_t rank; /* With `lent`: the rank. */
 };
+
+/* The number of the tier whose states are updated in @reservation. */
+static inline uint32_t
+cst_core_reservation_home(const struct cst_core_device_reservation *reservation)
+{
+    return cst_tier_is_apart(reservation->engine) ? reservation->engine : reservation->home;
+}
 
 struct cst_core_config {
     const struct cst_model *model; /* Borrowed for the core's life, like layout. */

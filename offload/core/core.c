@@ -374,8 +374,7 @@ bool cst_core_uses_reservation(const struct cst_core *core,
     for (uint32_t r = 0; r < core->device_updates.n_reservations; r++) {
         const struct cst_device_reservation *own = &core->device_updates.reservations[r];
 
-        if (own->engine == what->engine &&
-            (cst_tier_is_apart(own->engine) || own->home == what->home) &&
+        if (own->engine == what->engine && own->home == cst_core_reservation_home(what) &&
             own->lent.on == what->lent && (!what->lent || own->lent.rank == what->rank)) {
             return !own->given_up;
         }

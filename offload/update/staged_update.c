@@ -70,8 +70,7 @@ static int open_reservation(struct cst_core *core, const struct cst_core_config 
     int rc = CST_OK;
 
     reservation->engine = config->reservations[i].engine;
-    reservation->home =
-        cst_tier_is_apart(reservation->engine) ? reservation->engine : config->reservations[i].home;
+    reservation->home = cst_core_reservation_home(&config->reservations[i]);
     reservation->segment = config->reservations[i].segment;
     if (config->reservations[i].lent) {
         rc = cst_lent_memory_open(core, reservation, config, i, err);

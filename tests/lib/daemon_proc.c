@@ -49,6 +49,12 @@ void daemon_proc_fault(const char *folder)
     (void)setenv("CISTERN_ENGINE_HOST", "./cistern-engine-host", 1);
 }
 
+void daemon_proc_slow(void)
+{
+    run_program = "./tests/lib/slow_daemon";
+    (void)setenv("CISTERN_ENGINE_HOST", "./tests/lib/slow_engine", 1);
+}
+
 static void become_service(void)
 {
     const struct rlimit limit = {.rlim_cur = run_max_fds, .rlim_max = run_max_fds};

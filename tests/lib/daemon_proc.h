@@ -35,6 +35,9 @@ void daemon_proc_keep(void);
  * faulty_daemon.c). */
 void daemon_proc_fault(const char *folder);
 
+/* Start tests/lib/slow_daemon from now on, whose devices in [paced] only copy. */
+void daemon_proc_slow(void);
+
 /* Kill the daemon, which is kept, with SIGKILL, and wait until the next one is ready. */
 void daemon_proc_kill_kept(struct daemon_proc *proc);
 

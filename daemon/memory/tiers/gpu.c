@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of GPUs and of simulated accelerators, which the accelerator's engine allocates. */
-#include "daemon/memory/tiers/tier.h"
+/* Memory of GPUs, which the GPU's engine allocates. */
+#include "daemon/memory/tiers/gpu.h"
 
 #include "daemon/base/daemon_state.h"
 #include "daemon/engine/engines.h"
@@ -8,7 +8,6 @@
 #include "daemon/engine/rates.h"
 #include "daemon/memory/memory_pools.h"
 #include "daemon/memory/set_aside.h"
-#include "daemon/settings/settings.h"
 #include "proto/size.h"
 
 #include <stdio.h>
@@ -20,8 +19,8 @@
 #define GPU_FLOPS 100e12
 
 /* States and reservations are used by the accelerator's own engine alone. */
-static int create(struct cstd_memory *memory, const struct cstd_tier *tier,
-                  const struct cstd_tier_piece *piece, struct cst_err *err)
+int cstd_tier_gpu_create(struct cstd_memory *memory, const struct cstd_tier *tier,
+                         const struct cstd_tier_piece *piece, struct cst_err *err)
 {
     if (piece->use == CSTD_TIER_SLOTS) {
         cstd_set_aside_update(tier->daemon, tier->gpu);
@@ -31,49 +30,34 @@ static int create(struct cstd_memory *memory, const struct cstd_tier *tier,
         piece->use == CSTD_TIER_POOL ? cstd_memory_readers(memory, tier) : 0, err);
 }
 
-static void count(const struct cstd_tier *tier)
+void cstd_tier_gpu_count(const struct cstd_tier *tier)
 {
     cstd_set_aside_update(tier->daemon, tier->gpu);
 }
 
-static uint32_t unreachable(const struct cstd_tier *tier)
+uint32_t cstd_tier_gpu_unreachable(const struct cstd_tier *tier)
 {
     return cstd_gpus_unreachable(tier->daemon->gpus, tier->gpu);
 }
 
-static unsigned n_updaters(const struct cstd_tier *tier)
+unsigned cstd_tier_gpu_n_updaters(const struct cstd_tier *tier)
 {
     (void)tier;
     return 0;
 }
 
-static const struct cstd_tier *updater(const struct cstd_tier *tier, uint32_t rank)
+const struct cstd_tier *cstd_tier_gpu_updater(const struct cstd_tier *tier, uint32_t rank)
 {
     (void)rank;
     return tier;
 }
 
+const struct cstd_tier *cstd_tier_gpu_buffers(const struct cstd_tier *tier)
+{
+    return tier;
+}
+
 /* -- rates ------------------------------------------------------------------------------------ */
-
-static double limited(double rate, uint64_t limit)
-{
-    return limit > 0 ? (double)limit : rate;
-}
-
-/* A simulated accelerator keeps the rates that the configuration sets. */
-static void paced_rates(const struct cstd_tier *tier, const struct cst_rates_node *node,
-                        struct cst_rates_device *out)
-{
-    const struct cstd_settings *config = tier->daemon->config;
-
-    *out = (struct cst_rates_device){.memory_bytes = config->paced_memory,
-                                     .up = limited(node->copy, config->paced_up),
-                                     .down = limited(node->copy, config->paced_down),
-                                     .update = limited(node->update, config->paced_update),
-                                     .memory = node->pass,
-                                     .products = node->products};
-    (void)snprintf(out->name, sizeof out->name, "%s", tier->product);
-}
 
 static double seen_or(const struct cstd_rates_median *median, double otherwise)
 {
@@ -83,8 +67,8 @@ static double seen_or(const struct cstd_rates_median *median, double otherwise)
 }
 
 /* What was seen of the GPU's engine, or those of a GPU on a slow link. */
-static void cuda_rates(const struct cstd_tier *tier, const struct cst_rates_node *node,
-                       struct cst_rates_device *out)
+static void rates(const struct cstd_tier *tier, const struct cst_rates_node *node,
+                  struct cst_rates_device *out)
 {
     const struct cstd_rates_seen *seen = &tier->daemon->engines->v[tier->number].seen;
 
@@ -114,8 +98,8 @@ static void explain_card(const struct cstd_tier *tier, char line[192])
 }
 
 /* The number is said, because the core only knows numbers. */
-static unsigned explain(const struct cstd_tier *tier, uint32_t rank, char lines[][192],
-                        unsigned max)
+unsigned cstd_tier_gpu_explain(const struct cstd_tier *tier, uint32_t rank, char lines[][192],
+                               unsigned max)
 {
     unsigned n = 0;
 
@@ -135,21 +119,11 @@ const struct cstd_tier_kind cstd_tier_cuda = {.name = "cuda",
                                               .handles = true,
                                               .workers_copy = true,
                                               .flops = GPU_FLOPS,
-                                              .create = create,
-                                              .count = count,
-                                              .unreachable = unreachable,
-                                              .n_updaters = n_updaters,
-                                              .updater = updater,
-                                              .rates = cuda_rates,
-                                              .explain = explain};
-
-const struct cstd_tier_kind cstd_tier_paced = {.name = "paced",
-                                               .apart = true,
-                                               .one_budget = true,
-                                               .create = create,
-                                               .count = count,
-                                               .unreachable = unreachable,
-                                               .n_updaters = n_updaters,
-                                               .updater = updater,
-                                               .rates = paced_rates,
-                                               .explain = explain};
+                                              .create = cstd_tier_gpu_create,
+                                              .count = cstd_tier_gpu_count,
+                                              .unreachable = cstd_tier_gpu_unreachable,
+                                              .n_updaters = cstd_tier_gpu_n_updaters,
+                                              .updater = cstd_tier_gpu_updater,
+                                              .buffers = cstd_tier_gpu_buffers,
+                                              .rates = rates,
+                                              .explain = cstd_tier_gpu_explain};

@@ -77,6 +77,11 @@ static const struct cstd_tier *updater(const struct cstd_tier *tier, uint32_t ra
     return paced->n == 0 ? tier : cstd_tiers_of_gpu(tier->daemon, &paced->v[rank % paced->n]);
 }
 
+static const struct cstd_tier *buffers(const struct cstd_tier *tier)
+{
+    return tier;
+}
+
 static void rates(const struct cstd_tier *tier, const struct cst_rates_node *node,
                   struct cst_rates_device *out)
 {
@@ -106,5 +111,6 @@ const struct cstd_tier_kind cstd_tier_host = {.name = "host",
                                               .unreachable = unreachable,
                                               .n_updaters = n_updaters,
                                               .updater = updater,
+                                              .buffers = buffers,
                                               .rates = rates,
                                               .explain = explain};

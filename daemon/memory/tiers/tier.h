@@ -62,6 +62,9 @@ struct cstd_tier_kind {
      * none besides @tier itself, which is the result of `updater`. */
     unsigned (*n_updaters)(const struct cstd_tier *tier);
     const struct cstd_tier *(*updater)(const struct cstd_tier *tier, uint32_t rank);
+    /* The tier of the buffers in which states of @tier are updated: @tier itself or, if its engine
+     * does not compute, host memory. */
+    const struct cstd_tier *(*buffers)(const struct cstd_tier *tier);
     /* Fill in guessed rates of a device on whose tier the pools of workers are. @node: the rates of
      * the host's node. */
     void (*rates)(const struct cstd_tier *tier, const struct cst_rates_node *node,
@@ -117,7 +120,7 @@ const struct cstd_tier *cstd_tiers_of_segment(const struct cstd_daemon *daemon,
                                               const struct cstd_segment *segment);
 
 /* Find the tier that JobOpen.device @device names for @rank. Statuses are those of
- * cstd_gpus_choose. */
+ * cstd_gpus_choose; CST_EUNSUPPORTED: no pool can be there. */
 int cstd_tiers_choose(const struct cstd_daemon *daemon, const char *device, uint32_t rank,
                       const struct cstd_tier **out, struct cst_err *err);
 
