@@ -135,17 +135,17 @@ static struct reservation_row *row_at(struct sim *sim, struct cst_place place, u
 static void check_place(const struct sim *sim, const struct cst_command *command,
                         struct cst_place place)
 {
-    uint32_t reservation = place.segment - MEMORY_RESERVATION_SEGMENT;
+    const struct cst_core_device_reservation *r;
 
     if (memory_find(&sim->memory, place).kind != PLACE_RESERVATION) {
         return;
     }
-    const struct cst_core_device_reservation *r = &sim->reservations[reservation];
-
-    if (r->engine == CST_TIER_HOST ? command->node >= sim->n_nodes && command->node != r->home
-                                   : command->node != r->engine) {
-        sim_fail(sim, "engine %u is given memory of reservation %u, which is engine %u's",
-                 command->node, reservation, r->engine);
+    r = &sim->reservations[place.segment - MEMORY_RESERVATION_SEGMENT];
+    if (command->node != r->engine &&
+        (r->engine != CST_TIER_HOST ||
+         (command->node >= sim->n_nodes && command->node != r->home))) {
+        sim_fail(sim, "engine %u is given memory of a reservation that is engine %u's",
+                 command->node, r->engine);
     }
 }
 
@@ -383,12 +383,8 @@ static bool has_kept(const struct sim *sim, const struct cst_command *command)
 {
     uint32_t device = sim->layout.chunks[command->chunk].tier;
 
-    if (device == sim->slow) {
-        if (command->node != sim->layout.chunks[command->chunk].node) {
-            sim_fail(sim, "chunk %u is updated by engine %u, and not by that of its node",
-                     command->chunk, command->node);
-        }
-        return false;
+    if (device == sim->slow && command->node == sim->layout.chunks[command->chunk].node) {
+        return false; /* They are brought to its node. */
     }
     if (device != 0 && device != command->node) {
         sim_fail(sim, "chunk %u is updated by engine %u, its states are on engine %u's accelerator",
