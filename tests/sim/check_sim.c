@@ -38,10 +38,11 @@ static bool losses_occurred(const struct sim_totals *totals)
     bool nodes = occurred("updates by Muon on nodes", totals->muon_nodes);
     bool reservations = occurred("updates by Muon on accelerators", totals->muon_reservations);
 
+    bool slow = occurred("updates of states on an engine that only copies", totals->slow);
     bool idle = occurred("chunks without a gradient that were skipped", totals->idle);
 
     return sums && ranks && moved && landed && fp32 && lent && recalled && nodes && reservations &&
-           idle;
+           slow && idle;
 }
 
 /* Run @runs seeds. False if @fixed is set and a kind of loss that must be tested did not occur. */
@@ -72,11 +73,14 @@ static bool seeds(struct sim_options options, uint64_t runs, bool fixed)
            totals.early_runs, totals.delayed_runs, totals.ahead, totals.fused, totals.dropped);
     printf("sim: %" PRIu64 " copies to and from reservations, %" PRIu64
            " gradients kept there, %" PRIu64 " commands done twice, %" PRIu64
-           " in place of others; states on accelerators %" PRIu64 "; %" PRIu64
-           " updates lost with their engines, %" PRIu64 " reservations given up; %" PRIu64
-           " sums lost, %" PRIu64 " workers without their accelerator, %" PRIu64 " pools moved\n",
+           " in place of others; states on accelerators %" PRIu64
+           ", updates of those on an engine that"
+           " only copies %" PRIu64 "; %" PRIu64 " updates lost with their engines, %" PRIu64
+           " reservations given up; %" PRIu64 " sums lost, %" PRIu64
+           " workers without their accelerator, %" PRIu64 " pools moved\n",
            totals.through, totals.kept, totals.redone, totals.replaces, totals.device_runs,
-           totals.lost, totals.given_up, totals.lost_sums, totals.lost_ranks, totals.moved);
+           totals.slow, totals.lost, totals.given_up, totals.lost_sums, totals.lost_ranks,
+           totals.moved);
     printf("sim: %" PRIu64 " updates in lent memory, %" PRIu64
            " commands there recalled; runs with Muon %" PRIu64 ", its updates on nodes %" PRIu64
            ", on accelerators %" PRIu64 "; %" PRIu64 " chunks without a gradient skipped\n",

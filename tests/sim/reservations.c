@@ -565,6 +565,7 @@ static void end_update(struct sim *sim, struct job *job, bool torn)
         end_row(sim, scratch, UINT32_MAX, CST_ROW_GRAD);
         sim->n_muon_reservations += !torn && !job->doomed;
     }
+    sim->n_slow += !torn && sim->layout.chunks[c].tier == sim->slow;
     for (uint32_t i = 0; i < job->command.n_out; i++) {
         const struct cst_command_row *at = &job->command.out[i];
         struct reservation_row *row = named_row(sim, job, at);

@@ -164,6 +164,7 @@ struct sim_totals {
     uint64_t idle;        /* chunks that steps have skipped, because they had no gradient */
     uint64_t through;     /* copies to and from reservations */
     uint64_t device_runs; /* runs with states in device memory */
+    uint64_t slow;        /* updates of states on an engine that only copies */
     uint64_t kept;        /* gradients that stayed in device memory */
     uint64_t replaces;    /* commands that replaced failed commands in reservations */
     /* Device updates that were lost with their engine while the chunk's rows in host memory were
@@ -235,7 +236,7 @@ struct sim {
     /* Per node: an update by Muon runs, and uses the node's scratch. */
     bool scratch_used[8];
     uint64_t n_muon_nodes, n_muon_reservations;
-    uint64_t n_through, n_redone, n_kept, n_replaces;
+    uint64_t n_through, n_redone, n_kept, n_replaces, n_slow;
     uint64_t n_finished; /* finished commands */
     /* Per engine: the largest `order` of a command whose end was told to the core. */
     uint64_t told[8];

@@ -68,4 +68,5 @@ void totals_add(struct sim_totals *totals, const struct sim *sim,
     totals->redone += sim->n_redone;
     totals->kept += sim->n_kept;
     totals->device_runs += sim->has_devices;
+    totals->slow += sim->n_slow;
 }
