@@ -10,13 +10,9 @@
 
 #include <stdio.h>
 
-static int create_states(struct cstd_memory *memory, const struct cstd_tier_piece *piece,
-                         struct cst_err *err)
+/* No worker gets a descriptor of the segment that was added last. */
+static int keep_private(struct cstd_memory *memory, int rc)
 {
-    int rc =
-        cstd_memory_add_segment(memory, piece->bytes, piece->sparse ? NULL : memory->daemon->host,
-                                UINT32_C(1) << piece->node, (int)piece->node, err);
-
     if (rc == CST_OK) {
         cstd_segment_keep_private(memory->segments[memory->n_segments - 1]);
     }
@@ -39,17 +35,24 @@ static int create_slots(struct cstd_memory *memory, const struct cstd_tier_piece
 static int create(struct cstd_memory *memory, const struct cstd_tier *tier,
                   const struct cstd_tier_piece *piece, struct cst_err *err)
 {
+    const uint32_t all = cstd_memory_all_nodes(memory);
+    const int node = (int)piece->node;
+
     switch (piece->use) {
     case CSTD_TIER_STATES:
-        return create_states(memory, piece, err);
+        return keep_private(memory,
+                            cstd_memory_add_segment(memory, piece->bytes,
+                                                    piece->sparse ? NULL : memory->daemon->host,
+                                                    UINT32_C(1) << piece->node, node, err));
     case CSTD_TIER_SLOTS:
         return create_slots(memory, piece, err);
-    case CSTD_TIER_POOL:
     case CSTD_TIER_RESERVATION:
+        return keep_private(
+            memory, cstd_memory_add_segment(memory, piece->bytes, tier->budget, all, node, err));
+    case CSTD_TIER_POOL:
         break;
     }
-    return cstd_memory_add_segment(memory, piece->bytes, tier->budget,
-                                   cstd_memory_all_nodes(memory), (int)piece->node, err);
+    return cstd_memory_add_segment(memory, piece->bytes, tier->budget, all, node, err);
 }
 
 /* The budget is what the configuration says. */
