@@ -36,11 +36,10 @@
     4096 /* Elements per tile. Part of the numerics: it fixes the order of the norm's sum. */
 
 enum cst_row {
-    CST_ROW_WEIGHT = 0,     /* bf16; fp32 in a chunk of fp32 tensors */
-    CST_ROW_GRAD = 1,       /* bf16, or fp32 if the header says so or the tensors are fp32 */
-    CST_ROW_MASTER = 2,     /* fp32, or 16-bit remainders if the header says so */
-    CST_ROW_EXP_AVG = 3,    /* fp32 */
-    CST_ROW_EXP_AVG_SQ = 4, /* fp32 */
+    CST_ROW_WEIGHT = 0, /* bf16; fp32 in a chunk of fp32 tensors */
+    CST_ROW_GRAD = 1,   /* bf16, or fp32 if the header says so or the tensors are fp32 */
+    CST_ROW_MASTER = 2, /* fp32, or 16-bit remainders if the header says so */
+    CST_ROW_MOMENT = 3, /* The first one. The second one, if there is one, has the row after it. */
     CST_ROW_COUNT = 5,
     /* In the format of WEIGHT: second weight row of jobs with early or delayed updates; the two
      * rows alternate. Not counted in CST_ROW_COUNT, because its place is the chunk's
@@ -196,7 +195,7 @@ static inline bool cst_table_reads_weights(const struct cst_table_header *header
 static inline bool cst_table_has_row(enum cst_optimizer optimizer, enum cst_dtype dtype, int row)
 {
     return row == CST_ROW_MASTER       ? dtype != CST_FP32
-           : row == CST_ROW_EXP_AVG_SQ ? cst_table_has_second(optimizer)
+           : row == CST_ROW_MOMENT + 1 ? cst_table_has_second(optimizer)
                                        : true;
 }
 
@@ -216,8 +215,8 @@ static inline uint64_t cst_table_row_bytes(const struct cst_table_header *header
     switch (row) {
     case CST_ROW_MASTER:
         return (header->masters == CST_MASTERS_SPLIT ? 2 : 4) * n_elems;
-    case CST_ROW_EXP_AVG:
-    case CST_ROW_EXP_AVG_SQ:
+    case CST_ROW_MOMENT:
+    case CST_ROW_MOMENT + 1:
         return cst_table_moment_bytes((enum cst_moments)header->moments, n_elems);
     case CST_ROW_GRAD:
         return cst_table_grad_bytes(header, dtype) * n_elems;
@@ -231,7 +230,7 @@ static inline uint64_t cst_table_row_align(const struct cst_table_header *header
                                            enum cst_dtype dtype, int row)
 {
     bool codes =
-        header->moments == CST_MOMENTS_MX8 && (row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ);
+        header->moments == CST_MOMENTS_MX8 && (row == CST_ROW_MOMENT || row == CST_ROW_MOMENT + 1);
 
     return codes ? 1 : cst_table_row_bytes(header, dtype, row, 1);
 }

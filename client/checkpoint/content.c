@@ -218,10 +218,10 @@ static void add_tensor(struct cstc_content *content, const Cistern__JobDescripti
                   : add(content, d, t, CST_ROW_WEIGHT, wide ? CSTC_DTYPE_F32 : CSTC_DTYPE_BF16, "");
     weights->weights = d->tensors[t];
     if (has_states) {
-        add_moment(content, d, t, CST_ROW_EXP_AVG, ".exp_avg");
+        add_moment(content, d, t, CST_ROW_MOMENT, ".exp_avg");
     }
     if (has_states && has_second(d, t)) {
-        add_moment(content, d, t, CST_ROW_EXP_AVG_SQ, ".exp_avg_sq");
+        add_moment(content, d, t, CST_ROW_MOMENT + 1, ".exp_avg_sq");
     }
 }
 

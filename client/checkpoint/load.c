@@ -162,7 +162,7 @@ static int read_converted(struct load *load, uint32_t e, uint64_t first, uint64_
                           struct cst_err *err)
 {
     const enum cst_moments moments = (enum cst_moments)load->from.manifest.description->moments;
-    const bool is_second = load->from.content.entries[e].row == CST_ROW_EXP_AVG_SQ;
+    const bool is_second = load->from.content.entries[e].row == CST_ROW_MOMENT + 1;
     const uint64_t before = first % CST_MX8_BLOCK; /* Elements of the same block. */
     const uint64_t whole = (before + n + CST_MX8_BLOCK - 1) / CST_MX8_BLOCK * CST_MX8_BLOCK;
     int rc = reserve_scratch(load, whole, err);

@@ -15,7 +15,7 @@ const char *const cli_plan_row_names[CLI_PLAN_ROWS] = {"weight",  "gradient",   
 /* Return whether @row of @chunk is a state that stays on an accelerator. */
 static bool is_on_accelerator(const struct cst_layout_chunk *chunk, int row)
 {
-    return cst_tier_is_apart(chunk->tier) && row >= CST_ROW_MASTER && row <= CST_ROW_EXP_AVG_SQ;
+    return cst_tier_is_apart(chunk->tier) && row >= CST_ROW_MASTER && row <= CST_ROW_MOMENT + 1;
 }
 
 static void add_chunk(struct cli_plan_rows *out, const struct cst_layout *layout,

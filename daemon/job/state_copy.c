@@ -69,12 +69,12 @@ struct cstd_state_copy {
 static const struct piece rows[] = {
     {.row = CST_ROW_MASTER},
     {.row = CST_ROW_WEIGHT},
-    {.row = CST_ROW_EXP_AVG},
-    {.row = CST_ROW_EXP_AVG, .raw = true},
-    {.row = CST_ROW_EXP_AVG, .raw = true, .exponents = true},
-    {.row = CST_ROW_EXP_AVG_SQ},
-    {.row = CST_ROW_EXP_AVG_SQ, .raw = true},
-    {.row = CST_ROW_EXP_AVG_SQ, .raw = true, .exponents = true},
+    {.row = CST_ROW_MOMENT},
+    {.row = CST_ROW_MOMENT, .raw = true},
+    {.row = CST_ROW_MOMENT, .raw = true, .exponents = true},
+    {.row = CST_ROW_MOMENT + 1},
+    {.row = CST_ROW_MOMENT + 1, .raw = true},
+    {.row = CST_ROW_MOMENT + 1, .raw = true, .exponents = true},
 };
 
 enum { N_ROWS = sizeof rows / sizeof rows[0] };
@@ -126,7 +126,7 @@ void cstd_state_copy_reply(struct cstd_job *job, const struct cst_reply *reply)
 
 static bool is_moment(enum cst_row row)
 {
-    return row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ;
+    return row == CST_ROW_MOMENT || row == CST_ROW_MOMENT + 1;
 }
 
 /* True if the moments of tensor @t are copied in their own format, whose blocks stay the same. */
@@ -154,7 +154,7 @@ static bool is_copied(const struct cstd_state_copy *copy, uint32_t t, const stru
         return !copy->to->options.grad_over_weight &&
                copy->to->options.masters == CST_MASTERS_FP32 && tensor->dtype == CST_BF16;
     }
-    if (row->row == CST_ROW_EXP_AVG_SQ && chunk->rows[row->row].segment == CST_LAYOUT_NO_ROW) {
+    if (row->row == CST_ROW_MOMENT + 1 && chunk->rows[row->row].segment == CST_LAYOUT_NO_ROW) {
         return false;
     }
     if (is_moment(row->row) && row->raw != is_raw(copy, t)) {

@@ -149,8 +149,8 @@ static struct cst_cuda_update arguments(const struct cste_device_update *update)
 
     point_weights(&args.rows, update);
     for (int k = 0; k < 2; k++) {
-        args.rows.moments_in[k] = moment(update, update->in[CST_ROW_EXP_AVG + k]);
-        args.rows.moments[k] = moment(update, update->out[CST_ROW_EXP_AVG + k]);
+        args.rows.moments_in[k] = moment(update, update->in[CST_ROW_MOMENT + k]);
+        args.rows.moments[k] = moment(update, update->out[CST_ROW_MOMENT + k]);
     }
     return args;
 }

@@ -113,8 +113,8 @@ static int check_spans(struct cst_table_header *header, const struct cst_table_c
 
 static const char *const row_names[CSTE_CHUNK_N_ROWS] = {
     [CST_ROW_WEIGHT] = "weight row",         [CST_ROW_GRAD] = "grad row",
-    [CST_ROW_MASTER] = "master row",         [CST_ROW_EXP_AVG] = "exp_avg row",
-    [CST_ROW_EXP_AVG_SQ] = "exp_avg_sq row", [CST_ROW_WEIGHT_OTHER] = "second weight row"};
+    [CST_ROW_MASTER] = "master row",         [CST_ROW_MOMENT] = "exp_avg row",
+    [CST_ROW_MOMENT + 1] = "exp_avg_sq row", [CST_ROW_WEIGHT_OTHER] = "second weight row"};
 
 /* Find row @row of @chunk. */
 static int find_row(const struct cste_segments *segments, struct cste_chunk *chunk, int row,

@@ -15,8 +15,8 @@
 #define CSTE_CHUNK_ROW(row) (1u << (row))
 #define CSTE_CHUNK_ROWS_REDUCE CSTE_CHUNK_ROW(CST_ROW_GRAD)
 #define CSTE_CHUNK_ROWS_STATES                                                                     \
-    (CSTE_CHUNK_ROW(CST_ROW_MASTER) | CSTE_CHUNK_ROW(CST_ROW_EXP_AVG) |                            \
-     CSTE_CHUNK_ROW(CST_ROW_EXP_AVG_SQ))
+    (CSTE_CHUNK_ROW(CST_ROW_MASTER) | CSTE_CHUNK_ROW(CST_ROW_MOMENT) |                             \
+     CSTE_CHUNK_ROW(CST_ROW_MOMENT + 1))
 #define CSTE_CHUNK_ROWS_ALL                                                                        \
     (CSTE_CHUNK_ROWS_STATES | CSTE_CHUNK_ROW(CST_ROW_WEIGHT) | CSTE_CHUNK_ROW(CST_ROW_GRAD))
 /* Number of rows of a chunk, including the second weight row. */

@@ -210,8 +210,8 @@ static int check_convert(const struct cste_device_convert *c, struct cst_err *er
     if (c->what == CSTE_CONVERT_JOIN) {
         return check_join(c, err);
     }
-    if (c->what != CSTE_CONVERT_WEIGHT && c->row != CST_ROW_EXP_AVG &&
-        c->row != CST_ROW_EXP_AVG_SQ) {
+    if (c->what != CSTE_CONVERT_WEIGHT && c->row != CST_ROW_MOMENT &&
+        c->row != CST_ROW_MOMENT + 1) {
         return cst_err_set(err, CST_EINVAL, "conversion of row %u: it holds no moments",
                            (unsigned)c->row);
     }
@@ -270,7 +270,7 @@ void cste_device_rows(struct cst_rows *out, const struct cst_tile_work *work,
                              .grad_f32 = wide ? pointer(rows[CST_ROW_GRAD]) : NULL};
     point_weights(out, header, dtype, rows);
     for (int i = 0; i < 2; i++) {
-        uint8_t *values = pointer(rows[CST_ROW_EXP_AVG + i]);
+        uint8_t *values = pointer(rows[CST_ROW_MOMENT + i]);
 
         out->moments[i].values = values;
         if (values != NULL && header->moments == CST_MOMENTS_MX8) {
@@ -335,7 +335,7 @@ int cste_device_update(struct cste_device *device, unsigned thread,
     const struct cst_table_header *header = update->work->table;
     enum cst_optimizer optimizer;
     enum cst_dtype dtype;
-    unsigned states = 1u << CST_ROW_EXP_AVG, in;
+    unsigned states = 1u << CST_ROW_MOMENT, in;
     int rc;
 
     *done = (struct cst_tile_done){0};
@@ -354,7 +354,7 @@ int cste_device_update(struct cste_device *device, unsigned thread,
     }
     states |= cst_table_has_row(optimizer, dtype, CST_ROW_MASTER) ? 1u << CST_ROW_MASTER : 0;
     states |=
-        cst_table_has_row(optimizer, dtype, CST_ROW_EXP_AVG_SQ) ? 1u << CST_ROW_EXP_AVG_SQ : 0;
+        cst_table_has_row(optimizer, dtype, CST_ROW_MOMENT + 1) ? 1u << (CST_ROW_MOMENT + 1) : 0;
     in = states | (update->n_src == 0 ? 1u << CST_ROW_GRAD : 0) |
          (cst_table_reads_weights(header, dtype) ? 1u << CST_ROW_WEIGHT : 0);
     rc = check_rows(update, update->in, in, err);

@@ -134,8 +134,8 @@ static inline struct cste_addr cste_addr_ahead(struct cste_addr addr, uint64_t b
  * slots. All optimizers have exp_avg. */
 static inline bool cste_device_is_in_place(const struct cste_device_update *update)
 {
-    return update->in[CST_ROW_EXP_AVG].mem == update->out[CST_ROW_EXP_AVG].mem &&
-           update->in[CST_ROW_EXP_AVG].offset == update->out[CST_ROW_EXP_AVG].offset;
+    return update->in[CST_ROW_MOMENT].mem == update->out[CST_ROW_MOMENT].mem &&
+           update->in[CST_ROW_MOMENT].offset == update->out[CST_ROW_MOMENT].offset;
 }
 
 /* Arguments for opening a device. Calling threads are numbered: the compute team first, then the

@@ -136,7 +136,7 @@ static int check_convert(struct cste_work *work)
         return cst_err_set(&work->err, CST_EINVAL, "SET_MASTER of fp32 tensors to %u rows",
                            c->n_dst);
     }
-    if (row && c->row != CST_ROW_EXP_AVG && c->row != CST_ROW_EXP_AVG_SQ) {
+    if (row && c->row != CST_ROW_MOMENT && c->row != CST_ROW_MOMENT + 1) {
         return cst_err_set(&work->err, CST_EINVAL, "%s of row %u: it holds no moments",
                            cste_work_kind(work)->name, (unsigned)c->row);
     }

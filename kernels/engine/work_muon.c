@@ -120,7 +120,7 @@ static int find_scratch(struct cste_work *work)
         uint64_t row_bytes = cst_table_row_bytes(
             work->chunk.work.table, cst_tile_dtype(&work->chunk.work), row, work->chunk.n_elems);
 
-        if (work->scratch.mem != u->out[CST_ROW_EXP_AVG].mem ||
+        if (work->scratch.mem != u->out[CST_ROW_MOMENT].mem ||
             cste_work_overlap(work->scratch, bytes, u->in[row], row_bytes) ||
             cste_work_overlap(work->scratch, bytes, u->out[row], row_bytes)) {
             return cst_err_set(&work->err, CST_EINVAL,

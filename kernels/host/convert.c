@@ -98,7 +98,7 @@ static void encode(const struct cste_device_convert *c)
 {
     struct cst_update_moment row = row_at(c, c->dst[0]);
 
-    cst_moments_encode(c->moments, (unsigned)(c->row - CST_ROW_EXP_AVG), c->first, c->n_elems,
+    cst_moments_encode(c->moments, (unsigned)(c->row - CST_ROW_MOMENT), c->first, c->n_elems,
                        cste_addr_host(c->src), &row);
 }
 
@@ -106,7 +106,7 @@ static void decode(const struct cste_device_convert *c)
 {
     struct cst_update_moment row = row_at(c, c->src);
 
-    cst_moments_decode(c->moments, (unsigned)(c->row - CST_ROW_EXP_AVG), c->first, c->n_elems, &row,
+    cst_moments_decode(c->moments, (unsigned)(c->row - CST_ROW_MOMENT), c->first, c->n_elems, &row,
                        cste_addr_host(c->dst[0]));
 }
 

@@ -313,12 +313,12 @@ static void place_rows(struct host_rates *r)
     const uint64_t bytes[CST_ROW_COUNT] = {[CST_ROW_WEIGHT] = 2,
                                            [CST_ROW_GRAD] = 2,
                                            [CST_ROW_MASTER] = 4,
-                                           [CST_ROW_EXP_AVG] = 4,
-                                           [CST_ROW_EXP_AVG_SQ] = 4};
+                                           [CST_ROW_MOMENT] = 4,
+                                           [CST_ROW_MOMENT + 1] = 4};
     const int values[CST_ROW_COUNT] = {[CST_ROW_GRAD] = 0x3c,        /* 0.011 */
                                        [CST_ROW_MASTER] = 0x3d,      /* 0.046 */
-                                       [CST_ROW_EXP_AVG] = 0x3b,     /* 0.0029 */
-                                       [CST_ROW_EXP_AVG_SQ] = 0x37}; /* 1.1e-5 */
+                                       [CST_ROW_MOMENT] = 0x3b,      /* 0.0029 */
+                                       [CST_ROW_MOMENT + 1] = 0x37}; /* 1.1e-5 */
     char *base = r->arena.mem.base;
     uint64_t at = 0;
 

@@ -19,7 +19,7 @@
 
 static bool is_moment(enum cst_row row)
 {
-    return row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ;
+    return row == CST_ROW_MOMENT || row == CST_ROW_MOMENT + 1;
 }
 
 /* An fp32 grad row of a bf16 tensor is read as bf16. */
@@ -171,7 +171,7 @@ static int check_io(const struct cst_core *core, const struct cst_event *event, 
                            " following: tensor '%s' has %" PRIu64,
                            event->first, event->n_elems, tensor->name, tensor->n_elems);
     }
-    if (event->row == CST_ROW_EXP_AVG_SQ && core->chunks[tensor->chunk].has_states &&
+    if (event->row == CST_ROW_MOMENT + 1 && core->chunks[tensor->chunk].has_states &&
         core->layout->chunks[tensor->chunk].rows[event->row].segment == CST_LAYOUT_NO_ROW) {
         return cst_err_set(err, CST_EUNSUPPORTED,
                            "tensor '%s': its optimizer has one moment, exp_avg", tensor->name);
@@ -334,8 +334,8 @@ static bool clears_moments(const struct cst_core *core, uint32_t c)
 static void add_rows(const struct cst_core *core, uint32_t chunk, uint64_t at, uint64_t n_elems,
                      struct cst_command *command)
 {
-    static const enum cst_row rows[] = {CST_ROW_MASTER, CST_ROW_WEIGHT, CST_ROW_EXP_AVG,
-                                        CST_ROW_EXP_AVG_SQ};
+    static const enum cst_row rows[] = {CST_ROW_MASTER, CST_ROW_WEIGHT, CST_ROW_MOMENT,
+                                        CST_ROW_MOMENT + 1};
     const struct cst_layout_chunk *layout = &core->layout->chunks[chunk];
 
     command->n_elems = n_elems;
@@ -380,7 +380,7 @@ static void write_device(struct cst_core *core, const struct cst_event *event, u
     part->bytes = 4 * event->n_elems;
     tickets[0] = part->ticket;
     for (int i = 0; i < 2; i++) {
-        enum cst_row row = i == 0 ? CST_ROW_EXP_AVG : CST_ROW_EXP_AVG_SQ;
+        enum cst_row row = i == 0 ? CST_ROW_MOMENT : (CST_ROW_MOMENT + 1);
 
         tickets[i + 1] = 0;
         if (core->layout->chunks[c].rows[row].segment != CST_LAYOUT_NO_ROW &&

@@ -52,7 +52,7 @@ double cst_layout_update_bytes(const struct cst_layout_states *states, uint32_t 
     bytes = cst_table_row_bytes(&header, dtype, CST_ROW_GRAD, group);
     bytes += (cst_table_reads_weights(&header, dtype) ? 2 : 1) *
              cst_table_row_bytes(&header, dtype, CST_ROW_WEIGHT, group);
-    for (int row = CST_ROW_MASTER; row <= CST_ROW_EXP_AVG_SQ; row++) {
+    for (int row = CST_ROW_MASTER; row <= CST_ROW_MOMENT + 1; row++) {
         bytes += 2 * cst_layout_row_bytes(states, grad_bytes, dtype, row, group);
     }
     return (double)bytes / (double)group;
@@ -190,7 +190,7 @@ int cst_rows_place_nodes(struct cst_layout *layout, const struct cst_layout_conf
 static bool is_on_device(const struct cst_layout_chunk *chunk, uint32_t row)
 {
     return cst_tier_is_apart(chunk->tier) &&
-           (row == CST_ROW_MASTER || row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ);
+           (row == CST_ROW_MASTER || row == CST_ROW_MOMENT || row == CST_ROW_MOMENT + 1);
 }
 
 uint64_t cst_rows_in_host(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
@@ -205,8 +205,8 @@ uint64_t cst_rows_in_host(const struct cst_layout *layout, const struct cst_layo
 
 static uint64_t state_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk)
 {
-    return row_bytes(layout, chunk, CST_ROW_MASTER) + row_bytes(layout, chunk, CST_ROW_EXP_AVG) +
-           row_bytes(layout, chunk, CST_ROW_EXP_AVG_SQ);
+    return row_bytes(layout, chunk, CST_ROW_MASTER) + row_bytes(layout, chunk, CST_ROW_MOMENT) +
+           row_bytes(layout, chunk, CST_ROW_MOMENT + 1);
 }
 
 static uint64_t grain_of(const struct cst_layout_device *device)

@@ -42,7 +42,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const enum cst_row states[] = {CST_ROW_MASTER, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
+static const enum cst_row states[] = {CST_ROW_MASTER, CST_ROW_MOMENT, CST_ROW_MOMENT + 1};
 #define N_STATES (sizeof states / sizeof states[0])
 #define N_UP (N_STATES + 2) /* COPYs up: states, gradient, weights. */
 
@@ -163,7 +163,7 @@ static struct cst_place place_out(const struct cst_core *core,
 /* The tier that has @row of the chunk. */
 static uint32_t tier_of(const struct cst_core *core, uint32_t c, enum cst_row row)
 {
-    bool state = row == CST_ROW_MASTER || row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ;
+    bool state = row == CST_ROW_MASTER || row == CST_ROW_MOMENT || row == CST_ROW_MOMENT + 1;
 
     return state ? core->chunks[c].tier : CST_TIER_HOST;
 }

@@ -92,7 +92,7 @@ static int reduce(const struct tiny_job *job, const struct cste_mem *pool, struc
 static int update(const struct tiny_job *job, const struct cste_mem *pool, uint64_t n_elems,
                   struct cst_err *err)
 {
-    static const enum cst_row rows[] = {CST_ROW_MASTER, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
+    static const enum cst_row rows[] = {CST_ROW_MASTER, CST_ROW_MOMENT, CST_ROW_MOMENT + 1};
     struct cst_tile_work work = {
         .table = job->table, .table_id = job->ids[TINY_TABLE], .mark = 1, .elsewhere = true};
     struct cst_tile_hyper hyper = {

@@ -87,11 +87,11 @@ START_TEST(test_convert)
                                      .n_src = 1,
                                      .dst = {tiny_job_row(&job, BIG, CST_ROW_MASTER),
                                              tiny_job_row(&job, BIG, CST_ROW_WEIGHT),
-                                             tiny_job_row(&job, BIG, CST_ROW_EXP_AVG),
-                                             tiny_job_row(&job, BIG, CST_ROW_EXP_AVG_SQ)},
+                                             tiny_job_row(&job, BIG, CST_ROW_MOMENT),
+                                             tiny_job_row(&job, BIG, CST_ROW_MOMENT + 1)},
                                      .n_dst = 4,
                                      .n_elems = n};
-    float *values, after = ((float *)row(BIG, CST_ROW_EXP_AVG))[n];
+    float *values, after = ((float *)row(BIG, CST_ROW_MOMENT))[n];
     const uint16_t *weight = row(BIG, CST_ROW_WEIGHT);
     int fd = engine_proc_memfd(bytes, (void **)&values);
 
@@ -105,9 +105,9 @@ START_TEST(test_convert)
         n_wrong += weight[i] != cst_fp32_to_bf16(values[i]);
     }
     ck_assert_uint_eq(n_wrong, 0);
-    ck_assert(engine_rig_all_zero(row(BIG, CST_ROW_EXP_AVG), bytes));
-    ck_assert(engine_rig_all_zero(row(BIG, CST_ROW_EXP_AVG_SQ), bytes));
-    ck_assert(((float *)row(BIG, CST_ROW_EXP_AVG))[n] == after);
+    ck_assert(engine_rig_all_zero(row(BIG, CST_ROW_MOMENT), bytes));
+    ck_assert(engine_rig_all_zero(row(BIG, CST_ROW_MOMENT + 1), bytes));
+    ck_assert(((float *)row(BIG, CST_ROW_MOMENT))[n] == after);
 }
 END_TEST
 
@@ -116,11 +116,11 @@ END_TEST
 START_TEST(test_convert_to_bf16)
 {
     uint64_t n = BIG_ELEMS - 3, n_wrong = 0;
-    const float *values = row(BIG, CST_ROW_EXP_AVG);
+    const float *values = row(BIG, CST_ROW_MOMENT);
     const uint16_t *got = engine_rig_at(tiny_job_block(&job, BIG, 0));
     uint16_t after = got[n];
     struct engine_command convert = {.kind = ENGINE__COMMAND_KIND__ROUND,
-                                     .src = {tiny_job_row(&job, BIG, CST_ROW_EXP_AVG)},
+                                     .src = {tiny_job_row(&job, BIG, CST_ROW_MOMENT)},
                                      .n_src = 1,
                                      .dst = {tiny_job_block(&job, BIG, 0)},
                                      .n_dst = 1,
@@ -190,8 +190,8 @@ static void update_here(struct tiny_job *j, unsigned chunk, uint64_t mark)
         adamw_update(&cst_update_ref, &hyper, span->n_elems,
                      (uint16_t *)rows[CST_ROW_GRAD] + span->start, NULL,
                      (float *)rows[CST_ROW_MASTER] + span->start,
-                     (float *)rows[CST_ROW_EXP_AVG] + span->start,
-                     (float *)rows[CST_ROW_EXP_AVG_SQ] + span->start,
+                     (float *)rows[CST_ROW_MOMENT] + span->start,
+                     (float *)rows[CST_ROW_MOMENT + 1] + span->start,
                      (uint16_t *)rows[CST_ROW_WEIGHT] + span->start);
         for (uint64_t i = 0; i < cst_table_n_tiles(span->n_elems); i++) {
             cst_table_tiles(j->table)[span->first_tile + i].update_mark = (uint32_t)mark;

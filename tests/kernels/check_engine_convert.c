@@ -97,7 +97,7 @@ START_TEST(test_encode)
     for (unsigned m = 0; m < CST_MOMENTS_COUNT; m++) {
         for (unsigned which = 0; which < 2; which++) {
             struct engine_command c = code(ENGINE__COMMAND_KIND__ENCODE, (enum cst_moments)m,
-                                           (enum cst_row)(CST_ROW_EXP_AVG + which), _i);
+                                           (enum cst_row)(CST_ROW_MOMENT + which), _i);
             struct cst_update_moment row;
             uint8_t *want;
 
@@ -125,7 +125,7 @@ START_TEST(test_decode)
     for (unsigned m = 0; m < CST_MOMENTS_COUNT; m++) {
         for (unsigned which = 0; which < 2; which++) {
             struct engine_command c = code(ENGINE__COMMAND_KIND__DECODE, (enum cst_moments)m,
-                                           (enum cst_row)(CST_ROW_EXP_AVG + which), _i);
+                                           (enum cst_row)(CST_ROW_MOMENT + which), _i);
             struct cst_update_moment row = row_at((enum cst_moments)m, rows + which * room);
             uint8_t *before;
 
@@ -253,7 +253,7 @@ END_TEST
 START_TEST(test_lies)
 {
     struct engine_command good =
-        code(ENGINE__COMMAND_KIND__ENCODE, CST_MOMENTS_MX8, CST_ROW_EXP_AVG, 3);
+        code(ENGINE__COMMAND_KIND__ENCODE, CST_MOMENTS_MX8, CST_ROW_MOMENT, 3);
     struct engine_command lies[16];
     uint8_t *before;
 

@@ -156,7 +156,7 @@ static void name(struct engine_row *rows, unsigned *n, enum cst_row row, struct 
 static uint64_t add_elsewhere(struct list *list, unsigned c, uint64_t step, uint64_t sum)
 {
     static const enum cst_row rows[] = {CST_ROW_GRAD, CST_ROW_WEIGHT, CST_ROW_MASTER,
-                                        CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
+                                        CST_ROW_MOMENT, CST_ROW_MOMENT + 1};
     const struct tiny_job *job = list->job;
     struct engine_command there = tiny_job_update(job, c, step);
     uint64_t update;

@@ -117,7 +117,7 @@ static uint8_t *reservation_at(unsigned chunk, enum cst_row row, bool written)
 static bool same_row(unsigned chunk, enum cst_row row, const uint8_t *a, const uint8_t *b)
 {
     bool codes = want.states.moments == CST_MOMENTS_MX8 &&
-                 (row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ);
+                 (row == CST_ROW_MOMENT || row == CST_ROW_MOMENT + 1);
     uint64_t size = codes ? 1 : tiny_job_row_bytes(&want, chunk, row) / n_elems[chunk];
     bool same = true;
 
@@ -140,7 +140,7 @@ static void assert_same(unsigned chunk, enum cst_row row, const uint8_t *a, cons
     }
 }
 
-static const enum cst_row states[] = {CST_ROW_MASTER, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
+static const enum cst_row states[] = {CST_ROW_MASTER, CST_ROW_MOMENT, CST_ROW_MOMENT + 1};
 
 static void assert_same_states(unsigned chunk)
 {
@@ -196,7 +196,7 @@ static struct engine_row elsewhere(unsigned chunk, enum cst_row row, bool writte
 static struct engine_command update_elsewhere(unsigned chunk, bool from_reservation)
 {
     static const enum cst_row rows[] = {CST_ROW_GRAD, CST_ROW_WEIGHT, CST_ROW_MASTER,
-                                        CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
+                                        CST_ROW_MOMENT, CST_ROW_MOMENT + 1};
     struct engine_command command = tiny_job_update(&got, chunk, MARK);
 
     for (int i = 0; i < CST_ROW_COUNT; i++) {
@@ -489,7 +489,7 @@ START_TEST(test_lies)
     row_of(bad[n].in, 4, CST_ROW_MASTER)->place.segment = 99;
     n++;
     row_of(bad[n].out, 4, CST_ROW_MASTER)->place.offset =
-        row_of(bad[n].out, 4, CST_ROW_EXP_AVG)->place.offset + 4;
+        row_of(bad[n].out, 4, CST_ROW_MOMENT)->place.offset + 4;
     n++;
     row_of(bad[n].out, 4, CST_ROW_WEIGHT)->place = row_of(bad[n].in, 4, CST_ROW_GRAD)->place;
     n++;
@@ -541,7 +541,7 @@ START_TEST(test_no_second)
     open_jobs(&kinds[4]);
     update = update_elsewhere(BIG, false);
     update.out[update.n_out++] =
-        (struct engine_row){.row = CST_ROW_EXP_AVG_SQ, .place = {.segment = RESERVATION}};
+        (struct engine_row){.row = CST_ROW_MOMENT + 1, .place = {.segment = RESERVATION}};
     ck_assert_int_eq(run(update).status, CST_EINVAL);
     close_jobs();
 }

@@ -79,7 +79,7 @@ START_TEST(test_wide_update)
     struct engine_command how = tiny_job_update(&job, BIG, 1);
     const struct cst_table_span *spans =
         cst_table_spans(job.table) + cst_table_chunks(job.table)[BIG].first_span;
-    const enum cst_row which[3] = {CST_ROW_MASTER, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
+    const enum cst_row which[3] = {CST_ROW_MASTER, CST_ROW_MOMENT, CST_ROW_MOMENT + 1};
     const float *grad = row(BIG, CST_ROW_GRAD);
     uint16_t *weight = calloc(BIG_ELEMS, sizeof *weight);
     float *want[3];

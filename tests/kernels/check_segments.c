@@ -184,7 +184,7 @@ START_TEST(test_chunk)
     ck_assert_int_eq(find_chunk(2, &chunk), CST_OK);
     ck_assert_uint_eq(chunk.n_elems, 50000);
     ck_assert_ptr_eq(chunk.work.rows.moments[0].values,
-                     (char *)job.base[TINY_ARENA] + tiny_job_row(&job, 2, CST_ROW_EXP_AVG).offset);
+                     (char *)job.base[TINY_ARENA] + tiny_job_row(&job, 2, CST_ROW_MOMENT).offset);
     ck_assert_uint_eq(chunk.n_tiles, cst_tile_count(&chunk.work));
     ck_assert_uint_eq(chunk.n_segments, 1 + CST_ROW_COUNT);
     ck_assert_ptr_eq(chunk.segments[0], &table);
@@ -219,9 +219,9 @@ START_TEST(test_one_moment)
     struct cste_chunk chunk;
 
     lying->optimizer = CST_OPTIMIZER_LION;
-    c->rows[CST_ROW_EXP_AVG_SQ] = (struct cst_place){.segment = CST_PLACE_NONE};
+    c->rows[CST_ROW_MOMENT + 1] = (struct cst_place){.segment = CST_PLACE_NONE};
     ck_assert_int_eq(find_chunk(1, &chunk), CST_OK);
-    ck_assert_ptr_null(chunk.rows[CST_ROW_EXP_AVG_SQ].mem);
+    ck_assert_ptr_null(chunk.rows[CST_ROW_MOMENT + 1].mem);
     lying->optimizer = CST_OPTIMIZER_ADAM;
     ck_assert_int_eq(find_chunk(1, &chunk), CST_EINVAL);
 }
@@ -240,11 +240,11 @@ START_TEST(test_moments)
     for (uint32_t m = 0; m < CST_MOMENTS_COUNT; m++) {
         lying->moments = m;
         c->n_spans = m == CST_MOMENTS_MX8 ? 1 : TINY_SPANS;
-        c->rows[CST_ROW_EXP_AVG].offset = job.bytes[TINY_ARENA] - bytes[m];
+        c->rows[CST_ROW_MOMENT].offset = job.bytes[TINY_ARENA] - bytes[m];
         ck_assert_int_eq(find_chunk(1, &chunk), CST_OK);
-        c->rows[CST_ROW_EXP_AVG].offset += 4;
+        c->rows[CST_ROW_MOMENT].offset += 4;
         ck_assert_int_eq(find_chunk(1, &chunk), CST_EINVAL);
-        c->rows[CST_ROW_EXP_AVG].offset = job.bytes[TINY_ARENA] - bytes[m];
+        c->rows[CST_ROW_MOMENT].offset = job.bytes[TINY_ARENA] - bytes[m];
     }
     spans[0].start = 16;
     spans[0].n_elems = 32;
@@ -295,7 +295,7 @@ START_TEST(test_overlap)
     lying->grad_bytes = 4;
     ck_assert_int_eq(find_chunk(1, &chunk), CST_EINVAL);
     memcpy(lying, table_copy, job.bytes[TINY_TABLE]);
-    c->rows[CST_ROW_EXP_AVG].offset = c->rows[CST_ROW_MASTER].offset + c->n_elems * 4 - 4;
+    c->rows[CST_ROW_MOMENT].offset = c->rows[CST_ROW_MASTER].offset + c->n_elems * 4 - 4;
     ck_assert_int_eq(
         cste_chunk_find(&segments, job.ids[TINY_TABLE], 1, CSTE_CHUNK_ROWS_ALL, &chunk, &err),
         CST_EINVAL);

@@ -39,7 +39,7 @@ enum way { UP, DOWN, WITHIN, BESIDE, N_WAYS };
 static void choose_places(enum way way, struct cst_place *dst, struct cst_place *src)
 {
     struct cst_place row = tiny_job_row(&job, BIG, CST_ROW_MASTER);
-    struct cst_place other = tiny_job_row(&job, BIG, CST_ROW_EXP_AVG);
+    struct cst_place other = tiny_job_row(&job, BIG, CST_ROW_MOMENT);
     struct cst_place block = tiny_job_block(&job, BIG, 2);
 
     *src = way == UP || way == BESIDE ? row : block;
@@ -392,7 +392,7 @@ START_TEST(test_refused)
         .src = {tiny_job_row(&job, 0, CST_ROW_MASTER)},
         .n_src = 1,
         .dst = {tiny_job_row(&job, 1, CST_ROW_MASTER), tiny_job_row(&job, 1, CST_ROW_WEIGHT),
-                tiny_job_row(&job, 1, CST_ROW_EXP_AVG), tiny_job_row(&job, 1, CST_ROW_EXP_AVG_SQ)},
+                tiny_job_row(&job, 1, CST_ROW_MOMENT), tiny_job_row(&job, 1, CST_ROW_MOMENT + 1)},
         .n_dst = 4,
         .n_elems = 100};
     struct engine_command on_gpu = convert, table = tiny_job_reduce(&job, 0, 1);

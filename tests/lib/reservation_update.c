@@ -3,10 +3,10 @@
 
 #define ALIGN 64u
 
-static const enum cst_row read_rows[] = {CST_ROW_GRAD, CST_ROW_MASTER, CST_ROW_EXP_AVG,
-                                         CST_ROW_EXP_AVG_SQ};
-static const enum cst_row written_rows[] = {CST_ROW_WEIGHT, CST_ROW_MASTER, CST_ROW_EXP_AVG,
-                                            CST_ROW_EXP_AVG_SQ};
+static const enum cst_row read_rows[] = {CST_ROW_GRAD, CST_ROW_MASTER, CST_ROW_MOMENT,
+                                         CST_ROW_MOMENT + 1};
+static const enum cst_row written_rows[] = {CST_ROW_WEIGHT, CST_ROW_MASTER, CST_ROW_MOMENT,
+                                            CST_ROW_MOMENT + 1};
 
 enum { N_ROWS = 4 };
 

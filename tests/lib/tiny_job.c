@@ -31,7 +31,7 @@ static uint64_t align_up(uint64_t bytes)
 bool tiny_job_has(const struct tiny_job *job, enum cst_row row)
 {
     switch ((int)row) {
-    case CST_ROW_EXP_AVG_SQ:
+    case CST_ROW_MOMENT + 1:
         return cst_table_has_second(job->states.optimizer);
     case CST_ROW_WEIGHT_OTHER:
         return job->states.two_weights;
@@ -178,7 +178,7 @@ static void fill_moments(struct tiny_job *job, unsigned chunk, unsigned which, u
 {
     uint64_t n = job->n_elems[chunk];
     uint8_t *at = address(job, TINY_ARENA,
-                          tiny_job_row(job, chunk, (enum cst_row)(CST_ROW_EXP_AVG + which)).offset);
+                          tiny_job_row(job, chunk, (enum cst_row)(CST_ROW_MOMENT + which)).offset);
     struct cst_update_moment row = {
         .values = at, .exponents = job->states.moments == CST_MOMENTS_MX8 ? at + n : NULL};
     float *values = malloc(n * sizeof *values);
@@ -202,8 +202,8 @@ static void fill_rows(struct tiny_job *job, unsigned chunk, uint64_t *state)
         if (!tiny_job_has(job, (enum cst_row)row)) {
             continue;
         }
-        if (row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ) {
-            fill_moments(job, chunk, (unsigned)(row - CST_ROW_EXP_AVG), state);
+        if (row == CST_ROW_MOMENT || row == CST_ROW_MOMENT + 1) {
+            fill_moments(job, chunk, (unsigned)(row - CST_ROW_MOMENT), state);
         } else {
             fill_row(address(job, TINY_ARENA, tiny_job_row(job, chunk, (enum cst_row)row).offset),
                      job->n_elems[chunk], bf16, state);

@@ -258,7 +258,7 @@ static void begin_convert(struct sim *sim, struct job *job)
         engines_begin_write(sim, job, &dst);
     }
     /* Moments stay once the job has begun: tool.c checks their values. */
-    if (job->command.n_dst != count_states(sim, job->command.chunk, CST_ROW_EXP_AVG_SQ) &&
+    if (job->command.n_dst != count_states(sim, job->command.chunk, CST_ROW_MOMENT + 1) &&
         job->command.n_dst != count_states(sim, job->command.chunk, CST_ROW_MASTER)) {
         sim_fail(sim, "a conversion with %u destinations", job->command.n_dst);
     }

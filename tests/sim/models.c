@@ -249,8 +249,8 @@ bool model_is_trained(const struct sim *sim, uint32_t chunk)
 
 uint32_t model_device(const struct sim *sim, const struct spot *spot)
 {
-    bool state = spot->row == CST_ROW_MASTER || spot->row == CST_ROW_EXP_AVG ||
-                 spot->row == CST_ROW_EXP_AVG_SQ;
+    bool state = spot->row == CST_ROW_MASTER || spot->row == CST_ROW_MOMENT ||
+                 spot->row == CST_ROW_MOMENT + 1;
 
     return state ? sim->layout.chunks[spot->chunk].tier : 0;
 }

@@ -366,7 +366,7 @@ static struct reservation_row *named_row(struct sim *sim, const struct job *job,
 
 /* The rows of states: those that the device update reads in place, if the chunk's states are in
  * device memory. */
-static const enum cst_row state_rows[] = {CST_ROW_MASTER, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
+static const enum cst_row state_rows[] = {CST_ROW_MASTER, CST_ROW_MOMENT, CST_ROW_MOMENT + 1};
 
 /* Bit mask of the rows of states that the chunk has. */
 static unsigned states_of(const struct sim *sim, uint32_t c)

@@ -39,7 +39,7 @@ static bool writes_row(const struct sim *sim, uint32_t chunk, enum cst_row row, 
     if (model_is_fp32(sim, chunk) && row == CST_ROW_WEIGHT) { /* Those are the master weights. */
         return other == CST_ROW_WEIGHT || other == CST_ROW_MASTER;
     }
-    if (row == CST_ROW_MASTER && (other == CST_ROW_EXP_AVG || other == CST_ROW_EXP_AVG_SQ)) {
+    if (row == CST_ROW_MASTER && (other == CST_ROW_MOMENT || other == CST_ROW_MOMENT + 1)) {
         return !begun;
     }
     return other != CST_ROW_GRAD && (row == CST_ROW_MASTER || row == other);
@@ -56,7 +56,7 @@ static bool must_be_refused(const struct sim *sim, const struct cst_event *event
         !(write && event->row == CST_ROW_MASTER)) {
         return true;
     }
-    if (sim->layout.chunks[chunk].muon && event->row == CST_ROW_EXP_AVG_SQ) {
+    if (sim->layout.chunks[chunk].muon && event->row == CST_ROW_MOMENT + 1) {
         return true;
     }
     return write && (event->row == CST_ROW_GRAD || model_is_base(sim, chunk) ||
@@ -65,8 +65,8 @@ static bool must_be_refused(const struct sim *sim, const struct cst_event *event
 
 void tool_turn(struct sim *sim)
 {
-    static const enum cst_row rows[] = {CST_ROW_WEIGHT, CST_ROW_MASTER, CST_ROW_EXP_AVG,
-                                        CST_ROW_EXP_AVG_SQ, CST_ROW_GRAD};
+    static const enum cst_row rows[] = {CST_ROW_WEIGHT, CST_ROW_MASTER, CST_ROW_MOMENT,
+                                        CST_ROW_MOMENT + 1, CST_ROW_GRAD};
     uint32_t tensor = sim_below(sim, sim->model.n_tensors);
     uint32_t slot = free_slot(sim);
     enum cst_row row = rows[sim_below(sim, 5)];

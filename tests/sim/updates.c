@@ -163,7 +163,7 @@ void update_begin(struct sim *sim, struct job *job)
         job->changes = sim->memory.grads[c].changes;
     }
     begin_scratch(sim, job);
-    for (int row = CST_ROW_MASTER; row <= CST_ROW_EXP_AVG_SQ; row++) {
+    for (int row = CST_ROW_MASTER; row <= CST_ROW_MOMENT + 1; row++) {
         if (!model_lacks(sim, c, (enum cst_row)row)) {
             begin_row(sim, job, (enum cst_row)row);
         }
@@ -200,7 +200,7 @@ void update_end(struct sim *sim, struct job *job, bool torn)
         sim->tiles[c] = job->sum;
     }
     end_scratch(sim, job, torn);
-    for (int row = CST_ROW_MASTER; row <= CST_ROW_EXP_AVG_SQ; row++) {
+    for (int row = CST_ROW_MASTER; row <= CST_ROW_MOMENT + 1; row++) {
         if (!model_lacks(sim, c, (enum cst_row)row)) {
             end_row(sim, job, (enum cst_row)row, torn);
         }

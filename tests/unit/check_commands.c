@@ -153,7 +153,7 @@ START_TEST(updates_elsewhere_are_packed_whole)
         .in = {{CST_ROW_MASTER, {.segment = 3, .offset = 64}}},
         .n_in = 1,
         .out = {{CST_ROW_WEIGHT, {.segment = 4, .offset = 0}},
-                {CST_ROW_EXP_AVG_SQ, {.segment = 4, .offset = UINT64_C(1) << 40}}},
+                {CST_ROW_MOMENT + 1, {.segment = 4, .offset = UINT64_C(1) << 40}}},
         .n_out = 2,
         .guard = true,
     };
@@ -174,7 +174,7 @@ START_TEST(updates_elsewhere_are_packed_whole)
     ck_assert_uint_eq(got->in[0]->place->offset, 64);
     ck_assert_uint_eq(got->n_out, 2);
     ck_assert_uint_eq(got->out[0]->row, CST_ROW_WEIGHT);
-    ck_assert_uint_eq(got->out[1]->row, CST_ROW_EXP_AVG_SQ);
+    ck_assert_uint_eq(got->out[1]->row, CST_ROW_MOMENT + 1);
     ck_assert_uint_eq(got->out[1]->place->offset, UINT64_C(1) << 40);
     ck_assert(got->guard);
     engine__submit__free_unpacked(submit, NULL);
@@ -190,7 +190,7 @@ START_TEST(conversions_are_packed_whole)
                             .n_src = 1,
                             .n_dst = 1,
                             .n_elems = 10,
-                            .row = CST_ROW_EXP_AVG_SQ,
+                            .row = CST_ROW_MOMENT + 1,
                             .moments = CST_MOMENTS_MX8,
                             .first = 7,
                             .row_elems = 64};
@@ -214,7 +214,7 @@ START_TEST(conversions_are_packed_whole)
     got = submit->commands;
     ck_assert_uint_eq(submit->n_commands, 4);
     ck_assert_int_eq(got[0]->kind, ENGINE__COMMAND_KIND__ENCODE);
-    ck_assert_uint_eq(got[0]->row, CST_ROW_EXP_AVG_SQ);
+    ck_assert_uint_eq(got[0]->row, CST_ROW_MOMENT + 1);
     ck_assert_int_eq(got[1]->kind, ENGINE__COMMAND_KIND__DECODE);
     ck_assert_int_eq(got[2]->kind, ENGINE__COMMAND_KIND__SET_MASTER);
     ck_assert(got[0]->has_row && got[1]->has_row && !got[2]->has_row);

@@ -59,19 +59,19 @@ START_TEST(moments_are_converted)
     uint64_t tag;
 
     open_states(CST_OPTIMIZER_ADAMW, moments);
-    tag = io(CST_EV_READ, 2, CST_ROW_EXP_AVG_SQ, 10, 7);
+    tag = io(CST_EV_READ, 2, CST_ROW_MOMENT + 1, 10, 7);
     convert = rig_command(&rig, CST_COMMAND_DECODE, 0);
     ck_assert_ptr_nonnull(convert);
-    assert_codes(convert, moments, CST_ROW_EXP_AVG_SQ);
-    assert_at(&convert->src[0], 2, CST_ROW_EXP_AVG_SQ);
+    assert_codes(convert, moments, CST_ROW_MOMENT + 1);
+    assert_at(&convert->src[0], 2, CST_ROW_MOMENT + 1);
     ck_assert_uint_eq(convert->dst[0].segment, RIG_STAGING_SEGMENT);
     rig_drain(&rig);
     ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
-    tag = io(CST_EV_WRITE, 1, CST_ROW_EXP_AVG, 10, 7);
+    tag = io(CST_EV_WRITE, 1, CST_ROW_MOMENT, 10, 7);
     convert = rig_command(&rig, CST_COMMAND_ENCODE, 0);
     ck_assert_ptr_nonnull(convert);
-    assert_codes(convert, moments, CST_ROW_EXP_AVG);
-    assert_at(&convert->dst[0], 1, CST_ROW_EXP_AVG);
+    assert_codes(convert, moments, CST_ROW_MOMENT);
+    assert_at(&convert->dst[0], 1, CST_ROW_MOMENT);
     ck_assert_uint_eq(convert->src[0].segment, RIG_STAGING_SEGMENT);
     rig_drain(&rig);
     ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
@@ -93,8 +93,8 @@ START_TEST(write_master_clears_codes)
     ck_assert_uint_eq(convert->n_dst, 4);
     ck_assert_uint_eq(convert->dst[0].offset, row_of(1, CST_ROW_MASTER)->offset + 40);
     ck_assert_uint_eq(convert->dst[1].offset, row_of(1, CST_ROW_WEIGHT)->offset + 20);
-    assert_at(&convert->dst[2], 1, CST_ROW_EXP_AVG);
-    assert_at(&convert->dst[3], 1, CST_ROW_EXP_AVG_SQ);
+    assert_at(&convert->dst[2], 1, CST_ROW_MOMENT);
+    assert_at(&convert->dst[3], 1, CST_ROW_MOMENT + 1);
     rig_drain(&rig);
 }
 END_TEST
@@ -104,15 +104,15 @@ START_TEST(one_moment)
 {
     open_states(_i == 0 ? CST_OPTIMIZER_LION : CST_OPTIMIZER_SGD,
                 _i == 0 ? CST_MOMENTS_FP32 : CST_MOMENTS_BF16);
-    ck_assert_int_eq(rig_status(&rig, io(CST_EV_READ, 0, CST_ROW_EXP_AVG_SQ, 0, 1)),
+    ck_assert_int_eq(rig_status(&rig, io(CST_EV_READ, 0, CST_ROW_MOMENT + 1, 0, 1)),
                      CST_EUNSUPPORTED);
-    ck_assert_int_eq(rig_status(&rig, io(CST_EV_WRITE, 0, CST_ROW_EXP_AVG_SQ, 0, 1)),
+    ck_assert_int_eq(rig_status(&rig, io(CST_EV_WRITE, 0, CST_ROW_MOMENT + 1, 0, 1)),
                      CST_EUNSUPPORTED);
     ck_assert_uint_eq(rig.n_commands, 0);
     (void)io(CST_EV_WRITE, 0, CST_ROW_MASTER, 0, 5);
     ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_SET_MASTER, 0)->n_dst, 3);
     rig_drain(&rig);
-    (void)io(CST_EV_READ, 0, CST_ROW_EXP_AVG, 0, 5);
+    (void)io(CST_EV_READ, 0, CST_ROW_MOMENT, 0, 5);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), _i == 0 ? 1 : 0);
     rig_drain(&rig);
 }

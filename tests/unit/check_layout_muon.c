@@ -77,7 +77,7 @@ static bool has_second(uint32_t tensor)
 {
     const struct cst_layout_chunk *chunk = &layout.chunks[model.tensors[tensor].chunk];
 
-    return chunk->rows[CST_ROW_EXP_AVG_SQ].segment != CST_LAYOUT_NO_ROW;
+    return chunk->rows[CST_ROW_MOMENT + 1].segment != CST_LAYOUT_NO_ROW;
 }
 
 static void check_choice(uint32_t tensor, bool muon)

@@ -19,8 +19,8 @@
 #define N_MOMENTS 125 /* Something dies after each number of completions, up to all of them. */
 #define N_PARTS 5     /* The moments are divided among so many loops. */
 
-static const enum cst_row rows[] = {CST_ROW_WEIGHT, CST_ROW_MASTER, CST_ROW_EXP_AVG,
-                                    CST_ROW_EXP_AVG_SQ, CST_ROW_GRAD};
+static const enum cst_row rows[] = {CST_ROW_WEIGHT, CST_ROW_MASTER, CST_ROW_MOMENT,
+                                    CST_ROW_MOMENT + 1, CST_ROW_GRAD};
 enum { N_STATES = 4, N_ROWS = 5 };
 
 /* What the memory at a place has: row contents of one chunk, or nothing whole. */

@@ -237,8 +237,8 @@ START_TEST(bytes_are_the_layouts)
     rig.replay.n_steps = 4;
     r = plan_rig_run(&rig);
     for (uint32_t c = 0; c < rig.layout.n_chunks; c++) {
-        up += bytes_of(c, CST_ROW_GRAD, CST_ROW_EXP_AVG_SQ);
-        down += bytes_of(c, CST_ROW_MASTER, CST_ROW_EXP_AVG_SQ) + bytes_of(c, 0, 0);
+        up += bytes_of(c, CST_ROW_GRAD, CST_ROW_MOMENT + 1);
+        down += bytes_of(c, CST_ROW_MASTER, CST_ROW_MOMENT + 1) + bytes_of(c, 0, 0);
     }
     ck_assert_uint_eq(r.moved_up, r.total.bytes_up);
     ck_assert_uint_eq(r.moved_down, r.total.bytes_down);

@@ -164,8 +164,8 @@ END_TEST
  * completion of the commands that read the old content was reported. */
 START_TEST(chain)
 {
-    static const enum cst_row down[] = {CST_ROW_WEIGHT, CST_ROW_MASTER, CST_ROW_EXP_AVG,
-                                        CST_ROW_EXP_AVG_SQ};
+    static const enum cst_row down[] = {CST_ROW_WEIGHT, CST_ROW_MASTER, CST_ROW_MOMENT,
+                                        CST_ROW_MOMENT + 1};
     const struct cst_command *update;
 
     open_reservation(1, 3 * RESERVATION_BUFFER, 1);

@@ -233,7 +233,7 @@ START_TEST(read_and_written_there)
     const struct cst_command *last;
 
     open_states(12ull * RIG_CHUNK_ELEMS + 8191, 0);
-    tag = io(CST_EV_READ, 2, CST_ROW_EXP_AVG);
+    tag = io(CST_EV_READ, 2, CST_ROW_MOMENT);
     ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->node, RESERVATION_ENGINE);
     rig_drain(&rig);
     ck_assert_int_eq(rig_status(&rig, tag), CST_OK);

@@ -80,7 +80,7 @@ START_TEST(commit_waits)
     rig_drain(&rig);
     ck_assert(rig_waits(&rig, step));
     ck_assert_uint_eq(rig.n_commands, 0);
-    read = rig_io(&rig, CST_EV_READ, 3, CST_ROW_EXP_AVG, 0, 8);
+    read = rig_io(&rig, CST_EV_READ, 3, CST_ROW_MOMENT, 0, 8);
     rig_drain(&rig);
     ck_assert_int_eq(rig_status(&rig, read), CST_OK);
     ck_assert(rig_waits(&rig, step));
@@ -165,7 +165,7 @@ START_TEST(stalled)
     deadline = cst_core_deadline(rig.core);
     ck_assert_uint_ne(deadline, CST_CORE_NEVER);
     rig.now += 1000;
-    (void)rig_io(&rig, CST_EV_READ, 3, CST_ROW_EXP_AVG, 0, 8);
+    (void)rig_io(&rig, CST_EV_READ, 3, CST_ROW_MOMENT, 0, 8);
     ck_assert_uint_gt(cst_core_deadline(rig.core), deadline);
     rig_drain(&rig);
     rig.now = cst_core_deadline(rig.core);
@@ -208,7 +208,7 @@ START_TEST(raw_moments)
 {
     struct cst_event read = {.kind = CST_EV_READ,
                              .tensor = 1,
-                             .row = CST_ROW_EXP_AVG,
+                             .row = CST_ROW_MOMENT,
                              .first = 64,
                              .n_elems = 96,
                              .raw = true,
@@ -218,7 +218,7 @@ START_TEST(raw_moments)
 
     rig_open_job(&rig, &(struct rig_job){
                            .n_chunks = 2, .world = 1, .n_blocks = 8, .moments = CST_MOMENTS_MX8});
-    row = &rig.layout.chunks[1].rows[CST_ROW_EXP_AVG];
+    row = &rig.layout.chunks[1].rows[CST_ROW_MOMENT];
     (void)rig_event(&rig, read);
     copy = rig_command(&rig, CST_COMMAND_COPY, 0);
     ck_assert_ptr_nonnull(copy);

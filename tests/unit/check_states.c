@@ -33,12 +33,11 @@ START_TEST(read_copies)
     uint64_t tag;
 
     rig_open(&rig, 4, 1, 3, 0);
-    tag = io(CST_EV_READ, 2, CST_ROW_EXP_AVG, 10, 7);
+    tag = io(CST_EV_READ, 2, CST_ROW_MOMENT, 10, 7);
     copy = rig_command(&rig, CST_COMMAND_COPY, 0);
     ck_assert_ptr_nonnull(copy);
-    ck_assert_uint_eq(copy->src[0].segment,
-                      RIG_ARENA_SEGMENT + row_of(2, CST_ROW_EXP_AVG)->segment);
-    ck_assert_uint_eq(copy->src[0].offset, row_of(2, CST_ROW_EXP_AVG)->offset + 40);
+    ck_assert_uint_eq(copy->src[0].segment, RIG_ARENA_SEGMENT + row_of(2, CST_ROW_MOMENT)->segment);
+    ck_assert_uint_eq(copy->src[0].offset, row_of(2, CST_ROW_MOMENT)->offset + 40);
     ck_assert_uint_eq(copy->dst[0].segment, RIG_STAGING_SEGMENT);
     ck_assert_uint_eq(copy->dst[0].offset, 128);
     ck_assert_uint_eq(copy->bytes, 28);
@@ -70,8 +69,8 @@ END_TEST
  * copy. */
 START_TEST(write_master)
 {
-    static const enum cst_row rows[] = {CST_ROW_MASTER, CST_ROW_WEIGHT, CST_ROW_EXP_AVG,
-                                        CST_ROW_EXP_AVG_SQ};
+    static const enum cst_row rows[] = {CST_ROW_MASTER, CST_ROW_WEIGHT, CST_ROW_MOMENT,
+                                        CST_ROW_MOMENT + 1};
     const struct cst_command *convert;
     uint64_t tag;
 
@@ -114,7 +113,7 @@ START_TEST(new_moments_are_zero)
     ck_assert_uint_eq(master_rows(), 2);
     ck_assert_uint_eq(master_rows(), 2);
     if (_i == 0) {
-        (void)io(CST_EV_WRITE, 1, CST_ROW_EXP_AVG, 7, 1);
+        (void)io(CST_EV_WRITE, 1, CST_ROW_MOMENT, 7, 1);
         ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->n_dst, 1);
         rig_drain(&rig);
         ck_assert_uint_eq(master_rows(), 4);
@@ -153,7 +152,7 @@ START_TEST(write_from_bf16)
     ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
     ck_assert_int_eq(rig_status(&rig, io_bf16(CST_EV_READ, 1, CST_ROW_MASTER)), CST_EINVAL);
     ck_assert_int_eq(rig_status(&rig, io_bf16(CST_EV_WRITE, 1, CST_ROW_WEIGHT)), CST_EINVAL);
-    ck_assert_int_eq(rig_status(&rig, io_bf16(CST_EV_WRITE, 1, CST_ROW_EXP_AVG)), CST_EINVAL);
+    ck_assert_int_eq(rig_status(&rig, io_bf16(CST_EV_WRITE, 1, CST_ROW_MOMENT)), CST_EINVAL);
     ck_assert_uint_eq(rig.n_commands, 0);
 }
 END_TEST
@@ -210,8 +209,8 @@ START_TEST(writes_are_chained)
 {
     rig_open(&rig, 4, 1, 3, 0);
     (void)io(CST_EV_WRITE, 1, CST_ROW_MASTER, 0, 100);
-    (void)io(CST_EV_WRITE, 1, CST_ROW_EXP_AVG, 0, 100);
-    (void)io(CST_EV_WRITE, 2, CST_ROW_EXP_AVG, 0, 100);
+    (void)io(CST_EV_WRITE, 1, CST_ROW_MOMENT, 0, 100);
+    (void)io(CST_EV_WRITE, 2, CST_ROW_MOMENT, 0, 100);
     ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->n_after, 1);
     ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->after[0],
                       rig_command(&rig, CST_COMMAND_SET_MASTER, 0)->ticket);

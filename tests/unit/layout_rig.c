@@ -211,7 +211,7 @@ static void check_row(const struct cst_layout *layout, const struct cst_layout_c
         must_eq(row->segment, CST_LAYOUT_NO_ROW);
         return;
     }
-    if (r == CST_ROW_EXP_AVG_SQ && chunk->muon) {
+    if (r == CST_ROW_MOMENT + 1 && chunk->muon) {
         must_eq(row->segment, CST_LAYOUT_NO_ROW);
         return;
     }
