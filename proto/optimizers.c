@@ -5,9 +5,15 @@
 #include <string.h>
 
 const char *const cst_optimizer_names[CST_OPTIMIZER_COUNT + 1] = {
-    [CST_OPTIMIZER_ADAMW] = "adamw", [CST_OPTIMIZER_ADAM] = "adam", [CST_OPTIMIZER_LION] = "lion",
-    [CST_OPTIMIZER_SGD] = "sgd",     [CST_OPTIMIZER_MUON] = "muon",
+#define NAME(name, prefix, ...) [CST_OPTIMIZER_##name] = #prefix,
+    CST_OPTIMIZERS(NAME)
+#undef NAME
 };
+
+const char *const cst_moment_names[] = {"exp_avg", "exp_avg_sq"};
+
+_Static_assert(sizeof cst_moment_names / sizeof cst_moment_names[0] == CST_MAX_MOMENTS,
+               "each moment has a name");
 
 const char *const cst_tensor_update_names[CST_TENSOR_UPDATE_COUNT + 1] = {
     [CST_TENSOR_UPDATE_AUTO] = "auto",

@@ -24,8 +24,8 @@
 #ifndef CST_TABLE_H
 #define CST_TABLE_H
 
-#include "cistern/optimizer.h"
 #include "proto/dtypes.h"
+#include "proto/optimizers.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -39,13 +39,27 @@ enum cst_row {
     CST_ROW_WEIGHT = 0, /* bf16; fp32 in a chunk of fp32 tensors */
     CST_ROW_GRAD = 1,   /* bf16, or fp32 if the header says so or the tensors are fp32 */
     CST_ROW_MASTER = 2, /* fp32, or 16-bit remainders if the header says so */
-    CST_ROW_MOMENT = 3, /* The first one. The second one, if there is one, has the row after it. */
-    CST_ROW_COUNT = 5,
+    /* Moment number i has row CST_ROW_MOMENT + i, in the format of the header. The optimizer says
+     * how many there are (proto/optimizers.h). */
+    CST_ROW_MOMENT = 3,
+    CST_ROW_COUNT = CST_ROW_MOMENT + CST_MAX_MOMENTS,
     /* In the format of WEIGHT: second weight row of jobs with early or delayed updates; the two
      * rows alternate. Not counted in CST_ROW_COUNT, because its place is the chunk's
      * other_weight. */
-    CST_ROW_WEIGHT_OTHER = 5,
+    CST_ROW_WEIGHT_OTHER = CST_ROW_COUNT,
 };
+
+/* Rows of states, which only the optimizer reads and writes: for (row = CST_ROW_MASTER; row <
+ * CST_ROW_COUNT; row++). */
+static inline bool cst_table_is_state(int row)
+{
+    return row >= CST_ROW_MASTER && row < CST_ROW_COUNT;
+}
+
+static inline bool cst_table_is_moment(int row)
+{
+    return row >= CST_ROW_MOMENT && row < CST_ROW_COUNT;
+}
 
 #define CST_MX8_BLOCK 32 /* Number of elements that share an exponent. */
 
@@ -92,7 +106,7 @@ struct cst_table_header {
     /* Size of an element of the grad rows of bf16 tensors: 2 or 0: bf16; 4: fp32. */
     uint32_t grad_bytes;
     uint32_t optimizer; /* enum cst_optimizer; of a chunk: cst_table_optimizer */
-    uint32_t moments;   /* enum cst_moments: format of the rows exp_avg and exp_avg_sq */
+    uint32_t moments;   /* enum cst_moments: format of the rows of moments */
     uint32_t rounding;  /* enum cst_rounding: for moments that are not fp32 */
     uint32_t masters;   /* enum cst_masters: format of the master row */
     uint32_t has_steps; /* 1: each span counts its own steps. 0: all have made the same ones. */
@@ -103,8 +117,8 @@ struct cst_table_header {
 };
 
 struct cst_table_chunk {
-    /* Places in the arena. exp_avg_sq is CST_PLACE_NONE if the optimizer has one moment, and master
-     * if the tensors are fp32. */
+    /* Places in the arena. Moments that the optimizer does not have are CST_PLACE_NONE, and so is
+     * master if the tensors are fp32. */
     struct cst_place rows[CST_ROW_COUNT];
     struct cst_place other_weight; /* Place of the second weight row, or CST_PLACE_NONE. */
     /* Chunks that are updated by Muon: memory for the products (kernels/math/muon.h), which the
@@ -165,21 +179,13 @@ static inline uint64_t cst_table_moment_bytes(enum cst_moments moments, uint64_t
                                          : 4 * n_elems;
 }
 
-/* Return whether chunks that are updated by @optimizer have the row exp_avg_sq. */
-static inline bool cst_table_has_second(enum cst_optimizer optimizer)
-{
-    return optimizer == CST_OPTIMIZER_ADAMW || optimizer == CST_OPTIMIZER_ADAM;
-}
-
-/* Return the optimizer of @chunk, which has states: that of the job, but of a job of
- * CST_OPTIMIZER_MUON only the chunks with a scratch are updated by Muon, and others by AdamW. */
+/* Return the optimizer of @chunk, which has states: that of the job, but if it is one of matrices,
+ * it updates only the chunks with a scratch. */
 static inline enum cst_optimizer cst_table_optimizer(const struct cst_table_header *header,
                                                      const struct cst_table_chunk *chunk)
 {
-    bool adamw =
-        header->optimizer == CST_OPTIMIZER_MUON && chunk->scratch.segment == CST_PLACE_NONE;
-
-    return adamw ? CST_OPTIMIZER_ADAMW : (enum cst_optimizer)header->optimizer;
+    return cst_optimizer_of((enum cst_optimizer)header->optimizer,
+                            chunk->scratch.segment != CST_PLACE_NONE);
 }
 
 /* Return whether an update of a chunk of @dtype reads the weight row, because the weights are the
@@ -194,9 +200,10 @@ static inline bool cst_table_reads_weights(const struct cst_table_header *header
  * row is not known here. */
 static inline bool cst_table_has_row(enum cst_optimizer optimizer, enum cst_dtype dtype, int row)
 {
-    return row == CST_ROW_MASTER       ? dtype != CST_FP32
-           : row == CST_ROW_MOMENT + 1 ? cst_table_has_second(optimizer)
-                                       : true;
+    return row == CST_ROW_MASTER ? dtype != CST_FP32
+           : cst_table_is_moment(row)
+               ? row - CST_ROW_MOMENT < (int)cst_optimizer_n_moments(optimizer)
+               : true;
 }
 
 /* Return the bytes of an element of the grad row of a chunk of @dtype. */
@@ -215,13 +222,12 @@ static inline uint64_t cst_table_row_bytes(const struct cst_table_header *header
     switch (row) {
     case CST_ROW_MASTER:
         return (header->masters == CST_MASTERS_SPLIT ? 2 : 4) * n_elems;
-    case CST_ROW_MOMENT:
-    case CST_ROW_MOMENT + 1:
-        return cst_table_moment_bytes((enum cst_moments)header->moments, n_elems);
     case CST_ROW_GRAD:
         return cst_table_grad_bytes(header, dtype) * n_elems;
     default:
-        return cst_dtype_bytes(dtype) * n_elems;
+        return cst_table_is_moment(row)
+                   ? cst_table_moment_bytes((enum cst_moments)header->moments, n_elems)
+                   : cst_dtype_bytes(dtype) * n_elems;
     }
 }
 
@@ -229,8 +235,7 @@ static inline uint64_t cst_table_row_bytes(const struct cst_table_header *header
 static inline uint64_t cst_table_row_align(const struct cst_table_header *header,
                                            enum cst_dtype dtype, int row)
 {
-    bool codes =
-        header->moments == CST_MOMENTS_MX8 && (row == CST_ROW_MOMENT || row == CST_ROW_MOMENT + 1);
+    bool codes = header->moments == CST_MOMENTS_MX8 && cst_table_is_moment(row);
 
     return codes ? 1 : cst_table_row_bytes(header, dtype, row, 1);
 }

@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_ROWS = 6 }; /* Rows and exponents of a tensor. */
+/* Rows and exponents of a tensor. */
+enum { MAX_ROWS = 2 + 2 * CST_MAX_MOMENTS };
 
 #define MAX_ELEMS (UINT64_C(1) << 40) /* Elements of a tensor. */
 
@@ -169,21 +170,24 @@ static struct cstc_content_entry *add(struct cstc_content *content,
     return entry;
 }
 
-/* Append the entries of a row of moments. */
+/* Append the entries of moment number @i. */
 static void add_moment(struct cstc_content *content, const Cistern__JobDescription *d, uint32_t t,
-                       uint32_t row, const char *suffix)
+                       unsigned i)
 {
     static const enum cstc_dtype dtypes[] = {[CST_MOMENTS_FP32] = CSTC_DTYPE_F32,
                                              [CST_MOMENTS_BF16] = CSTC_DTYPE_BF16,
                                              [CST_MOMENTS_MX8] = CSTC_DTYPE_U8};
+    const uint32_t row = CST_ROW_MOMENT + i;
     char name[40];
-    struct cstc_content_entry *entry = add(content, d, t, row, dtypes[d->moments], suffix);
+    struct cstc_content_entry *entry;
 
+    (void)snprintf(name, sizeof name, ".%s", cst_moment_names[i]);
+    entry = add(content, d, t, row, dtypes[d->moments], name);
     entry->raw = d->moments != CST_MOMENTS_FP32;
     if (d->moments != CST_MOMENTS_MX8) {
         return;
     }
-    (void)snprintf(name, sizeof name, "%s.exponents", suffix);
+    (void)snprintf(name, sizeof name, ".%s.exponents", cst_moment_names[i]);
     entry = add(content, d, t, row, CSTC_DTYPE_U8, name);
     entry->raw = entry->exponents = true;
     entry->bytes = cstc_content_bytes(entry, entry->n_elems);
@@ -191,12 +195,10 @@ static void add_moment(struct cstc_content *content, const Cistern__JobDescripti
     entry->shape[0] = (int64_t)entry->bytes;
 }
 
-/* True if tensor @t has the row exp_avg_sq. Of a job of Muon, only some tensors have one moment. */
-static bool has_second(const Cistern__JobDescription *d, uint32_t t)
+static unsigned n_moments(const Cistern__JobDescription *d, uint32_t t)
 {
-    return d->optimizer == CST_OPTIMIZER_MUON
-               ? !d->tensors[t]->muon
-               : cst_table_has_second((enum cst_optimizer)d->optimizer);
+    return cst_optimizer_n_moments(
+        cst_optimizer_of((enum cst_optimizer)d->optimizer, d->tensors[t]->muon));
 }
 
 static void add_tensor(struct cstc_content *content, const Cistern__JobDescription *d, uint32_t t,
@@ -217,11 +219,8 @@ static void add_tensor(struct cstc_content *content, const Cistern__JobDescripti
                   ? add(content, d, t, CST_ROW_MASTER, CSTC_DTYPE_F32, "")
                   : add(content, d, t, CST_ROW_WEIGHT, wide ? CSTC_DTYPE_F32 : CSTC_DTYPE_BF16, "");
     weights->weights = d->tensors[t];
-    if (has_states) {
-        add_moment(content, d, t, CST_ROW_MOMENT, ".exp_avg");
-    }
-    if (has_states && has_second(d, t)) {
-        add_moment(content, d, t, CST_ROW_MOMENT + 1, ".exp_avg_sq");
+    for (unsigned i = 0; has_states && i < n_moments(d, t); i++) {
+        add_moment(content, d, t, i);
     }
 }
 

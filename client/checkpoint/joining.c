@@ -146,7 +146,7 @@ static const void *encode(struct cstc_joining *joining, const struct cstc_conten
     row.exponents = (uint8_t *)joining->encoded + 2 * CSTC_JOINING_BAND;
     /* Elements beyond the tensor, in its last block, are zeros. */
     memset(joining->encoded, 0, 3 * CSTC_JOINING_BAND);
-    cst_moments_encode(moments, entry->row == CST_ROW_MOMENT + 1, 0, n, joining->band, &row);
+    cst_moments_encode(moments, entry->row - CST_ROW_MOMENT, 0, n, joining->band, &row);
     return entry->exponents ? (const void *)row.exponents : row.values;
 }
 

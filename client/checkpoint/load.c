@@ -162,7 +162,7 @@ static int read_converted(struct load *load, uint32_t e, uint64_t first, uint64_
                           struct cst_err *err)
 {
     const enum cst_moments moments = (enum cst_moments)load->from.manifest.description->moments;
-    const bool is_second = load->from.content.entries[e].row == CST_ROW_MOMENT + 1;
+    const unsigned number = load->from.content.entries[e].row - CST_ROW_MOMENT;
     const uint64_t before = first % CST_MX8_BLOCK; /* Elements of the same block. */
     const uint64_t whole = (before + n + CST_MX8_BLOCK - 1) / CST_MX8_BLOCK * CST_MX8_BLOCK;
     int rc = reserve_scratch(load, whole, err);
@@ -178,7 +178,7 @@ static int read_converted(struct load *load, uint32_t e, uint64_t first, uint64_
         rc = read_entry(load, e + 1, first - before, before + n, row.exponents, err);
     }
     if (rc == CST_OK) {
-        cst_moments_decode(moments, is_second, before, n, &row, out);
+        cst_moments_decode(moments, number, before, n, &row, out);
     }
     return rc;
 }

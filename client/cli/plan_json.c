@@ -8,7 +8,7 @@ static json_t *rows_json(const uint64_t *rows, uint64_t divisor)
     json_t *object = json_object();
 
     for (unsigned row = 0; object != NULL && row < CLI_PLAN_ROWS; row++) {
-        if (json_object_set_new(object, cli_plan_row_names[row],
+        if (json_object_set_new(object, cli_plan_row_name((int)row),
                                 json_integer((json_int_t)(rows[row] / divisor))) != 0) {
             json_decref(object);
             object = NULL;

@@ -7,15 +7,21 @@
 #include <stdio.h>
 #include <string.h>
 
-const char *const cli_plan_row_names[CLI_PLAN_ROWS] = {"weight",  "gradient",   "master",
-                                                       "exp_avg", "exp_avg_sq", "weight_other"};
+const char *cli_plan_row_name(int row)
+{
+    return row == CST_ROW_WEIGHT      ? "weight"
+           : row == CST_ROW_GRAD      ? "gradient"
+           : row == CST_ROW_MASTER    ? "master"
+           : cst_table_is_moment(row) ? cst_moment_names[row - CST_ROW_MOMENT]
+                                      : "weight_other";
+}
 
 /* -- rows ------------------------------------------------------------------------------------- */
 
 /* Return whether @row of @chunk is a state that stays on an accelerator. */
 static bool is_on_accelerator(const struct cst_layout_chunk *chunk, int row)
 {
-    return cst_tier_is_apart(chunk->tier) && row >= CST_ROW_MASTER && row <= CST_ROW_MOMENT + 1;
+    return cst_tier_is_apart(chunk->tier) && cst_table_is_state(row);
 }
 
 static void add_chunk(struct cli_plan_rows *out, const struct cst_layout *layout,
@@ -137,7 +143,7 @@ static bool print_memory(const struct cli_plan_input *input, const struct cst_pl
         line = (struct columns){
             .device = beside ? 0 : there, .host = rows->host[row], .accelerator = there};
         if (row != CST_ROW_WEIGHT_OTHER || input->config.states.two_weights) {
-            memory_line(&table, beside, cli_plan_row_names[row], &line);
+            memory_line(&table, beside, cli_plan_row_name((int)row), &line);
         }
     }
     line = (struct columns){.device = best->activation_bytes};

@@ -11,7 +11,8 @@
 
 enum { CLI_PLAN_ROWS = CST_ROW_COUNT + 1 }; /* All rows, and the second weight row. */
 
-extern const char *const cli_plan_row_names[CLI_PLAN_ROWS];
+/* Name of @row, below CLI_PLAN_ROWS, for people and in JSON. */
+const char *cli_plan_row_name(int row);
 
 /* Bytes of each row of all chunks, by the place where they are. */
 struct cli_plan_rows {

@@ -149,9 +149,9 @@ static bool chunk_open(struct gpt_local *local, struct gpt_local_chunk *chunk)
     if (!ok || !chunk->has_states) {
         return ok;
     }
-    ok = masters_open(local, chunk) && moment_open(local, chunk, 0);
-    if (ok && cst_table_has_second(local->config.optimizer)) {
-        ok = moment_open(local, chunk, 1);
+    ok = masters_open(local, chunk);
+    for (unsigned i = 0; ok && i < cst_optimizer_n_moments(local->config.optimizer); i++) {
+        ok = moment_open(local, chunk, i);
     }
     /* A delayed update must not change the weights that operators use. */
     if (ok && local->config.overlap == CST_OVERLAP_DELAYED) {

@@ -157,13 +157,13 @@ static struct cst_tile_hyper tile_hyper(const struct gpt_local *local,
 {
     const enum cst_optimizer optimizer = local->config.optimizer;
     /* A negative beta1 is SGD without momentum. */
-    const bool no_momentum = optimizer == CST_OPTIMIZER_SGD && params->beta1 < 0;
+    const bool no_momentum = cst_optimizer_rows[optimizer].beta1_may_be_0 && params->beta1 < 0;
 
     /* If beta2 is given, 0 is a valid beta1. Otherwise 0 means the default. */
     return (struct cst_tile_hyper){
         .lr = params->lr,
         .beta1 = no_momentum          ? 0
-                 : params->beta2 == 0 ? or_default(params->beta1, cst_optimizer_beta1())
+                 : params->beta2 == 0 ? or_default(params->beta1, CST_OPTIMIZER_BETA1)
                                       : params->beta1,
         .beta2 = or_default(params->beta2, cst_optimizer_beta2(optimizer)),
         .eps = or_default(params->eps, 1e-8),

@@ -52,7 +52,7 @@ static int check_kinds(const struct gpt_options *o, struct cst_err *err)
 /* Check the optimizer, and the options that only the daemon supports. */
 static int check_states(const struct gpt_options *o, struct cst_err *err)
 {
-    if (o->beta1 == 0 && o->optimizer != CST_OPTIMIZER_SGD) {
+    if (o->beta1 == 0 && !cst_optimizer_rows[o->optimizer].beta1_may_be_0) {
         return cst_err_set(err, CST_EINVAL, "--beta1 0: only sgd can do without momentum, not %s",
                            cst_optimizer_names[o->optimizer]);
     }
@@ -77,7 +77,7 @@ static int check_states(const struct gpt_options *o, struct cst_err *err)
                            "--unused skip is for the daemon: it cannot be combined with "
                            "--store=local");
     }
-    if (o->store == GPT_STORE_LOCAL && o->optimizer == CST_OPTIMIZER_MUON) {
+    if (o->store == GPT_STORE_LOCAL && cst_optimizer_of_matrices(o->optimizer)) {
         return cst_err_set(err, CST_EINVAL,
                            "--optimizer muon is for the daemon: it cannot be combined with "
                            "--store=local");
@@ -268,7 +268,8 @@ static void choose_defaults(struct gpt_options *o)
         o->top_k = o->experts == 1 ? 1 : 2;
     }
     if (o->beta2 < 0) {
-        o->beta2 = o->optimizer == CST_OPTIMIZER_LION ? 0.99 : 0.95;
+        o->beta2 = cst_optimizer_rows[o->optimizer].beta2;
+        o->beta2 = o->beta2 != 0 ? o->beta2 : 0.95; /* 0.999 is long for a language model. */
     }
     if (o->lora > 0 && o->lora_alpha < 0) {
         o->lora_alpha = o->lora;

@@ -179,9 +179,10 @@ static int state_at(const struct gpt_local *local, uint32_t tensor, enum cst_sta
     if (!chunk->has_states && state != CST_STATE_WEIGHT) {
         return cst_err_set(err, CST_EUNSUPPORTED, "'%s' is frozen: it has only weights", t->name);
     }
-    if (state == CST_STATE_EXP_AVG_SQ && !cst_table_has_second(local->config.optimizer)) {
-        return cst_err_set(err, CST_EUNSUPPORTED, "'%s': %s has one moment, exp_avg", t->name,
-                           cst_optimizer_names[local->config.optimizer]);
+    if (!cst_table_has_row(local->config.optimizer, CST_BF16, (int)state)) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "'%s': %s has no moment %s", t->name,
+                           cst_optimizer_names[local->config.optimizer],
+                           cst_moment_names[state - CST_STATE_EXP_AVG]);
     }
     *chunk_out = chunk;
     *at_out = place->start + first;
@@ -205,7 +206,7 @@ static int local_read(struct gpt_store *store, uint32_t tensor, enum cst_state s
                       uint64_t first, uint64_t n_elems, void *data, struct cst_err *err)
 {
     const struct gpt_local *local = self(store)->local;
-    const unsigned which = state == CST_STATE_EXP_AVG_SQ;
+    const unsigned which = (unsigned)state - CST_STATE_EXP_AVG; /* If it is a moment. */
     struct gpt_local_chunk *chunk;
     uint64_t at;
     int rc = state_at(local, tensor, state, first, n_elems, &chunk, &at, err);
@@ -250,7 +251,7 @@ static void write_master(const struct gpt_local *local, struct gpt_local_chunk *
     for (uint64_t i = 0; i < n && chunk->rows.remainder != NULL; i++) {
         cst_split_cut(data[i], &chunk->rows.weight[at + i], &chunk->rows.remainder[at + i]);
     }
-    for (unsigned which = 0; which < 2; which++) {
+    for (unsigned which = 0; which < CST_MAX_MOMENTS; which++) {
         if (chunk->rows.moments[which].values != NULL) {
             cst_moments_clear(local->config.moments, which, at, n, &chunk->rows.moments[which]);
         }
@@ -261,7 +262,7 @@ static int local_write(struct gpt_store *store, uint32_t tensor, enum cst_state 
                        uint64_t first, uint64_t n_elems, const void *data, struct cst_err *err)
 {
     struct gpt_local *local = self(store)->local;
-    const unsigned which = state == CST_STATE_EXP_AVG_SQ;
+    const unsigned which = (unsigned)state - CST_STATE_EXP_AVG; /* If it is a moment. */
     /* Master weights of a frozen tensor are accepted and set its weights. */
     const bool master = state == CST_STATE_MASTER;
     struct gpt_local_chunk *chunk;

@@ -44,12 +44,12 @@ int cstc_hyper_fill(const struct cst_job *job, const struct cst_hyper_params *pa
     /* If beta2 is given, beta1 is meant as it is: betas of {0, 0.99} are a choice, not an
      * omission. */
     bool default_beta1 = params->beta1 == 0.0 && params->beta2 == 0.0;
-    bool no_momentum = job->optimizer == CST_OPTIMIZER_SGD && params->beta1 < 0;
+    bool no_momentum = cst_optimizer_rows[job->optimizer].beta1_may_be_0 && params->beta1 < 0;
     Cistern__Hyper hyper = CISTERN__HYPER__INIT;
     int rc;
 
     hyper.lr = params->lr;
-    hyper.beta1 = default_beta1 ? cst_optimizer_beta1() : params->beta1;
+    hyper.beta1 = default_beta1 ? CST_OPTIMIZER_BETA1 : params->beta1;
     hyper.beta1 = no_momentum ? 0.0 : hyper.beta1;
     hyper.beta2 = params->beta2 == 0.0 ? cst_optimizer_beta2(job->optimizer) : params->beta2;
     hyper.eps = params->eps == 0.0 ? 1e-8 : params->eps;

@@ -24,7 +24,7 @@ static int check_range(struct cst_job *job, int tensor, enum cst_state state, ui
                            job->model.n_tensors);
     }
     t = &job->model.tensors[tensor];
-    if ((int)state < CST_STATE_WEIGHT || state > CST_STATE_EXP_AVG_SQ) {
+    if ((int)state < CST_STATE_WEIGHT || (int)state >= CST_ROW_COUNT) {
         return cst_err_set(err, CST_EINVAL, "tensor '%s': state %d", t->name, (int)state);
     }
     if (first > t->n_elems || n_elems > t->n_elems - first) {

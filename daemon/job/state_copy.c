@@ -50,7 +50,7 @@ struct cstd_state_copy {
     bool answered;         /* It has its reply. */
     bool saving;           /* The source's core was asked for a save and has not refused it. */
     uint32_t place;        /* The next piece: tensor by place in `order`, */
-    uint32_t step;         /* row by place in `rows`, */
+    uint32_t step;         /* row by row_of, */
     uint64_t first;        /* and element. */
     const uint32_t *order; /* Numbers of the destination's tensors in the order of copying. */
     uint32_t end;          /* Place in `order` at which the current portion ends. */
@@ -69,15 +69,20 @@ struct cstd_state_copy {
 static const struct piece rows[] = {
     {.row = CST_ROW_MASTER},
     {.row = CST_ROW_WEIGHT},
+};
+
+/* The rows of each moment, which follow them. */
+static const struct piece moment_rows[] = {
     {.row = CST_ROW_MOMENT},
     {.row = CST_ROW_MOMENT, .raw = true},
     {.row = CST_ROW_MOMENT, .raw = true, .exponents = true},
-    {.row = CST_ROW_MOMENT + 1},
-    {.row = CST_ROW_MOMENT + 1, .raw = true},
-    {.row = CST_ROW_MOMENT + 1, .raw = true, .exponents = true},
 };
 
-enum { N_ROWS = sizeof rows / sizeof rows[0] };
+enum {
+    N_FIRST = sizeof rows / sizeof rows[0],
+    N_OF_MOMENT = sizeof moment_rows / sizeof moment_rows[0],
+    N_ROWS = N_FIRST + CST_MAX_MOMENTS * N_OF_MOMENT
+};
 
 /* -- tags ------------------------------------------------------------------------------------- */
 
@@ -124,9 +129,18 @@ void cstd_state_copy_reply(struct cstd_job *job, const struct cst_reply *reply)
 
 /* -- pieces ----------------------------------------------------------------------------------- */
 
-static bool is_moment(enum cst_row row)
+/* Returns the row that is written in step @step, below N_ROWS. */
+static struct piece row_of(uint32_t step)
 {
-    return row == CST_ROW_MOMENT || row == CST_ROW_MOMENT + 1;
+    uint32_t i = step - N_FIRST;
+    struct piece row;
+
+    if (step < N_FIRST) {
+        return rows[step];
+    }
+    row = moment_rows[i % N_OF_MOMENT];
+    row.row = CST_ROW_MOMENT + i / N_OF_MOMENT;
+    return row;
 }
 
 /* True if the moments of tensor @t are copied in their own format, whose blocks stay the same. */
@@ -138,7 +152,7 @@ static bool is_raw(const struct cstd_state_copy *copy, uint32_t t)
            cst_reshard_is_whole(&copy->reshard, t);
 }
 
-/* True if @row of tensor @t is copied as rows[] says. */
+/* True if @row of tensor @t is copied as row_of says. */
 static bool is_copied(const struct cstd_state_copy *copy, uint32_t t, const struct piece *row)
 {
     const struct cst_layout_tensor *tensor = &copy->to->model.tensors[t];
@@ -154,10 +168,8 @@ static bool is_copied(const struct cstd_state_copy *copy, uint32_t t, const stru
         return !copy->to->options.grad_over_weight &&
                copy->to->options.masters == CST_MASTERS_FP32 && tensor->dtype == CST_BF16;
     }
-    if (row->row == CST_ROW_MOMENT + 1 && chunk->rows[row->row].segment == CST_LAYOUT_NO_ROW) {
-        return false;
-    }
-    if (is_moment(row->row) && row->raw != is_raw(copy, t)) {
+    if (cst_table_is_moment((int)row->row) &&
+        (chunk->rows[row->row].segment == CST_LAYOUT_NO_ROW || row->raw != is_raw(copy, t))) {
         return false;
     }
     return !row->exponents || copy->to->options.moments == CST_MOMENTS_MX8;
@@ -177,8 +189,12 @@ static uint64_t bytes_of(const struct cstd_state_copy *copy, uint32_t t, const s
 static bool find_row(struct cstd_state_copy *copy)
 {
     while (copy->place < copy->end) {
-        if (copy->step < N_ROWS && is_copied(copy, copy->order[copy->place], &rows[copy->step])) {
-            return true;
+        if (copy->step < N_ROWS) {
+            const struct piece row = row_of(copy->step);
+
+            if (is_copied(copy, copy->order[copy->place], &row)) {
+                return true;
+            }
         }
         copy->step++;
         if (copy->step >= N_ROWS) {
@@ -192,11 +208,11 @@ static bool find_row(struct cstd_state_copy *copy)
 /* Take the next piece. The caller has found its row. */
 static void take_piece(struct cstd_state_copy *copy, struct piece *out)
 {
-    const struct piece *row = &rows[copy->step];
+    const struct piece row = row_of(copy->step);
     uint32_t t = copy->order[copy->place];
-    uint64_t most = SLOT_BYTES / bytes_of(copy, t, row, CST_MX8_BLOCK) * CST_MX8_BLOCK;
+    uint64_t most = SLOT_BYTES / bytes_of(copy, t, &row, CST_MX8_BLOCK) * CST_MX8_BLOCK;
 
-    *out = *row;
+    *out = row;
     out->tensor = t;
     out->first = copy->first;
     out->n_elems =

@@ -35,7 +35,7 @@ struct cst_cuda_tile {
     uint64_t number;  /* UPDATE: number of the tile in the table, for random numbers. */
     uint32_t keep;    /* UPDATE: 1 if the states are to stay as they are. */
     uint32_t pad;     /* Always 0. */
-    /* UPDATE by MUON: the directions of the tile, which the update reads and cst_direct_kernel
+    /* UPDATE of matrices: the directions of the tile, which the update reads and cst_direct_kernel
      * writes, from its first element on. They have whole groups. Otherwise NULL. */
     uint16_t *direction;
 };
@@ -46,7 +46,7 @@ struct cst_cuda_update {
     uint64_t seed;               /* Seed of stochastic rounding. */
     uint64_t t;                  /* Step of the optimizer. */
     uint32_t optimizer;          /* enum cst_optimizer. */
-    uint32_t pad;                /* Always 0. */
+    uint32_t n_moments;          /* That of the optimizer; cst_cuda_update sets it. */
 };
 
 /* Arguments of cst_muon_product_kernel, passed by value: the products of several matrices, of which

@@ -102,6 +102,7 @@ int cst_cuda_update(const struct cst_cuda_kernels *kernels, CUstream stream, uin
         return cst_err_set(err, CST_EINVAL, "update: moments %d, rounding %d", (int)moments,
                            (int)rounding);
     }
+    copy.n_moments = cst_optimizer_n_moments((enum cst_optimizer)copy.optimizer);
     return launch(kernels, stream, kernels->update[moments][rounding], "update", n_tiles, 1,
                   CST_CUDA_UPDATE_THREADS, args, err);
 }

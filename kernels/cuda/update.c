@@ -148,7 +148,7 @@ static struct cst_cuda_update arguments(const struct cste_device_update *update)
         .optimizer = cst_table_optimizer(table, chunk)};
 
     point_weights(&args.rows, update);
-    for (int k = 0; k < 2; k++) {
+    for (unsigned k = 0; k < CST_MAX_MOMENTS; k++) {
         args.rows.moments_in[k] = moment(update, update->in[CST_ROW_MOMENT + k]);
         args.rows.moments[k] = moment(update, update->out[CST_ROW_MOMENT + k]);
     }

@@ -24,7 +24,7 @@ const uint32_t UPDATE_BLOCKS_PER_SM = 3;
 struct group {
     cst_vec g[CST_VEC_GROUP];
     cst_vec p[CST_VEC_GROUP];
-    cst_vec moments[2][CST_VEC_GROUP];
+    cst_vec moments[CST_MAX_MOMENTS][CST_VEC_GROUP];
 };
 
 /* A group in shared memory. Elements after the last one of the tile are zero. */
@@ -33,15 +33,10 @@ struct padded {
     float grad_fp32[CST_UPDATE_GROUP];
     float master[CST_UPDATE_GROUP];
     int16_t remainder[CST_UPDATE_GROUP];
-    float moments[2][CST_UPDATE_GROUP];
+    float moments[CST_MAX_MOMENTS][CST_UPDATE_GROUP];
     uint16_t weight[CST_UPDATE_GROUP];
-    uint8_t exponents[2];
+    uint8_t exponents[CST_MAX_MOMENTS];
 };
-
-__device__ __forceinline__ uint32_t n_moments(uint32_t optimizer)
-{
-    return optimizer == CST_OPTIMIZER_ADAMW || optimizer == CST_OPTIMIZER_ADAM ? 2 : 1;
-}
 
 /* Returns the rows from element @i on. */
 template <cst_moments MOMENTS>
@@ -62,7 +57,7 @@ __device__ __forceinline__ cst_update_rows rows_at(const cst_update_rows &rows, 
         at.master = rows.master + i;
     }
 #pragma unroll
-    for (uint32_t k = 0; k < 2; k++) {
+    for (uint32_t k = 0; k < CST_MAX_MOMENTS; k++) {
         if (k < n) {
             at.moments_in[k] = cst_format_at(MOMENTS, &rows.moments_in[k], i);
             at.moments[k] = cst_format_at(MOMENTS, &rows.moments[k], i);
@@ -89,11 +84,13 @@ __device__ __forceinline__ void load(group &x, uint32_t n, const cst_update_rows
             x.p[j] = cst_vec_load<MEMORY>(at.master_in + j * CST_VEC_LANES);
         }
     }
-    cst_format_load<MEMORY>(MOMENTS, 0, &at.moments_in[0], x.moments[0]);
-    if (n == 2) {
-        cst_format_load<MEMORY>(MOMENTS, 1, &at.moments_in[1], x.moments[1]);
-    } else {
-        x.moments[1][0] = x.moments[1][1] = cst_vec_set(0.0f);
+#pragma unroll
+    for (uint32_t k = 0; k < CST_MAX_MOMENTS; k++) {
+        if (k == 0 || k < n) {
+            cst_format_load<MEMORY>(MOMENTS, cst_format_code(k), &at.moments_in[k], x.moments[k]);
+        } else {
+            x.moments[k][0] = x.moments[k][1] = cst_vec_set(0.0f);
+        }
     }
 }
 
@@ -114,17 +111,20 @@ __device__ __forceinline__ void store_masters(const cst_vec p[CST_VEC_GROUP],
     }
 }
 
-/* Update a group. @word is this lane's random word of the group. */
-template <cst_vec_memory MEMORY, cst_moments MOMENTS, cst_rounding ROUNDING>
-__device__ __forceinline__ void compute_and_store(group &x, uint32_t optimizer,
-                                                  const cst_formula_scalars &scalars,
-                                                  cst_vec_bits word, const cst_update_rows &at)
+/* Compute a group. */
+template <cst_moments MOMENTS>
+__device__ __forceinline__ void
+compute(group &x, uint32_t optimizer, const cst_formula_scalars &scalars, const cst_update_rows &at)
 {
-    const cst_vec_bits words[2][CST_VEC_GROUP / 2] = {{word}, {cst_random_other(word)}};
-
 #pragma unroll
     for (int j = 0; j < CST_VEC_GROUP; j++) {
-        cst_formula_states states = {x.p[j], x.moments[0][j], x.moments[1][j], x.g[j], {}};
+        cst_formula_states states = {};
+
+        states.p = x.p[j];
+#pragma unroll
+        for (uint32_t k = 0; k < CST_MAX_MOMENTS; k++) {
+            states.m[k] = x.moments[k][j];
+        }
 
         if (at.direction != nullptr) {
             states.o = cst_vec_load_bf16<CST_VEC_ROWS>(at.direction + j * CST_VEC_LANES);
@@ -133,13 +133,31 @@ __device__ __forceinline__ void compute_and_store(group &x, uint32_t optimizer,
         cst_formula_weight(static_cast<cst_optimizer>(optimizer), MOMENTS, &scalars, &states);
         x.p[j] = cst_formula_canonical(states.p);
         /* A block of mx8 with a NaN has no NaNs in its codes. */
-        x.moments[0][j] = MOMENTS == CST_MOMENTS_MX8 ? states.m : cst_formula_canonical(states.m);
-        x.moments[1][j] = MOMENTS == CST_MOMENTS_MX8 ? states.v : cst_formula_canonical(states.v);
+#pragma unroll
+        for (uint32_t k = 0; k < CST_MAX_MOMENTS; k++) {
+            x.moments[k][j] =
+                MOMENTS == CST_MOMENTS_MX8 ? states.m[k] : cst_formula_canonical(states.m[k]);
+        }
     }
+}
+
+/* Update a group of @n moments. @word is this lane's random word of the group. */
+template <cst_vec_memory MEMORY, cst_moments MOMENTS, cst_rounding ROUNDING>
+__device__ __forceinline__ void compute_and_store(group &x, uint32_t optimizer, uint32_t n,
+                                                  const cst_formula_scalars &scalars,
+                                                  cst_vec_bits word, const cst_update_rows &at)
+{
+    cst_vec_bits words[1][CST_VEC_GROUP / 2] = {{word}};
+
+    compute<MOMENTS>(x, optimizer, scalars, at);
     store_masters<MEMORY>(x.p, at);
-    cst_format_store<MEMORY>(MOMENTS, ROUNDING, 0, 1, &at.moments[0], &x.moments[0], &words[0]);
-    if (n_moments(optimizer) == 2) {
-        cst_format_store<MEMORY>(MOMENTS, ROUNDING, 1, 1, &at.moments[1], &x.moments[1], &words[1]);
+#pragma unroll
+    for (uint32_t k = 0; k < CST_MAX_MOMENTS; k++) {
+        if (k == 0 || k < n) {
+            cst_format_store<MEMORY>(MOMENTS, ROUNDING, cst_format_code(k), 1, &at.moments[k],
+                                     &x.moments[k], words);
+            words[0][0] = cst_random_other(words[0][0]);
+        }
     }
 }
 
@@ -154,15 +172,15 @@ template <class T> __device__ __forceinline__ void move(T *to, const T *from, bo
     *to = there ? *from : T();
 }
 
-/* Update the @n elements of an incomplete group. @at is the rows at this lane's first element. Each
- * lane fills and empties its own places of @pad. */
+/* Update the @n elements of an incomplete group of @n_rows moments. @at is the rows at this lane's
+ * first element. Each lane fills and empties its own places of @pad. */
 template <cst_moments MOMENTS, cst_rounding ROUNDING>
-__device__ void do_tail(padded &pad, uint32_t n, uint32_t optimizer,
+__device__ void do_tail(padded &pad, uint32_t n, uint32_t optimizer, uint32_t n_rows,
                         const cst_formula_scalars &scalars, cst_vec_bits word,
                         const cst_update_rows &at)
 {
     typedef uint8_t byte;
-    const uint32_t lane = threadIdx.x % CST_VEC_LANES, n_rows = n_moments(optimizer);
+    const uint32_t lane = threadIdx.x % CST_VEC_LANES;
     const uint32_t size = static_cast<uint32_t>(cst_format_bytes(MOMENTS) / CST_UPDATE_GROUP);
     cst_update_rows inside = {};
     group x;
@@ -178,7 +196,7 @@ __device__ void do_tail(padded &pad, uint32_t n, uint32_t optimizer,
         inside.master_in = inside.master = pad.master + lane;
     }
 #pragma unroll
-    for (uint32_t k = 0; k < 2 && k < n_rows; k++) {
+    for (uint32_t k = 0; k < CST_MAX_MOMENTS && k < n_rows; k++) {
         inside.moments_in[k].values = reinterpret_cast<byte *>(pad.moments[k]) + lane * size;
         inside.moments_in[k].exponents = &pad.exponents[k];
         inside.moments[k] = inside.moments_in[k];
@@ -203,7 +221,7 @@ __device__ void do_tail(padded &pad, uint32_t n, uint32_t optimizer,
             move(inside.master + i, at.master_in + i, there);
         }
 #pragma unroll
-        for (uint32_t k = 0; k < 2 && k < n_rows; k++) {
+        for (uint32_t k = 0; k < CST_MAX_MOMENTS && k < n_rows; k++) {
             for (uint32_t b = i * size; b < (i + 1) * size; b++) {
                 move(static_cast<byte *>(inside.moments[k].values) + b,
                      static_cast<const byte *>(at.moments_in[k].values) + b, there);
@@ -211,7 +229,8 @@ __device__ void do_tail(padded &pad, uint32_t n, uint32_t optimizer,
         }
     }
     load<CST_VEC_SHARED, MOMENTS>(x, n_rows, inside);
-    compute_and_store<CST_VEC_SHARED, MOMENTS, ROUNDING>(x, optimizer, scalars, word, inside);
+    compute_and_store<CST_VEC_SHARED, MOMENTS, ROUNDING>(x, optimizer, n_rows, scalars, word,
+                                                         inside);
 #pragma unroll
     for (int j = 0; j < CST_VEC_GROUP; j++) {
         const uint32_t i = static_cast<uint32_t>(j) * CST_VEC_LANES;
@@ -228,7 +247,7 @@ __device__ void do_tail(padded &pad, uint32_t n, uint32_t optimizer,
             at.weight[i] = inside.weight[i];
         }
 #pragma unroll
-        for (uint32_t k = 0; k < 2 && k < n_rows; k++) {
+        for (uint32_t k = 0; k < CST_MAX_MOMENTS && k < n_rows; k++) {
             for (uint32_t b = i * size; b < (i + 1) * size; b++) {
                 static_cast<byte *>(at.moments[k].values)[b] =
                     static_cast<const byte *>(inside.moments[k].values)[b];
@@ -236,7 +255,7 @@ __device__ void do_tail(padded &pad, uint32_t n, uint32_t optimizer,
         }
     }
 #pragma unroll
-    for (uint32_t k = 0; k < 2 && k < n_rows; k++) {
+    for (uint32_t k = 0; k < CST_MAX_MOMENTS && k < n_rows; k++) {
         if (MOMENTS == CST_MOMENTS_MX8) {
             *at.moments[k].exponents = pad.exponents[k];
         }
@@ -260,7 +279,8 @@ __device__ void keep(const cst_cuda_tile &tile, uint32_t n_rows, const cst_updat
                 *at.weight = cst_bf16_down(*at.master_in);
             }
         }
-        for (uint32_t k = 0; k < n_rows; k++) {
+#pragma unroll
+        for (uint32_t k = 0; k < CST_MAX_MOMENTS && k < n_rows; k++) {
             for (uint32_t b = 0; b < size; b++) {
                 static_cast<uint8_t *>(at.moments[k].values)[b] =
                     static_cast<const uint8_t *>(at.moments_in[k].values)[b];
@@ -279,7 +299,7 @@ __device__ __forceinline__ void update(const cst_cuda_tile *tiles, const cst_upd
     const bool random = MOMENTS != CST_MOMENTS_FP32 && ROUNDING == CST_ROUNDING_STOCHASTIC;
     const cst_cuda_tile tile = tiles[blockIdx.x];
     const uint32_t half = threadIdx.x / CST_VEC_LANES, lane = threadIdx.x % CST_VEC_LANES;
-    const uint32_t n_rows = n_moments(update.optimizer);
+    const uint32_t n_rows = update.n_moments;
     /* Number of complete groups. */
     const uint32_t n_groups = tile.n_elems / CST_UPDATE_GROUP;
     cst_formula_scalars scalars;
@@ -323,14 +343,14 @@ __device__ __forceinline__ void update(const cst_cuda_tile *tiles, const cst_upd
 #pragma unroll
         for (uint32_t i = 0; i < AT_ONCE; i++) {
             if (from + i < n_groups) {
-                compute_and_store<CST_VEC_ROWS, MOMENTS, ROUNDING>(x[i], update.optimizer, scalars,
-                                                                   word_of(from + i), at[i]);
+                compute_and_store<CST_VEC_ROWS, MOMENTS, ROUNDING>(
+                    x[i], update.optimizer, n_rows, scalars, word_of(from + i), at[i]);
             }
         }
     }
     if (tile.n_elems % CST_UPDATE_GROUP > 0 && n_groups / AT_ONCE % HALVES == half) {
-        do_tail<MOMENTS, ROUNDING>(pad, tile.n_elems % CST_UPDATE_GROUP, update.optimizer, scalars,
-                                   word_of(n_groups), group_at(n_groups));
+        do_tail<MOMENTS, ROUNDING>(pad, tile.n_elems % CST_UPDATE_GROUP, update.optimizer, n_rows,
+                                   scalars, word_of(n_groups), group_at(n_groups));
     }
 }
 

@@ -289,7 +289,7 @@ CST_INLINE void cst_vec_largest(unsigned which, unsigned n, const cst_vec v[][CS
 {
 #pragma unroll
     for (unsigned k = 0; k < n; k++) {
-        const uint32_t mask = which + k == 0 ? 0x7fffffffu : UINT32_MAX;
+        const uint32_t mask = (which >> k & 1u) == 0 ? 0x7fffffffu : UINT32_MAX;
         uint32_t a = __float_as_uint(v[k][0].x) & mask, b = __float_as_uint(v[k][1].x) & mask;
 
         a = a > b ? a : b;

@@ -2,6 +2,7 @@
 #include "kernels/engine/chunk.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 /* Returns whether @at is a multiple of 64 and an array of @n entries of @size bytes at @at lies
@@ -111,10 +112,14 @@ static int check_spans(struct cst_table_header *header, const struct cst_table_c
     return CST_OK;
 }
 
-static const char *const row_names[CSTE_CHUNK_N_ROWS] = {
-    [CST_ROW_WEIGHT] = "weight row",         [CST_ROW_GRAD] = "grad row",
-    [CST_ROW_MASTER] = "master row",         [CST_ROW_MOMENT] = "exp_avg row",
-    [CST_ROW_MOMENT + 1] = "exp_avg_sq row", [CST_ROW_WEIGHT_OTHER] = "second weight row"};
+static const char *row_name(int row)
+{
+    return row == CST_ROW_WEIGHT      ? "weight"
+           : row == CST_ROW_GRAD      ? "grad"
+           : row == CST_ROW_MASTER    ? "master"
+           : cst_table_is_moment(row) ? cst_moment_names[row - CST_ROW_MOMENT]
+                                      : "second weight";
+}
 
 /* Find row @row of @chunk. */
 static int find_row(const struct cste_segments *segments, struct cste_chunk *chunk, int row,
@@ -125,6 +130,7 @@ static int find_row(const struct cste_segments *segments, struct cste_chunk *chu
     struct cst_place place =
         row == CST_ROW_WEIGHT_OTHER ? chunk->entry->other_weight : chunk->entry->rows[row];
     struct cste_segment *segment;
+    char what[40];
     int rc;
 
     /* A chunk has a second weight row only if updates are early or delayed. */
@@ -132,12 +138,13 @@ static int find_row(const struct cste_segments *segments, struct cste_chunk *chu
         return CST_OK;
     }
     if (place.segment == CST_PLACE_NONE) {
-        return cst_err_set(err, CST_EINVAL, "chunk %u is frozen: it has no %s", chunk->work.chunk,
-                           row_names[row]);
+        return cst_err_set(err, CST_EINVAL, "chunk %u is frozen: it has no %s row",
+                           chunk->work.chunk, row_name(row));
     }
+    (void)snprintf(what, sizeof what, "%s row", row_name(row));
     rc =
         cste_segments_find(segments, place, cst_table_row_bytes(header, dtype, row, chunk->n_elems),
-                           cst_table_row_align(header, dtype, row), row_names[row], &segment, err);
+                           cst_table_row_align(header, dtype, row), what, &segment, err);
     if (rc == CST_OK) {
         chunk->rows[row] = (struct cste_addr){.mem = &segment->mem, .offset = place.offset};
         chunk->on_device = chunk->on_device || segment->mem.base == NULL;
@@ -168,10 +175,10 @@ static int check_overlap(const struct cste_chunk *chunk, struct cst_err *err)
                 x.offset < y.offset + cst_table_row_bytes(header, dtype, b, chunk->n_elems) &&
                 y.offset < x.offset + cst_table_row_bytes(header, dtype, a, chunk->n_elems)) {
                 return cst_err_set(err, CST_EINVAL,
-                                   "chunk %u: %s at %" PRIu64 " and %s at %" PRIu64
+                                   "chunk %u: %s row at %" PRIu64 " and %s row at %" PRIu64
                                    " overlap, with %" PRIu64 " elements",
-                                   chunk->work.chunk, row_names[a], x.offset, row_names[b],
-                                   y.offset, chunk->n_elems);
+                                   chunk->work.chunk, row_name(a), x.offset, row_name(b), y.offset,
+                                   chunk->n_elems);
             }
         }
     }

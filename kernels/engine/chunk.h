@@ -14,9 +14,7 @@
 /* Sets of rows as bits, one bit per row. */
 #define CSTE_CHUNK_ROW(row) (1u << (row))
 #define CSTE_CHUNK_ROWS_REDUCE CSTE_CHUNK_ROW(CST_ROW_GRAD)
-#define CSTE_CHUNK_ROWS_STATES                                                                     \
-    (CSTE_CHUNK_ROW(CST_ROW_MASTER) | CSTE_CHUNK_ROW(CST_ROW_MOMENT) |                             \
-     CSTE_CHUNK_ROW(CST_ROW_MOMENT + 1))
+#define CSTE_CHUNK_ROWS_STATES (CSTE_CHUNK_ROW(CST_ROW_COUNT) - CSTE_CHUNK_ROW(CST_ROW_MASTER))
 #define CSTE_CHUNK_ROWS_ALL                                                                        \
     (CSTE_CHUNK_ROWS_STATES | CSTE_CHUNK_ROW(CST_ROW_WEIGHT) | CSTE_CHUNK_ROW(CST_ROW_GRAD))
 /* Number of rows of a chunk, including the second weight row. */
@@ -44,8 +42,8 @@ int cste_chunk_table(const struct cste_segments *segments, uint32_t id,
                      struct cste_segment **segment, struct cst_table_header **out,
                      struct cst_err *err);
 
-/* Find chunk @index of the table in segment @table, with the rows whose bits are set in @rows. The
- * row exp_avg_sq is left out if the optimizer does not have it, the master row if the tensors are
+/* Find chunk @index of the table in segment @table, with the rows whose bits are set in @rows. Rows
+ * of moments are left out if the optimizer does not have them, the master row if the tensors are
  * fp32, and the second weight row if the chunk does not have one. Rows must not overlap, with one
  * exception: a bf16 grad row may be the weight row. The pointers in @out are valid while the
  * segments are held. CST_ENOTFOUND: a segment is missing or not READY; CST_EINVAL: @index is out of

@@ -199,7 +199,7 @@ static int check_convert(const struct cste_device_convert *c, struct cst_err *er
     /* With these limits, sizes in bytes do not overflow. */
     if (c->n_elems > UINT64_MAX / sizeof(float) || c->row_elems > UINT64_MAX / sizeof(float) ||
         c->moments >= CST_MOMENTS_COUNT || c->n_dst < least ||
-        c->n_dst > (states ? least + 2 : 1) || (c->fp32 && c->split)) {
+        c->n_dst > (states ? least + CST_MAX_MOMENTS : 1) || (c->fp32 && c->split)) {
         return cst_err_set(err, CST_EINVAL,
                            "conversion of %" PRIu64 " elements, moments' format %u, to %u rows",
                            c->n_elems, (unsigned)c->moments, c->n_dst);
@@ -210,8 +210,7 @@ static int check_convert(const struct cste_device_convert *c, struct cst_err *er
     if (c->what == CSTE_CONVERT_JOIN) {
         return check_join(c, err);
     }
-    if (c->what != CSTE_CONVERT_WEIGHT && c->row != CST_ROW_MOMENT &&
-        c->row != CST_ROW_MOMENT + 1) {
+    if (c->what != CSTE_CONVERT_WEIGHT && !cst_table_is_moment((int)c->row)) {
         return cst_err_set(err, CST_EINVAL, "conversion of row %u: it holds no moments",
                            (unsigned)c->row);
     }
@@ -269,7 +268,7 @@ void cste_device_rows(struct cst_rows *out, const struct cst_tile_work *work,
     *out = (struct cst_rows){.grad = wide ? NULL : pointer(rows[CST_ROW_GRAD]),
                              .grad_f32 = wide ? pointer(rows[CST_ROW_GRAD]) : NULL};
     point_weights(out, header, dtype, rows);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < CST_MAX_MOMENTS; i++) {
         uint8_t *values = pointer(rows[CST_ROW_MOMENT + i]);
 
         out->moments[i].values = values;
@@ -335,7 +334,7 @@ int cste_device_update(struct cste_device *device, unsigned thread,
     const struct cst_table_header *header = update->work->table;
     enum cst_optimizer optimizer;
     enum cst_dtype dtype;
-    unsigned states = 1u << CST_ROW_MOMENT, in;
+    unsigned states = 0, in;
     int rc;
 
     *done = (struct cst_tile_done){0};
@@ -352,9 +351,9 @@ int cste_device_update(struct cste_device *device, unsigned thread,
         return cst_err_set(err, CST_EINVAL, "update of %u sources, mark %" PRIu64, update->n_src,
                            update->work->mark);
     }
-    states |= cst_table_has_row(optimizer, dtype, CST_ROW_MASTER) ? 1u << CST_ROW_MASTER : 0;
-    states |=
-        cst_table_has_row(optimizer, dtype, CST_ROW_MOMENT + 1) ? 1u << (CST_ROW_MOMENT + 1) : 0;
+    for (int row = CST_ROW_MASTER; row < CST_ROW_COUNT; row++) {
+        states |= cst_table_has_row(optimizer, dtype, row) ? 1u << row : 0;
+    }
     in = states | (update->n_src == 0 ? 1u << CST_ROW_GRAD : 0) |
          (cst_table_reads_weights(header, dtype) ? 1u << CST_ROW_WEIGHT : 0);
     rc = check_rows(update, update->in, in, err);

@@ -50,7 +50,7 @@ enum cste_device_conversion {
     CSTE_CONVERT_JOIN,   /* split master weights to fp32 values */
 };
 
-#define CSTE_CONVERT_MAX_DST 4
+#define CSTE_CONVERT_MAX_DST (2 + CST_MAX_MOMENTS)
 
 /* A conversion or a part of one. All memory is host memory, except that the destination of
  * CSTE_CONVERT_WEIGHT may be device memory. The addresses of values, master weights and weights are
@@ -64,7 +64,7 @@ struct cste_device_convert {
     bool from_bf16;             /* STATES: the values are bf16. */
     bool split;                 /* STATES: the master weights are split; the row has remainders. */
     bool fp32;                  /* STATES of fp32 tensors: there are no weights besides. */
-    /* Destinations. STATES: master, weight (not with fp32), and up to two moments rows. WEIGHT:
+    /* Destinations. STATES: master, weight (not with fp32), and rows of moments. WEIGHT:
      * bf16 weights. ENCODE: the moments row. DECODE and JOIN: fp32 values. */
     struct cste_addr dst[CSTE_CONVERT_MAX_DST];
     /* Number of destinations: for STATES as many as that, otherwise 1. */
@@ -85,11 +85,11 @@ struct cste_device_update {
     /* Hyper-parameters before the scales of a span are applied. */
     const struct cst_tile_hyper *hyper;
     uint64_t row_elems; /* Number of elements of each row. */
-    /* Rows that are read: GRAD (only if n_src is 0), MASTER, EXP_AVG, EXP_AVG_SQ; with split
+    /* Rows that are read: GRAD (only if n_src is 0), MASTER and the moments; with split
      * masters also WEIGHT, and of fp32 tensors WEIGHT instead of MASTER. In place, the weights may
      * be read from another row than the one written. */
     struct cste_addr in[CST_ROW_COUNT];
-    /* Rows that are written: WEIGHT, MASTER (not of fp32 tensors), EXP_AVG, EXP_AVG_SQ. */
+    /* Rows that are written: WEIGHT, MASTER (not of fp32 tensors) and the moments. */
     struct cste_addr out[CST_ROW_COUNT];
     /* Contributions that are summed in the pass of the update; borrowed. */
     const struct cste_addr *src;
@@ -131,7 +131,7 @@ static inline struct cste_addr cste_addr_ahead(struct cste_addr addr, uint64_t b
 }
 
 /* Returns whether the states are updated in place. An update in place stores marks and uses undo
- * slots. All optimizers have exp_avg. */
+ * slots. All optimizers have a moment. */
 static inline bool cste_device_is_in_place(const struct cste_device_update *update)
 {
     return update->in[CST_ROW_MOMENT].mem == update->out[CST_ROW_MOMENT].mem &&

@@ -20,7 +20,7 @@
 
 #define CSTE_WORK_MAX_DST CSTE_CONVERT_MAX_DST
 /* Largest number of rows in `in`, and in `out`. */
-#define CSTE_WORK_MAX_ROWS 5
+#define CSTE_WORK_MAX_ROWS CST_ROW_COUNT
 #define CSTE_WORK_MAX_USES                                                                         \
     (CST_TILE_MAX_SRC + CSTE_WORK_MAX_DST + 2 * CSTE_WORK_MAX_ROWS + CSTE_CHUNK_N_ROWS + 2)
 

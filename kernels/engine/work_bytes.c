@@ -132,11 +132,12 @@ static int check_convert(struct cste_work *work)
             "%s of %" PRIu64 " elements from %" PRIu64 " on, of a row of %" PRIu64 ", format %u",
             cste_work_kind(work)->name, c->n_elems, c->first, c->row_elems, (unsigned)c->moments);
     }
-    if (c->what == CSTE_CONVERT_STATES && c->n_dst > cste_convert_first_moment(c) + 2) {
+    if (c->what == CSTE_CONVERT_STATES &&
+        c->n_dst > cste_convert_first_moment(c) + CST_MAX_MOMENTS) {
         return cst_err_set(&work->err, CST_EINVAL, "SET_MASTER of fp32 tensors to %u rows",
                            c->n_dst);
     }
-    if (row && c->row != CST_ROW_MOMENT && c->row != CST_ROW_MOMENT + 1) {
+    if (row && !cst_table_is_moment((int)c->row)) {
         return cst_err_set(&work->err, CST_EINVAL, "%s of row %u: it holds no moments",
                            cste_work_kind(work)->name, (unsigned)c->row);
     }

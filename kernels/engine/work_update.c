@@ -23,7 +23,7 @@ static enum cst_optimizer optimizer_of(const struct cste_work *work)
 
 static bool is_muon(const struct cste_work *work)
 {
-    return optimizer_of(work) == CST_OPTIMIZER_MUON;
+    return cst_optimizer_of_matrices(optimizer_of(work));
 }
 
 /* Returns the rows of @rows that this update has: those of the chunk, and the grad row only without

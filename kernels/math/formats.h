@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loading and storing groups of CST_UPDATE_GROUP moments and split masters, written over vectors.
  * Included after one of kernels/math/vec_*.h. Private to kernels/. Format, rounding and @which (0:
- * exp_avg, 1: exp_avg_sq) are compile-time constants. */
+ * a moment with a sign, 1: one without) are compile-time constants. */
 #ifndef CST_FORMATS_H
 #define CST_FORMATS_H
 
@@ -16,6 +16,12 @@
 #define CST_MEMORY_INLINE CST_INLINE
 #define CST_MEMORY(function) function
 #endif
+
+/* Returns whether moment number @number has no sign. This is @which of the functions below. */
+CST_INLINE unsigned cst_format_code(unsigned number)
+{
+    return CST_MOMENTS_UNSIGNED >> number & 1u;
+}
 
 /* Returns the bytes of a group, without the exponent of mx8. */
 CST_INLINE size_t cst_format_bytes(enum cst_moments moments)
@@ -132,7 +138,8 @@ CST_MEMORY_INLINE void cst_format_store_codes(enum cst_rounding rounding, unsign
     CST_MEMORY(cst_vec_store_codes)(which, at, codes, unit, from);
 }
 
-/* Store a block that has a NaN, a magnitude of 2^127 or more, or an exp_avg_sq with a sign. */
+/* Store a block that has a NaN, a magnitude of 2^127 or more, or a sign that its code
+ * does not have. */
 CST_MEMORY_INLINE void cst_format_store_rare(enum cst_rounding rounding, unsigned which,
                                              const struct cst_update_moment *at,
                                              const struct cst_vec in[CST_VEC_GROUP],
@@ -163,30 +170,33 @@ CST_MEMORY_INLINE void cst_format_store_rare(enum cst_rounding rounding, unsigne
      words);
 }
 
-/* Store @n groups as the moments @which and following. The arguments have one element for each. */
+/* Store @n groups of different moments. The arguments have one element for each, and @which a bit.
+ */
 CST_MEMORY_INLINE void cst_format_store_mx8(enum cst_rounding rounding, unsigned which, unsigned n,
                                             const struct cst_update_moment at[],
                                             const struct cst_vec in[][CST_VEC_GROUP],
                                             const struct cst_vec_bits words[][CST_VEC_GROUP / 2])
 {
-    struct cst_vec_common largest[2];
+    struct cst_vec_common largest[CST_MAX_MOMENTS];
 
     cst_vec_largest(which, n, in, largest);
     CST_VEC_UNROLL
     for (unsigned k = 0; k < n; k++) {
-        *at[k].exponents = (uint8_t)cst_mx8_exponent(which + k, largest[k]);
+        const unsigned code = which >> k & 1u;
+
+        *at[k].exponents = (uint8_t)cst_mx8_exponent(code, largest[k]);
         CST_MEMORY(cst_format_store_codes)
-        (rounding, which + k, (uint8_t *)at[k].values, cst_mx8_unit(which + k, largest[k]), in[k],
-         in[k], words[k]);
+        (rounding, code, (uint8_t *)at[k].values, cst_mx8_unit(code, largest[k]), in[k], in[k],
+         words[k]);
         if (__builtin_expect(cst_vec_common_scalar(largest[k]) >= CST_MX8_HUGE, false)) {
-            CST_MEMORY(cst_format_store_rare)(rounding, which + k, &at[k], in[k], words[k]);
+            CST_MEMORY(cst_format_store_rare)(rounding, code, &at[k], in[k], words[k]);
         }
     }
 }
 
-/* Store the @n groups @in at @at as the moments @which and following. Each NaN must be
- * CST_UPDATE_NAN, except with mx8. @words are the random words of the groups. @words is not read if
- * the moments are fp32 or are rounded to nearest. */
+/* Store the @n groups @in of different moments at @at. Bit k of @which is that of group k. Each NaN
+ * must be CST_UPDATE_NAN, except with mx8. @words are the random words of the groups. @words is not
+ * read if the moments are fp32 or are rounded to nearest. */
 CST_MEMORY_INLINE void cst_format_store(enum cst_moments moments, enum cst_rounding rounding,
                                         unsigned which, unsigned n,
                                         const struct cst_update_moment at[],

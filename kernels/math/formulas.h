@@ -1,23 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The formulas of kernels/math/update.h, written over vectors. Included after one of
  * kernels/math/vec_*.h (by CUDA after its own vectors) and compiled for each. Private to kernels/.
- * An entry of CST_FORMULAS is two functions: the first one computes the moments, and the second one
- * the master weight. A kernel can store the moments between the two, while square roots and
- * quotients are computed. */
+ * Each optimizer of CST_OPTIMIZERS (proto/optimizers.h) has two functions: the first one computes
+ * the moments, and the second one the master weight. A kernel can store the moments between the
+ * two, while square roots and quotients are computed. */
 #ifndef CST_FORMULAS_H
 #define CST_FORMULAS_H
 
-/* List of the formulas: X(name in enum cst_optimizer, prefix of the functions). */
-#define CST_FORMULAS(X)                                                                            \
-    X(ADAMW, adamw)                                                                                \
-    X(ADAM, adam)                                                                                  \
-    X(LION, lion)                                                                                  \
-    X(SGD, sgd)
-/* MUON, in a list of its own: it also reads the directions of whole matrices, which are computed
- * before (kernels/math/muon.h). */
-#ifndef CST_FORMULA_MUON
-#define CST_FORMULA_MUON(X) X(MUON, muon)
-#endif
+#include "proto/optimizers.h"
 
 /* The values of struct cst_update_scalars, each in every lane. */
 struct cst_formula_scalars {
@@ -35,11 +25,10 @@ struct cst_formula_scalars {
 
 /* The states of the elements in a vector. */
 struct cst_formula_states {
-    struct cst_vec p; /* master weights */
-    struct cst_vec m; /* exp_avg */
-    struct cst_vec v; /* exp_avg_sq, if the optimizer has it */
-    struct cst_vec u; /* Result of the first function for the second one. */
-    struct cst_vec o; /* MUON: the orthogonalised direction. */
+    struct cst_vec p;                  /* master weights */
+    struct cst_vec m[CST_MAX_MOMENTS]; /* Those that the optimizer has. */
+    struct cst_vec u;                  /* Result of the first function for the second one. */
+    struct cst_vec o;                  /* Optimizers of matrices: the orthogonalised direction. */
 };
 
 /* Copy each scalar to every lane. */
@@ -86,16 +75,16 @@ CST_INLINE struct cst_vec cst_formula_towards(struct cst_vec x, struct cst_vec y
 CST_INLINE void cst_formula_two_moments(const struct cst_formula_scalars *s, struct cst_vec g,
                                         struct cst_formula_states *x)
 {
-    x->m = cst_formula_towards(x->m, g, s->one_minus_beta1);
-    x->v = cst_vec_fma(s->one_minus_beta2, cst_vec_mul(g, g), cst_vec_mul(s->beta2, x->v));
-    x->u = cst_vec_sqrt(x->v);
+    x->m[0] = cst_formula_towards(x->m[0], g, s->one_minus_beta1);
+    x->m[1] = cst_vec_fma(s->one_minus_beta2, cst_vec_mul(g, g), cst_vec_mul(s->beta2, x->m[1]));
+    x->u = cst_vec_sqrt(x->m[1]);
 }
 
 CST_INLINE void cst_formula_quotient(enum cst_moments moments, const struct cst_formula_scalars *s,
                                      struct cst_formula_states *x)
 {
     struct cst_vec d = cst_vec_fma(x->u, s->inv_sqrt_bias2, s->eps);
-    struct cst_vec ratio = cst_vec_div(x->m, d);
+    struct cst_vec ratio = cst_vec_div(x->m[0], d);
 
     if (moments == CST_MOMENTS_MX8) {
         ratio = cst_vec_limit(ratio, s->ratio_limit);
@@ -133,8 +122,8 @@ CST_INLINE void cst_formula_adam_weight(enum cst_moments moments,
 CST_INLINE void cst_formula_lion_moments(const struct cst_formula_scalars *s, struct cst_vec g,
                                          struct cst_formula_states *x)
 {
-    x->u = cst_formula_sign(cst_formula_towards(x->m, g, s->one_minus_beta1));
-    x->m = cst_formula_towards(x->m, g, s->one_minus_beta2);
+    x->u = cst_formula_sign(cst_formula_towards(x->m[0], g, s->one_minus_beta1));
+    x->m[0] = cst_formula_towards(x->m[0], g, s->one_minus_beta2);
 }
 
 CST_INLINE void cst_formula_lion_weight(enum cst_moments moments,
@@ -148,8 +137,8 @@ CST_INLINE void cst_formula_lion_weight(enum cst_moments moments,
 CST_INLINE void cst_formula_sgd_moments(const struct cst_formula_scalars *s, struct cst_vec g,
                                         struct cst_formula_states *x)
 {
-    x->m = cst_vec_fma(s->beta1, x->m, cst_vec_fma(s->weight_decay, x->p, g));
-    x->u = x->m;
+    x->m[0] = cst_vec_fma(s->beta1, x->m[0], cst_vec_fma(s->weight_decay, x->p, g));
+    x->u = x->m[0];
 }
 
 CST_INLINE void cst_formula_sgd_weight(enum cst_moments moments,
@@ -163,7 +152,7 @@ CST_INLINE void cst_formula_sgd_weight(enum cst_moments moments,
 CST_INLINE void cst_formula_muon_moments(const struct cst_formula_scalars *s, struct cst_vec g,
                                          struct cst_formula_states *x)
 {
-    x->m = cst_formula_towards(x->m, g, s->one_minus_beta1);
+    x->m[0] = cst_formula_towards(x->m[0], g, s->one_minus_beta1);
     x->u = x->o;
 }
 
@@ -182,12 +171,11 @@ CST_INLINE void cst_formula_moments(enum cst_optimizer optimizer,
                                     struct cst_formula_states *x)
 {
     g = cst_vec_mul(g, s->grad_scale);
-#define CASE(name, prefix)                                                                         \
+#define CASE(name, prefix, ...)                                                                    \
     if (optimizer == CST_OPTIMIZER_##name) {                                                       \
         cst_formula_##prefix##_moments(s, g, x);                                                   \
     }
-    CST_FORMULAS(CASE)
-    CST_FORMULA_MUON(CASE)
+    CST_OPTIMIZERS(CASE)
 #undef CASE
 }
 
@@ -197,12 +185,11 @@ CST_INLINE void cst_formula_weight(enum cst_optimizer optimizer, enum cst_moment
                                    const struct cst_formula_scalars *s,
                                    struct cst_formula_states *x)
 {
-#define CASE(name, prefix)                                                                         \
+#define CASE(name, prefix, ...)                                                                    \
     if (optimizer == CST_OPTIMIZER_##name) {                                                       \
         cst_formula_##prefix##_weight(moments, s, x);                                              \
     }
-    CST_FORMULAS(CASE)
-    CST_FORMULA_MUON(CASE)
+    CST_OPTIMIZERS(CASE)
 #undef CASE
 }
 

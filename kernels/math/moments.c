@@ -39,7 +39,7 @@ void cst_moments_decode(enum cst_moments moments, unsigned which, uint64_t first
                         const struct cst_update_moment *row, float *out)
 {
     if (moments == CST_MOMENTS_MX8) {
-        decode_mx8(which, first, first + n, row, out);
+        decode_mx8(cst_format_code(which), first, first + n, row, out);
     } else if (moments == CST_MOMENTS_BF16) {
         cst_upcast_ref(n, (const uint16_t *)row->values + first, out);
     } else {
@@ -72,7 +72,7 @@ void cst_moments_encode(enum cst_moments moments, unsigned which, uint64_t first
                         const float *in, const struct cst_update_moment *row)
 {
     if (moments == CST_MOMENTS_MX8) {
-        encode_mx8(which, first, first + n, in, row);
+        encode_mx8(cst_format_code(which), first, first + n, in, row);
         return;
     }
     for (size_t i = 0; i < n; i++) {
@@ -111,7 +111,7 @@ void cst_moments_clear(enum cst_moments moments, unsigned which, uint64_t first,
     const size_t bytes = cst_moments_elem_bytes(moments);
 
     if (moments == CST_MOMENTS_MX8) {
-        clear_mx8(which, first, first + n, row);
+        clear_mx8(cst_format_code(which), first, first + n, row);
     } else {
         memset((char *)row->values + first * bytes, 0, n * bytes);
     }

@@ -2,8 +2,8 @@
 /* Conversion of moments rows to and from fp32, for reading and writing states. The update does not
  * use these functions (kernels/math/update.h). All functions work on elements [first, first + n) of
  * a row; @row points to the start of the row, with mx8 to its codes and exponents. An mx8 row has a
- * multiple of CST_MX8_BLOCK elements. @which is 0 for exp_avg and 1 for exp_avg_sq; their mx8 codes
- * differ (kernels/math/mx8.h). Any thread. */
+ * multiple of CST_MX8_BLOCK elements. @which is the number of the moment; mx8 codes with and
+ * without a sign differ (kernels/math/mx8.h). Any thread. */
 #ifndef CST_MOMENTS_H
 #define CST_MOMENTS_H
 

@@ -4,13 +4,16 @@
  * of its own. Included after one of kernels/math/vec_*.h. Private to kernels/.
  *
  *                   code                                     value x 2^-(exponent - 127)
- *    exp_avg        sign, 4 bits exponent e, 3 fraction f    e > 0: (1 + f/8) x 2^(e - 7)
+ *    with sign      sign, 4 bits exponent e, 3 fraction f    e > 0: (1 + f/8) x 2^(e - 7)
  *    (E4M3)                                                  e = 0: f/8 x 2^-6
- *    exp_avg_sq     5 bits exponent e, 3 fraction f          e > 0: (1 + f/8) x 2^(e - 15)
+ *    without        5 bits exponent e, 3 fraction f          e > 0: (1 + f/8) x 2^(e - 15)
  *    (UE5M3)                                                 e = 0: f/8 x 2^-14
  *
- * e = 31 is not used. Both codes are therefore the upper half of an IEEE half. All codes of exp_avg
- * are numbers; the largest is 480. The value of a code is exact in fp32.
+ * e = 31 is not used. Both codes are therefore the upper half of an IEEE half. All codes with a
+ * sign are numbers; the largest is 480. The value of a code is exact in fp32. The first code is
+ * that of moments such as exp_avg, the second one that of means of squares, such as exp_avg_sq
+ * (CST_MOMENTS_UNSIGNED, proto/optimizers.h). In the functions, @which is 0 for the first and 1 for
+ * the second one.
  *
  * Choice of the exponent:
  *
@@ -26,9 +29,9 @@
  *   nearness. The other rounding is to nearest even. Both round to a multiple of the unit of the
  *   last bit.
  * - Elements with e = 0 are first rounded to nearest even at 2^-20 of that unit.
- * - An exp_avg_sq that is not zero gets at least code 1. With code 0, the next denominator of the
- *   update would depend on the last gradient alone.
- * - The sign of an exp_avg_sq is dropped.
+ * - Without a sign, an element that is not zero gets at least code 1. With code 0, the next
+ *   denominator of the update would depend on the last gradient alone.
+ * - A sign for which there is no bit is dropped.
  *
  * A block with a NaN, an infinity, or a magnitude above 1.875 x 2^127 gets exponent 255 and codes
  * 0, and all its elements are decoded to NaN. Exponents 247 to 254 are never written; these
@@ -76,7 +79,7 @@ CST_INLINE uint32_t cst_mx8_exponent(unsigned which, struct cst_vec_common large
 }
 
 /* Returns the factor for the value of a code that was loaded as an IEEE half. The exponent bias of
- * exp_avg's code is 8 less than that of a half, hence the additional factor 2^8. */
+ * the code with a sign is 8 less than that of a half, hence the additional factor 2^8. */
 CST_INLINE struct cst_vec cst_mx8_scale(unsigned which, uint32_t exponent)
 {
     uint32_t bits = exponent == 0 ? 0 : (exponent + (which == 0 ? 8 : 0)) << 23;

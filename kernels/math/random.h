@@ -13,8 +13,8 @@
  * - A group of 32 elements has words 16 g to 16 g + 15, where g is the number of the group in its
  *   span. Word i of the group belongs to elements i and i + 16; element i uses its low bits,
  *   element i + 16 its high bits.
- * - exp_avg uses the words unchanged. exp_avg_sq uses the words after one more round, so that the
- *   bits of an element's two moments are independent. */
+ * - The first moment uses the words unchanged. Each other one uses those of the moment before it
+ *   after one more round, so that the bits of an element's moments are independent. */
 #ifndef CST_RANDOM_H
 #define CST_RANDOM_H
 
@@ -65,7 +65,7 @@ CST_INLINE void cst_random_words(struct cst_random_key key, uint32_t group,
     }
 }
 
-/* Returns the words that exp_avg_sq uses where exp_avg uses @words. */
+/* Returns the words that a moment uses where the one before it uses @words. */
 CST_INLINE struct cst_vec_bits cst_random_other(struct cst_vec_bits words)
 {
     return cst_vec_times(cst_vec_xor(words, cst_vec_right(words, 16)),

@@ -97,7 +97,7 @@ static struct cst_update_rows rows_at(const struct cst_tile_work *work, const st
                                       uint32_t first)
 {
     const enum cst_moments format = (enum cst_moments)work->table->moments;
-    const int n = cst_table_has_second(optimizer_of(work)) ? 2 : 1;
+    const unsigned n = cst_optimizer_n_moments(optimizer_of(work));
     const struct cst_rows *in = &work->rows;
     uint64_t at = tile->start + first;
     struct cst_update_rows rows = {.grad_bf16 = grads.bf16 != NULL ? grads.bf16 + first : NULL,
@@ -114,7 +114,7 @@ static struct cst_update_rows rows_at(const struct cst_tile_work *work, const st
         rows.remainder_in = in->remainder + at;
         rows.remainder = out->remainder + at;
     }
-    for (int k = 0; k < n; k++) {
+    for (unsigned k = 0; k < n; k++) {
         rows.moments_in[k] = cst_moments_at(format, &in->moments[k], at);
         rows.moments[k] = cst_moments_at(format, &out->moments[k], at);
     }
@@ -219,7 +219,7 @@ static uint64_t keep_states(struct cst_update_rows rows, enum cst_moments format
     } else {
         memcpy(rows.remainder, rows.remainder_in, n * sizeof *rows.remainder);
     }
-    for (int k = 0; k < 2 && rows.moments[k].values != NULL; k++) {
+    for (int k = 0; k < CST_MAX_MOMENTS && rows.moments[k].values != NULL; k++) {
         memcpy(rows.moments[k].values, rows.moments_in[k].values,
                n * cst_moments_elem_bytes(format));
         if (rows.moments[k].exponents != NULL) {

@@ -30,7 +30,7 @@ struct cst_rows {
      * an update begins, these may be in another row than `weight`. */
     int16_t *remainder;
     const uint16_t *weight_in;
-    struct cst_update_moment moments[2]; /* exp_avg and exp_avg_sq. */
+    struct cst_update_moment moments[CST_MAX_MOMENTS]; /* Those of the optimizer, by number. */
 };
 
 /* One tile of a command. */

@@ -144,7 +144,7 @@ static bool has_rows(const struct cst_undo_slot *slot, const struct cst_rows *ro
 static bool is_rule(const struct cst_undo_slot *slot, const struct cst_tile_work *work)
 {
     const struct cst_table_chunk *chunk = &cst_table_chunks(work->table)[work->chunk];
-    bool muon = cst_table_optimizer(work->table, chunk) == CST_OPTIMIZER_MUON;
+    bool muon = cst_optimizer_of_matrices(cst_table_optimizer(work->table, chunk));
 
     return !is_update(slot->kind) || muon == (slot->kind == CST_UNDO_MUON);
 }
@@ -204,7 +204,7 @@ static void put_back_group(const struct cst_undo_slot *slot, const struct cst_ti
     if (slot->kind != CST_UNDO_FUSED && rows->weight != NULL && rows->weight == rows->grad) {
         memcpy(rows->grad + at, old->grad, n * sizeof *old->grad);
     }
-    for (int k = 0; k < (rows->moments[1].values != NULL ? 2 : 1); k++) {
+    for (int k = 0; k < CST_MAX_MOMENTS && rows->moments[k].values != NULL; k++) {
         struct cst_update_moment moment = cst_moments_at(format, &rows->moments[k], at);
 
         memcpy(moment.values, old->moments[k], n * cst_moments_elem_bytes(format));

@@ -87,7 +87,7 @@ uint64_t cst_update_bytes(const struct cst_update_rows *rows, enum cst_moments m
     bytes += rows->remainder_in != NULL ? n * sizeof *rows->remainder_in : 0;
     bytes += rows->remainder != NULL ? n * sizeof *rows->remainder : 0;
     bytes += rows->weight != NULL ? n * sizeof *rows->weight : 0;
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < CST_MAX_MOMENTS; k++) {
         bytes += moment_bytes(&rows->moments_in[k], moments, n);
         bytes += moment_bytes(&rows->moments[k], moments, n);
     }

@@ -61,7 +61,7 @@
 #ifndef CST_MATH_UPDATE_H
 #define CST_MATH_UPDATE_H
 
-#include "cistern/optimizer.h"
+#include "proto/optimizers.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -119,10 +119,10 @@ struct cst_update_rows {
     /* Split masters that are read; otherwise NULL. */
     const uint16_t *weight_in;
     const int16_t *remainder_in;
-    struct cst_update_moment moments_in[2]; /* exp_avg and exp_avg_sq; read only. */
-    float *master;                          /* NULL: masters are split. */
-    int16_t *remainder;                     /* Split masters; otherwise NULL. */
-    struct cst_update_moment moments[2];
+    struct cst_update_moment moments_in[CST_MAX_MOMENTS]; /* By number; read only. */
+    float *master;                                        /* NULL: masters are split. */
+    int16_t *remainder;                                   /* Split masters; otherwise NULL. */
+    struct cst_update_moment moments[CST_MAX_MOMENTS];
     uint16_t *weight; /* NULL: the master weights are the weights. */
     /* Rows that will be summed next. The kernel prefetches as many of their elements as it updates,
      * while it waits for its own rows. The addresses are hints: they may lie beyond the end of a

@@ -29,10 +29,10 @@ struct padded {
     alignas(64) uint16_t direction[CST_UPDATE_GROUP];
     alignas(64) float grad_fp32[CST_UPDATE_GROUP];
     alignas(64) float master[CST_UPDATE_GROUP];
-    alignas(64) uint8_t moments[2][CST_UPDATE_GROUP * sizeof(float)];
+    alignas(64) uint8_t moments[CST_MAX_MOMENTS][CST_UPDATE_GROUP * sizeof(float)];
     alignas(64) uint16_t weight[CST_UPDATE_GROUP];
     alignas(64) int16_t remainder[CST_UPDATE_GROUP];
-    uint8_t exponents[2];
+    uint8_t exponents[CST_MAX_MOMENTS];
 };
 
 /* Copy the @n elements at the start of @rows into @padded, and set @out to the rows of @padded. */
@@ -59,7 +59,7 @@ ALWAYS_INLINE void pad(struct way way, struct padded *padded, const struct cst_u
         memcpy(padded->grad_fp32, rows->grad_fp32, n * sizeof *rows->grad_fp32);
         out->grad_fp32 = padded->grad_fp32;
     }
-    if (way.optimizer == CST_OPTIMIZER_MUON) {
+    if (takes_directions(way)) {
         memcpy(padded->direction, rows->direction, n * sizeof *rows->direction);
         out->direction = padded->direction;
     }
@@ -206,17 +206,16 @@ ALWAYS_INLINE const struct cst_update_table *other_table(const struct cst_update
         }                                                                                          \
     }
 
-#define ENTRIES(name, function)                                                                    \
+#define ENTRIES(name, function, ...)                                                               \
     ENTRY(function, name, FP32, NEAREST, _fp32)                                                    \
     ENTRY(function, name, BF16, STOCHASTIC, _bf16_stochastic)                                      \
     ENTRY(function, name, BF16, NEAREST, _bf16_nearest)                                            \
     ENTRY(function, name, MX8, STOCHASTIC, _mx8_stochastic)                                        \
     ENTRY(function, name, MX8, NEAREST, _mx8_nearest)
-CST_FORMULAS(ENTRIES)
-CST_FORMULA_MUON(ENTRIES)
+CST_OPTIMIZERS(ENTRIES)
 
 /* The functions of one optimizer in the table, by format of the moments and by rounding. */
-#define ROWS(name, function)                                                                       \
+#define ROWS(name, function, ...)                                                                  \
     [CST_OPTIMIZER_##                                                                              \
         name] = {[CST_MOMENTS_FP32] = {[CST_ROUNDING_STOCHASTIC] = function##_fp32,                \
                                        [CST_ROUNDING_NEAREST] = function##_fp32},                  \
@@ -225,4 +224,4 @@ CST_FORMULA_MUON(ENTRIES)
                  [CST_MOMENTS_MX8] = {[CST_ROUNDING_STOCHASTIC] = function##_mx8_stochastic,       \
                                       [CST_ROUNDING_NEAREST] = function##_mx8_nearest}},
 
-const struct cst_update_table TABLE = {.v = {CST_FORMULAS(ROWS) CST_FORMULA_MUON(ROWS)}};
+const struct cst_update_table TABLE = {.v = {CST_OPTIMIZERS(ROWS)}};

@@ -26,7 +26,13 @@ struct way {
 
 ALWAYS_INLINE unsigned n_moments(struct way way)
 {
-    return way.optimizer == CST_OPTIMIZER_ADAMW || way.optimizer == CST_OPTIMIZER_ADAM ? 2 : 1;
+    return cst_optimizer_n_moments(way.optimizer);
+}
+
+/* Returns whether the update reads directions of whole matrices. */
+ALWAYS_INLINE bool takes_directions(struct way way)
+{
+    return cst_optimizer_of_matrices(way.optimizer);
 }
 
 /* Returns the number of vectors in a piece. If a group has many vectors, half of them fit into the
@@ -75,7 +81,7 @@ ALWAYS_INLINE struct cst_update_rows rows_at(struct way way, const struct cst_up
                                  .grad_fp32 = r->grad_bf16 == NULL ? r->grad_fp32 + i : NULL,
                                  .weight = way.alone ? NULL : r->weight + i};
 
-    if (way.optimizer == CST_OPTIMIZER_MUON) {
+    if (takes_directions(way)) {
         at.direction = r->direction + i;
     }
     if (way.split) {
@@ -170,7 +176,7 @@ ALWAYS_INLINE void store_masters(struct way way, const struct call *call,
 /* The states and gradients of a piece, as fp32. */
 struct piece {
     struct cst_vec p[CST_VEC_GROUP];
-    struct cst_vec moments[2][CST_VEC_GROUP];
+    struct cst_vec moments[CST_MAX_MOMENTS][CST_VEC_GROUP];
     struct cst_vec grad[CST_VEC_GROUP];
 };
 
@@ -184,18 +190,18 @@ ALWAYS_INLINE void load_piece(struct way way, const struct cst_update_rows *rows
         if (way.moments == CST_MOMENTS_FP32) {
             load_fp32(way, rows->moments_in[k].values, piece->moments[k]);
         } else {
-            cst_format_load(way.moments, k, &rows->moments_in[k], piece->moments[k]);
+            cst_format_load(way.moments, cst_format_code(k), &rows->moments_in[k],
+                            piece->moments[k]);
         }
     }
     load_grad(way, rows, piece->grad);
 }
 
-/* Returns whether each NaN in the new moments makes the new master weight a NaN, too. The quotient
- * of both moments is a part of it. Moments of fp32 are then stored before the one test for NaNs,
- * and again if there is one. */
+/* Returns whether each NaN in the new moments makes the new master weight a NaN, too. Moments of
+ * fp32 are then stored before the one test for NaNs, and again if there is one. */
 ALWAYS_INLINE bool nans_spread(struct way way)
 {
-    return way.moments == CST_MOMENTS_FP32 && n_moments(way) == 2;
+    return way.moments == CST_MOMENTS_FP32 && cst_optimizer_rows[way.optimizer].nans_spread;
 }
 
 /* Replace every NaN of @n vectors by CST_UPDATE_NAN. */
@@ -205,6 +211,34 @@ ALWAYS_INLINE void replace_nans(int n, struct cst_vec *v)
     for (int j = 0; j < n; j++) {
         v[j] = cst_formula_canonical(v[j]);
     }
+}
+
+/* Replace every NaN in the moments of a piece by CST_UPDATE_NAN. */
+ALWAYS_INLINE void replace_moment_nans(struct way way, struct piece *piece)
+{
+    CST_VEC_UNROLL
+    for (unsigned k = 0; k < n_moments(way); k++) {
+        replace_nans(n_vectors(way), piece->moments[k]);
+    }
+}
+
+/* Add to @flags whether a vector of @next, the new moments of vector number @j, has a NaN. Two
+ * vectors are tested at a time. If the number of moments is odd, the last one of every other vector
+ * is tested with that of the vector before, which is in @moments. */
+ALWAYS_INLINE struct cst_vec_flags flag_nans(struct way way, struct cst_vec_flags flags, int j,
+                                             const struct cst_vec next[CST_MAX_MOMENTS],
+                                             const struct cst_vec moments[][CST_VEC_GROUP])
+{
+    const unsigned n = n_moments(way);
+
+    CST_VEC_UNROLL
+    for (unsigned k = 0; k + 1 < n; k += 2) {
+        flags = cst_vec_flag_nan(flags, next[k], next[k + 1]);
+    }
+    if (n % 2 == 1 && j % 2 == 1) {
+        flags = cst_vec_flag_nan(flags, moments[n - 1][j - 1], next[n - 1]);
+    }
+    return flags;
 }
 
 /* Compute the new moments of a piece, and for each vector what cst_formula_weight needs, @u. If
@@ -219,27 +253,27 @@ ALWAYS_INLINE void do_moments(struct way way, const struct call *call,
     CST_VEC_UNROLL
     for (int j = 0; j < n_vectors(way); j++) {
         int at = j * CST_VEC_LANES;
-        struct cst_formula_states x = {
-            .p = piece->p[j], .m = moments[0][j], .v = moments[n_moments(way) - 1][j]};
+        struct cst_formula_states x = {.p = piece->p[j]};
 
-        if (way.optimizer == CST_OPTIMIZER_MUON) {
+        CST_VEC_UNROLL
+        for (unsigned k = 0; k < n_moments(way); k++) {
+            x.m[k] = moments[k][j];
+        }
+        if (takes_directions(way)) {
             x.o = cst_vec_load_bf16(rows->direction + at);
         }
         cst_formula_moments(way.optimizer, &call->scalars, piece->grad[j], &x);
         u[j] = x.u;
-        moments[0][j] = x.m;
-        moments[1][j] = x.v;
-        if (n_moments(way) == 2) {
-            nans = cst_vec_flag_nan(nans, x.m, x.v);
-        } else if (j % 2 == 1) {
-            nans = cst_vec_flag_nan(nans, moments[0][j - 1], x.m);
+        nans = flag_nans(way, nans, j, x.m, moments);
+        CST_VEC_UNROLL
+        for (unsigned k = 0; k < n_moments(way); k++) {
+            moments[k][j] = x.m[k];
         }
     }
     /* NaNs are rare. In mx8, a block is a NaN as a whole. */
     if (way.moments != CST_MOMENTS_MX8 && !nans_spread(way) &&
         __builtin_expect(cst_vec_flagged(nans), false)) {
-        replace_nans(n_vectors(way), moments[0]);
-        replace_nans(n_vectors(way), moments[1]);
+        replace_moment_nans(way, piece);
     }
 }
 
@@ -248,7 +282,7 @@ ALWAYS_INLINE void store_moments(struct way way, const struct cst_update_rows *r
                                  const struct piece *piece,
                                  const struct cst_vec_bits words[CST_VEC_GROUP / 2])
 {
-    struct cst_vec_bits drawn[2][CST_VEC_GROUP / 2];
+    struct cst_vec_bits drawn[CST_MAX_MOMENTS][CST_VEC_GROUP / 2];
 
     CST_VEC_UNROLL
     for (unsigned k = 0; k < n_moments(way); k++) {
@@ -260,12 +294,12 @@ ALWAYS_INLINE void store_moments(struct way way, const struct cst_update_rows *r
         for (int j = 0; j < CST_VEC_GROUP / 2; j++) {
             drawn[k][j] = !takes_random(way) ? cst_vec_set_bits(0)
                           : k == 0           ? words[j]
-                                             : cst_random_other(words[j]);
+                                             : cst_random_other(drawn[k - 1][j]);
         }
     }
     if (way.moments != CST_MOMENTS_FP32) {
-        cst_format_store(way.moments, way.rounding, 0, n_moments(way), rows->moments,
-                         piece->moments, drawn);
+        cst_format_store(way.moments, way.rounding, CST_MOMENTS_UNSIGNED, n_moments(way),
+                         rows->moments, piece->moments, drawn);
     }
 }
 
@@ -285,8 +319,12 @@ ALWAYS_INLINE void do_weights(struct way way, const struct call *call,
     }
     CST_VEC_UNROLL
     for (int j = 0; j < n_vectors(way); j++) {
-        struct cst_formula_states x = {.p = p[j], .m = piece->moments[0][j], .u = u[j]};
+        struct cst_formula_states x = {.p = p[j], .u = u[j]};
 
+        CST_VEC_UNROLL
+        for (unsigned k = 0; k < n_moments(way); k++) {
+            x.m[k] = piece->moments[k][j];
+        }
         cst_formula_weight(way.optimizer, way.moments, &call->scalars, &x);
         p[j] = x.p;
         nans = j % 2 == 0 ? nans : cst_vec_flag_nan(nans, p[j - 1], p[j]);
@@ -294,8 +332,7 @@ ALWAYS_INLINE void do_weights(struct way way, const struct call *call,
     if (__builtin_expect(cst_vec_flagged(nans), false)) {
         replace_nans(n_vectors(way), p);
         if (nans_spread(way)) {
-            replace_nans(n_vectors(way), piece->moments[0]);
-            replace_nans(n_vectors(way), piece->moments[1]);
+            replace_moment_nans(way, piece);
             store_moments(way, rows, piece, words);
         }
     }
@@ -347,7 +384,7 @@ ALWAYS_INLINE void rows_ahead(struct way way, const struct cst_update_rows *rows
     } else {
         ahead(rows->grad_fp32, CST_UPDATE_GROUP * sizeof(float));
     }
-    if (way.optimizer == CST_OPTIMIZER_MUON) {
+    if (takes_directions(way)) {
         ahead(rows->direction, CST_UPDATE_GROUP * sizeof(uint16_t));
     }
 }

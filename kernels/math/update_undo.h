@@ -37,9 +37,9 @@ struct cst_update_old {
         } split;
     };
     /* Moments in the format of the row. */
-    alignas(64) uint8_t moments[2][CST_UPDATE_GROUP * sizeof(float)];
+    alignas(64) uint8_t moments[CST_MAX_MOMENTS][CST_UPDATE_GROUP * sizeof(float)];
     alignas(64) uint16_t grad[CST_UPDATE_GROUP]; /* bf16 gradient, if the weights overwrite it. */
-    uint8_t exponents[2];                        /* mx8: exponents of the block. */
+    uint8_t exponents[CST_MAX_MOMENTS];          /* mx8: exponents of the block. */
 };
 
 /* The undo state of one running update. */

@@ -269,7 +269,7 @@ CST_INLINE void cst_vec_fence(void)
     _mm_sfence();
 }
 
-/* Returns @x without its sign if it is an exp_avg. */
+/* Returns @x without its sign, if moments have one. */
 CST_INLINE __m256i cst_vec_magnitude(unsigned which, struct cst_vec x)
 {
     __m256i bits = _mm256_castps_si256(x.x);
@@ -333,7 +333,7 @@ CST_INLINE void cst_vec_largest(unsigned which, unsigned n, const struct cst_vec
 {
     CST_VEC_UNROLL
     for (unsigned k = 0; k < n; k++) {
-        __m256i a = cst_vec_largest_of_parts(which + k, v[k]);
+        __m256i a = cst_vec_largest_of_parts(which >> k & 1u, v[k]);
 
         a = _mm256_max_epu32(a, _mm256_permute2x128_si256(a, a, 1));
         a = _mm256_max_epu32(a, _mm256_shuffle_epi32(a, 0x4e));

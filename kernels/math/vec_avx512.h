@@ -301,25 +301,35 @@ CST_INLINE __m256i cst_vec_largest_of_parts(unsigned which, const struct cst_vec
 }
 
 /* Two groups are reduced in one vector, in lanes with even and with odd numbers. */
-CST_INLINE void cst_vec_largest(unsigned which, unsigned n, const struct cst_vec v[][CST_VEC_GROUP],
-                                struct cst_vec_common largest[])
+CST_INLINE void cst_vec_largest_two(unsigned which, bool two,
+                                    const struct cst_vec v[][CST_VEC_GROUP],
+                                    struct cst_vec_common largest[])
 {
-    __m256i a = cst_vec_largest_of_parts(which, v[0]);
+    __m256i a = cst_vec_largest_of_parts(which & 1u, v[0]);
     __m128i x;
 
-    if (n == 2) {
-        __m256i b = cst_vec_largest_of_parts(which + 1, v[1]);
+    if (two) {
+        __m256i b = cst_vec_largest_of_parts(which >> 1 & 1u, v[1]);
 
         a = _mm256_max_epu32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
     }
     x = _mm_max_epu32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
     x = _mm_max_epu32(x, _mm_shuffle_epi32(x, 0x4e));
-    if (n == 2) {
+    if (two) {
         largest[1] = cst_vec_common_of((uint32_t)_mm_extract_epi32(x, 1));
     } else {
         x = _mm_max_epu32(x, _mm_shuffle_epi32(x, 0xb1));
     }
     largest[0] = cst_vec_common_of((uint32_t)_mm_cvtsi128_si32(x));
+}
+
+CST_INLINE void cst_vec_largest(unsigned which, unsigned n, const struct cst_vec v[][CST_VEC_GROUP],
+                                struct cst_vec_common largest[])
+{
+    CST_VEC_UNROLL
+    for (unsigned k = 0; k < n; k += 2) {
+        cst_vec_largest_two(which >> k, k + 1 < n, v + k, largest + k);
+    }
 }
 
 struct cst_vec_flags {

@@ -299,7 +299,7 @@ CST_INLINE void cst_vec_largest(unsigned which, unsigned n, const struct cst_vec
 
         CST_VEC_UNROLL
         for (int j = 0; j < CST_VEC_GROUP; j++) {
-            float32x4_t x = which + k == 0 ? vabsq_f32(v[k][j].x) : v[k][j].x;
+            float32x4_t x = (which >> k & 1u) == 0 ? vabsq_f32(v[k][j].x) : v[k][j].x;
 
             most = vmaxq_u32(most, vreinterpretq_u32_f32(x));
         }

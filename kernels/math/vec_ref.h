@@ -215,11 +215,11 @@ CST_INLINE void cst_vec_fence(void)
 {
 }
 
-/* The functions for mx8 (kernels/math/mx8.h) take moments of one kind. @which is 0 for exp_avg and
- * 1 for exp_avg_sq, and a compile-time constant.
+/* The functions for mx8 (kernels/math/mx8.h) take moments of one kind. @which is 0 for moments
+ * with a sign and 1 for those without, and a compile-time constant.
  *
- * Returns the bits of |x| + max(|x|, unit). An exp_avg_sq has no sign. With an exp_avg, the highest
- * bit can be the sign of @x. */
+ * Returns the bits of |x| + max(|x|, unit). If @which is 0, the highest bit can be the sign of
+ * @x. */
 CST_INLINE struct cst_vec_bits cst_vec_fixed(unsigned which, struct cst_vec x, struct cst_vec unit)
 {
     struct cst_vec y = cst_vec_set(fabsf(x.x));
@@ -229,9 +229,8 @@ CST_INLINE struct cst_vec_bits cst_vec_fixed(unsigned which, struct cst_vec x, s
 }
 
 /* Store codes of mx8. @v are results of cst_vec_fixed for @from, rounded at bit 20. @unit are the
- * bits of their unit. The code of a lane is bits 20 to 27 of @v - @unit. A code of exp_avg gets the
- * sign of @from in addition. A code of exp_avg_sq is at least 1 if @from, which has no sign, is not
- * 0. */
+ * bits of their unit. The code of a lane is bits 20 to 27 of @v - @unit. A code with a sign gets
+ * that of @from in addition. A code without is at least 1 if @from, which has no sign, is not 0. */
 CST_INLINE void cst_vec_store_codes(unsigned which, uint8_t *at,
                                     const struct cst_vec_bits v[CST_VEC_GROUP],
                                     struct cst_vec_common unit,
@@ -245,13 +244,13 @@ CST_INLINE void cst_vec_store_codes(unsigned which, uint8_t *at,
     }
 }
 
-/* Set @largest to the largest bits of each of @n groups, at most two: those of exp_avg without
- * their signs, those of exp_avg_sq with them. The groups are the moments @which and following. */
+/* Set @largest to the largest bits of each of @n groups: without their signs if bit k of @which,
+ * that of group k, is 0. */
 CST_INLINE void cst_vec_largest(unsigned which, unsigned n, const struct cst_vec v[][CST_VEC_GROUP],
                                 struct cst_vec_common largest[])
 {
     for (unsigned k = 0; k < n; k++) {
-        const uint32_t mask = which + k == 0 ? 0x7fffffffu : UINT32_MAX;
+        const uint32_t mask = (which >> k & 1u) == 0 ? 0x7fffffffu : UINT32_MAX;
 
         largest[k] = cst_vec_common_of(0);
         for (int j = 0; j < CST_VEC_GROUP; j++) {

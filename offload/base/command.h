@@ -39,7 +39,8 @@ enum cst_priority { CST_PRIORITY_DEMAND = 0, CST_PRIORITY_PREFETCH = 1, CST_PRIO
 
 #define CST_CORE_MAX_WORLD 64
 #define CST_COMMAND_MAX_AFTER 16
-#define CST_COMMAND_MAX_ROWS 5
+#define CST_COMMAND_MAX_ROWS CST_ROW_COUNT
+#define CST_COMMAND_MAX_DST (2 + CST_MAX_MOMENTS) /* Destinations of a SET_MASTER. */
 #define CST_COMMAND_MAX_REPLACES 4
 
 struct cst_command_row {
@@ -79,9 +80,9 @@ struct cst_command {
     struct cst_place src[CST_CORE_MAX_WORLD];
     uint32_t n_src;
     /* SET_MASTER: master, weight (not of an fp32 tensor, whose weights are the master weights), and
-     * exp_avg and exp_avg_sq (if the optimizer has it) unless the moments stay. A staged update by
-     * Muon: its scratch. Otherwise one destination. */
-    struct cst_place dst[4];
+     * the moments unless they stay. A staged update by Muon: its scratch. Otherwise one
+     * destination. */
+    struct cst_place dst[CST_COMMAND_MAX_DST];
     uint32_t n_dst;
     uint64_t bytes;   /* COPY, FILL: number of bytes. */
     uint64_t n_elems; /* Conversions: number of elements. */
@@ -103,7 +104,7 @@ struct cst_command {
     /* ENCODE, DECODE, SET_MASTER: format of the moments. */
     enum cst_moments moments;
     /* The same: first element and number of elements of the moments row. Both 0: clear n_elems
-     * elements of fp32 moments rows, which begin at dst[2] and dst[3]. */
+     * elements of fp32 moments rows, which begin at dst[2] and following. */
     uint64_t first, row_elems;
     struct cst_hyper hyper; /* UPDATE; grad_scale includes the clip factor and is a float. */
 };

@@ -148,7 +148,7 @@ struct cst_place cst_core_row_place(const struct cst_core *core, uint32_t chunk,
 
 uint32_t cst_core_keeper(const struct cst_core *core, uint32_t chunk, enum cst_row row)
 {
-    bool state = row == CST_ROW_MASTER || row == CST_ROW_MOMENT || row == CST_ROW_MOMENT + 1;
+    bool state = cst_table_is_state((int)row);
 
     return state && cst_tier_is_apart(core->chunks[chunk].tier) ? core->chunks[chunk].tier
                                                                 : core->layout->chunks[chunk].node;

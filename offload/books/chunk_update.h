@@ -10,7 +10,8 @@
 struct cst_core;
 struct cst_chunk;
 
-#define CST_UPDATE_STATES 3 /* Rows that an update writes in addition to the weights. */
+/* Rows that an update writes in addition to the weights: the master row and the moments. */
+#define CST_UPDATE_STATES (1 + CST_MAX_MOMENTS)
 
 /* Parameters of an update of one chunk. */
 struct cst_update {

@@ -19,7 +19,7 @@
 
 static bool is_moment(enum cst_row row)
 {
-    return row == CST_ROW_MOMENT || row == CST_ROW_MOMENT + 1;
+    return cst_table_is_moment((int)row);
 }
 
 /* An fp32 grad row of a bf16 tensor is read as bf16. */
@@ -171,10 +171,10 @@ static int check_io(const struct cst_core *core, const struct cst_event *event, 
                            " following: tensor '%s' has %" PRIu64,
                            event->first, event->n_elems, tensor->name, tensor->n_elems);
     }
-    if (event->row == CST_ROW_MOMENT + 1 && core->chunks[tensor->chunk].has_states &&
+    if (is_moment(event->row) && core->chunks[tensor->chunk].has_states &&
         core->layout->chunks[tensor->chunk].rows[event->row].segment == CST_LAYOUT_NO_ROW) {
-        return cst_err_set(err, CST_EUNSUPPORTED,
-                           "tensor '%s': its optimizer has one moment, exp_avg", tensor->name);
+        return cst_err_set(err, CST_EUNSUPPORTED, "tensor '%s': its optimizer has no moment %s",
+                           tensor->name, cst_moment_names[event->row - CST_ROW_MOMENT]);
     }
     if (check_raw(core, event, tensor, err) != CST_OK ||
         check_bf16(core, event, tensor, err) != CST_OK) {
@@ -334,22 +334,24 @@ static bool clears_moments(const struct cst_core *core, uint32_t c)
 static void add_rows(const struct cst_core *core, uint32_t chunk, uint64_t at, uint64_t n_elems,
                      struct cst_command *command)
 {
-    static const enum cst_row rows[] = {CST_ROW_MASTER, CST_ROW_WEIGHT, CST_ROW_MOMENT,
-                                        CST_ROW_MOMENT + 1};
     const struct cst_layout_chunk *layout = &core->layout->chunks[chunk];
 
     command->n_elems = n_elems;
     command->split = is_split(core, chunk) && core->chunks[chunk].has_states;
     command->fp32 = dtype_of(core, chunk) == CST_FP32;
-    for (int k = 0; k < 4; k++) {
-        if (layout->rows[rows[k]].segment == CST_LAYOUT_NO_ROW ||
-            (is_moment(rows[k]) && !clears_moments(core, chunk))) {
+    for (int k = 0; k < 2 + CST_MAX_MOMENTS; k++) {
+        enum cst_row row = k == 0   ? CST_ROW_MASTER
+                           : k == 1 ? CST_ROW_WEIGHT
+                                    : (enum cst_row)(CST_ROW_MOMENT + k - 2);
+
+        if (layout->rows[row].segment == CST_LAYOUT_NO_ROW ||
+            (is_moment(row) && !clears_moments(core, chunk))) {
             continue;
         }
         command->dst[command->n_dst++] =
-            is_coded(core, rows[k])
-                ? code(core, chunk, rows[k], at, n_elems, command)
-                : cst_core_row_place(core, chunk, written_row(core, chunk, rows[k]), at);
+            is_coded(core, row)
+                ? code(core, chunk, row, at, n_elems, command)
+                : cst_core_row_place(core, chunk, written_row(core, chunk, row), at);
     }
     command->kind =
         command->n_dst > 1 || command->fp32 ? CST_COMMAND_SET_MASTER : CST_COMMAND_ROUND;
@@ -372,15 +374,15 @@ static struct cst_command *write_part(struct cst_core *core, uint32_t c, enum cs
 /* Write master weights on an accelerator, and clear their moments if the job has not begun. The
  * caller's command, which waits for @tickets, makes the weights. */
 static void write_device(struct cst_core *core, const struct cst_event *event, uint32_t c,
-                         uint64_t at, uint64_t tickets[3])
+                         uint64_t at, uint64_t tickets[1 + CST_MAX_MOMENTS])
 {
     struct cst_command *part = write_part(core, c, CST_ROW_MASTER, at, CST_COMMAND_COPY);
 
     part->src[part->n_src++] = event->place;
     part->bytes = 4 * event->n_elems;
     tickets[0] = part->ticket;
-    for (int i = 0; i < 2; i++) {
-        enum cst_row row = i == 0 ? CST_ROW_MOMENT : (CST_ROW_MOMENT + 1);
+    for (unsigned i = 0; i < CST_MAX_MOMENTS; i++) {
+        enum cst_row row = (enum cst_row)(CST_ROW_MOMENT + i);
 
         tickets[i + 1] = 0;
         if (core->layout->chunks[c].rows[row].segment != CST_LAYOUT_NO_ROW &&
@@ -401,7 +403,7 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
     bool master = event->row == CST_ROW_MASTER;
     uint64_t at = tensor->offset + event->first;
     bool parts = master && cst_tier_is_apart(chunk->tier);
-    uint64_t tickets[3] = {0};
+    uint64_t tickets[1 + CST_MAX_MOMENTS] = {0};
     struct cst_command *command;
 
     if (master || event->row == CST_ROW_WEIGHT) {
@@ -422,7 +424,7 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
         command->dst[command->n_dst++] = cst_core_row_place(
             core, tensor->chunk, written_row(core, tensor->chunk, CST_ROW_WEIGHT), at);
         command->n_elems = event->n_elems;
-        for (int k = 0; k < 3; k++) {
+        for (int k = 0; k < 1 + CST_MAX_MOMENTS; k++) {
             cst_command_after(command, tickets[k]);
         }
     } else if (master) {

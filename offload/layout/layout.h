@@ -254,11 +254,11 @@ struct cst_layout_use {
 
 /* Which rows a chunk with states has, and in which format. */
 struct cst_layout_states {
-    /* LION, SGD, and the chunks that Muon updates have no exp_avg_sq. As the optimizer of one
-     * chunk, MUON stands for these chunks (cst_layout_states_of). */
+    /* Of a job, or of one chunk: an optimizer of matrices then updates this chunk
+     * (cst_layout_states_of). */
     enum cst_optimizer optimizer;
     enum cst_masters masters; /* SPLIT: the master row has 16-bit remainders. */
-    enum cst_moments moments; /* Format of exp_avg and exp_avg_sq. */
+    enum cst_moments moments; /* Format of the moments. */
     bool two_weights;         /* There is a second weight row, for early or delayed updates. */
     /* The gradient of a bf16 tensor uses the weight row, which saves 2 bytes per parameter; see
      * core.h. Not possible with two_weights, fp32 grad rows or split masters. */
@@ -267,16 +267,13 @@ struct cst_layout_states {
     bool skips_unused;
 };
 
-/* The states of the chunks of a job with @states that Muon updates (@muon), or of the others, which
- * have those of AdamW in a job of CST_OPTIMIZER_MUON. */
+/* The states of the chunks of a job with @states that Muon updates (@muon), or of the others. */
 static inline struct cst_layout_states cst_layout_states_of(const struct cst_layout_states *states,
                                                             bool muon)
 {
     struct cst_layout_states of = *states;
 
-    if (of.optimizer == CST_OPTIMIZER_MUON && !muon) {
-        of.optimizer = CST_OPTIMIZER_ADAMW;
-    }
+    of.optimizer = cst_optimizer_of(of.optimizer, muon);
     return of;
 }
 

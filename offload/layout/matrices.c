@@ -52,7 +52,7 @@ int cst_matrices_choose(const struct cst_model *model, enum cst_optimizer optimi
     int rc = CST_OK;
 
     memset(muon, 0, model->n_tensors * sizeof *muon);
-    if (optimizer != CST_OPTIMIZER_MUON) {
+    if (!cst_optimizer_of_matrices(optimizer)) {
         return CST_OK;
     }
     for (uint32_t t = 0; t < model->n_tensors; t++) {

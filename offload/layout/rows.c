@@ -52,7 +52,7 @@ double cst_layout_update_bytes(const struct cst_layout_states *states, uint32_t 
     bytes = cst_table_row_bytes(&header, dtype, CST_ROW_GRAD, group);
     bytes += (cst_table_reads_weights(&header, dtype) ? 2 : 1) *
              cst_table_row_bytes(&header, dtype, CST_ROW_WEIGHT, group);
-    for (int row = CST_ROW_MASTER; row <= CST_ROW_MOMENT + 1; row++) {
+    for (int row = CST_ROW_MASTER; row < CST_ROW_COUNT; row++) {
         bytes += 2 * cst_layout_row_bytes(states, grad_bytes, dtype, row, group);
     }
     return (double)bytes / (double)group;
@@ -189,8 +189,7 @@ int cst_rows_place_nodes(struct cst_layout *layout, const struct cst_layout_conf
 /* True if the row stays on the accelerator that has the chunk's states. */
 static bool is_on_device(const struct cst_layout_chunk *chunk, uint32_t row)
 {
-    return cst_tier_is_apart(chunk->tier) &&
-           (row == CST_ROW_MASTER || row == CST_ROW_MOMENT || row == CST_ROW_MOMENT + 1);
+    return cst_tier_is_apart(chunk->tier) && cst_table_is_state((int)row);
 }
 
 uint64_t cst_rows_in_host(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
@@ -205,8 +204,12 @@ uint64_t cst_rows_in_host(const struct cst_layout *layout, const struct cst_layo
 
 static uint64_t state_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk)
 {
-    return row_bytes(layout, chunk, CST_ROW_MASTER) + row_bytes(layout, chunk, CST_ROW_MOMENT) +
-           row_bytes(layout, chunk, CST_ROW_MOMENT + 1);
+    uint64_t bytes = 0;
+
+    for (uint32_t row = CST_ROW_MASTER; row < CST_ROW_COUNT; row++) {
+        bytes += row_bytes(layout, chunk, row);
+    }
+    return bytes;
 }
 
 static uint64_t grain_of(const struct cst_layout_device *device)

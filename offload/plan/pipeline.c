@@ -22,7 +22,7 @@ static void add_chunk(struct work *work, const struct cst_layout *layout,
 {
     double weights = (double)cst_layout_weight_bytes(chunk), states = 0;
 
-    for (int row = CST_ROW_MASTER; row <= CST_ROW_MOMENT + 1; row++) {
+    for (int row = CST_ROW_MASTER; row < CST_ROW_COUNT; row++) {
         states += (double)row_bytes(layout, chunk, row);
     }
     work->elems += (double)chunk->n_elems;

@@ -168,7 +168,7 @@ static uint64_t all_states(const struct cst_search *s, const struct cst_layout *
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
         uint64_t bytes = 0;
 
-        for (int row = CST_ROW_MASTER; row <= CST_ROW_MOMENT + 1; row++) {
+        for (int row = CST_ROW_MASTER; row < CST_ROW_COUNT; row++) {
             bytes += cst_layout_chunk_row_bytes(layout, chunk, row, chunk->n_elems);
         }
         bytes = cst_layout_states_may_leave(chunk) ? bytes : 0;

@@ -81,7 +81,7 @@ static bool give_more(struct cst_search *s, struct cst_plan_point *point,
             s->rates.nodes[i].products *= FASTER;
         }
         d->products = FASTER * cst_rates_products(d);
-        return s->config->states.optimizer == CST_OPTIMIZER_MUON;
+        return cst_optimizer_of_matrices(s->config->states.optimizer);
     case PASS:
         speed_up_nodes(s, true);
         return true;

@@ -166,7 +166,7 @@ int cst_reservation_check(const struct cst_search *s, struct cst_err *err)
         return cst_err_set(err, CST_EINVAL, "rates: device '%s': update is not known",
                            device->name);
     }
-    if (c->states.optimizer == CST_OPTIMIZER_MUON && cst_rates_products(device) <= 0) {
+    if (cst_optimizer_of_matrices(c->states.optimizer) && cst_rates_products(device) <= 0) {
         return cst_err_set(err, CST_EINVAL,
                            "rates: device '%s': neither products, for updates by Muon, nor flops "
                            "is known",

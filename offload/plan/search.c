@@ -93,7 +93,8 @@ static int check_config(const struct cst_plan_config *c, struct cst_err *err)
             : c->states.masters == CST_MASTERS_SPLIT ? "split masters"
                                                      : "micro-batches");
     }
-    for (uint32_t i = 0; c->states.optimizer == CST_OPTIMIZER_MUON && i < c->rates->n_nodes; i++) {
+    for (uint32_t i = 0; cst_optimizer_of_matrices(c->states.optimizer) && i < c->rates->n_nodes;
+         i++) {
         if (c->rates->nodes[i].products <= 0) {
             return cst_err_set(err, CST_EINVAL,
                                "rates: nodes[%" PRIu32 "].products, the rate of Muon's products, "

@@ -42,9 +42,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const enum cst_row states[] = {CST_ROW_MASTER, CST_ROW_MOMENT, CST_ROW_MOMENT + 1};
-#define N_STATES (sizeof states / sizeof states[0])
-#define N_UP (N_STATES + 2) /* COPYs up: states, gradient, weights. */
+#define N_UP (CST_UPDATE_STATES + 2) /* COPYs up: states, gradient, weights. */
+
+/* The states in the order of their rows. */
+static enum cst_row state_row(uint32_t i)
+{
+    return (enum cst_row)(CST_ROW_MASTER + i);
+}
 
 static int check_devices(const struct cst_core *core, struct cst_err *err)
 {
@@ -163,7 +167,7 @@ static struct cst_place place_out(const struct cst_core *core,
 /* The tier that has @row of the chunk. */
 static uint32_t tier_of(const struct cst_core *core, uint32_t c, enum cst_row row)
 {
-    bool state = row == CST_ROW_MASTER || row == CST_ROW_MOMENT || row == CST_ROW_MOMENT + 1;
+    bool state = cst_table_is_state((int)row);
 
     return state ? core->chunks[c].tier : CST_TIER_HOST;
 }
@@ -279,13 +283,13 @@ static uint64_t update_there(struct cst_core *core,
                                 .block = core->chunks[what->chunk].kept,
                                 .buffer = reservation->next};
     uint64_t up[N_UP] = {0};
-    struct cst_place grad = bring_grad(core, reservation, what->chunk, &up[N_STATES]);
+    struct cst_place grad = bring_grad(core, reservation, what->chunk, &up[CST_UPDATE_STATES]);
     struct cst_command *update;
 
-    for (uint32_t i = 0; i < N_STATES; i++) {
-        if (!is_there(core, reservation, what->chunk, states[i]) &&
-            has_row(core, what->chunk, states[i])) {
-            up[i] = copy_up(core, reservation, what->chunk, states[i], states[i]);
+    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
+        if (!is_there(core, reservation, what->chunk, state_row(i)) &&
+            has_row(core, what->chunk, state_row(i))) {
+            up[i] = copy_up(core, reservation, what->chunk, state_row(i), state_row(i));
         }
     }
     if (cst_layout_reads_weights(core->layout, &core->layout->chunks[what->chunk])) {
@@ -315,14 +319,15 @@ static uint64_t update_there(struct cst_core *core,
         name_row(update->in, &update->n_in, CST_ROW_WEIGHT,
                  place_in(core, reservation, CST_ROW_WEIGHT));
     }
-    for (uint32_t i = 0; i < N_STATES; i++) {
+    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
         /* Otherwise the table names the row's place: it is there, or does not exist. */
         if (up[i] != 0) {
-            name_row(update->in, &update->n_in, states[i], place_in(core, reservation, states[i]));
+            name_row(update->in, &update->n_in, state_row(i),
+                     place_in(core, reservation, state_row(i)));
         }
-        if (has_row(core, what->chunk, states[i])) {
-            name_row(update->out, &update->n_out, states[i],
-                     place_out(core, reservation, reservation->next, states[i]));
+        if (has_row(core, what->chunk, state_row(i))) {
+            name_row(update->out, &update->n_out, state_row(i),
+                     place_out(core, reservation, reservation->next, state_row(i)));
         }
     }
     return update->ticket;
@@ -374,9 +379,9 @@ static void copy_all_down(struct cst_core *core, struct cst_device_reservation *
 
     cst_chunk_update_begin_device(chunk, what, buffer);
     down[0] = copy_down_after(core, what->chunk, CST_ROW_WEIGHT, update);
-    for (uint32_t i = 0; i < N_STATES; i++) {
-        down[i + 1] = has_row(core, what->chunk, states[i])
-                          ? copy_down_after(core, what->chunk, states[i], update)
+    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
+        down[i + 1] = has_row(core, what->chunk, state_row(i))
+                          ? copy_down_after(core, what->chunk, state_row(i), update)
                           : 0;
     }
     cst_chunk_update_issued_down(chunk, down);
@@ -414,7 +419,7 @@ bool cst_staged_update_move(struct cst_core *core, uint32_t c)
     down = reservation->down[reservation->next];
     for (uint32_t i = 0; i < CST_STAGED_UPDATE_COPIES_DOWN; i++) {
         struct cst_command *copy =
-            from[i] != 0 ? copy_down(core, c, i == 0 ? CST_ROW_WEIGHT : states[i - 1], 0) : NULL;
+            from[i] != 0 ? copy_down(core, c, i == 0 ? CST_ROW_WEIGHT : state_row(i - 1), 0) : NULL;
 
         down[i] = copy != NULL ? copy->ticket : 0;
         if (copy != NULL) {
@@ -500,7 +505,7 @@ void cst_staged_update_vacate(struct cst_core *core, uint32_t c)
 
     assert(chunk->update.reservation != CST_NONE);
     rename_down(reservation, chunk->update.buffer, chunk->update.ticket, 0);
-    for (uint32_t i = 0; i < N_STATES; i++) {
+    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
         rename_down(reservation, chunk->update.buffer, chunk->update.states_tickets[i], 0);
     }
 }
@@ -512,9 +517,9 @@ void cst_staged_update_copy_again(struct cst_core *core, const struct cst_flight
     struct cst_command *copy;
 
     assert(chunk->update.reservation != CST_NONE);
-    for (uint32_t i = 0; i < N_STATES && flight->kind == CST_FLIGHT_STATES; i++) {
+    for (uint32_t i = 0; i < CST_UPDATE_STATES && flight->kind == CST_FLIGHT_STATES; i++) {
         if (chunk->update.states_tickets[i] == flight->ticket) {
-            row = states[i];
+            row = state_row(i);
         }
     }
     copy = copy_down(core, flight->chunk, row, flight->tries + 1);

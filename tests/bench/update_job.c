@@ -166,7 +166,7 @@ void cst_update_job_fill(void *arg, unsigned index)
 void cst_update_job_set(struct cst_update_job *job, const struct cst_update_way *way)
 {
     struct cst_rows *rows = &job->work.rows;
-    bool second = cst_table_has_second(way->optimizer);
+    bool second = cst_optimizer_n_moments(way->optimizer) == 2;
 
     job->work.table->optimizer = way->optimizer;
     job->work.table->masters = way->masters;
@@ -190,5 +190,5 @@ double cst_update_job_bytes(const struct cst_update_way *way)
 
     double masters = way->masters == CST_MASTERS_SPLIT ? 8.0 : 8.0 + 2.0; /* With the weights. */
 
-    return 2.0 * grads + masters + 2.0 * moment * (cst_table_has_second(way->optimizer) ? 2 : 1);
+    return 2.0 * grads + masters + 2.0 * moment * cst_optimizer_n_moments(way->optimizer);
 }

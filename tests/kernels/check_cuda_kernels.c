@@ -105,6 +105,7 @@ static void update(struct cases_device *device, uint64_t n_tiles, const struct c
     struct cst_cuda_update by_value = *args;
 
     (void)device;
+    by_value.n_moments = cst_optimizer_n_moments((enum cst_optimizer)args->optimizer);
     launch(names[moments][rounding], n_tiles, 1, CST_CUDA_UPDATE_THREADS,
            (void *[]){&tiles, &spans, &by_value});
 }

@@ -90,7 +90,7 @@ static void assert_same_spans(const struct job *got, const struct job *want)
 {
     const struct cst_rows *a = got->work.elsewhere ? &got->work.out : &got->work.rows;
     const struct cst_rows *b = &want->work.rows;
-    bool second = cst_table_has_second((enum cst_optimizer)got->work.table->optimizer);
+    bool second = cst_optimizer_n_moments((enum cst_optimizer)got->work.table->optimizer) == 2;
 
     for (int i = 0; i < N_SPANS; i++) {
         uint64_t at = span_start[i], n = span_elems[i];
@@ -176,7 +176,7 @@ static void want_update(struct job *want, uint64_t mark)
 static uint64_t moved(const struct job *job)
 {
     const struct cst_table_header *table = job->work.table;
-    const uint64_t n_moments = cst_table_has_second((enum cst_optimizer)table->optimizer) ? 2 : 1;
+    const uint64_t n_moments = cst_optimizer_n_moments((enum cst_optimizer)table->optimizer);
     const uint64_t grad = job->work.n_src > 0               ? job->work.n_src * 2
                           : job->work.rows.grad_f32 != NULL ? 4
                                                             : 2;

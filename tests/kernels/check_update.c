@@ -278,8 +278,8 @@ START_TEST(test_undo_has_the_same_bits)
         ck_assert(first == (n - 1) / 32 * 32 ||
                   (how.moments == CST_MOMENTS_FP32 && first == (n - 1) / 16 * 16));
         ck_assert_mem_eq(old->master, want.master + first, last * sizeof(float));
-        for (int k = 0; k < (cst_table_has_second(how.optimizer) ? 2 : 1); k++) {
-            struct cst_update_moment at = moment_at(&want, k, first);
+        for (unsigned k = 0; k < cst_optimizer_n_moments(how.optimizer); k++) {
+            struct cst_update_moment at = moment_at(&want, (int)k, first);
 
             ck_assert_mem_eq(old->moments[k], at.values,
                              how.moments == CST_MOMENTS_MX8 ? last
@@ -562,7 +562,7 @@ START_TEST(test_at_the_limit)
         }
         for (size_t i = 0; i < x.n; i++) {
             suite_must(isfinite(x.master[i]), "master weight %zu", i);
-            for (unsigned k = 0; k < (cst_table_has_second(how.optimizer) ? 2u : 1u); k++) {
+            for (unsigned k = 0; k < cst_optimizer_n_moments(how.optimizer); k++) {
                 suite_must(isfinite(truth_load(&x, k, i)), "moment %zu", i);
             }
         }

@@ -171,7 +171,7 @@ static inline struct cst_update_moment moment_at(const struct rows *rows, int k,
 static inline struct cst_update_rows rows_from(struct how how, const struct rows *in,
                                                const struct rows *out, size_t first)
 {
-    bool two = cst_table_has_second(how.optimizer);
+    bool two = cst_optimizer_n_moments(how.optimizer) == 2;
     bool muon = how.optimizer == CST_OPTIMIZER_MUON;
     struct cst_update_rows rows = {.grad_bf16 = how.wide ? NULL : in->grad + first,
                                    .grad_fp32 = how.wide ? in->grad_fp32 + first : NULL,
@@ -247,7 +247,7 @@ static inline void truth_update(struct how how, const struct cst_update_scalars 
             rows->weight[i + j] = cst_fp32_to_bf16(rows->master[i + j]);
         }
         here.element += i - first;
-        for (unsigned k = 0; k < (cst_table_has_second(how.optimizer) ? 2u : 1u); k++) {
+        for (unsigned k = 0; k < cst_optimizer_n_moments(how.optimizer); k++) {
             truth_store(how, rows, k, i, block, moments[k], &here);
         }
     }

@@ -251,7 +251,7 @@ static void update_case(struct cases *c, struct update *u, enum cases_fill fill)
 
     u->seed = cases_next(c);
     u->t = 1 + cases_next(c) % 1000;
-    u->n_moments = cst_table_has_second(u->optimizer) ? 2 : 1;
+    u->n_moments = cst_optimizer_n_moments(u->optimizer);
     make_tiles(c, u);
     make_rows(c, u, fill);
     for (int s = 0; s < CASES_SPANS; s++) {

@@ -32,7 +32,7 @@ bool tiny_job_has(const struct tiny_job *job, enum cst_row row)
 {
     switch ((int)row) {
     case CST_ROW_MOMENT + 1:
-        return cst_table_has_second(job->states.optimizer);
+        return cst_optimizer_n_moments(job->states.optimizer) == 2;
     case CST_ROW_WEIGHT_OTHER:
         return job->states.two_weights;
     default:
