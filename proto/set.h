@@ -107,6 +107,53 @@ static inline uint32_t cst_set_count(const struct cst_set *set)
     return n;
 }
 
+/* Return the word of number @word of the set of all numbers below @end. */
+static inline uint64_t cst_set_word_below(uint32_t word, uint32_t end)
+{
+    uint32_t begin = word * CST_SET_WORD;
+
+    return end <= begin                  ? 0
+           : end - begin >= CST_SET_WORD ? UINT64_MAX
+                                         : (UINT64_C(1) << (end - begin)) - 1;
+}
+
+/* Return the number of members that are below @end. */
+static inline uint32_t cst_set_count_below(const struct cst_set *set, uint32_t end)
+{
+    uint32_t n = 0;
+
+    for (uint32_t w = 0; w < CST_SET_WORDS && w * CST_SET_WORD < end; w++) {
+        n += (uint32_t)__builtin_popcountll(set->words[w] & cst_set_word_below(w, end));
+    }
+    return n;
+}
+
+/* Return the member with @n members before it; CST_SET_MAX: there are fewer. */
+static inline uint32_t cst_set_nth(const struct cst_set *set, uint32_t n)
+{
+    uint32_t w = 0, member;
+    uint64_t word;
+
+    while (w < CST_SET_WORDS && n >= (uint32_t)__builtin_popcountll(set->words[w])) {
+        n -= (uint32_t)__builtin_popcountll(set->words[w++]);
+    }
+    if (w == CST_SET_WORDS) {
+        return CST_SET_MAX;
+    }
+    member = w * CST_SET_WORD;
+    word = set->words[w];
+    for (uint32_t half = CST_SET_WORD / 2; half > 0; half /= 2) {
+        uint32_t below = (uint32_t)__builtin_popcountll(word & ((UINT64_C(1) << half) - 1));
+
+        if (n >= below) {
+            n -= below;
+            word >>= half;
+            member += half;
+        }
+    }
+    return member;
+}
+
 /* -- sets of sets ----------------------------------------------------------------------------- */
 
 /* Return the set that has @member alone, which must be below CST_SET_MAX. */
@@ -121,10 +168,10 @@ static inline struct cst_set cst_set_of(uint32_t member)
 /* Return the set of all numbers from @first to @end - 1 that are below CST_SET_MAX. */
 static inline struct cst_set cst_set_range(uint32_t first, uint32_t end)
 {
-    struct cst_set set = {{0}};
+    struct cst_set set;
 
-    for (uint32_t member = first; member < end && member < CST_SET_MAX; member++) {
-        cst_set_add(&set, member);
+    for (uint32_t w = 0; w < CST_SET_WORDS; w++) {
+        set.words[w] = cst_set_word_below(w, end) & ~cst_set_word_below(w, first);
     }
     return set;
 }
@@ -251,10 +298,26 @@ static inline bool cst_sets_has(const struct cst_sets *sets, size_t i, uint32_t 
     return (*cst_sets_word(sets, i, member) >> member % CST_SET_WORD & 1) != 0;
 }
 
-/* Make set @i empty. */
-static inline void cst_sets_clear(struct cst_sets *sets, size_t i)
+/* Add the members of set @j of @from, which has the same end, to set @i. */
+static inline void cst_sets_join(struct cst_sets *sets, size_t i, const struct cst_sets *from,
+                                 size_t j)
 {
-    memset(&sets->words[i * sets->n_words], 0, sets->n_words * sizeof *sets->words);
+    for (uint32_t w = 0; w < sets->n_words; w++) {
+        sets->words[i * sets->n_words + w] |= from->words[j * sets->n_words + w];
+    }
+}
+
+/* True if set @i of both, which have the same end, has the same members. */
+static inline bool cst_sets_equal(const struct cst_sets *a, const struct cst_sets *b, size_t i)
+{
+    return memcmp(&a->words[i * a->n_words], &b->words[i * a->n_words],
+                  a->n_words * sizeof *a->words) == 0;
+}
+
+/* Make the @n sets from @i on empty. */
+static inline void cst_sets_clear(struct cst_sets *sets, size_t i, size_t n)
+{
+    memset(&sets->words[i * sets->n_words], 0, n * sets->n_words * sizeof *sets->words);
 }
 
 #endif

@@ -16,8 +16,6 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_WORLD = 64 };
-
 /* The ranks of the job, each with a connection. */
 struct ranks {
     struct cst_client **clients;
@@ -236,9 +234,9 @@ static int make_job(struct cli *cli, const char *name, const char *path,
                            "of the base job '%s'",
                            d->base_job);
     }
-    if (d->world < 1 || d->world > MAX_WORLD) {
+    if (d->world < 1 || d->world > CST_LAYOUT_MAX_WORLD) {
         return cst_err_set(err, CST_EINVAL, "a checkpoint of %u ranks: 1 to %d are possible",
-                           d->world, MAX_WORLD);
+                           d->world, CST_LAYOUT_MAX_WORLD);
     }
     ranks.clients = calloc(d->world, sizeof *ranks.clients);
     ranks.jobs = calloc(d->world, sizeof *ranks.jobs);

@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_WORLD = 64 };
-
 #define MOST_BYTES (INT64_C(1) << 48) /* Of what an operator passes on. */
 
 static const char *const root_keys[] = {"name",  "world",   "tokens",    "groups",
@@ -23,15 +21,10 @@ static const char *const operator_keys[] = {
 
 /* -- groups ----------------------------------------------------------------------------------- */
 
-static uint64_t all_ranks(uint32_t world)
-{
-    return world == MAX_WORLD ? UINT64_MAX : (UINT64_C(1) << world) - 1;
-}
-
-static int read_group(const json_t *ranks, const char *place, uint32_t world, uint64_t *out,
+static int read_group(const json_t *ranks, const char *place, uint32_t world, struct cst_set *out,
                       struct cst_err *err)
 {
-    uint64_t mask = 0;
+    struct cst_set set = {{0}};
 
     if (!json_is_array(ranks) || json_array_size(ranks) == 0) {
         return cst_err_set(err, CST_EINVAL, "%s: wanted an array of ranks", place);
@@ -44,12 +37,12 @@ static int read_group(const json_t *ranks, const char *place, uint32_t world, ui
             return cst_err_set(err, CST_EINVAL, "%s[%zu]: wanted a rank from 0 to %u", place, i,
                                world - 1);
         }
-        if ((mask >> r & 1) != 0) {
+        if (cst_set_has(&set, (uint32_t)r)) {
             return cst_err_set(err, CST_EINVAL, "%s[%zu]: rank %lld twice", place, i, (long long)r);
         }
-        mask |= UINT64_C(1) << r;
+        cst_set_add(&set, (uint32_t)r);
     }
-    *out = mask;
+    *out = set;
     return CST_OK;
 }
 
@@ -61,7 +54,7 @@ static int read_groups(struct cli_model *out, const json_t *root, struct cst_err
                             &groups, err);
 
     for (size_t i = 0; rc == CST_OK && groups != NULL && i < json_array_size(groups); i++) {
-        uint64_t ranks = 0;
+        struct cst_set ranks;
 
         rc = read_group(json_array_get(groups, i), cst_json_place(place, "", "groups", (long)i),
                         out->world, &ranks, err);
@@ -74,12 +67,14 @@ static int read_groups(struct cli_model *out, const json_t *root, struct cst_err
 
 int cli_model_set_world(struct cli_model *model, uint64_t world, struct cst_err *err)
 {
-    if (world == 0 || world > MAX_WORLD) {
+    if (world == 0 || world > CST_LAYOUT_MAX_WORLD) {
         return cst_err_set(err, CST_EINVAL, "%llu ranks: allowed are 1 to %d",
-                           (unsigned long long)world, MAX_WORLD);
+                           (unsigned long long)world, CST_LAYOUT_MAX_WORLD);
     }
     for (uint32_t g = 1; g < model->model.n_groups; g++) {
-        if ((model->model.groups[g] & ~all_ranks((uint32_t)world)) != 0) {
+        const struct cst_set ranks = cst_model_group_ranks(&model->model, g);
+
+        if (cst_set_last(&ranks) >= world) {
             return cst_err_set(err, CST_EINVAL,
                                "%llu ranks: group %u of the model has a higher rank",
                                (unsigned long long)world, g);
@@ -407,7 +402,7 @@ int cli_model_from_json(struct cli_model *out, const json_t *root, struct cst_er
         rc = cst_json_text(root, "", "name", CST_JSON_REQUIRED, model.name, sizeof model.name, err);
     }
     if (rc == CST_OK) {
-        rc = cst_json_u64(root, "", "world", CST_JSON_OPTIONAL, MAX_WORLD, &world, err);
+        rc = cst_json_u64(root, "", "world", CST_JSON_OPTIONAL, CST_LAYOUT_MAX_WORLD, &world, err);
     }
     if (rc == CST_OK) {
         rc = cst_json_u64(root, "", "tokens", CST_JSON_OPTIONAL, UINT32_MAX, &model.tokens, err);
@@ -475,15 +470,14 @@ static json_t *dims_json(const int64_t *dims, uint32_t n)
     return list;
 }
 
-static json_t *group_json(uint64_t ranks)
+static json_t *group_json(const struct cst_model *model, uint32_t group)
 {
-    int64_t numbers[MAX_WORLD];
+    const struct cst_set ranks = cst_model_group_ranks(model, group);
+    int64_t numbers[CST_SET_MAX];
     uint32_t n = 0;
 
-    for (unsigned r = 0; r < MAX_WORLD; r++) {
-        if ((ranks >> r & 1) != 0) {
-            numbers[n++] = r;
-        }
+    CST_SET_EACH (r, &ranks) {
+        numbers[n++] = r;
     }
     return dims_json(numbers, n);
 }
@@ -580,7 +574,7 @@ json_t *cli_model_to_json(const struct cli_model *from)
         good = put(root, "heads", json_integer((json_int_t)from->heads));
     }
     for (uint32_t g = 1; good && g < model->n_groups; g++) {
-        good = json_array_append_new(groups, group_json(model->groups[g])) == 0;
+        good = json_array_append_new(groups, group_json(model, g)) == 0;
     }
     for (uint32_t i = 0; good && i < model->n_tensors; i++) {
         good = json_array_append_new(tensors, tensor_json(&model->tensors[i])) == 0;

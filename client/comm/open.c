@@ -75,11 +75,14 @@ struct opening {
 
 static int check_group(const struct cst_job *job, int group, struct cst_err *err)
 {
+    struct cst_set ranks;
+
     if (group < 0 || (uint32_t)group >= job->model.n_groups) {
         return cst_err_set(err, CST_EINVAL, "job '%s' has groups 0 to %u, and no group %d",
                            job->name, job->model.n_groups - 1, group);
     }
-    if ((job->model.groups[group] >> job->rank & 1) == 0) {
+    ranks = cst_model_group_ranks(&job->model, (uint32_t)group);
+    if (!cst_set_has(&ranks, job->rank)) {
         return cst_err_set(err, CST_EINVAL, "rank %u is not in group %d of job '%s'", job->rank,
                            group, job->name);
     }
@@ -141,7 +144,8 @@ static int ask(const struct cst_comm *comm, const struct opening *opening, struc
                struct cst_err *err)
 {
     const struct cst_job *job = comm->job;
-    const bool is_first = (uint32_t)__builtin_ctzll(job->model.groups[opening->group]) == job->rank;
+    const struct cst_set ranks = cst_model_group_ranks(&job->model, (uint32_t)opening->group);
+    const bool is_first = cst_set_first(&ranks) == job->rank;
     Cistern__CommOpen msg = CISTERN__COMM_OPEN__INIT;
     Cistern__CommDevice device = CISTERN__COMM_DEVICE__INIT;
     struct cst_comm_device_offer offer = {0};
@@ -188,7 +192,8 @@ static void give_up(const struct cst_comm *comm, int fd, uint32_t own)
 
 /* Use the memory that the daemon sent. CST_EPROTO: it cannot be right. CST_ENOMEM: the others know
  * that this rank takes no part. */
-static int take(struct cst_comm *comm, struct cstc_call *call, uint64_t ranks, struct cst_err *err)
+static int take(struct cst_comm *comm, struct cstc_call *call, struct cst_set ranks,
+                struct cst_err *err)
 {
     const Cistern__CommOpened *msg = (const Cistern__CommOpened *)call->reply;
     const struct cst_job *job = comm->job;
@@ -196,7 +201,7 @@ static int take(struct cst_comm *comm, struct cstc_call *call, uint64_t ranks, s
     int rc;
 
     for (uint32_t rank = 0; rank < job->world; rank++) {
-        if ((ranks >> rank & 1) != 0) {
+        if (cst_set_has(&ranks, rank)) {
             own = rank == job->rank ? size : own;
             names[size++] = rank;
         }
@@ -369,7 +374,7 @@ static int open_worker(struct cst_comm *comm, struct opening *opening, struct cs
         return rc;
     }
     opening->refuses = false;
-    rc = take(comm, &call, job->model.groups[opening->group], err);
+    rc = take(comm, &call, cst_model_group_ranks(&job->model, (uint32_t)opening->group), err);
     if (rc == CST_OK) {
         insert(comm);
         rc = join(comm, &call, err);

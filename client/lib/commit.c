@@ -458,7 +458,7 @@ static int make_leases(struct cst_job *job, struct cst_err *err)
             .tensors = job->model.operators[i].tensors,
             .n_tensors = job->model.operators[i].n_tensors,
             .stage = job->model.operators[i].stage,
-            .runs = (job->model.operators[i].ranks >> job->rank & 1) != 0};
+            .runs = cst_model_runs(&job->model, &job->model.operators[i], job->rank)};
     }
     for (uint32_t i = 0; i < job->plan.n_classes; i++) {
         model.blocks[i] = job->plan.classes[i].n_blocks;

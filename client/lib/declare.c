@@ -23,7 +23,7 @@ static int check_declaring(struct cst_job *job)
 
 int cst_group(struct cst_job *job, const uint32_t *ranks, uint32_t n_ranks)
 {
-    uint64_t group = 0;
+    struct cst_set group;
     int rc = check_declaring(job);
 
     if (rc == CST_OK) {

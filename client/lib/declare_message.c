@@ -31,22 +31,27 @@ static size_t operator_bytes(const struct cst_layout_operator *op)
 }
 
 enum {
-    GROUP_BYTES = 16 + 64,                 /* The same for a group: one byte per rank. */
-    EDGE_BYTES = 48 + CST_EDGE_NAME_BYTES, /* And for an edge. */
+    EDGE_BYTES = 48 + CST_EDGE_NAME_BYTES, /* The same for an edge. */
 };
 
-/* Make the message of a group. The list of ranks lies after the struct in the same allocation. */
-static Cistern__GroupDecl *make_group(uint64_t group)
+/* The same for a group: two bytes for each rank. */
+static size_t group_bytes(const struct cst_model *model, uint32_t group)
 {
-    Cistern__GroupDecl *msg = malloc(sizeof *msg + 64 * sizeof *msg->ranks);
+    const struct cst_set ranks = cst_model_group_ranks(model, group);
+
+    return 16 + 2 * (size_t)cst_set_count(&ranks);
+}
+
+/* Make the message of a group. The list of ranks lies after the struct in the same allocation. */
+static Cistern__GroupDecl *make_group(const struct cst_set *group)
+{
+    Cistern__GroupDecl *msg = malloc(sizeof *msg + cst_set_count(group) * sizeof *msg->ranks);
 
     if (msg != NULL) {
         cistern__group_decl__init(msg);
         msg->ranks = (uint32_t *)(void *)(msg + 1);
-        for (uint32_t r = 0; r < 64; r++) {
-            if ((group >> r & 1) != 0) {
-                msg->ranks[msg->n_ranks++] = r;
-            }
+        CST_SET_EACH (r, group) {
+            msg->ranks[msg->n_ranks++] = r;
         }
     }
     return msg;
@@ -135,10 +140,12 @@ static Cistern__OperatorDecl *make_operator(const struct cst_layout_operator *op
 /* Return how many groups after the first @done ones fit into *room bytes, and reduce *room. */
 static uint32_t fit_groups(const struct cst_model *model, uint32_t done, size_t *room)
 {
-    uint32_t n = model->n_groups - 1 - done;
+    uint32_t n = 0;
 
-    n = n < *room / GROUP_BYTES ? n : (uint32_t)(*room / GROUP_BYTES);
-    *room -= (size_t)n * GROUP_BYTES;
+    while (done + n + 1 < model->n_groups && group_bytes(model, done + n + 1) <= *room) {
+        *room -= group_bytes(model, done + n + 1);
+        n++;
+    }
     return n;
 }
 
@@ -224,7 +231,9 @@ static int fill_groups(const struct cst_model *model, struct cstc_declare_cursor
 {
     msg->groups = calloc((size_t)n + 1, sizeof *msg->groups);
     for (; msg->groups != NULL && msg->n_groups < n; msg->n_groups++) {
-        msg->groups[msg->n_groups] = make_group(model->groups[cursor->group + 1]);
+        const struct cst_set ranks = cst_model_group_ranks(model, cursor->group + 1);
+
+        msg->groups[msg->n_groups] = make_group(&ranks);
         if (msg->groups[msg->n_groups] == NULL) {
             return CST_ENOMEM;
         }

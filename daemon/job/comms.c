@@ -28,8 +28,8 @@ struct cstd_comm {
     enum state state;
     uint32_t group;
     uint64_t attempt;
-    uint64_t ranks;                    /* Ranks of the group, one bit each. */
-    uint64_t asked, closed;            /* Ranks that have asked for it, and that use it no more. */
+    struct cst_set ranks;              /* Ranks of the group. */
+    struct cst_set asked, closed;      /* Ranks that have asked for it, and that use it no more. */
     uint64_t until_ns;                 /* GATHERING: when the ranks that wait give up. */
     uint64_t tags[CST_CORE_MAX_WORLD]; /* Before OPEN: the CommOpen of each rank. */
     /* Of each rank on a GPU; NULL: its arrays are in host memory. */
@@ -50,7 +50,7 @@ static void arm(struct cstd_job *job);
 
 static uint32_t n_ranks(const struct cstd_comm *comm)
 {
-    return (uint32_t)__builtin_popcountll(comm->ranks);
+    return cst_set_count(&comm->ranks);
 }
 
 static void free_comm(struct cstd_comm *comm)
@@ -74,7 +74,7 @@ static struct cstd_pending *request_of(const struct cstd_comm *comm, uint32_t ra
 {
     uint32_t item;
 
-    return (comm->asked >> rank & 1) != 0
+    return cst_set_has(&comm->asked, rank)
                ? cstd_pending_find(comm->job->daemon->requests, comm->tags[rank], &item)
                : NULL;
 }
@@ -104,12 +104,10 @@ static void choose(struct cstd_comm *comm)
     const struct cstd_job *job = comm->job;
     size_t n = 0;
 
-    for (uint32_t rank = 0; rank < job->world; rank++) {
-        if ((comm->ranks >> rank & 1) != 0) {
-            ranks[n] = cstd_comm_device_rank(comm->devices[rank], rank,
-                                             job->workers[rank].tier->uuid, names[n]);
-            n++;
-        }
+    CST_SET_EACH (rank, &comm->ranks) {
+        ranks[n] = cstd_comm_device_rank(comm->devices[rank], rank, job->workers[rank].tier->uuid,
+                                         names[n]);
+        n++;
     }
     comm->transport = cst_transport_choose(ranks, n, comm->why);
 }
@@ -117,9 +115,8 @@ static void choose(struct cstd_comm *comm)
 /* Return whether all ranks say whether they can use the transport. */
 static bool can_refuse(const struct cstd_comm *comm)
 {
-    for (uint32_t rank = 0; rank < comm->job->world; rank++) {
-        if ((comm->ranks >> rank & 1) != 0 &&
-            (comm->devices[rank] == NULL || !comm->devices[rank]->can_refuse)) {
+    CST_SET_EACH (rank, &comm->ranks) {
+        if (comm->devices[rank] == NULL || !comm->devices[rank]->can_refuse) {
             return false;
         }
     }
@@ -129,7 +126,7 @@ static bool can_refuse(const struct cstd_comm *comm)
 /* Tell ranks on GPUs how they exchange data. Others need not know. @opened borrows from @comm. */
 static void tell_transport(struct cstd_comm *comm, Cistern__CommOpened *opened)
 {
-    struct cstd_comm_device *first = comm->devices[__builtin_ctzll(comm->ranks)];
+    struct cstd_comm_device *first = comm->devices[cst_set_first(&comm->ranks)];
 
     if (comm->transport == CST_TRANSPORT_HOST) {
         return;
@@ -291,10 +288,8 @@ static void allocate(struct cstd_comm *comm)
     struct cst_err err;
 
     describe(comm, what);
-    for (uint32_t rank = 0; rank < job->world; rank++) {
-        if ((comm->ranks >> rank & 1) != 0) {
-            request.tiers[request.n++] = job->workers[rank].tier;
-        }
+    CST_SET_EACH (rank, &comm->ranks) {
+        request.tiers[request.n++] = job->workers[rank].tier;
     }
     comm->state = ALLOCATING;
     if (cstd_comm_slots_open(&comm->slots, job->daemon, &request, on_allocated, comm, &err) !=
@@ -334,7 +329,7 @@ static int find_or_add(struct cstd_session *session, uint32_t group, uint64_t at
     TAILQ_FOREACH(comm, &job->comms.list, link)
     {
         if (comm->group == group && comm->state == GATHERING &&
-            (comm->asked >> session->rank & 1) == 0) {
+            !cst_set_has(&comm->asked, session->rank)) {
             *out = comm;
             return CST_OK;
         }
@@ -348,8 +343,8 @@ static int find_or_add(struct cstd_session *session, uint32_t group, uint64_t at
     comm->id = ++job->comms.last_id;
     comm->group = group;
     comm->attempt = attempt;
-    /* The group of all ranks has all bits. */
-    comm->ranks = job->model.groups[group] & (UINT64_MAX >> (64 - job->world));
+    comm->ranks =
+        cst_set_intersect(cst_model_group_ranks(&job->model, group), cst_set_range(0, job->world));
     comm->until_ns = uv_hrtime() + (uint64_t)job->timeout_ms * 1000000;
     TAILQ_INSERT_TAIL(&job->comms.list, comm, link);
     *out = comm;
@@ -359,13 +354,16 @@ static int find_or_add(struct cstd_session *session, uint32_t group, uint64_t at
 /* Return whether @rank is the first of @group: the one that makes ids. */
 static bool is_first(const struct cstd_job *job, uint32_t group, uint32_t rank)
 {
-    return (uint32_t)__builtin_ctzll(job->model.groups[group]) == rank;
+    const struct cst_set ranks = cst_model_group_ranks(&job->model, group);
+
+    return cst_set_first(&ranks) == rank;
 }
 
 static int check(const struct cstd_session *session, const Cistern__CommOpen *message,
                  struct cst_err *err)
 {
     const struct cstd_job *job = session->job;
+    struct cst_set ranks;
 
     if (!cstd_job_is_committed(job)) {
         return cst_err_set(err, CST_EINVAL, "job '%s' is not committed yet", job->name);
@@ -381,7 +379,8 @@ static int check(const struct cstd_session *session, const Cistern__CommOpen *me
         return cst_err_set(err, CST_EINVAL, "job '%s' has groups 0 to %u, and no group %u",
                            job->name, job->model.n_groups - 1, message->group);
     }
-    if ((job->model.groups[message->group] >> session->rank & 1) == 0) {
+    ranks = cst_model_group_ranks(&job->model, message->group);
+    if (!cst_set_has(&ranks, session->rank)) {
         return cst_err_set(err, CST_EINVAL, "rank %u is not in group %u of job '%s'", session->rank,
                            message->group, job->name);
     }
@@ -421,7 +420,7 @@ void cstd_comms_serve_open(struct cstd_session *session, uint64_t id, void *body
     rc = find_or_add(session, message->group, message->attempt, &comm, &err);
     if (rc == CST_OK && charge_rank(comm, device != NULL, &err) != CST_OK) {
         rc = err.status;
-        if (comm->asked == 0) {
+        if (cst_set_none(&comm->asked)) {
             free_comm(comm);
         }
     }
@@ -431,9 +430,9 @@ void cstd_comms_serve_open(struct cstd_session *session, uint64_t id, void *body
         return;
     }
     comm->devices[session->rank] = device;
-    comm->asked |= UINT64_C(1) << session->rank;
+    cst_set_add(&comm->asked, session->rank);
     comm->tags[session->rank] = cstd_pending_tag(request, 0);
-    if (comm->asked == comm->ranks) {
+    if (cst_set_equal(&comm->asked, &comm->ranks)) {
         begin(comm);
     }
     arm(session->job);
@@ -447,9 +446,11 @@ static void check_used(struct cstd_comm *comm)
     const struct cstd_worker *workers = comm->job->workers;
 
     for (uint32_t rank = 0; rank < comm->job->world; rank++) {
-        comm->closed |= workers[rank].present ? 0 : UINT64_C(1) << rank;
+        if (!workers[rank].present) {
+            cst_set_add(&comm->closed, rank);
+        }
     }
-    if ((comm->ranks & ~comm->closed) == 0) {
+    if (cst_set_within(&comm->ranks, &comm->closed)) {
         free_comm(comm);
     }
 }
@@ -462,7 +463,7 @@ void cstd_comms_serve_close(struct cstd_session *session, uint64_t id, void *bod
     TAILQ_FOREACH(comm, &session->job->comms.list, link)
     {
         if (comm->id == message->id && comm->state == OPEN) {
-            comm->closed |= UINT64_C(1) << session->rank;
+            cst_set_add(&comm->closed, session->rank);
             check_used(comm);
             break;
         }
@@ -521,12 +522,13 @@ unsigned cstd_comms_explain(const struct cstd_job *job, char lines[][192], unsig
 
 static void expire(struct cstd_comm *comm)
 {
+    const struct cst_set late = cst_set_minus(comm->ranks, comm->asked);
     struct cst_err why;
     char missing[256] = "";
     size_t n = 0;
 
-    for (uint32_t rank = 0; rank < comm->job->world && n < sizeof missing; rank++) {
-        if (((comm->ranks & ~comm->asked) >> rank & 1) != 0) {
+    CST_SET_EACH (rank, &late) {
+        if (n < sizeof missing) {
             n += (size_t)snprintf(missing + n, sizeof missing - n, "%srank %u", n == 0 ? "" : ", ",
                                   rank);
         }

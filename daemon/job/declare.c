@@ -144,7 +144,7 @@ static int declare_group(struct cstd_worker *worker, const Cistern__GroupDecl *d
     /* Group 0 is predefined: all ranks. */
     uint32_t i = worker->n_groups + 1;
     char mine[RANKS_TEXT], theirs[RANKS_TEXT];
-    uint64_t ranks = 0;
+    struct cst_set ranks;
     int rc = cst_model_ranks(i, decl->ranks, decl->n_ranks, worker->job->world, &ranks, err);
 
     if (rc == CST_OK && i < model->n_groups) {
@@ -258,8 +258,9 @@ static int compare_tensor(const struct cstd_worker *worker, const struct cst_ten
     int rc;
 
     cst_model_init(&scratch);
-    cst_model_copy_groups(&scratch, &worker->job->model, worker->job->model.n_groups);
-    rc = cst_model_tensor(&scratch, words, err);
+    rc = cst_model_copy_groups(&scratch, &worker->job->model, worker->job->model.n_groups);
+    rc = rc == CST_OK ? cst_model_tensor(&scratch, words, err)
+                      : cst_err_set(err, rc, "no memory to compare tensor '%.255s'", words->name);
     if (rc == CST_OK) {
         rc = cst_model_same_tensor(&worker->job->model, i, &scratch.tensors[0],
                                    name_me(worker, mine),
@@ -508,8 +509,9 @@ int cstd_declare_copy(struct cst_model *out, const struct cst_model *from,
     int rc;
 
     cst_model_init(out);
-    cst_model_copy_groups(out, from, much->n_groups + 1);
-    rc = cst_model_copy_edges(out, from, much->n_edges, err);
+    rc = cst_model_copy_groups(out, from, much->n_groups + 1);
+    rc = rc == CST_OK ? cst_model_copy_edges(out, from, much->n_edges, err)
+                      : cst_err_set(err, rc, "no memory for a copy of the declarations");
     for (uint32_t i = 0; i < much->n_tensors && rc == CST_OK; i++) {
         struct cst_tensor_words words = cst_model_words(from, i);
 

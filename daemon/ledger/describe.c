@@ -25,22 +25,37 @@ struct declarations {
     Cistern__EdgeDecl *edges, **edge_list;
     Cistern__TensorDecl *tensors, **tensor_list;
     Cistern__OperatorDecl *operators, **operator_list;
-    uint32_t *ranks; /* Lists of ranks, CST_LAYOUT_MAX_WORLD for each group. */
+    uint32_t *ranks; /* Lists of ranks, one after the other. */
     uint32_t *chunks;
 };
 
+/* Ranks of all groups together. */
+static size_t count_ranks(const struct cst_model *model)
+{
+    size_t n = 0;
+
+    for (uint32_t g = 1; g < model->n_groups; g++) {
+        const struct cst_set ranks = cst_model_group_ranks(model, g);
+
+        n += cst_set_count(&ranks);
+    }
+    return n;
+}
+
 static void fill_groups(const struct cst_model *model, struct declarations *d)
 {
+    uint32_t *at = d->ranks;
+
     for (uint32_t g = 1; g < model->n_groups; g++) {
+        const struct cst_set ranks = cst_model_group_ranks(model, g);
         Cistern__GroupDecl *group = &d->groups[g - 1];
 
         cistern__group_decl__init(group);
-        group->ranks = d->ranks + (size_t)(g - 1) * CST_LAYOUT_MAX_WORLD;
-        for (uint32_t r = 0; r < CST_LAYOUT_MAX_WORLD; r++) {
-            if ((model->groups[g] >> r & 1) != 0) {
-                group->ranks[group->n_ranks++] = r;
-            }
+        group->ranks = at;
+        CST_SET_EACH (r, &ranks) {
+            *at++ = r;
         }
+        group->n_ranks = (size_t)(at - group->ranks);
         d->group_list[g - 1] = group;
     }
 }
@@ -156,7 +171,7 @@ static bool declare(const struct cst_model *model, const struct cst_layout *layo
     d->tensor_list = calloc(n_tensors + 1, sizeof(void *));
     d->operators = calloc(n_operators + 1, sizeof *d->operators);
     d->operator_list = calloc(n_operators + 1, sizeof(void *));
-    d->ranks = calloc((n_groups + 1) * CST_LAYOUT_MAX_WORLD, sizeof *d->ranks);
+    d->ranks = calloc(count_ranks(model) + 1, sizeof *d->ranks);
     d->chunks = calloc(n_tensors + 1, sizeof *d->chunks);
     if (d->groups == NULL || d->group_list == NULL || d->edges == NULL || d->edge_list == NULL ||
         d->tensors == NULL || d->tensor_list == NULL || d->operators == NULL ||

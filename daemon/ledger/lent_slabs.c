@@ -77,16 +77,17 @@ void cstd_lent_slabs_forget(struct cstd_job *job, uint32_t rank)
 
 /* -- going on --------------------------------------------------------------------------------- */
 
-/* The ranks whose pools have results, one bit each. */
-static uint64_t find_lenders(const struct cst_core_record *record)
+/* The ranks whose pools have results. */
+static struct cst_set find_lenders(const struct cst_core_record *record)
 {
-    uint64_t ranks = 0;
+    struct cst_set ranks = {{0}};
 
     for (uint32_t i = 0; i < CST_CORE_MAX_COPYING; i++) {
         const struct cst_core_copying *copying = &record->copying[i];
 
-        ranks |=
-            copying->chunk != 0 && copying->lender != 0 ? UINT64_C(1) << (copying->lender - 1) : 0;
+        if (copying->chunk != 0 && copying->lender - 1 < CST_SET_MAX) {
+            cst_set_add(&ranks, copying->lender - 1);
+        }
     }
     return ranks;
 }
@@ -94,11 +95,11 @@ static uint64_t find_lenders(const struct cst_core_record *record)
 int cstd_lent_slabs_take(struct cstd_job *job, const struct cst_core_record *record,
                          struct cst_err *err)
 {
-    uint64_t ranks = find_lenders(record);
+    const struct cst_set ranks = find_lenders(record);
 
     for (uint32_t r = 0; r < job->world; r++) {
         uint32_t first = 0,
-                 n = (ranks >> r & 1) != 0 ? cst_core_lent_slabs(job->core, r, &first) : 0;
+                 n = cst_set_has(&ranks, r) ? cst_core_lent_slabs(job->core, r, &first) : 0;
 
         for (uint32_t i = first; i < first + n; i++) {
             const struct cstd_kept_name name = name_of(job, r, i);
@@ -117,7 +118,7 @@ int cstd_lent_slabs_take(struct cstd_job *job, const struct cst_core_record *rec
             }
         }
     }
-    if (ranks != 0) {
+    if (!cst_set_none(&ranks)) {
         cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job),
                        "results of updates are copied from its pools");
     }

@@ -61,7 +61,7 @@ int cstd_memory_add_pool(struct cstd_memory *memory, const struct cst_layout *la
                                  .tier = pool->tier->number,
                                  .worker_copies =
                                      cstd_memory_worker_copies(pool->tier, &layout->states),
-                                 .unreachable = pool->tier->kind->unreachable(pool->tier)};
+                                 .unreachable = {{pool->tier->kind->unreachable(pool->tier)}}};
     for (uint32_t c = 0; c < layout->n_classes && rc == CST_OK; c++) {
         to->parts[c] = (struct cst_core_part){.n_blocks = pool->blocks.n[c],
                                               .blocks_per_slab = cstd_pools_per_slab(layout, c),

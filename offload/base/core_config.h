@@ -26,9 +26,8 @@ struct cst_core_pool {
     /* Number of the tier whose memory the pool is. Host memory is served by the engine of each
      * chunk's node. */
     uint32_t tier;
-    bool worker_copies; /* The rank's worker copies weights into the pool itself. */
-    /* Engines of GPUs whose memory the pool's GPU cannot access, one bit each. */
-    uint64_t unreachable;
+    bool worker_copies;         /* The rank's worker copies weights into the pool itself. */
+    struct cst_set unreachable; /* Engines of GPUs whose memory the pool's GPU cannot access. */
 };
 
 /* Prefetch and times of updates. */

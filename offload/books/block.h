@@ -120,8 +120,8 @@ struct cst_pool {
     const uint32_t *segments;              /* Segment id of each slab; borrowed. */
     uint32_t tier;                         /* Number of the tier whose memory the pool is. */
     bool worker_copies; /* The rank's worker copies weights in; engines do not. */
-    /* Engines of GPUs whose memory the pool's GPU cannot access, one bit each. */
-    uint64_t unreachable;
+    /* Engines of GPUs whose memory the pool's GPU cannot access. */
+    struct cst_set unreachable;
     /* The rank's trace, which predicts when weights are used; borrowed. */
     const struct cst_trace *trace;
     uint64_t uses; /* Number of uses of the pool's blocks so far, for LRU. */
@@ -145,11 +145,10 @@ struct cst_pool {
     struct cst_moment now; /* Time of the current event on both clocks, see instant.c. */
 };
 
-/* True if the GPU of @pool can access the memory of the GPU of @engine. Engines with numbers of 64
- * and more occur in simulations only, and are accessible. */
+/* True if the GPU of @pool can access the memory of the GPU of @engine. */
 static inline bool cst_pool_reaches(const struct cst_pool *pool, uint32_t engine)
 {
-    return engine >= 64 || (pool->unreachable >> engine & 1) == 0;
+    return !cst_set_has(&pool->unreachable, engine);
 }
 
 /* True if both pools are on different GPUs that can access each other's memory. */

@@ -9,15 +9,18 @@
 
 #define NAMED_RANKS 8
 
-const char *cst_group_words(uint64_t ranks, char out[CST_GROUP_TEXT])
+const char *cst_group_words(const struct cst_set *ranks, char out[CST_GROUP_TEXT])
 {
-    uint32_t n = (uint32_t)__builtin_popcountll(ranks);
+    const uint32_t n = cst_set_count(ranks);
     size_t used = (size_t)snprintf(out, CST_GROUP_TEXT, n == 1 ? "rank" : "ranks");
     uint32_t named = 0;
 
-    for (uint64_t rest = ranks; rest != 0 && named < NAMED_RANKS; rest &= rest - 1) {
-        used += (size_t)snprintf(out + used, CST_GROUP_TEXT - used, "%s %d", named++ > 0 ? "," : "",
-                                 __builtin_ctzll(rest));
+    CST_SET_EACH (rank, ranks) {
+        if (named == NAMED_RANKS) {
+            break;
+        }
+        used += (size_t)snprintf(out + used, CST_GROUP_TEXT - used, "%s %" PRIu32,
+                                 named++ > 0 ? "," : "", rank);
     }
     if (n > named) {
         (void)snprintf(out + used, CST_GROUP_TEXT - used, " and %" PRIu32 " more", n - named);
@@ -37,7 +40,7 @@ bool cst_group_admit(struct cst_core *core, const struct cst_event *event, bool 
     const struct cst_chunk *chunk = &core->chunks[event->chunk];
     char text[CST_GROUP_TEXT];
 
-    if ((chunk->ranks & 1ull << event->rank) == 0) {
+    if (!cst_set_has(chunk->ranks, event->rank)) {
         cst_core_refuse(core, event->tag, CST_EINVAL,
                         "chunk %" PRIu32 " is of group %" PRIu32 " (%s): rank %" PRIu32
                         " is not in it",

@@ -12,10 +12,10 @@ struct cst_core;
  * refused with a message about the group, the pool or the pattern. */
 bool cst_group_admit(struct cst_core *core, const struct cst_event *event, bool grad);
 
-/* Write the ranks of the bit set @ranks into @out and return it: "rank 3", "ranks 0, 2", "ranks 0,
- * 1, 2, 3 and 60 more". */
+/* Write the ranks *ranks into @out and return it: "rank 3", "ranks 0, 2", "ranks 0, 1, 2, 3, 4, 5,
+ * 6, 7 and 56 more". */
 #define CST_GROUP_TEXT 80
-const char *cst_group_words(uint64_t ranks, char out[CST_GROUP_TEXT]);
+const char *cst_group_words(const struct cst_set *ranks, char out[CST_GROUP_TEXT]);
 
 /* Number of the group of @chunk's tensors in the model. */
 uint32_t cst_group_number(const struct cst_core *core, uint32_t chunk);

@@ -133,9 +133,7 @@ static bool bit_of(const struct cst_idle *idle, const uint8_t *bits, uint32_t ra
 /* The first rank of the group of chunk @c that has a gradient of @tensor; CST_NONE: none has. */
 static uint32_t find_contributor(const struct cst_core *core, uint32_t c, uint32_t tensor)
 {
-    for (uint64_t rest = core->chunks[c].ranks; rest != 0; rest &= rest - 1) {
-        uint32_t rank = (uint32_t)__builtin_ctzll(rest);
-
+    CST_SET_EACH (rank, core->chunks[c].ranks) {
         if (!bit_of(&core->idle, core->idle.without, rank, tensor) &&
             !bit_of(&core->idle, core->idle.discarded, rank, tensor)) {
             return rank;
@@ -149,9 +147,10 @@ static int check_discarded(const struct cst_core *core, uint32_t c, uint32_t ten
 {
     uint32_t with = find_contributor(core, c, tensor);
 
-    for (uint64_t rest = core->chunks[c].ranks; with != CST_NONE && rest != 0; rest &= rest - 1) {
-        uint32_t rank = (uint32_t)__builtin_ctzll(rest);
-
+    if (with == CST_NONE) {
+        return CST_OK;
+    }
+    CST_SET_EACH (rank, core->chunks[c].ranks) {
         if (bit_of(&core->idle, core->idle.discarded, rank, tensor)) {
             return cst_err_set(err, CST_EMISMATCH,
                                "step %" PRIu64 ": rank %" PRIu32

@@ -9,6 +9,7 @@
 #include "offload/books/block.h"
 #include "offload/base/event.h"
 #include "offload/books/trace.h"
+#include "proto/set.h"
 
 struct cst_core;
 
@@ -41,10 +42,10 @@ struct cst_rank {
 
     /* Changed by drift.c. */
 
-    uint64_t alike;         /* Ranks that run the same operators, one bit each. Set by core_open. */
-    uint64_t waits_for;     /* A fetch waits until these ranks hand in, one bit each. */
-    uint64_t patient_until; /* When that wait ends, in ns; CST_CORE_NEVER: there is none. */
-    bool impatient;         /* A wait took too long in this step. */
+    struct cst_set alike;     /* Ranks that run the same operators. Set by core_open. */
+    struct cst_set waits_for; /* A fetch waits until these ranks hand in. */
+    uint64_t patient_until;   /* When that wait ends, in ns; CST_CORE_NEVER: there is none. */
+    bool impatient;           /* A wait took too long in this step. */
 
     struct cst_pool pool;
     struct cst_trace trace;

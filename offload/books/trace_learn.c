@@ -173,7 +173,7 @@ static int find_places(struct declaring *d, uint32_t rank, const struct cst_trac
         return CST_ENOMEM;
     }
     for (uint32_t i = 0; i < d->model->n_operators; i++) {
-        if ((d->model->operators[i].ranks >> rank & 1) != 0 &&
+        if (cst_model_runs(d->model, &d->model->operators[i], rank) &&
             (unit == NULL || d->model->operators[i].stage == unit->stage)) {
             d->ops[d->n_ops++] = i;
             expect(d, &d->model->operators[i], i);

@@ -49,8 +49,8 @@ void cst_weight_row_begin_gradient(struct cst_core *core, uint32_t c, struct cst
     /* The WRITE can also set the weights in this row. */
     cst_command_after(command, chunk->writes.ticket);
     if (chunk->weight.holds == CST_HOLDS_WEIGHTS) {
-        for (uint64_t rest = chunk->ranks; rest != 0; rest &= rest - 1) {
-            struct cst_pool *pool = &core->ranks[__builtin_ctzll(rest)].pool;
+        CST_SET_EACH (rank, chunk->ranks) {
+            struct cst_pool *pool = &core->ranks[rank].pool;
             uint32_t b = pool->weight_of[c];
 
             if (b != CST_NONE && pool->blocks[b].state == CST_BLOCK_LOADING) {

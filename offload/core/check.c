@@ -249,17 +249,19 @@ static const char *check_contribution(const struct cst_core *core, uint32_t c, u
 static const char *check_group(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
+    struct cst_set again;
 
     for (uint32_t rank = 0; rank < core->world; rank++) {
         const struct cst_pool *pool = &core->ranks[rank].pool;
-        bool member = (chunk->ranks & 1ull << rank) != 0;
+        bool member = cst_set_has(chunk->ranks, rank);
 
         if ((pool->weight_of[c] != CST_NONE && !member) ||
             (pool->grad_of[c] != CST_NONE && (!member || !chunk->has_states))) {
             return "only its group has blocks of a chunk";
         }
     }
-    if ((chunk->gradient.again & ~chunk->ranks) != 0) {
+    again = cst_sets_get(&core->collection.again, c);
+    if (!cst_set_within(&again, chunk->ranks)) {
         return "only its group contributes to a chunk";
     }
     if (!chunk->has_states &&

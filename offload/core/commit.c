@@ -24,13 +24,13 @@
 
 /* -- commit ----------------------------------------------------------------------------------- */
 
-/* A bit for the first rank of each chunk's group. Together these ranks fetch everything. */
-static uint64_t find_leaders(const struct cst_core *core)
+/* The first rank of each chunk's group. Together these ranks fetch everything. */
+static struct cst_set find_leaders(const struct cst_core *core)
 {
-    uint64_t leaders = 0;
+    struct cst_set leaders = {{0}};
 
     for (uint32_t c = 0; c < core->n_chunks; c++) {
-        leaders |= core->chunks[c].ranks & (0 - core->chunks[c].ranks);
+        cst_set_add(&leaders, cst_set_first(core->chunks[c].ranks));
     }
     return leaders;
 }
@@ -47,21 +47,21 @@ static void put_in_order(struct cst_core *core, uint32_t c, uint32_t *n)
  * fetch of each rank in turn; then the remaining chunks. */
 static void order_updates(struct cst_core *core)
 {
-    uint64_t leaders = find_leaders(core);
+    struct cst_set leaders = find_leaders(core);
     uint32_t n = 0;
 
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         /* Frozen chunks are not updated: treat them as already listed. */
         core->chunks[c].ordered = !core->chunks[c].has_states;
     }
-    for (uint32_t i = 0; leaders != 0; i++) {
-        for (uint64_t rest = leaders; rest != 0; rest &= rest - 1) {
-            const struct cst_trace *trace = &core->ranks[__builtin_ctzll(rest)].trace;
+    for (uint32_t i = 0; !cst_set_none(&leaders); i++) {
+        CST_SET_EACH (rank, &leaders) {
+            const struct cst_trace *trace = &core->ranks[rank].trace;
             uint32_t n_expected;
             const uint32_t *expected = cst_trace_expected(trace, &n_expected);
 
             if (i >= n_expected) {
-                leaders &= ~(rest & (0 - rest));
+                cst_set_drop(&leaders, rank);
             } else if ((expected[i] & 1) == 0) {
                 put_in_order(core, expected[i] >> 1, &n);
             }

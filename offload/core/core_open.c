@@ -12,17 +12,20 @@
 
 /* The ranks that run the same operators as @rank. Operators of sparse tensors, which may be left
  * out, do not count. */
-static uint64_t find_alike(const struct cst_model *model, uint32_t rank)
+static struct cst_set find_alike(const struct cst_model *model, uint32_t rank)
 {
-    uint64_t alike = UINT64_MAX;
+    struct cst_set alike = cst_set_range(0, CST_SET_MAX);
 
     for (uint32_t i = 0; i < model->n_operators; i++) {
         const struct cst_layout_operator *op = &model->operators[i];
         bool sparse =
             op->n_tensors > 0 && cst_pattern(model->tensors[op->tensors[0]].pattern)->sparse;
 
-        if (!sparse) {
-            alike &= (op->ranks >> rank & 1) != 0 ? op->ranks : ~op->ranks;
+        if (!sparse && op->group != 0) {
+            const struct cst_set ranks = cst_model_runners(model, op);
+
+            alike = cst_set_has(&ranks, rank) ? cst_set_intersect(alike, ranks)
+                                              : cst_set_minus(alike, ranks);
         }
     }
     return alike;
@@ -57,7 +60,6 @@ static int open_rank(struct cst_core *core, const struct cst_core_config *config
         cst_pool_init(&r->pool, pool, core->layout, &r->trace) != CST_OK) {
         return cst_err_set(err, CST_ENOMEM, "no memory for the pool of rank %" PRIu32, rank);
     }
-    core->everybody |= 1ull << rank;
     core->n_blocks += r->pool.n_blocks;
     return CST_OK;
 }
@@ -143,12 +145,22 @@ static uint32_t count_nodes(const struct cst_layout *layout)
     return n;
 }
 
+/* A plan can replay a few ranks that stand for all ranks of a layout. */
+static int open_groups(struct cst_core *core)
+{
+    core->groups = calloc(core->model->n_groups, sizeof *core->groups);
+    for (uint32_t g = 0; core->groups != NULL && g < core->model->n_groups; g++) {
+        core->groups[g] = cst_set_intersect(core->layout->groups[g], cst_set_range(0, core->world));
+    }
+    return core->groups != NULL ? CST_OK : CST_ENOMEM;
+}
+
 static void open_chunks(struct cst_core *core, bool arenas_are_new)
 {
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         const struct cst_layout_chunk *at = &core->layout->chunks[c];
 
-        core->chunks[c].ranks = at->ranks & core->everybody;
+        core->chunks[c].ranks = &core->groups[at->ranks - core->layout->groups];
         core->chunks[c].has_states = cst_layout_has_states(at);
         core->chunks[c].moments_are_new = arenas_are_new;
         core->chunks[c].gradient.spilled = CST_NONE;
@@ -225,7 +237,8 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
     core->chunks = calloc(core->n_chunks, sizeof *core->chunks);
     core->commit.order = calloc(core->n_chunks, sizeof *core->commit.order);
     core->n_nodes = count_nodes(core->layout);
-    if (core->ranks == NULL || core->chunks == NULL || core->commit.order == NULL) {
+    if (core->ranks == NULL || core->chunks == NULL || core->commit.order == NULL ||
+        open_groups(core) != CST_OK || cst_collection_open(core) != CST_OK) {
         status = cst_err_set(err, CST_ENOMEM, "no memory for %" PRIu32 " chunks", core->n_chunks);
     }
     for (uint32_t rank = 0; rank < core->world && status == CST_OK; rank++) {
@@ -301,7 +314,9 @@ void cst_core_close(struct cst_core *core)
     cst_flights_close(&core->flights);
     free(core->ranks);
     free(core->chunks);
+    free(core->groups);
     free(core->commit.order);
+    cst_collection_close(core);
     cst_landing_close(core);
     cst_update_close(core);
     cst_idle_close(core);

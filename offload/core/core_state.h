@@ -42,9 +42,9 @@
 #include "offload/books/weight_row.h"
 
 struct cst_chunk {
-    /* The chunk's group, one bit for each rank: only these ranks fetch the chunk and contribute to
-     * it. */
-    uint64_t ranks;
+    /* The chunk's group: only these ranks fetch the chunk and contribute to it. One of
+     * cst_core.groups. */
+    const struct cst_set *ranks;
     bool has_states; /* False: the chunk is frozen and has no gradient, sum or update. */
     /* The rows of moments have the zeros of new memory: nothing was written there. */
     bool moments_are_new;
@@ -83,7 +83,6 @@ struct cst_core {
     struct cst_table_header *table; /* As in struct cst_core_config. */
     uint32_t world;
     uint32_t n_chunks;
-    uint64_t everybody; /* One bit for each rank. */
     /* Largest number of GPUs that can access each other's memory, of those into whose memory
      * engines load weights. Several ranks can share a GPU. */
     uint32_t n_gpus;
@@ -107,6 +106,9 @@ struct cst_core {
     void *schedule_state;     /* Owned, and changed by the functions of `schedule` alone. */
     struct cst_rank *ranks;   /* Owned. */
     struct cst_chunk *chunks; /* Owned. */
+    /* The groups of the layout, which can be for more ranks, without those that the core does not
+     * have. Owned. */
+    struct cst_set *groups;
 
     /* What the parts own. */
 

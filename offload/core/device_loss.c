@@ -24,22 +24,24 @@
 #include <assert.h>
 #include <inttypes.h>
 
-/* The ranks whose pools are on the accelerator of @engine, one bit each. */
-static uint64_t find_ranks(const struct cst_core *core, uint32_t engine)
+/* The ranks whose pools are on the accelerator of @engine. */
+static struct cst_set find_ranks(const struct cst_core *core, uint32_t engine)
 {
-    uint64_t ranks = 0;
+    struct cst_set ranks = {{0}};
 
     for (uint32_t rank = 0; rank < core->world; rank++) {
-        ranks |= (uint64_t)(core->ranks[rank].pool.tier == engine) << rank;
+        if (core->ranks[rank].pool.tier == engine) {
+            cst_set_add(&ranks, rank);
+        }
     }
     return ranks;
 }
 
-/* Record @why for those of @ranks that are attached. A rank keeps the first cause. */
-static void mark(struct cst_core *core, uint64_t ranks, const struct cst_err *why, bool refuse)
+/* Record @why for those of *ranks that are attached. A rank keeps the first cause. */
+static void mark(struct cst_core *core, const struct cst_set *ranks, const struct cst_err *why,
+                 bool refuse)
 {
-    for (; ranks != 0; ranks &= ranks - 1) {
-        uint32_t rank = (uint32_t)__builtin_ctzll(ranks);
+    CST_SET_EACH (rank, ranks) {
         struct cst_rank *r = &core->ranks[rank];
 
         if (r->state != CST_RANK_ATTACHED) {
@@ -57,7 +59,7 @@ static void mark(struct cst_core *core, uint64_t ranks, const struct cst_err *wh
 void cst_device_loss_of_pools(struct cst_core *core, uint32_t engine, const struct cst_event *event,
                               bool needed)
 {
-    uint64_t ranks = find_ranks(core, engine);
+    const struct cst_set ranks = find_ranks(core, engine);
     char text[CST_GROUP_TEXT];
     struct cst_err why;
 
@@ -67,8 +69,8 @@ void cst_device_loss_of_pools(struct cst_core *core, uint32_t engine, const stru
     (void)cst_err_set(&why, event->status,
                       "the accelerator of engine %" PRIu32 " was lost in step %" PRIu64
                       ", with the pool of %s: %s",
-                      engine, core->step, cst_group_words(ranks, text), cst_event_words(event));
-    mark(core, ranks, &why, needed || !core->attempt.closing);
+                      engine, core->step, cst_group_words(&ranks, text), cst_event_words(event));
+    mark(core, &ranks, &why, needed || !core->attempt.closing);
     why.status = CST_EPEERDIED;
     if (core->attempt.phase == CST_PHASE_RUNNING && needed) {
         /* The NORM is issued only when all sums are there, so none can be lost any more. */
@@ -84,6 +86,7 @@ void cst_device_loss_of_pools(struct cst_core *core, uint32_t engine, const stru
  * later belongs to a void collection. */
 void cst_device_loss_of_node(struct cst_core *core, const struct cst_event *event)
 {
+    const struct cst_set all = cst_set_range(0, core->world);
     struct cst_err why;
 
     if (core->attempt.phase == CST_PHASE_FAILED) {
@@ -93,7 +96,7 @@ void cst_device_loss_of_node(struct cst_core *core, const struct cst_event *even
                       "an engine was given up in step %" PRIu64
                       ", and is tried again when a worker opens the job: %s",
                       core->step, event->text);
-    mark(core, core->everybody, &why, true);
+    mark(core, &all, &why, true);
     why.status = CST_EPEERDIED;
     if (core->attempt.phase == CST_PHASE_RUNNING) {
         cst_ranks_abandon(core, &why);

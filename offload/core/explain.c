@@ -357,8 +357,8 @@ unsigned cst_core_explain(const struct cst_core *core, uint32_t chunk, char line
         explain_sum_site(core, chunk, &page);
     }
     explain_loads(core, &page);
-    for (uint64_t rest = core->chunks[chunk].ranks; rest != 0; rest &= rest - 1) {
-        explain_rank(core, chunk, (uint32_t)__builtin_ctzll(rest), &page);
+    CST_SET_EACH (rank, core->chunks[chunk].ranks) {
+        explain_rank(core, chunk, rank, &page);
     }
     if (core->chunks[chunk].evicted.rank != CST_NONE) {
         const struct cst_chunk *c = &core->chunks[chunk];

@@ -14,6 +14,16 @@
 
 #include <inttypes.h>
 
+int cst_collection_open(struct cst_core *core)
+{
+    return cst_sets_open(&core->collection.again, core->n_chunks, core->world);
+}
+
+void cst_collection_close(struct cst_core *core)
+{
+    cst_sets_close(&core->collection.again);
+}
+
 /* -- addends ---------------------------------------------------------------------------------- */
 
 /* The addend of chunk @c that @rank has in a block from which no command reads; CST_NONE: none. */
@@ -62,8 +72,8 @@ static bool has_come(const struct cst_core *core, uint32_t c, uint32_t addend)
     if (from != CST_NONE) {
         return pending(core, c, from) == addend;
     }
-    for (uint64_t rest = chunk->ranks; rest != 0; rest &= rest - 1) {
-        if (pending(core, c, (uint32_t)__builtin_ctzll(rest)) == addend) {
+    CST_SET_EACH (rank, chunk->ranks) {
+        if (pending(core, c, rank) == addend) {
             return true;
         }
     }
@@ -94,11 +104,14 @@ struct cst_sources cst_collection_sources(const struct cst_core *core, uint32_t 
     while (sources.end < end && cst_collection_is_known(core, c, sources.end)) {
         sources.end++;
     }
-    for (uint64_t rest = chunk->ranks; rest != 0 && sources.end > next; rest &= rest - 1) {
-        uint32_t addend = pending(core, c, (uint32_t)__builtin_ctzll(rest));
+    if (sources.end == next) {
+        return sources;
+    }
+    CST_SET_EACH (rank, chunk->ranks) {
+        uint32_t addend = pending(core, c, rank);
 
         if (addend >= next && addend < sources.end) {
-            sources.blocks |= rest & (0 - rest);
+            cst_set_add(&sources.blocks, rank);
         }
     }
     sources.spilled = chunk->gradient.spilled >= next && chunk->gradient.spilled < sources.end;
@@ -179,8 +192,8 @@ void cst_collection_complete(struct cst_core *core, uint32_t c)
 /* True if a contribution to a later sum waits for the present one. */
 static bool later_ones_wait(const struct cst_core *core, uint32_t c)
 {
-    for (uint64_t rest = core->chunks[c].ranks; rest != 0; rest &= rest - 1) {
-        if (pending(core, c, (uint32_t)__builtin_ctzll(rest)) != CST_NONE) {
+    CST_SET_EACH (rank, core->chunks[c].ranks) {
+        if (pending(core, c, rank) != CST_NONE) {
             return true;
         }
     }
@@ -228,7 +241,7 @@ enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t c,
         if (sources->end < end_of(chunk, gradient->next)) {
             return CST_COLLECTION_WAITS;
         }
-        if (sources->blocks != 0 || sources->spilled) {
+        if (!cst_set_none(&sources->blocks) || sources->spilled) {
             return CST_COLLECTION_SUM;
         }
         if (!is_over(core, c)) {
@@ -282,12 +295,12 @@ void cst_collection_drop(struct cst_core *core)
         core->ranks[rank].micro = 0;
     }
     core->collection.n_reduced = 0;
+    cst_sets_clear(&core->collection.again, 0, core->n_chunks);
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         struct cst_chunk *chunk = &core->chunks[c];
 
         cst_kept_gradients_drop(core, c);
         chunk->gradient.next = 0;
-        chunk->gradient.again = 0;
         chunk->gradient.sum = CST_SUM_NOTHING;
         chunk->gradient.spilled = CST_NONE;
         if (cst_weight_row_is_early(&chunk->weight)) {
@@ -303,7 +316,7 @@ void cst_collection_next_micro(struct cst_core *core, uint32_t rank)
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         /* A chunk with its update collects nothing: the rank may hand in again for the next
          * micro-batch. */
-        core->chunks[c].gradient.again &= ~(1ull << rank);
+        cst_sets_drop(&core->collection.again, c, rank);
     }
 }
 
@@ -335,8 +348,9 @@ bool cst_collection_admit_open(struct cst_core *core, const struct cst_event *ev
         return false;
     }
     if (!core->schedule->elastic &&
-        (chunk->weight.rows == CST_ROWS_CARRIED ? (chunk->gradient.again & 1ull << event->rank) != 0
-                                                : has_come(core, event->chunk, addend))) {
+        (chunk->weight.rows == CST_ROWS_CARRIED
+             ? cst_sets_has(&core->collection.again, event->chunk, event->rank)
+             : has_come(core, event->chunk, addend))) {
         cst_core_refuse(core, event->tag, CST_EINVAL,
                         "gradient of chunk %" PRIu32 " was handed in already in step %" PRIu64,
                         event->chunk, core->step);
@@ -362,7 +376,7 @@ static void take_gradient(struct cst_core *core, const struct cst_event *event, 
  * this step, or after another rank, which is gone and has handed in the same bits. */
 static void drop_gradient(struct cst_core *core, const struct cst_event *event, uint32_t b)
 {
-    core->chunks[event->chunk].gradient.again |= 1ull << event->rank;
+    cst_sets_add(&core->collection.again, event->chunk, event->rank);
     cst_block_move(&core->ranks[event->rank].pool, b, CST_BLOCK_FREE);
     core->collection.n_dropped++;
     (void)cst_core_reply(core, event->tag);

@@ -8,6 +8,7 @@
 
 #include "offload/base/event.h"
 #include "offload/base/flight.h"
+#include "proto/set.h"
 
 struct cst_core;
 struct cst_chunk;
@@ -18,6 +19,9 @@ struct cst_collection {
     uint64_t number;
     uint32_t n_reduced; /* Chunks whose gradient of this collection is complete. */
     uint64_t n_dropped; /* Gradients that were handed in for chunks that were already updated. */
+    /* Per chunk that is CARRIED: ranks that have handed in again in their present micro-batch;
+     * owned. */
+    struct cst_sets again;
 };
 
 /* How far the sum of a chunk's gradient is, in the current collection.
@@ -45,8 +49,6 @@ struct cst_gradient {
      * it by `reduce_ticket`, or were left out. */
     uint32_t next;
     uint32_t spilled; /* Addend that is spilled in the grad row; CST_NONE: none is. */
-    /* CARRIED: ranks that have handed in again in their present micro-batch, one bit each. */
-    uint64_t again;
     /* Command in flight that makes a sum, of this or an earlier collection; else 0. */
     uint64_t reduce_ticket;
     /* COPY into the grad row in flight, of this or an earlier collection; else 0. */
@@ -54,14 +56,20 @@ struct cst_gradient {
     uint64_t version; /* Incremented when a write to the grad row is issued. */
 };
 
+/* CST_ENOMEM; the caller calls cst_collection_close nevertheless. */
+int cst_collection_open(struct cst_core *core);
+
+/* Free what cst_collection_open allocated. */
+void cst_collection_close(struct cst_core *core);
+
 /* Handle CST_EV_HAND_IN. */
 void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event);
 
 /* The addends that the next sum of a chunk takes. */
 struct cst_sources {
-    uint32_t end;    /* From the chunk's next one to before this one. */
-    uint64_t blocks; /* Ranks that have one of them in a block, one bit each. */
-    bool spilled;    /* One of them is in the grad row. */
+    uint32_t end;          /* From the chunk's next one to before this one. */
+    struct cst_set blocks; /* Ranks that have one of them in a block. */
+    bool spilled;          /* One of them is in the grad row. */
 };
 
 /* What a chunk's collection needs next. */

@@ -9,12 +9,12 @@
 
 /* The ranks for which the gradient of @rank in a PENDING block waits. An fp32 row takes the
  * addends in order, each as soon as it can. */
-static uint64_t awaited_by(const struct cst_core *core, uint32_t rank,
-                           const struct cst_block *block)
+static struct cst_set awaited_by(const struct cst_core *core, uint32_t rank,
+                                 const struct cst_block *block)
 {
     const struct cst_chunk *chunk = &core->chunks[block->chunk];
     uint32_t end = cst_collection_first(core, block->chunk) + chunk->n_in_sum;
-    uint64_t awaited = 0;
+    struct cst_set awaited = {{0}};
 
     /* All addends of an earlier sum come first. */
     if (core->grad_fp32 && block->addend < end) {
@@ -22,33 +22,34 @@ static uint64_t awaited_by(const struct cst_core *core, uint32_t rank,
     }
     for (uint32_t addend = chunk->gradient.next; addend < end; addend++) {
         if (!cst_collection_is_known(core, block->chunk, addend)) {
-            awaited |= UINT64_C(1) << core->schedule->contributor(core, block->chunk, addend);
+            cst_set_add(&awaited, core->schedule->contributor(core, block->chunk, addend));
         }
     }
-    return awaited & ~(UINT64_C(1) << rank);
+    cst_set_drop(&awaited, rank);
+    return awaited;
 }
 
 /* True if one of the ranks @ranks waits for @rank, also by way of others. */
-static bool is_awaited(const struct cst_core *core, uint64_t ranks, uint32_t rank)
+static bool is_awaited(const struct cst_core *core, struct cst_set ranks, uint32_t rank)
 {
-    uint64_t known = 0;
+    struct cst_set known = {{0}};
 
-    while (ranks != known) {
-        uint64_t added = ranks & ~known;
+    while (!cst_set_equal(&ranks, &known)) {
+        const struct cst_set added = cst_set_minus(ranks, known);
 
         known = ranks;
-        for (; added != 0; added &= added - 1) {
-            ranks |= core->ranks[__builtin_ctzll(added)].waits_for;
+        CST_SET_EACH (i, &added) {
+            ranks = cst_set_union(ranks, core->ranks[i].waits_for);
         }
     }
-    return (known >> rank & 1) != 0;
+    return cst_set_has(&known, rank);
 }
 
 /* Ranks that run the same operators need the same chunks in the same order, as far as is known. The
  * stages of a pipeline do not: one would wait for another that waits for its output. */
-static bool can_await(const struct cst_core *core, uint32_t rank, uint64_t ranks)
+static bool can_await(const struct cst_core *core, uint32_t rank, const struct cst_set *ranks)
 {
-    return (ranks & ~core->ranks[rank].alike) == 0 && !is_awaited(core, ranks, rank);
+    return cst_set_within(ranks, &core->ranks[rank].alike) && !is_awaited(core, *ranks, rank);
 }
 
 static uint64_t patience(const struct cst_core *core)
@@ -56,9 +57,9 @@ static uint64_t patience(const struct cst_core *core)
     return core->peer_timeout_ns / 2 < PATIENCE_NS ? core->peer_timeout_ns / 2 : PATIENCE_NS;
 }
 
-static void begin(struct cst_core *core, struct cst_rank *rank, uint64_t awaited)
+static void begin(struct cst_core *core, struct cst_rank *rank, const struct cst_set *awaited)
 {
-    rank->waits_for = awaited;
+    rank->waits_for = *awaited;
     if (rank->patient_until == CST_CORE_NEVER) {
         rank->patient_until = core->now + patience(core);
     }
@@ -73,11 +74,11 @@ bool cst_drift_waits(struct cst_core *core, uint32_t rank, const struct cst_part
         return false;
     }
     for (; b != CST_NONE; b = r->pool.blocks[b].next) {
-        uint64_t awaited = awaited_by(core, rank, &r->pool.blocks[b]);
+        const struct cst_set awaited = awaited_by(core, rank, &r->pool.blocks[b]);
 
-        if (can_await(core, rank, awaited)) {
+        if (can_await(core, rank, &awaited)) {
             if (fetch) {
-                begin(core, r, awaited);
+                begin(core, r, &awaited);
             }
             return true;
         }

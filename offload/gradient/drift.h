@@ -21,7 +21,7 @@ bool cst_drift_waits(struct cst_core *core, uint32_t rank, const struct cst_part
 /* No fetch of the rank waits for a block any more. */
 static inline void cst_drift_end(struct cst_rank *rank)
 {
-    rank->waits_for = 0;
+    rank->waits_for = (struct cst_set){{0}};
     rank->patient_until = CST_CORE_NEVER;
 }
 

@@ -26,11 +26,11 @@ void cst_landing_close(struct cst_core *core)
 
 bool cst_landing_serves(const struct cst_core *core, uint32_t c)
 {
-    uint64_t ranks = core->chunks[c].ranks;
+    const struct cst_set *ranks = core->chunks[c].ranks;
 
     return core->layout->landings != NULL && core->grad_fp32 && core->chunks[c].has_states &&
-           __builtin_popcountll(ranks) == 1 &&
-           cst_tier_is_apart(core->ranks[__builtin_ctzll(ranks)].pool.tier);
+           cst_set_count(ranks) == 1 &&
+           cst_tier_is_apart(core->ranks[cst_set_first(ranks)].pool.tier);
 }
 
 int cst_landing_check(const struct cst_core *core, struct cst_err *err)
@@ -94,13 +94,13 @@ static void copy_down(struct cst_core *core, uint32_t c, uint32_t rank,
     *earlier = copy->ticket;
 }
 
-void cst_landing_begin(struct cst_core *core, uint32_t c, uint64_t blocks,
+void cst_landing_begin(struct cst_core *core, uint32_t c, const struct cst_set *blocks,
                        struct cst_landing_group *out)
 {
     *out = (struct cst_landing_group){.n = 0};
-    for (uint64_t rest = blocks; rest != 0; rest &= rest - 1) {
+    CST_SET_EACH (rank, blocks) {
         out->landings[out->n++] = take_turn(core, core->layout->chunks[c].node);
-        copy_down(core, c, (uint32_t)__builtin_ctzll(rest), out);
+        copy_down(core, c, rank, out);
     }
 }
 

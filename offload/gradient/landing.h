@@ -53,9 +53,9 @@ bool cst_landing_serves(const struct cst_core *core, uint32_t chunk);
  * gradients of several ranks. */
 int cst_landing_check(const struct cst_core *core, struct cst_err *err);
 
-/* Issue the COPYs of the contributions to @chunk, in blocks, of the ranks @blocks, one bit each.
- * The next REDUCE of @chunk adds them. */
-void cst_landing_begin(struct cst_core *core, uint32_t chunk, uint64_t blocks,
+/* Issue the COPYs of the contributions to @chunk, in blocks, of the ranks *blocks. The next REDUCE
+ * of @chunk adds them. */
+void cst_landing_begin(struct cst_core *core, uint32_t chunk, const struct cst_set *blocks,
                        struct cst_landing_group *out);
 
 /* The place of landing number @i of @group. */

@@ -8,14 +8,15 @@ static bool is_on_gpu(uint32_t tier)
     return cst_tier_is_apart(tier) && tier != CST_REDUCE_SITE_NOTHING;
 }
 
-/* The engines of the GPUs that have contributions, one bit each. Numbers of 64 and more occur in
- * simulations only, and have no bit. */
-static uint64_t find_gpus(uint32_t world, const uint32_t *tiers)
+/* The engines of the GPUs that have contributions. */
+static struct cst_set find_gpus(uint32_t world, const uint32_t *tiers)
 {
-    uint64_t gpus = 0;
+    struct cst_set gpus = {{0}};
 
     for (uint32_t rank = 0; rank < world; rank++) {
-        gpus |= is_on_gpu(tiers[rank]) && tiers[rank] < 64 ? UINT64_C(1) << tiers[rank] : 0;
+        if (is_on_gpu(tiers[rank])) {
+            cst_set_add(&gpus, tiers[rank]);
+        }
     }
     return gpus;
 }
@@ -23,12 +24,12 @@ static uint64_t find_gpus(uint32_t world, const uint32_t *tiers)
 /* The engine of the first GPU, from rank @first on, that can access the memory of all @gpus.
  * CST_TIER_HOST: none can. */
 static uint32_t first_gpu(uint32_t first, uint32_t world, const uint32_t *tiers,
-                          const uint64_t *unreachable, uint64_t gpus)
+                          const struct cst_set *const *unreachable, const struct cst_set *gpus)
 {
     for (uint32_t i = 0; i < world; i++) {
         uint32_t rank = (first + i) % world;
 
-        if (is_on_gpu(tiers[rank]) && (unreachable[rank] & gpus) == 0) {
+        if (is_on_gpu(tiers[rank]) && !cst_set_meet(unreachable[rank], gpus)) {
             return tiers[rank];
         }
     }
@@ -36,10 +37,12 @@ static uint32_t first_gpu(uint32_t first, uint32_t world, const uint32_t *tiers,
 }
 
 struct cst_reduce_site cst_reduce_site_choose(uint32_t home, uint32_t chunk, uint32_t world,
-                                              const uint32_t *tiers, const uint64_t *unreachable)
+                                              const uint32_t *tiers,
+                                              const struct cst_set *const *unreachable)
 {
-    struct cst_reduce_site site = {
-        .engine = first_gpu(chunk % world, world, tiers, unreachable, find_gpus(world, tiers))};
+    const struct cst_set gpus = find_gpus(world, tiers);
+    struct cst_reduce_site site = {.engine =
+                                       first_gpu(chunk % world, world, tiers, unreachable, &gpus)};
 
     for (uint32_t rank = 0; rank < world; rank++) {
         if (tiers[rank] == CST_REDUCE_SITE_NOTHING) {

@@ -6,6 +6,7 @@
 #define CST_REDUCE_SITE_H
 
 #include "offload/layout/tier.h"
+#include "proto/set.h"
 
 #include <stdint.h>
 
@@ -33,11 +34,12 @@ struct cst_reduce_site {
 
 /* Choose for @chunk, whose node's engine is @home. @tiers: for each of @world ranks the tier
  * where its contribution lies. @unreachable: for each rank the engines whose GPUs' memory the GPU
- * of its pool cannot access, one bit each. GPUs take turns by chunk: the sum is made on the GPU of
+ * of its pool cannot access, one set each. GPUs take turns by chunk: the sum is made on the GPU of
  * the first rank, from @chunk % @world on, whose contribution lies on a GPU that can access all
  * contributions. The choice does not affect the result, because sums are always made in rank
  * order. */
 struct cst_reduce_site cst_reduce_site_choose(uint32_t home, uint32_t chunk, uint32_t world,
-                                              const uint32_t *tiers, const uint64_t *unreachable);
+                                              const uint32_t *tiers,
+                                              const struct cst_set *const *unreachable);
 
 #endif

@@ -30,8 +30,13 @@ static bool can_spill(const struct cst_chunk *chunk)
 /* True if everything that must be added before @rank's contribution has come or is in the row. */
 static bool can_add(const struct cst_core *core, uint32_t c, uint32_t rank)
 {
-    return core->chunks[c].gradient.reduce_ticket == 0 && cst_collection_holds(core, c, rank) &&
-           (cst_collection_sources(core, c).blocks & 1ull << rank) != 0;
+    struct cst_sources sources;
+
+    if (core->chunks[c].gradient.reduce_ticket != 0 || !cst_collection_holds(core, c, rank)) {
+        return false;
+    }
+    sources = cst_collection_sources(core, c);
+    return cst_set_has(&sources.blocks, rank);
 }
 
 /* The gradient of @part that was handed in last and can leave: older ones will sooner be summed

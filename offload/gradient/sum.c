@@ -9,13 +9,13 @@
 #include "offload/gradient/landing.h"
 #include "offload/books/weight_row.h"
 
-/* The contributions in blocks are those of the ranks @blocks. @spilled: another one is in the grad
+/* The contributions in blocks are those of the ranks *blocks. @spilled: another one is in the grad
  * row. A contribution of a chunk of one rank alone that lands is read from host memory. */
-static struct cst_reduce_site site_of(const struct cst_core *core, uint32_t c, uint64_t blocks,
-                                      bool spilled)
+static struct cst_reduce_site site_of(const struct cst_core *core, uint32_t c,
+                                      const struct cst_set *blocks, bool spilled)
 {
     uint32_t tiers[CST_CORE_MAX_WORLD];
-    uint64_t unreachable[CST_CORE_MAX_WORLD];
+    const struct cst_set *unreachable[CST_CORE_MAX_WORLD];
     bool in_host = cst_landing_serves(core, c);
     struct cst_reduce_site site;
 
@@ -23,8 +23,8 @@ static struct cst_reduce_site site_of(const struct cst_core *core, uint32_t c, u
         const struct cst_pool *pool = &core->ranks[rank].pool;
 
         tiers[rank] = CST_REDUCE_SITE_NOTHING;
-        unreachable[rank] = pool->unreachable;
-        if ((blocks & 1ull << rank) != 0) {
+        unreachable[rank] = &pool->unreachable;
+        if (cst_set_has(blocks, rank)) {
             tiers[rank] = in_host ? CST_TIER_HOST : pool->tier;
         }
     }
@@ -34,16 +34,16 @@ static struct cst_reduce_site site_of(const struct cst_core *core, uint32_t c, u
 }
 
 /* The ranks whose contributions to @c a command reads in their blocks. */
-static uint64_t find_readers(const struct cst_core *core, uint32_t c)
+static struct cst_set find_readers(const struct cst_core *core, uint32_t c)
 {
-    uint64_t ranks = 0;
+    struct cst_set ranks = {{0}};
 
     for (uint32_t rank = 0; rank < core->world; rank++) {
         const struct cst_pool *pool = &core->ranks[rank].pool;
         uint32_t b = pool->grad_of[c];
 
         if (b != CST_NONE && pool->blocks[b].state == CST_BLOCK_REDUCING) {
-            ranks |= 1ull << rank;
+            cst_set_add(&ranks, rank);
         }
     }
     return ranks;
@@ -53,32 +53,37 @@ struct cst_reduce_site cst_sum_site(const struct cst_core *core, uint32_t c, boo
 {
     const struct cst_chunk *chunk = &core->chunks[c];
 
-    return all ? site_of(core, c, chunk->ranks, false)
-               : site_of(core, c, find_readers(core, c), chunk->gradient.spilled != CST_NONE);
+    struct cst_set readers;
+
+    if (all) {
+        return site_of(core, c, chunk->ranks, false);
+    }
+    readers = find_readers(core, c);
+    return site_of(core, c, &readers, chunk->gradient.spilled != CST_NONE);
 }
 
-/* Those of the ranks @blocks whose contributions land before they are summed at @site. Those that
+/* Those of the ranks *blocks whose contributions land before they are summed at @site. Those that
  * are in host memory already do not. */
-static uint64_t find_landing(const struct cst_core *core, uint32_t c, uint64_t blocks,
-                             const struct cst_reduce_site *site)
+static struct cst_set find_landing(const struct cst_core *core, uint32_t c,
+                                   const struct cst_set *blocks, const struct cst_reduce_site *site)
 {
-    uint64_t land = 0;
+    struct cst_set land = {{0}};
 
     if (!cst_landing_serves(core, c) && site->kind != CST_REDUCE_SITE_LANDED) {
-        return 0;
+        return land;
     }
-    for (uint64_t rest = blocks; rest != 0; rest &= rest - 1) {
-        uint32_t rank = (uint32_t)__builtin_ctzll(rest);
-
-        land |= (uint64_t)(cst_tier_is_apart(core->ranks[rank].pool.tier)) << rank;
+    CST_SET_EACH (rank, blocks) {
+        if (cst_tier_is_apart(core->ranks[rank].pool.tier)) {
+            cst_set_add(&land, rank);
+        }
     }
     return land;
 }
 
-/* Make @command read @sources, which also frees their blocks. Those of the ranks @land are read
+/* Make @command read @sources, which also frees their blocks. Those of the ranks *land are read
  * from the landings of @group. */
 static void read_sources(struct cst_core *core, uint32_t c, const struct cst_sources *sources,
-                         uint64_t land, const struct cst_landing_group *group,
+                         const struct cst_set *land, const struct cst_landing_group *group,
                          struct cst_command *command)
 {
     uint64_t bytes = cst_layout_weight_bytes(&core->layout->chunks[c]);
@@ -86,8 +91,7 @@ static void read_sources(struct cst_core *core, uint32_t c, const struct cst_sou
     struct cst_place row = cst_core_row_place(core, c, CST_ROW_GRAD, 0);
     uint32_t n_landed = 0;
 
-    for (uint64_t rest = sources->blocks; rest != 0; rest &= rest - 1) {
-        uint32_t rank = (uint32_t)__builtin_ctzll(rest);
+    CST_SET_EACH (rank, &sources->blocks) {
         struct cst_rank *r = &core->ranks[rank];
         uint32_t b = r->pool.grad_of[c];
         struct cst_place block;
@@ -98,7 +102,7 @@ static void read_sources(struct cst_core *core, uint32_t c, const struct cst_sou
         }
         block = cst_block_read_by(&r->pool, b, CST_BLOCK_REDUCING, command->ticket);
         command->src[command->n_src++] =
-            (land & 1ull << rank) != 0 ? cst_landing_place(core, group, n_landed++) : block;
+            cst_set_has(land, rank) ? cst_landing_place(core, group, n_landed++) : block;
         r->bytes_down += bytes;
     }
     if (spilled != CST_NONE) {
@@ -110,31 +114,31 @@ static void read_sources(struct cst_core *core, uint32_t c, const struct cst_sou
  * Returns its ticket; 0: none. */
 static uint64_t keep(struct cst_core *core, uint32_t c, const struct cst_sources *sources)
 {
-    bool alone = __builtin_popcountll(sources->blocks) == 1 && !sources->spilled;
+    bool alone = cst_set_count(&sources->blocks) == 1 && !sources->spilled;
 
     return core->grad_fp32 || !alone || core->chunks[c].update.reservation == CST_NONE
                ? 0
-               : cst_kept_gradients_keep(core, c, (uint32_t)__builtin_ctzll(sources->blocks));
+               : cst_kept_gradients_keep(core, c, cst_set_first(&sources->blocks));
 }
 
 void cst_sum_add(struct cst_core *core, uint32_t c, const struct cst_sources *sources)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    struct cst_reduce_site site = site_of(core, c, sources->blocks, sources->spilled);
-    uint64_t land = find_landing(core, c, sources->blocks, &site);
+    struct cst_reduce_site site = site_of(core, c, &sources->blocks, sources->spilled);
+    const struct cst_set land = find_landing(core, c, &sources->blocks, &site);
     struct cst_flight flight = {
         .kind = CST_FLIGHT_REDUCE, .chunk = c, .collection = core->collection.number};
     uint64_t kept = keep(core, c, sources);
     struct cst_landing_group group;
     struct cst_command *reduce;
 
-    cst_landing_begin(core, c, land, &group);
+    cst_landing_begin(core, c, &land, &group);
     reduce = cst_core_command(core, CST_COMMAND_REDUCE, site.engine, &flight);
     reduce->table = core->table_segment;
     reduce->chunk = c;
     reduce->mark = reduce->ticket;
     reduce->accumulate = chunk->gradient.sum != CST_SUM_NOTHING;
-    read_sources(core, c, sources, land, &group, reduce);
+    read_sources(core, c, sources, &land, &group, reduce);
     cst_landing_read(core, &group, reduce);
     cst_chunk_update_before(reduce, &chunk->update);
     /* The sum frees the block, so it waits for the copy that keeps the gradient. */
@@ -146,7 +150,7 @@ void cst_sum_add(struct cst_core *core, uint32_t c, const struct cst_sources *so
 void cst_sum_fuse(struct cst_core *core, uint32_t c, const struct cst_sources *sources,
                   struct cst_command *update)
 {
-    read_sources(core, c, sources, 0, NULL, update);
+    read_sources(core, c, sources, &(struct cst_set){{0}}, NULL, update);
     cst_collection_summing(core, c, sources, update->ticket, true);
 }
 

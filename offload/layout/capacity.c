@@ -167,7 +167,7 @@ static int check_given(struct cst_packing *packing, const struct cst_layout_conf
  * daemon waits for it. So large models get fewer candidates. */
 static uint32_t max_candidates(const struct cst_packing *packing)
 {
-    uint32_t n_leaders = (uint32_t)__builtin_popcountll(packing->leaders);
+    uint32_t n_leaders = cst_set_count(&packing->leaders);
     uint64_t each = packing->n_items + (uint64_t)packing->model->n_uses * n_leaders;
     uint64_t n = MAX_WORK / each;
 

@@ -32,14 +32,29 @@ static uint64_t add_dims(uint64_t hash, const int64_t *dims, uint32_t n)
     return dims != NULL ? add(hash, dims, n * sizeof *dims) : hash;
 }
 
-static uint64_t add_tensor(uint64_t hash, const struct cst_model *model, uint32_t i, uint64_t ranks)
+/* Fingerprints of jobs of up to 64 ranks are as they were, when a set was one word: words at the
+ * end that are 0 are left out. */
+static uint64_t add_ranks(uint64_t hash, const struct cst_set *ranks)
+{
+    const uint32_t last = cst_set_last(ranks);
+
+    hash = add_number(hash, ranks->words[0]);
+    for (uint32_t w = 1; last < CST_SET_MAX && w <= last / CST_SET_WORD; w++) {
+        hash = add_number(hash, ranks->words[w]);
+    }
+    return hash;
+}
+
+static uint64_t add_tensor(uint64_t hash, const struct cst_model *model, uint32_t i, uint32_t world)
 {
     struct cst_tensor_words words = cst_model_words(model, i);
+    const struct cst_set ranks =
+        cst_set_intersect(cst_model_group_ranks(model, words.group), cst_set_range(0, world));
 
     hash = add_text(hash, words.name);
     hash = add_number(hash, words.n_dims);
     hash = add_dims(hash, words.shape, words.n_dims);
-    hash = add_number(hash, model->groups[words.group] & ranks);
+    hash = add_ranks(hash, &ranks);
     hash = add_number(hash, words.pattern);
     /* Fingerprints of models that do not say the update or the type are as they were. */
     hash = words.update != CST_TENSOR_UPDATE_AUTO ? add_number(hash, words.update) : hash;
@@ -61,10 +76,9 @@ static uint64_t add_operator(uint64_t hash, const struct cst_layout_operator *op
 uint64_t cst_model_digest(const struct cst_model *model, uint32_t world)
 {
     uint64_t hash = UINT64_C(14695981039346656037);
-    uint64_t ranks = world >= 64 ? UINT64_MAX : (UINT64_C(1) << world) - 1;
 
     for (uint32_t i = 0; i < model->n_tensors; i++) {
-        hash = add_tensor(hash, model, i, ranks);
+        hash = add_tensor(hash, model, i, world);
     }
     for (uint32_t i = 0; i < model->n_operators; i++) {
         hash = add_operator(hash, &model->operators[i]);

@@ -23,7 +23,7 @@ static void fill_chunks(struct cst_layout *layout, const struct cst_packing *pac
 
         layout->chunks[c] =
             (struct cst_layout_chunk){.n_elems = from->n_places / cst_packing_places(kind->dtype),
-                                      .ranks = kind->ranks,
+                                      .ranks = &layout->groups[kind->group],
                                       .pattern = kind->pattern,
                                       .muon = kind->muon,
                                       .dtype = kind->dtype,
@@ -176,8 +176,8 @@ static int list_uses(struct cst_layout *layout, const struct cst_model *model)
     return CST_OK;
 }
 
-static void fill_classes(struct cst_layout *layout, const struct cst_sizes *sizes,
-                         struct cst_packing *packing)
+static int fill_classes(struct cst_layout *layout, const struct cst_sizes *sizes,
+                        struct cst_packing *packing)
 {
     struct cst_layout_need most = cst_min_blocks_of_all(packing);
 
@@ -190,24 +190,48 @@ static void fill_classes(struct cst_layout *layout, const struct cst_sizes *size
                                                        .max_blocks = most.max_blocks[k]};
     }
     layout->capacity = layout->classes[0].capacity;
-    for (uint32_t r = 0; r < CST_LAYOUT_MAX_WORLD && (packing->world >> r & 1) != 0; r++) {
+    layout->needs = calloc(packing->world, sizeof *layout->needs);
+    if (layout->needs == NULL) {
+        return CST_ENOMEM;
+    }
+    for (uint32_t r = 0; r < packing->world; r++) {
         layout->needs[r] = packing->leader_of[r] == r ? cst_min_blocks_of_rank(packing, r)
                                                       : layout->needs[packing->leader_of[r]];
     }
+    return CST_OK;
+}
+
+/* Copy the groups, because the model's can move while more are declared. */
+static int copy_groups(struct cst_layout *layout, const struct cst_packing *packing)
+{
+    const size_t bytes = packing->model->n_groups * sizeof *layout->groups;
+
+    layout->groups = malloc(bytes);
+    if (layout->groups == NULL) {
+        return CST_ENOMEM;
+    }
+    memcpy(layout->groups, packing->groups, bytes);
+    return CST_OK;
 }
 
 static int build(struct cst_layout *layout, struct cst_model *model, struct cst_packing *packing,
-                 const struct cst_layout_config *config, struct cst_err *err)
+                 const struct cst_sizes *sizes, const struct cst_layout_config *config,
+                 struct cst_err *err)
 {
-    int status;
+    int status = fill_classes(layout, sizes, packing);
 
     layout->grad_bytes = config->grad_bytes == 4 ? 4 : 2;
     layout->states = config->states;
     layout->n_chunks = packing->n_chunks;
     layout->chunks = calloc(layout->n_chunks, sizeof *layout->chunks);
     layout->order = calloc(model->n_tensors, sizeof *layout->order);
-    status = layout->chunks != NULL && layout->order != NULL ? place_tensors(layout, model, packing)
-                                                             : CST_ENOMEM;
+    if (status != CST_OK || layout->chunks == NULL || layout->order == NULL ||
+        copy_groups(layout, packing) != CST_OK) {
+        status = CST_ENOMEM;
+    }
+    if (status == CST_OK) {
+        status = place_tensors(layout, model, packing);
+    }
     if (status == CST_OK) {
         status = cst_rows_place_nodes(layout, config, err);
     }
@@ -296,8 +320,7 @@ int cst_layout_build(struct cst_layout *layout, struct cst_model *model,
     if (status != CST_OK) {
         goto out_packing;
     }
-    fill_classes(&built, &sizes, &packing);
-    status = build(&built, model, &packing, config, err);
+    status = build(&built, model, &packing, &sizes, config, err);
     if (status != CST_OK) {
         cst_layout_close(&built);
         goto out_packing;
@@ -343,5 +366,7 @@ void cst_layout_close(struct cst_layout *layout)
     free(layout->segments);
     free(layout->order);
     free(layout->chunks);
+    free(layout->groups);
+    free(layout->needs);
     memset(layout, 0, sizeof *layout);
 }

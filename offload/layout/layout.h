@@ -16,6 +16,7 @@
 
 #include "offload/layout/tier.h"
 #include "proto/patterns.h"
+#include "proto/set.h"
 #include "cistern/status.h"
 #include "proto/table.h"
 
@@ -78,7 +79,7 @@ struct cst_layout_tensor {
     /* Number of the parameter group, whose factors can differ from step to step. */
     uint32_t param_group;
     enum cst_tensor_update update; /* With CST_OPTIMIZER_MUON. */
-    /* Index into cst_model.groups: the ranks that hold the tensor and sum its gradient. */
+    /* Number of the group of ranks that hold the tensor and sum its gradient. */
     uint32_t group;
     enum cst_pattern_kind pattern;
     enum cst_dtype dtype;
@@ -92,13 +93,15 @@ struct cst_layout_tensor {
     uint64_t first_tile;
 };
 
+#define CST_LAYOUT_MIXED UINT32_MAX
+
 struct cst_layout_operator {
     char *name;        /* Owned by the model. */
     uint32_t *tensors; /* Numbers of its tensors; owned by the model. */
     uint32_t n_tensors;
-    /* Ranks that run the operator, one bit each: those in the groups of all its tensors. Never 0.
-     * Can contain ranks beyond the world. */
-    uint64_t ranks;
+    /* Group of the ranks that run the operator: those in the groups of all its tensors, at least
+     * one. CST_LAYOUT_MIXED: no group has just these; see cst_model_runners. */
+    uint32_t group;
     /* Hints about costs, for plans; 0: not given. They are not compared between ranks; those of the
      * first rank are used. */
     double flops; /* Floating-point operations of the forward pass, per micro-batch and rank. */
@@ -120,9 +123,9 @@ struct cst_model {
     uint32_t n_tensors;
     struct cst_layout_operator *operators; /* In the order of the forward pass. */
     uint32_t n_operators;
-    /* Ranks of each group, one bit each. groups[0] has all bits set: every rank of the job. */
-    uint64_t groups[CST_LAYOUT_MAX_GROUPS];
-    uint32_t n_groups;             /* At least 1. */
+    /* Ranks of the groups from 1 on. Group 0 is that of all ranks. Owned. */
+    struct cst_set *groups;
+    uint32_t n_groups;             /* Including group 0: at least 1. */
     struct cst_layout_edge *edges; /* Owned by the model. */
     uint32_t n_edges;
     /* Stages that are begun; 0: the model is not cut into stages. Each has an operator, except
@@ -169,8 +172,8 @@ struct cst_layout_chunk {
      * host memory. */
     uint32_t tier;
     uint32_t n_uses; /* Operator uses of all its tensors, by any rank. */
-    /* Ranks in the group of its tensors, one bit each; none beyond the job's world. */
-    uint64_t ranks;
+    /* Ranks in the group of its tensors; none beyond the job's world. One of cst_layout.groups. */
+    const struct cst_set *ranks;
     enum cst_pattern_kind pattern; /* Pattern of all its tensors. */
     enum cst_dtype dtype;          /* Type of all its tensors. */
     bool muon;                     /* Muon updates all its tensors; none of other chunks. */
@@ -312,7 +315,8 @@ struct cst_layout {
     uint64_t capacity; /* Capacity of classes[0]. */
     struct cst_layout_class classes[CST_LAYOUT_MAX_CLASSES];
     uint32_t n_classes;
-    struct cst_layout_need needs[CST_LAYOUT_MAX_WORLD]; /* One for each rank. */
+    struct cst_layout_need *needs; /* One for each rank. */
+    struct cst_set *groups;        /* Ranks of each group of the model that are in the world. */
     struct cst_layout_chunk *chunks;
     uint32_t n_chunks;
     uint32_t *order;             /* Numbers of all n_tensors tensors, chunk by chunk. */
@@ -409,14 +413,29 @@ struct cst_layout_config {
 void cst_model_init(struct cst_model *model);
 void cst_model_close(struct cst_model *model);
 
-/* Set bit r of *out for each rank r of the @n in @ranks. CST_EINVAL: a rank is not less than
- * @world, or occurs twice; the words name @group, the number of the group. */
-int cst_model_ranks(uint32_t group, const uint32_t *ranks, size_t n, uint32_t world, uint64_t *out,
-                    struct cst_err *err);
+/* Make *out the set of the @n ranks in @ranks. CST_EINVAL: a rank is not less than @world, or
+ * occurs twice; the words name @group, the number of the group. */
+int cst_model_ranks(uint32_t group, const uint32_t *ranks, size_t n, uint32_t world,
+                    struct cst_set *out, struct cst_err *err);
 
-/* Declare a group of ranks, one bit each. Its number is the value of n_groups before the call.
- * CST_EINVAL: no ranks, or too many groups. */
-int cst_model_group(struct cst_model *model, uint64_t ranks, struct cst_err *err);
+/* Declare a group of ranks. Its number is the value of n_groups before the call. CST_EINVAL: no
+ * ranks, or too many groups. CST_ENOMEM. */
+int cst_model_group(struct cst_model *model, struct cst_set ranks, struct cst_err *err);
+
+/* Return the ranks of group @group, which was declared or is 0: all numbers, also beyond the
+ * world. */
+static inline struct cst_set cst_model_group_ranks(const struct cst_model *model, uint32_t group)
+{
+    return group == 0 ? cst_set_range(0, CST_SET_MAX) : model->groups[group - 1];
+}
+
+/* Return the ranks that run operator @op of @model. Can contain ranks beyond the world. */
+struct cst_set cst_model_runners(const struct cst_model *model,
+                                 const struct cst_layout_operator *op);
+
+/* True if @rank runs operator @op of @model. */
+bool cst_model_runs(const struct cst_model *model, const struct cst_layout_operator *op,
+                    uint32_t rank);
 
 /* Everything that a declaration says about a tensor. */
 struct cst_tensor_words {
@@ -500,7 +519,7 @@ int cst_model_same_tensor(const struct cst_model *model, uint32_t i,
 int cst_model_same_operator(const struct cst_model *model, uint32_t i,
                             const struct cst_layout_operator *other, const char *mine,
                             const char *theirs, struct cst_err *err);
-int cst_model_same_group(const struct cst_model *model, uint32_t i, uint64_t other,
+int cst_model_same_group(const struct cst_model *model, uint32_t i, struct cst_set other,
                          const char *mine, const char *theirs, struct cst_err *err);
 
 /* Numbers of groups, without the predefined group 0, of edges, of tensors and of operators. */
@@ -515,8 +534,9 @@ struct cst_model_extent {
 int cst_model_forget(struct cst_model *model, const struct cst_model_extent *much,
                      struct cst_err *err);
 
-/* Copy the first @n groups of @from, including group 0, to @model, which must only have group 0. */
-void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from, uint32_t n);
+/* Copy the first @n groups of @from, including group 0, to @model, which must only have group 0.
+ * CST_ENOMEM. */
+int cst_model_copy_groups(struct cst_model *model, const struct cst_model *from, uint32_t n);
 
 /* Lay out @model: fill *layout, and chunk, offset and first_tile of the model's tensors. The caller
  * closes the layout with cst_layout_close.

@@ -6,7 +6,7 @@
 /* A sweep through the backward passes of the operators, as one rank sees it. */
 struct sweep {
     struct cst_packing *p;
-    uint64_t rank;                              /* The rank's bit. */
+    uint32_t rank;
     uint32_t n_used[CST_LAYOUT_MAX_CLASSES];    /* Chunks that its operators use. */
     uint32_t n_open[CST_LAYOUT_MAX_CLASSES];    /* Open gradients. */
     uint32_t n_weights[CST_LAYOUT_MAX_CLASSES]; /* Chunks of the current operator. */
@@ -25,14 +25,13 @@ static bool has_gradient(const struct cst_packing *p, uint32_t chunk)
 /* True if the rank runs @op. */
 static bool runs(const struct sweep *s, uint32_t op)
 {
-    return (s->p->model->operators[op].ranks & s->rank) != 0;
+    return cst_sets_has(&s->p->op_runners, op, s->rank);
 }
 
 /* True if the rank or one that it waits for runs @op: one that holds a tensor of it, too. */
 static bool concerns(const struct sweep *s, uint32_t op)
 {
-    return (s->p->op_holders[op] & s->rank) != 0 &&
-           (s->p->model->operators[op].ranks & s->p->world) != 0;
+    return cst_sets_has(&s->p->op_holders, op, s->rank);
 }
 
 static void count_op(struct sweep *s, uint32_t op)
@@ -50,7 +49,7 @@ static void count_op(struct sweep *s, uint32_t op)
         c->seen = op + 1;
         c->uses_left++;
         c->sparse = c->sparse || p->op_sparse[op];
-        c->users |= p->model->operators[op].ranks;
+        cst_sets_join(&p->users, chunk, &p->op_runners, op);
     }
 }
 
@@ -73,6 +72,14 @@ static void begin_op(struct sweep *s, uint32_t op)
     }
 }
 
+/* True if all ranks that hold the chunk run operators that use it. */
+static bool all_use(const struct cst_packing *p, uint32_t chunk)
+{
+    const struct cst_set users = cst_sets_get(&p->users, chunk);
+
+    return cst_set_within(&p->groups[kind_of(p, chunk)->group], &users);
+}
+
 /* The backward pass of @op ends, in all ranks that run it: gradients with no further use are
  * summed, unless an operator may have been left out, or a rank that holds the chunk has no operator
  * for it and goes on at the end of the micro-batch. */
@@ -84,8 +91,7 @@ static void end_op(struct sweep *s, uint32_t op)
         uint32_t chunk = p->chunk_of[p->op_items[k]];
         struct cst_swept *c = &p->swept[chunk];
 
-        if (--c->uses_left == 0 && c->open && !(c->sparse && c->n_ops > 1) &&
-            (kind_of(p, chunk)->ranks & ~c->users) == 0) {
+        if (--c->uses_left == 0 && c->open && !(c->sparse && c->n_ops > 1) && all_use(p, chunk)) {
             c->open = false;
             s->n_open[p->chunks[chunk].size_class]--;
         }
@@ -105,12 +111,12 @@ static void keep_min(const struct sweep *s, uint32_t op, struct cst_layout_need 
     }
 }
 
-static void count_max(const struct cst_packing *p, uint64_t rank, struct cst_layout_need *need)
+static void count_max(const struct cst_packing *p, uint32_t rank, struct cst_layout_need *need)
 {
     for (uint32_t c = 0; c < p->n_chunks; c++) {
         const struct cst_kind *kind = &p->kinds[p->chunks[c].kind];
 
-        if ((kind->ranks & rank) != 0) {
+        if (cst_set_has(&p->groups[kind->group], rank)) {
             need->max_blocks[p->chunks[c].size_class] += kind->has_states ? 2 : 1;
         }
     }
@@ -122,9 +128,10 @@ struct cst_layout_need cst_min_blocks_of_rank(struct cst_packing *packing, uint3
 {
     const struct cst_model *model = packing->model;
     struct cst_layout_need need = {.min_blocks = {1}};
-    struct sweep s = {.p = packing, .rank = UINT64_C(1) << rank};
+    struct sweep s = {.p = packing, .rank = rank};
 
     memset(packing->swept, 0, packing->n_chunks * sizeof *packing->swept);
+    cst_sets_clear(&packing->users, 0, packing->n_chunks);
     for (uint32_t i = 0; i < model->n_operators; i++) {
         if (concerns(&s, i)) {
             count_op(&s, i);
@@ -150,9 +157,8 @@ struct cst_layout_need cst_min_blocks_of_all(struct cst_packing *packing)
 {
     struct cst_layout_need most = {0};
 
-    for (uint64_t left = packing->leaders; left != 0; left &= left - 1) {
-        struct cst_layout_need need =
-            cst_min_blocks_of_rank(packing, (uint32_t)__builtin_ctzll(left));
+    CST_SET_EACH (rank, &packing->leaders) {
+        struct cst_layout_need need = cst_min_blocks_of_rank(packing, rank);
 
         for (uint32_t k = 0; k < CST_LAYOUT_MAX_CLASSES; k++) {
             if (need.min_blocks[k] > most.min_blocks[k]) {

@@ -201,7 +201,6 @@ static struct cst_model_index *get_index(struct cst_model *model)
 void cst_model_init(struct cst_model *model)
 {
     memset(model, 0, sizeof *model);
-    model->groups[0] = UINT64_MAX;
     model->n_groups = 1;
     model->max_entries = CST_LAYOUT_MAX_TENSORS;
 }
@@ -229,6 +228,7 @@ void cst_model_close(struct cst_model *model)
     free(model->operators);
     free(model->tensors);
     free(model->edges);
+    free(model->groups);
     memset(model, 0, sizeof *model);
 }
 
@@ -277,10 +277,10 @@ static int reserve_operator(struct cst_model *model, struct cst_model_index *ind
     return CST_OK;
 }
 
-int cst_model_ranks(uint32_t group, const uint32_t *ranks, size_t n, uint32_t world, uint64_t *out,
-                    struct cst_err *err)
+int cst_model_ranks(uint32_t group, const uint32_t *ranks, size_t n, uint32_t world,
+                    struct cst_set *out, struct cst_err *err)
 {
-    uint64_t bits = 0;
+    struct cst_set set = {{0}};
 
     for (size_t i = 0; i < n; i++) {
         if (ranks[i] >= world) {
@@ -289,32 +289,82 @@ int cst_model_ranks(uint32_t group, const uint32_t *ranks, size_t n, uint32_t wo
                                " ranks",
                                group, ranks[i], world);
         }
-        if ((bits >> ranks[i] & 1) != 0) {
+        if (cst_set_has(&set, ranks[i])) {
             return cst_err_set(err, CST_EINVAL, "group %" PRIu32 " names rank %" PRIu32 " twice",
                                group, ranks[i]);
         }
-        bits |= UINT64_C(1) << ranks[i];
+        cst_set_add(&set, ranks[i]);
     }
-    *out = bits;
+    *out = set;
     return CST_OK;
 }
 
-int cst_model_group(struct cst_model *model, uint64_t ranks, struct cst_err *err)
+int cst_model_group(struct cst_model *model, struct cst_set ranks, struct cst_err *err)
 {
-    if (ranks == 0) {
+    struct cst_set *groups;
+
+    if (cst_set_none(&ranks)) {
         return cst_err_set(err, CST_EINVAL, "group %" PRIu32 " has no ranks", model->n_groups);
     }
     if (model->n_groups == CST_LAYOUT_MAX_GROUPS) {
         return cst_err_set(err, CST_EINVAL, "more than %d groups", CST_LAYOUT_MAX_GROUPS - 1);
     }
-    model->groups[model->n_groups++] = ranks;
+    groups = realloc(model->groups, model->n_groups * sizeof *groups);
+    if (groups == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for group %" PRIu32, model->n_groups);
+    }
+    model->groups = groups;
+    model->groups[model->n_groups++ - 1] = ranks;
     return CST_OK;
 }
 
-void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from, uint32_t n)
+int cst_model_copy_groups(struct cst_model *model, const struct cst_model *from, uint32_t n)
 {
-    memcpy(model->groups, from->groups, n * sizeof *from->groups);
+    if (n == 1) {
+        return CST_OK;
+    }
+    model->groups = malloc((n - 1) * sizeof *model->groups);
+    if (model->groups == NULL) {
+        return CST_ENOMEM;
+    }
+    memcpy(model->groups, from->groups, (n - 1) * sizeof *model->groups);
     model->n_groups = n;
+    return CST_OK;
+}
+
+struct cst_set cst_model_runners(const struct cst_model *model,
+                                 const struct cst_layout_operator *op)
+{
+    struct cst_set ranks;
+
+    if (op->group != CST_LAYOUT_MIXED) {
+        return cst_model_group_ranks(model, op->group);
+    }
+    ranks = cst_set_range(0, CST_SET_MAX);
+    for (uint32_t i = 0; i < op->n_tensors; i++) {
+        ranks = cst_set_intersect(
+            ranks, cst_model_group_ranks(model, model->tensors[op->tensors[i]].group));
+    }
+    return ranks;
+}
+
+static bool is_in_group(const struct cst_model *model, uint32_t group, uint32_t rank)
+{
+    return group == 0 || cst_set_has(&model->groups[group - 1], rank);
+}
+
+bool cst_model_runs(const struct cst_model *model, const struct cst_layout_operator *op,
+                    uint32_t rank)
+{
+    bool runs = true;
+
+    if (op->group != CST_LAYOUT_MIXED) {
+        return is_in_group(model, op->group, rank);
+    }
+    for (uint32_t i = 0; i < op->n_tensors && runs; i++) {
+        runs = is_in_group(model, model->tensors[op->tensors[i]].group, rank);
+    }
+    return runs;
 }
 
 static void add_tensor(struct cst_model *model, const struct cst_tensor_words *words,
@@ -480,26 +530,34 @@ static int check_operator(const struct cst_model *model, const char *name, uint3
     return check_hints(name, hints, err);
 }
 
-/* Find the ranks that hold all of @tensors, which must be known. */
-static int find_ranks(const struct cst_model *model, const char *name, const uint32_t *tensors,
-                      uint32_t n_tensors, uint64_t *ranks_out, struct cst_err *err)
+/* Find the group of the ranks that hold all of @tensors, which must be known. */
+static int find_group(const struct cst_model *model, const char *name, const uint32_t *tensors,
+                      uint32_t n_tensors, uint32_t *group_out, struct cst_err *err)
 {
-    uint64_t ranks = UINT64_MAX;
+    struct cst_set ranks = cst_set_range(0, CST_SET_MAX);
+    uint32_t found = 0;
 
     for (uint32_t i = 0; i < n_tensors; i++) {
-        ranks &= model->groups[model->tensors[tensors[i]].group];
-        if (ranks == 0) {
+        const uint32_t group = model->tensors[tensors[i]].group;
+        const struct cst_set theirs = cst_model_group_ranks(model, group);
+
+        if (group == found || cst_set_within(&ranks, &theirs)) {
+            continue;
+        }
+        found = cst_set_within(&theirs, &ranks) ? group : CST_LAYOUT_MIXED;
+        ranks = cst_set_intersect(ranks, theirs);
+        if (cst_set_none(&ranks)) {
             return cst_err_set(err, CST_EINVAL,
                                "operator '%s': no rank holds tensor '%s' and all those before it",
                                name, model->tensors[tensors[i]].name);
         }
     }
-    *ranks_out = ranks;
+    *group_out = found;
     return CST_OK;
 }
 
 static void add_operator(struct cst_model *model, char *name, uint32_t *tensors, uint32_t n_tensors,
-                         uint64_t ranks, const struct cst_operator_hints *hints)
+                         uint32_t group, const struct cst_operator_hints *hints)
 {
     struct cst_model_index *index = model->index;
     struct cst_layout_operator *op = &model->operators[model->n_operators];
@@ -508,7 +566,7 @@ static void add_operator(struct cst_model *model, char *name, uint32_t *tensors,
     op->name = name;
     op->tensors = tensors;
     op->n_tensors = n_tensors;
-    op->ranks = ranks;
+    op->group = group;
     op->stage = model->n_stages > 0 ? model->n_stages - 1 : 0;
     op->expected_uses = 1;
     if (hints != NULL) {
@@ -532,7 +590,7 @@ int cst_model_operator(struct cst_model *model, const char *name, const uint32_t
                        struct cst_err *err)
 {
     struct cst_model_index *index = get_index(model);
-    uint64_t ranks = 0;
+    uint32_t group = 0;
     char *own_name;
     uint32_t *copy;
     int status = check_operator(model, name, n_tensors, hints, err);
@@ -548,7 +606,7 @@ int cst_model_operator(struct cst_model *model, const char *name, const uint32_t
     }
     status = check_tensors(model, index, name, tensors, n_tensors, err);
     if (status == CST_OK) {
-        status = find_ranks(model, name, tensors, n_tensors, &ranks, err);
+        status = find_group(model, name, tensors, n_tensors, &group, err);
     }
     if (status != CST_OK) {
         return status;
@@ -561,7 +619,7 @@ int cst_model_operator(struct cst_model *model, const char *name, const uint32_t
         return cst_err_set(err, CST_ENOMEM, "operator '%s': no memory for its declaration", name);
     }
     memcpy(copy, tensors, n_tensors * sizeof *copy);
-    add_operator(model, own_name, copy, n_tensors, ranks, hints);
+    add_operator(model, own_name, copy, n_tensors, group, hints);
     return CST_OK;
 }
 

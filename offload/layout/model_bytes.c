@@ -45,9 +45,10 @@ static uint64_t tables(uint64_t n_tensors, uint64_t n_operators, uint64_t n_file
            n_file_names * 2 * sizeof(uint32_t) + slots(n_file_names);
 }
 
-static uint64_t edges_of(const struct cst_model *model)
+static uint64_t edges_and_groups(const struct cst_model *model)
 {
-    return model->n_edges * sizeof(struct cst_layout_edge);
+    return model->n_edges * sizeof(struct cst_layout_edge) +
+           (model->n_groups > 1 ? heap((model->n_groups - 1) * sizeof(struct cst_set)) : 0);
 }
 
 static uint64_t text_bytes(const char *text)
@@ -92,14 +93,14 @@ static uint32_t file_names(const struct cst_tensor_words *words)
 
 uint64_t cst_model_bytes(const struct cst_model *model)
 {
-    return model->own_bytes + edges_of(model) +
+    return model->own_bytes + edges_and_groups(model) +
            tables(model->n_tensors, model->n_operators, model->n_file_names);
 }
 
 uint64_t cst_model_bytes_with_tensor(const struct cst_model *model,
                                      const struct cst_tensor_words *words)
 {
-    return model->own_bytes + own_bytes(words) + edges_of(model) +
+    return model->own_bytes + own_bytes(words) + edges_and_groups(model) +
            tables(model->n_tensors + 1, model->n_operators,
                   model->n_file_names + file_names(words));
 }
@@ -107,16 +108,18 @@ uint64_t cst_model_bytes_with_tensor(const struct cst_model *model,
 uint64_t cst_model_bytes_with_operator(const struct cst_model *model, const char *name,
                                        uint32_t n_tensors)
 {
-    return model->own_bytes + own_operator(name, n_tensors) + edges_of(model) +
+    return model->own_bytes + own_operator(name, n_tensors) + edges_and_groups(model) +
            tables(model->n_tensors, model->n_operators + 1, model->n_file_names);
 }
 
-uint64_t cst_layout_heap_bytes(const struct cst_layout *layout, const struct cst_model *model)
+uint64_t cst_layout_heap_bytes(const struct cst_layout *layout, const struct cst_model *model,
+                               uint32_t world)
 {
     return layout->n_chunks * sizeof(struct cst_layout_chunk) +
            model->n_tensors * sizeof(uint32_t) +
            model->n_operators * sizeof(struct cst_layout_use) + model->n_uses * sizeof(uint32_t) +
-           layout->n_segments * sizeof(struct cst_layout_segment);
+           layout->n_segments * sizeof(struct cst_layout_segment) +
+           model->n_groups * sizeof(struct cst_set) + world * sizeof(struct cst_layout_need);
 }
 
 static uint64_t packed_tensor(const struct cst_tensor_words *words)

@@ -17,8 +17,9 @@ uint64_t cst_model_bytes_with_tensor(const struct cst_model *model,
 uint64_t cst_model_bytes_with_operator(const struct cst_model *model, const char *name,
                                        uint32_t n_tensors);
 
-/* Bytes of the heap that @layout of @model uses. */
-uint64_t cst_layout_heap_bytes(const struct cst_layout *layout, const struct cst_model *model);
+/* Bytes of the heap that @layout of @model for @world ranks uses. */
+uint64_t cst_layout_heap_bytes(const struct cst_layout *layout, const struct cst_model *model,
+                               uint32_t world);
 
 /* Upper bound for the bytes of all declarations of @model in a packed JobDescription
  * (proto/cistern.proto), with the number of each tensor's chunk. */

@@ -153,18 +153,24 @@ int cst_model_same_operator(const struct cst_model *model, uint32_t i,
     return CST_OK;
 }
 
-int cst_model_same_group(const struct cst_model *model, uint32_t i, uint64_t other,
+int cst_model_same_group(const struct cst_model *model, uint32_t i, struct cst_set other,
                          const char *mine, const char *theirs, struct cst_err *err)
 {
+    struct cst_set own, more, fewer;
+
     if (i >= model->n_groups) {
         return cst_err_set(err, CST_EMISMATCH, "group %" PRIu32 " of %s: %s declared only %" PRIu32,
                            i, mine, theirs, model->n_groups - 1);
     }
-    if (model->groups[i] != other) {
-        return cst_err_set(err, CST_EMISMATCH,
-                           "group %" PRIu32 " has ranks 0x%" PRIx64 " in %s and 0x%" PRIx64
-                           " in %s (a bit each)",
-                           i, other, mine, model->groups[i], theirs);
+    own = cst_model_group_ranks(model, i);
+    more = cst_set_minus(other, own);
+    fewer = cst_set_minus(own, other);
+    if (!cst_set_none(&more) || !cst_set_none(&fewer)) {
+        const bool first = cst_set_first(&more) < cst_set_first(&fewer);
+
+        return cst_err_set(
+            err, CST_EMISMATCH, "group %" PRIu32 " has rank %" PRIu32 " in %s and not in %s", i,
+            cst_set_first(first ? &more : &fewer), first ? mine : theirs, first ? theirs : mine);
     }
     return CST_OK;
 }

@@ -16,30 +16,33 @@
 
 /* -- groups and kinds ----------------------------------------------------------------------- */
 
-static uint64_t world_ranks(uint32_t world)
-{
-    return world >= 64 ? UINT64_MAX : (UINT64_C(1) << (world == 0 ? 1 : world)) - 1;
-}
-
-static int check_groups(const struct cst_packing *p, struct cst_err *err)
+/* Fill in the groups, which must not have ranks beyond the world. */
+static int find_groups(struct cst_packing *p, struct cst_err *err)
 {
     const struct cst_model *model = p->model;
 
+    p->groups = calloc(model->n_groups, sizeof *p->groups);
+    if (p->groups == NULL) {
+        return CST_ENOMEM;
+    }
+    p->groups[0] = cst_set_range(0, p->world);
     for (uint32_t g = 1; g < model->n_groups; g++) {
-        if ((model->groups[g] & ~p->world) != 0) {
-            return cst_err_set(
-                err, CST_EINVAL, "group %" PRIu32 " has rank %d, the job has ranks 0..%d", g,
-                63 - __builtin_clzll(model->groups[g]), 63 - __builtin_clzll(p->world));
+        p->groups[g] = cst_model_group_ranks(model, g);
+        if (!cst_set_within(&p->groups[g], &p->groups[0])) {
+            return cst_err_set(err, CST_EINVAL,
+                               "group %" PRIu32 " has rank %" PRIu32
+                               ", the job has ranks 0..%" PRIu32,
+                               g, cst_set_last(&p->groups[g]), p->world - 1);
         }
     }
     return CST_OK;
 }
 
 /* True if both ranks are in the same groups, and therefore run the same operators. */
-static bool same_groups(const struct cst_model *model, uint32_t a, uint32_t b)
+static bool same_groups(const struct cst_packing *p, uint32_t a, uint32_t b)
 {
-    for (uint32_t g = 0; g < model->n_groups; g++) {
-        if ((model->groups[g] >> a & 1) != (model->groups[g] >> b & 1)) {
+    for (uint32_t g = 0; g < p->model->n_groups; g++) {
+        if (cst_set_has(&p->groups[g], a) != cst_set_has(&p->groups[g], b)) {
             return false;
         }
     }
@@ -48,14 +51,17 @@ static bool same_groups(const struct cst_model *model, uint32_t a, uint32_t b)
 
 static void find_leaders(struct cst_packing *p)
 {
-    for (uint8_t r = 0; r < CST_LAYOUT_MAX_WORLD && (p->world >> r & 1) != 0; r++) {
-        p->leader_of[r] = r;
-        for (uint8_t q = 0; q < r && p->leader_of[r] == r; q++) {
-            if ((p->leaders >> q & 1) != 0 && same_groups(p->model, q, r)) {
-                p->leader_of[r] = q;
+    for (uint32_t r = 0; r < p->world; r++) {
+        p->leader_of[r] = (uint16_t)r;
+        CST_SET_EACH (q, &p->leaders) {
+            if (same_groups(p, q, r)) {
+                p->leader_of[r] = (uint16_t)q;
+                break;
             }
         }
-        p->leaders |= (uint64_t)(p->leader_of[r] == r) << r;
+        if (p->leader_of[r] == r) {
+            cst_set_add(&p->leaders, r);
+        }
     }
 }
 
@@ -77,7 +83,7 @@ static uint32_t find_kind(struct cst_packing *p, uint32_t *known, uint32_t t)
     uint32_t row = tensor->group * CST_PATTERN_COUNT + tensor->pattern;
     uint32_t *at = &known[(N_DTYPES * row + (tensor->dtype == CST_FP32)) * 2 + p->muon[t]];
     const struct cst_pattern *pattern = cst_pattern(tensor->pattern);
-    struct cst_kind kind = {.ranks = p->model->groups[tensor->group] & p->world,
+    struct cst_kind kind = {.group = tensor->group,
                             .pattern = tensor->pattern,
                             .dtype = tensor->dtype,
                             .muon = p->muon[t],
@@ -90,9 +96,9 @@ static uint32_t find_kind(struct cst_packing *p, uint32_t *known, uint32_t t)
     }
     /* Another group with the same ranks is not another kind. */
     for (*at = 0; *at < p->n_kinds; ++*at) {
-        if (p->kinds[*at].ranks == kind.ranks && p->kinds[*at].pattern == kind.pattern &&
-            p->kinds[*at].dtype == kind.dtype && p->kinds[*at].muon == kind.muon &&
-            same_stages(&p->kinds[*at].stages, &kind.stages)) {
+        if (cst_set_equal(&p->groups[p->kinds[*at].group], &p->groups[kind.group]) &&
+            p->kinds[*at].pattern == kind.pattern && p->kinds[*at].dtype == kind.dtype &&
+            p->kinds[*at].muon == kind.muon && same_stages(&p->kinds[*at].stages, &kind.stages)) {
             return *at;
         }
     }
@@ -244,6 +250,9 @@ static void list_op_items(struct cst_packing *p)
 
     for (uint32_t i = 0; i < p->model->n_operators; i++) {
         const struct cst_layout_operator *op = &p->model->operators[i];
+        const struct cst_set runners =
+            cst_set_intersect(cst_model_runners(p->model, op), p->groups[0]);
+        struct cst_set holders = {{0}};
 
         p->op_first[i] = at;
         for (uint32_t k = 0; k < op->n_tensors; k++) {
@@ -251,7 +260,11 @@ static void list_op_items(struct cst_packing *p)
 
             p->op_items[at++] = item;
             p->op_sparse[i] = p->op_sparse[i] || p->kinds[p->items[item].kind].sparse;
-            p->op_holders[i] |= p->kinds[p->items[item].kind].ranks;
+            holders = cst_set_union(holders, p->groups[p->kinds[p->items[item].kind].group]);
+        }
+        cst_sets_put(&p->op_runners, i, &runners);
+        if (!cst_set_none(&runners)) {
+            cst_sets_put(&p->op_holders, i, &holders);
         }
     }
     p->op_first[p->model->n_operators] = at;
@@ -277,14 +290,15 @@ static int allocate(struct cst_packing *p)
     p->op_first = calloc(n_ops + 1, sizeof *p->op_first);
     p->op_items = calloc(p->model->n_uses + 1u, sizeof *p->op_items);
     p->op_sparse = calloc(n_ops + 1, sizeof *p->op_sparse);
-    p->op_holders = calloc(n_ops + 1, sizeof *p->op_holders);
     p->kinds = calloc(n_kinds, sizeof *p->kinds);
     p->slots = calloc(n_kinds * CST_LAYOUT_MAX_CLASSES, sizeof *p->slots);
     return p->stages != NULL && p->order != NULL && p->muon != NULL && p->item_of != NULL &&
                    p->items != NULL && p->chunk_of != NULL && p->offset != NULL &&
                    p->chunks != NULL && p->swept != NULL && p->op_first != NULL &&
-                   p->op_items != NULL && p->op_sparse != NULL && p->op_holders != NULL &&
-                   p->kinds != NULL && p->slots != NULL
+                   p->op_items != NULL && p->op_sparse != NULL && p->kinds != NULL &&
+                   p->slots != NULL && cst_sets_open(&p->op_runners, n_ops, p->world) == CST_OK &&
+                   cst_sets_open(&p->op_holders, n_ops, p->world) == CST_OK &&
+                   cst_sets_open(&p->users, n, p->world) == CST_OK
                ? CST_OK
                : CST_ENOMEM;
 }
@@ -297,13 +311,12 @@ int cst_packing_init(struct cst_packing *packing, const struct cst_model *model,
     *packing = (struct cst_packing){.model = model,
                                     .base_model = config->base_model,
                                     .base = config->base,
-                                    .world = world_ranks(config->world)};
-    status = check_groups(packing, err);
-    if (status != CST_OK) {
-        return status;
+                                    .world = config->world == 0 ? 1 : config->world};
+    status = find_groups(packing, err);
+    if (status == CST_OK) {
+        find_leaders(packing);
+        status = allocate(packing);
     }
-    find_leaders(packing);
-    status = allocate(packing);
     if (status == CST_OK) {
         status = cst_matrices_choose(model, config->states.optimizer, packing->muon, err);
     }
@@ -333,7 +346,10 @@ void cst_packing_close(struct cst_packing *packing)
     free(packing->op_first);
     free(packing->op_items);
     free(packing->op_sparse);
-    free(packing->op_holders);
+    cst_sets_close(&packing->op_runners);
+    cst_sets_close(&packing->op_holders);
+    cst_sets_close(&packing->users);
+    free(packing->groups);
     free(packing->kinds);
     free(packing->slots);
     memset(packing, 0, sizeof *packing);

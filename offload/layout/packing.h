@@ -14,6 +14,7 @@
 #define CST_PACKING_H
 
 #include "offload/layout/layout.h"
+#include "proto/set.h"
 
 /* The first and the last stage that uses a tensor; both 0 if the model is not cut into stages. */
 struct cst_stages {
@@ -21,7 +22,7 @@ struct cst_stages {
 };
 
 struct cst_kind {
-    uint64_t ranks; /* Ranks of the kind, one bit each; none beyond the world. */
+    uint32_t group; /* A group of its ranks; others can have the same ones. */
     enum cst_pattern_kind pattern;
     enum cst_dtype dtype;
     bool muon;                /* Muon updates the tensors. */
@@ -65,7 +66,6 @@ struct cst_slot {
 
 /* State of a chunk in a sweep through the operators, as one rank sees it. */
 struct cst_swept {
-    uint64_t users;     /* Ranks that run operators which use the chunk, one bit each. */
     uint32_t seen;      /* 1 + the last operator that was seen to use the chunk. */
     uint32_t uses_left; /* Uses of its items, by any rank, whose backward pass has not ended. */
     uint32_t n_ops;     /* Number of operators that use the chunk. */
@@ -79,25 +79,29 @@ struct cst_packing {
     const struct cst_model *model;      /* Borrowed, like base_model and base. */
     const struct cst_model *base_model; /* NULL: there is no base job. */
     const struct cst_layout *base;
-    uint64_t world; /* Ranks of the job, one bit each. */
-    /* The first rank of each set of ranks that are in the same groups, one bit each. */
-    uint64_t leaders;
-    uint8_t leader_of[CST_LAYOUT_MAX_WORLD]; /* Per rank: the leader of its set. */
+    uint32_t world;         /* Number of ranks, at least 1. */
+    struct cst_set *groups; /* Per group of the model: its ranks in the world. */
+    /* The first rank of each set of ranks that are in the same groups. */
+    struct cst_set leaders;
+    uint16_t leader_of[CST_SET_MAX]; /* Per rank: the leader of its set. */
     /* Tensor numbers in order of first use, unused ones last. Owned, like all arrays here. */
     uint32_t *order;
     bool *muon;             /* Per tensor: Muon updates it. */
     uint32_t *item_of;      /* Per tensor: its item. */
     struct cst_item *items; /* In order of first use. */
     uint32_t n_items;
-    uint32_t *op_first; /* Per operator and one more: start of its items in op_items. */
-    uint32_t *op_items; /* One for each tensor of each operator. */
-    bool *op_sparse;    /* Per operator: it uses a tensor of a sparse kind. */
-    /* Per operator: ranks that hold a tensor of it, one bit each; not all of them need run it. */
-    uint64_t *op_holders;
+    uint32_t *op_first;         /* Per operator and one more: start of its items in op_items. */
+    uint32_t *op_items;         /* One for each tensor of each operator. */
+    bool *op_sparse;            /* Per operator: it uses a tensor of a sparse kind. */
+    struct cst_sets op_runners; /* Per operator: ranks that run it. */
+    /* Per operator: ranks that hold a tensor of it; not all of them need run it. Empty if none
+     * does. */
+    struct cst_sets op_holders;
     struct cst_kind *kinds;
     uint32_t n_kinds;
     struct cst_slot *slots;  /* Scratch, CST_LAYOUT_MAX_CLASSES per kind. */
     struct cst_swept *swept; /* Scratch, per chunk. */
+    struct cst_sets users;   /* Scratch, per chunk: ranks that run operators which use the chunk. */
     uint64_t largest;        /* Places of the largest item, rounded up to the alignment. */
     uint64_t smallest;       /* Places of the smallest item, rounded up to the alignment. */
     uint64_t n_places;       /* Places of all items. */

@@ -120,11 +120,9 @@ static uint32_t node_near(const struct cst_layout_config *config,
     uint32_t near = 0;
     bool one = true;
 
-    for (uint32_t r = 0; r < config->world && r < CST_LAYOUT_MAX_WORLD; r++) {
-        if ((chunk->ranks >> r & 1) != 0) {
-            one = one && config->near_node[r] != 0 && (near == 0 || near == config->near_node[r]);
-            near = config->near_node[r];
-        }
+    CST_SET_EACH (r, chunk->ranks) {
+        one = one && config->near_node[r] != 0 && (near == 0 || near == config->near_node[r]);
+        near = config->near_node[r];
     }
     return one && near != 0 ? near - 1 : NO_NODE;
 }
@@ -409,7 +407,7 @@ static void place_base_rows(struct cst_layout *layout, const struct cst_layout *
 static uint32_t count_landings(const struct cst_layout *layout,
                                const struct cst_layout_chunk *chunk)
 {
-    uint32_t n = (uint32_t)__builtin_popcountll(chunk->ranks);
+    uint32_t n = cst_set_count(chunk->ranks);
     bool lands = n == 1 ? layout->lands != CST_LANDINGS_NONE && layout->grad_bytes == 4
                         : layout->lands == CST_LANDINGS_SHARED;
 

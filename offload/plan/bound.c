@@ -107,7 +107,7 @@ static bool is_in_each_pass(const struct cst_layout_chunk *chunk)
 
 static bool lands(const struct cst_layout *layout, const struct cst_layout_chunk *chunk)
 {
-    return layout->landings != NULL && __builtin_popcountll(chunk->ranks) == 1;
+    return layout->landings != NULL && cst_set_count(chunk->ranks) == 1;
 }
 
 static struct elements count_elements(const struct cst_search *s,

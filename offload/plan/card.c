@@ -90,7 +90,7 @@ uint64_t cst_card_activations(const struct cst_model *model, uint32_t rank)
     for (uint32_t i = 0; i < model->n_operators; i++) {
         const struct cst_layout_operator *op = &model->operators[i];
 
-        if ((op->ranks >> rank & 1) != 0) {
+        if (cst_model_runs(model, op, rank)) {
             bytes += at_most(op->activation_bytes, MOST_ACTIVATIONS - bytes);
         }
     }

@@ -256,7 +256,7 @@ static void groups(struct maker *m)
     for (uint32_t rank = 0; m->preset->n_experts > 0 && m->options->world > 1 &&
                             rank < m->options->world && m->status == CST_OK;
          rank++) {
-        m->status = cst_model_group(m->model, UINT64_C(1) << rank, m->err);
+        m->status = cst_model_group(m->model, cst_set_of(rank), m->err);
     }
 }
 

@@ -250,14 +250,18 @@ static uint64_t without_held(const struct cst_layout *layout, uint64_t bytes)
 
 /* The engines whose memory the accelerator of @engine cannot access. If one rank represents all,
  * its accelerator stands for several that cannot access each other's memory. */
-static uint64_t find_unreachable(const struct cst_search *s, const struct cst_plan_point *point,
-                                 uint32_t engine)
+static struct cst_set find_unreachable(const struct cst_search *s,
+                                       const struct cst_plan_point *point, uint32_t engine)
 {
-    if (!cst_search_is_apart(s)) {
-        return 0;
+    struct cst_set others = {{0}};
+
+    if (cst_search_is_apart(s)) {
+        others = cst_set_range(0, CST_SET_MAX);
     }
-    return cst_search_stands_for(s, point) > 1 || engine >= 64 ? UINT64_MAX
-                                                               : ~(UINT64_C(1) << engine);
+    if (cst_search_stands_for(s, point) == 1) {
+        cst_set_drop(&others, engine);
+    }
+    return others;
 }
 
 void cst_search_pools(const struct cst_search *s, const struct cst_plan_point *point,

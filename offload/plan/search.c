@@ -36,10 +36,12 @@ static uint64_t count_activations(const struct cst_plan_config *config)
  * that is cut into stages do different stages. */
 static bool all_alike(const struct cst_model *model, uint32_t world)
 {
-    uint64_t all = world >= 64 ? UINT64_MAX : (UINT64_C(1) << world) - 1;
+    const struct cst_set all = cst_set_range(0, world);
 
     for (uint32_t t = 0; t < model->n_tensors; t++) {
-        if ((model->groups[model->tensors[t].group] & all) != all) {
+        const struct cst_set ranks = cst_model_group_ranks(model, model->tensors[t].group);
+
+        if (!cst_set_within(&all, &ranks)) {
             return false;
         }
     }
@@ -61,7 +63,7 @@ static double count_compute(const struct cst_search *s)
             double uses =
                 o->expected_uses > 0 && o->expected_uses < 1 ? (double)o->expected_uses : 1;
 
-            flops += (o->ranks >> rank & 1) != 0 ? uses * o->flops : 0;
+            flops += cst_model_runs(c->model, o, rank) ? uses * o->flops : 0;
         }
         most = flops > most ? flops : most;
     }

@@ -30,7 +30,7 @@ static int open(struct cst_core *core, struct cst_err *err)
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         struct cst_chunk *chunk = &core->chunks[c];
 
-        chunk->n_in_sum = (uint32_t)__builtin_popcountll(chunk->ranks);
+        chunk->n_in_sum = cst_set_count(chunk->ranks);
         chunk->n_addends = core->micro_batches * chunk->n_in_sum;
     }
     return CST_OK;
@@ -44,33 +44,15 @@ static void nothing(struct cst_core *core)
 static uint32_t addend_of(const struct cst_core *core, uint32_t c, uint32_t rank)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    uint64_t before = chunk->ranks & ((1ull << rank) - 1);
 
-    return core->ranks[rank].micro * chunk->n_in_sum + (uint32_t)__builtin_popcountll(before);
-}
-
-/* The @n-th of the ranks @ranks, from 0. */
-static uint32_t find_rank(uint64_t ranks, uint32_t n)
-{
-    uint32_t rank = 0;
-
-    for (uint32_t half = 32; half > 0; half /= 2) {
-        uint32_t below = (uint32_t)__builtin_popcountll(ranks & ((1ull << half) - 1));
-
-        if (n >= below) {
-            n -= below;
-            ranks >>= half;
-            rank += half;
-        }
-    }
-    return rank;
+    return core->ranks[rank].micro * chunk->n_in_sum + cst_set_count_below(chunk->ranks, rank);
 }
 
 static uint32_t contributor(const struct cst_core *core, uint32_t c, uint32_t addend)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
 
-    return find_rank(chunk->ranks, addend % chunk->n_in_sum);
+    return cst_set_nth(chunk->ranks, addend % chunk->n_in_sum);
 }
 
 static enum cst_addend_state state(const struct cst_core *core, uint32_t c, uint32_t addend)

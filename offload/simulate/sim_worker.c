@@ -271,7 +271,7 @@ static bool is_used(const struct cst_sim_worker *w, uint32_t op)
     uint64_t k = (uint64_t)w->step * w->sim->config->micro_batches + w->micro;
     double from = fmod(op * 0.6180339887498949, 1);
 
-    if ((o->ranks >> w->rank & 1) == 0) {
+    if (!cst_model_runs(model_of(w), o, w->rank)) {
         return false;
     }
     return share >= 1 || floor(from + (double)(k + 1) * share) > floor(from + (double)k * share);

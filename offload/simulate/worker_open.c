@@ -31,7 +31,7 @@ static int describe(struct cst_sim_worker *w, struct cst_lease_model *books)
                                                        .tensors = o->tensors,
                                                        .n_tensors = o->n_tensors,
                                                        .stage = o->stage,
-                                                       .runs = (o->ranks >> w->rank & 1) != 0};
+                                                       .runs = cst_model_runs(model, o, w->rank)};
     }
     *books = (struct cst_lease_model){.operators = w->operators,
                                       .tensor_chunk = w->tensor_chunk,

@@ -213,9 +213,8 @@ static bool has_few(const struct cst_core *core, const struct cst_sources *sourc
 {
     uint32_t n = 0;
 
-    for (uint64_t rest = sources->blocks; rest != 0; rest &= rest - 1) {
-        n += !cst_tier_is_apart(core->ranks[__builtin_ctzll(rest)].pool.tier) ? 1
-                                                                              : CST_CORE_MAX_WORLD;
+    CST_SET_EACH (rank, &sources->blocks) {
+        n += !cst_tier_is_apart(core->ranks[rank].pool.tier) ? 1 : CST_CORE_MAX_WORLD;
     }
     return n > 0 && n <= FUSE_MAX && !sources->spilled;
 }

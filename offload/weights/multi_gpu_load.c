@@ -66,7 +66,7 @@ static bool can_join(const struct cst_core *core, const struct group *group, uin
 
     /* A rank that has asked for the step fetches nothing more of it. */
     return cst_tier_is_apart(r->pool.tier) && !r->pool.worker_copies && r->joined && !r->stepped &&
-           (core->chunks[group->chunk].ranks & 1ull << rank) != 0 &&
+           cst_set_has(core->chunks[group->chunk].ranks, rank) &&
            r->pool.weight_of[group->chunk] == CST_NONE && fits(core, group, &r->pool);
 }
 

@@ -52,24 +52,28 @@ static void *make(size_t n, size_t size)
  * chunks. */
 static void lay_out(struct bench *b)
 {
+    static struct cst_set rank_0 = {{1}};
+    static struct cst_layout_need need = {.min_blocks = {3}};
     uint32_t n = b->n_chunks;
 
     b->operators = make(n, sizeof *b->operators);
     b->used = make(n, sizeof *b->used);
     b->model = (struct cst_model){.operators = b->operators, .n_operators = n, .n_groups = 1};
-    b->model.groups[0] = UINT64_MAX;
-    b->layout = (struct cst_layout){
-        .capacity = CHUNK_ELEMS, .n_classes = 1, .n_chunks = n, .grad_bytes = 2};
+    b->layout = (struct cst_layout){.capacity = CHUNK_ELEMS,
+                                    .n_classes = 1,
+                                    .needs = &need,
+                                    .groups = &rank_0,
+                                    .n_chunks = n,
+                                    .grad_bytes = 2};
     b->layout.classes[0] = (struct cst_layout_class){
         .capacity = CHUNK_ELEMS, .n_chunks = n, .min_blocks = 3, .max_blocks = 2 * n};
     b->layout.chunks = make(n, sizeof *b->layout.chunks);
     b->layout.uses = make(n, sizeof *b->layout.uses);
     for (uint32_t c = 0; c < n; c++) {
         b->used[c] = c;
-        b->operators[c].ranks = 1;
         b->layout.uses[c] = (struct cst_layout_use){&b->used[c], 1};
         b->layout.chunks[c] = (struct cst_layout_chunk){
-            .n_elems = CHUNK_ELEMS, .n_tensors = 1, .n_uses = 1, .ranks = 1};
+            .n_elems = CHUNK_ELEMS, .n_tensors = 1, .n_uses = 1, .ranks = &rank_0};
     }
 }
 

@@ -5,6 +5,7 @@
 #include "tests/sim/cluster_engine.h"
 #include "tests/sim/memory.h"
 #include "tests/sim/moments.h"
+#include "tests/lib/bits.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -320,7 +321,7 @@ static bool runs(const struct cluster *cl, uint32_t n, uint32_t rank, uint32_t o
     const struct crank *r = &cl->nodes[n].ranks[rank];
     uint64_t salt = ((cl->options.seed << 20 | op) * 64 + rank) * 4096 + n;
 
-    return (cl->model.operators[op].ranks >> rank & 1) != 0 &&
+    return cst_model_runs(&cl->model, &cl->model.operators[op], rank) &&
            (cl->model.tensors[op].pattern != CST_PATTERN_EXPERT ||
             memory_mix(salt, r->step * 16 + r->micro) % 3 != 0); /* sometimes no tokens are routed
                                                                   * to the expert */
@@ -440,8 +441,9 @@ static void declare(struct cluster *cl)
 
     cst_model_init(&cl->model);
     cl->model.max_entries = cl->options.n_chunks;
-    if (cl->options.n_ranks > 1 && (cst_model_group(&cl->model, even & all, NULL) != CST_OK ||
-                                    cst_model_group(&cl->model, even << 1 & all, NULL) != CST_OK)) {
+    if (cl->options.n_ranks > 1 &&
+        (cst_model_group(&cl->model, bits(even & all), NULL) != CST_OK ||
+         cst_model_group(&cl->model, bits(even << 1 & all), NULL) != CST_OK)) {
         fail(cl, "a group was refused");
     }
     for (uint32_t i = 0; i < cl->options.n_chunks; i++) {

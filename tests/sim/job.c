@@ -4,6 +4,7 @@
 #include "tests/sim/sim.h"
 
 #include "offload/layout/buffers.h"
+#include "tests/lib/bits.h"
 
 #include <stdlib.h>
 
@@ -104,7 +105,7 @@ static void open_pools(struct sim *sim, struct cst_core_pool *pools)
         pools[rank] =
             (struct cst_core_pool){.tier = choose_engine(sim, devices),
                                    .worker_copies = sim_chance(sim, sim->p_worker_copies)};
-        pools[rank].unreachable = sim_unreachable(sim, pools[rank].tier);
+        pools[rank].unreachable = bits(sim_unreachable(sim, pools[rank].tier));
         for (uint32_t k = 0; k < sim->layout.n_classes; k++) {
             pools[rank].parts[k] = choose_part(sim, rank, k, first_slab);
             first_slab += SLABS_PER_PART;

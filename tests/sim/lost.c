@@ -3,6 +3,7 @@
  * they return, all their commands end with CST_EENGINE, in any order, whether or not a part of the
  * command was done. The job fails only if it cannot continue without a lost command. */
 #include "tests/sim/sim.h"
+#include "tests/lib/bits.h"
 
 /* True if the job fails when the command is lost. The job survives the loss of copies to blocks,
  * grad rows and staging, of sums, and of the commands of a device update before its copies down. */
@@ -120,7 +121,7 @@ void lost_move(struct sim *sim, uint32_t rank)
         return;
     }
     pool->tier = sim_chance(sim, 3000) ? 0 : sim->n_nodes + sim_below(sim, 2);
-    pool->unreachable = sim_unreachable(sim, pool->tier);
+    pool->unreachable = bits(sim_unreachable(sim, pool->tier));
     cst_core_move_pool(sim->core, rank, pool);
     sim->n_moved++;
 }

@@ -3,6 +3,7 @@
  * holds some of the frozen tensors. */
 #include "tests/lib/declare.h"
 #include "tests/sim/sim.h"
+#include "tests/lib/bits.h"
 
 #include <stdio.h>
 
@@ -21,7 +22,7 @@ static void choose_groups(struct sim *sim)
     for (uint32_t i = 0; i < n; i++) {
         uint64_t ranks = 1 + sim_below(sim, (uint32_t)all_ranks(sim));
 
-        if (cst_model_group(&sim->model, ranks, NULL) != CST_OK) {
+        if (cst_model_group(&sim->model, bits(ranks), NULL) != CST_OK) {
             sim_fail(sim, "a group was refused");
         }
     }
@@ -38,7 +39,8 @@ static bool is_strict(const struct sim *sim)
 bool model_may_skip(const struct sim *sim, uint32_t op)
 {
     return !is_strict(sim) ||
-           __builtin_popcountll(sim->model.operators[op].ranks & all_ranks(sim)) <= 2;
+           __builtin_popcountll(cst_model_runners(&sim->model, &sim->model.operators[op]).words[0] &
+                                all_ranks(sim)) <= 2;
 }
 
 bool model_is_sparse(const struct sim *sim, uint32_t op)
@@ -93,7 +95,7 @@ static void declare_operator(struct sim *sim, uint32_t i, const uint32_t *tensor
 
     for (uint32_t k = 0; k < n; k++) {
         uint32_t group = sim->model.tensors[tensors[k]].group;
-        uint64_t both = ranks & sim->model.groups[group];
+        uint64_t both = ranks & cst_model_group_ranks(&sim->model, group).words[0];
 
         if (both != 0 &&
             (k == 0 || !is_strict(sim) || group == sim->model.tensors[tensors[0]].group)) {
@@ -277,7 +279,9 @@ bool model_holds(const struct sim *sim, uint32_t chunk, uint32_t rank)
 {
     uint32_t t = sim->layout.order[sim->layout.chunks[chunk].first_tensor];
 
-    return (sim->model.groups[sim->model.tensors[t].group] >> rank & 1) != 0;
+    const struct cst_set ranks = cst_model_group_ranks(&sim->model, sim->model.tensors[t].group);
+
+    return cst_set_has(&ranks, rank);
 }
 
 uint64_t model_sum(const struct sim *sim, uint32_t chunk)

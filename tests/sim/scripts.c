@@ -19,7 +19,7 @@ static void shuffle(struct sim *sim, uint32_t *v, uint32_t n)
  * Operators of sparse patterns are left out often, others sometimes. */
 static bool skips(struct sim *sim, uint32_t rank, uint32_t op)
 {
-    if ((sim->model.operators[op].ranks >> rank & 1) == 0) {
+    if (!cst_model_runs(&sim->model, &sim->model.operators[op], rank)) {
         return true;
     }
     return model_may_skip(sim, op) &&

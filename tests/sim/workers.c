@@ -86,7 +86,7 @@ bool worker_has_blocks(const struct sim *sim, uint32_t rank, uint32_t chunk)
 static bool has_room(const struct sim *sim, uint32_t rank, uint32_t chunk)
 {
     for (uint32_t i = 0; i < sim->model.n_operators; i++) {
-        if ((sim->model.operators[i].ranks >> rank & 1) != 0 &&
+        if (cst_model_runs(&sim->model, &sim->model.operators[i], rank) &&
             uses_chunk(&sim->layout.uses[i], chunk)) {
             return true;
         }

@@ -5,6 +5,7 @@
 #include "tests/lib/declare.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/layout_rig.h"
+#include "tests/lib/bits.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -448,7 +449,7 @@ START_TEST(many_experts)
 
     config.world = 64;
     for (uint32_t r = 0; r < 64; r++) {
-        ck_assert_int_eq(cst_model_group(&model, UINT64_C(1) << r, &err), CST_OK);
+        ck_assert_int_eq(cst_model_group(&model, bits(UINT64_C(1) << r), &err), CST_OK);
     }
     for (uint32_t i = 0; i < 64000; i++) {
         (void)snprintf(name, sizeof name, "expert%u", i);

@@ -4,6 +4,7 @@
 #include "tests/lib/declare.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/layout_rig.h"
+#include "tests/lib/bits.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -329,8 +330,8 @@ static void build_near(const uint32_t groups[3], const uint32_t near[2])
 {
     const int64_t n_elems = 4000;
 
-    ck_assert_int_eq(cst_model_group(&model, 1, &err), CST_OK); /* Group 1: rank 0. */
-    ck_assert_int_eq(cst_model_group(&model, 2, &err), CST_OK); /* Group 2: rank 1. */
+    ck_assert_int_eq(cst_model_group(&model, bits(1), &err), CST_OK); /* Group 1: rank 0. */
+    ck_assert_int_eq(cst_model_group(&model, bits(2), &err), CST_OK); /* Group 2: rank 1. */
     for (uint32_t i = 0; i < 24; i++) {
         char name[32];
         const struct cst_tensor_words words = {.name = name,
@@ -357,7 +358,7 @@ static uint32_t count_on(uint64_t ranks, uint32_t node)
     uint32_t n = 0;
 
     for (uint32_t c = 0; c < layout.n_chunks; c++) {
-        n += layout.chunks[c].ranks == ranks && layout.chunks[c].node == node;
+        n += word_of(layout.chunks[c].ranks) == ranks && layout.chunks[c].node == node;
     }
     return n;
 }

@@ -4,6 +4,7 @@
 #include "offload/layout/layout.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/layout_rig.h"
+#include "tests/lib/bits.h"
 
 #include <check.h>
 #include <inttypes.h>
@@ -71,9 +72,9 @@ static void build(void)
  * with different numbers do. */
 START_TEST(kinds_apart)
 {
-    ck_assert_int_eq(cst_model_group(&model, 0x3, &err), CST_OK);
-    ck_assert_int_eq(cst_model_group(&model, 0x3, &err), CST_OK);
-    ck_assert_int_eq(cst_model_group(&model, 0xf, &err), CST_OK);
+    ck_assert_int_eq(cst_model_group(&model, bits(0x3), &err), CST_OK);
+    ck_assert_int_eq(cst_model_group(&model, bits(0x3), &err), CST_OK);
+    ck_assert_int_eq(cst_model_group(&model, bits(0xf), &err), CST_OK);
     for (uint32_t i = 0; i < 2; i++) {
         tensor(100, 0, CST_PATTERN_SHARD);
         tensor(100, 1, CST_PATTERN_SHARD);
@@ -86,8 +87,8 @@ START_TEST(kinds_apart)
     /* Both groups have all four ranks. */
     ck_assert_uint_eq(model.tensors[0].chunk, model.tensors[8].chunk);
     ck_assert_uint_eq(model.tensors[1].chunk, model.tensors[7].chunk);
-    ck_assert_uint_eq(layout.chunks[0].ranks, 0xf);
-    ck_assert_uint_eq(layout.chunks[1].ranks, 0x3);
+    ck_assert_uint_eq(word_of(layout.chunks[0].ranks), 0xf);
+    ck_assert_uint_eq(word_of(layout.chunks[1].ranks), 0x3);
     ck_assert_int_eq(layout.chunks[2].pattern, CST_PATTERN_FROZEN);
 }
 END_TEST
@@ -181,8 +182,8 @@ END_TEST
  * ranks. */
 START_TEST(needs_of_ranks)
 {
-    ck_assert_int_eq(cst_model_group(&model, 0x1, &err), CST_OK);
-    ck_assert_int_eq(cst_model_group(&model, 0x2, &err), CST_OK);
+    ck_assert_int_eq(cst_model_group(&model, bits(0x1), &err), CST_OK);
+    ck_assert_int_eq(cst_model_group(&model, bits(0x2), &err), CST_OK);
     use(1, (uint32_t[]){tensor(8192, 1, CST_PATTERN_SHARD)});
     use(3, (uint32_t[]){tensor(8192, 2, CST_PATTERN_SHARD), tensor(8192, 2, CST_PATTERN_SHARD),
                         tensor(8192, 2, CST_PATTERN_SHARD)});
@@ -207,10 +208,10 @@ START_TEST(needs_of_a_tied_pipeline)
     uint64_t lacks;
 
     config.world = 3;
-    ck_assert_int_eq(cst_model_group(&model, 0x1, &err), CST_OK);
-    ck_assert_int_eq(cst_model_group(&model, 0x2, &err), CST_OK);
-    ck_assert_int_eq(cst_model_group(&model, 0x4, &err), CST_OK);
-    ck_assert_int_eq(cst_model_group(&model, 0x5, &err), CST_OK);
+    ck_assert_int_eq(cst_model_group(&model, bits(0x1), &err), CST_OK);
+    ck_assert_int_eq(cst_model_group(&model, bits(0x2), &err), CST_OK);
+    ck_assert_int_eq(cst_model_group(&model, bits(0x4), &err), CST_OK);
+    ck_assert_int_eq(cst_model_group(&model, bits(0x5), &err), CST_OK);
     wte = tensor(8192, 4, CST_PATTERN_SHARD);
     use(2, (uint32_t[]){wte, tensor(8192, 1, CST_PATTERN_SHARD)});
     use(1, (uint32_t[]){tensor(8192, 2, CST_PATTERN_SHARD)});
@@ -240,7 +241,7 @@ START_TEST(needs_beside_a_rank_without_operators)
     uint32_t shared;
 
     config.world = 2;
-    ck_assert_int_eq(cst_model_group(&model, 0x1, &err), CST_OK);
+    ck_assert_int_eq(cst_model_group(&model, bits(0x1), &err), CST_OK);
     shared = tensor(8192, 0, CST_PATTERN_SHARD);
     use(1, (uint32_t[]){tensor(8192, 1, CST_PATTERN_SHARD)});
     use(2, (uint32_t[]){shared, tensor(8192, 1, CST_PATTERN_SHARD)});
@@ -253,7 +254,7 @@ END_TEST
 /* A group with a rank that the job does not have is refused, with both numbers. */
 START_TEST(ranks_beyond_the_world)
 {
-    ck_assert_int_eq(cst_model_group(&model, 0x30, &err), CST_OK);
+    ck_assert_int_eq(cst_model_group(&model, bits(0x30), &err), CST_OK);
     tensor(8192, 0, CST_PATTERN_SHARD);
     ck_assert_int_eq(cst_layout_build(&layout, &model, &config, &err), CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "group 1 has rank 5, the job has ranks 0..3"));
@@ -336,7 +337,7 @@ START_TEST(base_of_a_base)
     middle_config.base = &base_layout;
     ck_assert_int_eq(cst_layout_build(&middle_layout, &middle, &middle_config, &err), CST_OK);
     ck_assert_uint_eq(middle_layout.arena_bytes, 0);
-    ck_assert_int_eq(cst_model_group(&model, 0x2, &err), CST_OK);
+    ck_assert_int_eq(cst_model_group(&model, bits(0x2), &err), CST_OK);
     use(1, (uint32_t[]){declare(&model, "a", 3000, 0, CST_PATTERN_FROZEN)});
     use(1, (uint32_t[]){declare(&model, "b", 3000, 1, CST_PATTERN_FROZEN)});
     config.base_model = &middle;

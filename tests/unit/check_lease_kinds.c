@@ -3,6 +3,7 @@
  * classes, micro-batches. */
 #include "tests/lib/suite.h"
 #include "tests/unit/lease_rig.h"
+#include "tests/lib/bits.h"
 
 #include <check.h>
 #include <string.h>
@@ -17,7 +18,7 @@ static uint32_t add(struct lease_rig *w, uint32_t group, enum cst_pattern_kind p
 
 static uint32_t add_group(struct lease_rig *w, uint64_t ranks)
 {
-    ck_assert_int_eq(cst_model_group(&w->model, ranks, NULL), CST_OK);
+    ck_assert_int_eq(cst_model_group(&w->model, bits(ranks), NULL), CST_OK);
     return w->model.n_groups - 1;
 }
 

@@ -6,6 +6,7 @@
 #include "offload/layout/rows.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/layout_rig.h"
+#include "tests/lib/bits.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -67,7 +68,7 @@ static void declare_both(uint32_t n)
         uint32_t step = side == 0 ? 1 : n - 1;
 
         for (uint64_t group = 1; group < 3; group++) {
-            ck_assert_int_eq(cst_model_group(model, group, &err), CST_OK);
+            ck_assert_int_eq(cst_model_group(model, bits(group), &err), CST_OK);
         }
         for (uint32_t i = 0, t = rig_below(n); i < n; i++, t = (t + step) % n) {
             char name[32];

@@ -4,6 +4,7 @@
 #include "offload/layout/layout.h"
 #include "tests/lib/declare.h"
 #include "tests/lib/suite.h"
+#include "tests/lib/bits.h"
 
 #include <check.h>
 #include <math.h>
@@ -305,9 +306,9 @@ static int tensor_as(const char *name, uint32_t group, uint32_t pattern, const i
 START_TEST(groups)
 {
     ck_assert_uint_eq(model.n_groups, 1);
-    ck_assert_int_eq(cst_model_group(&model, 0, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_model_group(&model, bits(0), &err), CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "group 1 has no ranks"));
-    ck_assert_int_eq(cst_model_group(&model, 5, &err), CST_OK);
+    ck_assert_int_eq(cst_model_group(&model, bits(5), &err), CST_OK);
     ck_assert_int_eq(tensor_as("a", 2, CST_PATTERN_SHARD, NULL, NULL), CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "group 2, only 0..1"));
     ck_assert_int_eq(tensor_as("a", 1, CST_PATTERN_COUNT, NULL, NULL), CST_EINVAL);
@@ -316,9 +317,9 @@ START_TEST(groups)
     ck_assert_uint_eq(model.tensors[0].group, 1);
     ck_assert_int_eq(model.tensors[0].pattern, CST_PATTERN_FROZEN);
     for (uint32_t i = 2; i < CST_LAYOUT_MAX_GROUPS; i++) {
-        ck_assert_int_eq(cst_model_group(&model, i, &err), CST_OK);
+        ck_assert_int_eq(cst_model_group(&model, bits(i), &err), CST_OK);
     }
-    ck_assert_int_eq(cst_model_group(&model, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_model_group(&model, bits(1), &err), CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "more than 255 groups"));
 }
 END_TEST
@@ -359,9 +360,11 @@ END_TEST
 /* An operator is run by the ranks that hold all its tensors, and there must be at least one. */
 START_TEST(ranks_of_an_operator)
 {
-    ck_assert_int_eq(cst_model_group(&model, 0x3, &err), CST_OK);
-    ck_assert_int_eq(cst_model_group(&model, 0x6, &err), CST_OK);
-    ck_assert_int_eq(cst_model_group(&model, 0x8, &err), CST_OK);
+    struct cst_set both;
+
+    ck_assert_int_eq(cst_model_group(&model, bits(0x3), &err), CST_OK);
+    ck_assert_int_eq(cst_model_group(&model, bits(0x6), &err), CST_OK);
+    ck_assert_int_eq(cst_model_group(&model, bits(0x8), &err), CST_OK);
     ck_assert_int_eq(tensor_as("all", 0, CST_PATTERN_SHARD, NULL, NULL), CST_OK);
     ck_assert_int_eq(tensor_as("01", 1, CST_PATTERN_EXPERT, NULL, NULL), CST_OK);
     ck_assert_int_eq(tensor_as("12", 2, CST_PATTERN_EXPERT, NULL, NULL), CST_OK);
@@ -371,8 +374,20 @@ START_TEST(ranks_of_an_operator)
     ck_assert_int_eq(cst_model_operator(&model, "c", (uint32_t[]){0, 1, 3}, 3, NULL, &err),
                      CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "no rank holds tensor '3' and all those before it"));
-    ck_assert_uint_eq(model.operators[0].ranks, UINT64_MAX);
-    ck_assert_uint_eq(model.operators[1].ranks, 0x2);
+    ck_assert_uint_eq(model.operators[0].group, 0);
+    ck_assert_uint_eq(model.operators[1].group, CST_LAYOUT_MIXED);
+    both = cst_model_runners(&model, &model.operators[1]);
+    ck_assert_uint_eq(cst_set_count(&both), 1);
+    for (uint32_t rank = 0; rank < 4; rank++) {
+        ck_assert(cst_model_runs(&model, &model.operators[0], rank));
+        ck_assert_int_eq(cst_model_runs(&model, &model.operators[1], rank), rank == 1);
+        ck_assert_int_eq(cst_set_has(&both, rank), rank == 1);
+    }
+    /* The ranks of a group that is within the others are just those of the operator. */
+    ck_assert_int_eq(cst_model_operator(&model, "d", (uint32_t[]){0, 2}, 2, NULL, &err), CST_OK);
+    ck_assert_uint_eq(model.operators[2].group, 2);
+    ck_assert_int_eq(cst_model_forget(&model, &(struct cst_model_extent){3, 0, 4, 2}, &err),
+                     CST_OK);
     ck_assert_uint_eq(model.n_operators, 2);
     ck_assert_uint_eq(model.tensors[0].n_uses, 2);
 }
@@ -407,11 +422,13 @@ START_TEST(same_patterns)
     struct cst_layout_tensor other;
     struct cst_layout_box box;
 
-    ck_assert_int_eq(cst_model_group(&model, 0x6, &err), CST_OK);
-    ck_assert_int_eq(cst_model_same_group(&model, 1, 0x6, "rank 1", "rank 0", &err), CST_OK);
-    ck_assert_int_eq(cst_model_same_group(&model, 2, 0x6, "rank 1", "rank 0", &err), CST_EMISMATCH);
-    ck_assert_int_eq(cst_model_same_group(&model, 1, 0x5, "rank 1", "rank 0", &err), CST_EMISMATCH);
-    ck_assert_ptr_nonnull(strstr(err.text, "group 1 has ranks 0x5 in rank 1 and 0x6 in rank 0"));
+    ck_assert_int_eq(cst_model_group(&model, bits(0x6), &err), CST_OK);
+    ck_assert_int_eq(cst_model_same_group(&model, 1, bits(0x6), "rank 1", "rank 0", &err), CST_OK);
+    ck_assert_int_eq(cst_model_same_group(&model, 2, bits(0x6), "rank 1", "rank 0", &err),
+                     CST_EMISMATCH);
+    ck_assert_int_eq(cst_model_same_group(&model, 1, bits(0x5), "rank 1", "rank 0", &err),
+                     CST_EMISMATCH);
+    ck_assert_ptr_nonnull(strstr(err.text, "group 1 has rank 0 in rank 1 and not in rank 0"));
     ck_assert_int_eq(tensor_as("a", 1, CST_PATTERN_TENSOR, whole, first), CST_OK);
     other = model.tensors[0];
     ck_assert_int_eq(cst_model_same_tensor(&model, 0, &other, "rank 1", "rank 0", &err), CST_OK);
@@ -460,11 +477,11 @@ START_TEST(words_again)
     struct cst_tensor_words words;
     struct cst_model copy;
 
-    ck_assert_int_eq(cst_model_group(&model, 0x6, &err), CST_OK);
+    ck_assert_int_eq(cst_model_group(&model, bits(0x6), &err), CST_OK);
     ck_assert_int_eq(tensor_as("a", 1, CST_PATTERN_TENSOR, whole, first), CST_OK);
     ck_assert_int_eq(tensor_as("b", 1, CST_PATTERN_FROZEN, NULL, NULL), CST_OK);
     cst_model_init(&copy);
-    cst_model_copy_groups(&copy, &model, model.n_groups);
+    ck_assert_int_eq(cst_model_copy_groups(&copy, &model, model.n_groups), CST_OK);
     for (uint32_t i = 0; i < 2; i++) {
         words = cst_model_words(&model, i);
         ck_assert_int_eq(cst_model_tensor(&copy, &words, &err), CST_OK);

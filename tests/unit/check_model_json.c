@@ -3,6 +3,7 @@
  * their place. */
 #include "client/cli/model_json.h"
 #include "tests/lib/suite.h"
+#include "tests/lib/bits.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,8 +42,8 @@ static void check_full(const struct cli_model *model)
     ck_assert_uint_eq(model->world, 4);
     ck_assert_uint_eq(model->heads, 6);
     ck_assert_uint_eq(m->n_groups, 3);
-    ck_assert_uint_eq(m->groups[1], 3);
-    ck_assert_uint_eq(m->groups[2], 12);
+    ck_assert_uint_eq(word_of(&m->groups[0]), 3);
+    ck_assert_uint_eq(word_of(&m->groups[1]), 12);
     ck_assert_uint_eq(m->n_tensors, 4);
     ck_assert_uint_eq(m->n_params, 128 + 4 + 4 + 3);
     ck_assert_uint_eq(m->tensors[0].n_dims, 2);

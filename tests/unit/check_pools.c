@@ -13,11 +13,12 @@ static const struct cst_model model = {
     .operators = operators, .n_operators = 2, .weight_bytes = 2 << 20};
 
 /* A layout with blocks of 16 KiB and of 1 MiB. Rank 1 uses none of the latter. */
+static struct cst_layout_need needs[] = {
+    {.min_blocks = {3, 2}, .min_operator = {0, 1}, .max_blocks = {10, 4}},
+    {.min_blocks = {2, 0}, .max_blocks = {6, 0}}};
+
 static const struct cst_layout layout = {
-    .n_classes = 2,
-    .classes = {{.capacity = 8 * KB}, {.capacity = 512 * KB}},
-    .needs = {{.min_blocks = {3, 2}, .min_operator = {0, 1}, .max_blocks = {10, 4}},
-              {.min_blocks = {2, 0}, .max_blocks = {6, 0}}}};
+    .n_classes = 2, .classes = {{.capacity = 8 * KB}, {.capacity = 512 * KB}}, .needs = needs};
 
 static const uint64_t least = 3 * 16 * KB + 2 * MB;
 

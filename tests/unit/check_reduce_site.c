@@ -2,6 +2,7 @@
 /* Tests of which engine does what when ranks are on GPUs: the choice of a sum's reduce site, and
  * the core's commands. Engine 0 is the host's; engines 1 and 2 are GPUs. */
 #include "offload/gradient/reduce_site.h"
+#include "tests/lib/bits.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"
 
@@ -12,6 +13,20 @@
 
 /* Each GPU can access the memory of all others. */
 static const uint64_t everywhere[CST_CORE_MAX_WORLD];
+
+/* The choice for sets of engines below 64, one bit each. */
+static struct cst_reduce_site choose(uint32_t home, uint32_t chunk, uint32_t world,
+                                     const uint32_t *engines, const uint64_t *unreachable)
+{
+    struct cst_set sets[CST_CORE_MAX_WORLD];
+    const struct cst_set *pointers[CST_CORE_MAX_WORLD];
+
+    for (uint32_t rank = 0; rank < world; rank++) {
+        sets[rank] = bits(unreachable[rank]);
+        pointers[rank] = &sets[rank];
+    }
+    return cst_reduce_site_choose(home, chunk, world, engines, pointers);
+}
 
 static struct rig rig;
 
@@ -26,7 +41,7 @@ static void teardown(void)
 START_TEST(host_alone)
 {
     const uint32_t engines[] = {0, NOTHING, 0};
-    struct cst_reduce_site way = cst_reduce_site_choose(3, 1, 3, engines, everywhere);
+    struct cst_reduce_site way = choose(3, 1, 3, engines, everywhere);
 
     ck_assert_int_eq(way.kind, CST_REDUCE_SITE_HOST);
     ck_assert_uint_eq(way.engine, 3);
@@ -39,7 +54,7 @@ END_TEST
 START_TEST(nothing_at_all)
 {
     const uint32_t engines[] = {NOTHING, NOTHING};
-    struct cst_reduce_site way = cst_reduce_site_choose(1, 7, 2, engines, everywhere);
+    struct cst_reduce_site way = choose(1, 7, 2, engines, everywhere);
 
     ck_assert_int_eq(way.kind, CST_REDUCE_SITE_HOST);
     ck_assert_uint_eq(way.engine, 1);
@@ -52,7 +67,7 @@ START_TEST(one_gpu)
     const uint32_t engines[] = {2, 0, 2};
 
     for (uint32_t chunk = 0; chunk < 6; chunk++) {
-        struct cst_reduce_site way = cst_reduce_site_choose(0, chunk, 3, engines, everywhere);
+        struct cst_reduce_site way = choose(0, chunk, 3, engines, everywhere);
 
         ck_assert_int_eq(way.kind, CST_REDUCE_SITE_DEVICE);
         ck_assert_uint_eq(way.engine, 2);
@@ -70,15 +85,15 @@ START_TEST(turns)
     struct cst_reduce_site way;
 
     for (uint32_t chunk = 0; chunk < 6; chunk++) {
-        way = cst_reduce_site_choose(0, chunk, 2, all, everywhere);
+        way = choose(0, chunk, 2, all, everywhere);
         ck_assert_int_eq(way.kind, CST_REDUCE_SITE_PEER);
         ck_assert_uint_eq(way.engine, 1 + chunk % 2);
         ck_assert_uint_eq(way.n_own, 1);
         ck_assert_uint_eq(way.n_peers, 1);
     }
-    ck_assert_uint_eq(cst_reduce_site_choose(0, 4, 4, gap, everywhere).engine, 1);
-    ck_assert_uint_eq(cst_reduce_site_choose(0, 5, 4, gap, everywhere).engine, 4);
-    ck_assert_uint_eq(cst_reduce_site_choose(0, 6, 4, gap, everywhere).engine, 4);
+    ck_assert_uint_eq(choose(0, 4, 4, gap, everywhere).engine, 1);
+    ck_assert_uint_eq(choose(0, 5, 4, gap, everywhere).engine, 4);
+    ck_assert_uint_eq(choose(0, 6, 4, gap, everywhere).engine, 4);
 }
 END_TEST
 
@@ -90,14 +105,14 @@ START_TEST(unreachable)
     const uint64_t none[] = {1 << 2, 1 << 1, 0}, one[] = {1 << 2, 0, 0};
 
     for (uint32_t chunk = 0; chunk < 6; chunk++) {
-        struct cst_reduce_site site = cst_reduce_site_choose(0, chunk, 3, engines, none);
+        struct cst_reduce_site site = choose(0, chunk, 3, engines, none);
 
         ck_assert_int_eq(site.kind, CST_REDUCE_SITE_LANDED);
         ck_assert_uint_eq(site.engine, 0);
         ck_assert_uint_eq(site.n_peers, 2);
         ck_assert_uint_eq(site.n_own, 0);
         ck_assert_uint_eq(site.n_host, 1);
-        site = cst_reduce_site_choose(0, chunk, 3, engines, one);
+        site = choose(0, chunk, 3, engines, one);
         ck_assert_int_eq(site.kind, CST_REDUCE_SITE_PEER);
         ck_assert_uint_eq(site.engine, 2);
     }
@@ -110,12 +125,12 @@ START_TEST(pairs)
 {
     const uint64_t apart[] = {0x18, 0x18, 0x6, 0x6};
     const uint32_t all[] = {1, 2, 3, 4}, pair[] = {NOTHING, NOTHING, 3, 4};
-    struct cst_reduce_site site = cst_reduce_site_choose(0, 0, 4, all, apart);
+    struct cst_reduce_site site = choose(0, 0, 4, all, apart);
 
     ck_assert_int_eq(site.kind, CST_REDUCE_SITE_LANDED);
     ck_assert_uint_eq(site.n_peers, 4);
     for (uint32_t chunk = 0; chunk < 4; chunk++) {
-        site = cst_reduce_site_choose(0, chunk, 4, pair, apart);
+        site = choose(0, chunk, 4, pair, apart);
         ck_assert_int_eq(site.kind, CST_REDUCE_SITE_PEER);
         ck_assert_uint_eq(site.engine, chunk == 3 ? 4 : 3);
     }

@@ -3,6 +3,7 @@
  * results are reproducible. */
 #include "tests/lib/suite.h"
 #include "tests/unit/plan_rig.h"
+#include "tests/lib/bits.h"
 
 #include <check.h>
 #include <inttypes.h>
@@ -211,7 +212,7 @@ static void separate(bool one)
     rig.layout_config.landings = CST_LANDINGS_SHARED;
     plan_rig_micro_batches(&rig, rig.replay.micro_batches);
     for (uint32_t rank = 0; rank < rig.core.world; rank++) {
-        rig.pools[rank].unreachable = one ? UINT64_MAX : ~(1ull << rig.pools[rank].tier);
+        rig.pools[rank].unreachable = bits(one ? UINT64_MAX : ~(1ull << rig.pools[rank].tier));
     }
 }
 

@@ -52,8 +52,12 @@ static void compare(const struct pair *pair)
     }
     CST_SET_EACH (m, set) {
         ck_assert(pair->has[m]);
+        ck_assert_uint_eq(cst_set_nth(set, seen), m);
+        ck_assert_uint_eq(cst_set_count_below(set, m), seen);
         seen++;
     }
+    ck_assert_uint_eq(cst_set_nth(set, n), CST_SET_MAX);
+    ck_assert_uint_eq(cst_set_count_below(set, CST_SET_MAX), n);
     ck_assert_uint_eq(seen, n);
     ck_assert_uint_eq(cst_set_count(set), n);
     ck_assert_uint_eq(cst_set_first(set), first);
@@ -165,7 +169,7 @@ START_TEST(many_sets_are_stored)
             break;
         case 1:
             pairs[i] = (struct pair){.has = {false}};
-            cst_sets_clear(&sets, i);
+            cst_sets_clear(&sets, i, 1);
             break;
         case 2:
         case 3:

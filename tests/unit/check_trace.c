@@ -15,6 +15,7 @@ static struct cst_layout_chunk chunks[N];
 static uint32_t used[N];
 static struct cst_layout_use uses[N];
 static struct cst_layout_operator operators[N];
+static struct cst_set groups[] = {{{1}}, {{2}}}; /* Rank 0 alone, and rank 1. */
 static struct cst_trace trace;
 
 static void open_trace(uint32_t n_chunks)
@@ -22,10 +23,11 @@ static void open_trace(uint32_t n_chunks)
     for (uint32_t i = 0; i < N; i++) {
         used[i] = i;
         uses[i] = (struct cst_layout_use){&used[i], 1};
-        operators[i].ranks = 1;
+        operators[i].group = 1;
     }
     layout = (struct cst_layout){.n_chunks = n_chunks, .uses = uses, .chunks = chunks};
-    model = (struct cst_model){.operators = operators, .n_operators = n_chunks};
+    model = (struct cst_model){
+        .operators = operators, .n_operators = n_chunks, .groups = groups, .n_groups = 3};
     ck_assert_int_eq(cst_trace_init(&trace, &layout, &model, 0, 1), CST_OK);
 }
 
@@ -97,7 +99,7 @@ START_TEST(declared_order)
     chunks[2].pattern = CST_PATTERN_FROZEN;
     open_trace(4);
     cst_trace_close(&trace);
-    operators[1].ranks = 2;
+    operators[1].group = 2;
     ck_assert_int_eq(cst_trace_init(&trace, &layout, &model, 0, 1), CST_OK);
     ck_assert_mem_eq(cst_trace_expected(&trace, &n), expected, sizeof expected);
     ck_assert_uint_eq(n, 6);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/unit/core_rig.h"
+#include "tests/lib/bits.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -11,11 +12,11 @@ static uint32_t arena_segments[RIG_POOL_SEGMENT - RIG_ARENA_SEGMENT];
 static uint32_t group_of(struct cst_model *model, uint64_t ranks)
 {
     for (uint32_t g = 1; g < model->n_groups; g++) {
-        if (model->groups[g] == ranks) {
+        if (model->groups[g - 1].words[0] == ranks) {
             return g;
         }
     }
-    ck_assert_int_eq(cst_model_group(model, ranks, NULL), CST_OK);
+    ck_assert_int_eq(cst_model_group(model, bits(ranks), NULL), CST_OK);
     return model->n_groups - 1;
 }
 
@@ -120,7 +121,7 @@ static void open_pools(struct rig *rig, const struct rig_job *job, struct cst_co
             .segments = &rig->pool_segments[rank],
             .tier = engines[rank],
             .worker_copies = worker_copies,
-            .unreachable = job->unreachable != NULL ? job->unreachable[rank] : 0};
+            .unreachable = bits(job->unreachable != NULL ? job->unreachable[rank] : 0)};
     }
     config = (struct cst_core_config){.model = &rig->model,
                                       .layout = &rig->layout,

@@ -28,7 +28,8 @@ struct rig_job {
     uint32_t micro_batches;  /* micro-batches of a step; with more than one, grad rows are fp32 */
     bool grad_fp32;
     enum cst_layout_landings landings; /* chunks for which landings are laid out on the nodes */
-    const uint64_t *unreachable; /* as in struct cst_core_pool, for each rank; NULL: nothing is */
+    const uint64_t
+        *unreachable; /* per rank: bit mask of engines that its GPU cannot access, or NULL */
     const struct cst_core_device_reservation *reservations;
     uint32_t n_reservations;
     uint32_t interleave;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/unit/layout_rig.h"
+#include "tests/lib/bits.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -93,14 +94,15 @@ static void check_kind(const struct cst_layout *layout, const struct cst_model *
 {
     uint32_t first = layout->order[chunk->first_tensor];
 
-    must_ne(chunk->ranks, 0);
+    must_ne(word_of(chunk->ranks), 0);
     for (uint32_t k = 0; k < chunk->n_tensors; k++) {
         uint32_t number = layout->order[chunk->first_tensor + k];
         const struct cst_layout_tensor *t = &model->tensors[number];
 
         must_eq(t->pattern, chunk->pattern);
         must_eq(t->dtype, chunk->dtype);
-        must_eq(model->groups[t->group] & world_ranks(world), chunk->ranks);
+        must_eq(cst_model_group_ranks(model, t->group).words[0] & world_ranks(world),
+                word_of(chunk->ranks));
         if (chunk->base_chunk == CST_LAYOUT_OWN) {
             uint32_t k_class = chunk->size_class;
 
@@ -123,7 +125,7 @@ static void check_next_fit(const struct cst_layout *layout, const struct cst_mod
     for (uint32_t d = c + 1; d < layout->n_chunks; d++) {
         const struct cst_layout_chunk *next = &layout->chunks[d];
 
-        if (next->ranks == chunk->ranks && next->pattern == chunk->pattern &&
+        if (cst_set_equal(next->ranks, chunk->ranks) && next->pattern == chunk->pattern &&
             next->dtype == chunk->dtype && next->muon == chunk->muon &&
             next->size_class == chunk->size_class && next->base_chunk == CST_LAYOUT_OWN &&
             same_stages(model, layout->order[chunk->first_tensor],
@@ -363,7 +365,7 @@ struct worker {
 
 static bool runs(const struct worker *w, uint32_t op)
 {
-    return (w->model->operators[op].ranks >> w->rank & 1) != 0;
+    return cst_model_runs(w->model, &w->model->operators[op], w->rank);
 }
 
 static bool is_sparse(const struct cst_model *model, uint32_t op)
@@ -427,7 +429,7 @@ static void sum_gradients(struct worker *w, uint32_t op)
     for (uint32_t k = 0; k < use->n_chunks; k++) {
         const uint32_t c = use->chunks[k];
 
-        if (--w->uses_left[c] == 0 && (w->layout->chunks[c].ranks & ~w->users[c]) == 0) {
+        if (--w->uses_left[c] == 0 && (word_of(w->layout->chunks[c].ranks) & ~w->users[c]) == 0) {
             w->open[c] = false;
         }
     }
@@ -442,7 +444,7 @@ static void walk(struct worker *w, bool leave_out)
             const uint32_t c = w->layout->uses[i].chunks[k];
 
             w->uses_left[c]++;
-            w->users[c] |= w->model->operators[i].ranks;
+            w->users[c] |= cst_model_runners(w->model, &w->model->operators[i]).words[0];
             w->mine[c] = w->mine[c] || runs(w, i);
         }
     }
@@ -544,7 +546,7 @@ void rig_random_model(struct cst_model *model, uint32_t world)
     for (uint32_t g = rig_below(5); g > 0; g--) {
         uint64_t ranks = ((uint64_t)rand() << 20 ^ (uint64_t)rand()) & world_ranks(world);
 
-        ck_assert_int_eq(cst_model_group(model, ranks != 0 ? ranks : 1, &err), CST_OK);
+        ck_assert_int_eq(cst_model_group(model, bits(ranks != 0 ? ranks : 1), &err), CST_OK);
     }
     for (uint32_t i = 0; i < n_tensors; i++) {
         random_tensor(model, i, sparse);

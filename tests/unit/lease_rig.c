@@ -173,7 +173,7 @@ void lease_rig_open(struct lease_rig *w, uint64_t chunk_elems, uint32_t n_blocks
     for (uint32_t i = 0; i < w->model.n_operators; i++) {
         w->operators[i].tensors = w->model.operators[i].tensors;
         w->operators[i].n_tensors = w->model.operators[i].n_tensors;
-        w->operators[i].runs = (w->model.operators[i].ranks >> w->rank & 1) != 0;
+        w->operators[i].runs = cst_model_runs(&w->model, &w->model.operators[i], w->rank);
     }
     for (uint32_t i = 0; i < w->model.n_tensors; i++) {
         w->tensor_chunk[i] = w->model.tensors[i].chunk;
