@@ -215,7 +215,7 @@ int cstd_segment_open_device(struct cstd_segment **out, uint32_t id, uint64_t by
                                      .worker_fd = -1,
                                      .fd = -1,
                                      .device = true,
-                                     .engines = UINT32_C(1) << engine,
+                                     .engines = cst_set_of(engine),
                                      .populate = (int)engine,
                                      .bind = -1};
     *out = segment;
@@ -323,7 +323,7 @@ int cstd_segment_adopt_device(struct cstd_segment **out, uint32_t id, uint64_t b
 
     if (rc == CST_OK) {
         (*out)->device = true;
-        (*out)->engines = UINT32_C(1) << engine;
+        (*out)->engines = cst_set_of(engine);
         (*out)->populate = (int)engine;
     }
     return rc;
@@ -369,14 +369,15 @@ int cstd_segment_open_shared(struct cstd_segment **out, uint32_t id, const struc
 }
 
 int cstd_segment_open_heir(struct cstd_segment **out, uint32_t id, const struct cstd_segment *of,
-                           uint32_t engines, const char *what, struct cst_err *err)
+                           struct cst_set engines, const char *what, struct cst_err *err)
 {
     int rc = cstd_segment_open_shared(out, id, of, what, err);
 
     if (rc == CST_OK) {
         /* The engine finds all pages populated, and locks them in its new mapping. */
         (*out)->populate = of->populate;
-        (*out)->engines = UINT32_C(1) << of->populate | engines;
+        cst_set_add(&engines, (uint32_t)of->populate);
+        (*out)->engines = engines;
         (*out)->bind = of->bind;
         (*out)->lock = of->lock;
         (*out)->populated = (*out)->counted = 0;

@@ -11,6 +11,7 @@
 #define CST_ARENA_H
 
 #include "cistern/status.h"
+#include "proto/set.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -113,8 +114,7 @@ enum cstd_mount_state {
     CSTD_MOUNT_DROPPING, /* The engine was asked to unmap the segment and has not answered. */
 };
 
-/* Engines of at most 8 NUMA nodes, 8 simulated accelerators and 16 GPUs. Sets of engines are bits
- * of a 32-bit word. */
+/* Engines of at most 8 NUMA nodes, 8 simulated accelerators and 16 GPUs. */
 #define CSTD_ARENA_MAX_ENGINES 32
 
 /* Engine deaths while the segments of one owner were populated; all segments of the owner share it.
@@ -162,8 +162,7 @@ struct cstd_segment {
     uint64_t charged;           /* Bytes that are charged to the budget and the account. */
     /* The user's account that is charged, and a reference to it; NULL: no user. */
     struct cstd_quota_account *account;
-    /* Engines that map the segment, one bit each; 0: all engines of NUMA nodes. */
-    uint32_t engines;
+    struct cst_set engines; /* Engines that map the segment; empty: all engines of NUMA nodes. */
     int populate; /* Index of the engine that populates or allocates the segment; -1: none. */
     /* Deaths counted for the owner; NULL: deaths count against the engine. */
     struct cstd_population *population;
@@ -226,10 +225,10 @@ int cstd_segment_open_shared(struct cstd_segment **out, uint32_t id, const struc
                              const char *what, struct cst_err *err);
 
 /* Create a segment that shares the memfd of @of, whose place it may take later. It is used by the
- * engine that populates @of and by those in @engines (one bit each). Errors are those of
+ * engine that populates @of and by those in @engines. Errors are those of
  * cstd_segment_open_shared. */
 int cstd_segment_open_heir(struct cstd_segment **out, uint32_t id, const struct cstd_segment *of,
-                           uint32_t engines, const char *what, struct cst_err *err);
+                           struct cst_set engines, const char *what, struct cst_err *err);
 
 /* @heir takes over the memory of @of and its charge: the memory ends with @heir from now on. */
 void cstd_segment_inherit(struct cstd_segment *heir, struct cstd_segment *of);

@@ -261,7 +261,8 @@ struct cstd_segment *cstd_engines_find(const struct cstd_engines *engines, uint3
 
 static bool maps(const struct cstd_engines *engines, const struct cstd_segment *segment, unsigned i)
 {
-    return segment->engines == 0 ? i < engines->n_nodes : (segment->engines >> i & 1) != 0;
+    return cst_set_none(&segment->engines) ? i < engines->n_nodes
+                                           : cst_set_has(&segment->engines, i);
 }
 
 void cstd_engines_mount(struct cstd_engines *engines, struct cstd_segment *segment)

@@ -203,17 +203,19 @@ struct cstd_gpu *cstd_gpus_of_uuid(struct cstd_gpus *gpus, const char *uuid)
     return find(gpus, uuid, 0);
 }
 
-uint32_t cstd_gpus_unreachable(const struct cstd_gpus *gpus, const struct cstd_gpu *gpu)
+struct cst_set cstd_gpus_unreachable(const struct cstd_gpus *gpus, const struct cstd_gpu *gpu)
 {
     const struct cstd_gpu_list *own = gpu->paced ? &gpus->paced : &gpus->list;
     const struct cstd_gpu_list *other = gpu->paced ? &gpus->list : &gpus->paced;
-    uint32_t engines = 0;
+    struct cst_set engines = {{0}};
 
     for (unsigned i = 0; i < own->n; i++) {
-        engines |= (gpu->unreachable >> i & 1) << own->v[i].engine;
+        if (cst_set_has(&gpu->unreachable, i)) {
+            cst_set_add(&engines, own->v[i].engine);
+        }
     }
     for (unsigned i = 0; i < other->n; i++) {
-        engines |= UINT32_C(1) << other->v[i].engine;
+        cst_set_add(&engines, other->v[i].engine);
     }
     return engines;
 }

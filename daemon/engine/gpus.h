@@ -47,9 +47,9 @@ void cstd_gpus_await(struct cstd_gpus *gpus);
 struct cstd_gpu *cstd_gpus_of_engine(struct cstd_gpus *gpus, unsigned engine);
 struct cstd_gpu *cstd_gpus_of_uuid(struct cstd_gpus *gpus, const char *uuid);
 
-/* Returns the engines of the accelerators whose memory @gpu cannot access, one bit each. A GPU and
+/* Returns the engines of the accelerators whose memory @gpu cannot access. A GPU and
  * a simulated accelerator cannot access each other's. */
-uint32_t cstd_gpus_unreachable(const struct cstd_gpus *gpus, const struct cstd_gpu *gpu);
+struct cst_set cstd_gpus_unreachable(const struct cstd_gpus *gpus, const struct cstd_gpu *gpu);
 
 /* Cancel the probe if it runs, and forget the waiting requests. */
 void cstd_gpus_stop(struct cstd_gpus *gpus);

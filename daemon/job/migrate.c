@@ -40,7 +40,7 @@ static int make_plan(struct cstd_migrate *migrate, const struct cstd_job *job, s
 
 static bool uses_accelerators(const struct cstd_job *job)
 {
-    bool any = job->memory.gpu_engines != 0;
+    bool any = !cst_set_none(&job->memory.gpu_engines);
 
     for (uint32_t r = 0; r < job->world; r++) {
         any = any || job->workers[r].tier->kind->apart || job->workers[r].update_tier->kind->apart;

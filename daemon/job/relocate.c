@@ -18,7 +18,9 @@
  * on it and has moved. */
 static bool is_left_behind(const struct cstd_worker *worker)
 {
-    return (cstd_tier_engines(worker->tier) & ~worker->job->memory.pool_engines) != 0;
+    const struct cst_set engines = cstd_tier_engines(worker->tier);
+
+    return !cst_set_within(&engines, &worker->job->memory.pool_engines);
 }
 
 /* True if the accelerator of the rank's pool is gone, and the pool may therefore be made on another
@@ -93,7 +95,8 @@ int cstd_relocate_begin(struct cstd_worker *worker, const struct cstd_job_reques
         cstd_lent_slabs_forget(job, worker->rank);
         request->tier->kind->count(request->tier);
         rc = cstd_memory_move(&job->memory, &job->layout, worker->rank,
-                              gone ? cstd_tier_engines(worker->tier) : 0, request->tier, err);
+                              gone ? cstd_tier_engines(worker->tier) : (struct cst_set){{0}},
+                              request->tier, err);
     }
     if (rc != CST_OK) {
         cstd_ledger_note_pools(job); /* The old slabs remain. */

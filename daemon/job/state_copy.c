@@ -480,13 +480,13 @@ static void on_mounted(struct cstd_segment *segment)
     look_later(copy);
 }
 
-/* Engines that hold states of @job, one bit each. */
-static uint32_t engines_of(const struct cstd_job *job)
+/* Engines that hold states of @job. */
+static struct cst_set engines_of(const struct cstd_job *job)
 {
-    uint32_t engines = 0;
+    struct cst_set engines = {{0}};
 
     for (uint32_t i = 0; i < job->layout.n_segments; i++) {
-        engines |= UINT32_C(1) << cst_layout_segment_engine(&job->layout.segments[i]);
+        cst_set_add(&engines, cst_layout_segment_engine(&job->layout.segments[i]));
     }
     return engines;
 }
@@ -501,8 +501,9 @@ static int make_staging(struct cstd_state_copy *copy, struct cst_err *err)
     if (rc == CST_OK) {
         copy->staging->populate = 0;
         copy->staging->population = &copy->population;
-        copy->staging->engines = ((UINT32_C(1) << daemon->engines->n_nodes) - 1) |
-                                 engines_of(copy->from) | engines_of(copy->to);
+        copy->staging->engines =
+            cst_set_union(cst_set_range(0, daemon->engines->n_nodes),
+                          cst_set_union(engines_of(copy->from), engines_of(copy->to)));
         copy->staging->arg = copy;
         copy->staging->on_mounted = on_mounted;
         cstd_engines_mount(daemon->engines, copy->staging);

@@ -161,7 +161,7 @@ static int fill_devices(struct cstd_job *job, struct parts *parts, Ledger__Job *
 {
     const struct cstd_memory *memory = &job->memory;
     struct cst_layout_config config = {0};
-    uint32_t rest = memory->gpu_engines;
+    struct cst_set rest = memory->gpu_engines;
     int rc = cstd_device_reservation_devices(job, &config, err);
 
     if (rc != CST_OK) {
@@ -176,10 +176,10 @@ static int fill_devices(struct cstd_job *job, struct parts *parts, Ledger__Job *
             states += config.devices[d].engine == home ? config.devices[d].bytes : 0;
         }
         add_device(job, parts, out, home, memory->reservations[i].bytes, states);
-        rest &= ~(UINT32_C(1) << home);
+        cst_set_drop(&rest, home);
     }
-    for (; rest != 0; rest &= rest - 1) {
-        add_device(job, parts, out, (unsigned)__builtin_ctz(rest), 0, 0);
+    CST_SET_EACH (engine, &rest) {
+        add_device(job, parts, out, engine, 0, 0);
     }
     return CST_OK;
 }

@@ -161,7 +161,7 @@ static struct cstd_memory_kept take_kept(struct cstd_memory *memory)
 }
 
 int cstd_memory_add_segment(struct cstd_memory *memory, uint64_t bytes, struct cstd_budget *budget,
-                            uint32_t host_engines, int populate, struct cst_err *err)
+                            struct cst_set host_engines, int populate, struct cst_err *err)
 {
     struct cstd_daemon *daemon = memory->daemon;
     struct cstd_engines *engines = daemon->engines;
@@ -179,7 +179,7 @@ int cstd_memory_add_segment(struct cstd_memory *memory, uint64_t bytes, struct c
     if (rc != CST_OK) {
         return rc;
     }
-    segment->engines = host_engines | memory->gpu_engines;
+    segment->engines = cst_set_union(host_engines, memory->gpu_engines);
     segment->populate = populate;
     /* Memory of an earlier daemon has its pages, which no death of an engine may empty. */
     segment->population = segment->adopted ? NULL : &memory->population;
@@ -193,7 +193,7 @@ int cstd_memory_add_segment(struct cstd_memory *memory, uint64_t bytes, struct c
 }
 
 int cstd_memory_add_device_segment(struct cstd_memory *memory, uint64_t bytes,
-                                   const struct cstd_tier *tier, uint32_t others,
+                                   const struct cstd_tier *tier, struct cst_set others,
                                    struct cst_err *err)
 {
     struct cstd_segment *segment;
@@ -210,7 +210,7 @@ int cstd_memory_add_device_segment(struct cstd_memory *memory, uint64_t bytes,
                                       memory->name, err);
     }
     if (rc == CST_OK) {
-        segment->engines |= others;
+        segment->engines = cst_set_union(segment->engines, others);
         enter(memory, segment);
     }
     return rc;
@@ -226,7 +226,7 @@ static int add_shared(struct cstd_memory *memory, const struct cstd_segment *of,
     int rc = cstd_segment_open_shared(&segment, id, of, memory->name, err);
 
     if (rc == CST_OK) {
-        segment->engines = UINT32_C(1) << node | memory->gpu_engines;
+        segment->engines = cst_set_union(cst_set_of(node), memory->gpu_engines);
         memory->base_bytes += segment->bytes;
         enter(memory, segment);
     }
@@ -287,9 +287,9 @@ void cstd_memory_fill(struct cstd_memory *memory, struct cstd_memory *from)
     }
 }
 
-uint32_t cstd_memory_all_nodes(const struct cstd_memory *memory)
+struct cst_set cstd_memory_all_nodes(const struct cstd_memory *memory)
 {
-    return (UINT32_C(1) << memory->daemon->engines->n_nodes) - 1;
+    return cst_set_range(0, memory->daemon->engines->n_nodes);
 }
 
 static int add_arenas(struct cstd_memory *memory, const struct cstd_memory_request *request,
@@ -407,18 +407,20 @@ static void count_request(struct cstd_memory *memory, const struct cstd_memory_r
     memory->kept = request->kept;
     memory->parked = request->kept != NULL;
     memory->arenas_are_new = request->kept == NULL && request->inherited == NULL;
-    memory->gpu_engines = memory->pool_engines = memory->n_reservations = 0;
+    memory->gpu_engines = memory->pool_engines = (struct cst_set){{0}};
+    memory->n_reservations = 0;
     for (uint32_t r = 0; r < request->world; r++) {
         const struct cstd_memory_pool *pool = &request->pools[r];
 
         memory->pool_bytes += memory->parked ? 0 : pool->bytes;
-        memory->pool_engines |= cstd_tier_engines(pool->tier);
+        memory->pool_engines = cst_set_union(memory->pool_engines, cstd_tier_engines(pool->tier));
     }
     memory->pool_bytes += memory->parked ? 0 : cstd_memory_edge_bytes(memory);
     memory->gpu_engines = memory->pool_engines;
     for (uint32_t i = 0; i < request->n_reservations; i++) {
         memory->pool_bytes += request->reservations[i].bytes;
-        memory->gpu_engines |= cstd_tier_engines(request->reservations[i].tier);
+        memory->gpu_engines =
+            cst_set_union(memory->gpu_engines, cstd_tier_engines(request->reservations[i].tier));
     }
 }
 

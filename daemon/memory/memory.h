@@ -45,10 +45,10 @@ struct cstd_memory {
     uint32_t n_arenas;
     /* The arenas were made for this job, and no core has used them yet: they are zero. */
     bool arenas_are_new;
-    /* Engines of accelerators with pools, one bit each. They read each other's gradients. */
-    uint32_t pool_engines;
-    uint32_t gpu_engines;        /* Engines of all accelerators that the job uses, one bit each. */
-    struct cst_core_pool *pools; /* One pool per rank; its segments point into ids. */
+    /* Engines of accelerators with pools. They read each other's gradients. */
+    struct cst_set pool_engines;
+    struct cst_set gpu_engines;     /* Engines of all accelerators that the job uses. */
+    struct cst_core_pool *pools;    /* One pool per rank; its segments point into ids. */
     const struct cstd_tier **tiers; /* Tier of each rank's pool. */
     uint32_t world;                 /* Number of ranks. */
     const struct cst_model *model;  /* The job's model, whose edges are here. */
@@ -170,12 +170,12 @@ bool cstd_memory_worker_copies(const struct cstd_tier *tier,
                                const struct cst_layout_states *states);
 
 /* Make the pool of @rank again in @tier, with as many blocks as before, and the
- * slots of its edges where they belong then. @lost: engines, one bit each, whose accelerators are
+ * slots of its edges where they belong then. @lost: engines whose accelerators are
  * gone; new segments are not mapped in them. on_ready follows, and then err has the outcome;
  * n_waiting > 0 until then. CST_EBUDGET, CST_ENOMEM: nothing was changed. CST_EMISMATCH: no rank's
  * pool was in @tier before, and its engine therefore does not map the arenas. */
 int cstd_memory_move(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
-                     uint32_t lost, const struct cstd_tier *tier, struct cst_err *err);
+                     struct cst_set lost, const struct cstd_tier *tier, struct cst_err *err);
 
 /* The pools are parked. Add slab @i of @rank's pool in @tier, which is the memory @fd of an earlier
  * daemon's engine. @fd is owned by the memory, on failure too. CST_ENOMEM. */

@@ -12,15 +12,14 @@
 
 /* -- pools ---------------------------------------------------------------------------------- */
 
-uint32_t cstd_memory_readers(const struct cstd_memory *memory, const struct cstd_tier *tier)
+struct cst_set cstd_memory_readers(const struct cstd_memory *memory, const struct cstd_tier *tier)
 {
-    uint32_t readers = 0;
+    struct cst_set readers = memory->pool_engines;
 
-    for (uint32_t rest = memory->pool_engines; rest != 0; rest &= rest - 1) {
-        const struct cstd_tier *reader =
-            cstd_tiers_of_number(memory->daemon, (uint32_t)__builtin_ctz(rest));
-
-        readers |= cstd_tier_reaches(reader, tier) ? cstd_tier_engines(reader) : 0;
+    CST_SET_EACH (engine, &readers) {
+        if (!cstd_tier_reaches(cstd_tiers_of_number(memory->daemon, engine), tier)) {
+            cst_set_drop(&readers, engine);
+        }
     }
     return readers;
 }
@@ -61,7 +60,7 @@ int cstd_memory_add_pool(struct cstd_memory *memory, const struct cst_layout *la
                                  .tier = pool->tier->number,
                                  .worker_copies =
                                      cstd_memory_worker_copies(pool->tier, &layout->states),
-                                 .unreachable = {{pool->tier->kind->unreachable(pool->tier)}}};
+                                 .unreachable = pool->tier->kind->unreachable(pool->tier)};
     for (uint32_t c = 0; c < layout->n_classes && rc == CST_OK; c++) {
         to->parts[c] = (struct cst_core_part){.n_blocks = pool->blocks.n[c],
                                               .blocks_per_slab = cstd_pools_per_slab(layout, c),
@@ -91,19 +90,21 @@ static void undo_move(struct cstd_memory *memory, uint32_t first, uint32_t n_mad
 }
 
 int cstd_memory_move(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
-                     uint32_t lost, const struct cstd_tier *tier, struct cst_err *err)
+                     struct cst_set lost, const struct cstd_tier *tier, struct cst_err *err)
 {
+    const struct cst_set engines = cstd_tier_engines(tier), gpu_engines = memory->gpu_engines,
+                         pool_engines = memory->pool_engines,
+                         kept = cst_set_minus(pool_engines, lost);
     struct cst_core_pool was = memory->pools[rank];
     uint32_t first = (uint32_t)(was.segments - memory->ids), n = cstd_memory_n_slabs(memory, rank),
-             n_all = memory->n_segments, pool_engines = memory->pool_engines,
-             gpu_engines = memory->gpu_engines, n_made;
+             n_all = memory->n_segments, n_made;
     struct cstd_memory_pool pool = {.tier = tier};
     const struct cstd_tier *tier_was = memory->tiers[rank];
     struct cstd_memory_slots slots;
     struct cstd_segment **old;
     int rc;
 
-    if ((cstd_tier_engines(tier) & ~(pool_engines & ~lost)) != 0) {
+    if (!cst_set_within(&engines, &kept)) {
         return cst_err_set(err, CST_EMISMATCH,
                            "the pool of rank %u of job '%s' can move to the host, or to a GPU that "
                            "the job has a pool on; %s is neither",
@@ -118,8 +119,8 @@ int cstd_memory_move(struct cstd_memory *memory, const struct cst_layout *layout
     for (uint32_t c = 0; c < layout->n_classes; c++) {
         pool.blocks.n[c] = was.parts[c].n_blocks;
     }
-    memory->pool_engines &= ~lost;
-    memory->gpu_engines &= ~lost;
+    memory->pool_engines = cst_set_minus(pool_engines, lost);
+    memory->gpu_engines = cst_set_minus(gpu_engines, lost);
     /* The new slabs take the places of the old ones in the arrays. add_pool appends at n_segments,
      * which is set to the first place for the call. */
     memory->n_segments = first;
@@ -220,7 +221,7 @@ int cstd_memory_adopt_slab(struct cstd_memory *memory, const struct cst_layout *
                                        fd, tier->budget, memory->account, tier->number, err);
 
     if (rc == CST_OK) {
-        segment->engines |= cstd_memory_readers(memory, tier);
+        segment->engines = cst_set_union(segment->engines, cstd_memory_readers(memory, tier));
         memory->segments[at] = segment;
         memory->ids[at] = segment->id;
         cstd_memory_mount_adopted(memory, segment);

@@ -6,15 +6,15 @@
 #include "daemon/memory/memory.h"
 #include "proto/edge_memory.h"
 
-/* Add a segment of host memory for the engines in @host_engines (one bit each) and all
+/* Add a segment of host memory for the engines in @host_engines and all
  * accelerators' engines of the job. Engine @populate populates it. */
 int cstd_memory_add_segment(struct cstd_memory *memory, uint64_t bytes, struct cstd_budget *budget,
-                            uint32_t host_engines, int populate, struct cst_err *err);
+                            struct cst_set host_engines, int populate, struct cst_err *err);
 
-/* Add a segment of the memory of @tier, which is apart, for its engine and the engines in @others
- * (one bit each). Both functions take the next segment that was kept, if the memory was kept. */
+/* Add a segment of the memory of @tier, which is apart, for its engine and the engines in @others.
+ * Both functions take the next segment that was kept, if the memory was kept. */
 int cstd_memory_add_device_segment(struct cstd_memory *memory, uint64_t bytes,
-                                   const struct cstd_tier *tier, uint32_t others,
+                                   const struct cstd_tier *tier, struct cst_set others,
                                    struct cst_err *err);
 
 /* Let the engines map @segment, which was added after cstd_memory_open. */
@@ -26,12 +26,11 @@ void cstd_memory_mount_adopted(struct cstd_memory *memory, struct cstd_segment *
 /* Release a segment. Returns its size. */
 uint64_t cstd_memory_release(struct cstd_memory *memory, struct cstd_segment *segment);
 
-/* The engines of the accelerators with pools of the job that can access the memory of @tier, one
- * bit each. */
-uint32_t cstd_memory_readers(const struct cstd_memory *memory, const struct cstd_tier *tier);
+/* The engines of the accelerators with pools of the job that can access the memory of @tier. */
+struct cst_set cstd_memory_readers(const struct cstd_memory *memory, const struct cstd_tier *tier);
 
-/* The engines of all NUMA nodes, one bit each. */
-uint32_t cstd_memory_all_nodes(const struct cstd_memory *memory);
+/* The engines of all NUMA nodes. */
+struct cst_set cstd_memory_all_nodes(const struct cstd_memory *memory);
 
 /* Add the slabs of @rank's pool, or only their number if the memory was kept. */
 int cstd_memory_add_pool(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,

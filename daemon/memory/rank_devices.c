@@ -48,18 +48,18 @@ uint32_t cstd_rank_devices_near_node(const struct cstd_worker *worker)
 
 enum cst_layout_landings cstd_rank_devices_landings(const struct cstd_job *job)
 {
-    uint32_t engines = 0, unreachable = 0;
+    struct cst_set engines = {{0}}, unreachable = {{0}};
 
     for (uint32_t r = 0; r < job->world; r++) {
         const struct cstd_tier *tier = job->workers[r].tier;
 
-        engines |= cstd_tier_engines(tier);
-        unreachable |= tier->kind->unreachable(tier);
+        engines = cst_set_union(engines, cstd_tier_engines(tier));
+        unreachable = cst_set_union(unreachable, tier->kind->unreachable(tier));
     }
-    if (engines == 0) { /* Gradients in host memory are summed where they are. */
+    if (cst_set_none(&engines)) { /* Gradients in host memory are summed where they are. */
         return CST_LANDINGS_NONE;
     }
-    return (engines & unreachable) != 0 ? CST_LANDINGS_SHARED : CST_LANDINGS_SINGLE;
+    return cst_set_meet(&engines, &unreachable) ? CST_LANDINGS_SHARED : CST_LANDINGS_SINGLE;
 }
 
 void cstd_rank_devices_drop(struct cstd_worker *worker)

@@ -57,32 +57,35 @@ static void on_mounted(struct cstd_segment *segment)
     cstd_deferred_add(&staging->daemon->later, &staging->mounted);
 }
 
-/* Return a bit set of the engines that hold states of @job, which may be NULL. */
-static uint32_t engines_of_job(const struct cstd_job *job)
+/* Return the engines that hold states of @job, which may be NULL. */
+static struct cst_set engines_of_job(const struct cstd_job *job)
 {
-    uint32_t engines = 0;
+    struct cst_set engines = {{0}};
 
     for (uint32_t s = 0; job != NULL && cstd_job_has_layout(job) && s < job->layout.n_segments;
          s++) {
-        engines |= UINT32_C(1) << cst_layout_segment_engine(&job->layout.segments[s]);
+        cst_set_add(&engines, cst_layout_segment_engine(&job->layout.segments[s]));
     }
     return engines;
 }
 
-/* Return a bit set of the engines that must map the segment: those of all nodes, and those of
+/* Return the engines that must map the segment: those of all nodes, and those of
  * accelerators that hold states of the jobs that the session works on or saves. */
-static uint32_t engines_of(const struct cstd_session *session)
+static struct cst_set engines_of(const struct cstd_session *session)
 {
-    return ((UINT32_C(1) << session->daemon->engines->n_nodes) - 1) | engines_of_job(session->job) |
-           engines_of_job(session->saves);
+    const struct cst_set nodes = cst_set_range(0, session->daemon->engines->n_nodes);
+
+    return cst_set_union(
+        nodes, cst_set_union(engines_of_job(session->job), engines_of_job(session->saves)));
 }
 
 bool cstd_staging_serves(const struct cstd_session *session)
 {
     const struct cstd_staging *staging = session->staging;
+    const struct cst_set engines = engines_of(session);
 
     return staging != NULL && staging->ready &&
-           (engines_of(session) & ~staging->segment->engines) == 0;
+           cst_set_within(&engines, &staging->segment->engines);
 }
 
 /* Open a segment of about @bytes, or of half as much and so on if the budgets have no more left, in

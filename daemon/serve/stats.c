@@ -190,7 +190,7 @@ static void fill_unreachable(const struct cstd_gpu_list *list, const struct cstd
                              struct unreachable *uuids, Cistern__GpuInfo *out)
 {
     for (unsigned i = 0; i < list->n; i++) {
-        if ((gpu->unreachable >> i & 1) != 0) {
+        if (cst_set_has(&gpu->unreachable, i)) {
             uuids->v[out->n_unreachable++] = (char *)(uintptr_t)list->v[i].uuid;
         }
     }

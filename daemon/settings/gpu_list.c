@@ -28,7 +28,9 @@ static int parse_unreachable(const json_t *from, struct cstd_gpu *out, struct cs
                                out->uuid);
         }
         /* More GPUs than the list can hold are ignored. */
-        out->unreachable |= n < CSTD_GPU_MAX ? UINT32_C(1) << n : 0;
+        if (n < CSTD_GPU_MAX) {
+            cst_set_add(&out->unreachable, (uint32_t)n);
+        }
     }
     return CST_OK;
 }
@@ -241,11 +243,13 @@ static void renumber(const struct cstd_gpu_list *from, struct cstd_gpu_list *to)
         }
     }
     for (unsigned i = 0; i < to->n; i++) {
-        uint32_t was = to->v[i].unreachable;
+        const struct cst_set was = to->v[i].unreachable;
 
-        to->v[i].unreachable = 0;
+        to->v[i].unreachable = (struct cst_set){{0}};
         for (unsigned other = 0; other < to->n; other++) {
-            to->v[i].unreachable |= (was >> place[other] & 1) << other;
+            if (cst_set_has(&was, place[other])) {
+                cst_set_add(&to->v[i].unreachable, other);
+            }
         }
     }
 }
@@ -253,7 +257,8 @@ static void renumber(const struct cstd_gpu_list *from, struct cstd_gpu_list *to)
 void cstd_gpu_list_separate(struct cstd_gpu_list *list)
 {
     for (unsigned i = 0; i < list->n; i++) {
-        list->v[i].unreachable = ((UINT32_C(1) << list->n) - 1) & ~(UINT32_C(1) << i);
+        list->v[i].unreachable = cst_set_range(0, list->n);
+        cst_set_drop(&list->v[i].unreachable, i);
     }
 }
 

@@ -31,9 +31,8 @@ struct cstd_gpu {
     char set_aside_words[CST_CARD_WORDS + 64]; /* What pool.set_aside is for. */
     /* Name of the budget, such as "pools of cuda:0 (GPU-..., NVIDIA H200)". */
     char pool_name[160];
-    unsigned engine; /* Index of the accelerator's engine in struct cstd_engines. */
-    /* GPUs of its list whose memory it cannot access, one bit each by index. */
-    uint32_t unreachable;
+    unsigned engine;            /* Index of the accelerator's engine in struct cstd_engines. */
+    struct cst_set unreachable; /* Indices of the GPUs of its list whose memory it cannot access. */
 };
 
 struct cstd_gpu_list {

@@ -3,6 +3,7 @@
  * selects, and the GPU that a worker names. */
 #include "daemon/settings/gpu_list.h"
 #include "tests/lib/suite.h"
+#include "tests/lib/bits.h"
 
 #include <check.h>
 #include <string.h>
@@ -61,18 +62,18 @@ START_TEST(unreachable)
         "\"memory_bytes\": 5, \"unreachable\": [0, 1]}]}";
 
     ck_assert_int_eq(parse(text), CST_OK);
-    ck_assert_uint_eq(list.v[0].unreachable, 1 << 2);
-    ck_assert_uint_eq(list.v[1].unreachable, 0);
-    ck_assert_uint_eq(list.v[2].unreachable, 3);
+    ck_assert_uint_eq(word_of(&list.v[0].unreachable), 1 << 2);
+    ck_assert_uint_eq(word_of(&list.v[1].unreachable), 0);
+    ck_assert_uint_eq(word_of(&list.v[2].unreachable), 3);
     ck_assert_int_eq(cstd_gpu_list_select(&list, "2, 0", "50%", &err), CST_OK);
-    ck_assert_uint_eq(list.v[0].unreachable, 1 << 1);
-    ck_assert_uint_eq(list.v[1].unreachable, 1 << 0);
+    ck_assert_uint_eq(word_of(&list.v[0].unreachable), 1 << 1);
+    ck_assert_uint_eq(word_of(&list.v[1].unreachable), 1 << 0);
     ck_assert_int_eq(parse(text), CST_OK);
     ck_assert_int_eq(cstd_gpu_list_select(&list, "all", "50%", &err), CST_OK);
-    ck_assert_uint_eq(list.v[2].unreachable, 3);
+    ck_assert_uint_eq(word_of(&list.v[2].unreachable), 3);
     cstd_gpu_list_separate(&list);
     for (unsigned i = 0; i < 3; i++) {
-        ck_assert_uint_eq(list.v[i].unreachable, 7 & ~(1u << i));
+        ck_assert_uint_eq(word_of(&list.v[i].unreachable), 7 & ~(1u << i));
     }
 }
 END_TEST

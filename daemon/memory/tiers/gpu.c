@@ -27,7 +27,8 @@ int cstd_tier_gpu_create(struct cstd_memory *memory, const struct cstd_tier *tie
     }
     return cstd_memory_add_device_segment(
         memory, piece->bytes, tier,
-        piece->use == CSTD_TIER_POOL ? cstd_memory_readers(memory, tier) : 0, err);
+        piece->use == CSTD_TIER_POOL ? cstd_memory_readers(memory, tier) : (struct cst_set){{0}},
+        err);
 }
 
 void cstd_tier_gpu_count(const struct cstd_tier *tier)
@@ -35,7 +36,7 @@ void cstd_tier_gpu_count(const struct cstd_tier *tier)
     cstd_set_aside_update(tier->daemon, tier->gpu);
 }
 
-uint32_t cstd_tier_gpu_unreachable(const struct cstd_tier *tier)
+struct cst_set cstd_tier_gpu_unreachable(const struct cstd_tier *tier)
 {
     return cstd_gpus_unreachable(tier->daemon->gpus, tier->gpu);
 }

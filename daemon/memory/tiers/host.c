@@ -23,11 +23,11 @@ static int keep_private(struct cstd_memory *memory, int rc)
 static int create_slots(struct cstd_memory *memory, const struct cstd_tier_piece *piece,
                         struct cst_err *err)
 {
-    int rc = cstd_memory_add_segment(memory, piece->bytes, memory->daemon->host, 0,
-                                     (int)piece->node, err);
+    int rc = cstd_memory_add_segment(memory, piece->bytes, memory->daemon->host,
+                                     (struct cst_set){{0}}, (int)piece->node, err);
 
     if (rc == CST_OK) {
-        memory->segments[memory->n_segments - 1]->engines = UINT32_C(1) << piece->node;
+        memory->segments[memory->n_segments - 1]->engines = cst_set_of(piece->node);
     }
     return rc;
 }
@@ -35,7 +35,7 @@ static int create_slots(struct cstd_memory *memory, const struct cstd_tier_piece
 static int create(struct cstd_memory *memory, const struct cstd_tier *tier,
                   const struct cstd_tier_piece *piece, struct cst_err *err)
 {
-    const uint32_t all = cstd_memory_all_nodes(memory);
+    const struct cst_set all = cstd_memory_all_nodes(memory);
     const int node = (int)piece->node;
 
     switch (piece->use) {
@@ -43,7 +43,7 @@ static int create(struct cstd_memory *memory, const struct cstd_tier *tier,
         return keep_private(memory,
                             cstd_memory_add_segment(memory, piece->bytes,
                                                     piece->sparse ? NULL : memory->daemon->host,
-                                                    UINT32_C(1) << piece->node, node, err));
+                                                    cst_set_of(piece->node), node, err));
     case CSTD_TIER_SLOTS:
         return create_slots(memory, piece, err);
     case CSTD_TIER_RESERVATION:
@@ -61,10 +61,10 @@ static void count(const struct cstd_tier *tier)
     (void)tier;
 }
 
-static uint32_t unreachable(const struct cstd_tier *tier)
+static struct cst_set unreachable(const struct cstd_tier *tier)
 {
     (void)tier;
-    return 0;
+    return (struct cst_set){{0}};
 }
 
 /* The ranks take turns on the simulated accelerators. */

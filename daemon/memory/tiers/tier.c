@@ -100,9 +100,9 @@ struct cstd_budget *cstd_tier_budget(const struct cstd_tier *tier)
     return tier->budget;
 }
 
-uint32_t cstd_tier_engines(const struct cstd_tier *tier)
+struct cst_set cstd_tier_engines(const struct cstd_tier *tier)
 {
-    return tier->kind->apart ? UINT32_C(1) << tier->number : 0;
+    return tier->kind->apart ? cst_set_of(tier->number) : (struct cst_set){{0}};
 }
 
 bool cstd_tier_is_lost(const struct cstd_tier *tier)
@@ -112,7 +112,10 @@ bool cstd_tier_is_lost(const struct cstd_tier *tier)
 
 bool cstd_tier_reaches(const struct cstd_tier *from, const struct cstd_tier *to)
 {
-    return from == to || (from->kind->unreachable(from) & cstd_tier_engines(to)) == 0;
+    const struct cst_set unreachable = from->kind->unreachable(from),
+                         engines = cstd_tier_engines(to);
+
+    return from == to || !cst_set_meet(&unreachable, &engines);
 }
 
 void cstd_tier_use(const struct cstd_tier *tier)

@@ -56,8 +56,8 @@ struct cstd_tier_kind {
                   const struct cstd_tier_piece *piece, struct cst_err *err);
     /* Count again what of the tier's budget is not for jobs. */
     void (*count)(const struct cstd_tier *tier);
-    /* The engines, one bit each, of the tiers whose memory the engine of @tier cannot access. */
-    uint32_t (*unreachable)(const struct cstd_tier *tier);
+    /* The engines of the tiers whose memory the engine of @tier cannot access. */
+    struct cst_set (*unreachable)(const struct cstd_tier *tier);
     /* The tiers on which ranks with pools here have their updates, and their number; 0: there is
      * none besides @tier itself, which is the result of `updater`. */
     unsigned (*n_updaters)(const struct cstd_tier *tier);
@@ -132,8 +132,8 @@ uint64_t cstd_tier_grain(const struct cstd_tier *tier);
  * now. */
 struct cstd_budget *cstd_tier_budget(const struct cstd_tier *tier);
 
-/* The engine that the memory of @tier belongs to, as one bit; 0: it belongs to none. */
-uint32_t cstd_tier_engines(const struct cstd_tier *tier);
+/* The engine that the memory of @tier belongs to, alone; empty: it belongs to none. */
+struct cst_set cstd_tier_engines(const struct cstd_tier *tier);
 
 /* True if the engine that the memory of @tier belongs to was given up. */
 bool cstd_tier_is_lost(const struct cstd_tier *tier);
