@@ -64,11 +64,12 @@ bool cst_collection_holds(const struct cst_core *core, uint32_t c, uint32_t rank
 static bool has_come(const struct cst_core *core, uint32_t c, uint32_t addend)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    uint32_t from = core->schedule->contributor(core, c, addend);
+    uint32_t from;
 
     if (addend < chunk->gradient.next || addend == chunk->gradient.spilled) {
         return true;
     }
+    from = core->schedule->contributor(core, c, addend);
     if (from != CST_NONE) {
         return pending(core, c, from) == addend;
     }

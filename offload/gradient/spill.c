@@ -30,13 +30,17 @@ static bool can_spill(const struct cst_chunk *chunk)
 /* True if everything that must be added before @rank's contribution has come or is in the row. */
 static bool can_add(const struct cst_core *core, uint32_t c, uint32_t rank)
 {
-    struct cst_sources sources;
+    const struct cst_pool *pool = &core->ranks[rank].pool;
+    uint32_t addend = core->chunks[c].gradient.next;
 
     if (core->chunks[c].gradient.reduce_ticket != 0 || !cst_collection_holds(core, c, rank)) {
         return false;
     }
-    sources = cst_collection_sources(core, c);
-    return cst_set_has(&sources.blocks, rank);
+    while (addend < pool->blocks[pool->grad_of[c]].addend &&
+           cst_collection_is_known(core, c, addend)) {
+        addend++;
+    }
+    return addend == pool->blocks[pool->grad_of[c]].addend;
 }
 
 /* The gradient of @part that was handed in last and can leave: older ones will sooner be summed

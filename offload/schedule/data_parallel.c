@@ -52,6 +52,9 @@ static uint32_t contributor(const struct cst_core *core, uint32_t c, uint32_t ad
 {
     const struct cst_chunk *chunk = &core->chunks[c];
 
+    if (chunk->n_in_sum == core->world) {
+        return addend % core->world; /* The group is all ranks. */
+    }
     return cst_set_nth(chunk->ranks, addend % chunk->n_in_sum);
 }
 
