@@ -138,6 +138,20 @@ class BackwardPasses(TorchCase):
                 with self.subTest(passes.__name__, reentrant=reentrant):
                     self.compare(passes, functools.partial(Heads, reentrant))
 
+    def test_in_one_block_of_autocast(self) -> None:
+        twin = models.llama().to(models.DEVICE)
+        store = self.attach(copy.deepcopy(twin), micro_batches=2)
+        optimizer = store.optimizer(lr=1e-2)
+        for _ in range(2):
+            models.copy_weights(store, twin)
+            batches = models.tokens(), models.tokens()
+            for model in (twin, store.model):
+                with torch.autocast(torch.device(models.DEVICE).type, torch.bfloat16):
+                    for batch in batches:
+                        models.loss_of(model, batch).backward()
+            optimizer.step()
+            self.compare_gradients(twin, store, 0.02)
+
     def test_a_forward_pass_begins_another_micro_batch(self) -> None:
         store = self.attach(Heads())
         optimizer = store.optimizer(lr=1e-2)

@@ -148,6 +148,21 @@ class Products(TorchCase):
         self.check(2, {"tp": 2, "recompute": True}, "gpt2")
 
 
+def under_autocast(job: str, how: Any) -> list[tuple[float, float]]:
+    """Train in one block of autocast."""
+    part = ct.parallelize(model_of("llama"), how, batch=batch(0))
+    store = ct.attach(part, job)
+    optimizer = store.optimizer(lr=3e-3, clip_norm=0.5)
+    results = []
+    with torch.autocast("cpu", torch.bfloat16):
+        for step in range(N_STEPS):
+            loss = part.step(**batch(step)).item()
+            optimizer.step()
+            results.append((loss, optimizer.norm.item()))
+    store.close()
+    return results
+
+
 def by_hand(job: str) -> list[tuple[float, float]]:
     """Train with backward passes of the program's own, of two batches in each step."""
     part = ct.parallelize(model_of("llama"), {"dp": 2}, batch=batch(0))
@@ -408,6 +423,24 @@ class Calls(TorchCase):
             optimizer.zero_grad()
             self.assertAlmostEqual(loss, sum(losses).item() / 2, delta=1e-4 * loss)
             self.assertAlmostEqual(norm, wanted, delta=1e-4 * wanted)
+
+    def test_autocast_around_all_steps(self) -> None:
+        model = model_of("llama")
+
+        def losses(step: int) -> list[torch.Tensor]:
+            with torch.autocast("cpu", torch.bfloat16):
+                return [model(**batch(step)).loss]
+
+        want = compared.summed(compared.one_process(model, N_STEPS, losses))
+        for world, how in ((1, {}), (2, {"dp": 2}), (2, {"pp": 2})):
+            with self.subTest(how):
+                name = self.name + str(*how)
+                self.addCleanup(self.remove, name)
+                for got in run_ranks(world, under_autocast, name, {**how, "micro_batches": 2}):
+                    for (loss, norm), (wanted, norm_wanted) in zip(got, want, strict=True):
+                        # Sums over micro-batches are rounded to bf16 elsewhere.
+                        self.assertAlmostEqual(loss, wanted, delta=3e-4 * wanted)
+                        self.assertAlmostEqual(norm, norm_wanted, delta=5e-3 * norm_wanted)
 
     def test_ranks_that_divide_tensors_draw_alike(self) -> None:
         first, second = run_ranks(2, drawn)

@@ -291,6 +291,8 @@ class Operators:
             check(status, self._err)
 
     def _lend(self, unit: Unit) -> None:
+        # Autocast keeps what it makes of weights, and its graph, for the modules that run later in its block.
+        torch.clear_autocast_cache()
         if not self.of_job(self._begin, unit, _FORWARD):
             unit.lend_zeros(self._zeros_for(unit))
             return

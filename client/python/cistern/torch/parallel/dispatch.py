@@ -20,8 +20,7 @@ therefore depend neither on the number of workers nor on when they come and go.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -232,7 +231,7 @@ class Part(stages.Divided):
         state = store.device.random_state()
         self._runs = True
         try:
-            with torch.enable_grad(), _casts_of_units():
+            with torch.enable_grad():
                 self._run_units(store, share, given)
         except StepVoid:
             self._runs = False
@@ -340,17 +339,6 @@ class Part(stages.Divided):
             store.job.take(store.edges[-2], micro, loss)
             total += loss[0]
         return torch.tensor(total, dtype=torch.float32, device=store.device.torch_device)
-
-
-@contextmanager
-def _casts_of_units() -> Iterator[None]:
-    """Let no unit have weights that autocast has cast for another one, with the graph of that."""
-    was = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(was)
 
 
 def _number_of(batch: Mapping[str, Any]) -> int:
