@@ -141,20 +141,6 @@ class Shares:
         return others | part
 
 
-def checksum(batch: Mapping[str, Any]) -> int:
-    """Return a number below 2^20 that other tokens and labels, and other shapes, hardly have."""
-    found = 0
-    for name in ("input_ids", "labels"):
-        value: Any = batch.get(name)
-        if _is_tensor(value) and not value.is_floating_point():
-            flat = value.reshape(-1).long()
-            at = torch.arange(1, flat.numel() + 1, device=flat.device)
-            found += int((flat * at).sum())
-        for size in value.shape if _is_tensor(value) else ():
-            found = 31 * found + size
-    return found % (1 << 20)
-
-
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.ndim > 0
 

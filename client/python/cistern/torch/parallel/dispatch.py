@@ -266,8 +266,7 @@ class Part(stages.Divided):
             if unit.kind is not UnitKind.STEP:  # Else the others only wait for this worker.
                 store.sync()
             self._runs = False
-            names = ", ".join(f"'{name}'" for name in told.differing(mine, began))
-            raise ValueError(_DIFFERS.format(store.step_no, names or "what else it has"))
+            raise ValueError(_DIFFERS.format(store.step_no, told.what_differs(mine, began)))
 
     def _began(self, store: Store) -> bytes:
         """Return what was told of the batch that this step began with; b"": nothing."""

@@ -18,8 +18,8 @@ from torch.distributed import pipelining
 from cistern._abi import Status
 from cistern.errors import StepVoid
 from cistern.torch import stages
-from cistern.torch.parallel import schedules
-from cistern.torch.parallel.batches import Share, Shares, checksum
+from cistern.torch.parallel import schedules, told
+from cistern.torch.parallel.batches import Share, Shares
 from cistern.torch.parallel.degrees import Degrees
 from cistern.torch.replays import Replays
 
@@ -186,7 +186,7 @@ class Part(stages.Divided):
                 " computes the loss and the gradients of a whole batch"
             )
         if batch.get("labels") is not None:  # Without a loss, a rank may be alone.
-            self._check_alike(batch)
+            told.check_alike(batch, self.device)
         share = self._shares.of(batch, 1)
         before = self._random_number()
         with self.forward_context():
@@ -197,7 +197,7 @@ class Part(stages.Divided):
         return output
 
     def _step(self, batch: Mapping[str, Any]) -> torch.Tensor:
-        self._check_alike(batch)
+        told.check_alike(batch, self.device)
         share = self._shares.of(batch, self.degrees.micro_batches)
         before = self._random_number()
         own = self._run_stages(share) if self.degrees.pp > 1 else self._run_model(share)
@@ -229,26 +229,14 @@ class Part(stages.Divided):
         drawn = after if after != before else 0
         # Those of ranks that divide tensors are equal if, for all of them, this sum is 0.
         drawn *= self._place.tensor_mesh.size() - 1 if counts else -1
-        told = [float(own) if counts else 0.0, float(is_void), drawn]
-        total = torch.tensor(told, dtype=torch.float64, device=self.device)
+        numbers = [float(own) if counts else 0.0, float(is_void), drawn]
+        total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
         if store is not None and total[1] > 0:
             raise StepVoid(Status.ESTALE, "cistern: a rank has heard that the step is void")
         if total[2] != 0:
             raise RuntimeError(_DRAWN)
         return total[0].float()
-
-    def _check_alike(self, batch: Mapping[str, Any]) -> None:
-        """Raise ValueError if ranks have other batches: messages of other sizes would end or block them."""
-        number = checksum(batch)
-        total = torch.tensor([number, number * number], dtype=torch.int64, device=self.device)
-        dist.all_reduce(total)
-        n = dist.get_world_size()
-        if total.tolist() != [n * number, n * number * number]:
-            raise ValueError(
-                "cistern: the ranks were given different batches: give all of them the same whole batch, of which"
-                " each takes its part, such as by a loader with the same seed and without a sampler of data ranks"
-            )
 
     def _run_model(self, share: Share) -> torch.Tensor:
         total = torch.zeros((), device=self.device)

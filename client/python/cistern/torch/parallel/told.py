@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What workers tell each other of the batch of a step, which all of them are to give alike."""
+"""What workers and ranks tell each other of the batch of a step, which all of them are to give alike."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 N_BYTES = 1024  #: Of a description.
 _PLAIN = (bool, int, float, str, torch.dtype, type(None))
@@ -36,6 +37,26 @@ def differing(one: bytes, other: bytes) -> list[str]:
     return sorted({name for name, _ in found})
 
 
+def what_differs(one: bytes, *others: bytes) -> str:
+    """Return in words the names of what is another in ``one`` and in any of ``others``."""
+    names = {name for other in others for name in differing(one, other)}
+    return ", ".join(f"'{name}'" for name in sorted(names)) or "what else it has"
+
+
+def check_alike(batch: Mapping[str, Any], device: torch.device) -> None:
+    """Compare ``batch`` with those of all ranks, by tensors on ``device``. All ranks call this.
+
+    ValueError, on all ranks: some have others. Messages of other sizes would end or block them.
+    """
+    given = {name: value for name, value in batch.items() if value is not None}
+    mine = torch.frombuffer(bytearray(described(0, given)), dtype=torch.uint8).to(device)
+    all_ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(all_ranks, mine)
+    first, *others = (one.cpu().numpy().tobytes() for one in all_ranks)
+    if any(other != first for other in others):
+        raise ValueError(_DIFFERENT.format(what_differs(first, *others)))
+
+
 def _digests(description: bytes) -> dict[str, str]:
     lines = description.rstrip(b"\0").decode(errors="replace").splitlines()
     return dict(line.rsplit(" ", 1) for line in lines[1:] if " " in line)
@@ -50,3 +71,9 @@ def _digest(value: Any) -> str:
     else:
         digest.update((repr(value) if isinstance(value, _PLAIN) else type(value).__name__).encode())
     return digest.hexdigest()
+
+
+_DIFFERENT = (
+    "cistern: the ranks were given different batches. What differs: {0}. Give all of them the same whole batch, of which"
+    " each takes its part, such as by a loader with the same seed and without a sampler of data ranks"
+)
