@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import tempfile
@@ -13,6 +14,7 @@ import cistern.torch as ct
 import torch
 from cistern import State
 from cistern.torch.parallel import dispatch
+from processes import CONTEXT, PATIENCE_S
 from test_dispatch import CLIP, LR, MICRO, N_STEPS, Process, WorkersCase, batch, llama
 from test_parallelize import KeptDaemon
 
@@ -25,10 +27,15 @@ class Fault(NamedTuple):
     folder: str = ""  #: Of checkpoints after each step, which rank 0 writes.
     autocast: bool = False
     socket: str | None = None
+    n_steps: int = 0  #: After so many ``went_on`` is set, and what strikes waits for that.
+    went_on: Any = None
+    back: Any = (
+        None  #: An event that is set then, and for which a worker waits that has not struck.
+    )
 
 
 def train(job: str, rank: int, world: int, fault: Fault) -> Any:
-    """Train, and return the losses by step, and all masters."""
+    """Train, and return the losses by step, all masters, and what was said of steps that others have done."""
     run, loss, n_units = dispatch.Part._run, dispatch.Part._loss, 0
     cast = torch.autocast("cpu", torch.bfloat16) if fault.autocast else contextlib.nullcontext()
     fired = False
@@ -38,6 +45,8 @@ def train(job: str, rank: int, world: int, fault: Fault) -> Any:
         if where == fault.where and store.step_no == 1 and not fired:
             fired = True
             os.kill(fault.pid or os.getpid(), signal.SIGKILL)
+            if fault.went_on is not None:
+                assert fault.went_on.wait(PATIENCE_S)
 
     def struck(self: dispatch.Part, store: ct.Store, *args: Any) -> float:
         nonlocal n_units
@@ -55,13 +64,25 @@ def train(job: str, rank: int, world: int, fault: Fault) -> Any:
         part = ct.parallelize(llama(), {"micro_batches": MICRO}, batch=batch(0), dispatch=True)
     store = ct.attach(part, job, rank=rank, world=world, socket=fault.socket)
     optimizer = store.optimizer(lr=LR, clip_norm=CLIP)
-    losses = {}
+    losses, said = {}, []
     while store.step_no < N_STEPS:
         step = store.step_no
-        with cast:
-            losses[step] = part.step(**batch(step)).item()
+        try:
+            with cast:
+                losses[step] = part.step(**batch(step)).item()
+        except RuntimeError as error:
+            said.append(str(error))
+            continue
+        if fault.back is not None and math.isnan(losses[step]):
+            fault.back.set()
         strike("step", store)
         optimizer.step()
+        assert (optimizer.last is None) >= math.isnan(losses[step])
+        assert store.step_no == step + 1
+        if fault.went_on is not None and not fault.where and store.step_no == fault.n_steps:
+            fault.went_on.set()
+            if fault.back is not None:
+                assert fault.back.wait(PATIENCE_S)
         if fault.folder and rank == 0:
             if fault.where == "save" and step == 1:
                 signal.setitimer(
@@ -70,7 +91,7 @@ def train(job: str, rank: int, world: int, fault: Fault) -> Any:
             store.save(fault.folder)
     masters = {n: store.read(n, State.MASTER) for n, _ in part.model.named_parameters()}
     store.close()
-    return losses, masters
+    return losses, masters, said
 
 
 class Faults(WorkersCase):
@@ -89,8 +110,8 @@ class Faults(WorkersCase):
         return [worker.result() for worker in workers]
 
     def equal(self, got: Any, wanted: Any) -> None:
-        for step, loss in got[0].items():
-            self.assertEqual(loss, wanted[0][step])
+        for step, loss in got[0].items():  # NaN: the others had done the step.
+            self.assertIn(loss, (wanted[0][step], loss if math.isnan(loss) else None))
         for name, values in wanted[1].items():
             self.assertTrue(torch.equal(got[1][name], values), name)
 
@@ -106,6 +127,35 @@ class Faults(WorkersCase):
                         world, of=of, where=where, pid=daemon.pid, socket=daemon.socket
                     ):
                         self.equal(got, wanted)
+
+    def away(self, n_steps: int) -> Any:
+        """Return what two workers return if rank 1 comes back when the job has done ``n_steps`` steps."""
+        daemon = KeptDaemon()
+        self.addCleanup(daemon.close)
+        there = Fault(socket=daemon.socket, n_steps=n_steps, went_on=CONTEXT.Event())
+        if n_steps < N_STEPS:
+            there = there._replace(back=CONTEXT.Event())
+        gone = there._replace(where="unit", pid=daemon.pid)
+        name = self.job()
+        workers = [Process(train, name, rank, 2, fault) for rank, fault in enumerate((there, gone))]
+        return [worker.result() for worker in workers]
+
+    def test_the_others_do_a_step_without_a_worker(self) -> None:
+        wanted = self.train_all(1)[0]
+        other, back = self.away(2)
+        for got in (other, back):
+            self.equal(got, wanted)
+        self.assertEqual((list(other[0]), list(back[0])), ([0, 1, 2], [0, 1, 2]))
+        self.assertEqual([step for step, loss in back[0].items() if math.isnan(loss)], [1])
+        self.assertFalse(any(map(math.isnan, other[0].values())))
+
+    def test_the_others_do_several_steps_without_a_worker(self) -> None:
+        wanted = self.train_all(1)[0]
+        other, back = self.away(3)
+        for got in (other, back):
+            self.equal(got, wanted)
+        self.assertRegex(back[2][0], "have gone on from step 1 to step 3 without it.*step_no")
+        self.assertEqual((list(back[0]), len(back[2])), ([0], 1))
 
     def test_autocast(self) -> None:
         wanted = self.train_all(1, autocast=True)[0]

@@ -12,6 +12,7 @@ import models
 import torch
 from cistern import State, Status
 from cistern.errors import error_of
+from cistern.torch.replays import Replays
 from models import TorchCase
 
 
@@ -268,3 +269,86 @@ class Interface(TorchCase):
         backward(store.model)
         with self.assertRaisesRegex(cistern.CstError, "micro"):
             backward(store.model)
+
+
+class Replayed(TorchCase):
+    """Calls that are made again after a void step."""
+
+    def begin(self, **options: int) -> tuple[ct.Store, ct.Optimizer, Replays]:
+        torch.manual_seed(5)
+        model = models.gpt2()
+        store = self.attach(model, **options)
+        return store, store.optimizer(lr=1e-2), Replays(store)
+
+    def call(self, store: ct.Store, *errors: Exception | None) -> mock.Mock:
+        """Return a call that computes gradients, where its runs raise none of ``errors`` before."""
+
+        def run() -> torch.Tensor:
+            error = next(left, None)
+            if error is not None:
+                raise error
+            loss = models.loss_of(store.model, models.tokens())
+            loss.backward()
+            return loss.detach()
+
+        left = iter(errors)
+        return mock.Mock(side_effect=run)
+
+    def void(self, store: ct.Store) -> None:
+        """Let the next step be void."""
+
+        def step(_: cistern.HyperParams) -> None:
+            patch.stop()
+            raise error_of(Status.ESTALE, "void")
+
+        patch = mock.patch.object(store.job, "step", step)
+        patch.start()
+
+    def test_a_step_whose_only_call_has_raised(self) -> None:
+        store, optimizer, replays = self.begin()
+        with self.assertRaises(ArithmeticError):
+            replays.run(self.call(store, ArithmeticError()))
+        backward(store.model)
+        self.void(store)
+        with self.assertRaisesRegex(RuntimeError, "there are no gradients"):
+            optimizer.step()
+
+    def test_calls_of_an_earlier_step(self) -> None:
+        store, optimizer, replays = self.begin()
+        earlier = self.call(store)
+        replays.run(earlier)
+        optimizer.step()
+        backward(store.model)
+        self.void(store)
+        with self.assertRaisesRegex(RuntimeError, "there are no gradients"):
+            optimizer.step()
+        self.assertEqual((earlier.call_count, store.step_no), (1, 1))
+
+    def test_calls_that_were_discarded(self) -> None:
+        store, optimizer, replays = self.begin()
+        discarded = self.call(store)
+        replays.run(discarded)
+        optimizer.zero_grad()
+        backward(store.model)
+        self.void(store)
+        with self.assertRaisesRegex(RuntimeError, "there are no gradients"):
+            optimizer.step()
+        self.assertEqual(discarded.call_count, 1)
+
+    def test_an_exception_while_calls_are_made_again(self) -> None:
+        norms = []
+        for raises in (False, True):
+            store, optimizer, replays = self.begin(micro_batches=2, name=f"{self.name}-{raises}")
+            void = error_of(Status.ESTALE, "void")
+            first = self.call(store, None, ArithmeticError() if raises else None)
+            second = self.call(store, void)
+            replays.run(first)
+            if raises:
+                with self.assertRaises(ArithmeticError):
+                    replays.run(second)
+                replays.run(first)
+            replays.run(second)
+            optimizer.step()
+            norms.append(optimizer.norm.item())
+            self.assertEqual(store.step_no, 1)
+        self.assertEqual(norms[0], norms[1])

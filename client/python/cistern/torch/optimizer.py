@@ -15,6 +15,7 @@ from cistern._abi import Optimizer as Rule
 from cistern.errors import StepVoid
 from cistern.results import HyperParams, StepResult
 from cistern.torch import optimizer_states
+from cistern.torch.replays import begins_again
 from cistern.torch.storage import LaterNumber
 
 if TYPE_CHECKING:
@@ -110,6 +111,8 @@ class Optimizer(torch.optim.Optimizer):
         self.loss: Any = None
         #: Computes all gradients of this step again, after a void step without a closure.
         self.replay: Callable[[], Any] | None = None
+        #: Whether the step of the last gradients is committed without them, so that ``step`` has nothing to do.
+        self.is_committed = False
         #: L2 norm of all gradients of the last step, before clipping, as a tensor without
         #: dimensions; NaN before the first step.
         self.norm = torch.full((), math.nan, device="cpu")
@@ -237,31 +240,35 @@ class Optimizer(torch.optim.Optimizer):
         next one, the daemon ended after it had committed the step and before it could say so.
         ``replay`` is called for a void step without ``closure``, if it is set.
 
-        If the daemon ended so, ``last`` is None, and the norm is NaN.
+        If the daemon ended so, ``last`` is None, and the norm is NaN. RuntimeError: the other workers of a
+        dispatched model have done further steps, too.
         """
         if grad_scaler is not None:
             raise ValueError("cistern: gradients are bf16 or fp32, which needs no scaler of them")
-        compute, again, number = closure, closure or self.replay, self.store.step_no
+        compute, again = closure, closure or self.replay
         loss = None
         while True:
             try:
                 loss = None if compute is None else self._computed(compute)
                 self.loss = self.loss if closure is None else loss
-                self._commit()
+                if self.is_committed:
+                    self._take_unheard(self._clipping)
+                else:
+                    self._commit()
                 return None if closure is None else loss
             except StepVoid:
                 if again is None:
                     raise
                 compute, clipping = again, self._clipping
-                if self.store.sync() != number:
+                if not begins_again(self.store):
                     self._take_unheard(clipping)
                     return None if closure is None else loss
                 self._clipping = clipping  # The step is the same one.
-                self.store.restore_random_state()
 
     def _take_unheard(self, clipping: _Clipping | None) -> None:
-        """Note that the step is committed, and that the daemon ended before it told the result."""
-        self.last = self.loss = None
+        """Note that the step is committed, and that this rank was not told the result."""
+        self.last = self.loss = self._clipping = None
+        self.is_committed = False
         self.norm = torch.full((), math.nan, device="cpu")
         if clipping is not None:
             clipping.norm.give(math.nan)

@@ -90,6 +90,7 @@ class Store(States):
         self.runs_unit = False  #: One of these units runs.
         self.device = device_of(job)
         self.plan: Plan = job.commit()
+        self._step_no = job.steps
         self.parts.check_pool(self.plan)
         leave_at_end(self)
         operators = Operators(job, self.device)
@@ -103,7 +104,7 @@ class Store(States):
         if origin is not None and (self.job.rank == 0 or not self.parts.is_plain):
             self.writes.first_states(origin, has_base)
         self._take_parameters()
-        self.job.sync()
+        self._step_no = self.job.sync()
 
     def _take_parameters(self) -> None:
         """Let the parameters lose their memory, and the modules open their units."""
@@ -293,8 +294,11 @@ class Store(States):
 
     @property
     def step_no(self) -> int:
-        """Number of committed steps, which is the number of the step to do now."""
-        return self.job.steps
+        """Number of committed steps, which is the number of the step to do now.
+
+        Steps that others have committed without this rank count from ``sync`` on.
+        """
+        return self._step_no
 
     def _settle(self) -> object:
         """Finish the call that Ctrl-C has interrupted, and return its result; None: none was.
@@ -316,6 +320,7 @@ class Store(States):
         return result
 
     def _step_ends(self) -> None:
+        self._step_no = self.job.steps
         self._runner.next_step()
         self._forward_pass.forget()
         self._forget_clipping()
@@ -396,12 +401,12 @@ class Store(States):
         except StepVoid:
             pass
         self.abandon()
-        before, step = self.job.steps, self.job.sync()
-        if step != before:
+        before, self._step_no = self._step_no, self.job.sync()
+        if self._step_no != before:
             self._runner.weights_written()
             self._random_state = None  # The step to which it belongs was committed.
         self._must_sync = self.writes.lost_gradients = False
-        return step
+        return self._step_no
 
     def abandon(self) -> None:
         """Forget this attempt at the step, after an exception. The next forward pass syncs.

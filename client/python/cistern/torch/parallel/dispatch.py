@@ -193,7 +193,11 @@ class Part(stages.Divided):
         A worker whose batch is not the one that the step began with is refused before it does anything in
         the step, and the others go on. It can call this again with the right batch, or leave.
 
-        RuntimeError: the part is in no store, this step was computed already, or torch records no gradients.
+        If the others have done the step while this worker did not answer, the loss is NaN, and the step of the
+        optimizer does nothing.
+
+        RuntimeError: the part is in no store, this step was computed already, torch records no gradients, or
+        the others have done further steps: ``step_no`` of the store says which one is next.
         ValueError: the rows do not divide, the batch is larger than the example was, stages cannot have an
         input, or the step began with another batch.
         """
@@ -226,7 +230,8 @@ class Part(stages.Divided):
 
     def _step(self, store: Store, share: Share, given: Mapping[str, Any]) -> torch.Tensor:
         if self._runs or store.is_given_up:  # An exception has ended a unit, or another pass.
-            store.sync()
+            self._runs = False
+            raise StepVoid(Status.ESTALE, "cistern: an exception has ended this worker's step")
         store.remember_random_state()
         state = store.device.random_state()
         self._runs = True
