@@ -8,6 +8,7 @@
 #include "client/checkpoint/manifest.h"
 #include "client/checkpoint/wholes.h"
 #include "client/cli/cli.h"
+#include "proto/job_options.h"
 
 #include <limits.h>
 #include <poll.h>
@@ -127,26 +128,11 @@ static int open_rank(struct cli *cli, struct ranks *ranks, uint32_t rank, const 
 {
     const struct cst_job_spec weights = {
         .name = name, .world = 1, .model.model_config = d->model_config};
-    const struct cst_job_spec all = {
-        .name = name,
-        .rank = rank,
-        .world = d->world,
-        .updates.micro_batches = d->micro_batches,
-        .model.base = d->base_job,
-        .states.optimizer = (enum cst_optimizer)d->optimizer,
-        .states.masters = (enum cst_masters)d->masters,
-        .states.moments = (enum cst_moments)d->moments,
-        .states.rounding = (enum cst_rounding)d->rounding,
-        .states.seed = d->seed,
-        .updates.overlap = (enum cst_overlap)d->overlap,
-        .updates.delay_from = d->delay_from,
-        .states.grad_over_weight = d->grad_over_weight,
-        .updates.unused = (enum cst_unused)d->unused,
-        .model.model_config = d->model_config,
-        .model.adapter_config = d->adapter_config,
-    };
+    struct cst_job_spec all = {.rank = rank};
     int rc = cst_connect(&ranks->clients[rank], cli->client->path, err);
 
+    cst_job_options_take(&all, &d->base);
+    all.name = name;
     if (rc == CST_OK) {
         rc = cst_job_open(&ranks->jobs[rank], ranks->clients[rank],
                           ranks->frozen != NULL ? &weights : &all, err);

@@ -4,38 +4,14 @@
 #include "client/lib/debug.h"
 
 #include "client/lib/batch.h"
-#include "proto/job_name.h"
+#include "proto/job_options.h"
 #include "proto/plan_message.h"
-#include "proto/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* -- life ------------------------------------------------------------------------------------- */
-
-/* Check the enums in @spec. The daemon checks them, too, but the text of this error names the
- * members of struct cst_job_spec. */
-static int check_options(const struct cst_job_spec *spec, struct cst_err *err)
-{
-    if ((unsigned)spec->states.optimizer >= CST_OPTIMIZER_COUNT ||
-        (unsigned)spec->states.moments >= CST_MOMENTS_COUNT ||
-        (unsigned)spec->states.masters >= CST_MASTERS_COUNT ||
-        (unsigned)spec->states.rounding >= CST_ROUNDING_COUNT ||
-        (unsigned)spec->updates.overlap >= CST_OVERLAP_COUNT ||
-        (unsigned)spec->updates.unused >= CST_UNUSED_COUNT) {
-        return cst_err_set(err, CST_EINVAL,
-                           "job '%s': optimizer %u, masters %u, moments %u, rounding %u, overlap "
-                           "%u, unused %u: there are %d, %d, %d, %d, %d and %d",
-                           spec->name, (unsigned)spec->states.optimizer,
-                           (unsigned)spec->states.masters, (unsigned)spec->states.moments,
-                           (unsigned)spec->states.rounding, (unsigned)spec->updates.overlap,
-                           (unsigned)spec->updates.unused, CST_OPTIMIZER_COUNT, CST_MASTERS_COUNT,
-                           CST_MOMENTS_COUNT, CST_ROUNDING_COUNT, CST_OVERLAP_COUNT,
-                           CST_UNUSED_COUNT);
-    }
-    return CST_OK;
-}
 
 static int check_spec(const struct cst_client *client, const struct cst_job_spec *spec,
                       struct cst_err *err)
@@ -44,77 +20,7 @@ static int check_spec(const struct cst_client *client, const struct cst_job_spec
         return cst_err_set(err, CST_EINVAL, "this connection has job '%s' open: one job per client",
                            client->job->name);
     }
-    if (spec->name == NULL || !cst_job_name_is_valid(spec->name)) {
-        return cst_err_set(err, CST_EINVAL,
-                           "the name of a job has " CST_JOB_NAME_RULE "; this one has %zu bytes",
-                           spec->name == NULL ? 0 : strlen(spec->name));
-    }
-    if (spec->world < 1 || spec->world > 64 || spec->rank >= spec->world) {
-        return cst_err_set(err, CST_EINVAL, "job '%s': rank %u of %u, at most 64 ranks from 0",
-                           spec->name, spec->rank, spec->world);
-    }
-    if (spec->updates.micro_batches > CST_MAX_MICRO_BATCHES) {
-        return cst_err_set(err, CST_EINVAL, "job '%s': %u micro-batches, at most %d", spec->name,
-                           spec->updates.micro_batches, CST_MAX_MICRO_BATCHES);
-    }
-    if (spec->model.base != NULL && !cst_job_name_is_valid(spec->model.base)) {
-        return cst_err_set(err, CST_EINVAL, "job '%s': the name of its base is not valid: '%.64s'",
-                           spec->name, spec->model.base);
-    }
-    if (!cst_text_fits(spec->model.model_config, CST_MAX_CONFIG_BYTES) ||
-        !cst_text_fits(spec->model.adapter_config, CST_MAX_CONFIG_BYTES)) {
-        return cst_err_set(err, CST_EINVAL,
-                           "job '%s': a configuration is not UTF-8, or has more than %d bytes",
-                           spec->name, CST_MAX_CONFIG_BYTES);
-    }
-    return check_options(spec, err);
-}
-
-static void fill_options(const struct cst_job_spec *spec, Cistern__JobOpen *msg)
-{
-    msg->has_optimizer = msg->has_moments = msg->has_rounding = msg->has_seed = true;
-    msg->optimizer = (uint32_t)spec->states.optimizer;
-    msg->has_masters = true;
-    msg->masters = (uint32_t)spec->states.masters;
-    msg->moments = (uint32_t)spec->states.moments;
-    msg->rounding = (uint32_t)spec->states.rounding;
-    msg->seed = spec->states.seed;
-    msg->has_overlap = msg->has_delay_from = msg->has_grad_over_weight = true;
-    msg->overlap = (uint32_t)spec->updates.overlap;
-    msg->delay_from = spec->updates.delay_from;
-    msg->grad_over_weight = spec->states.grad_over_weight;
-    msg->has_unused = spec->updates.unused != CST_UNUSED_ZERO;
-    msg->unused = (uint32_t)spec->updates.unused;
-    msg->has_device_update_bytes = msg->has_device_states = true;
-    msg->device_update_bytes = spec->memory.device_update_bytes;
-    msg->device_states = spec->memory.device_states;
-    msg->has_recompute = true;
-    msg->recompute = spec->planning.recompute;
-    msg->has_reshape = spec->reshape;
-    msg->reshape = spec->reshape;
-}
-
-static void fill_open(const struct cst_job_spec *spec, Cistern__JobOpen *msg)
-{
-    cistern__job_open__init(msg);
-    msg->name = (char *)(uintptr_t)spec->name;
-    msg->rank = spec->rank;
-    msg->world = spec->world;
-    msg->device = (char *)(uintptr_t)(spec->device != NULL ? spec->device : "auto");
-    msg->has_pool_bytes = true;
-    msg->pool_bytes = spec->memory.pool_bytes;
-    msg->has_chunk_elems = true;
-    msg->chunk_elems = spec->planning.chunk_elems;
-    msg->has_timeout_ms = true;
-    msg->timeout_ms = spec->limits.timeout_ms;
-    msg->has_ttl_s = true;
-    msg->ttl_s = spec->limits.ttl_s;
-    msg->has_micro_batches = spec->updates.micro_batches > 1;
-    msg->micro_batches = spec->updates.micro_batches;
-    msg->base_job = (char *)(uintptr_t)spec->model.base;
-    msg->model_config = (char *)(uintptr_t)spec->model.model_config;
-    msg->adapter_config = (char *)(uintptr_t)spec->model.adapter_config;
-    fill_options(spec, msg);
+    return cst_job_options_check(spec, err);
 }
 
 /* Keep the request, so that the job can be opened again after the daemon's end. */
@@ -163,7 +69,8 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     if (job == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for job '%s'", spec->name);
     }
-    fill_open(spec, &msg);
+    cistern__job_open__init(&msg);
+    cst_job_options_fill(&msg.base, spec, CST_JOB_ALL);
     if (spec->planning.plan_file != NULL) {
         cst_plan_message_fill(&plan_msg, &plan);
         msg.plan = &plan_msg;

@@ -256,7 +256,7 @@ static void on_deadline(uv_timer_t *timer)
 
     cstd_commit_missing(job, missing, sizeof missing);
     (void)cst_err_set(&why, CST_ETIMEDOUT, "waited %u ms for the commit of rank %s",
-                      job->timeout_ms, missing);
+                      job->spec.limits.timeout_ms, missing);
     cstd_commit_break(job, &why);
 }
 
@@ -269,7 +269,7 @@ static int collect_ranks(struct cstd_job *job, struct cst_err *err)
     if (n_waiting == 0 || n_waiting == job->world) {
         (void)uv_timer_stop(&job->deadline);
     } else if (!uv_is_active((uv_handle_t *)&job->deadline)) {
-        (void)uv_timer_start(&job->deadline, on_deadline, job->timeout_ms, 0);
+        (void)uv_timer_start(&job->deadline, on_deadline, job->spec.limits.timeout_ms, 0);
     }
     return n_waiting == job->world ? CST_OK : CST_EAGAIN;
 }
@@ -305,8 +305,8 @@ void cstd_commit_withdraw(struct cstd_job *job, uint32_t rank)
 static int await_engines(struct cstd_job *job, struct cst_err *err)
 {
     if (cstd_reshape_check(job, err) != CST_OK ||
-        cst_core_check_stages(&job->model, job->micro_batches, job->options.overlap, err) !=
-            CST_OK) {
+        cst_core_check_stages(&job->model, job->spec.updates.micro_batches,
+                              job->spec.updates.overlap, err) != CST_OK) {
         return err->status;
     }
     for (uint32_t r = 0; r < job->world; r++) {

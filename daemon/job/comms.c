@@ -157,7 +157,7 @@ static void answer(struct cstd_comm *comm, int fd)
     opened.id = comm->id;
     opened.bytes = comm->segment->bytes;
     opened.slot_bytes = comm->slot_bytes;
-    opened.timeout_ms = job->timeout_ms;
+    opened.timeout_ms = job->spec.limits.timeout_ms;
     tell_transport(comm, &opened);
     for (uint32_t i = 0; i < comm->slots.n; i++) {
         fds[1 + i] = comm->slots.v[i]->fd;
@@ -345,7 +345,7 @@ static int find_or_add(struct cstd_session *session, uint32_t group, uint64_t at
     comm->attempt = attempt;
     comm->ranks =
         cst_set_intersect(cst_model_group_ranks(&job->model, group), cst_set_range(0, job->world));
-    comm->until_ns = uv_hrtime() + (uint64_t)job->timeout_ms * 1000000;
+    comm->until_ns = uv_hrtime() + (uint64_t)job->spec.limits.timeout_ms * 1000000;
     TAILQ_INSERT_TAIL(&job->comms.list, comm, link);
     *out = comm;
     return CST_OK;
@@ -533,7 +533,8 @@ static void expire(struct cstd_comm *comm)
                                   rank);
         }
     }
-    (void)cst_err_set(&why, CST_ETIMEDOUT, "waited %u ms for %s", comm->job->timeout_ms, missing);
+    (void)cst_err_set(&why, CST_ETIMEDOUT, "waited %u ms for %s", comm->job->spec.limits.timeout_ms,
+                      missing);
     fail(comm, &why);
 }
 

@@ -75,7 +75,7 @@ void cstd_done_look(struct cstd_job *job)
         cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job),
                        "done: its pools (%s) are freed, its states (%s) are kept for %u s",
                        cst_size_text(before - job->memory.pool_bytes, pools),
-                       cst_size_text(job->memory.arena_bytes, arenas), job->ttl_s);
+                       cst_size_text(job->memory.arena_bytes, arenas), job->spec.limits.ttl_s);
     }
 }
 

@@ -78,13 +78,13 @@ static struct cst_saved_plan facts_of(const struct cstd_job_request *request,
 {
     struct cst_saved_plan facts = *plan;
 
-    facts.world = request->world;
-    facts.micro_batches = request->micro_batches;
-    facts.optimizer = (uint32_t)request->options.optimizer;
-    facts.masters = (uint32_t)request->options.masters;
-    facts.moments = (uint32_t)request->options.moments;
-    facts.overlap = (uint32_t)request->options.overlap;
-    facts.grad_over_weight = request->options.grad_over_weight;
+    facts.world = request->spec.world;
+    facts.micro_batches = request->spec.updates.micro_batches;
+    facts.optimizer = (uint32_t)request->spec.states.optimizer;
+    facts.masters = (uint32_t)request->spec.states.masters;
+    facts.moments = (uint32_t)request->spec.states.moments;
+    facts.overlap = (uint32_t)request->spec.updates.overlap;
+    facts.grad_over_weight = request->spec.states.grad_over_weight;
     return facts;
 }
 
@@ -97,27 +97,27 @@ static bool is_open(uint64_t bytes)
 static int settle_update(const struct cst_saved_plan *plan, struct cstd_job_request *request,
                          struct cst_err *err)
 {
-    const bool asked = request->device_update_bytes == CST_DEVICE_UPDATE_LENT;
+    const bool asked = request->spec.memory.device_update_bytes == CST_DEVICE_UPDATE_LENT;
 
     if (asked && !plan->lent) {
         return cst_err_set(err, CST_EMISMATCH,
                            "the plan has device_update_bytes %" PRIu64 ", but rank %" PRIu32
                            " asks for lent memory",
-                           plan->device_update_bytes, request->rank);
+                           plan->device_update_bytes, request->spec.rank);
     }
-    if (plan->lent && !asked && !is_open(request->device_update_bytes)) {
+    if (plan->lent && !asked && !is_open(request->spec.memory.device_update_bytes)) {
         return cst_err_set(err, CST_EMISMATCH,
                            "the plan has updates in lent memory, but rank %" PRIu32
                            " asks for device_update_bytes %" PRIu64,
-                           request->rank, request->device_update_bytes);
+                           request->spec.rank, request->spec.memory.device_update_bytes);
     }
     if (plan->lent) {
-        request->device_update_bytes = CST_DEVICE_UPDATE_LENT;
+        request->spec.memory.device_update_bytes = CST_DEVICE_UPDATE_LENT;
         return CST_OK;
     }
     return settle("device_update_bytes", plan->device_update_bytes,
-                  is_open(request->device_update_bytes), &request->device_update_bytes,
-                  request->rank, err);
+                  is_open(request->spec.memory.device_update_bytes),
+                  &request->spec.memory.device_update_bytes, request->spec.rank, err);
 }
 
 static int fill_request(struct cstd_job_request *request, const struct cst_saved_plan *plan,
@@ -126,29 +126,30 @@ static int fill_request(struct cstd_job_request *request, const struct cst_saved
     struct cst_saved_plan facts = facts_of(request, plan);
     int rc = cst_saved_plan_is_for(plan, &facts, err);
 
-    if (rc == CST_OK && request->base != NULL) {
+    if (rc == CST_OK && request->spec.model.base != NULL) {
         rc = cst_err_set(
             err, CST_EINVAL,
             "a plan cannot be combined with base '%s', because a plan is for all chunks of a job",
-            request->base);
+            request->spec.model.base);
     }
     if (rc == CST_OK) {
-        rc = settle("chunk_elems", plan->chunk_elems[0], request->chunk_elems == 0,
-                    &request->chunk_elems, request->rank, err);
+        rc = settle("chunk_elems", plan->chunk_elems[0], request->spec.planning.chunk_elems == 0,
+                    &request->spec.planning.chunk_elems, request->spec.rank, err);
     }
     if (rc == CST_OK) {
         /* The request names the size of the first class alone; the plan has the sizes of all
          * classes. */
-        request->chunk_elems = 0;
-        rc = settle("pool_bytes", plan->pool_bytes, request->pool_bytes == 0, &request->pool_bytes,
-                    request->rank, err);
+        request->spec.planning.chunk_elems = 0;
+        rc = settle("pool_bytes", plan->pool_bytes, request->spec.memory.pool_bytes == 0,
+                    &request->spec.memory.pool_bytes, request->spec.rank, err);
     }
     if (rc == CST_OK) {
         rc = settle_update(plan, request, err);
     }
     if (rc == CST_OK) {
-        rc = settle("device_states", plan->device_states, is_open(request->device_states),
-                    &request->device_states, request->rank, err);
+        rc = settle("device_states", plan->device_states,
+                    is_open(request->spec.memory.device_states),
+                    &request->spec.memory.device_states, request->spec.rank, err);
     }
     return rc;
 }
@@ -163,10 +164,10 @@ static int check_same(const struct cstd_job *job, const struct cstd_job_request 
         return CST_OK;
     }
     rc = cstd_job_has_given_plan(job)
-             ? cst_saved_plan_same(&job->given, &request->plan, request->rank, err)
+             ? cst_saved_plan_same(&job->given, &request->plan, request->spec.rank, err)
              : cst_err_set(err, CST_EMISMATCH,
                            "it was opened without the plan that rank %" PRIu32 " gives",
-                           request->rank);
+                           request->spec.rank);
     return rc == CST_OK ? rc : cst_err_prefix(err, "job '%s'", job->name);
 }
 
@@ -183,14 +184,14 @@ int cstd_given_settle(const struct cstd_job *job, struct cstd_job_request *reque
 
 int cstd_given_take(struct cstd_job *job, struct cst_err *err)
 {
-    const struct cst_layout_states states = cstd_job_options_states(&job->options);
+    const struct cst_layout_states states = cstd_job_options_states(&job->spec);
     struct cstd_job_plan *plan = &job->plan;
     struct cst_saved_plan facts;
     char pool[CST_SIZE_TEXT];
     int rc;
 
-    cst_plan_saved_job(&facts, &job->model, job->world, job->micro_batches, &states,
-                       job->options.overlap);
+    cst_plan_saved_job(&facts, &job->model, job->world, job->spec.updates.micro_batches, &states,
+                       job->spec.updates.overlap);
     rc = cst_saved_plan_is_for(&job->given, &facts, err);
     if (rc != CST_OK) {
         return rc;

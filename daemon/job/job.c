@@ -39,11 +39,11 @@ static void on_ttl(uv_timer_t *timer)
 
     /* A base job lives on for its users, and a job that is being replaced for its successor. */
     if (cstd_base_job_user(job, NULL) != NULL || job->successor != NULL) {
-        (void)uv_timer_start(&job->ttl, on_ttl, (uint64_t)job->ttl_s * 1000, 0);
+        (void)uv_timer_start(&job->ttl, on_ttl, (uint64_t)job->spec.limits.ttl_s * 1000, 0);
         return;
     }
     cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
-                   "removed, because it had no worker for %u s", job->ttl_s);
+                   "removed, because it had no worker for %u s", job->spec.limits.ttl_s);
     (void)cst_err_set(&why, CST_ENOTFOUND, "job '%s': its time to live is over", job->name);
     cstd_job_remove(job, 0, &why);
 }
@@ -75,14 +75,20 @@ static int take_job(struct cstd_session *session, const struct cstd_job_request 
     char what[80];
     int rc;
 
-    (void)snprintf(what, sizeof what, "job '%s'", request->name);
-    rc = cstd_quota_check(account, CSTD_QUOTA_TTL, request->ttl_s, what, err);
+    (void)snprintf(what, sizeof what, "job '%s'", request->spec.name);
+    rc = cstd_quota_check(account, CSTD_QUOTA_TTL, request->spec.limits.ttl_s, what, err);
     if (rc == CST_OK) {
-        *ttl_s = request->ttl_s > 0 ? request->ttl_s : config->ttl_s;
+        *ttl_s = request->spec.limits.ttl_s > 0 ? request->spec.limits.ttl_s : config->ttl_s;
         *ttl_s = *ttl_s > longest ? (uint32_t)longest : *ttl_s;
-        rc = cstd_quota_check(account, CSTD_QUOTA_FILES, request->world, what, err);
+        rc = cstd_quota_check(account, CSTD_QUOTA_FILES, request->spec.world, what, err);
     }
     return rc == CST_OK ? take_one_of_all(session, what, err) : rc;
+}
+
+static void free_texts(struct cst_job_model *model)
+{
+    free((char *)(uintptr_t)model->model_config);
+    free((char *)(uintptr_t)model->adapter_config);
 }
 
 /* Free the memory that belongs to @job, which may be NULL, and @job. */
@@ -90,23 +96,47 @@ static void free_job(struct cstd_job *job)
 {
     if (job != NULL) {
         free(job->workers);
-        free(job->model_config);
-        free(job->adapter_config);
+        free_texts(&job->spec.model);
         free(job);
     }
 }
 
-/* Copy the contents of the checkpoints' files. False: out of memory. */
-static bool copy_configs(struct cstd_job *job, const struct cstd_job_request *request)
+/* Copy @text, which may be NULL. False: out of memory. */
+static bool copy_text(const char *text, const char **out)
 {
-    if (request->model_config != NULL) {
-        job->model_config = strdup(request->model_config);
+    *out = text != NULL ? strdup(text) : NULL;
+    return text == NULL || *out != NULL;
+}
+
+int cstd_job_set_model(struct cstd_job *job, const struct cst_job_model *from, struct cst_err *err)
+{
+    struct cst_job_model model = {.base = job->base != NULL ? job->base->name : NULL};
+
+    if (!copy_text(from->model_config, &model.model_config) ||
+        !copy_text(from->adapter_config, &model.adapter_config)) {
+        free_texts(&model);
+        return cst_err_set(err, CST_ENOMEM, "no memory for the configuration of job '%s'",
+                           job->name);
     }
-    if (request->adapter_config != NULL) {
-        job->adapter_config = strdup(request->adapter_config);
+    free_texts(&job->spec.model);
+    job->spec.model = model;
+    return CST_OK;
+}
+
+int cstd_job_set_options(struct cstd_job *job, const struct cst_job_spec *from, struct cst_err *err)
+{
+    int rc = cstd_job_set_model(job, &from->model, err);
+
+    if (rc == CST_OK) {
+        job->spec.name = job->name;
+        job->spec.world = job->world;
+        job->spec.states = from->states;
+        job->spec.updates = from->updates;
+        job->spec.planning = from->planning;
+        job->spec.limits = from->limits;
+        job->spec.planning.plan_file = NULL;
     }
-    return (request->model_config == NULL || job->model_config != NULL) &&
-           (request->adapter_config == NULL || job->adapter_config != NULL);
+    return rc;
 }
 
 /* Add @job to the living jobs, which are in the order of their serial numbers. */
@@ -132,28 +162,29 @@ int cstd_job_create(struct cstd_daemon *daemon, struct cstd_quota_account *accou
     struct cstd_job *job = calloc(1, sizeof *job);
 
     if (job != NULL) {
-        job->workers = calloc(request->world, sizeof *job->workers);
+        job->workers = calloc(request->spec.world, sizeof *job->workers);
     }
-    if (job == NULL || job->workers == NULL || !copy_configs(job, request)) {
+    if (job == NULL || job->workers == NULL) {
         free_job(job);
         return cst_err_set(err, CST_ENOMEM, "no memory for a job");
     }
+    (void)snprintf(job->name, sizeof job->name, "%s", request->spec.name);
+    job->world = request->spec.world;
+    job->base = base;
+    if (cstd_job_set_options(job, &request->spec, err) != CST_OK) {
+        free_job(job);
+        return err->status;
+    }
     job->daemon = daemon;
     job->serial = ++daemon->jobs->serial;
-    (void)snprintf(job->name, sizeof job->name, "%s", request->name);
     job->uid = account->uid;
     job->account = cstd_quota_ref(account);
-    job->world = request->world;
     cstd_quota_force(account, CSTD_QUOTA_FILES, job->world); /* The workers' watches. */
-    job->chunk_elems = request->chunk_elems;
-    job->micro_batches = request->micro_batches;
-    job->recompute = request->recompute;
-    job->options = request->options;
-    job->base = base;
     job->given = request->plan;
-    job->timeout_ms =
-        request->timeout_ms > 0 ? request->timeout_ms : daemon->config->timeout_s * 1000;
-    job->ttl_s = ttl_s;
+    if (job->spec.limits.timeout_ms == 0) {
+        job->spec.limits.timeout_ms = daemon->config->timeout_s * 1000;
+    }
+    job->spec.limits.ttl_s = ttl_s;
     for (uint32_t r = 0; r < job->world; r++) {
         job->workers[r].job = job;
         job->workers[r].rank = r;
@@ -188,9 +219,10 @@ int cstd_job_make(struct cstd_session *session, const struct cstd_job_request *r
     struct cstd_daemon *daemon = session->daemon;
     struct cstd_job *base = NULL;
     uint32_t ttl_s = 0;
-    int rc = request->base != NULL ? cstd_base_job_find(daemon, session->peer.uid, request->name,
-                                                        request->base, &base, err)
-                                   : CST_OK;
+    int rc = request->spec.model.base != NULL
+                 ? cstd_base_job_find(daemon, session->peer.uid, request->spec.name,
+                                      request->spec.model.base, &base, err)
+                 : CST_OK;
 
     if (rc == CST_OK) {
         rc = take_job(session, request, &ttl_s, err);
@@ -234,6 +266,7 @@ static void leave_base(struct cstd_job *job)
     struct cstd_job *base = job->base;
 
     job->base = NULL;
+    job->spec.model.base = NULL;
     if (base != NULL && base->state == CSTD_JOB_CLOSING && cstd_base_job_user(base, NULL) == NULL) {
         cstd_deferred_add(&job->daemon->later, &base->close);
     }
@@ -394,7 +427,7 @@ void cstd_job_check_idle(struct cstd_job *job)
         cstd_job_remove(job, 0, &why);
     } else if (job->state != CSTD_JOB_CLOSING && job->state != CSTD_JOB_DECLARING &&
                !uv_is_active((uv_handle_t *)&job->ttl)) {
-        (void)uv_timer_start(&job->ttl, on_ttl, (uint64_t)job->ttl_s * 1000, 0);
+        (void)uv_timer_start(&job->ttl, on_ttl, (uint64_t)job->spec.limits.ttl_s * 1000, 0);
     }
     cstd_done_look(job);
 }

@@ -150,17 +150,12 @@ struct cstd_job {
     enum cstd_commit_phase phase;
     struct cst_err failure; /* Why the commit failed last, and goes back. */
     uint32_t world;         /* Number of ranks. */
-    uint64_t chunk_elems;   /* Requested chunk size in elements; 0: chosen by the daemon. */
-    uint32_t micro_batches; /* Micro-batches per step, at least 1. */
-    bool recompute;         /* Hint: workers repeat each forward pass before its backward pass. */
-    struct cstd_job_options options;
-    /* Contents of files in the job's checkpoints, as in JobOpen; owned; NULL: none. */
-    char *model_config, *adapter_config;
+    /* The options of the rank that created the job, with texts of the job's own and without those
+     * of the rank. The limits are those in force. */
+    struct cst_job_spec spec;
     /* The base job, whose frozen tensors this job uses and which lives at least as long; NULL:
      * none. */
     struct cstd_job *base;
-    uint32_t timeout_ms;         /* Longest wait for other ranks, ms. */
-    uint32_t ttl_s;              /* Time to live without an attached worker, s. */
     struct cstd_worker *workers; /* Array of world workers, by rank. */
     struct cst_model model;
     struct cstd_charge declared; /* What is charged for the heap of the model. */
@@ -237,6 +232,15 @@ struct cstd_job {
 int cstd_job_make(struct cstd_session *session, const struct cstd_job_request *request,
                   struct cstd_job **out, struct cst_err *err);
 
+/* Set the parts of job->spec that describe the model, with copies of the texts in @from.
+ * CST_ENOMEM: nothing has changed. */
+int cstd_job_set_model(struct cstd_job *job, const struct cst_job_model *from, struct cst_err *err);
+
+/* Set job->spec from @from, without the options of one rank. The name, the number of ranks and the
+ * base are those of @job. CST_ENOMEM: nothing has changed. */
+int cstd_job_set_options(struct cstd_job *job, const struct cst_job_spec *from,
+                         struct cst_err *err);
+
 /* Create the job of @request for the user of @account, who is charged for it already, with the base
  * job @base (NULL: none). CST_ENOMEM. */
 int cstd_job_create(struct cstd_daemon *daemon, struct cstd_quota_account *account,
@@ -259,7 +263,7 @@ static inline bool cstd_job_is_committed(const struct cstd_job *job)
 /* Bytes of an element of the gradient rows of @job. */
 static inline uint32_t cstd_job_grad_bytes(const struct cstd_job *job)
 {
-    return job->micro_batches > 1 ? 4 : 2;
+    return job->spec.updates.micro_batches > 1 ? 4 : 2;
 }
 
 /* True if the layout of @job exists. */

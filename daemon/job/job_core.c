@@ -17,8 +17,8 @@
 static struct cst_core_policy policy_of(const struct cstd_job *job)
 {
     struct cst_core_policy policy = {.gather_bytes = job->daemon->config->gpu_gather,
-                                     .overlap = job->options.overlap,
-                                     .delay_from = job->options.delay_from};
+                                     .overlap = job->spec.updates.overlap,
+                                     .delay_from = job->spec.updates.delay_from};
 
     if (job->plan.valid) {
         policy.prefetch_depth = job->plan.choice.prefetch_depth;
@@ -44,12 +44,12 @@ static struct cst_core_config config_of(struct cstd_job *job,
         /* The low 32 bits of a mark must not be 0 (proto/table.h). A REDUCE is marked with its
          * ticket. */
         .first_ticket = (job->serial << CSTD_JOB_TICKET_SHIFT) + 1,
-        .peer_timeout_ns = (uint64_t)job->timeout_ms * 1000000,
+        .peer_timeout_ns = (uint64_t)job->spec.limits.timeout_ms * 1000000,
         .policy = policy_of(job),
-        .micro_batches = job->micro_batches,
+        .micro_batches = job->spec.updates.micro_batches,
         .arenas_are_new = memory->arenas_are_new,
-        .seed = job->options.seed,
-        .rounding = job->options.rounding,
+        .seed = job->spec.states.seed,
+        .rounding = job->spec.states.rounding,
         .reservations = reservations->v,
         .n_reservations = reservations->n,
         .interleave = cstd_updates_open(job),

@@ -22,12 +22,12 @@ struct cstd_layout_work {
 
 static int configure(struct cstd_job *job, struct cst_layout_config *out, struct cst_err *err)
 {
-    struct cst_layout_config config = {.chunk_elems = job->chunk_elems,
+    struct cst_layout_config config = {.chunk_elems = job->spec.planning.chunk_elems,
                                        .pool_bytes = cstd_pool_share_smallest(job),
                                        .n_nodes = job->daemon->engines->n_nodes,
                                        .world = job->world,
                                        .grad_bytes = cstd_job_grad_bytes(job),
-                                       .states = cstd_job_options_states(&job->options),
+                                       .states = cstd_job_options_states(&job->spec),
                                        .landings = cstd_rank_devices_landings(job),
                                        .max_classes = CST_LAYOUT_MAX_CLASSES};
     int rc = cstd_base_job_check(job, err);

@@ -85,7 +85,7 @@ static void choose_reservations(const struct cstd_job *job, struct cstd_plan_sea
     bool lent = cstd_device_reservation_is_lent(worker);
     uint32_t i;
 
-    s->config.overlap = job->options.overlap;
+    s->config.overlap = job->spec.updates.overlap;
     s->config.apart = cstd_rank_devices_landings(job) == CST_LANDINGS_SHARED;
     s->config.lent = lent;
     if (!worker->update_tier->kind->buffers(worker->update_tier)->kind->apart ||
@@ -212,11 +212,12 @@ static int ask(struct cstd_plan_search *s)
     s->config.budget = &s->budget;
     s->config.rates = &s->rates;
     s->config.n_nodes = s->rates.n_nodes;
-    s->config.micro_batches = job->micro_batches > 0 ? job->micro_batches : 1;
-    s->config.states = cstd_job_options_states(&job->options);
+    s->config.micro_batches =
+        job->spec.updates.micro_batches > 0 ? job->spec.updates.micro_batches : 1;
+    s->config.states = cstd_job_options_states(&job->spec);
     s->config.worker_copies = cstd_memory_worker_copies(job->workers[0].tier, &s->config.states);
     s->config.max_events = CST_PLAN_JOB_EVENTS;
-    s->config.recompute = job->recompute;
+    s->config.recompute = job->spec.planning.recompute;
     s->config.stop = stops;
     s->config.stop_arg = s;
     if (s->depth_only) {
@@ -449,8 +450,8 @@ static bool can_plan(const struct cstd_job *job)
             return false;
         }
     }
-    return job->daemon->config->plan_search && job->chunk_elems == 0 && job->base == NULL &&
-           job->model.n_operators > 0 && job->model.n_stages == 0;
+    return job->daemon->config->plan_search && job->spec.planning.chunk_elems == 0 &&
+           job->base == NULL && job->model.n_operators > 0 && job->model.n_stages == 0;
 }
 
 /* The plan is for all ranks. CST_EUNSUPPORTED: only some of them lend memory. */
@@ -542,10 +543,10 @@ unsigned cstd_planner_explain(const struct cstd_job *job, uint32_t size_class, c
                    "its size class, of chunks up to %" PRIu64 " elements, %" PRIu32 " of %" PRIu32
                    ", was %s",
                    job->layout.classes[size_class].capacity, size_class + 1, job->layout.n_classes,
-                   cstd_job_has_given_plan(job) ? "given with a plan"
-                   : job->plan.valid            ? "searched for"
-                   : job->chunk_elems != 0      ? "asked for"
-                                                : "chosen for the least waste");
+                   cstd_job_has_given_plan(job)          ? "given with a plan"
+                   : job->plan.valid                     ? "searched for"
+                   : job->spec.planning.chunk_elems != 0 ? "asked for"
+                                                         : "chosen for the least waste");
     if (job->plan.valid) {
         (void)snprintf(lines[n++], 192, "%.191s", job->plan.words);
         (void)snprintf(lines[n++], 192, "pools prefetch %s; the bottleneck is %s",

@@ -47,13 +47,13 @@ int cstd_relocate_check(const struct cstd_worker *worker, const struct cstd_job_
         return cst_err_set(
             err, CST_EMISMATCH,
             "job '%s' continues without %s, which was given up: open rank %u on another device",
-            job->name, cstd_rank_devices_name(worker), request->rank);
+            job->name, cstd_rank_devices_name(worker), request->spec.rank);
     }
     if (!is_elsewhere(worker, request) || may_move(worker)) {
         return CST_OK;
     }
     return cst_err_set(err, CST_EMISMATCH, "the pool of rank %u of job '%s' is on %s, not on %s",
-                       request->rank, job->name, cstd_rank_devices_name(worker),
+                       request->spec.rank, job->name, cstd_rank_devices_name(worker),
                        request->tier->name);
 }
 

@@ -64,18 +64,18 @@ static int check_kind(const struct cstd_job *job, const struct cstd_job_request 
 {
     const char *base = job->base != NULL ? job->base->name : "";
 
-    if (request->options.optimizer != job->options.optimizer) {
+    if (request->spec.states.optimizer != job->spec.states.optimizer) {
         return cst_err_set(err, CST_EMISMATCH,
                            "job '%s' cannot be reshaped: its optimizer is %s, not %s as rank %u "
                            "wants",
-                           job->name, cst_optimizer_names[job->options.optimizer],
-                           cst_optimizer_names[request->options.optimizer], request->rank);
+                           job->name, cst_optimizer_names[job->spec.states.optimizer],
+                           cst_optimizer_names[request->spec.states.optimizer], request->spec.rank);
     }
-    if (request->base != NULL && strcmp(request->base, base) != 0) {
+    if (request->spec.model.base != NULL && strcmp(request->spec.model.base, base) != 0) {
         return cst_err_set(err, CST_EMISMATCH,
                            "job '%s' cannot be reshaped: its base is '%s', not '%s' as rank %u "
                            "wants",
-                           job->name, base, request->base, request->rank);
+                           job->name, base, request->spec.model.base, request->spec.rank);
     }
     return CST_OK;
 }
@@ -89,14 +89,14 @@ int cstd_reshape_find(const struct cstd_job_request *request, struct cstd_job **
     *predecessor = NULL;
     if (old->successor != NULL && old->successor->state != CSTD_JOB_CLOSING) {
         *job = old->successor;
-        return request->reshape
+        return request->spec.reshape
                    ? CST_OK
                    : cst_err_set(err, CST_EBUSY,
                                  "job '%s' is being reshaped to %u ranks: until then it can be "
                                  "opened only with 'reshape'",
                                  old->name, old->successor->world);
     }
-    if (!request->reshape || old->state != CSTD_JOB_READY || has_worker(old)) {
+    if (!request->spec.reshape || old->state != CSTD_JOB_READY || has_worker(old)) {
         return CST_OK;
     }
     rc = check_rest(old, err);
@@ -176,13 +176,14 @@ void cstd_reshape_settle(struct cstd_job *job)
  * predecessor if the chunks had its capacities. */
 static bool may_keep_chunks(const struct cstd_job *job, const struct cst_err *err)
 {
-    const struct cst_layout_states states = cstd_job_options_states(&job->options);
+    const struct cst_layout_states states = cstd_job_options_states(&job->spec);
     struct cst_reshard reshard;
     struct cst_err unused;
     bool may;
 
-    if (job->predecessor == NULL || job->inherits || job->keeps_chunks || job->chunk_elems != 0 ||
-        cstd_job_has_given_plan(job) || cstd_device_reservation_is_chosen(&job->workers[0]) ||
+    if (job->predecessor == NULL || job->inherits || job->keeps_chunks ||
+        job->spec.planning.chunk_elems != 0 || cstd_job_has_given_plan(job) ||
+        cstd_device_reservation_is_chosen(&job->workers[0]) ||
         (err->status != CST_EBUDGET && err->status != CST_ENOMEM) ||
         cst_reshard_open(&reshard, &job->predecessor->model, &job->model, &unused) != CST_OK) {
         return false;
@@ -267,26 +268,15 @@ int cstd_reshape_copy(struct cstd_job *job, void (*done)(struct cstd_job *, cons
     return rc == CST_OK ? CST_EAGAIN : rc;
 }
 
-/* A thread may be reading the text of the predecessor, so that it is not moved. False: there is no
- * memory. */
-static bool copy_text(char **out, const char *text)
-{
-    *out = text != NULL ? strdup(text) : NULL;
-    return text == NULL || *out != NULL;
-}
-
 int cstd_reshape_take_configs(struct cstd_job *job, struct cst_err *err)
 {
     const struct cstd_job *old = job->predecessor;
 
-    if (job->model_config != NULL || job->adapter_config != NULL) {
+    if (job->spec.model.model_config != NULL || job->spec.model.adapter_config != NULL) {
         return CST_OK;
     }
-    return copy_text(&job->model_config, old->model_config) &&
-                   copy_text(&job->adapter_config, old->adapter_config)
-               ? CST_OK
-               : cst_err_set(err, CST_ENOMEM, "no memory for the configuration of job '%s'",
-                             job->name);
+    /* A thread may be reading the texts of the predecessor, so that they are not moved. */
+    return cstd_job_set_model(job, &old->spec.model, err);
 }
 
 void cstd_reshape_end(struct cstd_job *job)

@@ -146,9 +146,9 @@ static struct piece row_of(uint32_t step)
 /* True if the moments of tensor @t are copied in their own format, whose blocks stay the same. */
 static bool is_raw(const struct cstd_state_copy *copy, uint32_t t)
 {
-    enum cst_moments moments = copy->to->options.moments;
+    enum cst_moments moments = copy->to->spec.states.moments;
 
-    return moments != CST_MOMENTS_FP32 && moments == copy->from->options.moments &&
+    return moments != CST_MOMENTS_FP32 && moments == copy->from->spec.states.moments &&
            cst_reshard_is_whole(&copy->reshard, t);
 }
 
@@ -165,21 +165,21 @@ static bool is_copied(const struct cstd_state_copy *copy, uint32_t t, const stru
         return row->row == CST_ROW_WEIGHT;
     }
     if (row->row == CST_ROW_WEIGHT) { /* Otherwise they are made from the master weights. */
-        return !copy->to->options.grad_over_weight &&
-               copy->to->options.masters == CST_MASTERS_FP32 && tensor->dtype == CST_BF16;
+        return !copy->to->spec.states.grad_over_weight &&
+               copy->to->spec.states.masters == CST_MASTERS_FP32 && tensor->dtype == CST_BF16;
     }
     if (cst_table_is_moment((int)row->row) &&
         (chunk->rows[row->row].segment == CST_LAYOUT_NO_ROW || row->raw != is_raw(copy, t))) {
         return false;
     }
-    return !row->exponents || copy->to->options.moments == CST_MOMENTS_MX8;
+    return !row->exponents || copy->to->spec.states.moments == CST_MOMENTS_MX8;
 }
 
 /* Bytes of @n_elems elements of tensor @t, as @piece says. */
 static uint64_t bytes_of(const struct cstd_state_copy *copy, uint32_t t, const struct piece *piece,
                          uint64_t n_elems)
 {
-    const struct cst_layout_states states = cstd_job_options_states(&copy->to->options);
+    const struct cst_layout_states states = cstd_job_options_states(&copy->to->spec);
 
     return cst_core_io_bytes(&states, copy->to->model.tensors[t].dtype, piece->row, piece->raw,
                              piece->exponents, n_elems);

@@ -184,22 +184,22 @@ static int check_bytes(const struct cstd_job *job, const struct cstd_job_request
         mine == theirs) {
         return CST_OK;
     }
-    return cst_err_set(err, CST_EMISMATCH,
-                       "job '%s' was opened with %s %llu, not %llu as rank %u wants", job->name,
-                       what, (unsigned long long)theirs, (unsigned long long)mine, request->rank);
+    return cst_err_set(
+        err, CST_EMISMATCH, "job '%s' was opened with %s %llu, not %llu as rank %u wants",
+        job->name, what, (unsigned long long)theirs, (unsigned long long)mine, request->spec.rank);
 }
 
 static int check_reservations(const struct cstd_job *job, const struct cstd_job_request *request,
                               struct cst_err *err)
 {
-    const struct cstd_worker *worker = &job->workers[request->rank];
+    const struct cstd_worker *worker = &job->workers[request->spec.rank];
     uint64_t bytes = cstd_device_reservation_is_lent(worker) ? CST_DEVICE_UPDATE_LENT
                                                              : worker->device_update_bytes;
-    int rc =
-        check_bytes(job, request, "device_update_bytes", bytes, request->device_update_bytes, err);
+    int rc = check_bytes(job, request, "device_update_bytes", bytes,
+                         request->spec.memory.device_update_bytes, err);
 
     return rc == CST_OK ? check_bytes(job, request, "device_states", worker->device_states,
-                                      request->device_states, err)
+                                      request->spec.memory.device_states, err)
                         : rc;
 }
 
@@ -208,42 +208,39 @@ static int check_request(const struct cstd_job *job, const struct cstd_job_reque
 {
     int rc;
 
-    if (request->world != job->world) {
+    if (request->spec.world != job->world) {
         return cst_err_set(
             err, CST_EMISMATCH, "job '%s' has %u ranks, not %u as rank %u wants%s", job->name,
-            job->world, request->world, request->rank,
+            job->world, request->spec.world, request->spec.rank,
             cstd_job_is_decided(job) ? " (when it has no worker, 'reshape' changes that)" : "");
     }
-    if (request->chunk_elems != job->chunk_elems &&
-        (job->state != CSTD_JOB_READY || request->chunk_elems != job->layout.capacity)) {
+    if (request->spec.planning.chunk_elems != job->spec.planning.chunk_elems &&
+        (job->state != CSTD_JOB_READY ||
+         request->spec.planning.chunk_elems != job->layout.capacity)) {
         return cst_err_set(err, CST_EMISMATCH,
                            "job '%s' was opened with chunk_elems %llu, not %llu as rank %u wants",
-                           job->name, (unsigned long long)job->chunk_elems,
-                           (unsigned long long)request->chunk_elems, request->rank);
+                           job->name, (unsigned long long)job->spec.planning.chunk_elems,
+                           (unsigned long long)request->spec.planning.chunk_elems,
+                           request->spec.rank);
     }
-    if (request->micro_batches != job->micro_batches) {
-        return cst_err_set(err, CST_EMISMATCH,
-                           "job '%s' was opened with micro_batches %u, not %u as rank %u wants",
-                           job->name, job->micro_batches, request->micro_batches, request->rank);
-    }
-    if (cstd_job_options_same(&job->options, &request->options, job->name, request->rank, err) !=
-        CST_OK) {
+    if (cstd_job_options_same(&job->spec, &request->spec, err) != CST_OK) {
         return CST_EMISMATCH;
     }
-    if (request->model_config != NULL && job->model_config != NULL &&
-        strcmp(request->model_config, job->model_config) != 0) {
+    if (request->spec.model.model_config != NULL && job->spec.model.model_config != NULL &&
+        strcmp(request->spec.model.model_config, job->spec.model.model_config) != 0) {
         return cst_err_set(err, CST_EMISMATCH,
                            "job '%s' was opened with another model (model_config) than rank %u has",
-                           job->name, request->rank);
+                           job->name, request->spec.rank);
     }
-    if ((request->base != NULL) != (job->base != NULL) ||
-        (request->base != NULL && strcmp(request->base, job->base->name) != 0)) {
-        return cst_err_set(err, CST_EMISMATCH,
-                           "job '%s' was opened with base '%s', not '%s' as rank %u wants",
-                           job->name, job->base != NULL ? job->base->name : "",
-                           request->base != NULL ? request->base : "", request->rank);
+    if ((request->spec.model.base != NULL) != (job->base != NULL) ||
+        (request->spec.model.base != NULL &&
+         strcmp(request->spec.model.base, job->base->name) != 0)) {
+        return cst_err_set(
+            err, CST_EMISMATCH, "job '%s' was opened with base '%s', not '%s' as rank %u wants",
+            job->name, job->base != NULL ? job->base->name : "",
+            request->spec.model.base != NULL ? request->spec.model.base : "", request->spec.rank);
     }
-    rc = cstd_relocate_check(&job->workers[request->rank], request, err);
+    rc = cstd_relocate_check(&job->workers[request->spec.rank], request, err);
     return rc == CST_OK ? check_reservations(job, request, err) : rc;
 }
 
@@ -259,12 +256,12 @@ static void occupy(struct cstd_worker *worker, struct cstd_session *session,
         cstd_watch_open(&job->daemon->loop, session->peer.pidfd, on_process_gone, worker);
     worker->left = worker->shut_out = false;
     worker->n_groups = worker->n_edges = worker->n_tensors = worker->n_operators = 0;
-    worker->pool_asked = request->pool_bytes;
+    worker->pool_asked = request->spec.memory.pool_bytes;
     /* A decided job's memory stays as it was made, whoever attaches. */
     if (!cstd_job_is_decided(job)) {
-        worker->pool_bytes = request->pool_bytes;
-        worker->device_update_asked = request->device_update_bytes;
-        worker->states_asked = request->device_states;
+        worker->pool_bytes = request->spec.memory.pool_bytes;
+        worker->device_update_asked = request->spec.memory.device_update_bytes;
+        worker->states_asked = request->spec.memory.device_states;
         cstd_device_reservation_settle(job);
         cstd_rank_devices_set(worker, request->tier);
     } else {
@@ -297,11 +294,12 @@ static int join(struct cstd_job *job, const struct cstd_session *session,
 
     rc = rc == CST_OK ? check_request(job, request, err) : rc;
     /* The other ranks may be waiting for this process, which cannot join: tell them now. */
-    if (rc == CST_EMISMATCH && cstd_job_awaits_rank(job, request->rank)) {
+    if (rc == CST_EMISMATCH && cstd_job_awaits_rank(job, request->spec.rank)) {
         cstd_commit_disagree(job, NULL, err);
     }
-    return rc == CST_OK ? claim_rank(&job->workers[request->rank], session, request->token, err)
-                        : rc;
+    return rc == CST_OK
+               ? claim_rank(&job->workers[request->spec.rank], session, request->token, err)
+               : rc;
 }
 
 /* If @job lives, return it, else NULL. A job that is not committed ends with its last connection.
@@ -340,13 +338,13 @@ static void end_dead_workers(struct cstd_job *job)
 static int find_living(const struct cstd_session *session, const struct cstd_job_request *request,
                        struct cstd_job **out, struct cstd_job **predecessor, struct cst_err *err)
 {
-    *out = if_living(cstd_job_find(session->daemon, session->peer.uid, request->name));
+    *out = if_living(cstd_job_find(session->daemon, session->peer.uid, request->spec.name));
     *predecessor = NULL;
     if (*out == NULL) {
         return CST_OK;
     }
     (void)if_living((*out)->successor);
-    if (request->reshape) {
+    if (request->spec.reshape) {
         end_dead_workers(*out);
     }
     return cstd_reshape_find(request, out, predecessor, err);
@@ -380,7 +378,7 @@ static int find_or_make(struct cstd_session *session, const struct cstd_job_requ
         return cst_err_set(
             err, CST_ELOST,
             "job '%s' did not outlive the earlier daemon process: its states are lost",
-            request->name);
+            request->spec.name);
     }
     rc = settle_request(NULL, settled, err);
     rc = rc == CST_OK ? cstd_job_make(session, settled, out, err) : rc;
@@ -407,15 +405,15 @@ int cstd_worker_attach(struct cstd_session *session, const struct cstd_job_reque
     if (rc != CST_OK) {
         return rc;
     }
-    worker = &job->workers[request.rank];
+    worker = &job->workers[request.spec.rank];
     if (cstd_relocate_begin(worker, &request, err) != CST_OK) {
         return err->status;
     }
     memcpy(worker->token, token, sizeof token);
     worker->has_token = true;
     occupy(worker, session, &request);
-    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT_RANK(job, request.rank),
-                   "rank %u of %u is pid %d on %s%s", request.rank, job->world,
+    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT_RANK(job, request.spec.rank),
+                   "rank %u of %u is pid %d on %s%s", request.spec.rank, job->world,
                    (int)session->peer.pid, cstd_rank_devices_name(worker),
                    *created ? " (new job)" : "");
     session->daemon->status_changed = true;

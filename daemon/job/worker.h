@@ -18,30 +18,13 @@
 
 /* Contents of a JobOpen whose form has been checked. */
 struct cstd_job_request {
-    const char *name;     /* Name of the job. */
-    uint32_t rank, world; /* This rank, and the number of ranks. */
-    uint64_t pool_bytes;  /* Size of the pool; 0: as much as the rank can use. */
-    uint64_t chunk_elems; /* Chunk capacity; 0: the daemon chooses. */
-    /* Device reservation, bytes of this rank's device. 0: none or, if the job's memory is decided
-     * already, what its rank has. CST_PLAN_DEVICE_UPDATE_AUTO: what the plan says. */
-    uint64_t device_update_bytes;
-    /* Bytes of this rank's device for states that stay there. 0 and CST_PLAN_DEVICE_UPDATE_AUTO: as
-     * for device_update_bytes. */
-    uint64_t device_states;
-    uint32_t micro_batches; /* Micro-batches per step, at least 1. */
-    /* Hint: the worker repeats each forward pass before the backward pass. */
-    bool recompute;
-    /* Open an existing job without workers again in place (reshape.h). */
-    bool reshape;
-    struct cstd_job_options options;
-    const char *model_config, *adapter_config; /* As in JobOpen; NULL: none. */
-    const char *base;                          /* Name of the base job; NULL: none. */
-    const struct cstd_tier *tier;              /* Tier of the rank's pool. */
+    /* Texts are borrowed. device_update_bytes, device_states: 0 is none or, if the job's memory is
+     * decided already, what its rank has. */
+    struct cst_job_spec spec;
+    const struct cstd_tier *tier; /* Tier of the rank's pool. */
     bool any_device;      /* "auto": the device that the rank has already, if it is decided. */
     bool again;           /* The job must exist: it was open with an earlier daemon process. */
     const uint8_t *token; /* Token of CSTD_JOB_TOKEN_BYTES; NULL: none. */
-    uint32_t timeout_ms;  /* Longest wait for other ranks; 0: as configured. */
-    uint32_t ttl_s;       /* How long the job lives without a worker; 0: as configured. */
     /* The plan that the worker brought; n_chunks 0: none. Fields above that it decides are settled
      * when the job is known (given.h). */
     struct cst_saved_plan plan;

@@ -197,24 +197,8 @@ static bool declare(const struct cst_model *model, const struct cst_layout *layo
 static void fill_options(const struct cstd_job *job, Cistern__JobDescription *out)
 {
     out->format = FORMAT;
-    out->name = (char *)(uintptr_t)job->name;
-    out->world = job->world;
-    out->micro_batches = job->micro_batches;
-    out->optimizer = job->options.optimizer;
-    out->has_masters = 1;
-    out->masters = job->options.masters;
-    out->moments = job->options.moments;
-    out->rounding = job->options.rounding;
-    out->seed = job->options.seed;
-    out->overlap = job->options.overlap;
-    out->delay_from = job->options.delay_from;
-    out->grad_over_weight = job->options.grad_over_weight;
-    out->has_unused = 1;
-    out->unused = job->options.unused;
-    out->base_job = job->base != NULL ? job->base->name : NULL;
     out->n_chunks = job->layout.n_chunks;
-    out->model_config = job->model_config;
-    out->adapter_config = job->adapter_config;
+    cst_job_options_fill(&out->base, &job->spec, CST_JOB_ALL);
 }
 
 static void fill_progress(const struct cst_core_stats *stats, Cistern__Hyper *hyper,
@@ -244,7 +228,7 @@ int cstd_describe_progress(const struct cstd_job *job, struct cstd_progress *out
 {
     out->missed = NULL;
     cst_core_stats(job->core, &out->stats);
-    if (job->options.unused != CST_UNUSED_SKIP) {
+    if (job->spec.updates.unused != CST_UNUSED_SKIP) {
         return CST_OK;
     }
     out->missed = calloc(job->model.n_tensors, sizeof *out->missed);

@@ -239,10 +239,7 @@ static int fill(struct cstd_job *job, struct parts *parts, Ledger__Job *out, str
     out->uid = job->uid;
     out->n_gids = n_gids;
     out->gids = parts->gids;
-    out->chunk_elems = job->chunk_elems;
-    out->recompute = job->recompute;
-    out->timeout_ms = job->timeout_ms;
-    out->ttl_s = job->ttl_s;
+    cst_job_options_fill(&out->base, &job->spec, CST_JOB_ALL);
     out->n_nodes = job->daemon->engines->n_nodes;
     out->n_class_elems = job->layout.n_classes;
     out->class_elems = parts->class_elems;

@@ -82,7 +82,7 @@ static int check_lent(const struct cstd_job_request *request, struct cst_err *er
             "device_update_bytes cannot be CST_DEVICE_UPDATE_LENT for a pool in host "
             "memory: only a pool on an accelerator can lend memory");
     }
-    if (request->device_states != 0) {
+    if (request->spec.memory.device_states != 0) {
         return cst_err_set(err, CST_EINVAL,
                            "device_states cannot be combined with CST_DEVICE_UPDATE_LENT: states "
                            "that stay on the device need memory in which they are always updated");
@@ -93,23 +93,24 @@ static int check_lent(const struct cstd_job_request *request, struct cst_err *er
 int cstd_device_reservation_check_request(const struct cstd_job_request *request,
                                           struct cst_err *err)
 {
-    const struct cst_plan_config asked = {.device_update_bytes = request->device_update_bytes,
-                                          .device_states = request->device_states,
-                                          .states = cstd_job_options_states(&request->options)};
-    bool open = request->device_update_bytes == CST_PLAN_DEVICE_UPDATE_AUTO ||
-                request->device_states == CST_PLAN_DEVICE_UPDATE_AUTO;
+    const struct cst_plan_config asked = {.device_update_bytes =
+                                              request->spec.memory.device_update_bytes,
+                                          .device_states = request->spec.memory.device_states,
+                                          .states = cstd_job_options_states(&request->spec)};
+    bool open = request->spec.memory.device_update_bytes == CST_PLAN_DEVICE_UPDATE_AUTO ||
+                request->spec.memory.device_states == CST_PLAN_DEVICE_UPDATE_AUTO;
     int rc = open ? cst_plan_check_reservation(&asked, err) : CST_OK;
     char pool[CST_SIZE_EXACT];
 
-    if (request->device_update_bytes == CST_DEVICE_UPDATE_LENT) {
+    if (request->spec.memory.device_update_bytes == CST_DEVICE_UPDATE_LENT) {
         return check_lent(request, err);
     }
-    if (rc == CST_OK && open && request->tier->kind->apart && request->pool_bytes > 0) {
+    if (rc == CST_OK && open && request->tier->kind->apart && request->spec.memory.pool_bytes > 0) {
         return cst_err_set(
             err, CST_EINVAL,
             "a pool of %s cannot be combined with device_update_bytes or device_states that "
             "the plan chooses (CST_DEVICE_UPDATE_AUTO): leave the pool to the plan too",
-            cst_size_exact(request->pool_bytes, pool));
+            cst_size_exact(request->spec.memory.pool_bytes, pool));
     }
     return rc;
 }

@@ -37,8 +37,8 @@ static uint64_t text_bytes(const char *text)
 
 uint64_t cstd_upkeep_description(const struct cstd_job *job)
 {
-    return DESCRIPTION_HEAD + text_bytes(job->model_config) + text_bytes(job->adapter_config) +
-           cst_model_packed_bytes(&job->model);
+    return DESCRIPTION_HEAD + text_bytes(job->spec.model.model_config) +
+           text_bytes(job->spec.model.adapter_config) + cst_model_packed_bytes(&job->model);
 }
 
 static uint64_t ledger_bytes(const struct cstd_job *job)

@@ -25,21 +25,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct cstd_job_options options_of(const Cistern__JobDescription *from)
-{
-    return (struct cstd_job_options){
-        .optimizer = (enum cst_optimizer)from->optimizer,
-        .masters = (enum cst_masters)from->masters,
-        .moments = (enum cst_moments)from->moments,
-        .rounding = (enum cst_rounding)from->rounding,
-        .seed = from->seed,
-        .overlap = (enum cst_overlap)from->overlap,
-        .delay_from = from->delay_from,
-        .grad_over_weight = from->grad_over_weight,
-        .unused = (enum cst_unused)from->unused,
-    };
-}
-
 static int read_given(const Ledger__Job *ledger, struct cst_saved_plan *out, struct cst_err *err)
 {
     Cistern__JobPlan *message;
@@ -61,18 +46,12 @@ int cstd_revive_job_create(struct cstd_daemon *daemon, struct cstd_kept_job *kep
                            struct cst_err *err)
 {
     const Ledger__Job *ledger = kept->ledger;
-    struct cstd_job_request request = {
-        .name = kept->name,
-        .world = kept->world,
-        .chunk_elems = ledger->chunk_elems,
-        .micro_batches = 1,
-        .recompute = ledger->recompute,
-        .timeout_ms = ledger->timeout_ms,
-    };
+    struct cstd_job_request request = {.spec = {.name = kept->name, .world = kept->world}};
     struct cstd_job *base = NULL;
     struct cstd_quota_account *account;
     int rc = read_given(ledger, &request.plan, err);
 
+    cst_job_options_take(&request.spec, &ledger->base);
     if (rc == CST_OK && kept->base[0] != '\0') {
         base = cstd_job_find(daemon, ledger->uid, kept->base);
         rc = base != NULL
@@ -290,10 +269,9 @@ int cstd_revive_job_build(struct cstd_kept_job *kept, struct cst_err *err)
 
     rc = rc == CST_OK ? read_description(kept, err) : rc;
     if (rc == CST_OK) {
-        draft->options = options_of(kept->description);
-        draft->micro_batches = kept->description->micro_batches;
+        cst_job_options_take(&draft->spec, &kept->description->base);
         kept->config.grad_bytes = cstd_job_grad_bytes(draft);
-        kept->config.states = cstd_job_options_states(&draft->options);
+        kept->config.states = cstd_job_options_states(&draft->spec);
     }
     return rc == CST_OK && kept->base[0] == '\0' ? build_layout(kept, err) : rc;
 }
@@ -324,21 +302,15 @@ void cstd_revive_job_drop_draft(struct cstd_kept_job *kept)
 
 /* -- memory and core -------------------------------------------------------------------------- */
 
-static char *copy(const char *text)
-{
-    return text != NULL ? strdup(text) : NULL;
-}
-
 /* Move what was built from the draft to the job. */
 static int take_draft(struct cstd_kept_job *kept, struct cst_err *err)
 {
-    const Cistern__JobDescription *description = kept->description;
     struct cstd_job *job = kept->job, *draft = kept->draft;
+    struct cst_job_spec spec = job->spec;
+    int rc;
 
-    job->options = draft->options;
-    job->micro_batches = draft->micro_batches;
-    job->model_config = copy(description->model_config);
-    job->adapter_config = copy(description->adapter_config);
+    cst_job_options_take(&spec, &kept->description->base);
+    rc = cstd_job_set_options(job, &spec, err);
     job->model = draft->model;
     job->layout = draft->layout;
     cstd_declare_charge(job);
@@ -346,10 +318,7 @@ static int take_draft(struct cstd_kept_job *kept, struct cst_err *err)
     cst_model_init(&draft->model);
     draft->phase = CSTD_COMMIT_COLLECT;
     cstd_revive_job_drop_draft(kept);
-    return (description->model_config == NULL || job->model_config != NULL) &&
-                   (description->adapter_config == NULL || job->adapter_config != NULL)
-               ? CST_OK
-               : cst_err_set(err, CST_ENOMEM, "no memory for its configuration");
+    return rc;
 }
 
 static int open_memory(struct cstd_job *job, struct cstd_kept_job *kept, struct cst_err *err)

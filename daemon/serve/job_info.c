@@ -101,7 +101,7 @@ static void fill_rank(const struct cstd_job *job, uint32_t rank, struct rank_inf
     cstd_pool_info(job, rank, &info->pool);
     out->n_classes = job->layout.n_classes;
     out->classes = info->pool.pointers;
-    out->has_micro_batch = job->micro_batches > 1;
+    out->has_micro_batch = job->spec.updates.micro_batches > 1;
     out->micro_batch = stats.micro;
     out->has_hits = out->has_misses = out->has_prefetches = out->has_evictions =
         out->has_surprises = 1;
@@ -147,7 +147,7 @@ static void fill_updates(const struct cst_core_stats *stats, Cistern__JobInfo *o
 static void fill_early(const struct cstd_job *job, const struct cst_core_stats *stats,
                        Cistern__JobInfo *out)
 {
-    out->has_chunks_ahead = out->has_grads_dropped = job->options.overlap == CST_OVERLAP_EARLY;
+    out->has_chunks_ahead = out->has_grads_dropped = job->spec.updates.overlap == CST_OVERLAP_EARLY;
     out->chunks_ahead = stats->chunks_ahead;
     out->grads_dropped = stats->n_dropped;
 }
@@ -197,7 +197,7 @@ static const char *job_device(const struct cstd_job *job)
 /* Returns who copies weights into pools on accelerators; NULL: all pools are on the host. */
 static const char *copies(const struct cstd_job *job)
 {
-    const struct cst_layout_states states = cstd_job_options_states(&job->options);
+    const struct cst_layout_states states = cstd_job_options_states(&job->spec);
 
     for (uint32_t r = 0; r < job->world; r++) {
         if (job->workers[r].tier->kind->apart) {
@@ -221,12 +221,12 @@ static void fill_drift(const struct cstd_drift *drift, Cistern__JobInfo *out)
 /* Bytes of all rows of a trained bf16 parameter, if all are updated in the same way. */
 static double expected_bytes(const struct cstd_job *job)
 {
-    struct cst_layout_states states = cstd_job_options_states(&job->options);
+    struct cst_layout_states states = cstd_job_options_states(&job->spec);
     uint64_t bytes = 0;
 
     for (int row = 0; row <= CST_ROW_WEIGHT_OTHER; row++) {
-        bytes += cst_layout_row_bytes(&states, job->micro_batches > 1 ? 4 : 2, CST_BF16, row,
-                                      CST_MX8_BLOCK);
+        bytes += cst_layout_row_bytes(&states, job->spec.updates.micro_batches > 1 ? 4 : 2,
+                                      CST_BF16, row, CST_MX8_BLOCK);
     }
     return (double)bytes / CST_MX8_BLOCK;
 }
@@ -271,20 +271,12 @@ static void fill_accelerators(const struct cstd_job *job, Cistern__JobInfo *out)
 /* Fill in the options of the job. */
 static void fill_options(const struct cstd_job *job, Cistern__JobInfo *out)
 {
-    const struct cstd_job_options *options = &job->options;
-
-    out->optimizer = (char *)(uintptr_t)cst_optimizer_names[options->optimizer];
-    out->masters = (char *)(uintptr_t)cst_masters_names[options->masters];
-    out->moments = (char *)(uintptr_t)cst_moments_names[options->moments];
-    if (options->moments != CST_MOMENTS_FP32) {
-        out->rounding = (char *)(uintptr_t)cst_rounding_names[options->rounding];
+    cst_job_options_fill(&out->base, &job->spec, CST_JOB_SAME);
+    if (job->spec.states.moments == CST_MOMENTS_FP32) {
+        out->rounding = NULL;
     }
-    out->overlap = (char *)(uintptr_t)cst_overlap_names[options->overlap];
-    out->has_delay_from = options->overlap == CST_OVERLAP_DELAYED;
-    out->delay_from = options->delay_from;
-    out->has_grad_over_weight = options->grad_over_weight;
-    out->grad_over_weight = options->grad_over_weight;
-    out->unused = (char *)(uintptr_t)cst_unused_names[options->unused];
+    out->has_micro_batches = job->spec.updates.micro_batches > 1;
+    out->has_delay_from = job->spec.updates.overlap == CST_OVERLAP_DELAYED;
     out->has_state_bytes_per_param = 1;
     out->state_bytes_per_param = state_bytes(job);
     fill_accelerators(job, out);
@@ -342,8 +334,6 @@ static void fill_job(const struct cstd_job *job, Cistern__JobInfo *out)
     out->idle_s = job->idle_since_ns != 0 ? seconds_since(job->idle_since_ns) : 0;
     out->device = (char *)(uintptr_t)job_device(job);
     out->copies = (char *)(uintptr_t)copies(job);
-    out->has_micro_batches = job->micro_batches > 1;
-    out->micro_batches = job->micro_batches;
     out->base_job = job->base != NULL ? job->base->name : NULL;
     out->has_base_bytes = job->base != NULL;
     out->base_bytes = job->memory.n_segments > 0 ? job->memory.base_bytes : 0;

@@ -33,65 +33,21 @@
 
 enum {
     LAYOUT_PAGE = 4096, /* Most tensors in a LayoutPart; each takes at most 12 bytes. */
-    MAX_MICRO_BATCHES = 65536,
 };
 
 static int read_request(const Cistern__JobOpen *message, struct cstd_job_request *out,
                         struct cst_err *err)
 {
-    struct cstd_job_options options;
-
-    if (!cst_job_name_is_valid(message->name)) {
-        return cst_err_set(err, CST_EINVAL, "job name '%.64s': " CST_JOB_NAME_RULE, message->name);
-    }
-    if (message->world < 1 || message->world > CST_CORE_MAX_WORLD ||
-        message->rank >= message->world) {
-        return cst_err_set(err, CST_EINVAL, "rank %u of %u: a job has 1 to %d ranks", message->rank,
-                           message->world, CST_CORE_MAX_WORLD);
-    }
-    if (message->micro_batches > MAX_MICRO_BATCHES) {
-        return cst_err_set(err, CST_EINVAL, "%u micro-batches in a step, at most %d",
-                           message->micro_batches, MAX_MICRO_BATCHES);
-    }
-    if (message->base_job != NULL && !cst_job_name_is_valid(message->base_job)) {
-        return cst_err_set(err, CST_EINVAL, "name of a base job '%.64s': " CST_JOB_NAME_RULE,
-                           message->base_job);
-    }
-    if (!cst_text_fits(message->model_config, CST_MAX_CONFIG_BYTES) ||
-        !cst_text_fits(message->adapter_config, CST_MAX_CONFIG_BYTES)) {
-        return cst_err_set(err, CST_EINVAL,
-                           "a configuration is not UTF-8, or has more than %d bytes",
-                           CST_MAX_CONFIG_BYTES);
-    }
     if (message->has_token && message->token.len != CSTD_JOB_TOKEN_BYTES) {
         return cst_err_set(err, CST_EINVAL, "token of %zu bytes, a token has %d",
                            message->token.len, CSTD_JOB_TOKEN_BYTES);
     }
-    if (cstd_job_options_read(message, &options, err) != CST_OK) {
-        return CST_EINVAL;
-    }
     *out = (struct cstd_job_request){
-        .name = message->name,
-        .rank = message->rank,
-        .world = message->world,
-        .pool_bytes = message->pool_bytes,
-        .chunk_elems = message->chunk_elems,
-        .device_update_bytes = message->device_update_bytes,
-        .device_states = message->device_states,
-        .micro_batches = message->micro_batches > 1 ? message->micro_batches : 1,
-        .recompute = message->recompute,
-        .reshape = message->reshape,
-        .options = options,
-        .model_config = message->model_config,
-        .adapter_config = message->adapter_config,
-        .base = message->base_job,
         .again = message->again,
         .token = message->has_token ? message->token.data : NULL,
-        .timeout_ms = message->timeout_ms,
-        .ttl_s = message->ttl_s,
         .any_device = message->device == NULL || strcmp(message->device, "auto") == 0,
     };
-    return CST_OK;
+    return cstd_job_options_read(message, &out->spec, err);
 }
 
 static void reply_opened(struct cstd_session *session, uint64_t id, bool created)
@@ -147,7 +103,7 @@ void cstd_serve_job_open(struct cstd_session *session, uint64_t id, void *body)
     }
     rc = read_request(body, &asked, &err);
     if (rc == CST_OK) {
-        rc = cstd_tiers_choose(session->daemon, message->device, asked.rank, &asked.tier, &err);
+        rc = cstd_tiers_choose(session->daemon, message->device, asked.spec.rank, &asked.tier, &err);
     }
     /* The GPUs of this machine are not known yet. */
     if (rc == CST_EAGAIN && cstd_gpus_wait(session->daemon->gpus, session, id, &message->base,
@@ -191,7 +147,7 @@ void cstd_serve_declare(struct cstd_session *session, uint64_t id, void *body)
 /* Refuse a worker that cannot copy weights itself although the configuration requires this. */
 static int check_copies(const struct cstd_worker *worker, bool copies, struct cst_err *err)
 {
-    const struct cst_layout_states states = cstd_job_options_states(&worker->job->options);
+    const struct cst_layout_states states = cstd_job_options_states(&worker->job->spec);
 
     if (copies || !cstd_memory_worker_copies(worker->tier, &states)) {
         return CST_OK;

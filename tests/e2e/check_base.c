@@ -454,11 +454,11 @@ START_TEST(specs_that_cannot_be)
     open.has_micro_batches = 1;
     open.micro_batches = 65537;
     ck_assert_int_eq(raw_call(&witness, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &open.base), CST_EINVAL);
-    raw_says(&witness, "65537 micro-batches in a step, at most 65536");
+    raw_says(&witness, "micro_batches 65537 is not a number from 1 to 65536");
     open.micro_batches = 0; /* equivalent to 1 */
     open.base_job = (char *)(uintptr_t) "a/b";
     ck_assert_int_eq(raw_call(&witness, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &open.base), CST_EINVAL);
-    raw_says(&witness, "name of a base job 'a/b'");
+    raw_says(&witness, "base_job 'a/b': the name of a job has 1 to 63");
     open.base_job = NULL;
     open.has_optimizer = 1;
     open.optimizer = 9;

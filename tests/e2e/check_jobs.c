@@ -84,8 +84,7 @@ START_TEST(a_configuration_is_text)
     raw_close(&client);
     ck_assert_int_eq(cst_connect(&worker, proc.socket, &err), CST_OK);
     ck_assert_int_eq(cst_job_open(&job, worker, &spec, &err), CST_EINVAL);
-    ck_assert_str_eq(err.text,
-                     "job 'j': a configuration is not UTF-8, or has more than 16384 bytes");
+    ck_assert_str_eq(err.text, "adapter_config is not UTF-8, or has more than 16384 bytes");
     cst_disconnect(worker);
 }
 END_TEST

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of declarations: those that libcistern refuses without the daemon, and how the others are
  * sent. */
+#include "proto/job_name.h"
 #include "tests/lib/fake_job.h"
 #include "tests/lib/suite.h"
 
@@ -182,11 +183,11 @@ START_TEST(test_specs)
     fake_daemon_start(&f.fake);
     CK_OK(cst_connect(&f.client, f.fake.path, &err));
     ck_assert_int_eq(cst_job_open(&f.job, f.client, &spec, &err), CST_EINVAL);
-    ck_assert_str_eq(err.text, "job 'run7': 65537 micro-batches, at most 65536");
+    ck_assert_str_eq(err.text, "micro_batches 65537 is not a number from 1 to 65536");
     spec.updates.micro_batches = 0;
     spec.model.base = "a b";
     ck_assert_int_eq(cst_job_open(&f.job, f.client, &spec, &err), CST_EINVAL);
-    ck_assert_str_eq(err.text, "job 'run7': the name of its base is not valid: 'a b'");
+    ck_assert_str_eq(err.text, "base_job 'a b': the name of a job has " CST_JOB_NAME_RULE);
     fake_job_stop(&f);
 }
 END_TEST

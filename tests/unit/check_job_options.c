@@ -14,6 +14,8 @@ static Cistern__JobOpen open_as(uint32_t optimizer, uint32_t moments, uint32_t r
 {
     Cistern__JobOpen message = CISTERN__JOB_OPEN__INIT;
 
+    message.name = (char *)(uintptr_t) "a";
+    message.world = 1;
     message.has_optimizer = message.has_moments = message.has_rounding = message.has_overlap = 1;
     message.optimizer = optimizer;
     message.moments = moments;
@@ -26,9 +28,11 @@ static Cistern__JobOpen open_as(uint32_t optimizer, uint32_t moments, uint32_t r
 START_TEST(absent_is_adamw)
 {
     Cistern__JobOpen message = CISTERN__JOB_OPEN__INIT;
-    struct cstd_job_options options;
+    struct cst_job_spec options;
     struct cst_layout_states states;
 
+    message.name = (char *)(uintptr_t) "a";
+    message.world = 1;
     ck_assert_int_eq(cstd_job_options_read(&message, &options, &err), CST_OK);
     states = cstd_job_options_states(&options);
     ck_assert_int_eq(states.optimizer, CST_OPTIMIZER_ADAMW);
@@ -49,7 +53,7 @@ START_TEST(numbers_are_checked)
                                         "overlap 4294967295 is unknown, this version knows 0 to 2"};
     const Cistern__JobOpen good = open_as(CST_OPTIMIZER_COUNT - 1, CST_MOMENTS_COUNT - 1,
                                           CST_ROUNDING_COUNT - 1, CST_OVERLAP_COUNT - 1);
-    struct cstd_job_options options;
+    struct cst_job_spec options;
 
     ck_assert_int_eq(cstd_job_options_read(&bad[_i], &options, &err), CST_EINVAL);
     ck_assert_str_eq(err.text, words[_i]);
@@ -63,7 +67,7 @@ END_TEST
 START_TEST(what_cannot_go_together)
 {
     Cistern__JobOpen message = open_as(0, 0, 0, CST_OVERLAP_COMMIT);
-    struct cstd_job_options options;
+    struct cst_job_spec options;
 
     message.grad_over_weight = 1;
     ck_assert_int_eq(cstd_job_options_read(&message, &options, &err), CST_OK);
@@ -80,7 +84,7 @@ START_TEST(what_cannot_go_together)
     ck_assert_str_eq(err.text, "delay_from 5 needs overlap delayed, not early");
     message.overlap = CST_OVERLAP_DELAYED;
     ck_assert_int_eq(cstd_job_options_read(&message, &options, &err), CST_OK);
-    ck_assert_uint_eq(options.delay_from, 5);
+    ck_assert_uint_eq(options.updates.delay_from, 5);
     message.unused = CST_UNUSED_SKIP;
     ck_assert_int_eq(cstd_job_options_read(&message, &options, &err), CST_OK);
     ck_assert(cstd_job_options_states(&options).skips_unused);
@@ -97,8 +101,8 @@ END_TEST
 /* Each option that a rank wants differently is named with both values. */
 START_TEST(what_differs_is_named)
 {
-    const struct cstd_job_options first = {.optimizer = CST_OPTIMIZER_ADAMW, .seed = 7};
-    struct cstd_job_options request = first;
+    const struct cst_job_spec first = {.name = "a", .rank = 3, .states.seed = 7};
+    struct cst_job_spec request = first;
     static const char *const words[] = {
         "job 'a' was opened with optimizer adamw, not lion as rank 3 wants",
         "job 'a' was opened with moments fp32, not mx8 as rank 3 wants",
@@ -106,20 +110,22 @@ START_TEST(what_differs_is_named)
         "job 'a' was opened with seed 7, not 8 as rank 3 wants",
         "job 'a' was opened with overlap commit, not delayed as rank 3 wants",
         "job 'a' was opened with delay_from 0, not 4 as rank 3 wants",
-        "job 'a' was opened with grad_over_weight 0, not 1 as rank 3 wants",
+        "job 'a' was opened with grad_over_weight no, not yes as rank 3 wants",
         "job 'a' was opened with unused zero, not skip as rank 3 wants",
+        "job 'a' was opened with micro_batches 0, not 2 as rank 3 wants",
     };
 
-    ck_assert_int_eq(cstd_job_options_same(&first, &request, "a", 3, &err), CST_OK);
-    request.optimizer = _i == 0 ? CST_OPTIMIZER_LION : request.optimizer;
-    request.moments = _i == 1 ? CST_MOMENTS_MX8 : request.moments;
-    request.rounding = _i == 2 ? CST_ROUNDING_NEAREST : request.rounding;
-    request.seed += _i == 3;
-    request.overlap = _i == 4 ? CST_OVERLAP_DELAYED : request.overlap;
-    request.delay_from = _i == 5 ? 4 : 0;
-    request.grad_over_weight = _i == 6;
-    request.unused = _i == 7 ? CST_UNUSED_SKIP : CST_UNUSED_ZERO;
-    ck_assert_int_eq(cstd_job_options_same(&first, &request, "a", 3, &err), CST_EMISMATCH);
+    ck_assert_int_eq(cstd_job_options_same(&first, &request, &err), CST_OK);
+    request.states.optimizer = _i == 0 ? CST_OPTIMIZER_LION : request.states.optimizer;
+    request.states.moments = _i == 1 ? CST_MOMENTS_MX8 : request.states.moments;
+    request.states.rounding = _i == 2 ? CST_ROUNDING_NEAREST : request.states.rounding;
+    request.states.seed += _i == 3;
+    request.updates.overlap = _i == 4 ? CST_OVERLAP_DELAYED : request.updates.overlap;
+    request.updates.delay_from = _i == 5 ? 4 : 0;
+    request.states.grad_over_weight = _i == 6;
+    request.updates.unused = _i == 7 ? CST_UNUSED_SKIP : CST_UNUSED_ZERO;
+    request.updates.micro_batches = _i == 8 ? 2 : 0;
+    ck_assert_int_eq(cstd_job_options_same(&first, &request, &err), CST_EMISMATCH);
     ck_assert_str_eq(err.text, words[_i]);
 }
 END_TEST
@@ -132,6 +138,6 @@ int main(void)
     tcase_add_test(tcase, absent_is_adamw);
     tcase_add_loop_test(tcase, numbers_are_checked, 0, 4);
     tcase_add_test(tcase, what_cannot_go_together);
-    tcase_add_loop_test(tcase, what_differs_is_named, 0, 8);
+    tcase_add_loop_test(tcase, what_differs_is_named, 0, 9);
     return suite_run(suite);
 }

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The options of a job, struct cst_job_spec, in one table: proto/job_options.def. An option is in
+ * each message that has a field of its name, so that none is copied by hand. No state; any
+ * thread. */
+#ifndef CST_JOB_OPTIONS_H
+#define CST_JOB_OPTIONS_H
+
+#include "cistern/job.h"
+#include "proto/options.h"
+
+#include <protobuf-c/protobuf-c.h>
+
+enum { CST_JOB_MAX_WORLD = 64 }; /* Most ranks of a job. */
+
+/* Traits of an option. */
+enum {
+    CST_JOB_SAME = 1,    /* The ranks of a job must give equal values, and the job shows its own. */
+    CST_JOB_PLANNED = 2, /* A saved plan is for one value. */
+    CST_JOB_NAME = 4,    /* The name of a job. */
+    CST_JOB_CONFIG = 8,  /* UTF-8 of at most CST_MAX_CONFIG_BYTES. */
+    CST_JOB_ALL = -1,    /* For functions: the options with any traits, or none. */
+};
+
+/* The rows. An option of no command line has no name. The last row has no field. */
+extern const struct cst_option cst_job_options[];
+
+/* Set the fields of @message that are named as options with some of the traits @traits. Optional
+ * fields are left out if they are 0 or NULL. Texts are borrowed from @spec; a field of text for an
+ * option with names gets the name. */
+void cst_job_options_fill(ProtobufCMessage *message, const struct cst_job_spec *spec, int traits);
+
+/* Set in @spec the options of which @message has a field; a field that is left out is 0 or NULL.
+ * Texts are borrowed from @message. The caller checks the options. */
+void cst_job_options_take(struct cst_job_spec *spec, const ProtobufCMessage *message);
+
+/* Check each option, and those that cannot be combined. CST_EINVAL: the words name the options. */
+int cst_job_options_check(const struct cst_job_spec *spec, struct cst_err *err);
+
+/* Return the first option with some of the traits @traits that differs; NULL: there is none. The
+ * options are valid numbers. */
+const struct cst_option *cst_job_options_difference(const struct cst_job_spec *a,
+                                                    const struct cst_job_spec *b, int traits);
+
+#define CST_JOB_VALUE_BYTES 24
+/* Return the value of @option, which is a number, as people write it: "adamw", "23", "yes". It may
+ * be in @out. */
+const char *cst_job_options_text(const struct cst_option *option, const struct cst_job_spec *spec,
+                                 char out[CST_JOB_VALUE_BYTES]);
+
+#endif
