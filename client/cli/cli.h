@@ -18,32 +18,21 @@ enum cli_exit { CLI_EXIT_OK = 0, CLI_EXIT_FAILURE = 1, CLI_EXIT_USAGE = 2 };
 
 /* Options of `cistern plan`. 0 and NULL: not given, unless the comment says otherwise. */
 struct cli_plan_request {
-    uint64_t device_bytes;  /* --device, of one rank; CST_PLAN_NO_LIMIT: not given. */
-    uint64_t host_bytes;    /* --host, of the node; CST_PLAN_NO_LIMIT: not given. */
-    uint64_t ranks;         /* --ranks; run: the number of ranks to start. */
-    uint64_t micro_batches; /* --micro-batches, per step. */
-    double share;           /* --share, of the device's flops. */
-    const char *rates;      /* --rates: a file, or "a100". */
-    const char *timeline;   /* --timeline: a file. */
-    bool recompute;         /* --recompute */
-    bool simulate;          /* --simulate */
-    const char *save;       /* --save: a file; drain: a directory. */
-    uint64_t batch;         /* --batch: sequences per micro-batch of a preset. */
-    uint64_t context;       /* --context: tokens per sequence of a preset. */
-    double flops;           /* --flops: flop/s of the device. */
-    const char *on;         /* --on: name of a device in the rates. */
-    uint32_t optimizer;     /* --optimizer: enum cst_optimizer. */
-    uint32_t masters;       /* --masters: enum cst_masters. */
-    uint32_t moments;       /* --moments: enum cst_moments. */
-    uint32_t overlap;       /* --overlap: enum cst_overlap. */
-    uint32_t unused;        /* --unused: enum cst_unused. */
-    /* --device-update: bytes of each rank's device, or CST_PLAN_DEVICE_UPDATE_AUTO. */
-    uint64_t device_update_bytes;
-    /* --device-states: bytes of each rank's device, or CST_PLAN_DEVICE_UPDATE_AUTO. */
-    uint64_t device_states;
-    bool grad_over_weight; /* --grad-over-weight */
-    const char *config;    /* --config: a file with options of cistern-gpt. */
-    uint64_t chunk_elems;  /* --chunk: elements of a chunk; 0: not given. */
+    uint64_t device_bytes; /* --device, of one rank; CST_PLAN_NO_LIMIT: not given. */
+    uint64_t host_bytes;   /* --host, of the node; CST_PLAN_NO_LIMIT: not given. */
+    uint64_t ranks;        /* --ranks; run: the number of ranks to start. */
+    double share;          /* --share, of the device's flops. */
+    const char *rates;     /* --rates: a file, or "a100". */
+    const char *timeline;  /* --timeline: a file. */
+    bool simulate;         /* --simulate */
+    const char *save;      /* --save: a file; drain: a directory. */
+    uint64_t batch;        /* --batch: sequences per micro-batch of a preset. */
+    uint64_t context;      /* --context: tokens per sequence of a preset. */
+    double flops;          /* --flops: flop/s of the device. */
+    const char *on;        /* --on: name of a device in the rates. */
+    /* The options of the job that a plan depends on. 0: not given. */
+    struct cst_job_spec job;
+    const char *config; /* --config: a file with options of cistern-gpt. */
     /* --parallel: what the plan chooses. */
     enum { CLI_PARALLEL_NONE, CLI_PARALLEL_AUTO } parallel;
     const char *schedule; /* --schedule: a file. */

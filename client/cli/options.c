@@ -4,6 +4,7 @@
 #include "client/cli/restarts.h"
 #include "offload/parallel/schedule.h"
 #include "offload/plan/plan.h"
+#include "proto/job_options.h"
 #include "proto/optimizers.h"
 
 #include <stddef.h>
@@ -12,6 +13,11 @@
 #define ROW CST_OPTION
 #define PLAN(option, argument, help, ...)                                                          \
     CST_OPTION(option, 0, CLI_USES_PLAN, argument, help, __VA_ARGS__)
+
+#define CST_JOB_AT(member) AT(plan.job.member)
+#define CST_JOB_OPTION(...)
+#define CST_JOB_PLAN_OPTION(in, has, section, option, argument, help, ...)                         \
+    PLAN(option, argument, help, __VA_ARGS__),
 
 enum { COUNT_MAX = 10000000, PRESET_MAX = 1 << 20 };
 
@@ -61,7 +67,7 @@ const struct cst_option cli_options[] = {
         "micro-batches of a step (plan: default: 1; with --parallel: those of all ranks, default: "
         "8 "
         "for each)",
-        CST_U64(AT(plan.micro_batches), 1, CLI_PLAN_MICRO_BATCHES)),
+        CST_U32(AT(plan.job.updates.micro_batches), 1, CLI_PLAN_MICRO_BATCHES)),
     PLAN("parallel", "HOW",
          "none (default); auto: the fastest product of data, tensor and pipeline parallelism",
          CST_NAME(AT(plan.parallel), 0, parallel_names)),
@@ -75,30 +81,10 @@ const struct cst_option cli_options[] = {
          CST_TEXT(AT(plan.kind))),
     PLAN("schedule", "FILE", "with --parallel: write the schedule of the fastest product to FILE",
          CST_TEXT(AT(plan.schedule))),
-    PLAN("chunk", "N", "bf16 elements of a chunk (default: the planner chooses)",
-         CST_U64(AT(plan.chunk_elems), 1, CST_LAYOUT_MAX_CHUNK_ELEMS)),
     PLAN("batch", "N", "preset: sequences of a micro-batch (default: 1)",
          CST_U64(AT(plan.batch), 1, PRESET_MAX)),
     PLAN("context", "N", "preset: tokens of a sequence", CST_U64(AT(plan.context), 1, PRESET_MAX)),
-    PLAN("optimizer", "NAME", "adamw (default), adam, lion, sgd, muon",
-         CST_NAME(AT(plan.optimizer), 0, cst_optimizer_names)),
-    PLAN("masters", "FORMAT", "fp32 (default), split",
-         CST_NAME(AT(plan.masters), 0, cst_masters_names)),
-    PLAN("moments", "FORMAT", "fp32 (default), bf16, mx8",
-         CST_NAME(AT(plan.moments), 0, cst_moments_names)),
-    PLAN("overlap", "WHEN", "commit (default), early, delayed",
-         CST_NAME(AT(plan.overlap), 0, cst_overlap_names)),
-    PLAN("unused", "HOW", "tensors without a gradient: zero (default), skip",
-         CST_NAME(AT(plan.unused), 0, cst_unused_names)),
-    PLAN("device-update", "SIZE",
-         "device memory for updates; auto: what makes steps shortest; lent: empty blocks of pools",
-         CST_SIZE_OR_EITHER(AT(plan.device_update_bytes), 0, "auto", CST_PLAN_DEVICE_UPDATE_AUTO,
-                            "lent", CST_DEVICE_UPDATE_LENT)),
-    PLAN("device-states", "SIZE",
-         "device memory for states that stay there; auto: what makes steps shortest",
-         CST_SIZE_OR(AT(plan.device_states), 0, "auto", CST_PLAN_DEVICE_UPDATE_AUTO)),
-    PLAN("grad-over-weight", NULL, "gradients take the place of their weights",
-         CST_FLAG(AT(plan.grad_over_weight))),
+#include "proto/job_options.def"
     PLAN("rates", "FILE", "rates of a machine; a100: published rates", CST_TEXT(AT(plan.rates))),
     PLAN("on", "DEVICE", "device of each rank, by its name in the rates (default: the first)",
          CST_TEXT(AT(plan.on))),
@@ -107,7 +93,8 @@ const struct cst_option cli_options[] = {
     PLAN("share", "S", "share of the flop/s that the model reaches (default: 1)",
          CST_REAL(AT(plan.share), 0.001, 1)),
     ROW("recompute", 0, CLI_USES_PLAN | CLI_USES_SCHEDULE, NULL,
-        "repeat each forward pass before its backward pass", CST_FLAG(AT(plan.recompute))),
+        "repeat each forward pass before its backward pass",
+        CST_FLAG(AT(plan.job.planning.recompute))),
     ROW("save", 0, CLI_USES_PLAN | CLI_USES_DRAIN, "FILE|DIR",
         "plan: save the plan for a job in FILE, with --parallel as a file of cistern-gpt --config; "
         "drain: save all jobs in DIR first",

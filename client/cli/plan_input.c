@@ -35,7 +35,7 @@ static int open_preset(struct cli_model *out, const char *name, const struct cli
     struct cst_preset_options options = {.world = (uint32_t)wish->ranks,
                                          .batch = (uint32_t)wish->batch,
                                          .context = (uint32_t)wish->context,
-                                         .recompute = wish->recompute &&
+                                         .recompute = wish->job.planning.recompute &&
                                                       wish->parallel == CLI_PARALLEL_NONE};
     int rc;
 
@@ -218,7 +218,8 @@ int cli_plan_input_open(struct cli_plan_input *input, const struct cli *cli, str
     if (rc == CST_OK) {
         rc = choose_device(input, wish, err);
     }
-    if (rc == CST_OK && wish->overlap == CST_OVERLAP_EARLY && wish->unused == CST_UNUSED_SKIP) {
+    if (rc == CST_OK && wish->job.updates.overlap == CST_OVERLAP_EARLY &&
+        wish->job.updates.unused == CST_UNUSED_SKIP) {
         rc = cst_err_set(err, CST_EINVAL,
                          "--unused skip cannot be combined with --overlap early: updates begin "
                          "before it is known which tensors have no gradient");
@@ -234,23 +235,19 @@ int cli_plan_input_open(struct cli_plan_input *input, const struct cli *cli, str
     input->config.least = &input->least;
     input->config.rates = &input->rates;
     input->config.n_nodes = input->rates.n_nodes;
-    input->config.micro_batches = wish->micro_batches > 0 ? (uint32_t)wish->micro_batches : 1;
-    input->config.chunk_elems = wish->chunk_elems;
+    input->config.micro_batches =
+        wish->job.updates.micro_batches > 0 ? (uint32_t)wish->job.updates.micro_batches : 1;
+    input->config.chunk_elems = wish->job.planning.chunk_elems;
     input->config.flops_share = wish->share;
-    input->config.recompute = wish->recompute;
+    input->config.recompute = wish->job.planning.recompute;
     input->config.max_events =
         CST_PLAN_JOB_EVENTS; /* As in the daemon, which finds the same plan. */
-    input->config.overlap = (enum cst_overlap)wish->overlap;
-    input->config.lent = wish->device_update_bytes == CST_DEVICE_UPDATE_LENT;
-    input->config.device_update_bytes = input->config.lent ? 0 : wish->device_update_bytes;
-    input->config.device_states = wish->device_states;
-    input->config.states =
-        (struct cst_layout_states){.optimizer = (enum cst_optimizer)wish->optimizer,
-                                   .masters = (enum cst_masters)wish->masters,
-                                   .moments = (enum cst_moments)wish->moments,
-                                   .two_weights = wish->overlap != CST_OVERLAP_COMMIT,
-                                   .grad_over_weight = wish->grad_over_weight,
-                                   .skips_unused = wish->unused == CST_UNUSED_SKIP};
+    input->config.overlap = (enum cst_overlap)wish->job.updates.overlap;
+    input->config.lent = wish->job.memory.device_update_bytes == CST_DEVICE_UPDATE_LENT;
+    input->config.device_update_bytes =
+        input->config.lent ? 0 : wish->job.memory.device_update_bytes;
+    input->config.device_states = wish->job.memory.device_states;
+    input->config.states = cst_layout_job_states(&wish->job);
     return CST_OK;
 }
 

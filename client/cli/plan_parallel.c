@@ -497,7 +497,7 @@ int cli_plan_parallel(const struct cli *cli, const struct cli_plan_input *input,
                                         .dp = (uint32_t)cli->plan.dp,
                                         .tp = (uint32_t)cli->plan.tp,
                                         .pp = (uint32_t)cli->plan.pp,
-                                        .recompute = cli->plan.recompute,
+                                        .recompute = cli->plan.job.planning.recompute,
                                         .param_bytes = param_bytes(&input->model.model)};
     int rc = check_options(cli, input, err);
 
@@ -512,8 +512,9 @@ int cli_plan_parallel(const struct cli *cli, const struct cli_plan_input *input,
     degrees.n_units = parts.n_units;
     degrees.ties = parts.ties;
     degrees.n_ties = parts.n_ties;
-    degrees.n_micro = cli->plan.micro_batches > 0 ? (uint32_t)cli->plan.micro_batches
-                                                  : MICRO_BATCHES_PER_RANK * degrees.n_ranks;
+    degrees.n_micro = cli->plan.job.updates.micro_batches > 0
+                          ? (uint32_t)cli->plan.job.updates.micro_batches
+                          : MICRO_BATCHES_PER_RANK * degrees.n_ranks;
     add_rates(&degrees, input);
     rc = check_flops(&parts, err);
     rc = rc == CST_OK ? cst_degrees_search(&products, &degrees, err) : rc;

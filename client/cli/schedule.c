@@ -29,7 +29,7 @@ static int make(struct cst_schedule *out, const struct cli *cli, struct cst_err 
     const struct cst_schedule_kind *kind;
     struct cst_schedule_size size = {.n_stages = (uint32_t)cli->stages,
                                      .n_ranks = (uint32_t)cli->plan.ranks,
-                                     .n_micro = (uint32_t)cli->plan.micro_batches};
+                                     .n_micro = (uint32_t)cli->plan.job.updates.micro_batches};
     bool *recomputes = NULL;
     int rc = cst_schedule_find(&kind, cli->args[0], err);
 
@@ -39,7 +39,7 @@ static int make(struct cst_schedule *out, const struct cli *cli, struct cst_err 
     if (size.n_ranks == 0) {
         size.n_ranks = size.n_stages;
     }
-    if (cli->plan.recompute) {
+    if (cli->plan.job.planning.recompute) {
         recomputes = malloc(size.n_stages * sizeof *recomputes);
         if (recomputes == NULL) {
             return cst_err_set(err, CST_ENOMEM, "%" PRIu32 " stages", size.n_stages);
@@ -197,11 +197,11 @@ int cli_schedule(struct cli *cli)
     if (of_file != (cli->n_args == 2)) {
         return cli_usage("wanted the name of a schedule, or 'check' and a file", "schedule");
     }
-    if (!of_file && (cli->stages == 0 || cli->plan.micro_batches == 0)) {
+    if (!of_file && (cli->stages == 0 || cli->plan.job.updates.micro_batches == 0)) {
         return cli_usage("a schedule needs --stages N and --micro-batches N", cli->args[0]);
     }
-    if (of_file && (cli->stages != 0 || cli->plan.ranks != 0 || cli->plan.micro_batches != 0 ||
-                    cli->plan.recompute)) {
+    if (of_file && (cli->stages != 0 || cli->plan.ranks != 0 ||
+                    cli->plan.job.updates.micro_batches != 0 || cli->plan.job.planning.recompute)) {
         return cli_usage("the file of a schedule has its own stages, ranks and micro-batches",
                          cli->args[1]);
     }

@@ -41,11 +41,11 @@ int gpt_checkpoint_check_job(const struct gpt_options *o, struct cst_err *err)
         return rc;
     }
     for (uint32_t i = 0; rc == 0 && i < n; i++) {
-        if (all[i].job[0] != '\0' && strcmp(all[i].job, o->job) != 0) {
+        if (all[i].job[0] != '\0' && strcmp(all[i].job, o->job.name) != 0) {
             rc = cst_err_set(err, CST_EMISMATCH,
                              "--save-dir %.128s has checkpoints of job '%s': job '%s' needs a "
                              "directory of its own",
-                             o->save_dir, all[i].job, o->job);
+                             o->save_dir, all[i].job, o->job.name);
         }
     }
     free(all);
@@ -136,7 +136,7 @@ static void *save(void *arg)
     int rc = cst_connect(&client, o->socket, &err);
 
     if (rc == 0) {
-        rc = cst_save(client, o->job, &spec, &result, &err);
+        rc = cst_save(client, o->job.name, &spec, &result, &err);
     }
     cst_disconnect(client);
     if (result.bytes > 0) {
@@ -145,8 +145,8 @@ static void *save(void *arg)
     if (rc != 0 && result.bytes > 0) {
         (void)fprintf(stderr, "cistern-gpt: %s\n", err.text);
     } else if (rc != 0) {
-        (void)fprintf(stderr, "cistern-gpt: job '%s' was not saved after step %llu: %s\n", o->job,
-                      (unsigned long long)checkpoint->step, err.text);
+        (void)fprintf(stderr, "cistern-gpt: job '%s' was not saved after step %llu: %s\n",
+                      o->job.name, (unsigned long long)checkpoint->step, err.text);
     }
     atomic_store(&checkpoint->finished, true);
     (void)sem_post(&checkpoint->begun);

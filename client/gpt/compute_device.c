@@ -19,7 +19,7 @@ int gpt_device_cuda_open(struct gpt_device **out, const struct gpt_options *opti
     return cst_err_set(err, CST_EUNSUPPORTED,
                        "--device %s: this cistern-gpt was built without "
                        "CUDA",
-                       options->device);
+                       options->job.device);
 }
 
 uint64_t gpt_device_cuda_activations(const struct gpt_options *options,
@@ -36,7 +36,8 @@ uint64_t gpt_device_cuda_activations(const struct gpt_options *options,
  * pools are in memory that the processor can access. */
 static bool is_host(const struct gpt_options *options)
 {
-    return strcmp(options->device, "host") == 0 || strncmp(options->device, "paced", 5) == 0;
+    return strcmp(options->job.device, "host") == 0 ||
+           strncmp(options->job.device, "paced", 5) == 0;
 }
 
 /* All names except "host" and "paced..." are names of GPUs: "cuda", "cuda:1", a UUID. */
@@ -50,7 +51,7 @@ int gpt_device_open(struct gpt_device **out, const struct gpt_options *options, 
 
 unsigned gpt_device_threads(const struct gpt_options *options)
 {
-    const unsigned share = gpt_parallel_cores() / options->world;
+    const unsigned share = gpt_parallel_cores() / options->job.world;
 
     if (options->threads > 0) {
         return options->threads;
@@ -67,8 +68,9 @@ bool gpt_device_bf16(const struct gpt_options *options)
 uint64_t gpt_device_activations(const struct gpt_options *options, const struct gpt_model *model,
                                 uint32_t number)
 {
-    return is_host(options) ? gpt_host_kept_bytes(model, &model->operators[number],
-                                                  options->batch / options->micro_batches,
-                                                  gpt_device_bf16(options))
-                            : gpt_device_cuda_activations(options, model, number);
+    return is_host(options)
+               ? gpt_host_kept_bytes(model, &model->operators[number],
+                                     options->batch / options->job.updates.micro_batches,
+                                     gpt_device_bf16(options))
+               : gpt_device_cuda_activations(options, model, number);
 }

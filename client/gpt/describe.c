@@ -28,7 +28,7 @@ struct cst_operator_cost gpt_describe_cost(const struct gpt_options *o, const st
                                            uint32_t number)
 {
     const struct gpt_operator *op = &m->operators[number];
-    double rows = (double)(o->batch / o->micro_batches) * m->context;
+    double rows = (double)(o->batch / o->job.updates.micro_batches) * m->context;
     struct cst_operator_cost cost = {
         .activation_bytes = gpt_device_activations(o, m, number),
         .expected_uses = 1.0f,
@@ -96,7 +96,7 @@ static void write_tensor(FILE *f, const struct gpt_tensor *t, bool last)
 static uint64_t hidden_bytes(const struct gpt_options *o, const struct gpt_model *m,
                              const struct gpt_operator *op)
 {
-    const uint64_t rows = (uint64_t)(o->batch / o->micro_batches) * m->context;
+    const uint64_t rows = (uint64_t)(o->batch / o->job.updates.micro_batches) * m->context;
 
     return op->kind == GPT_OP_EMBED || op->kind == GPT_OP_PROJ || op->kind == GPT_OP_FCPROJ
                ? rows * m->width * sizeof(float)
@@ -138,7 +138,7 @@ static void write_operator(FILE *f, const struct gpt_options *o, const struct gp
 
 static void write_model(FILE *f, const struct gpt_options *o, const struct gpt_model *m)
 {
-    const size_t n_seqs = o->batch / o->micro_batches;
+    const size_t n_seqs = o->batch / o->job.updates.micro_batches;
 
     (void)fprintf(f, "{\"name\": \"gpt-%ux%u", m->layers, m->width);
     if (m->experts > 0) {

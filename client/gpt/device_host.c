@@ -34,16 +34,16 @@ static int host_open_states(struct gpt_device *device, const struct gpt_model *m
     struct host_device *d = self(device);
     const struct gpt_options *o = d->options;
     const struct gpt_local_config config = {
-        .world = o->world,
-        .micro_batches = o->micro_batches,
+        .world = o->job.world,
+        .micro_batches = o->job.updates.micro_batches,
         .engine_threads = o->engine_threads,
-        .optimizer = o->optimizer,
-        .masters = o->masters,
-        .moments = o->moments,
-        .rounding = o->rounding,
-        .seed = o->seed,
-        .overlap = o->overlap,
-        .delay_from = o->delay_from,
+        .optimizer = o->job.states.optimizer,
+        .masters = o->job.states.masters,
+        .moments = o->job.states.moments,
+        .rounding = o->job.states.rounding,
+        .seed = o->job.states.seed,
+        .overlap = o->job.updates.overlap,
+        .delay_from = o->job.updates.delay_from,
     };
 
     return gpt_local_open(&d->local, model, &config, err);
@@ -62,16 +62,16 @@ static void host_break_states(struct gpt_device *device)
 
 static uint32_t host_passes(const struct gpt_device *device)
 {
-    return ((const struct host_device *)(const void *)device)->options->micro_batches;
+    return ((const struct host_device *)(const void *)device)->options->job.updates.micro_batches;
 }
 
 static void host_describe_rows(const struct gpt_device *device, char out[GPT_EXCHANGE_WORDS])
 {
     const struct host_device *d = (const struct host_device *)(const void *)device;
 
-    (void)snprintf(out, GPT_EXCHANGE_WORDS, "%s rows of a host, %zu per pass",
-                   d->bf16 ? "bf16" : "fp32",
-                   (size_t)d->options->batch / d->options->micro_batches * d->options->context);
+    (void)snprintf(
+        out, GPT_EXCHANGE_WORDS, "%s rows of a host, %zu per pass", d->bf16 ? "bf16" : "fp32",
+        (size_t)d->options->batch / d->options->job.updates.micro_batches * d->options->context);
 }
 
 static int host_plan_stash(const struct gpt_device *device, const struct gpt_model *model,
@@ -79,7 +79,7 @@ static int host_plan_stash(const struct gpt_device *device, const struct gpt_mod
 {
     const struct host_device *d = (const struct host_device *)(const void *)device;
 
-    return gpt_host_plan(model, d->options->batch / d->options->micro_batches, d->bf16,
+    return gpt_host_plan(model, d->options->batch / d->options->job.updates.micro_batches, d->bf16,
                          d->options->activation_memory, out, err);
 }
 
@@ -88,8 +88,8 @@ static int host_open_pass(struct gpt_device *device, const struct gpt_model *mod
 {
     struct host_device *d = self(device);
 
-    return gpt_pass_host_open(out, model, d->options->batch / d->options->micro_batches, d->bf16,
-                              d->options->activation_memory, d->threads, err);
+    return gpt_pass_host_open(out, model, d->options->batch / d->options->job.updates.micro_batches,
+                              d->bf16, d->options->activation_memory, d->threads, err);
 }
 
 static int host_open_view(struct gpt_device *device, struct gpt_store *from,
@@ -134,7 +134,7 @@ static const struct gpt_device_ops host_ops = {
 
 static int check(const struct gpt_options *o, struct cst_err *err)
 {
-    if (o->recompute && o->parallel == GPT_PARALLEL_DATA) {
+    if (o->job.planning.recompute && o->parallel == GPT_PARALLEL_DATA) {
         return cst_err_set(err, CST_EUNSUPPORTED,
                            "--recompute is only for --device cuda: the host keeps its activations");
     }

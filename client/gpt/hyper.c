@@ -19,7 +19,7 @@ double gpt_hyper_lr(const struct gpt_options *o, uint64_t step)
 
 uint32_t gpt_hyper_batches(const struct gpt_options *o)
 {
-    return o->parallel == GPT_PARALLEL_DATA ? o->world : 1;
+    return o->parallel == GPT_PARALLEL_DATA ? o->job.world : 1;
 }
 
 struct cst_hyper_params gpt_hyper_params(const struct gpt_options *o, uint32_t n_passes,

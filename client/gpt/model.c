@@ -203,7 +203,7 @@ int gpt_model_init(struct gpt_model *model, const struct gpt_options *options, s
         .vocab = options->vocab > 0 ? options->vocab : GPT_VOCAB,
         .experts = options->experts,
         .top_k = options->top_k,
-        .world = options->world,
+        .world = options->job.world,
         .stages = options->stages,
         .borders = options->borders,
         .balance = (float)options->balance,

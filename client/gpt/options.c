@@ -5,6 +5,7 @@
 #include "client/gpt/layers.h"
 #include "client/gpt/model.h"
 #include "client/gpt/options_parallel.h"
+#include "proto/job_options.h"
 #include "proto/optimizers.h"
 #include "proto/options_file.h"
 
@@ -37,14 +38,16 @@ static int check_kinds(const struct gpt_options *o, struct cst_err *err)
             "--lora %u cannot be combined with --experts %u: adapters need a dense model", o->lora,
             o->experts);
     }
-    if (o->base != NULL && o->lora == 0) {
+    if (o->job.model.base != NULL && o->lora == 0) {
         return cst_err_set(err, CST_EINVAL,
-                           "--base '%s' needs --lora: without it nothing is frozen", o->base);
+                           "--base '%s' needs --lora: without it nothing is frozen",
+                           o->job.model.base);
     }
-    if (o->base != NULL && o->store == GPT_STORE_LOCAL) {
+    if (o->job.model.base != NULL && o->store == GPT_STORE_LOCAL) {
         return cst_err_set(
             err, CST_EINVAL,
-            "--base '%s' cannot be combined with --store=local: only the daemon has jobs", o->base);
+            "--base '%s' cannot be combined with --store=local: only the daemon has jobs",
+            o->job.model.base);
     }
     return 0;
 }
@@ -52,39 +55,31 @@ static int check_kinds(const struct gpt_options *o, struct cst_err *err)
 /* Check the optimizer, and the options that only the daemon supports. */
 static int check_states(const struct gpt_options *o, struct cst_err *err)
 {
-    if (o->beta1 == 0 && !cst_optimizer_rows[o->optimizer].beta1_may_be_0) {
+    if (o->beta1 == 0 && !cst_optimizer_rows[o->job.states.optimizer].beta1_may_be_0) {
         return cst_err_set(err, CST_EINVAL, "--beta1 0: only sgd can do without momentum, not %s",
-                           cst_optimizer_names[o->optimizer]);
+                           cst_optimizer_names[o->job.states.optimizer]);
     }
     if (o->dump_grads != NULL && o->store == GPT_STORE_DAEMON &&
-        (o->grad_over_weight || (o->overlap == CST_OVERLAP_EARLY && o->clip == 0))) {
+        (o->job.states.grad_over_weight ||
+         (o->job.updates.overlap == CST_OVERLAP_EARLY && o->clip == 0))) {
         return cst_err_set(
             err, CST_EINVAL,
             "--dump-grads cannot be combined with %s: the daemon does not keep gradients then",
-            o->grad_over_weight ? "--grad-over-weight" : "--overlap early and --clip 0");
+            o->job.states.grad_over_weight ? "--grad-over-weight" : "--overlap early and --clip 0");
     }
-    if (o->delay_from > 0 && o->overlap != CST_OVERLAP_DELAYED) {
-        return cst_err_set(err, CST_EINVAL, "--delay-from %llu needs --overlap delayed, not %s",
-                           (unsigned long long)o->delay_from, cst_overlap_names[o->overlap]);
-    }
-    if (o->unused == CST_UNUSED_SKIP && o->overlap == CST_OVERLAP_EARLY) {
-        return cst_err_set(err, CST_EINVAL,
-                           "--unused skip cannot be combined with --overlap early: updates begin "
-                           "before it is known which tensors have no gradient");
-    }
-    if (o->store == GPT_STORE_LOCAL && o->unused != CST_UNUSED_ZERO) {
+    if (o->store == GPT_STORE_LOCAL && o->job.updates.unused != CST_UNUSED_ZERO) {
         return cst_err_set(err, CST_EINVAL,
                            "--unused skip is for the daemon: it cannot be combined with "
                            "--store=local");
     }
-    if (o->store == GPT_STORE_LOCAL && cst_optimizer_of_matrices(o->optimizer)) {
+    if (o->store == GPT_STORE_LOCAL && cst_optimizer_of_matrices(o->job.states.optimizer)) {
         return cst_err_set(err, CST_EINVAL,
                            "--optimizer muon is for the daemon: it cannot be combined with "
                            "--store=local");
     }
     if (o->store == GPT_STORE_LOCAL &&
-        (o->grad_over_weight || o->device_update_bytes > 0 || o->device_states > 0 ||
-         o->plan_file != NULL || o->reshape)) {
+        (o->job.states.grad_over_weight || o->job.memory.device_update_bytes > 0 ||
+         o->job.memory.device_states > 0 || o->job.planning.plan_file != NULL || o->job.reshape)) {
         return cst_err_set(
             err, CST_EINVAL,
             "--grad-over-weight, --device-update, --device-states, --plan and --reshape are for "
@@ -124,7 +119,8 @@ static int check_text(const struct gpt_options *o, struct cst_err *err)
         return cst_err_set(err, CST_EINVAL, "--validate-every %llu needs --validate",
                            (unsigned long long)o->validate_every);
     }
-    if (o->init != NULL && (o->store == GPT_STORE_LOCAL || o->experts > 0 || o->base != NULL)) {
+    if (o->init != NULL &&
+        (o->store == GPT_STORE_LOCAL || o->experts > 0 || o->job.model.base != NULL)) {
         return cst_err_set(err, CST_EINVAL,
                            "--init '%s' cannot be combined with --store=local, --experts or --base",
                            o->init);
@@ -167,8 +163,8 @@ static int take_config(struct gpt_options *o, const char *path, struct cst_optio
                        struct cst_err *err)
 {
     static const struct variable threads = {"OMP_NUM_THREADS", CST_U32(AT(threads), 1, 1024)},
-                                 rank = {"LOCAL_RANK", CST_U32(AT(rank), 0, 63)},
-                                 world = {"LOCAL_WORLD_SIZE", CST_U32(AT(world), 1, 64)};
+                                 rank = {"LOCAL_RANK", CST_U32(AT(job.rank), 0, 63)},
+                                 world = {"LOCAL_WORLD_SIZE", CST_U32(AT(job.world), 1, 64)};
     int rc = take_variable(o, &threads, err);
 
     if (rc == CST_OK && path != NULL) {
@@ -233,19 +229,19 @@ static int check_together(const struct gpt_options *o, struct cst_err *err)
             "--width %u / --heads %u = %u elements per head: it must be a multiple of %d", o->width,
             o->heads, o->width / o->heads, GPT_SIMD_ELEMS);
     }
-    if (o->batch % o->micro_batches != 0) {
+    if (o->batch % o->job.updates.micro_batches != 0) {
         return cst_err_set(err, CST_EINVAL, "--batch %u is not divisible by --micro-batches %u",
-                           o->batch, o->micro_batches);
+                           o->batch, o->job.updates.micro_batches);
     }
-    if (o->rank >= o->world) {
-        return cst_err_set(err, CST_EINVAL, "--rank %u with --world %u: ranks are 0..%u", o->rank,
-                           o->world, o->world - 1);
+    if (o->job.rank >= o->job.world) {
+        return cst_err_set(err, CST_EINVAL, "--rank %u with --world %u: ranks are 0..%u",
+                           o->job.rank, o->job.world, o->job.world - 1);
     }
-    if (o->store == GPT_STORE_LOCAL && o->rank != 0) {
+    if (o->store == GPT_STORE_LOCAL && o->job.rank != 0) {
         return cst_err_set(
             err, CST_EINVAL,
-            "--rank %u cannot be combined with --store=local: one process is all %u ranks", o->rank,
-            o->world);
+            "--rank %u cannot be combined with --store=local: one process is all %u ranks",
+            o->job.rank, o->job.world);
     }
     if (o->activation_memory > 0 && (o->store == GPT_STORE_LOCAL || o->experts > 0)) {
         return cst_err_set(
@@ -254,6 +250,9 @@ static int check_together(const struct gpt_options *o, struct cst_err *err)
     }
     if (o->data == NULL && o->describe == NULL && !o->print_config) {
         return cst_err_set(err, CST_EINVAL, "--data FILE is missing");
+    }
+    if (cst_job_options_check(&o->job, err) != CST_OK) {
+        return CST_EINVAL;
     }
     if (check_states(o, err) != 0 || check_checkpoints(o, err) != 0 || check_text(o, err) != 0) {
         return CST_EINVAL;
@@ -268,7 +267,7 @@ static void choose_defaults(struct gpt_options *o)
         o->top_k = o->experts == 1 ? 1 : 2;
     }
     if (o->beta2 < 0) {
-        o->beta2 = cst_optimizer_rows[o->optimizer].beta2;
+        o->beta2 = cst_optimizer_rows[o->job.states.optimizer].beta2;
         o->beta2 = o->beta2 != 0 ? o->beta2 : 0.95; /* 0.999 is long for a language model. */
     }
     if (o->lora > 0 && o->lora_alpha < 0) {
@@ -283,7 +282,7 @@ static void choose_defaults(struct gpt_options *o)
 /* Fill @o, which has the defaults, from all places. */
 static int take_options(struct gpt_options *o, int argc, char *argv[], struct cst_err *err)
 {
-    struct gpt_options typed = {.world = 1};
+    struct gpt_options typed = {.job.world = 1};
     struct cst_options_given given, in_file = {.first = 0};
     /* The command line is read for --config first, and then again, because it overrides the file.
      */
@@ -330,11 +329,11 @@ int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struc
         .clip = 1,
         .beta1 = 0.9,
         .beta2 = -1,
-        .seed = 1,
-        .world = 1,
-        .device = "host",
-        .micro_batches = 1,
-        .job = "gpt",
+        .job = {.name = "gpt",
+                .world = 1,
+                .device = "host",
+                .states.seed = 1,
+                .updates.micro_batches = 1},
         .prompt = "\n",
         .temperature = 0.8,
     };

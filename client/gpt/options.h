@@ -4,7 +4,7 @@
 #ifndef GPT_OPTIONS_H
 #define GPT_OPTIONS_H
 
-#include "cistern/optimizer.h"
+#include "cistern/job.h"
 #include "cistern/status.h"
 #include "client/gpt/data.h"
 #include "proto/options.h"
@@ -36,7 +36,6 @@ struct gpt_options {
     double balance;    /* weight of the load-balancing loss */
     uint32_t lora;     /* rank of the adapters of a frozen base model; 0: no adapters */
     double lora_alpha; /* adapters' output is scaled by alpha / rank; negative: alpha is the rank */
-    const char *base;  /* job whose frozen tensors are used; NULL: none */
     const char *describe; /* file for the model as JSON; "-": standard output; NULL: train */
     uint64_t steps;       /* steps in the life of the job */
     double lr;            /* highest learning rate */
@@ -45,28 +44,17 @@ struct gpt_options {
     double weight_decay;  /* weight decay of matrices */
     double clip;          /* limit of the global gradient norm; 0: no clipping */
     double beta1, beta2;  /* of the optimizer; SGD: beta1 is the momentum */
-    enum cst_optimizer optimizer;
-    enum cst_masters masters;     /* where the bits of the master weights are */
-    enum cst_moments moments;     /* format of the moments */
-    enum cst_rounding rounding;   /* rounding of moments that are not fp32; seeded by seed */
-    enum cst_overlap overlap;     /* time of the chunks' updates */
-    enum cst_unused unused;       /* what a step does with tensors without a gradient */
-    uint64_t delay_from;          /* first delayed step, with CST_OVERLAP_DELAYED */
-    bool grad_over_weight;        /* the gradients' sums take the place of the weights */
-    uint64_t device_update_bytes; /* bytes of the device reserved for updates; or
-                                     CST_DEVICE_UPDATE_AUTO: planned */
-    /* Bytes of the device for states that stay there; or CST_DEVICE_UPDATE_AUTO: planned. */
-    uint64_t device_states;
-    uint64_t seed;          /* seed of initial weights, data order and sample */
+    /* What the daemon is asked for. pool_bytes 0: see pool_percent; recompute: recompute_layers are
+     * all. The seed is that of initial weights, data order and sample, too; the micro-batches are
+     * parts of the batch that are computed one after the other. */
+    struct cst_job_spec job;
     const char *data;       /* training text */
     enum gpt_tokens tokens; /* form of the tokens in the files of text */
     /* Text for validation: a file, or the end of the training text as "P%"; NULL: none. */
     const char *validate;
     uint64_t validate_every;     /* steps between validations; 0: only after the last step */
     const char *init;            /* directory of a GPT-2 whose weights a new job begins with */
-    uint32_t rank, world;        /* rank of this worker, and number of ranks */
     enum gpt_store_choice store; /* store of the states */
-    const char *device;          /* "host", "paced", "paced:N", "cuda", "cuda:N", a UUID */
     enum gpt_parallel_choice parallel; /* how ranks share the work */
     uint32_t stages;                   /* of whole blocks; 0: none with GPT_PARALLEL_DATA; with
                                           GPT_PARALLEL_PIPELINE, those of the schedule */
@@ -78,18 +66,11 @@ struct gpt_options {
     unsigned tensor;                        /* how ranks of tp divide a model: a mode */
     unsigned sequence;                      /* how ranks of cp share a sequence */
     struct cst_value_list recompute_layers; /* of each stage, whose forward passes are repeated */
-    uint32_t micro_batches;     /* parts of the batch that are computed one after the other */
-    bool reshape;               /* open a job without workers again in place */
-    uint64_t activation_memory; /* most bytes of activations per rank; 0: no limit */
-    bool recompute;             /* recompute_layers are all: of each block, on a GPU */
-    const char *socket;         /* socket of the daemon; NULL: the library's default */
-    const char *job;            /* name of the job */
-    uint64_t pool_bytes;        /* pool per rank; 0: see pool_percent */
-    double pool_percent;        /* pool in percent of the bf16 weights; 0: as much as can be used */
-    const char *plan_file;      /* plan by `cistern plan --save`; NULL: none */
-    uint64_t chunk;             /* chunk capacity in elements; 0: the daemon chooses */
-    uint32_t threads;           /* compute threads per rank; 0: cores / world, at least 1 */
-    uint32_t engine_threads;    /* threads of the local store; 0: all cores */
+    uint64_t activation_memory;             /* most bytes of activations per rank; 0: no limit */
+    const char *socket;                     /* socket of the daemon; NULL: the library's default */
+    double pool_percent;     /* pool in percent of the bf16 weights; 0: as much as can be used */
+    uint32_t threads;        /* compute threads per rank; 0: cores / world, at least 1 */
+    uint32_t engine_threads; /* threads of the local store; 0: all cores */
     enum gpt_matmul_choice matmul; /* operands and implementation of matrix products */
     uint64_t sample;               /* bytes of text to generate at the end */
     const char *prompt;            /* start of the sample */

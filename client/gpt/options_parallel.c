@@ -17,7 +17,7 @@ void gpt_options_choose_parallel(struct gpt_options *o)
     if (o->parallel == GPT_PARALLEL_PIPELINE && o->schedule == NULL) {
         o->schedule = "1f1b";
     }
-    o->recompute = o->recompute_layers.is_all;
+    o->job.planning.recompute = o->recompute_layers.is_all;
 }
 
 /* What no rank of cistern-gpt does. */
@@ -51,7 +51,7 @@ static int check_abilities(const struct gpt_options *o, struct cst_err *err)
 static int check_degrees(const struct gpt_options *o, struct cst_err *err)
 {
     const bool is_data = o->dp > 1, is_pipeline = o->pp > 1;
-    const uint32_t degree = is_data ? o->dp : is_pipeline ? o->pp : o->world;
+    const uint32_t degree = is_data ? o->dp : is_pipeline ? o->pp : o->job.world;
 
     if (is_data && is_pipeline) {
         return cst_err_set(err, CST_EINVAL,
@@ -63,11 +63,11 @@ static int check_degrees(const struct gpt_options *o, struct cst_err *err)
         return cst_err_set(err, CST_EINVAL, "section parallel, %s %u: that is --parallel %s",
                            is_data ? "dp" : "pp", degree, is_data ? "data" : "pipeline");
     }
-    if (degree != o->world) {
+    if (degree != o->job.world) {
         return cst_err_set(
             err, CST_EINVAL,
             "section parallel, %s %u: there are --world %u ranks; that needs --world %u",
-            is_data ? "dp" : "pp", degree, o->world, degree);
+            is_data ? "dp" : "pp", degree, o->job.world, degree);
     }
     return 0;
 }
@@ -113,14 +113,14 @@ static int check_stages(const struct gpt_options *o, struct cst_err *err)
                            "--stages %u is more than --layers %u: a stage has a block or more",
                            o->stages, o->layers);
     }
-    if (o->micro_batches < 2) {
+    if (o->job.updates.micro_batches < 2) {
         return cst_err_set(err, CST_EINVAL,
                            "--parallel %s needs --micro-batches 2 or more: with one, there "
                            "is never work for two workers",
                            how);
     }
     if (o->experts > 0 || o->store == GPT_STORE_LOCAL || o->activation_memory > 0 ||
-        o->overlap == CST_OVERLAP_EARLY) {
+        o->job.updates.overlap == CST_OVERLAP_EARLY) {
         return cst_err_set(err, CST_EINVAL,
                            "--parallel %s cannot be combined with --experts, --store=local, "
                            "--activation-memory or --overlap early",

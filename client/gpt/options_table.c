@@ -5,12 +5,16 @@
 #include "client/gpt/layers.h"
 #include "client/gpt/model.h"
 #include "client/gpt/options.h"
+#include "proto/job_options.h"
 #include "proto/optimizers.h"
 #include "proto/size.h"
 
 #include <stddef.h>
 
 #define AT(name) offsetof(struct gpt_options, name)
+#define CST_JOB_AT(member) AT(job.member)
+#define CST_JOB_OPTION(in, has, section, option, argument, help, ...)                              \
+    CST_OPTION_IN(section, option, argument, help, __VA_ARGS__),
 #define ROW(option, argument, help, ...) CST_OPTION(option, 0, 0, argument, help, __VA_ARGS__)
 #define KEY CST_OPTION_IN
 #define FILE_KEY CST_OPTION_IN_FILE
@@ -84,7 +88,6 @@ const struct cst_option gpt_options_table[] = {
         CST_U32(AT(lora), 0, 65536)),
     KEY("model", "lora-alpha", "X", "multiply the output of the adapters by X / R (R)",
         CST_REAL(AT(lora_alpha), 0, 1e6)),
-    KEY("model", "base", "JOB", "use the frozen model of that job, read only", CST_TEXT(AT(base))),
     ROW("describe", "FILE",
         "write the model as JSON for `cistern plan` (-: to standard output) and exit",
         CST_TEXT(AT(describe))),
@@ -101,9 +104,6 @@ const struct cst_option gpt_options_table[] = {
     KEY("data", "validate-every", "N", "print this loss after every N steps, too",
         CST_U64(AT(validate_every), 1, 1e15)),
     KEY("training", "batch", "N", "sequences per rank and step (8)", CST_U32(AT(batch), 1, 65536)),
-    KEY("parallel", "micro-batches", "N",
-        "divide the batch into N parts; their gradients are added in fp32 (1)",
-        CST_U32(AT(micro_batches), 1, 65536)),
     KEY("memory", "activation-memory", "SIZE",
         "hold at most SIZE of activations; those of the other blocks wait in host memory of the "
         "daemon (no limit; only on the host, without --experts)",
@@ -126,46 +126,15 @@ const struct cst_option gpt_options_table[] = {
         CST_REAL(AT(weight_decay), 0, 1e3)),
     KEY("optimizer", "clip", "X", "largest norm of all gradients together; 0: no clipping (1)",
         CST_REAL(AT(clip), 0, 1e9)),
-    KEY("optimizer", "optimizer", "NAME",
-        "adamw, adam (decay in the gradient), lion, sgd with momentum, or muon (hidden matrices by "
-        "Muon, the rest by AdamW) (adamw)",
-        CST_NAME(AT(optimizer), 0, cst_optimizer_names)),
     KEY("optimizer", "beta1", "X", "first parameter of the optimizer; sgd: the momentum (0.9)",
         CST_REAL(AT(beta1), 0, 0.9999999)),
     KEY("optimizer", "beta2", "X", "second parameter of the optimizer (0.95; lion 0.99)",
         CST_REAL(AT(beta2), 1e-6, 0.9999999)),
-    KEY("optimizer", "masters", "FORMAT",
-        "fp32 or split: 4 or 2 bytes per parameter besides the bf16 weights. Split masters have "
-        "the "
-        "same bits, but weights are rounded with ties away from zero (fp32)",
-        CST_NAME(AT(masters), 0, cst_masters_names)),
-    KEY("optimizer", "moments", "FORMAT",
-        "fp32, bf16 or mx8: 8, 4 or 2.06 bytes per parameter for two moments, half of that for "
-        "lion and sgd (fp32)",
-        CST_NAME(AT(moments), 0, cst_moments_names)),
-    KEY("optimizer", "rounding", "HOW",
-        "rounding of moments that are not fp32: stochastic (its seed is --seed) or nearest "
-        "(stochastic)",
-        CST_NAME(AT(rounding), 0, cst_rounding_names)),
-    KEY("optimizer", "overlap", "WHEN",
-        "when updates run (commit):\ncommit: during the next forward pass\nearly: during the "
-        "backward pass (needs --clip 0)\ndelayed: during the next step, which uses older weights; "
-        "this changes the training, and was worse with AdamW: see cistern-optimizer(7)",
-        CST_NAME(AT(overlap), 0, cst_overlap_names)),
-    KEY("optimizer", "delay-from", "N", "first step whose update is delayed (0)",
-        CST_U64(AT(delay_from), 0, 1e15)),
-    KEY("optimizer", "unused", "HOW",
-        "tensors without a gradient in a step, such as experts without tokens: zero gives them a "
-        "gradient of zeros, skip leaves them as they are (zero)",
-        CST_NAME(AT(unused), 0, cst_unused_names)),
     KEY("training", "seed", "N",
         "seed of initial weights, order of data, rounding and the sample (1)",
-        CST_U64(AT(seed), 0, 1.8446744073709552e19)),
-    CST_OPTION_HEADING("ranks and states:"),
-    KEY("parallel", "rank", "N", "rank of this worker, 0..world-1 ($LOCAL_RANK, or 0)",
-        CST_U32(AT(rank), 0, 63)),
-    KEY("parallel", "world", "N", "number of workers ($LOCAL_WORLD_SIZE, or 1)",
-        CST_U32(AT(world), 1, 64)),
+        CST_U64(AT(job.states.seed), 0, 1.8446744073709552e19)),
+    CST_OPTION_HEADING("the job and its ranks:"),
+#include "proto/job_options.def"
     KEY("parallel", "parallel", "HOW",
         "how workers share a step (data):\ndata: each one computes a batch of its own\ndispatch: "
         "each one computes whatever stage and micro-batch is next, of one batch for all; workers "
@@ -198,41 +167,15 @@ const struct cst_option gpt_options_table[] = {
              CST_NAME(AT(tensor), 0, tensor_names)),
     FILE_KEY("parallel", "sequence", "how cp ranks share sequences (ring)",
              CST_NAME(AT(sequence), 0, sequence_names)),
-    KEY("job", "reshape", NULL,
-        "if the job has no worker, open it again in place with these ranks, pools and options; its "
-        "states are kept",
-        CST_FLAG(AT(reshape))),
     KEY("job", "store", "WHAT",
         "where states are: daemon, or local: in this process, with a thread for each rank (daemon)",
         CST_NAME(AT(store), 0, store_names)),
-    KEY("parallel", "device", "WHAT",
-        "where the model is computed: host, cuda, cuda:N or a GPU's UUID (host); paced, paced:N: "
-        "on the host, with the pool on a simulated accelerator",
-        CST_TEXT(AT(device))),
     KEY("job", "socket", "PATH",
         "socket of the daemon ($CISTERN_SOCKET, /run/cistern/cistern.sock)", CST_TEXT(AT(socket))),
-    KEY("job", "job", "NAME", "name of the job (gpt)", CST_TEXT(AT(job))),
     KEY("memory", "pool", "SIZE|P%",
         "memory of this rank for weights and gradients: 4096, 1.5G, 1.5GiB, or a percentage of the "
         "bf16 weights (as much as can be used)",
-        CST_OTHER_SAVED(AT(pool_bytes), read_pool, write_pool)),
-    KEY("memory", "device-update", "SIZE",
-        "memory of this rank's device for updates there (none); auto: the daemon's plan chooses; "
-        "lent: empty blocks of the pool",
-        CST_SIZE_OR_EITHER(AT(device_update_bytes), 0, "auto", CST_DEVICE_UPDATE_AUTO, "lent",
-                           CST_DEVICE_UPDATE_LENT)),
-    KEY("memory", "device-states", "SIZE",
-        "memory of this rank's device for states that stay there (none); auto: the daemon's plan "
-        "chooses",
-        CST_SIZE_OR(AT(device_states), 0, "auto", CST_DEVICE_UPDATE_AUTO)),
-    KEY("memory", "grad-over-weight", NULL,
-        "gradients take the place of their weights: saves 2 bytes per parameter",
-        CST_FLAG(AT(grad_over_weight))),
-    KEY("memory", "plan", "FILE",
-        "use the plan that 'cistern plan --save FILE' wrote (the daemon plans)",
-        CST_TEXT(AT(plan_file))),
-    KEY("memory", "chunk", "N", "bf16 elements of a chunk (the daemon chooses)",
-        CST_U64(AT(chunk), 1, 1e15)),
+        CST_OTHER_SAVED(AT(job.memory.pool_bytes), read_pool, write_pool)),
     KEY("parallel", "threads", "N",
         "compute threads of this rank ($OMP_NUM_THREADS, or cores / world, at least 1)",
         CST_U32(AT(threads), 1, 1024)),

@@ -30,13 +30,13 @@ static int check_size(const struct cst_schedule *schedule, const struct gpt_opti
 {
     const uint32_t stages = o->stages > 0 ? o->stages : schedule->n_stages;
 
-    if (schedule->n_ranks != o->world || schedule->n_stages != stages ||
-        schedule->n_micro != o->micro_batches) {
+    if (schedule->n_ranks != o->job.world || schedule->n_stages != stages ||
+        schedule->n_micro != o->job.updates.micro_batches) {
         return cst_err_set(err, CST_EINVAL,
                            "it is for --world %u, --stages %u and --micro-batches %u, not for %u, "
                            "%u and %u",
-                           schedule->n_ranks, schedule->n_stages, schedule->n_micro, o->world,
-                           stages, o->micro_batches);
+                           schedule->n_ranks, schedule->n_stages, schedule->n_micro, o->job.world,
+                           stages, o->job.updates.micro_batches);
     }
     if (schedule->n_stages > o->layers || schedule->n_stages > GPT_MAX_STAGES) {
         return cst_err_set(err, CST_EINVAL,
@@ -106,9 +106,10 @@ static int make(struct cst_schedule *out, const struct cst_schedule_kind *kind,
                 const struct gpt_options *o, struct cst_err *err)
 {
     const struct cst_schedule_size size = {
-        .n_ranks = o->world,
-        .n_stages = o->stages > 0 ? o->stages : o->world << (kind->interleaves && !kind->splits),
-        .n_micro = o->micro_batches};
+        .n_ranks = o->job.world,
+        .n_stages =
+            o->stages > 0 ? o->stages : o->job.world << (kind->interleaves && !kind->splits),
+        .n_micro = o->job.updates.micro_batches};
 
     return cst_schedule_make(out, kind, &size, err);
 }

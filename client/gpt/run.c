@@ -56,8 +56,8 @@ static void announce(const struct worker *w, const struct gpt_store *store)
     w->device->ops->describe(w->device, words);
     (void)printf("cistern-gpt: %.2f M parameters in %u layers of width %u, %u heads; %u ranks x "
                  "%s, store %s",
-                 (double)w->model->n_params / 1e6, o->layers, o->width, o->heads, o->world, words,
-                 store->ops->name);
+                 (double)w->model->n_params / 1e6, o->layers, o->width, o->heads, o->job.world,
+                 words, store->ops->name);
     if (store->plan.n_blocks > 0) {
         (void)printf("; %u chunks of %llu B, pool of %u blocks (at least %u): %.1f %% of weights",
                      store->plan.n_chunks, (unsigned long long)store->plan.block_bytes,
@@ -108,7 +108,7 @@ static int worst(const struct worker *workers, uint32_t n, struct cst_err *err)
 static int run_threads(struct worker *workers, const struct worker *like, struct cst_comm **comms,
                        struct cst_err *err)
 {
-    const uint32_t world = like->options->world;
+    const uint32_t world = like->options->job.world;
     uint32_t n_started = 0;
     int rc = 0;
 
@@ -137,7 +137,7 @@ static int run_threads(struct worker *workers, const struct worker *like, struct
 /* Run all ranks as threads of this process. */
 static int run_local(const struct worker *like, struct cst_err *err)
 {
-    const uint32_t world = like->options->world;
+    const uint32_t world = like->options->job.world;
     struct worker *workers = calloc(world, sizeof *workers);
     struct cst_comm *comms[CST_COMM_MAX_THREADS] = {NULL};
     int rc;
@@ -185,13 +185,14 @@ int gpt_run(const struct gpt_options *options, struct cst_err *err)
 {
     struct gpt_model model;
     struct gpt_texts texts;
-    struct worker w = {.options = options, .model = &model, .texts = &texts, .rank = options->rank};
+    struct worker w = {
+        .options = options, .model = &model, .texts = &texts, .rank = options->job.rank};
     int rc = open_texts(&texts, options, err);
 
     if (rc != 0) {
         return rc;
     }
-    if (options->rank == 0) {
+    if (options->job.rank == 0) {
         rc = gpt_checkpoint_check_job(options, err);
     }
     if (rc != 0) {

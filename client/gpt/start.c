@@ -25,7 +25,7 @@ static bool has_weights(const struct start *s, uint32_t i)
 {
     const struct gpt_tensor *tensor = &s->model->tensors[i];
 
-    return s->options->base != NULL
+    return s->options->job.model.base != NULL
                ? tensor->pattern == CST_PATTERN_FROZEN
                : s->options->init != NULL && !gpt_gpt2_is_adapter(tensor->name);
 }
@@ -47,7 +47,7 @@ static int write_initial(const struct start *s, struct cst_err *err)
         for (uint64_t at = 0; rc == 0 && at < n; at += WRITE_ELEMS) {
             const uint64_t now = n - at < WRITE_ELEMS ? n - at : WRITE_ELEMS;
 
-            gpt_model_initial(s->model, s->options->seed, i, at, now,
+            gpt_model_initial(s->model, s->options->job.states.seed, i, at, now,
                               gpt_device_threads(s->options), slice);
             rc = s->store->ops->write(s->store, i, CST_STATE_MASTER, at, now, slice, err);
         }
@@ -131,7 +131,7 @@ int gpt_start(const struct gpt_options *options, const struct gpt_model *model, 
         rc = initialise(&start, err);
     } else if (resume != NULL && strcmp(resume, "auto") != 0 && !options->quiet) {
         (void)printf("job '%s' exists and goes on after step %llu: --resume is not used\n",
-                     options->job, (unsigned long long)store->ops->steps(store));
+                     options->job.name, (unsigned long long)store->ops->steps(store));
     }
     if (rc == 0) {
         gpt_checkpoint_warn(options, store->ops->steps(store));

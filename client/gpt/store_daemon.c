@@ -74,7 +74,7 @@ static struct cst_edge_spec dispatch_edge(const struct gpt_options *options, uin
                                   .from = CST_ALL_RANKS,
                                   .to = CST_ALL_RANKS,
                                   .slot_bytes = bytes,
-                                  .n_slots = options->micro_batches};
+                                  .n_slots = options->job.updates.micro_batches};
 }
 
 /* Edges for what goes from stage to stage. */
@@ -84,7 +84,8 @@ static int declare_boundaries(struct cst_job *job, const struct gpt_options *opt
     const uint32_t n = model->stages > 0 ? model->stages - 1 : 0;
     const uint32_t n_edges =
         model->pipeline != NULL ? gpt_pipeline_n_edges(model->pipeline) : 2 * n;
-    const uint64_t rows = (uint64_t)options->batch / options->micro_batches * options->context;
+    const uint64_t rows =
+        (uint64_t)options->batch / options->job.updates.micro_batches * options->context;
     const uint64_t bytes = rows * model->width * sizeof(float);
     int number = 0;
 
@@ -182,7 +183,7 @@ static uint64_t pool_bytes(const struct gpt_options *options, const struct gpt_m
         /* A percentage may exceed the range of uint64_t. */
         return bytes < 1.0 ? 1 : bytes > 1e18 ? (uint64_t)1e18 : (uint64_t)bytes;
     }
-    return options->pool_bytes;
+    return options->job.memory.pool_bytes;
 }
 
 static struct daemon_store *self(struct gpt_store *store)
@@ -213,12 +214,13 @@ static void tell_waits(const struct daemon_store *s)
         return;
     }
     if (cst_connect(&client, o->socket, &why) != CST_OK) {
-        (void)printf("cistern-gpt: rank %u waits for the daemon: %s\n", o->rank, why.text);
+        (void)printf("cistern-gpt: rank %u waits for the daemon: %s\n", o->job.rank, why.text);
         (void)fflush(stdout);
         return;
     }
-    if (cst_job_waits(client, o->job, words, sizeof words, NULL) == CST_OK && words[0] != '\0') {
-        (void)printf("cistern-gpt: rank %u waits for %s\n", o->rank, words);
+    if (cst_job_waits(client, o->job.name, words, sizeof words, NULL) == CST_OK &&
+        words[0] != '\0') {
+        (void)printf("cistern-gpt: rank %u waits for %s\n", o->job.rank, words);
         (void)fflush(stdout);
     }
     cst_disconnect(client);
@@ -312,7 +314,7 @@ static int daemon_put_start(struct gpt_store *store, uint32_t number, const void
 {
     const struct daemon_store *s = self(store);
 
-    return cst_put_start(s->job, (int)s->options->rank, number, data, bytes, err);
+    return cst_put_start(s->job, (int)s->options->job.rank, number, data, bytes, err);
 }
 
 static int daemon_take_start(struct gpt_store *store, uint32_t number, void *data, uint64_t bytes,
@@ -320,14 +322,14 @@ static int daemon_take_start(struct gpt_store *store, uint32_t number, void *dat
 {
     const struct daemon_store *s = self(store);
 
-    return cst_take_start(s->job, (int)s->options->rank, number, data, bytes, err);
+    return cst_take_start(s->job, (int)s->options->job.rank, number, data, bytes, err);
 }
 
 static int daemon_stash_wait(struct gpt_store *store, uint32_t number, struct cst_err *err)
 {
     const struct daemon_store *s = self(store);
 
-    return cst_edge_wait(s->job, (int)s->options->rank, number, err);
+    return cst_edge_wait(s->job, (int)s->options->job.rank, number, err);
 }
 
 static int daemon_put(struct gpt_store *store, uint32_t edge, uint32_t number, const void *data,
@@ -450,35 +452,16 @@ static int open_job(struct daemon_store *s, struct gpt_device *device, struct cs
     const struct gpt_model *model = s->model;
     char *config = gpt_gpt2_config(model),
          *adapter_config = gpt_gpt2_adapter_config(model, options->init);
-    const struct cst_job_spec spec = {
-        .name = options->job,
-        .rank = options->rank,
-        .world = options->world,
-        .device = options->device,
-        .memory.pool_bytes = pool_bytes(options, model),
-        .planning.chunk_elems = options->chunk,
-        .updates.micro_batches = model->pipeline != NULL
+    struct cst_job_spec spec = options->job;
+    int rc;
+
+    spec.memory.pool_bytes = pool_bytes(options, model);
+    spec.updates.micro_batches = model->pipeline != NULL
                                      ? gpt_pipeline_micro_batches(model->pipeline)
-                                     : device->ops->passes(device),
-        .model.base = options->base,
-        .states.optimizer = options->optimizer,
-        .states.masters = options->masters,
-        .states.moments = options->moments,
-        .states.rounding = options->rounding,
-        .states.seed = options->seed,
-        .updates.overlap = options->overlap,
-        .updates.delay_from = options->delay_from,
-        .updates.unused = options->unused,
-        .states.grad_over_weight = options->grad_over_weight,
-        .memory.device_update_bytes = options->device_update_bytes,
-        .memory.device_states = options->device_states,
-        .planning.recompute = options->recompute,
-        .planning.plan_file = options->plan_file,
-        .model.model_config = config,
-        .model.adapter_config = adapter_config,
-        .reshape = options->reshape,
-    };
-    int rc = cst_job_open(&s->job, s->client, &spec, err);
+                                     : device->ops->passes(device);
+    spec.model.model_config = config;
+    spec.model.adapter_config = adapter_config;
+    rc = cst_job_open(&s->job, s->client, &spec, err);
 
     free(config);
     free(adapter_config);

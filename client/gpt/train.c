@@ -102,8 +102,8 @@ static int one_pass(struct train *t, uint64_t step, uint32_t number, double *los
     const size_t n_seqs = o->batch / t->n_passes;
     int rc;
 
-    rc = gpt_data_batch(&t->texts->train, o->seed,
-                        (step * o->world + t->rank) * o->batch + number * n_seqs, n_seqs,
+    rc = gpt_data_batch(&t->texts->train, o->job.states.seed,
+                        (step * o->job.world + t->rank) * o->batch + number * n_seqs, n_seqs,
                         o->context, t->pass->tokens, t->pass->targets, err);
     if (rc == 0) {
         rc = t->pass->ops->forward(t->pass, t->store, n_seqs, true, err);
@@ -126,8 +126,8 @@ static int load_micro(const struct train *t, uint64_t step, uint32_t micro, stru
     const struct gpt_options *o = t->options;
     const size_t n_seqs = o->batch / t->n_passes;
 
-    return gpt_data_batch(&t->texts->train, o->seed, step * o->batch + micro * n_seqs, n_seqs,
-                          o->context, t->pass->tokens, t->pass->targets, err);
+    return gpt_data_batch(&t->texts->train, o->job.states.seed, step * o->batch + micro * n_seqs,
+                          n_seqs, o->context, t->pass->tokens, t->pass->targets, err);
 }
 
 static int run_unit(struct train *t, const struct cst_unit *unit, struct cst_err *err)
@@ -222,7 +222,7 @@ static int tell_step(struct train *t, const struct cst_step_result *result, doub
     if (t->losses != NULL && fprintf(t->losses, "%a\n", result->loss) < 0) {
         return cst_err_errno(err, CST_EIO, errno, "--loss-file '%s'", t->options->loss_file);
     }
-    if (t->options->dump_grads != NULL && result->step == 1 && t->rank == t->options->rank) {
+    if (t->options->dump_grads != NULL && result->step == 1 && t->rank == t->options->job.rank) {
         rc = gpt_dump_grads(t->options->dump_grads, t->model, t->store, err);
     }
     if (rc == 0 && gpt_progress_wants_stat(&t->progress, result->step)) {
@@ -325,7 +325,8 @@ static int print_sample(struct train *t, struct cst_err *err)
     }
     rc = t->device->ops->open_view(t->device, t->store, t->model, &weights, err);
     if (rc == 0) {
-        rc = gpt_sample(t->pass, weights, o->prompt, o->seed, o->temperature, o->sample, text, err);
+        rc = gpt_sample(t->pass, weights, o->prompt, o->job.states.seed, o->temperature, o->sample,
+                        text, err);
         weights->ops->close(weights, rc == 0);
     }
     if (rc == 0) {
@@ -361,7 +362,7 @@ static int write_end(struct train *t, struct cst_err *err)
     const struct gpt_options *o = t->options;
     int rc = 0;
 
-    if (t->rank == o->rank && o->dump_weights != NULL) {
+    if (t->rank == o->job.rank && o->dump_weights != NULL) {
         rc = gpt_dump_weights(o->dump_weights, t->model, t->store, err);
     }
     if (rc == 0 && t->rank == 0 && o->dump_logits != NULL) {
@@ -378,7 +379,7 @@ static int write_end(struct train *t, struct cst_err *err)
 static int open_files(struct train *t, uint64_t step, struct cst_err *err)
 {
     const struct gpt_options *o = t->options;
-    const bool mine = t->rank == o->rank;
+    const bool mine = t->rank == o->job.rank;
     int rc = gpt_progress_open(&t->progress, o->quiet || t->rank != 0, mine ? o->log_json : NULL,
                                step > 0, step, o->steps,
                                (uint64_t)o->batch * o->context * gpt_hyper_batches(o), err);
@@ -415,7 +416,7 @@ static void tell_stopped(const struct train *t, struct cst_err *err)
                       "stopped after step %llu of %llu; job '%s' keeps its states: the same "
                       "command continues it, 'cistern rm %s' removes it",
                       (unsigned long long)t->store->ops->steps(t->store),
-                      (unsigned long long)o->steps, o->job, o->job);
+                      (unsigned long long)o->steps, o->job.name, o->job.name);
 }
 
 /* Say that all steps were done before this process started. */
@@ -426,8 +427,8 @@ static void tell_finished(const struct train *t, uint64_t step)
     if (!o->quiet) {
         (void)printf("cistern-gpt: job '%s' is finished: %llu of %llu steps are done. To continue: "
                      "--steps %llu or more; to start again: cistern rm %s\n",
-                     o->job, (unsigned long long)step, (unsigned long long)o->steps,
-                     (unsigned long long)(2 * step), o->job);
+                     o->job.name, (unsigned long long)step, (unsigned long long)o->steps,
+                     (unsigned long long)(2 * step), o->job.name);
     }
 }
 
@@ -461,7 +462,7 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
     t.checkpoint.options = options;
     t.device = device;
     t.n_passes = device->ops->passes(device);
-    t.joins = comm == NULL && model->experts > 0 && options->world > 1;
+    t.joins = comm == NULL && model->experts > 0 && options->job.world > 1;
     rc = device->ops->open_pass(device, model, &t.pass, err);
     if (rc != 0) {
         return rc;

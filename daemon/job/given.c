@@ -184,7 +184,7 @@ int cstd_given_settle(const struct cstd_job *job, struct cstd_job_request *reque
 
 int cstd_given_take(struct cstd_job *job, struct cst_err *err)
 {
-    const struct cst_layout_states states = cstd_job_options_states(&job->spec);
+    const struct cst_layout_states states = cst_layout_job_states(&job->spec);
     struct cstd_job_plan *plan = &job->plan;
     struct cst_saved_plan facts;
     char pool[CST_SIZE_TEXT];

@@ -27,7 +27,7 @@ static int configure(struct cstd_job *job, struct cst_layout_config *out, struct
                                        .n_nodes = job->daemon->engines->n_nodes,
                                        .world = job->world,
                                        .grad_bytes = cstd_job_grad_bytes(job),
-                                       .states = cstd_job_options_states(&job->spec),
+                                       .states = cst_layout_job_states(&job->spec),
                                        .landings = cstd_rank_devices_landings(job),
                                        .max_classes = CST_LAYOUT_MAX_CLASSES};
     int rc = cstd_base_job_check(job, err);

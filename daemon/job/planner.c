@@ -214,7 +214,7 @@ static int ask(struct cstd_plan_search *s)
     s->config.n_nodes = s->rates.n_nodes;
     s->config.micro_batches =
         job->spec.updates.micro_batches > 0 ? job->spec.updates.micro_batches : 1;
-    s->config.states = cstd_job_options_states(&job->spec);
+    s->config.states = cst_layout_job_states(&job->spec);
     s->config.worker_copies = cstd_memory_worker_copies(job->workers[0].tier, &s->config.states);
     s->config.max_events = CST_PLAN_JOB_EVENTS;
     s->config.recompute = job->spec.planning.recompute;

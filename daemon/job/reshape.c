@@ -176,7 +176,7 @@ void cstd_reshape_settle(struct cstd_job *job)
  * predecessor if the chunks had its capacities. */
 static bool may_keep_chunks(const struct cstd_job *job, const struct cst_err *err)
 {
-    const struct cst_layout_states states = cstd_job_options_states(&job->spec);
+    const struct cst_layout_states states = cst_layout_job_states(&job->spec);
     struct cst_reshard reshard;
     struct cst_err unused;
     bool may;

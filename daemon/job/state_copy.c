@@ -179,7 +179,7 @@ static bool is_copied(const struct cstd_state_copy *copy, uint32_t t, const stru
 static uint64_t bytes_of(const struct cstd_state_copy *copy, uint32_t t, const struct piece *piece,
                          uint64_t n_elems)
 {
-    const struct cst_layout_states states = cstd_job_options_states(&copy->to->spec);
+    const struct cst_layout_states states = cst_layout_job_states(&copy->to->spec);
 
     return cst_core_io_bytes(&states, copy->to->model.tensors[t].dtype, piece->row, piece->raw,
                              piece->exponents, n_elems);

@@ -96,7 +96,7 @@ int cstd_device_reservation_check_request(const struct cstd_job_request *request
     const struct cst_plan_config asked = {.device_update_bytes =
                                               request->spec.memory.device_update_bytes,
                                           .device_states = request->spec.memory.device_states,
-                                          .states = cstd_job_options_states(&request->spec)};
+                                          .states = cst_layout_job_states(&request->spec)};
     bool open = request->spec.memory.device_update_bytes == CST_PLAN_DEVICE_UPDATE_AUTO ||
                 request->spec.memory.device_states == CST_PLAN_DEVICE_UPDATE_AUTO;
     int rc = open ? cst_plan_check_reservation(&asked, err) : CST_OK;

@@ -32,15 +32,3 @@ int cstd_job_options_same(const struct cst_job_spec *job, const struct cst_job_s
                        job->name, option->field, cst_job_options_text(option, job, theirs),
                        cst_job_options_text(option, request, mine), request->rank);
 }
-
-struct cst_layout_states cstd_job_options_states(const struct cst_job_spec *spec)
-{
-    return (struct cst_layout_states){
-        .optimizer = spec->states.optimizer,
-        .masters = spec->states.masters,
-        .moments = spec->states.moments,
-        .two_weights = spec->updates.overlap != CST_OVERLAP_COMMIT,
-        .grad_over_weight = spec->states.grad_over_weight,
-        .skips_unused = spec->updates.unused == CST_UNUSED_SKIP,
-    };
-}

@@ -18,7 +18,4 @@ int cstd_job_options_read(const Cistern__JobOpen *message, struct cst_job_spec *
 int cstd_job_options_same(const struct cst_job_spec *job, const struct cst_job_spec *request,
                           struct cst_err *err);
 
-/* Returns the rows of host memory that the options require. */
-struct cst_layout_states cstd_job_options_states(const struct cst_job_spec *spec);
-
 #endif

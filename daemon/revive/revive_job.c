@@ -271,7 +271,7 @@ int cstd_revive_job_build(struct cstd_kept_job *kept, struct cst_err *err)
     if (rc == CST_OK) {
         cst_job_options_take(&draft->spec, &kept->description->base);
         kept->config.grad_bytes = cstd_job_grad_bytes(draft);
-        kept->config.states = cstd_job_options_states(&draft->spec);
+        kept->config.states = cst_layout_job_states(&draft->spec);
     }
     return rc == CST_OK && kept->base[0] == '\0' ? build_layout(kept, err) : rc;
 }

@@ -197,7 +197,7 @@ static const char *job_device(const struct cstd_job *job)
 /* Returns who copies weights into pools on accelerators; NULL: all pools are on the host. */
 static const char *copies(const struct cstd_job *job)
 {
-    const struct cst_layout_states states = cstd_job_options_states(&job->spec);
+    const struct cst_layout_states states = cst_layout_job_states(&job->spec);
 
     for (uint32_t r = 0; r < job->world; r++) {
         if (job->workers[r].tier->kind->apart) {
@@ -221,7 +221,7 @@ static void fill_drift(const struct cstd_drift *drift, Cistern__JobInfo *out)
 /* Bytes of all rows of a trained bf16 parameter, if all are updated in the same way. */
 static double expected_bytes(const struct cstd_job *job)
 {
-    struct cst_layout_states states = cstd_job_options_states(&job->spec);
+    struct cst_layout_states states = cst_layout_job_states(&job->spec);
     uint64_t bytes = 0;
 
     for (int row = 0; row <= CST_ROW_WEIGHT_OTHER; row++) {

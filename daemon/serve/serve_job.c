@@ -147,7 +147,7 @@ void cstd_serve_declare(struct cstd_session *session, uint64_t id, void *body)
 /* Refuse a worker that cannot copy weights itself although the configuration requires this. */
 static int check_copies(const struct cstd_worker *worker, bool copies, struct cst_err *err)
 {
-    const struct cst_layout_states states = cstd_job_options_states(&worker->job->spec);
+    const struct cst_layout_states states = cst_layout_job_states(&worker->job->spec);
 
     if (copies || !cstd_memory_worker_copies(worker->tier, &states)) {
         return CST_OK;

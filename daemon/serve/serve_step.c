@@ -332,7 +332,7 @@ static int check_place(const struct cstd_session *session, const struct cstd_job
                        const Cistern__TensorIo *io, struct cst_err *err)
 {
     const struct cstd_staging *staging = session->staging;
-    struct cst_layout_states states = cstd_job_options_states(&job->spec);
+    struct cst_layout_states states = cst_layout_job_states(&job->spec);
     unsigned row = (unsigned)io->row;
     /* The core refuses tensors that do not exist. */
     enum cst_dtype dtype =

@@ -270,6 +270,11 @@ struct cst_layout_states {
     bool skips_unused;
 };
 
+struct cst_job_spec;
+
+/* The rows that a job with the options @spec requires. */
+struct cst_layout_states cst_layout_job_states(const struct cst_job_spec *spec);
+
 /* The states of the chunks of a job with @states that Muon updates (@muon), or of the others. */
 static inline struct cst_layout_states cst_layout_states_of(const struct cst_layout_states *states,
                                                             bool muon)

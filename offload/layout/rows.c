@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/layout/rows.h"
 
+#include "cistern/job.h"
 #include "offload/layout/matrices.h"
 #include "offload/layout/buffers.h"
 #include "offload/layout/packing.h"
@@ -21,6 +22,18 @@ static struct cst_table_header formats(const struct cst_layout_states *states, u
     return (struct cst_table_header){.moments = (uint32_t)states->moments,
                                      .masters = (uint32_t)states->masters,
                                      .grad_bytes = grad_bytes};
+}
+
+struct cst_layout_states cst_layout_job_states(const struct cst_job_spec *spec)
+{
+    return (struct cst_layout_states){
+        .optimizer = spec->states.optimizer,
+        .masters = spec->states.masters,
+        .moments = spec->states.moments,
+        .two_weights = spec->updates.overlap != CST_OVERLAP_COMMIT,
+        .grad_over_weight = spec->states.grad_over_weight,
+        .skips_unused = spec->updates.unused == CST_UNUSED_SKIP,
+    };
 }
 
 uint64_t cst_layout_row_bytes(const struct cst_layout_states *states, uint32_t grad_bytes,

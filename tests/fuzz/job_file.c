@@ -37,7 +37,7 @@ size_t fuzz_seed(uint8_t *out, size_t max)
                                         .beta1 = 0.9,
                                         .beta2 = 0.95,
                                         .data = "text",
-                                        .world = 2,
+                                        .job.world = 2,
                                         .save_dir = "d"};
     char *text = save(&options);
     const size_t n = fuzz_seed_text(text, out, max);

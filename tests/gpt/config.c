@@ -308,21 +308,21 @@ START_TEST(test_order)
     ck_assert_str_eq(options.data, "of the file");
     ck_assert_double_eq(options.lr, 0.5);
     ck_assert_double_eq(options.min_lr, 0.125);
-    ck_assert_uint_eq(options.rank, 1);
-    ck_assert_uint_eq(options.world, 4);
+    ck_assert_uint_eq(options.job.rank, 1);
+    ck_assert_uint_eq(options.job.world, 4);
     gpt_options_release(&options);
     ck_assert_int_eq(setenv("LOCAL_RANK", "2", 1), 0);
     ck_assert_int_eq(setenv("LOCAL_WORLD_SIZE", "3", 1), 0);
     ck_assert_int_eq(setenv("OMP_NUM_THREADS", "7", 1), 0);
     options = test_options(line);
-    ck_assert_uint_eq(options.rank, 2);
-    ck_assert_uint_eq(options.world, 3);
+    ck_assert_uint_eq(options.job.rank, 2);
+    ck_assert_uint_eq(options.job.world, 3);
     ck_assert_uint_eq(options.threads, 5);
     gpt_options_release(&options);
     (void)snprintf(line, sizeof line, "--config %s --world 64 --rank 63", path);
     options = test_options(line);
-    ck_assert_uint_eq(options.rank, 63);
-    ck_assert_uint_eq(options.world, 64);
+    ck_assert_uint_eq(options.job.rank, 63);
+    ck_assert_uint_eq(options.job.world, 64);
     gpt_options_release(&options);
 }
 END_TEST

@@ -65,13 +65,13 @@ START_TEST(refusals_have_words)
         {"cuda", GPT_MATMUL_PLAIN, 1, 64, 4, CST_EUNSUPPORTED,
          "--experts 4 cannot be combined with --recompute"},
     };
-    const struct gpt_options o = {.device = rows[_i].device,
+    const struct gpt_options o = {.job = {.device = rows[_i].device,
+                                          .world = rows[_i].world,
+                                          .updates.micro_batches = 1,
+                                          .planning.recompute = rows[_i].experts > 0},
                                   .matmul = rows[_i].matmul,
-                                  .world = rows[_i].world,
                                   .width = rows[_i].width,
                                   .experts = rows[_i].experts,
-                                  .recompute = rows[_i].experts > 0,
-                                  .micro_batches = 1,
                                   .store = GPT_STORE_LOCAL};
     struct gpt_device *device;
     struct cst_err err = {0};

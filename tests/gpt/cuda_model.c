@@ -31,10 +31,7 @@ static const struct gpt_options base = {
     .steps = STEPS,
     .beta1 = 0.9,
     .beta2 = 0.95,
-    .seed = 5,
-    .world = 1,
-    .device = "cuda",
-    .micro_batches = 1,
+    .job = {.world = 1, .device = "cuda", .states.seed = 5, .updates.micro_batches = 1},
     .store = GPT_STORE_LOCAL,
     .matmul = GPT_MATMUL_BF16,
 };
@@ -90,7 +87,7 @@ static int run_steps(const struct gpt_options *o, const struct gpt_model *model,
 {
     const size_t n = (size_t)o->batch * o->context;
     uint64_t step;
-    int rc = write_initial(store, model, o->seed, err);
+    int rc = write_initial(store, model, o->job.states.seed, err);
 
     if (rc == 0) {
         rc = store->ops->sync(store, &step, err);
@@ -252,7 +249,7 @@ static bool near_host_with(struct gpt_options o, char *why, size_t why_bytes)
     if (!train(&o, &gpu, why, why_bytes)) {
         return false;
     }
-    o.device = "host";
+    o.job.device = "host";
     o.threads = 1; /* More threads would wait for each other when other tests run. */
     o.matmul = GPT_MATMUL_BF16;
     if (!train(&o, &host, why, why_bytes) || gpt_model_init(&model, &o, &err) != 0) {
@@ -325,7 +322,7 @@ static bool recomputes(bool plain, char *why, size_t why_bytes)
     const struct gpt_options kept = with(plain);
     struct gpt_options again = kept;
 
-    again.recompute = true;
+    again.job.planning.recompute = true;
     return same(&kept, &again, "--recompute", why, why_bytes);
 }
 
@@ -339,7 +336,7 @@ static bool parts_add_up(bool plain, char *why, size_t why_bytes)
     double off;
     bool ok;
 
-    parts.micro_batches = 4;
+    parts.job.updates.micro_batches = 4;
     if (!train(&whole, &x, why, why_bytes)) {
         return false;
     }
@@ -363,9 +360,9 @@ static bool parts_recompute(bool plain, char *why, size_t why_bytes)
 {
     struct gpt_options parts = with(plain), again;
 
-    parts.micro_batches = 2;
+    parts.job.updates.micro_batches = 2;
     again = parts;
-    again.recompute = true;
+    again.job.planning.recompute = true;
     return same(&parts, &again, "--micro-batches 2 --recompute", why, why_bytes);
 }
 
@@ -392,9 +389,9 @@ static bool adapters_recompute(bool plain, char *why, size_t why_bytes)
 {
     struct gpt_options parts = with_adapters(plain, 4), again;
 
-    parts.micro_batches = 2;
+    parts.job.updates.micro_batches = 2;
     again = parts;
-    again.recompute = true;
+    again.job.planning.recompute = true;
     return same(&parts, &again, "--lora 4 --micro-batches 2 --recompute", why, why_bytes);
 }
 
@@ -433,7 +430,7 @@ static bool mixture_repeats(bool plain, char *why, size_t why_bytes)
     o.top_k = 2;
     o.balance = 0.01;
     parts = o;
-    parts.micro_batches = 2;
+    parts.job.updates.micro_batches = 2;
     if (!same(&o, &o, "--experts 5 again", why, why_bytes) || !train(&o, &x, why, why_bytes)) {
         return false;
     }

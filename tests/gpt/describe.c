@@ -35,7 +35,7 @@ START_TEST(what_is_written_is_the_model)
     ck_assert_msg(gpt_describe(&o, &err) == 0, "%s", err.text);
     ck_assert_msg(cli_model_read(&read, o.describe, &err) == 0, "%s", err.text);
     ck_assert_int_eq(gpt_model_init(&model, &o, &err), 0);
-    ck_assert_uint_eq(read.world, o.world);
+    ck_assert_uint_eq(read.world, o.job.world);
     ck_assert_uint_eq(read.heads, 2);
     ck_assert_uint_eq(read.model.n_groups, 1 + model.n_groups);
     ck_assert_uint_eq(read.model.n_tensors, model.n_tensors);
@@ -79,7 +79,7 @@ END_TEST
 START_TEST(operations_follow_the_formula)
 {
     const struct gpt_options o = test_options(lines[_i]);
-    const double rows = (double)(o.batch / o.micro_batches) * o.context;
+    const double rows = (double)(o.batch / o.job.updates.micro_batches) * o.context;
     struct gpt_model m;
     struct cst_err err = {0};
     double sum = 0, want = 0;

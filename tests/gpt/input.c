@@ -108,12 +108,12 @@ END_TEST
 /* The pool is a number of bytes, with units of 1024, or a percentage. */
 START_TEST(pools_have_units)
 {
-    ck_assert_uint_eq(test_options("--data f --pool 4097").pool_bytes, 4097);
-    ck_assert_uint_eq(test_options("--data f --pool 1.5k").pool_bytes, 1536);
-    ck_assert_uint_eq(test_options("--data f --pool 3M").pool_bytes, 3u << 20);
-    ck_assert_uint_eq(test_options("--data f --pool 2G").pool_bytes, 2ull << 30);
+    ck_assert_uint_eq(test_options("--data f --pool 4097").job.memory.pool_bytes, 4097);
+    ck_assert_uint_eq(test_options("--data f --pool 1.5k").job.memory.pool_bytes, 1536);
+    ck_assert_uint_eq(test_options("--data f --pool 3M").job.memory.pool_bytes, 3u << 20);
+    ck_assert_uint_eq(test_options("--data f --pool 2G").job.memory.pool_bytes, 2ull << 30);
     ck_assert_double_eq(test_options("--data f --pool 12.5%").pool_percent, 12.5);
-    ck_assert_uint_eq(test_options("--data f --pool 12.5%").pool_bytes, 0);
+    ck_assert_uint_eq(test_options("--data f --pool 12.5%").job.memory.pool_bytes, 0);
 }
 END_TEST
 

@@ -146,7 +146,7 @@ START_TEST(ranks_do_not_change_a_mixture_in_bf16)
 {
     struct gpt_options serial, spread;
 
-    if (gpt_device_bf16(&(struct gpt_options){.device = "host"})) {
+    if (gpt_device_bf16(&(struct gpt_options){.job.device = "host"})) {
         serial = options_of("--experts 8 --batch 4 --matmul bf16 --steps 6", 0);
         spread = options_of("--experts 8 --batch 1 --world 4 --matmul bf16 --steps 6", 1);
         run(&serial);

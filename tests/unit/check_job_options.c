@@ -34,7 +34,7 @@ START_TEST(absent_is_adamw)
     message.name = (char *)(uintptr_t) "a";
     message.world = 1;
     ck_assert_int_eq(cstd_job_options_read(&message, &options, &err), CST_OK);
-    states = cstd_job_options_states(&options);
+    states = cst_layout_job_states(&options);
     ck_assert_int_eq(states.optimizer, CST_OPTIMIZER_ADAMW);
     ck_assert_int_eq(states.moments, CST_MOMENTS_FP32);
     ck_assert(!states.two_weights && !states.grad_over_weight);
@@ -58,7 +58,7 @@ START_TEST(numbers_are_checked)
     ck_assert_int_eq(cstd_job_options_read(&bad[_i], &options, &err), CST_EINVAL);
     ck_assert_str_eq(err.text, words[_i]);
     ck_assert_int_eq(cstd_job_options_read(&good, &options, &err), CST_OK);
-    ck_assert(cstd_job_options_states(&options).two_weights);
+    ck_assert(cst_layout_job_states(&options).two_weights);
 }
 END_TEST
 
@@ -71,7 +71,7 @@ START_TEST(what_cannot_go_together)
 
     message.grad_over_weight = 1;
     ck_assert_int_eq(cstd_job_options_read(&message, &options, &err), CST_OK);
-    ck_assert(cstd_job_options_states(&options).grad_over_weight);
+    ck_assert(cst_layout_job_states(&options).grad_over_weight);
     message.micro_batches = 2;
     ck_assert_int_eq(cstd_job_options_read(&message, &options, &err), CST_EINVAL);
     message.micro_batches = 1;
@@ -87,7 +87,7 @@ START_TEST(what_cannot_go_together)
     ck_assert_uint_eq(options.updates.delay_from, 5);
     message.unused = CST_UNUSED_SKIP;
     ck_assert_int_eq(cstd_job_options_read(&message, &options, &err), CST_OK);
-    ck_assert(cstd_job_options_states(&options).skips_unused);
+    ck_assert(cst_layout_job_states(&options).skips_unused);
     message.overlap = CST_OVERLAP_EARLY;
     message.delay_from = 0;
     ck_assert_int_eq(cstd_job_options_read(&message, &options, &err), CST_EINVAL);

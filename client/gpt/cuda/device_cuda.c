@@ -36,7 +36,7 @@ static int cuda_join(struct gpt_device *device, struct cst_job *job, struct cst_
 
     if (strcmp(name, "host") == 0) {
         return cst_err_set(err, CST_EUNSUPPORTED, "--device %s: the job is on the host device",
-                           d->options->device);
+                           d->options->job.device);
     }
     rc = open_gpu(d, name, err);
     return rc != 0 ? rc : cst_cuda_open(&d->cuda, job, d->gpu.stream, err);
@@ -47,8 +47,9 @@ static int cuda_open_states(struct gpt_device *device, const struct gpt_model *m
 {
     const struct gpt_options *o = self(device)->options;
 
-    if (o->optimizer != CST_OPTIMIZER_ADAMW || o->moments != CST_MOMENTS_FP32 ||
-        o->masters != CST_MASTERS_FP32 || o->overlap == CST_OVERLAP_DELAYED) {
+    if (o->job.states.optimizer != CST_OPTIMIZER_ADAMW ||
+        o->job.states.moments != CST_MOMENTS_FP32 || o->job.states.masters != CST_MASTERS_FP32 ||
+        o->job.updates.overlap == CST_OVERLAP_DELAYED) {
         return cst_err_set(
             err, CST_EUNSUPPORTED,
             "--store=local on a GPU: only adamw with fp32 masters and moments, and not delayed; "
@@ -165,7 +166,7 @@ static int check(const struct gpt_options *o, struct cst_err *err)
                            "--matmul fp32 is for --device host: a GPU's "
                            "operands are bf16");
     }
-    if (o->experts > 0 && o->recompute) {
+    if (o->experts > 0 && o->job.planning.recompute) {
         return cst_err_set(
             err, CST_EUNSUPPORTED,
             "--experts %u cannot be combined with --recompute: tokens are not exchanged twice",
@@ -175,11 +176,11 @@ static int check(const struct gpt_options *o, struct cst_err *err)
         return cst_err_set(err, CST_EUNSUPPORTED, "--vocab %u: a GPU computes a vocabulary of %d",
                            o->vocab, GPT_VOCAB);
     }
-    if (o->store == GPT_STORE_LOCAL && o->world > 1) {
+    if (o->store == GPT_STORE_LOCAL && o->job.world > 1) {
         return cst_err_set(err, CST_EUNSUPPORTED,
                            "--world %u cannot be combined with --store=local on a GPU, where the "
                            "local store has one rank",
-                           o->world);
+                           o->job.world);
     }
     return 0;
 }
@@ -200,7 +201,7 @@ int gpt_device_cuda_open(struct gpt_device **out, const struct gpt_options *opti
     d->head.ops = &cuda_ops;
     d->options = options;
     if (options->store == GPT_STORE_LOCAL) {
-        rc = open_gpu(d, options->device, err);
+        rc = open_gpu(d, options->job.device, err);
     }
     if (rc != 0) {
         free(d);

@@ -300,7 +300,7 @@ static int alloc_pinned(struct gpt_cuda_pass *p, size_t rows, struct cst_err *er
 
 uint32_t gpt_cuda_passes(const struct gpt_options *options)
 {
-    return options->parallel == GPT_PARALLEL_DATA ? 1 : options->micro_batches;
+    return options->parallel == GPT_PARALLEL_DATA ? 1 : options->job.updates.micro_batches;
 }
 
 struct gpt_activation_size gpt_cuda_pass_size(const struct gpt_options *options,
@@ -308,8 +308,9 @@ struct gpt_activation_size gpt_cuda_pass_size(const struct gpt_options *options,
 {
     return (struct gpt_activation_size){.model = model,
                                         .max_seqs = options->batch / gpt_cuda_passes(options),
-                                        .part_seqs = options->batch / options->micro_batches,
-                                        .shared = options->recompute,
+                                        .part_seqs =
+                                            options->batch / options->job.updates.micro_batches,
+                                        .shared = options->job.planning.recompute,
                                         .limit = options->activation_memory};
 }
 
