@@ -10,15 +10,17 @@
 #include <string.h>
 
 #define CST_JOB_AT(member) offsetof(struct cst_job_spec, member)
-#define CST_JOB_OPTION(in, has, in_section, option, argument_name, text, ...)                      \
-    {.field = #in,                                                                                 \
+#define CST_JOB_OPTION(path, in, has, in_section, option, argument_name, text, ...)                \
+    {.member = #path,                                                                              \
+     .field = #in,                                                                                 \
      .traits = (has),                                                                              \
      .name = (option),                                                                             \
      .argument = (argument_name),                                                                  \
      .help = (text),                                                                               \
      .section = (in_section),                                                                      \
      .value = __VA_ARGS__},
-#define CST_JOB_FIELD(in, has, ...) {.field = #in, .traits = (has), .value = __VA_ARGS__},
+#define CST_JOB_FIELD(path, in, has, ...)                                                          \
+    {.member = #path, .field = #in, .traits = (has), .value = __VA_ARGS__},
 
 const struct cst_option cst_job_options[] = {
 #include "proto/job_options.def"
@@ -92,6 +94,11 @@ const char *cst_job_options_text(const struct cst_option *option, const struct c
     if (option->value.kind == CST_VALUE_FLAG) {
         return number != 0 ? "yes" : "no";
     }
+    for (int i = 0; option->value.kind == CST_VALUE_SIZE && i < 2; i++) {
+        if (option->value.words[i] != NULL && option->value.words_mean[i] == number) {
+            return option->value.words[i];
+        }
+    }
     (void)snprintf(out, CST_JOB_VALUE_BYTES, "%" PRIu64, number);
     return out;
 }
@@ -109,6 +116,46 @@ const struct cst_option *cst_job_options_difference(const struct cst_job_spec *a
 
 /* -- messages --------------------------------------------------------------------------------- */
 
+void cst_job_texts_make(struct cst_job_texts *texts, const struct cst_job_spec *spec)
+{
+    char value[CST_JOB_VALUE_BYTES];
+
+    texts->n = 0;
+    for (const struct cst_option *o = cst_job_options; o->field != NULL; o++) {
+        if ((o->traits & CST_JOB_TEXT) != 0 && number_of(o, spec) != 0) {
+            char *text = texts->text[texts->n];
+
+            (void)snprintf(text, sizeof texts->text[0], "%s=%s", o->field,
+                           cst_job_options_text(o, spec, value));
+            texts->list[texts->n++] = text;
+        }
+    }
+}
+
+/* Return the field of @message with texts of options; NULL: it has none. */
+static const ProtobufCFieldDescriptor *texts_of(const ProtobufCMessage *message)
+{
+    return protobuf_c_message_descriptor_get_field_by_name(message->descriptor, "options");
+}
+
+/* Set the option in @text, "name=value". */
+static int read_text(struct cst_job_spec *spec, const char *text, struct cst_err *err)
+{
+    const size_t n = strcspn(text, "=");
+    const struct cst_option *o = cst_job_options;
+
+    while (o->field != NULL && ((o->traits & CST_JOB_TEXT) == 0 || strlen(o->field) != n ||
+                                strncmp(o->field, text, n) != 0)) {
+        o++;
+    }
+    if (o->field == NULL || text[n] == '\0') {
+        return cst_err_set(err, CST_EINVAL, "option '%.64s' is unknown in this version", text);
+    }
+    return cst_value_read(&o->value, spec, text + n + 1, err) == CST_OK
+               ? CST_OK
+               : cst_err_prefix(err, "%s", o->field);
+}
+
 /* Return the size of a number in a message. */
 static size_t field_size(const ProtobufCFieldDescriptor *field)
 {
@@ -117,8 +164,15 @@ static size_t field_size(const ProtobufCFieldDescriptor *field)
 
 _Static_assert(sizeof(protobuf_c_boolean) == sizeof(uint32_t), "a flag has the size of a number");
 
-void cst_job_options_fill(ProtobufCMessage *message, const struct cst_job_spec *spec, int traits)
+void cst_job_options_fill(ProtobufCMessage *message, const struct cst_job_spec *spec,
+                          const struct cst_job_texts *texts, int traits)
 {
+    const ProtobufCFieldDescriptor *list = texts_of(message);
+
+    if (list != NULL) {
+        *(size_t *)(void *)((char *)message + list->quantifier_offset) = texts->n;
+        *(char *const **)(void *)((char *)message + list->offset) = texts->list;
+    }
     for (const struct cst_option *o = cst_job_options; o->field != NULL; o++) {
         const ProtobufCFieldDescriptor *field =
             protobuf_c_message_descriptor_get_field_by_name(message->descriptor, o->field);
@@ -140,12 +194,17 @@ void cst_job_options_fill(ProtobufCMessage *message, const struct cst_job_spec *
     }
 }
 
-void cst_job_options_take(struct cst_job_spec *spec, const ProtobufCMessage *message)
+int cst_job_options_take(struct cst_job_spec *spec, const ProtobufCMessage *message,
+                         struct cst_err *err)
 {
+    const ProtobufCFieldDescriptor *list = texts_of(message);
+    const char *base = (const char *)message;
+    size_t n = list != NULL ? *(const size_t *)(const void *)(base + list->quantifier_offset) : 0;
+    int rc = CST_OK;
+
     for (const struct cst_option *o = cst_job_options; o->field != NULL; o++) {
         const ProtobufCFieldDescriptor *field =
             protobuf_c_message_descriptor_get_field_by_name(message->descriptor, o->field);
-        const char *base = (const char *)message;
 
         if (field == NULL) {
             continue;
@@ -158,6 +217,10 @@ void cst_job_options_take(struct cst_job_spec *spec, const ProtobufCMessage *mes
                   load(base + field->offset, field_size(field)));
         }
     }
+    for (size_t t = 0; rc == CST_OK && t < n; t++) {
+        rc = read_text(spec, (*(char *const *const *)(const void *)(base + list->offset))[t], err);
+    }
+    return rc;
 }
 
 /* -- checks ----------------------------------------------------------------------------------- */

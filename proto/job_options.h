@@ -18,20 +18,37 @@ enum {
     CST_JOB_PLANNED = 2, /* A saved plan is for one value. */
     CST_JOB_NAME = 4,    /* The name of a job. */
     CST_JOB_CONFIG = 8,  /* UTF-8 of at most CST_MAX_CONFIG_BYTES. */
+    CST_JOB_TEXT = 16,   /* A number that messages have as "name=value" in their field `options`. */
     CST_JOB_ALL = -1,    /* For functions: the options with any traits, or none. */
 };
 
 /* The rows. An option of no command line has no name. The last row has no field. */
 extern const struct cst_option cst_job_options[];
 
+#define CST_JOB_VALUE_BYTES 24
+#define CST_JOB_MAX_TEXTS 16 /* Most options with CST_JOB_TEXT. */
+
+/* The options with CST_JOB_TEXT that are not 0. */
+struct cst_job_texts {
+    size_t n;
+    char *list[CST_JOB_MAX_TEXTS]; /* Points into text. */
+    char text[CST_JOB_MAX_TEXTS][40 + CST_JOB_VALUE_BYTES];
+};
+
+/* Write the texts of @spec. */
+void cst_job_texts_make(struct cst_job_texts *texts, const struct cst_job_spec *spec);
+
 /* Set the fields of @message that are named as options with some of the traits @traits. Optional
  * fields are left out if they are 0 or NULL. Texts are borrowed from @spec; a field of text for an
- * option with names gets the name. */
-void cst_job_options_fill(ProtobufCMessage *message, const struct cst_job_spec *spec, int traits);
+ * option with names gets the name. @texts are those of @spec and are borrowed, too. */
+void cst_job_options_fill(ProtobufCMessage *message, const struct cst_job_spec *spec,
+                          const struct cst_job_texts *texts, int traits);
 
 /* Set in @spec the options of which @message has a field; a field that is left out is 0 or NULL.
- * Texts are borrowed from @message. The caller checks the options. */
-void cst_job_options_take(struct cst_job_spec *spec, const ProtobufCMessage *message);
+ * Texts are borrowed from @message. The caller checks the options. CST_EINVAL: an option is unknown
+ * or not a number of its range. */
+int cst_job_options_take(struct cst_job_spec *spec, const ProtobufCMessage *message,
+                         struct cst_err *err);
 
 /* Check each option, and those that cannot be combined. CST_EINVAL: the words name the options. */
 int cst_job_options_check(const struct cst_job_spec *spec, struct cst_err *err);
@@ -41,7 +58,6 @@ int cst_job_options_check(const struct cst_job_spec *spec, struct cst_err *err);
 const struct cst_option *cst_job_options_difference(const struct cst_job_spec *a,
                                                     const struct cst_job_spec *b, int traits);
 
-#define CST_JOB_VALUE_BYTES 24
 /* Return the value of @option, which is a number, as people write it: "adamw", "23", "yes". It may
  * be in @out. */
 const char *cst_job_options_text(const struct cst_option *option, const struct cst_job_spec *spec,

@@ -25,8 +25,9 @@ struct cst_option {
     const char *without;
     const char *section; /* Its section in a file (proto/options_file.h); NULL: it is in none. */
     bool only_in_file;   /* The command line does not have it. */
-    /* Options of a job (proto/job_options.h): the field in messages, and bits of its traits. */
-    const char *field;
+    /* Options of a job (proto/job_options.h): the member of the struct, the field in messages, and
+     * bits of its traits. */
+    const char *member, *field;
     int traits;
 };
 

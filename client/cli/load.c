@@ -131,8 +131,10 @@ static int open_rank(struct cli *cli, struct ranks *ranks, uint32_t rank, const 
     struct cst_job_spec all = {.rank = rank};
     int rc = cst_connect(&ranks->clients[rank], cli->client->path, err);
 
-    cst_job_options_take(&all, &d->base);
-    all.name = name;
+    if (rc == CST_OK) {
+        rc = cst_job_options_take(&all, &d->base, err);
+        all.name = name;
+    }
     if (rc == CST_OK) {
         rc = cst_job_open(&ranks->jobs[rank], ranks->clients[rank],
                           ranks->frozen != NULL ? &weights : &all, err);

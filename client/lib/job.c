@@ -47,6 +47,7 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     Cistern__JobOpen msg;
     Cistern__JobPlan plan_msg;
     struct cst_saved_plan plan;
+    struct cst_job_texts texts;
     const Cistern__JobOpened *opened;
     struct cstc_call call = {0};
     struct cst_job *job;
@@ -70,7 +71,8 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
         return cst_err_set(err, CST_ENOMEM, "no memory for job '%s'", spec->name);
     }
     cistern__job_open__init(&msg);
-    cst_job_options_fill(&msg.base, spec, CST_JOB_ALL);
+    cst_job_texts_make(&texts, spec);
+    cst_job_options_fill(&msg.base, spec, &texts, CST_JOB_ALL);
     if (spec->planning.plan_file != NULL) {
         cst_plan_message_fill(&plan_msg, &plan);
         msg.plan = &plan_msg;

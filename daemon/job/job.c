@@ -135,6 +135,7 @@ int cstd_job_set_options(struct cstd_job *job, const struct cst_job_spec *from, 
         job->spec.planning = from->planning;
         job->spec.limits = from->limits;
         job->spec.planning.plan_file = NULL;
+        cst_job_texts_make(&job->spec_texts, &job->spec);
     }
     return rc;
 }

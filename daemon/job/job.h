@@ -153,6 +153,7 @@ struct cstd_job {
     /* The options of the rank that created the job, with texts of the job's own and without those
      * of the rank. The limits are those in force. */
     struct cst_job_spec spec;
+    struct cst_job_texts spec_texts; /* Its texts. */
     /* The base job, whose frozen tensors this job uses and which lives at least as long; NULL:
      * none. */
     struct cstd_job *base;

@@ -198,7 +198,7 @@ static void fill_options(const struct cstd_job *job, Cistern__JobDescription *ou
 {
     out->format = FORMAT;
     out->n_chunks = job->layout.n_chunks;
-    cst_job_options_fill(&out->base, &job->spec, CST_JOB_ALL);
+    cst_job_options_fill(&out->base, &job->spec, &job->spec_texts, CST_JOB_ALL);
 }
 
 static void fill_progress(const struct cst_core_stats *stats, Cistern__Hyper *hyper,

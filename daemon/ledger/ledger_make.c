@@ -239,7 +239,7 @@ static int fill(struct cstd_job *job, struct parts *parts, Ledger__Job *out, str
     out->uid = job->uid;
     out->n_gids = n_gids;
     out->gids = parts->gids;
-    cst_job_options_fill(&out->base, &job->spec, CST_JOB_ALL);
+    cst_job_options_fill(&out->base, &job->spec, &job->spec_texts, CST_JOB_ALL);
     out->n_nodes = job->daemon->engines->n_nodes;
     out->n_class_elems = job->layout.n_classes;
     out->class_elems = parts->class_elems;

@@ -9,9 +9,9 @@ int cstd_job_options_read(const Cistern__JobOpen *message, struct cst_job_spec *
     struct cst_job_spec spec = {.name = NULL};
     int rc;
 
-    cst_job_options_take(&spec, &message->base);
+    rc = cst_job_options_take(&spec, &message->base, err);
     spec.updates.micro_batches = spec.updates.micro_batches > 1 ? spec.updates.micro_batches : 1;
-    rc = cst_job_options_check(&spec, err);
+    rc = rc == CST_OK ? cst_job_options_check(&spec, err) : rc;
     if (rc == CST_OK) {
         *out = spec;
     }

@@ -51,7 +51,7 @@ int cstd_revive_job_create(struct cstd_daemon *daemon, struct cstd_kept_job *kep
     struct cstd_quota_account *account;
     int rc = read_given(ledger, &request.plan, err);
 
-    cst_job_options_take(&request.spec, &ledger->base);
+    rc = rc == CST_OK ? cst_job_options_take(&request.spec, &ledger->base, err) : rc;
     if (rc == CST_OK && kept->base[0] != '\0') {
         base = cstd_job_find(daemon, ledger->uid, kept->base);
         rc = base != NULL
@@ -268,8 +268,8 @@ int cstd_revive_job_build(struct cstd_kept_job *kept, struct cst_err *err)
     int rc = cstd_ledger_file_check(&kept->file, err);
 
     rc = rc == CST_OK ? read_description(kept, err) : rc;
+    rc = rc == CST_OK ? cst_job_options_take(&draft->spec, &kept->description->base, err) : rc;
     if (rc == CST_OK) {
-        cst_job_options_take(&draft->spec, &kept->description->base);
         kept->config.grad_bytes = cstd_job_grad_bytes(draft);
         kept->config.states = cst_layout_job_states(&draft->spec);
     }
@@ -307,10 +307,9 @@ static int take_draft(struct cstd_kept_job *kept, struct cst_err *err)
 {
     struct cstd_job *job = kept->job, *draft = kept->draft;
     struct cst_job_spec spec = job->spec;
-    int rc;
+    int rc = cst_job_options_take(&spec, &kept->description->base, err);
 
-    cst_job_options_take(&spec, &kept->description->base);
-    rc = cstd_job_set_options(job, &spec, err);
+    rc = rc == CST_OK ? cstd_job_set_options(job, &spec, err) : rc;
     job->model = draft->model;
     job->layout = draft->layout;
     cstd_declare_charge(job);

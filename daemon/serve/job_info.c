@@ -271,7 +271,7 @@ static void fill_accelerators(const struct cstd_job *job, Cistern__JobInfo *out)
 /* Fill in the options of the job. */
 static void fill_options(const struct cstd_job *job, Cistern__JobInfo *out)
 {
-    cst_job_options_fill(&out->base, &job->spec, CST_JOB_SAME);
+    cst_job_options_fill(&out->base, &job->spec, &job->spec_texts, CST_JOB_SAME);
     if (job->spec.states.moments == CST_MOMENTS_FP32) {
         out->rounding = NULL;
     }
