@@ -12,8 +12,10 @@
 #include "cistern/cistern.h"
 #include "cistern/cuda.h"
 #include "cistern/device.h"
+#include "proto/job_options.h"
 #include "config.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,21 +31,6 @@
 /* clang-format off */
 #define FIELDS_cst_err(F, A, N, s) \
     F(s, status) A(s, text)
-#define FIELDS_cst_job_memory(F, A, N, s) \
-    F(s, pool_bytes) F(s, device_update_bytes) F(s, device_states)
-#define FIELDS_cst_job_states(F, A, N, s) \
-    F(s, optimizer) F(s, masters) F(s, moments) F(s, rounding) F(s, seed) F(s, grad_over_weight)
-#define FIELDS_cst_job_updates(F, A, N, s) \
-    F(s, micro_batches) F(s, overlap) F(s, delay_from) F(s, unused)
-#define FIELDS_cst_job_planning(F, A, N, s) \
-    F(s, chunk_elems) F(s, recompute) F(s, plan_file)
-#define FIELDS_cst_job_limits(F, A, N, s) \
-    F(s, timeout_ms) F(s, ttl_s)
-#define FIELDS_cst_job_model(F, A, N, s) \
-    F(s, base) F(s, model_config) F(s, adapter_config)
-#define FIELDS_cst_job_spec(F, A, N, s) \
-    F(s, name) F(s, rank) F(s, world) F(s, device) N(s, memory) N(s, states) N(s, updates) \
-    N(s, planning) N(s, limits) N(s, model) F(s, reshape)
 #define FIELDS_cst_tensor_spec(F, A, N, s) \
     F(s, name) F(s, dtype) F(s, n_dims) F(s, shape) F(s, group) F(s, pattern) F(s, lr_scale) \
     F(s, decay_scale) F(s, whole_shape) F(s, first) F(s, packed) F(s, external_names) F(s, external_rows) \
@@ -87,8 +74,7 @@
     F(s, kind) F(s, stage) F(s, micro_batch)
 /* A struct comes after those that it contains. */
 #define STRUCTS(X) \
-    X(cst_err) X(cst_job_memory) X(cst_job_states) X(cst_job_updates) X(cst_job_planning) \
-    X(cst_job_limits) X(cst_job_model) X(cst_job_spec) X(cst_tensor_spec) X(cst_operator_cost) X(cst_plan_class) \
+    X(cst_err) X(cst_tensor_spec) X(cst_operator_cost) X(cst_plan_class) \
     X(cst_plan) X(cst_io) X(cst_hyper_params) X(cst_param_group) X(cst_step_result) \
     X(cst_rank_stat) X(cst_save_spec) X(cst_save_result) X(cst_load_result) X(cst_load_model_spec) X(cst_load_model_result) \
     X(cst_checkpoint) X(cst_edge_spec) X(cst_unit)
@@ -112,12 +98,6 @@
         const char *const *: "POINTER(c_char_p)",                                                  \
         void (*)(void *, uint64_t): "BegunCallback",                         \
         bool (*)(void *, const char *): "WantsCallback",                   \
-        struct cst_job_memory: "cst_job_memory",                                                   \
-        struct cst_job_states: "cst_job_states",                                                   \
-        struct cst_job_updates: "cst_job_updates",                                                 \
-        struct cst_job_planning: "cst_job_planning",                                               \
-        struct cst_job_limits: "cst_job_limits",                                                   \
-        struct cst_job_model: "cst_job_model",                                                     \
         struct cst_hyper_params: "cst_hyper_params",                                               \
         struct cst_plan_class: "cst_plan_class")
 
@@ -177,6 +157,115 @@ static void end_struct(const char *name, size_t size, size_t align)
     }
 STRUCTS(DEFINE_STRUCT)
 
+/* -- the options of a job ------------------------------------------------------------------- */
+
+/* Return the option with the smallest offset from @from on, or NULL. */
+static const struct cst_option *next_option(size_t from)
+{
+    const struct cst_option *next = NULL;
+
+    for (const struct cst_option *o = cst_job_options; o->field != NULL; o++) {
+        if (o->value.field >= from && (next == NULL || o->value.field < next->value.field)) {
+            next = o;
+        }
+    }
+    return next;
+}
+
+/* Return the name of @option in Python: that of the member, without the struct in which it is. */
+static const char *option_name(const struct cst_option *option)
+{
+    const char *dot = strchr(option->member, '.');
+
+    return dot != NULL ? dot + 1 : option->member;
+}
+
+/* Print the field of @option, with padding before it. Sets `end`. */
+static void option_field(const struct cst_option *option)
+{
+    const enum cst_value_kind kind = option->value.kind;
+    const bool is_text = kind == CST_VALUE_TEXT, is_flag = kind == CST_VALUE_FLAG,
+               is_small = kind == CST_VALUE_U32 || kind == CST_VALUE_NAME;
+    const size_t at = option->value.field;
+
+    if (at >= end + sizeof(uint64_t)) {
+        fprintf(stderr, "abi: no option is what struct cst_job_spec has at %zu, before %s\n", end,
+                option->member);
+        exit(1);
+    }
+    if (at > end) {
+        printf("        (\"_before_%s\", c_char * %zu),\n", option_name(option), at - end);
+    }
+    printf("        (\"%s\", %s),\n", option_name(option),
+           is_text    ? "c_char_p"
+           : is_flag  ? "c_bool"
+           : is_small ? "c_uint"
+                      : "c_uint64");
+    end = at + (is_text    ? sizeof(char *)
+                : is_flag  ? sizeof(bool)
+                : is_small ? sizeof(uint32_t)
+                           : sizeof(uint64_t));
+}
+
+/* Print struct cst_job_spec with the fields of the structs in it as its own. */
+static void print_job_spec(void)
+{
+    begin_struct("cst_job_spec");
+    for (const struct cst_option *o = next_option(0); o != NULL;
+         o = next_option(o->value.field + 1)) {
+        option_field(o);
+    }
+    end_struct("cst_job_spec", sizeof(struct cst_job_spec), _Alignof(struct cst_job_spec));
+}
+
+static void print_job_layout(void)
+{
+    printf("    cst_job_spec: (%zu, {", sizeof(struct cst_job_spec));
+    for (const struct cst_option *o = next_option(0); o != NULL;
+         o = next_option(o->value.field + 1)) {
+        printf("\"%s\": %zu, ", option_name(o), o->value.field);
+    }
+    printf("}),\n");
+}
+
+/* Print the enum of an option whose values have names: that of its own name. */
+static void print_enum_of(const struct cst_option *option)
+{
+    printf("%c%s", toupper((unsigned char)*option_name(option)), option_name(option) + 1);
+}
+
+/* Print the types of the options, for type checkers, and their defaults. */
+static void print_job_options(void)
+{
+    printf("\n\nclass JobOptions(TypedDict, total=False):\n"
+           "    \"\"\"The options of a job, struct cst_job_spec, but its name.\"\"\"\n\n");
+    for (const struct cst_option *o = cst_job_options + 1; o->field != NULL; o++) {
+        printf("    %s: ", option_name(o));
+        if (o->value.kind == CST_VALUE_NAME) {
+            print_enum_of(o);
+            printf(" | str\n");
+        } else {
+            printf("%s\n", o->value.kind == CST_VALUE_TEXT   ? "str | os.PathLike[str] | None"
+                           : o->value.kind == CST_VALUE_FLAG ? "bool"
+                                                             : "int");
+        }
+    }
+    printf("\n\nJOB_OPTIONS: dict[str, Any] = {\n");
+    for (const struct cst_option *o = cst_job_options + 1; o->field != NULL; o++) {
+        printf("    \"%s\": ", option_name(o));
+        if (o->value.kind == CST_VALUE_NAME) {
+            print_enum_of(o);
+            printf("(0),\n");
+        } else {
+            printf("%s,\n", o->value.kind == CST_VALUE_TEXT   ? "None"
+                            : o->value.kind == CST_VALUE_FLAG ? "False"
+                            : strcmp(o->field, "world") == 0  ? "1"
+                                                              : "0");
+        }
+    }
+    printf("}\n");
+}
+
 #define PRINT_STRUCT(s) struct_##s();
 #define PRINT_OFFSET(s, f) printf("\"%s\": %zu, ", #f, offsetof(struct s, f));
 #define PRINT_LAYOUT(s)                                                                            \
@@ -188,9 +277,11 @@ static void print_structs(void)
     printf("\nBegunCallback = CFUNCTYPE(None, c_void_p, c_uint64)\n"
            "WantsCallback = CFUNCTYPE(c_bool, c_void_p, c_char_p)\n");
     STRUCTS(PRINT_STRUCT)
+    print_job_spec();
     printf("\n\n# Size of each struct, and the offsets of its fields, as the C compiler has them.\n"
            "LAYOUTS: dict[type[Structure], tuple[int, dict[str, int]]] = {\n");
     STRUCTS(PRINT_LAYOUT)
+    print_job_layout();
     printf("}\n");
 }
 
@@ -436,8 +527,9 @@ static const char *const heading =
     "from ctypes import (\n    CFUNCTYPE,\n    POINTER,\n    Structure,\n    c_bool,\n    c_char,\n"
     "    c_char_p,\n    c_double,\n    c_float,\n    c_int,\n    c_int64,\n    c_size_t,\n"
     "    c_uint,\n    c_uint64,\n    c_void_p,\n)\n"
+    "import os\n"
     "from enum import IntEnum\n"
-    "from typing import Any\n\n";
+    "from typing import Any, TypedDict\n\n";
 
 int main(void)
 {
@@ -452,6 +544,7 @@ int main(void)
     printf("ALL_RANKS = %u\n", CST_ALL_RANKS);
     print_enums();
     print_structs();
+    print_job_options();
     print_functions();
     return fflush(stdout) != 0;
 }

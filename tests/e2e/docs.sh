@@ -51,7 +51,7 @@ fi
 # --print-config writes is read as the same options.
 if [ -x ./cistern-gpt ]; then
     page=$srcdir/client/gpt/cistern-job.json.5
-    grep -oE '^ {4}("[a-z]+")|^ {8}("[a-z0-9_]+")' "$srcdir/client/gpt/cistern-job.schema.json" | grep -oE '[a-z0-9_]+' | sort -u |
+    grep -oE '^ {4}("[a-z]+")|^ {8}("[a-z0-9_]+")' client/gpt/cistern-job.schema.json | grep -oE '[a-z0-9_]+' | sort -u |
         grep -vxE 'type|additionalProperties|properties' | while read -r key; do
         grep -qE "^\\.BR? $key( |\$)" "$page" || fail "not in cistern-job.json(5): $key"
     done

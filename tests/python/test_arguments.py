@@ -121,7 +121,7 @@ class Arguments(unittest.TestCase):
     ) -> None:
         """Check each argument of ``call``, which is given ``given`` in addition."""
         names = [name for name in inspect.signature(call).parameters if name != "on_begun"]
-        self.assertEqual(list(wrong), names)
+        self.assertEqual(sorted(wrong), sorted(names))
         for argument, cases in wrong.items():
             for value, kind, words in cases:
                 with self.subTest(argument, value=value), self.assertRaisesRegex(kind, words):

@@ -196,16 +196,9 @@ def struct_of(kind: type[Struct], **values: Any) -> Struct:
     """Return a struct whose fields are ``values``. TypeError, ValueError: one is none of its field.
 
     Texts, numbers and flags are checked, and what else there is has to be of the type of its field.
-    Fields of structs within the struct have names of their own.
     """
-    struct = kind()
-    inner = (getattr(struct, name) for name in _abi.LAYOUTS[kind][1])
-    parts: list[Any] = [struct, *(part for part in inner if isinstance(part, ctypes.Structure))]
-    fields_of = {field[0]: (part, field[1]) for part in parts for field in part._fields_}
-    for name, value in values.items():
-        part, field_type = fields_of[name]
-        setattr(part, name, _in_field(field_type, name, value))
-    return struct
+    types = dict(kind._fields_)  # type: ignore[arg-type]
+    return kind(**{name: _in_field(types[name], name, value) for name, value in values.items()})
 
 
 _INTEGERS = frozenset("iIlLqQ")  # Codes of ctypes.

@@ -3,27 +3,26 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_int, c_int64, c_uint, c_uint64, c_void_p
+from enum import IntEnum
 from types import TracebackType
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from cistern import _library, checks
 from cistern._abi import (
     GROUP_ALL,
+    JOB_OPTIONS,
     Direction,
     Dtype,
     Hint,
-    Masters,
-    Moments,
+    JobOptions,
     Optimizer,
-    Overlap,
     Pattern,
-    Rounding,
     TensorUpdate,
-    Unused,
     cst_err,
     cst_hyper_params,
     cst_io,
@@ -52,6 +51,9 @@ from cistern.states import States
 from cistern.units import Units
 from cistern.waiting import MEETING_SECONDS, STEP_SECONDS
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _MOST_INT = (1 << 31) - 1
 _LEAST_INT64, _MOST_INT64 = -(1 << 63), (1 << 63) - 1
 
@@ -79,67 +81,15 @@ class Job(Edges, States, Units):
         *,
         client: Client | None = None,
         socket: Path | None = None,
-        rank: int = 0,
-        world: int = 1,
-        device: str | None = None,
-        pool_bytes: int = 0,
-        chunk_elems: int = 0,
-        timeout_ms: int = 0,
-        ttl_s: int = 0,
-        micro_batches: int = 0,
-        base: str | None = None,
-        optimizer: Optimizer = Optimizer.ADAMW,
-        masters: Masters = Masters.FP32,
-        moments: Moments = Moments.FP32,
-        rounding: Rounding = Rounding.STOCHASTIC,
-        seed: int = 0,
-        overlap: Overlap = Overlap.COMMIT,
-        delay_from: int = 0,
-        grad_over_weight: bool = False,
-        device_update_bytes: int = 0,
-        device_states: int = 0,
-        recompute: bool = False,
-        plan_file: Path | None = None,
-        model_config: str | None = None,
-        adapter_config: str | None = None,
-        reshape: bool = False,
-        unused: Unused = Unused.ZERO,
+        **options: Unpack[JobOptions],
     ) -> None:
         if client is not None:
             checks.instance("client", client, Client, "a cistern.Client")
             if socket is not None:
                 checks.refuse_value("socket", socket, "None, beside a client which has one,")
-        spec = _library.struct_of(
-            cst_job_spec,
-            name=name,
-            rank=rank,
-            world=world,
-            device=device,
-            pool_bytes=pool_bytes,
-            chunk_elems=chunk_elems,
-            timeout_ms=timeout_ms,
-            ttl_s=ttl_s,
-            micro_batches=micro_batches,
-            base=base,
-            optimizer=checks.member(Optimizer, "optimizer", optimizer),
-            masters=checks.member(Masters, "masters", masters),
-            moments=checks.member(Moments, "moments", moments),
-            rounding=checks.member(Rounding, "rounding", rounding),
-            seed=seed,
-            overlap=checks.member(Overlap, "overlap", overlap),
-            delay_from=delay_from,
-            grad_over_weight=grad_over_weight,
-            device_update_bytes=device_update_bytes,
-            device_states=device_states,
-            recompute=recompute,
-            plan_file=plan_file,
-            model_config=model_config,
-            adapter_config=adapter_config,
-            reshape=reshape,
-            unused=checks.member(Unused, "unused", unused),
-        )
+        spec = _library.struct_of(cst_job_spec, name=name, **_options(options))
         self.name = name
-        self.optimizer = Optimizer(spec.states.optimizer)
+        self.optimizer = Optimizer(spec.optimizer)
         self.rank: int = spec.rank
         self.world: int = spec.world
         Edges.__init__(self)
@@ -471,6 +421,33 @@ class Job(Edges, States, Units):
         stat = cst_rank_stat()
         self._call("cst_stat", byref(stat))
         return RankStat(**_library.fields(stat))
+
+
+def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of a job, of which some are ``given``. TypeError, ValueError."""
+    for name in given:
+        if name not in JOB_OPTIONS:
+            raise TypeError(f"cistern: a job has no option '{name}'")
+    options = {**JOB_OPTIONS, **given}
+    for name, default in JOB_OPTIONS.items():
+        if isinstance(default, IntEnum):
+            options[name] = checks.member(type(default), name, options[name])
+    return options
+
+
+def _signature() -> inspect.Signature:
+    """Return the signature of ``Job``, with all options by their names."""
+    known = inspect.signature(Job.__init__)
+    parameters = [p for p in known.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+        for name, default in JOB_OPTIONS.items()
+    ]
+    return known.replace(parameters=[*parameters, *options])
+
+
+# What help() and editors show.
+setattr(Job.__init__, "__signature__", _signature())  # noqa: B010 (a function has any attributes)
 
 
 def _plan(plan: cst_plan) -> Plan:
