@@ -178,7 +178,8 @@ void cst_job_options_fill(ProtobufCMessage *message, const struct cst_job_spec *
             protobuf_c_message_descriptor_get_field_by_name(message->descriptor, o->field);
         char *base = (char *)message;
 
-        if (field == NULL || (traits != CST_JOB_ALL && (o->traits & traits) == 0)) {
+        if (field == NULL || (o->traits & CST_JOB_TEXT) != 0 ||
+            (traits != CST_JOB_ALL && (o->traits & traits) == 0)) {
             continue;
         }
         if (field->type == PROTOBUF_C_TYPE_STRING) {
@@ -206,7 +207,7 @@ int cst_job_options_take(struct cst_job_spec *spec, const ProtobufCMessage *mess
         const ProtobufCFieldDescriptor *field =
             protobuf_c_message_descriptor_get_field_by_name(message->descriptor, o->field);
 
-        if (field == NULL) {
+        if (field == NULL || (o->traits & CST_JOB_TEXT) != 0) {
             continue;
         }
         /* What an optional field that is left out has is its default, which is 0 or NULL. */
