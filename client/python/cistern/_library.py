@@ -90,11 +90,11 @@ def prepared(name: str, *arguments: Any) -> Callable[[], int]:
     )
 
 
-def check(status: int, err: cst_err) -> int:
-    """Return ``status`` if it is no failure, else raise the exception for it."""
+def check(status: int, err: cst_err, *, connects: bool = False) -> int:
+    """Return ``status`` if it is no failure, else raise the exception for it, as ``error_of`` makes it."""
     if status < 0:
         words = err.text if err.status == status else library().cst_status_words(status)
-        raise error_of(status, words.decode(errors="replace"))
+        raise error_of(status, words.decode(errors="replace"), connects=connects)
     return status
 
 

@@ -39,7 +39,7 @@ class Client:
         self._lib = _library.library()
         handle, err = c_void_p(), cst_err()
         status = self._lib.cst_connect(byref(handle), _library.text("socket", socket), err)
-        _library.check(status, err)
+        _library.check(status, err, connects=True)
         self._handle = handle.value
         self._at_close: Callable[[], None] | None = None
         self._check_unused: Callable[[], None] | None = None

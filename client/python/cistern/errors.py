@@ -56,10 +56,10 @@ _GONE = (
 )
 
 
-def error_of(status: int, text: str) -> CstError:
-    """Return the exception for the negative number ``status``."""
+def error_of(status: int, text: str, *, connects: bool = False) -> CstError:
+    """Return the exception for the negative number ``status``. ``connects``: there was no connection yet."""
     known = Status(status)
     text = text.replace("cst_sync", "sync()")  # What the call of libcistern is called here.
-    if known is Status.ECONN and "no daemon listens" not in text:
+    if known is Status.ECONN and not connects:
         text += f". {_GONE}"
     return _CLASSES.get(known, CstError)(known, text)
