@@ -23,6 +23,9 @@ static struct cst_core_policy policy_of(const struct cstd_job *job)
     if (job->plan.valid) {
         policy.prefetch_depth = job->plan.choice.prefetch_depth;
     }
+    if (job->spec.planning.prefetch_depth > 0) {
+        policy.prefetch_depth = job->spec.planning.prefetch_depth;
+    }
     return policy;
 }
 

@@ -349,7 +349,7 @@ static void take_depth(struct cstd_job *job, const struct cstd_plan_search *s)
         cstd_log_about(CSTD_LOG_DEBUG, CSTD_JOB_ABOUT(job), "not planned again: %s", s->err.text);
         return;
     }
-    if (job->core == NULL) {
+    if (job->core == NULL || job->spec.planning.prefetch_depth > 0) {
         return;
     }
     if (s->choice.prefetch_depth == before) {
@@ -533,6 +533,7 @@ unsigned cstd_planner_explain(const struct cstd_job *job, uint32_t size_class, c
                               unsigned max)
 {
     const struct cst_plan_choice *choice = &job->plan.choice;
+    const uint32_t given = job->spec.planning.prefetch_depth;
     char depth[24];
     unsigned n = 1;
 
@@ -550,7 +551,8 @@ unsigned cstd_planner_explain(const struct cstd_job *job, uint32_t size_class, c
     if (job->plan.valid) {
         (void)snprintf(lines[n++], 192, "%.191s", job->plan.words);
         (void)snprintf(lines[n++], 192, "pools prefetch %s; the bottleneck is %s",
-                       depth_words(choice->prefetch_depth, depth), choice->binds);
+                       depth_words(given > 0 ? given : choice->prefetch_depth, depth),
+                       choice->binds);
     }
     if (job->plan.update_why[0] != '\0') {
         (void)snprintf(lines[n++], 192, "%.191s", job->plan.update_why);

@@ -133,6 +133,9 @@ struct cst_job_planning {
     /* Hint for the daemon's plan: the worker repeats each forward pass before its backward pass.
      * Only the hint of the rank that creates the job is used. */
     bool recompute;
+    /* Number of chunks whose weights are loaded before they are asked for. 0: as many as the plan
+     * says. Equal in all ranks. */
+    uint32_t prefetch_depth;
     /* Path of a file that `cistern plan --save` wrote. cst_job_open reads the file and sends its
      * contents to the daemon. NULL: the daemon makes a plan, unless the job has a plan already. All
      * ranks that give a plan must give the same one.

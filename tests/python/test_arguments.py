@@ -73,6 +73,7 @@ JOB: dict[str, list[Wrong]] = {
     "device_states": integer("device_states", 64),
     "recompute": flag("recompute"),
     "plan_file": path("plan_file"),
+    "prefetch_depth": integer("prefetch_depth", 32),
     "model_config": path("model_config"),
     "adapter_config": path("adapter_config"),
     "reshape": flag("reshape"),

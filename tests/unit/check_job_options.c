@@ -113,6 +113,7 @@ START_TEST(what_differs_is_named)
         "job 'a' was opened with grad_over_weight no, not yes as rank 3 wants",
         "job 'a' was opened with unused zero, not skip as rank 3 wants",
         "job 'a' was opened with micro_batches 0, not 2 as rank 3 wants",
+        "job 'a' was opened with prefetch_depth 0, not 5 as rank 3 wants",
     };
 
     ck_assert_int_eq(cstd_job_options_same(&first, &request, &err), CST_OK);
@@ -125,8 +126,31 @@ START_TEST(what_differs_is_named)
     request.states.grad_over_weight = _i == 6;
     request.updates.unused = _i == 7 ? CST_UNUSED_SKIP : CST_UNUSED_ZERO;
     request.updates.micro_batches = _i == 8 ? 2 : 0;
+    request.planning.prefetch_depth = _i == 9 ? 5 : 0;
     ck_assert_int_eq(cstd_job_options_same(&first, &request, &err), CST_EMISMATCH);
     ck_assert_str_eq(err.text, words[_i]);
+}
+END_TEST
+
+/* An option without a field of its own is read as it was sent. One that this version does not know
+ * is refused, and not ignored. */
+START_TEST(texts)
+{
+    static const char *const bad[] = {"prefetch_depth=0", "prefetch_depth", "prefetch=3", "="};
+    const struct cst_job_spec sent = {.name = "a", .world = 1, .planning.prefetch_depth = 7};
+    struct cst_job_texts written;
+    struct cst_job_spec options;
+    Cistern__JobOpen message = CISTERN__JOB_OPEN__INIT;
+
+    cst_job_texts_make(&written, &sent);
+    cst_job_options_fill(&message.base, &sent, &written, CST_JOB_ALL);
+    ck_assert_uint_eq(message.n_options, 1);
+    ck_assert_str_eq(message.options[0], "prefetch_depth=7");
+    ck_assert_int_eq(cstd_job_options_read(&message, &options, &err), CST_OK);
+    ck_assert_uint_eq(options.planning.prefetch_depth, 7);
+    message.options[0] = (char *)(uintptr_t)bad[_i];
+    ck_assert_int_eq(cstd_job_options_read(&message, &options, &err), CST_EINVAL);
+    ck_assert_str_ne(err.text, "");
 }
 END_TEST
 
@@ -138,6 +162,7 @@ int main(void)
     tcase_add_test(tcase, absent_is_adamw);
     tcase_add_loop_test(tcase, numbers_are_checked, 0, 4);
     tcase_add_test(tcase, what_cannot_go_together);
-    tcase_add_loop_test(tcase, what_differs_is_named, 0, 9);
+    tcase_add_loop_test(tcase, what_differs_is_named, 0, 10);
+    tcase_add_loop_test(tcase, texts, 0, 4);
     return suite_run(suite);
 }
