@@ -16,7 +16,7 @@
 
 #define CST_JOB_AT(member) AT(plan.job.member)
 #define CST_JOB_OPTION(...)
-#define CST_JOB_PLAN_OPTION(member, in, has, section, option, argument, help, ...)                         \
+#define CST_JOB_PLAN_OPTION(member, in, has, section, option, argument, help, ...)                 \
     PLAN(option, argument, help, __VA_ARGS__),
 
 enum { COUNT_MAX = 10000000, PRESET_MAX = 1 << 20 };

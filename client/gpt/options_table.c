@@ -13,7 +13,7 @@
 
 #define AT(name) offsetof(struct gpt_options, name)
 #define CST_JOB_AT(member) AT(job.member)
-#define CST_JOB_OPTION(member, in, has, section, option, argument, help, ...)                              \
+#define CST_JOB_OPTION(member, in, has, section, option, argument, help, ...)                      \
     CST_OPTION_IN(section, option, argument, help, __VA_ARGS__),
 #define ROW(option, argument, help, ...) CST_OPTION(option, 0, 0, argument, help, __VA_ARGS__)
 #define KEY CST_OPTION_IN

@@ -103,7 +103,8 @@ void cstd_serve_job_open(struct cstd_session *session, uint64_t id, void *body)
     }
     rc = read_request(body, &asked, &err);
     if (rc == CST_OK) {
-        rc = cstd_tiers_choose(session->daemon, message->device, asked.spec.rank, &asked.tier, &err);
+        rc =
+            cstd_tiers_choose(session->daemon, message->device, asked.spec.rank, &asked.tier, &err);
     }
     /* The GPUs of this machine are not known yet. */
     if (rc == CST_EAGAIN && cstd_gpus_wait(session->daemon->gpus, session, id, &message->base,
