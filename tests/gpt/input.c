@@ -50,7 +50,7 @@ static const struct {
     {"--data f --overlap late", {"--overlap", "commit, early, delayed"}},
     {"--data f --overlap early --clip 0 --dump-grads g", {"--dump-grads", "--overlap early"}},
     {"--data f --grad-over-weight --dump-grads g", {"--dump-grads", "--grad-over-weight"}},
-    {"--data f --delay-from 3", {"--delay-from 3", "commit"}},
+    {"--data f --delay-from 3", {"delay_from 3", "commit"}},
     {"--data f --beta1 0", {"--beta1 0", "adamw"}},
     {"--data f --device-update lots", {"--device-update", "'lots'"}},
     {"--data f --store local --grad-over-weight", {"--grad-over-weight", "--store=local"}},
