@@ -6,6 +6,17 @@
 #include "daemon/memory/memory.h"
 #include "proto/edge_memory.h"
 
+/* -- memory_segments.c ---------------------------------------------------------------------- */
+
+/* Add a segment that maps the memory of segment @of of the base job, for the engine of @node and
+ * all accelerators' engines. */
+int cstd_memory_add_shared(struct cstd_memory *memory, const struct cstd_segment *of, uint32_t node,
+                           struct cst_err *err);
+/* Add a segment that takes over the memory of segment @of of the job that this one replaces. */
+int cstd_memory_add_heir(struct cstd_memory *memory, const struct cstd_segment *of,
+                         struct cst_err *err);
+/* Let the engines map all segments. The slabs of parked pools are NULL. */
+void cstd_memory_mount_all(struct cstd_memory *memory);
 /* Add a segment of host memory for the engines in @host_engines and all
  * accelerators' engines of the job. Engine @populate populates it. */
 int cstd_memory_add_segment(struct cstd_memory *memory, uint64_t bytes, struct cstd_budget *budget,
