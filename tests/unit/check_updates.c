@@ -19,7 +19,9 @@ static void setup(void)
     config = (struct cstd_settings){.interleave = CSTD_SETTINGS_INTERLEAVE_AUTO};
     daemon_of_all.config = &config;
     cstd_deferred_init(&daemon_of_all.idle_work);
-    job = (struct cstd_job){.daemon = &daemon_of_all, .memory.n_reservations = 1};
+    job = (struct cstd_job){.daemon = &daemon_of_all,
+                            .memory.n_reservations = 1,
+                            .memory.reservations[0].engine = 1}; /* An accelerator's. */
 }
 
 /* The choice of another k after a step delays no reply: it is made once, at the end of the event
