@@ -314,6 +314,19 @@ static inline bool cst_sets_equal(const struct cst_sets *a, const struct cst_set
                   a->n_words * sizeof *a->words) == 0;
 }
 
+/* Return the members of *set below @end that set @i of the sets, which has the same end, lacks. */
+static inline struct cst_set cst_sets_lacks(const struct cst_sets *sets, size_t i,
+                                            const struct cst_set *set, uint32_t end)
+{
+    struct cst_set lacks = {{0}};
+
+    for (uint32_t w = 0; w < sets->n_words; w++) {
+        lacks.words[w] =
+            set->words[w] & ~sets->words[i * sets->n_words + w] & cst_set_word_below(w, end);
+    }
+    return lacks;
+}
+
 /* Make the @n sets from @i on empty. */
 static inline void cst_sets_clear(struct cst_sets *sets, size_t i, size_t n)
 {

@@ -225,15 +225,19 @@ static const char *check_contribution(const struct cst_core *core, uint32_t c, u
         addend != chunk->gradient.spilled) {
         return "a contribution that leaves its block is known to be in the grad row";
     }
+    if (core->schedule->by_rank && cst_collection_holds(core, c, rank) &&
+        !cst_sets_has(&core->collection.come, c, rank)) {
+        return "what has come is counted";
+    }
     if (state == CST_BLOCK_PENDING && addend < chunk->gradient.next) {
         return "a contribution is added once";
     }
     if (state == CST_BLOCK_PENDING && addend >= chunk->n_addends) {
         return "a contribution is one of the step";
     }
-    if (state == CST_BLOCK_PENDING && core->schedule->contributor(core, c, addend) != CST_NONE &&
-        (core->schedule->contributor(core, c, addend) != rank ||
-         core->schedule->addend_of(core, c, rank) < addend)) {
+    if (state == CST_BLOCK_PENDING && core->schedule->by_rank &&
+        (core->schedule->addend_of(core, c, rank) < addend ||
+         (core->schedule->addend_of(core, c, rank) - addend) % chunk->n_in_sum != 0)) {
         return "a rank has contributed what it is to contribute, and nothing that is to come";
     }
     /* A rank that does a unit again opens gradients that nobody needs. */
@@ -249,7 +253,7 @@ static const char *check_contribution(const struct cst_core *core, uint32_t c, u
 static const char *check_group(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    struct cst_set again;
+    struct cst_set again, come;
 
     for (uint32_t rank = 0; rank < core->world; rank++) {
         const struct cst_pool *pool = &core->ranks[rank].pool;
@@ -261,7 +265,8 @@ static const char *check_group(const struct cst_core *core, uint32_t c)
         }
     }
     again = cst_sets_get(&core->collection.again, c);
-    if (!cst_set_within(&again, chunk->ranks)) {
+    come = cst_sets_get(&core->collection.come, c);
+    if (!cst_set_within(&again, chunk->ranks) || !cst_set_within(&come, chunk->ranks)) {
         return "only its group contributes to a chunk";
     }
     if (!chunk->has_states &&
@@ -280,6 +285,9 @@ static const char *check_sum(const struct cst_core *core, uint32_t c)
     const struct cst_gradient *gradient = &chunk->gradient;
     bool over = cst_layout_grad_over_weight(core->layout, &core->layout->chunks[c]);
 
+    if (gradient->first > gradient->next || gradient->next - gradient->first > chunk->n_in_sum) {
+        return "a chunk collects one sum at a time";
+    }
     if (gradient->next % chunk->n_in_sum != 0 && !core->grad_fp32) {
         return "a bf16 row takes a sum whole";
     }

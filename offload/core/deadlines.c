@@ -3,7 +3,6 @@
 
 #include "offload/core/core_state.h"
 #include "offload/core/ranks.h"
-#include "offload/gradient/collection.h"
 #include "offload/books/waiting.h"
 
 #include <inttypes.h>
@@ -105,7 +104,7 @@ static void expire_fetch(struct cst_core *core, uint32_t i)
         char theirs[CST_ADDEND_TEXT], own[CST_ADDEND_TEXT];
 
         core->schedule->say(core, request->chunk, block->addend, own);
-        core->schedule->say(core, request->chunk, cst_collection_first(core, request->chunk),
+        core->schedule->say(core, request->chunk, core->chunks[request->chunk].gradient.first,
                             theirs);
         (void)cst_err_set(
             &why, CST_ETIMEDOUT,

@@ -229,14 +229,10 @@ static void explain_addends(const struct cst_core *core, uint32_t c, uint32_t fi
                             struct page *page)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    uint32_t n = 0, missing = CST_NONE;
+    const struct cst_set missing = cst_collection_missing(core, c, core->world);
+    uint32_t n = core->schedule->by_rank ? chunk->n_in_sum - cst_set_count(&missing)
+                                         : cst_collection_sources(core, c).end - first;
 
-    for (uint32_t addend = first; addend < first + chunk->n_in_sum; addend++) {
-        bool came = cst_collection_is_known(core, c, addend);
-
-        n += came;
-        missing = came || missing != CST_NONE ? missing : addend;
-    }
     if (chunk->n_addends > chunk->n_in_sum && (first > 0 || n > 0)) {
         char text[CST_ADDEND_TEXT];
 
@@ -254,14 +250,14 @@ static void explain_addends(const struct cst_core *core, uint32_t c, uint32_t fi
         say(page,
             "its gradient has come from %" PRIu32 " of %" PRIu32 " ranks; rank %" PRIu32
             " is missing",
-            n, chunk->n_in_sum, core->schedule->contributor(core, c, missing));
+            n, chunk->n_in_sum, cst_set_first(&missing));
     }
 }
 
 static void explain_gradient(const struct cst_core *core, uint32_t c, struct page *page)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    uint32_t first = cst_collection_first(core, c);
+    uint32_t first = chunk->gradient.first;
 
     if (chunk->gradient.sum == CST_SUM_COMPLETE) {
         say(page, "its gradient of this step is summed");
@@ -274,9 +270,11 @@ static void explain_gradient(const struct cst_core *core, uint32_t c, struct pag
         say(page, "%" PRIu32 " of its ranks' contributions were added early to free their blocks",
             chunk->gradient.next - first);
     }
-    if (chunk->gradient.spilled != CST_NONE) {
+    if (chunk->gradient.spilled != CST_NONE && core->schedule->by_rank) {
         say(page, "rank %" PRIu32 "'s contribution was moved to the gradient row to free its block",
-            core->schedule->contributor(core, c, chunk->gradient.spilled));
+            cst_set_nth(chunk->ranks, chunk->gradient.spilled % chunk->n_in_sum));
+    } else if (chunk->gradient.spilled != CST_NONE) {
+        say(page, "a contribution was moved to the gradient row to free its block");
     }
 }
 

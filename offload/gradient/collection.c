@@ -16,12 +16,16 @@
 
 int cst_collection_open(struct cst_core *core)
 {
-    return cst_sets_open(&core->collection.again, core->n_chunks, core->world);
+    int status = cst_sets_open(&core->collection.again, core->n_chunks, core->world);
+
+    return status == CST_OK ? cst_sets_open(&core->collection.come, core->n_chunks, core->world)
+                            : status;
 }
 
 void cst_collection_close(struct cst_core *core)
 {
     cst_sets_close(&core->collection.again);
+    cst_sets_close(&core->collection.come);
 }
 
 /* -- addends ---------------------------------------------------------------------------------- */
@@ -36,44 +40,36 @@ static uint32_t pending(const struct cst_core *core, uint32_t c, uint32_t rank)
                                                                        : CST_NONE;
 }
 
-/* The end of the sum to which @addend belongs. */
-static uint32_t end_of(const struct cst_chunk *chunk, uint32_t addend)
+/* The end of the sum that the chunk collects. */
+static uint32_t end_of(const struct cst_chunk *chunk)
 {
-    return addend - addend % chunk->n_in_sum + chunk->n_in_sum;
-}
-
-uint32_t cst_collection_first(const struct cst_core *core, uint32_t c)
-{
-    const struct cst_chunk *chunk = &core->chunks[c];
-    uint32_t next = chunk->gradient.next;
-    uint32_t in_sum = next > 0 && chunk->gradient.reduce_ticket != 0 ? next - 1 : next;
-
-    return in_sum - in_sum % chunk->n_in_sum;
+    return chunk->gradient.first + chunk->n_in_sum;
 }
 
 bool cst_collection_holds(const struct cst_core *core, uint32_t c, uint32_t rank)
 {
-    const struct cst_chunk *chunk = &core->chunks[c];
     uint32_t addend = pending(core, c, rank);
 
-    return addend >= chunk->gradient.next &&
-           addend < cst_collection_first(core, c) + chunk->n_in_sum;
+    return addend != CST_NONE && addend >= core->chunks[c].gradient.next &&
+           addend < end_of(&core->chunks[c]);
 }
 
-/* True if @addend of chunk @c was handed in, or a sum has passed it by. */
-static bool has_come(const struct cst_core *core, uint32_t c, uint32_t addend)
+struct cst_set cst_collection_missing(const struct cst_core *core, uint32_t c, uint32_t end)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    uint32_t from;
+    struct cst_set missing = {{0}};
 
-    if (addend < chunk->gradient.next || addend == chunk->gradient.spilled) {
-        return true;
+    if (core->schedule->by_rank) {
+        missing = cst_sets_lacks(&core->collection.come, c, chunk->ranks, end);
+        core->schedule->expected(core, c, chunk->gradient.first, &missing);
     }
-    from = core->schedule->contributor(core, c, addend);
-    if (from != CST_NONE) {
-        return pending(core, c, from) == addend;
-    }
-    CST_SET_EACH (rank, chunk->ranks) {
+    return missing;
+}
+
+/* True if any rank has @addend of chunk @c in a block. */
+static bool is_pending(const struct cst_core *core, uint32_t c, uint32_t addend)
+{
+    CST_SET_EACH (rank, core->chunks[c].ranks) {
         if (pending(core, c, rank) == addend) {
             return true;
         }
@@ -81,10 +77,15 @@ static bool has_come(const struct cst_core *core, uint32_t c, uint32_t addend)
     return false;
 }
 
-bool cst_collection_is_known(const struct cst_core *core, uint32_t c, uint32_t addend)
+/* True if @addend of chunk @c, which @rank contributes, was handed in, or a sum has passed it by.
+ */
+static bool has_come(const struct cst_core *core, uint32_t c, uint32_t addend, uint32_t rank)
 {
-    return has_come(core, c, addend) ||
-           core->schedule->state(core, c, addend) != CST_ADDEND_EXPECTED;
+    const struct cst_gradient *gradient = &core->chunks[c].gradient;
+
+    return addend < gradient->next || addend == gradient->spilled ||
+           (core->schedule->by_rank ? pending(core, c, rank) == addend
+                                    : is_pending(core, c, addend));
 }
 
 void cst_collection_wake(struct cst_core *core)
@@ -96,27 +97,74 @@ void cst_collection_wake(struct cst_core *core)
 
 /* -- sums and spills -------------------------------------------------------------------------- */
 
-struct cst_sources cst_collection_sources(const struct cst_core *core, uint32_t c)
+/* The first addend of chunk @c from its next one on that may still come, or the end of the sum. */
+static uint32_t end_of_known(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    uint32_t next = chunk->gradient.next, end = end_of(chunk, next);
-    struct cst_sources sources = {.end = next};
+    uint32_t next = chunk->gradient.next;
 
-    while (sources.end < end && cst_collection_is_known(core, c, sources.end)) {
-        sources.end++;
+    if (core->schedule->by_rank) {
+        const struct cst_set missing = cst_collection_missing(core, c, core->world);
+        uint32_t rank = cst_set_first(&missing);
+
+        return rank == CST_SET_MAX
+                   ? end_of(chunk)
+                   : chunk->gradient.first + cst_set_count_below(chunk->ranks, rank);
     }
-    if (sources.end == next) {
-        return sources;
-    }
+    return has_come(core, c, next, CST_NONE) ||
+                   core->schedule->state(core, c, next, CST_NONE) != CST_ADDEND_EXPECTED
+               ? end_of(chunk)
+               : next;
+}
+
+/* The addends of chunk @c from its next one to before @end. */
+static struct cst_sources find_sources(const struct cst_core *core, uint32_t c, uint32_t end)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+    uint32_t next = chunk->gradient.next;
+    struct cst_sources sources = {
+        .end = end, .spilled = chunk->gradient.spilled >= next && chunk->gradient.spilled < end};
+
     CST_SET_EACH (rank, chunk->ranks) {
         uint32_t addend = pending(core, c, rank);
 
-        if (addend >= next && addend < sources.end) {
+        if (addend >= next && addend < end) {
             cst_set_add(&sources.blocks, rank);
         }
     }
-    sources.spilled = chunk->gradient.spilled >= next && chunk->gradient.spilled < sources.end;
     return sources;
+}
+
+struct cst_sources cst_collection_sources(const struct cst_core *core, uint32_t c)
+{
+    return find_sources(core, c, end_of_known(core, c));
+}
+
+/* The addends of the present sum up to @end have come, or never will. */
+static void take_as_come(struct cst_core *core, uint32_t c, uint32_t end)
+{
+    uint32_t n = end - core->chunks[c].gradient.first;
+
+    CST_SET_EACH (rank, core->chunks[c].ranks) {
+        if (n-- == 0) {
+            return;
+        }
+        cst_sets_add(&core->collection.come, c, rank);
+    }
+}
+
+/* Begin the sum after the last one, and count what was already handed in for it. */
+static void begin_sum(struct cst_core *core, uint32_t c)
+{
+    struct cst_chunk *chunk = &core->chunks[c];
+
+    chunk->gradient.first = chunk->gradient.next;
+    cst_sets_clear(&core->collection.come, c, 1);
+    CST_SET_EACH (rank, chunk->ranks) {
+        if (cst_collection_holds(core, c, rank)) {
+            cst_sets_add(&core->collection.come, c, rank);
+        }
+    }
 }
 
 void cst_collection_summing(struct cst_core *core, uint32_t c, const struct cst_sources *sources,
@@ -125,6 +173,7 @@ void cst_collection_summing(struct cst_core *core, uint32_t c, const struct cst_
     struct cst_gradient *gradient = &core->chunks[c].gradient;
 
     /* A rank that went on without a gradient cannot contribute any more. */
+    take_as_come(core, c, sources->end);
     gradient->next = sources->end;
     gradient->reduce_ticket = ticket;
     gradient->sum = CST_SUM_PARTIAL;
@@ -207,13 +256,18 @@ static bool later_ones_wait(const struct cst_core *core, uint32_t c)
 static bool is_over(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    uint32_t end = end_of(chunk, chunk->gradient.next);
+    uint32_t first = chunk->gradient.first;
+    struct cst_set open;
 
     if (later_ones_wait(core, c)) {
         return true;
     }
-    for (uint32_t addend = chunk->gradient.next; addend < end; addend++) {
-        if (core->schedule->state(core, c, addend) != CST_ADDEND_NEVER) {
+    if (!core->schedule->by_rank) {
+        return core->schedule->state(core, c, first, CST_NONE) == CST_ADDEND_NEVER;
+    }
+    open = cst_sets_lacks(&core->collection.come, c, chunk->ranks, core->world);
+    CST_SET_EACH (rank, &open) {
+        if (core->schedule->state(core, c, first, rank) != CST_ADDEND_NEVER) {
             return false;
         }
     }
@@ -237,11 +291,16 @@ enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t c,
         return CST_COLLECTION_WAITS;
     }
     *sources = (struct cst_sources){.end = gradient->next};
+    if (gradient->next == end_of(chunk)) {
+        begin_sum(core, c); /* The last command of the sum before is done. */
+    }
     while (gradient->next < chunk->n_addends) {
-        *sources = cst_collection_sources(core, c);
-        if (sources->end < end_of(chunk, gradient->next)) {
+        uint32_t end = end_of_known(core, c);
+
+        if (end < end_of(chunk)) {
             return CST_COLLECTION_WAITS;
         }
+        *sources = find_sources(core, c, end);
         if (!cst_set_none(&sources->blocks) || sources->spilled) {
             return CST_COLLECTION_SUM;
         }
@@ -249,6 +308,7 @@ enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t c,
             return CST_COLLECTION_WAITS;
         }
         gradient->next = sources->end;
+        begin_sum(core, c);
     }
     return gradient->sum == CST_SUM_NOTHING ? CST_COLLECTION_ZERO : CST_COLLECTION_COMPLETE;
 }
@@ -279,7 +339,7 @@ static void carry_on(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
 
-    chunk->gradient.next = chunk->n_addends;
+    chunk->gradient.next = chunk->gradient.first = chunk->n_addends;
     chunk->gradient.sum = chunk->gradient.reduce_ticket == 0 ? CST_SUM_COMPLETE : CST_SUM_PARTIAL;
     core->collection.n_reduced += chunk->gradient.sum == CST_SUM_COMPLETE;
     cst_weight_row_go(core, c, CST_ROWS_CARRIED);
@@ -297,11 +357,13 @@ void cst_collection_drop(struct cst_core *core)
     }
     core->collection.n_reduced = 0;
     cst_sets_clear(&core->collection.again, 0, core->n_chunks);
+    cst_sets_clear(&core->collection.come, 0, core->n_chunks);
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         struct cst_chunk *chunk = &core->chunks[c];
 
         cst_kept_gradients_drop(core, c);
         chunk->gradient.next = 0;
+        chunk->gradient.first = 0;
         chunk->gradient.sum = CST_SUM_NOTHING;
         chunk->gradient.spilled = CST_NONE;
         if (cst_weight_row_is_early(&chunk->weight)) {
@@ -351,7 +413,7 @@ bool cst_collection_admit_open(struct cst_core *core, const struct cst_event *ev
     if (!core->schedule->elastic &&
         (chunk->weight.rows == CST_ROWS_CARRIED
              ? cst_sets_has(&core->collection.again, event->chunk, event->rank)
-             : has_come(core, event->chunk, addend))) {
+             : has_come(core, event->chunk, addend, event->rank))) {
         cst_core_refuse(core, event->tag, CST_EINVAL,
                         "gradient of chunk %" PRIu32 " was handed in already in step %" PRIu64,
                         event->chunk, core->step);
@@ -365,6 +427,9 @@ static void take_gradient(struct cst_core *core, const struct cst_event *event, 
                           uint32_t addend)
 {
     cst_block_hand_in(&core->ranks[event->rank].pool, b, addend);
+    if (core->schedule->by_rank && addend < end_of(&core->chunks[event->chunk])) {
+        cst_sets_add(&core->collection.come, event->chunk, event->rank);
+    }
     (void)cst_core_reply(core, event->tag);
     cst_fact_gradient(&core->facts, event->chunk);
     if (core->grad_fp32) {
@@ -403,7 +468,7 @@ void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event
                         "rank %" PRIu32 " has no unit that contributes to chunk %" PRIu32,
                         event->rank, event->chunk);
     } else if (core->chunks[event->chunk].weight.rows == CST_ROWS_CARRIED ||
-               has_come(core, event->chunk, addend)) {
+               has_come(core, event->chunk, addend, event->rank)) {
         drop_gradient(core, event, b);
     } else {
         take_gradient(core, event, b, addend);

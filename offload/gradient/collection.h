@@ -22,6 +22,9 @@ struct cst_collection {
     /* Per chunk that is CARRIED: ranks that have handed in again in their present micro-batch;
      * owned. */
     struct cst_sets again;
+    /* Per chunk, by_rank: ranks whose addend of the sum that it collects has come or was taken as
+     * left out. All, while the last command of the sum is in flight. Owned. */
+    struct cst_sets come;
 };
 
 /* How far the sum of a chunk's gradient is, in the current collection.
@@ -48,6 +51,8 @@ struct cst_gradient {
     /* The first addend that no sum has taken. Those before it are in the grad row, or are added to
      * it by `reduce_ticket`, or were left out. */
     uint32_t next;
+    /* The first addend of the sum that the chunk collects, until its last command is done. */
+    uint32_t first;
     uint32_t spilled; /* Addend that is spilled in the grad row; CST_NONE: none is. */
     /* Command in flight that makes a sum, of this or an earlier collection; else 0. */
     uint64_t reduce_ticket;
@@ -107,11 +112,9 @@ void cst_collection_spilled(struct cst_chunk *chunk, bool kept);
 /* Gradients of @part are spilled only for fetches, which get the error, in this collection. */
 void cst_collection_spill_failed(struct cst_part *part);
 
-/* The first addend of the sum that @chunk collects, which lasts until its command is done. */
-uint32_t cst_collection_first(const struct cst_core *core, uint32_t chunk);
-
-/* True if it is known what @addend of @chunk is: it has come or, for now, is left out. */
-bool cst_collection_is_known(const struct cst_core *core, uint32_t chunk, uint32_t addend);
+/* Those of the ranks below @end from which an addend of the sum that @chunk collects may still
+ * come. None, if any rank may contribute the addend. */
+struct cst_set cst_collection_missing(const struct cst_core *core, uint32_t chunk, uint32_t end);
 
 /* True if the rank of @event may open the gradient of the chunk now. Else the request is refused.
  */

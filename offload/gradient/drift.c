@@ -13,18 +13,13 @@ static struct cst_set awaited_by(const struct cst_core *core, uint32_t rank,
                                  const struct cst_block *block)
 {
     const struct cst_chunk *chunk = &core->chunks[block->chunk];
-    uint32_t end = cst_collection_first(core, block->chunk) + chunk->n_in_sum;
-    struct cst_set awaited = {{0}};
+    uint32_t end = core->world; /* All addends of an earlier sum come first. */
+    struct cst_set awaited;
 
-    /* All addends of an earlier sum come first. */
-    if (core->grad_fp32 && block->addend < end) {
-        end = block->addend;
+    if (core->grad_fp32 && block->addend < chunk->gradient.first + chunk->n_in_sum) {
+        end = rank;
     }
-    for (uint32_t addend = chunk->gradient.next; addend < end; addend++) {
-        if (!cst_collection_is_known(core, block->chunk, addend)) {
-            cst_set_add(&awaited, core->schedule->contributor(core, block->chunk, addend));
-        }
-    }
+    awaited = cst_collection_missing(core, block->chunk, end);
     cst_set_drop(&awaited, rank);
     return awaited;
 }
@@ -70,7 +65,7 @@ bool cst_drift_waits(struct cst_core *core, uint32_t rank, const struct cst_part
     struct cst_rank *r = &core->ranks[rank];
     uint32_t b = part->head[CST_BLOCK_PENDING];
 
-    if (r->impatient || !core->schedule->repeats) {
+    if (r->impatient || !core->schedule->by_rank) {
         return false;
     }
     for (; b != CST_NONE; b = r->pool.blocks[b].next) {

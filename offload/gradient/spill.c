@@ -27,20 +27,20 @@ static bool can_spill(const struct cst_chunk *chunk)
            chunk->gradient.reduce_ticket == 0;
 }
 
-/* True if everything that must be added before @rank's contribution has come or is in the row. */
-static bool can_add(const struct cst_core *core, uint32_t c, uint32_t rank)
+/* True if everything that must be added before the contribution in the PENDING block @b of @rank
+ * has come or is in the row. */
+static bool can_add(const struct cst_core *core, uint32_t rank, uint32_t b)
 {
-    const struct cst_pool *pool = &core->ranks[rank].pool;
-    uint32_t addend = core->chunks[c].gradient.next;
+    const struct cst_block *block = &core->ranks[rank].pool.blocks[b];
+    const struct cst_chunk *chunk = &core->chunks[block->chunk];
+    struct cst_set missing;
 
-    if (core->chunks[c].gradient.reduce_ticket != 0 || !cst_collection_holds(core, c, rank)) {
+    if (chunk->gradient.reduce_ticket != 0 ||
+        block->addend >= chunk->gradient.first + chunk->n_in_sum) {
         return false;
     }
-    while (addend < pool->blocks[pool->grad_of[c]].addend &&
-           cst_collection_is_known(core, c, addend)) {
-        addend++;
-    }
-    return addend == pool->blocks[pool->grad_of[c]].addend;
+    missing = cst_collection_missing(core, block->chunk, rank);
+    return cst_set_none(&missing);
 }
 
 /* The gradient of @part that was handed in last and can leave: older ones will sooner be summed
@@ -51,9 +51,8 @@ static uint32_t find_pending(const struct cst_core *core, uint32_t rank, uint32_
     uint32_t b = pool->parts[part].head[CST_BLOCK_PENDING];
 
     for (; b != CST_NONE; b = pool->blocks[b].next) {
-        uint32_t c = pool->blocks[b].chunk;
-
-        if (core->grad_fp32 ? can_add(core, c, rank) : can_spill(&core->chunks[c])) {
+        if (core->grad_fp32 ? can_add(core, rank, b)
+                            : can_spill(&core->chunks[pool->blocks[b].chunk])) {
             break;
         }
     }

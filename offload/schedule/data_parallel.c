@@ -45,30 +45,31 @@ static uint32_t addend_of(const struct cst_core *core, uint32_t c, uint32_t rank
 {
     const struct cst_chunk *chunk = &core->chunks[c];
 
-    return core->ranks[rank].micro * chunk->n_in_sum + cst_set_count_below(chunk->ranks, rank);
+    return core->ranks[rank].micro * chunk->n_in_sum +
+           (chunk->n_in_sum == core->world ? rank : cst_set_count_below(chunk->ranks, rank));
 }
 
-static uint32_t contributor(const struct cst_core *core, uint32_t c, uint32_t addend)
+static enum cst_addend_state state(const struct cst_core *core, uint32_t c, uint32_t first,
+                                   uint32_t rank)
 {
-    const struct cst_chunk *chunk = &core->chunks[c];
+    const struct cst_rank *r = &core->ranks[rank];
 
-    if (chunk->n_in_sum == core->world) {
-        return addend % core->world; /* The group is all ranks. */
-    }
-    return cst_set_nth(chunk->ranks, addend % chunk->n_in_sum);
-}
-
-static enum cst_addend_state state(const struct cst_core *core, uint32_t c, uint32_t addend)
-{
-    const struct cst_rank *r = &core->ranks[contributor(core, c, addend)];
-
-    if (r->micro > addend / core->chunks[c].n_in_sum) {
-        return CST_ADDEND_NEVER;
+    if (r->micro * core->chunks[c].n_in_sum > first) {
+        return CST_ADDEND_NEVER; /* The rank is in a later micro-batch. */
     }
     if (r->stepped) {
         return core->attempt.closing ? CST_ADDEND_NEVER : CST_ADDEND_LEFT_OUT;
     }
     return CST_ADDEND_EXPECTED;
+}
+
+static void expected(const struct cst_core *core, uint32_t c, uint32_t first, struct cst_set *ranks)
+{
+    CST_SET_EACH (rank, ranks) {
+        if (state(core, c, first, rank) != CST_ADDEND_EXPECTED) {
+            cst_set_drop(ranks, rank);
+        }
+    }
 }
 
 static void say(const struct cst_core *core, uint32_t c, uint32_t addend,
@@ -102,6 +103,7 @@ static const char *check_state(const struct cst_core *core)
 }
 
 const struct cst_step_schedule cst_data_parallel = {.repeats = true,
+                                                    .by_rank = true,
                                                     .work = &cst_step_no_work,
                                                     .serves = serves,
                                                     .check = check,
@@ -109,8 +111,8 @@ const struct cst_step_schedule cst_data_parallel = {.repeats = true,
                                                     .close = nothing,
                                                     .begin = nothing,
                                                     .addend_of = addend_of,
-                                                    .contributor = contributor,
                                                     .state = state,
+                                                    .expected = expected,
                                                     .say = say,
                                                     .loss = loss,
                                                     .check_state = check_state};

@@ -171,14 +171,6 @@ static uint32_t addend_of(const struct cst_core *core, uint32_t c, uint32_t rank
            unit.micro;
 }
 
-static uint32_t contributor(const struct cst_core *core, uint32_t c, uint32_t addend)
-{
-    (void)core;
-    (void)c;
-    (void)addend;
-    return CST_NONE;
-}
-
 /* The stage of @addend: the highest one, after those before it are left out. */
 static uint32_t stage_of(const struct cst_core *core, uint32_t c, uint32_t addend)
 {
@@ -190,10 +182,12 @@ static uint32_t stage_of(const struct cst_core *core, uint32_t c, uint32_t adden
     return 63 - (uint32_t)__builtin_clzll(stages);
 }
 
-static enum cst_addend_state state(const struct cst_core *core, uint32_t c, uint32_t addend)
+static enum cst_addend_state state(const struct cst_core *core, uint32_t c, uint32_t first,
+                                   uint32_t rank)
 {
-    return cst_dispatch_has_done(table_of(core), stage_of(core, c, addend),
-                                 addend % core->micro_batches)
+    (void)rank;
+    return cst_dispatch_has_done(table_of(core), stage_of(core, c, first),
+                                 first % core->micro_batches)
                ? CST_ADDEND_NEVER
                : CST_ADDEND_EXPECTED;
 }
@@ -291,7 +285,6 @@ const struct cst_step_schedule cst_dispatched = {.elastic = true,
                                                  .close = close,
                                                  .begin = begin,
                                                  .addend_of = addend_of,
-                                                 .contributor = contributor,
                                                  .state = state,
                                                  .say = say,
                                                  .loss = loss,

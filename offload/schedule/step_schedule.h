@@ -15,7 +15,8 @@
  *
  *   micro-batch 0: 0 1 | micro-batch 1: 2 3 | micro-batch 2: 4 5
  *
- * In a sum of several addends, lower numbers come from lower ranks.
+ * The addends of a sum are either those of all ranks of the group, in rank order, or a single one,
+ * which any rank may contribute.
  *
  * To add a schedule, write a file with its row and add the row to the list in step_schedule.c. The
  * functions of a row read the core, and change nothing but the state of their schedule. */
@@ -70,6 +71,8 @@ struct cst_step_schedule {
     /* A rank does in each step what it did in the step before, so that its weights can be loaded
      * ahead. */
     bool repeats;
+    /* A sum has an addend of each rank of the group. False: it has one, of any rank. */
+    bool by_rank;
     const struct cst_step_work *work;
 
     /* True if the steps of @model have this schedule. */
@@ -89,10 +92,13 @@ struct cst_step_schedule {
 
     /* The addend of @chunk that @rank, which is in its group, contributes now; CST_NONE: none. */
     uint32_t (*addend_of)(const struct cst_core *core, uint32_t chunk, uint32_t rank);
-    /* The rank that contributes @addend; CST_NONE: any rank may. */
-    uint32_t (*contributor)(const struct cst_core *core, uint32_t chunk, uint32_t addend);
-    /* What can become of @addend of @chunk, which has not come. */
-    enum cst_addend_state (*state)(const struct cst_core *core, uint32_t chunk, uint32_t addend);
+    /* What can become of the addend @first of @chunk, which has not come and is alone in its sum,
+     * or, by_rank, of that of @rank in the sum that begins with @first. */
+    enum cst_addend_state (*state)(const struct cst_core *core, uint32_t chunk, uint32_t first,
+                                   uint32_t rank);
+    /* by_rank: drop from *ranks those whose addend in that sum is not EXPECTED. */
+    void (*expected)(const struct cst_core *core, uint32_t chunk, uint32_t first,
+                     struct cst_set *ranks);
     /* Write what the addend is of, such as "micro-batch 3": micro-batches are counted from 1, and
      * stand at the end. */
     void (*say)(const struct cst_core *core, uint32_t chunk, uint32_t addend,
