@@ -314,17 +314,11 @@ static inline bool cst_sets_equal(const struct cst_sets *a, const struct cst_set
                   a->n_words * sizeof *a->words) == 0;
 }
 
-/* Return the members of *set below @end that set @i of the sets, which has the same end, lacks. */
-static inline struct cst_set cst_sets_lacks(const struct cst_sets *sets, size_t i,
-                                            const struct cst_set *set, uint32_t end)
+/* Return word @word, below n_words, of the members of *set that set @i of the sets lacks. */
+static inline uint64_t cst_sets_lacks(const struct cst_sets *sets, size_t i,
+                                      const struct cst_set *set, uint32_t word)
 {
-    struct cst_set lacks = {{0}};
-
-    for (uint32_t w = 0; w < sets->n_words; w++) {
-        lacks.words[w] =
-            set->words[w] & ~sets->words[i * sets->n_words + w] & cst_set_word_below(w, end);
-    }
-    return lacks;
+    return set->words[word] & ~sets->words[i * sets->n_words + word];
 }
 
 /* Make the @n sets from @i on empty. */

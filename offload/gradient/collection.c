@@ -54,16 +54,38 @@ bool cst_collection_holds(const struct cst_core *core, uint32_t c, uint32_t rank
            addend < end_of(&core->chunks[c]);
 }
 
-struct cst_set cst_collection_missing(const struct cst_core *core, uint32_t c, uint32_t end)
+/* Word @w of the ranks below @end from which an addend may still come. */
+static uint64_t missing_word(const struct cst_core *core, uint32_t c, uint32_t w, uint32_t end)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
+    uint64_t word =
+        cst_sets_lacks(&core->collection.come, c, chunk->ranks, w) & cst_set_word_below(w, end);
+
+    return word == 0 ? 0 : core->schedule->expected(core, c, chunk->gradient.first, w, word);
+}
+
+struct cst_set cst_collection_missing(const struct cst_core *core, uint32_t c, uint32_t end)
+{
     struct cst_set missing = {{0}};
 
     if (core->schedule->by_rank) {
-        missing = cst_sets_lacks(&core->collection.come, c, chunk->ranks, end);
-        core->schedule->expected(core, c, chunk->gradient.first, &missing);
+        for (uint32_t w = 0; w * CST_SET_WORD < end; w++) {
+            missing.words[w] = missing_word(core, c, w, end);
+        }
     }
     return missing;
+}
+
+uint32_t cst_collection_first_missing(const struct cst_core *core, uint32_t c, uint32_t end)
+{
+    for (uint32_t w = 0; core->schedule->by_rank && w * CST_SET_WORD < end; w++) {
+        uint64_t word = missing_word(core, c, w, end);
+
+        if (word != 0) {
+            return w * CST_SET_WORD + (uint32_t)__builtin_ctzll(word);
+        }
+    }
+    return CST_SET_MAX;
 }
 
 /* True if any rank has @addend of chunk @c in a block. */
@@ -104,8 +126,7 @@ static uint32_t end_of_known(const struct cst_core *core, uint32_t c)
     uint32_t next = chunk->gradient.next;
 
     if (core->schedule->by_rank) {
-        const struct cst_set missing = cst_collection_missing(core, c, core->world);
-        uint32_t rank = cst_set_first(&missing);
+        uint32_t rank = cst_collection_first_missing(core, c, core->world);
 
         return rank == CST_SET_MAX
                    ? end_of(chunk)
@@ -257,7 +278,6 @@ static bool is_over(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
     uint32_t first = chunk->gradient.first;
-    struct cst_set open;
 
     if (later_ones_wait(core, c)) {
         return true;
@@ -265,9 +285,9 @@ static bool is_over(const struct cst_core *core, uint32_t c)
     if (!core->schedule->by_rank) {
         return core->schedule->state(core, c, first, CST_NONE) == CST_ADDEND_NEVER;
     }
-    open = cst_sets_lacks(&core->collection.come, c, chunk->ranks, core->world);
-    CST_SET_EACH (rank, &open) {
-        if (core->schedule->state(core, c, first, rank) != CST_ADDEND_NEVER) {
+    CST_SET_EACH (rank, chunk->ranks) {
+        if (!cst_sets_has(&core->collection.come, c, rank) &&
+            core->schedule->state(core, c, first, rank) != CST_ADDEND_NEVER) {
             return false;
         }
     }

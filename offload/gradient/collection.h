@@ -115,6 +115,8 @@ void cst_collection_spill_failed(struct cst_part *part);
 /* Those of the ranks below @end from which an addend of the sum that @chunk collects may still
  * come. None, if any rank may contribute the addend. */
 struct cst_set cst_collection_missing(const struct cst_core *core, uint32_t chunk, uint32_t end);
+/* The lowest of them; CST_SET_MAX: there is none. */
+uint32_t cst_collection_first_missing(const struct cst_core *core, uint32_t chunk, uint32_t end);
 
 /* True if the rank of @event may open the gradient of the chunk now. Else the request is refused.
  */

@@ -33,14 +33,10 @@ static bool can_add(const struct cst_core *core, uint32_t rank, uint32_t b)
 {
     const struct cst_block *block = &core->ranks[rank].pool.blocks[b];
     const struct cst_chunk *chunk = &core->chunks[block->chunk];
-    struct cst_set missing;
 
-    if (chunk->gradient.reduce_ticket != 0 ||
-        block->addend >= chunk->gradient.first + chunk->n_in_sum) {
-        return false;
-    }
-    missing = cst_collection_missing(core, block->chunk, rank);
-    return cst_set_none(&missing);
+    return chunk->gradient.reduce_ticket == 0 &&
+           block->addend < chunk->gradient.first + chunk->n_in_sum &&
+           cst_collection_first_missing(core, block->chunk, rank) == CST_SET_MAX;
 }
 
 /* The gradient of @part that was handed in last and can leave: older ones will sooner be summed

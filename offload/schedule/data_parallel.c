@@ -49,11 +49,9 @@ static uint32_t addend_of(const struct cst_core *core, uint32_t c, uint32_t rank
            (chunk->n_in_sum == core->world ? rank : cst_set_count_below(chunk->ranks, rank));
 }
 
-static enum cst_addend_state state(const struct cst_core *core, uint32_t c, uint32_t first,
-                                   uint32_t rank)
+static enum cst_addend_state state_of(const struct cst_core *core, uint32_t c, uint32_t first,
+                                      const struct cst_rank *r)
 {
-    const struct cst_rank *r = &core->ranks[rank];
-
     if (r->micro * core->chunks[c].n_in_sum > first) {
         return CST_ADDEND_NEVER; /* The rank is in a later micro-batch. */
     }
@@ -63,13 +61,24 @@ static enum cst_addend_state state(const struct cst_core *core, uint32_t c, uint
     return CST_ADDEND_EXPECTED;
 }
 
-static void expected(const struct cst_core *core, uint32_t c, uint32_t first, struct cst_set *ranks)
+static enum cst_addend_state state(const struct cst_core *core, uint32_t c, uint32_t first,
+                                   uint32_t rank)
 {
-    CST_SET_EACH (rank, ranks) {
-        if (state(core, c, first, rank) != CST_ADDEND_EXPECTED) {
-            cst_set_drop(ranks, rank);
+    return state_of(core, c, first, &core->ranks[rank]);
+}
+
+static uint64_t expected(const struct cst_core *core, uint32_t c, uint32_t first, uint32_t word,
+                         uint64_t among)
+{
+    const struct cst_rank *ranks = &core->ranks[word * CST_SET_WORD];
+    uint64_t left = 0;
+
+    for (; among != 0; among &= among - 1) {
+        if (state_of(core, c, first, &ranks[__builtin_ctzll(among)]) == CST_ADDEND_EXPECTED) {
+            left |= among & (0 - among);
         }
     }
+    return left;
 }
 
 static void say(const struct cst_core *core, uint32_t c, uint32_t addend,

@@ -96,9 +96,10 @@ struct cst_step_schedule {
      * or, by_rank, of that of @rank in the sum that begins with @first. */
     enum cst_addend_state (*state)(const struct cst_core *core, uint32_t chunk, uint32_t first,
                                    uint32_t rank);
-    /* by_rank: drop from *ranks those whose addend in that sum is not EXPECTED. */
-    void (*expected)(const struct cst_core *core, uint32_t chunk, uint32_t first,
-                     struct cst_set *ranks);
+    /* by_rank: those of @among, a word of number @word of a set of ranks, whose addend in that sum
+     * is EXPECTED. */
+    uint64_t (*expected)(const struct cst_core *core, uint32_t chunk, uint32_t first, uint32_t word,
+                         uint64_t among);
     /* Write what the addend is of, such as "micro-batch 3": micro-batches are counted from 1, and
      * stand at the end. */
     void (*say)(const struct cst_core *core, uint32_t chunk, uint32_t addend,
