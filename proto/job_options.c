@@ -232,8 +232,10 @@ static int check_text(const struct cst_option *option, const char *text, struct 
         return CST_OK;
     }
     if ((option->traits & CST_JOB_NAME) != 0 && !cst_job_name_is_valid(text)) {
-        return cst_err_set(err, CST_EINVAL, "%s '%.64s': the name of a job has " CST_JOB_NAME_RULE,
-                           option->field, text);
+        return cst_err_set(err, CST_EINVAL,
+                           "%s '%.64s': the name of a job has " CST_JOB_NAME_RULE
+                           "; this one has %zu bytes",
+                           option->field, text, strlen(text));
     }
     if ((option->traits & CST_JOB_CONFIG) != 0 && !cst_text_fits(text, CST_MAX_CONFIG_BYTES)) {
         return cst_err_set(err, CST_EINVAL, "%s is not UTF-8, or has more than %d bytes",

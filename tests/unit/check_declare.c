@@ -187,7 +187,8 @@ START_TEST(test_specs)
     spec.updates.micro_batches = 0;
     spec.model.base = "a b";
     ck_assert_int_eq(cst_job_open(&f.job, f.client, &spec, &err), CST_EINVAL);
-    ck_assert_str_eq(err.text, "base_job 'a b': the name of a job has " CST_JOB_NAME_RULE);
+    ck_assert_str_eq(err.text, "base_job 'a b': the name of a job has " CST_JOB_NAME_RULE
+                               "; this one has 3 bytes");
     fake_job_stop(&f);
 }
 END_TEST

@@ -140,7 +140,7 @@ ATTACH: dict[str, list[Wrong]] = {
     "chunk_elems": [
         ("a", TypeError, "chunk_elems is 'a', of"),
         (-1, ValueError, "chunk_elems is -1: an integer from 0 to"),
-        (2**40, ct.CstError, "chunks of 1099511627776 elements: at most"),
+        (2**40, ct.CstError, "chunk_elems 1099511627776 is not a number from 1 to"),
     ],
     "timeout_ms": [
         (1.5, TypeError, "timeout_ms is 1.5, of"),
