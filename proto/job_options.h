@@ -14,12 +14,11 @@ enum { CST_JOB_MAX_WORLD = 64 }; /* Most ranks of a job. */
 
 /* Traits of an option. */
 enum {
-    CST_JOB_SAME = 1,    /* The ranks of a job must give equal values, and the job shows its own. */
-    CST_JOB_PLANNED = 2, /* A saved plan is for one value. */
-    CST_JOB_NAME = 4,    /* The name of a job. */
-    CST_JOB_CONFIG = 8,  /* UTF-8 of at most CST_MAX_CONFIG_BYTES. */
-    CST_JOB_TEXT = 16,   /* A number that messages have as "name=value" in their field `options`. */
-    CST_JOB_ALL = -1,    /* For functions: the options with any traits, or none. */
+    CST_JOB_SAME = 1,   /* The ranks of a job must give equal values, and the job shows its own. */
+    CST_JOB_NAME = 2,   /* The name of a job. */
+    CST_JOB_CONFIG = 4, /* UTF-8 of at most CST_MAX_CONFIG_BYTES. */
+    CST_JOB_TEXT = 8,   /* A number that messages have as "name=value" in their field `options`. */
+    CST_JOB_ALL = -1,   /* For functions: the options with any traits, or none. */
 };
 
 /* The rows. An option of no command line has no name. The last row has no field. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the modules of the daemon share. The pointers are to modules that belong to daemon.c, which
- * opens them in the order of their folders; a file includes the header of a module that it uses.
+ * opens and closes them; a file includes the header of a module that it uses.
  *
  * One thread, the loop thread, runs the one libuv loop and almost all functions of daemon/. Only
  * searches for plans (searches.h), the building of layouts (layout_work.h), and the making of

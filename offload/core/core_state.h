@@ -1,16 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The state of the core: what its parts own, embedded by value, and what all of them read. Private
  * to offload/; plan/ looks into it to replay a job. A part changes what its own header declares,
- * and calls the functions of other parts for the rest. Calls go down only, in these layers,
- * and from left to right in each of them:
- *
- *   core                                events in, facts routed, actions out
- *   revival  states  save  commit  prepare  next  deadlines  device_loss  ranks  update_end
- *   overlap  update  staged_update  device_choice  fetch  prefetch  spill
- *   sum  landing  collection  kept_gradients  load  multi_gpu_load
- *   residency  eviction  waiting  lookahead  weight_row  chunk_update  rank
- *   group  facts  actions  exposure  instant  lent_memory  drift
- *   block  trace  request  flight  step_schedule  buffers  hyper  idle  clip  reduce_site
+ * and calls the functions of other parts for the rest. Calls go to parts in the same folder and in
+ * those below it (tests/lib/layers). The .c files of all these folders include this header.
  *
  * What a part has to tell to one above it is a fact (offload/books/facts.h). */
 #ifndef CST_CORE_STATE_H
