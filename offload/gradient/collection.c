@@ -54,23 +54,23 @@ bool cst_collection_holds(const struct cst_core *core, uint32_t c, uint32_t rank
            addend < end_of(&core->chunks[c]);
 }
 
-/* Word @w of the ranks below @end from which an addend may still come. */
-static uint64_t missing_word(const struct cst_core *core, uint32_t c, uint32_t w, uint32_t end)
+/* Word @w of the ranks below @end whose addend of the present sum has not come. */
+static uint64_t lacking(const struct cst_core *core, uint32_t c, uint32_t w, uint32_t end)
 {
-    const struct cst_chunk *chunk = &core->chunks[c];
-    uint64_t word =
-        cst_sets_lacks(&core->collection.come, c, chunk->ranks, w) & cst_set_word_below(w, end);
-
-    return word == 0 ? 0 : core->schedule->expected(core, c, chunk->gradient.first, w, word);
+    return cst_sets_lacks(&core->collection.come, c, core->chunks[c].ranks, w) &
+           cst_set_word_below(w, end);
 }
 
 struct cst_set cst_collection_missing(const struct cst_core *core, uint32_t c, uint32_t end)
 {
+    uint32_t first = core->chunks[c].gradient.first;
     struct cst_set missing = {{0}};
 
     if (core->schedule->by_rank) {
         for (uint32_t w = 0; w * CST_SET_WORD < end; w++) {
-            missing.words[w] = missing_word(core, c, w, end);
+            uint64_t word = lacking(core, c, w, end);
+
+            missing.words[w] = word == 0 ? 0 : core->schedule->expected(core, c, first, w, word);
         }
     }
     return missing;
@@ -78,11 +78,18 @@ struct cst_set cst_collection_missing(const struct cst_core *core, uint32_t c, u
 
 uint32_t cst_collection_first_missing(const struct cst_core *core, uint32_t c, uint32_t end)
 {
-    for (uint32_t w = 0; core->schedule->by_rank && w * CST_SET_WORD < end; w++) {
-        uint64_t word = missing_word(core, c, w, end);
+    const struct cst_chunk *chunk = &core->chunks[c];
 
-        if (word != 0) {
-            return w * CST_SET_WORD + (uint32_t)__builtin_ctzll(word);
+    for (uint32_t w = 0; core->schedule->by_rank && w * CST_SET_WORD < end; w++) {
+        uint64_t word = lacking(core, c, w, end);
+
+        for (; word != 0; word &= word - 1) {
+            uint32_t rank = w * CST_SET_WORD + (uint32_t)__builtin_ctzll(word);
+
+            if (core->schedule->state(core, c, chunk->gradient.first, rank) ==
+                CST_ADDEND_EXPECTED) {
+                return rank;
+            }
         }
     }
     return CST_SET_MAX;

@@ -86,16 +86,13 @@ static void spill_early(struct cst_core *core, uint32_t rank, uint32_t k)
     const struct cst_part *part = &pool->parts[k];
     struct cst_trace_entry entry;
 
-    /* Only an fp32 row takes a gradient without further copies. */
-    if (!core->grad_fp32 && cst_drift_waits(core, rank, part, false)) {
-        return;
-    }
-
     if (part->count[CST_BLOCK_PENDING] > 0 && !part->spill_failed &&
         part->count[CST_BLOCK_SPILLING] + part->count[CST_BLOCK_REDUCING] == 0 &&
         part->n_foreseen < cst_lookahead_most_in_flight(part) &&
         cst_trace_at(pool->trace, part->victims.horizon, &entry) &&
-        !cst_lookahead_claims(pool, &entry)) {
+        !cst_lookahead_claims(pool, &entry) &&
+        /* Only an fp32 row takes a gradient without further copies. */
+        (core->grad_fp32 || !cst_drift_waits(core, rank, part, false))) {
         (void)cst_spill_begin(core, rank, k);
     }
 }
