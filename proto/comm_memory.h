@@ -31,7 +31,7 @@
 
 #include <stddef.h>
 
-#define CST_COMM_MAX_RANKS 64 /* As many as a job has. */
+#define CST_COMM_MAX_RANKS 64 /* Bits of a word that counts them. */
 /* Slots of a rank. An all-reduce has two pieces under way, each with a slot of contributions and a
  * slot of sums (client/comm/transfer.h). */
 #define CST_COMM_SLOTS 4

@@ -7,10 +7,11 @@
 
 #include "cistern/job.h"
 #include "proto/options.h"
+#include "proto/set.h"
 
 #include <protobuf-c/protobuf-c.h>
 
-enum { CST_JOB_MAX_WORLD = 64 }; /* Most ranks of a job. */
+enum { CST_JOB_MAX_WORLD = CST_SET_MAX }; /* Most ranks of a job. */
 
 /* Traits of an option. */
 enum {

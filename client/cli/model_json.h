@@ -5,7 +5,7 @@
  *
  *   {
  *     "name": "gpt2-124m",             1 to 255 printable characters
- *     "world": 2,                      ranks, 1 to 64; default 1; `cistern plan --ranks` overrides
+ *     "world": 2,                      ranks, 1 to 512; default 1; `cistern plan --ranks` overrides
  *     "tokens": 4096,                  per micro-batch and rank; default 0: unknown
  *     "groups": [[0], [1]],            ranks of group 1, 2, ...; group 0: all ranks; default none
  *     "heads": 12,                     degrees of tensor parallelism divide this number; default 0:
@@ -71,7 +71,7 @@ int cli_model_from_json(struct cli_model *out, const json_t *root, struct cst_er
 /* Return a new object, without the keys that have their default value; NULL: out of memory. */
 json_t *cli_model_to_json(const struct cli_model *model);
 
-/* Change the number of ranks to @world. CST_EINVAL: it is not in 1 to 64, or a group has a higher
+/* Change the number of ranks to @world. CST_EINVAL: it is not in 1 to 512, or a group has a higher
  * rank. */
 int cli_model_set_world(struct cli_model *model, uint64_t world, struct cst_err *err);
 

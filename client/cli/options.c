@@ -57,7 +57,7 @@ const struct cst_option cli_options[] = {
     ROW("ranks", 'n', CLI_USES_PLAN | CLI_USES_RUN | CLI_USES_SCHEDULE | CLI_USES_MESHES, "N",
         "run: ranks to start; plan: ranks on this node (default: as the model says); schedule: "
         "ranks of the pipeline (default: one for each stage); meshes: ranks of the mesh",
-        CST_U64(AT(plan.ranks), 1, 64)),
+        CST_U64(AT(plan.ranks), 1, CST_JOB_MAX_WORLD)),
     PLAN("config", "FILE",
          "options of the job in a file of cistern-gpt --config; the command line overrides them",
          CST_TEXT(AT(plan.config))),

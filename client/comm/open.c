@@ -86,6 +86,13 @@ static int check_group(const struct cst_job *job, int group, struct cst_err *err
         return cst_err_set(err, CST_EINVAL, "rank %u is not in group %d of job '%s'", job->rank,
                            group, job->name);
     }
+    ranks = cst_set_intersect(ranks, cst_set_range(0, job->world));
+    if (cst_set_count(&ranks) > CST_COMM_MAX_RANKS) {
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "group %d of job '%s' has %u ranks, and a communicator has at most %d: "
+                           "declare smaller groups (cst_group)",
+                           group, job->name, cst_set_count(&ranks), CST_COMM_MAX_RANKS);
+    }
     return CST_OK;
 }
 

@@ -96,7 +96,7 @@ struct rows {
 struct message {
     Engine__Command command;
     Engine__Hyper hyper;
-    Engine__Place src[CST_CORE_MAX_WORLD], *src_pointers[CST_CORE_MAX_WORLD];
+    Engine__Place src[CST_COMMAND_MAX_SRC], *src_pointers[CST_COMMAND_MAX_SRC];
     Engine__Place dst[CST_COMMAND_MAX_DST], *dst_pointers[CST_COMMAND_MAX_DST];
     struct rows in, out;
     uint64_t after[CST_COMMAND_MAX_AFTER];

@@ -44,8 +44,6 @@ struct cstd_comm {
     struct cstd_charge charge;      /* For this structure and those of @devices. */
 };
 
-_Static_assert(CST_CORE_MAX_WORLD == CST_COMM_MAX_RANKS, "a group can have all ranks of a job");
-
 static void arm(struct cstd_job *job);
 
 static uint32_t n_ranks(const struct cstd_comm *comm)
@@ -99,8 +97,8 @@ static void fail(struct cstd_comm *comm, const struct cst_err *why)
 /* All ranks have asked: choose how they exchange data. */
 static void choose(struct cstd_comm *comm)
 {
-    const char *names[CST_CORE_MAX_WORLD][CSTD_COMM_DEVICE_MAX_GPUS];
-    struct cst_transport_rank ranks[CST_CORE_MAX_WORLD];
+    const char *names[CST_COMM_MAX_RANKS][CSTD_COMM_DEVICE_MAX_GPUS];
+    struct cst_transport_rank ranks[CST_COMM_MAX_RANKS];
     const struct cstd_job *job = comm->job;
     size_t n = 0;
 
@@ -383,6 +381,12 @@ static int check(const struct cstd_session *session, const Cistern__CommOpen *me
     if (!cst_set_has(&ranks, session->rank)) {
         return cst_err_set(err, CST_EINVAL, "rank %u is not in group %u of job '%s'", session->rank,
                            message->group, job->name);
+    }
+    ranks = cst_set_intersect(ranks, cst_set_range(0, job->world));
+    if (cst_set_count(&ranks) > CST_COMM_MAX_RANKS) {
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "group %u of job '%s' has %u ranks, and a communicator at most %d",
+                           message->group, job->name, cst_set_count(&ranks), CST_COMM_MAX_RANKS);
     }
     if (message->device != NULL && !job->workers[session->rank].tier->kind->apart) {
         return cst_err_set(err, CST_EINVAL, "rank %u of job '%s' is not on a GPU", session->rank,

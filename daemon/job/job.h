@@ -264,7 +264,7 @@ static inline bool cstd_job_is_committed(const struct cstd_job *job)
 /* Bytes of an element of the gradient rows of @job. */
 static inline uint32_t cstd_job_grad_bytes(const struct cstd_job *job)
 {
-    return job->spec.updates.micro_batches > 1 ? 4 : 2;
+    return cst_layout_grad_elem_bytes(job->world, job->spec.updates.micro_batches);
 }
 
 /* True if the layout of @job exists. */

@@ -119,7 +119,9 @@ static void record_of(const struct cstd_job *job, struct cstd_ledger_record *out
     out->n_portions = out->n_moved > 0 ? job->migrate->plan.n_portions : 0;
     out->torn = job->successor != NULL && cstd_migrate_is_torn(job->successor);
     for (uint32_t r = 0; r < job->world; r++) {
-        out->left |= (uint64_t)job->workers[r].left << r;
+        if (job->workers[r].left) {
+            cst_set_add(&out->left, r);
+        }
         out->pools[r] = cstd_ledger_hash_uuid(job->workers[r].tier->uuid);
     }
 }
@@ -260,7 +262,7 @@ int cstd_ledger_keep_all(struct cstd_daemon *daemon, struct cst_err *err)
 
     TAILQ_FOREACH(job, &daemon->jobs->living, link)
     {
-        struct cstd_ledger_record record = {.left = 0};
+        struct cstd_ledger_record record = {.torn = 0};
 
         if (job->core != NULL) {
             record_of(job, &record);

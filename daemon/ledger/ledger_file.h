@@ -12,15 +12,16 @@
 #include "offload/core/revival.h"
 #include "proto/ledger.pb-c.h"
 
-/* Increased whenever the header, the records, or the meaning of the message change. */
-#define CSTD_LEDGER_FORMAT 12
+/* Increased whenever the header, the records, or the meaning of the message change. A job of at
+ * most CST_SET_WORD ranks has the first format, whose records are smaller. */
+enum { CSTD_LEDGER_FORMAT = 12, CSTD_LEDGER_FORMAT_WIDE = 13 };
 
 struct cstd_ledger_head; /* private: one file */
 
 /* How far a job is. All bytes are set. */
 struct cstd_ledger_record {
     struct cst_core_record core;
-    uint64_t left; /* Ranks whose last worker left in good order, one bit each. */
+    struct cst_set left; /* Ranks whose last worker left in good order. */
     /* Where the pool of each rank is, which can move (daemon/job/relocate.h): the hash of an
      * accelerator's UUID (cstd_ledger_hash_uuid); 0: on the host. */
     uint64_t pools[CST_CORE_MAX_WORLD];
@@ -36,6 +37,7 @@ struct cstd_ledger_file {
     int fd;                         /* -1: closed. */
     struct cstd_ledger_head *head;  /* The mapped file. */
     size_t bytes;                   /* Size of the file. */
+    uint32_t n_words;               /* Words of a set of ranks in its records. */
     struct cstd_ledger_record last; /* The record that was written last. */
 };
 

@@ -46,9 +46,9 @@ int cstd_prove_job(struct cstd_daemon *daemon, struct cstd_kept_job *kept,
 /* True if workers of the job will want its pools at once. */
 static bool is_at_work(const struct cstd_kept_job *kept)
 {
-    uint64_t all = kept->world < 64 ? (UINT64_C(1) << kept->world) - 1 : UINT64_MAX;
+    const struct cst_set all = cst_set_range(0, kept->world);
 
-    return (kept->file.last.left & all) != all;
+    return !cst_set_within(&all, &kept->file.last.left);
 }
 
 static struct cstd_budget *budget_of(struct cstd_daemon *daemon, const Ledger__Rank *rank)

@@ -426,7 +426,7 @@ void cstd_revive_job_own(struct cstd_job *job, struct cstd_kept_job *kept)
     job->memory.on_ready = cstd_commit_memory_ready;
     job->ledger.reviving = NULL;
     for (uint32_t r = 0; r < job->world; r++) {
-        job->workers[r].left = (kept->file.last.left >> r & 1) != 0;
+        job->workers[r].left = cst_set_has(&kept->file.last.left, r);
     }
     kept->file.fd = -1; /* The job has the file now. */
     kept->file.head = NULL;

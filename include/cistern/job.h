@@ -199,7 +199,7 @@ struct cst_job_spec {
      * among the jobs of the user. The first rank that opens the name creates the job. */
     const char *name;
     uint32_t rank;  /* Number of this rank, from 0 to world - 1. Each rank is one process. */
-    uint32_t world; /* Number of ranks, 1 to 64. Equal in all ranks. */
+    uint32_t world; /* Number of ranks, 1 to 512. Equal in all ranks. */
     /* Device of this rank's pool:
      *   - NULL or "auto": the device that this rank of the job has already, or else "host".
      *   - "host": host memory.

@@ -37,7 +37,8 @@ static inline bool cst_command_converts(enum cst_command_kind kind)
 
 enum cst_priority { CST_PRIORITY_DEMAND = 0, CST_PRIORITY_PREFETCH = 1, CST_PRIORITY_EVICTION = 2 };
 
-#define CST_CORE_MAX_WORLD 64
+#define CST_CORE_MAX_WORLD CST_SET_MAX
+#define CST_COMMAND_MAX_SRC CST_LAYOUT_MAX_ADDENDS
 #define CST_COMMAND_MAX_AFTER 16
 #define CST_COMMAND_MAX_ROWS CST_ROW_COUNT
 #define CST_COMMAND_MAX_DST (2 + CST_MAX_MOMENTS) /* Destinations of a SET_MASTER. */
@@ -77,7 +78,7 @@ struct cst_command {
     uint32_t node;
     /* COPY and conversions: one source; JOIN: weights and remainders. REDUCE and an UPDATE that
      * also makes the sum: contributions in rank order. */
-    struct cst_place src[CST_CORE_MAX_WORLD];
+    struct cst_place src[CST_COMMAND_MAX_SRC];
     uint32_t n_src;
     /* SET_MASTER: master, weight (not of an fp32 tensor, whose weights are the master weights), and
      * the moments unless they stay. A staged update by Muon: its scratch. Otherwise one

@@ -187,10 +187,12 @@ static int check_config(const struct cst_core_config *config, struct cst_err *er
         return cst_err_set(err, CST_EINVAL, "%" PRIu32 " ranks: 1..%d are allowed", config->world,
                            CST_CORE_MAX_WORLD);
     }
-    if (config->micro_batches > 1 && config->layout->grad_bytes != 4) {
+    if (config->layout->grad_bytes <
+        cst_layout_grad_elem_bytes(config->world, config->micro_batches)) {
         return cst_err_set(err, CST_EINVAL,
-                           "%" PRIu32 " micro-batches a step need grad rows of fp32",
-                           config->micro_batches);
+                           "%" PRIu32 " ranks with %" PRIu32
+                           " micro-batches a step need grad rows of fp32",
+                           config->world, config->micro_batches);
     }
     if (config->policy.overlap != CST_OVERLAP_COMMIT && !config->layout->states.two_weights) {
         return cst_err_set(err, CST_EINVAL,

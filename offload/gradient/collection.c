@@ -145,7 +145,7 @@ static uint32_t end_of_known(const struct cst_core *core, uint32_t c)
                : next;
 }
 
-/* The addends of chunk @c from its next one to before @end. */
+/* The addends of chunk @c from its next one to before @end, of as many as one command adds. */
 static struct cst_sources find_sources(const struct cst_core *core, uint32_t c, uint32_t end)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
@@ -153,12 +153,19 @@ static struct cst_sources find_sources(const struct cst_core *core, uint32_t c, 
     struct cst_sources sources = {
         .end = end, .spilled = chunk->gradient.spilled >= next && chunk->gradient.spilled < end};
 
+    uint32_t n = 0;
+
     CST_SET_EACH (rank, chunk->ranks) {
         uint32_t addend = pending(core, c, rank);
 
-        if (addend >= next && addend < end) {
-            cst_set_add(&sources.blocks, rank);
+        if (addend < next || addend >= end) {
+            continue;
         }
+        if (n++ == CST_COMMAND_MAX_SRC) {
+            sources.end = addend; /* The rest is added to the sum of these. */
+            break;
+        }
+        cst_set_add(&sources.blocks, rank);
     }
     return sources;
 }

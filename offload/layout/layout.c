@@ -277,7 +277,7 @@ static int check_config(const struct cst_model *model, const struct cst_layout_c
         return cst_err_set(
             err, CST_EINVAL,
             "gradients in the place of weights (grad_over_weight) cannot be combined with %s",
-            config->grad_bytes == 4      ? "micro-batches"
+            config->grad_bytes == 4      ? "micro-batches or more than 64 ranks"
             : config->states.two_weights ? "early or delayed updates"
                                          : "split masters, of which the weights are a part");
     }

@@ -39,7 +39,8 @@
 #define CST_LAYOUT_NAME_BYTES 256  /* Longest name, including the NUL. */
 #define CST_LAYOUT_MAX_CLASSES 4   /* Size classes of chunks. */
 #define CST_LAYOUT_MAX_DIMS 8
-#define CST_LAYOUT_MAX_WORLD 64
+#define CST_LAYOUT_MAX_WORLD CST_SET_MAX
+#define CST_LAYOUT_MAX_ADDENDS 64 /* Contributions that a command of an engine adds at most. */
 #define CST_LAYOUT_MAX_GROUPS 256 /* Including group 0, the group of all ranks. */
 
 #define CST_LAYOUT_MAX_PACKED 16 /* Ranges of a dimension that a box has. */
@@ -369,6 +370,14 @@ static inline bool cst_layout_reads_weights(const struct cst_layout *layout,
                                             const struct cst_layout_chunk *chunk)
 {
     return layout->states.masters == CST_MASTERS_SPLIT || chunk->dtype == CST_FP32;
+}
+
+/* Return the bytes of an element of the grad rows of bf16 tensors in a job of @world ranks: 4,
+ * fp32, if a sum is made by several commands, so that it is rounded to bf16 by none of them;
+ * else 2. */
+static inline uint32_t cst_layout_grad_elem_bytes(uint32_t world, uint32_t micro_batches)
+{
+    return micro_batches > 1 || world > CST_LAYOUT_MAX_ADDENDS ? 4 : 2;
 }
 
 #define CST_LAYOUT_LANDINGS 2 /* One landing is filled while the other is read. */

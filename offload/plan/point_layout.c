@@ -16,7 +16,7 @@ struct cst_layout_config cst_search_layout_config(const struct cst_search *s,
         .chunk_elems = point->sizes[0],
         .n_nodes = s->config->n_nodes == 0 ? 1 : s->config->n_nodes,
         .world = s->world,
-        .grad_bytes = s->config->micro_batches > 1 ? 4 : 2,
+        .grad_bytes = cst_layout_grad_elem_bytes(s->world, s->config->micro_batches),
         .states = s->config->states,
         .max_classes = CST_LAYOUT_MAX_CLASSES,
         .landings = s->host                  ? CST_LANDINGS_NONE

@@ -29,7 +29,7 @@ START_TEST(nonsense_is_not_opened)
         {.name = ".a", .world = 1},
         {.name = "--help", .world = 1},
         {.name = "a", .world = 0},
-        {.name = "a", .world = 65},
+        {.name = "a", .world = 513},
         {.name = "a", .rank = 2, .world = 2},
     };
     struct raw_client client;

@@ -283,7 +283,7 @@ expect 1 "$tmp/model.json" --rates "$tmp/broken.json"
 complains 'nodes\[0\]\.update: -1 is negative'
 expect 1 preset:gpt2-124m --rates a100 --timeline "$tmp/no/where"
 complains 'no/where'
-for line in "" "a b" "x --device 40X" "x --device -1" "x --ranks 0" "x --ranks 65" "x --share 0" "x --share 2" "x --flops x" \
+for line in "" "a b" "x --device 40X" "x --device -1" "x --ranks 0" "x --ranks 513" "x --share 0" "x --share 2" "x --flops x" \
     "x --micro-batches 0" "x --batch 0" "x -o file" "x --uid 0" "x --moments int8" "x --optimizer adamax" "x --overlap late" \
     "x --device-update 1Q" "x --device-update all" "x --device-states all"; do
     # shellcheck disable=SC2086 # words

@@ -42,7 +42,7 @@ static const struct {
     {"--data f --width 100 --heads 3", {"100", "3", "not divisible"}},
     {"--data f --width 128 --heads 16", {"128", "= 8", "multiple of 16"}},
     {"--data f --rank 2 --world 2", {"--rank 2", "--world 2", "0..1"}},
-    {"--data f --world 65", {"'65'", "1 to 64"}},
+    {"--data f --world 513", {"'513'", "1 to 512"}},
     {"--data f --store ram", {"'ram'", "daemon, local"}},
     {"--data f --optimizer adamax", {"--optimizer", "adamw, adam, lion, sgd"}},
     {"--data f --moments int8", {"--moments", "fp32, bf16, mx8"}},

@@ -64,7 +64,7 @@ static void add_operator(struct train_model *model, const char *name, int first,
 void train_mixture(struct train_model *model, uint32_t world)
 {
     const uint64_t all = TRAIN_ALL_RANKS;
-    int wte, frozen, adapter, half, w, tiny, big, expert[TRAIN_MAX_WORLD];
+    int wte, frozen, adapter, half, w, tiny, big, expert[TRAIN_MAX_EXPERTS];
     char name[sizeof "expert.4294967295"];
 
     *model = (struct train_model){.uneven = true, .reads_grads = true};
@@ -127,7 +127,7 @@ static int declare_group(struct cst_job *job, uint64_t ranks, uint32_t world)
         return CST_GROUP_ALL;
     }
     for (uint32_t r = 0; r < world; r++) {
-        if ((ranks >> r & 1) != 0) {
+        if (train_has(ranks, r)) {
             list[n++] = r;
         }
     }
@@ -222,7 +222,7 @@ bool train_runs(const struct train_operator *op, bool backward, uint32_t rank, u
     const uint64_t step = moment & 0xff, micro = moment >> 8;
     bool idle = op->idle_every != 0 && (rank + step + micro) % op->idle_every == 0;
 
-    return (op->ranks >> rank & 1) != 0 && !(idle && (backward || op->idle_forward));
+    return train_has(op->ranks, rank) && !(idle && (backward || op->idle_forward));
 }
 
 double train_forward(uint32_t n_tensors, const struct cst_io *io)

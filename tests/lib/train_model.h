@@ -14,7 +14,8 @@
 
 #include "cistern/cistern.h"
 
-#define TRAIN_MAX_WORLD 4
+#define TRAIN_MAX_WORLD 96
+#define TRAIN_MAX_EXPERTS 4 /* Ranks of the mixture. */
 #define TRAIN_MAX_TENSORS 12
 #define TRAIN_MAX_OPERATORS 10
 #define TRAIN_MAX_IO 2
@@ -26,11 +27,11 @@
 
 /* A tensor of the model. */
 struct train_tensor {
-    char name[16];                 /* name in the declaration */
-    uint64_t n_elems;              /* number of elements */
-    uint64_t start;                /* index of its first element in the arrays of train_states */
-    float lr_scale, decay_scale;   /* lr_scale and decay_scale in the declaration */
-    uint64_t ranks;                /* bit mask of the ranks that hold the tensor */
+    char name[16];               /* name in the declaration */
+    uint64_t n_elems;            /* number of elements */
+    uint64_t start;              /* index of its first element in the arrays of train_states */
+    float lr_scale, decay_scale; /* lr_scale and decay_scale in the declaration */
+    uint64_t ranks; /* bit mask of the ranks that hold the tensor, or TRAIN_ALL_RANKS */
     enum cst_pattern_kind pattern; /* pattern in the declaration */
 };
 
@@ -51,6 +52,12 @@ struct train_model {
     bool uneven;      /* rank 1 does one micro-batch less in step 1 */
     bool reads_grads; /* workers also read the gradients of the last step */
 };
+
+/* True if @rank is one of @ranks, a bit mask or TRAIN_ALL_RANKS. */
+static inline bool train_has(uint64_t ranks, uint32_t rank)
+{
+    return ranks == TRAIN_ALL_RANKS || (rank < 64 && (ranks >> rank & 1) != 0);
+}
 
 /* The small model, for any number of ranks. */
 extern const struct train_model train_small;

@@ -4,6 +4,7 @@
 
 #include "kernels/math/kernels.h"
 #include "offload/base/clip.h"
+#include "offload/layout/layout.h"
 #include "proto/grad_limit.h"
 
 #include <check.h>
@@ -69,6 +70,11 @@ static double compute(struct reference *ref, uint32_t rank, uint64_t moment)
     return loss;
 }
 
+static bool sums_in_fp32(const struct reference *ref)
+{
+    return cst_layout_grad_elem_bytes(ref->task->world, ref->task->micro_batches) == 4;
+}
+
 /* Sum the gradients of one tile of @tensor, from element @at on, over the tensor's ranks. Returns
  * the sum of the squares. */
 static double reduce_tile(struct reference *ref, const struct train_tensor *tensor, uint64_t at,
@@ -80,13 +86,12 @@ static double reduce_tile(struct reference *ref, const struct train_tensor *tens
     uint32_t n_src = 0;
 
     for (uint32_t r = 0; r < ref->task->world; r++) {
-        if ((tensor->ranks >> r & 1) != 0) {
+        if (train_has(tensor->ranks, r)) {
             src[n_src++] = ref->grads + (size_t)r * TRAIN_MAX_ELEMS + start;
         }
     }
-    return ref->task->micro_batches > 1
-               ? ref->kernels->accumulate(n, n_src, src, micro > 0, ref->sums + start)
-               : ref->kernels->reduce(n, n_src, src, ref->run->states.grad + start);
+    return sums_in_fp32(ref) ? ref->kernels->accumulate(n, n_src, src, micro > 0, ref->sums + start)
+                             : ref->kernels->reduce(n, n_src, src, ref->run->states.grad + start);
 }
 
 static void reduce(struct reference *ref, uint32_t micro)
@@ -107,7 +112,7 @@ static void update_tile(struct reference *ref, const struct cst_update_scalars *
                         uint64_t n)
 {
     struct train_states *s = &ref->run->states;
-    bool sums = ref->task->micro_batches > 1;
+    bool sums = sums_in_fp32(ref);
 
     adamw_update(ref->kernels->update, hyper, n, sums ? NULL : s->grad + at,
                  sums ? ref->sums + at : NULL, s->master + at, s->exp_avg + at, s->exp_avg_sq + at,
@@ -203,7 +208,7 @@ static void step_once(struct reference *ref, uint64_t step)
 /* Round the fp32 sums to bf16, as a worker reads them. */
 static void round_grads(struct reference *ref)
 {
-    for (int t = 0; ref->task->micro_batches > 1 && t < ref->model.n_tensors; t++) {
+    for (int t = 0; sums_in_fp32(ref) && t < ref->model.n_tensors; t++) {
         const struct train_tensor *tensor = &ref->model.tensors[t];
 
         for (uint64_t i = tensor->start;

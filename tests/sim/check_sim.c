@@ -123,7 +123,7 @@ static const struct {
     uint64_t least, most;
 } limits[N_NUMBERS] = {
     [SEED] = {0, UINT64_MAX}, [RUNS] = {0, UINT64_MAX},   [STEPS] = {1, 1u << 20},
-    [NODES] = {1, 1u << 16},  [RANKS] = {1, 64},          [CHUNKS] = {1, 1u << 20},
+    [NODES] = {1, 1u << 16},  [RANKS] = {1, CST_SET_MAX}, [CHUNKS] = {1, 1u << 20},
     [MICRO] = {1, 16},        [DEATHS] = {0, UINT32_MAX}, [OVERLAP] = {0, CST_OVERLAP_COUNT - 1},
 };
 
@@ -167,6 +167,14 @@ static void clusters(uint64_t seed)
                                      .micro_batches = 2,
                                      .n_deaths = 8,
                                      .n_steps = 2});
+    /* More ranks than a command adds contributions. */
+    cluster((struct cluster_options){.seed = seed,
+                                     .n_nodes = 1,
+                                     .n_ranks = 300,
+                                     .n_chunks = 8,
+                                     .micro_batches = 1,
+                                     .n_deaths = 3,
+                                     .n_steps = 3});
     for (int overlap = CST_OVERLAP_EARLY; overlap < CST_OVERLAP_COUNT; overlap++) {
         for (uint32_t ranks = 2; ranks <= 8; ranks += 6) {
             cluster((struct cluster_options){.seed = seed,

@@ -19,6 +19,9 @@
 #define AGREE_NS 200000   /* time until all nodes know that all nodes have committed */
 #define CHECK_EVERY 4096  /* number of events between checks of the cores' invariants */
 
+/* A tag is that of the request, the rank, and what was asked in four bits. */
+#define TAG_SHIFT 13
+
 enum rank_state { RANK_GONE, RANK_IDLE, RANK_SYNCING, RANK_RUNS, RANK_STEPS, RANK_RESTS };
 enum asked {
     ASKED_WEIGHT,
@@ -227,11 +230,11 @@ static void fetched(struct cluster *cl, uint32_t n, uint32_t rank)
 
 static void answer(struct cluster *cl, uint32_t n, const struct cst_reply *reply)
 {
-    uint32_t rank = (uint32_t)(reply->tag >> 4) & 63;
+    uint32_t rank = (uint32_t)(reply->tag >> 4) & (CST_CORE_MAX_WORLD - 1);
     enum asked asked = (enum asked)(reply->tag & 15);
     struct crank *r = &cl->nodes[n].ranks[rank];
 
-    if (reply->tag >> 10 < r->first_tag) {
+    if (reply->tag >> TAG_SHIFT < r->first_tag) {
         return;
     }
     if (reply->status == CST_EPEERDIED) {
@@ -297,7 +300,7 @@ static bool ask(struct cluster *cl, uint32_t n, uint32_t rank, enum cst_event_ki
 
     feed(cl, n,
          (struct cst_event){.kind = kind,
-                            .tag = ++cl->tag << 10 | (uint64_t)rank << 4 | (uint64_t)asked,
+                            .tag = ++cl->tag << TAG_SHIFT | (uint64_t)rank << 4 | (uint64_t)asked,
                             .rank = rank,
                             .attempt = r->attempt,
                             .chunk = chunk,
@@ -434,16 +437,17 @@ static void come(struct cluster *cl, uint32_t n, uint32_t rank)
  * One of the six is frozen. */
 static void declare(struct cluster *cl)
 {
-    uint64_t all = ~0ull >> (64 - cl->options.n_ranks);
-    uint64_t even = 0x5555555555555555ull;
+    struct cst_set halves[2] = {{{0}}};
     int64_t shape = CHUNK_ELEMS;
     char name[32];
 
     cst_model_init(&cl->model);
     cl->model.max_entries = cl->options.n_chunks;
-    if (cl->options.n_ranks > 1 &&
-        (cst_model_group(&cl->model, bits(even & all), NULL) != CST_OK ||
-         cst_model_group(&cl->model, bits(even << 1 & all), NULL) != CST_OK)) {
+    for (uint32_t rank = 0; rank < cl->options.n_ranks; rank++) {
+        cst_set_add(&halves[rank % 2], rank);
+    }
+    if (cl->options.n_ranks > 1 && (cst_model_group(&cl->model, halves[0], NULL) != CST_OK ||
+                                    cst_model_group(&cl->model, halves[1], NULL) != CST_OK)) {
         fail(cl, "a group was refused");
     }
     for (uint32_t i = 0; i < cl->options.n_chunks; i++) {

@@ -103,7 +103,7 @@ START_TEST(commands_are_packed_whole)
                                       .weight_decay = 5.5f,
                                       .grad_scale = 6.5f}};
     struct cst_command r = {
-        .kind = CST_COMMAND_REDUCE, .ticket = 2, .n_src = CST_CORE_MAX_WORLD, .mark = 3};
+        .kind = CST_COMMAND_REDUCE, .ticket = 2, .n_src = CST_COMMAND_MAX_SRC, .mark = 3};
     struct cstd_command *upto;
     Engine__Submit *submit;
     const Engine__Command *got;
@@ -129,7 +129,7 @@ START_TEST(commands_are_packed_whole)
     ck_assert(got->hyper->eps == 4.5f && got->hyper->weight_decay == 5.5f &&
               got->hyper->grad_scale == 6.5f);
     got = submit->commands[1];
-    ck_assert_uint_eq(got->n_src, CST_CORE_MAX_WORLD);
+    ck_assert_uint_eq(got->n_src, CST_COMMAND_MAX_SRC);
     ck_assert_uint_eq(got->src[63]->segment, 64);
     ck_assert_uint_eq(got->src[63]->offset, UINT64_C(1) << 63);
     ck_assert_ptr_null(got->hyper);

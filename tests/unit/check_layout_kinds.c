@@ -258,7 +258,7 @@ START_TEST(ranks_beyond_the_world)
     tensor(8192, 0, CST_PATTERN_SHARD);
     ck_assert_int_eq(cst_layout_build(&layout, &model, &config, &err), CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "group 1 has rank 5, the job has ranks 0..3"));
-    config.world = 65;
+    config.world = CST_LAYOUT_MAX_WORLD + 1;
     ck_assert_int_eq(cst_layout_build(&layout, &model, &config, &err), CST_EINVAL);
 }
 END_TEST

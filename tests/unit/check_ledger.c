@@ -15,6 +15,7 @@
 static struct cst_err err;
 static uint8_t *bytes; /* A ledger after its second record. */
 static size_t n_bytes;
+static uint32_t world; /* Ranks of its job. */
 
 static struct cstd_ledger_record record_of(uint64_t step)
 {
@@ -29,8 +30,14 @@ static struct cstd_ledger_record record_of(uint64_t step)
 static void make(struct cstd_ledger_file *file)
 {
     Ledger__Job job = LEDGER__JOB__INIT;
+    Ledger__Rank rank = LEDGER__RANK__INIT, *ranks[CST_CORE_MAX_WORLD];
     uint8_t description[] = "description";
 
+    for (uint32_t r = 0; r < world; r++) {
+        ranks[r] = &rank;
+    }
+    job.n_ranks = world;
+    job.ranks = ranks;
     job.serial = 7;
     job.description.data = description;
     job.description.len = sizeof description;
@@ -38,12 +45,13 @@ static void make(struct cstd_ledger_file *file)
     ck_assert_int_eq(cstd_ledger_file_make(file, &job, &err), CST_OK);
 }
 
-/* Make `bytes`. */
-static void setup(void)
+/* Make `bytes`, of a job of @n ranks. */
+static void setup_of(uint32_t n)
 {
     struct cstd_ledger_file file;
     struct cstd_ledger_record first = record_of(1), second = record_of(2);
 
+    world = n;
     make(&file);
     cstd_ledger_file_write(&file, &first);
     cstd_ledger_file_write(&file, &second);
@@ -52,6 +60,16 @@ static void setup(void)
     ck_assert_ptr_nonnull(bytes);
     memcpy(bytes, file.head, n_bytes);
     cstd_ledger_file_close(&file);
+}
+
+static void setup(void)
+{
+    setup_of(2);
+}
+
+static void setup_wide(void)
+{
+    setup_of(CST_CORE_MAX_WORLD);
 }
 
 static void teardown(void)
@@ -91,6 +109,14 @@ START_TEST(whole)
 }
 END_TEST
 
+/* A word of ranks has a bit and a place for each of its ranks. Format 12, which earlier daemons
+ * wrote, has one. */
+static size_t record_bytes(void)
+{
+    return sizeof(struct cst_core_record) + 16 +
+           (world > 64 ? CST_SET_WORDS : 1u) * (1 + 64) * sizeof(uint64_t);
+}
+
 /* With any byte changed, the ledger has its second record, or its first one, or is refused. A
  * change in the second record's place leads to the first one. */
 START_TEST(damaged)
@@ -113,7 +139,7 @@ START_TEST(damaged)
     }
     /* Each record has as many bytes, with a number and a checksum; the rest is head and message. */
     ck_assert_uint_eq(n_first, n_second);
-    ck_assert_uint_eq(n_first, sizeof(struct cstd_ledger_record) + 16);
+    ck_assert_uint_eq(n_first, record_bytes() + 16);
     ck_assert_uint_eq(n_refused, n_bytes - n_first - n_second);
 }
 END_TEST
@@ -140,6 +166,11 @@ START_TEST(turns)
         struct cstd_ledger_record record = record_of(step);
         int fd = dup(file.fd);
 
+        record.n_moved = (uint32_t)step;
+        record.torn = step % 2;
+        cst_set_add(&record.left, (uint32_t)(step * 997 % world));
+        record.pools[step * 991 % world] = step;
+
         cstd_ledger_file_write(&file, &record);
         ck_assert_int_eq(cstd_ledger_file_open(&other, fd, &job, &description, &err), CST_OK);
         ck_assert_int_eq(memcmp(&other.last, &record, sizeof record), 0);
@@ -164,15 +195,20 @@ START_TEST(without_a_record)
 }
 END_TEST
 
-int main(void)
+static void add_all(TCase *tc)
 {
-    Suite *s = suite_create("ledger");
-    TCase *tc = suite_case(s, "file", setup, teardown);
-
     tcase_add_test(tc, whole);
     tcase_add_test(tc, damaged);
     tcase_add_test(tc, cut);
     tcase_add_test(tc, turns);
     tcase_add_test(tc, without_a_record);
+}
+
+int main(void)
+{
+    Suite *s = suite_create("ledger");
+
+    add_all(suite_case(s, "file", setup, teardown));
+    add_all(suite_case(s, "of many ranks", setup_wide, teardown));
     return suite_run(s);
 }

@@ -125,7 +125,7 @@ START_TEST(test_world)
     ck_assert_uint_eq(model.world, 64);
     ck_assert_int_eq(cli_model_set_world(&model, 3, &err), CST_EINVAL);
     ck_assert_str_eq(err.text, "3 ranks: group 2 of the model has a higher rank");
-    ck_assert_int_eq(cli_model_set_world(&model, 65, &err), CST_EINVAL);
+    ck_assert_int_eq(cli_model_set_world(&model, 513, &err), CST_EINVAL);
     ck_assert_int_eq(cli_model_set_world(&model, 0, &err), CST_EINVAL);
     ck_assert_uint_eq(model.world, 64);
     cli_model_close(&model);
@@ -144,8 +144,8 @@ static const struct {
     {"{\"name\": \"m\"}", "the file: no 'tensors'"},
     {"{\"nam\": \"m\"}", "the file: unknown key 'nam'"},
     {"{\"name\": 3}", "name: wanted text, not a whole number"},
-    {"{\"name\": \"m\", \"world\": 65}", "world: 65 is not within 0 to 64"},
-    {"{\"name\": \"m\", \"world\": 0}", "world: 0 ranks: allowed are 1 to 64"},
+    {"{\"name\": \"m\", \"world\": 513}", "world: 513 is not within 0 to 512"},
+    {"{\"name\": \"m\", \"world\": 0}", "world: 0 ranks: allowed are 1 to 512"},
     {"{\"name\": \"m\", \"world\": 2, \"groups\": [[0, 2]]}", "groups[0][1]: wanted a rank from 0"},
     {"{\"name\": \"m\", \"world\": 2, \"groups\": [[0], [1, 1]]}", "groups[1][1]: rank 1 twice"},
     {"{\"name\": \"m\", \"groups\": [[]]}", "groups[0]: wanted an array of ranks"},

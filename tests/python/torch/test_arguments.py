@@ -58,7 +58,7 @@ ATTACH: dict[str, list[Wrong]] = {
     "world": [
         ("2", TypeError, "world is '2', of"),
         (0, ValueError, "world is 0: an integer from 1 on is required"),
-        (10**9, ct.CstError, "world 1000000000 is not a number from 1 to 64"),
+        (10**9, ct.CstError, "world 1000000000 is not a number from 1 to 512"),
     ],
     "device": [
         (5, TypeError, "device is 5, of <class 'int'>: a device such as 'cuda' is required"),
