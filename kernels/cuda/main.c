@@ -9,7 +9,7 @@ int main(int argc, char **argv)
 {
     static const struct cste_engine_program cuda = {.name = "cistern-engine-cuda",
                                                     .what = "Move memory to and from a GPU",
-                                                    .ops = &cste_cuda_ops,
+                                                    .ops = {&cste_cuda_ops},
                                                     .probe = cste_cuda_probe,
                                                     .rates = cste_cuda_rates};
 

@@ -29,8 +29,12 @@ struct cste_mem {
      * mapped. */
     uint64_t device;
     uint64_t bytes; /* Length in bytes. */
-    bool locked;    /* Host memory: cste_device_lock has succeeded. */
-    bool sparse;    /* Host memory: pages are missing, and are locked when they are first used. */
+    /* Memory that is a range of a file (in_files): the first byte of the range. */
+    uint64_t file_offset;
+    /* Memory that is a range of a file: the range is new, and has not been populated. */
+    bool fresh;
+    bool locked; /* Host memory: cste_device_lock has succeeded. */
+    bool sparse; /* Host memory: pages are missing, and are locked when they are first used. */
 };
 
 /* An address in the memory of a segment. Bounds must be checked before the address is used. */
@@ -180,6 +184,9 @@ struct cste_memory_ops {
     /* All lanes form one thread pool, instead of one thread pool for each kind of traffic. */
     bool one_pool;
     bool always_locks; /* Host memory is always locked, whether the daemon asks for it or not. */
+    /* The device's memory is ranges of files, into which zeros are written if they are to be
+     * populated. False: it is made as a whole, and has nothing to populate. */
+    bool in_files;
     /* Largest number of threads in a thread pool of lanes if the engine chooses the number. */
     unsigned max_lanes;
     uint64_t piece_bytes; /* Bytes of a copy that a thread does at a time. */
@@ -281,14 +288,18 @@ int cste_device_map(struct cste_device *device, int fd, int node, struct cste_me
 /* Map mem->bytes of device memory at an address that stays fixed until unmap. *fd is the handle of
  * the memory and stays the caller's. If *fd is -1, the call creates zeroed memory on this device
  * and sets *fd to a new handle, owned by the caller; the memory exists as long as a handle is open
- * or a mapping exists. May take long. CST_ENOMEM: the device has too little memory; the message
- * gives the numbers. CST_EINVAL: the size is not a multiple of the granularity, or *fd is not a
- * handle. */
+ * or a mapping exists. May take long. If the device's memory is in files, *fd is a file, of which
+ * the memory is the range that begins at mem->file_offset. With mem->fresh, space is taken for the
+ * range, and the caller fills it with zeros and then clears mem->fresh. CST_ENOMEM: the device has
+ * too little memory; the message gives the numbers. CST_EINVAL: the size is not a multiple of the
+ * granularity, or *fd is not a handle, or no file that the device can use. CST_EIO: the file system
+ * failed. */
 int cste_device_import(struct cste_device *device, unsigned thread, int *fd, struct cste_mem *mem,
                        struct cst_err *err);
 
 /* Undo cste_device_map (and cste_device_lock) or cste_device_import. Memory that is not mapped is
- * left alone. Nobody uses @mem any more. */
+ * left alone. A file that was extended for memory which is still fresh gives the space back. Nobody
+ * uses @mem any more. */
 void cste_device_unmap(struct cste_device *device, struct cste_mem *mem);
 
 /* Allocate and touch the pages of [@offset, @offset + @bytes) of @mem, which is host memory mapped
@@ -306,11 +317,13 @@ int cste_device_lock(struct cste_device *device, struct cste_mem *mem, struct cs
 /* Returns the lane for a copy from @src to @dst. */
 enum cste_device_lane cste_device_lane(const struct cste_mem *dst, const struct cste_mem *src);
 
-/* Copy @bytes from @src to @dst. The two must not overlap. CST_EINVAL: bounds. */
+/* Copy @bytes from @src to @dst. The two must not overlap. CST_EINVAL: bounds. CST_EIO: a file
+ * could not be read or written; the message names it. CST_ENOMEM: no space, or no memory for a
+ * buffer. */
 int cste_device_copy(struct cste_device *device, unsigned thread, struct cste_addr dst,
                      struct cste_addr src, uint64_t bytes, struct cst_err *err);
 
-/* Fill @bytes at @dst with zeros. CST_EINVAL: bounds. */
+/* Fill @bytes at @dst with zeros. Statuses as of a copy. */
 int cste_device_fill(struct cste_device *device, unsigned thread, struct cste_addr dst,
                      uint64_t bytes, struct cst_err *err);
 

@@ -44,12 +44,13 @@ static bool is_seqpacket(int fd)
 }
 
 /* The options of a program depend on what it can do. */
-enum { USES_PROBE = 1 << 0, USES_PACED = 1 << 1, USES_THREADS = 1 << 2 };
+enum { USES_PROBE = 1 << 0, USES_PACED = 1 << 1, USES_THREADS = 1 << 2, USES_DISK = 1 << 3 };
 
 static unsigned uses(void)
 {
     return (program->probe != NULL ? USES_PROBE : USES_THREADS) |
-           (program->paced != NULL ? USES_PACED : 0);
+           (program->ops[CSTE_ENGINE_PACED] != NULL ? USES_PACED : 0) |
+           (program->ops[CSTE_ENGINE_DISK] != NULL ? USES_DISK : 0);
 }
 
 /* The parsed command line. */
@@ -57,6 +58,7 @@ struct options {
     uint32_t fd;                            /* --fd */
     bool probe, measure;                    /* --probe, --rates */
     const char *paced, *pace;               /* --paced, --pace; NULL: not given. */
+    bool disk;                              /* --disk */
     struct cste_engine_rates_options rates; /* --node, --threads, --copy-threads, --device */
     bool help, version;                     /* --help, --version */
 };
@@ -72,6 +74,8 @@ static const struct cst_option table[] = {
         "simulate an accelerator with these rates: up=N,down=N (bytes per second), update=N "
         "(elements), memory=N",
         CST_TEXT(AT(paced))),
+    ROW("disk", USES_DISK, NULL, "copy to and from files that were opened with O_DIRECT",
+        CST_FLAG(AT(disk))),
     ROW("pace", USES_PACED, "RATES", "do not exceed these rates: update=N", CST_TEXT(AT(pace))),
     ROW("rates", 0, NULL, "measure this machine, print the rates as JSON, and exit",
         CST_FLAG(AT(measure))),
@@ -116,6 +120,14 @@ static int read_options(int argc, char **argv, struct options *out, struct cst_e
     return rc;
 }
 
+/* Returns the device that the options choose. */
+static enum cste_engine_device device_of(const struct options *options)
+{
+    return options->disk            ? CSTE_ENGINE_DISK
+           : options->paced != NULL ? CSTE_ENGINE_PACED
+                                    : CSTE_ENGINE_OWN;
+}
+
 /* Fill in *config from the options. */
 static int configure(const struct options *options, struct cste_engine_config *config,
                      struct cst_err *err)
@@ -129,7 +141,10 @@ static int configure(const struct options *options, struct cste_engine_config *c
                          options->fd);
     }
     config->sock = (int)options->fd;
-    config->ops = options->paced != NULL ? program->paced : program->ops;
+    if (rc == CST_OK && options->disk && options->paced != NULL) {
+        rc = cst_err_set(err, CST_EINVAL, "--disk and --paced exclude each other");
+    }
+    config->ops = program->ops[device_of(options)];
     return rc;
 }
 

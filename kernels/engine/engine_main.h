@@ -9,14 +9,21 @@
 
 #include <stdio.h>
 
+/* The devices between which the command line chooses. */
+enum cste_engine_device {
+    CSTE_ENGINE_OWN,   /* The program's own device; every program has one. */
+    CSTE_ENGINE_PACED, /* --paced: a simulated accelerator. NULL: there is no such option. */
+    CSTE_ENGINE_DISK,  /* --disk: a drive. NULL: there is no such option. */
+    CSTE_ENGINE_DEVICES,
+};
+
 /* Description of an engine program. */
 struct cste_engine_program {
     const char *name; /* Name of the program, such as "cistern-engine-host". */
     /* Sentence of --help about the program, up to the words "for cisternd". */
     const char *what;
-    const struct cste_device_ops *ops; /* Table of its device. */
-    /* Table of its device with --paced. NULL: the program has no such option. */
-    const struct cste_device_ops *paced;
+    /* Tables of the devices that it can drive. */
+    const struct cste_device_ops *ops[CSTE_ENGINE_DEVICES];
     /* Option --probe: write the list of devices to @to. NULL: the program has no such option. */
     int (*probe)(FILE *to, struct cst_err *err);
     /* Option --rates: measure the machine and write the results to @to. */

@@ -237,7 +237,8 @@ static struct cste_mapping *new_mapping(struct cste_engine *engine, const Engine
         mapping->fd = fd;
         mapping->request = request;
         mapping->import = add->device;
-        mapping->populate = add->populate && !add->device;
+        mapping->file_offset = add->file_offset;
+        mapping->populate = add->populate && (!add->device || engine->config.ops->memory->in_files);
         mapping->lock = (add->lock || engine->config.ops->memory->always_locks) && !add->device;
         mapping->sparse = add->sparse;
         mapping->progress = &engine->context.progress;

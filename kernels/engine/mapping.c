@@ -19,6 +19,18 @@ static struct cste_mapping *mapping_of(struct cste_task *task)
     return (struct cste_mapping *)(void *)((char *)task - offsetof(struct cste_mapping, task));
 }
 
+/* Allocate and touch pages, or write zeros to a file. */
+static int populate(struct cste_mapping *mapping, unsigned thread, uint64_t offset, uint64_t bytes,
+                    struct cst_err *err)
+{
+    const struct cste_mem *mem = &mapping->segment.mem;
+
+    return mapping->import
+               ? cste_device_fill(mapping->device, thread, (struct cste_addr){mem, offset}, bytes,
+                                  err)
+               : cste_device_populate(mapping->device, mapping->fd, mem, offset, bytes, err);
+}
+
 static void populate_piece(struct cste_task *task, uint64_t piece, unsigned thread)
 {
     struct cste_mapping *mapping = mapping_of(task);
@@ -26,13 +38,11 @@ static void populate_piece(struct cste_task *task, uint64_t piece, unsigned thre
     uint64_t bytes = mapping->segment.mem.bytes - offset;
     struct cst_err err;
 
-    (void)thread;
     if (!mapping->populate || atomic_load(&mapping->failed)) {
         return;
     }
     bytes = bytes < CSTE_MAPPING_PIECE ? bytes : CSTE_MAPPING_PIECE;
-    if (cste_device_populate(mapping->device, mapping->fd, &mapping->segment.mem, offset, bytes,
-                             &err) != CST_OK) {
+    if (populate(mapping, thread, offset, bytes, &err) != CST_OK) {
         (void)cst_err_prefix(&err, "segment %u of %llu bytes", mapping->segment.id,
                              (unsigned long long)mapping->segment.mem.bytes);
         fail(mapping, &err);
@@ -62,10 +72,26 @@ static void populate_done(struct cste_task *task)
 {
     struct cste_mapping *mapping = mapping_of(task);
 
-    if (mapping->lock && !atomic_load(&mapping->failed)) {
-        lock(mapping);
+    if (!atomic_load(&mapping->failed)) {
+        mapping->segment.mem.fresh = false;
+        if (mapping->lock) {
+            lock(mapping);
+        }
     }
     cste_mailbox_post(mapping->box, &mapping->mail);
+}
+
+/* Let the lanes populate (and lock) the segment. */
+static void submit_populate(struct cste_mapping *mapping)
+{
+    /* Locking alone needs one piece. */
+    uint64_t bytes = mapping->populate ? mapping->segment.mem.bytes : 1;
+
+    mapping->task = (struct cste_task){.piece = populate_piece,
+                                       .done = populate_done,
+                                       .n_pieces = (bytes - 1) / CSTE_MAPPING_PIECE + 1,
+                                       .class = CLASS_BACKGROUND};
+    cste_thread_pool_submit(mapping->lanes, &mapping->task);
 }
 
 static void import_piece(struct cste_task *task, uint64_t piece, unsigned thread)
@@ -87,6 +113,17 @@ static void import_piece(struct cste_task *task, uint64_t piece, unsigned thread
     }
     mapping->made = make;
     (void)atomic_fetch_add(mapping->progress, 1);
+}
+
+static void import_done(struct cste_task *task)
+{
+    struct cste_mapping *mapping = mapping_of(task);
+
+    if (mapping->populate && !atomic_load(&mapping->failed)) {
+        submit_populate(mapping);
+    } else {
+        populate_done(task);
+    }
 }
 
 /* Return the pages to the system. If this fails, the daemon does it, on its loop. */
@@ -121,7 +158,10 @@ int cste_mapping_open(struct cste_mapping *mapping, uint64_t bytes, int node, st
 {
     int rc;
 
-    mapping->segment.mem = (struct cste_mem){.bytes = bytes, .sparse = mapping->sparse};
+    mapping->segment.mem = (struct cste_mem){.bytes = bytes,
+                                             .sparse = mapping->sparse,
+                                             .file_offset = mapping->file_offset,
+                                             .fresh = mapping->import && mapping->populate};
     if (mapping->import) {
         return CST_OK;
     }
@@ -138,13 +178,13 @@ bool cste_mapping_has_work(const struct cste_mapping *mapping)
 
 void cste_mapping_populate(struct cste_mapping *mapping, struct cste_thread_pool *lanes)
 {
-    /* Importing or locking alone needs one piece. */
-    uint64_t bytes = mapping->populate ? mapping->segment.mem.bytes : 1;
-
-    mapping->task = (struct cste_task){.piece = mapping->import ? import_piece : populate_piece,
-                                       .done = populate_done,
-                                       .n_pieces = (bytes - 1) / CSTE_MAPPING_PIECE + 1,
-                                       .class = CLASS_BACKGROUND};
+    mapping->lanes = lanes;
+    if (!mapping->import) {
+        submit_populate(mapping);
+        return;
+    }
+    mapping->task = (struct cste_task){
+        .piece = import_piece, .done = import_done, .n_pieces = 1, .class = CLASS_BACKGROUND};
     cste_thread_pool_submit(lanes, &mapping->task);
 }
 

@@ -3,7 +3,7 @@
  * pages piece by piece and lock them. SEGMENT_DROP makes a lane unmap the segment. The loop thread
  * never touches a page. The end of each operation is reported by mail.
  *
- *   add --> ADDING --lanes: populate, lock; or import--> mail --> READY
+ *   add --> ADDING --lanes: populate, lock; or import, write zeros--> mail --> READY
  *   drop --> DROPPING --no uses, a lane: unmap--> mail --> freed */
 #ifndef CST_MAPPING_H
 #define CST_MAPPING_H
@@ -27,6 +27,7 @@ struct cste_mapping {
     struct cste_mail mail;      /* Posted when task is done. */
     struct cste_device *device; /* Device; borrowed. */
     struct cste_mailbox *box;   /* Mailbox; borrowed. Each finished piece knocks at the mailbox. */
+    struct cste_thread_pool *lanes; /* Where the task was submitted; borrowed. */
     /* File descriptor, owned while the segment is being added. -1 afterwards, or if there is
      * none. */
     int fd;
@@ -38,12 +39,13 @@ struct cste_mapping {
     uint64_t drop_after;
     bool drop;    /* A SEGMENT_DROP was received. */
     bool discard; /* The pages are returned to the system when the segment is unmapped. */
-    /* The segment is device memory, which is neither populated nor locked. */
+    /* The segment is device memory, which is not locked. */
     bool import;
-    bool made;     /* The memory was created here, and fd is its handle. */
-    bool populate; /* Touch every page. */
-    bool lock;     /* Keep the pages from being swapped out. */
-    bool sparse;   /* As in struct cste_mem. */
+    uint64_t file_offset; /* As in struct cste_mem. */
+    bool made;            /* The memory was created here, and fd is its handle. */
+    bool populate;        /* Touch every page, or write zeros to a file. */
+    bool lock;            /* Keep the pages from being swapped out. */
+    bool sparse;          /* As in struct cste_mem. */
     /* Description of a failure that is not fatal (binding, locking). Status 0: there was none. */
     struct cst_err note;
     /* Description of the first failure. Written once, by the thread that set failed. */
@@ -56,8 +58,8 @@ struct cste_mapping {
 
 /* Map the segment, of @bytes, from mapping->fd for NUMA node @node (-1: any node). Device memory is
  * left to the lanes. The caller has set segment.id, mail.deliver, device, box, fd, import,
- * populate, lock, sparse and progress. CST_EINVAL: the fd or the size is wrong; CST_ENOMEM. Loop
- * thread. */
+ * file_offset, populate, lock, sparse and progress. CST_EINVAL: the fd or the size is wrong;
+ * CST_ENOMEM. Loop thread. */
 int cste_mapping_open(struct cste_mapping *mapping, uint64_t bytes, int node, struct cst_err *err);
 
 /* Returns whether the lanes have anything to do. If not, the segment is ready after

@@ -8,7 +8,9 @@ int main(int argc, char **argv)
 {
     static struct cste_device_ops slow;
     static const struct cste_engine_program program = {
-        .name = "slow_engine", .what = "Only copy", .ops = &cste_host_ops, .paced = &slow};
+        .name = "slow_engine",
+        .what = "Only copy",
+        .ops = {[CSTE_ENGINE_OWN] = &cste_host_ops, [CSTE_ENGINE_PACED] = &slow}};
 
     slow = cste_paced_ops;
     slow.name = "slow";
