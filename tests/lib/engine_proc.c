@@ -308,6 +308,21 @@ struct engine_segment_done engine_proc_add_device(struct engine_proc *proc, uint
         proc, engine_proc_send(proc, ENGINE__MSG_TYPE__ENGINE_SEGMENT_ADD, &add.base, fd));
 }
 
+struct engine_segment_done engine_proc_add_file(struct engine_proc *proc, uint32_t id, int fd,
+                                                uint64_t offset, uint64_t bytes, bool populate)
+{
+    Engine__SegmentAdd add = ENGINE__SEGMENT_ADD__INIT;
+
+    add.id = id;
+    add.bytes = bytes;
+    add.has_device = add.device = 1;
+    add.has_file_offset = 1;
+    add.file_offset = offset;
+    add.has_populate = add.populate = populate;
+    return engine_proc_segment_done(
+        proc, engine_proc_send(proc, ENGINE__MSG_TYPE__ENGINE_SEGMENT_ADD, &add.base, fd));
+}
+
 void engine_proc_must_add(struct engine_proc *proc, uint32_t id, int fd, uint64_t bytes)
 {
     struct engine_segment_done done = engine_proc_add(proc, id, fd, bytes, -1, false, false);

@@ -148,6 +148,11 @@ struct engine_segment_done engine_proc_add(struct engine_proc *proc, uint32_t id
 struct engine_segment_done engine_proc_add_device(struct engine_proc *proc, uint32_t id, int fd,
                                                   uint64_t bytes);
 
+/* Add the range of @bytes from @offset on of the file @fd as a segment of a drive's engine. With
+ * @populate, space is allocated and zeros are written. */
+struct engine_segment_done engine_proc_add_file(struct engine_proc *proc, uint32_t id, int fd,
+                                                uint64_t offset, uint64_t bytes, bool populate);
+
 /* Send a SEGMENT_ADD that must succeed. */
 void engine_proc_must_add(struct engine_proc *proc, uint32_t id, int fd, uint64_t bytes);
 

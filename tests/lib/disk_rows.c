@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/lib/disk_rows.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+/* -- failures ------------------------------------------------------------------------------- */
+
+struct disk_faults disk_faults;
+
+/* Count a call. Returns whether it fails, with errno set. */
+static bool fails(void)
+{
+    unsigned call = atomic_fetch_add(&disk_faults.calls, 1) + 1;
+    unsigned n = disk_faults.n_fail > 0 ? disk_faults.n_fail : 1;
+
+    if (disk_faults.interrupted && call % 2 == 1) {
+        errno = EINTR;
+        return true;
+    }
+    errno = disk_faults.errnum;
+    return disk_faults.nth > 0 && call >= disk_faults.nth && call - disk_faults.nth < n;
+}
+
+/* Returns the count that a call for @bytes gives. It does the whole blocks among them. */
+static size_t limited(size_t bytes)
+{
+    return disk_faults.most > 0 && bytes > disk_faults.most ? disk_faults.most : bytes;
+}
+
+static size_t blocks_of(size_t bytes)
+{
+    return bytes - bytes % 4096;
+}
+
+/* Returns the count of a call that was to do @bytes, and has done @done. */
+static ssize_t told(ssize_t done, size_t bytes)
+{
+    return done == (ssize_t)blocks_of(bytes) ? (ssize_t)bytes : done;
+}
+
+static ssize_t failing_read(int fd, void *to, size_t bytes, uint64_t offset)
+{
+    size_t n = limited(bytes);
+
+    if (fails()) {
+        return -1;
+    }
+    return told(cste_disk_direct.read(fd, to, blocks_of(n), offset), n);
+}
+
+static ssize_t failing_write(int fd, const void *from, size_t bytes, uint64_t offset)
+{
+    size_t n = limited(bytes);
+
+    if (fails()) {
+        return -1;
+    }
+    return told(cste_disk_direct.write(fd, from, blocks_of(n), offset), n);
+}
+
+static int failing_allocate(int fd, int mode, uint64_t offset, uint64_t bytes)
+{
+    if (!fails()) {
+        return cste_disk_direct.allocate(fd, mode, offset, bytes);
+    }
+    if (disk_faults.takes_half) {
+        if (cste_disk_direct.allocate(fd, mode, offset, bytes / 2) != 0) {
+            abort();
+        }
+        errno = disk_faults.errnum;
+    }
+    return -1;
+}
+
+const struct cste_disk_io disk_failing = {
+    .read = failing_read, .write = failing_write, .allocate = failing_allocate};
+
+/* -- records -------------------------------------------------------------------------------- */
+
+int disk_record_fd = -1;
+
+static void record(int fd, const void *from, uint64_t bytes, uint64_t offset)
+{
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    struct disk_record head = {.offset = offset, .bytes = bytes};
+    struct iovec parts[] = {{.iov_base = &head, .iov_len = sizeof head},
+                            {.iov_base = (void *)(uintptr_t)from, .iov_len = bytes}};
+    struct stat st;
+    bool ok;
+
+    ok = fstat(fd, &st) == 0;
+    head.inode = st.st_ino;
+    (void)pthread_mutex_lock(&mutex);
+    ok = ok && writev(disk_record_fd, parts, 2) == (ssize_t)(sizeof head + bytes);
+    (void)pthread_mutex_unlock(&mutex);
+    if (!ok) {
+        perror("disk_rows: record");
+        abort();
+    }
+}
+
+static ssize_t recording_write(int fd, const void *from, size_t bytes, uint64_t offset)
+{
+    ssize_t n = cste_disk_direct.write(fd, from, bytes, offset);
+
+    if (n > 0 && disk_record_fd >= 0) {
+        record(fd, from, (uint64_t)n, offset);
+    }
+    return n;
+}
+
+static ssize_t plain_read(int fd, void *to, size_t bytes, uint64_t offset)
+{
+    return cste_disk_direct.read(fd, to, bytes, offset);
+}
+
+static int plain_allocate(int fd, int mode, uint64_t offset, uint64_t bytes)
+{
+    return cste_disk_direct.allocate(fd, mode, offset, bytes);
+}
+
+const struct cste_disk_io disk_recording = {
+    .read = plain_read, .write = recording_write, .allocate = plain_allocate};
+
+/* -- waits ---------------------------------------------------------------------------------- */
+
+unsigned disk_slow_us;
+
+static ssize_t slow_read(int fd, void *to, size_t bytes, uint64_t offset)
+{
+    (void)usleep(disk_slow_us);
+    return cste_disk_direct.read(fd, to, bytes, offset);
+}
+
+static ssize_t slow_write(int fd, const void *from, size_t bytes, uint64_t offset)
+{
+    (void)usleep(disk_slow_us);
+    return cste_disk_direct.write(fd, from, bytes, offset);
+}
+
+const struct cste_disk_io disk_slow = {
+    .read = slow_read, .write = slow_write, .allocate = plain_allocate};

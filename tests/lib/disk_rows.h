@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tables of system calls for drives (kernels/host/disk_io.h) that fail, record or wait. Their
+ * settings are for the whole process, and are set while no call is under way. */
+#ifndef DISK_ROWS_H
+#define DISK_ROWS_H
+
+#include "kernels/host/disk_io.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+/* Settings of disk_failing. */
+struct disk_faults {
+    unsigned nth;    /* The call that fails, counted from 1, of all kinds; 0: none. */
+    unsigned n_fail; /* How many calls fail from there on; 0: one. */
+    int errnum;      /* How they fail. */
+    /* Most bytes of a call; 0: as many as asked for. It does the whole blocks among them. */
+    uint64_t most;
+    bool interrupted; /* Every second call fails with EINTR. */
+    /* An allocation that fails has taken space for half of what was asked for. */
+    bool takes_half;
+    atomic_uint calls; /* Calls so far. */
+};
+
+extern struct disk_faults disk_faults;
+extern const struct cste_disk_io disk_failing;
+
+/* A write that was done, as disk_recording writes it to disk_record_fd, before the data. For
+ * programs that replay them. */
+struct disk_record {
+    uint64_t inode; /* The file. */
+    uint64_t offset, bytes;
+};
+
+extern int disk_record_fd; /* -1: nothing is recorded. */
+extern const struct cste_disk_io disk_recording;
+
+/* Each call of disk_slow begins with a sleep of disk_slow_us microseconds. */
+extern unsigned disk_slow_us;
+extern const struct cste_disk_io disk_slow;
+
+#endif
