@@ -16,6 +16,7 @@
 #include "daemon/budget/quota.h"
 #include "daemon/budget/remains.h"
 #include "daemon/engine/engines.h"
+#include "daemon/engine/drives.h"
 #include "daemon/engine/gpus.h"
 #include "daemon/job/job.h"
 #include "daemon/job/jobs.h"
@@ -241,6 +242,7 @@ struct cstd_modules {
     struct cstd_quota quota;
     struct cstd_engines engines;
     struct cstd_gpus gpus;
+    struct cstd_drives drives;
     struct cstd_tiers tiers;
     struct cstd_planner planner;
     struct cstd_searches searches;
@@ -252,8 +254,10 @@ struct cstd_modules {
     struct cstd_revival revival;
 };
 
-static const struct cstd_tier_kinds kinds = {
-    .host = &cstd_tier_host, .gpu = &cstd_tier_cuda, .paced = &cstd_tier_paced};
+static const struct cstd_tier_kinds kinds = {.host = &cstd_tier_host,
+                                             .gpu = &cstd_tier_cuda,
+                                             .paced = &cstd_tier_paced,
+                                             .disk = &cstd_tier_disk};
 
 static int create_modules(struct cstd_daemon *daemon, struct cst_err *err)
 {
@@ -269,6 +273,7 @@ static int create_modules(struct cstd_daemon *daemon, struct cst_err *err)
     daemon->quota = &modules->quota;
     daemon->engines = &modules->engines;
     daemon->gpus = &modules->gpus;
+    daemon->drives = &modules->drives;
     daemon->tiers = &modules->tiers;
     daemon->planner = &modules->planner;
     daemon->searches = &modules->searches;
@@ -355,6 +360,7 @@ int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_settings *con
         goto err_after_loop;
     }
     daemon->engines->on_timed = cstd_core_driver_timed;
+    cstd_drives_init(daemon->drives, daemon->engines);
     cstd_tiers_init(daemon->tiers, daemon, &kinds);
     cstd_remains_init(daemon->remains, &daemon->loop);
     cstd_keeper_init(&daemon->keeper, &daemon->notify);

@@ -157,8 +157,13 @@ static int transmit(struct cst_client *client, struct cstc_call *call, const uin
     struct cst_frame frame = {
         .type = call->type, .request = call->request, .body = body, .body_bytes = body_bytes};
     struct cst_err why = {0};
-    int rc = cst_frame_send(client->sock, MSG_DONTWAIT, &frame, &why);
+    int rc;
 
+    frame.n_fds = call->n_sent_fds;
+    for (unsigned i = 0; i < call->n_sent_fds; i++) {
+        frame.fds[i] = call->sent_fds[i];
+    }
+    rc = cst_frame_send(client->sock, MSG_DONTWAIT, &frame, &why);
     cstc_wake_resend(&client->wake, client->sock,
                      rc == CST_EAGAIN   ? CSTC_RESEND_SPACE
                      : rc == CST_ENOMEM ? CSTC_RESEND_LATER

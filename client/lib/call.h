@@ -25,7 +25,10 @@ struct cstc_call {
     uint16_t reply_type;        /* Message type of a successful reply. */
     /* Form of the body of a successful reply; NULL: the reply has no body. */
     const ProtobufCMessageDescriptor *reply_form;
-    unsigned max_fds;   /* Largest number of fds that the reply may have. */
+    unsigned max_fds; /* Largest number of fds that the reply may have. */
+    /* Descriptors that the request has; borrowed until the call is DONE. */
+    const int *sent_fds;
+    unsigned n_sent_fds;
     uint64_t request;   /* Id of the request. */
     int status;         /* DONE: result of the call. */
     struct cst_err err; /* DONE with a failure: the cause. */
@@ -41,10 +44,10 @@ struct cstc_call {
     void (*done)(struct cstc_call *call);
 };
 
-/* Send a request of @type with the body @body (NULL: no body). The caller sets max_fds and done
- * before. @body is borrowed during this function. On failure the call stays IDLE. Never waits.
- * CST_EFORKED, CST_ECONN or the status that ended the connection; CST_EINVAL: the body is larger
- * than a message can be; CST_ENOMEM. */
+/* Send a request of @type with the body @body (NULL: no body). The caller sets max_fds, done
+ * and the descriptors before. @body is borrowed during this function. On failure the call stays
+ * IDLE. Never waits. CST_EFORKED, CST_ECONN or the status that ended the connection; CST_EINVAL:
+ * the body is larger than a message can be; CST_ENOMEM. */
 int cstc_call_start(struct cst_client *client, struct cstc_call *call, uint16_t type,
                     const ProtobufCMessage *body, uint16_t reply_type,
                     const ProtobufCMessageDescriptor *reply_form, struct cst_err *err);

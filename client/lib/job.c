@@ -2,6 +2,7 @@
 #include "client/lib/job.h"
 
 #include "client/lib/debug.h"
+#include "client/lib/disk.h"
 
 #include "client/lib/batch.h"
 #include "proto/job_options.h"
@@ -41,6 +42,30 @@ static int keep_opening(struct cst_job *job, Cistern__JobOpen *msg, struct cst_e
     return CST_OK;
 }
 
+/* Send Leave. The daemon answers a sync of this rank that waits: its reply is not needed. */
+static int send_leave(struct cst_job *job, struct cst_err *err)
+{
+    const bool in_sync = job->pending.kind == CSTC_PENDING_SYNC;
+    struct cstc_call call = {0};
+    int rc;
+
+    job->client->pending = job->client->pending && !in_sync;
+    rc = cstc_call_sync(job->client, &call, CISTERN__MSG_TYPE__MSG_LEAVE, NULL,
+                        CISTERN__MSG_TYPE__MSG_OK, NULL, err);
+    if (rc != CST_OK) {
+        job->client->pending = job->client->pending || in_sync;
+        return rc;
+    }
+    job->left = true;
+    cstc_call_reset(&call);
+    while (job->call.state != CSTC_CALL_IDLE && job->call.state != CSTC_CALL_DONE) {
+        (void)cstc_call_wait(job->client, -1, err);
+    }
+    cstc_call_reset(&job->call);
+    job->pending.kind = CSTC_PENDING_NONE;
+    return CST_OK;
+}
+
 int cst_job_open(struct cst_job **out, struct cst_client *client, const struct cst_job_spec *spec,
                  struct cst_err *err)
 {
@@ -52,6 +77,7 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     struct cstc_call call = {0};
     struct cst_job *job;
     struct cstc_debug debug = {.poison = false};
+    bool committed;
     int rc = cstc_client_check(client, err);
 
     if (rc == CST_OK) {
@@ -108,9 +134,19 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     job->steps = opened->step;
     job->begun = -1;
     cst_model_init(&job->model);
+    committed = opened->committed;
     cstc_call_reset(&call);
     client->job = job;
     client->free_job = cstc_job_free;
+    if (spec->states.disk != NULL && spec->rank == 0 && (!committed || spec->reshape)) {
+        rc = cstc_disk_give(client, spec, err);
+    }
+    if (rc != CST_OK) {
+        (void)send_leave(job, NULL);
+        client->job = NULL;
+        cstc_job_free(job);
+        return rc;
+    }
     *out = job;
     return CST_OK;
 }
@@ -147,30 +183,6 @@ void cstc_job_free(struct cst_job *job)
     free(job->traits);
     free(job->operators);
     free(job);
-}
-
-/* Send Leave. The daemon answers a sync of this rank that waits: its reply is not needed. */
-static int send_leave(struct cst_job *job, struct cst_err *err)
-{
-    const bool in_sync = job->pending.kind == CSTC_PENDING_SYNC;
-    struct cstc_call call = {0};
-    int rc;
-
-    job->client->pending = job->client->pending && !in_sync;
-    rc = cstc_call_sync(job->client, &call, CISTERN__MSG_TYPE__MSG_LEAVE, NULL,
-                        CISTERN__MSG_TYPE__MSG_OK, NULL, err);
-    if (rc != CST_OK) {
-        job->client->pending = job->client->pending || in_sync;
-        return rc;
-    }
-    job->left = true;
-    cstc_call_reset(&call);
-    while (job->call.state != CSTC_CALL_IDLE && job->call.state != CSTC_CALL_DONE) {
-        (void)cstc_call_wait(job->client, -1, err);
-    }
-    cstc_call_reset(&job->call);
-    job->pending.kind = CSTC_PENDING_NONE;
-    return CST_OK;
 }
 
 static int leave(struct cst_job *job, struct cst_err *err)

@@ -19,6 +19,7 @@
 
 struct cstd_budget;
 struct cstd_core_driver_ops;
+struct cstd_drives;
 struct cstd_engines;
 struct cstd_gpus;
 struct cstd_jobs;
@@ -45,6 +46,7 @@ struct cstd_daemon {
     struct cstd_quota *quota;           /* Amounts that each user holds, and their limits. */
     struct cstd_engines *engines;
     struct cstd_gpus *gpus;
+    struct cstd_drives *drives;
     struct cstd_tiers *tiers; /* The kinds of memory that jobs can have. */
     struct cstd_planner *planner;
     struct cstd_searches *searches; /* Searches for plans that are queued or running. */

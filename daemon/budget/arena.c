@@ -222,6 +222,25 @@ int cstd_segment_open_device(struct cstd_segment **out, uint32_t id, uint64_t by
     return CST_OK;
 }
 
+int cstd_segment_open_file(struct cstd_segment **out, uint32_t id, uint64_t bytes, int fd,
+                           struct cstd_budget *budget, struct cstd_quota_account *account,
+                           unsigned engine, const char *what, struct cst_err *err)
+{
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 0), rc;
+
+    if (own < 0) {
+        return cst_err_errno(err, CST_ENOMEM, errno, "%s: a file for states", what);
+    }
+    rc = cstd_segment_open_device(out, id, bytes, budget, account, engine, what, err);
+    if (rc != CST_OK) {
+        (void)close(own);
+        return rc;
+    }
+    (*out)->fd = own;
+    cstd_segment_keep_private(*out);
+    return CST_OK;
+}
+
 int cstd_segment_open(struct cstd_segment **out, uint32_t id, uint64_t bytes,
                       struct cstd_budget *budget, struct cstd_quota_account *account,
                       const char *what, struct cst_err *err)

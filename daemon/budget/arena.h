@@ -114,8 +114,8 @@ enum cstd_mount_state {
     CSTD_MOUNT_DROPPING, /* The engine was asked to unmap the segment and has not answered. */
 };
 
-/* Engines of at most 8 NUMA nodes, 8 simulated accelerators and 16 GPUs. */
-#define CSTD_ARENA_MAX_ENGINES 32
+/* Engines of at most 8 NUMA nodes, 8 simulated accelerators, 16 GPUs and 16 drives. */
+#define CSTD_ARENA_MAX_ENGINES 48
 
 /* Engine deaths while the segments of one owner were populated; all segments of the owner share it.
  * Populating a job that is too large for its control group gets engines killed. */
@@ -141,7 +141,7 @@ struct cstd_segment {
     uint32_t n_refs; /* References held by the owner and by engines. */
     /* Descriptor of the memory. Host memory: a memfd with the seals SHRINK, GROW and SEAL and mode
      * 0600. Accelerator memory: the descriptor from its engine (for a GPU the
-     * driver's handle), or -1 before the engine has allocated it. */
+     * driver's handle), or -1 before the engine has allocated it. Of a drive: the user's file. */
     int fd;
     /* Descriptor of the file for workers, opened separately from fd. -1: no worker has asked for it
      * yet. */
@@ -150,6 +150,10 @@ struct cstd_segment {
     unsigned n_files;
     /* The segment is accelerator memory, allocated by the engine whose index is in populate. */
     bool device;
+    /* Of a drive: the segment is the part of a user's file that begins at file_offset, bytes. The
+     * engine writes zeros to a new one. */
+    bool file;
+    uint64_t file_offset;
     /* The contents must outlive the segment: the file is closed with it, and nothing is returned to
      * the system. */
     bool kept;
@@ -210,6 +214,12 @@ int cstd_segment_adopt(struct cstd_segment **out, uint32_t id, uint64_t bytes, i
 int cstd_segment_open_device(struct cstd_segment **out, uint32_t id, uint64_t bytes,
                              struct cstd_budget *budget, struct cstd_quota_account *account,
                              unsigned engine, const char *what, struct cst_err *err);
+
+/* Create a segment of @bytes of the file @fd, on the drive of the engine with index @engine. The
+ * caller sets file_offset. @fd stays the caller's. Everything else is as for cstd_segment_open. */
+int cstd_segment_open_file(struct cstd_segment **out, uint32_t id, uint64_t bytes, int fd,
+                           struct cstd_budget *budget, struct cstd_quota_account *account,
+                           unsigned engine, const char *what, struct cst_err *err);
 
 /* Create a segment of the accelerator memory @fd, which an earlier daemon's engine of the same
  * accelerator allocated; the engine with index @engine imports it. Everything else is as for

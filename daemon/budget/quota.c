@@ -62,6 +62,9 @@ static uint64_t default_amount(const struct cstd_quota *quota, unsigned resource
     if (cstd_quota_key_of(resource) == CSTD_QUOTA_TTL) {
         return ttl > DEFAULT_TTL_S ? ttl : DEFAULT_TTL_S;
     }
+    if (cstd_quota_key_of(resource) == CSTD_QUOTA_DISK) {
+        return CSTD_QUOTA_NONE; /* The file systems have the size, and limits of their own. */
+    }
     return cstd_quota_limit_amount(cstd_quota_key_of(resource), &half, quota->totals[resource]);
 }
 

@@ -137,6 +137,13 @@ static int parse_limit(const struct cstd_quota_kind *kind, const char *value,
             kind->unit == CSTD_QUOTA_SECONDS ? "a number with s, m, h or d"
                                              : "a number with K, M, G or T, 0% to 100%");
     }
+    if (limit.percent && kind == &cstd_quota_kinds[CSTD_QUOTA_DISK]) {
+        return cst_err_set(
+            err, CST_EINVAL,
+            "'%s' is not a limit for %s, whose number the daemon does not have (write "
+            "a number with K, M, G or T, or 'none')",
+            value, kind->words);
+    }
     if (!limit.percent && limit.value < kind->least) {
         return cst_err_set(err, CST_EINVAL, "'%s' is too small: at least %" PRIu64 " %s", value,
                            kind->least, kind->words);

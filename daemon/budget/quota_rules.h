@@ -19,6 +19,7 @@
 #define CSTD_QUOTA_MAP(X)                                                                          \
     X(HOST, "host", BYTES, 0, CST_EBUDGET, "host memory")                                          \
     X(POOL, "pool", BYTES, 0, CST_EBUDGET, "pools")                                                \
+    X(DISK, "disk", BYTES, 0, CST_EBUDGET, "files on drives")                                      \
     X(JOBS, "jobs", COUNT, 0, CST_EBUDGET, "jobs")                                                 \
     X(SESSIONS, "sessions", COUNT, 0, CST_EBUSY, "connections")                                    \
     X(DESCRIPTORS, "descriptors", COUNT, CST_FRAME_MAX_FDS, CST_EBUSY, "descriptors")              \

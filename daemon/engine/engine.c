@@ -4,6 +4,7 @@
 #include "daemon/engine/engines.h"
 #include "daemon/base/log.h"
 #include "daemon/engine/mounts.h"
+#include "daemon/engine/drives.h"
 #include "daemon/settings/paced.h"
 #include "proto/engine.pb-c.h"
 
@@ -59,6 +60,9 @@ const char *cstd_engine_kind(const struct cstd_engine *engine)
 {
     if (cstd_paced_is(engine->device)) {
         return "paced";
+    }
+    if (cstd_drive_is(engine->device)) {
+        return "disk";
     }
     return cstd_engine_is_gpu(engine) ? "cuda" : "host";
 }
@@ -141,13 +145,16 @@ static int start_process(struct cstd_engine *engine, struct cst_err *err)
 {
     struct cstd_engines *engines = engine->engines;
     const struct cstd_settings *config = engines->config;
-    /* Simulated accelerators run the host's engine program. */
-    bool paced = cstd_paced_is(engine->device), gpu = cstd_engine_is_gpu(engine) && !paced;
+    /* Simulated accelerators and drives run the host's engine program. */
+    bool paced = cstd_paced_is(engine->device), disk = cstd_drive_is(engine->device);
+    bool gpu = cstd_engine_is_gpu(engine) && !paced && !disk;
     char rates[CSTD_PACED_ARGUMENT], *argv[4] = {gpu ? engines->gpu_program : engines->program};
 
     if (paced) {
         argv[1] = (char *)(uintptr_t) "--paced";
         argv[2] = cstd_paced_argument(config, rates);
+    } else if (disk) {
+        argv[1] = (char *)(uintptr_t) "--disk";
     } else if (!gpu && config->update_rate > 0) {
         argv[1] = (char *)(uintptr_t) "--pace";
         argv[2] = rates;

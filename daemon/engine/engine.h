@@ -58,7 +58,7 @@ struct cstd_engine {
     struct cstd_engines *engines; /* The set that contains the engine. */
     unsigned index;               /* Index in the set, which is the core's engine number. */
     unsigned os_node;             /* NUMA node (OS number). */
-    /* UUID of the engine's GPU, or "paced:N"; empty: the engine of a NUMA node. */
+    /* UUID of the engine's GPU, "paced:N" or "drive:N:M"; empty: the engine of a NUMA node. */
     char device[64];
     enum cstd_engine_state state;
     struct cstd_process *process; /* NULL in OFF and FAILED. */
@@ -126,14 +126,14 @@ void cstd_engine_need(struct cstd_engine *engine);
 void cstd_engine_use(struct cstd_engine *engine);
 void cstd_engine_unuse(struct cstd_engine *engine);
 
-/* True for the engine of an accelerator (a GPU or a simulated accelerator), false for that of a
- * NUMA node. */
+/* True for the engine of an accelerator (a GPU or a simulated accelerator) or of a drive, false for
+ * that of a NUMA node. */
 static inline bool cstd_engine_is_gpu(const struct cstd_engine *engine)
 {
     return engine->device[0] != '\0';
 }
 
-/* Returns "host", "cuda" or "paced". */
+/* Returns "host", "cuda", "paced" or "disk". */
 const char *cstd_engine_kind(const struct cstd_engine *engine);
 
 /* Queue @command, which was taken, for its engine. If the state is FAILED, a node's engine is

@@ -111,8 +111,8 @@ int cstd_engines_init(struct cstd_engines *engines, uv_loop_t *loop,
     return rc;
 }
 
-int cstd_engines_add_gpu(struct cstd_engines *engines, const char *uuid, int os_node,
-                         unsigned *index, struct cst_err *err)
+int cstd_engines_add_device(struct cstd_engines *engines, const char *uuid, int os_node,
+                            unsigned *index, struct cst_err *err)
 {
     if (engines->n == CSTD_ARENA_MAX_ENGINES) {
         return cst_err_set(err, CST_EUNSUPPORTED, "more than %d engines", CSTD_ARENA_MAX_ENGINES);

@@ -81,10 +81,11 @@ int cstd_engines_init(struct cstd_engines *engines, uv_loop_t *loop,
                       cstd_engines_done_fn on_done, cstd_engines_up_fn on_up,
                       cstd_engines_given_up_fn on_given_up, void *arg, struct cst_err *err);
 
-/* Add an engine for the accelerator @uuid on NUMA node @os_node (-1: the node of engine 0). Its
- * state is OFF, and *index is its number. CST_EUNSUPPORTED: too many engines. */
-int cstd_engines_add_gpu(struct cstd_engines *engines, const char *uuid, int os_node,
-                         unsigned *index, struct cst_err *err);
+/* Add an engine for the device @uuid, an accelerator or a drive, on NUMA node @os_node (-1: the
+ * node of engine 0). Its state is OFF, and *index is its number. CST_EUNSUPPORTED: too many
+ * engines. */
+int cstd_engines_add_device(struct cstd_engines *engines, const char *uuid, int os_node,
+                            unsigned *index, struct cst_err *err);
 
 /* Start the nodes' engines, and those of accelerators that are in use already. CST_EENGINE,
  * CST_ENOMEM: a node's engine cannot be started. */

@@ -43,8 +43,8 @@ static int add_engines(struct cstd_gpus *gpus, struct cst_err *err)
     for (unsigned i = 0; i < gpus->list.n && rc == CST_OK; i++) {
         struct cstd_gpu *gpu = &gpus->list.v[i];
 
-        rc =
-            cstd_engines_add_gpu(gpus->daemon->engines, gpu->uuid, gpu->os_node, &gpu->engine, err);
+        rc = cstd_engines_add_device(gpus->daemon->engines, gpu->uuid, gpu->os_node, &gpu->engine,
+                                     err);
     }
     return rc;
 }

@@ -101,8 +101,10 @@ static void send_add(struct cstd_engine *engine, struct cstd_segment *segment)
     add.node = first ? segment->bind : -1;
     /* A segment that is mapped again was populated by the previous process, and one of an earlier
      * daemon by its engine. */
-    add.populate = first && !segment->device && !segment->sparse && !segment->adopted &&
-                   mount_of(engine, segment) != CSTD_MOUNT_REMOUNT;
+    add.populate = first && (!segment->device || segment->file) && !segment->sparse &&
+                   !segment->adopted && mount_of(engine, segment) != CSTD_MOUNT_REMOUNT;
+    add.has_file_offset = segment->file;
+    add.file_offset = segment->file_offset;
     add.has_sparse = 1;
     add.sparse = segment->sparse;
     add.lock = first && segment->lock;

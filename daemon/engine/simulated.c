@@ -34,7 +34,7 @@ int cstd_simulated_init(struct cstd_gpu_list *out, struct cstd_engines *engines,
         struct cstd_gpu *gpu = &out->v[i];
 
         describe(gpu, i, config->paced_memory);
-        rc = cstd_engines_add_gpu(engines, gpu->uuid, gpu->os_node, &gpu->engine, err);
+        rc = cstd_engines_add_device(engines, gpu->uuid, gpu->os_node, &gpu->engine, err);
         if (rc == CST_OK) {
             out->n++;
             cstd_log(CSTD_LOG_NOTICE,

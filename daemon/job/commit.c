@@ -312,6 +312,7 @@ static int await_engines(struct cstd_job *job, struct cst_err *err)
     for (uint32_t r = 0; r < job->world; r++) {
         cstd_rank_devices_need(&job->workers[r]);
     }
+    cstd_files_need(&job->files);
     return cstd_rank_devices_await(job, err);
 }
 

@@ -248,6 +248,7 @@ static void release_hold(struct cstd_job *job)
     for (uint32_t r = 0; r < job->world; r++) {
         cstd_rank_devices_drop(&job->workers[r]);
     }
+    cstd_files_close(&job->files);
     TAILQ_REMOVE(&daemon->jobs->closing, job, link);
     cstd_migrate_close(job);
     cstd_declare_close(job);

@@ -16,6 +16,7 @@
 
 #include "daemon/job/comms.h"
 #include "daemon/job/interleave_tuner.h"
+#include "daemon/memory/files.h"
 #include "daemon/memory/job_options.h"
 #include "daemon/memory/upkeep.h"
 #include "daemon/base/log.h"
@@ -167,6 +168,7 @@ struct cstd_job {
     /* The building of the layout in phase LAYOUT; NULL: not under way. */
     struct cstd_layout_work *layout_work;
     struct cstd_memory memory; /* Memory of the job, from phase MEMORY on. */
+    struct cstd_files files;   /* Files for states, from a worker. */
     /* The job that this one replaces, and whose states it gets; NULL: none (reshape.h). */
     struct cstd_job *predecessor;
     /* The job that is to replace this one; NULL: none. Only one of both is ever set. */

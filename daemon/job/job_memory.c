@@ -18,6 +18,7 @@ int cstd_job_memory_open(struct cstd_job *job, struct cst_err *err)
         .model = &job->model,
         .world = job->world,
         .account = job->account,
+        .files = &job->files,
         .pools = pools,
         .reservations = reservations,
         .n_reservations = cstd_device_reservation_list(job, reservations),

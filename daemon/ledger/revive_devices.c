@@ -4,6 +4,7 @@
 #include "cistern/cistern.h"
 #include "daemon/base/daemon_state.h"
 #include "daemon/memory/rank_devices.h"
+#include "daemon/engine/drives.h"
 #include "daemon/engine/engines.h"
 #include "daemon/memory/tiers/tier.h"
 #include "daemon/job/job.h"
@@ -82,6 +83,12 @@ int cstd_revive_take_devices(struct cstd_job *job, const Ledger__Job *ledger,
     if (rc == CST_OK && ledger->n_ranks != job->world) {
         return cst_err_set(err, CST_ELOST, "its ledger has %zu ranks of %" PRIu32, ledger->n_ranks,
                            job->world);
+    }
+    for (uint32_t i = 0; i < ledger->n_devices && rc == CST_OK; i++) {
+        if (cstd_drive_is(ledger->devices[i]->uuid) && job->files.n < CST_LAYOUT_MAX_DEVICES) {
+            cstd_files_adopt(&job->files, job->account,
+                             cstd_tiers_of_uuid(daemon, ledger->devices[i]->uuid));
+        }
     }
     for (uint32_t r = 0; r < job->world && rc == CST_OK; r++) {
         const Ledger__Rank *rank = ledger->ranks[r];

@@ -163,6 +163,13 @@ uint32_t cstd_device_reservation_list(
             reservation->bytes += worker->device_update_bytes;
         }
     }
+    for (uint32_t i = 0; i < job->files.n && cstd_job_has_layout(job); i++) {
+        struct cstd_device_reservation *reservation = find(reservations, &n, job->files.v[i].tier);
+
+        if (reservation != NULL) {
+            reservation->bytes = cst_buffers_want(&job->layout, job->layout.n_classes);
+        }
+    }
     for (uint32_t i = 0; i < n; i++) {
         const struct cstd_tier *tier = reservations[i].tier;
         uint64_t grain = cstd_tier_grain(tier->kind->buffers(tier));
@@ -236,6 +243,32 @@ static int check_devices(const struct cstd_job *job,
     return CST_OK;
 }
 
+/* Add @bytes of @tier for states, which are updated in a reservation of @reservation_bytes. */
+static int add_states(struct cst_layout_config *config, const struct cstd_tier *tier,
+                      uint64_t bytes, uint64_t reservation_bytes, struct cst_err *err)
+{
+    if (bytes > 0 && config->n_devices == CST_LAYOUT_MAX_DEVICES) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "states on more than %d accelerators and drives",
+                           CST_LAYOUT_MAX_DEVICES);
+    }
+    if (bytes > 0) {
+        config->devices[config->n_devices++] =
+            (struct cst_layout_device){.engine = tier->number,
+                                       .bytes = bytes,
+                                       .grain = cstd_tier_grain(tier),
+                                       .reservation_bytes = reservation_bytes};
+    }
+    return CST_OK;
+}
+
+/* Return the bytes for states in each of the files of @job. */
+static uint64_t states_in_file(const struct cstd_job *job)
+{
+    uint64_t bytes = job->spec.states.disk_bytes;
+
+    return bytes == 0 ? CST_LAYOUT_ALL : bytes / job->files.n;
+}
+
 int cstd_device_reservation_devices(const struct cstd_job *job, struct cst_layout_config *config,
                                     struct cst_err *err)
 {
@@ -246,19 +279,11 @@ int cstd_device_reservation_devices(const struct cstd_job *job, struct cst_layou
     rc = rc == CST_OK ? check_devices(job, reservations, n, err) : rc;
     config->n_devices = 0;
     for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
-        uint64_t bytes = states_on(job, reservations[i].tier);
-
-        if (bytes > 0 && config->n_devices == CST_LAYOUT_MAX_DEVICES) {
-            return cst_err_set(err, CST_EUNSUPPORTED, "states on more than %d accelerators",
-                               CST_LAYOUT_MAX_DEVICES);
-        }
-        if (bytes > 0) {
-            config->devices[config->n_devices++] =
-                (struct cst_layout_device){.engine = reservations[i].tier->number,
-                                           .bytes = bytes,
-                                           .grain = cstd_tier_grain(reservations[i].tier),
-                                           .reservation_bytes = reservations[i].bytes};
-        }
+        rc = add_states(config, reservations[i].tier, states_on(job, reservations[i].tier),
+                        reservations[i].bytes, err);
+    }
+    for (uint32_t i = 0; i < job->files.n && rc == CST_OK; i++) {
+        rc = add_states(config, job->files.v[i].tier, states_in_file(job), CST_LAYOUT_BUFFERS, err);
     }
     return rc;
 }

@@ -5,6 +5,7 @@
 #include "daemon/base/log.h"
 #include "proto/size.h"
 #include "daemon/engine/engines.h"
+#include "daemon/memory/files.h"
 #include "daemon/memory/tiers/tier.h"
 #include "daemon/job/job.h"
 #include "daemon/settings/settings.h"
@@ -238,6 +239,10 @@ static void count_request(struct cstd_memory *memory, const struct cstd_memory_r
     memory->arena_bytes = cstd_memory_host_bytes(request->layout);
     memory->base_bytes = memory->populated = memory->logged = 0;
     memory->model = request->model;
+    memory->files = request->files;
+    for (uint32_t i = 0; request->files != NULL && i < request->files->n; i++) {
+        request->files->v[i].taken = 0;
+    }
     memory->pool_bytes = request->layout->device_bytes;
     memory->err = (struct cst_err){0};
     memory->population = (struct cstd_population){0};

@@ -22,6 +22,7 @@
 #include "offload/core/core.h"
 
 struct cstd_daemon;
+struct cstd_files;
 struct cstd_log_about;
 struct cstd_memory;
 struct cstd_tier;
@@ -52,6 +53,7 @@ struct cstd_memory {
     const struct cstd_tier **tiers; /* Tier of each rank's pool. */
     uint32_t world;                 /* Number of ranks. */
     const struct cst_model *model;  /* The job's model, whose edges are here. */
+    struct cstd_files *files;       /* Files for states; they are the job's. */
     /* Index in segments of the first edge. The words of all edges come first, then the slots that
      * have memory of their own. */
     uint32_t first_edge;
@@ -115,6 +117,8 @@ struct cstd_memory_request {
     uint32_t world; /* Number of ranks. */
     /* Account of the job's owner, which everything is charged to. */
     struct cstd_quota_account *account;
+    /* Files for states, which stay valid until the memory is closed. */
+    struct cstd_files *files;
     const struct cstd_memory_pool *pools; /* One pool per rank. */
     /* Device reservations, each on another accelerator. */
     const struct cstd_device_reservation *reservations;

@@ -23,10 +23,15 @@ int cstd_memory_add_segment(struct cstd_memory *memory, uint64_t bytes, struct c
                             struct cst_set host_engines, int populate, struct cst_err *err);
 
 /* Add a segment of the memory of @tier, which is apart, for its engine and the engines in @others.
- * Both functions take the next segment that was kept, if the memory was kept. */
+ */
 int cstd_memory_add_device_segment(struct cstd_memory *memory, uint64_t bytes,
                                    const struct cstd_tier *tier, struct cst_set others,
                                    struct cst_err *err);
+
+/* Add the next part of the job's file on the drive of @tier. The three functions take the next
+ * segment that was kept, if the memory was kept. */
+int cstd_memory_add_file_segment(struct cstd_memory *memory, uint64_t bytes,
+                                 const struct cstd_tier *tier, struct cst_err *err);
 
 /* Let the engines map @segment, which was added after cstd_memory_open. */
 void cstd_memory_mount(struct cstd_memory *memory, struct cstd_segment *segment);

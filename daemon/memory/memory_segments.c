@@ -6,6 +6,7 @@
 #include "daemon/base/log.h"
 #include "daemon/budget/quota.h"
 #include "daemon/engine/engines.h"
+#include "daemon/memory/files.h"
 #include "daemon/memory/tiers/tier.h"
 #include "proto/size.h"
 
@@ -136,6 +137,36 @@ int cstd_memory_add_device_segment(struct cstd_memory *memory, uint64_t bytes,
     }
     if (rc == CST_OK) {
         segment->engines = cst_set_union(segment->engines, others);
+        enter(memory, segment);
+    }
+    return rc;
+}
+
+int cstd_memory_add_file_segment(struct cstd_memory *memory, uint64_t bytes,
+                                 const struct cstd_tier *tier, struct cst_err *err)
+{
+    struct cstd_file *file = cstd_files_on(memory->files, tier);
+    struct cstd_segment *segment;
+    int rc;
+
+    if (file == NULL) {
+        return cst_err_set(err, CST_ELOST, "job '%s' has no file on drive %s", memory->name,
+                           tier->label);
+    }
+    if (memory->kept != NULL) {
+        struct cstd_memory_kept kept = take_kept(memory);
+
+        rc = cstd_segment_adopt_device(&segment, kept.id, bytes, kept.fd, tier->budget,
+                                       memory->account, tier->number, err);
+    } else {
+        rc = cstd_segment_open_file(&segment, cstd_engines_segment_id(memory->daemon->engines),
+                                    bytes, file->fd, tier->budget, memory->account, tier->number,
+                                    memory->name, err);
+    }
+    if (rc == CST_OK) {
+        segment->file = true;
+        segment->file_offset = file->taken;
+        file->taken += bytes;
         enter(memory, segment);
     }
     return rc;

@@ -109,5 +109,5 @@ int cstd_rank_devices_await(const struct cstd_job *job, struct cst_err *err)
             rc = CST_EAGAIN;
         }
     }
-    return rc;
+    return rc == CST_OK ? cstd_files_await(&job->files, err) : rc;
 }

@@ -36,7 +36,8 @@ void cstd_rank_devices_drop(struct cstd_worker *worker);
  * NUMA nodes, because each node may hold memory of any job. */
 void cstd_rank_devices_need(const struct cstd_worker *worker);
 
-/* Check that the engines of all ranks' accelerators have reported the granularity of their memory.
+/* Check that the engines of all ranks' accelerators, and of the drives of the job's files, have
+ * reported the granularity of their memory.
  * CST_EAGAIN: some have not yet, and will; CST_EENGINE: one was given up. */
 int cstd_rank_devices_await(const struct cstd_job *job, struct cst_err *err);
 

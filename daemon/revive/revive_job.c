@@ -329,6 +329,7 @@ static int open_memory(struct cstd_job *job, struct cstd_kept_job *kept, struct 
                                           .model = &job->model,
                                           .world = job->world,
                                           .account = job->account,
+                                          .files = &job->files,
                                           .pools = pools,
                                           .reservations = reservations,
                                           .base = job->base != NULL ? &job->base->memory : NULL,

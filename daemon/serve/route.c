@@ -65,6 +65,7 @@ struct row {
      * it. */
     const ProtobufCMessageDescriptor *type;
     enum needs needs;
+    bool has_fds; /* The frame may have descriptors, which serve takes or closes. */
 };
 
 static const struct row rows[] = {
@@ -72,6 +73,7 @@ static const struct row rows[] = {
     [CISTERN__MSG_TYPE__MSG_PING] = {serve_ping, NULL, NOTHING},
     [CISTERN__MSG_TYPE__MSG_JOB_OPEN] = {cstd_serve_job_open, &cistern__job_open__descriptor,
                                          NOTHING},
+    [CISTERN__MSG_TYPE__MSG_JOB_FILES] = {cstd_serve_job_files, NULL, JOB, true},
     [CISTERN__MSG_TYPE__MSG_DECLARE] = {cstd_serve_declare, &cistern__declare__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_COMMIT] = {cstd_serve_commit, &cistern__commit__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_LAYOUT] = {cstd_serve_layout, &cistern__layout_get__descriptor, JOB},
@@ -185,16 +187,15 @@ static int check_length(const struct cst_frame *frame, struct cst_err *err)
                        frame->type, frame->body_bytes, CST_FRAME_DECLARE_BYTES);
 }
 
-/* Check that a request frame has no flags and no descriptors. Descriptors are closed. */
-static int check_frame(struct cst_frame *frame, struct cst_err *err)
+/* Check that a request frame has no flags, and descriptors only if the type has some. */
+static int check_frame(struct cst_frame *frame, const struct row *row, struct cst_err *err)
 {
     unsigned n_fds = frame->n_fds;
 
-    cst_frame_close_fds(frame);
     if (frame->flags != 0) {
         return cst_err_set(err, CST_EPROTO, "a request with flags 0x%04x", frame->flags);
     }
-    if (n_fds > 0) {
+    if (n_fds > 0 && (row == NULL || !row->has_fds)) {
         return cst_err_set(err, CST_EPROTO, "message of type %u with %u descriptors, it takes none",
                            frame->type, n_fds);
     }
@@ -207,7 +208,7 @@ void cstd_route(struct cstd_session *session, struct cst_frame *frame)
         frame->type < sizeof rows / sizeof *rows && rows[frame->type].serve != NULL
             ? &rows[frame->type]
             : NULL;
-    void *body = frame; /* Batches are decoded by cstd_serve_batch (batch.h). */
+    void *body = frame; /* For rows without a type. */
     bool fatal = false;
     struct cst_err err;
     int rc;
@@ -217,7 +218,7 @@ void cstd_route(struct cstd_session *session, struct cst_frame *frame)
         cst_frame_close_fds(frame);
         return;
     }
-    rc = check_frame(frame, &err);
+    rc = check_frame(frame, row, &err);
 
     if (rc == CST_OK) {
         rc = check_session(session, frame, row, &fatal, &err);
@@ -235,6 +236,7 @@ void cstd_route(struct cstd_session *session, struct cst_frame *frame)
     } else {
         row->serve(session, frame->request, body);
     }
+    cst_frame_close_fds(frame); /* Those that were not taken. */
     if (session->last_words && session->outbox.bytes == 0) {
         cstd_session_doom(session, NULL);
     }

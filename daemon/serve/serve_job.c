@@ -24,6 +24,7 @@
 #include "daemon/job/jobs.h"
 #include "daemon/memory/memory.h"
 #include "daemon/session/pending.h"
+#include "daemon/session/listen.h"
 #include "daemon/session/session.h"
 #include "daemon/memory/tiers/tier.h"
 
@@ -462,6 +463,43 @@ void cstd_serve_edge_refuse(struct cstd_session *session, uint64_t id, void *bod
     } else if (rc != CST_EAGAIN) {
         cstd_session_fail(session->daemon, request, &err);
     }
+}
+
+void cstd_serve_job_files(struct cstd_session *session, uint64_t id, void *body)
+{
+    struct cst_frame *frame = body;
+    struct cstd_job *job = session->job;
+    struct cst_err err;
+
+    if (session->rank != 0) {
+        cstd_serve_error(session, id, CST_EINVAL,
+                         "rank %u gives files for states: those of rank 0 are used", session->rank);
+        return;
+    }
+    if (job->phase != CSTD_COMMIT_COLLECT || cstd_job_is_decided(job)) {
+        cstd_serve_error(
+            session, id, CST_EBUSY,
+            "job '%s' is being committed or is committed already: its files for states "
+            "stay as they are",
+            job->name);
+        return;
+    }
+    if (frame->n_fds == 0 && !cstd_files_may_come()) {
+        cstd_serve_error(session, id, CST_EBUSY, "files of other jobs are still being closed");
+        return;
+    }
+    cstd_listen_allow_descriptors(session->fd, frame->n_fds == 0);
+    if (frame->n_fds > 0 && cstd_files_take(&job->files, job->daemon, job->account, frame->fds,
+                                            frame->n_fds, &err) != CST_OK) {
+        for (unsigned i = 0; i < frame->n_fds; i++) {
+            cstd_files_close_apart(frame->fds[i]);
+        }
+        frame->n_fds = 0;
+        cstd_session_error(session, id, &err);
+        return;
+    }
+    frame->n_fds = 0;
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
 }
 
 void cstd_serve_leave(struct cstd_session *session, uint64_t id, void *body)

@@ -21,15 +21,11 @@
 
 enum { BACKLOG = 128 };
 
-/* Refuse descriptors in messages (SO_PASSRIGHTS = 0). No request carries descriptors, and closing a
- * descriptor that a peer has chosen (a socket with SO_LINGER, a file on the peer's own file system)
- * can block as long as the peer likes. Connections inherit the option. Kernels before 6.16 do not
- * have the option; descriptors are closed there when they arrive. */
-static void refuse_descriptors(int fd)
+void cstd_listen_allow_descriptors(int fd, bool allowed)
 {
-    int off = 0;
+    int value = allowed;
 
-    (void)setsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &off, sizeof off);
+    (void)setsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &value, sizeof value);
 }
 
 static void lock_path(const struct cstd_listen *listener, char out[128])
@@ -179,7 +175,7 @@ int cstd_listen_open(struct cstd_listen *listener, const char *path, mode_t mode
         rc = cst_err_errno(err, CST_EIO, errno, "%s", path);
         goto err_after_socket;
     }
-    refuse_descriptors(listener->fd);
+    cstd_listen_allow_descriptors(listener->fd, false);
     if (listen(listener->fd, BACKLOG) != 0) {
         rc = cst_err_errno(err, CST_EIO, errno, "%s: listen", path);
         (void)unlink(path);
@@ -262,7 +258,7 @@ static int adopt(struct cstd_listen *listener, int fd, const char *name, struct 
         getsockname(fd, (struct sockaddr *)&address, &n) != 0) {
         return cst_err_errno(err, CST_EIO, errno, "the socket '%s' from systemd", name);
     }
-    refuse_descriptors(fd);
+    cstd_listen_allow_descriptors(fd, false);
     listener->fd = fd;
     (void)snprintf(listener->path, sizeof listener->path, "%.*s", (int)sizeof listener->path - 1,
                    address.sun_path);

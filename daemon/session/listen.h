@@ -37,6 +37,13 @@ int cstd_listen_check(const char *user, const char *manager, struct cst_err *err
 int cstd_listen_inherit(struct cstd_listen *user, struct cstd_listen *manager,
                         struct cstd_keeper *keeper, struct cst_err *err);
 
+/* Let the kernel refuse descriptors in messages to the socket @fd, or not (SO_PASSRIGHTS).
+ * Listening sockets refuse them, and connections inherit that: hardly any request carries
+ * descriptors, and closing one that a peer has chosen (a socket with SO_LINGER, a file on the
+ * peer's own file system) can block as long as the peer likes. Kernels before 6.16 do not have the
+ * option; descriptors are closed there when they arrive. */
+void cstd_listen_allow_descriptors(int fd, bool allowed);
+
 /* Stop listening. The socket file and the lock file are removed if the daemon created them. */
 void cstd_listen_close(struct cstd_listen *listener);
 

@@ -107,6 +107,23 @@ struct cst_job_states {
      * micro-batch, or overlap is CST_OVERLAP_EARLY or CST_OVERLAP_DELAYED, or masters is
      * CST_MASTERS_SPLIT. */
     bool grad_over_weight;
+    /* Files on drives (NVMe) in which states lie: master weights, or the remainders that split
+     * masters add to the weights, and moments. Weights and gradients stay in host memory. In each
+     * step the daemon reads the states once, updates them in buffers of host memory, and writes
+     * them back. Results have the same bits as without files.
+     *
+     * Directories, one on each drive, separated by commas; NULL: states lie in memory. cst_job_open
+     * of rank 0 makes a file without a name in each of them, with the rights of the process, and
+     * gives it to the daemon. The file ends with the job. The file system must support O_DIRECT, as
+     * ext4 and XFS do. Chunks take turns on the drives. Of other ranks, and of a job that is
+     * committed already, the directories are not used. Statuses of cst_job_open:
+     *   - CST_EIO: a file cannot be made; the error names the directory.
+     *   - CST_EUNSUPPORTED: the file system does not support such files.
+     *   - CST_EINVAL: two directories are on the same drive. */
+    const char *disk;
+    /* Bytes of states on all drives together, which the last chunks have. 0: all states. Equal in
+     * all ranks. */
+    uint64_t disk_bytes;
 };
 
 /* When and how the updates of a step are made. */

@@ -94,7 +94,7 @@ static void explain_card(const struct cstd_tier *tier, char line[192])
 
     cstd_set_aside_count(tier->daemon, tier->gpu, &card);
     cst_card_words(&card, words, sizeof words);
-    (void)snprintf(line, 192, "%s: set aside of %s: %.150s", tier->label,
+    (void)snprintf(line, 192, "%s: set aside of %s: %.100s", tier->label,
                    cst_size_text(tier->gpu->memory_bytes, memory), words);
 }
 

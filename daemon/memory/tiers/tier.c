@@ -2,11 +2,13 @@
 #include "daemon/memory/tiers/tier.h"
 
 #include "daemon/base/daemon_state.h"
+#include "daemon/engine/drives.h"
 #include "daemon/engine/engines.h"
 #include "daemon/engine/gpus.h"
 #include "offload/layout/tier.h"
 
 #include <stdio.h>
+#include <string.h>
 
 void cstd_tiers_init(struct cstd_tiers *tiers, struct cstd_daemon *daemon,
                      const struct cstd_tier_kinds *kinds)
@@ -53,17 +55,48 @@ const struct cstd_tier *cstd_tiers_of_gpu(const struct cstd_daemon *daemon, stru
     return tier;
 }
 
+const struct cstd_tier *cstd_tiers_of_drive(const struct cstd_daemon *daemon,
+                                            struct cstd_drive *drive)
+{
+    struct cstd_tier *tier = &daemon->tiers->v[drive->engine];
+
+    /* The name of a place that was taken again is another one. */
+    if (tier->kind == NULL || strcmp(tier->label, drive->name) != 0) {
+        *tier = (struct cstd_tier){.kind = daemon->tiers->kinds->disk,
+                                   .daemon = daemon->tiers->daemon,
+                                   .number = drive->engine,
+                                   .name = drive->uuid,
+                                   .uuid = drive->uuid,
+                                   .product = drive->name,
+                                   .os_node = -1,
+                                   .budget = &drive->files};
+        (void)snprintf(tier->label, sizeof tier->label, "%s", drive->name);
+    }
+    return tier;
+}
+
 const struct cstd_tier *cstd_tiers_of_number(const struct cstd_daemon *daemon, uint32_t number)
 {
-    return number == CST_TIER_HOST
-               ? cstd_tiers_host(daemon)
+    const struct cstd_tier *tier = &daemon->tiers->v[number];
+
+    return tier->kind != NULL
+               ? tier
                : cstd_tiers_of_gpu(daemon, cstd_gpus_of_engine(daemon->gpus, number));
 }
 
 const struct cstd_tier *cstd_tiers_of_uuid(const struct cstd_daemon *daemon, const char *uuid)
 {
-    return uuid == NULL ? cstd_tiers_host(daemon)
-                        : cstd_tiers_of_gpu(daemon, cstd_gpus_of_uuid(daemon->gpus, uuid));
+    struct cstd_drive *drive;
+
+    if (uuid == NULL) {
+        return cstd_tiers_host(daemon);
+    }
+    if (cstd_drive_is(uuid)) {
+        return cstd_drives_get(daemon->drives, uuid, &drive, NULL) == CST_OK
+                   ? cstd_tiers_of_drive(daemon, drive)
+                   : NULL;
+    }
+    return cstd_tiers_of_gpu(daemon, cstd_gpus_of_uuid(daemon->gpus, uuid));
 }
 
 const struct cstd_tier *cstd_tiers_of_segment(const struct cstd_daemon *daemon,

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tiers: the kinds of memory in which rows, pools and slots lie. There is one tier of host memory,
- * and one for each GPU and each simulated accelerator. A kind of tier is a table of functions and
- * properties, one file per kind; whoever has a tier asks the table, and no other file asks which
- * kind it is. Tiers live as long as the daemon, and are constant except for their budgets.
+ * and one for each GPU, each simulated accelerator and each drive. A kind of tier is a table of
+ * functions and properties, one file per kind; whoever has a tier asks the table, and no other file
+ * asks which kind it is. Tiers live as long as the daemon, and are constant except for their
+ * budgets.
  *
  * The number of a tier is what layouts and cores call it (offload/layout/tier.h). Loop thread
  * only. */
@@ -13,6 +14,7 @@
 #include "proto/rates.h"
 
 struct cstd_daemon;
+struct cstd_drive;
 struct cstd_gpu;
 struct cstd_memory;
 struct cstd_tier;
@@ -35,7 +37,7 @@ struct cstd_tier_piece {
 
 /* A kind of tier. Functions have no state besides the tier. */
 struct cstd_tier_kind {
-    const char *name; /* "host", "cuda" or "paced". */
+    const char *name; /* "host", "cuda", "paced" or "disk". */
     /* The memory belongs to one engine. It is lost with its device, and only that engine and those
      * that can access it map it. False: all engines that need it map it, and it survives them. */
     bool apart;
@@ -83,7 +85,7 @@ struct cstd_tier {
     const char *name;    /* "host", or the UUID of the device. */
     const char *uuid;    /* The UUID of the device; NULL: host memory has none. */
     const char *product; /* "host", "NVIDIA H200": devices of one product have the same rates. */
-    char label[24];      /* "host", "cuda:0" or "paced:0". */
+    char label[64];      /* "host", "cuda:0", "paced:0" or "nvme0n1p1". */
     int os_node;         /* The nearest NUMA node (OS number); -1: none or unknown. */
     struct cstd_budget *budget; /* Of pools. Borrowed. */
     struct cstd_gpu *gpu;       /* For gpu.c. */
@@ -94,6 +96,7 @@ struct cstd_tier_kinds {
     const struct cstd_tier_kind *host;
     const struct cstd_tier_kind *gpu;   /* Of the GPUs that the daemon finds. */
     const struct cstd_tier_kind *paced; /* Of the devices in [paced]. */
+    const struct cstd_tier_kind *disk;  /* Of drives with files of users. */
 };
 
 /* The tiers of a daemon, by number. */
@@ -111,9 +114,12 @@ void cstd_tiers_init(struct cstd_tiers *tiers, struct cstd_daemon *daemon,
 /* The tier of host memory. */
 const struct cstd_tier *cstd_tiers_host(const struct cstd_daemon *daemon);
 
-/* The tier of @gpu, of the accelerator whose engine has the index @number, with the UUID @uuid
- * (NULL: host memory), and that of a segment. NULL: there is no such accelerator. */
+/* The tier of @gpu, of @drive, of the device whose engine has the index @number, with the UUID
+ * @uuid (NULL: host memory), and that of a segment. NULL: there is no such device. The drive @uuid
+ * is added to the daemon's if it was not known. */
 const struct cstd_tier *cstd_tiers_of_gpu(const struct cstd_daemon *daemon, struct cstd_gpu *gpu);
+const struct cstd_tier *cstd_tiers_of_drive(const struct cstd_daemon *daemon,
+                                            struct cstd_drive *drive);
 const struct cstd_tier *cstd_tiers_of_number(const struct cstd_daemon *daemon, uint32_t number);
 const struct cstd_tier *cstd_tiers_of_uuid(const struct cstd_daemon *daemon, const char *uuid);
 const struct cstd_tier *cstd_tiers_of_segment(const struct cstd_daemon *daemon,
@@ -147,6 +153,6 @@ void cstd_tier_use(const struct cstd_tier *tier);
 void cstd_tier_unuse(const struct cstd_tier *tier);
 
 /* The kinds. */
-extern const struct cstd_tier_kind cstd_tier_host, cstd_tier_cuda, cstd_tier_paced;
+extern const struct cstd_tier_kind cstd_tier_host, cstd_tier_cuda, cstd_tier_paced, cstd_tier_disk;
 
 #endif

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The files of a job, in which its states lie on drives. The user's client has opened them with its
+ * own rights. They are never mapped: a file that is cut off is an error of its job alone. Loop
+ * thread only. */
+#ifndef CSTD_FILES_H
+#define CSTD_FILES_H
+
+#include "offload/layout/layout.h"
+
+struct cstd_daemon;
+struct cstd_job;
+struct cstd_quota_account;
+struct cstd_tier;
+
+/* A file for states. */
+struct cstd_file {
+    int fd; /* Owned; locked against use by another job. -1: an earlier daemon's. */
+    const struct cstd_tier *tier; /* The drive. Its engine is in use. */
+    uint64_t taken;               /* Bytes from the beginning that segments of the job have. */
+};
+
+/* All 0: there are none. */
+struct cstd_files {
+    struct cstd_file v[CST_LAYOUT_MAX_DEVICES];
+    uint32_t n;
+    struct cstd_quota_account *account; /* Charged for open files; borrowed. */
+};
+
+/* True if a peer may send descriptors of files now. False: too many descriptors of earlier ones are
+ * still being closed. */
+bool cstd_files_may_come(void);
+
+/* Close @fd, which a peer has chosen, in a thread: it can take as long as the peer likes. */
+void cstd_files_close_apart(int fd);
+
+/* Take the @n files @fds in place of those in @files, which no segment uses. The descriptors are
+ * owned by @files on success, and stay the caller's otherwise. CST_EINVAL: one is not a file of its
+ * own drive that can be read and written with O_DIRECT, or there are too many; CST_EBUSY: another
+ * job uses it; CST_EBUDGET, CST_EUNSUPPORTED, CST_EIO. @err names the file. */
+int cstd_files_take(struct cstd_files *files, struct cstd_daemon *daemon,
+                    struct cstd_quota_account *account, const int *fds, unsigned n,
+                    struct cst_err *err);
+
+/* Add the file on the drive of @tier that the job of an earlier daemon has: the descriptors are
+ * those of the segments that were kept. @account is charged even beyond its limit. */
+void cstd_files_adopt(struct cstd_files *files, struct cstd_quota_account *account,
+                      const struct cstd_tier *tier);
+
+/* Close all files. Also allowed for all 0. */
+void cstd_files_close(struct cstd_files *files);
+
+/* The file on the drive of @tier; NULL: there is none, or @files is NULL. */
+struct cstd_file *cstd_files_on(struct cstd_files *files, const struct cstd_tier *tier);
+
+/* Start the engines of the drives again that were given up. */
+void cstd_files_need(const struct cstd_files *files);
+
+/* CST_EAGAIN: an engine of a drive is not up yet; CST_EENGINE: one was given up. */
+int cstd_files_await(const struct cstd_files *files, struct cst_err *err);
+
+#endif
