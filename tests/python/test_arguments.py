@@ -74,6 +74,8 @@ JOB: dict[str, list[Wrong]] = {
     "recompute": flag("recompute"),
     "plan_file": path("plan_file"),
     "prefetch_depth": integer("prefetch_depth", 32),
+    "disk": path("disk"),
+    "disk_bytes": integer("disk_bytes", 64),
     "model_config": path("model_config"),
     "adapter_config": path("adapter_config"),
     "reshape": flag("reshape"),

@@ -59,7 +59,10 @@ class JobFileCase(unittest.TestCase):
             ('{"optimizer": {"lr": NaN}}', r"optimizer\.lr is NaN, and must be a number from 0"),
             ('{"optimizer": {"lr": true}}', r"optimizer\.lr is true, and must be a number from 0"),
             ('{"optimizer": {"moments": "fp8"}}', r'"fp8", and must be one of "fp32", "bf16"'),
-            ('{"parallel": {"world": 513}}', r"parallel\.world is 513, .* an integer from 1 to 512"),
+            (
+                '{"parallel": {"world": 513}}',
+                r"parallel\.world is 513, .* an integer from 1 to 512",
+            ),
             ('{"parallel": {"world": 1.5}}', r"parallel\.world is 1\.5, and must be an integer"),
             ('{"job": {"job": 1}}', r"job\.job is 1, and must be a text"),
             ('{"job": {"job": "a", "job": "b"}}', "the key 'job' is there twice"),

@@ -87,6 +87,13 @@ ATTACH: dict[str, list[Wrong]] = {
         ),
         ("25%", ValueError, "activations is '25%': a size such as 6000000000, '6G' or '1.5GiB'"),
     ],
+    "disk": [
+        (5, TypeError, "disk is 5, of <class 'int'>: a directory, or a list of them, is required"),
+        ([5], TypeError, f"disk {PATH}"),
+        (["a,b"], ValueError, "disk is 'a,b': a directory without a comma"),
+        ("/nowhere", ct.CstError, "/nowhere"),
+    ],
+    "disk_bytes": [("x", ValueError, "disk_bytes is 'x': a size such as 6000000000")],
     "plan_file": [(5, TypeError, f"plan_file {PATH}"), ("/nowhere", ct.CstError, "/nowhere")],
     "units": [
         ("head", TypeError, r"units is 'head', of .* such as \['head'\], is required"),

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 from torch import nn
 
 from cistern import checks
 from cistern._abi import MAX_CONFIG_BYTES, MAX_MICRO_BATCHES, Masters, Moments, Overlap, Unused
+from cistern.calls import Path
 from cistern.job_file import JobFile
 from cistern.torch.stages import Divided
 
@@ -86,6 +88,25 @@ def unused(
             " cannot be skipped (unused='skip')"
         )
     return kind
+
+
+def size(given: float | str | None, in_file: str | None) -> float | str:
+    """Return the first that there is, or 0."""
+    return given if given is not None else in_file or 0
+
+
+def directories(given: Path | Collection[Path] | None) -> str | None:
+    """Return the list of directories as ``Job`` has it. TypeError: one is no path; ValueError: it has a comma."""
+    if given is None or isinstance(given, str):
+        return given
+    if not isinstance(given, os.PathLike | Collection):
+        checks.refuse_type("disk", given, "a directory, or a list of them,")
+    listed = [given] if isinstance(given, os.PathLike) else list(given)
+    for path in listed:
+        checks.path("disk", path)
+        if "," in os.fspath(path):
+            checks.refuse_value("disk", path, "a directory without a comma in its path")
+    return ",".join(os.fspath(path) for path in listed)
 
 
 def sums_replicas(given: str) -> bool:

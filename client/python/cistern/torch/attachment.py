@@ -38,6 +38,8 @@ def attach(
     device: str | torch.device | None = None,
     pool: float | str | None = None,
     activations: float | str = 0,
+    disk: Path | Collection[Path] | None = None,
+    disk_bytes: float | str | None = None,
     plan_file: Path | None = None,
     units: Collection[str] = (),
     micro_batches: int | None = None,
@@ -85,6 +87,10 @@ def attach(
     - ``activations``: memory of the GPU that PyTorch needs for everything but the weights:
       activations and its cache, in bytes or as "6G". The daemon leaves as much beside the pools if
       their size is its choice ([gpu] pool = auto); 0: unknown, for which it leaves a tenth.
+    - ``disk``: directories, one on each drive, in which rank 0 makes files for the states: master
+      weights and moments then lie there, and weights and gradients in host memory. Each step reads and
+      writes all states there, and results are the same. ``disk_bytes``: of the states, what is kept
+      there, in bytes or as "200G"; 0, the default: all.
     - ``plan_file``: a plan that ``plan`` has saved. The job has exactly its chunks and pools.
     - ``units``: names of modules that are operators as a whole, in addition to those that are found:
       the members of a ModuleList or a Sequential of one class, and modules with parameters of their
@@ -168,6 +174,8 @@ def attach(
         world=world,
         device=name_of(first(device, options.text("device"), None)),
         pool_bytes=in_bytes("pool", size, weights.bytes_in_pool(model)),
+        disk=arguments.directories(first(disk, options.text("disk"), None)),
+        disk_bytes=in_bytes("disk_bytes", arguments.size(disk_bytes, options.text("disk_bytes"))),
         chunk_elems=first(chunk_elems, options.integer("chunk"), 0),
         timeout_ms=timeout_ms,
         ttl_s=ttl_s,
