@@ -55,6 +55,12 @@ void daemon_proc_slow(void)
     (void)setenv("CISTERN_ENGINE_HOST", "./tests/lib/slow_engine", 1);
 }
 
+void daemon_proc_drives(void)
+{
+    run_program = "./tests/lib/drives_daemon";
+    (void)setenv("CISTERN_ENGINE_HOST", "./cistern-engine-host", 1);
+}
+
 static void become_service(void)
 {
     const struct rlimit limit = {.rlim_cur = run_max_fds, .rlim_max = run_max_fds};

@@ -38,6 +38,9 @@ void daemon_proc_fault(const char *folder);
 /* Start tests/lib/slow_daemon from now on, whose devices in [paced] only copy. */
 void daemon_proc_slow(void);
 
+/* Start tests/lib/drives_daemon from now on, for which each file for states is on its own drive. */
+void daemon_proc_drives(void);
+
 /* Kill the daemon, which is kept, with SIGKILL, and wait until the next one is ready. */
 void daemon_proc_kill_kept(struct daemon_proc *proc);
 

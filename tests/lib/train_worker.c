@@ -235,6 +235,8 @@ static int open_job(struct worker *w, struct cst_err *err)
         .memory.pool_bytes = w->order->pool_bytes,
         .memory.device_update_bytes = w->order->device_update_bytes,
         .memory.device_states = w->order->device_states,
+        .states.disk = w->order->disk,
+        .states.disk_bytes = w->order->disk_bytes,
         .planning.chunk_elems = TRAIN_CHUNK_ELEMS,
         .updates.micro_batches = w->order->micro_batches,
         .model.base = w->order->base,

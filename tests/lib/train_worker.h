@@ -28,6 +28,8 @@ struct train_order {
     uint64_t device_update_bytes; /* bytes of the rank's device reservation; 0: none */
     /* Bytes of the rank's device reservation that are for states; 0: none. */
     uint64_t device_states;
+    const char *disk;     /* directories for states, separated by commas; NULL: none */
+    uint64_t disk_bytes;  /* bytes of states there; 0: all */
     struct train_bad bad; /* a gradient that is not finite */
     /* Point at which the worker kills itself with SIGKILL, counted from 0; UINT32_MAX: never. */
     uint32_t die_at;

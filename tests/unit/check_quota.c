@@ -322,7 +322,8 @@ START_TEST(rules_that_are_none)
     ck_assert(cstd_quota_rules_is_section("quota uid:1"));
     ck_assert(!cstd_quota_rules_is_section("quotas"));
     ck_assert(!cstd_quota_rules_is_section("job"));
-    assert_not_a_rule("quota", "memory", "1", "known: host, pool, jobs, sessions, descriptors, ");
+    assert_not_a_rule("quota", "disk", "10%", "whose number the daemon does not have");
+    assert_not_a_rule("quota", "memory", "1", "known: host, pool, disk, jobs, sessions, ");
     assert_not_a_rule("quota", "jobs", "-1", "jobs: '-1' is not a limit for jobs");
     assert_not_a_rule("quota", "jobs", "101%", "0% to 100%");
     assert_not_a_rule("quota", "ttl", "50%", "s, m, h or d");

@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Tests of cistern-gpt whose states lie in files on a drive: runs have the weights of runs with states in memory, bit for bit, also when
+# the daemon is killed at random moments, after a save and a load, and when the job is reshaped. CST_TEST_KILLS: kills of each run.
+# CST_TEST_SEED: seed of the moments.
+# shellcheck source=tests/e2e/lib.sh
+. "${srcdir:-.}/tests/e2e/lib.sh"
+# shellcheck source=tests/e2e/keeping.sh
+. "${srcdir:-.}/tests/e2e/keeping.sh"
+[ -x ./cistern-gpt ] || skip "built without cistern-gpt"
+need jq
+
+# A directory on a drive: that of the test, of the build, or /var/tmp.
+drive=
+for dir in "$tmp" "$PWD" /var/tmp; do
+    case $(stat -f -c %T "$dir") in tmpfs | ramfs | overlayfs) continue ;; esac
+    if dd if=/dev/zero of="$dir/.cistern-direct.$$" bs=4096 count=1 oflag=direct 2>/dev/null; then
+        drive=$dir
+    fi
+    rm -f "$dir/.cistern-direct.$$"
+    [ -z "$drive" ] || break
+done
+[ -n "$drive" ] || skip "no directory on a drive that has O_DIRECT"
+
+model=(--layers 4 --heads 2 --width 64 --context 16 --batch 2 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --seed 7 --chunk 36864)
+write_text 400
+start_keeping keeper --gpus none
+
+# A run of $2 ranks with the options $4... has the weights of run $3.
+same_there() {
+    local job=$1 world=$2 as=$3
+    shift 3
+    same "$job" "$world" --steps 30 --disk "$drive" "$@"
+    cmp "$tmp/$as.weights" "$tmp/$job.weights" || fail "$job: other weights than with states in memory"
+}
+begin memory 1 --steps 30
+end
+same_there disk 1 memory
+begin memory-two 2 --steps 30
+end
+same_there disk-two 2 memory-two --disk-bytes 1M
+
+# The files have no names.
+[ -z "$(find "$drive" -maxdepth 1 -name '#*')" ] || fail "a file is left in $drive"
+
+# Train job $1 with $2 ranks to step $3 with the options $4...
+train() {
+    local job=$1 world=$2 steps=$3
+    shift 3
+    begin "$job" "$world" --steps "$steps" "$@"
+    end
+}
+
+# A job that is reshaped to the drive and back has the weights of one that stays in memory.
+for job in stays moves; do
+    there=()
+    [ $job = stays ] || there=(--disk "$drive")
+    train $job 1 3
+    train $job 2 6 --reshape "${there[@]}"
+    train $job 2 9 --reshape "${there[@]}"
+    train $job 1 12 --reshape
+done
+cmp "$tmp/stays.weights" "$tmp/moves.weights" || fail "other weights after moves to the drive and back"
+
+# A checkpoint of states there is that of states in memory.
+train saved 1 5 --disk "$drive"
+train memory-saved 1 5
+./cistern save saved "$tmp/a" >/dev/null || fail "a save of a job with states on a drive"
+./cistern save memory-saved "$tmp/b" >/dev/null || fail "a save"
+for file in states-00001-of-00001.safetensors model.safetensors; do
+    cmp "$tmp/a/step-00000005/$file" "$tmp/b/step-00000005/$file" || fail "another checkpoint than with states in memory"
+done
+./cistern load "$tmp/b" loaded >/dev/null || fail "a load"
+train loaded 1 8 --reshape --disk "$drive"
+train memory-saved 1 8
+cmp "$tmp/loaded.weights" "$tmp/memory-saved.weights" || fail "other weights after a load"
+
+# What cannot be is refused, with a remedy.
+refused() {
+    local words=$1 rc=0
+    shift
+    ./cistern-gpt "${model[@]}" --steps 1 --data "$tmp/text" --job refused "$@" >"$tmp/refused.log" 2>&1 || rc=$?
+    if [ $rc = 0 ] || ! has "$words" "$tmp/refused.log"; then
+        cat "$tmp/refused.log" >&2
+        fail "not refused with '$words': $*"
+    fi
+}
+refused "a file in '$tmp/none': No such file or directory" --disk "$tmp/none"
+refused "is the second one on drive .*: one file for each drive" --disk "$drive,$drive"
+refused "an empty or too long directory" --disk "$drive,,"
+[ "$(stat -f -c %T /dev/shm)" != tmpfs ] || refused "is on no block device\|has no files with O_DIRECT" --disk /dev/shm
+stop_daemon keeper
+printf 'all well\n'
