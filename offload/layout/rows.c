@@ -292,7 +292,11 @@ void cst_rows_place_on_devices(struct cst_layout *layout, const struct cst_layou
     uint32_t turn = 0;
 
     for (uint32_t i = 0; i < config->n_devices; i++) {
-        cst_buffers_divide(&buffers[i], layout, config->devices[i].reservation_bytes);
+        uint64_t bytes = config->devices[i].reservation_bytes;
+
+        cst_buffers_divide(&buffers[i], layout,
+                           bytes == CST_LAYOUT_BUFFERS ? cst_buffers_want(layout, layout->n_classes)
+                                                       : bytes);
         left[i] = usable(&config->devices[i]);
     }
     for (uint32_t c = layout->n_chunks; c-- > 0 && config->n_devices > 0;) {
