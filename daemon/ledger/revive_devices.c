@@ -130,7 +130,8 @@ uint32_t cstd_revive_list_reservations(
                 (struct cst_layout_device){.engine = tier->number,
                                            .bytes = device->states_bytes,
                                            .grain = device->grain,
-                                           .reservation_bytes = device->reservation_bytes};
+                                           .reservation_bytes = device->reservation_bytes,
+                                           .in_host = !tier->kind->buffers(tier)->kind->apart};
         }
     }
     return n;

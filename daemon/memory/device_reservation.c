@@ -256,7 +256,8 @@ static int add_states(struct cst_layout_config *config, const struct cstd_tier *
             (struct cst_layout_device){.engine = tier->number,
                                        .bytes = bytes,
                                        .grain = cstd_tier_grain(tier),
-                                       .reservation_bytes = reservation_bytes};
+                                       .reservation_bytes = reservation_bytes,
+                                       .in_host = !tier->kind->buffers(tier)->kind->apart};
     }
     return CST_OK;
 }

@@ -285,14 +285,17 @@ static int check_config(const struct cst_model *model, const struct cst_layout_c
         return cst_err_set(err, CST_EINVAL, "states on %" PRIu32 " accelerators: at most %d",
                            config->n_devices, CST_LAYOUT_MAX_DEVICES);
     }
-    if (config->n_devices > 0 &&
-        (config->states.moments != CST_MOMENTS_FP32 || config->states.grad_over_weight ||
-         config->states.masters != CST_MASTERS_FP32)) {
-        return cst_err_set(
-            err, CST_EINVAL, "states on accelerators (device_states) cannot be combined with %s",
-            config->states.grad_over_weight              ? "gradients in the place of weights"
-            : config->states.masters != CST_MASTERS_FP32 ? "split masters"
-                                                         : "moments that are not fp32");
+    for (uint32_t i = 0; i < config->n_devices; i++) {
+        if (config->states.grad_over_weight ||
+            (!config->devices[i].in_host && (config->states.moments != CST_MOMENTS_FP32 ||
+                                             config->states.masters != CST_MASTERS_FP32))) {
+            return cst_err_set(
+                err, CST_EINVAL, "states on %s cannot be combined with %s",
+                config->devices[i].in_host ? "drives (disk)" : "accelerators (device_states)",
+                config->states.grad_over_weight              ? "gradients in the place of weights"
+                : config->states.masters != CST_MASTERS_FP32 ? "split masters"
+                                                             : "moments that are not fp32");
+        }
     }
     if (config->max_classes > CST_LAYOUT_MAX_CLASSES) {
         return cst_err_set(err, CST_EINVAL, "%" PRIu32 " classes of chunks: at most %d are allowed",

@@ -395,6 +395,8 @@ struct cst_layout_device {
     /* Size of the device reservation (cst_core_device_reservation). Chunks that do not fit its
      * buffers have their states in host memory. */
     uint64_t reservation_bytes;
+    /* The buffers are in host memory, where states are converted: they can have any format. */
+    bool in_host;
 };
 
 struct cst_layout_config {

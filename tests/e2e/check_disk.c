@@ -7,8 +7,11 @@
 #include "tests/lib/train_rig.h"
 
 #include <check.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 /* Engines of a daemon of one node: that of the first drive follows. */
 enum { NODE, DRIVE, N_ENGINES };
@@ -67,11 +70,106 @@ START_TEST(worker_killed)
 }
 END_TEST
 
+/* -- files that cannot be used ---------------------------------------------------------------- */
+
+static int on_the_drive(int flags)
+{
+    return open(disk_file_dir(), O_TMPFILE | flags, 0600);
+}
+
+static int the_pipe(void)
+{
+    int ends[2];
+
+    ck_assert_int_eq(pipe(ends), 0);
+    return ends[0];
+}
+
+/* Give the file @fd (-1: none) to the job that @client has open, and close it. */
+static int give(struct raw_client *client, int fd)
+{
+    struct cst_frame frame = {.type = CISTERN__MSG_TYPE__MSG_JOB_FILES,
+                              .request = ++client->id,
+                              .n_fds = fd >= 0 ? 1 : 0,
+                              .fds = {fd}};
+    struct cst_err err = {0};
+    int rc = cst_frame_send(client->sock, 0, &frame, &err);
+
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+    ck_assert_msg(rc == CST_OK, "%s", err.text);
+    return raw_status(client, client->id);
+}
+
+/* What is no file of its own on a drive is refused, with what it is, and the daemon keeps nothing
+ * of it. */
+START_TEST(not_a_file)
+{
+    const struct {
+        int fd;
+        const char *words;
+    } bad[] = {{the_pipe(), "is no regular file"},
+               {open("/dev/null", O_RDWR), "is no regular file"},
+               {open(disk_file_dir(), O_RDONLY | O_DIRECTORY), "is no regular file"},
+               {memfd_create("states", 0), "is on no block device"},
+               {on_the_drive(O_RDWR), "O_RDWR and O_DIRECT are needed"},
+               {on_the_drive(O_WRONLY | O_DIRECT), "O_RDWR and O_DIRECT are needed"},
+               {on_the_drive(O_RDWR | O_DIRECT | O_APPEND), "without O_APPEND"}};
+    struct raw_job job = {.name = "bad", .world = 1};
+    struct raw_client client;
+
+    raw_open(&client, proc.socket);
+    ck_assert_int_eq(raw_job_open(&client, &job), CST_OK);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        ck_assert_int_ge(bad[i].fd, 0);
+        ck_assert_int_eq(give(&client, -1), CST_OK);
+        ck_assert_int_eq(give(&client, bad[i].fd), CST_EINVAL);
+        ck_assert_msg(strstr(client.err.text, bad[i].words) != NULL, "%s", client.err.text);
+    }
+    raw_close(&client);
+}
+END_TEST
+
+/* A file serves one job, also if it is given twice by one descriptor, and only rank 0 gives it. */
+START_TEST(not_this_file)
+{
+    struct raw_job first = {.name = "first", .world = 2}, other = {.name = "other", .world = 1},
+                   second = {.name = "first", .rank = 1, .world = 2};
+    struct raw_client clients[3];
+    char path[300];
+    int fd, again;
+
+    for (int i = 0; i < 3; i++) {
+        raw_open(&clients[i], proc.socket);
+    }
+    ck_assert_int_eq(raw_job_open(&clients[0], &first), CST_OK);
+    ck_assert_int_eq(raw_job_open(&clients[1], &other), CST_OK);
+    ck_assert_int_eq(raw_job_open(&clients[2], &second), CST_OK);
+    ck_assert_int_eq(give(&clients[2], -1), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(clients[2].err.text, "those of rank 0 are used"));
+    (void)snprintf(path, sizeof path, "%s/cistern-check-disk.%d", disk_file_dir(), (int)getpid());
+    fd = open(path, O_CREAT | O_EXCL | O_RDWR | O_DIRECT, 0600);
+    again = open(path, O_RDWR | O_DIRECT);
+    ck_assert_int_ge(again, 0);
+    ck_assert_int_eq(unlink(path), 0);
+    ck_assert_int_eq(give(&clients[0], -1), CST_OK);
+    ck_assert_int_eq(give(&clients[0], fd), CST_OK);
+    ck_assert_int_eq(give(&clients[1], -1), CST_OK);
+    ck_assert_int_eq(give(&clients[1], again), CST_EBUSY);
+    ck_assert_ptr_nonnull(strstr(clients[1].err.text, "for the states of another job"));
+    for (int i = 0; i < 3; i++) {
+        raw_close(&clients[i]);
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("disk");
     TCase *plain = suite_case(suite, "bits", setup_drives, train_rig_stop);
     TCase *deaths = suite_case(suite, "deaths", start, train_rig_stop);
+    TCase *refusals = suite_case(suite, "refusals", start, train_rig_stop);
 
     if (disk_file_is_missing("check_disk")) {
         return DISK_FILE_SKIP;
@@ -79,6 +177,8 @@ int main(void)
     suite_add_loop(plain, bits, 0, 16);
     suite_add_loop(deaths, engine_killed, NODE, N_ENGINES);
     tcase_add_test(deaths, worker_killed);
+    tcase_add_test(refusals, not_a_file);
+    tcase_add_test(refusals, not_this_file);
     tcase_set_timeout(plain, 60);
     tcase_set_timeout(deaths, 180);
     return suite_run(suite);

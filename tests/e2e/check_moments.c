@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of moments in other formats with the daemon: they are read and written as fp32, in any
- * range and with any pool; and of optimizers with one moment. */
+/* Tests of states in other formats with the daemon, in memory and on a drive: they are read and
+ * written as fp32, in any range and with any pool; and of optimizers with one moment. */
 #include "cistern/cistern.h"
 #include "proto/table.h"
+#include "tests/lib/disk_file.h"
 #include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"
 
@@ -19,7 +20,10 @@ static struct cst_err err;
 
 #define OK(call) ck_assert_msg((call) == CST_OK, "%s: %s", #call, err.text)
 
-static enum cst_unused unused; /* Of the job that is opened next. */
+/* Of the job that is opened next. */
+static enum cst_unused unused;
+static enum cst_masters masters;
+static const char *disk;
 
 static void open_job(enum cst_optimizer optimizer, enum cst_moments moments)
 {
@@ -27,6 +31,8 @@ static void open_job(enum cst_optimizer optimizer, enum cst_moments moments)
                                       .world = 1,
                                       .states.optimizer = optimizer,
                                       .states.moments = moments,
+                                      .states.masters = masters,
+                                      .states.disk = disk,
                                       .updates.unused = unused};
     const int64_t shape = N;
 
@@ -86,7 +92,8 @@ START_TEST(ranges_are_exact)
     float values[N];
     uint64_t step;
 
-    open_job(CST_OPTIMIZER_ADAMW, (enum cst_moments)(_i / 5));
+    masters = _i < 5 * CST_MOMENTS_COUNT ? CST_MASTERS_FP32 : CST_MASTERS_SPLIT;
+    open_job(CST_OPTIMIZER_ADAMW, (enum cst_moments)(_i / 5 % CST_MOMENTS_COUNT));
     fill(values, N, 1.0f);
     OK(cst_tensor_write(job, 0, CST_STATE_MASTER, 0, N, values, &err));
     OK(cst_tensor_write(job, 1, CST_STATE_MASTER, 0, N, values, &err));
@@ -229,13 +236,24 @@ START_TEST(one_moment)
 }
 END_TEST
 
+static void setup_disk(void)
+{
+    job_rig_setup();
+    disk = disk_file_dir();
+}
+
 int main(void)
 {
     Suite *suite = suite_create("moments");
-    TCase *tcase = suite_case(suite, "moments", job_rig_setup, job_rig_teardown);
+    TCase *tcase = suite_case(suite, "moments", job_rig_setup, job_rig_teardown), *drive;
 
-    tcase_add_loop_test(tcase, ranges_are_exact, 0, 5 * CST_MOMENTS_COUNT);
+    tcase_add_loop_test(tcase, ranges_are_exact, 0, 2 * 5 * CST_MOMENTS_COUNT);
     tcase_add_test(tcase, states_by_hand);
+    if (!disk_file_is_missing("check_moments on a drive")) {
+        drive = suite_case(suite, "drive", setup_disk, job_rig_teardown);
+        tcase_add_loop_test(drive, ranges_are_exact, 0, 2 * 5 * CST_MOMENTS_COUNT);
+        tcase_add_test(drive, states_by_hand);
+    }
     tcase_add_test(tcase, refused_numbers_are_forgotten);
     tcase_add_test(tcase, one_moment);
     return suite_run(suite);

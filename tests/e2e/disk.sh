@@ -23,6 +23,7 @@ done
 [ -n "$drive" ] || skip "no directory on a drive that has O_DIRECT"
 
 model=(--layers 4 --heads 2 --width 64 --context 16 --batch 2 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --seed 7 --chunk 36864)
+n=0
 write_text 400
 start_keeping keeper --gpus none
 
@@ -34,11 +35,14 @@ same_there() {
     cmp "$tmp/$as.weights" "$tmp/$job.weights" || fail "$job: other weights than with states in memory"
 }
 begin memory 1 --steps 30
-end
+end memory
 same_there disk 1 memory
 begin memory-two 2 --steps 30
-end
+end memory-two
 same_there disk-two 2 memory-two --disk-bytes 1M
+begin memory-small 2 --steps 30 --masters split --moments mx8
+end memory-small
+same_there disk-small 2 memory-small --masters split --moments mx8
 
 # The files have no names.
 [ -z "$(find "$drive" -maxdepth 1 -name '#*')" ] || fail "a file is left in $drive"
@@ -48,8 +52,30 @@ train() {
     local job=$1 world=$2 steps=$3
     shift 3
     begin "$job" "$world" --steps "$steps" "$@"
-    end
+    end "$job"
 }
+
+# Every optimizer and format, of which a part of the chunks is there, and with the schedules of updates.
+words=()
+if sparse; then formats=(mx8); else formats=(fp32 bf16 mx8); fi
+for optimizer in adamw adam lion sgd muon; do
+    for masters in fp32 split; do
+        for moments in "${formats[@]}"; do
+            words=(--steps 8 --optimizer "$optimizer" --masters "$masters" --moments "$moments")
+            case $((n++ % 3)) in
+            1) words+=(--overlap early --clip 0) ;;
+            2) words+=(--overlap delayed) ;;
+            esac
+            begin formats 1 "${words[@]}"
+            end "${words[*]}"
+            begin formats-disk 1 "${words[@]}" --disk "$drive"
+            end "on the drive with ${words[*]}"
+            cmp "$tmp/formats.weights" "$tmp/formats-disk.weights" || fail "other weights with ${words[*]}"
+            ./cistern rm formats
+            ./cistern rm formats-disk
+        done
+    done
+done
 
 # A job that is reshaped to the drive and back has the weights of one that stays in memory.
 for job in stays moves; do

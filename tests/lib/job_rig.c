@@ -18,7 +18,7 @@ void job_rig_setup(void)
 
 void job_rig_teardown(void)
 {
-    settle(&witness, &proc, base_fds);
+    settle(&witness, &proc, settle_fds(&witness, base_fds));
     raw_close(&witness);
     ck_assert_int_eq(daemon_proc_stop(&proc), 0);
 }
