@@ -214,6 +214,19 @@ static void print_sharing(const Cistern__GpuInfo *gpu)
     }
 }
 
+static void print_drives(const Cistern__StatReply *stat)
+{
+    char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES];
+
+    for (size_t i = 0; i < stat->n_drives; i++) {
+        const Cistern__DriveInfo *drive = stat->drives[i];
+
+        (void)printf("drive     %s (%s): %s of files with states, %s read, %s written\n",
+                     drive->name, drive->uuid, cli_bytes(drive->used, a),
+                     cli_bytes(drive->read_bytes, b), cli_bytes(drive->written_bytes, c));
+    }
+}
+
 static void print_gpus(const Cistern__StatReply *stat)
 {
     char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES];
@@ -267,6 +280,7 @@ static void print_node(const Cistern__StatReply *stat)
         (void)printf("rates     %s\n", stat->rates);
     }
     print_gpus(stat);
+    print_drives(stat);
 }
 
 static bool print_human(struct cli *cli, const Cistern__StatReply *stat,

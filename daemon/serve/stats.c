@@ -10,6 +10,7 @@
 #include "proto/cistern.pb-c.h"
 #include "daemon/budget/arena.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/drives.h"
 #include "daemon/engine/engines.h"
 #include "daemon/engine/gpus.h"
 #include "daemon/job/job.h"
@@ -243,6 +244,25 @@ static size_t fill_gpus(struct cstd_daemon *daemon, struct cstd_gpu_list *list,
     return list->n;
 }
 
+static size_t fill_drives(const struct cstd_daemon *daemon, Cistern__DriveInfo *out,
+                          Cistern__DriveInfo **pointers)
+{
+    const struct cstd_drives *drives = daemon->drives;
+
+    for (unsigned i = 0; i < drives->n; i++) {
+        const struct cstd_engine *engine = &daemon->engines->v[drives->v[i].engine];
+
+        cistern__drive_info__init(&out[i]);
+        out[i].uuid = (char *)(uintptr_t)drives->v[i].uuid;
+        out[i].name = (char *)(uintptr_t)drives->v[i].name;
+        out[i].used = drives->v[i].files.used;
+        out[i].read_bytes = engine->base.down_bytes + engine->counters.down_bytes;
+        out[i].written_bytes = engine->base.up_bytes + engine->counters.up_bytes;
+        pointers[i] = &out[i];
+    }
+    return drives->n;
+}
+
 void cstd_serve_stat(struct cstd_session *session, uint64_t id, void *body)
 {
     struct cstd_daemon *daemon = session->daemon;
@@ -250,6 +270,7 @@ void cstd_serve_stat(struct cstd_session *session, uint64_t id, void *body)
     Cistern__EngineInfo engines[CSTD_ARENA_MAX_ENGINES], *pointers[CSTD_ARENA_MAX_ENGINES];
     Cistern__GpuInfo gpus[2 * CSTD_GPU_MAX], *gpu_pointers[2 * CSTD_GPU_MAX];
     struct unreachable uuids[2 * CSTD_GPU_MAX];
+    Cistern__DriveInfo drives[CSTD_DRIVES_MAX], *drive_pointers[CSTD_DRIVES_MAX];
     Cistern__Books books;
     char host[256] = "";
 
@@ -280,6 +301,8 @@ void cstd_serve_stat(struct cstd_session *session, uint64_t id, void *body)
     reply.n_gpus += fill_gpus(daemon, &daemon->gpus->paced, gpus + reply.n_gpus,
                               uuids + reply.n_gpus, gpu_pointers + reply.n_gpus);
     reply.gpus = gpu_pointers;
+    reply.n_drives = fill_drives(daemon, drives, drive_pointers);
+    reply.drives = drive_pointers;
     if (daemon->gpus->state == CSTD_GPUS_LOOKING) {
         reply.gpu = (char *)(uintptr_t) "looking";
     } else if (daemon->gpus->why[0] != '\0') {

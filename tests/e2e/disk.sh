@@ -116,4 +116,40 @@ refused "is the second one on drive .*: one file for each drive" --disk "$drive,
 refused "an empty or too long directory" --disk "$drive,,"
 [ "$(stat -f -c %T /dev/shm)" != tmpfs ] || refused "is on no block device\|has no files with O_DIRECT" --disk /dev/shm
 stop_daemon keeper
+
+# A drive that fails in step 1 or later: the job fails, and the error has the place and the cause. Calls that do less than they were
+# asked for are continued, and a slow drive is only slow.
+export CISTERN_ENGINE_HOST=$PWD/tests/lib/disk_engine
+failing() {
+    local words=$1 rc=0
+    shift
+    export "$@"
+    start_keeping failing --gpus none
+    ./cistern-gpt "${model[@]}" --steps 30 --data "$tmp/text" --job faulty --disk "$drive" >"$tmp/faulty.log" 2>&1 || rc=$?
+    if [ $rc = 0 ] || ! has "$words" "$tmp/faulty.log"; then
+        cat "$tmp/faulty.log" >&2
+        fail "not failed with '$words': $*"
+    fi
+    case $(./cistern jobs --json | jq -r '.[].state') in
+    '' | failed) ;; # Without a drive's space there is no job.
+    *) fail "a job whose drive fails is not failed" ;;
+    esac
+    begin memory 1 --steps 30 # Others are not concerned.
+    end "a job beside one whose drive fails"
+    stop_daemon failing
+}
+failing 'chunk [0-9]* failed in step [0-9]*: .*ing [0-9]* bytes at [0-9]* of .* on drive [0-9:]*: Input/output error' \
+    DISK_IO=fail DISK_NTH=$((200 + RANDOM % 400)) DISK_ERRNO=5
+failing 'chunk 0 failed.*: Input/output error' DISK_IO=fail DISK_NTH=3 DISK_ERRNO=5
+failing 'No space left on device' DISK_IO=fail DISK_NTH=1 DISK_ERRNO=28
+for io in 'fail DISK_NTH=0 DISK_MOST=8192' 'slow DISK_US=300'; do
+    # shellcheck disable=SC2086 # several words
+    export DISK_IO=${io%% *} ${io#* }
+    start_keeping slow --gpus none
+    begin slow 1 --steps 30 --disk "$drive"
+    end "with $io"
+    cmp "$tmp/memory.weights" "$tmp/slow.weights" || fail "other weights with $io"
+    stop_daemon slow
+    unset DISK_MOST
+done
 printf 'all well\n'
