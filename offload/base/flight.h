@@ -34,18 +34,19 @@ enum cst_flight_kind {
     CST_FLIGHT_READ,  /* READ: row to staging segment. */
     CST_FLIGHT_WRITE, /* WRITE: staging segment to rows. */
     CST_FLIGHT_PART,  /* Part of a WRITE, which waits for it. */
+    CST_FLIGHT_AHEAD, /* COPY of states to a device reservation before their update is issued. */
 };
 
 struct cst_flight {
     uint64_t ticket; /* 0: the slot is empty. */
     enum cst_flight_kind kind;
-    /* LOAD, PIECE, SPILL, LANDING: the rank. ON_DEVICE, DEVICE_UPDATE, KEEP, and UPDATE and STATES
-     * with `down`: number of the device reservation. */
+    /* LOAD, PIECE, SPILL, LANDING: the rank. ON_DEVICE, DEVICE_UPDATE, KEEP, AHEAD, and UPDATE and
+     * STATES with `down`: number of the device reservation. */
     uint32_t rank;
     /* LOAD, PIECE, SPILL: the block. KEEP: slot of the kept gradient. ON_DEVICE, DEVICE_UPDATE:
      * slot of the kept gradient, or CST_NONE. */
     uint32_t block;
-    /* ON_DEVICE, DEVICE_UPDATE, and UPDATE and STATES with `down`: buffer of the device
+    /* ON_DEVICE, DEVICE_UPDATE, AHEAD, and UPDATE and STATES with `down`: buffer of the device
      * reservation. */
     uint32_t buffer;
     bool down;           /* UPDATE, STATES: the command is a COPY down after a device update. */

@@ -280,6 +280,7 @@ static enum cst_clock_lane lane_of(const struct cst_core *core, const struct cst
     case CST_FLIGHT_READ:
     case CST_FLIGHT_WRITE:
     case CST_FLIGHT_PART:
+    case CST_FLIGHT_AHEAD:
         break;
     }
     return CST_CLOCK_UP;
@@ -337,6 +338,7 @@ static struct cst_moment before(const struct cst_core *core, const struct cst_fl
     case CST_FLIGHT_READ:
     case CST_FLIGHT_WRITE:
     case CST_FLIGHT_PART:
+    case CST_FLIGHT_AHEAD:
         break;
     }
     return (struct cst_moment){0, 0};

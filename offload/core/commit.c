@@ -87,6 +87,7 @@ static void issue_updates(struct cst_core *core, float factor, bool guard)
     }
     cst_device_choice_end(core);
     cst_exposure_all_issued(core);
+    cst_staged_ahead_issue(core);
 }
 
 static void answer_steps(struct cst_core *core, const struct cst_clip *clip, bool skipped,

@@ -205,6 +205,9 @@ static void on_done(struct cst_core *core, const struct cst_event *event)
     /* The WRITE that waits for the part fails with it. */
     case CST_FLIGHT_PART:
         break;
+    case CST_FLIGHT_AHEAD:
+        cst_staged_ahead_done(core, &flight, event);
+        break;
     case CST_FLIGHT_READ:
         cst_states_read_done(core, &flight, event);
         break;

@@ -238,6 +238,7 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
     struct cst_flight flight = {.kind = CST_FLIGHT_WRITE, .chunk = tensor->chunk, .request = i};
     bool weights = event->row == CST_ROW_MASTER || event->row == CST_ROW_WEIGHT;
 
+    cst_staged_ahead_forget(core, tensor->chunk);
     if (weights) {
         /* The written weights are used from now on, so all updates are, too. */
         cst_overlap_flush(core);

@@ -178,6 +178,7 @@ static enum cst_lane_kind lane_of(const struct cst_sim_command *c)
     case CST_FLIGHT_READ:
     case CST_FLIGHT_WRITE:
     case CST_FLIGHT_PART:
+    case CST_FLIGHT_AHEAD:
         break;
     }
     return c->copied_to > 0 ? CST_LANE_PEER : c->lane == CST_SIM_DOWN ? CST_LANE_DOWN : CST_LANE_UP;

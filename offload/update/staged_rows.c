@@ -84,6 +84,7 @@ struct cst_staged_rows cst_staged_rows_take(struct cst_core *core, uint32_t c, u
                                    .reservation = r,
                                    .buffer = reservation->next};
 
+    cst_staged_ahead_drop(reservation, rows.buffer);
     reservation->next = (reservation->next + 1) % reservation->buffers.n;
     return rows;
 }

@@ -73,6 +73,7 @@ static int open_reservation(struct cst_core *core, const struct cst_core_config 
         &core->device_updates.reservations[core->device_updates.n_reservations++];
     int rc = CST_OK;
 
+    cst_staged_ahead_open(reservation);
     reservation->engine = config->reservations[i].engine;
     reservation->home = cst_core_reservation_home(&config->reservations[i]);
     reservation->segment = config->reservations[i].segment;
@@ -222,11 +223,11 @@ static void enter(const struct cst_core *core, const struct cst_device_reservati
     cst_chunk_update_before(command, &core->chunks[c].update);
 }
 
-/* Copy the row up to the next buffer, as @named. Returns the ticket. */
-static uint64_t copy_up(struct cst_core *core, const struct cst_device_reservation *reservation,
-                        uint32_t c, enum cst_row row, enum cst_row named)
+uint64_t cst_staged_update_copy_up(struct cst_core *core,
+                                   const struct cst_device_reservation *reservation, uint32_t c,
+                                   enum cst_row row, enum cst_row named, enum cst_flight_kind kind)
 {
-    struct cst_flight flight = {.kind = CST_FLIGHT_DEVICE_UPDATE,
+    struct cst_flight flight = {.kind = kind,
                                 .chunk = c,
                                 .block = CST_NONE,
                                 .buffer = reservation->next};
@@ -239,6 +240,12 @@ static uint64_t copy_up(struct cst_core *core, const struct cst_device_reservati
     copy->bytes = row_bytes(core, c, row);
     enter(core, reservation, c, copy);
     return copy->ticket;
+}
+
+static uint64_t copy_up(struct cst_core *core, const struct cst_device_reservation *reservation,
+                        uint32_t c, enum cst_row row, enum cst_row named)
+{
+    return cst_staged_update_copy_up(core, reservation, c, row, named, CST_FLIGHT_DEVICE_UPDATE);
 }
 
 static void name_row(struct cst_command_row *rows, uint32_t *n, enum cst_row row,
@@ -282,14 +289,19 @@ static uint64_t update_there(struct cst_core *core,
                                 .chunk = what->chunk,
                                 .block = core->chunks[what->chunk].kept,
                                 .buffer = reservation->next};
+    const struct cst_staged_ahead *ahead = &reservation->ahead[reservation->next];
     uint64_t up[N_UP] = {0};
+    bool brought[CST_UPDATE_STATES];
     struct cst_place grad = bring_grad(core, reservation, what->chunk, &up[CST_UPDATE_STATES]);
     struct cst_command *update;
 
     for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
-        if (!is_there(core, reservation, what->chunk, state_row(i)) &&
-            has_row(core, what->chunk, state_row(i))) {
-            up[i] = copy_up(core, reservation, what->chunk, state_row(i), state_row(i));
+        brought[i] = !is_there(core, reservation, what->chunk, state_row(i)) &&
+                     has_row(core, what->chunk, state_row(i));
+        if (brought[i]) {
+            up[i] = ahead->chunk == what->chunk
+                        ? ahead->up[i]
+                        : copy_up(core, reservation, what->chunk, state_row(i), state_row(i));
         }
     }
     if (cst_layout_reads_weights(core->layout, &core->layout->chunks[what->chunk])) {
@@ -321,7 +333,7 @@ static uint64_t update_there(struct cst_core *core,
     }
     for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
         /* Otherwise the table names the row's place: it is there, or does not exist. */
-        if (up[i] != 0) {
+        if (brought[i]) {
             name_row(update->in, &update->n_in, state_row(i),
                      place_in(core, reservation, state_row(i)));
         }
@@ -392,10 +404,14 @@ void cst_staged_update_update(struct cst_core *core, uint32_t r, const struct cs
     struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
     uint64_t update;
 
+    uint32_t ahead = cst_staged_ahead_find(reservation, what->chunk);
+
     if (reservation->lent.on) {
         cst_lent_memory_take(core, reservation);
     }
+    reservation->next = ahead != CST_NONE ? ahead : reservation->next;
     update = update_there(core, reservation, what);
+    cst_staged_ahead_drop(reservation, reservation->next);
     copy_all_down(core, reservation, reservation->next, what, update);
     reservation->next = (reservation->next + 1) % reservation->buffers.n;
 }

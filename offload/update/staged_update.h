@@ -10,6 +10,7 @@
 #include "offload/base/flight.h"
 #include "offload/gradient/kept_gradients.h"
 #include "offload/gradient/lent_memory.h"
+#include "offload/update/staged_ahead.h"
 
 struct cst_core;
 
@@ -39,6 +40,7 @@ struct cst_device_reservation {
     uint64_t down[CST_BUFFERS_MAX][CST_STAGED_UPDATE_COPIES_DOWN];
     /* Per buffer: the chunk whose UPDATE was completed there last. */
     uint32_t user[CST_BUFFERS_MAX];
+    struct cst_staged_ahead ahead[CST_BUFFERS_MAX]; /* Per buffer: what was brought before. */
 };
 
 struct cst_device_updates {
@@ -61,6 +63,13 @@ int cst_device_updates_open(struct cst_core *core, const struct cst_core_config 
 
 /* Free the books of all device reservations. */
 void cst_device_updates_close(struct cst_core *core);
+
+/* Copy @row of chunk @c up to the next buffer of the device reservation, as @named, with a flight of
+ * the kind @kind. Returns the ticket. */
+uint64_t cst_staged_update_copy_up(struct cst_core *core,
+                                   const struct cst_device_reservation *reservation, uint32_t c,
+                                   enum cst_row row, enum cst_row named,
+                                   enum cst_flight_kind kind);
 
 /* Issue the device update @what in the device reservation @reservation. */
 void cst_staged_update_update(struct cst_core *core, uint32_t reservation,
