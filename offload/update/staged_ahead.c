@@ -99,8 +99,7 @@ void cst_staged_ahead_forget(struct cst_core *core, uint32_t c)
 void cst_staged_ahead_done(struct cst_core *core, const struct cst_flight *flight,
                            const struct cst_event *event)
 {
-    struct cst_device_reservation *reservation =
-        &core->device_updates.reservations[flight->rank];
+    struct cst_device_reservation *reservation = &core->device_updates.reservations[flight->rank];
     struct cst_staged_ahead *ahead = &reservation->ahead[flight->buffer];
 
     for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {

@@ -227,10 +227,8 @@ uint64_t cst_staged_update_copy_up(struct cst_core *core,
                                    const struct cst_device_reservation *reservation, uint32_t c,
                                    enum cst_row row, enum cst_row named, enum cst_flight_kind kind)
 {
-    struct cst_flight flight = {.kind = kind,
-                                .chunk = c,
-                                .block = CST_NONE,
-                                .buffer = reservation->next};
+    struct cst_flight flight = {
+        .kind = kind, .chunk = c, .block = CST_NONE, .buffer = reservation->next};
     struct cst_command *copy = command_of(core, number_of(core, reservation), CST_COMMAND_COPY,
                                           carrier_of(core, reservation, c, row), flight);
 
@@ -281,6 +279,21 @@ static enum cst_row weights_before(const struct cst_core *core, const struct cst
     return core->two_weights && written ? CST_ROW_WEIGHT_OTHER : CST_ROW_WEIGHT;
 }
 
+/* The place of the weights before the update: where they are, or copied up now. */
+static struct cst_place bring_weights(struct cst_core *core,
+                                      const struct cst_device_reservation *reservation,
+                                      const struct cst_update *what, uint64_t *ticket)
+{
+    enum cst_row row = weights_before(core, what);
+
+    if (is_there(core, reservation, what->chunk, row)) {
+        *ticket = 0;
+        return cst_core_row_place(core, what->chunk, row, 0);
+    }
+    *ticket = copy_up(core, reservation, what->chunk, row, CST_ROW_WEIGHT);
+    return place_in(core, reservation, CST_ROW_WEIGHT);
+}
+
 static uint64_t update_there(struct cst_core *core,
                              const struct cst_device_reservation *reservation,
                              const struct cst_update *what)
@@ -291,7 +304,9 @@ static uint64_t update_there(struct cst_core *core,
                                 .buffer = reservation->next};
     const struct cst_staged_ahead *ahead = &reservation->ahead[reservation->next];
     uint64_t up[N_UP] = {0};
-    bool brought[CST_UPDATE_STATES];
+    bool brought[CST_UPDATE_STATES],
+        reads_weights = cst_layout_reads_weights(core->layout, &core->layout->chunks[what->chunk]);
+    struct cst_place weights;
     struct cst_place grad = bring_grad(core, reservation, what->chunk, &up[CST_UPDATE_STATES]);
     struct cst_command *update;
 
@@ -304,9 +319,8 @@ static uint64_t update_there(struct cst_core *core,
                         : copy_up(core, reservation, what->chunk, state_row(i), state_row(i));
         }
     }
-    if (cst_layout_reads_weights(core->layout, &core->layout->chunks[what->chunk])) {
-        up[N_UP - 1] =
-            copy_up(core, reservation, what->chunk, weights_before(core, what), CST_ROW_WEIGHT);
+    if (reads_weights) {
+        weights = bring_weights(core, reservation, what, &up[N_UP - 1]);
     }
     update = command_of(core, number_of(core, reservation), CST_COMMAND_UPDATE,
                         engine_of(core, what->chunk, reservation->engine), flight);
@@ -327,9 +341,8 @@ static uint64_t update_there(struct cst_core *core,
     if (update->n_after == 0) {
         enter(core, reservation, what->chunk, update);
     }
-    if (up[N_UP - 1] != 0) {
-        name_row(update->in, &update->n_in, CST_ROW_WEIGHT,
-                 place_in(core, reservation, CST_ROW_WEIGHT));
+    if (reads_weights) {
+        name_row(update->in, &update->n_in, CST_ROW_WEIGHT, weights);
     }
     for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
         /* Otherwise the table names the row's place: it is there, or does not exist. */
