@@ -88,7 +88,7 @@ static void choose_reservations(const struct cstd_job *job, struct cstd_plan_sea
     s->config.overlap = job->spec.updates.overlap;
     s->config.apart = cstd_rank_devices_landings(job) == CST_LANDINGS_SHARED;
     s->config.lent = lent;
-    if (!worker->update_tier->kind->buffers(worker->update_tier)->kind->apart ||
+    if (!cstd_tier_buffers(worker->update_tier)->kind->apart ||
         (worker->device_update_bytes == 0 && !open && !lent)) {
         return;
     }

@@ -24,7 +24,7 @@ struct cstd_plan_search;
 struct cstd_job_plan {
     struct cstd_plan_search *search; /* Search that is queued or runs; NULL: none. */
     bool valid;                      /* choice, step_s and words are valid. */
-    /* The plan's decisions, without rows: a job's rows are never on a disk. */
+    /* The plan's decisions, without rows. It does not know of states on drives. */
     struct cst_plan_choice choice;
     /* Predicted time of a step; 0: unknown, because the workers' speed is not known. */
     double step_s;

@@ -177,9 +177,7 @@ static uint64_t reservation_bytes(const struct cstd_job *job,
     uint64_t bytes = cstd_edge_slots_bytes(job, tier);
 
     for (uint32_t i = 0; i < reservations->n; i++) {
-        bytes += reservations->v[i].tier->kind->buffers(reservations->v[i].tier) == tier
-                     ? reservations->v[i].bytes
-                     : 0;
+        bytes += cstd_tier_buffers(reservations->v[i].tier) == tier ? reservations->v[i].bytes : 0;
     }
     for (uint32_t i = 0; tier->kind->one_budget && i < job->layout.n_segments; i++) {
         bytes += job->layout.segments[i].tier == tier->number ? job->layout.segments[i].bytes : 0;

@@ -117,7 +117,7 @@ void cstd_kept_job_charge_devices(struct cstd_daemon *daemon, struct cstd_kept_j
         struct cstd_kept_charge charge = {.bytes = device->states_bytes};
 
         /* Buffers in host memory are among its segments. */
-        if (tier != NULL && tier->kind->buffers(tier) == tier) {
+        if (tier != NULL && cstd_tier_computes(tier)) {
             charge.bytes += device->reservation_bytes;
         }
         if (tier != NULL && charge.bytes > 0 && kept->n_charges < CST_CORE_MAX_UPDATE_DEVICES) {
@@ -157,7 +157,7 @@ static bool is_apart(const struct cstd_daemon *daemon, const struct cstd_kept_jo
             tier = cstd_tiers_of_uuid(daemon, ledger->devices[i]->uuid);
         }
     }
-    return tier == NULL || tier->kind->buffers(tier)->kind->apart;
+    return tier == NULL || cstd_tier_buffers(tier)->kind->apart;
 }
 
 /* The name under which segment @i of the job is in the store. @layout: its layout. */

@@ -131,7 +131,7 @@ uint32_t cstd_revive_list_reservations(
                                            .bytes = device->states_bytes,
                                            .grain = device->grain,
                                            .reservation_bytes = device->reservation_bytes,
-                                           .in_host = !tier->kind->buffers(tier)->kind->apart};
+                                           .in_host = !cstd_tier_buffers(tier)->kind->apart};
         }
     }
     return n;

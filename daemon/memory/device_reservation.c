@@ -172,7 +172,7 @@ uint32_t cstd_device_reservation_list(
     }
     for (uint32_t i = 0; i < n; i++) {
         const struct cstd_tier *tier = reservations[i].tier;
-        uint64_t grain = cstd_tier_grain(tier->kind->buffers(tier));
+        uint64_t grain = cstd_tier_grain(cstd_tier_buffers(tier));
 
         /* An engine that is being started has not reported the granularity yet. */
         reservations[i].bytes -= grain > 0 ? reservations[i].bytes % grain : 0;
@@ -257,7 +257,7 @@ static int add_states(struct cst_layout_config *config, const struct cstd_tier *
                                        .bytes = bytes,
                                        .grain = cstd_tier_grain(tier),
                                        .reservation_bytes = reservation_bytes,
-                                       .in_host = !tier->kind->buffers(tier)->kind->apart};
+                                       .in_host = !cstd_tier_buffers(tier)->kind->apart};
     }
     return CST_OK;
 }
@@ -296,9 +296,7 @@ uint64_t cstd_device_reservation_bytes(const struct cstd_job *job, const struct 
     uint64_t bytes = 0;
 
     for (uint32_t i = 0; i < n; i++) {
-        bytes += reservations[i].tier->kind->buffers(reservations[i].tier) == tier
-                     ? reservations[i].bytes
-                     : 0;
+        bytes += cstd_tier_buffers(reservations[i].tier) == tier ? reservations[i].bytes : 0;
     }
     return bytes + (tier->kind->one_budget ? states_on(job, tier) : 0);
 }

@@ -192,7 +192,7 @@ static int add_reservations(struct cstd_memory *memory, const struct cstd_memory
         const struct cstd_tier_piece piece = {.use = CSTD_TIER_RESERVATION,
                                               .bytes = reservation->bytes};
 
-        const struct cstd_tier *in = reservation->tier->kind->buffers(reservation->tier);
+        const struct cstd_tier *in = cstd_tier_buffers(reservation->tier);
 
         rc = in->kind->create(memory, in, &piece, err);
         if (rc == CST_OK) {

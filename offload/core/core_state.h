@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The state of the core: what its parts own, embedded by value, and what all of them read. Private
- * to offload/; plan/ looks into it to replay a job. A part changes what its own header declares,
- * and calls the functions of other parts for the rest. Calls go to parts in the same folder and in
- * those below it (tests/lib/layers). The .c files of all these folders include this header.
+ * to offload/; simulate/ looks into it to replay a job. A part changes what its own header
+ * declares, and calls the functions of other parts for the rest. Calls go to parts in the same
+ * folder and in those below it (tests/lib/layers). The .c files of all these folders include this
+ * header.
  *
  * What a part has to tell to one above it is a fact (offload/books/facts.h). */
 #ifndef CST_CORE_STATE_H

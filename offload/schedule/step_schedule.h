@@ -18,7 +18,8 @@
  * The addends of a sum are either those of all ranks of the group, in rank order, or a single one,
  * which any rank may contribute.
  *
- * To add a schedule, write a file with its row and add the row to the list in step_schedule.c. The
+ * The model decides which schedule a job has (`serves`). To add one, write a file with its row, and
+ * put the row before those in step_schedule.c that serve the same models. The
  * functions of a row read the core, and change nothing but the state of their schedule. */
 #ifndef CST_STEP_SCHEDULE_H
 #define CST_STEP_SCHEDULE_H

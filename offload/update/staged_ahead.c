@@ -101,6 +101,7 @@ void cst_staged_ahead_done(struct cst_core *core, const struct cst_flight *fligh
 {
     struct cst_device_reservation *reservation = &core->device_updates.reservations[flight->rank];
     struct cst_staged_ahead *ahead = &reservation->ahead[flight->buffer];
+    uint64_t *down = reservation->down[flight->buffer];
 
     for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
         if (ahead->up[i] == flight->ticket) {
@@ -110,5 +111,9 @@ void cst_staged_ahead_done(struct cst_core *core, const struct cst_flight *fligh
                 cst_staged_ahead_drop(reservation, flight->buffer);
             }
         }
+    }
+    /* The engine remembers failures, and who waits for one fails, too. */
+    for (uint32_t i = 0; i < CST_STAGED_UPDATE_COPIES_DOWN && event->status != CST_OK; i++) {
+        down[i] = down[i] == flight->ticket ? 0 : down[i];
     }
 }

@@ -139,7 +139,7 @@ failing() {
     stop_daemon failing
 }
 failing 'chunk [0-9]* failed in step [0-9]*: .*ing [0-9]* bytes at [0-9]* of .* on drive [0-9:]*: Input/output error' \
-    DISK_IO=fail DISK_NTH=$((200 + RANDOM % 400)) DISK_ERRNO=5
+    DISK_IO=fail DISK_NTH=$((200 + RANDOM % 400)) DISK_FAILS=100000 DISK_ERRNO=5
 failing 'chunk 0 failed.*: Input/output error' DISK_IO=fail DISK_NTH=3 DISK_ERRNO=5
 failing 'No space left on device' DISK_IO=fail DISK_NTH=1 DISK_ERRNO=28
 for io in 'fail DISK_NTH=0 DISK_MOST=8192' 'slow DISK_US=300'; do

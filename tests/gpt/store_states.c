@@ -190,21 +190,23 @@ START_TEST(written_weights_are_not_delayed)
 }
 END_TEST
 
-/* The local store has no Muon. */
-enum { N_OPTIMIZERS = CST_OPTIMIZER_MUON };
-
 /* Each optimizer gives other weights. lion and sgd have one moment only, which costs less
  * memory. */
 START_TEST(optimizers_differ)
 {
-    float *master[N_OPTIMIZERS];
-    uint64_t bytes[N_OPTIMIZERS], n = model.tensors[TENSOR].n_elems;
+    float *master[CST_OPTIMIZER_COUNT] = {NULL};
+    uint64_t bytes[CST_OPTIMIZER_COUNT], n = model.tensors[TENSOR].n_elems;
 
-    for (uint32_t i = 0; i < N_OPTIMIZERS; i++) {
+    for (uint32_t i = 0; i < CST_OPTIMIZER_COUNT; i++) {
         bool second = i == CST_OPTIMIZER_ADAMW || i == CST_OPTIMIZER_ADAM;
-        struct one one = open_one((struct gpt_local_config){.optimizer = (enum cst_optimizer)i});
-        void *unused = calloc(n, sizeof(float));
+        struct one one;
+        void *unused;
 
+        if (i == CST_OPTIMIZER_MUON) {
+            continue; /* The local store has none. */
+        }
+        one = open_one((struct gpt_local_config){.optimizer = (enum cst_optimizer)i});
+        unused = calloc(n, sizeof(float));
         ck_assert_ptr_nonnull(unused);
         do_step(&one, 0);
         do_step(&one, 1);
@@ -215,13 +217,14 @@ START_TEST(optimizers_differ)
         free(unused);
         close_one(&one);
         for (uint32_t k = 0; k < i; k++) {
-            ck_assert_int_ne(memcmp(master[i], master[k], n * sizeof(float)), 0);
+            ck_assert(k == CST_OPTIMIZER_MUON ||
+                      memcmp(master[i], master[k], n * sizeof(float)) != 0);
         }
     }
     ck_assert_uint_eq(bytes[CST_OPTIMIZER_ADAM], bytes[CST_OPTIMIZER_ADAMW]);
     ck_assert_uint_ge(bytes[CST_OPTIMIZER_ADAMW] - bytes[CST_OPTIMIZER_LION], 4 * model.n_params);
     ck_assert_uint_eq(bytes[CST_OPTIMIZER_SGD], bytes[CST_OPTIMIZER_LION]);
-    for (uint32_t i = 0; i < N_OPTIMIZERS; i++) {
+    for (uint32_t i = 0; i < CST_OPTIMIZER_COUNT; i++) {
         free(master[i]);
     }
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* disk_engine: cistern-engine-host whose drives (--disk) fail, record or wait, as the environment
  * says:
- *   DISK_IO=fail DISK_NTH=N DISK_ERRNO=N   the N-th call fails
+ *   DISK_IO=fail DISK_NTH=N DISK_ERRNO=N   the N-th call fails, or DISK_FAILS=N calls from it on
  *   DISK_IO=fail DISK_MOST=N               calls do at most N bytes
  *   DISK_IO=record DISK_RECORD=FILE        writes are appended to FILE (tests/lib/disk_rows.h)
  *   DISK_IO=slow DISK_US=N                 each call begins with a sleep of N microseconds */
@@ -29,6 +29,7 @@ static const struct cste_disk_io *choose(void)
 
     disk_faults.nth = (unsigned)number("DISK_NTH");
     disk_faults.errnum = (int)number("DISK_ERRNO");
+    disk_faults.n_fail = (unsigned)number("DISK_FAILS");
     disk_faults.most = number("DISK_MOST");
     disk_slow_us = (unsigned)number("DISK_US");
     if (name == NULL) {

@@ -131,11 +131,21 @@ static bool runs(void)
     return true;
 }
 
+static uint32_t n_kinds(void)
+{
+    uint32_t n = 0;
+
+    while (cst_schedule_kind(n) != NULL) {
+        n++;
+    }
+    return n;
+}
+
 static void make_any(void)
 {
     static const bool all[MOST_STAGES] = {true, true, true, true, true, true, true, true,
                                           true, true, true, true, true, true, true};
-    const struct cst_schedule_kind *kind = cst_schedule_kind(draw(6));
+    const struct cst_schedule_kind *kind = cst_schedule_kind(draw(n_kinds()));
     const uint32_t p = 1 + draw(MOST_RANKS), m = 1 + draw(MOST_MICRO);
     const uint32_t v = kind->interleaves && m % (m / p > 0 ? m / p : 1) == 0 ? 1 + draw(3) : 1;
     const struct cst_schedule_size size = {p, v * p, m, draw(2) == 0 ? NULL : all};

@@ -113,7 +113,7 @@ int cstd_tiers_choose(const struct cstd_daemon *daemon, const char *device, uint
     int rc = cstd_gpus_choose(daemon->gpus, device, rank, &gpu, err);
 
     *out = gpu != NULL ? cstd_tiers_of_gpu(daemon, gpu) : cstd_tiers_host(daemon);
-    if (rc == CST_OK && (*out)->kind->buffers(*out) != *out) {
+    if (rc == CST_OK && !cstd_tier_computes(*out)) {
         return cst_err_set(err, CST_EUNSUPPORTED,
                            "device '%.63s' only copies: no pool can be there", device);
     }

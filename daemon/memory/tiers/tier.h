@@ -67,6 +67,8 @@ struct cstd_tier_kind {
     /* The tier of the buffers in which states of @tier are updated: @tier itself or, if its engine
      * does not compute, host memory. */
     const struct cstd_tier *(*buffers)(const struct cstd_tier *tier);
+    /* The others, and `unreachable` and the two after it, are NULL in a kind whose engine does not
+     * compute: no pool can be there. */
     /* Fill in guessed rates of a device on whose tier the pools of workers are. @node: the rates of
      * the host's node. */
     void (*rates)(const struct cstd_tier *tier, const struct cst_rates_node *node,
@@ -147,6 +149,18 @@ bool cstd_tier_is_lost(const struct cstd_tier *tier);
 /* True if the engine of @from, or a worker there, can write to the memory of @to. Both are apart.
  */
 bool cstd_tier_reaches(const struct cstd_tier *from, const struct cstd_tier *to);
+
+/* The tier of the buffers in which states of @tier are updated, and true if that is @tier itself,
+ * because its engine computes. */
+static inline const struct cstd_tier *cstd_tier_buffers(const struct cstd_tier *tier)
+{
+    return tier->kind->buffers(tier);
+}
+
+static inline bool cstd_tier_computes(const struct cstd_tier *tier)
+{
+    return cstd_tier_buffers(tier) == tier;
+}
 
 /* Count a use of the engine that the memory of @tier belongs to, and the end of this use. */
 void cstd_tier_use(const struct cstd_tier *tier);
