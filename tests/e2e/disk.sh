@@ -56,21 +56,21 @@ train() {
 }
 
 # Every optimizer and format, of which a part of the chunks is there, and with the schedules of updates.
-words=()
+options=()
 if sparse; then formats=(mx8); else formats=(fp32 bf16 mx8); fi
 for optimizer in adamw adam lion sgd muon; do
     for masters in fp32 split; do
         for moments in "${formats[@]}"; do
-            words=(--steps 8 --optimizer "$optimizer" --masters "$masters" --moments "$moments")
+            options=(--steps 8 --optimizer "$optimizer" --masters "$masters" --moments "$moments")
             case $((n++ % 3)) in
-            1) words+=(--overlap early --clip 0) ;;
-            2) words+=(--overlap delayed) ;;
+            1) options+=(--overlap early --clip 0) ;;
+            2) options+=(--overlap delayed) ;;
             esac
-            begin formats 1 "${words[@]}"
-            end "${words[*]}"
-            begin formats-disk 1 "${words[@]}" --disk "$drive"
-            end "on the drive with ${words[*]}"
-            cmp "$tmp/formats.weights" "$tmp/formats-disk.weights" || fail "other weights with ${words[*]}"
+            begin formats 1 "${options[@]}"
+            end "${options[*]}"
+            begin formats-disk 1 "${options[@]}" --disk "$drive"
+            end "on the drive with ${options[*]}"
+            cmp "$tmp/formats.weights" "$tmp/formats-disk.weights" || fail "other weights with ${options[*]}"
             ./cistern rm formats
             ./cistern rm formats-disk
         done
@@ -123,6 +123,7 @@ export CISTERN_ENGINE_HOST=$PWD/tests/lib/disk_engine
 failing() {
     local words=$1 rc=0
     shift
+    # shellcheck disable=SC2163 # assignments
     export "$@"
     start_keeping failing --gpus none
     ./cistern-gpt "${model[@]}" --steps 30 --data "$tmp/text" --job faulty --disk "$drive" >"$tmp/faulty.log" 2>&1 || rc=$?
