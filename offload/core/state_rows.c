@@ -164,7 +164,7 @@ int cst_state_check_io(const struct cst_core *core, const struct cst_event *even
                            event->first, event->n_elems, tensor->name, tensor->n_elems);
     }
     if (cst_table_is_moment((int)event->row) && core->chunks[tensor->chunk].has_states &&
-        !cst_state_has_row(core, tensor->chunk, event->row)) {
+        !cst_state_has_row(core, tensor->chunk, (int)event->row)) {
         return cst_err_set(err, CST_EUNSUPPORTED, "tensor '%s': its optimizer has no moment %s",
                            tensor->name, cst_moment_names[event->row - CST_ROW_MOMENT]);
     }

@@ -42,7 +42,7 @@ static void add_rows(const struct cst_core *core, uint32_t chunk, uint64_t at, u
                            : k == 1 ? CST_ROW_WEIGHT
                                     : (enum cst_row)(CST_ROW_MOMENT + k - 2);
 
-        if (!cst_state_has_row(core, chunk, row) ||
+        if (!cst_state_has_row(core, chunk, (int)row) ||
             (cst_table_is_moment((int)row) && !clears_moments(core, chunk))) {
             continue;
         }
@@ -83,7 +83,7 @@ static void write_device(struct cst_core *core, const struct cst_event *event, u
         enum cst_row row = (enum cst_row)(CST_ROW_MOMENT + i);
 
         tickets[i + 1] = 0;
-        if (cst_state_has_row(core, c, row) && clears_moments(core, c)) {
+        if (cst_state_has_row(core, c, (int)row) && clears_moments(core, c)) {
             part = write_part(core, c, row, at, CST_COMMAND_FILL);
             part->bytes = 4 * event->n_elems;
             tickets[i + 1] = part->ticket;
@@ -120,7 +120,7 @@ static struct cst_command *write_staged_masters(struct cst_core *core,
     for (int k = 0; clears && k < CST_MAX_MOMENTS; k++) {
         enum cst_row row = (enum cst_row)(CST_ROW_MOMENT + k);
 
-        if (cst_state_has_row(core, c, row)) {
+        if (cst_state_has_row(core, c, (int)row)) {
             bool coded = cst_state_is_coded(core, row);
 
             if (coded) {
@@ -306,6 +306,8 @@ void cst_states_written(struct cst_core *core, const struct cst_flight *flight,
     struct cst_chunk *chunk = &core->chunks[flight->chunk];
     const struct cst_request *request = &core->requests.v[flight->request];
     bool master = request->row == CST_ROW_MASTER;
+    /* What else is in the blocks may have changed, too. */
+    bool staged = cst_state_is_staged(core, flight->chunk, request->row, request->raw);
     struct cst_err why;
 
     core->writes.n--;
@@ -321,7 +323,7 @@ void cst_states_written(struct cst_core *core, const struct cst_flight *flight,
         cst_core_refuse_err(core, request->tag, &why);
     }
     cst_requests_remove(&core->requests, flight->request);
-    if (event->status != CST_OK && master) {
+    if (event->status != CST_OK && (master || staged)) {
         cst_weight_row_break(chunk);
         why.status = event->status == CST_ELOST ? CST_ELOST : CST_EENGINE;
         cst_ranks_fail(core, &why);
