@@ -9,4 +9,8 @@
 /* Fill @msg with @plan. The message points into @plan. */
 void cst_plan_message_fill(Cistern__JobPlan *msg, struct cst_saved_plan *plan);
 
+/* Read the plan in @msg. CST_EINVAL: it has impossible numbers; @out is unchanged. */
+int cst_plan_message_read(const Cistern__JobPlan *msg, struct cst_saved_plan *out,
+                          struct cst_err *err);
+
 #endif

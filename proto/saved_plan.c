@@ -26,42 +26,42 @@ struct field {
     bool optional; /* With names: if the file has no such key, the value is 0. */
 };
 
-#define WIDE(f) .key = #f, .offset = offsetof(struct cst_saved_plan, f), .wide = true
-#define NARROW(f) .key = #f, .offset = offsetof(struct cst_saved_plan, f)
+#define FIELD(type, member, ...)                                                                   \
+    {.key = #member,                                                                               \
+     .offset = offsetof(struct cst_saved_plan, member),                                            \
+     .wide = sizeof(type) == sizeof(uint64_t),                                                     \
+     __VA_ARGS__},
+#define CHOICE_required false
+#define CHOICE_optional true
 
 static const struct field for_fields[] = {
-    {NARROW(world)},
-    {NARROW(micro_batches)},
-    {NARROW(optimizer), .names = cst_optimizer_names},
-    {NARROW(masters), .names = cst_masters_names},
-    {NARROW(moments), .names = cst_moments_names},
-    {NARROW(overlap), .names = cst_overlap_names},
-    {NARROW(grad_over_weight), .names = flag_names},
-    {WIDE(n_params)},
-    {NARROW(n_tensors)},
-    {NARROW(n_operators)},
-    {WIDE(fingerprint)},
+#define CST_PLAN_OPTION(member, path, in_names, ...) FIELD(uint32_t, member, .names = (in_names))
+#define CST_PLAN_MODEL(type, member) FIELD(type, member, .names = NULL)
+#include "proto/saved_plan.def"
     {.key = NULL},
 };
-static const char *const for_keys[] = {"world",     "micro_batches", "optimizer",        "masters",
-                                       "moments",   "overlap",       "grad_over_weight", "n_params",
-                                       "n_tensors", "n_operators",   "fingerprint",      NULL};
+static const char *const for_keys[] = {
+#define CST_PLAN_OPTION(member, ...) #member,
+#define CST_PLAN_MODEL(type, member) #member,
+#include "proto/saved_plan.def"
+    NULL,
+};
 
 static const struct field plan_fields[] = {
-    {NARROW(n_chunks)},
-    {WIDE(pool_bytes)},
-    {NARROW(prefetch_depth)},
-    {WIDE(device_update_bytes)},
-    {NARROW(lent), .names = flag_names, .optional = true},
-    {WIDE(device_states)},
+#define CST_PLAN_CHOICE(type, member, in_names, presence)                                          \
+    FIELD(type, member, .names = (in_names), .optional = CHOICE_##presence)
+#include "proto/saved_plan.def"
     {.key = NULL},
 };
 /* Files of earlier versions have the key "eviction"; it has no effect. */
-static const char *const plan_keys[] = {"classes",    "n_chunks",
-                                        "pool_bytes", "prefetch_depth",
-                                        "eviction",   "device_update_bytes",
-                                        "lent",       "device_states",
-                                        "step_s",     NULL};
+static const char *const plan_keys[] = {
+#define CST_PLAN_CHOICE(type, member, ...) #member,
+#include "proto/saved_plan.def"
+    "classes",
+    "eviction",
+    "step_s",
+    NULL,
+};
 static const char *const class_keys[] = {"chunk_elems", "n_blocks", NULL};
 static const char *const root_keys[] = {"cistern_plan", "for", "plan", "made", NULL};
 
@@ -150,7 +150,8 @@ static uint32_t class_difference(const struct cst_saved_plan *a, const struct cs
 int cst_saved_plan_same(const struct cst_saved_plan *plan, const struct cst_saved_plan *other,
                         uint32_t rank, struct cst_err *err)
 {
-    static const struct field n_classes[] = {{NARROW(n_classes)}, {.key = NULL}};
+    static const struct field n_classes[] = {
+        FIELD(uint32_t, n_classes, .names = NULL){.key = NULL}};
     const struct field *field = first_difference(for_fields, plan, other);
     uint32_t class = class_difference(plan, other);
     char a[24], b[24];
@@ -223,7 +224,7 @@ static int read_name(const json_t *object, const char *place, const struct field
                      uint64_t *out, struct cst_err *err)
 {
     char text[32] = "", at[CST_JSON_PLACE_BYTES];
-    uint32_t i = 0;
+    uint32_t i;
     int rc;
 
     if (field->optional && json_object_get(object, field->key) == NULL) {
@@ -234,9 +235,7 @@ static int read_name(const json_t *object, const char *place, const struct field
     if (rc != CST_OK) {
         return rc;
     }
-    while (field->names[i] != NULL && strcmp(field->names[i], text) != 0) {
-        i++;
-    }
+    i = cst_name_find(field->names, text);
     if (field->names[i] == NULL) {
         return cst_err_set(err, CST_EINVAL, "%s: '%s' is not known",
                            cst_json_place(at, place, field->key, -1), text);

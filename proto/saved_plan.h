@@ -22,31 +22,15 @@ struct json_t; /* Defined by jansson. */
 #define CST_SAVED_PLAN_CLASSES 4 /* Most size classes of a plan. */
 
 struct cst_saved_plan {
-    /* What the plan was made for. */
-    /* Fingerprint of the model's tensors, groups and operators (offload/layout/digest.h). */
-    uint64_t fingerprint;
-    uint64_t n_params;         /* Sum of the elements of all tensors. */
-    uint32_t n_tensors;        /* Number of declared tensors. */
-    uint32_t n_operators;      /* Number of declared operators. */
-    uint32_t world;            /* Number of ranks. */
-    uint32_t micro_batches;    /* Micro-batches per step, at least 1. */
-    uint32_t optimizer;        /* enum cst_optimizer */
-    uint32_t masters;          /* enum cst_masters */
-    uint32_t moments;          /* enum cst_moments */
-    uint32_t overlap;          /* enum cst_overlap */
-    uint32_t grad_over_weight; /* 1: gradients take the place of weights in host memory. */
-    /* What the plan decides. */
+#define CST_PLAN_OPTION(member, ...) uint32_t member;
+#define CST_PLAN_MODEL(type, member) type member;
+#define CST_PLAN_CHOICE(type, member, ...) type member;
+#include "proto/saved_plan.def"
     uint32_t n_classes; /* Number of size classes, at least 1. */
     /* Capacity of the chunks of each class, ascending from the second class on. */
     uint64_t chunk_elems[CST_SAVED_PLAN_CLASSES];
     uint32_t n_blocks[CST_SAVED_PLAN_CLASSES]; /* Blocks of each class in each rank's pool. */
-    uint32_t n_chunks;                         /* Number of chunks of all classes. */
-    uint64_t pool_bytes;                       /* Size of each rank's pool. */
-    uint32_t prefetch_depth; /* Chunks; 0: as many as the blocks allow; UINT32_MAX: no prefetch. */
-    uint64_t device_update_bytes; /* Device reservation of each rank, bytes. */
-    uint32_t lent;                /* 1: pools lend memory for updates instead. */
-    uint64_t device_states;       /* Bytes of each rank's accelerator for states that stay there. */
-    double step_s;                /* Predicted time of a step, seconds. */
+    double step_s;                             /* Predicted time of a step, seconds. */
 };
 
 /* Compare only the fields that say what a plan was made for. CST_OK: @plan was made for @job.

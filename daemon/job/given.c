@@ -15,48 +15,6 @@
 
 /* -- plans in requests ------------------------------------------------------------------------ */
 
-int cstd_given_read(const Cistern__JobPlan *message, struct cst_saved_plan *out,
-                    struct cst_err *err)
-{
-    struct cst_saved_plan plan = {
-        .fingerprint = message->fingerprint,
-        .n_params = message->n_params,
-        .n_tensors = message->n_tensors,
-        .n_operators = message->n_operators,
-        .world = message->world,
-        .micro_batches = message->micro_batches,
-        .optimizer = message->optimizer,
-        .masters = message->masters,
-        .moments = message->moments,
-        .overlap = message->overlap,
-        .grad_over_weight = message->grad_over_weight,
-        .n_chunks = message->n_chunks,
-        .pool_bytes = message->pool_bytes,
-        .prefetch_depth = message->prefetch_depth,
-        .device_update_bytes = message->device_update_bytes,
-        .lent = message->lent ? 1 : 0,
-        .device_states = message->device_states,
-        .step_s = message->step_seconds,
-    };
-    int rc;
-
-    if (message->n_chunk_elems != message->n_n_blocks ||
-        message->n_chunk_elems > CST_SAVED_PLAN_CLASSES) {
-        return cst_err_set(err, CST_EINVAL, "a plan with %zu capacities and blocks of %zu classes",
-                           message->n_chunk_elems, message->n_n_blocks);
-    }
-    plan.n_classes = (uint32_t)message->n_chunk_elems;
-    for (uint32_t i = 0; i < plan.n_classes; i++) {
-        plan.chunk_elems[i] = message->chunk_elems[i];
-        plan.n_blocks[i] = message->n_blocks[i];
-    }
-    rc = cst_saved_plan_check(&plan, err);
-    if (rc == CST_OK) {
-        *out = plan;
-    }
-    return rc;
-}
-
 /* Settle one field of a worker's request: the planned value if the worker left it open, else the
  * worker's value, which must be the planned one. */
 static int settle(const char *name, uint64_t planned, bool open, uint64_t *field, uint32_t rank,
@@ -78,13 +36,8 @@ static struct cst_saved_plan facts_of(const struct cstd_job_request *request,
 {
     struct cst_saved_plan facts = *plan;
 
-    facts.world = request->spec.world;
-    facts.micro_batches = request->spec.updates.micro_batches;
-    facts.optimizer = (uint32_t)request->spec.states.optimizer;
-    facts.masters = (uint32_t)request->spec.states.masters;
-    facts.moments = (uint32_t)request->spec.states.moments;
-    facts.overlap = (uint32_t)request->spec.updates.overlap;
-    facts.grad_over_weight = request->spec.states.grad_over_weight;
+#define CST_PLAN_OPTION(member, path, ...) facts.member = (uint32_t)request->spec.path;
+#include "proto/saved_plan.def"
     return facts;
 }
 

@@ -9,17 +9,12 @@
 #ifndef CST_GIVEN_H
 #define CST_GIVEN_H
 
-#include "proto/cistern.pb-c.h"
 #include "proto/saved_plan.h"
 
 #include <stdbool.h>
 
 struct cstd_job;
 struct cstd_job_request;
-
-/* Convert the plan in a JobOpen. CST_EINVAL: the plan has impossible numbers. */
-int cstd_given_read(const Cistern__JobPlan *message, struct cst_saved_plan *out,
-                    struct cst_err *err);
 
 /* Set the fields of @request that were left open and that the plan of @job decides; @job NULL: the
  * plan that @request brings to a new job. CST_EINVAL: the plan is combined with a base job.

@@ -5,7 +5,7 @@
 #include "daemon/job/base_job.h"
 #include "daemon/job/commit.h"
 #include "daemon/job/declare.h"
-#include "daemon/job/given.h"
+#include "proto/plan_message.h"
 #include "daemon/job/job_core.h"
 #include "daemon/job/worker.h"
 #include "daemon/ledger/kept_job.h"
@@ -37,7 +37,7 @@ static int read_given(const Ledger__Job *ledger, struct cst_saved_plan *out, str
     if (message == NULL) {
         return cst_err_set(err, CST_ELOST, "its plan cannot be read");
     }
-    rc = cstd_given_read(message, out, err);
+    rc = cst_plan_message_read(message, out, err);
     cistern__job_plan__free_unpacked(message, NULL);
     return rc;
 }

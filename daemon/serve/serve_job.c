@@ -10,7 +10,7 @@
 #include "daemon/memory/rank_devices.h"
 #include "daemon/serve/serve.h"
 #include "daemon/job/core_driver.h"
-#include "daemon/job/given.h"
+#include "proto/plan_message.h"
 #include "daemon/base/log.h"
 #include "daemon/memory/device_reservation.h"
 #include "daemon/job/worker.h"
@@ -116,7 +116,7 @@ void cstd_serve_job_open(struct cstd_session *session, uint64_t id, void *body)
         return;
     }
     if (rc == CST_OK && message->plan != NULL) {
-        rc = cstd_given_read(message->plan, &asked.plan, &err);
+        rc = cst_plan_message_read(message->plan, &asked.plan, &err);
     }
     if (rc == CST_OK) {
         rc = cstd_worker_attach(session, &asked, &created, &err);
