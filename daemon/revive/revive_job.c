@@ -5,7 +5,6 @@
 #include "daemon/job/base_job.h"
 #include "daemon/job/commit.h"
 #include "daemon/job/declare.h"
-#include "proto/plan_message.h"
 #include "daemon/job/job_core.h"
 #include "daemon/job/worker.h"
 #include "daemon/ledger/kept_job.h"
@@ -19,6 +18,7 @@
 #include "daemon/job/job.h"
 #include "daemon/job/jobs.h"
 #include "daemon/ledger/ledger.h"
+#include "proto/plan_message.h"
 
 #include <inttypes.h>
 #include <stdio.h>
