@@ -4,11 +4,12 @@
 #include "client/cli/cli.h"
 #include "client/cli/json.h"
 #include "client/cli/table.h"
+#include "proto/job_states.h"
+#include "proto/optimizers.h"
 
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #define LOOK_US 200000   /* Time between two looks at the job's step. */
@@ -40,6 +41,7 @@ static bool look(struct cli *cli, uint64_t *step, bool *goes_on)
     Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
     struct cstc_call call = {0};
     const Cistern__JobInfo *job;
+    uint32_t state;
 
     msg.name = cli->args[0];
     if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_JOB_INFO, &msg.base,
@@ -48,7 +50,8 @@ static bool look(struct cli *cli, uint64_t *step, bool *goes_on)
     }
     job = ((const Cistern__JobInfoReply *)call.reply)->job;
     *step = job->step;
-    *goes_on = strcmp(job->state, "done") != 0 && strcmp(job->state, "failed") != 0;
+    state = cst_name_find(cst_job_state_names, job->state);
+    *goes_on = state != CST_JOB_IS_DONE && state != CST_JOB_IS_FAILED;
     cstc_call_reset(&call);
     return true;
 }

@@ -4,27 +4,20 @@
 #include "client/cli/cli.h"
 #include "client/cli/table.h"
 #include "proto/clock.h"
+#include "proto/job_states.h"
+#include "proto/optimizers.h"
 
 #include <jansson.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 /* True if the job has states that can be saved. A job that was loaded, or whose workers come back,
  * has them before its next step. */
-static bool has_states(const char *state, json_int_t step)
+static bool has_states(uint32_t state, json_int_t step)
 {
-    static const char *const without[] = {"declaring",  "starting", "planning",
-                                          "populating", "ready",    "failed"};
-
-    for (size_t i = 0; i < sizeof without / sizeof *without; i++) {
-        if (strcmp(state, without[i]) == 0) {
-            return step > 0 && strcmp(state, "failed") != 0;
-        }
-    }
-    return true;
+    return state != CST_JOB_IS_FAILED && (state > CST_JOB_IS_READY || step > 0);
 }
 
 static void on_begun(void *arg, uint64_t step)
@@ -77,16 +70,17 @@ static int save_within(struct cli *cli, const char *name, uint32_t uid, struct c
 static bool save(struct cli *cli, const char *name, const char *state, json_int_t step,
                  json_int_t uid)
 {
+    const uint32_t number = cst_name_find(cst_job_state_names, state);
     struct cst_save_spec spec = {.dir = NULL};
     struct cst_save_result result = {0};
     struct cst_err err = {0};
     char *dir, size[CLI_HUMAN_BYTES];
     int rc;
 
-    if (!has_states(state, step)) {
+    if (!has_states(number, step)) {
         (void)printf("%s is not saved, because it is %s: %s\n", name, state,
-                     strcmp(state, "failed") == 0 ? "its states may be damaged"
-                                                  : "it has not begun its first step");
+                     number == CST_JOB_IS_FAILED ? "its states may be damaged"
+                                                 : "it has not begun its first step");
         return true;
     }
     rc = uid == (json_int_t)getuid() ? asprintf(&dir, "%s/%s", cli->plan.save, name)

@@ -52,7 +52,7 @@ static int size_pools(struct cstd_job *job, struct cst_err *err);
  *                                                               |________^
  *          a Commit of a worker that has opened the job again */
 struct phase {
-    const char *name; /* For users. */
+    enum cst_job_state shown; /* For users. */
     /* State of the job in this phase.
      * DECLARING: a rank that leaves or hangs up ends the commit, because the model needs all ranks;
      * a cancelled Commit makes the other ranks wait again.
@@ -74,19 +74,20 @@ struct phase {
 };
 
 static const struct phase phases[] = {
-    [CSTD_COMMIT_COLLECT] = {"declaring", CSTD_JOB_DECLARING, collect_ranks, NULL, false},
-    [CSTD_COMMIT_ENGINES] = {"starting", CSTD_JOB_DECLARING, await_engines, NULL, false},
-    [CSTD_COMMIT_PLAN] = {"planning", CSTD_JOB_DECLARING, make_plan, cancel_plan, false},
-    [CSTD_COMMIT_LAYOUT] = {"populating", CSTD_JOB_POPULATING, lay_out, drop_layout, true},
-    [CSTD_COMMIT_POOLS] = {"populating", CSTD_JOB_POPULATING, size_pools, NULL, true},
-    [CSTD_COMMIT_MEMORY] = {"populating", CSTD_JOB_POPULATING, make_memory, close_memory, true},
-    [CSTD_COMMIT_CORE] = {"populating", CSTD_JOB_POPULATING, open_core, close_core, false},
-    [CSTD_COMMIT_LEDGER] = {"populating", CSTD_JOB_POPULATING, make_ledger, NULL, false},
-    [CSTD_COMMIT_STATES] = {"reshaping", CSTD_JOB_POPULATING, take_states, cstd_reshape_cancel,
-                            false},
-    [CSTD_COMMIT_ATTACH] = {"ready", CSTD_JOB_READY, attach_ranks, NULL, false},
-    [CSTD_COMMIT_ANSWER] = {"ready", CSTD_JOB_READY, answer_ranks, NULL, false},
-    [CSTD_COMMIT_DONE] = {"ready", CSTD_JOB_READY, NULL, NULL, false},
+    [CSTD_COMMIT_COLLECT] = {CST_JOB_IS_DECLARING, CSTD_JOB_DECLARING, collect_ranks, NULL, false},
+    [CSTD_COMMIT_ENGINES] = {CST_JOB_IS_STARTING, CSTD_JOB_DECLARING, await_engines, NULL, false},
+    [CSTD_COMMIT_PLAN] = {CST_JOB_IS_PLANNING, CSTD_JOB_DECLARING, make_plan, cancel_plan, false},
+    [CSTD_COMMIT_LAYOUT] = {CST_JOB_IS_POPULATING, CSTD_JOB_POPULATING, lay_out, drop_layout, true},
+    [CSTD_COMMIT_POOLS] = {CST_JOB_IS_POPULATING, CSTD_JOB_POPULATING, size_pools, NULL, true},
+    [CSTD_COMMIT_MEMORY] = {CST_JOB_IS_POPULATING, CSTD_JOB_POPULATING, make_memory, close_memory,
+                            true},
+    [CSTD_COMMIT_CORE] = {CST_JOB_IS_POPULATING, CSTD_JOB_POPULATING, open_core, close_core, false},
+    [CSTD_COMMIT_LEDGER] = {CST_JOB_IS_POPULATING, CSTD_JOB_POPULATING, make_ledger, NULL, false},
+    [CSTD_COMMIT_STATES] = {CST_JOB_IS_RESHAPING, CSTD_JOB_POPULATING, take_states,
+                            cstd_reshape_cancel, false},
+    [CSTD_COMMIT_ATTACH] = {CST_JOB_IS_READY, CSTD_JOB_READY, attach_ranks, NULL, false},
+    [CSTD_COMMIT_ANSWER] = {CST_JOB_IS_READY, CSTD_JOB_READY, answer_ranks, NULL, false},
+    [CSTD_COMMIT_DONE] = {CST_JOB_IS_READY, CSTD_JOB_READY, NULL, NULL, false},
 };
 
 /* -- forward and back ------------------------------------------------------------------------- */
@@ -571,9 +572,9 @@ void cstd_commit_close(struct cstd_job *job)
     }
 }
 
-const char *cstd_commit_name(const struct cstd_job *job)
+enum cst_job_state cstd_commit_shown(const struct cstd_job *job)
 {
-    return phases[job->phase].name;
+    return phases[job->phase].shown;
 }
 
 void cstd_commit_go_on(struct cstd_job *job)

@@ -15,10 +15,10 @@
 #define CSTD_COMMIT_H
 
 #include "daemon/job/job.h"
+#include "proto/job_states.h"
 
-/* Returns the name of the phase of @job for users, such as "planning". Phases that users need not
- * tell apart have the same name. */
-const char *cstd_commit_name(const struct cstd_job *job);
+/* Returns the phase of @job as users see it. Phases that they need not tell apart are the same. */
+enum cst_job_state cstd_commit_shown(const struct cstd_job *job);
 
 /* Write the ranks whose Commits are missing to @text, such as "0, 3 (absent)". The text is empty if
  * no Commit waits for them. */

@@ -10,6 +10,7 @@
 #include "daemon/memory/rank_devices.h"
 #include "daemon/memory/set_aside.h"
 #include "daemon/serve/serve.h"
+#include "proto/job_states.h"
 #include "proto/optimizers.h"
 #include "proto/size.h"
 #include "daemon/job/job.h"
@@ -284,34 +285,27 @@ static void fill_options(const struct cstd_job *job, Cistern__JobInfo *out)
     out->has_device_states = out->device_states > 0;
 }
 
-/* Return the state's name for users:
- * - "declaring", "starting", "planning", "populating": phases of a commit (commit.c);
- * - "reviving": an earlier daemon had the job, and it is not ready yet (daemon/revive/revive.h);
- * - "ready", "training", "failed", "closing";
- * - "idle": workers left between two steps;
- * - "done": all workers have left in good order (done.h);
- * - "interrupted": a worker died or left in the middle of a step;
- * - "reshaping": another job is to take its place (reshape.h). */
-static const char *state_name(const struct cstd_job *job)
+/* Return the state of @job as users see it. */
+static enum cst_job_state state_of(const struct cstd_job *job)
 {
-    static const char *const phases[] = {[CST_PHASE_READY] = "ready",
-                                         [CST_PHASE_RUNNING] = "training",
-                                         [CST_PHASE_IDLE] = "idle",
-                                         [CST_PHASE_INTERRUPTED] = "interrupted",
-                                         [CST_PHASE_FAILED] = "failed"};
+    static const enum cst_job_state phases[] = {
+        [CST_PHASE_READY] = CST_JOB_IS_READY,   [CST_PHASE_RUNNING] = CST_JOB_IS_TRAINING,
+        [CST_PHASE_IDLE] = CST_JOB_IS_IDLE,     [CST_PHASE_INTERRUPTED] = CST_JOB_IS_INTERRUPTED,
+        [CST_PHASE_FAILED] = CST_JOB_IS_FAILED,
+    };
     struct cst_core_stats stats;
 
     if (job->state == CSTD_JOB_DECLARING || job->state == CSTD_JOB_POPULATING) {
-        return cstd_commit_name(job);
+        return cstd_commit_shown(job);
     }
     if (job->state == CSTD_JOB_REVIVING) {
-        return "reviving";
+        return CST_JOB_IS_REVIVING;
     }
     if (job->successor != NULL) {
-        return "reshaping";
+        return CST_JOB_IS_RESHAPING;
     }
     if (job->core == NULL || cstd_done_is(job)) {
-        return job->core == NULL ? "closing" : "done";
+        return job->core == NULL ? CST_JOB_IS_CLOSING : CST_JOB_IS_DONE;
     }
     cst_core_stats(job->core, &stats);
     return phases[stats.phase];
@@ -323,7 +317,7 @@ static void fill_job(const struct cstd_job *job, Cistern__JobInfo *out)
     out->name = (char *)(uintptr_t)job->name;
     out->uid = job->uid;
     out->world = job->world;
-    out->state = (char *)(uintptr_t)state_name(job);
+    out->state = (char *)(uintptr_t)cst_job_state_names[state_of(job)];
     out->n_params = job->model.n_params;
     /* Without segments the numbers are left from an earlier commit. */
     out->arena_bytes = job->memory.n_segments > 0 ? job->memory.arena_bytes : 0;
