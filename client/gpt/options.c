@@ -165,7 +165,8 @@ static int take_config(struct gpt_options *o, const char *path, struct cst_optio
     static const struct variable threads = {"OMP_NUM_THREADS", CST_U32(AT(threads), 1, 1024)},
                                  rank = {"LOCAL_RANK",
                                          CST_U32(AT(job.rank), 0, CST_JOB_MAX_WORLD - 1)},
-                                 world = {"LOCAL_WORLD_SIZE", CST_U32(AT(job.world), 1, 64)};
+                                 world = {"LOCAL_WORLD_SIZE",
+                                          CST_U32(AT(job.world), 1, CST_JOB_MAX_WORLD)};
     int rc = take_variable(o, &threads, err);
 
     if (rc == CST_OK && path != NULL) {

@@ -65,6 +65,7 @@ struct row {
      * it. */
     const ProtobufCMessageDescriptor *type;
     enum needs needs;
+    bool has_fds; /* The request can have descriptors, which serve takes or closes. */
 };
 
 static const struct row rows[] = {
@@ -72,7 +73,7 @@ static const struct row rows[] = {
     [CISTERN__MSG_TYPE__MSG_PING] = {serve_ping, NULL, NOTHING},
     [CISTERN__MSG_TYPE__MSG_JOB_OPEN] = {cstd_serve_job_open, &cistern__job_open__descriptor,
                                          NOTHING},
-    [CISTERN__MSG_TYPE__MSG_JOB_FILES] = {cstd_serve_job_files, NULL, JOB},
+    [CISTERN__MSG_TYPE__MSG_JOB_FILES] = {cstd_serve_job_files, NULL, JOB, .has_fds = true},
     [CISTERN__MSG_TYPE__MSG_DECLARE] = {cstd_serve_declare, &cistern__declare__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_COMMIT] = {cstd_serve_commit, &cistern__commit__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_LAYOUT] = {cstd_serve_layout, &cistern__layout_get__descriptor, JOB},
@@ -186,12 +187,6 @@ static int check_length(const struct cst_frame *frame, struct cst_err *err)
                        frame->type, frame->body_bytes, CST_FRAME_DECLARE_BYTES);
 }
 
-/* True if the frame may have descriptors, which the row's function takes or closes. */
-static bool has_fds(const struct row *row)
-{
-    return row != NULL && row->serve == cstd_serve_job_files;
-}
-
 /* Check that a request frame has no flags, and descriptors only if the type has some. */
 static int check_frame(struct cst_frame *frame, const struct row *row, struct cst_err *err)
 {
@@ -200,7 +195,7 @@ static int check_frame(struct cst_frame *frame, const struct row *row, struct cs
     if (frame->flags != 0) {
         return cst_err_set(err, CST_EPROTO, "a request with flags 0x%04x", frame->flags);
     }
-    if (n_fds > 0 && !has_fds(row)) {
+    if (n_fds > 0 && (row == NULL || !row->has_fds)) {
         return cst_err_set(err, CST_EPROTO, "message of type %u with %u descriptors, it takes none",
                            frame->type, n_fds);
     }
