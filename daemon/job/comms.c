@@ -21,6 +21,12 @@
 
 enum state { GATHERING, ALLOCATING, BACKING, OPEN };
 
+/* A rank of a communicator. */
+struct member {
+    uint64_t tag; /* Before OPEN: its CommOpen, if it is one of those that asked. */
+    struct cstd_comm_device *device; /* Owned. NULL: its arrays are in host memory. */
+};
+
 struct cstd_comm {
     TAILQ_ENTRY(cstd_comm) link;
     struct cstd_job *job;
@@ -28,12 +34,9 @@ struct cstd_comm {
     enum state state;
     uint32_t group;
     uint64_t attempt;
-    struct cst_set ranks;              /* Ranks of the group. */
-    struct cst_set asked, closed;      /* Ranks that have asked for it, and that use it no more. */
-    uint64_t until_ns;                 /* GATHERING: when the ranks that wait give up. */
-    uint64_t tags[CST_CORE_MAX_WORLD]; /* Before OPEN: the CommOpen of each rank. */
-    /* Of each rank on a GPU; NULL: its arrays are in host memory. */
-    struct cstd_comm_device *devices[CST_CORE_MAX_WORLD];
+    struct cst_set ranks;           /* Ranks of the group. */
+    struct cst_set asked, closed;   /* Ranks that have asked for it, and that use it no more. */
+    uint64_t until_ns;              /* GATHERING: when the ranks that wait give up. */
     enum cst_transport transport;   /* From ALLOCATING on: how the ranks exchange data, */
     char why[CST_TRANSPORT_WORDS];  /* and why. */
     struct cstd_comm_slots slots;   /* From ALLOCATING on: on the ranks' GPUs, if they use them. */
@@ -41,7 +44,8 @@ struct cstd_comm {
     struct cstd_segment *segment;   /* From BACKING on. */
     struct cstd_page_work *work;    /* BACKING. */
     struct cstd_shared_heads heads; /* OPEN: the head of the memory. */
-    struct cstd_charge charge;      /* For this structure and those of @devices. */
+    struct cstd_charge charge;      /* For this structure and the devices of its members. */
+    struct member members[];        /* In the order of the ranks. */
 };
 
 static void arm(struct cstd_job *job);
@@ -51,8 +55,16 @@ static uint32_t n_ranks(const struct cstd_comm *comm)
     return cst_set_count(&comm->ranks);
 }
 
+/* @rank is one of the group. */
+static struct member *member(struct cstd_comm *comm, uint32_t rank)
+{
+    return &comm->members[cst_set_count_below(&comm->ranks, rank)];
+}
+
 static void free_comm(struct cstd_comm *comm)
 {
+    const uint32_t n = n_ranks(comm);
+
     TAILQ_REMOVE(&comm->job->comms.list, comm, link);
     cstd_page_work_abandon(comm->work);
     cstd_comm_slots_close(&comm->slots);
@@ -60,20 +72,20 @@ static void free_comm(struct cstd_comm *comm)
     if (comm->segment != NULL) {
         cstd_segment_unref(comm->segment);
     }
-    for (uint32_t rank = 0; rank < CST_CORE_MAX_WORLD; rank++) {
-        free(comm->devices[rank]);
+    for (uint32_t i = 0; i < n; i++) {
+        free(comm->members[i].device);
     }
     cstd_charge_force(&comm->charge, 0);
     free(comm);
 }
 
 /* The request of @rank, which waits; NULL: there is none, or its session has ended. */
-static struct cstd_pending *request_of(const struct cstd_comm *comm, uint32_t rank)
+static struct cstd_pending *request_of(struct cstd_comm *comm, uint32_t rank)
 {
     uint32_t item;
 
     return cst_set_has(&comm->asked, rank)
-               ? cstd_pending_find(comm->job->daemon->requests, comm->tags[rank], &item)
+               ? cstd_pending_find(comm->job->daemon->requests, member(comm, rank)->tag, &item)
                : NULL;
 }
 
@@ -82,7 +94,7 @@ static void fail(struct cstd_comm *comm, const struct cst_err *why)
 {
     struct cstd_job *job = comm->job;
 
-    for (uint32_t rank = 0; rank < job->world; rank++) {
+    CST_SET_EACH (rank, &comm->ranks) {
         struct cstd_pending *request = request_of(comm, rank);
 
         if (request != NULL) {
@@ -103,8 +115,8 @@ static void choose(struct cstd_comm *comm)
     size_t n = 0;
 
     CST_SET_EACH (rank, &comm->ranks) {
-        ranks[n] = cstd_comm_device_rank(comm->devices[rank], rank, job->workers[rank].tier->uuid,
-                                         names[n]);
+        ranks[n] = cstd_comm_device_rank(comm->members[n].device, rank,
+                                         job->workers[rank].tier->uuid, names[n]);
         n++;
     }
     comm->transport = cst_transport_choose(ranks, n, comm->why);
@@ -113,8 +125,10 @@ static void choose(struct cstd_comm *comm)
 /* Return whether all ranks say whether they can use the transport. */
 static bool can_refuse(const struct cstd_comm *comm)
 {
-    CST_SET_EACH (rank, &comm->ranks) {
-        if (comm->devices[rank] == NULL || !comm->devices[rank]->can_refuse) {
+    const uint32_t n = n_ranks(comm);
+
+    for (uint32_t i = 0; i < n; i++) {
+        if (comm->members[i].device == NULL || !comm->members[i].device->can_refuse) {
             return false;
         }
     }
@@ -124,7 +138,7 @@ static bool can_refuse(const struct cstd_comm *comm)
 /* Tell ranks on GPUs how they exchange data. Others need not know. @opened borrows from @comm. */
 static void tell_transport(struct cstd_comm *comm, Cistern__CommOpened *opened)
 {
-    struct cstd_comm_device *first = comm->devices[cst_set_first(&comm->ranks)];
+    struct cstd_comm_device *first = comm->members[0].device;
 
     if (comm->transport == CST_TRANSPORT_HOST) {
         return;
@@ -160,7 +174,7 @@ static void answer(struct cstd_comm *comm, int fd)
     for (uint32_t i = 0; i < comm->slots.n; i++) {
         fds[1 + i] = comm->slots.v[i]->fd;
     }
-    for (uint32_t rank = 0; rank < job->world; rank++) {
+    CST_SET_EACH (rank, &comm->ranks) {
         struct cstd_pending *request = request_of(comm, rank);
 
         if (request != NULL) {
@@ -198,10 +212,10 @@ static void describe(const struct cstd_comm *comm, char what[112])
 }
 
 /* Say in the log which ranks could not use what the group used before, and what it uses now. */
-static void warn_of_refusals(const struct cstd_comm *comm)
+static void warn_of_refusals(struct cstd_comm *comm)
 {
-    for (uint32_t rank = 0; rank < comm->job->world; rank++) {
-        const struct cstd_comm_device *device = comm->devices[rank];
+    CST_SET_EACH (rank, &comm->ranks) {
+        const struct cstd_comm_device *device = member(comm, rank)->device;
 
         if (device != NULL && device->refused != 0) {
             cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT_RANK(comm->job, rank),
@@ -310,9 +324,12 @@ static void begin(struct cstd_comm *comm)
 /* Charge @comm for one more rank, on a GPU if @device. */
 static int charge_rank(struct cstd_comm *comm, bool device, struct cst_err *err)
 {
-    uint64_t bytes = comm->charge.bytes == 0 ? sizeof *comm : comm->charge.bytes;
+    uint64_t bytes = comm->charge.bytes;
     char what[112];
 
+    if (bytes == 0) {
+        bytes = sizeof *comm + n_ranks(comm) * sizeof comm->members[0];
+    }
     describe(comm, what);
     return cstd_charge_set(&comm->charge, bytes + (device ? sizeof(struct cstd_comm_device) : 0),
                            what, err);
@@ -323,6 +340,7 @@ static int find_or_add(struct cstd_session *session, uint32_t group, uint64_t at
 {
     struct cstd_job *job = session->job;
     struct cstd_comm *comm;
+    struct cst_set ranks;
 
     TAILQ_FOREACH(comm, &job->comms.list, link)
     {
@@ -332,7 +350,9 @@ static int find_or_add(struct cstd_session *session, uint32_t group, uint64_t at
             return CST_OK;
         }
     }
-    comm = calloc(1, sizeof *comm);
+    ranks =
+        cst_set_intersect(cst_model_group_ranks(&job->model, group), cst_set_range(0, job->world));
+    comm = calloc(1, sizeof *comm + cst_set_count(&ranks) * sizeof comm->members[0]);
     if (comm == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a communicator");
     }
@@ -341,8 +361,7 @@ static int find_or_add(struct cstd_session *session, uint32_t group, uint64_t at
     comm->id = ++job->comms.last_id;
     comm->group = group;
     comm->attempt = attempt;
-    comm->ranks =
-        cst_set_intersect(cst_model_group_ranks(&job->model, group), cst_set_range(0, job->world));
+    comm->ranks = ranks;
     comm->until_ns = uv_hrtime() + (uint64_t)job->spec.limits.timeout_ms * 1000000;
     TAILQ_INSERT_TAIL(&job->comms.list, comm, link);
     *out = comm;
@@ -433,9 +452,8 @@ void cstd_comms_serve_open(struct cstd_session *session, uint64_t id, void *body
         cstd_session_fail(session->daemon, request, &err);
         return;
     }
-    comm->devices[session->rank] = device;
+    *member(comm, session->rank) = (struct member){cstd_pending_tag(request, 0), device};
     cst_set_add(&comm->asked, session->rank);
-    comm->tags[session->rank] = cstd_pending_tag(request, 0);
     if (cst_set_equal(&comm->asked, &comm->ranks)) {
         begin(comm);
     }

@@ -55,8 +55,9 @@ static void serve_ping(struct cstd_session *session, uint64_t id, void *body)
 
 /* -- table of message types ----------------------------------------------------------------- */
 
-/* JOB: the session must be attached to a job that still exists. */
-enum needs { NOTHING, JOB };
+/* JOB: the session must be attached to a job that still exists. JOB_AND_FDS: as JOB, and the
+ * request can have descriptors, which serve takes or closes; no other request has any. */
+enum needs { NOTHING, JOB, JOB_AND_FDS };
 
 struct row {
     /* Serves the request; NULL: there is no request of this type. */
@@ -65,7 +66,6 @@ struct row {
      * it. */
     const ProtobufCMessageDescriptor *type;
     enum needs needs;
-    bool has_fds; /* The request can have descriptors, which serve takes or closes. */
 };
 
 static const struct row rows[] = {
@@ -73,7 +73,7 @@ static const struct row rows[] = {
     [CISTERN__MSG_TYPE__MSG_PING] = {serve_ping, NULL, NOTHING},
     [CISTERN__MSG_TYPE__MSG_JOB_OPEN] = {cstd_serve_job_open, &cistern__job_open__descriptor,
                                          NOTHING},
-    [CISTERN__MSG_TYPE__MSG_JOB_FILES] = {cstd_serve_job_files, NULL, JOB, .has_fds = true},
+    [CISTERN__MSG_TYPE__MSG_JOB_FILES] = {cstd_serve_job_files, NULL, JOB_AND_FDS},
     [CISTERN__MSG_TYPE__MSG_DECLARE] = {cstd_serve_declare, &cistern__declare__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_COMMIT] = {cstd_serve_commit, &cistern__commit__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_LAYOUT] = {cstd_serve_layout, &cistern__layout_get__descriptor, JOB},
@@ -152,7 +152,7 @@ static int check_session(const struct cstd_session *session, const struct cst_fr
         return cst_err_set(err, CST_ENOCREDIT, "%u requests in flight, the limit is %u",
                            session->n_requests, daemon->config->credits);
     }
-    if (row->needs == JOB && session->job == NULL) {
+    if (row->needs != NOTHING && session->job == NULL) {
         return session->job_removed
                    ? cst_err_set(err, CST_ENOTFOUND, "the job was removed")
                    : cst_err_set(err, CST_EINVAL, "no job is open on this connection");
@@ -195,7 +195,7 @@ static int check_frame(struct cst_frame *frame, const struct row *row, struct cs
     if (frame->flags != 0) {
         return cst_err_set(err, CST_EPROTO, "a request with flags 0x%04x", frame->flags);
     }
-    if (n_fds > 0 && (row == NULL || !row->has_fds)) {
+    if (n_fds > 0 && (row == NULL || row->needs != JOB_AND_FDS)) {
         return cst_err_set(err, CST_EPROTO, "message of type %u with %u descriptors, it takes none",
                            frame->type, n_fds);
     }
