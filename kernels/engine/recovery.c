@@ -43,14 +43,50 @@ static void choose_weights(struct cste_chunk *chunk, bool second_is_written)
     }
 }
 
-/* Restore the tile of @slot. CST_ENOTFOUND: a segment is not added yet. Other failures mean that
- * the slot is implausible. */
+/* Put @blocks back. The result is that of `restore`. */
+static int restore_blocks(const struct cst_undo_block *blocks, uint32_t n,
+                          const struct cste_segments *segments, struct cst_err *err)
+{
+    struct cste_segment *found[CST_UNDO_MAX_BLOCKS];
+    int rc = CST_OK;
+
+    for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
+        const uint32_t id = blocks[i].segment;
+
+        rc = cste_segments_find(segments, (struct cst_place){id, blocks[i].codes},
+                                sizeof blocks[i].old_codes, 1, "codes of a block", &found[i], err);
+        if (rc == CST_OK) {
+            rc = cste_segments_find(segments, (struct cst_place){id, blocks[i].exponent}, 1, 1,
+                                    "the exponent of a block", &found[i], err);
+        }
+        if (rc == CST_OK && found[i]->mem.base == NULL) {
+            rc = cst_err_set(err, CST_EINVAL, "segment %" PRIu32 " is memory of a device", id);
+        }
+    }
+    for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
+        cst_undo_put_back(&blocks[i], found[i]->mem.base);
+    }
+    return rc;
+}
+
+/* Restore what @slot holds, and make it EMPTY. CST_ENOTFOUND: a segment is not added yet. Other
+ * failures mean that the slot is implausible. */
 static int restore(struct cst_undo_slot *slot, const struct cste_segments *segments,
                    struct cst_err *err)
 {
     struct cste_chunk chunk;
-    int rc = cste_chunk_find(segments, slot->table, slot->chunk, rows_of(slot), &chunk, err);
+    uint32_t n;
+    const struct cst_undo_block *blocks = cst_undo_blocks(slot, &n);
+    int rc;
 
+    if (blocks != NULL) {
+        rc = restore_blocks(blocks, n, segments, err);
+        if (rc == CST_OK) {
+            cst_undo_drop(slot);
+        }
+        return rc;
+    }
+    rc = cste_chunk_find(segments, slot->table, slot->chunk, rows_of(slot), &chunk, err);
     if (rc != CST_OK) {
         return rc;
     }
@@ -123,13 +159,23 @@ void cste_recovery_forget(struct cste_recovery *recovery, void (*warn)(const str
 {
     for (uint32_t i = first_slot(recovery); i < recovery->n_slots; i++) {
         struct cst_undo_slot *slot = &recovery->slots[i];
+        const struct cst_undo_block *blocks;
         struct cst_err err;
+        uint32_t n;
 
         if (cst_undo_holds(slot)) {
-            (void)cst_err_set(&err, CST_ELOST,
-                              "undo slot %u is dropped: tile %" PRIu64
-                              " of table %u, whose segments are not mapped",
-                              i, slot->tile, slot->table);
+            blocks = cst_undo_blocks(slot, &n);
+            if (blocks != NULL) {
+                (void)cst_err_set(&err, CST_ELOST,
+                                  "undo slot %u is dropped: %u blocks of segment %u, which is not "
+                                  "mapped",
+                                  i, n, blocks[0].segment);
+            } else {
+                (void)cst_err_set(&err, CST_ELOST,
+                                  "undo slot %u is dropped: tile %" PRIu64
+                                  " of table %u, whose segments are not mapped",
+                                  i, slot->tile, slot->table);
+            }
             warn(&err);
             cst_undo_drop(slot);
         }

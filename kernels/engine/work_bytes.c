@@ -2,6 +2,7 @@
 #include "kernels/engine/work_kinds.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 /* Elements in a piece of a conversion. Up to 14 bytes per element are written. The number is a
  * multiple of CST_MX8_BLOCK. */
@@ -217,6 +218,63 @@ static int find_convert(struct cste_work *work, uint64_t *pieces)
     return rc;
 }
 
+/* Save in @out the block of row @dst, a destination of @part, in which element @elem lies, and
+ * which begins and ends outside of what is written. */
+static void save_block(const struct cst_place *places, const struct cste_device_convert *part,
+                       uint32_t dst, uint64_t elem, struct cst_undo_block *out)
+{
+    const uint64_t block = elem / CST_MX8_BLOCK, at = part->dst[dst].offset;
+    const uint8_t *base = part->dst[dst].mem->base;
+
+    *out = (struct cst_undo_block){.segment = places[dst].segment,
+                                   .codes = at + block * CST_MX8_BLOCK,
+                                   .exponent = at + part->row_elems + block};
+    memcpy(out->old_codes, base + out->codes, sizeof out->old_codes);
+    out->old_exponent = base[out->exponent];
+}
+
+void cste_work_save_blocks(const struct cst_place *places, const struct cste_device_convert *part,
+                           struct cst_undo_slot *slot)
+{
+    const uint32_t first_row =
+        part->what == CSTE_CONVERT_STATES ? cste_convert_first_moment(part) : 0;
+    const uint64_t end = part->first + part->n_elems;
+    const bool head = part->first % CST_MX8_BLOCK != 0;
+    const bool tail =
+        end % CST_MX8_BLOCK != 0 && !(head && end / CST_MX8_BLOCK == part->first / CST_MX8_BLOCK);
+    struct cst_undo_block blocks[CST_UNDO_MAX_BLOCKS];
+    uint32_t n = 0;
+
+    if (part->moments != CST_MOMENTS_MX8) {
+        return;
+    }
+    for (uint32_t i = first_row; i < part->n_dst && (head || tail); i++) {
+        if (head) {
+            save_block(places, part, i, part->first, &blocks[n++]);
+        }
+        if (tail) {
+            save_block(places, part, i, end, &blocks[n++]);
+        }
+    }
+    if (n > 0) {
+        cst_undo_begin_blocks(slot, blocks, n);
+    }
+}
+
+/* Convert @part. Of a block that is written in part the rest is read, so that a process which is
+ * killed in between must not leave it torn: whoever repeats the command finds it as it was. */
+static int convert_safely(struct cste_work *work, const struct cste_device_convert *part,
+                          unsigned thread, struct cst_err *err)
+{
+    struct cst_undo_slot *slot = &work->context->slots[thread];
+    int rc;
+
+    cste_work_save_blocks(work->dst_places, part, slot);
+    rc = cste_device_convert(work->context->device, thread, part, err);
+    cst_undo_drop(slot);
+    return rc;
+}
+
 static int convert_piece(struct cste_work *work, uint64_t piece, unsigned thread,
                          struct cst_err *err)
 {
@@ -244,7 +302,9 @@ static int convert_piece(struct cste_work *work, uint64_t piece, unsigned thread
     if (part.what == CSTE_CONVERT_STATES && !part.fp32) {
         part.dst[1].offset += at * sizeof(uint16_t);
     }
-    return cste_device_convert(work->context->device, thread, &part, err);
+    return cste_work_kind(work)->compute
+               ? convert_safely(work, &part, thread, err)
+               : cste_device_convert(work->context->device, thread, &part, err);
 }
 
 /* -- the kinds ------------------------------------------------------------------------------ */
@@ -271,6 +331,7 @@ const struct cste_work_kind cste_work_set_master = {.name = "SET_MASTER",
                                                     .max_src = 1,
                                                     .min_dst = 1,
                                                     .max_dst = CSTE_WORK_MAX_DST,
+                                                    .compute = true,
                                                     .converts = true,
                                                     .conversion = CSTE_CONVERT_STATES,
                                                     .may_be_under_way = true,
@@ -293,6 +354,7 @@ const struct cste_work_kind cste_work_encode = {.name = "ENCODE",
                                                 .max_src = 1,
                                                 .min_dst = 1,
                                                 .max_dst = 1,
+                                                .compute = true,
                                                 .converts = true,
                                                 .conversion = CSTE_CONVERT_ENCODE,
                                                 .may_be_under_way = true,

@@ -13,9 +13,10 @@ struct cste_work_kind {
     const char *name;          /* Name for messages. */
     uint32_t min_src, max_src; /* Smallest and largest number of sources. */
     uint32_t min_dst, max_dst; /* Smallest and largest number of destinations. */
-    bool compute;              /* The kind runs on the team and not on lanes. */
-    bool marks;                /* The kind has a mark, which counts from 1. */
-    bool converts;             /* The kind is a conversion: */
+    /* The kind runs on the team, whose threads have undo slots, and not on lanes. */
+    bool compute;
+    bool marks;    /* The kind has a mark, which counts from 1. */
+    bool converts; /* The kind is a conversion: */
     enum cste_device_conversion conversion;
     /* Each piece is one call of the device, which may leave it under way. */
     bool may_be_under_way;
@@ -69,6 +70,12 @@ static inline void cste_work_was_busy(struct cst_busy_time *busy, const struct c
 {
     cst_busy_time_add(busy, work->task.began_ns, work->ended_ns);
 }
+
+/* Save in @slot the blocks of MX8 of which @part, an ENCODE or SET_MASTER, writes only a part, with
+ * what else is in them. @places: where its destinations begin. The slot stays EMPTY if there is no
+ * such block. */
+void cste_work_save_blocks(const struct cst_place *places, const struct cste_device_convert *part,
+                           struct cst_undo_slot *slot);
 
 /* -- commands on a chunk: work_chunk.c ------------------------------------------------------ */
 

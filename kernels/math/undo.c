@@ -60,6 +60,15 @@ void cst_undo_begin_accumulate(struct cst_undo_slot *slot, const struct cst_tile
     store_word(&slot->grad_held, tile->n_elems);
 }
 
+void cst_undo_begin_blocks(struct cst_undo_slot *slot, const struct cst_undo_block *blocks,
+                           uint32_t n)
+{
+    assert(!cst_undo_holds(slot) && n <= CST_UNDO_MAX_BLOCKS);
+    slot->kind = CST_UNDO_BLOCKS;
+    memcpy(slot->grads.blocks, blocks, n * sizeof *blocks);
+    store_word(&slot->grad_held, n);
+}
+
 /* The store is volatile and is therefore neither split nor omitted. After a kill the mark is old or
  * new. */
 static void mark_reduced(const struct cst_tile *tile, uint32_t mark)
@@ -123,6 +132,19 @@ void cst_undo_move(struct cst_undo_slot *slot, struct cst_undo_slot *to)
     store_word(&to->states.held, held);
     store_word(&to->grad_held, grad_held);
     cst_undo_drop(slot);
+}
+
+const struct cst_undo_block *cst_undo_blocks(const struct cst_undo_slot *slot, uint32_t *n)
+{
+    *n = atomic_load_explicit(&slot->grad_held, memory_order_acquire);
+    return slot->kind == CST_UNDO_BLOCKS && *n > 0 && *n <= CST_UNDO_MAX_BLOCKS ? slot->grads.blocks
+                                                                                : NULL;
+}
+
+void cst_undo_put_back(const struct cst_undo_block *block, void *segment)
+{
+    memcpy((char *)segment + block->codes, block->old_codes, sizeof block->old_codes);
+    ((uint8_t *)segment)[block->exponent] = block->old_exponent;
 }
 
 static bool has_rows(const struct cst_undo_slot *slot, const struct cst_rows *rows)

@@ -28,6 +28,9 @@
  *                  restore: they are put back. The tile is old, and the command must be repeated.
  *   ACCUMULATE HOLDS  The old gradients are in the slot while a sum is added to them.
  *                  restore: as for REDUCE.
+ *   BLOCKS HOLDS   No tile, but blocks of MX8 of which a conversion writes a part: it reads the
+ *                  rest of the block, and writes it anew with the block's new exponent.
+ *                  restore: the old blocks are put back, and the command must be repeated.
  *
  *   If the tile already carries the mark in the slot, the process was killed within `end`. The tile
  *   is complete, and restore only clears the word.
@@ -57,21 +60,35 @@ enum cst_undo_kind {
     CST_UNDO_ACCUMULATE = 3,
     /* Holds master and moments in an update whose gradient is summed in the same pass. */
     CST_UNDO_FUSED = 4,
-    CST_UNDO_MUON = 5, /* As UPDATE, and the directions with which Muon updates the tile. */
+    CST_UNDO_MUON = 5,   /* As UPDATE, and the directions with which Muon updates the tile. */
+    CST_UNDO_BLOCKS = 6, /* Holds blocks of MX8, which are written in part. */
 };
 
-/* The gradients of a tile. */
+/* A block of MX8 as it was. */
+struct cst_undo_block {
+    uint32_t segment;         /* Id of the segment in which the block is. */
+    uint64_t codes, exponent; /* Offsets in the segment. */
+    uint8_t old_codes[CST_UPDATE_GROUP], old_exponent;
+};
+
+/* A conversion writes at most two blocks of a moments row in part: those at its ends. */
+#define CST_UNDO_MAX_BLOCKS (2 * CST_MAX_MOMENTS)
+
+/* The gradients of a tile, or blocks. */
 union cst_undo_grads {
     alignas(64) uint16_t bf16[CST_TILE_ELEMS];
     alignas(64) float fp32[CST_TILE_ELEMS];
+    struct cst_undo_block blocks[CST_UNDO_MAX_BLOCKS];
 };
 
 /* The undo slot of one thread. */
 struct cst_undo_slot {
     struct cst_update_undo states; /* UPDATE, FUSED: the group that is being changed. */
-    /* REDUCE, ACCUMULATE: number of elements in `grads`; 0: none. */
+    /* REDUCE, ACCUMULATE: number of elements in `grads`; BLOCKS: number of blocks; 0: none. */
     _Atomic uint32_t grad_held;
-    uint32_t kind;  /* enum cst_undo_kind; `UPDATE` below includes MUON. */
+    /* enum cst_undo_kind; `UPDATE` below includes MUON. With BLOCKS, what follows means nothing,
+     * but for `grads`. */
+    uint32_t kind;
     uint32_t table; /* Segment id of the job table. */
     uint32_t chunk; /* Index of the chunk in the table. */
     uint64_t tile;  /* Number of the tile in the table. */
@@ -104,13 +121,18 @@ void cst_undo_begin_reduce(struct cst_undo_slot *slot, const struct cst_tile *ti
 void cst_undo_begin_accumulate(struct cst_undo_slot *slot, const struct cst_tile *tile,
                                const float *grad);
 
+/* Save @n blocks, at most CST_UNDO_MAX_BLOCKS, which may be changed after the call; cst_undo_drop
+ * ends the change. The slot must be EMPTY. Owner thread. */
+void cst_undo_begin_blocks(struct cst_undo_slot *slot, const struct cst_undo_block *blocks,
+                           uint32_t n);
+
 /* End the change of a tile: store its mark (with FUSED both marks), then make @slot EMPTY. @slot
  * may be NULL: only the marks are stored. Owner thread. */
 void cst_undo_end(struct cst_undo_slot *slot, const struct cst_tile *tile, enum cst_undo_kind kind);
 
 /* Returns whether the slot holds a tile. If it does, table, chunk, kind and other_weight say which
  * rows cst_undo_restore needs: all rows for UPDATE, all but the gradient for FUSED, the grad row
- * for the other kinds. Any thread. */
+ * for the other kinds. BLOCKS are restored by cst_undo_put_back. Any thread. */
 bool cst_undo_holds(const struct cst_undo_slot *slot);
 
 /* Move the tile that @slot holds to @to, which is EMPTY. A process that is killed within the call
@@ -129,5 +151,11 @@ void cst_undo_drop(struct cst_undo_slot *slot);
  * Nothing is changed, and the chunk cannot be trusted. */
 int cst_undo_restore(struct cst_undo_slot *slot, const struct cst_tile_work *work,
                      uint64_t chunk_elems);
+
+/* Returns the blocks that @slot holds, and their number in *n; NULL: it holds none. */
+const struct cst_undo_block *cst_undo_blocks(const struct cst_undo_slot *slot, uint32_t *n);
+
+/* Write the old bytes of @block. @segment: the beginning of the segment, in which it lies. */
+void cst_undo_put_back(const struct cst_undo_block *block, void *segment);
 
 #endif
