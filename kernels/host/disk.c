@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <xxhash.h>
 
 #define STEP (1u << 20)        /* Bytes that go through a buffer at a time. */
 #define ZEROS_BYTES (4u << 20) /* Bytes of zeros that are written at a time. */
@@ -234,12 +235,17 @@ static int write_some(struct cste_disk_range *range, struct buffers *buffers, ui
 static int read_all(const struct cste_addr src, struct buffers *buffers, char *to, uint64_t bytes,
                     struct cst_err *err)
 {
-    uint64_t done, n;
+    struct cste_disk_range *range = range_of(src.mem);
+    uint64_t done, n, sum;
     int rc = CST_OK;
 
     for (done = 0; done < bytes && rc == CST_OK; done += n) {
-        rc = read_some(range_of(src.mem), buffers, src.offset + done, to + done, bytes - done, &n,
-                       err);
+        rc = read_some(range, buffers, src.offset + done, to + done, bytes - done, &n, err);
+    }
+    if (rc == CST_OK && cste_disk_sums_find(&range->sums, src.offset, bytes, &sum)) {
+        const uint64_t got = XXH3_64bits(to, bytes);
+
+        rc = got == sum ? CST_OK : cste_disk_range_differs(range, src.offset, bytes, sum, got, err);
     }
     return rc;
 }
@@ -247,12 +253,17 @@ static int read_all(const struct cste_addr src, struct buffers *buffers, char *t
 static int write_all(struct cste_addr dst, struct buffers *buffers, const char *from,
                      uint64_t bytes, struct cst_err *err)
 {
+    struct cste_disk_range *range = range_of(dst.mem);
+    const uint64_t sum = XXH3_64bits(from, bytes);
     uint64_t done, n;
     int rc = CST_OK;
 
+    cste_disk_sums_forget(&range->sums, dst.offset, bytes);
     for (done = 0; done < bytes && rc == CST_OK; done += n) {
-        rc = write_some(range_of(dst.mem), buffers, dst.offset + done, from + done, bytes - done,
-                        &n, err);
+        rc = write_some(range, buffers, dst.offset + done, from + done, bytes - done, &n, err);
+    }
+    if (rc == CST_OK) {
+        cste_disk_sums_keep(&range->sums, dst.offset, bytes, sum);
     }
     return rc;
 }

@@ -178,6 +178,7 @@ int cste_disk_range_open(struct cste_disk_range **out, const struct cste_disk_io
         return rc;
     }
     (void)pthread_mutex_init(&range->partial, NULL);
+    (void)pthread_mutex_init(&range->sums.lock, NULL);
     rc = check(range, &st, err);
     if (rc == CST_OK && allocate_it) {
         rc = allocate(range, (uint64_t)st.st_size, err);
@@ -197,6 +198,8 @@ int cste_disk_range_open(struct cste_disk_range **out, const struct cste_disk_io
 void cste_disk_range_close(struct cste_disk_range *range)
 {
     (void)pthread_mutex_destroy(&range->partial);
+    (void)pthread_mutex_destroy(&range->sums.lock);
+    free(range->sums.v);
     (void)close(range->fd);
     free(range);
 }
@@ -216,6 +219,16 @@ static int fail(const struct cste_disk_range *range, const struct rest *rest, in
     return cst_err_errno(err, status_of(errnum), errnum,
                          "%s %" PRIu64 " bytes at %" PRIu64 " of %s", rest->what, rest->bytes,
                          rest->offset, range->name);
+}
+
+int cste_disk_range_differs(const struct cste_disk_range *range, uint64_t at, uint64_t bytes,
+                            uint64_t want, uint64_t got, struct cst_err *err)
+{
+    return cst_err_set(err, CST_EIO,
+                       "reading %" PRIu64 " bytes at %" PRIu64 " of %s: they are not those that "
+                       "were written (checksum %016" PRIx64 ", not %016" PRIx64 "): the drive or "
+                       "its driver has changed or lost them",
+                       bytes, range->offset + at, range->name, got, want);
 }
 
 /* Check that the file still has the whole range. A write would extend a file that was truncated,

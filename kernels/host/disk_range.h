@@ -8,6 +8,7 @@
 
 #include "cistern/status.h"
 #include "kernels/host/disk_io.h"
+#include "kernels/host/disk_sums.h"
 
 #include <pthread.h>
 
@@ -23,6 +24,7 @@ struct cste_disk_range {
     char name[160]; /* The file's path and drive, for messages. */
     /* Held while a block of which only a part changes is read and written. */
     pthread_mutex_t partial;
+    struct cste_disk_sums sums; /* Of what was written to the range. */
 };
 
 /* Open the range [@offset, @offset + @bytes) of the file @fd, which stays the caller's. CST_EINVAL:
@@ -39,6 +41,11 @@ int cste_disk_range_give_back(const struct cste_disk_range *range);
 
 /* Close the range. No transfer is under way. */
 void cste_disk_range_close(struct cste_disk_range *range);
+
+/* The @bytes at @at, which were just read, have not the checksum @want, which they had when they
+ * were written, but @got. Fills in @err and returns CST_EIO. */
+int cste_disk_range_differs(const struct cste_disk_range *range, uint64_t at, uint64_t bytes,
+                            uint64_t want, uint64_t got, struct cst_err *err);
 
 /* Read or write @bytes at @at of the range. @at, @bytes and the address are multiples of
  * CSTE_DISK_BLOCK, and the bytes are within the range. Calls that are interrupted or do a part are

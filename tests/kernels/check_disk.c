@@ -345,6 +345,62 @@ START_TEST(test_parts)
 }
 END_TEST
 
+/* Copy @bytes at @offset of the host memory to the file, and back behind the middle of the host
+ * memory. A lie is told by call @nth of the drive; 0: by none. */
+static int lied_to(uint64_t offset, uint64_t bytes, unsigned nth, struct cst_err *err)
+{
+    struct cste_addr to = at(&host, BYTES / 2);
+    int rc;
+
+    disk_faults = (struct disk_faults){.nth = nth, .lies = true};
+    rc = cste_device_copy(&drive, 0, at(&file, offset), at(&host, offset), bytes, err);
+    ck_assert_msg(rc == CST_OK, "%s", err->text); /* A drive that lies has no errors. */
+    rc = cste_device_copy(&drive, 0, to, at(&file, offset), bytes, err);
+    disk_faults = (struct disk_faults){0};
+    return rc;
+}
+
+/* Change a bit of the block at @offset of the file, past the engine. */
+static void change_file(uint64_t offset)
+{
+    char *block = aligned_alloc(BLOCK, BLOCK);
+
+    disk_file_read(fd, block, BLOCK, offset);
+    block[BLOCK / 2] ^= 1;
+    ck_assert_int_eq(cste_disk_direct.write(fd, block, BLOCK, offset), BLOCK);
+    free(block);
+}
+
+/* A drive that loses a write or reads other bytes is found out, in blocks and in parts of blocks,
+ * and what is read again or written again is right. */
+START_TEST(test_lies)
+{
+    static const uint64_t places[][2] = {{0, BLOCK}, {4 * BLOCK, 16 * BLOCK}, {BLOCK, 3 * BLOCK}};
+    const uint64_t offset = places[_i][0], bytes = places[_i][1];
+    char *own = host.base;
+    struct cst_err err;
+
+    for (unsigned nth = 1; nth <= 2; nth++) { /* The write, and the read. */
+        fill(own + offset, bytes);
+        ck_assert_int_eq(lied_to(offset, bytes, nth, &err), CST_EIO);
+        suite_must(strstr(err.text, "are not those that were written (checksum ") != NULL &&
+                       strstr(err.text, "cistern-disk-") != NULL &&
+                       strstr(err.text, "on drive") != NULL,
+                   "%s", err.text);
+        ck_assert_int_eq(lied_to(offset, bytes, 0, &err), CST_OK);
+        ck_assert_mem_eq(own + BYTES / 2, own + offset, bytes);
+    }
+    /* Another owner of the file changes what only this engine may change. */
+    change_file(FILE_OFFSET + offset);
+    ck_assert_int_eq(
+        cste_device_copy(&drive, 0, at(&host, BYTES / 2), at(&file, offset), bytes, &err), CST_EIO);
+    /* What is read in other portions is not checked, nor what was changed in part since. */
+    must_copy(at(&host, BYTES / 2), at(&file, offset), bytes - 1, 0);
+    must_copy(at(&file, offset + 5), at(&host, offset), 3, 0);
+    must_copy(at(&host, BYTES / 2), at(&file, offset), bytes, 0);
+}
+END_TEST
+
 /* A call that does nothing is an error, and is not repeated for ever. */
 START_TEST(test_nothing_done)
 {
@@ -567,6 +623,7 @@ int main(void)
     tcase_add_test(faults, test_each_call_fails);
     tcase_add_test(faults, test_no_space);
     tcase_add_loop_test(faults, test_parts, 0, 3);
+    tcase_add_loop_test(faults, test_lies, 0, 3);
     tcase_add_test(faults, test_nothing_done);
     tcase_add_loop_test(faults, test_truncated, 0, 3);
     tcase_add_test(files, test_refused);

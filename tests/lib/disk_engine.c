@@ -3,6 +3,7 @@
  * says:
  *   DISK_IO=fail DISK_NTH=N DISK_ERRNO=N   the N-th call fails, or DISK_FAILS=N calls from it on
  *   DISK_IO=fail DISK_MOST=N               calls do at most N bytes
+ *   DISK_IO=fail DISK_LIES=1               calls do not fail, but do something else (disk_rows.h)
  *   DISK_IO=record DISK_RECORD=FILE        writes are appended to FILE (tests/lib/disk_rows.h)
  *   DISK_IO=slow DISK_US=N                 each call begins with a sleep of N microseconds */
 #include "kernels/engine/engine_main.h"
@@ -31,6 +32,7 @@ static const struct cste_disk_io *choose(void)
     disk_faults.errnum = (int)number("DISK_ERRNO");
     disk_faults.n_fail = (unsigned)number("DISK_FAILS");
     disk_faults.most = number("DISK_MOST");
+    disk_faults.lies = number("DISK_LIES") != 0;
     disk_slow_us = (unsigned)number("DISK_US");
     if (name == NULL) {
         return &cste_disk_direct;

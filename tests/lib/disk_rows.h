@@ -17,6 +17,9 @@ struct disk_faults {
     /* Most bytes of a call; 0: as many as asked for. It does the whole blocks among them. */
     uint64_t most;
     bool interrupted; /* Every second call fails with EINTR. */
+    /* The calls that would fail succeed instead, and do something else: a read gets other bytes
+     * than it was to get, a write is lost. */
+    bool lies;
     /* An allocation that fails has taken space for half of what was asked for. */
     bool takes_half;
     atomic_uint calls; /* Calls so far. */
