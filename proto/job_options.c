@@ -270,6 +270,27 @@ static int check_number(const struct cst_option *option, uint64_t number, struct
                              option->field, number, n_names - 1);
 }
 
+/* What of a durable job changes from step to step lies in files, but for the weights, which are
+ * made of the master weights. */
+static int check_durable(const struct cst_job_spec *spec, struct cst_err *err)
+{
+    const char *with =
+        spec->states.disk_bytes > 0 ? "disk_bytes: all states have to be in files"
+        : spec->states.masters == CST_MASTERS_SPLIT
+            ? "masters split: the files would lack the weights, a part of the master "
+              "weights; masters fp32 is possible"
+        : spec->updates.overlap != CST_OVERLAP_COMMIT
+            ? "early or delayed updates: overlap commit is possible"
+        : spec->updates.unused == CST_UNUSED_SKIP
+            ? "unused skip: all states take turns in each step; unused zero is "
+              "possible"
+        : spec->model.base != NULL ? "a base job, whose tensors are not in the files"
+                                   : NULL;
+
+    return with == NULL ? CST_OK
+                        : cst_err_set(err, CST_EINVAL, "durable cannot be combined with %s", with);
+}
+
 static int check_together(const struct cst_job_spec *spec, struct cst_err *err)
 {
     const char *overlap = cst_overlap_names[spec->updates.overlap];
@@ -302,7 +323,7 @@ static int check_together(const struct cst_job_spec *spec, struct cst_err *err)
             "unused skip cannot be combined with overlap early: updates begin before "
             "it is known which tensors have no gradient");
     }
-    return CST_OK;
+    return spec->states.durable ? check_durable(spec, err) : CST_OK;
 }
 
 int cst_job_options_check(const struct cst_job_spec *spec, struct cst_err *err)

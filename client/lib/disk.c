@@ -3,10 +3,12 @@
 
 #include "client/lib/call.h"
 #include "proto/cistern.pb-c.h"
+#include "proto/durable.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -41,8 +43,71 @@ static int make(const char *directory, int *out, struct cst_err *err)
     return CST_OK;
 }
 
-/* Make a file in each of the directories @list. */
-static int make_all(const char *list, struct files *files, struct cst_err *err)
+/* Look at the file that has the name @path already. CST_OK: it has no record of a step, and no job
+ * uses it, so that nothing is lost with it: a start that failed has left it. */
+static int check_old(const char *path, struct cst_err *err)
+{
+    struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    int fd = open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    uint64_t magic = 0;
+    int rc = CST_OK;
+
+    if (fd < 0) {
+        return cst_err_errno(err, CST_EIO, errno, "disk: '%.200s'", path);
+    }
+    if (fcntl(fd, F_OFD_GETLK, &all) == 0 && all.l_type != F_UNLCK) {
+        rc = cst_err_set(err, CST_EEXIST, "disk: '%.200s' is in use for the states of another job",
+                         path);
+    } else if (pread(fd, &magic, sizeof magic, 0) == sizeof magic && magic == CST_DURABLE_MAGIC) {
+        rc = cst_err_set(err, CST_EEXIST,
+                         "disk: '%.200s' has the last step of an earlier job of this name: make a "
+                         "checkpoint of it with 'cistern adopt', then remove it; or take another "
+                         "name for the job",
+                         path);
+    } else if (magic != 0) {
+        rc = cst_err_set(err, CST_EEXIST,
+                         "disk: '%.200s' exists, and is no file of cistern: move it away", path);
+    }
+    (void)close(fd);
+    return rc;
+}
+
+/* Give the file @fd, the one number @number of job @job, its name in @directory. The name lasts. */
+static int name_it(const char *directory, const char *job, unsigned number, int fd,
+                   struct cst_err *err)
+{
+    char link[40], path[PATH_MAX];
+    int n = snprintf(path, sizeof path, "%s/%s.%u.cistern", directory, job, number);
+    int there, rc = CST_OK;
+
+    if (n < 0 || (size_t)n >= sizeof path) {
+        return cst_err_set(err, CST_EINVAL, "disk: a too long directory '%.150s'", directory);
+    }
+    (void)snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    if (linkat(AT_FDCWD, link, AT_FDCWD, path, AT_SYMLINK_FOLLOW) != 0) {
+        rc = errno == EEXIST ? check_old(path, err)
+                             : cst_err_errno(err, CST_EIO, errno, "disk: '%.200s'", path);
+        if (rc == CST_OK &&
+            (unlink(path) != 0 || linkat(AT_FDCWD, link, AT_FDCWD, path, AT_SYMLINK_FOLLOW) != 0)) {
+            rc = cst_err_errno(err, CST_EIO, errno, "disk: '%.200s'", path);
+        }
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    there = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (there < 0 || fsync(there) != 0) {
+        rc = cst_err_errno(err, CST_EIO, errno, "disk: '%.200s': flush of its directory", path);
+    }
+    if (there >= 0) {
+        (void)close(there);
+    }
+    return rc;
+}
+
+/* Make a file in each of the directories @list; for a durable job it has a name. */
+static int make_all(const char *list, const struct cst_job_spec *spec, struct files *files,
+                    struct cst_err *err)
 {
     int rc = CST_OK;
 
@@ -62,6 +127,9 @@ static int make_all(const char *list, struct files *files, struct cst_err *err)
         directory[comma - list] = '\0';
         rc = make(directory, &files->fds[files->n], err);
         files->n += rc == CST_OK;
+        if (rc == CST_OK && spec->states.durable) {
+            rc = name_it(directory, spec->name, files->n - 1, files->fds[files->n - 1], err);
+        }
         list = *comma == ',' ? comma + 1 : NULL;
     }
     return rc;
@@ -71,7 +139,7 @@ int cstc_disk_give(struct cst_client *client, const struct cst_job_spec *spec, s
 {
     struct files files = {.n = 0};
     struct cstc_call call = {.sent_fds = files.fds};
-    int rc = make_all(spec->states.disk, &files, err);
+    int rc = make_all(spec->states.disk, spec, &files, err);
 
     /* The daemon accepts descriptors only after a request without any. */
     for (int i = 0; i < 2 && rc == CST_OK; i++) {

@@ -171,6 +171,8 @@ static void fill_message(struct message *m, const struct cst_command *c)
     m->command.dst = m->dst_pointers;
     m->command.has_bytes = c->kind == CST_COMMAND_COPY || c->kind == CST_COMMAND_FILL;
     m->command.bytes = c->bytes;
+    m->command.has_sums = c->sums;
+    m->command.sums = c->sums;
     m->command.has_table = c->kind == CST_COMMAND_REDUCE || c->kind == CST_COMMAND_NORM ||
                            c->kind == CST_COMMAND_UPDATE;
     m->command.table = c->table;

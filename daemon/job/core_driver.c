@@ -3,6 +3,7 @@
 
 #include "daemon/base/daemon_state.h"
 #include "daemon/job/done.h"
+#include "daemon/job/durable.h"
 #include "daemon/base/log.h"
 #include "daemon/session/session.h"
 #include "daemon/job/saver.h"
@@ -227,6 +228,17 @@ static void submit(struct cstd_job *job, const struct cst_command *command)
     }
 }
 
+/* Have the last step recorded. If that fails the core would wait for ever. */
+static void seal(struct cstd_job *job)
+{
+    struct cst_err err;
+
+    if (cstd_durable_seal(job, &err) != CST_OK) {
+        cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job), "removed: %s", err.text);
+        job->daemon->core_ops->lost(job, &err);
+    }
+}
+
 static void carry_out(struct cstd_job *job, const struct cst_actions *actions)
 {
     for (size_t i = 0; i < actions->n; i++) {
@@ -245,6 +257,9 @@ static void carry_out(struct cstd_job *job, const struct cst_actions *actions)
             break;
         case CST_ACT_RECALL:
             cstd_engines_recall(job->daemon->engines, action->recall);
+            break;
+        case CST_ACT_SEAL:
+            seal(job);
             break;
         case CST_ACT_LOG:
             cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job), "%s", action->log.text);

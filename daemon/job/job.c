@@ -340,7 +340,8 @@ static void on_close(struct cstd_deferred *later)
     while (!TAILQ_EMPTY(&job->requests)) {
         cstd_session_fail(daemon, TAILQ_FIRST(&job->requests), &job->closing);
     }
-    if (job->layout_work != NULL || job->ledger.work != NULL || job->describing != NULL) {
+    if (job->layout_work != NULL || job->ledger.work != NULL || job->describing != NULL ||
+        job->durable.work != NULL) {
         return; /* Called again when the thread has finished. */
     }
     /* A thread may build the layout of another job with this one's. */

@@ -15,6 +15,7 @@
 #define CSTD_JOB_H
 
 #include "daemon/job/comms.h"
+#include "daemon/job/durable.h"
 #include "daemon/job/interleave_tuner.h"
 #include "daemon/memory/files.h"
 #include "daemon/memory/job_options.h"
@@ -169,6 +170,7 @@ struct cstd_job {
     struct cstd_layout_work *layout_work;
     struct cstd_memory memory; /* Memory of the job, from phase MEMORY on. */
     struct cstd_files files;   /* Files for states, from a worker. */
+    struct cstd_durable durable;
     /* The job that this one replaces, and whose states it gets; NULL: none (reshape.h). */
     struct cstd_job *predecessor;
     /* The job that is to replace this one; NULL: none. Only one of both is ever set. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/job/job_memory.h"
 
+#include "daemon/job/durable.h"
 #include "daemon/job/migrate.h"
 #include "daemon/job/reshape.h"
 #include "daemon/memory/device_reservation.h"
@@ -30,6 +31,9 @@ int cstd_job_memory_open(struct cstd_job *job, struct cst_err *err)
 
     for (uint32_t r = 0; r < job->world; r++) {
         pools[r] = job->workers[r].pool;
+    }
+    if (cstd_durable_check(job, err) != CST_OK) {
+        return err->status;
     }
     rc = job->migrate != NULL ? cstd_migrate_charge(job, false, err) : CST_OK;
     rc = rc == CST_OK ? cstd_upkeep_open(job, false, err) : rc;

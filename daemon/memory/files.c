@@ -49,8 +49,7 @@ void cstd_files_close_apart(int fd)
 
 /* -- checks ------------------------------------------------------------------------------------ */
 
-/* Write the path of @fd as the kernel knows it, such as "/scratch/#523 (deleted)". */
-static const char *path_of(int fd, char out[160])
+const char *cstd_files_path(int fd, char out[160])
 {
     char link[40];
     ssize_t n;
@@ -104,7 +103,7 @@ static int check(int fd, struct cst_err *err)
 {
     int flags = fcntl(fd, F_GETFL);
     char path[160];
-    int rc = check_kind(fd, path_of(fd, path), err);
+    int rc = check_kind(fd, cstd_files_path(fd, path), err);
 
     if (rc != CST_OK) {
         return rc;
@@ -143,7 +142,7 @@ static int add(struct cstd_files *files, struct cstd_daemon *daemon, int fd, str
     if (rc == CST_OK && cstd_files_on(files, tier) != NULL) {
         return cst_err_set(err, CST_EINVAL,
                            "file '%.150s' is the second one on drive %s: one file for each drive",
-                           path_of(fd, path), tier->label);
+                           cstd_files_path(fd, path), tier->label);
     }
     if (rc == CST_OK) {
         files->v[files->n++] = (struct cstd_file){.fd = fd, .tier = tier};

@@ -33,6 +33,10 @@ bool cstd_files_may_come(void);
 /* Close @fd, which a peer has chosen, in a thread: it can take as long as the peer likes. */
 void cstd_files_close_apart(int fd);
 
+/* Write the path of @fd as the kernel knows it, such as "/scratch/#523 (deleted)", to @out. Returns
+ * @out. Any thread. */
+const char *cstd_files_path(int fd, char out[160]);
+
 /* Take the @n files @fds in place of those in @files, which no segment uses. The descriptors are
  * owned by @files on success, and stay the caller's otherwise. CST_EINVAL: one is not a file of its
  * own drive that can be read and written with O_DIRECT, or there are too many; CST_EBUSY: another

@@ -6,6 +6,7 @@
 #include "proto/size.h"
 #include "daemon/engine/engines.h"
 #include "daemon/memory/files.h"
+#include "proto/durable.h"
 #include "daemon/memory/tiers/tier.h"
 #include "daemon/job/job.h"
 #include "daemon/settings/settings.h"
@@ -241,7 +242,10 @@ static void count_request(struct cstd_memory *memory, const struct cstd_memory_r
     memory->model = request->model;
     memory->files = request->files;
     for (uint32_t i = 0; request->files != NULL && i < request->files->n; i++) {
-        request->files->v[i].taken = 0;
+        request->files->v[i].taken =
+            request->layout->states.durable
+                ? cst_durable_reserve(request->layout->n_chunks, CST_ROW_COUNT - CST_ROW_MASTER)
+                : 0;
     }
     memory->pool_bytes = request->layout->device_bytes;
     memory->err = (struct cst_err){0};

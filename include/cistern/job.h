@@ -124,6 +124,19 @@ struct cst_job_states {
     /* Bytes of states on all drives together, which the last chunks have. 0: all states. Equal in
      * all ranks. */
     uint64_t disk_bytes;
+    /* Each committed step lasts, even if the machine stops or loses power: the files have names,
+     * NAME.N.cistern in the directories of `disk` (the job's name, and a number for each), and stay
+     * when the job ends. They have two places for each state, and so twice the size, and a record
+     * of the last step; nothing is written twice. cst_adopt and `cistern adopt` make a checkpoint
+     * of the files. A step is committed when the one before is on the drives: its states are
+     * written and flushed under the forward and the backward pass in between. Equal in all ranks.
+     *
+     * Needs all states in files: CST_EINVAL without `disk`, and with disk_bytes, masters that are
+     * CST_MASTERS_SPLIT, an overlap other than CST_OVERLAP_COMMIT, CST_UNUSED_SKIP or a base job.
+     * cst_job_commit returns CST_EINVAL if a tensor is frozen or fp32. Such a job cannot be
+     * reshaped, and its states cannot be written after its first sync (CST_EUNSUPPORTED).
+     * CST_EEXIST: a file of the name exists. It may be all that is left of an earlier job. */
+    bool durable;
 };
 
 /* When and how the updates of a step are made. */

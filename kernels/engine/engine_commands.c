@@ -37,7 +37,8 @@ static bool detach(struct cste_engine *engine, struct cste_work *work)
 static void finish(struct cste_engine *engine, struct cste_work *work)
 {
     bool ok = work->status == CST_OK;
-    const double *value = ok && work->kind == ENGINE__COMMAND_KIND__NORM ? &work->value : NULL;
+    const double *value =
+        ok && (work->kind == ENGINE__COMMAND_KIND__NORM || work->sums) ? &work->value : NULL;
     struct cst_err err;
     bool oldest;
     int rc;

@@ -75,6 +75,8 @@ struct cste_work {
     unsigned class;              /* Priority class of the task. */
     bool newest_first;           /* As in struct cste_task. */
     uint64_t bytes;              /* COPY, FILL: number of bytes. */
+    bool sums;                   /* COPY: the result is the checksum of the bytes. */
+    atomic_ullong sum;           /* The same: that of the pieces done so far. */
     uint32_t table;              /* REDUCE, NORM, UPDATE: segment id of the table. */
     uint32_t chunk_index;        /* REDUCE, UPDATE: index of the chunk. */
     uint64_t mark;               /* REDUCE, UPDATE: mark. */
@@ -117,7 +119,7 @@ struct cste_work {
     uint64_t ended_ns;  /* Monotonic time after the last piece. */
     atomic_bool failed; /* A piece has failed. The remaining pieces do nothing. */
     int status;         /* Result. While pieces run, only the thread that set failed writes it. */
-    double value;       /* NORM: the sum. */
+    double value;       /* NORM: the sum. COPY with sums: the checksum. */
     struct cst_err err; /* Message text if status is not 0. */
     struct cst_ticket_edge edges[]; /* For the ticket. */
 };

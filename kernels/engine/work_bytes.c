@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/engine/work_kinds.h"
 
+#include "proto/row_sum.h"
+
 #include <inttypes.h>
 #include <string.h>
 
@@ -12,7 +14,9 @@
 
 static uint64_t byte_pieces(struct cste_work *work)
 {
-    return cste_work_cut(work, work->bytes, work->context->device->ops->memory->piece_bytes);
+    return cste_work_cut(work, work->bytes,
+                         work->sums ? CST_ROW_SUM_PIECE
+                                    : work->context->device->ops->memory->piece_bytes);
 }
 
 static int find_copy(struct cste_work *work, uint64_t *pieces)
@@ -25,6 +29,10 @@ static int find_copy(struct cste_work *work, uint64_t *pieces)
     if (rc == CST_OK && cste_work_overlap(work->src, work->bytes, work->dst, work->bytes)) {
         rc = cst_err_set(&work->err, CST_EINVAL, "source and destination of a COPY overlap");
     }
+    if (rc == CST_OK && work->sums && work->src.mem->base == NULL) {
+        rc = cst_err_set(&work->err, CST_EINVAL,
+                         "the checksum of a COPY whose source is no host memory");
+    }
     *pieces = byte_pieces(work);
     return rc;
 }
@@ -33,8 +41,21 @@ static int copy_piece(struct cste_work *work, uint64_t piece, unsigned thread, s
 {
     uint64_t at, bytes = cste_work_share(work, piece, work->bytes, &at);
 
+    /* Nobody changes the source meanwhile. */
+    if (work->sums) {
+        const char *from = cste_addr_host(work->src);
+
+        (void)atomic_fetch_add(&work->sum, cst_row_sum_piece(from + at, bytes, at));
+    }
     return cste_device_copy(work->context->device, thread, cste_addr_ahead(work->dst, at),
                             cste_addr_ahead(work->src, at), bytes, err);
+}
+
+static void end_copy(struct cste_work *work)
+{
+    if (work->sums) {
+        work->value = (double)cst_row_sum_end(atomic_load(&work->sum));
+    }
 }
 
 static void count_copy(const struct cste_work *work)
@@ -317,6 +338,7 @@ const struct cste_work_kind cste_work_copy = {.name = "COPY",
                                               .may_be_under_way = true,
                                               .find = find_copy,
                                               .piece = copy_piece,
+                                              .done = end_copy,
                                               .count = count_copy};
 
 const struct cste_work_kind cste_work_fill = {.name = "FILL",

@@ -123,6 +123,7 @@ int cste_work_read(struct cste_work *work, const Engine__Command *command)
         work->class < CSTE_THREAD_POOL_CLASSES ? work->class : CSTE_THREAD_POOL_CLASSES - 1;
     work->newest_first = command->has_newest_first && command->newest_first;
     work->bytes = command->bytes;
+    work->sums = work->kind == ENGINE__COMMAND_KIND__COPY && command->sums;
     work->table = command->table;
     work->chunk_index = command->chunk;
     work->mark = command->mark;

@@ -84,6 +84,8 @@ enum cst_event_kind {
      * one. */
     CST_EV_CANCEL,
     CST_EV_DONE, /* ticket, status, value, text. A command is complete. */
+    /* status, text. The answer to CST_ACT_SEAL: the step lasts, or cannot. */
+    CST_EV_SEALED,
     CST_EV_TICK, /* Only the time has changed. */
     /* text. The engine of a node with commands of this job was given up. The driver keeps those
      * commands that are not io. */
@@ -149,6 +151,9 @@ enum cst_action_kind {
      * ignore all recalls of an event, but not some of those that it could follow: the updates of a
      * buffer wait for each other, and one must not overtake those before it. */
     CST_ACT_RECALL,
+    /* Make the last committed step last: flush all states, write a record of the step
+     * (cst_core_seal_of), and flush it. CST_EV_SEALED follows, never within this event. */
+    CST_ACT_SEAL,
 };
 
 /* Final reply to a tag. The request determines which fields are valid; the comments name it. */

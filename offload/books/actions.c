@@ -65,6 +65,11 @@ void cst_core_replace(struct cst_core *core, struct cst_command *command, uint64
     }
 }
 
+void cst_core_seal(struct cst_core *core)
+{
+    (void)add(core, CST_ACT_SEAL);
+}
+
 void cst_core_recall(struct cst_core *core, uint64_t ticket)
 {
     add(core, CST_ACT_RECALL)->recall = ticket;
@@ -131,6 +136,24 @@ bool cst_event_engine_lost(const struct cst_event *event)
     return event->status == CST_ELOST || event->status == CST_EENGINE;
 }
 
+/* How far behind the beginning of @segment the second place of its rows begins, if that is the one
+ * of the states after the update with the mark @mark. */
+static uint64_t twin_of(const struct cst_core *core, const struct cst_layout_segment *segment,
+                        uint64_t mark)
+{
+    return (mark - core->commit.restored_adam_step) % 2 * segment->twin;
+}
+
+struct cst_place cst_core_state_place(const struct cst_core *core, uint32_t chunk, enum cst_row row,
+                                      uint64_t mark)
+{
+    const struct cst_layout_row *r = &core->layout->chunks[chunk].rows[row];
+
+    return (struct cst_place){.segment = core->arena_segments[r->segment],
+                              .offset = r->offset +
+                                        twin_of(core, &core->layout->segments[r->segment], mark)};
+}
+
 struct cst_place cst_core_row_place(const struct cst_core *core, uint32_t chunk, enum cst_row row,
                                     uint64_t elem)
 {
@@ -142,8 +165,10 @@ struct cst_place cst_core_row_place(const struct cst_core *core, uint32_t chunk,
     uint64_t before = row == CST_ROW_GRAD ? elem * cst_table_grad_bytes(&header, c->dtype)
                                           : cst_layout_chunk_row_bytes(layout, c, (int)row, elem);
 
-    return (struct cst_place){.segment = core->arena_segments[r->segment],
-                              .offset = r->offset + before};
+    return (struct cst_place){
+        .segment = core->arena_segments[r->segment],
+        .offset = r->offset + before +
+                  twin_of(core, &layout->segments[r->segment], core->commit.adam_step)};
 }
 
 uint32_t cst_core_keeper(const struct cst_core *core, uint32_t chunk, enum cst_row row)

@@ -25,6 +25,9 @@ struct cst_command *cst_core_command(struct cst_core *core, enum cst_command_kin
  * no command @ticket is in flight. */
 void cst_core_replace(struct cst_core *core, struct cst_command *command, uint64_t ticket);
 
+/* Ask the driver to make the last committed step last (CST_ACT_SEAL). */
+void cst_core_seal(struct cst_core *core);
+
 /* Append a recall of the command @ticket, which is in flight. */
 void cst_core_recall(struct cst_core *core, uint64_t ticket);
 
@@ -53,7 +56,14 @@ const char *cst_event_words(const struct cst_event *event);
  * more. */
 bool cst_event_engine_lost(const struct cst_event *event);
 
-/* Segment and offset of element @elem of a chunk's row. */
+/* Where row @row of the chunk's states is after the update with the mark @mark, the last update or
+ * the one before it. In a durable job rows in files have two places, which take turns; otherwise
+ * the place is always the same. */
+struct cst_place cst_core_state_place(const struct cst_core *core, uint32_t chunk, enum cst_row row,
+                                      uint64_t mark);
+
+/* Segment and offset of element @elem of a chunk's row; of states after the last update that was
+ * issued. */
 struct cst_place cst_core_row_place(const struct cst_core *core, uint32_t chunk, enum cst_row row,
                                     uint64_t elem);
 

@@ -203,6 +203,7 @@ void cst_instant_begin(struct cst_core *core, const struct cst_event *event)
     case CST_EV_NODE_DOWN:
     case CST_EV_DONE: /* cst_instant_done handles it. */
     case CST_EV_TICK:
+    case CST_EV_SEALED:
         break;
     }
     tell_pools(core);

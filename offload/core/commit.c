@@ -179,6 +179,7 @@ static void commit(struct cst_core *core, double sum_squares)
         cst_idle_commit(core);
         issue_updates(core, clip.factor, guard);
     }
+    cst_seal_due(core);
     cst_overlap_end_step(core);
     cst_collection_drop(core); /* No contribution is left: begin the next collection. */
     core->schedule->begin(core);
@@ -192,7 +193,8 @@ void cst_commit_close(struct cst_core *core)
 
     /* UPDATEs do not wait for WRITEs, so the WRITEs must be complete before the commit. */
     if (!core->attempt.closing || core->commit.normed == core->collection.number + 1 ||
-        core->collection.n_reduced < core->n_trained || core->writes.n > 0) {
+        core->collection.n_reduced < core->n_trained || core->writes.n > 0 ||
+        cst_seal_holds_commit(core)) {
         return;
     }
     if (core->save.state == CST_SAVE_ACTIVE) {
@@ -215,6 +217,26 @@ uint64_t cst_commit_release(struct cst_core *core)
     core->commit.held_ns = 0;
     cst_commit_close(core);
     return waited;
+}
+
+void cst_commit_sealed(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_err why;
+
+    if (core->seal.state != CST_SEALING) {
+        return;
+    }
+    if (event->status != CST_OK) {
+        (void)cst_err_set(&why, CST_EENGINE,
+                          "step %" PRIu64
+                          " cannot be recorded on the drives, on which step %" PRIu64
+                          " still is: %s",
+                          core->step, core->step - 1, cst_event_words(event));
+        cst_ranks_fail(core, &why);
+        return;
+    }
+    core->seal.state = CST_SEALED;
+    cst_commit_close(core);
 }
 
 void cst_commit_normed(struct cst_core *core, const struct cst_flight *flight,

@@ -46,6 +46,9 @@ void cst_commit_close(struct cst_core *core);
  * it has not. */
 uint64_t cst_commit_release(struct cst_core *core);
 
+/* Handle CST_EV_SEALED: the next step may be committed; or the job fails. */
+void cst_commit_sealed(struct cst_core *core, const struct cst_event *event);
+
 /* Handle the completion of the NORM: commit. */
 void cst_commit_normed(struct cst_core *core, const struct cst_flight *flight,
                        const struct cst_event *event);

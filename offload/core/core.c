@@ -26,6 +26,7 @@
 #include "offload/weights/residency.h"
 #include "offload/core/revival.h"
 #include "offload/core/save.h"
+#include "offload/update/seal.h"
 #include "offload/gradient/spill.h"
 #include "offload/core/states.h"
 #include "offload/gradient/sum.h"
@@ -88,6 +89,7 @@ static const struct {
     [CST_EV_REVIVE] = {NEEDS_REQUEST, cst_revival_go_on},
     [CST_EV_CANCEL] = {NEEDS_RANK | NEEDS_REQUEST, cst_ranks_cancel},
     [CST_EV_DONE] = {NEEDS_NOTHING, on_done},
+    [CST_EV_SEALED] = {NEEDS_NOTHING, cst_commit_sealed},
     [CST_EV_TICK] = {NEEDS_NOTHING, on_tick},
     [CST_EV_NODE_DOWN] = {NEEDS_NOTHING, cst_device_loss_of_node},
 };
@@ -324,6 +326,7 @@ void cst_core_step(struct cst_core *core, const struct cst_event *event,
         cst_next_pump(core);
         cst_fetch_pump(core);
         cst_save_look(core);
+        cst_seal_look(core);
     }
     core->out.actions = NULL;
 }
@@ -383,6 +386,16 @@ bool cst_core_uses_reservation(const struct cst_core *core,
         }
     }
     return false;
+}
+
+void cst_core_seal_of(const struct cst_core *core, struct cst_core_seal *out)
+{
+    const struct cst_commit *commit = &core->commit;
+
+    *out = (struct cst_core_seal){
+        .place = (uint32_t)((commit->adam_step - commit->restored_adam_step) % 2),
+        .sums = core->seal.sums[0],
+        .n_rows = CST_UPDATE_STATES};
 }
 
 void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)

@@ -279,6 +279,17 @@ bool cst_core_uses_reservation(const struct cst_core *core,
 void cst_core_rank_stats(const struct cst_core *core, uint32_t rank, struct cst_rank_stats *out);
 void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out);
 
+/* What the driver records of the last committed step of a durable job (CST_ACT_SEAL). */
+struct cst_core_seal {
+    uint32_t place; /* 0 or 1: which place of each row has the states. */
+    /* Checksums of chunk c's master row and moments at c x n_rows (proto/row_sum.h); 0: not known.
+     * Borrowed until the next event. */
+    const uint64_t *sums;
+    uint32_t n_rows;
+};
+
+void cst_core_seal_of(const struct cst_core *core, struct cst_core_seal *out);
+
 /* Return CST_OK if @attempt runs. Otherwise *err says why not: CST_EPEERDIED if the attempt is
  * over, CST_EINVAL if it was never begun, or why the job failed. */
 int cst_core_check_attempt(const struct cst_core *core, uint64_t attempt, struct cst_err *err);

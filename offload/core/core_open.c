@@ -255,6 +255,10 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
     }
     status = status == CST_OK ? cst_landing_check(core, err) : status;
     status = status == CST_OK ? cst_idle_open(core, err) : status;
+    if (status == CST_OK && cst_seal_open(core) != CST_OK) {
+        status = cst_err_set(err, CST_ENOMEM, "no memory for checksums of %" PRIu32 " chunks",
+                             core->n_chunks);
+    }
     if (status == CST_OK && cst_update_open(core) != CST_OK) {
         status = cst_err_set(err, CST_ENOMEM, "no memory for the use of scratches");
     }
@@ -322,6 +326,7 @@ void cst_core_close(struct cst_core *core)
     cst_landing_close(core);
     cst_update_close(core);
     cst_idle_close(core);
+    cst_seal_close(core);
     free(core);
 }
 

@@ -28,6 +28,7 @@
 #include "offload/core/ranks.h"
 #include "offload/books/request.h"
 #include "offload/core/save.h"
+#include "offload/update/seal.h"
 #include "offload/schedule/step_schedule.h"
 #include "offload/core/states.h"
 #include "offload/update/update_end.h"
@@ -112,6 +113,7 @@ struct cst_core {
     struct cst_idle idle;
     struct cst_writes writes;
     struct cst_save save;
+    struct cst_seal seal;
     struct cst_grants grants;
     struct cst_landings landings;
     struct cst_scratches scratches;

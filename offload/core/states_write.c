@@ -278,7 +278,7 @@ void cst_states_write(struct cst_core *core, const struct cst_event *event)
     }
     if (cst_weight_row_check_write(core, tensor->chunk, event->row, &err) != CST_OK ||
         cst_overlap_check_write(core, &err) != CST_OK ||
-        cst_save_check_write(core, &err) != CST_OK) {
+        cst_seal_check_write(core, &err) != CST_OK || cst_save_check_write(core, &err) != CST_OK) {
         cst_core_refuse_err(core, event->tag, &err);
         return;
     }

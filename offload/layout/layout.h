@@ -236,6 +236,8 @@ struct cst_layout_segment {
     /* Host memory: a multiple of CST_LAYOUT_ROW_ALIGN, at most CST_LAYOUT_SEGMENT_BYTES or the size
      * of its only row. Accelerator memory: a multiple of its grain. */
     uint64_t bytes;
+    /* The second place of each row begins so many bytes behind the first one; 0: there is none. */
+    uint64_t twin;
     uint32_t tier; /* Number of the tier whose memory it is. */
     uint32_t node; /* NUMA node, if it is host memory; else 0. */
     /* The segment is segment base_segment of the base job's layout: another job's memory,
@@ -269,6 +271,8 @@ struct cst_layout_states {
     bool grad_over_weight;
     /* Tensors without a gradient in a step are skipped: the job table counts the steps of each. */
     bool skips_unused;
+    /* Rows of states that lie apart have two places, which take turns (offload/update/seal.c). */
+    bool durable;
 };
 
 struct cst_job_spec;

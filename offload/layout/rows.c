@@ -33,6 +33,7 @@ struct cst_layout_states cst_layout_job_states(const struct cst_job_spec *spec)
         .two_weights = spec->updates.overlap != CST_OVERLAP_COMMIT,
         .grad_over_weight = spec->states.grad_over_weight,
         .skips_unused = spec->updates.unused == CST_UNUSED_SKIP,
+        .durable = spec->states.durable,
     };
 }
 
@@ -352,6 +353,8 @@ static void place_device_rows(struct cst_layout *layout, const struct cst_layout
 
         if (s->tier == device->engine) {
             s->bytes = cst_round_up(s->bytes, grain_of(device));
+            s->twin = layout->states.durable ? s->bytes : 0;
+            s->bytes += s->twin;
             layout->device_bytes += s->bytes;
         }
     }

@@ -34,8 +34,8 @@ static void bring(struct cst_core *core, struct cst_device_reservation *reservat
         enum cst_row row = (enum cst_row)(CST_ROW_MASTER + i);
 
         if (core->layout->chunks[c].rows[row].segment != CST_LAYOUT_NO_ROW) {
-            ahead->up[i] =
-                cst_staged_update_copy_up(core, reservation, c, row, row, CST_FLIGHT_AHEAD);
+            ahead->up[i] = cst_staged_update_copy_up(core, reservation, c, row, row,
+                                                     core->commit.adam_step, CST_FLIGHT_AHEAD);
             any = any || ahead->up[i] != 0;
         }
     }

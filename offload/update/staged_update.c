@@ -225,7 +225,8 @@ static void enter(const struct cst_core *core, const struct cst_device_reservati
 
 uint64_t cst_staged_update_copy_up(struct cst_core *core,
                                    const struct cst_device_reservation *reservation, uint32_t c,
-                                   enum cst_row row, enum cst_row named, enum cst_flight_kind kind)
+                                   enum cst_row row, enum cst_row named, uint64_t mark,
+                                   enum cst_flight_kind kind)
 {
     struct cst_flight flight = {
         .kind = kind, .chunk = c, .block = CST_NONE, .buffer = reservation->next};
@@ -233,17 +234,21 @@ uint64_t cst_staged_update_copy_up(struct cst_core *core,
                                           carrier_of(core, reservation, c, row), flight);
 
     copy->priority = CST_PRIORITY_PREFETCH;
-    copy->src[copy->n_src++] = cst_core_row_place(core, c, row, 0);
+    copy->src[copy->n_src++] = cst_table_is_state((int)row)
+                                   ? cst_core_state_place(core, c, row, mark)
+                                   : cst_core_row_place(core, c, row, 0);
     copy->dst[copy->n_dst++] = place_in(core, reservation, named);
     copy->bytes = row_bytes(core, c, row);
     enter(core, reservation, c, copy);
     return copy->ticket;
 }
 
+/* Copy up what the update @what reads: states are those after the update before. */
 static uint64_t copy_up(struct cst_core *core, const struct cst_device_reservation *reservation,
-                        uint32_t c, enum cst_row row, enum cst_row named)
+                        const struct cst_update *what, enum cst_row row, enum cst_row named)
 {
-    return cst_staged_update_copy_up(core, reservation, c, row, named, CST_FLIGHT_DEVICE_UPDATE);
+    return cst_staged_update_copy_up(core, reservation, what->chunk, row, named, what->mark - 1,
+                                     CST_FLIGHT_DEVICE_UPDATE);
 }
 
 static void name_row(struct cst_command_row *rows, uint32_t *n, enum cst_row row,
@@ -255,9 +260,11 @@ static void name_row(struct cst_command_row *rows, uint32_t *n, enum cst_row row
 /* The place of the gradient for the update: kept in the device reservation, where it is, or copied
  * up now. */
 static struct cst_place bring_grad(struct cst_core *core,
-                                   const struct cst_device_reservation *reservation, uint32_t c,
-                                   uint64_t *ticket)
+                                   const struct cst_device_reservation *reservation,
+                                   const struct cst_update *what, uint64_t *ticket)
 {
+    const uint32_t c = what->chunk;
+
     if (core->chunks[c].kept != CST_NONE) {
         *ticket = 0;
         return cst_kept_gradients_use(core, c);
@@ -266,7 +273,7 @@ static struct cst_place bring_grad(struct cst_core *core,
         *ticket = 0;
         return cst_core_row_place(core, c, CST_ROW_GRAD, 0);
     }
-    *ticket = copy_up(core, reservation, c, CST_ROW_GRAD, CST_ROW_GRAD);
+    *ticket = copy_up(core, reservation, what, CST_ROW_GRAD, CST_ROW_GRAD);
     return place_in(core, reservation, CST_ROW_GRAD);
 }
 
@@ -290,7 +297,7 @@ static struct cst_place bring_weights(struct cst_core *core,
         *ticket = 0;
         return cst_core_row_place(core, what->chunk, row, 0);
     }
-    *ticket = copy_up(core, reservation, what->chunk, row, CST_ROW_WEIGHT);
+    *ticket = copy_up(core, reservation, what, row, CST_ROW_WEIGHT);
     return place_in(core, reservation, CST_ROW_WEIGHT);
 }
 
@@ -307,7 +314,7 @@ static uint64_t update_there(struct cst_core *core,
     bool brought[CST_UPDATE_STATES],
         reads_weights = cst_layout_reads_weights(core->layout, &core->layout->chunks[what->chunk]);
     struct cst_place weights;
-    struct cst_place grad = bring_grad(core, reservation, what->chunk, &up[CST_UPDATE_STATES]);
+    struct cst_place grad = bring_grad(core, reservation, what, &up[CST_UPDATE_STATES]);
     struct cst_command *update;
 
     for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
@@ -316,7 +323,7 @@ static uint64_t update_there(struct cst_core *core,
         if (brought[i]) {
             up[i] = ahead->chunk == what->chunk
                         ? ahead->up[i]
-                        : copy_up(core, reservation, what->chunk, state_row(i), state_row(i));
+                        : copy_up(core, reservation, what, state_row(i), state_row(i));
         }
     }
     if (reads_weights) {
@@ -377,9 +384,10 @@ static struct cst_command *copy_down(struct cst_core *core, uint32_t c, enum cst
 
     copy->priority = weight ? CST_PRIORITY_DEMAND : CST_PRIORITY_EVICTION;
     copy->src[copy->n_src++] = place_out(core, reservation, chunk->update.buffer, row);
-    copy->dst[copy->n_dst++] =
-        weight ? chunk->update.what.weight : cst_core_row_place(core, c, row, 0);
+    copy->dst[copy->n_dst++] = weight ? chunk->update.what.weight
+                                      : cst_core_state_place(core, c, row, chunk->update.what.mark);
     copy->bytes = row_bytes(core, c, row);
+    copy->sums = core->seal.on && !weight;
     copy->after_ack = true;
     copy->may_fail = !cst_tier_is_apart(chunk->tier) && tries + 1 < CST_STAGED_UPDATE_MAX_TRIES;
     return copy;

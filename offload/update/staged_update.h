@@ -64,11 +64,13 @@ int cst_device_updates_open(struct cst_core *core, const struct cst_core_config 
 /* Free the books of all device reservations. */
 void cst_device_updates_close(struct cst_core *core);
 
-/* Copy @row of chunk @c up to the next buffer of the device reservation, as @named, with a flight
- * of the kind @kind. Returns the ticket. */
+/* Copy @row of chunk @c, states as they are after the update with the mark @mark, up to the next
+ * buffer of the device reservation, as @named, with a flight of the kind @kind. Returns the ticket.
+ */
 uint64_t cst_staged_update_copy_up(struct cst_core *core,
                                    const struct cst_device_reservation *reservation, uint32_t c,
-                                   enum cst_row row, enum cst_row named, enum cst_flight_kind kind);
+                                   enum cst_row row, enum cst_row named, uint64_t mark,
+                                   enum cst_flight_kind kind);
 
 /* Issue the device update @what in the device reservation @reservation. */
 void cst_staged_update_update(struct cst_core *core, uint32_t reservation,

@@ -19,6 +19,7 @@
 
 #include "offload/books/chunk_update.h"
 #include "offload/core/core_state.h"
+#include "offload/update/seal.h"
 #include "offload/update/staged_update.h"
 #include "offload/books/exposure.h"
 #include "offload/gradient/kept_gradients.h"
@@ -218,6 +219,9 @@ static void end_command(struct cst_core *core, const struct cst_flight *flight,
     }
     if (flight->kind == CST_FLIGHT_UPDATE_ON_DEVICE && event->status == CST_OK) {
         cst_staged_update_done(core, flight->chunk);
+    }
+    if (flight->kind == CST_FLIGHT_STATES && event->status == CST_OK) {
+        cst_seal_row_written(core, flight, event);
     }
     if (cst_chunk_update_replace(chunk, flight->ticket, 0) &&
         cst_chunk_update_is_over(&chunk->update)) {

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The files of a durable job, as they lie on drives. Numbers have the byte order of the machine,
+ * and `order` tells a machine of another one.
+ *
+ *   file 0      head | seal 0 | seal 1 | segments of rows | description
+ *   file 1...   head | (unused)        | segments of rows
+ *
+ * The head is written once, after the description. The description is the packed JobDescription of
+ * the job and, behind it, the packed DurableLayout (proto/cistern.proto). The seal of step t is
+ * written to place t mod 2 when all states of the step are on the drives.
+ *
+ * Each row of states has two places, `twin` bytes apart (DurableLayout). The seal says which place
+ * has the states of its step.
+ *
+ * The daemon writes the files, and client/checkpoint/adopt.c reads them. Anybody may have changed
+ * them: whoever reads a value checks it. */
+#ifndef CST_DURABLE_H
+#define CST_DURABLE_H
+
+#include "proto/round_up.h"
+
+#include <stdint.h>
+
+#define CST_DURABLE_BLOCK 4096 /* All parts begin and end at multiples of this. */
+#define CST_DURABLE_MAGIC UINT64_C(0x31657461747343ff) /* "\xffCstate1" */
+#define CST_DURABLE_SEAL_MAGIC UINT64_C(0x316c6165537443ff)
+#define CST_DURABLE_ORDER 0x01020304
+#define CST_DURABLE_FORMAT 1
+#define CST_DURABLE_ID_BYTES 16
+
+struct cst_durable_head {
+    uint64_t magic; /* CST_DURABLE_MAGIC */
+    uint32_t order, format;
+    uint8_t id[CST_DURABLE_ID_BYTES]; /* Random: all files of the job have it. */
+    uint32_t file, n_files;           /* Number of this file, and of all. */
+    uint32_t n_chunks, n_rows;        /* Chunks, and checksums of each in a seal. */
+    uint64_t seal_bytes;              /* Bytes of a seal's place; the first is behind the head. */
+    /* Of the description, in file 0: its offset and the bytes of its two parts, and the XXH3 (64
+     * bits) of both. */
+    uint64_t description, job_bytes, layout_bytes, description_sum;
+    uint64_t sum; /* XXH3 (64 bits) of all before. */
+};
+
+struct cst_durable_seal {
+    uint64_t magic; /* CST_DURABLE_SEAL_MAGIC */
+    uint8_t id[CST_DURABLE_ID_BYTES];
+    uint64_t step, adam_step, n_skipped, n_overflows; /* As in JobDescription. */
+    double last_loss, last_grad_norm;
+    double lr, beta1, beta2, eps, weight_decay, clip_norm, grad_scale; /* Of the last step. */
+    uint32_t has_hyper;                                                /* 1: there was a step. */
+    uint32_t place;  /* 0 or 1: which place of each row has the states. */
+    uint64_t sum;    /* XXH3 (64 bits) of the seal and its checksums, as if this field were 0. */
+    uint64_t sums[]; /* n_chunks x n_rows: checksums of rows (proto/row_sum.h); 0: not known. */
+};
+
+/* Bytes of a seal's place. */
+static inline uint64_t cst_durable_seal_bytes(uint32_t n_chunks, uint32_t n_rows)
+{
+    return cst_round_up(sizeof(struct cst_durable_seal) + (uint64_t)n_chunks * n_rows * 8,
+                        CST_DURABLE_BLOCK);
+}
+
+/* Bytes at the beginning of each file that no segment has. */
+static inline uint64_t cst_durable_reserve(uint32_t n_chunks, uint32_t n_rows)
+{
+    return CST_DURABLE_BLOCK + 2 * cst_durable_seal_bytes(n_chunks, n_rows);
+}
+
+#endif
