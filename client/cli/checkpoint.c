@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The commands `cistern save` and `cistern checkpoints`. */
+/* The commands `cistern save`, `cistern adopt` and `cistern checkpoints`. */
 #include "cistern/checkpoint.h"
 #include "client/cli/cli.h"
 #include "client/cli/json.h"
@@ -104,6 +104,32 @@ int cli_save(struct cli *cli)
     uint64_t step;
 
     return cli->every > 0 ? follow(cli) : save_once(cli, &step);
+}
+
+int cli_adopt(struct cli *cli)
+{
+    const uint32_t n = (uint32_t)cli->n_args - 1;
+    const char *dir = cli->args[n];
+    struct cst_adopt_result result = {.step = 0};
+    struct cst_err err = {0};
+    char size[CLI_HUMAN_BYTES];
+
+    if (cst_adopt((const char *const *)cli->args, n, dir, &result, &err) != CST_OK) {
+        return cli_fail(&err);
+    }
+    if (cli->json) {
+        json_t *json = json_pack("{s:s, s:I, s:I, s:f, s:I, s:I}", "job", result.job, "step",
+                                 (json_int_t)result.step, "bytes", (json_int_t)result.bytes,
+                                 "seconds", result.seconds, "rows", (json_int_t)result.n_rows,
+                                 "unchecked", (json_int_t)result.n_unchecked);
+
+        return cli_json_print(json) ? CLI_EXIT_OK : CLI_EXIT_FAILURE;
+    }
+    (void)printf("saved step %llu of %s to %s: %s in %.2f s; %u of %u rows of states were compared "
+                 "with their checksums\n",
+                 (unsigned long long)result.step, result.job, dir, cli_bytes(result.bytes, size),
+                 result.seconds, result.n_rows - result.n_unchecked, result.n_rows);
+    return CLI_EXIT_OK;
 }
 
 /* Add @checkpoint to @array. False: no memory. */

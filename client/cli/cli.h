@@ -120,6 +120,7 @@ int cli_quota(struct cli *cli);
 int cli_ping(struct cli *cli);
 int cli_trace(struct cli *cli);
 int cli_save(struct cli *cli);
+int cli_adopt(struct cli *cli);
 int cli_load(struct cli *cli);
 int cli_checkpoints(struct cli *cli);
 int cli_drain(struct cli *cli);

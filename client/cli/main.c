@@ -45,6 +45,8 @@ static const struct command commands[] = {
      cli_save},
     {"load", "DIR [JOB]", "make a job from a checkpoint, which workers then join", 1, 1,
      CLI_USES_LOAD, DAEMON, cli_load},
+    {"adopt", "FILE.. DIR", "make a checkpoint in DIR of the files of a durable job", 2, ANY_NUMBER,
+     CLI_USES_JSON, NO_DAEMON, cli_adopt},
     {"checkpoints", "DIR", "list the checkpoints in DIR: step, size, whole or torn", 1, 0,
      CLI_USES_JSON | CLI_USES_CHECK, NO_DAEMON, cli_checkpoints},
     {"drain", "", "end the daemon and its jobs, which can be saved first", 0, 0, CLI_USES_DRAIN,

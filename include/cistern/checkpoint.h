@@ -107,6 +107,34 @@ int cst_save(struct cst_client *client, const char *name, const struct cst_save_
 int cst_try_save(struct cst_client *client, const char *name, const struct cst_save_spec *spec,
                  struct cst_save_result *result, struct cst_err *err);
 
+struct cst_adopt_result {
+    char job[64];   /* Name of the job that was adopted. */
+    uint64_t step;  /* Number of committed steps in the checkpoint. */
+    uint64_t bytes; /* Size of all files of the checkpoint. */
+    double seconds; /* Duration of the call. */
+    /* Rows of states whose checksums are not known, because the daemon was started again after they
+     * had been written and before that step was recorded. They are in the checkpoint unchecked. */
+    uint32_t n_unchecked;
+    uint32_t n_rows; /* Rows of states in all. */
+};
+
+/* Make a checkpoint of the last step of a durable job (struct cst_job_states) in the directory
+ * @dir, as cst_save does, from the job's @n files @files, in any order. For jobs that ended without
+ * a save: the machine has stopped, or the daemon was killed with all its jobs. Needs no daemon. All
+ * states are read and compared with their checksums first. If those of the last step are damaged,
+ * and those of the one before are not, that one is taken. The files stay as they are. Thread-safe.
+ * Statuses:
+ *
+ *   - CST_EIO: a file cannot be read or written.
+ *   - CST_EINVAL: a file is no file of a durable job, is that of another job or a newer version, or
+ *     is missing or named twice; no step was committed; states of both steps are damaged. The words
+ *     name the file.
+ *   - CST_EBUSY: a daemon uses a file.
+ *   - CST_EEXIST, CST_EINVAL: as for cst_save, because of @dir.
+ *   - CST_ENOMEM. */
+int cst_adopt(const char *const *files, uint32_t n, const char *dir,
+              struct cst_adopt_result *result, struct cst_err *err);
+
 struct cst_load_result {
     uint64_t step; /* Number of committed steps. */
     /* The moments were converted to the format of the job, or in mx8 to other blocks because of

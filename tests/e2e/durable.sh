@@ -24,3 +24,29 @@ begin memory 1 --steps 30
 end memory
 same durable 1 --steps 30 --disk "$files" --durable
 cmp "$tmp/memory.weights" "$tmp/durable.weights" || fail "other weights than with states in memory"
+
+# Kill the daemon, its engines and all workers.
+kill_all() {
+    local pid
+    kill -9 "$daemon_pid" "${workers[@]}" 2>/dev/null || true
+    for pid in "${workers[@]}"; do
+        wait "$pid" 2>/dev/null || true
+    done
+}
+
+# After the end of everything, the checkpoint of a durable job is, byte for byte, the one that was saved before: with every format of
+# moments, and every optimizer.
+n=0
+for optimizer in adamw lion sgd muon; do
+    for moments in fp32 bf16 mx8; do
+        rm -f "$files"/*.cistern
+        begin "d$n" $((1 + n % 2)) --steps $((5 + n)) --disk "$files" --durable --optimizer "$optimizer" --moments "$moments"
+        end "$optimizer $moments"
+        ./cistern save "d$n" "$tmp/saved" >/dev/null || fail "a save of a durable job"
+        ./cistern rm "d$n"
+        ./cistern adopt "$files/d$n.0.cistern" "$tmp/adopted" >"$tmp/adopt.log" || fail "adopt: $(cat "$tmp/adopt.log")"
+        diff -r "$tmp/saved" "$tmp/adopted" || fail "another checkpoint than a save with $optimizer, $moments"
+        rm -r "$tmp/saved" "$tmp/adopted"
+        n=$((n + 1))
+    done
+done
