@@ -91,10 +91,12 @@ const struct cste_disk_io disk_failing = {
 
 int disk_record_fd = -1;
 
-static void record(int fd, const void *from, uint64_t bytes, uint64_t offset)
+uint64_t disk_record(int fd, enum disk_record_kind kind, uint64_t call, const void *from,
+                     uint64_t bytes, uint64_t offset)
 {
     static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-    struct disk_record head = {.offset = offset, .bytes = bytes};
+    static uint64_t calls;
+    struct disk_record head = {.kind = kind, .call = call, .offset = offset, .bytes = bytes};
     struct iovec parts[] = {{.iov_base = &head, .iov_len = sizeof head},
                             {.iov_base = (void *)(uintptr_t)from, .iov_len = bytes}};
     struct stat st;
@@ -103,20 +105,26 @@ static void record(int fd, const void *from, uint64_t bytes, uint64_t offset)
     ok = fstat(fd, &st) == 0;
     head.inode = st.st_ino;
     (void)pthread_mutex_lock(&mutex);
-    ok = ok && writev(disk_record_fd, parts, 2) == (ssize_t)(sizeof head + bytes);
+    if (call == 0) {
+        head.call = (uint64_t)getpid() << 32 | ++calls;
+    }
+    ok = ok && writev(disk_record_fd, parts, bytes > 0 ? 2 : 1) == (ssize_t)(sizeof head + bytes);
     (void)pthread_mutex_unlock(&mutex);
     if (!ok) {
         perror("disk_rows: record");
         abort();
     }
+    return head.call;
 }
 
 static ssize_t recording_write(int fd, const void *from, size_t bytes, uint64_t offset)
 {
+    uint64_t call =
+        disk_record_fd >= 0 ? disk_record(fd, DISK_RECORD_WRITE, 0, from, bytes, offset) : 0;
     ssize_t n = cste_disk_direct.write(fd, from, bytes, offset);
 
-    if (n > 0 && disk_record_fd >= 0) {
-        record(fd, from, (uint64_t)n, offset);
+    if (call != 0 && n == (ssize_t)bytes) {
+        (void)disk_record(fd, DISK_RECORD_WRITTEN, call, NULL, 0, 0);
     }
     return n;
 }

@@ -28,12 +28,25 @@ struct disk_faults {
 extern struct disk_faults disk_faults;
 extern const struct cste_disk_io disk_failing;
 
-/* A write that was done, as disk_recording writes it to disk_record_fd, before the data. For
- * programs that replay them. */
-struct disk_record {
-    uint64_t inode; /* The file. */
-    uint64_t offset, bytes;
+enum disk_record_kind {
+    DISK_RECORD_WRITE,   /* A write begins; the data follow. */
+    DISK_RECORD_WRITTEN, /* The write `call` is done. */
+    DISK_RECORD_FLUSH,   /* A flush of the file begins. */
+    DISK_RECORD_FLUSHED, /* The flush `call` is done. */
 };
+
+/* What disk_recording writes to disk_record_fd. For programs that replay it. */
+struct disk_record {
+    uint64_t kind;          /* enum disk_record_kind */
+    uint64_t call;          /* Number of the call, of all processes. */
+    uint64_t inode;         /* The file. */
+    uint64_t offset, bytes; /* WRITE; otherwise 0. */
+};
+
+/* Record a call for the file @fd: a number for its end. @from: data of WRITE. Ends the process if
+ * that fails. */
+uint64_t disk_record(int fd, enum disk_record_kind kind, uint64_t call, const void *from,
+                     uint64_t bytes, uint64_t offset);
 
 extern int disk_record_fd; /* -1: nothing is recorded. */
 extern const struct cste_disk_io disk_recording;
