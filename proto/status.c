@@ -53,6 +53,7 @@ int cst_err_set(struct cst_err *err, int status, const char *fmt, ...)
         return status;
     }
     err->status = status;
+    err->reason = CST_REASON_NONE;
     va_start(ap, fmt);
     (void)vsnprintf(err->text, sizeof err->text, fmt, ap);
     va_end(ap);
@@ -88,6 +89,7 @@ int cst_err_errno(struct cst_err *err, int status, int errnum, const char *fmt, 
         return status;
     }
     err->status = status;
+    err->reason = CST_REASON_NONE;
     va_start(ap, fmt);
     (void)vsnprintf(err->text, sizeof err->text, fmt, ap);
     va_end(ap);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/lib/batch.h"
 
+#include "proto/reason.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -112,6 +114,7 @@ static int take_result(struct cstc_batch *batch, const struct cst_lease_item *it
 
         (void)cst_err_set(&failure, result->status, "%s",
                           result->text != NULL ? result->text : cst_status_words(result->status));
+        (void)cst_err_give_reason(&failure, cst_reason_of_number(result->reason), result->status);
         if (is_fetch(item)) {
             cst_lease_refuse(leases, item);
         }

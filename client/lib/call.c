@@ -3,6 +3,7 @@
 
 #include "client/lib/job.h"
 #include "proto/cistern.pb-c.h"
+#include "proto/reason.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -11,11 +12,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-static void finish(struct cstc_call *call, int status, const char *words)
+/* @why: the cause of a failure. */
+static void finish(struct cstc_call *call, int status, const struct cst_err *why)
 {
     call->status = status;
     if (status != CST_OK) {
-        (void)cst_err_set(&call->err, status, "%s", words);
+        call->err = *why;
+        call->err.status = status;
     }
     free(call->queued);
     call->queued = NULL;
@@ -52,8 +55,7 @@ void cstc_client_die(struct cst_client *client, const struct cst_err *cause)
         client->dead = *cause;
         if (client->returns && (cause->status == CST_ECONN || cause->status == CST_EDRAINING)) {
             (void)cst_err_set(&client->dead, CST_EPEERDIED,
-                              "%.256s: cst_sync waits for the next process of the daemon",
-                              cause->text);
+                              "%.256s: sync waits for the next process of the daemon", cause->text);
         }
     }
     if (client->sock >= 0) {
@@ -65,11 +67,11 @@ void cstc_client_die(struct cst_client *client, const struct cst_err *cause)
     }
     while ((call = client->sent) != NULL) {
         client->sent = call->next;
-        finish(call, client->dead.status, client->dead.text);
+        finish(call, client->dead.status, &client->dead);
     }
     while ((call = client->queue) != NULL) {
         client->queue = call->next;
-        finish(call, client->dead.status, client->dead.text);
+        finish(call, client->dead.status, &client->dead);
     }
     client->queue_end = &client->queue;
     client->n_sent = 0;
@@ -97,7 +99,8 @@ static int parse_error(const struct cst_frame *frame, struct cst_err *out, bool 
         }
         return cst_err_set(out, CST_EPROTO, "an error reply that does not parse");
     }
-    (void)cst_err_set(out, msg->status, "%s", msg->text);
+    (void)cst_err_give_reason(out, cst_reason_of_number(msg->reason),
+                              cst_err_set(out, msg->status, "%s", msg->text));
     *returns = msg->has_returns ? msg->returns : *returns;
     cistern__error__free_unpacked(msg, NULL);
     return CST_OK;
@@ -144,7 +147,9 @@ static int die(struct cst_client *client, int status, struct cst_err *why, struc
             why = &client->farewell;
         }
     }
-    (void)cst_err_set(&cause, status, "daemon at %s: %s", client->path, why->text);
+    (void)cst_err_give_reason(
+        &cause, why->reason,
+        cst_err_set(&cause, status, "daemon at %s: %s", client->path, why->text));
     cstc_client_die(client, &cause);
     return cstc_client_check(client, err);
 }
@@ -315,7 +320,7 @@ static int route(struct cst_client *client, struct cst_frame *frame, struct cst_
     if (frame->type == CISTERN__MSG_TYPE__MSG_ERROR) {
         rc = parse_error(frame, &words, &(bool){false});
         if (rc == CST_OK) {
-            finish(call, words.status, words.text);
+            finish(call, words.status, &words);
             return CST_OK;
         }
     } else {
@@ -326,7 +331,7 @@ static int route(struct cst_client *client, struct cst_frame *frame, struct cst_
         }
     }
     /* The call is in no list any more; the end of the connection would not finish it. */
-    finish(call, rc, words.text);
+    finish(call, rc, &words);
     *why = words;
     return rc;
 }

@@ -30,7 +30,7 @@
 /* A is applied to the fields that are arrays, N to those that are structs, F to the others. */
 /* clang-format off */
 #define FIELDS_cst_err(F, A, N, s) \
-    F(s, status) A(s, text)
+    F(s, status) F(s, reason) A(s, text)
 #define FIELDS_cst_tensor_spec(F, A, N, s) \
     F(s, name) F(s, dtype) F(s, n_dims) F(s, shape) F(s, group) F(s, pattern) F(s, lr_scale) \
     F(s, decay_scale) F(s, whole_shape) F(s, first) F(s, packed) F(s, external_names) F(s, external_rows) \
@@ -369,9 +369,18 @@ static void print_statuses(void)
     CST_STATUS_MAP(PRINT_STATUS)
 }
 
+static void print_reasons(void)
+{
+    printf("\n\nclass Reason(IntEnum):\n    \"\"\"What an error of a status is about.\"\"\"\n\n");
+#define PRINT_REASON(name, number, words)                                                          \
+    printf("    %s = %d  # %s\n", #name, (int)CST_REASON_##name, words);
+    CST_REASON_MAP(PRINT_REASON)
+}
+
 static void print_enums(void)
 {
     print_statuses();
+    print_reasons();
 #define PRINT_ENUM(python, type, ...) enum_##python((type)0);
     ENUMS(PRINT_ENUM)
 }

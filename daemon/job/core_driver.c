@@ -34,6 +34,7 @@ static void put_item(struct cstd_pending_item *item, const struct cst_reply *rep
     item->home = reply->home;
     item->home_bytes = reply->home_bytes;
     if (reply->status != CST_OK) {
+        item->reason = reply->err.reason;
         item->text = strdup(reply->err.text); /* If this is NULL the status alone is sent. */
     }
 }

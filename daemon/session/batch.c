@@ -237,6 +237,9 @@ static uint8_t *put_item(uint8_t *at, const struct cstd_pending_item *item)
         end = put_field(end, 6, item->hit);
         end = put_home(end, item);
     }
+    if (item->reason != CST_REASON_NONE) {
+        end = put_field(end, 10, item->reason);
+    }
     *at++ = 1 << 3 | BYTES;
     at = put_varint(at, (uint64_t)(end - body));
     memcpy(at, body, (size_t)(end - body));

@@ -24,9 +24,10 @@ struct cstd_staging;
 struct cstd_job;
 
 struct cstd_pending_item {
-    int status; /* Result of the item: 0 or negative. */
-    bool done;  /* The item has its result. */
-    bool hit;   /* FETCH_WEIGHT: the weights were in a block. */
+    int status;             /* Result of the item: 0 or negative. */
+    enum cst_reason reason; /* What a negative status is about. */
+    bool done;              /* The item has its result. */
+    bool hit;               /* FETCH_WEIGHT: the weights were in a block. */
     /* Valid if asked_ns is not 0: the fetch is of a gradient's block; the worker does not wait for
      * it yet. */
     bool grad, ahead;

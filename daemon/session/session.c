@@ -302,6 +302,8 @@ static Cistern__Error error_message(const struct cst_err *err)
     message.status = err->status;
     message.retryable = cst_status_retryable(err->status);
     message.text = (char *)(uintptr_t)err->text;
+    message.has_reason = err->reason != CST_REASON_NONE;
+    message.reason = err->reason;
     return message;
 }
 

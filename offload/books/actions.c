@@ -97,6 +97,7 @@ void cst_core_refuse(struct cst_core *core, uint64_t tag, int status, const char
     if (reply != NULL) {
         reply->status = status;
         reply->err.status = status;
+        reply->err.reason = CST_REASON_NONE;
         va_start(ap, fmt);
         (void)vsnprintf(reply->err.text, sizeof reply->err.text, fmt, ap);
         va_end(ap);
@@ -120,6 +121,7 @@ void cst_core_log(struct cst_core *core, int status, const char *fmt, ...)
     va_list ap;
 
     line->status = status;
+    line->reason = CST_REASON_NONE;
     va_start(ap, fmt);
     (void)vsnprintf(line->text, sizeof line->text, fmt, ap);
     va_end(ap);

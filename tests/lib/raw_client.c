@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/lib/raw_client.h"
 
+#include "proto/reason.h"
 #include "tests/lib/patience.h"
 
 #include <check.h>
@@ -116,7 +117,8 @@ static void take_error(struct raw_client *client)
     ck_assert_int_lt(error->status, 0);
     ck_assert_int_eq(error->retryable, cst_status_retryable(error->status));
     ck_assert_uint_gt(strlen(error->text), 0);
-    (void)cst_err_set(&client->err, error->status, "%s", error->text);
+    (void)cst_err_give_reason(&client->err, cst_reason_of_number(error->reason),
+                              cst_err_set(&client->err, error->status, "%s", error->text));
     cistern__error__free_unpacked(error, NULL);
 }
 
@@ -219,6 +221,8 @@ uint64_t raw_job_ask(struct raw_client *client, const struct raw_job *job)
     open.device = (char *)(uintptr_t)job->device;
     open.plan = job->plan;
     open.has_pool_bytes = open.has_chunk_elems = open.has_timeout_ms = 1;
+    open.has_optimizer = job->optimizer != 0;
+    open.optimizer = job->optimizer;
     open.has_moments = job->moments != 0;
     open.moments = job->moments;
     open.has_device_update_bytes = open.has_device_states = 1;

@@ -85,6 +85,7 @@ struct raw_job {
     uint64_t pool_bytes;
     uint64_t chunk_elems;
     uint32_t timeout_ms;
+    uint32_t optimizer;                          /* an enum cst_optimizer */
     uint32_t moments;                            /* an enum cst_moments */
     uint64_t device_update_bytes, device_states; /* bytes of the device reservation */
     Cistern__JobPlan *plan;                      /* NULL: none */

@@ -186,9 +186,10 @@ START_TEST(what_is_written_is_unpacked)
 
         for (uint32_t k = 0; k < n; k++) {
             bool failed = i == 0 || rand() % 4 == 0, lease = !failed && rand() % 2 == 0;
-            bool home = lease && rand() % 2 == 0;
+            bool home = lease && rand() % 2 == 0, reason = failed && rand() % 2 == 0;
 
             items[k] = (struct cstd_pending_item){.status = failed ? -(1 + rand() % 25) : 0,
+                                                  .reason = reason ? CST_REASON_HANDED_IN : 0,
                                                   .text = failed ? words : NULL,
                                                   .hit = lease && rand() % 2 == 0,
                                                   .slab = lease ? (uint32_t)any_number() : 0,
@@ -219,6 +220,7 @@ START_TEST(what_is_written_is_unpacked)
             suite_must((r->text != NULL) == (items[k].text != NULL) &&
                            (r->text == NULL || strcmp(r->text, words) == 0),
                        "text of result %u", k);
+            suite_must(r->reason == items[k].reason, "reason of result %u", k);
         }
         cistern__batch_done__free_unpacked(done, NULL);
     }

@@ -56,6 +56,48 @@ static bool hook_gone(struct fake_daemon *fake, const struct cst_frame *request,
     return true;
 }
 
+/* Answers a Ping with an error of a reason. */
+static bool hook_reason(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
+{
+    const uint32_t *reason = arg;
+    Cistern__Error msg = CISTERN__ERROR__INIT;
+
+    if (request->type != CISTERN__MSG_TYPE__MSG_PING) {
+        return false;
+    }
+    msg.status = CST_EBUDGET;
+    msg.text = (char *)(uintptr_t) "no more of it";
+    msg.has_reason = *reason != 0;
+    msg.reason = *reason;
+    fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_ERROR, &msg.base, NULL, 0);
+    return true;
+}
+
+/* Each reason of the list reaches the caller. A newer daemon's reason counts as none, and so does
+ * the absence of one. */
+START_TEST(test_reasons)
+{
+    static const uint32_t numbers[] = {
+#define NUMBER(name, number, words) number,
+        CST_REASON_MAP(NUMBER) UINT32_MAX,
+    };
+    uint32_t reason = 0;
+    struct cst_err err = {0};
+
+    f.fake.hook = hook_reason;
+    f.fake.hook_arg = &reason;
+    fake_daemon_start(&f.fake);
+    fake_job_open(&f);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        reason = numbers[i];
+        ck_assert_int_eq(cst_ping(f.client, NULL, &err), CST_EBUDGET);
+        ck_assert_str_eq(err.text, "no more of it");
+        ck_assert_uint_eq(err.reason, reason == UINT32_MAX ? 0 : reason);
+    }
+    fake_job_stop(&f);
+}
+END_TEST
+
 /* The daemon closes the connection at the n-th request of a worker's run, for every n. The call and
  * all later ones fail with ECONN, or (_i = 1) with the reason that the daemon announced. There is
  * no signal, and no descriptor stays open. */
@@ -475,6 +517,7 @@ int main(void)
 
     tcase_add_loop_test(tcase, test_gone, 0, 2);
     tcase_add_test(tcase, test_farewell_while_idle);
+    tcase_add_test(tcase, test_reasons);
     tcase_add_loop_test(tcase, test_lie, 0, LIE_COUNT);
     tcase_add_loop_test(tcase, test_bad_slab, 0, FD_COUNT);
     tcase_add_loop_test(tcase, test_bad_staging, 0, FD_COUNT);

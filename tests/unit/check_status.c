@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of proto/status: the list of statuses, and messages. */
 #include "cistern/status.h"
+#include "proto/reason.h"
 #include "proto/text.h"
 #include "tests/lib/suite.h"
 
@@ -46,6 +47,46 @@ START_TEST(words_are_prefixed)
     ck_assert_str_eq(err.text, "rank 1: 3 blocks");
     ck_assert_int_eq(cst_err_errno(&err, CST_EIO, ENOENT, "%s", "/x"), CST_EIO);
     ck_assert_str_eq(err.text, "/x: No such file or directory");
+}
+END_TEST
+
+/* An error has the reason that it was given first. A prefix keeps it, and the next error that is
+ * written into the struct has none. */
+START_TEST(reasons_are_kept)
+{
+    struct cst_err err = {0};
+
+    ck_assert_int_eq(
+        cst_err_give_reason(&err, CST_REASON_JOBS, cst_err_set(&err, CST_EBUDGET, "64 jobs")),
+        CST_EBUDGET);
+    ck_assert_int_eq(err.reason, CST_REASON_JOBS);
+    ck_assert_int_eq(cst_err_give_reason(&err, CST_REASON_POOL, cst_err_prefix(&err, "job 'a'")),
+                     CST_EBUDGET);
+    ck_assert_int_eq(err.reason, CST_REASON_JOBS);
+    (void)cst_err_set(&err, CST_EIO, "x");
+    ck_assert_int_eq(err.reason, CST_REASON_NONE);
+    ck_assert_int_eq(cst_err_give_reason(&err, CST_REASON_POOL, CST_OK), CST_OK);
+    ck_assert_int_eq(err.reason, CST_REASON_NONE);
+    (void)cst_err_give_reason(&err, CST_REASON_POOL, CST_EIO);
+    (void)cst_err_errno(&err, CST_EIO, ENOENT, "x");
+    ck_assert_int_eq(err.reason, CST_REASON_NONE);
+    ck_assert_int_eq(cst_err_give_reason(NULL, CST_REASON_POOL, CST_EIO), CST_EIO);
+}
+END_TEST
+
+/* The number of each reason stays as it is, and an unknown number is no reason. */
+START_TEST(reasons_have_numbers)
+{
+    int next = 0;
+
+#define CHECK_REASON(name, number, words)                                                          \
+    ck_assert_int_eq(number, next++);                                                              \
+    ck_assert_int_eq(cst_reason_of_number(number), CST_REASON_##name);                             \
+    ck_assert_uint_gt(strlen(words), 0);
+    CST_REASON_MAP(CHECK_REASON)
+    ck_assert_int_eq(CST_REASON_LAST_MICRO_BATCH, 15);
+    ck_assert_int_eq(cst_reason_of_number((uint32_t)next), CST_REASON_NONE);
+    ck_assert_int_eq(cst_reason_of_number(UINT32_MAX), CST_REASON_NONE);
 }
 END_TEST
 
@@ -133,6 +174,8 @@ int main(void)
     tcase_add_test(tc, the_list_is_dense);
     tcase_add_test(tc, unknown_numbers_have_words);
     tcase_add_test(tc, words_are_prefixed);
+    tcase_add_test(tc, reasons_are_kept);
+    tcase_add_test(tc, reasons_have_numbers);
     tcase_add_test(tc, words_are_bounded);
     tcase_add_test(tc, words_are_clean);
     tcase_add_test(tc, texts_fit);
