@@ -19,6 +19,7 @@ enum {
     CST_JOB_NAME = 2,   /* The name of a job. */
     CST_JOB_CONFIG = 4, /* UTF-8 of at most CST_MAX_CONFIG_BYTES. */
     CST_JOB_TEXT = 8,   /* A number that messages have as "name=value" in their field `options`. */
+    CST_JOB_FIXED = 16, /* A job keeps its value for life, also if it is reshaped. */
     CST_JOB_ALL = -1,   /* For functions: the options with any traits, or none. */
 };
 

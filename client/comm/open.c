@@ -3,6 +3,7 @@
 
 #include "client/comm/device_comm.h"
 #include "client/lib/shared_wait.h"
+#include "proto/reason.h"
 
 #include <stdlib.h>
 
@@ -90,7 +91,7 @@ static int check_group(const struct cst_job *job, int group, struct cst_err *err
     if (cst_set_count(&ranks) > CST_COMM_MAX_RANKS) {
         return cst_err_set(err, CST_EUNSUPPORTED,
                            "group %d of job '%s' has %u ranks, and a communicator has at most %d: "
-                           "declare smaller groups (cst_group)",
+                           "declare smaller groups",
                            group, job->name, cst_set_count(&ranks), CST_COMM_MAX_RANKS);
     }
     return CST_OK;
@@ -445,8 +446,11 @@ int cst_comm_open_device(struct cst_comm **out, struct cst_job *job, int group,
     if (rc == CST_EPEERDIED) {
         cstc_job_void(job, &why);
     }
-    return rc == CST_OK ? CST_OK
-                        : cst_err_set(err, rc, "communicator of group %d: %.512s", group, why.text);
+    return rc == CST_OK
+               ? CST_OK
+               : cst_err_give_reason(
+                     err, why.reason,
+                     cst_err_set(err, rc, "communicator of group %d: %.512s", group, why.text));
 }
 
 int cst_comm_open(struct cst_comm **out, struct cst_job *job, int group, struct cst_err *err)

@@ -4,6 +4,7 @@
 #include "client/lib/job.h"
 #include "client/lib/sequence_calls.h"
 #include "offload/layout/edge.h"
+#include "proto/reason.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -246,7 +247,7 @@ static int take_memory(struct cst_job *job, int (*take)(struct cst_job *job, str
     if (rc == CST_EPROTO) {
         rc = cstc_job_distrust(job, &why, err);
     } else if (rc != CST_OK) {
-        rc = cst_err_set(err, rc, "%s", why.text);
+        rc = cst_err_give_reason(err, why.reason, cst_err_set(err, rc, "%s", why.text));
     }
     return rc;
 }
@@ -417,6 +418,7 @@ static int refuse_slots(struct cst_job *job, struct cst_err *err)
                           "edge '%s': its slots in device memory (on_device): %.280s; there are no "
                           "slots in host memory instead: %.200s",
                           job->model.edges[job->commit.refused].name, refusal->text, why.text);
+        (void)cst_err_give_reason(err, why.reason, rc);
     }
     refusal->status = CST_OK;
     return rc;

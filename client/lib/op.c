@@ -3,6 +3,7 @@
  * addresses. */
 #include "client/lib/job.h"
 #include "client/lib/debug.h"
+#include "proto/reason.h"
 
 static void fill_io(const struct cst_job *job, int op, bool backward, struct cst_io *io)
 {
@@ -64,11 +65,13 @@ static int check_args(struct cst_job *job, int op, enum cst_direction direction,
     tensor = direction == CST_BACKWARD ? cst_lease_handed_in(&job->sequence.leases, (uint32_t)op)
                                        : CST_LEASE_NONE;
     if (tensor != CST_LEASE_NONE) {
-        return cst_err_set(err, CST_EINVAL,
-                           "operator '%s': the gradient of tensor '%s' was handed in already in "
-                           "this %s",
-                           o->name, job->model.tensors[tensor].name,
-                           job->micro_batches > 1 ? "micro-batch" : "step");
+        return cst_err_give_reason(
+            err, CST_REASON_HANDED_IN,
+            cst_err_set(err, CST_EINVAL,
+                        "operator '%s': the gradient of tensor '%s' was handed in already in "
+                        "this %s",
+                        o->name, job->model.tensors[tensor].name,
+                        job->micro_batches > 1 ? "micro-batch" : "step"));
     }
     return CST_OK;
 }

@@ -3,6 +3,7 @@
 
 #include "client/lib/call.h"
 #include "proto/cistern.pb-c.h"
+#include "proto/reason.h"
 
 #define STAGING_BYTES (4u << 20) /* Requested size; the daemon may give less. */
 #define PAGE_BYTES 4096
@@ -34,7 +35,8 @@ int cstc_state_take(struct cst_client *client, struct cstc_call *call, struct cs
     if (rc == CST_EPROTO) {
         rc = cstc_client_distrust(client, &why, err);
     } else if (rc != CST_OK) {
-        rc = cst_err_set(err, rc, "staging segment: %.256s", why.text);
+        rc = cst_err_give_reason(err, why.reason,
+                                 cst_err_set(err, rc, "staging segment: %.256s", why.text));
     }
     cstc_call_reset(call);
     return rc;

@@ -4,6 +4,7 @@
 #include "client/lib/debug.h"
 #include "client/lib/hyper.h"
 #include "client/lib/job.h"
+#include "proto/reason.h"
 
 /* -- sync ------------------------------------------------------------------------------------- */
 
@@ -162,15 +163,17 @@ static int check_accumulate(const struct cst_job *job, struct cst_err *err)
     }
     if (rc == CST_OK && job->model.n_stages > 0) {
         rc = cst_err_set(err, CST_EINVAL,
-                         "job '%s': the model is cut into stages, and cst_next, not "
-                         "cst_accumulate, ends what was begun",
+                         "job '%s': the model is cut into stages, and next, not accumulate, ends "
+                         "what was begun",
                          job->name);
     }
     if (rc == CST_OK && job->micro_batch + 1 >= job->micro_batches) {
-        rc = cst_err_set(
-            err, CST_EINVAL,
-            "job '%s': micro-batch %u of %u is the last one of the step: end it with cst_step",
-            job->name, job->micro_batch + 1, job->micro_batches);
+        rc = cst_err_give_reason(
+            err, CST_REASON_LAST_MICRO_BATCH,
+            cst_err_set(err, CST_EINVAL,
+                        "job '%s': micro-batch %u of %u is the last one of the step: end it with "
+                        "step",
+                        job->name, job->micro_batch + 1, job->micro_batches));
     }
     return rc;
 }

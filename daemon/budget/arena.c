@@ -3,6 +3,7 @@
 
 #include "daemon/budget/quota.h"
 #include "daemon/budget/remains.h"
+#include "proto/reason.h"
 #include "proto/size.h"
 
 #include <errno.h>
@@ -48,6 +49,8 @@ static int check_now(const struct cstd_budget *budget, const struct cstd_quota_a
                          cst_size_exact(bytes - left, lacks), budget->key != NULL ? " (" : "",
                          budget->key != NULL ? budget->key : "", budget->key != NULL ? ")" : "",
                          rc != CST_OK ? "; " : "", user.text);
+        (void)cst_err_give_reason(err, cstd_quota_kinds[cstd_quota_key_of(budget->resource)].reason,
+                                  rc);
     } else if (rc != CST_OK) {
         *err = user;
     }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/budget/quota.h"
+#include "proto/reason.h"
 #include "proto/size.h"
 
 #include <assert.h>
@@ -385,8 +386,10 @@ static int refuse(const struct cstd_quota_account *account, unsigned resource,
     } else {
         (void)snprintf(wants, sizeof wants, "%" PRIu64, amount);
     }
-    return cst_err_set(err, cstd_quota_kinds[key].status, "%s: %s wants %s%s", words, what, wants,
-                       key == CSTD_QUOTA_TTL ? "" : " more");
+    return cst_err_give_reason(err, cstd_quota_kinds[key].reason,
+                               cst_err_set(err, cstd_quota_kinds[key].status, "%s: %s wants %s%s",
+                                           words, what, wants,
+                                           key == CSTD_QUOTA_TTL ? "" : " more"));
 }
 
 int cstd_quota_check(const struct cstd_quota_account *account, unsigned resource, uint64_t amount,

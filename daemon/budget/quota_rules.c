@@ -12,8 +12,8 @@
 static const char plain[] = "quota";
 
 const struct cstd_quota_kind cstd_quota_kinds[CSTD_QUOTA_KEYS] = {
-#define CSTD_QUOTA_X(name, key, unit, least, status, words)                                        \
-    [CSTD_QUOTA_##name] = {key, CSTD_QUOTA_##unit, least, status, words},
+#define CSTD_QUOTA_X(name, key, unit, least, status, reason, words)                                \
+    [CSTD_QUOTA_##name] = {key, CSTD_QUOTA_##unit, least, status, CST_REASON_##reason, words},
     CSTD_QUOTA_MAP(CSTD_QUOTA_X)
 #undef CSTD_QUOTA_X
 };

@@ -13,23 +13,23 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* X(name, key in the file, unit of a value, least limit, status of a refusal, words in a refusal).
- * The least limit of descriptors is CST_FRAME_MAX_FDS, because one reply carries up to that many: a
- * smaller limit would make it impossible to send. */
+/* X(name, key in the file, unit of a value, least limit, status of a refusal, reason of a refusal,
+ * words in a refusal). The least limit of descriptors is CST_FRAME_MAX_FDS, because one reply
+ * carries up to that many: a smaller limit would make it impossible to send. */
 #define CSTD_QUOTA_MAP(X)                                                                          \
-    X(HOST, "host", BYTES, 0, CST_EBUDGET, "host memory")                                          \
-    X(POOL, "pool", BYTES, 0, CST_EBUDGET, "pools")                                                \
-    X(DISK, "disk", BYTES, 0, CST_EBUDGET, "files on drives")                                      \
-    X(JOBS, "jobs", COUNT, 0, CST_EBUDGET, "jobs")                                                 \
-    X(SESSIONS, "sessions", COUNT, 0, CST_EBUSY, "connections")                                    \
-    X(DESCRIPTORS, "descriptors", COUNT, CST_FRAME_MAX_FDS, CST_EBUSY, "descriptors")              \
-    X(FILES, "files", COUNT, 0, CST_EBUDGET, "open files")                                         \
-    X(REQUESTS, "requests", COUNT, 0, CST_ENOCREDIT, "requests in flight")                         \
-    X(SEARCHES, "searches", COUNT, 0, CST_EBUSY, "searches for a plan")                            \
-    X(TTL, "ttl", SECONDS, 0, CST_EINVAL, "seconds to live without a worker")
+    X(HOST, "host", BYTES, 0, CST_EBUDGET, HOST_MEMORY, "host memory")                             \
+    X(POOL, "pool", BYTES, 0, CST_EBUDGET, POOL_MEMORY, "pools")                                   \
+    X(DISK, "disk", BYTES, 0, CST_EBUDGET, NONE, "files on drives")                                \
+    X(JOBS, "jobs", COUNT, 0, CST_EBUDGET, JOBS, "jobs")                                           \
+    X(SESSIONS, "sessions", COUNT, 0, CST_EBUSY, NONE, "connections")                              \
+    X(DESCRIPTORS, "descriptors", COUNT, CST_FRAME_MAX_FDS, CST_EBUSY, NONE, "descriptors")        \
+    X(FILES, "files", COUNT, 0, CST_EBUDGET, NONE, "open files")                                   \
+    X(REQUESTS, "requests", COUNT, 0, CST_ENOCREDIT, NONE, "requests in flight")                   \
+    X(SEARCHES, "searches", COUNT, 0, CST_EBUSY, NONE, "searches for a plan")                      \
+    X(TTL, "ttl", SECONDS, 0, CST_EINVAL, NONE, "seconds to live without a worker")
 
 enum cstd_quota_key {
-#define CSTD_QUOTA_X(name, key, unit, least, status, words) CSTD_QUOTA_##name,
+#define CSTD_QUOTA_X(name, key, unit, least, status, reason, words) CSTD_QUOTA_##name,
     CSTD_QUOTA_MAP(CSTD_QUOTA_X)
 #undef CSTD_QUOTA_X
         CSTD_QUOTA_KEYS
@@ -43,8 +43,9 @@ struct cstd_quota_kind {
     enum cstd_quota_unit unit; /* Unit of the key's values. */
     /* Least limit: a smaller value is refused, and a percentage that gives less is raised to it. */
     uint64_t least;
-    int status;        /* Status of a refusal. */
-    const char *words; /* Name of what is counted, in the words of a refusal. */
+    int status;             /* Status of a refusal. */
+    enum cst_reason reason; /* Reason of a refusal. */
+    const char *words;      /* Name of what is counted, in the words of a refusal. */
 };
 
 extern const struct cstd_quota_kind cstd_quota_kinds[CSTD_QUOTA_KEYS];

@@ -3,6 +3,7 @@
 
 #include "offload/layout/edge.h"
 #include "offload/layout/model_bytes.h"
+#include "proto/reason.h"
 
 #include <malloc.h>
 #include <stdio.h>
@@ -282,11 +283,13 @@ static int declare_tensor(struct cstd_worker *worker, const Cistern__TensorDecl 
     if (rc == CST_OK && i < model->n_tensors) {
         rc = compare_tensor(worker, &words, err);
     } else if (rc == CST_OK && is_closed(worker->job)) {
-        rc = cst_err_set(
-            err, CST_EMISMATCH,
-            "rank %u declares tensor '%.255s' as number %u, but %s committed %u tensors",
-            worker->rank, decl->name, i, name_others(worker, did_commit, 0, theirs),
-            model->n_tensors);
+        rc = cst_err_give_reason(
+            err, CST_REASON_MODEL,
+            cst_err_set(
+                err, CST_EMISMATCH,
+                "rank %u declares tensor '%.255s' as number %u, but %s committed %u tensors",
+                worker->rank, decl->name, i, name_others(worker, did_commit, 0, theirs),
+                model->n_tensors));
     } else if (rc == CST_OK) {
         rc = charge(worker, cst_model_bytes_with_tensor(model, &words), err);
         rc = rc == CST_OK ? cst_model_tensor(model, &words, err) : rc;
@@ -306,10 +309,12 @@ static int compare_operator(const struct cstd_worker *worker, const Cistern__Ope
                                               .stage = decl->stage};
 
     if (decl->has_stage != (worker->job->model.n_stages > 0)) {
-        return cst_err_set(
-            err, CST_EMISMATCH, "operator '%.255s' is in %s stage in %s and in %s in %s",
-            decl->name, decl->has_stage ? "a" : "no", name_me(worker, mine),
-            decl->has_stage ? "none" : "one", name_others(worker, did_operator, i, theirs));
+        return cst_err_give_reason(
+            err, CST_REASON_OPERATORS,
+            cst_err_set(
+                err, CST_EMISMATCH, "operator '%.255s' is in %s stage in %s and in %s in %s",
+                decl->name, decl->has_stage ? "a" : "no", name_me(worker, mine),
+                decl->has_stage ? "none" : "one", name_others(worker, did_operator, i, theirs)));
     }
     return cst_model_same_operator(&worker->job->model, i, &other, name_me(worker, mine),
                                    name_others(worker, did_operator, i, theirs), err);
@@ -347,11 +352,13 @@ static int declare_operator(struct cstd_worker *worker, const Cistern__OperatorD
     if (i < model->n_operators) {
         rc = compare_operator(worker, decl, err);
     } else if (is_closed(worker->job)) {
-        rc = cst_err_set(
-            err, CST_EMISMATCH,
-            "rank %u declares operator '%.255s' as number %u, but %s committed %u operators",
-            worker->rank, decl->name, i, name_others(worker, did_commit, 0, theirs),
-            model->n_operators);
+        rc = cst_err_give_reason(
+            err, CST_REASON_OPERATORS,
+            cst_err_set(
+                err, CST_EMISMATCH,
+                "rank %u declares operator '%.255s' as number %u, but %s committed %u operators",
+                worker->rank, decl->name, i, name_others(worker, did_commit, 0, theirs),
+                model->n_operators));
     } else {
         rc = charge(worker,
                     cst_model_bytes_with_operator(model, decl->name, (uint32_t)decl->n_tensors),
@@ -370,7 +377,10 @@ static int check_heard(const struct cstd_worker *worker, struct cst_err *err)
 {
     const struct cst_err *why = &worker->job->disagreement;
 
-    return worker->unheard ? cst_err_set(err, why->status, "%s", why->text) : CST_OK;
+    if (worker->unheard) {
+        *err = *why;
+    }
+    return worker->unheard ? why->status : CST_OK;
 }
 
 int cstd_declare(struct cstd_worker *worker, const Cistern__Declare *message, struct cst_err *err)
@@ -428,18 +438,22 @@ int cstd_declare_check(const struct cstd_worker *worker, uint32_t n_tensors, uin
             model->n_edges, model->edges[worker->n_edges].name, worker->rank);
     }
     if (n_tensors < model->n_tensors) {
-        return cst_err_set(
-            err, CST_EMISMATCH,
-            "rank %u declared %u tensors, but %s declared %u: '%s' is missing in rank %u",
-            worker->rank, n_tensors, name_others(worker, did_tensor, n_tensors, theirs),
-            model->n_tensors, model->tensors[n_tensors].name, worker->rank);
+        return cst_err_give_reason(
+            err, CST_REASON_MODEL,
+            cst_err_set(
+                err, CST_EMISMATCH,
+                "rank %u declared %u tensors, but %s declared %u: '%s' is missing in rank %u",
+                worker->rank, n_tensors, name_others(worker, did_tensor, n_tensors, theirs),
+                model->n_tensors, model->tensors[n_tensors].name, worker->rank));
     }
     if (n_operators < model->n_operators) {
-        return cst_err_set(
-            err, CST_EMISMATCH,
-            "rank %u declared %u operators, but %s declared %u: '%s' is missing in rank %u",
-            worker->rank, n_operators, name_others(worker, did_operator, n_operators, theirs),
-            model->n_operators, model->operators[n_operators].name, worker->rank);
+        return cst_err_give_reason(
+            err, CST_REASON_OPERATORS,
+            cst_err_set(
+                err, CST_EMISMATCH,
+                "rank %u declared %u operators, but %s declared %u: '%s' is missing in rank %u",
+                worker->rank, n_operators, name_others(worker, did_operator, n_operators, theirs),
+                model->n_operators, model->operators[n_operators].name, worker->rank));
     }
     return CST_OK;
 }

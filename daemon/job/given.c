@@ -5,6 +5,7 @@
 #include "daemon/base/daemon_state.h"
 #include "daemon/job/worker.h"
 #include "offload/plan/saved.h"
+#include "proto/reason.h"
 #include "proto/size.h"
 #include "daemon/job/job.h"
 #include "daemon/job/planner.h"
@@ -121,6 +122,7 @@ static int check_same(const struct cstd_job *job, const struct cstd_job_request 
              : cst_err_set(err, CST_EMISMATCH,
                            "it was opened without the plan that rank %" PRIu32 " gives",
                            request->spec.rank);
+    (void)cst_err_give_reason(err, CST_REASON_OPTION, rc);
     return rc == CST_OK ? rc : cst_err_prefix(err, "job '%s'", job->name);
 }
 

@@ -20,6 +20,7 @@
 #include "daemon/job/jobs.h"
 #include "daemon/settings/settings.h"
 #include "daemon/memory/tiers/tier.h"
+#include "proto/reason.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,8 +55,10 @@ static int take_one_of_all(struct cstd_session *session, const char *what, struc
 {
     struct cstd_daemon *daemon = session->daemon;
     const uint32_t n = daemon->jobs->n, most = daemon->config->max_jobs;
-    int rc = n >= most ? cst_err_set(err, CST_EBUDGET,
-                                     "%u jobs, the limit is %u (max_jobs in [job])", n, most)
+    int rc = n >= most ? cst_err_give_reason(
+                             err, CST_REASON_JOBS,
+                             cst_err_set(err, CST_EBUDGET,
+                                         "%u jobs, the limit is %u (max_jobs in [job])", n, most))
                        : cstd_quota_take(session->account, CSTD_QUOTA_JOBS, 1, what, err);
 
     if (rc == CST_EBUDGET) {

@@ -10,6 +10,7 @@
 #include "daemon/budget/host_memory.h"
 #include "daemon/memory/memory_pools.h"
 #include "daemon/session/session.h"
+#include "proto/reason.h"
 #include "proto/size.h"
 #include "daemon/budget/arena.h"
 #include "daemon/budget/quota.h"
@@ -121,6 +122,7 @@ static int give_share(const struct cstd_job *job, const struct cstd_worker *work
         rc = cst_err_set(err, CST_EBUDGET,
                          "%.*s; the share that is left for rank %u is too small: %s", (int)most,
                          use, worker->rank, why.text);
+        (void)cst_err_give_reason(err, CST_REASON_POOL_MEMORY, rc);
     }
     return rc;
 }
@@ -275,7 +277,8 @@ static uint64_t count_files(const struct cstd_job *job)
     return n;
 }
 
-/* Append what @more says to @err, another shortage of the same request, or set it. */
+/* Append what @more says to @err, another shortage of the same request, which keeps its reason, or
+ * set it. */
 static void add_shortage(struct cst_err *err, const struct cst_err *more)
 {
     size_t used = strlen(err->text);
@@ -372,10 +375,13 @@ int cstd_pool_share_check(const struct cstd_worker *worker, struct cst_err *err)
         is_size_of(&job->layout, worker->rank, &worker->pool, worker->pool_asked)) {
         return CST_OK;
     }
-    return cst_err_set(
-        err, CST_EMISMATCH,
-        "rank %" PRIu32 " asks for a pool of %s, but since the job was committed it has had one "
-        "of %s: ask for that, or for no size (when the job has no worker, 'reshape' changes it)",
-        worker->rank, cst_size_exact(worker->pool_asked, asked),
-        cst_size_exact(cstd_pools_bytes(&job->layout, &worker->pool.blocks, 1), pool));
+    return cst_err_give_reason(
+        err, CST_REASON_POOL,
+        cst_err_set(err, CST_EMISMATCH,
+                    "rank %" PRIu32
+                    " asks for a pool of %s, but since the job was committed it has had one "
+                    "of %s: ask for that, or for no size (when the job has no worker, 'reshape' "
+                    "changes it)",
+                    worker->rank, cst_size_exact(worker->pool_asked, asked),
+                    cst_size_exact(cstd_pools_bytes(&job->layout, &worker->pool.blocks, 1), pool)));
 }

@@ -13,6 +13,7 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/memory.h"
 #include "daemon/memory/tiers/tier.h"
+#include "proto/reason.h"
 
 /* True if the job continues without the accelerator of @worker's pool: the pool of another rank was
  * on it and has moved. */
@@ -52,9 +53,11 @@ int cstd_relocate_check(const struct cstd_worker *worker, const struct cstd_job_
     if (!is_elsewhere(worker, request) || may_move(worker)) {
         return CST_OK;
     }
-    return cst_err_set(err, CST_EMISMATCH, "the pool of rank %u of job '%s' is on %s, not on %s",
-                       request->spec.rank, job->name, cstd_rank_devices_name(worker),
-                       request->tier->name);
+    return cst_err_give_reason(err, CST_REASON_POOL,
+                               cst_err_set(err, CST_EMISMATCH,
+                                           "the pool of rank %u of job '%s' is on %s, not on %s",
+                                           request->spec.rank, job->name,
+                                           cstd_rank_devices_name(worker), request->tier->name));
 }
 
 bool cstd_relocate_is_under_way(const struct cstd_job *job)

@@ -63,13 +63,16 @@ static int check_kind(const struct cstd_job *job, const struct cstd_job_request 
                       struct cst_err *err)
 {
     const char *base = job->base != NULL ? job->base->name : "";
+    const struct cst_option *option =
+        cst_job_options_difference(&job->spec, &request->spec, CST_JOB_FIXED);
+    char theirs[CST_JOB_VALUE_BYTES], mine[CST_JOB_VALUE_BYTES];
 
-    if (request->spec.states.optimizer != job->spec.states.optimizer) {
+    if (option != NULL) {
         return cst_err_set(err, CST_EMISMATCH,
-                           "job '%s' cannot be reshaped: its optimizer is %s, not %s as rank %u "
-                           "wants",
-                           job->name, cst_optimizer_names[job->spec.states.optimizer],
-                           cst_optimizer_names[request->spec.states.optimizer], request->spec.rank);
+                           "job '%s' cannot be reshaped: its %s is %s, not %s as rank %u wants",
+                           job->name, option->field,
+                           cst_job_options_text(option, &job->spec, theirs),
+                           cst_job_options_text(option, &request->spec, mine), request->spec.rank);
     }
     if (request->spec.model.base != NULL && strcmp(request->spec.model.base, base) != 0) {
         return cst_err_set(err, CST_EMISMATCH,

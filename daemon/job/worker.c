@@ -18,6 +18,7 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/session/peer.h"
 #include "daemon/memory/tiers/tier.h"
+#include "proto/reason.h"
 
 #include <string.h>
 #include <sys/random.h>
@@ -184,9 +185,11 @@ static int check_bytes(const struct cstd_job *job, const struct cstd_job_request
         mine == theirs) {
         return CST_OK;
     }
-    return cst_err_set(
-        err, CST_EMISMATCH, "job '%s' was opened with %s %llu, not %llu as rank %u wants",
-        job->name, what, (unsigned long long)theirs, (unsigned long long)mine, request->spec.rank);
+    return cst_err_give_reason(
+        err, CST_REASON_OPTION,
+        cst_err_set(err, CST_EMISMATCH,
+                    "job '%s' was opened with %s %llu, not %llu as rank %u wants", job->name, what,
+                    (unsigned long long)theirs, (unsigned long long)mine, request->spec.rank));
 }
 
 static int check_reservations(const struct cstd_job *job, const struct cstd_job_request *request,
@@ -209,36 +212,46 @@ static int check_request(const struct cstd_job *job, const struct cstd_job_reque
     int rc;
 
     if (request->spec.world != job->world) {
-        return cst_err_set(
-            err, CST_EMISMATCH, "job '%s' has %u ranks, not %u as rank %u wants%s", job->name,
-            job->world, request->spec.world, request->spec.rank,
-            cstd_job_is_decided(job) ? " (when it has no worker, 'reshape' changes that)" : "");
+        return cst_err_give_reason(
+            err, CST_REASON_WORLD,
+            cst_err_set(err, CST_EMISMATCH, "job '%s' has %u ranks, not %u as rank %u wants%s",
+                        job->name, job->world, request->spec.world, request->spec.rank,
+                        cstd_job_is_decided(job)
+                            ? " (when it has no worker, 'reshape' changes that)"
+                            : ""));
     }
     if (request->spec.planning.chunk_elems != job->spec.planning.chunk_elems &&
         (job->state != CSTD_JOB_READY ||
          request->spec.planning.chunk_elems != job->layout.capacity)) {
-        return cst_err_set(err, CST_EMISMATCH,
-                           "job '%s' was opened with chunk_elems %llu, not %llu as rank %u wants",
-                           job->name, (unsigned long long)job->spec.planning.chunk_elems,
-                           (unsigned long long)request->spec.planning.chunk_elems,
-                           request->spec.rank);
+        return cst_err_give_reason(
+            err, CST_REASON_OPTION,
+            cst_err_set(err, CST_EMISMATCH,
+                        "job '%s' was opened with chunk_elems %llu, not %llu as rank %u wants",
+                        job->name, (unsigned long long)job->spec.planning.chunk_elems,
+                        (unsigned long long)request->spec.planning.chunk_elems,
+                        request->spec.rank));
     }
     if (cstd_job_options_same(&job->spec, &request->spec, err) != CST_OK) {
         return CST_EMISMATCH;
     }
     if (request->spec.model.model_config != NULL && job->spec.model.model_config != NULL &&
         strcmp(request->spec.model.model_config, job->spec.model.model_config) != 0) {
-        return cst_err_set(err, CST_EMISMATCH,
-                           "job '%s' was opened with another model (model_config) than rank %u has",
-                           job->name, request->spec.rank);
+        return cst_err_give_reason(
+            err, CST_REASON_MODEL,
+            cst_err_set(err, CST_EMISMATCH,
+                        "job '%s' was opened with another model (model_config) than rank %u has",
+                        job->name, request->spec.rank));
     }
     if ((request->spec.model.base != NULL) != (job->base != NULL) ||
         (request->spec.model.base != NULL &&
          strcmp(request->spec.model.base, job->base->name) != 0)) {
-        return cst_err_set(
-            err, CST_EMISMATCH, "job '%s' was opened with base '%s', not '%s' as rank %u wants",
-            job->name, job->base != NULL ? job->base->name : "",
-            request->spec.model.base != NULL ? request->spec.model.base : "", request->spec.rank);
+        return cst_err_give_reason(
+            err, CST_REASON_FIXED_OPTION,
+            cst_err_set(err, CST_EMISMATCH,
+                        "job '%s' was opened with base '%s', not '%s' as rank %u wants", job->name,
+                        job->base != NULL ? job->base->name : "",
+                        request->spec.model.base != NULL ? request->spec.model.base : "",
+                        request->spec.rank));
     }
     rc = cstd_relocate_check(&job->workers[request->spec.rank], request, err);
     return rc == CST_OK ? check_reservations(job, request, err) : rc;

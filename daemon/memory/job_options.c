@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/job_options.h"
 
+#include "proto/reason.h"
+
 #include <inttypes.h>
 
 int cstd_job_options_read(const Cistern__JobOpen *message, struct cst_job_spec *out,
@@ -18,6 +20,11 @@ int cstd_job_options_read(const Cistern__JobOpen *message, struct cst_job_spec *
     return rc;
 }
 
+static enum cst_reason reason_of(const struct cst_option *option)
+{
+    return (option->traits & CST_JOB_FIXED) != 0 ? CST_REASON_FIXED_OPTION : CST_REASON_OPTION;
+}
+
 int cstd_job_options_same(const struct cst_job_spec *job, const struct cst_job_spec *request,
                           struct cst_err *err)
 {
@@ -27,8 +34,10 @@ int cstd_job_options_same(const struct cst_job_spec *job, const struct cst_job_s
     if (option == NULL) {
         return CST_OK;
     }
-    return cst_err_set(err, CST_EMISMATCH,
-                       "job '%s' was opened with %s %s, not %s as rank %" PRIu32 " wants",
-                       job->name, option->field, cst_job_options_text(option, job, theirs),
-                       cst_job_options_text(option, request, mine), request->rank);
+    return cst_err_give_reason(
+        err, reason_of(option),
+        cst_err_set(err, CST_EMISMATCH,
+                    "job '%s' was opened with %s %s, not %s as rank %" PRIu32 " wants", job->name,
+                    option->field, cst_job_options_text(option, job, theirs),
+                    cst_job_options_text(option, request, mine), request->rank));
 }

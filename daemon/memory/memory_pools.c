@@ -6,6 +6,7 @@
 #include "daemon/budget/arena.h"
 #include "daemon/engine/engines.h"
 #include "daemon/memory/tiers/tier.h"
+#include "proto/reason.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -105,10 +106,12 @@ int cstd_memory_move(struct cstd_memory *memory, const struct cst_layout *layout
     int rc;
 
     if (!cst_set_within(&engines, &kept)) {
-        return cst_err_set(err, CST_EMISMATCH,
-                           "the pool of rank %u of job '%s' can move to the host, or to a GPU that "
-                           "the job has a pool on; %s is neither",
-                           rank, memory->name, tier->name);
+        return cst_err_give_reason(
+            err, CST_REASON_POOL,
+            cst_err_set(err, CST_EMISMATCH,
+                        "the pool of rank %u of job '%s' can move to the host, or to a GPU that "
+                        "the job has a pool on; %s is neither",
+                        rank, memory->name, tier->name));
     }
     /* n may be 0, and calloc(0) may return NULL. */
     old = calloc(n + 1u, sizeof(struct cstd_segment *));

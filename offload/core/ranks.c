@@ -59,7 +59,8 @@ int cst_core_check_attempt(const struct cst_core *core, uint64_t attempt, struct
     if (attempt < last->number) {
         return cst_err_set(err, CST_EPEERDIED, "attempt %" PRIu64 " is over", attempt);
     }
-    return cst_err_set(err, last->why.status, "%s", last->why.text);
+    *err = last->why;
+    return err->status;
 }
 
 bool cst_ranks_admit_before_step(struct cst_core *core, const struct cst_event *event)

@@ -11,6 +11,7 @@
 
 #include "offload/core/core_state.h"
 #include "offload/gradient/kept_gradients.h"
+#include "proto/reason.h"
 
 #include <inttypes.h>
 
@@ -448,9 +449,14 @@ bool cst_collection_admit_open(struct cst_core *core, const struct cst_event *ev
         (chunk->weight.rows == CST_ROWS_CARRIED
              ? cst_sets_has(&core->collection.again, event->chunk, event->rank)
              : has_come(core, event->chunk, addend, event->rank))) {
-        cst_core_refuse(core, event->tag, CST_EINVAL,
-                        "gradient of chunk %" PRIu32 " was handed in already in step %" PRIu64,
-                        event->chunk, core->step);
+        struct cst_err err;
+
+        (void)cst_err_give_reason(&err, CST_REASON_HANDED_IN,
+                                  cst_err_set(&err, CST_EINVAL,
+                                              "gradient of chunk %" PRIu32
+                                              " was handed in already in step %" PRIu64,
+                                              event->chunk, core->step));
+        cst_core_refuse_err(core, event->tag, &err);
         return false;
     }
     return true;

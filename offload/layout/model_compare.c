@@ -2,6 +2,7 @@
 /* Comparison of what two ranks declared. */
 #include "offload/layout/external.h"
 #include "proto/optimizers.h"
+#include "proto/reason.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -44,9 +45,9 @@ static int same_box(const struct cst_layout_tensor *t, const struct cst_layout_t
     return CST_OK;
 }
 
-int cst_model_same_tensor(const struct cst_model *model, uint32_t i,
-                          const struct cst_layout_tensor *other, const char *mine,
-                          const char *theirs, struct cst_err *err)
+static int same_tensor(const struct cst_model *model, uint32_t i,
+                       const struct cst_layout_tensor *other, const char *mine, const char *theirs,
+                       struct cst_err *err)
 {
     const struct cst_layout_tensor *t;
 
@@ -80,13 +81,17 @@ int cst_model_same_tensor(const struct cst_model *model, uint32_t i,
                            t->name, other->group, mine, t->group, theirs);
     }
     if (t->pattern != other->pattern) {
-        return cst_err_set(err, CST_EMISMATCH, "tensor '%s' is %s in %s and %s in %s", t->name,
-                           cst_pattern(other->pattern)->name, mine, cst_pattern(t->pattern)->name,
-                           theirs);
+        return cst_err_give_reason(err, CST_REASON_PATTERN,
+                                   cst_err_set(err, CST_EMISMATCH,
+                                               "tensor '%s' is %s in %s and %s in %s", t->name,
+                                               cst_pattern(other->pattern)->name, mine,
+                                               cst_pattern(t->pattern)->name, theirs));
     }
     if (t->dtype != other->dtype) {
-        return cst_err_set(err, CST_EMISMATCH, "tensor '%s' is %s in %s and %s in %s", t->name,
-                           cst_dtype_name(other->dtype), mine, cst_dtype_name(t->dtype), theirs);
+        return cst_err_give_reason(
+            err, CST_REASON_DTYPE,
+            cst_err_set(err, CST_EMISMATCH, "tensor '%s' is %s in %s and %s in %s", t->name,
+                        cst_dtype_name(other->dtype), mine, cst_dtype_name(t->dtype), theirs));
     }
     if (same_box(t, other, mine, theirs, err) != CST_OK) {
         return err->status;
@@ -102,22 +107,34 @@ int cst_model_same_tensor(const struct cst_model *model, uint32_t i,
                            theirs);
     }
     if (t->param_group != other->param_group) {
-        return cst_err_set(err, CST_EMISMATCH,
-                           "tensor '%s': its parameter group is %" PRIu32 " in %s and %" PRIu32
-                           " in %s",
-                           t->name, other->param_group, mine, t->param_group, theirs);
+        return cst_err_give_reason(err, CST_REASON_PARAM_GROUP,
+                                   cst_err_set(err, CST_EMISMATCH,
+                                               "tensor '%s': its parameter group is %" PRIu32
+                                               " in %s and %" PRIu32 " in %s",
+                                               t->name, other->param_group, mine, t->param_group,
+                                               theirs));
     }
     if (t->update != other->update) {
-        return cst_err_set(err, CST_EMISMATCH, "tensor '%s': its update is %s in %s and %s in %s",
-                           t->name, cst_tensor_update_names[other->update], mine,
-                           cst_tensor_update_names[t->update], theirs);
+        return cst_err_give_reason(err, CST_REASON_TENSOR_UPDATE,
+                                   cst_err_set(err, CST_EMISMATCH,
+                                               "tensor '%s': its update is %s in %s and %s in %s",
+                                               t->name, cst_tensor_update_names[other->update],
+                                               mine, cst_tensor_update_names[t->update], theirs));
     }
     return cst_external_same(t, other, mine, theirs, err);
 }
 
-int cst_model_same_operator(const struct cst_model *model, uint32_t i,
-                            const struct cst_layout_operator *other, const char *mine,
-                            const char *theirs, struct cst_err *err)
+int cst_model_same_tensor(const struct cst_model *model, uint32_t i,
+                          const struct cst_layout_tensor *other, const char *mine,
+                          const char *theirs, struct cst_err *err)
+{
+    return cst_err_give_reason(err, CST_REASON_MODEL,
+                               same_tensor(model, i, other, mine, theirs, err));
+}
+
+static int same_operator(const struct cst_model *model, uint32_t i,
+                         const struct cst_layout_operator *other, const char *mine,
+                         const char *theirs, struct cst_err *err)
 {
     const struct cst_layout_operator *op;
 
@@ -151,6 +168,14 @@ int cst_model_same_operator(const struct cst_model *model, uint32_t i,
                            op->name, other->stage, mine, op->stage, theirs);
     }
     return CST_OK;
+}
+
+int cst_model_same_operator(const struct cst_model *model, uint32_t i,
+                            const struct cst_layout_operator *other, const char *mine,
+                            const char *theirs, struct cst_err *err)
+{
+    return cst_err_give_reason(err, CST_REASON_OPERATORS,
+                               same_operator(model, i, other, mine, theirs, err));
 }
 
 int cst_model_same_group(const struct cst_model *model, uint32_t i, struct cst_set other,

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/layout/reshard.h"
 
+#include "proto/reason.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,16 +82,22 @@ static int check_pair(const struct cst_layout_tensor *t, const struct cst_layout
                       const char *here, const char *there, struct cst_err *err)
 {
     if (!cst_box_same_whole(t, other)) {
-        return cst_err_set(err, CST_EMISMATCH, "tensor '%s' has another shape in %s than in %s",
-                           t->name, here, there);
+        return cst_err_give_reason(err, CST_REASON_MODEL,
+                                   cst_err_set(err, CST_EMISMATCH,
+                                               "tensor '%s' has another shape in %s than in %s",
+                                               t->name, here, there));
     }
     if (cst_pattern(t->pattern)->has_states != cst_pattern(other->pattern)->has_states) {
-        return cst_err_set(err, CST_EMISMATCH, "tensor '%s' is frozen in %s only", t->name,
-                           cst_pattern(t->pattern)->has_states ? there : here);
+        return cst_err_give_reason(err, CST_REASON_PATTERN,
+                                   cst_err_set(err, CST_EMISMATCH,
+                                               "tensor '%s' is frozen in %s only", t->name,
+                                               cst_pattern(t->pattern)->has_states ? there : here));
     }
     if (t->dtype != other->dtype) {
-        return cst_err_set(err, CST_EMISMATCH, "tensor '%s' is %s in %s and %s in %s", t->name,
-                           cst_dtype_name(t->dtype), here, cst_dtype_name(other->dtype), there);
+        return cst_err_give_reason(
+            err, CST_REASON_DTYPE,
+            cst_err_set(err, CST_EMISMATCH, "tensor '%s' is %s in %s and %s in %s", t->name,
+                        cst_dtype_name(t->dtype), here, cst_dtype_name(other->dtype), there));
     }
     return CST_OK;
 }
@@ -118,13 +126,15 @@ static int check_tensor(const struct cst_layout_tensor *t, const struct cst_mode
     if (n == t->n_elems) {
         return CST_OK;
     }
-    return n < t->n_elems
-               ? cst_err_set(err, CST_EMISMATCH,
-                             "tensor '%s' of %s: %s has %" PRIu64 " of its %" PRIu64 " elements",
-                             t->name, here, there, n, t->n_elems)
-               : cst_err_set(err, CST_EMISMATCH,
-                             "tensor '%s' of %s: parts of '%s' meet in %s without being equal",
-                             t->name, here, name, there);
+    return cst_err_give_reason(
+        err, CST_REASON_MODEL,
+        n < t->n_elems
+            ? cst_err_set(err, CST_EMISMATCH,
+                          "tensor '%s' of %s: %s has %" PRIu64 " of its %" PRIu64 " elements",
+                          t->name, here, there, n, t->n_elems)
+            : cst_err_set(err, CST_EMISMATCH,
+                          "tensor '%s' of %s: parts of '%s' meet in %s without being equal",
+                          t->name, here, name, there));
 }
 
 /* Check that each element of @model is once in @other, whose order is @order. */

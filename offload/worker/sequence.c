@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/worker/sequence.h"
 
+#include "proto/reason.h"
+
 #include <stdlib.h>
 
 int cst_sequence_init(struct cst_sequence *s, const struct cst_lease_model *model,
@@ -226,8 +228,10 @@ static int enter(struct cst_sequence *s, uint32_t op, bool backward, struct cst_
     int rc;
 
     if (s->refused.status != CST_OK) {
-        return cst_err_set(err, s->refused.status, "operator '%s': %.256s",
-                           s->leases.model.operators[op].name, s->refused.text);
+        return cst_err_give_reason(err, s->refused.reason,
+                                   cst_err_set(err, s->refused.status, "operator '%s': %.256s",
+                                               s->leases.model.operators[op].name,
+                                               s->refused.text));
     }
     rc = await_op(s, op, err);
     if (rc == CST_OK) {

@@ -24,14 +24,17 @@ static void open_two_of_three(struct raw_client client[3], uint64_t id[3])
     }
 }
 
-/* Check that the Commits of ranks 0 and 1 fail with rank 2's error @words. Then let all three
- * agree. */
-static void end_disagreement(struct raw_client client[3], uint64_t id[3], const char *words)
+/* Check that the Commits of ranks 0 and 1 fail with rank 2's error @words and its reason, which is
+ * @reason. Then let all three agree. */
+static void end_disagreement(struct raw_client client[3], uint64_t id[3], enum cst_reason reason,
+                             const char *words)
 {
     raw_says(&client[2], words);
+    ck_assert_int_eq(client[2].err.reason, reason);
     for (uint32_t r = 0; r < 2; r++) {
         ck_assert_int_eq(raw_status(&client[r], id[r]), CST_EMISMATCH);
         ck_assert_str_eq(client[r].err.text, client[2].err.text);
+        ck_assert_int_eq(client[r].err.reason, client[2].err.reason);
     }
     for (uint32_t r = 0; r < 3; r++) {
         ck_assert_msg(raw_declare_many(&client[r], 3, 500) == CST_OK, "%s", client[r].err.text);
@@ -55,7 +58,7 @@ START_TEST(declarations_that_disagree_are_named)
     open_two_of_three(client, id);
     ck_assert_int_eq(raw_declare(&client[2], "t0", _i == 0 ? 2 : 1, _i == 0 ? shape : shape + 1),
                      CST_EMISMATCH);
-    end_disagreement(client, id,
+    end_disagreement(client, id, CST_REASON_MODEL,
                      _i == 0 ? "'t0' has 2 dimensions in rank 2 and 1 in ranks 0, 1"
                              : "'t0': dimension 0 is 2 in rank 2 and 1000 in ranks 0, 1");
 }
@@ -79,7 +82,7 @@ START_TEST(numbers_that_disagree_are_named)
         ck_assert_int_eq(raw_declare(&client[2], "t2", 1, shape), CST_EMISMATCH);
     }
     end_disagreement(
-        client, id,
+        client, id, CST_REASON_MODEL,
         _i == 0 ? "rank 2 declared 1 tensors, but ranks 0, 1 declared 2: 't1' is missing in rank 2"
                 : "rank 2 declares tensor 't2' as number 2, but ranks 0, 1 committed 2");
 }
@@ -96,19 +99,24 @@ START_TEST(operators_that_disagree_are_named)
     ck_assert_int_eq(raw_declare(&client[2], "t0", 1, shape), CST_OK);
     ck_assert_int_eq(raw_declare(&client[2], "t1", 1, shape), CST_OK);
     ck_assert_int_eq(raw_declare_operator(&client[2], _i == 0 ? "o1" : "o0", 1), CST_EMISMATCH);
-    end_disagreement(client, id,
+    end_disagreement(client, id, CST_REASON_OPERATORS,
                      _i == 0 ? "operator 0 is 'o1' in rank 2 and 'o0' in ranks 0, 1"
                              : "'o0': its tensor 0 is number 1 in rank 2 and 0 in ranks 0, 1");
 }
 END_TEST
 
-/* A worker that wants another number of ranks, another chunk capacity, or other formats of moments
- * is refused, and the ranks that wait for it are told why. It does not affect a committed job. */
+/* A worker that wants another number of ranks, another chunk capacity, other formats of moments or
+ * another optimizer is refused, and the ranks that wait for it are told why. It does not affect a
+ * committed job. */
 START_TEST(options_that_disagree_are_named)
 {
-    static const char *const words[] = {"has 3 ranks, not 4 as rank 2 wants",
-                                        "chunk_elems 0, not 8192 as rank 2 wants",
-                                        "moments fp32, not mx8 as rank 2 wants"};
+    static const struct {
+        const char *words;
+        enum cst_reason reason;
+    } cases[] = {{"has 3 ranks, not 4 as rank 2 wants", CST_REASON_WORLD},
+                 {"chunk_elems 0, not 8192 as rank 2 wants", CST_REASON_OPTION},
+                 {"moments fp32, not mx8 as rank 2 wants", CST_REASON_OPTION},
+                 {"optimizer adamw, not lion as rank 2 wants", CST_REASON_FIXED_OPTION}};
     struct raw_job other = {.name = "j", .rank = 2, .world = 3};
     struct raw_client client[3], late;
     uint64_t id[3];
@@ -121,15 +129,19 @@ START_TEST(options_that_disagree_are_named)
     other.world += _i == 0;
     other.chunk_elems = _i == 1 ? 8192 : 0;
     other.moments = _i == 2 ? CST_MOMENTS_MX8 : CST_MOMENTS_FP32;
+    other.optimizer = _i == 3 ? CST_OPTIMIZER_LION : CST_OPTIMIZER_ADAMW;
     ck_assert_int_eq(raw_job_open(&client[2], &other), CST_EMISMATCH);
     other.world = 3;
     other.chunk_elems = 0;
     other.moments = CST_MOMENTS_FP32;
+    other.optimizer = CST_OPTIMIZER_ADAMW;
     for (uint32_t r = 0; r < 2; r++) {
         ck_assert_int_eq(raw_status(&client[r], id[r]), CST_EMISMATCH);
         ck_assert_str_eq(client[r].err.text, client[2].err.text);
+        ck_assert_int_eq(client[r].err.reason, client[2].err.reason);
     }
-    raw_says(&client[2], words[_i]);
+    raw_says(&client[2], cases[_i].words);
+    ck_assert_int_eq(client[2].err.reason, cases[_i].reason);
     ck_assert_int_eq(raw_job_open(&client[2], &other), CST_OK);
     for (uint32_t r = 0; r < 3; r++) {
         ck_assert_msg(raw_declare_many(&client[r], 2, 1000) == CST_OK, "%s", client[r].err.text);
@@ -184,6 +196,7 @@ START_TEST(types_that_disagree_are_named)
     ck_assert_msg(strstr(err.text, "tensor 't' is fp32 in rank 1 and bf16 in rank 0") != NULL ||
                       strstr(err.text, "tensor 't' is bf16 in rank 0 and fp32 in rank 1") != NULL,
                   "%s", err.text);
+    ck_assert_int_eq(err.reason, CST_REASON_DTYPE);
     cst_disconnect(clients[0]);
     cst_disconnect(clients[1]);
 }
@@ -197,7 +210,7 @@ int main(void)
     tcase_add_loop_test(tc, declarations_that_disagree_are_named, 0, 2);
     tcase_add_loop_test(tc, numbers_that_disagree_are_named, 0, 2);
     tcase_add_loop_test(tc, operators_that_disagree_are_named, 0, 2);
-    tcase_add_loop_test(tc, options_that_disagree_are_named, 0, 3);
+    tcase_add_loop_test(tc, options_that_disagree_are_named, 0, 4);
     tcase_add_test(tc, types_that_disagree_are_named);
     return suite_run(suite);
 }

@@ -186,6 +186,7 @@ START_TEST(too_many_jobs_name_who_is_done)
     ck_assert_int_eq(open_sized(&next, "next", 1, 1000), CST_EBUDGET);
     raw_says(&next, "3 jobs, the limit is 3 (max_jobs in [job]); these are done, the oldest first: "
                     "'cistern rm old', 'cistern rm new'");
+    ck_assert_int_eq(next.err.reason, CST_REASON_JOBS);
     ck_assert_ptr_null(strstr(next.err.text, "busy"));
     raw_close(&next);
     expect_state("old", "done");

@@ -272,8 +272,8 @@ START_TEST(a_pool_too_small_is_refused)
 }
 END_TEST
 
-/* A job beyond the budget for host memory, or for pools, is refused with all numbers. Nothing is
- * kept. */
+/* A job beyond the budget for host memory, or for pools, is refused with all numbers, and with the
+ * reason of the first shortage. Nothing is kept. */
 START_TEST(a_job_over_budget_is_refused)
 {
     struct raw_client client;
@@ -284,6 +284,7 @@ START_TEST(a_job_over_budget_is_refused)
     ck_assert_int_eq(raw_declare_many(&client, 20, 1 << 20), CST_OK);
     ck_assert_int_eq(raw_status(&client, raw_commit(&client, 20, 20)), CST_EBUDGET);
     raw_says(&client, "256.0 MiB");
+    ck_assert_int_eq(client.err.reason, CST_REASON_HOST_MEMORY);
     ck_assert_uint_lt(raw_stat(&witness)->host_used, 16 << 10); /* The declarations stay. */
     raw_close(&client);
 
@@ -292,6 +293,8 @@ START_TEST(a_job_over_budget_is_refused)
     ck_assert_int_eq(raw_declare_many(&client, 8192, 4096),
                      CST_OK); /* 64 MiB of weights, and 64 MiB of gradients */
     ck_assert_int_eq(raw_status(&client, raw_commit(&client, 8192, 8192)), CST_EBUDGET);
+    raw_says(&client, "pools of the host device");
+    ck_assert_int_eq(client.err.reason, CST_REASON_HOST_MEMORY);
     ck_assert_uint_eq(raw_stat(&witness)->pool_used, 0);
     raw_close(&client);
 }

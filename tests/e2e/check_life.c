@@ -211,6 +211,7 @@ START_TEST(a_job_outlives_its_worker)
     ck_assert_int_eq(raw_declare_many(&client, 2, 1000), CST_OK);
     ck_assert_int_eq(raw_status(&client, raw_commit(&client, 2, 2)), CST_EMISMATCH);
     raw_says(&client, "rank 0 asks for a pool of 1 bytes");
+    ck_assert_int_eq(client.err.reason, CST_REASON_POOL);
     raw_close(&client);
 
     job.pool_bytes = 0;

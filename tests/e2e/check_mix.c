@@ -151,11 +151,13 @@ START_TEST(test_accumulate_in_its_place)
             ck_assert_int_eq(cst_op_end(solo.job, 2, &err), CST_OK);
             ck_assert_int_eq(begin(&solo, 2, CST_BACKWARD, &err), CST_EINVAL);
             ck_assert_ptr_nonnull(strstr(err.text, "was handed in already in this micro-batch"));
+            ck_assert_int_eq(err.reason, CST_REASON_HANDED_IN);
             ck_assert_int_eq(cst_accumulate(solo.job, &err), micro == 0 ? CST_OK : CST_EINVAL);
         }
         ck_assert_str_eq(err.text,
                          "job 'places': micro-batch 2 of 2 is the last one of the step: end "
-                         "it with cst_step");
+                         "it with step");
+        ck_assert_int_eq(err.reason, CST_REASON_LAST_MICRO_BATCH);
         ck_assert_int_eq(cst_step(solo.job, &params, NULL, &err), CST_OK);
     }
     ck_assert_int_eq(cst_job_leave(solo.job, &err), CST_OK);

@@ -34,6 +34,7 @@ START_TEST(half_of_the_jobs)
     ck_assert_int_eq(clients[n].err.status, CST_EBUDGET);
     raw_says(&clients[n], "uid 61001 has 32 of 32 jobs (jobs in [quota], by default 50%): job "
                           "'j32' wants 1 more");
+    ck_assert_int_eq(clients[n].err.reason, CST_REASON_JOBS);
     ck_assert_int_eq(user_rig_open_job(&bob, USER_BOB, "j0"), CST_OK);
     for (unsigned i = 0; i <= n; i++) {
         raw_close(&clients[i]);
@@ -86,10 +87,12 @@ START_TEST(bytes)
     user_rig_start("[quota]\nhost = 4M\npool = 256K\n[quota uid:61002]\nhost = 16M\npool = none\n");
     ck_assert_int_eq(user_rig_commit(&client, USER_ALICE, "large", 1 << 19, 0), CST_EBUDGET);
     raw_says(&client, "of host memory (host in [quota]): large wants");
+    ck_assert_int_eq(client.err.reason, CST_REASON_HOST_MEMORY);
     raw_close(&client);
     ck_assert_int_eq(user_rig_commit(&client, USER_ALICE, "wide", 1 << 17, 1 << 19), CST_EBUDGET);
     raw_says(&client, "uid 61001 has 0 B of 256.0 KiB of pools of the host device (pool in "
                       "[quota]): wide wants");
+    ck_assert_int_eq(client.err.reason, CST_REASON_POOL_MEMORY);
     raw_close(&client);
     for (int i = 0; i < 3; i++) {
         ck_assert_msg(user_rig_commit(&client, USER_ALICE, "fits", 1 << 17, 1 << 18) == CST_OK,

@@ -39,6 +39,7 @@ START_TEST(gradient_is_opened_once)
     late = rig_fetch_grad(&rig, 0, 1);
     ck_assert_int_eq(rig_status(&rig, late), CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(rig_answer(&rig, late)->err.text, "handed in already"));
+    ck_assert_int_eq(rig_answer(&rig, late)->err.reason, CST_REASON_HANDED_IN);
 }
 END_TEST
 

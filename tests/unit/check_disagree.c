@@ -125,6 +125,27 @@ static int declare_external(uint32_t rank, const char *name, int64_t rows, bool 
     return cstd_declare(&workers[rank], &message, &err);
 }
 
+/* Declare tensor "a" of ten elements, which differs in one property if @kind is not 0. */
+static int declare_other(uint32_t rank, uint32_t kind)
+{
+    Cistern__TensorDecl t = CISTERN__TENSOR_DECL__INIT, *ts = &t;
+    Cistern__Declare message = CISTERN__DECLARE__INIT;
+    int64_t shape = kind == 1 ? 11 : 10;
+
+    t.name = (char *)(uintptr_t) "a";
+    t.dtype = kind == 2 ? CST_FP32 : CST_BF16;
+    t.shape = &shape;
+    t.n_shape = 1;
+    t.has_pattern = true;
+    t.pattern = kind == 3 ? CST_PATTERN_FROZEN : CST_PATTERN_SHARD;
+    t.has_param_group = t.has_update = true;
+    t.param_group = kind == 4;
+    t.update = kind == 5 ? CST_TENSOR_UPDATE_ADAMW : CST_TENSOR_UPDATE_AUTO;
+    message.n_tensors = 1;
+    message.tensors = &ts;
+    return cstd_declare(&workers[rank], &message, &err);
+}
+
 static int commit(uint32_t rank, uint32_t n_tensors, uint32_t n_operators)
 {
     int rc = cstd_declare_check(&workers[rank], n_tensors, n_operators, &err);
@@ -560,6 +581,31 @@ START_TEST(declarations_are_charged)
 }
 END_TEST
 
+/* The reason of a disagreement says in what the tensors differ. */
+START_TEST(tensors_differ_for_a_reason)
+{
+    static const enum cst_reason reasons[] = {CST_REASON_MODEL, CST_REASON_DTYPE,
+                                              CST_REASON_PATTERN, CST_REASON_PARAM_GROUP,
+                                              CST_REASON_TENSOR_UPDATE};
+
+    ck_assert_int_eq(declare_other(0, 0), CST_OK);
+    ck_assert_int_eq(declare_other(1, (uint32_t)_i + 1), CST_EMISMATCH);
+    ck_assert_int_eq(err.reason, reasons[_i]);
+}
+END_TEST
+
+/* A rank that hears of a disagreement later is told the reason, too. */
+START_TEST(a_reason_is_told_later)
+{
+    ck_assert_int_eq(declare_other(0, 0), CST_OK);
+    ck_assert_int_eq(declare_other(1, 2), CST_EMISMATCH);
+    disagree(&workers[1], &err);
+    err = (struct cst_err){0};
+    ck_assert_int_eq(declare_other(0, 0), CST_EMISMATCH);
+    ck_assert_int_eq(err.reason, CST_REASON_DTYPE);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("disagree");
@@ -576,6 +622,8 @@ int main(void)
     tcase_add_test(tcase, a_committed_model_stands);
     tcase_add_loop_test(tcase, who_leaves_later_changes_no_model, 0, 3);
     tcase_add_test(tcase, kinds_that_differ_are_named);
+    tcase_add_loop_test(tcase, tensors_differ_for_a_reason, 0, 5);
+    tcase_add_test(tcase, a_reason_is_told_later);
     tcase_add_test(tcase, groups_are_counted);
     tcase_add_test(tcase, declarations_are_charged);
     tcase_add_test(tcase, bad_kinds_are_refused);

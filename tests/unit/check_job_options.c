@@ -128,6 +128,7 @@ START_TEST(what_differs_is_named)
     request.updates.micro_batches = _i == 8 ? 2 : 0;
     request.planning.prefetch_depth = _i == 9 ? 5 : 0;
     ck_assert_int_eq(cstd_job_options_same(&first, &request, &err), CST_EMISMATCH);
+    ck_assert_int_eq(err.reason, _i == 0 ? CST_REASON_FIXED_OPTION : CST_REASON_OPTION);
     ck_assert_str_eq(err.text, words[_i]);
 }
 END_TEST

@@ -28,7 +28,7 @@ START_TEST(test_order)
     fake_job_declare(&f, 2);
     CK_OK(cst_commit(f.job, NULL, &err));
     ck_assert_int_eq(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err), CST_EINVAL);
-    ck_assert_ptr_nonnull(strstr(err.text, "cst_sync"));
+    ck_assert_ptr_nonnull(strstr(err.text, "call sync"));
     ck_assert_int_eq(cst_step(f.job, &params, NULL, &err), CST_EINVAL);
     CK_OK(cst_sync(f.job, NULL, &err));
     ck_assert_int_eq(cst_op_end(f.job, 0, &err), CST_EINVAL);
@@ -194,6 +194,7 @@ struct failing {
     uint32_t at; /* number of the batch, counted from 0 */
     uint32_t n;
     int status;
+    enum cst_reason reason; /* of the error */
 };
 
 static bool hook_fail(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
@@ -211,6 +212,8 @@ static bool hook_fail(struct fake_daemon *fake, const struct cst_frame *request,
     ck_assert_uint_le(asked->n_items, 8);
     result.status = failing->status;
     result.text = (char *)(uintptr_t) "rank 1 died";
+    result.has_reason = failing->reason != CST_REASON_NONE;
+    result.reason = failing->reason;
     msg.results = results;
     msg.n_results = asked->n_items;
     for (size_t i = 0; i < asked->n_items; i++) {
@@ -225,7 +228,8 @@ static bool hook_fail(struct fake_daemon *fake, const struct cst_frame *request,
  * step can be repeated. */
 START_TEST(test_peer_died)
 {
-    struct failing failing = {.at = 0, .status = _i == 0 ? CST_EPEERDIED : CST_ESTALE};
+    struct failing failing = {
+        .at = 0, .status = _i == 0 ? CST_EPEERDIED : CST_ESTALE, .reason = CST_REASON_HANDED_IN};
     struct cst_hyper_params params = {.lr = 1.0f};
     struct cst_err err = {0};
     struct cst_io io;
@@ -237,7 +241,8 @@ START_TEST(test_peer_died)
     ck_assert_int_eq(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err), failing.status);
     ck_assert_ptr_nonnull(strstr(err.text, "rank 1 died"));
     ck_assert_int_eq(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err), failing.status);
-    ck_assert_ptr_nonnull(strstr(err.text, "cst_sync"));
+    ck_assert_ptr_nonnull(strstr(err.text, "call sync"));
+    ck_assert_int_eq(err.reason, failing.reason);
     ck_assert_int_eq(cst_step(f.job, &params, NULL, &err), failing.status);
     CK_OK(cst_sync(f.job, &step, &err));
     ck_assert_uint_eq(step, 0);
@@ -247,10 +252,11 @@ START_TEST(test_peer_died)
 }
 END_TEST
 
-/* A fetch that fails for another reason is reported once and can be repeated. */
+/* A fetch that fails for another reason is reported once, with the daemon's reason, and can be
+ * repeated. */
 START_TEST(test_engine_failed)
 {
-    struct failing failing = {.at = 0, .status = CST_EENGINE};
+    struct failing failing = {.at = 0, .status = CST_EENGINE, .reason = CST_REASON_HANDED_IN};
     struct cst_err err = {0};
     struct cst_io io;
 
@@ -258,6 +264,7 @@ START_TEST(test_engine_failed)
     f.fake.hook_arg = &failing;
     fake_job_start(&f, 2);
     ck_assert_int_eq(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err), CST_EENGINE);
+    ck_assert_int_eq(err.reason, CST_REASON_HANDED_IN);
     CK_OK(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err));
     CK_OK(cst_op_end(f.job, 0, &err));
     fake_job_stop(&f);
