@@ -70,7 +70,7 @@ static int too_small(const struct cst_layout *layout, const struct cst_model *mo
     const struct cst_layout_need *need = &layout->needs[rank];
     uint64_t sum = 0, all = 0;
     uint32_t c = 0;
-    char pool[CST_SIZE_EXACT], block[CST_SIZE_TEXT], lacks[CST_SIZE_EXACT];
+    char pool[CST_SIZE_EXACT], block[CST_SIZE_TEXT], lacks[CST_SIZE_EXACT], enough[CST_SIZE_EXACT];
 
     for (uint32_t i = 0; i < layout->n_classes; i++) {
         all += class_bytes(layout, i, need->min_blocks[i], grain);
@@ -81,13 +81,14 @@ static int too_small(const struct cst_layout *layout, const struct cst_model *mo
             break;
         }
     }
-    return cst_err_set(
-        err, CST_EPOOL,
-        "pool of %s: operator '%s' needs %" PRIu32 " blocks of %s (size class %" PRIu32
-        " of %" PRIu32 "): %s short; a pool of %" PRIu64 "%% of the weights is enough",
-        cst_size_exact(bytes, pool), model->operators[need->min_operator[c]].name,
-        need->min_blocks[c], cst_size_text(block_bytes(layout, c), block), c + 1, layout->n_classes,
-        cst_size_exact(all - bytes, lacks), cst_layout_percent(model, all));
+    return cst_err_set(err, CST_EPOOL,
+                       "pool of %s: operator '%s' needs %" PRIu32
+                       " blocks of %s (size class %" PRIu32 " of %" PRIu32
+                       "): %s short; a pool of %s, %" PRIu64 "%% of the job's weights, is enough",
+                       cst_size_exact(bytes, pool), model->operators[need->min_operator[c]].name,
+                       need->min_blocks[c], cst_size_text(block_bytes(layout, c), block), c + 1,
+                       layout->n_classes, cst_size_exact(all - bytes, lacks),
+                       cst_size_exact(all, enough), cst_layout_percent(model, all));
 }
 
 /* Raise *blocks to @planned, limited to what @rank can use, if all classes fit. */

@@ -29,7 +29,8 @@ static const char *op_name(const struct cst_packing *packing, uint32_t op)
 static int too_small(const struct cst_packing *packing, uint64_t pool_bytes,
                      const struct cst_capacity *s, struct cst_err *err)
 {
-    char further[120] = "", pool[CST_SIZE_EXACT], block[CST_SIZE_TEXT], lacks[CST_SIZE_EXACT];
+    char further[120] = "", pool[CST_SIZE_EXACT], block[CST_SIZE_TEXT], lacks[CST_SIZE_EXACT],
+         enough[CST_SIZE_EXACT];
     size_t used = 0;
 
     for (uint32_t k = 1; k < s->sizes.n && used < sizeof further; k++) {
@@ -37,14 +38,14 @@ static int too_small(const struct cst_packing *packing, uint64_t pool_bytes,
                                  s->need.min_blocks[k],
                                  cst_size_text(block_bytes(s->sizes.v[k]), block));
     }
-    return cst_err_set(err, CST_EPOOL,
-                       "pool of %s: %" PRIu64 " blocks of %s, operator '%s' needs %" PRIu32
-                       "%s: %s short; a pool of %" PRIu64 "%% of the weights is enough",
-                       cst_size_exact(pool_bytes, pool), pool_bytes / block_bytes(s->sizes.v[0]),
-                       cst_size_text(block_bytes(s->sizes.v[0]), block),
-                       op_name(packing, s->need.min_operator[0]), s->need.min_blocks[0], further,
-                       cst_size_exact(s->bytes - pool_bytes, lacks),
-                       cst_layout_percent(packing->model, s->bytes));
+    return cst_err_set(
+        err, CST_EPOOL,
+        "pool of %s: %" PRIu64 " blocks of %s, operator '%s' needs %" PRIu32
+        "%s: %s short; a pool of %s, %" PRIu64 "%% of the job's weights, is enough",
+        cst_size_exact(pool_bytes, pool), pool_bytes / block_bytes(s->sizes.v[0]),
+        cst_size_text(block_bytes(s->sizes.v[0]), block), op_name(packing, s->need.min_operator[0]),
+        s->need.min_blocks[0], further, cst_size_exact(s->bytes - pool_bytes, lacks),
+        cst_size_exact(s->bytes, enough), cst_layout_percent(packing->model, s->bytes));
 }
 
 /* Compute the costs of @c's capacities. With @cut they are first reduced to what the fullest chunks

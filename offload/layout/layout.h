@@ -597,8 +597,8 @@ int cst_model_copy_groups(struct cst_model *model, const struct cst_model *from,
  * Statuses:
  *
  *   - CST_EPOOL: "pool of P bytes: n blocks of B bytes, operator 'x' needs m, and i of J bytes: k
- *     bytes short; a pool of q% of the weights is enough". A pool of P + k bytes, or of q % of the
- *     weights, is accepted.
+ *     bytes short; a pool of P + k bytes, q% of the job's weights, is enough". A pool of that size
+ *     is accepted.
  *   - CST_EINVAL: given capacities smaller than the largest tensor, a first one smaller than the
  *     smallest tensor, too large, or not ascending; a tensor larger than the maximum of a chunk; a
  *     group with ranks beyond the world; a part of a matrix that Muon would update; a contradiction
@@ -608,7 +608,8 @@ int cst_layout_build(struct cst_layout *layout, struct cst_model *model,
                      const struct cst_layout_config *config, struct cst_err *err);
 
 /* @bytes of a pool as a percentage of the weights of @model, rounded up, for the option --pool of
- * the commands and the argument `pool` of Python. */
+ * the commands. The argument `pool` of Python takes a percentage of the weights of the rank alone,
+ * which is another one if ranks have parts of the model. */
 uint64_t cst_layout_percent(const struct cst_model *model, uint64_t bytes);
 
 /* Bytes of host memory that a job with @layout takes in addition to its pools: arenas and job

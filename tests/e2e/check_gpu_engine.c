@@ -141,7 +141,8 @@ START_TEST(no_room)
     ck_assert_int_eq(gpu_rig_commit(&client), CST_EBUDGET);
     raw_says(&client, "pools of cuda:1");
     raw_says(&client, "the share that is left for rank 0 is too small: pool of 2.0 MiB");
-    raw_says(&client, "% of the weights is enough"); /* Nothing is cut. */
+    raw_says(&client, "% of the job's weights, is enough"); /* Nothing is cut. */
+    ck_assert_int_eq(client.err.reason, CST_REASON_POOL_MEMORY);
     raw_close(&client);
 }
 END_TEST

@@ -69,7 +69,7 @@ wait "$first" || fail "--steps 6 of rank 1 ended with status $?"
 # If the pool is too small, the message has the value to type, and that value is enough.
 worker small --job small --pool 1% --steps 1
 ! wait "$pid" || fail "a pool of 1 % is taken"
-value=$(sed -n 's/.* short; a pool of \([0-9]*%\) of the weights is enough$/\1/p' "$tmp/small.log")
+value=$(sed -n 's/.* short; a pool of [^%]* \([0-9]*%\) of the job.s weights, is enough$/\1/p' "$tmp/small.log")
 [ -n "$value" ] || fail "no value to type: $(cat "$tmp/small.log")"
 worker enough --job small --pool "$value" --steps 1
 wait "$pid" || fail "--pool $value is refused: $(cat "$tmp/enough.log")"

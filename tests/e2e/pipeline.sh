@@ -41,7 +41,7 @@ find_least() {
     for pid in "${pids[@]}"; do
         if wait "$pid"; then fail "a pool of 1 byte is not refused"; fi
     done
-    least=$(sed -n 's/.*a pool of \([0-9]*%\) of the weights is enough.*/\1/p' "$tmp/short.0.log")
+    least=$(sed -n 's/.*short; a pool of [^%]* \([0-9]*%\) of the job.s weights, is enough.*/\1/p' "$tmp/short.0.log")
     [ -n "$least" ] || fail "no pool is named: $(cat "$tmp/short.0.log")"
 }
 

@@ -180,17 +180,23 @@ START_TEST(pool_too_small)
 }
 END_TEST
 
+/* The number before @words in the last error. */
+static uint64_t number_before(const char *words)
+{
+    const char *number = strstr(err.text, words);
+
+    ck_assert_msg(number != NULL, "%s", err.text);
+    while (number[-1] >= '0' && number[-1] <= '9') {
+        number--;
+    }
+    return strtoull(number, NULL, 10);
+}
+
 /* The number of missing bytes in the last error. */
 static uint64_t bytes_short(void)
 {
-    const char *bytes = strstr(err.text, " short");
-
-    ck_assert_msg(bytes != NULL, "%s", err.text);
-    bytes -= strlen(bytes[-1] == ')' ? " bytes)" : " bytes");
-    while (bytes[-1] >= '0' && bytes[-1] <= '9') {
-        bytes--;
-    }
-    return strtoull(bytes, NULL, 10);
+    return number_before(strstr(err.text, " bytes) short") != NULL ? " bytes) short"
+                                                                   : " bytes short");
 }
 
 /* The number of missing bytes is exact, however small the pool was: a pool with that many bytes
@@ -213,7 +219,8 @@ START_TEST(shortfall_is_exact)
     least = 1 + bytes_short();
     ck_assert_int_eq(build(0, least - 1, 1), CST_EPOOL);
     ck_assert_uint_eq(bytes_short(), 1);
-    percent = strtoull(strstr(err.text, "short; a pool of ") + 17, NULL, 10);
+    ck_assert_uint_eq(number_before(" bytes), "), least);
+    percent = number_before("% of the job's weights, is enough");
     /* The percentage that is named is exact as well: it is enough, and one per cent less is not. */
     ck_assert_int_eq(build(0, percent * 2 * model.n_params / 100, 1), CST_OK);
     cst_layout_close(&layout);

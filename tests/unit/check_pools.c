@@ -59,14 +59,14 @@ START_TEST(too_small_is_named)
                      CST_EPOOL);
     ck_assert_str_eq(err.text,
                      "pool of 2.0 MiB (2146303 bytes): operator 'large' needs 2 blocks of "
-                     "1.0 MiB (size class 2 of 2): 1 bytes short; a pool of 103% of the "
-                     "weights is enough");
+                     "1.0 MiB (size class 2 of 2): 1 bytes short; a pool of 2.0 MiB "
+                     "(2146304 bytes), 103% of the job's weights, is enough");
     ck_assert_int_eq(cstd_pools_divide(&layout, &model, 0, 16 * KB, 1, NULL, &blocks, &err),
                      CST_EPOOL);
     ck_assert_str_eq(err.text,
                      "pool of 16.0 KiB (16384 bytes): operator 'small' needs 3 blocks of 16.0 KiB "
-                     "(size class 1 of 2): 2.0 MiB (2129920 bytes) short; a pool of 103% of the "
-                     "weights is enough");
+                     "(size class 1 of 2): 2.0 MiB (2129920 bytes) short; a pool of 2.0 MiB "
+                     "(2146304 bytes), 103% of the job's weights, is enough");
     ck_assert_uint_eq(blocks.n[0], 7);
 }
 END_TEST
