@@ -129,16 +129,18 @@ static int refuse_number(const char *text, const json_error_t *error, const char
                          struct cst_err *err)
 {
     const char *end = text + error->position, *begin = end;
+    bool is_integer = true;
     char place[CST_JSON_PLACE_BYTES], limits[64];
 
     while (begin > text && strchr("+-.0123456789eE", begin[-1]) != NULL) {
         begin--;
+        is_integer = is_integer && strchr(".eE", *begin) == NULL;
     }
     find_place(place, text, begin);
-    if (strncmp(error->text, "real", 4) == 0) {
-        (void)snprintf(limits, sizeof limits, "%g to %g", -DBL_MAX, DBL_MAX);
-    } else {
+    if (is_integer) {
         (void)snprintf(limits, sizeof limits, "%" PRId64 " to %" PRId64, INT64_MIN, INT64_MAX);
+    } else {
+        (void)snprintf(limits, sizeof limits, "%g to %g", -DBL_MAX, DBL_MAX);
     }
     return cst_err_set(err, CST_EINVAL, "%s:%d:%d: %s%s%.*s%s is not within %s", name, error->line,
                        error->column, place, place[0] != '\0' ? ": " : "",
