@@ -392,7 +392,7 @@ static int load_job(struct cst_job *job, const char *path, struct cst_load_resul
     int rc = cstc_job_check_committed(job, err);
 
     if (rc == CST_OK && path == NULL) {
-        rc = cst_err_set(err, CST_EINVAL, "cst_load needs a path");
+        rc = cst_err_set(err, CST_EINVAL, "load needs a path");
     }
     if (rc == CST_OK) {
         rc = cstc_task_find(job->client, advance, &task, err);

@@ -383,7 +383,7 @@ static int check(const struct cst_job *job, const struct cst_load_model_spec *sp
     int rc = cstc_job_check_committed(job, err);
 
     if (rc == CST_OK && (spec == NULL || spec->path == NULL)) {
-        rc = cst_err_set(err, CST_EINVAL, "cst_load_model needs a path");
+        rc = cst_err_set(err, CST_EINVAL, "load_model needs a path");
     }
     if (rc == CST_OK && job->initialised) {
         rc = cst_err_set(err, CST_EEXIST, "job '%s' has states already", job->name);

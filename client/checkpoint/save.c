@@ -253,7 +253,7 @@ static int save_job(struct cst_client *client, const char *name, const uint32_t 
     int rc;
 
     if (name == NULL || spec == NULL || spec->dir == NULL || *spec->dir == '\0') {
-        return cst_err_set(err, CST_EINVAL, "cst_save needs the name of a job and a directory");
+        return cst_err_set(err, CST_EINVAL, "save needs the name of a job and a directory");
     }
     rc = cstc_task_find(client, advance, &task, err);
     if (rc == CST_OK && task == NULL) {

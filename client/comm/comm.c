@@ -158,7 +158,7 @@ static int check(const struct cst_comm *comm, struct cst_err *err)
     /* A sync ends it, even if a daemon that has died could not say so. */
     if (rc == CST_OK && comm->lease_epoch != comm->job->lease_epoch) {
         return cst_err_set(err, CST_EPEERDIED,
-                           "the communicator was opened before cst_sync: close it and open it "
+                           "the communicator was opened before the last sync: close it and open it "
                            "again");
     }
     return rc;

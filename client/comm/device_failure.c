@@ -196,8 +196,7 @@ void cstc_comm_stop_over(struct cst_comm *comm)
         const struct cst_shared_head *head = comm->segment.base;
 
         if (comm->device != NULL && atomic_load(&head->over) >= comm->job->attempt) {
-            (void)cst_err_set(&why, CST_EPEERDIED,
-                              "the attempt at the step is over: call cst_sync");
+            (void)cst_err_set(&why, CST_EPEERDIED, "the attempt at the step is over: call sync");
             cstc_failure_set(comm, &why);
         }
     }

@@ -27,9 +27,8 @@ static int check(const struct cst_job *job, enum cst_hint hint, struct cst_err *
         rc = cst_err_set(err, CST_EBUSY, "job '%s': another call is pending", job->name);
     }
     if (rc == CST_OK && hint != CST_PREFETCH && hint != CST_EVICT) {
-        rc = cst_err_set(err, CST_EINVAL,
-                         "hint %d is unknown: use CST_PREFETCH (%d) or CST_EVICT (%d)", (int)hint,
-                         (int)CST_PREFETCH, (int)CST_EVICT);
+        rc = cst_err_set(err, CST_EINVAL, "hint %d is unknown: use PREFETCH (%d) or EVICT (%d)",
+                         (int)hint, (int)CST_PREFETCH, (int)CST_EVICT);
     }
     return rc;
 }

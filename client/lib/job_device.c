@@ -42,7 +42,7 @@ int cst_job_use_device(struct cst_job *job, const struct cst_device_calls *calls
     }
     if (job->commit.phase != CSTC_COMMIT_DECLARE || job->pending.kind != CSTC_PENDING_NONE) {
         return cst_err_set(err, CST_EINVAL,
-                           "job '%s' is committed: its device must be given before cst_commit",
+                           "job '%s' is committed: its device must be given before the commit",
                            job->name);
     }
     rc = cstc_wake_add_device(&job->client->wake, calls->fd, err);
@@ -62,7 +62,7 @@ int cstc_device_check(const struct cst_job *job, struct cst_err *err)
     }
     return cst_err_set(err, CST_EUNSUPPORTED,
                        "job '%s' is on %s, whose memory the processor cannot read: call "
-                       "cst_cuda_open (libcistern-cuda) before cst_commit",
+                       "cst_cuda_open (libcistern-cuda) before the commit",
                        job->name, job->device_name);
 }
 
@@ -91,7 +91,7 @@ void cstc_device_unmap(struct cst_job *job)
 
 /* -- the stream ------------------------------------------------------------------------------- */
 
-/* The text does not advise cst_sync, which cannot help a process whose stream has failed. */
+/* The text does not advise a sync, which cannot help a process whose stream has failed. */
 void cstc_device_failed(struct cst_job *job, const struct cst_err *why)
 {
     if (job->void_step.status == CST_OK) {

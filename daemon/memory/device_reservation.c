@@ -79,13 +79,14 @@ static int check_lent(const struct cstd_job_request *request, struct cst_err *er
     if (!request->tier->kind->apart) {
         return cst_err_set(
             err, CST_EINVAL,
-            "device_update_bytes cannot be CST_DEVICE_UPDATE_LENT for a pool in host "
-            "memory: only a pool on an accelerator can lend memory");
+            "device_update_bytes cannot be lent memory for a pool in host memory: only a pool on "
+            "an accelerator can lend memory");
     }
     if (request->spec.memory.device_states != 0) {
-        return cst_err_set(err, CST_EINVAL,
-                           "device_states cannot be combined with CST_DEVICE_UPDATE_LENT: states "
-                           "that stay on the device need memory in which they are always updated");
+        return cst_err_set(
+            err, CST_EINVAL,
+            "device_states cannot be combined with device_update_bytes of lent "
+            "memory: states that stay on the device need memory in which they are always updated");
     }
     return CST_OK;
 }
@@ -109,7 +110,7 @@ int cstd_device_reservation_check_request(const struct cstd_job_request *request
         return cst_err_set(
             err, CST_EINVAL,
             "a pool of %s cannot be combined with device_update_bytes or device_states that "
-            "the plan chooses (CST_DEVICE_UPDATE_AUTO): leave the pool to the plan too",
+            "the plan chooses: leave the pool to the plan too",
             cst_size_exact(request->spec.memory.pool_bytes, pool));
     }
     return rc;

@@ -41,7 +41,7 @@ void cst_save_begin(struct cst_core *core, const struct cst_event *event)
     }
     if (!core->attempt.initialised) {
         cst_core_refuse(core, event->tag, CST_EINVAL,
-                        "the job has no weights yet: its ranks have not called cst_sync");
+                        "the job has no weights yet: its ranks have not called sync");
         return;
     }
     core->save.state = CST_SAVE_WAITING;

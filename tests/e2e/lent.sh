@@ -100,7 +100,7 @@ refused() {
     grep -q "$1" "$tmp/other.log" || fail "said: $(cat "$tmp/other.log")"
 }
 refused 'only a pool on an accelerator can lend memory' --device host
-refused 'device_states cannot be combined with CST_DEVICE_UPDATE_LENT' --device paced --device-states 1M
+refused 'device_states cannot be combined with device_update_bytes of lent memory' --device paced --device-states 1M
 
 # A job whose chunks are given has no plan, and so no choice. The ranks of a job have one plan. If only some of them lend, the job has none, and the log says so.
 train unplanned --device paced --device-update auto
