@@ -3,6 +3,7 @@
 
 import inspect
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from ctypes import sizeof
 from pathlib import Path
 
 import cistern
-from cistern import _abi, _library, checkpoint, results
+from cistern import Reason, Status, _abi, _library, checkpoint, results
 
 EXPORTS = Path(os.environ["srcdir"], "client", "libcistern.map").read_text()
 
@@ -86,6 +87,16 @@ class Abi(unittest.TestCase):
         library = _library.library()
         for status in cistern.Status:
             self.assertNotEqual(library.cst_status_words(status), b"unknown status")
+
+    def test_an_error_has_the_reason_of_its_status_alone(self) -> None:
+        err = _abi.cst_err(status=Status.EBUDGET, reason=Reason.JOBS, text=b"64 jobs")
+        for status, reason in ((Status.EBUDGET, Reason.JOBS), (Status.EBUSY, Reason.NONE)):
+            with self.assertRaises(cistern.CstError) as caught:
+                _library.check(status, err)
+            self.assertIs(caught.exception.reason, reason)
+            again = pickle.loads(pickle.dumps(caught.exception))
+            self.assertEqual((again.text, again.reason), (caught.exception.text, reason))
+            self.assertIs(again.with_text("other").reason, reason)
 
     def test_results_have_the_fields_of_their_structs(self) -> None:
         for struct, result in {

@@ -12,7 +12,7 @@ from array import array
 from pathlib import Path
 
 import cistern
-from cistern import CstError, Direction, HyperParams, Pattern, State, Status
+from cistern import CstError, Direction, HyperParams, Pattern, Reason, State, Status
 from support import PARAMS, Model, N
 
 CLIENT = Path(os.environ["srcdir"], "client")
@@ -46,11 +46,12 @@ class JobCase(unittest.TestCase):
         model.job.sync()
         return model
 
-    def assert_status(self, status: Status, text: str, call, *arguments, **options) -> None:
+    def assert_status(self, status: Status, text: str, call, *arguments, **options) -> CstError:
         with self.assertRaises(CstError) as caught:
             call(*arguments, **options)
         self.assertEqual(caught.exception.status, status)
         self.assertRegex(caught.exception.text, text)
+        return caught.exception
 
 
 class Example(unittest.TestCase):
@@ -91,14 +92,17 @@ class Steps(JobCase):
         model = self.ready(micro_batches=2)
         model.forward()
         model.backward()
-        self.assert_status(
+        error = self.assert_status(
             Status.EINVAL,
             "handed in already",
             model.job.op_begin,
             0,
             Direction.BACKWARD,
         )
+        self.assertIs(error.reason, Reason.HANDED_IN)
         model.job.accumulate()
+        error = self.assert_status(Status.EINVAL, "end it with step", model.job.accumulate)
+        self.assertIs(error.reason, Reason.LAST_MICRO_BATCH)
         two = model.step().grad_norm
         one = self.ready("one").step().grad_norm
         self.assertAlmostEqual(two / one, 2, places=5)

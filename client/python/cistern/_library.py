@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 from cistern import _abi, checks
-from cistern._abi import Status, cst_err
+from cistern._abi import Reason, Status, cst_err
 from cistern.errors import CstError, error_of
 
 Result = TypeVar("Result")
@@ -93,8 +93,10 @@ def prepared(name: str, *arguments: Any) -> Callable[[], int]:
 def check(status: int, err: cst_err, *, connects: bool = False) -> int:
     """Return ``status`` if it is no failure, else raise the exception for it, as ``error_of`` makes it."""
     if status < 0:
-        words = err.text if err.status == status else library().cst_status_words(status)
-        raise error_of(status, words.decode(errors="replace"), connects=connects)
+        is_told = err.status == status  # Else what ``err`` has is about an earlier call.
+        words = err.text if is_told else library().cst_status_words(status)
+        reason = Reason(err.reason) if is_told else Reason.NONE
+        raise error_of(status, words.decode(errors="replace"), reason, connects=connects)
     return status
 
 

@@ -3,16 +3,25 @@
 
 from __future__ import annotations
 
-from cistern._abi import Status
+from cistern._abi import Reason, Status
 
 
 class CstError(Exception):
-    """A call failed. ``status`` says how; the text says why, with the numbers."""
+    """A call failed. ``status`` says how; the text says why, with the numbers.
 
-    def __init__(self, status: Status, text: str) -> None:
-        super().__init__(status, text)
+    ``reason`` says what the error is about, for programs, which do not read texts. Most errors have
+    the reason NONE: their status says all.
+    """
+
+    def __init__(self, status: Status, text: str, reason: Reason = Reason.NONE) -> None:
+        super().__init__(status, text, reason)
         self.status = status
         self.text = text
+        self.reason = reason
+
+    def with_text(self, text: str) -> CstError:
+        """Return the same error with another text."""
+        return type(self)(self.status, text, self.reason)
 
     def __str__(self) -> str:
         return f"{self.text} ({self.status.name})"
@@ -56,10 +65,11 @@ _GONE = (
 )
 
 
-def error_of(status: int, text: str, *, connects: bool = False) -> CstError:
+def error_of(
+    status: int, text: str, reason: Reason = Reason.NONE, *, connects: bool = False
+) -> CstError:
     """Return the exception for the negative number ``status``. ``connects``: there was no connection yet."""
     known = Status(status)
-    text = text.replace("cst_sync", "sync()")  # What the call of libcistern is called here.
     if known is Status.ECONN and not connects:
         text += f". {_GONE}"
-    return _CLASSES.get(known, CstError)(known, text)
+    return _CLASSES.get(known, CstError)(known, text, reason)

@@ -473,9 +473,7 @@ class Advice(Case):
         ):
             optimizer.step()
 
-    def test_calls_have_their_names_in_python(self) -> None:
-        error = error_of(cistern.Status.EPEERDIED, "job 'a': the step is void, call cst_sync")
-        self.assertEqual(error.text, "job 'a': the step is void, call sync()")
+    def test_a_daemon_that_is_gone(self) -> None:
         gone = error_of(cistern.Status.ECONN, "the peer closed the connection")
         self.assertRegex(str(gone), "connection. When the daemon runs again, .*resume=")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import cistern.torch as ct
 import torch
-from cistern import Status
+from cistern import Reason, Status
 from cistern.torch.advice import advice
 from models import TorchCase, square
 from torch import nn
@@ -40,22 +40,17 @@ class Attach(TorchCase):
             self.attach(WithOwn(), units=units).close(remove=True)
 
     def test_memory_that_the_daemon_does_not_have(self) -> None:
-        """The texts are those of daemon/memory: how much memory there is depends on the machine."""
-        wants = "job 'a' wants 6.0 GiB (6442450944 bytes), 0 B of 5.0 GiB are in use: 1.0 GiB short"
-        for text, words in (
-            (
-                f"pools of the host device: {wants} (pool in [device host])",
-                "a smaller pool, .* --pool-m",
-            ),
-            (
-                f"pools of cuda:0 (GPU-1, H100): {wants} (pool in [gpu])",
-                "smaller pool, .*--gpu-memory",
-            ),
-            (f"host memory: {wants} (memory in [host])", "moments='bf16' .* --host-memory"),
-            ("64 jobs, the limit is 64 (max_jobs in [job])", r"\]\)\. Remove jobs .*cistern rm"),
+        """The errors are made here: how much memory the daemon has depends on the machine."""
+        for reason, words in (
+            (Reason.POOL_MEMORY, "a smaller pool, .* --pool-memory, --gpu-memory"),
+            (Reason.HOST_MEMORY, "moments='bf16' .* --host-memory"),
+            (Reason.JOBS, r"short\. Remove jobs .*cistern rm"),
+            (Reason.NONE, r"^short \(EBUDGET\)$"),
         ):
-            with self.subTest(text), self.assertRaisesRegex(ct.CstError, words), advice("run7"):
-                raise ct.CstError(Status.EBUDGET, text)
+            with self.subTest(reason), self.assertRaises(ct.CstError) as caught, advice("run7"):
+                raise ct.CstError(Status.EBUDGET, "short", reason)
+            self.assertRegex(str(caught.exception), words)
+            self.assertIs(caught.exception.reason, reason)
 
     def test_other_options_of_a_job_name_reshape(self) -> None:
         models = [nn.Sequential(*(nn.Linear(32, 32) for _ in range(8))) for _ in range(4)]
@@ -63,9 +58,14 @@ class Attach(TorchCase):
         for model, options in ((models[1], {"pool": "150%"}), (models[2], {"moments": "bf16"})):
             with self.assertRaisesRegex(ct.Mismatch, "give attach reshape=True.* cistern rm"):
                 ct.attach(model, self.name, **{"pool": "80%", "device": "cpu"} | options)
-        with self.assertRaises(ct.Mismatch) as caught:
-            ct.attach(nn.Linear(8, 8), self.name, device="cpu")
-        self.assertNotIn("reshape=True", str(caught.exception))
+        for model, options, reason in (
+            (nn.Linear(8, 8), {}, Reason.MODEL),
+            (models[1], {"optimizer": "sgd"}, Reason.FIXED_OPTION),
+        ):
+            with self.assertRaises(ct.Mismatch) as caught:
+                ct.attach(model, self.name, **{"device": "cpu"} | options)
+            self.assertNotIn("reshape=True", str(caught.exception))
+            self.assertIs(caught.exception.reason, reason)
         self.attach(models[3], pool="150%", reshape=True)
 
 

@@ -230,12 +230,12 @@ class Differences(TorchCase):
             ({}, with_bf16, {}, "the same model, with the same dtypes"),
             ({}, layers, {"param_group": lambda _, p: p.ndim < 2}, "the same param_group="),
             (muon, layers, muon | {"muon": lambda *_: False}, "the same muon="),
-            ({}, layers, {"micro_batches": 2}, "the same micro_batches="),
-            ({}, layers, {"optimizer": "sgd"}, "the same optimizer="),
-            ({}, layers, {"masters": "split"}, "the same masters="),
-            ({}, layers, {"moments": "bf16"}, "the same moments="),
-            ({}, layers, {"overlap": "early"}, "the same overlap="),
-            ({}, layers, {"chunk_elems": 8192}, "the same chunk_elems="),
+            ({}, layers, {"micro_batches": 2}, "the same options"),
+            ({}, layers, {"optimizer": "sgd"}, "the same options"),
+            ({}, layers, {"masters": "split"}, "the same options"),
+            ({}, layers, {"moments": "bf16"}, "the same options"),
+            ({}, layers, {"overlap": "early"}, "the same options"),
+            ({}, layers, {"chunk_elems": 8192}, "the same options"),
             ({}, layers, {"world": 3}, "the same world="),
         ):
 
@@ -244,11 +244,13 @@ class Differences(TorchCase):
                 options = {"rank": rank, "world": 2, "device": "cpu"} | options
                 ct.attach(model, self.name, **options).job.close()
 
-            with self.subTest(words):
+            with self.subTest(words, other=other):
                 texts = self.together(run)
                 self.assertEqual(len(texts), 2)
                 for text in texts:
                     self.assertRegex(text, rf"All ranks of a job give attach {words}\. ")
+                    if words == "the same options":
+                        self.assertIn(f"was opened with {next(iter(other))} ", text)
 
     def test_a_rank_that_commits_when_the_other_one_has_left(self) -> None:
         """Rank 1 has declared its tensors, which rank 0 learns, and goes on after rank 0 has failed."""

@@ -190,7 +190,7 @@ def attach(
     )
     is_new = not opened.initialised
     try:
-        with advice(name, is_divided=joined is not None and not joined.is_plain):
+        with advice(name):
             store = Store(
                 opened, model, declaration, options, kinds["unused"], joined, n_micro_batches
             )

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from cistern._abi import Direction, State, Status, cst_err
+from cistern._abi import Direction, Reason, State, Status, cst_err
 from cistern._library import check
-from cistern.errors import CstError, StepVoid, error_of
+from cistern.errors import CstError, StepVoid
 from cistern.job import Job
 from cistern.torch.device import Device
 from cistern.torch.gradients import HandedIn
@@ -211,9 +211,9 @@ class Operators:
         try:
             self.of_job(self.job.accumulate)
         except CstError as error:
-            if "last one of the step" not in error.text:
+            if error.reason != Reason.LAST_MICRO_BATCH:
                 raise
-            raise error_of(error.status, _NO_STEP) from None
+            raise error.with_text(_NO_STEP) from None
         self._n_ended += 1
         self.next_micro_batch()
 
@@ -279,9 +279,9 @@ class Operators:
                 lambda err: begin(job, unit.number, direction, unit.io, n, err), lambda: None
             )
         except CstError as error:
-            if "handed in already" not in error.text:
+            if error.reason != Reason.HANDED_IN:
                 raise
-            raise error_of(error.status, f"{error.text}. {_TWICE}") from None
+            raise error.with_text(f"{error.text}. {_TWICE}") from None
 
     def _end(self, unit: Unit) -> None:
         self.device.end_work()

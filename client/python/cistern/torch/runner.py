@@ -28,7 +28,8 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 from torch import nn
 
-from cistern.errors import CstError, error_of
+from cistern._abi import Reason
+from cistern.errors import CstError
 from cistern.torch.aliases import Input, inputs_of, leave, release
 from cistern.torch.containers import (
     Given,
@@ -478,10 +479,10 @@ class Runner:
         try:
             self.deliver_rest()
         except CstError as error:
-            if "handed in already" not in error.text:
+            if error.reason != Reason.HANDED_IN:
                 raise
             late = [unit.name for unit in self.units if unit.has_grads()]
-            raise error_of(error.status, _BY_HAND.format(late[-1])) from None
+            raise error.with_text(_BY_HAND.format(late[-1])) from None
 
     def end_unit(self) -> None:
         """End the backward pass of a stage over a micro-batch, in a model whose units any rank runs."""

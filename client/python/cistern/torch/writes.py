@@ -13,7 +13,7 @@ import torch
 
 from cistern._abi import Dtype, State
 from cistern.calls import Path
-from cistern.errors import CstError, error_of
+from cistern.errors import CstError
 from cistern.torch import adapters, shards, weights
 from cistern.torch.lending import Tensor
 from cistern.torch.optimizer_states import Loaded
@@ -181,7 +181,7 @@ def _telling(written: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except CstError as error:
-        raise error_of(error.status, f"{error.text}. {written()}: {_AGAIN}") from None
+        raise error.with_text(f"{error.text}. {written()}: {_AGAIN}") from None
     except (OSError, RuntimeError) as error:
         raise RuntimeError(f"{error}. {written()}: {_AGAIN}") from error
 
