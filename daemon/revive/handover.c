@@ -6,6 +6,7 @@
 #include "daemon/base/log.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/frame.h"
+#include "proto/reason.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -67,6 +68,7 @@ static int refused(const struct link *link, struct cst_err *err)
     rc = cst_err_set(err, rc < 0 ? rc : CST_EPROTO, "%s: %.300s", link->path,
                      message != NULL ? message->text : "an error that cannot be read");
     if (message != NULL) {
+        (void)cst_err_give_reason(err, cst_reason_of_number(message->reason), rc);
         cistern__error__free_unpacked(message, NULL);
     }
     return rc;
