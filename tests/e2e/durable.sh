@@ -16,23 +16,20 @@ need_drive
 model=(--layers 4 --heads 2 --width 64 --context 16 --batch 2 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --seed 7 --chunk 36864)
 write_text 400
 start_keeping keeper --gpus none
-mkdir "$drive/files"
-files=$drive/files
+files=$(mktemp -d -p "$drive" cistern-durable.XXXXXX)
+finish_files() {
+    local status=$?
+    rm -rf "$files"
+    (exit $status)
+    finish
+}
+trap finish_files EXIT
 
 # The steps do the same as without files, and daemons are killed meanwhile.
 begin memory 1 --steps 30
 end memory
 same durable 1 --steps 30 --disk "$files" --durable
 cmp "$tmp/memory.weights" "$tmp/durable.weights" || fail "other weights than with states in memory"
-
-# Kill the daemon, its engines and all workers.
-kill_all() {
-    local pid
-    kill -9 "$daemon_pid" "${workers[@]}" 2>/dev/null || true
-    for pid in "${workers[@]}"; do
-        wait "$pid" 2>/dev/null || true
-    done
-}
 
 # Make a checkpoint of the files of job $1. The daemon closes the files of a job that was removed a little later.
 adopt() {
@@ -59,7 +56,86 @@ for optimizer in adamw lion sgd muon; do
         n=$((n + 1))
     done
 done
+
+# What is not possible is refused, with a remedy, and a file of an earlier job is not lost.
+refused() {
+    local words=$1 rc=0
+    shift
+    ./cistern-gpt "${model[@]}" --steps 1 --data "$tmp/text" --job refused --durable "$@" >"$tmp/refused.log" 2>&1 || rc=$?
+    if [ $rc = 0 ] || ! has "$words" "$tmp/refused.log"; then
+        cat "$tmp/refused.log" >&2
+        fail "not refused with '$words': $*"
+    fi
+    ./cistern rm refused 2>/dev/null || true
+}
+refused "set 'disk' to a directory"
+refused 'durable cannot be combined with disk_bytes' --disk "$files" --disk-bytes 1M
+refused 'masters fp32 is possible' --disk "$files" --masters split
+refused 'overlap commit is possible' --disk "$files" --overlap delayed
+refused "tensor '.*' is frozen" --disk "$files" --lora 4
+cp "$files/d$((n - 1)).0.cistern" "$files/refused.0.cistern"
+refused "has the last step of an earlier job of this name: make a checkpoint of it with 'cistern adopt'" --disk "$files"
+cmp -s "$files/d$((n - 1)).0.cistern" "$files/refused.0.cistern" || fail "the file of an earlier job was changed"
+echo text >"$files/refused.0.cistern"
+refused 'exists, and is no file of cistern' --disk "$files"
+: >"$files/refused.0.cistern"
+begin refused 1 --steps 2 --disk "$files" --durable # A start that failed has left it.
+end refused
 stop_daemon keeper
+cp "$files/refused.0.cistern" "$tmp/other"
+
+# Everything is killed in the middle of a run: workers, daemon and, with it, its engines. The last step is there; the job goes on from it
+# with the bits of one that was not killed. Each file is on a drive of its own.
+cisternd=./tests/lib/drives_daemon
+export CISTERN_ENGINE_HOST=$PWD/cistern-engine-host
+for ((i = 0; i < n_kills; i++)); do
+    rm -f "$files"/*.cistern
+    start "all$i" "$cisternd" --socket "$CISTERN_SOCKET" --engine-threads 2 --gpus none
+    await "all$i" 'PID=*'
+    daemon_pid=${line#PID=}
+    await "all$i" READY=1
+    begin killed 2 --steps 30 --disk "$files,$files" --durable
+    poll has_stepped killed $((1 + RANDOM % 20))
+    kill -9 "$daemon_pid" "${workers[@]}" 2>/dev/null || true
+    for pid in "${workers[@]}"; do
+        wait "$pid" 2>/dev/null || true
+    done
+    adopt killed
+    start_keeping "again$i" --gpus none
+    [ "$i" -gt 0 ] || {
+        begin memory-two 2 --steps 30
+        end memory-two
+    }
+    begin killed 2 --steps 30 --resume "$tmp/adopted"
+    end killed
+    cmp "$tmp/memory-two.weights" "$tmp/killed.weights" || fail "other weights after the death of everything: $(cat "$tmp/adopt.log")"
+    stop_daemon "again$i"
+    rm -r "$tmp/adopted"
+done
+
+# What cannot be adopted is refused, and names the file.
+not_adopted() {
+    local words=$1
+    shift
+    ! ./cistern adopt "$@" "$tmp/none" >"$tmp/adopt.log" 2>&1 || fail "adopted: $*"
+    has "$words" "$tmp/adopt.log" || fail "not refused with '$words': $(cat "$tmp/adopt.log")"
+    [ ! -d "$tmp/none" ] || fail "a directory for nothing"
+}
+last=$files/killed
+not_adopted 'file 1 is missing' "$last.0.cistern"
+not_adopted 'are the same file of the job' "$last.0.cistern" "$last.0.cistern"
+not_adopted 'is of another job' "$last.0.cistern" "$tmp/other"
+not_adopted 'has no record of a durable job' "$tmp/text"
+not_adopted 'No such file' "$files/nothing"
+head -c 70000 "$last.0.cistern" >"$tmp/short"
+not_adopted 'was cut off\|damaged' "$tmp/short" "$last.1.cistern"
+# A byte that changes on the drive is found. States of the step before were there before the last one.
+cp "$last.0.cistern" "$tmp/changed"
+size=$(stat -c %s "$tmp/changed")
+for ((i = 0; i < 100; i++)); do
+    printf '\x55' | dd of="$tmp/changed" bs=1 seek=$((size / 4 + i * size / 200)) conv=notrunc status=none
+done
+not_adopted 'are damaged (checksum' "$tmp/changed" "$last.1.cistern"
 
 # The power is lost: of what was written and not flushed, any part is there. The reference are checkpoints of each step of a job in memory.
 n_crashes=${CST_TEST_CRASHES:-400}
@@ -86,6 +162,4 @@ if ! sparse; then # Nothing of it runs under a sanitizer that the others do not 
         failed=yes
     rm -rf "$work"
     [ -z "${failed-}" ] || fail "a state was recovered wrongly"
-    cisternd=./cisternd
-    unset CISTERN_ENGINE_HOST DISK_IO DISK_RECORD
 fi

@@ -76,6 +76,7 @@ JOB: dict[str, list[Wrong]] = {
     "prefetch_depth": integer("prefetch_depth", 32),
     "disk": path("disk"),
     "disk_bytes": integer("disk_bytes", 64),
+    "durable": flag("durable"),
     "model_config": path("model_config"),
     "adapter_config": path("adapter_config"),
     "reshape": flag("reshape"),

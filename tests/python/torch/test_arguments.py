@@ -94,6 +94,10 @@ ATTACH: dict[str, list[Wrong]] = {
         ("/nowhere", ct.CstError, "/nowhere"),
     ],
     "disk_bytes": [("x", ValueError, "disk_bytes is 'x': a size such as 6000000000")],
+    "durable": [
+        (5, TypeError, "durable is 5, of <class 'int'>: True or False is required"),
+        (True, ct.CstError, "rank 0 has given no files: set 'disk'"),
+    ],
     "plan_file": [(5, TypeError, f"plan_file {PATH}"), ("/nowhere", ct.CstError, "/nowhere")],
     "units": [
         ("head", TypeError, r"units is 'head', of .* such as \['head'\], is required"),

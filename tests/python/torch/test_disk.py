@@ -58,6 +58,15 @@ class Disk(TorchCase):
             for got, wanted in zip(self.states[job], self.states["memory"], strict=True):
                 self.assertTrue(torch.equal(got, wanted))
 
+    def test_durable(self) -> None:
+        self.states: dict[str, list[torch.Tensor]] = {}
+        expected = self.train("zeros", unused="zero")
+        with tempfile.TemporaryDirectory(dir=DRIVE) as there:
+            self.assertEqual(self.train("lasts", disk=there, durable=True), expected)
+            self.assertEqual(os.listdir(there), ["lasts.0.cistern"])
+            with self.assertRaisesRegex(cistern.CstError, "unused skip"):
+                self.train("skips", disk=there, durable=True, unused="skip")
+
     def test_refusals(self) -> None:
         with self.assertRaisesRegex(ValueError, "without a comma in its path"):
             self.train("refused", disk=["/a,b"])

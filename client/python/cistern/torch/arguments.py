@@ -70,10 +70,15 @@ def kinds(
 
 
 def unused(
-    given: Unused | str | None, overlap: Overlap, options: JobFile, is_dispatched: bool = False
+    given: Unused | str | None,
+    overlap: Overlap,
+    options: JobFile,
+    is_dispatched: bool = False,
+    is_durable: bool = False,
 ) -> Unused:
     """Return what a step does with parameters without a gradient. TypeError, ValueError: none such."""
-    default = Unused.ZERO if overlap is Overlap.EARLY or is_dispatched else Unused.SKIP
+    cannot = overlap is Overlap.EARLY or is_dispatched or is_durable
+    default = Unused.ZERO if cannot else Unused.SKIP
     kind: Unused = checks.member(
         Unused, "unused", first(given, options.member("unused", Unused), default)
     )

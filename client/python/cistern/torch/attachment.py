@@ -40,6 +40,7 @@ def attach(
     activations: float | str = 0,
     disk: Path | Collection[Path] | None = None,
     disk_bytes: float | str | None = None,
+    durable: bool | None = None,
     plan_file: Path | None = None,
     units: Collection[str] = (),
     micro_batches: int | None = None,
@@ -90,7 +91,10 @@ def attach(
     - ``disk``: directories, one on each drive, in which rank 0 makes files for the states: master
       weights and moments then lie there, and weights and gradients in host memory. Each step reads and
       writes all states there, and results are the same. ``disk_bytes``: of the states, what is kept
-      there, in bytes or as "200G"; 0, the default: all.
+      there, in bytes or as "200G"; 0, the default: all. ``durable``: True keeps the files, under the
+      name of the job, twice as large, and makes each step last: after a crash of the machine,
+      ``cistern adopt`` makes a checkpoint of the last step. Needs all states there, fp32 masters,
+      ``unused`` "zero", which is then the default, and a model without frozen and fp32 parameters.
     - ``plan_file``: a plan that ``plan`` has saved. The job has exactly its chunks and pools.
     - ``units``: names of modules that are operators as a whole, in addition to those that are found:
       the members of a ModuleList or a Sequential of one class, and modules with parameters of their
@@ -163,7 +167,8 @@ def attach(
     rule = optimizer if optimizer is not None else options.text("optimizer") or Rule.ADAMW
     kinds = arguments.kinds(masters, moments, overlap, options)
     is_dispatched = bool(declaration.edges)
-    kinds["unused"] = arguments.unused(unused, kinds["overlap"], options, is_dispatched)
+    keeps = checks.flag("durable", first(durable, options.boolean("durable"), False))
+    kinds["unused"] = arguments.unused(unused, kinds["overlap"], options, is_dispatched, keeps)
     if trainable is not None and kinds["unused"] is not Unused.SKIP:
         raise ValueError("cistern: trainable= needs unused='skip': frozen parameters are skipped")
     n_micro_batches = arguments.micro_batches(micro_batches, options, part)
@@ -176,6 +181,7 @@ def attach(
         pool_bytes=in_bytes("pool", size, weights.bytes_in_pool(model)),
         disk=arguments.directories(first(disk, options.text("disk"), None)),
         disk_bytes=in_bytes("disk_bytes", arguments.size(disk_bytes, options.text("disk_bytes"))),
+        durable=keeps,
         chunk_elems=first(chunk_elems, options.integer("chunk"), 0),
         timeout_ms=timeout_ms,
         ttl_s=ttl_s,
