@@ -208,16 +208,17 @@ enum { N_PAIRS = sizeof pairs / sizeof pairs[0] };
 static void measure(struct bench *b, FILE *out)
 {
     static double calls[N_PAIRS][TURNS], bare[N_PAIRS][TURNS];
+    const unsigned turns = bench_sized(TURNS, 3);
 
-    for (unsigned i = 0; i < TURNS; i++) {
+    for (unsigned i = 0; i < turns; i++) {
         for (unsigned k = 0; k < N_PAIRS; k++) {
             bare[k][i] = time_of(b, pairs[k].bare, pairs[k].n);
             calls[k][i] = time_of(b, pairs[k].call, pairs[k].n);
         }
     }
     for (unsigned k = 0; k < N_PAIRS && b->rank == 0; k++) {
-        report(out, pairs[k].name, bench_median(calls[k], TURNS), "us",
-               bench_median(bare[k], TURNS), TURNS);
+        report(out, pairs[k].name, bench_median(calls[k], turns), "us",
+               bench_median(bare[k], turns), turns);
         /* They are sorted now. On a busy machine two processes seldom run at the same time. */
         printf("    shortest turn %.3f us, yardstick %.3f us, ratio %.2f\n", calls[k][0],
                bare[k][0], calls[k][0] / bare[k][0]);
@@ -228,12 +229,13 @@ static void measure(struct bench *b, FILE *out)
 static void list(struct bench *b)
 {
     static const size_t sizes[] = {1024, SMALL, 65536, LARGE, 16 * LARGE};
+    const unsigned turns = bench_sized(LIST_TURNS, 1);
 
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
         double times[LIST_TURNS];
         const unsigned n = sizes[s] > LARGE ? 2 : sizes[s] == LARGE ? 10 : 200;
 
-        for (unsigned i = 0; i < LIST_TURNS; i++) {
+        for (unsigned i = 0; i < turns; i++) {
             double from;
 
             exchange_flags(b, true);
@@ -244,7 +246,7 @@ static void list(struct bench *b)
             times[i] = (bench_now() - from) * 1e6 / n;
         }
         if (b->rank == 0) {
-            printf("%zu %.2f\n", sizes[s], bench_median(times, LIST_TURNS));
+            printf("%zu %.2f\n", sizes[s], bench_median(times, turns));
         }
     }
 }
@@ -357,17 +359,18 @@ static FILE *results; /* NULL: --calls */
 START_TEST(comm)
 {
     struct shared *shared = child_share(sizeof *shared);
+    const unsigned n_deaths = bench_sized(DEATHS, 2);
     double deaths[DEATHS];
 
     daemon_proc_start(&proc, NULL);
     run_pair(shared, results);
-    for (unsigned i = 0; results != NULL && i < DEATHS; i++) {
+    for (unsigned i = 0; results != NULL && i < n_deaths; i++) {
         deaths[i] = one_death(shared, i) / 1000;
     }
     if (results != NULL) {
-        report(results, "comm_death_ms", bench_median(deaths, DEATHS), "ms", 0, DEATHS);
+        report(results, "comm_death_ms", bench_median(deaths, n_deaths), "ms", 0, n_deaths);
         /* They are sorted now. */
-        report(results, "comm_death_longest_ms", deaths[DEATHS - 1], "ms", 0, DEATHS);
+        report(results, "comm_death_longest_ms", deaths[n_deaths - 1], "ms", 0, n_deaths);
     }
     ck_assert_int_eq(daemon_proc_stop(&proc), 0);
     child_unshare(shared, sizeof *shared);

@@ -164,7 +164,7 @@ static void measure(struct engine_proc *proc, struct direction *direction, int r
     }
 }
 
-static void write_json(const char *path, const struct direction *worse)
+static void write_json(const char *path, const struct direction *worse, int runs)
 {
     FILE *file = fopen(path, "a");
 
@@ -175,7 +175,7 @@ static void write_json(const char *path, const struct direction *worse)
     fprintf(file,
             "{\"name\": \"copy_vs_memcpy\", \"value\": %.2f, \"unit\": \"GB/s\", "
             "\"yardstick\": %.2f, \"ratio\": %.3f, \"runs\": %d}\n",
-            worse->value, worse->yardstick, worse->value / worse->yardstick, RUNS);
+            worse->value, worse->yardstick, worse->value / worse->yardstick, runs);
     (void)fclose(file);
 }
 
@@ -205,6 +205,7 @@ int main(int argc, char **argv)
     const char *json = NULL;
     uint64_t undo_bytes = MAX_THREADS * sizeof(struct cst_undo_slot);
     unsigned lanes = 0;
+    int runs = (int)bench_sized(RUNS, 1);
     struct engine_proc proc;
     int option;
 
@@ -221,15 +222,15 @@ int main(int argc, char **argv)
     engine_proc_open(&proc, 0, lanes, UNDO, engine_proc_memfd(undo_bytes, NULL), undo_bytes);
     directions[0].src = directions[1].dst = add(&proc, ARENA);
     directions[0].dst = directions[1].src = add(&proc, POOL);
-    for (int run = 0; run < RUNS; run++) {
+    for (int run = 0; run < runs; run++) {
         measure(&proc, &directions[0], run);
         measure(&proc, &directions[1], run);
     }
     printf("%-14s %6s %14s %14s %7s\n", "direction", "lanes", "engine GB/s", "memcpy GB/s",
            "ratio");
     for (struct direction *d = directions; d < directions + 2; d++) {
-        d->value = bench_median(d->engine, RUNS);
-        d->yardstick = bench_median(d->yard, RUNS);
+        d->value = bench_median(d->engine, (size_t)runs);
+        d->yardstick = bench_median(d->yard, (size_t)runs);
         printf("%-14s %6u %14.2f %14.2f %7.3f\n", d->name, proc.copy_threads, d->value,
                d->yardstick, d->value / d->yardstick);
         if (d->value / d->yardstick < worse->value / worse->yardstick) {
@@ -237,7 +238,7 @@ int main(int argc, char **argv)
         }
     }
     if (json != NULL) {
-        write_json(json, worse);
+        write_json(json, worse, runs);
     }
     return engine_proc_close(&proc) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -30,10 +30,9 @@ enum {
     UNDO = 3,
 };
 
-#define ROW_BYTES ((uint64_t)16 << 20)
 #define PIECE_BYTES ((uint64_t)4 << 20) /* what a thread reads or writes at a time */
 #define N_ROWS 32
-#define BYTES (N_ROWS * ROW_BYTES) /* of the file and of the memory */
+#define BYTES (N_ROWS * row_bytes) /* of the file and of the memory */
 
 enum way { READ, WRITE, N_WAYS };
 
@@ -54,6 +53,7 @@ static struct load loads[] = {
 
 #define N_LOADS (sizeof loads / sizeof loads[0])
 
+static uint64_t row_bytes; /* what a command copies */
 static char *memory;
 static int file;
 
@@ -67,7 +67,7 @@ static void must(bool ok, const char *what)
 
 static double rate_of(const struct load *load, double began)
 {
-    return (double)((load->n[READ] + load->n[WRITE]) * ROW_BYTES) / (bench_now() - began) / 1e9;
+    return (double)((load->n[READ] + load->n[WRITE]) * row_bytes) / (bench_now() - began) / 1e9;
 }
 
 /* -- comparison ----------------------------------------------------------------------------- */
@@ -104,8 +104,8 @@ static double run_threads(const struct load *load, unsigned lanes)
 
     for (int way = 0; way < N_WAYS; way++) {
         pieces[way] = (struct pieces){.way = way,
-                                      .first = load->first[way] * (ROW_BYTES / PIECE_BYTES),
-                                      .n = load->n[way] * (ROW_BYTES / PIECE_BYTES)};
+                                      .first = load->first[way] * (row_bytes / PIECE_BYTES),
+                                      .n = load->n[way] * (row_bytes / PIECE_BYTES)};
         for (unsigned i = 0; i < lanes && load->n[way] > 0; i++) {
             must(pthread_create(&threads[n++], NULL, move_pieces, &pieces[way]) == 0, "thread");
         }
@@ -123,10 +123,10 @@ static uint64_t last_ticket[N_WAYS] = {2, 1};
 
 static void submit(struct engine_proc *proc, enum way way, uint64_t row)
 {
-    struct cst_place in_memory = {.segment = MEMORY, .offset = row * ROW_BYTES};
-    struct cst_place in_file = {.segment = FILE_ONE, .offset = row * ROW_BYTES};
-    struct engine_command copy = way == READ ? engine_command_copy(in_memory, in_file, ROW_BYTES)
-                                             : engine_command_copy(in_file, in_memory, ROW_BYTES);
+    struct cst_place in_memory = {.segment = MEMORY, .offset = row * row_bytes};
+    struct cst_place in_file = {.segment = FILE_ONE, .offset = row * row_bytes};
+    struct engine_command copy = way == READ ? engine_command_copy(in_memory, in_file, row_bytes)
+                                             : engine_command_copy(in_file, in_memory, row_bytes);
 
     copy.ticket = last_ticket[way] += 2;
     engine_proc_submit(proc, &copy, 1);
@@ -237,6 +237,7 @@ int main(int argc, char **argv)
             return EXIT_FAILURE;
         }
     }
+    row_bytes = (uint64_t)bench_sized(16, 4) << 20;
     if (disk_file_is_missing("bench_disk")) {
         return EXIT_SUCCESS;
     }

@@ -167,17 +167,18 @@ static double efficiency(const struct cst_plan_budget *budget, uint32_t batch,
  * EARLY_BATCH. */
 static double show_ways(const struct cst_plan_budget *budget)
 {
+    const unsigned first = bench_sized(0, EARLY);
     double told = 0;
 
     printf("\nWhat lifts it: %% of a step with all on the GPU\nbatch");
-    for (unsigned w = 0; w < N_WAYS; w++) {
+    for (unsigned w = first; w < N_WAYS; w++) {
         printf(" %17s", ways[w].name);
     }
     printf("\n");
     for (uint32_t batch = bench_sized(1, EARLY_BATCH); batch <= bench_sized(4, EARLY_BATCH);
          batch++) {
         printf("%5" PRIu32, batch);
-        for (unsigned w = 0; w < N_WAYS; w++) {
+        for (unsigned w = first; w < N_WAYS; w++) {
             double part = efficiency(budget, batch, &ways[w]);
 
             told = batch == EARLY_BATCH && w == EARLY ? part : told;
