@@ -51,6 +51,17 @@ numbers() {
     sed -n "s/.*\"$1\": *\\([0-9.eE+-]*\\).*/\\1/p"
 }
 
+# Print what `cistern-engine-host --rates` measures, which takes seconds. The shortest runs share one measurement in the file BENCH_RATES, if
+# the environment has it.
+engine_rates() {
+    if [ -z "${BENCH_SMALLEST-}" ] || [ -z "${BENCH_RATES-}" ]; then
+        ./cistern-engine-host --rates
+    else
+        [ -s "$BENCH_RATES" ] || ./cistern-engine-host --rates >"$BENCH_RATES"
+        cat "$BENCH_RATES"
+    fi
+}
+
 # Train as job $1 with $2 ranks; the other arguments go to every worker. The step times of rank 0 go to $tmp/$1.json.
 train() {
     local job=$1 world=$2 rank pids=()

@@ -10,7 +10,7 @@ for program in tests/bench/bench_update tests/bench/bench_plan_scale tests/lib/p
 done
 
 bench=$(realpath "$srcdir/tests/bench")
-export BENCH_SMALLEST=1 CISTERN_PYTHON=${CISTERN_PYTHON-} SAVE_DIR=$tmp
+export BENCH_SMALLEST=1 BENCH_RATES=$tmp/rates.json CISTERN_PYTHON=${CISTERN_PYTHON-} SAVE_DIR=$tmp
 # Scripts find the source tree from their own place, as in a build tree of a user.
 unset srcdir
 
