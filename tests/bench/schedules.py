@@ -109,7 +109,9 @@ def main() -> None:
         raise SystemExit("schedules: two ranks need two processors")
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "store")
-        mp.spawn(rank_of_two, args=(path, arguments.rounds, arguments.json), nprocs=2)
+        args = (path, arguments.rounds, arguments.json)
+        # Forked ranks do not import torch again.
+        mp.start_processes(rank_of_two, args=args, nprocs=2, start_method="fork")
 
 
 if __name__ == "__main__":

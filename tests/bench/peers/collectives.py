@@ -34,4 +34,6 @@ def rank_of_two(rank: int, path: str) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(rank_of_two, args=(os.path.join(folder, "store"),), nprocs=2)
+        args = (os.path.join(folder, "store"),)
+        # Forked ranks do not import torch again.
+        mp.start_processes(rank_of_two, args=args, nprocs=2, start_method="fork")
