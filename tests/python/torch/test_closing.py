@@ -3,9 +3,6 @@
 
 import contextlib
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +12,7 @@ import models
 import torch
 from cistern.torch import Store
 from models import TorchCase, square, tokens
+from processes import Program
 from torch import nn
 
 RUNS = "module '[^']*' runs"
@@ -286,18 +284,9 @@ begun.wait()
 
 
 class Ending(TorchCase):
-    def run_program(self, end: str) -> subprocess.CompletedProcess[str]:
-        self.addCleanup(self.remove, self.name)
-        return subprocess.run(
-            [sys.executable, "-c", PROGRAM + textwrap.dedent(end), self.name],
-            capture_output=True,
-            check=False,
-            text=True,
-            timeout=120,
-        )
-
     def test_the_program_ends_while_a_thread_runs_a_module(self) -> None:
         """Each way to end it: its own status, and a line that says why the job was not left."""
+        self.addCleanup(self.remove, self.name)
         for end, status in (
             ("", 0),
             ("sys.exit(3)", 3),
@@ -305,10 +294,12 @@ class Ending(TorchCase):
             ("raise OSError('of the program')", 1),
         ):
             with self.subTest(end):
-                done = self.run_program(end)
-                self.assertEqual(done.returncode, status, done.stderr)
-                self.assertNotIn("Exception ignored", done.stderr)
-                if status != 1:
-                    self.assertRegex(done.stderr, f"was not left in good order: .*{RUNS}")
+                ended, said = Program(PROGRAM + end, self.name).end()
+                self.assertEqual(ended, status, said)
+                self.assertNotIn("Exception ignored", said)
+                if status == 1:
+                    self.assertIn("OSError: of the program", said)
+                else:
+                    self.assertRegex(said, f"was not left in good order: .*{RUNS}")
                 with contextlib.suppress(cistern.CstError):
                     self.remove(self.name)
