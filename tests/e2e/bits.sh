@@ -26,7 +26,7 @@ worker() {
 workers() {
     local job=$1
     shift
-    worker "$job" 0 --loss-file "$tmp/$job.losses" --dump-weights "$tmp/$job.weights" "$@"
+    worker "$job" 0 --loss-file "$tmp/$job.losses" --log-json "$tmp/$job.json" --dump-weights "$tmp/$job.weights" "$@"
     pids=("$pid")
     worker "$job" 1 "$@"
     pids+=("$pid")
@@ -62,9 +62,9 @@ smallest() {
     [ "$((least * 4))" -lt "$(stat -c %s "$tmp/local.weights")" ] || fail "the smallest pool is none"
 }
 
-# True once job $1 has done $2 steps.
+# True once job $1 has done $2 steps. Their objects are written at once, unlike their losses.
 has_done() {
-    [ -e "$tmp/$1.losses" ] && [ "$(wc -l <"$tmp/$1.losses")" -ge "$2" ]
+    [ -e "$tmp/$1.json" ] && [ "$(wc -l <"$tmp/$1.json")" -ge "$2" ]
 }
 
 ./cistern-gpt "${model[@]}" --data "$tmp/text" --steps $steps --store local --loss-file "$tmp/local.losses" \
@@ -104,43 +104,41 @@ number_of() {
     ./cistern job "$1" --json | tr ',' '\n' | sed -n "s/.*\"$2\": *\([0-9]*\).*/\1/p" | head -n 1
 }
 
-# Start job $1 with the option $2, if any, and return in the middle of it. False if it was over before that.
+# Start a job with the option $2, if any, and return in the middle of it. A job that is over before that is followed by another one. Sets
+# job to $1 and a number.
 in_the_middle_of() {
-    workers "$1" --pool 50% ${2:+"$2"}
-    poll has_done "$1" 10
-    if has_done "$1" $((steps - 10)); then
-        same "$1" long
-        return 1
-    fi
+    local i
+    for ((i = 0; i < 20; i++)); do
+        job=$1$i
+        workers "$job" --pool 50% ${2:+"$2"}
+        poll has_done "$job" 10
+        has_done "$job" $((steps - 10)) || return 0
+        same "$job" long
+    done
+    fail "$1: all jobs are over before they are disturbed"
 }
 
 n_killed=0
 for over in "" --grad-over-weight; do
     # A killed engine is replaced without any effect on the results.
-    for ((i = 0; i < 20; i++)); do
-        if in_the_middle_of "engine-killed$i$over" $over; then
-            break
-        fi
-    done
+    in_the_middle_of "engine-killed$over" $over
     read -r -a engines < <(children "$daemon_pid") || true
     kill -KILL "${engines[0]}"
     n_killed=$((n_killed + 1))
-    per_param=$(($(number_of "engine-killed$i$over" arena_bytes) * 100 / $(number_of "engine-killed$i$over" n_params)))
-    same "engine-killed$i$over" long
+    params=$(number_of "$job" n_params)
+    [ -n "$params" ] || fail "$job: no number of parameters"
+    per_param=$(($(number_of "$job" arena_bytes) * 100 / params))
+    same "$job" long
     [ "$(./cistern stat --json | sed -n 's/.*"restarts": *\([0-9]*\).*/\1/p' | head -n 1)" = $n_killed ] || fail "no engine was restarted"
     least=$([ -z "$over" ] && printf 1600 || printf 1400)
     ((per_param >= least && per_param <= least + 100)) || fail "$per_param/100 bytes per parameter $over"
 
     # A killed worker that is started again takes its place without any effect on the results.
-    for ((i = 0; i < 20; i++)); do
-        if in_the_middle_of "worker-killed$i$over" $over; then
-            break
-        fi
-    done
+    in_the_middle_of "worker-killed$over" $over
     kill -KILL "${pids[1]}" || fail "the worker was gone already"
     wait "${pids[1]}" 2>/dev/null || true
-    worker "worker-killed$i$over" 1 --pool 50% $over
+    worker "$job" 1 --pool 50% $over
     pids[1]=$pid
-    same "worker-killed$i$over" long
+    same "$job" long
 done
 stop_daemon disturbed
