@@ -1,8 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Tests the Python client, tests/python, with the system's Python and a private daemon.
+# Tests the Python client, tests/python, with the system's Python and a private daemon. Also tests that each test file of
+# tests/python/torch belongs to one script.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
+# shellcheck source=tests/e2e/torch.sh
+. "${srcdir:-.}/tests/e2e/torch.sh"
+check_torch_files
 [ -e .libs/libcistern.so.0 ] || skip "built without a shared library"
 [ -z "$(sed -n 's/^CST_SAN_CFLAGS = //p' Makefile)" ] || skip "a sanitizer cannot be loaded into Python"
 need python3

@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Tests pools of cistern.torch on GPUs, tests/python/torch/cuda_pools.py, without a GPU (tests/lib/fakecuda). CISTERN_PYTHON is as in
-# python_torch.sh.
+# torch.sh.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
-[ -e .libs/libcistern.so.0 ] || skip "built without a shared library"
-[ -z "$(sed -n 's/^CST_SAN_CFLAGS = //p' Makefile)" ] || skip "a sanitizer cannot be loaded into Python"
-[ -n "${CISTERN_PYTHON-}" ] || skip "CISTERN_PYTHON names no interpreter that has torch"
-"$CISTERN_PYTHON" -c 'import torch, transformers' 2>"$tmp/import.log" || skip "$CISTERN_PYTHON: $(tail -n 1 "$tmp/import.log")"
+# shellcheck source=tests/e2e/torch.sh
+. "${srcdir:-.}/tests/e2e/torch.sh"
 use_fakecuda
+torch_or_skip
 
 export srcdir CISTERN_LIBRARY=$PWD/.libs/libcistern.so.0 PYTHONPATH=$PWD/client/python/package PYTHONDONTWRITEBYTECODE=1
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error CST_FAKECUDA_DELAY_US=200

@@ -10,10 +10,9 @@
 . "${srcdir:-.}/tests/e2e/keeping.sh"
 # shellcheck source=tests/e2e/disturbed.sh
 . "${srcdir:-.}/tests/e2e/disturbed.sh"
-[ -e .libs/libcistern.so.0 ] || skip "built without a shared library"
-[ -z "$(sed -n 's/^CST_SAN_CFLAGS = //p' Makefile)" ] || skip "a sanitizer cannot be loaded into Python"
-[ -n "${CISTERN_PYTHON-}" ] || skip "CISTERN_PYTHON names no interpreter that has torch"
-"$CISTERN_PYTHON" -c 'import torch' 2>"$tmp/import.log" || skip "$CISTERN_PYTHON: $(tail -n 1 "$tmp/import.log")"
+# shellcheck source=tests/e2e/torch.sh
+. "${srcdir:-.}/tests/e2e/torch.sh"
+torch_or_skip
 need jq
 
 export CISTERN_LIBRARY=$PWD/.libs/libcistern.so.0 PYTHONPATH=$PWD/client/python/package PYTHONDONTWRITEBYTECODE=1 PATH=$PWD:$PATH
