@@ -11,7 +11,7 @@ not_sparse
 use_fakecuda
 
 steps=3
-model=(--layers 6 --heads 2 --width 64 --context 24 --batch 4 --warmup 2 --lr 0.003 --quiet --steps "$steps")
+model=(--layers 6 --heads 2 --width 32 --context 16 --batch 4 --warmup 2 --lr 0.003 --quiet --steps "$steps")
 gpu=(--device cuda --matmul plain)
 write_text 400
 
@@ -65,11 +65,11 @@ for ((n = 4; n < 220; n += 9)); do
 done
 
 start_daemon daemon --gpus all
-for pool in 100 50; do
+for pool in 100 60; do
     job "pool$pool" local --pool "$pool%"
 done
-job "recomputed" local --pool 50% --recompute
-job "parted" parts --pool 50% --micro-batches 2
+job "recomputed" local --pool 60% --recompute
+job "parted" parts --pool 60% --micro-batches 2
 ! train none "${gpu[@]}" --job none --pool 1 || fail "a pool of a byte is taken"
 least=$(sed -n 's/.*[ (]\([0-9]*\) bytes)\{0,1\} short; .*/\1/p' "$tmp/none.log")
 [ -n "$least" ] || fail "cistern-gpt does not tell the bytes that are short"
@@ -80,7 +80,7 @@ for options in "" --recompute; do
     ! train none "${gpu[@]}" --job none --activation-memory 1K $options || fail "activations of 1 KiB are taken"
     least=$(sed -n 's/.*at least.*[ (]\([0-9]*\) bytes.*/\1/p' "$tmp/none.log" | tail -1)
     rm -f "$tmp/none.log"
-    job "stash$options" local --pool 50% --activation-memory "$least" $options
+    job "stash$options" local --pool 60% --activation-memory "$least" $options
 done
 job stash-parts parts --micro-batches 2 --activation-memory "$((least * 2))"
 
