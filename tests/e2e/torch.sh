@@ -1,4 +1,4 @@
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2154 # lib.sh sets tmp and wait_s
 # Functions for the scripts python_torch_*.sh, each of which runs some of the test files of tests/python/torch on a private daemon: one
 # process would run alone at the end of all tests. CISTERN_PYTHON is an interpreter that has torch and transformers. Sourced after lib.sh.
 
