@@ -68,6 +68,8 @@
     F(s, n_tensors) F(s, n_ignored) A(s, ignored)
 #define FIELDS_cst_checkpoint(F, A, N, s) \
     F(s, step) F(s, bytes) F(s, whole) F(s, status) A(s, name) A(s, job) A(s, why)
+#define FIELDS_cst_adopt_result(F, A, N, s) \
+    A(s, job) F(s, step) F(s, bytes) F(s, seconds) F(s, n_unchecked) F(s, n_rows)
 #define FIELDS_cst_edge_spec(F, A, N, s) \
     F(s, name) F(s, from) F(s, to) F(s, slot_bytes) F(s, n_slots) F(s, on_device)
 #define FIELDS_cst_unit(F, A, N, s) \
@@ -77,7 +79,7 @@
     X(cst_err) X(cst_tensor_spec) X(cst_operator_cost) X(cst_plan_class) \
     X(cst_plan) X(cst_io) X(cst_hyper_params) X(cst_param_group) X(cst_step_result) \
     X(cst_rank_stat) X(cst_save_spec) X(cst_save_result) X(cst_load_result) X(cst_load_model_spec) X(cst_load_model_result) \
-    X(cst_checkpoint) X(cst_edge_spec) X(cst_unit)
+    X(cst_checkpoint) X(cst_adopt_result) X(cst_edge_spec) X(cst_unit)
 /* clang-format on */
 
 /* The ctypes name of the type of an expression. A type without a name here does not compile. */
@@ -453,6 +455,8 @@ static void print_enums(void)
       struct cst_err *)                                                                            \
     X(int, cst_load_model, struct cst_job *, const struct cst_load_model_spec *,                   \
       struct cst_load_model_result *, struct cst_err *)                                            \
+    X(int, cst_adopt, const char *const *, uint32_t, const char *, struct cst_adopt_result *,      \
+      struct cst_err *)                                                                            \
     X(int, cst_checkpoints, const char *, bool, struct cst_checkpoint **, uint32_t *,              \
       struct cst_err *)
 #define CUDA_FUNCTIONS(X)                                                                          \

@@ -108,6 +108,7 @@ class Abi(unittest.TestCase):
             _abi.cst_load_model_result: results.LoadModelResult,
             _abi.cst_save_result: checkpoint.SaveResult,
             _abi.cst_checkpoint: checkpoint.Checkpoint,
+            _abi.cst_adopt_result: checkpoint.AdoptResult,
         }.items():
             self.assertEqual(list(_abi.LAYOUTS[struct][1]), list(result._fields))
         plan = list(_abi.LAYOUTS[_abi.cst_plan][1])

@@ -334,6 +334,9 @@ class Checkpoints(JobCase):
 
     def test_a_missing_checkpoint_is_named(self) -> None:
         self.assert_status(Status.ENOTFOUND, "nowhere", cistern.checkpoints, "/nowhere")
+        self.assert_status(Status.EIO, "nowhere", cistern.adopt, ["/nowhere"], self.dir)
+        self.assert_status(Status.EINVAL, "no record", cistern.adopt, [__file__], self.dir)
+        self.assert_status(Status.EINVAL, "needs the files", cistern.adopt, [], self.dir)
         model = Model(self.open())
         self.assert_status(Status.ENOTFOUND, "nowhere", model.job.load, "/nowhere")
 

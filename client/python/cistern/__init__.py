@@ -38,7 +38,7 @@ from cistern._abi import (
     Unused,
 )
 from cistern._abi import VERSION as __version__
-from cistern.checkpoint import Checkpoint, SaveResult, checkpoints
+from cistern.checkpoint import AdoptResult, Checkpoint, SaveResult, adopt, checkpoints
 from cistern.client import Client
 from cistern.edges import Slot
 from cistern.errors import (
@@ -107,5 +107,6 @@ __all__ = [
     "UnitKind",
     "Unused",
     "__version__",
+    "adopt",
     "checkpoints",
 ]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, byref, c_uint, cast
+from collections.abc import Collection
+from ctypes import POINTER, byref, c_char_p, c_uint, cast
 from typing import NamedTuple
 
 from cistern import _library
-from cistern._abi import cst_checkpoint, cst_err
+from cistern._abi import cst_adopt_result, cst_checkpoint, cst_err
 
 
 class SaveResult(NamedTuple):
@@ -34,6 +35,36 @@ class Checkpoint(NamedTuple):
     name: str  #: Name in the directory.
     job: str  #: Name of the job that was saved; "": unknown.
     why: str  #: If it is not whole: the reason.
+
+
+class AdoptResult(NamedTuple):
+    """What was made of the files of a durable job."""
+
+    job: str  #: Name of the job.
+    step: int  #: Number of committed steps in the checkpoint.
+    bytes: int  #: Size of all files of the checkpoint.
+    seconds: float  #: Duration of the call.
+    n_unchecked: int  #: Rows of states whose checksums are not known.
+    n_rows: int  #: Rows of states in all.
+
+
+def adopt(files: Collection[str | os.PathLike[str]], dir: str | os.PathLike[str]) -> AdoptResult:
+    """Make a checkpoint in the directory ``dir`` of the last step of a durable job, of its ``files``.
+
+    For jobs that ended without a save, as when the machine stopped. Needs no daemon. Raises
+    CstError: EINVAL, EBUSY, EEXIST, EIO.
+    """
+    names = [_library.text("files", file) for file in files]
+    result, err = cst_adopt_result(), cst_err()
+    status = _library.library().cst_adopt(
+        cast((c_char_p * len(names))(*names), ctypes.c_void_p),
+        len(names),
+        _library.text("dir", dir),
+        byref(result),
+        err,
+    )
+    _library.check(status, err)
+    return AdoptResult(**_library.fields(result))
 
 
 def checkpoints(dir: str | os.PathLike[str], *, check: bool = False) -> list[Checkpoint]:
