@@ -71,6 +71,7 @@ __all__ = [
     "MAX_CONFIG_BYTES",
     "MAX_MICRO_BATCHES",
     "MAX_PARAM_GROUPS",
+    "AdoptResult",
     "Checkpoint",
     "Client",
     "CstError",
