@@ -52,12 +52,14 @@ static int restore_blocks(const struct cst_undo_block *blocks, uint32_t n,
 
     for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
         const uint32_t id = blocks[i].segment;
+        const struct cst_place codes = {.segment = id, .offset = blocks[i].codes},
+                               exponent = {.segment = id, .offset = blocks[i].exponent};
 
-        rc = cste_segments_find(segments, (struct cst_place){id, blocks[i].codes},
-                                sizeof blocks[i].old_codes, 1, "codes of a block", &found[i], err);
+        rc = cste_segments_find(segments, codes, sizeof blocks[i].old_codes, 1, "codes of a block",
+                                &found[i], err);
         if (rc == CST_OK) {
-            rc = cste_segments_find(segments, (struct cst_place){id, blocks[i].exponent}, 1, 1,
-                                    "the exponent of a block", &found[i], err);
+            rc = cste_segments_find(segments, exponent, 1, 1, "the exponent of a block", &found[i],
+                                    err);
         }
         if (rc == CST_OK && found[i]->mem.base == NULL) {
             rc = cst_err_set(err, CST_EINVAL, "segment %" PRIu32 " is memory of a device", id);
