@@ -35,7 +35,8 @@ static struct cstd_drive *take(struct cstd_drives *drives, const char *uuid, uns
     for (unsigned i = 0; drives->n == CSTD_DRIVES_MAX && i < drives->n; i++) {
         struct cstd_engine *idle = &drives->engines->v[drives->v[i].engine];
 
-        if (idle->n_users == 0 && idle->state == CSTD_ENGINE_OFF && drives->v[i].files.used == 0) {
+        if (idle->n_users == 0 && idle->process == NULL && idle->stuck == NULL &&
+            drives->v[i].files.used == 0) {
             *engine = drives->v[i].engine;
             (void)snprintf(idle->device, sizeof idle->device, "%s", uuid);
             return &drives->v[i];

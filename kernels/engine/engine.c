@@ -140,11 +140,18 @@ static int open_device(struct cste_engine *engine, const Engine__Setup *setup,
     struct cste_device_spec spec = {.cpus = &engine->cpus,
                                     .id = setup->device,
                                     .n_team = sizes->n_team,
-                                    .pace = engine->config.pace};
+                                    .pace = engine->config.pace,
+                                    .call_limit_s = engine->config.call_limit_s};
+    struct cste_work_context *context = &engine->context;
 
     spec.n_threads = spec.n_team;
     for (unsigned i = 0; i < sizes->n_pools; i++) {
         spec.n_threads += pool_size(sizes, i);
+    }
+    context->doing = calloc(spec.n_threads, sizeof *context->doing);
+    context->n_doing = spec.n_threads;
+    if (context->doing == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for %u threads", spec.n_threads);
     }
     return cste_device_open(&engine->device, engine->config.ops, &spec, err);
 }
@@ -290,11 +297,32 @@ static int on_setup(struct cste_engine *engine, const struct cst_frame *frame, s
 
 /* -- messages ------------------------------------------------------------------------------- */
 
+/* Check that the device answers its threads. If it does not, answer the command that waits for it,
+ * so that the daemon can tell which one that is. */
+static int check_late(struct cste_engine *engine, struct cst_err *err)
+{
+    const struct cste_work_context *context = &engine->context;
+    unsigned thread = 0;
+    struct cst_err lost;
+    int rc = cste_device_check_late(&engine->device, &thread, err);
+    uint64_t ticket =
+        rc != CST_OK && thread < context->n_doing ? atomic_load(&context->doing[thread]) : 0;
+
+    if (ticket != 0) {
+        (void)cste_outbox_complete(&engine->outbox, ticket, rc, NULL, err->text, 0, 0, &lost);
+    }
+    return rc;
+}
+
 static int on_ping(struct cste_engine *engine, const struct cst_frame *frame, struct cst_err *err)
 {
     struct cste_work_context *context = &engine->context;
     Engine__Pong pong = ENGINE__PONG__INIT;
+    int rc = check_late(engine, err);
 
+    if (rc != CST_OK) {
+        return rc;
+    }
     pong.commands = context->commands;
     pong.in_flight = engine->tickets.n;
     pong.copy_bytes = context->copy_bytes;
