@@ -51,7 +51,10 @@ disturb() {
     while [ $done -lt "$most" ]; do
         rounds=$((rounds + 1))
         begin "$job" 2 --steps $((10 * rounds)) "$@"
-        [ $rounds -gt 1 ] || poll has_stepped "$job" 1
+        # A worker that has not joined its job yet ends with the daemon.
+        if [ "$kind" = daemon ] || [ $rounds = 1 ]; then
+            poll has_stepped "$job" $((10 * rounds - 9))
+        fi
         while [ $done -lt "$most" ] && ! gone "${workers[0]}" && ! gone "${workers[1]}"; do
             kill_one "$kind" $rounds "$job" "$@"
             done=$((done + 1))

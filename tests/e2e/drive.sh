@@ -50,6 +50,7 @@ thaw() {
 # Take everything down that was mounted, when the processes of the test have ended.
 finish_drives() {
     local status=$? dir pid
+    trap '' TERM INT HUP # Who ends the test ends all its processes: what follows must not be left out.
     for dir in "${frozen[@]}"; do fsfreeze -u "$dir" || true; done
     for pid in "${managers[@]}"; do kill -TERM "$pid" 2>/dev/null || true; done
     for pid in "${managers[@]}"; do wait "$pid" 2>/dev/null || true; done
