@@ -47,15 +47,16 @@ thaw() {
     frozen=()
 }
 
-# Take everything down that was mounted, when the processes of the test have ended.
+# Take everything down that was mounted, when the processes of the test have ended, and then the rest.
 finish_drives() {
     local status=$? dir pid
+    set +e
     trap '' TERM INT HUP # Who ends the test ends all its processes: what follows must not be left out.
-    for dir in "${frozen[@]}"; do fsfreeze -u "$dir" || true; done
-    for pid in "${managers[@]}"; do kill -TERM "$pid" 2>/dev/null || true; done
-    for pid in "${managers[@]}"; do wait "$pid" 2>/dev/null || true; done
-    for dir in "${loops[@]}"; do umount "$dir" 2>/dev/null || umount -l "$dir" || true; done
-    (exit "$status") || true
-    return "$status"
+    for dir in "${frozen[@]}"; do fsfreeze -u "$dir"; done
+    for pid in "${managers[@]}"; do kill -TERM "$pid" 2>/dev/null; done
+    for pid in "${managers[@]}"; do wait "$pid" 2>/dev/null; done
+    for dir in "${loops[@]}"; do umount "$dir" 2>/dev/null || umount -l "$dir"; done
+    (exit "$status")
+    finish
 }
-trap 'finish_drives || true; finish' EXIT
+trap finish_drives EXIT
