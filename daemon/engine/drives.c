@@ -43,8 +43,11 @@ static struct cstd_drive *take(struct cstd_drives *drives, const char *uuid, uns
         }
     }
     if (drives->n == CSTD_DRIVES_MAX) {
-        (void)cst_err_set(err, CST_EUNSUPPORTED, "states of jobs are on %d drives already",
-                          CSTD_DRIVES_MAX);
+        (void)cst_err_set(
+            err, CST_EUNSUPPORTED,
+            "states of jobs are on %d drives already: use one of them, or remove jobs "
+            "with states on drives",
+            CSTD_DRIVES_MAX);
         return NULL;
     }
     return cstd_engines_add_device(drives->engines, uuid, -1, engine, err) == CST_OK

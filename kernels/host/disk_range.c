@@ -55,8 +55,10 @@ static int check_file_system(const struct cste_disk_range *range, struct cst_err
         return cst_err_errno(err, CST_EIO, errno, "statfs of %s", range->name);
     }
     if (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC || fs.f_type == HUGETLBFS_MAGIC) {
-        return cst_err_set(err, CST_EINVAL, "%s is in memory (file system type 0x%jx)", range->name,
-                           (uintmax_t)fs.f_type);
+        return cst_err_set(
+            err, CST_EINVAL,
+            "%s is in memory (file system type 0x%jx): states need a file on a drive", range->name,
+            (uintmax_t)fs.f_type);
     }
 #ifdef STATX_DIOALIGN
     {
@@ -127,6 +129,22 @@ static int change_space(const struct cste_disk_range *range, int mode, uint64_t 
     return rc;
 }
 
+/* Returns what to do about a failed call. */
+static const char *remedy(int errnum)
+{
+    switch (errnum) {
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+        return ": free space there, or put fewer bytes there (disk_bytes, more drives, smaller "
+               "formats of masters and moments)";
+    case EIO:
+        return ": the kernel's log has the cause; use another drive, and load the last checkpoint";
+    default:
+        return "";
+    }
+}
+
 /* Take space for the range, of a file that had @old_bytes. */
 static int allocate(struct cste_disk_range *range, uint64_t old_bytes, struct cst_err *err)
 {
@@ -142,9 +160,9 @@ static int allocate(struct cste_disk_range *range, uint64_t old_bytes, struct cs
         return CST_OK;
     }
     left = cste_disk_range_give_back(range);
-    (void)cst_err_errno(err, status_of(errnum), errnum,
-                        "allocating %" PRIu64 " bytes at %" PRIu64 " of %s", range->bytes,
-                        range->offset, range->name);
+    (void)cst_err_set(err, status_of(errnum),
+                      "allocating %" PRIu64 " bytes at %" PRIu64 " of %s: %s%s", range->bytes,
+                      range->offset, range->name, strerror(errnum), remedy(errnum));
     return left == 0 ? err->status
                      : cst_err_prefix(err, "the file stays extended (%s)", strerror(left));
 }
@@ -226,9 +244,9 @@ struct rest {
 static int fail(const struct cste_disk_range *range, const struct rest *rest, int errnum,
                 struct cst_err *err)
 {
-    return cst_err_errno(err, status_of(errnum), errnum,
-                         "%s %" PRIu64 " bytes at %" PRIu64 " of %s", rest->what, rest->bytes,
-                         rest->offset, range->name);
+    return cst_err_set(err, status_of(errnum), "%s %" PRIu64 " bytes at %" PRIu64 " of %s: %s%s",
+                       rest->what, rest->bytes, rest->offset, range->name, strerror(errnum),
+                       remedy(errnum));
 }
 
 /* Check that the file still has the whole range. A write would extend a file that was truncated,
@@ -244,7 +262,8 @@ static int check_size(const struct cste_disk_range *range, const struct rest *re
     if ((uint64_t)st.st_size < end_of(range)) {
         return cst_err_set(err, CST_EIO,
                            "%s %" PRIu64 " bytes at %" PRIu64 " of %s: the file was truncated to "
-                           "%jd bytes, the segment ends at %" PRIu64,
+                           "%jd bytes, and states had the first %" PRIu64
+                           ": load the last checkpoint",
                            rest->what, rest->bytes, rest->offset, range->name, (intmax_t)st.st_size,
                            end_of(range));
     }
