@@ -7,20 +7,12 @@
 . "${srcdir:-.}/tests/e2e/lib.sh"
 # shellcheck source=tests/e2e/keeping.sh
 . "${srcdir:-.}/tests/e2e/keeping.sh"
+# shellcheck source=tests/e2e/drive.sh
+. "${srcdir:-.}/tests/e2e/drive.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
 
-# A directory on a drive: that of the test, of the build, or /var/tmp.
-drive=
-for dir in "$tmp" "$PWD" /var/tmp; do
-    case $(stat -f -c %T "$dir") in tmpfs | ramfs | overlayfs) continue ;; esac
-    if dd if=/dev/zero of="$dir/.cistern-direct.$$" bs=4096 count=1 oflag=direct 2>/dev/null; then
-        drive=$dir
-    fi
-    rm -f "$dir/.cistern-direct.$$"
-    [ -z "$drive" ] || break
-done
-[ -n "$drive" ] || skip "no directory on a drive that has O_DIRECT"
+find_drive
 
 model=(--layers 4 --heads 2 --width 64 --context 16 --batch 2 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --seed 7 --chunk 36864)
 n=0
@@ -113,6 +105,7 @@ refused() {
 }
 refused "a file in '$tmp/none': No such file or directory" --disk "$tmp/none"
 refused "is the second one on drive .*: one file for each drive" --disk "$drive,$drive"
+refused "grad_over_weight cannot be combined with disk: .* Leave one of the two out" --disk "$drive" --grad-over-weight
 refused "an empty or too long directory" --disk "$drive,,"
 [ "$(stat -f -c %T /dev/shm)" != tmpfs ] || refused "is on no block device\|has no files with O_DIRECT" --disk /dev/shm
 stop_daemon keeper
