@@ -92,16 +92,21 @@ static int check_setup(const Engine__Setup *setup, struct cst_err *err)
 /* Lock the file of the table of traffic, which all engines of a daemon have, while this process
  * lives. A daemon that takes over the jobs of another daemon waits for the lock, so that engines of
  * two daemons never work with the same memory. The file is opened anew, because a lock belongs to
- * the file description, and the daemon shares this one. */
-static void hold_lock(struct cste_engine *engine, int fd)
+ * the file description, and the daemon shares this one. The engine of a drive, which may never end,
+ * locks its slot @slot instead of the file: only jobs with states on drives wait for it. */
+static void hold_lock(struct cste_engine *engine, int fd, uint32_t slot)
 {
+    struct flock own_slot = {
+        .l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
+    bool drive = engine->config.ops->memory->in_files && slot != UINT32_MAX;
     char path[40];
     struct cst_err err;
     int own;
 
     (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     own = open(path, O_RDWR | O_CLOEXEC);
-    if (own < 0 || flock(own, LOCK_SH | LOCK_NB) != 0) {
+    if (own < 0 ||
+        (drive ? fcntl(own, F_OFD_SETLK, &own_slot) : flock(own, LOCK_SH | LOCK_NB)) != 0) {
         (void)cst_err_errno(&err, CST_EIO, errno, "locking the table of traffic");
         engine->config.warn(&err);
     }
@@ -206,7 +211,7 @@ static int open_budget(struct cste_engine *engine, const Engine__Setup *setup, u
     int rc = cste_bandwidth_share_open(&context->budget, (double)setup->copy_share, n_team, err);
 
     if (rc == CST_OK && traffic_fd >= 0) {
-        hold_lock(engine, traffic_fd);
+        hold_lock(engine, traffic_fd, own);
         rc = cste_engine_traffic_open(&engine->traffic, traffic_fd, setup->traffic_slots, own, err);
     }
     if (rc == CST_OK && engine->traffic.own == NULL) {

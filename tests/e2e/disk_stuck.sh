@@ -118,3 +118,33 @@ stop_daemon after
 is_free() { [ "$(free_blocks "$tmp/small")" = "$before" ]; }
 poll is_free
 printf 'a frozen file system: well\n'
+
+# -- the daemon is killed meanwhile --------------------------------------------------------------
+
+start_keeping held --gpus none
+begin calm 1 --steps 5
+end "a job in memory"
+begin held 1 --steps 100000 --disk "$tmp/small"
+worker=${workers[0]}
+poll has_stepped held 2
+engine=
+for pid in $(children "$daemon_pid"); do
+    ! tr '\0' ' ' <"/proc/$pid/cmdline" | has -e --disk || engine=$pid
+done
+freeze "$tmp/small"
+poll waits_for_drive "$engine"
+kill_daemon held
+said() { has "has not ended, because a drive does not answer, and can still write to drive" "$tmp/held.log"; }
+poll said
+begin calm 1 --steps 8
+end "a job in memory after the death of a daemon whose drive does not answer"
+thaw "$tmp/small"
+poll ended
+kill_daemon held
+poll has_stepped held 2 # It goes on in this daemon.
+kill -9 "$worker" 2>/dev/null || true
+wait "$worker" 2>/dev/null || true
+./cistern rm held
+stop_daemon held
+poll is_free
+printf 'the death of a daemon whose drive does not answer: well\n'
