@@ -91,7 +91,8 @@ for ((i = 0; i < 4; i++)); do
         ./cistern save faulty "$tmp/once$i" >/dev/null || fail "a save after one error"
     else
         n_failed=$((n_failed + 1))
-        has "chunk [0-9]* failed.*ing [0-9]* bytes at [0-9]* of .* on drive [0-9:]*: Input/output error: the kernel's log has the cause; use another drive, and load the last checkpoint" "$tmp/faulty.0.log" ||
+        words="Input/output error: the kernel's log has the cause; use another drive, and load the last checkpoint"
+        has "chunk [0-9]* failed.*ing [0-9]* bytes at [0-9]* of .* on drive [0-9:]*: $words" "$tmp/faulty.0.log" ||
             fail "one error: $(cat "$tmp/faulty.0.log")"
         others_go_on "one error"
     fi
@@ -114,7 +115,8 @@ start_keeping small --gpus none
 fill
 truncate -s -1M "$tmp/small/filler"
 begin faulty 1 --steps 3 --disk "$tmp/small"
-failed faulty 'allocating [0-9]* bytes at 0 of .* on drive [0-9:]*: No space left on device: free space there, or put fewer bytes there (disk_bytes'
+remedy='free space there, or put fewer bytes there (disk_bytes'
+failed faulty "allocating [0-9]* bytes at 0 of .* on drive [0-9:]*: No space left on device: $remedy"
 begin part 1 --steps 3 --disk "$tmp/small" --disk-bytes 512K # This is the remedy.
 end "a part of the states on a full drive"
 ./cistern rm part
@@ -130,7 +132,7 @@ kill -STOP "$engine"
 fallocate --punch-hole -o 0 -l 1M "$file"
 fill
 kill -CONT "$engine"
-failed faulty "${place}No space left on device: free space there"
+failed faulty "${place}No space left on device: $remedy"
 rm "$tmp/small/filler"
 others_go_on "a drive that is full"
 ./cistern rm faulty
