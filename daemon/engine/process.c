@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/pidfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -340,8 +341,8 @@ void cstd_process_stop(struct cstd_process *process)
 
 void cstd_process_kill(struct cstd_process *process)
 {
-    /* The process has not been reaped, hence the pid is still its own. */
-    (void)kill(process->pid, SIGKILL);
+    /* Not by its pid, which can be another's if the process was reaped. */
+    (void)pidfd_send_signal(process->pidfd, SIGKILL, NULL, 0);
 }
 
 void cstd_process_abandon(struct cstd_process *process)
