@@ -226,7 +226,7 @@ static int enter(struct cst_sequence *s, uint32_t op, bool backward, struct cst_
     int rc;
 
     if (s->refused.status != CST_OK) {
-        return cst_err_set(err, s->refused.status, "operator '%s': %.256s",
+        return cst_err_set(err, s->refused.status, "operator '%s': %.500s",
                            s->leases.model.operators[op].name, s->refused.text);
     }
     rc = await_op(s, op, err);
