@@ -298,20 +298,27 @@ static int check_together(const struct cst_job_spec *spec, struct cst_err *err)
     if (spec->states.grad_over_weight && spec->updates.micro_batches > 1) {
         return cst_err_set(err, CST_EINVAL,
                            "grad_over_weight cannot be combined with %" PRIu32
-                           " micro-batches: their sum in fp32 is larger than the weights",
+                           " micro-batches, whose sum in fp32 is larger than the weights: set "
+                           "micro_batches to 1, or leave grad_over_weight out",
                            spec->updates.micro_batches);
     }
     if (spec->states.grad_over_weight && spec->updates.overlap != CST_OVERLAP_COMMIT) {
-        return cst_err_set(
-            err, CST_EINVAL,
-            "grad_over_weight cannot be combined with overlap %s, which needs two rows of weights",
-            overlap);
+        return cst_err_set(err, CST_EINVAL,
+                           "grad_over_weight cannot be combined with overlap %s, which needs two "
+                           "rows of weights: set "
+                           "overlap to commit, or leave grad_over_weight out",
+                           overlap);
     }
     if (spec->states.grad_over_weight && spec->states.masters == CST_MASTERS_SPLIT) {
         return cst_err_set(
             err, CST_EINVAL,
-            "grad_over_weight cannot be combined with masters split: the weights are "
-            "a part of the master weights");
+            "grad_over_weight cannot be combined with masters split, of which the weights are a "
+            "part: set masters to fp32, or leave grad_over_weight out");
+    }
+    if (spec->states.grad_over_weight && spec->states.disk != NULL) {
+        return cst_err_set(err, CST_EINVAL,
+                           "grad_over_weight cannot be combined with disk: weights are made again "
+                           "from master weights in memory. Leave one of the two out");
     }
     if (spec->updates.delay_from > 0 && spec->updates.overlap != CST_OVERLAP_DELAYED) {
         return cst_err_set(err, CST_EINVAL, "delay_from %" PRIu64 " needs overlap delayed, not %s",

@@ -35,15 +35,19 @@ static struct cstd_drive *take(struct cstd_drives *drives, const char *uuid, uns
     for (unsigned i = 0; drives->n == CSTD_DRIVES_MAX && i < drives->n; i++) {
         struct cstd_engine *idle = &drives->engines->v[drives->v[i].engine];
 
-        if (idle->n_users == 0 && idle->state == CSTD_ENGINE_OFF && drives->v[i].files.used == 0) {
+        if (idle->n_users == 0 && idle->process == NULL && idle->stuck == NULL &&
+            drives->v[i].files.used == 0) {
             *engine = drives->v[i].engine;
             (void)snprintf(idle->device, sizeof idle->device, "%s", uuid);
             return &drives->v[i];
         }
     }
     if (drives->n == CSTD_DRIVES_MAX) {
-        (void)cst_err_set(err, CST_EUNSUPPORTED, "states of jobs are on %d drives already",
-                          CSTD_DRIVES_MAX);
+        (void)cst_err_set(
+            err, CST_EUNSUPPORTED,
+            "states of jobs are on %d drives already: use one of them, or remove jobs "
+            "with states on drives",
+            CSTD_DRIVES_MAX);
         return NULL;
     }
     return cstd_engines_add_device(drives->engines, uuid, -1, engine, err) == CST_OK

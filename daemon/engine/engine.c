@@ -19,6 +19,8 @@
 enum {
     /* Seconds after which a process that is busy and sends nothing is killed. */
     MAX_UNANSWERED = 60,
+    /* Seconds after which a process that was killed for that reason is abandoned. */
+    MAX_DYING = 10,
     /* Bytes of the undo segment per thread: a slot (kernels/math/undo.h) holds the gradients of a
      * tile. */
     UNDO_BYTES = 64 << 10,
@@ -26,20 +28,7 @@ enum {
 
 static const struct cstd_process_ops ops;
 static void on_refuse(struct cstd_deferred *later);
-
-const char *cstd_engine_state_name(enum cstd_engine_state state)
-{
-    static const char *const names[] = {
-        [CSTD_ENGINE_OFF] = "off",
-        [CSTD_ENGINE_STARTING] = "starting",
-        [CSTD_ENGINE_MOUNTING] = "restarting",
-        [CSTD_ENGINE_READY] = "ready",
-        [CSTD_ENGINE_FAILED] = "failed",
-        [CSTD_ENGINE_ENDING] = "ending",
-    };
-
-    return names[state];
-}
+static void abandon(struct cstd_engine *engine, const char *why);
 
 void cstd_engine_init(struct cstd_engine *engine, struct cstd_engines *engines, unsigned index,
                       unsigned os_node, const char *device)
@@ -56,19 +45,12 @@ void cstd_engine_init(struct cstd_engine *engine, struct cstd_engines *engines, 
     }
 }
 
-const char *cstd_engine_kind(const struct cstd_engine *engine)
-{
-    if (cstd_paced_is(engine->device)) {
-        return "paced";
-    }
-    if (cstd_drive_is(engine->device)) {
-        return "disk";
-    }
-    return cstd_engine_is_gpu(engine) ? "cuda" : "host";
-}
-
 void cstd_engine_close(struct cstd_engine *engine)
 {
+    if (engine->stuck != NULL) {
+        cstd_process_forget(engine->stuck);
+        engine->stuck = NULL;
+    }
     cstd_commands_close(&engine->commands);
     if (engine->undo != NULL) {
         cstd_segment_unref(engine->undo);
@@ -155,6 +137,8 @@ static int start_process(struct cstd_engine *engine, struct cst_err *err)
         argv[2] = cstd_paced_argument(config, rates);
     } else if (disk) {
         argv[1] = (char *)(uintptr_t) "--disk";
+        argv[2] = rates;
+        (void)snprintf(rates, sizeof rates, "--limit=%" PRIu32, config->disk_timeout_s);
     } else if (!gpu && config->update_rate > 0) {
         argv[1] = (char *)(uintptr_t) "--pace";
         argv[2] = rates;
@@ -278,23 +262,7 @@ static void on_pong(struct cstd_engine *engine, const struct cst_frame *frame)
     if (pong == NULL) {
         return;
     }
-    now = (struct cstd_engine_counters){
-        .copy_bytes = pong->copy_bytes,
-        .copy_ns = pong->copy_ns,
-        .update_elems = pong->update_elems,
-        .update_ns = pong->update_ns,
-        .reduce_elems = pong->reduce_elems,
-        .reduce_ns = pong->reduce_ns,
-        .up_bytes = pong->up_bytes,
-        .up_ns = pong->up_ns,
-        .down_bytes = pong->down_bytes,
-        .down_ns = pong->down_ns,
-        .update_bytes = pong->update_bytes,
-        .reduce_bytes = pong->reduce_bytes,
-        .held_ns = pong->held_ns,
-        .product_flops = pong->product_flops,
-        .product_ns = pong->product_ns,
-    };
+    now = cstd_engine_counters_of(pong);
     cstd_rates_see(&engine->seen, &engine->counters, &now);
     engine->counters = now;
     engine->progress = pong->progress;
@@ -309,6 +277,10 @@ static void on_failed(struct cstd_engine *engine, const struct cst_frame *frame)
         (void)cst_err_set(&engine->last_words, failed->status, "%s", failed->text);
     }
     engine__failed__free_unpacked(failed, NULL);
+    /* A thread of the process is in a call that does not return. */
+    if (engine->last_words.status == CST_ETIMEDOUT) {
+        abandon(engine, engine->last_words.text);
+    }
 }
 
 static void on_frame(void *arg, struct cst_frame *frame)
@@ -377,7 +349,9 @@ void cstd_engine_ping(struct cstd_engine *engine)
     if (engine->process == NULL) {
         return;
     }
-    if (++engine->n_unanswered > MAX_UNANSWERED) {
+    if (++engine->n_unanswered > MAX_UNANSWERED + MAX_DYING) {
+        abandon(engine, "it does not answer, and does not end although it was killed");
+    } else if (engine->n_unanswered > MAX_UNANSWERED) {
         cstd_log(CSTD_LOG_ERROR, "engine %u: no answer for %d s, killed", engine->index,
                  MAX_UNANSWERED);
         cstd_process_kill(engine->process);
@@ -387,26 +361,6 @@ void cstd_engine_ping(struct cstd_engine *engine)
 }
 
 /* -- death of the process ------------------------------------------------------------------- */
-
-static void fold_counters(struct cstd_engine *engine)
-{
-    engine->base.copy_bytes += engine->counters.copy_bytes;
-    engine->base.copy_ns += engine->counters.copy_ns;
-    engine->base.update_elems += engine->counters.update_elems;
-    engine->base.update_ns += engine->counters.update_ns;
-    engine->base.reduce_elems += engine->counters.reduce_elems;
-    engine->base.reduce_ns += engine->counters.reduce_ns;
-    engine->base.up_bytes += engine->counters.up_bytes;
-    engine->base.up_ns += engine->counters.up_ns;
-    engine->base.down_bytes += engine->counters.down_bytes;
-    engine->base.down_ns += engine->counters.down_ns;
-    engine->base.update_bytes += engine->counters.update_bytes;
-    engine->base.reduce_bytes += engine->counters.reduce_bytes;
-    engine->base.held_ns += engine->counters.held_ns;
-    engine->base.product_flops += engine->counters.product_flops;
-    engine->base.product_ns += engine->counters.product_ns;
-    engine->counters = (struct cstd_engine_counters){0};
-}
 
 /* Find the next command that must be refused: any command of an accelerator's engine, else one that
  * is not kept. */
@@ -449,12 +403,37 @@ static void forget_undo(struct cstd_engine *engine)
     }
 }
 
+/* The present process is not used any more: take its counters, and let its successor do what it has
+ * not done. */
+static void end_process(struct cstd_engine *engine)
+{
+    engine->process = NULL;
+    /* The dead process cannot clear its own slot, and the copies that it announced would slow down
+     * the nodes' updates forever. */
+    cst_traffic_clear(&engine->engines->traffic[engine->index]);
+    cstd_engine_counters_add(&engine->base, &engine->counters);
+    engine->counters = (struct cstd_engine_counters){0};
+}
+
 static void give_up(struct cstd_engine *engine)
 {
     cstd_log(CSTD_LOG_ERROR, "%s", engine->why);
     engine->state = CSTD_ENGINE_FAILED;
     forget_undo(engine);
     refuse_all(engine);
+}
+
+/* Give the engine up with its process, which may never end. */
+static void abandon(struct cstd_engine *engine, const char *why)
+{
+    explain(engine, "%.400s; it is used again when process %d has ended", why,
+            (int)cstd_process_pid(engine->process));
+    engine->stuck = engine->process;
+    end_process(engine);
+    cstd_mounts_forget(engine);
+    cstd_commands_rewind(&engine->commands);
+    cstd_process_abandon(engine->stuck);
+    give_up(engine);
 }
 
 static void on_refuse(struct cstd_deferred *later)
@@ -480,6 +459,10 @@ void cstd_engine_need(struct cstd_engine *engine)
     }
     if (engine->state != CSTD_ENGINE_FAILED && engine->state != CSTD_ENGINE_OFF) {
         return; /* In ENDING the function ended() starts the engine again. */
+    }
+    if (engine->stuck != NULL) {
+        cstd_deferred_add(engine->engines->later, &engine->refuse);
+        return;
     }
     if (engine->state == CSTD_ENGINE_FAILED) {
         cstd_log(CSTD_LOG_NOTICE, "engine %u: started again after it was given up", engine->index);
@@ -532,11 +515,13 @@ static void on_exit_of_process(void *arg, const char *how)
     struct cst_err err = {0};
     bool populating;
 
-    engine->process = NULL;
-    /* The dead process cannot clear its own slot, and the copies that it announced would slow down
-     * the nodes' updates forever. */
-    cst_traffic_clear(&engine->engines->traffic[engine->index]);
-    fold_counters(engine);
+    if (engine->process == NULL) {
+        cstd_log(CSTD_LOG_NOTICE, "engine %u: the process that was given up has ended: %s",
+                 engine->index, how);
+        engine->stuck = NULL;
+        return;
+    }
+    end_process(engine);
     populating = cstd_mounts_blame(engine);
     cstd_mounts_forget(engine);
     cstd_commands_rewind(&engine->commands);

@@ -10,6 +10,9 @@
  *    |                                   | (nodes' engines: within 10 s)
  *    +--- (daemon ends)                  +--> FAILED
  *
+ * An engine is also given up if its process says that a drive does not answer, or if its process
+ * does not end after it was killed. The daemon does not wait for such a process.
+ *
  * In FAILED the engine has no process, and requests to map segments fail with CST_EENGINE.
  * - All commands of an accelerator's engine fail with CST_EENGINE as well, because its memory may
  *   be gone.
@@ -25,6 +28,7 @@
 #include "daemon/budget/arena.h"
 #include "daemon/engine/commands.h"
 #include "daemon/engine/deaths.h"
+#include "daemon/engine/engine_counters.h"
 #include "daemon/base/deferred.h"
 #include "daemon/engine/process.h"
 #include "daemon/engine/rates.h"
@@ -42,18 +46,6 @@ enum cstd_engine_state {
     CSTD_ENGINE_ENDING,
 };
 
-/* Counters of an engine process, as in the message Pong of engine.proto. */
-struct cstd_engine_counters {
-    uint64_t copy_bytes, copy_ns;
-    uint64_t update_elems, update_ns;
-    uint64_t reduce_elems, reduce_ns;
-    uint64_t up_bytes, up_ns;
-    uint64_t down_bytes, down_ns;
-    uint64_t update_bytes, reduce_bytes;
-    uint64_t held_ns;
-    uint64_t product_flops, product_ns;
-};
-
 struct cstd_engine {
     struct cstd_engines *engines; /* The set that contains the engine. */
     unsigned index;               /* Index in the set, which is the core's engine number. */
@@ -62,6 +54,10 @@ struct cstd_engine {
     char device[64];
     enum cstd_engine_state state;
     struct cstd_process *process; /* NULL in OFF and FAILED. */
+    /* FAILED: the last process, which has been killed and has not ended, because the kernel waits
+     * for a drive. Until it has ended, what it was told to write can still be written, and no other
+     * process is started. NULL: there is none. */
+    struct cstd_process *stuck;
     /* Segments on this accelerator are multiples of this many bytes; 0: the engine has not been up
      * yet. */
     uint64_t granularity;
@@ -158,8 +154,8 @@ void cstd_engine_flush(struct cstd_engine *engine);
 /* True if the process has commands or segment requests to complete, or is starting. */
 bool cstd_engine_is_busy(const struct cstd_engine *engine);
 
-/* Ask the process for its counters. A process that has sent nothing for 60 s is killed. Called once
- * a second while an engine is busy. */
+/* Ask the process for its counters. A process that has sent nothing for 60 s is killed. If it does
+ * not end in 10 s more, the engine is given up. Called once a second while an engine is busy. */
 void cstd_engine_ping(struct cstd_engine *engine);
 
 /* Returns the name of @state for users. The name of CSTD_ENGINE_MOUNTING is "restarting". */

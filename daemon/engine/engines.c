@@ -2,6 +2,7 @@
 #include "daemon/engine/engines.h"
 
 #include "daemon/base/log.h"
+#include "daemon/engine/drives.h"
 #include "daemon/engine/mounts.h"
 #include "proto/host_nodes.h"
 #include "proto/engine.pb-c.h"
@@ -172,6 +173,24 @@ int cstd_engines_start(struct cstd_engines *engines, struct cst_err *err)
     return rc;
 }
 
+/* An engine whose drive does not answer cannot be killed. The daemon ends without it, and the
+ * kernel ends it when the drive answers. */
+static void on_stop_too_late(uv_timer_t *timer)
+{
+    struct cstd_engines *engines = timer->data;
+
+    for (unsigned i = 0; i < engines->n; i++) {
+        struct cstd_process *process = engines->v[i].process;
+
+        if (process != NULL) {
+            cstd_log(CSTD_LOG_ERROR, "engine %u: process %d does not end, although it was killed",
+                     i, (int)cstd_process_pid(process));
+            engines->v[i].process = NULL;
+            cstd_process_forget(process);
+        }
+    }
+}
+
 static void on_stop_late(uv_timer_t *timer)
 {
     struct cstd_engines *engines = timer->data;
@@ -182,6 +201,8 @@ static void on_stop_late(uv_timer_t *timer)
             cstd_process_kill(engines->v[i].process);
         }
     }
+    (void)uv_timer_start(timer, on_stop_too_late, STOP_MS, 0);
+    uv_unref((uv_handle_t *)timer);
 }
 
 void cstd_engines_stop(struct cstd_engines *engines)
@@ -482,9 +503,9 @@ bool cstd_engines_alive(struct cstd_engines *engines)
         struct cstd_engine *engine = &engines->v[i];
 
         /* An engine in FAILED keeps commands but cannot make progress, and restarting the daemon
-         * would lose the states. */
-        if (engine->commands.n > 0 && engine->progress == engine->progress_seen &&
-            engine->state != CSTD_ENGINE_FAILED) {
+         * would lose the states. That of a drive has a limit of its own ([disk] timeout). */
+        if (engine->commands.n > 0 && !cstd_drive_is(engine->device) &&
+            engine->progress == engine->progress_seen && engine->state != CSTD_ENGINE_FAILED) {
             alive = false;
         }
         engine->progress_seen = engine->progress;

@@ -66,6 +66,9 @@ struct cstd_engines {
     /* All segments of an earlier daemon were given to the engines, or are lost: undo slots that
      * still hold a tile hold it in vain. */
     bool settled;
+    /* The engine of a drive of an earlier daemon has not ended, and can still write: jobs of that
+     * daemon that have states on drives cannot go on. */
+    bool drives_held;
     bool has_recalled; /* Commands were recalled in this iteration of the loop. */
     /* The engines are being stopped, and a process that dies is not replaced. */
     bool stopping;

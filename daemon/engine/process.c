@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/pidfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -24,7 +25,7 @@ struct cstd_process {
     int pidfd;
     int sock;           /* -1: the daemon's end is closed. */
     bool wants_write;   /* UV_WRITABLE is being polled. */
-    bool exited;        /* The process is reaped, and on_exit was called. */
+    bool exited;        /* The process is reaped, and on_exit was called, or it is forgotten. */
     unsigned n_handles; /* Number of uv handles that are not closed yet. */
     uv_poll_t sock_poll;
     uv_poll_t pid_poll;
@@ -170,6 +171,16 @@ static void describe(const siginfo_t *info, char *text, size_t n)
     }
 }
 
+/* Stop to watch for the end of the process. @process frees itself when its handles are closed. */
+static void close_pid(struct cstd_process *process)
+{
+    (void)uv_poll_stop(&process->pid_poll);
+    uv_close((uv_handle_t *)&process->pid_poll, on_handle_closed);
+    (void)close(process->pidfd);
+    close_sock(process);
+    process->exited = true;
+}
+
 static void on_pid(uv_poll_t *poll, int status, int events)
 {
     struct cstd_process *process = poll->data;
@@ -183,11 +194,7 @@ static void on_pid(uv_poll_t *poll, int status, int events)
     }
     drain(process);
     describe(&info, how, sizeof how);
-    (void)uv_poll_stop(&process->pid_poll);
-    uv_close((uv_handle_t *)&process->pid_poll, on_handle_closed);
-    (void)close(process->pidfd);
-    close_sock(process);
-    process->exited = true;
+    close_pid(process);
     process->ops->on_exit(process->arg, how);
 }
 
@@ -334,6 +341,18 @@ void cstd_process_stop(struct cstd_process *process)
 
 void cstd_process_kill(struct cstd_process *process)
 {
-    /* The process has not been reaped, hence the pid is still its own. */
-    (void)kill(process->pid, SIGKILL);
+    /* Not by its pid, which can be another's if the process was reaped. */
+    (void)pidfd_send_signal(process->pidfd, SIGKILL, NULL, 0);
+}
+
+void cstd_process_abandon(struct cstd_process *process)
+{
+    cstd_process_kill(process);
+    close_sock(process);
+    uv_unref((uv_handle_t *)&process->pid_poll);
+}
+
+void cstd_process_forget(struct cstd_process *process)
+{
+    close_pid(process);
 }

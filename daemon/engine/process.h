@@ -4,6 +4,7 @@
  *
  *   start ---> running ---> (stop: our end closed) ---> exited: on_exit, freed
  *                 \-------> (died, or kill) -----------/
+ *                  \------> abandoned ----------------/   (or forgotten, at the daemon's end)
  *
  * on_exit is called once, when the process has ended and all frames that it had sent were
  * delivered. */
@@ -49,6 +50,14 @@ int cstd_process_try_send(struct cstd_process *process, const struct cst_frame *
 
 /* Close the daemon's end of the socket, upon which an engine ends itself. */
 void cstd_process_stop(struct cstd_process *process);
+
+/* Kill a process that may never end, because the kernel waits for a drive, and hear no more of it:
+ * our end is closed, and the loop does not run for its sake. on_exit follows when it has ended. */
+void cstd_process_abandon(struct cstd_process *process);
+
+/* Free the object of a process that has not ended, at the end of the daemon. on_exit is not
+ * called. */
+void cstd_process_forget(struct cstd_process *process);
 
 /* Kill the process with SIGKILL; on_exit follows. */
 void cstd_process_kill(struct cstd_process *process);

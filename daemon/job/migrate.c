@@ -54,8 +54,10 @@ int cstd_migrate_open(struct cstd_job *job, struct cst_err *err)
     int rc;
 
     if (uses_accelerators(job) || uses_accelerators(job->predecessor)) {
-        return cst_err_set(err, CST_EUNSUPPORTED,
-                           "the states of a job with an accelerator are not moved in portions");
+        return cst_err_set(
+            err, CST_EUNSUPPORTED,
+            "states on accelerators and drives are not moved in portions: give memory for "
+            "both jobs, or save the job, remove it, and load it into the other one");
     }
     migrate = calloc(1, sizeof *migrate);
     if (migrate == NULL) {

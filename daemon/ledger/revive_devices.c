@@ -37,6 +37,14 @@ static int check_devices(struct cstd_daemon *daemon, const Ledger__Job *ledger,
             return cst_err_set(err, CST_ENOTFOUND, "its accelerator %.63s is not there",
                                device->uuid);
         }
+        if (cstd_drive_is(device->uuid) && daemon->engines->drives_held) {
+            return cst_err_set(
+                err, CST_EBUSY,
+                "an engine of the earlier daemon has not ended, because a drive does "
+                "not answer, and can still write to %.63s: restart the daemon when the "
+                "drive answers again",
+                device->uuid);
+        }
         /* The engine reports it again, but memory may be wanted earlier. */
         if (tier != NULL && daemon->engines->v[tier->number].granularity == 0) {
             daemon->engines->v[tier->number].granularity = device->grain > 0 ? device->grain : 1;

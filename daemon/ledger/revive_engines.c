@@ -17,13 +17,22 @@ enum {
     LOOK_MS = 2,     /* Time between two attempts. */
 };
 
+/* True if no engine of a drive has locked its slot of the table of traffic @fd. */
+static bool drives_are_free(int fd)
+{
+    struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+
+    return fcntl(fd, F_OFD_GETLK, &all) != 0 || all.l_type == F_UNLCK;
+}
+
 /* Wait until no engine has @fd, the table of traffic, locked. An engine holds the lock while it
- * lives. */
-static int await_end(int fd, struct cst_err *err)
+ * lives. *held receives whether engines of drives live on. */
+static int await_end(int fd, bool *held, struct cst_err *err)
 {
     const struct timespec pause = {.tv_nsec = LOOK_MS * 1000000};
     char path[40];
     int own, rc, error;
+    unsigned ms;
 
     (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     own = open(path, O_RDWR | O_CLOEXEC); /* A file description of its own has a lock of its own. */
@@ -31,11 +40,15 @@ static int await_end(int fd, struct cst_err *err)
         return cst_err_errno(err, CST_EIO, errno, "the earlier daemon's table of traffic");
     }
     rc = flock(own, LOCK_EX | LOCK_NB);
-    for (unsigned ms = 0; rc != 0 && errno == EWOULDBLOCK && ms < WAIT_MS; ms += LOOK_MS) {
+    for (ms = 0; rc != 0 && errno == EWOULDBLOCK && ms < WAIT_MS; ms += LOOK_MS) {
         (void)nanosleep(&pause, NULL);
         rc = flock(own, LOCK_EX | LOCK_NB);
     }
     error = errno;
+    for (; !drives_are_free(own) && ms < WAIT_MS; ms += LOOK_MS) {
+        (void)nanosleep(&pause, NULL);
+    }
+    *held = !drives_are_free(own);
     (void)close(own);
     if (rc == 0) {
         return CST_OK;
@@ -60,13 +73,13 @@ static int adopt(struct cstd_daemon *daemon, struct cstd_kept *kept, struct cstd
                         : rc;
 }
 
-static int await_engines(const struct cstd_keeper *keeper, struct cst_err *err)
+static int await_engines(const struct cstd_keeper *keeper, bool *held, struct cst_err *err)
 {
     int rc = CST_OK;
 
     for (uint32_t i = 0; i < keeper->n_kept && rc == CST_OK; i++) {
         if (keeper->kept[i].name.kind == CSTD_KEPT_TRAFFIC) {
-            rc = await_end(keeper->kept[i].fd, err);
+            rc = await_end(keeper->kept[i].fd, held, err);
         }
     }
     return rc;
@@ -77,7 +90,7 @@ int cstd_revive_adopt_engines(struct cstd_daemon *daemon, struct cst_err *err)
     struct cstd_engines *engines = daemon->engines;
     struct cstd_keeper *keeper = &daemon->keeper;
     unsigned n_adopted = 0;
-    int rc = await_engines(keeper, err);
+    int rc = await_engines(keeper, &engines->drives_held, err);
 
     for (uint32_t i = 0; i < keeper->n_kept && rc == CST_OK; i++) {
         struct cstd_kept *kept = &keeper->kept[i];

@@ -10,7 +10,8 @@
 struct cstd_daemon;
 
 /* Take over the table of traffic and the undo slots of the nodes' engines, when the engines of the
- * earlier daemon have ended. CST_EBUSY: one still runs, and nothing was taken. CST_EIO: the table
+ * earlier daemon have ended. If only engines of drives have not, engines->drives_held says so.
+ * CST_EBUSY: another one still runs, and nothing was taken. CST_EIO: the table
  * cannot be locked, and nothing was taken. CST_ENOMEM. */
 int cstd_revive_adopt_engines(struct cstd_daemon *daemon, struct cst_err *err);
 

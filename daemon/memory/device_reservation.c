@@ -249,7 +249,9 @@ static int add_states(struct cst_layout_config *config, const struct cstd_tier *
                       uint64_t bytes, uint64_t reservation_bytes, struct cst_err *err)
 {
     if (bytes > 0 && config->n_devices == CST_LAYOUT_MAX_DEVICES) {
-        return cst_err_set(err, CST_EUNSUPPORTED, "states on more than %d accelerators and drives",
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "states on more than %d accelerators and drives: give fewer "
+                           "directories (disk), or fewer ranks device_states",
                            CST_LAYOUT_MAX_DEVICES);
     }
     if (bytes > 0) {

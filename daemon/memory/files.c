@@ -70,8 +70,10 @@ static int lock(int fd, const char *path, struct cst_err *err)
         return CST_OK;
     }
     return errno == EAGAIN || errno == EACCES
-               ? cst_err_set(err, CST_EBUSY,
-                             "file '%.150s' is in use for the states of another job", path)
+               ? cst_err_set(
+                     err, CST_EBUSY,
+                     "file '%.150s' is in use for the states of another job: make one for each job",
+                     path)
                : cst_err_errno(err, CST_EIO, errno, "file '%.150s': lock", path);
 }
 
@@ -131,7 +133,8 @@ static int find_tier(struct cstd_daemon *daemon, int fd, const struct cstd_tier 
     return rc;
 }
 
-/* Add the file @fd, which stays the caller's until all are there. */
+/* Add the file @fd, which stays the caller's until all are there. Its drive is in use from now on,
+ * so that the next file's drive does not take its place in the list. */
 static int add(struct cstd_files *files, struct cstd_daemon *daemon, int fd, struct cst_err *err)
 {
     const struct cstd_tier *tier;
@@ -146,6 +149,7 @@ static int add(struct cstd_files *files, struct cstd_daemon *daemon, int fd, str
     }
     if (rc == CST_OK) {
         files->v[files->n++] = (struct cstd_file){.fd = fd, .tier = tier};
+        cstd_tier_use(tier);
     }
     return rc;
 }
@@ -165,14 +169,14 @@ int cstd_files_take(struct cstd_files *files, struct cstd_daemon *daemon,
         rc = add(&taken, daemon, fds[i], err);
     }
     rc = rc == CST_OK ? cstd_quota_take(account, CSTD_QUOTA_FILES, n, "files for states", err) : rc;
+    for (uint32_t i = 0; i < taken.n && rc != CST_OK; i++) {
+        cstd_tier_unuse(taken.v[i].tier);
+    }
     if (rc != CST_OK) {
         return rc;
     }
     cstd_files_close(files);
     *files = taken;
-    for (uint32_t i = 0; i < files->n; i++) {
-        cstd_tier_use(files->v[i].tier);
-    }
     return CST_OK;
 }
 

@@ -144,6 +144,7 @@ static const struct row {
     {"gpu", "peers", CST_YES(AT(gpu_peers))},
     {"gpu", "idle", CST_SECONDS(AT(gpu_idle_s), 1, WAIT_MAX)},
     {"gpu", "program", CST_PATH(AT(gpu_engine), CHARS(gpu_engine))},
+    {"disk", "timeout", CST_SECONDS(AT(disk_timeout_s), 1, WAIT_MAX)},
     {"paced", "devices", CST_U32(AT(n_paced), 0, CSTD_SETTINGS_MAX_PACED)},
     {"paced", "up", CST_SIZE(AT(paced_up))},
     {"paced", "down", CST_SIZE(AT(paced_down))},
@@ -190,6 +191,7 @@ void cstd_settings_init(struct cstd_settings *config, uint64_t memory_bytes)
         .gpu_idle_s = 300,
         .gpu_gather = 1u << 20,
         .gpu_peers = true,
+        .disk_timeout_s = 120,
         .paced_memory = UINT64_C(1) << 30,
         .ttl_s = 86400,
         .timeout_s = 300,
@@ -226,8 +228,8 @@ static int find_row(const char *section, const char *key, struct cst_err *err)
                           known);
     } else {
         (void)cst_err_set(err, CST_EINVAL,
-                          "unknown section [%s] (known: daemon, host, device host, gpu, paced, "
-                          "engine, plan, job, quota)",
+                          "unknown section [%s] (known: daemon, host, device host, gpu, disk, "
+                          "paced, engine, plan, job, quota)",
                           section);
     }
     return -1;

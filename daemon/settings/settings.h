@@ -53,8 +53,9 @@ struct cstd_settings {
     uint64_t paced_up, paced_down;
     /* [paced] update: elements/s of each simulated accelerator; 0: not limited. */
     uint64_t paced_update;
-    uint64_t paced_memory; /* [paced] memory: bytes of each simulated accelerator. */
-    char gpu_devices[512]; /* [gpu] devices: "all", "none", or a list. */
+    uint32_t disk_timeout_s; /* [disk] timeout: longest time of a read or write of a drive, s. */
+    uint64_t paced_memory;   /* [paced] memory: bytes of each simulated accelerator. */
+    char gpu_devices[512];   /* [gpu] devices: "all", "none", or a list. */
     char gpu_pool[32]; /* [gpu] pool: budget on each GPU, as text: a size, a percentage or auto. */
     uint32_t gpu_idle_s; /* [gpu] idle: time in seconds after which an engine without a job ends. */
     enum cstd_settings_copies gpu_copies; /* [gpu] copies: who copies weights into pools on GPUs. */

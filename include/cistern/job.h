@@ -105,7 +105,7 @@ struct cst_job_states {
      * parameter. If a chunk is fetched again after its gradient was handed in, its weights are made
      * from its master weights. Equal in all ranks. CST_EINVAL: there is more than one
      * micro-batch, or overlap is CST_OVERLAP_EARLY or CST_OVERLAP_DELAYED, or masters is
-     * CST_MASTERS_SPLIT. */
+     * CST_MASTERS_SPLIT, or there is `disk`. */
     bool grad_over_weight;
     /* Files on drives (NVMe) in which states lie: master weights, or the remainders that split
      * masters add to the weights, and moments. Weights and gradients stay in host memory. In each

@@ -133,6 +133,13 @@ int cste_device_copy(struct cste_device *device, unsigned thread, struct cste_ad
                         : device->ops->memory->copy(device->state, thread, dst, src, bytes, err);
 }
 
+int cste_device_check_late(struct cste_device *device, unsigned *thread, struct cst_err *err)
+{
+    return device->ops->memory->check != NULL
+               ? device->ops->memory->check(device->state, thread, err)
+               : CST_OK;
+}
+
 int cste_device_fill(struct cste_device *device, unsigned thread, struct cste_addr dst,
                      uint64_t bytes, struct cst_err *err)
 {

@@ -154,6 +154,8 @@ struct cste_device_spec {
      * orthogonalise. */
     unsigned n_threads;
     struct cste_rate_limit_spec pace; /* Rates that the device keeps. */
+    /* Seconds after which a system call of a drive is late; 0: never. */
+    uint32_t call_limit_s;
 };
 
 /* Description of an open device, for reports to people. Constant while the device is open. */
@@ -201,6 +203,8 @@ struct cste_memory_ops {
                 uint64_t bytes, struct cst_err *err);
     int (*fill)(void *state, unsigned thread, struct cste_addr dst, uint64_t bytes,
                 struct cst_err *err);
+    /* NULL: no call of the device can be late. */
+    int (*check)(void *state, unsigned *thread, struct cst_err *err);
 };
 
 /* What computes. */
@@ -274,6 +278,11 @@ void cste_device_close(struct cste_device *device);
  * ops->window is 0, no call is ever under way, and the function does nothing. */
 int cste_device_finish(struct cste_device *device, unsigned thread, struct cst_tile_done *done,
                        struct cst_err *err);
+
+/* Check that no thread has been in a call of the device's for longer than spec.call_limit_s.
+ * CST_ETIMEDOUT: one has; *thread is its number, or UINT32_MAX if it copies and fills nothing. The
+ * thread may never come back, nor the process end. */
+int cste_device_check_late(struct cste_device *device, unsigned *thread, struct cst_err *err);
 
 /* CST_EUNSUPPORTED: the device only copies. */
 int cste_device_check_computes(const struct cste_device *device, struct cst_err *err);

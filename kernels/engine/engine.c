@@ -92,16 +92,21 @@ static int check_setup(const Engine__Setup *setup, struct cst_err *err)
 /* Lock the file of the table of traffic, which all engines of a daemon have, while this process
  * lives. A daemon that takes over the jobs of another daemon waits for the lock, so that engines of
  * two daemons never work with the same memory. The file is opened anew, because a lock belongs to
- * the file description, and the daemon shares this one. */
-static void hold_lock(struct cste_engine *engine, int fd)
+ * the file description, and the daemon shares this one. The engine of a drive, which may never end,
+ * locks its slot @slot instead of the file: only jobs with states on drives wait for it. */
+static void hold_lock(struct cste_engine *engine, int fd, uint32_t slot)
 {
+    struct flock own_slot = {
+        .l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
+    bool drive = engine->config.ops->memory->in_files && slot != UINT32_MAX;
     char path[40];
     struct cst_err err;
     int own;
 
     (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     own = open(path, O_RDWR | O_CLOEXEC);
-    if (own < 0 || flock(own, LOCK_SH | LOCK_NB) != 0) {
+    if (own < 0 ||
+        (drive ? fcntl(own, F_OFD_SETLK, &own_slot) : flock(own, LOCK_SH | LOCK_NB)) != 0) {
         (void)cst_err_errno(&err, CST_EIO, errno, "locking the table of traffic");
         engine->config.warn(&err);
     }
@@ -140,11 +145,18 @@ static int open_device(struct cste_engine *engine, const Engine__Setup *setup,
     struct cste_device_spec spec = {.cpus = &engine->cpus,
                                     .id = setup->device,
                                     .n_team = sizes->n_team,
-                                    .pace = engine->config.pace};
+                                    .pace = engine->config.pace,
+                                    .call_limit_s = engine->config.call_limit_s};
+    struct cste_work_context *context = &engine->context;
 
     spec.n_threads = spec.n_team;
     for (unsigned i = 0; i < sizes->n_pools; i++) {
         spec.n_threads += pool_size(sizes, i);
+    }
+    context->doing = calloc(spec.n_threads, sizeof *context->doing);
+    context->n_doing = spec.n_threads;
+    if (context->doing == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for %u threads", spec.n_threads);
     }
     return cste_device_open(&engine->device, engine->config.ops, &spec, err);
 }
@@ -199,7 +211,7 @@ static int open_budget(struct cste_engine *engine, const Engine__Setup *setup, u
     int rc = cste_bandwidth_share_open(&context->budget, (double)setup->copy_share, n_team, err);
 
     if (rc == CST_OK && traffic_fd >= 0) {
-        hold_lock(engine, traffic_fd);
+        hold_lock(engine, traffic_fd, own);
         rc = cste_engine_traffic_open(&engine->traffic, traffic_fd, setup->traffic_slots, own, err);
     }
     if (rc == CST_OK && engine->traffic.own == NULL) {
@@ -290,11 +302,32 @@ static int on_setup(struct cste_engine *engine, const struct cst_frame *frame, s
 
 /* -- messages ------------------------------------------------------------------------------- */
 
+/* Check that the device answers its threads. If it does not, answer the command that waits for it,
+ * so that the daemon can tell which one that is. */
+static int check_late(struct cste_engine *engine, struct cst_err *err)
+{
+    const struct cste_work_context *context = &engine->context;
+    unsigned thread = 0;
+    struct cst_err lost;
+    int rc = cste_device_check_late(&engine->device, &thread, err);
+    uint64_t ticket =
+        rc != CST_OK && thread < context->n_doing ? atomic_load(&context->doing[thread]) : 0;
+
+    if (ticket != 0) {
+        (void)cste_outbox_complete(&engine->outbox, ticket, rc, NULL, err->text, 0, 0, &lost);
+    }
+    return rc;
+}
+
 static int on_ping(struct cste_engine *engine, const struct cst_frame *frame, struct cst_err *err)
 {
     struct cste_work_context *context = &engine->context;
     Engine__Pong pong = ENGINE__PONG__INIT;
+    int rc = check_late(engine, err);
 
+    if (rc != CST_OK) {
+        return rc;
+    }
     pong.commands = context->commands;
     pong.in_flight = engine->tickets.n;
     pong.copy_bytes = context->copy_bytes;

@@ -16,6 +16,7 @@ struct cste_engine_config {
     int sock;                             /* Socket to the daemon; borrowed. */
     const struct cste_device_ops *ops;    /* Table of the device. */
     struct cste_rate_limit_spec pace;     /* Rates that the device keeps. */
+    uint32_t call_limit_s;                /* As in struct cste_device_spec. */
     void (*warn)(const struct cst_err *); /* Report one line to people; never NULL. */
 };
 
@@ -23,8 +24,9 @@ struct cste_engine_config {
  * does not wait for threads. Threads may still be running pieces; the undo slots hold the tiles
  * that these threads are changing. CST_OK: the daemon closed the connection; CST_EPROTO: a message
  * was malformed; CST_EGPU: the device has failed, and another engine has to repeat the commands
- * that were under way; CST_ENOMEM, CST_ENOTFOUND, CST_EUNSUPPORTED, CST_EINTERNAL: the engine
- * cannot go on. */
+ * that were under way; CST_ETIMEDOUT: a thread is in a call that has not returned in time, of which
+ * the command has been answered, and the process may not be able to end; CST_ENOMEM, CST_ENOTFOUND,
+ * CST_EUNSUPPORTED, CST_EINTERNAL: the engine cannot go on. */
 int cste_engine_run(const struct cste_engine_config *config, struct cst_err *err);
 
 #endif

@@ -59,6 +59,7 @@ struct options {
     bool probe, measure;                    /* --probe, --rates */
     const char *paced, *pace;               /* --paced, --pace; NULL: not given. */
     bool disk;                              /* --disk */
+    uint32_t limit;                         /* --limit */
     struct cste_engine_rates_options rates; /* --node, --threads, --copy-threads, --device */
     bool help, version;                     /* --help, --version */
 };
@@ -76,6 +77,9 @@ static const struct cst_option table[] = {
         CST_TEXT(AT(paced))),
     ROW("disk", USES_DISK, NULL, "copy to and from files that were opened with O_DIRECT",
         CST_FLAG(AT(disk))),
+    ROW("limit", USES_DISK, "S",
+        "with --disk: end if a drive does not answer for S seconds (default: 0, never)",
+        CST_U32(AT(limit), 0, UINT32_MAX)),
     ROW("pace", USES_PACED, "RATES", "do not exceed these rates: update=N", CST_TEXT(AT(pace))),
     ROW("rates", 0, NULL, "measure this machine, print the rates as JSON, and exit",
         CST_FLAG(AT(measure))),
@@ -141,6 +145,7 @@ static int configure(const struct options *options, struct cste_engine_config *c
                          options->fd);
     }
     config->sock = (int)options->fd;
+    config->call_limit_s = options->limit;
     if (rc == CST_OK && options->disk && options->paced != NULL) {
         rc = cst_err_set(err, CST_EINVAL, "--disk and --paced exclude each other");
     }

@@ -145,6 +145,16 @@ static bool do_part(struct cste_work *work,
     return under_way;
 }
 
+/* Note that @thread does a piece of the command @ticket; 0: of none. */
+static void note_doing(const struct cste_work *work, unsigned thread, uint64_t ticket)
+{
+    const struct cste_work_context *context = work->context;
+
+    if (context->doing != NULL && thread < context->n_doing) {
+        atomic_store(&context->doing[thread], ticket);
+    }
+}
+
 /* Begin one piece. A thread of the team pauses for copies before the piece. */
 static bool begin_piece(struct cste_task *task, uint64_t piece, unsigned thread)
 {
@@ -157,7 +167,9 @@ static bool begin_piece(struct cste_task *task, uint64_t piece, unsigned thread)
     if (cste_work_kind(work)->compute) {
         cste_bandwidth_share_hold(&work->context->budget, thread);
     }
+    note_doing(work, thread, work->ticket.number);
     under_way = do_part(work, begin_on_device, piece, thread);
+    note_doing(work, thread, 0);
     if (!under_way) {
         (void)atomic_fetch_add(&work->context->progress, 1);
     }

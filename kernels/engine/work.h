@@ -24,7 +24,7 @@
 #define CSTE_WORK_MAX_USES                                                                         \
     (CST_TILE_MAX_SRC + CSTE_WORK_MAX_DST + 2 * CSTE_WORK_MAX_ROWS + CSTE_CHUNK_N_ROWS + 2)
 
-/* Data that all commands share. Only the loop thread uses it, except for progress and the
+/* Data that all commands share. Only the loop thread uses it, except for progress, doing and the
  * budget. */
 struct cste_work_context {
     struct cste_device *device;         /* Device; borrowed. */
@@ -37,8 +37,12 @@ struct cste_work_context {
      * the copies are not entered. */
     struct cst_traffic *traffic;
     atomic_ulong progress; /* Number of pieces done so far. */
-    uint64_t commands;     /* Number of commands completed so far, with any status. */
-    uint64_t copy_bytes;   /* Bytes copied by COPY. */
+    /* Per thread of the device: the ticket of the command of which it does a piece; 0: none. NULL:
+     * nobody asks. Owned. */
+    _Atomic uint64_t *doing;
+    unsigned n_doing;    /* Number of threads in doing. */
+    uint64_t commands;   /* Number of commands completed so far, with any status. */
+    uint64_t copy_bytes; /* Bytes copied by COPY. */
     /* The part of copy_bytes that went from the host to the device, and from the device to the
      * host. */
     uint64_t up_bytes, down_bytes;

@@ -19,12 +19,14 @@ struct buffers {
     char block[CSTE_DISK_BLOCK]; /* A block of which a part is read or changes. */
     char bounce[STEP];           /* Blocks whose place in memory does not begin at a block. */
     char between[STEP];          /* Bytes on their way from file to file. */
+    unsigned thread;             /* The number of the thread. */
 };
 
 struct disk {
     void *host; /* State of the host device, which has the host memory. */
-    const struct cste_disk_io *io;
-    void *zeros; /* ZEROS_BYTES zeros; read-only. */
+    struct cste_disk_calls calls;
+    uint32_t limit_s; /* Seconds after which a call is late; 0: never. */
+    void *zeros;      /* ZEROS_BYTES zeros; read-only. */
     /* One for each thread; NULL: the thread has needed none. */
     struct buffers **buffers;
     unsigned n_threads;
@@ -44,6 +46,7 @@ static void disk_close(void *state)
     if (disk->zeros != MAP_FAILED) {
         (void)munmap(disk->zeros, ZEROS_BYTES);
     }
+    cste_disk_calls_close(&disk->calls);
     free(disk);
 }
 
@@ -57,11 +60,12 @@ int cste_disk_open(void **state, const struct cste_disk_io *io, const struct cst
         return cst_err_set(err, CST_ENOMEM, "no memory for a drive");
     }
     *disk = (struct disk){
-        .io = io,
+        .limit_s = spec->call_limit_s,
         /* Pages that nobody writes need no memory. */
         .zeros = mmap(NULL, ZEROS_BYTES, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0),
         .buffers = calloc(spec->n_threads, sizeof *disk->buffers),
         .n_threads = spec->n_threads};
+    cste_disk_calls_init(&disk->calls, io);
     rc = disk->buffers == NULL || disk->zeros == MAP_FAILED
              ? cst_err_set(err, CST_ENOMEM, "no memory for a drive")
              : cste_host_ops.open(&disk->host, spec, about, err);
@@ -119,7 +123,8 @@ static int disk_import(void *state, unsigned thread, int *fd, struct cste_mem *m
     if (*fd < 0) {
         return cst_err_set(err, CST_EINVAL, "memory on a drive needs a file");
     }
-    rc = cste_disk_range_open(&range, disk->io, *fd, mem->file_offset, mem->bytes, mem->fresh, err);
+    rc = cste_disk_range_open(&range, &disk->calls, *fd, mem->file_offset, mem->bytes, mem->fresh,
+                              err);
     if (rc == CST_OK) {
         mem->device = (uint64_t)(uintptr_t)range;
     }
@@ -160,7 +165,11 @@ static int find_buffers(struct disk *disk, unsigned thread, struct buffers **out
     struct buffers **mine = &disk->buffers[thread];
 
     if (*mine == NULL) {
-        *mine = aligned_alloc(CSTE_DISK_BLOCK, sizeof **mine);
+        *mine = aligned_alloc(CSTE_DISK_BLOCK, (sizeof **mine + CSTE_DISK_BLOCK - 1) /
+                                                   CSTE_DISK_BLOCK * CSTE_DISK_BLOCK);
+    }
+    if (*mine != NULL) {
+        (*mine)->thread = thread;
     }
     *out = *mine;
     return *mine != NULL
@@ -178,7 +187,8 @@ static int read_some(const struct cste_disk_range *range, struct buffers *buffer
 
     if (skew > 0 || whole == 0) {
         *done = least(CSTE_DISK_BLOCK - skew, bytes);
-        rc = cste_disk_range_read(range, at - skew, buffers->block, CSTE_DISK_BLOCK, err);
+        rc = cste_disk_range_read(range, buffers->thread, at - skew, buffers->block,
+                                  CSTE_DISK_BLOCK, err);
         if (rc == CST_OK) {
             memcpy(to, buffers->block + skew, *done);
         }
@@ -186,10 +196,10 @@ static int read_some(const struct cste_disk_range *range, struct buffers *buffer
     }
     if (is_aligned(to)) {
         *done = whole;
-        return cste_disk_range_read(range, at, to, whole, err);
+        return cste_disk_range_read(range, buffers->thread, at, to, whole, err);
     }
     *done = least(STEP, whole);
-    rc = cste_disk_range_read(range, at, buffers->bounce, *done, err);
+    rc = cste_disk_range_read(range, buffers->thread, at, buffers->bounce, *done, err);
     if (rc == CST_OK) {
         memcpy(to, buffers->bounce, *done);
     }
@@ -197,17 +207,19 @@ static int read_some(const struct cste_disk_range *range, struct buffers *buffer
 }
 
 /* Change @bytes at @at, which are within one block. Other threads may change other bytes of it. */
-static int write_part(struct cste_disk_range *range, char *block, uint64_t at, const char *from,
-                      uint64_t bytes, struct cst_err *err)
+static int write_part(struct cste_disk_range *range, struct buffers *buffers, uint64_t at,
+                      const char *from, uint64_t bytes, struct cst_err *err)
 {
     uint64_t skew = at % CSTE_DISK_BLOCK;
     int rc;
 
     (void)pthread_mutex_lock(&range->partial);
-    rc = cste_disk_range_read(range, at - skew, block, CSTE_DISK_BLOCK, err);
+    rc = cste_disk_range_read(range, buffers->thread, at - skew, buffers->block, CSTE_DISK_BLOCK,
+                              err);
     if (rc == CST_OK) {
-        memcpy(block + skew, from, bytes);
-        rc = cste_disk_range_write(range, at - skew, block, CSTE_DISK_BLOCK, err);
+        memcpy(buffers->block + skew, from, bytes);
+        rc = cste_disk_range_write(range, buffers->thread, at - skew, buffers->block,
+                                   CSTE_DISK_BLOCK, err);
     }
     (void)pthread_mutex_unlock(&range->partial);
     return rc;
@@ -221,15 +233,15 @@ static int write_some(struct cste_disk_range *range, struct buffers *buffers, ui
 
     if (skew > 0 || whole == 0) {
         *done = least(CSTE_DISK_BLOCK - skew, bytes);
-        return write_part(range, buffers->block, at, from, *done, err);
+        return write_part(range, buffers, at, from, *done, err);
     }
     if (is_aligned(from)) {
         *done = whole;
-        return cste_disk_range_write(range, at, from, whole, err);
+        return cste_disk_range_write(range, buffers->thread, at, from, whole, err);
     }
     *done = least(STEP, whole);
     memcpy(buffers->bounce, from, *done);
-    return cste_disk_range_write(range, at, buffers->bounce, *done, err);
+    return cste_disk_range_write(range, buffers->thread, at, buffers->bounce, *done, err);
 }
 
 static int read_all(const struct cste_addr src, struct buffers *buffers, char *to, uint64_t bytes,
@@ -338,6 +350,14 @@ static int disk_fill(void *state, unsigned thread, struct cste_addr dst, uint64_
     return rc;
 }
 
+static int disk_check(void *state, unsigned *thread, struct cst_err *err)
+{
+    struct disk *disk = state;
+
+    return disk->limit_s > 0 ? cste_disk_calls_check(&disk->calls, disk->limit_s, thread, err)
+                             : CST_OK;
+}
+
 static const struct cste_memory_ops memory_ops = {
     .in_files = true,
     /* While one lane begins or ends a call, the drive works for the other one. */
@@ -350,6 +370,7 @@ static const struct cste_memory_ops memory_ops = {
     .lock = disk_lock,
     .copy = disk_copy,
     .fill = disk_fill,
+    .check = disk_check,
 };
 
 const struct cste_device_ops cste_disk_ops = {

@@ -55,8 +55,10 @@ static int check_file_system(const struct cste_disk_range *range, struct cst_err
         return cst_err_errno(err, CST_EIO, errno, "statfs of %s", range->name);
     }
     if (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC || fs.f_type == HUGETLBFS_MAGIC) {
-        return cst_err_set(err, CST_EINVAL, "%s is in memory (file system type 0x%jx)", range->name,
-                           (uintmax_t)fs.f_type);
+        return cst_err_set(
+            err, CST_EINVAL,
+            "%s is in memory (file system type 0x%jx): states need a file on a drive", range->name,
+            (uintmax_t)fs.f_type);
     }
 #ifdef STATX_DIOALIGN
     {
@@ -110,15 +112,46 @@ static int status_of(int errnum)
     return errnum == ENOSPC || errnum == EDQUOT || errnum == ENOMEM ? CST_ENOMEM : CST_EIO;
 }
 
+/* Allocate or free space, and have the call in the list. Returns 0 or an error number. */
+static int change_space(const struct cste_disk_range *range, int mode, uint64_t offset,
+                        uint64_t bytes)
+{
+    struct cste_disk_call call = {.thread = CSTE_DISK_NO_THREAD,
+                                  .what = mode == 0 ? "allocating" : "freeing",
+                                  .name = range->name,
+                                  .offset = offset,
+                                  .bytes = bytes};
+    int rc;
+
+    cste_disk_calls_begin(range->calls, &call);
+    rc = range->calls->io->allocate(range->fd, mode, offset, bytes) == 0 ? 0 : errno;
+    cste_disk_calls_end(range->calls, &call);
+    return rc;
+}
+
+/* Returns what to do about a failed call. */
+static const char *remedy(int errnum)
+{
+    switch (errnum) {
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+        return ": free space there, or put fewer bytes there (disk_bytes, more drives, smaller "
+               "formats of masters and moments)";
+    case EIO:
+        return ": the kernel's log has the cause; use another drive, and load the last checkpoint";
+    default:
+        return "";
+    }
+}
+
 /* Take space for the range, of a file that had @old_bytes. */
 static int allocate(struct cste_disk_range *range, uint64_t old_bytes, struct cst_err *err)
 {
-    int errnum = 0, left;
+    int errnum, left;
 
     range->old_bytes = old_bytes < end_of(range) ? old_bytes : UINT64_MAX;
-    if (range->io->allocate(range->fd, 0, range->offset, range->bytes) != 0) {
-        errnum = errno;
-    }
+    errnum = change_space(range, 0, range->offset, range->bytes);
     /* Where the file system cannot allocate in advance, the writes of zeros allocate. */
     if (errnum == EOPNOTSUPP && range->old_bytes != UINT64_MAX) {
         errnum = ftruncate(range->fd, (off_t)end_of(range)) == 0 ? 0 : errno;
@@ -127,9 +160,9 @@ static int allocate(struct cste_disk_range *range, uint64_t old_bytes, struct cs
         return CST_OK;
     }
     left = cste_disk_range_give_back(range);
-    (void)cst_err_errno(err, status_of(errnum), errnum,
-                        "allocating %" PRIu64 " bytes at %" PRIu64 " of %s", range->bytes,
-                        range->offset, range->name);
+    (void)cst_err_set(err, status_of(errnum),
+                      "allocating %" PRIu64 " bytes at %" PRIu64 " of %s: %s%s", range->bytes,
+                      range->offset, range->name, strerror(errnum), remedy(errnum));
     return left == 0 ? err->status
                      : cst_err_prefix(err, "the file stays extended (%s)", strerror(left));
 }
@@ -149,15 +182,13 @@ int cste_disk_range_give_back(const struct cste_disk_range *range)
         return ftruncate(range->fd, (off_t)range->old_bytes) == 0 ? 0 : errno;
     }
     /* Another range follows. */
-    return range->io->allocate(range->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, first,
-                               end_of(range) - first) == 0
-               ? 0
-               : errno;
+    return change_space(range, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, first,
+                        end_of(range) - first);
 }
 
 /* -- life ----------------------------------------------------------------------------------- */
 
-int cste_disk_range_open(struct cste_disk_range **out, const struct cste_disk_io *io, int fd,
+int cste_disk_range_open(struct cste_disk_range **out, struct cste_disk_calls *calls, int fd,
                          uint64_t offset, uint64_t bytes, bool allocate_it, struct cst_err *err)
 {
     struct cste_disk_range *range = calloc(1, sizeof *range);
@@ -167,7 +198,7 @@ int cste_disk_range_open(struct cste_disk_range **out, const struct cste_disk_io
     if (range == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a range of a file");
     }
-    *range = (struct cste_disk_range){.io = io,
+    *range = (struct cste_disk_range){.calls = calls,
                                       .fd = fcntl(fd, F_DUPFD_CLOEXEC, 3),
                                       .offset = offset,
                                       .bytes = bytes,
@@ -216,9 +247,9 @@ struct rest {
 static int fail(const struct cste_disk_range *range, const struct rest *rest, int errnum,
                 struct cst_err *err)
 {
-    return cst_err_errno(err, status_of(errnum), errnum,
-                         "%s %" PRIu64 " bytes at %" PRIu64 " of %s", rest->what, rest->bytes,
-                         rest->offset, range->name);
+    return cst_err_set(err, status_of(errnum), "%s %" PRIu64 " bytes at %" PRIu64 " of %s: %s%s",
+                       rest->what, rest->bytes, rest->offset, range->name, strerror(errnum),
+                       remedy(errnum));
 }
 
 int cste_disk_range_differs(const struct cste_disk_range *range, uint64_t at, uint64_t bytes,
@@ -244,7 +275,8 @@ static int check_size(const struct cste_disk_range *range, const struct rest *re
     if ((uint64_t)st.st_size < end_of(range)) {
         return cst_err_set(err, CST_EIO,
                            "%s %" PRIu64 " bytes at %" PRIu64 " of %s: the file was truncated to "
-                           "%jd bytes, the segment ends at %" PRIu64,
+                           "%jd bytes, and states had the first %" PRIu64
+                           ": load the last checkpoint",
                            rest->what, rest->bytes, rest->offset, range->name, (intmax_t)st.st_size,
                            end_of(range));
     }
@@ -278,31 +310,49 @@ static uint64_t advance(const struct cste_disk_range *range, struct rest *rest, 
     return done;
 }
 
-int cste_disk_range_read(const struct cste_disk_range *range, uint64_t at, void *to, uint64_t bytes,
-                         struct cst_err *err)
+static struct cste_disk_call call_of(const struct cste_disk_range *range, const struct rest *rest,
+                                     unsigned thread)
+{
+    return (struct cste_disk_call){.thread = thread,
+                                   .what = rest->what,
+                                   .name = range->name,
+                                   .offset = rest->offset,
+                                   .bytes = rest->bytes};
+}
+
+int cste_disk_range_read(const struct cste_disk_range *range, unsigned thread, uint64_t at,
+                         void *to, uint64_t bytes, struct cst_err *err)
 {
     struct rest rest = {.what = "reading", .offset = range->offset + at, .bytes = bytes};
     char *next = to;
     int rc = CST_OK;
 
     while (rest.bytes > 0 && rc == CST_OK) {
-        ssize_t n = range->io->read(range->fd, next, rest.bytes, rest.offset);
+        struct cste_disk_call call = call_of(range, &rest, thread);
+        ssize_t n;
 
+        cste_disk_calls_begin(range->calls, &call);
+        n = range->calls->io->read(range->fd, next, rest.bytes, rest.offset);
+        cste_disk_calls_end(range->calls, &call);
         next += advance(range, &rest, n, &rc, err);
     }
     return rc;
 }
 
-int cste_disk_range_write(const struct cste_disk_range *range, uint64_t at, const void *from,
-                          uint64_t bytes, struct cst_err *err)
+int cste_disk_range_write(const struct cste_disk_range *range, unsigned thread, uint64_t at,
+                          const void *from, uint64_t bytes, struct cst_err *err)
 {
     struct rest rest = {.what = "writing", .offset = range->offset + at, .bytes = bytes};
     const char *next = from;
     int rc = check_size(range, &rest, err);
 
     while (rest.bytes > 0 && rc == CST_OK) {
-        ssize_t n = range->io->write(range->fd, next, rest.bytes, rest.offset);
+        struct cste_disk_call call = call_of(range, &rest, thread);
+        ssize_t n;
 
+        cste_disk_calls_begin(range->calls, &call);
+        n = range->calls->io->write(range->fd, next, rest.bytes, rest.offset);
+        cste_disk_calls_end(range->calls, &call);
         next += advance(range, &rest, n, &rc, err);
     }
     return rc;

@@ -7,7 +7,7 @@
 #define CST_DISK_RANGE_H
 
 #include "cistern/status.h"
-#include "kernels/host/disk_io.h"
+#include "kernels/host/disk_calls.h"
 #include "kernels/host/disk_sums.h"
 
 #include <pthread.h>
@@ -16,7 +16,7 @@
 #define CSTE_DISK_BLOCK 4096
 
 struct cste_disk_range {
-    const struct cste_disk_io *io; /* System calls; borrowed. */
+    struct cste_disk_calls *calls; /* System calls of the drive; borrowed. */
     int fd;                        /* The file; owned. */
     uint64_t offset, bytes;        /* The range; both are multiples of CSTE_DISK_BLOCK. */
     /* Bytes that the file had before it was extended for the range. UINT64_MAX: it was not. */
@@ -32,7 +32,7 @@ struct cste_disk_range {
  * is no multiple of CSTE_DISK_BLOCK, the file system wants a larger alignment, or the file is
  * shorter and @allocate is false. CST_ENOMEM: with @allocate space is taken for the range; the file
  * system had too little, and has got back what was taken. CST_EIO. Any thread. */
-int cste_disk_range_open(struct cste_disk_range **out, const struct cste_disk_io *io, int fd,
+int cste_disk_range_open(struct cste_disk_range **out, struct cste_disk_calls *calls, int fd,
                          uint64_t offset, uint64_t bytes, bool allocate, struct cst_err *err);
 
 /* Give back the space by which cste_disk_range_open has extended the file. No transfer is under
@@ -47,13 +47,13 @@ void cste_disk_range_close(struct cste_disk_range *range);
 int cste_disk_range_differs(const struct cste_disk_range *range, uint64_t at, uint64_t bytes,
                             uint64_t want, uint64_t got, struct cst_err *err);
 
-/* Read or write @bytes at @at of the range. @at, @bytes and the address are multiples of
- * CSTE_DISK_BLOCK, and the bytes are within the range. Calls that are interrupted or do a part are
- * continued. CST_EIO: a call failed or the file was truncated. CST_ENOMEM: the file system has no
- * space. Any thread, several at a time. */
-int cste_disk_range_read(const struct cste_disk_range *range, uint64_t at, void *to, uint64_t bytes,
-                         struct cst_err *err);
-int cste_disk_range_write(const struct cste_disk_range *range, uint64_t at, const void *from,
-                          uint64_t bytes, struct cst_err *err);
+/* Read or write @bytes at @at of the range, as thread @thread of the device. @at, @bytes and the
+ * address are multiples of CSTE_DISK_BLOCK, and the bytes are within the range. Calls that are
+ * interrupted or do a part are continued. CST_EIO: a call failed or the file was truncated.
+ * CST_ENOMEM: the file system has no space. Any thread, several at a time. */
+int cste_disk_range_read(const struct cste_disk_range *range, unsigned thread, uint64_t at,
+                         void *to, uint64_t bytes, struct cst_err *err);
+int cste_disk_range_write(const struct cste_disk_range *range, unsigned thread, uint64_t at,
+                          const void *from, uint64_t bytes, struct cst_err *err);
 
 #endif

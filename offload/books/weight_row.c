@@ -32,7 +32,8 @@ int cst_weight_row_admit(const struct cst_core_config *config, struct cst_err *e
             return cst_err_set(
                 err, CST_EINVAL,
                 "gradients in the place of weights (grad_over_weight): the worker of rank %" PRIu32
-                " copies weights itself, and would copy gradients",
+                " copies weights itself, and would copy gradients: set 'copies = engine' in [gpu], "
+                "or leave grad_over_weight out",
                 rank);
         }
     }

@@ -121,9 +121,11 @@ static int check_bf16(const struct cst_core *core, const struct cst_event *event
     }
     if (!chunk->has_states ||
         (cst_tier_is_apart(chunk->tier) && !cst_staged_rows_serve(core, tensor->chunk))) {
-        return cst_err_set(
-            err, CST_EUNSUPPORTED, "tensor '%s' %s: its master weights cannot be written from bf16",
-            tensor->name, chunk->has_states ? "has states on an accelerator" : "is frozen");
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "tensor '%s' %s: its master weights cannot be written from bf16%s",
+                           tensor->name,
+                           chunk->has_states ? "has states on an accelerator" : "is frozen",
+                           chunk->has_states ? ", only from fp32" : "");
     }
     return CST_OK;
 }

@@ -276,13 +276,17 @@ static int check_config(const struct cst_model *model, const struct cst_layout_c
                                             config->states.masters == CST_MASTERS_SPLIT)) {
         return cst_err_set(
             err, CST_EINVAL,
-            "gradients in the place of weights (grad_over_weight) cannot be combined with %s",
-            config->grad_bytes == 4      ? "micro-batches or more than 64 ranks"
-            : config->states.two_weights ? "early or delayed updates"
-                                         : "split masters, of which the weights are a part");
+            "gradients in the place of weights (grad_over_weight) cannot be combined with %s, or "
+            "leave grad_over_weight out",
+            config->grad_bytes == 4 ? "micro-batches or more than 64 ranks: set micro_batches to 1"
+            : config->states.two_weights
+                ? "early or delayed updates: set overlap to commit"
+                : "split masters, of which the weights are a part: set masters to fp32");
     }
     if (config->n_devices > CST_LAYOUT_MAX_DEVICES) {
-        return cst_err_set(err, CST_EINVAL, "states on %" PRIu32 " accelerators: at most %d",
+        return cst_err_set(err, CST_EINVAL,
+                           "states on %" PRIu32 " accelerators and drives: at most %d, so give "
+                           "fewer directories (disk), or fewer ranks device_states",
                            config->n_devices, CST_LAYOUT_MAX_DEVICES);
     }
     for (uint32_t i = 0; i < config->n_devices; i++) {
@@ -290,11 +294,15 @@ static int check_config(const struct cst_model *model, const struct cst_layout_c
             (!config->devices[i].in_host && (config->states.moments != CST_MOMENTS_FP32 ||
                                              config->states.masters != CST_MASTERS_FP32))) {
             return cst_err_set(
-                err, CST_EINVAL, "states on %s cannot be combined with %s",
+                err, CST_EINVAL, "states on %s cannot be combined with %s, or %s",
                 config->devices[i].in_host ? "drives (disk)" : "accelerators (device_states)",
-                config->states.grad_over_weight              ? "gradients in the place of weights"
-                : config->states.masters != CST_MASTERS_FP32 ? "split masters"
-                                                             : "moments that are not fp32");
+                config->states.grad_over_weight
+                    ? "gradients in the place of weights, which are made again from master weights "
+                      "in memory: leave grad_over_weight out"
+                : config->states.masters != CST_MASTERS_FP32
+                    ? "split masters: set masters to fp32"
+                    : "moments that are not fp32: set moments to fp32",
+                config->devices[i].in_host ? "keep the states in memory" : "device_states to 0");
         }
     }
     if (config->max_classes > CST_LAYOUT_MAX_CLASSES) {

@@ -41,10 +41,13 @@ int cst_plan_check_reservation(const struct cst_plan_config *c, struct cst_err *
     if (c->states.moments != CST_MOMENTS_FP32 || c->states.grad_over_weight ||
         c->states.masters != CST_MASTERS_FP32) {
         return cst_err_set(err, CST_EINVAL,
-                           "states that stay on devices (device_states) cannot be combined with %s",
-                           c->states.grad_over_weight ? "gradients in the place of weights"
-                           : c->states.masters != CST_MASTERS_FP32 ? "split masters"
-                                                                   : "moments that are not fp32");
+                           "states that stay on devices (device_states) cannot be combined with "
+                           "%s, or device_states to 0",
+                           c->states.grad_over_weight
+                               ? "gradients in the place of weights: leave grad_over_weight out"
+                           : c->states.masters != CST_MASTERS_FP32
+                               ? "split masters: set masters to fp32"
+                               : "moments that are not fp32: set moments to fp32");
     }
     return CST_OK;
 }

@@ -90,10 +90,11 @@ static int check_config(const struct cst_plan_config *c, struct cst_err *err)
         (c->states.two_weights || c->states.masters == CST_MASTERS_SPLIT || c->micro_batches > 1)) {
         return cst_err_set(
             err, CST_EINVAL,
-            "gradients in the place of weights (grad_over_weight) cannot be combined with %s",
-            c->states.two_weights                    ? "early or delayed updates"
-            : c->states.masters == CST_MASTERS_SPLIT ? "split masters"
-                                                     : "micro-batches");
+            "gradients in the place of weights (grad_over_weight) cannot be combined with %s, or "
+            "leave grad_over_weight out",
+            c->states.two_weights ? "early or delayed updates: set overlap to commit"
+            : c->states.masters == CST_MASTERS_SPLIT ? "split masters: set masters to fp32"
+                                                     : "micro-batches: set micro_batches to 1");
     }
     for (uint32_t i = 0; cst_optimizer_of_matrices(c->states.optimizer) && i < c->rates->n_nodes;
          i++) {

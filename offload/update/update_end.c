@@ -164,6 +164,16 @@ static void name_lost(const struct cst_core *core, const struct cst_flight *flig
     }
 }
 
+/* True if the loss of an engine loses the results of @flight. Those of updates in host memory, of
+ * chunks with states in a tier that only copies, are lost only of the chunks whose commands fail.
+ */
+static bool loses_all(const struct cst_core *core, const struct cst_flight *flight,
+                      const struct cst_event *event)
+{
+    return cst_flight_is_device_update(flight) && cst_event_engine_lost(event) &&
+           cst_tier_is_apart(core->device_updates.reservations[flight->rank].engine);
+}
+
 static void fail(struct cst_core *core, const struct cst_flight *flight,
                  const struct cst_event *event)
 {
@@ -171,7 +181,7 @@ static void fail(struct cst_core *core, const struct cst_flight *flight,
     struct cst_err why;
 
     cst_weight_row_break(&core->chunks[flight->chunk]);
-    if (!cst_flight_is_device_update(flight) || !cst_event_engine_lost(event)) {
+    if (!loses_all(core, flight, event)) {
         cst_fact_command_failed(&core->facts, event, core->step, "update", flight->chunk);
         return;
     }

@@ -229,7 +229,7 @@ static int enter(struct cst_sequence *s, uint32_t op, bool backward, struct cst_
 
     if (s->refused.status != CST_OK) {
         return cst_err_give_reason(err, s->refused.reason,
-                                   cst_err_set(err, s->refused.status, "operator '%s': %.256s",
+                                   cst_err_set(err, s->refused.status, "operator '%s': %.500s",
                                                s->leases.model.operators[op].name,
                                                s->refused.text));
     }

@@ -85,21 +85,27 @@ static int the_pipe(void)
     return ends[0];
 }
 
-/* Give the file @fd (-1: none) to the job that @client has open, and close it. */
-static int give(struct raw_client *client, int fd)
+/* Give the @n files @fds to the job that @client has open, and close them. */
+static int give_all(struct raw_client *client, const int *fds, unsigned n)
 {
-    struct cst_frame frame = {.type = CISTERN__MSG_TYPE__MSG_JOB_FILES,
-                              .request = ++client->id,
-                              .n_fds = fd >= 0 ? 1 : 0,
-                              .fds = {fd}};
+    struct cst_frame frame = {
+        .type = CISTERN__MSG_TYPE__MSG_JOB_FILES, .request = ++client->id, .n_fds = n};
     struct cst_err err = {0};
-    int rc = cst_frame_send(client->sock, 0, &frame, &err);
+    int rc;
 
-    if (fd >= 0) {
-        (void)close(fd);
+    memcpy(frame.fds, fds, n * sizeof *fds);
+    rc = cst_frame_send(client->sock, 0, &frame, &err);
+    for (unsigned i = 0; i < n; i++) {
+        (void)close(fds[i]);
     }
     ck_assert_msg(rc == CST_OK, "%s", err.text);
     return raw_status(client, client->id);
+}
+
+/* The same with the file @fd alone; -1: none. */
+static int give(struct raw_client *client, int fd)
+{
+    return give_all(client, &fd, fd >= 0 ? 1 : 0);
 }
 
 /* What is no file of its own on a drive is refused, with what it is, and the daemon keeps nothing
@@ -164,6 +170,38 @@ START_TEST(not_this_file)
 }
 END_TEST
 
+/* A daemon knows so many drives at a time. A job that brings two when there is a place for one is
+ * refused. */
+START_TEST(too_many_drives)
+{
+    static const unsigned n_files[] = {8, 7, 2};
+    static const int expected[] = {CST_OK, CST_OK, CST_EUNSUPPORTED};
+    struct raw_client clients[3];
+
+    for (int i = 0; i < 3; i++) {
+        char name[16];
+        struct raw_job job = {.name = name, .world = 1};
+        int fds[8], rc;
+
+        (void)snprintf(name, sizeof name, "job-%d", i);
+        raw_open(&clients[i], proc.socket);
+        ck_assert_int_eq(raw_job_open(&clients[i], &job), CST_OK);
+        for (unsigned k = 0; k < n_files[i]; k++) {
+            fds[k] = on_the_drive(O_RDWR | O_DIRECT);
+            ck_assert_int_ge(fds[k], 0);
+        }
+        ck_assert_int_eq(give(&clients[i], -1), CST_OK);
+        rc = give_all(&clients[i], fds, n_files[i]);
+        ck_assert_msg(rc == expected[i], "%u files: %s", n_files[i], clients[i].err.text);
+        ck_assert(rc == CST_OK ||
+                  strstr(clients[i].err.text, "states of jobs are on 16 drives already") != NULL);
+    }
+    for (int i = 0; i < 3; i++) {
+        raw_close(&clients[i]);
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("disk");
@@ -174,6 +212,7 @@ int main(void)
     if (disk_file_is_missing("check_disk")) {
         return DISK_FILE_SKIP;
     }
+    tcase_add_test(plain, too_many_drives);
     suite_add_loop(plain, bits, 0, 16);
     suite_add_loop(deaths, engine_killed, NODE, N_ENGINES);
     tcase_add_test(deaths, worker_killed);

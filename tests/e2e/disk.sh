@@ -12,7 +12,7 @@
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
 
-need_drive
+find_drive
 
 model=(--layers 4 --heads 2 --width 64 --context 16 --batch 2 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --seed 7 --chunk 36864)
 n=0
@@ -105,6 +105,7 @@ refused() {
 }
 refused "a file in '$tmp/none': No such file or directory" --disk "$tmp/none"
 refused "is the second one on drive .*: one file for each drive" --disk "$drive,$drive"
+refused "grad_over_weight cannot be combined with disk: .* Leave one of the two out" --disk "$drive" --grad-over-weight
 refused "an empty or too long directory" --disk "$drive,,"
 [ "$(stat -f -c %T /dev/shm)" != tmpfs ] || refused "is on no block device\|has no files with O_DIRECT" --disk /dev/shm
 stop_daemon keeper

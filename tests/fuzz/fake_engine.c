@@ -80,6 +80,16 @@ void cstd_process_kill(struct cstd_process *process)
     process->doomed = true;
 }
 
+void cstd_process_abandon(struct cstd_process *process)
+{
+    cstd_process_kill(process);
+}
+
+void cstd_process_forget(struct cstd_process *process)
+{
+    cstd_process_kill(process);
+}
+
 static void reply(struct cstd_process *process, uint16_t type, uint64_t request,
                   const ProtobufCMessage *message)
 {

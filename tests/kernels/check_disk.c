@@ -55,7 +55,8 @@ static int open_io(void **out, const struct cste_device_spec *spec, struct cste_
 static void open_drive(void)
 {
     static struct cste_device_ops ops;
-    struct cste_device_spec spec = {.cpus = &cpus, .n_team = 1, .n_threads = N_THREADS};
+    struct cste_device_spec spec = {
+        .cpus = &cpus, .n_team = 1, .n_threads = N_THREADS, .call_limit_s = 1};
     struct cst_err err;
 
     ops = cste_disk_ops;
@@ -105,6 +106,11 @@ static void set_up(void)
 static void set_up_failing(void)
 {
     set_up_with(&disk_failing);
+}
+
+static void set_up_stuck(void)
+{
+    set_up_with(&disk_stuck);
 }
 
 static void tear_down(void)
@@ -412,6 +418,43 @@ START_TEST(test_nothing_done)
 }
 END_TEST
 
+static void *copy_as_five(void *arg)
+{
+    must_copy(at(&file, 0), at(&host, 0), 2 * BLOCK, 5);
+    return arg;
+}
+
+/* A call that does not return is late after its time, with its place and its thread, and others go
+ * on. When it has returned, none is late. */
+START_TEST(test_late)
+{
+    char path[64];
+    struct cst_err err;
+    unsigned thread = 0;
+    pthread_t waiting;
+
+    (void)snprintf(path, sizeof path, "/tmp/check_disk-%d.tmp", (int)getpid());
+    disk_stuck_until = path;
+    disk_faults = (struct disk_faults){.nth = 1};
+    ck_assert_int_eq(cste_device_check_late(&drive, &thread, &err), CST_OK);
+    ck_assert_int_eq(pthread_create(&waiting, NULL, copy_as_five, NULL), 0);
+    while (cste_device_check_late(&drive, &thread, &err) == CST_OK) {
+        uint64_t bytes = atomic_load(&disk_faults.calls) > 0 ? BLOCK : 0;
+
+        must_copy(at(&file, (uint64_t)4 * BLOCK), at(&host, 0), bytes, 0);
+    }
+    ck_assert_int_eq(err.status, CST_ETIMEDOUT);
+    ck_assert_uint_eq(thread, 5);
+    ck_assert_msg(strstr(err.text, "writing 8192 bytes at 12288 of '") != NULL &&
+                      strstr(err.text, "the drive has not answered for ") != NULL,
+                  "%s", err.text);
+    (void)close(open(path, O_CREAT | O_WRONLY, 0600));
+    ck_assert_int_eq(pthread_join(waiting, NULL), 0);
+    ck_assert_int_eq(cste_device_check_late(&drive, &thread, &err), CST_OK);
+    (void)unlink(path);
+}
+END_TEST
+
 /* If the file was truncated, reading and writing fail with both sizes, also where the file still
  * has bytes, and the file is not extended again. */
 START_TEST(test_truncated)
@@ -626,6 +669,7 @@ int main(void)
     tcase_add_loop_test(faults, test_lies, 0, 3);
     tcase_add_test(faults, test_nothing_done);
     tcase_add_loop_test(faults, test_truncated, 0, 3);
+    tcase_add_test(suite_case(suite, "late", set_up_stuck, tear_down), test_late);
     tcase_add_test(files, test_refused);
     tcase_add_loop_test(files, test_given_back, 0, 2);
     tcase_add_test(files, test_kept);

@@ -145,6 +145,23 @@ START_TEST(test_wrong)
 }
 END_TEST
 
+/* Nor is a block put back whose codes or exponent are outside their segment. */
+START_TEST(test_wrong_block)
+{
+    struct cst_undo_block block = {.segment = job.ids[TINY_ARENA]};
+
+    add(&table, TINY_TABLE);
+    add(&arena, TINY_ARENA);
+    *(_i == 0 ? &block.codes : &block.exponent) = UINT64_C(1) << 40;
+    cst_undo_drop(slot);
+    cst_undo_begin_blocks(slot, &block, 1);
+    ck_assert_uint_eq(try(), 0);
+    ck_assert_uint_eq(n_warned, 1);
+    ck_assert_ptr_nonnull(strstr(last_warning.text, "undo slot 1"));
+    ck_assert(!cst_undo_holds(slot));
+}
+END_TEST
+
 /* A slot that is forgotten is reported. */
 START_TEST(test_forget)
 {
@@ -317,6 +334,7 @@ int main(void)
     tcase_add_test(tcase, test_waits);
     tcase_add_test(tcase, test_whole);
     tcase_add_loop_test(tcase, test_wrong, 0, 5);
+    tcase_add_loop_test(tcase, test_wrong_block, 0, 2);
     tcase_add_test(tcase, test_forget);
     tcase_add_test(tcase, test_park);
     tcase_add_test(tcase, test_park_killed);

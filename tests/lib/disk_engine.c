@@ -5,6 +5,9 @@
  *   DISK_IO=fail DISK_MOST=N               calls do at most N bytes
  *   DISK_IO=fail DISK_LIES=1               calls do not fail, but do something else (disk_rows.h)
  *   DISK_IO=record DISK_RECORD=FILE        writes are appended to FILE (tests/lib/disk_rows.h)
+ *   DISK_IO=stuck DISK_NTH=N DISK_UNTIL=FILE
+ *                                          the N-th call waits until FILE appears, or
+ *                                          DISK_FAILS=N calls from it on
  *   DISK_IO=slow DISK_US=N                 each call begins with a sleep of N microseconds */
 #include "kernels/engine/engine_main.h"
 #include "kernels/host/disk.h"
@@ -33,6 +36,7 @@ static const struct cste_disk_io *choose(void)
     disk_faults.n_fail = (unsigned)number("DISK_FAILS");
     disk_faults.most = number("DISK_MOST");
     disk_faults.lies = number("DISK_LIES") != 0;
+    disk_stuck_until = getenv("DISK_UNTIL");
     disk_slow_us = (unsigned)number("DISK_US");
     if (name == NULL) {
         return &cste_disk_direct;
@@ -40,6 +44,9 @@ static const struct cste_disk_io *choose(void)
     if (strcmp(name, "record") == 0 && path != NULL) {
         disk_record_fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
         return &disk_recording;
+    }
+    if (strcmp(name, "stuck") == 0 && disk_stuck_until != NULL) {
+        return &disk_stuck;
     }
     return strcmp(name, "slow") == 0 ? &disk_slow : &disk_failing;
 }

@@ -5,6 +5,8 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/inotify.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -160,3 +162,53 @@ static ssize_t slow_write(int fd, const void *from, size_t bytes, uint64_t offse
 
 const struct cste_disk_io disk_slow = {
     .read = slow_read, .write = slow_write, .allocate = plain_allocate};
+
+const char *disk_stuck_until;
+
+/* Wait until the file disk_stuck_until appears. */
+static void await_file(void)
+{
+    char dir[4096], events[4096];
+    const char *slash = strrchr(disk_stuck_until, '/');
+    int fd = inotify_init1(IN_CLOEXEC);
+
+    (void)snprintf(dir, sizeof dir, "%.*s", (int)(slash - disk_stuck_until), disk_stuck_until);
+    if (fd < 0 || inotify_add_watch(fd, dir, IN_CREATE | IN_MOVED_TO) < 0) {
+        perror("disk_rows: inotify");
+        abort();
+    }
+    while (access(disk_stuck_until, F_OK) != 0) {
+        if (read(fd, events, sizeof events) < 0 && errno != EINTR) {
+            perror("disk_rows: inotify");
+            abort();
+        }
+    }
+    (void)close(fd);
+}
+
+static ssize_t stuck_read(int fd, void *to, size_t bytes, uint64_t offset)
+{
+    if (fails()) {
+        await_file();
+    }
+    return cste_disk_direct.read(fd, to, bytes, offset);
+}
+
+static ssize_t stuck_write(int fd, const void *from, size_t bytes, uint64_t offset)
+{
+    if (fails()) {
+        await_file();
+    }
+    return cste_disk_direct.write(fd, from, bytes, offset);
+}
+
+static int stuck_allocate(int fd, int mode, uint64_t offset, uint64_t bytes)
+{
+    if (fails()) {
+        await_file();
+    }
+    return cste_disk_direct.allocate(fd, mode, offset, bytes);
+}
+
+const struct cste_disk_io disk_stuck = {
+    .read = stuck_read, .write = stuck_write, .allocate = stuck_allocate};

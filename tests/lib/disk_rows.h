@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-/* Settings of disk_failing. */
+/* Settings of disk_failing; nth and n_fail are for disk_stuck, too. */
 struct disk_faults {
     unsigned nth;    /* The call that fails, counted from 1, of all kinds; 0: none. */
     unsigned n_fail; /* How many calls fail from there on; 0: one. */
@@ -50,6 +50,11 @@ uint64_t disk_record(int fd, enum disk_record_kind kind, uint64_t call, const vo
 
 extern int disk_record_fd; /* -1: nothing is recorded. */
 extern const struct cste_disk_io disk_recording;
+
+/* The calls of disk_stuck that would fail by nth and n_fail of disk_faults wait until the file
+ * disk_stuck_until appears. */
+extern const char *disk_stuck_until;
+extern const struct cste_disk_io disk_stuck;
 
 /* Each call of disk_slow begins with a sleep of disk_slow_us microseconds. */
 extern unsigned disk_slow_us;

@@ -99,6 +99,7 @@ START_TEST(every_key_is_read)
                   "[gpu]\ndevices = 0, GPU-12ab\npool = 40G\ncopies = worker\ngather = 2M\npeers = "
                   "no\nidle = "
                   "2m\nprogram = /x/cuda\n"
+                  "[disk]\ntimeout = 30s\n"
                   "[engine]\nthreads = 3\ncopy_threads = 2\ncopy_share = 0.5\nprogram = /x/engine\n"
                   "[job]\nttl = 2h\ntimeout = 90\nmax_jobs = 5\nmax_sessions = 6\ncredits = 7\n");
 
@@ -124,6 +125,7 @@ START_TEST(every_key_is_read)
     ck_assert(!config.gpu_peers);
     ck_assert_uint_eq(config.gpu_idle_s, 120);
     ck_assert_str_eq(config.gpu_engine, "/x/cuda");
+    ck_assert_uint_eq(config.disk_timeout_s, 30);
     ck_assert_uint_eq(config.ttl_s, 7200);
     ck_assert_uint_eq(config.timeout_s, 90);
     ck_assert_uint_eq(config.max_jobs, 5);
@@ -157,7 +159,7 @@ START_TEST(unknown_and_repeated_keys_are_refused)
 {
     assert_refused("[host]\nmemory = 1G\nmemroy = 2G\n", 3, "known: memory, lock, nodes");
     assert_refused("\n[hots]\nmemory = 1G\n", 3,
-                   "known: daemon, host, device host, gpu, paced, engine, plan, job");
+                   "known: daemon, host, device host, gpu, disk, paced, engine, plan, job");
     assert_refused("[host]\nmemory = 1G\n[job]\nttl = 1h\n[host]\nmemory = 1G\n", 6, "set twice");
     assert_refused("[host]\nmemory\n", 2, "key = value");
     assert_refused("[host\nmemory = 1G\n", 1, "key = value");
