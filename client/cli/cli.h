@@ -62,6 +62,7 @@ struct cli {
     bool no_pin;                  /* --no-pin: ranks run on any processor. */
     bool check;                   /* --check: compare checksums. */
     const char *disk;             /* --disk: a directory. */
+    uint64_t bytes;               /* --bytes: size of a file; 0: not given. */
     uint64_t stages;              /* --stages: of a pipeline schedule; 0: not given. */
     struct cli_plan_request plan; /* Options of plan alone. */
     bool help, version;           /* --help, --version */

@@ -49,7 +49,11 @@ const struct cst_option cli_options[] = {
         CST_FLAG(AT(force))),
     ROW("check", 0, CLI_USES_CHECK, NULL, "read all files, and compare their checksums",
         CST_FLAG(AT(check))),
-    ROW("disk", 0, CLI_USES_DISK, "DIR", "measure the disk of DIR", CST_TEXT(AT(disk))),
+    ROW("disk", 0, CLI_USES_DISK, "DIR", "measure the drive of DIR", CST_TEXT(AT(disk))),
+    ROW("bytes", 0, CLI_USES_DISK, "SIZE",
+        "size of the file for --disk, of which four times as much is moved (default: 4G, at most "
+        "a quarter of the free space)",
+        CST_SIZE(AT(bytes))),
     PLAN("device", "SIZE",
          "memory of each rank's device (default: auto, what [gpu] pool = auto has)",
          CST_SIZE_OR(AT(plan.device_bytes), 0, "auto", CST_PLAN_NO_LIMIT)),

@@ -10,16 +10,7 @@
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
 
-# A directory on a drive: that of the test, of the build, or /var/tmp.
-drive=
-for dir in "$tmp" "$PWD" /var/tmp; do
-    case $(stat -f -c %T "$dir") in tmpfs | ramfs | overlayfs) continue ;; esac
-    if dd if=/dev/zero of="$dir/.cistern-direct.$$" bs=4096 count=1 oflag=direct 2>/dev/null; then
-        drive=$dir
-    fi
-    rm -f "$dir/.cistern-direct.$$"
-    [ -z "$drive" ] || break
-done
+find_drive
 [ -n "$drive" ] || skip "no directory on a drive that has O_DIRECT"
 
 model=(--layers 4 --heads 2 --width 64 --context 16 --batch 2 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --seed 7 --chunk 36864)
