@@ -90,7 +90,13 @@ if ! sparse; then
     same early 1 2 --overlap early
 fi
 
-# Two jobs on one drive: each has its own files. A trace shows what a drive reads and writes, by chunk.
+# A drive's line has what it has moved, and how fast.
+./cistern stat >"$tmp/out"
+grep -qE '^drive .*: .* of files with states, .* read \(.*/s\), .* written \(.*/s\)$' "$tmp/out" || fail "no drive in: $(cat "$tmp/out")"
+./cistern stat --json | jq -e '.drives | length > 0 and all(.read_seconds > 0 and .write_seconds > 0 and .in_flight == 0)' >/dev/null ||
+    fail "drives: $(./cistern stat --json | jq -c .drives)"
+
+# A trace shows what a drive reads and writes, by chunk.
 train traced 1 --disk "$drive"
 ./cistern trace traced -o "$tmp/trace.json"
 jq -e '[.traceEvents[] | select(.ph == "X" and .name == "read 0") | .args.bytes] | length > 0 and all(. > 0)' "$tmp/trace.json" >/dev/null ||
