@@ -341,9 +341,11 @@ static void print_states(const struct cst_plans *plans)
 
 double cli_plan_days(const struct cli_plan_input *input, const struct cst_plan_choice *choice)
 {
-    const struct cst_plan_drives times = cst_plan_drives_times(&input->config, choice);
+    double wear = input->tbw > 0 && choice->n_drives > 0
+                      ? cst_plan_drives_times(&input->config, choice).wear
+                      : 0;
 
-    return input->tbw > 0 && times.wear > 0 ? input->tbw * 1e12 / times.wear / 86400 : 0;
+    return wear > 0 ? input->tbw * 1e12 / wear / 86400 : 0;
 }
 
 /* Print whether @s seconds of drives, for @what, fit under @under seconds of @passes. */
