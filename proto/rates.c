@@ -64,6 +64,11 @@ double cst_rates_products(const struct cst_rates_device *device)
     return device->products > 0 ? device->products : device->flops / 16;
 }
 
+double cst_rates_mixed(const struct cst_rates *rates)
+{
+    return rates->disk_mixed > 0 ? rates->disk_mixed : fmin(rates->disk_read, rates->disk_write);
+}
+
 /* Elixir's fits give GB/s and G elements/s of all n devices together: up 16.3 n + 8.7, down 15.8 n
  * + 2.3, AdamW 50 n on the devices and 1.66 ln n + 5.15 on the host. The rate of products is that
  * of 64 cores of a Zen 3 with AVX2, in proportion to two of them. */

@@ -51,8 +51,10 @@ struct cst_rates {
     struct cst_rates_device devices[CST_RATES_MAX_DEVICES];
     uint32_t n_nodes;
     struct cst_rates_node nodes[CST_RATES_MAX_NODES];
-    double disk_read, disk_write; /* Bytes/s. */
-    double request_s;             /* Round trip of a request that needs no copy. */
+    /* Bytes/s of one drive, with large requests: reads alone, writes alone, and both at the same
+     * time, together. disk_mixed 0: cst_rates_mixed guesses. */
+    double disk_read, disk_write, disk_mixed;
+    double request_s; /* Round trip of a request that needs no copy. */
     /* Half the range of repeated measurements divided by their median, of the rate that varied
      * most; 0: unknown. */
     double spread;
@@ -69,6 +71,10 @@ int cst_rates_check(const struct cst_rates *rates, struct cst_err *err);
  * which is the ratio of the peak of fp32 to that of bf16 on tensor cores (NVIDIA A100: 19.5 and 312
  * Tflop/s). 0: unknown. */
 double cst_rates_products(const struct cst_rates_device *device);
+
+/* Bytes/s that a drive reads and writes together: as measured, or else the less of what it reads
+ * and what it writes alone, because a drive does not add them. 0: unknown. */
+double cst_rates_mixed(const struct cst_rates *rates);
 
 /* The A100-40GB machine of Elixir's own fits (16.3 n + 8.7 GB/s up and so on), with @n_devices
  * devices on one node. */

@@ -33,6 +33,8 @@ struct cli_plan_request {
     /* The options of the job that a plan depends on. 0: not given. */
     struct cst_job_spec job;
     const char *config; /* --config: a file with options of cistern-gpt. */
+    uint32_t n_drives;  /* The number of directories for states in that file. */
+    double tbw;         /* --tbw: terabytes that may be written to each drive. */
     /* --parallel: what the plan chooses. */
     enum { CLI_PARALLEL_NONE, CLI_PARALLEL_AUTO } parallel;
     const char *schedule; /* --schedule: a file. */
@@ -61,7 +63,8 @@ struct cli {
     uint32_t grace;               /* --grace: seconds for ranks to end, or for a save to begin. */
     bool no_pin;                  /* --no-pin: ranks run on any processor. */
     bool check;                   /* --check: compare checksums. */
-    const char *disk;             /* --disk: a directory. */
+    const char *disk;             /* --disk: a directory; plan: directories or a number. */
+    uint64_t bytes;               /* --bytes: size of a file; 0: not given. */
     uint64_t stages;              /* --stages: of a pipeline schedule; 0: not given. */
     struct cli_plan_request plan; /* Options of plan alone. */
     bool help, version;           /* --help, --version */

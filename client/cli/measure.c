@@ -11,6 +11,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <signal.h>
 #include <spawn.h>
@@ -24,9 +25,6 @@
 extern char **environ;
 
 enum { MAX_ANSWER = CLI_MEASURE_TEXT - 1, N_PINGS = 501 };
-
-#define DISK_BYTES (UINT64_C(256) << 20)
-#define DISK_PIECE (UINT64_C(4) << 20)
 
 void cli_measure_note(struct cli_measured *out, const char *fmt, ...)
 {
@@ -87,6 +85,15 @@ static void read_answer(int fd, char text[MAX_ANSWER + 1])
     text[used] = '\0';
 }
 
+/* Return @text without the name of the program @path, with which its messages begin. */
+static const char *without_name(const char *path, const char *text)
+{
+    const char *slash = strrchr(path, '/'), *name = slash != NULL ? slash + 1 : path;
+    size_t n = strlen(name);
+
+    return strncmp(text, name, n) == 0 && strncmp(text + n, ": ", 2) == 0 ? text + n + 2 : text;
+}
+
 /* Parse the output of an engine program as JSON. If that is not possible, or the program failed,
  * the first line of the output is the error. */
 static int judge(const char *program, const char *text, int status, json_t **out,
@@ -96,6 +103,7 @@ static int judge(const char *program, const char *text, int status, json_t **out
     const char *words = json_string_value(json_object_get(root, "error"));
     int rc = CST_OK;
 
+    text = without_name(program, text);
     if (root != NULL && words != NULL) {
         rc = cst_err_set(err, CST_EENGINE, "%s", words);
     } else if (root == NULL || !WIFEXITED(status) || WEXITSTATUS(status) != 0) {
@@ -329,78 +337,48 @@ int cli_measure_engines(struct cli_measured *out, struct cst_err *err)
     return CST_OK;
 }
 
-/* -- disk ------------------------------------------------------------------------------------- */
+/* -- drives ----------------------------------------------------------------------------------- */
 
-/* Write or read all pieces. Returns the bytes per second; 0: it failed, and errno has the cause. */
-static double pass_over(int fd, void *piece, bool write_it)
+/* Take the rates of a drive from the answer of an engine program. */
+static int take_disk(struct cli_measured *out, const json_t *answer, struct cst_err *err)
 {
-    double began = cst_clock_s();
+    const double read = json_number_value(json_object_get(answer, "disk_read")),
+                 write = json_number_value(json_object_get(answer, "disk_write")),
+                 mixed = json_number_value(json_object_get(answer, "disk_mixed"));
 
-    for (uint64_t at = 0; at < DISK_BYTES; at += DISK_PIECE) {
-        ssize_t n = write_it ? pwrite(fd, piece, DISK_PIECE, (off_t)at)
-                             : pread(fd, piece, DISK_PIECE, (off_t)at);
-
-        if (n != (ssize_t)DISK_PIECE) {
-            errno = n >= 0 ? ENOSPC : errno; /* A short write sets no errno. */
-            return 0;
-        }
+    if (!(read > 0) || !(write > 0) || !(mixed > 0)) {
+        return cst_err_set(err, CST_EENGINE, "an engine program that does not measure drives");
     }
-    /* Without direct I/O, the data may still be in the page cache. */
-    if (write_it && fdatasync(fd) != 0) {
-        return 0;
-    }
-    return (double)DISK_BYTES / (cst_clock_s() - began);
+    out->rates.disk_read = read;
+    out->rates.disk_write = write;
+    out->rates.disk_mixed = mixed;
+    out->disk_bytes = (uint64_t)json_integer_value(json_object_get(answer, "bytes"));
+    return CST_OK;
 }
 
-/* Create a file without a name in @directory. *direct: it bypasses the page cache. Returns the
- * descriptor; -1: it failed, and errno has the cause. */
-static int open_file(const char *directory, bool *direct)
+int cli_measure_disk(struct cli_measured *out, const char *directory, uint64_t bytes,
+                     struct cst_err *err)
 {
-    char path[PATH_MAX];
-    int fd;
+    char program[PATH_MAX], size[24];
+    char *argv[] = {program,
+                    (char *)(uintptr_t) "--rates",
+                    (char *)(uintptr_t) "--directory",
+                    (char *)(uintptr_t)directory,
+                    bytes > 0 ? (char *)(uintptr_t) "--bytes" : NULL,
+                    size,
+                    NULL};
+    json_t *answer = NULL;
+    int rc = cst_program_find("cistern-engine-host", NULL, "CISTERN_ENGINE_HOST", program,
+                              sizeof program, err);
 
-    if (snprintf(path, sizeof path, "%s/cistern-probe.XXXXXX", directory) >= (int)sizeof path) {
-        errno = ENAMETOOLONG;
-        return -1;
+    (void)snprintf(size, sizeof size, "%" PRIu64, bytes);
+    if (rc == CST_OK) {
+        rc = ask(argv, &answer, err);
     }
-    fd = mkostemp(path, O_CLOEXEC);
-    if (fd >= 0) {
-        (void)unlink(path); /* The file disappears even if the program is killed. */
-        *direct = fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_DIRECT) == 0;
+    if (rc == CST_OK) {
+        rc = take_disk(out, answer, err);
+        json_decref(answer);
     }
-    return fd;
-}
-
-int cli_measure_disk(struct cli_measured *out, const char *directory, struct cst_err *err)
-{
-    bool direct = false;
-    int fd = open_file(directory, &direct), rc = CST_OK;
-    void *piece = NULL;
-
-    if (fd < 0) {
-        return cst_err_errno(err, CST_EIO, errno, "%s", directory);
-    }
-    if (posix_memalign(&piece, 4096, DISK_PIECE) != 0) {
-        rc = cst_err_set(err, CST_ENOMEM, "no memory for a piece of the disk");
-        goto err_after_open;
-    }
-    memset(piece, 0x5a, DISK_PIECE);
-    out->rates.disk_write = pass_over(fd, piece, true);
-    if (out->rates.disk_write > 0) {
-        (void)posix_fadvise(fd, 0, 0,
-                            POSIX_FADV_DONTNEED); /* Without direct I/O: drop it from the cache. */
-        out->rates.disk_read = pass_over(fd, piece, false);
-    }
-    if (out->rates.disk_write == 0 || out->rates.disk_read == 0) {
-        out->rates.disk_write = out->rates.disk_read = 0;
-        rc = cst_err_errno(err, CST_EIO, errno, "%s", directory);
-    } else if (!direct) {
-        cli_measure_note(out, "%.100s: no direct I/O: reads may come from the page cache",
-                         directory);
-    }
-    free(piece);
-err_after_open:
-    (void)close(fd);
     return rc;
 }
 

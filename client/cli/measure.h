@@ -17,6 +17,7 @@
 
 struct cli_measured {
     struct cst_rates rates;
+    uint64_t disk_bytes; /* Size of the file on which the drive was measured; 0: none was. */
     char notes[CLI_MEASURE_MAX_NOTES][192]; /* What could not be measured, and why. */
     unsigned n_notes;
 };
@@ -47,9 +48,11 @@ void cli_busy_begin(struct cli_busy *busy);
  * they are so many that the rates suffer. Does nothing if the kernel does not tell. */
 void cli_busy_end(const struct cli_busy *busy, struct cli_measured *out);
 
-/* Measure the rates of writing and reading a file in @directory, with direct I/O if possible.
- * CST_EIO: there is not enough space, or the directory cannot be written; CST_ENOMEM. */
-int cli_measure_disk(struct cli_measured *out, const char *directory, struct cst_err *err);
+/* Measure the drive of @directory with a file of @bytes (0: the engine program chooses): reads,
+ * writes, and both at once. CST_ENOTFOUND: there is no engine program for the host; CST_EENGINE: it
+ * failed, with the cause. */
+int cli_measure_disk(struct cli_measured *out, const char *directory, uint64_t bytes,
+                     struct cst_err *err);
 
 /* Measure the median time of a round trip to the daemon. Statuses of cst_ping. */
 int cli_measure_request(struct cli_measured *out, struct cst_client *client, struct cst_err *err);

@@ -49,7 +49,15 @@ const struct cst_option cli_options[] = {
         CST_FLAG(AT(force))),
     ROW("check", 0, CLI_USES_CHECK, NULL, "read all files, and compare their checksums",
         CST_FLAG(AT(check))),
-    ROW("disk", 0, CLI_USES_DISK, "DIR", "measure the disk of DIR", CST_TEXT(AT(disk))),
+    ROW("disk", 0, CLI_USES_DISK | CLI_USES_PLAN, "DIR",
+        "probe: measure the drive of DIR; plan: states are on drives: DIR[,DIR...], one on each, "
+        "or "
+        "the number of drives (none)",
+        CST_TEXT(AT(disk))),
+    ROW("bytes", 0, CLI_USES_DISK, "SIZE",
+        "size of the file for --disk, of which four times as much is moved (default: 4G, at most "
+        "a quarter of the free space)",
+        CST_SIZE(AT(bytes))),
     PLAN("device", "SIZE",
          "memory of each rank's device (default: auto, what [gpu] pool = auto has)",
          CST_SIZE_OR(AT(plan.device_bytes), 0, "auto", CST_PLAN_NO_LIMIT)),
@@ -100,6 +108,9 @@ const struct cst_option cli_options[] = {
         "drain: save all jobs in DIR first",
         CST_TEXT(AT(plan.save))),
     PLAN("simulate", NULL, "simulate six steps", CST_FLAG(AT(plan.simulate))),
+    PLAN("tbw", "TB",
+         "terabytes that may be written to each drive in its life: print how many days that takes",
+         CST_REAL(AT(plan.tbw), 0.001, 1e9)),
     PLAN("timeline", "FILE", "write the steps as a trace for Perfetto",
          CST_TEXT(AT(plan.timeline))),
     CST_OPTION_MAY("restart", CLI_USES_RUN, "N", "10",

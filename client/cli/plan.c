@@ -34,6 +34,7 @@ static uint32_t lane_of(struct drawing *drawing, const struct cst_interval *inte
          * compute on the host. */
         bool of_rank, of_engine;
         bool of_device; /* The number is a device even if ranks compute on the host. */
+        bool of_drive;  /* The number is a drive. */
     } lanes[] = {
         [CST_LANE_COMPUTE] = {.lane = "compute", .of_rank = true},
         [CST_LANE_UP] = {.lane = CLI_LANE_UP},
@@ -44,6 +45,8 @@ static uint32_t lane_of(struct drawing *drawing, const struct cst_interval *inte
         [CST_LANE_REDUCE] = {.lane = CLI_LANE_SUMS, .of_engine = true},
         [CST_LANE_UPDATE] = {.lane = CLI_LANE_UPDATES, .of_engine = true},
         [CST_LANE_WAIT] = {.lane = "wait", .of_rank = true},
+        [CST_LANE_READ] = {.lane = "reads", .of_drive = true},
+        [CST_LANE_WRITE] = {.lane = "writes", .of_drive = true},
     };
     char process[CLI_TIMELINE_NAME_BYTES];
     uint32_t number = interval->number;
@@ -54,9 +57,10 @@ static uint32_t lane_of(struct drawing *drawing, const struct cst_interval *inte
         number -= device ? drawing->n_nodes : 0;
     }
     (void)snprintf(process, sizeof process, "%s %u",
-                   lanes[interval->lane].of_rank ? "rank"
-                   : device                      ? "device"
-                                                 : "node",
+                   lanes[interval->lane].of_rank    ? "rank"
+                   : lanes[interval->lane].of_drive ? "drive"
+                   : device                         ? "device"
+                                                    : "node",
                    number);
     return cli_timeline_lane(&drawing->timeline, process, lanes[interval->lane].lane);
 }
@@ -181,11 +185,12 @@ static json_t *simulation_json(const struct simulation *simulation)
 static json_t *made_json(const struct cli_plan_input *input)
 {
     return json_pack(
-        "{s:s, s:s, s:s, s:s, s:o, s:o, s:b, s:f, s:o}", "by", cst_version(), "model",
+        "{s:s, s:s, s:s, s:s, s:o, s:o, s:b, s:f, s:i, s:I, s:o}", "by", cst_version(), "model",
         input->model.name, "device", input->rates.devices[input->config.device].name, "rates_from",
         input->rates_from, "device_bytes", cli_limit_json(input->budget.device_bytes), "host_bytes",
         cli_limit_json(input->budget.host_bytes), "recompute", (int)input->config.recompute,
-        "flops_share", input->config.flops_share > 0 ? input->config.flops_share : 1.0, "rates",
+        "flops_share", input->config.flops_share > 0 ? input->config.flops_share : 1.0, "n_drives",
+        (int)input->config.n_drives, "disk_bytes", (json_int_t)input->config.drive_bytes, "rates",
         cst_rates_to_json(&input->rates));
 }
 
@@ -293,6 +298,12 @@ int cli_plan(struct cli *cli)
          cli->plan.tp != 0 || cli->plan.pp != 0)) {
         return cli_usage(
             "--schedule, --kind, --dp, --tp and --pp are for plans with --parallel auto", "");
+    }
+    if (cli->plan.parallel != CLI_PARALLEL_NONE && cli->disk != NULL) {
+        return cli_usage(
+            "--disk is not for plans with --parallel auto, which do not plan memory of "
+            "the host",
+            "");
     }
     rc = cli_plan_input_open(&input, cli, &err);
     if (rc != CST_OK) {

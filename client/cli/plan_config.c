@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Options of `cistern plan` from the file of a job, which cistern-gpt reads, too. */
-#include "client/cli/cli.h"
+#include "client/cli/plan_input.h"
 #include "client/gpt/options.h"
 #include "client/gpt/options_parallel.h"
 #include "offload/parallel/schedule.h"
@@ -67,6 +67,13 @@ int cli_plan_config(struct cli *cli, struct cst_err *err)
                            "it out, or set it to true",
                            plan->config);
     }
+    if (job.job.states.disk != NULL) {
+        rc = cli_plan_count_drives(job.job.states.disk, &plan->n_drives, err);
+        if (rc != CST_OK) {
+            json_decref(file);
+            return cst_err_prefix(err, "%s: section memory", plan->config);
+        }
+    }
     plan->ranks = job.job.world;
     /* Without the texts, which belong to the file. */
     plan->job = (struct cst_job_spec){.memory = job.job.memory,
@@ -74,6 +81,7 @@ int cli_plan_config(struct cli *cli, struct cst_err *err)
                                       .updates = job.job.updates,
                                       .planning = {.chunk_elems = job.job.planning.chunk_elems,
                                                    .recompute = job.recompute_layers.is_all}};
+    plan->job.states.disk = NULL;
     if (plan->parallel != CLI_PARALLEL_NONE || job.parallel == GPT_PARALLEL_AUTO) {
         rc = take_degrees(plan, &job, err);
     }

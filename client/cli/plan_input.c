@@ -8,6 +8,7 @@
 #include "proto/rates_json.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -200,6 +201,54 @@ static void set_aside(struct cli_plan_input *input)
     input->budget.device_bytes = aside < device->memory_bytes ? device->memory_bytes - aside : 0;
 }
 
+/* -- drives ----------------------------------------------------------------------------------- */
+
+int cli_plan_count_drives(const char *text, uint32_t *n, struct cst_err *err)
+{
+    uint32_t count = 1;
+
+    if (text[0] != '\0' && strspn(text, "0123456789") == strlen(text)) {
+        count = strlen(text) > 2 ? UINT32_MAX : (uint32_t)strtoul(text, NULL, 10);
+    }
+    for (const char *p = text; *p != '\0'; p++) {
+        count += *p == ',';
+    }
+    if (count == 0 || text[0] == ',' || text[0] == '\0' || strstr(text, ",,") != NULL ||
+        text[strlen(text) - 1] == ',') {
+        return cst_err_set(err, CST_EINVAL,
+                           "disk: '%.150s' is neither a number of drives nor a list of directories",
+                           text);
+    }
+    if (count > CST_CORE_MAX_UPDATE_DEVICES) {
+        return cst_err_set(err, CST_EINVAL,
+                           "disk: '%.150s': the states of a job can be on %d "
+                           "drives at most",
+                           text, CST_CORE_MAX_UPDATE_DEVICES);
+    }
+    *n = count;
+    return CST_OK;
+}
+
+/* Take the drives of the job from the command line or the file. */
+static int choose_drives(struct cli_plan_input *input, const struct cli *cli, struct cst_err *err)
+{
+    const struct cli_plan_request *wish = &cli->plan;
+    int rc = CST_OK;
+
+    input->config.n_drives = wish->n_drives;
+    input->config.drive_bytes = wish->job.states.disk_bytes;
+    if (cli->disk != NULL) {
+        rc = cli_plan_count_drives(cli->disk, &input->config.n_drives, err);
+    }
+    if (rc == CST_OK && input->config.n_drives == 0 &&
+        (wish->tbw > 0 || wish->job.states.disk_bytes > 0)) {
+        return cst_err_set(err, CST_EINVAL, "%s is for states on drives: name them with --disk",
+                           wish->tbw > 0 ? "--tbw" : "--disk-bytes");
+    }
+    input->tbw = wish->tbw;
+    return rc;
+}
+
 /* -- the whole -------------------------------------------------------------------------------- */
 
 int cli_plan_input_open(struct cli_plan_input *input, const struct cli *cli, struct cst_err *err)
@@ -217,6 +266,9 @@ int cli_plan_input_open(struct cli_plan_input *input, const struct cli *cli, str
     rc = open_rates(input, wish->rates, err);
     if (rc == CST_OK) {
         rc = choose_device(input, wish, err);
+    }
+    if (rc == CST_OK) {
+        rc = choose_drives(input, cli, err);
     }
     if (rc == CST_OK && wish->job.updates.overlap == CST_OVERLAP_EARLY &&
         wish->job.updates.unused == CST_UNUSED_SKIP) {

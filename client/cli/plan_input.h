@@ -20,6 +20,7 @@ struct cli_plan_input {
     struct cst_card card;
     /* After a search in which nothing fits: the budget that a plan would need. */
     struct cst_plan_least least;
+    double tbw; /* Terabytes that may be written to each drive in its life; 0: not given. */
     struct cst_plan_config config; /* Points to the fields above. */
 };
 
@@ -28,6 +29,10 @@ struct cli_plan_input {
  * of this name (the error lists those that exist); CST_EIO; CST_EEXIST; CST_ENOMEM. */
 int cli_plan_input_open(struct cli_plan_input *input, const struct cli *cli, struct cst_err *err);
 void cli_plan_input_close(struct cli_plan_input *input);
+
+/* Count the drives that @text, the value of --disk or of `disk` in a file, names: a number, or
+ * directories with commas between them. CST_EINVAL: neither, or too many. */
+int cli_plan_count_drives(const char *text, uint32_t *n, struct cst_err *err);
 
 #define CLI_PLAN_MAX_WARNINGS (CST_PATTERN_COUNT + 1)
 

@@ -35,20 +35,21 @@ static json_t *classes_json(const struct cst_plan_choice *choice)
 
 json_t *cli_plan_step_json(const struct cst_replay_result *p)
 {
-    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
-                     "s:I, s:I, s:I, s:I, s:I}",
-                     "step_s", (double)p->step_ns * 1e-9, "compute_s", (double)p->compute_ns * 1e-9,
-                     "wait_s", (double)p->wait_ns * 1e-9, "update_exposed_s",
-                     (double)p->update_exposed_ns * 1e-9, "update_s", (double)p->update_ns * 1e-9,
-                     "update_hidden_s", (double)p->update_hidden_ns * 1e-9, "tail_s",
-                     (double)p->tail_ns * 1e-9, "bytes_up", (json_int_t)p->bytes_up, "bytes_down",
-                     (json_int_t)p->bytes_down, "bytes_peer", (json_int_t)p->bytes_peer, "hits",
-                     (json_int_t)p->hits, "late", (json_int_t)p->late, "misses",
-                     (json_int_t)p->misses, "evictions", (json_int_t)p->evictions, "prefetches",
-                     (json_int_t)p->prefetches, "states_up", (json_int_t)p->states_up,
-                     "states_down", (json_int_t)p->states_down, "device_updates",
-                     (json_int_t)p->device_updates, "total_bytes_up", (json_int_t)p->total.bytes_up,
-                     "total_bytes_down", (json_int_t)p->total.bytes_down);
+    return json_pack(
+        "{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
+        "s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
+        "step_s", (double)p->step_ns * 1e-9, "compute_s", (double)p->compute_ns * 1e-9, "wait_s",
+        (double)p->wait_ns * 1e-9, "update_exposed_s", (double)p->update_exposed_ns * 1e-9,
+        "update_s", (double)p->update_ns * 1e-9, "update_hidden_s",
+        (double)p->update_hidden_ns * 1e-9, "tail_s", (double)p->tail_ns * 1e-9, "bytes_up",
+        (json_int_t)p->bytes_up, "bytes_down", (json_int_t)p->bytes_down, "bytes_peer",
+        (json_int_t)p->bytes_peer, "hits", (json_int_t)p->hits, "late", (json_int_t)p->late,
+        "misses", (json_int_t)p->misses, "evictions", (json_int_t)p->evictions, "prefetches",
+        (json_int_t)p->prefetches, "states_up", (json_int_t)p->states_up, "states_down",
+        (json_int_t)p->states_down, "disk_read", (json_int_t)p->disk_read, "disk_ahead",
+        (json_int_t)p->disk_ahead, "disk_written", (json_int_t)p->disk_written, "device_updates",
+        (json_int_t)p->device_updates, "total_bytes_up", (json_int_t)p->total.bytes_up,
+        "total_bytes_down", (json_int_t)p->total.bytes_down);
 }
 
 static json_t *choice_json(const struct cli_plan_input *input, const struct cst_plan_choice *choice)
@@ -67,6 +68,28 @@ static json_t *choice_json(const struct cli_plan_input *input, const struct cst_
         "n_buffers", (int)choice->n_buffers, "interleave", (int)choice->interleave, "binds",
         choice->binds, "tokens_per_s", cli_plan_tokens(input, choice), "spread",
         input->rates.spread, "predicted", cli_plan_step_json(&choice->predicted));
+}
+
+/* Return the states on drives; null: there are none. */
+static json_t *drives_json(const struct cli_plan_input *input, const struct cst_plan_choice *choice)
+{
+    struct cst_plan_drives times;
+    double days = cli_plan_days(input, choice);
+
+    if (choice->n_drives == 0) {
+        return json_null();
+    }
+    times = cst_plan_drives_times(&input->config, choice);
+    return json_pack(
+        "{s:i, s:I, s:i, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o}", "drives",
+        (int)choice->n_drives, "bytes", (json_int_t)choice->drive_bytes, "chunks",
+        (int)choice->n_on_drives, "window_bytes", (json_int_t)choice->window_bytes,
+        "host_bytes_per_param", (double)choice->rows_bytes / (double)input->model.model.n_params,
+        "mixed_bytes_per_s", choice->n_drives * cst_rates_mixed(&input->rates), "disk_s",
+        times.disk_s, "read_s", times.read_s, "read_under_s", times.read_under_s, "write_s",
+        times.write_s, "write_under_s", times.write_under_s, "tbw",
+        input->tbw > 0 ? json_real(input->tbw) : json_null(), "days",
+        days > 0 ? json_real(days) : json_null());
 }
 
 static json_t *losers_json(const struct cli_plan_input *input, const struct cst_plans *plans)
@@ -152,8 +175,8 @@ json_t *cli_plan_json(const struct cli_plan_input *input, const struct cst_plans
 {
     return json_pack(
         "{s:b, s:o, s:o, s:{s:s, s:s, s:b}, s:{s:o, s:o, s:o}, s:o, "
-        "s:{s:o}, s:{s:o, s:o}, "
-        "s:{s:o, s:o}, s:o, "
+        "s:{s:o}, s:{s:o, s:o}, s:o, "
+        "s:{s:o, s:o, s:o}, s:o, "
         "s:{s:I, s:I, s:I}}",
         "fits", 1, "model", model_summary(input), "warnings", warnings_json(input), "rates", "from",
         input->rates_from, "device", input->rates.devices[input->config.device].name, "peer_access",
@@ -161,9 +184,10 @@ json_t *cli_plan_json(const struct cli_plan_input *input, const struct cst_plans
         cli_limit_json(input->budget.device_bytes), "host_bytes",
         cli_limit_json(input->budget.host_bytes), "card", card_json(&input->card), "plan",
         choice_json(input, &plans->best), "device_update", "why", why_json(plans->update_why),
-        "states", "why", why_json(plans->states_why), "step_without_s", without_json(plans), "rows",
-        "each_device", rows_json(rows->device, input->config.world), "host",
-        rows_json(rows->host, 1), "runners_up", losers_json(input, plans), "searched", "candidates",
-        (json_int_t)plans->n_candidates, "played", (json_int_t)plans->n_replayed, "events",
-        (json_int_t)plans->n_events);
+        "states", "why", why_json(plans->states_why), "step_without_s", without_json(plans), "disk",
+        drives_json(input, &plans->best), "rows", "each_device",
+        rows_json(rows->device, input->config.world), "host", rows_json(rows->host, 1), "drives",
+        rows_json(rows->drive, 1), "runners_up", losers_json(input, plans), "searched",
+        "candidates", (json_int_t)plans->n_candidates, "played", (json_int_t)plans->n_replayed,
+        "events", (json_int_t)plans->n_events);
 }

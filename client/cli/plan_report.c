@@ -18,14 +18,23 @@ const char *cli_plan_row_name(int row)
 
 /* -- rows ------------------------------------------------------------------------------------- */
 
-/* Return whether @row of @chunk is a state that stays on an accelerator. */
-static bool is_on_accelerator(const struct cst_layout_chunk *chunk, int row)
+/* Return the bytes of rows where @row of @chunk is. */
+static uint64_t *place_of(struct cli_plan_rows *out, const struct cst_layout_config *config,
+                          const struct cst_layout_chunk *chunk, int row)
 {
-    return cst_tier_is_apart(chunk->tier) && cst_table_is_state(row);
+    if (!cst_tier_is_apart(chunk->tier) || !cst_table_is_state(row)) {
+        return &out->host[row];
+    }
+    for (uint32_t i = 0; i < config->n_devices; i++) {
+        if (config->devices[i].engine == chunk->tier && config->devices[i].in_host) {
+            return &out->drive[row];
+        }
+    }
+    return &out->device[row];
 }
 
 static void add_chunk(struct cli_plan_rows *out, const struct cst_layout *layout,
-                      const struct cst_layout_chunk *chunk)
+                      const struct cst_layout_config *config, const struct cst_layout_chunk *chunk)
 {
     const struct cst_layout_states states = cst_layout_states_of(&layout->states, chunk->muon);
     bool trained = cst_pattern(chunk->pattern)->has_states;
@@ -36,7 +45,7 @@ static void add_chunk(struct cli_plan_rows *out, const struct cst_layout *layout
                                                    chunk->n_elems)
                             : 0;
 
-        *(is_on_accelerator(chunk, row) ? &out->device[row] : &out->host[row]) += more;
+        *place_of(out, config, chunk, row) += more;
     }
 }
 
@@ -51,7 +60,7 @@ int cli_plan_rows(struct cli_plan_rows *out, const struct cli_plan_input *input,
     }
     *out = (struct cli_plan_rows){.device = {0}};
     for (uint32_t c = 0; c < layout.n_chunks && c < choice->n_chunks; c++) {
-        add_chunk(out, &layout, &layout.chunks[c]);
+        add_chunk(out, &layout, &choice->layout, &layout.chunks[c]);
     }
     cst_layout_close(&layout);
     return CST_OK;
@@ -84,17 +93,25 @@ static void bytes_or_dash(struct cli_table *table, uint64_t bytes)
 /* Bytes in each column of the table of memory. If ranks compute on the host, the memory of
  * accelerators for updates has a column of its own. */
 struct columns {
-    uint64_t device, host, accelerator;
+    uint64_t device, host, accelerator, drive;
 };
 
-static void memory_line(struct cli_table *table, bool accelerators, const char *name,
+/* The columns that the table does not always have. */
+struct shown {
+    bool accelerators, drives;
+};
+
+static void memory_line(struct cli_table *table, struct shown shown, const char *name,
                         const struct columns *bytes)
 {
     cli_table_cell(table, "%s", name);
     bytes_or_dash(table, bytes->device);
     bytes_or_dash(table, bytes->host);
-    if (accelerators) {
+    if (shown.accelerators) {
         bytes_or_dash(table, bytes->accelerator);
+    }
+    if (shown.drives) {
+        bytes_or_dash(table, bytes->drive);
     }
 }
 
@@ -125,48 +142,60 @@ static uint64_t sum(const uint64_t *rows)
 static bool print_memory(const struct cli_plan_input *input, const struct cst_plan_choice *best,
                          const struct cli_plan_rows *rows)
 {
-    static const char *const titles[] = {"MEMORY", ">EACH DEVICE", ">HOST", ">EACH ACCELERATOR",
-                                         NULL};
-    static const char *const fewer[] = {"MEMORY", ">EACH DEVICE", ">HOST", NULL};
+    const char *titles[6] = {"MEMORY", ">EACH DEVICE", ">HOST"};
     bool on_host = strcmp(input->rates.devices[input->config.device].name, "host") == 0;
     bool beside = on_host && best->device_update_bytes > 0;
+    const struct shown shown = {.accelerators = beside, .drives = best->n_drives > 0};
     uint64_t blocks = on_host ? best->pool_bytes * input->config.world : 0;
-    uint64_t host = sum(rows->host) + blocks;
+    uint64_t host = sum(rows->host) + blocks + best->window_bytes;
     struct columns line = {.device = best->pool_bytes, .host = blocks};
     struct cli_table table;
+    unsigned n = 3;
 
-    cli_table_init(&table, beside ? titles : fewer);
-    memory_line(&table, beside, "blocks", &line);
+    if (shown.accelerators) {
+        titles[n++] = ">EACH ACCELERATOR";
+    }
+    if (shown.drives) {
+        titles[n++] = ">ALL DRIVES";
+    }
+    cli_table_init(&table, titles);
+    memory_line(&table, shown, "blocks", &line);
     for (unsigned row = 0; row < CLI_PLAN_ROWS; row++) {
         uint64_t there = each(input, rows->device[row]);
 
-        line = (struct columns){
-            .device = beside ? 0 : there, .host = rows->host[row], .accelerator = there};
+        line = (struct columns){.device = beside ? 0 : there,
+                                .host = rows->host[row],
+                                .accelerator = there,
+                                .drive = rows->drive[row]};
         if (row != CST_ROW_WEIGHT_OTHER || input->config.states.two_weights) {
-            memory_line(&table, beside, cli_plan_row_name((int)row), &line);
+            memory_line(&table, shown, cli_plan_row_name((int)row), &line);
         }
     }
     line = (struct columns){.device = best->activation_bytes};
-    memory_line(&table, beside, "activations", &line);
-    if (best->device_update_bytes > 0) {
+    memory_line(&table, shown, "activations", &line);
+    if (best->device_update_bytes > 0 || best->window_bytes > 0) {
         line = (struct columns){.device = beside ? 0 : best->device_update_bytes,
+                                .host = best->window_bytes,
                                 .accelerator = best->device_update_bytes};
-        memory_line(&table, beside, "for updates", &line);
+        memory_line(&table, shown, "for updates", &line);
     }
-    if (best->host_bytes > host) {
-        line = (struct columns){.host = best->host_bytes - host};
-        memory_line(&table, beside, "table, rounding", &line);
+    if (best->host_bytes > host || best->drive_bytes > sum(rows->drive)) {
+        line = (struct columns){.host = best->host_bytes - host,
+                                .drive = best->drive_bytes - sum(rows->drive)};
+        memory_line(&table, shown, "table, rounding", &line);
     }
     line = (struct columns){.device = best->pool_bytes + best->activation_bytes,
                             .host = best->host_bytes,
-                            .accelerator = best->device_update_bytes + best->state_bytes};
+                            .accelerator = best->device_update_bytes + best->state_bytes,
+                            .drive = best->drive_bytes};
     line.device += beside ? 0 : line.accelerator;
-    memory_line(&table, beside, "together", &line);
+    memory_line(&table, shown, "together", &line);
     line = (struct columns){.device = given(input->budget.device_bytes),
                             .host = given(input->budget.host_bytes),
                             .accelerator =
-                                input->rates.devices[input->config.accelerator].memory_bytes};
-    memory_line(&table, beside, "of", &line);
+                                input->rates.devices[input->config.accelerator].memory_bytes,
+                            .drive = input->config.drive_bytes};
+    memory_line(&table, shown, "of", &line);
     return cli_table_print(&table, stdout);
 }
 
@@ -310,6 +339,70 @@ static void print_states(const struct cst_plans *plans)
     }
 }
 
+double cli_plan_days(const struct cli_plan_input *input, const struct cst_plan_choice *choice)
+{
+    double wear = input->tbw > 0 && choice->n_drives > 0
+                      ? cst_plan_drives_times(&input->config, choice).wear
+                      : 0;
+
+    return wear > 0 ? input->tbw * 1e12 / wear / 86400 : 0;
+}
+
+/* Print whether @s seconds of drives, for @what, fit under @under seconds of @passes. */
+static void print_hidden(const char *what, double s, double under_s, const char *passes)
+{
+    char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES];
+
+    (void)printf("%s %s under %s of %s", what, cli_seconds(s, a), cli_seconds(under_s, b), passes);
+    if (s > under_s) {
+        (void)printf(", %s too long", cli_seconds(s - under_s, c));
+    }
+}
+
+/* Print the states on drives, what a step reads and writes, and under what that hides. */
+static void print_drives(const struct cli_plan_input *input, const struct cst_plan_choice *best)
+{
+    const struct cst_replay_result *p = &best->predicted;
+    char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES], d[CLI_HUMAN_BYTES];
+    double days = cli_plan_days(input, best);
+    struct cst_plan_drives times;
+
+    if (best->n_drives == 0) {
+        return;
+    }
+    times = cst_plan_drives_times(&input->config, best);
+    (void)printf(
+        "drives    %u: %s of states in all, of %u of %u chunks; %s of host memory for their "
+        "updates; %.2f bytes of host memory per parameter\n",
+        best->n_drives, cli_bytes(best->drive_bytes, a), best->n_on_drives, best->n_chunks,
+        cli_bytes(best->window_bytes, b),
+        (double)best->rows_bytes / (double)input->model.model.n_params);
+    if (best->window_bytes > best->drive_bytes) {
+        (void)printf("warning   the states would take less host memory than their updates: leave "
+                     "--disk out, or cut large tensors\n");
+    }
+    (void)printf("disk      a step reads %s, %s of it before the commit, and writes %s: %s at ",
+                 cli_bytes(p->disk_read, a), cli_bytes(p->disk_ahead, b),
+                 cli_bytes(p->disk_written, c), cli_seconds(times.disk_s, d));
+    (void)printf("%s/s for reads and writes together\n",
+                 cli_bytes((uint64_t)(best->n_drives * cst_rates_mixed(&input->rates)), a));
+    (void)printf("hidden    ");
+    if (input->config.overlap == CST_OVERLAP_COMMIT) {
+        print_hidden("reads after the commit", times.read_s, times.read_under_s, "forward pass");
+        (void)printf("; ");
+        print_hidden("writes", times.write_s, times.write_under_s, "forward and backward passes");
+    } else {
+        print_hidden("reads and writes", times.write_s, times.write_under_s,
+                     input->config.overlap == CST_OVERLAP_EARLY ? "forward and backward passes"
+                                                                : "the whole step");
+    }
+    (void)printf("\n");
+    if (days > 0) {
+        (void)printf("wear      %.4g days of training write %.4g TB to each drive\n", days,
+                     input->tbw);
+    }
+}
+
 static bool print_losers(const struct cst_plans *plans)
 {
     static const char *const titles[] = {"RUNNER-UP", ">STEP",   ">CHUNK", "POOL",
@@ -446,6 +539,7 @@ bool cli_plan_print(const struct cli_plan_input *input, const struct cst_plans *
         (void)printf("chosen    %s\n", plans->update_why);
     }
     print_states(plans);
+    print_drives(input, best);
     (void)printf("binds     %s\n", best->binds);
     (void)printf("searched  %llu plans, %llu of them simulated, %s events\n\n",
                  (unsigned long long)plans->n_candidates, (unsigned long long)plans->n_replayed,

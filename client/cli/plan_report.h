@@ -19,7 +19,8 @@ struct cli_plan_rows {
     /* On the devices of all ranks together; or on accelerators, if the ranks compute on the
      * host. */
     uint64_t device[CLI_PLAN_ROWS];
-    uint64_t host[CLI_PLAN_ROWS]; /* In host memory. */
+    uint64_t host[CLI_PLAN_ROWS];  /* In host memory. */
+    uint64_t drive[CLI_PLAN_ROWS]; /* On all drives together. */
 };
 
 /* Compute the rows of the plan @choice for the model of @input. CST_ENOMEM, and the statuses of
@@ -33,6 +34,10 @@ bool cli_plan_is_apart(const struct cli_plan_input *input);
 /* Return the tokens per second of all ranks together; 0: the model does not say how many tokens a
  * micro-batch has. */
 double cli_plan_tokens(const struct cli_plan_input *input, const struct cst_plan_choice *choice);
+
+/* Return the days until @input->tbw terabytes are written to each drive; 0: not given, or nothing
+ * is written. */
+double cli_plan_days(const struct cli_plan_input *input, const struct cst_plan_choice *choice);
 
 /* Write a size of at least @bytes as a person types it, rounded up: "100G". Returns @out. */
 const char *cli_size_option(uint64_t bytes, char out[CLI_HUMAN_BYTES]);

@@ -100,10 +100,26 @@ static bool print_devices(const struct cst_rates *rates)
     return cli_table_print(&table, stdout);
 }
 
-/* Print the rates to stdout as tables. False: out of memory; the error was printed to stderr. */
-static bool print_rates(const struct cst_rates *rates)
+static bool print_disk(const struct cst_rates *rates, const char *directory, uint64_t bytes)
 {
-    char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES];
+    static const char *const titles[] = {"DISK", ">FILE", ">READ", ">WRITE", ">MIXED", NULL};
+    struct cli_table table;
+    char text[CLI_HUMAN_BYTES];
+
+    cli_table_init(&table, titles);
+    cli_table_cell(&table, "%s", directory);
+    cli_table_cell(&table, "%s", cli_bytes(bytes, text));
+    rate(&table, rates->disk_read, "B/s");
+    rate(&table, rates->disk_write, "B/s");
+    rate(&table, rates->disk_mixed, "B/s");
+    return cli_table_print(&table, stdout);
+}
+
+/* Print the rates to stdout as tables. False: out of memory; the error was printed to stderr. */
+static bool print_rates(const struct cli *cli, const struct cli_measured *measured)
+{
+    const struct cst_rates *rates = &measured->rates;
+    char a[CLI_HUMAN_BYTES];
 
     if (!print_nodes(rates)) {
         return false;
@@ -113,9 +129,11 @@ static bool print_rates(const struct cst_rates *rates)
         return false;
     }
     (void)printf("\n");
-    if (rates->disk_read > 0) {
-        (void)printf("disk      read %s/s, write %s/s\n", cli_bytes((uint64_t)rates->disk_read, a),
-                     cli_bytes((uint64_t)rates->disk_write, b));
+    if (cli->disk != NULL) {
+        if (!print_disk(rates, cli->disk, measured->disk_bytes)) {
+            return false;
+        }
+        (void)printf("\n");
     }
     if (rates->request_s > 0) {
         (void)printf("request   round trip %s\n", cli_seconds(rates->request_s, a));
@@ -148,9 +166,9 @@ static int measure(const struct cli *cli, struct cli_measured *out, struct cst_e
     struct cli_busy busy;
     int rc = CST_OK;
 
-    /* The engines take longest: a disk that cannot be measured is reported before them. */
+    /* The engines take longest: a drive that cannot be measured is reported before them. */
     if (cli->disk != NULL) {
-        rc = cli_measure_disk(out, cli->disk, err);
+        rc = cli_measure_disk(out, cli->disk, cli->bytes, err);
     }
     if (rc == CST_OK && cli->client != NULL) {
         rc = cli_measure_request(out, cli->client, err);
@@ -175,7 +193,7 @@ static bool print(const struct cli *cli, const struct cli_measured *measured, co
         }
         return cli_json_print(cst_rates_to_json(&measured->rates));
     }
-    if (!print_rates(&measured->rates)) {
+    if (!print_rates(cli, measured)) {
         return false;
     }
     for (unsigned i = 0; i < measured->n_notes; i++) {

@@ -214,16 +214,33 @@ static void print_sharing(const Cistern__GpuInfo *gpu)
     }
 }
 
+/* Print @bytes with @what, and the rate over the time in which the drive did that. */
+static void print_moved(const char *what, uint64_t bytes, double seconds)
+{
+    char text[CLI_HUMAN_BYTES];
+
+    (void)printf(", %s %s", cli_bytes(bytes, text), what);
+    if (bytes > 0 && seconds > 0) {
+        (void)printf(" (%s/s)", cli_bytes((uint64_t)((double)bytes / seconds), text));
+    }
+}
+
 static void print_drives(const Cistern__StatReply *stat)
 {
-    char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES];
+    char a[CLI_HUMAN_BYTES];
 
     for (size_t i = 0; i < stat->n_drives; i++) {
         const Cistern__DriveInfo *drive = stat->drives[i];
 
-        (void)printf("drive     %s (%s): %s of files with states, %s read, %s written\n",
-                     drive->name, drive->uuid, cli_bytes(drive->used, a),
-                     cli_bytes(drive->read_bytes, b), cli_bytes(drive->written_bytes, c));
+        (void)printf("drive     %s (%s): %s of files with states", drive->name, drive->uuid,
+                     cli_bytes(drive->used, a));
+        print_moved("read", drive->read_bytes, drive->read_seconds);
+        print_moved("written", drive->written_bytes, drive->write_seconds);
+        if (drive->in_flight > 0) {
+            (void)printf(", %llu copies wait or are under way",
+                         (unsigned long long)drive->in_flight);
+        }
+        (void)printf("\n");
     }
 }
 

@@ -28,8 +28,18 @@ static const struct {
 
 #define N_KINDS (sizeof kinds / sizeof *kinds)
 
+/* What copies of states are at a drive. They have the kinds of copies of states to the place where
+ * they are updated, and back. */
+static const char *const drive_names[N_KINDS] = {
+    [CISTERN__TRACE_INTERVAL__KIND__STATES_UP] = "read",
+    [CISTERN__TRACE_INTERVAL__KIND__STATES_DOWN] = "write"};
+static const char *const drive_lanes[N_KINDS] = {
+    [CISTERN__TRACE_INTERVAL__KIND__STATES_UP] = "reads",
+    [CISTERN__TRACE_INTERVAL__KIND__STATES_DOWN] = "writes"};
+
 struct engines {
     char names[64][CLI_TIMELINE_NAME_BYTES]; /* Per engine: "node 0", "cuda:0". */
+    bool drives[64];                         /* Per engine: it is that of a drive. */
     size_t n;
 };
 
@@ -61,6 +71,7 @@ static bool get_engines(struct cli *cli, struct engines *out)
     stat = (const Cistern__StatReply *)call.reply;
     for (out->n = 0; out->n < stat->n_engines && out->n < 64; out->n++) {
         name_engine(stat, stat->engines[out->n], out->names[out->n]);
+        out->drives[out->n] = strcmp(stat->engines[out->n]->kind, "disk") == 0;
     }
     cstc_call_reset(&call);
     return true;
@@ -73,15 +84,34 @@ static unsigned kind_of(const Cistern__TraceInterval *interval)
     return kind < N_KINDS ? kind : 0;
 }
 
+/* Return whether the engine of the interval is that of a drive. */
+static bool is_of_drive(const struct engines *engines, const Cistern__TraceInterval *interval)
+{
+    return drive_names[kind_of(interval)] != NULL && interval->number < engines->n &&
+           engines->drives[interval->number];
+}
+
+static const char *name_of(const struct engines *engines, const Cistern__TraceInterval *interval)
+{
+    unsigned kind = kind_of(interval);
+
+    return is_of_drive(engines, interval) ? drive_names[kind] : kinds[kind].name;
+}
+
 /* Make all lanes of an engine at its first interval, so that they have the same order for every
  * engine. */
-static void make_lanes(struct cli_timeline *timeline, const char *engine)
+static void make_lanes(struct cli_timeline *timeline, const char *engine, bool drive)
 {
     static const char *const lanes[] = {CLI_LANE_UP, CLI_LANE_DOWN, CLI_LANE_SUMS,
                                         CLI_LANE_UPDATES};
 
-    for (size_t i = 0; i < sizeof lanes / sizeof *lanes; i++) {
+    for (size_t i = 0; !drive && i < sizeof lanes / sizeof *lanes; i++) {
         (void)cli_timeline_lane(timeline, engine, lanes[i]);
+    }
+    for (unsigned kind = 0; drive && kind < N_KINDS; kind++) {
+        if (drive_lanes[kind] != NULL) {
+            (void)cli_timeline_lane(timeline, engine, drive_lanes[kind]);
+        }
     }
 }
 
@@ -91,6 +121,7 @@ static uint32_t lane_of(struct cli_timeline *timeline, const struct engines *eng
                         const Cistern__TraceInterval *interval)
 {
     const char *lane = kinds[kind_of(interval)].lane, *engine = "engine";
+    bool drive = false;
     char rank[CLI_TIMELINE_NAME_BYTES];
 
     if (interval->kind == CISTERN__TRACE_INTERVAL__KIND__WAIT) {
@@ -102,8 +133,10 @@ static uint32_t lane_of(struct cli_timeline *timeline, const struct engines *eng
     }
     if (interval->number < engines->n) {
         engine = engines->names[interval->number];
+        drive = engines->drives[interval->number];
     }
-    make_lanes(timeline, engine);
+    make_lanes(timeline, engine, drive);
+    lane = is_of_drive(engines, interval) ? drive_lanes[kind_of(interval)] : lane;
     return cli_timeline_lane(timeline, engine, lane);
 }
 
@@ -112,7 +145,7 @@ static void add(struct cli_timeline *timeline, const struct engines *engines,
 {
     struct cli_span span = {
         .lane = lane_of(timeline, engines, interval),
-        .kind = kinds[kind_of(interval)].name,
+        .kind = name_of(engines, interval),
         .begin = interval->began_ns,
         .end = interval->began_ns + interval->ns,
         /* The step that was under way, from 1, as in the names of steps. */
@@ -126,10 +159,10 @@ static void add(struct cli_timeline *timeline, const struct engines *engines,
         (void)snprintf(span.name, sizeof span.name, "step %llu",
                        (unsigned long long)interval->step);
     } else if (interval->has_chunk) {
-        (void)snprintf(span.name, sizeof span.name, "%s %u%s", kinds[kind_of(interval)].name,
+        (void)snprintf(span.name, sizeof span.name, "%s %u%s", name_of(engines, interval),
                        interval->chunk, interval->grad ? " grad" : "");
     } else {
-        (void)snprintf(span.name, sizeof span.name, "%s", kinds[kind_of(interval)].name);
+        (void)snprintf(span.name, sizeof span.name, "%s", name_of(engines, interval));
     }
     cli_timeline_add(timeline, &span);
 }

@@ -42,7 +42,7 @@ struct cstd_plan_search {
     struct cst_rates rates;
     struct cst_plan_budget budget;
     struct cst_plan_config config;
-    bool flops_known;
+    bool flops_known, drives_known; /* The rates are measured, not guessed. */
     /* The search follows a drift: only the prefetch depth is searched for. */
     bool depth_only;
     bool stopped; /* Time ended before all plans were examined. */
@@ -117,6 +117,14 @@ static void choose_reservations(const struct cstd_job *job, struct cstd_plan_sea
     }
 }
 
+/* The drives of the job's files. */
+static void choose_drives(const struct cstd_job *job, struct cstd_plan_search *s)
+{
+    s->config.n_drives = job->files.n;
+    s->config.drive_bytes = job->spec.states.disk_bytes;
+    s->drives_known = job->files.n == 0 || cstd_planner_rates_drives(&s->rates);
+}
+
 /* -- a search --------------------------------------------------------------------------------- */
 
 static bool has_flops(const struct cst_model *model)
@@ -165,6 +173,7 @@ static void fill_budget(const struct cstd_job *job, struct cst_plan_budget *out)
 {
     const struct cstd_daemon *daemon = job->daemon;
     uint64_t asked = cstd_pool_share_smallest(job),
+             pools = cstd_budget_left(cstd_tiers_host(daemon)->budget, job->account),
              others = cstd_edge_slots_host_bytes(job) + cstd_reshape_staging_bytes(job) +
                       cstd_upkeep_bytes(job); /* Without chunks, which are not known yet. */
 
@@ -176,7 +185,10 @@ static void fill_budget(const struct cstd_job *job, struct cst_plan_budget *out)
         out->device_bytes += job->workers[0].device_update_bytes + job->workers[0].device_states;
     } else { /* The plan charges pools on the host to the host's memory, too. */
         out->host_bytes += out->device_bytes * job->world;
+        pools -= out->device_bytes * job->world < pools ? out->device_bytes * job->world : pools;
     }
+    /* The buffers of drives are in the memory for pools on the host. */
+    out->host_bytes += job->files.n > 0 ? pools : 0;
 }
 
 static bool stops(void *arg)
@@ -206,6 +218,7 @@ static int ask(struct cstd_plan_search *s)
     cstd_planner_rates_nodes(daemon, &s->rates);
     choose_device(job, s);
     choose_reservations(job, s);
+    choose_drives(job, s);
     fill_budget(job, &s->budget);
     s->config.model = &s->model;
     s->config.world = job->world;
@@ -308,9 +321,10 @@ static void take_plan(struct cstd_job *job, const struct cstd_plan_search *s)
     plan->choice = s->choice;
     /* Without the workers' speed the prediction has no meaning; the job's drift then learns from
      * its first steps. */
-    plan->step_s = s->flops_known && job->daemon->planner->has_file && has_flops(&s->model)
-                       ? (double)s->predicted.step_ns * 1e-9
-                       : 0;
+    plan->step_s =
+        s->flops_known && s->drives_known && job->daemon->planner->has_file && has_flops(&s->model)
+            ? (double)s->predicted.step_ns * 1e-9
+            : 0;
     (void)snprintf(plan->words, sizeof plan->words,
                    "planned with the rates %s%.90s: the fastest of %" PRIu64
                    " plans within %s per rank",

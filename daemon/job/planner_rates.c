@@ -14,6 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#define DRIVE_RATE 2e9     /* Assumed rate of a drive that was not measured, bytes/s. */
 #define CORE_PRODUCTS 30e9 /* Assumed rate of products of a core that was not measured, flop/s. */
 
 int cstd_planner_init(struct cstd_planner *planner, const struct cstd_daemon *daemon,
@@ -83,6 +84,17 @@ void cstd_planner_rates_overlay(const struct cstd_daemon *daemon, struct cst_rat
         rates->nodes[i].reduce = seen_or(&seen->reduce, rates->nodes[i].reduce);
         rates->nodes[i].products = seen_or(&seen->products, rates->nodes[i].products);
     }
+}
+
+bool cstd_planner_rates_drives(struct cst_rates *rates)
+{
+    bool known = rates->disk_read > 0 && rates->disk_write > 0;
+
+    if (!known) {
+        rates->disk_read = rates->disk_write = DRIVE_RATE;
+        rates->disk_mixed = 0;
+    }
+    return known;
 }
 
 static uint32_t find_device(const struct cst_rates *rates, const char *name)

@@ -33,6 +33,8 @@ void cstd_planner_rates_nodes(const struct cstd_daemon *daemon, struct cst_rates
 /* Replace the update and reduce rates of the nodes in @rates, which come from a file, by those that
  * the engines were seen to reach. */
 void cstd_planner_rates_overlay(const struct cstd_daemon *daemon, struct cst_rates *rates);
+/* Set the rates of drives in @rates to guesses if they are not known. Returns whether they are. */
+bool cstd_planner_rates_drives(struct cst_rates *rates);
 /* Return the index of @tier in the devices of @rates. A device that is missing is
  * added with guessed rates. */
 uint32_t cstd_planner_rates_add(const struct cstd_tier *tier, struct cst_rates *rates);

@@ -168,7 +168,7 @@ uint32_t cstd_device_reservation_list(
         struct cstd_device_reservation *reservation = find(reservations, &n, job->files.v[i].tier);
 
         if (reservation != NULL) {
-            reservation->bytes = cst_buffers_want(&job->layout, job->layout.n_classes);
+            reservation->bytes = cst_buffers_of_drive(&job->layout);
         }
     }
     for (uint32_t i = 0; i < n; i++) {
@@ -265,14 +265,6 @@ static int add_states(struct cst_layout_config *config, const struct cstd_tier *
     return CST_OK;
 }
 
-/* Return the bytes for states in each of the files of @job. */
-static uint64_t states_in_file(const struct cstd_job *job)
-{
-    uint64_t bytes = job->spec.states.disk_bytes;
-
-    return bytes == 0 ? CST_LAYOUT_ALL : bytes / job->files.n;
-}
-
 int cstd_device_reservation_devices(const struct cstd_job *job, struct cst_layout_config *config,
                                     struct cst_err *err)
 {
@@ -287,7 +279,9 @@ int cstd_device_reservation_devices(const struct cstd_job *job, struct cst_layou
                         reservations[i].bytes, err);
     }
     for (uint32_t i = 0; i < job->files.n && rc == CST_OK; i++) {
-        rc = add_states(config, job->files.v[i].tier, states_in_file(job), CST_LAYOUT_BUFFERS, err);
+        rc = add_states(config, job->files.v[i].tier,
+                        cst_layout_drive_bytes(job->spec.states.disk_bytes, job->files.n),
+                        CST_LAYOUT_BUFFERS, err);
     }
     return rc;
 }

@@ -258,6 +258,10 @@ static size_t fill_drives(const struct cstd_daemon *daemon, Cistern__DriveInfo *
         out[i].used = drives->v[i].files.used;
         out[i].read_bytes = engine->base.down_bytes + engine->counters.down_bytes;
         out[i].written_bytes = engine->base.up_bytes + engine->counters.up_bytes;
+        out[i].has_read_seconds = out[i].has_write_seconds = out[i].has_in_flight = 1;
+        out[i].read_seconds = (double)(engine->base.down_ns + engine->counters.down_ns) * 1e-9;
+        out[i].write_seconds = (double)(engine->base.up_ns + engine->counters.up_ns) * 1e-9;
+        out[i].in_flight = engine->commands.n;
         pointers[i] = &out[i];
     }
     return drives->n;

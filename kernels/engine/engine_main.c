@@ -55,13 +55,14 @@ static unsigned uses(void)
 
 /* The parsed command line. */
 struct options {
-    uint32_t fd;                            /* --fd */
-    bool probe, measure;                    /* --probe, --rates */
-    const char *paced, *pace;               /* --paced, --pace; NULL: not given. */
-    bool disk;                              /* --disk */
-    uint32_t limit;                         /* --limit */
-    struct cste_engine_rates_options rates; /* --node, --threads, --copy-threads, --device */
-    bool help, version;                     /* --help, --version */
+    uint32_t fd;              /* --fd */
+    bool probe, measure;      /* --probe, --rates */
+    const char *paced, *pace; /* --paced, --pace; NULL: not given. */
+    bool disk;                /* --disk */
+    uint32_t limit;           /* --limit */
+    /* --node, --threads, --copy-threads, --device, --directory, --bytes */
+    struct cste_engine_rates_options rates;
+    bool help, version; /* --help, --version */
 };
 
 #define AT(name) offsetof(struct options, name)
@@ -88,6 +89,10 @@ static const struct cst_option table[] = {
     ROW("device", USES_PROBE, "UUID", "with --rates: the GPU", CST_TEXT(AT(rates.device))),
     ROW("threads", USES_THREADS, "N", "with --rates: threads that compute",
         CST_U32(AT(rates.threads), 1, CSTE_THREAD_POOL_MAX_THREADS)),
+    ROW("directory", USES_DISK, "DIR", "with --rates: measure the drive of DIR, and nothing else",
+        CST_TEXT(AT(rates.directory))),
+    ROW("bytes", USES_DISK, "SIZE", "with --directory: bytes of the file that is measured",
+        CST_SIZE(AT(rates.bytes))),
     ROW("copy-threads", 0, "N", "with --rates: threads that copy in each direction",
         CST_U32(AT(rates.copy_threads), 1, CSTE_THREAD_POOL_MAX_THREADS)),
     ROW("help", 0, NULL, "print this text", CST_FLAG(AT(help))),

@@ -3,6 +3,7 @@
  * node, as an engine does: with its pieces, tile loops, undo slots and thread pools. */
 #include "kernels/engine/rates.h"
 
+#include "kernels/host/disk_rates.h"
 #include "kernels/host/host.h"
 #include "kernels/engine/self_benchmark.h"
 #include "kernels/math/muon.h"
@@ -394,9 +395,13 @@ static int print(const struct host_rates *r, const struct cste_engine_rates_opti
 
 int cste_host_rates(const struct cste_engine_rates_options *options, FILE *to, struct cst_err *err)
 {
-    struct host_rates *r = calloc(1, sizeof *r);
+    struct host_rates *r;
     int rc;
 
+    if (options->directory != NULL) {
+        return cste_disk_rates(options, to, err);
+    }
+    r = calloc(1, sizeof *r);
     if (r == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory to measure with");
     }

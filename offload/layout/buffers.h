@@ -65,6 +65,12 @@ void cst_buffers_of_blocks(struct cst_buffers *buffers, const struct cst_layout 
 /* Bytes of three buffers for the largest chunk with states of the first @n_classes size classes. 0:
  * they have no chunk with states. */
 uint64_t cst_buffers_want(const struct cst_layout *layout, uint32_t n_classes);
+/* Bytes of the buffers of host memory in which the states of one drive are updated: three for the
+ * largest chunk. */
+static inline uint64_t cst_buffers_of_drive(const struct cst_layout *layout)
+{
+    return cst_buffers_want(layout, layout->n_classes);
+}
 /* Bytes of one buffer for the smallest chunk: the smallest useful device reservation. 0: no chunk
  * has states. */
 uint64_t cst_buffers_least(const struct cst_layout *layout);

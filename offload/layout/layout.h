@@ -391,7 +391,13 @@ static inline uint32_t cst_layout_grad_elem_bytes(uint32_t world, uint32_t micro
 #define CST_LAYOUT_ALL (UINT64_C(1) << 60)
 #define CST_LAYOUT_BUFFERS UINT64_MAX
 
-/* Memory of an accelerator for states that stay there. */
+/* The part of each of @n drives in the @bytes for states on all of them; 0: all states. */
+static inline uint64_t cst_layout_drive_bytes(uint64_t bytes, uint32_t n)
+{
+    return bytes == 0 ? CST_LAYOUT_ALL : bytes / n;
+}
+
+/* Memory of an accelerator, or a file on a drive, for states that stay there. */
 struct cst_layout_device {
     uint32_t engine; /* Engine of the accelerator, n_nodes or more. */
     uint64_t bytes;  /* Maximum number of bytes to use. */

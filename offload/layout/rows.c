@@ -296,8 +296,7 @@ void cst_rows_place_on_devices(struct cst_layout *layout, const struct cst_layou
         uint64_t bytes = config->devices[i].reservation_bytes;
 
         cst_buffers_divide(&buffers[i], layout,
-                           bytes == CST_LAYOUT_BUFFERS ? cst_buffers_want(layout, layout->n_classes)
-                                                       : bytes);
+                           bytes == CST_LAYOUT_BUFFERS ? cst_buffers_of_drive(layout) : bytes);
         left[i] = usable(&config->devices[i]);
     }
     for (uint32_t c = layout->n_chunks; c-- > 0 && config->n_devices > 0;) {

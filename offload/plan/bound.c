@@ -2,7 +2,7 @@
 /* Lower bound and estimate of a step's time. Each resource has an amount of work and cannot be
  * faster than its rate; the longest of these times is the bound. The estimate adds what is at the
  * begin and the end of a step and overlaps with nothing. */
-#include "offload/plan/search.h"
+#include "offload/plan/drives.h"
 
 /* Seconds of work, of one rank or of the node. */
 struct work {
@@ -78,9 +78,11 @@ static double likely_update(const struct cst_search *s, const struct cst_plan_po
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         double elems = update_elems(s, point, &layout->chunks[c]);
         bool trains = cst_layout_has_states(&layout->chunks[c]);
+        uint32_t tier = layout->chunks[c].tier;
+        bool stays = cst_tier_is_apart(tier) && !cst_drives_have(s, tier);
 
-        staying += cst_tier_is_apart(layout->chunks[c].tier) ? elems : 0;
-        others += trains && !cst_tier_is_apart(layout->chunks[c].tier) ? elems : 0;
+        staying += stays ? elems : 0;
+        others += trains && !stays ? elems : 0;
     }
     return !cst_search_updates_there(point)
                ? over(others, sum_update(&s->rates))
@@ -223,6 +225,7 @@ void cst_search_bound(const struct cst_search *s, struct cst_plan_point *point,
 {
     struct work w = {0};
     double compute = s->compute_ns / 1e9, bound, others, likely;
+    const double drives = cst_drives_least_s(s, layout);
 
     add_up(s, point, layout, &w);
     add_ends(s, point, layout, &w);
@@ -236,7 +239,8 @@ void cst_search_bound(const struct cst_search *s, struct cst_plan_point *point,
         /* A rough share of the work that does not overlap; only the estimate uses it. */
         others = 0.2 * (w.up + w.down + w.update);
     }
-    likely = likely_update(s, point, layout);
+    bound = most(bound, drives);
+    likely = most(likely_update(s, point, layout), drives);
     others += likely > w.update ? likely - w.update : 0;
     point->bound_ns = to_ns(bound);
     point->estimate_ns =

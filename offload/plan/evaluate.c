@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Simulation of a point of the search, or of a chosen plan. */
+#include "offload/plan/drives.h"
 #include "offload/plan/knobs.h"
 #include "offload/plan/reservation.h"
 
@@ -28,6 +29,7 @@ int cst_search_simulate(const struct cst_search *s, const struct cst_plan_point 
     }
     cst_search_pools(s, point, layout, world, pools);
     core.n_reservations = cst_reservation_list(s, point, layout, reservations, &core.interleave);
+    core.n_reservations += cst_drives_list(s, layout, reservations + core.n_reservations);
     replay->core = &core;
     replay->rates = &s->rates;
     replay->micro_batches = s->config->micro_batches;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Blocks and bytes of a point. */
+#include "offload/plan/drives.h"
 #include "offload/plan/reservation.h"
 
 #include "offload/layout/packing.h"
@@ -148,8 +149,9 @@ static void add_blocks(struct cst_plan_point *point, const struct cst_layout *la
 static uint64_t left_on_host(const struct cst_search *s, const struct cst_layout *layout,
                              uint64_t least)
 {
-    uint64_t limit = s->config->budget->host_bytes,
-             used = cst_layout_host_bytes(layout) + s->world * least;
+    uint64_t limit = s->config->budget->host_bytes, used = cst_layout_host_bytes(layout) +
+                                                           cst_drives_window_bytes(s, layout) +
+                                                           s->world * least;
 
     if (!s->host) {
         return UINT64_MAX;
@@ -211,8 +213,8 @@ static void fit_host(const struct cst_search *s, struct cst_plan_point *point,
 {
     uint64_t limit = s->config->budget->host_bytes;
 
-    point->host_bytes =
-        cst_layout_host_bytes(layout) + (s->host ? s->world * point->pool_bytes : 0);
+    point->host_bytes = cst_layout_host_bytes(layout) + point->window_bytes +
+                        (s->host ? s->world * point->pool_bytes : 0);
     lack->spared = spared_bytes(layout);
     lack->host = point->host_bytes > limit ? point->host_bytes - limit : 0;
 }
@@ -239,6 +241,11 @@ bool cst_search_fit(struct cst_search *s, struct cst_plan_point *point,
             2 * layout->classes[chunk->size_class].capacity - cst_layout_weight_bytes(chunk);
     }
     point->device_update_bytes = cst_reservation_bytes(s, point, layout);
+    point->drive_asked = cst_drives_asked(s, layout);
+    point->drive_lacks = cst_drives_bytes(s, layout);
+    point->drive_lacks =
+        point->drive_asked > point->drive_lacks ? point->drive_asked - point->drive_lacks : 0;
+    point->window_bytes = cst_drives_window_bytes(s, layout);
     fit_blocks(s, point, layout, &lack);
     fit_host(s, point, layout, &lack);
     note_shortage(s, layout, point, &lack);

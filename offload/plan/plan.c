@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The search from begin to end: without states on accelerators, with them, and the answer. */
+#include "offload/plan/drives.h"
 #include "offload/plan/knobs.h"
 
 #include "offload/layout/buffers.h"
@@ -53,9 +54,11 @@ static void describe_reservation(const struct cst_search *s, const struct cst_pl
         choice->n_buffers = count_buffers(s, point, layout, &reservations[0]);
     }
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
-        choice->n_staying += cst_tier_is_apart(layout->chunks[c].tier);
+        choice->n_staying += cst_tier_is_apart(layout->chunks[c].tier) &&
+                             !cst_drives_have(s, layout->chunks[c].tier);
     }
-    choice->state_bytes = (layout->device_bytes + s->world - 1) / s->world;
+    cst_drives_describe(s, layout, choice);
+    choice->state_bytes = (layout->device_bytes - choice->drive_bytes + s->world - 1) / s->world;
 }
 
 static int make_choice(struct cst_search *s, const struct cst_plan_point *point,

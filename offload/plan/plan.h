@@ -18,6 +18,8 @@
  *     reservation in which accelerators update chunks (device_update_bytes): a number of bytes, or
  *     CST_PLAN_DEVICE_UPDATE_AUTO.
  *
+ *   - The drives that have states, and how many (n_drives, drive_bytes).
+ *
  * With CST_PLAN_DEVICE_UPDATE_AUTO there is a device reservation of three buffers, or pools lend
  * memory (offload/gradient/lent_memory.h), if steps are shorter with it. Lent memory takes nothing
  * from the pools, and is chosen if steps are as short as with the best device reservation. One of
@@ -82,6 +84,11 @@ struct cst_plan_config {
      * that is 0. Needs fp32 moments, gradients in rows of their own and, if it is a number of
      * bytes, a device_update_bytes that is one too. */
     uint64_t device_states;
+    /* Number of drives that have states; 0: none. The rates disk_read and so on are those of each.
+     */
+    uint32_t n_drives;
+    /* Bytes of states on all drives together, which the last chunks have; 0: all states. */
+    uint64_t drive_bytes;
     /* The ranks' pools on accelerators lend memory for updates (offload/gradient/lent_memory.h).
      * device_update_bytes and device_states are 0. Ignored if ranks compute on the host. */
     bool lent;
@@ -140,7 +147,14 @@ struct cst_plan_choice {
      * with which one chunk's states fit. */
     uint64_t least_reservation, least_states;
     uint32_t n_staying; /* Number of chunks whose states stay on accelerators. */
-    uint32_t n_buffers; /* Number of chunks that each device reservation holds at a time. */
+    /* States on drives: the number of drives, the bytes of the files on all of them, the number of
+     * chunks whose states are there, and the bytes of host memory in which they are updated. */
+    uint32_t n_drives;
+    uint64_t drive_bytes;
+    uint32_t n_on_drives;
+    uint64_t window_bytes;
+    uint64_t rows_bytes; /* Bytes of the node without pools: rows, job table, buffers of drives. */
+    uint32_t n_buffers;  /* Number of chunks that each device reservation holds at a time. */
     /* One of this many chunks gets a device update; 0: none, or only those whose states are
      * there. */
     uint32_t interleave;
@@ -212,5 +226,23 @@ int cst_plan_replay(const struct cst_plan_config *config, const struct cst_plan_
                     uint32_t n_steps,
                     void (*interval)(void *arg, const struct cst_interval *interval), void *arg,
                     struct cst_replay_result *out, struct cst_err *err);
+
+/* Reads and writes of drives in a step of a plan, in seconds, each if nothing else delays it. The
+ * time of the step is that of the replay; these times say what drives hide under. */
+struct cst_plan_drives {
+    double disk_s; /* All reads and writes at the mixed rate of all drives. */
+    /* Updates at the commit: what is read after the commit, and the forward pass that it hides
+     * under, because that pass needs the new weights. 0 with early and delayed updates. */
+    double read_s, read_under_s;
+    /* Updates at the commit: what is written, and the passes that it hides under. Early and delayed
+     * updates: all reads and writes, which share these passes or the step. */
+    double write_s, write_under_s;
+    /* Bytes that are written to one drive in a second of training. */
+    double wear;
+};
+
+/* Compute the reads and writes of @choice, which has drives, with the rates of @config. */
+struct cst_plan_drives cst_plan_drives_times(const struct cst_plan_config *config,
+                                             const struct cst_plan_choice *choice);
 
 #endif

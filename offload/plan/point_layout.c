@@ -4,6 +4,7 @@
 #include "offload/plan/search.h"
 
 #include "offload/layout/packing.h"
+#include "offload/plan/drives.h"
 #include "offload/plan/reservation.h"
 #include "proto/round_up.h"
 
@@ -25,6 +26,7 @@ struct cst_layout_config cst_search_layout_config(const struct cst_search *s,
     };
 
     cst_reservation_devices(s, point, &config);
+    cst_drives_devices(s, &config);
     for (uint32_t i = 1; i < point->n_sizes; i++) {
         config.class_elems[i - 1] = point->sizes[i];
     }

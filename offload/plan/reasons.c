@@ -33,6 +33,7 @@ enum cause {
     COPIES,
     DEVICE_UPDATE,
     REQUESTS,
+    DRIVES,
     MEMORY,
     N_CAUSES
 };
@@ -48,6 +49,7 @@ static const char *const names[N_CAUSES] = {
     [COPIES] = "host copies",
     [DEVICE_UPDATE] = "update on the device",
     [REQUESTS] = "round trips",
+    [DRIVES] = "drives",
     [MEMORY] = "device memory",
 };
 
@@ -94,6 +96,11 @@ static bool give_more(struct cst_search *s, struct cst_plan_point *point,
     case REQUESTS:
         s->rates.request_s /= FASTER;
         return s->rates.request_s > 0;
+    case DRIVES:
+        s->rates.disk_read *= FASTER;
+        s->rates.disk_write *= FASTER;
+        s->rates.disk_mixed *= FASTER;
+        return s->config->n_drives > 0;
     case MEMORY:
     case N_CAUSES:
         break;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The state of a search when it begins, and what its parts ask of it. */
 #include "offload/plan/card.h"
+#include "offload/plan/drives.h"
 #include "offload/plan/reservation.h"
 
 #include <inttypes.h>
@@ -18,6 +19,14 @@
 #define COST_OF_PADDING 0.0025
 #define COST_OF_HALF_EMPTY 0.02
 #define HALF_EMPTY 0.5
+/* A step counts as longer by this share, times the host memory in which states on drives are
+ * updated, divided by the states that are to be there: states are on drives to save host memory. */
+#define COST_OF_WINDOWS 0.1
+/* If more than this share of the states that are to be on drives is not, because their chunks are
+ * too large, a step counts as this many times longer for each further share of 1. Only plans that
+ * do better are then chosen, if there are any. */
+#define DRIVES_LACK 0.1
+#define COST_OF_LACK 100
 
 /* Activations of the rank that has most of them. */
 static uint64_t count_activations(const struct cst_plan_config *config)
@@ -206,6 +215,7 @@ int cst_search_open(struct cst_search *s, const struct cst_plan_config *config, 
             s->compute_ns * 1e-9, s->rates.devices[0].name);
     }
     rc = cst_reservation_check(s, err);
+    rc = rc == CST_OK ? cst_drives_check(s, err) : rc;
     if (rc != CST_OK) {
         return rc;
     }
@@ -241,6 +251,12 @@ double cst_search_cost(const struct cst_search *s, const struct cst_plan_point *
                   : padding <= HALF_EMPTY ? COST_OF_PADDING
                                           : COST_OF_HALF_EMPTY;
 
+    if (point->drive_asked > 0) {
+        double lacks = (double)point->drive_lacks / (double)point->drive_asked - DRIVES_LACK;
+
+        more += COST_OF_WINDOWS * (double)point->window_bytes / (double)point->drive_asked;
+        more += lacks > 0 ? COST_OF_LACK * lacks : 0;
+    }
     return (double)ns * (1 + more);
 }
 

@@ -9,6 +9,7 @@
  *   point_layout.c  the layout of a point
  *   fit.c           blocks and bytes of a point: what fits, and what is missing
  *   reservation.c   updates on accelerators: device reservations, states that stay there, k
+ *   drives.c        states on drives
  *   bound.c         lower bound and estimate of a step's time
  *   evaluate.c      simulation of a point
  *   reasons.c       the bottleneck, and why runners-up lost */
@@ -45,6 +46,9 @@ struct cst_plan_point {
     uint32_t n_blocks[CST_LAYOUT_MAX_CLASSES];
     uint32_t n_chunks;
     uint64_t pool_bytes, host_bytes, padding_bytes;
+    /* Bytes of states that are to be on drives, those of them that are not, because their chunks
+     * are too large, and bytes of host memory in which states on drives are updated. */
+    uint64_t drive_asked, drive_lacks, window_bytes;
     uint64_t device_update_bytes; /* Bytes of each rank's accelerator for updates. */
     uint64_t bound_ns, estimate_ns;
     double estimated_cost; /* The cost if the step takes estimate_ns. */
@@ -151,8 +155,8 @@ bool cst_search_stops(struct cst_search *search);
 uint64_t cst_search_events(const struct cst_plan_config *config);
 /* Bytes of a device that the point uses, without activations. */
 uint64_t cst_search_memory(const struct cst_plan_point *point);
-/* @ns, a time of @point's step, made longer if the point wastes much of its blocks: the search
- * minimises this cost. */
+/* @ns, a time of @point's step, made longer if the point wastes much of its blocks, or takes much
+ * host memory for states on drives: the search minimises this cost. */
 double cst_search_cost(const struct cst_search *search, const struct cst_plan_point *point,
                        uint64_t ns);
 /* The rule for ties: true if @a costs less than @b or, if they cost the same, uses less memory or

@@ -72,6 +72,18 @@ static void cost_peer_copy(struct cst_sim *sim, struct cst_sim_command *c, doubl
     }
 }
 
+/* Cost of a copy of @bytes by the engine of a node. */
+static void cost_node_copy(struct cst_sim *sim, struct cst_sim_command *c, double bytes)
+{
+    const uint32_t node = sim->engines[c->engine].node;
+    const struct cst_rates_node *n = node_rates(sim, node);
+
+    c->lane = CST_SIM_UP;
+    c->effort.left = ns(bytes, n->copy > 0 ? n->copy : n->pass / 2);
+    c->effort.cores = lane_cores(sim, node);
+    use_memory(sim, &c->effort, 2 * bytes);
+}
+
 static void cost_copy(struct cst_sim *sim, struct cst_sim_command *c,
                       const struct cst_command *command)
 {
@@ -81,13 +93,9 @@ static void cost_copy(struct cst_sim *sim, struct cst_sim_command *c,
 
     c->lane = up ? CST_SIM_UP : CST_SIM_DOWN;
     if (engine->rates == NULL) {
-        const struct cst_rates_node *n = node_rates(sim, engine->node);
-
-        c->lane = CST_SIM_UP;
-        bytes *= sim->workers[c->rank].stands_for * (cst_command_converts(command->kind) ? 1.5 : 1);
-        c->effort.left = ns(bytes, n->copy > 0 ? n->copy : n->pass / 2);
-        c->effort.cores = lane_cores(sim, engine->node);
-        use_memory(sim, &c->effort, 2 * bytes);
+        cost_node_copy(sim, c,
+                       bytes * sim->workers[c->rank].stands_for *
+                           (cst_command_converts(command->kind) ? 1.5 : 1));
         return;
     }
     if (c->kind == CST_FLIGHT_PIECE && slab_rank(&command->src[0]) != CST_NONE) {
@@ -236,16 +244,29 @@ static bool stays_there(const struct cst_sim *sim, const struct cst_sim_command 
             cst_tier_is_apart(sim->config->core->layout->chunks[c->chunk].tier));
 }
 
+/* True if the copy brings rows to a buffer, false if it brings results back. */
+static bool brings(const struct cst_sim_command *c)
+{
+    return c->kind == CST_FLIGHT_DEVICE_UPDATE || c->kind == CST_FLIGHT_AHEAD;
+}
+
 static void cost_reservation_copy(struct cst_sim *sim, struct cst_sim_command *c,
                                   const struct cst_command *command)
 {
     const struct cst_sim_engine *engine = &sim->engines[c->engine];
-    bool up = c->kind == CST_FLIGHT_DEVICE_UPDATE;
+    bool up = brings(c);
     double bytes = (double)command->bytes;
 
+    if (engine->rates == NULL) {
+        cost_node_copy(sim, c, bytes);
+        return;
+    }
+    if (engine->is_drive) {
+        c->effort.node = sim->config->core->layout->chunks[c->chunk].node;
+    }
     c->lane = up ? CST_SIM_UP : CST_SIM_DOWN;
     c->effort.left = engine->rates->copy_latency_s * 1e9;
-    if (stays_there(sim, c)) {
+    if (!engine->is_drive && stays_there(sim, c)) {
         c->lane = CST_SIM_UP; /* The same lane as in cste_device_lane. */
         c->effort.left += ns(2 * bytes, engine->rates->memory);
         return;
@@ -269,8 +290,8 @@ static void cost_device_update(struct cst_sim *sim, struct cst_sim_command *c)
 
 static bool is_of_reservation(const struct cst_sim_command *c)
 {
-    return c->kind == CST_FLIGHT_DEVICE_UPDATE || c->kind == CST_FLIGHT_UPDATE ||
-           c->kind == CST_FLIGHT_STATES || c->kind == CST_FLIGHT_KEEP;
+    return brings(c) || c->kind == CST_FLIGHT_UPDATE || c->kind == CST_FLIGHT_STATES ||
+           c->kind == CST_FLIGHT_KEEP;
 }
 
 /* -- kinds of commands ------------------------------------------------------------------------ */
@@ -296,7 +317,7 @@ void cst_sim_cost(struct cst_sim *sim, struct cst_sim_command *c, const struct c
         cost_reduce(sim, c, command);
         break;
     case CST_COMMAND_UPDATE:
-        if (c->kind == CST_FLIGHT_UPDATE_ON_DEVICE) {
+        if (c->kind == CST_FLIGHT_UPDATE_ON_DEVICE && sim->engines[c->engine].rates != NULL) {
             cost_device_update(sim, c);
         } else {
             cost_update(sim, c, command);
@@ -320,6 +341,20 @@ static bool is_sum(const struct cst_sim_command *c, const struct cst_command *co
     return c->kind == CST_FLIGHT_REDUCE || command->kind == CST_COMMAND_UPDATE;
 }
 
+/* Count the bytes of a copy of a device reservation. */
+static void count_reservation_copy(struct cst_sim *sim, const struct cst_sim_command *c,
+                                   uint64_t bytes)
+{
+    const struct cst_sim_engine *engine = &sim->engines[c->engine];
+
+    if (engine->is_drive) {
+        *(brings(c) ? &sim->disk_read : &sim->disk_written) += bytes;
+        sim->disk_ahead += c->kind == CST_FLIGHT_AHEAD ? bytes : 0;
+    } else if (engine->rates != NULL && !stays_there(sim, c)) {
+        *(brings(c) ? &sim->states_up : &sim->states_down) += bytes;
+    }
+}
+
 void cst_sim_count(struct cst_sim *sim, const struct cst_sim_command *c,
                    const struct cst_command *command)
 {
@@ -330,9 +365,8 @@ void cst_sim_count(struct cst_sim *sim, const struct cst_sim_command *c,
     } else if (c->kind == CST_FLIGHT_SPILL || c->kind == CST_FLIGHT_LANDING) {
         sim->moved_down += command->bytes * (uint64_t)sim->workers[c->rank].stands_for;
     }
-    if (command->kind == CST_COMMAND_COPY && is_of_reservation(c) && !stays_there(sim, c)) {
-        *(c->kind == CST_FLIGHT_DEVICE_UPDATE ? &sim->states_up : &sim->states_down) +=
-            command->bytes;
+    if (command->kind == CST_COMMAND_COPY && is_of_reservation(c)) {
+        count_reservation_copy(sim, c, command->bytes);
     }
     for (uint32_t i = 0; is_sum(c, command) && i < command->n_src; i++) {
         uint32_t rank = slab_rank(&command->src[i]);

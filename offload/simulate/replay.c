@@ -63,8 +63,14 @@ static void report_updates(struct cst_sim *sim)
         r->update_ns > r->update_exposed_ns ? r->update_ns - r->update_exposed_ns : 0;
     r->states_up = sim->states_up - sim->states_up_before;
     r->states_down = sim->states_down - sim->states_down_before;
+    r->disk_read = sim->disk_read - sim->disk_read_before;
+    r->disk_ahead = sim->disk_ahead - sim->disk_ahead_before;
+    r->disk_written = sim->disk_written - sim->disk_written_before;
     sim->states_up_before = sim->states_up;
     sim->states_down_before = sim->states_down;
+    sim->disk_read_before = sim->disk_read;
+    sim->disk_ahead_before = sim->disk_ahead;
+    sim->disk_written_before = sim->disk_written;
 }
 
 static void committed(struct cst_sim *sim)
@@ -301,6 +307,32 @@ static void play_all(struct cst_sim *sim)
 
 /* -- open ----------------------------------------------------------------------------------- */
 
+/* True for buffers of host memory in which states of a drive are updated. */
+static bool is_of_drive(const struct cst_core_device_reservation *reservation)
+{
+    return !cst_tier_is_apart(reservation->engine) &&
+           cst_tier_is_apart(cst_core_reservation_home(reservation));
+}
+
+/* Check the rates of drives, and make those of a device with a link from them. */
+static int open_drives(struct cst_sim *sim, struct cst_err *err)
+{
+    const struct cst_rates *rates = sim->config->rates;
+    double each = cst_rates_mixed(rates) / 2;
+
+    if (sim->n_drives > 0 && !(rates->disk_read > 0 && rates->disk_write > 0)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "rates: disk_read and disk_write, of the drives with states, are not "
+                           "known: measure with cistern probe --disk");
+    }
+    sim->drive = (struct cst_rates_device){.name = "drive",
+                                           .up = rates->disk_read,
+                                           .down = rates->disk_write,
+                                           .up_both = each,
+                                           .down_both = each};
+    return CST_OK;
+}
+
 /* Check that the rates say how fast accelerators with device reservations update. */
 static int
 open_reservations(const struct cst_sim *sim,
@@ -312,6 +344,11 @@ open_reservations(const struct cst_sim *sim,
     for (uint32_t i = 0; i < core->n_reservations && i < CST_CORE_MAX_UPDATE_DEVICES; i++) {
         const struct cst_rates_device *device;
 
+        reservations[i] = core->reservations[i];
+        reservations[i].segment = CST_SIM_RESERVATION_SEGMENT + i;
+        if (is_of_drive(&core->reservations[i])) {
+            continue;
+        }
         if (core->reservations[i].engine < sim->n_nodes) {
             return cst_err_set(err, CST_EINVAL,
                                "a device reservation on engine %" PRIu32 ", which is a node's",
@@ -322,8 +359,6 @@ open_reservations(const struct cst_sim *sim,
             return cst_err_set(err, CST_EINVAL, "rates: device '%s': update is not known",
                                device->name);
         }
-        reservations[i] = core->reservations[i];
-        reservations[i].segment = CST_SIM_RESERVATION_SEGMENT + i;
     }
     return CST_OK;
 }
@@ -377,16 +412,16 @@ out:
 static int open_machine(struct cst_sim *sim)
 {
     uint32_t n_links = sim->n_engines - sim->n_nodes;
-    uint32_t *kinds = calloc(n_links + 1ul, sizeof *kinds);
+    const struct cst_rates_device **devices = calloc(n_links + 1ul, sizeof(*devices));
     int rc = CST_ENOMEM;
 
-    if (kinds != NULL) {
+    if (devices != NULL) {
         for (uint32_t i = 0; i < n_links; i++) {
-            kinds[i] = (uint32_t)(cst_sim_device(sim, i) - sim->config->rates->devices);
+            devices[i] = cst_sim_device(sim, i);
         }
-        rc = cst_shared_rates_init(&sim->machine, sim->config->rates, kinds, n_links);
+        rc = cst_shared_rates_init(&sim->machine, sim->config->rates, devices, n_links);
     }
-    free(kinds);
+    free(devices);
     return rc;
 }
 
@@ -397,9 +432,10 @@ static void need_engine(struct cst_sim *sim, uint32_t engine)
     }
 }
 
-static void count_engines(struct cst_sim *sim)
+static int count_engines(struct cst_sim *sim, struct cst_err *err)
 {
     const struct cst_core_config *core = sim->config->core;
+    uint32_t first = UINT32_MAX, gpus;
 
     sim->n_nodes = 1;
     for (uint32_t c = 0; c < core->layout->n_chunks; c++) {
@@ -412,15 +448,33 @@ static void count_engines(struct cst_sim *sim)
         need_engine(sim, core->pools[rank].tier);
     }
     for (uint32_t i = 0; i < core->n_reservations; i++) {
-        need_engine(sim, core->reservations[i].engine);
+        if (!is_of_drive(&core->reservations[i])) {
+            need_engine(sim, core->reservations[i].engine);
+        }
     }
+    gpus = sim->n_engines;
+    for (uint32_t i = 0; i < core->n_reservations; i++) {
+        if (is_of_drive(&core->reservations[i])) {
+            need_engine(sim, core->reservations[i].home);
+            first = core->reservations[i].home < first ? core->reservations[i].home : first;
+        }
+    }
+    if (first < gpus) {
+        return cst_err_set(err, CST_EINVAL,
+                           "a drive has engine %" PRIu32 ", below those of accelerators", first);
+    }
+    sim->n_drives = first == UINT32_MAX ? 0 : sim->n_engines - first;
+    return CST_OK;
 }
 
 static int open_play(struct cst_sim *sim, struct cst_err *err)
 {
-    int rc;
+    int rc = count_engines(sim, err);
 
-    count_engines(sim);
+    rc = rc == CST_OK ? open_drives(sim, err) : rc;
+    if (rc != CST_OK) {
+        return rc;
+    }
     sim->world = sim->config->core->world;
     sim->hop_ns = (uint64_t)(sim->config->rates->request_s * 1e9 / 2);
     sim->workers = calloc(sim->world, sizeof *sim->workers);

@@ -17,6 +17,11 @@
  * copies share the link with those of weights. An update takes the time that the device's rate
  * says, whatever else the device computes.
  *
+ * A drive whose states are updated in buffers of host memory (a device reservation there) is like a
+ * device that only copies: its engine reads in one lane and writes in another, at the rates of
+ * drives. Reads and writes at the same time have half of the mixed rate each. The nodes' engines
+ * update, and copy the weights from the buffers to their rows.
+ *
  * Times. A message between a worker and the daemon, or the daemon and an engine, takes half of
  * request_s each way. Operators on a GPU are enqueued without waiting; on the processor they are
  * computed between begin and end. A backward pass takes twice the flops of the forward pass, with
@@ -34,6 +39,8 @@ enum cst_lane_kind {
     CST_LANE_PEER,
     CST_LANE_STATES_UP,   /* Copies of device updates to the accelerator or within it. */
     CST_LANE_STATES_DOWN, /* Copies of device updates back to the host. */
+    CST_LANE_READ,        /* Reads of a drive. */
+    CST_LANE_WRITE,       /* Writes of a drive. */
     CST_LANE_REDUCE,
     CST_LANE_UPDATE,
     CST_LANE_WAIT
@@ -43,7 +50,7 @@ enum cst_lane_kind {
 struct cst_interval {
     enum cst_lane_kind lane;
     /* COMPUTE, WAIT: the rank. UP, DOWN, PEER, STATES_UP, STATES_DOWN: the device, or the node if
-     * the host copies. REDUCE, UPDATE: the engine. */
+     * the host copies. READ, WRITE: the drive. REDUCE, UPDATE: the engine. */
     uint32_t number;
     uint32_t what;       /* COMPUTE, WAIT: the operator. Else the chunk. */
     bool backward;       /* COMPUTE, WAIT: in the backward pass. */
@@ -99,6 +106,9 @@ struct cst_replay_result {
     /* Bytes that device updates moved over the links. Like in the core, not included in bytes_up
      * and bytes_down. */
     uint64_t states_up, states_down;
+    /* Bytes that were read from all drives, and the part of them that was read before the commit;
+     * bytes that were written to them. */
+    uint64_t disk_read, disk_ahead, disk_written;
     uint64_t device_updates; /* Chunks whose device update was completed. */
     uint64_t tail_ns;        /* Time from the busiest rank's last backward pass to the commit. */
     /* Bytes from and to host memory, of all ranks; as the core counts them. */
@@ -117,7 +127,8 @@ struct cst_replay_result {
     uint64_t n_events; /* Events that the core processed. */
 };
 
-/* Simulate @config->n_steps steps. CST_EPOOL, CST_EINVAL (a necessary rate is 0), CST_ETIMEDOUT,
+/* Simulate @config->n_steps steps. CST_EPOOL, CST_EINVAL (a necessary rate is 0, such as disk_read
+ * if there are states on drives), CST_ETIMEDOUT,
  * CST_ENOMEM. */
 int cst_replay_run(const struct cst_replay_config *config, struct cst_replay_result *out,
                    struct cst_err *err);

@@ -10,7 +10,7 @@ static double share(double both, double alone)
 }
 
 int cst_shared_rates_init(struct cst_shared_rates *machine, const struct cst_rates *rates,
-                          const uint32_t *kinds, uint32_t n_links)
+                          const struct cst_rates_device *const *devices, uint32_t n_links)
 {
     *machine = (struct cst_shared_rates){.n_links = n_links};
     machine->links = calloc(n_links + 1u, sizeof *machine->links);
@@ -22,7 +22,7 @@ int cst_shared_rates_init(struct cst_shared_rates *machine, const struct cst_rat
         machine->nodes[i].pass = rates->nodes[i].pass / 1e9;
     }
     for (uint32_t i = 0; i < n_links; i++) {
-        const struct cst_rates_device *d = &rates->devices[kinds[i]];
+        const struct cst_rates_device *d = devices[i];
 
         machine->links[i].up_both = share(d->up_both, d->up);
         machine->links[i].down_both = share(d->down_both, d->down);

@@ -55,9 +55,9 @@ struct cst_shared_rates {
     uint64_t now; /* Time, in ns, for which `left` of the active efforts is valid. */
 };
 
-/* Initialise with @n_links links; link i is that of the rates' devices[kinds[i]]. CST_ENOMEM. */
+/* Initialise with @n_links links; link i is that of @devices[i]. CST_ENOMEM. */
 int cst_shared_rates_init(struct cst_shared_rates *machine, const struct cst_rates *rates,
-                          const uint32_t *kinds, uint32_t n_links);
+                          const struct cst_rates_device *const *devices, uint32_t n_links);
 /* Free the machine's arrays; the efforts are the caller's. */
 void cst_shared_rates_close(struct cst_shared_rates *machine);
 

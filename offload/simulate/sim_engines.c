@@ -3,7 +3,8 @@
  * is in the queue of its lane and priority. A more urgent command interrupts a less urgent one,
  * like the pieces in kernels/engine/thread_pool.h. A node's engine has a thread pool that copies
  * and a team that computes. A GPU's engine has a thread pool for each direction, a team whose sums
- * use the link down, and a lane for device updates. */
+ * use the link down, and a lane for device updates. A drive's engine has a thread pool that reads
+ * and one that writes. */
 #include "offload/simulate/simulate.h"
 
 #include <assert.h>
@@ -157,8 +158,13 @@ void cst_sim_arrived(struct cst_sim *sim, uint64_t ticket)
     release(sim, get(sim, ticket));
 }
 
-static enum cst_lane_kind lane_of(const struct cst_sim_command *c)
+static enum cst_lane_kind lane_of(const struct cst_sim *sim, const struct cst_sim_command *c)
 {
+    const struct cst_sim_engine *engine = &sim->engines[c->engine];
+
+    if (engine->is_drive) {
+        return c->lane == CST_SIM_UP ? CST_LANE_READ : CST_LANE_WRITE;
+    }
     switch (c->kind) {
     case CST_FLIGHT_REDUCE:
         return CST_LANE_REDUCE;
@@ -167,9 +173,11 @@ static enum cst_lane_kind lane_of(const struct cst_sim_command *c)
     case CST_FLIGHT_UPDATE_ON_DEVICE:
     case CST_FLIGHT_DEVICE_UPDATE:
     case CST_FLIGHT_KEEP:
-        return c->lane == CST_SIM_UP     ? CST_LANE_STATES_UP
-               : c->lane == CST_SIM_DOWN ? CST_LANE_STATES_DOWN
-                                         : CST_LANE_UPDATE;
+        /* A node copies only the weights, out of a buffer of host memory. */
+        return engine->rates == NULL && c->lane == CST_SIM_UP ? CST_LANE_UP
+               : c->lane == CST_SIM_UP                        ? CST_LANE_STATES_UP
+               : c->lane == CST_SIM_DOWN                      ? CST_LANE_STATES_DOWN
+                                                              : CST_LANE_UPDATE;
     case CST_FLIGHT_LOAD:
     case CST_FLIGHT_PIECE:
     case CST_FLIGHT_SPILL:
@@ -187,10 +195,11 @@ static enum cst_lane_kind lane_of(const struct cst_sim_command *c)
 static void note_interval(struct cst_sim *sim, const struct cst_sim_command *c)
 {
     const struct cst_sim_engine *engine = &sim->engines[c->engine];
-    enum cst_lane_kind lane = lane_of(c);
+    enum cst_lane_kind lane = lane_of(sim, c);
     uint32_t number = lane == CST_LANE_UPDATE || lane == CST_LANE_REDUCE ? c->engine
-                      : engine->rates == NULL                            ? engine->node
-                                                                         : engine->device;
+                      : engine->is_drive      ? c->engine - (sim->n_engines - sim->n_drives)
+                      : engine->rates == NULL ? engine->node
+                                              : engine->device;
 
     if (c->kind != CST_FLIGHT_NORM) {
         cst_sim_interval(sim, lane, number, c->chunk, false, c->begin);
@@ -250,8 +259,11 @@ int cst_sim_engines_open(struct cst_sim *sim)
         if (i >= sim->n_nodes) {
             e->device = i - sim->n_nodes;
             e->rates = cst_sim_device(sim, e->device);
-            /* Distribute the GPUs evenly over the nodes. */
-            e->node = e->device * sim->n_nodes / (sim->n_engines - sim->n_nodes);
+            e->is_drive = e->rates == &sim->drive;
+        }
+        /* Distribute the GPUs evenly over the nodes. A drive uses the node of each chunk. */
+        if (i >= sim->n_nodes && !e->is_drive) {
+            e->node = e->device * sim->n_nodes / (sim->n_engines - sim->n_drives - sim->n_nodes);
         }
         for (unsigned lane = 0; lane < CST_SIM_LANES; lane++) {
             e->lanes[lane].width = 1;

@@ -77,5 +77,8 @@ static uint32_t find_device(const struct cst_rates *rates, uint32_t device)
 
 const struct cst_rates_device *cst_sim_device(const struct cst_sim *sim, uint32_t device)
 {
+    if (device != CST_NONE && sim->n_nodes + device >= sim->n_engines - sim->n_drives) {
+        return &sim->drive;
+    }
     return &sim->config->rates->devices[find_device(sim->config->rates, device)];
 }

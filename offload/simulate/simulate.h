@@ -92,8 +92,9 @@ struct cst_sim_lane {
 
 struct cst_sim_engine {
     uint32_t node;   /* Node of the memory that it uses. */
-    uint32_t device; /* Engine of a GPU: its link. CST_NONE: a node's engine. */
+    uint32_t device; /* Engine of a GPU or drive: its link. CST_NONE: a node's engine. */
     const struct cst_rates_device *rates; /* NULL: a node's engine. */
+    bool is_drive;                        /* Engine of a drive. */
     struct cst_sim_lane lanes[CST_SIM_LANES];
 };
 
@@ -206,7 +207,9 @@ struct cst_sim {
     uint64_t n_events;              /* Events that the core processed. */
     uint64_t n_turns;               /* Timers and ends of efforts that were processed. */
     struct cst_sim_engine *engines; /* Owned. */
-    uint32_t n_engines, n_nodes;
+    /* Engines of nodes come first, then those of GPUs, then those of drives. */
+    uint32_t n_engines, n_nodes, n_drives;
+    struct cst_rates_device drive;   /* Rates of a drive. */
     struct cst_ticket_graph tickets; /* Tickets of the commands in flight, which are owned. */
     struct cst_sim_worker *workers;  /* Owned. */
     uint32_t world;
@@ -216,7 +219,10 @@ struct cst_sim {
     /* Bytes of device updates so far; not included in moved_up and moved_down. */
     uint64_t states_up, states_down;
     uint64_t states_up_before, states_down_before; /* Values at the last commit. */
-    uint64_t commit_at;                            /* Time of the last commit. */
+    /* Bytes read from drives, read there before the commit, and written there so far. */
+    uint64_t disk_read, disk_ahead, disk_written;
+    uint64_t disk_read_before, disk_ahead_before, disk_written_before; /* At the last commit. */
+    uint64_t commit_at; /* Time of the last commit. */
     uint64_t n_commits;
     uint64_t attempt;
     struct cst_replay_counts before;                          /* Counters at the last commit. */
@@ -239,7 +245,7 @@ void cst_sim_start(struct cst_sim *sim, struct cst_effort *effort);
 /* Report an interval from @begin to now, if the caller wants intervals. */
 void cst_sim_interval(struct cst_sim *sim, enum cst_lane_kind lane, uint32_t number, uint32_t what,
                       bool backward, uint64_t begin);
-/* Rates of the GPU whose link is @device; CST_NONE: rates of the processor. */
+/* Rates of the GPU or drive whose link is @device; CST_NONE: rates of the processor. */
 const struct cst_rates_device *cst_sim_device(const struct cst_sim *sim, uint32_t device);
 /* -- command_cost.c: work of commands ---------------------------------------------------------- */
 

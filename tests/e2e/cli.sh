@@ -175,14 +175,18 @@ says "^daemon at $CISTERN_SOCKET: "
 
 # Rates of this machine, measured by its engine, and rates without a daemon. There are no GPUs here.
 export CISTERN_ENGINE_CUDA=$tmp/none
-expect 0 probe -o "$tmp/rates/rates.json" --disk "$tmp"
+find_drive
+measured=()
+[ -z "$drive" ] || measured=(--disk "$drive" --bytes 64M)
+expect 0 probe -o "$tmp/rates/rates.json" "${measured[@]}"
 says '^NODE .*PRODUCTS$'
-says '^disk +read '
+[ -z "$drive" ] || says '^DISK +FILE +READ +WRITE +MIXED$'
 says '^request '
 says '^note +no GPUs: '
 cp "$tmp/rates/rates.json" "$tmp/out"
 holds '.nodes[0] | .cores > 0 and .update > 0 and .pass > 0 and .copy > 0 and .reduce > 0'
-holds '.devices[-1].name == "host" and .devices[-1].up > 0 and .disk_write > 0 and .request_s > 0 and (.fingerprint | length == 32)'
+holds '.devices[-1].name == "host" and .devices[-1].up > 0 and .request_s > 0 and (.fingerprint | length == 32)'
+[ -z "$drive" ] || holds '.disk_read > 0 and .disk_write > 0 and .disk_mixed > 0'
 # Once is enough to measure: this engine only says what it would have found.
 cat >"$tmp/measured" <<'ENGINE'
 #!/bin/sh
@@ -196,13 +200,28 @@ CISTERN_ENGINE_HOST=$tmp/none expect 1 probe -o "$tmp/rates.json"
 complains 'program .*none: No such file'
 CISTERN_ENGINE_HOST=/bin/false expect 1 probe -o "$tmp/rates.json"
 complains '/bin/false: no answer'
-# Nothing is measured if the file cannot be written, or the disk not be measured.
+# Nothing is measured if the file cannot be written.
 CISTERN_ENGINE_HOST=/bin/false expect 1 probe -o "$tmp/no/such/rates.json"
 complains 'no/such/rates.json'
 CISTERN_ENGINE_HOST=/bin/false expect 1 probe -o "$tmp"
 complains 'Is a directory'
-CISTERN_ENGINE_HOST=/bin/false expect 1 probe -o "$tmp/rates.json" --disk "$tmp/nowhere"
-complains 'nowhere'
+# A drive that cannot be measured is refused before anything else is measured.
+CISTERN_ENGINE_HOST=/bin/true expect 1 probe -o "$tmp/rates.json" --disk "$tmp"
+complains '/bin/true: no answer'
+rm -f "$tmp/rates.json"
+expect 1 probe -o "$tmp/rates.json" --disk "$tmp/nowhere"
+complains "a file in '.*/nowhere': No such file"
+expect 1 probe -o "$tmp/rates.json" --disk "$tmp/trace.json"
+complains "trace.json' is not a directory: name a directory on the drive"
+[ "$(stat -f -c %T /dev/shm)" != tmpfs ] || expect 1 probe -o "$tmp/rates.json" --disk /dev/shm
+[ "$(stat -f -c %T /dev/shm)" != tmpfs ] || complains 'name a directory of ext4 or XFS on a drive'
+if [ -n "$drive" ]; then
+    expect 1 probe -o "$tmp/rates.json" --disk "$drive" --bytes 1000T
+    complains 'no space in .*takes 1000.0 TiB, and .* are free: .*--bytes, at least 64M'
+    expect 1 probe -o "$tmp/rates.json" --disk "$drive" --bytes 63M
+    complains 'a file of 63.0 MiB is too small to measure a drive: at least 64.0 MiB'
+fi
+[ ! -e "$tmp/rates.json" ] || fail "a failure wrote rates"
 unset CISTERN_ENGINE_CUDA
 
 # --watch draws repeatedly, and ends when the daemon or the reader ends.

@@ -11,7 +11,7 @@
 . "${srcdir:-.}/tests/e2e/drive.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
-find_drive
+need_drive
 
 # shellcheck disable=SC2034 # for keeping.sh
 model=(--layers 4 --heads 2 --width 64 --context 16 --batch 2 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --seed 7 --chunk 36864)

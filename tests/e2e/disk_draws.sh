@@ -11,7 +11,7 @@
 . "${srcdir:-.}/tests/e2e/drive.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
-find_drive
+need_drive
 
 n_draws=${CST_TEST_DRAWS:-$(if sparse; then echo 4; else echo 16; fi)}
 # shellcheck disable=SC2034 # for keeping.sh

@@ -4,19 +4,10 @@
 loops=()  # Mount points of make_loop.
 frozen=() # Those that are frozen.
 
-# Find a directory on a drive: that of the test, of the build, or /var/tmp. Sets drive, or skips the test.
-find_drive() {
-    local dir
-    drive=
-    for dir in "$tmp" "$PWD" /var/tmp; do
-        case $(stat -f -c %T "$dir") in tmpfs | ramfs | overlayfs) continue ;; esac
-        if dd if=/dev/zero of="$dir/.cistern-direct.$$" bs=4096 count=1 oflag=direct 2>/dev/null; then
-            drive=$dir
-        fi
-        rm -f "$dir/.cistern-direct.$$"
-        [ -z "$drive" ] || return 0
-    done
-    skip "no directory on a drive that has O_DIRECT"
+# Find a directory on a drive (find_drive), or skip the test.
+need_drive() {
+    find_drive
+    [ -n "$drive" ] || skip "no directory on a drive that has O_DIRECT"
 }
 
 # Mount an ext4 file system of $2 bytes, on a drive of its own, at $1. False: that is not possible here; no_loop says why.

@@ -56,6 +56,20 @@ has() {
     grep "$@" >/dev/null
 }
 
+# Set drive to a directory on a drive with O_DIRECT: that of the test, of the build, or /var/tmp. Empty: none of them is.
+find_drive() {
+    local dir
+    drive=
+    for dir in "$tmp" "$PWD" /var/tmp; do
+        case $(stat -f -c %T "$dir") in tmpfs | ramfs | overlayfs) continue ;; esac
+        if dd if=/dev/zero of="$dir/.cistern-direct.$$" bs=4096 count=1 oflag=direct 2>/dev/null; then
+            drive=$dir
+        fi
+        rm -f "$dir/.cistern-direct.$$"
+        [ -z "$drive" ] || break
+    done
+}
+
 need() {
     command -v "$1" >/dev/null || skip "no $1"
 }

@@ -36,6 +36,7 @@ START_TEST(test_round_trip)
                   {4, 1ull << 35, 5e10, 6e9, 7e9, 8e9, 2e11}},
         .disk_read = 2.5e9,
         .disk_write = 1.5e9,
+        .disk_mixed = 1.75e9,
         .request_s = 1.25e-5,
     };
     struct cst_rates again;
@@ -61,10 +62,25 @@ START_TEST(test_round_trip)
     }
     ck_assert_double_eq(again.disk_read, 2.5e9);
     ck_assert_double_eq(again.disk_write, 1.5e9);
+    ck_assert_double_eq(again.disk_mixed, 1.75e9);
     ck_assert_double_eq(again.request_s, 1.25e-5);
     ck_assert_int_eq(unlink(path), 0);
     ck_assert_int_eq(rmdir(inner), 0); /* no other file is left */
     ck_assert_int_eq(rmdir(directory), 0);
+}
+END_TEST
+
+/* Without a measurement of reads and writes at once, a drive does no more of them than of one kind.
+ */
+START_TEST(test_mixed)
+{
+    struct cst_rates rates = {.disk_read = 3e9, .disk_write = 2e9};
+
+    ck_assert_double_eq(cst_rates_mixed(&rates), 2e9);
+    rates.disk_read = 1e9;
+    ck_assert_double_eq(cst_rates_mixed(&rates), 1e9);
+    rates.disk_mixed = 2.5e9;
+    ck_assert_double_eq(cst_rates_mixed(&rates), 2.5e9);
 }
 END_TEST
 
@@ -162,6 +178,7 @@ int main(void)
     TCase *tcase = suite_case(suite, "rates_json", NULL, NULL);
 
     tcase_add_test(tcase, test_round_trip);
+    tcase_add_test(tcase, test_mixed);
     tcase_add_test(tcase, test_add);
     tcase_add_test(tcase, test_refused);
     tcase_add_test(tcase, test_engine);
