@@ -55,12 +55,6 @@ int cstd_durable_check(const struct cstd_job *job, struct cst_err *err)
                            "to a directory on a drive",
                            job->name);
     }
-    if (job->predecessor != NULL) {
-        return cst_err_set(err, CST_EUNSUPPORTED,
-                           "job '%s' cannot become durable by a reshape: save it, and load the "
-                           "checkpoint into a new job",
-                           job->name);
-    }
     for (uint32_t t = 0; t < job->model.n_tensors && rc == CST_OK; t++) {
         rc = check_tensor(job, &job->model.tensors[t], err);
     }

@@ -29,7 +29,8 @@ struct cstd_job_request;
 /* Find the job that a worker with @request joins, if there is the job *job of its name: *job, its
  * successor, or NULL if a successor must be made. *predecessor: the job to replace then, else NULL.
  * CST_EBUSY: *job cannot be replaced now, or @request does not ask for `reshape` and *job is being
- * replaced; CST_EMISMATCH: @request has another optimizer or base than *job. */
+ * replaced; CST_EMISMATCH: @request has another optimizer or base than *job; CST_EUNSUPPORTED: one
+ * of both is durable. */
 int cstd_reshape_find(const struct cstd_job_request *request, struct cstd_job **job,
                       struct cstd_job **predecessor, struct cst_err *err);
 

@@ -85,8 +85,8 @@ struct cst_command {
      * destination. */
     struct cst_place dst[CST_COMMAND_MAX_DST];
     uint32_t n_dst;
-    uint64_t bytes;   /* COPY, FILL: number of bytes. */
-    bool sums;        /* COPY: the completion's value is the checksum of the bytes (proto/row_sum.h). */
+    uint64_t bytes; /* COPY, FILL: number of bytes. */
+    bool sums; /* COPY: the completion's value is the checksum of the bytes (proto/row_sum.h). */
     uint64_t n_elems; /* Conversions: number of elements. */
     uint32_t table;   /* REDUCE, NORM, UPDATE: segment id of the job table. */
     uint32_t chunk;   /* All but NORM. Engines are told the chunk with REDUCE and UPDATE only. */

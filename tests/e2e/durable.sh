@@ -81,6 +81,13 @@ refused 'exists, and is no file of cistern' --disk "$files"
 : >"$files/refused.0.cistern"
 begin refused 1 --steps 2 --disk "$files" --durable # A start that failed has left it.
 end refused
+for job in refused memory; do
+    what=()
+    [ $job = refused ] || what=(--durable --disk "$files")
+    ! ./cistern-gpt "${model[@]}" --steps 40 --data "$tmp/text" --job $job --world 2 --rank 0 --reshape "${what[@]}" >"$tmp/refused.log" 2>&1 ||
+        fail "reshaped: $job"
+    has "job '$job' cannot be reshaped: it .* durable" "$tmp/refused.log" || fail "not refused: $(cat "$tmp/refused.log")"
+done
 stop_daemon keeper
 cp "$files/refused.0.cistern" "$tmp/other"
 
