@@ -11,9 +11,13 @@
 #include "proto/durable.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/random.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -149,16 +153,24 @@ static int flush(int fd, struct cst_err *err)
 
 /* -- description ------------------------------------------------------------------------------ */
 
+/* A seal under way. First, if the files may not say yet what they are, a thread of the loop's pool
+ * makes the description, for which the job must stay. Then a thread of its own writes: a drive that
+ * does not answer may keep it for ever, and then it keeps nothing but this. */
 struct cstd_durable_work {
-    uv_work_t work;
-    struct cstd_job *job; /* Its model, layout and segments stay until the work is over. */
-    struct list files;
-    bool describes; /* The files may not say yet what they are. */
+    atomic_uint n_refs;   /* That thread, and the loop; the last one frees. */
+    struct cstd_job *job; /* Loop thread. NULL: the job does not wait for it any more. */
+    struct list files;    /* Until the thread begins the descriptors are borrowed. */
+    bool owns_files;
+    uv_work_t describing;
     struct cstd_progress progress;
+    struct cst_durable_head head;  /* With the numbers of the description. */
+    char *description;             /* Owned. NULL: the files have theirs. */
     struct cst_durable_seal *seal; /* Owned; without id and sum. */
     uint64_t seal_bytes;           /* Of its place. */
     uint64_t sealed_bytes;         /* Of the seal and its checksums. */
-    struct cst_err err;
+    int over;                      /* An eventfd: readable when the thread has ended; -1: none. */
+    uv_poll_t poll;                /* Of it. */
+    struct cst_err err;            /* The result. */
 };
 
 static uint64_t head_sum(const struct cst_durable_head *head)
@@ -285,11 +297,10 @@ static int write_heads(const struct cstd_durable_work *work, struct cst_durable_
     return rc;
 }
 
-static int describe(struct cstd_durable_work *work, struct cst_durable_head *head,
-                    struct cst_err *err)
+/* Make the description, in a thread of the loop's pool. */
+static int describe(struct cstd_durable_work *work, struct cst_err *err)
 {
-    char *data = NULL;
-    int rc;
+    struct cst_durable_head *head = &work->head;
 
     *head = (struct cst_durable_head){.magic = CST_DURABLE_MAGIC,
                                       .order = CST_DURABLE_ORDER,
@@ -303,15 +314,21 @@ static int describe(struct cstd_durable_work *work, struct cst_durable_head *hea
     if (getrandom(head->id, sizeof head->id, 0) != sizeof head->id) {
         return cst_err_errno(err, CST_EIO, errno, "random bytes");
     }
-    rc = make_description(work, head, &data, err);
-    if (rc != CST_OK) {
-        return rc;
-    }
-    rc = write_blocks(work->files.fds[0], data, head->job_bytes + head->layout_bytes,
-                      head->description, err);
-    rc = rc == CST_OK ? flush(work->files.fds[0], err) : rc;
-    free(data);
-    return rc == CST_OK ? write_heads(work, head, err) : rc;
+    return make_description(work, head, &work->description, err);
+}
+
+/* Write the description, then the heads. @block: a block for them. */
+static int write_description(const struct cstd_durable_work *work, struct cst_durable_head *block,
+                             struct cst_err *err)
+{
+    const int fd = work->files.fds[0];
+    int rc = write_blocks(fd, work->description, work->head.job_bytes + work->head.layout_bytes,
+                          work->head.description, err);
+
+    rc = rc == CST_OK ? flush(fd, err) : rc;
+    memset(block, 0, CST_DURABLE_BLOCK);
+    *block = work->head;
+    return rc == CST_OK ? write_heads(work, block, err) : rc;
 }
 
 /* Find the id of the files, and describe them if nobody has. */
@@ -327,8 +344,9 @@ static int prepare(struct cstd_durable_work *work, uint8_t id[CST_DURABLE_ID_BYT
     if (pread(work->files.fds[0], head, CST_DURABLE_BLOCK, 0) != CST_DURABLE_BLOCK) {
         rc = fail(work->files.fds[0], "read", 0, err);
     } else if (head->magic != CST_DURABLE_MAGIC || head->sum != head_sum(head)) {
-        rc = work->describes ? describe(work, head, err)
-                             : cst_err_set(err, CST_EIO, "the head of its first file is damaged");
+        rc = work->description != NULL
+                 ? write_description(work, head, err)
+                 : cst_err_set(err, CST_EIO, "the first block of its first file is damaged");
     }
     memcpy(id, head->id, CST_DURABLE_ID_BYTES);
     free(head);
@@ -354,38 +372,143 @@ static int seal(struct cstd_durable_work *work, struct cst_err *err)
     return rc == CST_OK ? flush(work->files.fds[0], err) : rc;
 }
 
-static void on_thread(uv_work_t *uv_work)
+static void unref(struct cstd_durable_work *work)
 {
-    struct cstd_durable_work *work = uv_work->data;
-
-    (void)seal(work, &work->err);
-}
-
-static void close_work(struct cstd_durable_work *work)
-{
+    if (atomic_fetch_sub(&work->n_refs, 1) > 1) {
+        return;
+    }
+    for (uint32_t i = 0; i < work->files.n && work->owns_files; i++) {
+        (void)close(work->files.fds[i]);
+    }
+    if (work->over >= 0) {
+        (void)close(work->over);
+    }
     cstd_describe_progress_close(&work->progress);
+    free(work->description);
     free(work->seal);
     free(work);
 }
 
-/* If the job is removed meanwhile, the removal goes on from here. */
-static void on_thread_done(uv_work_t *uv_work, int status)
+static void on_poll_closed(uv_handle_t *handle)
 {
-    struct cstd_durable_work *work = uv_work->data;
+    unref(handle->data);
+}
+
+/* The loop has done with @work, whose thread was started. */
+static void part(struct cstd_durable_work *work)
+{
+    work->job->durable.work = NULL;
+    work->job = NULL;
+    uv_close((uv_handle_t *)&work->poll, on_poll_closed);
+}
+
+/* Tell the core of @job that the seal has ended with @err. */
+static void tell(struct cstd_job *job, const struct cst_err *err)
+{
+    struct cst_event event = {.kind = CST_EV_SEALED, .status = err->status, .text = err->text};
+
+    if (job->core != NULL && job->state != CSTD_JOB_CLOSING) {
+        cstd_job_feed(job, &event);
+    }
+}
+
+static void on_written(uv_poll_t *poll, int status, int events)
+{
+    struct cstd_durable_work *work = poll->data;
     struct cstd_job *job = work->job;
-    struct cst_event event = {.kind = CST_EV_SEALED, .status = work->err.status};
-    char text[sizeof work->err.text];
+    const struct cst_err err = work->err;
+
+    (void)status;
+    (void)events;
+    job->durable.described = job->durable.described || err.status == CST_OK;
+    part(work);
+    tell(job, &err);
+}
+
+static void *write_it(void *arg)
+{
+    struct cstd_durable_work *work = arg;
+    const uint64_t one = 1;
+
+    (void)seal(work, &work->err);
+    (void)!write(work->over, &one, sizeof one);
+    unref(work);
+    return NULL;
+}
+
+/* The thread has descriptors of its own, because the job may be gone before it ends. */
+static int own_files(struct cstd_durable_work *work, struct cst_err *err)
+{
+    const uint32_t n = work->files.n;
+
+    work->owns_files = true;
+    work->files.n = 0;
+    while (work->files.n < n) {
+        int fd = fcntl(work->files.fds[work->files.n], F_DUPFD_CLOEXEC, 3);
+
+        if (fd < 0) {
+            return cst_err_errno(err, CST_ENOMEM, errno, "a descriptor to record a step");
+        }
+        work->files.fds[work->files.n++] = fd;
+    }
+    work->over = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    return work->over >= 0 ? CST_OK
+                           : cst_err_errno(err, CST_ENOMEM, errno, "a descriptor to record a step");
+}
+
+/* Start the thread that writes. On failure @work is as before, but for its descriptors. */
+static int start(struct cstd_durable_work *work, struct cst_err *err)
+{
+    pthread_t thread;
+    int rc = own_files(work, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (uv_poll_init(&work->job->daemon->loop, &work->poll, work->over) != 0) {
+        return cst_err_set(err, CST_ENOMEM, "no memory to record a step");
+    }
+    work->poll.data = work;
+    atomic_fetch_add(&work->n_refs, 1); /* The thread's, or the handle's that is being closed. */
+    if (uv_poll_start(&work->poll, UV_READABLE, on_written) != 0 ||
+        pthread_create(&thread, NULL, write_it, work) != 0) {
+        uv_close((uv_handle_t *)&work->poll, on_poll_closed);
+        return cst_err_set(err, CST_ENOMEM, "no thread to record a step");
+    }
+    (void)pthread_detach(thread);
+    return CST_OK;
+}
+
+static void on_thread(uv_work_t *describing)
+{
+    struct cstd_durable_work *work = describing->data;
+
+    (void)describe(work, &work->err);
+}
+
+/* If the job is removed meanwhile, the removal goes on from here. */
+static void on_described(uv_work_t *describing, int status)
+{
+    struct cstd_durable_work *work = describing->data;
+    struct cstd_job *job = work->job;
+    struct cst_err err = work->err;
 
     (void)status; /* libuv's cancellation is not used. */
-    memcpy(text, work->err.text, sizeof text);
-    event.text = text;
-    job->durable.work = NULL;
-    job->durable.described = job->durable.described || work->err.status == CST_OK;
-    close_work(work);
+    job->durable.describing = false;
     if (job->state == CSTD_JOB_CLOSING) {
         cstd_deferred_add(&job->daemon->later, &job->close);
-    } else if (job->core != NULL) {
-        cstd_job_feed(job, &event);
+    } else if (err.status == CST_OK && start(work, &err) == CST_OK) {
+        return;
+    }
+    job->durable.work = NULL;
+    unref(work);
+    tell(job, &err);
+}
+
+void cstd_durable_close(struct cstd_job *job)
+{
+    if (job->durable.work != NULL) {
+        part(job->durable.work);
     }
 }
 
@@ -421,38 +544,44 @@ static int open_work(struct cstd_job *job, struct cstd_durable_work **out, struc
     const uint32_t n_rows = CST_ROW_COUNT - CST_ROW_MASTER, n_chunks = job->layout.n_chunks;
     struct cstd_durable_work *work = calloc(1, sizeof *work);
 
+    *out = work;
     if (work == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory to record a step");
     }
-    work->work.data = work;
+    atomic_init(&work->n_refs, 1);
     work->job = job;
-    work->describes = !job->durable.described;
+    work->over = -1;
     work->seal_bytes = cst_durable_seal_bytes(n_chunks, n_rows);
     work->sealed_bytes = sizeof *work->seal + (uint64_t)n_chunks * n_rows * 8;
     work->seal = blocks(work->seal_bytes);
     list_files(job, &work->files);
     if (work->seal == NULL) {
-        close_work(work);
         return cst_err_set(err, CST_ENOMEM, "no memory to record a step");
     }
     fill_seal(job, work->seal);
-    *out = work;
-    return work->describes ? cstd_describe_progress(job, &work->progress, err) : CST_OK;
+    return CST_OK;
 }
 
 int cstd_durable_seal(struct cstd_job *job, struct cst_err *err)
 {
-    struct cstd_durable_work *work = NULL;
+    struct cstd_durable_work *work;
     int rc = open_work(job, &work, err);
 
-    if (rc == CST_OK &&
-        uv_queue_work(&job->daemon->loop, &work->work, on_thread, on_thread_done) != 0) {
-        rc = cst_err_set(err, CST_ENOMEM, "no thread to record a step");
+    if (rc == CST_OK && job->durable.described) {
+        rc = start(work, err);
+    } else if (rc == CST_OK) {
+        rc = cstd_describe_progress(job, &work->progress, err);
+        work->describing.data = work;
+        if (rc == CST_OK &&
+            uv_queue_work(&job->daemon->loop, &work->describing, on_thread, on_described) != 0) {
+            rc = cst_err_set(err, CST_ENOMEM, "no thread to describe job '%s'", job->name);
+        }
+        job->durable.describing = rc == CST_OK;
     }
-    if (rc != CST_OK && work != NULL) {
-        close_work(work);
-        return rc;
+    if (rc == CST_OK) {
+        job->durable.work = work;
+    } else if (work != NULL) {
+        unref(work);
     }
-    job->durable.work = work;
     return rc;
 }

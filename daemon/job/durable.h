@@ -14,9 +14,9 @@ struct cstd_job;
 
 /* All 0: nothing is under way. */
 struct cstd_durable {
-    /* The thread's; NULL: none runs. Until it is NULL the job must not be freed. */
-    struct cstd_durable_work *work;
-    bool described; /* The files say what they are. */
+    struct cstd_durable_work *work; /* The seal under way; NULL: there is none. */
+    bool describing; /* A thread reads the job: until it is over, the job must not be freed. */
+    bool described;  /* The files say what they are. */
 };
 
 /* CST_EINVAL: the job is to be durable, and something of it that steps change, or that nobody could
@@ -26,5 +26,9 @@ int cstd_durable_check(const struct cstd_job *job, struct cst_err *err);
 /* Carry out CST_ACT_SEAL: CST_EV_SEALED follows, never within this call. CST_ENOMEM: it does not
  * follow. */
 int cstd_durable_seal(struct cstd_job *job, struct cst_err *err);
+
+/* The job ends, and nothing is `describing`: it does not wait for a seal any more. What a thread
+ * has begun to write it writes to the end. */
+void cstd_durable_close(struct cstd_job *job);
 
 #endif

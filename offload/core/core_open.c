@@ -299,8 +299,11 @@ uint64_t cst_core_heap_bytes(const struct cst_layout *layout, const struct cst_m
     };
     uint64_t of_rank = sizeof(struct cst_rank) + (uint64_t)layout->n_chunks * CHUNK_OF_RANK +
                        (uint64_t)model->n_uses * VISITS * VISIT;
+    uint64_t sums = layout->states.durable
+                        ? (uint64_t)layout->n_chunks * CST_UPDATE_STATES * sizeof(uint64_t)
+                        : 0;
 
-    return sizeof(struct cst_core) +
+    return sums + sizeof(struct cst_core) +
            layout->n_chunks * (sizeof(struct cst_chunk) + sizeof(uint32_t)) + world * of_rank +
            n_blocks * (sizeof(struct cst_block) + BLOCK);
 }
