@@ -455,11 +455,11 @@ static struct cst_err words_of_end(const struct cstd_job *job)
             job->name, (unsigned long long)stats.step);
         return why;
     }
-    (void)cst_err_set(
-        &why, CST_EDRAINING,
-        "the daemon is shutting down, and job '%s' ends with it at step %llu: its states "
-        "are lost",
-        job->name, (unsigned long long)stats.step);
+    (void)cst_err_set(&why, CST_EDRAINING,
+                      "the daemon is shutting down, and job '%s' ends with it at step %llu: %s",
+                      job->name, (unsigned long long)stats.step,
+                      job->spec.states.durable ? "'cistern adopt' makes a checkpoint of its files"
+                                               : "its states are lost");
     return why;
 }
 

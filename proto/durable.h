@@ -2,12 +2,12 @@
 /* The files of a durable job, as they lie on drives. Numbers have the byte order of the machine,
  * and `order` tells a machine of another one.
  *
- *   file 0      head | seal 0 | seal 1 | segments of rows | description
- *   file 1...   head | (unused)        | segments of rows
+ *   file 0      head | head | seal 0 | seal 1 | segments of rows | description
+ *   file 1...   head | head | (unused)        | segments of rows
  *
- * The head is written once, after the description. The description is the packed JobDescription of
- * the job and, behind it, the packed DurableLayout (proto/cistern.proto). The seal of step t is
- * written to place t mod 2 when all states of the step are on the drives.
+ * Both heads are the same. They are written once, after the description. The description is the
+ * packed JobDescription of the job and, behind it, the packed DurableLayout (proto/cistern.proto).
+ * The seal of step t is written to place t mod 2 when all states of the step are on the drives.
  *
  * Each row of states has two places, `twin` bytes apart (DurableLayout). The seal says which place
  * has the states of its step.
@@ -27,6 +27,8 @@
 #define CST_DURABLE_ORDER 0x01020304
 #define CST_DURABLE_FORMAT 1
 #define CST_DURABLE_ID_BYTES 16
+#define CST_DURABLE_HEADS 2
+#define CST_DURABLE_SEALS (CST_DURABLE_HEADS * CST_DURABLE_BLOCK)
 
 struct cst_durable_head {
     uint64_t magic; /* CST_DURABLE_MAGIC */
@@ -34,7 +36,7 @@ struct cst_durable_head {
     uint8_t id[CST_DURABLE_ID_BYTES]; /* Random: all files of the job have it. */
     uint32_t file, n_files;           /* Number of this file, and of all. */
     uint32_t n_chunks, n_rows;        /* Chunks, and checksums of each in a seal. */
-    uint64_t seal_bytes;              /* Bytes of a seal's place; the first is behind the head. */
+    uint64_t seal_bytes; /* Bytes of a seal's place; the first is at CST_DURABLE_SEALS. */
     /* Of the description, in file 0: its offset and the bytes of its two parts, and the XXH3 (64
      * bits) of both. */
     uint64_t description, job_bytes, layout_bytes, description_sum;
@@ -63,7 +65,7 @@ static inline uint64_t cst_durable_seal_bytes(uint32_t n_chunks, uint32_t n_rows
 /* Bytes at the beginning of each file that no segment has. */
 static inline uint64_t cst_durable_reserve(uint32_t n_chunks, uint32_t n_rows)
 {
-    return CST_DURABLE_BLOCK + 2 * cst_durable_seal_bytes(n_chunks, n_rows);
+    return CST_DURABLE_SEALS + 2 * cst_durable_seal_bytes(n_chunks, n_rows);
 }
 
 #endif

@@ -37,7 +37,8 @@ struct adopt {
     struct cst_durable_seal *seals[2]; /* NULL: there is no such step. */
     uint32_t place;                    /* Of the step that is adopted. */
     uint32_t n_unchecked, n_rows;
-    char *piece; /* 2 x CST_ROW_SUM_PIECE bytes. */
+    char warning[256]; /* As in the result. */
+    char *piece;       /* 2 x CST_ROW_SUM_PIECE bytes. */
     struct cstc_writing writing;
 };
 
@@ -90,6 +91,24 @@ static int check_head(const struct cst_durable_head *head, const char *name, str
     return CST_OK;
 }
 
+/* Read the first head that is right. */
+static int read_head(int fd, const char *name, struct cst_durable_head *out, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (int k = CST_DURABLE_HEADS; k-- > 0;) {
+        *out = (struct cst_durable_head){0};
+        if (pread(fd, out, sizeof *out, (off_t)k * CST_DURABLE_BLOCK) < 0) {
+            return cst_err_errno(err, CST_EIO, errno, "'%.200s'", name);
+        }
+        rc = check_head(out, name, err);
+        if (rc == CST_OK) {
+            break;
+        }
+    }
+    return rc;
+}
+
 /* A daemon that goes on with the job has a lock. */
 static int check_unused(int fd, const char *name, struct cst_err *err)
 {
@@ -115,11 +134,9 @@ static int open_file(struct adopt *a, const char *name, struct cst_err *err)
         rc = cst_err_errno(err, CST_EIO, errno, "'%.200s'", name);
     } else if (!S_ISREG(st.st_mode)) {
         rc = cst_err_set(err, CST_EINVAL, "'%.200s' is no regular file", name);
-    } else if (pread(fd, &head, sizeof head, 0) < 0) {
-        rc = cst_err_errno(err, CST_EIO, errno, "'%.200s'", name);
     } else {
         rc = check_unused(fd, name, err);
-        rc = rc == CST_OK ? check_head(&head, name, err) : rc;
+        rc = rc == CST_OK ? read_head(fd, name, &head, err) : rc;
     }
     if (rc == CST_OK && a->head.magic != 0 && memcmp(head.id, a->head.id, sizeof head.id) != 0) {
         rc = cst_err_set(err, CST_EINVAL, "'%.200s' is of another job than the files before it",
@@ -256,7 +273,7 @@ static int read_seal(struct adopt *a, uint32_t i, struct cst_err *err)
     if (seal == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for %" PRIu64 " bytes", bytes);
     }
-    rc = read_all(a, 0, seal, bytes, CST_DURABLE_BLOCK + i * a->head.seal_bytes, err);
+    rc = read_all(a, 0, seal, bytes, CST_DURABLE_SEALS + i * a->head.seal_bytes, err);
     sum = rc == CST_OK ? seal->sum : 0;
     if (rc == CST_OK) {
         seal->sum = 0;
@@ -340,6 +357,8 @@ static int choose_step(struct adopt *a, const struct cst_durable_seal **out, str
         check_sums(a, a->seals[1 - newest], &why) == CST_OK && a->n_unchecked == 0) {
         *out = a->seals[1 - newest];
         rc = CST_OK;
+        (void)snprintf(a->warning, sizeof a->warning, "%.200s: step %" PRIu64 " is taken",
+                       err->text, (*out)->step);
     }
     return rc;
 }
@@ -537,6 +556,7 @@ int cst_adopt(const char *const *files, uint32_t n, const char *dir,
                                             .n_unchecked = a->n_unchecked,
                                             .n_rows = a->n_rows};
         (void)snprintf(result->job, sizeof result->job, "%s", a->job->name);
+        (void)snprintf(result->warning, sizeof result->warning, "%s", a->warning);
     }
     close_adopt(a);
     return rc;

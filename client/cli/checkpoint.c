@@ -117,11 +117,15 @@ int cli_adopt(struct cli *cli)
     if (cst_adopt((const char *const *)cli->args, n, dir, &result, &err) != CST_OK) {
         return cli_fail(&err);
     }
+    if (result.warning[0] != '\0') {
+        (void)fprintf(stderr, "cistern: warning: %s\n", result.warning);
+    }
     if (cli->json) {
-        json_t *json = json_pack("{s:s, s:I, s:I, s:f, s:I, s:I}", "job", result.job, "step",
-                                 (json_int_t)result.step, "bytes", (json_int_t)result.bytes,
-                                 "seconds", result.seconds, "rows", (json_int_t)result.n_rows,
-                                 "unchecked", (json_int_t)result.n_unchecked);
+        json_t *json =
+            json_pack("{s:s, s:I, s:I, s:f, s:I, s:I, s:s}", "job", result.job, "step",
+                      (json_int_t)result.step, "bytes", (json_int_t)result.bytes, "seconds",
+                      result.seconds, "rows", (json_int_t)result.n_rows, "unchecked",
+                      (json_int_t)result.n_unchecked, "warning", result.warning);
 
         return cli_json_print(json) ? CLI_EXIT_OK : CLI_EXIT_FAILURE;
     }

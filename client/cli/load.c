@@ -134,6 +134,15 @@ static int open_rank(struct cli *cli, struct ranks *ranks, uint32_t rank, const 
     if (rc == CST_OK) {
         rc = cst_job_options_take(&all, &d->base, err);
         all.name = name;
+        if (rank == 0 && all.states.durable && ranks->frozen == NULL) {
+            (void)fprintf(stderr,
+                          "cistern: job '%s' was durable, and is not: its states are in "
+                          "memory now. Workers make a durable job of the checkpoint "
+                          "themselves (cistern-gpt --resume, resume= of attach)\n",
+                          name);
+        }
+        all.states.durable = false;
+        all.states.disk_bytes = 0;
     }
     if (rc == CST_OK) {
         rc = cst_job_open(&ranks->jobs[rank], ranks->clients[rank],

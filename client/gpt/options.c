@@ -79,11 +79,12 @@ static int check_states(const struct gpt_options *o, struct cst_err *err)
     }
     if (o->store == GPT_STORE_LOCAL &&
         (o->job.states.grad_over_weight || o->job.memory.device_update_bytes > 0 ||
-         o->job.memory.device_states > 0 || o->job.planning.plan_file != NULL || o->job.reshape)) {
+         o->job.memory.device_states > 0 || o->job.planning.plan_file != NULL || o->job.reshape ||
+         o->job.states.disk != NULL || o->job.states.durable)) {
         return cst_err_set(
             err, CST_EINVAL,
-            "--grad-over-weight, --device-update, --device-states, --plan and --reshape are for "
-            "the daemon: they cannot be combined with --store=local");
+            "--grad-over-weight, --device-update, --device-states, --plan, --reshape, --disk and "
+            "--durable are for the daemon: they cannot be combined with --store=local");
     }
     return 0;
 }

@@ -10,6 +10,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* Files of one job. */
@@ -49,7 +50,8 @@ static int check_old(const char *path, struct cst_err *err)
 {
     struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     int fd = open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    uint64_t magic = 0;
+    uint64_t magics[CST_DURABLE_HEADS] = {0};
+    bool recorded = false, other = false;
     int rc = CST_OK;
 
     if (fd < 0) {
@@ -58,13 +60,19 @@ static int check_old(const char *path, struct cst_err *err)
     if (fcntl(fd, F_OFD_GETLK, &all) == 0 && all.l_type != F_UNLCK) {
         rc = cst_err_set(err, CST_EEXIST, "disk: '%.200s' is in use for the states of another job",
                          path);
-    } else if (pread(fd, &magic, sizeof magic, 0) == sizeof magic && magic == CST_DURABLE_MAGIC) {
+    }
+    for (int k = 0; k < CST_DURABLE_HEADS; k++) {
+        (void)!pread(fd, &magics[k], sizeof magics[k], (off_t)k * CST_DURABLE_BLOCK);
+        recorded = recorded || magics[k] == CST_DURABLE_MAGIC;
+        other = other || (magics[k] != 0 && magics[k] != CST_DURABLE_MAGIC);
+    }
+    if (rc == CST_OK && recorded) {
         rc = cst_err_set(err, CST_EEXIST,
                          "disk: '%.200s' has the last step of an earlier job of this name: make a "
                          "checkpoint of it with 'cistern adopt', then remove it; or take another "
                          "name for the job",
                          path);
-    } else if (magic != 0) {
+    } else if (rc == CST_OK && other) {
         rc = cst_err_set(err, CST_EEXIST,
                          "disk: '%.200s' exists, and is no file of cistern: move it away", path);
     }
@@ -72,10 +80,31 @@ static int check_old(const char *path, struct cst_err *err)
     return rc;
 }
 
-/* Give the file @fd, the one number @number of job @job, its name in @directory. The name lasts. */
-static int name_it(const char *directory, const char *job, unsigned number, int fd,
+/* Open the file *@file by its name @path, in its place. */
+static int open_named(const char *path, int *file, struct cst_err *err)
+{
+    int fd = open(path, O_RDWR | O_DIRECT | O_NOFOLLOW | O_CLOEXEC);
+    struct stat mine, named;
+
+    if (fd < 0) {
+        return cst_err_errno(err, CST_EIO, errno, "disk: '%.200s'", path);
+    }
+    if (fstat(*file, &mine) != 0 || fstat(fd, &named) != 0 || mine.st_ino != named.st_ino ||
+        mine.st_dev != named.st_dev) {
+        (void)close(fd);
+        return cst_err_set(err, CST_EBUSY, "disk: '%.200s' was replaced meanwhile", path);
+    }
+    (void)close(*file);
+    *file = fd;
+    return CST_OK;
+}
+
+/* Give the file *@file, the one number @number of job @job, its name in @directory. The name lasts.
+ * *file becomes a descriptor that was opened by it, so that the kernel tells it in messages. */
+static int name_it(const char *directory, const char *job, unsigned number, int *file,
                    struct cst_err *err)
 {
+    const int fd = *file;
     char link[40], path[PATH_MAX];
     int n = snprintf(path, sizeof path, "%s/%s.%u.cistern", directory, job, number);
     int there, rc = CST_OK;
@@ -102,7 +131,7 @@ static int name_it(const char *directory, const char *job, unsigned number, int 
     if (there >= 0) {
         (void)close(there);
     }
-    return rc;
+    return rc == CST_OK ? open_named(path, file, err) : rc;
 }
 
 /* Make a file in each of the directories @list; for a durable job it has a name. */
@@ -128,7 +157,7 @@ static int make_all(const char *list, const struct cst_job_spec *spec, struct fi
         rc = make(directory, &files->fds[files->n], err);
         files->n += rc == CST_OK;
         if (rc == CST_OK && spec->states.durable) {
-            rc = name_it(directory, spec->name, files->n - 1, files->fds[files->n - 1], err);
+            rc = name_it(directory, spec->name, files->n - 1, &files->fds[files->n - 1], err);
         }
         list = *comma == ',' ? comma + 1 : NULL;
     }

@@ -69,7 +69,7 @@
 #define FIELDS_cst_checkpoint(F, A, N, s) \
     F(s, step) F(s, bytes) F(s, whole) F(s, status) A(s, name) A(s, job) A(s, why)
 #define FIELDS_cst_adopt_result(F, A, N, s) \
-    A(s, job) F(s, step) F(s, bytes) F(s, seconds) F(s, n_unchecked) F(s, n_rows)
+    A(s, job) F(s, step) F(s, bytes) F(s, seconds) F(s, n_unchecked) F(s, n_rows) A(s, warning)
 #define FIELDS_cst_edge_spec(F, A, N, s) \
     F(s, name) F(s, from) F(s, to) F(s, slot_bytes) F(s, n_slots) F(s, on_device)
 #define FIELDS_cst_unit(F, A, N, s) \

@@ -351,6 +351,7 @@ void cstd_job_feed(struct cstd_job *job, struct cst_event *event)
         daemon->core_ops->settled(job);
         arm(job, event->now);
         cstd_done_look(job);
+        cstd_durable_look(job);
     }
 }
 

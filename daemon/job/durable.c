@@ -2,11 +2,14 @@
 #include "daemon/job/durable.h"
 
 #include "daemon/base/daemon_state.h"
+#include "daemon/base/log.h"
 #include "daemon/budget/arena.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/job/job.h"
 #include "daemon/ledger/describe.h"
 #include "daemon/memory/files.h"
+#include "daemon/session/pending.h"
+#include "daemon/session/session.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/durable.h"
 
@@ -19,6 +22,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -170,6 +174,7 @@ struct cstd_durable_work {
     uint64_t sealed_bytes;         /* Of the seal and its checksums. */
     int over;                      /* An eventfd: readable when the thread has ended; -1: none. */
     uv_poll_t poll;                /* Of it. */
+    bool unnamed;                  /* A file has no name any more. */
     struct cst_err err;            /* The result. */
 };
 
@@ -291,7 +296,10 @@ static int write_heads(const struct cstd_durable_work *work, struct cst_durable_
     for (uint32_t i = work->files.n; i-- > 0 && rc == CST_OK;) {
         head->file = i;
         head->sum = head_sum(head);
-        rc = write_blocks(work->files.fds[i], head, sizeof *head, 0, err);
+        for (int k = 0; k < CST_DURABLE_HEADS && rc == CST_OK; k++) {
+            rc = write_blocks(work->files.fds[i], head, sizeof *head,
+                              (uint64_t)k * CST_DURABLE_BLOCK, err);
+        }
         rc = rc == CST_OK ? flush(work->files.fds[i], err) : rc;
     }
     return rc;
@@ -341,9 +349,15 @@ static int prepare(struct cstd_durable_work *work, uint8_t id[CST_DURABLE_ID_BYT
     if (head == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a block");
     }
-    if (pread(work->files.fds[0], head, CST_DURABLE_BLOCK, 0) != CST_DURABLE_BLOCK) {
-        rc = fail(work->files.fds[0], "read", 0, err);
-    } else if (head->magic != CST_DURABLE_MAGIC || head->sum != head_sum(head)) {
+    for (int k = 0; k < CST_DURABLE_HEADS && rc == CST_OK; k++) {
+        if (pread(work->files.fds[0], head, CST_DURABLE_BLOCK, (off_t)k * CST_DURABLE_BLOCK) !=
+            CST_DURABLE_BLOCK) {
+            rc = fail(work->files.fds[0], "read", (uint64_t)k * CST_DURABLE_BLOCK, err);
+        } else if (head->magic == CST_DURABLE_MAGIC && head->sum == head_sum(head)) {
+            break;
+        }
+    }
+    if (rc == CST_OK && (head->magic != CST_DURABLE_MAGIC || head->sum != head_sum(head))) {
         rc = work->description != NULL
                  ? write_description(work, head, err)
                  : cst_err_set(err, CST_EIO, "the first block of its first file is damaged");
@@ -362,12 +376,15 @@ static int seal(struct cstd_durable_work *work, struct cst_err *err)
     int rc = prepare(work, record->id, err);
 
     for (uint32_t i = 0; i < work->files.n && rc == CST_OK; i++) {
+        struct stat st;
+
         rc = flush(work->files.fds[i], err);
+        work->unnamed = work->unnamed || (fstat(work->files.fds[i], &st) == 0 && st.st_nlink == 0);
     }
     if (rc == CST_OK) {
         record->sum = XXH3_64bits(record, work->sealed_bytes);
         rc = write_blocks(work->files.fds[0], record, work->seal_bytes,
-                          CST_DURABLE_BLOCK + record->step % 2 * work->seal_bytes, err);
+                          CST_DURABLE_SEALS + record->step % 2 * work->seal_bytes, err);
     }
     return rc == CST_OK ? flush(work->files.fds[0], err) : rc;
 }
@@ -421,6 +438,12 @@ static void on_written(uv_poll_t *poll, int status, int events)
     (void)status;
     (void)events;
     job->durable.described = job->durable.described || err.status == CST_OK;
+    if (work->unnamed && !job->durable.unnamed) {
+        job->durable.unnamed = true;
+        cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job),
+                       "a file of its states was removed: nothing of the job will be left if the "
+                       "machine stops; save it");
+    }
     part(work);
     tell(job, &err);
 }
@@ -503,6 +526,35 @@ static void on_described(uv_work_t *describing, int status)
     job->durable.work = NULL;
     unref(work);
     tell(job, &err);
+}
+
+/* A Leave of @job that waits for a seal; NULL: there is none. */
+static struct cstd_pending *next_leave(const struct cstd_job *job)
+{
+    struct cstd_pending *request;
+
+    TAILQ_FOREACH(request, &job->requests, job_link)
+    {
+        if (request->waits_seal && request->session != NULL) {
+            return request;
+        }
+    }
+    return NULL;
+}
+
+void cstd_durable_look(struct cstd_job *job)
+{
+    struct cstd_pending *request;
+
+    while (job->spec.states.durable && job->core != NULL && job->state == CSTD_JOB_READY &&
+           !cst_core_seals(job->core) && (request = next_leave(job)) != NULL) {
+        struct cst_event event = {.kind = CST_EV_LEAVE,
+                                  .rank = request->session->rank,
+                                  .tag = cstd_pending_tag(request, 0)};
+
+        request->waits_seal = false;
+        cstd_job_feed(job, &event);
+    }
 }
 
 void cstd_durable_close(struct cstd_job *job)

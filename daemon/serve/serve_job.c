@@ -520,6 +520,11 @@ void cstd_serve_leave(struct cstd_session *session, uint64_t id, void *body)
         cstd_session_error(session, id, &err);
         return;
     }
+    /* Who leaves a durable job may rely on its last step. */
+    request->waits_seal = cst_core_seals(session->job->core);
+    if (request->waits_seal) {
+        return;
+    }
     event.tag = cstd_pending_tag(request, 0);
     cstd_job_feed(session->job, &event);
 }

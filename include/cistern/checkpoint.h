@@ -116,6 +116,9 @@ struct cst_adopt_result {
      * had been written and before that step was recorded. They are in the checkpoint unchecked. */
     uint32_t n_unchecked;
     uint32_t n_rows; /* Rows of states in all. */
+    /* For a person to read: the states of the last step are damaged, at which place, and the
+     * checkpoint is of the step before. "": they are not. */
+    char warning[256];
 };
 
 /* Make a checkpoint of the last step of a durable job (struct cst_job_states) in the directory

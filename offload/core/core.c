@@ -388,6 +388,11 @@ bool cst_core_uses_reservation(const struct cst_core *core,
     return false;
 }
 
+bool cst_core_seals(const struct cst_core *core)
+{
+    return cst_seal_holds_commit(core) && core->attempt.phase != CST_PHASE_FAILED;
+}
+
 void cst_core_seal_of(const struct cst_core *core, struct cst_core_seal *out)
 {
     const struct cst_commit *commit = &core->commit;

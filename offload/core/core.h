@@ -288,6 +288,10 @@ struct cst_core_seal {
     uint32_t n_rows;
 };
 
+/* True if the last committed step of a durable job is still to be sealed, and the job has not
+ * failed. */
+bool cst_core_seals(const struct cst_core *core);
+
 void cst_core_seal_of(const struct cst_core *core, struct cst_core_seal *out);
 
 /* Return CST_OK if @attempt runs. Otherwise *err says why not: CST_EPEERDIED if the attempt is

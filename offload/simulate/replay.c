@@ -160,7 +160,9 @@ static void give_up(struct cst_sim *sim)
 
 static void pass_event(struct cst_sim *sim, struct cst_event *event)
 {
+    struct cst_event sealed = {.kind = CST_EV_SEALED};
     uint64_t step = sim->core->step;
+    bool seals = false;
 
     if (sim->status != CST_OK) {
         return;
@@ -182,11 +184,16 @@ static void pass_event(struct cst_sim *sim, struct cst_event *event)
             cst_sim_submit(sim, &a->command);
         } else if (a->kind == CST_ACT_REPLY) {
             take_reply(sim, &a->reply);
+        } else if (a->kind == CST_ACT_SEAL) {
+            seals = true; /* A few milliseconds of a forward pass, which count as none. */
         }
     }
     note_blocks(sim);
     if (sim->core->step != step) {
         committed(sim);
+    }
+    if (seals) {
+        pass_event(sim, &sealed);
     }
 }
 

@@ -48,14 +48,25 @@ for optimizer in adamw lion sgd muon; do
         rm -f "$files"/*.cistern
         begin "d$n" $((1 + n % 2)) --steps $((5 + n)) --disk "$files" --durable --optimizer "$optimizer" --moments "$moments"
         end "$optimizer $moments"
+        cp "$files/d$n.0.cistern" "$tmp/copy" # When the workers have ended, the last step is there.
         ./cistern save "d$n" "$tmp/saved" >/dev/null || fail "a save of a durable job"
         ./cistern rm "d$n"
+        adopt "d$n"
+        diff -r "$tmp/saved" "$tmp/adopted" || fail "another checkpoint than a save with $optimizer, $moments"
+        rm -r "$tmp/adopted"
+        mv "$tmp/copy" "$files/d$n.0.cistern"
         adopt "d$n"
         diff -r "$tmp/saved" "$tmp/adopted" || fail "another checkpoint than a save with $optimizer, $moments"
         rm -r "$tmp/saved" "$tmp/adopted"
         n=$((n + 1))
     done
 done
+
+# The daemon plans such a job as it plans others.
+./cistern-gpt "${model[@]:0:${#model[@]}-2}" --data "$tmp/text" --job planned --steps 2 --disk "$files" --durable >"$tmp/planned.log" 2>&1 ||
+    fail "a job that is planned: $(cat "$tmp/planned.log")"
+has "job 'planned': planned with" "$tmp/keeper.log" || fail "a durable job is not planned: $(grep "job 'planned'" "$tmp/keeper.log")"
+./cistern rm planned
 
 # What is not possible is refused, with a remedy, and a file of an earlier job is not lost.
 refused() {
@@ -69,6 +80,7 @@ refused() {
     ./cistern rm refused 2>/dev/null || true
 }
 refused "set 'disk' to a directory"
+refused 'cannot be combined with --store=local' --disk "$files" --store local
 refused 'durable cannot be combined with disk_bytes' --disk "$files" --disk-bytes 1M
 refused 'masters fp32 is possible' --disk "$files" --masters split
 refused 'overlap commit is possible' --disk "$files" --overlap delayed
@@ -135,7 +147,12 @@ not_adopted 'is of another job' "$last.0.cistern" "$tmp/other"
 not_adopted 'has no record of a durable job' "$tmp/text"
 not_adopted 'No such file' "$files/nothing"
 head -c 70000 "$last.0.cistern" >"$tmp/short"
-not_adopted 'was cut off\|damaged' "$tmp/short" "$last.1.cistern"
+not_adopted 'was cut off\|damaged\|cannot be' "$tmp/short" "$last.1.cistern"
+# One of the two heads is enough.
+cp "$last.0.cistern" "$tmp/headless"
+dd if=/dev/zero of="$tmp/headless" bs=4096 count=1 conv=notrunc status=none
+./cistern adopt "$tmp/headless" "$last.1.cistern" "$tmp/adopted" >/dev/null || fail "a file whose first block is lost"
+rm -r "$tmp/adopted"
 # A byte that changes on the drive is found. States of the step before were there before the last one.
 cp "$last.0.cistern" "$tmp/changed"
 size=$(stat -c %s "$tmp/changed")

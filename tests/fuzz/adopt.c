@@ -90,7 +90,7 @@ static void write_seal(char *file, const struct cst_durable_head *head, uint32_t
     const uint64_t bytes =
         sizeof(struct cst_durable_seal) + (uint64_t)head->n_chunks * head->n_rows * 8;
     struct cst_durable_seal *seal =
-        (struct cst_durable_seal *)(void *)(file + CST_DURABLE_BLOCK + place * head->seal_bytes);
+        (struct cst_durable_seal *)(void *)(file + CST_DURABLE_SEALS + place * head->seal_bytes);
 
     (void)take(data, left, seal, 64 + head->n_chunks * 8);
     seal->magic = CST_DURABLE_SEAL_MAGIC;

@@ -46,6 +46,7 @@ class AdoptResult(NamedTuple):
     seconds: float  #: Duration of the call.
     n_unchecked: int  #: Rows of states whose checksums are not known.
     n_rows: int  #: Rows of states in all.
+    warning: str  #: The last step is damaged, and why the step before was taken; "": it is not.
 
 
 def adopt(files: Collection[str | os.PathLike[str]], dir: str | os.PathLike[str]) -> AdoptResult:
