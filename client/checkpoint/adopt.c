@@ -25,7 +25,7 @@
 
 /* Of a job, at most. */
 enum { MAX_FILES = 64 };
-#define MAX_DESCRIPTION (UINT64_C(4) << 30)
+#define MAX_DESCRIPTION (UINT64_C(256) << 20)
 
 struct adopt {
     const char *names[MAX_FILES]; /* Of the files by number; borrowed. */
@@ -94,17 +94,13 @@ static int check_head(const struct cst_durable_head *head, const char *name, str
 /* Read the first head that is right. */
 static int read_head(int fd, const char *name, struct cst_durable_head *out, struct cst_err *err)
 {
-    int rc = CST_OK;
+    int rc = CST_EINVAL;
 
-    for (int k = CST_DURABLE_HEADS; k-- > 0;) {
+    for (int k = CST_DURABLE_HEADS; k-- > 0 && rc != CST_OK;) {
         *out = (struct cst_durable_head){0};
-        if (pread(fd, out, sizeof *out, (off_t)k * CST_DURABLE_BLOCK) < 0) {
-            return cst_err_errno(err, CST_EIO, errno, "'%.200s'", name);
-        }
-        rc = check_head(out, name, err);
-        if (rc == CST_OK) {
-            break;
-        }
+        rc = pread(fd, out, sizeof *out, (off_t)k * CST_DURABLE_BLOCK) < 0
+                 ? cst_err_errno(err, CST_EIO, errno, "'%.200s'", name)
+                 : check_head(out, name, err);
     }
     return rc;
 }
@@ -189,8 +185,9 @@ static int check_row(const struct adopt *a, const Cistern__DurableRow *row, uint
 
     return row->row < CST_ROW_MASTER || row->row >= CST_ROW_COUNT || row->file >= a->head.n_files ||
                    row->bytes != cst_table_row_bytes(&formats, CST_BF16, (int)row->row, n_elems) ||
-                   row->offset > a->bytes[row->file] || row->twin > a->bytes[row->file] ||
-                   row->offset + row->twin + row->bytes > a->bytes[row->file]
+                   row->offset > a->bytes[row->file] ||
+                   row->twin > a->bytes[row->file] - row->offset ||
+                   row->bytes > a->bytes[row->file] - row->offset - row->twin
                ? cst_err_set(err, CST_EINVAL,
                              "'%.200s': the description has a row of %" PRIu64 " bytes at %" PRIu64
                              " of a file of %" PRIu64 ", which cannot be",
@@ -236,7 +233,9 @@ static int read_description(struct adopt *a, struct cst_err *err)
     uint8_t *data = NULL;
     int rc = CST_OK;
 
-    if (head->job_bytes > MAX_DESCRIPTION || head->layout_bytes > MAX_DESCRIPTION) {
+    if (head->job_bytes > MAX_DESCRIPTION || head->layout_bytes > MAX_DESCRIPTION ||
+        head->description > a->bytes[0] ||
+        head->job_bytes + head->layout_bytes > a->bytes[0] - head->description) {
         return cst_err_set(err, CST_EINVAL, "'%.200s': a description of %" PRIu64 " bytes",
                            a->names[0], head->job_bytes);
     }
@@ -261,19 +260,21 @@ static int read_description(struct adopt *a, struct cst_err *err)
 
 /* -- seals ------------------------------------------------------------------------------------ */
 
-/* Read the seal at place @i. Without memory or with a wrong checksum there is none. */
+/* Read the seal at place @i. There is none if it cannot be read or has a wrong checksum: that may
+ * be the one that was being written. CST_ENOMEM. */
 static int read_seal(struct adopt *a, uint32_t i, struct cst_err *err)
 {
     const uint64_t bytes =
         sizeof *a->seals[i] + (uint64_t)a->head.n_chunks * a->head.n_rows * sizeof(uint64_t);
     struct cst_durable_seal *seal = malloc(bytes);
+    struct cst_err why;
     uint64_t sum;
     int rc;
 
     if (seal == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for %" PRIu64 " bytes", bytes);
     }
-    rc = read_all(a, 0, seal, bytes, CST_DURABLE_SEALS + i * a->head.seal_bytes, err);
+    rc = read_all(a, 0, seal, bytes, CST_DURABLE_SEALS + i * a->head.seal_bytes, &why);
     sum = rc == CST_OK ? seal->sum : 0;
     if (rc == CST_OK) {
         seal->sum = 0;
@@ -285,7 +286,7 @@ static int read_seal(struct adopt *a, uint32_t i, struct cst_err *err)
     } else {
         free(seal);
     }
-    return rc;
+    return CST_OK;
 }
 
 /* The checksum of @row in the seal @seal; chunk @c. */
@@ -353,7 +354,7 @@ static int choose_step(struct adopt *a, const struct cst_durable_seal **out, str
     newest = a->seals[0] == NULL || (a->seals[1] != NULL && a->seals[1]->step > a->seals[0]->step);
     *out = a->seals[newest];
     rc = check_sums(a, *out, err);
-    if (rc == CST_EINVAL && a->seals[1 - newest] != NULL &&
+    if ((rc == CST_EINVAL || rc == CST_EIO) && a->seals[1 - newest] != NULL &&
         check_sums(a, a->seals[1 - newest], &why) == CST_OK && a->n_unchecked == 0) {
         *out = a->seals[1 - newest];
         rc = CST_OK;
@@ -364,9 +365,21 @@ static int choose_step(struct adopt *a, const struct cst_durable_seal **out, str
 }
 
 /* Say in the description what the job had done at the step. */
-static void set_progress(struct adopt *a, const struct cst_durable_seal *seal)
+static int set_progress(struct adopt *a, const struct cst_durable_seal *seal, struct cst_err *err)
 {
     Cistern__JobDescription *job = a->job;
+
+    /* The description is as old as the first record since the daemon's start. */
+    if (seal->has_hyper == 0 && job->hyper != NULL) {
+        cistern__hyper__free_unpacked(job->hyper, NULL);
+        job->hyper = NULL;
+    } else if (seal->has_hyper != 0 && job->hyper == NULL) {
+        job->hyper = malloc(sizeof *job->hyper); /* As protobuf-c allocates it. */
+        if (job->hyper == NULL) {
+            return cst_err_set(err, CST_ENOMEM, "no memory to adopt a job");
+        }
+        cistern__hyper__init(job->hyper);
+    }
 
     job->step = seal->step;
     job->adam_step = seal->adam_step;
@@ -384,6 +397,7 @@ static void set_progress(struct adopt *a, const struct cst_durable_seal *seal)
         job->hyper->grad_scale = seal->grad_scale;
     }
     a->place = seal->place;
+    return CST_OK;
 }
 
 /* -- pieces ----------------------------------------------------------------------------------- */
@@ -498,10 +512,10 @@ static int adopt(struct adopt *a, const char *const *files, uint32_t n, const ch
 
     rc = rc == CST_OK ? read_description(a, err) : rc;
     rc = rc == CST_OK ? choose_step(a, &seal, err) : rc;
+    rc = rc == CST_OK ? set_progress(a, seal, err) : rc;
     if (rc != CST_OK) {
         return rc;
     }
-    set_progress(a, seal);
     a->writing.dir = dir;
     a->writing.description = a->job;
     rc = cstc_writing_open(&a->writing, err);

@@ -44,94 +44,137 @@ static int make(const char *directory, int *out, struct cst_err *err)
     return CST_OK;
 }
 
-/* Look at the file that has the name @path already. CST_OK: it has no record of a step, and no job
- * uses it, so that nothing is lost with it: a start that failed has left it. */
-static int check_old(const char *path, struct cst_err *err)
+/* Lock the whole file @fd, so that no other start and no daemon uses it. The lock ends with the
+ * last descriptor of this opening of the file, and the daemon gets one. */
+static int lock(int fd, const char *path, struct cst_err *err)
 {
     struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    int fd = open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    uint64_t magics[CST_DURABLE_HEADS] = {0};
-    bool recorded = false, other = false;
-    int rc = CST_OK;
 
-    if (fd < 0) {
+    if (fcntl(fd, F_OFD_SETLK, &all) == 0) {
+        return CST_OK;
+    }
+    return errno == EAGAIN || errno == EACCES
+               ? cst_err_set(err, CST_EEXIST,
+                             "disk: '%.200s' is in use for the states of another job", path)
+               : cst_err_errno(err, CST_EIO, errno, "disk: '%.200s': lock", path);
+}
+
+/* True if the @n bytes of @data are zero. */
+static bool is_zero(const char *data, size_t n)
+{
+    return data[0] == 0 && memcmp(data, data + 1, n - 1) == 0;
+}
+
+/* Look at the file @fd, which has the name @path already, and which this process has locked.
+ * CST_OK: a start that failed has left it, and nothing is lost with it: it has neither heads nor a
+ * record of a step. Anything that cannot be read counts as something. */
+static int check_old(int fd, const char *path, struct cst_err *err)
+{
+    char data[CST_DURABLE_SEALS + CST_DURABLE_BLOCK];
+    struct stat st, named;
+    uint64_t magic;
+    ssize_t n;
+
+    if (fstat(fd, &st) != 0 || stat(path, &named) != 0) {
         return cst_err_errno(err, CST_EIO, errno, "disk: '%.200s'", path);
     }
-    if (fcntl(fd, F_OFD_GETLK, &all) == 0 && all.l_type != F_UNLCK) {
-        rc = cst_err_set(err, CST_EEXIST, "disk: '%.200s' is in use for the states of another job",
-                         path);
+    if (!S_ISREG(st.st_mode) || st.st_ino != named.st_ino || st.st_dev != named.st_dev) {
+        return cst_err_set(err, CST_EEXIST, "disk: '%.200s' is another file: move it away", path);
     }
-    for (int k = 0; k < CST_DURABLE_HEADS; k++) {
-        (void)!pread(fd, &magics[k], sizeof magics[k], (off_t)k * CST_DURABLE_BLOCK);
-        recorded = recorded || magics[k] == CST_DURABLE_MAGIC;
-        other = other || (magics[k] != 0 && magics[k] != CST_DURABLE_MAGIC);
+    n = pread(fd, data, sizeof data, 0);
+    if (n < 0) {
+        return cst_err_errno(err, CST_EIO, errno,
+                             "disk: '%.200s', which exists, cannot be read: move it away", path);
     }
-    if (rc == CST_OK && recorded) {
-        rc = cst_err_set(err, CST_EEXIST,
-                         "disk: '%.200s' has the last step of an earlier job of this name: make a "
-                         "checkpoint of it with 'cistern adopt', then remove it; or take another "
-                         "name for the job",
-                         path);
-    } else if (rc == CST_OK && other) {
-        rc = cst_err_set(err, CST_EEXIST,
-                         "disk: '%.200s' exists, and is no file of cistern: move it away", path);
+    if (n == 0 || (n == sizeof data && is_zero(data, sizeof data))) {
+        return CST_OK;
+    }
+    memcpy(&magic, data, sizeof magic);
+    if (n == sizeof data && magic != CST_DURABLE_MAGIC) {
+        memcpy(&magic, data + CST_DURABLE_BLOCK, sizeof magic);
+    }
+    return n == sizeof data && magic == CST_DURABLE_MAGIC
+               ? cst_err_set(
+                     err, CST_EEXIST,
+                     "disk: '%.200s' has the last step of an earlier job of this name: "
+                     "make a checkpoint of it with 'cistern adopt', then remove it; or take "
+                     "another name for the job",
+                     path)
+               : cst_err_set(err, CST_EEXIST,
+                             "disk: '%.200s' exists, and is no file of cistern: move it away",
+                             path);
+}
+
+/* Remove the file @path, which a start that failed has left, and give its name to @temporary. Who
+ * does the same at this moment is refused by the lock. */
+static int replace(const char *path, const char *temporary, struct cst_err *err)
+{
+    int fd = open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC), rc;
+
+    if (fd < 0) {
+        return errno == ELOOP
+                   ? cst_err_set(err, CST_EEXIST, "disk: '%.200s' is a symbolic link: move it away",
+                                 path)
+                   : cst_err_errno(err, CST_EIO, errno, "disk: '%.200s', which exists", path);
+    }
+    rc = lock(fd, path, err);
+    rc = rc == CST_OK ? check_old(fd, path, err) : rc;
+    if (rc == CST_OK && rename(temporary, path) != 0) {
+        rc = cst_err_errno(err, CST_EIO, errno, "disk: '%.200s'", path);
     }
     (void)close(fd);
     return rc;
 }
 
-/* Open the file *@file by its name @path, in its place. */
-static int open_named(const char *path, int *file, struct cst_err *err)
+/* The name lasts. */
+static int flush_names(const char *directory, struct cst_err *err)
 {
-    int fd = open(path, O_RDWR | O_DIRECT | O_NOFOLLOW | O_CLOEXEC);
-    struct stat mine, named;
+    int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc = CST_OK;
 
-    if (fd < 0) {
-        return cst_err_errno(err, CST_EIO, errno, "disk: '%.200s'", path);
+    if (fd < 0 || fsync(fd) != 0) {
+        rc = cst_err_errno(err, CST_EIO, errno, "disk: flush of '%.200s'", directory);
     }
-    if (fstat(*file, &mine) != 0 || fstat(fd, &named) != 0 || mine.st_ino != named.st_ino ||
-        mine.st_dev != named.st_dev) {
+    if (fd >= 0) {
         (void)close(fd);
-        return cst_err_set(err, CST_EBUSY, "disk: '%.200s' was replaced meanwhile", path);
     }
-    (void)close(*file);
-    *file = fd;
-    return CST_OK;
+    return rc;
 }
 
-/* Give the file *@file, the one number @number of job @job, its name in @directory. The name lasts.
- * *file becomes a descriptor that was opened by it, so that the kernel tells it in messages. */
-static int name_it(const char *directory, const char *job, unsigned number, int *file,
-                   struct cst_err *err)
+/* Make the file number @number of the durable job @job in @directory. It gets its name when it is
+ * locked, so that no other start takes it for one that was left. */
+static int make_named(const char *directory, const char *job, unsigned number, int *out,
+                      struct cst_err *err)
 {
-    const int fd = *file;
-    char link[40], path[PATH_MAX];
+    char path[PATH_MAX], temporary[PATH_MAX];
     int n = snprintf(path, sizeof path, "%s/%s.%u.cistern", directory, job, number);
-    int there, rc = CST_OK;
+    int m = snprintf(temporary, sizeof temporary, "%s/.%s.%u.cistern.%d", directory, job, number,
+                     (int)getpid());
+    int fd, rc;
 
-    if (n < 0 || (size_t)n >= sizeof path) {
+    if (n < 0 || (size_t)n >= sizeof path || m < 0 || (size_t)m >= sizeof temporary) {
         return cst_err_set(err, CST_EINVAL, "disk: a too long directory '%.150s'", directory);
     }
-    (void)snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    if (linkat(AT_FDCWD, link, AT_FDCWD, path, AT_SYMLINK_FOLLOW) != 0) {
-        rc = errno == EEXIST ? check_old(path, err)
-                             : cst_err_errno(err, CST_EIO, errno, "disk: '%.200s'", path);
-        if (rc == CST_OK &&
-            (unlink(path) != 0 || linkat(AT_FDCWD, link, AT_FDCWD, path, AT_SYMLINK_FOLLOW) != 0)) {
-            rc = cst_err_errno(err, CST_EIO, errno, "disk: '%.200s'", path);
+    fd = open(temporary, O_CREAT | O_EXCL | O_NOFOLLOW | O_RDWR | O_DIRECT | O_CLOEXEC, 0600);
+    if (fd < 0) {
+        rc = cst_err_errno(err, CST_EIO, errno, "disk: a file in '%.150s'", directory);
+        if (errno == EINVAL) {
+            (void)unlink(temporary); /* It was made, and then could not be opened so. */
         }
-    }
-    if (rc != CST_OK) {
         return rc;
     }
-    there = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (there < 0 || fsync(there) != 0) {
-        rc = cst_err_errno(err, CST_EIO, errno, "disk: '%.200s': flush of its directory", path);
+    rc = lock(fd, temporary, err);
+    if (rc == CST_OK && renameat2(AT_FDCWD, temporary, AT_FDCWD, path, RENAME_NOREPLACE) != 0) {
+        rc = errno == EEXIST ? replace(path, temporary, err)
+                             : cst_err_errno(err, CST_EIO, errno, "disk: '%.200s'", path);
     }
-    if (there >= 0) {
-        (void)close(there);
+    rc = rc == CST_OK ? flush_names(directory, err) : rc;
+    if (rc != CST_OK) {
+        (void)unlink(temporary);
+        (void)close(fd);
+        return rc;
     }
-    return rc == CST_OK ? open_named(path, file, err) : rc;
+    *out = fd;
+    return CST_OK;
 }
 
 /* Make a file in each of the directories @list; for a durable job it has a name. */
@@ -155,10 +198,12 @@ static int make_all(const char *list, const struct cst_job_spec *spec, struct fi
         memcpy(directory, list, (size_t)(comma - list));
         directory[comma - list] = '\0';
         rc = make(directory, &files->fds[files->n], err);
-        files->n += rc == CST_OK;
         if (rc == CST_OK && spec->states.durable) {
-            rc = name_it(directory, spec->name, files->n - 1, &files->fds[files->n - 1], err);
+            /* The file system has what states need. */
+            (void)close(files->fds[files->n]);
+            rc = make_named(directory, spec->name, files->n, &files->fds[files->n], err);
         }
+        files->n += rc == CST_OK;
         list = *comma == ',' ? comma + 1 : NULL;
     }
     return rc;

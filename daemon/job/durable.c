@@ -8,6 +8,7 @@
 #include "daemon/job/job.h"
 #include "daemon/ledger/describe.h"
 #include "daemon/memory/files.h"
+#include "daemon/memory/tiers/tier.h"
 #include "daemon/session/pending.h"
 #include "daemon/session/session.h"
 #include "proto/cistern.pb-c.h"
@@ -32,6 +33,7 @@ static int check_tensor(const struct cstd_job *job, const struct cst_layout_tens
                         struct cst_err *err)
 {
     const struct cst_layout_chunk *chunk = &job->layout.chunks[tensor->chunk];
+    bool is_there = false;
 
     if (!cst_layout_has_states(chunk)) {
         return cst_err_set(err, CST_EINVAL,
@@ -39,15 +41,16 @@ static int check_tensor(const struct cstd_job *job, const struct cst_layout_tens
                            "in the files; train all tensors, or leave 'durable' out and save",
                            job->name, tensor->name);
     }
-    return cst_tier_is_apart(chunk->tier)
+    for (uint32_t i = 0; i < job->files.n; i++) {
+        is_there = is_there || job->files.v[i].tier->number == chunk->tier;
+    }
+    return is_there
                ? CST_OK
                : cst_err_set(err, CST_EINVAL,
-                             "job '%s' is to be durable, and the states of tensor '%s', which is "
-                             "%s, would be in memory; make it bf16, or leave 'durable' out and "
-                             "save",
+                             "job '%s' is to be durable, and the states of tensor '%s' would "
+                             "not be in its files; %s, or leave 'durable' out and save",
                              job->name, tensor->name,
-                             chunk->dtype == CST_FP32 ? "fp32"
-                                                      : "too large for the files' buffers");
+                             chunk->dtype == CST_FP32 ? "make it bf16" : "set device_states to 0");
 }
 
 int cstd_durable_check(const struct cstd_job *job, struct cst_err *err)
@@ -139,6 +142,9 @@ static int write_blocks(int fd, const void *from, uint64_t bytes, uint64_t at, s
     while (left > 0) {
         ssize_t n = pwrite(fd, next, left, (off_t)at);
 
+        if (n == 0) {
+            errno = EIO;
+        }
         if (n <= 0 && errno != EINTR) {
             return fail(fd, "write", at, err);
         }
@@ -350,10 +356,9 @@ static int prepare(struct cstd_durable_work *work, uint8_t id[CST_DURABLE_ID_BYT
         return cst_err_set(err, CST_ENOMEM, "no memory for a block");
     }
     for (int k = 0; k < CST_DURABLE_HEADS && rc == CST_OK; k++) {
-        if (pread(work->files.fds[0], head, CST_DURABLE_BLOCK, (off_t)k * CST_DURABLE_BLOCK) !=
-            CST_DURABLE_BLOCK) {
-            rc = fail(work->files.fds[0], "read", (uint64_t)k * CST_DURABLE_BLOCK, err);
-        } else if (head->magic == CST_DURABLE_MAGIC && head->sum == head_sum(head)) {
+        if (pread(work->files.fds[0], head, CST_DURABLE_BLOCK, (off_t)k * CST_DURABLE_BLOCK) ==
+                CST_DURABLE_BLOCK &&
+            head->magic == CST_DURABLE_MAGIC && head->sum == head_sum(head)) {
             break;
         }
     }
@@ -369,10 +374,32 @@ static int prepare(struct cstd_durable_work *work, uint8_t id[CST_DURABLE_ID_BYT
 
 /* -- seals ------------------------------------------------------------------------------------ */
 
+/* True if the file has the record of this step already: a daemon that goes on with a job does not
+ * know. It must not be written again, since a record that is torn then was whole before. */
+static bool is_sealed(const struct cstd_durable_work *work, uint64_t at)
+{
+    struct cst_durable_seal *there = blocks(work->seal_bytes);
+    uint64_t sum;
+    bool same = false;
+
+    if (there != NULL && pread(work->files.fds[0], there, work->seal_bytes, (off_t)at) ==
+                             (ssize_t)work->seal_bytes) {
+        sum = there->sum;
+        there->sum = 0;
+        same = there->magic == CST_DURABLE_SEAL_MAGIC && there->step == work->seal->step &&
+               there->place == work->seal->place &&
+               memcmp(there->id, work->seal->id, sizeof there->id) == 0 &&
+               sum == XXH3_64bits(there, work->sealed_bytes);
+    }
+    free(there);
+    return same;
+}
+
 /* Everything that makes the step last, in this order. */
 static int seal(struct cstd_durable_work *work, struct cst_err *err)
 {
     struct cst_durable_seal *record = work->seal;
+    const uint64_t at = CST_DURABLE_SEALS + record->step % 2 * work->seal_bytes;
     int rc = prepare(work, record->id, err);
 
     for (uint32_t i = 0; i < work->files.n && rc == CST_OK; i++) {
@@ -381,11 +408,11 @@ static int seal(struct cstd_durable_work *work, struct cst_err *err)
         rc = flush(work->files.fds[i], err);
         work->unnamed = work->unnamed || (fstat(work->files.fds[i], &st) == 0 && st.st_nlink == 0);
     }
-    if (rc == CST_OK) {
-        record->sum = XXH3_64bits(record, work->sealed_bytes);
-        rc = write_blocks(work->files.fds[0], record, work->seal_bytes,
-                          CST_DURABLE_SEALS + record->step % 2 * work->seal_bytes, err);
+    if (rc != CST_OK || (work->description != NULL && is_sealed(work, at))) {
+        return rc;
     }
+    record->sum = XXH3_64bits(record, work->sealed_bytes);
+    rc = write_blocks(work->files.fds[0], record, work->seal_bytes, at, err);
     return rc == CST_OK ? flush(work->files.fds[0], err) : rc;
 }
 
@@ -535,7 +562,7 @@ static struct cstd_pending *next_leave(const struct cstd_job *job)
 
     TAILQ_FOREACH(request, &job->requests, job_link)
     {
-        if (request->waits_seal && request->session != NULL) {
+        if (request->waits_seal) {
             return request;
         }
     }
@@ -548,11 +575,19 @@ void cstd_durable_look(struct cstd_job *job)
 
     while (job->spec.states.durable && job->core != NULL && job->state == CSTD_JOB_READY &&
            !cst_core_seals(job->core) && (request = next_leave(job)) != NULL) {
-        struct cst_event event = {.kind = CST_EV_LEAVE,
-                                  .rank = request->session->rank,
-                                  .tag = cstd_pending_tag(request, 0)};
+        struct cst_event event = {.kind = CST_EV_LEAVE, .tag = cstd_pending_tag(request, 0)};
+        struct cst_core_stats stats;
+        struct cst_err why = {0};
 
         request->waits_seal = false;
+        cst_core_stats(job->core, &stats);
+        if (stats.phase == CST_PHASE_FAILED || request->session == NULL) {
+            /* Nobody is told that all is well: the worker ends, and its rank with it. */
+            (void)cst_core_check_attempt(job->core, stats.attempt, &why);
+            cstd_session_fail(job->daemon, request, &why);
+            continue;
+        }
+        event.rank = request->session->rank;
         cstd_job_feed(job, &event);
     }
 }

@@ -138,12 +138,13 @@ bool cst_event_engine_lost(const struct cst_event *event)
     return event->status == CST_ELOST || event->status == CST_EENGINE;
 }
 
-/* How far behind the beginning of @segment the second place of its rows begins, if that is the one
- * of the states after the update with the mark @mark. */
-static uint64_t twin_of(const struct cst_core *core, const struct cst_layout_segment *segment,
-                        uint64_t mark)
+/* How far behind the first place of rows in segment @segment of the layout the one is that has the
+ * states after the update with the mark @mark. */
+static uint64_t twin_of(const struct cst_core *core, uint32_t segment, uint64_t mark)
 {
-    return (mark - core->commit.restored_adam_step) % 2 * segment->twin;
+    return core->seal.on
+               ? (mark - core->commit.restored_adam_step) % 2 * core->layout->segments[segment].twin
+               : 0;
 }
 
 struct cst_place cst_core_state_place(const struct cst_core *core, uint32_t chunk, enum cst_row row,
@@ -152,8 +153,7 @@ struct cst_place cst_core_state_place(const struct cst_core *core, uint32_t chun
     const struct cst_layout_row *r = &core->layout->chunks[chunk].rows[row];
 
     return (struct cst_place){.segment = core->arena_segments[r->segment],
-                              .offset = r->offset +
-                                        twin_of(core, &core->layout->segments[r->segment], mark)};
+                              .offset = r->offset + twin_of(core, r->segment, mark)};
 }
 
 struct cst_place cst_core_row_place(const struct cst_core *core, uint32_t chunk, enum cst_row row,
@@ -167,10 +167,9 @@ struct cst_place cst_core_row_place(const struct cst_core *core, uint32_t chunk,
     uint64_t before = row == CST_ROW_GRAD ? elem * cst_table_grad_bytes(&header, c->dtype)
                                           : cst_layout_chunk_row_bytes(layout, c, (int)row, elem);
 
-    return (struct cst_place){
-        .segment = core->arena_segments[r->segment],
-        .offset = r->offset + before +
-                  twin_of(core, &layout->segments[r->segment], core->commit.adam_step)};
+    return (struct cst_place){.segment = core->arena_segments[r->segment],
+                              .offset = r->offset + before +
+                                        twin_of(core, r->segment, core->commit.adam_step)};
 }
 
 uint32_t cst_core_keeper(const struct cst_core *core, uint32_t chunk, enum cst_row row)

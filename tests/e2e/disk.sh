@@ -136,7 +136,7 @@ failing 'chunk [0-9]* failed in step [0-9]*: .*ing [0-9]* bytes at [0-9]* of .* 
     DISK_IO=fail DISK_NTH=$((200 + RANDOM % 400)) DISK_FAILS=100000 DISK_ERRNO=5
 failing 'chunk 0 failed.*: Input/output error' DISK_IO=fail DISK_NTH=3 DISK_ERRNO=5
 failing 'No space left on device' DISK_IO=fail DISK_NTH=1 DISK_ERRNO=28
-failing 'chunk [0-9]* failed in step [0-9]*: reading .* of .* on drive [0-9:]*: they are not those that were written (checksum' \
+failing 'chunk [0-9]* failed in step [0-9]*: .*reading .* of .* on drive [0-9:]*: they are not those that were written (checksum' \
     DISK_IO=fail DISK_NTH=$((200 + RANDOM % 400)) DISK_FAILS=100000 DISK_ERRNO=0 DISK_LIES=1
 export DISK_LIES=0
 for io in 'fail DISK_NTH=0 DISK_MOST=8192' 'slow DISK_US=300'; do
