@@ -236,8 +236,11 @@ static int read_description(struct adopt *a, struct cst_err *err)
     if (head->job_bytes > MAX_DESCRIPTION || head->layout_bytes > MAX_DESCRIPTION ||
         head->description > a->bytes[0] ||
         head->job_bytes + head->layout_bytes > a->bytes[0] - head->description) {
-        return cst_err_set(err, CST_EINVAL, "'%.200s': a description of %" PRIu64 " bytes",
-                           a->names[0], head->job_bytes);
+        return cst_err_set(err, CST_EINVAL,
+                           "'%.200s' has %" PRIu64 " bytes, and its description of %" PRIu64
+                           " bytes at %" PRIu64 " does not fit: it was cut off, or is damaged",
+                           a->names[0], a->bytes[0], head->job_bytes + head->layout_bytes,
+                           head->description);
     }
     data = malloc(head->job_bytes + head->layout_bytes + 1);
     if (data == NULL) {

@@ -177,7 +177,12 @@ if ! sparse; then # Nothing of it runs under a sanitizer that the others do not 
     cisternd=./tests/lib/recording_daemon
     export CISTERN_ENGINE_HOST=$PWD/tests/lib/disk_engine DISK_IO=record DISK_RECORD=$tmp/record
     start_keeping recorder --gpus none
-    begin recorded 1 --steps $steps "${constant[@]}" --disk "$files" --durable
+    # The record of a step is longer than a sector here, and daemons are killed meanwhile.
+    begin recorded 1 --steps $steps "${constant[@]}" --chunk 16384 --disk "$files" --durable
+    for step in 3 7; do
+        poll has_stepped recorded $step
+        kill_daemon recorder
+    done
     end recorded
     stop_daemon recorder
     # In memory, where a checkpoint need not be flushed.

@@ -69,6 +69,34 @@ struct entry {
 static struct entry *entries;
 static size_t n_entries;
 
+static uint64_t process_of(size_t i)
+{
+    return entries[i].head.call >> 32;
+}
+
+/* A process that is killed in the middle of a call ends when the call is over, and its successor
+ * begins afterwards: returns the number of the first entry of a process that began after the last
+ * entry of that of entry @i; SIZE_MAX: there is none. */
+static size_t end_of_process(size_t i)
+{
+    size_t last = i, k;
+
+    for (k = i; k < n_entries; k++) {
+        last = process_of(k) == process_of(i) ? k : last;
+    }
+    for (k = last + 1; k < n_entries; k++) {
+        bool is_new = true;
+
+        for (size_t j = 0; j <= last && is_new; j++) {
+            is_new = process_of(j) != process_of(k);
+        }
+        if (is_new) {
+            return k;
+        }
+    }
+    return SIZE_MAX;
+}
+
 static void read_record(const char *path)
 {
     int fd = open(path, O_RDONLY);
@@ -93,6 +121,9 @@ static void read_record(const char *path)
             must(entries != NULL, "memory");
         }
         entries[n_entries++] = entry;
+    }
+    for (size_t i = 0; i < n_entries; i++) {
+        entries[i].ends = end_of_process(i);
     }
     for (size_t i = 0; i < n_entries; i++) {
         for (size_t k = i + 1; k < n_entries && (entries[i].head.kind == DISK_RECORD_WRITE ||
