@@ -11,6 +11,7 @@
 #include "daemon/memory/tiers/tier.h"
 #include "daemon/session/pending.h"
 #include "daemon/session/session.h"
+#include "daemon/settings/settings.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/durable.h"
 
@@ -167,7 +168,7 @@ static int flush(int fd, struct cst_err *err)
  * makes the description, for which the job must stay. Then a thread of its own writes: a drive that
  * does not answer may keep it for ever, and then it keeps nothing but this. */
 struct cstd_durable_work {
-    atomic_uint n_refs;   /* That thread, and the loop; the last one frees. */
+    atomic_uint n_refs;   /* That thread, and the handles of the loop; the last one frees. */
     struct cstd_job *job; /* Loop thread. NULL: the job does not wait for it any more. */
     struct list files;    /* Until the thread begins the descriptors are borrowed. */
     bool owns_files;
@@ -180,6 +181,7 @@ struct cstd_durable_work {
     uint64_t sealed_bytes;         /* Of the seal and its checksums. */
     int over;                      /* An eventfd: readable when the thread has ended; -1: none. */
     uv_poll_t poll;                /* Of it. */
+    uv_timer_t timer;              /* [disk] timeout of the settings. */
     bool unnamed;                  /* A file has no name any more. */
     struct cst_err err;            /* The result. */
 };
@@ -433,7 +435,7 @@ static void unref(struct cstd_durable_work *work)
     free(work);
 }
 
-static void on_poll_closed(uv_handle_t *handle)
+static void on_closed(uv_handle_t *handle)
 {
     unref(handle->data);
 }
@@ -443,7 +445,8 @@ static void part(struct cstd_durable_work *work)
 {
     work->job->durable.work = NULL;
     work->job = NULL;
-    uv_close((uv_handle_t *)&work->poll, on_poll_closed);
+    uv_close((uv_handle_t *)&work->poll, on_closed);
+    uv_close((uv_handle_t *)&work->timer, on_closed);
 }
 
 /* Tell the core of @job that the seal has ended with @err. */
@@ -471,6 +474,21 @@ static void on_written(uv_poll_t *poll, int status, int events)
                        "a file of its states was removed: nothing of the job will be left if the "
                        "machine stops; save it");
     }
+    part(work);
+    tell(job, &err);
+}
+
+/* The thread may stay where it is for ever. */
+static void on_timeout(uv_timer_t *timer)
+{
+    struct cstd_durable_work *work = timer->data;
+    struct cstd_job *job = work->job;
+    struct cst_err err;
+    char path[160];
+
+    (void)cst_err_set(
+        &err, CST_EIO, "file '%.150s': the drive has not answered for %u s ([disk] timeout)",
+        cstd_files_path(work->files.fds[0], path), job->daemon->config->disk_timeout_s);
     part(work);
     tell(job, &err);
 }
@@ -518,12 +536,19 @@ static int start(struct cstd_durable_work *work, struct cst_err *err)
     if (uv_poll_init(&work->job->daemon->loop, &work->poll, work->over) != 0) {
         return cst_err_set(err, CST_ENOMEM, "no memory to record a step");
     }
-    work->poll.data = work;
-    atomic_fetch_add(&work->n_refs, 1); /* The thread's, or the handle's that is being closed. */
+    (void)uv_timer_init(&work->job->daemon->loop, &work->timer);
+    work->poll.data = work->timer.data = work;
+    /* Both handles, and the thread, which is the first reference from here on. */
+    atomic_fetch_add(&work->n_refs, 2);
     if (uv_poll_start(&work->poll, UV_READABLE, on_written) != 0 ||
         pthread_create(&thread, NULL, write_it, work) != 0) {
-        uv_close((uv_handle_t *)&work->poll, on_poll_closed);
+        uv_close((uv_handle_t *)&work->poll, on_closed);
+        uv_close((uv_handle_t *)&work->timer, on_closed);
         return cst_err_set(err, CST_ENOMEM, "no thread to record a step");
+    }
+    if (work->job->daemon->config->disk_timeout_s > 0) {
+        (void)uv_timer_start(&work->timer, on_timeout,
+                             UINT64_C(1000) * work->job->daemon->config->disk_timeout_s, 0);
     }
     (void)pthread_detach(thread);
     return CST_OK;
