@@ -80,6 +80,9 @@ static void *worker_main(void *arg)
         announce(w, store);
         w->rc =
             gpt_train(w->options, w->model, w->texts, w->device, store, w->comm, w->rank, &w->err);
+        if (w->rc == 0 && store->ops->leave != NULL) {
+            w->rc = store->ops->leave(store, &w->err);
+        }
         /* A stop that a signal requested is a proper end. */
         store->ops->close(store, w->rc == 0 || gpt_stop_asked() != 0);
     }

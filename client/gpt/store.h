@@ -55,6 +55,9 @@ struct gpt_store_ops {
      * no such function. */
     int (*init)(struct gpt_store *store, const char *dir, struct cst_err *err);
     int (*stat)(struct gpt_store *store, struct cst_rank_stat *out, struct cst_err *err);
+    /* Leave after the last step, which lasts then if the job is durable; a failure says why not.
+     * NULL: there is nothing to leave. */
+    int (*leave)(struct gpt_store *store, struct cst_err *err);
     /* Close the handle. @good: leave properly. Otherwise leave as if the worker had died, so that
      * other ranks do not wait for it. */
     void (*close)(struct gpt_store *store, bool good);

@@ -379,6 +379,14 @@ static int daemon_stat(struct gpt_store *store, struct cst_rank_stat *out, struc
     return cst_stat(self(store)->job, out, err);
 }
 
+static int daemon_leave(struct gpt_store *store, struct cst_err *err)
+{
+    int rc = cst_job_leave(self(store)->job, err);
+
+    /* The daemon notices the end in any case, also one that goes on with the job of another. */
+    return rc == CST_EENGINE || rc == CST_ELOST ? rc : CST_OK;
+}
+
 static void daemon_close(struct gpt_store *store, bool good)
 {
     struct daemon_store *s = self(store);
@@ -442,6 +450,7 @@ static const struct gpt_store_ops daemon_ops = {
     .read = daemon_read,
     .write = daemon_write,
     .stat = daemon_stat,
+    .leave = daemon_leave,
     .close = daemon_close,
 };
 

@@ -161,6 +161,23 @@ for ((i = 0; i < 100; i++)); do
 done
 not_adopted 'are damaged (checksum' "$tmp/changed" "$last.1.cistern"
 
+# A drive that fails when a step is flushed: the worker is told, also if it was the last step, and the step before is there.
+cisternd=./tests/lib/recording_daemon
+for i in 5 6; do # Four are of step 1, and two of step 2.
+    rm -f "$files"/*.cistern
+    DISK_FLUSH=$i start_keeping "flush$i" --gpus none
+    rc=0
+    ./cistern-gpt "${model[@]}" --data "$tmp/text" --job flushed --steps 2 --disk "$files" --durable >"$tmp/flushed.log" 2>&1 || rc=$?
+    if [ $rc = 0 ] || ! has 'cannot be recorded on the drives.*flushed.0.cistern.*Input/output error' "$tmp/flushed.log"; then
+        fail "a step that was not flushed: $rc, $(cat "$tmp/flushed.log")"
+    fi
+    stop_daemon "flush$i"
+    adopt flushed
+    # The record that was not flushed may be there all the same.
+    [ -d "$tmp/adopted/step-00000001" ] || [ $i = 6 ] || fail "step 1 was lost"
+    rm -r "$tmp/adopted"
+done
+
 # The power is lost: of what was written and not flushed, any part is there. The reference are checkpoints of each step of a job in memory.
 n_crashes=${CST_TEST_CRASHES:-400}
 steps=12

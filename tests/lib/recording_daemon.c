@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* recording_daemon: cisternd whose writes and flushes of files on drives are appended to the file
- * $DISK_RECORD (tests/lib/disk_rows.h), as disk_engine appends its own with DISK_IO=record. */
+ * $DISK_RECORD (tests/lib/disk_rows.h), as disk_engine appends its own with DISK_IO=record. With
+ * DISK_FLUSH=N the N-th flush and all after it fail with EIO. */
 #include "tests/lib/disk_rows.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/types.h>
 
@@ -41,8 +44,16 @@ ssize_t __wrap_pwrite(int fd, const void *from, size_t bytes, off_t offset)
 
 int __wrap_fdatasync(int fd)
 {
+    static atomic_uint calls;
+    const char *nth = getenv("DISK_FLUSH");
     uint64_t call = records(fd) ? disk_record(fd, DISK_RECORD_FLUSH, 0, NULL, 0, 0) : 0;
-    int rc = __real_fdatasync(fd);
+    int rc = 0;
+
+    if (nth != NULL && atomic_fetch_add(&calls, 1) + 1 >= strtoul(nth, NULL, 0)) {
+        errno = EIO;
+        return -1;
+    }
+    rc = __real_fdatasync(fd);
 
     if (call != 0 && rc == 0) {
         (void)disk_record(fd, DISK_RECORD_FLUSHED, call, NULL, 0, 0);
