@@ -507,9 +507,15 @@ class Pipeline(TorchCase):
     def test_the_smallest_pool(self) -> None:
         lacks = r"share 'embed.weight', whose gradient waits .*: a pool of (\d+) bytes lacks (\d+) bytes"
         self.addCleanup(self.remove, self.name)
-        with self.assertRaisesRegex(AssertionError, lacks) as raised:
-            run_ranks(2, pipeline, self.name, "Schedule1F1B", 1, {"pool": "120%"})
-        found = re.search(lacks, str(raised.exception))
+        found = None
+        # The other rank may be the first to tell, and then says only that the job was removed.
+        for _ in range(5):
+            with self.assertRaises(AssertionError) as raised:
+                run_ranks(2, pipeline, self.name, "Schedule1F1B", 1, {"pool": "120%"})
+            found = re.search(lacks, str(raised.exception))
+            if found is not None:
+                break
+            self.assertIn("the job was removed", str(raised.exception))
         assert found is not None
         self.check(2, "Schedule1F1B", pool=int(found[1]) + int(found[2]))
 
