@@ -142,7 +142,6 @@ static int open_rank(struct cli *cli, struct ranks *ranks, uint32_t rank, const 
                           name);
         }
         all.states.durable = false;
-        all.states.disk_bytes = 0;
     }
     if (rc == CST_OK) {
         rc = cst_job_open(&ranks->jobs[rank], ranks->clients[rank],

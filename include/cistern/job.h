@@ -135,7 +135,7 @@ struct cst_job_states {
      *
      * Needs all states in files: CST_EINVAL without `disk`, and with disk_bytes, masters that are
      * CST_MASTERS_SPLIT, an overlap other than CST_OVERLAP_COMMIT, CST_UNUSED_SKIP or a base job.
-     * cst_job_commit returns CST_EINVAL if a tensor is frozen or fp32. Such a job cannot be
+     * cst_commit returns CST_EINVAL if a tensor is frozen or fp32. Such a job cannot be
      * reshaped, and its states cannot be written after its first sync (CST_EUNSUPPORTED).
      * CST_EEXIST: a file of the name exists. It may be all that is left of an earlier job. */
     bool durable;
