@@ -26,6 +26,10 @@ static const char *const sequence_names[] = {"ring", "ulysses", NULL};
 static const char *const store_names[] = {"daemon", "local", NULL};
 static const char *const matmul_names[] = {"auto", "bf16", "fp32", "plain", NULL};
 
+/* Percentages that write_pool writes as decimals without an exponent, which read_pool reads. */
+#define MIN_POOL_PERCENT 1e-4
+#define MAX_POOL_PERCENT 1e6
+
 /* Read a size, or a percentage of the weights. More than 100 % is allowed, because the pool also
  * holds gradients. */
 static int read_pool(void *base, const char *text, void *field, struct cst_err *err)
@@ -36,8 +40,11 @@ static int read_pool(void *base, const char *text, void *field, struct cst_err *
     bool is_percent = cst_size_percent(text, &percent);
     int rc = is_percent ? 0 : cst_size_parse(text, UINT64_MAX, &bytes, err);
 
-    if (rc == 0 && (is_percent ? percent == 0 : bytes == 0)) {
+    if (rc == 0 && (is_percent ? percent < MIN_POOL_PERCENT : bytes == 0)) {
         rc = cst_err_set(err, CST_EINVAL, "'%s' is too small for a pool", text);
+    } else if (percent > MAX_POOL_PERCENT) {
+        rc = cst_err_set(err, CST_EINVAL, "'%s' is too large for a pool (at most %.0f%%)", text,
+                         MAX_POOL_PERCENT);
     }
     if (rc == 0) {
         options->pool_percent = percent;

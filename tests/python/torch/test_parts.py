@@ -512,6 +512,7 @@ class Pipeline(TorchCase):
         for _ in range(5):
             with self.assertRaises(AssertionError) as raised:
                 run_ranks(2, pipeline, self.name, "Schedule1F1B", 1, {"pool": "120%"})
+            self.remove(self.name)  # Rank 0 may have been killed before it removed its job.
             found = re.search(lacks, str(raised.exception))
             if found is not None:
                 break
