@@ -115,9 +115,9 @@ expect 0 jobs --json
 holds '.[0].name == "example" and .[0].step == 3 and .[0].n_params == 1000'
 expect 0 stat
 # The README shows these columns, without the last ones.
-titles=$(grep -E '^ +JOB ' "$srcdir/README.md" | tr -s ' ')
-[ -n "$titles" ] || fail "README.md shows no table of jobs"
-grep '^JOB ' "$tmp/out" | sed -e 's/^/ /' -e 's/ K / /' | tr -s ' ' | has -F "$titles" || fail "README.md has other columns: $titles"
+titles=$(grep -E '^ +JOB ' "$srcdir/docs/tune.md" | tr -s ' ')
+[ -n "$titles" ] || fail "docs/tune.md shows no table of jobs"
+grep '^JOB ' "$tmp/out" | sed -e 's/^/ /' -e 's/ K / /' | tr -s ' ' | has -F "$titles" || fail "docs/tune.md has other columns: $titles"
 says '^JOB .* STEP TIME  K +EXPOSED +HIDDEN  AHEAD'
 says '^example .* - +[0-9.]+ [mu]s +[0-9.]+ [mu]s +- +- '
 expect 0 stat --json

@@ -162,11 +162,11 @@ class Words(nn.Module):
 
 
 class Recipes(TorchCase):
-    """The code of a section of the README, as it is there, beside plain torch."""
+    """The code of a section of docs/python/steps.md, as it is there, beside plain torch."""
 
     def blocks(self) -> list[str]:
-        readme = Path(__file__).parents[3] / "client" / "python" / "README.md"
-        section = readme.read_text().partition("### Other ways to clip")[2].partition("\n### ")[0]
+        page = Path(__file__).parents[3] / "docs" / "python" / "steps.md"
+        section = page.read_text().partition("## Other ways to clip")[2].partition("\n## ")[0]
         found = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
         self.assertEqual(len(found), 4)
         return found
@@ -175,7 +175,7 @@ class Recipes(TorchCase):
         for name in ("run7", "run7-encoder", "run7-head"):
             self.addCleanup(self.remove, name)
         names |= {"ct": ct, "torch": torch, "nn": nn}
-        exec(compile(code, "README.md", "exec"), names)  # noqa: S102 (it is in this tree)
+        exec(compile(code, "steps.md", "exec"), names)  # noqa: S102 (it is in this tree)
         self.used = names
         stores = [*names.get("stores", ()), *([names["store"]] if "store" in names else ())]
         for store in stores:
