@@ -3,11 +3,13 @@
 #include "client/cli/json.h"
 #include "proto/message_json.h"
 #include "client/cli/table.h"
+#include "client/cli/top/screen.h"
 
 #include <stdio.h>
 
 int cli_fail(const struct cst_err *err)
 {
+    cli_screen_close(); /* The error must be seen after the program has ended. */
     (void)fprintf(stderr, "cistern: %s\n", err->text);
     return CLI_EXIT_FAILURE;
 }
@@ -67,7 +69,7 @@ bool cli_list_append(struct cli *cli, const struct cli_list *list, json_t *array
     return get_list(cli, list, NULL, array);
 }
 
-bool cli_list_print(struct cli *cli, const struct cli_list *list)
+bool cli_list_print(struct cli *cli, const struct cli_list *list, FILE *out)
 {
     struct cli_table table;
     bool good;
@@ -84,9 +86,9 @@ bool cli_list_print(struct cli *cli, const struct cli_list *list)
     cli_table_init(&table, list->titles);
     good = get_list(cli, list, &table, NULL);
     if (good && table.n_cells == 0 && !table.failed && list->none != NULL) {
-        (void)printf("%s\n", list->none);
+        (void)fprintf(out, "%s\n", list->none);
         return true;
     }
-    /* After a failure, the pages received before go to stderr: stdout has complete lists only. */
-    return cli_table_print(&table, good ? stdout : stderr) && good;
+    /* After a failure, the pages received before go to stderr: @out has complete lists only. */
+    return cli_table_print(&table, good ? out : stderr) && good;
 }

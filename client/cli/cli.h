@@ -9,6 +9,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #define CLI_NO_UID UINT32_MAX
 
@@ -49,6 +50,7 @@ struct cli {
     /* --manager-socket; NULL: manager.sock in the directory of the socket. */
     const char *manager_socket;
     bool json;            /* --json */
+    bool no_color;        /* --no-color */
     double watch_seconds; /* --watch: time between two drawings; 0: draw once. */
     uint32_t uid;         /* --uid: owner of the job; CLI_NO_UID: this user. */
     uint64_t count;       /* --count: number of pings. */
@@ -75,7 +77,8 @@ struct cli {
     struct cst_client *client;
 };
 
-/* Print "cistern: " and the error to stderr. Returns CLI_EXIT_FAILURE, so that a command can end
+/* Give the terminal back if a screen has it (top/screen.h), and print "cistern: " and the error to
+ * stderr. Returns CLI_EXIT_FAILURE, so that a command can end
  * with `return cli_fail(&err)`. */
 int cli_fail(const struct cst_err *err);
 
@@ -103,18 +106,22 @@ struct cli_list {
     void (*add)(struct cli_table *table, const void *item);
 };
 
-/* Request a list and print it, as a table or as a JSON array. False: it failed; the error was
- * printed to stderr. */
-bool cli_list_print(struct cli *cli, const struct cli_list *list);
+/* Request a list and print it, as a table to @out or as a JSON array to stdout. False: it failed;
+ * the error was printed to stderr. */
+bool cli_list_print(struct cli *cli, const struct cli_list *list, FILE *out);
 
 /* Request a list and append its items to the JSON array @array. False: as above. */
 bool cli_list_append(struct cli *cli, const struct cli_list *list, struct json_t *array);
 
-/* The list of all jobs. */
-extern const struct cli_list cli_jobs_list;
+/* The lists of all jobs, and of what users may use. */
+extern const struct cli_list cli_jobs_list, cli_quota_list;
+
+/* Print all that is known of a job. False: out of memory; the error was printed to stderr. */
+bool cli_job_print(const Cistern__JobInfo *job, FILE *out);
 
 /* The commands. Each returns an enum cli_exit; cli_run also returns statuses of ranks. */
 int cli_stat(struct cli *cli);
+int cli_top(struct cli *cli);
 int cli_jobs(struct cli *cli);
 int cli_job(struct cli *cli);
 int cli_explain(struct cli *cli);

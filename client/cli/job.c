@@ -13,190 +13,210 @@
 /* -- job -------------------------------------------------------------------------------------- */
 
 /* Print how states are stored, and the bytes per parameter. */
-static void print_states(const Cistern__JobInfo *job)
+static void print_states(const Cistern__JobInfo *job, FILE *out)
 {
     char text[CLI_HUMAN_BYTES];
 
     if (job->optimizer == NULL) { /* An older daemon does not send it. */
         return;
     }
-    (void)printf("states    %s, %smoments in %s%s%s, %.4g B/parameter%s", job->optimizer,
-                 job->masters != NULL && strcmp(job->masters, "split") == 0 ? "split masters, "
-                                                                            : "",
-                 job->moments, job->rounding != NULL ? ", rounded " : "",
-                 job->rounding != NULL ? job->rounding : "", job->state_bytes_per_param,
-                 job->grad_over_weight ? ", gradients in the place of weights" : "");
+    (void)fprintf(out, "states    %s, %smoments in %s%s%s, %.4g B/parameter%s", job->optimizer,
+                  job->masters != NULL && strcmp(job->masters, "split") == 0 ? "split masters, "
+                                                                             : "",
+                  job->moments, job->rounding != NULL ? ", rounded " : "",
+                  job->rounding != NULL ? job->rounding : "", job->state_bytes_per_param,
+                  job->grad_over_weight ? ", gradients in the place of weights" : "");
     if (job->has_device_states) {
-        (void)printf(", %s on devices", cli_bytes(job->device_states, text));
+        (void)fprintf(out, ", %s on devices", cli_bytes(job->device_states, text));
     }
-    (void)printf("\n");
+    (void)fprintf(out, "\n");
 }
 
 /* Print when and where chunks are updated, and how much longer steps take because of the
  * updates. */
-static void print_updates(const Cistern__JobInfo *job)
+static void print_updates(const Cistern__JobInfo *job, FILE *out)
 {
     char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES];
 
     if (job->overlap == NULL) {
         return;
     }
-    (void)printf("updates   %s", job->overlap);
+    (void)fprintf(out, "updates   %s", job->overlap);
     if (job->has_delay_from) {
-        (void)printf(" from step %llu", (unsigned long long)job->delay_from);
+        (void)fprintf(out, " from step %llu", (unsigned long long)job->delay_from);
     }
     if (job->unused != NULL && strcmp(job->unused, "skip") == 0) {
-        (void)printf(", tensors without a gradient are skipped");
+        (void)fprintf(out, ", tensors without a gradient are skipped");
     }
     if (job->has_chunks_ahead) {
-        (void)printf(", %llu of %u chunks ahead of the commit, %llu gradient%s dropped",
-                     (unsigned long long)job->chunks_ahead, job->n_chunks,
-                     (unsigned long long)job->grads_dropped, job->grads_dropped == 1 ? "" : "s");
+        (void)fprintf(out, ", %llu of %u chunks ahead of the commit, %llu gradient%s dropped",
+                      (unsigned long long)job->chunks_ahead, job->n_chunks,
+                      (unsigned long long)job->grads_dropped, job->grads_dropped == 1 ? "" : "s");
     }
     if (job->has_device_update_bytes) {
-        (void)printf("; device reservations of %s: ", cli_bytes(job->device_update_bytes, a));
-        (void)printf(job->has_interleave ? "one chunk in %u of each node is updated there"
-                                         : "no chunk is updated there at present",
-                     job->interleave);
+        (void)fprintf(out, "; device reservations of %s: ", cli_bytes(job->device_update_bytes, a));
+        (void)fprintf(out,
+                      job->has_interleave ? "one chunk in %u of each node is updated there"
+                                          : "no chunk is updated there at present",
+                      job->interleave);
     }
     if (job->n_device_updates > 0) {
-        (void)printf("; %s of chunks on devices",
-                     cli_percent(job->n_device_updates, job->n_updates, a));
+        (void)fprintf(out, "; %s of chunks on devices",
+                      cli_percent(job->n_device_updates, job->n_updates, a));
     }
     if (job->has_n_lent_updates) {
-        (void)printf(", %s in lent memory", cli_percent(job->n_lent_updates, job->n_updates, a));
+        (void)fprintf(out, ", %s in lent memory",
+                      cli_percent(job->n_lent_updates, job->n_updates, a));
     }
     if (job->has_reservation_failures) {
-        (void)printf("; %llu failures of device updates",
-                     (unsigned long long)job->reservation_failures);
+        (void)fprintf(out, "; %llu failures of device updates",
+                      (unsigned long long)job->reservation_failures);
     }
     if (job->has_reservations_given_up) {
-        (void)printf(", %u device%s no longer used for updates", job->reservations_given_up,
-                     job->reservations_given_up == 1 ? "" : "s");
+        (void)fprintf(out, ", %u device%s no longer used for updates", job->reservations_given_up,
+                      job->reservations_given_up == 1 ? "" : "s");
     }
     if (job->has_last_update_seconds) {
-        (void)printf("; last step %s, %s exposed", cli_seconds(job->last_update_seconds, a),
-                     cli_seconds(job->last_exposed_seconds, b));
+        (void)fprintf(out, "; last step %s, %s exposed", cli_seconds(job->last_update_seconds, a),
+                      cli_seconds(job->last_exposed_seconds, b));
     }
     if (job->has_update_seconds) {
-        (void)printf(
-            "; %s hidden in all",
+        (void)fprintf(
+            out, "; %s hidden in all",
             cli_percent((uint64_t)(fmax(job->update_seconds - job->exposed_seconds, 0) * 1e9),
                         (uint64_t)(job->update_seconds * 1e9), c));
     }
-    (void)printf("\n");
+    (void)fprintf(out, "\n");
 }
 
-static void print_progress(const Cistern__JobInfo *job)
+/* Print where the job has memory, and what it has read from drives and written to them. */
+static void print_memory(const Cistern__JobInfo *job, FILE *out)
+{
+    char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES];
+
+    for (size_t i = 0; i < job->n_memory; i++) {
+        (void)fprintf(out, "%s%s %s%s", i == 0 ? "charged   " : ", ", job->memory[i]->place,
+                      cli_bytes(job->memory[i]->bytes, a), i + 1 == job->n_memory ? "\n" : "");
+    }
+    if (job->has_drive_read_bytes) {
+        (void)fprintf(out, "drives    %s read, %s written\n", cli_bytes(job->drive_read_bytes, a),
+                      cli_bytes(job->drive_written_bytes, b));
+    }
+}
+
+static void print_progress(const Cistern__JobInfo *job, FILE *out)
 {
     char text[CLI_HUMAN_BYTES], more[CLI_HUMAN_BYTES], loss[32] = "unknown";
 
     if (job->has_populated_bytes && job->populated_bytes < job->arena_bytes) {
-        (void)printf("memory    %s of %s are populated\n", cli_bytes(job->populated_bytes, text),
-                     cli_bytes(job->arena_bytes, more));
+        (void)fprintf(out, "memory    %s of %s are populated\n",
+                      cli_bytes(job->populated_bytes, text), cli_bytes(job->arena_bytes, more));
     }
     if (job->step > 0) {
         if (job->has_last_loss) {
             (void)snprintf(loss, sizeof loss, "%.4f", job->last_loss);
         }
-        (void)printf("last step loss %s, gradient norm %.4g, %s; %llu skipped", loss,
-                     job->last_grad_norm, cli_seconds(job->step_seconds, text),
-                     (unsigned long long)job->n_skipped);
+        (void)fprintf(out, "last step loss %s, gradient norm %.4g, %s; %llu skipped", loss,
+                      job->last_grad_norm, cli_seconds(job->step_seconds, text),
+                      (unsigned long long)job->n_skipped);
         if (job->has_n_overflows) {
-            (void)printf(" of %llu that overflowed", (unsigned long long)job->n_overflows);
+            (void)fprintf(out, " of %llu that overflowed", (unsigned long long)job->n_overflows);
         }
-        (void)printf("\n");
+        (void)fprintf(out, "\n");
     }
-    print_updates(job);
+    print_updates(job, out);
     if (job->plan != NULL) {
-        (void)printf("plan      %s\n", job->plan);
+        (void)fprintf(out, "plan      %s\n", job->plan);
     }
     if (job->has_expected_step_seconds) {
-        (void)printf("expected  %s a step, by the %s%s\n",
-                     cli_seconds(job->expected_step_seconds, text), job->expected_by,
-                     job->drifted ? "; the steps now take another time" : "");
+        (void)fprintf(out, "expected  %s a step, by the %s%s\n",
+                      cli_seconds(job->expected_step_seconds, text), job->expected_by,
+                      job->drifted ? "; the steps now take another time" : "");
     }
-    (void)printf("age       %s", cli_seconds(job->age_s, text));
+    (void)fprintf(out, "age       %s", cli_seconds(job->age_s, text));
     if (job->has_idle_s && job->idle_s > 0) {
-        (void)printf(", without a worker for %s", cli_seconds(job->idle_s, text));
+        (void)fprintf(out, ", without a worker for %s", cli_seconds(job->idle_s, text));
     }
-    (void)printf("\n");
+    (void)fprintf(out, "\n");
 }
 
 /* Print size classes and patterns, unless there is only the default one. */
-static void print_kinds(const Cistern__JobInfo *job)
+static void print_kinds(const Cistern__JobInfo *job, FILE *out)
 {
     char text[CLI_HUMAN_BYTES];
 
     for (size_t i = 0; job->n_classes > 1 && i < job->n_classes; i++) {
-        (void)printf("%s%u of %s", i == 0 ? "sizes     " : ", ", job->classes[i]->n_chunks,
-                     cli_bytes(2 * job->classes[i]->chunk_elems, text));
+        (void)fprintf(out, "%s%u of %s", i == 0 ? "sizes     " : ", ", job->classes[i]->n_chunks,
+                      cli_bytes(2 * job->classes[i]->chunk_elems, text));
     }
-    (void)printf("%s", job->n_classes > 1 ? "\n" : "");
+    (void)fprintf(out, "%s", job->n_classes > 1 ? "\n" : "");
     if (job->n_patterns > 1 ||
         (job->n_patterns == 1 && strcmp(job->patterns[0]->name, "shard") != 0)) {
         for (size_t i = 0; i < job->n_patterns; i++) {
             const Cistern__PatternInfo *pattern = job->patterns[i];
 
-            (void)printf("%s%u %s (%s)", i == 0 ? "tensors   " : ", ", pattern->n_tensors,
-                         pattern->name, cli_count(pattern->n_params, text));
+            (void)fprintf(out, "%s%u %s (%s)", i == 0 ? "tensors   " : ", ", pattern->n_tensors,
+                          pattern->name, cli_count(pattern->n_params, text));
         }
-        (void)printf("; %u group%s of ranks\n", job->n_groups, job->n_groups == 1 ? "" : "s");
+        (void)fprintf(out, "; %u group%s of ranks\n", job->n_groups, job->n_groups == 1 ? "" : "s");
     }
 }
 
-static void print_base(const Cistern__JobInfo *job)
+static void print_base(const Cistern__JobInfo *job, FILE *out)
 {
     char text[CLI_HUMAN_BYTES];
 
     if (job->base_job != NULL) {
-        (void)printf("base      %s: this job uses %s of its memory\n", job->base_job,
-                     cli_bytes(job->base_bytes, text));
+        (void)fprintf(out, "base      %s: this job uses %s of its memory\n", job->base_job,
+                      cli_bytes(job->base_bytes, text));
     }
     for (size_t i = 0; i < job->n_users; i++) {
-        (void)printf("%s%s%s", i == 0 ? "base of   " : ", ", job->users[i],
-                     i + 1 == job->n_users ? "\n" : "");
+        (void)fprintf(out, "%s%s%s", i == 0 ? "base of   " : ", ", job->users[i],
+                      i + 1 == job->n_users ? "\n" : "");
     }
 }
 
-static void print_head(const Cistern__JobInfo *job)
+static void print_head(const Cistern__JobInfo *job, FILE *out)
 {
     char params[CLI_HUMAN_BYTES], arena[CLI_HUMAN_BYTES], chunk[CLI_HUMAN_BYTES];
     double per_param = job->n_params > 0 ? (double)job->arena_bytes / (double)job->n_params : 0;
 
-    (void)printf("job       %s of uid %u: %s, step %llu, attempt %llu, %u rank%s on %s\n",
-                 job->name, job->uid, job->state, (unsigned long long)job->step,
-                 (unsigned long long)job->attempt, job->world, job->world == 1 ? "" : "s",
-                 job->device != NULL ? job->device : "?");
-    (void)printf("model     %s parameters, %s of host memory, %.2f B/parameter\n",
-                 cli_count(job->n_params, params), cli_bytes(job->arena_bytes, arena), per_param);
-    (void)printf(
-        "chunks    %u of up to %s, home host: %llu current, %llu updating, %llu reducing\n",
+    (void)fprintf(out, "job       %s of uid %u: %s, step %llu, attempt %llu, %u rank%s on %s\n",
+                  job->name, job->uid, job->state, (unsigned long long)job->step,
+                  (unsigned long long)job->attempt, job->world, job->world == 1 ? "" : "s",
+                  job->device != NULL ? job->device : "?");
+    (void)fprintf(out, "model     %s parameters, %s of host memory, %.2f B/parameter\n",
+                  cli_count(job->n_params, params), cli_bytes(job->arena_bytes, arena), per_param);
+    (void)fprintf(
+        out, "chunks    %u of up to %s, home host: %llu current, %llu updating, %llu reducing\n",
         job->n_chunks, cli_bytes(2 * job->chunk_elems, chunk),
         (unsigned long long)job->chunks_clean, (unsigned long long)job->chunks_updating,
         (unsigned long long)job->chunks_reducing);
-    print_kinds(job);
-    print_states(job);
+    print_kinds(job, out);
+    print_states(job, out);
     if (job->has_micro_batches) {
-        (void)printf("step      of %u micro-batches, gradients in fp32\n", job->micro_batches);
+        (void)fprintf(out, "step      of %u micro-batches, gradients in fp32\n",
+                      job->micro_batches);
     }
     if (job->has_n_edges) {
-        (void)printf("edges     %u with %s of host memory", job->n_edges,
-                     cli_bytes(job->edge_bytes, params));
+        (void)fprintf(out, "edges     %u with %s of host memory", job->n_edges,
+                      cli_bytes(job->edge_bytes, params));
         if (job->has_edge_device_bytes) {
-            (void)printf(" and %s of device memory", cli_bytes(job->edge_device_bytes, params));
+            (void)fprintf(out, " and %s of device memory",
+                          cli_bytes(job->edge_device_bytes, params));
         }
-        (void)printf("\n");
+        (void)fprintf(out, "\n");
     }
-    print_base(job);
+    print_memory(job, out);
+    print_base(job, out);
     if (job->waits_for != NULL) {
-        (void)printf("waits     for %s\n", job->waits_for);
+        (void)fprintf(out, "waits     for %s\n", job->waits_for);
     }
     if (job->copies != NULL) {
-        (void)printf("copies    of weights into pools on GPUs by the %s\n",
-                     strcmp(job->copies, "worker") == 0 ? "workers" : "GPUs' engines");
+        (void)fprintf(out, "copies    of weights into pools on GPUs by the %s\n",
+                      strcmp(job->copies, "worker") == 0 ? "workers" : "GPUs' engines");
     }
-    print_progress(job);
+    print_progress(job, out);
 }
 
 static void add_books(struct cli_table *table, const Cistern__Books *books)
@@ -212,7 +232,7 @@ static void add_books(struct cli_table *table, const Cistern__Books *books)
     }
 }
 
-static bool print_pools(const Cistern__JobInfo *job)
+static bool print_pools(const Cistern__JobInfo *job, FILE *out)
 {
     static const char *const titles[] = {"RANK",    "STATE",    "DEVICE",       ">PID",
                                          ">POOL",   ">FREE",    ">CACHED",      ">LEASED",
@@ -233,10 +253,10 @@ static bool print_pools(const Cistern__JobInfo *job)
         }
         add_books(&table, rank->pool);
     }
-    return cli_table_print(&table, stdout);
+    return cli_table_print(&table, out);
 }
 
-static bool print_traffic(const Cistern__JobInfo *job)
+static bool print_traffic(const Cistern__JobInfo *job, FILE *out)
 {
     static const char *const titles[] = {
         "RANK",       ">HITS",      ">LATE",  ">MISSES", ">HIT RATE", ">WAITED", ">PREFETCHES",
@@ -263,21 +283,21 @@ static bool print_traffic(const Cistern__JobInfo *job)
         cli_table_cell(&table, "%s", cli_bytes(rank->bytes_peer, text));
         cli_table_cell(&table, "%s", cli_bytes(rank->bytes_down, text));
     }
-    return cli_table_print(&table, stdout);
+    return cli_table_print(&table, out);
 }
 
-static bool print_job(const Cistern__JobInfo *job)
+bool cli_job_print(const Cistern__JobInfo *job, FILE *out)
 {
-    print_head(job);
+    print_head(job, out);
     if (job->n_ranks == 0) {
         return true;
     }
-    (void)printf("\n");
-    if (!print_pools(job)) {
+    (void)fprintf(out, "\n");
+    if (!print_pools(job, out)) {
         return false;
     }
-    (void)printf("\n");
-    return print_traffic(job);
+    (void)fprintf(out, "\n");
+    return print_traffic(job, out);
 }
 
 /* Make a request about the job that the command names. False: it failed; the error was printed. */
@@ -293,7 +313,7 @@ static bool ask_about(struct cli *cli, struct cstc_call *call, uint16_t type, ui
     return cli_ask(cli, call, type, &msg.base, reply_type, form);
 }
 
-static bool draw(struct cli *cli, void *arg)
+static bool draw(struct cli *cli, FILE *out, void *arg)
 {
     const Cistern__JobInfo *job;
     struct cstc_call call = {0};
@@ -305,7 +325,7 @@ static bool draw(struct cli *cli, void *arg)
         return false;
     }
     job = ((const Cistern__JobInfoReply *)call.reply)->job;
-    good = cli->json ? cli_json_print(cst_message_to_json(&job->base)) : print_job(job);
+    good = cli->json ? cli_json_print(cst_message_to_json(&job->base)) : cli_job_print(job, out);
     cstc_call_reset(&call);
     return good;
 }

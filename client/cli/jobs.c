@@ -93,10 +93,10 @@ const struct cli_list cli_jobs_list = {
     .add = add_job,
 };
 
-static bool draw(struct cli *cli, void *arg)
+static bool draw(struct cli *cli, FILE *out, void *arg)
 {
     (void)arg;
-    return cli_list_print(cli, &cli_jobs_list);
+    return cli_list_print(cli, &cli_jobs_list, out);
 }
 
 int cli_jobs(struct cli *cli)

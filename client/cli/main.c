@@ -33,6 +33,8 @@ static int help(struct cli *cli);
 static const struct command commands[] = {
     {"stat", "", "show the node: memory, engines, pools, jobs, rates", 0, 0,
      CLI_USES_JSON | CLI_USES_WATCH, DAEMON, cli_stat},
+    {"top", "", "show the node and its jobs on the whole terminal, over time", 0, 0,
+     CLI_USES_WATCH | CLI_USES_TOP, DAEMON, cli_top},
     {"jobs", "", "show all jobs, one per line", 0, 0, CLI_USES_JSON | CLI_USES_WATCH, DAEMON,
      cli_jobs},
     {"job", "NAME", "show one job: ranks, step, chunks by state, hit rate", 1, 0,

@@ -30,6 +30,8 @@ const struct cst_option cli_options[] = {
     CST_OPTION_MAY("watch", CLI_USES_WATCH, "SECONDS", "2",
                    "refresh every SECONDS (default: 2); q quits",
                    CST_REAL(AT(watch_seconds), 0.01, 86400)),
+    ROW("no-color", 0, CLI_USES_TOP, NULL, "no colours, as with NO_COLOR in the environment",
+        CST_FLAG(AT(no_color))),
     ROW("uid", 0, CLI_USES_UID, "UID", "the job of this owner",
         CST_U32(AT(uid), 0, CLI_NO_UID - 1)),
     ROW("count", 'c', CLI_USES_COUNT, "N", "number of round trips (default: 1000)",

@@ -24,6 +24,7 @@ enum {
     CLI_USES_FORCE = 1 << 12,
     CLI_USES_SCHEDULE = 1 << 13,
     CLI_USES_MESHES = 1 << 14,
+    CLI_USES_TOP = 1 << 15,
 };
 
 /* All options, in the order of the help. They set fields of struct cli. */

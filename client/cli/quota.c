@@ -64,20 +64,21 @@ static size_t items_of(const ProtobufCMessage *page, ProtobufCMessage ***items, 
     return part->n_accounts;
 }
 
-static bool draw(struct cli *cli, void *arg)
-{
-    static const char *const titles[] = {"USER", "LIMIT OF", ">USED", ">LIMIT", "", NULL};
-    static const struct cli_list list = {
-        .get = CISTERN__MSG_TYPE__MSG_QUOTA,
-        .part = CISTERN__MSG_TYPE__MSG_QUOTA_PART,
-        .form = &cistern__quota_part__descriptor,
-        .titles = titles,
-        .items = items_of,
-        .add = add_rows,
-    };
+static const char *const titles[] = {"USER", "LIMIT OF", ">USED", ">LIMIT", "", NULL};
 
+const struct cli_list cli_quota_list = {
+    .get = CISTERN__MSG_TYPE__MSG_QUOTA,
+    .part = CISTERN__MSG_TYPE__MSG_QUOTA_PART,
+    .form = &cistern__quota_part__descriptor,
+    .titles = titles,
+    .items = items_of,
+    .add = add_rows,
+};
+
+static bool draw(struct cli *cli, FILE *out, void *arg)
+{
     (void)arg;
-    return cli_list_print(cli, &list);
+    return cli_list_print(cli, &cli_quota_list, out);
 }
 
 int cli_quota(struct cli *cli)

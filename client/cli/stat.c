@@ -133,7 +133,7 @@ static const struct engine_table engine_tables[] = {{engine_titles, add_engine},
                                                     {bandwidth_titles, add_bandwidth}};
 
 static bool print_engines(const Cistern__StatReply *stat, const struct history *history,
-                          const struct engine_table *of)
+                          const struct engine_table *of, FILE *out)
 {
     const Cistern__EngineInfo none = CISTERN__ENGINE_INFO__INIT;
     struct cli_table table;
@@ -143,18 +143,19 @@ static bool print_engines(const Cistern__StatReply *stat, const struct history *
         of->add(&table, stat, stat->engines[i],
                 i < history->n_engines ? &history->engines[i] : &none);
     }
-    return cli_table_print(&table, stdout);
+    return cli_table_print(&table, out);
 }
 
-static void print_books(const Cistern__Books *books)
+static void print_books(const Cistern__Books *books, FILE *out)
 {
     char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES], d[CLI_HUMAN_BYTES],
         e[CLI_HUMAN_BYTES], f[CLI_HUMAN_BYTES];
 
-    (void)printf("blocks    %s free, %s cached, %s leased, %s moving, %s pending, %s quarantined\n",
-                 cli_bytes(books->free, a), cli_bytes(books->cached, b),
-                 cli_bytes(books->leased, c), cli_bytes(books->moving, d),
-                 cli_bytes(books->pending, e), cli_bytes(books->quarantined, f));
+    (void)fprintf(
+        out, "blocks    %s free, %s cached, %s leased, %s moving, %s pending, %s quarantined\n",
+        cli_bytes(books->free, a), cli_bytes(books->cached, b), cli_bytes(books->leased, c),
+        cli_bytes(books->moving, d), cli_bytes(books->pending, e),
+        cli_bytes(books->quarantined, f));
 }
 
 /* Return whether @gpu is a simulated accelerator. The daemon lists them after the GPUs. */
@@ -164,87 +165,88 @@ static bool is_paced(const Cistern__GpuInfo *gpu)
 }
 
 /* Print what is set aside on @gpu, and for what. */
-static void print_set_aside(const Cistern__GpuInfo *gpu)
+static void print_set_aside(const Cistern__GpuInfo *gpu, FILE *out)
 {
     char a[CLI_HUMAN_BYTES];
 
-    (void)printf("          set aside: %s for %u context%s", cli_bytes(gpu->context_bytes, a),
-                 gpu->n_contexts, gpu->n_contexts == 1 ? "" : "s");
+    (void)fprintf(out, "          set aside: %s for %u context%s", cli_bytes(gpu->context_bytes, a),
+                  gpu->n_contexts, gpu->n_contexts == 1 ? "" : "s");
     if (gpu->workspace_bytes > 0) {
-        (void)printf(", %s for workspaces of libraries", cli_bytes(gpu->workspace_bytes, a));
+        (void)fprintf(out, ", %s for workspaces of libraries", cli_bytes(gpu->workspace_bytes, a));
     }
     if (gpu->activation_bytes > 0) {
-        (void)printf(", %s for activations", cli_bytes(gpu->activation_bytes, a));
+        (void)fprintf(out, ", %s for activations", cli_bytes(gpu->activation_bytes, a));
     }
     if (gpu->n_undeclared > 0) {
-        (void)printf(", %s for activations of %u rank%s without a declaration",
-                     cli_bytes(gpu->assumed_bytes, a), gpu->n_undeclared,
-                     gpu->n_undeclared == 1 ? "" : "s");
+        (void)fprintf(out, ", %s for activations of %u rank%s without a declaration",
+                      cli_bytes(gpu->assumed_bytes, a), gpu->n_undeclared,
+                      gpu->n_undeclared == 1 ? "" : "s");
     }
-    (void)printf("\n");
+    (void)fprintf(out, "\n");
 }
 
 /* Print which GPUs' memory @gpu cannot access, if there are any. */
-static void print_unreachable(const Cistern__StatReply *stat, const Cistern__GpuInfo *gpu)
+static void print_unreachable(const Cistern__StatReply *stat, const Cistern__GpuInfo *gpu,
+                              FILE *out)
 {
     const char *before = "";
 
     if (gpu->n_unreachable == 0) {
         return;
     }
-    (void)printf("gpu       cuda:%u has no access to the memory of ", gpu->index);
+    (void)fprintf(out, "gpu       cuda:%u has no access to the memory of ", gpu->index);
     for (size_t i = 0; i < gpu->n_unreachable; i++) {
         for (size_t k = 0; k < stat->n_gpus; k++) {
             if (strcmp(stat->gpus[k]->uuid, gpu->unreachable[i]) == 0) {
-                (void)printf("%scuda:%u", before, stat->gpus[k]->index);
+                (void)fprintf(out, "%scuda:%u", before, stat->gpus[k]->index);
                 before = ", ";
             }
         }
     }
-    (void)printf("\n");
+    (void)fprintf(out, "\n");
 }
 
 /* Print how the processes on @gpu share it, if they are several. */
-static void print_sharing(const Cistern__GpuInfo *gpu)
+static void print_sharing(const Cistern__GpuInfo *gpu, FILE *out)
 {
     if (gpu->n_processes > 1) {
-        (void)printf("          shared by %u processes, %s\n", gpu->n_processes,
-                     gpu->mps ? "with MPS: their kernels run at the same time"
-                              : "without MPS: their kernels run in turns");
+        (void)fprintf(out, "          shared by %u processes, %s\n", gpu->n_processes,
+                      gpu->mps ? "with MPS: their kernels run at the same time"
+                               : "without MPS: their kernels run in turns");
     }
 }
 
 /* Print @bytes with @what, and the rate over the time in which the drive did that. */
-static void print_moved(const char *what, uint64_t bytes, double seconds)
+static void print_moved(const char *what, uint64_t bytes, double seconds, FILE *out)
 {
     char text[CLI_HUMAN_BYTES];
 
-    (void)printf(", %s %s", cli_bytes(bytes, text), what);
+    (void)fprintf(out, ", %s %s", cli_bytes(bytes, text), what);
     if (bytes > 0 && seconds > 0) {
-        (void)printf(" (%s/s)", cli_bytes((uint64_t)((double)bytes / seconds), text));
+        (void)fprintf(out, " (%s/s)", cli_bytes((uint64_t)((double)bytes / seconds), text));
     }
 }
 
-static void print_drives(const Cistern__StatReply *stat)
+static void print_drives(const Cistern__StatReply *stat, FILE *out)
 {
     char a[CLI_HUMAN_BYTES];
 
     for (size_t i = 0; i < stat->n_drives; i++) {
         const Cistern__DriveInfo *drive = stat->drives[i];
 
-        (void)printf("drive     %s (%s): %s of files with states", drive->name, drive->uuid,
-                     cli_bytes(drive->used, a));
-        print_moved("read", drive->read_bytes, drive->read_seconds);
-        print_moved("written", drive->written_bytes, drive->write_seconds);
+        (void)fprintf(out, "drive     %s (%s): %s of files with states", drive->name, drive->uuid,
+                      cli_bytes(drive->used, a));
+        print_moved("read", drive->read_bytes, drive->read_seconds, out);
+        print_moved("written", drive->written_bytes, drive->write_seconds, out);
         if (drive->in_flight > 0) {
-            (void)printf(", %llu copies wait or are under way",
-                         (unsigned long long)drive->in_flight);
+            (void)fprintf(out, ", %llu copies wait or are under way",
+                          (unsigned long long)drive->in_flight);
         }
-        (void)printf("\n");
+        (void)fprintf(out, "\n");
     }
 }
 
-static void print_gpus(const Cistern__StatReply *stat)
+static void print_gpus(const Cistern__StatReply *stat, FILE *out)
 {
     char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES];
     size_t n_gpus = 0;
@@ -253,66 +255,66 @@ static void print_gpus(const Cistern__StatReply *stat)
         const Cistern__GpuInfo *gpu = stat->gpus[i];
 
         if (is_paced(gpu)) {
-            (void)printf("paced     %s: %s of %s for pools and updates\n", gpu->uuid,
-                         cli_bytes(gpu->pool_used, a), cli_bytes(gpu->pool_budget, b));
+            (void)fprintf(out, "paced     %s: %s of %s for pools and updates\n", gpu->uuid,
+                          cli_bytes(gpu->pool_used, a), cli_bytes(gpu->pool_budget, b));
             continue;
         }
         n_gpus++;
-        (void)printf("gpu       cuda:%u %s, %s: %s of %s for pools, card %s", gpu->index, gpu->name,
-                     gpu->uuid, cli_bytes(gpu->pool_used, a), cli_bytes(gpu->pool_budget, b),
-                     cli_bytes(gpu->memory_bytes, c));
+        (void)fprintf(out, "gpu       cuda:%u %s, %s: %s of %s for pools, card %s", gpu->index,
+                      gpu->name, gpu->uuid, cli_bytes(gpu->pool_used, a),
+                      cli_bytes(gpu->pool_budget, b), cli_bytes(gpu->memory_bytes, c));
         if (gpu->has_driver) {
-            (void)printf(", driver %u.%u", gpu->driver / 1000, gpu->driver % 1000 / 10);
+            (void)fprintf(out, ", driver %u.%u", gpu->driver / 1000, gpu->driver % 1000 / 10);
         }
-        (void)printf("\n");
+        (void)fprintf(out, "\n");
         if (gpu->has_n_contexts) {
-            print_set_aside(gpu);
+            print_set_aside(gpu, out);
         }
-        print_unreachable(stat, gpu);
-        print_sharing(gpu);
+        print_unreachable(stat, gpu, out);
+        print_sharing(gpu, out);
     }
     if (stat->gpu != NULL && (n_gpus > 0 || strcmp(stat->gpu, "looking") == 0)) {
-        (void)printf("gpu       %s\n", stat->gpu);
+        (void)fprintf(out, "gpu       %s\n", stat->gpu);
     } else if (stat->gpu != NULL) {
-        (void)printf("gpu       none: %s\n", stat->gpu);
+        (void)fprintf(out, "gpu       none: %s\n", stat->gpu);
     }
 }
 
-static void print_node(const Cistern__StatReply *stat)
+static void print_node(const Cistern__StatReply *stat, FILE *out)
 {
     char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES];
 
-    (void)printf("cisternd  %s on %s, up %s, %u connection%s, %llu requests, %u descriptors\n",
-                 stat->version, stat->host, cli_seconds(stat->uptime_s, a), stat->n_sessions,
-                 stat->n_sessions == 1 ? "" : "s", (unsigned long long)stat->n_requests,
-                 stat->n_fds);
-    (void)printf("memory    %s of %s for arenas, machine %s\n", cli_bytes(stat->host_used, a),
-                 cli_bytes(stat->host_budget, b), cli_bytes(stat->memory_bytes, c));
-    (void)printf("pools     %s of %s on the host device\n", cli_bytes(stat->pool_used, a),
-                 cli_bytes(stat->pool_budget, b));
+    (void)fprintf(
+        out, "cisternd  %s on %s, up %s, %u connection%s, %llu requests, %u descriptors\n",
+        stat->version, stat->host, cli_seconds(stat->uptime_s, a), stat->n_sessions,
+        stat->n_sessions == 1 ? "" : "s", (unsigned long long)stat->n_requests, stat->n_fds);
+    (void)fprintf(out, "memory    %s of %s for arenas, machine %s\n", cli_bytes(stat->host_used, a),
+                  cli_bytes(stat->host_budget, b), cli_bytes(stat->memory_bytes, c));
+    (void)fprintf(out, "pools     %s of %s on the host device\n", cli_bytes(stat->pool_used, a),
+                  cli_bytes(stat->pool_budget, b));
     if (stat->pool != NULL) {
-        print_books(stat->pool);
+        print_books(stat->pool, out);
     }
     if (stat->rates != NULL) {
-        (void)printf("rates     %s\n", stat->rates);
+        (void)fprintf(out, "rates     %s\n", stat->rates);
     }
-    print_gpus(stat);
-    print_drives(stat);
+    print_gpus(stat, out);
+    print_drives(stat, out);
 }
 
 static bool print_human(struct cli *cli, const Cistern__StatReply *stat,
-                        const struct history *history)
+                        const struct history *history, FILE *out)
 {
-    print_node(stat);
-    (void)printf("\n");
+    print_node(stat, out);
+    (void)fprintf(out, "\n");
     for (size_t i = 0; stat->n_engines > 0 && i < sizeof engine_tables / sizeof *engine_tables;
          i++) {
-        if (!print_engines(stat, history, &engine_tables[i])) {
+        if (!print_engines(stat, history, &engine_tables[i], out)) {
             return false;
         }
-        (void)printf("\n");
+        (void)fprintf(out, "\n");
     }
-    return cli_list_print(cli, &cli_jobs_list);
+    return cli_list_print(cli, &cli_jobs_list, out);
 }
 
 /* Print the reply with an additional key "jobs". */
@@ -344,7 +346,7 @@ static void remember(struct history *history, const Cistern__StatReply *stat)
     }
 }
 
-static bool draw(struct cli *cli, void *arg)
+static bool draw(struct cli *cli, FILE *out, void *arg)
 {
     struct history *history = arg;
     const Cistern__StatReply *stat;
@@ -356,7 +358,7 @@ static bool draw(struct cli *cli, void *arg)
         return false;
     }
     stat = (const Cistern__StatReply *)call.reply;
-    good = cli->json ? print_json(cli, stat) : print_human(cli, stat, history);
+    good = cli->json ? print_json(cli, stat) : print_human(cli, stat, history, out);
     remember(history, stat);
     cstc_call_reset(&call);
     return good;

@@ -66,15 +66,15 @@ static void measure(const struct cli_table *table, unsigned *widths)
     }
 }
 
-/* Return the width of the terminal @out; UINT_MAX: it is not a terminal, or its width is
- * unknown. */
+/* Return the width of the terminal @out; UINT_MAX: it is not a terminal, or its width is unknown. A
+ * stream in memory is for the terminal that is the standard output. */
 static unsigned room_of(FILE *out)
 {
+    const int fd = fileno(out) >= 0 ? fileno(out) : STDOUT_FILENO;
     struct winsize size;
 
-    return isatty(fileno(out)) && ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0
-               ? size.ws_col
-               : UINT_MAX;
+    return isatty(fd) && ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col
+                                                                              : UINT_MAX;
 }
 
 /* Find the columns that fit beside the first column, from column @from on. Returns the index after
@@ -141,6 +141,15 @@ static bool print_blocks(const struct cli_table *table, FILE *out)
     return good;
 }
 
+void cli_table_free(struct cli_table *table)
+{
+    for (size_t i = 0; i < table->n_cells; i++) {
+        free(table->cells[i]);
+    }
+    free(table->cells);
+    *table = (struct cli_table){0};
+}
+
 bool cli_table_print(struct cli_table *table, FILE *out)
 {
     bool good = !table->failed && print_blocks(table, out);
@@ -148,11 +157,7 @@ bool cli_table_print(struct cli_table *table, FILE *out)
     if (!good) {
         (void)fprintf(stderr, "cistern: out of memory\n");
     }
-    for (size_t i = 0; i < table->n_cells; i++) {
-        free(table->cells[i]);
-    }
-    free(table->cells);
-    *table = (struct cli_table){0};
+    cli_table_free(table);
     return good;
 }
 

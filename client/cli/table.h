@@ -29,8 +29,12 @@ void cli_table_cell(struct cli_table *table, const char *fmt, ...)
 
 /* Print the titles and all rows to @out, and free the cells. A table without rows prints nothing.
  * If @out is a terminal that is too narrow for all columns, they are printed in several blocks,
- * each with the first column. False: out of memory; the error was printed to stderr. */
+ * each with the first column. A stream in memory is as wide as the terminal that is the standard
+ * output. False: out of memory; the error was printed to stderr. */
 bool cli_table_print(struct cli_table *table, FILE *out);
+
+/* Free the cells of a table that is not printed. Also allowed for all 0. */
+void cli_table_free(struct cli_table *table);
 
 #define CLI_HUMAN_BYTES 24
 

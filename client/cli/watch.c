@@ -1,138 +1,128 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/cli/watch.h"
 
+#include "client/cli/top/page.h"
+#include "client/cli/top/screen.h"
 #include "proto/clock.h"
 
-#include <errno.h>
+#include <limits.h>
 #include <poll.h>
-#include <signal.h>
-#include <stdio.h>
-#include <termios.h>
-#include <unistd.h>
+#include <stdlib.h>
 
-static volatile sig_atomic_t ended;  /* A signal has arrived. */
-static volatile sig_atomic_t hidden; /* Keys are not shown: the terminal must be restored. */
-static struct termios before;        /* The original settings of the terminal. */
-
-/* The kernel stops a process in the background that changes the settings of its terminal. */
-static bool in_foreground(void)
+/* Draw again and again, one drawing after the other, until one fails. */
+static bool print_each(struct cli *cli, cli_draw_fn draw, void *arg)
 {
-    return tcgetpgrp(STDIN_FILENO) == getpgrp();
-}
+    while (draw(cli, stdout, arg) && fflush(stdout) == 0) {
+        const double ms = cli->watch_seconds * 1000;
 
-/* Restore the terminal. Makes only async-signal-safe calls. */
-static void restore_terminal(void)
-{
-    if (hidden != 0 && in_foreground()) {
-        (void)tcsetattr(STDIN_FILENO, TCSANOW, &before);
+        (void)poll(NULL, 0, ms < INT_MAX ? (int)ms : INT_MAX);
     }
-    hidden = 0;
+    return false;
 }
 
-static void end_soon(int number)
+/* Return a drawing as text, which the caller frees; NULL: it failed, and the error was printed. */
+static char *draw_text(struct cli *cli, cli_draw_fn draw, void *arg)
 {
-    int saved = errno;
+    char *text = NULL;
+    size_t n;
+    FILE *out = open_memstream(&text, &n);
+    bool good = out != NULL && draw(cli, out, arg);
 
-    (void)number;
-    restore_terminal();
-    ended = 1;
-    errno = saved;
+    if (out == NULL || fclose(out) != 0) {
+        (void)cli_fail(&(struct cst_err){.text = "out of memory"});
+        good = false;
+    }
+    if (!good) {
+        free(text);
+        return NULL;
+    }
+    return text;
 }
 
-static void end_now(int number)
+/* Return the number of the first row of the text that @key leads to. */
+static unsigned scroll(unsigned skip, unsigned rows, unsigned n_rows, int key)
 {
-    restore_terminal();
-    (void)raise(number); /* SA_RESETHAND: the default action ends the program after this handler. */
-}
+    const unsigned last = n_rows > rows ? n_rows - rows : 0;
 
-/* A signal that is ignored stays ignored: nohup, or a shell that starts this process in the
- * background, may have arranged this. */
-static void catch_unless_ignored(int number, void (*handler)(int))
-{
-    const struct sigaction action = {.sa_handler = handler, .sa_flags = (int)SA_RESETHAND};
-    struct sigaction now;
-
-    if (sigaction(number, NULL, &now) == 0 && now.sa_handler != SIG_IGN) {
-        (void)sigaction(number, &action, NULL);
+    switch (key) {
+    case CLI_KEY_UP:
+        return skip > 0 ? skip - 1 : 0;
+    case CLI_KEY_PAGE_UP:
+        return skip > rows ? skip - rows : 0;
+    case CLI_KEY_HOME:
+        return 0;
+    case CLI_KEY_DOWN:
+        return skip < last ? skip + 1 : last;
+    case CLI_KEY_PAGE_DOWN:
+        return skip + rows < last ? skip + rows : last;
+    case CLI_KEY_END:
+        return last;
+    default:
+        return skip;
     }
 }
 
-/* A second signal of the same kind ends the program at once, even during a wait for the daemon. */
-static void catch_signals(void)
+/* Show @text until the time @due_s, from row *skip on, which the user can change. False: the user
+ * or a signal ends the program. */
+static bool show(const char *text, unsigned *skip, double due_s)
 {
-    catch_unless_ignored(SIGINT, end_soon);
-    catch_unless_ignored(SIGTERM, end_soon);
-    catch_unless_ignored(SIGHUP, end_soon);
-    catch_unless_ignored(SIGQUIT, end_now);
-    catch_unless_ignored(SIGPIPE, end_now);
-}
+    for (;;) {
+        struct cli_grid *grid = cli_screen_grid();
+        const unsigned n_rows = cli_page_draw(grid, 0, grid->rows, *skip, text);
+        int key;
 
-/* Set the terminal so that keys are read at once and are not shown. False: the keys are not for
- * this program. If the output is a pipe, they may be for the program that displays it. */
-static bool take_keys(void)
-{
-    struct termios raw;
-
-    if (!isatty(STDIN_FILENO) || !isatty(STDOUT_FILENO) || !in_foreground() ||
-        tcgetattr(STDIN_FILENO, &before) != 0) {
-        return false;
-    }
-    raw = before;
-    raw.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
-    raw.c_cc[VMIN] = 1;
-    raw.c_cc[VTIME] = 0;
-    if (tcsetattr(STDIN_FILENO, TCSANOW, &raw) != 0) {
-        return false;
-    }
-    hidden = 1;
-    return true;
-}
-
-static int64_t now_ms(void)
-{
-    return (int64_t)(cst_clock_ns() / 1000000);
-}
-
-/* Wait until the next drawing is due. False: the user or a signal has ended the program. */
-static bool wait_for_next(double seconds, bool keys)
-{
-    struct pollfd input = {.fd = keys ? STDIN_FILENO : -1, .events = POLLIN};
-    int64_t end = now_ms() + (int64_t)(seconds * 1000), left;
-    char key;
-
-    while (ended == 0 && (left = end - now_ms()) > 0) {
-        /* The time can exceed an int; poll in parts. */
-        int n = poll(&input, 1, left > 60000 ? 60000 : (int)left);
-
-        if ((n < 0 && errno != EINTR) ||
-            (n > 0 && (read(STDIN_FILENO, &key, 1) != 1 || key == 'q'))) {
+        cli_screen_show();
+        switch (cli_screen_wait(-1, due_s, &key)) {
+        case CLI_SCREEN_KEY:
+            if (key == 'q') {
+                return false;
+            }
+            *skip = scroll(*skip, grid->rows, n_rows, key);
+            break;
+        case CLI_SCREEN_END:
             return false;
+        case CLI_SCREEN_DUE:
+            return true;
+        case CLI_SCREEN_READY:
+        case CLI_SCREEN_RESIZED:
+            break;
         }
     }
-    return ended == 0;
 }
 
-static bool draw_once(struct cli *cli, cli_draw_fn draw, void *arg)
+/* Draw in place of the last drawing. Returns false if a drawing failed. */
+static bool replace_each(struct cli *cli, cli_draw_fn draw, void *arg)
 {
-    if (cli->watch_seconds > 0 && !cli->json && isatty(STDOUT_FILENO)) {
-        (void)printf("\033[H\033[2J"); /* Cursor to the top left, and clear the screen. */
+    unsigned skip = 0;
+    bool goes_on = true;
+
+    while (goes_on) {
+        const double due_s = cst_clock_s() + cli->watch_seconds;
+        char *text = draw_text(cli, draw, arg);
+
+        if (text == NULL) {
+            return false;
+        }
+        goes_on = show(text, &skip, due_s);
+        free(text);
     }
-    return draw(cli, arg) && fflush(stdout) == 0;
+    return true;
 }
 
 int cli_watch(struct cli *cli, cli_draw_fn draw, void *arg)
 {
-    bool keys = false, good;
+    struct cst_err err = {0};
+    bool good;
 
-    if (cli->watch_seconds > 0) {
-        (void)setvbuf(stdout, NULL, _IOFBF, 1 << 16); /* A drawing is written at once. */
-        catch_signals();
-        keys = take_keys();
+    if (cli->watch_seconds == 0) {
+        good = draw(cli, stdout, arg);
+    } else if (cli->json || !cli_screen_is_possible()) {
+        good = print_each(cli, draw, arg);
+    } else if (cli_screen_open(false, &err) != CST_OK) {
+        return cli_fail(&err);
+    } else {
+        good = replace_each(cli, draw, arg);
+        cli_screen_close();
     }
-    good = draw_once(cli, draw, arg);
-    while (good && cli->watch_seconds > 0 && wait_for_next(cli->watch_seconds, keys)) {
-        good = draw_once(cli, draw, arg);
-    }
-    restore_terminal();
     return good ? CLI_EXIT_OK : CLI_EXIT_FAILURE;
 }

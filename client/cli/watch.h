@@ -6,17 +6,17 @@
 
 #include "client/cli/cli.h"
 
-/* Get data from the daemon and print it to standard output. False: it failed, and the error was
- * printed to stderr. */
-typedef bool (*cli_draw_fn)(struct cli *cli, void *arg);
+#include <stdio.h>
 
-/* Draw once. With --watch, draw again every cli->watch_seconds; on a terminal each drawing replaces
- * the last one. Returns an enum cli_exit. It ends when one of these happens:
- *   - A drawing fails.
- *   - A signal that ends programs arrives.
- *   - The user types q. Keys are read only if the process is in the foreground of a terminal, and
- *     draws on a terminal.
- * The terminal is then as it was before, except after SIGKILL. */
+/* Get data from the daemon and print it to @out. False: it failed, and the error was printed to
+ * stderr. */
+typedef bool (*cli_draw_fn)(struct cli *cli, FILE *out, void *arg);
+
+/* Draw once. With --watch, draw again every cli->watch_seconds until a drawing fails or a signal
+ * ends the program. In the foreground of a terminal (top/screen.h), each drawing replaces the last
+ * one, arrows move the text, q ends, and the terminal is then as it was before, except after
+ * SIGKILL. JSON, and text for another process, are printed one after the other. Returns an enum
+ * cli_exit. */
 int cli_watch(struct cli *cli, cli_draw_fn draw, void *arg);
 
 #endif

@@ -211,6 +211,31 @@ static void on_reply(struct cstd_daemon *daemon, const struct cst_reply *reply)
 
 /* -- actions -------------------------------------------------------------------------------- */
 
+/* Return the segment with the number @id; NULL: the job does not own it. */
+static const struct cstd_segment *segment_of(const struct cstd_memory *memory, uint32_t id)
+{
+    for (uint32_t i = 0; i < memory->n_segments; i++) {
+        if (memory->ids[i] == id) {
+            return memory->segments[i];
+        }
+    }
+    return NULL;
+}
+
+/* Count a copy from or to a file of the job. */
+static void count_drives(struct cstd_job *job, const struct cst_command *command)
+{
+    const struct cstd_segment *from, *to;
+
+    if (job->files.n == 0 || command->kind != CST_COMMAND_COPY) {
+        return;
+    }
+    from = segment_of(&job->memory, command->src[0].segment);
+    to = segment_of(&job->memory, command->dst[0].segment);
+    job->drive_read_bytes += from != NULL && from->file ? command->bytes : 0;
+    job->drive_written_bytes += to != NULL && to->file ? command->bytes : 0;
+}
+
 /* Submit a command. If that fails the core would wait for the command forever; the job is removed,
  * because an error is better than a job that hangs. */
 static void submit(struct cstd_job *job, const struct cst_command *command)
@@ -223,6 +248,7 @@ static void submit(struct cstd_job *job, const struct cst_command *command)
     struct cst_err err = {0};
 
     cstd_record_issue(record_of(job), cstd_record_kind_of(command, &ids), command, uv_hrtime());
+    count_drives(job, command);
     if (cstd_engines_submit(job->daemon->engines, command, &err) != CST_OK) {
         cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job), "removed: %s", err.text);
         job->daemon->core_ops->lost(job, &err);

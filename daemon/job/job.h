@@ -170,6 +170,8 @@ struct cstd_job {
     struct cstd_layout_work *layout_work;
     struct cstd_memory memory; /* Memory of the job, from phase MEMORY on. */
     struct cstd_files files;   /* Files for states, from a worker. */
+    /* Bytes of copies from and to the files that this daemon has issued. */
+    uint64_t drive_read_bytes, drive_written_bytes;
     struct cstd_durable durable;
     /* The job that this one replaces, and whose states it gets; NULL: none (reshape.h). */
     struct cstd_job *predecessor;

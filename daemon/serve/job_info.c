@@ -9,6 +9,7 @@
 #include "daemon/memory/edge_slots.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/memory/set_aside.h"
+#include "daemon/serve/job_use.h"
 #include "daemon/serve/serve.h"
 #include "proto/job_states.h"
 #include "proto/optimizers.h"
@@ -23,7 +24,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-enum { JOB_PAGE = 64, EXPLAIN_LINES = 224, NAMED_USERS = 16 };
+enum { JOB_PAGE = 32, EXPLAIN_LINES = 224, NAMED_USERS = 16 };
 
 static double seconds_since(uint64_t then)
 {
@@ -353,6 +354,7 @@ void cstd_serve_job_list(struct cstd_session *session, uint64_t id, void *body)
     const Cistern__JobListGet *get = body;
     Cistern__JobListPart part = CISTERN__JOB_LIST_PART__INIT;
     Cistern__JobInfo infos[JOB_PAGE], *pointers[JOB_PAGE];
+    struct cstd_job_use uses[JOB_PAGE];
     const struct cstd_job *job;
     uint32_t i = 0, n = 0;
 
@@ -369,6 +371,7 @@ void cstd_serve_job_list(struct cstd_session *session, uint64_t id, void *body)
             break;
         }
         fill_job(job, &infos[n]);
+        cstd_job_use_fill(job, &uses[n], &infos[n]);
         pointers[n] = &infos[n];
         n++;
     }
@@ -462,6 +465,7 @@ void cstd_serve_job_info(struct cstd_session *session, uint64_t id, void *body)
     struct rank_info ranks[CST_CORE_MAX_WORLD];
     Cistern__RankInfo *pointers[CST_CORE_MAX_WORLD];
     struct details details;
+    struct cstd_job_use use;
     struct cstd_job *job;
     struct cst_err err = {0};
     char waits[256];
@@ -471,6 +475,7 @@ void cstd_serve_job_info(struct cstd_session *session, uint64_t id, void *body)
         return;
     }
     fill_job(job, &info);
+    cstd_job_use_fill(job, &use, &info);
     fill_classes(job, &details, &info);
     fill_patterns(job, &details, &info);
     fill_users(job, &details, &info);
