@@ -123,8 +123,9 @@ int cli_screen_open(bool colour, struct cst_err *err)
         return cst_err_errno(err, CST_EUNSUPPORTED, errno, "tcgetattr of the terminal");
     }
     catch_signals();
-    use_env(FALSE);
-    use_tioctl(TRUE); /* LINES and COLUMNS in the environment would hide a new size. */
+    /* With these in the environment, curses would not follow the size of the terminal. */
+    (void)unsetenv("LINES");
+    (void)unsetenv("COLUMNS");
     screen.curses = newterm(NULL, stdout, stdin);
     if (screen.curses == NULL) {
         return refuse(err);

@@ -35,8 +35,8 @@ struct top {
 };
 
 static const char help[] =
-    "Up, Down  choose a job, or move the text; also Page Up, Page Down, Home, End\n"
-    "Left, Right: show other columns\n"
+    "Up, Down  choose a job, or move the text, as Page Up, Page Down, Home, End\n"
+    "Left      show columns further left, and Right those further right\n"
     "s         sort by the next column; its title is marked\n"
     "Enter     show the chosen job: ranks, chunks, updates, drives\n"
     "u         show the limits of users, and what they use\n"

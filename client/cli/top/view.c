@@ -93,6 +93,16 @@ static void draw_job_histories(struct cli_grid *grid, unsigned row, const struct
 
 enum { MOST_PARTS = 28 }; /* 26 marks, jobs without one, and the rest. */
 
+/* Add a part before those with later characters, so that no order of the jobs moves the bar. */
+static void add_part(struct cli_bar_part *parts, unsigned n, struct cli_bar_part part)
+{
+    while (n > 0 && parts[n - 1].ch > part.ch) {
+        parts[n] = parts[n - 1];
+        n--;
+    }
+    parts[n] = part;
+}
+
 /* Find the parts of @place by job. What no job of the list has is of jobs of others, or of the
  * daemon's own books. Returns the number of parts. */
 static unsigned find_parts(const struct cli_top_model *model, const struct cli_top_place *place,
@@ -105,9 +115,10 @@ static unsigned find_parts(const struct cli_top_model *model, const struct cli_t
         const double bytes = cli_top_job_use(model->jobs[i], place->name);
 
         if (bytes > 0) {
-            parts[n++] = (struct cli_bar_part){.size = bytes,
-                                               .ch = (unsigned char)model->jobs[i]->mark,
-                                               .look = look_of(model->jobs[i])};
+            add_part(parts, n++,
+                     (struct cli_bar_part){.size = bytes,
+                                           .ch = (unsigned char)model->jobs[i]->mark,
+                                           .look = look_of(model->jobs[i])});
             rest -= bytes;
         }
     }
