@@ -231,6 +231,9 @@ unset CISTERN_ENGINE_CUDA
 # On a terminal of 80 columns no table is wider, and none loses a column: columns that do not fit are shown below. q and Ctrl-C
 # end --watch, and the terminal then echoes keys again.
 if command -v script >/dev/null; then
+    # --watch draws on terminals where it can place the cursor, with ncurses.
+    export TERM=xterm
+    watched=$(sed -n 's/^NCURSES_LIBS = //p' Makefile)
     on_terminal() {
         # Not every shell that script may run this with outlives the Ctrl-C that ends its child.
         SHELL=$BASH timeout $((2 * wait_s)) script -qfec "stty cols 80; $1; stty -a" "$tmp/raw" >/dev/null
@@ -247,7 +250,7 @@ if command -v script >/dev/null; then
         grep -qE "^JOB .*$title" "$tmp/out" || fail "cistern jobs on 80 columns has no $title: $(cat "$tmp/out")"
     done
     [ "$(grep -c '^example ' "$tmp/out")" -ge 2 ] || fail "rows of the second block have no name: $(cat "$tmp/out")"
-    for command in stat jobs quota "job example"; do
+    for command in ${watched:+stat jobs quota "job example"}; do
         for key in q '\003'; do
             : >"$tmp/raw"
             on_terminal "./cistern $command --watch=0.05" < <(poll grep -qE 'JOB|USER|ENGINE|RANK' "$tmp/raw" && printf %b "$key")
@@ -256,7 +259,8 @@ if command -v script >/dev/null; then
     # Other ends also restore the terminal. In the background the terminal is not changed, because the process would be stopped.
     on_terminal "./cistern stat --watch=0.05 | head -n 1" </dev/null
     : >"$tmp/raw"
-    on_terminal "trap : QUIT; ulimit -c 0; ./cistern stat --watch=0.05" < <(poll grep -q ENGINE "$tmp/raw" && printf '\034')
+    [ -z "$watched" ] ||
+        on_terminal "trap : QUIT; ulimit -c 0; ./cistern stat --watch=0.05" < <(poll grep -q ENGINE "$tmp/raw" && printf '\034')
     : >"$tmp/raw"
     on_terminal "bash -c 'set -m; ./cistern stat --watch=0.05 & while [ \"\$(jobs -r)\" ] && ! grep -q \"^ENGINE\" $tmp/raw; do sleep 0.05; done; jobs -s; kill -KILL %1'" \
         </dev/null
@@ -281,6 +285,7 @@ complete_words() {
 complete_words cistern plan preset : | has -xF gpt2-124m || fail "completion of presets"
 [ "$(complete_words cistern plan pres)" = preset: ] || fail "completion of 'pres'"
 [ "$(complete_words cistern schedule sh)" = shifted ] || fail "completion of a schedule"
+[ "$(complete_words cistern top --no)" = --no-color ] || fail "completion of an option of top"
 [ "$(complete_words cistern help qu)" = quota ] || fail "completion of a command to help with"
 
 # A job of this uid is removed through the managers' socket.

@@ -109,6 +109,12 @@ train() {
     poll job_state "$name" training
 }
 
+# End the process that `train` has started.
+end_training() {
+    kill "$trainer"
+    wait "$trainer" || true # Its status says that it was stopped.
+}
+
 # A job that has ended, and one that trains, in a node that they fill to some part.
 printf '[host]\nmemory = 24M\n[device host]\npool = 2M\n' >"$tmp/small.conf"
 gpt=(--data "$tmp/text" --layers 2 --heads 2 --width 64 --context 32 --batch 2 --matmul fp32 --threads 1 --seed 7)
@@ -167,7 +173,7 @@ shows ' every 0.2 s$'
 # A job with states on a drive: its place, and what it reads and writes.
 find_drive
 if [ -n "$drive" ]; then
-    kill "$trainer" && wait "$trainer" || true
+    end_training
     mkdir "$drive/cistern-top.$$"
     train durable --disk "$drive/cistern-top.$$"
     terminal resize-window -x 120 -y 40
@@ -180,7 +186,7 @@ if [ -n "$drive" ]; then
 fi
 
 # The daemon ends, and top says so, and goes on with the next one.
-kill "$trainer" && wait "$trainer" || true
+end_training
 stop_daemon d
 shows "^no daemon listens at $CISTERN_SOCKET"
 start_daemon e --config "$tmp/small.conf"
@@ -231,5 +237,5 @@ open_terminal 80 24 "TERM=dumb ./cistern top"
 shows "^cistern: a terminal of the type 'dumb' cannot be drawn on: set TERM"
 ! ./cistern top </dev/null 2>"$tmp/err" || fail "drawn without a terminal"
 grep -q 'top draws on a terminal' "$tmp/err" || fail "$(cat "$tmp/err")"
-kill "$trainer" && wait "$trainer" || true
+end_training
 stop_daemon e
