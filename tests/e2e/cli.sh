@@ -128,6 +128,7 @@ expect 0 job example
 says '^job       example of uid .*: done, step 3,'
 says '^RANK '
 says '^last step .*; 0 skipped of 0 that overflowed$'
+says '^charged   host [1-9]'
 says '^states    adamw, moments in fp32, 16 B/parameter$'
 says '^updates   commit; last step .* exposed; .* hidden in all$'
 expect 0 --json job example
@@ -135,6 +136,8 @@ holds '.optimizer == "adamw" and .moments == "fp32" and .overlap == "commit" and
 holds '.n_updates > 0 and .n_device_updates == 0 and .last_update_seconds > 0 and .exposed_seconds >= .last_exposed_seconds and .last_exposed_seconds >= 0'
 holds '(has("interleave") or has("device_update_bytes")) | not'
 holds '.step == 3 and (.ranks | length) == 1 and .ranks[0].hits + .ranks[0].late + .ranks[0].misses > 0 and .ranks[0].weight_wait_seconds >= 0'
+holds '.hits == .ranks[0].hits and .late == .ranks[0].late and .misses == .ranks[0].misses and .bytes_up == .ranks[0].bytes_up'
+holds '(.memory | map({(.place): .bytes}) | add | .host) == .arena_bytes and (has("drive_read_bytes") | not)'
 holds '.ranks[0].pool | .free + .cached + .leased + .moving + .pending + .quarantined == .capacity'
 expect 0 explain example w
 says '^w: 1000 elements in chunk 0'

@@ -185,6 +185,15 @@ if [ -n "$drive" ]; then
     rm -r "$drive/cistern-top.$$"
 fi
 
+# A daemon that does not answer: top says so, and still obeys keys.
+kill -STOP "$daemon_pid"
+shows '^the daemon has not answered for [0-9]+ s'
+keys h
+shows '^Esc +go back'
+keys Escape
+kill -CONT "$daemon_pid"
+shows '^h help'
+
 # The daemon ends, and top says so, and goes on with the next one.
 end_training
 stop_daemon d

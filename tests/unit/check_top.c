@@ -165,10 +165,15 @@ START_TEST(test_spark)
     ck_assert_str_eq(row_of(&grid, 0), "   _#!!");
     cli_spark_draw(&grid, 1, 1, 6, 0, &history, true);
     ck_assert_str_eq(row_of(&grid, 1), "   -#!!");
+    history = (struct cli_history){0};
+    cli_history_add(&history, 0);
+    cli_spark_draw(&grid, 1, 1, 6, 0, &history, true);
+    ck_assert_str_eq(row_of(&grid, 1), "   -#!_");
+    cli_history_add(&history, 9);
     grid.utf8 = true;
     cli_spark_draw(&grid, 0, 0, 4, 0, &history, false);
-    ck_assert_uint_eq(grid.cells[0].ch, 0x2581);
-    ck_assert_uint_eq(grid.cells[1].ch, 0x2588);
+    ck_assert_uint_eq(grid.cells[2].ch, 0x2581);
+    ck_assert_uint_eq(grid.cells[3].ch, 0x2588);
     cli_grid_free(&grid);
 }
 END_TEST

@@ -54,7 +54,10 @@ void cli_spark_draw(struct cli_grid *grid, unsigned row, unsigned col, unsigned 
     double least = 0, most = 0;
 
     (void)cli_history_range(history, n, &least, &most); /* False: all are '!'. */
-    least = from_zero ? fmin(least, 0) : least;
+    if (from_zero) {
+        least = fmin(least, 0);
+        most = most > 0 ? most : 1; /* Zeros alone are low. */
+    }
     for (unsigned i = 0; i < n; i++) {
         const double value = cli_history_get(history, n - 1 - i);
 

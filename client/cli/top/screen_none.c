@@ -2,11 +2,12 @@
 /* The screen of a build without ncurses, which cannot be opened. */
 #include "client/cli/top/screen.h"
 
-#include <stddef.h>
+#include <unistd.h>
 
 bool cli_screen_is_possible(void)
 {
-    return true; /* cli_screen_open then says what is missing. */
+    /* cli_screen_open then says what is missing. Output elsewhere needs no ncurses. */
+    return isatty(STDIN_FILENO) && isatty(STDOUT_FILENO) && tcgetpgrp(STDIN_FILENO) == getpgrp();
 }
 
 int cli_screen_open(bool colour, struct cst_err *err)

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PATIENCE_S = 3, LONG_S = 3600 };
+enum { PATIENCE_S = 2, LONG_S = 3600 };
 
 enum state { IDLE, STAT, JOBS, JOB, QUOTA };
 
