@@ -261,6 +261,8 @@ enum cstd_record_kind cstd_record_kind_of(const struct cst_command *command,
     case CST_COMMAND_DECODE:
     case CST_COMMAND_JOIN:
         return CSTD_RECORD_CONVERT;
+    case CST_COMMAND_FLUSH: /* Is in no record. */
+        break;
     }
     return CSTD_RECORD_FILL;
 }

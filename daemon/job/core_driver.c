@@ -401,7 +401,9 @@ void cstd_core_driver_done(void *arg, uint64_t ticket, int status, double value,
     struct cst_event event = {
         .kind = CST_EV_DONE, .ticket = ticket, .status = status, .value = value, .text = text};
 
-    if (job != NULL) {
+    if (job != NULL && cstd_durable_is_ticket(ticket)) {
+        cstd_durable_done(job, status, text);
+    } else if (job != NULL) {
         cstd_record_over(job->record, ticket, uv_hrtime());
         cstd_job_feed(job, &event);
     }
@@ -412,7 +414,7 @@ void cstd_core_driver_timed(void *arg, uint64_t ticket, unsigned engine, uint64_
 {
     struct cstd_job *job = find_by_serial(arg, ticket >> CSTD_JOB_TICKET_SHIFT);
 
-    if (job != NULL) {
+    if (job != NULL && !cstd_durable_is_ticket(ticket)) {
         cstd_record_done(job->record, ticket, engine, began_ns, ended_ns);
     }
 }

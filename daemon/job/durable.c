@@ -6,26 +6,17 @@
 #include "daemon/budget/arena.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/job/job.h"
+#include "daemon/engine/engines.h"
+#include "daemon/job/durable_description.h"
 #include "daemon/ledger/describe.h"
 #include "daemon/memory/files.h"
 #include "daemon/memory/tiers/tier.h"
 #include "daemon/session/pending.h"
 #include "daemon/session/session.h"
-#include "daemon/settings/settings.h"
-#include "proto/cistern.pb-c.h"
-#include "proto/durable.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <sys/random.h>
 #include <sys/stat.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 /* -- what is possible ------------------------------------------------------------------------- */
@@ -73,512 +64,388 @@ int cstd_durable_check(const struct cstd_job *job, struct cst_err *err)
     return rc;
 }
 
-/* -- files ------------------------------------------------------------------------------------ */
+/* -- commands --------------------------------------------------------------------------------- */
 
-/* The files of a job that have states, by number. */
-struct list {
-    uint32_t tiers[CST_LAYOUT_MAX_DEVICES]; /* The number of each one's drive. */
-    int fds[CST_LAYOUT_MAX_DEVICES];        /* Borrowed from segments. */
-    uint64_t ends[CST_LAYOUT_MAX_DEVICES];  /* Where the last segment of each ends. */
-    uint32_t n;
+/* Tickets of seals have this bit, which those of cores do not reach. */
+static const uint64_t ticket_bit = UINT64_C(1) << (CSTD_JOB_TICKET_SHIFT - 1);
+
+bool cstd_durable_is_ticket(uint64_t ticket)
+{
+    return (ticket & ticket_bit) != 0;
+}
+
+/* Give @command to the engine of file @file. The phase under way waits for it. */
+static int submit(struct cstd_job *job, uint32_t file, struct cst_command *command,
+                  struct cst_err *err)
+{
+    struct cstd_durable *durable = &job->durable;
+    int rc;
+
+    command->node = job->memory.records.engines[file];
+    command->ticket = (job->serial << CSTD_JOB_TICKET_SHIFT) | ticket_bit | ++durable->n_tickets;
+    rc = cstd_engines_submit(job->daemon->engines, command, err);
+    durable->n_pending += rc == CST_OK;
+    return rc;
+}
+
+static int flush(struct cstd_job *job, uint32_t file, struct cst_err *err)
+{
+    struct cst_command command = {.kind = CST_COMMAND_FLUSH,
+                                  .dst[0].segment = job->memory.records.starts[file]->id,
+                                  .n_dst = 1};
+
+    return submit(job, file, &command, err);
+}
+
+/* Write @bytes at @from of the buffer to file @file, at @to of @segment. */
+static int write_part(struct cstd_job *job, uint32_t file, uint64_t from,
+                      const struct cstd_segment *segment, uint64_t to, uint64_t bytes,
+                      struct cst_err *err)
+{
+    struct cst_command command = {
+        .kind = CST_COMMAND_COPY,
+        .src[0] = {.segment = job->memory.records.buffer->id, .offset = from},
+        .n_src = 1,
+        .dst[0] = {.segment = segment->id, .offset = to},
+        .n_dst = 1,
+        .bytes = bytes};
+
+    return submit(job, file, &command, err);
+}
+
+/* Write both heads of file @file. */
+static int write_heads(struct cstd_job *job, uint32_t file, struct cst_err *err)
+{
+    const struct cstd_records *records = &job->memory.records;
+    int rc = CST_OK;
+
+    for (uint64_t k = 0; k < CST_DURABLE_HEADS && rc == CST_OK; k++) {
+        rc = write_part(job, file, cstd_records_head(records, file), records->starts[file],
+                        k * CST_DURABLE_BLOCK, CST_DURABLE_BLOCK, err);
+    }
+    return rc;
+}
+
+/* -- the description -------------------------------------------------------------------------- */
+
+struct cstd_durable_describing {
+    uv_work_t work;
+    struct cstd_job *job;
+    struct cstd_progress progress;
+    struct cst_err err; /* The result. */
 };
 
-static uint32_t file_of(const struct list *files, uint32_t tier)
+static void on_thread(uv_work_t *work)
 {
-    uint32_t i = 0;
+    struct cstd_durable_describing *describing = work->data;
 
-    while (i < files->n && files->tiers[i] != tier) {
-        i++;
-    }
-    return i;
+    (void)cstd_durable_describe(describing->job, &describing->progress, &describing->err);
 }
 
-/* Arenas are the first segments, in the order of the layout. */
-static void list_files(const struct cstd_job *job, struct list *out)
+/* If the job is removed meanwhile, the removal goes on from here. */
+static void on_described(uv_work_t *work, int status)
 {
-    out->n = 0;
-    for (uint32_t s = 0; s < job->layout.n_segments; s++) {
-        const struct cstd_segment *segment = job->memory.segments[s];
-        uint32_t i = file_of(out, job->layout.segments[s].tier);
+    struct cstd_durable_describing *describing = work->data;
+    const struct cst_err err = describing->err;
+    struct cstd_job *job = describing->job;
 
-        if (job->layout.segments[s].twin == 0) {
-            continue;
-        }
-        if (i == out->n) {
-            out->tiers[i] = job->layout.segments[s].tier;
-            out->fds[i] = segment->fd;
-            out->ends[out->n++] = 0;
-        }
-        if (segment->file_offset + segment->bytes > out->ends[i]) {
-            out->ends[i] = segment->file_offset + segment->bytes;
-        }
+    (void)status; /* libuv's cancellation is not used. */
+    cstd_describe_progress_close(&describing->progress);
+    free(describing);
+    job->durable.describing = NULL;
+    if (job->state == CSTD_JOB_CLOSING) {
+        cstd_deferred_add(&job->daemon->later, &job->close);
+    } else {
+        cstd_durable_done(job, err.status, err.text);
     }
 }
 
-/* Transfers begin and end at blocks, in the file and in memory. */
-static void *blocks(uint64_t bytes)
+static int describe(struct cstd_job *job, struct cst_err *err)
 {
-    void *at = aligned_alloc(CST_DURABLE_BLOCK, cst_round_up(bytes, CST_DURABLE_BLOCK));
+    struct cstd_durable_describing *describing = calloc(1, sizeof *describing);
 
-    if (at != NULL) {
-        memset(at, 0, cst_round_up(bytes, CST_DURABLE_BLOCK));
+    if (describing == NULL || cstd_describe_progress(job, &describing->progress, err) != CST_OK) {
+        free(describing);
+        return cst_err_set(err, CST_ENOMEM, "no memory to describe job '%s'", job->name);
     }
-    return at;
-}
-
-static int fail(int fd, const char *what, uint64_t at, struct cst_err *err)
-{
-    int errnum = errno;
-    char path[160];
-
-    return cst_err_errno(err, CST_EIO, errnum, "file '%.150s': %s at %" PRIu64,
-                         cstd_files_path(fd, path), what, at);
-}
-
-static int write_blocks(int fd, const void *from, uint64_t bytes, uint64_t at, struct cst_err *err)
-{
-    const char *next = from;
-    uint64_t left = cst_round_up(bytes, CST_DURABLE_BLOCK);
-
-    while (left > 0) {
-        ssize_t n = pwrite(fd, next, left, (off_t)at);
-
-        if (n == 0) {
-            errno = EIO;
-        }
-        if (n <= 0 && errno != EINTR) {
-            return fail(fd, "write", at, err);
-        }
-        n = n > 0 ? n - n % CST_DURABLE_BLOCK : 0;
-        next += n;
-        at += (uint64_t)n;
-        left -= (uint64_t)n;
+    describing->job = job;
+    describing->work.data = describing;
+    if (uv_queue_work(&job->daemon->loop, &describing->work, on_thread, on_described) != 0) {
+        cstd_describe_progress_close(&describing->progress);
+        free(describing);
+        return cst_err_set(err, CST_ENOMEM, "no thread to describe job '%s'", job->name);
     }
+    job->durable.describing = describing;
+    job->durable.n_pending++;
     return CST_OK;
 }
 
-static int flush(int fd, struct cst_err *err)
+/* -- the record ------------------------------------------------------------------------------- */
+
+/* Write what the core says of the last step. */
+static void fill_seal(const struct cstd_job *job, struct cst_durable_seal *out)
 {
-    return fdatasync(fd) == 0 ? CST_OK : fail(fd, "flush", 0, err);
+    struct cst_core_stats stats;
+    struct cst_core_seal of;
+
+    cst_core_stats(job->core, &stats);
+    cst_core_seal_of(job->core, &of);
+    out->magic = CST_DURABLE_SEAL_MAGIC;
+    out->step = stats.step;
+    out->adam_step = stats.adam_step;
+    out->n_skipped = stats.n_skipped;
+    out->n_overflows = stats.n_overflows;
+    out->last_loss = stats.last_loss;
+    out->last_grad_norm = stats.last_grad_norm;
+    out->has_hyper = stats.has_hyper;
+    out->lr = stats.hyper.lr;
+    out->beta1 = stats.hyper.beta1;
+    out->beta2 = stats.hyper.beta2;
+    out->eps = stats.hyper.eps;
+    out->weight_decay = stats.hyper.weight_decay;
+    out->clip_norm = stats.hyper.clip_norm;
+    out->grad_scale = stats.hyper.grad_scale;
+    out->place = of.place;
+    memcpy(out->sums, of.sums, (size_t)job->layout.n_chunks * of.n_rows * sizeof *out->sums);
 }
 
-/* -- description ------------------------------------------------------------------------------ */
-
-/* A seal under way. First, if the files may not say yet what they are, a thread of the loop's pool
- * makes the description, for which the job must stay. Then a thread of its own writes: a drive that
- * does not answer may keep it for ever, and then it keeps nothing but this. */
-struct cstd_durable_work {
-    atomic_uint n_refs;   /* That thread, and the handles of the loop; the last one frees. */
-    struct cstd_job *job; /* Loop thread. NULL: the job does not wait for it any more. */
-    struct list files;    /* Until the thread begins the descriptors are borrowed. */
-    bool owns_files;
-    uv_work_t describing;
-    struct cstd_progress progress;
-    struct cst_durable_head head;  /* With the numbers of the description. */
-    char *description;             /* Owned. NULL: the files have theirs. */
-    struct cst_durable_seal *seal; /* Owned; without id and sum. */
-    uint64_t seal_bytes;           /* Of its place. */
-    uint64_t sealed_bytes;         /* Of the seal and its checksums. */
-    int over;                      /* An eventfd: readable when the thread has ended; -1: none. */
-    uv_poll_t poll;                /* Of it. */
-    uv_timer_t timer;              /* [disk] timeout of the settings. */
-    bool unnamed;                  /* A file has no name any more. */
-    struct cst_err err;            /* The result. */
-};
-
-static uint64_t head_sum(const struct cst_durable_head *head)
+static struct cst_durable_seal *seal_in(const struct cstd_records *records)
 {
-    return XXH3_64bits(head, offsetof(struct cst_durable_head, sum));
+    return (void *)(records->at + cstd_records_seal(records));
 }
 
-/* Places of rows, which point into each other. */
-struct places {
-    Cistern__DurableLayout message;
-    Cistern__DurableChunk *chunks, **chunk_list;
-    Cistern__DurableRow *rows, **row_list;
-    uint64_t *offsets;
-};
-
-static void free_places(struct places *places)
+/* Bytes of a seal and its checksums. */
+static uint64_t sealed_bytes(const struct cstd_job *job)
 {
-    free(places->chunks);
-    free(places->chunk_list);
-    free(places->rows);
-    free(places->row_list);
-    free(places->offsets);
+    const uint32_t n_rows = CST_ROW_COUNT - CST_ROW_MASTER;
+
+    return sizeof(struct cst_durable_seal) + (uint64_t)job->layout.n_chunks * n_rows * 8;
 }
 
-static void describe_chunk(const struct cstd_durable_work *work, struct places *places, uint32_t c)
+/* Where the record of the last step belongs in the first file. */
+static uint64_t place_of_seal(const struct cstd_records *records)
 {
-    const struct cstd_job *job = work->job;
-    const struct cst_layout_chunk *chunk = &job->layout.chunks[c];
-    Cistern__DurableChunk *out = &places->chunks[c];
-
-    cistern__durable_chunk__init(out);
-    out->n_elems = chunk->n_elems;
-    out->rows = &places->row_list[(size_t)c * CST_ROW_COUNT];
-    for (int r = CST_ROW_MASTER; r < CST_ROW_COUNT; r++) {
-        const struct cst_layout_row *row = &chunk->rows[r];
-        Cistern__DurableRow *to = &places->rows[(size_t)c * CST_ROW_COUNT + out->n_rows];
-
-        if (row->segment == CST_LAYOUT_NO_ROW) {
-            continue;
-        }
-        cistern__durable_row__init(to);
-        to->row = (uint32_t)r;
-        to->file = file_of(&work->files, job->layout.segments[row->segment].tier);
-        to->offset = job->memory.segments[row->segment]->file_offset + row->offset;
-        to->twin = job->layout.segments[row->segment].twin;
-        to->bytes = cst_layout_chunk_row_bytes(&job->layout, chunk, r, chunk->n_elems);
-        out->rows[out->n_rows++] = to;
-    }
+    return CST_DURABLE_SEALS + seal_in(records)->step % 2 * records->seal_bytes;
 }
 
-static bool make_places(const struct cstd_durable_work *work, struct places *places)
+/* True if the file, whose beginning was read, has the record of this step already: a daemon that
+ * goes on with a job does not know. It must not be written again with other checksums, since a
+ * record that is torn then was whole before. */
+static bool is_sealed(const struct cstd_job *job)
 {
-    const struct cstd_job *job = work->job;
-    const size_t n = job->layout.n_chunks, n_rows = n * CST_ROW_COUNT;
+    const struct cstd_records *records = &job->memory.records;
+    const struct cst_durable_seal *seal = seal_in(records);
+    struct cst_durable_seal *there = (void *)(records->at + place_of_seal(records));
+    const uint64_t sum = there->sum;
 
-    *places = (struct places){.chunks = calloc(n + 1, sizeof *places->chunks),
-                              .chunk_list = calloc(n + 1, sizeof(void *)),
-                              .rows = calloc(n_rows + 1, sizeof *places->rows),
-                              .row_list = calloc(n_rows + 1, sizeof(void *)),
-                              .offsets = calloc(job->model.n_tensors + 1u, sizeof(uint64_t))};
-    if (places->chunks == NULL || places->chunk_list == NULL || places->rows == NULL ||
-        places->row_list == NULL || places->offsets == NULL) {
-        return false;
-    }
-    cistern__durable_layout__init(&places->message);
-    for (uint32_t c = 0; c < n; c++) {
-        describe_chunk(work, places, c);
-        places->chunk_list[c] = &places->chunks[c];
-    }
-    for (uint32_t t = 0; t < job->model.n_tensors; t++) {
-        places->offsets[t] = job->model.tensors[t].offset;
-    }
-    places->message.n_chunks = n;
-    places->message.chunks = places->chunk_list;
-    places->message.n_offset = job->model.n_tensors;
-    places->message.offset = places->offsets;
-    return true;
+    there->sum = 0;
+    return there->magic == CST_DURABLE_SEAL_MAGIC && there->step == seal->step &&
+           there->place == seal->place &&
+           memcmp(there->id, job->durable.id, sizeof there->id) == 0 &&
+           sum == XXH3_64bits(there, sealed_bytes(job));
 }
 
-/* Make the description of the job and of its files. The caller frees *out. */
-static int make_description(struct cstd_durable_work *work, struct cst_durable_head *head,
-                            char **out, struct cst_err *err)
-{
-    struct cstd_description made = {.fd = -1};
-    struct places places = {.chunks = NULL};
-    int rc = cstd_describe_make(work->job, &work->progress, &made, err);
-    char *data = NULL;
+/* -- phases ----------------------------------------------------------------------------------- */
 
-    if (rc == CST_OK && make_places(work, &places)) {
-        head->job_bytes = made.bytes;
-        head->layout_bytes = cistern__durable_layout__get_packed_size(&places.message);
-        data = blocks(head->job_bytes + head->layout_bytes);
-    }
-    if (rc == CST_OK &&
-        (data == NULL || pread(made.fd, data, made.bytes, 0) != (ssize_t)made.bytes)) {
-        rc = cst_err_set(err, CST_ENOMEM, "no memory to describe job '%s'", work->job->name);
-    }
-    if (rc == CST_OK) {
-        (void)cistern__durable_layout__pack(&places.message, (uint8_t *)data + head->job_bytes);
-        head->description_sum = XXH3_64bits(data, head->job_bytes + head->layout_bytes);
-        *out = data;
-    } else {
-        free(data);
-    }
-    free_places(&places);
-    if (made.fd >= 0) {
-        (void)close(made.fd);
-    }
-    return rc;
+/* What the files have, unless this daemon knows it. */
+static int read_start(struct cstd_job *job, struct cst_err *err)
+{
+    const struct cstd_records *records = &job->memory.records;
+    struct cst_command command = {.kind = CST_COMMAND_COPY,
+                                  .src[0].segment = records->starts[0]->id,
+                                  .n_src = 1,
+                                  .dst[0].segment = records->buffer->id,
+                                  .n_dst = 1,
+                                  .bytes = records->start_bytes};
+
+    return job->durable.described ? CST_OK : submit(job, 0, &command, err);
 }
 
-/* Write the heads: that of the first file last, so that it is there when all others are. */
-static int write_heads(const struct cstd_durable_work *work, struct cst_durable_head *head,
-                       struct cst_err *err)
+/* Describe the files, unless a daemon has done that. */
+static int look_at_start(struct cstd_job *job, struct cst_err *err)
 {
-    int rc = CST_OK;
+    struct cstd_durable *durable = &job->durable;
+    const struct cst_durable_head *head;
 
-    for (uint32_t i = work->files.n; i-- > 0 && rc == CST_OK;) {
-        head->file = i;
-        head->sum = head_sum(head);
-        for (int k = 0; k < CST_DURABLE_HEADS && rc == CST_OK; k++) {
-            rc = write_blocks(work->files.fds[i], head, sizeof *head,
-                              (uint64_t)k * CST_DURABLE_BLOCK, err);
-        }
-        rc = rc == CST_OK ? flush(work->files.fds[i], err) : rc;
+    if (durable->described) {
+        return CST_OK;
     }
-    return rc;
-}
-
-/* Make the description, in a thread of the loop's pool. */
-static int describe(struct cstd_durable_work *work, struct cst_err *err)
-{
-    struct cst_durable_head *head = &work->head;
-
-    *head = (struct cst_durable_head){.magic = CST_DURABLE_MAGIC,
-                                      .order = CST_DURABLE_ORDER,
-                                      .format = CST_DURABLE_FORMAT,
-                                      .n_files = work->files.n,
-                                      .n_chunks = work->job->layout.n_chunks,
-                                      .n_rows = CST_ROW_COUNT - CST_ROW_MASTER,
-                                      .seal_bytes = work->seal_bytes,
-                                      .description =
-                                          cst_round_up(work->files.ends[0], CST_DURABLE_BLOCK)};
-    if (getrandom(head->id, sizeof head->id, 0) != sizeof head->id) {
-        return cst_err_errno(err, CST_EIO, errno, "random bytes");
-    }
-    return make_description(work, head, &work->description, err);
-}
-
-/* Write the description, then the heads. @block: a block for them. */
-static int write_description(const struct cstd_durable_work *work, struct cst_durable_head *block,
-                             struct cst_err *err)
-{
-    const int fd = work->files.fds[0];
-    int rc = write_blocks(fd, work->description, work->head.job_bytes + work->head.layout_bytes,
-                          work->head.description, err);
-
-    rc = rc == CST_OK ? flush(fd, err) : rc;
-    memset(block, 0, CST_DURABLE_BLOCK);
-    *block = work->head;
-    return rc == CST_OK ? write_heads(work, block, err) : rc;
-}
-
-/* Find the id of the files, and describe them if nobody has. */
-static int prepare(struct cstd_durable_work *work, uint8_t id[CST_DURABLE_ID_BYTES],
-                   struct cst_err *err)
-{
-    struct cst_durable_head *head = blocks(CST_DURABLE_BLOCK);
-    int rc = CST_OK;
-
+    head = cstd_durable_head_in(job->memory.records.at);
     if (head == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for a block");
+        return describe(job, err);
     }
-    for (int k = 0; k < CST_DURABLE_HEADS && rc == CST_OK; k++) {
-        if (pread(work->files.fds[0], head, CST_DURABLE_BLOCK, (off_t)k * CST_DURABLE_BLOCK) ==
-                CST_DURABLE_BLOCK &&
-            head->magic == CST_DURABLE_MAGIC && head->sum == head_sum(head)) {
-            break;
-        }
+    memcpy(durable->id, head->id, sizeof durable->id);
+    durable->described = true;
+    durable->sealed = is_sealed(job);
+    return CST_OK;
+}
+
+static int write_description(struct cstd_job *job, struct cst_err *err)
+{
+    const struct cstd_records *records = &job->memory.records;
+    const struct cst_durable_head *head = (void *)(records->at + cstd_records_head(records, 0));
+
+    if (job->durable.described) {
+        return CST_OK;
     }
-    if (rc == CST_OK && (head->magic != CST_DURABLE_MAGIC || head->sum != head_sum(head))) {
-        rc = work->description != NULL
-                 ? write_description(work, head, err)
-                 : cst_err_set(err, CST_EIO, "the first block of its first file is damaged");
+    memcpy(job->durable.id, head->id, sizeof head->id);
+    return write_part(job, 0, cstd_records_text(records), records->description, 0,
+                      cst_round_up(head->job_bytes + head->layout_bytes, CST_DURABLE_BLOCK), err);
+}
+
+/* The description lasts before a head says where it is. */
+static int flush_description(struct cstd_job *job, struct cst_err *err)
+{
+    return job->durable.described ? CST_OK : flush(job, 0, err);
+}
+
+/* Those of the first file are written last, so that they are there when all others are. */
+static int write_other_heads(struct cstd_job *job, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (uint32_t i = 1; i < job->memory.records.n_files && rc == CST_OK; i++) {
+        rc = job->durable.described ? CST_OK : write_heads(job, i, err);
     }
-    memcpy(id, head->id, CST_DURABLE_ID_BYTES);
-    free(head);
     return rc;
 }
+
+static int flush_other_heads(struct cstd_job *job, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (uint32_t i = 1; i < job->memory.records.n_files && rc == CST_OK; i++) {
+        rc = job->durable.described ? CST_OK : flush(job, i, err);
+    }
+    return rc;
+}
+
+static int write_first_head(struct cstd_job *job, struct cst_err *err)
+{
+    return job->durable.described ? CST_OK : write_heads(job, 0, err);
+}
+
+static int flush_first_head(struct cstd_job *job, struct cst_err *err)
+{
+    return job->durable.described ? CST_OK : flush(job, 0, err);
+}
+
+static int flush_states(struct cstd_job *job, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (uint32_t i = 0; i < job->memory.records.n_files && rc == CST_OK; i++) {
+        rc = flush(job, i, err);
+    }
+    return rc;
+}
+
+static int write_record(struct cstd_job *job, struct cst_err *err)
+{
+    const struct cstd_records *records = &job->memory.records;
+    struct cst_durable_seal *seal = seal_in(records);
+
+    if (job->durable.sealed) {
+        return CST_OK; /* It was flushed with the states. */
+    }
+    memcpy(seal->id, job->durable.id, sizeof seal->id);
+    seal->sum = XXH3_64bits(seal, sealed_bytes(job));
+    return write_part(job, 0, cstd_records_seal(records), records->starts[0],
+                      place_of_seal(records), records->seal_bytes, err);
+}
+
+static int flush_record(struct cstd_job *job, struct cst_err *err)
+{
+    return job->durable.sealed ? CST_OK : flush(job, 0, err);
+}
+
+/* Each one submits commands, or none if nothing is to be done. */
+static int (*const phases[])(struct cstd_job *job, struct cst_err *err) = {
+    read_start,        look_at_start,     write_description, flush_description,
+    write_other_heads, flush_other_heads, write_first_head,  flush_first_head,
+    flush_states,      write_record,      flush_record};
+
+enum { N_PHASES = sizeof phases / sizeof phases[0] };
 
 /* -- seals ------------------------------------------------------------------------------------ */
 
-/* True if the file has the record of this step already: a daemon that goes on with a job does not
- * know. It must not be written again, since a record that is torn then was whole before. */
-static bool is_sealed(const struct cstd_durable_work *work, uint64_t at)
+/* Warn once if a file has no name any more, so that it ends with the job. */
+static void look_for_names(struct cstd_job *job)
 {
-    struct cst_durable_seal *there = blocks(work->seal_bytes);
-    uint64_t sum;
-    bool same = false;
+    const struct cstd_records *records = &job->memory.records;
+    bool unnamed = false;
 
-    if (there != NULL && pread(work->files.fds[0], there, work->seal_bytes, (off_t)at) ==
-                             (ssize_t)work->seal_bytes) {
-        sum = there->sum;
-        there->sum = 0;
-        same = there->magic == CST_DURABLE_SEAL_MAGIC && there->step == work->seal->step &&
-               there->place == work->seal->place &&
-               memcmp(there->id, work->seal->id, sizeof there->id) == 0 &&
-               sum == XXH3_64bits(there, work->sealed_bytes);
-    }
-    free(there);
-    return same;
-}
-
-/* Everything that makes the step last, in this order. */
-static int seal(struct cstd_durable_work *work, struct cst_err *err)
-{
-    struct cst_durable_seal *record = work->seal;
-    const uint64_t at = CST_DURABLE_SEALS + record->step % 2 * work->seal_bytes;
-    int rc = prepare(work, record->id, err);
-
-    for (uint32_t i = 0; i < work->files.n && rc == CST_OK; i++) {
+    for (uint32_t i = 0; i < records->n_files; i++) {
         struct stat st;
 
-        rc = flush(work->files.fds[i], err);
-        work->unnamed = work->unnamed || (fstat(work->files.fds[i], &st) == 0 && st.st_nlink == 0);
+        unnamed = unnamed || (fstat(records->starts[i]->fd, &st) == 0 && st.st_nlink == 0);
     }
-    if (rc != CST_OK || (work->description != NULL && is_sealed(work, at))) {
-        return rc;
-    }
-    record->sum = XXH3_64bits(record, work->sealed_bytes);
-    rc = write_blocks(work->files.fds[0], record, work->seal_bytes, at, err);
-    return rc == CST_OK ? flush(work->files.fds[0], err) : rc;
-}
-
-static void unref(struct cstd_durable_work *work)
-{
-    if (atomic_fetch_sub(&work->n_refs, 1) > 1) {
-        return;
-    }
-    for (uint32_t i = 0; i < work->files.n && work->owns_files; i++) {
-        (void)close(work->files.fds[i]);
-    }
-    if (work->over >= 0) {
-        (void)close(work->over);
-    }
-    cstd_describe_progress_close(&work->progress);
-    free(work->description);
-    free(work->seal);
-    free(work);
-}
-
-static void on_closed(uv_handle_t *handle)
-{
-    unref(handle->data);
-}
-
-/* The loop has done with @work, whose thread was started. */
-static void part(struct cstd_durable_work *work)
-{
-    work->job->durable.work = NULL;
-    work->job = NULL;
-    uv_close((uv_handle_t *)&work->poll, on_closed);
-    uv_close((uv_handle_t *)&work->timer, on_closed);
-}
-
-/* Tell the core of @job that the seal has ended with @err. */
-static void tell(struct cstd_job *job, const struct cst_err *err)
-{
-    struct cst_event event = {.kind = CST_EV_SEALED, .status = err->status, .text = err->text};
-
-    if (job->core != NULL && job->state != CSTD_JOB_CLOSING) {
-        cstd_job_feed(job, &event);
-    }
-}
-
-static void on_written(uv_poll_t *poll, int status, int events)
-{
-    struct cstd_durable_work *work = poll->data;
-    struct cstd_job *job = work->job;
-    const struct cst_err err = work->err;
-
-    (void)status;
-    (void)events;
-    job->durable.described = job->durable.described || err.status == CST_OK;
-    if (work->unnamed && !job->durable.unnamed) {
+    if (unnamed && !job->durable.unnamed) {
         job->durable.unnamed = true;
         cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job),
                        "a file of its states was removed: nothing of the job will be left if the "
                        "machine stops; save it");
     }
-    part(work);
-    tell(job, &err);
 }
 
-/* The thread may stay where it is for ever. */
-static void on_timeout(uv_timer_t *timer)
+/* Begin the next phases, up to one whose commands are under way. Returns the error of a phase that
+ * could not begin, or of an earlier one. */
+static int go_on(struct cstd_job *job)
 {
-    struct cstd_durable_work *work = timer->data;
-    struct cstd_job *job = work->job;
+    struct cstd_durable *durable = &job->durable;
     struct cst_err err;
-    char path[160];
 
-    (void)cst_err_set(
-        &err, CST_EIO, "file '%.150s': the drive has not answered for %u s ([disk] timeout)",
-        cstd_files_path(work->files.fds[0], path), job->daemon->config->disk_timeout_s);
-    part(work);
-    tell(job, &err);
-}
-
-static void *write_it(void *arg)
-{
-    struct cstd_durable_work *work = arg;
-    const uint64_t one = 1;
-
-    (void)seal(work, &work->err);
-    (void)!write(work->over, &one, sizeof one);
-    unref(work);
-    return NULL;
-}
-
-/* The thread has descriptors of its own, because the job may be gone before it ends. */
-static int own_files(struct cstd_durable_work *work, struct cst_err *err)
-{
-    const uint32_t n = work->files.n;
-
-    work->owns_files = true;
-    work->files.n = 0;
-    while (work->files.n < n) {
-        int fd = fcntl(work->files.fds[work->files.n], F_DUPFD_CLOEXEC, 3);
-
-        if (fd < 0) {
-            return cst_err_errno(err, CST_ENOMEM, errno, "a descriptor to record a step");
+    while (durable->n_pending == 0 && durable->err.status == CST_OK && durable->phase < N_PHASES) {
+        if (phases[durable->phase++](job, &err) != CST_OK) {
+            durable->err = err;
         }
-        work->files.fds[work->files.n++] = fd;
     }
-    work->over = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    return work->over >= 0 ? CST_OK
-                           : cst_err_errno(err, CST_ENOMEM, errno, "a descriptor to record a step");
+    return durable->err.status;
 }
 
-/* Start the thread that writes. On failure @work is as before, but for its descriptors. */
-static int start(struct cstd_durable_work *work, struct cst_err *err)
+/* Tell the core of @job that the seal has ended. */
+static void tell(struct cstd_job *job)
 {
-    pthread_t thread;
-    int rc = own_files(work, err);
+    const struct cst_err err = job->durable.err;
+    struct cst_event event = {.kind = CST_EV_SEALED, .status = err.status, .text = err.text};
 
-    if (rc != CST_OK) {
-        return rc;
+    job->durable.described = job->durable.described || err.status == CST_OK;
+    look_for_names(job);
+    cstd_job_feed(job, &event);
+}
+
+void cstd_durable_done(struct cstd_job *job, int status, const char *text)
+{
+    struct cstd_durable *durable = &job->durable;
+
+    if (status != CST_OK && durable->err.status == CST_OK) {
+        (void)cst_err_set(&durable->err, status, "%s",
+                          text != NULL ? text : cst_status_words(status));
     }
-    if (uv_poll_init(&work->job->daemon->loop, &work->poll, work->over) != 0) {
-        return cst_err_set(err, CST_ENOMEM, "no memory to record a step");
+    durable->n_pending--;
+    (void)go_on(job);
+    if (durable->n_pending == 0) {
+        tell(job);
     }
-    (void)uv_timer_init(&work->job->daemon->loop, &work->timer);
-    work->poll.data = work->timer.data = work;
-    /* Both handles, and the thread, which is the first reference from here on. */
-    atomic_fetch_add(&work->n_refs, 2);
-    if (uv_poll_start(&work->poll, UV_READABLE, on_written) != 0 ||
-        pthread_create(&thread, NULL, write_it, work) != 0) {
-        uv_close((uv_handle_t *)&work->poll, on_closed);
-        uv_close((uv_handle_t *)&work->timer, on_closed);
-        return cst_err_set(err, CST_ENOMEM, "no thread to record a step");
+}
+
+int cstd_durable_seal(struct cstd_job *job, struct cst_err *err)
+{
+    struct cstd_durable *durable = &job->durable;
+
+    durable->phase = 0;
+    durable->sealed = false;
+    durable->err = (struct cst_err){0};
+    memset(seal_in(&job->memory.records), 0, job->memory.records.seal_bytes);
+    fill_seal(job, seal_in(&job->memory.records));
+    if (go_on(job) != CST_OK) {
+        *err = durable->err;
+        return err->status;
     }
-    if (work->job->daemon->config->disk_timeout_s > 0) {
-        (void)uv_timer_start(&work->timer, on_timeout,
-                             UINT64_C(1000) * work->job->daemon->config->disk_timeout_s, 0);
-    }
-    (void)pthread_detach(thread);
     return CST_OK;
 }
 
-static void on_thread(uv_work_t *describing)
-{
-    struct cstd_durable_work *work = describing->data;
-
-    (void)describe(work, &work->err);
-}
-
-/* If the job is removed meanwhile, the removal goes on from here. */
-static void on_described(uv_work_t *describing, int status)
-{
-    struct cstd_durable_work *work = describing->data;
-    struct cstd_job *job = work->job;
-    struct cst_err err = work->err;
-
-    (void)status; /* libuv's cancellation is not used. */
-    job->durable.describing = false;
-    if (job->state == CSTD_JOB_CLOSING) {
-        cstd_deferred_add(&job->daemon->later, &job->close);
-    } else if (err.status == CST_OK && start(work, &err) == CST_OK) {
-        return;
-    }
-    job->durable.work = NULL;
-    unref(work);
-    tell(job, &err);
-}
+/* -- workers that leave ----------------------------------------------------------------------- */
 
 /* A Leave of @job that waits for a seal; NULL: there is none. */
 static struct cstd_pending *next_leave(const struct cstd_job *job)
@@ -615,85 +482,4 @@ void cstd_durable_look(struct cstd_job *job)
         event.rank = request->session->rank;
         cstd_job_feed(job, &event);
     }
-}
-
-void cstd_durable_close(struct cstd_job *job)
-{
-    if (job->durable.work != NULL) {
-        part(job->durable.work);
-    }
-}
-
-/* Write what the core says of the last step. */
-static void fill_seal(const struct cstd_job *job, struct cst_durable_seal *out)
-{
-    struct cst_core_stats stats;
-    struct cst_core_seal of;
-
-    cst_core_stats(job->core, &stats);
-    cst_core_seal_of(job->core, &of);
-    out->magic = CST_DURABLE_SEAL_MAGIC;
-    out->step = stats.step;
-    out->adam_step = stats.adam_step;
-    out->n_skipped = stats.n_skipped;
-    out->n_overflows = stats.n_overflows;
-    out->last_loss = stats.last_loss;
-    out->last_grad_norm = stats.last_grad_norm;
-    out->has_hyper = stats.has_hyper;
-    out->lr = stats.hyper.lr;
-    out->beta1 = stats.hyper.beta1;
-    out->beta2 = stats.hyper.beta2;
-    out->eps = stats.hyper.eps;
-    out->weight_decay = stats.hyper.weight_decay;
-    out->clip_norm = stats.hyper.clip_norm;
-    out->grad_scale = stats.hyper.grad_scale;
-    out->place = of.place;
-    memcpy(out->sums, of.sums, (size_t)job->layout.n_chunks * of.n_rows * sizeof *out->sums);
-}
-
-static int open_work(struct cstd_job *job, struct cstd_durable_work **out, struct cst_err *err)
-{
-    const uint32_t n_rows = CST_ROW_COUNT - CST_ROW_MASTER, n_chunks = job->layout.n_chunks;
-    struct cstd_durable_work *work = calloc(1, sizeof *work);
-
-    *out = work;
-    if (work == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory to record a step");
-    }
-    atomic_init(&work->n_refs, 1);
-    work->job = job;
-    work->over = -1;
-    work->seal_bytes = cst_durable_seal_bytes(n_chunks, n_rows);
-    work->sealed_bytes = sizeof *work->seal + (uint64_t)n_chunks * n_rows * 8;
-    work->seal = blocks(work->seal_bytes);
-    list_files(job, &work->files);
-    if (work->seal == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory to record a step");
-    }
-    fill_seal(job, work->seal);
-    return CST_OK;
-}
-
-int cstd_durable_seal(struct cstd_job *job, struct cst_err *err)
-{
-    struct cstd_durable_work *work;
-    int rc = open_work(job, &work, err);
-
-    if (rc == CST_OK && job->durable.described) {
-        rc = start(work, err);
-    } else if (rc == CST_OK) {
-        rc = cstd_describe_progress(job, &work->progress, err);
-        work->describing.data = work;
-        if (rc == CST_OK &&
-            uv_queue_work(&job->daemon->loop, &work->describing, on_thread, on_described) != 0) {
-            rc = cst_err_set(err, CST_ENOMEM, "no thread to describe job '%s'", job->name);
-        }
-        job->durable.describing = rc == CST_OK;
-    }
-    if (rc == CST_OK) {
-        job->durable.work = work;
-    } else if (work != NULL) {
-        unref(work);
-    }
-    return rc;
 }

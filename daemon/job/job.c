@@ -344,7 +344,7 @@ static void on_close(struct cstd_deferred *later)
         cstd_session_fail(daemon, TAILQ_FIRST(&job->requests), &job->closing);
     }
     if (job->layout_work != NULL || job->ledger.work != NULL || job->describing != NULL ||
-        job->durable.describing) {
+        job->durable.describing != NULL) {
         return; /* Called again when the thread has finished. */
     }
     /* A thread may build the layout of another job with this one's. */
@@ -352,7 +352,6 @@ static void on_close(struct cstd_deferred *later)
         return; /* Called again when the last user has ended. */
     }
     cstd_commit_close(job);
-    cstd_durable_close(job);
     cstd_upkeep_close(job);
     job->memory_closed = true;
     cstd_memory_close(&job->memory); /* on_memory_gone follows even if there is no memory. */

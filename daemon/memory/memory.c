@@ -283,7 +283,9 @@ static int add_all(struct cstd_memory *memory, const struct cstd_memory_request 
         rc = cstd_memory_add_pool(memory, request->layout, r, &request->pools[r], err);
     }
     rc = rc == CST_OK ? cstd_memory_add_edges(memory, err) : rc;
-    return rc == CST_OK ? add_reservations(memory, request, err) : rc;
+    rc = rc == CST_OK ? add_reservations(memory, request, err) : rc;
+    return rc == CST_OK && request->layout->states.durable ? cstd_records_open(memory, request, err)
+                                                           : rc;
 }
 
 static void unmap_table(struct cstd_memory *memory)
@@ -311,11 +313,13 @@ int cstd_memory_open(struct cstd_memory *memory, const struct cstd_memory_reques
     }
     memory->started_ns = uv_hrtime();
     cstd_memory_mount_all(memory);
+    cstd_records_mount(memory);
     memory->kept = NULL;
     return CST_OK;
 
 err_after_segments:
     unmap_table(memory);
+    cstd_records_undo(&memory->records);
     cstd_shared_heads_close(&memory->heads);
     memory->kept = NULL;
     for (uint32_t i = 0; i < memory->n_segments; i++) {
@@ -346,6 +350,7 @@ void cstd_memory_close(struct cstd_memory *memory)
             (void)cstd_memory_release(memory, segments[i]);
         }
     }
+    cstd_records_close(memory);
     free(segments);
     free_lists(memory);
     /* Otherwise on_segment_gone of the last segment does it. */

@@ -17,6 +17,7 @@
 #include "daemon/base/deferred.h"
 #include "daemon/memory/pools.h"
 #include "daemon/memory/device_reservation.h"
+#include "daemon/memory/records.h"
 #include "daemon/memory/shared_heads.h"
 #include "daemon/memory/slot_refusals.h"
 #include "offload/core/core.h"
@@ -63,6 +64,7 @@ struct cstd_memory {
     /* Device reservations in the form that the core needs. */
     struct cst_core_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES];
     uint32_t n_reservations;        /* Number of device reservations. */
+    struct cstd_records records;    /* Of a durable job: what its files have besides rows. */
     struct cst_table_header *table; /* The job table, mapped. */
     uint64_t table_bytes;           /* Size of the job table. */
     /* Bytes of arenas in host memory and of the job table, without the base's arenas. */
@@ -122,7 +124,8 @@ struct cstd_memory_request {
     const struct cstd_memory_pool *pools; /* One pool per rank. */
     /* Device reservations, each on another accelerator. */
     const struct cstd_device_reservation *reservations;
-    uint32_t n_reservations; /* At most CST_CORE_MAX_UPDATE_DEVICES. */
+    uint32_t n_reservations;    /* At most CST_CORE_MAX_UPDATE_DEVICES. */
+    uint64_t description_bytes; /* Most bytes of a durable job's description; else unused. */
     /* Memory of the base job, which is ready and has the base's segments of the layout; NULL: no
      * base. */
     const struct cstd_memory *base;

@@ -36,6 +36,10 @@ int cstd_memory_add_file_segment(struct cstd_memory *memory, uint64_t bytes,
 /* Let the engines map @segment, which was added after cstd_memory_open. */
 void cstd_memory_mount(struct cstd_memory *memory, struct cstd_segment *segment);
 
+/* Let the engines map @segment, which is none of memory->segments: the memory is not ready before,
+ * and no sum of bytes has it. */
+void cstd_memory_mount_apart(struct cstd_memory *memory, struct cstd_segment *segment);
+
 /* @segment was adopted after cstd_memory_open: let the engines map it. */
 void cstd_memory_mount_adopted(struct cstd_memory *memory, struct cstd_segment *segment);
 

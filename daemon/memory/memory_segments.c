@@ -42,6 +42,14 @@ static void on_progress(struct cstd_segment *segment)
     }
 }
 
+/* All engines have answered. */
+static void answered(struct cstd_memory *memory)
+{
+    if (--memory->n_waiting == 0) {
+        cstd_deferred_add(&memory->daemon->later, &memory->ready);
+    }
+}
+
 static void on_mounted(struct cstd_segment *segment)
 {
     struct cstd_memory *memory = segment->arg;
@@ -54,9 +62,17 @@ static void on_mounted(struct cstd_segment *segment)
      * is of use, whatever was reported. */
     segment->populated = segment->err.status == 0 ? segment->bytes : 0;
     count(memory, segment);
-    if (--memory->n_waiting == 0) {
-        cstd_deferred_add(&memory->daemon->later, &memory->ready);
+    answered(memory);
+}
+
+static void on_mounted_apart(struct cstd_segment *segment)
+{
+    struct cstd_memory *memory = segment->arg;
+
+    if (segment->err.status != 0 && memory->err.status == 0) {
+        memory->err = segment->err;
     }
+    answered(memory);
 }
 
 static void on_segment_gone(struct cstd_segment *segment)
@@ -211,6 +227,16 @@ void cstd_memory_mount(struct cstd_memory *memory, struct cstd_segment *segment)
     memory->n_open++;
     memory->n_waiting++;
     memory->pool_bytes += segment->bytes;
+    segment->on_gone = on_segment_gone;
+    cstd_engines_mount(memory->daemon->engines, segment);
+}
+
+void cstd_memory_mount_apart(struct cstd_memory *memory, struct cstd_segment *segment)
+{
+    memory->n_open++;
+    memory->n_waiting++;
+    segment->arg = memory;
+    segment->on_mounted = on_mounted_apart;
     segment->on_gone = on_segment_gone;
     cstd_engines_mount(memory->daemon->engines, segment);
 }

@@ -148,6 +148,15 @@ int cste_device_fill(struct cste_device *device, unsigned thread, struct cste_ad
     return rc != CST_OK ? rc : device->ops->memory->fill(device->state, thread, dst, bytes, err);
 }
 
+int cste_device_flush(struct cste_device *device, unsigned thread, const struct cste_mem *mem,
+                      struct cst_err *err)
+{
+    if (device->ops->memory->flush == NULL || mem->device == 0) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "a flush of memory that is in no file");
+    }
+    return device->ops->memory->flush(device->state, thread, mem, err);
+}
+
 /* -- conversions ---------------------------------------------------------------------------- */
 
 static int check_values(struct cste_addr addr, uint64_t n_elems, uint64_t size, struct cst_err *err)

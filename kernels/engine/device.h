@@ -203,6 +203,8 @@ struct cste_memory_ops {
                 uint64_t bytes, struct cst_err *err);
     int (*fill)(void *state, unsigned thread, struct cste_addr dst, uint64_t bytes,
                 struct cst_err *err);
+    /* NULL: the device's memory does not outlive the machine's power. */
+    int (*flush)(void *state, unsigned thread, const struct cste_mem *mem, struct cst_err *err);
     /* NULL: no call of the device can be late. */
     int (*check)(void *state, unsigned *thread, struct cst_err *err);
 };
@@ -335,6 +337,11 @@ int cste_device_copy(struct cste_device *device, unsigned thread, struct cste_ad
 /* Fill @bytes at @dst with zeros. Statuses as of a copy. */
 int cste_device_fill(struct cste_device *device, unsigned thread, struct cste_addr dst,
                      uint64_t bytes, struct cst_err *err);
+
+/* Make all that was written to the file of @mem last when the power is lost. CST_EUNSUPPORTED: @mem
+ * is in no file. CST_EIO: the file system failed, and what was written may be lost. */
+int cste_device_flush(struct cste_device *device, unsigned thread, const struct cste_mem *mem,
+                      struct cst_err *err);
 
 /* Run a conversion. What is written must not overlap what is read. CST_EINVAL: bounds, alignment,
  * an unknown format, or memory that is not host memory (allowed only for the destination of

@@ -26,6 +26,7 @@ const struct cste_work_kind *cste_work_kind(const struct cste_work *work)
         [ENGINE__COMMAND_KIND__ENCODE] = &cste_work_encode,
         [ENGINE__COMMAND_KIND__DECODE] = &cste_work_decode,
         [ENGINE__COMMAND_KIND__JOIN] = &cste_work_join,
+        [ENGINE__COMMAND_KIND__FLUSH] = &cste_work_flush,
     };
     unsigned kind = (unsigned)work->kind;
 

@@ -10,7 +10,7 @@
  * multiple of CST_MX8_BLOCK. */
 #define PIECE_ELEMS (256u << 10)
 
-/* -- COPY, FILL ----------------------------------------------------------------------------- */
+/* -- COPY, FILL, FLUSH ---------------------------------------------------------------------- */
 
 static uint64_t byte_pieces(struct cste_work *work)
 {
@@ -86,6 +86,18 @@ static int fill_piece(struct cste_work *work, uint64_t piece, unsigned thread, s
 
     return cste_device_fill(work->context->device, thread, cste_addr_ahead(work->dst, at), bytes,
                             err);
+}
+
+static int find_flush(struct cste_work *work, uint64_t *pieces)
+{
+    *pieces = 1;
+    return cste_work_find(work, work->dst_places[0], 0, 1, "destination", &work->dst);
+}
+
+static int flush_piece(struct cste_work *work, uint64_t piece, unsigned thread, struct cst_err *err)
+{
+    (void)piece;
+    return cste_device_flush(work->context->device, thread, work->dst.mem, err);
 }
 
 /* -- conversions ---------------------------------------------------------------------------- */
@@ -347,6 +359,9 @@ const struct cste_work_kind cste_work_fill = {.name = "FILL",
                                               .may_be_under_way = true,
                                               .find = find_fill,
                                               .piece = fill_piece};
+
+const struct cste_work_kind cste_work_flush = {
+    .name = "FLUSH", .min_dst = 1, .max_dst = 1, .find = find_flush, .piece = flush_piece};
 
 const struct cste_work_kind cste_work_set_master = {.name = "SET_MASTER",
                                                     .min_src = 1,

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kinds of commands. Private to work.c (life of a command), work_message.c (content of its
- * message), work_parts.c (what all kinds use), work_bytes.c (COPY, FILL, conversions), work_chunk.c
- * (REDUCE, NORM), work_update.c and
- * work_muon.c (UPDATE). */
+ * message), work_parts.c (what all kinds use), work_bytes.c (COPY, FILL, FLUSH, conversions),
+ * work_chunk.c (REDUCE, NORM), work_update.c and work_muon.c (UPDATE). */
 #ifndef CST_WORK_KINDS_H
 #define CST_WORK_KINDS_H
 
@@ -36,7 +35,7 @@ struct cste_work_kind {
 
 /* Defined in work_bytes.c. */
 extern const struct cste_work_kind cste_work_copy, cste_work_fill, cste_work_set_master,
-    cste_work_round, cste_work_encode, cste_work_decode, cste_work_join;
+    cste_work_round, cste_work_encode, cste_work_decode, cste_work_join, cste_work_flush;
 /* Defined in work_chunk.c; cste_work_update is defined in work_update.c. */
 extern const struct cste_work_kind cste_work_reduce, cste_work_update, cste_work_norm;
 

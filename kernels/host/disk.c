@@ -350,6 +350,12 @@ static int disk_fill(void *state, unsigned thread, struct cste_addr dst, uint64_
     return rc;
 }
 
+static int disk_flush(void *state, unsigned thread, const struct cste_mem *mem, struct cst_err *err)
+{
+    (void)state;
+    return cste_disk_range_flush(range_of(mem), thread, err);
+}
+
 static int disk_check(void *state, unsigned *thread, struct cst_err *err)
 {
     struct disk *disk = state;
@@ -370,6 +376,7 @@ static const struct cste_memory_ops memory_ops = {
     .lock = disk_lock,
     .copy = disk_copy,
     .fill = disk_fill,
+    .flush = disk_flush,
     .check = disk_check,
 };
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The drive: a device whose own memory is ranges of files that were opened with O_DIRECT. It copies
  * between them and host memory, and does not compute. Each call returns when its bytes are in the
- * file (in the drive's cache, if that is not flushed) or in memory. */
+ * file (in the drive's cache, if that is not flushed) or in memory. A flush concerns the whole file
+ * of a range. */
 #ifndef CST_DISK_H
 #define CST_DISK_H
 

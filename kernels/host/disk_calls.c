@@ -36,6 +36,18 @@ void cste_disk_calls_end(struct cste_disk_calls *calls, struct cste_disk_call *c
     errno = saved;
 }
 
+static int say_late(const struct cste_disk_call *call, uint64_t seconds, struct cst_err *err)
+{
+    return call->bytes == 0
+               ? cst_err_set(err, CST_ETIMEDOUT,
+                             "%s %s: the drive has not answered for %" PRIu64 " s", call->what,
+                             call->name, seconds)
+               : cst_err_set(err, CST_ETIMEDOUT,
+                             "%s %" PRIu64 " bytes at %" PRIu64
+                             " of %s: the drive has not answered for %" PRIu64 " s",
+                             call->what, call->bytes, call->offset, call->name, seconds);
+}
+
 int cste_disk_calls_check(struct cste_disk_calls *calls, uint32_t limit_s, unsigned *thread,
                           struct cst_err *err)
 {
@@ -48,10 +60,7 @@ int cste_disk_calls_check(struct cste_disk_calls *calls, uint32_t limit_s, unsig
     seconds = oldest != NULL ? (cst_clock_ns() - oldest->began_ns) / 1000000000u : 0;
     if (oldest != NULL && seconds >= limit_s) {
         *thread = oldest->thread;
-        rc = cst_err_set(err, CST_ETIMEDOUT,
-                         "%s %" PRIu64 " bytes at %" PRIu64
-                         " of %s: the drive has not answered for %" PRIu64 " s",
-                         oldest->what, oldest->bytes, oldest->offset, oldest->name, seconds);
+        rc = say_late(oldest, seconds, err);
     }
     (void)pthread_mutex_unlock(&calls->mutex);
     return rc;

@@ -18,9 +18,9 @@
 struct cste_disk_call {
     TAILQ_ENTRY(cste_disk_call) link; /* Entry in the list. */
     unsigned thread;                  /* The device's number of the thread. */
-    const char *what;                 /* "reading", "writing" or "allocating". */
+    const char *what;                 /* "reading", "writing", "flushing" or the like. */
     const char *name;                 /* The file and the drive, for messages; borrowed. */
-    uint64_t offset, bytes;           /* The place in the file. */
+    uint64_t offset, bytes;           /* The place in the file; 0 bytes: the whole file. */
     uint64_t began_ns;                /* Monotonic time of the beginning. */
 };
 
@@ -42,8 +42,7 @@ void cste_disk_calls_begin(struct cste_disk_calls *calls, struct cste_disk_call 
 void cste_disk_calls_end(struct cste_disk_calls *calls, struct cste_disk_call *call);
 
 /* Check that no call has been under way for @limit_s seconds or longer. CST_ETIMEDOUT: the oldest
- * one has;
- * @err names its place and time, and *thread is its thread. */
+ * one has; @err names its place and time, and *thread is its thread. */
 int cste_disk_calls_check(struct cste_disk_calls *calls, uint32_t limit_s, unsigned *thread,
                           struct cst_err *err);
 

@@ -16,4 +16,4 @@ static ssize_t direct_write(int fd, const void *from, size_t bytes, uint64_t off
 }
 
 const struct cste_disk_io cste_disk_direct = {
-    .read = direct_read, .write = direct_write, .allocate = cst_fallocate};
+    .read = direct_read, .write = direct_write, .allocate = cst_fallocate, .flush = fdatasync};

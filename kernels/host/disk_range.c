@@ -357,3 +357,18 @@ int cste_disk_range_write(const struct cste_disk_range *range, unsigned thread, 
     }
     return rc;
 }
+
+int cste_disk_range_flush(const struct cste_disk_range *range, unsigned thread, struct cst_err *err)
+{
+    struct cste_disk_call call = {.thread = thread, .what = "flushing", .name = range->name};
+    int rc;
+
+    do {
+        cste_disk_calls_begin(range->calls, &call);
+        rc = range->calls->io->flush(range->fd);
+        cste_disk_calls_end(range->calls, &call);
+    } while (rc != 0 && errno == EINTR);
+    return rc == 0 ? CST_OK
+                   : cst_err_set(err, status_of(errno), "flushing %s: %s%s", range->name,
+                                 strerror(errno), remedy(errno));
+}

@@ -56,4 +56,9 @@ int cste_disk_range_read(const struct cste_disk_range *range, unsigned thread, u
 int cste_disk_range_write(const struct cste_disk_range *range, unsigned thread, uint64_t at,
                           const void *from, uint64_t bytes, struct cst_err *err);
 
+/* Flush the file, as thread @thread of the device: its bytes are on the drive, and no longer only
+ * in the drive's cache. CST_EIO: that failed, and bytes may be lost. Any thread. */
+int cste_disk_range_flush(const struct cste_disk_range *range, unsigned thread,
+                          struct cst_err *err);
+
 #endif

@@ -26,7 +26,8 @@ enum cst_command_kind {
     CST_COMMAND_ROUND = 8,      /* fp32 values to bf16. */
     CST_COMMAND_ENCODE = 9,     /* fp32 values to a moments row. */
     CST_COMMAND_DECODE = 10,    /* A moments row to fp32 values. */
-    CST_COMMAND_JOIN = 11, /* Weights and remainders, which are split master weights, to fp32. */
+    CST_COMMAND_JOIN = 11,  /* Weights and remainders, which are split master weights, to fp32. */
+    CST_COMMAND_FLUSH = 12, /* Of the daemon, not of the core (daemon/job/durable.c). */
 };
 
 /* True if @kind converts elements from one format to another. */

@@ -331,6 +331,7 @@ void cst_sim_cost(struct cst_sim *sim, struct cst_sim_command *c, const struct c
                node_rates(sim, 0)->pass);
         break;
     case CST_COMMAND_FILL:
+    case CST_COMMAND_FLUSH:
         break;
     }
 }

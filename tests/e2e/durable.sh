@@ -162,10 +162,11 @@ done
 not_adopted 'are damaged (checksum' "$tmp/changed" "$last.1.cistern"
 
 # A drive that fails when a step is flushed: the worker is told, also if it was the last step, and the step before is there.
-cisternd=./tests/lib/recording_daemon
+cisternd=./cisternd
+export CISTERN_ENGINE_HOST=$PWD/tests/lib/disk_engine
 for i in 5 6; do # Four are of step 1, and two of step 2.
     rm -f "$files"/*.cistern
-    DISK_FLUSH=$i start_keeping "flush$i" --gpus none
+    DISK_IO=fail DISK_FLUSHES=1 DISK_NTH=$i DISK_FAILS=100000 DISK_ERRNO=5 start_keeping "flush$i" --gpus none
     rc=0
     ./cistern-gpt "${model[@]}" --data "$tmp/text" --job flushed --steps 2 --disk "$files" --durable >"$tmp/flushed.log" 2>&1 || rc=$?
     if [ $rc = 0 ] || ! has 'cannot be recorded on the drives.*flushed.0.cistern.*Input/output error' "$tmp/flushed.log"; then
@@ -191,11 +192,11 @@ if ! sparse; then # Nothing of it runs under a sanitizer that the others do not 
         ./cistern save memory "$tmp/reference" >/dev/null || fail "a save"
     done
     stop_daemon keeper
-    cisternd=./tests/lib/recording_daemon
-    export CISTERN_ENGINE_HOST=$PWD/tests/lib/disk_engine DISK_IO=record DISK_RECORD=$tmp/record
+    cisternd=./tests/lib/drives_daemon
+    export DISK_IO=record DISK_RECORD=$tmp/record
     start_keeping recorder --gpus none
-    # The record of a step is longer than a sector here, and daemons are killed meanwhile.
-    begin recorded 1 --steps $steps "${constant[@]}" --chunk 16384 --disk "$files" --durable
+    # The record of a step is longer than a sector here, each file is on a drive of its own, and daemons are killed meanwhile.
+    begin recorded 1 --steps $steps "${constant[@]}" --chunk 16384 --disk "$files,$files" --durable
     for step in 3 7; do
         poll has_stepped recorded $step
         kill_daemon recorder
@@ -204,7 +205,7 @@ if ! sparse; then # Nothing of it runs under a sanitizer that the others do not 
     stop_daemon recorder
     # In memory, where a checkpoint need not be flushed.
     work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d -p "$tmp")
-    ./tests/lib/crash_states "$tmp/record" "$tmp/reference" "$work" "$n_crashes" "$seed" "$files/recorded.0.cistern" ||
+    ./tests/lib/crash_states "$tmp/record" "$tmp/reference" "$work" "$n_crashes" "$seed" "$files"/recorded.[01].cistern ||
         failed=yes
     rm -rf "$work"
     [ -z "${failed-}" ] || fail "a state was recovered wrongly"

@@ -4,11 +4,13 @@
  *   DISK_IO=fail DISK_NTH=N DISK_ERRNO=N   the N-th call fails, or DISK_FAILS=N calls from it on
  *   DISK_IO=fail DISK_MOST=N               calls do at most N bytes
  *   DISK_IO=fail DISK_LIES=1               calls do not fail, but do something else (disk_rows.h)
- *   DISK_IO=record DISK_RECORD=FILE        writes are appended to FILE (tests/lib/disk_rows.h)
+ *   DISK_IO=record DISK_RECORD=FILE        writes and flushes are appended to FILE
+ *                                          (tests/lib/disk_rows.h)
  *   DISK_IO=stuck DISK_NTH=N DISK_UNTIL=FILE
  *                                          the N-th call waits until FILE appears, or
  *                                          DISK_FAILS=N calls from it on
- *   DISK_IO=slow DISK_US=N                 each call begins with a sleep of N microseconds */
+ *   DISK_FLUSHES=1                         with DISK_NTH: only flushes are counted, and fail or
+ * wait DISK_IO=slow DISK_US=N                 each call begins with a sleep of N microseconds */
 #include "kernels/engine/engine_main.h"
 #include "kernels/host/disk.h"
 #include "kernels/host/host.h"
@@ -31,6 +33,7 @@ static const struct cste_disk_io *choose(void)
 {
     const char *name = getenv("DISK_IO"), *path = getenv("DISK_RECORD");
 
+    disk_faults.flushes = number("DISK_FLUSHES") != 0;
     disk_faults.nth = (unsigned)number("DISK_NTH");
     disk_faults.errnum = (int)number("DISK_ERRNO");
     disk_faults.n_fail = (unsigned)number("DISK_FAILS");

@@ -15,11 +15,15 @@
 
 struct disk_faults disk_faults;
 
-/* Count a call. Returns whether it fails, with errno set. */
-static bool fails(void)
+/* Count a call, which is a flush or not. Returns whether it fails, with errno set. */
+static bool fails(bool flush)
 {
-    unsigned call = atomic_fetch_add(&disk_faults.calls, 1) + 1;
-    unsigned n = disk_faults.n_fail > 0 ? disk_faults.n_fail : 1;
+    unsigned n = disk_faults.n_fail > 0 ? disk_faults.n_fail : 1, call;
+
+    if (disk_faults.flushes && !flush) {
+        return false;
+    }
+    call = atomic_fetch_add(&disk_faults.calls, 1) + 1;
 
     if (disk_faults.interrupted && call % 2 == 1) {
         errno = EINTR;
@@ -50,7 +54,7 @@ static ssize_t failing_read(int fd, void *to, size_t bytes, uint64_t offset)
 {
     size_t n = limited(bytes);
 
-    if (fails()) {
+    if (fails(false)) {
         if (!disk_faults.lies) {
             return -1;
         }
@@ -66,7 +70,7 @@ static ssize_t failing_write(int fd, const void *from, size_t bytes, uint64_t of
 {
     size_t n = limited(bytes);
 
-    if (fails()) {
+    if (fails(false)) {
         return disk_faults.lies ? (ssize_t)bytes : -1;
     }
     return told(cste_disk_direct.write(fd, from, blocks_of(n), offset), n);
@@ -74,7 +78,7 @@ static ssize_t failing_write(int fd, const void *from, size_t bytes, uint64_t of
 
 static int failing_allocate(int fd, int mode, uint64_t offset, uint64_t bytes)
 {
-    if (!fails() || disk_faults.lies) {
+    if (!fails(false) || disk_faults.lies) {
         return cste_disk_direct.allocate(fd, mode, offset, bytes);
     }
     if (disk_faults.takes_half) {
@@ -86,8 +90,15 @@ static int failing_allocate(int fd, int mode, uint64_t offset, uint64_t bytes)
     return -1;
 }
 
-const struct cste_disk_io disk_failing = {
-    .read = failing_read, .write = failing_write, .allocate = failing_allocate};
+static int failing_flush(int fd)
+{
+    return !fails(true) || disk_faults.lies ? cste_disk_direct.flush(fd) : -1;
+}
+
+const struct cste_disk_io disk_failing = {.read = failing_read,
+                                          .write = failing_write,
+                                          .allocate = failing_allocate,
+                                          .flush = failing_flush};
 
 /* -- records -------------------------------------------------------------------------------- */
 
@@ -141,8 +152,26 @@ static int plain_allocate(int fd, int mode, uint64_t offset, uint64_t bytes)
     return cste_disk_direct.allocate(fd, mode, offset, bytes);
 }
 
-const struct cste_disk_io disk_recording = {
-    .read = plain_read, .write = recording_write, .allocate = plain_allocate};
+static int plain_flush(int fd)
+{
+    return cste_disk_direct.flush(fd);
+}
+
+static int recording_flush(int fd)
+{
+    uint64_t call = disk_record_fd >= 0 ? disk_record(fd, DISK_RECORD_FLUSH, 0, NULL, 0, 0) : 0;
+    int rc = cste_disk_direct.flush(fd);
+
+    if (call != 0 && rc == 0) {
+        (void)disk_record(fd, DISK_RECORD_FLUSHED, call, NULL, 0, 0);
+    }
+    return rc;
+}
+
+const struct cste_disk_io disk_recording = {.read = plain_read,
+                                            .write = recording_write,
+                                            .allocate = plain_allocate,
+                                            .flush = recording_flush};
 
 /* -- waits ---------------------------------------------------------------------------------- */
 
@@ -161,7 +190,7 @@ static ssize_t slow_write(int fd, const void *from, size_t bytes, uint64_t offse
 }
 
 const struct cste_disk_io disk_slow = {
-    .read = slow_read, .write = slow_write, .allocate = plain_allocate};
+    .read = slow_read, .write = slow_write, .allocate = plain_allocate, .flush = plain_flush};
 
 const char *disk_stuck_until;
 
@@ -188,7 +217,7 @@ static void await_file(void)
 
 static ssize_t stuck_read(int fd, void *to, size_t bytes, uint64_t offset)
 {
-    if (fails()) {
+    if (fails(false)) {
         await_file();
     }
     return cste_disk_direct.read(fd, to, bytes, offset);
@@ -196,7 +225,7 @@ static ssize_t stuck_read(int fd, void *to, size_t bytes, uint64_t offset)
 
 static ssize_t stuck_write(int fd, const void *from, size_t bytes, uint64_t offset)
 {
-    if (fails()) {
+    if (fails(false)) {
         await_file();
     }
     return cste_disk_direct.write(fd, from, bytes, offset);
@@ -204,11 +233,19 @@ static ssize_t stuck_write(int fd, const void *from, size_t bytes, uint64_t offs
 
 static int stuck_allocate(int fd, int mode, uint64_t offset, uint64_t bytes)
 {
-    if (fails()) {
+    if (fails(false)) {
         await_file();
     }
     return cste_disk_direct.allocate(fd, mode, offset, bytes);
 }
 
+static int stuck_flush(int fd)
+{
+    if (fails(true)) {
+        await_file();
+    }
+    return cste_disk_direct.flush(fd);
+}
+
 const struct cste_disk_io disk_stuck = {
-    .read = stuck_read, .write = stuck_write, .allocate = stuck_allocate};
+    .read = stuck_read, .write = stuck_write, .allocate = stuck_allocate, .flush = stuck_flush};

@@ -12,6 +12,7 @@
 /* Settings of disk_failing; nth and n_fail are for disk_stuck, too. */
 struct disk_faults {
     unsigned nth;    /* The call that fails, counted from 1, of all kinds; 0: none. */
+    bool flushes;    /* Only flushes are counted, and fail. */
     unsigned n_fail; /* How many calls fail from there on; 0: one. */
     int errnum;      /* How they fail. */
     /* Most bytes of a call; 0: as many as asked for. It does the whole blocks among them. */

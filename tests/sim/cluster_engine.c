@@ -61,6 +61,7 @@ static uint64_t cost_of(const struct cluster_engine *e, const struct cst_command
     case CST_COMMAND_ENCODE:
     case CST_COMMAND_DECODE:
     case CST_COMMAND_JOIN:
+    case CST_COMMAND_FLUSH:
         break;
     }
     return 0;

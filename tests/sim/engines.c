@@ -323,6 +323,7 @@ static void begin(struct sim *sim, struct job *job)
     case CST_COMMAND_ENCODE:
     case CST_COMMAND_DECODE:
     case CST_COMMAND_JOIN:
+    case CST_COMMAND_FLUSH:
     case CST_COMMAND_COPY:
     case CST_COMMAND_FILL:
         sim_fail(sim, "a command that the core does not use");
@@ -399,6 +400,7 @@ static void end(struct sim *sim, struct job *job)
     case CST_COMMAND_ENCODE:
     case CST_COMMAND_DECODE:
     case CST_COMMAND_JOIN:
+    case CST_COMMAND_FLUSH:
     case CST_COMMAND_COPY:
     case CST_COMMAND_NORM:
     case CST_COMMAND_FILL:
