@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Two ranks train with states on drives while one kind of process is killed at random moments: workers, engines (those of nodes and
-# drives), or the daemon. The weights are those of a calm run in memory, and nothing is left on the drive. CST_TEST_KILLS: kills of each
-# kind. CST_TEST_SEED: seed of the moments.
+# drives), or the daemon; and while a durable job loses engines. The weights are those of a calm run in memory, and nothing is left on the
+# drive. CST_TEST_KILLS: kills of each kind. CST_TEST_SEED: seed of the moments.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 # shellcheck source=tests/e2e/keeping.sh
@@ -64,18 +64,21 @@ disturb() {
     done
 }
 
-for kind in worker engine daemon; do
-    disturb "$kind" "$n_kills" $kind --disk "$drive"
-    ! [ "$kind" = engine ] || ./cistern stat --json | jq -r '[.engines[] | .restarts] | "restarts of engines: \(.)"'
+for job in worker engine daemon lasting; do
+    kind=$job options=(--disk "$drive")
+    [ "$job" != lasting ] || kind=engine options+=(--durable)
+    disturb "$job" "$n_kills" $kind "${options[@]}"
+    ! [ $kind = engine ] || ./cistern stat --json | jq -r '[.engines[] | .restarts] | "restarts of engines: \(.)"'
     for ((i = 1; i <= rounds; i++)); do
         begin calm 2 --steps $((10 * i))
         end "a calm job"
     done
-    cmp "$tmp/calm.weights" "$tmp/$kind.weights" || fail "$kind: other weights after $n_kills kills"
+    cmp "$tmp/calm.weights" "$tmp/$job.weights" || fail "$job: other weights after $n_kills kills"
     ./cistern rm calm
-    ./cistern rm "$kind"
-    printf '%s: same bits after %d kills in %d steps\n' "$kind" "$n_kills" $((10 * rounds))
+    ./cistern rm "$job"
+    printf '%s: same bits after %d kills in %d steps\n' "$job" "$n_kills" $((10 * rounds))
 done
 stop_daemon keeper
+rm "$drive/lasting.0.cistern"
 is_free() { [ "$(free_blocks "$drive")" = "$before" ]; }
 [ "$drive" != "$tmp/small" ] || poll is_free

@@ -44,6 +44,11 @@ drive_is() {
     ./cistern stat --json | jq -e --arg state "$1" 'any(.engines[]; .kind == "disk" and .state == $state)' >/dev/null
 }
 
+# Whether a checkpoint can be made of the file of the durable job; a process that has it may still be ending.
+adopted() {
+    ./cistern adopt "$files/faulty.0.cistern" "$tmp/adopted" >"$tmp/adopt.log" 2>&1
+}
+
 # -- calls that wait ---------------------------------------------------------------------------
 
 export DISK_IO=stuck DISK_UNTIL=$tmp/again DISK_FAILS=100000
@@ -72,6 +77,25 @@ for nth in 1 3 $((200 + RANDOM % 400)); do
     end "a drive that answers again"
     cmp "$tmp/memory.weights" "$tmp/again.weights" || fail "other weights on a drive that answers again"
     stop_daemon stuck
+done
+
+# A flush of a durable job's file waits, of its states (7) or of its record (8): the step before is on the drive.
+make_files
+for nth in 7 8; do
+    rm -f "$DISK_UNTIL" "$files"/*
+    DISK_FLUSHES=1 DISK_NTH=$nth CISTERN_ENGINE_HOST=$PWD/tests/lib/disk_engine start_keeping flush --gpus none --config "$tmp/short.conf"
+    begin faulty 1 --steps 10 --disk "$files" --durable
+    stuck=${workers[0]}
+    begin memory 1 --steps 10
+    end "a job beside one whose drive does not flush"
+    failed faulty "$stuck" 'step 3 cannot be recorded on the drives, on which step 2 still is: flushing .*faulty.0.cistern. on drive .* has not answered for [0-9]* s'
+    [ "$(state_of faulty)" = failed ] || fail "the job has not failed"
+    ./cistern rm faulty
+    stop_daemon flush # It waits for nobody.
+    : >"$DISK_UNTIL"
+    poll adopted
+    [ -d "$tmp/adopted/step-00000002" ] || [ $nth = 8 ] || fail "step 2 was lost: $(ls "$tmp/adopted")"
+    rm -r "$tmp/adopted"
 done
 unset DISK_IO DISK_UNTIL DISK_FAILS DISK_NTH
 printf 'calls that wait: well\n'

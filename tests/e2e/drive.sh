@@ -3,11 +3,17 @@
 # Directories on drives, for tests of states in files. Sourced after lib.sh.
 loops=()  # Mount points of make_loop.
 frozen=() # Those that are frozen.
+files=    # The directory of make_files.
 
 # Find a directory on a drive (find_drive), or skip the test.
 need_drive() {
     find_drive
     [ -n "$drive" ] || skip "no directory on a drive that has O_DIRECT"
+}
+
+# Make the directory $files on the drive, for files that have names.
+make_files() {
+    files=$(mktemp -d -p "$drive" cistern-files.XXXXXX)
 }
 
 # Mount an ext4 file system of $2 bytes, on a drive of its own, at $1. False: that is not possible here; no_loop says why.
@@ -46,6 +52,7 @@ finish_drives() {
     for dir in "${frozen[@]}"; do fsfreeze -u "$dir"; done
     for pid in "${managers[@]}"; do kill -TERM "$pid" 2>/dev/null; done
     for pid in "${managers[@]}"; do wait "$pid" 2>/dev/null; done
+    [ -z "$files" ] || rm -rf "$files"
     for dir in "${loops[@]}"; do umount "$dir" 2>/dev/null || umount -l "$dir"; done
     (exit "$status")
     finish

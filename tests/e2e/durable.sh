@@ -16,14 +16,7 @@ need_drive
 model=(--layers 4 --heads 2 --width 64 --context 16 --batch 2 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --seed 7 --chunk 36864)
 write_text 400
 start_keeping keeper --gpus none
-files=$(mktemp -d -p "$drive" cistern-durable.XXXXXX)
-finish_files() {
-    local status=$?
-    rm -rf "$files"
-    (exit $status)
-    finish_drives
-}
-trap finish_files EXIT
+make_files
 
 # The steps do the same as without files, and daemons are killed meanwhile.
 begin memory 1 --steps 30
@@ -102,6 +95,23 @@ for job in refused memory; do
 done
 stop_daemon keeper
 cp "$files/refused.0.cistern" "$tmp/other"
+
+# The space of what describes a job is taken when the job is committed, so that no step fails because there is none.
+end=$(od -A n -t u8 -j 56 -N 8 "$files/refused.0.cistern" | tr -d ' ') # Where the rows end: `description` of the head (proto/durable.h).
+cat >"$tmp/limited" <<EOF
+#!/usr/bin/env bash
+[ "\$1" != --disk ] || ulimit -f $((end / 1024)) || exit 1
+exec "$PWD/cistern-engine-host" "\$@"
+EOF
+chmod +x "$tmp/limited"
+CISTERN_ENGINE_HOST=$tmp/limited start_keeping limited --gpus none
+! ./cistern-gpt "${model[@]}" --data "$tmp/text" --job full --steps 2 --disk "$files" --durable >"$tmp/full.log" 2>&1 ||
+    fail "a job whose description has no space"
+has "allocating [0-9]* bytes at $end of '.*/full.0.cistern' on drive .*: File too large: free space there" "$tmp/full.log" ||
+    fail "not refused for its space: $(cat "$tmp/full.log")"
+! has '^step 1' "$tmp/full.log" || fail "a step was made"
+[ -z "$(./cistern jobs --json | jq -r '.[].name')" ] || fail "a job without space"
+stop_daemon limited
 
 # Everything is killed in the middle of a run: workers, daemon and, with it, its engines. The last step is there; the job goes on from it
 # with the bits of one that was not killed. Each file is on a drive of its own.

@@ -418,9 +418,38 @@ START_TEST(test_nothing_done)
 }
 END_TEST
 
+/* A flush that fails is an error with the file and the cause, and one that is interrupted is called
+ * again. Memory that is in no file cannot be flushed. */
+START_TEST(test_flush_fails)
+{
+    struct cst_err err;
+
+    disk_faults = (struct disk_faults){.nth = 2, .errnum = EIO, .flushes = true};
+    for (int i = 0; i < 2; i++) {
+        must_copy(at(&file, 0), at(&host, 0), BLOCK, 0);
+        ck_assert_int_eq(cste_device_flush(&drive, 0, &file, &err), i == 0 ? CST_OK : CST_EIO);
+    }
+    ck_assert_msg(strstr(err.text, "flushing '") != NULL &&
+                      strstr(err.text, "Input/output error: the kernel's log") != NULL,
+                  "%s", err.text);
+    disk_faults = (struct disk_faults){.interrupted = true};
+    ck_assert_int_eq(cste_device_flush(&drive, 0, &file, &err), CST_OK);
+    ck_assert_uint_eq(atomic_load(&disk_faults.calls), 2);
+    ck_assert_int_eq(cste_device_flush(&drive, 0, &host, &err), CST_EUNSUPPORTED);
+}
+END_TEST
+
 static void *copy_as_five(void *arg)
 {
     must_copy(at(&file, 0), at(&host, 0), 2 * BLOCK, 5);
+    return arg;
+}
+
+static void *flush_as_five(void *arg)
+{
+    struct cst_err err;
+
+    suite_must(cste_device_flush(&drive, 5, &file, &err) == CST_OK, "%s", err.text);
     return arg;
 }
 
@@ -428,6 +457,7 @@ static void *copy_as_five(void *arg)
  * on. When it has returned, none is late. */
 START_TEST(test_late)
 {
+    static const char *const words[] = {"writing 8192 bytes at 12288 of '", "flushing '"};
     char path[64];
     struct cst_err err;
     unsigned thread = 0;
@@ -435,9 +465,10 @@ START_TEST(test_late)
 
     (void)snprintf(path, sizeof path, "/tmp/check_disk-%d.tmp", (int)getpid());
     disk_stuck_until = path;
-    disk_faults = (struct disk_faults){.nth = 1};
+    disk_faults = (struct disk_faults){.nth = 1, .flushes = _i == 1};
     ck_assert_int_eq(cste_device_check_late(&drive, &thread, &err), CST_OK);
-    ck_assert_int_eq(pthread_create(&waiting, NULL, copy_as_five, NULL), 0);
+    ck_assert_int_eq(pthread_create(&waiting, NULL, _i == 0 ? copy_as_five : flush_as_five, NULL),
+                     0);
     while (cste_device_check_late(&drive, &thread, &err) == CST_OK) {
         uint64_t bytes = atomic_load(&disk_faults.calls) > 0 ? BLOCK : 0;
 
@@ -445,7 +476,7 @@ START_TEST(test_late)
     }
     ck_assert_int_eq(err.status, CST_ETIMEDOUT);
     ck_assert_uint_eq(thread, 5);
-    ck_assert_msg(strstr(err.text, "writing 8192 bytes at 12288 of '") != NULL &&
+    ck_assert_msg(strstr(err.text, words[_i]) != NULL &&
                       strstr(err.text, "the drive has not answered for ") != NULL,
                   "%s", err.text);
     (void)close(open(path, O_CREAT | O_WRONLY, 0600));
@@ -613,12 +644,13 @@ static void set_up_recording(void)
     disk_record_fd = memfd_create("record", 0);
 }
 
-/* The writes that are recorded, one after the other, are the file. */
+/* The writes that are recorded, one after the other, are the file. The flush is the last call. */
 START_TEST(test_record)
 {
     uint64_t n = 0, all = FILE_OFFSET + BYTES + BLOCK, bytes;
     char *replayed = calloc(1, all), *now = aligned_alloc(BLOCK, all);
     struct disk_record head;
+    struct cst_err err;
 
     for (int i = 0; i < 20; i++) {
         uint64_t there;
@@ -626,6 +658,7 @@ START_TEST(test_record)
         bytes = choose(&there);
         must_copy(at(&file, there), at(&host, next(BYTES - bytes + 1)), bytes, 0);
     }
+    ck_assert_int_eq(cste_device_flush(&drive, 0, &file, &err), CST_OK);
     while (pread(disk_record_fd, &head, sizeof head, (off_t)n) == sizeof head) {
         n += sizeof head;
         ck_assert_uint_le(head.offset + head.bytes, all);
@@ -633,7 +666,7 @@ START_TEST(test_record)
                          (ssize_t)head.bytes);
         n += head.bytes;
     }
-    ck_assert_uint_gt(n, 0);
+    ck_assert_uint_eq(head.kind, DISK_RECORD_FLUSHED);
     disk_file_read(fd, now, all, 0);
     ck_assert_mem_eq(now, replayed, all);
     (void)close(disk_record_fd);
@@ -669,7 +702,8 @@ int main(void)
     tcase_add_loop_test(faults, test_lies, 0, 3);
     tcase_add_test(faults, test_nothing_done);
     tcase_add_loop_test(faults, test_truncated, 0, 3);
-    tcase_add_test(suite_case(suite, "late", set_up_stuck, tear_down), test_late);
+    tcase_add_test(faults, test_flush_fails);
+    tcase_add_loop_test(suite_case(suite, "late", set_up_stuck, tear_down), test_late, 0, 2);
     tcase_add_test(files, test_refused);
     tcase_add_loop_test(files, test_given_back, 0, 2);
     tcase_add_test(files, test_kept);

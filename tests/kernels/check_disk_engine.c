@@ -251,6 +251,21 @@ START_TEST(test_fill)
 }
 END_TEST
 
+/* A file is flushed, and nothing else. */
+START_TEST(test_flush)
+{
+    struct engine_command flush = {
+        .kind = ENGINE__COMMAND_KIND__FLUSH, .dst = {in(FILE_ONE, 0)}, .n_dst = 1};
+
+    add_file(FILE_ONE, 0, BYTES, true);
+    must(flush);
+    flush.dst[0].segment = MEMORY;
+    ck_assert_int_eq(run(flush)->status, CST_EUNSUPPORTED);
+    flush.dst[0].segment = FILE_TWO;
+    ck_assert_int_eq(run(flush)->status, CST_ENOTFOUND);
+}
+END_TEST
+
 /* -- failures ------------------------------------------------------------------------------- */
 
 static void set_up_failing(void)
@@ -431,6 +446,7 @@ int main(void)
     tcase_add_test(commands, test_many);
     tcase_add_test(commands, test_only_copies);
     tcase_add_test(commands, test_fill);
+    tcase_add_test(commands, test_flush);
     tcase_add_test(faults, test_error);
     tcase_add_test(faults, test_zeros_fail);
     tcase_add_test(faults, test_other_rows);
