@@ -12,8 +12,9 @@
  * Each row of states has two places, `twin` bytes apart (DurableLayout). The seal says which place
  * has the states of its step.
  *
- * The daemon writes the files, and client/checkpoint/adopt.c reads them. Anybody may have changed
- * them: whoever reads a value checks it. */
+ * The daemon has the engines of the drives write the files (daemon/job/durable.h), and
+ * client/checkpoint/adopt.c reads them. Anybody may have changed them: whoever reads a value checks
+ * it. */
 #ifndef CST_DURABLE_H
 #define CST_DURABLE_H
 

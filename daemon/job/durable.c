@@ -4,10 +4,10 @@
 #include "daemon/base/daemon_state.h"
 #include "daemon/base/log.h"
 #include "daemon/budget/arena.h"
-#include "daemon/job/core_driver.h"
-#include "daemon/job/job.h"
 #include "daemon/engine/engines.h"
+#include "daemon/job/core_driver.h"
 #include "daemon/job/durable_description.h"
+#include "daemon/job/job.h"
 #include "daemon/ledger/describe.h"
 #include "daemon/memory/files.h"
 #include "daemon/memory/tiers/tier.h"
@@ -247,7 +247,7 @@ static bool is_sealed(const struct cstd_job *job)
 
 /* -- phases ----------------------------------------------------------------------------------- */
 
-/* What the files have, unless this daemon knows it. */
+/* What the file has. */
 static int read_start(struct cstd_job *job, struct cst_err *err)
 {
     const struct cstd_records *records = &job->memory.records;
@@ -258,19 +258,15 @@ static int read_start(struct cstd_job *job, struct cst_err *err)
                                   .n_dst = 1,
                                   .bytes = records->start_bytes};
 
-    return job->durable.described ? CST_OK : submit(job, 0, &command, err);
+    return submit(job, 0, &command, err);
 }
 
-/* Describe the files, unless a daemon has done that. */
+/* Describe the files, unless an earlier daemon has done that. */
 static int look_at_start(struct cstd_job *job, struct cst_err *err)
 {
     struct cstd_durable *durable = &job->durable;
-    const struct cst_durable_head *head;
+    const struct cst_durable_head *head = cstd_durable_head_in(job->memory.records.at);
 
-    if (durable->described) {
-        return CST_OK;
-    }
-    head = cstd_durable_head_in(job->memory.records.at);
     if (head == NULL) {
         return describe(job, err);
     }
@@ -285,52 +281,32 @@ static int write_description(struct cstd_job *job, struct cst_err *err)
     const struct cstd_records *records = &job->memory.records;
     const struct cst_durable_head *head = (void *)(records->at + cstd_records_head(records, 0));
 
-    if (job->durable.described) {
-        return CST_OK;
-    }
     memcpy(job->durable.id, head->id, sizeof head->id);
     return write_part(job, 0, cstd_records_text(records), records->description, 0,
                       cst_round_up(head->job_bytes + head->layout_bytes, CST_DURABLE_BLOCK), err);
 }
 
-/* The description lasts before a head says where it is. */
-static int flush_description(struct cstd_job *job, struct cst_err *err)
-{
-    return job->durable.described ? CST_OK : flush(job, 0, err);
-}
-
-/* Those of the first file are written last, so that they are there when all others are. */
 static int write_other_heads(struct cstd_job *job, struct cst_err *err)
 {
     int rc = CST_OK;
 
     for (uint32_t i = 1; i < job->memory.records.n_files && rc == CST_OK; i++) {
-        rc = job->durable.described ? CST_OK : write_heads(job, i, err);
+        rc = write_heads(job, i, err);
     }
     return rc;
 }
 
-static int flush_other_heads(struct cstd_job *job, struct cst_err *err)
+static int write_first_heads(struct cstd_job *job, struct cst_err *err)
 {
-    int rc = CST_OK;
-
-    for (uint32_t i = 1; i < job->memory.records.n_files && rc == CST_OK; i++) {
-        rc = job->durable.described ? CST_OK : flush(job, i, err);
-    }
-    return rc;
+    return write_heads(job, 0, err);
 }
 
-static int write_first_head(struct cstd_job *job, struct cst_err *err)
+static int flush_first(struct cstd_job *job, struct cst_err *err)
 {
-    return job->durable.described ? CST_OK : write_heads(job, 0, err);
+    return flush(job, 0, err);
 }
 
-static int flush_first_head(struct cstd_job *job, struct cst_err *err)
-{
-    return job->durable.described ? CST_OK : flush(job, 0, err);
-}
-
-static int flush_states(struct cstd_job *job, struct cst_err *err)
+static int flush_all(struct cstd_job *job, struct cst_err *err)
 {
     int rc = CST_OK;
 
@@ -340,6 +316,8 @@ static int flush_states(struct cstd_job *job, struct cst_err *err)
     return rc;
 }
 
+/* If the engine dies meanwhile, the next one writes the same bytes again. So a record that was
+ * whole stays whole if the power is lost then. */
 static int write_record(struct cstd_job *job, struct cst_err *err)
 {
     const struct cstd_records *records = &job->memory.records;
@@ -356,14 +334,28 @@ static int write_record(struct cstd_job *job, struct cst_err *err)
 
 static int flush_record(struct cstd_job *job, struct cst_err *err)
 {
-    return job->durable.sealed ? CST_OK : flush(job, 0, err);
+    return job->durable.sealed ? CST_OK : flush_first(job, err);
 }
 
-/* Each one submits commands, or none if nothing is to be done. */
-static int (*const phases[])(struct cstd_job *job, struct cst_err *err) = {
-    read_start,        look_at_start,     write_description, flush_description,
-    write_other_heads, flush_other_heads, write_first_head,  flush_first_head,
-    flush_states,      write_record,      flush_record};
+/* Each phase submits commands, or none if it has nothing to do. */
+static const struct {
+    bool once; /* It is left out if the files are described. */
+    int (*begin)(struct cstd_job *job, struct cst_err *err);
+} phases[] = {
+    {true, read_start},
+    {true, look_at_start},
+    /* The description and the other heads last before the heads of the first file, which an
+     * adoption begins with. */
+    {true, write_description},
+    {true, write_other_heads},
+    {true, flush_all},
+    {true, write_first_heads},
+    {true, flush_first},
+    /* The states of the step last before its record. */
+    {false, flush_all},
+    {false, write_record},
+    {false, flush_record},
+};
 
 enum { N_PHASES = sizeof phases / sizeof phases[0] };
 
@@ -396,7 +388,10 @@ static int go_on(struct cstd_job *job)
     struct cst_err err;
 
     while (durable->n_pending == 0 && durable->err.status == CST_OK && durable->phase < N_PHASES) {
-        if (phases[durable->phase++](job, &err) != CST_OK) {
+        const unsigned phase = durable->phase++;
+
+        if (!(phases[phase].once && durable->described) &&
+            phases[phase].begin(job, &err) != CST_OK) {
             durable->err = err;
         }
     }

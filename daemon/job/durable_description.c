@@ -4,7 +4,6 @@
 #include "daemon/budget/arena.h"
 #include "daemon/job/job.h"
 #include "daemon/ledger/describe.h"
-#include "daemon/memory/upkeep.h"
 #include "proto/cistern.pb-c.h"
 
 #include <errno.h>
@@ -15,14 +14,6 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-enum {
-    /* Most bytes of a packed DurableChunk without rows, and of a packed DurableRow. */
-    CHUNK_PACKED = 32,
-    ROW_PACKED = 64,
-    /* The same of a tensor's offset and of the steps that it has missed. */
-    TENSOR_PACKED = 20,
-};
-
 /* Places of rows, which point into each other. */
 struct places {
     Cistern__DurableLayout message;
@@ -30,17 +21,6 @@ struct places {
     Cistern__DurableRow *rows, **row_list;
     uint64_t *offsets;
 };
-
-uint64_t cstd_durable_description_bytes(const struct cstd_job *job)
-{
-    const uint64_t rows = CST_ROW_COUNT - CST_ROW_MASTER;
-
-    return job->layout.states.durable
-               ? cstd_upkeep_description(job) +
-                     job->layout.n_chunks * (CHUNK_PACKED + rows * ROW_PACKED) +
-                     (uint64_t)job->model.n_tensors * TENSOR_PACKED
-               : 0;
-}
 
 /* -- places of rows --------------------------------------------------------------------------- */
 

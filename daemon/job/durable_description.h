@@ -11,9 +11,6 @@
 struct cstd_job;
 struct cstd_progress;
 
-/* Most bytes of the description of @job, which has a layout; 0: the job is not durable. */
-uint64_t cstd_durable_description_bytes(const struct cstd_job *job);
-
 /* Make the description of @job, which has made @progress, and the heads of all files. Any thread,
  * while the job has its model, its layout and its memory. CST_ENOMEM: out of memory, or the file
  * has too little space for the description. CST_EIO: there are no random bytes. */

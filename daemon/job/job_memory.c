@@ -2,7 +2,6 @@
 #include "daemon/job/job_memory.h"
 
 #include "daemon/job/durable.h"
-#include "daemon/job/durable_description.h"
 #include "daemon/job/migrate.h"
 #include "daemon/job/reshape.h"
 #include "daemon/memory/device_reservation.h"
@@ -27,7 +26,7 @@ int cstd_job_memory_open(struct cstd_job *job, struct cst_err *err)
         .base = job->base != NULL ? &job->base->memory : NULL,
         .inherited = cstd_reshape_arenas(job),
         .sparse = job->migrate != NULL,
-        .description_bytes = cstd_durable_description_bytes(job)};
+        .description_bytes = cstd_upkeep_durable_description(job)};
     char arenas[CST_SIZE_TEXT], slabs[CST_SIZE_TEXT];
     int rc;
 

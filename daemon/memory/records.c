@@ -21,6 +21,32 @@ uint32_t cstd_records_file(const struct cstd_records *records, uint32_t engine)
     return i;
 }
 
+/* The sizes for a job of @layout with states in @n_files files, without segments. */
+static struct cstd_records size(const struct cst_layout *layout, uint32_t n_files,
+                                uint64_t description_bytes)
+{
+    const uint32_t n_rows = CST_ROW_COUNT - CST_ROW_MASTER;
+
+    return (struct cstd_records){.n_files = n_files,
+                                 .start_bytes = cst_durable_reserve(layout->n_chunks, n_rows),
+                                 .seal_bytes = cst_durable_seal_bytes(layout->n_chunks, n_rows),
+                                 .description_bytes =
+                                     cst_round_up(description_bytes, CST_DURABLE_BLOCK)};
+}
+
+static uint64_t buffer_bytes(const struct cstd_records *records)
+{
+    return cstd_records_text(records) + records->description_bytes;
+}
+
+uint64_t cstd_records_buffer_bytes(const struct cst_layout *layout, uint32_t n_files,
+                                   uint64_t description_bytes)
+{
+    const struct cstd_records records = size(layout, n_files, description_bytes);
+
+    return buffer_bytes(&records);
+}
+
 /* -- segments of files ------------------------------------------------------------------------ */
 
 /* Make a segment of @bytes at @offset of the file of @rows, a segment of rows of states. What an
@@ -101,15 +127,14 @@ static int open_description(struct cstd_memory *memory, uint64_t offset, struct 
 static int open_buffer(struct cstd_memory *memory, struct cst_err *err)
 {
     struct cstd_records *records = &memory->records;
-    const uint64_t bytes = cstd_records_text(records) + records->description_bytes;
+    const uint64_t bytes = buffer_bytes(records);
     struct cst_set engines = cst_set_of(0);
     int rc = cstd_segment_open(&records->buffer, cstd_engines_segment_id(memory->daemon->engines),
-                               bytes, memory->daemon->host, memory->account, memory->name, err);
+                               bytes, NULL, NULL, memory->name, err);
 
     if (rc != CST_OK) {
         return rc;
     }
-    cstd_segment_keep_private(records->buffer);
     for (uint32_t i = 0; i < records->n_files; i++) {
         cst_set_add(&engines, records->engines[i]);
     }
@@ -129,16 +154,11 @@ static int open_buffer(struct cstd_memory *memory, struct cst_err *err)
 int cstd_records_open(struct cstd_memory *memory, const struct cstd_memory_request *request,
                       struct cst_err *err)
 {
-    const struct cst_layout *layout = request->layout;
-    const uint32_t n_rows = CST_ROW_COUNT - CST_ROW_MASTER;
     uint64_t end = 0;
     int rc;
 
-    memory->records = (struct cstd_records){
-        .start_bytes = cst_durable_reserve(layout->n_chunks, n_rows),
-        .seal_bytes = cst_durable_seal_bytes(layout->n_chunks, n_rows),
-        .description_bytes = cst_round_up(request->description_bytes, CST_DURABLE_BLOCK)};
-    rc = open_starts(memory, layout, &end, err);
+    memory->records = size(request->layout, 0, request->description_bytes);
+    rc = open_starts(memory, request->layout, &end, err);
     rc = rc == CST_OK ? open_description(memory, cst_round_up(end, CST_DURABLE_BLOCK), err) : rc;
     return rc == CST_OK ? open_buffer(memory, err) : rc;
 }

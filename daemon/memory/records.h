@@ -26,7 +26,7 @@ struct cstd_records {
     struct cstd_segment *starts[CST_LAYOUT_MAX_DEVICES];
     /* The place behind the rows of file 0. NULL: an earlier daemon has left none. */
     struct cstd_segment *description;
-    struct cstd_segment *buffer; /* NULL: the job is not durable. */
+    struct cstd_segment *buffer; /* Charged with the job's upkeep. NULL: the job is not durable. */
     char *at;                    /* The buffer, mapped. */
     uint64_t start_bytes;        /* Bytes of each of `starts`. */
     uint64_t seal_bytes;         /* Bytes of a seal's place. */
@@ -48,6 +48,12 @@ static inline uint64_t cstd_records_text(const struct cstd_records *records)
 {
     return cstd_records_head(records, records->n_files);
 }
+
+/* Bytes of the buffer of a job of @layout with states in @n_files files and a description of at
+ * most
+ * @description_bytes. */
+uint64_t cstd_records_buffer_bytes(const struct cst_layout *layout, uint32_t n_files,
+                                   uint64_t description_bytes);
 
 /* The number of the file on the drive of engine @engine; n_files: there is none. */
 uint32_t cstd_records_file(const struct cstd_records *records, uint32_t engine);

@@ -26,6 +26,11 @@ enum {
     LEDGER_PLAN_CHUNK = 16,
     STAGING_FILES = 2, /* As in cstd_segment_open. */
     OWN_FILES = 2,     /* The description and the ledger. */
+    /* Most bytes of a packed DurableChunk without rows, of a packed DurableRow, and of a tensor's
+     * offset and the steps that it has missed. */
+    DURABLE_CHUNK = 32,
+    DURABLE_ROW = 64,
+    DURABLE_TENSOR = 20,
 };
 
 /* -- sizes ------------------------------------------------------------------------------------ */
@@ -39,6 +44,26 @@ uint64_t cstd_upkeep_description(const struct cstd_job *job)
 {
     return DESCRIPTION_HEAD + text_bytes(job->spec.model.model_config) +
            text_bytes(job->spec.model.adapter_config) + cst_model_packed_bytes(&job->model);
+}
+
+uint64_t cstd_upkeep_durable_description(const struct cstd_job *job)
+{
+    const uint64_t n_rows = CST_ROW_COUNT - CST_ROW_MASTER;
+
+    return job->layout.states.durable
+               ? cstd_upkeep_description(job) +
+                     job->layout.n_chunks * (DURABLE_CHUNK + n_rows * DURABLE_ROW) +
+                     (uint64_t)job->model.n_tensors * DURABLE_TENSOR
+               : 0;
+}
+
+/* Bytes of the buffer of the job's records. */
+static uint64_t records_bytes(const struct cstd_job *job)
+{
+    return job->layout.states.durable
+               ? cstd_records_buffer_bytes(&job->layout, job->files.n,
+                                           cstd_upkeep_durable_description(job))
+               : 0;
 }
 
 static uint64_t ledger_bytes(const struct cstd_job *job)
@@ -71,7 +96,7 @@ static uint32_t staging_segments(const struct cstd_job *job)
 
 static uint64_t own_bytes(const struct cstd_job *job)
 {
-    return table_bytes(job) + cstd_upkeep_description(job) + ledger_bytes(job);
+    return table_bytes(job) + cstd_upkeep_description(job) + ledger_bytes(job) + records_bytes(job);
 }
 
 uint64_t cstd_upkeep_bytes(const struct cstd_job *job)
@@ -81,7 +106,7 @@ uint64_t cstd_upkeep_bytes(const struct cstd_job *job)
 
 unsigned cstd_upkeep_files(const struct cstd_job *job)
 {
-    return OWN_FILES + staging_segments(job) * STAGING_FILES;
+    return OWN_FILES + job->layout.states.durable + staging_segments(job) * STAGING_FILES;
 }
 
 /* -- charging --------------------------------------------------------------------------------- */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a job needs in addition to its arenas and pools as long as it has memory: the daemon's own
- * tables of it, one description (describe.h), its ledger, and the smallest staging segments through
- * which each rank writes its states and one connection saves them. All of it is charged when the
- * job is admitted. Hence a job can always be saved, written and kept, whatever other jobs take
- * later. Loop thread only. */
+ * tables of it, one description (describe.h), its ledger, the buffer of its records (records.h),
+ * and the smallest staging segments through which each rank writes its states and one connection
+ * saves them. All of it is charged when the job is admitted. Hence a job can always be saved,
+ * written and kept, whatever other jobs take later. Loop thread only. */
 #ifndef CSTD_UPKEEP_H
 #define CSTD_UPKEEP_H
 
@@ -31,6 +31,10 @@ unsigned cstd_upkeep_files(const struct cstd_job *job);
 
 /* Upper bound for the bytes of the description of @job. */
 uint64_t cstd_upkeep_description(const struct cstd_job *job);
+
+/* Upper bound for the bytes of the description in the files of @job, which has a layout: that of
+ * the job, and where its rows are (proto/durable.h). 0: the job is not durable. */
+uint64_t cstd_upkeep_durable_description(const struct cstd_job *job);
 
 /* Charge them. @force: even beyond the limits, because the job exists. CST_EBUDGET: a limit is
  * exceeded, and nothing is charged. */

@@ -4,7 +4,6 @@
 #include "daemon/base/daemon_state.h"
 #include "daemon/job/base_job.h"
 #include "daemon/job/commit.h"
-#include "daemon/job/durable_description.h"
 #include "daemon/job/declare.h"
 #include "daemon/job/job_core.h"
 #include "daemon/job/worker.h"
@@ -335,7 +334,8 @@ static int open_memory(struct cstd_job *job, struct cstd_kept_job *kept, struct 
                                           .reservations = reservations,
                                           .base = job->base != NULL ? &job->base->memory : NULL,
                                           .sparse = cstd_kept_job_is_moving(kept),
-                                          .description_bytes = cstd_durable_description_bytes(job)};
+                                          .description_bytes =
+                                              cstd_upkeep_durable_description(job)};
     int rc;
 
     for (uint32_t r = 0; r < job->world; r++) {

@@ -127,11 +127,11 @@ struct cst_job_states {
     /* Each committed step lasts, even if the machine stops or loses power: the files have names,
      * NAME.N.cistern in the directories of `disk` (the job's name, and a number for each), and stay
      * when the job ends. They have two places for each state, and so twice the size, and a record
-     * of the last step; nothing is written twice. cst_adopt and `cistern adopt` make a checkpoint
-     * of the files. A step is committed when the one before is on the drives: its states are
-     * written and flushed under the forward and the backward pass in between. After a crash the
-     * last step that was reported may therefore be missing; cst_job_leave waits for it. Equal in
-     * all ranks.
+     * of the last step; nothing is written twice. Their space is taken by cst_commit. cst_adopt and
+     * `cistern adopt` make a checkpoint of the files. A step is committed when the one before is on
+     * the drives: its states are written and flushed under the forward and the backward pass in
+     * between. After a crash the last step that was reported may therefore be missing;
+     * cst_job_leave waits for it. Equal in all ranks.
      *
      * Needs all states in files: CST_EINVAL without `disk`, and with disk_bytes, masters that are
      * CST_MASTERS_SPLIT, an overlap other than CST_OVERLAP_COMMIT, CST_UNUSED_SKIP or a base job.
