@@ -30,7 +30,8 @@ adopt() {
     ./cistern adopt "$files/$1".*.cistern "$tmp/adopted" >"$tmp/adopt.log" 2>&1 || fail "adopt: $(cat "$tmp/adopt.log")"
 }
 unused() {
-    ! ./cistern adopt "$1" "$tmp/none" 2>&1 | grep -q 'is used by a daemon' && rm -rf "$tmp/none"
+    ./cistern adopt "$1" "$tmp/none" >"$tmp/unused.log" 2>&1 || ! has 'is used by a daemon' "$tmp/unused.log" || return 1
+    rm -rf "$tmp/none"
 }
 
 # After the end of everything, the checkpoint of a durable job is, byte for byte, the one that was saved before: with every format of
