@@ -430,6 +430,13 @@ void cstd_daemon_run(struct cstd_daemon *daemon)
     (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
 }
 
+/* What is left of @job when it is over. */
+static const char *remains_of(const struct cstd_job *job)
+{
+    return job->spec.states.durable ? "'cistern adopt FILE... DIR' makes a checkpoint of its files"
+                                    : "its states are lost";
+}
+
 /* Return why the connection of a worker of @job ends. @job is NULL if the peer has no job. */
 static struct cst_err words_of_end(const struct cstd_job *job)
 {
@@ -450,16 +457,14 @@ static struct cst_err words_of_end(const struct cstd_job *job)
             &why, CST_EDRAINING,
             job->daemon->keeper.limit > 0
                 ? "the daemon is shutting down: if the service is restarted, job '%s' "
-                  "goes on after step %llu, and if it is stopped, its states are lost"
+                  "goes on after step %llu, and if it is stopped, %s"
                 : "the daemon is replaced: job '%s' goes on after step %llu",
-            job->name, (unsigned long long)stats.step);
+            job->name, (unsigned long long)stats.step, remains_of(job));
         return why;
     }
     (void)cst_err_set(&why, CST_EDRAINING,
                       "the daemon is shutting down, and job '%s' ends with it at step %llu: %s",
-                      job->name, (unsigned long long)stats.step,
-                      job->spec.states.durable ? "'cistern adopt' makes a checkpoint of its files"
-                                               : "its states are lost");
+                      job->name, (unsigned long long)stats.step, remains_of(job));
     return why;
 }
 

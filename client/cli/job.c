@@ -29,7 +29,45 @@ static void print_states(const Cistern__JobInfo *job, FILE *out)
     if (job->has_device_states) {
         (void)fprintf(out, ", %s on devices", cli_bytes(job->device_states, text));
     }
+    if (job->has_drive_bytes) {
+        (void)fprintf(out, ", %s on drives", cli_bytes(job->drive_bytes, text));
+    }
     (void)fprintf(out, "\n");
+}
+
+/* Print the file of a job on a drive. @durable: it should have a name. */
+static void print_file(const Cistern__StateFile *file, bool durable, FILE *out)
+{
+    (void)fprintf(out, "%s on drive %s", file->path, file->drive);
+    if (file->unnamed) {
+        (void)fprintf(out, durable ? ", which was removed: nothing will be left of it"
+                                   : ", without a name");
+    }
+}
+
+/* Print the files with states on drives, and what a loss of power leaves. */
+static void print_files(const Cistern__JobInfo *job, FILE *out)
+{
+    char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES];
+
+    for (size_t i = 0; i < job->n_files; i++) {
+        const Cistern__StateFile *file = job->files[i];
+
+        (void)fprintf(out, "file      ");
+        print_file(file, job->durable, out);
+        (void)fprintf(out, ": %s, states of %u of %u chunks, updated in %s of host memory\n",
+                      cli_bytes(file->bytes, a), file->n_chunks, job->n_chunks,
+                      cli_bytes(file->buffer_bytes, b));
+    }
+    if (job->has_recorded_step) {
+        (void)fprintf(
+            out,
+            "recorded  step %llu: 'cistern adopt FILE... DIR' makes a checkpoint of it if "
+            "the job is lost\n",
+            (unsigned long long)job->recorded_step);
+    } else if (job->durable) {
+        (void)fprintf(out, "recorded  no step since this daemon has the job\n");
+    }
 }
 
 /* Print when and where chunks are updated, and how much longer steps take because of the
@@ -194,6 +232,7 @@ static void print_head(const Cistern__JobInfo *job, FILE *out)
         (unsigned long long)job->chunks_reducing);
     print_kinds(job, out);
     print_states(job, out);
+    print_files(job, out);
     if (job->has_micro_batches) {
         (void)fprintf(out, "step      of %u micro-batches, gradients in fp32\n",
                       job->micro_batches);
@@ -337,6 +376,31 @@ int cli_job(struct cli *cli)
 
 /* -- explain ---------------------------------------------------------------------------------- */
 
+/* Print where rows of states lie in files. */
+static void print_places(const Cistern__ExplainReply *reply)
+{
+    for (size_t i = 0; i < reply->n_places; i++) {
+        const Cistern__StatePlace *place = reply->places[i];
+
+        if (place->file >= reply->n_files) {
+            continue;
+        }
+        (void)printf("%s of the chunk: %llu bytes at %llu", place->row,
+                     (unsigned long long)place->bytes, (unsigned long long)place->offset);
+        if (place->has_twin_offset) {
+            (void)printf(" and at %llu, which steps write in turn,",
+                         (unsigned long long)place->twin_offset);
+        }
+        (void)printf(" of ");
+        print_file(reply->files[place->file], place->has_twin_offset);
+        (void)printf("\n");
+    }
+    if (reply->has_recorded_step && reply->n_places > 0) {
+        (void)printf("the last step that is recorded on the drives is %llu\n",
+                     (unsigned long long)reply->recorded_step);
+    }
+}
+
 int cli_explain(struct cli *cli)
 {
     Cistern__Explain msg = CISTERN__EXPLAIN__INIT;
@@ -362,6 +426,7 @@ int cli_explain(struct cli *cli)
         for (size_t i = 0; i < reply->n_lines; i++) {
             (void)printf("%s\n", reply->lines[i]);
         }
+        print_places(reply);
     }
     cstc_call_reset(&call);
     return good ? CLI_EXIT_OK : CLI_EXIT_FAILURE;

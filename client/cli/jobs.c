@@ -39,6 +39,8 @@ static void add_updates(struct cli_table *table, const Cistern__JobInfo *job)
 
 static void add_progress(struct cli_table *table, const Cistern__JobInfo *job)
 {
+    char text[CLI_HUMAN_BYTES];
+
     if (job->has_last_loss && job->step > 0) {
         cli_table_cell(table, "%.4f", job->last_loss);
     } else {
@@ -47,6 +49,7 @@ static void add_progress(struct cli_table *table, const Cistern__JobInfo *job)
     add_seconds(table, job->has_step_seconds && job->step_seconds > 0, job->step_seconds);
     add_updates(table, job);
     add_seconds(table, job->has_idle_s && job->idle_s > 0, job->idle_s);
+    cli_table_cell(table, "%s", job->has_drive_bytes ? cli_bytes(job->drive_bytes, text) : "-");
 }
 
 static void add_job(struct cli_table *table, const void *item)
@@ -81,7 +84,7 @@ static size_t items_of(const ProtobufCMessage *page, ProtobufCMessage ***items, 
 static const char *const titles[] = {"JOB",     "UID",      "STATE",    ">RANKS", ">STEP",
                                      ">PARAMS", ">MEMORY",  ">B/PARAM", ">LOSS",  ">STEP TIME",
                                      ">K",      ">EXPOSED", ">HIDDEN",  ">AHEAD", ">DROPPED",
-                                     ">IDLE",   NULL};
+                                     ">IDLE",   ">DRIVES",  NULL};
 
 const struct cli_list cli_jobs_list = {
     .get = CISTERN__MSG_TYPE__MSG_JOB_LIST,

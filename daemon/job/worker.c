@@ -388,10 +388,12 @@ static int find_or_make(struct cstd_session *session, const struct cstd_job_requ
         *settled = *request;
     }
     if (request->again) {
-        return cst_err_set(
-            err, CST_ELOST,
-            "job '%s' did not outlive the earlier daemon process: its states are lost",
-            request->spec.name);
+        return cst_err_set(err, CST_ELOST,
+                           "job '%s' did not outlive the earlier daemon process: %s",
+                           request->spec.name,
+                           request->spec.states.durable
+                               ? "'cistern adopt FILE... DIR' makes a checkpoint of its files"
+                               : "its states are lost");
     }
     rc = settle_request(NULL, settled, err);
     rc = rc == CST_OK ? cstd_job_make(session, settled, out, err) : rc;

@@ -49,15 +49,37 @@ void cstd_files_close_apart(int fd)
 
 /* -- checks ------------------------------------------------------------------------------------ */
 
-const char *cstd_files_path(int fd, char out[160])
+static const char *read_path(int fd, char out[], size_t size)
 {
     char link[40];
     ssize_t n;
 
     (void)snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    n = readlink(link, out, 159);
+    n = readlink(link, out, size - 1);
     out[n > 0 ? n : 0] = '\0';
     return out;
+}
+
+const char *cstd_files_path(int fd, char out[160])
+{
+    return read_path(fd, out, 160);
+}
+
+bool cstd_files_name(int fd, char out[], size_t size)
+{
+    static const char deleted[] = " (deleted)"; /* The kernel's word for a file without a name. */
+    struct statx st;
+    size_t length = strlen(read_path(fd, out, size));
+
+    if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_NLINK, &st) == 0 &&
+        st.stx_nlink > 0) {
+        return false;
+    }
+    length -= length >= sizeof deleted ? sizeof deleted - 1 : 0;
+    if (strcmp(out + length, deleted) == 0) {
+        out[length] = '\0';
+    }
+    return true;
 }
 
 /* No other job may write there. The lock belongs to the open file, and ends with its last

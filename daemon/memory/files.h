@@ -37,6 +37,11 @@ void cstd_files_close_apart(int fd);
  * @out. Any thread. */
 const char *cstd_files_path(int fd, char out[160]);
 
+/* Write the path of the file @fd, whole, to @out. True: the file has no name, or has none any more,
+ * and the path says in which directory it is; also if the name cannot be found out (@out is
+ * empty). */
+bool cstd_files_name(int fd, char out[], size_t size);
+
 /* Take the @n files @fds in place of those in @files, which no segment uses. The descriptors are
  * owned by @files on success, and stay the caller's otherwise. CST_EINVAL: one is not a file of its
  * own drive that can be read and written with O_DIRECT, or there are too many; CST_EBUSY: another

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Descriptions of jobs for people and programs: serves JobList, JobInfo and Explain. */
+/* Descriptions of jobs for people and programs: serves JobList and JobInfo. */
 #include "daemon/serve/job_info.h"
 
 #include "daemon/job/base_job.h"
@@ -11,6 +11,7 @@
 #include "daemon/memory/set_aside.h"
 #include "daemon/serve/job_use.h"
 #include "daemon/serve/serve.h"
+#include "daemon/serve/state_files.h"
 #include "proto/job_states.h"
 #include "proto/optimizers.h"
 #include "proto/size.h"
@@ -24,7 +25,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-enum { JOB_PAGE = 32, EXPLAIN_LINES = 224, NAMED_USERS = 16 };
+enum { JOB_PAGE = 32, NAMED_USERS = 16 };
 
 static double seconds_since(uint64_t then)
 {
@@ -254,20 +255,25 @@ static double state_bytes(const struct cstd_job *job)
     return elems > 0 ? bytes / elems : expected_bytes(job);
 }
 
-/* Fill in the bytes of device reservations and of states on accelerators. Before there is a layout,
- * the requested sizes of the states are reported. */
+/* Fill in the bytes of device reservations and of states on accelerators, and those of states on
+ * drives. Before there is a layout, the requested sizes of the states on accelerators are
+ * reported. */
 static void fill_accelerators(const struct cstd_job *job, Cistern__JobInfo *out)
 {
     struct cstd_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES];
     uint32_t n = cstd_device_reservation_list(job, reservations);
 
     for (uint32_t i = 0; i < n; i++) {
-        out->device_update_bytes += reservations[i].bytes;
+        out->device_update_bytes +=
+            cstd_state_files_on(job, reservations[i].tier->number) ? 0 : reservations[i].bytes;
     }
     for (uint32_t r = 0; r < job->world && !cstd_job_has_layout(job); r++) {
         out->device_states += job->workers[r].device_states;
     }
-    out->device_states += cstd_job_has_layout(job) ? job->layout.device_bytes : 0;
+    out->drive_bytes = cstd_state_files_bytes(job);
+    out->has_drive_bytes = out->drive_bytes > 0;
+    out->device_states +=
+        cstd_job_has_layout(job) ? job->layout.device_bytes - out->drive_bytes : 0;
 }
 
 /* Fill in the options of the job. */
@@ -334,6 +340,8 @@ static void fill_job(const struct cstd_job *job, Cistern__JobInfo *out)
     out->base_bytes = job->memory.n_segments > 0 ? job->memory.base_bytes : 0;
     fill_options(job, out);
     fill_drift(&job->drift, out);
+    out->has_durable = out->durable = job->spec.states.durable;
+    out->has_recorded_step = cstd_state_files_recorded(job, &out->recorded_step);
     out->plan = job->plan.valid ? (char *)(uintptr_t)job->plan.words : NULL;
     out->step = job->state == CSTD_JOB_REVIVING ? job->ledger.step : 0;
     if (job->core != NULL && job->state != CSTD_JOB_REVIVING) {
@@ -385,6 +393,7 @@ struct details {
     Cistern__ClassInfo classes[CST_LAYOUT_MAX_CLASSES], *class_pointers[CST_LAYOUT_MAX_CLASSES];
     Cistern__PatternInfo patterns[CST_PATTERN_COUNT], *pattern_pointers[CST_PATTERN_COUNT];
     char *users[NAMED_USERS];
+    struct cstd_state_files files;
 };
 
 static void fill_classes(const struct cstd_job *job, struct details *details, Cistern__JobInfo *out)
@@ -479,6 +488,9 @@ void cstd_serve_job_info(struct cstd_session *session, uint64_t id, void *body)
     fill_classes(job, &details, &info);
     fill_patterns(job, &details, &info);
     fill_users(job, &details, &info);
+    cstd_state_files_describe(job, &details.files);
+    info.n_files = details.files.n;
+    info.files = details.files.pointers;
     info.has_n_groups = job->model.n_groups > 1;
     info.n_groups = job->model.n_groups - 1;
     fill_edges(job, &info);
@@ -491,76 +503,4 @@ void cstd_serve_job_info(struct cstd_session *session, uint64_t id, void *body)
     info.waits_for = waits_for(job, waits, sizeof waits);
     reply.job = &info;
     cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &reply.base, NULL, 0);
-}
-
-/* -- explain -------------------------------------------------------------------------------- */
-
-/* Write lines about the tiers of all ranks' pools. */
-static unsigned explain_devices(const struct cstd_job *job, char lines[][192], unsigned max)
-{
-    unsigned n = 0;
-
-    for (uint32_t r = 0; r < job->world && n < max; r++) {
-        const struct cstd_tier *tier = job->workers[r].tier;
-
-        n += tier->kind->explain(tier, r, lines + n, max - n);
-    }
-    return n;
-}
-
-static void explain(struct cstd_session *session, uint64_t id, const struct cstd_job *job,
-                    uint32_t tensor)
-{
-    const struct cst_layout_tensor *t = &job->model.tensors[tensor];
-    Cistern__ExplainReply reply = CISTERN__EXPLAIN_REPLY__INIT;
-    char lines[EXPLAIN_LINES][192], *pointers[EXPLAIN_LINES];
-    unsigned n = 1;
-
-    (void)snprintf(lines[0], sizeof lines[0],
-                   "tensor '%s': %" PRIu64 " elements at element %" PRIu64
-                   " of chunk %u of %u (size class %u), used by %u operators",
-                   t->name, t->n_elems, t->offset, t->chunk, job->layout.n_chunks,
-                   job->layout.chunks[t->chunk].size_class, t->n_uses);
-    n += cst_core_explain(job->core, t->chunk, lines + n, EXPLAIN_LINES - n);
-    n += cstd_planner_explain(job, job->layout.chunks[t->chunk].size_class, lines + n,
-                              EXPLAIN_LINES - n);
-    n += explain_devices(job, lines + n, EXPLAIN_LINES - n);
-    n += cstd_comms_explain(job, lines + n, EXPLAIN_LINES - n);
-    n += cstd_edge_slots_explain(job, lines + n, EXPLAIN_LINES - n);
-    for (unsigned i = 0; i < n; i++) {
-        pointers[i] = lines[i];
-    }
-    reply.n_lines = n;
-    reply.lines = pointers;
-    reply.chunk = t->chunk;
-    reply.offset = t->offset;
-    reply.n_elems = t->n_elems;
-    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_EXPLAIN_REPLY, &reply.base, NULL, 0);
-}
-
-void cstd_serve_explain(struct cstd_session *session, uint64_t id, void *body)
-{
-    const Cistern__Explain *message = body;
-    struct cstd_job *job;
-    struct cst_err err = {0};
-    uint32_t tensor;
-
-    if (cstd_serve_find_job(session, message->job, message->has_uid, message->uid, &job, &err) !=
-        CST_OK) {
-        cstd_session_error(session, id, &err);
-        return;
-    }
-    if (cstd_serve_wait(job, session, id, CISTERN__MSG_TYPE__MSG_EXPLAIN, &message->base,
-                        cstd_serve_explain)) {
-        return;
-    }
-    tensor = cst_model_find(&job->model, message->tensor);
-    if (tensor == UINT32_MAX) {
-        cstd_serve_error(session, id, CST_ENOTFOUND, "job '%s' has no tensor '%.255s'", job->name,
-                         message->tensor);
-    } else if (job->core == NULL) {
-        cstd_serve_error(session, id, CST_EINVAL, "job '%s' is not committed yet", job->name);
-    } else {
-        explain(session, id, job, tensor);
-    }
 }

@@ -56,6 +56,8 @@ struct cst_core_stats {
     /* Steps with gradients beyond proto/grad_limit.h, including the skipped ones. */
     uint64_t n_overflows;
     uint64_t adam_step; /* Number of optimizer steps that were applied. */
+    /* Of a durable job: the last step whose seal this core was told of; 0: none. */
+    uint64_t sealed_step;
     uint32_t chunks_clean, chunks_updating, chunks_reducing;
     uint32_t chunks_ahead; /* EARLY: chunks whose update of the uncommitted step was issued. */
     /* EARLY: gradients that were handed in again for chunks that were updated before the

@@ -236,6 +236,7 @@ void cst_commit_sealed(struct cst_core *core, const struct cst_event *event)
         return;
     }
     core->seal.state = CST_SEALED;
+    core->commit.sealed_step = core->step;
     cst_commit_close(core);
 }
 

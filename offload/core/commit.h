@@ -22,6 +22,7 @@ struct cst_commit {
     struct cst_hyper hyper; /* Hyper-parameters of the last step. */
     float factor;           /* Factor of the gradients in the updates of the last step. */
     bool guard;             /* The updates of the last step are guarded (overlap.c). */
+    uint64_t sealed_step;   /* The last step whose seal this core was told of; 0: none. */
     uint64_t held_ns; /* Time since which the commit waits for the end of a save; 0: it does not. */
     uint32_t *order;  /* Scratch: chunks in the order of their updates; owned. */
 };

@@ -414,6 +414,7 @@ void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
         .n_skipped = core->commit.n_skipped,
         .n_overflows = core->commit.n_overflows,
         .adam_step = core->commit.adam_step,
+        .sealed_step = core->commit.sealed_step,
         .commands_in_flight = core->flights.n,
         .n_dropped = core->collection.n_dropped,
         .has_hyper = core->commit.has_hyper,

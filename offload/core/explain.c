@@ -34,6 +34,14 @@ static void say(struct page *page, const char *fmt, ...)
     va_end(ap);
 }
 
+/* True if the chunk's states, which are apart, are updated where they are. */
+static bool computes_there(const struct cst_core *core, uint32_t c)
+{
+    const uint32_t r = cst_device_choice_own(core, c);
+
+    return core->device_updates.reservations[r].engine == core->chunks[c].tier;
+}
+
 static void explain_home(const struct cst_core *core, uint32_t c, struct page *page)
 {
     const struct cst_layout_chunk *at = &core->layout->chunks[c];
@@ -44,7 +52,7 @@ static void explain_home(const struct cst_core *core, uint32_t c, struct page *p
         " elements used; home: host memory of node %" PRIu32,
         c, core->n_chunks, at->n_tensors, at->n_elems,
         core->layout->classes[at->size_class].capacity, at->node);
-    if (cst_tier_is_apart(chunk->tier)) {
+    if (cst_tier_is_apart(chunk->tier) && computes_there(core, c)) {
         say(page, "its states are in the memory of engine %" PRIu32, chunk->tier);
     }
     if (!chunk->has_states && chunk->writes.n == 0) {
@@ -104,11 +112,8 @@ static void explain_update(const struct cst_core *core, uint32_t c, struct page 
         return;
     }
     if (cst_tier_is_apart(chunk->tier)) {
-        const struct cst_device_reservation *r =
-            &core->device_updates.reservations[cst_device_choice_own(core, c)];
-
         say(page,
-            r->engine == chunk->tier
+            computes_there(core, c)
                 ? "updated on the accelerator of engine %" PRIu32 ", which has its states"
                 : "updated in host memory, to which engine %" PRIu32 " brings its states",
             chunk->tier);

@@ -80,7 +80,7 @@ refused 'masters fp32 is possible' --disk "$files" --masters split
 refused 'overlap commit is possible' --disk "$files" --overlap delayed
 refused "tensor '.*' is frozen" --disk "$files" --lora 4
 cp "$files/d$((n - 1)).0.cistern" "$files/refused.0.cistern"
-refused "has the last step of an earlier job of this name: make a checkpoint of it with 'cistern adopt'" --disk "$files"
+refused "has the last step of an earlier job of this name: make a checkpoint of it with 'cistern adopt FILE... DIR'" --disk "$files"
 cmp -s "$files/d$((n - 1)).0.cistern" "$files/refused.0.cistern" || fail "the file of an earlier job was changed"
 echo text >"$files/refused.0.cistern"
 refused 'exists, and is no file of cistern' --disk "$files"

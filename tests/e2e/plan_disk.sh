@@ -67,7 +67,7 @@ same() {
     before=$(drives)
     train "$job" "$world" --disk "$list" "$@"
     ./cistern job "$job" --json >"$tmp/job"
-    used=$(jq -c '[.n_chunks, .device_states, .device_update_bytes]' "$tmp/job")
+    used=$(jq -c '[.n_chunks, .drive_bytes, ([.files[].buffer_bytes] | add)]' "$tmp/job")
     [ "$used" = "$(jq -c '[.plan.n_chunks, .disk.bytes, .disk.window_bytes]' "$tmp/planned")" ] ||
         fail "$job has $used chunks, bytes on drives and bytes of buffers: $(jq -c .disk "$tmp/planned")"
     last=
