@@ -56,6 +56,7 @@ int cst_rates_check(const struct cst_rates *rates, struct cst_err *err)
     if (rc == CST_OK) {
         rc = check_all("machine", 0, cst_rates_machine_fields, rates, err);
     }
+    rc = rc == CST_OK ? check_seconds("disk_flush_s", rates->disk_flush_s, err) : rc;
     return rc == CST_OK ? check_seconds("request_s", rates->request_s, err) : rc;
 }
 
@@ -67,6 +68,11 @@ double cst_rates_products(const struct cst_rates_device *device)
 double cst_rates_mixed(const struct cst_rates *rates)
 {
     return rates->disk_mixed > 0 ? rates->disk_mixed : fmin(rates->disk_read, rates->disk_write);
+}
+
+double cst_rates_flush(const struct cst_rates *rates)
+{
+    return rates->disk_flush_s > 0 ? rates->disk_flush_s : 5e-3;
 }
 
 /* Elixir's fits give GB/s and G elements/s of all n devices together: up 16.3 n + 8.7, down 15.8 n

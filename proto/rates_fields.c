@@ -28,6 +28,7 @@ const struct cst_rates_field cst_rates_machine_fields[] = {
     {"disk_read", offsetof(struct cst_rates, disk_read), false},
     {"disk_write", offsetof(struct cst_rates, disk_write), false},
     {"disk_mixed", offsetof(struct cst_rates, disk_mixed), false},
+    {"disk_flush_s", offsetof(struct cst_rates, disk_flush_s), false},
     {"request_s", offsetof(struct cst_rates, request_s), false},
     {"spread", offsetof(struct cst_rates, spread), false},
     {"busy_cores", offsetof(struct cst_rates, busy_cores), false},

@@ -16,9 +16,9 @@ static const char *const device_keys[] = {
     "copy_latency_s", "flops",        "update", "memory", "products", NULL};
 static const char *const node_keys[] = {"cores",  "memory_bytes", "pass",     "update",
                                         "reduce", "copy",         "products", NULL};
-static const char *const root_keys[] = {"fingerprint", "devices",    "nodes",     "disk_read",
-                                        "disk_write",  "disk_mixed", "request_s", "spread",
-                                        "busy_cores",  NULL};
+static const char *const root_keys[] = {
+    "fingerprint",  "devices",   "nodes",  "disk_read",  "disk_write", "disk_mixed",
+    "disk_flush_s", "request_s", "spread", "busy_cores", NULL};
 
 static int read_fields(const json_t *object, const char *place,
                        const struct cst_rates_field *fields, void *base, struct cst_err *err)

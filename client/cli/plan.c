@@ -299,11 +299,8 @@ int cli_plan(struct cli *cli)
         return cli_usage(
             "--schedule, --kind, --dp, --tp and --pp are for plans with --parallel auto", "");
     }
-    if (cli->plan.parallel != CLI_PARALLEL_NONE && cli->disk != NULL) {
-        return cli_usage(
-            "--disk is not for plans with --parallel auto, which do not plan memory of "
-            "the host",
-            "");
+    if (cli_plan_check_drives(cli, &err) != CST_OK) {
+        return cli_usage(err.text, "");
     }
     rc = cli_plan_input_open(&input, cli, &err);
     if (rc != CST_OK) {

@@ -4,6 +4,7 @@
 #include "client/cli/options.h"
 #include "client/cli/rates.h"
 #include "offload/plan/preset.h"
+#include "proto/job_options.h"
 #include "proto/size.h"
 #include "proto/rates_json.h"
 
@@ -203,12 +204,20 @@ static void set_aside(struct cli_plan_input *input)
 
 /* -- drives ----------------------------------------------------------------------------------- */
 
+/* True if @text can only be meant as a number, which it is not if it has a sign or a point. */
+static bool is_like_a_number(const char *text)
+{
+    return strspn(text, "+-.0123456789") == strlen(text) && strpbrk(text, "0123456789") != NULL;
+}
+
 int cli_plan_count_drives(const char *text, uint32_t *n, struct cst_err *err)
 {
     uint32_t count = 1;
 
-    if (text[0] != '\0' && strspn(text, "0123456789") == strlen(text)) {
-        count = strlen(text) > 2 ? UINT32_MAX : (uint32_t)strtoul(text, NULL, 10);
+    if (is_like_a_number(text)) {
+        bool whole = strspn(text, "0123456789") == strlen(text);
+
+        count = !whole ? 0 : strlen(text) > 2 ? UINT32_MAX : (uint32_t)strtoul(text, NULL, 10);
     }
     for (const char *p = text; *p != '\0'; p++) {
         count += *p == ',';
@@ -216,8 +225,9 @@ int cli_plan_count_drives(const char *text, uint32_t *n, struct cst_err *err)
     if (count == 0 || text[0] == ',' || text[0] == '\0' || strstr(text, ",,") != NULL ||
         text[strlen(text) - 1] == ',') {
         return cst_err_set(err, CST_EINVAL,
-                           "disk: '%.150s' is neither a number of drives nor a list of directories",
-                           text);
+                           "disk: '%.150s' is neither a number of drives, 1 to %d, nor a list of "
+                           "directories",
+                           text, CST_CORE_MAX_UPDATE_DEVICES);
     }
     if (count > CST_CORE_MAX_UPDATE_DEVICES) {
         return cst_err_set(err, CST_EINVAL,
@@ -229,24 +239,69 @@ int cli_plan_count_drives(const char *text, uint32_t *n, struct cst_err *err)
     return CST_OK;
 }
 
-/* Take the drives of the job from the command line or the file. */
-static int choose_drives(struct cli_plan_input *input, const struct cli *cli, struct cst_err *err)
+int cli_plan_check_drives(struct cli *cli, struct cst_err *err)
 {
-    const struct cli_plan_request *wish = &cli->plan;
-    int rc = CST_OK;
+    struct cli_plan_request *wish = &cli->plan;
+    const char *needs = wish->tbw > 0                     ? "--tbw"
+                        : wish->job.states.disk_bytes > 0 ? "--disk-bytes"
+                        : wish->job.states.durable        ? "--durable"
+                                                          : NULL;
+    int rc = cli->disk != NULL ? cli_plan_count_drives(cli->disk, &wish->n_drives, err) : CST_OK;
 
-    input->config.n_drives = wish->n_drives;
-    input->config.drive_bytes = wish->job.states.disk_bytes;
-    if (cli->disk != NULL) {
-        rc = cli_plan_count_drives(cli->disk, &input->config.n_drives, err);
-    }
-    if (rc == CST_OK && input->config.n_drives == 0 &&
-        (wish->tbw > 0 || wish->job.states.disk_bytes > 0)) {
+    if (rc == CST_OK && wish->n_drives == 0 && needs != NULL) {
         return cst_err_set(err, CST_EINVAL, "%s is for states on drives: name them with --disk",
-                           wish->tbw > 0 ? "--tbw" : "--disk-bytes");
+                           needs);
     }
-    input->tbw = wish->tbw;
+    if (rc == CST_OK && wish->n_drives > 0 && wish->parallel != CLI_PARALLEL_NONE) {
+        return cst_err_set(
+            err, CST_EINVAL,
+            "--disk is not for plans with --parallel auto, which plan no memory of the host: "
+            "leave it out; then plan the states on drives with --disk and --ranks, without "
+            "--parallel");
+    }
     return rc;
+}
+
+/* Check that the rates know drives, and that all states of a durable job can be on them. */
+static int check_drives(const struct cli_plan_input *input, const struct cli_plan_request *wish,
+                        struct cst_err *err)
+{
+    const struct cst_model *model = &input->model.model;
+
+    if (wish->n_drives > 0 && (input->rates.disk_read <= 0 || input->rates.disk_write <= 0)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "the rates of %.150s know no drives: measure one with 'cistern probe "
+                           "--disk DIR', %s",
+                           input->rates_from,
+                           wish->rates != NULL
+                               ? "and leave --rates out, or write disk_read, disk_write and "
+                                 "disk_mixed of its file into a file of your own"
+                               : "which adds disk_read, disk_write and disk_mixed to the file");
+    }
+    for (uint32_t t = 0; t < model->n_tensors && wish->job.states.durable; t++) {
+        const struct cst_layout_tensor *tensor = &model->tensors[t];
+        bool frozen = !cst_pattern(tensor->pattern)->has_states;
+
+        if (frozen || tensor->dtype == CST_FP32) {
+            return cst_err_set(err, CST_EINVAL,
+                               "--durable: tensor '%s' is %s, and would not be in the files: %s, "
+                               "or leave --durable out",
+                               tensor->name, frozen ? "frozen" : "fp32",
+                               frozen ? "train all tensors" : "make it bf16");
+        }
+    }
+    return CST_OK;
+}
+
+/* Check the options as those of a job are checked. */
+static int check_options(const struct cli_plan_request *wish, struct cst_err *err)
+{
+    struct cst_job_spec job = wish->job;
+
+    job.name = "plan";
+    job.world = 1;
+    job.states.disk = wish->n_drives > 0 ? "drives" : NULL;
+    return cst_job_options_check(&job, err);
 }
 
 /* -- the whole -------------------------------------------------------------------------------- */
@@ -268,19 +323,19 @@ int cli_plan_input_open(struct cli_plan_input *input, const struct cli *cli, str
         rc = choose_device(input, wish, err);
     }
     if (rc == CST_OK) {
-        rc = choose_drives(input, cli, err);
+        rc = check_options(wish, err);
     }
-    if (rc == CST_OK && wish->job.updates.overlap == CST_OVERLAP_EARLY &&
-        wish->job.updates.unused == CST_UNUSED_SKIP) {
-        rc = cst_err_set(err, CST_EINVAL,
-                         "--unused skip cannot be combined with --overlap early: updates begin "
-                         "before it is known which tensors have no gradient");
+    if (rc == CST_OK) {
+        rc = check_drives(input, wish, err);
     }
     if (rc != CST_OK) {
         cli_model_close(&input->model);
         return rc;
     }
     set_aside(input);
+    input->tbw = wish->tbw;
+    input->config.n_drives = wish->n_drives;
+    input->config.drive_bytes = wish->job.states.disk_bytes;
     input->config.model = &input->model.model;
     input->config.world = input->model.world;
     input->config.budget = &input->budget;

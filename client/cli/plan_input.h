@@ -34,6 +34,10 @@ void cli_plan_input_close(struct cli_plan_input *input);
  * directories with commas between them. CST_EINVAL: neither, or too many. */
 int cli_plan_count_drives(const char *text, uint32_t *n, struct cst_err *err);
 
+/* Check what the command line says of drives, and set plan.n_drives if it names them; else they are
+ * those of the file. CST_EINVAL: the command line is wrong. */
+int cli_plan_check_drives(struct cli *cli, struct cst_err *err);
+
 #define CLI_PLAN_MAX_WARNINGS (CST_PATTERN_COUNT + 1)
 
 /* Write at most @max warnings about probable mistakes to @words, one sentence each: rates of a busy

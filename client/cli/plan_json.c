@@ -81,15 +81,16 @@ static json_t *drives_json(const struct cli_plan_input *input, const struct cst_
     }
     times = cst_plan_drives_times(&input->config, choice);
     return json_pack(
-        "{s:i, s:I, s:i, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o}", "drives",
-        (int)choice->n_drives, "bytes", (json_int_t)choice->drive_bytes, "chunks",
+        "{s:i, s:I, s:i, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:b, s:f, s:I}",
+        "drives", (int)choice->n_drives, "bytes", (json_int_t)choice->drive_bytes, "chunks",
         (int)choice->n_on_drives, "window_bytes", (json_int_t)choice->window_bytes,
         "host_bytes_per_param", (double)choice->rows_bytes / (double)input->model.model.n_params,
         "mixed_bytes_per_s", choice->n_drives * cst_rates_mixed(&input->rates), "disk_s",
         times.disk_s, "read_s", times.read_s, "read_under_s", times.read_under_s, "write_s",
         times.write_s, "write_under_s", times.write_under_s, "tbw",
         input->tbw > 0 ? json_real(input->tbw) : json_null(), "days",
-        days > 0 ? json_real(days) : json_null());
+        days > 0 ? json_real(days) : json_null(), "durable", (int)input->config.states.durable,
+        "seal_s", times.seal_s, "record_bytes", (json_int_t)times.record_bytes);
 }
 
 static json_t *losers_json(const struct cli_plan_input *input, const struct cst_plans *plans)

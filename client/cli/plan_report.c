@@ -38,6 +38,7 @@ static void add_chunk(struct cli_plan_rows *out, const struct cst_layout *layout
 {
     const struct cst_layout_states states = cst_layout_states_of(&layout->states, chunk->muon);
     bool trained = cst_pattern(chunk->pattern)->has_states;
+    uint64_t *to;
 
     for (int row = 0; row < CLI_PLAN_ROWS; row++) {
         uint64_t more = row == CST_ROW_WEIGHT || trained
@@ -45,7 +46,9 @@ static void add_chunk(struct cli_plan_rows *out, const struct cst_layout *layout
                                                    chunk->n_elems)
                             : 0;
 
-        *place_of(out, config, chunk, row) += more;
+        /* Rows in the files of a durable job have two places. */
+        to = place_of(out, config, chunk, row);
+        *to += to == &out->drive[row] && states.durable ? 2 * more : more;
     }
 }
 
@@ -390,13 +393,23 @@ static void print_drives(const struct cli_plan_input *input, const struct cst_pl
     if (input->config.overlap == CST_OVERLAP_COMMIT) {
         print_hidden("reads after the commit", times.read_s, times.read_under_s, "forward pass");
         (void)printf("; ");
-        print_hidden("writes", times.write_s, times.write_under_s, "forward and backward passes");
+        print_hidden(times.seal_s > 0 ? "writes and flushes" : "writes",
+                     times.write_s + times.seal_s, times.write_under_s,
+                     "forward and backward passes");
     } else {
         print_hidden("reads and writes", times.write_s, times.write_under_s,
                      input->config.overlap == CST_OVERLAP_EARLY ? "forward and backward passes"
                                                                 : "the whole step");
     }
     (void)printf("\n");
+    if (times.seal_s > 0) {
+        (void)printf(
+            "durable   two places for each row; a step flushes the drives, writes a record "
+            "of %s and flushes it: %s after its writes, with %s for a flush%s\n",
+            cli_bytes(times.record_bytes, a), cli_seconds(times.seal_s, b),
+            cli_seconds(cst_rates_flush(&input->rates), c),
+            input->rates.disk_flush_s > 0 ? "" : ", which is assumed");
+    }
     if (days > 0) {
         (void)printf("wear      %.4g days of training write %.4g TB to each drive\n", days,
                      input->tbw);

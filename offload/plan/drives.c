@@ -158,6 +158,12 @@ struct cst_plan_drives cst_plan_drives_times(const struct cst_plan_config *confi
                                             (n * cst_rates_mixed(rates)),
                                   .wear = step_s > 0 ? (double)p->disk_written / n / step_s : 0};
 
+    if (config->states.durable) {
+        out.seal_s = cst_replay_seal_s(rates, choice->n_chunks);
+        out.record_bytes = cst_replay_seal_bytes(choice->n_chunks);
+        out.wear += step_s > 0 ? (double)out.record_bytes / step_s : 0;
+    }
+
     if (config->overlap != CST_OVERLAP_COMMIT) {
         out.write_s = out.disk_s;
         out.write_under_s = config->overlap == CST_OVERLAP_EARLY ? compute_s : step_s;

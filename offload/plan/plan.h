@@ -237,7 +237,11 @@ struct cst_plan_drives {
     /* Updates at the commit: what is written, and the passes that it hides under. Early and delayed
      * updates: all reads and writes, which share these passes or the step. */
     double write_s, write_under_s;
-    /* Bytes that are written to one drive in a second of training. */
+    /* A durable job: the time of flushes and of the record of a step, after its writes and before
+     * the next commit, so that it is hidden under the passes of write_under_s; 0: not durable. */
+    double seal_s;
+    uint64_t record_bytes; /* Of that record. */
+    /* Bytes that are written to one drive in a second of training, that with most of them. */
     double wear;
 };
 

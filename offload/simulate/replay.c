@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/simulate/simulate.h"
 
+#include "proto/durable.h"
+
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -160,9 +162,7 @@ static void give_up(struct cst_sim *sim)
 
 static void pass_event(struct cst_sim *sim, struct cst_event *event)
 {
-    struct cst_event sealed = {.kind = CST_EV_SEALED};
     uint64_t step = sim->core->step;
-    bool seals = false;
 
     if (sim->status != CST_OK) {
         return;
@@ -185,28 +185,43 @@ static void pass_event(struct cst_sim *sim, struct cst_event *event)
         } else if (a->kind == CST_ACT_REPLY) {
             take_reply(sim, &a->reply);
         } else if (a->kind == CST_ACT_SEAL) {
-            seals = true; /* A few milliseconds of a forward pass, which count as none. */
+            cst_sim_timer(sim,
+                          (uint64_t)(1e9 * cst_replay_seal_s(sim->config->rates,
+                                                             sim->config->core->layout->n_chunks)),
+                          CST_SIM_SEALED, 0);
         }
     }
     note_blocks(sim);
     if (sim->core->step != step) {
         committed(sim);
     }
-    if (seals) {
-        pass_event(sim, &sealed);
-    }
+}
+
+uint64_t cst_replay_seal_bytes(uint32_t n_chunks)
+{
+    return cst_durable_seal_bytes(n_chunks, CST_ROW_COUNT - CST_ROW_MASTER);
+}
+
+double cst_replay_seal_s(const struct cst_rates *rates, uint32_t n_chunks)
+{
+    return 2 * cst_rates_flush(rates) + (double)cst_replay_seal_bytes(n_chunks) / rates->disk_write;
 }
 
 /* -- the clock ------------------------------------------------------------------------------ */
 
 static void on_timer(struct cst_sim *sim, const struct cst_timer *timer)
 {
+    struct cst_event sealed = {.kind = CST_EV_SEALED};
+
     switch ((enum cst_sim_timer)timer->kind) {
     case CST_SIM_COMMAND:
         cst_sim_arrived(sim, timer->arg);
         break;
     case CST_SIM_DONE:
         cst_sim_done(sim, timer->arg);
+        break;
+    case CST_SIM_SEALED:
+        pass_event(sim, &sealed);
         break;
     case CST_SIM_BATCH:
     case CST_SIM_BATCH_END:

@@ -127,6 +127,12 @@ struct cst_replay_result {
     uint64_t n_events; /* Events that the core processed. */
 };
 
+/* Bytes of the record of a step of a durable job with @n_chunks chunks, and the time in which the
+ * step is made to last when its states are written: all drives flush, then one of them writes the
+ * record and flushes it. */
+uint64_t cst_replay_seal_bytes(uint32_t n_chunks);
+double cst_replay_seal_s(const struct cst_rates *rates, uint32_t n_chunks);
+
 /* Simulate @config->n_steps steps. CST_EPOOL, CST_EINVAL (a necessary rate is 0, such as disk_read
  * if there are states on drives), CST_ETIMEDOUT,
  * CST_ENOMEM. */

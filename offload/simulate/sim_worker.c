@@ -454,6 +454,7 @@ void cst_sim_worker_timer(struct cst_sim_worker *w, enum cst_sim_timer kind, uin
         break;
     case CST_SIM_COMMAND:
     case CST_SIM_DONE:
+    case CST_SIM_SEALED:
         break;
     }
 }

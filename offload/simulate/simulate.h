@@ -53,7 +53,8 @@ enum cst_sim_timer {
     CST_SIM_UNIT, /* The reply to NEXT reaches the worker. */
     /* A command reaches its engine; or another engine's command that it waited for is complete. */
     CST_SIM_COMMAND,
-    CST_SIM_DONE, /* The completion of a command reaches the daemon. */
+    CST_SIM_DONE,   /* The completion of a command reaches the daemon. */
+    CST_SIM_SEALED, /* The record of a step is on the drives. */
 };
 
 /* -- engines -------------------------------------------------------------------------------- */

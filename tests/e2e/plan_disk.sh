@@ -103,6 +103,31 @@ jq -e '[.traceEvents[] | select(.ph == "X" and .name == "read 0") | .args.bytes]
     fail "no reads of chunk 0 in the trace"
 jq -e '[.traceEvents[] | select(.name == "thread_name") | .args.name] | contains(["reads", "writes"])' "$tmp/trace.json" >/dev/null ||
     fail "no lanes of drives in the trace"
+
+# A durable job: two places of each row are planned. Its steps have a record in addition, which the daemon writes.
+mkdir "$drive/lasts.$$"
+finish_lasts() {
+    local status=$?
+    rm -rf "$drive/lasts.$$"
+    (exit $status)
+    finish
+}
+trap finish_lasts EXIT
+plan 1 --disk 1
+jq -c '.rows.drives | map_values(. * 2)' "$tmp/planned" >"$tmp/twice"
+plan 1 --disk 1 --durable
+jq -c '.rows.drives' "$tmp/planned" | cmp - "$tmp/twice" || fail "rows of a durable job do not have two places"
+jq -e '.disk | .durable and .record_bytes % 4096 == 0 and .seal_s > 0.01 and .seal_s < 0.011' "$tmp/planned" >/dev/null ||
+    fail "no flushes: $(jq -c .disk "$tmp/planned")"
+train lasts 1 --disk "$drive/lasts.$$" --durable
+./cistern job lasts --json >"$tmp/job"
+used=$(jq -c '[.n_chunks, .drive_bytes, .arena_bytes]' "$tmp/job")
+[ "$used" = "$(jq -c '[.plan.n_chunks, .disk.bytes, .plan.host_bytes - .disk.window_bytes - .plan.pool_bytes]' "$tmp/planned")" ] ||
+    fail "lasts has $used chunks, bytes on drives and in arenas: $(jq -c '.disk, .plan' "$tmp/planned")"
+# The step waits for flushes that take longer than its passes.
+jq '.disk_flush_s = 5' "$tmp/rates.json" >"$tmp/slow.json"
+./cistern plan "$tmp/model.json" --rates "$tmp/slow.json" --device 1M --json --disk 1 --durable >"$tmp/planned" || fail "no plan"
+jq -e '.plan.predicted.step_s >= 10 and .disk.seal_s >= 10' "$tmp/planned" >/dev/null || fail "slow flushes: $(jq -c '.disk, .plan' "$tmp/planned")"
 stop_daemon daemon
 
 # What is printed: a line of each subject, and days with --tbw. The drives of a file of a job are those of its list.
@@ -114,6 +139,11 @@ for words in '^drives +2: .* of states in all, of .* chunks; .* of host memory f
 done
 jq -e '[.traceEvents[] | select(.name == "process_name") | .args.name] | contains(["drive 0", "drive 1"])' "$tmp/timeline.json" >/dev/null ||
     fail "no drives in the timeline"
+./cistern plan "$tmp/model.json" --rates "$tmp/rates.json" --device 1M --disk 2 --durable >"$tmp/out"
+for words in 'writes and flushes .* under .* of forward and backward passes' \
+    '^durable +two places .* a record of .* and flushes it: 10 ms after its writes, with 5 ms for a flush, which is assumed$'; do
+    grep -qE "$words" "$tmp/out" || fail "no '$words' in: $(cat "$tmp/out")"
+done
 plan 1 --disk 2 --tbw 600
 jq -e '.disk | .tbw == 600 and .days > 0 and .drives == 2' "$tmp/planned" >/dev/null || fail "no days: $(jq -c .disk "$tmp/planned")"
 jq -e '(.plan.predicted.disk_written / 2 / .plan.predicted.step_s * .disk.days * 86400 / 6e14 - 1) | fabs < 1e-6' "$tmp/planned" >/dev/null ||
@@ -125,19 +155,34 @@ jq -c .disk "$tmp/planned" | cmp - "$tmp/disk" || fail "another plan with the dr
 plan 1
 jq -e '.disk == null and .rows.drives.master == 0' "$tmp/planned" >/dev/null || fail "drives in a plan without"
 
+# $2... is refused with the words $1. The exit status is $status: 2 if the command line alone is wrong.
 refused() {
-    local words=$1
+    local words=$1 got=0
     shift
-    ! ./cistern plan "$tmp/model.json" --rates "$tmp/rates.json" "$@" >"$tmp/out" 2>&1 || fail "not refused: $*"
+    ./cistern plan "$tmp/model.json" --rates "$tmp/rates.json" "$@" >"$tmp/out" 2>&1 || got=$?
+    [ $got = $status ] || fail "exit status $got, not $status: $*"
     grep -qE -- "$words" "$tmp/out" || fail "no '$words' in: $(cat "$tmp/out")"
 }
-refused "is neither a number of drives nor a list of directories" --disk 0
-refused "is neither a number of drives nor a list of directories" --disk /a,,/b
+status=2
+for wrong in 0 /a,,/b -1 1.5 ','; do
+    refused "'$wrong' is neither a number of drives, 1 to 8, nor a list of directories" --disk "$wrong"
+done
 refused "on 8 drives at most" --disk 9
 refused "name them with --disk" --tbw 600
 refused "name them with --disk" --disk-bytes 1G
-refused "cannot be combined with gradients in the place of weights" --disk 1 --grad-over-weight
-refused "disk is not for plans with --parallel" --disk 1 --parallel auto
+refused "name them with --disk" --durable
+refused "tbw" --disk 1 --tbw -1
+refused "disk is not for plans with --parallel auto, .*: leave it out" --disk 1 --parallel auto
+printf '{"memory": {"disk": "/mnt/a"}, "parallel": {"parallel": "auto", "world": 2}}' >"$tmp/auto.json"
+refused "disk is not for plans with --parallel auto" --config "$tmp/auto.json"
+status=1
+refused "grad_over_weight cannot be combined with disk" --disk 1 --grad-over-weight
+refused "durable cannot be combined with masters split" --disk 1 --durable --masters split
+refused "durable cannot be combined with disk_bytes" --disk 1 --durable --disk-bytes 1M
+refused "A100 .* know no drives: measure one with 'cistern probe --disk DIR'" --disk 1 --rates a100
+jq '.tensors[0].pattern = "frozen"' "$tmp/model.json" >"$tmp/frozen.json"
 jq 'del(.disk_read, .disk_write, .disk_mixed)' "$tmp/rates.json" >"$tmp/none.json"
-refused "measure with cistern probe --disk" --disk 1 --rates "$tmp/none.json"
+refused "none.json know no drives: measure one with 'cistern probe --disk DIR'" --disk 1 --rates "$tmp/none.json"
+mv "$tmp/frozen.json" "$tmp/model.json"
+refused "tensor '.*' is frozen, and would not be in the files" --disk 1 --durable
 printf 'all well\n'

@@ -37,6 +37,7 @@ START_TEST(test_round_trip)
         .disk_read = 2.5e9,
         .disk_write = 1.5e9,
         .disk_mixed = 1.75e9,
+        .disk_flush_s = 3e-3,
         .request_s = 1.25e-5,
     };
     struct cst_rates again;
@@ -63,6 +64,7 @@ START_TEST(test_round_trip)
     ck_assert_double_eq(again.disk_read, 2.5e9);
     ck_assert_double_eq(again.disk_write, 1.5e9);
     ck_assert_double_eq(again.disk_mixed, 1.75e9);
+    ck_assert_double_eq(again.disk_flush_s, 3e-3);
     ck_assert_double_eq(again.request_s, 1.25e-5);
     ck_assert_int_eq(unlink(path), 0);
     ck_assert_int_eq(rmdir(inner), 0); /* no other file is left */

@@ -118,6 +118,32 @@ class Plans(TorchCase):
         self.assertFalse(self.plan(on_meta(), pool=forecast.pool_bytes - 1).fits)
         self.assertEqual(self.plan(on_meta(), pool="8K").host_bytes, 0)
 
+    def test_states_on_drives(self) -> None:
+        self.rates.write_text(json.dumps({**RATES, "disk_read": 2e9, "disk_write": 1e9}))
+        memory = self.plan(on_meta(), pool="160K")
+        two, listed = (
+            self.plan(on_meta(), pool="160K", disk=disk, tbw=600) for disk in (2, ["/a", "/b"])
+        )
+        self.assertIsNone(memory.details["disk"])
+        self.assertEqual(two.details["disk"], listed.details["disk"])
+        self.assertEqual(two.details["disk"]["drives"], 2)
+        self.assertGreater(two.details["disk"]["days"], 0)
+        lasts = self.plan(on_meta(), pool="160K", disk=2, durable=True)
+        self.assertTrue(lasts.details["disk"]["durable"])
+        for row, n_bytes in two.details["rows"]["drives"].items():
+            self.assertEqual(lasts.details["rows"]["drives"][row], 2 * n_bytes)
+        part = self.plan(on_meta(), pool="160K", disk=1, disk_bytes="64K")
+        self.assertLess(part.details["disk"]["bytes"], two.details["disk"]["bytes"])
+        for wrong, options in (
+            ("durable cannot be combined with", {"disk": 1, "durable": True, "disk_bytes": "1G"}),
+            ("name them with --disk", {"durable": True}),
+            ("neither a number of drives", {"disk": -1}),
+        ):
+            with self.assertRaisesRegex(RuntimeError, wrong):
+                self.plan(on_meta(), **options)
+        with self.assertRaisesRegex(ValueError, "leave disk= out"):
+            self.plan(on_meta(), parallel="auto", disk=1)
+
     def test_what_the_program_says_is_raised(self) -> None:
         with self.assertRaisesRegex(RuntimeError, "no device 'tpu'; they have host"):
             self.plan(on_meta(), on="tpu")

@@ -118,6 +118,10 @@ def plan(
     moments: Moments | str = Moments.FP32,
     overlap: Overlap | str = Overlap.COMMIT,
     unused: Unused | str | None = None,
+    disk: int | Path | Collection[Path] | None = None,
+    disk_bytes: float | str = 0,
+    durable: bool = False,
+    tbw: float = 0.0,
     rates: Path | None = None,
     on: str | None = None,
     flops: float = 0.0,
@@ -139,6 +143,10 @@ def plan(
     - ``pool``: the largest pool of a rank, in bytes or as "6G"; 0: what the daemon gives on the whole
       GPU ([gpu] pool = auto), or as much as can be used if the rates do not know its memory.
     - ``host``: memory of the machine for the states; 0: as much as can be used.
+    - ``disk``: the number of drives that have the states, or their directories, which need not exist.
+      ``details["disk"]`` then has what a step reads and writes. The rates must have those of drives
+      (``cistern probe --disk``). With ``tbw``, the terabytes that may be written to each drive in its life,
+      it also has the ``days`` of training until then.
     - ``rates``: a file of rates, by default that of this machine, or "a100" for published ones.
     - ``on``: the kind of device of each rank, by its name in the rates; by default the first one.
     - ``flops``: floating-point operations per second of this device. The rates of ``cistern probe``
@@ -149,7 +157,13 @@ def plan(
     Raises FileNotFoundError without ``cistern``, RuntimeError with its message if it cannot plan,
     such as without rates, and what ``attach`` raises for a model that cannot be in a store.
     """
+    drives = str(disk) if _is_number(disk) else arguments.directories(disk)
     if parallel is not None:
+        if drives is not None:
+            raise ValueError(
+                "cistern: plan with parallel= plans no memory of the host: leave disk= out, then plan"
+                " the states on drives with disk= and world=, without parallel="
+            )
         limits = {"memory": pool, "units": units, "rates": rates, "on": on, "flops": flops}
         return _parallel(model, batch, world, parallel, limits, save)
     checks.integer("tokens", tokens, 1)
@@ -162,7 +176,12 @@ def plan(
         "--masters": checks.member(Masters, "masters", masters).name.lower(),
         "--moments": checks.member(Moments, "moments", moments).name.lower(),
         "--overlap": when.name.lower(),
-        "--unused": arguments.unused(unused, when, JobFile(None)).name.lower(),
+        "--unused": arguments.unused(
+            unused, when, JobFile(None), is_durable=checks.flag("durable", durable)
+        ).name.lower(),
+        "--disk": drives,
+        "--disk-bytes": in_bytes("disk_bytes", disk_bytes) or None,
+        "--tbw": tbw or None,
         "--rates": rates,
         "--on": on,
         "--flops": flops or None,
@@ -177,7 +196,11 @@ def plan(
         muon=muon,
         trainable=trainable,
     )
-    return _forecast(run_program(text, options)[0])
+    return _forecast(run_program(text, options, ["--durable"] if durable else [])[0])
+
+
+def _is_number(disk: object) -> bool:
+    return isinstance(disk, int) and not isinstance(disk, bool)
 
 
 def run_program(
