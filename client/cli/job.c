@@ -59,6 +59,12 @@ static void print_files(const Cistern__JobInfo *job, FILE *out)
                       cli_bytes(file->bytes, a), file->n_chunks, job->n_chunks,
                       cli_bytes(file->buffer_bytes, b));
     }
+    if (job->has_n_stay_in_host) {
+        (void)printf("in memory the states of %u chunk%s, %s: buffers of their size for each drive "
+                     "would take more\n",
+                     job->n_stay_in_host, job->n_stay_in_host == 1 ? "" : "s",
+                     cli_bytes(job->stay_bytes, a));
+    }
     if (job->has_recorded_step) {
         (void)fprintf(
             out,

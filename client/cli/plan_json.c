@@ -81,7 +81,8 @@ static json_t *drives_json(const struct cli_plan_input *input, const struct cst_
     }
     times = cst_plan_drives_times(&input->config, choice);
     return json_pack(
-        "{s:i, s:I, s:i, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:b, s:f, s:I}",
+        "{s:i, s:I, s:i, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:b, s:f, s:I, s:i, "
+        "s:I}",
         "drives", (int)choice->n_drives, "bytes", (json_int_t)choice->drive_bytes, "chunks",
         (int)choice->n_on_drives, "window_bytes", (json_int_t)choice->window_bytes,
         "host_bytes_per_param", (double)choice->rows_bytes / (double)input->model.model.n_params,
@@ -90,7 +91,8 @@ static json_t *drives_json(const struct cli_plan_input *input, const struct cst_
         times.write_s, "write_under_s", times.write_under_s, "tbw",
         input->tbw > 0 ? json_real(input->tbw) : json_null(), "days",
         days > 0 ? json_real(days) : json_null(), "durable", (int)input->config.states.durable,
-        "seal_s", times.seal_s, "record_bytes", (json_int_t)times.record_bytes);
+        "seal_s", times.seal_s, "record_bytes", (json_int_t)times.record_bytes, "chunks_in_memory",
+        (int)choice->n_stay_in_host, "bytes_in_memory", (json_int_t)choice->stay_bytes);
 }
 
 static json_t *losers_json(const struct cli_plan_input *input, const struct cst_plans *plans)

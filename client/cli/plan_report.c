@@ -380,9 +380,16 @@ static void print_drives(const struct cli_plan_input *input, const struct cst_pl
         best->n_drives, cli_bytes(best->drive_bytes, a), best->n_on_drives, best->n_chunks,
         cli_bytes(best->window_bytes, b),
         (double)best->rows_bytes / (double)input->model.model.n_params);
-    if (best->window_bytes > best->drive_bytes) {
-        (void)printf("warning   the states would take less host memory than their updates: leave "
-                     "--disk out, or cut large tensors\n");
+    if (best->n_stay_in_host > 0) {
+        (void)printf("in memory the states of %u chunk%s, %s: buffers of their size for each drive "
+                     "would take more\n",
+                     best->n_stay_in_host, best->n_stay_in_host == 1 ? "" : "s",
+                     cli_bytes(best->stay_bytes, a));
+    }
+    if (best->window_bytes > best->drive_bytes / (input->config.states.durable ? 2 : 1)) {
+        (void)printf("warning   the states would take less host memory than their updates: %s\n",
+                     input->config.states.durable ? "use fewer drives, or cut large tensors"
+                                                  : "leave --disk out, or cut large tensors");
     }
     (void)printf("disk      a step reads %s, %s of it before the commit, and writes %s: %s at ",
                  cli_bytes(p->disk_read, a), cli_bytes(p->disk_ahead, b),

@@ -149,6 +149,22 @@ static struct cstd_device_reservation *find(struct cstd_device_reservation *rese
     return &reservations[(*n)++];
 }
 
+/* Bytes of states that each drive of @job has at most. */
+static uint64_t drive_bytes(const struct cstd_job *job)
+{
+    return cst_layout_drive_bytes(job->spec.states.disk_bytes, job->files.n);
+}
+
+struct cst_buffers_drives cstd_device_reservation_drives(const struct cstd_job *job)
+{
+    struct cst_buffers_drives out = {.bytes = 0};
+
+    if (job->files.n > 0 && cstd_job_has_layout(job)) {
+        cst_buffers_drives(&out, &job->layout, job->files.n, drive_bytes(job));
+    }
+    return out;
+}
+
 uint32_t cstd_device_reservation_list(
     const struct cstd_job *job,
     struct cstd_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES])
@@ -168,7 +184,7 @@ uint32_t cstd_device_reservation_list(
         struct cstd_device_reservation *reservation = find(reservations, &n, job->files.v[i].tier);
 
         if (reservation != NULL) {
-            reservation->bytes = cst_buffers_of_drive(&job->layout);
+            reservation->bytes = cstd_device_reservation_drives(job).bytes;
         }
     }
     for (uint32_t i = 0; i < n; i++) {
@@ -279,9 +295,7 @@ int cstd_device_reservation_devices(const struct cstd_job *job, struct cst_layou
                         reservations[i].bytes, err);
     }
     for (uint32_t i = 0; i < job->files.n && rc == CST_OK; i++) {
-        rc = add_states(config, job->files.v[i].tier,
-                        cst_layout_drive_bytes(job->spec.states.disk_bytes, job->files.n),
-                        CST_LAYOUT_BUFFERS, err);
+        rc = add_states(config, job->files.v[i].tier, drive_bytes(job), CST_LAYOUT_BUFFERS, err);
     }
     return rc;
 }

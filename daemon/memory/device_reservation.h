@@ -7,6 +7,7 @@
 #define CSTD_DEVICE_RESERVATION_H
 
 #include "offload/core/core.h"
+#include "offload/layout/buffers.h"
 
 struct cstd_daemon;
 struct cstd_job;
@@ -47,6 +48,10 @@ uint64_t cstd_device_reservation_left(const struct cstd_job *job);
 uint32_t cstd_device_reservation_list(
     const struct cstd_job *job,
     struct cstd_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES]);
+
+/* Return the buffers for the states of @job on drives, and the states that stay in host memory
+ * because of them; all 0: there are no drives, or no layout yet. */
+struct cst_buffers_drives cstd_device_reservation_drives(const struct cstd_job *job);
 
 /* Return whether the pool of @worker lends memory for device updates, instead of a reservation: the
  * worker asks for that, or the plan chose it. */

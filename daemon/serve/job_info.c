@@ -440,6 +440,15 @@ static void fill_edges(const struct cstd_job *job, Cistern__JobInfo *out)
     }
 }
 
+static void fill_drives(const struct cstd_job *job, Cistern__JobInfo *out)
+{
+    const struct cst_buffers_drives buffers = cstd_device_reservation_drives(job);
+
+    out->has_n_stay_in_host = out->has_stay_bytes = buffers.n_stay > 0;
+    out->n_stay_in_host = buffers.n_stay;
+    out->stay_bytes = buffers.stay_bytes;
+}
+
 static void fill_users(const struct cstd_job *job, struct details *details, Cistern__JobInfo *out)
 {
     struct cstd_job *user = NULL;
@@ -488,6 +497,7 @@ void cstd_serve_job_info(struct cstd_session *session, uint64_t id, void *body)
     fill_classes(job, &details, &info);
     fill_patterns(job, &details, &info);
     fill_users(job, &details, &info);
+    fill_drives(job, &info);
     cstd_state_files_describe(job, &details.files);
     info.n_files = details.files.n;
     info.files = details.files.pointers;

@@ -115,8 +115,10 @@ struct cst_job_states {
      * Directories, one on each drive, separated by commas; NULL: states lie in memory. cst_job_open
      * of rank 0 makes a file without a name in each of them, with the rights of the process, and
      * gives it to the daemon. The file ends with the job. The file system must support O_DIRECT, as
-     * ext4 and XFS do. Chunks take turns on the drives. Of other ranks, and of a job that is
-     * committed already, the directories are not used. Statuses of cst_job_open:
+     * ext4 and XFS do. Chunks take turns on the drives. The states of a large tensor stay in memory
+     * if the buffers of its size, three for each drive, would take more than they do. Of other
+     * ranks, and of a job that is committed already, the directories are not used. Statuses of
+     * cst_job_open:
      *   - CST_EIO: a file cannot be made; the error names the directory.
      *   - CST_EUNSUPPORTED: the file system does not support such files.
      *   - CST_EINVAL: two directories are on the same drive. */

@@ -234,6 +234,59 @@ uint64_t cst_buffers_want(const struct cst_layout *layout, uint32_t n_classes)
     return CST_BUFFERS_MAX * b.bytes;
 }
 
+/* -- drives ---------------------------------------------------------------------------------- */
+
+/* Bytes of the states of all chunks that may leave and whose weights have at most @weight_bytes. */
+static uint64_t leaving(const struct cst_layout *layout, uint64_t weight_bytes)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
+
+        for (int row = CST_ROW_MASTER; row < CST_ROW_COUNT && cst_layout_states_may_leave(chunk) &&
+                                       cst_layout_weight_bytes(chunk) <= weight_bytes;
+             row++) {
+            bytes += row_bytes(layout, chunk, row);
+        }
+    }
+    return bytes;
+}
+
+/* Bytes of the buffers of each of @n drives for @asked bytes of states. */
+static uint64_t choose_drives(const struct cst_layout *layout, uint32_t n, uint64_t asked)
+{
+    uint64_t best = cst_buffers_want(layout, layout->n_classes), most = 0;
+
+    for (uint32_t k = layout->n_classes; k > 0 && !layout->states.durable; k--) {
+        uint64_t limit = k < layout->n_classes ? layout->classes[k].capacity : UINT64_MAX;
+        uint64_t left = leaving(layout, largest_below(layout, limit));
+        uint64_t takes = n * cst_buffers_want(layout, k);
+
+        left = left < asked ? left : asked;
+        if (left > takes && left - takes > most) {
+            most = left - takes;
+            best = cst_buffers_want(layout, k);
+        }
+    }
+    return best;
+}
+
+void cst_buffers_drives(struct cst_buffers_drives *out, const struct cst_layout *layout, uint32_t n,
+                        uint64_t bytes)
+{
+    struct cst_buffers buffers;
+
+    *out = (struct cst_buffers_drives){.bytes = choose_drives(layout, n, n * bytes)};
+    cst_buffers_divide(&buffers, layout, out->bytes);
+    out->fit_bytes = buffers.n > 0 ? leaving(layout, buffers.max_weight_bytes) : 0;
+    out->stay_bytes = leaving(layout, UINT64_MAX) - out->fit_bytes;
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        out->n_stay += cst_layout_states_may_leave(&layout->chunks[c]) &&
+                       !cst_buffers_hold(&buffers, &layout->chunks[c]);
+    }
+}
+
 uint64_t cst_buffers_least(const struct cst_layout *layout)
 {
     uint64_t least = UINT64_MAX;

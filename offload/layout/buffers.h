@@ -65,12 +65,21 @@ void cst_buffers_of_blocks(struct cst_buffers *buffers, const struct cst_layout 
 /* Bytes of three buffers for the largest chunk with states of the first @n_classes size classes. 0:
  * they have no chunk with states. */
 uint64_t cst_buffers_want(const struct cst_layout *layout, uint32_t n_classes);
-/* Bytes of the buffers of host memory in which the states of one drive are updated: three for the
- * largest chunk. */
-static inline uint64_t cst_buffers_of_drive(const struct cst_layout *layout)
-{
-    return cst_buffers_want(layout, layout->n_classes);
-}
+/* Buffers of host memory in which states on drives are updated. */
+struct cst_buffers_drives {
+    uint64_t bytes;      /* Of the buffers of one drive. */
+    uint64_t fit_bytes;  /* Of the states that may leave and fit the buffers. */
+    uint64_t stay_bytes; /* Of those that may leave and do not fit: they stay in host memory. */
+    uint32_t n_stay;     /* Number of their chunks. */
+};
+
+/* Choose the buffers of each of @n drives, which have at most @bytes of states each: three for the
+ * largest chunk of the first size classes. How many classes is chosen so that host memory is
+ * smallest: the states of a large tensor stay there if buffers of its size for each drive would
+ * take more than they do. If host memory is smallest without drives, or if the job is durable, the
+ * buffers hold all chunks. Pure. */
+void cst_buffers_drives(struct cst_buffers_drives *out, const struct cst_layout *layout, uint32_t n,
+                        uint64_t bytes);
 /* Bytes of one buffer for the smallest chunk: the smallest useful device reservation. 0: no chunk
  * has states. */
 uint64_t cst_buffers_least(const struct cst_layout *layout);

@@ -386,8 +386,8 @@ static inline uint32_t cst_layout_grad_elem_bytes(uint32_t world, uint32_t micro
 
 #define CST_LAYOUT_LANDINGS 2 /* One landing is filled while the other is read. */
 #define CST_LAYOUT_MAX_DEVICES 8
-/* Values of struct cst_layout_device: as many bytes as all states need; as many as three buffers
- * for the largest chunk take. */
+/* Values of struct cst_layout_device: as many bytes as all states need; those of the buffers of a
+ * drive (cst_buffers_drives), where all devices with this value have the same `bytes`. */
 #define CST_LAYOUT_ALL (UINT64_C(1) << 60)
 #define CST_LAYOUT_BUFFERS UINT64_MAX
 

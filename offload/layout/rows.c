@@ -290,13 +290,20 @@ void cst_rows_place_on_devices(struct cst_layout *layout, const struct cst_layou
 {
     uint64_t left[CST_LAYOUT_MAX_DEVICES];
     struct cst_buffers buffers[CST_LAYOUT_MAX_DEVICES];
-    uint32_t turn = 0;
+    uint32_t turn = 0, n_drives = 0;
 
     for (uint32_t i = 0; i < config->n_devices; i++) {
+        n_drives += config->devices[i].reservation_bytes == CST_LAYOUT_BUFFERS;
+    }
+    for (uint32_t i = 0; i < config->n_devices; i++) {
         uint64_t bytes = config->devices[i].reservation_bytes;
+        struct cst_buffers_drives drives;
 
-        cst_buffers_divide(&buffers[i], layout,
-                           bytes == CST_LAYOUT_BUFFERS ? cst_buffers_of_drive(layout) : bytes);
+        if (bytes == CST_LAYOUT_BUFFERS) {
+            cst_buffers_drives(&drives, layout, n_drives, config->devices[i].bytes);
+            bytes = drives.bytes;
+        }
+        cst_buffers_divide(&buffers[i], layout, bytes);
         left[i] = usable(&config->devices[i]);
     }
     for (uint32_t c = layout->n_chunks; c-- > 0 && config->n_devices > 0;) {

@@ -76,16 +76,32 @@ static uint64_t state_bytes(const struct cst_layout *layout, const struct cst_la
     return bytes;
 }
 
-uint64_t cst_drives_asked(const struct cst_search *s, const struct cst_layout *layout)
+/* The buffers of each drive; all 0: there is none. */
+static struct cst_buffers_drives buffers_of(const struct cst_search *s,
+                                            const struct cst_layout *layout)
 {
-    uint64_t bytes = 0, most = cst_layout_drive_bytes(s->config->drive_bytes, 1);
+    const struct cst_plan_config *c = s->config;
+    struct cst_buffers_drives out = {.bytes = 0};
 
-    for (uint32_t c = 0; c < layout->n_chunks && s->config->n_drives > 0; c++) {
-        bytes += cst_layout_states_may_leave(&layout->chunks[c])
-                     ? state_bytes(layout, &layout->chunks[c])
-                     : 0;
+    if (c->n_drives > 0) {
+        cst_buffers_drives(&out, layout, c->n_drives,
+                           cst_layout_drive_bytes(c->drive_bytes, c->n_drives));
     }
-    return bytes < most ? bytes : most;
+    return out;
+}
+
+void cst_drives_fit(const struct cst_search *s, const struct cst_layout *layout,
+                    struct cst_plan_point *point)
+{
+    const struct cst_buffers_drives buffers = buffers_of(s, layout);
+    uint64_t most = cst_layout_drive_bytes(s->config->drive_bytes, 1);
+    uint64_t there = cst_drives_bytes(s, layout);
+
+    point->window_bytes = s->config->n_drives * buffers.bytes;
+    point->drive_asked = buffers.fit_bytes < most ? buffers.fit_bytes : most;
+    point->drive_lacks = point->drive_asked > there ? point->drive_asked - there : 0;
+    point->drive_stays = buffers.stay_bytes < most - point->drive_asked ? buffers.stay_bytes
+                                                                        : most - point->drive_asked;
 }
 
 uint64_t cst_drives_bytes(const struct cst_search *s, const struct cst_layout *layout)
@@ -100,7 +116,7 @@ uint64_t cst_drives_bytes(const struct cst_search *s, const struct cst_layout *l
 
 uint64_t cst_drives_window_bytes(const struct cst_search *s, const struct cst_layout *layout)
 {
-    return s->config->n_drives > 0 ? s->config->n_drives * cst_buffers_of_drive(layout) : 0;
+    return s->config->n_drives * buffers_of(s, layout).bytes;
 }
 
 uint32_t cst_drives_list(const struct cst_search *s, const struct cst_layout *layout,
@@ -109,7 +125,7 @@ uint32_t cst_drives_list(const struct cst_search *s, const struct cst_layout *la
     for (uint32_t i = 0; i < s->config->n_drives; i++) {
         list[i] = (struct cst_core_device_reservation){.engine = CST_TIER_HOST,
                                                        .home = first_drive(s) + i,
-                                                       .bytes = cst_buffers_of_drive(layout)};
+                                                       .bytes = buffers_of(s, layout).bytes};
     }
     return s->config->n_drives;
 }
@@ -141,6 +157,8 @@ void cst_drives_describe(const struct cst_search *s, const struct cst_layout *la
     choice->n_drives = s->config->n_drives;
     choice->drive_bytes = cst_drives_bytes(s, layout);
     choice->window_bytes = cst_drives_window_bytes(s, layout);
+    choice->n_stay_in_host = buffers_of(s, layout).n_stay;
+    choice->stay_bytes = buffers_of(s, layout).stay_bytes;
     choice->rows_bytes = cst_layout_host_bytes(layout) + choice->window_bytes;
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         choice->n_on_drives += cst_drives_have(s, layout->chunks[c].tier);

@@ -16,9 +16,9 @@ bool cst_drives_have(const struct cst_search *search, uint32_t tier);
 /* Add the drives to the places of states in @config, after those of accelerators. */
 void cst_drives_devices(const struct cst_search *search, struct cst_layout_config *config);
 
-/* Bytes of states that are to be on drives: those of the configuration, or all that can be there.
- */
-uint64_t cst_drives_asked(const struct cst_search *search, const struct cst_layout *layout);
+/* Fill in the fields of @point about drives, which follow from @layout. */
+void cst_drives_fit(const struct cst_search *search, const struct cst_layout *layout,
+                    struct cst_plan_point *point);
 
 /* Bytes of the files on all drives. */
 uint64_t cst_drives_bytes(const struct cst_search *search, const struct cst_layout *layout);

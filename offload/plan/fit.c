@@ -241,11 +241,7 @@ bool cst_search_fit(struct cst_search *s, struct cst_plan_point *point,
             2 * layout->classes[chunk->size_class].capacity - cst_layout_weight_bytes(chunk);
     }
     point->device_update_bytes = cst_reservation_bytes(s, point, layout);
-    point->drive_asked = cst_drives_asked(s, layout);
-    point->drive_lacks = cst_drives_bytes(s, layout);
-    point->drive_lacks =
-        point->drive_asked > point->drive_lacks ? point->drive_asked - point->drive_lacks : 0;
-    point->window_bytes = cst_drives_window_bytes(s, layout);
+    cst_drives_fit(s, layout, point);
     fit_blocks(s, point, layout, &lack);
     fit_host(s, point, layout, &lack);
     note_shortage(s, layout, point, &lack);

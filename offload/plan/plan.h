@@ -153,6 +153,10 @@ struct cst_plan_choice {
     uint64_t drive_bytes;
     uint32_t n_on_drives;
     uint64_t window_bytes;
+    /* Chunks whose states stay in host memory, because buffers of their size for each drive would
+     * take more, and the bytes of these states. */
+    uint32_t n_stay_in_host;
+    uint64_t stay_bytes;
     uint64_t rows_bytes; /* Bytes of the node without pools: rows, job table, buffers of drives. */
     uint32_t n_buffers;  /* Number of chunks that each device reservation holds at a time. */
     /* One of this many chunks gets a device update; 0: none, or only those whose states are

@@ -20,7 +20,8 @@
 #define COST_OF_HALF_EMPTY 0.02
 #define HALF_EMPTY 0.5
 /* A step counts as longer by this share, times the host memory in which states on drives are
- * updated, divided by the states that are to be there: states are on drives to save host memory. */
+ * updated or which they do not leave, divided by all states: states are on drives to save host
+ * memory. */
 #define COST_OF_WINDOWS 0.1
 /* If more than this share of the states that are to be on drives is not, because their chunks are
  * too large, a step counts as this many times longer for each further share of 1. Only plans that
@@ -254,7 +255,8 @@ double cst_search_cost(const struct cst_search *s, const struct cst_plan_point *
     if (point->drive_asked > 0) {
         double lacks = (double)point->drive_lacks / (double)point->drive_asked - DRIVES_LACK;
 
-        more += COST_OF_WINDOWS * (double)point->window_bytes / (double)point->drive_asked;
+        more += COST_OF_WINDOWS * (double)(point->window_bytes + point->drive_stays) /
+                (double)(point->drive_asked + point->drive_stays);
         more += lacks > 0 ? COST_OF_LACK * lacks : 0;
     }
     return (double)ns * (1 + more);

@@ -46,9 +46,12 @@ struct cst_plan_point {
     uint32_t n_blocks[CST_LAYOUT_MAX_CLASSES];
     uint32_t n_chunks;
     uint64_t pool_bytes, host_bytes, padding_bytes;
-    /* Bytes of states that are to be on drives, those of them that are not, because their chunks
-     * are too large, and bytes of host memory in which states on drives are updated. */
-    uint64_t drive_asked, drive_lacks, window_bytes;
+    /* Bytes of states that are to be on drives, and those of them that are not, because their
+     * chunks are too large for a part. */
+    uint64_t drive_asked, drive_lacks;
+    /* Bytes of host memory in which states on drives are updated, and those of states that stay in
+     * host memory because they would make the former larger. */
+    uint64_t window_bytes, drive_stays;
     uint64_t device_update_bytes; /* Bytes of each rank's accelerator for updates. */
     uint64_t bound_ns, estimate_ns;
     double estimated_cost; /* The cost if the step takes estimate_ns. */

@@ -18,13 +18,14 @@ printf '[plan]\nrates = %s\nsearch_time = 10m\n' "$tmp/rates.json" >"$tmp/rates.
 seq 20000 >"$tmp/text"
 model=(--layers 4 --heads 4 --width 128 --context 32 --batch 4 --threads 1)
 steps=5
+pool=1M
 
 # Plan a job of $1 ranks with the options $2... into $tmp/planned.
 plan() {
     local world=$1
     shift
     ./cistern-gpt "${model[@]}" --world "$world" --describe "$tmp/model.json"
-    ./cistern plan "$tmp/model.json" --rates "$tmp/rates.json" --device 1M --json "$@" >"$tmp/planned" || fail "no plan for $*"
+    ./cistern plan "$tmp/model.json" --rates "$tmp/rates.json" --device $pool --json "$@" >"$tmp/planned" || fail "no plan for $*"
 }
 
 # Train job $1 of $2 ranks with the options $3...
@@ -32,7 +33,7 @@ train() {
     local job=$1 world=$2 rank pids=()
     shift 2
     for ((rank = 0; rank < world; rank++)); do
-        ./cistern-gpt "${model[@]}" --world "$world" --rank $rank --data "$tmp/text" --job "$job" --steps $steps --pool 1M --quiet \
+        ./cistern-gpt "${model[@]}" --world "$world" --rank $rank --data "$tmp/text" --job "$job" --steps $steps --pool $pool --quiet \
             "$@" >"$tmp/gpt$rank.log" 2>&1 &
         pids+=($!)
     done
@@ -67,9 +68,9 @@ same() {
     before=$(drives)
     train "$job" "$world" --disk "$list" "$@"
     ./cistern job "$job" --json >"$tmp/job"
-    used=$(jq -c '[.n_chunks, .drive_bytes, ([.files[].buffer_bytes] | add)]' "$tmp/job")
-    [ "$used" = "$(jq -c '[.plan.n_chunks, .disk.bytes, .disk.window_bytes]' "$tmp/planned")" ] ||
-        fail "$job has $used chunks, bytes on drives and bytes of buffers: $(jq -c .disk "$tmp/planned")"
+    used=$(jq -c '[.n_chunks, .drive_bytes, ([.files[].buffer_bytes] | add), .arena_bytes]' "$tmp/job")
+    [ "$used" = "$(jq -c "[.plan.n_chunks, .disk.bytes, .disk.window_bytes, .plan.host_bytes - .disk.window_bytes - $world * .plan.pool_bytes]" \
+        "$tmp/planned")" ] || fail "$job has $used chunks, bytes on drives, of buffers and in arenas: $(jq -c '.disk, .plan' "$tmp/planned")"
     last=
     # shellcheck disable=SC2086 # two words
     (poll moved "$reads" "$writes" $before) || {
@@ -84,6 +85,19 @@ start daemon ./tests/lib/drives_daemon --config "$tmp/rates.conf" --socket "$CIS
 await daemon READY=1
 same one 1 1
 same two 1 2 --masters split --moments mx8
+# A large vocabulary, whose states stay in memory: buffers of its size for each drive would take more. The plan and the job tell it.
+small=("${model[@]}")
+model+=(--vocab 8192)
+pool=8M
+same large 1 1
+jq -e '.disk | .chunks_in_memory > 0 and .bytes_in_memory > 0 and .window_bytes < .bytes' "$tmp/planned" >/dev/null ||
+    fail "a large tensor is on drives: $(jq -c .disk "$tmp/planned")"
+jq -e --slurpfile plan "$tmp/planned" '.n_stay_in_host == $plan[0].disk.chunks_in_memory and .stay_bytes == $plan[0].disk.bytes_in_memory and
+    .n_stay_in_host + ([.files[].n_chunks] | add) == .n_chunks' "$tmp/job" >/dev/null || fail "the job tells something else: $(cat "$tmp/job")"
+./cistern plan "$tmp/model.json" --rates "$tmp/rates.json" --device $pool --disk 1 >"$tmp/out"
+grep -qE '^in memory the states of 1 chunk, .*: buffers of their size for each drive would take more$' "$tmp/out" || fail "not told: $(cat "$tmp/out")"
+model=("${small[@]}")
+pool=1M
 if ! sparse; then
     same part 1 1 --disk-bytes 4M
     same ranks 2 1 --moments bf16

@@ -225,6 +225,44 @@ START_TEST(blocks)
 }
 END_TEST
 
+/* The states of a large chunk stay in memory if buffers of its size, for each drive, take more than
+ * they do: not if it is a little larger than the others, and not if the job is durable. If drives
+ * save nothing at all, all states go there. */
+START_TEST(drives)
+{
+    struct cst_layout layout = {.n_classes = 2,
+                                .classes = {{.capacity = 8192}, {.capacity = 81920}}};
+    struct cst_layout_chunk chunks[41] = {{.n_elems = 81920, .size_class = 1}};
+    const uint64_t all = 40 * 12ull * 8192, small = 3 * 28ull * 8192;
+    struct cst_buffers_drives b;
+    struct cst_buffers unused;
+
+    for (int i = 1; i <= 40; i++) {
+        chunks[i] = (struct cst_layout_chunk){.n_elems = 8192, .base_chunk = CST_LAYOUT_OWN};
+    }
+    chunks[0].base_chunk = CST_LAYOUT_OWN;
+    divide(&unused, &layout, chunks, 41, small);
+    cst_buffers_drives(&b, &layout, 1, CST_LAYOUT_ALL);
+    ck_assert_uint_eq(b.bytes, small);
+    ck_assert_uint_eq(b.fit_bytes, all);
+    ck_assert_uint_eq(b.stay_bytes, 12ull * 81920);
+    ck_assert_uint_eq(b.n_stay, 1);
+    layout.states.durable = true;
+    cst_buffers_drives(&b, &layout, 1, CST_LAYOUT_ALL);
+    ck_assert_uint_eq(b.bytes, 10 * small);
+    ck_assert_uint_eq(b.n_stay, 0);
+    layout.states.durable = false;
+    chunks[0].n_elems = layout.classes[1].capacity = 9216; /* 3 x 28 x 1024 bytes, or 12 x 9216. */
+    cst_buffers_drives(&b, &layout, 1, CST_LAYOUT_ALL);
+    ck_assert_uint_eq(b.n_stay, 0);
+    cst_buffers_drives(&b, &layout, 2, CST_LAYOUT_ALL); /* Both drives have buffers. */
+    ck_assert_uint_eq(b.n_stay, 1);
+    cst_buffers_drives(&b, &layout, 2, small / 2); /* Less than the buffers. */
+    ck_assert_uint_eq(b.n_stay, 0);
+    ck_assert_uint_eq(b.bytes, cst_buffers_want(&layout, 2));
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("buffers");
@@ -237,5 +275,6 @@ int main(void)
     tcase_add_test(tc, mixed);
     tcase_add_test(tc, scratch);
     tcase_add_test(tc, blocks);
+    tcase_add_test(tc, drives);
     return suite_run(suite);
 }

@@ -63,6 +63,7 @@ static const struct {
 START_TEST(bytes_are_those_of_the_layout)
 {
     const struct cst_plan_choice *best = &f.plans.best;
+    struct cst_buffers_drives buffers;
     struct cst_layout layout;
     uint64_t rows;
 
@@ -80,7 +81,10 @@ START_TEST(bytes_are_those_of_the_layout)
     ck_assert_uint_eq(best->predicted.disk_read, rows);
     ck_assert_uint_eq(best->predicted.disk_written, rows);
     ck_assert_uint_eq(best->drive_bytes, layout.device_bytes);
-    ck_assert_uint_eq(best->window_bytes, cases[_i].n_drives * cst_buffers_of_drive(&layout));
+    cst_buffers_drives(&buffers, &layout, cases[_i].n_drives,
+                       cst_layout_drive_bytes(cases[_i].bytes, cases[_i].n_drives));
+    ck_assert_uint_eq(best->window_bytes, cases[_i].n_drives * buffers.bytes);
+    ck_assert_uint_eq(best->n_stay_in_host, buffers.n_stay);
     ck_assert_uint_eq(best->host_bytes, cst_layout_host_bytes(&layout) + best->window_bytes);
     ck_assert_uint_eq(best->rows_bytes, best->host_bytes);
     ck_assert_uint_eq(best->n_drives, cases[_i].n_drives);
@@ -91,7 +95,7 @@ START_TEST(bytes_are_those_of_the_layout)
         ck_assert_uint_ge(best->drive_bytes, cases[_i].bytes / 10 * 8);
         ck_assert_uint_lt(best->n_on_drives, best->n_chunks);
     } else {
-        ck_assert_uint_eq(best->n_on_drives, best->n_chunks);
+        ck_assert_uint_eq(best->n_on_drives + best->n_stay_in_host, best->n_chunks);
     }
     check_promise();
     cst_layout_close(&layout);
