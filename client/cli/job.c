@@ -60,10 +60,12 @@ static void print_files(const Cistern__JobInfo *job, FILE *out)
                       cli_bytes(file->buffer_bytes, b));
     }
     if (job->has_n_stay_in_host) {
-        (void)printf("in memory the states of %u chunk%s, %s: buffers of their size for each drive "
-                     "would take more\n",
-                     job->n_stay_in_host, job->n_stay_in_host == 1 ? "" : "s",
-                     cli_bytes(job->stay_bytes, a));
+        (void)fprintf(
+            out,
+            "in memory the states of %u chunk%s, %s: buffers of their size for each drive "
+            "would take more\n",
+            job->n_stay_in_host, job->n_stay_in_host == 1 ? "" : "s",
+            cli_bytes(job->stay_bytes, a));
     }
     if (job->has_recorded_step) {
         (void)fprintf(
@@ -398,7 +400,7 @@ static void print_places(const Cistern__ExplainReply *reply)
                          (unsigned long long)place->twin_offset);
         }
         (void)printf(" of ");
-        print_file(reply->files[place->file], place->has_twin_offset);
+        print_file(reply->files[place->file], place->has_twin_offset, stdout);
         (void)printf("\n");
     }
     if (reply->has_recorded_step && reply->n_places > 0) {

@@ -394,8 +394,8 @@ static void print_drives(const struct cli_plan_input *input, const struct cst_pl
     (void)printf("disk      a step reads %s, %s of it before the commit, and writes %s: %s at ",
                  cli_bytes(p->disk_read, a), cli_bytes(p->disk_ahead, b),
                  cli_bytes(p->disk_written, c), cli_seconds(times.disk_s, d));
-    (void)printf("%s/s for reads and writes together\n",
-                 cli_bytes((uint64_t)(best->n_drives * cst_rates_mixed(&input->rates)), a));
+    (void)printf("%sB/s for reads and writes together\n",
+                 cli_count((uint64_t)(best->n_drives * cst_rates_mixed(&input->rates)), a));
     (void)printf("hidden    ");
     if (input->config.overlap == CST_OVERLAP_COMMIT) {
         print_hidden("reads after the commit", times.read_s, times.read_under_s, "forward pass");

@@ -216,14 +216,15 @@ static void print_sharing(const Cistern__GpuInfo *gpu, FILE *out)
     }
 }
 
-/* Print @bytes with @what, and the rate over the time in which the drive did that. */
+/* Print @bytes with @what, and the rate over the time in which the drive did that: in powers of
+ * 1000, as `cistern probe` has it. */
 static void print_moved(const char *what, uint64_t bytes, double seconds, FILE *out)
 {
     char text[CLI_HUMAN_BYTES];
 
     (void)fprintf(out, ", %s %s", cli_bytes(bytes, text), what);
     if (bytes > 0 && seconds > 0) {
-        (void)fprintf(out, " (%s/s)", cli_bytes((uint64_t)((double)bytes / seconds), text));
+        (void)fprintf(out, " (%sB/s)", cli_count((uint64_t)((double)bytes / seconds), text));
     }
 }
 

@@ -115,7 +115,7 @@ start_keeping small --gpus none
 fill
 truncate -s -1M "$tmp/small/filler"
 begin faulty 1 --steps 3 --disk "$tmp/small"
-remedy='free space there, or put fewer bytes there (disk_bytes'
+remedy='free space there, or put fewer bytes there (more drives, .* unless the job is durable, disk_bytes'
 failed faulty "allocating [0-9]* bytes at 0 of .* on drive [0-9:]*: No space left on device: $remedy"
 begin part 1 --steps 3 --disk "$tmp/small" --disk-bytes 512K # This is the remedy.
 end "a part of the states on a full drive"

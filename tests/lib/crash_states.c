@@ -74,24 +74,50 @@ static uint64_t process_of(size_t i)
     return entries[i].head.call >> 32;
 }
 
+/* The processes of the record, in the order of their first entries. */
+struct process {
+    uint64_t id;
+    size_t first, last; /* Numbers of its entries. */
+};
+
+static struct process *processes;
+static size_t n_processes;
+
+/* The index of the process @id; n_processes: it is not in the list. */
+static size_t find_process(uint64_t id)
+{
+    size_t p = 0;
+
+    while (p < n_processes && processes[p].id != id) {
+        p++;
+    }
+    return p;
+}
+
+static void list_processes(void)
+{
+    for (size_t i = 0; i < n_entries; i++) {
+        const size_t p = find_process(process_of(i));
+
+        if (p == n_processes) {
+            processes = realloc(processes, (n_processes + 1) * sizeof *processes);
+            must(processes != NULL, "memory");
+            processes[n_processes++] = (struct process){.id = process_of(i), .first = i};
+        }
+        processes[p].last = i;
+    }
+}
+
 /* A process that is killed in the middle of a call ends when the call is over, and its successor
  * begins afterwards: returns the number of the first entry of a process that began after the last
  * entry of that of entry @i; SIZE_MAX: there is none. */
 static size_t end_of_process(size_t i)
 {
-    size_t last = i, k;
+    const size_t last = processes[find_process(process_of(i))].last;
 
-    for (k = i; k < n_entries; k++) {
-        last = process_of(k) == process_of(i) ? k : last;
-    }
-    for (k = last + 1; k < n_entries; k++) {
-        bool is_new = true;
-
-        for (size_t j = 0; j <= last && is_new; j++) {
-            is_new = process_of(j) != process_of(k);
-        }
-        if (is_new) {
-            return k;
+    for (size_t p = 0; p < n_processes; p++) {
+        if (processes[p].first > last) {
+            return processes[p].first;
         }
     }
     return SIZE_MAX;
@@ -122,6 +148,7 @@ static void read_record(const char *path)
         }
         entries[n_entries++] = entry;
     }
+    list_processes();
     for (size_t i = 0; i < n_entries; i++) {
         entries[i].ends = end_of_process(i);
     }
@@ -244,7 +271,23 @@ static char *read_file(const char *path, size_t *bytes)
     return data;
 }
 
-/* Compare the files of tensors of step @step, and remove the checkpoint. */
+/* Remove the checkpoint of step @step. */
+static void drop(uint64_t step)
+{
+    char dir[512], path[1024];
+    DIR *list = opendir(path_of(dir, sizeof dir, "%s/step-%08llu", work, (unsigned long long)step));
+
+    must(list != NULL, dir);
+    for (struct dirent *e = readdir(list); e != NULL; e = readdir(list)) {
+        if (e->d_name[0] != '.') {
+            (void)unlink(path_of(path, sizeof path, "%s/%s", dir, e->d_name));
+        }
+    }
+    (void)closedir(list);
+    must(rmdir(dir) == 0, dir);
+}
+
+/* Compare the files of tensors of step @step. */
 static bool compare(uint64_t step)
 {
     char dir[512], path[1024];
@@ -264,7 +307,6 @@ static bool compare(uint64_t step)
                               (unsigned long long)step, e->d_name),
                       &a_bytes);
         b = read_file(path_of(path, sizeof path, "%s/%s", dir, e->d_name), &b_bytes);
-        (void)unlink(path);
         if (suffix != NULL && strcmp(suffix, ".safetensors") == 0) {
             same =
                 same && a != NULL && b != NULL && a_bytes == b_bytes && memcmp(a, b, a_bytes) == 0;
@@ -276,7 +318,6 @@ static bool compare(uint64_t step)
     if (list != NULL) {
         (void)closedir(list);
     }
-    (void)rmdir(dir);
     return same && n > 0;
 }
 
@@ -287,6 +328,7 @@ static bool check(size_t cut, uint64_t sure, uint64_t perhaps)
     const char *list[MAX_FILES];
     struct cst_adopt_result result = {.step = 0};
     struct cst_err err = {0};
+    bool same;
     int rc;
 
     for (int f = 0; f < n_files; f++) {
@@ -300,13 +342,15 @@ static bool check(size_t cut, uint64_t sure, uint64_t perhaps)
         }
         return sure == 0;
     }
+    same = compare(result.step);
+    drop(result.step);
     if (result.step < sure || result.step > perhaps) {
         printf("power lost at %zu of %zu: step %llu, not %llu to %llu\n", cut, n_entries,
                (unsigned long long)result.step, (unsigned long long)sure,
                (unsigned long long)perhaps);
         return false;
     }
-    if (!compare(result.step)) {
+    if (!same) {
         printf("power lost at %zu of %zu: step %llu has other states\n", cut, n_entries,
                (unsigned long long)result.step);
         return false;
