@@ -246,7 +246,7 @@ holds '[.traceEvents[] | select(.name == "process_name") | .args.name] | contain
 expect 0 preset:gpt2-124m --rates a100 --device 2G --json --grad-over-weight
 jq -e ".plan.host_bytes < $full * 0.9" "$tmp/out" >/dev/null || fail "gradients over weights spare nothing"
 expect 1 preset:gpt2-124m --rates a100 --grad-over-weight --overlap early
-complains 'cannot be combined with early or delayed updates'
+complains 'grad_over_weight cannot be combined with overlap early'
 expect 0 preset:gpt2-124m --rates "$tmp/fast.json" --on fast --device 4G --device-states auto
 says '^states +[0-9.]+ [MG]iB \([0-9]+ bytes\) on each accelerator, of [0-9]+ of [0-9]+ chunks: a step takes .* ms, without them .* ms$'
 expect 0 preset:gpt2-124m --rates "$tmp/rates.json" --flops 1e11 --device-states auto
