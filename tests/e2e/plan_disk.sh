@@ -147,7 +147,7 @@ stop_daemon daemon
 # What is printed: a line of each subject, and days with --tbw. The drives of a file of a job are those of its list.
 ./cistern plan "$tmp/model.json" --rates "$tmp/rates.json" --device 1M --disk /mnt/a,/mnt/b --tbw 600 --timeline "$tmp/timeline.json" >"$tmp/out"
 for words in '^drives +2: .* of states in all, of .* chunks; .* of host memory for their updates; .* bytes of host memory per parameter' \
-    '^disk +a step reads .* and writes .* at 3.4 GB/s for reads and writes together' '^hidden +reads after the commit .*; writes ' \
+    '^disk +a step reads .* and writes .* at 3.40 GB/s for reads and writes together' '^hidden +reads after the commit .*; writes ' \
     '^wear +.* days of training write 600 TB to each drive' 'ALL DRIVES$'; do
     grep -qE "$words" "$tmp/out" || fail "no '$words' in: $(cat "$tmp/out")"
 done
