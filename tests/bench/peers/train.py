@@ -6,6 +6,9 @@ cistern    cistern.torch with pools of 1.2 and 0.5 times the weights, on a daemo
 fsdp       fully_shard of each layer with CPUOffloadPolicy: fp32 parameters, products in bf16
 deepspeed  ZeRO stage 3 with parameters and optimizer offloaded to the CPU
 
+With --disk DIR, fp32 masters and moments are files in DIR: all of cistern's, and DeepSpeed's with its
+offload to NVMe (NVME below has its settings). Torch alone keeps them in memory.
+
 All have the same model, tokens, precision, clipping norm and number of threads, and begin with the
 same weights. Each is a process of its own, which does a few steps when it is its turn. The first step
 of a turn is not counted: caches are cold, and the update of whoever came before can still run. The
@@ -15,6 +18,7 @@ others are as in a long run, each with one update. The rows are
   train_deepspeed, train_fsdp       seconds of a step with the peer; of one with cistern at 1.2
   memory_deepspeed, memory_fsdp     bytes of worker, daemon and engine with cistern at 0.5; of the
                                     peer
+  train_disk_*, memory_disk_*       the same with --disk, where cistern has a pool of 1.2 alone
   unit_bracket                      microseconds in which a unit with 12 tensors in the pool is
                                     opened and closed; goal
   unit_python                       microseconds that a unit with 12 tensors adds to a forward and a
@@ -45,6 +49,18 @@ CLIP_NORM = 1.0
 HYPER = {"lr": 1e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 SMALLEST = "BENCH_SMALLEST" in os.environ  # The shortest run, whose figures mean nothing.
 POOLS = (1.2,) if SMALLEST else (1.2, 0.5)
+
+# DeepSpeed's offload to NVMe, with reads and writes beside the updates. Of the settings tried, these
+# gave the shortest steps.
+NVME = {
+    "device": "nvme",
+    "pipeline_read": True,
+    "pipeline_write": True,
+    "pin_memory": True,
+    "buffer_count": 12,  # Those of three groups: one is read, one updated, one written.
+}
+NVME_GROUP = 4 << 20  # Parameters that are read, updated and written together.
+AIO = {"block_size": 1 << 20, "queue_depth": 16, "intra_op_parallelism": 1}
 
 
 class Layer(nn.Module):
@@ -116,7 +132,7 @@ def cistern_step(model: nn.Module, options: argparse.Namespace) -> Step:
 
     n_bytes = 2 * sum(p.numel() for p in model.parameters())
     pool = int(options.pool * n_bytes)
-    store = ct.attach(model, f"train-{options.pool}", device=options.device, pool=pool, ttl_s=1)
+    store = ct.attach(model, f"train-{options.pool}", device=options.device, pool=pool, disk=options.disk, ttl_s=1)
     optimizer = store.optimizer(clip_norm=CLIP_NORM, **HYPER)
 
     def step(tokens: torch.Tensor) -> torch.Tensor:
@@ -176,6 +192,10 @@ def deepspeed_step(model: nn.Module, options: argparse.Namespace) -> Step:
         "optimizer": {"type": "AdamW", "params": HYPER},
         "zero_optimization": {"stage": 3, "offload_optimizer": offload, "offload_param": offload},
     }
+    if options.disk:
+        zero = {"offload_optimizer": NVME | {"nvme_path": options.disk}, "sub_group_size": NVME_GROUP}
+        config["zero_optimization"] |= zero
+        config["aio"] = AIO
     engine, *_ = deepspeed.initialize(model=model, config=config)
 
     def step(tokens: torch.Tensor) -> torch.Tensor:
@@ -324,11 +344,12 @@ def row_of(name: str, value: float, unit: str, yardstick: float) -> dict[str, An
 def compare(options: argparse.Namespace) -> None:
     rows = []
     goals = {"unit_bracket": 10.0, "unit_python": 150.0}
-    for name, value in of_units().items():
+    for name, value in ({} if options.disk else of_units()).items():
         rows.append(row_of(name, value, "us", goals[name]))
+    pools, where = (POOLS[:1], "disk_") if options.disk else (POOLS, "")
     ours = {
         pool: Peer(f"cistern {pool}", ["--work", "cistern", "--pool", str(pool)], options.daemon)
-        for pool in POOLS
+        for pool in pools
     }
     plain = Peer("torch", ["--work", "torch"], 0)
     rivals = [Peer(name, ["--work", name], 0) for name in options.rivals.split(",") if name]
@@ -340,10 +361,10 @@ def compare(options: argparse.Namespace) -> None:
         peer.close()
     step = {peer.name: statistics.median(peer.seconds) for peer in peers}
     for pool, peer in ours.items():
-        rows.append(row_of(f"train_torch_{pool}", step[peer.name], "s", step["torch"]))
+        rows.append(row_of(f"train_{where}torch_{pool}", step[peer.name], "s", step["torch"]))
     for peer in rivals:
-        rows.append(row_of(f"train_{peer.name}", step[peer.name], "s", step[f"cistern {POOLS[0]}"]))
-        rows.append(row_of(f"memory_{peer.name}", ours[POOLS[-1]].n_bytes, "B", peer.n_bytes))
+        rows.append(row_of(f"train_{where}{peer.name}", step[peer.name], "s", step[f"cistern {pools[0]}"]))
+        rows.append(row_of(f"memory_{where}{peer.name}", ours[pools[-1]].n_bytes, "B", peer.n_bytes))
     for peer in peers:
         print(
             f"{peer.name:12} {step[peer.name]:8.4f} s   {peer.n_bytes / 1e6:7.0f} MB   loss {peer.loss:.4f}"
@@ -367,6 +388,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", help="file to which rows are added")
     parser.add_argument("--rivals", default="fsdp,deepspeed", help="peers besides plain torch")
+    parser.add_argument("--disk", help="directory on a drive, which has the states")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the model")
     parser.add_argument("--daemon", type=int, default=0, help="process of the daemon")
     parser.add_argument(
