@@ -6,8 +6,8 @@ cistern    cistern.torch with pools of 1.2 and 0.5 times the weights, on a daemo
 fsdp       fully_shard of each layer with CPUOffloadPolicy: fp32 parameters, products in bf16
 deepspeed  ZeRO stage 3 with parameters and optimizer offloaded to the CPU
 
-With --disk DIR, fp32 masters and moments are files in DIR: all of cistern's, and DeepSpeed's with its
-offload to NVMe (NVME below has its settings). Torch alone keeps them in memory.
+With --disk DIR, fp32 masters and moments are in files in DIR: all of cistern's, and DeepSpeed's with
+its offload to NVMe (NVME below has its settings). Torch alone keeps them in memory.
 
 All have the same model, tokens, precision, clipping norm and number of threads, and begin with the
 same weights. Each is a process of its own, which does a few steps when it is its turn. The first step
@@ -50,8 +50,8 @@ HYPER = {"lr": 1e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 SMALLEST = "BENCH_SMALLEST" in os.environ  # The shortest run, whose figures mean nothing.
 POOLS = (1.2,) if SMALLEST else (1.2, 0.5)
 
-# DeepSpeed's offload to NVMe, with reads and writes beside the updates. Of the settings tried, these
-# gave the shortest steps.
+# DeepSpeed's offload to NVMe, with reads and writes beside the updates. Tensors smaller than a block
+# of AIO are not written: with these blocks all gradients stay in memory, and states do not.
 NVME = {
     "device": "nvme",
     "pipeline_read": True,
@@ -60,7 +60,7 @@ NVME = {
     "buffer_count": 12,  # Those of three groups: one is read, one updated, one written.
 }
 NVME_GROUP = 4 << 20  # Parameters that are read, updated and written together.
-AIO = {"block_size": 1 << 20, "queue_depth": 16, "intra_op_parallelism": 1}
+AIO = {"block_size": 8 << 20, "queue_depth": 16, "intra_op_parallelism": 1}
 
 
 class Layer(nn.Module):
@@ -132,7 +132,8 @@ def cistern_step(model: nn.Module, options: argparse.Namespace) -> Step:
 
     n_bytes = 2 * sum(p.numel() for p in model.parameters())
     pool = int(options.pool * n_bytes)
-    store = ct.attach(model, f"train-{options.pool}", device=options.device, pool=pool, disk=options.disk, ttl_s=1)
+    where = {"device": options.device, "disk": options.disk}
+    store = ct.attach(model, f"train-{options.pool}", pool=pool, ttl_s=1, **where)
     optimizer = store.optimizer(clip_norm=CLIP_NORM, **HYPER)
 
     def step(tokens: torch.Tensor) -> torch.Tensor:
@@ -193,8 +194,8 @@ def deepspeed_step(model: nn.Module, options: argparse.Namespace) -> Step:
         "zero_optimization": {"stage": 3, "offload_optimizer": offload, "offload_param": offload},
     }
     if options.disk:
-        zero = {"offload_optimizer": NVME | {"nvme_path": options.disk}, "sub_group_size": NVME_GROUP}
-        config["zero_optimization"] |= zero
+        offload = NVME | {"nvme_path": options.disk}
+        config["zero_optimization"] |= {"offload_optimizer": offload, "sub_group_size": NVME_GROUP}
         config["aio"] = AIO
     engine, *_ = deepspeed.initialize(model=model, config=config)
 
@@ -363,8 +364,10 @@ def compare(options: argparse.Namespace) -> None:
     for pool, peer in ours.items():
         rows.append(row_of(f"train_{where}torch_{pool}", step[peer.name], "s", step["torch"]))
     for peer in rivals:
-        rows.append(row_of(f"train_{where}{peer.name}", step[peer.name], "s", step[f"cistern {pools[0]}"]))
-        rows.append(row_of(f"memory_{where}{peer.name}", ours[pools[-1]].n_bytes, "B", peer.n_bytes))
+        own = step[f"cistern {pools[0]}"]
+        n_bytes = ours[pools[-1]].n_bytes
+        rows.append(row_of(f"train_{where}{peer.name}", step[peer.name], "s", own))
+        rows.append(row_of(f"memory_{where}{peer.name}", n_bytes, "B", peer.n_bytes))
     for peer in peers:
         print(
             f"{peer.name:12} {step[peer.name]:8.4f} s   {peer.n_bytes / 1e6:7.0f} MB   loss {peer.loss:.4f}"
