@@ -35,7 +35,7 @@ run() {
         ;;
     peers/disk)
         find_drive
-        ! has_torch || [ -z "$drive" ] || PEERS_PYTHON=$CISTERN_PYTHON TMPDIR=$drive "$1" --layers 2 --width 64 --length 16 --steps 1 --rounds 1 --rivals '' --json "$tmp/rows"
+        ! has_torch || [ -z "$drive" ] || PEERS_PYTHON=$CISTERN_PYTHON TMPDIR=$drive "$1" --layers 12 --width 64 --length 16 --steps 1 --rounds 1 --rivals '' --json "$tmp/rows"
         ;;
     instructions) ;; # It needs a build for another processor: tests/aarch64 --instructions runs it.
     *) "$1" --json "$tmp/rows" ;;
