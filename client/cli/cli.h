@@ -49,6 +49,7 @@ struct cli {
     const char *socket; /* --socket; NULL: $CISTERN_SOCKET or the default. */
     /* --manager-socket; NULL: manager.sock in the directory of the socket. */
     const char *manager_socket;
+    const char *path;     /* The daemon's socket, which the options and the environment choose. */
     bool json;            /* --json */
     bool no_color;        /* --no-color */
     double watch_seconds; /* --watch: time between two drawings; 0: draw once. */
@@ -67,6 +68,8 @@ struct cli {
     bool check;                   /* --check: compare checksums. */
     const char *disk;             /* --disk: a directory; plan: directories or a number. */
     uint64_t bytes;               /* --bytes: size of a file; 0: not given. */
+    const char *listen;           /* --listen: address of a port, or a path. */
+    bool own_jobs;                /* --own-jobs: metrics of this user's jobs on a port. */
     uint64_t stages;              /* --stages: of a pipeline schedule; 0: not given. */
     struct cli_plan_request plan; /* Options of plan alone. */
     bool help, version;           /* --help, --version */
@@ -128,6 +131,7 @@ int cli_explain(struct cli *cli);
 int cli_remove(struct cli *cli);
 int cli_quota(struct cli *cli);
 int cli_ping(struct cli *cli);
+int cli_metrics(struct cli *cli);
 int cli_trace(struct cli *cli);
 int cli_save(struct cli *cli);
 int cli_adopt(struct cli *cli);

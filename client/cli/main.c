@@ -59,6 +59,8 @@ static const struct command commands[] = {
      CLI_USES_JSON | CLI_USES_WATCH, DAEMON, cli_quota},
     {"ping", "", "measure round trips to the daemon: p50 and p99", 0, 0,
      CLI_USES_JSON | CLI_USES_COUNT, DAEMON, cli_ping},
+    {"metrics", "", "print metrics for Prometheus, or answer scrapes", 0, 0,
+     CLI_USES_OUTPUT | CLI_USES_LISTEN, NO_DAEMON, cli_metrics},
     {"plan", "MODEL", "plan a model: a JSON file, or preset:NAME", 1, 0,
      CLI_USES_JSON | CLI_USES_PLAN, NO_DAEMON, cli_plan},
     {"schedule", "NAME|check FILE", "make a pipeline schedule, or verify one in a file", 1, 1,
@@ -158,6 +160,7 @@ static int run(struct cli *cli, const struct command *command)
     if (path == NULL) {
         return cli_fail(&(struct cst_err){.text = "out of memory"});
     }
+    cli->path = path;
     rc = command->wants == NO_DAEMON ? CST_OK : cst_connect(&cli->client, path, &err);
     if (rc == CST_OK || command->wants == DAEMON_IF_THERE) {
         rc = command->run(cli);
