@@ -261,7 +261,7 @@ enum { LABELS = 512 };
 struct item {
     const ProtobufCMessage *const *messages; /* Borrowed. */
     size_t n;
-    char labels[LABELS]; /* Labels of all samples: job="x",uid="0". */
+    char labels[LABELS]; /* Labels of all samples: name="x",uid="0". */
 };
 
 /* Append @name="@text" to @labels, after a comma if it is not the first label. What does not fit is
@@ -496,7 +496,7 @@ static void print_states(const struct cli_messages *listed, FILE *out)
 
 static void label_job(const Cistern__JobInfo *job, struct item *item)
 {
-    add_label(item->labels, "job", job->name);
+    add_label(item->labels, "name", job->name); /* Prometheus has a label "job". */
     add_number_label(item->labels, "uid", job->uid);
 }
 
@@ -528,7 +528,8 @@ static bool add_use(const Cistern__QuotaAccount *account, size_t use, struct ite
                     struct items *numbers)
 {
     const char *key = account->uses[use]->key, *device = account->uses[use]->device;
-    const bool is_bytes = strcmp(key, "host") == 0 || strcmp(key, "pool") == 0;
+    const bool is_bytes =
+        strcmp(key, "host") == 0 || strcmp(key, "pool") == 0 || strcmp(key, "disk") == 0;
     struct item *item;
 
     if (strcmp(key, "ttl") == 0) {

@@ -38,7 +38,8 @@ const struct cst_option cli_options[] = {
         CST_U64(AT(count), 1, COUNT_MAX)),
     ROW("output", 'o', CLI_USES_OUTPUT, "FILE", "write to FILE", CST_TEXT(AT(output))),
     ROW("listen", 0, CLI_USES_LISTEN, "ADDRESS",
-        "answer HTTP requests for /metrics: 127.0.0.1:PORT, [::1]:PORT or the path of a socket",
+        "answer HTTP requests for /metrics at 127.0.0.1:PORT, [::1]:PORT, the path of a socket, or "
+        "the socket of systemd",
         CST_TEXT(AT(listen))),
     ROW("own-jobs", 0, CLI_USES_LISTEN, NULL,
         "show your own jobs on the port, to all users of the machine (default: no jobs)",

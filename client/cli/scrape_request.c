@@ -51,7 +51,8 @@ static int read_line(const char *line, const char *end, bool *head)
     const char *target = next_word(&line, end, &n_target);
     const char *version = next_word(&line, end, &n_version);
 
-    if (n_method == 0 || n_target == 0 || line != end || !is_version(version, n_version)) {
+    if (n_method == 0 || n_target == 0 || version + n_version != end ||
+        !is_version(version, n_version)) {
         return 400;
     }
     *head = is_word(method, n_method, "HEAD");
