@@ -58,6 +58,7 @@ elsewhere() {
     case $1 in
     'cistern stat --watch') echo 'cli.sh stat --watch' ;;
     'cistern probe' | 'cistern probe --disk'*) echo 'cli.sh probe -o' ;;
+    'cistern metrics'*) echo 'metrics.sh cistern metrics --listen' ;;
     'cistern top') echo 'top.sh top' ;;
     'cistern adopt '*) echo 'durable.sh cistern adopt' ;;
     'cistern checkpoints --check'*) echo 'checkpoint.sh --check --json' ;;

@@ -64,7 +64,7 @@ has_step() {
     awk -v least="$1" -v key="cistern_job_step$run7" '$1 == key { found = $2 > least } END { exit !found }' "$tmp/samples"
 }
 poll has_step 3
-[ "$(value "cistern_jobs{}")" = 1.0 ] && [ "$(value 'cistern_jobs_in_state{state="training"}')" = 1.0 ] || fail "no job trains"
+[ "$(value "cistern_jobs{}") $(value 'cistern_jobs_in_state{state="training"}')" = "1.0 1.0" ] || fail "no job trains"
 [ "$(value "cistern_memory_budget_bytes{tier=\"host\"}")" = 1073741824.0 ] || fail "another budget"
 [ -n "$(value "cistern_job_loss$run7")" ] || fail "no loss"
 cp "$tmp/page" "$tmp/all.text"
@@ -101,6 +101,35 @@ wait $exporter 2>/dev/null || true
 listen "$tmp/metrics.sock"
 scrape get "$address" >/dev/null || fail "a stale socket is not replaced"
 stop $exporter
+
+# A socket of systemd shows what one of its kind shows. Its unit says who may open it, and it is not removed.
+pass() {
+    exec python3 "$srcdir/tests/e2e/scrape.py" pass "$1" ./cistern metrics --listen systemd
+}
+for place in "$tmp/passed.sock" 127.0.0.1:0; do
+    rm -f "$tmp/listening"
+    pass "$place" >"$tmp/listening" 2>"$tmp/exporter.log" &
+    exporter=$!
+    poll grep -q '^listening at ' "$tmp/listening"
+    address=$(sed 's/^listening at //' "$tmp/listening")
+    [ "$address" != systemd ] || address=$place
+    scrape get "$address" >"$tmp/page"
+    parsed "$tmp/page"
+    case $place in
+    /*) [ -n "$(value "cistern_job_step$run7")" ] || fail "the socket of systemd has no step" ;;
+    *) ! grep -v '^#' "$tmp/page" | grep -E 'run7|uid' || fail "the port of systemd shows jobs or users" ;;
+    esac
+    stop $exporter
+done
+[ -S "$tmp/passed.sock" ] || fail "the socket of systemd is removed"
+status=0
+(pass 0.0.0.0:0) >"$tmp/page" 2>"$tmp/err" || status=$?
+[ $status = 2 ] || fail "a port of systemd that others reach: status $status"
+grep -q 'other machines can reach 0.0.0.0:[1-9]' "$tmp/err" || fail "no reason: $(cat "$tmp/err")"
+status=0
+./cistern metrics --listen systemd >"$tmp/page" 2>"$tmp/err" || status=$?
+[ $status = 2 ] || fail "no socket of systemd: status $status"
+grep -q 'passes 0 sockets' "$tmp/err" || fail "no reason: $(cat "$tmp/err")"
 
 # A port is for all users of the machine, and has neither jobs nor users, unless the user shows his own.
 listen 127.0.0.1:0

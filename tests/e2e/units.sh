@@ -9,15 +9,23 @@ need systemd-analyze
 max_exposure=35 # tenths
 
 # The installed units with the program of this build.
-for unit in cisternd.service cisternd.socket cisternd-manager.socket; do
-    sed "s|^\(Exec[A-Za-z]*\)=[^ ]*/cisternd|\1=$PWD/cisternd|" "systemd/$unit" >"$tmp/$unit"
+for unit in cisternd.service cisternd.socket cisternd-manager.socket cistern-metrics.service; do
+    sed "s|^\(Exec[A-Za-z]*\)=[^ ]*/\(cisternd*\)|\1=$PWD/\2|" "systemd/$unit" >"$tmp/$unit"
 done
+cp "$srcdir/systemd/cistern-metrics.socket" "$tmp"
 source=$(realpath "$srcdir/systemd")
 cd "$tmp"
 systemd-analyze verify --man=no ./cisternd.service ./cisternd.socket ./cisternd-manager.socket >verify.log 2>&1 ||
     fail "systemd-analyze verify failed"
 [ ! -s verify.log ] || fail "systemd-analyze verify has something to say"
 systemd-analyze security --offline=yes --threshold=$max_exposure ./cisternd.service >security.log 2>&1 ||
+    fail "exposure above $max_exposure tenths"
+tail -n 1 security.log
+
+# The service of metrics, too.
+systemd-analyze verify --man=no ./cistern-metrics.service ./cistern-metrics.socket >verify.log 2>&1 || fail "systemd-analyze verify failed"
+[ ! -s verify.log ] || fail "systemd-analyze verify has something to say of the metrics"
+systemd-analyze security --offline=yes --threshold=$max_exposure ./cistern-metrics.service >security.log 2>&1 ||
     fail "exposure above $max_exposure tenths"
 tail -n 1 security.log
 
