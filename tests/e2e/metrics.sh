@@ -7,6 +7,15 @@
 need python3
 need jq
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
+helpers=() # Processes that must not outlive a failure.
+finish_helpers() {
+    local status=$?
+    [ ${#helpers[@]} = 0 ] || kill "${helpers[@]}" 2>/dev/null || true
+    (exit $status)
+    finish
+}
+trap finish_helpers EXIT
+
 scrape() {
     python3 "$srcdir/tests/e2e/scrape.py" "$@"
 }
@@ -32,6 +41,7 @@ listen() {
     rm -f "$tmp/listening"
     ./cistern metrics --listen "$@" >"$tmp/listening" 2>"$tmp/exporter.log" &
     exporter=$!
+    helpers+=($!)
     poll grep -q '^listening at ' "$tmp/listening"
     address=$(sed 's/^listening at //' "$tmp/listening")
 }
@@ -56,14 +66,17 @@ write_text 300
 ./cistern-gpt --layers 2 --heads 2 --width 32 --context 16 --batch 2 --threads 1 --seed 7 --quiet --steps 1000000 --data "$tmp/text" --job run7 \
     >"$tmp/run7.log" 2>&1 &
 trainer=$!
+helpers+=($!)
 me=uid=\"$(id -u)\"
 run7="{name=\"run7\",$me}"
+# Set step to that of the job now. True if it is beyond $1.
 has_step() {
     ./cistern metrics >"$tmp/page" || fail "no metrics"
-    parsed "$tmp/page"
-    awk -v least="$1" -v key="cistern_job_step$run7" '$1 == key { found = $2 > least } END { exit !found }' "$tmp/samples"
+    step=$(awk -v key="cistern_job_step$run7" '$1 == key { print $2 }' "$tmp/page")
+    [ "${step:-0}" -gt "$1" ]
 }
 poll has_step 3
+parsed "$tmp/page"
 [ "$(value "cistern_jobs{}") $(value 'cistern_jobs_in_state{state="training"}')" = "1.0 1.0" ] || fail "no job trains"
 [ "$(value "cistern_memory_budget_bytes{tier=\"host\"}")" = 1073741824.0 ] || fail "another budget"
 [ -n "$(value "cistern_job_loss$run7")" ] || fail "no loss"
@@ -110,6 +123,7 @@ for place in "$tmp/passed.sock" 127.0.0.1:0; do
     rm -f "$tmp/listening"
     pass "$place" >"$tmp/listening" 2>"$tmp/exporter.log" &
     exporter=$!
+    helpers+=($!)
     poll grep -q '^listening at ' "$tmp/listening"
     address=$(sed 's/^listening at //' "$tmp/listening")
     [ "$address" != systemd ] || address=$place
@@ -156,7 +170,6 @@ parsed "$tmp/page"
 # They are given up, the others are answered, the exporter holds as many descriptors as before, and the job trains.
 before=$(find /proc/$exporter/fd -mindepth 1 | wc -l)
 has_step 0
-step=$(value "cistern_job_step$run7")
 scrape attack "$address" || fail "a scraper got no answer beside bad ones"
 few_descriptors() {
     [ "$(find /proc/$exporter/fd -mindepth 1 | wc -l)" -le "$before" ]
@@ -193,11 +206,11 @@ if command -v prometheus >/dev/null && command -v curl >/dev/null; then
     promtool check config "$tmp/prometheus.yml" >"$tmp/promtool.log" 2>&1 || fail "the configuration of Prometheus"
     prometheus --config.file="$tmp/prometheus.yml" --storage.tsdb.path="$tmp/prometheus" --web.listen-address=127.0.0.1:0 2>"$tmp/prometheus.log" &
     server=$!
+    helpers+=($!)
     poll grep -q 'Listening on' "$tmp/prometheus.log"
     prometheus=$(sed -n 's/.*Listening on.* address=\([0-9.:]*\).*/\1/p' "$tmp/prometheus.log" | head -n 1)
     poll knows_step "$step"
     has_step 0
-    step=$(value "cistern_job_step$run7")
     poll knows_step "$step"
     while read -r expr; do
         expr=${expr//\$__rate_interval/5s}
