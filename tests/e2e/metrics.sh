@@ -110,7 +110,7 @@ stop $exporter
 [ ! -e "$tmp/metrics.sock" ] || fail "the socket is left"
 listen "$tmp/metrics.sock"
 kill -KILL $exporter
-wait $exporter 2>/dev/null || true
+{ wait $exporter || true; } 2>/dev/null
 listen "$tmp/metrics.sock"
 scrape get "$address" >/dev/null || fail "a stale socket is not replaced"
 stop $exporter
