@@ -83,6 +83,14 @@ parsed "$tmp/page"
 cp "$tmp/page" "$tmp/all.text"
 ! command -v promtool >/dev/null || [ -z "$(promtool check metrics <"$tmp/page" 2>&1)" ] || fail "promtool: $(promtool check metrics <"$tmp/page" 2>&1)"
 
+# A daemon that greets and then does not answer. It is given up after 5 seconds, in which the test goes on.
+scrape mute "$tmp/mute.sock" "$CISTERN_SOCKET" &
+helpers+=($!)
+poll test -S "$tmp/mute.sock"
+./cistern metrics -s "$tmp/mute.sock" -o "$tmp/mute.prom" 2>"$tmp/mute.err" &
+given_up=$!
+helpers+=($!)
+
 # The file is replaced, so that a reader never sees a part of one.
 ./cistern metrics -o "$tmp/cistern.prom" || fail "no file"
 before=$(stat -c %i "$tmp/cistern.prom")
@@ -178,6 +186,12 @@ poll few_descriptors
 poll has_step "$step"
 ./cistern stat --json >"$tmp/stat.json"
 [ "$(jq .n_sessions "$tmp/stat.json")" -le 2 ] || fail "the daemon has $(jq .n_sessions "$tmp/stat.json") connections"
+
+status=0
+wait $given_up || status=$?
+[ $status = 1 ] || fail "a daemon that does not answer: status $status"
+grep -q 'has not answered in 5 s' "$tmp/mute.err" || fail "no reason: $(cat "$tmp/mute.err")"
+[ "$(grep -v '^#' "$tmp/mute.prom")" = "cistern_up 0" ] || fail "a daemon that does not answer: $(cat "$tmp/mute.prom")"
 
 # -- the dashboard --------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@
     scrape.py parse < TEXT          print each sample as NAME{LABELS} VALUE, with sorted labels
     scrape.py get ADDRESS [PATH]    print the body of an answer with status 200
     scrape.py attack ADDRESS        be every bad scraper, each followed by a good one
+    scrape.py mute PATH SOCKET      be a daemon at PATH that greets as the one at SOCKET does, and then says nothing
     scrape.py pass ADDRESS COMMAND  run COMMAND with a listening socket, as systemd does
 
 ADDRESS is HOST:PORT or the path of a Unix socket.
@@ -76,6 +77,18 @@ def run_with_socket(address, *command):
     os.set_inheritable(3, True)
     os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")
     os.execv(command[0], command)
+
+
+def mute(path, upstream):
+    listener, daemon = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
+    listener.bind(path)
+    listener.listen()
+    daemon.connect(upstream)
+    client, _ = listener.accept()
+    daemon.send(client.recv(1 << 20))
+    client.send(daemon.recv(1 << 20))
+    while client.recv(1 << 20):
+        pass
 
 
 def read(peer):
@@ -199,6 +212,8 @@ def main():
         for (name, labels), value in parse(sys.stdin.read()).items():
             words = ",".join(f'{label}="{text}"' for label, text in labels)
             print(f"{name}{{{words}}} {value!r}")
+    elif command == "mute":
+        mute(*rest)
     elif command == "pass":
         run_with_socket(*rest)
     elif command == "get":
