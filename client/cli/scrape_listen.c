@@ -13,7 +13,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { BACKLOG = 32 };
+enum { BACKLOG = 128 };
 
 static int wrong_form(const char *text, struct cst_err *err)
 {
