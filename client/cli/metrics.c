@@ -106,7 +106,7 @@ int cli_metrics(struct cli *cli)
     if (cli->listen != NULL) {
         return serve(cli);
     }
-    if (cli->output != NULL) {
+    if (cli->output != NULL && strcmp(cli->output, "-") != 0) {
         return write_file(cli);
     }
     return print_now(cli->path, CLI_METRICS_ALL_JOBS, stdout, &err) == CST_OK ? CLI_EXIT_OK

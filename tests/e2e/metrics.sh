@@ -38,7 +38,7 @@ stop() {
 
 # Answer scrapes at $1 with the other arguments as options. Sets exporter to its pid, and address to where it listens.
 listen() {
-    rm -f "$tmp/listening"
+    : >"$tmp/listening"
     ./cistern metrics --listen "$@" >"$tmp/listening" 2>"$tmp/exporter.log" &
     exporter=$!
     helpers+=($!)
@@ -100,6 +100,7 @@ exec {kept}<"$tmp/cistern.prom" # Its number is not given to another file.
 ./cistern metrics -o "$tmp/cistern.prom" || fail "no second file"
 [ "$(stat -c %i "$tmp/cistern.prom")" != "$before" ] || fail "the file is overwritten"
 exec {kept}<&-
+./cistern metrics -o - | has '^cistern_up 1$' || fail "- is not standard output"
 ! ./cistern metrics -o "$tmp/no/where" 2>"$tmp/err" || fail "a file in no directory"
 grep -q 'no/where' "$tmp/err" || fail "no reason: $(cat "$tmp/err")"
 
@@ -128,7 +129,7 @@ pass() {
     exec python3 "$srcdir/tests/e2e/scrape.py" pass "$1" ./cistern metrics --listen systemd
 }
 for place in "$tmp/passed.sock" 127.0.0.1:0; do
-    rm -f "$tmp/listening"
+    : >"$tmp/listening"
     pass "$place" >"$tmp/listening" 2>"$tmp/exporter.log" &
     exporter=$!
     helpers+=($!)
