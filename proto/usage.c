@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_WORD = 32 }; /* Longer words are similar to none. */
+enum { MAX_WORD = 32 }; /* Words that differ over a longer part are similar to none. */
 
 static unsigned least(unsigned a, unsigned b, unsigned c)
 {
@@ -43,15 +43,27 @@ static unsigned edits(const char *a, size_t n_a, const char *b, size_t n_b)
 
 static bool nearer(const char *given, size_t n, const char *name, unsigned *best)
 {
-    const size_t n_name = strlen(name);
+    const size_t n_given = n;
+    size_t n_name = strlen(name), all = n_name;
     unsigned d;
 
-    if (n == 0 || n > MAX_WORD || n_name > MAX_WORD) {
+    /* What both begin or end with needs no edits. */
+    while (n > 0 && n_name > 0 && given[n - 1] == name[n_name - 1]) {
+        n--;
+        n_name--;
+    }
+    while (n > 0 && n_name > 0 && *given == *name) {
+        given++;
+        name++;
+        n--;
+        n_name--;
+    }
+    if (n_given == 0 || n > MAX_WORD || n_name > MAX_WORD) {
         return false;
     }
     d = edits(given, n, name, n_name);
     /* If half of a short word is replaced, it is another word. */
-    if (d >= *best || 2 * d > n_name) {
+    if (d >= *best || 2 * d > all) {
         return false;
     }
     *best = d;

@@ -2,8 +2,11 @@
 /* cst_save: the states of a job, as of one step, are read in the order of the files' contents,
  * joined (joining.h) and appended to the files.
  *
- *   BEGUN --description--> MAPPED --segment--> COPIED --all states--> ENDED --> files are completed
- *     \_____________________\____________________\_________on a failure____/ */
+ *   BEGUN --description--> MAPPED --segment--> COPIED --all states--> ENDED --files are whole-->
+ * TOLD
+ *     \_____________________\____________________\_________on a failure____/
+ *
+ * In TOLD the daemon is told of the checkpoint. */
 #include "client/checkpoint/save.h"
 
 #include "client/checkpoint/writing.h"
@@ -19,7 +22,7 @@
 #include <unistd.h>
 
 /* What the save waits for. */
-enum phase { BEGUN, MAPPED, COPIED, ENDED };
+enum phase { BEGUN, MAPPED, COPIED, ENDED, TOLD };
 
 struct save {
     struct cstc_task task;
@@ -31,6 +34,9 @@ struct save {
     struct cstc_call call; /* Of this phase. */
     struct cstc_state_run run;
     struct cst_err failed; /* The first failure until the end of the save in the daemon. */
+    int ended;             /* TOLD: the status of the save; `failed` has its words. */
+    uint32_t uid;          /* Owner of the job, if has_uid. */
+    bool has_uid;
     Cistern__JobDescription *description;
     struct cstc_writing writing;
 };
@@ -55,13 +61,13 @@ static int read_description(struct save *save, int fd, uint64_t bytes, struct cs
                : cst_err_set(err, CST_EPROTO, "the description of the job does not parse");
 }
 
-static int ask(struct save *save, const char *name, const uint32_t *uid, struct cst_err *err)
+static int ask(struct save *save, const char *name, struct cst_err *err)
 {
     Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
 
     msg.name = (char *)(uintptr_t)name;
-    msg.has_uid = uid != NULL;
-    msg.uid = uid != NULL ? *uid : 0;
+    msg.has_uid = save->has_uid;
+    msg.uid = save->uid;
     save->call.max_fds = 1;
     return cstc_call_start(save->client, &save->call, CISTERN__MSG_TYPE__MSG_SAVE, &msg.base,
                            CISTERN__MSG_TYPE__MSG_SAVE_BEGUN, &cistern__save_begun__descriptor,
@@ -148,25 +154,46 @@ static int on_copied(struct save *save, struct cst_err *err)
                            CISTERN__MSG_TYPE__MSG_OK, NULL, err);
 }
 
-/* Complete the files, unless the save has failed. */
-static int on_ended(struct save *save, struct cst_err *err)
+/* Tell the daemon of the checkpoint, which is whole whatever the daemon answers. */
+static void tell(struct save *save)
 {
-    int rc = save->failed.status;
+    Cistern__Saved msg = CISTERN__SAVED__INIT;
 
+    msg.name = save->description->name;
+    msg.has_uid = save->has_uid;
+    msg.uid = save->uid;
+    msg.step = save->description->step;
+    (void)cstc_call_start(save->client, &save->call, CISTERN__MSG_TYPE__MSG_SAVED, &msg.base,
+                          CISTERN__MSG_TYPE__MSG_OK, NULL, NULL);
+}
+
+/* Complete the files, unless the save has failed. */
+static void on_ended(struct save *save)
+{
+    save->phase = TOLD;
     save->done.read_seconds = cst_clock_s() - save->read_began;
-    if (rc != CST_OK && err != NULL) {
+    save->ended = save->failed.status;
+    if (save->ended == CST_OK) {
+        save->ended = cstc_writing_end(&save->writing, &save->failed);
+    }
+    if (save->writing.whole) {
+        save->done.step = save->description->step;
+        save->done.bytes = save->writing.bytes;
+        save->done.seconds = cst_clock_s() - save->began;
+        tell(save);
+    }
+}
+
+static int on_told(struct save *save, struct cst_err *err)
+{
+    if (save->call.state != CSTC_CALL_IDLE && cstc_call_result(&save->call, NULL) == CST_EAGAIN) {
+        return CST_EAGAIN;
+    }
+    cstc_call_reset(&save->call);
+    if (save->ended != CST_OK && err != NULL) {
         *err = save->failed;
     }
-    if (rc == CST_OK) {
-        rc = cstc_writing_end(&save->writing, err);
-    }
-    if (!save->writing.whole) {
-        return rc;
-    }
-    save->done.step = save->description->step;
-    save->done.bytes = save->writing.bytes;
-    save->done.seconds = cst_clock_s() - save->began;
-    return rc;
+    return save->ended;
 }
 
 static int advance(struct cstc_task *task, struct cst_err *err)
@@ -175,7 +202,7 @@ static int advance(struct cstc_task *task, struct cst_err *err)
         [BEGUN] = on_begun, [MAPPED] = on_mapped, [COPIED] = on_copied};
     struct save *save = (struct save *)task;
 
-    while (save->phase < ENDED || save->call.state != CSTC_CALL_IDLE) {
+    while (save->phase < ENDED || (save->phase == ENDED && save->call.state != CSTC_CALL_IDLE)) {
         enum phase phase = save->phase;
         struct cst_err why = {0};
         int rc = phase == COPIED ? cstc_states_advance(&save->run, &why)
@@ -198,7 +225,10 @@ static int advance(struct cstc_task *task, struct cst_err *err)
             (void)on_copied(save, NULL);
         }
     }
-    return on_ended(save, err);
+    if (save->phase == ENDED) {
+        on_ended(save);
+    }
+    return on_told(save, err);
 }
 
 static void close_save(struct cstc_task *task)
@@ -235,7 +265,9 @@ static int open_save(struct cst_client *client, const char *name, const uint32_t
     save->spec = *spec;
     save->spec.dir = dir;
     save->began = cst_clock_s();
-    rc = ask(save, name, uid, err);
+    save->has_uid = uid != NULL;
+    save->uid = uid != NULL ? *uid : 0;
+    rc = ask(save, name, err);
     if (rc != CST_OK) {
         close_save(&save->task);
         return rc;

@@ -22,16 +22,15 @@ static int save_once(struct cli *cli, uint64_t *step)
                                        .fp32_weights = cli->weights == CLI_WEIGHTS_FP32};
     struct cst_save_result result = {0};
     struct cst_err err = {0};
-    char size[CLI_HUMAN_BYTES];
     int rc = cst_save(cli->client, cli->args[0], &spec, &result, &err);
 
     if (result.bytes == 0) {
         return cli_fail(&err);
     }
-    (void)printf("saved step %llu of %s to %s: %s in %.2f s\n", (unsigned long long)result.step,
-                 cli->args[0], cli->args[1], cli_bytes(result.bytes, size), result.seconds);
-    (void)fflush(stdout);
     *step = result.step;
+    if (!cli_saved_print(cli, &result, cli->args[0], cli->args[1])) {
+        return CLI_EXIT_FAILURE;
+    }
     return rc == CST_OK ? CLI_EXIT_OK : cli_fail(&err);
 }
 

@@ -60,6 +60,7 @@ struct cli {
     uint64_t keep;        /* --keep: checkpoints that remain; 0: all. */
     bool frozen;          /* --frozen: load the weights alone. */
     bool force;           /* --force: remove a job that has workers. */
+    bool wait;            /* --wait: drain when all jobs are done. */
     /* --weights: format of model files. */
     enum { CLI_WEIGHTS_BF16, CLI_WEIGHTS_FP32 } weights;
     uint32_t restart;             /* --restart: limit of restarts; 0: none. */
@@ -94,8 +95,19 @@ int cli_usage(const char *what, const char *which);
 bool cli_ask(struct cli *cli, struct cstc_call *call, uint16_t type, const ProtobufCMessage *body,
              uint16_t reply_type, const ProtobufCMessageDescriptor *reply_form);
 
+/* Make a request about the job that the command's first argument names, with a JobName as its body.
+ * A JobRemove is one of a job without workers, unless --force is given. Returns as cli_ask. */
+bool cli_ask_about(struct cli *cli, struct cstc_call *call, uint16_t type, uint16_t reply_type,
+                   const ProtobufCMessageDescriptor *reply_form);
+
 struct cli_table;
+struct cst_save_result;
 struct json_t;
+
+/* Print what was saved: @job, in the directory @dir. False: it cannot be printed as JSON; the error
+ * was printed to stderr. */
+bool cli_saved_print(const struct cli *cli, const struct cst_save_result *result, const char *job,
+                     const char *dir);
 
 /* A list that the daemon sends in pages. */
 struct cli_list {
@@ -127,6 +139,7 @@ int cli_stat(struct cli *cli);
 int cli_top(struct cli *cli);
 int cli_jobs(struct cli *cli);
 int cli_job(struct cli *cli);
+int cli_tensors(struct cli *cli);
 int cli_explain(struct cli *cli);
 int cli_remove(struct cli *cli);
 int cli_quota(struct cli *cli);

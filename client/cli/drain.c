@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The command `cistern drain`. */
+/* The command `cistern drain`.
+ *
+ *   --wait: BARRED --all jobs are done or failed--> --save: SAVED --> ENDED
+ *
+ * While this program is BARRED, the daemon takes no new jobs. It takes some again when the
+ * connection of this program ends. */
 #include "client/checkpoint/save.h"
 #include "client/cli/cli.h"
-#include "client/cli/table.h"
 #include "proto/clock.h"
 #include "proto/job_states.h"
 #include "proto/optimizers.h"
@@ -11,7 +15,14 @@
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
+
+/* Where sentences are printed: not among JSON. */
+static FILE *talk(const struct cli *cli)
+{
+    return cli->json ? stderr : stdout;
+}
 
 /* True if the job has states that can be saved. A job that was loaded, or whose workers come back,
  * has them before its next step. */
@@ -74,13 +85,13 @@ static bool save(struct cli *cli, const char *name, const char *state, json_int_
     struct cst_save_spec spec = {.dir = NULL};
     struct cst_save_result result = {0};
     struct cst_err err = {0};
-    char *dir, size[CLI_HUMAN_BYTES];
+    char *dir;
     int rc;
 
     if (!has_states(number, step)) {
-        (void)printf("%s is not saved, because it is %s: %s\n", name, state,
-                     number == CST_JOB_IS_FAILED ? "its states may be damaged"
-                                                 : "it has not begun its first step");
+        (void)fprintf(talk(cli), "%s is not saved, because it is %s: %s\n", name, state,
+                      number == CST_JOB_IS_FAILED ? "its states may be damaged"
+                                                  : "it has not begun its first step");
         return true;
     }
     rc = uid == (json_int_t)getuid() ? asprintf(&dir, "%s/%s", cli->plan.save, name)
@@ -92,13 +103,12 @@ static bool save(struct cli *cli, const char *name, const char *state, json_int_
     spec.dir = dir;
     rc = save_within(cli, name, (uint32_t)uid, &spec, &result, &err);
     if (rc == CST_OK) {
-        (void)printf("saved step %llu of %s to %s: %s\n", (unsigned long long)result.step, name,
-                     dir, cli_bytes(result.bytes, size));
+        rc = cli_saved_print(cli, &result, name, dir) ? CST_OK : CST_EIO;
     } else if (rc == CST_EEXIST) { /* It has made no step since. */
-        (void)printf("%s is saved already: %s\n", name, err.text);
+        (void)fprintf(talk(cli), "%s is saved already: %s\n", name, err.text);
         rc = CST_OK;
     } else if (rc == CST_ENOTFOUND) { /* It was removed while others were saved. */
-        (void)printf("%s is gone: %s\n", name, err.text);
+        (void)fprintf(talk(cli), "%s is gone: %s\n", name, err.text);
         rc = CST_OK;
     } else {
         (void)cli_fail(&err);
@@ -108,37 +118,137 @@ static bool save(struct cli *cli, const char *name, const char *state, json_int_
     return rc == CST_OK;
 }
 
+/* Get all jobs. NULL: it failed; the error was printed. */
+static json_t *list_jobs(struct cli *cli)
+{
+    json_t *jobs = json_array();
+
+    if (jobs == NULL || !cli_list_append(cli, &cli_jobs_list, jobs)) {
+        json_decref(jobs);
+        return NULL;
+    }
+    return jobs;
+}
+
+static const char *text_of(const json_t *job, const char *key)
+{
+    const char *text = json_string_value(json_object_get(job, key));
+
+    return text != NULL ? text : "?";
+}
+
 /* Save all jobs. False: not all could be saved; the errors were printed. */
 static bool save_all(struct cli *cli)
 {
-    json_t *jobs = json_array(), *job;
-    bool good = jobs != NULL && cli_list_append(cli, &cli_jobs_list, jobs);
+    json_t *jobs = list_jobs(cli), *job;
+    bool good = jobs != NULL;
     size_t i;
 
     json_array_foreach(jobs, i, job)
     {
-        const char *name = json_string_value(json_object_get(job, "name"));
-        const char *state = json_string_value(json_object_get(job, "state"));
         json_int_t uid = json_integer_value(json_object_get(job, "uid"));
         json_int_t step = json_integer_value(json_object_get(job, "step"));
 
-        good = name != NULL && state != NULL && save(cli, name, state, step, uid) && good;
+        good = save(cli, text_of(job, "name"), text_of(job, "state"), step, uid) && good;
     }
     json_decref(jobs);
     return good;
 }
 
+/* -- the wait for jobs ---------------------------------------------------------------------- */
+
+/* Write the jobs that are neither done nor failed to @out: "a (training), b (idle)". Returns their
+ * number. */
+static size_t list_unfinished(const json_t *jobs, char *out, size_t size)
+{
+    json_t *job;
+    size_t i, n = 0, used = 0;
+
+    out[0] = '\0';
+    json_array_foreach(jobs, i, job)
+    {
+        const char *state = text_of(job, "state");
+        const uint32_t number = cst_name_find(cst_job_state_names, state);
+
+        if (number == CST_JOB_IS_DONE || number == CST_JOB_IS_FAILED) {
+            continue;
+        }
+        if (used < size) {
+            used += (size_t)snprintf(out + used, size - used, "%s%s (%s)", n > 0 ? ", " : "",
+                                     text_of(job, "name"), state);
+        }
+        n++;
+    }
+    return n;
+}
+
+/* Let the daemon take no new jobs, and wait until all jobs are done or have failed. False: it
+ * failed; the error was printed. */
+static bool wait_for_jobs(struct cli *cli)
+{
+    Cistern__Drain msg = CISTERN__DRAIN__INIT;
+    struct cstc_call call = {0};
+    char words[512], before[512] = "";
+    size_t n = 1;
+
+    msg.has_no_new_jobs = msg.no_new_jobs = 1;
+    if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_DRAIN, &msg.base, CISTERN__MSG_TYPE__MSG_OK,
+                 NULL)) {
+        return false;
+    }
+    cstc_call_reset(&call);
+    while (n > 0) {
+        json_t *jobs = list_jobs(cli);
+
+        if (jobs == NULL) {
+            return false;
+        }
+        n = list_unfinished(jobs, words, sizeof words);
+        json_decref(jobs);
+        if (n > 0 && strcmp(words, before) != 0) {
+            (void)fprintf(stderr, "cistern: no new jobs are taken; waiting for %zu: %s\n", n,
+                          words);
+            memcpy(before, words, sizeof before);
+        }
+        if (n > 0) { /* The socket is readable when the daemon ends. */
+            (void)wait_until(cli->client, cst_clock_s() + 1);
+        }
+    }
+    return true;
+}
+
+/* -- the end -------------------------------------------------------------------------------- */
+
+/* Wait until the daemon closes the connection, which it does after its sockets. If there is still a
+ * socket, it belongs to the service manager, which starts the daemon again. */
+static void tell_of_socket(struct cli *cli)
+{
+    while (cstc_call_wait(cli->client, -1, NULL) == CST_OK) {
+    }
+    if (access(cli->client->path, F_OK) == 0) {
+        (void)fprintf(stderr,
+                      "cistern: the next connection starts the daemon again. To keep it from "
+                      "that: systemctl stop cisternd.socket cisternd-manager.socket\n");
+    }
+}
+
 int cli_drain(struct cli *cli)
 {
+    Cistern__Drain msg = CISTERN__DRAIN__INIT;
     struct cstc_call call = {0};
 
+    if (cli->wait && !wait_for_jobs(cli)) {
+        return CLI_EXIT_FAILURE;
+    }
     if (cli->plan.save != NULL && !save_all(cli)) {
         (void)fprintf(stderr, "cistern: the daemon goes on, because not all jobs were saved\n");
         return CLI_EXIT_FAILURE;
     }
-    if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_DRAIN, NULL, CISTERN__MSG_TYPE__MSG_OK, NULL)) {
+    if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_DRAIN, &msg.base, CISTERN__MSG_TYPE__MSG_OK,
+                 NULL)) {
         return CLI_EXIT_FAILURE;
     }
     cstc_call_reset(&call);
+    tell_of_socket(cli);
     return CLI_EXIT_OK;
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The commands of `cistern` about one job: job, explain and rm. */
+/* The commands of `cistern` about one job: job and explain. */
 #include "client/cli/cli.h"
 #include "client/cli/json.h"
 #include "client/cli/table.h"
+#include "client/cli/tensors.h"
 #include "proto/message_json.h"
 #include "client/cli/watch.h"
 
@@ -347,9 +348,8 @@ bool cli_job_print(const Cistern__JobInfo *job, FILE *out)
     return print_traffic(job, out);
 }
 
-/* Make a request about the job that the command names. False: it failed; the error was printed. */
-static bool ask_about(struct cli *cli, struct cstc_call *call, uint16_t type, uint16_t reply_type,
-                      const ProtobufCMessageDescriptor *form)
+bool cli_ask_about(struct cli *cli, struct cstc_call *call, uint16_t type, uint16_t reply_type,
+                   const ProtobufCMessageDescriptor *form)
 {
     Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
 
@@ -367,8 +367,9 @@ static bool draw(struct cli *cli, FILE *out, void *arg)
     bool good;
 
     (void)arg;
-    if (!ask_about(cli, &call, CISTERN__MSG_TYPE__MSG_JOB_INFO,
-                   CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor)) {
+    if (!cli_ask_about(cli, &call, CISTERN__MSG_TYPE__MSG_JOB_INFO,
+                       CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY,
+                       &cistern__job_info_reply__descriptor)) {
         return false;
     }
     job = ((const Cistern__JobInfoReply *)call.reply)->job;
@@ -414,14 +415,19 @@ int cli_explain(struct cli *cli)
     Cistern__Explain msg = CISTERN__EXPLAIN__INIT;
     const Cistern__ExplainReply *reply;
     struct cstc_call call = {0};
+    struct cst_err err = {0};
+    char hint[CLI_TENSORS_HINT_BYTES];
     bool good = true;
 
     msg.job = cli->args[0];
     msg.tensor = cli->args[1];
     msg.has_uid = cli->uid != CLI_NO_UID;
     msg.uid = cli->uid;
-    if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_EXPLAIN, &msg.base,
-                 CISTERN__MSG_TYPE__MSG_EXPLAIN_REPLY, &cistern__explain_reply__descriptor)) {
+    if (cstc_call_sync(cli->client, &call, CISTERN__MSG_TYPE__MSG_EXPLAIN, &msg.base,
+                       CISTERN__MSG_TYPE__MSG_EXPLAIN_REPLY, &cistern__explain_reply__descriptor,
+                       &err) != CST_OK) {
+        (void)fprintf(stderr, "cistern: %s%s\n", err.text,
+                      err.status == CST_ENOTFOUND ? cli_tensors_hint(cli, msg.tensor, hint) : "");
         return CLI_EXIT_FAILURE;
     }
     reply = (const Cistern__ExplainReply *)call.reply;
@@ -438,18 +444,4 @@ int cli_explain(struct cli *cli)
     }
     cstc_call_reset(&call);
     return good ? CLI_EXIT_OK : CLI_EXIT_FAILURE;
-}
-
-/* -- rm --------------------------------------------------------------------------------------- */
-
-int cli_remove(struct cli *cli)
-{
-    struct cstc_call call = {0};
-
-    if (!ask_about(cli, &call, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, CISTERN__MSG_TYPE__MSG_OK,
-                   NULL)) {
-        return CLI_EXIT_FAILURE;
-    }
-    cstc_call_reset(&call);
-    return CLI_EXIT_OK;
 }

@@ -8,6 +8,7 @@
 #include "client/checkpoint/manifest.h"
 #include "client/checkpoint/wholes.h"
 #include "client/cli/cli.h"
+#include "client/cli/json.h"
 #include "proto/job_options.h"
 
 #include <limits.h>
@@ -294,6 +295,13 @@ static int fail_at(const char *path, const struct cst_err *err)
     return CLI_EXIT_FAILURE;
 }
 
+static bool print_json(const struct cli *cli, const char *name, const Cistern__JobDescription *d)
+{
+    return cli_json_print(
+        json_pack("{s:s, s:I, s:I, s:b}", "job", name, "step", (json_int_t)d->step, "ranks",
+                  (json_int_t)(cli->frozen ? 1 : d->world), "frozen", cli->frozen));
+}
+
 int cli_load(struct cli *cli)
 {
     struct cstc_manifest manifest;
@@ -301,6 +309,7 @@ int cli_load(struct cli *cli)
     const char *name;
     struct cst_load_result result = {0};
     char warning[CSTC_LISTING_WARNING_BYTES];
+    bool good = true;
     int dirfd, rc = cstc_listing_open(cli->args[0], &dirfd, warning, &err);
 
     if (rc != CST_OK) {
@@ -321,7 +330,9 @@ int cli_load(struct cli *cli)
         (void)fprintf(stderr, "cistern: warning: %s\n", warning);
     }
     rc = load_job(cli, name, cli->args[0], &manifest, &result, &err);
-    if (rc == CST_OK && cli->frozen) {
+    if (rc == CST_OK && cli->json) {
+        good = print_json(cli, name, manifest.description);
+    } else if (rc == CST_OK && cli->frozen) {
         (void)printf("loaded the weights of step %llu as job %s, frozen\n",
                      (unsigned long long)manifest.description->step, name);
     } else if (rc == CST_OK) {
@@ -330,5 +341,8 @@ int cli_load(struct cli *cli)
                      manifest.description->world == 1 ? "" : "s");
     }
     cstc_manifest_close(&manifest);
-    return rc == CST_OK ? CLI_EXIT_OK : cli_fail(&err);
+    if (rc != CST_OK) {
+        return cli_fail(&err);
+    }
+    return good ? CLI_EXIT_OK : CLI_EXIT_FAILURE;
 }

@@ -56,6 +56,8 @@ const struct cst_option cli_options[] = {
         CST_FLAG(AT(frozen))),
     ROW("force", 0, CLI_USES_FORCE, NULL, "remove the job even if ranks of it train",
         CST_FLAG(AT(force))),
+    ROW("wait", 0, CLI_USES_DRAIN, NULL,
+        "take no new jobs, and end when all jobs are done or have failed", CST_FLAG(AT(wait))),
     ROW("check", 0, CLI_USES_CHECK, NULL, "read all files, and compare their checksums",
         CST_FLAG(AT(check))),
     ROW("disk", 0, CLI_USES_DISK | CLI_USES_PLAN, "DIR",
@@ -114,7 +116,7 @@ const struct cst_option cli_options[] = {
         CST_FLAG(AT(plan.job.planning.recompute))),
     ROW("save", 0, CLI_USES_PLAN | CLI_USES_DRAIN, "FILE|DIR",
         "plan: save the plan for a job in FILE, with --parallel as a file of cistern-gpt --config; "
-        "drain: save all jobs in DIR first",
+        "drain: save all jobs in DIR before the daemon ends",
         CST_TEXT(AT(plan.save))),
     PLAN("simulate", NULL, "simulate six steps", CST_FLAG(AT(plan.simulate))),
     PLAN("tbw", "TB",

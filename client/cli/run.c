@@ -179,6 +179,14 @@ static void on_pause_over(uv_timer_t *timer)
     start(member->rank.data, member);
 }
 
+/* Return whether the rank ended by itself before any rank had made a step. Its data, its options or
+ * the daemon are then not what it needs, and they would not be the next time. */
+static bool failed_at_start(const struct run *run, const struct cli_rank *rank)
+{
+    return rank->signal == 0 && cli_restarts_wanted(rank->status, 0) &&
+           !cli_run_environment_has_stepped(&run->environment);
+}
+
 /* Start the rank again after a pause, if that is wanted. */
 static bool restart(struct run *run, struct member *member)
 {
@@ -187,7 +195,8 @@ static bool restart(struct run *run, struct member *member)
     uint64_t pause_ms;
     char words[80];
 
-    if (run->state != TRAINING || limit == 0 || !cli_restarts_wanted(rank->status, rank->signal)) {
+    if (run->state != TRAINING || limit == 0 || !cli_restarts_wanted(rank->status, rank->signal) ||
+        failed_at_start(run, rank)) {
         return false;
     }
     if (!cli_restarts_next(&member->restarts, limit, uv_now(&run->loop), &pause_ms)) {
@@ -219,7 +228,10 @@ static void on_ended(struct cli_rank *rank)
     }
     run->status = run->status == 0 ? status : run->status;
     if (run->state == TRAINING) {
-        say(run, "rank %u %s%s", rank->number, how(rank, words),
+        say(run, "rank %u %s%s%s", rank->number, how(rank, words),
+            run->cli->restart > 0 && failed_at_start(run, rank)
+                ? " before the first step, and is not started again"
+                : "",
             run->n_left > 0 ? ": the other ranks are asked to end" : "");
     }
     if (run->state == TRAINING && run->n_left > 0) {

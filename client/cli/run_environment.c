@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/cli/run_environment.h"
 
+#include "client/lib/stepped.h"
+
 #include <errno.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static void set_number(const char *name, unsigned number)
@@ -41,6 +45,27 @@ static int set_master(struct cst_err *err)
     return rc;
 }
 
+/* Make the file of CISTERN_STEPPED. It has no name that would have to be removed. */
+static int set_stepped(struct cli_run_environment *environment, struct cst_err *err)
+{
+    char path[64];
+
+    environment->stepped_fd = memfd_create("cistern-stepped", MFD_CLOEXEC);
+    if (environment->stepped_fd < 0) {
+        return cst_err_errno(err, CST_EINTERNAL, errno, "a file for " CSTC_STEPPED);
+    }
+    (void)snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)getpid(), environment->stepped_fd);
+    (void)setenv(CSTC_STEPPED, path, 1);
+    return CST_OK;
+}
+
+bool cli_run_environment_has_stepped(const struct cli_run_environment *environment)
+{
+    struct stat st;
+
+    return fstat(environment->stepped_fd, &st) == 0 && st.st_size > 0;
+}
+
 int cli_run_environment_init(struct cli_run_environment *environment, unsigned n,
                              const char *socket, struct cst_err *err)
 {
@@ -51,7 +76,7 @@ int cli_run_environment_init(struct cli_run_environment *environment, unsigned n
     if (socket != NULL) {
         (void)setenv("CISTERN_SOCKET", socket, 1);
     }
-    return set_master(err);
+    return set_stepped(environment, err) == CST_OK ? set_master(err) : CST_EINTERNAL;
 }
 
 void cli_run_environment_set(const struct cli_run_environment *environment, unsigned rank,

@@ -129,6 +129,7 @@ struct cst_job {
     bool keeps;                   /* Once initialised, the job outlives the daemon's process. */
     bool synced;                  /* This worker has completed a sync: `attempt` is valid. */
     uint64_t steps;               /* Number of committed steps, as the daemon last told it. */
+    bool told_run;                /* `cistern run` was told of a step (stepped.h). */
     uint64_t attempt;             /* Number of the attempt, sent in Batch and Step. */
     uint64_t unit;                /* Number of the unit got last in this step; 0: none. */
     uint32_t micro_batches;       /* Number of micro-batches per step, at least 1. */

@@ -4,6 +4,7 @@
 #include "client/lib/debug.h"
 #include "client/lib/hyper.h"
 #include "client/lib/job.h"
+#include "client/lib/stepped.h"
 #include "proto/reason.h"
 
 /* -- sync ------------------------------------------------------------------------------------- */
@@ -289,6 +290,10 @@ static int step_job(struct cst_job *job, bool block, const struct cst_hyper_para
     }
     if (rc == CST_OK) {
         take_step(job, result);
+        if (!job->told_run) {
+            cstc_stepped_tell();
+            job->told_run = true;
+        }
     }
     return rc;
 }

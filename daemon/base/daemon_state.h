@@ -70,6 +70,7 @@ struct cstd_daemon {
     uint64_t n_requests;        /* Requests since the start. */
     bool status_changed;        /* Jobs or bytes have changed: tell the service manager. */
     bool draining;              /* The daemon is shutting down. */
+    uint32_t n_barring;         /* Connections of managers that bar new jobs (session.h). */
     uv_check_t reader;          /* Reads requests after each poll of the sockets. */
     uv_prepare_t prepare;       /* Runs at the end of each iteration of the loop. */
     uv_signal_t terminate, interrupt, reload;

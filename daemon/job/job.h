@@ -192,6 +192,9 @@ struct cstd_job {
     bool stalled;
     struct cstd_ledger ledger;           /* What outlives the daemon of this job. */
     struct cstd_session *saver;          /* The session that saves the job (saver.h); NULL: none. */
+    /* Step of the newest checkpoint of which the daemon was told, and whether there is one. */
+    uint64_t saved_step;
+    bool was_saved;
     struct cstd_description description; /* The last one that was made (describe.h). */
     struct cstd_describe_work *describing; /* The making of one; NULL: not under way. */
     struct cst_core *core;                 /* Core of the job, from phase CORE on; else NULL. */

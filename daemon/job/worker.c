@@ -395,6 +395,12 @@ static int find_or_make(struct cstd_session *session, const struct cstd_job_requ
                                ? "'cistern adopt FILE... DIR' makes a checkpoint of its files"
                                : "its states are lost");
     }
+    if (predecessor == NULL && session->daemon->n_barring > 0) {
+        return cst_err_set(err, CST_EDRAINING,
+                           "the daemon takes no new job '%s', because it ends when its jobs are "
+                           "done (cistern drain --wait): try again when the next one has started",
+                           request->spec.name);
+    }
     rc = settle_request(NULL, settled, err);
     rc = rc == CST_OK ? cstd_job_make(session, settled, out, err) : rc;
     *created = rc == CST_OK && predecessor == NULL;

@@ -338,6 +338,8 @@ static void fill_job(const struct cstd_job *job, Cistern__JobInfo *out)
     out->base_job = job->base != NULL ? job->base->name : NULL;
     out->has_base_bytes = job->base != NULL;
     out->base_bytes = job->memory.n_segments > 0 ? job->memory.base_bytes : 0;
+    out->has_saved_step = job->was_saved;
+    out->saved_step = job->saved_step;
     fill_options(job, out);
     fill_drift(&job->drift, out);
     out->has_durable = out->durable = job->spec.states.durable;

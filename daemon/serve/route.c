@@ -100,6 +100,7 @@ static const struct row rows[] = {
                                              &cistern__tensor_io__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_SAVE] = {cstd_serve_save, &cistern__job_name__descriptor, NOTHING},
     [CISTERN__MSG_TYPE__MSG_SAVE_END] = {cstd_serve_save_end, NULL, NOTHING},
+    [CISTERN__MSG_TYPE__MSG_SAVED] = {cstd_serve_saved, &cistern__saved__descriptor, NOTHING},
     [CISTERN__MSG_TYPE__MSG_RESTORE] = {cstd_serve_restore, &cistern__restore__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_COMM_OPEN] = {cstd_comms_serve_open, &cistern__comm_open__descriptor,
                                           JOB},
@@ -109,7 +110,7 @@ static const struct row rows[] = {
                                          NOTHING},
     [CISTERN__MSG_TYPE__MSG_HANDOVER_END] = {cstd_serve_handover_end,
                                              &cistern__handover_end__descriptor, NOTHING},
-    [CISTERN__MSG_TYPE__MSG_DRAIN] = {cstd_serve_drain, NULL, NOTHING},
+    [CISTERN__MSG_TYPE__MSG_DRAIN] = {cstd_serve_drain, &cistern__drain__descriptor, NOTHING},
     [CISTERN__MSG_TYPE__MSG_STAT] = {cstd_serve_stat, NULL, NOTHING},
     [CISTERN__MSG_TYPE__MSG_JOB_LIST] = {cstd_serve_job_list, &cistern__job_list_get__descriptor,
                                          NOTHING},
@@ -119,6 +120,8 @@ static const struct row rows[] = {
     [CISTERN__MSG_TYPE__MSG_JOB_REMOVE] = {cstd_serve_job_remove, &cistern__job_name__descriptor,
                                            NOTHING},
     [CISTERN__MSG_TYPE__MSG_QUOTA] = {cstd_serve_quota, &cistern__quota_get__descriptor, NOTHING},
+    [CISTERN__MSG_TYPE__MSG_TENSORS] = {cstd_serve_tensors, &cistern__tensors_get__descriptor,
+                                        NOTHING},
     [CISTERN__MSG_TYPE__MSG_TRACE] = {cstd_serve_trace, &cistern__trace_get__descriptor, NOTHING},
 };
 

@@ -39,6 +39,7 @@ void cstd_serve_tensor_write(struct cstd_session *session, uint64_t id, void *bo
 /* serve_save.c: checkpoints. */
 void cstd_serve_save(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_save_end(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_saved(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_restore(struct cstd_session *session, uint64_t id, void *body);
 
 /* serve_handover.c: another daemon takes over, or the daemon is to end. */
@@ -51,7 +52,8 @@ void cstd_serve_job_list(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_job_info(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_explain(struct cstd_session *session, uint64_t id, void *body);
 
-/* serve_trace.c, stats.c, serve_quota.c. */
+/* serve_tensors.c, serve_trace.c, stats.c, serve_quota.c. */
+void cstd_serve_tensors(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_trace(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_stat(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_quota(struct cstd_session *session, uint64_t id, void *body);

@@ -80,6 +80,22 @@ void cstd_serve_save_end(struct cstd_session *session, uint64_t id, void *body)
     (void)feed(session, job, id, CISTERN__MSG_TYPE__MSG_SAVE_END, &event);
 }
 
+void cstd_serve_saved(struct cstd_session *session, uint64_t id, void *body)
+{
+    const Cistern__Saved *saved = body;
+    struct cstd_job *job;
+    struct cst_err err = {0};
+
+    if (cstd_serve_find_job(session, saved->name, saved->has_uid, saved->uid, &job, &err) !=
+        CST_OK) {
+        cstd_session_error(session, id, &err);
+        return;
+    }
+    job->saved_step = saved->step;
+    job->was_saved = true;
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+}
+
 void cstd_serve_restore(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__Restore *message = body;
@@ -96,5 +112,8 @@ void cstd_serve_restore(struct cstd_session *session, uint64_t id, void *body)
         event.n_elems = message->n_missed;
         event.missed = message->missed;
     }
+    /* The states are those of the checkpoint from which the job is restored. */
+    session->job->saved_step = message->step;
+    session->job->was_saved = true;
     (void)feed(session, session->job, id, CISTERN__MSG_TYPE__MSG_RESTORE, &event);
 }

@@ -137,6 +137,7 @@ static void on_gone(struct cstd_session *session)
         session->staging = NULL;
     }
     cstd_saver_gone(session);
+    session->daemon->n_barring -= session->bars_jobs;
     if (session->job != NULL) {
         cstd_worker_hangup(session->job, session->rank);
     }

@@ -146,12 +146,19 @@ run -n 1 -- sh -c 'kill -SEGV $$'
 status_is 139
 
 # A rank that dies for ever is given up. What cannot succeed is not tried again.
-run -n 1 --restart=2 -- sh -c 'exit 3'
+# shellcheck disable=SC2016 # for the rank's shell
+fails='printf 1 >"$CISTERN_STEPPED"; exit 3' # As libcistern does after a step.
+run -n 1 --restart=2 -- sh -c "$fails"
 status_is 3
 [ "$(grep -c 'started again in' "$tmp/err")" = 2 ] || fail "not two restarts: $(cat "$tmp/err")"
 says err '^cistern: rank 0 ended with status 3, and was started again 2 times within 600 s: it is given up \(--restart\)$'
-run -n 1 --restart=1 -- sh -c 'exit 3'
+run -n 1 --restart=1 -- sh -c "$fails"
 says err '^cistern: rank 0 ended with status 3, and was started again 1 time within 600 s: it is given up \(--restart\)$'
+# A rank that fails before any rank has made a step would fail again. The others hear of it at once.
+# shellcheck disable=SC2016 # for the rank's shell
+run -n 2 --restart -- sh -c '[ $RANK = 0 ] || exit 3; exec sleep 1000'
+status_is 3
+says err '^cistern: rank 1 ended with status 3 before the first step, and is not started again: the other ranks are asked to end$'
 for final in 2 126 127 143; do
     run -n 1 --restart -- sh -c "exit $final"
     status_is $final
@@ -270,6 +277,13 @@ status_is 2
 says err "^\\[1\\] cistern-gpt: data file '.*/typed1': No such file or directory\$"
 says err '^cistern: rank 1 ended with status 2: the other ranks are asked to end$'
 ! grep -q 'started again' "$tmp/err" || fail "a mistyped path is tried again: $(cat "$tmp/err")"
+
+# A rank that fails after a step is started again.
+# shellcheck disable=SC2016 # for the rank's shell
+run -n 1 --restart -- sh -c './tests/lib/example; [ $CISTERN_RESTARTS = 1 ] || exit 9'
+status_is 0
+says err '^cistern: rank 0 ended with status 9: it is started again in 0 s'
+says out '^\[0\] step 6: '
 
 # Ctrl-C: the ranks leave the job between two steps.
 begin -n 2 -- ./cistern-gpt "${model[@]}" --data "$tmp/text" --job stop --steps 1000000

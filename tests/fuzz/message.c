@@ -46,6 +46,8 @@ static const ProtobufCMessageDescriptor *const types[] = {
     &engine__completion__descriptor,    &engine__done__descriptor,
     &engine__pong__descriptor,          &cistern__save_begun__descriptor,
     &cistern__restore__descriptor,      &cistern__job_description__descriptor,
+    &cistern__drain__descriptor,        &cistern__saved__descriptor,
+    &cistern__tensors_get__descriptor,  &cistern__tensors_part__descriptor,
 };
 enum { N_TYPES = sizeof types / sizeof types[0] };
 

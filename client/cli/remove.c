@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The command `cistern rm`, which says what was removed. */
+#include "client/cli/cli.h"
+#include "client/cli/json.h"
+#include "client/cli/table.h"
+
+#include <stdio.h>
+
+/* The bytes of the pools of all ranks. */
+static uint64_t pool_bytes(const Cistern__JobInfo *job)
+{
+    uint64_t bytes = 0;
+
+    for (size_t r = 0; r < job->n_ranks; r++) {
+        bytes += job->ranks[r]->pool != NULL ? job->ranks[r]->pool->capacity : 0;
+    }
+    return bytes;
+}
+
+static bool print_json(const Cistern__JobInfo *job)
+{
+    json_t *saved = job->has_saved_step ? json_integer((json_int_t)job->saved_step) : json_null();
+
+    return cli_json_print(json_pack(
+        "{s:s, s:I, s:I, s:I, s:I, s:I, s:o}", "job", job->name, "uid", (json_int_t)job->uid,
+        "step", (json_int_t)job->step, "host_bytes", (json_int_t)job->arena_bytes, "pool_bytes",
+        (json_int_t)pool_bytes(job), "device_bytes",
+        (json_int_t)(job->device_states + job->device_update_bytes), "saved_step", saved));
+}
+
+static void print_saved(const Cistern__JobInfo *job)
+{
+    if (!job->has_saved_step) {
+        (void)printf("it was not saved since the daemon started\n");
+    } else if (job->saved_step >= job->step) {
+        (void)printf("its checkpoint of step %llu has all steps\n",
+                     (unsigned long long)job->saved_step);
+    } else {
+        (void)printf("its newest checkpoint is of step %llu, and the %llu later steps are lost\n",
+                     (unsigned long long)job->saved_step,
+                     (unsigned long long)(job->step - job->saved_step));
+    }
+}
+
+static bool print(const Cistern__JobInfo *job)
+{
+    const uint64_t device_bytes = job->device_states + job->device_update_bytes;
+    char host[CLI_HUMAN_BYTES], pools[CLI_HUMAN_BYTES], device[CLI_HUMAN_BYTES];
+
+    (void)printf("removed job '%s' of uid %u at step %llu: freed %s of host memory, %s of pools",
+                 job->name, job->uid, (unsigned long long)job->step,
+                 cli_bytes(job->arena_bytes, host), cli_bytes(pool_bytes(job), pools));
+    if (device_bytes > 0) {
+        (void)printf(", %s of devices", cli_bytes(device_bytes, device));
+    }
+    (void)printf("; ");
+    print_saved(job);
+    return true;
+}
+
+/* Remove the job. False: it failed; the error was printed. */
+static bool remove_job(struct cli *cli)
+{
+    struct cstc_call call = {0};
+    bool good = cli_ask_about(cli, &call, CISTERN__MSG_TYPE__MSG_JOB_REMOVE,
+                              CISTERN__MSG_TYPE__MSG_OK, NULL);
+
+    cstc_call_reset(&call);
+    return good;
+}
+
+int cli_remove(struct cli *cli)
+{
+    const Cistern__JobInfo *job;
+    struct cstc_call call = {0};
+    bool good;
+
+    /* A job without workers makes no step between the two requests. */
+    if (!cli_ask_about(cli, &call, CISTERN__MSG_TYPE__MSG_JOB_INFO,
+                       CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY,
+                       &cistern__job_info_reply__descriptor)) {
+        return CLI_EXIT_FAILURE;
+    }
+    job = ((const Cistern__JobInfoReply *)call.reply)->job;
+    good = remove_job(cli) && (cli->json ? print_json(job) : print(job));
+    cstc_call_reset(&call);
+    return good ? CLI_EXIT_OK : CLI_EXIT_FAILURE;
+}

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tells `cistern run`, if it has started this process, that the job makes steps. Until then the
+ * program treats the failure of a rank as one of the start, which would happen again. */
+#ifndef CST_STEPPED_H
+#define CST_STEPPED_H
+
+/* The environment variable with the path of a file of `cistern run`. A byte in it means that a rank
+ * has made a step. */
+#define CSTC_STEPPED "CISTERN_STEPPED"
+
+/* Write a byte to the file, if the variable is set. If the file cannot be opened, as in a container
+ * with processes of its own, `cistern run` does not hear of steps. */
+void cstc_stepped_tell(void);
+
+#endif

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Serves Tensors: the tensors of a job, page by page. */
+#include "daemon/base/daemon_state.h"
+#include "daemon/job/job.h"
+#include "daemon/memory/tiers/tier.h"
+#include "daemon/serve/serve.h"
+#include "daemon/session/session.h"
+#include "proto/cistern.pb-c.h"
+#include "proto/dtypes.h"
+#include "proto/patterns.h"
+
+enum { PAGE = 64 };
+
+/* The bytes of the master weights and moments of tensor @t, which lie in @chunk. */
+static uint64_t state_bytes(const struct cstd_job *job, const struct cst_layout_tensor *t,
+                            const struct cst_layout_chunk *chunk)
+{
+    uint64_t bytes = 0;
+
+    for (int row = CST_ROW_MASTER; cst_layout_has_states(chunk) && row < CST_ROW_COUNT; row++) {
+        bytes += cst_layout_chunk_row_bytes(&job->layout, chunk, row, t->n_elems);
+    }
+    return bytes;
+}
+
+static void fill(const struct cstd_job *job, struct cst_layout_tensor *t, Cistern__TensorInfo *out)
+{
+    const struct cst_layout_chunk *chunk =
+        cstd_job_has_layout(job) ? &job->layout.chunks[t->chunk] : NULL;
+
+    cistern__tensor_info__init(out);
+    out->name = t->name;
+    out->n_shape = t->n_dims;
+    out->shape = t->shape;
+    out->dtype = (char *)(uintptr_t)cst_dtype_name(t->dtype);
+    out->pattern = (char *)(uintptr_t)cst_pattern(t->pattern)->name;
+    out->weight_bytes = t->n_elems * cst_dtype_bytes(t->dtype);
+    if (chunk != NULL) {
+        out->has_state_bytes = out->has_chunk = 1;
+        out->state_bytes = state_bytes(job, t, chunk);
+        out->chunk = t->chunk;
+        out->states = (char *)(uintptr_t)cstd_tiers_of_number(job->daemon, chunk->tier)->label;
+    }
+}
+
+void cstd_serve_tensors(struct cstd_session *session, uint64_t id, void *body)
+{
+    const Cistern__TensorsGet *get = body;
+    Cistern__TensorsPart part = CISTERN__TENSORS_PART__INIT;
+    Cistern__TensorInfo infos[PAGE], *pointers[PAGE];
+    struct cstd_job *job;
+    struct cst_err err = {0};
+
+    if (cstd_serve_find_job(session, get->job, get->has_uid, get->uid, &job, &err) != CST_OK) {
+        cstd_session_error(session, id, &err);
+        return;
+    }
+    if (cstd_serve_wait(job, session, id, CISTERN__MSG_TYPE__MSG_TENSORS, &get->base,
+                        cstd_serve_tensors)) {
+        return;
+    }
+    while (part.n_tensors < PAGE && get->first < job->model.n_tensors &&
+           part.n_tensors < job->model.n_tensors - get->first) {
+        pointers[part.n_tensors] = &infos[part.n_tensors];
+        fill(job, &job->model.tensors[get->first + part.n_tensors], &infos[part.n_tensors]);
+        part.n_tensors++;
+    }
+    part.tensors = pointers;
+    part.more =
+        get->first < job->model.n_tensors && part.n_tensors < job->model.n_tensors - get->first;
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_TENSORS_PART, &part.base, NULL, 0);
+}
