@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static const char *const device_keys[] = {
     "name",           "memory_bytes", "up",     "down",   "up_both",  "down_both", "peer",
@@ -149,6 +150,20 @@ int cst_rates_add_device(struct cst_rates *rates, const json_t *engine, struct c
     return append_device(rates, engine, "device", err);
 }
 
+/* Make the error for rates @path that do not exist. A name without a directory may be meant as that
+ * of a machine. */
+static int no_file(const char *path, int status, struct cst_err *err)
+{
+    return cst_err_set(err, status,
+                       strchr(path, '/') == NULL
+                           ? "%1$s: No such file or directory, and no machine whose rates are "
+                             "known by that name (cistern help plan, at --rates): 'cistern probe "
+                             "-o %1$s' measures this one"
+                           : "%1$s: No such file or directory: 'cistern probe -o %1$s' measures "
+                             "this machine",
+                       path);
+}
+
 int cst_rates_read(struct cst_rates *out, const char *path, struct cst_err *err)
 {
     struct cst_rates rates = {.n_devices = 0};
@@ -156,7 +171,7 @@ int cst_rates_read(struct cst_rates *out, const char *path, struct cst_err *err)
     int rc = cst_json_load(&root, path, err);
 
     if (rc != CST_OK) {
-        return rc;
+        return access(path, F_OK) != 0 ? no_file(path, rc, err) : rc;
     }
     rc = cst_rates_add_json(&rates, root, err);
     json_decref(root);

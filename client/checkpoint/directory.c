@@ -299,7 +299,12 @@ int cstc_directory_begin(struct cstc_directory *directory, const char *path, con
     (void)snprintf(directory->name, sizeof directory->name, "step-%08" PRIu64, step);
     directory->parent = cstc_dir_open(AT_FDCWD, path);
     if (directory->parent < 0) {
-        return cst_err_errno(err, CST_EIO, errno, "directory %.128s", path);
+        return errno == ENOTDIR
+                   ? cst_err_set(err, CST_EIO,
+                                 "directory %.128s: %s: name one that does not exist yet, or that "
+                                 "has checkpoints of this job",
+                                 path, strerror(errno))
+                   : cst_err_errno(err, CST_EIO, errno, "directory %.128s", path);
     }
     rc = check_job(directory, err);
     if (rc == CST_OK) {

@@ -173,13 +173,24 @@ int cstc_listing_make(int parent, const char *path, bool hashes, struct cst_chec
     return CST_OK;
 }
 
+/* Make the error for a directory of checkpoints that cannot be opened. */
+static int no_directory(const char *path, int errnum, struct cst_err *err)
+{
+    return errnum == ENOENT || errnum == ENOTDIR
+               ? cst_err_set(err, errnum == ENOENT ? CST_ENOTFOUND : CST_EIO,
+                             "%.128s: %s: name a directory to which jobs were saved (cistern save "
+                             "JOB DIR), or one of its checkpoints",
+                             path, strerror(errnum))
+               : cst_err_errno(err, CST_EIO, errnum, "%.128s", path);
+}
+
 int cst_checkpoints(const char *dir, bool check_hashes, struct cst_checkpoint **out,
                     uint32_t *n_out, struct cst_err *err)
 {
     int fd = cstc_dir_open(AT_FDCWD, dir), rc;
 
     if (fd < 0) {
-        return cst_err_errno(err, errno == ENOENT ? CST_ENOTFOUND : CST_EIO, errno, "%.128s", dir);
+        return no_directory(dir, errno, err);
     }
     rc = cstc_listing_make(fd, dir, check_hashes, out, n_out, err);
     (void)close(fd);
@@ -196,7 +207,13 @@ static int find_newest(const char *path, const struct cst_checkpoint *all, uint3
         at--;
     }
     if (at == 0) {
-        return cst_err_set(err, CST_ENOTFOUND, "%.128s: there is no whole checkpoint", path);
+        return cst_err_set(
+            err, CST_ENOTFOUND,
+            n == 0 ? "%1$.128s: there is no whole checkpoint: name a directory to which jobs were "
+                     "saved (cistern save JOB DIR), or one of its checkpoints"
+                   : "%1$.128s: there is no whole checkpoint, but %2$u that are not, and why "
+                     "they are not: cistern checkpoints %1$.128s",
+            path, n);
     }
     *newest = --at;
     if (!all[at].whole) {
@@ -222,7 +239,7 @@ int cstc_listing_open(const char *path, int *fd, char warning[CSTC_LISTING_WARNI
 
     warning[0] = '\0';
     if (parent < 0) {
-        return cst_err_errno(err, errno == ENOENT ? CST_ENOTFOUND : CST_EIO, errno, "%.128s", path);
+        return no_directory(path, errno, err);
     }
     if (faccessat(parent, CSTC_MANIFEST_NAME, F_OK, 0) == 0) {
         *fd = parent;

@@ -149,7 +149,12 @@ static int open_rank(struct cli *cli, struct ranks *ranks, uint32_t rank, const 
                           ranks->frozen != NULL ? &weights : &all, err);
     }
     if (rc == CST_OK && cst_job_initialised(ranks->jobs[rank])) {
-        rc = cst_err_set(err, CST_EEXIST, "there is a job '%s' with states already", name);
+        rc =
+            cst_err_set(err, CST_EEXIST,
+                        "there is a job '%1$s' with states already, of step %2$llu: load the "
+                        "checkpoint under another name (cistern load DIR NAME), or remove that job "
+                        "first (cistern rm %1$s)",
+                        name, (unsigned long long)cst_job_steps(ranks->jobs[rank]));
     }
     return rc == CST_OK ? declare(ranks->jobs[rank], d, ranks->frozen, err) : rc;
 }

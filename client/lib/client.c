@@ -29,6 +29,9 @@ const char *cst_version(void)
 /* Bytes of the name of a user or group, and of the buffer for the entry that has it. */
 enum { NAME = 256, ENTRY = 1024 };
 
+/* Bytes of a path in an error. Longer ones are cut. */
+enum { FULL_PATH = 256 };
+
 /* Write the name of the group @gid to @out, or its number if it has no name. */
 static void name_group(gid_t gid, char out[NAME])
 {
@@ -81,22 +84,67 @@ static int not_permitted(const char *path, struct cst_err *err)
                        path, name);
 }
 
+/* Write the absolute path of @path, as `cisternd --socket` takes it, to @out. */
+static const char *absolute(const char *path, char out[FULL_PATH])
+{
+    char here[FULL_PATH / 2];
+
+    if (path[0] == '/' || getcwd(here, sizeof here) == NULL) {
+        (void)snprintf(out, FULL_PATH, "%s", path);
+    } else {
+        (void)snprintf(out, FULL_PATH, "%s/%s", strcmp(here, "/") == 0 ? "" : here, path);
+    }
+    return out;
+}
+
+/* Make the error for a socket @path at which nobody listens, with the command that changes it. */
+static int no_daemon(const char *path, struct cst_err *err)
+{
+    char full[FULL_PATH], directory[FULL_PATH];
+    struct stat st;
+
+    if (stat(path, &st) == 0 && !S_ISSOCK(st.st_mode)) {
+        return cst_err_set(err, CST_ECONN,
+                           "%s is a %s and not the socket of a daemon: give the path of a socket "
+                           "(--socket, CISTERN_SOCKET), which is " CST_DEFAULT_SOCKET
+                           " without them",
+                           path, S_ISDIR(st.st_mode) ? "directory" : "file");
+    }
+    if (strcmp(path, CST_DEFAULT_SOCKET) == 0) {
+        return cst_err_set(err, CST_ECONN,
+                           "no daemon listens at %s: start it with 'systemctl start "
+                           "cisternd.socket', or give the socket of another one (--socket, "
+                           "CISTERN_SOCKET)",
+                           path);
+    }
+    (void)absolute(path, full);
+    (void)snprintf(directory, sizeof directory, "%s", full);
+    directory[strrchr(full, '/') != NULL ? strrchr(full, '/') - full : 0] = '\0';
+    if (directory[0] != '\0' && access(directory, F_OK) != 0) {
+        return cst_err_set(err, CST_ECONN,
+                           "no daemon listens at %1$s, because there is no directory %2$s: start "
+                           "one with 'mkdir -p %2$s && cisternd --socket %1$s'",
+                           full, directory);
+    }
+    if (strcmp(full + strlen(directory), "/manager.sock") == 0) {
+        return cst_err_set(err, CST_ECONN,
+                           "no daemon listens at %1$s/manager.sock: start one with 'cisternd "
+                           "--socket %1$s/cistern.sock', or name the manager socket of another one "
+                           "(--manager-socket)",
+                           directory);
+    }
+    return cst_err_set(err, CST_ECONN,
+                       "no daemon listens at %1$s: start one with 'cisternd --socket %1$s'", full);
+}
+
 /* Make the error for a connect() to @path that failed with @errnum, with a remedy. */
 static int cannot_connect(const char *path, int errnum, struct cst_err *err)
 {
-    bool is_default = strcmp(path, CST_DEFAULT_SOCKET) == 0;
-
     if (errnum == EACCES) {
         return not_permitted(path, err);
     }
-    if (errnum == ENOENT || errnum == ECONNREFUSED) {
-        return cst_err_set(
-            err, CST_ECONN,
-            is_default ? "no daemon listens at %s: start it with 'systemctl start "
-                         "cisternd.socket', or give the socket of another one (--socket, "
-                         "CISTERN_SOCKET)"
-                       : "no daemon listens at %1$s: start one with 'cisternd --socket %1$s'",
-            path);
+    if (errnum == ENOENT || errnum == ENOTDIR || errnum == ECONNREFUSED) {
+        return no_daemon(path, err);
     }
     return cst_err_errno(err, CST_ECONN, errnum, "no connection to a daemon at %s", path);
 }
@@ -110,8 +158,10 @@ static int dial(const char *path, int *out, struct cst_err *err)
     int sock, rc;
 
     if (n == 0 || n >= sizeof addr.sun_path) {
-        return cst_err_set(err, CST_EINVAL, "socket path of %zu bytes, 1 to %zu are possible", n,
-                           sizeof addr.sun_path - 1);
+        return cst_err_set(err, CST_EINVAL,
+                           "socket path of %zu bytes, 1 to %zu are possible: name the socket "
+                           "through a link to its directory (ln -s DIRECTORY /tmp/cistern)",
+                           n, sizeof addr.sun_path - 1);
     }
     memcpy(addr.sun_path, path, n + 1);
     sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);

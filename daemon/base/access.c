@@ -22,51 +22,62 @@ static bool parse_id(const char *text, unsigned *out)
     return true;
 }
 
-bool cstd_access_parse_who(const char *text, bool *group, unsigned *id)
+/* Make the error for the user or group @name, which does not exist. */
+static int no_such(const char *what, const char *name, const char *number, const char *database,
+                   struct cst_err *err)
+{
+    return cst_err_set(err, CST_EINVAL,
+                       "there is no %s '%.64s' on this machine: name one that 'getent %s' lists, "
+                       "or write %s:N",
+                       what, name, database, number);
+}
+
+int cstd_access_parse_who(const char *text, bool *group, unsigned *id, struct cst_err *err)
 {
     const struct passwd *pw;
     const struct group *gr;
 
-    if (strncmp(text, "uid:", 4) == 0 || strncmp(text, "gid:", 4) == 0) {
-        *group = text[0] == 'g';
-        return parse_id(text + 4, id);
+    *group = strncmp(text, "gid:", 4) == 0 || strncmp(text, "group:", 6) == 0;
+    if ((strncmp(text, "uid:", 4) == 0 || strncmp(text, "gid:", 4) == 0) &&
+        parse_id(text + 4, id)) {
+        return CST_OK;
     }
-    if (strncmp(text, "user:", 5) == 0 && (pw = getpwnam(text + 5)) != NULL) {
-        *group = false;
-        *id = pw->pw_uid;
-        return true;
+    if (strncmp(text, "user:", 5) == 0) {
+        pw = getpwnam(text + 5);
+        *id = pw != NULL ? pw->pw_uid : 0;
+        return pw != NULL ? CST_OK : no_such("user", text + 5, "uid", "passwd", err);
     }
-    if (strncmp(text, "group:", 6) == 0 && (gr = getgrnam(text + 6)) != NULL) {
-        *group = true;
-        *id = gr->gr_gid;
-        return true;
+    if (strncmp(text, "group:", 6) == 0) {
+        gr = getgrnam(text + 6);
+        *id = gr != NULL ? gr->gr_gid : 0;
+        return gr != NULL ? CST_OK : no_such("group", text + 6, "gid", "group", err);
     }
-    return false;
+    return cst_err_set(err, CST_EINVAL,
+                       "'%.64s' names no user or group: write user:NAME, group:NAME, uid:N or "
+                       "gid:N",
+                       text);
 }
 
 static int add_rule(struct cstd_access *access, const char *rule, struct cst_err *err)
 {
     unsigned id;
     bool group;
+    int rc = CST_OK;
 
     if (access->n_uids == CSTD_ACCESS_MAX_RULES || access->n_gids == CSTD_ACCESS_MAX_RULES) {
         return cst_err_set(err, CST_EINVAL, "more than %d rules", CSTD_ACCESS_MAX_RULES);
     }
     if (strcmp(rule, "any") == 0) {
         access->any = true;
-    } else if (cstd_access_parse_who(rule, &group, &id)) {
-        if (group) {
+    } else {
+        rc = cstd_access_parse_who(rule, &group, &id, err);
+        if (rc == CST_OK && group) {
             access->gids[access->n_gids++] = id;
-        } else {
+        } else if (rc == CST_OK) {
             access->uids[access->n_uids++] = id;
         }
-    } else {
-        return cst_err_set(err, CST_EINVAL,
-                           "'%s' is not a rule, or there is no such user or group (rules: any, "
-                           "user:NAME, group:NAME, uid:N, gid:N)",
-                           rule);
     }
-    return CST_OK;
+    return rc;
 }
 
 int cstd_access_parse(struct cstd_access *out, const char *text, struct cst_err *err)

@@ -26,9 +26,9 @@ struct cstd_access {
 };
 
 /* Read @text, which is "user:NAME", "group:NAME", "uid:N" or "gid:N", and store the number in *id.
- * *group says whether *id is a gid (true) or a uid. Returns false if @text has another form, or if
- * there is no user or group of that name; *group and *id are undefined then. */
-bool cstd_access_parse_who(const char *text, bool *group, unsigned *id);
+ * *group says whether *id is a gid (true) or a uid. CST_EINVAL: @text has another form, or there is
+ * no user or group of that name; *group and *id are undefined then. */
+int cstd_access_parse_who(const char *text, bool *group, unsigned *id, struct cst_err *err);
 
 /* Parse @text into *out. @text is "any", or a list of user:NAME, group:NAME, uid:N and gid:N,
  * separated by spaces or commas. CST_EINVAL: @text has another form or more than 1023 characters, a

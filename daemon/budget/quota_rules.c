@@ -32,11 +32,8 @@ static int parse_whose(const char *text, enum cstd_quota_whose *whose, uint32_t 
 {
     bool group;
 
-    if (!cstd_access_parse_who(text, &group, id)) {
-        return cst_err_set(err, CST_EINVAL,
-                           "section [quota %s] names no user or group: write [quota], [quota "
-                           "uid:N], [quota user:NAME], [quota gid:N] or [quota group:NAME]",
-                           text);
+    if (cstd_access_parse_who(text, &group, id, err) != CST_OK) {
+        return cst_err_prefix(err, "section [quota %s]", text);
     }
     *whose = group ? CSTD_QUOTA_GID : CSTD_QUOTA_UID;
     return CST_OK;
@@ -165,7 +162,7 @@ int cstd_quota_rules_set(struct cstd_quota_rules *rules, const char *section, co
         return cst_err_set(err, CST_EINVAL, "'%s' is set twice in [%s]", key, section);
     }
     if (parse_limit(&cstd_quota_kinds[i], value, &limits[i], err) != CST_OK) {
-        return cst_err_prefix(err, "%s", key);
+        return cst_err_prefix(err, "[%s] %s", section, key);
     }
     return CST_OK;
 }

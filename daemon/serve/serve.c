@@ -4,8 +4,10 @@
 #include "daemon/base/daemon_state.h"
 #include "daemon/revive/revive.h"
 #include "proto/text.h"
+#include "proto/usage.h"
 #include "daemon/job/job.h"
 #include "daemon/job/jobs.h"
+#include "daemon/serve/server.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -37,6 +39,25 @@ bool cstd_serve_wait(struct cstd_job *job, struct cstd_session *session, uint64_
     return true;
 }
 
+/* Make the error for a job that uid @uid does not have. */
+static int no_job(const struct cstd_session *session, const char *name, uint32_t uid,
+                  struct cst_err *err)
+{
+    const char *nearest = NULL;
+    const struct cstd_job *job;
+    unsigned best = CST_USAGE_FAR;
+
+    TAILQ_FOREACH(job, &session->daemon->jobs->living, link)
+    {
+        if ((job->uid == uid || session->manager) && cst_usage_nearer(name, job->name, &best)) {
+            nearest = job->name;
+        }
+    }
+    return cst_err_set(err, CST_ENOTFOUND, "no job '%.63s' of uid %u%s%s%s (cistern jobs)", name,
+                       uid, nearest != NULL ? ": did you mean '" : "",
+                       nearest != NULL ? nearest : "", nearest != NULL ? "'?" : "");
+}
+
 int cstd_serve_find_job(const struct cstd_session *session, const char *name, bool has_uid,
                         uint32_t uid, struct cstd_job **out, struct cst_err *err)
 {
@@ -44,7 +65,10 @@ int cstd_serve_find_job(const struct cstd_session *session, const char *name, bo
     struct cstd_job *job, *found = NULL;
 
     if (has_uid && uid != session->peer.uid && !session->manager) {
-        return cst_err_set(err, CST_EDENIED, "a job of uid %u: use the manager socket", uid);
+        return cst_err_set(err, CST_EDENIED,
+                           "a job of uid %u can be used by uid %u on the manager socket alone: "
+                           "cistern --manager-socket %s",
+                           uid, (unsigned)session->peer.uid, daemon->server->manager.path);
     }
     found = cstd_job_find(daemon, has_uid ? uid : session->peer.uid, name);
     /* A manager may omit the user if only one user has a job of this name. */
@@ -62,7 +86,7 @@ int cstd_serve_find_job(const struct cstd_session *session, const char *name, bo
         }
     }
     if (found == NULL) {
-        return cst_err_set(err, CST_ENOTFOUND, "no job '%.63s'", name);
+        return no_job(session, name, has_uid ? uid : session->peer.uid, err);
     }
     *out = found;
     return CST_OK;

@@ -7,6 +7,7 @@
 #include "proto/cistern.pb-c.h"
 #include "daemon/job/jobs.h"
 #include "daemon/ledger/ledger.h"
+#include "daemon/serve/server.h"
 #include "daemon/session/session.h"
 
 #include <signal.h>
@@ -15,7 +16,10 @@
 static bool admit(struct cstd_session *session, uint64_t id)
 {
     if (!session->manager) {
-        cstd_serve_error(session, id, CST_EDENIED, "a daemon is ended on its manager socket");
+        cstd_serve_error(session, id, CST_EDENIED,
+                         "a daemon is ended on its manager socket, and this is another one: "
+                         "cistern --manager-socket %s drain",
+                         session->daemon->server->manager.path);
     }
     return session->manager;
 }

@@ -52,6 +52,44 @@ static bool lock_is_current(int fd, const char *path)
            ours.st_ino == there.st_ino;
 }
 
+static int in_use(const char *path, int holder, struct cst_err *err)
+{
+    return cst_err_set(err, CST_EBUSY,
+                       "%s: another cisternd (pid %d) listens there: give this one other paths "
+                       "(--socket, --manager-socket), let it take over the jobs of the other one "
+                       "(--handover), or end that (cistern drain)",
+                       path, holder);
+}
+
+static int not_a_socket(const char *path, struct cst_err *err)
+{
+    return cst_err_set(err, CST_EEXIST,
+                       "%s: exists and is not a socket: remove it, or give the socket another path "
+                       "(--socket, --manager-socket)",
+                       path);
+}
+
+/* Make the error for the lock file @path, which cannot be opened. */
+static int cannot_lock(const char *path, int errnum, struct cst_err *err)
+{
+    const char *slash = strrchr(path, '/');
+    const int n = slash != NULL ? (int)(slash - path) : 0;
+
+    if (geteuid() != 0) {
+        return cst_err_set(err, CST_EIO,
+                           "%s: %s; without root, use a socket of your own: cisternd --socket "
+                           "\"$XDG_RUNTIME_DIR/cistern.sock\", and CISTERN_SOCKET for workers",
+                           path, strerror(errnum));
+    }
+    return errnum == ENOENT
+               ? cst_err_set(err, CST_EIO,
+                             "%s: %s: make the directory of the socket: mkdir -p %.*s", path,
+                             strerror(errnum), n, path)
+               : cst_err_set(err, CST_EIO,
+                             "%s: %s: give the socket another path (--socket, --manager-socket)",
+                             path, strerror(errnum));
+}
+
 static int take_lock(struct cstd_listen *listener, struct cst_err *err)
 {
     char path[128], pid[16];
@@ -62,22 +100,13 @@ static int take_lock(struct cstd_listen *listener, struct cst_err *err)
         /* O_NOFOLLOW: the file is overwritten, and the directory may belong to another user. */
         fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
         if (fd < 0) {
-            int errnum = errno;
-
-            return geteuid() == 0
-                       ? cst_err_errno(err, CST_EIO, errnum, "%s", path)
-                       : cst_err_set(
-                             err, CST_EIO,
-                             "%s: %s; without root, use a socket of your own: cisternd --socket "
-                             "\"$XDG_RUNTIME_DIR/cistern.sock\", and CISTERN_SOCKET for workers",
-                             path, strerror(errnum));
+            return cannot_lock(path, errno, err);
         }
         if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
             int holder = lock_holder(fd);
 
             (void)close(fd);
-            return cst_err_set(err, CST_EBUSY, "%s: another cisternd (pid %d) listens there",
-                               listener->path, holder);
+            return in_use(listener->path, holder, err);
         }
         /* The previous holder may have removed the file after it was opened here; then open the new
          * file. */
@@ -121,7 +150,7 @@ static int remove_stale(const struct sockaddr_un *address, struct cst_err *err)
                                : cst_err_errno(err, CST_EIO, errno, "%s", address->sun_path);
     }
     if (!S_ISSOCK(st.st_mode)) {
-        return cst_err_set(err, CST_EEXIST, "%s: exists and is not a socket", address->sun_path);
+        return not_a_socket(address->sun_path, err);
     }
     fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) {
@@ -132,7 +161,10 @@ static int remove_stale(const struct sockaddr_un *address, struct cst_err *err)
     (void)close(fd);
     /* Only a refused connection proves that nobody listens. */
     if (rc == 0 || saved != ECONNREFUSED) {
-        return cst_err_set(err, CST_EBUSY, "%s: another process listens there", address->sun_path);
+        return cst_err_set(err, CST_EBUSY,
+                           "%s: another process listens there: give the socket another path "
+                           "(--socket, --manager-socket)",
+                           address->sun_path);
     }
     return unlink(address->sun_path) == 0 || errno == ENOENT
                ? CST_OK
@@ -219,7 +251,7 @@ static int check_path(const char *path, struct cst_err *err)
         return cst_err_set(err, CST_EINVAL, "%s: too long for the path of a socket", path);
     }
     if (lstat(path, &st) == 0 && !S_ISSOCK(st.st_mode)) {
-        return cst_err_set(err, CST_EEXIST, "%s: exists and is not a socket", path);
+        return not_a_socket(path, err);
     }
     (void)strcpy(listener.path, path);
     slash = strrchr(listener.path, '/');
@@ -237,10 +269,7 @@ int cstd_listen_check(const char *user, const char *manager, struct cst_err *err
 
     rc = rc == CST_OK ? check_path(manager, err) : rc;
     holder = rc == CST_OK ? find_holder(user) : 0;
-    return holder == 0 || holder == find_holder(manager)
-               ? rc
-               : cst_err_set(err, CST_EBUSY, "%s: another cisternd (pid %d) listens there", user,
-                             holder);
+    return holder == 0 || holder == find_holder(manager) ? rc : in_use(user, holder, err);
 }
 
 static int adopt(struct cstd_listen *listener, int fd, const char *name, struct cst_err *err)

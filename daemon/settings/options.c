@@ -7,6 +7,7 @@
 #include "daemon/budget/host_memory.h"
 #include "dirs.h"
 #include "proto/options.h"
+#include "proto/rates_json.h"
 
 #include <stddef.h>
 #include <stdio.h>
@@ -28,7 +29,7 @@ struct command_line {
     const char *values[N_KEYS]; /* Per entry of keys: the value; NULL: not given. */
     const char *config;         /* --config; NULL: the default file. */
     bool handover;              /* --handover */
-    bool check;                 /* --check */
+    bool check;                 /* --check-config */
     bool help, version;         /* --help, --version */
 };
 
@@ -54,7 +55,9 @@ static const struct cst_option table[] = {
     ROW("config", "FILE",
         "read FILE (default: " CST_SYSCONFDIR "/cistern/cistern.conf, if it is there)",
         CST_TEXT(AT(config))),
-    ROW("check", NULL, "check the options and the configuration file, and exit",
+    ROW("check-config", NULL,
+        "print all errors of the options and the configuration file (--config, or FILE after this "
+        "option), and exit",
         CST_FLAG(AT(check))),
     ROW("handover", NULL, "take over all jobs from the daemon that listens at these sockets",
         CST_FLAG(AT(handover))),
@@ -86,11 +89,49 @@ static int set_keys(struct cstd_settings *config, const struct command_line *lin
     return rc;
 }
 
+/* Print an error that --check-config finds. */
+static void report(const struct cst_err *err)
+{
+    (void)fprintf(stderr, "cisternd: %s\n", err->text);
+}
+
+/* Check the rates that the configuration names, and agreement of the settings. */
+static int check_others(struct cstd_settings *config, struct cst_err *err)
+{
+    struct cst_rates rates;
+    int rc = cstd_settings_finish(config, err);
+
+    if (rc == CST_OK && config->rates[0] != '\0' &&
+        cst_rates_read(&rates, config->rates, err) != CST_OK) {
+        rc = cst_err_prefix(err, "[plan] rates");
+    }
+    return rc;
+}
+
+/* --check-config: print all errors of the file, and what the options and the file together have. */
+static int check(struct cstd_settings *config, const struct command_line *line,
+                 enum cstd_options_result *result, struct cst_err *err)
+{
+    const unsigned n = cstd_settings_check(config, report);
+    char file[CSTD_SETTINGS_PATH_BYTES];
+    int rc;
+
+    *result = CSTD_OPTIONS_EXIT;
+    if (n > 0) {
+        return cst_err_set(err, CST_EINVAL, "%s: %u error%s", config->file, n, n == 1 ? "" : "s");
+    }
+    (void)snprintf(file, sizeof file, "%s", config->file);
+    rc = cstd_settings_load(config, file, config->file_required, err);
+    rc = rc == CST_OK ? set_keys(config, line, err) : rc;
+    return rc == CST_OK ? check_others(config, err) : rc;
+}
+
 int cstd_options_read(struct cstd_settings *config, int argc, char **argv,
                       enum cstd_options_result *result, struct cst_err *err)
 {
     struct command_line line = {.config = NULL};
     struct cst_options_given given;
+    const char *file;
     int rc = cst_options_read(table, &line, argc, argv, &given, err);
 
     *result = CSTD_OPTIONS_WRONG;
@@ -103,6 +144,9 @@ int cstd_options_read(struct cstd_settings *config, int argc, char **argv,
         }
         return CST_OK;
     }
+    if (rc == CST_OK && line.check && line.config == NULL && given.first + 1 == argc) {
+        line.config = argv[given.first++];
+    }
     if (rc == CST_OK && given.first < argc) {
         rc = cst_err_set(err, CST_EINVAL, "unexpected argument '%s' (see --help)",
                          argv[given.first]);
@@ -112,17 +156,17 @@ int cstd_options_read(struct cstd_settings *config, int argc, char **argv,
     }
     *result = CSTD_OPTIONS_RUN;
     cstd_settings_init(config, cstd_host_memory_memory(""));
-    rc = cstd_settings_load(
-        config, line.config != NULL ? line.config : CST_SYSCONFDIR "/cistern/cistern.conf",
-        line.config != NULL, err);
+    file = line.config != NULL ? line.config : CST_SYSCONFDIR "/cistern/cistern.conf";
+    if (line.check) {
+        (void)snprintf(config->file, sizeof config->file, "%s", file);
+        config->file_required = line.config != NULL;
+        return check(config, &line, result, err);
+    }
+    rc = cstd_settings_load(config, file, line.config != NULL, err);
     config->handover = line.handover;
     if (rc == CST_OK) {
         rc = set_keys(config, &line, err);
         *result = rc == CST_OK ? CSTD_OPTIONS_RUN : CSTD_OPTIONS_WRONG;
     }
-    rc = rc == CST_OK ? cstd_settings_finish(config, err) : rc;
-    if (rc == CST_OK && line.check) {
-        *result = CSTD_OPTIONS_EXIT;
-    }
-    return rc;
+    return rc == CST_OK ? cstd_settings_finish(config, err) : rc;
 }

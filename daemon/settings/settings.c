@@ -4,6 +4,7 @@
 #include "daemon/settings/gpu_list.h"
 #include "daemon/base/log.h"
 #include "proto/size.h"
+#include "proto/usage.h"
 #include "proto/value.h"
 
 #include <errno.h>
@@ -12,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /* Default budgets in percent of the machine's memory. The rest is for workers and the system. */
 enum { HOST_PERCENT = 60, POOL_PERCENT = 25 };
@@ -161,6 +163,11 @@ static const struct row {
     {"job", "credits", CST_U32(AT(credits), 1, 1024)},
 };
 
+/* All sections, for errors. */
+static const char *const sections[] = {"daemon", "host",   "device host", "gpu", "disk",
+                                       "paced",  "engine", "plan",        "job", "quota"};
+enum { N_SECTIONS = sizeof sections / sizeof *sections };
+
 enum { N_ROWS = sizeof rows / sizeof *rows };
 
 static bool was_given(const struct cstd_settings *config, const void *field)
@@ -204,15 +211,76 @@ void cstd_settings_init(struct cstd_settings *config, uint64_t memory_bytes)
     };
 }
 
-/* Returns the index of the row, or -1 with an error that lists the known keys. */
-static int find_row(const char *section, const char *key, struct cst_err *err)
+/* Make the error for a section that does not exist, or for a key before the first section. */
+static int no_section(const char *section, const char *key, struct cst_err *err)
 {
+    const char *nearest = NULL;
+    unsigned best = CST_USAGE_FAR;
     char known[256] = "";
-    bool section_known = false;
+
+    if (section[0] == '\0') {
+        return cst_err_set(err, CST_EINVAL,
+                           "key '%.64s' is before the first section: write a line such as [host] "
+                           "before it",
+                           key);
+    }
+    for (unsigned i = 0; i < N_SECTIONS; i++) {
+        size_t used = strlen(known);
+
+        (void)snprintf(known + used, sizeof known - used, "%s%s", used > 0 ? ", " : "",
+                       sections[i]);
+        if (cst_usage_nearer(section, sections[i], &best)) {
+            nearest = sections[i];
+        }
+    }
+    return nearest != NULL
+               ? cst_err_set(err, CST_EINVAL,
+                             "unknown section [%.64s], with key '%.64s': did you mean [%s]? "
+                             "(known: %s)",
+                             section, key, nearest, known)
+               : cst_err_set(err, CST_EINVAL,
+                             "unknown section [%.64s], with key '%.64s' (known: %s)", section, key,
+                             known);
+}
+
+/* Make the error for a key that @section does not have. */
+static int no_key(const char *section, const char *key, struct cst_err *err)
+{
+    const char *nearest = NULL, *other = NULL;
+    unsigned best = CST_USAGE_FAR;
+    char known[256] = "";
 
     for (unsigned i = 0; i < N_ROWS; i++) {
         size_t used = strlen(known);
 
+        if (strcmp(rows[i].section, section) != 0) {
+            other = strcmp(rows[i].key, key) == 0 ? rows[i].section : other;
+            continue;
+        }
+        (void)snprintf(known + used, sizeof known - used, "%s%s", used > 0 ? ", " : "",
+                       rows[i].key);
+        if (cst_usage_nearer(key, rows[i].key, &best)) {
+            nearest = rows[i].key;
+        }
+    }
+    if (nearest != NULL) {
+        return cst_err_set(err, CST_EINVAL,
+                           "unknown key '%.64s' in [%s]: did you mean '%s'? (known: %s)", key,
+                           section, nearest, known);
+    }
+    return other != NULL ? cst_err_set(err, CST_EINVAL,
+                                       "unknown key '%.64s' in [%s]: it is one of [%s] (known: %s)",
+                                       key, section, other, known)
+                         : cst_err_set(err, CST_EINVAL, "unknown key '%.64s' in [%s] (known: %s)",
+                                       key, section, known);
+}
+
+/* Returns the index of the row, or -1 with an error that lists the known keys. */
+static int find_row(const char *section, const char *key, struct cst_err *err)
+{
+    bool section_known = false;
+
+    for (unsigned i = 0; i < N_ROWS; i++) {
         if (strcmp(rows[i].section, section) != 0) {
             continue;
         }
@@ -220,18 +288,8 @@ static int find_row(const char *section, const char *key, struct cst_err *err)
             return (int)i;
         }
         section_known = true;
-        (void)snprintf(known + used, sizeof known - used, "%s%s", used > 0 ? ", " : "",
-                       rows[i].key);
     }
-    if (section_known) {
-        (void)cst_err_set(err, CST_EINVAL, "unknown key '%s' in [%s] (known: %s)", key, section,
-                          known);
-    } else {
-        (void)cst_err_set(err, CST_EINVAL,
-                          "unknown section [%s] (known: daemon, host, device host, gpu, disk, "
-                          "paced, engine, plan, job, quota)",
-                          section);
-    }
+    (void)(section_known ? no_key(section, key, err) : no_section(section, key, err));
     return -1;
 }
 
@@ -243,7 +301,7 @@ static int set_row(struct cstd_settings *config, int i, const char *value, struc
         config->given |= UINT64_C(1) << i;
         return CST_OK;
     }
-    return cst_err_prefix(err, "%s", rows[i].key);
+    return rc;
 }
 
 int cstd_settings_set(struct cstd_settings *config, const char *section, const char *key,
@@ -251,12 +309,22 @@ int cstd_settings_set(struct cstd_settings *config, const char *section, const c
 {
     int i = find_row(section, key, err);
 
-    return i < 0 ? CST_EINVAL : set_row(config, i, value, err);
+    if (i < 0) {
+        return CST_EINVAL;
+    }
+    return set_row(config, i, value, err) == CST_OK ? CST_OK : cst_err_prefix(err, "%s", key);
 }
+
+/* Lines that are read as if they were empty, because their errors are known. */
+struct known_errors {
+    int lines[CSTD_SETTINGS_MAX_ERRORS];
+    unsigned n;
+};
 
 struct load {
     struct cstd_settings *config;
     FILE *file;
+    const struct known_errors *known; /* NULL: none. */
     /* Number of the line being read. inih counts lines as well but does not pass the number to the
      * handler. */
     int line;
@@ -270,7 +338,13 @@ static char *read_line(char *line, int size, void *user)
     struct load *load = user;
 
     load->line++;
-    return fgets(line, size, load->file);
+    line = fgets(line, size, load->file);
+    for (unsigned i = 0; line != NULL && load->known != NULL && i < load->known->n; i++) {
+        if (load->known->lines[i] == load->line) {
+            (void)strcpy(line, "\n");
+        }
+    }
+    return line;
 }
 
 static int set_once(struct load *load, const char *section, const char *key, const char *value)
@@ -289,7 +363,9 @@ static int set_once(struct load *load, const char *section, const char *key, con
         return cst_err_set(&load->err, CST_EINVAL, "'%s' is set twice in [%s]", key, section);
     }
     load->seen |= UINT64_C(1) << i;
-    return set_row(load->config, i, value, &load->err);
+    return set_row(load->config, i, value, &load->err) == CST_OK
+               ? CST_OK
+               : cst_err_prefix(&load->err, "[%s] %s", section, key);
 }
 
 /* Handler of inih for one line; returns 1 to continue, 0 for an error. Only the first error is
@@ -308,38 +384,103 @@ static int on_line(void *user, const char *section, const char *key, const char 
     return 1;
 }
 
-/* Compose the error for @line. A line that inih cannot parse is not passed to the handler. */
+/* Compose the error for @line. A line that inih cannot parse is not passed to the handler. Returns
+ * the number of the line. */
 static int explain_line(const struct load *load, const char *path, int line, struct cst_err *err)
 {
     if (load->err.status == 0 || line < load->err_line) {
-        return cst_err_set(err, CST_EINVAL, "%s:%d: neither '[section]' nor 'key = value'", path,
-                           line);
+        (void)cst_err_set(err, CST_EINVAL,
+                          "%s:%d: neither '[section]' nor 'key = value': correct the line, or put "
+                          "a # before it",
+                          path, line);
+        return line;
     }
-    return cst_err_set(err, CST_EINVAL, "%s:%d: %s", path, line, load->err.text);
+    (void)cst_err_set(err, CST_EINVAL, "%s:%d: %s", path, line, load->err.text);
+    return load->err_line;
+}
+
+/* Read @file without the lines of @known. Returns the number of the first line with an error, which
+ * is explained in @err; 0: there is none. */
+static int read_file(struct cstd_settings *config, FILE *file, const char *path,
+                     const struct known_errors *known, struct cst_err *err)
+{
+    struct load load = {.config = config, .file = file, .known = known};
+    int line;
+
+    rewind(file);
+    line = ini_parse_stream(read_line, &load, on_line, &load);
+    return line != 0 ? explain_line(&load, path, line, err) : 0;
+}
+
+/* Open the file of @config. *out NULL with CST_OK: there is none, and none is required. */
+static int open_file(const struct cstd_settings *config, FILE **out, struct cst_err *err)
+{
+    struct stat st;
+
+    *out = fopen(config->file, "re");
+    if (*out == NULL && errno == ENOENT && !config->file_required) {
+        return CST_OK;
+    }
+    if (*out == NULL) {
+        return cst_err_set(err, errno == ENOENT ? CST_ENOTFOUND : CST_EIO,
+                           "%s: %s: name a file that the daemon can read (--config)", config->file,
+                           strerror(errno));
+    }
+    if (fstat(fileno(*out), &st) == 0 && S_ISDIR(st.st_mode)) {
+        (void)fclose(*out);
+        return cst_err_set(err, CST_EIO, "%s: is a directory: name a file in it (--config)",
+                           config->file);
+    }
+    return CST_OK;
 }
 
 int cstd_settings_load(struct cstd_settings *config, const char *path, bool required,
                        struct cst_err *err)
 {
-    struct load load = {.config = config, .file = fopen(path, "re")};
-    int line, rc = CST_OK;
+    FILE *file;
+    int rc;
 
     (void)snprintf(config->file, sizeof config->file, "%s", path);
     config->file_required = required;
-    if (load.file == NULL) {
-        if (errno == ENOENT && !required) {
-            return CST_OK;
-        }
-        return cst_err_errno(err, errno == ENOENT ? CST_ENOTFOUND : CST_EIO, errno, "%s", path);
+    rc = open_file(config, &file, err);
+    if (rc != CST_OK || file == NULL) {
+        return rc;
     }
-    line = ini_parse_stream(read_line, &load, on_line, &load);
-    if (ferror(load.file) != 0) {
+    rc = read_file(config, file, path, NULL, err) != 0 ? CST_EINVAL : CST_OK;
+    if (ferror(file) != 0) {
         rc = cst_err_set(err, CST_EIO, "%s: cannot be read", path);
-    } else if (line != 0) {
-        rc = explain_line(&load, path, line, err);
     }
-    (void)fclose(load.file);
+    (void)fclose(file);
     return rc;
+}
+
+unsigned cstd_settings_check(const struct cstd_settings *config,
+                             void (*report)(const struct cst_err *err))
+{
+    struct known_errors known = {.n = 0};
+    struct cst_err err = {0};
+    FILE *file;
+
+    if (open_file(config, &file, &err) != CST_OK) {
+        report(&err);
+        return 1;
+    }
+    while (file != NULL && known.n < CSTD_SETTINGS_MAX_ERRORS) {
+        struct cstd_settings fresh;
+        int line;
+
+        cstd_settings_init(&fresh, config->memory_bytes);
+        line = read_file(&fresh, file, config->file, &known, &err);
+        if (line == 0) {
+            break;
+        }
+        report(&err);
+        known.lines[known.n++] = line;
+    }
+    if (file != NULL) {
+        (void)fclose(file);
+    }
+    return known.n;
 }
 
 int cstd_settings_reload(const struct cstd_settings *config, struct cstd_quota_rules *out,

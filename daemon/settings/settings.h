@@ -17,6 +17,7 @@
 #define CSTD_SETTINGS_MAX_NODES 8      /* Most NUMA nodes that get an engine. */
 #define CSTD_SETTINGS_MAX_PACED 8      /* Most simulated accelerators. */
 #define CSTD_SETTINGS_INTERLEAVE_AUTO UINT32_MAX
+#define CSTD_SETTINGS_MAX_ERRORS 32 /* Most errors of a file that are reported. */
 
 /* Locking of arenas in memory. CSTD_LOCK_TRY: a failure is a warning. CSTD_LOCK_YES: a failure
  * fails the job. */
@@ -91,6 +92,12 @@ void cstd_settings_init(struct cstd_settings *config, uint64_t memory_bytes);
  * cannot be read. */
 int cstd_settings_load(struct cstd_settings *config, const char *path, bool required,
                        struct cst_err *err);
+
+/* Read the file of @config, as cstd_settings_load did, and pass each error in it to @report, of the
+ * first CSTD_SETTINGS_MAX_ERRORS lines that have one. Returns the number of errors. @config itself
+ * stays as it is. */
+unsigned cstd_settings_check(const struct cstd_settings *config,
+                             void (*report)(const struct cst_err *err));
 
 /* Read @config's file again and store the limits of users and groups in *out. These limits are the
  * only settings that can change while the daemon runs, but the whole file must be valid. On failure

@@ -52,17 +52,17 @@ await closed READY=1
 stop_daemon closed
 [ -z "$(traces)" ] || fail "left behind: $(traces)"
 
-# --check finds what a start or a reload would refuse, and starts nothing.
+# --check-config finds what a start or a reload would refuse, and starts nothing.
 printf '[quota]\nhost = 10%%\n' >"$tmp/right.conf"
 printf '[host]\nmemroy = 1G\n' >"$tmp/wrong.conf"
-./cisternd --check --config "$tmp/right.conf" --socket "$CISTERN_SOCKET" >"$tmp/check.log" 2>&1 ||
-    fail "--check refuses a right configuration: $(cat "$tmp/check.log")"
-[ ! -s "$tmp/check.log" ] || fail "--check has something to say of a right configuration"
-[ -z "$(traces)" ] || fail "--check left behind: $(traces)"
-if ./cisternd --check --config "$tmp/wrong.conf" >"$tmp/check.log" 2>&1; then
-    fail "--check accepts an unknown key"
+./cisternd --check-config --config "$tmp/right.conf" --socket "$CISTERN_SOCKET" >"$tmp/check.log" 2>&1 ||
+    fail "--check-config refuses a right configuration: $(cat "$tmp/check.log")"
+[ ! -s "$tmp/check.log" ] || fail "--check-config has something to say of a right configuration"
+[ -z "$(traces)" ] || fail "--check-config left behind: $(traces)"
+if ./cisternd --check-config --config "$tmp/wrong.conf" >"$tmp/check.log" 2>&1; then
+    fail "--check-config accepts an unknown key"
 fi
-grep -q "wrong.conf:2: unknown key 'memroy' in \[host\]" "$tmp/check.log" || fail "--check does not name the unknown key"
+grep -q "wrong.conf:2: unknown key 'memroy' in \[host\]" "$tmp/check.log" || fail "--check-config does not name the unknown key"
 
 # The daemon sends WATCHDOG=1 in time.
 start watched --watchdog 400000 ./cisternd --config "$tmp/empty.conf" --socket "$CISTERN_SOCKET"

@@ -329,9 +329,11 @@ START_TEST(rules_that_are_none)
     assert_not_a_rule("quota", "ttl", "50%", "s, m, h or d");
     assert_not_a_rule("quota", "descriptors", "15", "descriptors: '15' is too small: at least 16");
     assert_not_a_rule("quota", "descriptors", "0", "too small: at least 16");
-    assert_not_a_rule("quota uid:x", "jobs", "1", "[quota uid:x] names no user or group");
-    assert_not_a_rule("quota user:no-such-user", "jobs", "1", "names no user or group");
-    assert_not_a_rule("quota group:no-such-group", "jobs", "1", "names no user or group");
+    assert_not_a_rule("quota uid:x", "jobs", "1",
+                      "section [quota uid:x]: 'uid:x' names no user or group");
+    assert_not_a_rule("quota user:no-such-user", "jobs", "1", "there is no user 'no-such-user'");
+    assert_not_a_rule("quota group:no-such-group", "jobs", "1",
+                      "there is no group 'no-such-group'");
     assert_not_a_rule("quota ", "jobs", "1", "names no user or group");
     set("quota", "jobs", "1");
     assert_not_a_rule("quota", "jobs", "1", "set twice in [quota]");

@@ -163,7 +163,50 @@ START_TEST(unknown_and_repeated_keys_are_refused)
     assert_refused("[host]\nmemory = 1G\n[job]\nttl = 1h\n[host]\nmemory = 1G\n", 6, "set twice");
     assert_refused("[host]\nmemory\n", 2, "key = value");
     assert_refused("[host\nmemory = 1G\n", 1, "key = value");
-    assert_refused("memory = 1G\n", 1, "unknown section []");
+    assert_refused("memory = 1G\n", 1, "key 'memory' is before the first section");
+    assert_refused("[hots]\nmemory = 1G\n", 2, "did you mean [host]?");
+    assert_refused("[host]\nmemroy = 2G\n", 2, "did you mean 'memory'?");
+    assert_refused("[host]\nttl = 1h\n", 2, "it is one of [job]");
+    assert_refused("[host]\nmemory = 4X\n", 2, "[host] memory: '4X' is not a size");
+    assert_refused("[quota]\njobs = x\n", 2, "[quota] jobs: 'x' is not a limit");
+}
+END_TEST
+
+static char reports[8][640];
+static unsigned n_reports;
+
+static void report(const struct cst_err *each)
+{
+    ck_assert_uint_lt(n_reports, 8);
+    (void)snprintf(reports[n_reports++], sizeof reports[0], "%s", each->text);
+}
+
+/* A check reports each wrong line once, whether it cannot be parsed or has a wrong section, key or
+ * value, in the order of the file. It reports none of a right file, and changes no setting. */
+START_TEST(a_check_reports_every_wrong_line)
+{
+    static const int lines[] = {2, 4, 5, 6, 8};
+    static const char *const words[] = {"[hots]", "memroy", "4X", "key = value", "twice"};
+    const char text[] = "[hots]\nmemory = 1G\n[host]\nmemroy = 1G\nmemory = 4X\nlock yes\n"
+                        "lock = yes\nlock = no\n";
+    const uint64_t host_bytes = config.host_bytes;
+    char where[96];
+
+    n_reports = 0;
+    (void)load(text);
+    ck_assert_uint_eq(cstd_settings_check(&config, report), 5);
+    ck_assert_uint_eq(n_reports, 5);
+    for (unsigned i = 0; i < n_reports; i++) {
+        (void)snprintf(where, sizeof where, "%s:%d: ", path, lines[i]);
+        ck_assert_msg(strncmp(reports[i], where, strlen(where)) == 0, "%s", reports[i]);
+        ck_assert_msg(strstr(reports[i], words[i]) != NULL, "%s", reports[i]);
+    }
+    ck_assert_uint_eq(config.host_bytes, host_bytes);
+    ck_assert_int_eq(load("[host]\nlock = no\n"), CST_OK);
+    ck_assert_uint_eq(cstd_settings_check(&config, report), 0);
+    (void)unlink(path);
+    ck_assert_uint_eq(cstd_settings_check(&config, report), 1);
+    ck_assert_ptr_nonnull(strstr(reports[5], "No such file"));
 }
 END_TEST
 
@@ -186,7 +229,7 @@ START_TEST(nonsense_values_are_refused)
         {"daemon", "socket = relative/path", "absolute path"},
         {"daemon", "log_level = 3", "error, warning, notice, info, debug"},
         {"daemon", "access = everybody", "user:NAME"},
-        {"daemon", "access = user:no-such-user-here", "there is no such user or group"},
+        {"daemon", "access = user:no-such-user-here", "there is no user 'no-such-user-here'"},
         {"daemon", "access = ,", "the list is empty"},
         {"engine", "threads = -3", "a number from 0"},
         {"engine", "threads = 2.5", "a number from 0"},
@@ -336,6 +379,7 @@ int main(void)
     tcase_add_test(tc, budgets_beyond_the_machine_are_refused);
     tcase_add_test(tc, a_default_makes_room);
     tcase_add_test(tc, paced_accelerators_take_their_memory);
+    tcase_add_test(tc, a_check_reports_every_wrong_line);
     tcase_add_test(tc, rates_are_numbers);
     tcase_add_test(tc, the_sockets_differ);
     tcase_add_test(tc, rules_let_in_whom_they_name);
