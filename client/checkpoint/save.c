@@ -6,7 +6,7 @@
  * TOLD
  *     \_____________________\____________________\_________on a failure____/
  *
- * In TOLD the daemon is told of the checkpoint. */
+ * The daemon is told of files that are whole, and its answer is not waited for. */
 #include "client/checkpoint/save.h"
 
 #include "client/checkpoint/writing.h"
@@ -22,7 +22,7 @@
 #include <unistd.h>
 
 /* What the save waits for. */
-enum phase { BEGUN, MAPPED, COPIED, ENDED, TOLD };
+enum phase { BEGUN, MAPPED, COPIED, ENDED };
 
 struct save {
     struct cstc_task task;
@@ -34,7 +34,6 @@ struct save {
     struct cstc_call call; /* Of this phase. */
     struct cstc_state_run run;
     struct cst_err failed; /* The first failure until the end of the save in the daemon. */
-    int ended;             /* TOLD: the status of the save; `failed` has its words. */
     uint32_t uid;          /* Owner of the job, if has_uid. */
     bool has_uid;
     Cistern__JobDescription *description;
@@ -154,46 +153,53 @@ static int on_copied(struct save *save, struct cst_err *err)
                            CISTERN__MSG_TYPE__MSG_OK, NULL, err);
 }
 
-/* Tell the daemon of the checkpoint, which is whole whatever the daemon answers. */
+/* The answer to a Saved, or the end of the connection. */
+static void on_told(struct cstc_call *call)
+{
+    cstc_call_reset(call);
+    free(call);
+}
+
+/* Tell the daemon of the checkpoint, which is whole whatever comes of this. */
 static void tell(struct save *save)
 {
+    struct cstc_call *call = calloc(1, sizeof *call);
     Cistern__Saved msg = CISTERN__SAVED__INIT;
 
+    if (call == NULL) {
+        return;
+    }
+    call->done = on_told;
     msg.name = save->description->name;
     msg.has_uid = save->has_uid;
     msg.uid = save->uid;
     msg.step = save->description->step;
-    (void)cstc_call_start(save->client, &save->call, CISTERN__MSG_TYPE__MSG_SAVED, &msg.base,
-                          CISTERN__MSG_TYPE__MSG_OK, NULL, NULL);
+    if (cstc_call_start(save->client, call, CISTERN__MSG_TYPE__MSG_SAVED, &msg.base,
+                        CISTERN__MSG_TYPE__MSG_OK, NULL, NULL) != CST_OK) {
+        free(call);
+    }
 }
 
 /* Complete the files, unless the save has failed. */
-static void on_ended(struct save *save)
+static int on_ended(struct save *save, struct cst_err *err)
 {
-    save->phase = TOLD;
-    save->done.read_seconds = cst_clock_s() - save->read_began;
-    save->ended = save->failed.status;
-    if (save->ended == CST_OK) {
-        save->ended = cstc_writing_end(&save->writing, &save->failed);
-    }
-    if (save->writing.whole) {
-        save->done.step = save->description->step;
-        save->done.bytes = save->writing.bytes;
-        save->done.seconds = cst_clock_s() - save->began;
-        tell(save);
-    }
-}
+    int rc = save->failed.status;
 
-static int on_told(struct save *save, struct cst_err *err)
-{
-    if (save->call.state != CSTC_CALL_IDLE && cstc_call_result(&save->call, NULL) == CST_EAGAIN) {
-        return CST_EAGAIN;
-    }
-    cstc_call_reset(&save->call);
-    if (save->ended != CST_OK && err != NULL) {
+    save->done.read_seconds = cst_clock_s() - save->read_began;
+    if (rc != CST_OK && err != NULL) {
         *err = save->failed;
     }
-    return save->ended;
+    if (rc == CST_OK) {
+        rc = cstc_writing_end(&save->writing, err);
+    }
+    if (!save->writing.whole) {
+        return rc;
+    }
+    save->done.step = save->description->step;
+    save->done.bytes = save->writing.bytes;
+    save->done.seconds = cst_clock_s() - save->began;
+    tell(save);
+    return rc;
 }
 
 static int advance(struct cstc_task *task, struct cst_err *err)
@@ -202,7 +208,7 @@ static int advance(struct cstc_task *task, struct cst_err *err)
         [BEGUN] = on_begun, [MAPPED] = on_mapped, [COPIED] = on_copied};
     struct save *save = (struct save *)task;
 
-    while (save->phase < ENDED || (save->phase == ENDED && save->call.state != CSTC_CALL_IDLE)) {
+    while (save->phase < ENDED || save->call.state != CSTC_CALL_IDLE) {
         enum phase phase = save->phase;
         struct cst_err why = {0};
         int rc = phase == COPIED ? cstc_states_advance(&save->run, &why)
@@ -225,10 +231,7 @@ static int advance(struct cstc_task *task, struct cst_err *err)
             (void)on_copied(save, NULL);
         }
     }
-    if (save->phase == ENDED) {
-        on_ended(save);
-    }
-    return on_told(save, err);
+    return on_ended(save, err);
 }
 
 static void close_save(struct cstc_task *task)

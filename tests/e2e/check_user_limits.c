@@ -279,7 +279,7 @@ START_TEST(reload)
     while (!daemon_proc_logged(&proc, "the limits of users are unchanged")) {
         raw_stat(&witness);
     }
-    ck_assert(daemon_proc_logged(&proc, ":2: jobs: 'many' is not a limit for jobs"));
+    ck_assert(daemon_proc_logged(&proc, ":2: [quota] jobs: 'many' is not a limit for jobs"));
     ck_assert_int_eq(user_rig_open_job(&second, USER_ALICE, "c"), CST_EBUDGET);
     raw_close(&second);
     raw_close(&first);
