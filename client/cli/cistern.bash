@@ -5,6 +5,11 @@ _cistern_jobs() {
     cistern "$@" jobs --json 2>/dev/null | sed -n 's/^ *"name": "\([A-Za-z0-9._-]*\)",\{0,1\}$/\1/p'
 }
 
+# The tensors of job $1. Other words are options.
+_cistern_tensors() {
+    cistern "${@:2}" tensors "$1" --json 2>/dev/null | sed -n 's/^ *"name": "\([^"]*\)",\{0,1\}$/\1/p'
+}
+
 # The words of "no preset" list them.
 _cistern_presets() {
     cistern plan preset: 2>&1 | sed -n "s/.*there are //p" | tr -d ,
@@ -49,7 +54,7 @@ _cistern_value() {
 
 _cistern() {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}
-    local i word commands command='' n_args=0 common=()
+    local i word commands command='' first='' n_args=0 common=()
     local -A value=() help=()
 
     COMPREPLY=()
@@ -64,7 +69,7 @@ _cistern() {
             -s | --socket) common=(--socket "${COMP_WORDS[i + 1]}") ;;&
             -*) [[ -z ${value[$word]-} && ${COMP_WORDS[i]} != = ]] || ((i++)) ;;
             preset) if [[ ${COMP_WORDS[i + 1]} == : ]]; then ((i++)); else ((n_args++)); fi ;;
-            *) if [[ -z $command ]]; then command=$word; else ((n_args++)); fi ;;
+            *) if [[ -z $command ]]; then command=$word; else ((n_args++)) || first=$word; fi ;;
         esac
     done
     [[ $prev != = ]] || prev=${COMP_WORDS[COMP_CWORD - 2]}
@@ -88,8 +93,12 @@ _cistern() {
         mapfile -t COMPREPLY < <(compgen -W "check $(_cistern_schedules)" -- "$cur")
     elif [[ $n_args -eq 1 && $command == schedule ]]; then
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
-    elif [[ $n_args -eq 0 && ($command == job || $command == explain || $command == rm || $command == trace || $command == save) ]]; then
+    elif [[ $n_args -eq 0 && $command =~ ^(job|tensors|explain|rm|trace|save)$ ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$(_cistern_jobs "${common[@]}")" -- "$cur")
+    elif [[ $n_args -eq 1 && $command == explain ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$(_cistern_tensors "$first" "${common[@]}")" -- "$cur")
+    elif [[ ($n_args -eq 1 && $command == save) || $command =~ ^(load|checkpoints|adopt)$ ]]; then
+        mapfile -t COMPREPLY < <(compgen -f -- "$cur")
     fi
 }
 

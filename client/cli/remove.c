@@ -42,17 +42,24 @@ static void print_saved(const Cistern__JobInfo *job)
     }
 }
 
+/* Print ", @bytes of @what", unless there are none. */
+static void print_freed(uint64_t bytes, const char *what)
+{
+    char text[CLI_HUMAN_BYTES];
+
+    if (bytes > 0) {
+        (void)printf(", %s of %s", cli_bytes(bytes, text), what);
+    }
+}
+
 static bool print(const Cistern__JobInfo *job)
 {
-    const uint64_t device_bytes = job->device_states + job->device_update_bytes;
-    char host[CLI_HUMAN_BYTES], pools[CLI_HUMAN_BYTES], device[CLI_HUMAN_BYTES];
+    char host[CLI_HUMAN_BYTES];
 
-    (void)printf("removed job '%s' of uid %u at step %llu: freed %s of host memory, %s of pools",
-                 job->name, job->uid, (unsigned long long)job->step,
-                 cli_bytes(job->arena_bytes, host), cli_bytes(pool_bytes(job), pools));
-    if (device_bytes > 0) {
-        (void)printf(", %s of devices", cli_bytes(device_bytes, device));
-    }
+    (void)printf("removed job '%s' of uid %u at step %llu: freed %s of host memory", job->name,
+                 job->uid, (unsigned long long)job->step, cli_bytes(job->arena_bytes, host));
+    print_freed(pool_bytes(job), "pools"); /* Those of a job that is done were freed before. */
+    print_freed(job->device_states + job->device_update_bytes, "devices");
     (void)printf("; ");
     print_saved(job);
     return true;
