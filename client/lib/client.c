@@ -101,15 +101,7 @@ static const char *absolute(const char *path, char out[FULL_PATH])
 static int no_daemon(const char *path, struct cst_err *err)
 {
     char full[FULL_PATH], directory[FULL_PATH];
-    struct stat st;
 
-    if (stat(path, &st) == 0 && !S_ISSOCK(st.st_mode)) {
-        return cst_err_set(err, CST_ECONN,
-                           "%s is a %s and not the socket of a daemon: give the path of a socket "
-                           "(--socket, CISTERN_SOCKET), which is " CST_DEFAULT_SOCKET
-                           " without them",
-                           path, S_ISDIR(st.st_mode) ? "directory" : "file");
-    }
     if (strcmp(path, CST_DEFAULT_SOCKET) == 0) {
         return cst_err_set(err, CST_ECONN,
                            "no daemon listens at %s: start it with 'systemctl start "
@@ -140,6 +132,15 @@ static int no_daemon(const char *path, struct cst_err *err)
 /* Make the error for a connect() to @path that failed with @errnum, with a remedy. */
 static int cannot_connect(const char *path, int errnum, struct cst_err *err)
 {
+    struct stat st;
+
+    if (stat(path, &st) == 0 && !S_ISSOCK(st.st_mode)) {
+        return cst_err_set(err, CST_ECONN,
+                           "%s is a %s and not the socket of a daemon: give the path of a socket "
+                           "(--socket, CISTERN_SOCKET), which is " CST_DEFAULT_SOCKET
+                           " without them",
+                           path, S_ISDIR(st.st_mode) ? "directory" : "file");
+    }
     if (errnum == EACCES) {
         return not_permitted(path, err);
     }

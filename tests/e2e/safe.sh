@@ -3,7 +3,7 @@
 # Tests the commands that can lose states, and that say so: rm, drain and its waits, and the reload of a configuration. Also the list of a
 # job's tensors, figures as JSON, and the completions of zsh and fish.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1 # Without it, tmp would be empty.
 # shellcheck source=tests/e2e/expect.sh
 . "$srcdir/tests/e2e/expect.sh"
 need jq
