@@ -4,6 +4,7 @@
 #include "client/cli/json.h"
 #include "client/cli/table.h"
 #include "client/cli/tensors.h"
+#include "proto/cgroup.h"
 #include "proto/message_json.h"
 #include "client/cli/watch.h"
 
@@ -334,12 +335,32 @@ static bool print_traffic(const Cistern__JobInfo *job, FILE *out)
     return cli_table_print(&table, out);
 }
 
+/* The control group of the worker of @rank, if this program can see its process. */
+static bool group_of(const Cistern__RankInfo *rank, char group[CST_CGROUP_BYTES])
+{
+    return rank->has_pid && rank->pid > 0 && cst_cgroup_of("", rank->pid, group);
+}
+
+/* Print the control groups of the workers, in which their own memory is. */
+static void print_groups(const Cistern__JobInfo *job, FILE *out)
+{
+    char group[CST_CGROUP_BYTES], before[CST_CGROUP_BYTES] = "";
+
+    for (size_t i = 0; i < job->n_ranks; i++) {
+        if (group_of(job->ranks[i], group) && strcmp(group, before) != 0) {
+            (void)fprintf(out, "cgroup    from rank %u on: %s\n", job->ranks[i]->rank, group);
+            memcpy(before, group, sizeof before);
+        }
+    }
+}
+
 bool cli_job_print(const Cistern__JobInfo *job, FILE *out)
 {
     print_head(job, out);
     if (job->n_ranks == 0) {
         return true;
     }
+    print_groups(job, out);
     (void)fprintf(out, "\n");
     if (!print_pools(job, out)) {
         return false;
@@ -360,6 +381,21 @@ bool cli_ask_about(struct cli *cli, struct cstc_call *call, uint16_t type, uint1
     return cli_ask(cli, call, type, &msg.base, reply_type, form);
 }
 
+/* The message, and the control group of each worker. NULL: out of memory. */
+static json_t *job_to_json(const Cistern__JobInfo *job)
+{
+    json_t *object = cst_message_to_json(&job->base);
+    json_t *ranks = json_object_get(object, "ranks");
+    char group[CST_CGROUP_BYTES];
+
+    for (size_t i = 0; i < job->n_ranks; i++) {
+        if (group_of(job->ranks[i], group)) {
+            (void)json_object_set_new(json_array_get(ranks, i), "cgroup", json_string(group));
+        }
+    }
+    return object;
+}
+
 static bool draw(struct cli *cli, FILE *out, void *arg)
 {
     const Cistern__JobInfo *job;
@@ -373,7 +409,7 @@ static bool draw(struct cli *cli, FILE *out, void *arg)
         return false;
     }
     job = ((const Cistern__JobInfoReply *)call.reply)->job;
-    good = cli->json ? cli_json_print(cst_message_to_json(&job->base)) : cli_job_print(job, out);
+    good = cli->json ? cli_json_print(job_to_json(job)) : cli_job_print(job, out);
     cstc_call_reset(&call);
     return good;
 }

@@ -7,6 +7,7 @@
 #include "daemon/serve/serve.h"
 #include "daemon/serve/job_info.h"
 #include "daemon/memory/set_aside.h"
+#include "proto/cgroup.h"
 #include "proto/cistern.pb-c.h"
 #include "daemon/budget/arena.h"
 #include "daemon/engine/engine.h"
@@ -276,7 +277,7 @@ void cstd_serve_stat(struct cstd_session *session, uint64_t id, void *body)
     struct unreachable uuids[2 * CSTD_GPU_MAX];
     Cistern__DriveInfo drives[CSTD_DRIVES_MAX], *drive_pointers[CSTD_DRIVES_MAX];
     Cistern__Books books;
-    char host[256] = "";
+    char host[256] = "", cgroup[CST_CGROUP_BYTES];
 
     (void)body;
     (void)gethostname(host, sizeof host - 1);
@@ -314,5 +315,6 @@ void cstd_serve_stat(struct cstd_session *session, uint64_t id, void *body)
     }
     reply.socket = daemon->server->user.path;
     reply.rates = daemon->planner->from;
+    reply.cgroup = cst_cgroup_of("", 0, cgroup) ? cgroup : NULL;
     cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_STAT_REPLY, &reply.base, NULL, 0);
 }
