@@ -27,6 +27,7 @@ static void fill(const struct cstd_job *job, struct cst_layout_tensor *t, Cister
 {
     const struct cst_layout_chunk *chunk =
         cstd_job_has_layout(job) ? &job->layout.chunks[t->chunk] : NULL;
+    const struct cstd_tier *tier;
 
     cistern__tensor_info__init(out);
     out->name = t->name;
@@ -36,10 +37,11 @@ static void fill(const struct cstd_job *job, struct cst_layout_tensor *t, Cister
     out->pattern = (char *)(uintptr_t)cst_pattern(t->pattern)->name;
     out->weight_bytes = t->n_elems * cst_dtype_bytes(t->dtype);
     if (chunk != NULL) {
+        tier = cstd_tiers_of_number(job->daemon, chunk->tier);
         out->has_state_bytes = out->has_chunk = 1;
         out->state_bytes = state_bytes(job, t, chunk);
         out->chunk = t->chunk;
-        out->states = (char *)(uintptr_t)cstd_tiers_of_number(job->daemon, chunk->tier)->label;
+        out->states = tier != NULL ? (char *)(uintptr_t)tier->label : NULL;
     }
 }
 

@@ -156,7 +156,8 @@ run -n 1 --restart=1 -- sh -c "$fails"
 says err '^cistern: rank 0 ended with status 3, and was started again 1 time within 600 s: it is given up \(--restart\)$'
 # A rank that fails before any rank has made a step would fail again. The others hear of it at once.
 # shellcheck disable=SC2016 # for the rank's shell
-run -n 2 --restart -- sh -c '[ $RANK = 0 ] || exit 3; exec sleep 1000'
+failed_at_start='[ $RANK = 0 ] || exit 3; exec sleep 1000'
+run -n 2 --restart -- sh -c "$failed_at_start"
 status_is 3
 says err '^cistern: rank 1 ended with status 3 before the first step, and is not started again: the other ranks are asked to end$'
 for final in 2 126 127 143; do

@@ -83,7 +83,7 @@ holds '.job == "loaded" and .step == 3 and .host_bytes > 12000 and (.pool_bytes 
 # A job with workers stays, unless --force is given.
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 write_text 100
-env --default-signal=INT ./cistern-gpt --layers 1 --heads 1 --width 32 --context 16 --batch 1 --matmul fp32 --threads 1 --steps 1000000 --data "$tmp/text" --job stays \
+env --default-signal=INT ./cistern-gpt --layers 12 --heads 1 --width 32 --context 16 --batch 1 --matmul fp32 --threads 1 --steps 1000000 --data "$tmp/text" --job stays \
     >"$tmp/stays.out" 2>"$tmp/stays.err" &
 worker=$!
 managers+=("$worker")
@@ -93,7 +93,12 @@ has_state() {
 poll has_state stays training
 expect 1 rm stays
 complains "^cistern: job 'stays' has 1 rank that trains: stop it, or remove the job all the same \\(cistern rm --force\\)\$"
-expect 0 job stays
+expect 0 job stays --json
+n_params=$(jq .n_params "$tmp/out")
+n_tensors=$(jq '[.patterns[].n_tensors] | add' "$tmp/out")
+[ "$n_tensors" -gt 64 ] || fail "$n_tensors tensors come in one page"
+expect 0 tensors stays --json
+holds "length == $n_tensors and ([.[].name] | unique | length) == $n_tensors and ([.[].weight_bytes] | add) == 2 * $n_params"
 
 # -- drain --wait --
 

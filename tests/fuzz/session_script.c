@@ -164,13 +164,18 @@ static void look(void)
     Cistern__JobName name = CISTERN__JOB_NAME__INIT;
     Cistern__Explain explain = CISTERN__EXPLAIN__INIT;
     Cistern__JobListGet list = CISTERN__JOB_LIST_GET__INIT;
+    Cistern__TensorsGet tensors = CISTERN__TENSORS_GET__INIT;
+    Cistern__Saved saved = CISTERN__SAVED__INIT;
 
-    name.name = explain.job = (char *)(uintptr_t) "j";
+    name.name = explain.job = tensors.job = saved.name = (char *)(uintptr_t) "j";
     explain.tensor = (char *)(uintptr_t) "t1";
     ask(0, CISTERN__MSG_TYPE__MSG_STAT, NULL);
     ask(0, CISTERN__MSG_TYPE__MSG_JOB_LIST, &list.base);
     ask(0, CISTERN__MSG_TYPE__MSG_JOB_INFO, &name.base);
     ask(0, CISTERN__MSG_TYPE__MSG_EXPLAIN, &explain.base);
+    ask(0, CISTERN__MSG_TYPE__MSG_TENSORS, &tensors.base);
+    ask(0, CISTERN__MSG_TYPE__MSG_SAVED, &saved.base);
+    ask(0, CISTERN__MSG_TYPE__MSG_DRAIN, NULL);
 }
 
 static void write_session(void)
