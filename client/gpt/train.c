@@ -187,6 +187,7 @@ static int one_step(struct train *t, uint64_t step, struct cst_step_result *resu
     double loss;
     int rc;
 
+    params.tokens = t->progress.step_tokens;
     if (t->options->parallel == GPT_PARALLEL_PIPELINE) {
         t->step = step;
         rc = gpt_pipeline_step(&t->pipeline, err);

@@ -205,6 +205,8 @@ static int start_step(struct cst_job *job, struct cst_err *err)
     msg.hyper = &hyper;
     msg.has_loss = true;
     msg.loss = job->pending.params.loss;
+    msg.tokens = job->pending.params.tokens;
+    msg.has_tokens = msg.tokens > 0;
     cstc_unused_fill(job, &msg);
     return cstc_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_STEP, &msg.base,
                            CISTERN__MSG_TYPE__MSG_STEPPED, &cistern__stepped__descriptor, err);

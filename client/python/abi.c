@@ -46,7 +46,7 @@
     F(s, weight) F(s, grad) F(s, accumulate) F(s, n_elems)
 #define FIELDS_cst_hyper_params(F, A, N, s) \
     F(s, lr) F(s, beta1) F(s, beta2) F(s, eps) F(s, weight_decay) F(s, clip_norm) F(s, grad_scale) \
-    F(s, loss)
+    F(s, loss) F(s, tokens)
 #define FIELDS_cst_param_group(F, A, N, s) \
     F(s, lr) F(s, weight_decay)
 #define FIELDS_cst_step_result(F, A, N, s) \

@@ -13,7 +13,8 @@ struct issued {
     uint64_t asked;  /* ns */
     uint64_t bytes;
     uint32_t chunk;
-    uint32_t kind;
+    uint16_t kind;
+    uint16_t rank;
 };
 
 struct cstd_record {
@@ -21,6 +22,8 @@ struct cstd_record {
     uint64_t step; /* Number of steps committed. */
     /* ns: the last commit, or the sync if it was later; 0: neither has happened. */
     uint64_t began;
+    /* ns: when number `step` was committed; 0: this is not known. */
+    uint64_t committed;
     /* Table of the commands under way; the low bits of the ticket are the slot; owned. */
     struct issued *in_flight;
     uint64_t n_slots; /* Length of in_flight. */
@@ -88,13 +91,26 @@ static bool grow(struct cstd_record *record)
     return true;
 }
 
-static void add(struct cstd_record *record, const struct cstd_record_interval *interval)
+static struct cstd_record_interval *add(struct cstd_record *record,
+                                        const struct cstd_record_interval *interval)
 {
-    record->ring[record->n++ % CSTD_RECORD_INTERVALS] = *interval;
+    struct cstd_record_interval *at = &record->ring[record->n++ % CSTD_RECORD_INTERVALS];
+
+    *at = *interval;
+    return at;
+}
+
+/* Add an interval of the step that was under way when it ended. An engine's report can come after
+ * the commit that followed its work. */
+static void add_in_step(struct cstd_record *record, const struct cstd_record_interval *interval)
+{
+    const bool before = record->committed != 0 && interval->ended <= record->committed;
+
+    add(record, interval)->step = record->step - (before ? 1 : 0);
 }
 
 void cstd_record_issue(struct cstd_record *record, enum cstd_record_kind kind,
-                       const struct cst_command *command, uint64_t now)
+                       const struct cst_command *command, uint32_t rank, uint64_t now)
 {
     if (record == NULL) {
         return;
@@ -110,7 +126,8 @@ void cstd_record_issue(struct cstd_record *record, enum cstd_record_kind kind,
                         .asked = now,
                         .bytes = command->bytes,
                         .chunk = kind == CSTD_RECORD_NORM ? UINT32_MAX : command->chunk,
-                        .kind = kind};
+                        .kind = (uint16_t)kind,
+                        .rank = (uint16_t)rank};
 }
 
 void cstd_record_done(struct cstd_record *record, uint64_t ticket, uint32_t engine, uint64_t began,
@@ -121,14 +138,14 @@ void cstd_record_done(struct cstd_record *record, uint64_t ticket, uint32_t engi
     if (issued == NULL || issued->ticket != ticket) {
         return;
     }
-    add(record, &(struct cstd_record_interval){.kind = issued->kind,
-                                               .number = engine,
-                                               .chunk = issued->chunk,
-                                               .bytes = issued->bytes,
-                                               .step = record->step,
-                                               .asked = issued->asked,
-                                               .began = began,
-                                               .ended = ended > began ? ended : began});
+    add_in_step(record, &(struct cstd_record_interval){.kind = issued->kind,
+                                                       .number = engine,
+                                                       .chunk = issued->chunk,
+                                                       .rank = issued->rank,
+                                                       .bytes = issued->bytes,
+                                                       .asked = issued->asked,
+                                                       .began = began,
+                                                       .ended = ended > began ? ended : began});
     issued->ticket = 0;
     record->n_used--;
 }
@@ -144,45 +161,78 @@ void cstd_record_wait(struct cstd_record *record, uint32_t rank, uint32_t chunk,
                       bool ahead, uint64_t asked, uint64_t now)
 {
     if (record != NULL) {
-        add(record, &(struct cstd_record_interval){.kind = CSTD_RECORD_WAIT,
-                                                   .number = rank,
-                                                   .chunk = chunk,
-                                                   .ahead = ahead,
-                                                   .grad = grad,
-                                                   .step = record->step,
-                                                   .asked = asked,
-                                                   .began = asked,
-                                                   .ended = now});
+        add_in_step(record, &(struct cstd_record_interval){.kind = CSTD_RECORD_WAIT,
+                                                           .number = rank,
+                                                           .chunk = chunk,
+                                                           .ahead = ahead,
+                                                           .grad = grad,
+                                                           .rank = CSTD_RECORD_NO_RANK,
+                                                           .asked = asked,
+                                                           .began = asked,
+                                                           .ended = now});
+    }
+}
+
+void cstd_record_lease(struct cstd_record *record, uint32_t rank, uint32_t chunk, bool grad,
+                       uint64_t bytes, uint64_t granted, uint64_t now)
+{
+    if (record != NULL) {
+        add_in_step(record, &(struct cstd_record_interval){.kind = CSTD_RECORD_LEASE,
+                                                           .number = rank,
+                                                           .chunk = chunk,
+                                                           .grad = grad,
+                                                           .bytes = bytes,
+                                                           .rank = CSTD_RECORD_NO_RANK,
+                                                           .asked = granted,
+                                                           .began = granted,
+                                                           .ended = now});
     }
 }
 
 void cstd_record_begin(struct cstd_record *record, uint64_t step, uint64_t now)
 {
     if (record != NULL) {
+        record->committed = step == record->step ? record->committed : 0;
         record->step = step;
         record->began = now;
     }
 }
 
-void cstd_record_commit(struct cstd_record *record, uint64_t step, uint64_t now, uint64_t *ns)
+void cstd_record_commit(struct cstd_record *record, uint64_t step, uint64_t exposed_ns,
+                        uint64_t now, uint64_t *ns)
 {
     uint64_t took = 0;
 
     if (record != NULL && step > record->step) {
         took = record->began != 0 ? now - record->began : 0;
         if (took != 0) {
-            add(record, &(struct cstd_record_interval){.kind = CSTD_RECORD_STEP,
-                                                       .chunk = UINT32_MAX,
-                                                       .step = step,
-                                                       .asked = record->began,
-                                                       .began = record->began,
-                                                       .ended = now});
+            (void)add(record, &(struct cstd_record_interval){.kind = CSTD_RECORD_STEP,
+                                                             .chunk = UINT32_MAX,
+                                                             .rank = CSTD_RECORD_NO_RANK,
+                                                             .exposed_ns = exposed_ns,
+                                                             .step = step,
+                                                             .asked = record->began,
+                                                             .began = record->began,
+                                                             .ended = now});
         }
         record->step = step;
-        record->began = now;
+        record->began = record->committed = now;
     }
     if (ns != NULL) {
         *ns = took;
+    }
+}
+
+void cstd_record_closing(struct cstd_record *record, uint32_t rank, uint64_t asked)
+{
+    if (record != NULL && record->committed > asked) {
+        add_in_step(record, &(struct cstd_record_interval){.kind = CSTD_RECORD_COMMIT,
+                                                           .number = rank,
+                                                           .chunk = UINT32_MAX,
+                                                           .rank = CSTD_RECORD_NO_RANK,
+                                                           .asked = asked,
+                                                           .began = asked,
+                                                           .ended = record->committed});
     }
 }
 

@@ -25,15 +25,23 @@ enum cstd_record_kind {
     CSTD_RECORD_STEP = 11,
     CSTD_RECORD_STATES_UP = 12,
     CSTD_RECORD_STATES_DOWN = 13,
+    CSTD_RECORD_LEASE = 14,
+    CSTD_RECORD_COMMIT = 15,
 };
+
+#define CSTD_RECORD_NO_RANK 0xffffu
 
 struct cstd_record_interval {
     uint32_t kind;      /* enum cstd_record_kind */
-    uint32_t number;    /* Number of the engine; WAIT: the rank. */
+    uint32_t number;    /* Number of the engine; WAIT, LEASE, COMMIT: the rank. */
     uint32_t chunk;     /* UINT32_MAX: the interval is of no chunk. */
     uint32_t ahead : 1; /* WAIT: the worker did not wait for the block. */
-    uint32_t grad : 1;  /* WAIT: the block was for a gradient. */
-    uint64_t bytes;     /* Bytes of a copy or FILL. */
+    uint32_t grad : 1;  /* WAIT, LEASE: the block was for a gradient. */
+    uint32_t rank : 16; /* LOAD: the rank whose pool it is; otherwise CSTD_RECORD_NO_RANK. */
+    union {
+        uint64_t bytes;      /* Bytes of a copy or FILL, or of the block of a LEASE. */
+        uint64_t exposed_ns; /* STEP: exposed update time (offload/books/instant.h). */
+    };
     /* Steps committed when the interval ended; STEP: the step's own number, from 1. */
     uint64_t step;
     /* ns, monotonic: when the command was issued or the block was requested. */
@@ -51,9 +59,10 @@ uint64_t cstd_record_bytes(uint32_t n_chunks);
 
 void cstd_record_close(struct cstd_record *record);
 
-/* @command, which is of @kind, is issued at @now (ns). */
+/* @command, which is of @kind, is issued at @now (ns). @rank: whose pool a LOAD fills; for other
+ * kinds CSTD_RECORD_NO_RANK. */
 void cstd_record_issue(struct cstd_record *record, enum cstd_record_kind kind,
-                       const struct cst_command *command, uint64_t now);
+                       const struct cst_command *command, uint32_t rank, uint64_t now);
 
 /* Add an interval: engine @engine worked on @ticket from @began to @ended. A ticket that is not
  * known any more is ignored. */
@@ -68,11 +77,21 @@ void cstd_record_over(struct cstd_record *record, uint64_t ticket, uint64_t now)
 void cstd_record_wait(struct cstd_record *record, uint32_t rank, uint32_t chunk, bool grad,
                       bool ahead, uint64_t asked, uint64_t now);
 
-/* Begin: the ranks start a step at @now, when @step steps are committed. Commit: step number @step
- * is committed at @now; a step that is already recorded is ignored. *ns (may be NULL) is set to the
- * time that the step took; 0: already recorded, or not known. */
+/* Add an interval: @rank had a lease on the block of @chunk, of @bytes, which was granted at
+ * @granted and is given back at @now. */
+void cstd_record_lease(struct cstd_record *record, uint32_t rank, uint32_t chunk, bool grad,
+                       uint64_t bytes, uint64_t granted, uint64_t now);
+
+/* Begin: the ranks start a step at @now, when @step steps are committed. Commit: step number @step,
+ * whose exposed update time is @exposed_ns, is committed at @now; a step that is already recorded
+ * is ignored. *ns (may be NULL) is set to the time that the step took; 0: already recorded, or not
+ * known. */
 void cstd_record_begin(struct cstd_record *record, uint64_t step, uint64_t now);
-void cstd_record_commit(struct cstd_record *record, uint64_t step, uint64_t now, uint64_t *ns);
+void cstd_record_commit(struct cstd_record *record, uint64_t step, uint64_t exposed_ns,
+                        uint64_t now, uint64_t *ns);
+
+/* Add an interval: @rank asked for the last commit at @asked, and has waited for it since then. */
+void cstd_record_closing(struct cstd_record *record, uint32_t rank, uint64_t asked);
 
 /* Intervals are numbered from 0 in the order in which they were added. Those from *first to *end -
  * 1 are kept. */

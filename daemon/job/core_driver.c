@@ -66,18 +66,36 @@ static void answer_sync(struct cstd_daemon *daemon, struct cstd_pending *request
     cstd_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_SYNCED, &synced.base, NULL, 0);
 }
 
-/* Account for a committed step. Every rank's reply reports it; the first one counts. */
-static void on_commit(struct cstd_job *job, uint64_t step)
+/* Add the committed step to the history. */
+static void add_to_history(struct cstd_job *job, const struct cst_reply *reply, uint64_t now,
+                           uint64_t ns)
 {
+    cstd_history_add(&job->history,
+                     &(struct cstd_history_step){.step = reply->step,
+                                                 .ended_ns = now,
+                                                 .ns = ns,
+                                                 .exposed_ns = cst_core_exposed_ns(job->core),
+                                                 .tokens = job->tokens,
+                                                 .loss = reply->loss,
+                                                 .grad_norm = reply->grad_norm,
+                                                 .n_skipped = reply->skipped});
+    job->tokens = 0;
+}
+
+/* Account for a committed step. Every rank's reply reports it; the first one counts. */
+static void on_commit(struct cstd_job *job, const struct cst_reply *reply)
+{
+    const uint64_t now = uv_hrtime();
     struct cstd_drift *drift = &job->drift;
     enum cstd_drift_news news;
     uint64_t ns;
 
-    cstd_record_commit(job->record, step, uv_hrtime(), &ns);
+    cstd_record_commit(job->record, reply->step, cst_core_exposed_ns(job->core), now, &ns);
     /* The step was reported by another rank already, or its start is unknown. */
     if (ns == 0) {
         return;
     }
+    add_to_history(job, reply, now, ns);
     cstd_updates_step(job);
     news = cstd_drift_step(drift, (double)ns * 1e-9);
     if (news != CSTD_DRIFT_NONE) {
@@ -92,13 +110,24 @@ static void on_commit(struct cstd_job *job, uint64_t step)
     }
 }
 
+/* Add the time for which a rank waited for the commit to the record. */
+static void record_closing(const struct cstd_pending *request)
+{
+    const struct cstd_pending_item *item = &request->items[0];
+
+    if (item->asked_ns != 0) {
+        cstd_record_closing(request->job->record, item->rank, item->asked_ns);
+    }
+}
+
 static void answer_step(struct cstd_daemon *daemon, struct cstd_pending *request,
                         const struct cst_reply *reply)
 {
     Cistern__Stepped stepped = CISTERN__STEPPED__INIT;
 
     if (request->job != NULL) {
-        on_commit(request->job, reply->step);
+        on_commit(request->job, reply);
+        record_closing(request);
     }
     stepped.step = reply->step;
     stepped.skipped = reply->skipped;
@@ -176,12 +205,24 @@ static void answer_single(struct cstd_daemon *daemon, struct cstd_pending *reque
     }
 }
 
-/* Add a fetch that had to wait and has its result now to the record. */
+/* Add a fetch that had to wait and has its result now to the record. If the worker began to wait
+ * for a fetch ahead, its wait is added, too. */
 static void record_wait(const struct cstd_pending *request, const struct cstd_pending_item *item)
 {
-    if (item->asked_ns != 0 && request->job != NULL) {
-        cstd_record_wait(request->job->record, item->rank, item->chunk, item->grad, item->ahead,
-                         item->asked_ns, uv_hrtime());
+    struct cstd_job *job = request->job;
+    struct cstd_worker *worker;
+    uint64_t now;
+
+    if (item->asked_ns == 0 || job == NULL) {
+        return;
+    }
+    now = uv_hrtime();
+    worker = &job->workers[item->rank];
+    cstd_record_wait(job->record, item->rank, item->chunk, item->grad, item->ahead, item->asked_ns,
+                     now);
+    if (item->ahead && worker->wanted_ns > item->asked_ns && worker->wanted_chunk == item->chunk) {
+        cstd_record_wait(job->record, item->rank, item->chunk, item->grad, false, worker->wanted_ns,
+                         now);
     }
 }
 
@@ -236,18 +277,44 @@ static void count_drives(struct cstd_job *job, const struct cst_command *command
     job->drive_written_bytes += to != NULL && to->file ? command->bytes : 0;
 }
 
-/* Submit a command. If that fails the core would wait for the command forever; the job is removed,
- * because an error is better than a job that hangs. */
-static void submit(struct cstd_job *job, const struct cst_command *command)
+/* Return the rank whose pool has the segment @id; CSTD_RECORD_NO_RANK: none has. */
+static uint32_t rank_of(const struct cstd_memory *memory, uint32_t id)
+{
+    for (uint32_t r = 0; r < memory->world; r++) {
+        const uint32_t n = cstd_memory_n_slabs(memory, r);
+
+        for (uint32_t i = 0; i < n; i++) {
+            if (memory->pools[r].segments[i] == id) {
+                return r;
+            }
+        }
+    }
+    return CSTD_RECORD_NO_RANK;
+}
+
+/* Add @command, which is about to be submitted, to the record. */
+static void record_command(struct cstd_job *job, const struct cst_command *command)
 {
     const struct cstd_memory *memory = &job->memory;
     const struct cstd_record_ids ids = {.v = memory->ids,
                                         .n = memory->n_segments,
                                         .n_arenas = memory->n_arenas,
                                         .n_reservations = memory->n_reservations};
+    const enum cstd_record_kind kind = cstd_record_kind_of(command, &ids);
+
+    cstd_record_issue(record_of(job), kind, command,
+                      kind == CSTD_RECORD_LOAD ? rank_of(memory, command->dst[0].segment)
+                                               : CSTD_RECORD_NO_RANK,
+                      uv_hrtime());
+}
+
+/* Submit a command. If that fails the core would wait for the command forever; the job is removed,
+ * because an error is better than a job that hangs. */
+static void submit(struct cstd_job *job, const struct cst_command *command)
+{
     struct cst_err err = {0};
 
-    cstd_record_issue(record_of(job), cstd_record_kind_of(command, &ids), command, uv_hrtime());
+    record_command(job, command);
     count_drives(job, command);
     if (cstd_engines_submit(job->daemon->engines, command, &err) != CST_OK) {
         cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job), "removed: %s", err.text);
@@ -322,13 +389,14 @@ static void arm(struct cstd_job *job, uint64_t now)
     }
 }
 
-/* If @event is a fetch that has no result yet, note its start for the record. */
+/* If @event is a fetch or a Step that has no result yet, note its start for the record. */
 static void note_wait(struct cstd_daemon *daemon, const struct cst_event *event)
 {
     struct cstd_pending *request;
     uint32_t i;
 
-    if (event->kind != CST_EV_FETCH_WEIGHT && event->kind != CST_EV_FETCH_GRAD) {
+    if (event->kind != CST_EV_FETCH_WEIGHT && event->kind != CST_EV_FETCH_GRAD &&
+        event->kind != CST_EV_STEP) {
         return;
     }
     request = cstd_pending_find(daemon->requests, event->tag, &i);
@@ -338,6 +406,28 @@ static void note_wait(struct cstd_daemon *daemon, const struct cst_event *event)
         request->items[i].chunk = event->chunk;
         request->items[i].grad = event->kind == CST_EV_FETCH_GRAD;
         request->items[i].ahead = event->ahead;
+    }
+}
+
+/* Add the lease that @event is about to end to the record, and note that the worker waits for a
+ * fetch ahead. */
+static void note_lease(struct cstd_job *job, const struct cst_event *event)
+{
+    const bool grad = event->kind == CST_EV_HAND_IN;
+    uint64_t granted = 0;
+
+    if (event->kind == CST_EV_WANT && event->rank < job->world) {
+        job->workers[event->rank].wanted_ns = event->now;
+        job->workers[event->rank].wanted_chunk = event->chunk;
+    } else if (event->kind == CST_EV_RELEASE || grad) {
+        granted =
+            cst_core_granted_at(job->core, event->rank, event->chunk, grad, event->generation);
+    }
+    if (granted != 0) {
+        cstd_record_lease(
+            job->record, event->rank, event->chunk, grad,
+            2 * job->layout.classes[job->layout.chunks[event->chunk].size_class].capacity, granted,
+            event->now);
     }
 }
 
@@ -366,6 +456,7 @@ void cstd_job_feed(struct cstd_job *job, struct cst_event *event)
         lengthen_trace(job, event->rank);
     }
     event->now = uv_hrtime();
+    note_lease(job, event);
     cst_core_step(job->core, event, &daemon->actions);
     cstd_ledger_note(job);
     carry_out(job, &daemon->actions);

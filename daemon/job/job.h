@@ -27,6 +27,7 @@
 #include "daemon/job/planner.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/engine/rates.h"
+#include "daemon/base/history.h"
 #include "daemon/base/record.h"
 #include "offload/core/core.h"
 #include "proto/job_name.h"
@@ -122,6 +123,9 @@ struct cstd_worker {
     uint32_t n_groups;
     /* Edges, tensors and operators that the present worker has declared. */
     uint32_t n_edges, n_tensors, n_operators;
+    /* The last request to hurry a fetch ahead: its time in ns, and its chunk. */
+    uint64_t wanted_ns;
+    uint32_t wanted_chunk;
     uint32_t n_trace; /* Entries that the record of the rank's requests may have (core.h). */
     bool unheard;     /* The worker still has to be told job->disagreement. */
     /* The rank's pool is being made again, possibly on another device. */
@@ -212,6 +216,8 @@ struct cstd_job {
     bool resumes;                /* The job was done, and its pools are being made again. */
     /* Record of recent work for traces; NULL before the first command. */
     struct cstd_record *record;
+    struct cstd_history history; /* The steps since the core was opened. */
+    uint64_t tokens;             /* Tokens of the step under way; 0: no rank has told them yet. */
     struct cst_pending_list requests; /* Requests that wait for this job. */
     /* Tag of the JobRemove request that is answered when all memory is given back; 0: none. */
     uint64_t remover;

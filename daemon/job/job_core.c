@@ -128,6 +128,7 @@ void cstd_job_core_close(struct cstd_job *job)
     cstd_updates_close(job);
     cstd_record_close(job->record);
     job->record = NULL;
+    cstd_history_close(&job->history);
     cstd_describe_forget(job);
     /* Completions of the job's commands are ignored from now on. */
     cstd_engines_forget(job->daemon->engines, CSTD_JOB_TICKET_SHIFT, job->serial);

@@ -85,7 +85,7 @@ static uint64_t table_bytes(const struct cstd_job *job)
     return sizeof *job + job->world * sizeof *job->workers +
            cst_layout_heap_bytes(&job->layout, &job->model, job->world) +
            cst_core_heap_bytes(&job->layout, &job->model, job->world, n_blocks) +
-           cstd_record_bytes(job->layout.n_chunks);
+           cstd_record_bytes(job->layout.n_chunks) + cstd_history_bytes();
 }
 
 /* Each rank writes, and one connection saves. */

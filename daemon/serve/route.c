@@ -122,6 +122,8 @@ static const struct row rows[] = {
     [CISTERN__MSG_TYPE__MSG_QUOTA] = {cstd_serve_quota, &cistern__quota_get__descriptor, NOTHING},
     [CISTERN__MSG_TYPE__MSG_TENSORS] = {cstd_serve_tensors, &cistern__tensors_get__descriptor,
                                         NOTHING},
+    [CISTERN__MSG_TYPE__MSG_HISTORY] = {cstd_serve_history, &cistern__history_get__descriptor,
+                                        NOTHING},
     [CISTERN__MSG_TYPE__MSG_TRACE] = {cstd_serve_trace, &cistern__trace_get__descriptor, NOTHING},
 };
 

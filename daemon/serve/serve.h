@@ -55,6 +55,7 @@ void cstd_serve_explain(struct cstd_session *session, uint64_t id, void *body);
 /* serve_tensors.c, serve_trace.c, stats.c, serve_quota.c. */
 void cstd_serve_tensors(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_trace(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_history(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_stat(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_quota(struct cstd_session *session, uint64_t id, void *body);
 

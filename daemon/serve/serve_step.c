@@ -216,6 +216,7 @@ void cstd_serve_step(struct cstd_session *session, uint64_t id, void *body)
                               .discarded = step->discarded.data,
                               .n_discarded = step->discarded.len};
 
+    session->job->tokens = step->tokens > 0 ? step->tokens : session->job->tokens;
     feed_hyper(session, id, CISTERN__MSG_TYPE__MSG_STEP, step->hyper, &event);
 }
 

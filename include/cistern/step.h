@@ -182,6 +182,7 @@ struct cst_hyper_params {
     /* Loss of this rank, for reports. Any value, NaN too; ranks may differ. 0: it has none, such as
      * a stage of a pipeline that is not the last one. */
     double loss;
+    uint64_t tokens; /* Tokens of the step, of all ranks together, for reports. 0: not known. */
 };
 
 /* Factors of a parameter group: the update of its tensors multiplies `lr` and `weight_decay` of

@@ -369,6 +369,26 @@ void cst_core_rank_stats(const struct cst_core *core, uint32_t rank, struct cst_
     }
 }
 
+uint64_t cst_core_granted_at(const struct cst_core *core, uint32_t rank, uint32_t chunk, bool grad,
+                             uint64_t generation)
+{
+    const struct cst_pool *pool;
+    uint32_t b;
+
+    if (rank >= core->world || chunk >= core->n_chunks || generation == 0) {
+        return 0;
+    }
+    pool = &core->ranks[rank].pool;
+    b = grad ? pool->grad_of[chunk] : pool->weight_of[chunk];
+    return b != CST_NONE && pool->blocks[b].generation == generation ? pool->blocks[b].granted.at
+                                                                     : 0;
+}
+
+uint64_t cst_core_exposed_ns(const struct cst_core *core)
+{
+    return core->clock.last_exposed_ns;
+}
+
 uint64_t cst_core_attempt_over(const struct cst_core *core)
 {
     return core->attempt.number - (core->attempt.phase == CST_PHASE_RUNNING);

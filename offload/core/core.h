@@ -275,6 +275,14 @@ uint64_t cst_core_attempt_over(const struct cst_core *core);
 bool cst_core_uses_reservation(const struct cst_core *core,
                                const struct cst_core_device_reservation *what);
 
+/* Time at which the lease @generation of @rank on the weights or the gradient of @chunk was
+ * granted, the last time if it was granted several times, in ns; 0: there is no such lease. */
+uint64_t cst_core_granted_at(const struct cst_core *core, uint32_t rank, uint32_t chunk, bool grad,
+                             uint64_t generation);
+
+/* Exposed update time of the last committed step, in ns: last_exposed_ns of cst_core_stats. */
+uint64_t cst_core_exposed_ns(const struct cst_core *core);
+
 /* Statistics of a rank, and of the job. */
 void cst_core_rank_stats(const struct cst_core *core, uint32_t rank, struct cst_rank_stats *out);
 void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out);

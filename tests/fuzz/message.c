@@ -48,6 +48,8 @@ static const ProtobufCMessageDescriptor *const types[] = {
     &cistern__restore__descriptor,      &cistern__job_description__descriptor,
     &cistern__drain__descriptor,        &cistern__saved__descriptor,
     &cistern__tensors_get__descriptor,  &cistern__tensors_part__descriptor,
+    &cistern__history_get__descriptor,  &cistern__history_entry__descriptor,
+    &cistern__history_part__descriptor, &cistern__job_plan__descriptor,
 };
 enum { N_TYPES = sizeof types / sizeof types[0] };
 

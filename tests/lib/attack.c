@@ -324,10 +324,10 @@ static void names(struct attacker *a)
 {
     static const char *const bad[] = {"a\0b", "\033[2J", "a\nb", "\xff\xfe\xc0", "%s%n", "\r\t\v"};
     static const size_t n_bytes[] = {3, 4, 3, 3, 4, 3};
-    static const uint16_t types[] = {CISTERN__MSG_TYPE__MSG_JOB_OPEN,
-                                     CISTERN__MSG_TYPE__MSG_JOB_INFO,
-                                     CISTERN__MSG_TYPE__MSG_JOB_REMOVE,
-                                     CISTERN__MSG_TYPE__MSG_EXPLAIN, CISTERN__MSG_TYPE__MSG_TRACE};
+    static const uint16_t types[] = {
+        CISTERN__MSG_TYPE__MSG_JOB_OPEN,   CISTERN__MSG_TYPE__MSG_JOB_INFO,
+        CISTERN__MSG_TYPE__MSG_JOB_REMOVE, CISTERN__MSG_TYPE__MSG_EXPLAIN,
+        CISTERN__MSG_TYPE__MSG_TRACE,      CISTERN__MSG_TYPE__MSG_HISTORY};
     int sock = dial(a);
 
     for (unsigned i = 0; greet(a, sock) && i < sizeof bad / sizeof *bad; i++) {

@@ -8,7 +8,7 @@ static void issue(struct cstd_record *record, uint64_t ticket, uint64_t now)
 {
     const struct cst_command command = {.ticket = ticket, .chunk = 7, .bytes = 100};
 
-    cstd_record_issue(record, CSTD_RECORD_LOAD, &command, now);
+    cstd_record_issue(record, CSTD_RECORD_LOAD, &command, 3, now);
 }
 
 static uint64_t count(const struct cstd_record *record)
@@ -34,6 +34,7 @@ START_TEST(test_command)
     ck_assert_uint_eq(i->kind, CSTD_RECORD_LOAD);
     ck_assert_uint_eq(i->number, 2);
     ck_assert_uint_eq(i->chunk, 7);
+    ck_assert_uint_eq(i->rank, 3);
     ck_assert_uint_eq(i->bytes, 100);
     ck_assert_uint_eq(i->asked, 10);
     ck_assert_uint_eq(i->began, 30);
@@ -92,19 +93,54 @@ START_TEST(test_steps)
     struct cstd_record *record = cstd_record_open();
     uint64_t ns;
 
-    cstd_record_commit(record, 1, 50, &ns); /* no sync was seen, so the duration is not known */
+    cstd_record_commit(record, 1, 7, 50, &ns); /* no sync was seen, so the duration is not known */
     ck_assert_uint_eq(ns, 0);
     cstd_record_begin(record, 1, 100);
-    cstd_record_commit(record, 2, 130, &ns);
+    cstd_record_commit(record, 2, 7, 130, &ns);
     ck_assert_uint_eq(ns, 30);
-    cstd_record_commit(record, 2, 131, &ns);
+    cstd_record_commit(record, 2, 7, 131, &ns);
     ck_assert_uint_eq(ns, 0);
-    cstd_record_commit(record, 3, 180, &ns);
+    cstd_record_commit(record, 3, 7, 180, &ns);
     ck_assert_uint_eq(ns, 50);
     ck_assert_uint_eq(count(record), 2);
     ck_assert_uint_eq(cstd_record_get(record, 1)->kind, CSTD_RECORD_STEP);
     ck_assert_uint_eq(cstd_record_get(record, 1)->step, 3);
     ck_assert_uint_eq(cstd_record_get(record, 1)->began, 130);
+    cstd_record_close(record);
+}
+END_TEST
+
+/* Work has the number of the step that was under way when it ended, although an engine can report
+ * it after the commit. The exposed time is that of the step. */
+START_TEST(test_step_of_work)
+{
+    struct cstd_record *record = cstd_record_open();
+    uint64_t ns;
+
+    cstd_record_begin(record, 4, 100);
+    issue(record, 5, 110);
+    issue(record, 6, 110);
+    issue(record, 7, 110);
+    cstd_record_done(record, 5, 0, 115, 120);
+    cstd_record_commit(record, 5, 33, 130, &ns);
+    cstd_record_done(record, 6, 0, 121, 129);
+    cstd_record_done(record, 7, 0, 125, 131);
+    cstd_record_closing(record, 2, 116);
+    cstd_record_closing(record, 3, 130); /* This rank did not wait. */
+    cstd_record_lease(record, 1, 9, true, 64, 128, 140);
+    ck_assert_uint_eq(count(record), 6);
+    ck_assert_uint_eq(cstd_record_get(record, 0)->step, 4);
+    ck_assert_uint_eq(cstd_record_get(record, 1)->kind, CSTD_RECORD_STEP);
+    ck_assert_uint_eq(cstd_record_get(record, 1)->exposed_ns, 33);
+    ck_assert_uint_eq(cstd_record_get(record, 2)->step, 4);
+    ck_assert_uint_eq(cstd_record_get(record, 3)->step, 5);
+    ck_assert_uint_eq(cstd_record_get(record, 4)->kind, CSTD_RECORD_COMMIT);
+    ck_assert_uint_eq(cstd_record_get(record, 4)->number, 2);
+    ck_assert_uint_eq(cstd_record_get(record, 4)->step, 4);
+    ck_assert_uint_eq(cstd_record_get(record, 4)->ended, 130);
+    ck_assert_uint_eq(cstd_record_get(record, 5)->kind, CSTD_RECORD_LEASE);
+    ck_assert_uint_eq(cstd_record_get(record, 5)->step, 5);
+    ck_assert_uint_eq(cstd_record_get(record, 5)->began, 128);
     cstd_record_close(record);
 }
 END_TEST
@@ -177,8 +213,10 @@ START_TEST(test_none)
     cstd_record_done(NULL, 1, 0, 1, 2);
     cstd_record_over(NULL, 1, 2);
     cstd_record_wait(NULL, 0, 0, false, false, 1, 2);
+    cstd_record_lease(NULL, 0, 0, false, 64, 1, 2);
+    cstd_record_closing(NULL, 0, 1);
     cstd_record_begin(NULL, 1, 1);
-    cstd_record_commit(NULL, 2, 2, &ns);
+    cstd_record_commit(NULL, 2, 7, 2, &ns);
     ck_assert_uint_eq(ns, 0);
     cstd_record_range(NULL, &first, &end);
     ck_assert_uint_eq(end, 0);
@@ -195,6 +233,7 @@ int main(void)
     tcase_add_test(tcase, test_untimed);
     tcase_add_test(tcase, test_many);
     tcase_add_test(tcase, test_steps);
+    tcase_add_test(tcase, test_step_of_work);
     tcase_add_test(tcase, test_ring);
     tcase_add_test(tcase, test_kinds);
     tcase_add_test(tcase, test_none);

@@ -17,6 +17,7 @@ class HyperParams(NamedTuple):
     clip_norm: float = 0.0  #: Largest L2 norm of all gradients together. 0: no clipping.
     grad_scale: float = 0.0  #: Factor on the gradients after their sum over the ranks. 0: 1.
     loss: float = 0.0  #: Loss of this rank, for reports, NaN too; 0: unknown. Ranks may differ.
+    tokens: int = 0  #: Tokens of the step, of all ranks together, for reports. 0: not known.
 
 
 class StepResult(NamedTuple):
