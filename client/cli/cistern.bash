@@ -93,7 +93,7 @@ _cistern() {
         mapfile -t COMPREPLY < <(compgen -W "check $(_cistern_schedules)" -- "$cur")
     elif [[ $n_args -eq 1 && $command == schedule ]]; then
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
-    elif [[ $n_args -eq 0 && $command =~ ^(job|tensors|explain|rm|trace|save)$ ]]; then
+    elif [[ $n_args -eq 0 && $command =~ ^(job|tensors|explain|rm|trace|report|save)$ ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$(_cistern_jobs "${common[@]}")" -- "$cur")
     elif [[ $n_args -eq 1 && $command == explain ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$(_cistern_tensors "$first" "${common[@]}")" -- "$cur")

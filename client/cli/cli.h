@@ -146,6 +146,7 @@ int cli_quota(struct cli *cli);
 int cli_ping(struct cli *cli);
 int cli_metrics(struct cli *cli);
 int cli_trace(struct cli *cli);
+int cli_report(struct cli *cli);
 int cli_save(struct cli *cli);
 int cli_adopt(struct cli *cli);
 int cli_load(struct cli *cli);

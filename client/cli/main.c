@@ -45,6 +45,8 @@ static const struct command commands[] = {
      CLI_USES_JSON | CLI_USES_UID, DAEMON, cli_explain},
     {"trace", "JOB", "write what a job did recently, for Perfetto", 1, 0,
      CLI_USES_UID | CLI_USES_OUTPUT, DAEMON, cli_trace},
+    {"report", "JOB", "write a page about a job's run: loss, speed, time, memory", 1, 0,
+     CLI_USES_UID | CLI_USES_OUTPUT, DAEMON, cli_report},
     {"save", "JOB DIR", "write a job's states to a checkpoint in DIR", 2, 0,
      CLI_USES_JSON | CLI_USES_SAVE, DAEMON, cli_save},
     {"load", "DIR [JOB]", "make a job from a checkpoint, which workers then join", 1, 1,

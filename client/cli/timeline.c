@@ -15,8 +15,16 @@ struct cli_timeline_lane {
     char process[CLI_TIMELINE_NAME_BYTES];
     char name[CLI_TIMELINE_NAME_BYTES];
     uint32_t pid;              /* Number of the process, from 1. */
+    bool counts;               /* It is a counter, not a lane. */
     uint32_t n_beside;         /* Number of lanes that are drawn for it. */
     uint64_t free[MAX_BESIDE]; /* Per drawn lane: end of its last interval, in ns. */
+};
+
+/* A change of a counter. */
+struct cli_change {
+    uint32_t lane;  /* Number of the counter among the lanes. */
+    uint64_t at;    /* In ns. */
+    int64_t change; /* What is added. */
 };
 
 void cli_timeline_init(struct cli_timeline *timeline)
@@ -28,6 +36,7 @@ void cli_timeline_close(struct cli_timeline *timeline)
 {
     free(timeline->lanes);
     free(timeline->spans);
+    free(timeline->changes);
 }
 
 static uint32_t add_lane(struct cli_timeline *timeline, const char *process, const char *name)
@@ -60,15 +69,48 @@ static uint32_t add_lane(struct cli_timeline *timeline, const char *process, con
     return n;
 }
 
-uint32_t cli_timeline_lane(struct cli_timeline *timeline, const char *process, const char *name)
+static uint32_t find_lane(struct cli_timeline *timeline, const char *process, const char *name,
+                          bool counts)
 {
-    for (uint32_t i = 0; i < timeline->n_lanes; i++) {
-        if (strcmp(timeline->lanes[i].process, process) == 0 &&
-            strcmp(timeline->lanes[i].name, name) == 0) {
-            return i;
+    uint32_t i = 0;
+
+    while (i < timeline->n_lanes && (timeline->lanes[i].counts != counts ||
+                                     strcmp(timeline->lanes[i].process, process) != 0 ||
+                                     strcmp(timeline->lanes[i].name, name) != 0)) {
+        i++;
+    }
+    if (i == timeline->n_lanes) {
+        i = add_lane(timeline, process, name);
+        if (timeline->status == CST_OK) {
+            timeline->lanes[i].counts = counts;
         }
     }
-    return add_lane(timeline, process, name);
+    return i;
+}
+
+uint32_t cli_timeline_lane(struct cli_timeline *timeline, const char *process, const char *name)
+{
+    return find_lane(timeline, process, name, false);
+}
+
+void cli_timeline_count(struct cli_timeline *timeline, const char *process, const char *name,
+                        uint64_t at, int64_t change)
+{
+    const uint32_t lane = find_lane(timeline, process, name, true);
+
+    if (timeline->n_changes == timeline->changes_capacity) {
+        size_t capacity = timeline->n_changes == 0 ? 1024 : 2 * timeline->n_changes;
+        struct cli_change *moved = realloc(timeline->changes, capacity * sizeof *moved);
+
+        if (moved == NULL) {
+            timeline->status = CST_ENOMEM;
+            return;
+        }
+        timeline->changes = moved;
+        timeline->changes_capacity = capacity;
+    }
+    timeline->changes[timeline->n_changes++] =
+        (struct cli_change){.lane = lane, .at = at, .change = change};
 }
 
 void cli_timeline_add(struct cli_timeline *timeline, const struct cli_span *span)
@@ -184,6 +226,60 @@ static void write_span(struct out *out, struct cli_timeline *timeline, const str
     (void)fputs("}}", to);
 }
 
+/* By counter, then by time. */
+static int compare_changes(const void *a, const void *b)
+{
+    const struct cli_change *x = a, *y = b;
+
+    if (x->lane != y->lane) {
+        return x->lane < y->lane ? -1 : 1;
+    }
+    return x->at < y->at ? -1 : x->at > y->at;
+}
+
+static void write_counter(struct out *out, const struct cli_timeline_lane *lane, uint64_t at,
+                          int64_t value)
+{
+    FILE *to = next_event(out);
+
+    (void)fputs("{\"ph\":\"C\",\"name\":", to);
+    write_text(to, lane->name);
+    (void)fprintf(to, ",\"pid\":%u,", lane->pid);
+    write_us(to, "ts", at);
+    (void)fprintf(to, ",\"args\":{\"value\":%" PRId64 "}}", value);
+}
+
+/* Write the value of each counter after all its changes at one time. */
+static void write_counters(struct out *out, struct cli_timeline *timeline, uint64_t zero)
+{
+    const struct cli_change *changes = timeline->changes;
+    int64_t value = 0;
+
+    if (timeline->n_changes > 0) {
+        qsort(timeline->changes, timeline->n_changes, sizeof *changes, compare_changes);
+    }
+    for (size_t i = 0; i < timeline->n_changes; i++) {
+        const bool last = i + 1 == timeline->n_changes;
+
+        value += changes[i].change;
+        if (last || compare_changes(&changes[i], &changes[i + 1]) != 0) {
+            write_counter(out, &timeline->lanes[changes[i].lane], changes[i].at - zero, value);
+        }
+        value = last || changes[i].lane == changes[i + 1].lane ? value : 0;
+    }
+}
+
+/* The earliest time of an interval, which are sorted, or of a change. */
+static uint64_t earliest(const struct cli_timeline *timeline)
+{
+    uint64_t first = timeline->n_spans > 0 ? timeline->spans[0].begin : UINT64_MAX;
+
+    for (size_t i = 0; i < timeline->n_changes; i++) {
+        first = timeline->changes[i].at < first ? timeline->changes[i].at : first;
+    }
+    return first;
+}
+
 static void write_metadata(struct out *out, const char *what, uint32_t pid, uint32_t tid,
                            const char *key, const char *text, uint32_t number)
 {
@@ -232,7 +328,7 @@ int cli_timeline_write(struct cli_timeline *timeline, FILE *to, struct cst_err *
     if (timeline->n_spans > 0) {
         qsort(timeline->spans, timeline->n_spans, sizeof *timeline->spans, compare);
     }
-    zero = timeline->n_spans > 0 ? timeline->spans[0].begin : 0;
+    zero = earliest(timeline);
     for (uint32_t i = 0; i < timeline->n_lanes; i++) {
         timeline->lanes[i].n_beside = 0;
         memset(timeline->lanes[i].free, 0, sizeof timeline->lanes[i].free);
@@ -241,6 +337,7 @@ int cli_timeline_write(struct cli_timeline *timeline, FILE *to, struct cst_err *
     for (size_t i = 0; i < timeline->n_spans; i++) {
         write_span(&out, timeline, &timeline->spans[i], zero);
     }
+    write_counters(&out, timeline, zero);
     write_names(&out, timeline);
     (void)fputs("\n]}\n", to);
     if (fflush(to) != 0 || ferror(to) != 0) {

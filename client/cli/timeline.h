@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writes intervals as a trace file for Perfetto and chrome://tracing (Trace Event Format: JSON,
- * complete events). Used for plans and for real runs. A lane whose intervals overlap is drawn as
- * several lanes. */
+/* Writes intervals and counters as a trace file for Perfetto and chrome://tracing (Trace Event
+ * Format: JSON, complete events and counter events). Used for plans and for real runs. A lane whose
+ * intervals overlap is drawn as several lanes. */
 #ifndef CLI_TIMELINE_H
 #define CLI_TIMELINE_H
 
@@ -38,7 +38,9 @@ struct cli_timeline {
     uint32_t n_lanes, lanes_capacity;
     struct cli_span *spans; /* Owned. */
     size_t n_spans, spans_capacity;
-    int status; /* CST_ENOMEM: lanes or intervals are missing. */
+    struct cli_change *changes; /* Of counters. Owned. */
+    size_t n_changes, changes_capacity;
+    int status; /* CST_ENOMEM: lanes, intervals or changes are missing. */
 };
 
 void cli_timeline_init(struct cli_timeline *timeline);
@@ -51,11 +53,16 @@ uint32_t cli_timeline_lane(struct cli_timeline *timeline, const char *process, c
 /* Add an interval, which is copied. A lack of memory is reported by cli_timeline_write. */
 void cli_timeline_add(struct cli_timeline *timeline, const struct cli_span *span);
 
-/* Write all intervals to @to; times are relative to the first begin. Sorts the intervals.
+/* Add @change to the counter @name of @process at @at, in ns. A counter begins with 0. Processes
+ * are those of the lanes. A lack of memory is reported by cli_timeline_write. */
+void cli_timeline_count(struct cli_timeline *timeline, const char *process, const char *name,
+                        uint64_t at, int64_t change);
+
+/* Write everything to @to; times are relative to the earliest. Sorts intervals and changes.
  * CST_ENOMEM: something is missing; CST_EIO. */
 int cli_timeline_write(struct cli_timeline *timeline, FILE *to, struct cst_err *err);
 
-/* Write all intervals to the file @path, which is replaced when everything is written. "-" and
+/* Write everything to the file @path, which is replaced when everything is written. "-" and
  * NULL: standard output. Statuses of cli_timeline_write, and of opening the file. */
 int cli_timeline_save(struct cli_timeline *timeline, const char *path, struct cst_err *err);
 

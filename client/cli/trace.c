@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The command `cistern trace`: writes the recent intervals of a job to a file for Perfetto. */
 #include "client/cli/cli.h"
+#include "client/cli/intervals.h"
 #include "client/cli/timeline.h"
 
 #include <stdio.h>
@@ -24,6 +25,8 @@ static const struct {
     {"step", "step"},
     {"states up", CLI_LANE_UP},
     {"states down", CLI_LANE_DOWN},
+    {"compute", "compute"},
+    {"commit", "wait"},
 };
 
 #define N_KINDS (sizeof kinds / sizeof *kinds)
@@ -115,21 +118,36 @@ static void make_lanes(struct cli_timeline *timeline, const char *engine, bool d
     }
 }
 
-/* Return the lane of an interval. A step belongs to the job, a wait to a rank, everything else to
- * an engine. */
+/* Return whether the interval is of a rank, not of an engine. */
+static bool is_of_rank(const Cistern__TraceInterval *interval)
+{
+    return interval->kind == CISTERN__TRACE_INTERVAL__KIND__WAIT ||
+           interval->kind == CISTERN__TRACE_INTERVAL__KIND__LEASE ||
+           interval->kind == CISTERN__TRACE_INTERVAL__KIND__COMMIT;
+}
+
+static const char *rank_name(const Cistern__TraceInterval *interval,
+                             char out[CLI_TIMELINE_NAME_BYTES])
+{
+    (void)snprintf(out, CLI_TIMELINE_NAME_BYTES, "rank %u", interval->number);
+    return out;
+}
+
+/* Return the lane of an interval. A step belongs to the job @job, waits and computation to a rank,
+ * everything else to an engine. */
 static uint32_t lane_of(struct cli_timeline *timeline, const struct engines *engines,
-                        const Cistern__TraceInterval *interval)
+                        const char *job, const Cistern__TraceInterval *interval)
 {
     const char *lane = kinds[kind_of(interval)].lane, *engine = "engine";
     bool drive = false;
     char rank[CLI_TIMELINE_NAME_BYTES];
 
-    if (interval->kind == CISTERN__TRACE_INTERVAL__KIND__WAIT) {
-        (void)snprintf(rank, sizeof rank, "rank %u", interval->number);
-        return cli_timeline_lane(timeline, rank, interval->ahead ? "fetch ahead" : lane);
+    if (is_of_rank(interval)) {
+        return cli_timeline_lane(timeline, rank_name(interval, rank),
+                                 interval->ahead ? "fetch ahead" : lane);
     }
     if (interval->kind == CISTERN__TRACE_INTERVAL__KIND__STEP) {
-        return cli_timeline_lane(timeline, "job", lane);
+        return cli_timeline_lane(timeline, job, lane);
     }
     if (interval->number < engines->n) {
         engine = engines->names[interval->number];
@@ -140,11 +158,11 @@ static uint32_t lane_of(struct cli_timeline *timeline, const struct engines *eng
     return cli_timeline_lane(timeline, engine, lane);
 }
 
-static void add(struct cli_timeline *timeline, const struct engines *engines,
+static void add(struct cli_timeline *timeline, const struct engines *engines, const char *job,
                 const Cistern__TraceInterval *interval)
 {
     struct cli_span span = {
-        .lane = lane_of(timeline, engines, interval),
+        .lane = lane_of(timeline, engines, job, interval),
         .kind = name_of(engines, interval),
         .begin = interval->began_ns,
         .end = interval->began_ns + interval->ns,
@@ -167,50 +185,64 @@ static void add(struct cli_timeline *timeline, const struct engines *engines,
     cli_timeline_add(timeline, &span);
 }
 
-/* Get the intervals that exist now, page by page. Intervals that are added during this are left
- * out. */
-static bool get_intervals(struct cli *cli, struct cli_timeline *timeline,
-                          const struct engines *engines)
+/* Count the commands of an engine that wait for it, and those that it works on. */
+static void count_commands(struct cli_timeline *timeline, const char *engine,
+                           const Cistern__TraceInterval *interval)
 {
-    Cistern__TraceGet msg = CISTERN__TRACE_GET__INIT;
-    uint64_t end = UINT64_MAX;
+    const uint64_t began = interval->began_ns, ended = began + interval->ns;
 
-    msg.name = cli->args[0];
-    msg.has_uid = cli->uid != CLI_NO_UID;
-    msg.uid = cli->uid;
-    while (msg.first < end) {
-        const Cistern__TracePart *part;
-        struct cstc_call call = {0};
-
-        if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_TRACE, &msg.base,
-                     CISTERN__MSG_TYPE__MSG_TRACE_PART, &cistern__trace_part__descriptor)) {
-            return false;
-        }
-        part = (const Cistern__TracePart *)call.reply;
-        end = end == UINT64_MAX ? part->end : end;
-        for (size_t i = 0; i < part->n_intervals; i++) {
-            add(timeline, engines, part->intervals[i]);
-        }
-        /* part->first can be later than requested, because old intervals are overwritten. */
-        msg.first = part->n_intervals > 0 ? part->first + part->n_intervals : end;
-        cstc_call_reset(&call);
+    if (interval->has_queued_ns) {
+        cli_timeline_count(timeline, engine, "commands that wait", began - interval->queued_ns, 1);
+        cli_timeline_count(timeline, engine, "commands that wait", began, -1);
     }
-    return true;
+    cli_timeline_count(timeline, engine, "commands at work", began, 1);
+    cli_timeline_count(timeline, engine, "commands at work", ended, -1);
+}
+
+/* Count the bytes of the blocks that a rank uses. */
+static void count_lease(struct cli_timeline *timeline, const char *rank,
+                        const Cistern__TraceInterval *interval)
+{
+    const int64_t bytes = (int64_t)interval->bytes;
+
+    cli_timeline_count(timeline, rank, "bytes in use", interval->began_ns, bytes);
+    cli_timeline_count(timeline, rank, "bytes in use", interval->began_ns + interval->ns, -bytes);
+}
+
+static void count(struct cli_timeline *timeline, const struct engines *engines,
+                  const Cistern__TraceInterval *interval)
+{
+    char rank[CLI_TIMELINE_NAME_BYTES];
+
+    if (interval->kind == CISTERN__TRACE_INTERVAL__KIND__LEASE) {
+        count_lease(timeline, rank_name(interval, rank), interval);
+    } else if (!is_of_rank(interval) && interval->kind != CISTERN__TRACE_INTERVAL__KIND__STEP &&
+               interval->number < engines->n) {
+        count_commands(timeline, engines->names[interval->number], interval);
+    }
 }
 
 int cli_trace(struct cli *cli)
 {
+    struct cli_intervals intervals = {.v = NULL};
     struct cli_timeline timeline;
     struct engines engines;
     struct cst_err err = {0};
+    char job[CLI_TIMELINE_NAME_BYTES];
     int rc = CLI_EXIT_FAILURE;
 
     cli_timeline_init(&timeline);
-    (void)cli_timeline_lane(&timeline, "job", "step"); /* Is drawn first. */
-    if (get_engines(cli, &engines) && get_intervals(cli, &timeline, &engines)) {
+    (void)snprintf(job, sizeof job, "%s", cli->args[0]);
+    (void)cli_timeline_lane(&timeline, job, "step"); /* Is drawn first. */
+    if (get_engines(cli, &engines) && cli_intervals_get(cli, &intervals)) {
+        for (size_t i = 0; i < intervals.n; i++) {
+            add(&timeline, &engines, job, &intervals.v[i]);
+            count(&timeline, &engines, &intervals.v[i]);
+        }
         rc = cli_timeline_save(&timeline, cli->output, &err) == CST_OK ? CLI_EXIT_OK
                                                                        : cli_fail(&err);
     }
+    cli_intervals_close(&intervals);
     cli_timeline_close(&timeline);
     return rc;
 }

@@ -344,7 +344,12 @@ static void fill_job(const struct cstd_job *job, Cistern__JobInfo *out)
     fill_drift(&job->drift, out);
     out->has_durable = out->durable = job->spec.states.durable;
     out->has_recorded_step = cstd_state_files_recorded(job, &out->recorded_step);
-    out->plan = job->plan.valid ? (char *)(uintptr_t)job->plan.words : NULL;
+    if (job->plan.valid) {
+        out->plan = (char *)(uintptr_t)job->plan.words;
+        out->has_plan_prefetch = job->plan.choice.prefetch_depth != CST_CORE_NO_PREFETCH;
+        out->plan_prefetch = job->plan.choice.prefetch_depth;
+        out->plan_bottleneck = (char *)(uintptr_t)job->plan.choice.binds;
+    }
     out->step = job->state == CSTD_JOB_REVIVING ? job->ledger.step : 0;
     if (job->core != NULL && job->state != CSTD_JOB_REVIVING) {
         fill_core(job, out);

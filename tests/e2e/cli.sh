@@ -29,7 +29,7 @@ holds() {
 }
 
 # Without a daemon the error is one line that names the socket.
-for command in stat jobs "job x" "explain x y" "rm x" "trace x" ping; do
+for command in stat jobs "job x" "explain x y" "rm x" "trace x" "report x" ping; do
     # shellcheck disable=SC2086 # words
     expect 1 $command
     complains "^cistern: .*$CISTERN_SOCKET"
@@ -42,7 +42,7 @@ says '^cistern [0-9]'
 
 # A wrong command line is refused.
 for line in "" "frobnicate" "stat x" "job" "job a b" "explain a" "stat --uid 0" "rm x --watch" "ping --count 0" "ping -c x" \
-    "stat --watch=-1" "stat --frob" "stat -o x" "trace" "probe x" "stat --disk x" "rm x --uid -1" "rm x --uid 4294967296"; do
+    "stat --watch=-1" "stat --frob" "stat -o x" "trace" "report" "report x --json" "probe x" "stat --disk x" "rm x --uid -1" "rm x --uid 4294967296"; do
     # shellcheck disable=SC2086 # words
     expect 2 $line
     complains "Try 'cistern --help'"
@@ -151,7 +151,8 @@ expect 1 job nothing
 complains 'nothing'
 # Every event has the members that the Trace Event Format requires, and the last step has what it did.
 trace_is_valid='(.traceEvents | length > 0) and (.traceEvents | all((.ph == "X" and (.ts >= 0) and (.dur >= 0) and (.name | length > 0)
-    and (.pid > 0) and (.tid > 0)) or (.ph == "M" and (.args | length == 1))))'
+    and (.pid > 0) and (.tid > 0)) or (.ph == "C" and (.ts >= 0) and (.pid > 0) and (.args.value | type == "number"))
+    or (.ph == "M" and (.args | length == 1))))'
 expect 0 trace example -o "$tmp/trace.json"
 [ ! -s "$tmp/out" ] || fail "trace -o prints: $(cat "$tmp/out")"
 cp "$tmp/trace.json" "$tmp/out"
@@ -160,7 +161,7 @@ holds '[.traceEvents[] | select(.ph == "X") | .name] | contains(["step 3", "load
 # The norm of a step has the number of the step in whose interval it is.
 holds '[.traceEvents[] | select(.name == "norm") | .args.step] == [1, 2, 3]'
 holds '[.traceEvents[] | select(.cat == "load") | .args.bytes] | all(. == 2048)'
-holds '[.traceEvents[] | select(.name == "process_name") | .args.name] | contains(["job", "node 0"])'
+holds '[.traceEvents[] | select(.name == "process_name") | .args.name] | contains(["example", "rank 0", "node 0"])'
 holds '[.traceEvents[] | select(.name == "thread_name") | .args.name]
     | contains(["step", "copies up", "sums of gradients", "updates"])'
 expect 0 trace example
@@ -278,6 +279,7 @@ complete_words() {
 [ "$(complete_words cistern ex)" = explain ] || fail "completion of 'ex': $(complete_words cistern ex)"
 ! grep -E "warning|interrupted" "$tmp/d.log" || fail "a job that ended well is warned of"
 [ "$(complete_words cistern job '')" = example ] || fail "completion of a job: $(complete_words cistern job '')"
+[ "$(complete_words cistern report '')" = example ] || fail "completion of a job for report: $(complete_words cistern report '')"
 # Bash passes "--socket=PATH" as three words.
 [ "$(complete_words cistern --socket = "$CISTERN_SOCKET" job '')" = example ] || fail "completion behind --socket=PATH"
 [ "$(complete_words cistern stat --watch = 5 --j)" = --json ] || fail "completion behind --watch=SECONDS"

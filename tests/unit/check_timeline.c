@@ -140,6 +140,40 @@ START_TEST(test_overlap)
 }
 END_TEST
 
+/* A counter has its value after all changes at a time, in the order of time. It belongs to the
+ * process of its name, and can begin before the first interval. */
+START_TEST(test_counters)
+{
+    static const double times[] = {0, 0.2, 0.5}, values[] = {3, 7, 2};
+    struct cli_timeline timeline;
+    json_t *events, *event;
+    size_t i, n = 0;
+
+    cli_timeline_init(&timeline);
+    add(&timeline, cli_timeline_lane(&timeline, "rank 0", "compute"), "a", 1100, 2000);
+    add(&timeline, cli_timeline_lane(&timeline, "rank 1", "compute"), "a", 1100, 2000);
+    cli_timeline_count(&timeline, "rank 1", "bytes", 1500, -5);
+    cli_timeline_count(&timeline, "rank 1", "bytes", 1000, 3);
+    cli_timeline_count(&timeline, "rank 0", "bytes", 1000, 1000);
+    cli_timeline_count(&timeline, "rank 1", "bytes", 1200, 10);
+    cli_timeline_count(&timeline, "rank 1", "bytes", 1200, -6);
+    events = written(&timeline);
+    ck_assert_double_eq_tol(number_of(json_array_get(events, 0), "ts"), 0.1, 1e-9);
+    json_array_foreach(events, i, event)
+    {
+        if (strcmp(text_of(event, "ph"), "C") == 0 && number_of(event, "pid") == 2) {
+            ck_assert_str_eq(text_of(event, "name"), "bytes");
+            ck_assert_double_eq_tol(number_of(event, "ts"), times[n], 1e-9);
+            ck_assert_double_eq(number_of(json_object_get(event, "args"), "value"), values[n]);
+            n++;
+        }
+    }
+    ck_assert_uint_eq(n, 3);
+    json_decref(events);
+    cli_timeline_close(&timeline);
+}
+END_TEST
+
 static off_t size_of(const char *path)
 {
     struct stat st;
@@ -214,6 +248,7 @@ int main(void)
     tcase_add_test(tcase, test_empty);
     tcase_add_test(tcase, test_events);
     tcase_add_test(tcase, test_overlap);
+    tcase_add_test(tcase, test_counters);
     tcase_add_test(tcase, test_full);
     tcase_add_test(tcase, test_replaced);
     return suite_run(suite);

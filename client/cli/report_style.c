@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/cli/report_style.h"
+
+/* Colours that a reader with a colour deficiency can tell apart. A dark page has lighter ones. */
+#define LIGHT                                                                                      \
+    "--page:#fff;--text:#1b1f24;--dim:#5d6570;--card:#f6f7f9;--rule:#dfe2e7;--grid:#eceef1;"       \
+    "--blue:#2e6bd6;--orange:#e1812c;--red:#c7374f;--violet:#8358c4;--grey:#b9bfc9;"               \
+    "--pale:#a9c4f2;--green:#258f69;"
+#define DARK                                                                                       \
+    "--page:#121418;--text:#e5e7eb;--dim:#99a1ad;--card:#1b1e24;--rule:#30343c;--grid:#24282f;"    \
+    "--blue:#6ea0f5;--orange:#f0a35c;--red:#ee6b80;--violet:#b491ec;--grey:#5f6673;"               \
+    "--pale:#2f4a7d;--green:#57c49b;"
+
+const char cli_report_style[] =
+    ":root{color-scheme:light dark;" LIGHT "}\n"
+    "@media screen and (prefers-color-scheme:dark){:root{" DARK "}}\n"
+    "*{box-sizing:border-box}\n"
+    "body{margin:0;background:var(--page);color:var(--text);"
+    "font:15px/1.5 system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif}\n"
+    "main{max-width:1060px;margin:0 auto;padding:32px 24px 64px}\n"
+    "h1{font-size:28px;line-height:1.2;margin:0}\n"
+    "h2{font-size:18px;margin:40px 0 4px;padding-top:16px;border-top:1px solid var(--rule)}\n"
+    "h3{font-size:14px;margin:18px 0 0}\n"
+    "p{margin:4px 0 10px;color:var(--dim);max-width:80ch}\n"
+    ".cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;"
+    "margin:20px 0;padding:0;list-style:none}\n"
+    ".cards li{background:var(--card);border:1px solid var(--rule);border-radius:8px;"
+    "padding:10px 14px}\n"
+    ".cards span{display:block;color:var(--dim);font-size:13px}\n"
+    ".cards b{display:block;font-size:21px;font-weight:600;font-variant-numeric:tabular-nums}\n"
+    "dl{display:grid;grid-template-columns:max-content 1fr;gap:4px 20px;margin:16px 0}\n"
+    "dt{color:var(--dim)}dd{margin:0;overflow-wrap:anywhere}\n"
+    "figure{margin:8px 0 12px;overflow-x:auto;--s1:var(--blue);--s2:var(--orange);--s3:var(--red);"
+    "--s4:var(--violet);--s5:var(--grey);--s6:var(--green)}\n"
+    "figure.residency{--s1:var(--orange);--s2:var(--pale);--s3:var(--blue);--s4:var(--violet)}\n"
+    "figure.memory{--s1:var(--violet);--s2:var(--blue);--s3:var(--pale);--s4:var(--grey);"
+    "--s5:var(--green);--s6:var(--orange)}\n"
+    "figure.plan{--s1:var(--grey);--s2:var(--blue)}\n"
+    "svg{display:block;width:100%;min-width:560px;height:auto}\n"
+    ".tick{fill:var(--dim);font-size:12.5px;font-variant-numeric:tabular-nums}\n"
+    ".axis{stroke:var(--rule);fill:none}.grid{stroke:var(--grid);fill:none}\n"
+    ".mark{stroke:var(--dim);stroke-dasharray:3 3;stroke-width:.7;fill:none}\n"
+    ".c1{fill:var(--s1)}.c2{fill:var(--s2)}.c3{fill:var(--s3)}.c4{fill:var(--s4)}"
+    ".c5{fill:var(--s5)}.c6{fill:var(--s6)}\n"
+    ".line{fill:none;stroke-width:1.8;stroke-linejoin:round}\n"
+    ".line.c1{stroke:var(--s1)}.line.c2{stroke:var(--s2)}.line.c6{stroke:var(--s6)}\n"
+    "rect:hover,circle:hover{stroke:var(--text);stroke-width:1.5}\n"
+    ".legend{display:flex;flex-wrap:wrap;gap:2px 18px;list-style:none;margin:2px 0 0;"
+    "padding:0 0 0 92px;font-size:13px;color:var(--dim)}\n"
+    ".key{display:inline-block;width:11px;height:11px;border-radius:2px;margin-right:6px}\n"
+    ".k1{background:var(--s1)}.k2{background:var(--s2)}.k3{background:var(--s3)}"
+    ".k4{background:var(--s4)}.k5{background:var(--s5)}.k6{background:var(--s6)}\n"
+    "details{margin:4px 0}summary{cursor:pointer;color:var(--dim);font-size:13px}\n"
+    ".scroll{overflow:auto;max-height:420px;margin-top:6px}\n"
+    "table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}\n"
+    "th,td{padding:3px 14px 3px 0;text-align:right;border-bottom:1px solid var(--grid);"
+    "white-space:nowrap}\n"
+    "th{position:sticky;top:0;background:var(--page);color:var(--dim);font-weight:600}\n"
+    "th:first-child,td:first-child{text-align:left}\n"
+    "footer{margin-top:48px;color:var(--dim);font-size:13px}\n"
+    "@media (max-width:620px){dl{grid-template-columns:1fr}dt{margin-top:6px}"
+    "main{padding:20px 14px}.legend{padding-left:0}}\n"
+    "@media print{main{max-width:none;padding:0}figure,.cards,dl{break-inside:avoid}"
+    "h2{break-after:avoid}.scroll{max-height:none;overflow:visible}"
+    "svg,.key,.cards li{print-color-adjust:exact;-webkit-print-color-adjust:exact}"
+    "details:not([open]){display:none}}\n";
