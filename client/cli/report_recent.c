@@ -134,8 +134,8 @@ static bool write_times(const struct cli_report *report, FILE *to)
             to, "p",
             "The last %zu steps, from commit to commit. One bar for each rank%s. A rank computes "
             "while it holds weights or gradients and waits for nothing. The exposed update is "
-            "what a step would have been shorter if updates took no time. A bar ends at %d times "
-            "the median.",
+            "the time by which the step would have been shorter if updates took none. A bar ends "
+            "at %d times the median.",
             n / n_ranks, n_ranks < report->job->world ? ", of the first ones" : "", MOST_MEDIANS);
         draw_times(v, n, n_ranks, to);
         write_times_table(v, n, to);

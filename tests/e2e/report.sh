@@ -51,8 +51,8 @@ grep -q '<h2>Tokens per second</h2>' "$page" || fail "the page has no tokens"
 tr -d '\n' <"$page" | grep -o '<title>step 5, rank 1: [^<]*</title>' >"$tmp/parts"
 awk -F'[(]' '{ sum += $2 } END { exit !(NR >= 2 && sum > 96 && sum < 104) }' "$tmp/parts" || fail "not 100 %: $(cat "$tmp/parts")"
 
-# The trace has the job's name, what ranks computed, their waits for commits, and counters that end with 0. Each interval but a load
-# ahead has the step in whose interval it ended.
+# The trace has the job's name, what ranks computed, their waits for commits, and counters that end with 0. Each interval has
+# the number of the step in whose time it ended.
 ./cistern trace run7 -o "$tmp/trace.json"
 holds() {
     jq -e "$1" <"$tmp/trace.json" >/dev/null || fail "not '$1': $(head -c 2000 "$tmp/trace.json")"
@@ -62,6 +62,7 @@ holds '[.traceEvents[] | select(.cat == "compute")] | length > 0 and all(.args.b
 holds '[.traceEvents[] | select(.cat == "commit")] | length > 0 and all(.args.step >= 1 and .args.step <= '$steps')'
 holds '[.traceEvents[] | select(.ph == "C") | .name] | unique == ["bytes in use", "commands at work", "commands that wait"]'
 holds '[.traceEvents[] | select(.ph == "C")] | group_by([.pid, .name]) | all(all(.args.value >= 0) and .[-1].args.value == 0)'
+# shellcheck disable=SC2016 # variables of jq
 holds '[.traceEvents[] | select(.cat == "step") | {step: .args.step, from: .ts, to: (.ts + .dur)}] as $steps
     | [.traceEvents[] | select(.ph == "X" and .cat != "step") | (.ts + .dur) as $end | .args.step as $step
        | ($steps[] | select(.from < $end - 0.01 and $end < .to - 0.01) | .step == $step)] | length > 100 and all'
