@@ -29,6 +29,10 @@ train() {
 write_text 400
 start_daemon d
 train run7
+is_done() {
+    ./cistern job run7 --json | jq -e '.state == "done"' >/dev/null
+}
+poll is_done
 ./cistern report run7 -o "$page"
 ! ./cistern report nothing -o "$tmp/none.html" 2>"$tmp/err" || fail "a report of no job"
 grep -q nothing "$tmp/err" || fail "said: $(cat "$tmp/err")"
@@ -64,8 +68,8 @@ holds '[.traceEvents[] | select(.ph == "C") | .name] | unique == ["bytes in use"
 holds '[.traceEvents[] | select(.ph == "C")] | group_by([.pid, .name]) | all(all(.args.value >= 0) and .[-1].args.value == 0)'
 # shellcheck disable=SC2016 # variables of jq
 holds '[.traceEvents[] | select(.cat == "step") | {step: .args.step, from: .ts, to: (.ts + .dur)}] as $steps
-    | [.traceEvents[] | select(.ph == "X" and .cat != "step") | (.ts + .dur) as $end | .args.step as $step
-       | ($steps[] | select(.from < $end - 0.01 and $end < .to - 0.01) | .step == $step)] | length > 100 and all'
+    | [.traceEvents[] | select(.ph == "X" and .cat != "step") | (.ts + .dur) as $until | .args.step as $number
+       | ($steps[] | select(.from < $until - 0.01 and $until < .to - 0.01) | .step == $number)] | length > 100 and all'
 
 # A job whose workers give no tokens or losses has a page, too, and so has one without a step.
 ./tests/lib/example >"$tmp/example.out" || fail "the example: $?"
