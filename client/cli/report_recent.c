@@ -200,6 +200,13 @@ static void add_pool(struct tiers *tiers, const Cistern__StatReply *stat,
     }
 }
 
+/* States on drives are counted as states on devices. They are updated in buffers in host memory. */
+static void add_drives(struct tiers *tiers, const Cistern__JobInfo *job)
+{
+    tier_of(tiers, "host memory")->parts[UPDATES] = job->device_update_bytes;
+    tier_of(tiers, "drives")->parts[STATES] = job->file_bytes;
+}
+
 static struct tiers get_tiers(const struct cli_report *report)
 {
     const Cistern__JobInfo *job = report->job;
@@ -211,15 +218,16 @@ static struct tiers get_tiers(const struct cli_report *report)
     for (size_t i = 0; i < job->n_ranks; i++) {
         add_pool(&tiers, report->stat, job->ranks[i]);
     }
-    if (job->has_device_states || job->has_device_update_bytes || job->has_edge_device_bytes) {
-        struct tier *devices = tier_of(&tiers, "all devices");
+    if (job->has_file_bytes) {
+        add_drives(&tiers, job);
+    } else if (job->has_device_states || job->has_device_update_bytes) {
+        struct tier *devices = tier_of(&tiers, "devices");
 
         devices->parts[STATES] = job->device_states;
         devices->parts[UPDATES] = job->device_update_bytes;
-        devices->parts[EDGES] = job->edge_device_bytes;
     }
-    if (job->has_file_bytes) {
-        tier_of(&tiers, "drives")->parts[STATES] = job->file_bytes;
+    if (job->has_edge_device_bytes) {
+        tier_of(&tiers, "devices")->parts[EDGES] = job->edge_device_bytes;
     }
     return tiers;
 }
