@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/cli/chart.h"
+#include "client/cli/svg.h"
 #include "client/cli/html.h"
 #include "client/cli/report.h"
 #include "client/cli/residency_map.h"
@@ -29,7 +29,7 @@ static uint32_t least(uint32_t a, uint32_t b)
 
 /* -- times of steps --------------------------------------------------------------------------- */
 
-static void draw_bar(const struct cli_chart *chart, const struct cli_step_time *t, double x,
+static void draw_bar(const struct cli_svg *chart, const struct cli_step_time *t, double x,
                      double width)
 {
     const double xs[] = {x, x + width};
@@ -39,9 +39,9 @@ static void draw_bar(const struct cli_chart *chart, const struct cli_step_time *
     for (unsigned p = 0; p < CLI_STEP_PARTS && ys[0] < chart->high_y; p++) {
         ys[1] = fmin(ys[0] + t->parts[p], chart->high_y);
         if (t->parts[p] > 0) {
-            cli_chart_box(chart, xs, ys, colours[p], "step %llu, rank %u: %s %s (%.0f %%)",
-                          (unsigned long long)t->step, t->rank, cli_step_part_names[p],
-                          cli_seconds(t->parts[p], text), 100 * t->parts[p] / t->seconds);
+            cli_svg_box(chart, xs, ys, colours[p], "step %llu, rank %u: %s %s (%.0f %%)",
+                        (unsigned long long)t->step, t->rank, cli_step_part_names[p],
+                        cli_seconds(t->parts[p], text), 100 * t->parts[p] / t->seconds);
         }
         ys[0] = ys[1];
     }
@@ -72,19 +72,19 @@ static double height_of(const struct cli_step_time *v, size_t n)
 static void draw_times(const struct cli_step_time *v, size_t n, uint32_t n_ranks, FILE *to)
 {
     const double width = 0.86 / n_ranks;
-    struct cli_chart chart = {.low_x = (double)v[0].step - 0.5,
-                              .high_x = (double)v[n - 1].step + 0.5,
-                              .high_y = height_of(v, n)};
+    struct cli_svg chart = {.low_x = (double)v[0].step - 0.5,
+                            .high_x = (double)v[n - 1].step + 0.5,
+                            .high_y = height_of(v, n)};
 
     (void)fputs("<figure>\n", to);
-    cli_chart_open(&chart, to, 300, "where the time of each step went, by rank");
-    cli_chart_axis_y(&chart, CLI_UNIT_SECONDS, 5);
+    cli_svg_open(&chart, to, 300, "where the time of each step went, by rank");
+    cli_svg_axis_y(&chart, CLI_UNIT_SECONDS, 5);
     for (size_t i = 0; i < n; i++) {
         draw_bar(&chart, &v[i], (double)v[i].step - 0.43 + v[i].rank * width, 0.92 * width);
     }
-    cli_chart_axis_x(&chart, CLI_UNIT_NUMBER, 16);
-    cli_chart_close(&chart);
-    cli_chart_legend(to, cli_step_part_names);
+    cli_svg_axis_x(&chart, CLI_UNIT_NUMBER, 16);
+    cli_svg_close(&chart);
+    cli_svg_legend(to, cli_step_part_names);
     (void)fputs("</figure>\n", to);
 }
 
@@ -146,88 +146,65 @@ static bool write_times(const struct cli_report *report, FILE *to)
 
 /* -- memory ----------------------------------------------------------------------------------- */
 
-static const char *const memory_names[] = {
-    "model states", "pool, in use", "pool, cached", "pool, free", "edges", "for updates", NULL};
-enum { STATES, IN_USE, CACHED, FREE, EDGES, UPDATES, N_PARTS };
+static const char *const memory_names[] = {"states and buffers", "pool, in use", "pool, cached",
+                                           "pool, free", NULL};
+enum { OTHER, IN_USE, CACHED, FREE, N_PARTS };
 
-/* The memory of one tier. */
+enum { MOST_TIERS = 64 };
+
+/* The memory of the job in one place. */
 struct tier {
     const char *name;
     uint64_t parts[N_PARTS]; /* Bytes. */
 };
 
 struct tiers {
-    struct tier v[MOST_RANKS + 3]; /* Host memory, drives, and devices. */
+    struct tier v[MOST_TIERS];
     unsigned n;
 };
 
-static struct tier *tier_of(struct tiers *tiers, const char *name)
-{
-    for (unsigned i = 0; i < tiers->n; i++) {
-        if (strcmp(tiers->v[i].name, name) == 0) {
-            return &tiers->v[i];
-        }
-    }
-    if (tiers->n == sizeof tiers->v / sizeof *tiers->v) {
-        tiers->v[tiers->n - 1].name = "other devices";
-        return &tiers->v[tiers->n - 1];
-    }
-    tiers->v[tiers->n].name = name;
-    return &tiers->v[tiers->n++];
-}
-
-static const char *device_name(const Cistern__StatReply *stat, const char *device)
-{
-    for (size_t i = 0; i < stat->n_gpus; i++) {
-        if (strcmp(stat->gpus[i]->uuid, device) == 0) {
-            return stat->gpus[i]->name;
-        }
-    }
-    return device;
-}
-
-static void add_pool(struct tiers *tiers, const Cistern__StatReply *stat,
-                     const Cistern__RankInfo *rank)
+/* Return the name of the place of a rank's pool, as in JobMemory. */
+static const char *place_of(const Cistern__StatReply *stat, const Cistern__RankInfo *rank,
+                            char out[CLI_HUMAN_BYTES])
 {
     const char *device = rank->device != NULL ? rank->device : "host";
-    struct tier *tier =
-        tier_of(tiers, strcmp(device, "host") == 0 ? "host memory" : device_name(stat, device));
 
-    if (rank->pool != NULL) {
-        tier->parts[CACHED] += rank->pool->cached;
-        tier->parts[FREE] += rank->pool->free;
-        tier->parts[IN_USE] += rank->pool->capacity - rank->pool->cached - rank->pool->free;
+    for (size_t i = 0; i < stat->n_gpus; i++) {
+        if (strcmp(stat->gpus[i]->uuid, device) == 0 && strncmp(device, "paced", 5) != 0) {
+            (void)snprintf(out, CLI_HUMAN_BYTES, "cuda:%u", stat->gpus[i]->index);
+            return out;
+        }
     }
+    return strcmp(device, "host") == 0 ? "pools" : device;
 }
 
-/* States on drives are counted as states on devices. They are updated in buffers in host memory. */
-static void add_drives(struct tiers *tiers, const Cistern__JobInfo *job)
+/* Divide what is a pool of @rank in @tier by the state of its blocks. */
+static void add_pool(struct tier *tier, const Cistern__Books *pool)
 {
-    tier_of(tiers, "host memory")->parts[UPDATES] = job->device_update_bytes;
-    tier_of(tiers, "drives")->parts[STATES] = job->file_bytes;
+    const uint64_t in_use = pool->capacity - pool->cached - pool->free;
+
+    tier->parts[IN_USE] += in_use;
+    tier->parts[CACHED] += pool->cached;
+    tier->parts[FREE] += pool->free;
+    tier->parts[OTHER] -= tier->parts[OTHER] < pool->capacity ? tier->parts[OTHER] : pool->capacity;
 }
 
 static struct tiers get_tiers(const struct cli_report *report)
 {
     const Cistern__JobInfo *job = report->job;
     struct tiers tiers = {.n = 0};
-    struct tier *host = tier_of(&tiers, "host memory");
+    char text[CLI_HUMAN_BYTES];
 
-    host->parts[STATES] = job->arena_bytes;
-    host->parts[EDGES] = job->edge_bytes;
-    for (size_t i = 0; i < job->n_ranks; i++) {
-        add_pool(&tiers, report->stat, job->ranks[i]);
+    for (size_t i = 0; i < job->n_memory && tiers.n < MOST_TIERS; i++) {
+        tiers.v[tiers.n++] =
+            (struct tier){.name = job->memory[i]->place, .parts = {job->memory[i]->bytes}};
     }
-    if (job->has_file_bytes) {
-        add_drives(&tiers, job);
-    } else if (job->has_device_states || job->has_device_update_bytes) {
-        struct tier *devices = tier_of(&tiers, "devices");
-
-        devices->parts[STATES] = job->device_states;
-        devices->parts[UPDATES] = job->device_update_bytes;
-    }
-    if (job->has_edge_device_bytes) {
-        tier_of(&tiers, "devices")->parts[EDGES] = job->edge_device_bytes;
+    for (size_t r = 0; r < job->n_ranks; r++) {
+        for (unsigned i = 0; i < tiers.n && job->ranks[r]->pool != NULL; i++) {
+            if (strcmp(tiers.v[i].name, place_of(report->stat, job->ranks[r], text)) == 0) {
+                add_pool(&tiers.v[i], job->ranks[r]->pool);
+            }
+        }
     }
     return tiers;
 }
@@ -244,7 +221,7 @@ static uint64_t sum_of(const struct tier *tier)
 
 static void draw_tiers(const struct tiers *tiers, FILE *to)
 {
-    struct cli_chart chart = {.high_y = tiers->n};
+    struct cli_svg chart = {.high_y = tiers->n};
     char text[CLI_HUMAN_BYTES];
 
     for (unsigned i = 0; i < tiers->n; i++) {
@@ -253,7 +230,7 @@ static void draw_tiers(const struct tiers *tiers, FILE *to)
         chart.high_x = sum > chart.high_x ? sum : chart.high_x;
     }
     (void)fputs("<figure class=\"memory\">\n", to);
-    cli_chart_open(&chart, to, 42 + 38 * tiers->n, "memory of the job by tier");
+    cli_svg_open(&chart, to, 42 + 38 * tiers->n, "memory of the job by tier");
     for (unsigned i = 0; i < tiers->n; i++) {
         const double y = tiers->n - 0.5 - i, ys[] = {y - 0.34, y + 0.34};
         double xs[2] = {0, 0};
@@ -261,32 +238,37 @@ static void draw_tiers(const struct tiers *tiers, FILE *to)
         for (unsigned p = 0; p < N_PARTS; p++) {
             xs[1] = xs[0] + (double)tiers->v[i].parts[p];
             if (tiers->v[i].parts[p] > 0) {
-                cli_chart_box(&chart, xs, ys, colours[p], "%s: %s, %s", tiers->v[i].name,
-                              memory_names[p], cli_bytes(tiers->v[i].parts[p], text));
+                cli_svg_box(&chart, xs, ys, colours[p], "%s: %s, %s", tiers->v[i].name,
+                            memory_names[p], cli_bytes(tiers->v[i].parts[p], text));
             }
             xs[0] = xs[1];
         }
-        cli_chart_label_y(&chart, y, "%.13s", tiers->v[i].name);
+        cli_svg_label_y(&chart, y, "%.13s", tiers->v[i].name);
     }
-    cli_chart_axis_x(&chart, CLI_UNIT_BYTES, 8);
-    cli_chart_close(&chart);
-    cli_chart_legend(to, memory_names);
+    cli_svg_axis_x(&chart, CLI_UNIT_BYTES, 8);
+    cli_svg_close(&chart);
+    cli_svg_legend(to, memory_names);
     (void)fputs("</figure>\n", to);
 }
 
 static void write_memory(const struct cli_report *report, FILE *to)
 {
-    static const char *const columns[] = {"tier",         "all",          "model states",
-                                          "pool, in use", "pool, cached", "pool, free",
-                                          "edges",        "for updates",  NULL};
+    static const char *const columns[] = {
+        "tier", "all", "states and buffers", "pool, in use", "pool, cached", "pool, free", NULL};
     const struct tiers tiers = get_tiers(report);
     char text[CLI_HUMAN_BYTES];
 
     cli_html_element(to, "h2", "Memory by tier");
-    cli_html_element(to, "p",
-                     "What the job has in host memory, on devices and on drives at this moment.");
+    cli_html_element(
+        to, "p",
+        "What the job has at this moment in host memory, in pools there, on devices and on "
+        "drives.");
     if (strcmp(report->job->state, cst_job_state_names[CST_JOB_IS_DONE]) == 0) {
         cli_html_element(to, "p", "The job is done: its pools are given back.");
+    }
+    if (tiers.n == 0) {
+        cli_html_element(to, "p", "The job has no memory.");
+        return;
     }
     draw_tiers(&tiers, to);
     cli_html_table_begin(to, "Table of memory", columns);
@@ -304,7 +286,7 @@ static void write_memory(const struct cli_report *report, FILE *to)
 
 /* -- residency -------------------------------------------------------------------------------- */
 
-static void draw_span(const struct cli_chart *chart, const struct cli_residency_map *map,
+static void draw_span(const struct cli_svg *chart, const struct cli_residency_map *map,
                       const struct cli_residency_span *span)
 {
     const double x[] = {(double)(span->begin - map->begin) * 1e-9,
@@ -312,8 +294,8 @@ static void draw_span(const struct cli_chart *chart, const struct cli_residency_
     const double y[] = {span->chunk, span->chunk + 1.0};
     char text[CLI_HUMAN_BYTES];
 
-    cli_chart_box(chart, x, y, colours[span->kind], "chunk %u: %s, %s", span->chunk,
-                  cli_residency_names[span->kind], cli_seconds(x[1] - x[0], text));
+    cli_svg_box(chart, x, y, colours[span->kind], "chunk %u: %s, %s", span->chunk,
+                cli_residency_names[span->kind], cli_seconds(x[1] - x[0], text));
 }
 
 /* Draw what is kept first, and uses over it. */
@@ -324,10 +306,10 @@ static void draw_rank(const struct cli_report *report, const struct cli_residenc
                                                     CLI_RESIDENCY_USED, CLI_RESIDENCY_GRADIENT};
     const uint32_t n_chunks = report->job->n_chunks;
     const double rows = n_chunks < 12 ? 14.0 * n_chunks : n_chunks < 40 ? 7.0 * n_chunks : 280;
-    struct cli_chart chart = {.high_x = (double)(map->end - map->begin) * 1e-9, .high_y = n_chunks};
+    struct cli_svg chart = {.high_x = (double)(map->end - map->begin) * 1e-9, .high_y = n_chunks};
 
-    cli_chart_open(&chart, to, 42 + rows, "chunks in the pool over time");
-    cli_chart_axis_y(&chart, CLI_UNIT_NUMBER, n_chunks < 6 ? 2 : 5);
+    cli_svg_open(&chart, to, 42 + rows, "chunks in the pool over time");
+    cli_svg_axis_y(&chart, CLI_UNIT_NUMBER, n_chunks < 6 ? 2 : 5);
     for (unsigned k = 0; k < CLI_RESIDENCY_KINDS; k++) {
         for (size_t i = 0; i < map->n; i++) {
             if (map->v[i].rank == rank && map->v[i].kind == order[k]) {
@@ -340,11 +322,11 @@ static void draw_rank(const struct cli_report *report, const struct cli_residenc
 
         if (step->kind == CISTERN__TRACE_INTERVAL__KIND__STEP && step->began_ns >= map->begin &&
             step->began_ns < map->end) {
-            cli_chart_mark_x(&chart, (double)(step->began_ns - map->begin) * 1e-9);
+            cli_svg_mark_x(&chart, (double)(step->began_ns - map->begin) * 1e-9);
         }
     }
-    cli_chart_axis_x(&chart, CLI_UNIT_SECONDS, 10);
-    cli_chart_close(&chart);
+    cli_svg_axis_x(&chart, CLI_UNIT_SECONDS, 10);
+    cli_svg_close(&chart);
 }
 
 /* Shares of the time of the map in which a chunk is in a pool, on the average of all chunks. */
@@ -387,7 +369,7 @@ static void write_map(const struct cli_report *report, const struct cli_residenc
         cli_html_element(to, "h3", "rank %u", r);
         draw_rank(report, map, r, to);
     }
-    cli_chart_legend(to, cli_residency_names);
+    cli_svg_legend(to, cli_residency_names);
     (void)fputs("</figure>\n", to);
     write_residency_table(report, map, n_ranks, to);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/cli/chart.h"
+#include "client/cli/svg.h"
 #include "client/cli/html.h"
 #include "client/cli/report.h"
 #include "client/cli/table.h"
@@ -51,7 +51,7 @@ static void draw(const struct cli_report *report, FILE *to, const char *name, va
 {
     const size_t n = report->n_history;
     double *x = calloc(2 * n + 1, sizeof *x), *y = x + n, margin;
-    struct cli_chart chart;
+    struct cli_svg chart;
 
     if (x == NULL) {
         cli_html_element(to, "p", "There was no memory to draw this.");
@@ -67,16 +67,16 @@ static void draw(const struct cli_report *report, FILE *to, const char *name, va
     chart.low_y = from_zero ? 0 : chart.low_y - margin;
     chart.high_y += from_zero ? chart.high_y / 20 : margin;
     (void)fputs("<figure>\n", to);
-    cli_chart_open(&chart, to, LINE_HEIGHT, name);
-    cli_chart_axis_y(&chart, CLI_UNIT_NUMBER, 5);
-    cli_chart_axis_x(&chart, CLI_UNIT_NUMBER, 10);
-    cli_chart_line(&chart, x, y, n, "c1");
+    cli_svg_open(&chart, to, LINE_HEIGHT, name);
+    cli_svg_axis_y(&chart, CLI_UNIT_NUMBER, 5);
+    cli_svg_axis_x(&chart, CLI_UNIT_NUMBER, 10);
+    cli_svg_line(&chart, x, y, n, "c1");
     for (size_t i = 0; i < n && n <= MOST_POINTS; i++) {
         if (isfinite(y[i])) {
-            cli_chart_point(&chart, x[i], y[i], "c1", "step %.0f: %.5g", x[i], y[i]);
+            cli_svg_point(&chart, x[i], y[i], "c1", "step %.0f: %.5g", x[i], y[i]);
         }
     }
-    cli_chart_close(&chart);
+    cli_svg_close(&chart);
     (void)fputs("</figure>\n", to);
     free(x);
 }
@@ -137,22 +137,22 @@ static void draw_plan(double expected, double measured, FILE *to)
 {
     static const char *const names[] = {"expected", "measured", NULL};
     const double values[] = {expected, measured};
-    struct cli_chart chart = {.high_x = 1.05 * (expected > measured ? expected : measured),
-                              .high_y = 2};
+    struct cli_svg chart = {.high_x = 1.05 * (expected > measured ? expected : measured),
+                            .high_y = 2};
     char text[CLI_HUMAN_BYTES];
 
     (void)fputs("<figure class=\"plan\">\n", to);
-    cli_chart_open(&chart, to, 120, "expected and measured time of a step");
-    cli_chart_axis_x(&chart, CLI_UNIT_SECONDS, 6);
+    cli_svg_open(&chart, to, 120, "expected and measured time of a step");
+    cli_svg_axis_x(&chart, CLI_UNIT_SECONDS, 6);
     for (unsigned i = 0; i < 2; i++) {
         const double y = 1.5 - i, x[] = {0, values[i]}, ys[] = {y - 0.32, y + 0.32};
         const char *const colours[] = {"c1", "c2"};
 
-        cli_chart_box(&chart, x, ys, colours[i], "%s: %s a step", names[i],
-                      cli_seconds(values[i], text));
-        cli_chart_label_y(&chart, y, "%s", names[i]);
+        cli_svg_box(&chart, x, ys, colours[i], "%s: %s a step", names[i],
+                    cli_seconds(values[i], text));
+        cli_svg_label_y(&chart, y, "%s", names[i]);
     }
-    cli_chart_close(&chart);
+    cli_svg_close(&chart);
     (void)fputs("</figure>\n", to);
 }
 

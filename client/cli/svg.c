@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/cli/chart.h"
+#include "client/cli/svg.h"
 
 #include "client/cli/html.h"
 #include "client/cli/table.h"
@@ -16,12 +16,12 @@
 #define TOP 12.0
 #define BOTTOM 30.0
 
-static double place_x(const struct cli_chart *chart, double x)
+static double place_x(const struct cli_svg *chart, double x)
 {
     return chart->left + (x - chart->low_x) / (chart->high_x - chart->low_x) * chart->width;
 }
 
-static double place_y(const struct cli_chart *chart, double y)
+static double place_y(const struct cli_svg *chart, double y)
 {
     return chart->top + (1 - (y - chart->low_y) / (chart->high_y - chart->low_y)) * chart->height;
 }
@@ -36,7 +36,7 @@ static void widen(double *low, double *high)
     }
 }
 
-void cli_chart_open(struct cli_chart *chart, FILE *to, double height, const char *name)
+void cli_svg_open(struct cli_svg *chart, FILE *to, double height, const char *name)
 {
     chart->to = to;
     chart->left = LEFT;
@@ -50,7 +50,7 @@ void cli_chart_open(struct cli_chart *chart, FILE *to, double height, const char
     (void)fputs("\">\n", to);
 }
 
-void cli_chart_close(struct cli_chart *chart)
+void cli_svg_close(struct cli_svg *chart)
 {
     (void)fputs("</svg>\n", chart->to);
 }
@@ -89,7 +89,7 @@ static const char *words_of(double value, double distance, enum cli_unit unit,
     return out;
 }
 
-void cli_chart_axis_x(const struct cli_chart *chart, enum cli_unit unit, unsigned n)
+void cli_svg_axis_x(const struct cli_svg *chart, enum cli_unit unit, unsigned n)
 {
     const double bottom = chart->top + chart->height;
     const double distance = distance_of(chart->high_x - chart->low_x, unit, n);
@@ -110,7 +110,7 @@ void cli_chart_axis_x(const struct cli_chart *chart, enum cli_unit unit, unsigne
     }
 }
 
-void cli_chart_axis_y(const struct cli_chart *chart, enum cli_unit unit, unsigned n)
+void cli_svg_axis_y(const struct cli_svg *chart, enum cli_unit unit, unsigned n)
 {
     const double distance = distance_of(chart->high_y - chart->low_y, unit, n);
     char text[CLI_HUMAN_BYTES];
@@ -128,7 +128,7 @@ void cli_chart_axis_y(const struct cli_chart *chart, enum cli_unit unit, unsigne
     }
 }
 
-void cli_chart_label_y(const struct cli_chart *chart, double y, const char *fmt, ...)
+void cli_svg_label_y(const struct cli_svg *chart, double y, const char *fmt, ...)
 {
     char words[64];
     va_list ap;
@@ -142,7 +142,7 @@ void cli_chart_label_y(const struct cli_chart *chart, double y, const char *fmt,
     (void)fputs("</text>\n", chart->to);
 }
 
-void cli_chart_mark_x(const struct cli_chart *chart, double x)
+void cli_svg_mark_x(const struct cli_svg *chart, double x)
 {
     (void)fprintf(chart->to, "<path class=\"mark\" d=\"M%.1f %.1fv%.1f\"/>\n", place_x(chart, x),
                   chart->top, chart->height);
@@ -150,8 +150,8 @@ void cli_chart_mark_x(const struct cli_chart *chart, double x)
 
 /* -- marks ------------------------------------------------------------------------------------ */
 
-void cli_chart_line(const struct cli_chart *chart, const double *x, const double *y, size_t n,
-                    const char *colour)
+void cli_svg_line(const struct cli_svg *chart, const double *x, const double *y, size_t n,
+                  const char *colour)
 {
     bool drawn = false;
 
@@ -178,8 +178,8 @@ static void title(FILE *to, const char *fmt, va_list ap)
     cli_html_element(to, "title", "%s", words);
 }
 
-void cli_chart_point(const struct cli_chart *chart, double x, double y, const char *colour,
-                     const char *fmt, ...)
+void cli_svg_point(const struct cli_svg *chart, double x, double y, const char *colour,
+                   const char *fmt, ...)
 {
     va_list ap;
 
@@ -191,8 +191,8 @@ void cli_chart_point(const struct cli_chart *chart, double x, double y, const ch
     va_end(ap);
 }
 
-void cli_chart_box(const struct cli_chart *chart, const double x[2], const double y[2],
-                   const char *colour, const char *fmt, ...)
+void cli_svg_box(const struct cli_svg *chart, const double x[2], const double y[2],
+                 const char *colour, const char *fmt, ...)
 {
     va_list ap;
 
@@ -206,7 +206,7 @@ void cli_chart_box(const struct cli_chart *chart, const double x[2], const doubl
     va_end(ap);
 }
 
-void cli_chart_legend(FILE *to, const char *const *names)
+void cli_svg_legend(FILE *to, const char *const *names)
 {
     (void)fputs("<ul class=\"legend\">", to);
     for (unsigned i = 1; *names != NULL; i++, names++) {

@@ -9,15 +9,15 @@
  *      low_y | +---------------|
  *            |  low_x   high_x |
  *            +-----------------+ */
-#ifndef CLI_CHART_H
-#define CLI_CHART_H
+#ifndef CLI_SVG_H
+#define CLI_SVG_H
 
 #include <stdio.h>
 
 /* What an axis counts. */
 enum cli_unit { CLI_UNIT_NUMBER, CLI_UNIT_SECONDS, CLI_UNIT_BYTES, CLI_UNIT_NONE };
 
-struct cli_chart {
+struct cli_svg {
     FILE *to;                        /* Borrowed. */
     double low_x, high_x;            /* Range of the data in x; low < high. */
     double low_y, high_y;            /* Range of the data in y; low < high. */
@@ -26,31 +26,31 @@ struct cli_chart {
 
 /* Begin a chart of @height pixels, with a name for those who do not see it. The ranges of @chart
  * are set; all else is filled in. A range that is empty is widened. */
-void cli_chart_open(struct cli_chart *chart, FILE *to, double height, const char *name);
-void cli_chart_close(struct cli_chart *chart);
+void cli_svg_open(struct cli_svg *chart, FILE *to, double height, const char *name);
+void cli_svg_close(struct cli_svg *chart);
 
 /* Draw the axes, with at most about @n marks on each. NONE: no marks. */
-void cli_chart_axis_x(const struct cli_chart *chart, enum cli_unit unit, unsigned n);
-void cli_chart_axis_y(const struct cli_chart *chart, enum cli_unit unit, unsigned n);
+void cli_svg_axis_x(const struct cli_svg *chart, enum cli_unit unit, unsigned n);
+void cli_svg_axis_y(const struct cli_svg *chart, enum cli_unit unit, unsigned n);
 
 /* Write a name at @y, to the left of the plot. */
-void cli_chart_label_y(const struct cli_chart *chart, double y, const char *fmt, ...)
+void cli_svg_label_y(const struct cli_svg *chart, double y, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
 /* Draw a line through @n points; one that is NaN is a gap. */
-void cli_chart_line(const struct cli_chart *chart, const double *x, const double *y, size_t n,
-                    const char *colour);
+void cli_svg_line(const struct cli_svg *chart, const double *x, const double *y, size_t n,
+                  const char *colour);
 
 /* Draw a point, or a rectangle, with a title. */
-void cli_chart_point(const struct cli_chart *chart, double x, double y, const char *colour,
-                     const char *fmt, ...) __attribute__((format(printf, 5, 6)));
-void cli_chart_box(const struct cli_chart *chart, const double x[2], const double y[2],
-                   const char *colour, const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+void cli_svg_point(const struct cli_svg *chart, double x, double y, const char *colour,
+                   const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+void cli_svg_box(const struct cli_svg *chart, const double x[2], const double y[2],
+                 const char *colour, const char *fmt, ...) __attribute__((format(printf, 5, 6)));
 
 /* Draw a vertical line at @x, across the plot. */
-void cli_chart_mark_x(const struct cli_chart *chart, double x);
+void cli_svg_mark_x(const struct cli_svg *chart, double x);
 
 /* Write the names of series, which have the colours c1, c2, ..., up to NULL. */
-void cli_chart_legend(FILE *to, const char *const *names);
+void cli_svg_legend(FILE *to, const char *const *names);
 
 #endif
