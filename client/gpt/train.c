@@ -472,14 +472,15 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
     if (model->pipeline != NULL) {
         rc = open_pipeline(&t, err);
     }
+    /* All ranks know these steps. Those of a checkpoint that rank 0 loads are told by the sync. */
+    step = store->ops->steps(store);
     if (rc == 0 && rank == 0) {
         rc = gpt_start(options, model, t.n_passes, store, err);
     }
-    step = store->ops->steps(store);
     if (rc == 0 && step < options->steps) {
         rc = sync_all(&t, &step, err);
-    } else if (rc == 0 && step > 0) {
-        /* All steps are done: there is nothing to do with the other ranks. */
+    }
+    if (rc == 0 && step > 0 && step >= options->steps) {
         tell_finished(&t, step);
     }
     if (rc == 0) {

@@ -99,6 +99,12 @@ for world in 2 3 1 4; do
 done
 cmp "$tmp/four.weights" "$tmp/from-four-4.weights" || fail "other weights with as many ranks"
 printf 'four ranks: same losses with two, three, one and four\n'
+# Ranks end, and none waits for another, if the checkpoint has as many steps as they were to do.
+n=$((10#${from#step-}))
+train_ranks finished 2 --resume "$tmp/four/$from" --steps "$n"
+for rank in '' .1; do
+    has "job 'finished' is finished: $n of $n steps" "$tmp/finished$rank.log" || fail "a rank does not tell that all is done: $(cat "$tmp/finished$rank.log")"
+done
 
 # A job of another format of moments goes on with nearly the same losses, and says that its bits are others.
 for moments in bf16 mx8; do
