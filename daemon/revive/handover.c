@@ -3,6 +3,7 @@
 
 #include "daemon/base/daemon_state.h"
 #include "daemon/revive/revive.h"
+#include "daemon/session/peer.h"
 #include "daemon/base/log.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/frame.h"
@@ -12,7 +13,6 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/pidfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -52,7 +52,13 @@ static int dial(struct link *link, struct cst_err *err)
     if (getsockopt(link->sock, SOL_SOCKET, SO_PEERCRED, &peer, &n) != 0) {
         return cst_err_errno(err, CST_EIO, errno, "%s", link->path);
     }
-    link->pidfd = pidfd_open(peer.pid, 0);
+    link->pidfd = cstd_peer_pidfd(link->sock, peer.pid);
+    if (link->pidfd < 0 && peer.pid == 0) {
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "%s: the daemon there is in another container, whose processes Linux "
+                           "shows from version 6.5 on",
+                           link->path);
+    }
     return link->pidfd >= 0
                ? CST_OK
                : cst_err_errno(err, CST_EIO, errno, "%s: pid %d", link->path, (int)peer.pid);

@@ -13,10 +13,9 @@
 #define SO_PEERPIDFD 77
 #endif
 
-/* SO_PEERPIDFD (Linux 6.5) refers to the peer itself. It fails if the peer is gone, even if a child
- * of the peer still holds the socket. pidfd_open refers to the process that has @pid now. That is
- * the peer as long as the socket is connected, hence the caller checks the socket afterwards. */
-static int open_pidfd(int sock, pid_t pid)
+/* SO_PEERPIDFD (Linux 6.5) refers to the peer itself, also if the peer is in a container. It fails
+ * if the peer is gone, even if a child of the peer still holds the socket. */
+int cstd_peer_pidfd(int sock, pid_t pid)
 {
     int fd;
     socklen_t n = sizeof fd;
@@ -24,7 +23,10 @@ static int open_pidfd(int sock, pid_t pid)
     if (getsockopt(sock, SOL_SOCKET, SO_PEERPIDFD, &fd, &n) == 0) {
         return fd;
     }
-    return pid > 0 && errno == ENOPROTOOPT ? pidfd_open(pid, 0) : -1;
+    if (errno != ENOPROTOOPT) {
+        return -1;
+    }
+    return pidfd_open(pid, 0);
 }
 
 static bool is_up(int sock)
@@ -71,7 +73,7 @@ bool cstd_peer_open(struct cstd_peer *peer, int sock)
     if (peer->groups == NULL) {
         return false;
     }
-    peer->pidfd = open_pidfd(sock, cred.pid);
+    peer->pidfd = cstd_peer_pidfd(sock, cred.pid);
     if (!is_up(sock)) {
         /* The peer may have sent a message before it ended, but nobody waits for the answer. */
         cstd_peer_close(peer);

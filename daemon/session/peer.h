@@ -25,6 +25,13 @@ struct cstd_peer {
 bool cstd_peer_open(struct cstd_peer *peer, int sock);
 void cstd_peer_close(struct cstd_peer *peer);
 
+/* Open a pidfd, which the caller closes, of the process at the other end of @sock. @pid is its
+ * number as the kernel attests it. Before Linux 6.5, the pidfd refers to the process that has @pid
+ * now, which is the peer as long as the socket is connected: the caller checks the socket
+ * afterwards. -1 with errno: the peer is gone, or its @pid is 0, because it is in a foreign pid
+ * namespace, and Linux is older than 6.5. */
+int cstd_peer_pidfd(int sock, pid_t pid);
+
 /* -- watching ------------------------------------------------------------------------------- */
 
 struct cstd_watch; /* opaque */
