@@ -40,7 +40,7 @@ if [ -x ./cistern-gpt ]; then
         help_of ./cisternd
         help_of ./cistern
         help_of ./cistern-gpt
-        printf '%s\n' --create --now --cflags --libs --probe # systemd-sysusers, systemctl, pkg-config, cistern-engine-cuda
+        printf '%s\n' --create --now --cflags --libs --probe --user # systemd-sysusers, systemctl, pkg-config, cistern-engine-cuda
     } | grep -oE -- '--[a-z][a-z-]+' | sort -u >"$tmp/options"
     unknown=$(sed 's/\\-/-/g' "$srcdir"/daemon/*.[58] "$srcdir"/client/*.[37] "$srcdir"/client/cli/*.1 "$srcdir"/client/gpt/*.[15] |
         grep -oE -- '--[a-z][a-z-]+' | sort -u | comm -23 - "$tmp/options" | tr '\n' ' ')
@@ -66,6 +66,14 @@ grep -ho '^    cst_[a-z_]*' "$srcdir"/client/libcistern.map "$srcdir"/client/lib
 grep -o 'cst_[a-z_]*' "$srcdir/client/libcistern.3" | grep -v '^cst_\(client\|err\|try_\)$' | sort -u >"$tmp/described"
 differ=$(comm -3 "$tmp/exported" "$tmp/described" | tr -d '\t' | tr '\n' ' ')
 [ -z "$differ" ] || fail "libcistern(3) and the exported functions differ: $differ"
+
+# Packages have the version of the programs, and debian/*.symbols have every exported function.
+version=$(./cisternd --version | awk '{ print $2 }')
+head -n 1 "$srcdir/debian/changelog" | has "^cistern ($version-" || fail "debian/changelog: another version than $version"
+grep -q "^Version: *$version\$" "$srcdir/packaging/cistern.spec" || fail "packaging/cistern.spec: another version than $version"
+sed -n 's/^ \(cst_[a-z_]*\)@.*/\1/p' "$srcdir"/debian/*.symbols | sort >"$tmp/packaged"
+differ=$(comm -3 "$tmp/exported" "$tmp/packaged" | tr -d '\t' | tr '\n' ' ')
+[ -z "$differ" ] || fail "debian/*.symbols and the exported functions differ: $differ"
 
 # The user is warned of delayed updates.
 [ ! -x ./cistern-gpt ] || ./cistern-gpt --help | tr -s ' \n' ' ' | has 'this changes the training, and was worse with AdamW' ||

@@ -11,21 +11,14 @@ CST_TEST_KILLS=${CST_TEST_KILLS:-20} # more than a second between two of them; s
 . "${srcdir:-.}/tests/e2e/lib.sh"
 # shellcheck source=tests/e2e/keeping.sh
 . "${srcdir:-.}/tests/e2e/keeping.sh"
-need systemctl
 need systemd-sysusers
 need systemd-tmpfiles
-need unshare
 need jq
+# shellcheck source=tests/e2e/manager.sh
+. "${srcdir:-.}/tests/e2e/manager.sh"
 
 # The learning rate does not depend on the number of steps.
 model=(--layers 2 --heads 2 --width 64 --context 32 --batch 4 --warmup 2 --lr 0.001 --min-lr 0.001 --matmul fp32 --threads 1 --seed 7)
-namespaces=(--mount --pid --cgroup --uts --net --ipc --fork --mount-proc)
-manager=/lib/systemd/systemd
-[ -x $manager ] || skip "no $manager"
-unshare "${namespaces[@]}" true 2>/dev/null || skip "no namespaces"
-cgroups=$(findmnt -n -t cgroup2 -o TARGET | head -n 1)$(sed -n 's|^0::||p' /proc/self/cgroup)
-cgroup=$cgroups/cistern-test-$$
-mkdir "$cgroup" 2>/dev/null || skip "no cgroup of its own"
 
 # The units of the service, the targets that units depend on by default, and a unit for the test, with which the manager ends. Of
 # the machine's own units there are none.
@@ -233,21 +226,6 @@ stores() {
     [ "$(property NFileDescriptorStore cisternd.service)" = "$1" ]
 }
 
-# Run the manager in namespaces and a cgroup of its own until the test in it ends, or this process is told to end.
-run_manager() {
-    local status=0 pid
-    export -f become_manager
-    export tmp srcdir manager
-    echo $BASHPID >"$cgroup/cgroup.procs"
-    unshare "${namespaces[@]}" --kill-child=KILL bash -euo pipefail -c become_manager &
-    pid=$!
-    trap 'kill -KILL $pid' TERM
-    wait $pid || status=$?
-    echo $BASHPID >"$cgroups/cgroup.procs"
-    poll find "$cgroup" -depth -type d -exec rmdir {} + 2>/dev/null
-    return $status
-}
-
 mkdir -p "$tmp/root/etc"
 cp /etc/passwd /etc/group "$tmp/root/etc"
 systemd-sysusers --root="$tmp/root" "$(realpath "$srcdir/systemd/sysusers.d/cistern.conf")" 2>"$tmp/sysusers.log" || fail "systemd-sysusers failed"
@@ -262,7 +240,9 @@ write_units
     declare -f
     printf 'RANDOM=%s\ninside\n' "$seed"
 } >"$tmp/inside.sh"
-run_manager &
+export -f become_manager
+export tmp srcdir manager
+run_apart become_manager --uts --net --ipc &
 managers+=($!)
 ended=well
 wait $! || ended=badly
