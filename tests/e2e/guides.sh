@@ -61,6 +61,7 @@ elsewhere() {
     'cistern metrics'*) echo 'metrics.sh cistern metrics --listen' ;;
     'cistern top') echo 'top.sh top' ;;
     'cistern adopt '*) echo 'durable.sh cistern adopt' ;;
+    'cistern drain --save DIR') echo 'revival.sh cistern drain --save' ;;
     'cistern checkpoints --check'*) echo 'checkpoint.sh --check --json' ;;
     *--durable*) echo 'durable.sh --durable' ;;
     esac
