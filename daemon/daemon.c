@@ -430,9 +430,12 @@ void cstd_daemon_run(struct cstd_daemon *daemon)
     (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
 }
 
-/* What is left of @job when it is over. */
-static const char *remains_of(const struct cstd_job *job)
+/* What is left of @job when it ends after @step. */
+static const char *remains_of(const struct cstd_job *job, uint64_t step)
 {
+    if (job->was_saved && job->saved_step == step) {
+        return "its states are in the checkpoint of that step";
+    }
     return job->spec.states.durable ? "'cistern adopt FILE... DIR' makes a checkpoint of its files"
                                     : "its states are lost";
 }
@@ -459,12 +462,12 @@ static struct cst_err words_of_end(const struct cstd_job *job)
                 ? "the daemon is shutting down: if the service is restarted, job '%s' "
                   "goes on after step %llu, and if it is stopped, %s"
                 : "the daemon is replaced: job '%s' goes on after step %llu",
-            job->name, (unsigned long long)stats.step, remains_of(job));
+            job->name, (unsigned long long)stats.step, remains_of(job, stats.step));
         return why;
     }
     (void)cst_err_set(&why, CST_EDRAINING,
                       "the daemon is shutting down, and job '%s' ends with it at step %llu: %s",
-                      job->name, (unsigned long long)stats.step, remains_of(job));
+                      job->name, (unsigned long long)stats.step, remains_of(job, stats.step));
     return why;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The command `cistern drain`.
  *
- *   --wait: BARRED --all jobs are done or failed--> --save: SAVED --> ENDED
+ *   --wait: BARRED --all jobs are over--> --save: SAVED --> ENDED
  *
  * While this program is BARRED, the daemon takes no new jobs. It takes some again when the
  * connection of this program ends. */
@@ -157,8 +157,24 @@ static bool save_all(struct cli *cli)
 
 /* -- the wait for jobs ---------------------------------------------------------------------- */
 
-/* Write the jobs that are neither done nor failed to @out: "a (training), b (idle)". Returns their
- * number. */
+/* Whether the daemon can end as far as @job is concerned: nobody trains it. A job whose step was
+ * interrupted is waited for, because its workers may be started again. */
+static bool is_over(const json_t *job, const char *state)
+{
+    switch (cst_name_find(cst_job_state_names, state)) {
+    case CST_JOB_IS_DONE:
+    case CST_JOB_IS_FAILED:
+        return true;
+    case CST_JOB_IS_READY:
+    case CST_JOB_IS_IDLE:
+        return json_number_value(json_object_get(job, "idle_s")) > 0; /* It has no worker. */
+    default:
+        return false;
+    }
+}
+
+/* Write the jobs that are not over to @out: "a (training), b (interrupted)". Returns their number.
+ */
 static size_t list_unfinished(const json_t *jobs, char *out, size_t size)
 {
     json_t *job;
@@ -168,9 +184,8 @@ static size_t list_unfinished(const json_t *jobs, char *out, size_t size)
     json_array_foreach(jobs, i, job)
     {
         const char *state = text_of(job, "state");
-        const uint32_t number = cst_name_find(cst_job_state_names, state);
 
-        if (number == CST_JOB_IS_DONE || number == CST_JOB_IS_FAILED) {
+        if (is_over(job, state)) {
             continue;
         }
         if (used < size) {
@@ -182,8 +197,8 @@ static size_t list_unfinished(const json_t *jobs, char *out, size_t size)
     return n;
 }
 
-/* Let the daemon take no new jobs, and wait until all jobs are done or have failed. False: it
- * failed; the error was printed. */
+/* Let the daemon take no new jobs, and wait until all jobs are over. False: it failed; the
+ * error was printed. */
 static bool wait_for_jobs(struct cli *cli)
 {
     Cistern__Drain msg = CISTERN__DRAIN__INIT;

@@ -155,6 +155,7 @@ static int open_rank(struct cli *cli, struct ranks *ranks, uint32_t rank, const 
                         "checkpoint under another name (cistern load DIR NAME), or remove that job "
                         "first (cistern rm %1$s)",
                         name, (unsigned long long)cst_job_steps(ranks->jobs[rank]));
+        (void)cst_job_leave(ranks->jobs[rank], NULL); /* So that the job is done as before. */
     }
     return rc == CST_OK ? declare(ranks->jobs[rank], d, ranks->frozen, err) : rc;
 }

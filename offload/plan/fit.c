@@ -67,28 +67,31 @@ static void describe_device(const struct cst_search *s, const struct cst_layout 
         blocks, cst_size_exact(needed - s->device_left + beyond, lacks));
 }
 
-/* Describe a shortage of host memory. @spared: bytes that gradients in weight rows would save. */
-static void describe_host(const struct cst_search *s, const struct cst_plan_point *point,
-                          uint64_t spared, struct cst_err *err)
-{
-    uint64_t limit = s->config->budget->host_bytes;
-    char words[96] = "", host[CST_SIZE_TEXT], takes[CST_SIZE_TEXT], lacks[CST_SIZE_EXACT];
-
-    if (spared > 0) {
-        (void)snprintf(words, sizeof words, ", of which --grad-over-weight would save %s",
-                       cst_size_text(spared, takes));
-    }
-    (void)cst_err_set(err, CST_EBUDGET, "host memory of %s: states and pools take %s%s: %s short",
-                      cst_size_text(limit, host), cst_size_text(point->host_bytes, takes), words,
-                      cst_size_exact(point->host_bytes - limit, lacks));
-}
-
 /* Shortages of a candidate; 0: none. */
 struct shortage {
     uint64_t device, host; /* Missing bytes. */
     uint64_t needed;       /* Bytes of a device that the smallest pool and updates need. */
     uint64_t spared;       /* Bytes of host memory that gradients in weight rows would save. */
+    bool can_shrink;       /* There are formats of states that take less memory. */
 };
+
+/* Describe the shortage of host memory @lack. */
+static void describe_host(const struct cst_search *s, const struct cst_plan_point *point,
+                          const struct shortage *lack, struct cst_err *err)
+{
+    uint64_t limit = s->config->budget->host_bytes;
+    char words[96] = "", host[CST_SIZE_TEXT], takes[CST_SIZE_TEXT], lacks[CST_SIZE_EXACT];
+
+    if (lack->spared > 0) {
+        (void)snprintf(words, sizeof words, ", of which --grad-over-weight would save %s",
+                       cst_size_text(lack->spared, takes));
+    }
+    (void)cst_err_set(
+        err, CST_EBUDGET, "host memory of %s: states and pools take %s%s: %s short%s",
+        cst_size_text(limit, host), cst_size_text(point->host_bytes, takes), words,
+        cst_size_exact(point->host_bytes - limit, lacks),
+        lack->can_shrink ? " (--masters split and --moments mx8 take less, and --disk least)" : "");
+}
 
 /* True if @bytes, of one limit or of both, is less than the least shortage so far, @most (0:
  * none). */
@@ -119,7 +122,7 @@ static void note_shortage(struct cst_search *s, const struct cst_layout *layout,
     }
     if (lack->host > 0) {
         host->bytes = lack->host;
-        describe_host(s, point, lack->spared, &host->err);
+        describe_host(s, point, lack, &host->err);
     }
 }
 
@@ -215,7 +218,9 @@ static void fit_host(const struct cst_search *s, struct cst_plan_point *point,
 
     point->host_bytes = cst_layout_host_bytes(layout) + point->window_bytes +
                         (s->host ? s->world * point->pool_bytes : 0);
-    lack->spared = spared_bytes(layout);
+    lack->spared = point->window_bytes > 0 ? 0 : spared_bytes(layout); /* Not with drives. */
+    lack->can_shrink = point->window_bytes == 0 && (layout->states.masters == CST_MASTERS_FP32 ||
+                                                    layout->states.moments == CST_MOMENTS_FP32);
     lack->host = point->host_bytes > limit ? point->host_bytes - limit : 0;
 }
 

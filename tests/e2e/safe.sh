@@ -28,6 +28,17 @@ complains "^cistern: no job 'exampel' of uid $(id -u): did you mean 'example'\\?
 expect 1 explain example ww
 complains "^cistern: job 'example' has no tensor 'ww': 'cistern tensors example' lists all 1\$"
 
+# -- load --
+
+# A load that is refused leaves the job as it was.
+expect 0 save example "$tmp/kept"
+expect 1 load "$tmp/kept"
+complains "there is a job 'example' with states already, of step 3: load the checkpoint under another name"
+expect 0 jobs --json
+holds '.[0] | .state == "done" and .step == 3'
+expect 0 rm example
+example
+
 # -- completions --
 
 # What fish completes of the line $1.
