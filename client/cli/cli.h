@@ -100,6 +100,10 @@ bool cli_ask(struct cli *cli, struct cstc_call *call, uint16_t type, const Proto
 bool cli_ask_about(struct cli *cli, struct cstc_call *call, uint16_t type, uint16_t reply_type,
                    const ProtobufCMessageDescriptor *reply_form);
 
+/* Ask for the JobInfo of the job that the command's first argument names, with all of its ranks.
+ * Returns as cli_ask: the reply in @call is a JobInfoReply. */
+bool cli_ask_job(struct cli *cli, struct cstc_call *call);
+
 struct cli_table;
 struct cst_save_result;
 struct json_t;

@@ -366,17 +366,75 @@ bool cli_job_print(const Cistern__JobInfo *job, FILE *out)
         return false;
     }
     (void)fprintf(out, "\n");
-    return print_traffic(job, out);
+    if (!print_traffic(job, out)) {
+        return false;
+    }
+    if (job->n_ranks < job->world) { /* A page of `cistern top` has the first ones. */
+        (void)fprintf(out, "and %zu ranks more: cistern job %s\n",
+                      (size_t)job->world - job->n_ranks, job->name);
+    }
+    return true;
 }
 
-bool cli_ask_about(struct cli *cli, struct cstc_call *call, uint16_t type, uint16_t reply_type,
-                   const ProtobufCMessageDescriptor *form)
+static Cistern__JobName name_of(const struct cli *cli)
 {
     Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
 
     msg.name = cli->args[0];
     msg.has_uid = cli->uid != CLI_NO_UID;
     msg.uid = cli->uid;
+    return msg;
+}
+
+/* Move the ranks of @from to the end of those of @to. False: out of memory. */
+static bool move_ranks(Cistern__JobInfo *from, Cistern__JobInfo *to)
+{
+    Cistern__RankInfo **ranks =
+        reallocarray(to->ranks, to->n_ranks + from->n_ranks, sizeof(Cistern__RankInfo *));
+
+    if (ranks == NULL) {
+        return false;
+    }
+    memcpy(ranks + to->n_ranks, from->ranks, from->n_ranks * sizeof(Cistern__RankInfo *));
+    to->ranks = ranks;
+    to->n_ranks += from->n_ranks;
+    from->n_ranks = 0;
+    return true;
+}
+
+bool cli_ask_job(struct cli *cli, struct cstc_call *call)
+{
+    Cistern__JobName msg = name_of(cli);
+    Cistern__JobInfo *job;
+    bool more = true;
+
+    if (!cli_ask(cli, call, CISTERN__MSG_TYPE__MSG_JOB_INFO, &msg.base,
+                 CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor)) {
+        return false;
+    }
+    job = ((Cistern__JobInfoReply *)call->reply)->job;
+    msg.has_first_rank = true;
+    while (more && job->n_ranks > 0 && job->n_ranks < job->world) {
+        struct cstc_call next = {0};
+
+        msg.first_rank = (uint32_t)job->n_ranks;
+        if (!cli_ask(cli, &next, CISTERN__MSG_TYPE__MSG_JOB_INFO, &msg.base,
+                     CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor)) {
+            cstc_call_reset(call);
+            return false;
+        }
+        more = ((Cistern__JobInfoReply *)next.reply)->job->n_ranks > 0 &&
+               move_ranks(((Cistern__JobInfoReply *)next.reply)->job, job);
+        cstc_call_reset(&next);
+    }
+    return true;
+}
+
+bool cli_ask_about(struct cli *cli, struct cstc_call *call, uint16_t type, uint16_t reply_type,
+                   const ProtobufCMessageDescriptor *form)
+{
+    Cistern__JobName msg = name_of(cli);
+
     msg.has_unused = msg.unused = type == CISTERN__MSG_TYPE__MSG_JOB_REMOVE && !cli->force;
     return cli_ask(cli, call, type, &msg.base, reply_type, form);
 }
@@ -403,9 +461,7 @@ static bool draw(struct cli *cli, FILE *out, void *arg)
     bool good;
 
     (void)arg;
-    if (!cli_ask_about(cli, &call, CISTERN__MSG_TYPE__MSG_JOB_INFO,
-                       CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY,
-                       &cistern__job_info_reply__descriptor)) {
+    if (!cli_ask_job(cli, &call)) {
         return false;
     }
     job = ((const Cistern__JobInfoReply *)call.reply)->job;

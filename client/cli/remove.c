@@ -83,9 +83,7 @@ int cli_remove(struct cli *cli)
     bool good;
 
     /* A job without workers makes no step between the two requests. */
-    if (!cli_ask_about(cli, &call, CISTERN__MSG_TYPE__MSG_JOB_INFO,
-                       CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY,
-                       &cistern__job_info_reply__descriptor)) {
+    if (!cli_ask_job(cli, &call)) {
         return CLI_EXIT_FAILURE;
     }
     job = ((const Cistern__JobInfoReply *)call.reply)->job;

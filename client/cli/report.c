@@ -97,17 +97,6 @@ static bool get_history(struct cli *cli, struct cli_report *report)
     return good;
 }
 
-static bool get_job(struct cli *cli, struct cstc_call *call)
-{
-    Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
-
-    msg.name = cli->args[0];
-    msg.has_uid = cli->uid != CLI_NO_UID;
-    msg.uid = cli->uid;
-    return cli_ask(cli, call, CISTERN__MSG_TYPE__MSG_JOB_INFO, &msg.base,
-                   CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor);
-}
-
 /* -- writing ---------------------------------------------------------------------------------- */
 
 static int write_page(const struct cli_report *report, FILE *to, struct cst_err *err)
@@ -143,7 +132,7 @@ int cli_report(struct cli *cli)
     struct cst_err err = {0};
     int rc = CLI_EXIT_FAILURE;
 
-    if (get_job(cli, &job) &&
+    if (cli_ask_job(cli, &job) &&
         cli_ask(cli, &stat, CISTERN__MSG_TYPE__MSG_STAT, NULL, CISTERN__MSG_TYPE__MSG_STAT_REPLY,
                 &cistern__stat_reply__descriptor) &&
         get_history(cli, &report) && cli_intervals_get(cli, &report.intervals)) {

@@ -36,6 +36,8 @@ static int stat_rank(struct cst_job *job, struct cst_rank_stat *out, struct cst_
         return rc;
     }
     msg.name = job->name;
+    msg.has_first_rank = true;
+    msg.first_rank = job->rank;
     rc = cstc_call_sync(job->client, &call, CISTERN__MSG_TYPE__MSG_JOB_INFO, &msg.base,
                         CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor,
                         err);

@@ -25,7 +25,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-enum { JOB_PAGE = 32, NAMED_USERS = 16 };
+/* So many jobs, or ranks of a job, fit into a frame with the longest texts that they can have. */
+enum { JOB_PAGE = 24, RANK_PAGE = 96, NAMED_USERS = 16 };
 
 static double seconds_since(uint64_t then)
 {
@@ -487,8 +488,8 @@ void cstd_serve_job_info(struct cstd_session *session, uint64_t id, void *body)
     const Cistern__JobName *name = body;
     Cistern__JobInfoReply reply = CISTERN__JOB_INFO_REPLY__INIT;
     Cistern__JobInfo info;
-    struct rank_info ranks[CST_CORE_MAX_WORLD];
-    Cistern__RankInfo *pointers[CST_CORE_MAX_WORLD];
+    struct rank_info ranks[RANK_PAGE];
+    Cistern__RankInfo *pointers[RANK_PAGE];
     struct details details;
     struct cstd_job_use use;
     struct cstd_job *job;
@@ -511,11 +512,11 @@ void cstd_serve_job_info(struct cstd_session *session, uint64_t id, void *body)
     info.has_n_groups = job->model.n_groups > 1;
     info.n_groups = job->model.n_groups - 1;
     fill_edges(job, &info);
-    for (uint32_t r = 0; r < job->world; r++) {
-        fill_rank(job, r, &ranks[r]);
-        pointers[r] = &ranks[r].message;
+    for (uint32_t r = name->first_rank; r < job->world && info.n_ranks < RANK_PAGE; r++) {
+        fill_rank(job, r, &ranks[info.n_ranks]);
+        pointers[info.n_ranks] = &ranks[info.n_ranks].message;
+        info.n_ranks++;
     }
-    info.n_ranks = job->world;
     info.ranks = pointers;
     info.waits_for = waits_for(job, waits, sizeof waits);
     reply.job = &info;

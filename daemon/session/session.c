@@ -290,7 +290,17 @@ void cstd_session_reply(struct cstd_session *session, uint64_t id, uint16_t type
         return;
     }
     if (message != NULL) {
-        n_bytes = protobuf_c_message_pack(message, session->daemon->out);
+        n_bytes = protobuf_c_message_get_packed_size(message);
+        if (n_bytes > sizeof session->daemon->out) {
+            struct cst_err err;
+
+            (void)cst_err_set(&err, CST_EUNSUPPORTED,
+                              "the answer takes %zu bytes, and a frame has %zu at most", n_bytes,
+                              sizeof session->daemon->out);
+            cstd_session_error(session, id, &err);
+            return;
+        }
+        (void)protobuf_c_message_pack(message, session->daemon->out);
     }
     send_packed(session, CST_FRAME_REPLY, id, type, n_bytes, fds, n_fds);
 }

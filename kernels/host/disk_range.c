@@ -136,8 +136,7 @@ static const char *remedy(int errnum)
     case ENOSPC:
     case EDQUOT:
     case EFBIG:
-        return ": free space there, or put fewer bytes there (more drives, smaller formats of "
-               "moments or, unless the job is durable, disk_bytes and masters split)";
+        return ": free space there, or put fewer bytes there (more drives, moments bf16 or mx8)";
     case EIO:
         return ": the kernel's log has the cause; use another drive, and load the last checkpoint";
     default:

@@ -88,7 +88,7 @@ done
 
 # A share of the weights that is less than a byte is a pool that is too small. It does not mean a pool of any size.
 start_daemon small
-! ./cistern-gpt "${model[@]}" --world 1 --data "$tmp/text" --steps 1 --job none --pool 0.0000001% >"$tmp/none.log" 2>&1 ||
+! ./cistern-gpt "${model[@]}" --world 1 --data "$tmp/text" --steps 1 --job none --pool 0.0001% >"$tmp/none.log" 2>&1 ||
     fail "a pool of no bytes is taken"
 grep -q 'pool of 1 bytes' "$tmp/none.log" || fail "a pool of no bytes is refused for another reason"
 stop_daemon small

@@ -59,7 +59,8 @@ others_go_on() {
 start_keeping faults --gpus none
 begin_faulty "$drive"
 truncate -s 8192 "$file"
-failed faulty "${place}the file was truncated to 8192 bytes, and states had the first [0-9]*: load the last checkpoint"
+# A write that is under way can make it longer again, with a hole.
+failed faulty "${place}\(the file was truncated to [0-9]* bytes, and states had the first [0-9]*: load the last checkpoint\|they are not those that were written\)"
 others_go_on "a file that is cut off"
 rc=0
 ./cistern save faulty "$tmp/cut" >"$tmp/save.log" 2>&1 || rc=$?
@@ -115,9 +116,9 @@ start_keeping small --gpus none
 fill
 truncate -s -1M "$tmp/small/filler"
 begin faulty 1 --steps 3 --disk "$tmp/small"
-remedy='free space there, or put fewer bytes there (more drives, .* unless the job is durable, disk_bytes'
+remedy='free space there, or put fewer bytes there (more drives, moments bf16 or mx8)'
 failed faulty "allocating [0-9]* bytes at 0 of .* on drive [0-9:]*: No space left on device: $remedy"
-begin part 1 --steps 3 --disk "$tmp/small" --disk-bytes 512K # This is the remedy.
+begin part 1 --steps 3 --disk "$tmp/small" --disk-bytes 512K # Fewer bytes.
 end "a part of the states on a full drive"
 ./cistern rm part
 rm "$tmp/small/filler"

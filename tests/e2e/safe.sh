@@ -28,6 +28,25 @@ complains "^cistern: no job 'exampel' of uid $(id -u): did you mean 'example'\\?
 expect 1 explain example ww
 complains "^cistern: job 'example' has no tensor 'ww': 'cistern tensors example' lists all 1\$"
 
+# -- many ranks --
+
+# They come in several answers, because a frame has no room for all.
+if [ -x ./cistern-gpt ]; then
+    write_text 300
+    ./cistern-gpt --layers 1 --heads 2 --width 32 --context 16 --batch 1 --threads 1 --steps 1 --data "$tmp/text" --job many --world 300 --rank 0 \
+        >"$tmp/many.log" 2>&1 &
+    many=$!
+    managers+=("$many")
+    is_there() {
+        ./cistern job many >"$tmp/many.out" 2>&1
+    }
+    poll is_there
+    expect 0 job many --json
+    holds '(.ranks | length) == 300 and [.ranks[].rank] == [range(300)]'
+    kill "$many"
+    wait "$many" || true
+fi
+
 # -- load --
 
 # A load that is refused leaves the job as it was.
