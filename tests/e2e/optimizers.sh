@@ -180,7 +180,7 @@ refused() {
 refused 'cannot be combined with moments that are not fp32' --moments mx8
 refused 'a pool of 1.0 MiB .* cannot be combined with device_update_bytes or device_states that the plan chooses' --device paced --pool 1M
 ./cistern trace reservation-mx8 -o "$tmp/trace.json"
-jq -e '[.traceEvents[] | select(.name == "process_name") | .args.name] | contains(["job", "node 0", "paced:0", "rank 0"])' "$tmp/trace.json" >/dev/null ||
+jq -e '[.traceEvents[] | select(.name == "process_name") | .args.name] | contains(["reservation-mx8", "node 0", "paced:0", "rank 0"])' "$tmp/trace.json" >/dev/null ||
     fail "lanes of $(jq -c '[.traceEvents[] | select(.name == "process_name") | .args.name]' "$tmp/trace.json")"
 jq -e '[.traceEvents[] | select(.ph == "X") | .cat] | unique | contains(["states up", "states down", "update"])' "$tmp/trace.json" >/dev/null ||
     fail "kinds of $(jq -c '[.traceEvents[] | select(.ph == "X") | .cat] | unique' "$tmp/trace.json")"
