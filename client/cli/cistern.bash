@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # bash completion for cistern(1), which knows the commands and options from their help
 
-_cistern_jobs() {
-    cistern "$@" jobs --json 2>/dev/null | sed -n 's/^ *"name": "\([A-Za-z0-9._-]*\)",\{0,1\}$/\1/p'
-}
-
-# The tensors of job $1. Other words are options.
-_cistern_tensors() {
-    cistern "${@:2}" tensors "$1" --json 2>/dev/null | sed -n 's/^ *"name": "\([^"]*\)",\{0,1\}$/\1/p'
+# The names in the JSON of the command $@. They may be another user's, and "compgen -W" expands words such as "$(...)": names with other
+# characters are not offered.
+_cistern_names() {
+    cistern "$@" --json 2>/dev/null | sed -nE 's/^ *"name": "([A-Za-z0-9._/-]+)",?$/\1/p'
 }
 
 # The words of "no preset" list them.
@@ -66,7 +63,7 @@ _cistern() {
         # "--socket=PATH" comes in three words.
         [[ ${COMP_WORDS[i + 1]} != = ]] || ((i++))
         case $word in
-            -s | --socket) common=(--socket "${COMP_WORDS[i + 1]}") ;;&
+            -s | --socket | --manager-socket) common+=("$word" "${COMP_WORDS[i + 1]}") ;;&
             -*) [[ -z ${value[$word]-} && ${COMP_WORDS[i]} != = ]] || ((i++)) ;;
             preset) if [[ ${COMP_WORDS[i + 1]} == : ]]; then ((i++)); else ((n_args++)); fi ;;
             *) if [[ -z $command ]]; then command=$word; else ((n_args++)) || first=$word; fi ;;
@@ -94,9 +91,9 @@ _cistern() {
     elif [[ $n_args -eq 1 && $command == schedule ]]; then
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
     elif [[ $n_args -eq 0 && $command =~ ^(job|tensors|explain|rm|trace|report|save)$ ]]; then
-        mapfile -t COMPREPLY < <(compgen -W "$(_cistern_jobs "${common[@]}")" -- "$cur")
+        mapfile -t COMPREPLY < <(compgen -W "$(_cistern_names "${common[@]}" jobs)" -- "$cur")
     elif [[ $n_args -eq 1 && $command == explain ]]; then
-        mapfile -t COMPREPLY < <(compgen -W "$(_cistern_tensors "$first" "${common[@]}")" -- "$cur")
+        mapfile -t COMPREPLY < <(compgen -W "$(_cistern_names "${common[@]}" tensors "$first")" -- "$cur")
     elif [[ ($n_args -eq 1 && $command == save) || $command =~ ^(load|checkpoints|adopt)$ ]]; then
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
     fi

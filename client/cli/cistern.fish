@@ -41,17 +41,20 @@ function __cistern_at
     test (count $words) -eq (math $argv[1] + 1); and contains -- $words[1] $argv[2..-1]
 end
 
-function __cistern_socket
+# The options that name the daemon.
+function __cistern_sockets
     set -l words (commandline -opc)
-    set -l at (contains -i -- --socket $words; or contains -i -- -s $words)
-    test -n "$at"; and string join \n -- --socket $words[(math $at + 1)]
-    string match -- '--socket=*' $words
+    for option in -s --socket --manager-socket
+        set -l at (contains -i -- $option $words)
+        and string join \n -- $option $words[(math $at + 1)]
+    end
+    string match -r -- '^--(?:manager-)?socket=.*' $words
     true
 end
 
 # The names of jobs, or of tensors, in the JSON of the command $argv.
 function __cistern_names
-    cistern (__cistern_socket) $argv --json 2>/dev/null | sed -n 's/^ *"name": "\([^"]*\)",\{0,1\}$/\1/p'
+    cistern (__cistern_sockets) $argv --json 2>/dev/null | sed -n 's/^ *"name": "\([^"]*\)",\{0,1\}$/\1/p'
 end
 
 # The names that an error of the command $argv lists.
@@ -64,7 +67,7 @@ complete -c cistern -n 'test (count (__cistern_words)) -eq 0' -a '(__cistern_com
 complete -c cistern -n '__cistern_at 0 help' -a '(__cistern_commands)'
 complete -c cistern -n 'string match -q -- "-*" (commandline -ct)' -a '(__cistern_options (__cistern_words)[1] | string replace " " \t)'
 complete -c cistern -n '__cistern_words >/dev/null' -F
-complete -c cistern -n '__cistern_at 0 job tensors explain rm trace save' -a '(__cistern_names jobs)'
+complete -c cistern -n '__cistern_at 0 job tensors explain rm trace report save' -a '(__cistern_names jobs)'
 complete -c cistern -n '__cistern_at 1 explain' -a '(__cistern_names tensors (__cistern_words)[2])'
 complete -c cistern -n '__cistern_at 0 plan' -F -a 'preset:(__cistern_listed plan preset:)'
 complete -c cistern -n '__cistern_at 0 schedule' -a 'check (__cistern_listed schedule "" --stages 1 --micro-batches 1)'

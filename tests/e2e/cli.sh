@@ -282,6 +282,7 @@ complete_words() {
 [ "$(complete_words cistern report '')" = example ] || fail "completion of a job for report: $(complete_words cistern report '')"
 # Bash passes "--socket=PATH" as three words.
 [ "$(complete_words cistern --socket = "$CISTERN_SOCKET" job '')" = example ] || fail "completion behind --socket=PATH"
+[ "$(CISTERN_SOCKET=$tmp/none complete_words cistern --manager-socket "$tmp/run/manager.sock" job '')" = example ] || fail "completion behind --manager-socket"
 [ "$(complete_words cistern stat --watch = 5 --j)" = --json ] || fail "completion behind --watch=SECONDS"
 [ "$(complete_words cistern --manager)" = --manager-socket ] || fail "completion of an option"
 [ "$(complete_words cistern plan --dev | tr '\n' ' ')" = "--device --device-states --device-update " ] || fail "completion of plan's options"
@@ -292,6 +293,19 @@ complete_words cistern plan preset : | has -xF gpt2-124m || fail "completion of 
 [ "$(complete_words cistern schedule sh)" = shifted ] || fail "completion of a schedule"
 [ "$(complete_words cistern top --no)" = --no-color ] || fail "completion of an option of top"
 [ "$(complete_words cistern help qu)" = quota ] || fail "completion of a command to help with"
+# Names of jobs and tensors are another user's words. None is run by the shell that completes them.
+mkdir "$tmp/hostile"
+cat >"$tmp/hostile/cistern" <<HOSTILE
+#!/bin/bash
+[[ \$* = help* ]] && exec $PWD/cistern "\$@"
+printf '    "name": "%s",\n' plain.name/0 '\$(touch $tmp/ran)' '\`touch $tmp/ran\`' 'a\${x:=1}' 'a b'
+HOSTILE
+chmod +x "$tmp/hostile/cistern"
+for words in "job ''" "explain example ''"; do
+    offered=$(cd "$tmp/hostile" && srcdir=$(realpath "$OLDPWD/$srcdir") && eval "complete_words cistern $words")
+    [ "$offered" = plain.name/0 ] || fail "completion of hostile names: $offered"
+    [ ! -e "$tmp/ran" ] || fail "completion runs a name"
+done
 
 # A job of this uid is removed through the managers' socket.
 expect 0 job example --uid "$(id -u)"

@@ -76,6 +76,9 @@ zsh_words() {
 if command -v fish >/dev/null; then
     fish_words "cistern ten" | has -x 'tensors' || fail "fish: a command: $(fish_words "cistern ten")"
     fish_words "cistern --socket $CISTERN_SOCKET rm " | has -x 'example' || fail "fish: a job"
+    fish_words "cistern report " | has -x 'example' || fail "fish: a job to report on"
+    CISTERN_SOCKET=$tmp/none fish_words "cistern --manager-socket $tmp/run/manager.sock rm " | has -x 'example' || fail "fish: --manager-socket"
+    CISTERN_SOCKET=$tmp/none fish_words "cistern --manager-socket=$tmp/run/manager.sock rm " | has -x 'example' || fail "fish: --manager-socket="
     fish_words "cistern explain example " | has -x 'w' || fail "fish: a tensor"
     fish_words "cistern plan preset:opt-1." | has -x 'preset:opt-1.3b' || fail "fish: a preset"
     fish_words "cistern rm --fo" | has -x -- '--force' || fail "fish: an option"
@@ -83,6 +86,9 @@ fi
 if command -v zsh >/dev/null; then
     zsh_words cistern ten | has -x 'tensors' || fail "zsh: a command"
     zsh_words cistern --socket "$CISTERN_SOCKET" rm '' | has -x 'example' || fail "zsh: a job"
+    zsh_words cistern report '' | has -x 'example' || fail "zsh: a job to report on"
+    CISTERN_SOCKET=$tmp/none zsh_words cistern --manager-socket "$tmp/run/manager.sock" rm '' | has -x 'example' || fail "zsh: --manager-socket"
+    CISTERN_SOCKET=$tmp/none zsh_words cistern "--manager-socket=$tmp/run/manager.sock" rm '' | has -x 'example' || fail "zsh: --manager-socket="
     zsh_words cistern explain example '' | has -x 'w' || fail "zsh: a tensor"
     zsh_words cistern plan '' | has -x 'preset:opt-1.3b' || fail "zsh: a preset"
     zsh_words cistern rm --fo | has -x -- '--force' || fail "zsh: an option"
