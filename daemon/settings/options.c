@@ -117,6 +117,10 @@ static int check(struct cstd_settings *config, const struct command_line *line,
     int rc;
 
     *result = CSTD_OPTIONS_EXIT;
+    if (n > CSTD_SETTINGS_MAX_ERRORS) {
+        return cst_err_set(err, CST_EINVAL, "%s: more than %d errors, of which these are the first",
+                           config->file, CSTD_SETTINGS_MAX_ERRORS);
+    }
     if (n > 0) {
         return cst_err_set(err, CST_EINVAL, "%s: %u error%s", config->file, n, n == 1 ? "" : "s");
     }

@@ -2,6 +2,7 @@
 #include "daemon/settings/settings.h"
 
 #include "daemon/settings/gpu_list.h"
+#include "daemon/settings/line.h"
 #include "daemon/base/log.h"
 #include "proto/size.h"
 #include "proto/usage.h"
@@ -166,9 +167,7 @@ static const struct row {
 /* All sections, for errors. */
 static const char *const sections[] = {"daemon", "host",   "device host", "gpu", "disk",
                                        "paced",  "engine", "plan",        "job", "quota"};
-enum { N_SECTIONS = sizeof sections / sizeof *sections };
-
-enum { N_ROWS = sizeof rows / sizeof *rows };
+enum { N_SECTIONS = sizeof sections / sizeof *sections, N_ROWS = sizeof rows / sizeof *rows };
 
 static bool was_given(const struct cstd_settings *config, const void *field)
 {
@@ -299,7 +298,6 @@ static int set_row(struct cstd_settings *config, int i, const char *value, struc
 
     if (rc == CST_OK) {
         config->given |= UINT64_C(1) << i;
-        return CST_OK;
     }
     return rc;
 }
@@ -315,7 +313,8 @@ int cstd_settings_set(struct cstd_settings *config, const char *section, const c
     return set_row(config, i, value, err) == CST_OK ? CST_OK : cst_err_prefix(err, "%s", key);
 }
 
-/* Lines that are read as if they were empty, because their errors are known. */
+/* Lines that are read as if they were empty, because their errors are known. The keys below a wrong
+ * '[section' are, too. */
 struct known_errors {
     int lines[CSTD_SETTINGS_MAX_ERRORS];
     unsigned n;
@@ -328,23 +327,41 @@ struct load {
     /* Number of the line being read. inih counts lines as well but does not pass the number to the
      * handler. */
     int line;
+    bool skips;         /* The section of the line is known to be wrong. */
     uint64_t seen;      /* Rows of the table that this file has set, one bit each. */
     struct cst_err err; /* First error in a key or value. */
     int err_line;       /* Line of err. */
 };
 
+static bool is_known(const struct known_errors *known, int line)
+{
+    for (unsigned i = 0; known != NULL && i < known->n; i++) {
+        if (known->lines[i] == line) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Reader of inih, which would take the rest of a long line for another line. */
 static char *read_line(char *line, int size, void *user)
 {
     struct load *load = user;
+    const size_t n = cstd_line_read(line, (size_t)size, load->file);
+    const char first = line[strspn(line, " \t")];
+    const bool known = is_known(load->known, ++load->line);
 
-    load->line++;
-    line = fgets(line, size, load->file);
-    for (unsigned i = 0; line != NULL && load->known != NULL && i < load->known->n; i++) {
-        if (load->known->lines[i] == load->line) {
-            (void)strcpy(line, "\n");
-        }
+    if (n == 0) {
+        return NULL;
     }
-    return line;
+    load->skips = first == '[' ? known : load->skips;
+    if (n >= (size_t)size && first != '#' && first != ';' && !known && !load->skips &&
+        load->err.status == 0) {
+        (void)cst_err_set(&load->err, CST_EINVAL, "a line of %zu bytes: write at most %d", n,
+                          size - 2);
+        load->err_line = load->line;
+    }
+    return known || load->skips || load->err_line == load->line ? strcpy(line, "\n") : line;
 }
 
 static int set_once(struct load *load, const char *section, const char *key, const char *value)
@@ -388,14 +405,14 @@ static int on_line(void *user, const char *section, const char *key, const char 
  * the number of the line. */
 static int explain_line(const struct load *load, const char *path, int line, struct cst_err *err)
 {
-    if (load->err.status == 0 || line < load->err_line) {
+    if (load->err.status == 0 || (line != 0 && line < load->err_line)) {
         (void)cst_err_set(err, CST_EINVAL,
                           "%s:%d: neither '[section]' nor 'key = value': correct the line, or put "
                           "a # before it",
                           path, line);
         return line;
     }
-    (void)cst_err_set(err, CST_EINVAL, "%s:%d: %s", path, line, load->err.text);
+    (void)cst_err_set(err, CST_EINVAL, "%s:%d: %s", path, load->err_line, load->err.text);
     return load->err_line;
 }
 
@@ -409,7 +426,7 @@ static int read_file(struct cstd_settings *config, FILE *file, const char *path,
 
     rewind(file);
     line = ini_parse_stream(read_line, &load, on_line, &load);
-    return line != 0 ? explain_line(&load, path, line, err) : 0;
+    return line != 0 || load.err.status != 0 ? explain_line(&load, path, line, err) : 0;
 }
 
 /* Open the file of @config. *out NULL with CST_OK: there is none, and none is required. */
@@ -459,19 +476,21 @@ unsigned cstd_settings_check(const struct cstd_settings *config,
 {
     struct known_errors known = {.n = 0};
     struct cst_err err = {0};
+    bool more = false;
     FILE *file;
 
     if (open_file(config, &file, &err) != CST_OK) {
         report(&err);
         return 1;
     }
-    while (file != NULL && known.n < CSTD_SETTINGS_MAX_ERRORS) {
+    while (file != NULL) {
         struct cstd_settings fresh;
         int line;
 
         cstd_settings_init(&fresh, config->memory_bytes);
         line = read_file(&fresh, file, config->file, &known, &err);
-        if (line == 0) {
+        more = line != 0 && known.n == CSTD_SETTINGS_MAX_ERRORS;
+        if (line == 0 || more) {
             break;
         }
         report(&err);
@@ -480,7 +499,7 @@ unsigned cstd_settings_check(const struct cstd_settings *config,
     if (file != NULL) {
         (void)fclose(file);
     }
-    return known.n;
+    return known.n + more;
 }
 
 int cstd_settings_reload(const struct cstd_settings *config, struct cstd_quota_rules *out,

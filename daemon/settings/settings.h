@@ -94,8 +94,8 @@ int cstd_settings_load(struct cstd_settings *config, const char *path, bool requ
                        struct cst_err *err);
 
 /* Read the file of @config, as cstd_settings_load did, and pass each error in it to @report, of the
- * first CSTD_SETTINGS_MAX_ERRORS lines that have one. Returns the number of errors. @config itself
- * stays as it is. */
+ * first CSTD_SETTINGS_MAX_ERRORS lines that have one. Returns the number of errors, or
+ * CSTD_SETTINGS_MAX_ERRORS + 1 if there are more. @config itself stays as it is. */
 unsigned cstd_settings_check(const struct cstd_settings *config,
                              void (*report)(const struct cst_err *err));
 

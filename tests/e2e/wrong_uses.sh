@@ -122,6 +122,7 @@ wrong_config '[host]\nmemroy = 64M\n' "2: unknown key 'memroy' in \\[host\\]: di
 wrong_config '[host]\nttl = 5h\n' "2: unknown key 'ttl' in \\[host\\]: it is one of \\[job\\]" '[job]\nttl = 5h\n'
 wrong_config '[host]\nmemory = 4X\n' "2: \\[host\\] memory: '4X' is not a size \\(write 4096, 64K, 1.5G" '[host]\nmemory = 64K\n'
 wrong_config '[host]\nlock yes\n' "2: neither '\\[section\\]' nor 'key = value': correct the line, or put a # before it" '[host]\n# lock yes\n'
+wrong_config "[host]\nlock = no $(printf '%0200d' 0)\n" '2: a line of 211 bytes: write at most 198' '[host]\nlock = no\n'
 wrong_config '[host]\nlock = no\nlock = yes\n' "3: 'lock' is set twice in \\[host\\]" '[host]\nlock = yes\n'
 wrong_config '[quota user:no-such-user]\njobs = 1\n' "2: section \\[quota user:no-such-user\\]: there is no user 'no-such-user' .* or write uid:N" '[quota uid:7]\njobs = 1\n'
 wrong_config '[quota]\njobs = many\n' "2: \\[quota\\] jobs: 'many' is not a limit for jobs \\(write a number" '[quota]\njobs = 5\n'

@@ -172,12 +172,12 @@ START_TEST(unknown_and_repeated_keys_are_refused)
 }
 END_TEST
 
-static char reports[8][640];
+static char reports[CSTD_SETTINGS_MAX_ERRORS][640];
 static unsigned n_reports;
 
 static void report(const struct cst_err *each)
 {
-    ck_assert_uint_lt(n_reports, 8);
+    ck_assert_uint_lt(n_reports, CSTD_SETTINGS_MAX_ERRORS);
     (void)snprintf(reports[n_reports++], sizeof reports[0], "%s", each->text);
 }
 
@@ -207,6 +207,52 @@ START_TEST(a_check_reports_every_wrong_line)
     (void)unlink(path);
     ck_assert_uint_eq(cstd_settings_check(&config, report), 1);
     ck_assert_ptr_nonnull(strstr(reports[5], "No such file"));
+}
+END_TEST
+
+/* A line is one line, however long: a comment is read over, another is refused with its length. */
+START_TEST(a_long_line_is_one_line)
+{
+    static const char *const before[] = {"# ", "[host]\n", "[host]\n"};
+    static const char *const after[] = {"\n[host]\nmemroy = 1G\n", "\nlock = no\n", ""};
+    static const char *const words[] = {"memroy", "a line of 505 bytes: write at most 198",
+                                        "a line of 504 bytes: write at most 198"};
+    static const int lines[] = {3, 2, 2};
+    char text[600];
+
+    for (unsigned i = 0; i < sizeof lines / sizeof *lines; i++) {
+        (void)snprintf(text, sizeof text, "%s%0500d = 1%s", before[i], 0, after[i]);
+        assert_refused(text, lines[i], words[i]);
+        n_reports = 0;
+        ck_assert_uint_eq(cstd_settings_check(&config, report), 1);
+    }
+}
+END_TEST
+
+/* The keys below a section whose line is wrong are in no section, which is no error of theirs.
+ * Those of the next section are checked. */
+START_TEST(a_wrong_section_line_is_one_error)
+{
+    n_reports = 0;
+    (void)load("[host\nmemory = 1G\nlock = no\n[job]\ntll = 1h\n");
+    ck_assert_uint_eq(cstd_settings_check(&config, report), 2);
+    ck_assert_ptr_nonnull(strstr(reports[0], ":1: neither '[section]' nor"));
+    ck_assert_ptr_nonnull(strstr(reports[1], ":5: unknown key 'tll' in [job]"));
+}
+END_TEST
+
+/* A check that has not reported all errors says so. */
+START_TEST(a_check_says_that_there_are_more_errors)
+{
+    char text[2048] = "[host]\n";
+
+    for (unsigned n = 1; n <= CSTD_SETTINGS_MAX_ERRORS + 1; n++) {
+        (void)strcat(text, "memroy = 1G\n");
+        n_reports = 0;
+        (void)load(text);
+        ck_assert_uint_eq(cstd_settings_check(&config, report), n);
+    }
+    ck_assert_uint_eq(n_reports, CSTD_SETTINGS_MAX_ERRORS);
 }
 END_TEST
 
@@ -380,6 +426,9 @@ int main(void)
     tcase_add_test(tc, a_default_makes_room);
     tcase_add_test(tc, paced_accelerators_take_their_memory);
     tcase_add_test(tc, a_check_reports_every_wrong_line);
+    tcase_add_test(tc, a_long_line_is_one_line);
+    tcase_add_test(tc, a_wrong_section_line_is_one_error);
+    tcase_add_test(tc, a_check_says_that_there_are_more_errors);
     tcase_add_test(tc, rates_are_numbers);
     tcase_add_test(tc, the_sockets_differ);
     tcase_add_test(tc, rules_let_in_whom_they_name);
