@@ -127,20 +127,25 @@ static int no_such_command(const char *name)
     return cli_usage(words, "");
 }
 
+/* Return the path of the socket that the user has named, or the default. */
+static const char *given_socket(const struct cli *cli)
+{
+    const char *path = cli->socket;
+
+    if (path == NULL || path[0] == '\0') {
+        path = getenv("CISTERN_SOCKET");
+    }
+    return path != NULL && path[0] != '\0' ? path : CST_DEFAULT_SOCKET;
+}
+
 /* Return the path of the socket to connect to, which the caller frees; NULL: out of memory. Only
  * the manager's socket allows requests about jobs of other owners, and those that @manager_only
  * says are for managers. */
 static char *choose_socket(const struct cli *cli, bool manager_only)
 {
-    const char *path = cli->socket;
+    const char *path = given_socket(cli);
     char *copy, *manager;
 
-    if (path == NULL || path[0] == '\0') {
-        path = getenv("CISTERN_SOCKET");
-    }
-    if (path == NULL || path[0] == '\0') {
-        path = CST_DEFAULT_SOCKET;
-    }
     if (cli->uid == CLI_NO_UID && cli->manager_socket == NULL && !manager_only) {
         return strdup(path);
     }
@@ -155,6 +160,23 @@ static char *choose_socket(const struct cli *cli, bool manager_only)
     return manager;
 }
 
+/* Connect to @path. If no daemon listens at the manager socket that belongs to the socket which the
+ * user has named, nor at that one, the error is about the latter. */
+static int connect_to(struct cli *cli, const char *path, struct cst_err *err)
+{
+    struct cst_client *other = NULL;
+    struct cst_err why = {0};
+    int rc = cst_connect(&cli->client, path, err);
+
+    if (rc == CST_ECONN && cli->manager_socket == NULL) {
+        if (cst_connect(&other, given_socket(cli), &why) == CST_ECONN) {
+            *err = why;
+        }
+        cst_disconnect(other);
+    }
+    return rc;
+}
+
 static int run(struct cli *cli, const struct command *command)
 {
     struct cst_err err = {0};
@@ -165,7 +187,7 @@ static int run(struct cli *cli, const struct command *command)
         return cli_fail(&(struct cst_err){.text = "out of memory"});
     }
     cli->path = path;
-    rc = command->wants == NO_DAEMON ? CST_OK : cst_connect(&cli->client, path, &err);
+    rc = command->wants == NO_DAEMON ? CST_OK : connect_to(cli, path, &err);
     if (rc == CST_OK || command->wants == DAEMON_IF_THERE) {
         rc = command->run(cli);
         cst_disconnect(cli->client);

@@ -97,8 +97,7 @@ static int check_old(int fd, const char *path, struct cst_err *err)
                ? cst_err_set(err, CST_EEXIST,
                              "disk: '%.200s' has the last step of an earlier job of this name: "
                              "make a checkpoint of it with 'cistern adopt FILE... DIR', then "
-                             "remove it; or take "
-                             "another name for the job",
+                             "remove it; or take another name for the job",
                              path)
                : cst_err_set(err, CST_EEXIST,
                              "disk: '%.200s' exists, and is no file of cistern: move it away",

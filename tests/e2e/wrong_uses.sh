@@ -82,7 +82,9 @@ if [ ! -e /run/cistern/cistern.sock ]; then
         env -u CISTERN_SOCKET ./cistern jobs
     remedy env CISTERN_SOCKET="$CISTERN_SOCKET" ./cistern jobs
 fi
-wrong 1 "no daemon listens at $tmp/manager.sock: start one with 'cisternd --socket $tmp/cistern.sock', or name" ./cistern --socket "$tmp/c.sock" drain
+wrong 1 "no daemon listens at $tmp/c.sock: start one with 'cisternd --socket $tmp/c.sock'\$" ./cistern --socket "$tmp/c.sock" drain
+starts "cisternd --socket $tmp/c.sock" --socket "$tmp/c.sock"
+wrong 1 "no daemon listens at $tmp/manager.sock: start one with 'cisternd --socket $tmp/cistern.sock', or name" ./cistern --manager-socket "$tmp/manager.sock" drain
 remedy ./cistern --manager-socket "$tmp/run/manager.sock" jobs
 wrong 1 'a daemon is ended on its manager socket, and this is another one' ./cistern --manager-socket "$CISTERN_SOCKET" drain
 remedy ./cistern --manager-socket "$(sed -n 's/.*--manager-socket \(.*\) drain$/\1/p' "$tmp/err")" quota
