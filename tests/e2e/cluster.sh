@@ -99,6 +99,22 @@ slurm epilog 41 "$uid" || fail "epilog: $(cat "$tmp/err")"
 grep -q "^removed job 'a.41' of uid $uid at step 3" "$tmp/out" || fail "epilog: $(cat "$tmp/out" "$tmp/err")"
 [ "$(cistern jobs --json | jq -r '[.[].name] | sort | join(" ")')" = "b.42 other" ] || fail "after the first: $(cistern jobs)"
 has_limit "$uid" 25%
+# A job that has gone since the epilog asked for the list is no failure. Another failure is told, and the rest is removed all the same.
+cat >"$tmp/cistern" <<STANDIN
+#!/bin/bash
+[[ \$* != *'jobs' ]] || { $PWD/cistern "\$@" && echo "gone.45 $uid" && { [ ! -e $tmp/refuse ] || echo "0.45 $uid"; }; exit; }
+[[ \$* != *'rm 0.45 '* ]] || { echo "cistern: refused" >&2; exit 1; }
+exec $PWD/cistern "\$@"
+STANDIN
+chmod +x "$tmp/cistern"
+job c.45
+PATH=$tmp:$PATH slurm epilog 45 "$uid" || fail "the epilog fails for a job that has gone: $(cat "$tmp/err")"
+grep -q "^removed job 'c.45'" "$tmp/out" || fail "epilog: $(cat "$tmp/out" "$tmp/err")"
+: >"$tmp/refuse"
+! PATH=$tmp:$PATH slurm epilog 45 "$uid" || fail "a failure is not told"
+grep -q '^cistern: refused$' "$tmp/err" || fail "not why: $(cat "$tmp/err")"
+grep -q '^cistern: epilog_slurmd of job 45: not removed: 0.45$' "$tmp/err" || fail "not what: $(cat "$tmp/err")"
+rm "$tmp/cistern" "$tmp/refuse"
 # Those of the last one go with it. Others' stay.
 slurm epilog 42 "$uid"
 [ "$(cistern jobs)" = "no jobs" ] || fail "after the last: $(cistern jobs)"
