@@ -50,7 +50,7 @@ static int set_stepped(struct cli_run_environment *environment, struct cst_err *
 {
     char path[64];
 
-    environment->stepped_fd = memfd_create("cistern-stepped", MFD_CLOEXEC);
+    environment->stepped_fd = memfd_create(CSTC_STEPPED_NAME, MFD_CLOEXEC);
     if (environment->stepped_fd < 0) {
         return cst_err_errno(err, CST_EINTERNAL, errno, "a file for " CSTC_STEPPED);
     }

@@ -8,8 +8,12 @@
  * has made a step. */
 #define CSTC_STEPPED "CISTERN_STEPPED"
 
-/* Write a byte to the file, if the variable is set. If the file cannot be opened, as in a container
- * with processes of its own, `cistern run` does not hear of steps. */
+/* The name of the file, which memfd_create makes. */
+#define CSTC_STEPPED_NAME "cistern-stepped"
+
+/* Write a byte to the file, if the variable is set. If the path leads to no such file, as in a
+ * container with processes of its own or when `cistern run` has ended, nothing is written, and
+ * `cistern run` does not hear of steps. */
 void cstc_stepped_tell(void);
 
 #endif

@@ -116,6 +116,19 @@ complains "^cistern: there is a job 'loaded' with states already, of step 3: loa
 expect 0 rm loaded --json
 holds '.job == "loaded" and .step == 3 and .host_bytes > 12000 and (.pool_bytes | . == 0 or . == 16384) and .saved_step == 3'
 
+# -- the file of cistern run --
+
+# A worker writes to the file of `cistern run`, and to nothing else to which CISTERN_STEPPED leads. A FIFO does not stop it.
+: >"$tmp/other"
+mkfifo "$tmp/fifo"
+for path in "$tmp/other" "$tmp/fifo"; do
+    CISTERN_STEPPED=$path timeout "$wait_s" ./tests/lib/example >"$tmp/example.out" || fail "the example with CISTERN_STEPPED=$path: $?"
+done
+[ ! -s "$tmp/other" ] || fail "CISTERN_STEPPED: a byte in another file"
+expect 3 run -n 1 --restart=1 -- sh -c './tests/lib/example && exit 3'
+has 'started again in' "$tmp/err" || fail "cistern run hears of no step: $(cat "$tmp/err")"
+expect 0 rm example
+
 # A job with workers stays, unless --force is given.
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 write_text 100
