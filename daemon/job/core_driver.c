@@ -195,7 +195,7 @@ static void answer_single(struct cstd_daemon *daemon, struct cstd_pending *reque
         break;
     case CISTERN__MSG_TYPE__MSG_RESTORE:
         if (request->job != NULL) {
-            cstd_saver_restored(request->job);
+            cstd_saver_restored(request->job, request->restores);
         }
         cstd_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
         break;

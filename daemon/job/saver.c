@@ -83,11 +83,15 @@ void cstd_saver_answer(struct cstd_daemon *daemon, struct cstd_pending *request,
     }
 }
 
-void cstd_saver_restored(struct cstd_job *job)
+void cstd_saver_restored(struct cstd_job *job, bool whole)
 {
     struct cst_core_stats stats;
 
     cst_core_stats(job->core, &stats);
     cst_core_forget_updates(job->memory.table, stats.adam_step);
     cstd_describe_outdate(job);
+    if (whole) { /* The states are those of the checkpoint. */
+        job->saved_step = stats.step;
+        job->was_saved = true;
+    }
 }

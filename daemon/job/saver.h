@@ -4,6 +4,8 @@
 #ifndef CSTD_SAVER_H
 #define CSTD_SAVER_H
 
+#include <stdbool.h>
+
 struct cstd_daemon;
 struct cstd_job;
 struct cstd_pending;
@@ -14,8 +16,9 @@ struct cst_reply;
 void cstd_saver_answer(struct cstd_daemon *daemon, struct cstd_pending *request,
                        const struct cst_reply *reply);
 
-/* The states and counters of @job are those of a checkpoint: forget what it had done before. */
-void cstd_saver_restored(struct cstd_job *job);
+/* The states and counters of @job are those of a checkpoint: forget what it had done before.
+ * @whole: all of them are, and the checkpoint is one of the job's. */
+void cstd_saver_restored(struct cstd_job *job, bool whole);
 
 /* @session no longer saves a job, and its job is not saved any more. Tells the core nothing. */
 void cstd_saver_detach(struct cstd_session *session);

@@ -27,6 +27,7 @@ static bool feed(struct cstd_session *session, struct cstd_job *job, uint64_t id
         cstd_session_error(session, id, &err);
         return false;
     }
+    request->restores = event->kind == CST_EV_RESTORE;
     event->tag = cstd_pending_tag(request, 0);
     cstd_job_feed(job, event);
     return true;
@@ -112,8 +113,5 @@ void cstd_serve_restore(struct cstd_session *session, uint64_t id, void *body)
         event.n_elems = message->n_missed;
         event.missed = message->missed;
     }
-    /* The states are those of the checkpoint from which the job is restored. */
-    session->job->saved_step = message->step;
-    session->job->was_saved = true;
     (void)feed(session, session->job, id, CISTERN__MSG_TYPE__MSG_RESTORE, &event);
 }

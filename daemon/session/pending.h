@@ -62,6 +62,8 @@ struct cstd_pending {
     bool waits_seal;
     /* The request is a Save, which waits for the description of its job. */
     bool waits_description;
+    /* The request is the last Restore of a load, after those with `more`. */
+    bool restores;
     struct cstd_staging *staging; /* Staging segment that the request uses, or NULL. */
     struct cstd_held *held;       /* What waits to be served as this request (held.h), or NULL. */
     /* Called when the request is over; NULL: nothing to do. */
