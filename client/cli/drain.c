@@ -197,21 +197,38 @@ static size_t list_unfinished(const json_t *jobs, char *out, size_t size)
     return n;
 }
 
+/* Let the daemon take no new jobs. An earlier version of it does not know the request. False: it
+ * failed; the error was printed. */
+static bool bar_jobs(struct cli *cli)
+{
+    struct cstc_call call = {0};
+    struct cst_err err = {0};
+    int rc = cstc_call_sync(cli->client, &call, CISTERN__MSG_TYPE__MSG_BAR, NULL,
+                            CISTERN__MSG_TYPE__MSG_OK, NULL, &err);
+
+    if (rc == CST_EUNSUPPORTED) {
+        rc = cst_err_set(&err, rc,
+                         "the daemon is of an earlier version than this command, and takes new "
+                         "jobs until it ends: wait until 'cistern jobs' shows none that trains, "
+                         "then run 'cistern drain' without --wait");
+    }
+    if (rc != CST_OK) {
+        (void)cli_fail(&err);
+    }
+    cstc_call_reset(&call);
+    return rc == CST_OK;
+}
+
 /* Let the daemon take no new jobs, and wait until all jobs are over. False: it failed; the
  * error was printed. */
 static bool wait_for_jobs(struct cli *cli)
 {
-    Cistern__Drain msg = CISTERN__DRAIN__INIT;
-    struct cstc_call call = {0};
     char words[512], before[512] = "";
     size_t n = 1;
 
-    msg.has_no_new_jobs = msg.no_new_jobs = 1;
-    if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_DRAIN, &msg.base, CISTERN__MSG_TYPE__MSG_OK,
-                 NULL)) {
+    if (!bar_jobs(cli)) {
         return false;
     }
-    cstc_call_reset(&call);
     while (n > 0) {
         json_t *jobs = list_jobs(cli);
 
@@ -249,7 +266,6 @@ static void tell_of_socket(struct cli *cli)
 
 int cli_drain(struct cli *cli)
 {
-    Cistern__Drain msg = CISTERN__DRAIN__INIT;
     struct cstc_call call = {0};
 
     if (cli->wait && !wait_for_jobs(cli)) {
@@ -259,8 +275,7 @@ int cli_drain(struct cli *cli)
         (void)fprintf(stderr, "cistern: the daemon goes on, because not all jobs were saved\n");
         return CLI_EXIT_FAILURE;
     }
-    if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_DRAIN, &msg.base, CISTERN__MSG_TYPE__MSG_OK,
-                 NULL)) {
+    if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_DRAIN, NULL, CISTERN__MSG_TYPE__MSG_OK, NULL)) {
         return CLI_EXIT_FAILURE;
     }
     cstc_call_reset(&call);

@@ -363,6 +363,33 @@ static int find_living(const struct cstd_session *session, const struct cstd_job
     return cstd_reshape_find(request, out, predecessor, err);
 }
 
+/* True if nobody trains @job. The workers of one that was interrupted come back. */
+static bool is_over(const struct cstd_job *job)
+{
+    struct cst_core_stats stats;
+
+    if (job->state != CSTD_JOB_READY || job->core == NULL || job->idle_since_ns == 0) {
+        return false;
+    }
+    cst_core_stats(job->core, &stats);
+    return stats.phase != CST_PHASE_RUNNING && stats.phase != CST_PHASE_INTERRUPTED;
+}
+
+/* While managers wait for the end of all jobs, none begins: check that @job, which a worker joins
+ * or replaces, has begun. NULL: it would be a new one. A worker that connects again has not ended.
+ */
+static int check_barred(const struct cstd_daemon *daemon, const struct cstd_job *job,
+                        const struct cstd_job_request *request, struct cst_err *err)
+{
+    if (daemon->n_barring == 0 || request->again || (job != NULL && !is_over(job))) {
+        return CST_OK;
+    }
+    return cst_err_set(err, CST_EDRAINING,
+                       "the daemon takes no %s '%s', because it ends when its jobs are done "
+                       "(cistern drain --wait): try again when the next one has started",
+                       job == NULL ? "new job" : "worker of job", request->spec.name);
+}
+
 /* Find the job that @request names and free the rank, or make the job. @settled: @request with what
  * the job's plan decides. */
 static int find_or_make(struct cstd_session *session, const struct cstd_job_request *request,
@@ -374,6 +401,9 @@ static int find_or_make(struct cstd_session *session, const struct cstd_job_requ
 
     *created = false;
     *settled = *request;
+    if (rc == CST_OK) {
+        rc = check_barred(session->daemon, job != NULL ? job : predecessor, request, err);
+    }
     if (rc != CST_OK) {
         return rc;
     }
@@ -394,12 +424,6 @@ static int find_or_make(struct cstd_session *session, const struct cstd_job_requ
                            request->spec.states.durable
                                ? "'cistern adopt FILE... DIR' makes a checkpoint of its files"
                                : "its states are lost");
-    }
-    if (predecessor == NULL && session->daemon->n_barring > 0) {
-        return cst_err_set(err, CST_EDRAINING,
-                           "the daemon takes no new job '%s', because it ends when its jobs are "
-                           "done (cistern drain --wait): try again when the next one has started",
-                           request->spec.name);
     }
     rc = settle_request(NULL, settled, err);
     rc = rc == CST_OK ? cstd_job_make(session, settled, out, err) : rc;

@@ -46,6 +46,7 @@ void cstd_serve_restore(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_handover(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_handover_end(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_drain(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_bar(struct cstd_session *session, uint64_t id, void *body);
 
 /* job_info.c: descriptions of jobs. */
 void cstd_serve_job_list(struct cstd_session *session, uint64_t id, void *body);

@@ -77,21 +77,28 @@ void cstd_serve_handover_end(struct cstd_session *session, uint64_t id, void *bo
     daemon->leave(daemon);
 }
 
-void cstd_serve_drain(struct cstd_session *session, uint64_t id, void *body)
+void cstd_serve_bar(struct cstd_session *session, uint64_t id, void *body)
 {
-    const Cistern__Drain *drain = body;
     struct cstd_daemon *daemon = session->daemon;
 
+    (void)body;
     if (!admit(session, id)) {
         return;
     }
-    if (drain->no_new_jobs) {
-        cstd_log(CSTD_LOG_NOTICE, "no new jobs while pid %d (uid %u) waits for %u job%s",
-                 (int)session->peer.pid, (unsigned)session->peer.uid, daemon->jobs->n,
-                 daemon->jobs->n == 1 ? "" : "s");
-        daemon->n_barring += !session->bars_jobs;
-        session->bars_jobs = true;
-        cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+    cstd_log(CSTD_LOG_NOTICE, "no new jobs while pid %d (uid %u) waits for %u job%s",
+             (int)session->peer.pid, (unsigned)session->peer.uid, daemon->jobs->n,
+             daemon->jobs->n == 1 ? "" : "s");
+    daemon->n_barring += !session->bars_jobs;
+    session->bars_jobs = true;
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+}
+
+void cstd_serve_drain(struct cstd_session *session, uint64_t id, void *body)
+{
+    const struct cstd_daemon *daemon = session->daemon;
+
+    (void)body;
+    if (!admit(session, id)) {
         return;
     }
     cstd_log(CSTD_LOG_NOTICE, "ended by pid %d (uid %u); %u job%s", (int)session->peer.pid,

@@ -158,6 +158,8 @@ managers+=("$drain")
 poll has 'waiting for 1: stays (training)' "$tmp/drain.err"
 ! ./tests/lib/example >"$tmp/example.out" 2>&1 || fail "a new job is taken"
 has "the daemon takes no new job 'example', because it ends when its jobs are done (cistern drain --wait)" "$tmp/example.out" || fail "$(cat "$tmp/example.out")"
+# Neither does a job that is over begin again.
+! ./tests/lib/example >"$tmp/example.out" 2>&1 || fail "a job that is done takes a worker"
 # If it is interrupted, new jobs are taken again.
 kill -TERM "$drain"
 wait "$drain" || true
