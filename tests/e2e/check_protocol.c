@@ -429,6 +429,21 @@ START_TEST(job_requests_need_a_job)
 }
 END_TEST
 
+/* The counters of a Restore that is refused count for nothing: the job's states are in no
+ * checkpoint. */
+START_TEST(a_refused_restore_saves_nothing)
+{
+    Cistern__Restore counters = CISTERN__RESTORE__INIT;
+    struct raw_client client;
+
+    open_in_job(&client);
+    counters.step = counters.adam_step = 7;
+    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_RESTORE, &counters.base), CST_EINVAL);
+    ck_assert(!raw_job_info(&client, "x")->has_saved_step);
+    raw_close(&client);
+}
+END_TEST
+
 /* -- the suite ------------------------------------------------------------------------------ */
 
 int main(void)
@@ -454,5 +469,6 @@ int main(void)
     tcase_add_test(tc, a_wrong_version_is_refused);
     tcase_add_test(tc, hello_comes_once);
     tcase_add_test(tc, job_requests_need_a_job);
+    tcase_add_test(tc, a_refused_restore_saves_nothing);
     return suite_run(suite);
 }
