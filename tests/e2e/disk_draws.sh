@@ -19,7 +19,7 @@ model=(--layers 3 --heads 2 --width 32 --context 16 --warmup 2 --lr 0.003 --matm
 write_text 400
 # Each file is on a drive of its own.
 export CISTERN_ENGINE_HOST=$PWD/cistern-engine-host
-cisternd=./tests/lib/drives_daemon
+use_drives_daemon
 
 end_keeper() {
     ./cistern stat --json | jq -e 'any(.engines[]; .kind == "disk" and .commands > 0)' >/dev/null || fail "no drive was used"

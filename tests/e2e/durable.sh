@@ -116,7 +116,7 @@ stop_daemon limited
 
 # Everything is killed in the middle of a run: workers, daemon and, with it, its engines. The last step is there; the job goes on from it
 # with the bits of one that was not killed. Each file is on a drive of its own.
-cisternd=./tests/lib/drives_daemon
+use_drives_daemon
 export CISTERN_ENGINE_HOST=$PWD/cistern-engine-host
 for ((i = 0; i < n_kills; i++)); do
     rm -f "$files"/*.cistern
@@ -203,7 +203,7 @@ if ! sparse; then # Nothing of it runs under a sanitizer that the others do not 
         ./cistern save memory "$tmp/reference" >/dev/null || fail "a save"
     done
     stop_daemon keeper
-    cisternd=./tests/lib/drives_daemon
+    use_drives_daemon
     export DISK_IO=record DISK_RECORD=$tmp/record
     start_keeping recorder --gpus none
     # The record of a step is longer than a sector here, each file is on a drive of its own, and daemons are killed meanwhile.

@@ -70,6 +70,13 @@ find_drive() {
     done
 }
 
+# Set cisternd to a daemon for which each file is on a drive of its own. Only `make check` builds it: one of an older library is refused.
+use_drives_daemon() {
+    # shellcheck disable=SC2034 # for the caller
+    cisternd=./tests/lib/drives_daemon
+    [ "$cisternd" -nt libcst_daemon.la ] || fail "$cisternd is older than libcst_daemon.la: make ${cisternd#./}"
+}
+
 need() {
     command -v "$1" >/dev/null || skip "no $1"
 }

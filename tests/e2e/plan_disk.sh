@@ -81,7 +81,8 @@ same() {
 }
 
 export CISTERN_ENGINE_HOST=$PWD/cistern-engine-host
-start daemon ./tests/lib/drives_daemon --config "$tmp/rates.conf" --socket "$CISTERN_SOCKET" --gpus none
+use_drives_daemon
+start daemon "$cisternd" --config "$tmp/rates.conf" --socket "$CISTERN_SOCKET" --gpus none
 await daemon READY=1
 same one 1 1
 same two 1 2 --masters split --moments mx8
