@@ -30,6 +30,7 @@
 #include "daemon/base/history.h"
 #include "daemon/base/record.h"
 #include "offload/core/core.h"
+#include "offload/layout/buffers.h"
 #include "proto/job_name.h"
 #include "proto/saved_plan.h"
 
@@ -170,6 +171,8 @@ struct cstd_job {
     struct cstd_charge traces;   /* What is charged for records of the ranks' requests. */
     struct cst_err disagreement; /* DECLARING: why the model was dropped last. */
     struct cst_layout layout;    /* Layout of the model; see cstd_job_has_layout. */
+    /* What was chosen for the layout; read with cstd_device_reservation_drives. */
+    struct cst_buffers_drives drives;
     /* The building of the layout in phase LAYOUT; NULL: not under way. */
     struct cstd_layout_work *layout_work;
     struct cstd_memory memory; /* Memory of the job, from phase MEMORY on. */
@@ -194,12 +197,12 @@ struct cstd_job {
     struct cstd_migrate *migrate;
     /* The move has stopped because of an error, and goes on with the next Commit of a rank. */
     bool stalled;
-    struct cstd_ledger ledger;           /* What outlives the daemon of this job. */
-    struct cstd_session *saver;          /* The session that saves the job (saver.h); NULL: none. */
+    struct cstd_ledger ledger;  /* What outlives the daemon of this job. */
+    struct cstd_session *saver; /* The session that saves the job (saver.h); NULL: none. */
     /* Step of the newest checkpoint of which the daemon was told, and whether there is one. */
     uint64_t saved_step;
     bool was_saved;
-    struct cstd_description description; /* The last one that was made (describe.h). */
+    struct cstd_description description;   /* The last one that was made (describe.h). */
     struct cstd_describe_work *describing; /* The making of one; NULL: not under way. */
     struct cst_core *core;                 /* Core of the job, from phase CORE on; else NULL. */
     /* Plan that the workers brought; n_chunks is 0 if there is none. */

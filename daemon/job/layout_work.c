@@ -64,8 +64,10 @@ static void on_thread(uv_work_t *work)
     struct cstd_job *job = work->data;
 
     (void)setpriority(PRIO_PROCESS, 0, CSTD_SEARCHES_NICE); /* Affects only this thread. */
-    (void)cst_layout_build(&job->layout, &job->model, &job->layout_work->config,
-                           &job->layout_work->err);
+    if (cst_layout_build(&job->layout, &job->model, &job->layout_work->config,
+                         &job->layout_work->err) == CST_OK) {
+        cstd_device_reservation_choose_drives(job);
+    }
 }
 
 static void on_thread_done(uv_work_t *work, int status)

@@ -155,14 +155,17 @@ static uint64_t drive_bytes(const struct cstd_job *job)
     return cst_layout_drive_bytes(job->spec.states.disk_bytes, job->files.n);
 }
 
+void cstd_device_reservation_choose_drives(struct cstd_job *job)
+{
+    job->drives = (struct cst_buffers_drives){.bytes = 0};
+    if (job->files.n > 0) {
+        cst_buffers_drives(&job->drives, &job->layout, job->files.n, drive_bytes(job));
+    }
+}
+
 struct cst_buffers_drives cstd_device_reservation_drives(const struct cstd_job *job)
 {
-    struct cst_buffers_drives out = {.bytes = 0};
-
-    if (job->files.n > 0 && cstd_job_has_layout(job)) {
-        cst_buffers_drives(&out, &job->layout, job->files.n, drive_bytes(job));
-    }
-    return out;
+    return cstd_job_has_layout(job) ? job->drives : (struct cst_buffers_drives){.bytes = 0};
 }
 
 uint32_t cstd_device_reservation_list(

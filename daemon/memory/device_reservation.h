@@ -49,8 +49,13 @@ uint32_t cstd_device_reservation_list(
     const struct cstd_job *job,
     struct cstd_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES]);
 
-/* Return the buffers for the states of @job on drives, and the states that stay in host memory
- * because of them; all 0: there are no drives, or no layout yet. */
+/* Choose the buffers for the states of @job on drives. Called once for each layout, as soon as it
+ * is built, because that takes milliseconds for large models. Any thread that alone has the layout.
+ */
+void cstd_device_reservation_choose_drives(struct cstd_job *job);
+
+/* Return the chosen buffers for the states of @job on drives, and the states that stay in host
+ * memory because of them; all 0: there are no drives, or no layout yet. */
 struct cst_buffers_drives cstd_device_reservation_drives(const struct cstd_job *job);
 
 /* Return whether the pool of @worker lends memory for device updates, instead of a reservation: the

@@ -50,8 +50,7 @@ static inline uint64_t cstd_records_text(const struct cstd_records *records)
 }
 
 /* Bytes of the buffer of a job of @layout with states in @n_files files and a description of at
- * most
- * @description_bytes. */
+ * most @description_bytes. */
 uint64_t cstd_records_buffer_bytes(const struct cst_layout *layout, uint32_t n_files,
                                    uint64_t description_bytes);
 

@@ -313,6 +313,7 @@ static int take_draft(struct cstd_kept_job *kept, struct cst_err *err)
     job->model = draft->model;
     job->layout = draft->layout;
     cstd_declare_charge(job);
+    cstd_device_reservation_choose_drives(job);
     job->phase = CSTD_COMMIT_LAYOUT;
     cst_model_init(&draft->model);
     draft->phase = CSTD_COMMIT_COLLECT;

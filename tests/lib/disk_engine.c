@@ -9,8 +9,8 @@
  *   DISK_IO=stuck DISK_NTH=N DISK_UNTIL=FILE
  *                                          the N-th call waits until FILE appears, or
  *                                          DISK_FAILS=N calls from it on
- *   DISK_FLUSHES=1                         with DISK_NTH: only flushes are counted, and fail or
- * wait DISK_IO=slow DISK_US=N                 each call begins with a sleep of N microseconds */
+ *   DISK_FLUSHES=1                         with DISK_NTH: only flushes count, and fail or wait
+ *   DISK_IO=slow DISK_US=N                 each call begins with a sleep of N microseconds */
 #include "kernels/engine/engine_main.h"
 #include "kernels/host/disk.h"
 #include "kernels/host/host.h"
