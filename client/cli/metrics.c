@@ -18,10 +18,11 @@
 
 /* Gather and print. Returns the status of the gather, after whose failure only cistern_up is
  * printed. */
-static int print_now(const char *path, enum cli_metrics_jobs jobs, FILE *out, struct cst_err *err)
+static int print_now(const char *path, enum cli_metrics_jobs jobs, bool (*stop)(void), FILE *out,
+                     struct cst_err *err)
 {
     struct cli_metrics metrics;
-    int rc = cli_metrics_gather(path, jobs, &metrics, err);
+    int rc = cli_metrics_gather(path, jobs, stop, &metrics, err);
 
     if (!cli_metrics_print(&metrics, out)) {
         rc = cst_err_set(err, CST_ENOMEM, "no memory for the metrics of all jobs");
@@ -40,7 +41,7 @@ static int write_file(const struct cli *cli)
     if (file_rc != CST_OK) {
         return cli_fail(&file_err);
     }
-    rc = print_now(cli->path, CLI_METRICS_ALL_JOBS, file.to, &err);
+    rc = print_now(cli->path, CLI_METRICS_ALL_JOBS, NULL, file.to, &err);
     file_rc = cst_new_file_close(&file, rc == CST_ENOMEM ? rc : CST_OK, &file_err);
     if (file_rc != CST_OK && rc == CST_OK) {
         return cli_fail(&file_err);
@@ -64,7 +65,7 @@ static int make_text(void *arg, char **text, size_t *n)
     if (out == NULL) {
         return CST_ENOMEM;
     }
-    rc = print_now(scrape->path, scrape->jobs, out, &err);
+    rc = print_now(scrape->path, scrape->jobs, cli_scrape_is_ended, out, &err);
     if (fclose(out) != 0 || rc == CST_ENOMEM) {
         free(*text);
         return CST_ENOMEM;
@@ -77,8 +78,11 @@ static int serve(const struct cli *cli)
     struct scrape scrape = {.path = cli->path, .jobs = CLI_METRICS_ALL_JOBS};
     struct cli_scrape_listen listener;
     struct cst_err err = {0};
-    int rc = cli_scrape_listen_open(&listener, cli->listen, &err);
+    sigset_t mask;
+    int rc;
 
+    cli_scrape_catch_signals(&mask);
+    rc = cli_scrape_listen_open(&listener, cli->listen, &err);
     if (rc != CST_OK) {
         (void)cli_fail(&err);
         return rc == CST_EINVAL ? CLI_EXIT_USAGE : CLI_EXIT_FAILURE;
@@ -88,7 +92,7 @@ static int serve(const struct cli *cli)
     }
     (void)printf("listening at %s\n", listener.name);
     (void)fflush(stdout);
-    rc = cli_scrape_serve(listener.fd, CLI_METRICS_CONTENT_TYPE, make_text, &scrape, &err);
+    rc = cli_scrape_serve(listener.fd, &mask, CLI_METRICS_CONTENT_TYPE, make_text, &scrape, &err);
     cli_scrape_listen_close(&listener);
     return rc == CST_OK ? CLI_EXIT_OK : cli_fail(&err);
 }
@@ -109,6 +113,7 @@ int cli_metrics(struct cli *cli)
     if (cli->output != NULL && strcmp(cli->output, "-") != 0) {
         return write_file(cli);
     }
-    return print_now(cli->path, CLI_METRICS_ALL_JOBS, stdout, &err) == CST_OK ? CLI_EXIT_OK
-                                                                              : cli_fail(&err);
+    return print_now(cli->path, CLI_METRICS_ALL_JOBS, NULL, stdout, &err) == CST_OK
+               ? CLI_EXIT_OK
+               : cli_fail(&err);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/cli/metrics_gather.h"
 
-#include "cistern/client.h"
 #include "client/lib/call.h"
+#include "client/lib/client.h"
 #include "proto/clock.h"
 
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 /* A gather under way. */
 struct gather {
     struct cst_client *client;
-    uint64_t end_ns; /* Time at which the daemon must have answered. */
+    struct cstc_limit limit; /* Of all of it. */
     enum cli_metrics_jobs jobs;
     struct cli_metrics *out;
 };
@@ -22,18 +22,11 @@ struct question {
     const ProtobufCMessageDescriptor *form;
 };
 
-static int ms_left(const struct gather *gather)
-{
-    const uint64_t now = cst_clock_ns();
-
-    return now < gather->end_ns ? (int)((gather->end_ns - now) / 1000000 + 1) : 0;
-}
-
 /* Wait until the call is done. If the time is over, so is the connection, which ends the call. */
 static void wait_for(const struct gather *gather, const struct cstc_call *call, struct cst_err *err)
 {
     while (call->state != CSTC_CALL_DONE) {
-        const int ms = ms_left(gather);
+        const int ms = cstc_limit_left(&gather->limit);
         struct cst_err late = {0};
 
         if (ms > 0) {
@@ -189,16 +182,18 @@ static int get_accounts(struct gather *gather, struct cst_err *err)
                : CST_OK;
 }
 
-int cli_metrics_gather(const char *path, enum cli_metrics_jobs jobs, struct cli_metrics *out,
-                       struct cst_err *err)
+int cli_metrics_gather(const char *path, enum cli_metrics_jobs jobs, bool (*stop)(void),
+                       struct cli_metrics *out, struct cst_err *err)
 {
-    struct gather gather = {.end_ns = cst_clock_ns() + UINT64_C(1000000) * CLI_METRICS_WAIT_MS,
+    struct gather gather = {.limit.end_ns =
+                                cst_clock_ns() + UINT64_C(1000000) * CLI_METRICS_WAIT_MS,
+                            .limit.stop = stop,
                             .jobs = jobs,
                             .out = out};
     int rc;
 
     *out = (struct cli_metrics){.stat = NULL};
-    rc = cst_connect(&gather.client, path, err);
+    rc = cstc_client_connect(&gather.client, path, &gather.limit, err);
     if (rc != CST_OK) {
         return rc;
     }

@@ -7,9 +7,10 @@
 #include "cistern/status.h"
 #include "proto/cistern.pb-c.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 
-#define CLI_METRICS_WAIT_MS 5000 /* Longest time of all requests of a gather together. */
+#define CLI_METRICS_WAIT_MS 5000 /* Longest time of a gather, its connection included. */
 
 /* Of which jobs there are names, and of which users there are quotas. */
 enum cli_metrics_jobs {
@@ -32,10 +33,11 @@ struct cli_metrics {
 };
 
 /* Connect to the daemon at @path, ask, and disconnect. The caller closes *out in any case; after a
- * failure it is empty. Statuses of cst_connect and of requests; CST_ETIMEDOUT: the daemon did not
- * answer in CLI_METRICS_WAIT_MS. */
-int cli_metrics_gather(const char *path, enum cli_metrics_jobs jobs, struct cli_metrics *out,
-                       struct cst_err *err);
+ * failure it is empty. Statuses of cst_connect and of requests. After CLI_METRICS_WAIT_MS, or as
+ * soon as @stop (NULL: it is not asked) returns true, the daemon is given up: CST_ECONN if it has
+ * not accepted the connection, CST_ETIMEDOUT if it has. */
+int cli_metrics_gather(const char *path, enum cli_metrics_jobs jobs, bool (*stop)(void),
+                       struct cli_metrics *out, struct cst_err *err);
 
 /* Free what *metrics owns, and make it empty. */
 void cli_metrics_close(struct cli_metrics *metrics);

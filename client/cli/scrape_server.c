@@ -31,7 +31,7 @@ enum state { FREE, READING, WRITING, DRAINING };
 struct connection {
     enum state state; /* As in the header's diagram. FREE: there is no connection. */
     int fd;
-    uint64_t opened_ms; /* Monotonic. */
+    uint64_t end_ms; /* Monotonic; it is closed then. */
     char request[CLI_SCRAPE_REQUEST_MAX];
     size_t n_request;
     char head[256]; /* Header of the answer. */
@@ -70,19 +70,34 @@ static void drop_text(struct text *text)
     }
 }
 
+/* Make a text; NULL: out of memory. No connection can go on meanwhile, and none loses time. */
+static struct text *make_text(struct server *server)
+{
+    const uint64_t began_ms = now_ms();
+    struct text *text = calloc(1, sizeof *text);
+
+    if (text == NULL || server->make(server->arg, &text->bytes, &text->n) != CST_OK) {
+        free(text);
+        return NULL;
+    }
+    text->made_ms = now_ms();
+    text->n_users = 1;
+    for (unsigned i = 0; i < CLI_SCRAPE_CONNECTIONS; i++) {
+        server->connections[i].end_ms += text->made_ms - began_ms;
+    }
+    return text;
+}
+
 /* Return a fresh text for one more user; NULL: out of memory. */
 static struct text *take_text(struct server *server)
 {
     struct text *text = server->fresh;
 
     if (text == NULL || now_ms() - text->made_ms >= CLI_SCRAPE_FRESH_MS) {
-        text = calloc(1, sizeof *text);
-        if (text == NULL || server->make(server->arg, &text->bytes, &text->n) != CST_OK) {
-            free(text);
+        text = make_text(server);
+        if (text == NULL) {
             return NULL;
         }
-        text->made_ms = now_ms();
-        text->n_users = 1;
         drop_text(server->fresh);
         server->fresh = text;
     }
@@ -246,7 +261,7 @@ static struct connection *find_place(struct server *server)
         }
         if (oldest == NULL || (oldest->state == WRITING) > (connection->state == WRITING) ||
             ((oldest->state == WRITING) == (connection->state == WRITING) &&
-             connection->opened_ms < oldest->opened_ms)) {
+             connection->end_ms < oldest->end_ms)) {
             oldest = connection;
         }
     }
@@ -268,7 +283,8 @@ static int accept_one(struct server *server, struct cst_err *err)
     }
     connection = find_place(server);
     close_connection(connection);
-    *connection = (struct connection){.state = READING, .fd = fd, .opened_ms = now_ms()};
+    *connection =
+        (struct connection){.state = READING, .fd = fd, .end_ms = now_ms() + CLI_SCRAPE_LIFE_MS};
     return CST_OK;
 }
 
@@ -281,7 +297,7 @@ static int close_late(struct server *server)
 
     for (unsigned i = 0; i < CLI_SCRAPE_CONNECTIONS; i++) {
         struct connection *connection = &server->connections[i];
-        const uint64_t end_ms = connection->opened_ms + CLI_SCRAPE_LIFE_MS;
+        const uint64_t end_ms = connection->end_ms;
 
         if (connection->state != FREE && end_ms <= now) {
             close_connection(connection);
@@ -317,8 +333,8 @@ static int turn(struct server *server, const sigset_t *mask, struct cst_err *err
     return fds[CLI_SCRAPE_CONNECTIONS].revents != 0 ? accept_one(server, err) : CST_OK;
 }
 
-/* Signals only arrive during the wait for the sockets. *before: the signals that were blocked. */
-static void catch_signals(sigset_t *before)
+/* Their handler only runs during the wait for the sockets. */
+void cli_scrape_catch_signals(sigset_t *before)
 {
     const struct sigaction action = {.sa_handler = end};
     sigset_t set;
@@ -331,20 +347,26 @@ static void catch_signals(sigset_t *before)
     (void)sigaction(SIGTERM, &action, NULL);
 }
 
-int cli_scrape_serve(int fd, const char *content_type, cli_scrape_fn make, void *arg,
-                     struct cst_err *err)
+bool cli_scrape_is_ended(void)
+{
+    sigset_t set;
+
+    return ended != 0 || (sigpending(&set) == 0 &&
+                          (sigismember(&set, SIGINT) == 1 || sigismember(&set, SIGTERM) == 1));
+}
+
+int cli_scrape_serve(int fd, const sigset_t *mask, const char *content_type, cli_scrape_fn make,
+                     void *arg, struct cst_err *err)
 {
     struct server *server = calloc(1, sizeof *server);
-    sigset_t mask;
     int rc = CST_OK;
 
     if (server == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for %d connections", CLI_SCRAPE_CONNECTIONS);
     }
     *server = (struct server){.fd = fd, .content_type = content_type, .make = make, .arg = arg};
-    catch_signals(&mask);
-    while (rc == CST_OK && ended == 0) {
-        rc = turn(server, &mask, err);
+    while (rc == CST_OK && !cli_scrape_is_ended()) {
+        rc = turn(server, mask, err);
     }
     for (unsigned i = 0; i < CLI_SCRAPE_CONNECTIONS; i++) {
         close_connection(&server->connections[i]);

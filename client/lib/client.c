@@ -150,13 +150,46 @@ static int cannot_connect(const char *path, int errnum, struct cst_err *err)
     return cst_err_errno(err, CST_ECONN, errnum, "no connection to a daemon at %s", path);
 }
 
-/* SO_SNDTIMEO limits how long connect() waits if the daemon's backlog is full. */
-static int dial(const char *path, int *out, struct cst_err *err)
+/* How often a limit is asked whether the wait is to stop. */
+enum { ASK_MS = 100 };
+
+int cstc_limit_left(const struct cstc_limit *limit)
+{
+    const uint64_t now = cst_clock_ns();
+    const uint64_t ms = now < limit->end_ns ? (limit->end_ns - now) / 1000000 + 1 : 0;
+
+    if (limit->stop == NULL) {
+        return (int)ms;
+    }
+    return limit->stop() ? 0 : (int)(ms < ASK_MS ? ms : ASK_MS);
+}
+
+static struct cstc_limit usual_limit(void)
+{
+    return (struct cstc_limit){cst_clock_ns() + CSTC_CLIENT_HELLO_MS * UINT64_C(1000000), NULL};
+}
+
+/* Connect @sock. SO_SNDTIMEO limits how long connect() waits if the daemon's backlog is full. 0, or
+ * the number of the error. */
+static int connect_within(int sock, const struct sockaddr_un *addr, const struct cstc_limit *limit)
+{
+    int ms, rc = -1;
+
+    errno = EAGAIN;
+    while (rc != 0 && (errno == EINTR || errno == EAGAIN) && (ms = cstc_limit_left(limit)) > 0) {
+        const struct timeval wait = {.tv_sec = ms / 1000, .tv_usec = ms % 1000 * 1000L};
+
+        (void)setsockopt(sock, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof wait);
+        rc = connect(sock, (const struct sockaddr *)addr, sizeof *addr);
+    }
+    return rc == 0 ? 0 : errno;
+}
+
+static int dial(const char *path, int *out, const struct cstc_limit *limit, struct cst_err *err)
 {
     struct sockaddr_un addr = {.sun_family = AF_UNIX};
-    struct timeval limit = {.tv_sec = CSTC_CLIENT_HELLO_MS / 1000};
     size_t n = strlen(path);
-    int sock, rc;
+    int sock, errnum;
 
     if (n == 0 || n >= sizeof addr.sun_path) {
         return cst_err_set(err, CST_EINVAL,
@@ -169,13 +202,8 @@ static int dial(const char *path, int *out, struct cst_err *err)
     if (sock < 0) {
         return cst_err_errno(err, CST_EIO, errno, "socket");
     }
-    (void)setsockopt(sock, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-    do {
-        rc = connect(sock, (const struct sockaddr *)&addr, sizeof addr);
-    } while (rc != 0 && errno == EINTR);
-    if (rc != 0) {
-        int errnum = errno;
-
+    errnum = connect_within(sock, &addr, limit);
+    if (errnum != 0) {
         (void)close(sock);
         return cannot_connect(path, errnum, err);
     }
@@ -185,12 +213,12 @@ static int dial(const char *path, int *out, struct cst_err *err)
 
 /* Exchange Hello and Welcome. A daemon without a common version of the protocol answers with
  * CST_EVERSION and a text of its own. */
-static int hello(struct cst_client *client, struct cst_err *err)
+static int hello(struct cst_client *client, const struct cstc_limit *limit, struct cst_err *err)
 {
     Cistern__Hello msg = CISTERN__HELLO__INIT;
     const Cistern__Welcome *welcome;
     struct cstc_call call = {0};
-    uint64_t until_ns = cst_clock_ns() + CSTC_CLIENT_HELLO_MS * UINT64_C(1000000);
+    const uint64_t begin_ns = cst_clock_ns();
     int rc;
 
     msg.min_version = CSTC_PROTOCOL_VERSION;
@@ -202,14 +230,15 @@ static int hello(struct cst_client *client, struct cst_err *err)
         return rc;
     }
     while ((rc = cstc_call_result(&call, err)) == CST_EAGAIN) {
-        uint64_t now = cst_clock_ns();
-        int left_ms = now < until_ns ? (int)((until_ns - now) / 1000000) : 0;
+        const int left_ms = cstc_limit_left(limit);
 
-        if (cstc_call_wait(client, left_ms, err) == CST_ETIMEDOUT) {
+        if (left_ms > 0) {
+            (void)cstc_call_wait(client, left_ms, err);
+        } else {
             /* Finishes the call, which is on this stack and linked into the client. */
             cstc_client_die(client, &(struct cst_err){.status = CST_ECONN});
-            return cst_err_set(err, CST_ECONN, "daemon at %s: no welcome within %d ms",
-                               client->path, CSTC_CLIENT_HELLO_MS);
+            return cst_err_set(err, CST_ECONN, "daemon at %s: no welcome within %.0f ms",
+                               client->path, (double)(cst_clock_ns() - begin_ns) * 1e-6);
         }
     }
     if (rc != CST_OK) {
@@ -238,7 +267,8 @@ out:
 
 int cstc_client_reopen(struct cst_client *client, struct cst_err *err)
 {
-    int rc = dial(client->path, &client->sock, err);
+    const struct cstc_limit limit = usual_limit();
+    int rc = dial(client->path, &client->sock, &limit, err);
 
     if (rc != CST_OK) {
         return rc;
@@ -246,7 +276,7 @@ int cstc_client_reopen(struct cst_client *client, struct cst_err *err)
     client->dead = client->farewell = (struct cst_err){0};
     client->credits = 1; /* For the Hello; Welcome has the number. */
     rc = cstc_wake_add_socket(&client->wake, client->sock, err);
-    rc = rc == CST_OK ? hello(client, err) : rc;
+    rc = rc == CST_OK ? hello(client, &limit, err) : rc;
     if (rc != CST_OK) {
         cstc_client_die(client, err);
     }
@@ -254,6 +284,14 @@ int cstc_client_reopen(struct cst_client *client, struct cst_err *err)
 }
 
 int cst_connect(struct cst_client **out, const char *path, struct cst_err *err)
+{
+    const struct cstc_limit limit = usual_limit();
+
+    return cstc_client_connect(out, path, &limit, err);
+}
+
+int cstc_client_connect(struct cst_client **out, const char *path, const struct cstc_limit *limit,
+                        struct cst_err *err)
 {
     struct cst_client *client;
     int rc, sock = -1;
@@ -265,7 +303,7 @@ int cst_connect(struct cst_client **out, const char *path, struct cst_err *err)
     if (path == NULL || path[0] == '\0') {
         path = CST_DEFAULT_SOCKET;
     }
-    rc = dial(path, &sock, err);
+    rc = dial(path, &sock, limit, err);
     if (rc != CST_OK) {
         return rc;
     }
@@ -282,7 +320,7 @@ int cst_connect(struct cst_client **out, const char *path, struct cst_err *err)
     client->queue_end = &client->queue;
     cstc_fork_register(client);
     rc = cstc_wake_open(&client->wake, sock, err);
-    rc = rc == CST_OK ? hello(client, err) : rc;
+    rc = rc == CST_OK ? hello(client, limit, err) : rc;
     if (rc != CST_OK) {
         cst_disconnect(client);
         return rc;

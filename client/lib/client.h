@@ -11,7 +11,7 @@
 #include "proto/frame.h"
 
 #define CSTC_PROTOCOL_VERSION 1
-#define CSTC_CLIENT_HELLO_MS 10000 /* Longest wait for the daemon's answer to Hello. */
+#define CSTC_CLIENT_HELLO_MS 10000 /* Longest time in which a connection is made. */
 
 struct cstc_call;
 struct cstc_task;
@@ -53,6 +53,20 @@ struct cst_client {
 /* CST_OK if requests can be made; else CST_EFORKED, or the status and cause that ended the
  * connection. */
 int cstc_client_check(const struct cst_client *client, struct cst_err *err);
+
+/* How long somebody waits for the daemon. */
+struct cstc_limit {
+    uint64_t end_ns;    /* Monotonic; the wait is over then. */
+    bool (*stop)(void); /* True: the wait is over now. Asked several times a second. NULL: never. */
+};
+
+/* Milliseconds until the wait is over or @limit->stop has to be asked again; 0: it is over. */
+int cstc_limit_left(const struct cstc_limit *limit);
+
+/* cst_connect with another limit than CSTC_CLIENT_HELLO_MS from now, which holds for all of it.
+ * CST_ECONN: the daemon has not answered in time. */
+int cstc_client_connect(struct cst_client **out, const char *path, const struct cstc_limit *limit,
+                        struct cst_err *err);
 
 /* Connect again, after the connection has ended. CST_ECONN: nobody listens, or nobody answers. */
 int cstc_client_reopen(struct cst_client *client, struct cst_err *err);

@@ -91,6 +91,16 @@ poll test -S "$tmp/mute.sock"
 given_up=$!
 helpers+=($!)
 
+# One that does not even greet. Its exporter waits as long in all, which is not the time of its scrapers.
+scrape mute "$tmp/silent.sock" &
+helpers+=($!)
+poll test -S "$tmp/silent.sock"
+listen "$tmp/beside.sock" -s "$tmp/silent.sock"
+beside=$exporter
+scrape beside "$address" >"$tmp/beside.log" 2>&1 &
+beside_done=$!
+helpers+=($!)
+
 # The file is replaced, so that a reader never sees a part of one.
 ./cistern metrics -o "$tmp/cistern.prom" || fail "no file"
 before=$(stat -c %i "$tmp/cistern.prom")
@@ -193,6 +203,13 @@ wait $given_up || status=$?
 [ $status = 1 ] || fail "a daemon that does not answer: status $status"
 grep -q 'has not answered in 5 s' "$tmp/mute.err" || fail "no reason: $(cat "$tmp/mute.err")"
 [ "$(grep -v '^#' "$tmp/mute.prom")" = "cistern_up 0" ] || fail "a daemon that does not answer: $(cat "$tmp/mute.prom")"
+
+wait $beside_done || fail "beside a scrape of a silent daemon: $(cat "$tmp/beside.log")"
+stop $beside
+status=0
+./cistern metrics -s "$tmp/silent.sock" >"$tmp/page" 2>"$tmp/err" || status=$?
+[ $status = 1 ] || fail "a daemon that does not greet: status $status"
+grep -q 'no welcome within 5[0-9]* ms' "$tmp/err" || fail "no reason: $(cat "$tmp/err")"
 
 # -- the dashboard --------------------------------------------------------------------------------
 

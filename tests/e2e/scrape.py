@@ -4,7 +4,8 @@
     scrape.py parse < TEXT          print each sample as NAME{LABELS} VALUE, with sorted labels
     scrape.py get ADDRESS [PATH]    print the body of an answer with status 200
     scrape.py attack ADDRESS        be every bad scraper, each followed by a good one
-    scrape.py mute PATH SOCKET      be a daemon at PATH that greets as the one at SOCKET does, and then says nothing
+    scrape.py mute PATH [SOCKET]    be a daemon at PATH that says nothing, or greets as the one at SOCKET does, and then says nothing
+    scrape.py beside ADDRESS        scrape while the daemon is silent, with a connection before that asks after it
     scrape.py pass ADDRESS COMMAND  run COMMAND with a listening socket, as systemd does
 
 ADDRESS is HOST:PORT or the path of a Unix socket.
@@ -79,10 +80,15 @@ def run_with_socket(address, *command):
     os.execv(command[0], command)
 
 
-def mute(path, upstream):
+def mute(path, upstream=None):
     listener, daemon = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
     listener.bind(path)
     listener.listen()
+    if upstream is None:
+        while True:
+            client, _ = listener.accept()
+            while client.recv(1 << 20):
+                pass
     daemon.connect(upstream)
     client, _ = listener.accept()
     daemon.send(client.recv(1 << 20))
@@ -141,7 +147,10 @@ def slow(address):
     """A request that comes byte by byte, and does not end. Returns its connection."""
     peer = connect(address)
     for byte in b"GET /met":
-        peer.sendall(bytes([byte]))
+        try:
+            peer.sendall(bytes([byte]))
+        except ConnectionError:
+            pass  # It was closed at the end of its time.
         good(address)
     return peer
 
@@ -198,6 +207,14 @@ def garbage(address):
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n") and answer.endswith(b"\r\n\r\n"), answer
 
 
+def beside(address):
+    """The time in which the exporter waits for its daemon is not that of a connection that it has accepted."""
+    early = connect(address)
+    assert parse(get(address))["cistern_up", ()] == 0  # `early` was accepted before.
+    early.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+    assert read(early)[0] == 200
+
+
 def attack(address):
     for kind in (idle, huge, half, deaf, garbage):
         kind(address)
@@ -214,6 +231,8 @@ def main():
             print(f"{name}{{{words}}} {value!r}")
     elif command == "mute":
         mute(*rest)
+    elif command == "beside":
+        beside(*rest)
     elif command == "pass":
         run_with_socket(*rest)
     elif command == "get":

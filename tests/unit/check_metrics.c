@@ -405,12 +405,14 @@ START_TEST(test_deaf_peers)
     ssize_t got;
     int fd, status;
     pid_t pid;
+    sigset_t mask;
 
     (void)snprintf(path, sizeof path, SUITE_LOG "metrics.log", suite_pid());
     ck_assert_int_eq(cli_scrape_listen_open(&listener, path, &err), CST_OK);
     pid = fork();
     if (pid == 0) {
-        _exit(cli_scrape_serve(listener.fd, "text/plain", make_large, NULL, &err) != CST_OK);
+        cli_scrape_catch_signals(&mask);
+        _exit(cli_scrape_serve(listener.fd, &mask, "text/plain", make_large, NULL, &err) != CST_OK);
     }
     for (unsigned i = 0; i < DEAF; i++) {
         (void)ask(path);
