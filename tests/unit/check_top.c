@@ -362,6 +362,36 @@ START_TEST(test_view)
 }
 END_TEST
 
+/* Jobs without a letter have a part of their own, and their number is beside the bar. */
+START_TEST(test_many_parts)
+{
+    struct cli_top_model model = {0};
+    struct cli_top_view view = {.interval_s = 2};
+    struct cli_grid grid = {0};
+    Cistern__JobMemory memory = CISTERN__JOB_MEMORY__INIT, *pointer = &memory;
+    Cistern__JobInfo jobs[40];
+    char names[40][8];
+
+    memory.place = TEXT("host");
+    memory.bytes = 1;
+    for (unsigned i = 0; i < 40; i++) {
+        (void)snprintf(names[i], sizeof names[i], "job%02u", i);
+        jobs[i] = job_of(names[i], i, 1);
+        jobs[i].memory = &pointer;
+        jobs[i].n_memory = 1;
+    }
+    sample(&model, 1, 1, jobs, 40);
+    ck_assert(cli_grid_reset(&grid, 12, 306));
+    cli_top_draw(&grid, &model, &view);
+    /* Jobs of 1 byte in columns of 1 byte: 26 with letters, 14 without, and 10 bytes of others. */
+    ck_assert_ptr_nonnull(
+        strstr(row_of(&grid, 1), "abcdefghijklmnopqrstuvwxyz++++++++++++++==========...."));
+    ck_assert_ptr_nonnull(strstr(row_of(&grid, 1), "+14 more"));
+    cli_grid_free(&grid);
+    cli_top_model_free(&model);
+}
+END_TEST
+
 /* Terminals of any size can be drawn on. */
 START_TEST(test_sizes)
 {
@@ -402,6 +432,7 @@ int main(void)
     tcase_add_test(tcase, test_sort);
     tcase_add_test(tcase, test_widths);
     tcase_add_test(tcase, test_view);
+    tcase_add_test(tcase, test_many_parts);
     tcase_add_test(tcase, test_sizes);
     return suite_run(suite);
 }

@@ -46,8 +46,8 @@ static const char help[] =
     "h         show this help\n"
     "q         quit\n"
     "\n"
-    "bars      Memory that is used, by job. The letter of a job is in front of its name; = is the "
-    "memory of others. \"pools\" are pools in host memory.\n"
+    "bars      Memory that is used, by job. The letter of a job is in front of its name; + is the "
+    "memory of jobs without a letter, = that of others. \"pools\" are pools in host memory.\n"
     "HITS      Part of the weights that were in a pool before a rank waited for them.\n"
     "WAIT      Part of the time for which ranks waited for weights.\n"
     "UPDATE/s  Parameters updated.\n"
@@ -465,12 +465,13 @@ int cli_top(struct cli *cli)
         return cli_fail(&(struct cst_err){
             .text = "top draws on a terminal, in the foreground: 'cistern stat' prints anywhere"});
     }
-    if (cli_screen_open(colour, &err) != CST_OK) {
-        return cli_fail(&err);
-    }
     top = calloc(1, sizeof *top);
     if (top == NULL) {
         return cli_fail(&(struct cst_err){.text = "out of memory"});
+    }
+    if (cli_screen_open(colour, &err) != CST_OK) {
+        free(top);
+        return cli_fail(&err);
     }
     top->cli = cli;
     top->view.interval_s = cli->watch_seconds > 0 ? cli->watch_seconds : 2;

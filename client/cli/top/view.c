@@ -103,24 +103,32 @@ static void add_part(struct cli_bar_part *parts, unsigned n, struct cli_bar_part
     parts[n] = part;
 }
 
-/* Find the parts of @place by job. What no job of the list has is of jobs of others, or of the
- * daemon's own books. Returns the number of parts. */
+/* Find the parts of @place by job; those without a letter are one part, and *more of them have
+ * memory there. What no job of the list has is of jobs of others, or of the daemon's own books.
+ * Returns the number of parts. */
 static unsigned find_parts(const struct cli_top_model *model, const struct cli_top_place *place,
-                           struct cli_bar_part parts[MOST_PARTS])
+                           struct cli_bar_part parts[MOST_PARTS], unsigned *more)
 {
-    double rest = place->used;
+    double rest = place->used, unmarked = 0;
     unsigned n = 0;
 
-    for (unsigned i = 0; i < model->n_jobs && n < MOST_PARTS - 1; i++) {
+    *more = 0;
+    for (unsigned i = 0; i < model->n_jobs; i++) {
         const double bytes = cli_top_job_use(model->jobs[i], place->name);
 
-        if (bytes > 0) {
+        rest -= bytes;
+        if (model->jobs[i]->mark == CLI_TOP_NO_MARK) {
+            unmarked += bytes;
+            *more += bytes > 0;
+        } else if (bytes > 0) {
             add_part(parts, n++,
                      (struct cli_bar_part){.size = bytes,
                                            .ch = (unsigned char)model->jobs[i]->mark,
                                            .look = look_of(model->jobs[i])});
-            rest -= bytes;
         }
+    }
+    if (*more > 0) {
+        parts[n++] = (struct cli_bar_part){.size = unmarked, .ch = CLI_TOP_NO_MARK};
     }
     if (rest > 0) {
         parts[n++] = (struct cli_bar_part){.size = rest, .ch = '='};
@@ -134,13 +142,16 @@ static void draw_place(struct cli_grid *grid, unsigned row, const struct cli_top
     const unsigned width = grid->cols / 3;
     struct cli_bar_part parts[MOST_PARTS];
     char amount[64], a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES];
-    unsigned n = find_parts(model, place, parts), col = NAME_WIDTH;
+    unsigned more, n = find_parts(model, place, parts, &more), col = NAME_WIDTH;
 
     (void)cli_grid_field(grid, row, 0, NAME_WIDTH - 1, false, 0, place->name);
     cli_bar_draw(grid, row, col, width, parts, n, place->size > 0 ? place->size : place->used);
     (void)snprintf(amount, sizeof amount, place->size > 0 ? "%s of %s" : "%s",
                    cli_bytes((uint64_t)place->used, a), cli_bytes((uint64_t)place->size, b));
     col = cli_grid_field(grid, row, col + width + 1, AMOUNT_WIDTH, false, 0, amount) + 1;
+    if (more > 0) {
+        col = cli_grid_print(grid, row, col, 0, "+%u more", more) + 1;
+    }
     if (col < grid->cols) {
         cli_spark_draw(grid, row, col, grid->cols - col, CLI_LOOK_CYAN, &place->history, true);
     }
