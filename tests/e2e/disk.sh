@@ -80,8 +80,16 @@ for job in stays moves; do
 done
 cmp "$tmp/stays.weights" "$tmp/moves.weights" || fail "other weights after moves to the drive and back"
 
-# A checkpoint of states there is that of states in memory.
+# A checkpoint of states there is that of states in memory. The next daemon says the same of the file and its buffers.
 train saved 1 5 --disk "$drive"
+said() {
+    ./cistern job saved --json | jq -c '[.drive_bytes, .n_stay_in_host, (.files[] | .bytes, .buffer_bytes, .n_chunks)]'
+}
+before=$(said)
+says_the_same() { [ "$(said)" = "$before" ]; }
+[ "$(jq length <<<"$before")" = 5 ] || fail "nothing is said of the file: $before"
+kill_daemon keeper
+(poll says_the_same) || fail "after the death of the daemon $(said), before $before"
 train memory-saved 1 5
 ./cistern save saved "$tmp/a" >/dev/null || fail "a save of a job with states on a drive"
 ./cistern save memory-saved "$tmp/b" >/dev/null || fail "a save"
