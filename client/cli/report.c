@@ -12,7 +12,7 @@ enum { RECENT = 33 }; /* Entries of which the median is taken, at most. */
 
 /* -- figures ---------------------------------------------------------------------------------- */
 
-static int compare(const void *a, const void *b)
+int cli_report_compare(const void *a, const void *b)
 {
     const double *x = a, *y = b;
 
@@ -30,7 +30,7 @@ double cli_report_step_seconds(const struct cli_report *report)
     if (n == 0) {
         return 0;
     }
-    qsort(seconds, n, sizeof *seconds, compare);
+    qsort(seconds, n, sizeof *seconds, cli_report_compare);
     return seconds[n / 2];
 }
 

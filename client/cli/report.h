@@ -26,6 +26,9 @@ void cli_report_run(const struct cli_report *report, FILE *to);
 /* Where the time of steps went, memory, and which chunks were where. False: memory is short. */
 bool cli_report_recent(const struct cli_report *report, FILE *to);
 
+/* Compare two doubles for qsort, which come in ascending order. */
+int cli_report_compare(const void *a, const void *b);
+
 /* The median time of the recent steps, in seconds; 0: not known. */
 double cli_report_step_seconds(const struct cli_report *report);
 

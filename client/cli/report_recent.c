@@ -47,13 +47,6 @@ static void draw_bar(const struct cli_svg *chart, const struct cli_step_time *t,
     }
 }
 
-static int compare(const void *a, const void *b)
-{
-    const double *x = a, *y = b;
-
-    return *x < *y ? -1 : *x > *y;
-}
-
 /* The height of the drawing in seconds: a step that took very much longer than others must not make
  * them invisible. */
 static double height_of(const struct cli_step_time *v, size_t n)
@@ -63,7 +56,7 @@ static double height_of(const struct cli_step_time *v, size_t n)
     for (size_t i = 0; i < n; i++) {
         seconds[i] = v[i].seconds;
     }
-    qsort(seconds, n, sizeof *seconds, compare);
+    qsort(seconds, n, sizeof *seconds, cli_report_compare);
     high = fmin(seconds[n - 1], MOST_MEDIANS * seconds[n / 2]);
     return high < seconds[n - 1] ? high : 1.05 * high;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/cli/step_times.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 const char *const cli_step_part_names[CLI_STEP_PARTS + 1] = {
@@ -75,16 +76,11 @@ static void sum(struct edge *edges, size_t n, double out[N_STATES])
     }
 }
 
-static double least(double a, double b)
-{
-    return a < b ? a : b;
-}
-
 /* The exposed update time is in the waits of the step. */
 static void divide(const double states[N_STATES], double exposed, struct cli_step_time *out)
 {
-    const double of_weights = least(exposed, states[WAITS]);
-    const double of_commit = least(exposed - of_weights, states[COMMITS]);
+    const double of_weights = fmin(exposed, states[WAITS]);
+    const double of_commit = fmin(exposed - of_weights, states[COMMITS]);
     double *parts = out->parts;
 
     parts[CLI_STEP_COMPUTE] = states[COMPUTES];

@@ -127,18 +127,18 @@ END_TEST
 /* A history keeps the last values, and its range leaves out what is not a number. */
 START_TEST(test_history)
 {
-    static struct cli_history history;
+    static struct cli_spark_history history;
     double least = 0, most = 0;
 
-    ck_assert(!cli_history_range(&history, 10, &least, &most));
+    ck_assert(!cli_spark_history_range(&history, 10, &least, &most));
     for (unsigned i = 0; i < CLI_HISTORY_MAX + 5; i++) {
-        cli_history_add(&history, i);
+        cli_spark_history_add(&history, i);
     }
     ck_assert_uint_eq(history.n, CLI_HISTORY_MAX);
-    ck_assert_double_eq(cli_history_get(&history, 0), CLI_HISTORY_MAX + 4);
-    ck_assert_double_eq(cli_history_get(&history, CLI_HISTORY_MAX - 1), 5);
-    cli_history_add(&history, NAN);
-    ck_assert(cli_history_range(&history, 3, &least, &most));
+    ck_assert_double_eq(cli_spark_history_get(&history, 0), CLI_HISTORY_MAX + 4);
+    ck_assert_double_eq(cli_spark_history_get(&history, CLI_HISTORY_MAX - 1), 5);
+    cli_spark_history_add(&history, NAN);
+    ck_assert(cli_spark_history_range(&history, 3, &least, &most));
     ck_assert_double_eq(least, CLI_HISTORY_MAX + 3);
     ck_assert_double_eq(most, CLI_HISTORY_MAX + 4);
 }
@@ -148,7 +148,7 @@ END_TEST
  * the end. Infinity and NaN are marked. */
 START_TEST(test_spark)
 {
-    static struct cli_history history;
+    static struct cli_spark_history history;
     struct cli_grid grid = {0};
 
     ck_assert_uint_eq(cli_spark_level(1, 1, 1), 4);
@@ -156,20 +156,20 @@ START_TEST(test_spark)
     ck_assert_uint_eq(cli_spark_level(3, 0, 7), 3);
     ck_assert_uint_eq(cli_spark_level(7, 0, 7), 7);
     ck_assert_uint_eq(cli_spark_level(-1, 0, 7), 0);
-    cli_history_add(&history, 2);
-    cli_history_add(&history, 9);
-    cli_history_add(&history, NAN);
-    cli_history_add(&history, INFINITY);
+    cli_spark_history_add(&history, 2);
+    cli_spark_history_add(&history, 9);
+    cli_spark_history_add(&history, NAN);
+    cli_spark_history_add(&history, INFINITY);
     ck_assert(cli_grid_reset(&grid, 2, 8));
     cli_spark_draw(&grid, 0, 1, 6, 0, &history, false);
     ck_assert_str_eq(row_of(&grid, 0), "   _#!!");
     cli_spark_draw(&grid, 1, 1, 6, 0, &history, true);
     ck_assert_str_eq(row_of(&grid, 1), "   -#!!");
-    history = (struct cli_history){0};
-    cli_history_add(&history, 0);
+    history = (struct cli_spark_history){0};
+    cli_spark_history_add(&history, 0);
     cli_spark_draw(&grid, 1, 1, 6, 0, &history, true);
     ck_assert_str_eq(row_of(&grid, 1), "   -#!_");
-    cli_history_add(&history, 9);
+    cli_spark_history_add(&history, 9);
     grid.utf8 = true;
     cli_spark_draw(&grid, 0, 0, 4, 0, &history, false);
     ck_assert_uint_eq(grid.cells[2].ch, 0x2581);
@@ -258,7 +258,7 @@ START_TEST(test_jobs)
     jobs[0].last_loss = 2.5;
     sample(&model, 3, 1, jobs, 2);
     ck_assert_uint_eq(cli_top_model_find(&model, "a", 0)->losses.n, 2);
-    ck_assert_double_eq(cli_history_get(&cli_top_model_find(&model, "a", 0)->losses, 0), 2.5);
+    ck_assert_double_eq(cli_spark_history_get(&cli_top_model_find(&model, "a", 0)->losses, 0), 2.5);
     ck_assert_uint_eq(cli_top_model_find(&model, "b", 0)->losses.n, 0);
     ck_assert_int_eq(cli_top_model_find(&model, "b", 0)->mark, 'b');
     cli_top_model_free(&model);

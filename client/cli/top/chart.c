@@ -3,24 +3,25 @@
 
 #include <math.h>
 
-void cli_history_add(struct cli_history *history, double value)
+void cli_spark_history_add(struct cli_spark_history *history, double value)
 {
     history->v[history->next] = value;
     history->next = (history->next + 1) % CLI_HISTORY_MAX;
     history->n += history->n < CLI_HISTORY_MAX;
 }
 
-double cli_history_get(const struct cli_history *history, unsigned age)
+double cli_spark_history_get(const struct cli_spark_history *history, unsigned age)
 {
     return history->v[(history->next + CLI_HISTORY_MAX - 1 - age) % CLI_HISTORY_MAX];
 }
 
-bool cli_history_range(const struct cli_history *history, unsigned n, double *least, double *most)
+bool cli_spark_history_range(const struct cli_spark_history *history, unsigned n, double *least,
+                             double *most)
 {
     bool any = false;
 
     for (unsigned age = 0; age < n && age < history->n; age++) {
-        const double value = cli_history_get(history, age);
+        const double value = cli_spark_history_get(history, age);
 
         if (isfinite(value)) {
             *least = any ? fmin(*least, value) : value;
@@ -48,18 +49,18 @@ static uint32_t column(const struct cli_grid *grid, unsigned level)
 }
 
 void cli_spark_draw(struct cli_grid *grid, unsigned row, unsigned col, unsigned width,
-                    unsigned look, const struct cli_history *history, bool from_zero)
+                    unsigned look, const struct cli_spark_history *history, bool from_zero)
 {
     const unsigned n = width < history->n ? width : history->n;
     double least = 0, most = 0;
 
-    (void)cli_history_range(history, n, &least, &most); /* False: all are '!'. */
+    (void)cli_spark_history_range(history, n, &least, &most); /* False: all are '!'. */
     if (from_zero) {
         least = fmin(least, 0);
         most = most > 0 ? most : 1; /* Zeros alone are low. */
     }
     for (unsigned i = 0; i < n; i++) {
-        const double value = cli_history_get(history, n - 1 - i);
+        const double value = cli_spark_history_get(history, n - 1 - i);
 
         cli_grid_put(grid, row, col + width - n + i, look,
                      isfinite(value) ? column(grid, cli_spark_level(value, least, most)) : '!');

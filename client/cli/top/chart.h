@@ -8,20 +8,21 @@
 #define CLI_HISTORY_MAX 256 /* Values that are kept: the last ones. */
 
 /* The last values of a number. All 0: there are none. */
-struct cli_history {
+struct cli_spark_history {
     double v[CLI_HISTORY_MAX]; /* A ring. */
     unsigned n;                /* Number of values in v. */
     unsigned next;             /* Where the next value goes. */
 };
 
 /* Add a value, which may be NaN or infinite. */
-void cli_history_add(struct cli_history *history, double value);
+void cli_spark_history_add(struct cli_spark_history *history, double value);
 
 /* Return the value that was added @age values before the last one; @age < n. */
-double cli_history_get(const struct cli_history *history, unsigned age);
+double cli_spark_history_get(const struct cli_spark_history *history, unsigned age);
 
 /* Find the least and largest finite number of the last @n values. False: there is none. */
-bool cli_history_range(const struct cli_history *history, unsigned n, double *least, double *most);
+bool cli_spark_history_range(const struct cli_spark_history *history, unsigned n, double *least,
+                             double *most);
 
 #define CLI_SPARK_LEVELS 8
 
@@ -33,7 +34,7 @@ unsigned cli_spark_level(double value, double least, double most);
  * of them. The scale reaches from the least of these values to the largest; with @from_zero, from
  * 0. A value that is not finite is '!'. */
 void cli_spark_draw(struct cli_grid *grid, unsigned row, unsigned col, unsigned width,
-                    unsigned look, const struct cli_history *history, bool from_zero);
+                    unsigned look, const struct cli_spark_history *history, bool from_zero);
 
 /* A part of a bar. */
 struct cli_bar_part {

@@ -34,7 +34,7 @@ static void set_place(struct cli_top_model *model, const char *name, double used
     }
     model->places[i].used = used;
     model->places[i].size = size;
-    cli_history_add(&model->places[i].history, used);
+    cli_spark_history_add(&model->places[i].history, used);
 }
 
 static void set_places(struct cli_top_model *model, const Cistern__StatReply *stat)
@@ -149,7 +149,7 @@ static void set_memory(struct cli_top_job *job, const Cistern__JobInfo *info)
         use->bytes = (double)info->memory[i]->bytes;
         job->bytes += is_drive(info->memory[i]) ? 0 : use->bytes;
     }
-    cli_history_add(&job->sizes, job->bytes);
+    cli_spark_history_add(&job->sizes, job->bytes);
 }
 
 static void set_counts(struct cli_top_job *job, const Cistern__JobInfo *info)
@@ -177,7 +177,7 @@ void cli_top_model_add(struct cli_top_model *model, const Cistern__JobInfo *info
         return;
     }
     if (info->has_last_loss && (!job->has_loss || info->step != job->step)) {
-        cli_history_add(&job->losses, info->last_loss);
+        cli_spark_history_add(&job->losses, info->last_loss);
     }
     job->seen = true;
     (void)snprintf(job->state, sizeof job->state, "%s", info->state);

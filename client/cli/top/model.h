@@ -14,9 +14,9 @@
 /* Memory of one kind: "host" for arenas, "pools" for pools in host memory, a device, a drive. */
 struct cli_top_place {
     char name[64];
-    double used;                /* Bytes. */
-    double size;                /* Bytes for jobs; 0: not limited by the daemon. */
-    struct cli_history history; /* Of used. */
+    double used;                      /* Bytes. */
+    double size;                      /* Bytes for jobs; 0: not limited by the daemon. */
+    struct cli_spark_history history; /* Of used. */
 };
 
 /* Memory of a job in one place. */
@@ -50,8 +50,8 @@ struct cli_top_job {
     unsigned n_uses;
     struct cli_top_counts counts, before; /* Of the last sample and of the one before it. */
     bool has_before;                      /* The same daemon has sent `before`. */
-    struct cli_history losses;            /* One value for each sample with a new step. */
-    struct cli_history sizes;             /* Of bytes, one value for each sample. */
+    struct cli_spark_history losses;      /* One value for each sample with a new step. */
+    struct cli_spark_history sizes;       /* Of bytes, one value for each sample. */
     bool seen;                            /* It was in the sample that is being taken. */
 };
 

@@ -63,7 +63,8 @@ static unsigned look_of(const struct cli_top_job *job)
 
 /* Draw a line with the history of a number, from which @values on are its least and largest. */
 static void draw_history(struct cli_grid *grid, unsigned row, const char *name,
-                         const struct cli_history *history, const char *values, bool from_zero)
+                         const struct cli_spark_history *history, const char *values,
+                         bool from_zero)
 {
     const unsigned n = cli_grid_width(values), col = NAME_WIDTH,
                    width = grid->cols > col + n + 2 ? grid->cols - col - n - 2 : 0;
@@ -79,7 +80,7 @@ static void draw_job_histories(struct cli_grid *grid, unsigned row, const struct
     char text[64] = "no loss yet", bytes[CLI_HUMAN_BYTES];
     double least, most;
 
-    if (job->has_loss && cli_history_range(&job->losses, grid->cols, &least, &most)) {
+    if (job->has_loss && cli_spark_history_range(&job->losses, grid->cols, &least, &most)) {
         (void)snprintf(text, sizeof text, "%.4f, %.4f to %.4f", job->loss, least, most);
     } else if (job->has_loss) {
         (void)snprintf(text, sizeof text, "%f", job->loss);
