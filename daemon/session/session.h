@@ -63,7 +63,7 @@ struct cstd_session {
     struct cstd_job *saves;           /* Job that the session saves (saver.h); NULL: none. */
     /* The job was removed; explains later errors to the client. */
     bool job_removed;
-    bool bars_jobs; /* No new job is taken while this session, of a manager, lives. */
+    bool bars_jobs;               /* No new job is taken while this session, of a manager, lives. */
     struct cstd_staging *staging; /* Staging segment; NULL: none was requested. */
     struct cstd_outbox outbox;    /* Replies that wait. */
     struct cstd_unread unread;    /* Descriptors in flight to the client. */

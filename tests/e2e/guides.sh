@@ -60,7 +60,7 @@ elsewhere() {
     'cistern probe' | 'cistern probe --disk'*) echo 'cli.sh probe -o' ;;
     'cistern metrics'*) echo 'metrics.sh cistern metrics --listen' ;;
     'cistern quota --manager-socket'*) echo 'cluster.sh cistern quota' ;;
-    'cistern drain '*) echo 'safe.sh drain --wait' ;;
+    'cistern drain --wait'*) echo 'safe.sh drain --wait' ;;
     'cistern top') echo 'top.sh top' ;;
     'cistern adopt '*) echo 'durable.sh cistern adopt' ;;
     'cistern drain --save DIR') echo 'revival.sh cistern drain --save' ;;
