@@ -8,48 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RECENT = 33 }; /* Entries of which the median is taken, at most. */
-
-/* -- figures ---------------------------------------------------------------------------------- */
-
-int cli_report_compare(const void *a, const void *b)
-{
-    const double *x = a, *y = b;
-
-    return *x < *y ? -1 : *x > *y;
-}
-
-double cli_report_step_seconds(const struct cli_report *report)
-{
-    double seconds[RECENT];
-    size_t n = 0;
-
-    for (size_t i = report->n_history; i-- > 0 && n < RECENT;) {
-        seconds[n++] = report->history[i].seconds / report->history[i].n_steps;
-    }
-    if (n == 0) {
-        return 0;
-    }
-    qsort(seconds, n, sizeof *seconds, cli_report_compare);
-    return seconds[n / 2];
-}
-
-double cli_report_speed(const struct cli_report *report, size_t first, size_t end, bool *tokens)
-{
-    double seconds = 0, n_steps = 0, n_tokens = 0;
-
-    *tokens = false;
-    for (size_t i = 0; i < report->n_history; i++) {
-        *tokens = *tokens || report->history[i].has_tokens;
-    }
-    for (size_t i = first; i < end; i++) {
-        seconds += report->history[i].seconds;
-        n_steps += report->history[i].n_steps;
-        n_tokens += (double)report->history[i].tokens;
-    }
-    return seconds > 0 ? (*tokens ? n_tokens : n_steps) / seconds : 0;
-}
-
 /* -- getting them ----------------------------------------------------------------------------- */
 
 static bool append(struct cli_report *report, const Cistern__HistoryPart *part)
