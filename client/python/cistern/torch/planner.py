@@ -157,7 +157,9 @@ def plan(
     Raises FileNotFoundError without ``cistern``, RuntimeError with its message if it cannot plan,
     such as without rates, and what ``attach`` raises for a model that cannot be in a store.
     """
-    drives = str(disk) if _is_number(disk) else arguments.directories(disk)
+    if isinstance(disk, bool):
+        checks.refuse_type("disk", disk, "a number of drives, or their directories,")
+    drives = str(disk) if isinstance(disk, int) else arguments.directories(disk)
     if parallel is not None:
         if drives is not None:
             raise ValueError(
@@ -197,10 +199,6 @@ def plan(
         trainable=trainable,
     )
     return _forecast(run_program(text, options, ["--durable"] if durable else [])[0])
-
-
-def _is_number(disk: object) -> bool:
-    return isinstance(disk, int) and not isinstance(disk, bool)
 
 
 def run_program(
