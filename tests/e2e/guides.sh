@@ -60,7 +60,7 @@ elsewhere() {
     'cistern probe' | 'cistern probe --disk'*) echo 'cli.sh probe -o' ;;
     'cistern metrics'*) echo 'metrics.sh cistern metrics --listen' ;;
     'cistern quota --manager-socket'*) echo 'cluster.sh cistern quota' ;;
-    'cistern drain --wait'*) echo 'safe.sh drain --wait' ;;
+    'cistern drain --wait' | 'cistern drain --save /'*) echo 'safe.sh drain --wait' ;;
     'cistern top') echo 'top.sh top' ;;
     'cistern adopt '*) echo 'durable.sh cistern adopt' ;;
     'cistern drain --save DIR') echo 'revival.sh cistern drain --save' ;;
@@ -76,6 +76,9 @@ prepare() {
         ./cistern rm run7 >/dev/null 2>&1 || true
         ./cistern-gpt "${small[@]}" --job run7 >"$tmp/prepared.log" 2>&1 || fail "a job"
         ;;
+    'cistern '*run7*)
+        ./cistern job run7 >/dev/null 2>&1 || ./cistern-gpt "${small[@]}" --job run7 >"$tmp/prepared.log" 2>&1 || fail "a job"
+        ;;
     esac
 }
 
@@ -86,9 +89,11 @@ typed() {
     command=${command//preset:opt-30b --disk/preset:opt-30b --device 4G --rates $tmp/rates.json --disk}
     command=${command//model.json/model.json --rates $tmp/rates.json}
     command=${command//...*/"${small[*]}"}
+    command=${command//--data text/"${small[*]}"}
+    command=${command// \/checkpoints/ $tmp\/checkpoints}
     command=${command//--world 2 --rank 0 --batch 12/--batch 2}
     command=${command//\/mnt\/nvme[0-9],\/mnt\/nvme[0-9]/$drive}
-    (cd "$tmp/work" && PATH=$tmp/bin:$PATH timeout 120 bash -c "$command") >"$tmp/typed.log" 2>&1 </dev/null ||
+    (cd "$tmp/work" && PATH=$tmp/bin:$PATH SLURM_JOB_ID=7 timeout 120 bash -c "$command") >"$tmp/typed.log" 2>&1 </dev/null ||
         fail "the command '$1' of a page, typed as '$command': $(tail -n 5 "$tmp/typed.log")"
 }
 
