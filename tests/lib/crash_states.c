@@ -245,7 +245,8 @@ static void lose_power(size_t cut, uint64_t *sure, uint64_t *perhaps)
 
 /* -- checks ----------------------------------------------------------------------------------- */
 
-static char *path_of(char *out, size_t size, const char *format, ...)
+__attribute__((format(printf, 3, 4))) static char *path_of(char *out, size_t size,
+                                                           const char *format, ...)
 {
     va_list args;
 
