@@ -164,9 +164,12 @@ static int describe(struct cstd_job *job, struct cst_err *err)
 {
     struct cstd_durable_describing *describing = calloc(1, sizeof *describing);
 
-    if (describing == NULL || cstd_describe_progress(job, &describing->progress, err) != CST_OK) {
-        free(describing);
+    if (describing == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory to describe job '%s'", job->name);
+    }
+    if (cstd_describe_progress(job, &describing->progress, err) != CST_OK) {
+        free(describing);
+        return err->status;
     }
     describing->job = job;
     describing->work.data = describing;
@@ -433,8 +436,8 @@ int cstd_durable_seal(struct cstd_job *job, struct cst_err *err)
     durable->err = (struct cst_err){0};
     memset(seal_in(&job->memory.records), 0, job->memory.records.seal_bytes);
     fill_seal(job, seal_in(&job->memory.records));
-    if (go_on(job) != CST_OK) {
-        *err = durable->err;
+    if (go_on(job) != CST_OK && durable->n_pending == 0) {
+        *err = durable->err; /* Otherwise CST_EV_SEALED has it, after the commands under way. */
         return err->status;
     }
     return CST_OK;

@@ -3,7 +3,7 @@
 # Tests that a base job that ends although jobs use it, because there is no memory for a command to its engine, ends them, too: a job
 # whose layout a thread builds with the base's, and a job of an earlier daemon whose memory is being mapped.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/keeping.sh
 . "${srcdir:-.}/tests/e2e/keeping.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"

@@ -3,7 +3,7 @@
 # Tests that every benchmark of tests/bench runs, in its shortest form (BENCH_SMALLEST), and writes rows that tests/bench/run can read.
 # Times mean nothing here. `make bench-programs` builds the programs.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 need jq
 for program in tests/bench/bench_update tests/bench/bench_plan_scale tests/lib/predict; do
     [ -x "$program" ] || skip "no $program: make bench-programs"

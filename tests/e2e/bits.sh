@@ -4,7 +4,7 @@
 # daemon with pools from all weights down to the smallest accepted one, with one engine thread and with two, with a killed engine,
 # and with a killed worker; and in all of these cases with gradients in weight rows.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 not_sparse
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # What a user would type: train, save, lose the daemon, start a fresh one, load, train on. The result is that of an undisturbed run.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 write_text 400
 gpt=(./cistern-gpt --data "$tmp/text" --layers 2 --heads 2 --width 64 --context 32 --world 2 --threads 1 --job run7 --steps 12)

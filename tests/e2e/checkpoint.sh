@@ -4,7 +4,7 @@
 # bit, for every kind of states; a save that fails or is killed leaves the training and the earlier checkpoints as they were; a
 # checkpoint that is torn, altered or of another model is refused with the reason. CST_TEST_SAVES: number of saves that are killed.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tests the cistern command with a daemon and a job: every command, as text and as JSON, its exit status, its completion.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 need jq
 
 # Run `cistern $@`, and check that its exit status is $1.

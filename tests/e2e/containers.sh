@@ -4,7 +4,7 @@
 # name and (workers) network namespace, and they share only the directory of the sockets. Results are those of a run without containers,
 # also if a worker is killed and if the daemon of another container takes over. A worker in a user namespace counts as its user outside.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/keeping.sh
 . "${srcdir:-.}/tests/e2e/keeping.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"

@@ -4,7 +4,7 @@
 # the daemon is killed at random moments, after a save and a load, and when the job is reshaped. CST_TEST_KILLS: kills of each run.
 # CST_TEST_SEED: seed of the moments.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/keeping.sh
 . "${srcdir:-.}/tests/e2e/keeping.sh"
 # shellcheck source=tests/e2e/drive.sh

@@ -4,7 +4,7 @@
 # drives), or the daemon; and while a durable job loses engines. The weights are those of a calm run in memory, and nothing is left on the
 # drive. CST_TEST_KILLS: kills of each kind. CST_TEST_SEED: seed of the moments.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/keeping.sh
 . "${srcdir:-.}/tests/e2e/keeping.sh"
 # shellcheck source=tests/e2e/drive.sh

@@ -4,7 +4,7 @@
 # updates, and dispatch. Each has the weights of the job with states in memory, bit for bit. CST_TEST_DRAWS: jobs that are drawn.
 # CST_TEST_SEED: seed of the draws.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/keeping.sh
 . "${srcdir:-.}/tests/e2e/keeping.sh"
 # shellcheck source=tests/e2e/drive.sh

@@ -4,7 +4,7 @@
 # stay. The job fails with the place, the cause and what to do; others go on; and what lies elsewhere can still be saved or read.
 # CST_TEST_SEED: seed of the moments.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/keeping.sh
 . "${srcdir:-.}/tests/e2e/keeping.sh"
 # shellcheck source=tests/e2e/drive.sh

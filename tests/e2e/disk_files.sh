@@ -4,7 +4,7 @@
 # the states are. Also what a worker of a durable job is told when the daemon ends.
 # shellcheck disable=SC2016 # filters of jq
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/drive.sh
 . "${srcdir:-.}/tests/e2e/drive.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"

@@ -4,7 +4,7 @@
 # place and the time. Jobs in memory and on other drives go on, `cistern rm` and the end of the daemon wait for nobody, and the drive is
 # used again when it answers. With a stand-in whose calls wait, and with a file system that is frozen, whose writers cannot be killed.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/keeping.sh
 . "${srcdir:-.}/tests/e2e/keeping.sh"
 # shellcheck source=tests/e2e/drive.sh

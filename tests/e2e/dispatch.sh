@@ -3,7 +3,7 @@
 # Tests cistern-gpt --parallel dispatch: the same losses, weights and bytes loaded with one to four workers; with workers that are
 # killed or interrupted and come again in the middle, or do not come again; and with an engine that is killed.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/dispatch_jobs.sh
 . "${srcdir:-.}/tests/e2e/dispatch_jobs.sh"
 start_on_host

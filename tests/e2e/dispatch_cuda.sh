@@ -3,7 +3,7 @@
 # Tests cistern-gpt --parallel dispatch --device cuda without a GPU (tests/lib/fakecuda): the same losses, weights and bytes loaded with
 # one to four workers on two GPUs, with other stages and with recomputation; and with workers and an engine that are killed.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/dispatch_jobs.sh
 . "${srcdir:-.}/tests/e2e/dispatch_jobs.sh"
 not_sparse

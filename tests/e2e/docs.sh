@@ -3,7 +3,7 @@
 # Tests that the documentation is true: every option of the programs is in their man pages, the daemon accepts every key of the
 # example, and every test that is named as proof of a promise exists.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 
 # The help of program $1 and of all its commands.
 help_of() {

@@ -4,7 +4,7 @@
 # moments; after the death of everything `cistern adopt` makes a checkpoint of the last step, with the bytes of one that was saved then.
 # CST_TEST_KILLS: kills of each run. CST_TEST_SEED: seed of the moments.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/keeping.sh
 . "${srcdir:-.}/tests/e2e/keeping.sh"
 # shellcheck source=tests/e2e/drive.sh

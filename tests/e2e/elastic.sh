@@ -4,7 +4,7 @@
 # through files, bit for bit, and the losses of a run of four, for every kind of states; a job whose new workers are killed at any
 # moment is the old one or the new one, with the same bits. CST_TEST_SAVES: number of kills.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
 

@@ -5,7 +5,7 @@
 # within the bound that the daemon states; what does not fit is refused with the bytes that are missing; workers, engines and daemons
 # that are killed at any moment leave the old job or the new one, with the same bits. CST_TEST_KILLS: kills of each kind.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/keeping.sh
 . "${srcdir:-.}/tests/e2e/keeping.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"

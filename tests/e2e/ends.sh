@@ -4,7 +4,7 @@
 # end and started again finds that all is done, and ends with status 0, alone. Its output to a file is appended to the file's
 # contents.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
 

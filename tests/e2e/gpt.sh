@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tests that cistern-gpt ends with one line that names the error if it cannot work, and leaves nothing in the daemon.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 
 # Check that cistern-gpt with the options $3... ends with status $1 and one line that contains $2, and that no job is left.

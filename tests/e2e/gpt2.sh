@@ -5,7 +5,7 @@
 # with adapters in PEFT's layout. Wrong sizes are refused. Text comes as tokens, and a part of it is for validation.
 # make check-outside does the same with PyTorch, transformers and peft.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
 python=${CST_TEST_PYTHON:-/usr/bin/python3}

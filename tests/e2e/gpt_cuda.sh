@@ -4,7 +4,7 @@
 # the GPU's memory, and in the daemon with pools from all weights down to the smallest accepted one; with recomputation; and with
 # micro-batches. They are near those of the host. Also tests calls of the driver that fail.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
 not_sparse

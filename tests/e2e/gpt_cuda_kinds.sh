@@ -4,7 +4,7 @@
 # bits are equal with all states in the GPU's memory and in the daemon, and near those of the host. Also tests the exchange of
 # tokens between two ranks, and two jobs with one base job.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 not_sparse
 use_fakecuda

@@ -3,7 +3,7 @@
 # Tests the messages of cistern-gpt to its user: the rank that it waits for, the value to type if the pool is too small, the end
 # of a job, and how to go on after Ctrl-C.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 need jq
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 

@@ -3,7 +3,7 @@
 # Tests that README.md and the guides in docs/ are true: their pictures are those of the recorded figures, their links lead somewhere, the
 # tables of errors have every status and reason, and every command of them is typed here, or in the test that is named here.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 srcdir=$(realpath "$srcdir")
 mapfile -t pages < <(printf '%s\n' "$srcdir/README.md" "$srcdir/client/python/README.md" && find "$srcdir/docs" -name '*.md' | sort)
 

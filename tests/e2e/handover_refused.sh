@@ -3,7 +3,7 @@
 # Tests that a daemon that cannot go on with the jobs of another one does not take over from it: it ends with the reason, and the other
 # one goes on with jobs at work and jobs at rest, which lose nothing. At the end a daemon that can go on takes over.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/keeping.sh
 . "${srcdir:-.}/tests/e2e/keeping.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"

@@ -3,7 +3,7 @@
 # Tests mixtures of experts, adapters on a frozen base, and micro-batches with the daemon: the bits are those of a run with the
 # states in the process, even if processes are killed. Also tests two jobs with one base job, and the memory of a frozen base.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 not_sparse
 

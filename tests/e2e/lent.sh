@@ -3,7 +3,7 @@
 # Tests device updates in lent memory on simulated accelerators: the losses and final weights are those of a run without them,
 # bit for bit, whether pools lend much memory, little or none, and with each time of updates.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
 

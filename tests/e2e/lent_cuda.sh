@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tests device updates in lent memory on a GPU without a GPU (tests/lib/fakecuda): the bits are those of a run without them.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 not_sparse
 use_fakecuda

@@ -3,7 +3,7 @@
 # Tests `cistern metrics` beside a job that trains: its text, its file, what each address shows, scrapers that misbehave, the dashboard, and a
 # Prometheus that scrapes once a second.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 need python3
 need jq
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"

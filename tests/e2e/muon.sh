@@ -4,7 +4,7 @@
 # pools, with updates before the commit, with gradients in weight rows, with device updates of the other chunks, with engines that
 # are killed all the time, and after a save and a load. Only matrices lack the second moment. What Muon cannot do is refused in words.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
 

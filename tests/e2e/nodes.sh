@@ -4,7 +4,7 @@
 # job's chunks, and the bits are those of one node. On a machine with GPUs whose memories are NUMA nodes, only the processors' nodes
 # have engines and arenas, and a GPU's engine is on the node next to it.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
 

@@ -4,7 +4,7 @@
 # weights of its own store, bit for bit, with pools that are too small to keep weights, with one engine thread and with two, and
 # with device updates of some chunks.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
 

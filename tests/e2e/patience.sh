@@ -3,7 +3,7 @@
 # Tests the factor for the tests' time limits: it is a whole number with limits, larger if many processes share the processors,
 # and used by scripts.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 
 calibrate=tests/lib/calibrate
 

@@ -3,7 +3,7 @@
 # Tests cistern-gpt --parallel pipeline: each schedule on two and three ranks, with large and the smallest pools, has the losses and
 # weights of --parallel dispatch; ranks do their lists in order, those of files too; a rank is killed in the middle of a step.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/dispatch_jobs.sh
 . "${srcdir:-.}/tests/e2e/dispatch_jobs.sh"
 start_on_host

@@ -3,7 +3,7 @@
 # Tests cistern plan without a daemon: presets and files, rates by name and from files, tables, JSON, timelines, and errors in
 # each.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/expect.sh
 . "${srcdir:-.}/tests/e2e/expect.sh"
 need jq

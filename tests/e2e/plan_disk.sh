@@ -3,7 +3,7 @@
 # Tests plans of cistern plan for jobs with states on drives: a job with the same rates and budgets has the chunks, files and buffers
 # of the plan, and its drives read and write exactly the bytes of the plan. Also what plan prints of drives, and what it refuses.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
 find_drive

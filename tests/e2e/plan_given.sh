@@ -4,7 +4,7 @@
 # daemon knows, and a job that differs from the plan's is refused with the difference. Without a plan the daemon finds an equal
 # layout from equal rates and budgets.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tests cistern plan --parallel auto: products of data, tensor and pipeline parallelism, and their refusals.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 need jq
 # shellcheck source=tests/e2e/expect.sh
 . "${srcdir:-.}/tests/e2e/expect.sh"

@@ -5,7 +5,7 @@
 # size, and the options of states and updates.
 # CST_PLAN_RUNS is the number of jobs (6), CST_TEST_SEED the seed (1), which is printed.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
 

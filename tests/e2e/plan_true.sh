@@ -4,7 +4,7 @@
 # and has exactly the predicted memory. Any rates can be used: the moved bytes do not depend on them if a rank is alone and has
 # one micro-batch, or if all pools hold all weights.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
 

@@ -3,7 +3,7 @@
 # Tests the Python client, tests/python, with the system's Python and a private daemon. Also tests that each test file of
 # tests/python/torch belongs to one script.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/torch.sh
 . "${srcdir:-.}/tests/e2e/torch.sh"
 check_torch_files

@@ -3,7 +3,7 @@
 # Tests pools of cistern.torch on GPUs, tests/python/torch/cuda_pools.py, without a GPU (tests/lib/fakecuda). CISTERN_PYTHON is as in
 # torch.sh.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/torch.sh
 . "${srcdir:-.}/tests/e2e/torch.sh"
 use_fakecuda

@@ -3,7 +3,7 @@
 # Tests cistern.torch on a private daemon: whole models and their parts in one process, and the optimizer. The test files are those of "models" in torch.sh. Arguments are what is run instead, such as
 # test_store.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/torch.sh
 . "${srcdir:-.}/tests/e2e/torch.sh"
 run_torch_tests models "$@"

@@ -3,7 +3,7 @@
 # Tests cistern.torch on a private daemon: several processes: dispatched models, the Trainer of transformers, and how programs end. The test files are those of "processes" in torch.sh. Arguments are what is run instead, such as
 # test_store.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/torch.sh
 . "${srcdir:-.}/tests/e2e/torch.sh"
 run_torch_tests processes "$@"

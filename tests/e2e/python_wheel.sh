@@ -3,7 +3,7 @@
 # Tests the wheel and the source distribution of the Python client: `make wheel` builds them, a new virtual environment installs
 # each, and the example of a worker trains there.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 [ -e .libs/libcistern.so.0 ] || skip "built without a shared library"
 [ -z "$(sed -n 's/^CST_SAN_CFLAGS = //p' Makefile)" ] || skip "a sanitizer cannot be loaded into Python"
 need python3

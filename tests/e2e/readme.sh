@@ -3,7 +3,7 @@
 # Tests README.md's instructions for newcomers: its C program, built with pkg-config against an installed tree, trains with a
 # daemon of that tree. Also checks the contents of the installation.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 need pkg-config
 
 root=$PWD/tests/stage # make check installs to this directory

@@ -4,7 +4,7 @@
 # tree and with the toolkit's header, trains with a daemon of that tree and has the numbers of README.md's C program. The driver
 # is tests/lib/fakecuda.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 need pkg-config
 
 cuda=$(sed -n 's/^CUDA_DIR = //p' Makefile)

@@ -3,7 +3,7 @@
 # Tests cistern report and the trace of a run: the page has all its sections, its figures are those of the run, and it needs nothing
 # outside of itself. A browser without a window reads it as it was written.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
 need python3

@@ -8,7 +8,7 @@
 # manager's store is filled to a limit of that many descriptors, or to the unit's own limit if that is lower.
 CST_TEST_KILLS=${CST_TEST_KILLS:-20} # more than a second between two of them; systemd's default allows five in ten seconds
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/keeping.sh
 . "${srcdir:-.}/tests/e2e/keeping.sh"
 need systemd-sysusers

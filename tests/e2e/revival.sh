@@ -4,7 +4,7 @@
 # has the weights of an undisturbed run, bit for bit, for every kind of states, while another job is saved; a terminated daemon leaves
 # its jobs to the next one; what cannot go on is named; a removed job leaves nothing behind. CST_TEST_KILLS: kills of each run.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/keeping.sh
 . "${srcdir:-.}/tests/e2e/keeping.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"

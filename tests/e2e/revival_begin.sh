@@ -3,7 +3,7 @@
 # Tests that a worker outlives a daemon that dies when the worker has committed: before its first sync, or when the sync is complete
 # and not answered yet. Its weights are those of an undisturbed run. The worker of a job that is not kept yet is told that it is lost.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/keeping.sh
 . "${srcdir:-.}/tests/e2e/keeping.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"

@@ -4,7 +4,7 @@
 # weights of an undisturbed run, bit for bit, with its pool on a GPU, with updates there, also in memory that the pool lends, with states that stay there, with ranks
 # whose experts are on the NUMA nodes next to their GPUs, and with GPUs that cannot access each other's memory.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/keeping.sh
 . "${srcdir:-.}/tests/e2e/keeping.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"

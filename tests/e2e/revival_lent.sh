@@ -4,7 +4,7 @@
 # of a pool has the weights of an undisturbed run, bit for bit. Copies from the simulated accelerators are so slow that most kills come
 # at such a moment. CST_TEST_KILLS: kills that must come then, in each run. CST_TEST_SEED: seed of the moments.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/keeping.sh
 . "${srcdir:-.}/tests/e2e/keeping.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"

@@ -4,7 +4,7 @@
 # killed, restarted or replaced by another one has the losses and weights of an undisturbed run, bit for bit, or the options were refused.
 # CST_TEST_COMBINATIONS: how many. CST_TEST_SEED: seed of the options; CST_TEST_FIRST: the first combination to run of those of the seed.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/keeping.sh
 . "${srcdir:-.}/tests/e2e/keeping.sh"
 # shellcheck source=tests/e2e/disturbed.sh

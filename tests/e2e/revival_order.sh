@@ -4,7 +4,7 @@
 # their users; requests about a job that is not ready yet wait for it, whether it is opened, saved, removed or a base; and the jobs of a
 # daemon that is killed meanwhile, again and again, go on with a later one.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/keeping.sh
 . "${srcdir:-.}/tests/e2e/keeping.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"

@@ -3,7 +3,7 @@
 # Tests that a job with which a daemon cannot go on is not harmed by the jobs of that daemon, and goes on with a later daemon that
 # can, also if another job has had its name meanwhile.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/keeping.sh
 . "${srcdir:-.}/tests/e2e/keeping.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"

@@ -3,7 +3,7 @@
 # Tests that a job with states in a tier that only copies outlives the daemon: a run whose daemon is killed at random moments has the
 # weights of a run with states in host memory, bit for bit. CST_TEST_KILLS: kills of each run. CST_TEST_SEED: seed of the moments.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/keeping.sh
 . "${srcdir:-.}/tests/e2e/keeping.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"

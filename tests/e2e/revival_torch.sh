@@ -5,7 +5,7 @@
 # or the options were refused. CISTERN_PYTHON is an interpreter that has torch. CST_TEST_COMBINATIONS: how many. CST_TEST_SEED: seed of the
 # options; CST_TEST_FIRST: the first combination to run of those of the seed.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/keeping.sh
 . "${srcdir:-.}/tests/e2e/keeping.sh"
 # shellcheck source=tests/e2e/disturbed.sh

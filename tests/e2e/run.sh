@@ -3,7 +3,7 @@
 # Tests `cistern run`: the numbers and processors of ranks, their output, restarts, and that no process is left after the end, whatever
 # ended: a rank, the command by Ctrl-C, or the command by SIGKILL. A training whose rank is killed has the bits of an undisturbed one.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 
 unset OMP_NUM_THREADS OMP_WAIT_POLICY MASTER_ADDR MASTER_PORT
 

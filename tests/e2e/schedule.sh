@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tests cistern schedule: schedules by name, the CSV and the JSON of them, files that are verified, and errors.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/expect.sh
 . "${srcdir:-.}/tests/e2e/expect.sh"
 need jq

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tests cisternd as a service: readiness, exclusive use of its socket, socket activation, watchdog, and an end without remains.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 
 # Print everything in the sockets' directory on one line.
 traces() {

@@ -4,7 +4,7 @@
 # micro-batches, validation, two ranks, and kills of a rank and of an engine in the middle of it. What is held and what is stashed is
 # what the program says, to the byte.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
 

@@ -5,7 +5,7 @@
 # of cistern-gpt compute in fp32 without AVX-512, because a signal's frame in one of oneDNN's products would then damage the heap.
 # CST_TEST_STOPS: number of stops; CST_TEST_SEED: their moments.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 need jq
 n=${CST_TEST_STOPS:-6}
 seed=${CST_TEST_SEED:-$(($(date +%s) % 100000))}

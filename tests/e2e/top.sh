@@ -4,7 +4,7 @@
 # of a daemon and the next one, and that the terminal is as it was afterwards. tests/e2e/screens/ has the screens, with N for numbers;
 # CST_TEST_SCREENS=write writes them again.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 [ -n "$(sed -n 's/^NCURSES_LIBS = //p' Makefile)" ] || skip "built without ncurses"
 need tmux
@@ -18,10 +18,19 @@ terminal() {
     tmux -S "$tmp/tmux$n_terminals" -f /dev/null "$@"
 }
 
+# End the terminal. Its programs are killed before: the SIGCONT that comes with the end of a terminal would take from
+# LeakSanitizer the SIGSTOP with which it looks at a program that ends, and both would run for ever.
+end_terminal() {
+    local shell
+    shell=$(terminal display-message -p '#{pane_pid}' 2>/dev/null) || return 0
+    pkill -KILL -P "$shell" || true
+    terminal kill-server 2>/dev/null || true
+}
+
 finish_top() {
     local status=$?
     set +e
-    terminal kill-server 2>/dev/null
+    end_terminal
     (exit "$status")
     finish
 }
@@ -29,7 +38,7 @@ trap finish_top EXIT
 
 # Run the shell command $3 in a terminal of $1 columns and $2 rows. It stays open when the command has ended.
 open_terminal() {
-    terminal kill-server 2>/dev/null || true
+    end_terminal
     n_terminals=$((n_terminals + 1)) # A server that ends still takes commands.
     terminal new-session -d -x "$1" -y "$2" "echo before; $3; echo status \$?; stty -a; exec cat"
 }

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tests that systemd accepts the units, and that the service can access little of the system.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 [ -z "$(sed -n 's/^CST_SAN_CFLAGS = //p' Makefile)" ] || skip "no program is started that a sanitizer could watch"
 need systemd-analyze
 

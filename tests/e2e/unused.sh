@@ -3,7 +3,7 @@
 # Tests tensors without a gradient that are skipped, with experts of which each step uses a few: the weights have the same bits with the
 # smallest pool, with killed engines, after the daemon was killed, from a checkpoint, and after the job was reshaped.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/keeping.sh
 . "${srcdir:-.}/tests/e2e/keeping.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"

@@ -3,7 +3,7 @@
 # Tests the unit for user sessions: a private manager of a user, in namespaces and a control group of its own, starts the daemon, whose
 # jobs outlive a kill and a restart with the same bits, and which leaves nothing in the session's directory when it is stopped.
 # shellcheck source=tests/e2e/lib.sh
-. "${srcdir:-.}/tests/e2e/lib.sh"
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/keeping.sh
 . "${srcdir:-.}/tests/e2e/keeping.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
