@@ -353,5 +353,11 @@ int cst_job_options_check(const struct cst_job_spec *spec, struct cst_err *err)
                            ": a job has 1 to %d ranks, numbered from 0",
                            spec->rank, spec->world, CST_JOB_MAX_WORLD);
     }
+    if (spec->nodes.first_rank + spec->world > cst_job_all_ranks(spec)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "first_rank %" PRIu32 ", world %" PRIu32 " and all_ranks %" PRIu32
+                           ": the job has no such ranks; all_ranks counts those on all nodes",
+                           spec->nodes.first_rank, spec->world, cst_job_all_ranks(spec));
+    }
     return check_together(spec, err);
 }

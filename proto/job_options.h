@@ -11,7 +11,16 @@
 
 #include <protobuf-c/protobuf-c.h>
 
-enum { CST_JOB_MAX_WORLD = CST_SET_MAX }; /* Most ranks of a job. */
+enum {
+    CST_JOB_MAX_WORLD = CST_SET_MAX, /* Most ranks of a job on one node. */
+    CST_JOB_MAX_ALL_RANKS = 64 * CST_SET_MAX
+}; /* On all nodes. */
+
+/* Number of ranks that @spec has on all nodes. */
+static inline uint32_t cst_job_all_ranks(const struct cst_job_spec *spec)
+{
+    return spec->nodes.all_ranks > 0 ? spec->nodes.all_ranks : spec->world;
+}
 
 /* Traits of an option. */
 enum {

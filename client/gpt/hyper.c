@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/hyper.h"
 
+#include "proto/job_options.h"
+
 #include <math.h>
 
 double gpt_hyper_lr(const struct gpt_options *o, uint64_t step)
@@ -19,7 +21,7 @@ double gpt_hyper_lr(const struct gpt_options *o, uint64_t step)
 
 uint32_t gpt_hyper_batches(const struct gpt_options *o)
 {
-    return o->parallel == GPT_PARALLEL_DATA ? o->job.world : 1;
+    return o->parallel == GPT_PARALLEL_DATA ? cst_job_all_ranks(&o->job) : 1;
 }
 
 struct cst_hyper_params gpt_hyper_params(const struct gpt_options *o, uint32_t n_passes,

@@ -179,18 +179,36 @@ static int take_config(struct gpt_options *o, const char *path, struct cst_optio
     return rc == CST_OK ? take_variable(o, &world, err) : rc;
 }
 
-/* Check that the number of ranks in the environment is that of all ranks. */
-static int check_world(const struct cst_options_given *given, struct cst_err *err)
+/* Take from the environment which ranks of the job are on this node, unless that was given. */
+static int take_nodes(struct gpt_options *o, const struct cst_options_given *given,
+                      struct cst_err *err)
 {
-    const char *all = getenv("WORLD_SIZE"), *local = getenv("LOCAL_WORLD_SIZE");
+    static const struct variable all = {"WORLD_SIZE",
+                                        CST_U32(AT(job.nodes.all_ranks), 1, CST_JOB_MAX_ALL_RANKS)},
+                                 rank = {"RANK", CST_U32(AT(job.nodes.first_rank), 0,
+                                                         CST_JOB_MAX_ALL_RANKS - 1)};
+    int rc;
 
-    if (is_given(given, "world") || all == NULL || local == NULL || strcmp(all, local) == 0) {
+    if (is_given(given, "world") || is_given(given, "all-ranks") ||
+        getenv("LOCAL_WORLD_SIZE") == NULL) {
         return CST_OK;
     }
-    return cst_err_set(err, CST_EINVAL,
-                       "LOCAL_WORLD_SIZE is %s and WORLD_SIZE is %s: all ranks of a job are on one "
-                       "machine",
-                       local, all);
+    rc = take_variable(o, &all, err);
+    if (rc == CST_OK) {
+        rc = take_variable(o, &rank, err);
+    }
+    if (rc != CST_OK || o->job.nodes.all_ranks <= o->job.world) {
+        o->job.nodes = (struct cst_job_nodes){0};
+        return rc;
+    }
+    if (o->job.nodes.first_rank < o->job.rank) {
+        return cst_err_set(err, CST_EINVAL,
+                           "environment variables: RANK is %u and LOCAL_RANK is %u: the first rank "
+                           "on this node would be negative",
+                           o->job.nodes.first_rank, o->job.rank);
+    }
+    o->job.nodes.first_rank -= o->job.rank;
+    return CST_OK;
 }
 
 /* Take the sizes from the configuration in --init. A size that was given must be the same. */
@@ -298,7 +316,7 @@ static int take_options(struct gpt_options *o, int argc, char *argv[], struct cs
         rc = cst_options_read(gpt_options_table, o, argc, argv, &given, err);
     }
     if (rc == 0) {
-        rc = check_world(&given, err);
+        rc = take_nodes(o, &given, err);
     }
     if (rc == 0 && given.first < argc) {
         rc = cst_err_set(err, CST_EINVAL, "unexpected argument '%s' (see --help)",

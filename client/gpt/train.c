@@ -13,6 +13,7 @@
 #include "client/gpt/start.h"
 #include "client/gpt/stop.h"
 #include "client/gpt/validate.h"
+#include "proto/job_options.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -103,8 +104,10 @@ static int one_pass(struct train *t, uint64_t step, uint32_t number, double *los
     int rc;
 
     rc = gpt_data_batch(&t->texts->train, o->job.states.seed,
-                        (step * o->job.world + t->rank) * o->batch + number * n_seqs, n_seqs,
-                        o->context, t->pass->tokens, t->pass->targets, err);
+                        (step * cst_job_all_ranks(&o->job) + o->job.nodes.first_rank + t->rank) *
+                                o->batch +
+                            number * n_seqs,
+                        n_seqs, o->context, t->pass->tokens, t->pass->targets, err);
     if (rc == 0) {
         rc = t->pass->ops->forward(t->pass, t->store, n_seqs, true, err);
     }

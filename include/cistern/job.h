@@ -224,6 +224,16 @@ struct cst_job_model {
     const char *adapter_config;
 };
 
+/* Where the ranks of a job are that has ranks on several nodes, each with its own daemon
+ * (cistern-nodes(7)). The ranks of the job are numbered through all nodes; those on one node follow
+ * each other. `rank` and `world` of struct cst_job_spec concern the ranks on this node alone. */
+struct cst_job_nodes {
+    uint32_t first_rank; /* Number in the whole job of this node's rank 0. */
+    /* Number of ranks on all nodes; 0: all ranks are on this node. CST_EINVAL, from cst_job_open:
+     * first_rank + world is larger. */
+    uint32_t all_ranks;
+};
+
 /* Options of a job and of one rank. `name` and `world` must be set. Every other field is 0 or NULL
  * for its default. If a field that is "equal in all ranks" differs from the job's value,
  * cst_job_open returns CST_EMISMATCH. cst_job_open copies everything. The strings belong to the
@@ -234,6 +244,7 @@ struct cst_job_spec {
     const char *name;
     uint32_t rank;  /* Number of this rank, from 0 to world - 1. Each rank is one process. */
     uint32_t world; /* Number of ranks, 1 to 512. Equal in all ranks. */
+    struct cst_job_nodes nodes; /* Equal in all ranks on this node. */
     /* Device of this rank's pool:
      *   - NULL or "auto": the device that this rank of the job has already, or else "host".
      *   - "host": host memory.

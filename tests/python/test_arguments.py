@@ -54,6 +54,8 @@ JOB: dict[str, list[Wrong]] = {
     "socket": path("socket"),
     "rank": integer("rank", 32),
     "world": integer("world", 32),
+    "first_rank": integer("first_rank", 32),
+    "all_ranks": integer("all_ranks", 32),
     "device": path("device"),
     "pool_bytes": integer("pool_bytes", 64),
     "chunk_elems": integer("chunk_elems", 64),

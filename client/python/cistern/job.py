@@ -91,7 +91,8 @@ class Job(Edges, States, Units):
         self.name = name
         self.optimizer = Optimizer(spec.optimizer)
         self.rank: int = spec.rank
-        self.world: int = spec.world
+        self.world: int = spec.world  #: Number of ranks on this node.
+        self.all_ranks: int = spec.nodes.all_ranks or spec.world  #: Number of ranks on all nodes.
         Edges.__init__(self)
         self._declarations = Declared()
         self._left = self.committed = False  # ``leave`` and ``commit`` have ended in this process.

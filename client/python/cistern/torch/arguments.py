@@ -148,13 +148,11 @@ def job_name(given: str | None, options: JobFile) -> str:
 
 
 def ranks(rank: int | None, world: int | None, options: JobFile) -> tuple[int, int]:
-    """Return the rank and the number of ranks.
+    """Return the rank and the number of ranks, of those on this node.
 
-    ValueError: ranks are on several machines, or there is no such rank. TypeError: it is no integer.
+    ValueError: there is no such rank. TypeError: it is no integer.
     """
     local = os.environ.get("LOCAL_WORLD_SIZE")
-    if world is None and (local or "1") != os.environ.get("WORLD_SIZE", local or "1"):
-        raise ValueError("cistern: all ranks of a job are on one machine")
     own = os.environ.get("LOCAL_RANK")
     r = first(rank, options.integer("rank") if own is None else int(own), 0)
     n = first(world, options.integer("world") if local is None else int(local), 1)
@@ -164,6 +162,17 @@ def ranks(rank: int | None, world: int | None, options: JobFile) -> tuple[int, i
             f"cistern: rank is {r}, but the ranks of a job with world={n} are 0 to {n - 1}"
         )
     return r, n
+
+
+def nodes(rank: int, world: int, is_given: bool) -> dict[str, int]:
+    """Return which ranks of the whole job are on this node, where torchrun has started ranks on several.
+
+    ``is_given``: the caller has named the rank or the number of ranks. Then all ranks are on this node.
+    """
+    every = int(os.environ.get("WORLD_SIZE", world))
+    if is_given or "LOCAL_WORLD_SIZE" not in os.environ or every <= world:
+        return {}
+    return {"first_rank": int(os.environ.get("RANK", rank)) - rank, "all_ranks": every}
 
 
 def model_config(model: nn.Module) -> str | None:

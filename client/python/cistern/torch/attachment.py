@@ -145,6 +145,7 @@ def attach(
     if part is not None:
         model, device = part.model, device or part.device
     arguments.refuse(options, part)
+    is_given = rank is not None or world is not None
     rank, world = arguments.ranks(rank, world, options)
     name = arguments.job_name(job, options)
     try:
@@ -177,6 +178,7 @@ def attach(
         socket=first(socket, options.text("socket"), None),
         rank=rank,
         world=world,
+        **arguments.nodes(rank, world, is_given),
         device=name_of(first(device, options.text("device"), None)),
         pool_bytes=in_bytes("pool", size, weights.bytes_in_pool(model)),
         disk=arguments.directories(first(disk, options.text("disk"), None)),

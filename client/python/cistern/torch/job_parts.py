@@ -140,7 +140,9 @@ class JobParts:
         if len(numbers) > 1:
             names = [next(name for name, n in counted.items() if n == number) for number in numbers]
             raise ValueError(_NO_MEAN.format(names[0], numbers[0], names[-1], numbers[-1]))
-        return 1.0 / numbers[0] if numbers and numbers[0] > 0 else 1.0
+        if not numbers or numbers[0] == 0:
+            return 1.0
+        return self._job.world / (numbers[0] * self._job.all_ranks)
 
     def read(self, name: str, state: State) -> torch.Tensor:
         """Return a copy of a state of the whole of a parameter of this rank, whatever rank has its parts."""
