@@ -13,8 +13,9 @@
 
 enum {
     CST_JOB_MAX_WORLD = CST_SET_MAX, /* Most ranks of a job on one node. */
-    CST_JOB_MAX_ALL_RANKS = 64 * CST_SET_MAX
-}; /* On all nodes. */
+    CST_JOB_MAX_ALL_RANKS = 64 * CST_SET_MAX, /* On all nodes. */
+    CST_MAX_COPIES = 64,                      /* Nodes that have the same states. */
+};
 
 /* Number of ranks that @spec has on all nodes. */
 static inline uint32_t cst_job_all_ranks(const struct cst_job_spec *spec)

@@ -225,6 +225,31 @@ int cstd_segment_open_device(struct cstd_segment **out, uint32_t id, uint64_t by
     return CST_OK;
 }
 
+int cstd_segment_open_remote(struct cstd_segment **out, uint32_t id, uint64_t bytes,
+                             uint32_t machine, uint32_t remote_id, unsigned engine,
+                             struct cst_err *err)
+{
+    struct cstd_segment *segment = calloc(1, sizeof *segment);
+
+    if (segment == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a segment of another machine");
+    }
+    *segment = (struct cstd_segment){.id = id,
+                                     .bytes = bytes,
+                                     .n_refs = 1,
+                                     .worker_fd = -1,
+                                     .fd = -1,
+                                     .remote = true,
+                                     .remote_machine = machine,
+                                     .remote_id = remote_id,
+                                     .made = true,
+                                     .engines = cst_set_of(engine),
+                                     .populate = -1,
+                                     .bind = -1};
+    *out = segment;
+    return CST_OK;
+}
+
 int cstd_segment_open_file(struct cstd_segment **out, uint32_t id, uint64_t bytes, int fd,
                            struct cstd_budget *budget, struct cstd_quota_account *account,
                            unsigned engine, const char *what, struct cst_err *err)

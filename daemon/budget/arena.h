@@ -154,6 +154,11 @@ struct cstd_segment {
      * engine writes zeros to a new one. */
     bool file;
     uint64_t file_offset;
+    /* The memory is that of another machine, in a segment that it calls remote_id: the engine of a
+     * network copies from there. */
+    bool remote;
+    uint32_t remote_machine, remote_id;
+    bool served; /* Other machines may read the segment, by the engine of a network. */
     /* The contents must outlive the segment: the file is closed with it, and nothing is returned to
      * the system. */
     bool kept;
@@ -220,6 +225,13 @@ int cstd_segment_open_device(struct cstd_segment **out, uint32_t id, uint64_t by
 int cstd_segment_open_file(struct cstd_segment **out, uint32_t id, uint64_t bytes, int fd,
                            struct cstd_budget *budget, struct cstd_quota_account *account,
                            unsigned engine, const char *what, struct cst_err *err);
+
+/* Create a segment for @bytes of the memory of @machine, in its segment @remote_id, from which the
+ * engine of a network with index @engine copies. It has no memory here, and costs no budget.
+ * CST_ENOMEM. */
+int cstd_segment_open_remote(struct cstd_segment **out, uint32_t id, uint64_t bytes,
+                             uint32_t machine, uint32_t remote_id, unsigned engine,
+                             struct cst_err *err);
 
 /* Create a segment of the accelerator memory @fd, which an earlier daemon's engine of the same
  * accelerator allocated; the engine with index @engine imports it. Everything else is as for

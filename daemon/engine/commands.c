@@ -41,6 +41,9 @@ static void leave_list(struct cstd_command *command)
 
 static void free_command(struct cstd_command *command)
 {
+    if (command->bytes != command->packed) {
+        free(command->bytes);
+    }
     free(command->why);
     free(command);
 }
@@ -217,6 +220,7 @@ static struct cstd_command *encode(const struct cst_command *command, bool with_
     made = malloc(sizeof *made + n_head + n);
     if (made != NULL) {
         *made = (struct cstd_command){.n_bytes = n_head + n};
+        made->bytes = made->packed;
         memcpy(made->packed, head, n_head);
         (void)engine__command__pack(&m.command, made->packed + n_head);
     }
@@ -237,7 +241,9 @@ int cstd_commands_add(struct cstd_commands *commands, const struct cst_command *
     made->commands = commands;
     made->may_fail = command->may_fail;
     made->io = command->io;
-    made->ticket = (struct cst_ticket){.number = command->ticket, .edges = made->edges};
+    made->promised = command->promised;
+    made->ticket = (struct cst_ticket){
+        .number = command->ticket, .edges = made->edges, .n_waits = command->promised};
     rc = cst_ticket_graph_add(commands->graph, &made->ticket, waits, n, err);
     if (rc != CST_OK) {
         free_command(made);
@@ -245,6 +251,34 @@ int cstd_commands_add(struct cstd_commands *commands, const struct cst_command *
     }
     made->state = CSTD_COMMAND_HELD;
     TAILQ_INSERT_TAIL(&commands->held, made, link);
+    return CST_OK;
+}
+
+int cstd_commands_keep_promise(struct cst_ticket_graph *graph, const struct cst_command *command,
+                               struct cst_err *err)
+{
+    struct cst_ticket *found = cst_ticket_graph_find(graph, command->ticket);
+    struct cstd_command *promised = found != NULL ? command_of(found) : NULL;
+    struct cstd_command *made;
+
+    if (promised == NULL || !promised->promised) {
+        return CST_ENOTFOUND;
+    }
+    made = encode(command, false);
+    if (made == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a command");
+    }
+    promised->bytes = malloc(made->n_bytes);
+    if (promised->bytes == NULL) {
+        promised->bytes = promised->packed;
+        free_command(made);
+        return cst_err_set(err, CST_ENOMEM, "no memory for a command");
+    }
+    memcpy(promised->bytes, made->packed, made->n_bytes);
+    promised->n_bytes = made->n_bytes;
+    promised->promised = false;
+    free_command(made);
+    cst_ticket_graph_release(graph, found);
     return CST_OK;
 }
 
@@ -431,7 +465,7 @@ size_t cstd_commands_pack(const struct cstd_commands *commands, uint8_t *body, s
         if (command->n_bytes > max - n) {
             break;
         }
-        memcpy(body + n, command->packed, command->n_bytes);
+        memcpy(body + n, command->bytes, command->n_bytes);
         n += command->n_bytes;
         *upto = command;
     }

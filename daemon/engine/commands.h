@@ -39,10 +39,12 @@ struct cstd_command {
     struct cstd_commands *commands;                      /* The commands of its engine. */
     enum cstd_command_state state;
     bool may_fail, io;   /* As in struct cst_command. */
+    bool promised;       /* HELD: the core has not given the command itself yet. */
     bool recalled;       /* HELD: the command is to be doomed at the end of the iteration. */
     uint32_t n_given_up; /* Times that the engine was given up while the command was queued. */
     char *why;           /* If ticket.doomed: cause of the first failure, in words; owned. */
-    size_t n_bytes;      /* Length of packed. */
+    uint8_t *bytes;      /* packed; or, of a command that was promised, memory of its own. */
+    size_t n_bytes;      /* Length of *bytes. */
     /* The command as field 1 of a Submit message: key, length, Command. A Submit message is a
      * sequence of these. */
     uint8_t packed[];
@@ -66,6 +68,11 @@ void cstd_commands_close(struct cstd_commands *commands);
  * one. CST_ENOMEM: out of memory. */
 int cstd_commands_add(struct cstd_commands *commands, const struct cst_command *command,
                       const uint64_t *waits, uint32_t n, struct cst_err *err);
+
+/* @command repeats one that was promised: it waits no more for that. CST_ENOTFOUND: none was
+ * promised with its ticket. CST_ENOMEM. */
+int cstd_commands_keep_promise(struct cst_ticket_graph *graph, const struct cst_command *command,
+                               struct cst_err *err);
 
 /* Returns the command of @ticket if it is HELD or QUEUED, else NULL. */
 const struct cstd_command *cstd_commands_find(const struct cst_ticket_graph *graph,

@@ -5,6 +5,7 @@
 #include "daemon/base/log.h"
 #include "daemon/engine/mounts.h"
 #include "daemon/engine/drives.h"
+#include "daemon/engine/net_engine.h"
 #include "daemon/settings/paced.h"
 #include "proto/engine.pb-c.h"
 
@@ -59,12 +60,13 @@ void cstd_engine_close(struct cstd_engine *engine)
     if (cstd_engine_is_gpu(engine)) {
         uv_close((uv_handle_t *)&engine->idle, NULL);
     }
+    cstd_net_engine_free(engine->net);
 }
 
 static int send_message(struct cstd_engine *engine, uint16_t type, uint64_t request,
                         const ProtobufCMessage *message, const int *fds, unsigned n_fds)
 {
-    uint8_t body[256];
+    uint8_t body[512];
     struct cst_frame frame = {.type = type, .request = request, .body = body, .n_fds = n_fds};
 
     if (message != NULL) {
@@ -74,6 +76,15 @@ static int send_message(struct cstd_engine *engine, uint16_t type, uint64_t requ
     for (unsigned i = 0; i < n_fds; i++) {
         frame.fds[i] = fds[i];
     }
+    return cstd_process_send(engine->process, &frame);
+}
+
+int cstd_engine_send_bytes(struct cstd_engine *engine, uint16_t type, uint64_t request,
+                           const uint8_t *body, size_t n)
+{
+    struct cst_frame frame = {
+        .type = type, .request = request, .body = body, .body_bytes = (uint32_t)n};
+
     return cstd_process_send(engine->process, &frame);
 }
 
@@ -88,10 +99,17 @@ static void send_setup(struct cstd_engine *engine)
     const struct cstd_engines *engines = engine->engines;
     const struct cstd_settings *config = engines->config;
     Engine__Setup setup = ENGINE__SETUP__INIT;
+    Engine__Net net = ENGINE__NET__INIT;
     int fds[] = {engine->undo->fd, engines->traffic_memory->fd};
 
     setup.node = engine->os_node;
     setup.threads = config->threads;
+    if (engine->net != NULL) {
+        net.transport = engine->net->transport;
+        net.listen = engine->net->listen;
+        net.machine = engine->net->machine;
+        setup.net = &net;
+    }
     if (cstd_engine_is_gpu(engine)) {
         setup.device = engine->device;
     } else {
@@ -129,8 +147,12 @@ static int start_process(struct cstd_engine *engine, struct cst_err *err)
     const struct cstd_settings *config = engines->config;
     /* Simulated accelerators and drives run the host's engine program. */
     bool paced = cstd_paced_is(engine->device), disk = cstd_drive_is(engine->device);
-    bool gpu = cstd_engine_is_gpu(engine) && !paced && !disk;
-    char rates[CSTD_PACED_ARGUMENT], *argv[4] = {gpu ? engines->gpu_program : engines->program};
+    bool net = cstd_net_is(engine->device);
+    bool gpu = cstd_engine_is_gpu(engine) && !paced && !disk && !net;
+    char rates[CSTD_PACED_ARGUMENT];
+    char *argv[4] = {net   ? engines->net_program
+                     : gpu ? engines->gpu_program
+                           : engines->program};
 
     if (paced) {
         argv[1] = (char *)(uintptr_t) "--paced";
@@ -139,7 +161,7 @@ static int start_process(struct cstd_engine *engine, struct cst_err *err)
         argv[1] = (char *)(uintptr_t) "--disk";
         argv[2] = rates;
         (void)snprintf(rates, sizeof rates, "--limit=%" PRIu32, config->disk_timeout_s);
-    } else if (!gpu && config->update_rate > 0) {
+    } else if (!gpu && !net && config->update_rate > 0) {
         argv[1] = (char *)(uintptr_t) "--pace";
         argv[2] = rates;
         (void)snprintf(rates, sizeof rates, "update=%" PRIu64, config->update_rate);
@@ -186,6 +208,33 @@ int cstd_engine_start(struct cstd_engine *engine, struct cst_err *err)
     return CST_OK;
 }
 
+/* Keep what the engine of a network says of how it is reached. */
+static void keep_end(struct cstd_engine *engine, const Engine__NetEnd *end)
+{
+    uint8_t packed[CST_FRAME_MAX_BODY / 16];
+    size_t n = engine->net != NULL && end != NULL ? engine__net_end__get_packed_size(end) : 0;
+
+    if (n > 0 && n <= sizeof packed) {
+        (void)engine__net_end__pack(end, packed);
+        cstd_net_engine_ready(engine, packed, n);
+    }
+}
+
+/* Another machine is a peer of the engine of a network now, or no longer. */
+static void on_peer_done(struct cstd_engine *engine, const struct cst_frame *frame)
+{
+    Engine__PeerDone *done = engine__peer_done__unpack(NULL, frame->body_bytes, frame->body);
+
+    if (done == NULL || done->status != CST_OK) {
+        cstd_log(CSTD_LOG_ERROR, "engine %u (%s): machine %u: %s", engine->index, engine->device,
+                 done != NULL ? done->machine : 0,
+                 done == NULL         ? "invalid answer"
+                 : done->text != NULL ? done->text
+                                      : cst_status_words(done->status));
+    }
+    engine__peer_done__free_unpacked(done, NULL);
+}
+
 /* The process is ready. It first maps the segments of its predecessor again. Commands wait for
  * these segments only, not for new ones. */
 static void on_ready(struct cstd_engine *engine, const struct cst_frame *frame)
@@ -204,11 +253,15 @@ static void on_ready(struct cstd_engine *engine, const struct cst_frame *frame)
     /* Not 0, which means that the engine has not been up. */
     engine->granularity = ready->granularity > 0 ? ready->granularity : 1;
     engine->staged = false;
+    keep_end(engine, ready->end);
     engine__ready__free_unpacked(ready, NULL);
     cstd_log(CSTD_LOG_INFO, "engine %u: ready on %s%sNUMA node %u, %u threads, %u copy threads, %s",
              engine->index, engine->device, cstd_engine_is_gpu(engine) ? ", " : "", engine->os_node,
              engine->threads, engine->copy_threads, engine->isa);
     engine->state = CSTD_ENGINE_MOUNTING;
+    if (engine->net != NULL) {
+        cstd_net_engine_tell(engine);
+    }
     cstd_mounts_renew(engine);
     if (engine->unsettled && engine->engines->settled) { /* Settled meanwhile. */
         (void)cstd_engine_send(engine, ENGINE__MSG_TYPE__ENGINE_SETTLED, 0, NULL, -1);
@@ -306,6 +359,9 @@ static void on_frame(void *arg, struct cst_frame *frame)
         break;
     case ENGINE__MSG_TYPE__ENGINE_FAILED:
         on_failed(engine, frame);
+        break;
+    case ENGINE__MSG_TYPE__ENGINE_PEER_DONE:
+        on_peer_done(engine, frame);
         break;
     default:
         cstd_log(CSTD_LOG_WARNING, "engine %u: message of unknown type %u", engine->index,
@@ -408,6 +464,9 @@ static void forget_undo(struct cstd_engine *engine)
 static void end_process(struct cstd_engine *engine)
 {
     engine->process = NULL;
+    if (engine->net != NULL) {
+        cstd_net_engine_ended(engine);
+    }
     /* The dead process cannot clear its own slot, and the copies that it announced would slow down
      * the nodes' updates forever. */
     cst_traffic_clear(&engine->engines->traffic[engine->index]);

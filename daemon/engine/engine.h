@@ -36,6 +36,7 @@
 #include <protobuf-c/protobuf-c.h>
 
 struct cstd_engines;
+struct cstd_net_engine;
 
 enum cstd_engine_state {
     CSTD_ENGINE_OFF,
@@ -50,8 +51,10 @@ struct cstd_engine {
     struct cstd_engines *engines; /* The set that contains the engine. */
     unsigned index;               /* Index in the set, which is the core's engine number. */
     unsigned os_node;             /* NUMA node (OS number). */
-    /* UUID of the engine's GPU, "paced:N" or "drive:N:M"; empty: the engine of a NUMA node. */
+    /* UUID of the engine's GPU, "paced:N", "drive:N:M" or "net:JOB"; empty: the engine of a NUMA
+     * node. */
     char device[64];
+    struct cstd_net_engine *net; /* Of a network: what it is told of it; owned. Else NULL. */
     enum cstd_engine_state state;
     struct cstd_process *process; /* NULL in OFF and FAILED. */
     /* FAILED: the last process, which has been killed and has not ended, because the kernel waits
@@ -140,6 +143,10 @@ void cstd_engine_queue(struct cstd_command *command);
  * receive it is killed. */
 int cstd_engine_send(struct cstd_engine *engine, uint16_t type, uint64_t request,
                      const ProtobufCMessage *message, int fd);
+
+/* The same with the @n bytes of a packed message. */
+int cstd_engine_send_bytes(struct cstd_engine *engine, uint16_t type, uint64_t request,
+                           const uint8_t *body, size_t n);
 
 /* True if the process runs and can be asked to map segments. */
 static inline bool cstd_engine_is_up(const struct cstd_engine *engine)

@@ -36,6 +36,12 @@ static int find_programs(struct cstd_engines *engines, struct cst_err *err)
         /* Without the program there are no GPUs. */
         rc = rc == CST_EAGAIN ? CST_OK : rc;
     }
+    if (rc == CST_OK) {
+        rc = cst_program_find("cistern-engine-net", "", "CISTERN_ENGINE_NET", engines->net_program,
+                              sizeof engines->net_program, err);
+        /* Without the program there are no jobs on several nodes. */
+        rc = rc == CST_EAGAIN ? CST_OK : rc;
+    }
     return rc;
 }
 
@@ -375,7 +381,7 @@ static uint32_t find_waits(const struct cstd_engines *engines, const struct cst_
                            uint64_t *tickets)
 {
     const struct cstd_commands *own = &engines->v[command->node].commands;
-    bool hold = false;
+    bool hold = command->promised;
     uint32_t n = 0;
 
     for (uint32_t i = 0; i < command->n_after; i++) {
@@ -435,6 +441,11 @@ int cstd_engines_submit(struct cstd_engines *engines, const struct cst_command *
     if (command->node >= engines->n) {
         return cst_err_set(err, CST_EINTERNAL, "command for engine %u of %u", command->node,
                            engines->n);
+    }
+    rc = cstd_commands_keep_promise(&engines->tickets, command, err);
+    if (rc != CST_ENOTFOUND) {
+        release(engines);
+        return rc;
     }
     /* A single engine orders its commands itself. `after_ack` and `may_fail` would need a hold even
      * then, but only jobs with accelerators use them. */

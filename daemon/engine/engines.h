@@ -39,6 +39,8 @@ struct cstd_engines {
     char program[CSTD_SETTINGS_PATH_BYTES];
     /* Path of the engine program for GPUs; empty: there is none. */
     char gpu_program[CSTD_SETTINGS_PATH_BYTES];
+    /* Path of the engine program for networks; empty: there is none. */
+    char net_program[CSTD_SETTINGS_PATH_BYTES];
     struct cstd_engine v[CSTD_ARENA_MAX_ENGINES];
     /* Number of nodes' engines, which are the first ones in v. */
     unsigned n_nodes;

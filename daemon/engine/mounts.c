@@ -91,6 +91,7 @@ static bool must_wait(const struct cstd_engine *engine, const struct cstd_segmen
 static void send_add(struct cstd_engine *engine, struct cstd_segment *segment)
 {
     Engine__SegmentAdd add = ENGINE__SEGMENT_ADD__INIT;
+    Engine__Remote remote = ENGINE__REMOTE__INIT;
     bool first = is_first(engine, segment);
 
     engine->n_asked++;
@@ -111,6 +112,13 @@ static void send_add(struct cstd_engine *engine, struct cstd_segment *segment)
     add.has_device = add.has_create = add.device = segment->device;
     /* A new process imports the accelerator memory that its predecessor allocated. */
     add.create = segment->device && segment->fd < 0;
+    if (segment->remote) {
+        add.has_device = add.has_create = add.has_populate = 0;
+        remote.machine = segment->remote_machine;
+        remote.segment = segment->remote_id;
+        add.remote = &remote;
+    }
+    add.has_served = add.served = segment->served && engine->net != NULL;
     set_mount(engine, segment,
               mount_of(engine, segment) == CSTD_MOUNT_REMOUNT ? CSTD_MOUNT_REMOUNTING
                                                               : CSTD_MOUNT_ADDING);

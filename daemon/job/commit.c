@@ -20,6 +20,7 @@
 #include "proto/cistern.pb-c.h"
 #include "daemon/job/jobs.h"
 #include "daemon/job/planner.h"
+#include "daemon/job/span.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/memory.h"
 #include "daemon/session/session.h"
@@ -38,6 +39,9 @@ static int take_states(struct cstd_job *job, struct cst_err *err);
 static int attach_ranks(struct cstd_job *job, struct cst_err *err);
 static int answer_ranks(struct cstd_job *job, struct cst_err *err);
 static int cancel_plan(struct cstd_job *job);
+static int meet(struct cstd_job *job, struct cst_err *err);
+static int await_chunks(struct cstd_job *job, struct cst_err *err);
+static int part(struct cstd_job *job);
 static int drop_layout(struct cstd_job *job);
 static int close_memory(struct cstd_job *job);
 static int close_core(struct cstd_job *job);
@@ -45,10 +49,10 @@ static int size_pools(struct cstd_job *job, struct cst_err *err);
 
 /* A phase of a commit.
  *
- *   COLLECT -> ENGINES -> PLAN -> LAYOUT -> POOLS -> MEMORY -> CORE -> LEDGER -> STATES
- *      ^_____________________________________________________________________________|
- *         an error, or a rank that leaves in DECLARING                               v
- *                                                             DONE <- ANSWER <- ATTACH
+ *   COLLECT -> MEET -> ENGINES -> PLAN -> CHUNKS -> LAYOUT -> POOLS -> MEMORY -> JOIN -> CORE
+ *      ^_____________________________________________________________________________|     v
+ *         an error, or a rank that leaves in DECLARING                             STATES <- LEDGER
+ *                                                             DONE <- ANSWER <- ATTACH <-|
  *                                                               |________^
  *          a Commit of a worker that has opened the job again */
 struct phase {
@@ -75,12 +79,15 @@ struct phase {
 
 static const struct phase phases[] = {
     [CSTD_COMMIT_COLLECT] = {CST_JOB_IS_DECLARING, CSTD_JOB_DECLARING, collect_ranks, NULL, false},
+    [CSTD_COMMIT_MEET] = {CST_JOB_IS_DECLARING, CSTD_JOB_DECLARING, meet, part, false},
     [CSTD_COMMIT_ENGINES] = {CST_JOB_IS_STARTING, CSTD_JOB_DECLARING, await_engines, NULL, false},
     [CSTD_COMMIT_PLAN] = {CST_JOB_IS_PLANNING, CSTD_JOB_DECLARING, make_plan, cancel_plan, false},
+    [CSTD_COMMIT_CHUNKS] = {CST_JOB_IS_PLANNING, CSTD_JOB_DECLARING, await_chunks, NULL, false},
     [CSTD_COMMIT_LAYOUT] = {CST_JOB_IS_POPULATING, CSTD_JOB_POPULATING, lay_out, drop_layout, true},
     [CSTD_COMMIT_POOLS] = {CST_JOB_IS_POPULATING, CSTD_JOB_POPULATING, size_pools, NULL, true},
     [CSTD_COMMIT_MEMORY] = {CST_JOB_IS_POPULATING, CSTD_JOB_POPULATING, make_memory, close_memory,
                             true},
+    [CSTD_COMMIT_JOIN] = {CST_JOB_IS_POPULATING, CSTD_JOB_POPULATING, cstd_span_join, NULL, false},
     [CSTD_COMMIT_CORE] = {CST_JOB_IS_POPULATING, CSTD_JOB_POPULATING, open_core, close_core, false},
     [CSTD_COMMIT_LEDGER] = {CST_JOB_IS_POPULATING, CSTD_JOB_POPULATING, make_ledger, NULL, false},
     [CSTD_COMMIT_STATES] = {CST_JOB_IS_RESHAPING, CSTD_JOB_POPULATING, take_states,
@@ -238,6 +245,10 @@ void cstd_commit_missing(const struct cstd_job *job, char *text, size_t size)
     bool waits = count(job) > 0;
 
     text[0] = '\0';
+    if (job->span != NULL) {
+        cstd_span_missing(job, text, size);
+        return;
+    }
     /* If no rank has committed, nobody waits. */
     for (uint32_t r = 0; waits && r < job->world; r++) {
         size_t used = strlen(text);
@@ -256,8 +267,8 @@ static void on_deadline(uv_timer_t *timer)
     struct cst_err why = {0};
 
     cstd_commit_missing(job, missing, sizeof missing);
-    (void)cst_err_set(&why, CST_ETIMEDOUT, "waited %u ms for the commit of rank %s",
-                      job->spec.limits.timeout_ms, missing);
+    (void)cst_err_set(&why, CST_ETIMEDOUT, "waited %u ms for %s%s", job->spec.limits.timeout_ms,
+                      job->span != NULL ? "" : "the commit of rank ", missing);
     cstd_commit_break(job, &why);
 }
 
@@ -298,6 +309,44 @@ void cstd_commit_withdraw(struct cstd_job *job, uint32_t rank)
     }
 }
 
+/* -- other nodes ------------------------------------------------------------------------------ */
+
+/* Wait for other nodes, at most for the job's time limit. */
+static int wait_for_nodes(struct cstd_job *job, int rc)
+{
+    if (rc == CST_EAGAIN) {
+        (void)uv_timer_start(&job->deadline, on_deadline, job->spec.limits.timeout_ms, 0);
+    }
+    return rc;
+}
+
+static int meet(struct cstd_job *job, struct cst_err *err)
+{
+    return wait_for_nodes(job, cstd_span_meet(job, err));
+}
+
+static int part(struct cstd_job *job)
+{
+    cstd_span_close(job, job->state == CSTD_JOB_CLOSING ? &job->closing : &job->failure);
+    return CST_OK;
+}
+
+static int await_chunks(struct cstd_job *job, struct cst_err *err)
+{
+    return wait_for_nodes(job, cstd_span_prepare(job, err));
+}
+
+void cstd_commit_met(struct cstd_job *job, const struct cst_err *err)
+{
+    if (job->phase == CSTD_COMMIT_MEET || job->phase == CSTD_COMMIT_CHUNKS ||
+        job->phase == CSTD_COMMIT_JOIN) {
+        (void)uv_timer_stop(&job->deadline);
+        end_phase(job, err);
+    } else if (err->status != CST_OK && job->state == CSTD_JOB_DECLARING) {
+        fail(job, err);
+    }
+}
+
 /* -- ENGINES and PLAN ------------------------------------------------------------------------- */
 
 /* Wait until the engines of all accelerators of the job have reported the granularity of their
@@ -328,7 +377,9 @@ void cstd_commit_resume(void *arg)
     {
         struct cst_err err = {0};
 
-        if (job->phase == CSTD_COMMIT_ENGINES && cstd_rank_devices_await(job, &err) != CST_EAGAIN) {
+        if (job->phase == CSTD_COMMIT_JOIN) {
+            cstd_span_engine_up(job);
+        } else if (job->phase == CSTD_COMMIT_ENGINES && cstd_rank_devices_await(job, &err) != CST_EAGAIN) {
             end_phase(job, &err);
         }
     }
@@ -437,6 +488,9 @@ static int make_memory(struct cstd_job *job, struct cst_err *err)
 {
     int rc = cstd_job_memory_open(job, err);
 
+    if (rc == CST_OK) {
+        cstd_span_tell_chunks(job);
+    }
     return rc == CST_OK ? CST_EAGAIN : rc; /* cstd_commit_memory_ready follows. */
 }
 
@@ -497,7 +551,8 @@ static int make_ledger(struct cstd_job *job, struct cst_err *err)
     if (job->predecessor != NULL && cstd_reshape_take_configs(job, err) != CST_OK) {
         return err->status;
     }
-    return cstd_ledger_prepare(job, on_ledger) ? CST_EAGAIN : CST_OK;
+    /* What other nodes have told is not kept, so that a job on several nodes ends with the daemon. */
+    return job->span == NULL && cstd_ledger_prepare(job, on_ledger) ? CST_EAGAIN : CST_OK;
 }
 
 static void on_states(struct cstd_job *job, const struct cst_err *err)
@@ -525,6 +580,7 @@ static int attach_ranks(struct cstd_job *job, struct cst_err *err)
             cstd_job_feed(job, &event);
         }
     }
+    cstd_span_open(job);
     return CST_OK;
 }
 

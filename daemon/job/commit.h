@@ -45,6 +45,9 @@ void cstd_commit_pools_gone(struct cstd_job *job);
 /* @job has a core, and some of its predecessor's states (migrate.h): take the others. */
 void cstd_commit_go_on(struct cstd_job *job);
 
+/* What @job waits for from other nodes (span.h) has come, or *err says why it will not. */
+void cstd_commit_met(struct cstd_job *job, const struct cst_err *err);
+
 /* Withdraw the waiting Commit of rank @rank; the caller answers the request. A search for a plan of
  * the job is cancelled. Other ranks that have committed wait for this rank again, at most for the
  * job's time limit. A commit whose memory is being made goes on. */

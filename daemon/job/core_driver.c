@@ -13,6 +13,7 @@
 #include "daemon/engine/engines.h"
 #include "daemon/job/jobs.h"
 #include "daemon/job/planner.h"
+#include "daemon/job/span.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/session/pending.h"
 
@@ -355,6 +356,9 @@ static void carry_out(struct cstd_job *job, const struct cst_actions *actions)
         case CST_ACT_SEAL:
             seal(job);
             break;
+        case CST_ACT_TELL:
+            cstd_span_tell(job, action->tell.to, &action->tell.message);
+            break;
         case CST_ACT_LOG:
             cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job), "%s", action->log.text);
             break;
@@ -467,6 +471,9 @@ void cstd_job_feed(struct cstd_job *job, struct cst_event *event)
         cstd_shared_heads_end(&job->memory.heads, cst_core_attempt_over(job->core));
         daemon->core_ops->settled(job);
         arm(job, event->now);
+        if (job->span != NULL) {
+            cstd_span_stepped(job);
+        }
         cstd_done_look(job);
         cstd_durable_look(job);
     }

@@ -45,6 +45,7 @@ struct cstd_tier;
 struct cstd_job_request;
 struct cstd_quota_account;
 struct cstd_session;
+struct cstd_span;
 
 /* Argument for cstd_log_about: an event of a job or of one of its ranks. */
 #define CSTD_JOB_ABOUT(job_)                                                                       \
@@ -63,11 +64,14 @@ enum cstd_job_state {
 /* Phases of a job's commit in their order. The table in commit.c says what each one does. */
 enum cstd_commit_phase {
     CSTD_COMMIT_COLLECT, /* Wait for the Commits of all ranks. */
+    CSTD_COMMIT_MEET,    /* Find the job's ranks on other nodes. */
     CSTD_COMMIT_ENGINES, /* Start the engines of the job's accelerators. */
     CSTD_COMMIT_PLAN,    /* Take the given plan, or search for one. */
+    CSTD_COMMIT_CHUNKS,  /* Wait for the node that plans the job. */
     CSTD_COMMIT_LAYOUT,  /* Compute chunks and rows, in a thread. */
     CSTD_COMMIT_POOLS,   /* Size the pools, and check all budgets. */
     CSTD_COMMIT_MEMORY,  /* Create the segments; the engines map and populate them. */
+    CSTD_COMMIT_JOIN,    /* Connect the engines of the job's nodes. */
     CSTD_COMMIT_CORE,    /* Open the core and write the job table. */
     CSTD_COMMIT_LEDGER,  /* Make the ledger, in a thread. */
     CSTD_COMMIT_STATES,  /* Take the states of the predecessor, and take its place. */
@@ -228,6 +232,7 @@ struct cstd_job {
     uv_timer_t deadline;
     /* READY: monotonic time for which deadline is set; CST_CORE_NEVER: it is not set. */
     uint64_t deadline_ns;
+    struct cstd_span *span;  /* The job's ranks on other nodes (span.h); NULL: it has none. */
     struct cstd_comms comms; /* Communicators of the ranks. */
     /* Time to live; runs while no worker is attached. A worker that has hung up is not attached. */
     uv_timer_t ttl;

@@ -3,6 +3,7 @@
 
 #include "daemon/base/daemon_state.h"
 #include "daemon/ledger/describe.h"
+#include "daemon/job/span.h"
 #include "daemon/job/updates.h"
 #include "daemon/memory/device_reservation.h"
 #include "offload/core/revival.h"
@@ -29,11 +30,17 @@ static struct cst_core_policy policy_of(const struct cstd_job *job)
     return policy;
 }
 
-/* Return the configuration of the core, which refers to *@reservations. */
-static struct cst_core_config config_of(struct cstd_job *job,
-                                        struct cstd_device_reservations *reservations)
+/* What the configuration of a core refers to. */
+struct referred {
+    struct cstd_device_reservations reservations;
+    struct cst_core_machines machines;
+};
+
+/* Return the configuration of the core, which refers to *@referred. */
+static struct cst_core_config config_of(struct cstd_job *job, struct referred *referred)
 {
     const struct cstd_memory *memory = &job->memory;
+    struct cstd_device_reservations *reservations = &referred->reservations;
 
     *reservations = cstd_device_reservation_describe(job);
     return (struct cst_core_config){
@@ -56,6 +63,8 @@ static struct cst_core_config config_of(struct cstd_job *job,
         .reservations = reservations->v,
         .n_reservations = reservations->n,
         .interleave = cstd_updates_open(job),
+        .block_ranks = job->spec.updates.block_ranks,
+        .machines = cstd_span_machines(job, &referred->machines) ? &referred->machines : NULL,
     };
 }
 
@@ -68,8 +77,8 @@ static void limit_traces(const struct cstd_job *job)
 
 int cstd_job_core_open(struct cstd_job *job, struct cst_err *err)
 {
-    struct cstd_device_reservations reservations;
-    struct cst_core_config config = config_of(job, &reservations);
+    struct referred referred;
+    struct cst_core_config config = config_of(job, &referred);
     int rc = cst_core_open(&job->core, &config, err);
 
     job->memory.arenas_are_new = false; /* From now on the core knows what is. */
@@ -99,8 +108,8 @@ int cstd_job_core_reopen(struct cstd_job *job, const struct cst_core_record *rec
                          struct cst_err *err)
 {
     struct cst_table_header *table = job->memory.table, wanted;
-    struct cstd_device_reservations reservations;
-    struct cst_core_config config = config_of(job, &reservations);
+    struct referred referred;
+    struct cst_core_config config = config_of(job, &referred);
     int rc = cst_core_open(&job->core, &config, err);
 
     if (rc != CST_OK) {

@@ -4,6 +4,7 @@
 #include "daemon/job/durable.h"
 #include "daemon/job/migrate.h"
 #include "daemon/job/reshape.h"
+#include "daemon/job/span.h"
 #include "daemon/memory/device_reservation.h"
 #include "daemon/base/log.h"
 #include "proto/size.h"
@@ -26,6 +27,7 @@ int cstd_job_memory_open(struct cstd_job *job, struct cst_err *err)
         .base = job->base != NULL ? &job->base->memory : NULL,
         .inherited = cstd_reshape_arenas(job),
         .sparse = job->migrate != NULL,
+        .serves = job->span != NULL ? cst_set_of(job->span->engine) : (struct cst_set){{0}},
         .description_bytes = cstd_upkeep_durable_description(job)};
     char arenas[CST_SIZE_TEXT], slabs[CST_SIZE_TEXT];
     int rc;

@@ -7,6 +7,7 @@
 #include "daemon/job/pool_share.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/job/searches.h"
+#include "daemon/job/span.h"
 #include "daemon/engine/engines.h"
 
 #include <stdlib.h>
@@ -43,6 +44,7 @@ static int configure(struct cstd_job *job, struct cst_layout_config *out, struct
         config.chunk_elems = job->plan.choice.layout.chunk_elems;
         memcpy(config.class_elems, job->plan.choice.layout.class_elems, sizeof config.class_elems);
     }
+    cstd_span_lay_out(job, &config);
     if (job->keeps_chunks) {
         const struct cst_layout *old = &job->predecessor->layout;
 

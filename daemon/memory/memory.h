@@ -49,7 +49,9 @@ struct cstd_memory {
     bool arenas_are_new;
     /* Engines of accelerators with pools. They read each other's gradients. */
     struct cst_set pool_engines;
-    struct cst_set gpu_engines;     /* Engines of all accelerators that the job uses. */
+    /* Engines of all accelerators that the job uses, and that of its network. */
+    struct cst_set gpu_engines;
+    bool served; /* Other machines read the arenas. */
     struct cst_core_pool *pools;    /* One pool per rank; its segments point into ids. */
     const struct cstd_tier **tiers; /* Tier of each rank's pool. */
     uint32_t world;                 /* Number of ranks. */
@@ -138,6 +140,9 @@ struct cstd_memory_request {
     /* The arenas have no pages and are not charged until cstd_memory_fill. Only without
      * accelerators and device reservations. */
     bool sparse;
+    /* Engine of a network, which maps the arenas, too, and lets other machines read them; empty:
+     * none. */
+    struct cst_set serves;
 };
 
 /* Create the memory that @request describes and have the engines populate it. The engines of its

@@ -232,6 +232,9 @@ struct cst_job_nodes {
     /* Number of ranks on all nodes; 0: all ranks are on this node. CST_EINVAL, from cst_job_open:
      * first_rank + world is larger. */
     uint32_t all_ranks;
+    /* Nodes that have the states of each chunk, 1 to the number of nodes; 0: 1. With 2 or more, no
+     * committed step is lost with a node. Equal in all ranks of the job. */
+    uint32_t copies;
 };
 
 /* Options of a job and of one rank. `name` and `world` must be set. Every other field is 0 or NULL

@@ -1,0 +1,592 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Meeting, and the end. span_join.c connects the engines, span_core.c the cores. */
+#include "daemon/job/span.h"
+
+#include "daemon/base/daemon_state.h"
+#include "daemon/base/log.h"
+#include "daemon/engine/engines.h"
+#include "daemon/engine/net_engine.h"
+#include "daemon/job/commit.h"
+#include "daemon/job/job.h"
+#include "daemon/job/jobs.h"
+#include "daemon/job/span_parts.h"
+#include "daemon/memory/job_options.h"
+#include "daemon/settings/settings.h"
+#include "offload/layout/digest.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+bool cstd_span_is_wanted(const struct cstd_job *job)
+{
+    return cst_job_all_ranks(&job->spec) > job->world;
+}
+
+Span__Key cstd_span_key(const struct cstd_job *job)
+{
+    Span__Key key = SPAN__KEY__INIT;
+
+    key.uid = job->uid;
+    key.name = (char *)(uintptr_t)job->name;
+    key.life = job->span->life;
+    return key;
+}
+
+struct cstd_span_machine *cstd_span_find(struct cstd_span *span, const struct cstd_node *node)
+{
+    for (uint32_t m = 0; m < span->n; m++) {
+        if (span->machines[m].node == node) {
+            return &span->machines[m];
+        }
+    }
+    return NULL;
+}
+
+struct cstd_job *cstd_span_job(struct cstd_daemon *daemon, const Span__Key *key)
+{
+    struct cstd_job *job = cstd_job_find(daemon, key->uid, key->name);
+
+    return job != NULL && job->span != NULL ? job : NULL;
+}
+
+/* -- who has which ranks ---------------------------------------------------------------------- */
+
+/* Tell @node of the part here. @heard: the life of its part that is known here; 0: none. */
+static void tell_here(struct cstd_job *job, struct cstd_node *node, uint64_t heard)
+{
+    uint8_t options[CST_FRAME_MAX_BODY / 2];
+    Cistern__JobOpen open = CISTERN__JOB_OPEN__INIT;
+    Span__Here here = SPAN__HERE__INIT;
+    Span__Key key = cstd_span_key(job);
+    struct cst_job_texts texts;
+    struct cst_err unused;
+
+    cst_job_texts_make(&texts, &job->spec);
+    cst_job_options_fill(&open.base, &job->spec, &texts, CST_JOB_SAME);
+    open.name = (char *)(uintptr_t)job->name;
+    open.world = job->world;
+    here.from = &key;
+    here.first_rank = job->spec.nodes.first_rank;
+    here.world = job->world;
+    here.all_ranks = cst_job_all_ranks(&job->spec);
+    here.digest = cst_model_digest(&job->model, 1);
+    here.options.data = options;
+    here.options.len = cistern__job_open__get_packed_size(&open);
+    here.has_heard = heard != 0;
+    here.heard = heard;
+    if (here.options.len > sizeof options) {
+        cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job), "its options do not fit into a message");
+        return;
+    }
+    (void)cistern__job_open__pack(&open, options);
+    /* If the link goes down now, the part is told when it is up again. */
+    (void)cstd_node_send(node, SPAN__MSG_TYPE__SPAN_HERE, &here.base, &unused);
+}
+
+static void on_up(struct cstd_links_watch *watch, struct cstd_node *node)
+{
+    struct cstd_span *span = cstd_owner_of(watch, struct cstd_span, watch);
+
+    if (span->state == CSTD_SPAN_MEETING) {
+        tell_here(span->job, node, 0);
+    }
+    cstd_span_link(span, node, true);
+}
+
+static void on_down(struct cstd_links_watch *watch, struct cstd_node *node,
+                    const struct cst_err *why)
+{
+    struct cstd_span *span = cstd_owner_of(watch, struct cstd_span, watch);
+    struct cstd_span_machine *machine = cstd_span_find(span, node);
+    struct cst_err err;
+
+    if (machine == NULL) {
+        return;
+    }
+    if (span->state == CSTD_SPAN_JOINED) {
+        cstd_span_link(span, node, false);
+        return;
+    }
+    (void)cst_err_set(&err, CST_ECONN, "job '%s': the link to node '%s' is down: %s",
+                      span->job->name, node->entry.name, why->text);
+    cstd_commit_met(span->job, &err);
+}
+
+/* Nobody drains a node away from a job: its jobs end first. */
+static void on_drain(struct cstd_links_watch *watch, struct cstd_node *node)
+{
+    (void)watch;
+    (void)node;
+}
+
+/* Options of struct cst_job_spec that a job on several nodes cannot have yet. */
+static int check_options(const struct cstd_job *job, struct cst_err *err)
+{
+    const struct {
+        bool has;
+        const char *what;
+    } rows[] = {{job->base != NULL, "base"},
+                {job->files.n > 0, "disk"},
+                {job->predecessor != NULL, "reshape"},
+                {job->model.n_stages > 0, "stages"},
+                {job->spec.states.grad_over_weight, "grad_over_weight"},
+                {job->spec.updates.overlap != CST_OVERLAP_COMMIT, "overlap"},
+                {job->spec.updates.unused != CST_UNUSED_ZERO, "unused"}};
+
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if (rows[i].has) {
+            return cst_err_set(err, CST_EUNSUPPORTED,
+                               "job '%s' has ranks on several nodes, and %s: this version does "
+                               "either; leave %s out",
+                               job->name, rows[i].what, rows[i].what);
+        }
+    }
+    return CST_OK;
+}
+
+static int make(struct cstd_job *job, struct cst_err *err)
+{
+    struct cstd_links *links = job->daemon->links;
+    struct cstd_span *span;
+
+    if (links == NULL) {
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "job '%s' has %" PRIu32 " ranks, of which %" PRIu32
+                           " are on this node, and this daemon has no links to others: set 'listen' "
+                           "in [node] of cistern.conf, see cistern-nodes(7)",
+                           job->name, cst_job_all_ranks(&job->spec), job->world);
+    }
+    if (check_options(job, err) != CST_OK) {
+        return err->status;
+    }
+    span = calloc(1, sizeof *span);
+    if (span == NULL || getrandom(&span->life, sizeof span->life, 0) != sizeof span->life) {
+        free(span);
+        return cst_err_set(err, CST_ENOMEM, "job '%s': no memory for its nodes", job->name);
+    }
+    span->job = job;
+    span->life += span->life == 0;
+    span->n = 1;
+    span->machines[0] = (struct cstd_span_machine){
+        .life = span->life, .first_rank = job->spec.nodes.first_rank, .world = job->world};
+    TAILQ_INIT(&span->early);
+    span->watch = (struct cstd_links_watch){
+        .on_up = on_up, .on_down = on_down, .on_drain = on_drain};
+    job->span = span;
+    cstd_links_watch(links, &span->watch);
+    return CST_OK;
+}
+
+static int by_first_rank(const void *a, const void *b)
+{
+    const struct cstd_span_machine *x = a, *y = b;
+
+    return x->first_rank < y->first_rank ? -1 : x->first_rank > y->first_rank;
+}
+
+/* If the parts have all ranks, number them. CST_EAGAIN: they have not. */
+static int number(struct cstd_job *job, struct cst_err *err)
+{
+    struct cstd_span *span = job->span;
+    uint32_t n_ranks = 0;
+
+    for (uint32_t m = 0; m < span->n; m++) {
+        n_ranks += span->machines[m].world;
+    }
+    if (n_ranks < cst_job_all_ranks(&job->spec)) {
+        return CST_EAGAIN;
+    }
+    qsort(span->machines, span->n, sizeof *span->machines, by_first_rank);
+    n_ranks = 0;
+    for (uint32_t m = 0; m < span->n; m++) {
+        if (span->machines[m].first_rank != n_ranks) {
+            return cst_err_set(err, CST_EMISMATCH,
+                               "job '%s': rank %" PRIu32
+                               " of all is on no node, or on two: first_rank is %" PRIu32
+                               " on node '%s'",
+                               job->name, n_ranks, span->machines[m].first_rank,
+                               cstd_span_name(span, m));
+        }
+        n_ranks += span->machines[m].world;
+        span->self = span->machines[m].node == NULL ? m : span->self;
+    }
+    for (uint32_t m = 0; m < span->n; m++) {
+        span->names[m] = cstd_span_name(span, m);
+    }
+    span->state = CSTD_SPAN_PLANNING;
+    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job), "%" PRIu32 " ranks on %" PRIu32
+                   " nodes, this one is number %" PRIu32, n_ranks, span->n, span->self);
+    return CST_OK;
+}
+
+int cstd_span_meet(struct cstd_job *job, struct cst_err *err)
+{
+    struct cstd_node *node;
+
+    if (!cstd_span_is_wanted(job)) {
+        return CST_OK;
+    }
+    if (make(job, err) != CST_OK) {
+        return err->status;
+    }
+    TAILQ_FOREACH(node, cstd_links_nodes(job->daemon->links), link)
+    {
+        if (node->up != NULL) {
+            tell_here(job, node, 0);
+        }
+    }
+    return CST_EAGAIN;
+}
+
+void cstd_span_missing(const struct cstd_job *job, char *text, size_t size)
+{
+    const struct cstd_span *span = job->span;
+    uint32_t n_ranks = 0;
+
+    text[0] = '\0';
+    if (span == NULL) {
+        return;
+    }
+    for (uint32_t m = 0; m < span->n; m++) {
+        n_ranks += span->machines[m].world;
+    }
+    if (span->state == CSTD_SPAN_MEETING) {
+        (void)snprintf(text, size,
+                       "%" PRIu32 " of %" PRIu32
+                       " ranks, which no node with a link has: see 'cistern node list'",
+                       cst_job_all_ranks(&job->spec) - n_ranks, cst_job_all_ranks(&job->spec));
+    } else if (span->state == CSTD_SPAN_PLANNING && span->self != 0) {
+        (void)snprintf(text, size, "node '%s', which plans the job", span->names[0]);
+    } else if (span->state == CSTD_SPAN_JOINING) {
+        (void)snprintf(text, size, "the engines of the job's nodes");
+    }
+}
+
+/* -- HERE ------------------------------------------------------------------------------------- */
+
+/* Compare what the part @here of @node is made for with this one. */
+static int compare(const struct cstd_job *job, const struct cstd_node *node, const Span__Here *here,
+                   struct cst_err *err)
+{
+    Cistern__JobOpen *open =
+        cistern__job_open__unpack(NULL, here->options.len, here->options.data);
+    struct cst_job_spec theirs = {0};
+    int rc = open == NULL ? cst_err_set(err, CST_EPROTO, "the options of a part are none")
+                          : cst_job_options_take(&theirs, &open->base, err);
+
+    theirs.nodes = job->spec.nodes;
+    if (rc == CST_OK) {
+        rc = cstd_job_options_same(&job->spec, &theirs, err);
+    }
+    if (rc == CST_OK && here->all_ranks != cst_job_all_ranks(&job->spec)) {
+        rc = cst_err_set(err, CST_EMISMATCH,
+                         "job '%s' has %" PRIu32 " ranks here, and %" PRIu32 " there", job->name,
+                         cst_job_all_ranks(&job->spec), here->all_ranks);
+    }
+    if (rc == CST_OK && here->digest != cst_model_digest(&job->model, 1)) {
+        rc = cst_err_set(err, CST_EMISMATCH,
+                         "job '%s' has another model there: names, shapes or operators differ",
+                         job->name);
+    }
+    if (rc != CST_OK) {
+        (void)cst_err_prefix(err, "node '%s'", node->entry.name);
+    }
+    cistern__job_open__free_unpacked(open, NULL);
+    return rc;
+}
+
+/* Enter the part @here of @node. */
+static int add_part(struct cstd_job *job, struct cstd_node *node, const Span__Here *here,
+                    struct cst_err *err)
+{
+    struct cstd_span *span = job->span;
+
+    if (compare(job, node, here, err) != CST_OK) {
+        return err->status;
+    }
+    if (span->n == CST_MACHINES_MAX) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "job '%s': more than %d nodes", job->name,
+                           CST_MACHINES_MAX);
+    }
+    for (uint32_t m = 0; m < span->n; m++) {
+        const struct cstd_span_machine *other = &span->machines[m];
+
+        if (here->first_rank < other->first_rank + other->world &&
+            other->first_rank < here->first_rank + here->world) {
+            return cst_err_set(err, CST_EMISMATCH,
+                               "job '%s': ranks from %" PRIu32 " on are on node '%s', and ranks "
+                               "from %" PRIu32 " on are on node '%s': some are on both",
+                               job->name, other->first_rank, cstd_span_name(span, m),
+                               here->first_rank, node->entry.name);
+        }
+    }
+    if (cstd_node_hold(node, err) != CST_OK) {
+        return err->status;
+    }
+    span->machines[span->n++] = (struct cstd_span_machine){.node = node,
+                                                           .life = here->from->life,
+                                                           .first_rank = here->first_rank,
+                                                           .world = here->world};
+    return CST_OK;
+}
+
+static void take_here(struct cstd_job *job, struct cstd_node *node, const Span__Here *here)
+{
+    struct cstd_span *span = job->span;
+    struct cstd_span_machine *machine = cstd_span_find(span, node);
+    struct cst_err err = {0};
+    int rc = CST_OK;
+
+    if (machine == NULL && span->state == CSTD_SPAN_MEETING) {
+        rc = add_part(job, node, here, &err);
+    } else if (machine == NULL || machine->life != here->from->life) {
+        cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job),
+                       "node '%s' has begun this job anew, which goes on here", node->entry.name);
+        return;
+    }
+    if (rc == CST_OK && here->heard != span->life) {
+        tell_here(job, node, here->from->life);
+    }
+    if (rc == CST_OK && span->state == CSTD_SPAN_MEETING) {
+        rc = number(job, &err);
+    }
+    if (rc != CST_EAGAIN && (rc != CST_OK || span->state == CSTD_SPAN_PLANNING)) {
+        cstd_commit_met(job, &err);
+    }
+}
+
+static int on_here(void *arg, struct cstd_node *node, const uint8_t *body, size_t n,
+                   struct cst_err *err)
+{
+    Span__Here *here = span__here__unpack(NULL, n, body);
+    struct cstd_job *job;
+
+    if (here == NULL) {
+        return cst_err_set(err, CST_EPROTO, "no part of a job");
+    }
+    job = cstd_span_job(arg, here->from);
+    if (job != NULL) {
+        take_here(job, node, here);
+    }
+    span__here__free_unpacked(here, NULL);
+    return CST_OK;
+}
+
+/* -- CHUNKS ----------------------------------------------------------------------------------- */
+
+int cstd_span_prepare(struct cstd_job *job, struct cst_err *err)
+{
+    struct cstd_span *span = job->span;
+
+    if (span == NULL) {
+        return CST_OK;
+    }
+    if (!span->has_engine) {
+        const struct cstd_settings *config = job->daemon->config;
+
+        if (cstd_net_engine_take(job->daemon->engines, job->name,
+                                 config->node.network == CSTD_NETWORK_TRUSTED ? "tcp" : "tls",
+                                 cstd_span_listen(job->daemon), span->self, &span->engine,
+                                 err) != CST_OK) {
+            return err->status;
+        }
+        span->has_engine = true;
+    }
+    return span->self == 0 || span->class_elems[0] != 0 ? CST_OK : CST_EAGAIN;
+}
+
+void cstd_span_tell_chunks(struct cstd_job *job)
+{
+    struct cstd_span *span = job->span;
+    Span__Chunks chunks = SPAN__CHUNKS__INIT;
+    struct cst_err unused;
+    Span__Key key;
+
+    if (span == NULL || span->self != 0) {
+        return;
+    }
+    if (getrandom(span->token, sizeof span->token, 0) != sizeof span->token) {
+        span->token[0] = 1; /* Tokens are against mistakes (proto/engine.proto). */
+    }
+    for (uint32_t i = 0; i < job->layout.n_classes; i++) {
+        span->class_elems[i] = job->layout.classes[i].capacity;
+    }
+    key = cstd_span_key(job);
+    chunks.from = &key;
+    chunks.class_elems = span->class_elems;
+    chunks.n_class_elems = job->layout.n_classes;
+    chunks.token.data = span->token;
+    chunks.token.len = sizeof span->token;
+    for (uint32_t m = 1; m < span->n; m++) {
+        (void)cstd_node_send(span->machines[m].node, SPAN__MSG_TYPE__SPAN_CHUNKS, &chunks.base,
+                             &unused);
+    }
+}
+
+static int take_chunks(struct cstd_job *job, struct cstd_node *node, const Span__Chunks *chunks,
+                       struct cst_err *err)
+{
+    struct cstd_span *span = job->span;
+    const struct cstd_span_machine *machine = cstd_span_find(span, node);
+
+    if (machine == NULL || machine->life != chunks->from->life) {
+        return CST_OK; /* Of an earlier life. */
+    }
+    if (chunks->n_class_elems == 0 || chunks->n_class_elems > CST_LAYOUT_MAX_CLASSES ||
+        chunks->class_elems[0] == 0 || chunks->token.len != sizeof span->token ||
+        machine->first_rank != 0) {
+        return cst_err_set(err, CST_EPROTO, "sizes of chunks that are none");
+    }
+    memcpy(span->class_elems, chunks->class_elems,
+           chunks->n_class_elems * sizeof *span->class_elems);
+    memcpy(span->token, chunks->token.data, sizeof span->token);
+    if (job->phase == CSTD_COMMIT_CHUNKS) {
+        cstd_commit_met(job, &(struct cst_err){0});
+    }
+    return CST_OK;
+}
+
+static int on_chunks(void *arg, struct cstd_node *node, const uint8_t *body, size_t n,
+                     struct cst_err *err)
+{
+    Span__Chunks *chunks = span__chunks__unpack(NULL, n, body);
+    struct cstd_job *job;
+    int rc = CST_OK;
+
+    if (chunks == NULL) {
+        return cst_err_set(err, CST_EPROTO, "no sizes of chunks");
+    }
+    job = cstd_span_job(arg, chunks->from);
+    if (job != NULL) {
+        rc = take_chunks(job, node, chunks, err);
+    }
+    span__chunks__free_unpacked(chunks, NULL);
+    return rc;
+}
+
+/* Ranks of a rank block here. */
+static uint32_t block_ranks(const struct cstd_job *job)
+{
+    return job->spec.updates.block_ranks > 0 ? job->spec.updates.block_ranks : job->world;
+}
+
+void cstd_span_lay_out(const struct cstd_job *job, struct cst_layout_config *config)
+{
+    const struct cstd_span *span = job->span;
+    struct cst_core_machines machines;
+
+    if (span == NULL) {
+        return;
+    }
+    (void)cstd_span_machines(job, &machines);
+    config->machines = (struct cst_layout_machines){
+        .n = machines.n, .self = machines.self, .copies = machines.copies};
+    config->partials.n_here = job->world / block_ranks(job);
+    config->partials.n_come = machines.n_rank_blocks - config->partials.n_here;
+    if (span->self != 0) {
+        config->chunk_elems = span->class_elems[0];
+        memcpy(config->class_elems, span->class_elems + 1, sizeof config->class_elems);
+    }
+}
+
+bool cstd_span_machines(const struct cstd_job *job, struct cst_core_machines *out)
+{
+    const struct cstd_span *span = job->span;
+    uint32_t blocks = 0;
+
+    if (span == NULL) {
+        return false;
+    }
+    *out = (struct cst_core_machines){.n = span->n,
+                                      .self = span->self,
+                                      .copies = job->spec.nodes.copies > 0 ? job->spec.nodes.copies : 1,
+                                      .n_ranks = cst_job_all_ranks(&job->spec),
+                                      .first_rank = job->spec.nodes.first_rank,
+                                      .engine = span->engine};
+    out->copies = out->copies < span->n ? out->copies : span->n;
+    for (uint32_t m = 0; m < span->n; m++) {
+        out->first_block = m == span->self ? blocks : out->first_block;
+        blocks += job->spec.updates.block_ranks > 0
+                      ? span->machines[m].world / job->spec.updates.block_ranks
+                      : 1;
+    }
+    out->n_rank_blocks = blocks;
+    return true;
+}
+
+/* -- the end ---------------------------------------------------------------------------------- */
+
+static int on_gone(void *arg, struct cstd_node *node, const uint8_t *body, size_t n,
+                   struct cst_err *err)
+{
+    Span__Gone *gone = span__gone__unpack(NULL, n, body);
+    struct cstd_span_machine *machine;
+    struct cstd_job *job;
+    struct cst_err why;
+
+    if (gone == NULL || gone->status >= 0) {
+        span__gone__free_unpacked(gone, NULL);
+        return cst_err_set(err, CST_EPROTO, "no end of a job");
+    }
+    job = cstd_span_job(arg, gone->from);
+    machine = job != NULL ? cstd_span_find(job->span, node) : NULL;
+    if (machine != NULL && machine->life == gone->from->life) {
+        (void)cst_err_set(&why, gone->status, "node '%s': %s", node->entry.name, gone->why);
+        job->span->gone = why;
+        if (job->span->state == CSTD_SPAN_JOINED) {
+            cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job), "%s", why.text);
+            cstd_span_link(job->span, node, false);
+        } else {
+            cstd_commit_met(job, &why);
+        }
+    }
+    span__gone__free_unpacked(gone, NULL);
+    return CST_OK;
+}
+
+void cstd_span_close(struct cstd_job *job, const struct cst_err *why)
+{
+    struct cstd_span *span = job->span;
+    Span__Gone gone = SPAN__GONE__INIT;
+    struct cst_err unused;
+    Span__Key key;
+
+    if (span == NULL) {
+        return;
+    }
+    key = cstd_span_key(job);
+    gone.from = &key;
+    gone.status = why->status < 0 ? why->status : CST_ECANCELLED;
+    gone.why = why->status < 0 ? (char *)(uintptr_t)why->text
+                               : (char *)(uintptr_t) "the job was removed there";
+    cstd_links_unwatch(&span->watch);
+    cstd_span_part(span);
+    for (uint32_t m = 0; m < span->n; m++) {
+        struct cstd_span_machine *machine = &span->machines[m];
+
+        if (machine->node != NULL) {
+            (void)cstd_node_send(machine->node, SPAN__MSG_TYPE__SPAN_GONE, &gone.base, &unused);
+            cstd_node_release(machine->node);
+        }
+        free(machine->squares);
+        free(machine->segments);
+        free(machine->end);
+    }
+    if (span->has_engine) {
+        cstd_net_engine_release(job->daemon->engines, span->engine);
+    }
+    job->span = NULL;
+    free(span);
+}
+
+void cstd_span_handle(struct cstd_daemon *daemon)
+{
+    cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_HERE, on_here, daemon);
+    cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_CHUNKS, on_chunks, daemon);
+    cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_GONE, on_gone, daemon);
+    cstd_span_handle_net(daemon);
+    cstd_span_handle_core(daemon);
+}

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A job that has ranks on several nodes (struct cst_job_nodes): the part that this daemon has in it.
+ * Each daemon has a job of its own, with the ranks of its node, and a core that knows the others as
+ * machines (offload/base/machines.h). A job with all its ranks on one node has no span.
+ *
+ *   MEETING --ranks of all parts are known--> PLANNING --chunks--> JOINING --all engines are
+ *                                                                           connected--> JOINED
+ *
+ * Meeting. Parts of a job have the same owner, the same name and the same number of ranks. Each
+ * daemon tells all nodes to which it has a link of its part (HERE), until the parts have all ranks.
+ * They are numbered in the order of their ranks, and node 0 says which size the chunks have
+ * (CHUNKS).
+ *
+ * Joining. Each daemon starts an engine for the job, tells the others how it is reached and which
+ * segments it serves (NET), and adds theirs. From then on, members.h says who belongs to the job, and
+ * messages between the cores go over the links (span_core.c).
+ *
+ * A part that fails, or is removed, tells the others (GONE), whose commits then fail with the same
+ * cause. Loop thread only. */
+#ifndef CSTD_SPAN_H
+#define CSTD_SPAN_H
+
+#include "daemon/links/links.h"
+#include "offload/base/machines.h"
+#include "offload/layout/layout.h"
+#include "offload/machines/members.h"
+
+#define CSTD_SPAN_TOKEN_BYTES 16
+/* Most messages of a later epoch that wait until it holds here, for each other machine. */
+#define CSTD_SPAN_MAX_EARLY 4096
+
+struct cstd_daemon;
+struct cstd_job;
+struct cstd_segment;
+struct cstd_span_early;
+
+enum cstd_span_state {
+    CSTD_SPAN_MEETING,
+    CSTD_SPAN_PLANNING,
+    CSTD_SPAN_JOINING,
+    CSTD_SPAN_JOINED,
+};
+
+/* A segment of another machine. */
+struct cstd_span_segment {
+    uint32_t id;                  /* There. */
+    uint64_t bytes;
+    struct cstd_segment *segment; /* Here: what the net engine calls it. Holds a reference. */
+};
+
+/* The part of the job on one node. */
+struct cstd_span_machine {
+    struct cstd_node *node; /* Held; NULL: this node. */
+    uint64_t life;          /* Of the part; not 0. */
+    uint32_t first_rank, world;
+    uint64_t heard;         /* Which of our lives it has heard of. */
+    uint8_t *end;           /* Its engine, as its daemon has told; owned. NULL: not yet. */
+    size_t end_bytes;
+    struct cstd_span_segment *segments; /* Owned. */
+    uint32_t n_segments, n_told;        /* As told, and how many of them have come. */
+    bool added;                         /* Node 0: to the members. */
+    double *squares;                    /* Of a message in several frames; owned. */
+    uint32_t n_squares;
+};
+
+struct cstd_span {
+    struct cstd_job *job;
+    enum cstd_span_state state;
+    uint64_t life;
+    struct cstd_links_watch watch;
+    uint32_t n;    /* Parts that are known, this one included. */
+    uint32_t self; /* Number of this one, once all are known. */
+    struct cstd_span_machine machines[CST_MACHINES_MAX];
+    uint8_t token[CSTD_SPAN_TOKEN_BYTES];
+    uint64_t class_elems[CST_LAYOUT_MAX_CLASSES]; /* PLANNING: as node 0 has told; 0: not yet. */
+    unsigned engine;                              /* The net engine; see has_engine. */
+    bool has_engine;
+    bool told_net; /* JOINING: the others were told of the engine. */
+    uint32_t n_mounting; /* JOINING: remote segments that the engine has not mapped yet. */
+    struct cst_err failed; /* A remote segment could not be mapped; or status 0. */
+    struct cst_members *members; /* Owned; NULL: not JOINED. */
+    const char *names[CST_MACHINES_MAX];
+    uv_timer_t *timer; /* The deadline of `members`; owned. */
+    uint64_t epoch;   /* The last one that the core was given; 0: none. */
+    uint64_t step;    /* The last commit that `members` was told. */
+    bool holds;       /* The epoch holds here. */
+    bool busy;        /* `members` processes an event: the next one comes after it. */
+    TAILQ_HEAD(, cstd_span_early) early; /* Messages of later epochs, in their order. */
+    uint32_t n_early;
+    struct cst_err gone; /* Why another part is gone; status 0: none is. */
+};
+
+/* Take the messages about jobs. Called once, when @daemon has links. */
+void cstd_span_handle(struct cstd_daemon *daemon);
+
+/* True if @job has ranks on other nodes. */
+bool cstd_span_is_wanted(const struct cstd_job *job);
+
+/* Phase MEET of the commit: CST_OK: all parts are known, or the job has no others. CST_EAGAIN:
+ * cstd_commit_met follows. CST_EUNSUPPORTED: this daemon has no links, or the job has an option that
+ * such jobs cannot have. */
+int cstd_span_meet(struct cstd_job *job, struct cst_err *err);
+
+/* Phase CHUNKS: take the engine. On node 0, CST_OK. On the others, CST_EAGAIN until node 0 has told the sizes of
+ * chunks; cstd_commit_met follows. */
+int cstd_span_prepare(struct cstd_job *job, struct cst_err *err);
+
+/* The layout of @job is built and its pools fit: on node 0, tell the others the sizes of chunks. */
+void cstd_span_tell_chunks(struct cstd_job *job);
+
+/* What the layout has to be. */
+void cstd_span_lay_out(const struct cstd_job *job, struct cst_layout_config *config);
+
+/* Phase JOIN: connect the net engines. CST_EAGAIN: cstd_commit_met follows. */
+int cstd_span_join(struct cstd_job *job, struct cst_err *err);
+
+/* The net engine of the job is up, or was given up. */
+void cstd_span_engine_up(struct cstd_job *job);
+
+/* Set *out for the core. False: the job has no span. */
+bool cstd_span_machines(const struct cstd_job *job, struct cst_core_machines *out);
+
+/* The core of @job is open, and its ranks may attach: agree with the others on who the members are. */
+void cstd_span_open(struct cstd_job *job);
+
+/* Write what a waiting commit waits for, "ranks 2 to 3, which no node with a link has told of", to
+ * @text; empty: it does not wait for other nodes. */
+void cstd_span_missing(const struct cstd_job *job, char *text, size_t size);
+
+/* Leave the span, because of @why, which the other parts are told. */
+void cstd_span_close(struct cstd_job *job, const struct cst_err *why);
+
+/* Of span_core.c: carry out a CST_ACT_TELL of the core, and see what the core has recorded. */
+void cstd_span_tell(struct cstd_job *job, uint32_t to, const struct cst_machine_message *message);
+void cstd_span_stepped(struct cstd_job *job);
+
+#endif

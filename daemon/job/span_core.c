@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the cores of a job on several nodes tell each other, and who its members are. */
+#include "daemon/base/daemon_state.h"
+#include "daemon/base/log.h"
+#include "daemon/job/core_driver.h"
+#include "daemon/job/job.h"
+#include "daemon/job/span_message.h"
+#include "daemon/job/span_parts.h"
+#include "daemon/settings/settings.h"
+#include "offload/core/revival.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A core's message of an epoch that does not hold here yet, as it came. */
+struct cstd_span_early {
+    TAILQ_ENTRY(cstd_span_early) link;
+    uint32_t machine;
+    size_t n;
+    uint8_t body[];
+};
+
+/* The number that the core has for round @round of epoch @epoch. */
+static uint64_t number_of(uint64_t epoch, uint64_t round)
+{
+    return epoch << 32 | (round & UINT32_MAX);
+}
+
+/* -- the core --------------------------------------------------------------------------------- */
+
+void cstd_span_tell(struct cstd_job *job, uint32_t to, const struct cst_machine_message *message)
+{
+    struct cstd_span *span = job->span;
+    struct cst_err unused;
+
+    for (uint32_t m = 0; m < span->n; m++) {
+        if (span->machines[m].node != NULL && (to == CST_MACHINES_ALL || to == m)) {
+            /* If it is not sent the link is down, and another round of the epoch follows. */
+            (void)cstd_span_send_core(job, &span->machines[m], message, &unused);
+        }
+    }
+}
+
+/* Give the core what machine @m has told it. */
+static int feed(struct cstd_job *job, uint32_t m, const Span__Core *core, struct cst_err *err)
+{
+    struct cst_machine_message message;
+    struct cst_event event = {.kind = CST_EV_TOLD, .machine = m, .message = &message};
+    int rc = cstd_span_read_core(core, &job->span->machines[m], &message, err);
+
+    if (rc == CST_OK) {
+        cstd_job_feed(job, &event);
+    }
+    return rc == CST_EAGAIN ? CST_OK : rc;
+}
+
+static void keep_early(struct cstd_span *span, uint32_t m, const uint8_t *body, size_t n)
+{
+    struct cstd_span_early *early = malloc(sizeof *early + n);
+
+    if (early == NULL || span->n_early >= CSTD_SPAN_MAX_EARLY * span->n) {
+        free(early);
+        cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(span->job),
+                       "a message of node '%s' is lost: no memory for those of the next epoch",
+                       cstd_span_name(span, m));
+        return;
+    }
+    early->machine = m;
+    early->n = n;
+    memcpy(early->body, body, n);
+    TAILQ_INSERT_TAIL(&span->early, early, link);
+    span->n_early++;
+}
+
+/* Give the core the messages that have waited for this epoch. */
+static void take_early(struct cstd_job *job)
+{
+    struct cstd_span *span = job->span;
+    struct cstd_span_early *early, *next;
+    TAILQ_HEAD(, cstd_span_early) now = TAILQ_HEAD_INITIALIZER(now);
+
+    TAILQ_CONCAT(&now, &span->early, link);
+    span->n_early = 0;
+    for (early = TAILQ_FIRST(&now); early != NULL; early = next) {
+        Span__Core *core = span__core__unpack(NULL, early->n, early->body);
+        struct cst_err err;
+
+        next = TAILQ_NEXT(early, link);
+        if (core != NULL && core->epoch == span->epoch && job->state == CSTD_JOB_READY &&
+            feed(job, early->machine, core, &err) != CST_OK) {
+            cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job), "node '%s': %s",
+                           cstd_span_name(span, early->machine), err.text);
+        } else if (core != NULL && core->epoch > span->epoch) {
+            keep_early(span, early->machine, early->body, early->n);
+        }
+        span__core__free_unpacked(core, NULL);
+        free(early);
+    }
+}
+
+static int on_core(void *arg, struct cstd_node *node, const uint8_t *body, size_t n,
+                   struct cst_err *err)
+{
+    Span__Core *core = span__core__unpack(NULL, n, body);
+    struct cstd_span_machine *machine;
+    struct cstd_job *job;
+    int rc = CST_OK;
+
+    if (core == NULL) {
+        return cst_err_set(err, CST_EPROTO, "no message of a job's core");
+    }
+    job = cstd_span_job(arg, core->from);
+    machine = job != NULL ? cstd_span_find(job->span, node) : NULL;
+    if (machine != NULL && machine->life == core->from->life) {
+        const uint32_t m = (uint32_t)(machine - job->span->machines);
+
+        if (job->span->holds && core->epoch == job->span->epoch) {
+            rc = feed(job, m, core, err);
+        } else if (core->epoch > job->span->epoch) {
+            keep_early(job->span, m, body, n);
+        }
+    }
+    span__core__free_unpacked(core, NULL);
+    return rc;
+}
+
+/* -- members ---------------------------------------------------------------------------------- */
+
+static void feed_members(struct cstd_span *span, struct cst_members_event *event);
+
+static void on_timer(uv_timer_t *timer)
+{
+    feed_members(timer->data, &(struct cst_members_event){.kind = CST_MEMBERS_TIME});
+}
+
+/* Set the timer for the next deadline. */
+static void arm(struct cstd_span *span)
+{
+    const uint64_t at = cst_members_deadline(span->members), now = uv_hrtime();
+
+    if (at == CST_MEMBERS_NEVER) {
+        (void)uv_timer_stop(span->timer);
+        return;
+    }
+    (void)uv_timer_start(span->timer, on_timer, at > now ? (at - now) / 1000000 + 1 : 1, 0);
+}
+
+/* The epoch holds at this machine, and tells the core who the members are. */
+static void on_holds(struct cstd_span *span, const struct cst_members_action *action)
+{
+    struct cst_event event = {.kind = CST_EV_MACHINES};
+
+    span->holds = true;
+    span->epoch = event.epoch = number_of(action->epoch->number, action->round);
+    CST_SET_EACH (m, &action->epoch->members) {
+        event.members |= UINT64_C(1) << m;
+    }
+    cstd_job_feed(span->job, &event);
+    if (span->job->state == CSTD_JOB_READY) {
+        take_early(span->job);
+    }
+}
+
+static void send_to(struct cstd_span *span, const struct cst_members_action *action)
+{
+    struct cst_err unused;
+
+    CST_SET_EACH (m, &action->to) {
+        if (m < span->n && span->machines[m].node != NULL) {
+            (void)cstd_span_send_members(span->job, &span->machines[m], &action->message, &unused);
+        }
+    }
+}
+
+static void carry_out(struct cstd_span *span, const struct cst_members_actions *actions)
+{
+    for (uint32_t i = 0; i < actions->n; i++) {
+        const struct cst_members_action *action = &actions->v[i];
+
+        switch (action->kind) {
+        case CST_MEMBERS_SEND:
+            send_to(span, action);
+            break;
+        case CST_MEMBERS_LOG:
+            cstd_log_about(action->status == CST_OK ? CSTD_LOG_INFO : CSTD_LOG_WARNING,
+                           CSTD_JOB_ABOUT(span->job), "%s", action->text);
+            break;
+        case CST_MEMBERS_HOLDS:
+            on_holds(span, action);
+            break;
+        case CST_MEMBERS_WAITS:
+        case CST_MEMBERS_OUT:
+            span->holds = false;
+            cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(span->job), "%s", action->text);
+            break;
+        }
+    }
+}
+
+/* Node 0 adds the machines that have told their life. */
+static bool add_next(struct cstd_span *span, struct cst_members_actions *actions)
+{
+    struct cst_err unused;
+
+    for (uint32_t m = 1; span->self == 0 && m < span->n; m++) {
+        struct cst_members_event add = {
+            .kind = CST_MEMBERS_ADD, .now = uv_hrtime(), .machine = m, .idle = true};
+
+        if (!span->machines[m].added &&
+            cst_members_step(span->members, &add, actions, &unused) == CST_OK) {
+            span->machines[m].added = true;
+            return true;
+        }
+    }
+    return false;
+}
+
+static void feed_members(struct cstd_span *span, struct cst_members_event *event)
+{
+    struct cst_members_actions *actions;
+    struct cst_err err = {0};
+    struct cstd_job *job = span->job;
+
+    if (span->members == NULL) {
+        return;
+    }
+    span->busy = true;
+    actions = malloc(sizeof *actions);
+    if (actions == NULL) {
+        cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job), "no memory for its members");
+        span->busy = false;
+        return;
+    }
+    event->now = uv_hrtime();
+    if (cst_members_step(span->members, event, actions, &err) == CST_OK) {
+        carry_out(span, actions);
+    } else {
+        cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job), "%s", err.text);
+    }
+    while (job->span == span && add_next(span, actions)) {
+        carry_out(span, actions);
+    }
+    free(actions);
+    if (job->span == span) {
+        span->busy = false;
+        arm(span);
+        if (job->core != NULL) {
+            cstd_span_stepped(job); /* An action can have fed the core. */
+        }
+    }
+}
+
+static int on_members(void *arg, struct cstd_node *node, const uint8_t *body, size_t n,
+                      struct cst_err *err)
+{
+    Span__Members *in = span__members__unpack(NULL, n, body);
+    struct cst_members_message message;
+    struct cstd_span_machine *machine;
+    struct cstd_job *job;
+    int rc = CST_OK;
+
+    if (in == NULL) {
+        return cst_err_set(err, CST_EPROTO, "no message about members");
+    }
+    job = cstd_span_job(arg, in->from);
+    machine = job != NULL ? cstd_span_find(job->span, node) : NULL;
+    if (machine != NULL && machine->life == in->from->life) {
+        rc = cstd_span_read_members(in, &message, err);
+        if (rc == CST_OK) {
+            feed_members(job->span, &(struct cst_members_event){
+                                        .kind = CST_MEMBERS_TOLD,
+                                        .machine = (uint32_t)(machine - job->span->machines),
+                                        .message = &message});
+        }
+    }
+    span__members__free_unpacked(in, NULL);
+    return rc;
+}
+
+void cstd_span_link(struct cstd_span *span, const struct cstd_node *node, bool up)
+{
+    const struct cstd_span_machine *machine = cstd_span_find(span, node);
+
+    if (machine != NULL) {
+        feed_members(span, &(struct cst_members_event){
+                               .kind = up ? CST_MEMBERS_UP : CST_MEMBERS_DOWN,
+                               .machine = (uint32_t)(machine - span->machines)});
+    }
+}
+
+void cstd_span_stepped(struct cstd_job *job)
+{
+    struct cstd_span *span = job->span;
+    const uint64_t step = cst_core_recorded_step(job->core);
+
+    if (!span->busy && span->holds && step > span->step) {
+        span->step = step;
+        feed_members(span,
+                     &(struct cst_members_event){.kind = CST_MEMBERS_COMMITTED, .step = step});
+    }
+}
+
+/* -- life ------------------------------------------------------------------------------------- */
+
+void cstd_span_open(struct cstd_job *job)
+{
+    struct cstd_span *span = job->span;
+    struct cst_members_config config;
+    struct cst_err err;
+
+    if (span == NULL || span->members != NULL) {
+        return;
+    }
+    config = (struct cst_members_config){.self = span->self,
+                                         .life = span->life,
+                                         .makes_job = span->self == 0,
+                                         .wait = job->daemon->config->node.wait_s * UINT64_C(1000000000),
+                                         .names = span->names};
+    span->timer = malloc(sizeof *span->timer);
+    if (span->timer == NULL ||
+        cst_members_open(&span->members, &config, NULL, uv_hrtime(), &err) != CST_OK) {
+        free(span->timer);
+        span->timer = NULL;
+        cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job), "no memory for its members");
+        return;
+    }
+    (void)uv_timer_init(&job->daemon->loop, span->timer);
+    span->timer->data = span;
+    feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_TIME});
+    for (uint32_t m = 0; job->span == span && m < span->n; m++) {
+        if (span->machines[m].node != NULL && span->machines[m].node->up != NULL) {
+            feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_UP, .machine = m});
+        }
+    }
+}
+
+static void on_closed(uv_handle_t *timer)
+{
+    free(timer);
+}
+
+void cstd_span_part(struct cstd_span *span)
+{
+    while (!TAILQ_EMPTY(&span->early)) {
+        struct cstd_span_early *early = TAILQ_FIRST(&span->early);
+
+        TAILQ_REMOVE(&span->early, early, link);
+        free(early);
+    }
+    if (span->timer != NULL) {
+        uv_close((uv_handle_t *)span->timer, on_closed);
+    }
+    cst_members_close(span->members);
+    cstd_span_forget_segments(span);
+}
+
+void cstd_span_handle_core(struct cstd_daemon *daemon)
+{
+    cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_CORE, on_core, daemon);
+    cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_MEMBERS, on_members, daemon);
+}
