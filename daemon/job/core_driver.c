@@ -16,6 +16,7 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/session/pending.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -354,6 +355,9 @@ static void carry_out(struct cstd_job *job, const struct cst_actions *actions)
             break;
         case CST_ACT_SEAL:
             seal(job);
+            break;
+        case CST_ACT_TELL:
+            assert(false); /* A job of this daemon has no other machines. */
             break;
         case CST_ACT_LOG:
             cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job), "%s", action->log.text);
