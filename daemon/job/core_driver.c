@@ -17,6 +17,7 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/session/pending.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -71,6 +71,10 @@ struct cst_command {
      * what waits for one of these tickets waits for this command instead. */
     uint64_t replaces[CST_COMMAND_MAX_REPLACES];
     uint32_t n_replaces;
+    /* The command cannot begin yet, because the core does not know its sources: the core repeats
+     * it, with the same ticket and without this flag, or recalls it (CST_ACT_RECALL, which must
+     * then be followed). What waits for the ticket waits. */
+    bool promised;
     /* The command reads or writes a staging segment, which may be gone once the request is
      * answered. */
     bool io;
@@ -82,8 +86,8 @@ struct cst_command {
     struct cst_place src[CST_COMMAND_MAX_SRC];
     uint32_t n_src;
     /* SET_MASTER: master, weight (not of an fp32 tensor, whose weights are the master weights), and
-     * the moments unless they stay. A staged update by Muon: its scratch. Otherwise one
-     * destination. */
+     * the moments unless they stay. A staged update by Muon: its scratch. REDUCE: none, or the row
+     * of a partial. Otherwise one destination. */
     struct cst_place dst[CST_COMMAND_MAX_DST];
     uint32_t n_dst;
     uint64_t bytes; /* COPY, FILL: number of bytes. */
@@ -94,6 +98,8 @@ struct cst_command {
     uint64_t mark;    /* REDUCE: number of the reduction. UPDATE, NORM: Adam step t, from 1. */
     /* REDUCE into an fp32 row: add the sources in order to the contents of the row. */
     bool accumulate;
+    /* REDUCE: one destination, the row of a partial; none: the grad row of the chunk. */
+    bool partials; /* REDUCE into an fp32 row: the sources are fp32, not of the chunk's type. */
     /* UPDATE: rows to read that are not where the table says; as in engine.proto. */
     struct cst_command_row in[CST_COMMAND_MAX_ROWS];
     /* UPDATE: rows to write that are not where the table says; as in engine.proto. */

@@ -4,6 +4,7 @@
 #ifndef CST_CORE_CONFIG_H
 #define CST_CORE_CONFIG_H
 
+#include "offload/base/machines.h"
 #include "offload/layout/layout.h"
 #include "proto/table.h"
 
@@ -95,6 +96,10 @@ struct cst_core_config {
     /* The host memory of the job's own arenas is new, and therefore zero. Moments are not cleared
      * there before they are first written. */
     bool arenas_are_new;
+    /* Ranks of a rank block (offload/base/machines.h). 0: all ranks here are one. */
+    uint32_t block_ranks;
+    /* The other machines; NULL: there are none. Copied. Needs a table. */
+    const struct cst_core_machines *machines;
     uint64_t seed;              /* Seed of stochastic rounding, for the job table. */
     enum cst_rounding rounding; /* Rounding of weights, for the job table. */
 };

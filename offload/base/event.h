@@ -6,6 +6,7 @@
 
 #include "cistern/status.h"
 #include "offload/base/command.h"
+#include "offload/base/machines.h"
 #include "offload/layout/layout.h"
 #include "offload/base/work_unit.h"
 #include "proto/table.h"
@@ -90,6 +91,11 @@ enum cst_event_kind {
     /* text. The engine of a node with commands of this job was given up. The driver keeps those
      * commands that are not io. */
     CST_EV_NODE_DOWN,
+    /* epoch, members. With other machines: the members of the job are these from now on, or the
+     * core of one of them was started anew, or a link was down. Epochs count up, and are the same
+     * on all members. The core does nothing with other machines before the first one. */
+    CST_EV_MACHINES,
+    CST_EV_TOLD, /* machine, message. Another machine's core has told this one something. */
 };
 
 /* What a job has done, as far as its future depends on it. */
@@ -138,6 +144,9 @@ struct cst_event {
     int status;
     double value;
     const char *text; /* DONE with a status: the engine's message, or NULL. */
+    uint64_t epoch, members; /* members: bit m is machine m. */
+    uint32_t machine;
+    const struct cst_machine_message *message;
 };
 
 /* -- actions -------------------------------------------------------------------------------- */
@@ -154,6 +163,9 @@ enum cst_action_kind {
     /* Make the last committed step last: flush all states, write a record of the step
      * (cst_core_seal_of), and flush it. CST_EV_SEALED follows, never within this event. */
     CST_ACT_SEAL,
+    /* Tell other machines something (offload/base/machines.h). The record of the core
+     * (offload/core/revival.h) is stored before. */
+    CST_ACT_TELL,
 };
 
 /* Final reply to a tag. The request determines which fields are valid; the comments name it. */
@@ -192,6 +204,10 @@ struct cst_action {
         struct cst_reply reply;
         struct cst_err log; /* One line for the daemon's log. */
         uint64_t recall;    /* A ticket. */
+        struct {
+            uint32_t to; /* A machine, or CST_MACHINES_ALL. */
+            struct cst_machine_message message;
+        } tell;
     };
 };
 

@@ -34,6 +34,8 @@ enum cst_flight_kind {
     CST_FLIGHT_READ,  /* READ: row to staging segment. */
     CST_FLIGHT_WRITE, /* WRITE: staging segment to rows. */
     CST_FLIGHT_PART,  /* Part of a WRITE, which waits for it. */
+    /* COPY of a partial from another machine to a landing, or of a sum to the grad row. */
+    CST_FLIGHT_PARTIAL,
     CST_FLIGHT_AHEAD, /* COPY of states to a device reservation before their update is issued. */
 };
 
@@ -43,8 +45,8 @@ struct cst_flight {
     /* LOAD, PIECE, SPILL, LANDING: the rank. ON_DEVICE, DEVICE_UPDATE, KEEP, AHEAD, and UPDATE and
      * STATES with `down`: number of the device reservation. */
     uint32_t rank;
-    /* LOAD, PIECE, SPILL: the block. KEEP: slot of the kept gradient. ON_DEVICE, DEVICE_UPDATE:
-     * slot of the kept gradient, or CST_NONE. */
+    /* PARTIAL: the set of landings, or CST_NONE. LOAD, PIECE, SPILL: the block. KEEP: slot of the
+     * kept gradient. ON_DEVICE, DEVICE_UPDATE: slot of the kept gradient, or CST_NONE. */
     uint32_t block;
     /* ON_DEVICE, DEVICE_UPDATE, AHEAD, and UPDATE and STATES with `down`: buffer of the device
      * reservation. */
@@ -60,7 +62,8 @@ struct cst_flight {
     /* REDUCE: value of its engine's idle_ns (struct cst_clock) when it was issued, in ns; see
      * instant.c. */
     uint64_t idle;
-    /* SPILL, LANDING, REDUCE, NORM: collection of gradients that the command belongs to. */
+    /* SPILL, LANDING, PARTIAL, REDUCE, NORM: collection of gradients that the command belongs to.
+     */
     uint64_t collection;
 };
 

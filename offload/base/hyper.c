@@ -72,6 +72,11 @@ void cst_hyper_take_factors(struct cst_core *core, const struct cst_event *event
     }
 }
 
+void cst_hyper_read_factors(struct cst_core *core, uint64_t mark)
+{
+    core->factors = core->table->factors[mark % 2];
+}
+
 void cst_hyper_write_factors(const struct cst_core *core, uint64_t mark)
 {
     if (core->table != NULL) {

@@ -18,6 +18,9 @@ int cst_hyper_same(const struct cst_hyper *a, const struct cst_hyper *b, const c
 /* Take the factors of @event, a STEP or PREPARE that is accepted. */
 void cst_hyper_take_factors(struct cst_core *core, const struct cst_event *event);
 
+/* Take the factors of the update with the mark @mark from the job table, which must be there. */
+void cst_hyper_read_factors(struct cst_core *core, uint64_t mark);
+
 /* Write the factors to the job table, before the first update with the mark @mark. */
 void cst_hyper_write_factors(const struct cst_core *core, uint64_t mark);
 

@@ -70,6 +70,30 @@ void cst_core_seal(struct cst_core *core)
     (void)add(core, CST_ACT_SEAL);
 }
 
+struct cst_machine_message *cst_core_tell(struct cst_core *core, uint32_t to)
+{
+    struct cst_action *a = add(core, CST_ACT_TELL);
+
+    memset(&a->tell.message, 0, offsetof(struct cst_machine_message, why.text) + 1);
+    a->tell.to = to;
+    return &a->tell.message;
+}
+
+struct cst_command *cst_core_keep_promise(struct cst_core *core, enum cst_command_kind kind,
+                                          uint64_t ticket)
+{
+    const struct cst_flight *flight = cst_flights_find(&core->flights, ticket);
+    struct cst_command *command = &add(core, CST_ACT_COMMAND)->command;
+
+    assert(flight != NULL);
+    memset(command, 0, sizeof *command);
+    command->kind = kind;
+    command->ticket = ticket;
+    command->node = flight->engine;
+    command->chunk = flight->chunk;
+    return command;
+}
+
 void cst_core_recall(struct cst_core *core, uint64_t ticket)
 {
     add(core, CST_ACT_RECALL)->recall = ticket;

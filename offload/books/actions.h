@@ -28,6 +28,15 @@ void cst_core_replace(struct cst_core *core, struct cst_command *command, uint64
 /* Ask the driver to make the last committed step last (CST_ACT_SEAL). */
 void cst_core_seal(struct cst_core *core);
 
+/* Append a message to machine @to, or to CST_MACHINES_ALL. Returns it, zeroed but for the words of
+ * `why`, of which only the first byte is. */
+struct cst_machine_message *cst_core_tell(struct cst_core *core, uint32_t to);
+
+/* Append the command @ticket again, which was promised and can begin now. Returns it, zeroed but
+ * for its kind, ticket, engine and chunk. */
+struct cst_command *cst_core_keep_promise(struct cst_core *core, enum cst_command_kind kind,
+                                          uint64_t ticket);
+
 /* Append a recall of the command @ticket, which is in flight. */
 void cst_core_recall(struct cst_core *core, uint64_t ticket);
 

@@ -46,6 +46,16 @@ void cst_fact_job_failed(struct cst_facts *facts, const struct cst_err *why)
     add(facts, CST_FACT_JOB_FAILED)->why = *why;
 }
 
+void cst_fact_attempt_lost(struct cst_facts *facts, const struct cst_err *why)
+{
+    add(facts, CST_FACT_ATTEMPT_LOST)->why = *why;
+}
+
+void cst_fact_decided(struct cst_facts *facts)
+{
+    (void)add(facts, CST_FACT_DECIDED);
+}
+
 void cst_fact_command_failed(struct cst_facts *facts, const struct cst_event *event, uint64_t step,
                              const char *what, uint32_t chunk)
 {

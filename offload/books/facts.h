@@ -32,7 +32,9 @@ enum cst_fact_kind {
     /* engine, needed. The engine of pools was lost with a command of the event; `needed`: the
      * closing step cannot be committed without the command. */
     CST_FACT_POOLS_LOST,
-    CST_FACT_JOB_FAILED, /* why. States are lost. */
+    CST_FACT_JOB_FAILED,   /* why. States are lost. */
+    CST_FACT_ATTEMPT_LOST, /* why. Something that the step needs did not come. */
+    CST_FACT_DECIDED,      /* The machines of the job have decided to commit the step. */
 };
 
 struct cst_fact {
@@ -58,6 +60,8 @@ void cst_fact_rank_went_on(struct cst_facts *facts);
 void cst_fact_weights_written(struct cst_facts *facts, uint32_t chunk, uint64_t ticket);
 void cst_fact_pools_lost(struct cst_facts *facts, uint32_t engine, bool needed);
 void cst_fact_job_failed(struct cst_facts *facts, const struct cst_err *why);
+void cst_fact_attempt_lost(struct cst_facts *facts, const struct cst_err *why);
+void cst_fact_decided(struct cst_facts *facts);
 /* The job fails because the command of @event, about @chunk, failed in step @step and cannot be
  * replaced. @what names the command. */
 void cst_fact_command_failed(struct cst_facts *facts, const struct cst_event *event, uint64_t step,

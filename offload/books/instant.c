@@ -204,6 +204,8 @@ void cst_instant_begin(struct cst_core *core, const struct cst_event *event)
     case CST_EV_DONE: /* cst_instant_done handles it. */
     case CST_EV_TICK:
     case CST_EV_SEALED:
+    case CST_EV_MACHINES:
+    case CST_EV_TOLD:
         break;
     }
     tell_pools(core);
@@ -282,6 +284,7 @@ static enum cst_clock_lane lane_of(const struct cst_core *core, const struct cst
     case CST_FLIGHT_WRITE:
     case CST_FLIGHT_PART:
     case CST_FLIGHT_AHEAD:
+    case CST_FLIGHT_PARTIAL:
         break;
     }
     return CST_CLOCK_UP;
@@ -340,6 +343,7 @@ static struct cst_moment before(const struct cst_core *core, const struct cst_fl
     case CST_FLIGHT_WRITE:
     case CST_FLIGHT_PART:
     case CST_FLIGHT_AHEAD:
+    case CST_FLIGHT_PARTIAL:
         break;
     }
     return (struct cst_moment){0, 0};

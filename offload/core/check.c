@@ -7,6 +7,7 @@
 #include "offload/base/heap.h"
 #include "offload/books/instant.h"
 #include "offload/gradient/kept_gradients.h"
+#include "offload/gradient/partials.h"
 #include "offload/books/lookahead.h"
 #include "offload/books/waiting.h"
 
@@ -288,11 +289,11 @@ static const char *check_sum(const struct cst_core *core, uint32_t c)
     if (gradient->first > gradient->next || gradient->next - gradient->first > chunk->n_in_sum) {
         return "a chunk collects one sum at a time";
     }
-    if (gradient->next % chunk->n_in_sum != 0 && !core->grad_fp32) {
+    if (gradient->next % chunk->n_in_sum != 0 && !core->adds_singly) {
         return "a bf16 row takes a sum whole";
     }
-    if (gradient->spilled != CST_NONE && (core->grad_fp32 || gradient->spilled < gradient->next) &&
-        gradient->reduce_ticket == 0) {
+    if (gradient->spilled != CST_NONE &&
+        (core->adds_singly || gradient->spilled < gradient->next) && gradient->reduce_ticket == 0) {
         return "a staged contribution is overwritten by its sum alone";
     }
     if (over && chunk->weight.holds != CST_HOLDS_GRADIENT &&
@@ -360,7 +361,8 @@ static const char *check_chunk(const struct cst_core *core, uint32_t c)
         return "a reduction is under way";
     }
     if (chunk->gradient.spill_ticket != 0 &&
-        !is_flying(core, chunk->gradient.spill_ticket, CST_FLIGHT_SPILL)) {
+        !is_flying(core, chunk->gradient.spill_ticket, CST_FLIGHT_SPILL) &&
+        !is_flying(core, chunk->gradient.spill_ticket, CST_FLIGHT_PARTIAL)) {
         return "a gradient is being staged";
     }
     if (chunk->writes.ticket != 0 && !is_flying(core, chunk->writes.ticket, CST_FLIGHT_WRITE)) {
@@ -449,6 +451,9 @@ const char *cst_core_check(const struct cst_core *core)
     }
     if (what == NULL) {
         what = cst_lent_memory_check(core);
+    }
+    if (what == NULL) {
+        what = cst_partials_check(core);
     }
     if (what == NULL) {
         what = core->schedule->check_state(core);

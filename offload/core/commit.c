@@ -6,6 +6,7 @@
 #include "offload/core/commit.h"
 
 #include "offload/base/clip.h"
+#include "offload/core/agreement.h"
 #include "offload/gradient/collection.h"
 #include "offload/core/core_state.h"
 #include "offload/gradient/device_choice.h"
@@ -14,6 +15,7 @@
 #include "offload/books/idle.h"
 #include "offload/books/instant.h"
 #include "offload/update/overlap.h"
+#include "offload/update/replicas.h"
 #include "offload/core/prepare.h"
 #include "offload/core/ranks.h"
 #include "offload/core/revival.h"
@@ -21,6 +23,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 /* -- commit ----------------------------------------------------------------------------------- */
 
@@ -145,27 +148,47 @@ static uint32_t first_stepped(const struct cst_core *core)
     return rank;
 }
 
-static void commit(struct cst_core *core, double sum_squares)
+/* What the commit of the step does, in which the squares of the gradients add up to @sum_squares.
+ */
+static void decide(const struct cst_core *core, double sum_squares, struct cst_decision *out)
 {
     const struct cst_hyper *hyper = &core->ranks[first_stepped(core)].hyper;
     struct cst_clip clip = cst_clip_factor(sum_squares, hyper->grad_scale, hyper->clip_norm);
-    bool guard = cst_overlap_guards(core);
-    bool skipped = !clip.finite && !guard;
 
-    core->step++;
+    memset(out, 0, sizeof *out);
+    out->guard = cst_overlap_guards(core);
+    out->skipped = !clip.finite && out->guard == 0;
+    out->step = core->step + 1;
+    out->adam_step = core->commit.adam_step + (out->skipped == 0);
+    out->n_skipped = core->commit.n_skipped + out->skipped;
+    out->n_overflows = core->commit.n_overflows + !clip.finite;
+    out->hyper = *hyper;
+    out->sum_squares = sum_squares;
+    out->loss = core->schedule->loss(core);
+}
+
+void cst_commit_decided(struct cst_core *core, const struct cst_decision *decision)
+{
+    const struct cst_hyper *hyper = &decision->hyper;
+    struct cst_clip clip =
+        cst_clip_factor(decision->sum_squares, hyper->grad_scale, hyper->clip_norm);
+    bool guard = decision->guard != 0, skipped = decision->skipped != 0;
+
+    core->step = decision->step;
     core->commit.has_hyper = true;
     core->commit.hyper = *hyper;
     core->commit.factor = clip.factor;
     core->commit.guard = guard;
-    core->commit.last_loss = core->schedule->loss(core);
+    core->commit.last_loss = decision->loss;
     core->commit.last_grad_norm = clip.grad_norm;
     core->commit.last_step_ns = core->commit.last_ns == 0 ? 0 : core->now - core->commit.last_ns;
     core->commit.last_ns = core->now;
     cst_instant_committed(core);
     cst_ranks_end_closing(core);
+    cst_agreement_committed(core);
     cst_rank_reset_begun(core);
-    core->commit.n_skipped += skipped;
-    core->commit.n_overflows += !clip.finite;
+    core->commit.n_skipped = decision->n_skipped;
+    core->commit.n_overflows = decision->n_overflows;
     if (!clip.finite) {
         log_not_finite(core, skipped);
     }
@@ -175,7 +198,7 @@ static void commit(struct cst_core *core, double sum_squares)
             cst_overlap_committed(core, c, NULL);
         }
     } else {
-        core->commit.adam_step++;
+        core->commit.adam_step = decision->adam_step;
         cst_idle_commit(core);
         issue_updates(core, clip.factor, guard);
     }
@@ -194,7 +217,7 @@ void cst_commit_close(struct cst_core *core)
     /* UPDATEs do not wait for WRITEs, so the WRITEs must be complete before the commit. */
     if (!core->attempt.closing || core->commit.normed == core->collection.number + 1 ||
         core->collection.n_reduced < core->n_trained || core->writes.n > 0 ||
-        cst_seal_holds_commit(core)) {
+        cst_seal_holds_commit(core) || cst_replicas_hold(&core->replicas)) {
         return;
     }
     if (core->save.state == CST_SAVE_ACTIVE) {
@@ -251,7 +274,12 @@ void cst_commit_normed(struct cst_core *core, const struct cst_flight *flight,
                           cst_event_words(event));
         cst_ranks_fail(core, &why);
     } else if (core->attempt.closing && flight->collection == core->collection.number) {
-        commit(core, event->value);
+        struct cst_decision decision;
+
+        decide(core, event->value, &decision);
+        if (cst_agreement_ready(core, &decision)) {
+            cst_commit_decided(core, &decision);
+        }
     }
 }
 
@@ -263,6 +291,7 @@ void cst_commit_restore(struct cst_core *core, const struct cst_counters *counte
     core->commit.n_skipped = counters->n_skipped;
     core->commit.n_overflows = counters->n_overflows;
     cst_idle_restore(core, counters->adam_step);
+    cst_agreement_restored(core);
     if (record != NULL) {
         core->commit.has_hyper = record->has_hyper;
         core->commit.hyper = record->hyper;
@@ -350,7 +379,7 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
         return; /* The ranks' hyper-parameters differ. */
     }
     cst_fact_rank_went_on(&core->facts);
-    if (core->grad_fp32) {
+    if (core->adds_singly) {
         /* Contributions after this rank's in rank order may now be added. */
         cst_collection_wake(core);
     }

@@ -50,8 +50,11 @@ uint64_t cst_commit_release(struct cst_core *core);
 /* Handle CST_EV_SEALED: the next step may be committed; or the job fails. */
 void cst_commit_sealed(struct cst_core *core, const struct cst_event *event);
 
-/* Handle the completion of the NORM: commit. */
+/* Handle the completion of the NORM: commit, if there are no other machines. */
 void cst_commit_normed(struct cst_core *core, const struct cst_flight *flight,
                        const struct cst_event *event);
+
+/* All machines of the job commit @decision: handle CST_FACT_DECIDED. */
+void cst_commit_decided(struct cst_core *core, const struct cst_decision *decision);
 
 #endif

@@ -4,6 +4,7 @@
 #include "offload/core/core.h"
 
 #include "offload/books/chunk_update.h"
+#include "offload/core/agreement.h"
 #include "offload/gradient/collection.h"
 #include "offload/core/commit.h"
 #include "offload/core/core_state.h"
@@ -16,6 +17,7 @@
 #include "offload/books/group.h"
 #include "offload/books/instant.h"
 #include "offload/gradient/landing.h"
+#include "offload/gradient/partials.h"
 #include "offload/weights/load.h"
 #include "offload/books/lookahead.h"
 #include "offload/weights/multi_gpu_load.h"
@@ -92,6 +94,8 @@ static const struct {
     [CST_EV_SEALED] = {NEEDS_NOTHING, cst_commit_sealed},
     [CST_EV_TICK] = {NEEDS_NOTHING, on_tick},
     [CST_EV_NODE_DOWN] = {NEEDS_NOTHING, cst_device_loss_of_node},
+    [CST_EV_MACHINES] = {NEEDS_NOTHING, cst_agreement_machines},
+    [CST_EV_TOLD] = {NEEDS_NOTHING, cst_agreement_told},
 };
 #define N_KINDS (sizeof kinds / sizeof kinds[0])
 
@@ -137,6 +141,16 @@ static int reserve(struct cst_core *core, struct cst_actions *actions)
     /* All contributions to a chunk can land. */
     fixed += (size_t)core->layout->n_landings / CST_LAYOUT_LANDINGS * core->n_chunks;
     in_flight += (size_t)core->layout->n_landings / CST_LAYOUT_LANDINGS * core->n_chunks;
+    /* The partials of each chunk are told, and copied to the landings of each node; its weights are
+     * told. */
+    fixed += (size_t)core->partials.n_here * core->n_chunks;
+    if (core->machines != NULL) {
+        size_t copies =
+            (size_t)core->n_nodes * CST_LAYOUT_PARTIAL_SETS * core->layout->partials.n_come;
+
+        fixed += core->n_chunks + copies + 8;
+        in_flight += core->n_chunks + copies;
+    }
     if (core->device_updates.n_reservations > 0) {
         /* A fetch can recall all commands that the same event has issued. */
         fixed += 2 * CST_STAGED_UPDATE_COMMANDS * (size_t)core->n_chunks;
@@ -189,6 +203,9 @@ static void on_done(struct cst_core *core, const struct cst_event *event)
     case CST_FLIGHT_LANDING:
         cst_landing_done(core, &flight, event);
         break;
+    case CST_FLIGHT_PARTIAL:
+        cst_partials_copied(core, &flight, event);
+        break;
     case CST_FLIGHT_REDUCE:
         cst_sum_done(core, &flight, event);
         break;
@@ -239,9 +256,11 @@ static void advance(struct cst_core *core, uint32_t c)
         cst_sum_add(core, c, &sources); /* A sum of no contributions writes zeros. */
         break;
     case CST_COLLECTION_COMPLETE:
-        cst_collection_complete(core, c);
-        cst_overlap_complete(core, c);
-        cst_commit_close(core);
+        if (cst_partials_whole(core, c)) {
+            cst_collection_complete(core, c);
+            cst_overlap_complete(core, c);
+            cst_commit_close(core);
+        }
         break;
     }
 }
@@ -260,12 +279,19 @@ static void route(struct cst_core *core, const struct cst_event *event, const st
         break;
     case CST_FACT_WEIGHTS_WRITTEN:
         cst_residency_updated(core, fact->chunk, fact->ticket, event);
+        cst_commit_close(core); /* It may have waited for weights of another machine. */
         break;
     case CST_FACT_POOLS_LOST:
         cst_device_loss_of_pools(core, fact->engine, event, fact->needed);
         break;
     case CST_FACT_JOB_FAILED:
         cst_ranks_fail(core, &fact->why);
+        break;
+    case CST_FACT_ATTEMPT_LOST:
+        cst_ranks_interrupt(core, &fact->why);
+        break;
+    case CST_FACT_DECIDED:
+        cst_commit_decided(core, &core->agreement.last_decision);
         break;
     }
 }

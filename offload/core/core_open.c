@@ -162,6 +162,7 @@ static void open_chunks(struct cst_core *core, bool arenas_are_new)
 
         core->chunks[c].ranks = &core->groups[at->ranks - core->layout->groups];
         core->chunks[c].has_states = cst_layout_has_states(at);
+        core->chunks[c].away = at->away;
         core->chunks[c].moments_are_new = arenas_are_new;
         core->chunks[c].gradient.spilled = CST_NONE;
         core->chunks[c].update.reservation = CST_NONE;
@@ -205,6 +206,61 @@ static int check_config(const struct cst_core_config *config, struct cst_err *er
     return cst_weight_row_admit(config, err);
 }
 
+/* Check the configuration of a job with other machines. */
+static int check_machines(const struct cst_core *core, const struct cst_core_config *config,
+                          struct cst_err *err)
+{
+    const struct cst_core_machines *m = config->machines;
+    const struct cst_layout_machines *layout = &core->layout->machines;
+
+    if (m->n < 2 || m->n > CST_MACHINES_MAX || m->self >= m->n || m->copies == 0 ||
+        m->copies > m->n || m->first_rank + core->world > m->n_ranks) {
+        return cst_err_set(err, CST_EINVAL,
+                           "machine %" PRIu32 " of %" PRIu32 " with %" PRIu32
+                           " copies of states and ranks %" PRIu32 " to %" PRIu32 " of %" PRIu32
+                           ": a job has 2 to %d machines",
+                           m->self, m->n, m->copies, m->first_rank, m->first_rank + core->world - 1,
+                           m->n_ranks, CST_MACHINES_MAX);
+    }
+    if (layout->n != m->n || layout->self != m->self || layout->copies != m->copies ||
+        core->table == NULL) {
+        return cst_err_set(err, CST_EINVAL,
+                           "the layout was made for machine %" PRIu32 " of %" PRIu32
+                           ", or there is no job table",
+                           layout->self, layout->n);
+    }
+    if (core->layout->states.durable || core->layout->states.skips_unused) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "a job on several machines cannot be %s",
+                           core->layout->states.durable
+                               ? "durable: leave durable out"
+                               : "one that skips tensors without a gradient: set unused to zero");
+    }
+    return CST_OK;
+}
+
+static int open_machines(struct cst_core *core, const struct cst_core_config *config,
+                         struct cst_err *err)
+{
+    int status = config->machines != NULL ? check_machines(core, config, err) : CST_OK;
+
+    if (status == CST_OK && config->machines != NULL) {
+        core->machines = malloc(sizeof *core->machines);
+        if (core->machines == NULL) {
+            return cst_err_set(err, CST_ENOMEM, "no memory for a job");
+        }
+        *core->machines = *config->machines;
+    }
+    if (status == CST_OK) {
+        status = cst_partials_open(core, config, err);
+    }
+    if (status == CST_OK &&
+        (cst_replicas_open(core) != CST_OK || cst_agreement_open(core) != CST_OK)) {
+        status = cst_err_set(err, CST_ENOMEM, "no memory for what other machines tell");
+    }
+    core->adds_singly = core->grad_fp32 || core->partials.n_here > 1;
+    return status;
+}
+
 int cst_core_open(struct cst_core **out, const struct cst_core_config *config, struct cst_err *err)
 {
     struct cst_core *core;
@@ -229,6 +285,7 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
     core->policy = config->policy;
     core->micro_batches = config->micro_batches == 0 ? 1 : config->micro_batches;
     core->grad_fp32 = config->layout->grad_bytes == 4;
+    core->adds_singly = core->grad_fp32;
     core->two_weights = config->layout->states.two_weights;
     core->step = config->step;
     core->commit.adam_step = config->step;
@@ -255,6 +312,7 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
     }
     status = status == CST_OK ? cst_landing_check(core, err) : status;
     status = status == CST_OK ? cst_idle_open(core, err) : status;
+    status = status == CST_OK ? open_machines(core, config, err) : status;
     if (status == CST_OK && cst_seal_open(core) != CST_OK) {
         status = cst_err_set(err, CST_ENOMEM, "no memory for checksums of %" PRIu32 " chunks",
                              core->n_chunks);
@@ -330,6 +388,10 @@ void cst_core_close(struct cst_core *core)
     cst_update_close(core);
     cst_idle_close(core);
     cst_seal_close(core);
+    cst_partials_close(core);
+    cst_replicas_close(core);
+    cst_agreement_close(core);
+    free(core->machines);
     free(core);
 }
 

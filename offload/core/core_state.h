@@ -10,8 +10,10 @@
 #define CST_CORE_STATE_H
 
 #include "offload/books/actions.h"
+#include "offload/books/membership.h"
 #include "offload/books/chunk_update.h"
 #include "offload/gradient/collection.h"
+#include "offload/core/agreement.h"
 #include "offload/core/commit.h"
 #include "offload/core/core.h"
 #include "offload/update/staged_update.h"
@@ -22,7 +24,9 @@
 #include "offload/books/idle.h"
 #include "offload/books/instant.h"
 #include "offload/gradient/landing.h"
+#include "offload/gradient/partials.h"
 #include "offload/update/overlap.h"
+#include "offload/update/replicas.h"
 #include "offload/update/update.h"
 #include "offload/books/rank.h"
 #include "offload/core/ranks.h"
@@ -39,6 +43,7 @@ struct cst_chunk {
     /* The chunk's group: only these ranks fetch the chunk and contribute to it. One of
      * cst_core.groups. */
     const struct cst_set *ranks;
+    bool away;       /* The chunk has states, and all of them are on other machines. */
     bool has_states; /* False: the chunk is frozen and has no gradient, sum or update. */
     /* The rows of moments have the zeros of new memory: nothing was written there. */
     bool moments_are_new;
@@ -75,6 +80,8 @@ struct cst_core {
     const uint32_t *arena_segments;
     uint32_t table_segment;
     struct cst_table_header *table; /* As in struct cst_core_config. */
+    /* The job's other machines; owned. NULL: there are none. */
+    struct cst_core_machines *machines;
     uint32_t world;
     uint32_t n_chunks;
     /* Largest number of GPUs that can access each other's memory, of those into whose memory
@@ -85,6 +92,9 @@ struct cst_core {
     uint64_t n_blocks;      /* Number of blocks in all pools. */
     uint32_t micro_batches; /* Maximum number of micro-batches of a step; at least 1. */
     bool grad_fp32;   /* Grad rows are fp32, so contributions can be added to them one by one. */
+    /* Contributions can be added before all of a sum have come: grad rows are fp32, or each is
+     * alone in its rank block. */
+    bool adds_singly;
     bool two_weights; /* Chunks with states have a second weight row. */
     uint64_t peer_timeout_ns;
     struct cst_core_policy policy;
@@ -106,6 +116,8 @@ struct cst_core {
 
     /* What the parts own. */
 
+    struct cst_membership membership;
+    struct cst_agreement agreement;
     struct cst_attempt attempt;
     struct cst_commit commit;
     struct cst_collection collection;
@@ -116,6 +128,8 @@ struct cst_core {
     struct cst_seal seal;
     struct cst_grants grants;
     struct cst_landings landings;
+    struct cst_partials partials;
+    struct cst_replicas replicas;
     struct cst_scratches scratches;
     struct cst_device_updates device_updates;
     struct cst_updates_done updates_done;

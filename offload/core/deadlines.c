@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/core/deadlines.h"
 
+#include "offload/core/agreement.h"
 #include "offload/core/core_state.h"
 #include "offload/core/ranks.h"
 #include "offload/books/waiting.h"
@@ -53,6 +54,9 @@ static void name_missing(const struct cst_core *core, bool step, char *text, siz
         if (n < size) {
             n += (size_t)snprintf(text + n, size - n, ")");
         }
+    }
+    if (n == 0 && !step) {
+        cst_agreement_name_missing(core, text, size);
     }
 }
 

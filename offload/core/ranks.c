@@ -2,6 +2,7 @@
 /* Ranks and attempts: attach, sync, leave, death; begin and end of attempts. */
 #include "offload/core/ranks.h"
 
+#include "offload/core/agreement.h"
 #include "offload/gradient/collection.h"
 #include "offload/core/core_state.h"
 #include "offload/weights/residency.h"
@@ -104,7 +105,10 @@ static void end_parts(struct cst_core *core)
 /* End the attempt. Its waiting and later requests are answered with @why. */
 static void end_attempt(struct cst_core *core, enum cst_core_phase phase, const struct cst_err *why)
 {
+    cst_agreement_end(core, phase == CST_PHASE_IDLE, false, why);
     core->attempt.phase = phase;
+    core->attempt.closing = false;
+    core->attempt.interrupt_later = false;
     core->attempt.why = *why;
     core->attempt.why.status = CST_EPEERDIED;
     /* A STEP gets the status of the cause, a fetch gets CST_EPEERDIED with its message. */
@@ -114,7 +118,7 @@ static void end_attempt(struct cst_core *core, enum cst_core_phase phase, const 
 
 void cst_ranks_interrupt(struct cst_core *core, const struct cst_err *why)
 {
-    if (core->attempt.closing) {
+    if (core->attempt.closing && cst_agreement_binds(core)) {
         /* Keep the first cause. */
         if (!core->attempt.interrupt_later) {
             core->attempt.interrupt_later = true;
@@ -127,6 +131,15 @@ void cst_ranks_interrupt(struct cst_core *core, const struct cst_err *why)
     if (core->attempt.phase == CST_PHASE_INTERRUPTED) {
         cst_core_log(core, why->status, "attempt %" PRIu64 " interrupted: %s", core->attempt.number,
                      why->text);
+    }
+}
+
+void cst_ranks_end_as_told(struct cst_core *core, bool idle, const struct cst_err *why)
+{
+    if (idle && !core->attempt.closing && cst_rank_furthest(core) == CST_BEGUN_NOTHING) {
+        end_attempt(core, CST_PHASE_IDLE, why);
+    } else {
+        cst_ranks_interrupt(core, why);
     }
 }
 
@@ -187,6 +200,7 @@ void cst_ranks_fail(struct cst_core *core, const struct cst_err *why)
     if (core->attempt.phase == CST_PHASE_FAILED) {
         return;
     }
+    cst_agreement_end(core, false, true, why);
     core->attempt.phase = CST_PHASE_FAILED;
     core->attempt.closing = false;
     core->attempt.interrupt_later = false;
@@ -252,7 +266,7 @@ void cst_ranks_start(struct cst_core *core)
         return;
     }
     if (core->attempt.phase == CST_PHASE_FAILED || core->attempt.phase == CST_PHASE_RUNNING ||
-        !all_have_synced(core)) {
+        !all_have_synced(core) || !cst_agreement_begin(core)) {
         return;
     }
     core->attempt.phase = CST_PHASE_RUNNING;
@@ -452,6 +466,7 @@ static void give_up(struct cst_core *core, uint32_t rank)
 void cst_ranks_sync(struct cst_core *core, const struct cst_event *event)
 {
     struct cst_rank *rank = &core->ranks[event->rank];
+    struct cst_err err;
 
     if (core->attempt.phase == CST_PHASE_FAILED) {
         cst_core_refuse_err(core, event->tag, &core->attempt.why);
@@ -465,6 +480,10 @@ void cst_ranks_sync(struct cst_core *core, const struct cst_event *event)
     }
     if (rank->gone.status != CST_OK) {
         cst_core_refuse_err(core, event->tag, &rank->gone);
+        return;
+    }
+    if (cst_agreement_check_sync(core, &err) != CST_OK) {
+        cst_core_refuse_err(core, event->tag, &err);
         return;
     }
     /* A rank that syncs during an attempt has given the attempt up. */

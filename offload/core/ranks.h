@@ -64,6 +64,10 @@ void cst_ranks_interrupt_idle(struct cst_core *core, const struct cst_err *why);
 /* End the attempt at once: the closing step cannot be committed, because a contribution is lost. */
 void cst_ranks_abandon(struct cst_core *core, const struct cst_err *why);
 
+/* End the attempt because of what another machine has told; @idle: one of its ranks has left. If no
+ * rank here has begun the step, nothing is lost then. */
+void cst_ranks_end_as_told(struct cst_core *core, bool idle, const struct cst_err *why);
+
 /* The job fails: all waiting and all later requests are answered with @why. */
 void cst_ranks_fail(struct cst_core *core, const struct cst_err *why);
 

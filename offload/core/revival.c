@@ -72,6 +72,7 @@ void cst_core_record(const struct cst_core *core, struct cst_core_record *out)
     if (out->early) {
         out->early_hyper = core->early.hyper;
     }
+    out->decision = core->agreement.last_decision;
     record_copying(core, out);
 }
 
@@ -135,7 +136,7 @@ static bool may_be_torn(const struct cst_core *core, const struct cst_core_recor
 {
     enum progress progress = progress_of(core, record, mark);
 
-    return record->undo_lost && !cst_tier_is_apart(core->chunks[c].tier) &&
+    return record->undo_lost && !cst_tier_is_apart(core->chunks[c].tier) && !core->chunks[c].away &&
            (progress == BEGUN || (record->early && progress != AHEAD));
 }
 
@@ -259,6 +260,7 @@ static void set_counters(struct cst_core *core, const struct cst_core_record *re
     commit->last_grad_norm = record->last_grad_norm;
     core->early.hyper = record->early_hyper;
     core->early.repeated = record->early;
+    cst_agreement_revived(core, &record->decision);
     cst_ranks_revived(core);
 }
 
@@ -274,7 +276,7 @@ static void repeat_update(struct cst_core *core, uint32_t c, const struct cst_co
     };
 
     what.hyper.grad_scale = (double)record->factor;
-    if (cst_tier_is_apart(core->chunks[c].tier)) {
+    if (cst_tier_is_apart(core->chunks[c].tier) || core->chunks[c].away) {
         cst_update_issue(core, &what);
     } else {
         /* An engine of a node may have updated some tiles in place. */

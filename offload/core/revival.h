@@ -59,6 +59,9 @@ struct cst_core_record {
     uint32_t pad2;                /* 0. */
     struct cst_hyper early_hyper; /* Hyper-parameters of the early updates. */
     double last_loss, last_grad_norm;
+    /* With other machines: the last decision that is recorded here, about the last step or the one
+     * after it (offload/core/agreement.h). Else zeros. */
+    struct cst_decision decision;
     /* Of buffer b of device reservation r at r * CST_BUFFERS_MAX + b. */
     struct cst_core_copying copying[CST_CORE_MAX_COPYING];
 };

@@ -11,6 +11,7 @@
 
 #include "offload/core/core_state.h"
 #include "offload/gradient/kept_gradients.h"
+#include "offload/gradient/partials.h"
 #include "proto/reason.h"
 
 #include <inttypes.h>
@@ -162,8 +163,9 @@ static struct cst_sources find_sources(const struct cst_core *core, uint32_t c, 
         if (addend < next || addend >= end) {
             continue;
         }
-        if (n++ == CST_COMMAND_MAX_SRC) {
-            sources.end = addend; /* The rest is added to the sum of these. */
+        if (n++ == CST_COMMAND_MAX_SRC ||
+            !cst_partials_same_block(core, rank, n > 1 ? cst_set_first(&sources.blocks) : rank)) {
+            sources.end = addend; /* The rest is added to the sum of these, or to another one. */
             break;
         }
         cst_set_add(&sources.blocks, rank);
@@ -219,7 +221,7 @@ void cst_collection_summing(struct cst_core *core, uint32_t c, const struct cst_
     }
     /* An fp32 row is complete only after the last contribution. */
     if (gradient->row != CST_GRAD_ROW_PARTIAL) {
-        gradient->row = core->grad_fp32 ? CST_GRAD_ROW_PARTIAL : CST_GRAD_ROW_WHOLE;
+        gradient->row = core->adds_singly ? CST_GRAD_ROW_PARTIAL : CST_GRAD_ROW_WHOLE;
     }
     gradient->version++;
 }
@@ -235,10 +237,31 @@ void cst_collection_summed(struct cst_core *core, const struct cst_flight *fligh
 
     gradient->reduce_ticket = 0;
     /* After a failure the contents of the row are unknown. */
-    gradient->row = core->grad_fp32 || !ok ? CST_GRAD_ROW_PARTIAL : CST_GRAD_ROW_WHOLE;
+    gradient->row = core->adds_singly || !ok ? CST_GRAD_ROW_PARTIAL : CST_GRAD_ROW_WHOLE;
     if (ok && flight->collection == core->collection.number) {
         gradient->spilled = CST_NONE;
     }
+}
+
+void cst_collection_adding(struct cst_core *core, uint32_t c, uint64_t ticket)
+{
+    core->chunks[c].gradient.reduce_ticket = ticket;
+    core->chunks[c].gradient.sum = CST_SUM_PARTIAL;
+    core->chunks[c].gradient.row = CST_GRAD_ROW_PARTIAL;
+    core->chunks[c].gradient.version++;
+}
+
+void cst_collection_replacing(struct cst_core *core, uint32_t c, uint64_t ticket)
+{
+    core->chunks[c].gradient.spill_ticket = ticket;
+    core->chunks[c].gradient.row = CST_GRAD_ROW_PARTIAL;
+    core->chunks[c].gradient.version++;
+}
+
+void cst_collection_replaced(struct cst_chunk *chunk, bool ok)
+{
+    chunk->gradient.spill_ticket = 0;
+    chunk->gradient.row = ok ? CST_GRAD_ROW_WHOLE : CST_GRAD_ROW_PARTIAL;
 }
 
 void cst_collection_spilling(struct cst_chunk *chunk, uint32_t addend, uint64_t ticket)
@@ -345,7 +368,8 @@ enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t c,
         gradient->next = sources->end;
         begin_sum(core, c);
     }
-    return gradient->sum == CST_SUM_NOTHING ? CST_COLLECTION_ZERO : CST_COLLECTION_COMPLETE;
+    return gradient->sum == CST_SUM_NOTHING && !core->partials.on ? CST_COLLECTION_ZERO
+                                                                  : CST_COLLECTION_COMPLETE;
 }
 
 /* -- the end of a collection ----------------------------------------------------------------- */
@@ -406,6 +430,7 @@ void cst_collection_drop(struct cst_core *core)
         }
     }
     core->collection.number++;
+    cst_partials_drop(core);
 }
 
 void cst_collection_next_micro(struct cst_core *core, uint32_t rank)
@@ -472,7 +497,7 @@ static void take_gradient(struct cst_core *core, const struct cst_event *event, 
     }
     (void)cst_core_reply(core, event->tag);
     cst_fact_gradient(&core->facts, event->chunk);
-    if (core->grad_fp32) {
+    if (core->adds_singly) {
         /* Contributions after this one in the order of addends may now be added. */
         cst_collection_wake(core);
     }

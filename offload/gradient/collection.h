@@ -56,7 +56,8 @@ struct cst_gradient {
     uint32_t spilled; /* Addend that is spilled in the grad row; CST_NONE: none is. */
     /* Command in flight that makes a sum, of this or an earlier collection; else 0. */
     uint64_t reduce_ticket;
-    /* COPY into the grad row in flight, of this or an earlier collection; else 0. */
+    /* COPY into the grad row in flight, of a contribution or, from another machine, of the sum, of
+     * this or an earlier collection; else 0. */
     uint64_t spill_ticket;
     uint64_t version; /* Incremented when a write to the grad row is issued. */
 };
@@ -79,9 +80,10 @@ struct cst_sources {
 
 /* What a chunk's collection needs next. */
 enum cst_collection_next {
-    CST_COLLECTION_WAITS,    /* Nothing: ranks or commands have to come first. */
-    CST_COLLECTION_SUM,      /* A sum of all addends that belong together, *sources. */
-    CST_COLLECTION_ZERO,     /* A sum of nothing, *sources, because no rank contributed. */
+    CST_COLLECTION_WAITS, /* Nothing: ranks or commands have to come first. */
+    CST_COLLECTION_SUM,   /* A sum of all addends that belong together, *sources. */
+    /* A sum of nothing, *sources, because no rank contributed. Not with several rank blocks. */
+    CST_COLLECTION_ZERO,
     CST_COLLECTION_COMPLETE, /* Nothing is left to add: cst_collection_complete. */
 };
 
@@ -103,6 +105,14 @@ void cst_collection_summing(struct cst_core *core, uint32_t chunk,
 void cst_collection_fused(struct cst_chunk *chunk);
 /* REDUCE @flight is complete, well if @ok. */
 void cst_collection_summed(struct cst_core *core, const struct cst_flight *flight, bool ok);
+
+/* REDUCE @ticket, which adds the sums of all rank blocks to the grad row (partials.h), was issued.
+ */
+void cst_collection_adding(struct cst_core *core, uint32_t chunk, uint64_t ticket);
+/* The COPY @ticket, which brings the gradient from another machine to the grad row, was issued; is
+ * complete, well if @ok. */
+void cst_collection_replacing(struct cst_core *core, uint32_t chunk, uint64_t ticket);
+void cst_collection_replaced(struct cst_chunk *chunk, bool ok);
 
 /* The COPY @ticket, which spills @addend to the grad row, was issued. */
 void cst_collection_spilling(struct cst_chunk *chunk, uint32_t addend, uint64_t ticket);

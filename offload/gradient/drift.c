@@ -16,7 +16,7 @@ static struct cst_set awaited_by(const struct cst_core *core, uint32_t rank,
     uint32_t end = core->world; /* All addends of an earlier sum come first. */
     struct cst_set awaited;
 
-    if (core->grad_fp32 && block->addend < chunk->gradient.first + chunk->n_in_sum) {
+    if (core->adds_singly && block->addend < chunk->gradient.first + chunk->n_in_sum) {
         end = rank;
     }
     awaited = cst_collection_missing(core, block->chunk, end);

@@ -47,8 +47,8 @@ static uint32_t find_pending(const struct cst_core *core, uint32_t rank, uint32_
     uint32_t b = pool->parts[part].head[CST_BLOCK_PENDING];
 
     for (; b != CST_NONE; b = pool->blocks[b].next) {
-        if (core->grad_fp32 ? can_add(core, rank, b)
-                            : can_spill(&core->chunks[pool->blocks[b].chunk])) {
+        if (core->adds_singly ? can_add(core, rank, b)
+                              : can_spill(&core->chunks[pool->blocks[b].chunk])) {
             break;
         }
     }
@@ -86,7 +86,7 @@ bool cst_spill_begin(struct cst_core *core, uint32_t rank, uint32_t part)
         return false;
     }
     r->evictions++;
-    if (core->grad_fp32) {
+    if (core->adds_singly) {
         struct cst_sources sources = cst_collection_sources(core, r->pool.blocks[b].chunk);
 
         cst_sum_add(core, r->pool.blocks[b].chunk, &sources);

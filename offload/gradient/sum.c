@@ -7,6 +7,7 @@
 #include "offload/core/core_state.h"
 #include "offload/gradient/kept_gradients.h"
 #include "offload/gradient/landing.h"
+#include "offload/gradient/partials.h"
 #include "offload/books/weight_row.h"
 
 /* The contributions in blocks are those of the ranks *blocks. @spilled: another one is in the grad
@@ -139,6 +140,7 @@ void cst_sum_add(struct cst_core *core, uint32_t c, const struct cst_sources *so
     reduce->mark = reduce->ticket;
     reduce->accumulate = chunk->gradient.sum != CST_SUM_NOTHING;
     read_sources(core, c, sources, &land, &group, reduce);
+    cst_partials_add(core, c, cst_set_first(&sources->blocks), reduce);
     cst_landing_read(core, &group, reduce);
     cst_chunk_update_before(reduce, &chunk->update);
     /* The sum frees the block, so it waits for the copy that keeps the gradient. */
@@ -195,6 +197,7 @@ void cst_sum_done(struct cst_core *core, const struct cst_flight *flight,
     bool current = flight->collection == core->collection.number; /* Otherwise the sum is void. */
 
     free_sources(core, flight);
+    cst_partials_added(core, flight);
     cst_collection_summed(core, flight, event->status == CST_OK);
     if (current && event->status != CST_OK) {
         fail_reduction(core, flight->chunk, site, event);

@@ -22,7 +22,9 @@ static void fill_chunks(struct cst_layout *layout, const struct cst_packing *pac
         const struct cst_kind *kind = &packing->kinds[from->kind];
 
         layout->chunks[c] =
-            (struct cst_layout_chunk){.n_elems = from->n_places / cst_packing_places(kind->dtype),
+            (struct cst_layout_chunk){.away = cst_pattern(kind->pattern)->has_states &&
+                                              !cst_layout_keeps(&layout->machines, c),
+                                      .n_elems = from->n_places / cst_packing_places(kind->dtype),
                                       .ranks = &layout->groups[kind->group],
                                       .pattern = kind->pattern,
                                       .muon = kind->muon,
@@ -222,6 +224,8 @@ static int build(struct cst_layout *layout, struct cst_model *model, struct cst_
 
     layout->grad_bytes = config->grad_bytes == 4 ? 4 : 2;
     layout->states = config->states;
+    layout->machines = config->machines;
+    layout->partials = config->partials;
     layout->n_chunks = packing->n_chunks;
     layout->chunks = calloc(layout->n_chunks, sizeof *layout->chunks);
     layout->order = calloc(model->n_tensors, sizeof *layout->order);
@@ -373,6 +377,8 @@ void cst_layout_close(struct cst_layout *layout)
     }
     free(layout->uses);
     free(layout->landings);
+    free(layout->partial_rows);
+    free(layout->partial_landings);
     free(layout->scratches);
     free(layout->segments);
     free(layout->order);

@@ -169,6 +169,7 @@ struct cst_layout_chunk {
     struct cst_layout_row rows[CST_ROW_COUNT];
     /* The second weight row; segment CST_LAYOUT_NO_ROW: there is none. */
     struct cst_layout_row other_weight;
+    bool away; /* The chunk has states, and all of them are on other machines. */
     /* Number of the tier that has the rows master, exp_avg and exp_avg_sq; all other rows are in
      * host memory. */
     uint32_t tier;
@@ -321,6 +322,35 @@ enum cst_layout_landings {
     CST_LANDINGS_SHARED = 2,
 };
 
+/* The machines of the job. n 0 or 1: there is one. The states of chunk c are on the machines c mod
+ * n, c + 1 mod n, ..., of which there are `copies`. */
+struct cst_layout_machines {
+    uint32_t n, self, copies;
+};
+
+/* The machine that has copy @i of the states of @chunk. */
+static inline uint32_t cst_layout_keeper(const struct cst_layout_machines *machines, uint32_t chunk,
+                                         uint32_t i)
+{
+    return (chunk % machines->n + i) % machines->n;
+}
+
+/* True if this machine has a copy of the states of @chunk. */
+static inline bool cst_layout_keeps(const struct cst_layout_machines *machines, uint32_t chunk)
+{
+    return machines->n <= 1 ||
+           (machines->self + machines->n - chunk % machines->n) % machines->n < machines->copies;
+}
+
+/* Memory for the sums of rank blocks (offload/base/machines.h) that are on this machine, or come
+ * to it from others. */
+struct cst_layout_partials {
+    uint32_t n_here; /* Rank blocks here; 0 and 1: one. */
+    uint32_t n_come; /* Rank blocks on other machines. */
+};
+
+#define CST_LAYOUT_PARTIAL_SETS 2 /* One set of landings is filled while the other one is read. */
+
 struct cst_layout {
     uint64_t capacity; /* Capacity of classes[0]. */
     struct cst_layout_class classes[CST_LAYOUT_MAX_CLASSES];
@@ -339,6 +369,17 @@ struct cst_layout {
     struct cst_layout_row *landings;
     uint32_t n_landings; /* CST_LAYOUT_LANDINGS per contribution of a sum; 0: there are none. */
     enum cst_layout_landings lands; /* As configured. */
+    struct cst_layout_machines machines; /* As configured. */
+    struct cst_layout_partials partials; /* As configured. */
+    /* Of chunk c, the sum of rank block b > 0 that is here at c x (partials.n_here - 1) + b - 1:
+     * as large as the chunk's grad row, which has the sum of rank block 0. Segment
+     * CST_LAYOUT_NO_ROW: the chunk is frozen. NULL: there is one rank block. */
+    struct cst_layout_row *partial_rows;
+    /* Landings of partials from other machines: of set s of node n at ((n x
+     * CST_LAYOUT_PARTIAL_SETS) + s) x partials.n_come, each as large as the largest grad row of the
+     * node whose chunk has states here. Segment CST_LAYOUT_NO_ROW: the node has no such chunk.
+     * NULL: partials.n_come is 0. */
+    struct cst_layout_row *partial_landings;
     /* Per node: scratch for updates by Muon, each in a segment of its own. Segment
      * CST_LAYOUT_NO_ROW: Muon updates no chunk of the node. NULL: it updates no chunk. */
     struct cst_layout_row *scratches;
@@ -432,6 +473,8 @@ struct cst_layout_config {
      * as fit. Only with fp32 moments. */
     struct cst_layout_device devices[CST_LAYOUT_MAX_DEVICES];
     enum cst_layout_landings landings;
+    struct cst_layout_machines machines;
+    struct cst_layout_partials partials;
     uint32_t n_devices; /* Number of devices. */
     /* Model of the base job, whose frozen tensors are shared; NULL: there is no base job. Set
      * together with `base`. Borrowed during the call. */

@@ -5,6 +5,7 @@
 #include "offload/layout/matrices.h"
 #include "offload/layout/buffers.h"
 #include "offload/layout/packing.h"
+#include "offload/layout/partial_rows.h"
 #include "proto/round_up.h"
 
 #include <inttypes.h>
@@ -76,7 +77,8 @@ double cst_layout_update_bytes(const struct cst_layout_states *states, uint32_t 
 static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
                           uint32_t row)
 {
-    if (row != CST_ROW_WEIGHT && !cst_layout_has_states(chunk)) {
+    if ((row != CST_ROW_WEIGHT && !cst_layout_has_states(chunk)) ||
+        (chunk->away && cst_table_is_state((int)row))) {
         return 0;
     }
     return cst_round_up(cst_layout_chunk_row_bytes(layout, chunk, (int)row, chunk->n_elems),
@@ -527,10 +529,10 @@ int cst_rows_place(struct cst_layout *layout, const struct cst_model *model,
     size_t n_base = base != NULL ? base->n_segments : 0;
     uint32_t *known = malloc((n_base + 1) * sizeof *known);
 
-    layout->segments =
-        calloc((size_t)layout->n_chunks * N_ROWS +
-                   (size_t)config->n_nodes * (CST_LAYOUT_LANDINGS * CST_LAYOUT_MAX_WORLD + 1),
-               sizeof *layout->segments);
+    layout->segments = calloc(
+        (size_t)layout->n_chunks * N_ROWS + cst_partial_rows_segments(layout, config->n_nodes) +
+            (size_t)config->n_nodes * (CST_LAYOUT_LANDINGS * CST_LAYOUT_MAX_WORLD + 1),
+        sizeof *layout->segments);
     if (known == NULL || layout->segments == NULL) {
         free(known);
         return CST_ENOMEM;
@@ -545,6 +547,9 @@ int cst_rows_place(struct cst_layout *layout, const struct cst_model *model,
     place_base_rows(layout, base, known);
     free(known);
     if (uses_muon(layout) && place_scratches(layout, model, config->n_nodes) != CST_OK) {
+        return CST_ENOMEM;
+    }
+    if (cst_partial_rows_place(layout, config->n_nodes) != CST_OK) {
         return CST_ENOMEM;
     }
     layout->lands = config->landings;

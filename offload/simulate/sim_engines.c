@@ -187,6 +187,7 @@ static enum cst_lane_kind lane_of(const struct cst_sim *sim, const struct cst_si
     case CST_FLIGHT_WRITE:
     case CST_FLIGHT_PART:
     case CST_FLIGHT_AHEAD:
+    case CST_FLIGHT_PARTIAL:
         break;
     }
     return c->copied_to > 0 ? CST_LANE_PEER : c->lane == CST_SIM_DOWN ? CST_LANE_DOWN : CST_LANE_UP;

@@ -5,6 +5,7 @@
 
 #include "offload/core/core_state.h"
 #include "offload/gradient/device_choice.h"
+#include "offload/update/replicas.h"
 #include "offload/update/staged_update.h"
 #include "offload/books/exposure.h"
 #include "offload/gradient/kept_gradients.h"
@@ -98,8 +99,13 @@ void cst_update_back_to_node(struct cst_core *core, uint32_t c)
 void cst_update_issue(struct cst_core *core, const struct cst_update *what)
 {
     struct cst_chunk *chunk = &core->chunks[what->chunk];
-    uint32_t reservation = cst_device_choice_make(core, what->chunk);
+    uint32_t reservation;
 
+    if (chunk->away) {
+        cst_replicas_update(core, what);
+        return;
+    }
+    reservation = cst_device_choice_make(core, what->chunk);
     if (reservation == CST_NONE) {
         struct cst_command *update = cst_update_by_node(core, what);
 

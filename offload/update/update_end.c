@@ -19,6 +19,7 @@
 
 #include "offload/books/chunk_update.h"
 #include "offload/core/core_state.h"
+#include "offload/update/replicas.h"
 #include "offload/update/seal.h"
 #include "offload/update/staged_update.h"
 #include "offload/books/exposure.h"
@@ -223,6 +224,9 @@ static void end_command(struct cst_core *core, const struct cst_flight *flight,
 {
     struct cst_chunk *chunk = &core->chunks[flight->chunk];
 
+    if (chunk->away && cst_replicas_copied(core, flight, event)) {
+        return;
+    }
     if (event->status != CST_OK && fall_back(core, flight, event)) {
         end_use(core, flight);
         return;
@@ -235,12 +239,15 @@ static void end_command(struct cst_core *core, const struct cst_flight *flight,
     }
     if (cst_chunk_update_replace(chunk, flight->ticket, 0) &&
         cst_chunk_update_is_over(&chunk->update)) {
-        core->updates_done.n++;
+        core->updates_done.n += !chunk->away;
         core->updates_done.n_device += chunk->update.reservation != CST_NONE;
         core->updates_done.n_lent +=
             chunk->update.reservation != CST_NONE &&
             core->device_updates.reservations[chunk->update.reservation].lent.on;
         mark(core, flight->chunk, event);
+        if (event->status == CST_OK) {
+            cst_replicas_tell(core, flight->chunk);
+        }
     }
     if (flight->kind == CST_FLIGHT_UPDATE || flight->kind == CST_FLIGHT_STATES) {
         cst_exposure_done(core);

@@ -166,7 +166,7 @@ static void pump_part(struct cst_core *core, uint32_t rank, uint32_t k)
     /* One of these blocks can be evicted when it arrives. A bf16 gradient stays where it is while
      * the fetch waits for other ranks; an fp32 row takes it without further copies. */
     if (part->victims.n + part->victims.heaps[CST_VICTIM_STAYS].n > 0 &&
-        (coming > 0 || !core->grad_fp32)) {
+        (coming > 0 || !core->adds_singly)) {
         return;
     }
     while (coming < n_short && cst_spill_begin(core, rank, k)) {

@@ -92,7 +92,7 @@ static void spill_early(struct cst_core *core, uint32_t rank, uint32_t k)
         cst_trace_at(pool->trace, part->victims.horizon, &entry) &&
         !cst_lookahead_claims(pool, &entry) &&
         /* Only an fp32 row takes a gradient without further copies. */
-        (core->grad_fp32 || !cst_drift_waits(core, rank, part, false))) {
+        (core->adds_singly || !cst_drift_waits(core, rank, part, false))) {
         (void)cst_spill_begin(core, rank, k);
     }
 }

@@ -1,14 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Queue of a cluster's future events, ordered by time. Events at equal times keep the order in
- * which they were pushed. */
+/* Queue of the future events of a cluster, or of the machines of a job, ordered by time. Events at
+ * equal times keep the order in which they were pushed. */
 #ifndef SIM_MOMENTS_H
 #define SIM_MOMENTS_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* Kinds of events: a command ends; a rank goes on, has computed, dies, or returns. */
-enum moment_kind { MOMENT_DONE, MOMENT_GO, MOMENT_COMPUTED, MOMENT_DEATH, MOMENT_RETURN };
+/* Kinds of events: a command ends; a rank goes on, has computed, dies, or returns. Of machines
+ * (tests/sim/machines.h): a command begins, ends, or its end is told; a message arrives; a machine
+ * is killed, or restarted; a link is cut, or restored; a machine is told of an epoch. */
+enum moment_kind {
+    MOMENT_DONE,
+    MOMENT_GO,
+    MOMENT_COMPUTED,
+    MOMENT_DEATH,
+    MOMENT_RETURN,
+    MOMENT_BEGIN,
+    MOMENT_END,
+    MOMENT_MESSAGE,
+    MOMENT_KILL,
+    MOMENT_RESTART,
+    MOMENT_CUT,
+    MOMENT_MEND,
+    MOMENT_EPOCH,
+};
 
 /* An event in the future. */
 struct moment {
@@ -16,7 +32,8 @@ struct moment {
     uint64_t order; /* set by moments_push; orders the moments that have equal times */
     enum moment_kind kind;
     uint32_t node, rank;
-    /* MOMENT_DONE: the ticket of the command; MOMENT_GO, MOMENT_COMPUTED and MOMENT_RETURN: the
+    /* BEGIN, END, MESSAGE: number of the command or message; EPOCH: the epoch.
+     * MOMENT_DONE: the ticket of the command; MOMENT_GO, MOMENT_COMPUTED and MOMENT_RETURN: the
      * rank's turn */
     uint64_t what;
 };

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the machines of a job agree on: begins and ends of attempts, and commits
+ * (offload/base/machines.h). Owns what members have told of that. Called by core.c, commit and
+ * ranks.
+ *
+ *   all ranks here in SYNC: SYNCED -> coordinator: START -> all
+ *   norm known here:        READY  -> coordinator: COMMIT -> all: RECORDED -> coordinator
+ *   not READY, a rank dies: ABORT  -> all
+ *
+ * A member that is READY waits for the word of the coordinator. It can only be COMMIT, unless a
+ * member that is not READY tells ABORT before. So no attempt is aborted on one machine and
+ * committed on another one.
+ *
+ * A new epoch (CST_EV_MACHINES) ends the attempt. First all members tell each other what they have
+ * recorded. If any of them has recorded the decision about the step that the others are READY for,
+ * it is committed by all, otherwise by none. This includes members whose cores were started anew:
+ * a decision shows that they were READY, so that the sums are in their memory. */
+#ifndef CST_AGREEMENT_H
+#define CST_AGREEMENT_H
+
+#include "offload/base/event.h"
+
+struct cst_core;
+
+/* What a member has told. */
+struct cst_agreement_member {
+    uint64_t
+        synced; /* 1 + the last attempt that it knew of when all its ranks were in SYNC; or 0. */
+    uint64_t synced_step;
+    uint64_t last_attempt;        /* In its record of this epoch. */
+    struct cst_decision recorded; /* In its record of this epoch. */
+    struct cst_decision ready;    /* In its last READY. */
+};
+
+struct cst_agreement {
+    struct cst_agreement_member *members; /* Per machine; owned. NULL: the job has one machine. */
+    uint64_t last;    /* The last attempt that was begun anywhere, as far as is known here. */
+    uint64_t aborted; /* The last attempt that is known to be over on another machine. */
+    uint64_t started; /* The attempt that the coordinator lets begin; 0: none. */
+    uint64_t told;    /* 1 + `last` as told in the last SYNCED of this epoch; 0: none was told. */
+    uint64_t records; /* Bit m: the record of member m of this epoch has come. */
+    bool settled;     /* All have come. */
+    bool ready;       /* READY was told for the step that runs. */
+    bool decided;     /* This is the coordinator, which waits for RECORDED. */
+    uint64_t n_ready; /* Coordinator: bit m: member m is READY for the step that runs. */
+    struct cst_decision mine; /* If `ready`: what this machine expects, without the loss. */
+    struct cst_decision last_decision; /* The last one that was recorded. */
+    double *losses;                    /* Coordinator: of all ranks; owned. */
+    struct cst_err missing; /* If status != 0: no member has the states of the chunks named here. */
+    bool revived; /* The core goes on after an earlier one, and has seen no record of others. */
+};
+
+/* Fill core->agreement. CST_ENOMEM. */
+int cst_agreement_open(struct cst_core *core);
+void cst_agreement_close(struct cst_core *core);
+
+/* Handle CST_EV_MACHINES and CST_EV_TOLD. */
+void cst_agreement_machines(struct cst_core *core, const struct cst_event *event);
+void cst_agreement_told(struct cst_core *core, const struct cst_event *event);
+
+/* All ranks here are in SYNC. Returns true if an attempt may begin now. Then core->attempt.number
+ * is the number of the one before. */
+bool cst_agreement_begin(struct cst_core *core);
+
+/* The attempt that runs ends here, for the reason @why; @idle: a rank has left before any had begun
+ * the step; @failed: the job fails. */
+void cst_agreement_end(struct cst_core *core, bool idle, bool failed, const struct cst_err *why);
+
+/* True if the attempt, whose step closes, must not be ended by this machine. */
+bool cst_agreement_binds(const struct cst_core *core);
+
+/* Nothing is missing here for @decision. Returns true if it takes effect now, because there are no
+ * other machines. Else the fact CST_FACT_DECIDED will follow. */
+bool cst_agreement_ready(struct cst_core *core, const struct cst_decision *decision);
+
+/* The step was committed. */
+void cst_agreement_committed(struct cst_core *core);
+
+/* CST_OK: a rank may wait in SYNC. CST_ELOST: no attempt can begin, because no member has the
+ * states of the chunks that *err names. */
+int cst_agreement_check_sync(const struct cst_core *core, struct cst_err *err);
+
+/* The core goes on after an earlier one, which had recorded the decision *last. */
+void cst_agreement_revived(struct cst_core *core, const struct cst_decision *last);
+
+/* States were restored: decisions of the steps before do not count any more. */
+void cst_agreement_restored(struct cst_core *core);
+
+/* Append what other machines are waited for to @text: "machine 2". */
+void cst_agreement_name_missing(const struct cst_core *core, char *text, size_t size);
+
+#endif

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Simulates jobs on several machines (tests/sim/machines.h). --seed=N is the first seed, --runs=N
+ * the number of runs, --steps=N the number of steps of each, --machines=N that of machines, which
+ * are otherwise drawn; --verbose prints every event. Without --runs the environment variable
+ * CST_TEST_MACHINES is the number of runs. */
+#include "tests/sim/machines.h"
+
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { SEED, RUNS, STEPS, MACHINES, N_NUMBERS };
+
+static bool parse(int argc, char **argv, uint64_t *v, bool *verbose)
+{
+    static const struct option long_options[] = {
+        {"seed", required_argument, NULL, SEED},   {"runs", required_argument, NULL, RUNS},
+        {"steps", required_argument, NULL, STEPS}, {"machines", required_argument, NULL, MACHINES},
+        {"verbose", no_argument, NULL, 'v'},       {NULL, 0, NULL, 0},
+    };
+    int c;
+
+    while ((c = getopt_long(argc, argv, "v", long_options, NULL)) != -1) {
+        if (c == 'v') {
+            *verbose = true;
+        } else if (c >= N_NUMBERS) {
+            return false;
+        } else {
+            v[c] = strtoull(optarg, NULL, 0);
+        }
+    }
+    if (v[STEPS] == 0 || v[STEPS] > MACHINES_STEPS || v[MACHINES] > MACHINES_MOST) {
+        fprintf(stderr, "check_machines: --steps is 1 to %d, --machines 0 to %d\n", MACHINES_STEPS,
+                MACHINES_MOST);
+        return false;
+    }
+    return true;
+}
+
+int main(int argc, char **argv)
+{
+    const char *runs = getenv("CST_TEST_MACHINES");
+    uint64_t v[N_NUMBERS] = {[SEED] = 1, [RUNS] = 300, [STEPS] = 5};
+    struct machines_totals totals = {0};
+    bool verbose = false;
+
+    v[RUNS] = runs != NULL ? strtoull(runs, NULL, 0) : v[RUNS];
+    if (!parse(argc, argv, v, &verbose)) {
+        return EXIT_FAILURE;
+    }
+    printf("machines: seeds %" PRIu64 "..%" PRIu64 ", %" PRIu64 " steps each\n", v[SEED],
+           v[SEED] + v[RUNS] - 1, v[STEPS]);
+    for (uint64_t i = 0; i < v[RUNS]; i++) {
+        struct machines_options options = {.seed = v[SEED] + i,
+                                           .n_machines = (uint32_t)v[MACHINES],
+                                           .n_steps = v[STEPS],
+                                           .verbose = verbose};
+
+        machines_run(&options, &totals);
+    }
+    printf("machines: all well: %" PRIu64 " runs, %" PRIu64 " events, %" PRIu64
+           " commands, %" PRIu64 " messages, %" PRIu64
+           " bytes copied, as by the formula in %" PRIu64 " runs; %" PRIu64 " ranks died, %" PRIu64
+           " machines were killed, %" PRIu64 " links cut; ranks began %" PRIu64
+           " attempts in vain; %" PRIu64 " steps skipped; runs with copies %" PRIu64
+           ", with fp32 partials %" PRIu64 ", on one machine %" PRIu64 "\n",
+           totals.runs, totals.events, totals.commands, totals.messages, totals.bytes, totals.exact,
+           totals.deaths, totals.kills, totals.cuts, totals.interrupted, totals.skipped,
+           totals.copies, totals.fp32, totals.alone);
+    return EXIT_SUCCESS;
+}

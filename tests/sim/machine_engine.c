@@ -1,0 +1,468 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The engines of the machines. A command may begin when the core was told the ends of all that it
+ * waits for; it ends some time after, and its end is told later. */
+#include "tests/sim/machines.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#define SEGMENTS_OF_MACHINE 100000
+#define POOLS 50000
+
+enum what { NOTHING, WEIGHT, GRAD, STATE, PARTIAL, LANDING, BLOCK };
+
+/* A place of a command. */
+struct found {
+    enum what what;
+    uint32_t machine;
+    uint32_t chunk; /* of a row */
+    struct cell *cell;
+};
+
+static bool is_row(const struct cst_layout_row *row, struct cst_place place, uint32_t segment)
+{
+    return row->segment == segment && row->offset == place.offset;
+}
+
+static struct found find_row(struct machine *at, struct cst_place place, uint32_t segment)
+{
+    const struct cst_layout *layout = &at->layout;
+    uint32_t more = layout->partials.n_here > 1 ? layout->partials.n_here - 1 : 0;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
+
+        if (is_row(&chunk->rows[CST_ROW_WEIGHT], place, segment)) {
+            return (struct found){.what = WEIGHT, .chunk = c, .cell = &at->weights[c]};
+        }
+        if (is_row(&chunk->rows[CST_ROW_GRAD], place, segment)) {
+            return (struct found){.what = GRAD, .chunk = c, .cell = &at->grads[c]};
+        }
+        for (uint32_t b = 0; b < more; b++) {
+            if (is_row(&layout->partial_rows[c * more + b], place, segment)) {
+                return (struct found){
+                    .what = PARTIAL, .chunk = c, .cell = &at->partials[c * more + b]};
+            }
+        }
+    }
+    return place.offset == 0 && segment < layout->n_segments
+               ? (struct found){.what = LANDING, .cell = &at->landings[segment]}
+               : (struct found){.what = NOTHING};
+}
+
+static struct found find_block(struct machine *at, struct cst_place place, uint32_t segment)
+{
+    uint64_t block = place.offset / (2 * at->layout.capacity);
+    uint32_t rank = segment - POOLS;
+
+    if (rank >= at->world || place.offset % (2 * at->layout.capacity) != 0 ||
+        block >= at->pools[rank].parts[0].n_blocks) {
+        return (struct found){.what = NOTHING};
+    }
+    return (struct found){.what = BLOCK, .cell = &at->blocks[rank][block]};
+}
+
+static struct found find(struct machines *sim, uint32_t m, const struct mjob *job,
+                         struct cst_place place)
+{
+    uint32_t machine = place.segment / SEGMENTS_OF_MACHINE - 1;
+    uint32_t segment = place.segment % SEGMENTS_OF_MACHINE;
+    struct found found = {.what = NOTHING};
+
+    if (machine < sim->n) {
+        found = segment >= POOLS ? find_block(&sim->machines[machine], place, segment)
+                                 : find_row(&sim->machines[machine], place, segment);
+        found.machine = machine;
+    }
+    if (found.what == NOTHING) {
+        machines_fail(sim, "machine %u: command %" PRIu64 " names %u+%" PRIu64 ", where nothing is",
+                      m, job->command.ticket, place.segment, place.offset);
+    }
+    return found;
+}
+
+/* -- the ends of what commands wait for ------------------------------------------------------- */
+
+static struct mjob *find_job(struct machine *at, uint64_t ticket)
+{
+    for (uint32_t j = 0; ticket != 0 && j < MACHINES_JOBS; j++) {
+        if (at->jobs[j].command.ticket == ticket) {
+            return &at->jobs[j];
+        }
+    }
+    return NULL;
+}
+
+static bool is_ready(struct machine *at, const struct mjob *job)
+{
+    for (uint32_t i = 0; i < job->command.n_after; i++) {
+        if (find_job(at, job->command.after[i]) != NULL) {
+            return false;
+        }
+    }
+    return !job->begun && !job->command.promised;
+}
+
+/* Let commands begin that wait for nothing any more. */
+static void look(struct machines *sim, uint32_t m)
+{
+    struct machine *at = &sim->machines[m];
+
+    for (uint32_t j = 0; j < MACHINES_JOBS; j++) {
+        struct mjob *job = &at->jobs[j];
+
+        if (job->command.ticket != 0 && (job->cancelled ? !job->begun : is_ready(at, job))) {
+            job->begun = true;
+            moments_push(&sim->moments,
+                         (struct moment){.at = sim->now + machines_delay(sim, 20000),
+                                         .kind = job->cancelled ? MOMENT_DONE : MOMENT_BEGIN,
+                                         .node = m,
+                                         .what = at->life << 16 | j});
+        }
+    }
+}
+
+/* Cancel what waits for @ticket, which has failed. */
+static void cancel(struct machine *at, uint64_t ticket)
+{
+    for (uint32_t j = 0; j < MACHINES_JOBS; j++) {
+        struct mjob *job = &at->jobs[j];
+
+        for (uint32_t i = 0; i < job->command.n_after && job->command.ticket != 0; i++) {
+            if (job->command.after[i] == ticket && !job->begun) {
+                job->cancelled = true;
+            }
+        }
+    }
+}
+
+static void replace(struct machine *at, uint64_t from, uint64_t to)
+{
+    for (uint32_t j = 0; j < MACHINES_JOBS; j++) {
+        struct cst_command *command = &at->jobs[j].command;
+
+        for (uint32_t i = 0; i < command->n_after && command->ticket != 0; i++) {
+            if (command->after[i] == from && command->ticket != to) {
+                command->after[i] = to;
+            }
+        }
+    }
+}
+
+void engine_submit(struct machines *sim, uint32_t m, const struct cst_command *command)
+{
+    struct machine *at = &sim->machines[m];
+    struct mjob *job = find_job(at, command->ticket);
+
+    sim->totals->commands++;
+    if (job != NULL && (!job->command.promised || command->promised)) {
+        machines_fail(sim, "machine %u: command %" PRIu64 " comes twice", m, command->ticket);
+    }
+    for (uint32_t j = 0; j < MACHINES_JOBS && job == NULL; j++) {
+        job = at->jobs[j].command.ticket == 0 ? &at->jobs[j] : NULL;
+    }
+    if (job == NULL) {
+        machines_fail(sim, "machine %u: too many commands", m);
+    }
+    *job = (struct mjob){.command = *command, .life = at->life};
+    /* A command can wait for one that is complete. */
+    for (uint32_t i = 0; i < command->n_after; i++) {
+        job->command.after[i] = find_job(at, command->after[i]) != NULL ? command->after[i] : 0;
+    }
+    for (uint32_t i = 0; i < command->n_replaces; i++) {
+        replace(at, command->replaces[i], command->ticket);
+    }
+    look(sim, m);
+}
+
+void engine_recall(struct machines *sim, uint32_t m, uint64_t ticket)
+{
+    struct mjob *job = find_job(&sim->machines[m], ticket);
+
+    if (job != NULL && job->command.promised) {
+        job->cancelled = true;
+        look(sim, m);
+    }
+}
+
+/* -- commands --------------------------------------------------------------------------------- */
+
+static struct cst_table_tile *tiles_of(struct machines *sim, uint32_t m, uint32_t chunk)
+{
+    return cst_table_tiles(sim->machines[m].table) + sim->model.tensors[chunk].first_tile;
+}
+
+static uint32_t count_tiles(const struct machines *sim, uint32_t chunk)
+{
+    return (uint32_t)cst_table_n_tiles(sim->model.tensors[chunk].n_elems);
+}
+
+static void begin_write(struct machines *sim, uint32_t m, const struct mjob *job,
+                        const struct found *found)
+{
+    if (found->machine != m) {
+        machines_fail(sim, "machine %u: command %" PRIu64 " writes to machine %u", m,
+                      job->command.ticket, found->machine);
+    }
+    if (found->cell->writers > 0) {
+        machines_fail(sim, "machine %u: command %" PRIu64 " writes where another one does", m,
+                      job->command.ticket);
+    }
+    memory_begin(found->cell);
+}
+
+/* Where the command writes: of a REDUCE a partial's row, or the grad row. */
+static struct found target(struct machines *sim, uint32_t m, const struct mjob *job)
+{
+    struct machine *at = &sim->machines[m];
+    uint32_t c = job->command.chunk;
+
+    if (job->command.n_dst > 0) {
+        return find(sim, m, job, job->command.dst[0]);
+    }
+    return (struct found){.what = GRAD, .machine = m, .chunk = c, .cell = &at->grads[c]};
+}
+
+static uint64_t source_changes(struct machines *sim, uint32_t m, const struct mjob *job)
+{
+    struct cell *target_cell =
+        job->command.kind == CST_COMMAND_REDUCE ? target(sim, m, job).cell : NULL;
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < job->command.n_src; i++) {
+        struct found src = find(sim, m, job, job->command.src[i]);
+
+        n += src.cell == target_cell ? 0 : src.cell->changes;
+    }
+    return n;
+}
+
+/* True if a copy from another machine cannot be: it is down, or the link is cut. */
+static bool is_cut_off(const struct machines *sim, uint32_t m, uint32_t other)
+{
+    return sim->machines[other].core == NULL || (sim->cut[m] >> other & 1) != 0;
+}
+
+static uint64_t partial_bytes(const struct machines *sim, uint32_t c, bool weights)
+{
+    return (weights || !sim->grad_fp32 ? 2 : 4) * sim->machines[0].layout.chunks[c].n_elems;
+}
+
+static void check_remote(struct machines *sim, uint32_t m, const struct mjob *job,
+                         const struct found *src)
+{
+    if (job->command.node != sim->machines[m].layout.machines.n + 10 ||
+        job->command.bytes != partial_bytes(sim, job->command.chunk, src->what == WEIGHT) ||
+        src->what == LANDING || src->what == BLOCK || src->chunk != job->command.chunk) {
+        machines_fail(sim, "machine %u: a copy of %" PRIu64 " bytes from machine %u by engine %u",
+                      m, job->command.bytes, src->machine, job->command.node);
+    }
+    sim->totals->bytes += job->command.bytes;
+}
+
+static void begin_copy(struct machines *sim, uint32_t m, struct mjob *job)
+{
+    struct found src = find(sim, m, job, job->command.src[0]);
+    struct found dst = find(sim, m, job, job->command.dst[0]);
+
+    if (src.machine != m) {
+        check_remote(sim, m, job, &src);
+        job->failed = is_cut_off(sim, m, src.machine);
+    }
+    job->value = memory_read(src.cell);
+    begin_write(sim, m, job, &dst);
+}
+
+static void begin_reduce(struct machines *sim, uint32_t m, struct mjob *job)
+{
+    const struct cst_command *command = &job->command;
+    struct found dst = target(sim, m, job);
+    bool any = command->accumulate;
+
+    job->value = command->accumulate ? memory_read(dst.cell) : MEMORY_ZERO_SUM;
+    for (uint32_t i = 0; i < command->n_src; i++) {
+        struct found src = find(sim, m, job, command->src[i]);
+
+        if (src.machine != m || src.what == WEIGHT || src.what == STATE) {
+            machines_fail(sim, "machine %u: a sum of something else", m);
+        }
+        if ((src.what != BLOCK && sim->grad_fp32) != command->partials) {
+            machines_fail(sim, "machine %u: a sum of the wrong format", m);
+        }
+        job->value = any ? values_add(job->value, memory_read(src.cell)) : memory_read(src.cell);
+        any = true;
+    }
+    begin_write(sim, m, job, &dst);
+}
+
+static void end_reduce(struct machines *sim, uint32_t m, const struct mjob *job, uint64_t value)
+{
+    uint32_t c = job->command.chunk;
+
+    memory_end(target(sim, m, job).cell, value);
+    for (uint32_t i = 0; i < count_tiles(sim, c); i++) {
+        tiles_of(sim, m, c)[i].sum_squares = values_square(value, i);
+    }
+}
+
+/* The update of a chunk: number @mark, in the step after @step steps. */
+static void begin_update(struct machines *sim, uint32_t m, struct mjob *job)
+{
+    struct machine *at = &sim->machines[m];
+    uint32_t c = job->command.chunk;
+    uint64_t step = 0;
+
+    while (step < sim->options.n_steps && sim->adam[step + 1] < job->command.mark) {
+        step++;
+    }
+    if (at->layout.chunks[c].away || memory_read(&at->grads[c]) != sim->sums[step][c] ||
+        memory_read(&at->states[c]) != sim->states[step][c]) {
+        machines_fail(sim,
+                      "machine %u: update %" PRIu64 " of chunk %u from gradient %" PRIx64
+                      " and states %" PRIx64 ", not %" PRIx64 " and %" PRIx64,
+                      m, job->command.mark, c, memory_read(&at->grads[c]),
+                      memory_read(&at->states[c]), sim->sums[step][c], sim->states[step][c]);
+    }
+    if (cst_table_chunks(at->table)[c].update_mark + 1 != job->command.mark) {
+        machines_fail(sim, "machine %u: update %" PRIu64 " of chunk %u after update %" PRIu64, m,
+                      job->command.mark, c, cst_table_chunks(at->table)[c].update_mark);
+    }
+    job->value = values_state(at->states[c].value, at->grads[c].value);
+    job->changes = at->grads[c].changes;
+    memory_begin(&at->states[c]);
+    memory_begin(&at->weights[c]);
+}
+
+static void end_update(struct machines *sim, uint32_t m, const struct mjob *job)
+{
+    struct machine *at = &sim->machines[m];
+    uint32_t c = job->command.chunk;
+
+    if (at->grads[c].changes != job->changes) {
+        machines_fail(sim, "machine %u: the gradient of chunk %u changed during its update", m, c);
+    }
+    memory_end(&at->states[c], job->value);
+    memory_end(&at->weights[c], values_weight(job->value));
+    cst_table_chunks(at->table)[c].update_mark = job->command.mark;
+}
+
+static double norm_of(struct machines *sim, uint32_t m)
+{
+    double squares = 0;
+
+    for (uint32_t c = 0; c < sim->n_chunks; c++) {
+        for (uint32_t i = 0; values_trained(sim, c) && i < count_tiles(sim, c); i++) {
+            squares += tiles_of(sim, m, c)[i].sum_squares;
+        }
+    }
+    return values_norm(squares);
+}
+
+/* -- moments ---------------------------------------------------------------------------------- */
+
+void engine_begin(struct machines *sim, uint32_t m, uint32_t j)
+{
+    struct machine *at = &sim->machines[m];
+    struct mjob *job = &at->jobs[j];
+
+    job->runs = true;
+    switch (job->command.kind) {
+    case CST_COMMAND_COPY:
+        begin_copy(sim, m, job);
+        break;
+    case CST_COMMAND_REDUCE:
+        begin_reduce(sim, m, job);
+        break;
+    case CST_COMMAND_UPDATE:
+        begin_update(sim, m, job);
+        break;
+    case CST_COMMAND_NORM:
+        break;
+    case CST_COMMAND_FILL:
+    case CST_COMMAND_SET_MASTER:
+    case CST_COMMAND_ROUND:
+    case CST_COMMAND_ENCODE:
+    case CST_COMMAND_DECODE:
+    case CST_COMMAND_JOIN:
+    case CST_COMMAND_FLUSH:
+        machines_fail(sim, "a command of kind %d, which nobody asked for", (int)job->command.kind);
+    }
+    if (job->command.kind != CST_COMMAND_UPDATE) {
+        job->changes = source_changes(sim, m, job);
+    }
+    moments_push(&sim->moments, (struct moment){.at = sim->now + machines_delay(sim, 100000),
+                                                .kind = MOMENT_END,
+                                                .node = m,
+                                                .what = at->life << 16 | j});
+}
+
+void engine_end(struct machines *sim, uint32_t m, uint32_t j)
+{
+    struct machine *at = &sim->machines[m];
+    struct mjob *job = &at->jobs[j];
+    uint64_t value = job->value;
+
+    if (job->command.kind == CST_COMMAND_COPY) {
+        struct found src = find(sim, m, job, job->command.src[0]);
+
+        job->failed = job->failed || (src.machine != m && is_cut_off(sim, m, src.machine));
+    }
+    if (job->command.kind == CST_COMMAND_UPDATE) {
+        end_update(sim, m, job);
+    } else if (job->command.kind != CST_COMMAND_NORM) {
+        value = job->failed || source_changes(sim, m, job) != job->changes ? MEMORY_GARBAGE : value;
+        if (job->command.kind == CST_COMMAND_REDUCE) {
+            end_reduce(sim, m, job, value);
+        } else {
+            memory_end(target(sim, m, job).cell, value);
+        }
+    }
+    job->ended = true;
+    moments_push(&sim->moments, (struct moment){.at = sim->now + machines_delay(sim, 20000),
+                                                .kind = MOMENT_DONE,
+                                                .node = m,
+                                                .what = at->life << 16 | j});
+}
+
+void engine_tell(struct machines *sim, uint32_t m, uint32_t j)
+{
+    struct machine *at = &sim->machines[m];
+    struct mjob job = at->jobs[j];
+    struct cst_event event = {.kind = CST_EV_DONE,
+                              .ticket = job.command.ticket,
+                              .status = job.cancelled ? CST_ECANCELLED
+                                        : job.failed  ? CST_ECONN
+                                                      : CST_OK};
+
+    if (job.command.kind == CST_COMMAND_NORM) {
+        event.value = norm_of(sim, m);
+    }
+    if (event.status != CST_OK && !job.command.may_fail) {
+        cancel(at, job.command.ticket);
+    }
+    /* Those that wait for it wait until the core was told: it may replace the command. */
+    machines_feed(sim, m, event);
+    at->jobs[j].command.ticket = 0;
+    look(sim, m);
+}
+
+void engine_kill(struct machines *sim, uint32_t m)
+{
+    struct machine *at = &sim->machines[m];
+
+    for (uint32_t j = 0; j < MACHINES_JOBS; j++) {
+        struct mjob *job = &at->jobs[j];
+        uint32_t c = job->command.chunk;
+        bool runs = job->command.ticket != 0 && job->runs && !job->ended;
+
+        /* An update is undone, and made again; other rows are torn. */
+        if (runs && job->command.kind == CST_COMMAND_UPDATE) {
+            memory_end(&at->states[c], at->states[c].value);
+            memory_end(&at->weights[c], at->weights[c].value);
+        } else if (runs && job->command.kind != CST_COMMAND_NORM &&
+                   job->command.kind != CST_COMMAND_UPDATE) {
+            memory_end(target(sim, m, job).cell, MEMORY_GARBAGE);
+        }
+        job->command.ticket = 0;
+    }
+}

@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The ranks of the machines: forward over all chunks, backward with gradients, micro-batch by
+ * micro-batch, then the step. */
+#include "tests/sim/machines.h"
+
+#include <inttypes.h>
+
+#define TAG_SHIFT 8
+
+enum asked { WEIGHT, GRAD, RELEASE, HAND_IN, END, STEP, SYNC };
+
+static void turn(struct machines *sim, uint32_t m, uint32_t rank, enum moment_kind kind,
+                 uint64_t delay)
+{
+    moments_push(&sim->moments, (struct moment){.at = sim->now + delay,
+                                                .kind = kind,
+                                                .node = m,
+                                                .rank = rank,
+                                                .what = ++sim->machines[m].ranks[rank].turn});
+}
+
+static void go(struct machines *sim, uint32_t m, uint32_t rank, uint32_t most)
+{
+    turn(sim, m, rank, MOMENT_GO, machines_delay(sim, most));
+}
+
+/* Ask the core for something. Returns false if the rank does something else meanwhile. */
+static bool ask(struct machines *sim, uint32_t m, uint32_t rank, enum cst_event_kind kind,
+                enum asked what, uint32_t chunk, uint64_t generation)
+{
+    struct mrank *r = &sim->machines[m].ranks[rank];
+    uint64_t turns = r->turn;
+    struct cst_event event = {.kind = kind,
+                              .rank = rank,
+                              .tag = ++sim->tag << TAG_SHIFT | rank << 4 | what,
+                              .attempt = r->attempt,
+                              .chunk = chunk,
+                              .generation = generation};
+
+    if (kind == CST_EV_STEP) {
+        event.hyper = (struct cst_hyper){.lr = (double)(r->step + 1), .grad_scale = 1};
+        event.loss = values_loss(r->step, sim->machines[m].first_rank + rank);
+    }
+    machines_feed(sim, m, event);
+    return r->turn == turns;
+}
+
+/* -- operators: number i uses chunk i --------------------------------------------------------- */
+
+static uint32_t operator_at(const struct machines *sim, uint32_t at)
+{
+    return at < sim->n_chunks ? at : 2 * sim->n_chunks - 1 - at;
+}
+
+static bool has_grad(const struct machines *sim, uint32_t m, const struct mrank *r, uint32_t rank)
+{
+    return r->at >= sim->n_chunks &&
+           values_hands_in(sim, r->step, sim->machines[m].first_rank + rank, r->micro,
+                           sim->model.tensors[operator_at(sim, r->at)].chunk);
+}
+
+static void begin_operator(struct machines *sim, uint32_t m, uint32_t rank)
+{
+    struct mrank *r = &sim->machines[m].ranks[rank];
+    uint32_t chunk = sim->model.tensors[operator_at(sim, r->at)].chunk;
+    bool grad = has_grad(sim, m, r, rank);
+
+    r->waiting = 1 + (uint32_t)grad;
+    if (ask(sim, m, rank, CST_EV_FETCH_WEIGHT, WEIGHT, chunk, 0) && grad) {
+        (void)ask(sim, m, rank, CST_EV_FETCH_GRAD, GRAD, chunk, 0);
+    }
+}
+
+static void run(struct machines *sim, uint32_t m, uint32_t rank)
+{
+    struct mrank *r = &sim->machines[m].ranks[rank];
+    uint32_t world = sim->machines[m].world;
+
+    if (r->state == MRANK_IDLE) {
+        r->state = MRANK_SYNCING;
+        (void)ask(sim, m, rank, CST_EV_SYNC, SYNC, 0, 0);
+        return;
+    }
+    while (r->at < 2 * sim->n_chunks &&
+           !values_holds(sim, rank, world, sim->model.tensors[operator_at(sim, r->at)].chunk)) {
+        r->at++;
+    }
+    if (r->at < 2 * sim->n_chunks) {
+        begin_operator(sim, m, rank);
+    } else if (r->micro + 1 == sim->micro_batches) {
+        r->state = MRANK_STEPS;
+        (void)ask(sim, m, rank, CST_EV_STEP, STEP, 0, 0);
+    } else if (ask(sim, m, rank, CST_EV_ACCUMULATE, END, 0, 0)) {
+        r->micro++;
+        r->at = 0;
+        go(sim, m, rank, 5000);
+    }
+}
+
+static void computed(struct machines *sim, uint32_t m, uint32_t rank)
+{
+    struct machine *at = &sim->machines[m];
+    struct mrank *r = &at->ranks[rank];
+    uint32_t chunk = sim->model.tensors[operator_at(sim, r->at)].chunk;
+    uint64_t weights = memory_read(&at->blocks[rank][r->weight_block]);
+
+    if (weights != sim->weights[r->step][chunk]) {
+        machines_fail(sim,
+                      "rank %u of machine %u: weights %" PRIx64 " of chunk %u in step %" PRIu64
+                      ", not %" PRIx64,
+                      rank, m, weights, chunk, r->step, sim->weights[r->step][chunk]);
+    }
+    if (has_grad(sim, m, r, rank)) {
+        at->blocks[rank][r->grad_block].value =
+            values_contribution(sim, r->step, at->first_rank + rank, r->micro, chunk, weights);
+        if (!ask(sim, m, rank, CST_EV_HAND_IN, HAND_IN, chunk, r->grad)) {
+            return;
+        }
+    }
+    if (ask(sim, m, rank, CST_EV_RELEASE, RELEASE, chunk, r->weight)) {
+        r->at++;
+        go(sim, m, rank, 5000);
+    }
+}
+
+static void come(struct machines *sim, uint32_t m, uint32_t rank)
+{
+    sim->machines[m].ranks[rank].state = MRANK_IDLE;
+    machines_feed(sim, m, (struct cst_event){.kind = CST_EV_ATTACH, .rank = rank});
+    go(sim, m, rank, 10000);
+}
+
+void ranks_turn(struct machines *sim, const struct moment *moment)
+{
+    if (sim->machines[moment->node].core == NULL ||
+        sim->machines[moment->node].ranks[moment->rank].turn != moment->what) {
+        return;
+    }
+    if (moment->kind == MOMENT_GO) {
+        run(sim, moment->node, moment->rank);
+    } else if (moment->kind == MOMENT_COMPUTED) {
+        computed(sim, moment->node, moment->rank);
+    } else {
+        come(sim, moment->node, moment->rank);
+    }
+}
+
+void ranks_return(struct machines *sim, uint32_t m, uint32_t rank, uint64_t delay)
+{
+    sim->machines[m].ranks[rank].state = MRANK_GONE;
+    sim->machines[m].ranks[rank].first_tag = sim->tag + 1;
+    turn(sim, m, rank, MOMENT_RETURN, delay);
+}
+
+void ranks_die(struct machines *sim, uint32_t m, uint32_t rank)
+{
+    if (sim->machines[m].core == NULL || sim->machines[m].ranks[rank].state == MRANK_GONE) {
+        return;
+    }
+    sim->totals->deaths++;
+    ranks_return(sim, m, rank, machines_delay(sim, 2000000));
+    machines_feed(sim, m, (struct cst_event){.kind = CST_EV_DEAD, .rank = rank});
+}
+
+/* -- answers ---------------------------------------------------------------------------------- */
+
+static void start(struct machines *sim, uint32_t m, uint32_t rank, uint64_t step)
+{
+    struct mrank *r = &sim->machines[m].ranks[rank];
+
+    r->step = step;
+    r->micro = r->at = 0;
+    r->state = step < sim->options.n_steps ? MRANK_RUNS : MRANK_RESTS;
+    if (r->state == MRANK_RUNS) {
+        go(sim, m, rank, 50000);
+    }
+}
+
+/* The attempt is over: sync again. */
+static void give_up(struct machines *sim, uint32_t m, uint32_t rank)
+{
+    struct mrank *r = &sim->machines[m].ranks[rank];
+
+    sim->totals->interrupted++;
+    r->state = MRANK_IDLE;
+    r->first_tag = sim->tag + 1;
+    go(sim, m, rank, 100000);
+}
+
+static void stepped(struct machines *sim, uint32_t m, uint32_t rank, const struct cst_reply *reply)
+{
+    struct mrank *r = &sim->machines[m].ranks[rank];
+    bool skipped = sim->adam[r->step + 1] == sim->adam[r->step];
+
+    if (reply->step != r->step + 1 || reply->skipped != skipped ||
+        reply->loss != values_mean_loss(sim, r->step)) {
+        machines_fail(sim, "rank %u of machine %u: step %" PRIu64 " after %" PRIu64 ", loss %g",
+                      rank, m, reply->step, r->step, reply->loss);
+    }
+    start(sim, m, rank, reply->step);
+}
+
+static uint32_t block_of(const struct machine *at, const struct cst_reply *reply)
+{
+    return (uint32_t)(reply->offset / (2 * at->layout.capacity));
+}
+
+void ranks_answer(struct machines *sim, uint32_t m, const struct cst_reply *reply)
+{
+    uint32_t rank = (uint32_t)(reply->tag >> 4) & 15;
+    enum asked what = (enum asked)(reply->tag & 15);
+    struct machine *at = &sim->machines[m];
+    struct mrank *r = &at->ranks[rank];
+
+    if (reply->tag >> TAG_SHIFT < r->first_tag || r->state == MRANK_GONE) {
+        return;
+    }
+    if (reply->status == CST_ELOST && what == SYNC) {
+        r->state = MRANK_IDLE; /* Until the machines change, it would be told the same again. */
+        turn(sim, m, rank, MOMENT_GO, 3000000);
+        return;
+    }
+    if (reply->status == CST_EPEERDIED || reply->status == CST_ECANCELLED) {
+        give_up(sim, m, rank);
+        return;
+    }
+    if (reply->status != CST_OK) {
+        machines_fail(sim, "rank %u of machine %u: request %d: %s", rank, m, (int)what,
+                      reply->err.text);
+    }
+    if (what == SYNC) {
+        r->attempt = reply->attempt;
+        start(sim, m, rank, reply->step);
+    } else if (what == STEP) {
+        stepped(sim, m, rank, reply);
+    } else if (what == WEIGHT) {
+        r->weight = reply->generation;
+        r->weight_block = block_of(at, reply);
+    } else if (what == GRAD) {
+        r->grad = reply->generation;
+        r->grad_block = block_of(at, reply);
+    }
+    if ((what == WEIGHT || what == GRAD) && --r->waiting == 0) {
+        turn(sim, m, rank, MOMENT_COMPUTED, machines_delay(sim, 60000));
+    }
+}

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/sim/machines.h"
+
+uint64_t values_add(uint64_t sum, uint64_t next)
+{
+    return memory_mix(sum, next);
+}
+
+uint64_t values_state(uint64_t state, uint64_t sum)
+{
+    return memory_mix(state + 1, sum);
+}
+
+uint64_t values_weight(uint64_t state)
+{
+    return memory_mix(state, 77);
+}
+
+bool values_trained(const struct machines *sim, uint32_t chunk)
+{
+    return sim->model.tensors[chunk].pattern != CST_PATTERN_FROZEN;
+}
+
+bool values_holds(const struct machines *sim, uint32_t rank, uint32_t world, uint32_t chunk)
+{
+    return sim->model.tensors[chunk].group == 0 || rank % 2 == 0 || world == 1;
+}
+
+uint32_t values_machine(const struct machines *sim, uint32_t rank)
+{
+    uint32_t m = 0;
+
+    while (rank >= sim->machines[m].first_rank + sim->machines[m].world) {
+        m++;
+    }
+    return m;
+}
+
+static bool holds(const struct machines *sim, uint32_t rank, uint32_t chunk)
+{
+    const struct machine *at = &sim->machines[values_machine(sim, rank)];
+
+    return values_holds(sim, rank - at->first_rank, at->world, chunk);
+}
+
+bool values_hands_in(const struct machines *sim, uint64_t step, uint32_t rank, uint32_t micro,
+                     uint32_t chunk)
+{
+    uint64_t salt = memory_mix(sim->options.seed * 64 + rank, step * 256 + micro * 16 + chunk);
+
+    return values_trained(sim, chunk) && holds(sim, rank, chunk) &&
+           salt % 10000 >= sim->p_leave_out;
+}
+
+uint64_t values_contribution(const struct machines *sim, uint64_t step, uint32_t rank,
+                             uint32_t micro, uint32_t chunk, uint64_t weights)
+{
+    return memory_mix(memory_mix(sim->options.seed * 64 + rank, step * 256 + micro * 16 + chunk),
+                      weights);
+}
+
+double values_loss(uint64_t step, uint32_t rank)
+{
+    return (double)(memory_mix(step, rank) % 1000) / 7;
+}
+
+double values_mean_loss(const struct machines *sim, uint64_t step)
+{
+    double sum = 0;
+    uint32_t n = 0;
+
+    for (uint32_t rank = 0; rank < sim->n_ranks; rank++) {
+        double loss = values_loss(step, rank);
+
+        sum += loss;
+        n += loss != 0;
+    }
+    return n > 0 ? sum / n : 0;
+}
+
+double values_square(uint64_t sum, uint32_t tile)
+{
+    return (double)(memory_mix(sum, tile + 1) % 100003);
+}
+
+/* One of 16 norms is not finite, so that the step is skipped. */
+double values_norm(double squares)
+{
+    uint64_t whole = (uint64_t)squares;
+
+    return whole % 16 == 3 ? __builtin_inf() : squares + 1;
+}
+
+/* Add the contributions of the ranks of one rank block, or of all if each is alone in its own. */
+static bool add_block(const struct machines *sim, uint64_t step, uint32_t chunk, uint32_t first,
+                      uint32_t end, uint64_t *sum)
+{
+    bool any = false;
+
+    for (uint32_t micro = 0; micro < sim->micro_batches; micro++) {
+        for (uint32_t rank = first; rank < end; rank++) {
+            uint64_t value;
+
+            if (!values_hands_in(sim, step, rank, micro, chunk)) {
+                continue;
+            }
+            value = values_contribution(sim, step, rank, micro, chunk, sim->weights[step][chunk]);
+            *sum = any ? values_add(*sum, value) : value;
+            any = true;
+        }
+    }
+    return any;
+}
+
+static uint64_t sum_of(const struct machines *sim, uint64_t step, uint32_t chunk)
+{
+    uint64_t sum = MEMORY_ZERO_SUM;
+    bool any = false;
+
+    for (uint32_t m = 0; m < sim->n; m++) {
+        const struct machine *at = &sim->machines[m];
+
+        for (uint32_t b = 0; b < at->n_blocks; b++) {
+            uint32_t first = at->first_rank + b * sim->block_ranks;
+            uint32_t end = first + sim->block_ranks, last = at->first_rank + at->world;
+            uint64_t block = 0;
+
+            if (add_block(sim, step, chunk, first, end < last ? end : last, &block)) {
+                sum = any ? values_add(sum, block) : block;
+                any = true;
+            }
+        }
+    }
+    return sum;
+}
+
+static uint32_t tiles_of(const struct machines *sim, uint32_t chunk)
+{
+    return (uint32_t)cst_table_n_tiles(sim->model.tensors[chunk].n_elems);
+}
+
+void values_open(struct machines *sim)
+{
+    for (uint32_t c = 0; c < sim->n_chunks; c++) {
+        sim->states[0][c] = 0;
+        sim->weights[0][c] = 0;
+    }
+    for (uint64_t s = 0; s < sim->options.n_steps; s++) {
+        double squares = 0;
+        bool skipped;
+
+        for (uint32_t c = 0; c < sim->n_chunks; c++) {
+            if (!values_trained(sim, c)) {
+                continue;
+            }
+            sim->sums[s][c] = sum_of(sim, s, c);
+            for (uint32_t i = 0; i < tiles_of(sim, c); i++) {
+                squares += values_square(sim->sums[s][c], i);
+            }
+        }
+        sim->squares[s] = values_norm(squares);
+        skipped = sim->squares[s] > 1e300;
+        sim->adam[s + 1] = sim->adam[s] + !skipped;
+        for (uint32_t c = 0; c < sim->n_chunks; c++) {
+            bool stays = skipped || !values_trained(sim, c);
+
+            sim->states[s + 1][c] =
+                stays ? sim->states[s][c] : values_state(sim->states[s][c], sim->sums[s][c]);
+            sim->weights[s + 1][c] =
+                stays ? sim->weights[s][c] : values_weight(sim->states[s + 1][c]);
+        }
+    }
+}

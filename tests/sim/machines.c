@@ -1,0 +1,631 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/sim/machines.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SEGMENTS_OF_MACHINE 100000
+#define POOLS 50000
+#define TABLE 90000
+
+void machines_fail(const struct machines *sim, const char *fmt, ...)
+{
+    va_list ap;
+
+    fprintf(stderr, "machines: seed %" PRIu64 ", %" PRIu64 " ns: ", sim->options.seed, sim->now);
+    va_start(ap, fmt);
+    vfprintf(stderr, fmt, ap);
+    va_end(ap);
+    fprintf(stderr, "\n");
+    exit(EXIT_FAILURE);
+}
+
+static void *must(void *p)
+{
+    if (p == NULL) {
+        abort();
+    }
+    return p;
+}
+
+uint64_t machines_random(struct machines *sim)
+{
+    return memory_mix(sim->rng++, 0);
+}
+
+uint32_t machines_below(struct machines *sim, uint32_t n)
+{
+    return (uint32_t)(machines_random(sim) % n);
+}
+
+/* Some runs are mostly without delays, so that much happens at once. */
+uint64_t machines_delay(struct machines *sim, uint32_t most)
+{
+    return machines_below(sim, 4) < sim->quiet ? 0 : machines_below(sim, most);
+}
+
+/* -- the network ------------------------------------------------------------------------------ */
+
+static bool is_connected(const struct machines *sim, uint32_t a, uint32_t b)
+{
+    return sim->machines[a].core != NULL && sim->machines[b].core != NULL &&
+           (sim->cut[a] >> b & 1) == 0;
+}
+
+static void send_to(struct machines *sim, uint32_t from, uint32_t to,
+                    const struct cst_machine_message *m)
+{
+    uint64_t at = sim->now + machines_delay(sim, 200000);
+    uint32_t i = 0;
+    struct mmessage *message;
+
+    if (!is_connected(sim, from, to)) {
+        return;
+    }
+    while (i < MACHINES_MESSAGES && sim->messages[i].used) {
+        i++;
+    }
+    if (i == MACHINES_MESSAGES) {
+        machines_fail(sim, "too many messages");
+    }
+    message = &sim->messages[i];
+    *message = (struct mmessage){.used = true, .from = from, .to = to, .m = *m};
+    message->link = sim->links[from][to];
+    for (uint32_t k = 0; k < m->n_squares + m->n_losses; k++) {
+        message->numbers[k] = m->squares != NULL ? m->squares[k] : m->losses[k];
+    }
+    message->m.squares = message->m.losses = message->numbers;
+    at = at > sim->arrives[from][to] ? at : sim->arrives[from][to];
+    sim->arrives[from][to] = at;
+    moments_push(&sim->moments, (struct moment){.at = at, .kind = MOMENT_MESSAGE, .what = i});
+    sim->totals->messages++;
+}
+
+static void tell(struct machines *sim, uint32_t from, uint32_t to,
+                 const struct cst_machine_message *m)
+{
+    for (uint32_t other = 0; other < sim->n; other++) {
+        if (other != from && (to == other || to == CST_MACHINES_ALL)) {
+            send_to(sim, from, other, m);
+        }
+    }
+}
+
+static void deliver(struct machines *sim, uint32_t i)
+{
+    struct mmessage *message = &sim->messages[i];
+    struct machine *to = &sim->machines[message->to];
+
+    if (!is_connected(sim, message->from, message->to) ||
+        message->link != sim->links[message->from][message->to] || message->m.epoch < to->epoch) {
+        message->used = false;
+        return;
+    }
+    message->held = message->m.epoch > to->epoch;
+    if (!message->held) {
+        machines_feed(sim, message->to,
+                      (struct cst_event){
+                          .kind = CST_EV_TOLD, .machine = message->from, .message = &message->m});
+        message->used = false;
+    }
+}
+
+/* Deliver the messages that machine @m has kept for its present epoch, in their order. */
+static void deliver_held(struct machines *sim, uint32_t m)
+{
+    for (uint32_t i = 0; i < MACHINES_MESSAGES; i++) {
+        struct mmessage *message = &sim->messages[i];
+
+        if (message->used && message->held && message->to == m) {
+            message->held = false;
+            moments_push(&sim->moments,
+                         (struct moment){.at = sim->now, .kind = MOMENT_MESSAGE, .what = i});
+        }
+    }
+}
+
+/* -- cores ------------------------------------------------------------------------------------ */
+
+static void log_event(const struct machines *sim, uint32_t m, const struct cst_event *event)
+{
+    printf("%9" PRIu64 " machine %u: event %d rank %u chunk %u ticket %" PRIu64 " status %d",
+           sim->now, m, (int)event->kind, event->rank, event->chunk, event->ticket, event->status);
+    if (event->kind == CST_EV_TOLD) {
+        printf(" from %u kind %d attempt %" PRIu64 " step %" PRIu64 " chunk %u block %u",
+               event->machine, (int)event->message->kind, event->message->attempt,
+               event->message->step, event->message->chunk, event->message->block);
+    }
+    printf("\n");
+}
+
+static void carry_out(struct machines *sim, uint32_t m, const struct cst_action *a)
+{
+    switch (a->kind) {
+    case CST_ACT_COMMAND:
+        engine_submit(sim, m, &a->command);
+        break;
+    case CST_ACT_REPLY:
+        ranks_answer(sim, m, &a->reply);
+        break;
+    case CST_ACT_RECALL:
+        engine_recall(sim, m, a->recall);
+        break;
+    case CST_ACT_TELL:
+        tell(sim, m, a->tell.to, &a->tell.message);
+        break;
+    case CST_ACT_LOG:
+        if (sim->options.verbose) {
+            printf("%9" PRIu64 " machine %u: %s\n", sim->now, m, a->log.text);
+        }
+        break;
+    case CST_ACT_SEAL:
+        machines_fail(sim, "a seal");
+    }
+}
+
+void machines_feed(struct machines *sim, uint32_t m, struct cst_event event)
+{
+    struct machine *at = &sim->machines[m];
+    struct cst_actions actions = {0};
+    const char *broken;
+
+    event.now = sim->now;
+    sim->totals->events++;
+    if (sim->options.verbose) {
+        log_event(sim, m, &event);
+    }
+    cst_core_step(at->core, &event, &at->actions);
+    cst_core_record(at->core, &at->record);
+    if (sim->totals->events % 16 == 0 || sim->options.verbose) {
+        broken = cst_core_check(at->core);
+        if (broken != NULL) {
+            machines_fail(sim, "machine %u: it is not true that %s", m, broken);
+        }
+    }
+    /* A request may be made while actions are carried out. */
+    actions = at->actions;
+    cst_actions_init(&at->actions);
+    for (size_t i = 0; i < actions.n; i++) {
+        if (actions.v[i].kind == CST_ACT_COMMAND && actions.v[i].command.ticket > at->ticket) {
+            at->ticket = actions.v[i].command.ticket;
+        }
+        carry_out(sim, m, &actions.v[i]);
+    }
+    if (at->actions.v == NULL) {
+        at->actions = actions;
+    } else {
+        cst_actions_close(&actions);
+    }
+}
+
+static void open_core(struct machines *sim, uint32_t m)
+{
+    struct machine *at = &sim->machines[m];
+    struct cst_core_machines machines = {.n = sim->n,
+                                         .self = m,
+                                         .copies = sim->copies,
+                                         .n_rank_blocks = sim->n_blocks,
+                                         .first_block = at->first_block,
+                                         .n_ranks = sim->n_ranks,
+                                         .first_rank = at->first_rank,
+                                         .engine = sim->n + 10};
+    struct cst_core_config config = {.model = &sim->model,
+                                     .layout = &at->layout,
+                                     .world = at->world,
+                                     .arena_segments = at->segments,
+                                     .table_segment = SEGMENTS_OF_MACHINE * (m + 1) + TABLE,
+                                     .table = at->table,
+                                     .pools = at->pools,
+                                     .first_ticket = at->ticket + 1,
+                                     .peer_timeout_ns = CST_CORE_NEVER,
+                                     .micro_batches = sim->micro_batches,
+                                     .block_ranks = sim->block_ranks,
+                                     .machines = sim->n > 1 ? &machines : NULL};
+    struct cst_err err;
+
+    if (cst_core_open(&at->core, &config, &err) != CST_OK) {
+        machines_fail(sim, "open: %s", err.text);
+    }
+    cst_actions_init(&at->actions);
+    at->life++;
+    at->epoch = 0;
+    for (uint32_t rank = 0; rank < at->world; rank++) {
+        ranks_return(sim, m, rank, machines_delay(sim, 1000000));
+    }
+}
+
+/* -- epochs ----------------------------------------------------------------------------------- */
+
+/* All members are told, each at its time, of a new epoch. */
+static void new_epoch(struct machines *sim)
+{
+    if (sim->n == 1) {
+        return;
+    }
+    sim->epoch++;
+    for (uint32_t m = 0; m < sim->n; m++) {
+        if ((sim->members >> m & 1) != 0) {
+            moments_push(&sim->moments,
+                         (struct moment){.at = sim->now + machines_delay(sim, 300000),
+                                         .kind = MOMENT_EPOCH,
+                                         .node = m,
+                                         .what = sim->epoch});
+        }
+    }
+}
+
+static void tell_epoch(struct machines *sim, uint32_t m, uint64_t epoch)
+{
+    struct machine *at = &sim->machines[m];
+
+    if (at->core == NULL || epoch != sim->epoch) {
+        return; /* A later one follows. */
+    }
+    at->epoch = epoch;
+    machines_feed(
+        sim, m,
+        (struct cst_event){.kind = CST_EV_MACHINES, .epoch = epoch, .members = sim->members});
+    deliver_held(sim, m);
+}
+
+/* -- failures --------------------------------------------------------------------------------- */
+
+static void kill_machine(struct machines *sim, uint32_t m)
+{
+    struct machine *at = &sim->machines[m];
+
+    if (at->core == NULL) {
+        return;
+    }
+    sim->totals->kills++;
+    engine_kill(sim, m);
+    cst_core_close(at->core);
+    cst_actions_close(&at->actions);
+    at->core = NULL;
+    for (uint32_t other = 0; other < sim->n; other++) {
+        sim->links[m][other]++;
+        sim->links[other][m]++;
+    }
+    moments_push(&sim->moments, (struct moment){.at = sim->now + machines_delay(sim, 2000000),
+                                                .kind = MOMENT_RESTART,
+                                                .node = m});
+}
+
+static void restart(struct machines *sim, uint32_t m)
+{
+    struct machine *at = &sim->machines[m];
+    struct cst_core_record record = at->record;
+    struct cst_err err;
+
+    open_core(sim, m);
+    /* A job that had not begun cannot be revived: it begins anew. */
+    if (record.initialised) {
+        if (cst_core_may_revive(at->core, &record, at->table, &err) != CST_OK) {
+            machines_fail(sim, "machine %u: %s", m, err.text);
+        }
+        machines_feed(
+            sim, m,
+            (struct cst_event){.kind = CST_EV_REVIVE, .record = &record, .table = at->table});
+    }
+    new_epoch(sim);
+}
+
+static void cut(struct machines *sim, uint32_t a, bool on)
+{
+    uint32_t b = (a + 1) % sim->n;
+
+    if (on) {
+        sim->totals->cuts++;
+        sim->cut[a] |= UINT64_C(1) << b;
+        sim->cut[b] |= UINT64_C(1) << a;
+        moments_push(&sim->moments, (struct moment){.at = sim->now + machines_delay(sim, 2000000),
+                                                    .kind = MOMENT_MEND,
+                                                    .node = a});
+    } else {
+        sim->cut[a] &= ~(UINT64_C(1) << b);
+        sim->cut[b] &= ~(UINT64_C(1) << a);
+        sim->links[a][b]++; /* What was on its way is lost. */
+        sim->links[b][a]++;
+        new_epoch(sim);
+    }
+}
+
+static void plan_failures(struct machines *sim)
+{
+    uint64_t step_ns = 400000ull * sim->n_chunks * sim->micro_batches;
+    uint32_t span = (uint32_t)(step_ns * sim->options.n_steps);
+
+    sim->harmless = machines_below(sim, 4) == 0;
+    if (sim->harmless) {
+        return;
+    }
+    sim->n_deaths = machines_below(sim, 4);
+    sim->n_kills = machines_below(sim, 2) == 0 || sim->n == 1 ? 0 : machines_below(sim, 4);
+    sim->n_cuts = machines_below(sim, 2) == 0 || sim->n == 1 ? 0 : machines_below(sim, 3);
+    for (uint32_t i = 0; i < sim->n_deaths; i++) {
+        uint32_t m = machines_below(sim, sim->n);
+
+        moments_push(&sim->moments,
+                     (struct moment){.at = machines_below(sim, span),
+                                     .kind = MOMENT_DEATH,
+                                     .node = m,
+                                     .rank = machines_below(sim, sim->machines[m].world)});
+    }
+    for (uint32_t i = 0; i < sim->n_kills + sim->n_cuts; i++) {
+        moments_push(&sim->moments,
+                     (struct moment){.at = machines_below(sim, span),
+                                     .kind = i < sim->n_kills ? MOMENT_KILL : MOMENT_CUT,
+                                     .node = machines_below(sim, sim->n)});
+    }
+}
+
+/* -- the job ---------------------------------------------------------------------------------- */
+
+/* A tensor for each chunk, larger than half of the capacity. Some are frozen. */
+static void declare(struct machines *sim)
+{
+    char name[32];
+    struct cst_err err;
+
+    cst_model_init(&sim->model);
+    for (uint32_t i = 0; i < sim->n_chunks; i++) {
+        int64_t shape = 2 * CST_TILE_ELEMS + 64 * (int64_t)machines_below(sim, 60);
+        struct cst_tensor_words words = {
+            .name = name, .shape = &shape, .n_dims = 1, .lr_scale = 1, .decay_scale = 1};
+
+        (void)snprintf(name, sizeof name, "t%u", i);
+        words.pattern =
+            machines_below(sim, 8) == 0 && i > 0 ? CST_PATTERN_FROZEN : CST_PATTERN_SHARD;
+        if (cst_model_tensor(&sim->model, &words, &err) != CST_OK ||
+            cst_model_operator(&sim->model, name, &i, 1, NULL, &err) != CST_OK) {
+            machines_fail(sim, "a tensor was refused: %s", err.text);
+        }
+    }
+}
+
+static void lay_out(struct machines *sim, uint32_t m)
+{
+    struct machine *at = &sim->machines[m];
+    bool sums = sim->n > 1 || sim->block_ranks > 1 || sim->micro_batches > 1;
+    struct cst_layout_config config = {
+        .chunk_elems = 3 * CST_TILE_ELEMS,
+        .n_nodes = 1 + machines_below(sim, 2),
+        .world = at->world,
+        .grad_bytes = sim->grad_fp32 ? 4 : 2,
+        .machines = {.n = sim->n, .self = m, .copies = sim->copies},
+        .partials = {.n_here = sums ? at->n_blocks : 1, .n_come = sim->n_blocks - at->n_blocks}};
+    struct cst_err err;
+
+    if (cst_layout_build(&at->layout, &sim->model, &config, &err) != CST_OK) {
+        machines_fail(sim, "layout: %s", err.text);
+    }
+    at->segments = must(calloc(at->layout.n_segments + 1, sizeof *at->segments));
+    at->landings = must(calloc(at->layout.n_segments + 1, sizeof *at->landings));
+    at->partials = must(calloc((size_t)sim->n_chunks * at->n_blocks + 1, sizeof *at->partials));
+    for (uint32_t i = 0; i < at->layout.n_segments; i++) {
+        at->segments[i] = SEGMENTS_OF_MACHINE * (m + 1) + i;
+    }
+}
+
+static void open_table(struct machines *sim, uint32_t m)
+{
+    struct machine *at = &sim->machines[m];
+    struct cst_table_header header;
+    struct cst_core_config config = {
+        .model = &sim->model, .layout = &at->layout, .arena_segments = at->segments};
+
+    cst_layout_size_table(&at->layout, &header);
+    at->table = must(calloc(1, header.total_bytes));
+    *at->table = header;
+    cst_core_write_table(&config, at->table);
+}
+
+static void open_machine(struct machines *sim, uint32_t m)
+{
+    struct machine *at = &sim->machines[m];
+
+    lay_out(sim, m);
+    open_table(sim, m);
+    for (uint32_t rank = 0; rank < at->world; rank++) {
+        const struct cst_layout_need *need = &at->layout.needs[rank];
+        uint32_t n = need->min_blocks[0] + machines_below(sim, sim->n_chunks);
+
+        at->pool_segments[rank] = SEGMENTS_OF_MACHINE * (m + 1) + POOLS + rank;
+        at->pools[rank].parts[0] = (struct cst_core_part){.n_blocks = n, .blocks_per_slab = n};
+        at->pools[rank].segments = &at->pool_segments[rank];
+        at->blocks[rank] = must(calloc(n, sizeof *at->blocks[rank]));
+    }
+    open_core(sim, m);
+}
+
+static void draw(struct machines *sim)
+{
+    uint32_t first_rank = 0, first_block = 0;
+
+    sim->n = sim->options.n_machines != 0 ? sim->options.n_machines
+                                          : 1 + machines_below(sim, MACHINES_MOST);
+    sim->n_chunks = 2 + machines_below(sim, MACHINES_CHUNKS - 1);
+    sim->copies = machines_below(sim, 2) == 0 ? 1 : 1 + machines_below(sim, sim->n);
+    sim->block_ranks = 1 + machines_below(sim, 3);
+    sim->micro_batches = machines_below(sim, 2) == 0 ? 1 : 1 + machines_below(sim, 3);
+    sim->grad_fp32 = sim->block_ranks > 1 || sim->micro_batches > 1 || machines_below(sim, 4) == 0;
+    sim->p_leave_out = machines_below(sim, 2) == 0 ? 0 : machines_below(sim, 6000);
+    sim->quiet = machines_below(sim, 4);
+    for (uint32_t m = 0; m < sim->n; m++) {
+        struct machine *at = &sim->machines[m];
+
+        at->n_blocks = 1 + machines_below(sim, 3);
+        at->world = at->n_blocks * sim->block_ranks - machines_below(sim, sim->block_ranks);
+        at->first_rank = first_rank;
+        at->first_block = first_block;
+        first_rank += at->world;
+        first_block += at->n_blocks;
+    }
+    sim->n_ranks = first_rank;
+    sim->n_blocks = first_block;
+    sim->members = (UINT64_C(1) << sim->n) - 1;
+}
+
+static void close_machines(struct machines *sim)
+{
+    for (uint32_t m = 0; m < sim->n; m++) {
+        struct machine *at = &sim->machines[m];
+
+        cst_core_close(at->core);
+        cst_actions_close(&at->actions);
+        cst_layout_close(&at->layout);
+        free(at->table);
+        free(at->segments);
+        free(at->landings);
+        free(at->partials);
+        for (uint32_t rank = 0; rank < at->world; rank++) {
+            free(at->blocks[rank]);
+        }
+    }
+    cst_model_close(&sim->model);
+    moments_close(&sim->moments);
+}
+
+/* -- the end ---------------------------------------------------------------------------------- */
+
+static void check_rows(const struct machines *sim, uint32_t m)
+{
+    const struct machine *at = &sim->machines[m];
+    uint64_t last = sim->options.n_steps;
+
+    for (uint32_t c = 0; c < sim->n_chunks; c++) {
+        bool keeps = values_trained(sim, c) && !at->layout.chunks[c].away;
+
+        if (memory_read(&at->weights[c]) != sim->weights[last][c] ||
+            (keeps && memory_read(&at->states[c]) != sim->states[last][c])) {
+            machines_fail(sim, "machine %u: chunk %u is not as after step %" PRIu64 " at the end",
+                          m, c, last);
+        }
+    }
+}
+
+/* The bytes that all machines together copy in all steps, without failures. */
+static uint64_t formula(const struct machines *sim)
+{
+    uint64_t sum = 0;
+
+    for (uint64_t s = 0; s < sim->options.n_steps; s++) {
+        for (uint32_t c = 0; c < sim->n_chunks; c++) {
+            uint64_t elems = sim->machines[0].layout.chunks[c].n_elems;
+            uint64_t row = sim->grad_fp32 ? 4 : 2;
+            uint32_t home = c % sim->n;
+
+            if (!values_trained(sim, c)) {
+                continue;
+            }
+            sum += elems * row * (sim->n_blocks - sim->machines[home].n_blocks); /* partials */
+            sum += elems * row * (sim->copies - 1);                              /* sums */
+            sum += sim->adam[s + 1] > sim->adam[s] ? elems * 2 * (sim->n - sim->copies) : 0;
+        }
+    }
+    return sum;
+}
+
+static void check_end(struct machines *sim, uint64_t bytes)
+{
+    for (uint32_t m = 0; m < sim->n; m++) {
+        struct cst_core_stats stats;
+
+        if (sim->machines[m].core == NULL) {
+            machines_fail(sim, "machine %u is down at the end", m);
+        }
+        cst_core_stats(sim->machines[m].core, &stats);
+        if (stats.step != sim->options.n_steps || stats.commands_in_flight > 0) {
+            machines_fail(sim,
+                          "machine %u: nobody can do anything, at step %" PRIu64 " of %" PRIu64
+                          ", attempt %" PRIu64 ", phase %d, %" PRIu64 " commands",
+                          m, stats.step, sim->options.n_steps, stats.attempt, (int)stats.phase,
+                          stats.commands_in_flight);
+        }
+        check_rows(sim, m);
+    }
+    if (sim->harmless && sim->p_leave_out == 0) {
+        if (bytes != formula(sim)) {
+            machines_fail(sim, "%" PRIu64 " bytes were copied, not %" PRIu64, bytes, formula(sim));
+        }
+        sim->totals->exact++;
+    }
+}
+
+static void play(struct machines *sim, const struct moment *moment)
+{
+    struct machine *at = &sim->machines[moment->node];
+    uint32_t number = (uint32_t)moment->what & 0xffff;
+    bool lives = at->core != NULL && moment->what >> 16 == at->life;
+
+    sim->now = moment->at;
+    switch (moment->kind) {
+    case MOMENT_BEGIN:
+    case MOMENT_END:
+    case MOMENT_DONE:
+        if (lives) {
+            (moment->kind == MOMENT_BEGIN ? engine_begin
+             : moment->kind == MOMENT_END ? engine_end
+                                          : engine_tell)(sim, moment->node, number);
+        }
+        break;
+    case MOMENT_GO:
+    case MOMENT_COMPUTED:
+    case MOMENT_RETURN:
+        ranks_turn(sim, moment);
+        break;
+    case MOMENT_DEATH:
+        ranks_die(sim, moment->node, moment->rank);
+        break;
+    case MOMENT_MESSAGE:
+        deliver(sim, (uint32_t)moment->what);
+        break;
+    case MOMENT_KILL:
+        kill_machine(sim, moment->node);
+        break;
+    case MOMENT_RESTART:
+        restart(sim, moment->node);
+        break;
+    case MOMENT_CUT:
+    case MOMENT_MEND:
+        cut(sim, moment->node, moment->kind == MOMENT_CUT);
+        break;
+    case MOMENT_EPOCH:
+        tell_epoch(sim, moment->node, moment->what);
+        break;
+    }
+}
+
+void machines_run(const struct machines_options *options, struct machines_totals *totals)
+{
+    struct machines *sim = must(calloc(1, sizeof *sim));
+    uint64_t bytes = totals->bytes;
+
+    *sim = (struct machines){.options = *options, .totals = totals, .rng = options->seed << 24};
+    draw(sim);
+    declare(sim);
+    for (uint32_t m = 0; m < sim->n; m++) {
+        open_machine(sim, m);
+    }
+    values_open(sim);
+    plan_failures(sim);
+    new_epoch(sim);
+    while (sim->moments.n > 0) {
+        struct moment moment = moments_pop(&sim->moments);
+
+        play(sim, &moment);
+    }
+    check_end(sim, totals->bytes - bytes);
+    totals->runs++;
+    totals->copies += sim->copies > 1;
+    totals->fp32 += sim->grad_fp32 && sim->n > 1;
+    totals->alone += sim->n == 1;
+    for (uint64_t s = 0; s < options->n_steps; s++) {
+        totals->skipped += sim->adam[s + 1] == sim->adam[s];
+    }
+    close_machines(sim);
+    free(sim);
+}

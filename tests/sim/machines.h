@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Simulates a job on several machines under virtual time: a real core for each machine, engines
+ * that execute commands on symbolic memory, ranks that train, and a network with random delays that
+ * keeps the order between each two machines. Ranks, machines and links fail at random. An oracle in
+ * place of the membership of daemons gives all machines the epochs.
+ *
+ * What each step must compute is known in advance: contributions depend on the seed, the rank, the
+ * step and the weights alone. Each command and each fetch is compared with that, and at the end all
+ * rows are. A job on one machine is simulated in the same way, and has the same values. */
+#ifndef SIM_MACHINES_H
+#define SIM_MACHINES_H
+
+#include "offload/core/core.h"
+#include "offload/core/revival.h"
+#include "tests/sim/memory.h"
+#include "tests/sim/moments.h"
+
+#define MACHINES_MOST 8
+#define MACHINES_CHUNKS 8
+#define MACHINES_RANKS 9 /* of a machine */
+#define MACHINES_STEPS 12
+#define MACHINES_JOBS 256
+#define MACHINES_MESSAGES 4096
+
+/* Properties of a run. */
+struct machines_options {
+    uint64_t seed;
+    uint32_t n_machines; /* 0: drawn. */
+    uint64_t n_steps;
+    bool verbose;
+};
+
+/* Counts of all runs. */
+struct machines_totals {
+    uint64_t runs, events, commands, messages;
+    uint64_t bytes; /* copied from other machines */
+    uint64_t exact; /* runs without failures, in which the bytes are those of the formula */
+    uint64_t deaths, kills, cuts, losses;
+    uint64_t interrupted; /* attempts that were begun and not finished */
+    uint64_t adopted;     /* steps that machines have committed because others had decided so */
+    uint64_t skipped;     /* steps without updates */
+    uint64_t copies;      /* runs with several copies of states */
+    uint64_t fp32;        /* runs with fp32 partials */
+    uint64_t alone;       /* runs on one machine */
+};
+
+/* A command that was given to an engine. */
+struct mjob {
+    struct cst_command command; /* ticket 0: the slot is unused. */
+    bool begun, runs, ended, failed, cancelled;
+    uint64_t life;    /* of the machine when it was issued */
+    uint64_t value;   /* what it will write */
+    uint64_t changes; /* of its sources when it began */
+};
+
+enum mrank_state { MRANK_GONE, MRANK_IDLE, MRANK_SYNCING, MRANK_RUNS, MRANK_STEPS, MRANK_RESTS };
+
+struct mrank {
+    enum mrank_state state;
+    uint64_t turn;      /* Moments of earlier turns are ignored. */
+    uint64_t first_tag; /* Replies to requests with a smaller tag are ignored. */
+    uint64_t attempt, step;
+    uint32_t micro, at, waiting;
+    uint64_t weight, grad; /* generations of the leases */
+    uint32_t weight_block, grad_block;
+};
+
+struct machine {
+    struct cst_core *core; /* NULL: the machine is down. */
+    struct cst_actions actions;
+    struct cst_core_record record;
+    struct cst_layout layout;
+    struct cst_table_header *table;
+    uint32_t *segments;
+    uint32_t world, first_rank;
+    uint32_t first_block, n_blocks;
+    struct cst_core_pool pools[MACHINES_RANKS];
+    uint32_t pool_segments[MACHINES_RANKS];
+    struct mrank ranks[MACHINES_RANKS];
+    struct cell weights[MACHINES_CHUNKS], grads[MACHINES_CHUNKS], states[MACHINES_CHUNKS];
+    struct cell *partials, *landings; /* per chunk and rank block; per segment */
+    struct cell *blocks[MACHINES_RANKS];
+    struct mjob jobs[MACHINES_JOBS];
+    uint64_t life; /* counts the lives of the core */
+    uint64_t ticket;
+    uint64_t epoch; /* the last one that the core was told */
+    bool lost;      /* for good */
+};
+
+struct mmessage {
+    bool used, held;
+    uint32_t from, to;
+    uint64_t link; /* how often the link was down before */
+    struct cst_machine_message m;
+    double numbers[3 * MACHINES_RANKS];
+};
+
+struct machines {
+    struct machines_options options;
+    struct machines_totals *totals;
+    uint64_t rng, now, tag;
+    struct cst_model model;
+    uint32_t n, n_ranks, n_blocks, n_chunks, copies, micro_batches, block_ranks;
+    bool grad_fp32, ending;
+    unsigned p_leave_out;               /* chance of a rank without a gradient, per 10000 */
+    uint32_t n_deaths, n_kills, n_cuts; /* that are still to come */
+    uint32_t quiet;                     /* chance of a delay of 0 in four */
+    bool harmless;                      /* Nothing fails in this run. */
+    uint64_t epoch, members;
+    uint64_t cut[MACHINES_MOST];                    /* bit m: the link to machine m is cut */
+    uint64_t links[MACHINES_MOST][MACHINES_MOST];   /* how often each was down */
+    uint64_t arrives[MACHINES_MOST][MACHINES_MOST]; /* time of the last message on its way */
+    struct machine machines[MACHINES_MOST];
+    struct mmessage messages[MACHINES_MESSAGES];
+    struct moments moments;
+    /* What the steps compute: by step, and by Adam step. */
+    uint64_t adam[MACHINES_STEPS + 1];
+    uint64_t weights[MACHINES_STEPS + 1][MACHINES_CHUNKS];
+    uint64_t states[MACHINES_STEPS + 1][MACHINES_CHUNKS];
+    uint64_t sums[MACHINES_STEPS + 1][MACHINES_CHUNKS]; /* [s]: of step s, from 0 */
+    double squares[MACHINES_STEPS + 1];
+};
+
+void machines_run(const struct machines_options *options, struct machines_totals *totals);
+
+/* Print the seed and the error, and end the program. */
+void machines_fail(const struct machines *sim, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3), noreturn));
+
+uint64_t machines_random(struct machines *sim);
+uint32_t machines_below(struct machines *sim, uint32_t n);
+/* A random delay, in ns. */
+uint64_t machines_delay(struct machines *sim, uint32_t most);
+
+/* Give @event to the core of machine @m, and carry out its actions. */
+void machines_feed(struct machines *sim, uint32_t m, struct cst_event event);
+
+/* -- machine_values.c: what is computed ------------------------------------------------------- */
+
+/* Fill in what all steps compute. */
+void values_open(struct machines *sim);
+/* True if rank @rank of the job hands in a gradient of @chunk. */
+bool values_hands_in(const struct machines *sim, uint64_t step, uint32_t rank, uint32_t micro,
+                     uint32_t chunk);
+uint64_t values_contribution(const struct machines *sim, uint64_t step, uint32_t rank,
+                             uint32_t micro, uint32_t chunk, uint64_t weights);
+double values_loss(uint64_t step, uint32_t rank);
+/* The mean of the losses of all ranks. */
+double values_mean_loss(const struct machines *sim, uint64_t step);
+/* The squares of tile @tile of a chunk whose gradient is @sum; those of all tiles give the norm. */
+double values_square(uint64_t sum, uint32_t tile);
+double values_norm(double squares);
+uint64_t values_add(uint64_t sum, uint64_t next);
+uint64_t values_state(uint64_t state, uint64_t sum);
+uint64_t values_weight(uint64_t state);
+/* The machine of rank @rank of the job. */
+uint32_t values_machine(const struct machines *sim, uint32_t rank);
+/* True if @chunk is trained. */
+bool values_trained(const struct machines *sim, uint32_t chunk);
+/* True if the rank with the number @rank on its machine, of @world, holds @chunk. */
+bool values_holds(const struct machines *sim, uint32_t rank, uint32_t world, uint32_t chunk);
+
+/* -- machine_engine.c ------------------------------------------------------------------------- */
+
+void engine_submit(struct machines *sim, uint32_t m, const struct cst_command *command);
+void engine_recall(struct machines *sim, uint32_t m, uint64_t ticket);
+/* Moments: the command begins, ends, and its end is told. */
+void engine_begin(struct machines *sim, uint32_t m, uint32_t job);
+void engine_end(struct machines *sim, uint32_t m, uint32_t job);
+void engine_tell(struct machines *sim, uint32_t m, uint32_t job);
+/* The machine is killed: its commands end in their middle. */
+void engine_kill(struct machines *sim, uint32_t m);
+
+/* -- machine_ranks.c -------------------------------------------------------------------------- */
+
+void ranks_answer(struct machines *sim, uint32_t m, const struct cst_reply *reply);
+void ranks_turn(struct machines *sim, const struct moment *moment);
+void ranks_die(struct machines *sim, uint32_t m, uint32_t rank);
+/* Let the rank return later. */
+void ranks_return(struct machines *sim, uint32_t m, uint32_t rank, uint64_t delay);
+
+#endif
