@@ -16,6 +16,9 @@
 
 static const char *const transports[] = {
     "tcp",
+#ifdef HAVE_UCX
+    "ucx",
+#endif
 };
 
 #define N_TRANSPORTS ((int)(sizeof transports / sizeof transports[0]))
