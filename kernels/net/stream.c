@@ -48,6 +48,12 @@ static int tcp_open(void **state, struct cste_net *net, struct cste_net_end *end
     return stream_open(state, &cste_channel_plain, net, end, err);
 }
 
+static int tls_open(void **state, struct cste_net *net, struct cste_net_end *end,
+                    struct cst_err *err)
+{
+    return stream_open(state, &cste_channel_encrypted, net, end, err);
+}
+
 /* Any versions of the kernel and of a TLS library understand each other. */
 static const char *stream_version(void)
 {
@@ -64,6 +70,14 @@ static void stream_interrupt(void *state)
 const struct cste_net_transport cste_net_tcp = {.name = "tcp",
                                                 .version = stream_version,
                                                 .open = tcp_open,
+                                                .close = stream_close,
+                                                .begin = cste_stream_begin,
+                                                .finish = cste_stream_finish,
+                                                .interrupt = stream_interrupt};
+
+const struct cste_net_transport cste_net_tls = {.name = "tls",
+                                                .version = stream_version,
+                                                .open = tls_open,
                                                 .close = stream_close,
                                                 .begin = cste_stream_begin,
                                                 .finish = cste_stream_finish,

@@ -7,6 +7,7 @@
 
 static const struct cste_net_transport *const transports[] = {
     &cste_net_tcp,
+    &cste_net_tls,
 #ifdef HAVE_UCX
     &cste_net_ucx,
 #endif

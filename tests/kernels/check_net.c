@@ -16,6 +16,7 @@
 
 static const char *const transports[] = {
     "tcp",
+    "tls",
 #ifdef HAVE_UCX
     "ucx",
 #endif
