@@ -27,6 +27,7 @@ int cste_address_read(const char *text, struct sockaddr_storage *out, socklen_t 
     const char *end = text[0] == '[' ? strchr(text, ']') : strchr(text, ':');
     const char *begin = text + (text[0] == '['), *port = "0";
     struct addrinfo *found;
+    struct in_addr four;
     size_t n;
 
     if (end == NULL && text[0] == '[') {
@@ -46,7 +47,9 @@ int cste_address_read(const char *text, struct sockaddr_storage *out, socklen_t 
             return refuse(text, err);
         }
     }
-    if (getaddrinfo(host, port, &hints, &found) != 0) {
+    /* getaddrinfo also takes "10.1". */
+    if ((hints.ai_family == AF_INET && inet_pton(AF_INET, host, &four) != 1) ||
+        getaddrinfo(host, port, &hints, &found) != 0) {
         return refuse(text, err);
     }
     memset(out, 0, sizeof *out);

@@ -18,6 +18,7 @@
 
 /* Validity of a certificate, which nobody checks. */
 #define VALID_S (10L * 365 * 24 * 3600)
+#define READ_BYTES (256u << 10)
 
 struct tls {
     struct cste_net *net;    /* Borrowed. */
@@ -105,9 +106,11 @@ static SSL_CTX *make_context(struct tls *tls, const SSL_METHOD *method, EVP_PKEY
     SSL_CTX_set_verify(context, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, NULL);
     SSL_CTX_set_cert_verify_callback(context, verify, tls);
     (void)SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
-    (void)SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE |
-                                        SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
-                                        SSL_MODE_RELEASE_BUFFERS);
+    (void)SSL_CTX_set_mode(context,
+                           SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+    /* Several records are read from the socket at a time. */
+    SSL_CTX_set_read_ahead(context, 1);
+    SSL_CTX_set_default_read_buffer_len(context, READ_BYTES);
     return context;
 }
 
