@@ -157,6 +157,41 @@ int cste_device_flush(struct cste_device *device, unsigned thread, const struct 
     return device->ops->memory->flush(device->state, thread, mem, err);
 }
 
+/* -- other machines ------------------------------------------------------------------------- */
+
+int cste_device_check_peers(const struct cste_device *device, struct cst_err *err)
+{
+    return device->ops->peers != NULL
+               ? CST_OK
+               : cst_err_set(err, CST_EUNSUPPORTED, "device '%s' reaches no other machine",
+                             device->ops->name);
+}
+
+int cste_device_add_peer(struct cste_device *device, const struct cste_peer_spec *spec,
+                         struct cst_err *err)
+{
+    int rc = cste_device_check_peers(device, err);
+
+    return rc != CST_OK ? rc : device->ops->peers->add(device->state, spec, err);
+}
+
+int cste_device_drop_peer(struct cste_device *device, uint32_t machine, const char *cause,
+                          struct cst_err *err)
+{
+    int rc = cste_device_check_peers(device, err);
+
+    return rc != CST_OK ? rc : device->ops->peers->drop(device->state, machine, cause, err);
+}
+
+void cste_device_count_peers(struct cste_device *device,
+                             void (*each)(const struct cste_peer_traffic *traffic, void *arg),
+                             void *arg)
+{
+    if (device->ops->peers != NULL) {
+        device->ops->peers->count(device->state, each, arg);
+    }
+}
+
 /* -- conversions ---------------------------------------------------------------------------- */
 
 static int check_values(struct cste_addr addr, uint64_t n_elems, uint64_t size, struct cst_err *err)

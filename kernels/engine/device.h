@@ -14,6 +14,7 @@
 #define CST_DEVICE_H
 
 #include "kernels/engine/cpus.h"
+#include "kernels/engine/network.h"
 #include "kernels/engine/rate_limit.h"
 #include "kernels/math/tile.h"
 #include "cistern/status.h"
@@ -35,6 +36,10 @@ struct cste_mem {
     bool fresh;
     bool locked; /* Host memory: cste_device_lock has succeeded. */
     bool sparse; /* Host memory: pages are missing, and are locked when they are first used. */
+    bool served; /* Host memory: other machines may read it. */
+    uint32_t id; /* Id of the segment, by which other machines name it. */
+    /* Memory of another machine: its number, and the segment's id there, which is never 0. */
+    uint32_t machine, id_there;
 };
 
 /* An address in the memory of a segment. Bounds must be checked before the address is used. */
@@ -156,6 +161,9 @@ struct cste_device_spec {
     struct cste_rate_limit_spec pace; /* Rates that the device keeps. */
     /* Seconds after which a system call of a drive is late; 0: never. */
     uint32_t call_limit_s;
+    const struct cste_net_spec *net; /* Of a network; borrowed for the call. NULL: no network. */
+    /* Report one line to people. Any thread. NULL: nobody is told. */
+    void (*warn)(const struct cst_err *what);
 };
 
 /* Description of an open device, for reports to people. Constant while the device is open. */
@@ -167,6 +175,8 @@ struct cste_device_about {
      * memory. */
     uint64_t granularity;
     uint32_t driver; /* Driver version, such as 12040 for 12.4. 0: there is no driver. */
+    /* Where other machines reach the device. end.address NULL: they do not. */
+    struct cste_net_end end;
 };
 
 /* Kinds of traffic that a device can carry at the same time. Each kind has a thread pool of lanes
@@ -227,6 +237,14 @@ struct cste_compute_ops {
                          unsigned phase, uint64_t first, uint64_t count, struct cst_err *err);
 };
 
+/* What a device that reaches other machines has besides. Loop thread. */
+struct cste_peer_ops {
+    int (*add)(void *state, const struct cste_peer_spec *spec, struct cst_err *err);
+    int (*drop)(void *state, uint32_t machine, const char *cause, struct cst_err *err);
+    void (*count)(void *state, void (*each)(const struct cste_peer_traffic *traffic, void *arg),
+                  void *arg);
+};
+
 struct cste_device_ops {
     const char *name; /* Name of the kind of device, such as "host". */
     /* Number of calls that a thread may have under way, at most CSTE_THREAD_POOL_MAX_WINDOW. 0:
@@ -238,6 +256,7 @@ struct cste_device_ops {
     int (*finish)(void *state, unsigned thread, struct cst_tile_done *done, struct cst_err *err);
     const struct cste_memory_ops *memory;
     const struct cste_compute_ops *compute; /* NULL: the device only copies and fills. */
+    const struct cste_peer_ops *peers;      /* NULL: the device reaches no other machines. */
 };
 
 /* Returns the largest number of threads of the compute team. A device that only copies has one,
@@ -289,10 +308,10 @@ int cste_device_check_late(struct cste_device *device, unsigned *thread, struct 
 /* CST_EUNSUPPORTED: the device only copies. */
 int cste_device_check_computes(const struct cste_device *device, struct cst_err *err);
 
-/* Map mem->bytes of the memfd @fd, which cste_segments_check_fd has checked. @node: NUMA node to
- * which the memory is bound before its first touch; -1: any node. If binding fails, the call
- * succeeds and @note describes the failure; otherwise note->status is 0. CST_ENOMEM: no address
- * space is left. */
+/* Map mem->bytes of the memfd @fd, which cste_segments_check_fd has checked. Other machines may
+ * read it from then on if mem->served is set. @node: NUMA node to which the memory is bound before
+ * its first touch; -1: any node. If binding fails, the call succeeds and @note describes the
+ * failure; otherwise note->status is 0. CST_ENOMEM: no address space is left. */
 int cste_device_map(struct cste_device *device, int fd, int node, struct cste_mem *mem,
                     struct cst_err *note, struct cst_err *err);
 
@@ -301,7 +320,8 @@ int cste_device_map(struct cste_device *device, int fd, int node, struct cste_me
  * and sets *fd to a new handle, owned by the caller; the memory exists as long as a handle is open
  * or a mapping exists. May take long. If the device's memory is in files, *fd is a file, of which
  * the memory is the range that begins at mem->file_offset. With mem->fresh, space is taken for the
- * range, and the caller fills it with zeros and then clears mem->fresh. CST_ENOMEM: the device has
+ * range, and the caller fills it with zeros and then clears mem->fresh. Memory of another machine
+ * (mem->id_there) has no handle, and *fd is -1. CST_ENOMEM: the device has
  * too little memory; the message gives the numbers. CST_EINVAL: the size is not a multiple of the
  * granularity, or *fd is not a handle, or no file that the device can use. CST_EIO: the file system
  * failed. */
@@ -328,9 +348,11 @@ int cste_device_lock(struct cste_device *device, struct cste_mem *mem, struct cs
 /* Returns the lane for a copy from @src to @dst. */
 enum cste_device_lane cste_device_lane(const struct cste_mem *dst, const struct cste_mem *src);
 
-/* Copy @bytes from @src to @dst. The two must not overlap. CST_EINVAL: bounds. CST_EIO: a file
- * could not be read or written; the message names it. CST_ENOMEM: no space, or no memory for a
- * buffer. */
+/* Copy @bytes from @src to @dst. The two must not overlap. CST_EINVAL: bounds, or @dst is memory of
+ * another machine. CST_EIO: a file could not be read or written, and the message names it; or bytes
+ * of another machine came damaged each time. CST_ELOST: the other machine does not answer or was
+ * dropped. CST_ENOTFOUND: it has no such segment. CST_ENOMEM: no space, or no memory for a buffer.
+ */
 int cste_device_copy(struct cste_device *device, unsigned thread, struct cste_addr dst,
                      struct cste_addr src, uint64_t bytes, struct cst_err *err);
 
@@ -342,6 +364,25 @@ int cste_device_fill(struct cste_device *device, unsigned thread, struct cste_ad
  * is in no file. CST_EIO: the file system failed, and what was written may be lost. */
 int cste_device_flush(struct cste_device *device, unsigned thread, const struct cste_mem *mem,
                       struct cst_err *err);
+
+/* CST_EUNSUPPORTED: the device reaches no other machines. */
+int cste_device_check_peers(const struct cste_device *device, struct cst_err *err);
+
+/* Let the machine of @spec read here, and read from it. Nothing is sent yet. CST_EVERSION: it has
+ * another transport or version; CST_EEXIST: the machine is a peer already; CST_EINVAL: a token of
+ * zeros, or no address; CST_ENOMEM. Loop thread. */
+int cste_device_add_peer(struct cste_device *device, const struct cste_peer_spec *spec,
+                         struct cst_err *err);
+
+/* Drop peer @machine: its reads end, and copies from it end soon with CST_ELOST and @cause.
+ * CST_ENOTFOUND: it is no peer. Loop thread. */
+int cste_device_drop_peer(struct cste_device *device, uint32_t machine, const char *cause,
+                          struct cst_err *err);
+
+/* Call @each with what went to and from each machine that is or was a peer, and @arg. */
+void cste_device_count_peers(struct cste_device *device,
+                             void (*each)(const struct cste_peer_traffic *traffic, void *arg),
+                             void *arg);
 
 /* Run a conversion. What is written must not overlap what is read. CST_EINVAL: bounds, alignment,
  * an unknown format, or memory that is not host memory (allowed only for the destination of

@@ -142,11 +142,14 @@ static int open_undo(struct cste_engine *engine, const Engine__Setup *setup, int
 static int open_device(struct cste_engine *engine, const Engine__Setup *setup,
                        const struct sizes *sizes, struct cst_err *err)
 {
+    struct cste_net_spec net;
     struct cste_device_spec spec = {.cpus = &engine->cpus,
                                     .id = setup->device,
                                     .n_team = sizes->n_team,
                                     .pace = engine->config.pace,
-                                    .call_limit_s = engine->config.call_limit_s};
+                                    .call_limit_s = engine->config.call_limit_s,
+                                    .net = cste_engine_net_spec(setup, &net),
+                                    .warn = engine->config.warn};
     struct cste_work_context *context = &engine->context;
 
     spec.n_threads = spec.n_team;
@@ -264,6 +267,7 @@ static int say_ready(struct cste_engine *engine, uint64_t request, struct cst_er
 {
     const struct cste_device_about *about = &engine->device.about;
     Engine__Ready ready = ENGINE__READY__INIT;
+    Engine__NetEnd end;
 
     ready.threads = engine->team.n_started;
     ready.copy_threads = engine->lanes[CSTE_LANE_UP].n_started;
@@ -277,6 +281,10 @@ static int say_ready(struct cste_engine *engine, uint64_t request, struct cst_er
         ready.driver = about->driver;
         ready.has_granularity = 1;
         ready.granularity = about->granularity;
+    }
+    if (about->end.address != NULL) {
+        cste_engine_say_end(&about->end, &end);
+        ready.end = &end;
     }
     return cste_outbox_say(&engine->outbox, ENGINE__MSG_TYPE__ENGINE_READY, CST_FRAME_REPLY,
                            request, &ready.base, -1, err);
@@ -325,6 +333,9 @@ static int on_ping(struct cste_engine *engine, const struct cst_frame *frame, st
     Engine__Pong pong = ENGINE__PONG__INIT;
     int rc = check_late(engine, err);
 
+    if (rc == CST_OK) {
+        rc = cste_engine_count_peers(engine, &pong, err);
+    }
     if (rc != CST_OK) {
         return rc;
     }
@@ -352,8 +363,10 @@ static int on_ping(struct cste_engine *engine, const struct cst_frame *frame, st
         pong.down_bytes = context->down_bytes;
         pong.down_ns = context->copying_down.ns;
     }
-    return cste_outbox_say(&engine->outbox, ENGINE__MSG_TYPE__ENGINE_PONG, CST_FRAME_REPLY,
-                           frame->request, &pong.base, -1, err);
+    rc = cste_outbox_say(&engine->outbox, ENGINE__MSG_TYPE__ENGINE_PONG, CST_FRAME_REPLY,
+                         frame->request, &pong.base, -1, err);
+    cste_engine_uncount_peers(&pong);
+    return rc;
 }
 
 static int on_message(struct cste_engine *engine, struct cst_frame *frame, struct cst_err *err)
@@ -373,6 +386,10 @@ static int on_message(struct cste_engine *engine, struct cst_frame *frame, struc
         return cste_engine_drop_segment(engine, frame, err);
     case ENGINE__MSG_TYPE__ENGINE_SUBMIT:
         return cste_engine_submit(engine, frame, err);
+    case ENGINE__MSG_TYPE__ENGINE_PEER_ADD:
+        return cste_engine_add_peer(engine, frame, err);
+    case ENGINE__MSG_TYPE__ENGINE_PEER_DROP:
+        return cste_engine_drop_peer(engine, frame, err);
     case ENGINE__MSG_TYPE__ENGINE_PING:
         return on_ping(engine, frame, err);
     default:

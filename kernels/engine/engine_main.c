@@ -44,11 +44,20 @@ static bool is_seqpacket(int fd)
 }
 
 /* The options of a program depend on what it can do. */
-enum { USES_PROBE = 1 << 0, USES_PACED = 1 << 1, USES_THREADS = 1 << 2, USES_DISK = 1 << 3 };
+enum {
+    USES_PROBE = 1 << 0,
+    USES_PACED = 1 << 1,
+    USES_THREADS = 1 << 2,
+    USES_DISK = 1 << 3,
+    USES_RATES = 1 << 4
+};
 
 static unsigned uses(void)
 {
-    return (program->probe != NULL ? USES_PROBE : USES_THREADS) |
+    return (program->probe != NULL   ? USES_PROBE
+            : program->rates != NULL ? USES_THREADS
+                                     : 0) |
+           (program->rates != NULL ? USES_RATES : 0) |
            (program->ops[CSTE_ENGINE_PACED] != NULL ? USES_PACED : 0) |
            (program->ops[CSTE_ENGINE_DISK] != NULL ? USES_DISK : 0);
 }
@@ -82,9 +91,9 @@ static const struct cst_option table[] = {
         "with --disk: end if a drive does not answer for S seconds (default: 0, never)",
         CST_U32(AT(limit), 0, UINT32_MAX)),
     ROW("pace", USES_PACED, "RATES", "do not exceed these rates: update=N", CST_TEXT(AT(pace))),
-    ROW("rates", 0, NULL, "measure this machine, print the rates as JSON, and exit",
+    ROW("rates", USES_RATES, NULL, "measure this machine, print the rates as JSON, and exit",
         CST_FLAG(AT(measure))),
-    ROW("node", 0, "N", "with --rates: NUMA node whose memory is used",
+    ROW("node", USES_RATES, "N", "with --rates: NUMA node whose memory is used",
         CST_U32(AT(rates.node), 0, 1023)),
     ROW("device", USES_PROBE, "UUID", "with --rates: the GPU", CST_TEXT(AT(rates.device))),
     ROW("threads", USES_THREADS, "N", "with --rates: threads that compute",
@@ -93,7 +102,7 @@ static const struct cst_option table[] = {
         CST_TEXT(AT(rates.directory))),
     ROW("bytes", USES_DISK, "SIZE", "with --directory: bytes of the file that is measured",
         CST_SIZE(AT(rates.bytes))),
-    ROW("copy-threads", 0, "N", "with --rates: threads that copy in each direction",
+    ROW("copy-threads", USES_RATES, "N", "with --rates: threads that copy in each direction",
         CST_U32(AT(rates.copy_threads), 1, CSTE_THREAD_POOL_MAX_THREADS)),
     ROW("help", 0, NULL, "print this text", CST_FLAG(AT(help))),
     ROW("version", 0, NULL, "print the version of this program", CST_FLAG(AT(version))),
@@ -102,11 +111,15 @@ static const struct cst_option table[] = {
 
 static void print_help(void)
 {
-    printf("Usage: %s [--fd N]\n"
-           "       %s --rates [OPTION]...\n"
-           "%s for cisternd, which starts this program and talks to it\n"
-           "on a SOCK_SEQPACKET socket. Start it by hand only with --rates.\n\n",
-           program->name, program->name, program->what);
+    printf("Usage: %s [--fd N]\n", program->name);
+    if (program->rates != NULL) {
+        printf("       %s --rates [OPTION]...\n", program->name);
+    }
+    printf("%s for cisternd, which starts this program and talks to it\n"
+           "on a SOCK_SEQPACKET socket. %s.\n\n",
+           program->what,
+           program->rates != NULL ? "Start it by hand only with --rates"
+                                  : "It is of no use when started by hand");
     cst_options_print(table, uses(), stdout);
 }
 

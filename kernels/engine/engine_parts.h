@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The parts of the engine, private to engine.c (loop and messages), engine_commands.c (SUBMIT to
- * DONE) and engine_segments.c (SEGMENT_ADD and SEGMENT_DROP). All functions here run on the loop
- * thread. */
+ * DONE), engine_segments.c (SEGMENT_ADD and SEGMENT_DROP) and engine_peers.c (other machines). All
+ * functions here run on the loop thread. */
 #ifndef CST_ENGINE_PARTS_H
 #define CST_ENGINE_PARTS_H
 
@@ -82,6 +82,24 @@ int cste_engine_add_segment(struct cste_engine *engine, struct cst_frame *frame,
                             struct cst_err *err);
 int cste_engine_drop_segment(struct cste_engine *engine, const struct cst_frame *frame,
                              struct cst_err *err);
+
+/* Handle a PEER_ADD and a PEER_DROP. Statuses as in cste_engine_submit; a fault of the peer is
+ * answered to the daemon. */
+int cste_engine_add_peer(struct cste_engine *engine, const struct cst_frame *frame,
+                         struct cst_err *err);
+int cste_engine_drop_peer(struct cste_engine *engine, const struct cst_frame *frame,
+                          struct cst_err *err);
+
+/* Fill @out with what SETUP says of a network. Returns @out, or NULL if it says nothing. */
+const struct cste_net_spec *cste_engine_net_spec(const Engine__Setup *setup,
+                                                 struct cste_net_spec *out);
+
+/* Fill @out from @end, to which it points. */
+void cste_engine_say_end(const struct cste_net_end *end, Engine__NetEnd *out);
+
+/* Fill @pong with the traffic of machines, until cste_engine_uncount_peers frees it. CST_ENOMEM. */
+int cste_engine_count_peers(struct cste_engine *engine, Engine__Pong *pong, struct cst_err *err);
+void cste_engine_uncount_peers(Engine__Pong *pong);
 
 /* Close @work, which is over, and unmap the dropped segments that only @work still used. */
 void cste_engine_close_work(struct cste_engine *engine, struct cste_work *work);

@@ -236,14 +236,35 @@ static struct cste_mapping *new_mapping(struct cste_engine *engine, const Engine
         mapping->box = &engine->box;
         mapping->fd = fd;
         mapping->request = request;
-        mapping->import = add->device;
+        mapping->import = add->device || add->remote != NULL;
         mapping->file_offset = add->file_offset;
-        mapping->populate = add->populate && (!add->device || engine->config.ops->memory->in_files);
-        mapping->lock = (add->lock || engine->config.ops->memory->always_locks) && !add->device;
+        mapping->populate =
+            add->populate && (!mapping->import || engine->config.ops->memory->in_files);
+        mapping->lock = (add->lock || engine->config.ops->memory->always_locks) && !mapping->import;
         mapping->sparse = add->sparse;
+        mapping->served = add->served;
+        if (add->remote != NULL) {
+            mapping->machine = add->remote->machine;
+            mapping->id_there = add->remote->segment;
+        }
         mapping->progress = &engine->context.progress;
     }
     return mapping;
+}
+
+/* Check what a segment has to do with other machines. */
+static int check_machines(const struct cste_engine *engine, const Engine__SegmentAdd *add,
+                          struct cst_err *err)
+{
+    if (add->remote == NULL && !add->served) {
+        return CST_OK;
+    }
+    if (add->remote != NULL && (add->remote->segment == 0 || add->served || add->device)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "segment %u is segment %u of machine %u, and is served or of a device",
+                           add->id, add->remote->segment, add->remote->machine);
+    }
+    return cste_device_check_peers(&engine->device, err);
 }
 
 /* Add @mapping to the set and map it. On failure the set is unchanged. */
@@ -255,7 +276,10 @@ static int enter(struct cste_engine *engine, struct cste_mapping *mapping,
     if (add->id == engine->undo_id) {
         return cst_err_set(err, CST_EEXIST, "segment %u is the undo segment", add->id);
     }
-    rc = cste_segments_add(&engine->segments, &mapping->segment, err);
+    rc = check_machines(engine, add, err);
+    if (rc == CST_OK) {
+        rc = cste_segments_add(&engine->segments, &mapping->segment, err);
+    }
     if (rc != CST_OK) {
         return rc;
     }
@@ -299,14 +323,15 @@ int cste_engine_add_segment(struct cste_engine *engine, struct cst_frame *frame,
                             struct cst_err *err)
 {
     Engine__SegmentAdd *add = engine__segment_add__unpack(NULL, frame->body_bytes, frame->body);
-    bool create = add != NULL && add->device && add->create;
+    /* Memory that is made here, or is that of another machine. */
+    bool no_fd = add != NULL && ((add->device && add->create) || add->remote != NULL);
     int rc;
 
-    if (add == NULL || frame->n_fds != (create ? 0 : 1)) {
+    if (add == NULL || frame->n_fds != (no_fd ? 0 : 1)) {
         rc = cst_err_set(err, CST_EPROTO, "malformed SEGMENT_ADD, or %u fds", frame->n_fds);
     } else {
         frame->n_fds = 0;
-        rc = add_segment(engine, add, frame->request, create ? -1 : frame->fds[0], err);
+        rc = add_segment(engine, add, frame->request, no_fd ? -1 : frame->fds[0], err);
     }
     engine__segment_add__free_unpacked(add, NULL);
     return rc;

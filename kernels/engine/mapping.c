@@ -97,7 +97,7 @@ static void submit_populate(struct cste_mapping *mapping)
 static void import_piece(struct cste_task *task, uint64_t piece, unsigned thread)
 {
     struct cste_mapping *mapping = mapping_of(task);
-    bool make = mapping->fd < 0;
+    bool make = mapping->fd < 0 && mapping->id_there == 0;
     struct cst_err err;
 
     (void)piece;
@@ -160,6 +160,10 @@ int cste_mapping_open(struct cste_mapping *mapping, uint64_t bytes, int node, st
 
     mapping->segment.mem = (struct cste_mem){.bytes = bytes,
                                              .sparse = mapping->sparse,
+                                             .served = mapping->served,
+                                             .id = mapping->segment.id,
+                                             .machine = mapping->machine,
+                                             .id_there = mapping->id_there,
                                              .file_offset = mapping->file_offset,
                                              .fresh = mapping->import && mapping->populate};
     if (mapping->import) {

@@ -39,13 +39,15 @@ struct cste_mapping {
     uint64_t drop_after;
     bool drop;    /* A SEGMENT_DROP was received. */
     bool discard; /* The pages are returned to the system when the segment is unmapped. */
-    /* The segment is device memory, which is not locked. */
+    /* The segment is memory of the device or of another machine, which is not locked. */
     bool import;
-    uint64_t file_offset; /* As in struct cste_mem. */
-    bool made;            /* The memory was created here, and fd is its handle. */
-    bool populate;        /* Touch every page, or write zeros to a file. */
-    bool lock;            /* Keep the pages from being swapped out. */
-    bool sparse;          /* As in struct cste_mem. */
+    uint64_t file_offset;       /* As in struct cste_mem. */
+    bool made;                  /* The memory was created here, and fd is its handle. */
+    bool populate;              /* Touch every page, or write zeros to a file. */
+    bool lock;                  /* Keep the pages from being swapped out. */
+    bool sparse;                /* As in struct cste_mem. */
+    bool served;                /* As in struct cste_mem. */
+    uint32_t machine, id_there; /* As in struct cste_mem. */
     /* Description of a failure that is not fatal (binding, locking). Status 0: there was none. */
     struct cst_err note;
     /* Description of the first failure. Written once, by the thread that set failed. */
@@ -58,8 +60,8 @@ struct cste_mapping {
 
 /* Map the segment, of @bytes, from mapping->fd for NUMA node @node (-1: any node). Device memory is
  * left to the lanes. The caller has set segment.id, mail.deliver, device, box, fd, import,
- * file_offset, populate, lock, sparse and progress. CST_EINVAL: the fd or the size is wrong;
- * CST_ENOMEM. Loop thread. */
+ * file_offset, populate, lock, sparse, served, machine, id_there and progress. CST_EINVAL: the fd
+ * or the size is wrong; CST_ENOMEM. Loop thread. */
 int cste_mapping_open(struct cste_mapping *mapping, uint64_t bytes, int node, struct cst_err *err);
 
 /* Returns whether the lanes have anything to do. If not, the segment is ready after

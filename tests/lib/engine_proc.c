@@ -29,6 +29,13 @@ static const char *used_program, *used_device, *used_option, *used_value;
 static bool unsettled; /* Setup.unsettled */
 static float copy_share;
 
+static Engine__Net *used_net; /* Setup.net */
+
+void engine_proc_net(Engine__Net *net)
+{
+    used_net = net;
+}
+
 static int traffic_fd = -1, traffic_own = -1;
 static uint32_t traffic_slots;
 
@@ -240,6 +247,7 @@ void engine_proc_open(struct engine_proc *proc, uint32_t threads, uint32_t copy_
     setup.has_traffic_slot = traffic_own >= 0;
     setup.traffic_slot = (uint32_t)traffic_own;
     setup.has_unsettled = setup.unsettled = unsettled;
+    setup.net = used_net;
     must(engine_proc_reply(proc,
                            send_fds(proc, ENGINE__MSG_TYPE__ENGINE_SETUP, &setup.base, fds,
                                     traffic_fd >= 0 ? 2 : 1),
@@ -256,7 +264,7 @@ void engine_proc_open(struct engine_proc *proc, uint32_t threads, uint32_t copy_
     proc->device_bytes = ready->device_bytes;
     proc->granularity = ready->granularity;
     proc->driver = ready->driver;
-    engine__ready__free_unpacked(ready, NULL);
+    proc->ready = ready;
 }
 
 struct engine_segment_done engine_proc_segment_done(struct engine_proc *proc, uint64_t request)
@@ -525,6 +533,8 @@ void engine_proc_ping(struct engine_proc *proc, Engine__Pong *out)
     pong = engine__pong__unpack(NULL, frame.body_bytes, frame.body);
     must(pong != NULL, "PONG");
     *out = *pong;
+    out->n_peers = 0;
+    out->peers = NULL;
     engine__pong__free_unpacked(pong, NULL);
 }
 
@@ -553,6 +563,9 @@ int engine_proc_close(struct engine_proc *proc)
         must(waitpid(proc->pid, &status, 0) == proc->pid, "waitpid");
     }
     free(proc->done);
+    if (proc->ready != NULL) {
+        engine__ready__free_unpacked(proc->ready, NULL);
+    }
     *proc = (struct engine_proc){.sock = -1};
     return status;
 }

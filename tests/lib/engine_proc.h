@@ -90,6 +90,7 @@ struct engine_proc {
     char device_name[64];           /* name of the GPU that READY reported */
     uint64_t device_bytes, granularity;
     uint32_t driver;
+    Engine__Ready *ready;    /* READY; owned */
     uint64_t progress_bytes; /* bytes that the last PROGRESS reported */
     unsigned n_progress;     /* number of PROGRESS events received */
 };
@@ -109,6 +110,9 @@ void engine_proc_use_option(const char *option, const char *value);
 
 /* Set the copy_share of every SETUP from now on. */
 void engine_proc_copy_share(float share);
+
+/* Name a network in every SETUP from now on (NULL: none). @net must stay valid. */
+void engine_proc_net(Engine__Net *net);
 
 /* Pass a table of traffic with every SETUP from now on: @n slots in the file @fd, of which the
  * engine's is @own. @fd -1: pass no table. */
@@ -175,7 +179,7 @@ const struct engine_completion *engine_proc_find(const struct engine_proc *proc,
  * closed the connection. */
 bool engine_proc_read(struct engine_proc *proc, int timeout_ms);
 
-/* Send a ping and wait for the answer. */
+/* Send a ping and wait for the answer; *out has no peers. */
 void engine_proc_ping(struct engine_proc *proc, Engine__Pong *out);
 
 /* Kill the engine with SIGKILL and reap it. Completions that it had sent are kept. */

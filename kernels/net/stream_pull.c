@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/net/stream.h"
+
+#include "kernels/net/pull.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+/* A connection of a lane, over which replies come in the order of the requests. */
+struct link {
+    struct cste_net_peer *peer; /* Held. */
+    struct cste_channel channel;
+    struct cste_net_pull *first, **last; /* Pulls that wait for a reply, the oldest first. */
+    struct link *next;
+};
+
+struct cste_stream_lane {
+    struct link *links;
+    uint64_t last_id; /* Of a request. */
+};
+
+int cste_stream_open_lanes(struct cste_stream *stream, struct cst_err *err)
+{
+    stream->lanes = calloc(stream->net->n_threads, sizeof *stream->lanes);
+    return stream->lanes != NULL
+               ? CST_OK
+               : cst_err_set(err, CST_ENOMEM, "no memory for %u lanes", stream->net->n_threads);
+}
+
+/* Close the link to which @at points. No pull waits for it. */
+static void close_link(struct cste_stream *stream, struct link **at)
+{
+    struct link *link = *at;
+
+    *at = link->next;
+    cste_channel_close(&link->channel);
+    cste_net_peers_release(&stream->net->peers, link->peer);
+    free(link);
+}
+
+void cste_stream_close_lanes(struct cste_stream *stream)
+{
+    for (unsigned i = 0; stream->lanes != NULL && i < stream->net->n_threads; i++) {
+        while (stream->lanes[i].links != NULL) {
+            close_link(stream, &stream->lanes[i].links);
+        }
+    }
+    free(stream->lanes);
+}
+
+/* The connection is over: all its pulls fail, and the next one of the lane makes a new connection.
+ */
+static void break_link(struct cste_stream *stream, struct link *link, const struct cst_err *why)
+{
+    cste_channel_close(&link->channel);
+    while (link->first != NULL) {
+        struct cste_net_pull *pull = link->first;
+
+        link->first = pull->next;
+        cste_net_pull_lose(stream->net, pull, why);
+    }
+    link->last = &link->first;
+}
+
+/* Connect to @peer. CST_ECONN, CST_ECANCELLED, CST_EINVAL. */
+static int dial(struct cste_stream *stream, const struct cste_net_peer *peer,
+                struct cste_channel *out, struct cst_err *err)
+{
+    struct sockaddr_storage address;
+    struct cste_channel plain = {.wants = POLLOUT};
+    socklen_t bytes, size = sizeof(int);
+    int rc = cste_address_read(peer->address, &address, &bytes, err), failure = 0;
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    plain.fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (plain.fd < 0) {
+        return cst_err_errno(err, CST_ECONN, errno, "socket");
+    }
+    if (connect(plain.fd, (struct sockaddr *)&address, bytes) != 0 && errno != EINPROGRESS) {
+        rc = cst_err_errno(err, CST_ECONN, errno, "connecting");
+    }
+    if (rc == CST_OK) {
+        rc = cste_channel_wait(&plain, peer->dropped, 0, err);
+    }
+    if (rc == CST_OK &&
+        (getsockopt(plain.fd, SOL_SOCKET, SO_ERROR, &failure, &size) != 0 || failure != 0)) {
+        rc = cst_err_errno(err, CST_ECONN, failure, "connecting");
+    }
+    if (rc != CST_OK) {
+        (void)close(plain.fd);
+        return rc;
+    }
+    rc = cste_channel_open(out, stream->ops, stream->shared, plain.fd, peer, err);
+    if (rc != CST_OK) {
+        cste_channel_close(out);
+    }
+    return rc;
+}
+
+/* Close the links that nobody needs: those of peers that were dropped, and those that are over. */
+static void sweep(struct cste_stream *stream, struct cste_stream_lane *lane)
+{
+    struct link **at = &lane->links;
+
+    while (*at != NULL) {
+        if ((*at)->first == NULL && ((*at)->channel.fd < 0 ||
+                                     cste_net_peers_is_dropped(&stream->net->peers, (*at)->peer))) {
+            close_link(stream, at);
+        } else {
+            at = &(*at)->next;
+        }
+    }
+}
+
+/* Find or make the link of @lane to the peer of @pull. NULL: @err says why there is none,
+ * CST_ENOMEM or a status of dial. */
+static struct link *find_link(struct cste_stream *stream, struct cste_stream_lane *lane,
+                              const struct cste_net_pull *pull, struct cst_err *err)
+{
+    struct link *link = lane->links;
+
+    while (link != NULL && (link->peer != pull->peer || link->channel.fd < 0)) {
+        link = link->next;
+    }
+    if (link != NULL) {
+        return link;
+    }
+    link = calloc(1, sizeof *link);
+    if (link == NULL) {
+        (void)cst_err_set(err, CST_ENOMEM, "no memory for a connection");
+        return NULL;
+    }
+    link->peer = pull->peer;
+    link->last = &link->first;
+    if (dial(stream, link->peer, &link->channel, err) != CST_OK) {
+        free(link);
+        return NULL;
+    }
+    cste_net_peers_hold_again(&stream->net->peers, link->peer);
+    link->next = lane->links;
+    lane->links = link;
+    return link;
+}
+
+/* Send the request of @pull and put it behind those that wait. */
+static int ask(struct cste_stream *stream, struct cste_stream_lane *lane, struct link *link,
+               struct cste_net_pull *pull, struct cst_err *err)
+{
+    uint8_t request[CSTE_WIRE_BYTES];
+    int rc;
+
+    cste_net_pull_request(stream->net, pull, ++lane->last_id, request);
+    rc =
+        cste_channel_send(&link->channel, link->peer->dropped, request, sizeof request, false, err);
+    if (rc == CST_OK) {
+        pull->connection = link;
+        pull->next = NULL;
+        *link->last = pull;
+        link->last = &pull->next;
+    }
+    return rc;
+}
+
+int cste_stream_begin(void *state, unsigned thread, struct cste_net_pull *pull, struct cst_err *err)
+{
+    struct cste_stream *stream = state;
+    struct cste_stream_lane *lane = &stream->lanes[thread];
+    struct link *link;
+    struct cst_err why;
+
+    sweep(stream, lane);
+    link = find_link(stream, lane, pull, &why);
+    if (link != NULL && ask(stream, lane, link, pull, &why) == CST_OK) {
+        return CST_OK;
+    }
+    if (link != NULL) {
+        break_link(stream, link, &why);
+    }
+    if (why.status != CST_ENOMEM) {
+        cste_net_pull_lose(stream->net, pull, &why);
+        why = pull->err;
+    }
+    *err = why;
+    return why.status;
+}
+
+/* Receive the oldest reply of @link, which at least one pull waits for. */
+static int receive(struct cste_stream *stream, struct cste_stream_lane *lane, struct link *link,
+                   struct cst_err *err)
+{
+    struct cste_net_pull *pull = link->first;
+    int wake = link->peer->dropped;
+    uint8_t reply[CSTE_WIRE_BYTES];
+    uint32_t sum = 0;
+    int rc = cste_channel_receive(&link->channel, wake, 0, reply, sizeof reply, err);
+
+    if (rc == CST_OK) {
+        rc = cste_net_pull_reply(pull, reply, sizeof reply, &sum, err);
+    }
+    if (rc == CST_OK && !pull->done) {
+        rc = cste_channel_receive(&link->channel, wake, 0, pull->to, pull->bytes, err);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (!pull->done) {
+        cste_net_pull_check(pull, sum);
+    }
+    link->first = pull->next;
+    link->last = link->first == NULL ? &link->first : link->last;
+    /* The bytes came damaged. */
+    return pull->done ? CST_OK : ask(stream, lane, link, pull, err);
+}
+
+void cste_stream_finish(void *state, unsigned thread, struct cste_net_pull *pull)
+{
+    struct cste_stream *stream = state;
+    struct cste_stream_lane *lane = &stream->lanes[thread];
+    struct cst_err why;
+
+    while (!pull->done) {
+        struct link *link = pull->connection;
+        struct cste_net_pull *asked = link->first;
+
+        if (receive(stream, lane, link, &why) != CST_OK) {
+            /* A pull whose repeated request did not go out waits no more. */
+            if (!asked->done && asked != link->first) {
+                cste_net_pull_lose(stream->net, asked, &why);
+            }
+            break_link(stream, link, &why);
+        }
+    }
+}
