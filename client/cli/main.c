@@ -147,13 +147,27 @@ static bool print_group(const char *name)
     return any;
 }
 
+/* List the commands whose first word is @name. False: there is none with a second. */
+static bool list_group(const char *name, char *out, size_t size)
+{
+    const size_t n = strlen(name);
+    size_t used = 0;
+
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        if (strncmp(commands[i].name, name, n) == 0 && commands[i].name[n] == ' ' && used < size) {
+            used += (size_t)snprintf(out + used, size - used, "%s%s",
+                                     used > 0 ? ", " : "name one of ", commands[i].name);
+        }
+    }
+    return used > 0;
+}
+
 /* Make the error for the @n words, which begin with no command. */
 static int no_such_command(char **given, int n)
 {
     unsigned best = CST_USAGE_FAR;
     const char *nearest = NULL;
     char name[64], words[192];
-    bool is_group = false;
 
     (void)snprintf(name, sizeof name, "%s%s%s", given[0], n > 1 ? " " : "", n > 1 ? given[1] : "");
 
@@ -164,17 +178,7 @@ static int no_such_command(char **given, int n)
             nearest = commands[i].name;
         }
     }
-    for (size_t i = 0, used = 0; i < sizeof commands / sizeof *commands; i++) {
-        const size_t bytes = strlen(given[0]);
-
-        if (strncmp(commands[i].name, given[0], bytes) == 0 && commands[i].name[bytes] == ' ' &&
-            (n == 1 || nearest == NULL) && used < sizeof words) {
-            used += (size_t)snprintf(words + used, sizeof words - used, "%s%s",
-                                     used > 0 ? ", " : "name the command: ", commands[i].name);
-            is_group = true;
-        }
-    }
-    if (is_group) {
+    if (nearest == NULL && list_group(given[0], words, sizeof words)) {
         return cli_usage(words, "");
     }
     if (nearest == NULL) {

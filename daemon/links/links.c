@@ -241,9 +241,7 @@ static void on_tick(uv_timer_t *tick)
     links->ticked_ns = now;
     links->n_admissible = ADMISSIBLE;
     cstd_links_accept(links);
-    if (!is_late) { /* What has come meanwhile is read before the next tick. */
-        cstd_links_beat(links, now);
-    }
+    cstd_links_beat(links, now, is_late);
     TAILQ_FOREACH(node, &links->nodes, link)
     {
         if (node->up == NULL && node->dialled == NULL && !node->entry.drained &&

@@ -61,8 +61,9 @@ void cstd_node_look(struct cstd_node *node);
 extern const struct cstd_connection_ops cstd_links_ops;
 /* Tell the peer why, and end the connection. */
 void cstd_links_refuse(struct cstd_connection *connection, const struct cst_err *why);
-/* Send heartbeats, and end connections of those that were silent or slow for too long. */
-void cstd_links_beat(struct cstd_links *links, uint64_t now_ns);
+/* Send heartbeats, and end connections of those that were silent or slow for too long. @is_late:
+ * this daemon was stopped itself, and their time begins again. */
+void cstd_links_beat(struct cstd_links *links, uint64_t now_ns, bool is_late);
 
 /* links_dial.c: begin to connect to @node, if no other node's name is being looked up. */
 void cstd_links_dial(struct cstd_links *links, struct cstd_node *node);

@@ -258,10 +258,16 @@ static void on_frame(struct cstd_connection *connection, const struct cst_frame 
 
 /* -- time and the end ----------------------------------------------------------------------- */
 
-void cstd_links_beat(struct cstd_links *links, uint64_t now_ns)
+void cstd_links_beat(struct cstd_links *links, uint64_t now_ns, bool is_late)
 {
     struct cstd_connection *connection;
 
+    TAILQ_FOREACH(connection, &links->connections, link)
+    {
+        if (is_late) {
+            connection->opened_ns = connection->heard_ns = now_ns;
+        }
+    }
     TAILQ_FOREACH(connection, &links->connections, link)
     {
         const uint64_t limit_ms = connection->talk == CSTD_TALK_UP ? CSTD_LINK_SILENCE_MS
