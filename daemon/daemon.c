@@ -23,6 +23,9 @@
 #include "daemon/job/searches.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/revive/revive.h"
+#include "daemon/job/span.h"
+#include "daemon/links/links.h"
+#include "daemon/serve/open_files.h"
 #include "daemon/serve/server.h"
 #include "daemon/session/linger.h"
 #include "daemon/session/listen.h"
@@ -38,7 +41,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 /* -- iterations of the loop -------------------------------------------------------------------- */
@@ -133,8 +135,14 @@ static void on_reload(uv_signal_t *signal, int number)
         return;
     }
     cstd_quota_reload(daemon->quota, &rules);
-    cstd_log(CSTD_LOG_NOTICE, "SIGHUP: the limits in [quota] were read again; other changes of the "
-                              "configuration need a restart");
+    if (daemon->links != NULL && cstd_links_reload(daemon->links, &err) != CST_OK) {
+        cstd_log(CSTD_LOG_ERROR, "SIGHUP: the list of nodes and the key are unchanged: %s",
+                 err.text);
+    }
+    cstd_log(CSTD_LOG_NOTICE,
+             "SIGHUP: the limits in [quota]%s were read again; other changes of the configuration "
+             "need a restart",
+             daemon->links != NULL ? ", the list of nodes and the key" : "");
 }
 
 static void start_signals(struct cstd_daemon *daemon)
@@ -151,36 +159,6 @@ static void start_signals(struct cstd_daemon *daemon)
 
 /* -- start ---------------------------------------------------------------------------------- */
 
-/* Raise the limit of open files. Every segment and every worker needs a descriptor. */
-static void raise_fd_limit(void)
-{
-    struct rlimit limit;
-
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
-        limit.rlim_cur = limit.rlim_max;
-        (void)setrlimit(RLIMIT_NOFILE, &limit);
-    }
-}
-
-/* The files that the daemon may hold for its users. Half of the limit of open files is for
- * descriptors that clients have not read: duplicates that wait, and sockets that linger (unread.h,
- * linger.h). Of the other half, connections have two each, and the daemon keeps a reserve for its
- * own needs, such as the restart of each engine. */
-static uint64_t count_files(const struct cstd_unread_total *unread, uint32_t max_sessions)
-{
-    uint64_t half = 2 * (uint64_t)unread->limit, sessions = 2 * ((uint64_t)max_sessions + 32),
-             own = 64 + 8 * CSTD_ARENA_MAX_ENGINES;
-
-    if (half >= sessions + own && half - sessions - own >= half / 4) {
-        return half - sessions - own;
-    }
-    cstd_log(CSTD_LOG_WARNING,
-             "%llu open files are allowed, which may not be enough for %u connections and %llu "
-             "files of jobs (raise LimitNOFILE, or lower max_sessions in [job])",
-             (unsigned long long)(2 * half), max_sessions, (unsigned long long)(half / 4));
-    return half / 4;
-}
-
 /* Tell the quota module the total of each resource, because users' limits may be parts of it.
  * Accelerators add their memory when they are found. */
 static void init_quota(struct cstd_daemon *daemon, const struct cstd_settings *config)
@@ -195,7 +173,7 @@ static void init_quota(struct cstd_daemon *daemon, const struct cstd_settings *c
     cstd_quota_set_total(quota, CSTD_QUOTA_SESSIONS, config->max_sessions);
     cstd_quota_set_total(quota, CSTD_QUOTA_DESCRIPTORS, daemon->server->unread.limit);
     cstd_quota_set_total(quota, CSTD_QUOTA_FILES,
-                         count_files(&daemon->server->unread, config->max_sessions));
+                         cstd_open_files_count(&daemon->server->unread, config));
     cstd_quota_set_total(quota, CSTD_QUOTA_REQUESTS,
                          (uint64_t)config->max_sessions * config->credits);
     cstd_quota_set_total(quota, CSTD_QUOTA_SEARCHES, config->max_jobs);
@@ -338,7 +316,7 @@ int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_settings *con
     if (rc != CST_OK) {
         return rc;
     }
-    raise_fd_limit();
+    cstd_open_files_raise();
     cstd_unread_init(&daemon->server->unread);
     init_quota(daemon, config);
     rc = cstd_unpack_init(daemon->unpack, err);
@@ -377,6 +355,14 @@ int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_settings *con
     if (rc != CST_OK) {
         goto err_after_engines;
     }
+    rc = cstd_links_open(&daemon->links, &daemon->loop, &daemon->later, &config->node,
+                         daemon->epoch, err);
+    if (rc != CST_OK) {
+        goto err_after_server;
+    }
+    if (daemon->links != NULL) {
+        cstd_span_handle(daemon);
+    }
     cstd_notify_init(&daemon->notify, &daemon->loop);
     if (config->handover) {
         cstd_revive_proven(daemon);
@@ -406,6 +392,9 @@ int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_settings *con
     cstd_revive_begin(daemon);
     return CST_OK;
 
+err_after_server:
+    cstd_server_stop(daemon->server);
+    cstd_lingers_close(&daemon->server->lingers);
 err_after_engines:
     cstd_keeper_close(&daemon->keeper);
     cstd_engines_close(daemon->engines);
@@ -538,6 +527,7 @@ static void close_handle(uv_handle_t *handle)
 
 void cstd_daemon_leave(struct cstd_daemon *daemon)
 {
+    const struct cst_err farewell = words_of_end(NULL);
     const struct cstd_job *job;
 
     daemon->draining = daemon->leaving = true;
@@ -550,6 +540,7 @@ void cstd_daemon_leave(struct cstd_daemon *daemon)
 
         cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job), "%s", why.text);
     }
+    cstd_links_stop(daemon->links, &farewell);
     cstd_revive_stop(daemon);
     cstd_staging_stop(daemon->staging_queue);
     cstd_gpus_stop(daemon->gpus);
@@ -558,6 +549,8 @@ void cstd_daemon_leave(struct cstd_daemon *daemon)
 
 void cstd_daemon_drain(struct cstd_daemon *daemon)
 {
+    const struct cst_err farewell = words_of_end(NULL);
+
     if (daemon->keeper.limit > 0 && cstd_ledger_keeps_any(daemon)) {
         cstd_daemon_leave(daemon);
         return;
@@ -565,6 +558,7 @@ void cstd_daemon_drain(struct cstd_daemon *daemon)
     daemon->draining = true;
     cstd_notify_stopping(&daemon->notify);
     cstd_server_stop(daemon->server);
+    cstd_links_stop(daemon->links, &farewell);
     say_farewell(daemon);
     /* Jobs are removed before sessions end. A request that waits for a job then fails with the
      * words about that job, and not with those of end_sessions. */
@@ -589,6 +583,7 @@ void cstd_daemon_close(struct cstd_daemon *daemon)
     cstd_notify_close(&daemon->notify);
     (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
     (void)uv_loop_close(&daemon->loop);
+    cstd_links_close(daemon->links);
     cstd_pendings_close(daemon->requests);
     cst_actions_close(&daemon->actions);
     cstd_unpack_close(daemon->unpack);

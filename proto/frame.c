@@ -34,31 +34,47 @@ static uint64_t get64(const uint8_t *p)
     return le64toh(v);
 }
 
+int cst_frame_length(const uint8_t header[CST_FRAME_HEADER_BYTES], size_t *out, struct cst_err *err)
+{
+    const uint32_t body_bytes = get32(header + 12);
+
+    if (get32(header) != CST_FRAME_MAGIC) {
+        return cst_err_set(err, CST_EPROTO, "magic 0x%08x, expected 0x%08x", get32(header),
+                           CST_FRAME_MAGIC);
+    }
+    if (header[4] != CST_FRAME_VERSION) {
+        return cst_err_set(err, CST_EPROTO, "header version %u, expected %d", header[4],
+                           CST_FRAME_VERSION);
+    }
+    if ((get16(header + 8) & ~KNOWN_FLAGS) != 0 || get16(header + 10) != 0) {
+        return cst_err_set(err, CST_EPROTO, "unknown flags 0x%04x/0x%04x", get16(header + 8),
+                           get16(header + 10));
+    }
+    if (body_bytes > CST_FRAME_MAX_BODY) {
+        return cst_err_set(err, CST_EPROTO, "header says a body of %u bytes, limit %d", body_bytes,
+                           CST_FRAME_MAX_BODY);
+    }
+    *out = CST_FRAME_HEADER_BYTES + (size_t)body_bytes;
+    return CST_OK;
+}
+
 int cst_frame_parse(const uint8_t *bytes, size_t n, unsigned n_fds, struct cst_frame *out,
                     struct cst_err *err)
 {
-    uint32_t body_bytes;
+    size_t length = 0;
+    int rc;
 
     if (n < CST_FRAME_HEADER_BYTES) {
         return cst_err_set(err, CST_EPROTO, "message of %zu bytes, a header has %d", n,
                            CST_FRAME_HEADER_BYTES);
     }
-    if (get32(bytes) != CST_FRAME_MAGIC) {
-        return cst_err_set(err, CST_EPROTO, "magic 0x%08x, expected 0x%08x", get32(bytes),
-                           CST_FRAME_MAGIC);
+    rc = cst_frame_length(bytes, &length, err);
+    if (rc != CST_OK) {
+        return rc;
     }
-    if (bytes[4] != CST_FRAME_VERSION) {
-        return cst_err_set(err, CST_EPROTO, "header version %u, expected %d", bytes[4],
-                           CST_FRAME_VERSION);
-    }
-    if ((get16(bytes + 8) & ~KNOWN_FLAGS) != 0 || get16(bytes + 10) != 0) {
-        return cst_err_set(err, CST_EPROTO, "unknown flags 0x%04x/0x%04x", get16(bytes + 8),
-                           get16(bytes + 10));
-    }
-    body_bytes = get32(bytes + 12);
-    if (body_bytes > CST_FRAME_MAX_BODY || body_bytes != n - CST_FRAME_HEADER_BYTES) {
-        return cst_err_set(err, CST_EPROTO, "header says a body of %u bytes, %zu came, limit %d",
-                           body_bytes, n - CST_FRAME_HEADER_BYTES, CST_FRAME_MAX_BODY);
+    if (length != n) {
+        return cst_err_set(err, CST_EPROTO, "header says a body of %zu bytes, %zu came",
+                           length - CST_FRAME_HEADER_BYTES, n - CST_FRAME_HEADER_BYTES);
     }
     if (bytes[5] != n_fds || n_fds > CST_FRAME_MAX_FDS) {
         return cst_err_set(err, CST_EPROTO, "header says %u fds, %u came, limit %d", bytes[5],
@@ -67,7 +83,7 @@ int cst_frame_parse(const uint8_t *bytes, size_t n, unsigned n_fds, struct cst_f
     out->type = get16(bytes + 6);
     out->flags = get16(bytes + 8);
     out->request = get64(bytes + 16);
-    out->body_bytes = body_bytes;
+    out->body_bytes = (uint32_t)(length - CST_FRAME_HEADER_BYTES);
     out->body = bytes + CST_FRAME_HEADER_BYTES;
     out->n_fds = n_fds;
     return CST_OK;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One message on a SOCK_SEQPACKET socket: a 24-byte little-endian header, a protobuf body, file
- * descriptors. The kernel preserves message boundaries, hence there are no partial frames. This
+ * descriptors. The kernel preserves message boundaries, hence there are no partial frames. On the
+ * streams between daemons (daemon/links), frames follow each other, and have no descriptors. This
  * module does not interpret the contents. No state; any thread.
  *
  *   0        4         5      6       8        10          12            16                 24
@@ -54,6 +55,12 @@ struct cst_frame_buf {
  * long. */
 int cst_frame_parse(const uint8_t *bytes, size_t n, unsigned n_fds, struct cst_frame *out,
                     struct cst_err *err);
+
+/* Check the header at the begin of a message on a stream, and store the length of the whole message
+ * in *out. Pure. CST_EPROTO, with the reason in @err: wrong magic or version, unknown flags, or a
+ * body over the limit. */
+int cst_frame_length(const uint8_t header[CST_FRAME_HEADER_BYTES], size_t *out,
+                     struct cst_err *err);
 
 /* Write the 24 header bytes of @frame. Pure. */
 void cst_frame_header(const struct cst_frame *frame, uint8_t out[CST_FRAME_HEADER_BYTES]);

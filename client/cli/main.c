@@ -11,13 +11,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Whether a command needs a connection to the daemon. */
-enum wants { DAEMON, DAEMON_IF_THERE, NO_DAEMON };
+/* Whether a command needs a connection to the daemon: at any socket, or at that of managers. */
+enum wants { DAEMON, MANAGER, DAEMON_IF_THERE, NO_DAEMON };
 
 enum { ANY_NUMBER = 1 << 20 }; /* Of arguments. */
 
 struct command {
-    const char *name;            /* Name on the command line. */
+    const char *name;            /* One or two words on the command line. */
     const char *args;            /* Arguments, for the help. */
     const char *help;            /* One line of help. */
     int n_args;                  /* Number of required arguments. */
@@ -56,11 +56,21 @@ static const struct command commands[] = {
     {"checkpoints", "DIR", "list the checkpoints in DIR: step, size, whole or torn", 1, 0,
      CLI_USES_JSON | CLI_USES_CHECK, NO_DAEMON, cli_checkpoints},
     {"drain", "", "end the daemon and its jobs, which can end or be saved first", 0, 0,
-     CLI_USES_JSON | CLI_USES_DRAIN, DAEMON, cli_drain},
+     CLI_USES_JSON | CLI_USES_DRAIN, MANAGER, cli_drain},
     {"rm", "NAME", "remove a job and free its memory", 1, 0,
      CLI_USES_JSON | CLI_USES_UID | CLI_USES_FORCE, DAEMON, cli_remove},
     {"quota", "", "show your limits and use (--manager-socket: all users)", 0, 0,
      CLI_USES_JSON | CLI_USES_WATCH, DAEMON, cli_quota},
+    {"node key", "[DIR]", "make this node's key and certificate, and print what others need", 0, 1,
+     CLI_USES_JSON, NO_DAEMON, cli_node_key},
+    {"node add", "NAME ADDRESS FINGERPRINT", "trust another node, and connect to it", 3, 0, 0,
+     MANAGER, cli_node_add},
+    {"node list", "", "show this node and the links to others", 0, 0,
+     CLI_USES_JSON | CLI_USES_WATCH, DAEMON, cli_node_list},
+    {"node drop", "NAME", "trust another node no more, and end the link to it", 1, 0, 0, MANAGER,
+     cli_node_drop},
+    {"node drain", "NAME", "let the link to a node end when no job uses it", 1, 0, 0, MANAGER,
+     cli_node_drain},
     {"ping", "", "measure round trips to the daemon: p50 and p99", 0, 0,
      CLI_USES_JSON | CLI_USES_COUNT, DAEMON, cli_ping},
     {"metrics", "", "print metrics for Prometheus, or answer scrapes", 0, 0,
@@ -77,7 +87,7 @@ static const struct command commands[] = {
      ANY_NUMBER, CLI_USES_RUN, NO_DAEMON, cli_run},
     {"version", "", "print the versions of this program and the daemon", 0, 0, 0, DAEMON_IF_THERE,
      version},
-    {"help", "[COMMAND]", "print this text, or the options of a command", 0, 1, 0, NO_DAEMON, help},
+    {"help", "[COMMAND]", "print this text, or the options of a command", 0, 2, 0, NO_DAEMON, help},
 };
 
 static int print_help(const struct command *command)
@@ -98,32 +108,84 @@ static int print_help(const struct command *command)
     return CLI_EXIT_OK;
 }
 
-static const struct command *find_command(const char *name)
+/* Whether @name is the first word of @command, and @rest the second one, if it has two. */
+static bool is_named(const struct command *command, const char *name, const char *rest)
+{
+    const size_t n = strlen(name);
+
+    return strncmp(command->name, name, n) == 0 &&
+           (command->name[n] == '\0' ||
+            (command->name[n] == ' ' && rest != NULL && strcmp(command->name + n + 1, rest) == 0));
+}
+
+/* Find the command that the @n words begin with; NULL: there is none. *n_words: how many are its
+ * name. */
+static const struct command *find_command(char **words, int n, int *n_words)
 {
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
-        if (strcmp(commands[i].name, name) == 0) {
+        if (is_named(&commands[i], words[0], n > 1 ? words[1] : NULL)) {
+            *n_words = strchr(commands[i].name, ' ') != NULL ? 2 : 1;
             return &commands[i];
         }
     }
     return NULL;
 }
 
-static int no_such_command(const char *name)
+/* Print the help of all commands whose first word is @name. False: there is none with a second. */
+static bool print_group(const char *name)
+{
+    const size_t n = strlen(name);
+    bool any = false;
+
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        if (strncmp(commands[i].name, name, n) == 0 && commands[i].name[n] == ' ') {
+            (void)printf("%s", any ? "\n" : "");
+            (void)print_help(&commands[i]);
+            any = true;
+        }
+    }
+    return any;
+}
+
+/* List the commands whose first word is @name. False: there is none with a second. */
+static bool list_group(const char *name, char *out, size_t size)
+{
+    const size_t n = strlen(name);
+    size_t used = 0;
+
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        if (strncmp(commands[i].name, name, n) == 0 && commands[i].name[n] == ' ' && used < size) {
+            used += (size_t)snprintf(out + used, size - used, "%s%s",
+                                     used > 0 ? ", " : "name one of ", commands[i].name);
+        }
+    }
+    return used > 0;
+}
+
+/* Make the error for the @n words, which begin with no command. */
+static int no_such_command(char **given, int n)
 {
     unsigned best = CST_USAGE_FAR;
     const char *nearest = NULL;
-    char words[128];
+    char name[64], words[192];
+
+    (void)snprintf(name, sizeof name, "%s%s%s", given[0], n > 1 ? " " : "", n > 1 ? given[1] : "");
 
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
-        if (cst_usage_nearer(name, commands[i].name, &best)) {
+        const bool is_two = strchr(commands[i].name, ' ') != NULL;
+
+        if (cst_usage_nearer(is_two ? name : given[0], commands[i].name, &best)) {
             nearest = commands[i].name;
         }
     }
-    if (nearest == NULL) {
-        return cli_usage("no such command", name);
+    if (nearest == NULL && list_group(given[0], words, sizeof words)) {
+        return cli_usage(words, "");
     }
-    (void)snprintf(words, sizeof words, "there is no command %.40s: did you mean %s?", name,
-                   nearest);
+    if (nearest == NULL) {
+        return cli_usage("no such command", given[0]);
+    }
+    (void)snprintf(words, sizeof words, "there is no command %.40s: did you mean %s?",
+                   strchr(nearest, ' ') != NULL ? name : given[0], nearest);
     return cli_usage(words, "");
 }
 
@@ -180,7 +242,7 @@ static int connect_to(struct cli *cli, const char *path, struct cst_err *err)
 static int run(struct cli *cli, const struct command *command)
 {
     struct cst_err err = {0};
-    char *path = choose_socket(cli, (command->uses & CLI_USES_DRAIN) != 0);
+    char *path = choose_socket(cli, command->wants == MANAGER);
     int rc;
 
     if (path == NULL) {
@@ -209,9 +271,18 @@ static int version(struct cli *cli)
 
 static int help(struct cli *cli)
 {
-    const struct command *command = cli->n_args > 0 ? find_command(cli->args[0]) : NULL;
+    const struct command *command;
+    int n_words;
 
-    return cli->n_args > 0 && command == NULL ? no_such_command(cli->args[0]) : print_help(command);
+    if (cli->n_args == 0) {
+        return print_help(NULL);
+    }
+    command = find_command(cli->args, cli->n_args, &n_words);
+    if (command != NULL) {
+        return print_help(command);
+    }
+    return cli->n_args == 1 && print_group(cli->args[0]) ? CLI_EXIT_OK
+                                                         : no_such_command(cli->args, cli->n_args);
 }
 
 /* Return the name of an option that was given and that @command does not take; NULL: there is
@@ -255,6 +326,7 @@ static int run_command_line(int argc, char **argv)
     const struct command *command = NULL;
     struct cst_options_given given;
     struct cst_err err = {0};
+    int n_words = 1;
 
     if (cst_options_read(cli_options, &cli, argc, argv, &given, &err) != CST_OK) {
         return cli_usage(err.text, "");
@@ -266,9 +338,11 @@ static int run_command_line(int argc, char **argv)
     if (given.first == argc) {
         return cli.help ? print_help(NULL) : cli_usage("no command", "");
     }
-    command = find_command(argv[given.first]);
+    command = find_command(argv + given.first, argc - given.first, &n_words);
     if (command == NULL) {
-        return no_such_command(argv[given.first]);
+        return cli.help && print_group(argv[given.first])
+                   ? CLI_EXIT_OK
+                   : no_such_command(argv + given.first, argc - given.first);
     }
     if (cli.plan.config != NULL && (command->uses & CLI_USES_PLAN) != 0) {
         const int rc = cli_plan_config(&cli, &err);
@@ -280,8 +354,8 @@ static int run_command_line(int argc, char **argv)
         /* The command line overrides the file. */
         (void)cst_options_read(cli_options, &cli, argc, argv, &given, &err);
     }
-    cli.args = argv + given.first + 1;
-    cli.n_args = argc - given.first - 1;
+    cli.args = argv + given.first + n_words;
+    cli.n_args = argc - given.first - n_words;
     return run_command(&cli, command, find_strange(command, &given));
 }
 

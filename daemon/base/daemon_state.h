@@ -23,6 +23,7 @@ struct cstd_drives;
 struct cstd_engines;
 struct cstd_gpus;
 struct cstd_jobs;
+struct cstd_links;
 struct cstd_modules;
 struct cstd_pendings;
 struct cstd_planner;
@@ -52,6 +53,7 @@ struct cstd_daemon {
     struct cstd_searches *searches; /* Searches for plans that are queued or running. */
     struct cstd_server *server;     /* Listening sockets and sessions. */
     struct cstd_jobs *jobs;
+    struct cstd_links *links; /* Links to other nodes; NULL: [node] names no place to listen. */
     struct cstd_staging_queue *staging_queue; /* Requests for staging that wait for some. */
     struct cstd_pendings *requests;           /* Requests that wait for their final reply. */
     /* Work that must wait until the current callback has returned. */

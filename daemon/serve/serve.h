@@ -48,6 +48,12 @@ void cstd_serve_handover_end(struct cstd_session *session, uint64_t id, void *bo
 void cstd_serve_drain(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_bar(struct cstd_session *session, uint64_t id, void *body);
 
+/* serve_node.c: links to other nodes. */
+void cstd_serve_node_list(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_node_add(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_node_drop(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_node_drain(struct cstd_session *session, uint64_t id, void *body);
+
 /* job_info.c: descriptions of jobs. */
 void cstd_serve_job_list(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_job_info(struct cstd_session *session, uint64_t id, void *body);

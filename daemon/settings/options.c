@@ -95,7 +95,7 @@ static void report(const struct cst_err *err)
     (void)fprintf(stderr, "cisternd: %s\n", err->text);
 }
 
-/* Check the rates that the configuration names, and agreement of the settings. */
+/* Check the files that the configuration names, and agreement of the settings. */
 static int check_others(struct cstd_settings *config, struct cst_err *err)
 {
     struct cst_rates rates;
@@ -105,7 +105,7 @@ static int check_others(struct cstd_settings *config, struct cst_err *err)
         cst_rates_read(&rates, config->rates, err) != CST_OK) {
         rc = cst_err_prefix(err, "[plan] rates");
     }
-    return rc;
+    return rc == CST_OK ? cstd_links_config_check(&config->node, err) : rc;
 }
 
 /* --check-config: print all errors of the file, and what the options and the file together have. */

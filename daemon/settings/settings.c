@@ -115,8 +115,34 @@ static int read_gpu_pool(void *base, const char *text, void *field, struct cst_e
     return rc;
 }
 
+static int read_node_name(void *base, const char *text, void *field, struct cst_err *err)
+{
+    (void)base;
+    if (!cst_job_name_is_valid(text)) {
+        return cst_err_set(err, CST_EINVAL, "'%.80s' is not " CST_JOB_NAME_RULE, text);
+    }
+    (void)snprintf(field, CST_JOB_NAME_BYTES, "%s", text);
+    return CST_OK;
+}
+
+static int read_listen(void *base, const char *text, void *field, struct cst_err *err)
+{
+    struct cstd_node_address address;
+    int rc = cstd_node_address_read(&address, text, err);
+
+    (void)base;
+    if (rc == CST_OK && strlen(text) >= CSTD_NODE_ADDRESS_BYTES) {
+        rc = cst_err_set(err, CST_EINVAL, "'%.40s...' is too long", text);
+    }
+    if (rc == CST_OK) {
+        (void)snprintf(field, CSTD_NODE_ADDRESS_BYTES, "%s", text);
+    }
+    return rc;
+}
+
 static const char *const lock_names[] = {"try", "yes", "no", NULL};
 static const char *const copies_names[] = {"engine", "worker", NULL};
+static const char *const network_names[] = {"trusted", "encrypted", NULL};
 
 #define AT(name) offsetof(struct cstd_settings, name)
 #define CHARS(name) sizeof((struct cstd_settings *)NULL)->name
@@ -162,14 +188,22 @@ static const struct row {
     {"job", "max_jobs", CST_U32(AT(max_jobs), 1, 1024)},
     {"job", "max_sessions", CST_U32(AT(max_sessions), 1, 1024)},
     {"job", "credits", CST_U32(AT(credits), 1, 1024)},
+    {"node", "name", CST_OTHER(AT(node.name), read_node_name)},
+    {"node", "listen", CST_OTHER(AT(node.listen), read_listen)},
+    {"node", "key", CST_PATH(AT(node.key), CHARS(node.key))},
+    {"node", "certificate", CST_PATH(AT(node.certificate), CHARS(node.certificate))},
+    {"node", "trusted", CST_PATH(AT(node.trusted), CHARS(node.trusted))},
+    {"node", "authorities", CST_PATH(AT(node.authorities), CHARS(node.authorities))},
+    {"node", "network", CST_NAME(AT(node.network), CSTD_NETWORK_TRUSTED, network_names)},
+    {"node", "wait", CST_SECONDS(AT(node.wait_s), 1, WAIT_MAX)},
 };
 
 /* All sections, for errors. */
-static const char *const sections[] = {"daemon", "host",   "device host", "gpu", "disk",
-                                       "paced",  "engine", "plan",        "job", "quota"};
+static const char *const sections[] = {"daemon", "host", "device host", "gpu",  "disk", "paced",
+                                       "engine", "plan", "job",         "node", "quota"};
 enum { N_SECTIONS = sizeof sections / sizeof *sections, N_ROWS = sizeof rows / sizeof *rows };
 
-static bool was_given(const struct cstd_settings *config, const void *field)
+bool cstd_settings_was_given(const struct cstd_settings *config, const void *field)
 {
     size_t offset = (size_t)((const char *)field - (const char *)config);
 
@@ -208,6 +242,7 @@ void cstd_settings_init(struct cstd_settings *config, uint64_t memory_bytes)
         .max_sessions = 256,
         .credits = 64,
     };
+    cstd_links_config_init(&config->node);
 }
 
 /* Make the error for a section that does not exist, or for a key before the first section. */
@@ -517,83 +552,4 @@ int cstd_settings_reload(const struct cstd_settings *config, struct cstd_quota_r
         *out = fresh.quota;
     }
     return rc;
-}
-
-static int finish_manager_socket(struct cstd_settings *config, struct cst_err *err)
-{
-    /* Not NULL, because only absolute paths are accepted. */
-    const char *slash = strrchr(config->socket, '/');
-    int dir = (int)(slash - config->socket);
-
-    if (config->manager_socket[0] != '\0') {
-        return CST_OK;
-    }
-    if ((size_t)dir + sizeof "/manager.sock" > sizeof config->manager_socket) {
-        return cst_err_set(
-            err, CST_EINVAL,
-            "the path of 'manager.sock' in the directory of '%s' is too long: set manager_socket",
-            config->socket);
-    }
-    (void)snprintf(config->manager_socket, sizeof config->manager_socket, "%.*s/manager.sock", dir,
-                   config->socket);
-    return CST_OK;
-}
-
-/* Check the sum of the budgets. Budgets that were not set are reduced in favour of those that were
- * set and of simulated accelerators. */
-static int finish_budgets(struct cstd_settings *config, struct cst_err *err)
-{
-    uint64_t paced = config->n_paced * config->paced_memory, left = config->memory_bytes;
-    char host[CST_SIZE_TEXT], pool[CST_SIZE_TEXT], machine[CST_SIZE_TEXT], each[CST_SIZE_TEXT];
-
-    (void)cst_size_text(config->memory_bytes, machine);
-    /* Divided, because the product above may have wrapped. */
-    if (config->n_paced > 0 && config->paced_memory > left / config->n_paced) {
-        return cst_err_set(
-            err, CST_EBUDGET,
-            "%u simulated accelerators of %s exceed the machine's memory of %s: lower 'memory' "
-            "or 'devices' in [paced]",
-            config->n_paced, cst_size_text(config->paced_memory, each), machine);
-    }
-    left -= paced;
-    /* Checked first, for a message that names only the setting that is wrong. */
-    if (config->host_bytes > config->memory_bytes) {
-        return cst_err_set(
-            err, CST_EBUDGET,
-            "host memory of %s exceeds the machine's memory of %s: lower 'memory' in [host] or "
-            "--host-memory",
-            cst_size_text(config->host_bytes, host), machine);
-    }
-    if (!was_given(config, &config->pool_bytes) && config->host_bytes <= left &&
-        config->pool_bytes > left - config->host_bytes) {
-        config->pool_bytes = left - config->host_bytes;
-    }
-    if (!was_given(config, &config->host_bytes) && config->pool_bytes <= left &&
-        config->host_bytes > left - config->pool_bytes) {
-        config->host_bytes = left - config->pool_bytes;
-    }
-    if (config->host_bytes > left || config->pool_bytes > left - config->host_bytes) {
-        return cst_err_set(err, CST_EBUDGET,
-                           "host memory of %s and pools of %s exceed the machine's memory of %s, "
-                           "of which simulated accelerators have %s: lower 'memory' in [host] or "
-                           "'pool' in [device host]",
-                           cst_size_text(config->host_bytes, host),
-                           cst_size_text(config->pool_bytes, pool), machine,
-                           cst_size_text(paced, each));
-    }
-    return CST_OK;
-}
-
-int cstd_settings_finish(struct cstd_settings *config, struct cst_err *err)
-{
-    int rc = finish_manager_socket(config, err);
-
-    if (rc != CST_OK) {
-        return rc;
-    }
-    if (strcmp(config->socket, config->manager_socket) == 0) {
-        return cst_err_set(err, CST_EINVAL, "socket and manager_socket are both '%s'",
-                           config->socket);
-    }
-    return finish_budgets(config, err);
 }

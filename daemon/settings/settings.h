@@ -7,6 +7,7 @@
 
 #include "daemon/base/access.h"
 #include "daemon/budget/quota_rules.h"
+#include "daemon/links/links_config.h"
 #include "cistern/status.h"
 
 #include <stdbool.h>
@@ -79,6 +80,7 @@ struct cstd_settings {
     uint32_t max_jobs;      /* [job] max_jobs. */
     uint32_t max_sessions;  /* [job] max_sessions. */
     uint32_t credits;       /* [job] credits: most requests in flight per connection. */
+    struct cstd_links_config node; /* [node]: links to other nodes. */
     /* [quota], [quota uid:N] and similar sections; SIGHUP reads them again. */
     struct cstd_quota_rules quota;
     uint64_t given; /* Keys that were set; bit i belongs to row i of the table in settings.c. */
@@ -110,9 +112,12 @@ int cstd_settings_reload(const struct cstd_settings *config, struct cstd_quota_r
 int cstd_settings_set(struct cstd_settings *config, const char *section, const char *key,
                       const char *value, struct cst_err *err);
 
+/* Return whether the file or the command line has set @field of @config, a row of the table. */
+bool cstd_settings_was_given(const struct cstd_settings *config, const void *field);
+
 /* Derive settings that depend on others, and check that settings agree. Called after file and
  * command line were read. CST_EBUDGET: the budgets exceed the machine's memory; CST_EINVAL: the
- * sockets' paths do not fit or are equal. */
+ * sockets' paths do not fit or are equal, or [node] is incomplete. */
 int cstd_settings_finish(struct cstd_settings *config, struct cst_err *err);
 
 #endif

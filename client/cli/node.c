@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The commands `cistern node list`, `add`, `drop` and `drain`: the nodes that the daemon trusts,
+ * and its links to them. */
+#include "client/cli/cli.h"
+#include "client/cli/table.h"
+#include "client/cli/watch.h"
+
+#include <string.h>
+
+static void add_seconds(struct cli_table *table, bool has, double seconds)
+{
+    char text[CLI_HUMAN_BYTES];
+
+    cli_table_cell(table, "%s", has ? cli_seconds(seconds, text) : "-");
+}
+
+static void add_node(struct cli_table *table, const void *item)
+{
+    const Cistern__NodeInfo *node = item;
+    const bool is_up = strcmp(node->state, "up") == 0 || strcmp(node->state, "draining") == 0;
+
+    cli_table_cell(table, "%s", node->name);
+    cli_table_cell(table, "%s", node->state);
+    add_seconds(table, node->has_since_s, node->since_s);
+    add_seconds(table, node->has_round_trip_s, node->round_trip_s);
+    cli_table_cell(table, "%s", node->program != NULL ? node->program : "-");
+    cli_table_cell(table, "%s", node->isa != NULL ? node->isa : "-");
+    cli_table_cell(table, "%s", node->address);
+    cli_table_cell(table, "%s", !is_up && node->reason != NULL ? node->reason : "");
+}
+
+static size_t items_of(const ProtobufCMessage *page, ProtobufCMessage ***items, bool *more)
+{
+    const Cistern__NodeListPart *part = (const Cistern__NodeListPart *)page;
+
+    *items = (ProtobufCMessage **)part->nodes;
+    *more = part->more;
+    return part->n_nodes;
+}
+
+static const char *const titles[] = {"NODE",    "STATE",   ">SINCE", ">ROUND TRIP", "VERSION",
+                                     "KERNELS", "ADDRESS", "",       NULL};
+
+static const struct cli_list nodes_list = {
+    .get = CISTERN__MSG_TYPE__MSG_NODE_LIST,
+    .part = CISTERN__MSG_TYPE__MSG_NODE_LIST_PART,
+    .form = &cistern__node_list_part__descriptor,
+    .titles = titles,
+    .items = items_of,
+    .add = add_node,
+};
+
+static bool draw(struct cli *cli, FILE *out, void *arg)
+{
+    (void)arg;
+    return cli_list_print(cli, &nodes_list, out);
+}
+
+int cli_node_list(struct cli *cli)
+{
+    return cli_watch(cli, draw, NULL);
+}
+
+/* Make a request whose answer is OK. */
+static int change(struct cli *cli, uint16_t type, const ProtobufCMessage *message)
+{
+    struct cstc_call call = {0};
+
+    if (!cli_ask(cli, &call, type, message, CISTERN__MSG_TYPE__MSG_OK, NULL)) {
+        return CLI_EXIT_FAILURE;
+    }
+    cstc_call_reset(&call);
+    return CLI_EXIT_OK;
+}
+
+int cli_node_add(struct cli *cli)
+{
+    Cistern__NodeAdd message = CISTERN__NODE_ADD__INIT;
+
+    message.name = cli->args[0];
+    message.address = cli->args[1];
+    message.identity = cli->args[2];
+    return change(cli, CISTERN__MSG_TYPE__MSG_NODE_ADD, &message.base);
+}
+
+static int change_named(struct cli *cli, uint16_t type)
+{
+    Cistern__NodeName message = CISTERN__NODE_NAME__INIT;
+
+    message.name = cli->args[0];
+    return change(cli, type, &message.base);
+}
+
+int cli_node_drop(struct cli *cli)
+{
+    return change_named(cli, CISTERN__MSG_TYPE__MSG_NODE_DROP);
+}
+
+int cli_node_drain(struct cli *cli)
+{
+    return change_named(cli, CISTERN__MSG_TYPE__MSG_NODE_DRAIN);
+}
