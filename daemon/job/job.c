@@ -133,6 +133,7 @@ int cstd_job_set_options(struct cstd_job *job, const struct cst_job_spec *from, 
     if (rc == CST_OK) {
         job->spec.name = job->name;
         job->spec.world = job->world;
+        job->spec.nodes = from->nodes;
         job->spec.states = from->states;
         job->spec.updates = from->updates;
         job->spec.planning = from->planning;

@@ -44,7 +44,7 @@ static int configure(struct cstd_job *job, struct cst_layout_config *out, struct
         config.chunk_elems = job->plan.choice.layout.chunk_elems;
         memcpy(config.class_elems, job->plan.choice.layout.class_elems, sizeof config.class_elems);
     }
-    cstd_span_lay_out(job, &config);
+    rc = rc == CST_OK ? cstd_span_lay_out(job, &config, err) : rc;
     if (job->keeps_chunks) {
         const struct cst_layout *old = &job->predecessor->layout;
 

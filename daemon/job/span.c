@@ -467,29 +467,53 @@ static int on_chunks(void *arg, struct cstd_node *node, const uint8_t *body, siz
     return rc;
 }
 
-/* Ranks of a rank block here. */
-static uint32_t block_ranks(const struct cstd_job *job)
+/* The number of rank blocks of @world ranks on one node. */
+static uint32_t blocks_of(const struct cstd_job *job, uint32_t world)
 {
-    return job->spec.updates.block_ranks > 0 ? job->spec.updates.block_ranks : job->world;
+    const uint32_t n = job->spec.updates.block_ranks;
+
+    return n > 0 && n < world ? world / n : 1;
 }
 
-void cstd_span_lay_out(const struct cstd_job *job, struct cst_layout_config *config)
+/* True if the sum of a rank block is that of several contributions, and is added to others. */
+static bool adds_sums(const struct cstd_job *job)
 {
+    uint32_t most = job->world;
+
+    for (uint32_t m = 0; job->span != NULL && m < job->span->n; m++) {
+        most = most > job->span->machines[m].world ? most : job->span->machines[m].world;
+    }
+    return (job->span != NULL || blocks_of(job, job->world) > 1) &&
+           (job->spec.updates.micro_batches > 1 || most / blocks_of(job, most) > 1);
+}
+
+int cstd_span_lay_out(const struct cstd_job *job, struct cst_layout_config *config,
+                      struct cst_err *err)
+{
+    const uint32_t block = job->spec.updates.block_ranks;
     const struct cstd_span *span = job->span;
     struct cst_core_machines machines;
 
+    if (block > 0 && job->world % block != 0) {
+        return cst_err_set(err, CST_EINVAL,
+                           "job '%s' has %" PRIu32 " ranks on this node, and block_ranks %" PRIu32
+                           ": each node needs a multiple of it",
+                           job->name, job->world, block);
+    }
+    config->partials.n_here = blocks_of(job, job->world);
+    config->grad_bytes = adds_sums(job) ? 4 : config->grad_bytes;
     if (span == NULL) {
-        return;
+        return CST_OK;
     }
     (void)cstd_span_machines(job, &machines);
     config->machines = (struct cst_layout_machines){
         .n = machines.n, .self = machines.self, .copies = machines.copies};
-    config->partials.n_here = job->world / block_ranks(job);
     config->partials.n_come = machines.n_rank_blocks - config->partials.n_here;
     if (span->self != 0) {
         config->chunk_elems = span->class_elems[0];
         memcpy(config->class_elems, span->class_elems + 1, sizeof config->class_elems);
     }
+    return CST_OK;
 }
 
 bool cstd_span_machines(const struct cstd_job *job, struct cst_core_machines *out)
@@ -509,9 +533,7 @@ bool cstd_span_machines(const struct cstd_job *job, struct cst_core_machines *ou
     out->copies = out->copies < span->n ? out->copies : span->n;
     for (uint32_t m = 0; m < span->n; m++) {
         out->first_block = m == span->self ? blocks : out->first_block;
-        blocks += job->spec.updates.block_ranks > 0
-                      ? span->machines[m].world / job->spec.updates.block_ranks
-                      : 1;
+        blocks += blocks_of(job, span->machines[m].world);
     }
     out->n_rank_blocks = blocks;
     return true;

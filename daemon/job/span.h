@@ -108,8 +108,9 @@ int cstd_span_prepare(struct cstd_job *job, struct cst_err *err);
 /* The layout of @job is built and its pools fit: on node 0, tell the others the sizes of chunks. */
 void cstd_span_tell_chunks(struct cstd_job *job);
 
-/* What the layout has to be. */
-void cstd_span_lay_out(const struct cstd_job *job, struct cst_layout_config *config);
+/* Set what the layout has to be. CST_EINVAL: the ranks here are no whole number of rank blocks. */
+int cstd_span_lay_out(const struct cstd_job *job, struct cst_layout_config *config,
+                      struct cst_err *err);
 
 /* Phase JOIN: connect the net engines. CST_EAGAIN: cstd_commit_met follows. */
 int cstd_span_join(struct cstd_job *job, struct cst_err *err);

@@ -140,8 +140,8 @@ static void take_decision(struct cst_decision *out, const Span__Decision *in)
                                            .factors = in->hyper->factors},
                                  .sum_squares = in->sum_squares,
                                  .loss = in->loss,
-                                 .skipped = in->skipped,
-                                 .guard = in->guard};
+                                 .skipped = in->skipped != 0,
+                                 .guard = in->guard != 0};
 }
 
 /* Keep the squares of a message in several frames. CST_EAGAIN: more of them follow. */

@@ -148,6 +148,11 @@ struct cst_job_updates {
     /* Micro-batches per step, at most CST_MAX_MICRO_BATCHES (see cst_accumulate). 0 and 1 both
      * mean one. Equal in all ranks. */
     uint32_t micro_batches;
+    /* Number of consecutive ranks, counted through all nodes, whose gradients are added first, from
+     * left to right; then these sums are added from left to right. Gradients then have the same
+     * bits, however many nodes the ranks are on. Each node has a multiple of it (CST_EINVAL). 0: all
+     * ranks of a node. Equal in all ranks. */
+    uint32_t block_ranks;
     /* The time at which chunks are updated. Equal in all ranks. */
     enum cst_overlap overlap;
     /* CST_OVERLAP_DELAYED: number of the first step whose update is delayed, counted from 0. Must

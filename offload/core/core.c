@@ -410,6 +410,11 @@ uint64_t cst_core_granted_at(const struct cst_core *core, uint32_t rank, uint32_
                                                                      : 0;
 }
 
+uint64_t cst_core_recorded_step(const struct cst_core *core)
+{
+    return core->agreement.last_decision.step;
+}
+
 uint64_t cst_core_exposed_ns(const struct cst_core *core)
 {
     return core->clock.last_exposed_ns;

@@ -280,6 +280,10 @@ bool cst_core_uses_reservation(const struct cst_core *core,
 uint64_t cst_core_granted_at(const struct cst_core *core, uint32_t rank, uint32_t chunk, bool grad,
                              uint64_t generation);
 
+/* The step of the last commit that this core has recorded, with other machines: the last step, or
+ * the one after it. */
+uint64_t cst_core_recorded_step(const struct cst_core *core);
+
 /* Exposed update time of the last committed step, in ns: last_exposed_ns of cst_core_stats. */
 uint64_t cst_core_exposed_ns(const struct cst_core *core);
 
