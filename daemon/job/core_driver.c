@@ -228,7 +228,7 @@ static void record_wait(const struct cstd_pending *request, const struct cstd_pe
     }
 }
 
-static void on_reply(struct cstd_daemon *daemon, const struct cst_reply *reply)
+void cstd_core_driver_reply(struct cstd_daemon *daemon, const struct cst_reply *reply)
 {
     uint32_t i;
     struct cstd_pending *request = cstd_pending_find(daemon->requests, reply->tag, &i);
@@ -346,7 +346,9 @@ static void carry_out(struct cstd_job *job, const struct cst_actions *actions)
             break;
         case CST_ACT_REPLY:
             if (cstd_pending_is_tag(action->reply.tag)) {
-                on_reply(job->daemon, &action->reply);
+                cstd_core_driver_reply(job->daemon, &action->reply);
+            } else if (job->span != NULL) {
+                cstd_span_answered(job, &action->reply);
             } else {
                 job->daemon->core_ops->copied(job, &action->reply);
             }
@@ -500,7 +502,9 @@ void cstd_core_driver_done(void *arg, uint64_t ticket, int status, double value,
     struct cst_event event = {
         .kind = CST_EV_DONE, .ticket = ticket, .status = status, .value = value, .text = text};
 
-    if (job != NULL && cstd_durable_is_ticket(ticket)) {
+    if (job != NULL && cstd_durable_is_ticket(ticket) && job->span != NULL) {
+        cstd_span_copied(job, ticket, status, text);
+    } else if (job != NULL && cstd_durable_is_ticket(ticket)) {
         cstd_durable_done(job, status, text);
     } else if (job != NULL) {
         cstd_record_over(job->record, ticket, uv_hrtime());

@@ -24,6 +24,9 @@ struct cstd_core_driver_ops {
  * iteration of the loop. */
 void cstd_job_feed(struct cstd_job *job, struct cst_event *event);
 
+/* Answer the request that @reply is for. A request that was answered already stays so. */
+void cstd_core_driver_reply(struct cstd_daemon *daemon, const struct cst_reply *reply);
+
 /* Tell the core of the job that owns @ticket about a completed command. A cstd_engines_done_fn;
  * @daemon is the struct cstd_daemon. */
 void cstd_core_driver_done(void *daemon, uint64_t ticket, int status, double value,

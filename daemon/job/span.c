@@ -78,7 +78,8 @@ static void tell_here(struct cstd_job *job, struct cstd_node *node, uint64_t hea
     here.has_heard = heard != 0;
     here.heard = heard;
     if (here.options.len > sizeof options) {
-        cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job), "its options do not fit into a message");
+        cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job),
+                       "its options do not fit into a message");
         return;
     }
     (void)cistern__job_open__pack(&open, options);
@@ -153,11 +154,12 @@ static int make(struct cstd_job *job, struct cst_err *err)
     struct cstd_span *span;
 
     if (links == NULL) {
-        return cst_err_set(err, CST_EUNSUPPORTED,
-                           "job '%s' has %" PRIu32 " ranks, of which %" PRIu32
-                           " are on this node, and this daemon has no links to others: set 'listen' "
-                           "in [node] of cistern.conf, see cistern-nodes(7)",
-                           job->name, cst_job_all_ranks(&job->spec), job->world);
+        return cst_err_set(
+            err, CST_EUNSUPPORTED,
+            "job '%s' has %" PRIu32 " ranks, of which %" PRIu32
+            " are on this node, and this daemon has no links to others: set 'listen' "
+            "in [node] of cistern.conf, see cistern-nodes(7)",
+            job->name, cst_job_all_ranks(&job->spec), job->world);
     }
     if (check_options(job, err) != CST_OK) {
         return err->status;
@@ -173,8 +175,9 @@ static int make(struct cstd_job *job, struct cst_err *err)
     span->machines[0] = (struct cstd_span_machine){
         .life = span->life, .first_rank = job->spec.nodes.first_rank, .world = job->world};
     TAILQ_INIT(&span->early);
-    span->watch = (struct cstd_links_watch){
-        .on_up = on_up, .on_down = on_down, .on_drain = on_drain};
+    cstd_span_read_open(span);
+    span->watch =
+        (struct cstd_links_watch){.on_up = on_up, .on_down = on_down, .on_drain = on_drain};
     job->span = span;
     cstd_links_watch(links, &span->watch);
     return CST_OK;
@@ -203,12 +206,11 @@ static int number(struct cstd_job *job, struct cst_err *err)
     n_ranks = 0;
     for (uint32_t m = 0; m < span->n; m++) {
         if (span->machines[m].first_rank != n_ranks) {
-            return cst_err_set(err, CST_EMISMATCH,
-                               "job '%s': rank %" PRIu32
-                               " of all is on no node, or on two: first_rank is %" PRIu32
-                               " on node '%s'",
-                               job->name, n_ranks, span->machines[m].first_rank,
-                               cstd_span_name(span, m));
+            return cst_err_set(
+                err, CST_EMISMATCH,
+                "job '%s': rank %" PRIu32 " of all is on no node, or on two: first_rank is %" PRIu32
+                " on node '%s'",
+                job->name, n_ranks, span->machines[m].first_rank, cstd_span_name(span, m));
         }
         n_ranks += span->machines[m].world;
         span->self = span->machines[m].node == NULL ? m : span->self;
@@ -217,8 +219,9 @@ static int number(struct cstd_job *job, struct cst_err *err)
         span->names[m] = cstd_span_name(span, m);
     }
     span->state = CSTD_SPAN_PLANNING;
-    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job), "%" PRIu32 " ranks on %" PRIu32
-                   " nodes, this one is number %" PRIu32, n_ranks, span->n, span->self);
+    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job),
+                   "%" PRIu32 " ranks on %" PRIu32 " nodes, this one is number %" PRIu32, n_ranks,
+                   span->n, span->self);
     return CST_OK;
 }
 
@@ -271,8 +274,7 @@ void cstd_span_missing(const struct cstd_job *job, char *text, size_t size)
 static int compare(const struct cstd_job *job, const struct cstd_node *node, const Span__Here *here,
                    struct cst_err *err)
 {
-    Cistern__JobOpen *open =
-        cistern__job_open__unpack(NULL, here->options.len, here->options.data);
+    Cistern__JobOpen *open = cistern__job_open__unpack(NULL, here->options.len, here->options.data);
     struct cst_job_spec theirs = {0};
     int rc = open == NULL ? cst_err_set(err, CST_EPROTO, "the options of a part are none")
                           : cst_job_options_take(&theirs, &open->base, err);
@@ -526,7 +528,8 @@ bool cstd_span_machines(const struct cstd_job *job, struct cst_core_machines *ou
     }
     *out = (struct cst_core_machines){.n = span->n,
                                       .self = span->self,
-                                      .copies = job->spec.nodes.copies > 0 ? job->spec.nodes.copies : 1,
+                                      .copies =
+                                          job->spec.nodes.copies > 0 ? job->spec.nodes.copies : 1,
                                       .n_ranks = cst_job_all_ranks(&job->spec),
                                       .first_rank = job->spec.nodes.first_rank,
                                       .engine = span->engine};
@@ -585,6 +588,7 @@ void cstd_span_close(struct cstd_job *job, const struct cst_err *why)
     gone.why = why->status < 0 ? (char *)(uintptr_t)why->text
                                : (char *)(uintptr_t) "the job was removed there";
     cstd_links_unwatch(&span->watch);
+    cstd_span_read_close(span);
     cstd_span_part(span);
     for (uint32_t m = 0; m < span->n; m++) {
         struct cstd_span_machine *machine = &span->machines[m];
@@ -611,4 +615,5 @@ void cstd_span_handle(struct cstd_daemon *daemon)
     cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_GONE, on_gone, daemon);
     cstd_span_handle_net(daemon);
     cstd_span_handle_core(daemon);
+    cstd_span_handle_reads(daemon);
 }

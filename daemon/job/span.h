@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A job that has ranks on several nodes (struct cst_job_nodes): the part that this daemon has in it.
- * Each daemon has a job of its own, with the ranks of its node, and a core that knows the others as
- * machines (offload/base/machines.h). A job with all its ranks on one node has no span.
+/* A job that has ranks on several nodes (struct cst_job_nodes): the part that this daemon has in
+ * it. Each daemon has a job of its own, with the ranks of its node, and a core that knows the
+ * others as machines (offload/base/machines.h). A job with all its ranks on one node has no span.
  *
  *   MEETING --ranks of all parts are known--> PLANNING --chunks--> JOINING --all engines are
  *                                                                           connected--> JOINED
@@ -12,15 +12,17 @@
  * (CHUNKS).
  *
  * Joining. Each daemon starts an engine for the job, tells the others how it is reached and which
- * segments it serves (NET), and adds theirs. From then on, members.h says who belongs to the job, and
- * messages between the cores go over the links (span_core.c).
+ * segments it serves (NET), and adds theirs. From then on, members.h says who belongs to the job,
+ * and messages between the cores go over the links (span_core.c).
  *
  * A part that fails, or is removed, tells the others (GONE), whose commits then fail with the same
  * cause. Loop thread only. */
 #ifndef CSTD_SPAN_H
 #define CSTD_SPAN_H
 
+#include "daemon/base/deferred.h"
 #include "daemon/links/links.h"
+#include "offload/base/event.h"
 #include "offload/base/machines.h"
 #include "offload/layout/layout.h"
 #include "offload/machines/members.h"
@@ -28,11 +30,17 @@
 #define CSTD_SPAN_TOKEN_BYTES 16
 /* Most messages of a later epoch that wait until it holds here, for each other machine. */
 #define CSTD_SPAN_MAX_EARLY 4096
+/* Most reads of other nodes that wait for the window. */
+#define CSTD_SPAN_MAX_ASKS 1024
+/* The tag of the read for which the window is used, which is that of no request (pending.h). */
+#define CSTD_SPAN_READ_TAG UINT64_C(0xffffffff)
 
 struct cstd_daemon;
 struct cstd_job;
 struct cstd_segment;
+struct cstd_span_ask;
 struct cstd_span_early;
+struct cstd_span_read;
 
 enum cstd_span_state {
     CSTD_SPAN_MEETING,
@@ -43,7 +51,7 @@ enum cstd_span_state {
 
 /* A segment of another machine. */
 struct cstd_span_segment {
-    uint32_t id;                  /* There. */
+    uint32_t id; /* There. */
     uint64_t bytes;
     struct cstd_segment *segment; /* Here: what the net engine calls it. Holds a reference. */
 };
@@ -53,8 +61,8 @@ struct cstd_span_machine {
     struct cstd_node *node; /* Held; NULL: this node. */
     uint64_t life;          /* Of the part; not 0. */
     uint32_t first_rank, world;
-    uint64_t heard;         /* Which of our lives it has heard of. */
-    uint8_t *end;           /* Its engine, as its daemon has told; owned. NULL: not yet. */
+    uint64_t heard; /* Which of our lives it has heard of. */
+    uint8_t *end;   /* Its engine, as its daemon has told; owned. NULL: not yet. */
     size_t end_bytes;
     struct cstd_span_segment *segments; /* Owned. */
     uint32_t n_segments, n_told;        /* As told, and how many of them have come. */
@@ -75,18 +83,27 @@ struct cstd_span {
     uint64_t class_elems[CST_LAYOUT_MAX_CLASSES]; /* PLANNING: as node 0 has told; 0: not yet. */
     unsigned engine;                              /* The net engine; see has_engine. */
     bool has_engine;
-    bool told_net; /* JOINING: the others were told of the engine. */
-    uint32_t n_mounting; /* JOINING: remote segments that the engine has not mapped yet. */
-    struct cst_err failed; /* A remote segment could not be mapped; or status 0. */
+    bool connects;               /* JOINING: remote segments are being mapped. */
+    bool told_net;               /* JOINING: the others were told of the engine. */
+    uint32_t n_mounting;         /* JOINING: remote segments that the engine has not mapped yet. */
+    struct cst_err failed;       /* A remote segment could not be mapped; or status 0. */
     struct cst_members *members; /* Owned; NULL: not JOINED. */
     const char *names[CST_MACHINES_MAX];
     uv_timer_t *timer; /* The deadline of `members`; owned. */
-    uint64_t epoch;   /* The last one that the core was given; 0: none. */
-    uint64_t step;    /* The last commit that `members` was told. */
-    bool holds;       /* The epoch holds here. */
-    bool busy;        /* `members` processes an event: the next one comes after it. */
+    uint64_t epoch;    /* The last one that the core was given; 0: none. */
+    uint64_t step;     /* The last commit that `members` was told. */
+    bool holds;        /* The epoch holds here. */
+    bool busy;         /* `members` processes an event: the next one comes after it. */
     TAILQ_HEAD(, cstd_span_early) early; /* Messages of later epochs, in their order. */
     uint32_t n_early;
+    /* Reads of states that are on other nodes, and of others of states that are here: span_read.c.
+     */
+    TAILQ_HEAD(, cstd_span_read) reads;
+    TAILQ_HEAD(, cstd_span_ask) asks;
+    uint64_t n_reads;
+    bool is_asked;               /* The first of `asks` uses the window. */
+    struct cstd_segment *window; /* From which other nodes copy; holds a reference. */
+    struct cstd_deferred serve;
     struct cst_err gone; /* Why another part is gone; status 0: none is. */
 };
 
@@ -97,12 +114,12 @@ void cstd_span_handle(struct cstd_daemon *daemon);
 bool cstd_span_is_wanted(const struct cstd_job *job);
 
 /* Phase MEET of the commit: CST_OK: all parts are known, or the job has no others. CST_EAGAIN:
- * cstd_commit_met follows. CST_EUNSUPPORTED: this daemon has no links, or the job has an option that
- * such jobs cannot have. */
+ * cstd_commit_met follows. CST_EUNSUPPORTED: this daemon has no links, or the job has an option
+ * that such jobs cannot have. */
 int cstd_span_meet(struct cstd_job *job, struct cst_err *err);
 
-/* Phase CHUNKS: take the engine. On node 0, CST_OK. On the others, CST_EAGAIN until node 0 has told the sizes of
- * chunks; cstd_commit_met follows. */
+/* Phase CHUNKS: take the engine. On node 0, CST_OK. On the others, CST_EAGAIN until node 0 has told
+ * the sizes of chunks; cstd_commit_met follows. */
 int cstd_span_prepare(struct cstd_job *job, struct cst_err *err);
 
 /* The layout of @job is built and its pools fit: on node 0, tell the others the sizes of chunks. */
@@ -121,7 +138,8 @@ void cstd_span_engine_up(struct cstd_job *job);
 /* Set *out for the core. False: the job has no span. */
 bool cstd_span_machines(const struct cstd_job *job, struct cst_core_machines *out);
 
-/* The core of @job is open, and its ranks may attach: agree with the others on who the members are. */
+/* The core of @job is open, and its ranks may attach: agree with the others on who the members are.
+ */
 void cstd_span_open(struct cstd_job *job);
 
 /* Write what a waiting commit waits for, "ranks 2 to 3, which no node with a link has told of", to
@@ -130,6 +148,20 @@ void cstd_span_missing(const struct cstd_job *job, char *text, size_t size);
 
 /* Leave the span, because of @why, which the other parts are told. */
 void cstd_span_close(struct cstd_job *job, const struct cst_err *why);
+
+/* True if the states that @event, a READ, reads are on another node. */
+bool cstd_span_reads(const struct cstd_job *job, const struct cst_event *event);
+
+/* Read them, which are @bytes at event->place: the request of event->tag is answered later.
+ * CST_ECONN: the link to that node is down; CST_ENOMEM. */
+int cstd_span_read(struct cstd_job *job, const struct cst_event *event, uint64_t bytes,
+                   struct cst_err *err);
+
+/* The core has answered the read of another node. */
+void cstd_span_answered(struct cstd_job *job, const struct cst_reply *reply);
+
+/* The COPY of a row from another node, a command of the span (durable.h: is_ticket), has ended. */
+void cstd_span_copied(struct cstd_job *job, uint64_t ticket, int status, const char *text);
 
 /* Of span_core.c: carry out a CST_ACT_TELL of the core, and see what the core has recorded. */
 void cstd_span_tell(struct cstd_job *job, uint32_t to, const struct cst_machine_message *message);

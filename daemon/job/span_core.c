@@ -282,10 +282,13 @@ void cstd_span_link(struct cstd_span *span, const struct cstd_node *node, bool u
 {
     const struct cstd_span_machine *machine = cstd_span_find(span, node);
 
+    if (machine != NULL && !up) {
+        cstd_span_read_down(span->job, (uint32_t)(machine - span->machines));
+    }
     if (machine != NULL) {
-        feed_members(span, &(struct cst_members_event){
-                               .kind = up ? CST_MEMBERS_UP : CST_MEMBERS_DOWN,
-                               .machine = (uint32_t)(machine - span->machines)});
+        feed_members(span,
+                     &(struct cst_members_event){.kind = up ? CST_MEMBERS_UP : CST_MEMBERS_DOWN,
+                                                 .machine = (uint32_t)(machine - span->machines)});
     }
 }
 
@@ -312,11 +315,12 @@ void cstd_span_open(struct cstd_job *job)
     if (span == NULL || span->members != NULL) {
         return;
     }
-    config = (struct cst_members_config){.self = span->self,
-                                         .life = span->life,
-                                         .makes_job = span->self == 0,
-                                         .wait = job->daemon->config->node.wait_s * UINT64_C(1000000000),
-                                         .names = span->names};
+    config =
+        (struct cst_members_config){.self = span->self,
+                                    .life = span->life,
+                                    .makes_job = span->self == 0,
+                                    .wait = job->daemon->config->node.wait_s * UINT64_C(1000000000),
+                                    .names = span->names};
     span->timer = malloc(sizeof *span->timer);
     if (span->timer == NULL ||
         cst_members_open(&span->members, &config, NULL, uv_hrtime(), &err) != CST_OK) {

@@ -6,6 +6,7 @@
 #include "daemon/job/commit.h"
 #include "daemon/job/job.h"
 #include "daemon/job/span_parts.h"
+#include "daemon/memory/staging.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -42,16 +43,20 @@ static int tell_net(struct cstd_job *job, struct cstd_span_machine *to, struct c
     net.end.data = end->v;
     net.end.len = end->n;
     net.n_chunks = job->layout.n_chunks;
-    net.n_segments = memory->n_arenas;
+    net.n_segments = memory->n_arenas + 1;
     net.served = pointers;
-    for (uint32_t first = 0; rc == CST_OK && first < memory->n_arenas; first += FRAME_SEGMENTS) {
-        uint32_t n = memory->n_arenas - first;
+    for (uint32_t first = 0; rc == CST_OK && first < net.n_segments; first += FRAME_SEGMENTS) {
+        uint32_t n = net.n_segments - first;
 
         n = n < FRAME_SEGMENTS ? n : FRAME_SEGMENTS;
         for (uint32_t i = 0; i < n; i++) {
+            /* The window is the last one. */
+            const struct cstd_segment *segment =
+                first + i < memory->n_arenas ? memory->segments[first + i] : job->span->window;
+
             span__segment__init(&segments[i]);
-            segments[i].id = memory->ids[first + i];
-            segments[i].bytes = memory->segments[first + i]->bytes;
+            segments[i].id = segment->id;
+            segments[i].bytes = segment->bytes;
             pointers[i] = &segments[i];
         }
         net.first = first;
@@ -61,7 +66,9 @@ static int tell_net(struct cstd_job *job, struct cstd_span_machine *to, struct c
     return rc;
 }
 
-/* All engines have answered for a remote segment. */
+static void look_again(struct cstd_job *job);
+
+/* All engines have answered for a segment of the span. */
 static void on_mounted(struct cstd_segment *segment)
 {
     struct cstd_job *job = segment->arg;
@@ -70,10 +77,40 @@ static void on_mounted(struct cstd_segment *segment)
     if (segment->err.status != CST_OK && span->failed.status == CST_OK) {
         span->failed = segment->err;
     }
-    if (--span->n_mounting == 0 && span->state == CSTD_SPAN_JOINING) {
-        span->state = span->failed.status == CST_OK ? CSTD_SPAN_JOINED : span->state;
-        cstd_commit_met(job, &span->failed);
+    if (--span->n_mounting > 0 || span->state != CSTD_SPAN_JOINING) {
+        return;
     }
+    if (span->failed.status == CST_OK && !span->connects) {
+        look_again(job);
+        return;
+    }
+    span->state = span->failed.status == CST_OK ? CSTD_SPAN_JOINED : span->state;
+    cstd_commit_met(job, &span->failed);
+}
+
+/* Make the window from which the others copy what they have asked for. */
+static int open_window(struct cstd_job *job, struct cst_err *err)
+{
+    struct cstd_engines *engines = job->daemon->engines;
+    struct cstd_span *span = job->span;
+    int rc =
+        cstd_segment_open(&span->window, cstd_engines_segment_id(engines), CSTD_STAGING_MAX_BYTES,
+                          job->daemon->host, job->account, job->name, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    cstd_segment_keep_private(span->window);
+    span->window->engines =
+        cst_set_union(cst_set_range(0, engines->n_nodes), cst_set_of(span->engine));
+    span->window->populate = 0;
+    span->window->bind = -1;
+    span->window->served = true;
+    span->window->on_mounted = on_mounted;
+    span->window->arg = job;
+    span->n_mounting++;
+    cstd_engines_mount(engines, span->window);
+    return CST_OK;
 }
 
 /* Let the engine here copy from the segments of machine @m. */
@@ -103,6 +140,7 @@ static int connect_all(struct cstd_job *job, struct cst_err *err)
     struct cstd_span *span = job->span;
     int rc = CST_OK;
 
+    span->connects = true;
     for (uint32_t m = 0; rc == CST_OK && m < span->n; m++) {
         struct cstd_span_machine *machine = &span->machines[m];
 
@@ -131,7 +169,8 @@ static bool all_told(const struct cstd_span *span)
     for (uint32_t m = 0; m < span->n; m++) {
         const struct cstd_span_machine *machine = &span->machines[m];
 
-        if (machine->node != NULL && (machine->end == NULL || machine->n_told < machine->n_segments)) {
+        if (machine->node != NULL &&
+            (machine->end == NULL || machine->n_told < machine->n_segments)) {
             return false;
         }
     }
@@ -155,8 +194,7 @@ static int look(struct cstd_job *job, struct cst_err *err)
         return CST_EAGAIN;
     }
     for (uint32_t m = 0; !span->told_net && m < span->n; m++) {
-        if (span->machines[m].node != NULL &&
-            tell_net(job, &span->machines[m], err) != CST_OK) {
+        if (span->machines[m].node != NULL && tell_net(job, &span->machines[m], err) != CST_OK) {
             return err->status;
         }
     }
@@ -170,7 +208,7 @@ int cstd_span_join(struct cstd_job *job, struct cst_err *err)
         return CST_OK;
     }
     job->span->state = CSTD_SPAN_JOINING;
-    return look(job, err);
+    return open_window(job, err) == CST_OK ? look(job, err) : err->status;
 }
 
 /* Look again, outside of a call of cstd_span_join. */
@@ -215,8 +253,8 @@ static int take_net(struct cstd_job *job, struct cstd_span_machine *machine, con
         machine->n_segments = net->n_segments;
     }
     for (size_t i = 0; i < net->n_served; i++) {
-        machine->segments[machine->n_told++] = (struct cstd_span_segment){
-            .id = net->served[i]->id, .bytes = net->served[i]->bytes};
+        machine->segments[machine->n_told++] =
+            (struct cstd_span_segment){.id = net->served[i]->id, .bytes = net->served[i]->bytes};
     }
     look_again(job);
     return CST_OK;
@@ -235,8 +273,8 @@ static int on_net(void *arg, struct cstd_node *node, const uint8_t *body, size_t
     }
     job = cstd_span_job(arg, net->from);
     machine = job != NULL ? cstd_span_find(job->span, node) : NULL;
-    if (machine != NULL && machine->life == net->from->life &&
-        machine->n_told < UINT32_MAX && job->span->state < CSTD_SPAN_JOINED) {
+    if (machine != NULL && machine->life == net->from->life && machine->n_told < UINT32_MAX &&
+        job->span->state < CSTD_SPAN_JOINED) {
         rc = take_net(job, machine, net, err);
     }
     span__net__free_unpacked(net, NULL);
@@ -248,17 +286,21 @@ void cstd_span_handle_net(struct cstd_daemon *daemon)
     cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_NET, on_net, daemon);
 }
 
+static void forget(struct cstd_span *span, struct cstd_segment *segment)
+{
+    if (segment != NULL) {
+        segment->on_mounted = NULL;
+        cstd_engines_unmount(span->job->daemon->engines, segment);
+        cstd_segment_unref(segment);
+    }
+}
+
 void cstd_span_forget_segments(struct cstd_span *span)
 {
+    forget(span, span->window);
     for (uint32_t m = 0; m < span->n; m++) {
         for (uint32_t i = 0; i < span->machines[m].n_segments; i++) {
-            struct cstd_segment *segment = span->machines[m].segments[i].segment;
-
-            if (segment != NULL) {
-                segment->on_mounted = NULL;
-                cstd_engines_unmount(span->job->daemon->engines, segment);
-                cstd_segment_unref(segment);
-            }
+            forget(span, span->machines[m].segments[i].segment);
         }
     }
 }

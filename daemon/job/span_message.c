@@ -40,7 +40,8 @@ static void put_decision(Span__Decision *out, Span__Hyper *hyper, const struct c
     out->guard = from->guard != 0;
 }
 
-/* Send the squares in frames of their own, but for those that fit into the last one, which @core is.
+/* Send the squares in frames of their own, but for those that fit into the last one, which @core
+ * is.
  */
 static int send_squares(struct cstd_span_machine *to, Span__Core *core,
                         const struct cst_machine_message *message, struct cst_err *err)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Messages about jobs on several nodes (proto/span.proto) to and from the structs of offload/. Pure,
- * but for the sending. What comes from another node is checked as far as it can be read; members.h
- * and the core check the rest. */
+/* Messages about jobs on several nodes (proto/span.proto) to and from the structs of offload/.
+ * Pure, but for the sending. What comes from another node is checked as far as it can be read;
+ * members.h and the core check the rest. */
 #ifndef CSTD_SPAN_MESSAGE_H
 #define CSTD_SPAN_MESSAGE_H
 
@@ -16,8 +16,8 @@ int cstd_span_send_core(struct cstd_job *job, struct cstd_span_machine *to,
 int cstd_span_send_members(struct cstd_job *job, struct cstd_span_machine *to,
                            const struct cst_members_message *message, struct cst_err *err);
 
-/* Read @in of @from. *out borrows from @in and @from until the next one is read. CST_EAGAIN: the rest
- * of the message follows in other frames. CST_EPROTO: it is none. CST_ENOMEM. */
+/* Read @in of @from. *out borrows from @in and @from until the next one is read. CST_EAGAIN: the
+ * rest of the message follows in other frames. CST_EPROTO: it is none. CST_ENOMEM. */
 int cstd_span_read_core(const Span__Core *in, struct cstd_span_machine *from,
                         struct cst_machine_message *out, struct cst_err *err);
 

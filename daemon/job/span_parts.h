@@ -35,6 +35,12 @@ void cstd_span_forget_segments(struct cstd_span *span);
 /* Free what span_join.c and span_core.c have made. */
 void cstd_span_part(struct cstd_span *span);
 
+/* Of span_read.c. Machine @m is gone: end what waits for it. */
+void cstd_span_read_open(struct cstd_span *span);
+void cstd_span_read_close(struct cstd_span *span);
+void cstd_span_read_down(struct cstd_job *job, uint32_t m);
+void cstd_span_handle_reads(struct cstd_daemon *daemon);
+
 void cstd_span_handle_net(struct cstd_daemon *daemon);
 void cstd_span_handle_core(struct cstd_daemon *daemon);
 

@@ -264,7 +264,7 @@ static void count_request(struct cstd_memory *memory, const struct cstd_memory_r
     memory->pool_bytes += memory->parked ? 0 : cstd_memory_edge_bytes(memory);
     memory->gpu_engines = memory->pool_engines;
     memory->gpu_engines = cst_set_union(memory->gpu_engines, request->serves);
-    memory->served = !cst_set_none(&request->serves);
+    memory->served = request->serves;
     for (uint32_t i = 0; i < request->n_reservations; i++) {
         memory->pool_bytes += request->reservations[i].bytes;
         memory->gpu_engines =

@@ -51,7 +51,7 @@ struct cstd_memory {
     struct cst_set pool_engines;
     /* Engines of all accelerators that the job uses, and that of its network. */
     struct cst_set gpu_engines;
-    bool served; /* Other machines read the arenas. */
+    struct cst_set served; /* Engine of the network by which other machines read the arenas. */
     struct cst_core_pool *pools;    /* One pool per rank; its segments point into ids. */
     const struct cstd_tier **tiers; /* Tier of each rank's pool. */
     uint32_t world;                 /* Number of ranks. */

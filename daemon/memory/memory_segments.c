@@ -122,7 +122,7 @@ int cstd_memory_add_segment(struct cstd_memory *memory, uint64_t bytes, struct c
         return rc;
     }
     segment->engines = cst_set_union(host_engines, memory->gpu_engines);
-    segment->served = memory->served;
+    segment->served = !cst_set_none(&memory->served);
     segment->populate = populate;
     /* Memory of an earlier daemon has its pages, which no death of an engine may empty. */
     segment->population = segment->adopted ? NULL : &memory->population;

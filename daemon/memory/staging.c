@@ -60,7 +60,7 @@ static void on_mounted(struct cstd_segment *segment)
 /* Return the engines that hold states of @job, which may be NULL. */
 static struct cst_set engines_of_job(const struct cstd_job *job)
 {
-    struct cst_set engines = {{0}};
+    struct cst_set engines = job != NULL ? job->memory.served : (struct cst_set){{0}};
 
     for (uint32_t s = 0; job != NULL && cstd_job_has_layout(job) && s < job->layout.n_segments;
          s++) {

@@ -8,6 +8,7 @@
 #include "daemon/base/daemon_state.h"
 #include "daemon/serve/serve.h"
 #include "daemon/job/core_driver.h"
+#include "daemon/job/span.h"
 #include "daemon/memory/staging.h"
 #include "proto/cistern.pb-c.h"
 #include "daemon/job/job.h"
@@ -330,7 +331,7 @@ void cstd_serve_staging(struct cstd_session *session, uint64_t id, void *body)
 }
 
 static int check_place(const struct cstd_session *session, const struct cstd_job *job,
-                       const Cistern__TensorIo *io, struct cst_err *err)
+                       const Cistern__TensorIo *io, uint64_t *out_bytes, struct cst_err *err)
 {
     const struct cstd_staging *staging = session->staging;
     struct cst_layout_states states = cst_layout_job_states(&job->spec);
@@ -351,6 +352,7 @@ static int check_place(const struct cstd_session *session, const struct cstd_job
             : io->bf16                    ? 2 * io->n_elems
                        : cst_core_io_bytes(&states, dtype, (enum cst_row)row, io->raw,
                                            io->exponents, io->n_elems);
+    *out_bytes = bytes;
     if (io->staging_offset % 64 != 0 || io->staging_offset > staging->segment->bytes ||
         bytes > staging->segment->bytes - io->staging_offset) {
         return cst_err_set(
@@ -389,6 +391,7 @@ static void serve_tensor(struct cstd_session *session, uint64_t id, const Cister
     struct cstd_pending *request;
     struct cst_event event = {.kind = kind, .rank = session->rank};
     struct cst_err err = {0};
+    uint64_t bytes = 0;
 
     if (job == NULL) {
         cstd_serve_error(session, id, session->job_removed ? CST_ENOTFOUND : CST_EINVAL,
@@ -397,7 +400,7 @@ static void serve_tensor(struct cstd_session *session, uint64_t id, const Cister
                                               : "no job is open on this connection");
         return;
     }
-    if (check_place(session, job, io, &err) != CST_OK ||
+    if (check_place(session, job, io, &bytes, &err) != CST_OK ||
         (kind == CST_EV_WRITE && check_shared(job, io->tensor, &err) != CST_OK)) {
         cstd_session_error(session, id, &err);
         return;
@@ -419,6 +422,12 @@ static void serve_tensor(struct cstd_session *session, uint64_t id, const Cister
     event.bf16 = io->bf16;
     event.place.segment = session->staging->segment->id;
     event.place.offset = io->staging_offset;
+    if (kind == CST_EV_READ && cstd_span_reads(job, &event)) {
+        if (cstd_span_read(job, &event, bytes, &err) != CST_OK) {
+            cstd_session_fail(session->daemon, request, &err);
+        }
+        return;
+    }
     cstd_job_feed(job, &event);
 }
 

@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reads of states that are on other nodes, as saves need them.
+ *
+ *   worker -> READ -> this daemon --ROW_ASK--> the daemon of the chunk's home: READ of its core
+ * into its window <--ROW_HERE-- ; COPY by the net engine here -> answer; --ROW_TAKEN--> window is
+ * free
+ *
+ * A daemon has one window for each job, of the size of the largest staging segment, and serves one
+ * request after the other. While a save is under way here, no step can be committed anywhere,
+ * because this machine is not READY: all rows are of one step. */
+#include "daemon/base/daemon_state.h"
+#include "daemon/base/log.h"
+#include "daemon/engine/engines.h"
+#include "daemon/job/core_driver.h"
+#include "daemon/job/job.h"
+#include "daemon/job/span_parts.h"
+#include "daemon/memory/staging.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A read of a worker here. */
+struct cstd_span_read {
+    TAILQ_ENTRY(cstd_span_read) link;
+    uint64_t tag;    /* Of the request. */
+    uint64_t number; /* Of the read, and low bits of the ticket of its COPY. */
+    uint32_t machine;
+    struct cst_place place; /* Where the row is to be. */
+    uint64_t bytes;
+};
+
+/* A read that another node has asked for. */
+struct cstd_span_ask {
+    TAILQ_ENTRY(cstd_span_ask) link;
+    uint32_t machine;
+    uint64_t number;
+    struct cst_event event;
+};
+
+/* Tickets of these COPYs have this bit, which those of cores do not reach. */
+static const uint64_t ticket_bit = UINT64_C(1) << (CSTD_JOB_TICKET_SHIFT - 1);
+
+/* -- here ------------------------------------------------------------------------------------- */
+
+bool cstd_span_reads(const struct cstd_job *job, const struct cst_event *event)
+{
+    return job->span != NULL && event->tensor < job->model.n_tensors &&
+           event->row != CST_ROW_WEIGHT && event->row != CST_ROW_GRAD &&
+           job->layout.chunks[job->model.tensors[event->tensor].chunk].away;
+}
+
+/* Answer the request of @read, and forget it. */
+static void answer(struct cstd_job *job, struct cstd_span_read *read, const struct cst_err *err)
+{
+    struct cst_reply reply = {.tag = read->tag, .status = err->status, .err = *err};
+
+    TAILQ_REMOVE(&job->span->reads, read, link);
+    free(read);
+    cstd_core_driver_reply(job->daemon, &reply);
+}
+
+int cstd_span_read(struct cstd_job *job, const struct cst_event *event, uint64_t bytes,
+                   struct cst_err *err)
+{
+    struct cstd_span *span = job->span;
+    const uint32_t chunk = job->model.tensors[event->tensor].chunk;
+    const uint32_t home = cst_layout_keeper(&job->layout.machines, chunk, 0);
+    struct cstd_span_read *read = calloc(1, sizeof *read);
+    Span__RowAsk ask = SPAN__ROW_ASK__INIT;
+    Span__Key key = cstd_span_key(job);
+    int rc;
+
+    if (read == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a read");
+    }
+    *read = (struct cstd_span_read){.tag = event->tag,
+                                    .number = ++span->n_reads,
+                                    .machine = home,
+                                    .place = event->place,
+                                    .bytes = bytes};
+    ask.from = &key;
+    ask.number = read->number;
+    ask.tensor = event->tensor;
+    ask.row = (uint32_t)event->row;
+    ask.first = event->first;
+    ask.n_elems = event->n_elems;
+    ask.raw = event->raw;
+    ask.exponents = event->exponents;
+    rc = cstd_node_send(span->machines[home].node, SPAN__MSG_TYPE__SPAN_ROW_ASK, &ask.base, err);
+    if (rc != CST_OK) {
+        free(read);
+        return cst_err_prefix(err, "the states of tensor '%s' are on node '%s'",
+                              job->model.tensors[event->tensor].name, span->names[home]);
+    }
+    TAILQ_INSERT_TAIL(&span->reads, read, link);
+    return CST_OK;
+}
+
+static struct cstd_span_read *find(struct cstd_span *span, uint64_t number)
+{
+    struct cstd_span_read *read;
+
+    TAILQ_FOREACH(read, &span->reads, link)
+    {
+        if (read->number == number) {
+            return read;
+        }
+    }
+    return NULL;
+}
+
+static void tell_taken(struct cstd_job *job, const struct cstd_span_read *read)
+{
+    Span__RowTaken taken = SPAN__ROW_TAKEN__INIT;
+    Span__Key key = cstd_span_key(job);
+    struct cst_err unused;
+
+    taken.from = &key;
+    taken.number = read->number;
+    /* If the link is down, the other node forgets the read by itself. */
+    (void)cstd_node_send(job->span->machines[read->machine].node, SPAN__MSG_TYPE__SPAN_ROW_TAKEN,
+                         &taken.base, &unused);
+}
+
+/* The row is in the window of its machine: copy it. */
+static int copy(struct cstd_job *job, const struct cstd_span_read *read, struct cst_err *err)
+{
+    const struct cstd_span_machine *machine = &job->span->machines[read->machine];
+    struct cst_command command = {.kind = CST_COMMAND_COPY,
+                                  .priority = CST_PRIORITY_PREFETCH,
+                                  .ticket = (job->serial << CSTD_JOB_TICKET_SHIFT) | ticket_bit |
+                                            read->number,
+                                  .io = true,
+                                  .node = job->span->engine,
+                                  .dst[0] = read->place,
+                                  .n_src = 1,
+                                  .n_dst = 1,
+                                  .bytes = read->bytes};
+
+    if (machine->n_segments == 0) {
+        return cst_err_set(err, CST_ELOST, "node '%s' has no window",
+                           job->span->names[read->machine]);
+    }
+    command.src[0].segment = machine->segments[machine->n_segments - 1].segment->id;
+    return cstd_engines_submit(job->daemon->engines, &command, err);
+}
+
+void cstd_span_copied(struct cstd_job *job, uint64_t ticket, int status, const char *text)
+{
+    struct cstd_span_read *read =
+        job->span != NULL ? find(job->span, ticket & (ticket_bit - 1)) : NULL;
+    struct cst_err err = {0};
+
+    if (read == NULL) {
+        return;
+    }
+    if (status != CST_OK) {
+        (void)cst_err_set(&err, status, "%s", text != NULL ? text : cst_status_words(status));
+    }
+    tell_taken(job, read);
+    answer(job, read, &err);
+}
+
+static int on_row_here(void *arg, struct cstd_node *node, const uint8_t *body, size_t n,
+                       struct cst_err *err)
+{
+    Span__RowHere *here = span__row_here__unpack(NULL, n, body);
+    struct cstd_span_read *read;
+    struct cstd_job *job;
+    struct cst_err why = {0};
+
+    if (here == NULL) {
+        return cst_err_set(err, CST_EPROTO, "no row of a job");
+    }
+    job = cstd_span_job(arg, here->from);
+    read = job != NULL ? find(job->span, here->number) : NULL;
+    if (read != NULL && job->span->machines[read->machine].node == node) {
+        if (here->status != CST_OK) {
+            (void)cst_err_set(&why, here->status < 0 ? here->status : CST_EPROTO, "node '%s': %s",
+                              node->entry.name, here->why != NULL ? here->why : "");
+        } else {
+            (void)copy(job, read, &why);
+        }
+        if (why.status != CST_OK) {
+            tell_taken(job, read);
+            answer(job, read, &why);
+        }
+    }
+    span__row_here__free_unpacked(here, NULL);
+    return CST_OK;
+}
+
+/* -- for other nodes -------------------------------------------------------------------------- */
+
+/* Begin the next read that waits for the window. */
+static void serve_next(struct cstd_job *job)
+{
+    struct cstd_span *span = job->span;
+    struct cstd_span_ask *ask = TAILQ_FIRST(&span->asks);
+
+    if (ask == NULL || span->is_asked || job->state != CSTD_JOB_READY) {
+        return;
+    }
+    span->is_asked = true;
+    ask->event.kind = CST_EV_READ;
+    ask->event.tag = CSTD_SPAN_READ_TAG;
+    ask->event.place.segment = span->window->id;
+    cstd_job_feed(job, &ask->event);
+}
+
+/* Forget the first read, and begin the next one. */
+static void end_first(struct cstd_job *job)
+{
+    struct cstd_span_ask *ask = TAILQ_FIRST(&job->span->asks);
+
+    TAILQ_REMOVE(&job->span->asks, ask, link);
+    free(ask);
+    job->span->is_asked = false;
+    cstd_deferred_add(&job->daemon->later, &job->span->serve);
+}
+
+static void on_serve(struct cstd_deferred *later)
+{
+    serve_next(cstd_owner_of(later, struct cstd_span, serve)->job);
+}
+
+void cstd_span_answered(struct cstd_job *job, const struct cst_reply *reply)
+{
+    struct cstd_span *span = job->span;
+    struct cstd_span_ask *ask = TAILQ_FIRST(&span->asks);
+    Span__RowHere here = SPAN__ROW_HERE__INIT;
+    Span__Key key;
+    struct cst_err unused;
+
+    if (reply->tag != CSTD_SPAN_READ_TAG || ask == NULL) {
+        return;
+    }
+    key = cstd_span_key(job);
+    here.from = &key;
+    here.number = ask->number;
+    here.status = reply->status;
+    here.why = reply->status != CST_OK ? (char *)(uintptr_t)reply->err.text : NULL;
+    if (cstd_node_send(span->machines[ask->machine].node, SPAN__MSG_TYPE__SPAN_ROW_HERE, &here.base,
+                       &unused) != CST_OK) {
+        end_first(job); /* The link is down: nobody takes the row. */
+    }
+}
+
+static int take_ask(struct cstd_job *job, uint32_t m, const Span__RowAsk *in, struct cst_err *err)
+{
+    struct cst_layout_states states = cst_layout_job_states(&job->spec);
+    struct cstd_span_ask *ask;
+    uint32_t n = 0;
+
+    if (in->tensor >= job->model.n_tensors || in->row >= CST_ROW_COUNT ||
+        in->n_elems > CSTD_STAGING_MAX_BYTES ||
+        cst_core_io_bytes(&states, job->model.tensors[in->tensor].dtype, (enum cst_row)in->row,
+                          in->raw, in->exponents, in->n_elems) > CSTD_STAGING_MAX_BYTES) {
+        return cst_err_set(err, CST_EPROTO, "%llu elements of row %u of tensor %u",
+                           (unsigned long long)in->n_elems, in->row, in->tensor);
+    }
+    TAILQ_FOREACH(ask, &job->span->asks, link)
+    {
+        n++;
+    }
+    ask = n < CSTD_SPAN_MAX_ASKS ? calloc(1, sizeof *ask) : NULL;
+    if (ask == NULL) {
+        return cst_err_set(err, CST_EBUSY, "%u reads wait for the window already", n);
+    }
+    ask->machine = m;
+    ask->number = in->number;
+    ask->event = (struct cst_event){.tensor = in->tensor,
+                                    .row = (enum cst_row)in->row,
+                                    .first = in->first,
+                                    .n_elems = in->n_elems,
+                                    .raw = in->raw != 0,
+                                    .exponents = in->exponents != 0,
+                                    /* No rank has it, so that its trace learns nothing. */
+                                    .rank = UINT32_MAX};
+    TAILQ_INSERT_TAIL(&job->span->asks, ask, link);
+    serve_next(job);
+    return CST_OK;
+}
+
+static int on_row_ask(void *arg, struct cstd_node *node, const uint8_t *body, size_t n,
+                      struct cst_err *err)
+{
+    Span__RowAsk *in = span__row_ask__unpack(NULL, n, body);
+    struct cstd_span_machine *machine;
+    struct cstd_job *job;
+    int rc = CST_OK;
+
+    if (in == NULL) {
+        return cst_err_set(err, CST_EPROTO, "no read of a row");
+    }
+    job = cstd_span_job(arg, in->from);
+    machine = job != NULL ? cstd_span_find(job->span, node) : NULL;
+    if (machine != NULL && machine->life == in->from->life &&
+        job->span->state == CSTD_SPAN_JOINED) {
+        rc = take_ask(job, (uint32_t)(machine - job->span->machines), in, err);
+    }
+    span__row_ask__free_unpacked(in, NULL);
+    return rc;
+}
+
+static int on_row_taken(void *arg, struct cstd_node *node, const uint8_t *body, size_t n,
+                        struct cst_err *err)
+{
+    Span__RowTaken *taken = span__row_taken__unpack(NULL, n, body);
+    struct cstd_span_ask *ask;
+    struct cstd_job *job;
+
+    if (taken == NULL) {
+        return cst_err_set(err, CST_EPROTO, "no end of a read");
+    }
+    job = cstd_span_job(arg, taken->from);
+    ask = job != NULL ? TAILQ_FIRST(&job->span->asks) : NULL;
+    if (ask != NULL && job->span->machines[ask->machine].node == node &&
+        ask->number == taken->number) {
+        end_first(job);
+    }
+    span__row_taken__free_unpacked(taken, NULL);
+    return CST_OK;
+}
+
+/* -- life ------------------------------------------------------------------------------------- */
+
+void cstd_span_read_down(struct cstd_job *job, uint32_t m)
+{
+    struct cstd_span *span = job->span;
+    struct cstd_span_read *read, *next;
+    struct cstd_span_ask *ask, *after;
+    struct cst_err err;
+
+    (void)cst_err_set(&err, CST_ECONN, "the link to node '%s', which has these states, is down",
+                      span->names[m]);
+    for (read = TAILQ_FIRST(&span->reads); read != NULL; read = next) {
+        next = TAILQ_NEXT(read, link);
+        if (read->machine == m) {
+            answer(job, read, &err);
+        }
+    }
+    for (ask = TAILQ_FIRST(&span->asks); ask != NULL; ask = after) {
+        after = TAILQ_NEXT(ask, link);
+        /* What the core or an engine works on ends by itself. */
+        if (ask->machine == m && !(span->is_asked && ask == TAILQ_FIRST(&span->asks))) {
+            TAILQ_REMOVE(&span->asks, ask, link);
+            free(ask);
+        } else if (ask->machine == m) {
+            end_first(job);
+        }
+    }
+}
+
+void cstd_span_read_open(struct cstd_span *span)
+{
+    TAILQ_INIT(&span->reads);
+    TAILQ_INIT(&span->asks);
+    span->serve.fn = on_serve;
+}
+
+void cstd_span_read_close(struct cstd_span *span)
+{
+    while (!TAILQ_EMPTY(&span->reads)) {
+        struct cstd_span_read *read = TAILQ_FIRST(&span->reads);
+
+        TAILQ_REMOVE(&span->reads, read, link); /* Its request ends with the job. */
+        free(read);
+    }
+    while (!TAILQ_EMPTY(&span->asks)) {
+        struct cstd_span_ask *ask = TAILQ_FIRST(&span->asks);
+
+        TAILQ_REMOVE(&span->asks, ask, link);
+        free(ask);
+    }
+    cstd_deferred_remove(&span->job->daemon->later, &span->serve);
+}
+
+void cstd_span_handle_reads(struct cstd_daemon *daemon)
+{
+    cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_ROW_ASK, on_row_ask, daemon);
+    cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_ROW_HERE, on_row_here, daemon);
+    cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_ROW_TAKEN, on_row_taken, daemon);
+}

@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Tests jobs with ranks on several nodes: daemons on ports of this machine, each with its ranks. Losses and weights have the bits of
+# a job with all ranks on one node and the same rank blocks; parts that differ are refused by name.
+# shellcheck source=tests/e2e/lib.sh
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
+[ -x ./cistern-gpt ] || skip "built without cistern-gpt"
+need jq
+
+model=(--layers 6 --heads 2 --width 64 --context 32 --batch 2 --steps 5 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --chunk 40000)
+write_text 400
+
+# Start the daemon of node $1.
+start_node() {
+    mkdir "$tmp/$1" "$tmp/$1/run"
+    ./cistern node key "$tmp/$1" >"$tmp/$1/key" || fail "cistern node key"
+    printf '[node]\nname = %s\nlisten = 127.0.0.1:0\nkey = %s\ncertificate = %s\ntrusted = %s\nnetwork = trusted\n' \
+        "$1" "$tmp/$1/node.key" "$tmp/$1/node.crt" "$tmp/$1/nodes" >"$tmp/$1/conf"
+    : >"$tmp/$1/nodes"
+    start "$1" ./cisternd --config "$tmp/$1/conf" --socket "$tmp/$1/run/cistern.sock" --gpus none
+    await "$1" READY=1
+}
+
+# The command cistern of node $1.
+on() {
+    local node=$1
+    shift
+    ./cistern --socket "$tmp/$node/run/cistern.sock" "$@"
+}
+
+# Let all nodes "$@" know each other.
+acquaint() {
+    local one other
+    for one in "$@"; do
+        for other in "$@"; do
+            [ "$one" = "$other" ] ||
+                on "$one" node add "$other" "$(on "$other" node list --json | jq -r '.[] | select(.state == "self").address')" \
+                    "$(sed -n 's/^fingerprint //p' "$tmp/$other/key")" >"$tmp/added.log" || fail "node add $other"
+        done
+    done
+    for one in "$@"; do
+        poll all_up "$one" $(($# - 1))
+    done
+}
+
+all_up() {
+    [ "$(on "$1" node list --json | jq '[.[] | select(.state == "up")] | length')" = "$2" ]
+}
+
+# Train job $1 with 4 ranks, as many on each of the nodes "${nodes[@]}", and with the options "$@" from the second on.
+train() {
+    local job=$1 node rank first=0 here=$((4 / ${#nodes[@]})) pids=()
+    shift
+    for node in "${nodes[@]}"; do
+        for ((rank = 0; rank < here; rank++)); do
+            local out=()
+            [ $((first + rank)) -gt 0 ] || out=(--loss-file "$tmp/$job.losses" --sample 64)
+            LOCAL_RANK=$rank LOCAL_WORLD_SIZE=$here RANK=$((first + rank)) WORLD_SIZE=4 \
+                ./cistern-gpt "${model[@]}" --data "$tmp/text" --socket "$tmp/$node/run/cistern.sock" --job "$job" --block-ranks 1 "${out[@]}" \
+                "$@" >"$tmp/$job.$node.$rank.log" 2>&1 &
+            pids+=($!)
+        done
+        first=$((first + here))
+    done
+    for pid in "${pids[@]}"; do
+        wait "$pid" || fail "$job: a rank failed"
+    done
+    sed -n 's/^done: .* loss/loss/p' "$tmp/$job.${nodes[0]}.0.log" | cut -d, -f1 >"$tmp/$job.done"
+    for node in "${nodes[@]}"; do
+        on "$node" rm "$job" >"$tmp/removed.log" || fail "rm $job on $node"
+    done
+}
+
+start_node a
+start_node b
+start_node c
+start_node d
+acquaint a b c d
+
+for options in "" "--pool 30%" "--moments mx8 --masters split" "--optimizer lion --moments bf16" "--optimizer muon" "--copies 2" \
+    "--micro-batches 2"; do
+    read -r -a given <<<"$options"
+    nodes=(a)
+    train one "${given[@]}"
+    nodes=(a b)
+    train two "${given[@]}"
+    cmp "$tmp/one.losses" "$tmp/two.losses" || fail "two nodes, '$options': other losses"
+    if ! sparse; then
+        nodes=(a b c d)
+        train four "${given[@]}"
+        cmp "$tmp/one.losses" "$tmp/four.losses" || fail "four nodes, '$options': other losses"
+    fi
+    printf 'same losses on one, two and four nodes: %s\n' "${options:-no options}"
+done
