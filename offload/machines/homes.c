@@ -10,10 +10,11 @@ struct order {
 };
 
 /* A multiplier for each number, so that the multiples of each, modulo 2^64, are spread evenly and
- * independently of those of the others: the output function of splitmix64. */
+ * independently of those of the others: the output function of splitmix64. Of the first 600 seeds,
+ * this one has the best balance for up to 12 machines that become twice as many. */
 static uint64_t multiplier(uint32_t number)
 {
-    uint64_t x = (number + UINT64_C(1)) * 0x9e3779b97f4a7c15u;
+    uint64_t x = (number + UINT64_C(592)) * 0x9e3779b97f4a7c15u;
 
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
     x = (x ^ x >> 27) * 0x94d049bb133111ebu;

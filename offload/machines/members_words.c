@@ -103,7 +103,7 @@ static uint64_t left_seconds(const struct cst_members *members, uint64_t now,
 
         first = lost_at < first ? lost_at : first;
     }
-    return first <= now ? 1 : (first - now) / 1000000000 + 1;
+    return first <= now ? 1 : (first - now + 999999999) / 1000000000;
 }
 
 void cst_members_explain(const struct cst_members *members, uint64_t now, char *text, size_t size)
@@ -141,10 +141,11 @@ void cst_members_explain(const struct cst_members *members, uint64_t now, char *
     case CST_MEMBERS_MINORITY:
         (void)snprintf(text, size,
                        "waits for %s, which %s away: %" PRIu32 " of %" PRIu32
-                       " machines do not go on alone, because the others may do so, too. If %s %s"
-                       " switched off for good, say so with 'cistern node drop', on this machine"
+                       " machines %s not enough to go on, because the others may do so, too. If %s"
+                       " %s switched off for good, say so with 'cistern node drop', on this machine"
                        " only",
-                       names, are, n - n_away, n, n_away == 1 ? "it" : "they", are);
+                       names, are, n - n_away, n, n - n_away == 1 ? "is" : "are",
+                       n_away == 1 ? "it" : "they", are);
         break;
     case CST_MEMBERS_VOTES:
         (void)snprintf(text, size, "the machines vote on going on without %s", names);

@@ -53,10 +53,11 @@ START_TEST(random_faults)
     }
     printf("members: %" PRIu64 " runs, %" PRIu64 " turns, %" PRIu64 " epochs, %" PRIu64
            " steps, %" PRIu64 " deaths, %" PRIu64 " records lost, %" PRIu64 " stops, %" PRIu64
-           " cuts, %" PRIu64 " drops and %" PRIu64 " adds, %" PRIu64 " of them wrong, %" PRIu64
-           " of more than half; an epoch held %.1f s after the last fault at the latest\n",
+           " cuts, %" PRIu64 " adds, %" PRIu64 " drops; %" PRIu64 " machines were said to be down"
+           " that were not, %" PRIu64 " times more than half; an epoch held %.1f s after the last"
+           " fault at the latest\n",
            totals.runs, totals.turns, totals.epochs, totals.steps, totals.deaths,
-           totals.lost_records, totals.stops, totals.cuts, totals.words, totals.adds, totals.lies,
+           totals.lost_records, totals.stops, totals.cuts, totals.adds, totals.words, totals.lies,
            totals.vouched, (double)totals.longest_ns / 1e9);
     if (n >= 1000) {
         ck_assert_uint_gt(totals.epochs, n);

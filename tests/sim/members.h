@@ -117,7 +117,8 @@ struct world {
     uint64_t connections, contents; /* numbers given out; a content is a commit */
     uint64_t mischief_from; /* until then the manager of the first machine adds the others, ns */
     uint64_t mischief_at, manager_at;
-    uint32_t pause_ms;                        /* the longest pause between two faults */
+    uint32_t pause_ms; /* the longest pause between two faults */
+    uint32_t luck;     /* a daemon dies at one of so many points between two actions */
     struct cst_set words[MEMBERS_MAX_EPOCHS]; /* per epoch: all that were said to be down in it */
     bool lied[MEMBERS_MAX_EPOCHS];
     struct cst_epoch decided[MEMBERS_MAX_EPOCHS];

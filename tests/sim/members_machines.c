@@ -104,7 +104,8 @@ static void begin_again(struct world *world, uint32_t m)
 /* A daemon may die at any moment. True: it did. */
 static bool dies_here(struct world *world, uint32_t m)
 {
-    if (world->calm || world->machines[m].record.life == 0 || world_below(world, 3000) != 0) {
+    if (world->calm || world->machines[m].record.life == 0 ||
+        world_below(world, world->luck) != 0) {
         return false;
     }
     machine_die(world, m, true);

@@ -113,6 +113,7 @@ static void open_world(struct world *world)
     world->n = 2 + world_below(world, MEMBERS_MAX - 1);
     world->wait = world_later(world, 1000, 30000);
     world->lies = world_chance(world, 40);
+    world->luck = 200 + world_below(world, 5000);
     for (uint32_t a = 0; a < world->n; a++) {
         world->machines[a].core.work_at = CST_MEMBERS_NEVER;
         for (uint32_t b = a + 1; b < world->n; b++) {
