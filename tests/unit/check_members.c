@@ -375,6 +375,34 @@ START_TEST(a_scheduler_knows_that_a_machine_is_down)
 }
 END_TEST
 
+/* Who comes back is not down any more, and who has a link is asked whatever was said. */
+START_TEST(a_link_goes_before_what_was_said)
+{
+    make_job(4);
+    isolate(0, false);
+    ck_assert_int_eq(say(0, CST_MEMBERS_GONE, 1, false), CST_OK);
+    connect(0, 1, true);
+    connect(0, 1, false);
+    ck_assert_int_eq(say(0, CST_MEMBERS_GONE, 2, false), CST_OK);
+    ck_assert_int_eq(say(0, CST_MEMBERS_GONE, 3, false), CST_OK);
+    pass(2 * WAIT);
+    ck_assert(epoch_of(0) == 4 && !cst_members_hold(machines[0]));
+    connect(0, 1, true); /* It went on with the others. */
+    ck_assert(out[0] && epoch_of(0) == 5);
+}
+END_TEST
+
+START_TEST(who_has_a_link_is_asked)
+{
+    make_job(2);
+    ck_assert_int_eq(say(0, CST_MEMBERS_GONE, 1, false), CST_OK);
+    linked[1][0] = false; /* Its answer does not come. */
+    ck_assert_int_eq(say(0, CST_MEMBERS_DROP, 1, true), CST_OK);
+    pass(2 * WAIT);
+    ck_assert(epoch_of(0) == 2 && epoch_of(1) == 2);
+}
+END_TEST
+
 START_TEST(planned_changes_wait_for_a_commit)
 {
     uint64_t begin;
@@ -576,6 +604,8 @@ static Suite *suite(void)
     tcase_add_test(c, one_of_two_without_its_record_is_added_again);
     tcase_add_test(c, all_learn_the_last_recorded_commit);
     tcase_add_test(c, a_scheduler_knows_that_a_machine_is_down);
+    tcase_add_test(c, a_link_goes_before_what_was_said);
+    tcase_add_test(c, who_has_a_link_is_asked);
     tcase_add_test(c, planned_changes_wait_for_a_commit);
     tcase_add_test(c, the_last_that_knows_an_epoch_stays);
     tcase_add_test(c, wrong_words_are_refused);
