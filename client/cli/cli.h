@@ -33,9 +33,12 @@ struct cli_plan_request {
     const char *on;        /* --on: name of a device in the rates. */
     /* The options of the job that a plan depends on. 0: not given. */
     struct cst_job_spec job;
-    const char *config; /* --config: a file with options of cistern-gpt. */
-    uint32_t n_drives;  /* The number of directories for states in that file. */
-    double tbw;         /* --tbw: terabytes that may be written to each drive. */
+    const char *config;  /* --config: a file with options of cistern-gpt. */
+    uint32_t n_drives;   /* The number of directories for states in that file. */
+    uint32_t n_machines; /* --nodes: machines that train one model. */
+    uint32_t copies;     /* --copies: machines that have the states of a chunk. */
+    double link;         /* --link: gigabits per second. */
+    double tbw;          /* --tbw: terabytes that may be written to each drive. */
     /* --parallel: what the plan chooses. */
     enum { CLI_PARALLEL_NONE, CLI_PARALLEL_AUTO } parallel;
     const char *schedule; /* --schedule: a file. */

@@ -118,6 +118,13 @@ const struct cst_option cli_options[] = {
         "plan: save the plan for a job in FILE, with --parallel as a file of cistern-gpt --config; "
         "drain: save all jobs in DIR before the daemon ends",
         CST_TEXT(AT(plan.save))),
+    PLAN("nodes", "N",
+         "machines that train the model together, each with the ranks of the plan (default: 1)",
+         CST_U32(AT(plan.n_machines), 2, CST_SET_MAX)),
+    PLAN("link", "GBIT", "with --nodes: what a machine receives, in Gbit/s, while it sends as much",
+         CST_REAL(AT(plan.link), 0.001, 1e6)),
+    PLAN("copies", "R", "with --nodes: machines that have the states of a chunk (default: 1)",
+         CST_U32(AT(plan.copies), 1, CST_SET_MAX)),
     PLAN("simulate", NULL, "simulate six steps", CST_FLAG(AT(plan.simulate))),
     PLAN("tbw", "TB",
          "terabytes that may be written to each drive in its life: print how many days that takes",

@@ -4,6 +4,7 @@
 #include "client/cli/cli.h"
 #include "client/cli/json.h"
 #include "client/cli/options.h"
+#include "client/cli/plan_nodes.h"
 #include "client/cli/plan_parallel.h"
 #include "client/cli/plan_report.h"
 #include "client/cli/table.h"
@@ -208,15 +209,22 @@ static int save(const struct cli_plan_input *input, const struct cst_plan_choice
 /* Print the plan; @simulation may be NULL. */
 static bool print(const struct cli *cli, const struct cli_plan_input *input,
                   const struct cst_plans *plans, const struct cli_plan_rows *rows,
-                  const struct simulation *simulation)
+                  const struct cli_plan_nodes *nodes, const struct simulation *simulation)
 {
     json_t *root;
 
     if (!cli->json) {
-        return cli_plan_print(input, plans, rows) &&
-               (simulation == NULL || print_simulation(simulation));
+        if (!cli_plan_print(input, plans, rows)) {
+            return false;
+        }
+        cli_plan_nodes_print(nodes, input);
+        return simulation == NULL || print_simulation(simulation);
     }
     root = cli_plan_json(input, plans, rows);
+    if (root != NULL && json_object_set_new(root, "nodes", cli_plan_nodes_json(nodes)) != 0) {
+        json_decref(root);
+        root = NULL;
+    }
     if (root != NULL && simulation != NULL &&
         json_object_set_new(root, "simulated", simulation_json(simulation)) != 0) {
         json_decref(root);
@@ -229,9 +237,13 @@ static int report(const struct cli *cli, const struct cli_plan_input *input,
                   const struct cst_plans *plans, struct cst_err *err)
 {
     struct simulation simulation;
+    struct cli_plan_nodes nodes;
     struct cli_plan_rows rows;
     int rc = cli_plan_rows(&rows, input, &plans->best, err);
 
+    if (rc == CST_OK) {
+        rc = cli_plan_nodes(&nodes, cli, input, &plans->best, err);
+    }
     if (rc == CST_OK && cli->plan.timeline != NULL) {
         rc = draw(input, &plans->best, cli->plan.timeline, err);
     }
@@ -241,7 +253,8 @@ static int report(const struct cli *cli, const struct cli_plan_input *input,
     if (rc == CST_OK && cli->plan.simulate) {
         rc = simulate(&simulation, input, &plans->best, err);
     }
-    if (rc == CST_OK && !print(cli, input, plans, &rows, cli->plan.simulate ? &simulation : NULL)) {
+    if (rc == CST_OK &&
+        !print(cli, input, plans, &rows, &nodes, cli->plan.simulate ? &simulation : NULL)) {
         rc = cst_err_set(err, CST_ENOMEM, "the plan could not be printed");
     }
     if (rc == CST_OK && cli->plan.save != NULL && !cli->json) {
@@ -299,7 +312,7 @@ int cli_plan(struct cli *cli)
         return cli_usage(
             "--schedule, --kind, --dp, --tp and --pp are for plans with --parallel auto", "");
     }
-    if (cli_plan_check_drives(cli, &err) != CST_OK) {
+    if (cli_plan_check_drives(cli, &err) != CST_OK || cli_plan_check_nodes(cli, &err) != CST_OK) {
         return cli_usage(err.text, "");
     }
     rc = cli_plan_input_open(&input, cli, &err);

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "offload/plan/nodes.h"
+
+#include "offload/machines/homes.h"
+#include "proto/patterns.h"
+
+/* What one machine pulls in a step, and what it has; bytes. */
+struct machine {
+    uint64_t sums, copies, weights, rows;
+};
+
+/* Bytes of a partial sum of the chunk. */
+static uint64_t partial_bytes(const struct cst_plan_config *config,
+                              const struct cst_layout_chunk *chunk)
+{
+    bool alone = cst_set_count(chunk->ranks) == 1 && config->micro_batches == 1;
+
+    return (alone && chunk->dtype != CST_FP32 ? 2 : 4) * chunk->n_elems;
+}
+
+/* Bytes of the rows that only machines with the chunk's states have. */
+static uint64_t state_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk)
+{
+    uint64_t bytes = cst_layout_chunk_row_bytes(layout, chunk, CST_ROW_GRAD, chunk->n_elems);
+
+    for (int row = CST_ROW_MASTER; row < CST_ROW_COUNT; row++) {
+        bytes += cst_layout_chunk_row_bytes(layout, chunk, row, chunk->n_elems);
+    }
+    return bytes;
+}
+
+static void add_chunk(struct machine *machines, const struct cst_plan_nodes_config *nodes,
+                      const struct cst_plan_config *config, const struct cst_layout *layout,
+                      uint32_t c)
+{
+    const struct cst_homes homes = {.n_first = nodes->n_nodes, .n_copies = nodes->n_copies};
+    const struct cst_set all = cst_set_range(0, nodes->n_nodes);
+    const struct cst_layout_chunk *chunk = &layout->chunks[c];
+    uint64_t weights = cst_layout_chunk_row_bytes(layout, chunk, CST_ROW_WEIGHT, chunk->n_elems);
+    uint64_t more = cst_layout_chunk_row_bytes(layout, chunk, CST_ROW_WEIGHT_OTHER, chunk->n_elems);
+    uint32_t copies[CST_SET_MAX];
+    uint32_t n = cst_homes_copies(&homes, c, &all, copies);
+    bool trained = cst_layout_has_states(chunk);
+
+    for (uint32_t m = 0; m < nodes->n_nodes; m++) {
+        machines[m].rows += weights + (trained ? more : 0);
+        machines[m].weights += trained ? weights : 0;
+    }
+    for (uint32_t i = 0; i < n && trained; i++) {
+        struct machine *machine = &machines[copies[i]];
+
+        machine->weights -= weights;
+        machine->rows += state_bytes(layout, chunk);
+        if (i == 0) {
+            machine->sums += (nodes->n_nodes - 1) * partial_bytes(config, chunk);
+        } else {
+            machine->copies += cst_layout_grad_bytes(layout, chunk);
+        }
+    }
+}
+
+/* Compute the times of the machine that pulls most. */
+static void add_times(struct cst_plan_nodes *out, const struct cst_plan_nodes_config *nodes,
+                      const struct cst_plan_config *config, const struct cst_plan_choice *choice)
+{
+    /* A forward pass is one part of this many; the rest of a micro-batch is its backward pass. */
+    double parts = config->recompute ? 4 : 3;
+    double micro_s = (double)choice->predicted.compute_ns * 1e-9 / config->micro_batches;
+    double sum_share, weight_share;
+
+    out->sum_s = (double)(out->sum_bytes + out->copy_bytes) / nodes->bytes_per_s;
+    out->weight_s = (double)out->weight_bytes / nodes->bytes_per_s;
+    out->weight_under_s = micro_s / parts;
+    out->sum_under_s = micro_s - out->weight_under_s;
+    if (micro_s > 0) {
+        sum_share = out->sum_s / out->sum_under_s;
+        weight_share = out->weight_s / out->weight_under_s;
+        out->hidden_tokens = (double)(nodes->tokens * config->world) *
+                             (sum_share > weight_share ? sum_share : weight_share);
+    }
+}
+
+int cst_plan_nodes(struct cst_plan_nodes *out, const struct cst_plan_nodes_config *nodes,
+                   const struct cst_plan_config *config, const struct cst_plan_choice *choice,
+                   struct cst_err *err)
+{
+    struct machine machines[CST_SET_MAX] = {{0}}, *most = &machines[0];
+    struct cst_layout layout;
+    int rc = cst_layout_build(&layout, config->model, &choice->layout, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    for (uint32_t c = 0; c < layout.n_chunks; c++) {
+        add_chunk(machines, nodes, config, &layout, c);
+    }
+    cst_layout_close(&layout);
+    *out = (struct cst_plan_nodes){.sum_bytes = 0};
+    for (uint32_t m = 0; m < nodes->n_nodes; m++) {
+        const struct machine *machine = &machines[m];
+
+        if (machine->sums + machine->copies + machine->weights >
+            most->sums + most->copies + most->weights) {
+            most = &machines[m];
+        }
+        out->row_bytes = machine->rows > out->row_bytes ? machine->rows : out->row_bytes;
+    }
+    out->sum_bytes = most->sums;
+    out->copy_bytes = most->copies;
+    out->weight_bytes = most->weights;
+    add_times(out, nodes, config, choice);
+    return CST_OK;
+}
