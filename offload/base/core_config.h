@@ -96,7 +96,8 @@ struct cst_core_config {
     /* The host memory of the job's own arenas is new, and therefore zero. Moments are not cleared
      * there before they are first written. */
     bool arenas_are_new;
-    /* Ranks of a rank block (offload/base/machines.h). 0: all ranks here are one. */
+    /* Ranks of a rank block (offload/base/machines.h), which divide those here. 0: all ranks here
+     * are one. */
     uint32_t block_ranks;
     /* The other machines; NULL: there are none. Copied. Needs a table. */
     const struct cst_core_machines *machines;

@@ -42,10 +42,10 @@ struct cst_core_machines {
     uint32_t self;          /* The number of this one. */
     uint32_t copies;        /* Machines that have the states of a chunk, 1..n. */
     uint32_t n_rank_blocks; /* Rank blocks of the job, n..CST_RANK_BLOCKS_MAX. */
-    uint32_t first_block;   /* Number in the job of the first rank block here. */
-    uint32_t n_ranks;       /* Ranks of the job. */
-    uint32_t first_rank;    /* Number in the job of the first rank here. */
-    uint32_t engine;        /* The engine that copies from other machines. */
+    /* Bit b: rank block b of the job is here. All have equally many ranks, and those here are
+     * numbered rank block by rank block. */
+    uint64_t rank_blocks;
+    uint32_t engine; /* The engine that copies from other machines. */
 };
 
 /* What a commit does, the same on all machines. All bytes are set, so that two decisions can be
@@ -53,6 +53,7 @@ struct cst_core_machines {
 struct cst_decision {
     /* Steps, Adam steps, skipped steps and overflows after the commit. step 0: no decision. */
     uint64_t step, adam_step, n_skipped, n_overflows;
+    uint64_t attempt; /* The attempt that is committed. */
     struct cst_hyper hyper;
     double sum_squares; /* Of the gradients, before they are scaled. */
     double loss;        /* The mean of the losses of all ranks that gave one; else 0. */
@@ -63,8 +64,8 @@ struct cst_decision {
 /* Each comment names the fields of struct cst_machine_message that the message uses in addition to
  * kind and epoch, who tells it, and to whom. */
 enum cst_message_kind {
-    /* attempt, decision. A member tells all at the begin of an epoch: the last attempt that it
-     * knows of, and the last decision that it has recorded. */
+    /* attempt, decision, rank_blocks. A member tells all at the begin of an epoch: the last attempt
+     * that it knows of, the last decision that it has recorded, and whose ranks it has. */
     CST_MESSAGE_RECORD,
     /* attempt, step. A member tells the coordinator, the lowest member: all ranks here are in SYNC,
      * and wait for an attempt after this one. */
@@ -77,7 +78,7 @@ enum cst_message_kind {
     /* attempt, step, chunk, place, squares, n_squares. The home tells all: the gradient is
      * complete, and is at `place`. `squares` are those of the chunk's tiles, in their order. */
     CST_MESSAGE_SUMMED,
-    /* attempt, step, decision (without loss), losses, n_losses, first_rank. A member tells the
+    /* attempt, step, decision (without loss), losses, n_losses, rank_blocks. A member tells the
      * coordinator: nothing is missing here for the commit. From now on this machine does not end
      * the attempt by itself. */
     CST_MESSAGE_READY,
@@ -105,8 +106,9 @@ struct cst_machine_message {
     struct cst_place place; /* In the memory of the machine that tells. */
     const double *squares;
     uint32_t n_squares;
-    const double *losses; /* Of the ranks of that machine, from first_rank on. */
-    uint32_t first_rank, n_losses;
+    uint64_t rank_blocks; /* Of that machine. */
+    const double *losses; /* Of its ranks. */
+    uint32_t n_losses;
     struct cst_decision decision;
     bool idle; /* A rank has left, and no rank of that machine had begun the step. */
     bool failed;

@@ -24,14 +24,16 @@ int cst_agreement_open(struct cst_core *core)
         return CST_OK;
     }
     a->members = calloc(core->machines->n, sizeof *a->members);
-    a->losses = calloc(core->machines->n_ranks, sizeof *a->losses);
-    return a->members != NULL && a->losses != NULL ? CST_OK : CST_ENOMEM;
+    a->losses = calloc((size_t)core->partials.n * core->partials.block_ranks, sizeof *a->losses);
+    a->own_losses = calloc(core->world, sizeof *a->own_losses);
+    return a->members != NULL && a->losses != NULL && a->own_losses != NULL ? CST_OK : CST_ENOMEM;
 }
 
 void cst_agreement_close(struct cst_core *core)
 {
     free(core->agreement.members);
     free(core->agreement.losses);
+    free(core->agreement.own_losses);
 }
 
 /* -- members ---------------------------------------------------------------------------------- */
@@ -98,6 +100,14 @@ static uint64_t gone(const struct cst_core *core)
     return (n == CST_MACHINES_MAX ? UINT64_MAX : bit_of(n) - 1) & ~core->membership.members;
 }
 
+/* The rank blocks whose ranks are on no member. */
+static uint64_t missing_blocks(const struct cst_core *core)
+{
+    uint32_t n = core->partials.n;
+
+    return (n == CST_RANK_BLOCKS_MAX ? UINT64_MAX : bit_of(n) - 1) & ~core->agreement.rank_blocks;
+}
+
 /* Find out whether states are missing. Then no rank can wait for the next attempt. */
 static void see_missing(struct cst_core *core)
 {
@@ -140,11 +150,16 @@ void cst_agreement_name_missing(const struct cst_core *core, char *text, size_t 
     if (core->machines == NULL) {
         return;
     }
-    missing = gone(core);
-    for (uint32_t m = 0; m < core->machines->n; m++) {
-        bool other = m != core->machines->self && (core->membership.members & bit_of(m)) != 0;
+    missing = missing_blocks(core) != 0 ? gone(core) : 0;
+    /* Only the coordinator knows of the others. */
+    if (core->membership.members != 0 && !is_coordinator(core)) {
+        missing |= bit_of(coordinator(core));
+    }
+    for (uint64_t left = core->membership.members; left != 0; left &= left - 1) {
+        uint32_t m = (uint32_t)__builtin_ctzll(left);
 
-        if (other && core->agreement.members[m].synced != core->agreement.last + 1) {
+        if (is_coordinator(core) && m != core->machines->self &&
+            core->agreement.members[m].synced != core->agreement.last + 1) {
             missing |= bit_of(m);
         }
     }
@@ -195,7 +210,7 @@ bool cst_agreement_begin(struct cst_core *core)
     if (core->machines == NULL) {
         return true;
     }
-    if (!a->settled || gone(core) != 0) {
+    if (!a->settled || a->missing.status != CST_OK || missing_blocks(core) != 0) {
         return false;
     }
     if (a->started == 0) {
@@ -207,6 +222,7 @@ bool cst_agreement_begin(struct cst_core *core)
     core->attempt.number = a->started - 1;
     a->started = 0;
     a->ready = false;
+    a->ready_for = 0;
     a->n_ready = 0;
     return true;
 }
@@ -313,6 +329,7 @@ static void on_abort(struct cst_core *core, const struct cst_event *event)
 void cst_agreement_committed(struct cst_core *core)
 {
     core->agreement.ready = false;
+    core->agreement.ready_for = 0;
     core->agreement.decided = false;
     core->agreement.n_ready = 0;
 }
@@ -320,12 +337,13 @@ void cst_agreement_committed(struct cst_core *core)
 void cst_agreement_revived(struct cst_core *core, const struct cst_decision *last)
 {
     core->agreement.last_decision = *last;
-    core->agreement.revived = true;
+    core->agreement.ready_for = UINT64_MAX;
 }
 
 void cst_agreement_restored(struct cst_core *core)
 {
     memset(&core->agreement.last_decision, 0, sizeof core->agreement.last_decision);
+    core->agreement.ready_for = 0;
 }
 
 /* The mean of all losses, in the order of ranks. */
@@ -334,7 +352,7 @@ static double mean_loss(const struct cst_core *core)
     double sum = 0;
     uint32_t n = 0;
 
-    for (uint32_t rank = 0; rank < core->machines->n_ranks; rank++) {
+    for (uint32_t rank = 0; rank < core->partials.n * core->partials.block_ranks; rank++) {
         sum += core->agreement.losses[rank];
         n += core->agreement.losses[rank] != 0;
     }
@@ -385,21 +403,37 @@ static void look(struct cst_core *core)
         }
         return;
     }
-    a->decided = true;
     a->last_decision = a->mine;
     a->last_decision.loss = mean_loss(core);
+    a->decided = core->membership.members != bit_of(core->machines->self);
+    if (!a->decided) {
+        cst_fact_decided(&core->facts); /* There is nobody else to record it. */
+        return;
+    }
     cst_membership_tell(core, CST_MACHINES_ALL, CST_MESSAGE_COMMIT, 0)->decision = a->last_decision;
 }
 
-/* Note that member @m is READY with @decision and @losses of ranks from @first on. */
+/* Keep the losses of the ranks of the rank blocks @blocks, from *@losses on, in the order of all
+ * ranks. */
+static void keep_losses(struct cst_core *core, uint64_t blocks, const double *losses, uint32_t n)
+{
+    uint32_t ranks = core->partials.block_ranks, at = 0;
+
+    for (; blocks != 0 && at + ranks <= n; blocks &= blocks - 1, at += ranks) {
+        uint32_t b = (uint32_t)__builtin_ctzll(blocks);
+
+        if (b < core->partials.n) {
+            memcpy(core->agreement.losses + (size_t)b * ranks, losses + at, ranks * sizeof *losses);
+        }
+    }
+}
+
+/* Note that member @m is READY, as @what says. */
 static void note_ready(struct cst_core *core, uint32_t m, const struct cst_machine_message *what)
 {
     struct cst_agreement *a = &core->agreement;
 
-    for (uint32_t i = 0; i < what->n_losses && what->first_rank + i < core->machines->n_ranks;
-         i++) {
-        a->losses[what->first_rank + i] = what->losses[i];
-    }
+    keep_losses(core, what->rank_blocks, what->losses, what->n_losses);
     a->members[m].ready = what->decision;
     a->n_ready |= bit_of(m);
     look(core);
@@ -414,19 +448,19 @@ bool cst_agreement_ready(struct cst_core *core, const struct cst_decision *decis
         return true;
     }
     a->ready = true;
+    a->ready_for = core->attempt.number + 1;
     a->mine = *decision;
     a->mine.loss = 0;
     cst_hyper_write_factors(core, core->commit.adam_step + 1);
     if (!is_coordinator(core)) {
         message = cst_membership_tell(core, coordinator(core), CST_MESSAGE_READY, 0);
     }
-    /* What the coordinator keeps of all ranks is free in other machines. */
     for (uint32_t rank = 0; rank < core->world; rank++) {
-        a->losses[core->machines->first_rank + rank] = core->ranks[rank].loss;
+        a->own_losses[rank] = core->ranks[rank].loss;
     }
-    message->losses = a->losses + core->machines->first_rank;
+    message->losses = a->own_losses;
     message->n_losses = core->world;
-    message->first_rank = core->machines->first_rank;
+    message->rank_blocks = core->machines->rank_blocks;
     message->decision = a->mine;
     if (is_coordinator(core)) {
         note_ready(core, core->machines->self, message);
@@ -471,17 +505,20 @@ static void settle(struct cst_core *core)
     bool runs = core->attempt.phase == CST_PHASE_RUNNING;
     struct cst_err why;
 
+    a->rank_blocks = 0;
     for (uint64_t left = core->membership.members; left != 0; left &= left - 1) {
         const struct cst_agreement_member *member = &a->members[__builtin_ctzll(left)];
 
         a->last = member->last_attempt > a->last ? member->last_attempt : a->last;
         last = member->recorded.step > last->step ? &member->recorded : last;
+        a->rank_blocks |= member->rank_blocks;
     }
     a->settled = true;
     a->aborted = a->last; /* All know that it is over. */
     (void)cst_err_set(&why, CST_EPEERDIED, "the machines of the job have changed");
     if (last->step > core->step + 1 ||
-        (last->step == core->step + 1 && !a->revived && !(runs && a->ready))) {
+        (last->step == core->step + 1 && a->ready_for != last->attempt + 1 &&
+         a->ready_for != UINT64_MAX)) {
         (void)cst_err_set(&why, CST_ELOST,
                           "the other machines have committed step %" PRIu64
                           " without this one, which is at step %" PRIu64,
@@ -499,7 +536,6 @@ static void settle(struct cst_core *core)
         a->ready = false;
         cst_ranks_interrupt(core, &why);
     }
-    a->revived = false;
     cst_replicas_change(core);
 }
 
@@ -509,6 +545,7 @@ static void take_record(struct cst_core *core, uint32_t m, const struct cst_mach
 
     a->members[m].last_attempt = record->attempt;
     a->members[m].recorded = record->decision;
+    a->members[m].rank_blocks = record->rank_blocks;
     a->records |= bit_of(m);
     if (!a->settled && a->records == core->membership.members) {
         settle(core);
@@ -561,6 +598,7 @@ void cst_agreement_machines(struct cst_core *core, const struct cst_event *event
     message = cst_membership_tell(core, CST_MACHINES_ALL, CST_MESSAGE_RECORD, 0);
     message->attempt = a->last;
     message->decision = a->last_decision;
+    message->rank_blocks = core->machines->rank_blocks;
     take_record(core, core->machines->self, message);
 }
 

@@ -12,9 +12,10 @@
  * committed on another one.
  *
  * A new epoch (CST_EV_MACHINES) ends the attempt. First all members tell each other what they have
- * recorded. If any of them has recorded the decision about the step that the others are READY for,
- * it is committed by all, otherwise by none. This includes members whose cores were started anew:
- * a decision shows that they were READY, so that the sums are in their memory. */
+ * recorded. If any of them has recorded a decision about the step that the others were READY for,
+ * it is committed by all, otherwise by none. This includes members whose cores were started anew,
+ * or have ended the attempt because the one with the decision was no member for a while: no attempt
+ * can begin without its ranks, so the sums are still in everybody's memory. */
 #ifndef CST_AGREEMENT_H
 #define CST_AGREEMENT_H
 
@@ -30,6 +31,7 @@ struct cst_agreement_member {
     uint64_t last_attempt;        /* In its record of this epoch. */
     struct cst_decision recorded; /* In its record of this epoch. */
     struct cst_decision ready;    /* In its last READY. */
+    uint64_t rank_blocks;         /* Those that it has, by its record of this epoch. */
 };
 
 struct cst_agreement {
@@ -40,14 +42,19 @@ struct cst_agreement {
     uint64_t told;    /* 1 + `last` as told in the last SYNCED of this epoch; 0: none was told. */
     uint64_t records; /* Bit m: the record of member m of this epoch has come. */
     bool settled;     /* All have come. */
+    uint64_t rank_blocks; /* Rank blocks of all members, by their records. */
     bool ready;       /* READY was told for the step that runs. */
     bool decided;     /* This is the coordinator, which waits for RECORDED. */
     uint64_t n_ready; /* Coordinator: bit m: member m is READY for the step that runs. */
     struct cst_decision mine; /* If `ready`: what this machine expects, without the loss. */
     struct cst_decision last_decision; /* The last one that was recorded. */
-    double *losses;                    /* Coordinator: of all ranks; owned. */
+    double *losses;                    /* Coordinator: of all ranks of the job; owned. */
+    double *own_losses;                /* Of the ranks here; owned. */
     struct cst_err missing; /* If status != 0: no member has the states of the chunks named here. */
-    bool revived; /* The core goes on after an earlier one, and has seen no record of others. */
+    /* 1 + the attempt for which this machine was READY last, with the step after the last committed
+     * one, if none was begun since; else 0. UINT64_MAX: not known, because the core goes on after
+     * an earlier one. The sums of that attempt are still in the rows. */
+    uint64_t ready_for;
 };
 
 /* Fill core->agreement. CST_ENOMEM. */

@@ -162,6 +162,7 @@ static void decide(const struct cst_core *core, double sum_squares, struct cst_d
     out->adam_step = core->commit.adam_step + (out->skipped == 0);
     out->n_skipped = core->commit.n_skipped + out->skipped;
     out->n_overflows = core->commit.n_overflows + !clip.finite;
+    out->attempt = core->attempt.number;
     out->hyper = *hyper;
     out->sum_squares = sum_squares;
     out->loss = core->schedule->loss(core);

@@ -214,13 +214,11 @@ static int check_machines(const struct cst_core *core, const struct cst_core_con
     const struct cst_layout_machines *layout = &core->layout->machines;
 
     if (m->n < 2 || m->n > CST_MACHINES_MAX || m->self >= m->n || m->copies == 0 ||
-        m->copies > m->n || m->first_rank + core->world > m->n_ranks) {
+        m->copies > m->n) {
         return cst_err_set(err, CST_EINVAL,
                            "machine %" PRIu32 " of %" PRIu32 " with %" PRIu32
-                           " copies of states and ranks %" PRIu32 " to %" PRIu32 " of %" PRIu32
-                           ": a job has 2 to %d machines",
-                           m->self, m->n, m->copies, m->first_rank, m->first_rank + core->world - 1,
-                           m->n_ranks, CST_MACHINES_MAX);
+                           " copies of states: a job has 2 to %d machines",
+                           m->self, m->n, m->copies, CST_MACHINES_MAX);
     }
     if (layout->n != m->n || layout->self != m->self || layout->copies != m->copies ||
         core->table == NULL) {

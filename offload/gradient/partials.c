@@ -90,6 +90,12 @@ static int allocate(struct cst_core *core)
     return p->sums != NULL && p->places != NULL && p->squares != NULL ? CST_OK : CST_ENOMEM;
 }
 
+/* The bits below bit @n. */
+static uint64_t bits_below(uint32_t n)
+{
+    return n == CST_RANK_BLOCKS_MAX ? UINT64_MAX : (UINT64_C(1) << n) - 1;
+}
+
 int cst_partials_open(struct cst_core *core, const struct cst_core_config *config,
                       struct cst_err *err)
 {
@@ -106,13 +112,14 @@ int cst_partials_open(struct cst_core *core, const struct cst_core_config *confi
     p->on = true;
     p->n_here = here;
     p->n = machines != NULL ? machines->n_rank_blocks : here;
-    p->first = machines != NULL ? machines->first_block : 0;
+    p->here = machines != NULL ? machines->rank_blocks : bits_below(here);
     p->block_ranks = ranks;
-    if (p->n > CST_RANK_BLOCKS_MAX || p->first >= p->n || here > p->n - p->first) {
+    if (here * ranks != core->world || p->n > CST_RANK_BLOCKS_MAX ||
+        (uint32_t)__builtin_popcountll(p->here) != here || (p->here & ~bits_below(p->n)) != 0) {
         return cst_err_set(err, CST_EINVAL,
-                           "rank blocks %" PRIu32 " to %" PRIu32 " of %" PRIu32
-                           ": a job has up to %d",
-                           p->first, p->first + here - 1, p->n, CST_RANK_BLOCKS_MAX);
+                           "%" PRIu32 " ranks in rank blocks of %" PRIu32 ", which are %#" PRIx64
+                           " of %" PRIu32 ": a job has up to %d, each with equally many ranks",
+                           core->world, ranks, p->here, p->n, CST_RANK_BLOCKS_MAX);
     }
     if (check(core, config, err) != CST_OK) {
         return err != NULL ? err->status : CST_EINVAL;
@@ -211,14 +218,19 @@ static void tell_partials(struct cst_core *core, uint32_t c)
     own.attempt = core->attempt.number;
     own.step = core->step;
     own.chunk = c;
-    for (uint32_t b = 0; b < p->n_here; b++) {
-        struct cst_machine_message *message =
-            home ? &own
-                 : cst_membership_tell(core, cst_membership_home(core, c), CST_MESSAGE_PARTIAL, c);
+    for (uint32_t b = 0, row = 0; b < p->n; b++) {
+        struct cst_machine_message *message = &own;
 
-        message->block = p->first + b;
-        message->empty = (p->chunks[c].filled >> b & 1) == 0;
-        message->place = row_place(core, c, b);
+        if ((p->here >> b & 1) == 0) {
+            continue;
+        }
+        if (!home) {
+            message =
+                cst_membership_tell(core, cst_membership_home(core, c), CST_MESSAGE_PARTIAL, c);
+        }
+        message->block = b;
+        message->empty = (p->chunks[c].filled >> row & 1) == 0;
+        message->place = row_place(core, c, row++);
         if (home) {
             take(core, CST_NONE, &own);
         }
@@ -226,11 +238,6 @@ static void tell_partials(struct cst_core *core, uint32_t c)
 }
 
 /* -- the sum of all --------------------------------------------------------------------------- */
-
-static uint64_t bits_of(uint32_t first, uint32_t n)
-{
-    return (n == 64 ? UINT64_MAX : (UINT64_C(1) << n) - 1) << first;
-}
 
 static struct cst_place landing_place(const struct cst_core *core, uint32_t set, uint32_t i)
 {
@@ -245,21 +252,23 @@ static void add_all(struct cst_core *core, uint32_t c, uint32_t set)
 {
     struct cst_partials *p = &core->partials;
     const struct cst_partials_sum *sum = &p->sums[p->chunks[c].slot];
-    uint64_t here = bits_of(p->first, p->n_here);
     struct cst_flight flight = {
         .kind = CST_FLIGHT_REDUCE, .chunk = c, .collection = core->collection.number};
     struct cst_command *reduce =
         cst_core_command(core, CST_COMMAND_REDUCE, core->layout->chunks[c].node, &flight);
-    uint32_t landed = 0;
+    uint32_t landed = 0, own = 0;
 
     reduce->table = core->table_segment;
     reduce->mark = reduce->ticket;
     reduce->partials = core->grad_fp32 && core->layout->chunks[c].dtype == CST_BF16;
-    for (uint64_t left = sum->filled; left != 0; left &= left - 1) {
-        uint32_t b = (uint32_t)__builtin_ctzll(left);
+    for (uint32_t b = 0; b < p->n; b++) {
+        bool here = (p->here >> b & 1) != 0;
 
-        reduce->src[reduce->n_src++] = (here >> b & 1) != 0 ? row_place(core, c, b - p->first)
-                                                            : landing_place(core, set, landed++);
+        if ((sum->filled >> b & 1) != 0) {
+            reduce->src[reduce->n_src++] =
+                here ? row_place(core, c, own) : landing_place(core, set, landed++);
+        }
+        own += here;
     }
     if (set != CST_NONE) {
         p->sets[set].ticket = reduce->ticket;
@@ -290,7 +299,7 @@ static void copy_partial(struct cst_core *core, uint32_t c, uint32_t set, uint32
 static void copy_all(struct cst_core *core, uint32_t c, uint32_t set)
 {
     struct cst_partials *p = &core->partials;
-    uint64_t come = p->sums[p->chunks[c].slot].filled & ~bits_of(p->first, p->n_here);
+    uint64_t come = p->sums[p->chunks[c].slot].filled & ~p->here;
     uint32_t i = 0;
 
     p->sets[set] = (struct cst_partials_set){.chunk = c};
@@ -347,10 +356,10 @@ static void look(struct cst_core *core, uint32_t c)
     }
     sum = &p->sums[p->chunks[c].slot];
     if (sum->attempt != core->attempt.number || sum->step != core->step ||
-        sum->come != bits_of(0, p->n)) {
+        sum->come != bits_below(p->n)) {
         return;
     }
-    if ((sum->filled & ~bits_of(p->first, p->n_here)) == 0) {
+    if ((sum->filled & ~p->here) == 0) {
         add_all(core, c, CST_NONE);
     } else {
         enqueue(core, c);

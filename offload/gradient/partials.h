@@ -65,7 +65,7 @@ struct cst_partials {
     bool on;
     uint32_t n_here;                      /* Rank blocks here; 0: `on` is not set. */
     uint32_t n;                           /* Rank blocks of the job. */
-    uint32_t first;                       /* Number of the first one here. */
+    uint64_t here;                        /* Bit b: rank block b of the job is here. */
     uint32_t block_ranks;                 /* Ranks of each rank block here. */
     struct cst_chunk_partials *chunks;    /* Owned. */
     struct cst_partials_sum *sums;        /* Owned. */

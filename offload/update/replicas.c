@@ -127,6 +127,7 @@ static void give_up(struct cst_core *core, const struct cst_flight *flight)
     (void)cst_chunk_update_replace(&core->chunks[flight->chunk], flight->ticket, 0);
     cst_exposure_done(core);
     cst_weight_row_break(&core->chunks[flight->chunk]);
+    cst_residency_expire(core, flight->chunk); /* What has waited reads old weights. */
     core->replicas.n_awaited--;
     cst_fact_weights_written(&core->facts, flight->chunk, flight->ticket);
 }

@@ -60,13 +60,16 @@ int main(int argc, char **argv)
         machines_run(&options, &totals);
     }
     printf("machines: all well: %" PRIu64 " runs, %" PRIu64 " events, %" PRIu64
-           " commands, %" PRIu64 " messages, %" PRIu64
-           " bytes copied, as by the formula in %" PRIu64 " runs; %" PRIu64 " ranks died, %" PRIu64
-           " machines were killed, %" PRIu64 " links cut; ranks began %" PRIu64
-           " attempts in vain; %" PRIu64 " steps skipped; runs with copies %" PRIu64
-           ", with fp32 partials %" PRIu64 ", on one machine %" PRIu64 "\n",
-           totals.runs, totals.events, totals.commands, totals.messages, totals.bytes, totals.exact,
-           totals.deaths, totals.kills, totals.cuts, totals.interrupted, totals.skipped,
-           totals.copies, totals.fp32, totals.alone);
+           " commands, %" PRIu64 " messages, %" PRIu64 " reads, %" PRIu64
+           " bytes copied, as by the formula in %" PRIu64 " runs\n",
+           totals.runs, totals.events, totals.commands, totals.messages, totals.reads, totals.bytes,
+           totals.exact);
+    printf("machines: %" PRIu64 " ranks died, %" PRIu64 " machines were killed, %" PRIu64
+           " lost for good, %" PRIu64 " links cut, %" PRIu64
+           " epochs without a machine; ranks began %" PRIu64 " attempts in vain; %" PRIu64
+           " steps skipped; runs with copies %" PRIu64 ", with fp32 partials %" PRIu64
+           ", on one machine %" PRIu64 "\n",
+           totals.deaths, totals.kills, totals.losses, totals.cuts, totals.without,
+           totals.interrupted, totals.skipped, totals.copies, totals.fp32, totals.alone);
     return EXIT_SUCCESS;
 }

@@ -8,8 +8,9 @@
 
 #define SEGMENTS_OF_MACHINE 100000
 #define POOLS 50000
+#define STAGING 80000
 
-enum what { NOTHING, WEIGHT, GRAD, STATE, PARTIAL, LANDING, BLOCK };
+enum what { NOTHING, WEIGHT, GRAD, STATE, PARTIAL, LANDING, BLOCK, STAGED };
 
 /* A place of a command. */
 struct found {
@@ -69,7 +70,10 @@ static struct found find(struct machines *sim, uint32_t m, const struct mjob *jo
     uint32_t segment = place.segment % SEGMENTS_OF_MACHINE;
     struct found found = {.what = NOTHING};
 
-    if (machine < sim->n) {
+    if (machine < sim->n && segment == STAGING) {
+        found = (struct found){
+            .what = STAGED, .machine = machine, .cell = &sim->machines[machine].staging};
+    } else if (machine < sim->n) {
         found = segment >= POOLS ? find_block(&sim->machines[machine], place, segment)
                                  : find_row(&sim->machines[machine], place, segment);
         found.machine = machine;

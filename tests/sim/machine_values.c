@@ -21,26 +21,14 @@ bool values_trained(const struct machines *sim, uint32_t chunk)
     return sim->model.tensors[chunk].pattern != CST_PATTERN_FROZEN;
 }
 
-bool values_holds(const struct machines *sim, uint32_t rank, uint32_t world, uint32_t chunk)
+uint32_t values_rank(const struct machines *sim, uint32_t m, uint32_t rank)
 {
-    return sim->model.tensors[chunk].group == 0 || rank % 2 == 0 || world == 1;
-}
+    uint64_t blocks = sim->machines[m].rank_blocks;
 
-uint32_t values_machine(const struct machines *sim, uint32_t rank)
-{
-    uint32_t m = 0;
-
-    while (rank >= sim->machines[m].first_rank + sim->machines[m].world) {
-        m++;
+    for (uint32_t i = rank / sim->block_ranks; i > 0; i--) {
+        blocks &= blocks - 1;
     }
-    return m;
-}
-
-static bool holds(const struct machines *sim, uint32_t rank, uint32_t chunk)
-{
-    const struct machine *at = &sim->machines[values_machine(sim, rank)];
-
-    return values_holds(sim, rank - at->first_rank, at->world, chunk);
+    return (uint32_t)__builtin_ctzll(blocks) * sim->block_ranks + rank % sim->block_ranks;
 }
 
 bool values_hands_in(const struct machines *sim, uint64_t step, uint32_t rank, uint32_t micro,
@@ -48,8 +36,7 @@ bool values_hands_in(const struct machines *sim, uint64_t step, uint32_t rank, u
 {
     uint64_t salt = memory_mix(sim->options.seed * 64 + rank, step * 256 + micro * 16 + chunk);
 
-    return values_trained(sim, chunk) && holds(sim, rank, chunk) &&
-           salt % 10000 >= sim->p_leave_out;
+    return values_trained(sim, chunk) && salt % 10000 >= sim->p_leave_out;
 }
 
 uint64_t values_contribution(const struct machines *sim, uint64_t step, uint32_t rank,
@@ -91,14 +78,15 @@ double values_norm(double squares)
     return whole % 16 == 3 ? __builtin_inf() : squares + 1;
 }
 
-/* Add the contributions of the ranks of one rank block, or of all if each is alone in its own. */
-static bool add_block(const struct machines *sim, uint64_t step, uint32_t chunk, uint32_t first,
-                      uint32_t end, uint64_t *sum)
+/* The sum of the contributions of rank block @b. Returns false if there are none. */
+static bool add_block(const struct machines *sim, uint64_t step, uint32_t chunk, uint32_t b,
+                      uint64_t *sum)
 {
     bool any = false;
 
     for (uint32_t micro = 0; micro < sim->micro_batches; micro++) {
-        for (uint32_t rank = first; rank < end; rank++) {
+        for (uint32_t i = 0; i < sim->block_ranks; i++) {
+            uint32_t rank = b * sim->block_ranks + i;
             uint64_t value;
 
             if (!values_hands_in(sim, step, rank, micro, chunk)) {
@@ -117,18 +105,12 @@ static uint64_t sum_of(const struct machines *sim, uint64_t step, uint32_t chunk
     uint64_t sum = MEMORY_ZERO_SUM;
     bool any = false;
 
-    for (uint32_t m = 0; m < sim->n; m++) {
-        const struct machine *at = &sim->machines[m];
+    for (uint32_t b = 0; b < sim->n_blocks; b++) {
+        uint64_t block = 0;
 
-        for (uint32_t b = 0; b < at->n_blocks; b++) {
-            uint32_t first = at->first_rank + b * sim->block_ranks;
-            uint32_t end = first + sim->block_ranks, last = at->first_rank + at->world;
-            uint64_t block = 0;
-
-            if (add_block(sim, step, chunk, first, end < last ? end : last, &block)) {
-                sum = any ? values_add(sum, block) : block;
-                any = true;
-            }
+        if (add_block(sim, step, chunk, b, &block)) {
+            sum = any ? values_add(sum, block) : block;
+            any = true;
         }
     }
     return sum;

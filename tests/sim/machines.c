@@ -9,6 +9,7 @@
 
 #define SEGMENTS_OF_MACHINE 100000
 #define POOLS 50000
+#define STAGING 80000
 #define TABLE 90000
 
 void machines_fail(const struct machines *sim, const char *fmt, ...)
@@ -179,6 +180,9 @@ void machines_feed(struct machines *sim, uint32_t m, struct cst_event event)
     }
     cst_core_step(at->core, &event, &at->actions);
     cst_core_record(at->core, &at->record);
+    if (at->record.failed != 0) {
+        machines_fail(sim, "machine %u: the job has failed", m);
+    }
     if (sim->totals->events % 16 == 0 || sim->options.verbose) {
         broken = cst_core_check(at->core);
         if (broken != NULL) {
@@ -208,9 +212,7 @@ static void open_core(struct machines *sim, uint32_t m)
                                          .self = m,
                                          .copies = sim->copies,
                                          .n_rank_blocks = sim->n_blocks,
-                                         .first_block = at->first_block,
-                                         .n_ranks = sim->n_ranks,
-                                         .first_rank = at->first_rank,
+                                         .rank_blocks = at->rank_blocks,
                                          .engine = sim->n + 10};
     struct cst_core_config config = {.model = &sim->model,
                                      .layout = &at->layout,
@@ -271,23 +273,63 @@ static void tell_epoch(struct machines *sim, uint32_t m, uint64_t epoch)
     deliver_held(sim, m);
 }
 
+static void adopt(struct machines *sim, uint32_t m);
+
 /* -- failures --------------------------------------------------------------------------------- */
 
-static void kill_machine(struct machines *sim, uint32_t m)
+static void stop(struct machines *sim, uint32_t m)
 {
     struct machine *at = &sim->machines[m];
 
-    if (at->core == NULL) {
-        return;
-    }
-    sim->totals->kills++;
     engine_kill(sim, m);
     cst_core_close(at->core);
     cst_actions_close(&at->actions);
     at->core = NULL;
+    at->reads = false;
     for (uint32_t other = 0; other < sim->n; other++) {
         sim->links[m][other]++;
         sim->links[other][m]++;
+    }
+}
+
+/* The memory of machine @m is gone. Another one gets its ranks: it is started anew, with rows for
+ * their rank blocks. */
+static void lose_machine(struct machines *sim, uint32_t m)
+{
+    struct machine *at = &sim->machines[m];
+    uint32_t heir = (m + 1 + machines_below(sim, sim->n - 1)) % sim->n;
+    struct machine *to = &sim->machines[heir];
+
+    sim->totals->losses++;
+    sim->loses = false;
+    at->lost = true;
+    sim->members &= ~(UINT64_C(1) << m);
+    new_epoch(sim);
+    to->rank_blocks |= at->rank_blocks;
+    at->rank_blocks = 0;
+    if (to->core != NULL) {
+        stop(sim, heir);
+        moments_push(&sim->moments, (struct moment){.at = sim->now + machines_delay(sim, 1000000),
+                                                    .kind = MOMENT_RESTART,
+                                                    .node = heir});
+    }
+}
+
+static void kill_machine(struct machines *sim, uint32_t m)
+{
+    if (sim->machines[m].core == NULL || sim->machines[m].lost) {
+        return;
+    }
+    sim->totals->kills++;
+    stop(sim, m);
+    if (sim->loses && machines_below(sim, 3) == 0) {
+        lose_machine(sim, m);
+        return;
+    }
+    if (machines_below(sim, 3) == 0 && sim->members != UINT64_C(1) << m) {
+        sim->totals->without++;
+        sim->members &= ~(UINT64_C(1) << m);
+        new_epoch(sim);
     }
     moments_push(&sim->moments, (struct moment){.at = sim->now + machines_delay(sim, 2000000),
                                                 .kind = MOMENT_RESTART,
@@ -300,7 +342,9 @@ static void restart(struct machines *sim, uint32_t m)
     struct cst_core_record record = at->record;
     struct cst_err err;
 
+    adopt(sim, m);
     open_core(sim, m);
+    sim->members |= UINT64_C(1) << m;
     /* A job that had not begun cannot be revived: it begins anew. */
     if (record.initialised) {
         if (cst_core_may_revive(at->core, &record, at->table, &err) != CST_OK) {
@@ -336,16 +380,15 @@ static void cut(struct machines *sim, uint32_t a, bool on)
 static void plan_failures(struct machines *sim)
 {
     uint64_t step_ns = 400000ull * sim->n_chunks * sim->micro_batches;
-    uint32_t span = (uint32_t)(step_ns * sim->options.n_steps);
+    uint32_t span = (uint32_t)(step_ns * sim->options.n_steps), n_kills, n_cuts;
 
     sim->harmless = machines_below(sim, 4) == 0;
     if (sim->harmless) {
         return;
     }
-    sim->n_deaths = machines_below(sim, 4);
-    sim->n_kills = machines_below(sim, 2) == 0 || sim->n == 1 ? 0 : machines_below(sim, 4);
-    sim->n_cuts = machines_below(sim, 2) == 0 || sim->n == 1 ? 0 : machines_below(sim, 3);
-    for (uint32_t i = 0; i < sim->n_deaths; i++) {
+    n_kills = machines_below(sim, 2) == 0 || sim->n == 1 ? 0 : machines_below(sim, 5);
+    n_cuts = machines_below(sim, 2) == 0 || sim->n == 1 ? 0 : machines_below(sim, 3);
+    for (uint32_t i = machines_below(sim, 4); i > 0; i--) {
         uint32_t m = machines_below(sim, sim->n);
 
         moments_push(&sim->moments,
@@ -354,12 +397,58 @@ static void plan_failures(struct machines *sim)
                                      .node = m,
                                      .rank = machines_below(sim, sim->machines[m].world)});
     }
-    for (uint32_t i = 0; i < sim->n_kills + sim->n_cuts; i++) {
-        moments_push(&sim->moments,
-                     (struct moment){.at = machines_below(sim, span),
-                                     .kind = i < sim->n_kills ? MOMENT_KILL : MOMENT_CUT,
-                                     .node = machines_below(sim, sim->n)});
+    for (uint32_t i = 0; i < n_kills + n_cuts; i++) {
+        moments_push(&sim->moments, (struct moment){.at = machines_below(sim, span),
+                                                    .kind = i < n_kills ? MOMENT_KILL : MOMENT_CUT,
+                                                    .node = machines_below(sim, sim->n)});
     }
+    for (uint32_t i = machines_below(sim, 8); i > 0; i--) {
+        moments_push(&sim->moments, (struct moment){.at = machines_below(sim, span),
+                                                    .kind = MOMENT_READ,
+                                                    .node = machines_below(sim, sim->n)});
+    }
+}
+
+/* -- reads of weights ------------------------------------------------------------------------- */
+
+static void read_weights(struct machines *sim, uint32_t m)
+{
+    struct machine *at = &sim->machines[m];
+    uint32_t t = machines_below(sim, sim->n_chunks);
+
+    if (at->core == NULL || at->reads) {
+        return;
+    }
+    at->reads = true;
+    at->read_chunk = sim->model.tensors[t].chunk;
+    machines_feed(
+        sim, m,
+        (struct cst_event){.kind = CST_EV_READ,
+                           .tag = ++sim->tag << MACHINES_TAG_SHIFT | MACHINES_TAG_READ,
+                           .tensor = t,
+                           .row = CST_ROW_WEIGHT,
+                           .n_elems = sim->model.tensors[t].n_elems,
+                           .place = {.segment = SEGMENTS_OF_MACHINE * (m + 1) + STAGING}});
+}
+
+void machines_read(struct machines *sim, uint32_t m, const struct cst_reply *reply)
+{
+    struct machine *at = &sim->machines[m];
+    struct cst_core_stats stats;
+
+    at->reads = false;
+    cst_core_stats(at->core, &stats);
+    if (reply->status == CST_OK &&
+        memory_read(&at->staging) != sim->weights[stats.step][at->read_chunk]) {
+        machines_fail(
+            sim, "machine %u: weights of chunk %u were read, which are not those of step %" PRIu64,
+            m, at->read_chunk, stats.step);
+    }
+    if (reply->status != CST_OK && (!at->layout.chunks[at->read_chunk].away || sim->copies > 1)) {
+        machines_fail(sim, "machine %u: weights of chunk %u: %s", m, at->read_chunk,
+                      reply->err.text);
+    }
+    sim->totals->reads += reply->status == CST_OK;
 }
 
 /* -- the job ---------------------------------------------------------------------------------- */
@@ -389,14 +478,15 @@ static void declare(struct machines *sim)
 static void lay_out(struct machines *sim, uint32_t m)
 {
     struct machine *at = &sim->machines[m];
+    uint32_t n_here = (uint32_t)__builtin_popcountll(at->rank_blocks);
     bool sums = sim->n > 1 || sim->block_ranks > 1 || sim->micro_batches > 1;
     struct cst_layout_config config = {
         .chunk_elems = 3 * CST_TILE_ELEMS,
-        .n_nodes = 1 + machines_below(sim, 2),
-        .world = at->world,
+        .n_nodes = at->n_nodes,
+        .world = n_here * sim->block_ranks,
         .grad_bytes = sim->grad_fp32 ? 4 : 2,
         .machines = {.n = sim->n, .self = m, .copies = sim->copies},
-        .partials = {.n_here = sums ? at->n_blocks : 1, .n_come = sim->n_blocks - at->n_blocks}};
+        .partials = {.n_here = sums ? n_here : 1, .n_come = sim->n_blocks - n_here}};
     struct cst_err err;
 
     if (cst_layout_build(&at->layout, &sim->model, &config, &err) != CST_OK) {
@@ -404,10 +494,56 @@ static void lay_out(struct machines *sim, uint32_t m)
     }
     at->segments = must(calloc(at->layout.n_segments + 1, sizeof *at->segments));
     at->landings = must(calloc(at->layout.n_segments + 1, sizeof *at->landings));
-    at->partials = must(calloc((size_t)sim->n_chunks * at->n_blocks + 1, sizeof *at->partials));
+    at->partials = must(calloc((size_t)sim->n_chunks * n_here + 1, sizeof *at->partials));
     for (uint32_t i = 0; i < at->layout.n_segments; i++) {
         at->segments[i] = SEGMENTS_OF_MACHINE * (m + 1) + i;
     }
+}
+
+static void close_layout(struct machine *at)
+{
+    cst_layout_close(&at->layout);
+    free(at->segments);
+    free(at->landings);
+    free(at->partials);
+}
+
+static void open_pools(struct machines *sim, uint32_t m)
+{
+    struct machine *at = &sim->machines[m];
+
+    for (; at->world < at->n_blocks * sim->block_ranks; at->world++) {
+        uint32_t n = at->layout.needs[at->world].min_blocks[0] + machines_below(sim, sim->n_chunks);
+
+        at->pool_segments[at->world] = SEGMENTS_OF_MACHINE * (m + 1) + POOLS + at->world;
+        at->pools[at->world].parts[0] = (struct cst_core_part){.n_blocks = n, .blocks_per_slab = n};
+        at->pools[at->world].segments = &at->pool_segments[at->world];
+        at->blocks[at->world] = must(calloc(n, sizeof *at->blocks[at->world]));
+    }
+}
+
+/* Make rows for rank blocks that have come to machine @m. All other rows stay where they are. */
+static void adopt(struct machines *sim, uint32_t m)
+{
+    struct machine *at = &sim->machines[m];
+    struct cst_layout before = at->layout;
+
+    if (at->n_blocks == (uint32_t)__builtin_popcountll(at->rank_blocks)) {
+        return;
+    }
+    free(at->segments);
+    free(at->landings);
+    free(at->partials);
+    lay_out(sim, m);
+    for (uint32_t c = 0; c < sim->n_chunks; c++) {
+        if (memcmp(before.chunks[c].rows, at->layout.chunks[c].rows,
+                   sizeof before.chunks[c].rows) != 0) {
+            machines_fail(sim, "the rows of chunk %u move when ranks come", c);
+        }
+    }
+    cst_layout_close(&before);
+    at->n_blocks = (uint32_t)__builtin_popcountll(at->rank_blocks);
+    open_pools(sim, m);
 }
 
 static void open_table(struct machines *sim, uint32_t m)
@@ -427,24 +563,15 @@ static void open_machine(struct machines *sim, uint32_t m)
 {
     struct machine *at = &sim->machines[m];
 
+    at->n_nodes = 1 + machines_below(sim, 2);
     lay_out(sim, m);
     open_table(sim, m);
-    for (uint32_t rank = 0; rank < at->world; rank++) {
-        const struct cst_layout_need *need = &at->layout.needs[rank];
-        uint32_t n = need->min_blocks[0] + machines_below(sim, sim->n_chunks);
-
-        at->pool_segments[rank] = SEGMENTS_OF_MACHINE * (m + 1) + POOLS + rank;
-        at->pools[rank].parts[0] = (struct cst_core_part){.n_blocks = n, .blocks_per_slab = n};
-        at->pools[rank].segments = &at->pool_segments[rank];
-        at->blocks[rank] = must(calloc(n, sizeof *at->blocks[rank]));
-    }
+    open_pools(sim, m);
     open_core(sim, m);
 }
 
 static void draw(struct machines *sim)
 {
-    uint32_t first_rank = 0, first_block = 0;
-
     sim->n = sim->options.n_machines != 0 ? sim->options.n_machines
                                           : 1 + machines_below(sim, MACHINES_MOST);
     sim->n_chunks = 2 + machines_below(sim, MACHINES_CHUNKS - 1);
@@ -458,14 +585,12 @@ static void draw(struct machines *sim)
         struct machine *at = &sim->machines[m];
 
         at->n_blocks = 1 + machines_below(sim, 3);
-        at->world = at->n_blocks * sim->block_ranks - machines_below(sim, sim->block_ranks);
-        at->first_rank = first_rank;
-        at->first_block = first_block;
-        first_rank += at->world;
-        first_block += at->n_blocks;
+        for (uint32_t b = 0; b < at->n_blocks; b++) {
+            at->rank_blocks |= UINT64_C(1) << sim->n_blocks++;
+        }
     }
-    sim->n_ranks = first_rank;
-    sim->n_blocks = first_block;
+    sim->n_ranks = sim->n_blocks * sim->block_ranks;
+    sim->loses = sim->copies > 1 && machines_below(sim, 2) == 0;
     sim->members = (UINT64_C(1) << sim->n) - 1;
 }
 
@@ -476,11 +601,8 @@ static void close_machines(struct machines *sim)
 
         cst_core_close(at->core);
         cst_actions_close(&at->actions);
-        cst_layout_close(&at->layout);
+        close_layout(at);
         free(at->table);
-        free(at->segments);
-        free(at->landings);
-        free(at->partials);
         for (uint32_t rank = 0; rank < at->world; rank++) {
             free(at->blocks[rank]);
         }
@@ -534,6 +656,9 @@ static void check_end(struct machines *sim, uint64_t bytes)
     for (uint32_t m = 0; m < sim->n; m++) {
         struct cst_core_stats stats;
 
+        if (sim->machines[m].lost) {
+            continue;
+        }
         if (sim->machines[m].core == NULL) {
             machines_fail(sim, "machine %u is down at the end", m);
         }
@@ -595,6 +720,9 @@ static void play(struct machines *sim, const struct moment *moment)
         break;
     case MOMENT_EPOCH:
         tell_epoch(sim, moment->node, moment->what);
+        break;
+    case MOMENT_READ:
+        read_weights(sim, moment->node);
         break;
     }
 }

@@ -17,10 +17,12 @@
 
 #define MACHINES_MOST 8
 #define MACHINES_CHUNKS 8
-#define MACHINES_RANKS 9 /* of a machine */
+#define MACHINES_RANKS 18 /* of a machine */
 #define MACHINES_STEPS 12
 #define MACHINES_JOBS 256
 #define MACHINES_MESSAGES 4096
+#define MACHINES_TAG_SHIFT 9
+#define MACHINES_TAG_READ 15 /* in the low bits of a tag: a READ of weights */
 
 /* Properties of a run. */
 struct machines_options {
@@ -33,11 +35,13 @@ struct machines_options {
 /* Counts of all runs. */
 struct machines_totals {
     uint64_t runs, events, commands, messages;
+    uint64_t reads; /* READs of weights that were answered with the weights */
     uint64_t bytes; /* copied from other machines */
     uint64_t exact; /* runs without failures, in which the bytes are those of the formula */
-    uint64_t deaths, kills, cuts, losses;
+    uint64_t deaths, kills, cuts;
+    uint64_t without;     /* epochs without a machine that came back later */
+    uint64_t losses;      /* machines that were lost for good */
     uint64_t interrupted; /* attempts that were begun and not finished */
-    uint64_t adopted;     /* steps that machines have committed because others had decided so */
     uint64_t skipped;     /* steps without updates */
     uint64_t copies;      /* runs with several copies of states */
     uint64_t fp32;        /* runs with fp32 partials */
@@ -72,19 +76,23 @@ struct machine {
     struct cst_layout layout;
     struct cst_table_header *table;
     uint32_t *segments;
-    uint32_t world, first_rank;
-    uint32_t first_block, n_blocks;
+    uint32_t world, n_blocks;
+    uint64_t rank_blocks; /* bit b: rank block b of the job is here */
     struct cst_core_pool pools[MACHINES_RANKS];
     uint32_t pool_segments[MACHINES_RANKS];
     struct mrank ranks[MACHINES_RANKS];
     struct cell weights[MACHINES_CHUNKS], grads[MACHINES_CHUNKS], states[MACHINES_CHUNKS];
     struct cell *partials, *landings; /* per chunk and rank block; per segment */
+    struct cell staging;
+    uint32_t n_nodes;
     struct cell *blocks[MACHINES_RANKS];
     struct mjob jobs[MACHINES_JOBS];
     uint64_t life; /* counts the lives of the core */
     uint64_t ticket;
     uint64_t epoch; /* the last one that the core was told */
     bool lost;      /* for good */
+    uint32_t read_chunk;
+    bool reads; /* a READ of the chunk's weights was not answered */
 };
 
 struct mmessage {
@@ -103,9 +111,10 @@ struct machines {
     uint32_t n, n_ranks, n_blocks, n_chunks, copies, micro_batches, block_ranks;
     bool grad_fp32, ending;
     unsigned p_leave_out;               /* chance of a rank without a gradient, per 10000 */
-    uint32_t n_deaths, n_kills, n_cuts; /* that are still to come */
+    uint64_t told;                      /* the last step that a rank was told as committed */
     uint32_t quiet;                     /* chance of a delay of 0 in four */
     bool harmless;                      /* Nothing fails in this run. */
+    bool loses;                         /* A machine can be lost for good in this run. */
     uint64_t epoch, members;
     uint64_t cut[MACHINES_MOST];                    /* bit m: the link to machine m is cut */
     uint64_t links[MACHINES_MOST][MACHINES_MOST];   /* how often each was down */
@@ -135,6 +144,9 @@ uint64_t machines_delay(struct machines *sim, uint32_t most);
 /* Give @event to the core of machine @m, and carry out its actions. */
 void machines_feed(struct machines *sim, uint32_t m, struct cst_event event);
 
+/* The answer to a READ. */
+void machines_read(struct machines *sim, uint32_t m, const struct cst_reply *reply);
+
 /* -- machine_values.c: what is computed ------------------------------------------------------- */
 
 /* Fill in what all steps compute. */
@@ -153,12 +165,10 @@ double values_norm(double squares);
 uint64_t values_add(uint64_t sum, uint64_t next);
 uint64_t values_state(uint64_t state, uint64_t sum);
 uint64_t values_weight(uint64_t state);
-/* The machine of rank @rank of the job. */
-uint32_t values_machine(const struct machines *sim, uint32_t rank);
+/* The number in the job of rank @rank of machine @m. */
+uint32_t values_rank(const struct machines *sim, uint32_t m, uint32_t rank);
 /* True if @chunk is trained. */
 bool values_trained(const struct machines *sim, uint32_t chunk);
-/* True if the rank with the number @rank on its machine, of @world, holds @chunk. */
-bool values_holds(const struct machines *sim, uint32_t rank, uint32_t world, uint32_t chunk);
 
 /* -- machine_engine.c ------------------------------------------------------------------------- */
 

@@ -9,7 +9,8 @@
 
 /* Kinds of events: a command ends; a rank goes on, has computed, dies, or returns. Of machines
  * (tests/sim/machines.h): a command begins, ends, or its end is told; a message arrives; a machine
- * is killed, or restarted; a link is cut, or restored; a machine is told of an epoch. */
+ * is killed, or restarted; a link is cut, or restored; a machine is told of an epoch; weights are
+ * read. */
 enum moment_kind {
     MOMENT_DONE,
     MOMENT_GO,
@@ -24,6 +25,7 @@ enum moment_kind {
     MOMENT_CUT,
     MOMENT_MEND,
     MOMENT_EPOCH,
+    MOMENT_READ,
 };
 
 /* An event in the future. */
