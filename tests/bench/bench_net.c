@@ -30,7 +30,7 @@ enum {
 };
 
 #define MIB ((uint64_t)1 << 20)
-#define ROW (8 * MIB)
+#define ROW (2 * MIB)
 #define ADDRESS(end) ((end) == 0 ? "10.123.0.1" : "10.123.0.2")
 
 struct load {
@@ -163,8 +163,10 @@ static double run_engine(struct load *load)
     proc->n_done = 0;
     while (proc->n_done < n_rows) {
         while (sent < n_rows && sent < proc->n_done + IN_FLIGHT) {
-            (void)net_submit(reader, (struct cst_place){.segment = NET_OWN},
-                             (struct cst_place){.segment = NET_REMOTE}, ROW);
+            uint64_t at = sent % IN_FLIGHT * ROW;
+
+            (void)net_submit(reader, (struct cst_place){.segment = NET_OWN, .offset = at},
+                             (struct cst_place){.segment = NET_REMOTE, .offset = at}, ROW);
             sent++;
         }
         must(engine_proc_read(proc, -1), "the engine hung up");
@@ -239,7 +241,7 @@ static void start_engines(struct load *load, unsigned lanes)
     net_meet(&m[0], &m[1], net_token(1));
     must(net_add_remote(&m[1], NET_REMOTE, 0, NET_SERVED, NET_BYTES).status == CST_OK, "segment");
     (void)run_engine(load);
-    must(memcmp(m[1].own, m[0].served, ROW) == 0, "the copy differs");
+    must(memcmp(m[1].own, m[0].served, IN_FLIGHT * ROW) == 0, "the copy differs");
 }
 
 static void measure(struct load *load, unsigned run)
@@ -313,7 +315,7 @@ int main(int argc, char **argv)
     if (is_missing()) {
         return EXIT_SUCCESS;
     }
-    n_rows = bench_sized(64, 4);
+    n_rows = bench_sized(256, 16);
     /* For ucx_perftest; engines set these for themselves. */
     must(setenv("UCX_TLS", "tcp", 1) == 0 && setenv("UCX_WARN_UNUSED_ENV_VARS", "n", 1) == 0,
          "setenv");

@@ -81,6 +81,36 @@ static void must_fail(uint64_t ticket, int status, const char *const *words)
 
 #define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
+/* Submit COPYs of all of NET_REMOTE, a part each. Returns the last ticket. */
+#define N_PARTS 20
+static uint64_t submit_parts(void)
+{
+    const uint64_t part = NET_BYTES / N_PARTS;
+
+    for (uint64_t at = 0; at < N_PARTS * part; at += part) {
+        (void)net_submit(&b, in(NET_OWN, at), in(NET_REMOTE, at), part);
+    }
+    return b.ticket;
+}
+
+/* Each of the parts up to the ticket @last has come, or is lost with machine 1. */
+static void await_parts(uint64_t last)
+{
+    const uint64_t part = NET_BYTES / N_PARTS;
+
+    for (uint64_t i = 0; i < N_PARTS; i++) {
+        const struct engine_completion *done = engine_proc_wait(&b.proc, last - N_PARTS + 1 + i);
+
+        ck_assert_ptr_nonnull(done);
+        if (done->status == CST_OK) {
+            ck_assert_mem_eq(b.own + i * part, a.served + i * part, part);
+        } else {
+            ck_assert_msg(done->status == CST_ELOST && strstr(done->text, "machine 1") != NULL,
+                          "%s: %s", cst_status_name(done->status), done->text);
+        }
+    }
+}
+
 /* -- bytes ---------------------------------------------------------------------------------- */
 
 /* Whole segments, ranges that begin and end anywhere, single bytes and several commands at a time
@@ -131,13 +161,17 @@ START_TEST(test_both_ways)
     start(_i);
     done = net_add_remote(&a, NET_REMOTE, 2, NET_SERVED, NET_BYTES);
     ck_assert_msg(done.status == CST_OK, "%s", done.text);
-    for (int i = 0; i < 4; i++) {
-        last[0] = net_submit(&a, in(NET_OWN, 0), in(NET_REMOTE, 0), 7 * MIB);
-        last[1] = net_submit(&b, in(NET_OWN, 0), in(NET_REMOTE, 0), 7 * MIB);
-        (void)net_submit(&b, in(NET_OWN, 7 * MIB), in(NET_SERVED, 1), MIB);
+    (void)net_submit(&b, in(NET_OWN, 7 * MIB), in(NET_SERVED, 1), MIB);
+    for (uint64_t at = 0; at < 7 * MIB; at += MIB) {
+        last[0] = net_submit(&a, in(NET_OWN, at), in(NET_REMOTE, at), MIB);
+        last[1] = net_submit(&b, in(NET_OWN, at), in(NET_REMOTE, at), MIB);
     }
-    ck_assert_ptr_nonnull(engine_proc_wait(&a.proc, last[0]));
-    ck_assert_ptr_nonnull(engine_proc_wait(&b.proc, last[1] + 1));
+    for (uint64_t i = 0; i < 8; i++) {
+        ck_assert_ptr_nonnull(engine_proc_wait(&b.proc, last[1] - i));
+    }
+    for (uint64_t i = 0; i < 7; i++) {
+        ck_assert_ptr_nonnull(engine_proc_wait(&a.proc, last[0] - i));
+    }
     for (size_t i = 0; i < b.proc.n_done; i++) {
         ck_assert_msg(b.proc.done[i].status == CST_OK, "%s", b.proc.done[i].text);
     }
@@ -244,15 +278,11 @@ END_TEST
  * added again and serves. */
 START_TEST(test_killed)
 {
-    uint64_t ticket = 0;
-
     start(_i);
     must_copy(0, 0, MIB);
-    for (int i = 0; i < 20; i++) {
-        ticket = net_submit(&b, in(NET_OWN, 0), in(NET_REMOTE, 0), NET_BYTES);
-    }
+    (void)submit_parts();
     engine_proc_kill(&a.proc);
-    must_fail(ticket, CST_ELOST, WORDS("machine 1"));
+    await_parts(b.ticket);
     must_fail(net_submit(&b, in(NET_OWN, 0), in(NET_REMOTE, 0), MIB), CST_ELOST,
               WORDS("machine 1"));
     (void)engine_proc_close(&a.proc);
@@ -273,27 +303,50 @@ END_TEST
  * destination afterwards, also when the machine goes on. */
 START_TEST(test_stopped)
 {
-    uint64_t first, last = 0;
+    uint64_t last;
 
     start(_i);
     must_copy(0, 0, MIB);
     ck_assert_int_eq(kill(a.proc.pid, SIGSTOP), 0);
-    first = net_submit(&b, in(NET_OWN, 0), in(NET_REMOTE, 0), NET_BYTES);
-    for (int i = 0; i < 5; i++) {
-        last = net_submit(&b, in(NET_OWN, 0), in(NET_REMOTE, 0), NET_BYTES);
-    }
+    last = submit_parts();
     /* The answer to the drop comes after the submissions were read. */
     ck_assert_int_eq(net_drop(&b, 1, "no heartbeat for 3 s").status, CST_OK);
-    must_fail(first, CST_ELOST, WORDS("machine 1 was dropped: no heartbeat for 3 s"));
-    must_fail(last, CST_ELOST, WORDS("machine 1 was dropped: no heartbeat for 3 s"));
+    for (uint64_t i = 0; i < N_PARTS; i++) {
+        must_fail(last - i, CST_ELOST, WORDS("machine 1 was dropped: no heartbeat for 3 s"));
+    }
     memset(b.own, 9, NET_BYTES);
     ck_assert_int_eq(kill(a.proc.pid, SIGCONT), 0);
-    /* It serves others meanwhile. */
     ck_assert_int_eq(net_drop(&a, 2, "it has dropped me").status, CST_OK);
     net_meet(&a, &b, net_token(3));
     must_copy(0, 100, MIB);
     for (uint64_t i = MIB; i < NET_BYTES; i++) {
         suite_must(b.own[i] == 9, "byte %" PRIu64 " was written late", i);
+    }
+    stop();
+}
+END_TEST
+
+/* The same if it stops while its bytes come. */
+START_TEST(test_stopped_amid)
+{
+    start(_i);
+    for (uint32_t round = 0; round < 8; round++) {
+        uint64_t last = submit_parts();
+
+        if (round % 2 == 0) {
+            ck_assert_ptr_nonnull(engine_proc_wait(&b.proc, last - N_PARTS + 1 + next(N_PARTS)));
+        }
+        ck_assert_int_eq(kill(a.proc.pid, SIGSTOP), 0);
+        ck_assert_int_eq(net_drop(&b, 1, "no heartbeat").status, CST_OK);
+        await_parts(last);
+        memset(b.own, 9, NET_BYTES);
+        ck_assert_int_eq(kill(a.proc.pid, SIGCONT), 0);
+        ck_assert_int_eq(net_drop(&a, 2, "it has dropped me").status, CST_OK);
+        net_meet(&a, &b, net_token((uint8_t)(3 + round)));
+        must_copy(0, 100, MIB);
+        for (uint64_t i = MIB; i < NET_BYTES; i++) {
+            suite_must(b.own[i] == 9, "byte %" PRIu64 " was written late", i);
+        }
     }
     stop();
 }
@@ -318,15 +371,21 @@ START_TEST(test_drop_segment)
 
     start(_i);
     must_copy(0, 0, MIB);
-    for (int i = 0; i < 20; i++) {
-        (void)net_submit(&b, in(NET_OWN, 0), in(NET_REMOTE, 0), NET_BYTES);
-    }
+    (void)submit_parts();
     ck_assert_int_eq(kill(b.proc.pid, SIGSTOP), 0);
     done = engine_proc_segment_done(&a.proc, engine_proc_drop(&a.proc, NET_SERVED, false));
     ck_assert_msg(done.status == CST_OK, "%s", done.text);
     ck_assert_int_eq(kill(b.proc.pid, SIGCONT), 0);
-    ck_assert_ptr_nonnull(engine_proc_wait(&b.proc, b.ticket));
-    ck_assert_int_ne(engine_proc_find(&b.proc, b.ticket)->status, CST_OK);
+    for (uint64_t i = 0; i < N_PARTS; i++) {
+        const struct engine_completion *part = engine_proc_wait(&b.proc, b.ticket - i);
+
+        ck_assert_ptr_nonnull(part);
+        ck_assert_msg(part->status == CST_OK || part->status == CST_ELOST ||
+                          part->status == CST_ENOTFOUND,
+                      "%s", part->text);
+    }
+    must_fail(net_submit(&b, in(NET_OWN, 0), in(NET_REMOTE, 0), 10), CST_ENOTFOUND,
+              WORDS("machine 1 serves no segment 1"));
     stop();
 }
 END_TEST
@@ -348,6 +407,7 @@ int main(void)
         {"other_job", test_other_job},
         {"killed", test_killed},
         {"stopped", test_stopped},
+        {"stopped_amid", test_stopped_amid},
         {"dropped_reader", test_dropped_reader},
         {"drop_segment", test_drop_segment},
     };
