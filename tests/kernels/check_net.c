@@ -4,6 +4,7 @@
  */
 #include "config.h"
 
+#include "kernels/math/undo.h"
 #include "tests/lib/net_rig.h"
 #include "tests/lib/suite.h"
 
@@ -237,6 +238,7 @@ START_TEST(test_peers)
     ck_assert_int_eq(done.status, CST_EEXIST);
     ck_assert_ptr_nonnull(strstr(done.text, "machine 1"));
     ck_assert_int_eq(net_add(&b, 3, &end, zeros).status, CST_EINVAL);
+    ck_assert_int_eq(net_add(&b, 2, &end, net_token(1)).status, CST_EINVAL);
     end.version = (char *)(uintptr_t) "0.1";
     done = net_add(&b, 3, &end, net_token(1));
     ck_assert_int_eq(done.status, CST_EVERSION);
@@ -392,6 +394,77 @@ END_TEST
 
 /* -- SETUP ---------------------------------------------------------------------------------- */
 
+/* An engine that is told of no network, or of one that it cannot have, ends and says why. */
+START_TEST(test_setup)
+{
+    static const struct {
+        const char *transport, *listen, *word;
+    } wrong[] = {
+        {NULL, NULL, "nothing of a network"},  {"carrier pigeon", "127.0.0.1", "tcp"},
+        {"tcp", "localhost", "10.0.0.1:7000"}, {"tcp", "0.0.0.0", "all interfaces"},
+        {"tls", "192.0.2.1", "192.0.2.1"},
+#ifdef HAVE_UCX
+        {"ucx", "192.0.2.1", "192.0.2.1"},
+#endif
+    };
+    uint64_t undo_bytes = sizeof(struct cst_undo_slot);
+
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        Engine__Setup setup = ENGINE__SETUP__INIT;
+        Engine__Net network = ENGINE__NET__INIT;
+        Engine__Failed *failed;
+        struct engine_proc proc;
+        struct cst_frame frame;
+        struct cst_err err;
+
+        network.transport = (char *)(uintptr_t)wrong[i].transport;
+        network.listen = (char *)(uintptr_t)wrong[i].listen;
+        setup.net = wrong[i].transport != NULL ? &network : NULL;
+        setup.undo_segment = 9;
+        setup.undo_bytes = undo_bytes;
+        engine_proc_use("./cistern-engine-net", NULL);
+        engine_proc_start(&proc, -1);
+        (void)engine_proc_send(&proc, ENGINE__MSG_TYPE__ENGINE_SETUP, &setup.base,
+                               engine_proc_memfd(undo_bytes, NULL));
+        ck_assert_int_eq(cst_frame_recv(proc.sock, 0, &proc.buf, &frame, &err), CST_OK);
+        ck_assert_uint_eq(frame.type, ENGINE__MSG_TYPE__ENGINE_FAILED);
+        failed = engine__failed__unpack(NULL, frame.body_bytes, frame.body);
+        ck_assert_ptr_nonnull(failed);
+        ck_assert_msg(failed->status == CST_EINVAL && strstr(failed->text, wrong[i].word) != NULL,
+                      "%s", failed->text);
+        engine__failed__free_unpacked(failed, NULL);
+        ck_assert_int_ne(engine_proc_close(&proc), 0);
+    }
+}
+END_TEST
+
+/* Segments of other machines and for them are refused where they make no sense. */
+START_TEST(test_segments)
+{
+    Engine__SegmentAdd add = ENGINE__SEGMENT_ADD__INIT;
+    uint64_t undo_bytes = sizeof(struct cst_undo_slot);
+    struct engine_segment_done done;
+    struct engine_proc host;
+
+    start(0);
+    ck_assert_int_eq(net_add_remote(&b, 20, 1, 0, 100).status, CST_EINVAL);
+    ck_assert_int_eq(net_add_remote(&b, NET_OWN, 1, 1, 100).status, CST_EEXIST);
+    ck_assert_int_eq(engine_proc_add_device(&b.proc, 21, -1, 4096).status, CST_EUNSUPPORTED);
+    stop();
+    engine_proc_use("./cistern-engine-host", NULL);
+    engine_proc_net(NULL);
+    engine_proc_open(&host, 1, 1, 9, engine_proc_memfd(undo_bytes, NULL), undo_bytes);
+    add.id = 1;
+    add.bytes = 4096;
+    add.has_served = add.served = 1;
+    done = engine_proc_segment_done(&host,
+                                    engine_proc_send(&host, ENGINE__MSG_TYPE__ENGINE_SEGMENT_ADD,
+                                                     &add.base, engine_proc_memfd(4096, NULL)));
+    ck_assert_int_eq(done.status, CST_EUNSUPPORTED);
+    ck_assert_int_eq(engine_proc_close(&host), 0);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("net");
@@ -417,5 +490,7 @@ int main(void)
         tcase_add_loop_test(suite_case(suite, tests[i].name, NULL, NULL), tests[i].test, 0,
                             N_TRANSPORTS);
     }
+    tcase_add_test(suite_case(suite, "setup", NULL, NULL), test_setup);
+    tcase_add_test(suite_case(suite, "segments", NULL, NULL), test_segments);
     return suite_run(suite);
 }
