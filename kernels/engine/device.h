@@ -369,8 +369,8 @@ int cste_device_flush(struct cste_device *device, unsigned thread, const struct 
 int cste_device_check_peers(const struct cste_device *device, struct cst_err *err);
 
 /* Let the machine of @spec read here, and read from it. Nothing is sent yet. CST_EVERSION: it has
- * another transport or version; CST_EEXIST: the machine is a peer already; CST_EINVAL: a token of
- * zeros, or no address; CST_ENOMEM. Loop thread. */
+ * another transport or version; CST_EEXIST: the machine is a peer already; CST_EINVAL: it is this
+ * machine, or a token of zeros, or it should have a certificate; CST_ENOMEM. Loop thread. */
 int cste_device_add_peer(struct cste_device *device, const struct cste_peer_spec *spec,
                          struct cst_err *err);
 

@@ -91,13 +91,13 @@ const struct cste_channel_ops cste_channel_plain = {.open = plain_open,
 /* -- all channels --------------------------------------------------------------------------- */
 
 int cste_channel_open(struct cste_channel *channel, const struct cste_channel_ops *ops,
-                      void *shared, int fd, const struct cste_net_peer *peer, struct cst_err *err)
+                      void *shared, const struct cste_net_peer *peer, struct cst_err *err)
 {
     int on = 1;
 
-    *channel = (struct cste_channel){.ops = ops, .fd = fd};
+    channel->ops = ops;
     /* Requests are small and must not wait for others. */
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    (void)setsockopt(channel->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     return ops->start(shared, channel, peer, err);
 }
 

@@ -39,10 +39,10 @@ struct cste_channel {
 
 extern const struct cste_channel_ops cste_channel_plain, cste_channel_encrypted;
 
-/* Set up @channel for the socket @fd, which is its own from now on, also on failure. CST_ENOMEM,
- * CST_EINTERNAL. */
+/* Set up @channel, of which fd is set and all else is zero. Only cste_channel_close closes the
+ * socket, also after a failure. CST_ENOMEM, CST_EINTERNAL. */
 int cste_channel_open(struct cste_channel *channel, const struct cste_channel_ops *ops,
-                      void *shared, int fd, const struct cste_net_peer *peer, struct cst_err *err);
+                      void *shared, const struct cste_net_peer *peer, struct cst_err *err);
 
 void cste_channel_close(struct cste_channel *channel);
 

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #ifdef __aarch64__
-#include <arm_acle.h>
 #include <sys/auxv.h>
 #define HWCAP_WITH_CRC32 (1ul << 7)
 #elif defined __x86_64__
@@ -61,13 +60,35 @@ static void make_tables(void)
 #if defined __aarch64__ || defined __x86_64__
 
 #ifdef __aarch64__
-#define WITH_INSTRUCTION __attribute__((target("+crc")))
-#define STEP(sum, word) __crc32cd(sum, word)
-#define STEP_BYTE(sum, byte) __crc32cb(sum, byte)
+
+#define WITH_INSTRUCTION
+
+static inline uint32_t step(uint32_t sum, uint64_t word)
+{
+    __asm__(".arch_extension crc\n\tcrc32cx %w0, %w0, %x1" : "+r"(sum) : "r"(word));
+    return sum;
+}
+
+static inline uint32_t step_byte(uint32_t sum, uint8_t byte)
+{
+    __asm__(".arch_extension crc\n\tcrc32cb %w0, %w0, %w1" : "+r"(sum) : "r"((uint32_t)byte));
+    return sum;
+}
+
 #else
+
 #define WITH_INSTRUCTION __attribute__((target("sse4.2")))
-#define STEP(sum, word) ((uint32_t)_mm_crc32_u64(sum, word))
-#define STEP_BYTE(sum, byte) _mm_crc32_u8(sum, byte)
+
+WITH_INSTRUCTION static inline uint32_t step(uint32_t sum, uint64_t word)
+{
+    return (uint32_t)_mm_crc32_u64(sum, word);
+}
+
+WITH_INSTRUCTION static inline uint32_t step_byte(uint32_t sum, uint8_t byte)
+{
+    return _mm_crc32_u8(sum, byte);
+}
+
 #endif
 
 static uint32_t skip_lane(uint32_t sum)
@@ -90,17 +111,17 @@ WITH_INSTRUCTION static uint32_t by_instruction(uint32_t sum, const unsigned cha
         uint32_t second = 0, third = 0;
 
         for (size_t i = 0; i < LANE; i += 8) {
-            sum = STEP(sum, word_at(at + i));
-            second = STEP(second, word_at(at + LANE + i));
-            third = STEP(third, word_at(at + 2 * (size_t)LANE + i));
+            sum = step(sum, word_at(at + i));
+            second = step(second, word_at(at + LANE + i));
+            third = step(third, word_at(at + 2 * (size_t)LANE + i));
         }
         sum = skip_lane(skip_lane(sum) ^ second) ^ third;
     }
     for (; bytes >= 8; at += 8, bytes -= 8) {
-        sum = STEP(sum, word_at(at));
+        sum = step(sum, word_at(at));
     }
     for (; bytes > 0; at++, bytes--) {
-        sum = STEP_BYTE(sum, *at);
+        sum = step_byte(sum, *at);
     }
     return sum;
 }

@@ -4,6 +4,7 @@
 #include "kernels/host/host.h"
 #include "kernels/net/transport.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -197,6 +198,10 @@ static int net_copy(void *state, unsigned thread, struct cste_addr dst, struct c
     if (dst.mem->device != 0) {
         return refuse_to_write(dst.mem, err);
     }
+    if (bytes == 0 || bytes > CSTE_WIRE_MAX_PAYLOAD) {
+        return cst_err_set(err, CST_EINVAL, "%" PRIu64 " bytes at a time, 1 to %u are possible",
+                           bytes, CSTE_WIRE_MAX_PAYLOAD);
+    }
     if (src.mem->device == 0) {
         return done_at_once(lane,
                             cste_host_ops.memory->copy(device->host, thread, dst, src, bytes, err));
@@ -258,6 +263,9 @@ static int net_add_peer(void *state, const struct cste_peer_spec *spec, struct c
     struct device *device = state;
     const struct cste_net_end *own = &device->end, *end = &spec->end;
 
+    if (spec->machine == device->net.machine) {
+        return cst_err_set(err, CST_EINVAL, "machine %u is this one", spec->machine);
+    }
     if (strcmp(own->transport, end->transport) != 0 || strcmp(own->version, end->version) != 0) {
         return cst_err_set(
             err, CST_EVERSION,

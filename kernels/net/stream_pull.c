@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 /* A connection of a lane, over which replies come in the order of the requests. */
 struct link {
@@ -64,37 +63,45 @@ static void break_link(struct cste_stream *stream, struct link *link, const stru
     link->last = &link->first;
 }
 
-/* Connect to @peer. CST_ECONN, CST_ECANCELLED, CST_EINVAL. */
+/* Connect the socket of @channel to @address. CST_ECONN, CST_ECANCELLED. */
+static int connect_to(struct cste_channel *channel, const struct sockaddr_storage *address,
+                      socklen_t bytes, int wake, struct cst_err *err)
+{
+    socklen_t size = sizeof(int);
+    int failure = 0, rc;
+
+    if (connect(channel->fd, (const struct sockaddr *)(const void *)address, bytes) != 0 &&
+        errno != EINPROGRESS) {
+        return cst_err_errno(err, CST_ECONN, errno, "connecting");
+    }
+    channel->wants = POLLOUT;
+    rc = cste_channel_wait(channel, wake, 0, err);
+    if (rc == CST_OK &&
+        (getsockopt(channel->fd, SOL_SOCKET, SO_ERROR, &failure, &size) != 0 || failure != 0)) {
+        rc = cst_err_errno(err, CST_ECONN, failure, "connecting");
+    }
+    return rc;
+}
+
+/* Connect to @peer. Statuses as of connect_to; CST_EINVAL: its address; CST_ENOMEM. */
 static int dial(struct cste_stream *stream, const struct cste_net_peer *peer,
                 struct cste_channel *out, struct cst_err *err)
 {
     struct sockaddr_storage address;
-    struct cste_channel plain = {.wants = POLLOUT};
-    socklen_t bytes, size = sizeof(int);
-    int rc = cste_address_read(peer->address, &address, &bytes, err), failure = 0;
+    socklen_t bytes;
+    int rc = cste_address_read(peer->address, &address, &bytes, err);
 
     if (rc != CST_OK) {
         return rc;
     }
-    plain.fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (plain.fd < 0) {
+    out->fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (out->fd < 0) {
         return cst_err_errno(err, CST_ECONN, errno, "socket");
     }
-    if (connect(plain.fd, (struct sockaddr *)&address, bytes) != 0 && errno != EINPROGRESS) {
-        rc = cst_err_errno(err, CST_ECONN, errno, "connecting");
-    }
+    rc = connect_to(out, &address, bytes, peer->dropped, err);
     if (rc == CST_OK) {
-        rc = cste_channel_wait(&plain, peer->dropped, 0, err);
+        rc = cste_channel_open(out, stream->ops, stream->shared, peer, err);
     }
-    if (rc == CST_OK &&
-        (getsockopt(plain.fd, SOL_SOCKET, SO_ERROR, &failure, &size) != 0 || failure != 0)) {
-        rc = cst_err_errno(err, CST_ECONN, failure, "connecting");
-    }
-    if (rc != CST_OK) {
-        (void)close(plain.fd);
-        return rc;
-    }
-    rc = cste_channel_open(out, stream->ops, stream->shared, plain.fd, peer, err);
     if (rc != CST_OK) {
         cste_channel_close(out);
     }

@@ -185,8 +185,7 @@ static void *serve(void *arg)
     struct cste_stream *stream = connection->server->stream;
     uint64_t until = cst_clock_ns() + STRANGER_NS;
     struct cst_err err;
-    int rc = cste_channel_open(&connection->channel, stream->ops, stream->shared,
-                               connection->channel.fd, NULL, &err);
+    int rc = cste_channel_open(&connection->channel, stream->ops, stream->shared, NULL, &err);
 
     while (rc == CST_OK) {
         rc = serve_one(connection, connection->peer == NULL ? until : 0, &err);

@@ -4,6 +4,7 @@
 #include "kernels/net/answer.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,8 @@
 #include <unistd.h>
 
 #define MAX_CONNECTIONS 4096
+/* Pause after UCX could not say when to go on. */
+#define RETRY_MS 10
 
 struct connection;
 
@@ -291,6 +294,7 @@ static void *serve_all(void *arg)
 {
     struct cste_ucx_server *server = arg;
     struct cste_ucx_transport *transport = server->transport;
+    struct pollfd kick = {.fd = server->kick, .events = POLLIN};
     eventfd_t kicks;
 
     while (!atomic_load(&server->stop)) {
@@ -303,8 +307,8 @@ static void *serve_all(void *arg)
             (void)eventfd_read(server->kick, &kicks);
         }
         if (err.status != CST_OK) {
-            cste_complain(&transport->net->complaints, "to serve", &err);
-            break;
+            cste_complain(&transport->net->complaints, "to wait for requests", &err);
+            (void)poll(&kick, 1, RETRY_MS);
         }
     }
     return NULL;

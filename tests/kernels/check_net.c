@@ -4,6 +4,7 @@
  */
 #include "config.h"
 
+#include "kernels/math/undo.h"
 #include "tests/lib/net_rig.h"
 #include "tests/lib/suite.h"
 
@@ -81,6 +82,36 @@ static void must_fail(uint64_t ticket, int status, const char *const *words)
 
 #define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
+/* Submit COPYs of all of NET_REMOTE, a part each. Returns the last ticket. */
+#define N_PARTS 20
+static uint64_t submit_parts(void)
+{
+    const uint64_t part = NET_BYTES / N_PARTS;
+
+    for (uint64_t at = 0; at < N_PARTS * part; at += part) {
+        (void)net_submit(&b, in(NET_OWN, at), in(NET_REMOTE, at), part);
+    }
+    return b.ticket;
+}
+
+/* Each of the parts up to the ticket @last has come, or is lost with machine 1. */
+static void await_parts(uint64_t last)
+{
+    const uint64_t part = NET_BYTES / N_PARTS;
+
+    for (uint64_t i = 0; i < N_PARTS; i++) {
+        const struct engine_completion *done = engine_proc_wait(&b.proc, last - N_PARTS + 1 + i);
+
+        ck_assert_ptr_nonnull(done);
+        if (done->status == CST_OK) {
+            ck_assert_mem_eq(b.own + i * part, a.served + i * part, part);
+        } else {
+            ck_assert_msg(done->status == CST_ELOST && strstr(done->text, "machine 1") != NULL,
+                          "%s: %s", cst_status_name(done->status), done->text);
+        }
+    }
+}
+
 /* -- bytes ---------------------------------------------------------------------------------- */
 
 /* Whole segments, ranges that begin and end anywhere, single bytes and several commands at a time
@@ -131,13 +162,17 @@ START_TEST(test_both_ways)
     start(_i);
     done = net_add_remote(&a, NET_REMOTE, 2, NET_SERVED, NET_BYTES);
     ck_assert_msg(done.status == CST_OK, "%s", done.text);
-    for (int i = 0; i < 4; i++) {
-        last[0] = net_submit(&a, in(NET_OWN, 0), in(NET_REMOTE, 0), 7 * MIB);
-        last[1] = net_submit(&b, in(NET_OWN, 0), in(NET_REMOTE, 0), 7 * MIB);
-        (void)net_submit(&b, in(NET_OWN, 7 * MIB), in(NET_SERVED, 1), MIB);
+    (void)net_submit(&b, in(NET_OWN, 7 * MIB), in(NET_SERVED, 1), MIB);
+    for (uint64_t at = 0; at < 7 * MIB; at += MIB) {
+        last[0] = net_submit(&a, in(NET_OWN, at), in(NET_REMOTE, at), MIB);
+        last[1] = net_submit(&b, in(NET_OWN, at), in(NET_REMOTE, at), MIB);
     }
-    ck_assert_ptr_nonnull(engine_proc_wait(&a.proc, last[0]));
-    ck_assert_ptr_nonnull(engine_proc_wait(&b.proc, last[1] + 1));
+    for (uint64_t i = 0; i < 8; i++) {
+        ck_assert_ptr_nonnull(engine_proc_wait(&b.proc, last[1] - i));
+    }
+    for (uint64_t i = 0; i < 7; i++) {
+        ck_assert_ptr_nonnull(engine_proc_wait(&a.proc, last[0] - i));
+    }
     for (size_t i = 0; i < b.proc.n_done; i++) {
         ck_assert_msg(b.proc.done[i].status == CST_OK, "%s", b.proc.done[i].text);
     }
@@ -203,6 +238,7 @@ START_TEST(test_peers)
     ck_assert_int_eq(done.status, CST_EEXIST);
     ck_assert_ptr_nonnull(strstr(done.text, "machine 1"));
     ck_assert_int_eq(net_add(&b, 3, &end, zeros).status, CST_EINVAL);
+    ck_assert_int_eq(net_add(&b, 2, &end, net_token(1)).status, CST_EINVAL);
     end.version = (char *)(uintptr_t) "0.1";
     done = net_add(&b, 3, &end, net_token(1));
     ck_assert_int_eq(done.status, CST_EVERSION);
@@ -244,15 +280,11 @@ END_TEST
  * added again and serves. */
 START_TEST(test_killed)
 {
-    uint64_t ticket = 0;
-
     start(_i);
     must_copy(0, 0, MIB);
-    for (int i = 0; i < 20; i++) {
-        ticket = net_submit(&b, in(NET_OWN, 0), in(NET_REMOTE, 0), NET_BYTES);
-    }
+    (void)submit_parts();
     engine_proc_kill(&a.proc);
-    must_fail(ticket, CST_ELOST, WORDS("machine 1"));
+    await_parts(b.ticket);
     must_fail(net_submit(&b, in(NET_OWN, 0), in(NET_REMOTE, 0), MIB), CST_ELOST,
               WORDS("machine 1"));
     (void)engine_proc_close(&a.proc);
@@ -273,27 +305,50 @@ END_TEST
  * destination afterwards, also when the machine goes on. */
 START_TEST(test_stopped)
 {
-    uint64_t first, last = 0;
+    uint64_t last;
 
     start(_i);
     must_copy(0, 0, MIB);
     ck_assert_int_eq(kill(a.proc.pid, SIGSTOP), 0);
-    first = net_submit(&b, in(NET_OWN, 0), in(NET_REMOTE, 0), NET_BYTES);
-    for (int i = 0; i < 5; i++) {
-        last = net_submit(&b, in(NET_OWN, 0), in(NET_REMOTE, 0), NET_BYTES);
-    }
+    last = submit_parts();
     /* The answer to the drop comes after the submissions were read. */
     ck_assert_int_eq(net_drop(&b, 1, "no heartbeat for 3 s").status, CST_OK);
-    must_fail(first, CST_ELOST, WORDS("machine 1 was dropped: no heartbeat for 3 s"));
-    must_fail(last, CST_ELOST, WORDS("machine 1 was dropped: no heartbeat for 3 s"));
+    for (uint64_t i = 0; i < N_PARTS; i++) {
+        must_fail(last - i, CST_ELOST, WORDS("machine 1 was dropped: no heartbeat for 3 s"));
+    }
     memset(b.own, 9, NET_BYTES);
     ck_assert_int_eq(kill(a.proc.pid, SIGCONT), 0);
-    /* It serves others meanwhile. */
     ck_assert_int_eq(net_drop(&a, 2, "it has dropped me").status, CST_OK);
     net_meet(&a, &b, net_token(3));
     must_copy(0, 100, MIB);
     for (uint64_t i = MIB; i < NET_BYTES; i++) {
         suite_must(b.own[i] == 9, "byte %" PRIu64 " was written late", i);
+    }
+    stop();
+}
+END_TEST
+
+/* The same if it stops while its bytes come. */
+START_TEST(test_stopped_amid)
+{
+    start(_i);
+    for (uint32_t round = 0; round < 8; round++) {
+        uint64_t last = submit_parts();
+
+        if (round % 2 == 0) {
+            ck_assert_ptr_nonnull(engine_proc_wait(&b.proc, last - N_PARTS + 1 + next(N_PARTS)));
+        }
+        ck_assert_int_eq(kill(a.proc.pid, SIGSTOP), 0);
+        ck_assert_int_eq(net_drop(&b, 1, "no heartbeat").status, CST_OK);
+        await_parts(last);
+        memset(b.own, 9, NET_BYTES);
+        ck_assert_int_eq(kill(a.proc.pid, SIGCONT), 0);
+        ck_assert_int_eq(net_drop(&a, 2, "it has dropped me").status, CST_OK);
+        net_meet(&a, &b, net_token((uint8_t)(3 + round)));
+        must_copy(0, 100, MIB);
+        for (uint64_t i = MIB; i < NET_BYTES; i++) {
+            suite_must(b.own[i] == 9, "byte %" PRIu64 " was written late", i);
+        }
     }
     stop();
 }
@@ -318,20 +373,97 @@ START_TEST(test_drop_segment)
 
     start(_i);
     must_copy(0, 0, MIB);
-    for (int i = 0; i < 20; i++) {
-        (void)net_submit(&b, in(NET_OWN, 0), in(NET_REMOTE, 0), NET_BYTES);
-    }
+    (void)submit_parts();
     ck_assert_int_eq(kill(b.proc.pid, SIGSTOP), 0);
     done = engine_proc_segment_done(&a.proc, engine_proc_drop(&a.proc, NET_SERVED, false));
     ck_assert_msg(done.status == CST_OK, "%s", done.text);
     ck_assert_int_eq(kill(b.proc.pid, SIGCONT), 0);
-    ck_assert_ptr_nonnull(engine_proc_wait(&b.proc, b.ticket));
-    ck_assert_int_ne(engine_proc_find(&b.proc, b.ticket)->status, CST_OK);
+    for (uint64_t i = 0; i < N_PARTS; i++) {
+        const struct engine_completion *part = engine_proc_wait(&b.proc, b.ticket - i);
+
+        ck_assert_ptr_nonnull(part);
+        ck_assert_msg(part->status == CST_OK || part->status == CST_ELOST ||
+                          part->status == CST_ENOTFOUND,
+                      "%s", part->text);
+    }
+    must_fail(net_submit(&b, in(NET_OWN, 0), in(NET_REMOTE, 0), 10), CST_ENOTFOUND,
+              WORDS("machine 1 serves no segment 1"));
     stop();
 }
 END_TEST
 
 /* -- SETUP ---------------------------------------------------------------------------------- */
+
+/* An engine that is told of no network, or of one that it cannot have, ends and says why. */
+START_TEST(test_setup)
+{
+    static const struct {
+        const char *transport, *listen, *word;
+    } wrong[] = {
+        {NULL, NULL, "nothing of a network"},  {"carrier pigeon", "127.0.0.1", "tcp"},
+        {"tcp", "localhost", "10.0.0.1:7000"}, {"tcp", "0.0.0.0", "all interfaces"},
+        {"tls", "192.0.2.1", "192.0.2.1"},
+#ifdef HAVE_UCX
+        {"ucx", "192.0.2.1", "192.0.2.1"},
+#endif
+    };
+    uint64_t undo_bytes = sizeof(struct cst_undo_slot);
+
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        Engine__Setup setup = ENGINE__SETUP__INIT;
+        Engine__Net network = ENGINE__NET__INIT;
+        Engine__Failed *failed;
+        struct engine_proc proc;
+        struct cst_frame frame;
+        struct cst_err err;
+
+        network.transport = (char *)(uintptr_t)wrong[i].transport;
+        network.listen = (char *)(uintptr_t)wrong[i].listen;
+        setup.net = wrong[i].transport != NULL ? &network : NULL;
+        setup.undo_segment = 9;
+        setup.undo_bytes = undo_bytes;
+        engine_proc_use("./cistern-engine-net", NULL);
+        engine_proc_start(&proc, -1);
+        (void)engine_proc_send(&proc, ENGINE__MSG_TYPE__ENGINE_SETUP, &setup.base,
+                               engine_proc_memfd(undo_bytes, NULL));
+        ck_assert_int_eq(cst_frame_recv(proc.sock, 0, &proc.buf, &frame, &err), CST_OK);
+        ck_assert_uint_eq(frame.type, ENGINE__MSG_TYPE__ENGINE_FAILED);
+        failed = engine__failed__unpack(NULL, frame.body_bytes, frame.body);
+        ck_assert_ptr_nonnull(failed);
+        ck_assert_msg(failed->status == CST_EINVAL && strstr(failed->text, wrong[i].word) != NULL,
+                      "%s", failed->text);
+        engine__failed__free_unpacked(failed, NULL);
+        ck_assert_int_ne(engine_proc_close(&proc), 0);
+    }
+}
+END_TEST
+
+/* Segments of other machines and for them are refused where they make no sense. */
+START_TEST(test_segments)
+{
+    Engine__SegmentAdd add = ENGINE__SEGMENT_ADD__INIT;
+    uint64_t undo_bytes = sizeof(struct cst_undo_slot);
+    struct engine_segment_done done;
+    struct engine_proc host;
+
+    start(0);
+    ck_assert_int_eq(net_add_remote(&b, 20, 1, 0, 100).status, CST_EINVAL);
+    ck_assert_int_eq(net_add_remote(&b, NET_OWN, 1, 1, 100).status, CST_EEXIST);
+    ck_assert_int_eq(engine_proc_add_device(&b.proc, 21, -1, 4096).status, CST_EUNSUPPORTED);
+    stop();
+    engine_proc_use("./cistern-engine-host", NULL);
+    engine_proc_net(NULL);
+    engine_proc_open(&host, 1, 1, 9, engine_proc_memfd(undo_bytes, NULL), undo_bytes);
+    add.id = 1;
+    add.bytes = 4096;
+    add.has_served = add.served = 1;
+    done = engine_proc_segment_done(&host,
+                                    engine_proc_send(&host, ENGINE__MSG_TYPE__ENGINE_SEGMENT_ADD,
+                                                     &add.base, engine_proc_memfd(4096, NULL)));
+    ck_assert_int_eq(done.status, CST_EUNSUPPORTED);
+    ck_assert_int_eq(engine_proc_close(&host), 0);
+}
+END_TEST
 
 int main(void)
 {
@@ -348,6 +480,7 @@ int main(void)
         {"other_job", test_other_job},
         {"killed", test_killed},
         {"stopped", test_stopped},
+        {"stopped_amid", test_stopped_amid},
         {"dropped_reader", test_dropped_reader},
         {"drop_segment", test_drop_segment},
     };
@@ -357,5 +490,7 @@ int main(void)
         tcase_add_loop_test(suite_case(suite, tests[i].name, NULL, NULL), tests[i].test, 0,
                             N_TRANSPORTS);
     }
+    tcase_add_test(suite_case(suite, "setup", NULL, NULL), test_setup);
+    tcase_add_test(suite_case(suite, "segments", NULL, NULL), test_segments);
     return suite_run(suite);
 }

@@ -3,12 +3,21 @@
 
 #include "kernels/math/undo.h"
 
-#include <check.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define UNDO 9
 #define PROGRAM "./cistern-engine-net"
+
+/* Abort unless @ok. For errors that cannot occur unless the test or the machine is broken. */
+static void must(bool ok, const char *what)
+{
+    if (!ok) {
+        fprintf(stderr, "net_rig: %s\n", what);
+        abort();
+    }
+}
 
 struct net_token net_token(uint8_t seed)
 {
@@ -34,7 +43,7 @@ static char *add_memory(struct net_machine *machine, uint32_t id, bool served)
     done = engine_proc_segment_done(
         &machine->proc,
         engine_proc_send(&machine->proc, ENGINE__MSG_TYPE__ENGINE_SEGMENT_ADD, &add.base, fd));
-    ck_assert_msg(done.status == CST_OK, "%s", done.text);
+    must(done.status == CST_OK, done.text);
     return base;
 }
 
@@ -54,7 +63,7 @@ void net_start(struct net_machine *machine, uint32_t number, const char *transpo
     engine_proc_net(&net);
     engine_proc_open(&machine->proc, 1, lanes, UNDO, engine_proc_memfd(undo_bytes, NULL),
                      undo_bytes);
-    ck_assert_ptr_nonnull(machine->proc.ready->end);
+    must(machine->proc.ready->end != NULL, "READY has no end");
     machine->served = add_memory(machine, NET_SERVED, true);
     machine->own = add_memory(machine, NET_OWN, false);
     for (uint64_t i = 0; i < NET_BYTES; i++) {
@@ -65,7 +74,7 @@ void net_start(struct net_machine *machine, uint32_t number, const char *transpo
 
 void net_stop(struct net_machine *machine)
 {
-    ck_assert_int_eq(engine_proc_close(&machine->proc), 0);
+    must(engine_proc_close(&machine->proc) == 0, "an engine ended with an error");
 }
 
 static struct net_peer_done peer_done(struct net_machine *machine, uint64_t request)
@@ -77,9 +86,8 @@ static struct net_peer_done peer_done(struct net_machine *machine, uint64_t requ
     if (engine_proc_reply(&machine->proc, request, &frame) == NULL) {
         return out;
     }
-    ck_assert_uint_eq(frame.type, ENGINE__MSG_TYPE__ENGINE_PEER_DONE);
     done = engine__peer_done__unpack(NULL, frame.body_bytes, frame.body);
-    ck_assert_ptr_nonnull(done);
+    must(done != NULL && frame.type == ENGINE__MSG_TYPE__ENGINE_PEER_DONE, "PEER_DONE");
     out.status = done->status;
     (void)snprintf(out.text, sizeof out.text, "%s", done->text != NULL ? done->text : "");
     engine__peer_done__free_unpacked(done, NULL);
@@ -103,9 +111,9 @@ void net_meet(struct net_machine *a, struct net_machine *b, struct net_token tok
 {
     struct net_peer_done done = net_add(a, b->number, b->proc.ready->end, token);
 
-    ck_assert_msg(done.status == CST_OK, "%s", done.text);
+    must(done.status == CST_OK, done.text);
     done = net_add(b, a->number, a->proc.ready->end, token);
-    ck_assert_msg(done.status == CST_OK, "%s", done.text);
+    must(done.status == CST_OK, done.text);
 }
 
 struct net_peer_done net_drop(struct net_machine *machine, uint32_t number, const char *cause)
@@ -157,9 +165,9 @@ struct net_traffic net_traffic(struct net_machine *machine, uint32_t number)
     struct cst_frame frame;
     Engine__Pong *pong;
 
-    ck_assert_ptr_nonnull(engine_proc_reply(&machine->proc, request, &frame));
+    must(engine_proc_reply(&machine->proc, request, &frame) != NULL, "PONG");
     pong = engine__pong__unpack(NULL, frame.body_bytes, frame.body);
-    ck_assert_ptr_nonnull(pong);
+    must(pong != NULL, "PONG");
     for (size_t i = 0; i < pong->n_peers; i++) {
         const Engine__PeerTraffic *t = pong->peers[i];
 

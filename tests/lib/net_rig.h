@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Engines of networks (cistern-engine-net) that read from each other, each as the one of a machine.
- * All functions fail the test on an error that must not occur. */
+ * For tests and benchmarks. An error that must not occur in them ends the program with abort(). */
 #ifndef NET_RIG_H
 #define NET_RIG_H
 
