@@ -12,14 +12,11 @@
 
 void cstd_hello_init(struct cstd_hello *mine, const char *name, uint64_t instance)
 {
-    const char *isa;
-
     *mine = (struct cstd_hello){
         .min_version = CSTD_LINK_PROTOCOL, .max_version = CSTD_LINK_PROTOCOL, .instance = instance};
-    cstd_kernel_digest(mine->digest, &isa);
     (void)snprintf(mine->name, sizeof mine->name, "%s", name);
     (void)snprintf(mine->program, sizeof mine->program, "%s", PACKAGE_VERSION);
-    (void)snprintf(mine->isa, sizeof mine->isa, "%s", isa);
+    (void)snprintf(mine->isa, sizeof mine->isa, "%s", cstd_kernel_digest(NULL, mine->digest));
 }
 
 size_t cstd_hello_write(const struct cstd_hello *hello, uint8_t *out)
