@@ -5,7 +5,7 @@
 # To build and run.
 # shellcheck disable=SC2034 # used by those who source this
 cst_packages=(gcc g++ make libc6-dev autoconf automake libtool pkgconf xz-utils
-    protobuf-c-compiler libprotobuf-c-dev libuv1-dev libhwloc-dev libinih-dev libjansson-dev libsmartcols-dev libncurses-dev liburing-dev libxxhash-dev libsystemd-dev libdnnl-dev check)
+    protobuf-c-compiler libprotobuf-c-dev libuv1-dev libhwloc-dev libinih-dev libjansson-dev libsmartcols-dev libncurses-dev liburing-dev libxxhash-dev libssl-dev libsystemd-dev libdnnl-dev check)
 
 say() { printf '%s: %s\n' "${0##*/}" "$*"; }
 
