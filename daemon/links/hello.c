@@ -34,7 +34,7 @@ size_t cstd_hello_write(const struct cstd_hello *hello, uint8_t *out)
     return link__hello__pack(&message, out);
 }
 
-/* Copy a word of another node. False: it is too long, or has characters that cannot be shown. */
+/* Copy a word of another machine. False: it is too long, or has characters that cannot be shown. */
 static bool copy_word(char *out, size_t size, const char *word)
 {
     return cst_text_is_clean(word) && (size_t)snprintf(out, size, "%s", word) < size;

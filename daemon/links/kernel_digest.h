@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A digest of the bits that this processor's kernels compute. Nodes that train a job together
- * repeat each other's updates, and their states must have the same bits: a node with another digest
- * has kernels of another build, or a faulty processor, and is refused before it joins. */
+/* A digest of the bits that this processor's kernels compute. Machines that train a job together
+ * repeat each other's updates, and their states must have the same bits: a machine with another
+ * digest has kernels of another build, or a faulty processor, and is refused before it joins. */
 #ifndef CSTD_KERNEL_DIGEST_H
 #define CSTD_KERNEL_DIGEST_H
 

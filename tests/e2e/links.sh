@@ -50,7 +50,7 @@ check_wrong 's/^listen.*/listen = 0.0.0.0/' 'listen at all addresses'
 check_wrong 's/^listen.*/listen = nowhere0/' 'neither an address nor a network interface'
 check_wrong 's/^name.*/name = -a/' "'-a' is not"
 check_wrong "s|^key.*|key = $tmp/b/node.key|" 'node.key'
-check_wrong "s|^key.*|key = $tmp/none|" "'cistern node key' makes it"
+check_wrong "s|^key.*|key = $tmp/none|" "'cistern node key' makes a key"
 check_wrong "s|^trusted.*|trusted = $tmp/a/conf|" 'conf:1:'
 
 # A daemon that was not told to listen says what to do.

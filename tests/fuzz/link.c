@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fuzzes what another node sends on a link after TLS: frames in a stream that is cut anywhere, the
- * Hello in them, and the check of it. The first byte of an input is the number of bytes that come
- * at a time; 0: as many as are wanted. */
+/* Fuzzes what another machine sends on a link after TLS: frames in a stream that is cut anywhere,
+ * the Hello in them, and the check of it. The first byte of an input is the number of bytes that
+ * come at a time; 0: as many as are wanted. */
 #include "daemon/links/frame_stream.h"
 #include "daemon/links/hello.h"
 #include "proto/text.h"

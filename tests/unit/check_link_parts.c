@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of the parts of daemon/links that need no network: addresses, the list of nodes, [node] of
- * the configuration, the digest of kernels, Hello, and frames in a stream. */
+/* Tests of the parts of daemon/links that need no network: addresses, the list of machines, [node]
+ * of the configuration, the digest of kernels, Hello, and frames in a stream. */
 #include "daemon/links/frame_stream.h"
 #include "daemon/links/hello.h"
 #include "daemon/links/links_config.h"
-#include "daemon/links/node_list.h"
+#include "daemon/links/machine_list.h"
 #include "kernels/math/kernels.h"
 #include "tests/lib/suite.h"
 
@@ -48,9 +48,10 @@ START_TEST(addresses_are_read)
                  {"10.0.0.1", "10.0.0.1", CST_NODE_PORT}, {"10.0.0.1:0", "10.0.0.1", 0},
                  {"fd00::1", "fd00::1", CST_NODE_PORT},   {"[fd00::1]", "fd00::1", CST_NODE_PORT},
                  {"[fd00::1]:9", "fd00::1", 9},           {"ib0:65535", "ib0", 65535}};
-    struct cstd_node_address address;
+    struct cstd_machine_address address;
 
-    ck_assert_msg(cstd_node_address_read(&address, cases[_i].text, &err) == CST_OK, "%s", err.text);
+    ck_assert_msg(cstd_machine_address_read(&address, cases[_i].text, &err) == CST_OK, "%s",
+                  err.text);
     ck_assert_str_eq(address.host, cases[_i].host);
     ck_assert_uint_eq(address.port, cases[_i].port);
 }
@@ -62,36 +63,36 @@ START_TEST(wrong_addresses)
     static const char *const cases[] = {"",     ":80",     "h:",   "h:65536", "h:-1", "h:x",
                                         "[::1", "[::1]80", "[]:1", "a b",     "a/b",  "a,b"};
     char longest[200];
-    struct cstd_node_address address;
+    struct cstd_machine_address address;
 
-    ck_assert_int_eq(cstd_node_address_read(&address, cases[_i], &err), CST_EINVAL);
+    ck_assert_int_eq(cstd_machine_address_read(&address, cases[_i], &err), CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, cases[_i]));
     memset(longest, 'x', sizeof longest);
-    longest[CSTD_NODE_ADDRESS_BYTES] = '\0';
-    ck_assert_int_eq(cstd_node_address_read(&address, longest, &err), CST_EINVAL);
-    longest[CSTD_NODE_ADDRESS_BYTES - 1] = '\0';
-    ck_assert_int_eq(cstd_node_address_read(&address, longest, &err), CST_OK);
+    longest[CSTD_MACHINE_ADDRESS_BYTES] = '\0';
+    ck_assert_int_eq(cstd_machine_address_read(&address, longest, &err), CST_EINVAL);
+    longest[CSTD_MACHINE_ADDRESS_BYTES - 1] = '\0';
+    ck_assert_int_eq(cstd_machine_address_read(&address, longest, &err), CST_OK);
 }
 END_TEST
 
-/* A node listens at an address or an interface, and not at all of them. */
+/* A machine listens at an address or an interface, and not at all of them. */
 START_TEST(where_a_node_listens)
 {
-    struct cstd_node_address address = {.host = "lo", .port = 99};
-    char text[CSTD_NODE_ADDRESS_BYTES];
+    struct cstd_machine_address address = {.host = "lo", .port = 99};
+    char text[CSTD_MACHINE_ADDRESS_BYTES];
     struct sockaddr_storage at;
 
-    ck_assert_msg(cstd_node_address_own(&address, &at, &err) == CST_OK, "%s", err.text);
-    ck_assert_str_eq(cstd_node_address_text((struct sockaddr *)&at, text), "127.0.0.1:99");
+    ck_assert_msg(cstd_machine_address_own(&address, &at, &err) == CST_OK, "%s", err.text);
+    ck_assert_str_eq(cstd_machine_address_text((struct sockaddr *)&at, text), "127.0.0.1:99");
     (void)strcpy(address.host, "fd00::7");
-    ck_assert_int_eq(cstd_node_address_own(&address, &at, &err), CST_OK);
-    ck_assert_str_eq(cstd_node_address_text((struct sockaddr *)&at, text), "[fd00::7]:99");
+    ck_assert_int_eq(cstd_machine_address_own(&address, &at, &err), CST_OK);
+    ck_assert_str_eq(cstd_machine_address_text((struct sockaddr *)&at, text), "[fd00::7]:99");
     (void)strcpy(address.host, "0.0.0.0");
-    ck_assert_int_eq(cstd_node_address_own(&address, &at, &err), CST_EINVAL);
+    ck_assert_int_eq(cstd_machine_address_own(&address, &at, &err), CST_EINVAL);
     (void)strcpy(address.host, "::");
-    ck_assert_int_eq(cstd_node_address_own(&address, &at, &err), CST_EINVAL);
+    ck_assert_int_eq(cstd_machine_address_own(&address, &at, &err), CST_EINVAL);
     (void)strcpy(address.host, "nowhere0");
-    ck_assert_int_eq(cstd_node_address_own(&address, &at, &err), CST_ENOTFOUND);
+    ck_assert_int_eq(cstd_machine_address_own(&address, &at, &err), CST_ENOTFOUND);
 }
 END_TEST
 
@@ -122,19 +123,19 @@ static void assert_list(const char *text)
 /* Entries and comments are read; a file that is not there is empty. */
 START_TEST(a_list_is_read)
 {
-    struct cstd_node_list list;
+    struct cstd_machine_list list;
 
     write_list("# ours\n\n b  10.0.0.2 " ID_1 "\nc\t[fd00::1]:9 ca drained\r\n");
-    ck_assert_msg(cstd_node_list_read(&list, path, &err) == CST_OK, "%s", err.text);
+    ck_assert_msg(cstd_machine_list_read(&list, path, &err) == CST_OK, "%s", err.text);
     ck_assert_uint_eq(list.n, 2);
     ck_assert_str_eq(list.v[0].name, "b");
     ck_assert_str_eq(list.v[0].identity, ID_1);
     ck_assert(!list.v[0].drained);
-    ck_assert_str_eq(cstd_node_list_find(&list, "c")->address, "[fd00::1]:9");
+    ck_assert_str_eq(cstd_machine_list_find(&list, "c")->address, "[fd00::1]:9");
     ck_assert(list.v[1].drained);
-    ck_assert_ptr_null(cstd_node_list_find(&list, "d"));
+    ck_assert_ptr_null(cstd_machine_list_find(&list, "d"));
     ck_assert_int_eq(unlink(path), 0);
-    ck_assert_int_eq(cstd_node_list_read(&list, path, &err), CST_OK);
+    ck_assert_int_eq(cstd_machine_list_read(&list, path, &err), CST_OK);
     ck_assert_uint_eq(list.n, 0);
 }
 END_TEST
@@ -156,12 +157,12 @@ START_TEST(a_wrong_line)
         "a 10.0.0.9 " ID_2,
         "x 10.0.0.9 " ID_1,
     };
-    struct cstd_node_list list;
+    struct cstd_machine_list list;
     char text[512], where[96];
 
     (void)snprintf(text, sizeof text, "a 10.0.0.1 %s\n%s\n", ID_1, lines[_i]);
     write_list(text);
-    ck_assert_int_eq(cstd_node_list_read(&list, path, &err), CST_EINVAL);
+    ck_assert_int_eq(cstd_machine_list_read(&list, path, &err), CST_EINVAL);
     (void)snprintf(where, sizeof where, "%s:2: ", path);
     ck_assert_msg(strncmp(err.text, where, strlen(where)) == 0, "%s", err.text);
 }
@@ -170,23 +171,23 @@ END_TEST
 /* Adding, replacing and removing a line leaves the others as they are, and is atomic. */
 START_TEST(a_line_is_changed)
 {
-    struct cstd_node_entry entry;
+    struct cstd_machine_entry entry;
     struct stat before, after;
 
     write_list("# ours\nb 10.0.0.2 " ID_1 "\nbb 10.0.0.3 ca");
     ck_assert_int_eq(stat(path, &before), 0);
-    ck_assert_int_eq(cstd_node_entry_make(&entry, "b", "h:1", ID_2, &err), CST_OK);
-    ck_assert_msg(cstd_node_list_change(path, "b", &entry, &err) == CST_OK, "%s", err.text);
+    ck_assert_int_eq(cstd_machine_entry_make(&entry, "b", "h:1", ID_2, &err), CST_OK);
+    ck_assert_msg(cstd_machine_list_change(path, "b", &entry, &err) == CST_OK, "%s", err.text);
     assert_list("# ours\nb h:1 " ID_2 "\nbb 10.0.0.3 ca\n");
     ck_assert_int_eq(stat(path, &after), 0);
     ck_assert_uint_ne(before.st_ino, after.st_ino); /* Another file has taken its place. */
-    ck_assert_int_eq(cstd_node_list_change(path, "bb", NULL, &err), CST_OK);
+    ck_assert_int_eq(cstd_machine_list_change(path, "bb", NULL, &err), CST_OK);
     (void)strcpy(entry.name, "c");
     entry.drained = true;
-    ck_assert_int_eq(cstd_node_list_change(path, "c", &entry, &err), CST_OK);
+    ck_assert_int_eq(cstd_machine_list_change(path, "c", &entry, &err), CST_OK);
     assert_list("# ours\nb h:1 " ID_2 "\nc h:1 " ID_2 " drained\n");
     ck_assert_int_eq(unlink(path), 0);
-    ck_assert_int_eq(cstd_node_list_change(path, "c", &entry, &err), CST_OK);
+    ck_assert_int_eq(cstd_machine_list_change(path, "c", &entry, &err), CST_OK);
     assert_list("c h:1 " ID_2 " drained\n");
 }
 END_TEST
@@ -271,7 +272,7 @@ START_TEST(hello_is_read)
 }
 END_TEST
 
-/* Names, versions and digests of other nodes are checked before they are shown. */
+/* Names, versions and digests of other machines are checked before they are shown. */
 START_TEST(a_wrong_hello)
 {
     uint8_t bytes[CSTD_HELLO_MAX_BYTES];
