@@ -80,9 +80,8 @@ struct cstd_connection {
     uv_tcp_t tcp;
     uv_connect_t connect;
     uv_write_t write;
-    /* The owner's: the machine at the other end, a reference (NULL: not known yet), and what it
-     * said.
-     */
+    /* The owner's: the machine at the other end, a reference, and what it said. NULL: not known
+     * yet; not proved before the connection is SECURE. */
     struct cstd_machine *machine;
     enum cstd_connection_talk talk;
     struct cstd_hello hello;

@@ -44,7 +44,8 @@ int cstd_hello_read(struct cstd_hello *out, const uint8_t *body, size_t n, struc
 {
     Link__Hello *message = n <= CSTD_HELLO_MAX_BYTES ? link__hello__unpack(NULL, n, body) : NULL;
     struct cstd_hello hello = {0};
-    bool good = message != NULL && message->kernel_digest.len == sizeof hello.digest &&
+    bool good = message != NULL && message->instance != 0 &&
+                message->kernel_digest.len == sizeof hello.digest &&
                 cst_job_name_is_valid(message->name) &&
                 copy_word(hello.name, sizeof hello.name, message->name) &&
                 copy_word(hello.program, sizeof hello.program, message->program) &&

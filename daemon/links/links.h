@@ -37,9 +37,9 @@ enum {
     CSTD_LINK_UNPROVEN = 16,     /* Most connections that have not proved who they are. */
     CSTD_LINK_FIRST_TYPE = 16,   /* Types of messages from here on have handlers. */
     CSTD_LINK_TYPES = 32,        /* Number of these types. */
-    /* Most descriptors: of each machine a link and a connection that is being made, strangers twice
-     * while they end, and the socket that listens. */
-    CSTD_LINK_FILES = 2 * CSTD_MACHINES_MAX + 2 * CSTD_LINK_UNPROVEN + 1,
+    /* Most descriptors: of each machine a link, and a connection that is being made in each
+     * direction, strangers twice while they end, and the socket that listens. */
+    CSTD_LINK_FILES = 3 * CSTD_MACHINES_MAX + 2 * CSTD_LINK_UNPROVEN + 1,
 };
 
 struct cstd_connection;

@@ -17,7 +17,8 @@ static void end_oldest(struct cstd_links *links)
                       CSTD_LINK_UNPROVEN);
     TAILQ_FOREACH(connection, &links->connections, link)
     {
-        if (connection->machine == NULL && !connection->is_doomed) {
+        if (!connection->is_dialled && connection->state != CSTD_CONNECTION_SECURE &&
+            !connection->is_doomed) {
             cstd_connection_doom(connection, &why);
             return;
         }

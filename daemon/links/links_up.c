@@ -11,6 +11,13 @@ static struct cstd_links *links_of(const struct cstd_connection *connection)
     return connection->home->owner;
 }
 
+/* True if whoever has connected has not proved yet who it is: it may show a certificate without
+ * having the key. */
+static bool is_unproven(const struct cstd_connection *connection)
+{
+    return !connection->is_dialled && connection->state != CSTD_CONNECTION_SECURE;
+}
+
 /* True if this machine chooses the connection with @machine that becomes the link. */
 static bool chooses(const struct cstd_links *links, const struct cstd_machine *machine)
 {
@@ -61,18 +68,37 @@ static int admit(struct cstd_connection *connection, const struct cstd_tls_peer 
     if (!connection->is_dialled) {
         connection->machine = machine;
         cstd_machine_ref(machine);
-        links->n_unproven--;
     }
     return CST_OK;
 }
 
 /* -- greeting ------------------------------------------------------------------------------- */
 
+/* A machine has one accepted connection besides its link: an older one ends. */
+static void end_older(const struct cstd_connection *connection)
+{
+    struct cstd_connection *other;
+    struct cst_err why;
+
+    (void)cst_err_set(&why, CST_EEXIST, "there is a newer connection of the node");
+    TAILQ_FOREACH(other, &links_of(connection)->connections, link)
+    {
+        if (other != connection && other->machine == connection->machine && !other->is_dialled &&
+            other->state == CSTD_CONNECTION_SECURE && other->talk != CSTD_TALK_UP) {
+            cstd_connection_doom(other, &why);
+        }
+    }
+}
+
 static void on_secure(struct cstd_connection *connection)
 {
     uint8_t body[CSTD_HELLO_MAX_BYTES];
     const size_t n = cstd_hello_write(&links_of(connection)->self, body);
 
+    if (!connection->is_dialled) {
+        links_of(connection)->n_unproven--;
+        end_older(connection);
+    }
     (void)cstd_connection_send(connection, LINK__MSG_TYPE__LINK_HELLO, body, n, NULL);
 }
 
@@ -311,9 +337,12 @@ static void on_ended(struct cstd_connection *connection)
     struct cstd_machine *machine = connection->machine;
 
     TAILQ_REMOVE(&links->connections, connection, link);
-    if (machine == NULL) {
+    if (is_unproven(connection)) {
         links->n_unproven--;
         tell_of_stranger(links, connection);
+        if (machine != NULL) {
+            cstd_machine_unref(machine);
+        }
         return;
     }
     if (machine->dialled == connection) {

@@ -15,8 +15,9 @@
 #include "proto/job_name.h"
 
 #define CSTD_MACHINES_MAX 64 /* Most machines besides this one. */
-#define CSTD_MACHINE_CA "ca" /* Identity of a machine whose certificate an authority vouches for.  \
-                              */
+#define CSTD_MACHINE_CA                                                                            \
+    "ca" /* Identity of a machine whose certificate an authority vouches for.                      \
+          */
 
 struct cstd_machine_entry {
     char name[CST_JOB_NAME_BYTES];

@@ -400,6 +400,33 @@ START_TEST(a_crowd)
 }
 END_TEST
 
+/* A machine that connects again and again, and says nothing, has one connection. */
+START_TEST(many_connections_of_a_machine)
+{
+    struct link_stranger *again = calloc(4, sizeof *again);
+
+    ck_assert_ptr_nonnull(again);
+    pose_as_b();
+    for (unsigned i = 0; i < 4; i++) {
+        link_stranger_dial(&again[i], A, link_rig.machines[B].config.key,
+                           link_rig.machines[B].config.certificate);
+        link_rig_until(&again[i].is_secure);
+        if (i > 0) {
+            link_rig_wait(has_ended, &again[i - 1]);
+        }
+    }
+    ck_assert_ptr_nonnull(again[3].connection);
+    for (unsigned i = 0; i < 4; i++) {
+        link_stranger_close(&again[i]);
+    }
+    /* What has ended is freed in the loop. */
+    link_rig_turn();
+    link_rig_turn();
+    back_to_b();
+    free(again);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("link strangers");
@@ -418,5 +445,6 @@ int main(void)
     tcase_add_test(tc, replayed_bytes);
     tcase_add_loop_test(tc, a_slow_stranger, 0, 2);
     tcase_add_test(tc, a_crowd);
+    tcase_add_test(tc, many_connections_of_a_machine);
     return suite_run(suite);
 }
