@@ -17,7 +17,12 @@ _cistern_schedules() {
 }
 
 _cistern_commands() {
-    cistern help 2>/dev/null | sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p'
+    cistern help 2>/dev/null | sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p' | uniq
+}
+
+# The second words of the commands that begin with $1.
+_cistern_seconds() {
+    cistern help 2>/dev/null | sed -n "/^Commands:/,/^$/s/^  $1 \([a-z][a-z]*\) .*/\1/p"
 }
 
 # Fill in the caller's arrays: per option of the commands $@ the name of its value and its description.
@@ -92,6 +97,12 @@ _cistern() {
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
     elif [[ $n_args -eq 0 && $command =~ ^(job|tensors|explain|rm|trace|report|save)$ ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$(_cistern_names "${common[@]}" jobs)" -- "$cur")
+    elif [[ $n_args -eq 0 && $command == node ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$(_cistern_seconds node)" -- "$cur")
+    elif [[ $n_args -eq 1 && $command == node && $first =~ ^(drop|drain)$ ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$(_cistern_names "${common[@]}" node list)" -- "$cur")
+    elif [[ $n_args -eq 1 && $command == node && $first == key ]]; then
+        mapfile -t COMPREPLY < <(compgen -d -- "$cur")
     elif [[ $n_args -eq 1 && $command == explain ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$(_cistern_names "${common[@]}" tensors "$first")" -- "$cur")
     elif [[ ($n_args -eq 1 && $command == save) || $command =~ ^(load|checkpoints|adopt)$ ]]; then

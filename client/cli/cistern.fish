@@ -2,7 +2,12 @@
 # fish completion for cistern(1), which knows the commands and options from their help
 
 function __cistern_commands
-    cistern help 2>/dev/null | sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p'
+    cistern help 2>/dev/null | sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p' | uniq
+end
+
+# The second words of the commands that begin with $argv.
+function __cistern_seconds
+    cistern help 2>/dev/null | sed -n "/^Commands:/,/^\$/s/^  $argv \([a-z]*\) .*/\1/p"
 end
 
 # The options of command $argv, or those of all commands: "--option NAME-OF-ITS-VALUE".
@@ -68,6 +73,9 @@ complete -c cistern -n '__cistern_at 0 help' -a '(__cistern_commands)'
 complete -c cistern -n 'string match -q -- "-*" (commandline -ct)' -a '(__cistern_options (__cistern_words)[1] | string replace " " \t)'
 complete -c cistern -n '__cistern_words >/dev/null' -F
 complete -c cistern -n '__cistern_at 0 job tensors explain rm trace report save' -a '(__cistern_names jobs)'
+complete -c cistern -n '__cistern_at 0 node' -a '(__cistern_seconds node)'
+complete -c cistern -n '__cistern_at 1 node; and contains -- (__cistern_words)[2] drop drain' -a '(__cistern_names node list)'
+complete -c cistern -n '__cistern_at 1 node; and contains -- key (__cistern_words)' -F
 complete -c cistern -n '__cistern_at 1 explain' -a '(__cistern_names tensors (__cistern_words)[2])'
 complete -c cistern -n '__cistern_at 0 plan' -F -a 'preset:(__cistern_listed plan preset:)'
 complete -c cistern -n '__cistern_at 0 schedule' -a 'check (__cistern_listed schedule "" --stages 1 --micro-batches 1)'

@@ -35,10 +35,10 @@ Span__Key cstd_span_key(const struct cstd_job *job)
     return key;
 }
 
-struct cstd_span_machine *cstd_span_find(struct cstd_span *span, const struct cstd_node *node)
+struct cstd_span_machine *cstd_span_find(struct cstd_span *span, const struct cstd_machine *peer)
 {
     for (uint32_t m = 0; m < span->n; m++) {
-        if (span->machines[m].node == node) {
+        if (span->machines[m].peer == peer) {
             return &span->machines[m];
         }
     }
@@ -55,7 +55,7 @@ struct cstd_job *cstd_span_job(struct cstd_daemon *daemon, const Span__Key *key)
 /* -- who has which ranks ---------------------------------------------------------------------- */
 
 /* Tell @node of the part here. @heard: the life of its part that is known here; 0: none. */
-static void tell_here(struct cstd_job *job, struct cstd_node *node, uint64_t heard)
+static void tell_here(struct cstd_job *job, struct cstd_machine *peer, uint64_t heard)
 {
     uint8_t options[CST_FRAME_MAX_BODY / 2];
     Cistern__JobOpen open = CISTERN__JOB_OPEN__INIT;
@@ -84,43 +84,43 @@ static void tell_here(struct cstd_job *job, struct cstd_node *node, uint64_t hea
     }
     (void)cistern__job_open__pack(&open, options);
     /* If the link goes down now, the part is told when it is up again. */
-    (void)cstd_node_send(node, SPAN__MSG_TYPE__SPAN_HERE, &here.base, &unused);
+    (void)cstd_machine_send(peer, SPAN__MSG_TYPE__SPAN_HERE, &here.base, &unused);
 }
 
-static void on_up(struct cstd_links_watch *watch, struct cstd_node *node)
+static void on_up(struct cstd_links_watch *watch, struct cstd_machine *peer)
 {
     struct cstd_span *span = cstd_owner_of(watch, struct cstd_span, watch);
 
     if (span->state == CSTD_SPAN_MEETING) {
-        tell_here(span->job, node, 0);
+        tell_here(span->job, peer, 0);
     }
-    cstd_span_link(span, node, true);
+    cstd_span_link(span, peer, true);
 }
 
-static void on_down(struct cstd_links_watch *watch, struct cstd_node *node,
+static void on_down(struct cstd_links_watch *watch, struct cstd_machine *peer,
                     const struct cst_err *why)
 {
     struct cstd_span *span = cstd_owner_of(watch, struct cstd_span, watch);
-    struct cstd_span_machine *machine = cstd_span_find(span, node);
+    struct cstd_span_machine *machine = cstd_span_find(span, peer);
     struct cst_err err;
 
     if (machine == NULL) {
         return;
     }
     if (span->state == CSTD_SPAN_JOINED) {
-        cstd_span_link(span, node, false);
+        cstd_span_link(span, peer, false);
         return;
     }
     (void)cst_err_set(&err, CST_ECONN, "job '%s': the link to node '%s' is down: %s",
-                      span->job->name, node->entry.name, why->text);
+                      span->job->name, peer->entry.name, why->text);
     cstd_commit_met(span->job, &err);
 }
 
 /* Nobody drains a node away from a job: its jobs end first. */
-static void on_drain(struct cstd_links_watch *watch, struct cstd_node *node)
+static void on_drain(struct cstd_links_watch *watch, struct cstd_machine *peer)
 {
     (void)watch;
-    (void)node;
+    (void)peer;
 }
 
 /* Options of struct cst_job_spec that a job on several nodes cannot have yet. */
@@ -190,6 +190,42 @@ static int by_first_rank(const void *a, const void *b)
     return x->first_rank < y->first_rank ? -1 : x->first_rank > y->first_rank;
 }
 
+/* The number of rank blocks of @world ranks on one node. */
+static uint32_t blocks_of(const struct cstd_job *job, uint32_t world)
+{
+    const uint32_t n = job->spec.updates.block_ranks;
+
+    return n > 0 && n < world ? world / n : 1;
+}
+
+/* All rank blocks have as many ranks, and there are not too many. */
+static int check_blocks(const struct cstd_job *job, struct cst_err *err)
+{
+    const struct cstd_span *span = job->span;
+    const uint32_t block = job->spec.updates.block_ranks > 0 ? job->spec.updates.block_ranks
+                                                             : span->machines[0].world;
+    uint32_t n = 0;
+
+    for (uint32_t m = 0; m < span->n; m++) {
+        if (span->machines[m].world % block != 0 ||
+            (job->spec.updates.block_ranks == 0 && span->machines[m].world != block)) {
+            return cst_err_set(err, CST_EINVAL,
+                               "job '%s' has %" PRIu32 " ranks on node '%s' and %" PRIu32
+                               " on the first one: give block_ranks, of which each node has a "
+                               "multiple",
+                               job->name, span->machines[m].world, cstd_span_name(span, m),
+                               span->machines[0].world);
+        }
+        n += span->machines[m].world / block;
+    }
+    return n <= CST_RANK_BLOCKS_MAX
+               ? CST_OK
+               : cst_err_set(err, CST_EINVAL,
+                             "job '%s': %" PRIu32 " rank blocks of %" PRIu32
+                             " ranks; a job has at most %d: give a larger block_ranks",
+                             job->name, n, block, CST_RANK_BLOCKS_MAX);
+}
+
 /* If the parts have all ranks, number them. CST_EAGAIN: they have not. */
 static int number(struct cstd_job *job, struct cst_err *err)
 {
@@ -213,7 +249,10 @@ static int number(struct cstd_job *job, struct cst_err *err)
                 job->name, n_ranks, span->machines[m].first_rank, cstd_span_name(span, m));
         }
         n_ranks += span->machines[m].world;
-        span->self = span->machines[m].node == NULL ? m : span->self;
+        span->self = span->machines[m].peer == NULL ? m : span->self;
+    }
+    if (check_blocks(job, err) != CST_OK) {
+        return err->status;
     }
     for (uint32_t m = 0; m < span->n; m++) {
         span->names[m] = cstd_span_name(span, m);
@@ -227,7 +266,7 @@ static int number(struct cstd_job *job, struct cst_err *err)
 
 int cstd_span_meet(struct cstd_job *job, struct cst_err *err)
 {
-    struct cstd_node *node;
+    struct cstd_machine *peer;
 
     if (!cstd_span_is_wanted(job)) {
         return CST_OK;
@@ -235,10 +274,10 @@ int cstd_span_meet(struct cstd_job *job, struct cst_err *err)
     if (make(job, err) != CST_OK) {
         return err->status;
     }
-    TAILQ_FOREACH(node, cstd_links_nodes(job->daemon->links), link)
+    TAILQ_FOREACH(peer, cstd_links_machines(job->daemon->links), link)
     {
-        if (node->up != NULL) {
-            tell_here(job, node, 0);
+        if (peer->up != NULL) {
+            tell_here(job, peer, 0);
         }
     }
     return CST_EAGAIN;
@@ -271,7 +310,7 @@ void cstd_span_missing(const struct cstd_job *job, char *text, size_t size)
 /* -- HERE ------------------------------------------------------------------------------------- */
 
 /* Compare what the part @here of @node is made for with this one. */
-static int compare(const struct cstd_job *job, const struct cstd_node *node, const Span__Here *here,
+static int compare(const struct cstd_job *job, const struct cstd_machine *peer, const Span__Here *here,
                    struct cst_err *err)
 {
     Cistern__JobOpen *open = cistern__job_open__unpack(NULL, here->options.len, here->options.data);
@@ -294,19 +333,19 @@ static int compare(const struct cstd_job *job, const struct cstd_node *node, con
                          job->name);
     }
     if (rc != CST_OK) {
-        (void)cst_err_prefix(err, "node '%s'", node->entry.name);
+        (void)cst_err_prefix(err, "node '%s'", peer->entry.name);
     }
     cistern__job_open__free_unpacked(open, NULL);
     return rc;
 }
 
 /* Enter the part @here of @node. */
-static int add_part(struct cstd_job *job, struct cstd_node *node, const Span__Here *here,
+static int add_part(struct cstd_job *job, struct cstd_machine *peer, const Span__Here *here,
                     struct cst_err *err)
 {
     struct cstd_span *span = job->span;
 
-    if (compare(job, node, here, err) != CST_OK) {
+    if (compare(job, peer, here, err) != CST_OK) {
         return err->status;
     }
     if (span->n == CST_MACHINES_MAX) {
@@ -322,35 +361,35 @@ static int add_part(struct cstd_job *job, struct cstd_node *node, const Span__He
                                "job '%s': ranks from %" PRIu32 " on are on node '%s', and ranks "
                                "from %" PRIu32 " on are on node '%s': some are on both",
                                job->name, other->first_rank, cstd_span_name(span, m),
-                               here->first_rank, node->entry.name);
+                               here->first_rank, peer->entry.name);
         }
     }
-    if (cstd_node_hold(node, err) != CST_OK) {
+    if (cstd_machine_hold(peer, err) != CST_OK) {
         return err->status;
     }
-    span->machines[span->n++] = (struct cstd_span_machine){.node = node,
+    span->machines[span->n++] = (struct cstd_span_machine){.peer = peer,
                                                            .life = here->from->life,
                                                            .first_rank = here->first_rank,
                                                            .world = here->world};
     return CST_OK;
 }
 
-static void take_here(struct cstd_job *job, struct cstd_node *node, const Span__Here *here)
+static void take_here(struct cstd_job *job, struct cstd_machine *peer, const Span__Here *here)
 {
     struct cstd_span *span = job->span;
-    struct cstd_span_machine *machine = cstd_span_find(span, node);
+    struct cstd_span_machine *machine = cstd_span_find(span, peer);
     struct cst_err err = {0};
     int rc = CST_OK;
 
     if (machine == NULL && span->state == CSTD_SPAN_MEETING) {
-        rc = add_part(job, node, here, &err);
+        rc = add_part(job, peer, here, &err);
     } else if (machine == NULL || machine->life != here->from->life) {
         cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job),
-                       "node '%s' has begun this job anew, which goes on here", node->entry.name);
+                       "node '%s' has begun this job anew, which goes on here", peer->entry.name);
         return;
     }
     if (rc == CST_OK && here->heard != span->life) {
-        tell_here(job, node, here->from->life);
+        tell_here(job, peer, here->from->life);
     }
     if (rc == CST_OK && span->state == CSTD_SPAN_MEETING) {
         rc = number(job, &err);
@@ -360,7 +399,7 @@ static void take_here(struct cstd_job *job, struct cstd_node *node, const Span__
     }
 }
 
-static int on_here(void *arg, struct cstd_node *node, const uint8_t *body, size_t n,
+static int on_here(void *arg, struct cstd_machine *peer, const uint8_t *body, size_t n,
                    struct cst_err *err)
 {
     Span__Here *here = span__here__unpack(NULL, n, body);
@@ -371,7 +410,7 @@ static int on_here(void *arg, struct cstd_node *node, const uint8_t *body, size_
     }
     job = cstd_span_job(arg, here->from);
     if (job != NULL) {
-        take_here(job, node, here);
+        take_here(job, peer, here);
     }
     span__here__free_unpacked(here, NULL);
     return CST_OK;
@@ -423,16 +462,16 @@ void cstd_span_tell_chunks(struct cstd_job *job)
     chunks.token.data = span->token;
     chunks.token.len = sizeof span->token;
     for (uint32_t m = 1; m < span->n; m++) {
-        (void)cstd_node_send(span->machines[m].node, SPAN__MSG_TYPE__SPAN_CHUNKS, &chunks.base,
+        (void)cstd_machine_send(span->machines[m].peer, SPAN__MSG_TYPE__SPAN_CHUNKS, &chunks.base,
                              &unused);
     }
 }
 
-static int take_chunks(struct cstd_job *job, struct cstd_node *node, const Span__Chunks *chunks,
+static int take_chunks(struct cstd_job *job, struct cstd_machine *peer, const Span__Chunks *chunks,
                        struct cst_err *err)
 {
     struct cstd_span *span = job->span;
-    const struct cstd_span_machine *machine = cstd_span_find(span, node);
+    const struct cstd_span_machine *machine = cstd_span_find(span, peer);
 
     if (machine == NULL || machine->life != chunks->from->life) {
         return CST_OK; /* Of an earlier life. */
@@ -451,7 +490,7 @@ static int take_chunks(struct cstd_job *job, struct cstd_node *node, const Span_
     return CST_OK;
 }
 
-static int on_chunks(void *arg, struct cstd_node *node, const uint8_t *body, size_t n,
+static int on_chunks(void *arg, struct cstd_machine *peer, const uint8_t *body, size_t n,
                      struct cst_err *err)
 {
     Span__Chunks *chunks = span__chunks__unpack(NULL, n, body);
@@ -463,18 +502,10 @@ static int on_chunks(void *arg, struct cstd_node *node, const uint8_t *body, siz
     }
     job = cstd_span_job(arg, chunks->from);
     if (job != NULL) {
-        rc = take_chunks(job, node, chunks, err);
+        rc = take_chunks(job, peer, chunks, err);
     }
     span__chunks__free_unpacked(chunks, NULL);
     return rc;
-}
-
-/* The number of rank blocks of @world ranks on one node. */
-static uint32_t blocks_of(const struct cstd_job *job, uint32_t world)
-{
-    const uint32_t n = job->spec.updates.block_ranks;
-
-    return n > 0 && n < world ? world / n : 1;
 }
 
 /* True if the sum of a rank block is that of several contributions, and is added to others. */
@@ -530,13 +561,15 @@ bool cstd_span_machines(const struct cstd_job *job, struct cst_core_machines *ou
                                       .self = span->self,
                                       .copies =
                                           job->spec.nodes.copies > 0 ? job->spec.nodes.copies : 1,
-                                      .n_ranks = cst_job_all_ranks(&job->spec),
-                                      .first_rank = job->spec.nodes.first_rank,
                                       .engine = span->engine};
     out->copies = out->copies < span->n ? out->copies : span->n;
     for (uint32_t m = 0; m < span->n; m++) {
-        out->first_block = m == span->self ? blocks : out->first_block;
-        blocks += blocks_of(job, span->machines[m].world);
+        const uint32_t n = blocks_of(job, span->machines[m].world);
+
+        if (m == span->self) {
+            out->rank_blocks = (n < 64 ? (UINT64_C(1) << n) - 1 : UINT64_MAX) << blocks;
+        }
+        blocks += n;
     }
     out->n_rank_blocks = blocks;
     return true;
@@ -544,7 +577,7 @@ bool cstd_span_machines(const struct cstd_job *job, struct cst_core_machines *ou
 
 /* -- the end ---------------------------------------------------------------------------------- */
 
-static int on_gone(void *arg, struct cstd_node *node, const uint8_t *body, size_t n,
+static int on_gone(void *arg, struct cstd_machine *peer, const uint8_t *body, size_t n,
                    struct cst_err *err)
 {
     Span__Gone *gone = span__gone__unpack(NULL, n, body);
@@ -557,13 +590,13 @@ static int on_gone(void *arg, struct cstd_node *node, const uint8_t *body, size_
         return cst_err_set(err, CST_EPROTO, "no end of a job");
     }
     job = cstd_span_job(arg, gone->from);
-    machine = job != NULL ? cstd_span_find(job->span, node) : NULL;
+    machine = job != NULL ? cstd_span_find(job->span, peer) : NULL;
     if (machine != NULL && machine->life == gone->from->life) {
-        (void)cst_err_set(&why, gone->status, "node '%s': %s", node->entry.name, gone->why);
+        (void)cst_err_set(&why, gone->status, "node '%s': %s", peer->entry.name, gone->why);
         job->span->gone = why;
         if (job->span->state == CSTD_SPAN_JOINED) {
             cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job), "%s", why.text);
-            cstd_span_link(job->span, node, false);
+            cstd_span_link(job->span, peer, false);
         } else {
             cstd_commit_met(job, &why);
         }
@@ -593,9 +626,9 @@ void cstd_span_close(struct cstd_job *job, const struct cst_err *why)
     for (uint32_t m = 0; m < span->n; m++) {
         struct cstd_span_machine *machine = &span->machines[m];
 
-        if (machine->node != NULL) {
-            (void)cstd_node_send(machine->node, SPAN__MSG_TYPE__SPAN_GONE, &gone.base, &unused);
-            cstd_node_release(machine->node);
+        if (machine->peer != NULL) {
+            (void)cstd_machine_send(machine->peer, SPAN__MSG_TYPE__SPAN_GONE, &gone.base, &unused);
+            cstd_machine_release(machine->peer);
         }
         free(machine->squares);
         free(machine->segments);

@@ -58,7 +58,7 @@ struct cstd_span_segment {
 
 /* The part of the job on one node. */
 struct cstd_span_machine {
-    struct cstd_node *node; /* Held; NULL: this node. */
+    struct cstd_machine *peer; /* Held; NULL: this node. */
     uint64_t life;          /* Of the part; not 0. */
     uint32_t first_rank, world;
     uint64_t heard; /* Which of our lives it has heard of. */

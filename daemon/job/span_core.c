@@ -35,7 +35,7 @@ void cstd_span_tell(struct cstd_job *job, uint32_t to, const struct cst_machine_
     struct cst_err unused;
 
     for (uint32_t m = 0; m < span->n; m++) {
-        if (span->machines[m].node != NULL && (to == CST_MACHINES_ALL || to == m)) {
+        if (span->machines[m].peer != NULL && (to == CST_MACHINES_ALL || to == m)) {
             /* If it is not sent the link is down, and another round of the epoch follows. */
             (void)cstd_span_send_core(job, &span->machines[m], message, &unused);
         }
@@ -99,7 +99,7 @@ static void take_early(struct cstd_job *job)
     }
 }
 
-static int on_core(void *arg, struct cstd_node *node, const uint8_t *body, size_t n,
+static int on_core(void *arg, struct cstd_machine *peer, const uint8_t *body, size_t n,
                    struct cst_err *err)
 {
     Span__Core *core = span__core__unpack(NULL, n, body);
@@ -111,7 +111,7 @@ static int on_core(void *arg, struct cstd_node *node, const uint8_t *body, size_
         return cst_err_set(err, CST_EPROTO, "no message of a job's core");
     }
     job = cstd_span_job(arg, core->from);
-    machine = job != NULL ? cstd_span_find(job->span, node) : NULL;
+    machine = job != NULL ? cstd_span_find(job->span, peer) : NULL;
     if (machine != NULL && machine->life == core->from->life) {
         const uint32_t m = (uint32_t)(machine - job->span->machines);
 
@@ -167,7 +167,7 @@ static void send_to(struct cstd_span *span, const struct cst_members_action *act
     struct cst_err unused;
 
     CST_SET_EACH (m, &action->to) {
-        if (m < span->n && span->machines[m].node != NULL) {
+        if (m < span->n && span->machines[m].peer != NULL) {
             (void)cstd_span_send_members(span->job, &span->machines[m], &action->message, &unused);
         }
     }
@@ -251,7 +251,7 @@ static void feed_members(struct cstd_span *span, struct cst_members_event *event
     }
 }
 
-static int on_members(void *arg, struct cstd_node *node, const uint8_t *body, size_t n,
+static int on_members(void *arg, struct cstd_machine *peer, const uint8_t *body, size_t n,
                       struct cst_err *err)
 {
     Span__Members *in = span__members__unpack(NULL, n, body);
@@ -264,7 +264,7 @@ static int on_members(void *arg, struct cstd_node *node, const uint8_t *body, si
         return cst_err_set(err, CST_EPROTO, "no message about members");
     }
     job = cstd_span_job(arg, in->from);
-    machine = job != NULL ? cstd_span_find(job->span, node) : NULL;
+    machine = job != NULL ? cstd_span_find(job->span, peer) : NULL;
     if (machine != NULL && machine->life == in->from->life) {
         rc = cstd_span_read_members(in, &message, err);
         if (rc == CST_OK) {
@@ -278,9 +278,9 @@ static int on_members(void *arg, struct cstd_node *node, const uint8_t *body, si
     return rc;
 }
 
-void cstd_span_link(struct cstd_span *span, const struct cstd_node *node, bool up)
+void cstd_span_link(struct cstd_span *span, const struct cstd_machine *peer, bool up)
 {
-    const struct cstd_span_machine *machine = cstd_span_find(span, node);
+    const struct cstd_span_machine *machine = cstd_span_find(span, peer);
 
     if (machine != NULL && !up) {
         cstd_span_read_down(span->job, (uint32_t)(machine - span->machines));
@@ -333,7 +333,7 @@ void cstd_span_open(struct cstd_job *job)
     span->timer->data = span;
     feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_TIME});
     for (uint32_t m = 0; job->span == span && m < span->n; m++) {
-        if (span->machines[m].node != NULL && span->machines[m].node->up != NULL) {
+        if (span->machines[m].peer != NULL && span->machines[m].peer->up != NULL) {
             feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_UP, .machine = m});
         }
     }

@@ -18,7 +18,7 @@ enum {
 
 const char *cstd_span_listen(const struct cstd_daemon *daemon)
 {
-    static char host[CSTD_NODE_ADDRESS_BYTES];
+    static char host[CSTD_MACHINE_ADDRESS_BYTES];
     char *port;
 
     (void)snprintf(host, sizeof host, "%s", cstd_links_address(daemon->links));
@@ -61,7 +61,7 @@ static int tell_net(struct cstd_job *job, struct cstd_span_machine *to, struct c
         }
         net.first = first;
         net.n_served = n;
-        rc = cstd_node_send(to->node, SPAN__MSG_TYPE__SPAN_NET, &net.base, err);
+        rc = cstd_machine_send(to->peer, SPAN__MSG_TYPE__SPAN_NET, &net.base, err);
     }
     return rc;
 }
@@ -144,7 +144,7 @@ static int connect_all(struct cstd_job *job, struct cst_err *err)
     for (uint32_t m = 0; rc == CST_OK && m < span->n; m++) {
         struct cstd_span_machine *machine = &span->machines[m];
 
-        if (machine->node == NULL) {
+        if (machine->peer == NULL) {
             continue;
         }
         rc = cstd_net_engine_add_peer(&engines->v[span->engine], m, span->token, sizeof span->token,
@@ -169,7 +169,7 @@ static bool all_told(const struct cstd_span *span)
     for (uint32_t m = 0; m < span->n; m++) {
         const struct cstd_span_machine *machine = &span->machines[m];
 
-        if (machine->node != NULL &&
+        if (machine->peer != NULL &&
             (machine->end == NULL || machine->n_told < machine->n_segments)) {
             return false;
         }
@@ -194,7 +194,7 @@ static int look(struct cstd_job *job, struct cst_err *err)
         return CST_EAGAIN;
     }
     for (uint32_t m = 0; !span->told_net && m < span->n; m++) {
-        if (span->machines[m].node != NULL && tell_net(job, &span->machines[m], err) != CST_OK) {
+        if (span->machines[m].peer != NULL && tell_net(job, &span->machines[m], err) != CST_OK) {
             return err->status;
         }
     }
@@ -260,7 +260,7 @@ static int take_net(struct cstd_job *job, struct cstd_span_machine *machine, con
     return CST_OK;
 }
 
-static int on_net(void *arg, struct cstd_node *node, const uint8_t *body, size_t n,
+static int on_net(void *arg, struct cstd_machine *peer, const uint8_t *body, size_t n,
                   struct cst_err *err)
 {
     Span__Net *net = span__net__unpack(NULL, n, body);
@@ -272,7 +272,7 @@ static int on_net(void *arg, struct cstd_node *node, const uint8_t *body, size_t
         return cst_err_set(err, CST_EPROTO, "no engine of a job");
     }
     job = cstd_span_job(arg, net->from);
-    machine = job != NULL ? cstd_span_find(job->span, node) : NULL;
+    machine = job != NULL ? cstd_span_find(job->span, peer) : NULL;
     if (machine != NULL && machine->life == net->from->life && machine->n_told < UINT32_MAX &&
         job->span->state < CSTD_SPAN_JOINED) {
         rc = take_net(job, machine, net, err);

@@ -32,6 +32,7 @@ static void put_decision(Span__Decision *out, Span__Hyper *hyper, const struct c
     out->hyper = hyper;
     out->step = from->step;
     out->adam_step = from->adam_step;
+    out->attempt = from->attempt;
     out->n_skipped = from->n_skipped;
     out->n_overflows = from->n_overflows;
     out->sum_squares = from->sum_squares;
@@ -57,7 +58,7 @@ static int send_squares(struct cstd_span_machine *to, Span__Core *core,
         core->n_squares = left < FRAME_SQUARES ? left : FRAME_SQUARES;
         core->first_square = first;
         if (left > FRAME_SQUARES) {
-            rc = cstd_node_send(to->node, SPAN__MSG_TYPE__SPAN_CORE, &core->base, err);
+            rc = cstd_machine_send(to->peer, SPAN__MSG_TYPE__SPAN_CORE, &core->base, err);
         }
     }
     return rc;
@@ -81,12 +82,12 @@ int cstd_span_send_core(struct cstd_job *job, struct cstd_span_machine *to,
     core.epoch = message->epoch;
     core.attempt = message->attempt;
     core.step = message->step;
-    core.has_chunk = core.has_block = core.has_empty = core.has_first_rank = 1;
+    core.has_chunk = core.has_block = core.has_empty = core.has_rank_blocks = 1;
     core.chunk = message->chunk;
     core.block = message->block;
     core.empty = message->empty;
     core.place = message->place.segment != CST_PLACE_NONE ? &place : NULL;
-    core.first_rank = message->first_rank;
+    core.rank_blocks = message->rank_blocks;
     core.n_losses = message->n_losses;
     core.losses = (double *)(uintptr_t)message->losses;
     core.decision = message->decision.step > 0 ? &decision : NULL;
@@ -96,7 +97,7 @@ int cstd_span_send_core(struct cstd_job *job, struct cstd_span_machine *to,
     core.status = message->why.status;
     core.why = message->why.status != CST_OK ? (char *)(uintptr_t)message->why.text : NULL;
     rc = send_squares(to, &core, message, err);
-    return rc == CST_OK ? cstd_node_send(to->node, SPAN__MSG_TYPE__SPAN_CORE, &core.base, err) : rc;
+    return rc == CST_OK ? cstd_machine_send(to->peer, SPAN__MSG_TYPE__SPAN_CORE, &core.base, err) : rc;
 }
 
 int cstd_span_send_members(struct cstd_job *job, struct cstd_span_machine *to,
@@ -120,7 +121,7 @@ int cstd_span_send_members(struct cstd_job *job, struct cstd_span_machine *to,
     members.ballot = message->ballot;
     members.accepted = message->accepted;
     members.epoch = &epoch;
-    return cstd_node_send(to->node, SPAN__MSG_TYPE__SPAN_MEMBERS, &members.base, err);
+    return cstd_machine_send(to->peer, SPAN__MSG_TYPE__SPAN_MEMBERS, &members.base, err);
 }
 
 /* -- from other nodes ------------------------------------------------------------------------- */
@@ -129,6 +130,7 @@ static void take_decision(struct cst_decision *out, const Span__Decision *in)
 {
     *out = (struct cst_decision){.step = in->step,
                                  .adam_step = in->adam_step,
+                                 .attempt = in->attempt,
                                  .n_skipped = in->n_skipped,
                                  .n_overflows = in->n_overflows,
                                  .hyper = {.lr = in->hyper->lr,
@@ -213,7 +215,7 @@ int cstd_span_read_core(const Span__Core *in, struct cstd_span_machine *from,
                                         .empty = in->empty,
                                         .losses = in->losses,
                                         .n_losses = (uint32_t)in->n_losses,
-                                        .first_rank = in->first_rank,
+                                        .rank_blocks = in->rank_blocks,
                                         .idle = in->idle,
                                         .failed = in->failed};
     if (in->decision != NULL) {

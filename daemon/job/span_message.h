@@ -9,7 +9,7 @@
 #include "proto/span.pb-c.h"
 
 /* Send @message of @job's core to machine @to, in several frames if it has many squares. Errors are
- * those of cstd_node_send: the link goes down, of which members.h is told. */
+ * those of cstd_machine_send: the link goes down, of which members.h is told. */
 int cstd_span_send_core(struct cstd_job *job, struct cstd_span_machine *to,
                         const struct cst_machine_message *message, struct cst_err *err);
 

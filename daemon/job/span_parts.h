@@ -14,12 +14,12 @@ Span__Key cstd_span_key(const struct cstd_job *job);
 struct cstd_job *cstd_span_job(struct cstd_daemon *daemon, const Span__Key *key);
 
 /* The part on @node; NULL: there is none. */
-struct cstd_span_machine *cstd_span_find(struct cstd_span *span, const struct cstd_node *node);
+struct cstd_span_machine *cstd_span_find(struct cstd_span *span, const struct cstd_machine *peer);
 
 /* The name of the node of machine @m. */
 static inline const char *cstd_span_name(const struct cstd_span *span, uint32_t m)
 {
-    return span->machines[m].node != NULL ? span->machines[m].node->entry.name : "this node";
+    return span->machines[m].peer != NULL ? span->machines[m].peer->entry.name : "this node";
 }
 
 /* The address at which engines of jobs on this node are reached, without a port. Valid until the
@@ -27,7 +27,7 @@ static inline const char *cstd_span_name(const struct cstd_span *span, uint32_t 
 const char *cstd_span_listen(const struct cstd_daemon *daemon);
 
 /* The link to @node is up, or down: tell the members. */
-void cstd_span_link(struct cstd_span *span, const struct cstd_node *node, bool up);
+void cstd_span_link(struct cstd_span *span, const struct cstd_machine *peer, bool up);
 
 /* Unmap the segments of other machines. */
 void cstd_span_forget_segments(struct cstd_span *span);

@@ -86,7 +86,7 @@ int cstd_span_read(struct cstd_job *job, const struct cst_event *event, uint64_t
     ask.n_elems = event->n_elems;
     ask.raw = event->raw;
     ask.exponents = event->exponents;
-    rc = cstd_node_send(span->machines[home].node, SPAN__MSG_TYPE__SPAN_ROW_ASK, &ask.base, err);
+    rc = cstd_machine_send(span->machines[home].peer, SPAN__MSG_TYPE__SPAN_ROW_ASK, &ask.base, err);
     if (rc != CST_OK) {
         free(read);
         return cst_err_prefix(err, "the states of tensor '%s' are on node '%s'",
@@ -118,7 +118,7 @@ static void tell_taken(struct cstd_job *job, const struct cstd_span_read *read)
     taken.from = &key;
     taken.number = read->number;
     /* If the link is down, the other node forgets the read by itself. */
-    (void)cstd_node_send(job->span->machines[read->machine].node, SPAN__MSG_TYPE__SPAN_ROW_TAKEN,
+    (void)cstd_machine_send(job->span->machines[read->machine].peer, SPAN__MSG_TYPE__SPAN_ROW_TAKEN,
                          &taken.base, &unused);
 }
 
@@ -161,7 +161,7 @@ void cstd_span_copied(struct cstd_job *job, uint64_t ticket, int status, const c
     answer(job, read, &err);
 }
 
-static int on_row_here(void *arg, struct cstd_node *node, const uint8_t *body, size_t n,
+static int on_row_here(void *arg, struct cstd_machine *peer, const uint8_t *body, size_t n,
                        struct cst_err *err)
 {
     Span__RowHere *here = span__row_here__unpack(NULL, n, body);
@@ -174,10 +174,10 @@ static int on_row_here(void *arg, struct cstd_node *node, const uint8_t *body, s
     }
     job = cstd_span_job(arg, here->from);
     read = job != NULL ? find(job->span, here->number) : NULL;
-    if (read != NULL && job->span->machines[read->machine].node == node) {
+    if (read != NULL && job->span->machines[read->machine].peer == peer) {
         if (here->status != CST_OK) {
             (void)cst_err_set(&why, here->status < 0 ? here->status : CST_EPROTO, "node '%s': %s",
-                              node->entry.name, here->why != NULL ? here->why : "");
+                              peer->entry.name, here->why != NULL ? here->why : "");
         } else {
             (void)copy(job, read, &why);
         }
@@ -240,7 +240,7 @@ void cstd_span_answered(struct cstd_job *job, const struct cst_reply *reply)
     here.number = ask->number;
     here.status = reply->status;
     here.why = reply->status != CST_OK ? (char *)(uintptr_t)reply->err.text : NULL;
-    if (cstd_node_send(span->machines[ask->machine].node, SPAN__MSG_TYPE__SPAN_ROW_HERE, &here.base,
+    if (cstd_machine_send(span->machines[ask->machine].peer, SPAN__MSG_TYPE__SPAN_ROW_HERE, &here.base,
                        &unused) != CST_OK) {
         end_first(job); /* The link is down: nobody takes the row. */
     }
@@ -282,7 +282,7 @@ static int take_ask(struct cstd_job *job, uint32_t m, const Span__RowAsk *in, st
     return CST_OK;
 }
 
-static int on_row_ask(void *arg, struct cstd_node *node, const uint8_t *body, size_t n,
+static int on_row_ask(void *arg, struct cstd_machine *peer, const uint8_t *body, size_t n,
                       struct cst_err *err)
 {
     Span__RowAsk *in = span__row_ask__unpack(NULL, n, body);
@@ -294,7 +294,7 @@ static int on_row_ask(void *arg, struct cstd_node *node, const uint8_t *body, si
         return cst_err_set(err, CST_EPROTO, "no read of a row");
     }
     job = cstd_span_job(arg, in->from);
-    machine = job != NULL ? cstd_span_find(job->span, node) : NULL;
+    machine = job != NULL ? cstd_span_find(job->span, peer) : NULL;
     if (machine != NULL && machine->life == in->from->life &&
         job->span->state == CSTD_SPAN_JOINED) {
         rc = take_ask(job, (uint32_t)(machine - job->span->machines), in, err);
@@ -303,7 +303,7 @@ static int on_row_ask(void *arg, struct cstd_node *node, const uint8_t *body, si
     return rc;
 }
 
-static int on_row_taken(void *arg, struct cstd_node *node, const uint8_t *body, size_t n,
+static int on_row_taken(void *arg, struct cstd_machine *peer, const uint8_t *body, size_t n,
                         struct cst_err *err)
 {
     Span__RowTaken *taken = span__row_taken__unpack(NULL, n, body);
@@ -315,7 +315,7 @@ static int on_row_taken(void *arg, struct cstd_node *node, const uint8_t *body, 
     }
     job = cstd_span_job(arg, taken->from);
     ask = job != NULL ? TAILQ_FIRST(&job->span->asks) : NULL;
-    if (ask != NULL && job->span->machines[ask->machine].node == node &&
+    if (ask != NULL && job->span->machines[ask->machine].peer == peer &&
         ask->number == taken->number) {
         end_first(job);
     }

@@ -88,6 +88,21 @@ size_t cstd_connection_waiting(const struct cstd_connection *connection)
     return connection->in_flight + cstd_tls_waiting(connection->tls);
 }
 
+/* Something may wait to be sent, but not too much. */
+static int check_waiting(struct cstd_connection *connection, struct cst_err *err)
+{
+    const size_t n = cstd_connection_waiting(connection);
+
+    if (n > 0) {
+        cstd_deferred_add(connection->home->later, &connection->flush);
+    }
+    return n <= CSTD_CONNECTION_MAX_WAITING
+               ? CST_OK
+               : cst_err_set(err, CST_ECONN,
+                             "it does not read: %zu bytes wait for it, the limit is %d", n,
+                             CSTD_CONNECTION_MAX_WAITING);
+}
+
 int cstd_connection_send(struct cstd_connection *connection, uint16_t type, const uint8_t *body,
                          size_t n, struct cst_err *err)
 {
@@ -107,16 +122,12 @@ int cstd_connection_send(struct cstd_connection *connection, uint16_t type, cons
         memcpy(home->out + CST_FRAME_HEADER_BYTES, body, n);
     }
     rc = cstd_tls_write(connection->tls, home->out, CST_FRAME_HEADER_BYTES + n, err);
-    if (rc == CST_OK && cstd_connection_waiting(connection) > CSTD_CONNECTION_MAX_WAITING) {
-        rc = cst_err_set(err, CST_ECONN, "it does not read: %zu bytes wait for it, the limit is %d",
-                         cstd_connection_waiting(connection), CSTD_CONNECTION_MAX_WAITING);
-    }
+    rc = rc == CST_OK ? check_waiting(connection, err) : rc;
     if (rc != CST_OK) {
         cstd_connection_doom(connection, err);
         return CST_ECONN;
     }
     connection->sent_bytes += CST_FRAME_HEADER_BYTES + n;
-    cstd_deferred_add(home->later, &connection->flush);
     return CST_OK;
 }
 
@@ -168,10 +179,13 @@ static void proceed(struct cstd_connection *connection)
 
     if (connection->state == CSTD_CONNECTION_HANDSHAKE) {
         rc = shake_hands(connection, &err);
-        cstd_deferred_add(connection->home->later, &connection->flush);
     }
     rc = rc == CST_OK ? read_frames(connection, &err) : rc;
-    if (rc != CST_OK && rc != CST_EAGAIN) {
+    /* TLS answers some messages of its own. */
+    if (rc == CST_OK || rc == CST_EAGAIN) {
+        rc = check_waiting(connection, &err);
+    }
+    if (rc != CST_OK) {
         cstd_connection_doom(connection, &err);
     }
 }
@@ -289,7 +303,7 @@ int cstd_connection_dial(struct cstd_connection **out, struct cstd_connection_ho
     if (rc != CST_OK) {
         return rc;
     }
-    (void)cstd_node_address_text(at, connection->address);
+    (void)cstd_machine_address_text(at, connection->address);
     rc = uv_tcp_connect(&connection->connect, &connection->tcp, at, on_connected);
     if (rc != 0) {
         rc = cst_err_set(err, CST_ECONN, "%s: %s", connection->address, uv_strerror(rc));
@@ -321,7 +335,7 @@ int cstd_connection_accept(struct cstd_connection **out, struct cstd_connection_
         uv_close((uv_handle_t *)&connection->tcp, on_closed);
         return rc;
     }
-    (void)cstd_node_address_text((struct sockaddr *)&at, connection->address);
+    (void)cstd_machine_address_text((struct sockaddr *)&at, connection->address);
     *out = connection;
     return CST_OK;
 }

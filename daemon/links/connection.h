@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One TCP connection to another daemon: TLS, frames in both directions, and its end. It knows
- * nothing of nodes: links_up.c does.
+ * nothing of machines: links_up.c does.
  *
  *   DIALLING --connected--> HANDSHAKE --both certificates are admitted--> SECURE
  *   any of them --cstd_connection_doom, or the peer, or the network--> ended, freed
@@ -14,7 +14,7 @@
 #include "daemon/base/deferred.h"
 #include "daemon/links/frame_stream.h"
 #include "daemon/links/hello.h"
-#include "daemon/links/node_address.h"
+#include "daemon/links/machine_address.h"
 #include "daemon/links/tls.h"
 
 #include <uv.h>
@@ -27,7 +27,7 @@ enum {
 };
 
 struct cstd_connection;
-struct cstd_node;
+struct cstd_machine;
 
 /* What the owner of connections does for them. All functions are required. */
 struct cstd_connection_ops {
@@ -65,8 +65,8 @@ struct cstd_connection {
     TAILQ_ENTRY(cstd_connection) link; /* Entry in the owner's list. */
     struct cstd_connection_home *home;
     enum cstd_connection_state state;
-    bool is_dialled;                       /* This node dialled. */
-    char address[CSTD_NODE_ADDRESS_BYTES]; /* The peer's, for messages. */
+    bool is_dialled;                          /* This machine dialled. */
+    char address[CSTD_MACHINE_ADDRESS_BYTES]; /* The peer's, for messages. */
     struct cstd_tls *tls;
     struct cstd_frame_stream stream;
     uint64_t opened_ns;                  /* Monotonic. */
@@ -80,9 +80,9 @@ struct cstd_connection {
     uv_tcp_t tcp;
     uv_connect_t connect;
     uv_write_t write;
-    /* The owner's: the node at the other end, a reference (NULL: not known yet), and what it said.
-     */
-    struct cstd_node *node;
+    /* The owner's: the machine at the other end, a reference, and what it said. NULL: not known
+     * yet; not proved before the connection is SECURE. */
+    struct cstd_machine *machine;
     enum cstd_connection_talk talk;
     struct cstd_hello hello;
     uint64_t pinged_ns; /* When the last PING was sent. */

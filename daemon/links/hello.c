@@ -12,14 +12,11 @@
 
 void cstd_hello_init(struct cstd_hello *mine, const char *name, uint64_t instance)
 {
-    const char *isa;
-
     *mine = (struct cstd_hello){
         .min_version = CSTD_LINK_PROTOCOL, .max_version = CSTD_LINK_PROTOCOL, .instance = instance};
-    cstd_kernel_digest(mine->digest, &isa);
     (void)snprintf(mine->name, sizeof mine->name, "%s", name);
     (void)snprintf(mine->program, sizeof mine->program, "%s", PACKAGE_VERSION);
-    (void)snprintf(mine->isa, sizeof mine->isa, "%s", isa);
+    (void)snprintf(mine->isa, sizeof mine->isa, "%s", cstd_kernel_digest(NULL, mine->digest));
 }
 
 size_t cstd_hello_write(const struct cstd_hello *hello, uint8_t *out)
@@ -37,7 +34,7 @@ size_t cstd_hello_write(const struct cstd_hello *hello, uint8_t *out)
     return link__hello__pack(&message, out);
 }
 
-/* Copy a word of another node. False: it is too long, or has characters that cannot be shown. */
+/* Copy a word of another machine. False: it is too long, or has characters that cannot be shown. */
 static bool copy_word(char *out, size_t size, const char *word)
 {
     return cst_text_is_clean(word) && (size_t)snprintf(out, size, "%s", word) < size;
@@ -47,7 +44,8 @@ int cstd_hello_read(struct cstd_hello *out, const uint8_t *body, size_t n, struc
 {
     Link__Hello *message = n <= CSTD_HELLO_MAX_BYTES ? link__hello__unpack(NULL, n, body) : NULL;
     struct cstd_hello hello = {0};
-    bool good = message != NULL && message->kernel_digest.len == sizeof hello.digest &&
+    bool good = message != NULL && message->instance != 0 &&
+                message->kernel_digest.len == sizeof hello.digest &&
                 cst_job_name_is_valid(message->name) &&
                 copy_word(hello.name, sizeof hello.name, message->name) &&
                 copy_word(hello.program, sizeof hello.program, message->program) &&

@@ -86,14 +86,17 @@ static void train(const struct cst_kernels *kernels, struct rows *rows, enum cst
     cst_update_fence();
 }
 
-void cstd_kernel_digest(uint8_t out[CSTD_KERNEL_DIGEST_BYTES], const char **isa)
+const char *cstd_kernel_digest(const char *isa, uint8_t out[CSTD_KERNEL_DIGEST_BYTES])
 {
-    const struct cst_kernels *kernels = cst_kernels_get(NULL);
+    const struct cst_kernels *kernels = cst_kernels_get(isa);
     XXH128_canonical_t digests[CST_MOMENTS_COUNT * CST_ROUNDING_COUNT], digest;
     uint64_t state = 1;
     struct rows rows;
     unsigned n = 0;
 
+    if (kernels == NULL) {
+        return NULL;
+    }
     for (unsigned moments = 0; moments < CST_MOMENTS_COUNT; moments++) {
         for (unsigned rounding = 0; rounding < CST_ROUNDING_COUNT; rounding++) {
             fill(&rows, &state);
@@ -103,5 +106,5 @@ void cstd_kernel_digest(uint8_t out[CSTD_KERNEL_DIGEST_BYTES], const char **isa)
     }
     XXH128_canonicalFromHash(&digest, XXH3_128bits(digests, sizeof digests));
     memcpy(out, digest.digest, CSTD_KERNEL_DIGEST_BYTES);
-    *isa = kernels->isa;
+    return kernels->isa;
 }

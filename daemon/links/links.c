@@ -8,85 +8,86 @@
 
 enum {
     ADMISSIBLE = 16, /* Connections that are accepted between two ticks. */
-    /* A tick that comes so late says nothing about other nodes: this daemon was stopped. */
+    /* A tick that comes so late says nothing about other machines: this daemon was stopped. */
     LATE_MS = 2000,
-    EXPIRY_DAYS = 14, /* How long before this node's certificate expires there is a warning. */
+    EXPIRY_DAYS = 14, /* How long before this machine's certificate expires there is a warning. */
 };
 
-/* -- the list of nodes ---------------------------------------------------------------------- */
+/* -- the list of machines ---------------------------------------------------------------------- */
 
-struct cstd_node *cstd_links_find(struct cstd_links *links, const char *name)
+struct cstd_machine *cstd_links_find(struct cstd_links *links, const char *name)
 {
-    struct cstd_node *node;
+    struct cstd_machine *machine;
 
-    TAILQ_FOREACH(node, &links->nodes, link)
+    TAILQ_FOREACH(machine, &links->machines, link)
     {
-        if (strcmp(node->entry.name, name) == 0) {
-            return node;
+        if (strcmp(machine->entry.name, name) == 0) {
+            return machine;
         }
     }
     return NULL;
 }
 
-/* Trust @node no more. */
-static void forget(struct cstd_node *node)
+/* Trust @machine no more. */
+static void forget(struct cstd_machine *machine)
 {
-    struct cstd_links *links = node->links;
+    struct cstd_links *links = machine->links;
     struct cstd_connection *connection;
     struct cst_err why;
 
     (void)cst_err_set(&why, CST_EDENIED, "node '%s' no longer trusts '%s'", links->self.name,
-                      node->entry.name);
+                      machine->entry.name);
     TAILQ_FOREACH(connection, &links->connections, link)
     {
-        if (connection->node == node) {
+        if (connection->machine == machine) {
             cstd_links_refuse(connection, &why);
         }
     }
-    TAILQ_REMOVE(&links->nodes, node, link);
-    links->n_nodes--;
-    cstd_node_unref(node);
+    TAILQ_REMOVE(&links->machines, machine, link);
+    links->n_machines--;
+    cstd_machine_unref(machine);
 }
 
-static void tell_of_drain(struct cstd_node *node)
+static void tell_of_drain(struct cstd_machine *machine)
 {
     struct cstd_links_watch *watch, *next;
 
-    for (watch = LIST_FIRST(&node->links->watches); watch != NULL; watch = next) {
+    for (watch = LIST_FIRST(&machine->links->watches); watch != NULL; watch = next) {
         next = LIST_NEXT(watch, link);
-        watch->on_drain(watch, node);
+        watch->on_drain(watch, machine);
     }
-    cstd_node_look(node);
+    cstd_machine_look(machine);
 }
 
-/* Make the list of nodes have @entry, which replaces one of its name. */
-static int trust(struct cstd_links *links, const struct cstd_node_entry *entry, struct cst_err *err)
+/* Make the list of machines have @entry, which replaces one of its name. */
+static int trust(struct cstd_links *links, const struct cstd_machine_entry *entry,
+                 struct cst_err *err)
 {
-    struct cstd_node *node = cstd_links_find(links, entry->name);
+    struct cstd_machine *machine = cstd_links_find(links, entry->name);
     int rc;
 
-    if (node != NULL && strcmp(node->entry.identity, entry->identity) == 0) {
-        const bool drains = entry->drained && !node->entry.drained;
+    if (machine != NULL && strcmp(machine->entry.identity, entry->identity) == 0) {
+        const bool drains = entry->drained && !machine->entry.drained;
 
-        node->entry = *entry;
-        node->retry_ns = 0;
+        machine->entry = *entry;
+        machine->retry_ns = 0;
         if (drains) {
-            tell_of_drain(node);
+            tell_of_drain(machine);
         }
         return CST_OK;
     }
-    if (node != NULL) {
-        forget(node);
+    if (machine != NULL) {
+        forget(machine);
     }
-    rc = cstd_node_make(&node, links, entry, err);
+    rc = cstd_machine_make(&machine, links, entry, err);
     if (rc == CST_OK) {
-        TAILQ_INSERT_TAIL(&links->nodes, node, link);
-        links->n_nodes++;
+        TAILQ_INSERT_TAIL(&links->machines, machine, link);
+        links->n_machines++;
     }
     return rc;
 }
 
-static int check_own(const struct cstd_links *links, const struct cstd_node_entry *entry,
+static int check_own(const struct cstd_links *links, const struct cstd_machine_entry *entry,
                      struct cst_err *err)
 {
     if (strcmp(entry->name, links->self.name) == 0 ||
@@ -98,7 +99,7 @@ static int check_own(const struct cstd_links *links, const struct cstd_node_entr
     return CST_OK;
 }
 
-static int check_own_list(const struct cstd_links *links, const struct cstd_node_list *list,
+static int check_own_list(const struct cstd_links *links, const struct cstd_machine_list *list,
                           struct cst_err *err)
 {
     int rc = CST_OK;
@@ -112,34 +113,35 @@ static int check_own_list(const struct cstd_links *links, const struct cstd_node
 int cstd_links_add(struct cstd_links *links, const char *name, const char *address,
                    const char *identity, struct cst_err *err)
 {
-    struct cstd_node_entry entry;
-    const struct cstd_node *node;
-    int rc = cstd_node_entry_make(&entry, name, address, identity, err);
+    struct cstd_machine_entry entry;
+    const struct cstd_machine *machine;
+    int rc = cstd_machine_entry_make(&entry, name, address, identity, err);
 
     rc = rc == CST_OK ? check_own(links, &entry, err) : rc;
     if (rc != CST_OK) {
         return rc;
     }
-    TAILQ_FOREACH(node, &links->nodes, link)
+    TAILQ_FOREACH(machine, &links->machines, link)
     {
-        if (strcmp(entry.identity, CSTD_NODE_CA) != 0 && strcmp(node->entry.name, name) != 0 &&
-            strcmp(node->entry.identity, identity) == 0) {
+        if (strcmp(entry.identity, CSTD_MACHINE_CA) != 0 &&
+            strcmp(machine->entry.name, name) != 0 &&
+            strcmp(machine->entry.identity, identity) == 0) {
             return cst_err_set(
                 err, CST_EINVAL,
                 "node '%s' has this fingerprint: 'cistern node drop %s' first, if it "
                 "has another name now",
-                node->entry.name, node->entry.name);
+                machine->entry.name, machine->entry.name);
         }
     }
-    if (cstd_links_find(links, name) == NULL && links->n_nodes >= CSTD_NODES_MAX) {
+    if (cstd_links_find(links, name) == NULL && links->n_machines >= CSTD_MACHINES_MAX) {
         return cst_err_set(err, CST_EBUDGET, "there are %u nodes already, the limit is %d",
-                           links->n_nodes, CSTD_NODES_MAX);
+                           links->n_machines, CSTD_MACHINES_MAX);
     }
-    rc = cstd_node_list_change(links->config->trusted, name, &entry, err);
+    rc = cstd_machine_list_change(links->config->trusted, name, &entry, err);
     return rc == CST_OK ? trust(links, &entry, err) : rc;
 }
 
-static int find(struct cstd_links *links, const char *name, struct cstd_node **out,
+static int find(struct cstd_links *links, const char *name, struct cstd_machine **out,
                 struct cst_err *err)
 {
     *out = cstd_links_find(links, name);
@@ -150,28 +152,28 @@ static int find(struct cstd_links *links, const char *name, struct cstd_node **o
 
 int cstd_links_drop(struct cstd_links *links, const char *name, struct cst_err *err)
 {
-    struct cstd_node *node;
-    int rc = find(links, name, &node, err);
+    struct cstd_machine *machine;
+    int rc = find(links, name, &machine, err);
 
-    rc = rc == CST_OK ? cstd_node_list_change(links->config->trusted, name, NULL, err) : rc;
+    rc = rc == CST_OK ? cstd_machine_list_change(links->config->trusted, name, NULL, err) : rc;
     if (rc == CST_OK) {
-        forget(node);
+        forget(machine);
     }
     return rc;
 }
 
 int cstd_links_drain(struct cstd_links *links, const char *name, struct cst_err *err)
 {
-    struct cstd_node_entry entry;
-    struct cstd_node *node;
-    int rc = find(links, name, &node, err);
+    struct cstd_machine_entry entry;
+    struct cstd_machine *machine;
+    int rc = find(links, name, &machine, err);
 
     if (rc != CST_OK) {
         return rc;
     }
-    entry = node->entry;
+    entry = machine->entry;
     entry.drained = true;
-    rc = cstd_node_list_change(links->config->trusted, name, &entry, err);
+    rc = cstd_machine_list_change(links->config->trusted, name, &entry, err);
     return rc == CST_OK ? trust(links, &entry, err) : rc;
 }
 
@@ -195,12 +197,12 @@ static int read_files(struct cstd_links *links, struct cst_err *err)
 {
     const struct cstd_links_config *config = links->config;
     struct cstd_tls_context *context = NULL, *old = links->context;
-    struct cstd_node_list list;
-    struct cstd_node *node, *next;
+    struct cstd_machine_list list;
+    struct cstd_machine *machine, *next;
     int rc =
         cstd_tls_context_open(&context, config->key, config->certificate, config->authorities, err);
 
-    rc = rc == CST_OK ? cstd_node_list_read(&list, config->trusted, err) : rc;
+    rc = rc == CST_OK ? cstd_machine_list_read(&list, config->trusted, err) : rc;
     if (rc == CST_OK) {
         links->context = context;
         rc = check_own_list(links, &list, err);
@@ -212,10 +214,10 @@ static int read_files(struct cstd_links *links, struct cst_err *err)
     }
     cstd_tls_context_close(old);
     warn_of_expiry(links);
-    for (node = TAILQ_FIRST(&links->nodes); node != NULL; node = next) {
-        next = TAILQ_NEXT(node, link);
-        if (cstd_node_list_find(&list, node->entry.name) == NULL) {
-            forget(node);
+    for (machine = TAILQ_FIRST(&links->machines); machine != NULL; machine = next) {
+        next = TAILQ_NEXT(machine, link);
+        if (cstd_machine_list_find(&list, machine->entry.name) == NULL) {
+            forget(machine);
         }
     }
     for (unsigned i = 0; i < list.n && rc == CST_OK; i++) {
@@ -236,17 +238,17 @@ static void on_tick(uv_timer_t *tick)
     struct cstd_links *links = tick->data;
     const uint64_t now = uv_hrtime();
     const bool is_late = now - links->ticked_ns > LATE_MS * MS;
-    struct cstd_node *node;
+    struct cstd_machine *machine;
 
     links->ticked_ns = now;
     links->n_admissible = ADMISSIBLE;
     cstd_links_accept(links);
     cstd_links_beat(links, now, is_late);
-    TAILQ_FOREACH(node, &links->nodes, link)
+    TAILQ_FOREACH(machine, &links->machines, link)
     {
-        if (node->up == NULL && node->dialled == NULL && !node->entry.drained &&
-            now >= node->retry_ns) {
-            cstd_links_dial(links, node);
+        if (machine->up == NULL && machine->dialled == NULL && !machine->entry.drained &&
+            now >= machine->retry_ns) {
+            cstd_links_dial(links, machine);
         }
     }
 }
@@ -269,7 +271,7 @@ static struct cstd_links *make(uv_loop_t *loop, struct cstd_deferred_queue *late
     links->random = instance;
     links->n_admissible = ADMISSIBLE;
     links->ticked_ns = uv_hrtime();
-    TAILQ_INIT(&links->nodes);
+    TAILQ_INIT(&links->machines);
     TAILQ_INIT(&links->connections);
     LIST_INIT(&links->watches);
     cstd_hello_init(&links->self, config->name, instance);
@@ -303,7 +305,7 @@ int cstd_links_open(struct cstd_links **out, uv_loop_t *loop, struct cstd_deferr
     }
     (void)uv_timer_start(&links->tick, on_tick, 0, CSTD_LINKS_TICK_MS);
     cstd_log(CSTD_LOG_NOTICE, "node '%s' listens at %s for %u other%s, its certificate is %s",
-             links->self.name, links->address, links->n_nodes, links->n_nodes == 1 ? "" : "s",
+             links->self.name, links->address, links->n_machines, links->n_machines == 1 ? "" : "s",
              cstd_links_fingerprint(links));
     *out = links;
     return CST_OK;
@@ -339,14 +341,14 @@ void cstd_links_stop(struct cstd_links *links, const struct cst_err *why)
 
 void cstd_links_close(struct cstd_links *links)
 {
-    struct cstd_node *node;
+    struct cstd_machine *machine;
 
     if (links == NULL) {
         return;
     }
-    while ((node = TAILQ_FIRST(&links->nodes)) != NULL) {
-        TAILQ_REMOVE(&links->nodes, node, link);
-        cstd_node_unref(node);
+    while ((machine = TAILQ_FIRST(&links->machines)) != NULL) {
+        TAILQ_REMOVE(&links->machines, machine, link);
+        cstd_machine_unref(machine);
     }
     cstd_tls_context_close(links->context);
     free(links);
@@ -354,9 +356,9 @@ void cstd_links_close(struct cstd_links *links)
 
 /* -- for others ----------------------------------------------------------------------------- */
 
-const struct cstd_node_head *cstd_links_nodes(const struct cstd_links *links)
+const struct cstd_machine_head *cstd_links_machines(const struct cstd_links *links)
 {
-    return &links->nodes;
+    return &links->machines;
 }
 
 const struct cstd_hello *cstd_links_self(const struct cstd_links *links)

@@ -5,8 +5,8 @@
 
 enum { BACKLOG = 64 };
 
-/* Make room for a connection: the oldest one that has not proved who it is ends. A node proves it
- * within a few round trips. */
+/* Make room for a connection: the oldest one that has not proved who it is ends. A machine proves
+ * it within a few round trips. */
 static void end_oldest(struct cstd_links *links)
 {
     struct cstd_connection *connection;
@@ -17,7 +17,8 @@ static void end_oldest(struct cstd_links *links)
                       CSTD_LINK_UNPROVEN);
     TAILQ_FOREACH(connection, &links->connections, link)
     {
-        if (connection->node == NULL && !connection->is_doomed) {
+        if (!connection->is_dialled && connection->state != CSTD_CONNECTION_SECURE &&
+            !connection->is_doomed) {
             cstd_connection_doom(connection, &why);
             return;
         }
@@ -60,11 +61,11 @@ static void on_connection(uv_stream_t *listener, int status)
 
 int cstd_links_listen(struct cstd_links *links, struct cst_err *err)
 {
-    struct cstd_node_address address;
+    struct cstd_machine_address address;
     struct sockaddr_storage at;
-    int size = sizeof at, rc = cstd_node_address_read(&address, links->config->listen, err);
+    int size = sizeof at, rc = cstd_machine_address_read(&address, links->config->listen, err);
 
-    rc = rc == CST_OK ? cstd_node_address_own(&address, &at, err) : rc;
+    rc = rc == CST_OK ? cstd_machine_address_own(&address, &at, err) : rc;
     if (rc != CST_OK) {
         return cst_err_prefix(err, "[node] listen");
     }
@@ -76,6 +77,6 @@ int cstd_links_listen(struct cstd_links *links, struct cst_err *err)
                            "[node] listen: %s: %s%s", links->config->listen, uv_strerror(rc),
                            rc == UV_EADDRINUSE ? " ('ss -ltnp' shows by which process)" : "");
     }
-    (void)cstd_node_address_text((const struct sockaddr *)&at, links->address);
+    (void)cstd_machine_address_text((const struct sockaddr *)&at, links->address);
     return CST_OK;
 }

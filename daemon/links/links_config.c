@@ -4,7 +4,7 @@
 #endif
 #include "daemon/links/links_config.h"
 
-#include "daemon/links/node_list.h"
+#include "daemon/links/machine_list.h"
 #include "daemon/links/tls.h"
 #include "dirs.h"
 
@@ -26,14 +26,14 @@ void cstd_links_config_init(struct cstd_links_config *config)
 
 int cstd_links_config_finish(struct cstd_links_config *config, struct cst_err *err)
 {
-    struct cstd_node_address address;
+    struct cstd_machine_address address;
     char host[256] = "";
     int rc;
 
     if (config->listen[0] == '\0') {
         return CST_OK;
     }
-    rc = cstd_node_address_read(&address, config->listen, err);
+    rc = cstd_machine_address_read(&address, config->listen, err);
     if (rc != CST_OK) {
         return cst_err_prefix(err, "[node] listen");
     }
@@ -60,23 +60,23 @@ int cstd_links_config_finish(struct cstd_links_config *config, struct cst_err *e
 
 int cstd_links_config_check(const struct cstd_links_config *config, struct cst_err *err)
 {
-    struct cstd_node_address address;
+    struct cstd_machine_address address;
     struct cstd_tls_context *context = NULL;
     struct sockaddr_storage at;
-    struct cstd_node_list list;
+    struct cstd_machine_list list;
     int rc;
 
     if (config->listen[0] == '\0') {
         return CST_OK;
     }
-    rc = cstd_node_address_read(&address, config->listen, err);
-    rc = rc == CST_OK ? cstd_node_address_own(&address, &at, err) : rc;
+    rc = cstd_machine_address_read(&address, config->listen, err);
+    rc = rc == CST_OK ? cstd_machine_address_own(&address, &at, err) : rc;
     if (rc != CST_OK) {
         return cst_err_prefix(err, "[node] listen");
     }
     rc =
         cstd_tls_context_open(&context, config->key, config->certificate, config->authorities, err);
     cstd_tls_context_close(context);
-    rc = rc == CST_OK ? cstd_node_list_read(&list, config->trusted, err) : rc;
+    rc = rc == CST_OK ? cstd_machine_list_read(&list, config->trusted, err) : rc;
     return rc == CST_OK ? CST_OK : cst_err_prefix(err, "[node]");
 }

@@ -4,70 +4,70 @@
 #include <netdb.h>
 #include <stdio.h>
 
-static void connect_to(struct cstd_node *node, const struct sockaddr *at)
+static void connect_to(struct cstd_machine *machine, const struct sockaddr *at)
 {
-    struct cstd_links *links = node->links;
+    struct cstd_links *links = machine->links;
     struct cstd_connection *connection;
     struct cst_err err;
 
     if (cstd_connection_dial(&connection, &links->home, links->context, at, &err) != CST_OK) {
-        cstd_node_failed(node, &err);
+        cstd_machine_failed(machine, &err);
         return;
     }
-    node->dialled = connection;
-    connection->node = node;
-    cstd_node_ref(node);
+    machine->dialled = connection;
+    connection->machine = machine;
+    cstd_machine_ref(machine);
     TAILQ_INSERT_TAIL(&links->connections, connection, link);
 }
 
-/* Return whether the node is still to be dialled. */
-static bool is_wanted(const struct cstd_node *node)
+/* Return whether the machine is still to be dialled. */
+static bool is_wanted(const struct cstd_machine *machine)
 {
-    return !node->links->is_stopping && node->n_refs > 1 && node->up == NULL &&
-           node->dialled == NULL && !node->entry.drained;
+    return !machine->links->is_stopping && machine->n_refs > 1 && machine->up == NULL &&
+           machine->dialled == NULL && !machine->entry.drained;
 }
 
 static void on_looked_up(uv_getaddrinfo_t *lookup, int status, struct addrinfo *found)
 {
     struct cstd_links *links = lookup->data;
-    struct cstd_node *node = links->looked_up;
+    struct cstd_machine *machine = links->looked_up;
     struct cst_err err;
 
     links->looked_up = NULL;
-    if (is_wanted(node)) {
+    if (is_wanted(machine)) {
         if (status == 0) {
             const struct addrinfo *at = found;
 
             /* One address after the other, if the first ones do not answer. */
-            for (unsigned i = 0; i < node->n_failures; i++) {
+            for (unsigned i = 0; i < machine->n_failures; i++) {
                 at = at->ai_next != NULL ? at->ai_next : found;
             }
-            connect_to(node, at->ai_addr);
+            connect_to(machine, at->ai_addr);
         } else {
             (void)cst_err_set(&err, CST_ENOTFOUND, "the name in '%s' cannot be looked up: %s",
-                              node->entry.address, uv_strerror(status));
-            cstd_node_failed(node, &err);
+                              machine->entry.address, uv_strerror(status));
+            cstd_machine_failed(machine, &err);
         }
     }
     uv_freeaddrinfo(found);
-    cstd_node_unref(node);
+    cstd_machine_unref(machine);
 }
 
-void cstd_links_dial(struct cstd_links *links, struct cstd_node *node)
+void cstd_links_dial(struct cstd_links *links, struct cstd_machine *machine)
 {
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
-    struct cstd_node_address address;
+    struct cstd_machine_address address;
     struct sockaddr_storage at;
     char port[8];
     struct cst_err err;
     int rc;
 
-    if (cstd_node_address_read(&address, node->entry.address, &err) != CST_OK) {
-        cstd_node_failed(node, &err);
+    if (cstd_machine_address_read(&address, machine->entry.address, &err) != CST_OK) {
+        cstd_machine_failed(machine, &err);
         return;
     }
-    if (cstd_node_address_number(&address, &at)) {
-        connect_to(node, (struct sockaddr *)&at);
+    if (cstd_machine_address_number(&address, &at)) {
+        connect_to(machine, (struct sockaddr *)&at);
         return;
     }
     if (links->looked_up != NULL) {
@@ -78,10 +78,10 @@ void cstd_links_dial(struct cstd_links *links, struct cstd_node *node)
     rc = uv_getaddrinfo(links->home.loop, &links->lookup, on_looked_up, address.host, port, &hints);
     if (rc != 0) {
         (void)cst_err_set(&err, CST_ENOTFOUND, "the name in '%s' cannot be looked up: %s",
-                          node->entry.address, uv_strerror(rc));
-        cstd_node_failed(node, &err);
+                          machine->entry.address, uv_strerror(rc));
+        cstd_machine_failed(machine, &err);
         return;
     }
-    links->looked_up = node;
-    cstd_node_ref(node);
+    links->looked_up = machine;
+    cstd_machine_ref(machine);
 }

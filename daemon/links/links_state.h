@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of daemon/links share. links.c: the life of all links, the list, the clock.
  * links_dial.c and links_accept.c: where connections come from. links_up.c: what is said on them.
- * links_node.c: one node, and who is told of it. */
+ * links_machine.c: one machine, and who is told of it. */
 #ifndef CSTD_LINKS_STATE_H
 #define CSTD_LINKS_STATE_H
 
@@ -14,9 +14,9 @@ struct cstd_links {
     struct cstd_connection_home home;
     struct cstd_tls_context *context;
     struct cstd_hello self;
-    char address[CSTD_NODE_ADDRESS_BYTES]; /* Where this node listens. */
-    struct cstd_node_head nodes;           /* Those of the list. */
-    unsigned n_nodes;
+    char address[CSTD_MACHINE_ADDRESS_BYTES]; /* Where this machine listens. */
+    struct cstd_machine_head machines;        /* Those of the list. */
+    unsigned n_machines;
     TAILQ_HEAD(, cstd_connection) connections;
     LIST_HEAD(, cstd_links_watch) watches;
     struct {
@@ -31,7 +31,7 @@ struct cstd_links {
     struct cstd_log_pace told; /* Lines about strangers. */
     uint64_t n_untold;         /* Strangers since the last such line. */
     /* The name that is being looked up: one at a time, because the threads serve others, too. */
-    struct cstd_node *looked_up; /* A reference; NULL: none. */
+    struct cstd_machine *looked_up; /* A reference; NULL: none. */
     uv_getaddrinfo_t lookup;
     uv_timer_t tick;
     uint64_t ticked_ns;
@@ -43,19 +43,19 @@ struct cstd_links {
 
 enum { CSTD_LINKS_TICK_MS = 250 };
 
-/* links_node.c. A reference keeps a node from being freed. */
-int cstd_node_make(struct cstd_node **out, struct cstd_links *links,
-                   const struct cstd_node_entry *entry, struct cst_err *err);
-void cstd_node_ref(struct cstd_node *node);
-void cstd_node_unref(struct cstd_node *node);
-/* @connection is the link of @node now, or it has none now, and why. The watches are told. */
-void cstd_node_set_up(struct cstd_node *node, struct cstd_connection *connection);
-void cstd_node_set_down(struct cstd_node *node, const struct cst_err *why);
+/* links_machine.c. A reference keeps a machine from being freed. */
+int cstd_machine_make(struct cstd_machine **out, struct cstd_links *links,
+                      const struct cstd_machine_entry *entry, struct cst_err *err);
+void cstd_machine_ref(struct cstd_machine *machine);
+void cstd_machine_unref(struct cstd_machine *machine);
+/* @connection is the link of @machine now, or it has none now, and why. The watches are told. */
+void cstd_machine_set_up(struct cstd_machine *machine, struct cstd_connection *connection);
+void cstd_machine_set_down(struct cstd_machine *machine, const struct cst_err *why);
 /* An attempt to connect has failed: when to try again. Logged if it is another failure than the
  * last one. */
-void cstd_node_failed(struct cstd_node *node, const struct cst_err *why);
-/* End the link if a manager wants that and nobody holds the node. */
-void cstd_node_look(struct cstd_node *node);
+void cstd_machine_failed(struct cstd_machine *machine, const struct cst_err *why);
+/* End the link if a manager wants that and nobody holds the machine. */
+void cstd_machine_look(struct cstd_machine *machine);
 
 /* links_up.c */
 extern const struct cstd_connection_ops cstd_links_ops;
@@ -65,8 +65,8 @@ void cstd_links_refuse(struct cstd_connection *connection, const struct cst_err 
  * this daemon was stopped itself, and their time begins again. */
 void cstd_links_beat(struct cstd_links *links, uint64_t now_ns, bool is_late);
 
-/* links_dial.c: begin to connect to @node, if no other node's name is being looked up. */
-void cstd_links_dial(struct cstd_links *links, struct cstd_node *node);
+/* links_dial.c: begin to connect to @machine, if no other machine's name is being looked up. */
+void cstd_links_dial(struct cstd_links *links, struct cstd_machine *machine);
 
 /* links_accept.c. Statuses of cstd_links_open. */
 int cstd_links_listen(struct cstd_links *links, struct cst_err *err);

@@ -11,24 +11,31 @@ static struct cstd_links *links_of(const struct cstd_connection *connection)
     return connection->home->owner;
 }
 
-/* True if this node chooses the connection with @node that becomes the link. */
-static bool chooses(const struct cstd_links *links, const struct cstd_node *node)
+/* True if whoever has connected has not proved yet who it is: it may show a certificate without
+ * having the key. */
+static bool is_unproven(const struct cstd_connection *connection)
 {
-    return strcmp(links->self.name, node->entry.name) < 0;
+    return !connection->is_dialled && connection->state != CSTD_CONNECTION_SECURE;
+}
+
+/* True if this machine chooses the connection with @machine that becomes the link. */
+static bool chooses(const struct cstd_links *links, const struct cstd_machine *machine)
+{
+    return strcmp(links->self.name, machine->entry.name) < 0;
 }
 
 /* -- who it is ------------------------------------------------------------------------------ */
 
-static struct cstd_node *find_peer(struct cstd_links *links, const struct cstd_tls_peer *peer)
+static struct cstd_machine *find_peer(struct cstd_links *links, const struct cstd_tls_peer *peer)
 {
-    struct cstd_node *node;
+    struct cstd_machine *machine;
 
-    TAILQ_FOREACH(node, &links->nodes, link)
+    TAILQ_FOREACH(machine, &links->machines, link)
     {
-        if (strcmp(node->entry.identity, peer->fingerprint) == 0 ||
-            (peer->is_vouched && strcmp(node->entry.identity, CSTD_NODE_CA) == 0 &&
-             cstd_tls_peer_is(peer, node->entry.name))) {
-            return node;
+        if (strcmp(machine->entry.identity, peer->fingerprint) == 0 ||
+            (peer->is_vouched && strcmp(machine->entry.identity, CSTD_MACHINE_CA) == 0 &&
+             cstd_tls_peer_is(peer, machine->entry.name))) {
+            return machine;
         }
     }
     return NULL;
@@ -38,41 +45,60 @@ static int admit(struct cstd_connection *connection, const struct cstd_tls_peer 
                  struct cst_err *err)
 {
     struct cstd_links *links = links_of(connection);
-    struct cstd_node *node = find_peer(links, peer);
+    struct cstd_machine *machine = find_peer(links, peer);
 
     if (strcmp(peer->fingerprint, cstd_tls_context_fingerprint(links->context)) == 0) {
         return cst_err_set(err, CST_EDENIED,
                            "it has this node's own certificate: each node needs its own key");
     }
-    if (node == NULL) {
+    if (machine == NULL) {
         return cst_err_set(err, CST_EDENIED,
                            "no node of the list has its certificate, %s%s: 'cistern node add NAME "
                            "ADDRESS %s' would add it",
                            peer->fingerprint,
                            peer->is_vouched ? ", which an authority has signed" : "",
-                           peer->is_vouched ? CSTD_NODE_CA : peer->fingerprint);
+                           peer->is_vouched ? CSTD_MACHINE_CA : peer->fingerprint);
     }
-    if (connection->is_dialled && node != connection->node) {
+    if (connection->is_dialled && machine != connection->machine) {
         return cst_err_set(err, CST_EDENIED,
                            "the certificate there is that of node '%s': correct the address of one "
                            "of the two ('cistern node add')",
-                           node->entry.name);
+                           machine->entry.name);
     }
     if (!connection->is_dialled) {
-        connection->node = node;
-        cstd_node_ref(node);
-        links->n_unproven--;
+        connection->machine = machine;
+        cstd_machine_ref(machine);
     }
     return CST_OK;
 }
 
 /* -- greeting ------------------------------------------------------------------------------- */
 
+/* A machine has one accepted connection besides its link: an older one ends. */
+static void end_older(const struct cstd_connection *connection)
+{
+    struct cstd_connection *other;
+    struct cst_err why;
+
+    (void)cst_err_set(&why, CST_EEXIST, "there is a newer connection of the node");
+    TAILQ_FOREACH(other, &links_of(connection)->connections, link)
+    {
+        if (other != connection && other->machine == connection->machine && !other->is_dialled &&
+            other->state == CSTD_CONNECTION_SECURE && other->talk != CSTD_TALK_UP) {
+            cstd_connection_doom(other, &why);
+        }
+    }
+}
+
 static void on_secure(struct cstd_connection *connection)
 {
     uint8_t body[CSTD_HELLO_MAX_BYTES];
     const size_t n = cstd_hello_write(&links_of(connection)->self, body);
 
+    if (!connection->is_dialled) {
+        links_of(connection)->n_unproven--;
+        end_older(connection);
+    }
     (void)cstd_connection_send(connection, LINK__MSG_TYPE__LINK_HELLO, body, n, NULL);
 }
 
@@ -88,10 +114,10 @@ void cstd_links_refuse(struct cstd_connection *connection, const struct cst_err 
     cstd_connection_doom(connection, why);
 }
 
-/* The connection is the link from now on. Other connections with the node are not needed. */
+/* The connection is the link from now on. Other connections with the machine are not needed. */
 static void take(struct cstd_connection *connection)
 {
-    struct cstd_node *node = connection->node;
+    struct cstd_machine *machine = connection->machine;
     struct cstd_connection *other;
     struct cst_err err;
 
@@ -102,43 +128,43 @@ static void take(struct cstd_connection *connection)
     (void)cst_err_set(&err, CST_EEXIST, "another connection of the two nodes is the link");
     TAILQ_FOREACH(other, &links_of(connection)->connections, link)
     {
-        if (other->node == node && other != connection) {
+        if (other->machine == machine && other != connection) {
             cstd_links_refuse(other, &err);
         }
     }
     connection->talk = CSTD_TALK_UP;
-    cstd_node_set_up(node, connection);
+    cstd_machine_set_up(machine, connection);
 }
 
-/* The node has another link than @node->up: that one is over. */
-static void replace(struct cstd_node *node, const struct cstd_connection *by)
+/* The machine has another link than @machine->up: that one is over. */
+static void replace(struct cstd_machine *machine, const struct cstd_connection *by)
 {
-    struct cstd_connection *old = node->up;
+    struct cstd_connection *old = machine->up;
     struct cst_err why;
 
     if (old == NULL) {
         return;
     }
     (void)cst_err_set(&why, CST_ECONN,
-                      by->hello.instance != node->hello.instance
+                      by->hello.instance != machine->hello.instance
                           ? "the daemon there was started again"
                           : "the node there has begun another connection");
-    cstd_node_set_down(node, &why);
+    cstd_machine_set_down(machine, &why);
     cstd_connection_doom(old, &why);
 }
 
-/* This node chooses: @connection becomes the link, unless there is one with the same daemon. */
+/* This machine chooses: @connection becomes the link, unless there is one with the same daemon. */
 static void choose(struct cstd_connection *connection)
 {
-    struct cstd_node *node = connection->node;
+    struct cstd_machine *machine = connection->machine;
     struct cst_err err;
 
-    if (node->up != NULL && node->hello.instance == connection->hello.instance) {
+    if (machine->up != NULL && machine->hello.instance == connection->hello.instance) {
         (void)cst_err_set(&err, CST_EEXIST, "there is a link between the two nodes already");
         cstd_links_refuse(connection, &err);
         return;
     }
-    replace(node, connection);
+    replace(machine, connection);
     if (cstd_connection_send(connection, LINK__MSG_TYPE__LINK_WELCOME, NULL, 0, NULL) == CST_OK) {
         take(connection);
     }
@@ -147,7 +173,7 @@ static void choose(struct cstd_connection *connection)
 static void on_hello(struct cstd_connection *connection, const struct cst_frame *frame)
 {
     struct cstd_links *links = links_of(connection);
-    struct cstd_node *node = connection->node;
+    struct cstd_machine *machine = connection->machine;
     struct cst_err err;
     int rc = cstd_hello_read(&connection->hello, frame->body, frame->body_bytes, &err);
 
@@ -155,20 +181,20 @@ static void on_hello(struct cstd_connection *connection, const struct cst_frame 
         cstd_connection_doom(connection, &err);
         return;
     }
-    rc = cstd_hello_check(&links->self, &connection->hello, node->entry.name, &err);
-    if (rc == CST_OK && node->entry.drained) {
+    rc = cstd_hello_check(&links->self, &connection->hello, machine->entry.name, &err);
+    if (rc == CST_OK && machine->entry.drained) {
         rc =
             cst_err_set(&err, CST_EDRAINING,
                         "node '%s' has drained its link to '%s': 'cistern node add' there takes it "
                         "back",
-                        links->self.name, node->entry.name);
+                        links->self.name, machine->entry.name);
     }
     if (rc != CST_OK) {
         cstd_links_refuse(connection, &err);
         return;
     }
     connection->talk = CSTD_TALK_GREETED;
-    if (chooses(links, node)) {
+    if (chooses(links, machine)) {
         choose(connection);
     }
 }
@@ -198,7 +224,7 @@ static void on_pong(struct cstd_connection *connection, const struct cst_frame *
     const uint64_t now = uv_hrtime();
 
     if (message != NULL) {
-        connection->node->round_trip_ns = now > message->sent_ns ? now - message->sent_ns : 0;
+        connection->machine->round_trip_ns = now > message->sent_ns ? now - message->sent_ns : 0;
         link__ping__free_unpacked(message, NULL);
     }
 }
@@ -224,13 +250,13 @@ static int on_message(struct cstd_connection *connection, const struct cst_frame
         return cst_err_set(err, CST_EPROTO, "a message of type %u, which this node does not know",
                            frame->type);
     }
-    return links->handlers[type].fn(links->handlers[type].arg, connection->node, frame->body,
+    return links->handlers[type].fn(links->handlers[type].arg, connection->machine, frame->body,
                                     frame->body_bytes, err);
 }
 
 static void on_frame(struct cstd_connection *connection, const struct cst_frame *frame)
 {
-    struct cstd_node *node = connection->node;
+    struct cstd_machine *machine = connection->machine;
     struct cst_err err = {0};
     int rc = CST_OK;
 
@@ -243,9 +269,9 @@ static void on_frame(struct cstd_connection *connection, const struct cst_frame 
         rc = on_message(connection, frame, &err);
     } else if (connection->talk == CSTD_TALK_NONE && frame->type == LINK__MSG_TYPE__LINK_HELLO) {
         on_hello(connection, frame);
-    } else if (connection->talk == CSTD_TALK_GREETED && !chooses(links_of(connection), node) &&
+    } else if (connection->talk == CSTD_TALK_GREETED && !chooses(links_of(connection), machine) &&
                frame->type == LINK__MSG_TYPE__LINK_WELCOME) {
-        replace(node, connection);
+        replace(machine, connection);
         take(connection);
     } else {
         rc = cst_err_set(&err, CST_EPROTO, "a message of type %u before the link is up",
@@ -308,24 +334,27 @@ static void tell_of_stranger(struct cstd_links *links, const struct cstd_connect
 static void on_ended(struct cstd_connection *connection)
 {
     struct cstd_links *links = links_of(connection);
-    struct cstd_node *node = connection->node;
+    struct cstd_machine *machine = connection->machine;
 
     TAILQ_REMOVE(&links->connections, connection, link);
-    if (node == NULL) {
+    if (is_unproven(connection)) {
         links->n_unproven--;
         tell_of_stranger(links, connection);
+        if (machine != NULL) {
+            cstd_machine_unref(machine);
+        }
         return;
     }
-    if (node->dialled == connection) {
-        node->dialled = NULL;
+    if (machine->dialled == connection) {
+        machine->dialled = NULL;
     }
-    if (node->up == connection) {
-        cstd_node_set_down(node, &connection->why);
+    if (machine->up == connection) {
+        cstd_machine_set_down(machine, &connection->why);
     } else if (connection->talk != CSTD_TALK_UP) {
-        cstd_node_failed(node, &connection->why);
+        cstd_machine_failed(machine, &connection->why);
     }
-    connection->node = NULL;
-    cstd_node_unref(node);
+    connection->machine = NULL;
+    cstd_machine_unref(machine);
 }
 
 const struct cstd_connection_ops cstd_links_ops = {

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 struct cstd_tls_context {
     SSL_CTX *ssl;
@@ -147,28 +146,30 @@ static int refuse_file(const char *path, const char *what, struct cst_err *err)
                        what, words);
 }
 
+/* Make the error for @path, which cannot be opened. */
+static int no_file(const char *path, int cause, struct cst_err *err)
+{
+    return cst_err_set(err, CST_EIO, "%s: %s: %s", path, strerror(cause),
+                       cause == EACCES ? "let the daemon's group read it (chgrp, chmod 640)"
+                                       : "'cistern node key' makes a key and its certificate");
+}
+
 static int check_file(const char *path, bool secret, struct cst_err *err)
 {
     struct stat st;
     FILE *file = fopen(path, "re");
 
-    if (file == NULL || fstat(fileno(file), &st) != 0) {
-        const int rc = cst_err_errno(err, CST_EIO, errno,
-                                     "%s cannot be read by uid %u ('cistern node key' makes it)",
-                                     path, (unsigned)geteuid());
-
-        if (file != NULL) {
-            (void)fclose(file);
-        }
-        return rc;
+    if (file == NULL) {
+        return no_file(path, errno, err);
     }
-    (void)fclose(file);
-    if (secret && (st.st_mode & (S_IROTH | S_IWOTH)) != 0) {
+    if (fstat(fileno(file), &st) == 0 && secret && (st.st_mode & (S_IROTH | S_IWOTH)) != 0) {
+        (void)fclose(file);
         return cst_err_set(err, CST_EDENIED,
                            "%s: the key can be read or written by all users (mode %04o): chmod "
                            "o-rwx it, and make another one if somebody may have read it",
                            path, (unsigned)(st.st_mode & 07777));
     }
+    (void)fclose(file);
     return CST_OK;
 }
 

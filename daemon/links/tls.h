@@ -20,7 +20,7 @@
 /* Most bytes of the certificates that a peer sends. */
 #define CSTD_TLS_CERTIFICATE_BYTES 16384
 
-struct cstd_tls_context; /* This node's key and certificate, and the site's authorities. */
+struct cstd_tls_context; /* This machine's key and certificate, and the site's authorities. */
 struct cstd_tls;         /* One connection. */
 
 /* The certificate with which a peer has proved who it is. Valid during the call. */
@@ -48,10 +48,10 @@ int cstd_tls_context_open(struct cstd_tls_context **out, const char *key, const 
 /* Free @context; NULL: nothing. Connections of it go on. */
 void cstd_tls_context_close(struct cstd_tls_context *context);
 
-/* Return the fingerprint of this node's certificate; it belongs to @context. */
+/* Return the fingerprint of this machine's certificate; it belongs to @context. */
 const char *cstd_tls_context_fingerprint(const struct cstd_tls_context *context);
 
-/* Return the time in s until this node's certificate expires; negative: since it has. */
+/* Return the time in s until this machine's certificate expires; negative: since it has. */
 double cstd_tls_context_seconds_left(const struct cstd_tls_context *context);
 
 /* Open a connection, as the side that dialled (@client) or the one that listened. @admit is called

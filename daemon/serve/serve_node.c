@@ -60,7 +60,7 @@ static void describe_self(const struct cstd_links *links, Cistern__NodeInfo *out
     out->instance = self->instance;
 }
 
-static const char *state_of(const struct cstd_node *node)
+static const char *state_of(const struct cstd_machine *node)
 {
     if (node->entry.drained) {
         return node->up != NULL ? "draining" : "drained";
@@ -68,7 +68,7 @@ static const char *state_of(const struct cstd_node *node)
     return node->up != NULL ? "up" : "down";
 }
 
-static void describe(const struct cstd_node *node, Cistern__NodeInfo *out)
+static void describe(const struct cstd_machine *node, Cistern__NodeInfo *out)
 {
     const struct cstd_connection *up = node->up;
 
@@ -103,7 +103,7 @@ void cstd_serve_node_list(struct cstd_session *session, uint64_t id, void *body)
     const Cistern__NodeListGet *get = body;
     Cistern__NodeListPart part = CISTERN__NODE_LIST_PART__INIT;
     Cistern__NodeInfo infos[NODE_PAGE], *pointers[NODE_PAGE];
-    const struct cstd_node *node = NULL;
+    const struct cstd_machine *node = NULL;
     bool more = true;
 
     if (!admit(session, id, false)) {
@@ -122,7 +122,7 @@ void cstd_serve_node_list(struct cstd_session *session, uint64_t id, void *body)
             }
             pointers[part.n_nodes++] = info;
         }
-        node = node == NULL ? TAILQ_FIRST(cstd_links_nodes(session->daemon->links))
+        node = node == NULL ? TAILQ_FIRST(cstd_links_machines(session->daemon->links))
                             : TAILQ_NEXT(node, link);
         more = node != NULL;
     }

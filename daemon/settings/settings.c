@@ -127,15 +127,15 @@ static int read_node_name(void *base, const char *text, void *field, struct cst_
 
 static int read_listen(void *base, const char *text, void *field, struct cst_err *err)
 {
-    struct cstd_node_address address;
-    int rc = cstd_node_address_read(&address, text, err);
+    struct cstd_machine_address address;
+    int rc = cstd_machine_address_read(&address, text, err);
 
     (void)base;
-    if (rc == CST_OK && strlen(text) >= CSTD_NODE_ADDRESS_BYTES) {
+    if (rc == CST_OK && strlen(text) >= CSTD_MACHINE_ADDRESS_BYTES) {
         rc = cst_err_set(err, CST_EINVAL, "'%.40s...' is too long", text);
     }
     if (rc == CST_OK) {
-        (void)snprintf(field, CSTD_NODE_ADDRESS_BYTES, "%s", text);
+        (void)snprintf(field, CSTD_MACHINE_ADDRESS_BYTES, "%s", text);
     }
     return rc;
 }

@@ -42,7 +42,7 @@ if [ -x ./cistern-gpt ]; then
         help_of ./cistern-gpt
         printf '%s\n' --create --now --cflags --libs --probe --user # systemd-sysusers, systemctl, pkg-config, cistern-engine-cuda
     } | grep -oE -- '--[a-z][a-z-]+' | sort -u >"$tmp/options"
-    unknown=$(sed 's/\\-/-/g' "$srcdir"/daemon/*.[58] "$srcdir"/client/*.[37] "$srcdir"/client/cli/*.1 "$srcdir"/client/gpt/*.[15] |
+    unknown=$(sed 's/\\-/-/g' "$srcdir"/daemon/*.[578] "$srcdir"/client/*.[37] "$srcdir"/client/cli/*.1 "$srcdir"/client/gpt/*.[15] |
         grep -oE -- '--[a-z][a-z-]+' | sort -u | comm -23 - "$tmp/options" | tr '\n' ' ')
     [ -z "$unknown" ] || fail "in man pages, but of no program: $unknown"
 fi
@@ -80,7 +80,7 @@ differ=$(comm -3 "$tmp/exported" "$tmp/packaged" | tr -d '\t' | tr '\n' ' ')
     fail "cistern-gpt --help does not warn of --overlap delayed"
 
 # The daemon accepts every key of the example with its default, and each key is in cistern.conf(5).
-sed -n -e '/^\[/p' -e '/^#program/d' -e 's/^#\([a-z_]* = \)/\1/p' "$srcdir/daemon/cistern.conf" >"$tmp/all.conf"
+sed -n -e '/^\[/p' -e '/^#program/d' -e '/^#listen/d' -e 's/^#\([a-z_]* = \)/\1/p' "$srcdir/daemon/cistern.conf" >"$tmp/all.conf"
 [ "$(grep -c ' = ' "$tmp/all.conf")" -ge 15 ] || fail "the example has lost its keys"
 grep -o '^[a-z_]* =' "$tmp/all.conf" | while read -r key _; do
     grep -q "[B\" ]$key = " "$srcdir/daemon/cistern.conf.5" || fail "not in cistern.conf(5): $key"

@@ -62,6 +62,7 @@ elsewhere() {
     'cistern quota --manager-socket'*) echo 'cluster.sh cistern quota' ;;
     'cistern drain --wait' | 'cistern drain --save /'*) echo 'safe.sh drain --wait' ;;
     'cistern top') echo 'top.sh top' ;;
+    'cistern node list') echo 'links.sh node list' ;;
     'cistern adopt '*) echo 'durable.sh cistern adopt' ;;
     'cistern drain --save DIR') echo 'revival.sh cistern drain --save' ;;
     'cistern checkpoints --check'*) echo 'checkpoint.sh --check --json' ;;

@@ -11,6 +11,7 @@ mkdir "$tmp/run"
 # Longest wait in seconds, scaled as tests/lib/patience.h describes.
 wait_s=$(awk -v m="${CK_TIMEOUT_MULTIPLIER:-1}" 'BEGIN { printf "%d", 30 * (m > 1 ? m : 1) }')
 managers=()      # notify_run processes
+under=()         # command that runs notify_run, and becomes it, such as "ip netns exec NAME"
 declare -A heard # name -> descriptor with the output of its notify_run
 declare -A manager_of
 
@@ -105,7 +106,7 @@ start() {
     local name=$1 fd
     shift
     mkfifo "$tmp/$name.heard"
-    ./tests/lib/notify_run "$@" >"$tmp/$name.heard" 2>"$tmp/$name.log" &
+    "${under[@]}" ./tests/lib/notify_run "$@" >"$tmp/$name.heard" 2>"$tmp/$name.log" &
     manager_of[$name]=$!
     managers+=($!)
     exec {fd}<"$tmp/$name.heard"

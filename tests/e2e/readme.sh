@@ -11,7 +11,7 @@ root=$PWD/tests/stage # make check installs to this directory
 # Each of these files exists, wherever the prefix puts it.
 for file in sbin/cisternd bin/cistern libexec/cistern/cistern-engine-host libexec/cistern/cistern-rank include/cistern/cistern.h pkgconfig/cistern.pc \
     libcistern.so man8/cisternd.8 man5/cistern.conf.5 man1/cistern.1 man3/libcistern.3 system/cisternd.service system/cisternd.socket \
-    system/cisternd-manager.socket user/cisternd.service system/cistern-metrics.service system/cistern-metrics.socket examples/grafana-cistern.json sysusers.d/cistern.conf tmpfiles.d/cistern.conf examples/cistern.conf examples/gpu.conf examples/mps.conf examples/example.c \
+    system/cisternd-manager.socket user/cisternd.service system/cistern-metrics.service system/cistern-metrics.socket examples/grafana-cistern.json sysusers.d/cistern.conf tmpfiles.d/cistern.conf examples/cistern.conf examples/gpu.conf examples/mps.conf examples/nodes.conf examples/example.c \
     examples/example_cuda.c cistern/README.md cistern/LICENSE cistern/CHANGELOG.md cistern/CONTRIBUTING.md completions/cistern.bash; do
     [ -n "$(find "$root" -path "*/$file")" ] || fail "not installed: $file"
 done

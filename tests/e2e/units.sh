@@ -39,6 +39,12 @@ cp "$source/mps.conf" cisternd.service.d/
 systemd-analyze verify --man=no ./cisternd.service ./cisternd.socket ./cisternd-manager.socket >verify.log 2>&1 ||
     fail "systemd-analyze verify failed with mps.conf"
 [ ! -s verify.log ] || fail "systemd-analyze verify has something to say about mps.conf"
+# With that for links to other nodes it has a network, and no more.
+rm cisternd.service.d/*
+cp "$source/nodes.conf" cisternd.service.d/
+systemd-analyze verify --man=no ./cisternd.service ./cisternd.socket ./cisternd-manager.socket >verify.log 2>&1 ||
+    fail "systemd-analyze verify failed with nodes.conf"
+[ ! -s verify.log ] || fail "systemd-analyze verify has something to say about nodes.conf"
 cd - >/dev/null
 
 # The installed files create the user and the directory.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Makes keys and certificates for tests of links between nodes. */
+/* Makes keys and certificates for tests of links between machines. */
 #ifndef CST_TESTS_CERTIFICATES_H
 #define CST_TESTS_CERTIFICATES_H
 

@@ -32,7 +32,7 @@ void link_rig_advance(unsigned ms)
 
 void link_rig_pass(unsigned i, unsigned ms)
 {
-    const struct cstd_links *links = link_rig.nodes[i].links;
+    const struct cstd_links *links = link_rig.machines[i].links;
     const uint64_t ticked = links->ticked_ns;
 
     link_rig_advance(ms);
@@ -51,37 +51,37 @@ const char *link_rig_path(unsigned i, const char *name)
     return path;
 }
 
-/* -- nodes ---------------------------------------------------------------------------------- */
+/* -- machines ---------------------------------------------------------------------------------- */
 
-static void on_up(struct cstd_links_watch *watch, struct cstd_node *node)
+static void on_up(struct cstd_links_watch *watch, struct cstd_machine *machine)
 {
-    (void)node;
-    cstd_owner_of(watch, struct link_node, watch)->n_up++;
+    (void)machine;
+    cstd_owner_of(watch, struct link_machine, watch)->n_up++;
 }
 
-static void on_down(struct cstd_links_watch *watch, struct cstd_node *node,
+static void on_down(struct cstd_links_watch *watch, struct cstd_machine *machine,
                     const struct cst_err *why)
 {
-    struct link_node *of = cstd_owner_of(watch, struct link_node, watch);
+    struct link_machine *of = cstd_owner_of(watch, struct link_machine, watch);
 
-    (void)node;
+    (void)machine;
     of->n_down++;
     of->why = *why;
 }
 
-static void on_drain(struct cstd_links_watch *watch, struct cstd_node *node)
+static void on_drain(struct cstd_links_watch *watch, struct cstd_machine *machine)
 {
-    (void)node;
-    cstd_owner_of(watch, struct link_node, watch)->n_drain++;
+    (void)machine;
+    cstd_owner_of(watch, struct link_machine, watch)->n_drain++;
 }
 
-static int on_number(void *arg, struct cstd_node *node, const uint8_t *body, size_t n,
+static int on_number(void *arg, struct cstd_machine *machine, const uint8_t *body, size_t n,
                      struct cst_err *err)
 {
-    struct link_node *of = arg;
+    struct link_machine *of = arg;
     uint64_t number = 0;
 
-    (void)node;
+    (void)machine;
     if (n < sizeof number) {
         return cst_err_set(err, CST_EPROTO, "a number of %zu bytes", n);
     }
@@ -97,23 +97,24 @@ static void run_deferred(uv_prepare_t *prepare)
     cstd_deferred_run(&link_rig.later);
 }
 
-static void make_node(unsigned i)
+static void make_machine(unsigned i)
 {
     static const char *const names[] = {"a", "b", "c"};
-    struct link_node *node = &link_rig.nodes[i];
+    struct link_machine *machine = &link_rig.machines[i];
 
-    *node = (struct link_node){.watch = {.on_up = on_up, .on_down = on_down, .on_drain = on_drain}};
-    cstd_links_config_init(&node->config);
-    node->config.network = CSTD_NETWORK_TRUSTED;
-    (void)snprintf(node->config.name, sizeof node->config.name, "%s", names[i]);
-    (void)snprintf(node->config.listen, sizeof node->config.listen, "127.0.0.1:0");
-    (void)snprintf(node->config.key, sizeof node->config.key, "%s", link_rig_path(i, "key"));
-    (void)snprintf(node->config.certificate, sizeof node->config.certificate, "%s",
+    *machine =
+        (struct link_machine){.watch = {.on_up = on_up, .on_down = on_down, .on_drain = on_drain}};
+    cstd_links_config_init(&machine->config);
+    machine->config.network = CSTD_NETWORK_TRUSTED;
+    (void)snprintf(machine->config.name, sizeof machine->config.name, "%s", names[i]);
+    (void)snprintf(machine->config.listen, sizeof machine->config.listen, "127.0.0.1:0");
+    (void)snprintf(machine->config.key, sizeof machine->config.key, "%s", link_rig_path(i, "key"));
+    (void)snprintf(machine->config.certificate, sizeof machine->config.certificate, "%s",
                    link_rig_path(i, "crt"));
-    (void)snprintf(node->config.trusted, sizeof node->config.trusted, "%s",
+    (void)snprintf(machine->config.trusted, sizeof machine->config.trusted, "%s",
                    link_rig_path(i, "nodes"));
     certificate_make(&(struct certificate_spec){.name = names[i], .from_s = -DAY, .until_s = DAY},
-                     node->config.key, node->config.certificate, node->fingerprint);
+                     machine->config.key, machine->config.certificate, machine->fingerprint);
 }
 
 void link_rig_open(void)
@@ -128,43 +129,43 @@ void link_rig_open(void)
     (void)uv_prepare_init(&link_rig.loop, &link_rig.prepare);
     (void)uv_prepare_start(&link_rig.prepare, run_deferred);
     uv_unref((uv_handle_t *)&link_rig.prepare);
-    for (unsigned i = 0; i < LINK_RIG_NODES; i++) {
-        make_node(i);
+    for (unsigned i = 0; i < LINK_RIG_MACHINES; i++) {
+        make_machine(i);
     }
 }
 
 void link_rig_start(unsigned i, uint64_t instance)
 {
-    struct link_node *node = &link_rig.nodes[i];
+    struct link_machine *machine = &link_rig.machines[i];
     struct cst_err err = {0};
 
-    ck_assert_msg(cstd_links_open(&node->links, &link_rig.loop, &link_rig.later, &node->config,
-                                  instance, &err) == CST_OK,
+    ck_assert_msg(cstd_links_open(&machine->links, &link_rig.loop, &link_rig.later,
+                                  &machine->config, instance, &err) == CST_OK,
                   "%s", err.text);
-    cstd_links_watch(node->links, &node->watch);
-    cstd_links_handle(node->links, LINK_RIG_TYPE, on_number, node);
+    cstd_links_watch(machine->links, &machine->watch);
+    cstd_links_handle(machine->links, LINK_RIG_TYPE, on_number, machine);
     /* Later starts listen at the same place. */
-    (void)snprintf(node->config.listen, sizeof node->config.listen, "%s",
-                   cstd_links_address(node->links));
+    (void)snprintf(machine->config.listen, sizeof machine->config.listen, "%s",
+                   cstd_links_address(machine->links));
 }
 
 static bool is_closed(void *arg)
 {
     const struct cstd_links *links = arg;
 
-    return links->n_handles == 0 && TAILQ_EMPTY(&links->connections);
+    return links->n_handles == 0 && TAILQ_EMPTY(&links->connections) && links->looked_up == NULL;
 }
 
 void link_rig_stop(unsigned i)
 {
     const struct cst_err why = {.status = CST_EDRAINING, .text = "the test stops the node"};
-    struct link_node *node = &link_rig.nodes[i];
+    struct link_machine *machine = &link_rig.machines[i];
 
-    if (node->links != NULL) {
-        cstd_links_stop(node->links, &why);
-        link_rig_wait(is_closed, node->links);
-        cstd_links_close(node->links);
-        node->links = NULL;
+    if (machine->links != NULL) {
+        cstd_links_stop(machine->links, &why);
+        link_rig_wait(is_closed, machine->links);
+        cstd_links_close(machine->links);
+        machine->links = NULL;
     }
 }
 
@@ -172,7 +173,7 @@ void link_rig_close(void)
 {
     char command[128];
 
-    for (unsigned i = 0; i < LINK_RIG_NODES; i++) {
+    for (unsigned i = 0; i < LINK_RIG_MACHINES; i++) {
         link_rig_stop(i);
     }
     cstd_deferred_run(&link_rig.later);
@@ -186,25 +187,25 @@ void link_rig_close(void)
 
 void link_rig_trust(unsigned i, unsigned j)
 {
-    struct link_node *node = &link_rig.nodes[i];
-    const struct link_node *other = &link_rig.nodes[j];
+    struct link_machine *machine = &link_rig.machines[i];
+    const struct link_machine *other = &link_rig.machines[j];
     struct cst_err err = {0};
 
-    ck_assert_msg(cstd_links_add(node->links, other->config.name, other->config.listen,
+    ck_assert_msg(cstd_links_add(machine->links, other->config.name, other->config.listen,
                                  other->fingerprint, &err) == CST_OK,
                   "%s", err.text);
 }
 
-struct cstd_node *link_rig_find(unsigned i, unsigned j)
+struct cstd_machine *link_rig_find(unsigned i, unsigned j)
 {
-    return cstd_links_find(link_rig.nodes[i].links, link_rig.nodes[j].config.name);
+    return cstd_links_find(link_rig.machines[i].links, link_rig.machines[j].config.name);
 }
 
 bool link_rig_is_up(unsigned i, unsigned j)
 {
-    const struct cstd_node *node = link_rig_find(i, j);
+    const struct cstd_machine *machine = link_rig_find(i, j);
 
-    return node != NULL && node->up != NULL;
+    return machine != NULL && machine->up != NULL;
 }
 
 /* -- the loop ------------------------------------------------------------------------------- */
@@ -303,16 +304,16 @@ static const struct cstd_connection_ops stranger_ops = {
 void link_stranger_dial(struct link_stranger *stranger, unsigned i, const char *key,
                         const char *certificate)
 {
-    struct cstd_node_address address;
+    struct cstd_machine_address address;
     struct sockaddr_storage at;
     struct cst_err err = {0};
-    int rc = cstd_node_address_read(&address, link_rig.nodes[i].config.listen, &err);
+    int rc = cstd_machine_address_read(&address, link_rig.machines[i].config.listen, &err);
 
     stranger->home.loop = &link_rig.loop;
     stranger->home.later = &link_rig.later;
     stranger->home.ops = &stranger_ops;
     stranger->home.owner = stranger;
-    ck_assert(cstd_node_address_number(&address, &at));
+    ck_assert(cstd_machine_address_number(&address, &at));
     rc =
         rc == CST_OK ? cstd_tls_context_open(&stranger->context, key, certificate, NULL, &err) : rc;
     rc = rc == CST_OK ? cstd_connection_dial(&stranger->connection, &stranger->home,
@@ -323,12 +324,12 @@ void link_stranger_dial(struct link_stranger *stranger, unsigned i, const char *
 
 void link_stranger_pose(struct link_stranger *stranger, unsigned i, unsigned as)
 {
-    const struct link_node *node = &link_rig.nodes[as];
+    const struct link_machine *machine = &link_rig.machines[as];
 
     if (stranger->hello.instance == 0) {
-        cstd_hello_init(&stranger->hello, node->config.name, 4711);
+        cstd_hello_init(&stranger->hello, machine->config.name, 4711);
     }
-    link_stranger_dial(stranger, i, node->config.key, node->config.certificate);
+    link_stranger_dial(stranger, i, machine->config.key, machine->config.certificate);
 }
 
 void link_stranger_close(struct link_stranger *stranger)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Several nodes in one process and one loop, connected over TCP on the loopback interface, and a
+/* Several machines in one process and one loop, connected over TCP on the loopback interface, and a
  * stranger who can do as he likes. The clock of daemon/links can be advanced: programs that use
  * this are linked with --wrap=uv_hrtime. */
 #ifndef CST_TESTS_LINK_RIG_H
@@ -9,11 +9,11 @@
 
 #include <stdbool.h>
 
-enum { LINK_RIG_NODES = 3, LINK_RIG_TYPE = CSTD_LINK_FIRST_TYPE + 3 };
+enum { LINK_RIG_MACHINES = 3, LINK_RIG_TYPE = CSTD_LINK_FIRST_TYPE + 3 };
 
-struct link_node {
+struct link_machine {
     struct cstd_links_config config;
-    struct cstd_links *links; /* NULL: the node is not running. */
+    struct cstd_links *links; /* NULL: the machine is not running. */
     char fingerprint[CST_FINGERPRINT_BYTES];
     struct cstd_links_watch watch;
     unsigned n_up, n_down, n_drain; /* Events. */
@@ -40,24 +40,25 @@ struct link_rig {
     struct cstd_deferred_queue later;
     uv_prepare_t prepare;
     char dir[64];
-    struct link_node nodes[LINK_RIG_NODES]; /* "a", "b", "c". */
+    struct link_machine machines[LINK_RIG_MACHINES]; /* "a", "b", "c". */
 };
 
 extern struct link_rig link_rig; /* The one of the test. */
 
-/* Make directories and keys, no node runs; free everything. For setup and teardown. */
+/* Make directories and keys, no machine runs; free everything. For setup and teardown. */
 void link_rig_open(void);
 void link_rig_close(void);
 
-/* Let the node start, as the @instance-th start of its daemon, or stop. */
+/* Let the machine start, as the @instance-th start of its daemon, or stop. */
 void link_rig_start(unsigned i, uint64_t instance);
 void link_rig_stop(unsigned i);
 
-/* Add node @j to the list of node @i; two nodes that trust each other are started first. */
+/* Add machine @j to the list of machine @i; two machines that trust each other are started first.
+ */
 void link_rig_trust(unsigned i, unsigned j);
 
-/* Return the node @j in the list of @i. */
-struct cstd_node *link_rig_find(unsigned i, unsigned j);
+/* Return the machine @j in the list of @i. */
+struct cstd_machine *link_rig_find(unsigned i, unsigned j);
 bool link_rig_is_up(unsigned i, unsigned j);
 
 /* Run the loop until both have a link to each other. */
@@ -70,18 +71,19 @@ void link_rig_wait(bool (*is_so)(void *arg), void *arg);
 /* Run the loop once. */
 void link_rig_turn(void);
 
-/* Advance the clock of daemon/links at once, or let time pass for node @i: until its next tick. */
+/* Advance the clock of daemon/links at once, or let time pass for machine @i: until its next tick.
+ */
 void link_rig_advance(unsigned ms);
 void link_rig_pass(unsigned i, unsigned ms);
 
-/* Connect to node @i as somebody with the files @key and @certificate. */
+/* Connect to machine @i as somebody with the files @key and @certificate. */
 void link_stranger_dial(struct link_stranger *stranger, unsigned i, const char *key,
                         const char *certificate);
-/* Let him have all that a node has: its key, its name, and the digest of its kernels. */
+/* Let him have all that a machine has: its key, its name, and the digest of its kernels. */
 void link_stranger_pose(struct link_stranger *stranger, unsigned i, unsigned as);
 void link_stranger_close(struct link_stranger *stranger);
 
-/* Path of a file of node @i, in a static buffer that the next call but three overwrites. */
+/* Path of a file of machine @i, in a static buffer that the next call but three overwrites. */
 const char *link_rig_path(unsigned i, const char *name);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of daemon/links against those who can reach its port: each is refused for a reason that is
- * said, nothing changes, and a node still gets its link. */
+ * said, nothing changes, and a machine still gets its link. */
 #include "tests/lib/certificates.h"
 #include "tests/lib/link_rig.h"
 #include "tests/lib/suite.h"
@@ -18,27 +18,38 @@ enum { A, B, C, DAY = 86400 };
 
 static struct cst_err err;
 static struct link_stranger stranger;
+static int silent; /* A socket that listens and never answers; -1: none. */
 
 static void setup(void)
 {
     err = (struct cst_err){0};
     memset(&stranger, 0, sizeof stranger);
+    silent = -1;
     link_rig_open();
     link_rig_start(A, 11);
     link_rig_start(B, 12);
     link_rig_trust(A, B);
 }
 
-/* A node still gets its link, and everything else is as before. */
+static bool are_all_proven(void *arg)
+{
+    (void)arg;
+    return link_rig.machines[A].links->n_unproven == 0;
+}
+
+/* A machine still gets its link, and everything else is as before. */
 static void teardown(void)
 {
     link_stranger_close(&stranger);
-    ck_assert_uint_eq(link_rig.nodes[A].n_up, 0);
+    ck_assert_uint_eq(link_rig.machines[A].n_up, 0);
     link_rig_trust(B, A);
     link_rig_connect(A, B);
-    ck_assert_uint_eq(link_rig.nodes[A].links->n_nodes, 1);
-    ck_assert_uint_eq(link_rig.nodes[A].links->n_unproven, 0);
+    ck_assert_uint_eq(link_rig.machines[A].links->n_machines, 1);
+    link_rig_wait(are_all_proven, NULL);
     link_rig_close();
+    if (silent >= 0) {
+        (void)close(silent);
+    }
 }
 
 static bool has_ended(void *arg)
@@ -71,7 +82,7 @@ static void dial_as(const struct certificate_spec *spec)
 
 /* -- certificates --------------------------------------------------------------------------- */
 
-/* Another certificate than one of the list, also with the name of a node. */
+/* Another certificate than one of the list, also with the name of a machine. */
 START_TEST(another_certificate)
 {
     dial_as(&(struct certificate_spec){.name = "b", .from_s = -DAY, .until_s = DAY});
@@ -80,7 +91,7 @@ START_TEST(another_certificate)
 }
 END_TEST
 
-/* The certificate that this node itself has. */
+/* The certificate that this machine itself has. */
 START_TEST(the_own_certificate)
 {
     link_stranger_pose(&stranger, A, A);
@@ -96,17 +107,17 @@ START_TEST(a_certificate_out_of_its_time)
     char fingerprint[CST_FINGERPRINT_BYTES];
 
     certificate_make(&specs[_i], link_rig_path(C, "key"), link_rig_path(C, "crt"), fingerprint);
-    ck_assert_int_eq(cstd_links_add(link_rig.nodes[A].links, "c", "127.0.0.1:9", fingerprint, &err),
-                     CST_OK);
+    ck_assert_int_eq(
+        cstd_links_add(link_rig.machines[A].links, "c", "127.0.0.1:9", fingerprint, &err), CST_OK);
     cstd_hello_init(&stranger.hello, "c", 4711);
     link_stranger_dial(&stranger, A, link_rig_path(C, "key"), link_rig_path(C, "crt"));
     assert_refused("does not accept the certificate");
-    ck_assert_int_eq(cstd_links_drop(link_rig.nodes[A].links, "c", &err), CST_OK);
+    ck_assert_int_eq(cstd_links_drop(link_rig.machines[A].links, "c", &err), CST_OK);
 }
 END_TEST
 
-/* With an authority, a node is known by the name in its certificate; not one with another name, one
- * that another authority has signed, or one of the authority that is not in the list. */
+/* With an authority, a machine is known by the name in its certificate; not one with another name,
+ * one that another authority has signed, or one of the authority that is not in the list. */
 START_TEST(certificates_of_an_authority)
 {
     static const struct {
@@ -118,15 +129,16 @@ START_TEST(certificates_of_an_authority)
                  {"b", "does not accept the certificate", false}};
     const struct certificate_spec authority = {
         .name = "the site", .from_s = -DAY, .until_s = DAY, .is_authority = true};
-    struct link_node *node = &link_rig.nodes[A];
+    struct link_machine *machine = &link_rig.machines[A];
     char unused[CST_FINGERPRINT_BYTES];
 
     certificate_make(&authority, link_rig_path(A, "ca.key"), link_rig_path(A, "ca.crt"), unused);
     certificate_make(&authority, link_rig_path(B, "ca.key"), link_rig_path(B, "ca.crt"), unused);
-    (void)snprintf(node->config.authorities, sizeof node->config.authorities, "%s",
+    (void)snprintf(machine->config.authorities, sizeof machine->config.authorities, "%s",
                    link_rig_path(A, "ca.crt"));
-    ck_assert_msg(cstd_links_reload(node->links, &err) == CST_OK, "%s", err.text);
-    ck_assert_int_eq(cstd_links_add(node->links, "c", "127.0.0.1:9", CSTD_NODE_CA, &err), CST_OK);
+    ck_assert_msg(cstd_links_reload(machine->links, &err) == CST_OK, "%s", err.text);
+    ck_assert_int_eq(cstd_links_add(machine->links, "c", "127.0.0.1:9", CSTD_MACHINE_CA, &err),
+                     CST_OK);
     certificate_make(
         &(struct certificate_spec){
             .name = cases[_i].name,
@@ -141,37 +153,52 @@ START_TEST(certificates_of_an_authority)
         assert_refused(cases[_i].words);
     } else {
         link_rig_until(&stranger.is_welcome);
-        ck_assert_uint_eq(node->n_up, 1);
-        node->n_up = 0; /* For teardown. */
+        ck_assert_uint_eq(machine->n_up, 1);
+        machine->n_up = 0; /* For teardown. */
     }
-    ck_assert_int_eq(cstd_links_drop(node->links, "c", &err), CST_OK);
+    ck_assert_int_eq(cstd_links_drop(machine->links, "c", &err), CST_OK);
 }
 END_TEST
 
-/* A node that this one dials, and that has the certificate of another node of the list. */
+/* A machine that this one dials, and that has the certificate of another machine of the list. */
 START_TEST(an_address_of_another_node)
 {
-    struct cstd_node *node;
+    struct cstd_machine *machine;
 
     link_rig_start(C, 13);
     link_rig_trust(A, C);
-    ck_assert_int_eq(cstd_links_add(link_rig.nodes[A].links, "b", link_rig.nodes[C].config.listen,
-                                    link_rig.nodes[B].fingerprint, &err),
+    ck_assert_int_eq(cstd_links_add(link_rig.machines[A].links, "b",
+                                    link_rig.machines[C].config.listen,
+                                    link_rig.machines[B].fingerprint, &err),
                      CST_OK);
-    node = link_rig_find(A, B);
-    while (strstr(node->why.text, "is that of node 'c'") == NULL) {
+    machine = link_rig_find(A, B);
+    while (strstr(machine->why.text, "is that of node 'c'") == NULL) {
         link_rig_turn();
     }
-    ck_assert_int_eq(cstd_links_drop(link_rig.nodes[A].links, "c", &err), CST_OK);
+    ck_assert_int_eq(cstd_links_drop(link_rig.machines[A].links, "c", &err), CST_OK);
     link_rig_trust(A, B);
 }
 END_TEST
 
-/* -- a node that does not fit --------------------------------------------------------------- */
+/* -- a machine that does not fit --------------------------------------------------------------- */
 
+/* Let the stranger take the place of B. A dials an address where nobody answers meanwhile. */
 static void pose_as_b(void)
 {
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    char address[CSTD_MACHINE_ADDRESS_BYTES];
+    socklen_t size = sizeof at;
+
     link_rig_stop(B);
+    silent = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ck_assert_int_ge(silent, 0);
+    ck_assert_int_eq(bind(silent, (struct sockaddr *)&at, sizeof at), 0);
+    ck_assert_int_eq(listen(silent, 16), 0);
+    ck_assert_int_eq(getsockname(silent, (struct sockaddr *)&at, &size), 0);
+    ck_assert_int_eq(cstd_links_add(link_rig.machines[A].links, "b",
+                                    cstd_machine_address_text((struct sockaddr *)&at, address),
+                                    link_rig.machines[B].fingerprint, &err),
+                     CST_OK);
     cstd_hello_init(&stranger.hello, "b", 4711);
 }
 
@@ -209,8 +236,8 @@ START_TEST(a_node_that_does_not_fit)
 }
 END_TEST
 
-/* A node that has proved who it is, and then sends something else than a Hello: nothing, garbage, a
- * long frame, or a message of a link that is up. */
+/* A machine that has proved who it is, and then sends something else than a Hello: nothing,
+ * garbage, a long frame, or a message of a link that is up. */
 START_TEST(a_wrong_begin)
 {
     static uint8_t body[CSTD_HELLO_MAX_BYTES + 1];
@@ -221,13 +248,13 @@ START_TEST(a_wrong_begin)
 
     pose_as_b();
     stranger.hello.instance = 0; /* Nothing is said at first. */
-    link_stranger_dial(&stranger, A, link_rig.nodes[B].config.key,
-                       link_rig.nodes[B].config.certificate);
+    link_stranger_dial(&stranger, A, link_rig.machines[B].config.key,
+                       link_rig.machines[B].config.certificate);
     link_rig_until(&stranger.is_secure);
     ck_assert_int_eq(
         cstd_connection_send(stranger.connection, cases[_i].type, body, cases[_i].n, &err), CST_OK);
     link_rig_wait(has_ended, &stranger);
-    ck_assert_uint_eq(link_rig.nodes[A].n_up, 0);
+    ck_assert_uint_eq(link_rig.machines[A].n_up, 0);
     back_to_b();
 }
 END_TEST
@@ -236,14 +263,14 @@ END_TEST
 
 static int raw_connect(unsigned i)
 {
-    struct cstd_node_address address;
+    struct cstd_machine_address address;
     struct sockaddr_storage at;
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
     ck_assert_int_ge(fd, 0);
-    ck_assert_int_eq(cstd_node_address_read(&address, link_rig.nodes[i].config.listen, &err),
+    ck_assert_int_eq(cstd_machine_address_read(&address, link_rig.machines[i].config.listen, &err),
                      CST_OK);
-    ck_assert(cstd_node_address_number(&address, &at));
+    ck_assert(cstd_machine_address_number(&address, &at));
     ck_assert_int_eq(connect(fd, (struct sockaddr *)&at, sizeof(struct sockaddr_in)), 0);
     ck_assert_int_eq(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
     return fd;
@@ -263,7 +290,7 @@ static bool is_over(void *arg)
 static bool is_quiet(void *arg)
 {
     (void)arg;
-    return TAILQ_EMPTY(&link_rig.nodes[A].links->connections);
+    return TAILQ_EMPTY(&link_rig.machines[A].links->connections);
 }
 
 /* Bytes that are no TLS, or a frame without TLS. */
@@ -288,7 +315,7 @@ START_TEST(garbage)
 }
 END_TEST
 
-/* The bytes with which a node has got its link, recorded. */
+/* The bytes with which a machine has got its link, recorded. */
 static uint8_t recorded[65536];
 static size_t n_recorded;
 static const uv_stream_t *recorded_of;
@@ -305,7 +332,7 @@ int __wrap_uv_try_write(uv_stream_t *stream, const uv_buf_t *bufs, unsigned n)
     return __real_uv_try_write(stream, bufs, n);
 }
 
-/* What somebody has recorded of a node's connection is of no use to him. */
+/* What somebody has recorded of a machine's connection is of no use to him. */
 START_TEST(replayed_bytes)
 {
     int fd;
@@ -317,12 +344,12 @@ START_TEST(replayed_bytes)
     ck_assert_uint_gt(n_recorded, 500); /* A ClientHello, a certificate and a Hello. */
     link_stranger_close(&stranger);
     link_rig_wait(is_quiet, NULL);
-    ck_assert_uint_eq(link_rig.nodes[A].n_up, 1);
+    ck_assert_uint_eq(link_rig.machines[A].n_up, 1);
     fd = raw_connect(A);
     ck_assert_int_eq(send(fd, recorded, n_recorded, MSG_NOSIGNAL), (ssize_t)n_recorded);
     link_rig_wait(is_over, &fd);
-    ck_assert_uint_eq(link_rig.nodes[A].n_up, 1);
-    link_rig.nodes[A].n_up = 0; /* For teardown. */
+    ck_assert_uint_eq(link_rig.machines[A].n_up, 1);
+    link_rig.machines[A].n_up = 0; /* For teardown. */
     (void)close(fd);
     back_to_b();
 }
@@ -347,7 +374,8 @@ START_TEST(a_slow_stranger)
 }
 END_TEST
 
-/* Of many who connect and say nothing, few are let in at a time, and a node gets in nevertheless.
+/* Of many who connect and say nothing, few are let in at a time, and a machine gets in
+ * nevertheless.
  */
 START_TEST(a_crowd)
 {
@@ -358,17 +386,44 @@ START_TEST(a_crowd)
     for (unsigned i = 0; i < CROWD; i++) {
         fds[i] = raw_connect(A);
         (void)uv_run(&link_rig.loop, UV_RUN_NOWAIT);
-        ck_assert_uint_le(link_rig.nodes[A].links->n_unproven, CSTD_LINK_UNPROVEN + 1);
+        ck_assert_uint_le(link_rig.machines[A].links->n_unproven, CSTD_LINK_UNPROVEN + 1);
     }
     link_stranger_pose(&stranger, A, B);
     link_rig_until(&stranger.is_welcome);
-    link_rig.nodes[A].n_up = 0; /* For teardown. */
+    link_rig.machines[A].n_up = 0; /* For teardown. */
     for (unsigned i = 0; i < CROWD; i++) {
         (void)close(fds[i]);
     }
     link_stranger_close(&stranger);
     link_rig_wait(is_quiet, NULL);
     back_to_b();
+}
+END_TEST
+
+/* A machine that connects again and again, and says nothing, has one connection. */
+START_TEST(many_connections_of_a_machine)
+{
+    struct link_stranger *again = calloc(4, sizeof *again);
+
+    ck_assert_ptr_nonnull(again);
+    pose_as_b();
+    for (unsigned i = 0; i < 4; i++) {
+        link_stranger_dial(&again[i], A, link_rig.machines[B].config.key,
+                           link_rig.machines[B].config.certificate);
+        link_rig_until(&again[i].is_secure);
+        if (i > 0) {
+            link_rig_wait(has_ended, &again[i - 1]);
+        }
+    }
+    ck_assert_ptr_nonnull(again[3].connection);
+    for (unsigned i = 0; i < 4; i++) {
+        link_stranger_close(&again[i]);
+    }
+    /* What has ended is freed in the loop. */
+    link_rig_turn();
+    link_rig_turn();
+    back_to_b();
+    free(again);
 }
 END_TEST
 
@@ -390,5 +445,6 @@ int main(void)
     tcase_add_test(tc, replayed_bytes);
     tcase_add_loop_test(tc, a_slow_stranger, 0, 2);
     tcase_add_test(tc, a_crowd);
+    tcase_add_test(tc, many_connections_of_a_machine);
     return suite_run(suite);
 }

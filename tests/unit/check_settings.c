@@ -101,7 +101,9 @@ START_TEST(every_key_is_read)
                   "2m\nprogram = /x/cuda\n"
                   "[disk]\ntimeout = 30s\n"
                   "[engine]\nthreads = 3\ncopy_threads = 2\ncopy_share = 0.5\nprogram = /x/engine\n"
-                  "[job]\nttl = 2h\ntimeout = 90\nmax_jobs = 5\nmax_sessions = 6\ncredits = 7\n");
+                  "[job]\nttl = 2h\ntimeout = 90\nmax_jobs = 5\nmax_sessions = 6\ncredits = 7\n"
+                  "[node]\nname = n1\nlisten = 10.0.0.1:9\nkey = /n/key\ncertificate = /n/crt\n"
+                  "trusted = /n/list\nauthorities = /n/ca\nnetwork = encrypted\nwait = 1m\n");
 
     ck_assert_msg(rc == CST_OK, "%s", err.text);
     ck_assert_int_eq(cstd_settings_finish(&config, &err), CST_OK);
@@ -117,6 +119,14 @@ START_TEST(every_key_is_read)
     ck_assert_uint_eq(config.threads, 3);
     ck_assert_uint_eq(config.copy_threads, 2);
     ck_assert(config.copy_share == 0.5f);
+    ck_assert_str_eq(config.node.name, "n1");
+    ck_assert_str_eq(config.node.listen, "10.0.0.1:9");
+    ck_assert_str_eq(config.node.key, "/n/key");
+    ck_assert_str_eq(config.node.certificate, "/n/crt");
+    ck_assert_str_eq(config.node.trusted, "/n/list");
+    ck_assert_str_eq(config.node.authorities, "/n/ca");
+    ck_assert_int_eq(config.node.network, CSTD_NETWORK_ENCRYPTED);
+    ck_assert_uint_eq(config.node.wait_s, 60);
     ck_assert_str_eq(config.engine, "/x/engine");
     ck_assert_str_eq(config.gpu_devices, "0, GPU-12ab");
     ck_assert_str_eq(config.gpu_pool, "40G");

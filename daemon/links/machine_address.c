@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/links/node_address.h"
+#include "daemon/links/machine_address.h"
 
 #include "proto/certificate.h"
 #include "proto/value.h"
@@ -11,7 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
-int cstd_node_address_read(struct cstd_node_address *out, const char *text, struct cst_err *err)
+int cstd_machine_address_read(struct cstd_machine_address *out, const char *text,
+                              struct cst_err *err)
 {
     static const struct cst_value number = CST_U32(0, 0, UINT16_MAX);
     const char *host = text, *end = text + strlen(text), *colon = strchr(text, ':');
@@ -33,18 +34,19 @@ int cstd_node_address_read(struct cstd_node_address *out, const char *text, stru
         return cst_err_set(err, CST_EINVAL, "'%s': '%s' is not a port, a number up to %d", text,
                            port, UINT16_MAX);
     }
-    if (end == host || end - host >= CSTD_NODE_ADDRESS_BYTES ||
+    if (end == host || end - host >= CSTD_MACHINE_ADDRESS_BYTES ||
         strcspn(host, " \t\n,/") < (size_t)(end - host)) {
         return cst_err_set(err, CST_EINVAL,
                            "'%s' is not of the form HOST or HOST:PORT with at most %d characters",
-                           text, CSTD_NODE_ADDRESS_BYTES - 1);
+                           text, CSTD_MACHINE_ADDRESS_BYTES - 1);
     }
-    *out = (struct cstd_node_address){.port = (uint16_t)value};
+    *out = (struct cstd_machine_address){.port = (uint16_t)value};
     memcpy(out->host, host, (size_t)(end - host));
     return CST_OK;
 }
 
-bool cstd_node_address_number(const struct cstd_node_address *address, struct sockaddr_storage *out)
+bool cstd_machine_address_number(const struct cstd_machine_address *address,
+                                 struct sockaddr_storage *out)
 {
     struct sockaddr_in *v4 = (struct sockaddr_in *)out;
     struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)out;
@@ -72,7 +74,7 @@ static bool is_any(const struct sockaddr_storage *at)
                                     : IN6_IS_ADDR_UNSPECIFIED(&v6->sin6_addr);
 }
 
-/* Return whether @at can be the address of an interface for other nodes. */
+/* Return whether @at can be the address of an interface for other machines. */
 static bool is_usable(const struct ifaddrs *at, const char *interface, int family)
 {
     return at->ifa_addr != NULL && at->ifa_addr->sa_family == family &&
@@ -103,13 +105,13 @@ static bool find_interface(const struct ifaddrs *all, const char *interface, uin
     return false;
 }
 
-int cstd_node_address_own(const struct cstd_node_address *address, struct sockaddr_storage *out,
-                          struct cst_err *err)
+int cstd_machine_address_own(const struct cstd_machine_address *address,
+                             struct sockaddr_storage *out, struct cst_err *err)
 {
     struct ifaddrs *all;
     bool found;
 
-    if (cstd_node_address_number(address, out)) {
+    if (cstd_machine_address_number(address, out)) {
         return !is_any(out)
                    ? CST_OK
                    : cst_err_set(
@@ -130,7 +132,8 @@ int cstd_node_address_own(const struct cstd_node_address *address, struct sockad
                                address->host);
 }
 
-const char *cstd_node_address_text(const struct sockaddr *at, char out[CSTD_NODE_ADDRESS_BYTES])
+const char *cstd_machine_address_text(const struct sockaddr *at,
+                                      char out[CSTD_MACHINE_ADDRESS_BYTES])
 {
     const struct sockaddr_in *v4 = (const struct sockaddr_in *)(const void *)at;
     const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)(const void *)at;
@@ -138,10 +141,10 @@ const char *cstd_node_address_text(const struct sockaddr *at, char out[CSTD_NODE
 
     if (at->sa_family == AF_INET6) {
         (void)inet_ntop(AF_INET6, &v6->sin6_addr, host, sizeof host);
-        (void)snprintf(out, CSTD_NODE_ADDRESS_BYTES, "[%s]:%u", host, ntohs(v6->sin6_port));
+        (void)snprintf(out, CSTD_MACHINE_ADDRESS_BYTES, "[%s]:%u", host, ntohs(v6->sin6_port));
     } else {
         (void)inet_ntop(AF_INET, &v4->sin_addr, host, sizeof host);
-        (void)snprintf(out, CSTD_NODE_ADDRESS_BYTES, "%s:%u", host, ntohs(v4->sin_port));
+        (void)snprintf(out, CSTD_MACHINE_ADDRESS_BYTES, "%s:%u", host, ntohs(v4->sin_port));
     }
     return out;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/links/node_list.h"
+#include "daemon/links/machine_list.h"
 
 #include "proto/new_file.h"
 
@@ -10,21 +10,21 @@
 
 static const char drained_word[] = "drained";
 
-int cstd_node_entry_make(struct cstd_node_entry *out, const char *name, const char *address,
-                         const char *identity, struct cst_err *err)
+int cstd_machine_entry_make(struct cstd_machine_entry *out, const char *name, const char *address,
+                            const char *identity, struct cst_err *err)
 {
-    struct cstd_node_address at;
+    struct cstd_machine_address at;
     int rc;
 
     if (!cst_job_name_is_valid(name)) {
         return cst_err_set(err, CST_EINVAL, "'%.80s' is not a name of a node: " CST_JOB_NAME_RULE,
                            name);
     }
-    rc = cstd_node_address_read(&at, address, err);
+    rc = cstd_machine_address_read(&at, address, err);
     if (rc == CST_OK && (at.port == 0 || strlen(address) >= sizeof out->address)) {
         rc = cst_err_set(err, CST_EINVAL, "'%.140s' is too long, or its port is 0", address);
     }
-    if (rc == CST_OK && strcmp(identity, CSTD_NODE_CA) != 0 &&
+    if (rc == CST_OK && strcmp(identity, CSTD_MACHINE_CA) != 0 &&
         !cst_certificate_is_fingerprint(identity)) {
         rc = cst_err_set(err, CST_EINVAL,
                          "'%.80s' is neither a fingerprint, sha256: and 64 lower-case digits as "
@@ -32,7 +32,7 @@ int cstd_node_entry_make(struct cstd_node_entry *out, const char *name, const ch
                          identity);
     }
     if (rc == CST_OK) {
-        *out = (struct cstd_node_entry){.drained = false};
+        *out = (struct cstd_machine_entry){.drained = false};
         (void)snprintf(out->name, sizeof out->name, "%s", name);
         (void)snprintf(out->address, sizeof out->address, "%s", address);
         (void)snprintf(out->identity, sizeof out->identity, "%s", identity);
@@ -40,7 +40,7 @@ int cstd_node_entry_make(struct cstd_node_entry *out, const char *name, const ch
     return rc;
 }
 
-struct cstd_node_entry *cstd_node_list_find(struct cstd_node_list *list, const char *name)
+struct cstd_machine_entry *cstd_machine_list_find(struct cstd_machine_list *list, const char *name)
 {
     for (unsigned i = 0; i < list->n; i++) {
         if (strcmp(list->v[i].name, name) == 0) {
@@ -51,10 +51,10 @@ struct cstd_node_entry *cstd_node_list_find(struct cstd_node_list *list, const c
 }
 
 /* Two entries with one fingerprint would be one machine under two names. */
-static bool has_identity(const struct cstd_node_list *list, const char *identity)
+static bool has_identity(const struct cstd_machine_list *list, const char *identity)
 {
     for (unsigned i = 0; i < list->n; i++) {
-        if (strcmp(identity, CSTD_NODE_CA) != 0 && strcmp(list->v[i].identity, identity) == 0) {
+        if (strcmp(identity, CSTD_MACHINE_CA) != 0 && strcmp(list->v[i].identity, identity) == 0) {
             return true;
         }
     }
@@ -62,11 +62,11 @@ static bool has_identity(const struct cstd_node_list *list, const char *identity
 }
 
 /* Add the entry of @line, which is changed. */
-static int read_line(struct cstd_node_list *list, char *line, struct cst_err *err)
+static int read_line(struct cstd_machine_list *list, char *line, struct cst_err *err)
 {
     char *words[5] = {NULL}, *save = NULL;
     unsigned n = 0;
-    struct cstd_node_entry entry;
+    struct cstd_machine_entry entry;
     int rc;
 
     for (char *word = strtok_r(line, " \t\r\n", &save); word != NULL && n < 5;
@@ -81,23 +81,23 @@ static int read_line(struct cstd_node_list *list, char *line, struct cst_err *er
                            "not 'NAME HOST:PORT IDENTITY' or 'NAME HOST:PORT "
                            "IDENTITY drained'");
     }
-    rc = cstd_node_entry_make(&entry, words[0], words[1], words[2], err);
+    rc = cstd_machine_entry_make(&entry, words[0], words[1], words[2], err);
     if (rc != CST_OK) {
         return rc;
     }
-    if (cstd_node_list_find(list, entry.name) != NULL || has_identity(list, entry.identity)) {
+    if (cstd_machine_list_find(list, entry.name) != NULL || has_identity(list, entry.identity)) {
         return cst_err_set(err, CST_EINVAL, "the node '%s', or its fingerprint, is there twice",
                            entry.name);
     }
-    if (list->n == CSTD_NODES_MAX) {
-        return cst_err_set(err, CST_EINVAL, "more than %d nodes", CSTD_NODES_MAX);
+    if (list->n == CSTD_MACHINES_MAX) {
+        return cst_err_set(err, CST_EINVAL, "more than %d nodes", CSTD_MACHINES_MAX);
     }
     entry.drained = n == 4;
     list->v[list->n++] = entry;
     return CST_OK;
 }
 
-int cstd_node_list_read(struct cstd_node_list *out, const char *path, struct cst_err *err)
+int cstd_machine_list_read(struct cstd_machine_list *out, const char *path, struct cst_err *err)
 {
     FILE *file = fopen(path, "re");
     char *line = NULL;
@@ -123,13 +123,13 @@ int cstd_node_list_read(struct cstd_node_list *out, const char *path, struct cst
     return rc;
 }
 
-static void write_entry(const struct cstd_node_entry *entry, FILE *to)
+static void write_entry(const struct cstd_machine_entry *entry, FILE *to)
 {
     (void)fprintf(to, "%s %s %s%s%s\n", entry->name, entry->address, entry->identity,
                   entry->drained ? " " : "", entry->drained ? drained_word : "");
 }
 
-/* Whether @line is that of the node @name. */
+/* Whether @line is that of the machine @name. */
 static bool is_of(const char *line, const char *name)
 {
     const size_t n = strlen(name);
@@ -139,7 +139,7 @@ static bool is_of(const char *line, const char *name)
 }
 
 /* Copy the lines of @from, of which that of @name is replaced. */
-static void copy(FILE *from, FILE *to, const char *name, const struct cstd_node_entry *entry)
+static void copy(FILE *from, FILE *to, const char *name, const struct cstd_machine_entry *entry)
 {
     char *line = NULL;
     size_t size = 0;
@@ -159,8 +159,8 @@ static void copy(FILE *from, FILE *to, const char *name, const struct cstd_node_
     free(line);
 }
 
-int cstd_node_list_change(const char *path, const char *name, const struct cstd_node_entry *entry,
-                          struct cst_err *err)
+int cstd_machine_list_change(const char *path, const char *name,
+                             const struct cstd_machine_entry *entry, struct cst_err *err)
 {
     struct cst_new_file file;
     FILE *from = fopen(path, "re");
