@@ -168,7 +168,11 @@ void engine_submit(struct machines *sim, uint32_t m, const struct cst_command *c
     if (job == NULL) {
         machines_fail(sim, "machine %u: too many commands", m);
     }
-    *job = (struct mjob){.command = *command, .life = at->life};
+    *job = (struct mjob){.command = *command, .other = m};
+    if (command->kind == CST_COMMAND_COPY && command->n_src > 0) {
+        job->other = command->src[0].segment / SEGMENTS_OF_MACHINE - 1;
+    }
+    job->link = sim->links[m][job->other];
     /* A command can wait for one that is complete. */
     for (uint32_t i = 0; i < command->n_after; i++) {
         job->command.after[i] = find_job(at, command->after[i]) != NULL ? command->after[i] : 0;
@@ -241,10 +245,13 @@ static uint64_t source_changes(struct machines *sim, uint32_t m, const struct mj
     return n;
 }
 
-/* True if a copy from another machine cannot be: it is down, or the link is cut. */
-static bool is_cut_off(const struct machines *sim, uint32_t m, uint32_t other)
+/* True if a copy from another machine cannot be: it is down, or the link is cut, or was since the
+ * command was issued. */
+static bool is_cut_off(const struct machines *sim, uint32_t m, const struct mjob *job)
 {
-    return sim->machines[other].core == NULL || (sim->cut[m] >> other & 1) != 0;
+    return job->other != m &&
+           (sim->machines[job->other].core == NULL || (sim->cut[m] >> job->other & 1) != 0 ||
+            sim->links[m][job->other] != job->link);
 }
 
 static uint64_t partial_bytes(const struct machines *sim, uint32_t c, bool weights)
@@ -266,15 +273,18 @@ static void check_remote(struct machines *sim, uint32_t m, const struct mjob *jo
 
 static void begin_copy(struct machines *sim, uint32_t m, struct mjob *job)
 {
-    struct found src = find(sim, m, job, job->command.src[0]);
-    struct found dst = find(sim, m, job, job->command.dst[0]);
+    struct found dst = find(sim, m, job, job->command.dst[0]), src;
 
+    begin_write(sim, m, job, &dst);
+    job->failed = is_cut_off(sim, m, job);
+    if (job->failed) {
+        return;
+    }
+    src = find(sim, m, job, job->command.src[0]);
+    job->value = memory_read(src.cell);
     if (src.machine != m) {
         check_remote(sim, m, job, &src);
-        job->failed = is_cut_off(sim, m, src.machine);
     }
-    job->value = memory_read(src.cell);
-    begin_write(sim, m, job, &dst);
 }
 
 static void begin_reduce(struct machines *sim, uint32_t m, struct mjob *job)
@@ -391,7 +401,7 @@ void engine_begin(struct machines *sim, uint32_t m, uint32_t j)
     case CST_COMMAND_FLUSH:
         machines_fail(sim, "a command of kind %d, which nobody asked for", (int)job->command.kind);
     }
-    if (job->command.kind != CST_COMMAND_UPDATE) {
+    if (job->command.kind != CST_COMMAND_UPDATE && !job->failed) {
         job->changes = source_changes(sim, m, job);
     }
     moments_push(&sim->moments, (struct moment){.at = sim->now + machines_delay(sim, 100000),
@@ -407,9 +417,7 @@ void engine_end(struct machines *sim, uint32_t m, uint32_t j)
     uint64_t value = job->value;
 
     if (job->command.kind == CST_COMMAND_COPY) {
-        struct found src = find(sim, m, job, job->command.src[0]);
-
-        job->failed = job->failed || (src.machine != m && is_cut_off(sim, m, src.machine));
+        job->failed = job->failed || is_cut_off(sim, m, job);
     }
     if (job->command.kind == CST_COMMAND_UPDATE) {
         end_update(sim, m, job);

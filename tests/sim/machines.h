@@ -52,7 +52,8 @@ struct machines_totals {
 struct mjob {
     struct cst_command command; /* ticket 0: the slot is unused. */
     bool begun, runs, ended, failed, cancelled;
-    uint64_t life;    /* of the machine when it was issued */
+    uint32_t other;   /* the machine from which it copies, or this one */
+    uint64_t link;    /* how often the link to that one was down when it was issued */
     uint64_t value;   /* what it will write */
     uint64_t changes; /* of its sources when it began */
 };
