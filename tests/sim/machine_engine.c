@@ -254,16 +254,16 @@ static bool is_cut_off(const struct machines *sim, uint32_t m, const struct mjob
             sim->links[m][job->other] != job->link);
 }
 
-static uint64_t partial_bytes(const struct machines *sim, uint32_t c, bool weights)
+static uint64_t row_bytes(const struct machines *sim, uint32_t c, bool weights)
 {
-    return (weights || !sim->grad_fp32 ? 2 : 4) * sim->machines[0].layout.chunks[c].n_elems;
+    return values_bytes(sim, c, weights) * sim->machines[0].layout.chunks[c].n_elems;
 }
 
 static void check_remote(struct machines *sim, uint32_t m, const struct mjob *job,
                          const struct found *src)
 {
     if (job->command.node != sim->machines[m].layout.machines.n + 10 ||
-        job->command.bytes != partial_bytes(sim, job->command.chunk, src->what == WEIGHT) ||
+        job->command.bytes != row_bytes(sim, job->command.chunk, src->what == WEIGHT) ||
         src->what == LANDING || src->what == BLOCK || src->chunk != job->command.chunk) {
         machines_fail(sim, "machine %u: a copy of %" PRIu64 " bytes from machine %u by engine %u",
                       m, job->command.bytes, src->machine, job->command.node);
@@ -300,7 +300,8 @@ static void begin_reduce(struct machines *sim, uint32_t m, struct mjob *job)
         if (src.machine != m || src.what == WEIGHT || src.what == STATE) {
             machines_fail(sim, "machine %u: a sum of something else", m);
         }
-        if ((src.what != BLOCK && sim->grad_fp32) != command->partials) {
+        if ((src.what != BLOCK && sim->grad_fp32 &&
+             sim->model.tensors[command->chunk].dtype != CST_FP32) != command->partials) {
             machines_fail(sim, "machine %u: a sum of the wrong format", m);
         }
         job->value = any ? values_add(job->value, memory_read(src.cell)) : memory_read(src.cell);
