@@ -10,7 +10,7 @@
 #define POOLS 50000
 #define STAGING 80000
 
-enum what { NOTHING, WEIGHT, GRAD, STATE, PARTIAL, LANDING, BLOCK, STAGED };
+enum what { NOTHING, WEIGHT, GRAD, STATE, MOMENT, PARTIAL, LANDING, BLOCK, STAGED };
 
 /* A place of a command. */
 struct found {
@@ -38,6 +38,13 @@ static struct found find_row(struct machine *at, struct cst_place place, uint32_
         }
         if (is_row(&chunk->rows[CST_ROW_GRAD], place, segment)) {
             return (struct found){.what = GRAD, .chunk = c, .cell = &at->grads[c]};
+        }
+        for (int row = CST_ROW_MASTER; row < CST_ROW_COUNT; row++) {
+            if (is_row(&chunk->rows[row], place, segment)) {
+                return (struct found){.what = row == CST_ROW_MASTER ? STATE : MOMENT,
+                                      .chunk = c,
+                                      .cell = row == CST_ROW_MASTER ? &at->states[c] : NULL};
+            }
         }
         for (uint32_t b = 0; b < more; b++) {
             if (is_row(&layout->partial_rows[c * more + b], place, segment)) {
@@ -287,6 +294,29 @@ static void begin_copy(struct machines *sim, uint32_t m, struct mjob *job)
     }
 }
 
+/* A write of master weights: a value, and the weights that are made of it. fp32 tensors have them
+ * in one row. */
+static void write_masters(struct machines *sim, uint32_t m, const struct mjob *job, bool ends)
+{
+    uint32_t c = job->command.chunk;
+    uint64_t master = values_initial(sim, c);
+
+    for (uint32_t i = 0; i < job->command.n_dst; i++) {
+        struct found dst = find(sim, m, job, job->command.dst[i]);
+        bool kept = dst.what == WEIGHT && !sim->machines[m].layout.chunks[c].away &&
+                    sim->model.tensors[c].dtype == CST_FP32 && values_trained(sim, c);
+
+        if (dst.what != MOMENT && !ends) {
+            begin_write(sim, m, job, &dst);
+        } else if (dst.what != MOMENT) {
+            memory_end(dst.cell, dst.what == WEIGHT ? values_weight(master) : master);
+        }
+        if (kept && ends) {
+            sim->machines[m].states[c].value = master;
+        }
+    }
+}
+
 static void begin_reduce(struct machines *sim, uint32_t m, struct mjob *job)
 {
     const struct cst_command *command = &job->command;
@@ -391,18 +421,21 @@ void engine_begin(struct machines *sim, uint32_t m, uint32_t j)
     case CST_COMMAND_UPDATE:
         begin_update(sim, m, job);
         break;
+    case CST_COMMAND_SET_MASTER:
+    case CST_COMMAND_ROUND:
+        write_masters(sim, m, job, false);
+        break;
     case CST_COMMAND_NORM:
         break;
     case CST_COMMAND_FILL:
-    case CST_COMMAND_SET_MASTER:
-    case CST_COMMAND_ROUND:
     case CST_COMMAND_ENCODE:
     case CST_COMMAND_DECODE:
     case CST_COMMAND_JOIN:
     case CST_COMMAND_FLUSH:
         machines_fail(sim, "a command of kind %d, which nobody asked for", (int)job->command.kind);
     }
-    if (job->command.kind != CST_COMMAND_UPDATE && !job->failed) {
+    if ((job->command.kind == CST_COMMAND_COPY || job->command.kind == CST_COMMAND_REDUCE) &&
+        !job->failed) {
         job->changes = source_changes(sim, m, job);
     }
     moments_push(&sim->moments, (struct moment){.at = sim->now + machines_delay(sim, 100000),
@@ -422,6 +455,8 @@ void engine_end(struct machines *sim, uint32_t m, uint32_t j)
     }
     if (job->command.kind == CST_COMMAND_UPDATE) {
         end_update(sim, m, job);
+    } else if (cst_command_converts(job->command.kind)) {
+        write_masters(sim, m, job, true);
     } else if (job->command.kind != CST_COMMAND_NORM) {
         value = job->failed || source_changes(sim, m, job) != job->changes ? MEMORY_GARBAGE : value;
         if (job->command.kind == CST_COMMAND_REDUCE) {
@@ -472,6 +507,8 @@ void engine_kill(struct machines *sim, uint32_t m)
         if (runs && job->command.kind == CST_COMMAND_UPDATE) {
             memory_end(&at->states[c], at->states[c].value);
             memory_end(&at->weights[c], at->weights[c].value);
+        } else if (runs && cst_command_converts(job->command.kind)) {
+            write_masters(sim, m, job, true);
         } else if (runs && job->command.kind != CST_COMMAND_NORM &&
                    job->command.kind != CST_COMMAND_UPDATE) {
             memory_end(target(sim, m, job).cell, MEMORY_GARBAGE);

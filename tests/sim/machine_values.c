@@ -6,6 +6,11 @@ uint64_t values_add(uint64_t sum, uint64_t next)
     return memory_mix(sum, next);
 }
 
+uint64_t values_initial(const struct machines *sim, uint32_t chunk)
+{
+    return memory_mix(sim->options.seed, 1000 + chunk);
+}
+
 uint64_t values_state(uint64_t state, uint64_t sum)
 {
     return memory_mix(state + 1, sum);
@@ -151,8 +156,8 @@ static uint32_t tiles_of(const struct machines *sim, uint32_t chunk)
 void values_open(struct machines *sim)
 {
     for (uint32_t c = 0; c < sim->n_chunks; c++) {
-        sim->states[0][c] = 0;
-        sim->weights[0][c] = 0;
+        sim->states[0][c] = values_initial(sim, c);
+        sim->weights[0][c] = values_weight(sim->states[0][c]);
     }
     for (uint64_t s = 0; s < sim->options.n_steps; s++) {
         double squares = 0;

@@ -239,6 +239,20 @@ static void open_core(struct machines *sim, uint32_t m)
     }
 }
 
+/* Write the master weights of all tensors, before the first step. */
+static void write_all(struct machines *sim, uint32_t m)
+{
+    for (uint32_t t = 0; t < sim->n_chunks; t++) {
+        machines_feed(
+            sim, m,
+            (struct cst_event){.kind = CST_EV_WRITE,
+                               .tensor = t,
+                               .row = CST_ROW_MASTER,
+                               .n_elems = sim->model.tensors[t].n_elems,
+                               .place = {.segment = SEGMENTS_OF_MACHINE * (m + 1) + STAGING}});
+    }
+}
+
 /* -- epochs ----------------------------------------------------------------------------------- */
 
 /* All members are told, each at its time, of a new epoch. */
@@ -353,6 +367,8 @@ static void restart(struct machines *sim, uint32_t m)
         machines_feed(
             sim, m,
             (struct cst_event){.kind = CST_EV_REVIVE, .record = &record, .table = at->table});
+    } else {
+        write_all(sim, m);
     }
     new_epoch(sim);
 }
@@ -759,6 +775,9 @@ void machines_run(const struct machines_options *options, struct machines_totals
         open_machine(sim, m);
     }
     values_open(sim);
+    for (uint32_t m = 0; m < sim->n; m++) {
+        write_all(sim, m);
+    }
     plan_failures(sim);
     new_epoch(sim);
     while (sim->moments.n > 0) {

@@ -167,6 +167,8 @@ double values_mean_loss(const struct machines *sim, uint64_t step);
 double values_square(uint64_t sum, uint32_t tile);
 double values_norm(double squares);
 uint64_t values_add(uint64_t sum, uint64_t next);
+/* The master weights of @chunk that every machine writes before the first step. */
+uint64_t values_initial(const struct machines *sim, uint32_t chunk);
 uint64_t values_state(uint64_t state, uint64_t sum);
 uint64_t values_weight(uint64_t state);
 /* The number in the job of rank @rank of machine @m. */
