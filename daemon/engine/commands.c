@@ -185,6 +185,8 @@ static void fill_message(struct message *m, const struct cst_command *c)
     m->command.mark = c->mark;
     m->command.has_accumulate = c->kind == CST_COMMAND_REDUCE && c->accumulate;
     m->command.accumulate = c->accumulate;
+    m->command.has_partials = c->kind == CST_COMMAND_REDUCE && c->partials;
+    m->command.partials = c->partials;
     if (c->kind == CST_COMMAND_UPDATE) {
         fill_update(m, c);
     } else if (cst_command_converts(c->kind)) {

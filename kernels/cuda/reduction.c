@@ -27,7 +27,7 @@ struct reduction {
 /* Returns the bytes of an element of a contribution. */
 static uint64_t elem_bytes(const struct cst_tile_work *work)
 {
-    return cst_dtype_bytes(cst_tile_dtype(work));
+    return cst_dtype_bytes(cst_tile_src_dtype(work));
 }
 
 /* Returns the address of element @elems of a contribution, or of a row in the same format, that
@@ -295,7 +295,7 @@ struct way {
  * same with one contribution; with several, models whose tensors are all fp32 pay for it. */
 static struct way choose_way(const struct cst_tile_work *work, uint32_t n_src, uint32_t n_on_gpu)
 {
-    bool wide = work->rows.grad_f32 != NULL, fp32 = cst_tile_dtype(work) == CST_FP32;
+    bool wide = work->rows.grad_f32 != NULL, fp32 = cst_tile_src_dtype(work) == CST_FP32;
     /* With an fp32 row, the link carries either all sources (2 bytes per element each) or the
      * sum (4 bytes). */
     bool fewer_bytes = !wide || (!work->accumulate && n_src * sizeof(uint16_t) > sizeof(float));

@@ -71,6 +71,24 @@ static int restore_blocks(const struct cst_undo_block *blocks, uint32_t n,
     return rc;
 }
 
+/* Let the grad row of @chunk be the row that @slot names. */
+static int find_partial(const struct cst_undo_slot *slot, const struct cste_segments *segments,
+                        struct cste_chunk *chunk, struct cst_err *err)
+{
+    struct cste_segment *segment;
+    int rc = cste_segments_find(segments, slot->row, chunk->n_elems * sizeof(float), sizeof(float),
+                                "row of a partial", &segment, err);
+
+    if (rc == CST_OK && segment->mem.base == NULL) {
+        rc = cst_err_set(err, CST_EINVAL, "segment %u is memory of a device", slot->row.segment);
+    }
+    if (rc == CST_OK) {
+        chunk->work.rows.grad = NULL;
+        chunk->work.rows.grad_f32 = (float *)(void *)((char *)segment->mem.base + slot->row.offset);
+    }
+    return rc;
+}
+
 /* Restore what @slot holds, and make it EMPTY. CST_ENOTFOUND: a segment is not added yet. Other
  * failures mean that the slot is implausible. */
 static int restore(struct cst_undo_slot *slot, const struct cste_segments *segments,
@@ -98,6 +116,12 @@ static int restore(struct cst_undo_slot *slot, const struct cste_segments *segme
     }
     chunk.work.kernels = cst_kernels_get(NULL);
     choose_weights(&chunk, slot->other_weight != 0);
+    if (slot->kind == CST_UNDO_PARTIAL) {
+        rc = find_partial(slot, segments, &chunk, err);
+        if (rc != CST_OK) {
+            return rc;
+        }
+    }
     if (cst_undo_restore(slot, &chunk.work, chunk.n_elems) != CST_OK) {
         return cst_err_set(err, CST_EINVAL, "tile %" PRIu64 " cannot be right", slot->tile);
     }

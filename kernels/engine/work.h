@@ -85,6 +85,7 @@ struct cste_work {
     uint32_t chunk_index;        /* REDUCE, UPDATE: index of the chunk. */
     uint64_t mark;               /* REDUCE, UPDATE: mark. */
     bool accumulate;             /* REDUCE: add to the grad row. */
+    bool partials;               /* REDUCE: the sources are fp32. */
     struct cst_tile_hyper hyper; /* UPDATE: hyper-parameters. */
     /* UPDATE: rows that are read or written at other places than the table names. */
     struct cste_work_row in[CSTE_WORK_MAX_ROWS], out[CSTE_WORK_MAX_ROWS];

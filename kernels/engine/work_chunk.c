@@ -27,18 +27,19 @@ int cste_work_find_chunk(struct cste_work *work, unsigned rows)
     }
     work->chunk.work.mark = work->mark;
     work->chunk.work.accumulate = work->accumulate;
+    work->chunk.work.partials = work->partials;
     return CST_OK;
 }
 
 uint64_t cste_work_src_bytes(const struct cste_work *work)
 {
-    return work->chunk.n_elems * cst_dtype_bytes(cst_tile_dtype(&work->chunk.work));
+    return work->chunk.n_elems * cst_dtype_bytes(cst_tile_src_dtype(&work->chunk.work));
 }
 
 int cste_work_find_contribution(struct cste_work *work, uint32_t i)
 {
     return cste_work_find(work, work->src_places[i], cste_work_src_bytes(work),
-                          cst_dtype_bytes(cst_tile_dtype(&work->chunk.work)), "contribution",
+                          cst_dtype_bytes(cst_tile_src_dtype(&work->chunk.work)), "contribution",
                           &work->contributions[i]);
 }
 
@@ -117,12 +118,30 @@ static int check_grad_row(struct cste_work *work)
                            "grad row of chunk %u: segment %u is memory of a device",
                            work->chunk_index, work->chunk.entry->rows[CST_ROW_GRAD].segment);
     }
-    if (work->accumulate && work->chunk.work.rows.grad_f32 == NULL) {
+    if ((work->accumulate || work->partials) && work->chunk.work.rows.grad_f32 == NULL) {
         return cst_err_set(&work->err, CST_EINVAL,
-                           "REDUCE is to add to the grad row of chunk %u, which is bf16",
-                           work->chunk_index);
+                           "REDUCE is to add %s the grad row of chunk %u, which is bf16",
+                           work->accumulate ? "to" : "partials in", work->chunk_index);
     }
     return CST_OK;
+}
+
+/* Let the row at dst[0] take the place of the grad row. */
+static int find_row(struct cste_work *work)
+{
+    struct cste_chunk *chunk = &work->chunk;
+    uint64_t bytes = cst_table_row_bytes(chunk->work.table, cst_tile_dtype(&chunk->work),
+                                         CST_ROW_GRAD, chunk->n_elems);
+    int rc = cste_work_find(
+        work, work->dst_places[0], bytes,
+        cst_table_row_align(chunk->work.table, cst_tile_dtype(&chunk->work), CST_ROW_GRAD),
+        "row of a partial", &chunk->rows[CST_ROW_GRAD]);
+
+    if (rc == CST_OK) {
+        chunk->work.row = work->dst_places[0];
+        cste_device_rows(&chunk->work.rows, &chunk->work, chunk->rows, chunk->n_elems);
+    }
+    return rc;
 }
 
 /* Resolve the places of a REDUCE. A source must be the grad row itself or must not overlap it.
@@ -132,6 +151,9 @@ static int find_reduce(struct cste_work *work, uint64_t *pieces)
     int rc = cste_work_find_chunk(work, CSTE_CHUNK_ROWS_REDUCE);
 
     work->marks = true;
+    if (rc == CST_OK && work->n_dst > 0) {
+        rc = find_row(work);
+    }
     if (rc == CST_OK) {
         rc = check_grad_row(work);
     }
@@ -216,6 +238,7 @@ static int norm_piece(struct cste_work *work, uint64_t piece, unsigned thread, s
 
 const struct cste_work_kind cste_work_reduce = {.name = "REDUCE",
                                                 .max_src = CST_TILE_MAX_SRC,
+                                                .max_dst = 1,
                                                 .compute = true,
                                                 .marks = true,
                                                 .may_be_under_way = true,

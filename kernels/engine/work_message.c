@@ -128,6 +128,7 @@ int cste_work_read(struct cste_work *work, const Engine__Command *command)
     work->chunk_index = command->chunk;
     work->mark = command->mark;
     work->accumulate = command->has_accumulate && command->accumulate;
+    work->partials = command->has_partials && command->partials;
     if (rc == CST_OK) {
         rc = check(work);
     }

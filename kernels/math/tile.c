@@ -64,7 +64,8 @@ const struct cst_table_span *cst_tile_walk_next(struct cst_tile_walk *walk, stru
         .table = work->table_id,
         .chunk = work->chunk,
         .accumulate = work->accumulate,
-        .fp32 = cst_tile_dtype(work) == CST_FP32,
+        .fp32 = cst_tile_src_dtype(work) == CST_FP32,
+        .row = work->row,
     };
     assert(tile->number < work->table->n_tiles);
     if (work->batch != NULL) {

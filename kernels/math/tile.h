@@ -45,7 +45,9 @@ struct cst_tile {
     uint32_t table;   /* Segment id of the table. */
     uint32_t chunk;   /* Index of the chunk in the table. */
     bool accumulate;  /* REDUCE: add to the grad row, which is fp32. */
-    bool fp32;        /* The tensor is fp32, and so are the contributions to its gradient. */
+    bool fp32;        /* The sources of the gradient are fp32 (cst_tile_src_dtype). */
+    /* REDUCE: the row that is written instead of the grad row of the table, for undo slots. */
+    struct cst_place row;
     /* MUON: orthogonalised directions of the tile; otherwise NULL. */
     const uint16_t *direction;
     /* UPDATE: the states of the whole tensor stay (cst_tile_spares). */
@@ -61,6 +63,10 @@ struct cst_tile_work {
     /* UPDATE: step t of the optimizer, from 1. REDUCE: reduction number. */
     uint64_t mark;
     bool accumulate; /* REDUCE: add to the fp32 grad row instead of replacing it. */
+    bool partials;   /* REDUCE: the sources are fp32, whatever the type of the tensors. */
+    /* REDUCE: the place of rows.grad or rows.grad_f32, if that is not the grad row of the table;
+     * else CST_PLACE_NONE. */
+    struct cst_place row;
     bool elsewhere;  /* UPDATE: out of place, from `rows` to `out`, without marks. */
     /* UPDATE in place: rows.weight, or rows.master of fp32 tensors, is the second weight row. */
     bool other_weight;
@@ -177,6 +183,12 @@ static inline bool cst_tile_walk_has_next(const struct cst_tile_walk *walk)
 
 /* Returns the type of the chunk's tensors. Any thread. */
 enum cst_dtype cst_tile_dtype(const struct cst_tile_work *work);
+
+/* Return the type of the sources of a REDUCE of @work: that of the tensors, or fp32. */
+static inline enum cst_dtype cst_tile_src_dtype(const struct cst_tile_work *work)
+{
+    return work->partials ? CST_FP32 : cst_tile_dtype(work);
+}
 
 /* Returns the number of tiles of all spans of a chunk. Any thread. */
 uint64_t cst_tile_count(const struct cst_tile_work *work);

@@ -8,6 +8,9 @@
 #include <assert.h>
 #include <string.h>
 
+_Static_assert(sizeof(struct cst_place) <= sizeof(struct cst_update_scalars),
+               "cst_undo_move moves the name of a row with the scalars");
+
 static bool is_update(uint32_t kind)
 {
     return kind == CST_UNDO_UPDATE || kind == CST_UNDO_FUSED || kind == CST_UNDO_MUON;
@@ -55,7 +58,12 @@ void cst_undo_begin_reduce(struct cst_undo_slot *slot, const struct cst_tile *ti
 void cst_undo_begin_accumulate(struct cst_undo_slot *slot, const struct cst_tile *tile,
                                const float *grad)
 {
-    write_names(slot, CST_UNDO_ACCUMULATE, tile);
+    bool named = tile->row.segment != CST_PLACE_NONE;
+
+    write_names(slot, named ? CST_UNDO_PARTIAL : CST_UNDO_ACCUMULATE, tile);
+    if (named) {
+        slot->row = tile->row;
+    }
     memcpy(slot->grads.fp32, grad, tile->n_elems * sizeof *grad);
     store_word(&slot->grad_held, tile->n_elems);
 }
@@ -153,6 +161,7 @@ static bool has_rows(const struct cst_undo_slot *slot, const struct cst_rows *ro
     case CST_UNDO_REDUCE:
         return rows->grad != NULL;
     case CST_UNDO_ACCUMULATE:
+    case CST_UNDO_PARTIAL:
         return rows->grad_f32 != NULL;
     default:
         return (rows->master != NULL || (rows->remainder != NULL && rows->weight_in != NULL)) &&
@@ -183,7 +192,8 @@ static bool plausible(const struct cst_undo_slot *slot, const struct cst_tile_wo
 
     if (slot->n_elems > CST_TILE_ELEMS || slot->n_elems > chunk_elems ||
         slot->start > chunk_elems - slot->n_elems || slot->tile >= work->table->n_tiles ||
-        slot->kind < CST_UNDO_UPDATE || slot->kind > CST_UNDO_MUON || !is_rule(slot, work) ||
+        slot->kind < CST_UNDO_UPDATE ||
+        (slot->kind > CST_UNDO_MUON && slot->kind != CST_UNDO_PARTIAL) || !is_rule(slot, work) ||
         !has_rows(slot, &work->rows)) {
         return false;
     }

@@ -28,6 +28,7 @@
  *                  restore: they are put back. The tile is old, and the command must be repeated.
  *   ACCUMULATE HOLDS  The old gradients are in the slot while a sum is added to them.
  *                  restore: as for REDUCE.
+ *   PARTIAL HOLDS  As ACCUMULATE, for a row that the slot names.
  *   BLOCKS HOLDS   No tile, but blocks of MX8 of which a conversion writes a part: it reads the
  *                  rest of the block, and writes it anew with the block's new exponent.
  *                  restore: the old blocks are put back, and the command must be repeated.
@@ -62,6 +63,8 @@ enum cst_undo_kind {
     CST_UNDO_FUSED = 4,
     CST_UNDO_MUON = 5,   /* As UPDATE, and the directions with which Muon updates the tile. */
     CST_UNDO_BLOCKS = 6, /* Holds blocks of MX8, which are written in part. */
+    /* As ACCUMULATE, with the row at `row` in place of the grad row of the table. */
+    CST_UNDO_PARTIAL = 7,
 };
 
 /* A block of MX8 as it was. */
@@ -84,7 +87,8 @@ union cst_undo_grads {
 /* The undo slot of one thread. */
 struct cst_undo_slot {
     struct cst_update_undo states; /* UPDATE, FUSED: the group that is being changed. */
-    /* REDUCE, ACCUMULATE: number of elements in `grads`; BLOCKS: number of blocks; 0: none. */
+    /* REDUCE, ACCUMULATE, PARTIAL: number of elements in `grads`; BLOCKS: number of blocks; 0:
+     * none. */
     _Atomic uint32_t grad_held;
     /* enum cst_undo_kind; `UPDATE` below includes MUON. With BLOCKS, what follows means nothing,
      * but for `grads`. */
@@ -98,9 +102,12 @@ struct cst_undo_slot {
     uint32_t n_elems; /* Number of elements of the tile. */
     /* UPDATE, FUSED: 1 if the weights are written to the second weight row. */
     uint32_t other_weight;
-    struct cst_update_scalars scalars; /* UPDATE, FUSED: scalars with which the tile is finished. */
-    /* REDUCE: old bf16 gradients. ACCUMULATE: old fp32 gradients. FUSED: sums in the format of the
-     * job's grad rows. MUON: bf16 directions. */
+    union {
+        struct cst_update_scalars scalars; /* UPDATE, FUSED: with which the tile is finished. */
+        struct cst_place row;              /* PARTIAL: the row that is changed. */
+    };
+    /* REDUCE: old bf16 gradients. ACCUMULATE, PARTIAL: old fp32 gradients. FUSED: sums in the
+     * format of the job's grad rows. MUON: bf16 directions. */
     union cst_undo_grads grads;
 };
 
@@ -131,8 +138,9 @@ void cst_undo_begin_blocks(struct cst_undo_slot *slot, const struct cst_undo_blo
 void cst_undo_end(struct cst_undo_slot *slot, const struct cst_tile *tile, enum cst_undo_kind kind);
 
 /* Returns whether the slot holds a tile. If it does, table, chunk, kind and other_weight say which
- * rows cst_undo_restore needs: all rows for UPDATE, all but the gradient for FUSED, the grad row
- * for the other kinds. BLOCKS are restored by cst_undo_put_back. Any thread. */
+ * rows cst_undo_restore needs: all rows for UPDATE, all but the gradient for FUSED, the row at
+ * `row` as the grad row for PARTIAL, the grad row for the other kinds. BLOCKS are restored by
+ * cst_undo_put_back. Any thread. */
 bool cst_undo_holds(const struct cst_undo_slot *slot);
 
 /* Move the tile that @slot holds to @to, which is EMPTY. A process that is killed within the call

@@ -17,6 +17,9 @@
  * named, and whose destination is a row or a landing here. A transfer can be repeated. If it fails,
  * the link to that machine is down, and CST_EV_MACHINES follows when that is over.
  *
+ * Writes. What a client writes to states or restores, it writes on every machine, with the same
+ * values: a machine without the states of a chunk makes only the weights of them.
+ *
  * Messages. The driver carries them (CST_ACT_TELL), in their order, between each two machines. It
  * drops those of an earlier epoch than the last CST_EV_MACHINES, and keeps those of a later one
  * until it has given the core that epoch. It puts its own number of the segment into `place`. All

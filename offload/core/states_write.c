@@ -192,6 +192,12 @@ static struct cst_command *write_there(struct cst_core *core, const struct cst_e
     if (event->row == CST_ROW_MASTER) {
         command->from_bf16 = event->bf16;
         add_rows(core, c, at, event->n_elems, command);
+        if (command->kind == CST_COMMAND_ROUND && event->bf16) {
+            /* The weights of a chunk whose states are on other machines have these values. */
+            command->kind = CST_COMMAND_COPY;
+            command->from_bf16 = false;
+            command->bytes = cst_dtype_bytes(dtype) * event->n_elems;
+        }
     } else if (cst_state_is_coded(core, event->row) && event->raw) {
         command->dst[command->n_dst++] =
             cst_state_raw_place(core, c, event->row, event->exponents, at);

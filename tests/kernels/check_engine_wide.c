@@ -127,6 +127,92 @@ START_TEST(test_wide_lies)
 }
 END_TEST
 
+/* The sums of tile sums that a REDUCE of @n_src fp32 rows leaves in the grad row of BIG. */
+static void add_partials(const float *const rows[], uint32_t n_src, float *grad,
+                         struct cst_table_tile *tiles)
+{
+    const struct cst_table_span *spans =
+        cst_table_spans(job.table) + cst_table_chunks(job.table)[BIG].first_span;
+
+    for (unsigned s = 0; s < TINY_SPANS; s++) {
+        for (uint64_t i = 0; i < spans[s].n_elems; i += CST_TILE_ELEMS) {
+            uint64_t n = spans[s].n_elems - i, first = spans[s].start + i;
+            const float *src[3];
+
+            for (uint32_t r = 0; r < n_src; r++) {
+                src[r] = rows[r] + first;
+            }
+            n = n < CST_TILE_ELEMS ? n : CST_TILE_ELEMS;
+            tiles[spans[s].first_tile + i / CST_TILE_ELEMS].sum_squares =
+                cst_accumulate_fp32_ref(n, n_src, src, false, grad + first);
+        }
+    }
+}
+
+/* Sums of rank blocks: REDUCEs into rows of their own, of several contributions and one after the
+ * other, leave the grad row alone; a REDUCE of these rows and of the grad row adds them in fp32. */
+START_TEST(test_partials)
+{
+    const uint64_t bytes = BIG_ELEMS * sizeof(float);
+    struct cst_table_tile *tiles = malloc(job.table->n_tiles * sizeof *tiles);
+    float *grad = malloc(bytes), *other = malloc(bytes), *second = malloc(bytes), *base;
+    int fd = engine_proc_memfd(2 * bytes, (void **)&base);
+    const struct cst_place place = {.segment = 50, .offset = bytes};
+    struct engine_command reduce = tiny_job_reduce(&job, BIG, 1);
+
+    ck_assert(tiles != NULL && grad != NULL && other != NULL && second != NULL);
+    engine_proc_must_add(&proc, 50, fd, 2 * bytes);
+    memcpy(tiles, cst_table_tiles(job.table), job.table->n_tiles * sizeof *tiles);
+    memcpy(grad, row(BIG, CST_ROW_GRAD), bytes);
+    memcpy(second, base + BIG_ELEMS, bytes);
+    for (uint64_t m = 1; m <= 2; m++) {
+        wide_here(BIG, m > 1, m, second, tiles);
+        reduce.mark = m;
+        reduce.accumulate = m > 1;
+        reduce.dst[0] = place;
+        reduce.n_dst = 1;
+        engine_rig_must(reduce);
+        engine_rig_must(reduce); /* A command that is issued again adds nothing. */
+        ck_assert_int_eq(memcmp(base + BIG_ELEMS, second, bytes), 0);
+        ck_assert_int_eq(memcmp(row(BIG, CST_ROW_GRAD), grad, bytes), 0);
+    }
+    engine_rig_must(tiny_job_reduce(&job, BIG, 3));
+    memcpy(other, row(BIG, CST_ROW_GRAD), bytes);
+    memcpy(base, second, bytes);
+    reduce = (struct engine_command){.kind = ENGINE__COMMAND_KIND__REDUCE,
+                                     .table = reduce.table,
+                                     .chunk = BIG,
+                                     .mark = 4,
+                                     .partials = true,
+                                     .n_src = 3};
+    reduce.src[0] = place;
+    reduce.src[1] = tiny_job_row(&job, BIG, CST_ROW_GRAD);
+    reduce.src[2] = (struct cst_place){.segment = 50};
+    memcpy(grad, other, bytes);
+    add_partials((const float *const[]){second, other, second}, 3, grad, tiles);
+    engine_rig_must(reduce);
+    ck_assert_int_eq(memcmp(row(BIG, CST_ROW_GRAD), grad, bytes), 0);
+    for (uint64_t t = 0; t < job.table->n_tiles; t++) {
+        ck_assert(cst_table_tiles(job.table)[t].reduce_mark != 4 ||
+                  memcmp(&cst_table_tiles(job.table)[t].sum_squares, &tiles[t].sum_squares,
+                         sizeof tiles[t].sum_squares) == 0);
+    }
+    ck_assert_uint_eq(cst_table_chunks(job.table)[BIG].reduce_mark, 4);
+    reduce.mark = 5; /* A source that overlaps the row, and a row outside its segment. */
+    reduce.src[2] = reduce.src[1];
+    reduce.src[2].offset += 4;
+    ck_assert_int_eq(engine_rig_run(reduce).status, CST_EINVAL);
+    reduce.src[2] = reduce.src[1];
+    reduce.n_dst = 1;
+    reduce.dst[0] = (struct cst_place){.segment = 50, .offset = bytes + 4};
+    ck_assert_int_eq(engine_rig_run(reduce).status, CST_EINVAL);
+    free(tiles);
+    free(grad);
+    free(other);
+    free(second);
+}
+END_TEST
+
 #define LARGE (3ull << 30) /* sparse; an fp32 row of 3/4 x 2^30 elements has this size */
 
 /* A segment much larger than 256 MiB is mapped. Copies and sums reach its end, where a chunk's grad
@@ -168,6 +254,7 @@ int main(void)
     tcase_add_test(wide, test_micro_batches);
     tcase_add_test(wide, test_wide_update);
     tcase_add_test(wide, test_wide_lies);
+    tcase_add_test(wide, test_partials);
     tcase_add_loop_test(wide, test_large_segment, 0, 2);
     return suite_run(suite);
 }

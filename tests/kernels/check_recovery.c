@@ -131,7 +131,7 @@ START_TEST(test_wrong)
         slot->grad_held = 301;
         break;
     case 3:
-        slot->kind = 7;
+        slot->kind = CST_UNDO_PARTIAL + 1;
         break;
     default:
         slot->tile = UINT64_MAX;
@@ -159,6 +159,39 @@ START_TEST(test_wrong_block)
     ck_assert_uint_eq(n_warned, 1);
     ck_assert_ptr_nonnull(strstr(last_warning.text, "undo slot 1"));
     ck_assert(!cst_undo_holds(slot));
+}
+END_TEST
+
+/* A tile of the row of a partial is put back there, as soon as its segment is there, and not into
+ * the grad row of the table. A place outside the segment is refused. */
+START_TEST(test_partial)
+{
+    enum { ROW = 77 };
+    static float row[20000];
+    struct cste_segment segment = {
+        .id = ROW, .state = CSTE_SEGMENT_READY, .mem = {.base = (void *)row, .bytes = sizeof row}};
+    struct cst_tile tile = {.number = TILE,
+                            .start = CST_TILE_ELEMS,
+                            .mark = 5,
+                            .n_elems = 300,
+                            .table = job.ids[TINY_TABLE],
+                            .row = {.segment = ROW, .offset = _i == 0 ? 0 : 4}};
+    struct cst_err err;
+
+    for (unsigned i = 0; i < 300; i++) {
+        row[CST_TILE_ELEMS + i] = (float)i;
+    }
+    cst_undo_drop(slot);
+    cst_undo_begin_accumulate(slot, &tile, row + CST_TILE_ELEMS);
+    row[CST_TILE_ELEMS + 7] = 1000;
+    add(&table, TINY_TABLE);
+    add(&arena, TINY_ARENA);
+    ck_assert_uint_eq(try(), 1);
+    ck_assert_int_eq(cste_segments_add(&segments, &segment, &err), CST_OK);
+    ck_assert_uint_eq(try(), 0);
+    ck_assert_uint_eq(n_warned, (unsigned)_i);
+    ck_assert_double_eq((double)row[CST_TILE_ELEMS + 7], _i == 0 ? 7 : 1000);
+    ck_assert(torn() && !cst_undo_holds(slot));
 }
 END_TEST
 
@@ -335,6 +368,7 @@ int main(void)
     tcase_add_test(tcase, test_whole);
     tcase_add_loop_test(tcase, test_wrong, 0, 5);
     tcase_add_loop_test(tcase, test_wrong_block, 0, 2);
+    tcase_add_loop_test(tcase, test_partial, 0, 2);
     tcase_add_test(tcase, test_forget);
     tcase_add_test(tcase, test_park);
     tcase_add_test(tcase, test_park_killed);

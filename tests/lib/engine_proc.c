@@ -450,6 +450,8 @@ static void fill_message(struct message *m, const struct engine_command *from)
     c->mark = from->mark;
     c->has_accumulate = from->accumulate;
     c->accumulate = from->accumulate;
+    c->has_partials = from->partials;
+    c->partials = from->partials;
     if (from->kind == ENGINE__COMMAND_KIND__UPDATE) {
         fill_update(m, from);
     }

@@ -38,6 +38,7 @@ struct engine_command {
     uint32_t table, chunk;
     uint64_t mark;
     bool accumulate; /* REDUCE: add to the destination */
+    bool partials;   /* REDUCE: the sources are fp32 */
     /* UPDATE: rows that are read or written elsewhere. */
     struct engine_row in[ENGINE_PROC_MAX_ROWS], out[ENGINE_PROC_MAX_ROWS];
     unsigned n_in, n_out;

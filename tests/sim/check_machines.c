@@ -68,8 +68,10 @@ int main(int argc, char **argv)
            " lost for good, %" PRIu64 " links cut, %" PRIu64
            " epochs without a machine; ranks began %" PRIu64 " attempts in vain; %" PRIu64
            " steps skipped; runs with copies %" PRIu64 ", with fp32 partials %" PRIu64
-           ", on one machine %" PRIu64 "\n",
+           ", on one machine %" PRIu64 "; fp32 tensors %" PRIu64
+           ", tensors of one rank of each machine %" PRIu64 "\n",
            totals.deaths, totals.kills, totals.losses, totals.cuts, totals.without,
-           totals.interrupted, totals.skipped, totals.copies, totals.fp32, totals.alone);
+           totals.interrupted, totals.skipped, totals.copies, totals.fp32, totals.alone,
+           totals.tensors, totals.single);
     return EXIT_SUCCESS;
 }

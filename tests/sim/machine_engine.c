@@ -10,7 +10,7 @@
 #define POOLS 50000
 #define STAGING 80000
 
-enum what { NOTHING, WEIGHT, GRAD, STATE, PARTIAL, LANDING, BLOCK, STAGED };
+enum what { NOTHING, WEIGHT, GRAD, STATE, MOMENT, PARTIAL, LANDING, BLOCK, STAGED };
 
 /* A place of a command. */
 struct found {
@@ -38,6 +38,13 @@ static struct found find_row(struct machine *at, struct cst_place place, uint32_
         }
         if (is_row(&chunk->rows[CST_ROW_GRAD], place, segment)) {
             return (struct found){.what = GRAD, .chunk = c, .cell = &at->grads[c]};
+        }
+        for (int row = CST_ROW_MASTER; row < CST_ROW_COUNT; row++) {
+            if (is_row(&chunk->rows[row], place, segment)) {
+                return (struct found){.what = row == CST_ROW_MASTER ? STATE : MOMENT,
+                                      .chunk = c,
+                                      .cell = row == CST_ROW_MASTER ? &at->states[c] : NULL};
+            }
         }
         for (uint32_t b = 0; b < more; b++) {
             if (is_row(&layout->partial_rows[c * more + b], place, segment)) {
@@ -168,7 +175,11 @@ void engine_submit(struct machines *sim, uint32_t m, const struct cst_command *c
     if (job == NULL) {
         machines_fail(sim, "machine %u: too many commands", m);
     }
-    *job = (struct mjob){.command = *command, .life = at->life};
+    *job = (struct mjob){.command = *command, .other = m};
+    if (command->kind == CST_COMMAND_COPY && command->n_src > 0) {
+        job->other = command->src[0].segment / SEGMENTS_OF_MACHINE - 1;
+    }
+    job->link = sim->links[m][job->other];
     /* A command can wait for one that is complete. */
     for (uint32_t i = 0; i < command->n_after; i++) {
         job->command.after[i] = find_job(at, command->after[i]) != NULL ? command->after[i] : 0;
@@ -241,22 +252,25 @@ static uint64_t source_changes(struct machines *sim, uint32_t m, const struct mj
     return n;
 }
 
-/* True if a copy from another machine cannot be: it is down, or the link is cut. */
-static bool is_cut_off(const struct machines *sim, uint32_t m, uint32_t other)
+/* True if a copy from another machine cannot be: it is down, or the link is cut, or was since the
+ * command was issued. */
+static bool is_cut_off(const struct machines *sim, uint32_t m, const struct mjob *job)
 {
-    return sim->machines[other].core == NULL || (sim->cut[m] >> other & 1) != 0;
+    return job->other != m &&
+           (sim->machines[job->other].core == NULL || (sim->cut[m] >> job->other & 1) != 0 ||
+            sim->links[m][job->other] != job->link);
 }
 
-static uint64_t partial_bytes(const struct machines *sim, uint32_t c, bool weights)
+static uint64_t row_bytes(const struct machines *sim, uint32_t c, bool weights)
 {
-    return (weights || !sim->grad_fp32 ? 2 : 4) * sim->machines[0].layout.chunks[c].n_elems;
+    return values_bytes(sim, c, weights) * sim->machines[0].layout.chunks[c].n_elems;
 }
 
 static void check_remote(struct machines *sim, uint32_t m, const struct mjob *job,
                          const struct found *src)
 {
     if (job->command.node != sim->machines[m].layout.machines.n + 10 ||
-        job->command.bytes != partial_bytes(sim, job->command.chunk, src->what == WEIGHT) ||
+        job->command.bytes != row_bytes(sim, job->command.chunk, src->what == WEIGHT) ||
         src->what == LANDING || src->what == BLOCK || src->chunk != job->command.chunk) {
         machines_fail(sim, "machine %u: a copy of %" PRIu64 " bytes from machine %u by engine %u",
                       m, job->command.bytes, src->machine, job->command.node);
@@ -266,15 +280,41 @@ static void check_remote(struct machines *sim, uint32_t m, const struct mjob *jo
 
 static void begin_copy(struct machines *sim, uint32_t m, struct mjob *job)
 {
-    struct found src = find(sim, m, job, job->command.src[0]);
-    struct found dst = find(sim, m, job, job->command.dst[0]);
+    struct found dst = find(sim, m, job, job->command.dst[0]), src;
 
+    begin_write(sim, m, job, &dst);
+    job->failed = is_cut_off(sim, m, job);
+    if (job->failed) {
+        return;
+    }
+    src = find(sim, m, job, job->command.src[0]);
+    job->value = memory_read(src.cell);
     if (src.machine != m) {
         check_remote(sim, m, job, &src);
-        job->failed = is_cut_off(sim, m, src.machine);
     }
-    job->value = memory_read(src.cell);
-    begin_write(sim, m, job, &dst);
+}
+
+/* A write of master weights: a value, and the weights that are made of it. fp32 tensors have them
+ * in one row. */
+static void write_masters(struct machines *sim, uint32_t m, const struct mjob *job, bool ends)
+{
+    uint32_t c = job->command.chunk;
+    uint64_t master = values_initial(sim, c);
+
+    for (uint32_t i = 0; i < job->command.n_dst; i++) {
+        struct found dst = find(sim, m, job, job->command.dst[i]);
+        bool kept = dst.what == WEIGHT && !sim->machines[m].layout.chunks[c].away &&
+                    sim->model.tensors[c].dtype == CST_FP32 && values_trained(sim, c);
+
+        if (dst.what != MOMENT && !ends) {
+            begin_write(sim, m, job, &dst);
+        } else if (dst.what != MOMENT) {
+            memory_end(dst.cell, dst.what == WEIGHT ? values_weight(master) : master);
+        }
+        if (kept && ends) {
+            sim->machines[m].states[c].value = master;
+        }
+    }
 }
 
 static void begin_reduce(struct machines *sim, uint32_t m, struct mjob *job)
@@ -290,7 +330,8 @@ static void begin_reduce(struct machines *sim, uint32_t m, struct mjob *job)
         if (src.machine != m || src.what == WEIGHT || src.what == STATE) {
             machines_fail(sim, "machine %u: a sum of something else", m);
         }
-        if ((src.what != BLOCK && sim->grad_fp32) != command->partials) {
+        if ((src.what != BLOCK && sim->grad_fp32 &&
+             sim->model.tensors[command->chunk].dtype != CST_FP32) != command->partials) {
             machines_fail(sim, "machine %u: a sum of the wrong format", m);
         }
         job->value = any ? values_add(job->value, memory_read(src.cell)) : memory_read(src.cell);
@@ -380,18 +421,21 @@ void engine_begin(struct machines *sim, uint32_t m, uint32_t j)
     case CST_COMMAND_UPDATE:
         begin_update(sim, m, job);
         break;
+    case CST_COMMAND_SET_MASTER:
+    case CST_COMMAND_ROUND:
+        write_masters(sim, m, job, false);
+        break;
     case CST_COMMAND_NORM:
         break;
     case CST_COMMAND_FILL:
-    case CST_COMMAND_SET_MASTER:
-    case CST_COMMAND_ROUND:
     case CST_COMMAND_ENCODE:
     case CST_COMMAND_DECODE:
     case CST_COMMAND_JOIN:
     case CST_COMMAND_FLUSH:
         machines_fail(sim, "a command of kind %d, which nobody asked for", (int)job->command.kind);
     }
-    if (job->command.kind != CST_COMMAND_UPDATE) {
+    if ((job->command.kind == CST_COMMAND_COPY || job->command.kind == CST_COMMAND_REDUCE) &&
+        !job->failed) {
         job->changes = source_changes(sim, m, job);
     }
     moments_push(&sim->moments, (struct moment){.at = sim->now + machines_delay(sim, 100000),
@@ -407,12 +451,12 @@ void engine_end(struct machines *sim, uint32_t m, uint32_t j)
     uint64_t value = job->value;
 
     if (job->command.kind == CST_COMMAND_COPY) {
-        struct found src = find(sim, m, job, job->command.src[0]);
-
-        job->failed = job->failed || (src.machine != m && is_cut_off(sim, m, src.machine));
+        job->failed = job->failed || is_cut_off(sim, m, job);
     }
     if (job->command.kind == CST_COMMAND_UPDATE) {
         end_update(sim, m, job);
+    } else if (cst_command_converts(job->command.kind)) {
+        write_masters(sim, m, job, true);
     } else if (job->command.kind != CST_COMMAND_NORM) {
         value = job->failed || source_changes(sim, m, job) != job->changes ? MEMORY_GARBAGE : value;
         if (job->command.kind == CST_COMMAND_REDUCE) {
@@ -463,6 +507,8 @@ void engine_kill(struct machines *sim, uint32_t m)
         if (runs && job->command.kind == CST_COMMAND_UPDATE) {
             memory_end(&at->states[c], at->states[c].value);
             memory_end(&at->weights[c], at->weights[c].value);
+        } else if (runs && cst_command_converts(job->command.kind)) {
+            write_masters(sim, m, job, true);
         } else if (runs && job->command.kind != CST_COMMAND_NORM &&
                    job->command.kind != CST_COMMAND_UPDATE) {
             memory_end(target(sim, m, job).cell, MEMORY_GARBAGE);

@@ -98,6 +98,10 @@ static void run(struct machines *sim, uint32_t m, uint32_t rank)
         (void)ask(sim, m, rank, CST_EV_SYNC, SYNC, 0, 0);
         return;
     }
+    while (r->at < 2 * sim->n_chunks &&
+           !values_holds(sim, rank, sim->model.tensors[operator_at(sim, r->at)].chunk)) {
+        r->at++;
+    }
     if (wavers(sim, m, rank)) {
         return;
     }

@@ -6,6 +6,11 @@ uint64_t values_add(uint64_t sum, uint64_t next)
     return memory_mix(sum, next);
 }
 
+uint64_t values_initial(const struct machines *sim, uint32_t chunk)
+{
+    return memory_mix(sim->options.seed, 1000 + chunk);
+}
+
 uint64_t values_state(uint64_t state, uint64_t sum)
 {
     return memory_mix(state + 1, sum);
@@ -31,12 +36,39 @@ uint32_t values_rank(const struct machines *sim, uint32_t m, uint32_t rank)
     return (uint32_t)__builtin_ctzll(blocks) * sim->block_ranks + rank % sim->block_ranks;
 }
 
+bool values_holds(const struct machines *sim, uint32_t rank, uint32_t chunk)
+{
+    return !sim->single[chunk] || rank == 0;
+}
+
+uint64_t values_bytes(const struct machines *sim, uint32_t chunk, bool weights)
+{
+    bool wide = sim->model.tensors[chunk].dtype == CST_FP32;
+
+    return wide || (!weights && sim->grad_fp32) ? 4 : 2;
+}
+
+/* True if rank @rank of the job is the first one of its machine. */
+static bool is_first(const struct machines *sim, uint32_t rank)
+{
+    uint64_t bit = UINT64_C(1) << rank / sim->block_ranks;
+    bool first = false;
+
+    for (uint32_t m = 0; m < sim->n; m++) {
+        uint64_t blocks = sim->machines[m].rank_blocks;
+
+        first = first || (blocks & (0 - blocks)) == bit;
+    }
+    return first && rank % sim->block_ranks == 0;
+}
+
 bool values_hands_in(const struct machines *sim, uint64_t step, uint32_t rank, uint32_t micro,
                      uint32_t chunk)
 {
     uint64_t salt = memory_mix(sim->options.seed * 64 + rank, step * 256 + micro * 16 + chunk);
 
-    return values_trained(sim, chunk) && salt % 10000 >= sim->p_leave_out;
+    return values_trained(sim, chunk) && salt % 10000 >= sim->p_leave_out &&
+           (!sim->single[chunk] || is_first(sim, rank));
 }
 
 uint64_t values_contribution(const struct machines *sim, uint64_t step, uint32_t rank,
@@ -124,8 +156,8 @@ static uint32_t tiles_of(const struct machines *sim, uint32_t chunk)
 void values_open(struct machines *sim)
 {
     for (uint32_t c = 0; c < sim->n_chunks; c++) {
-        sim->states[0][c] = 0;
-        sim->weights[0][c] = 0;
+        sim->states[0][c] = values_initial(sim, c);
+        sim->weights[0][c] = values_weight(sim->states[0][c]);
     }
     for (uint64_t s = 0; s < sim->options.n_steps; s++) {
         double squares = 0;

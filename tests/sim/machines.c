@@ -239,6 +239,20 @@ static void open_core(struct machines *sim, uint32_t m)
     }
 }
 
+/* Write the master weights of all tensors, before the first step. */
+static void write_all(struct machines *sim, uint32_t m)
+{
+    for (uint32_t t = 0; t < sim->n_chunks; t++) {
+        machines_feed(
+            sim, m,
+            (struct cst_event){.kind = CST_EV_WRITE,
+                               .tensor = t,
+                               .row = CST_ROW_MASTER,
+                               .n_elems = sim->model.tensors[t].n_elems,
+                               .place = {.segment = SEGMENTS_OF_MACHINE * (m + 1) + STAGING}});
+    }
+}
+
 /* -- epochs ----------------------------------------------------------------------------------- */
 
 /* All members are told, each at its time, of a new epoch. */
@@ -353,6 +367,8 @@ static void restart(struct machines *sim, uint32_t m)
         machines_feed(
             sim, m,
             (struct cst_event){.kind = CST_EV_REVIVE, .record = &record, .table = at->table});
+    } else {
+        write_all(sim, m);
     }
     new_epoch(sim);
 }
@@ -453,21 +469,35 @@ void machines_read(struct machines *sim, uint32_t m, const struct cst_reply *rep
 
 /* -- the job ---------------------------------------------------------------------------------- */
 
-/* A tensor for each chunk, larger than half of the capacity. Some are frozen. */
+/* A tensor for each chunk, which takes more than half of the capacity. Some are frozen, some are
+ * fp32, and some are held by one rank of each machine alone. */
 static void declare(struct machines *sim)
 {
     char name[32];
     struct cst_err err;
 
     cst_model_init(&sim->model);
+    if (cst_model_group(&sim->model, cst_set_range(0, 1), &err) != CST_OK) {
+        machines_fail(sim, "a group was refused: %s", err.text);
+    }
     for (uint32_t i = 0; i < sim->n_chunks; i++) {
-        int64_t shape = 2 * CST_TILE_ELEMS + 64 * (int64_t)machines_below(sim, 60);
-        struct cst_tensor_words words = {
-            .name = name, .shape = &shape, .n_dims = 1, .lr_scale = 1, .decay_scale = 1};
+        bool wide = machines_below(sim, 6) == 0;
+        int64_t shape =
+            (wide ? 2 : 3) * CST_TILE_ELEMS + 64 * (int64_t)(1 + machines_below(sim, 50));
+        struct cst_tensor_words words = {.name = name,
+                                         .shape = &shape,
+                                         .n_dims = 1,
+                                         .lr_scale = 1,
+                                         .decay_scale = 1,
+                                         .dtype = wide ? CST_FP32 : CST_BF16};
 
         (void)snprintf(name, sizeof name, "t%u", i);
         words.pattern =
             machines_below(sim, 8) == 0 && i > 0 ? CST_PATTERN_FROZEN : CST_PATTERN_SHARD;
+        sim->single[i] = machines_below(sim, 8) == 0 && !sim->loses;
+        words.group = sim->single[i];
+        sim->totals->tensors += wide && words.pattern != CST_PATTERN_FROZEN;
+        sim->totals->single += sim->single[i];
         if (cst_model_tensor(&sim->model, &words, &err) != CST_OK ||
             cst_model_operator(&sim->model, name, &i, 1, NULL, &err) != CST_OK) {
             machines_fail(sim, "a tensor was refused: %s", err.text);
@@ -481,7 +511,7 @@ static void lay_out(struct machines *sim, uint32_t m)
     uint32_t n_here = (uint32_t)__builtin_popcountll(at->rank_blocks);
     bool sums = sim->n > 1 || sim->block_ranks > 1 || sim->micro_batches > 1;
     struct cst_layout_config config = {
-        .chunk_elems = 3 * CST_TILE_ELEMS,
+        .chunk_elems = 6 * CST_TILE_ELEMS,
         .n_nodes = at->n_nodes,
         .world = n_here * sim->block_ranks,
         .grad_bytes = sim->grad_fp32 ? 4 : 2,
@@ -491,6 +521,11 @@ static void lay_out(struct machines *sim, uint32_t m)
 
     if (cst_layout_build(&at->layout, &sim->model, &config, &err) != CST_OK) {
         machines_fail(sim, "layout: %s", err.text);
+    }
+    for (uint32_t i = 0; i < sim->n_chunks; i++) {
+        if (sim->model.tensors[i].chunk != i) {
+            machines_fail(sim, "tensor %u is in chunk %u", i, sim->model.tensors[i].chunk);
+        }
     }
     at->segments = must(calloc(at->layout.n_segments + 1, sizeof *at->segments));
     at->landings = must(calloc(at->layout.n_segments + 1, sizeof *at->landings));
@@ -637,15 +672,16 @@ static uint64_t formula(const struct machines *sim)
     for (uint64_t s = 0; s < sim->options.n_steps; s++) {
         for (uint32_t c = 0; c < sim->n_chunks; c++) {
             uint64_t elems = sim->machines[0].layout.chunks[c].n_elems;
-            uint64_t row = sim->grad_fp32 ? 4 : 2;
+            uint64_t row = values_bytes(sim, c, false), weight = values_bytes(sim, c, true);
             uint32_t home = c % sim->n;
 
             if (!values_trained(sim, c)) {
                 continue;
             }
-            sum += elems * row * (sim->n_blocks - sim->machines[home].n_blocks); /* partials */
-            sum += elems * row * (sim->copies - 1);                              /* sums */
-            sum += sim->adam[s + 1] > sim->adam[s] ? elems * 2 * (sim->n - sim->copies) : 0;
+            sum += elems * row *
+                   (sim->single[c] ? sim->n - 1 : sim->n_blocks - sim->machines[home].n_blocks);
+            sum += elems * row * (sim->copies - 1); /* sums */
+            sum += sim->adam[s + 1] > sim->adam[s] ? elems * weight * (sim->n - sim->copies) : 0;
         }
     }
     return sum;
@@ -739,6 +775,9 @@ void machines_run(const struct machines_options *options, struct machines_totals
         open_machine(sim, m);
     }
     values_open(sim);
+    for (uint32_t m = 0; m < sim->n; m++) {
+        write_all(sim, m);
+    }
     plan_failures(sim);
     new_epoch(sim);
     while (sim->moments.n > 0) {

@@ -45,6 +45,8 @@ struct machines_totals {
     uint64_t skipped;     /* steps without updates */
     uint64_t copies;      /* runs with several copies of states */
     uint64_t fp32;        /* runs with fp32 partials */
+    uint64_t tensors;     /* fp32 tensors that are trained */
+    uint64_t single;      /* tensors of one rank of each machine */
     uint64_t alone;       /* runs on one machine */
 };
 
@@ -52,7 +54,8 @@ struct machines_totals {
 struct mjob {
     struct cst_command command; /* ticket 0: the slot is unused. */
     bool begun, runs, ended, failed, cancelled;
-    uint64_t life;    /* of the machine when it was issued */
+    uint32_t other;   /* the machine from which it copies, or this one */
+    uint64_t link;    /* how often the link to that one was down when it was issued */
     uint64_t value;   /* what it will write */
     uint64_t changes; /* of its sources when it began */
 };
@@ -115,6 +118,7 @@ struct machines {
     uint32_t quiet;                     /* chance of a delay of 0 in four */
     bool harmless;                      /* Nothing fails in this run. */
     bool loses;                         /* A machine can be lost for good in this run. */
+    bool single[MACHINES_CHUNKS];       /* Of each machine, only the first rank holds the chunk. */
     uint64_t epoch, members;
     uint64_t cut[MACHINES_MOST];                    /* bit m: the link to machine m is cut */
     uint64_t links[MACHINES_MOST][MACHINES_MOST];   /* how often each was down */
@@ -163,10 +167,16 @@ double values_mean_loss(const struct machines *sim, uint64_t step);
 double values_square(uint64_t sum, uint32_t tile);
 double values_norm(double squares);
 uint64_t values_add(uint64_t sum, uint64_t next);
+/* The master weights of @chunk that every machine writes before the first step. */
+uint64_t values_initial(const struct machines *sim, uint32_t chunk);
 uint64_t values_state(uint64_t state, uint64_t sum);
 uint64_t values_weight(uint64_t state);
 /* The number in the job of rank @rank of machine @m. */
 uint32_t values_rank(const struct machines *sim, uint32_t m, uint32_t rank);
+/* True if the rank with number @rank on its machine holds @chunk. */
+bool values_holds(const struct machines *sim, uint32_t rank, uint32_t chunk);
+/* Bytes of an element of the weights, or of a partial and of the sum, of @chunk. */
+uint64_t values_bytes(const struct machines *sim, uint32_t chunk, bool weights);
 /* True if @chunk is trained. */
 bool values_trained(const struct machines *sim, uint32_t chunk);
 
