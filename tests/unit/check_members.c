@@ -288,6 +288,21 @@ START_TEST(a_machine_is_lost_after_its_time)
 }
 END_TEST
 
+/* A machine that is added has this time, too, at members to which it has no link yet. */
+START_TEST(an_added_machine_has_time_to_appear)
+{
+    make_job(2);
+    pass(2 * WAIT);
+    open_machine(2, NULL, 3, 0);
+    connect(0, 2, true);
+    ck_assert_int_eq(say(0, CST_MEMBERS_ADD, 2, true), CST_OK);
+    pass(WAIT - SECOND);
+    ck_assert(epoch_of(0) == 3 && epoch_of(1) == 3 && epoch_of(2) == 3);
+    connect(1, 2, true);
+    ck_assert(all_hold(3));
+}
+END_TEST
+
 START_TEST(a_daemon_that_restarts_comes_back_into_the_epoch)
 {
     struct cst_members_record record;
@@ -304,6 +319,21 @@ START_TEST(a_daemon_that_restarts_comes_back_into_the_epoch)
     ck_assert_uint_eq(held[0].round, held[1].round);
     pass(2 * WAIT);
     ck_assert(all_hold(3) && epoch_of(0) == 3);
+}
+END_TEST
+
+/* Not even alone: what the core has sent in a round is never mixed with what a later core sends. */
+START_TEST(no_round_holds_twice)
+{
+    struct cst_members_record record;
+    uint64_t round;
+
+    make_job(1);
+    round = held[0].round;
+    record = stop_daemon(0);
+    open_machine(0, &record, 0, 3);
+    ck_assert(cst_members_hold(machines[0]) && held[0].committed == 3);
+    ck_assert_uint_gt(held[0].round, round);
 }
 END_TEST
 
@@ -599,7 +629,9 @@ static Suite *suite(void)
     tcase_add_test(c, one_machine_makes_a_job_and_adds_others);
     tcase_add_test(c, two_machines_do_not_decide_alone);
     tcase_add_test(c, a_machine_is_lost_after_its_time);
+    tcase_add_test(c, an_added_machine_has_time_to_appear);
     tcase_add_test(c, a_daemon_that_restarts_comes_back_into_the_epoch);
+    tcase_add_test(c, no_round_holds_twice);
     tcase_add_test(c, a_machine_without_its_record_is_a_new_one);
     tcase_add_test(c, one_of_two_without_its_record_is_added_again);
     tcase_add_test(c, all_learn_the_last_recorded_commit);
