@@ -3,11 +3,14 @@
  * said, nothing changes, and a machine still gets its link. */
 #include "tests/lib/certificates.h"
 #include "tests/lib/link_rig.h"
+#include "tests/lib/patience.h"
 #include "tests/lib/suite.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -343,6 +346,45 @@ START_TEST(garbage)
 }
 END_TEST
 
+/* Try to connect by TLS until it has failed. Returns OpenSSL's reason; 0: the connection was
+ * closed. */
+static int fail_to_connect(SSL *ssl)
+{
+    const uint64_t until = patience_until(20000);
+    uint8_t byte;
+    int n, what;
+
+    do {
+        link_rig_turn();
+        ERR_clear_error();
+        n = SSL_read(ssl, &byte, 1);
+        what = SSL_get_error(ssl, n);
+        ck_assert_msg(n <= 0, "the daemon has said something");
+        ck_assert(!patience_over(until));
+    } while (what == SSL_ERROR_WANT_READ || what == SSL_ERROR_WANT_WRITE);
+    return what == SSL_ERROR_SSL ? ERR_GET_REASON(ERR_peek_error()) : 0;
+}
+
+/* TLS without a certificate, and an earlier version of TLS. */
+START_TEST(other_tls)
+{
+    SSL_CTX *context = SSL_CTX_new(TLS_client_method());
+    SSL *ssl;
+    int fd = raw_connect(A), reason;
+
+    (void)SSL_CTX_set_max_proto_version(context, _i == 0 ? TLS1_3_VERSION : TLS1_2_VERSION);
+    ssl = SSL_new(context);
+    ck_assert_int_eq(SSL_set_fd(ssl, fd), 1);
+    SSL_set_connect_state(ssl);
+    reason = fail_to_connect(ssl);
+    ck_assert_int_eq(reason, SSL_AD_REASON_OFFSET +
+                                 (_i == 0 ? SSL_AD_CERTIFICATE_REQUIRED : SSL_AD_PROTOCOL_VERSION));
+    SSL_free(ssl);
+    SSL_CTX_free(context);
+    (void)close(fd);
+}
+END_TEST
+
 /* The bytes with which a machine has got its link, recorded. */
 static uint8_t recorded[65536];
 static size_t n_recorded;
@@ -471,6 +513,7 @@ int main(void)
     tcase_add_loop_test(tc, a_wrong_begin, 0, 6);
     tc = suite_case(suite, "port", setup, teardown);
     tcase_add_loop_test(tc, garbage, 0, 2);
+    tcase_add_loop_test(tc, other_tls, 0, 2);
     tcase_add_test(tc, replayed_bytes);
     tcase_add_loop_test(tc, a_slow_stranger, 0, 2);
     tcase_add_test(tc, a_crowd);
