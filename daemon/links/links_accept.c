@@ -48,6 +48,21 @@ void cstd_links_accept(struct cstd_links *links)
     TAILQ_INSERT_TAIL(&links->connections, connection, link);
 }
 
+/* What can be done if the kernel does not let this machine listen. */
+static const char *remedy(int error)
+{
+    switch (error) {
+    case UV_EADDRINUSE:
+        return " ('ss -ltnp' shows by which process)";
+    case UV_EAFNOSUPPORT:
+    case UV_EADDRNOTAVAIL:
+        return ": it is not an address of this machine, or this is a service without the drop-in "
+               "nodes.conf (see cistern-nodes(7))";
+    default:
+        return "";
+    }
+}
+
 /* libuv listens on when the connection has been accepted. */
 static void on_connection(uv_stream_t *listener, int status)
 {
@@ -75,7 +90,7 @@ int cstd_links_listen(struct cstd_links *links, struct cst_err *err)
     if (rc != 0) {
         return cst_err_set(err, rc == UV_EADDRINUSE ? CST_EBUSY : CST_EIO,
                            "[node] listen: %s: %s%s", links->config->listen, uv_strerror(rc),
-                           rc == UV_EADDRINUSE ? " ('ss -ltnp' shows by which process)" : "");
+                           remedy(rc));
     }
     (void)cstd_machine_address_text((const struct sockaddr *)&at, links->address);
     return CST_OK;

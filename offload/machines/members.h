@@ -106,7 +106,8 @@ struct cst_members_message {
     struct cst_epoch epoch; /* TELL, PROMISE, ACCEPT; otherwise 0. */
 };
 
-/* CST_EPROTO, with words: the message, which came from another machine, is none. */
+/* CST_EPROTO, with words: the message, which came from another machine, is none. Machines of a job
+ * trust each other: that what a message says is true is not checked. */
 int cst_members_check(const struct cst_members_message *message, struct cst_err *err);
 
 /* -- record ----------------------------------------------------------------------------------- */

@@ -131,6 +131,17 @@ poll grep -q 'SIGHUP: the list of nodes and the key are unchanged: .*nodes:2: ' 
 is_in a b up || fail "a wrong list has ended a link"
 sed -i '/^c$/d' "$tmp/a/nodes"
 
+# A list of several pages.
+for ((i = 1; i <= 40; i++)); do
+    printf 'n%d %s.1:9 sha256:%064d\n' "$i" "$net" "$i" >>"$tmp/c/nodes"
+done
+kill -HUP "${pid_of[c]}"
+is_long() {
+    [ "$(./cistern --socket "$tmp/c/sock" node list --json | grep -c '"name":')" = 43 ]
+}
+poll is_long
+is_in c n40 down || fail "the last node is not in the list"
+
 # -- strangers --------------------------------------------------------------------------------------
 
 # True if the daemon of a has as many descriptors as before.

@@ -23,27 +23,14 @@ model=(--layers 2 --heads 2 --width 64 --context 32 --batch 4 --warmup 2 --lr 0.
 # The units of the service, the targets that units depend on by default, and a unit for the test, with which the manager ends. Of
 # the machine's own units there are none.
 write_units() {
-    local target watchdog=2s
+    local watchdog=2s
     [ -z "${CST_TEST_STORE-}" ] || watchdog=10min # The manager takes minutes to fill its store.
     mkdir -p "$tmp/units/cisternd.service.d"
     cp systemd/*.socket "$tmp/units"
     sed 's|^ExecStart=[^ ]*|ExecStart=/run/bin/cisternd|' systemd/cisternd.service >"$tmp/units/cisternd.service"
     printf '[Service]\nWatchdogSec=%s\nStandardError=append:%s\nEnvironment=ASAN_OPTIONS=detect_leaks=0\n' "$watchdog" "$tmp/cisternd.log" >"$tmp/units/cisternd.service.d/test.conf"
     [ -z "${CST_TEST_STORE-}" ] || write_store
-    for target in sysinit basic sockets shutdown; do
-        printf '[Unit]\nDefaultDependencies=no\n' >"$tmp/units/$target.target"
-    done
-    cat >"$tmp/units/test.service" <<UNIT
-[Unit]
-SuccessAction=exit-force
-FailureAction=exit-force
-[Service]
-WorkingDirectory=$PWD
-ExecStart=/bin/bash -euo pipefail $tmp/inside.sh
-StandardOutput=append:$tmp/test.out
-StandardError=inherit
-TimeoutStopSec=5s
-UNIT
+    write_test_unit sysinit basic sockets shutdown
 }
 
 # When systemd passes descriptors on, their numbers reach twice their number, within the hard limit of open files.
@@ -57,20 +44,6 @@ write_store() {
         skip "$most open files are too few for a store of $limit"
     }
     printf '[Service]\nFileDescriptorStoreMax=%d\nEnvironment=FDSTORE=%d\n' "$limit" "$limit" >"$tmp/units/cisternd.service.d/store.conf"
-}
-
-# Make the service's user and its directory, hide what is the machine's, and become the manager.
-become_manager() {
-    mount -t cgroup2 cgroup2 /sys/fs/cgroup
-    mount --bind /proc/sys /proc/sys
-    mount -o remount,bind,ro /proc/sys # a manager of a system changes settings of the kernel
-    mount -t tmpfs tmpfs /run
-    mount --bind "$tmp/root/etc/passwd" /etc/passwd
-    mount --bind "$tmp/root/etc/group" /etc/group
-    systemd-tmpfiles --create "$(realpath "$srcdir/systemd/tmpfiles.d/cistern.conf")"
-    mkdir /run/bin
-    cp cisternd cistern-engine-host /run/bin
-    exec env -i container=test SYSTEMD_UNIT_PATH="$tmp/units" "$manager" --system --unit=test.service
 }
 
 property() {
@@ -226,9 +199,7 @@ stores() {
     [ "$(property NFileDescriptorStore cisternd.service)" = "$1" ]
 }
 
-mkdir -p "$tmp/root/etc"
-cp /etc/passwd /etc/group "$tmp/root/etc"
-systemd-sysusers --root="$tmp/root" "$(realpath "$srcdir/systemd/sysusers.d/cistern.conf")" 2>"$tmp/sysusers.log" || fail "systemd-sysusers failed"
+make_user
 write_text 400
 write_units
 : >"$tmp/test.out"

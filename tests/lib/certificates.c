@@ -2,7 +2,9 @@
 #include "tests/lib/certificates.h"
 
 #include <check.h>
+#include <openssl/core_names.h>
 #include <openssl/evp.h>
+#include <openssl/param_build.h>
 #include <openssl/pem.h>
 #include <openssl/rand.h>
 #include <openssl/x509v3.h>
@@ -76,6 +78,15 @@ static void sign(X509 *certificate, EVP_PKEY *own, const struct certificate_spec
     }
 }
 
+static void write_key(EVP_PKEY *key, const char *path)
+{
+    FILE *file = must_open(path, "we");
+
+    ck_assert_int_eq(fchmod(fileno(file), 0600), 0);
+    ck_assert_int_eq(PEM_write_PrivateKey(file, key, NULL, NULL, 0, NULL, NULL), 1);
+    (void)fclose(file);
+}
+
 void certificate_make(const struct certificate_spec *spec, const char *key_path, const char *path,
                       char out[CST_FINGERPRINT_BYTES])
 {
@@ -96,14 +107,46 @@ void certificate_make(const struct certificate_spec *spec, const char *key_path,
     set_issuer(certificate, spec);
     add_extensions(certificate, spec);
     sign(certificate, key, spec);
-    file = must_open(key_path, "we");
-    ck_assert_int_eq(fchmod(fileno(file), 0600), 0);
-    ck_assert_int_eq(PEM_write_PrivateKey(file, key, NULL, NULL, 0, NULL, NULL), 1);
-    (void)fclose(file);
+    write_key(key, key_path);
     file = must_open(path, "we");
     ck_assert_int_eq(PEM_write_X509(file, certificate), 1);
     (void)fclose(file);
     ck_assert_msg(cst_certificate_fingerprint(certificate, out, &err) == CST_OK, "%s", err.text);
     X509_free(certificate);
     EVP_PKEY_free(key);
+}
+
+void certificate_forge_key(const char *path, const char *key_path)
+{
+    FILE *file = must_open(path, "re");
+    X509 *certificate = PEM_read_X509(file, NULL, NULL, NULL);
+    OSSL_PARAM_BLD *builder = OSSL_PARAM_BLD_new();
+    EVP_PKEY_CTX *context = EVP_PKEY_CTX_new_from_name(NULL, "EC", NULL);
+    BIGNUM *secret = BN_new();
+    uint8_t point[128];
+    size_t n = 0;
+    EVP_PKEY *key = NULL;
+    OSSL_PARAM *params;
+
+    ck_assert_int_eq(BN_set_word(secret, 4711), 1);
+    ck_assert_int_eq(EVP_PKEY_get_octet_string_param(X509_get0_pubkey(certificate),
+                                                     OSSL_PKEY_PARAM_PUB_KEY, point, sizeof point,
+                                                     &n),
+                     1);
+    ck_assert_int_eq(
+        OSSL_PARAM_BLD_push_utf8_string(builder, OSSL_PKEY_PARAM_GROUP_NAME, "P-256", 0), 1);
+    ck_assert_int_eq(OSSL_PARAM_BLD_push_octet_string(builder, OSSL_PKEY_PARAM_PUB_KEY, point, n),
+                     1);
+    ck_assert_int_eq(OSSL_PARAM_BLD_push_BN(builder, OSSL_PKEY_PARAM_PRIV_KEY, secret), 1);
+    params = OSSL_PARAM_BLD_to_param(builder);
+    ck_assert_int_eq(EVP_PKEY_fromdata_init(context), 1);
+    ck_assert_int_eq(EVP_PKEY_fromdata(context, &key, EVP_PKEY_KEYPAIR, params), 1);
+    write_key(key, key_path);
+    EVP_PKEY_free(key);
+    OSSL_PARAM_free(params);
+    OSSL_PARAM_BLD_free(builder);
+    EVP_PKEY_CTX_free(context);
+    BN_free(secret);
+    X509_free(certificate);
+    (void)fclose(file);
 }

@@ -17,4 +17,7 @@ struct certificate_spec {
 void certificate_make(const struct certificate_spec *spec, const char *key, const char *certificate,
                       char out[CST_FINGERPRINT_BYTES]);
 
+/* Write to @key a key that looks like that of @certificate, and is another one. */
+void certificate_forge_key(const char *certificate, const char *key);
+
 #endif

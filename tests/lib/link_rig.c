@@ -55,16 +55,25 @@ const char *link_rig_path(unsigned i, const char *name)
 
 static void on_up(struct cstd_links_watch *watch, struct cstd_machine *machine)
 {
-    (void)machine;
-    cstd_owner_of(watch, struct link_machine, watch)->n_up++;
+    struct link_machine *of = cstd_owner_of(watch, struct link_machine, watch);
+    bool *is_up = &of->is_up[machine->entry.name[0] - 'a'];
+
+    ck_assert_ptr_nonnull(machine->up);
+    ck_assert_msg(!*is_up, "up twice");
+    *is_up = true;
+    of->n_up++;
 }
 
 static void on_down(struct cstd_links_watch *watch, struct cstd_machine *machine,
                     const struct cst_err *why)
 {
     struct link_machine *of = cstd_owner_of(watch, struct link_machine, watch);
+    bool *is_up = &of->is_up[machine->entry.name[0] - 'a'];
 
-    (void)machine;
+    ck_assert_ptr_null(machine->up);
+    ck_assert_msg(*is_up, "down twice");
+    ck_assert_int_ne(why->status, CST_OK);
+    *is_up = false;
     of->n_down++;
     of->why = *why;
 }

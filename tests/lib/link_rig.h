@@ -17,6 +17,7 @@ struct link_machine {
     char fingerprint[CST_FINGERPRINT_BYTES];
     struct cstd_links_watch watch;
     unsigned n_up, n_down, n_drain; /* Events. */
+    bool is_up[LINK_RIG_MACHINES];  /* What the events say of each machine. */
     struct cst_err why;             /* Of the last down. */
     uint64_t n_got;                 /* Messages of LINK_RIG_TYPE that have come. */
     bool is_wrong;                  /* They were not the numbers 0, 1, 2 ... */

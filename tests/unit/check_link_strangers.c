@@ -3,11 +3,14 @@
  * said, nothing changes, and a machine still gets its link. */
 #include "tests/lib/certificates.h"
 #include "tests/lib/link_rig.h"
+#include "tests/lib/patience.h"
 #include "tests/lib/suite.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,6 +83,42 @@ static void dial_as(const struct certificate_spec *spec)
     link_stranger_dial(&stranger, A, key, certificate);
 }
 
+/* True if A waits at the address where nobody answers. */
+static bool waits_in_vain(void *arg)
+{
+    const struct cstd_machine *machine = link_rig_find(A, B);
+
+    (void)arg;
+    return machine->dialled != NULL &&
+           strcmp(machine->dialled->address, machine->entry.address) == 0;
+}
+
+/* Let the stranger take the place of B. A dials an address where nobody answers meanwhile. */
+static void pose_as_b(void)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    char address[CSTD_MACHINE_ADDRESS_BYTES];
+    socklen_t size = sizeof at;
+
+    link_rig_stop(B);
+    silent = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ck_assert_int_ge(silent, 0);
+    ck_assert_int_eq(bind(silent, (struct sockaddr *)&at, sizeof at), 0);
+    ck_assert_int_eq(listen(silent, 16), 0);
+    ck_assert_int_eq(getsockname(silent, (struct sockaddr *)&at, &size), 0);
+    ck_assert_int_eq(cstd_links_add(link_rig.machines[A].links, "b",
+                                    cstd_machine_address_text((struct sockaddr *)&at, address),
+                                    link_rig.machines[B].fingerprint, &err),
+                     CST_OK);
+    link_rig_wait(waits_in_vain, NULL);
+    cstd_hello_init(&stranger.hello, "b", 4711);
+}
+
+static void back_to_b(void)
+{
+    link_rig_start(B, 12);
+}
+
 /* -- certificates --------------------------------------------------------------------------- */
 
 /* Another certificate than one of the list, also with the name of a machine. */
@@ -88,6 +127,23 @@ START_TEST(another_certificate)
     dial_as(&(struct certificate_spec){.name = "b", .from_s = -DAY, .until_s = DAY});
     assert_refused("does not accept the certificate");
     ck_assert_uint_eq(stranger.n_frames, 0); /* He is told nothing. */
+}
+END_TEST
+
+/* The certificate of a machine, which anybody can have, without its key: he remains a stranger. */
+START_TEST(a_certificate_without_its_key)
+{
+    const char *key = link_rig_path(A, "forged.key");
+    unsigned n_failures;
+
+    pose_as_b();
+    n_failures = link_rig_find(A, B)->n_failures;
+    certificate_forge_key(link_rig.machines[B].config.certificate, key);
+    link_stranger_dial(&stranger, A, key, link_rig.machines[B].config.certificate);
+    link_rig_wait(has_ended, &stranger);
+    ck_assert_uint_eq(stranger.n_frames, 0);
+    ck_assert_uint_eq(link_rig_find(A, B)->n_failures, n_failures); /* It is not B that failed. */
+    back_to_b();
 }
 END_TEST
 
@@ -181,31 +237,6 @@ START_TEST(an_address_of_another_node)
 END_TEST
 
 /* -- a machine that does not fit --------------------------------------------------------------- */
-
-/* Let the stranger take the place of B. A dials an address where nobody answers meanwhile. */
-static void pose_as_b(void)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    char address[CSTD_MACHINE_ADDRESS_BYTES];
-    socklen_t size = sizeof at;
-
-    link_rig_stop(B);
-    silent = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    ck_assert_int_ge(silent, 0);
-    ck_assert_int_eq(bind(silent, (struct sockaddr *)&at, sizeof at), 0);
-    ck_assert_int_eq(listen(silent, 16), 0);
-    ck_assert_int_eq(getsockname(silent, (struct sockaddr *)&at, &size), 0);
-    ck_assert_int_eq(cstd_links_add(link_rig.machines[A].links, "b",
-                                    cstd_machine_address_text((struct sockaddr *)&at, address),
-                                    link_rig.machines[B].fingerprint, &err),
-                     CST_OK);
-    cstd_hello_init(&stranger.hello, "b", 4711);
-}
-
-static void back_to_b(void)
-{
-    link_rig_start(B, 12);
-}
 
 /* Another version of the protocol, another name, other bits: refused, with words on both sides. */
 START_TEST(a_node_that_does_not_fit)
@@ -311,6 +342,45 @@ START_TEST(garbage)
     }
     ck_assert_int_eq(send(fd, bytes, sizeof bytes, MSG_NOSIGNAL), sizeof bytes);
     link_rig_wait(is_over, &fd);
+    (void)close(fd);
+}
+END_TEST
+
+/* Try to connect by TLS until it has failed. Returns OpenSSL's reason; 0: the connection was
+ * closed. */
+static int fail_to_connect(SSL *ssl)
+{
+    const uint64_t until = patience_until(20000);
+    uint8_t byte;
+    int n, what;
+
+    do {
+        link_rig_turn();
+        ERR_clear_error();
+        n = SSL_read(ssl, &byte, 1);
+        what = SSL_get_error(ssl, n);
+        ck_assert_msg(n <= 0, "the daemon has said something");
+        ck_assert(!patience_over(until));
+    } while (what == SSL_ERROR_WANT_READ || what == SSL_ERROR_WANT_WRITE);
+    return what == SSL_ERROR_SSL ? ERR_GET_REASON(ERR_peek_error()) : 0;
+}
+
+/* TLS without a certificate, and an earlier version of TLS. */
+START_TEST(other_tls)
+{
+    SSL_CTX *context = SSL_CTX_new(TLS_client_method());
+    SSL *ssl;
+    int fd = raw_connect(A), reason;
+
+    (void)SSL_CTX_set_max_proto_version(context, _i == 0 ? TLS1_3_VERSION : TLS1_2_VERSION);
+    ssl = SSL_new(context);
+    ck_assert_int_eq(SSL_set_fd(ssl, fd), 1);
+    SSL_set_connect_state(ssl);
+    reason = fail_to_connect(ssl);
+    ck_assert_int_eq(reason, SSL_AD_REASON_OFFSET +
+                                 (_i == 0 ? SSL_AD_CERTIFICATE_REQUIRED : SSL_AD_PROTOCOL_VERSION));
+    SSL_free(ssl);
+    SSL_CTX_free(context);
     (void)close(fd);
 }
 END_TEST
@@ -433,6 +503,7 @@ int main(void)
     TCase *tc = suite_case(suite, "certificates", setup, teardown);
 
     tcase_add_test(tc, another_certificate);
+    tcase_add_test(tc, a_certificate_without_its_key);
     tcase_add_test(tc, the_own_certificate);
     tcase_add_loop_test(tc, a_certificate_out_of_its_time, 0, 2);
     tcase_add_loop_test(tc, certificates_of_an_authority, 0, 4);
@@ -442,6 +513,7 @@ int main(void)
     tcase_add_loop_test(tc, a_wrong_begin, 0, 6);
     tc = suite_case(suite, "port", setup, teardown);
     tcase_add_loop_test(tc, garbage, 0, 2);
+    tcase_add_loop_test(tc, other_tls, 0, 2);
     tcase_add_test(tc, replayed_bytes);
     tcase_add_loop_test(tc, a_slow_stranger, 0, 2);
     tcase_add_test(tc, a_crowd);

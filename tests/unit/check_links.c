@@ -175,6 +175,42 @@ START_TEST(a_node_that_stops_comes_back)
 }
 END_TEST
 
+/* Machines stop and start at random moments: up and down alternate, and in the end all have links.
+ */
+START_TEST(restarts_at_random)
+{
+    uint64_t random = suite_seed(), instance = 100;
+
+    link_rig_start(C, 13);
+    for (unsigned i = A; i <= C; i++) {
+        for (unsigned j = A; j <= C; j++) {
+            if (i != j) {
+                link_rig_trust(i, j);
+            }
+        }
+    }
+    for (unsigned round = 0; round < 12; round++) {
+        const unsigned i =
+            (unsigned)((random = random * UINT64_C(6364136223846793005) + 1) >> 40) % 3;
+
+        for (unsigned turns = (unsigned)(random >> 56) % 16; turns > 0; turns--) {
+            link_rig_turn();
+        }
+        link_rig_stop(i);
+        link_rig_start(i, instance++);
+    }
+    link_rig_connect(A, B);
+    link_rig_connect(B, C);
+    link_rig_connect(A, C);
+    for (unsigned i = A; i <= C; i++) {
+        for (unsigned j = A; j <= C; j++) {
+            ck_assert(i == j || link_rig.machines[i].is_up[j]);
+        }
+    }
+    exchange(10);
+}
+END_TEST
+
 /* A machine that is silent is down within the stated time, whatever TCP knows. */
 START_TEST(a_silent_node_is_down)
 {
@@ -434,6 +470,7 @@ int main(void)
     tcase_add_test(tc, a_name_is_looked_up);
     tc = suite_case(suite, "down", setup, link_rig_close);
     tcase_add_test(tc, a_node_that_stops_comes_back);
+    tcase_add_test(tc, restarts_at_random);
     tcase_add_test(tc, a_silent_node_is_down);
     tcase_add_test(tc, heartbeats_keep_a_link_up);
     tcase_add_test(tc, a_late_tick_says_nothing);
