@@ -59,7 +59,7 @@ struct cstd_span_segment {
 /* The part of the job on one node. */
 struct cstd_span_machine {
     struct cstd_machine *peer; /* Held; NULL: this node. */
-    uint64_t life;          /* Of the part; not 0. */
+    uint64_t life;             /* Of the part; not 0. */
     uint32_t first_rank, world;
     uint64_t heard; /* Which of our lives it has heard of. */
     uint8_t *end;   /* Its engine, as its daemon has told; owned. NULL: not yet. */
@@ -92,6 +92,7 @@ struct cstd_span {
     uv_timer_t *timer; /* The deadline of `members`; owned. */
     uint64_t epoch;    /* The last one that the core was given; 0: none. */
     uint64_t step;     /* The last commit that `members` was told. */
+    bool is_complete;  /* All machines have been members. */
     bool holds;        /* The epoch holds here. */
     bool busy;         /* `members` processes an event: the next one comes after it. */
     TAILQ_HEAD(, cstd_span_early) early; /* Messages of later epochs, in their order. */

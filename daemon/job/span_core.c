@@ -151,6 +151,12 @@ static void on_holds(struct cstd_span *span, const struct cst_members_action *ac
 {
     struct cst_event event = {.kind = CST_EV_MACHINES};
 
+    /* The job is made: machines are added one after the other, and the core begins with all. */
+    span->is_complete =
+        span->is_complete || cst_set_count(&action->epoch->members) == span->n;
+    if (!span->is_complete) {
+        return;
+    }
     span->holds = true;
     span->epoch = event.epoch = number_of(action->epoch->number, action->round);
     CST_SET_EACH (m, &action->epoch->members) {
