@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The commands of `cistern` about one job: job and explain. */
 #include "client/cli/cli.h"
+#include "client/cli/job_ranks.h"
 #include "client/cli/json.h"
 #include "client/cli/table.h"
 #include "client/cli/tensors.h"
@@ -366,14 +367,7 @@ bool cli_job_print(const Cistern__JobInfo *job, FILE *out)
         return false;
     }
     (void)fprintf(out, "\n");
-    if (!print_traffic(job, out)) {
-        return false;
-    }
-    if (job->n_ranks < job->world) { /* A page of `cistern top` has the first ones. */
-        (void)fprintf(out, "and %zu ranks more: cistern job %s\n",
-                      (size_t)job->world - job->n_ranks, job->name);
-    }
-    return true;
+    return print_traffic(job, out);
 }
 
 static Cistern__JobName name_of(const struct cli *cli)
@@ -386,45 +380,33 @@ static Cistern__JobName name_of(const struct cli *cli)
     return msg;
 }
 
-/* Move the ranks of @from to the end of those of @to. False: out of memory. */
-static bool move_ranks(Cistern__JobInfo *from, Cistern__JobInfo *to)
-{
-    Cistern__RankInfo **ranks =
-        reallocarray(to->ranks, to->n_ranks + from->n_ranks, sizeof(Cistern__RankInfo *));
-
-    if (ranks == NULL) {
-        return false;
-    }
-    memcpy(ranks + to->n_ranks, from->ranks, from->n_ranks * sizeof(Cistern__RankInfo *));
-    to->ranks = ranks;
-    to->n_ranks += from->n_ranks;
-    from->n_ranks = 0;
-    return true;
-}
-
 bool cli_ask_job(struct cli *cli, struct cstc_call *call)
 {
     Cistern__JobName msg = name_of(cli);
     Cistern__JobInfo *job;
-    bool more = true;
+    struct cst_err err = {0};
+    bool more;
 
     if (!cli_ask(cli, call, CISTERN__MSG_TYPE__MSG_JOB_INFO, &msg.base,
                  CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor)) {
         return false;
     }
     job = ((Cistern__JobInfoReply *)call->reply)->job;
-    msg.has_first_rank = true;
-    while (more && job->n_ranks > 0 && job->n_ranks < job->world) {
+    for (more = cli_job_ranks_next(job, &msg); more; (void)cli_job_ranks_next(job, &msg)) {
         struct cstc_call next = {0};
 
-        msg.first_rank = (uint32_t)job->n_ranks;
         if (!cli_ask(cli, &next, CISTERN__MSG_TYPE__MSG_JOB_INFO, &msg.base,
                      CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor)) {
             cstc_call_reset(call);
             return false;
         }
-        more = ((Cistern__JobInfoReply *)next.reply)->job->n_ranks > 0 &&
-               move_ranks(((Cistern__JobInfoReply *)next.reply)->job, job);
+        if (cli_job_ranks_join(job, ((Cistern__JobInfoReply *)next.reply)->job, &more, &err) !=
+            CST_OK) {
+            (void)cli_fail(&err);
+            cstc_call_reset(&next);
+            cstc_call_reset(call);
+            return false;
+        }
         cstc_call_reset(&next);
     }
     return true;
