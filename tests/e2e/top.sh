@@ -189,7 +189,7 @@ if [ -n "$drive" ]; then
     terminal resize-window -x 120 -y 40
     shows '^c durable .*( +[0-9.]+ [KMG]iB){3}$'
     shows '\[c+\] '
-    ./cistern job durable | has -E '^charged   .*, .* MiB$' || fail "no memory of the drive: $(./cistern job durable)"
+    ./cistern job durable | has -E '^memory    .*, .* MiB$' || fail "no memory of the drive: $(./cistern job durable)"
     ./cistern job durable | has -E '^drives    [1-9].* read, [1-9].* written$' || fail "no drive: $(./cistern job durable)"
     ./cistern jobs --json | has drive_written_bytes || fail "the list has no bytes of drives"
     rm -r "$drive/cistern-top.$$"

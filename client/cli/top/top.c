@@ -55,7 +55,7 @@ static const char help[] =
     "memory of jobs without a letter, = that of others. \"pools\" are pools in host memory.\n"
     "HITS      Part of the weights that were in a pool before a rank waited for them.\n"
     "WAIT      Part of the time for which ranks waited for weights.\n"
-    "UPDATE/s  Parameters updated.\n"
+    "PARAMS/s  Parameters updated.\n"
     "LINK/s    Bytes to and from pools.\n"
     "READ/s    Bytes from drives, and WRITE/s to them.\n"
     "\n"
