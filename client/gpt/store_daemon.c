@@ -387,6 +387,11 @@ static int daemon_leave(struct gpt_store *store, struct cst_err *err)
     return rc == CST_EENGINE || rc == CST_ELOST ? rc : CST_OK;
 }
 
+static int daemon_discard(struct gpt_store *store, struct cst_err *err)
+{
+    return cst_job_remove(self(store)->client, self(store)->options->job.name, err);
+}
+
 static void daemon_close(struct gpt_store *store, bool good)
 {
     struct daemon_store *s = self(store);
@@ -451,6 +456,7 @@ static const struct gpt_store_ops daemon_ops = {
     .write = daemon_write,
     .stat = daemon_stat,
     .leave = daemon_leave,
+    .discard = daemon_discard,
     .close = daemon_close,
 };
 

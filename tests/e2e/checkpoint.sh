@@ -180,7 +180,7 @@ refused() {
     local what=$1 words=$2
     rc=0
     ./cistern-gpt "${model[@]}" --data "$tmp/text" --job refused --resume "$what" "${@:3}" >"$tmp/refused.log" 2>&1 || rc=$?
-    ./cistern rm refused 2>/dev/null || true
+    ! ./cistern job refused >/dev/null 2>&1 || fail "$what: a job without weights remains"
     if [ $rc = 0 ] || ! has "$words" "$tmp/refused.log"; then
         fail "$what: $rc, $(tail -n 2 "$tmp/refused.log")"
     fi
