@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cistern/checkpoint.h"
+#include "client/gpt/advice.h"
 #include "client/gpt/describe.h"
 #include "client/gpt/compute_device.h"
 #include "client/gpt/gpt2.h"
@@ -530,6 +531,7 @@ int gpt_store_daemon_open(struct gpt_store **out, const struct gpt_options *opti
     *out = &s->head;
     return 0;
 err_disconnect:
+    gpt_advise(options->job.name, err);
     cst_disconnect(s->client);
 err_free:
     free(s);

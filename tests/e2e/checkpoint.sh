@@ -206,7 +206,7 @@ rm -rf "$tmp/bad"
 cp -r "$good" "$tmp/bad"
 sed -i 's/"adam_step": 9/"adam_step": 8/' "$tmp/bad/cistern.json"
 refused "$tmp/bad" "cistern.json was altered"
-refused "$good" "another shape" --width 128
+refused "$good" "tensor 'wte' has the shape 256x[0-9]* in the checkpoint and 256x128 in the job" --width 128
 refused "$good" "is not in the job" --layers 1
 refused "$good" "lion" --optimizer lion
 refused "$good" "a model with 2 heads, --heads is 1" --heads 1
