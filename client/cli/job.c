@@ -26,7 +26,7 @@ static void print_states(const Cistern__JobInfo *job, FILE *out)
     (void)fprintf(out, "states    %s, %smoments in %s%s%s, %.4g B/parameter%s", job->optimizer,
                   job->masters != NULL && strcmp(job->masters, "split") == 0 ? "split masters, "
                                                                              : "",
-                  job->moments, job->rounding != NULL ? ", rounded " : "",
+                  job->moments, job->rounding != NULL ? ", rounding " : "",
                   job->rounding != NULL ? job->rounding : "", job->state_bytes_per_param,
                   job->grad_over_weight ? ", gradients in the place of weights" : "");
     if (job->has_device_states) {
@@ -127,7 +127,7 @@ static void print_updates(const Cistern__JobInfo *job, FILE *out)
                       job->reservations_given_up == 1 ? "" : "s");
     }
     if (job->has_last_update_seconds) {
-        (void)fprintf(out, "; in the last step %s, of which %s exposed",
+        (void)fprintf(out, "; in the last step %s, %s exposed",
                       cli_seconds(job->last_update_seconds, a),
                       cli_seconds(job->last_exposed_seconds, b));
     }

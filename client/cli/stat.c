@@ -302,7 +302,9 @@ static void print_node(const Cistern__StatReply *stat, FILE *out)
         print_books(stat->pool, out);
     }
     if (stat->rates != NULL) {
-        (void)fprintf(out, "rates     %s\n", stat->rates);
+        (void)fprintf(
+            out, "rates     %s%s\n", stat->rates,
+            strcmp(stat->rates, "built in") == 0 ? " ('cistern probe' measures this machine)" : "");
     }
     print_gpus(stat, out);
     print_drives(stat, out);
