@@ -38,7 +38,10 @@ static int make(const char *directory, int *out, struct cst_err *err)
                              directory);
     }
     if (fd < 0) {
-        return cst_err_errno(err, CST_EIO, errno, "disk: a file in '%.150s'", directory);
+        return cst_err_set(err, CST_EIO,
+                           "disk: a file in '%.150s': %s: name directories that you can write, one "
+                           "on each drive",
+                           directory, strerror(errno));
     }
     *out = fd;
     return CST_OK;

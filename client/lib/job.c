@@ -88,6 +88,11 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     }
     if (rc == CST_OK && spec->planning.plan_file != NULL) {
         rc = cst_saved_plan_read(&plan, spec->planning.plan_file, err);
+        rc = rc == CST_ENOTFOUND ? cst_err_set(err, rc,
+                                               "there is no plan in %.200s: 'cistern plan --save "
+                                               "FILE' makes one",
+                                               spec->planning.plan_file)
+                                 : rc;
     }
     if (rc != CST_OK) {
         return rc;

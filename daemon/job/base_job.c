@@ -49,7 +49,8 @@ int cstd_base_job_find(struct cstd_daemon *daemon, uid_t uid, const char *name, 
         return cst_err_set(err, CST_EINVAL, "job '%s' cannot be the base of itself", name);
     }
     if (job == NULL) {
-        return cst_err_set(err, CST_ENOTFOUND, "base of job '%s': uid %u has no job '%s'", name,
+        return cst_err_set(err, CST_ENOTFOUND,
+                           "base of job '%s': uid %u has no job '%s' (cistern jobs)", name,
                            (unsigned)uid, base);
     }
     /* A base must hold all frozen tensors itself; those of a base's base are in another job. */

@@ -14,6 +14,7 @@
 #include "daemon/job/jobs.h"
 #include "daemon/job/planner.h"
 #include "daemon/ledger/ledger.h"
+#include "daemon/memory/upkeep.h"
 #include "daemon/session/pending.h"
 
 #include <stdlib.h>
@@ -43,8 +44,10 @@ static void put_item(struct cstd_pending_item *item, const struct cst_reply *rep
  * a record. */
 static struct cstd_record *record_of(struct cstd_job *job)
 {
+    const struct cstd_record_job of = cstd_upkeep_record(job);
+
     if (job->record == NULL) {
-        job->record = cstd_record_open();
+        job->record = cstd_record_open(&of);
     }
     return job->record;
 }

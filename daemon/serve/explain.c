@@ -55,9 +55,9 @@ static void explain(struct cstd_session *session, uint64_t id, const struct cstd
 
     (void)snprintf(lines[0], sizeof lines[0],
                    "tensor '%s': %" PRIu64 " elements at element %" PRIu64
-                   " of chunk %u of %u (size class %u), used by %u operators",
+                   " of chunk %u of %u (size class %u), used by %u operator%s",
                    t->name, t->n_elems, t->offset, t->chunk, job->layout.n_chunks,
-                   job->layout.chunks[t->chunk].size_class, t->n_uses);
+                   job->layout.chunks[t->chunk].size_class, t->n_uses, t->n_uses == 1 ? "" : "s");
     cstd_state_files_describe(job, &files);
     cstd_state_files_places(job, &files, t->chunk, &places);
     n += cst_core_explain(job->core, t->chunk, lines + n, EXPLAIN_LINES - n);
