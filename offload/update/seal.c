@@ -16,6 +16,8 @@
 
 #include <stdlib.h>
 
+_Static_assert(CST_UPDATE_APART == CST_DURABLE_ROWS, "each row in a file has a checksum");
+
 int cst_seal_open(struct cst_core *core)
 {
     core->seal.on = core->layout->states.durable;
@@ -58,7 +60,7 @@ void cst_seal_row_written(struct cst_core *core, const struct cst_flight *flight
 {
     const struct cst_chunk_update *update = &core->chunks[flight->chunk].update;
 
-    for (uint32_t i = 0; i < CST_UPDATE_STATES && core->seal.on; i++) {
+    for (uint32_t i = 0; i < CST_UPDATE_APART && core->seal.on; i++) {
         if (update->states_tickets[i] == flight->ticket) {
             core->seal.sums[flight->chunk][i] = (uint64_t)event->value;
         }

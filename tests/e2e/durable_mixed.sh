@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Tests of durable jobs with split master weights, fp32 tensors and frozen tensors (tests/lib/mixed_rank.c): each step has the states of a
+# job in memory, bit for bit, also when the daemon is killed; `cistern adopt` makes a checkpoint of them that is one that was saved, byte
+# for byte; the drives write the bytes of the formula; and after a loss of power the last recorded step, or the one after it, is there.
+# CST_TEST_CRASHES: losses of power of each combination. CST_TEST_SEED: their seed. CST_TEST_COMBINATIONS: options of the combinations,
+# one of each line, as WORLD DRIVES NAME=VALUE...
+# shellcheck source=tests/e2e/lib.sh
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
+# shellcheck source=tests/e2e/keeping.sh
+. "${srcdir:-.}/tests/e2e/keeping.sh"
+# shellcheck source=tests/e2e/drive.sh
+. "${srcdir:-.}/tests/e2e/drive.sh"
+need jq
+need_drive
+make_files
+use_drives_daemon
+export CISTERN_ENGINE_HOST=$PWD/cistern-engine-host
+n_crashes=${CST_TEST_CRASHES:-$(if sparse; then echo 10; else echo 60; fi)}
+steps=8
+
+# Begin the $2 ranks of job $1 with $3 steps and the options $4... in the background.
+begin_mixed() {
+    local job=$1 world=$2 n=$3 rank
+    shift 3
+    workers=()
+    for ((rank = 0; rank < world; rank++)); do
+        ./tests/lib/mixed_rank "$job" "$rank" "$world" "$n" "$@" >"$tmp/$job.$rank.log" 2>&1 &
+        workers[rank]=$!
+        managers+=($!)
+    done
+}
+
+end_mixed() {
+    local pid rank=0
+    for pid in "${workers[@]}"; do
+        wait "$pid" || fail "$1: $(cat "$tmp/$1.$rank.log")"
+        rank=$((rank + 1))
+    done
+}
+
+# Save each step of a job in memory of $1 ranks with the options $2... in $tmp/reference.
+make_reference() {
+    local world=$1 step
+    shift
+    rm -rf "$tmp/reference"
+    for ((step = 1; step <= steps; step++)); do
+        begin_mixed memory "$world" "$step" "$@"
+        end_mixed memory
+        ./cistern save memory "$tmp/reference" >/dev/null || fail "a save"
+    done
+    ./cistern rm memory
+}
+
+# Checkpoints $1 and $2 have the same tensors.
+same_tensors() {
+    local file n=0
+    for file in "$1"/*.safetensors; do
+        cmp "$file" "$2/${file##*/}" || fail "$3: other states than in memory"
+        n=$((n + 1))
+    done
+    [ "$n" -gt 0 ] || fail "no files in $1"
+}
+
+unused() {
+    ./cistern adopt "$1" "$tmp/none" >"$tmp/unused.log" 2>&1 || ! has 'is used by a daemon' "$tmp/unused.log" || return 1
+    rm -rf "$tmp/none"
+}
+
+adopt() {
+    poll unused "$files/$1.0.cistern"
+    rm -rf "$tmp/adopted"
+    ./cistern adopt "$files/$1".*.cistern "$tmp/adopted" >"$tmp/adopt.log" 2>&1 || fail "adopt: $(cat "$tmp/adopt.log")"
+}
+
+# A combination: $1 ranks, $2 drives and the options $3..., which are those of a line.
+combination() {
+    local world=$1 n=$2 list=$files i job=mixed last work
+    local -a options=("${@:3}")
+    for ((i = 1; i < n; i++)); do list+=,$files; done
+    last=$tmp/reference/step-$(printf %08d $steps)
+    rm -f "$files"/*.cistern "$tmp/record"
+    start_keeping plain --gpus none
+    make_reference "$world" "${options[@]}"
+    stop_daemon plain
+    # Everything that is written is recorded. The daemon is killed twice.
+    DISK_IO=record DISK_RECORD=$tmp/record CISTERN_ENGINE_HOST=$PWD/tests/lib/disk_engine start_keeping recorder --gpus none
+    : >"$tmp/gate.2"
+    : >"$tmp/gate.5"
+    begin_mixed $job "$world" $steps "${options[@]}" disk="$list" durable=1 gate="$tmp/gate"
+    for i in 2 5; do
+        poll has_stepped $job $i
+        rm "$tmp/gate.$i"
+        kill_daemon recorder
+    done
+    end_mixed $job
+    ./cistern save $job "$tmp/saved" >/dev/null || fail "a save of a durable job"
+    ./cistern rm $job
+    stop_daemon recorder
+    adopt $job
+    diff -r "$tmp/saved" "$tmp/adopted" || fail "$*: another checkpoint than a save"
+    same_tensors "$last" "$tmp/adopted/${last##*/}" "$*"
+    rm -rf "$tmp/saved" "$tmp/adopted"
+    # In memory, where a checkpoint need not be flushed.
+    work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d -p "$tmp")
+    ./tests/lib/crash_states "$tmp/record" "$tmp/reference" "$work" "$n_crashes" "$seed" "$files/$job".?.cistern >"$tmp/crashes" || i=failed
+    rm -rf "$work"
+    cat "$tmp/crashes"
+    [ "$i" != failed ] || fail "$*: a state was recovered wrongly"
+    printf '%s: same bits\n' "$*"
+}
+
+while read -r line; do
+    # shellcheck disable=SC2086 # words
+    combination $line
+done <<<"${CST_TEST_COMBINATIONS:-1 1 masters=split
+2 2 masters=split moments=mx8
+1 2 kinds=fp32 moments=bf16}"
