@@ -107,9 +107,56 @@ combination() {
     rm -rf "$work"
     cat "$tmp/crashes"
     [ "$i" != failed ] || fail "$*: a state was recovered wrongly"
+    # A job that goes on from what was adopted makes the same steps.
+    rm -f "$files"/*.cistern
+    start_keeping resumer --gpus none
+    begin_mixed $job "$world" 4 "${options[@]}" disk="$list" durable=1
+    end_mixed $job
+    ./cistern rm $job
+    adopt $job
+    rm "$files"/*.cistern
+    begin_mixed $job "$world" $steps "${options[@]}" disk="$list" durable=1 resume="$tmp/adopted"
+    end_mixed $job
+    ./cistern rm $job
+    adopt $job
+    same_tensors "$last" "$tmp/adopted/${last##*/}" "$* resumed"
+    stop_daemon resumer
     printf '%s: same bits\n' "$*"
 }
 
+# Bytes that all drives have written, as the daemon knows so far: $1, apart from what they had.
+wrote() {
+    written=$(($(./cistern stat --json | jq '[.drives[].written_bytes, 0] | add') - written_before))
+    [ "$written" = "$1" ]
+}
+
+# A job with tensors of all kinds writes exactly the rows that have two places, and a record, in each step; and once master weights, the
+# weights of frozen tensors, heads and the description.
+count_bytes() {
+    local job=counted tensor first=$files/counted.0.cistern bytes description
+    start_keeping counting --gpus none
+    written_before=$(./cistern stat --json | jq '[.drives[].written_bytes, 0] | add')
+    begin_mixed $job 1 $steps masters=split moments=mx8 disk="$files,$files" durable=1
+    end_mixed $job
+    while read -r tensor; do
+        ./cistern explain $job "$tensor" --json | jq '.places[]'
+    done < <(./cistern tensors $job --json | jq -r '.[].name') >"$tmp/places"
+    description=$(od -A n -t u8 -j 64 -N 16 "$first" | awk '{print int(($1 + $2 + 4095) / 4096) * 4096}') # proto/durable.h
+    bytes=$(jq -s --argjson steps $steps --argjson record "$(od -A n -t u8 -j 48 -N 8 "$first")" 'unique_by([.file, .offset]) |
+        (map(select(.twin_offset) | .bytes) | add) * $steps + $record * $steps + (map(select(.twin_offset | not) | .bytes) | add) +
+        2 * 2 * 4096' "$tmp/places")
+    # The remainder of an element has as many bytes as its weight.
+    bytes=$((bytes + $(./cistern tensors $job --json | jq '[.[] | select(.dtype == "bf16" and .pattern == "shard") | .weight_bytes] | add')))
+    (poll wrote $((bytes + description))) || {
+        wrote 0 || true
+        fail "$written bytes were written, not $((bytes + description))"
+    }
+    printf '%d bytes written, as by the formula\n' $((bytes + description))
+    stop_daemon counting
+    rm -f "$files"/*.cistern
+}
+
+count_bytes
 while read -r line; do
     # shellcheck disable=SC2086 # words
     combination $line
