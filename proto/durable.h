@@ -57,8 +57,8 @@ struct cst_durable_seal {
     double last_loss, last_grad_norm;
     double lr, beta1, beta2, eps, weight_decay, clip_norm, grad_scale; /* Of the last step. */
     uint32_t has_hyper;                                                /* 1: there was a step. */
-    uint32_t place;  /* 0 or 1: which place of each row has the states. */
-    uint64_t sum;    /* XXH3 (64 bits) of the seal and its checksums, as if this field were 0. */
+    uint32_t place; /* 0 or 1: which place of each row has the states. */
+    uint64_t sum;   /* XXH3 (64 bits) of the seal and its checksums, as if this field were 0. */
     /* n_chunks x n_rows: checksums of rows (proto/row_sum.h); 0: not known, or the description has
      * it. */
     uint64_t sums[];

@@ -273,14 +273,13 @@ static int check_number(const struct cst_option *option, uint64_t number, struct
 /* All states of a durable job lie in files, and change with its steps alone. */
 static int check_durable(const struct cst_job_spec *spec, struct cst_err *err)
 {
-    const char *with =
-        spec->updates.overlap != CST_OVERLAP_COMMIT
-            ? "early or delayed updates: overlap commit is possible"
-        : spec->updates.unused == CST_UNUSED_SKIP
-            ? "unused skip: all states take turns in each step; unused zero is "
-              "possible"
-        : spec->model.base != NULL ? "a base job, whose tensors are not in the files"
-                                   : NULL;
+    const char *with = spec->updates.overlap != CST_OVERLAP_COMMIT
+                           ? "early or delayed updates: overlap commit is possible"
+                       : spec->updates.unused == CST_UNUSED_SKIP
+                           ? "unused skip: all states take turns in each step; unused zero is "
+                             "possible"
+                       : spec->model.base != NULL ? "a base job, whose tensors are not in the files"
+                                                  : NULL;
 
     if (spec->states.disk_bytes > 0) {
         return cst_err_set(err, CST_EINVAL,

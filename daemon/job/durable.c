@@ -212,8 +212,7 @@ static void fill_seal(const struct cstd_job *job, struct cst_durable_seal *out)
     out->clip_norm = stats.hyper.clip_norm;
     out->grad_scale = stats.hyper.grad_scale;
     out->place = of.place;
-    memcpy(out->sums, of.sums,
-           (size_t)job->layout.n_chunks * CST_DURABLE_ROWS * sizeof *out->sums);
+    memcpy(out->sums, of.sums, (size_t)job->layout.n_chunks * CST_DURABLE_ROWS * sizeof *out->sums);
 }
 
 static struct cst_durable_seal *seal_in(const struct cstd_records *records)

@@ -46,8 +46,8 @@ int cstd_durable_seal(struct cstd_job *job, struct cst_err *err);
 /* True if the command with this ticket, of any job, is one of a seal, and not of a core. */
 bool cstd_durable_is_ticket(uint64_t ticket);
 
-/* A command of a seal of @job has ended. @value: the checksum of what it has copied. @text: words for
- * a status other than CST_OK, or NULL. */
+/* A command of a seal of @job has ended. @value: the checksum of what it has copied. @text: words
+ * for a status other than CST_OK, or NULL. */
 void cstd_durable_done(struct cstd_job *job, uint64_t ticket, int status, double value,
                        const char *text);
 

@@ -65,7 +65,8 @@ static void explain(struct cstd_session *session, uint64_t id, const struct cstd
     n += cst_core_explain(job->core, t->chunk, lines + n, EXPLAIN_LINES - n);
     n += cstd_planner_explain(job, job->layout.chunks[t->chunk].size_class, lines + n,
                               EXPLAIN_LINES - n);
-    n += explain_drive(&job->layout.chunks[t->chunk], &files, &places, lines + n, EXPLAIN_LINES - n);
+    n +=
+        explain_drive(&job->layout.chunks[t->chunk], &files, &places, lines + n, EXPLAIN_LINES - n);
     n += explain_devices(job, lines + n, EXPLAIN_LINES - n);
     n += cstd_comms_explain(job, lines + n, EXPLAIN_LINES - n);
     n += cstd_edge_slots_explain(job, lines + n, EXPLAIN_LINES - n);

@@ -42,7 +42,7 @@ uint64_t cst_layout_row_bytes(const struct cst_layout_states *states, uint32_t g
 {
     const struct cst_table_header header = formats(states, grad_bytes);
     /* True if a chunk with states has this row, separate from all others. */
-    bool has = row == CST_ROW_GRAD           ? !states->grad_over_weight || dtype == CST_FP32
+    bool has = row == CST_ROW_GRAD ? !states->grad_over_weight || dtype == CST_FP32
                : row == CST_ROW_WEIGHT_OTHER
                    ? states->two_weights || cst_layout_files_weights(states, dtype, true)
                    : cst_table_has_row(states->optimizer, dtype, row);
@@ -56,8 +56,9 @@ uint64_t cst_layout_chunk_row_bytes(const struct cst_layout *layout,
     struct cst_layout_states states = cst_layout_states_of(&layout->states, chunk->muon);
 
     if (!cst_layout_has_states(chunk)) {
-        bool has = row == CST_ROW_WEIGHT || (row == CST_ROW_WEIGHT_OTHER &&
-                                             cst_layout_files_weights(&states, chunk->dtype, false));
+        bool has =
+            row == CST_ROW_WEIGHT ||
+            (row == CST_ROW_WEIGHT_OTHER && cst_layout_files_weights(&states, chunk->dtype, false));
 
         return has ? cst_dtype_bytes(chunk->dtype) * n_elems : 0;
     }
