@@ -3,8 +3,8 @@
 # Tests of durable jobs with split master weights, fp32 tensors and frozen tensors (tests/lib/mixed_rank.c): each step has the states of a
 # job in memory, bit for bit, also when the daemon is killed; `cistern adopt` makes a checkpoint of them that is one that was saved, byte
 # for byte; the drives write the bytes of the formula; and after a loss of power the last recorded step, or the one after it, is there.
-# CST_TEST_CRASHES: losses of power of each combination. CST_TEST_SEED: their seed. CST_TEST_COMBINATIONS: options of the combinations,
-# one of each line, as WORLD DRIVES NAME=VALUE...
+# CST_TEST_CRASHES: losses of power of each combination. CST_TEST_SEED: seed of these, and of combinations that are drawn.
+# CST_TEST_COMBINATIONS: instead, one in each line, as RANKS DRIVES NAME=VALUE...
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/keeping.sh
@@ -156,10 +156,29 @@ count_bytes() {
     rm -f "$files"/*.cistern
 }
 
+draw() {
+    local -a of=("$@")
+    printf '%s ' "${of[RANDOM % $#]}"
+}
+
+# Print $1 combinations that are drawn. A first step that is skipped leaves the states of the beginning to be recorded.
+draw_combinations() {
+    local i
+    for ((i = 0; i < $1; i++)); do
+        draw 1 2 3
+        draw 1 2
+        draw optimizer={adamw,adam,lion,sgd,muon}
+        draw moments={fp32,bf16,mx8}
+        draw masters={fp32,split}
+        draw kinds={all,fp32,frozen}
+        draw '' nan=0 nan=3
+        echo
+    done
+}
+
 count_bytes
 while read -r line; do
     # shellcheck disable=SC2086 # words
     combination $line
-done <<<"${CST_TEST_COMBINATIONS:-1 1 masters=split
-2 2 masters=split moments=mx8
-1 2 kinds=fp32 moments=bf16}"
+done <<<"${CST_TEST_COMBINATIONS:-2 2 masters=split moments=mx8
+$(draw_combinations "$(if sparse; then echo 1; else echo 3; fi)")}"

@@ -8,8 +8,11 @@
  *   resume=DIR       the job, which is new, goes on from the checkpoint
  *   gate=PATH        a step, N from 0, begins when there is no file PATH.N
  *   nan=N            step N, from 0, has gradients that are not numbers, and is skipped
- *   kinds=bf16       all tensors are bf16 and trained; kinds=fp32: none is frozen; kinds=frozen:
- * none is fp32 */
+ *   kinds=all        as said
+ *   kinds=bf16       all tensors are bf16 and trained
+ *   kinds=fp32       none is frozen
+ *   kinds=frozen     none is fp32
+ */
 #include "cistern/checkpoint.h"
 #include "cistern/cistern.h"
 #include "kernels/math/cast.h"
@@ -239,8 +242,8 @@ static void take_option(struct cst_job_spec *spec, const char *text)
     } else if (IS("nan")) {
         options.nan_step = strtoull(value, NULL, 10);
     } else if (IS("kinds")) {
-        options.no_fp32 = strcmp(value, "fp32") != 0;
-        options.no_frozen = strcmp(value, "frozen") != 0;
+        options.no_fp32 = strcmp(value, "fp32") != 0 && strcmp(value, "all") != 0;
+        options.no_frozen = strcmp(value, "frozen") != 0 && strcmp(value, "all") != 0;
     } else {
         (void)fprintf(stderr, "mixed_rank: '%s' is unknown\n", text);
         exit(2);
