@@ -83,15 +83,18 @@ combination() {
     start_keeping plain --gpus none
     make_reference "$world" "${options[@]}"
     stop_daemon plain
-    # Everything that is written is recorded. The daemon is killed twice.
+    # Everything that is written is recorded. The daemon is killed twice, and once the engine of the last drive.
     DISK_IO=record DISK_RECORD=$tmp/record CISTERN_ENGINE_HOST=$PWD/tests/lib/disk_engine start_keeping recorder --gpus none
-    : >"$tmp/gate.2"
-    : >"$tmp/gate.5"
+    for i in 1 4 5; do : >"$tmp/gate.$i"; done
     begin_mixed $job "$world" $steps "${options[@]}" disk="$list" durable=1 gate="$tmp/gate"
-    for i in 2 5; do
+    for i in 1 4 5; do
         poll has_stepped $job $i
         rm "$tmp/gate.$i"
-        kill_daemon recorder
+        if [ $i = 4 ]; then
+            kill -9 "$(./cistern stat --json | jq '[.engines[].pid][-1]')" || fail "no engine of a drive"
+        else
+            kill_daemon recorder
+        fi
     done
     end_mixed $job
     ./cistern save $job "$tmp/saved" >/dev/null || fail "a save of a durable job"
