@@ -3,7 +3,8 @@
  * turns (cst_core_state_place): the update t reads the states of update t - 1 at one place, and
  * writes those of update t at the other, where those of update t - 2 were. When all of them are
  * written the driver flushes the drives, writes a record of step t, and flushes again. Only then
- * may step t + 1 be committed.
+ * may step t + 1 be committed. Weights that are (a part of) the master weights are written to the
+ * files like states. The driver writes frozen weights, before the first record.
  *
  *   commit t       UPDATE, COPYs down to places t mod 2    flush, record t, flush
  *   SEALED -----> SEAL_DUE ------------------------------> SEALING ------------> SEALED --> commit
