@@ -133,6 +133,14 @@ wrote() {
     [ "$written" = "$1" ]
 }
 
+# Change two bytes at the first place in $1 that filter $2 prints, as file and offset. After an even number of steps the last one's states
+# are at `offset`.
+change() {
+    local file at
+    read -r file at < <(jq -r "$2" "$1" | head -n 1)
+    printf '\x55\xaa' | dd of="$files/counted.$file.cistern" bs=1 seek=$((at + 100)) conv=notrunc status=none
+}
+
 # A job with tensors of all kinds writes exactly the rows that have two places, and a record, in each step; and once master weights, the
 # weights of frozen tensors, heads and the description.
 count_bytes() {
@@ -156,7 +164,15 @@ count_bytes() {
     }
     printf '%d bytes written, as by the formula\n' $((bytes + description))
     stop_daemon counting
-    rm -f "$files"/*.cistern
+    # Weights that change on the drive are found: those of the last step, for which the step before is taken, and frozen ones.
+    adopt $job
+    change "$tmp/places" 'select(.row == "weight" and .twin_offset) | "\(.file) \(.offset)"'
+    ./cistern adopt "$files/$job".*.cistern "$tmp/older" >"$tmp/adopt.log" 2>&1 || fail "adopt: $(cat "$tmp/adopt.log")"
+    has "step $((steps - 1)) is taken" "$tmp/adopt.log" || fail "changed weights were taken: $(cat "$tmp/adopt.log")"
+    change "$tmp/places" 'select(.twin_offset | not) | "\(.file) \(.offset)"'
+    ! ./cistern adopt "$files/$job".*.cistern "$tmp/none" >"$tmp/adopt.log" 2>&1 || fail "changed frozen weights were adopted"
+    has 'are damaged (checksum' "$tmp/adopt.log" || fail "not told: $(cat "$tmp/adopt.log")"
+    rm -rf "$files"/*.cistern "$tmp/older" "$tmp/adopted"
 }
 
 draw() {
