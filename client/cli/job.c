@@ -488,7 +488,8 @@ static void print_places(const Cistern__ExplainReply *reply)
                          (unsigned long long)place->twin_offset);
         }
         (void)printf(" of ");
-        print_file(reply->files[place->file], place->has_twin_offset, stdout);
+        print_file(reply->files[place->file], place->has_twin_offset || reply->has_recorded_step,
+                   stdout);
         (void)printf("\n");
     }
     if (reply->has_recorded_step && reply->n_places > 0) {

@@ -496,7 +496,7 @@ void cstd_core_driver_done(void *arg, uint64_t ticket, int status, double value,
         .kind = CST_EV_DONE, .ticket = ticket, .status = status, .value = value, .text = text};
 
     if (job != NULL && cstd_durable_is_ticket(ticket)) {
-        cstd_durable_done(job, status, text);
+        cstd_durable_done(job, ticket, status, value, text);
     } else if (job != NULL) {
         cstd_record_over(job->record, ticket, uv_hrtime());
         cstd_job_feed(job, &event);

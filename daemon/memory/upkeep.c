@@ -48,11 +48,10 @@ uint64_t cstd_upkeep_description(const struct cstd_job *job)
 
 uint64_t cstd_upkeep_durable_description(const struct cstd_job *job)
 {
-    const uint64_t n_rows = CST_ROW_COUNT - CST_ROW_MASTER;
-
     return job->layout.states.durable
                ? cstd_upkeep_description(job) +
-                     job->layout.n_chunks * (DURABLE_CHUNK + n_rows * DURABLE_ROW) +
+                     job->layout.n_chunks *
+                         (DURABLE_CHUNK + (uint64_t)CST_DURABLE_ROWS * DURABLE_ROW) +
                      (uint64_t)job->model.n_tensors * DURABLE_TENSOR
                : 0;
 }

@@ -129,15 +129,18 @@ struct cst_job_states {
     /* Each committed step lasts, even if the machine stops or loses power: the files have names,
      * NAME.N.cistern in the directories of `disk` (the job's name, and a number for each), and stay
      * when the job ends. They have two places for each state, and so twice the size, and a record
-     * of the last step; nothing is written twice. Their space is taken by cst_commit. cst_adopt and
+     * of the last step; no state is written twice. Weights that are the master weights, as those of
+     * fp32 tensors, or a part of them (CST_MASTERS_SPLIT), are written with the states, in addition
+     * to host memory: 4 or 2 bytes per parameter and step. Frozen weights are written once, after
+     * the first step. The space of the files is taken by cst_commit. cst_adopt and
      * `cistern adopt` make a checkpoint of the files. A step is committed when the one before is on
      * the drives: its states are written and flushed under the forward and the backward pass in
      * between. After a crash the last step that was reported may therefore be missing;
      * cst_job_leave waits for it. Equal in all ranks.
      *
-     * Needs all states in files: CST_EINVAL without `disk`, and with disk_bytes, masters that are
-     * CST_MASTERS_SPLIT, an overlap other than CST_OVERLAP_COMMIT, CST_UNUSED_SKIP or a base job.
-     * cst_commit returns CST_EINVAL if a tensor is frozen or fp32. Such a job cannot be
+     * Needs all states in files: CST_EINVAL without `disk`, and with disk_bytes, an overlap other
+     * than CST_OVERLAP_COMMIT, CST_UNUSED_SKIP or a base job, and from cst_commit if states are in
+     * memory of a device (device_states). Such a job cannot be
      * reshaped, and its states cannot be written after its first sync (CST_EUNSUPPORTED).
      * CST_EEXIST: a file of the name exists. It may be all that is left of an earlier job. */
     bool durable;

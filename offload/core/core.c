@@ -419,8 +419,7 @@ void cst_core_seal_of(const struct cst_core *core, struct cst_core_seal *out)
 
     *out = (struct cst_core_seal){
         .place = (uint32_t)((commit->adam_step - commit->restored_adam_step) % 2),
-        .sums = core->seal.sums[0],
-        .n_rows = CST_UPDATE_STATES};
+        .sums = core->seal.sums[0]};
 }
 
 void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)

@@ -75,10 +75,8 @@ refused() {
 }
 refused "set 'disk' to a directory"
 refused 'cannot be combined with --store=local' --disk "$files" --store local
-refused 'durable cannot be combined with disk_bytes' --disk "$files" --disk-bytes 1M
-refused 'masters fp32 is possible' --disk "$files" --masters split
+refused 'durable cannot be combined with disk_bytes 1048576: .* leave disk_bytes out' --disk "$files" --disk-bytes 1M
 refused 'overlap commit is possible' --disk "$files" --overlap delayed
-refused "tensor '.*' is frozen" --disk "$files" --lora 4
 cp "$files/d$((n - 1)).0.cistern" "$files/refused.0.cistern"
 refused "has the last step of an earlier job of this name: make a checkpoint of it with 'cistern adopt FILE... DIR'" --disk "$files"
 cmp -s "$files/d$((n - 1)).0.cistern" "$files/refused.0.cistern" || fail "the file of an earlier job was changed"
