@@ -188,10 +188,11 @@ static int next_directory(const char **list, unsigned n, char out[PATH_MAX], str
                            *list);
     }
     if (n == CST_FRAME_MAX_FDS) {
-        return cst_err_set(err, CST_EINVAL,
-                           "disk: more than %d directories: the states of a job can lie on %d "
-                           "drives. More drives can be one as a RAID 0 (mdadm)",
-                           CST_FRAME_MAX_FDS, CST_FRAME_MAX_FDS);
+        return cst_err_set(
+            err, CST_EINVAL,
+            "disk: more than %d directories: name fewer, or make one drive of several "
+            "(RAID 0)",
+            CST_FRAME_MAX_FDS);
     }
     memcpy(out, *list, (size_t)(comma - *list));
     out[comma - *list] = '\0';

@@ -14,7 +14,7 @@
 
 struct cstd_engines;
 
-#define CSTD_DRIVES_MAX 16
+#define CSTD_DRIVES_MAX 32
 /* The beginning of a drive's name, before the numbers of the device: "drive:259:1". */
 #define CSTD_DRIVE "drive:"
 

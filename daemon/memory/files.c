@@ -184,8 +184,10 @@ int cstd_files_take(struct cstd_files *files, struct cstd_daemon *daemon,
     int rc = CST_OK;
 
     if (n > CST_LAYOUT_MAX_DEVICES) {
-        return cst_err_set(err, CST_EINVAL, "%u files for states: at most %d are allowed", n,
-                           CST_LAYOUT_MAX_DEVICES);
+        return cst_err_set(err, CST_EINVAL,
+                           "%u files for states: a job can have %d drives. Name fewer directories, "
+                           "or make one drive of several (RAID 0)",
+                           n, CST_LAYOUT_MAX_DEVICES);
     }
     for (unsigned i = 0; i < n && rc == CST_OK; i++) {
         rc = add(&taken, daemon, fds[i], err);

@@ -44,8 +44,11 @@ static int read_request(const Cistern__JobOpen *message, struct cstd_job_request
                            message->token.len, CSTD_JOB_TOKEN_BYTES);
     }
     if (message->n_drives > CST_LAYOUT_MAX_DEVICES) {
-        return cst_err_set(err, CST_EINVAL, "states on %zu drives: at most %d are possible",
-                           message->n_drives, CST_LAYOUT_MAX_DEVICES);
+        return cst_err_set(
+            err, CST_EINVAL,
+            "states on %zu drives: a job can have %d. Name fewer directories, or make "
+            "one drive of several (RAID 0)",
+            message->n_drives, CST_LAYOUT_MAX_DEVICES);
     }
     *out = (struct cstd_job_request){
         .again = message->again,
