@@ -186,7 +186,7 @@ START_TEST(test_flush_fails)
 {
     struct cst_err err;
 
-    disk_faults = (struct disk_faults){.nth = 2, .errnum = EIO, .flushes = true};
+    disk_faults = (struct disk_faults){.nth = 2, .errnum = EIO, .kinds = DISK_FLUSH};
     for (int i = 0; i < 2; i++) {
         disk_rig_copy(disk_rig_at(&disk_rig.file, 0), disk_rig_at(&disk_rig.host, 0),
                       DISK_RIG_BLOCK, 0);
@@ -231,7 +231,7 @@ START_TEST(test_late)
 
     (void)snprintf(path, sizeof path, "/tmp/check_disk-%d.tmp", (int)getpid());
     disk_stuck_until = path;
-    disk_faults = (struct disk_faults){.nth = 1, .flushes = _i == 1};
+    disk_faults = (struct disk_faults){.nth = 1, .kinds = _i == 1 ? DISK_FLUSH : 0};
     ck_assert_int_eq(cste_device_check_late(&disk_rig.drive, &thread, &err), CST_OK);
     ck_assert_int_eq(pthread_create(&waiting, NULL, _i == 0 ? copy_as_five : flush_as_five, NULL),
                      0);
