@@ -448,7 +448,8 @@ static int find_or_make(struct cstd_session *session, const struct cstd_job_requ
                            request->spec.name,
                            request->spec.states.durable
                                ? "'cistern adopt FILE... DIR' makes a checkpoint of its files"
-                               : "its states are lost");
+                               : "its states are lost: start its workers again, with the last "
+                                 "checkpoint if there is one");
     }
     rc = settle_request(NULL, settled, err);
     rc = rc == CST_OK ? cstd_job_make(session, settled, out, err) : rc;
