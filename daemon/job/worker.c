@@ -5,6 +5,7 @@
 #include "daemon/job/commit.h"
 #include "daemon/base/daemon_state.h"
 #include "daemon/job/declare.h"
+#include "daemon/memory/files.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/job/given.h"
@@ -253,6 +254,29 @@ static int check_model_config(const struct cstd_job *job, const struct cstd_job_
                              job->name, difference.text, request->spec.rank, more);
 }
 
+/* Check that the states of @job are on the drives on which @request wants them. Before its memory
+ * is decided, its files are those that rank 0 will give. */
+static int check_drives(const struct cstd_job *job, const struct cstd_job_request *request,
+                        struct cst_err *err)
+{
+    const bool durable = job->spec.states.durable;
+    char has[CSTD_FILES_WORDS], wants[CSTD_FILES_WORDS];
+
+    if (!cstd_job_is_decided(job) || request->n_drives == 0 ||
+        cstd_files_are_on(&job->files, request->drives, request->n_drives)) {
+        return CST_OK;
+    }
+    return cst_err_give_reason(
+        err, durable ? CST_REASON_FIXED_OPTION : CST_REASON_OPTION,
+        cst_err_set(err, CST_EMISMATCH,
+                    "job '%s' has its states %s, not %s as rank %u wants: leave disk out, %s",
+                    job->name, cstd_files_words(&job->files, has),
+                    cstd_files_words_of(request->drives, request->n_drives, wants),
+                    request->spec.rank,
+                    durable ? "or save the job and load the checkpoint into a new one"
+                            : "or give reshape when the job has no worker"));
+}
+
 static int check_request(const struct cstd_job *job, const struct cstd_job_request *request,
                          struct cst_err *err)
 {
@@ -295,7 +319,8 @@ static int check_request(const struct cstd_job *job, const struct cstd_job_reque
                         request->spec.model.base != NULL ? request->spec.model.base : "",
                         request->spec.rank));
     }
-    rc = cstd_relocate_check(&job->workers[request->spec.rank], request, err);
+    rc = check_drives(job, request, err);
+    rc = rc == CST_OK ? cstd_relocate_check(&job->workers[request->spec.rank], request, err) : rc;
     return rc == CST_OK ? check_reservations(job, request, err) : rc;
 }
 
@@ -465,7 +490,8 @@ static int find_or_make(struct cstd_session *session, const struct cstd_job_requ
                            request->spec.name,
                            request->spec.states.durable
                                ? "'cistern adopt FILE... DIR' makes a checkpoint of its files"
-                               : "its states are lost");
+                               : "its states are lost: start its workers again, with the last "
+                                 "checkpoint if there is one");
     }
     rc = settle_request(NULL, settled, err);
     rc = rc == CST_OK ? cstd_job_make(session, settled, out, err) : rc;

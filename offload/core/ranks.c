@@ -4,6 +4,7 @@
 
 #include "offload/gradient/collection.h"
 #include "offload/core/core_state.h"
+#include "offload/core/open_writes.h"
 #include "offload/weights/residency.h"
 #include "offload/books/waiting.h"
 #include "offload/update/overlap.h"
@@ -252,7 +253,7 @@ void cst_ranks_start(struct cst_core *core)
         return;
     }
     if (core->attempt.phase == CST_PHASE_FAILED || core->attempt.phase == CST_PHASE_RUNNING ||
-        !all_have_synced(core)) {
+        core->writes.n_left > 0 || !all_have_synced(core)) {
         return;
     }
     core->attempt.phase = CST_PHASE_RUNNING;
@@ -452,9 +453,14 @@ static void give_up(struct cst_core *core, uint32_t rank)
 void cst_ranks_sync(struct cst_core *core, const struct cst_event *event)
 {
     struct cst_rank *rank = &core->ranks[event->rank];
+    struct cst_err err;
 
     if (core->attempt.phase == CST_PHASE_FAILED) {
         cst_core_refuse_err(core, event->tag, &core->attempt.why);
+        return;
+    }
+    if (cst_open_writes_check_sync(core, event->rank, &err) != CST_OK) {
+        cst_core_refuse_err(core, event->tag, &err);
         return;
     }
     if (rank->state != CST_RANK_ATTACHED || rank->sync != CST_NO_REQUEST) {

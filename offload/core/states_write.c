@@ -6,6 +6,7 @@
 #include "offload/books/chunk_update.h"
 #include "offload/core/commit.h"
 #include "offload/core/core_state.h"
+#include "offload/core/open_writes.h"
 #include "offload/core/state_rows.h"
 #include "offload/update/overlap.h"
 #include "offload/update/staged_rows.h"
@@ -255,6 +256,7 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
     struct cst_flight flight = {.kind = CST_FLIGHT_WRITE, .chunk = tensor->chunk, .request = i};
     bool weights = event->row == CST_ROW_MASTER || event->row == CST_ROW_WEIGHT;
 
+    cst_open_writes_add(core, event, tensor->chunk, tensor->offset + event->first, i);
     cst_staged_ahead_forget(core, tensor->chunk);
     if (weights) {
         /* The written weights are used from now on, so all updates are, too. */
@@ -327,6 +329,7 @@ void cst_states_written(struct cst_core *core, const struct cst_flight *flight,
     bool staged = cst_state_is_staged(core, flight->chunk, request->row, request->raw);
     struct cst_err why;
 
+    cst_open_writes_end(core, flight->request, event->status == CST_OK);
     core->writes.n--;
     chunk->writes.n--;
     if (chunk->writes.ticket == flight->ticket) {

@@ -31,7 +31,10 @@
 /* Capacities are multiples of this, so that rows need no padding. */
 #define CST_LAYOUT_CAPACITY_STEP 4096
 #define CST_LAYOUT_SEGMENT_BYTES                                                                   \
-    (256u << 20) /* Maximum size of an arena segment, unless it has only one row. */
+    (256u << 20) /* Maximum size of a segment in memory, unless it has only one row. */
+/* The same of a segment in a file on a drive. The daemon has a descriptor for each segment, and the
+ * states on drives are many. */
+#define CST_LAYOUT_FILE_SEGMENT_BYTES (UINT64_C(4) << 30)
 #define CST_LAYOUT_MAX_CHUNK_ELEMS (1u << 30)
 #define CST_LAYOUT_MAX_TENSORS 65536 /* Maximum for one job. */
 #define CST_LAYOUT_MAX_OPERATORS 65536

@@ -237,11 +237,17 @@ static uint64_t grain_of(const struct cst_layout_device *device)
     return device->grain > CST_LAYOUT_ROW_ALIGN ? device->grain : CST_LAYOUT_ROW_ALIGN;
 }
 
+/* The most bytes of a segment on @device, unless it has only one row. */
+static uint64_t most_bytes(const struct cst_layout_device *device)
+{
+    return device->in_host ? CST_LAYOUT_FILE_SEGMENT_BYTES : CST_LAYOUT_SEGMENT_BYTES;
+}
+
 /* Bytes that can be lost because segments are rounded up to the grain. All segments but the last
  * one are at least half full. */
 static uint64_t lost_to_grain(const struct cst_layout_device *device, uint64_t bytes)
 {
-    return (bytes / (CST_LAYOUT_SEGMENT_BYTES / 2) + 1) * (grain_of(device) - 1);
+    return (bytes / (most_bytes(device) / 2) + 1) * (grain_of(device) - 1);
 }
 
 static uint64_t usable(const struct cst_layout_device *device)
@@ -351,7 +357,7 @@ static void append(struct cst_layout *layout, const struct cst_layout_device *de
     if (bytes == 0) {
         return;
     }
-    if (segment == NULL || segment->bytes + bytes > CST_LAYOUT_SEGMENT_BYTES) {
+    if (segment == NULL || segment->bytes + bytes > most_bytes(device)) {
         segment = add_segment(layout, 0);
         segment->tier = device->engine;
     }

@@ -184,13 +184,13 @@ measured=()
 [ -z "$drive" ] || measured=(--disk "$drive" --bytes 64M)
 expect 0 probe -o "$tmp/rates/rates.json" "${measured[@]}"
 says '^NODE .*PRODUCTS$'
-[ -z "$drive" ] || says '^DISK +FILE +READ +WRITE +MIXED$'
+[ -z "$drive" ] || says '^DISK +FILE +READ +WRITE +MIXED +FLUSH$'
 says '^request '
 says '^note +no GPUs: '
 cp "$tmp/rates/rates.json" "$tmp/out"
 holds '.nodes[0] | .cores > 0 and .update > 0 and .pass > 0 and .copy > 0 and .reduce > 0'
 holds '.devices[-1].name == "host" and .devices[-1].up > 0 and .request_s > 0 and (.fingerprint | length == 32)'
-[ -z "$drive" ] || holds '.disk_read > 0 and .disk_write > 0 and .disk_mixed > 0'
+[ -z "$drive" ] || holds '.disk_read > 0 and .disk_write > 0 and .disk_mixed > 0 and .disk_flush_s > 0'
 # Once is enough to measure: this engine only says what it would have found.
 cat >"$tmp/measured" <<'ENGINE'
 #!/bin/sh

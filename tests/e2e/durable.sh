@@ -175,7 +175,7 @@ cisternd=./cisternd
 export CISTERN_ENGINE_HOST=$PWD/tests/lib/disk_engine
 for i in 5 6; do # Four are of step 1, and two of step 2.
     rm -f "$files"/*.cistern
-    DISK_IO=fail DISK_FLUSHES=1 DISK_NTH=$i DISK_FAILS=100000 DISK_ERRNO=5 start_keeping "flush$i" --gpus none
+    DISK_IO=fail DISK_CALLS=flush DISK_NTH=$i DISK_FAILS=100000 DISK_ERRNO=5 start_keeping "flush$i" --gpus none
     rc=0
     ./cistern-gpt "${model[@]}" --data "$tmp/text" --job flushed --steps 2 --disk "$files" --durable >"$tmp/flushed.log" 2>&1 || rc=$?
     if [ $rc = 0 ] || ! has 'cannot be recorded on the drives.*flushed.0.cistern.*Input/output error' "$tmp/flushed.log"; then
