@@ -16,6 +16,7 @@ seq 4000 >"$tmp/text"
 files=$(mktemp -d -p "$drive" cistern-files.XXXXXX)
 finish_files() {
     local status=$?
+    set +e # The status that is set again must not end this.
     rm -rf "$files"
     (exit $status)
     finish_drives

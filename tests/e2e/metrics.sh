@@ -10,6 +10,7 @@ need jq
 helpers=() # Processes that must not outlive a failure.
 finish_helpers() {
     local status=$?
+    set +e # The status that is set again must not end this.
     [ ${#helpers[@]} = 0 ] || kill "${helpers[@]}" 2>/dev/null || true
     (exit $status)
     finish

@@ -115,6 +115,7 @@ grep -qE '^drive .*: .* of files with states, .* read \([0-9.]+ [kMG]?B/s\), .* 
 mkdir "$drive/lasts.$$"
 finish_lasts() {
     local status=$?
+    set +e # The status that is set again must not end this.
     rm -rf "$drive/lasts.$$"
     (exit $status)
     finish
