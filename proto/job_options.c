@@ -270,23 +270,24 @@ static int check_number(const struct cst_option *option, uint64_t number, struct
                              option->field, number, n_names - 1);
 }
 
-/* What of a durable job changes from step to step lies in files, but for the weights, which are
- * made of the master weights. */
+/* All states of a durable job lie in files, and change with its steps alone. */
 static int check_durable(const struct cst_job_spec *spec, struct cst_err *err)
 {
-    const char *with =
-        spec->states.disk_bytes > 0 ? "disk_bytes: all states have to be in files"
-        : spec->states.masters == CST_MASTERS_SPLIT
-            ? "masters split: the files would lack the weights, a part of the master "
-              "weights; masters fp32 is possible"
-        : spec->updates.overlap != CST_OVERLAP_COMMIT
-            ? "early or delayed updates: overlap commit is possible"
-        : spec->updates.unused == CST_UNUSED_SKIP
-            ? "unused skip: all states take turns in each step; unused zero is "
-              "possible"
-        : spec->model.base != NULL ? "a base job, whose tensors are not in the files"
-                                   : NULL;
+    const char *with = spec->updates.overlap != CST_OVERLAP_COMMIT
+                           ? "early or delayed updates: overlap commit is possible"
+                       : spec->updates.unused == CST_UNUSED_SKIP
+                           ? "unused skip: all states take turns in each step; unused zero is "
+                             "possible"
+                       : spec->model.base != NULL ? "a base job, whose tensors are not in the files"
+                                                  : NULL;
 
+    if (spec->states.disk_bytes > 0) {
+        return cst_err_set(err, CST_EINVAL,
+                           "durable cannot be combined with disk_bytes %" PRIu64
+                           ": states beyond these bytes would be in memory alone, and lost with "
+                           "it; leave disk_bytes out, so that all states are in files, or durable",
+                           spec->states.disk_bytes);
+    }
     return with == NULL ? CST_OK
                         : cst_err_set(err, CST_EINVAL, "durable cannot be combined with %s", with);
 }

@@ -23,11 +23,15 @@ static inline uint32_t cst_job_all_ranks(const struct cst_job_spec *spec)
     return spec->nodes.all_ranks > 0 ? spec->nodes.all_ranks : spec->world;
 }
 
-/* Traits of an option. */
+/* Traits of an option. Each option has one of the first four, which say what becomes of it if a
+ * rank opens a job that exists (without `reshape`). */
 enum {
-    CST_JOB_SAME = 1,   /* The ranks of a job must give equal values, and the job shows its own. */
-    CST_JOB_NAME = 2,   /* The name of a job. */
-    CST_JOB_CONFIG = 4, /* UTF-8 of at most CST_MAX_CONFIG_BYTES. */
+    CST_JOB_SAME = 1, /* The ranks of a job must give equal values, and the job shows its own. */
+    CST_JOB_COMPARED = 32, /* Compared in a way of its own: EMISMATCH, or 0 for what the job has. */
+    CST_JOB_FIRST = 64,    /* That of the rank that creates the job counts; others are not read. */
+    CST_JOB_OWN = 128,     /* Says who opens the job and how: the job has no value of its own. */
+    CST_JOB_NAME = 2,      /* The name of a job. */
+    CST_JOB_CONFIG = 4,    /* UTF-8 of at most CST_MAX_CONFIG_BYTES. */
     CST_JOB_TEXT = 8,   /* A number that messages have as "name=value" in their field `options`. */
     CST_JOB_FIXED = 16, /* A job keeps its value for life, also if it is reshaped. */
     CST_JOB_ALL = -1,   /* For functions: the options with any traits, or none. */

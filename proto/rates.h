@@ -54,8 +54,10 @@ struct cst_rates {
     /* Bytes/s of one drive, with large requests: reads alone, writes alone, and both at the same
      * time, together. disk_mixed 0: cst_rates_mixed guesses. */
     double disk_read, disk_write, disk_mixed;
-    double disk_flush_s; /* Time in which a drive flushes; 0: cst_rates_flush assumes one. */
-    double request_s;    /* Round trip of a request that needs no copy. */
+    /* Time in which a drive flushes what it was given, after writes with large requests; 0:
+     * cst_rates_flush assumes one. */
+    double disk_flush_s;
+    double request_s; /* Round trip of a request that needs no copy. */
     /* Half the range of repeated measurements divided by their median, of the rate that varied
      * most; 0: unknown. */
     double spread;
@@ -77,7 +79,7 @@ double cst_rates_products(const struct cst_rates_device *device);
  * and what it writes alone, because a drive does not add them. 0: unknown. */
 double cst_rates_mixed(const struct cst_rates *rates);
 
-/* Time in which a drive flushes what it was given: as the rates say, or else 5 ms, which is much
+/* Time in which a drive flushes what it was given: as measured, or else 5 ms, which is much
  * for a drive with power-loss protection and usual for one without. */
 double cst_rates_flush(const struct cst_rates *rates);
 

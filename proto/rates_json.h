@@ -4,7 +4,7 @@
  *
  *   {"fingerprint": "9f...", "devices": [{"name": "host", "up": 9e9, ...}],
  *    "nodes": [{"cores": 2, "pass": 1.5e10, ...}], "disk_read": 2e9, "disk_write": 1e9,
- *    "disk_mixed": 1.2e9, "request_s": 1.1e-5}
+ *    "disk_mixed": 1.2e9, "disk_flush_s": 2e-4, "request_s": 1.1e-5}
  *
  * A field that is missing or 0 is unknown. An engine started with --rates prints one entry of nodes
  * or devices, with additional fields that the file does not keep (kernels/engine/rates.h). */

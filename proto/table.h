@@ -44,8 +44,9 @@ enum cst_row {
     CST_ROW_MOMENT = 3,
     CST_ROW_COUNT = CST_ROW_MOMENT + CST_MAX_MOMENTS,
     /* In the format of WEIGHT: second weight row of jobs with early or delayed updates; the two
-     * rows alternate. Not counted in CST_ROW_COUNT, because its place is the chunk's
-     * other_weight. */
+     * rows alternate. In durable jobs, which have no such updates, it is the row of weights in a
+     * file (proto/durable.h), of which tables know nothing. Not counted in CST_ROW_COUNT, because
+     * its place is the chunk's other_weight. */
     CST_ROW_WEIGHT_OTHER = CST_ROW_COUNT,
 };
 

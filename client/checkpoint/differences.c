@@ -2,13 +2,12 @@
 #include "client/checkpoint/differences.h"
 
 #include "client/checkpoint/manifest.h"
+#include "proto/config_compare.h"
 #include "proto/optimizers.h"
 
 #include <inttypes.h>
-#include <jansson.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 struct text {
@@ -30,45 +29,29 @@ __attribute__((format(printf, 2, 3))) static void add(const struct text *text, c
     }
 }
 
-/* Add the key of a configuration. NULL: it has no such key. */
-static void add_key(const struct text *text, const char *file, const char *key, const json_t *saved,
-                    const json_t *now)
-{
-    char *was = saved != NULL ? json_dumps(saved, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
-    char *is = now != NULL ? json_dumps(now, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
+/* Where keys of a configuration go. */
+struct config_text {
+    const struct text *text;
+    const char *file; /* Name of the configuration's file in a checkpoint. */
+};
 
-    add(text, "%s of %s was %.40s, now %.40s", key, file, was != NULL ? was : "absent",
-        is != NULL ? is : "absent");
-    free(was);
-    free(is);
+static void add_key(void *arg, const char *key, const char *saved, const char *now)
+{
+    const struct config_text *config = arg;
+
+    add(config->text, "%s of %s was %.40s, now %.40s", key, config->file,
+        saved != NULL ? saved : "absent", now != NULL ? now : "absent");
 }
 
 static void compare_configs(const struct text *text, const char *file, const char *saved,
                             const char *now)
 {
-    json_t *a = saved != NULL ? json_loads(saved, 0, NULL) : NULL;
-    json_t *b = now != NULL ? json_loads(now, 0, NULL) : NULL;
-    json_t *value;
-    const char *key;
+    struct config_text config = {text, file};
 
-    if (json_is_object(a) && json_is_object(b)) {
-        json_object_foreach(a, key, value)
-        {
-            if (!json_equal(value, json_object_get(b, key))) {
-                add_key(text, file, key, value, json_object_get(b, key));
-            }
-        }
-        json_object_foreach(b, key, value)
-        {
-            if (json_object_get(a, key) == NULL) {
-                add_key(text, file, key, NULL, value);
-            }
-        }
-    } else if (saved != NULL && now != NULL && strcmp(saved, now) != 0) {
+    if (saved != NULL && now != NULL && !cst_config_compare(saved, now, add_key, &config) &&
+        strcmp(saved, now) != 0) {
         add(text, "another %s", file);
     }
-    json_decref(a);
-    json_decref(b);
 }
 
 /* Early updates have the results of those at the commit; delayed ones do not. */

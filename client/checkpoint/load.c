@@ -416,7 +416,12 @@ static int load_job(struct cst_job *job, const char *path, struct cst_load_resul
 int cst_load(struct cst_job *job, const char *path, struct cst_load_result *result,
              struct cst_err *err)
 {
-    return load_job(job, path, result, true, err);
+    int rc;
+
+    do {
+        rc = load_job(job, path, result, true, err);
+    } while (cstc_job_goes_on(job, &rc, err));
+    return rc;
 }
 
 int cst_try_load(struct cst_job *job, const char *path, struct cst_load_result *result,

@@ -8,6 +8,7 @@
 #include "proto/table.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -18,9 +19,11 @@ static int check_options(struct cstc_load_source *source, struct cst_err *err)
 
     return d->optimizer == (uint32_t)source->job->optimizer
                ? CST_OK
-               : cst_err_set(err, CST_EMISMATCH, "the checkpoint is of optimizer %s, the job of %s",
+               : cst_err_set(err, CST_EMISMATCH,
+                             "the checkpoint is of optimizer %s, the job of %s: give the job %s",
                              cst_optimizer_names[d->optimizer],
-                             cst_optimizer_names[source->job->optimizer]);
+                             cst_optimizer_names[source->job->optimizer],
+                             cst_optimizer_names[d->optimizer]);
 }
 
 /* -- places in the job ------------------------------------------------------------------------ */
@@ -98,6 +101,44 @@ static int place_tensors(struct cstc_load_source *source, const struct cst_model
     return rc;
 }
 
+enum { SHAPE_TEXT = 96 };
+
+/* Write the shape of the tensor as "256x64". Returns @out. */
+static const char *shape_text(const struct cst_layout_tensor *t, char out[SHAPE_TEXT])
+{
+    size_t n = 0;
+
+    out[0] = '\0';
+    for (uint32_t d = 0; d < t->n_dims && n < SHAPE_TEXT; d++) {
+        n += (size_t)snprintf(out + n, SHAPE_TEXT - n, "%s%" PRId64, d > 0 ? "x" : "", t->shape[d]);
+    }
+    return out;
+}
+
+static bool same_shape(const struct cst_layout_tensor *a, const struct cst_layout_tensor *b)
+{
+    return a->n_dims == b->n_dims && memcmp(a->shape, b->shape, a->n_dims * sizeof *a->shape) == 0;
+}
+
+/* Set the error for the tensor @theirs of the checkpoint, which is @mine in the job. */
+static int tensors_differ(const struct cst_layout_tensor *theirs,
+                          const struct cst_layout_tensor *mine, struct cst_err *err)
+{
+    char a[SHAPE_TEXT], b[SHAPE_TEXT];
+
+    return same_shape(theirs, mine)
+               ? cst_err_set(err, CST_EMISMATCH,
+                             "tensor '%s' is %s in the checkpoint and %s in the job, or another "
+                             "part of a larger tensor",
+                             theirs->name, cst_pattern(theirs->pattern)->name,
+                             cst_pattern(mine->pattern)->name)
+               : cst_err_set(
+                     err, CST_EMISMATCH,
+                     "tensor '%s' has the shape %s in the checkpoint and %s in the job: give "
+                     "the job the sizes of the model that was saved",
+                     theirs->name, shape_text(theirs, a), shape_text(mine, b));
+}
+
 /* Compare the whole @theirs of the checkpoint with that of the job. */
 static int compare_whole(const struct cstc_load_source *source, const struct cst_model *mine,
                          const struct cst_layout_tensor *theirs, struct cst_err *err)
@@ -106,11 +147,13 @@ static int compare_whole(const struct cstc_load_source *source, const struct cst
     uint32_t whole = cst_model_find(mine, theirs->name);
     const struct cst_layout_tensor *t = whole != UINT32_MAX ? &mine->tensors[whole] : NULL;
 
-    if (t == NULL || !cst_box_same_whole(t, theirs) || !cst_box_same(t, theirs) ||
+    if (t == NULL) {
+        return cst_err_set(err, CST_EMISMATCH, "tensor '%s' of the checkpoint is not in the job",
+                           theirs->name);
+    }
+    if (!cst_box_same_whole(t, theirs) || !cst_box_same(t, theirs) ||
         has_states(t->pattern) != has_states(theirs->pattern)) {
-        return cst_err_set(err, CST_EMISMATCH, "tensor '%s' of the checkpoint %s", theirs->name,
-                           t == NULL ? "is not in the job"
-                                     : "has another shape or pattern in the job");
+        return tensors_differ(theirs, t, err);
     }
     /* A job with a base has no frozen tensors of its own. */
     if (has_base != source->job->has_base && !has_states(t->pattern)) {

@@ -91,8 +91,12 @@ static int follow(struct cli *cli)
             any = save_once(cli, &saved) == CLI_EXIT_OK || any;
             tried = step;
         }
-        if (!goes_on) {
-            return any && saved == step ? CLI_EXIT_OK : CLI_EXIT_FAILURE;
+        /* The daemon may have ended during the last save. */
+        if (!goes_on && any && saved == step) {
+            return CLI_EXIT_OK;
+        }
+        if (!goes_on && !wait_for_daemon(cli)) {
+            return CLI_EXIT_FAILURE;
         }
         (void)usleep(LOOK_US);
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The commands of `cistern` about one job: job and explain. */
 #include "client/cli/cli.h"
+#include "client/cli/job_ranks.h"
 #include "client/cli/json.h"
 #include "client/cli/table.h"
 #include "client/cli/tensors.h"
@@ -25,7 +26,7 @@ static void print_states(const Cistern__JobInfo *job, FILE *out)
     (void)fprintf(out, "states    %s, %smoments in %s%s%s, %.4g B/parameter%s", job->optimizer,
                   job->masters != NULL && strcmp(job->masters, "split") == 0 ? "split masters, "
                                                                              : "",
-                  job->moments, job->rounding != NULL ? ", rounded " : "",
+                  job->moments, job->rounding != NULL ? ", rounding " : "",
                   job->rounding != NULL ? job->rounding : "", job->state_bytes_per_param,
                   job->grad_over_weight ? ", gradients in the place of weights" : "");
     if (job->has_device_states) {
@@ -89,7 +90,8 @@ static void print_updates(const Cistern__JobInfo *job, FILE *out)
     if (job->overlap == NULL) {
         return;
     }
-    (void)fprintf(out, "updates   %s", job->overlap);
+    (void)fprintf(out, "updates   %s",
+                  strcmp(job->overlap, "commit") == 0 ? "after the commit" : job->overlap);
     if (job->has_delay_from) {
         (void)fprintf(out, " from step %llu", (unsigned long long)job->delay_from);
     }
@@ -125,12 +127,13 @@ static void print_updates(const Cistern__JobInfo *job, FILE *out)
                       job->reservations_given_up == 1 ? "" : "s");
     }
     if (job->has_last_update_seconds) {
-        (void)fprintf(out, "; last step %s, %s exposed", cli_seconds(job->last_update_seconds, a),
+        (void)fprintf(out, "; in the last step %s, %s exposed",
+                      cli_seconds(job->last_update_seconds, a),
                       cli_seconds(job->last_exposed_seconds, b));
     }
     if (job->has_update_seconds) {
         (void)fprintf(
-            out, "; %s hidden in all",
+            out, "; of all update time %s hidden",
             cli_percent((uint64_t)(fmax(job->update_seconds - job->exposed_seconds, 0) * 1e9),
                         (uint64_t)(job->update_seconds * 1e9), c));
     }
@@ -143,7 +146,7 @@ static void print_memory(const Cistern__JobInfo *job, FILE *out)
     char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES];
 
     for (size_t i = 0; i < job->n_memory; i++) {
-        (void)fprintf(out, "%s%s %s%s", i == 0 ? "charged   " : ", ", job->memory[i]->place,
+        (void)fprintf(out, "%s%s %s%s", i == 0 ? "memory    " : ", ", job->memory[i]->place,
                       cli_bytes(job->memory[i]->bytes, a), i + 1 == job->n_memory ? "\n" : "");
     }
     if (job->has_drive_read_bytes) {
@@ -152,25 +155,35 @@ static void print_memory(const Cistern__JobInfo *job, FILE *out)
     }
 }
 
+/* Print how many steps changed no weight. An older daemon does not tell which ones overflowed. */
+static void print_skipped(const Cistern__JobInfo *job, FILE *out)
+{
+    if (job->n_skipped == 0 && job->n_overflows == 0) {
+        return;
+    }
+    (void)fprintf(out, "skipped   %llu steps", (unsigned long long)job->n_skipped);
+    if (job->has_n_overflows) {
+        (void)fprintf(out, "; the gradients of %llu steps overflowed",
+                      (unsigned long long)job->n_overflows);
+    }
+    (void)fprintf(out, "\n");
+}
+
 static void print_progress(const Cistern__JobInfo *job, FILE *out)
 {
     char text[CLI_HUMAN_BYTES], more[CLI_HUMAN_BYTES], loss[32] = "unknown";
 
     if (job->has_populated_bytes && job->populated_bytes < job->arena_bytes) {
-        (void)fprintf(out, "memory    %s of %s are populated\n",
-                      cli_bytes(job->populated_bytes, text), cli_bytes(job->arena_bytes, more));
+        (void)fprintf(out, "populated %s of %s\n", cli_bytes(job->populated_bytes, text),
+                      cli_bytes(job->arena_bytes, more));
     }
     if (job->step > 0) {
         if (job->has_last_loss) {
             (void)snprintf(loss, sizeof loss, "%.4f", job->last_loss);
         }
-        (void)fprintf(out, "last step loss %s, gradient norm %.4g, %s; %llu skipped", loss,
-                      job->last_grad_norm, cli_seconds(job->step_seconds, text),
-                      (unsigned long long)job->n_skipped);
-        if (job->has_n_overflows) {
-            (void)fprintf(out, " of %llu that overflowed", (unsigned long long)job->n_overflows);
-        }
-        (void)fprintf(out, "\n");
+        (void)fprintf(out, "last step loss %s, gradient norm %.4g, %s\n", loss, job->last_grad_norm,
+                      cli_seconds(job->step_seconds, text));
+        print_skipped(job, out);
     }
     print_updates(job, out);
     if (job->plan != NULL) {
@@ -235,11 +248,12 @@ static void print_head(const Cistern__JobInfo *job, FILE *out)
                   job->device != NULL ? job->device : "?");
     (void)fprintf(out, "model     %s parameters, %s of host memory, %.2f B/parameter\n",
                   cli_count(job->n_params, params), cli_bytes(job->arena_bytes, arena), per_param);
-    (void)fprintf(
-        out, "chunks    %u of up to %s, home host: %llu current, %llu updating, %llu reducing\n",
-        job->n_chunks, cli_bytes(2 * job->chunk_elems, chunk),
-        (unsigned long long)job->chunks_clean, (unsigned long long)job->chunks_updating,
-        (unsigned long long)job->chunks_reducing);
+    (void)fprintf(out,
+                  "chunks    %u of up to %s of weights: %llu current, %llu being updated, %llu "
+                  "being summed\n",
+                  job->n_chunks, cli_bytes(2 * job->chunk_elems, chunk),
+                  (unsigned long long)job->chunks_clean, (unsigned long long)job->chunks_updating,
+                  (unsigned long long)job->chunks_reducing);
     print_kinds(job, out);
     print_states(job, out);
     print_files(job, out);
@@ -366,14 +380,7 @@ bool cli_job_print(const Cistern__JobInfo *job, FILE *out)
         return false;
     }
     (void)fprintf(out, "\n");
-    if (!print_traffic(job, out)) {
-        return false;
-    }
-    if (job->n_ranks < job->world) { /* A page of `cistern top` has the first ones. */
-        (void)fprintf(out, "and %zu ranks more: cistern job %s\n",
-                      (size_t)job->world - job->n_ranks, job->name);
-    }
-    return true;
+    return print_traffic(job, out);
 }
 
 static Cistern__JobName name_of(const struct cli *cli)
@@ -386,45 +393,33 @@ static Cistern__JobName name_of(const struct cli *cli)
     return msg;
 }
 
-/* Move the ranks of @from to the end of those of @to. False: out of memory. */
-static bool move_ranks(Cistern__JobInfo *from, Cistern__JobInfo *to)
-{
-    Cistern__RankInfo **ranks =
-        reallocarray(to->ranks, to->n_ranks + from->n_ranks, sizeof(Cistern__RankInfo *));
-
-    if (ranks == NULL) {
-        return false;
-    }
-    memcpy(ranks + to->n_ranks, from->ranks, from->n_ranks * sizeof(Cistern__RankInfo *));
-    to->ranks = ranks;
-    to->n_ranks += from->n_ranks;
-    from->n_ranks = 0;
-    return true;
-}
-
 bool cli_ask_job(struct cli *cli, struct cstc_call *call)
 {
     Cistern__JobName msg = name_of(cli);
     Cistern__JobInfo *job;
-    bool more = true;
+    struct cst_err err = {0};
+    bool more;
 
     if (!cli_ask(cli, call, CISTERN__MSG_TYPE__MSG_JOB_INFO, &msg.base,
                  CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor)) {
         return false;
     }
     job = ((Cistern__JobInfoReply *)call->reply)->job;
-    msg.has_first_rank = true;
-    while (more && job->n_ranks > 0 && job->n_ranks < job->world) {
+    for (more = cli_job_ranks_next(job, &msg); more; (void)cli_job_ranks_next(job, &msg)) {
         struct cstc_call next = {0};
 
-        msg.first_rank = (uint32_t)job->n_ranks;
         if (!cli_ask(cli, &next, CISTERN__MSG_TYPE__MSG_JOB_INFO, &msg.base,
                      CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor)) {
             cstc_call_reset(call);
             return false;
         }
-        more = ((Cistern__JobInfoReply *)next.reply)->job->n_ranks > 0 &&
-               move_ranks(((Cistern__JobInfoReply *)next.reply)->job, job);
+        if (cli_job_ranks_join(job, ((Cistern__JobInfoReply *)next.reply)->job, &more, &err) !=
+            CST_OK) {
+            (void)cli_fail(&err);
+            cstc_call_reset(&next);
+            cstc_call_reset(call);
+            return false;
+        }
         cstc_call_reset(&next);
     }
     return true;
@@ -486,14 +481,15 @@ static void print_places(const Cistern__ExplainReply *reply)
         if (place->file >= reply->n_files) {
             continue;
         }
-        (void)printf("%s of the chunk: %llu bytes at %llu", place->row,
+        (void)printf("%s of the chunk: %llu bytes at byte %llu", place->row,
                      (unsigned long long)place->bytes, (unsigned long long)place->offset);
         if (place->has_twin_offset) {
-            (void)printf(" and at %llu, which steps write in turn,",
+            (void)printf(" and at byte %llu, which steps write in turn,",
                          (unsigned long long)place->twin_offset);
         }
         (void)printf(" of ");
-        print_file(reply->files[place->file], place->has_twin_offset, stdout);
+        print_file(reply->files[place->file], place->has_twin_offset || reply->has_recorded_step,
+                   stdout);
         (void)printf("\n");
     }
     if (reply->has_recorded_step && reply->n_places > 0) {
@@ -526,9 +522,6 @@ int cli_explain(struct cli *cli)
     if (cli->json) {
         good = cli_json_print(cst_message_to_json(&reply->base));
     } else {
-        (void)printf("%s: %llu elements in chunk %u, from element %llu\n", msg.tensor,
-                     (unsigned long long)reply->n_elems, reply->chunk,
-                     (unsigned long long)reply->offset);
         for (size_t i = 0; i < reply->n_lines; i++) {
             (void)printf("%s\n", reply->lines[i]);
         }

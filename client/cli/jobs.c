@@ -6,6 +6,16 @@
 
 #include <math.h>
 
+/* Add the share of chunks that are updated on a device. */
+static void add_on_device(struct cli_table *table, bool has, uint32_t interleave)
+{
+    if (has) {
+        cli_table_cell(table, "1 in %u", interleave);
+    } else {
+        cli_table_cell(table, "-");
+    }
+}
+
 static void add_number(struct cli_table *table, bool has, uint64_t value)
 {
     if (has) {
@@ -23,14 +33,14 @@ static void add_seconds(struct cli_table *table, bool has, double seconds)
 }
 
 /* Add the cells about updates:
- *   - every how many chunks one is updated on a device,
+ *   - the share of chunks that are updated on a device,
  *   - the exposed time of the last step's updates, and the rest of their time, which was hidden,
  *   - the number of chunks whose update was early, and of the gradients dropped because of it. */
 static void add_updates(struct cli_table *table, const Cistern__JobInfo *job)
 {
     bool has = job->has_last_update_seconds && job->has_last_exposed_seconds;
 
-    add_number(table, job->has_interleave, job->interleave);
+    add_on_device(table, job->has_interleave, job->interleave);
     add_seconds(table, has, job->last_exposed_seconds);
     add_seconds(table, has, fmax(job->last_update_seconds - job->last_exposed_seconds, 0));
     add_number(table, job->has_chunks_ahead, job->chunks_ahead);
@@ -81,10 +91,10 @@ static size_t items_of(const ProtobufCMessage *page, ProtobufCMessage ***items, 
     return part->n_jobs;
 }
 
-static const char *const titles[] = {"JOB",     "UID",      "STATE",    ">RANKS", ">STEP",
-                                     ">PARAMS", ">MEMORY",  ">B/PARAM", ">LOSS",  ">STEP TIME",
-                                     ">K",      ">EXPOSED", ">HIDDEN",  ">AHEAD", ">DROPPED",
-                                     ">IDLE",   ">DRIVES",  NULL};
+static const char *const titles[] = {"JOB",        "UID",      "STATE",    ">RANKS", ">STEP",
+                                     ">PARAMS",    ">MEMORY",  ">B/PARAM", ">LOSS",  ">STEP TIME",
+                                     ">ON DEVICE", ">EXPOSED", ">HIDDEN",  ">AHEAD", ">DROPPED",
+                                     ">IDLE",      ">DRIVES",  NULL};
 
 const struct cli_list cli_jobs_list = {
     .get = CISTERN__MSG_TYPE__MSG_JOB_LIST,

@@ -344,14 +344,16 @@ static int take_disk(struct cli_measured *out, const json_t *answer, struct cst_
 {
     const double read = json_number_value(json_object_get(answer, "disk_read")),
                  write = json_number_value(json_object_get(answer, "disk_write")),
-                 mixed = json_number_value(json_object_get(answer, "disk_mixed"));
+                 mixed = json_number_value(json_object_get(answer, "disk_mixed")),
+                 flush_s = json_number_value(json_object_get(answer, "disk_flush_s"));
 
-    if (!(read > 0) || !(write > 0) || !(mixed > 0)) {
+    if (!(read > 0) || !(write > 0) || !(mixed > 0) || !(flush_s > 0)) {
         return cst_err_set(err, CST_EENGINE, "an engine program that does not measure drives");
     }
     out->rates.disk_read = read;
     out->rates.disk_write = write;
     out->rates.disk_mixed = mixed;
+    out->rates.disk_flush_s = flush_s;
     out->disk_bytes = (uint64_t)json_integer_value(json_object_get(answer, "bytes"));
     return CST_OK;
 }

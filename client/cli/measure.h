@@ -49,8 +49,8 @@ void cli_busy_begin(struct cli_busy *busy);
 void cli_busy_end(const struct cli_busy *busy, struct cli_measured *out);
 
 /* Measure the drive of @directory with a file of @bytes (0: the engine program chooses): reads,
- * writes, and both at once. CST_ENOTFOUND: there is no engine program for the host; CST_EENGINE: it
- * failed, with the cause. */
+ * writes, both at once, and flushes. CST_ENOTFOUND: there is no engine program for the host;
+ * CST_EENGINE: it failed, with the cause. */
 int cli_measure_disk(struct cli_measured *out, const char *directory, uint64_t bytes,
                      struct cst_err *err);
 

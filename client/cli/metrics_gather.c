@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/cli/metrics_gather.h"
 
+#include "client/cli/job_ranks.h"
 #include "client/lib/call.h"
 #include "client/lib/client.h"
 #include "proto/clock.h"
@@ -130,13 +131,38 @@ static size_t count_accounts(const ProtobufCMessage *page, bool *more)
     return part->n_accounts;
 }
 
+static const struct question job_info = {CISTERN__MSG_TYPE__MSG_JOB_INFO,
+                                         CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY,
+                                         &cistern__job_info_reply__descriptor};
+
+/* Get the ranks of @job that its first page does not have. If the job is removed meanwhile, it has
+ * fewer. */
+static int get_ranks(const struct gather *gather, Cistern__JobInfo *job, struct cst_err *err)
+{
+    Cistern__JobName name;
+    bool more = cli_job_ranks_next(job, &name);
+
+    while (more) {
+        ProtobufCMessage *page;
+        int rc = ask(gather, &job_info, &name.base, &page, err);
+
+        if (rc != CST_OK) {
+            return rc == CST_ENOTFOUND ? CST_OK : rc;
+        }
+        rc = cli_job_ranks_join(job, ((Cistern__JobInfoReply *)page)->job, &more, err);
+        protobuf_c_message_free_unpacked(page, NULL);
+        if (rc != CST_OK) {
+            return rc;
+        }
+        (void)cli_job_ranks_next(job, &name);
+    }
+    return CST_OK;
+}
+
 /* Get all of a job. One that is removed meanwhile, and one that the socket does not show to this
  * user, are left out. */
 static int get_job(struct gather *gather, const Cistern__JobInfo *job, struct cst_err *err)
 {
-    static const struct question question = {CISTERN__MSG_TYPE__MSG_JOB_INFO,
-                                             CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY,
-                                             &cistern__job_info_reply__descriptor};
     Cistern__JobName name = CISTERN__JOB_NAME__INIT;
     ProtobufCMessage *reply;
     int rc;
@@ -144,11 +170,12 @@ static int get_job(struct gather *gather, const Cistern__JobInfo *job, struct cs
     name.name = job->name;
     name.has_uid = 1;
     name.uid = job->uid;
-    rc = ask(gather, &question, &name.base, &reply, err);
+    rc = ask(gather, &job_info, &name.base, &reply, err);
     if (rc == CST_ENOTFOUND || rc == CST_EDENIED) {
         return CST_OK;
     }
-    return rc == CST_OK ? append(&gather->out->jobs, reply, err) : rc;
+    rc = rc == CST_OK ? append(&gather->out->jobs, reply, err) : rc;
+    return rc == CST_OK ? get_ranks(gather, ((Cistern__JobInfoReply *)reply)->job, err) : rc;
 }
 
 static int get_jobs(struct gather *gather, struct cst_err *err)

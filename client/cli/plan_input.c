@@ -262,12 +262,10 @@ int cli_plan_check_drives(struct cli *cli, struct cst_err *err)
     return rc;
 }
 
-/* Check that the rates know drives, and that all states of a durable job can be on them. */
+/* Check that the rates know drives. */
 static int check_drives(const struct cli_plan_input *input, const struct cli_plan_request *wish,
                         struct cst_err *err)
 {
-    const struct cst_model *model = &input->model.model;
-
     if (wish->n_drives > 0 && (input->rates.disk_read <= 0 || input->rates.disk_write <= 0)) {
         return cst_err_set(err, CST_EINVAL,
                            "the rates of %.150s know no drives: measure one with 'cistern probe "
@@ -277,18 +275,6 @@ static int check_drives(const struct cli_plan_input *input, const struct cli_pla
                                ? "and leave --rates out, or write disk_read, disk_write and "
                                  "disk_mixed of its file into a file of your own"
                                : "which adds disk_read, disk_write and disk_mixed to the file");
-    }
-    for (uint32_t t = 0; t < model->n_tensors && wish->job.states.durable; t++) {
-        const struct cst_layout_tensor *tensor = &model->tensors[t];
-        bool frozen = !cst_pattern(tensor->pattern)->has_states;
-
-        if (frozen || tensor->dtype == CST_FP32) {
-            return cst_err_set(err, CST_EINVAL,
-                               "--durable: tensor '%s' is %s, and would not be in the files: %s, "
-                               "or leave --durable out",
-                               tensor->name, frozen ? "frozen" : "fp32",
-                               frozen ? "train all tensors" : "make it bf16");
-        }
     }
     return CST_OK;
 }

@@ -22,6 +22,9 @@ const char *cli_plan_row_name(int row)
 static uint64_t *place_of(struct cli_plan_rows *out, const struct cst_layout_config *config,
                           const struct cst_layout_chunk *chunk, int row)
 {
+    if (row == CST_ROW_WEIGHT_OTHER && config->states.durable) {
+        return &out->drive[row];
+    }
     if (!cst_tier_is_apart(chunk->tier) || !cst_table_is_state(row)) {
         return &out->host[row];
     }
@@ -36,19 +39,15 @@ static uint64_t *place_of(struct cli_plan_rows *out, const struct cst_layout_con
 static void add_chunk(struct cli_plan_rows *out, const struct cst_layout *layout,
                       const struct cst_layout_config *config, const struct cst_layout_chunk *chunk)
 {
-    const struct cst_layout_states states = cst_layout_states_of(&layout->states, chunk->muon);
-    bool trained = cst_pattern(chunk->pattern)->has_states;
+    bool twice = layout->states.durable && cst_layout_has_states(chunk);
     uint64_t *to;
 
     for (int row = 0; row < CLI_PLAN_ROWS; row++) {
-        uint64_t more = row == CST_ROW_WEIGHT || trained
-                            ? cst_layout_row_bytes(&states, layout->grad_bytes, chunk->dtype, row,
-                                                   chunk->n_elems)
-                            : 0;
+        uint64_t more = cst_layout_chunk_row_bytes(layout, chunk, row, chunk->n_elems);
 
-        /* Rows in the files of a durable job have two places. */
+        /* Rows of states in the files of a durable job have two places. */
         to = place_of(out, config, chunk, row);
-        *to += to == &out->drive[row] && states.durable ? 2 * more : more;
+        *to += to == &out->drive[row] && twice ? 2 * more : more;
     }
 }
 
@@ -170,7 +169,7 @@ static bool print_memory(const struct cli_plan_input *input, const struct cst_pl
                                 .host = rows->host[row],
                                 .accelerator = there,
                                 .drive = rows->drive[row]};
-        if (row != CST_ROW_WEIGHT_OTHER || input->config.states.two_weights) {
+        if (row != CST_ROW_WEIGHT_OTHER || line.host + line.drive > 0) {
             memory_line(&table, shown, cli_plan_row_name((int)row), &line);
         }
     }

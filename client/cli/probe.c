@@ -102,7 +102,8 @@ static bool print_devices(const struct cst_rates *rates)
 
 static bool print_disk(const struct cst_rates *rates, const char *directory, uint64_t bytes)
 {
-    static const char *const titles[] = {"DISK", ">FILE", ">READ", ">WRITE", ">MIXED", NULL};
+    static const char *const titles[] = {"DISK",   ">FILE",  ">READ", ">WRITE",
+                                         ">MIXED", ">FLUSH", NULL};
     struct cli_table table;
     char text[CLI_HUMAN_BYTES];
 
@@ -112,6 +113,7 @@ static bool print_disk(const struct cst_rates *rates, const char *directory, uin
     rate(&table, rates->disk_read, "B/s");
     rate(&table, rates->disk_write, "B/s");
     rate(&table, rates->disk_mixed, "B/s");
+    cli_table_cell(&table, "%s", cli_seconds(rates->disk_flush_s, text));
     return cli_table_print(&table, stdout);
 }
 

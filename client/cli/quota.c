@@ -30,7 +30,7 @@ static void add_amount(struct cli_table *table, const char *key, bool has, uint6
 
     if (!has) {
         cli_table_cell(table, "%s", none);
-    } else if (strcmp(key, "host") == 0 || strcmp(key, "pool") == 0) {
+    } else if (strcmp(key, "host") == 0 || strcmp(key, "pool") == 0 || strcmp(key, "disk") == 0) {
         cli_table_cell(table, "%s", cli_bytes(amount, text));
     } else if (strcmp(key, "ttl") == 0) {
         cli_table_cell(table, "%s", cli_seconds((double)amount, text));

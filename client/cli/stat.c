@@ -35,8 +35,11 @@ static void add_rate(struct cli_table *table, uint64_t now, uint64_t before, dou
     } else {
         rate = (double)(now - before) / seconds;
     }
-    cli_table_cell(table, "%s/s",
-                   bytes ? cli_bytes((uint64_t)rate, text) : cli_count((uint64_t)rate, text));
+    if (bytes) {
+        cli_table_cell(table, "%s/s", cli_bytes((uint64_t)rate, text));
+    } else {
+        cli_table_cell(table, "%s elements/s", cli_count((uint64_t)rate, text));
+    }
 }
 
 /* Add the name of an engine: "host 0" with its node, "cuda:0" with its GPU, otherwise its
@@ -70,7 +73,7 @@ static void add_engine(struct cli_table *table, const Cistern__StatReply *stat,
     }
     cli_table_cell(table, "%s", engine->isa != NULL ? engine->isa : "-");
     if (engine->has_threads) {
-        cli_table_cell(table, "%u + %u", engine->threads, engine->copy_threads);
+        cli_table_cell(table, "%u + %u for copies", engine->threads, engine->copy_threads);
     } else {
         cli_table_cell(table, "-");
     }
@@ -124,8 +127,8 @@ struct engine_table {
 };
 
 static const char *const engine_titles[] = {
-    "ENGINE",     ">NODE", "STATE",   ">PID",    "ISA",       "THREADS", ">COMMANDS",
-    ">IN FLIGHT", ">COPY", ">REDUCE", ">UPDATE", ">RESTARTS", "LOCKED",  NULL};
+    "ENGINE",     ">NODE", "STATE",   ">PID",    "INSTRUCTIONS", "THREADS", ">COMMANDS",
+    ">IN FLIGHT", ">COPY", ">REDUCE", ">UPDATE", ">RESTARTS",    "LOCKED",  NULL};
 static const char *const bandwidth_titles[] = {
     "BANDWIDTH", ">UP", ">DOWN", ">REDUCE", ">UPDATE", ">B/PARAM", ">NS/PARAM", ">HELD", NULL};
 
@@ -151,11 +154,12 @@ static void print_books(const Cistern__Books *books, FILE *out)
     char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES], d[CLI_HUMAN_BYTES],
         e[CLI_HUMAN_BYTES], f[CLI_HUMAN_BYTES];
 
-    (void)fprintf(
-        out, "blocks    %s free, %s cached, %s leased, %s moving, %s pending, %s quarantined\n",
-        cli_bytes(books->free, a), cli_bytes(books->cached, b), cli_bytes(books->leased, c),
-        cli_bytes(books->moving, d), cli_bytes(books->pending, e),
-        cli_bytes(books->quarantined, f));
+    (void)fprintf(out,
+                  "blocks    of all pools: %s free, %s cached, %s leased, %s moving, %s pending, "
+                  "%s quarantined\n",
+                  cli_bytes(books->free, a), cli_bytes(books->cached, b),
+                  cli_bytes(books->leased, c), cli_bytes(books->moving, d),
+                  cli_bytes(books->pending, e), cli_bytes(books->quarantined, f));
 }
 
 /* Return whether @gpu is a simulated accelerator. The daemon lists them after the GPUs. */
@@ -256,13 +260,13 @@ static void print_gpus(const Cistern__StatReply *stat, FILE *out)
         const Cistern__GpuInfo *gpu = stat->gpus[i];
 
         if (is_paced(gpu)) {
-            (void)fprintf(out, "paced     %s: %s of %s for pools and updates\n", gpu->uuid,
+            (void)fprintf(out, "simulated %s: %s of %s for pools and updates\n", gpu->uuid,
                           cli_bytes(gpu->pool_used, a), cli_bytes(gpu->pool_budget, b));
             continue;
         }
         n_gpus++;
-        (void)fprintf(out, "gpu       cuda:%u %s, %s: %s of %s for pools, card %s", gpu->index,
-                      gpu->name, gpu->uuid, cli_bytes(gpu->pool_used, a),
+        (void)fprintf(out, "gpu       cuda:%u %s, %s: %s of %s for pools; the card has %s",
+                      gpu->index, gpu->name, gpu->uuid, cli_bytes(gpu->pool_used, a),
                       cli_bytes(gpu->pool_budget, b), cli_bytes(gpu->memory_bytes, c));
         if (gpu->has_driver) {
             (void)fprintf(out, ", driver %u.%u", gpu->driver / 1000, gpu->driver % 1000 / 10);
@@ -285,19 +289,22 @@ static void print_node(const Cistern__StatReply *stat, FILE *out)
 {
     char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES];
 
-    (void)fprintf(
-        out, "cisternd  %s on %s, up %s, %u connection%s, %llu requests, %u descriptors\n",
-        stat->version, stat->host, cli_seconds(stat->uptime_s, a), stat->n_sessions,
-        stat->n_sessions == 1 ? "" : "s", (unsigned long long)stat->n_requests, stat->n_fds);
-    (void)fprintf(out, "memory    %s of %s for arenas, machine %s\n", cli_bytes(stat->host_used, a),
-                  cli_bytes(stat->host_budget, b), cli_bytes(stat->memory_bytes, c));
-    (void)fprintf(out, "pools     %s of %s on the host device\n", cli_bytes(stat->pool_used, a),
+    (void)fprintf(out, "cisternd  %s on %s, up %s, %u connection%s, %llu requests, %u open files\n",
+                  stat->version, stat->host, cli_seconds(stat->uptime_s, a), stat->n_sessions,
+                  stat->n_sessions == 1 ? "" : "s", (unsigned long long)stat->n_requests,
+                  stat->n_fds);
+    (void)fprintf(out, "memory    %s of %s for states of jobs; the machine has %s\n",
+                  cli_bytes(stat->host_used, a), cli_bytes(stat->host_budget, b),
+                  cli_bytes(stat->memory_bytes, c));
+    (void)fprintf(out, "pools     %s of %s in host memory\n", cli_bytes(stat->pool_used, a),
                   cli_bytes(stat->pool_budget, b));
     if (stat->pool != NULL) {
         print_books(stat->pool, out);
     }
     if (stat->rates != NULL) {
-        (void)fprintf(out, "rates     %s\n", stat->rates);
+        (void)fprintf(
+            out, "rates     %s%s\n", stat->rates,
+            strcmp(stat->rates, "built in") == 0 ? " ('cistern probe' measures this machine)" : "");
     }
     print_gpus(stat, out);
     print_drives(stat, out);

@@ -148,9 +148,20 @@ static void *save(void *arg)
         (void)fprintf(stderr, "cistern-gpt: job '%s' was not saved after step %llu: %s\n",
                       o->job.name, (unsigned long long)checkpoint->step, err.text);
     }
+    /* A checkpoint of the step that exists already is one. */
+    checkpoint->failed = rc != 0 && rc != CST_EEXIST && result.bytes == 0;
     atomic_store(&checkpoint->finished, true);
     (void)sem_post(&checkpoint->begun);
     return NULL;
+}
+
+static void join(struct gpt_checkpoint *checkpoint)
+{
+    if (checkpoint->running) {
+        (void)pthread_join(checkpoint->thread, NULL);
+        (void)sem_destroy(&checkpoint->begun);
+        checkpoint->running = false;
+    }
 }
 
 void gpt_checkpoint_step(struct gpt_checkpoint *checkpoint, uint64_t step)
@@ -169,13 +180,15 @@ void gpt_checkpoint_step(struct gpt_checkpoint *checkpoint, uint64_t step)
                       (unsigned long long)step, (unsigned long long)checkpoint->step);
         return;
     }
-    gpt_checkpoint_close(checkpoint);
+    join(checkpoint);
     atomic_store(&checkpoint->finished, false);
+    checkpoint->failed = false;
     (void)sem_init(&checkpoint->begun, 0, 0);
     checkpoint->step = step;
     error = pthread_create(&checkpoint->thread, NULL, save, checkpoint);
     checkpoint->running = error == 0;
     if (error != 0) {
+        checkpoint->failed = true;
         (void)fprintf(stderr, "cistern-gpt: step %llu is not saved: %s\n", (unsigned long long)step,
                       strerror(error));
         return;
@@ -185,11 +198,15 @@ void gpt_checkpoint_step(struct gpt_checkpoint *checkpoint, uint64_t step)
     }
 }
 
-void gpt_checkpoint_close(struct gpt_checkpoint *checkpoint)
+int gpt_checkpoint_close(struct gpt_checkpoint *checkpoint, struct cst_err *err)
 {
-    if (checkpoint->running) {
-        (void)pthread_join(checkpoint->thread, NULL);
-        (void)sem_destroy(&checkpoint->begun);
-        checkpoint->running = false;
-    }
+    const struct gpt_options *o = checkpoint->options;
+
+    join(checkpoint);
+    return !checkpoint->failed
+               ? 0
+               : cst_err_set(err, CST_EIO,
+                             "the last checkpoint, after step %llu, is missing. Job '%s' keeps its "
+                             "states: save them with 'cistern save %s DIR'",
+                             (unsigned long long)checkpoint->step, o->job.name, o->job.name);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checkpoints of a job of cistern-gpt: a thread of rank 0 saves it every --save-every steps while
- * the training goes on. A save that fails is reported and does not end the training. */
+ * the training goes on. A save that fails is reported and does not end the training, but its end is
+ * no success without the last one. */
 #ifndef GPT_CHECKPOINT_H
 #define GPT_CHECKPOINT_H
 
@@ -17,6 +18,7 @@ struct gpt_checkpoint {
     sem_t begun;  /* posted when the step is fixed that the thread saves, or it has failed */
     bool running; /* the thread was started and not joined */
     atomic_bool finished; /* the thread has nothing more to do */
+    bool failed;          /* the save of the thread that was joined last has failed */
     uint64_t step;        /* step after which the thread was started */
 };
 
@@ -37,7 +39,8 @@ void gpt_checkpoint_warn(const struct gpt_options *options, uint64_t step);
  * of the job. */
 void gpt_checkpoint_step(struct gpt_checkpoint *checkpoint, uint64_t step);
 
-/* Wait until the last save has ended. */
-void gpt_checkpoint_close(struct gpt_checkpoint *checkpoint);
+/* Wait until the last save has ended. CST_EIO: it has failed, which was reported; the error says
+ * how to repeat it. */
+int gpt_checkpoint_close(struct gpt_checkpoint *checkpoint, struct cst_err *err);
 
 #endif

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -26,8 +27,8 @@ static int check_length(const struct gpt_data *data, size_t context, struct cst_
     return data->n_tokens > context
                ? 0
                : cst_err_set(err, CST_EINVAL,
-                             "data file '%s' has %zu %s; one sequence of context %zu and its "
-                             "targets need %zu",
+                             "file '%s' has %zu %s; one sequence of context %zu and its "
+                             "targets need %zu: give a longer text, or a shorter --context",
                              data->name, data->n_tokens, name, context, context + 1);
 }
 
@@ -41,21 +42,23 @@ int gpt_data_open(struct gpt_data *data, const char *path, enum gpt_tokens form,
 
     if (fd < 0) {
         /* A path that leads to no file is a wrong option, with which a restart does not help. */
-        return cst_err_errno(err, errno == ENOENT || errno == ENOTDIR ? CST_EINVAL : CST_EIO, errno,
-                             "data file '%s'", path);
+        return cst_err_set(err, errno == ENOENT || errno == ENOTDIR ? CST_EINVAL : CST_EIO,
+                           "file '%s': %s: name a file with text that you can read", path,
+                           strerror(errno));
     }
     if (fstat(fd, &st) != 0) {
-        rc = cst_err_errno(err, CST_EIO, errno, "data file '%s'", path);
+        rc = cst_err_errno(err, CST_EIO, errno, "file '%s'", path);
         goto err_close;
     }
     if (!S_ISREG(st.st_mode)) {
-        rc = cst_err_set(err, CST_EINVAL, "data file '%s': not a regular file", path);
+        rc =
+            cst_err_set(err, CST_EINVAL, "file '%s': not a regular file: name one with text", path);
         goto err_close;
     }
     if (st.st_size % forms[form].bytes != 0) {
         rc = cst_err_set(err, CST_EINVAL,
-                         "data file '%s' has %lld bytes, which is no whole number of tokens of %u "
-                         "bytes (--tokens)",
+                         "file '%s' has %lld bytes, which is no whole number of tokens of %u "
+                         "bytes: name the form of the file (--tokens bytes, uint16 or uint32)",
                          path, (long long)st.st_size, forms[form].bytes);
         goto err_close;
     }
@@ -96,7 +99,8 @@ int gpt_data_split(struct gpt_data *data, double percent, size_t context, struct
                ? 0
                : cst_err_set(err, CST_EINVAL,
                              "--validate %g%%: of the %zu %s of '%s', %zu are for validation and "
-                             "%zu remain; both need at least %zu",
+                             "%zu remain; both need at least %zu: give a larger share, a longer "
+                             "text, or a shorter --context",
                              percent, data->n_tokens + part->n_tokens, forms[data->form].name,
                              data->name, part->n_tokens, data->n_tokens, context + 1);
 }
@@ -107,10 +111,10 @@ static int has_ended(const struct gpt_data *data, uint64_t offset, struct cst_er
     struct stat st;
 
     if (fstat(data->fd, &st) != 0) {
-        return cst_err_errno(err, CST_EIO, errno, "data file '%s'", data->name);
+        return cst_err_errno(err, CST_EIO, errno, "file '%s'", data->name);
     }
     return cst_err_set(err, CST_EIO,
-                       "data file '%s' has %lld bytes now, and had %" PRIu64
+                       "file '%s' has %lld bytes now, and had %" PRIu64
                        " when it was opened: byte %" PRIu64 " is missing",
                        data->name, (long long)st.st_size, data->file_bytes, offset);
 }
@@ -125,7 +129,7 @@ static int read_bytes(const struct gpt_data *data, uint64_t offset, uint8_t *out
             continue;
         }
         if (n < 0) {
-            return cst_err_errno(err, CST_EIO, errno, "data file '%s': read at byte %" PRIu64,
+            return cst_err_errno(err, CST_EIO, errno, "file '%s': read at byte %" PRIu64,
                                  data->name, offset + done);
         }
         if (n == 0) {
@@ -167,9 +171,11 @@ int gpt_data_sequence(const struct gpt_data *data, size_t at, size_t context, ui
         }
         number = token(data->form, bytes + i % n_fit * token_bytes);
         if (number >= data->vocab) {
-            return cst_err_set(err, CST_EINVAL,
-                               "data file '%s': token %zu is %u, the vocabulary has %u (--vocab)",
-                               data->name, first + i, number, data->vocab);
+            return cst_err_set(
+                err, CST_EINVAL,
+                "file '%s': token %zu is %u, the vocabulary has %u: give --vocab %u or "
+                "more",
+                data->name, first + i, number, data->vocab, number + 1);
         }
         if (i < context) {
             tokens[i] = number;

@@ -175,7 +175,8 @@ int gpt_describe(const struct gpt_options *options, struct cst_err *err)
         return rc;
     }
     if (!here) {
-        rc = gpt_output_open(&f, options->describe, false, "--describe", err);
+        rc = gpt_output_check(options->describe, "--describe", err);
+        rc = rc == 0 ? gpt_output_open(&f, options->describe, false, "--describe", err) : rc;
     }
     if (rc == 0) {
         write_model(f, options, &model);

@@ -123,7 +123,8 @@ static int read_size(const json_t *config, const char *path, const char *key, ui
     const json_int_t size = json_integer_value(value);
 
     if (!json_is_integer(value) || size < 1 || size > INT32_MAX) {
-        return cst_err_set(err, CST_EINVAL, "%s: %s is not a size", path, key);
+        return cst_err_set(err, CST_EINVAL,
+                           "%s: %s is missing or not a size: give the files of a GPT-2", path, key);
     }
     *out = (uint32_t)size;
     return 0;
@@ -194,6 +195,12 @@ int gpt_gpt2_read(const char *dir, struct gpt_gpt2_sizes *out, struct cst_err *e
 
     (void)snprintf(path, sizeof path, "%s/config.json", dir);
     rc = cst_json_load(&config, path, err);
+    if (rc == CST_ENOTFOUND) {
+        return cst_err_set(err, rc,
+                           "--init: there is no %s: name a directory with config.json and "
+                           "model.safetensors of a GPT-2",
+                           path);
+    }
     if (rc != CST_OK) {
         (void)cst_err_prefix(err, "--init");
         return rc;

@@ -29,8 +29,9 @@ void gpt_options_help(FILE *out)
 static int check_kinds(const struct gpt_options *o, struct cst_err *err)
 {
     if (o->experts > 0 && o->top_k > o->experts) {
-        return cst_err_set(err, CST_EINVAL, "--top-k %u is more than --experts %u", o->top_k,
-                           o->experts);
+        return cst_err_set(err, CST_EINVAL,
+                           "--top-k %u is more than --experts %u: at most --top-k %u", o->top_k,
+                           o->experts, o->experts);
     }
     if (o->experts > 0 && o->lora > 0) {
         return cst_err_set(
@@ -40,7 +41,7 @@ static int check_kinds(const struct gpt_options *o, struct cst_err *err)
     }
     if (o->job.model.base != NULL && o->lora == 0) {
         return cst_err_set(err, CST_EINVAL,
-                           "--base '%s' needs --lora: without it nothing is frozen",
+                           "--base '%s' needs --lora R: without it nothing is frozen",
                            o->job.model.base);
     }
     if (o->job.model.base != NULL && o->store == GPT_STORE_LOCAL) {
@@ -101,7 +102,7 @@ static int check_checkpoints(const struct gpt_options *o, struct cst_err *err)
     }
     if (o->save_dir == NULL &&
         (o->save_every > 0 || (o->resume != NULL && strcmp(o->resume, "auto") == 0))) {
-        return cst_err_set(err, CST_EINVAL, "%s needs --save-dir",
+        return cst_err_set(err, CST_EINVAL, "%s needs --save-dir DIR",
                            o->save_every > 0 ? "--save-every" : "--resume auto");
     }
     return 0;
@@ -117,7 +118,7 @@ static int check_text(const struct gpt_options *o, struct cst_err *err)
                            o->vocab);
     }
     if (o->validate_every > 0 && o->validate == NULL) {
-        return cst_err_set(err, CST_EINVAL, "--validate-every %llu needs --validate",
+        return cst_err_set(err, CST_EINVAL, "--validate-every %llu needs --validate FILE or P%%",
                            (unsigned long long)o->validate_every);
     }
     if (o->init != NULL &&
@@ -172,6 +173,11 @@ static int take_config(struct gpt_options *o, const char *path, struct cst_optio
 
     if (rc == CST_OK && path != NULL) {
         rc = cst_options_load(gpt_options_table, o, path, given, &o->texts, err);
+        rc = rc == CST_ENOTFOUND ? cst_err_set(err, rc,
+                                               "--config %.200s: no such file: 'cistern-gpt "
+                                               "--print-config' writes one",
+                                               path)
+                                 : rc;
     }
     if (rc == CST_OK) {
         rc = take_variable(o, &rank, err);
@@ -237,26 +243,38 @@ static int take_sizes(struct gpt_options *o, const struct cst_options_given *giv
     return rc;
 }
 
+/* Return the least multiple of @of that is @n or more. */
+static unsigned long long next_multiple(uint64_t n, uint64_t of)
+{
+    return (n + of - 1) / of * of;
+}
+
 /* Check combinations of options. */
 static int check_together(const struct gpt_options *o, struct cst_err *err)
 {
     if (o->width % o->heads != 0) {
-        return cst_err_set(err, CST_EINVAL, "--width %u is not divisible by --heads %u", o->width,
-                           o->heads);
+        return cst_err_set(err, CST_EINVAL,
+                           "--width %u is not divisible by --heads %u: --width %llu is", o->width,
+                           o->heads, next_multiple(o->width, (uint64_t)GPT_SIMD_ELEMS * o->heads));
     }
     if (o->width / o->heads % GPT_SIMD_ELEMS != 0) {
         return cst_err_set(
             err, CST_EINVAL,
-            "--width %u / --heads %u = %u elements per head: it must be a multiple of %d", o->width,
-            o->heads, o->width / o->heads, GPT_SIMD_ELEMS);
+            "--width %u / --heads %u = %u elements per head: it must be a multiple of %d, as with "
+            "--width %llu",
+            o->width, o->heads, o->width / o->heads, GPT_SIMD_ELEMS,
+            next_multiple(o->width, (uint64_t)GPT_SIMD_ELEMS * o->heads));
     }
     if (o->batch % o->job.updates.micro_batches != 0) {
-        return cst_err_set(err, CST_EINVAL, "--batch %u is not divisible by --micro-batches %u",
-                           o->batch, o->job.updates.micro_batches);
+        return cst_err_set(err, CST_EINVAL,
+                           "--batch %u is not divisible by --micro-batches %u: --batch %llu is",
+                           o->batch, o->job.updates.micro_batches,
+                           next_multiple(o->batch, o->job.updates.micro_batches));
     }
     if (o->job.rank >= o->job.world) {
-        return cst_err_set(err, CST_EINVAL, "--rank %u with --world %u: ranks are 0..%u",
-                           o->job.rank, o->job.world, o->job.world - 1);
+        return cst_err_set(err, CST_EINVAL,
+                           "--rank %u with --world %u: the ranks are 0 to %u; for more, --world %u",
+                           o->job.rank, o->job.world, o->job.world - 1, o->job.rank + 1);
     }
     if (o->store == GPT_STORE_LOCAL && o->job.rank != 0) {
         return cst_err_set(
@@ -270,7 +288,7 @@ static int check_together(const struct gpt_options *o, struct cst_err *err)
             "--activation-memory cannot be combined with --store=local or --experts");
     }
     if (o->data == NULL && o->describe == NULL && !o->print_config) {
-        return cst_err_set(err, CST_EINVAL, "--data FILE is missing");
+        return cst_err_set(err, CST_EINVAL, "--data FILE is missing: name a text to learn");
     }
     if (cst_job_options_check(&o->job, err) != CST_OK) {
         return CST_EINVAL;

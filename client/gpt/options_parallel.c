@@ -110,8 +110,9 @@ static int check_stages(const struct gpt_options *o, struct cst_err *err)
     }
     if (o->stages > o->layers) {
         return cst_err_set(err, CST_EINVAL,
-                           "--stages %u is more than --layers %u: a stage has a block or more",
-                           o->stages, o->layers);
+                           "--stages %u is more than --layers %u: a stage has a block or more, "
+                           "hence at most --stages %u",
+                           o->stages, o->layers, o->layers);
     }
     if (o->job.updates.micro_batches < 2) {
         return cst_err_set(err, CST_EINVAL,

@@ -16,4 +16,10 @@
 int gpt_output_open(FILE **out, const char *path, bool append, const char *what,
                     struct cst_err *err);
 
+/* Check that @path can be opened so, and that files can be made in the directory @path, which need
+ * not exist: before the run, at whose end it would be too late. CST_EINVAL: they cannot; the error
+ * begins with @what and says what to do. */
+int gpt_output_check(const char *path, const char *what, struct cst_err *err);
+int gpt_output_check_directory(const char *path, const char *what, struct cst_err *err);
+
 #endif

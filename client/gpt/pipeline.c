@@ -39,9 +39,11 @@ static int check_size(const struct cst_schedule *schedule, const struct gpt_opti
                            stages, o->job.updates.micro_batches);
     }
     if (schedule->n_stages > o->layers || schedule->n_stages > GPT_MAX_STAGES) {
-        return cst_err_set(err, CST_EINVAL,
-                           "it has %u stages: at most --layers, %u here, and %d are possible",
-                           schedule->n_stages, o->layers, GPT_MAX_STAGES);
+        return cst_err_set(
+            err, CST_EINVAL,
+            "it has %u stages, and --layers %u: a stage has a block or more. At most %d "
+            "stages are possible: give fewer ranks or stages, or more layers",
+            schedule->n_stages, o->layers, GPT_MAX_STAGES);
     }
     return CST_OK;
 }

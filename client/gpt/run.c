@@ -5,6 +5,7 @@
 #include "client/gpt/data.h"
 #include "client/gpt/compute_device.h"
 #include "client/gpt/model.h"
+#include "client/gpt/output.h"
 #include "client/gpt/stop.h"
 #include "client/gpt/store.h"
 #include "client/gpt/train.h"
@@ -173,15 +174,38 @@ static int open_texts(struct gpt_texts *texts, const struct gpt_options *o, stru
 
     *texts = (struct gpt_texts){0};
     rc = gpt_data_open(&texts->train, o->data, o->tokens, o->vocab, o->context, err);
-    if (rc == 0 && o->validate != NULL && cst_size_percent(o->validate, &percent)) {
+    if (rc != 0) {
+        return cst_err_prefix(err, "--data");
+    }
+    if (o->validate != NULL && cst_size_percent(o->validate, &percent)) {
         rc = gpt_data_split(&texts->train, percent, o->context, &texts->validation, err);
-    } else if (rc == 0 && o->validate != NULL) {
+    } else if (o->validate != NULL) {
         rc = gpt_data_open(&texts->validation, o->validate, o->tokens, o->vocab, o->context, err);
+        rc = rc == 0 ? 0 : cst_err_prefix(err, "--validate");
     }
     if (rc != 0) {
         close_texts(texts);
     }
     return rc;
+}
+
+/* Check the files and the directory that the run writes. */
+static int check_outputs(const struct gpt_options *o, struct cst_err *err)
+{
+    const struct {
+        const char *what, *path;
+    } files[] = {{"--log-json", o->log_json},
+                 {"--loss-file", o->loss_file},
+                 {"--dump-weights", o->dump_weights},
+                 {"--dump-logits", o->dump_logits},
+                 {"--dump-grads", o->dump_grads}};
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < sizeof files / sizeof *files; i++) {
+        rc = files[i].path != NULL ? gpt_output_check(files[i].path, files[i].what, err) : 0;
+    }
+    return rc == 0 && o->save_every > 0 ? gpt_output_check_directory(o->save_dir, "--save-dir", err)
+                                        : rc;
 }
 
 int gpt_run(const struct gpt_options *options, struct cst_err *err)
@@ -190,8 +214,9 @@ int gpt_run(const struct gpt_options *options, struct cst_err *err)
     struct gpt_texts texts;
     struct worker w = {
         .options = options, .model = &model, .texts = &texts, .rank = options->job.rank};
-    int rc = open_texts(&texts, options, err);
+    int rc = check_outputs(options, err);
 
+    rc = rc == 0 ? open_texts(&texts, options, err) : rc;
     if (rc != 0) {
         return rc;
     }

@@ -7,7 +7,7 @@
 #include "client/gpt/options.h"
 
 /* Train as @options say and write the files that they name. The statuses are those of gpt_train, of
- * the data file, of the device and of the store. */
+ * gpt_output_check, of the data file, of the device and of the store. */
 int gpt_run(const struct gpt_options *options, struct cst_err *err);
 
 #endif

@@ -120,6 +120,21 @@ static int initialise(const struct start *s, struct cst_err *err)
     return rc;
 }
 
+/* Remove the new job, which has got no weights: what is started next with its name may have another
+ * model. */
+static void discard(const struct start *s)
+{
+    struct cst_err err = {0};
+
+    if (s->store->ops->discard == NULL) {
+        return;
+    }
+    if (s->store->ops->discard(s->store, &err) != 0) {
+        (void)fprintf(stderr, "cistern-gpt: warning: job '%s' remains, without weights: %s\n",
+                      s->options->job.name, err.text);
+    }
+}
+
 int gpt_start(const struct gpt_options *options, const struct gpt_model *model, uint32_t n_passes,
               struct gpt_store *store, struct cst_err *err)
 {
@@ -129,6 +144,10 @@ int gpt_start(const struct gpt_options *options, const struct gpt_model *model, 
 
     if (!store->ops->initialised(store)) {
         rc = initialise(&start, err);
+        /* Otherwise the same command can go on with the job. A file is not read better then. */
+        if (rc != 0 && (rc == CST_EIO || !cst_status_retryable(rc))) {
+            discard(&start);
+        }
     } else if (resume != NULL && strcmp(resume, "auto") != 0 && !options->quiet) {
         (void)printf("job '%s' exists and goes on after step %llu: --resume is not used\n",
                      options->job.name, (unsigned long long)store->ops->steps(store));

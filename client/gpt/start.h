@@ -10,7 +10,8 @@
 
 /* Rank 0 calls this function before its first sync: a job without states gets them. @n_passes is
  * the number of passes of a batch. What was loaded, and what is other than in the checkpoint, is
- * printed. Statuses: those of the store and of gpt_checkpoint_check_model; CST_ENOMEM. */
+ * printed. If there are no such states, the job is removed, so that no job without weights remains.
+ * Statuses: those of the store and of gpt_checkpoint_check_model; CST_ENOMEM. */
 int gpt_start(const struct gpt_options *options, const struct gpt_model *model, uint32_t n_passes,
               struct gpt_store *store, struct cst_err *err);
 

@@ -58,6 +58,8 @@ struct gpt_store_ops {
     /* Leave after the last step, which lasts then if the job is durable; a failure says why not.
      * NULL: there is nothing to leave. */
     int (*leave)(struct gpt_store *store, struct cst_err *err);
+    /* Remove the job, which has no weights yet, so that the name is free. NULL: there is no job. */
+    int (*discard)(struct gpt_store *store, struct cst_err *err);
     /* Close the handle. @good: leave properly. Otherwise leave as if the worker had died, so that
      * other ranks do not wait for it. */
     void (*close)(struct gpt_store *store, bool good);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cistern/checkpoint.h"
+#include "client/gpt/advice.h"
 #include "client/gpt/describe.h"
 #include "client/gpt/compute_device.h"
 #include "client/gpt/gpt2.h"
@@ -387,6 +388,11 @@ static int daemon_leave(struct gpt_store *store, struct cst_err *err)
     return rc == CST_EENGINE || rc == CST_ELOST ? rc : CST_OK;
 }
 
+static int daemon_discard(struct gpt_store *store, struct cst_err *err)
+{
+    return cst_job_remove(self(store)->client, self(store)->options->job.name, err);
+}
+
 static void daemon_close(struct gpt_store *store, bool good)
 {
     struct daemon_store *s = self(store);
@@ -451,6 +457,7 @@ static const struct gpt_store_ops daemon_ops = {
     .write = daemon_write,
     .stat = daemon_stat,
     .leave = daemon_leave,
+    .discard = daemon_discard,
     .close = daemon_close,
 };
 
@@ -524,6 +531,7 @@ int gpt_store_daemon_open(struct gpt_store **out, const struct gpt_options *opti
     *out = &s->head;
     return 0;
 err_disconnect:
+    gpt_advise(options->job.name, err);
     cst_disconnect(s->client);
 err_free:
     free(s);

@@ -460,7 +460,8 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
     struct train t = {.options = options, .model = model, .texts = texts, .store = store};
     uint64_t step;
     bool opened;
-    int rc;
+    int rc, saved;
+    struct cst_err unsaved = {0};
 
     t.rank = rank;
     t.checkpoint.options = options;
@@ -493,7 +494,7 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
     if (rc == 0) {
         rc = run_steps(&t, step, err);
     }
-    gpt_checkpoint_close(&t.checkpoint);
+    saved = gpt_checkpoint_close(&t.checkpoint, &unsaved);
     if (rc == CST_ECANCELLED && gpt_stop_asked() != 0) {
         tell_stopped(&t, err);
         (void)close_files(&t, NULL);
@@ -505,6 +506,10 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
     }
     if (rc == 0) {
         rc = write_end(&t, err);
+    }
+    if (rc == 0 && saved != 0) {
+        rc = saved;
+        *err = unsaved;
     }
     part(&t);
     free(t.pipeline.done);

@@ -150,6 +150,13 @@ static int die(struct cst_client *client, int status, struct cst_err *why, struc
     (void)cst_err_give_reason(
         &cause, why->reason,
         cst_err_set(&cause, status, "daemon at %s: %s", client->path, why->text));
+    /* A daemon that was killed says nothing. */
+    if (status == CST_ECONN && !client->returns && client->job != NULL) {
+        (void)cst_err_set(&cause, status,
+                          "daemon at %s: %.256s: if it has ended, job '%s' has, too: start the "
+                          "workers again, with the last checkpoint if there is one",
+                          client->path, why->text, client->job->name);
+    }
     cstc_client_die(client, &cause);
     return cstc_client_check(client, err);
 }

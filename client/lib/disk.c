@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 /* Files of one job. */
@@ -38,7 +39,10 @@ static int make(const char *directory, int *out, struct cst_err *err)
                              directory);
     }
     if (fd < 0) {
-        return cst_err_errno(err, CST_EIO, errno, "disk: a file in '%.150s'", directory);
+        return cst_err_set(err, CST_EIO,
+                           "disk: a file in '%.150s': %s: name directories that you can write, one "
+                           "on each drive",
+                           directory, strerror(errno));
     }
     *out = fd;
     return CST_OK;
@@ -176,6 +180,53 @@ static int make_named(const char *directory, const char *job, unsigned number, i
     return CST_OK;
 }
 
+/* Copy the first directory of *@list to @out, and move *@list on; it is NULL after the last one.
+ * @n: how many there were before. */
+static int next_directory(const char **list, unsigned n, char out[PATH_MAX], struct cst_err *err)
+{
+    const char *comma = strchrnul(*list, ',');
+
+    if (comma == *list || comma - *list >= PATH_MAX) {
+        return cst_err_set(err, CST_EINVAL, "disk: an empty or too long directory in '%.150s'",
+                           *list);
+    }
+    if (n == CST_FRAME_MAX_FDS) {
+        return cst_err_set(
+            err, CST_EINVAL,
+            "disk: more than %d directories: name fewer, or make one drive of several "
+            "(RAID 0)",
+            CST_FRAME_MAX_FDS);
+    }
+    memcpy(out, *list, (size_t)(comma - *list));
+    out[comma - *list] = '\0';
+    *list = *comma == ',' ? comma + 1 : NULL;
+    return CST_OK;
+}
+
+int cstc_disk_find(const struct cst_job_spec *spec, struct cstc_disk_drives *out,
+                   struct cst_err *err)
+{
+    const char *list = spec->rank == 0 ? spec->states.disk : NULL;
+    char directory[PATH_MAX];
+    struct stat st;
+    int rc = CST_OK;
+
+    out->n = 0;
+    while (rc == CST_OK && list != NULL) {
+        rc = next_directory(&list, (unsigned)out->n, directory, err);
+        if (rc == CST_OK && stat(directory, &st) != 0) {
+            rc = cst_err_errno(err, CST_EIO, errno, "disk: directory '%.150s'", directory);
+        }
+        if (rc == CST_OK) {
+            (void)snprintf(out->text[out->n], sizeof out->text[0], "%u:%u", major(st.st_dev),
+                           minor(st.st_dev));
+            out->list[out->n] = out->text[out->n];
+            out->n++;
+        }
+    }
+    return rc;
+}
+
 /* Make a file in each of the directories @list; for a durable job it has a name. */
 static int make_all(const char *list, const struct cst_job_spec *spec, struct files *files,
                     struct cst_err *err)
@@ -183,27 +234,16 @@ static int make_all(const char *list, const struct cst_job_spec *spec, struct fi
     int rc = CST_OK;
 
     while (rc == CST_OK && list != NULL) {
-        const char *comma = strchrnul(list, ',');
         char directory[PATH_MAX];
 
-        if (comma == list || comma - list >= PATH_MAX) {
-            return cst_err_set(err, CST_EINVAL, "disk: an empty or too long directory in '%.150s'",
-                               list);
-        }
-        if (files->n == CST_FRAME_MAX_FDS) {
-            return cst_err_set(err, CST_EINVAL, "disk: more than %d directories",
-                               CST_FRAME_MAX_FDS);
-        }
-        memcpy(directory, list, (size_t)(comma - list));
-        directory[comma - list] = '\0';
-        rc = make(directory, &files->fds[files->n], err);
+        rc = next_directory(&list, files->n, directory, err);
+        rc = rc == CST_OK ? make(directory, &files->fds[files->n], err) : rc;
         if (rc == CST_OK && spec->states.durable) {
             /* The file system has what states need. */
             (void)close(files->fds[files->n]);
             rc = make_named(directory, spec->name, files->n, &files->fds[files->n], err);
         }
         files->n += rc == CST_OK;
-        list = *comma == ',' ? comma + 1 : NULL;
     }
     return rc;
 }

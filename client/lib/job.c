@@ -73,6 +73,7 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     Cistern__JobPlan plan_msg;
     struct cst_saved_plan plan;
     struct cst_job_texts texts;
+    struct cstc_disk_drives drives;
     const Cistern__JobOpened *opened;
     struct cstc_call call = {0};
     struct cst_job *job;
@@ -86,8 +87,14 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     if (rc == CST_OK) {
         rc = cstc_debug_read(&debug, err);
     }
+    rc = rc == CST_OK ? cstc_disk_find(spec, &drives, err) : rc;
     if (rc == CST_OK && spec->planning.plan_file != NULL) {
         rc = cst_saved_plan_read(&plan, spec->planning.plan_file, err);
+        rc = rc == CST_ENOTFOUND ? cst_err_set(err, rc,
+                                               "there is no plan in %.200s: 'cistern plan --save "
+                                               "FILE' makes one",
+                                               spec->planning.plan_file)
+                                 : rc;
     }
     if (rc != CST_OK) {
         return rc;
@@ -99,6 +106,8 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     cistern__job_open__init(&msg);
     cst_job_texts_make(&texts, spec);
     cst_job_options_fill(&msg.base, spec, &texts, CST_JOB_ALL);
+    msg.n_drives = drives.n;
+    msg.drives = drives.list;
     if (spec->planning.plan_file != NULL) {
         cst_plan_message_fill(&plan_msg, &plan);
         msg.plan = &plan_msg;
@@ -138,7 +147,7 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     cstc_call_reset(&call);
     client->job = job;
     client->free_job = cstc_job_free;
-    if (spec->states.disk != NULL && spec->rank == 0 && (!committed || spec->reshape)) {
+    if (drives.n > 0 && !committed) {
         rc = cstc_disk_give(client, spec, err);
     }
     if (rc != CST_OK) {

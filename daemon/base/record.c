@@ -28,14 +28,38 @@ struct cstd_record {
     struct issued *in_flight;
     uint64_t n_slots; /* Length of in_flight. */
     uint64_t n_used;  /* Number of slots of in_flight in use. */
-    struct cstd_record_interval ring[CSTD_RECORD_INTERVALS];
+    uint64_t n_kept;  /* Length of ring. */
+    struct cstd_record_interval ring[];
 };
 
-struct cstd_record *cstd_record_open(void)
+/* The intervals of a step: in each micro-batch each rank leases the weights of a chunk twice and
+ * its gradient once, and its weights are loaded once. Engines sum and update the chunk. */
+enum { STEPS = 64, OF_RANK = 4, OF_ENGINES = 3, MEMORY_SHARE = 64 };
+
+uint32_t cstd_record_intervals(const struct cstd_record_job *job)
 {
-    struct cstd_record *record = calloc(1, sizeof *record);
+    const uint64_t n_micro = job->micro_batches > 1 ? job->micro_batches : 1;
+    const uint64_t of_chunk = OF_RANK * n_micro * job->n_ranks + OF_ENGINES;
+    const uint64_t most = job->bytes / MEMORY_SHARE / sizeof(struct cstd_record_interval);
+    uint64_t n = STEPS * of_chunk * job->n_chunks;
+
+    n = n < most ? n : most;
+    n = n < CSTD_RECORD_MOST ? n : CSTD_RECORD_MOST;
+    return (uint32_t)(n > CSTD_RECORD_FEWEST ? n : CSTD_RECORD_FEWEST);
+}
+
+static uint64_t ring_bytes(const struct cstd_record_job *job)
+{
+    return sizeof(struct cstd_record) +
+           (uint64_t)cstd_record_intervals(job) * sizeof(struct cstd_record_interval);
+}
+
+struct cstd_record *cstd_record_open(const struct cstd_record_job *job)
+{
+    struct cstd_record *record = calloc(1, ring_bytes(job));
 
     if (record != NULL) {
+        record->n_kept = cstd_record_intervals(job);
         record->n_slots = FEW;
         record->in_flight = calloc(record->n_slots, sizeof *record->in_flight);
         if (record->in_flight == NULL) {
@@ -46,14 +70,14 @@ struct cstd_record *cstd_record_open(void)
     return record;
 }
 
-uint64_t cstd_record_bytes(uint32_t n_chunks)
+uint64_t cstd_record_bytes(const struct cstd_record_job *job)
 {
     uint64_t n_slots = FEW;
 
-    while (n_slots < MOST && n_slots < (uint64_t)n_chunks * MOST_COMMANDS) {
+    while (n_slots < MOST && n_slots < (uint64_t)job->n_chunks * MOST_COMMANDS) {
         n_slots *= 2;
     }
-    return sizeof(struct cstd_record) + n_slots * sizeof(struct issued);
+    return ring_bytes(job) + n_slots * sizeof(struct issued);
 }
 
 void cstd_record_close(struct cstd_record *record)
@@ -94,7 +118,7 @@ static bool grow(struct cstd_record *record)
 static struct cstd_record_interval *add(struct cstd_record *record,
                                         const struct cstd_record_interval *interval)
 {
-    struct cstd_record_interval *at = &record->ring[record->n++ % CSTD_RECORD_INTERVALS];
+    struct cstd_record_interval *at = &record->ring[record->n++ % record->n_kept];
 
     *at = *interval;
     return at;
@@ -239,12 +263,12 @@ void cstd_record_closing(struct cstd_record *record, uint32_t rank, uint64_t ask
 void cstd_record_range(const struct cstd_record *record, uint64_t *first, uint64_t *end)
 {
     *end = record != NULL ? record->n : 0;
-    *first = *end > CSTD_RECORD_INTERVALS ? *end - CSTD_RECORD_INTERVALS : 0;
+    *first = record != NULL && *end > record->n_kept ? *end - record->n_kept : 0;
 }
 
 const struct cstd_record_interval *cstd_record_get(const struct cstd_record *record, uint64_t i)
 {
-    return &record->ring[i % CSTD_RECORD_INTERVALS];
+    return &record->ring[i % record->n_kept];
 }
 
 enum place { ARENA, POOL, RESERVATION, OUTSIDE };

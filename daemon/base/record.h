@@ -8,7 +8,8 @@
 
 #include "offload/core/core.h"
 
-#define CSTD_RECORD_INTERVALS 16384 /* Number of intervals that are kept: the last ones. */
+/* Number of intervals that are kept, the last ones: at least, and at most. */
+enum { CSTD_RECORD_FEWEST = 16384, CSTD_RECORD_MOST = 262144 };
 
 /* The numbers are those of TraceInterval in cistern.proto. */
 enum cstd_record_kind {
@@ -51,11 +52,21 @@ struct cstd_record_interval {
 
 struct cstd_record; /* opaque */
 
+/* What the size of a record depends on. */
+struct cstd_record_job {
+    uint32_t n_chunks, n_ranks, micro_batches;
+    uint64_t bytes; /* Memory of the job. */
+};
+
+/* Number of intervals that the record of @job keeps: about those of 64 steps, between the limits
+ * above, and no more than a 64th of the job's memory takes. */
+uint32_t cstd_record_intervals(const struct cstd_record_job *job);
+
 /* Make a record. NULL: out of memory; the job continues without a record. All functions accept NULL
  * for @record and then do nothing, except cstd_record_get. */
-struct cstd_record *cstd_record_open(void);
-/* Bytes of the heap that the record of a job of @n_chunks takes at most. */
-uint64_t cstd_record_bytes(uint32_t n_chunks);
+struct cstd_record *cstd_record_open(const struct cstd_record_job *job);
+/* Bytes of the heap that the record takes at most. */
+uint64_t cstd_record_bytes(const struct cstd_record_job *job);
 
 void cstd_record_close(struct cstd_record *record);
 

@@ -114,8 +114,8 @@ enum cstd_mount_state {
     CSTD_MOUNT_DROPPING, /* The engine was asked to unmap the segment and has not answered. */
 };
 
-/* Engines of at most 8 NUMA nodes, 8 simulated accelerators, 16 GPUs and 16 drives. */
-#define CSTD_ARENA_MAX_ENGINES 48
+/* Engines of at most 8 NUMA nodes, 8 simulated accelerators, 16 GPUs and 32 drives. */
+#define CSTD_ARENA_MAX_ENGINES 64
 
 /* Engine deaths while the segments of one owner were populated; all segments of the owner share it.
  * Populating a job that is too large for its control group gets engines killed. */

@@ -14,17 +14,22 @@ void cstd_drives_init(struct cstd_drives *drives, struct cstd_engines *engines)
     *drives = (struct cstd_drives){.engines = engines};
 }
 
-/* Set the name that the kernel gives the block device of @drive. */
-static void find_name(struct cstd_drive *drive)
+const char *cstd_drive_name(const char *number, char out[CSTD_DRIVE_NAME])
 {
     char path[128], target[256];
-    ssize_t n;
+    unsigned first, second;
+    ssize_t n = -1;
+    int end = 0;
 
-    (void)snprintf(path, sizeof path, "/sys/dev/block/%s", drive->uuid + strlen(CSTD_DRIVE));
-    n = readlink(path, target, sizeof target - 1);
+    /* The number may come from a worker. */
+    if (sscanf(number, "%u:%u%n", &first, &second, &end) == 2 && number[end] == '\0') {
+        (void)snprintf(path, sizeof path, "/sys/dev/block/%u:%u", first, second);
+        n = readlink(path, target, sizeof target - 1);
+    }
     target[n > 0 ? n : 0] = '\0';
-    (void)snprintf(drive->name, sizeof drive->name, "%.63s",
-                   strrchr(target, '/') != NULL ? strrchr(target, '/') + 1 : drive->uuid);
+    (void)snprintf(out, CSTD_DRIVE_NAME, "%.63s",
+                   strrchr(target, '/') != NULL ? strrchr(target, '/') + 1 : number);
+    return out;
 }
 
 /* Take a place in the list, and its engine: a new one, or that of a drive that no job uses. NULL:
@@ -81,7 +86,7 @@ int cstd_drives_get(struct cstd_drives *drives, const char *uuid, struct cstd_dr
     *drive = (struct cstd_drive){
         .engine = engine, .files.limit = UINT64_MAX, .files.resource = CSTD_QUOTA_DISK};
     (void)snprintf(drive->uuid, sizeof drive->uuid, "%.60s", uuid);
-    find_name(drive);
+    (void)cstd_drive_name(drive->uuid + strlen(CSTD_DRIVE), drive->name);
     (void)snprintf(drive->files_name, sizeof drive->files_name, "files on %.60s", uuid);
     drive->files.name = drive->files_name;
     cstd_log(CSTD_LOG_INFO, "%s is drive %s", drive->uuid, drive->name);

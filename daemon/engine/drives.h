@@ -14,14 +14,17 @@
 
 struct cstd_engines;
 
-#define CSTD_DRIVES_MAX 16
+#define CSTD_DRIVES_MAX 32
 /* The beginning of a drive's name, before the numbers of the device: "drive:259:1". */
 #define CSTD_DRIVE "drive:"
 
+#define CSTD_DRIVE_NAME 64 /* Bytes of a name of a block device. */
+
 struct cstd_drive {
-    char uuid[64];   /* "drive:259:1", as the engine is called. */
-    char name[64];   /* Of the block device, such as "nvme0n1p1"; the uuid if it has none. */
-    unsigned engine; /* Index of the drive's engine in struct cstd_engines. */
+    char uuid[64];              /* "drive:259:1", as the engine is called. */
+    char name[CSTD_DRIVE_NAME]; /* Of the block device, such as "nvme0n1p1"; its number if it has
+                                   none. */
+    unsigned engine;            /* Index of the drive's engine in struct cstd_engines. */
     /* Counts what jobs have there. Its only limits are the users' (`disk` in [quota]); the file
      * system has its own. */
     struct cstd_budget files;
@@ -42,6 +45,11 @@ static inline bool cstd_drive_is(const char *device)
 {
     return strncmp(device, CSTD_DRIVE, sizeof CSTD_DRIVE - 1) == 0;
 }
+
+/* Write the name that the kernel gives the block device with the number @number, such as "259:1",
+ * to
+ * @out; the number if it has none. Returns @out. */
+const char *cstd_drive_name(const char *number, char out[CSTD_DRIVE_NAME]);
 
 /* Write the name of the drive of @fd to @uuid. CST_EIO: the file's properties cannot be read. */
 int cstd_drive_of_file(int fd, char *uuid, size_t size, struct cst_err *err);

@@ -31,6 +31,14 @@ static int check_weights(const struct cstd_job *job, const char *name, struct cs
                            "base of job '%s': job '%s' has failed, and its states may be damaged",
                            name, job->name);
     }
+    if (stats.n_writes_left > 0) {
+        return cst_err_set(
+            err, CST_EBUSY,
+            "base of job '%s': %u writes of states of job '%s' were cut off when the "
+            "daemon ended: it can be a base again when its workers have repeated "
+            "them",
+            name, stats.n_writes_left, job->name);
+    }
     if (job->successor != NULL && job->successor->state != CSTD_JOB_CLOSING) {
         return cst_err_set(err, CST_EBUSY,
                            "base of job '%s': job '%s' is being reshaped to %u ranks: it can be a "
@@ -49,7 +57,8 @@ int cstd_base_job_find(struct cstd_daemon *daemon, uid_t uid, const char *name, 
         return cst_err_set(err, CST_EINVAL, "job '%s' cannot be the base of itself", name);
     }
     if (job == NULL) {
-        return cst_err_set(err, CST_ENOTFOUND, "base of job '%s': uid %u has no job '%s'", name,
+        return cst_err_set(err, CST_ENOTFOUND,
+                           "base of job '%s': uid %u has no job '%s' (cistern jobs)", name,
                            (unsigned)uid, base);
     }
     /* A base must hold all frozen tensors itself; those of a base's base are in another job. */

@@ -15,6 +15,7 @@
 #include "daemon/job/planner.h"
 #include "daemon/job/span.h"
 #include "daemon/ledger/ledger.h"
+#include "daemon/memory/upkeep.h"
 #include "daemon/session/pending.h"
 
 #include <assert.h>
@@ -45,8 +46,10 @@ static void put_item(struct cstd_pending_item *item, const struct cst_reply *rep
  * a record. */
 static struct cstd_record *record_of(struct cstd_job *job)
 {
+    const struct cstd_record_job of = cstd_upkeep_record(job);
+
     if (job->record == NULL) {
-        job->record = cstd_record_open();
+        job->record = cstd_record_open(&of);
     }
     return job->record;
 }
@@ -505,7 +508,7 @@ void cstd_core_driver_done(void *arg, uint64_t ticket, int status, double value,
     if (job != NULL && cstd_durable_is_ticket(ticket) && job->span != NULL) {
         cstd_span_copied(job, ticket, status, text);
     } else if (job != NULL && cstd_durable_is_ticket(ticket)) {
-        cstd_durable_done(job, status, text);
+        cstd_durable_done(job, ticket, status, value, text);
     } else if (job != NULL) {
         cstd_record_over(job->record, ticket, uv_hrtime());
         cstd_job_feed(job, &event);

@@ -21,28 +21,31 @@
 
 /* -- what is possible ------------------------------------------------------------------------- */
 
+/* The tier of the weights of @chunk that last; that of host memory: they do not. */
+static uint32_t weights_tier(const struct cstd_job *job, const struct cst_layout_chunk *chunk)
+{
+    const uint32_t segment = chunk->other_weight.segment;
+
+    return segment != CST_LAYOUT_NO_ROW ? job->layout.segments[segment].tier : CST_TIER_HOST;
+}
+
 static int check_tensor(const struct cstd_job *job, const struct cst_layout_tensor *tensor,
                         struct cst_err *err)
 {
     const struct cst_layout_chunk *chunk = &job->layout.chunks[tensor->chunk];
+    const uint32_t tier = cst_layout_has_states(chunk) ? chunk->tier : weights_tier(job, chunk);
     bool is_there = false;
 
-    if (!cst_layout_has_states(chunk)) {
-        return cst_err_set(err, CST_EINVAL,
-                           "job '%s' is to be durable, and tensor '%s' is frozen: it would not be "
-                           "in the files; train all tensors, or leave 'durable' out and save",
-                           job->name, tensor->name);
-    }
     for (uint32_t i = 0; i < job->files.n; i++) {
-        is_there = is_there || job->files.v[i].tier->number == chunk->tier;
+        is_there = is_there || job->files.v[i].tier->number == tier;
     }
     return is_there
                ? CST_OK
                : cst_err_set(err, CST_EINVAL,
                              "job '%s' is to be durable, and the states of tensor '%s' would "
-                             "not be in its files; %s, or leave 'durable' out and save",
-                             job->name, tensor->name,
-                             chunk->dtype == CST_FP32 ? "make it bf16" : "set device_states to 0");
+                             "not be in its files; set device_states to 0, or leave 'durable' out "
+                             "and save",
+                             job->name, tensor->name);
 }
 
 int cstd_durable_check(const struct cstd_job *job, struct cst_err *err)
@@ -156,7 +159,7 @@ static void on_described(uv_work_t *work, int status)
     if (job->state == CSTD_JOB_CLOSING) {
         cstd_deferred_add(&job->daemon->later, &job->close);
     } else {
-        cstd_durable_done(job, err.status, err.text);
+        cstd_durable_done(job, 0, err.status, 0, err.text);
     }
 }
 
@@ -209,20 +212,12 @@ static void fill_seal(const struct cstd_job *job, struct cst_durable_seal *out)
     out->clip_norm = stats.hyper.clip_norm;
     out->grad_scale = stats.hyper.grad_scale;
     out->place = of.place;
-    memcpy(out->sums, of.sums, (size_t)job->layout.n_chunks * of.n_rows * sizeof *out->sums);
+    memcpy(out->sums, of.sums, (size_t)job->layout.n_chunks * CST_DURABLE_ROWS * sizeof *out->sums);
 }
 
 static struct cst_durable_seal *seal_in(const struct cstd_records *records)
 {
     return (void *)(records->at + cstd_records_seal(records));
-}
-
-/* Bytes of a seal and its checksums. */
-static uint64_t sealed_bytes(const struct cstd_job *job)
-{
-    const uint32_t n_rows = CST_ROW_COUNT - CST_ROW_MASTER;
-
-    return sizeof(struct cst_durable_seal) + (uint64_t)job->layout.n_chunks * n_rows * 8;
 }
 
 /* Where the record of the last step belongs in the first file. */
@@ -245,7 +240,7 @@ static bool is_sealed(const struct cstd_job *job)
     return there->magic == CST_DURABLE_SEAL_MAGIC && there->step == seal->step &&
            there->place == seal->place &&
            memcmp(there->id, job->durable.id, sizeof there->id) == 0 &&
-           sum == XXH3_64bits(there, sealed_bytes(job));
+           sum == XXH3_64bits(there, cst_durable_sealed_bytes(job->layout.n_chunks));
 }
 
 /* -- phases ----------------------------------------------------------------------------------- */
@@ -264,19 +259,66 @@ static int read_start(struct cstd_job *job, struct cst_err *err)
     return submit(job, 0, &command, err);
 }
 
-/* Describe the files, unless an earlier daemon has done that. */
+/* An earlier daemon may have described the files. */
 static int look_at_start(struct cstd_job *job, struct cst_err *err)
 {
     struct cstd_durable *durable = &job->durable;
     const struct cst_durable_head *head = cstd_durable_head_in(job->memory.records.at);
 
-    if (head == NULL) {
-        return describe(job, err);
+    (void)err;
+    if (head != NULL) {
+        memcpy(durable->id, head->id, sizeof durable->id);
+        durable->described = true;
+        durable->sealed = is_sealed(job);
     }
-    memcpy(durable->id, head->id, sizeof durable->id);
-    durable->described = true;
-    durable->sealed = is_sealed(job);
     return CST_OK;
+}
+
+/* Write the weights of chunk @c, which no update has written, from host memory to their file. */
+static int copy_weights(struct cstd_job *job, uint32_t c, struct cst_err *err)
+{
+    const struct cst_layout *layout = &job->layout;
+    const struct cst_layout_chunk *chunk = &layout->chunks[c];
+    const struct cst_layout_row *from = &chunk->rows[CST_ROW_WEIGHT], *to = &chunk->other_weight;
+    const uint32_t tier = layout->segments[to->segment].tier;
+    struct cst_command command = {
+        .kind = CST_COMMAND_COPY,
+        .src[0] = {.segment = job->memory.segments[from->segment]->id, .offset = from->offset},
+        .n_src = 1,
+        .dst[0] = {.segment = job->memory.segments[to->segment]->id, .offset = to->offset},
+        .n_dst = 1,
+        .bytes = cst_layout_weight_bytes(chunk),
+        .sums = true};
+
+    return submit(job, cstd_records_file(&job->memory.records, tier), &command, err);
+}
+
+/* Frozen weights; and those of the first places if no update has been made, as after a step that
+ * was skipped. */
+static int write_weights(struct cstd_job *job, struct cst_err *err)
+{
+    struct cstd_durable *durable = &job->durable;
+    const bool first = seal_in(&job->memory.records)->place == 0;
+    int rc = CST_OK;
+
+    durable->first_weights = durable->n_tickets + 1;
+    for (uint32_t c = 0; c < job->layout.n_chunks && rc == CST_OK; c++) {
+        const struct cst_layout_chunk *chunk = &job->layout.chunks[c];
+
+        durable->n_tickets = durable->first_weights + c - 1;
+        if (chunk->other_weight.segment != CST_LAYOUT_NO_ROW &&
+            (first || !cst_layout_has_states(chunk))) {
+            rc = copy_weights(job, c, err);
+        }
+    }
+    durable->n_tickets = durable->first_weights + job->layout.n_chunks;
+    return rc;
+}
+
+static int describe_files(struct cstd_job *job, struct cst_err *err)
+{
+    job->durable.first_weights = 0;
+    return describe(job, err);
 }
 
 static int write_description(struct cstd_job *job, struct cst_err *err)
@@ -330,7 +372,7 @@ static int write_record(struct cstd_job *job, struct cst_err *err)
         return CST_OK; /* It was flushed with the states. */
     }
     memcpy(seal->id, job->durable.id, sizeof seal->id);
-    seal->sum = XXH3_64bits(seal, sealed_bytes(job));
+    seal->sum = XXH3_64bits(seal, cst_durable_sealed_bytes(job->layout.n_chunks));
     return write_part(job, 0, cstd_records_seal(records), records->starts[0],
                       place_of_seal(records), records->seal_bytes, err);
 }
@@ -347,6 +389,8 @@ static const struct {
 } phases[] = {
     {true, read_start},
     {true, look_at_start},
+    {true, write_weights},
+    {true, describe_files},
     /* The description and the other heads last before the heads of the first file, which an
      * adoption begins with. */
     {true, write_description},
@@ -412,10 +456,28 @@ static void tell(struct cstd_job *job)
     cstd_job_feed(job, &event);
 }
 
-void cstd_durable_done(struct cstd_job *job, int status, const char *text)
+/* Keep the checksum of the weights that the command @ticket has written, if it has. */
+static void note_sum(struct cstd_job *job, uint64_t ticket, double value)
+{
+    const struct cstd_durable *durable = &job->durable;
+    const uint64_t number = ticket & (ticket_bit - 1);
+    const size_t row = CST_ROW_WEIGHT_OTHER - CST_ROW_MASTER;
+
+    if (durable->first_weights > 0 && number >= durable->first_weights &&
+        number - durable->first_weights < job->layout.n_chunks) {
+        seal_in(&job->memory.records)
+            ->sums[(number - durable->first_weights) * CST_DURABLE_ROWS + row] = (uint64_t)value;
+    }
+}
+
+void cstd_durable_done(struct cstd_job *job, uint64_t ticket, int status, double value,
+                       const char *text)
 {
     struct cstd_durable *durable = &job->durable;
 
+    if (status == CST_OK) {
+        note_sum(job, ticket, value);
+    }
     if (status != CST_OK && durable->err.status == CST_OK) {
         (void)cst_err_set(&durable->err, status, "%s",
                           text != NULL ? text : cst_status_words(status));
@@ -432,6 +494,7 @@ int cstd_durable_seal(struct cstd_job *job, struct cst_err *err)
     struct cstd_durable *durable = &job->durable;
 
     durable->phase = 0;
+    durable->first_weights = 0;
     durable->sealed = false;
     durable->err = (struct cst_err){0};
     memset(seal_in(&job->memory.records), 0, job->memory.records.seal_bytes);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Seals of durable jobs: the engines of the drives flush the job's files, write the record of the
- * last step and flush it (proto/durable.h). The first time, they also write what describes the job.
+ * last step and flush it (proto/durable.h). The first time, they also write the weights that no
+ * update has written, and what describes the job.
  * The daemon makes what is written, and the order; it does no I/O on the files. Loop thread only.
  *
  * A seal is a sequence of phases. Each one gives commands to engines, and the next one begins when
@@ -22,6 +23,9 @@ struct cstd_durable {
     unsigned n_pending; /* Commands of the phase, and a thread, that have not ended. */
     struct cst_err err; /* The first error of the seal under way; status 0: there was none. */
     uint64_t n_tickets; /* Commands so far. */
+    /* While weights are written, the number of the command that writes those of chunk 0, if it has
+     * some, and so on; else 0. */
+    uint64_t first_weights;
     /* A thread reads the job to describe it: until it is over, the job must not be freed. NULL:
      * there is none. */
     struct cstd_durable_describing *describing;
@@ -42,8 +46,10 @@ int cstd_durable_seal(struct cstd_job *job, struct cst_err *err);
 /* True if the command with this ticket, of any job, is one of a seal, and not of a core. */
 bool cstd_durable_is_ticket(uint64_t ticket);
 
-/* A command of a seal of @job has ended. @text: words for a status other than CST_OK, or NULL. */
-void cstd_durable_done(struct cstd_job *job, int status, const char *text);
+/* A command of a seal of @job has ended. @value: the checksum of what it has copied. @text: words
+ * for a status other than CST_OK, or NULL. */
+void cstd_durable_done(struct cstd_job *job, uint64_t ticket, int status, double value,
+                       const char *text);
 
 /* The core of @job, which is READY, has moved on: workers leave that have waited for a seal. */
 void cstd_durable_look(struct cstd_job *job);

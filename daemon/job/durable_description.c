@@ -33,34 +33,40 @@ static void free_places(struct places *places)
     free(places->offsets);
 }
 
+/* Rows with one place were written before: the seal has their checksums. */
 static void describe_chunk(const struct cstd_job *job, struct places *places, uint32_t c)
 {
+    const struct cstd_records *records = &job->memory.records;
+    const struct cst_durable_seal *seal = (void *)(records->at + cstd_records_seal(records));
     const struct cst_layout_chunk *chunk = &job->layout.chunks[c];
     Cistern__DurableChunk *out = &places->chunks[c];
 
     cistern__durable_chunk__init(out);
     out->n_elems = chunk->n_elems;
-    out->rows = &places->row_list[(size_t)c * CST_ROW_COUNT];
-    for (int r = CST_ROW_MASTER; r < CST_ROW_COUNT; r++) {
-        const struct cst_layout_row *row = &chunk->rows[r];
-        Cistern__DurableRow *to = &places->rows[(size_t)c * CST_ROW_COUNT + out->n_rows];
+    out->rows = &places->row_list[(size_t)c * CST_DURABLE_ROWS];
+    for (int i = 0; i < CST_DURABLE_ROWS; i++) {
+        const int r = CST_ROW_MASTER + i;
+        const struct cst_layout_row *row = cst_layout_row(chunk, r);
+        Cistern__DurableRow *to = &places->rows[(size_t)c * CST_DURABLE_ROWS + out->n_rows];
 
         if (row->segment == CST_LAYOUT_NO_ROW) {
             continue;
         }
         cistern__durable_row__init(to);
         to->row = (uint32_t)r;
-        to->file = cstd_records_file(&job->memory.records, job->layout.segments[row->segment].tier);
+        to->file = cstd_records_file(records, job->layout.segments[row->segment].tier);
         to->offset = job->memory.segments[row->segment]->file_offset + row->offset;
         to->twin = job->layout.segments[row->segment].twin;
         to->bytes = cst_layout_chunk_row_bytes(&job->layout, chunk, r, chunk->n_elems);
+        to->has_sum = to->twin == 0;
+        to->sum = to->has_sum ? seal->sums[(size_t)c * CST_DURABLE_ROWS + (size_t)i] : 0;
         out->rows[out->n_rows++] = to;
     }
 }
 
 static bool make_places(const struct cstd_job *job, struct places *places)
 {
-    const size_t n = job->layout.n_chunks, n_rows = n * CST_ROW_COUNT;
+    const size_t n = job->layout.n_chunks, n_rows = n * CST_DURABLE_ROWS;
 
     *places = (struct places){.chunks = calloc(n + 1, sizeof *places->chunks),
                               .chunk_list = calloc(n + 1, sizeof(void *)),
@@ -175,7 +181,7 @@ int cstd_durable_describe(struct cstd_job *job, const struct cstd_progress *prog
                                     .format = CST_DURABLE_FORMAT,
                                     .n_files = records->n_files,
                                     .n_chunks = job->layout.n_chunks,
-                                    .n_rows = CST_ROW_COUNT - CST_ROW_MASTER,
+                                    .n_rows = CST_DURABLE_ROWS,
                                     .seal_bytes = records->seal_bytes};
     int rc;
 

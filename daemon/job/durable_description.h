@@ -11,9 +11,10 @@
 struct cstd_job;
 struct cstd_progress;
 
-/* Make the description of @job, which has made @progress, and the heads of all files. Any thread,
- * while the job has its model, its layout and its memory. CST_ENOMEM: out of memory, or the file
- * has too little space for the description. CST_EIO: there are no random bytes. */
+/* Make the description of @job, which has made @progress, and the heads of all files. The seal in
+ * the buffer has the checksums of frozen weights. Any thread, while the job has its model, its
+ * layout and its memory. CST_ENOMEM: out of memory, or the file has too little space for the
+ * description. CST_EIO: there are no random bytes. */
 int cstd_durable_describe(struct cstd_job *job, const struct cstd_progress *progress,
                           struct cst_err *err);
 

@@ -555,9 +555,9 @@ unsigned cstd_planner_explain(const struct cstd_job *job, uint32_t size_class, c
         return 0;
     }
     (void)snprintf(lines[0], 192,
-                   "its size class, of chunks up to %" PRIu64 " elements, %" PRIu32 " of %" PRIu32
-                   ", was %s",
-                   job->layout.classes[size_class].capacity, size_class + 1, job->layout.n_classes,
+                   "chunks of its size class, number %" PRIu32 " of %" PRIu32
+                   ", have up to %" PRIu64 " elements: that was %s",
+                   size_class, job->layout.n_classes, job->layout.classes[size_class].capacity,
                    cstd_job_has_given_plan(job)          ? "given with a plan"
                    : job->plan.valid                     ? "searched for"
                    : job->spec.planning.chunk_elems != 0 ? "asked for"

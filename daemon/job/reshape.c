@@ -50,6 +50,12 @@ static int check_rest(const struct cstd_job *job, struct cst_err *err)
                            " has begun its updates, and must be finished with %u ranks",
                            job->name, stats.step, job->world);
     }
+    if (stats.n_writes_left > 0) {
+        return cst_err_set(err, CST_EBUSY,
+                           "job '%s' cannot be reshaped: %u writes of its states were cut off when "
+                           "the daemon ended, and its workers have not repeated them",
+                           job->name, stats.n_writes_left);
+    }
     if (stats.saving || job->saver != NULL) {
         return cst_err_set(err, CST_EBUSY, "job '%s' cannot be reshaped while it is saved",
                            job->name);

@@ -5,6 +5,7 @@
 #include "daemon/job/commit.h"
 #include "daemon/base/daemon_state.h"
 #include "daemon/job/declare.h"
+#include "daemon/memory/files.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/job/given.h"
@@ -18,8 +19,10 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/session/peer.h"
 #include "daemon/memory/tiers/tier.h"
+#include "proto/config_compare.h"
 #include "proto/reason.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
 
@@ -206,6 +209,74 @@ static int check_reservations(const struct cstd_job *job, const struct cstd_job_
                         : rc;
 }
 
+/* The first key in which two configurations differ, and how many there are. */
+struct config_difference {
+    char text[CST_CONFIG_KEY_BYTES + 128];
+    unsigned n;
+};
+
+static void note_key(void *arg, const char *key, const char *theirs, const char *mine)
+{
+    struct config_difference *difference = arg;
+
+    if (difference->n++ == 0) {
+        (void)snprintf(difference->text, sizeof difference->text, "%s %.40s, not %.40s", key,
+                       theirs != NULL ? theirs : "absent", mine != NULL ? mine : "absent");
+    }
+}
+
+/* Compare the values of all keys, which may be in another order. A text that is no JSON is compared
+ * as it is. */
+static int check_model_config(const struct cstd_job *job, const struct cstd_job_request *request,
+                              struct cst_err *err)
+{
+    const char *theirs = job->spec.model.model_config, *mine = request->spec.model.model_config;
+    struct config_difference difference = {.n = 0};
+    char more[40] = "";
+
+    if (theirs == NULL || mine == NULL || strcmp(theirs, mine) == 0) {
+        return CST_OK;
+    }
+    if (!cst_config_compare(theirs, mine, note_key, &difference)) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "job '%s' was opened with another model: its model_config is another "
+                           "text than that of rank %u",
+                           job->name, request->spec.rank);
+    }
+    if (difference.n > 1) {
+        (void)snprintf(more, sizeof more, " (%u other keys differ, too)", difference.n - 1);
+    }
+    return difference.n == 0
+               ? CST_OK
+               : cst_err_set(err, CST_EMISMATCH,
+                             "job '%s' was opened with another model: its model_config has %s as "
+                             "rank %u has%s",
+                             job->name, difference.text, request->spec.rank, more);
+}
+
+/* Check that the states of @job are on the drives on which @request wants them. Before its memory
+ * is decided, its files are those that rank 0 will give. */
+static int check_drives(const struct cstd_job *job, const struct cstd_job_request *request,
+                        struct cst_err *err)
+{
+    const bool durable = job->spec.states.durable;
+    char has[CSTD_FILES_WORDS], wants[CSTD_FILES_WORDS];
+
+    if (!cstd_job_is_decided(job) || request->n_drives == 0 ||
+        cstd_files_are_on(&job->files, request->drives, request->n_drives)) {
+        return CST_OK;
+    }
+    return cst_err_give_reason(
+        err, durable ? CST_REASON_FIXED_OPTION : CST_REASON_OPTION,
+        cst_err_set(err, CST_EMISMATCH,
+                    "job '%s' has its states %s, not %s as rank %u wants: leave disk out, %s",
+                    job->name, cstd_files_words(&job->files, has),
+                    cstd_files_words_of(request->drives, request->n_drives, wants),
+                    request->spec.rank,
+                    durable ? "or save the job and load the checkpoint into a new one"
+                            : "or give reshape when the job has no worker"));
+}
+
 static int check_request(const struct cstd_job *job, const struct cstd_job_request *request,
                          struct cst_err *err)
 {
@@ -234,13 +305,8 @@ static int check_request(const struct cstd_job *job, const struct cstd_job_reque
     if (cstd_job_options_same(&job->spec, &request->spec, err) != CST_OK) {
         return CST_EMISMATCH;
     }
-    if (request->spec.model.model_config != NULL && job->spec.model.model_config != NULL &&
-        strcmp(request->spec.model.model_config, job->spec.model.model_config) != 0) {
-        return cst_err_give_reason(
-            err, CST_REASON_MODEL,
-            cst_err_set(err, CST_EMISMATCH,
-                        "job '%s' was opened with another model (model_config) than rank %u has",
-                        job->name, request->spec.rank));
+    if (check_model_config(job, request, err) != CST_OK) {
+        return cst_err_give_reason(err, CST_REASON_MODEL, CST_EMISMATCH);
     }
     if ((request->spec.model.base != NULL) != (job->base != NULL) ||
         (request->spec.model.base != NULL &&
@@ -253,7 +319,8 @@ static int check_request(const struct cstd_job *job, const struct cstd_job_reque
                         request->spec.model.base != NULL ? request->spec.model.base : "",
                         request->spec.rank));
     }
-    rc = cstd_relocate_check(&job->workers[request->spec.rank], request, err);
+    rc = check_drives(job, request, err);
+    rc = rc == CST_OK ? cstd_relocate_check(&job->workers[request->spec.rank], request, err) : rc;
     return rc == CST_OK ? check_reservations(job, request, err) : rc;
 }
 
@@ -423,7 +490,8 @@ static int find_or_make(struct cstd_session *session, const struct cstd_job_requ
                            request->spec.name,
                            request->spec.states.durable
                                ? "'cistern adopt FILE... DIR' makes a checkpoint of its files"
-                               : "its states are lost");
+                               : "its states are lost: start its workers again, with the last "
+                                 "checkpoint if there is one");
     }
     rc = settle_request(NULL, settled, err);
     rc = rc == CST_OK ? cstd_job_make(session, settled, out, err) : rc;

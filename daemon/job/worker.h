@@ -22,8 +22,12 @@ struct cstd_job_request {
      * decided already, what its rank has. */
     struct cst_job_spec spec;
     const struct cstd_tier *tier; /* Tier of the rank's pool. */
-    bool any_device;      /* "auto": the device that the rank has already, if it is decided. */
-    bool again;           /* The job must exist: it was open with an earlier daemon process. */
+    bool any_device; /* "auto": the device that the rank has already, if it is decided. */
+    bool again;      /* The job must exist: it was open with an earlier daemon process. */
+    /* Numbers of the drives on which rank 0 wants the states, such as "259:1"; 0: it does not say.
+     * Borrowed. */
+    size_t n_drives;
+    char *const *drives;
     const uint8_t *token; /* Token of CSTD_JOB_TOKEN_BYTES; NULL: none. */
     /* The plan that the worker brought; n_chunks 0: none. Fields above that it decides are settled
      * when the job is known (given.h). */

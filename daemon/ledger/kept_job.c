@@ -3,6 +3,7 @@
 
 #include "daemon/base/daemon_state.h"
 #include "daemon/ledger/ledger.h"
+#include "daemon/ledger/ledger_make.h"
 #include "daemon/session/packed.h"
 #include "daemon/ledger/revive_devices.h"
 #include "daemon/budget/arena.h"
@@ -10,6 +11,7 @@
 #include "daemon/engine/engines.h"
 #include "daemon/memory/tiers/tier.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -171,7 +173,7 @@ static struct cstd_kept_name name_of(const struct cstd_daemon *daemon,
     if ((i > layout->n_segments && is_apart(daemon, kept, i - layout->n_segments - 1)) ||
         (is_arena && cst_tier_is_apart(layout->segments[i].tier))) {
         name.kind = CSTD_KEPT_DEVICE;
-        name.i = i;
+        name.i = cstd_ledger_holder(daemon, layout, i);
     }
     return name;
 }
@@ -227,11 +229,14 @@ int cstd_kept_job_take_segments(struct cstd_daemon *daemon, struct cstd_kept_job
     }
     for (uint32_t i = 0; i < n; i++) {
         const struct cstd_kept_name name = name_of(daemon, kept, i, layout);
+        const uint32_t holder = cstd_ledger_holder(daemon, layout, i);
 
         if (is_base(i, layout)) {
             continue;
         }
-        kept->segments[i].fd = cstd_keeper_take(&daemon->keeper, &name, ledger->segments[i]->inode);
+        kept->segments[i].fd =
+            holder != i ? fcntl(kept->segments[holder].fd, F_DUPFD_CLOEXEC, 0)
+                        : cstd_keeper_take(&daemon->keeper, &name, ledger->segments[i]->inode);
         if (kept->segments[i].fd < 0) { /* Two segments have one file. */
             return missing(i, n, err);
         }

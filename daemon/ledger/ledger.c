@@ -32,7 +32,8 @@ static struct cstd_kept_name name_of_device(const struct cstd_job *job, uint32_t
 }
 
 /* Store the segments in host memory under one name. Drivers' handles of memory can all have the
- * same file, so each segment of an accelerator has a name of its own. */
+ * same file, so each segment of an accelerator has a name of its own. The store holds an open file
+ * once, so that the segments of a file on a drive have one descriptor there. */
 static int store_segments(struct cstd_job *job, bool sent, struct cst_err *err)
 {
     struct cstd_keeper *keeper = &job->daemon->keeper;
@@ -43,11 +44,11 @@ static int store_segments(struct cstd_job *job, bool sent, struct cst_err *err)
     for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
         const struct cstd_segment *segment = cstd_ledger_segment(job, i);
 
-        if (segment->device) {
+        if (segment->device && cstd_ledger_holder(job->daemon, &job->layout, i) == i) {
             const struct cstd_kept_name name = name_of_device(job, i);
 
             rc = cstd_keeper_store(keeper, &name, &segment->fd, 1, sent, err);
-        } else {
+        } else if (!segment->device) {
             keeper->fds[n_host++] = segment->fd;
         }
     }

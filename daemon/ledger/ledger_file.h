@@ -14,7 +14,7 @@
 
 /* Increased whenever the header, the records, or the meaning of the message change. A job of at
  * most CST_SET_WORD ranks has the first format, whose records are smaller. */
-enum { CSTD_LEDGER_FORMAT = 12, CSTD_LEDGER_FORMAT_WIDE = 13 };
+enum { CSTD_LEDGER_FORMAT = 14, CSTD_LEDGER_FORMAT_WIDE = 15 };
 
 struct cstd_ledger_head; /* private: one file */
 

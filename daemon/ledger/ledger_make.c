@@ -7,8 +7,10 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/device_reservation.h"
 #include "daemon/memory/rank_devices.h"
+#include "proto/durable.h"
 #include "proto/plan_message.h"
 #include "daemon/budget/arena.h"
+#include "daemon/engine/drives.h"
 #include "daemon/engine/engines.h"
 #include "daemon/job/job.h"
 #include "daemon/budget/quota.h"
@@ -27,14 +29,15 @@
 uint64_t cstd_ledger_hash(const struct cstd_job *job)
 {
     const struct cst_layout *layout = &job->layout;
-    XXH64_hash_t hash = layout->n_chunks;
+    /* The rows in the files of a durable job begin behind its records. */
+    XXH64_hash_t hash =
+        layout->n_chunks + (layout->states.durable ? cst_durable_reserve(layout->n_chunks) : 0);
 
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
         for (uint32_t r = 0; r <= CST_ROW_COUNT; r++) {
-            const struct cst_layout_row *row =
-                r < CST_ROW_COUNT ? &chunk->rows[r] : &chunk->other_weight;
+            const struct cst_layout_row *row = cst_layout_row(chunk, (int)r);
             uint64_t place[] = {row->segment, row->offset, chunk->n_elems};
 
             hash = XXH3_64bits_withSeed(place, sizeof place, hash);
@@ -89,6 +92,22 @@ const struct cstd_segment *cstd_ledger_segment(const struct cstd_job *job, uint3
     return memory
         ->segments[i <= memory->n_arenas ? i
                                          : memory->n_segments - cstd_ledger_n_segments(job) + i];
+}
+
+uint32_t cstd_ledger_holder(const struct cstd_daemon *daemon, const struct cst_layout *layout,
+                            uint32_t i)
+{
+    const struct cstd_tier *tier =
+        i < layout->n_segments ? cstd_tiers_of_number(daemon, layout->segments[i].tier) : NULL;
+    uint32_t first = 0;
+
+    if (tier == NULL || tier->uuid == NULL || !cstd_drive_is(tier->uuid)) {
+        return i;
+    }
+    while (layout->segments[first].tier != tier->number) {
+        first++;
+    }
+    return first;
 }
 
 static int fill_segments(const struct cstd_job *job, struct parts *parts, Ledger__Job *out,

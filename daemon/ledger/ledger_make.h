@@ -5,7 +5,9 @@
 #define CSTD_LEDGER_MAKE_H
 
 #include "daemon/ledger/ledger_file.h"
+#include "offload/layout/layout.h"
 
+struct cstd_daemon;
 struct cstd_job;
 struct cstd_ledger_work;
 struct cstd_segment;
@@ -29,5 +31,10 @@ uint32_t cstd_ledger_n_segments(const struct cstd_job *job);
 
 /* Segment @i of them. */
 const struct cstd_segment *cstd_ledger_segment(const struct cstd_job *job, uint32_t i);
+
+/* The number of the segment of a job with @layout whose descriptor serves segment @i, too: of those
+ * in one file on a drive the first one; otherwise @i. */
+uint32_t cstd_ledger_holder(const struct cstd_daemon *daemon, const struct cst_layout *layout,
+                            uint32_t i);
 
 #endif

@@ -184,8 +184,10 @@ int cstd_files_take(struct cstd_files *files, struct cstd_daemon *daemon,
     int rc = CST_OK;
 
     if (n > CST_LAYOUT_MAX_DEVICES) {
-        return cst_err_set(err, CST_EINVAL, "%u files for states: at most %d are allowed", n,
-                           CST_LAYOUT_MAX_DEVICES);
+        return cst_err_set(err, CST_EINVAL,
+                           "%u files for states: a job can have %d drives. Name fewer directories, "
+                           "or make one drive of several (RAID 0)",
+                           n, CST_LAYOUT_MAX_DEVICES);
     }
     for (unsigned i = 0; i < n && rc == CST_OK; i++) {
         rc = add(&taken, daemon, fds[i], err);
@@ -231,6 +233,69 @@ struct cstd_file *cstd_files_on(struct cstd_files *files, const struct cstd_tier
         }
     }
     return NULL;
+}
+
+/* -- which drives ------------------------------------------------------------------------------ */
+
+/* True if @tier is the drive with the number @number. Tests have several drives with one number
+ * (tests/lib/drives_daemon.c). */
+static bool has_number(const struct cstd_tier *tier, const char *number)
+{
+    const char *own = tier->uuid + strlen(CSTD_DRIVE);
+    const size_t n = strlen(number);
+
+    return strncmp(own, number, n) == 0 && (own[n] == '\0' || own[n] == ':');
+}
+
+bool cstd_files_are_on(const struct cstd_files *files, char *const *numbers, size_t n)
+{
+    bool met[CST_LAYOUT_MAX_DEVICES] = {false};
+    uint32_t n_met = 0;
+
+    for (size_t i = 0; i < n && n == files->n; i++) {
+        uint32_t k = 0;
+
+        while (k < files->n && (met[k] || !has_number(files->v[k].tier, numbers[i]))) {
+            k++;
+        }
+        if (k < files->n) {
+            met[k] = true;
+            n_met++;
+        }
+    }
+    return n_met == n;
+}
+
+/* Add the name of drive @i of @n to the words in @out. */
+static void add_name(char out[CSTD_FILES_WORDS], const char *name, size_t i, size_t n)
+{
+    const size_t at = strlen(out);
+
+    (void)snprintf(out + at, CSTD_FILES_WORDS - at, "%s%s",
+                   i == 0       ? "on "
+                   : i + 1 == n ? " and "
+                                : ", ",
+                   name);
+}
+
+const char *cstd_files_words(const struct cstd_files *files, char out[CSTD_FILES_WORDS])
+{
+    (void)snprintf(out, CSTD_FILES_WORDS, "%s", files->n == 0 ? "in memory" : "");
+    for (uint32_t i = 0; i < files->n; i++) {
+        add_name(out, files->v[i].tier->label, i, files->n);
+    }
+    return out;
+}
+
+const char *cstd_files_words_of(char *const *numbers, size_t n, char out[CSTD_FILES_WORDS])
+{
+    char name[CSTD_DRIVE_NAME];
+
+    out[0] = '\0';
+    for (size_t i = 0; i < n; i++) {
+        add_name(out, cstd_drive_name(numbers[i], name), i, n);
+    }
+    return out;
 }
 
 static struct cstd_engine *engine_of(const struct cstd_file *file)

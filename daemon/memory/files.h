@@ -58,6 +58,17 @@ void cstd_files_adopt(struct cstd_files *files, struct cstd_quota_account *accou
 /* Close all files. Also allowed for all 0. */
 void cstd_files_close(struct cstd_files *files);
 
+/* True if @files are one on each of the @n drives whose numbers are in @numbers, such as "259:1",
+ * in any order. */
+bool cstd_files_are_on(const struct cstd_files *files, char *const *numbers, size_t n);
+
+#define CSTD_FILES_WORDS 200 /* Bytes for the names of drives; more are cut. */
+
+/* Write where states are that are in @files, or in files on the @n drives @numbers, to @out: "in
+ * memory", "on nvme0n1 and nvme1n1". Returns @out. */
+const char *cstd_files_words(const struct cstd_files *files, char out[CSTD_FILES_WORDS]);
+const char *cstd_files_words_of(char *const *numbers, size_t n, char out[CSTD_FILES_WORDS]);
+
 /* The file on the drive of @tier; NULL: there is none, or @files is NULL. */
 struct cstd_file *cstd_files_on(struct cstd_files *files, const struct cstd_tier *tier);
 

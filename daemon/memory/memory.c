@@ -243,9 +243,7 @@ static void count_request(struct cstd_memory *memory, const struct cstd_memory_r
     memory->files = request->files;
     for (uint32_t i = 0; request->files != NULL && i < request->files->n; i++) {
         request->files->v[i].taken =
-            request->layout->states.durable
-                ? cst_durable_reserve(request->layout->n_chunks, CST_ROW_COUNT - CST_ROW_MASTER)
-                : 0;
+            request->layout->states.durable ? cst_durable_reserve(request->layout->n_chunks) : 0;
     }
     memory->pool_bytes = request->layout->device_bytes;
     memory->err = (struct cst_err){0};

@@ -25,11 +25,9 @@ uint32_t cstd_records_file(const struct cstd_records *records, uint32_t engine)
 static struct cstd_records size(const struct cst_layout *layout, uint32_t n_files,
                                 uint64_t description_bytes)
 {
-    const uint32_t n_rows = CST_ROW_COUNT - CST_ROW_MASTER;
-
     return (struct cstd_records){.n_files = n_files,
-                                 .start_bytes = cst_durable_reserve(layout->n_chunks, n_rows),
-                                 .seal_bytes = cst_durable_seal_bytes(layout->n_chunks, n_rows),
+                                 .start_bytes = cst_durable_reserve(layout->n_chunks),
+                                 .seal_bytes = cst_durable_seal_bytes(layout->n_chunks),
                                  .description_bytes =
                                      cst_round_up(description_bytes, CST_DURABLE_BLOCK)};
 }
@@ -85,7 +83,7 @@ static int open_starts(struct cstd_memory *memory, const struct cst_layout *layo
         const struct cstd_segment *rows = memory->segments[s];
         uint32_t i;
 
-        if (layout->segments[s].twin == 0) {
+        if (!cst_tier_is_apart(layout->segments[s].tier)) {
             continue;
         }
         i = cstd_records_file(records, layout->segments[s].tier);
@@ -149,6 +147,22 @@ static int open_buffer(struct cstd_memory *memory, struct cst_err *err)
     return CST_OK;
 }
 
+/* -- weights ---------------------------------------------------------------------------------- */
+
+/* Let the engines of drives read the weights that files have: those that no update has written are
+ * copied from host memory (daemon/job/durable.h). */
+static void show_weights(struct cstd_memory *memory, const struct cst_layout *layout)
+{
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
+
+        if (chunk->other_weight.segment != CST_LAYOUT_NO_ROW) {
+            cst_set_add(&memory->segments[chunk->rows[CST_ROW_WEIGHT].segment]->engines,
+                        layout->segments[chunk->other_weight.segment].tier);
+        }
+    }
+}
+
 /* -- life ------------------------------------------------------------------------------------- */
 
 int cstd_records_open(struct cstd_memory *memory, const struct cstd_memory_request *request,
@@ -158,6 +172,7 @@ int cstd_records_open(struct cstd_memory *memory, const struct cstd_memory_reque
     int rc;
 
     memory->records = size(request->layout, 0, request->description_bytes);
+    show_weights(memory, request->layout);
     rc = open_starts(memory, request->layout, &end, err);
     rc = rc == CST_OK ? open_description(memory, cst_round_up(end, CST_DURABLE_BLOCK), err) : rc;
     return rc == CST_OK ? open_buffer(memory, err) : rc;

@@ -48,11 +48,10 @@ uint64_t cstd_upkeep_description(const struct cstd_job *job)
 
 uint64_t cstd_upkeep_durable_description(const struct cstd_job *job)
 {
-    const uint64_t n_rows = CST_ROW_COUNT - CST_ROW_MASTER;
-
     return job->layout.states.durable
                ? cstd_upkeep_description(job) +
-                     job->layout.n_chunks * (DURABLE_CHUNK + n_rows * DURABLE_ROW) +
+                     job->layout.n_chunks *
+                         (DURABLE_CHUNK + (uint64_t)CST_DURABLE_ROWS * DURABLE_ROW) +
                      (uint64_t)job->model.n_tensors * DURABLE_TENSOR
                : 0;
 }
@@ -73,8 +72,17 @@ static uint64_t ledger_bytes(const struct cstd_job *job)
            (uint64_t)job->given.n_chunks * LEDGER_PLAN_CHUNK;
 }
 
+struct cstd_record_job cstd_upkeep_record(const struct cstd_job *job)
+{
+    return (struct cstd_record_job){.n_chunks = job->layout.n_chunks,
+                                    .n_ranks = job->world,
+                                    .micro_batches = job->spec.updates.micro_batches,
+                                    .bytes = job->layout.arena_bytes};
+}
+
 static uint64_t table_bytes(const struct cstd_job *job)
 {
+    const struct cstd_record_job record = cstd_upkeep_record(job);
     uint64_t n_blocks = 0;
 
     for (uint32_t r = 0; r < job->world; r++) {
@@ -85,7 +93,7 @@ static uint64_t table_bytes(const struct cstd_job *job)
     return sizeof *job + job->world * sizeof *job->workers +
            cst_layout_heap_bytes(&job->layout, &job->model, job->world) +
            cst_core_heap_bytes(&job->layout, &job->model, job->world, n_blocks) +
-           cstd_record_bytes(job->layout.n_chunks) + cstd_history_bytes();
+           cstd_record_bytes(&record) + cstd_history_bytes();
 }
 
 /* Each rank writes, and one connection saves. */

@@ -7,6 +7,7 @@
 #ifndef CSTD_UPKEEP_H
 #define CSTD_UPKEEP_H
 
+#include "daemon/base/record.h"
 #include "daemon/budget/arena.h"
 
 struct cstd_daemon;
@@ -28,6 +29,9 @@ struct cstd_upkeep {
  */
 uint64_t cstd_upkeep_bytes(const struct cstd_job *job);
 unsigned cstd_upkeep_files(const struct cstd_job *job);
+
+/* What the size of the record of @job, which has a layout, depends on. */
+struct cstd_record_job cstd_upkeep_record(const struct cstd_job *job);
 
 /* Upper bound for the bytes of the description of @job. */
 uint64_t cstd_upkeep_description(const struct cstd_job *job);

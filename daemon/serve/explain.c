@@ -28,8 +28,9 @@ static unsigned explain_devices(const struct cstd_job *job, char lines[][192], u
     return n;
 }
 
-/* Write a line about the drive that has the chunk's states, if one has. */
-static unsigned explain_drive(const struct cstd_state_files *files,
+/* Write a line about the drive that has the states of @chunk, or its frozen weights, if one has. */
+static unsigned explain_drive(const struct cst_layout_chunk *chunk,
+                              const struct cstd_state_files *files,
                               const struct cstd_state_places *places, char lines[][192],
                               unsigned max)
 {
@@ -38,7 +39,8 @@ static unsigned explain_drive(const struct cstd_state_files *files,
     if (file == NULL || max == 0) {
         return 0;
     }
-    (void)snprintf(lines[0], 192, "its states are in a file on drive %s (engine %s)", file->drive,
+    (void)snprintf(lines[0], 192, "its %s in a file on drive %s (engine %s)",
+                   cst_layout_has_states(chunk) ? "states are" : "weights are also", file->drive,
                    file->uuid);
     return 1;
 }
@@ -55,15 +57,16 @@ static void explain(struct cstd_session *session, uint64_t id, const struct cstd
 
     (void)snprintf(lines[0], sizeof lines[0],
                    "tensor '%s': %" PRIu64 " elements at element %" PRIu64
-                   " of chunk %u of %u (size class %u), used by %u operators",
+                   " of chunk %u of %u (size class %u), used by %u operator%s",
                    t->name, t->n_elems, t->offset, t->chunk, job->layout.n_chunks,
-                   job->layout.chunks[t->chunk].size_class, t->n_uses);
+                   job->layout.chunks[t->chunk].size_class, t->n_uses, t->n_uses == 1 ? "" : "s");
     cstd_state_files_describe(job, &files);
     cstd_state_files_places(job, &files, t->chunk, &places);
     n += cst_core_explain(job->core, t->chunk, lines + n, EXPLAIN_LINES - n);
     n += cstd_planner_explain(job, job->layout.chunks[t->chunk].size_class, lines + n,
                               EXPLAIN_LINES - n);
-    n += explain_drive(&files, &places, lines + n, EXPLAIN_LINES - n);
+    n +=
+        explain_drive(&job->layout.chunks[t->chunk], &files, &places, lines + n, EXPLAIN_LINES - n);
     n += explain_devices(job, lines + n, EXPLAIN_LINES - n);
     n += cstd_comms_explain(job, lines + n, EXPLAIN_LINES - n);
     n += cstd_edge_slots_explain(job, lines + n, EXPLAIN_LINES - n);

@@ -43,10 +43,19 @@ static int read_request(const Cistern__JobOpen *message, struct cstd_job_request
         return cst_err_set(err, CST_EINVAL, "token of %zu bytes, a token has %d",
                            message->token.len, CSTD_JOB_TOKEN_BYTES);
     }
+    if (message->n_drives > CST_LAYOUT_MAX_DEVICES) {
+        return cst_err_set(
+            err, CST_EINVAL,
+            "states on %zu drives: a job can have %d. Name fewer directories, or make "
+            "one drive of several (RAID 0)",
+            message->n_drives, CST_LAYOUT_MAX_DEVICES);
+    }
     *out = (struct cstd_job_request){
         .again = message->again,
         .token = message->has_token ? message->token.data : NULL,
         .any_device = message->device == NULL || strcmp(message->device, "auto") == 0,
+        .n_drives = message->n_drives,
+        .drives = message->drives,
     };
     return cstd_job_options_read(message, &out->spec, err);
 }
@@ -69,7 +78,7 @@ static void reply_opened(struct cstd_session *session, uint64_t id, bool created
     opened.created = created;
     opened.initialised = stats.initialised;
     opened.device = (char *)(uintptr_t)cstd_rank_devices_name(&job->workers[session->rank]);
-    opened.committed = job->core != NULL;
+    opened.committed = cstd_job_is_decided(job);
     cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_JOB_OPENED, &opened.base, NULL, 0);
 }
 

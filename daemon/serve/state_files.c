@@ -105,24 +105,33 @@ static uint32_t file_on(const struct cstd_state_files *files, uint32_t tier)
     return i;
 }
 
+static const char *row_name(int row)
+{
+    return row == CST_ROW_WEIGHT_OTHER ? "weight"
+           : row == CST_ROW_MASTER     ? "master"
+                                       : cst_moment_names[row - CST_ROW_MOMENT];
+}
+
 void cstd_state_files_places(const struct cstd_job *job, const struct cstd_state_files *files,
                              uint32_t chunk, struct cstd_state_places *out)
 {
     const struct cst_layout_chunk *at = &job->layout.chunks[chunk];
 
     out->n = 0;
-    for (int r = CST_ROW_MASTER; r < CST_ROW_COUNT; r++) {
-        const struct cst_layout_row *row = &at->rows[r];
+    for (int r = CST_ROW_MASTER; r < cst_layout_rows_apart(&job->layout); r++) {
+        const struct cst_layout_row *row = cst_layout_row(at, r);
         Cistern__StatePlace *place = &out->places[out->n];
+        uint32_t file = files->n;
 
-        if (row->segment == CST_LAYOUT_NO_ROW || file_on(files, at->tier) == files->n) {
+        if (row->segment != CST_LAYOUT_NO_ROW) {
+            file = file_on(files, job->layout.segments[row->segment].tier);
+        }
+        if (file == files->n) {
             continue;
         }
         cistern__state_place__init(place);
-        place->row =
-            (char *)(uintptr_t)(r == CST_ROW_MASTER ? "master"
-                                                    : cst_moment_names[r - CST_ROW_MOMENT]);
-        place->file = file_on(files, at->tier);
+        place->row = (char *)(uintptr_t)row_name(r);
+        place->file = file;
         place->offset = job->memory.segments[row->segment]->file_offset + row->offset;
         place->bytes = cst_layout_chunk_row_bytes(&job->layout, at, r, at->n_elems);
         place->has_twin_offset = job->layout.segments[row->segment].twin > 0;

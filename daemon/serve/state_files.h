@@ -6,6 +6,7 @@
 
 #include "offload/layout/layout.h"
 #include "proto/cistern.pb-c.h"
+#include "proto/durable.h"
 
 struct cstd_job;
 struct cstd_tier;
@@ -23,7 +24,7 @@ void cstd_state_files_describe(const struct cstd_job *job, struct cstd_state_fil
 
 /* StatePlace messages of one chunk. Not to be copied. */
 struct cstd_state_places {
-    Cistern__StatePlace places[CST_ROW_COUNT], *pointers[CST_ROW_COUNT];
+    Cistern__StatePlace places[CST_DURABLE_ROWS], *pointers[CST_DURABLE_ROWS];
     uint32_t n;
 };
 

@@ -116,12 +116,18 @@ struct cst_job_states {
      * of rank 0 makes a file without a name in each of them, with the rights of the process, and
      * gives it to the daemon. The file ends with the job. The file system must support O_DIRECT, as
      * ext4 and XFS do. Chunks take turns on the drives. The states of a large tensor stay in memory
-     * if the buffers of its size, three for each drive, would take more than they do. Of other
-     * ranks, and of a job that is committed already, the directories are not used. Statuses of
-     * cst_job_open:
-     *   - CST_EIO: a file cannot be made; the error names the directory.
-     *   - CST_EUNSUPPORTED: the file system does not support such files.
-     *   - CST_EINVAL: two directories are on the same drive. */
+     * if the buffers of its size, three for each drive, would take more than they do. The
+     * directories of other ranks are not used.
+     *
+     * If rank 0 opens a job that is committed already, no file is made: the directories must be on
+     * the drives of the job's files, as many and in any order. NULL stands for what the job has.
+     * Statuses of cst_job_open:
+     *   - CST_EIO: a directory is not there, or a file cannot be made; the error names it.
+     *   - CST_EUNSUPPORTED: the file system does not support such files, or the daemon's jobs are
+     * on as many drives as it can have.
+     *   - CST_EINVAL: two directories are on the same drive, or there are more than 8.
+     *   - CST_EMISMATCH: the job has its states in memory, or on other drives; the error names
+     * both. `reshape` moves them, but not those of a durable job. */
     const char *disk;
     /* Bytes of states on all drives together, which the last chunks have. 0: all states. Equal in
      * all ranks. */
@@ -129,15 +135,18 @@ struct cst_job_states {
     /* Each committed step lasts, even if the machine stops or loses power: the files have names,
      * NAME.N.cistern in the directories of `disk` (the job's name, and a number for each), and stay
      * when the job ends. They have two places for each state, and so twice the size, and a record
-     * of the last step; nothing is written twice. Their space is taken by cst_commit. cst_adopt and
+     * of the last step; no state is written twice. Weights that are the master weights, as those of
+     * fp32 tensors, or a part of them (CST_MASTERS_SPLIT), are written with the states, in addition
+     * to host memory: 4 or 2 bytes per parameter and step. Frozen weights are written once, after
+     * the first step. The space of the files is taken by cst_commit. cst_adopt and
      * `cistern adopt` make a checkpoint of the files. A step is committed when the one before is on
      * the drives: its states are written and flushed under the forward and the backward pass in
      * between. After a crash the last step that was reported may therefore be missing;
      * cst_job_leave waits for it. Equal in all ranks.
      *
-     * Needs all states in files: CST_EINVAL without `disk`, and with disk_bytes, masters that are
-     * CST_MASTERS_SPLIT, an overlap other than CST_OVERLAP_COMMIT, CST_UNUSED_SKIP or a base job.
-     * cst_commit returns CST_EINVAL if a tensor is frozen or fp32. Such a job cannot be
+     * Needs all states in files: CST_EINVAL without `disk`, and with disk_bytes, an overlap other
+     * than CST_OVERLAP_COMMIT, CST_UNUSED_SKIP or a base job, and from cst_commit if states are in
+     * memory of a device (device_states). Such a job cannot be
      * reshaped, and its states cannot be written after its first sync (CST_EUNSUPPORTED).
      * CST_EEXIST: a file of the name exists. It may be all that is left of an earlier job. */
     bool durable;
@@ -170,7 +179,7 @@ struct cst_job_planning {
      * chooses. Equal in all ranks. */
     uint64_t chunk_elems;
     /* Hint for the daemon's plan: the worker repeats each forward pass before its backward pass.
-     * Only the hint of the rank that creates the job is used. */
+     * Only the hint of the rank that creates the job is used; it is not compared. */
     bool recompute;
     /* Number of chunks whose weights are loaded before they are asked for. 0: as many as the plan
      * says. Equal in all ranks. */
@@ -198,7 +207,8 @@ struct cst_job_planning {
     const char *plan_file;
 };
 
-/* Time limits. */
+/* Time limits. Those of the rank that creates the job count, or of the first one that reshapes it
+ * (`reshape`); they are not compared with those of other ranks. */
 struct cst_job_limits {
     /* Longest wait for other ranks in cst_commit, cst_sync and cst_step, in milliseconds. 0: the
      * default of the daemon. */
@@ -223,8 +233,8 @@ struct cst_job_model {
      * which other programs learn the architecture (cistern/checkpoint.h). UTF-8, at most
      * CST_MAX_CONFIG_BYTES (else CST_EINVAL). NULL: no file. Only the texts of the rank that
      * creates the job are used. A rank that gives another model_config has another model
-     * (CST_EMISMATCH). With adapter_config, the weights that are trained are saved to
-     * adapter_model.safetensors, as adapters of the frozen ones. */
+     * (CST_EMISMATCH); adapter_config is not compared. With adapter_config, the weights that are
+     * trained are saved to adapter_model.safetensors, as adapters of the frozen ones. */
     const char *model_config;
     const char *adapter_config;
 };

@@ -47,6 +47,14 @@ enum cst_state {
  *   - CST_EBUDGET: there is no memory for the transfer, which takes 64 KiB to 4 MiB of the daemon's
  *     memory, in addition to that of the job, until this client disconnects.
  *   - CST_ELOST, CST_EENGINE: the chunk or the engine is lost.
+ *   - CST_ECONN: the daemon has ended, and is not started again or has not kept the job, as before
+ *     the first cst_sync of a job's life.
+ *
+ * If the daemon ends during a call and is started again with the job, the call goes on: it reads or
+ * writes everything again. If the process of the worker ends, too, what it was writing may be torn:
+ * the job stays, but states of the same chunk cannot be read, nor the job be saved or reshaped
+ * (CST_EBUSY), and cst_sync of that rank returns CST_ELOST, until the same range of the same state
+ * is written again.
  *
  * Statuses of writes:
  *   - CST_EBUSY: a step is under way.

@@ -35,6 +35,8 @@ extern "C" {
  *   - CST_ETIMEDOUT: ranks are missing after timeout_ms; the error names them.
  *   - CST_ECONN: the daemon was not started again in time.
  *   - CST_ELOST: the daemon was started again and does not have the job.
+ *   - CST_ELOST: the daemon and an earlier process of this rank ended while that wrote states,
+ * which were not written again (cst_tensor_write).
  *   - CST_EENGINE, CST_ELOST: the device of this rank's pool is lost. The error names the device
  *     and the cause. The step is void. Unless the error names chunks, the states are not lost, and
  *     can be read and written.

@@ -9,7 +9,8 @@
  *      "copy":8.1e10,"products":8.0e11}
  *
  *   cistern-engine-host --rates --directory DIR [--bytes SIZE] [--copy-threads N]
- *     {"copy_threads":2,"bytes":4294967296,"disk_read":1.8e9,"disk_write":3.2e9,"disk_mixed":2.3e9}
+ *     {"copy_threads":2,"bytes":4294967296,"disk_read":1.8e9,"disk_write":3.2e9,"disk_mixed":2.3e9,
+ *      "disk_flush_s":2.1e-4}
  *
  *   cistern-engine-cuda --rates --device UUID [--node N] [--copy-threads N]
  *     {"uuid":"GPU-...","node":0,"isa":"sm_90","copy_threads":2,

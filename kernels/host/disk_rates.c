@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cistern-engine-host --rates --directory DIR: the lanes of a drive's engine go over a file with
- * O_DIRECT, in its pieces. Four passes, each over as many bytes as the file has:
+ * O_DIRECT, in its pieces. Five passes, each over as many bytes as the file has:
  *
  *   write   not measured: the file system allocates the blocks
  *   write   disk_write
  *   read    disk_read
  *   both    disk_mixed: pieces of the first half are read and pieces of the second half written, in
- *           turns; the rate is that of both together */
+ *           turns; the rate is that of both together
+ *   write   disk_flush_s: the file is flushed after each ninth of the pass; the time is the median
+ *           of those of the flushes alone */
 #include "kernels/host/disk_rates.h"
 
 #include "kernels/engine/self_benchmark.h"
 #include "kernels/host/disk.h"
 #include "kernels/host/disk_range.h"
+#include "proto/clock.h"
 #include "proto/size.h"
 
 #include <errno.h>
@@ -23,6 +26,8 @@
 
 enum way { READ, WRITE };
 
+enum { N_FLUSHES = 9 }; /* Flushes whose times are measured. */
+
 struct disk_rates {
     struct cste_self_benchmark b;
     struct cste_self_benchmark_memory memory; /* A piece for each lane. */
@@ -30,7 +35,8 @@ struct disk_rates {
     struct cste_mem file;                     /* The same file, as the device sees it. */
     struct cste_task task;
     bool reads, writes; /* What the pieces of the present pass do. */
-    double read, write, mixed;
+    uint64_t first;     /* The first piece of the present pass. */
+    double read, write, mixed, flush_s;
 };
 
 static struct disk_rates *rates_of(struct cste_task *task)
@@ -66,7 +72,7 @@ static void pass_piece(struct cste_task *task, uint64_t piece, unsigned thread)
         return;
     }
     if (!r->reads || !r->writes) {
-        move_piece(r, thread, r->reads ? READ : WRITE, piece);
+        move_piece(r, thread, r->reads ? READ : WRITE, r->first + piece);
     } else if (piece % 2 == 0) {
         move_piece(r, thread, READ, piece / 2);
     } else {
@@ -81,8 +87,43 @@ static double pass(struct disk_rates *r, bool reads, bool writes)
 
     r->reads = reads;
     r->writes = writes;
+    r->first = 0;
     r->task = (struct cste_task){.piece = pass_piece, .n_pieces = n};
     return (double)r->file.bytes / cste_self_benchmark_run(&r->b.lanes, &r->task);
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+/* Write the file once more, and flush it after each ninth. Returns the median time of a flush in
+ * seconds. */
+static double flushes(struct disk_rates *r)
+{
+    const uint64_t n = r->file.bytes / piece_bytes();
+    double seconds[N_FLUSHES] = {0};
+    struct cst_err err;
+
+    r->reads = false;
+    r->writes = true;
+    for (unsigned i = 0; i < N_FLUSHES && !atomic_load(&r->b.failed); i++) {
+        uint64_t began_ns;
+
+        r->first = i * n / N_FLUSHES;
+        r->task =
+            (struct cste_task){.piece = pass_piece, .n_pieces = (i + 1) * n / N_FLUSHES - r->first};
+        (void)cste_self_benchmark_run(&r->b.lanes, &r->task);
+        began_ns = cst_clock_ns();
+        if (cste_device_flush(&r->b.device, 0, &r->file, &err) != CST_OK) {
+            cste_self_benchmark_fail(&r->b, &err);
+        }
+        seconds[i] = (double)(cst_clock_ns() - began_ns) * 1e-9;
+    }
+    qsort(seconds, N_FLUSHES, sizeof *seconds, compare);
+    return seconds[N_FLUSHES / 2];
 }
 
 /* Fill the memory with numbers that no drive can store in fewer bytes. */
@@ -103,6 +144,7 @@ static void measure(struct disk_rates *r)
     r->write = pass(r, false, true);
     r->read = pass(r, true, false);
     r->mixed = pass(r, true, true);
+    r->flush_s = flushes(r);
 }
 
 /* -- the file ------------------------------------------------------------------------------- */
@@ -228,8 +270,9 @@ static int print(const struct disk_rates *r, FILE *to, struct cst_err *err)
 {
     bool good = fprintf(to,
                         "{\"copy_threads\":%u,\"bytes\":%" PRIu64
-                        ",\"disk_read\":%.6e,\"disk_write\":%.6e,\"disk_mixed\":%.6e}\n",
-                        r->b.n_lanes, r->file.bytes, r->read, r->write, r->mixed) > 0 &&
+                        ",\"disk_read\":%.6e,\"disk_write\":%.6e,\"disk_mixed\":%.6e"
+                        ",\"disk_flush_s\":%.6e}\n",
+                        r->b.n_lanes, r->file.bytes, r->read, r->write, r->mixed, r->flush_s) > 0 &&
                 fflush(to) == 0;
 
     return good ? CST_OK : cst_err_set(err, CST_EIO, "the rates could not be written");

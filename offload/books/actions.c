@@ -174,7 +174,7 @@ static uint64_t twin_of(const struct cst_core *core, uint32_t segment, uint64_t 
 struct cst_place cst_core_state_place(const struct cst_core *core, uint32_t chunk, enum cst_row row,
                                       uint64_t mark)
 {
-    const struct cst_layout_row *r = &core->layout->chunks[chunk].rows[row];
+    const struct cst_layout_row *r = cst_layout_row(&core->layout->chunks[chunk], (int)row);
 
     return (struct cst_place){.segment = core->arena_segments[r->segment],
                               .offset = r->offset + twin_of(core, r->segment, mark)};
@@ -185,7 +185,7 @@ struct cst_place cst_core_row_place(const struct cst_core *core, uint32_t chunk,
 {
     const struct cst_layout *layout = core->layout;
     const struct cst_layout_chunk *c = &layout->chunks[chunk];
-    const struct cst_layout_row *r = row == CST_ROW_WEIGHT_OTHER ? &c->other_weight : &c->rows[row];
+    const struct cst_layout_row *r = cst_layout_row(c, (int)row);
     /* The gradient may have no row of its own. */
     const struct cst_table_header header = {.grad_bytes = layout->grad_bytes};
     uint64_t before = row == CST_ROW_GRAD ? elem * cst_table_grad_bytes(&header, c->dtype)
@@ -198,10 +198,12 @@ struct cst_place cst_core_row_place(const struct cst_core *core, uint32_t chunk,
 
 uint32_t cst_core_keeper(const struct cst_core *core, uint32_t chunk, enum cst_row row)
 {
-    bool state = cst_table_is_state((int)row);
+    const struct cst_layout_chunk *c = &core->layout->chunks[chunk];
+    /* The master weights of fp32 tensors are their weights, which are in host memory. */
+    bool apart = cst_table_is_state((int)row) && c->rows[row].segment != CST_LAYOUT_NO_ROW &&
+                 cst_tier_is_apart(core->chunks[chunk].tier);
 
-    return state && cst_tier_is_apart(core->chunks[chunk].tier) ? core->chunks[chunk].tier
-                                                                : core->layout->chunks[chunk].node;
+    return apart ? core->chunks[chunk].tier : c->node;
 }
 
 uint32_t cst_core_copier(const struct cst_core *core, uint32_t rank, uint32_t chunk)

@@ -37,11 +37,11 @@ void cst_chunk_update_begin_device(struct cst_chunk *chunk, const struct cst_upd
 }
 
 void cst_chunk_update_issued_down(struct cst_chunk *chunk,
-                                  const uint64_t tickets[1 + CST_UPDATE_STATES])
+                                  const uint64_t tickets[1 + CST_UPDATE_APART])
 {
     chunk->update.ticket = tickets[0];
     chunk->moments_are_new = false;
-    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
+    for (uint32_t i = 0; i < CST_UPDATE_APART; i++) {
         chunk->update.states_tickets[i] = tickets[1 + i];
     }
 }
@@ -57,7 +57,7 @@ void cst_chunk_update_back_to_node(struct cst_chunk *chunk, uint64_t ticket)
         chunk->update.weight_ticket = ticket;
     }
     chunk->update.ticket = ticket;
-    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
+    for (uint32_t i = 0; i < CST_UPDATE_APART; i++) {
         chunk->update.states_tickets[i] = 0;
     }
     cst_chunk_update_place(chunk, CST_UPDATE_BY_NODE, CST_NONE);
@@ -77,7 +77,7 @@ bool cst_chunk_update_replace(struct cst_chunk *chunk, uint64_t from, uint64_t t
     bool any = replace(&chunk->update.ticket, from, to);
 
     (void)replace(&chunk->update.weight_ticket, from, to);
-    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
+    for (uint32_t i = 0; i < CST_UPDATE_APART; i++) {
         any = replace(&chunk->update.states_tickets[i], from, to) || any;
     }
     return any;

@@ -12,6 +12,9 @@ struct cst_chunk;
 
 /* Rows that an update writes in addition to the weights: the master row and the moments. */
 #define CST_UPDATE_STATES (1 + CST_MAX_MOMENTS)
+/* Rows that an update writes where the states of the chunk are: those and, in a durable job, the
+ * weights in a file. Number i is row CST_ROW_MASTER + i. */
+#define CST_UPDATE_APART (CST_UPDATE_STATES + 1)
 
 /* Parameters of an update of one chunk. */
 struct cst_update {
@@ -45,8 +48,8 @@ struct cst_chunk_update {
     /* Command in flight that completes the weights: UPDATE in place, or COPY of the weights down
      * after a device update; else 0. */
     uint64_t ticket;
-    /* After a device update: COPYs of its states down that are in flight; else 0. */
-    uint64_t states_tickets[CST_UPDATE_STATES];
+    /* After a device update: COPYs down, of rows that lie apart, that are in flight; else 0. */
+    uint64_t states_tickets[CST_UPDATE_APART];
     /* Command in flight that completes the weights that fetches read; else 0. */
     uint64_t weight_ticket;
     uint32_t reservation;   /* Device reservation of the update; CST_NONE: it is not ON_DEVICE or
@@ -65,7 +68,7 @@ static inline void cst_chunk_update_before(struct cst_command *command,
                                            const struct cst_chunk_update *update)
 {
     cst_command_after(command, update->ticket);
-    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
+    for (uint32_t i = 0; i < CST_UPDATE_APART; i++) {
         cst_command_after(command, update->states_tickets[i]);
     }
 }
@@ -81,9 +84,9 @@ void cst_chunk_update_issued(struct cst_chunk *chunk, uint64_t ticket);
 /* The device update @what was issued, in buffer @buffer. */
 void cst_chunk_update_begin_device(struct cst_chunk *chunk, const struct cst_update *what,
                                    uint32_t buffer);
-/* Its COPYs down are @tickets: weights, then states; 0: no such row. */
+/* Its COPYs down are @tickets: weights, then rows that lie apart; 0: no such row. */
 void cst_chunk_update_issued_down(struct cst_chunk *chunk,
-                                  const uint64_t tickets[1 + CST_UPDATE_STATES]);
+                                  const uint64_t tickets[1 + CST_UPDATE_APART]);
 /* Its UPDATE is done: the COPYs down overwrite the chunk's rows. */
 void cst_chunk_update_copying_back(struct cst_chunk *chunk);
 /* The node makes it instead, as the command @ticket. */
@@ -101,7 +104,7 @@ static inline bool cst_chunk_update_is_over(const struct cst_chunk_update *updat
 {
     uint64_t any = update->ticket;
 
-    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
+    for (uint32_t i = 0; i < CST_UPDATE_APART; i++) {
         any |= update->states_tickets[i];
     }
     return any == 0;

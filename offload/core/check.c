@@ -348,7 +348,7 @@ static const char *check_chunk(const struct cst_core *core, uint32_t c)
     if (chunk->update.ticket != 0 && !is_flying(core, chunk->update.ticket, CST_FLIGHT_UPDATE)) {
         return "an update is under way";
     }
-    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
+    for (uint32_t i = 0; i < CST_UPDATE_APART; i++) {
         if (chunk->update.states_tickets[i] != 0 &&
             !is_flying(core, chunk->update.states_tickets[i], CST_FLIGHT_STATES)) {
             return "states come down from a device reservation";

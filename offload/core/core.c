@@ -450,8 +450,7 @@ void cst_core_seal_of(const struct cst_core *core, struct cst_core_seal *out)
 
     *out = (struct cst_core_seal){
         .place = (uint32_t)((commit->adam_step - commit->restored_adam_step) % 2),
-        .sums = core->seal.sums[0],
-        .n_rows = CST_UPDATE_STATES};
+        .sums = core->seal.sums[0]};
 }
 
 void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
@@ -471,6 +470,7 @@ void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
         .has_hyper = core->commit.has_hyper,
         .hyper = core->commit.hyper,
         .saving = core->save.state != CST_SAVE_NONE,
+        .n_writes_left = core->writes.n_left,
         .save_wait_ns = core->save.wait_ns,
         .last_loss = core->commit.last_loss,
         .last_grad_norm = core->commit.last_grad_norm,

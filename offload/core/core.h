@@ -294,10 +294,9 @@ void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out);
 /* What the driver records of the last committed step of a durable job (CST_ACT_SEAL). */
 struct cst_core_seal {
     uint32_t place; /* 0 or 1: which place of each row has the states. */
-    /* Checksums of chunk c's master row and moments at c x n_rows (proto/row_sum.h); 0: not known.
+    /* Checksums of chunk c's rows in files at c x CST_DURABLE_ROWS (proto/durable.h); 0: not known.
      * Borrowed until the next event. */
     const uint64_t *sums;
-    uint32_t n_rows;
 };
 
 /* True if the last committed step of a durable job is still to be sealed, and the job has not

@@ -362,7 +362,7 @@ uint64_t cst_core_heap_bytes(const struct cst_layout *layout, const struct cst_m
     uint64_t of_rank = sizeof(struct cst_rank) + (uint64_t)layout->n_chunks * CHUNK_OF_RANK +
                        (uint64_t)model->n_uses * VISITS * VISIT;
     uint64_t sums = layout->states.durable
-                        ? (uint64_t)layout->n_chunks * CST_UPDATE_STATES * sizeof(uint64_t)
+                        ? (uint64_t)layout->n_chunks * CST_DURABLE_ROWS * sizeof(uint64_t)
                         : 0;
 
     return sums + sizeof(struct cst_core) +
@@ -416,7 +416,8 @@ static void write_chunk(const struct cst_core_config *config, uint32_t c,
             to->rows[r].offset = row->offset;
         }
     }
-    if (from->other_weight.segment != CST_LAYOUT_NO_ROW) {
+    /* Engines of nodes do not use the weights in a file. */
+    if (from->other_weight.segment != CST_LAYOUT_NO_ROW && !config->layout->states.durable) {
         to->other_weight.segment = config->arena_segments[from->other_weight.segment];
         to->other_weight.offset = from->other_weight.offset;
     }

@@ -48,9 +48,9 @@ static void explain_home(const struct cst_core *core, uint32_t c, struct page *p
     const struct cst_chunk *chunk = &core->chunks[c];
 
     say(page,
-        "chunk %" PRIu32 " of %" PRIu32 ": %" PRIu32 " tensors, %" PRIu64 " of %" PRIu64
+        "chunk %" PRIu32 " of %" PRIu32 ": %" PRIu32 " tensor%s, %" PRIu64 " of %" PRIu64
         " elements used; home: host memory of node %" PRIu32,
-        c, core->n_chunks, at->n_tensors, at->n_elems,
+        c, core->n_chunks, at->n_tensors, at->n_tensors == 1 ? "" : "s", at->n_elems,
         core->layout->classes[at->size_class].capacity, at->node);
     if (cst_tier_is_apart(chunk->tier) && computes_there(core, c)) {
         say(page, "its states are in the memory of engine %" PRIu32, chunk->tier);

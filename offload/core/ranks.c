@@ -5,6 +5,7 @@
 #include "offload/core/agreement.h"
 #include "offload/gradient/collection.h"
 #include "offload/core/core_state.h"
+#include "offload/core/open_writes.h"
 #include "offload/weights/residency.h"
 #include "offload/books/waiting.h"
 #include "offload/update/overlap.h"
@@ -266,7 +267,7 @@ void cst_ranks_start(struct cst_core *core)
         return;
     }
     if (core->attempt.phase == CST_PHASE_FAILED || core->attempt.phase == CST_PHASE_RUNNING ||
-        !all_have_synced(core) || !cst_agreement_begin(core)) {
+        core->writes.n_left > 0 || !all_have_synced(core) || !cst_agreement_begin(core)) {
         return;
     }
     core->attempt.phase = CST_PHASE_RUNNING;
@@ -470,6 +471,10 @@ void cst_ranks_sync(struct cst_core *core, const struct cst_event *event)
 
     if (core->attempt.phase == CST_PHASE_FAILED) {
         cst_core_refuse_err(core, event->tag, &core->attempt.why);
+        return;
+    }
+    if (cst_open_writes_check_sync(core, event->rank, &err) != CST_OK) {
+        cst_core_refuse_err(core, event->tag, &err);
         return;
     }
     if (rank->state != CST_RANK_ATTACHED || rank->sync != CST_NO_REQUEST) {

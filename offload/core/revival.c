@@ -3,6 +3,7 @@
 
 #include "offload/books/actions.h"
 #include "offload/core/core_state.h"
+#include "offload/core/open_writes.h"
 #include "offload/update/staged_update.h"
 #include "offload/update/update.h"
 
@@ -55,7 +56,7 @@ void cst_core_record(const struct cst_core *core, struct cst_core_record *out)
                                           .n_skipped = commit->n_skipped,
                                           .n_overflows = commit->n_overflows};
     out->restored_adam_step = commit->restored_adam_step;
-    out->n_writes = core->writes.n;
+    cst_open_writes_record(core, out);
     out->initialised = core->attempt.initialised;
     out->failed = core->attempt.phase == CST_PHASE_FAILED;
     out->has_hyper = commit->has_hyper;
@@ -222,9 +223,8 @@ int cst_core_may_revive(const struct cst_core *core, const struct cst_core_recor
     if (record->failed) {
         return cst_err_set(err, CST_ELOST, "it had failed");
     }
-    if (record->n_writes > 0) {
-        return cst_err_set(err, CST_ELOST, "%" PRIu32 " writes of its states were under way",
-                           record->n_writes);
+    if (cst_open_writes_may_revive(core, record, err) != CST_OK) {
+        return err->status;
     }
     if (check_flags(core, record, err) != CST_OK) {
         return err->status;
@@ -342,6 +342,7 @@ void cst_revival_go_on(struct cst_core *core, const struct cst_event *event)
     struct cst_table_tile *tiles = cst_table_tiles(event->table);
 
     set_counters(core, event->record);
+    cst_open_writes_revive(core, event->record);
     cst_idle_revive(core, event->table, core->commit.adam_step);
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         chunks[c].reduce_mark = CST_MARK_NONE;

@@ -17,6 +17,7 @@
  *   - keeps early updates of the uncommitted step that are complete. An early update that was begun
  *     is made again when its gradient has been summed again; the tiles that are done are skipped.
  *     Until the commit, all ranks must therefore repeat the step with the same hyper-parameters.
+ *   - awaits the WRITEs of states that were under way: workers repeat them (open_writes.h).
  *
  * A tile that was being changed in place when its engine died is restored from the engine's undo
  * slot. A driver that cannot go on with a job, and lets other jobs use the slots, sets undo_lost.
@@ -40,12 +41,26 @@ struct cst_core_copying {
     uint64_t mark; /* Adam step of the update. */
 };
 
+/* A WRITE of states that is not known to be complete (open_writes.h). */
+struct cst_open_write {
+    uint32_t chunk;
+    uint32_t rank;          /* The rank that writes. */
+    uint8_t row;            /* enum cst_row */
+    uint8_t raw, exponents; /* As in struct cst_event. */
+    uint8_t pad;            /* 0. */
+    uint32_t pad2;          /* 0. */
+    uint64_t at, n_elems;   /* Elements of the chunk's row; n_elems 0: there is none. */
+};
+
+/* Most WRITEs that the next core can await again. A client has four in flight. */
+#define CST_CORE_MAX_OPEN_WRITES 64
+
 #define CST_CORE_MAX_COPYING (CST_CORE_MAX_UPDATE_DEVICES * CST_BUFFERS_MAX)
 
 struct cst_core_record {
     struct cst_counters counters;
     uint64_t restored_adam_step;  /* counters.adam_step when states were restored last, or 0. */
-    uint32_t n_writes;            /* WRITEs of states in flight. */
+    uint32_t n_writes;            /* WRITEs of states that are not known to be complete. */
     uint8_t initialised;          /* As in struct cst_core_stats. */
     uint8_t failed;               /* The job has failed: states are lost. */
     uint8_t has_hyper;            /* There was a step. */
@@ -64,6 +79,7 @@ struct cst_core_record {
     struct cst_decision decision;
     /* Of buffer b of device reservation r at r * CST_BUFFERS_MAX + b. */
     struct cst_core_copying copying[CST_CORE_MAX_COPYING];
+    struct cst_open_write writes[CST_CORE_MAX_OPEN_WRITES]; /* Those that found a place. */
 };
 
 /* Fill *out. All its bytes are set, so that two records can be compared with memcmp. */

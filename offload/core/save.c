@@ -4,6 +4,7 @@
 
 #include "offload/core/commit.h"
 #include "offload/core/core_state.h"
+#include "offload/core/open_writes.h"
 #include "offload/core/ranks.h"
 #include "offload/update/overlap.h"
 
@@ -35,6 +36,8 @@ void cst_save_look(struct cst_core *core)
 
 void cst_save_begin(struct cst_core *core, const struct cst_event *event)
 {
+    struct cst_err err;
+
     if (core->save.state != CST_SAVE_NONE) {
         cst_core_refuse(core, event->tag, CST_EBUSY, "the job is being saved already");
         return;
@@ -42,6 +45,10 @@ void cst_save_begin(struct cst_core *core, const struct cst_event *event)
     if (!core->attempt.initialised) {
         cst_core_refuse(core, event->tag, CST_EINVAL,
                         "the job has no weights yet: its ranks have not called sync");
+        return;
+    }
+    if (cst_open_writes_check_read(core, CST_NONE, &err) != CST_OK) {
+        cst_core_refuse_err(core, event->tag, &err);
         return;
     }
     core->save.state = CST_SAVE_WAITING;

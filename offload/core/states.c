@@ -7,6 +7,7 @@
 
 #include "offload/books/chunk_update.h"
 #include "offload/core/core_state.h"
+#include "offload/core/open_writes.h"
 #include "offload/core/state_rows.h"
 #include "offload/update/overlap.h"
 #include "offload/update/staged_rows.h"
@@ -143,7 +144,8 @@ void cst_states_read(struct cst_core *core, const struct cst_event *event)
         return;
     }
     tensor = &core->model->tensors[event->tensor];
-    if (check_row(core, tensor->chunk, event->row, &err) != CST_OK) {
+    if (check_row(core, tensor->chunk, event->row, &err) != CST_OK ||
+        cst_open_writes_check_read(core, tensor->chunk, &err) != CST_OK) {
         cst_core_refuse_err(core, event->tag, &err);
         return;
     }

@@ -5,10 +5,16 @@
 
 #include "offload/base/event.h"
 #include "offload/base/flight.h"
+#include "offload/core/revival.h"
 
 struct cst_core;
 struct cst_writes {
-    uint32_t n; /* WRITEs in flight, of all chunks. */
+    uint32_t n;      /* WRITEs in flight, of all chunks. */
+    uint32_t n_left; /* WRITEs that an earlier core has left open (open_writes.h). */
+    /* The WRITEs that were left, and those in flight that found a place. */
+    uint32_t n_open;
+    struct cst_open_write open[CST_CORE_MAX_OPEN_WRITES];
+    uint32_t request[CST_CORE_MAX_OPEN_WRITES]; /* Of open[i]; CST_NO_REQUEST: it was left. */
 };
 
 /* WRITEs of one chunk. */

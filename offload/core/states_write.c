@@ -6,6 +6,7 @@
 #include "offload/books/chunk_update.h"
 #include "offload/core/commit.h"
 #include "offload/core/core_state.h"
+#include "offload/core/open_writes.h"
 #include "offload/core/state_rows.h"
 #include "offload/update/overlap.h"
 #include "offload/update/staged_rows.h"
@@ -91,52 +92,66 @@ static void write_device(struct cst_core *core, const struct cst_event *event, u
     }
 }
 
+/* Find the rows of chunk @c in a tier that is apart which a write of master weights changes: first
+ * moments, which it clears, then master weights. Returns their number. */
+static uint32_t rows_changed(const struct cst_core *core, uint32_t c,
+                             enum cst_row out[1 + CST_MAX_MOMENTS])
+{
+    uint32_t n = 0;
+
+    for (int k = 0; k < CST_MAX_MOMENTS && clears_moments(core, c); k++) {
+        if (cst_state_has_row(core, c, CST_ROW_MOMENT + k)) {
+            out[n++] = (enum cst_row)(CST_ROW_MOMENT + k);
+        }
+    }
+    if (cst_state_has_row(core, c, CST_ROW_MASTER)) {
+        out[n++] = CST_ROW_MASTER;
+    }
+    return n;
+}
+
 /* Write master weights of chunk @c, and clear their moments if that is to be done, in a buffer from
- * which they are brought to the tier. The weights are written to their row. Returns the last
- * command. */
+ * which they are brought to the tier. The weights are written to their row. There is at least one
+ * row in the tier. Returns the last command. */
 static struct cst_command *write_staged_masters(struct cst_core *core,
                                                 const struct cst_event *event, uint32_t c,
                                                 uint64_t at, struct cst_flight *flight)
 {
     struct cst_flight part = {.kind = CST_FLIGHT_PART, .chunk = c};
     struct cst_staged_rows rows = cst_staged_rows_take(core, c, at, event->n_elems);
-    const bool clears = clears_moments(core, c);
-    struct cst_command *command;
+    enum cst_row changed[1 + CST_MAX_MOMENTS];
+    const uint32_t n = rows_changed(core, c, changed);
+    struct cst_command *command, *last = NULL;
 
-    for (int k = 0; clears && k < CST_MAX_MOMENTS; k++) {
-        if (cst_state_has_row(core, c, CST_ROW_MOMENT + k)) {
-            cst_staged_rows_bring(core, &rows, (enum cst_row)(CST_ROW_MOMENT + k));
-        }
+    for (uint32_t i = 0; i < n && changed[i] != CST_ROW_MASTER; i++) {
+        cst_staged_rows_bring(core, &rows, changed[i]);
     }
     command = cst_core_command(core, CST_COMMAND_SET_MASTER, core->layout->chunks[c].node, &part);
     command->src[command->n_src++] = event->place;
     command->io = true;
     command->from_bf16 = event->bf16;
     command->split = cst_state_is_split(core, c);
+    command->fp32 = cst_state_dtype(core, c) == CST_FP32;
     command->n_elems = event->n_elems;
-    command->dst[command->n_dst++] = cst_staged_rows_place(core, &rows, CST_ROW_MASTER, at);
+    if (!command->fp32) {
+        command->dst[command->n_dst++] = cst_staged_rows_place(core, &rows, CST_ROW_MASTER, at);
+    }
     command->dst[command->n_dst++] =
         cst_core_row_place(core, c, written_row(core, c, CST_ROW_WEIGHT), at);
-    for (int k = 0; clears && k < CST_MAX_MOMENTS; k++) {
-        enum cst_row row = (enum cst_row)(CST_ROW_MOMENT + k);
+    for (uint32_t i = 0; i < n && changed[i] != CST_ROW_MASTER; i++) {
+        bool coded = cst_state_is_coded(core, changed[i]);
 
-        if (cst_state_has_row(core, c, (int)row)) {
-            bool coded = cst_state_is_coded(core, row);
-
-            if (coded) {
-                (void)cst_state_code(core, c, row, at, event->n_elems, command);
-            }
-            command->dst[command->n_dst++] =
-                cst_staged_rows_place(core, &rows, row, coded ? 0 : at);
+        if (coded) {
+            (void)cst_state_code(core, c, changed[i], at, event->n_elems, command);
         }
+        command->dst[command->n_dst++] =
+            cst_staged_rows_place(core, &rows, changed[i], coded ? 0 : at);
     }
     cst_staged_rows_use(core, &rows, command);
-    for (int k = 0; clears && k < CST_MAX_MOMENTS; k++) {
-        if (cst_state_has_row(core, c, CST_ROW_MOMENT + k)) {
-            (void)cst_staged_rows_store(core, &rows, (enum cst_row)(CST_ROW_MOMENT + k), NULL);
-        }
+    for (uint32_t i = 0; i < n; i++) {
+        last = cst_staged_rows_store(core, &rows, changed[i], i + 1 < n ? NULL : flight);
     }
-    return cst_staged_rows_store(core, &rows, CST_ROW_MASTER, flight);
+    return last;
 }
 
 /* Encode moments of chunk @c in a buffer, beside what else is in their blocks, and bring them to
@@ -221,14 +236,17 @@ static struct cst_command *write_there(struct cst_core *core, const struct cst_e
 /* True if values of @event, which are master weights of chunk @c, are not what its rows have. */
 static bool converts_masters(const struct cst_core *core, const struct cst_event *event, uint32_t c)
 {
-    return cst_state_is_split(core, c) || event->bf16 ||
+    return cst_state_is_split(core, c) || cst_state_dtype(core, c) == CST_FP32 || event->bf16 ||
            (clears_moments(core, c) && core->layout->states.moments != CST_MOMENTS_FP32);
 }
 
 static struct cst_command *write_row(struct cst_core *core, const struct cst_event *event,
                                      uint32_t c, uint64_t at, struct cst_flight *flight)
 {
-    if (event->row == CST_ROW_MASTER && cst_tier_is_apart(core->chunks[c].tier)) {
+    enum cst_row changed[1 + CST_MAX_MOMENTS];
+
+    if (event->row == CST_ROW_MASTER && cst_tier_is_apart(core->chunks[c].tier) &&
+        rows_changed(core, c, changed) > 0) {
         return converts_masters(core, event, c) ? write_staged_masters(core, event, c, at, flight)
                                                 : write_on_device(core, event, c, at, flight);
     }
@@ -244,6 +262,7 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
     struct cst_flight flight = {.kind = CST_FLIGHT_WRITE, .chunk = tensor->chunk, .request = i};
     bool weights = event->row == CST_ROW_MASTER || event->row == CST_ROW_WEIGHT;
 
+    cst_open_writes_add(core, event, tensor->chunk, tensor->offset + event->first, i);
     cst_staged_ahead_forget(core, tensor->chunk);
     if (weights) {
         /* The written weights are used from now on, so all updates are, too. */
@@ -316,6 +335,7 @@ void cst_states_written(struct cst_core *core, const struct cst_flight *flight,
     bool staged = cst_state_is_staged(core, flight->chunk, request->row, request->raw);
     struct cst_err why;
 
+    cst_open_writes_end(core, flight->request, event->status == CST_OK);
     core->writes.n--;
     chunk->writes.n--;
     if (chunk->writes.ticket == flight->ticket) {

@@ -244,8 +244,9 @@ static uint64_t leaving(const struct cst_layout *layout, uint64_t weight_bytes)
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        for (int row = CST_ROW_MASTER; row < CST_ROW_COUNT && cst_layout_states_may_leave(chunk) &&
-                                       cst_layout_weight_bytes(chunk) <= weight_bytes;
+        for (int row = CST_ROW_MASTER;
+             row < cst_layout_rows_apart(layout) && cst_layout_states_may_leave(layout, chunk) &&
+             cst_layout_weight_bytes(chunk) <= weight_bytes;
              row++) {
             bytes += row_bytes(layout, chunk, row);
         }
@@ -282,7 +283,7 @@ void cst_buffers_drives(struct cst_buffers_drives *out, const struct cst_layout 
     out->fit_bytes = buffers.n > 0 ? leaving(layout, buffers.max_weight_bytes) : 0;
     out->stay_bytes = leaving(layout, UINT64_MAX) - out->fit_bytes;
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
-        out->n_stay += cst_layout_states_may_leave(&layout->chunks[c]) &&
+        out->n_stay += cst_layout_states_may_leave(layout, &layout->chunks[c]) &&
                        !cst_buffers_hold(&buffers, &layout->chunks[c]);
     }
 }

@@ -31,7 +31,10 @@
 /* Capacities are multiples of this, so that rows need no padding. */
 #define CST_LAYOUT_CAPACITY_STEP 4096
 #define CST_LAYOUT_SEGMENT_BYTES                                                                   \
-    (256u << 20) /* Maximum size of an arena segment, unless it has only one row. */
+    (256u << 20) /* Maximum size of a segment in memory, unless it has only one row. */
+/* The same of a segment in a file on a drive. The daemon has a descriptor for each segment, and the
+ * states on drives are many. */
+#define CST_LAYOUT_FILE_SEGMENT_BYTES (UINT64_C(4) << 30)
 #define CST_LAYOUT_MAX_CHUNK_ELEMS (1u << 30)
 #define CST_LAYOUT_MAX_TENSORS 65536 /* Maximum for one job. */
 #define CST_LAYOUT_MAX_OPERATORS 65536
@@ -167,7 +170,8 @@ struct cst_layout_chunk {
     /* NUMA node, 0..n_nodes - 1, of the rows and of the engine that works on the chunk. */
     uint32_t node;
     struct cst_layout_row rows[CST_ROW_COUNT];
-    /* The second weight row; segment CST_LAYOUT_NO_ROW: there is none. */
+    /* The second weight row or, in a durable job, the row of the weights in a file
+     * (cst_layout_files_weights). Segment CST_LAYOUT_NO_ROW: there is none. */
     struct cst_layout_row other_weight;
     bool away; /* The chunk has states, and all of them are on other machines. */
     /* Number of the tier that has the rows master, exp_avg and exp_avg_sq; all other rows are in
@@ -205,13 +209,6 @@ static inline bool cst_layout_is_own(const struct cst_layout_chunk *chunk)
     return chunk->base_chunk == CST_LAYOUT_OWN;
 }
 
-/* True if the chunk's states may stay on an accelerator. The master weights of fp32 tensors are the
- * weights, which all ranks fetch from host memory. */
-static inline bool cst_layout_states_may_leave(const struct cst_layout_chunk *chunk)
-{
-    return cst_layout_has_states(chunk) && cst_layout_is_own(chunk) && chunk->dtype != CST_FP32;
-}
-
 /* A size class: chunks of one capacity, and the blocks of a pool that hold them. A huge embedding
  * has a class of its own, so that other chunks need no such large blocks. */
 struct cst_layout_class {
@@ -237,7 +234,8 @@ struct cst_layout_segment {
     /* Host memory: a multiple of CST_LAYOUT_ROW_ALIGN, at most CST_LAYOUT_SEGMENT_BYTES or the size
      * of its only row. Accelerator memory: a multiple of its grain. */
     uint64_t bytes;
-    /* The second place of each row begins so many bytes behind the first one; 0: there is none. */
+    /* The second place of each row begins so many bytes behind the first one; 0: there is none, as
+     * of frozen weights. */
     uint64_t twin;
     uint32_t tier; /* Number of the tier whose memory it is. */
     uint32_t node; /* NUMA node, if it is host memory; else 0. */
@@ -272,9 +270,19 @@ struct cst_layout_states {
     bool grad_over_weight;
     /* Tensors without a gradient in a step are skipped: the job table counts the steps of each. */
     bool skips_unused;
-    /* Rows of states that lie apart have two places, which take turns (offload/update/seal.c). */
+    /* Rows of states that lie apart have two places, which take turns (offload/update/seal.c).
+     * What they lack lies there, too (cst_layout_files_weights). Not possible with two_weights. */
     bool durable;
 };
+
+/* True if the files of a job with @states have the weights of a chunk of @dtype, which is @trained
+ * or frozen: they last, and cannot be made of a row of states. */
+static inline bool cst_layout_files_weights(const struct cst_layout_states *states,
+                                            enum cst_dtype dtype, bool trained)
+{
+    return states->durable &&
+           (!trained || dtype == CST_FP32 || states->masters == CST_MASTERS_SPLIT);
+}
 
 struct cst_job_spec;
 
@@ -300,7 +308,8 @@ uint64_t cst_layout_row_bytes(const struct cst_layout_states *states, uint32_t g
 
 struct cst_layout;
 
-/* The same for a chunk of @layout, which has states, with that chunk's optimizer and type. */
+/* The same for a chunk of @layout, with that chunk's optimizer and type. A frozen one has weights
+ * alone. */
 uint64_t cst_layout_chunk_row_bytes(const struct cst_layout *layout,
                                     const struct cst_layout_chunk *chunk, int row,
                                     uint64_t n_elems);
@@ -394,6 +403,28 @@ struct cst_layout {
     uint32_t grad_bytes;
     struct cst_layout_states states; /* As configured. */
 };
+
+/* True if the chunk's states may stay in a tier that is apart. The master weights of fp32 tensors
+ * are the weights, which all ranks fetch from host memory: only files have them in addition. */
+static inline bool cst_layout_states_may_leave(const struct cst_layout *layout,
+                                               const struct cst_layout_chunk *chunk)
+{
+    return cst_layout_has_states(chunk) && cst_layout_is_own(chunk) &&
+           (chunk->dtype != CST_FP32 || layout->states.durable);
+}
+
+/* The end of the rows that lie where the states of a chunk do. The first one is CST_ROW_MASTER. */
+static inline int cst_layout_rows_apart(const struct cst_layout *layout)
+{
+    return layout->states.durable ? CST_ROW_WEIGHT_OTHER + 1 : CST_ROW_COUNT;
+}
+
+/* The place of row @row of @chunk; CST_ROW_WEIGHT_OTHER is allowed. */
+static inline const struct cst_layout_row *cst_layout_row(const struct cst_layout_chunk *chunk,
+                                                          int row)
+{
+    return row == CST_ROW_WEIGHT_OTHER ? &chunk->other_weight : &chunk->rows[row];
+}
 
 /* Bytes of the chunk's gradient row, also if it has none of its own. */
 static inline uint64_t cst_layout_grad_bytes(const struct cst_layout *layout,

@@ -43,9 +43,10 @@ uint64_t cst_layout_row_bytes(const struct cst_layout_states *states, uint32_t g
 {
     const struct cst_table_header header = formats(states, grad_bytes);
     /* True if a chunk with states has this row, separate from all others. */
-    bool has = row == CST_ROW_GRAD           ? !states->grad_over_weight || dtype == CST_FP32
-               : row == CST_ROW_WEIGHT_OTHER ? states->two_weights
-                                             : cst_table_has_row(states->optimizer, dtype, row);
+    bool has = row == CST_ROW_GRAD ? !states->grad_over_weight || dtype == CST_FP32
+               : row == CST_ROW_WEIGHT_OTHER
+                   ? states->two_weights || cst_layout_files_weights(states, dtype, true)
+                   : cst_table_has_row(states->optimizer, dtype, row);
 
     return has ? cst_table_row_bytes(&header, dtype, row, n_elems) : 0;
 }
@@ -55,6 +56,13 @@ uint64_t cst_layout_chunk_row_bytes(const struct cst_layout *layout,
 {
     struct cst_layout_states states = cst_layout_states_of(&layout->states, chunk->muon);
 
+    if (!cst_layout_has_states(chunk)) {
+        bool has =
+            row == CST_ROW_WEIGHT ||
+            (row == CST_ROW_WEIGHT_OTHER && cst_layout_files_weights(&states, chunk->dtype, false));
+
+        return has ? cst_dtype_bytes(chunk->dtype) * n_elems : 0;
+    }
     return cst_layout_row_bytes(&states, layout->grad_bytes, chunk->dtype, row, n_elems);
 }
 
@@ -77,8 +85,7 @@ double cst_layout_update_bytes(const struct cst_layout_states *states, uint32_t 
 static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
                           uint32_t row)
 {
-    if ((row != CST_ROW_WEIGHT && !cst_layout_has_states(chunk)) ||
-        (chunk->away && cst_table_is_state((int)row))) {
+    if (chunk->away && cst_table_is_state((int)row)) {
         return 0;
     }
     return cst_round_up(cst_layout_chunk_row_bytes(layout, chunk, (int)row, chunk->n_elems),
@@ -200,19 +207,22 @@ int cst_rows_place_nodes(struct cst_layout *layout, const struct cst_layout_conf
 
 /* -- rows on accelerators --------------------------------------------------------------------- */
 
-/* True if the row stays on the accelerator that has the chunk's states. */
-static bool is_on_device(const struct cst_layout_chunk *chunk, uint32_t row)
+/* True if the row lies in a tier that is apart: in that of the chunk's states, or in a file. */
+static bool is_on_device(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
+                         uint32_t row)
 {
-    return cst_tier_is_apart(chunk->tier) && cst_table_is_state((int)row);
+    return row == CST_ROW_WEIGHT_OTHER
+               ? layout->states.durable
+               : cst_tier_is_apart(chunk->tier) && cst_table_is_state((int)row);
 }
 
 uint64_t cst_rows_in_host(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
                           uint32_t row, struct cst_layout_row *place)
 {
-    if (!cst_layout_is_own(chunk) || is_on_device(chunk, row)) {
+    if (!cst_layout_is_own(chunk) || is_on_device(layout, chunk, row)) {
         return 0;
     }
-    *place = row == CST_ROW_WEIGHT_OTHER ? chunk->other_weight : chunk->rows[row];
+    *place = *cst_layout_row(chunk, (int)row);
     return row_bytes(layout, chunk, row);
 }
 
@@ -220,8 +230,8 @@ static uint64_t state_bytes(const struct cst_layout *layout, const struct cst_la
 {
     uint64_t bytes = 0;
 
-    for (uint32_t row = CST_ROW_MASTER; row < CST_ROW_COUNT; row++) {
-        bytes += row_bytes(layout, chunk, row);
+    for (int row = CST_ROW_MASTER; row < cst_layout_rows_apart(layout); row++) {
+        bytes += row_bytes(layout, chunk, (uint32_t)row);
     }
     return bytes;
 }
@@ -231,11 +241,17 @@ static uint64_t grain_of(const struct cst_layout_device *device)
     return device->grain > CST_LAYOUT_ROW_ALIGN ? device->grain : CST_LAYOUT_ROW_ALIGN;
 }
 
+/* The most bytes of a segment on @device, unless it has only one row. */
+static uint64_t most_bytes(const struct cst_layout_device *device)
+{
+    return device->in_host ? CST_LAYOUT_FILE_SEGMENT_BYTES : CST_LAYOUT_SEGMENT_BYTES;
+}
+
 /* Bytes that can be lost because segments are rounded up to the grain. All segments but the last
  * one are at least half full. */
 static uint64_t lost_to_grain(const struct cst_layout_device *device, uint64_t bytes)
 {
-    return (bytes / (CST_LAYOUT_SEGMENT_BYTES / 2) + 1) * (grain_of(device) - 1);
+    return (bytes / (most_bytes(device) / 2) + 1) * (grain_of(device) - 1);
 }
 
 static uint64_t usable(const struct cst_layout_device *device)
@@ -279,7 +295,7 @@ uint64_t cst_layout_device_least(const struct cst_layout *layout,
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        if (cst_layout_states_may_leave(chunk) && state_bytes(layout, chunk) < least) {
+        if (cst_layout_states_may_leave(layout, chunk) && state_bytes(layout, chunk) < least) {
             least = state_bytes(layout, chunk);
         }
     }
@@ -312,7 +328,8 @@ void cst_rows_place_on_devices(struct cst_layout *layout, const struct cst_layou
         struct cst_layout_chunk *chunk = &layout->chunks[c];
         uint64_t bytes = state_bytes(layout, chunk);
 
-        for (uint32_t i = 0; i < config->n_devices && cst_layout_states_may_leave(chunk); i++) {
+        for (uint32_t i = 0; i < config->n_devices && cst_layout_states_may_leave(layout, chunk);
+             i++) {
             uint32_t d = (turn + i) % config->n_devices;
 
             if (left[d] >= bytes && cst_buffers_hold(&buffers[d], chunk)) {
@@ -333,38 +350,77 @@ static struct cst_layout_segment *add_segment(struct cst_layout *layout, uint32_
     return segment;
 }
 
+/* Place @bytes of row @row of the chunk in the last segment of @device, from segment @first on, or
+ * in a new one; 0: there is no such row. */
+static void append(struct cst_layout *layout, const struct cst_layout_device *device,
+                   uint32_t first, struct cst_layout_chunk *chunk, uint32_t row, uint64_t bytes)
+{
+    struct cst_layout_segment *segment =
+        layout->n_segments > first ? &layout->segments[layout->n_segments - 1] : NULL;
+
+    if (bytes == 0) {
+        return;
+    }
+    if (segment == NULL || segment->bytes + bytes > most_bytes(device)) {
+        segment = add_segment(layout, 0);
+        segment->tier = device->engine;
+    }
+    *row_of(chunk, row) =
+        (struct cst_layout_row){.segment = layout->n_segments - 1, .offset = segment->bytes};
+    segment->bytes += bytes;
+}
+
+/* All rows of the segments of @device from segment @first on are placed. @twin: they have second
+ * places. */
+static void end_segments(struct cst_layout *layout, const struct cst_layout_device *device,
+                         uint32_t first, bool twin)
+{
+    for (uint32_t i = first; i < layout->n_segments; i++) {
+        struct cst_layout_segment *s = &layout->segments[i];
+
+        s->bytes = cst_round_up(s->bytes, grain_of(device));
+        s->twin = twin ? s->bytes : 0;
+        s->bytes += s->twin;
+        layout->device_bytes += s->bytes;
+    }
+}
+
 /* Place the rows of the chunks whose states are on @device, in the order of chunks. */
 static void place_device_rows(struct cst_layout *layout, const struct cst_layout_device *device)
 {
-    struct cst_layout_segment *segment = NULL;
+    const uint32_t first = layout->n_segments;
 
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        for (uint32_t r = 0; r < CST_ROW_COUNT && chunk->tier == device->engine; r++) {
-            uint64_t bytes = is_on_device(chunk, r) ? row_bytes(layout, chunk, r) : 0;
-
-            if (bytes == 0) {
-                continue;
-            }
-            if (segment == NULL || segment->bytes + bytes > CST_LAYOUT_SEGMENT_BYTES) {
-                segment = add_segment(layout, 0);
-                segment->tier = device->engine;
-            }
-            chunk->rows[r] = (struct cst_layout_row){.segment = layout->n_segments - 1,
-                                                     .offset = segment->bytes};
-            segment->bytes += bytes;
+        for (int r = CST_ROW_MASTER;
+             r < cst_layout_rows_apart(layout) && chunk->tier == device->engine; r++) {
+            append(layout, device, first, chunk, (uint32_t)r,
+                   row_bytes(layout, chunk, (uint32_t)r));
         }
     }
-    for (uint32_t i = 0; i < layout->n_segments; i++) {
-        struct cst_layout_segment *s = &layout->segments[i];
+    end_segments(layout, device, first, layout->states.durable);
+}
 
-        if (s->tier == device->engine) {
-            s->bytes = cst_round_up(s->bytes, grain_of(device));
-            s->twin = layout->states.durable ? s->bytes : 0;
-            s->bytes += s->twin;
-            layout->device_bytes += s->bytes;
+/* Place the frozen weights in the files of a durable job: each chunk on one of @n drives, in turn.
+ * They never change, so that one place is enough. */
+static void place_frozen(struct cst_layout *layout, const struct cst_layout_device *drives,
+                         uint32_t n)
+{
+    for (uint32_t i = 0; i < n && layout->states.durable; i++) {
+        const uint32_t first = layout->n_segments;
+        uint32_t n_frozen = 0;
+
+        for (uint32_t c = 0; c < layout->n_chunks; c++) {
+            struct cst_layout_chunk *chunk = &layout->chunks[c];
+            bool frozen = !cst_layout_has_states(chunk) && cst_layout_is_own(chunk);
+
+            if (frozen && n_frozen++ % n == i && drives[i].in_host) {
+                append(layout, &drives[i], first, chunk, CST_ROW_WEIGHT_OTHER,
+                       row_bytes(layout, chunk, CST_ROW_WEIGHT_OTHER));
+            }
         }
+        end_segments(layout, &drives[i], first, false);
     }
 }
 
@@ -381,11 +437,8 @@ static void place_node_rows(struct cst_layout *layout, uint32_t node)
         for (uint32_t r = 0; r < N_ROWS && here; r++) {
             uint64_t bytes = row_bytes(layout, chunk, r);
 
-            if (bytes == 0) {
+            if (bytes == 0 || is_on_device(layout, chunk, r)) {
                 row_of(chunk, r)->segment = CST_LAYOUT_NO_ROW;
-                continue;
-            }
-            if (is_on_device(chunk, r)) {
                 continue;
             }
             if (segment == NULL || segment->bytes + bytes > CST_LAYOUT_SEGMENT_BYTES) {
@@ -544,6 +597,7 @@ int cst_rows_place(struct cst_layout *layout, const struct cst_model *model,
     for (uint32_t i = 0; i < config->n_devices; i++) {
         place_device_rows(layout, &config->devices[i]);
     }
+    place_frozen(layout, config->devices, config->n_devices);
     place_base_rows(layout, base, known);
     free(known);
     if (uses_muon(layout) && place_scratches(layout, model, config->n_nodes) != CST_OK) {

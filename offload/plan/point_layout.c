@@ -173,7 +173,7 @@ static uint64_t all_states(const struct cst_search *s, const struct cst_layout *
         for (int row = CST_ROW_MASTER; row < CST_ROW_COUNT; row++) {
             bytes += cst_layout_chunk_row_bytes(layout, chunk, row, chunk->n_elems);
         }
-        bytes = cst_layout_states_may_leave(chunk) ? bytes : 0;
+        bytes = cst_layout_states_may_leave(layout, chunk) ? bytes : 0;
         largest = bytes > largest ? bytes : largest;
         sum += bytes;
     }

@@ -199,7 +199,7 @@ static void pass_event(struct cst_sim *sim, struct cst_event *event)
 
 uint64_t cst_replay_seal_bytes(uint32_t n_chunks)
 {
-    return cst_durable_seal_bytes(n_chunks, CST_ROW_COUNT - CST_ROW_MASTER);
+    return cst_durable_seal_bytes(n_chunks);
 }
 
 double cst_replay_seal_s(const struct cst_rates *rates, uint32_t n_chunks)

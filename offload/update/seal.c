@@ -3,7 +3,8 @@
  * turns (cst_core_state_place): the update t reads the states of update t - 1 at one place, and
  * writes those of update t at the other, where those of update t - 2 were. When all of them are
  * written the driver flushes the drives, writes a record of step t, and flushes again. Only then
- * may step t + 1 be committed.
+ * may step t + 1 be committed. Weights that are (a part of) the master weights are written to the
+ * files like states. The driver writes frozen weights, before the first record.
  *
  *   commit t       UPDATE, COPYs down to places t mod 2    flush, record t, flush
  *   SEALED -----> SEAL_DUE ------------------------------> SEALING ------------> SEALED --> commit
@@ -15,6 +16,8 @@
 #include "offload/core/core_state.h"
 
 #include <stdlib.h>
+
+_Static_assert(CST_UPDATE_APART == CST_DURABLE_ROWS, "each row in a file has a checksum");
 
 int cst_seal_open(struct cst_core *core)
 {
@@ -58,7 +61,7 @@ void cst_seal_row_written(struct cst_core *core, const struct cst_flight *flight
 {
     const struct cst_chunk_update *update = &core->chunks[flight->chunk].update;
 
-    for (uint32_t i = 0; i < CST_UPDATE_STATES && core->seal.on; i++) {
+    for (uint32_t i = 0; i < CST_UPDATE_APART && core->seal.on; i++) {
         if (update->states_tickets[i] == flight->ticket) {
             core->seal.sums[flight->chunk][i] = (uint64_t)event->value;
         }

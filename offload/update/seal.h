@@ -7,7 +7,7 @@
 
 #include "offload/base/event.h"
 #include "offload/base/flight.h"
-#include "offload/books/chunk_update.h"
+#include "proto/durable.h"
 
 struct cst_core;
 
@@ -22,9 +22,9 @@ struct cst_seal {
     bool on;
     enum cst_seal_state state;
     uint32_t n_over; /* SEAL_DUE: the updates of so many chunks, the first ones, are over. */
-    /* Per chunk: checksums of its rows of states as the last update has written them
+    /* Per chunk: checksums of its rows in files as the last update has written them
      * (cst_command.sums); 0: not known. Owned. */
-    uint64_t (*sums)[CST_UPDATE_STATES];
+    uint64_t (*sums)[CST_DURABLE_ROWS];
 };
 
 /* Fill core->seal. CST_ENOMEM. */

@@ -6,7 +6,7 @@
  *
  *   COPY up x4 ----> UPDATE ----> COPY down: weight      (what fetches wait for)
  *   grad, master,    in -> out    COPY down: master, exp_avg, exp_avg_sq
- *   exp_avg(_sq)
+ *   exp_avg(_sq)                  COPY down: weight, to a file that must have it (durable jobs)
  *   and weight, if it is (a part of) the master weights
  *
  * Where a row comes from does not matter. If its tier is that of the buffer there is no COPY up,
@@ -44,7 +44,7 @@
 
 #define N_UP (CST_UPDATE_STATES + 2) /* COPYs up: states, gradient, weights. */
 
-/* The states in the order of their rows. */
+/* The rows that lie apart, in their order: the states, then the weights in a file. */
 static enum cst_row state_row(uint32_t i)
 {
     return (enum cst_row)(CST_ROW_MASTER + i);
@@ -126,9 +126,11 @@ void cst_device_updates_close(struct cst_core *core)
 
 /* -- commands ---------------------------------------------------------------------------------- */
 
+/* True if the chunk has row @row where its states are. */
 static bool has_row(const struct cst_core *core, uint32_t c, enum cst_row row)
 {
-    return core->layout->chunks[c].rows[row].segment != CST_LAYOUT_NO_ROW;
+    return (int)row < cst_layout_rows_apart(core->layout) &&
+           cst_layout_row(&core->layout->chunks[c], (int)row)->segment != CST_LAYOUT_NO_ROW;
 }
 
 static uint64_t row_bytes(const struct cst_core *core, uint32_t c, enum cst_row row)
@@ -162,15 +164,18 @@ static struct cst_place place_out(const struct cst_core *core,
                                   const struct cst_device_reservation *reservation, uint32_t buffer,
                                   enum cst_row row)
 {
-    return place_of(core, reservation, buffer, reservation->buffers.out[row]);
+    bool weights = (int)row == CST_ROW_WEIGHT_OTHER;
+
+    return place_of(core, reservation, buffer,
+                    reservation->buffers.out[weights ? CST_ROW_WEIGHT : row]);
 }
 
 /* The tier that has @row of the chunk. */
 static uint32_t tier_of(const struct cst_core *core, uint32_t c, enum cst_row row)
 {
-    bool state = cst_table_is_state((int)row);
+    bool apart = row >= CST_ROW_MASTER && (int)row < cst_layout_rows_apart(core->layout);
 
-    return state ? core->chunks[c].tier : CST_TIER_HOST;
+    return apart ? core->chunks[c].tier : CST_TIER_HOST;
 }
 
 /* True if the row need not be brought to the buffer: UPDATE reads it where it is. */
@@ -412,7 +417,7 @@ static void copy_all_down(struct cst_core *core, struct cst_device_reservation *
 
     cst_chunk_update_begin_device(chunk, what, buffer);
     down[0] = copy_down_after(core, what->chunk, CST_ROW_WEIGHT, update);
-    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
+    for (uint32_t i = 0; i < CST_UPDATE_APART; i++) {
         down[i + 1] = has_row(core, what->chunk, state_row(i))
                           ? copy_down_after(core, what->chunk, state_row(i), update)
                           : 0;
@@ -542,7 +547,7 @@ void cst_staged_update_vacate(struct cst_core *core, uint32_t c)
 
     assert(chunk->update.reservation != CST_NONE);
     rename_down(reservation, chunk->update.buffer, chunk->update.ticket, 0);
-    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
+    for (uint32_t i = 0; i < CST_UPDATE_APART; i++) {
         rename_down(reservation, chunk->update.buffer, chunk->update.states_tickets[i], 0);
     }
 }
@@ -554,7 +559,7 @@ void cst_staged_update_copy_again(struct cst_core *core, const struct cst_flight
     struct cst_command *copy;
 
     assert(chunk->update.reservation != CST_NONE);
-    for (uint32_t i = 0; i < CST_UPDATE_STATES && flight->kind == CST_FLIGHT_STATES; i++) {
+    for (uint32_t i = 0; i < CST_UPDATE_APART && flight->kind == CST_FLIGHT_STATES; i++) {
         if (chunk->update.states_tickets[i] == flight->ticket) {
             row = state_row(i);
         }

@@ -18,7 +18,7 @@ struct cst_core;
 #define CST_STAGED_UPDATE_MAX_FAILURES 3
 /* A COPY down after a device update is tried this many times. */
 #define CST_STAGED_UPDATE_MAX_TRIES 3
-#define CST_STAGED_UPDATE_COPIES_DOWN (1 + CST_UPDATE_STATES)
+#define CST_STAGED_UPDATE_COPIES_DOWN (1 + CST_UPDATE_APART)
 /* Commands of one device update. */
 #define CST_STAGED_UPDATE_COMMANDS (2 + CST_UPDATE_STATES + 1 + CST_STAGED_UPDATE_COPIES_DOWN)
 

@@ -2,6 +2,7 @@
 /* Tests of jobs whose states lie in files on drives, with real processes and files. The results
  * must have the bits of a computation in this process, whichever process dies. */
 #include "cistern/cistern.h"
+#include "offload/layout/layout.h"
 #include "tests/lib/disk_file.h"
 #include "tests/lib/suite.h"
 #include "tests/lib/train_rig.h"
@@ -174,11 +175,11 @@ END_TEST
  * refused. */
 START_TEST(too_many_drives)
 {
-    static const unsigned n_files[] = {8, 7, 2};
-    static const int expected[] = {CST_OK, CST_OK, CST_EUNSUPPORTED};
-    struct raw_client clients[3];
+    static const unsigned n_files[] = {8, 8, 8, 7, 2};
+    static const int expected[] = {CST_OK, CST_OK, CST_OK, CST_OK, CST_EUNSUPPORTED};
+    struct raw_client clients[5];
 
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 5; i++) {
         char name[16];
         struct raw_job job = {.name = name, .world = 1};
         int fds[8], rc;
@@ -194,11 +195,47 @@ START_TEST(too_many_drives)
         rc = give_all(&clients[i], fds, n_files[i]);
         ck_assert_msg(rc == expected[i], "%u files: %s", n_files[i], clients[i].err.text);
         ck_assert(rc == CST_OK ||
-                  strstr(clients[i].err.text, "states of jobs are on 16 drives already") != NULL);
+                  strstr(clients[i].err.text, "states of jobs are on 32 drives already") != NULL);
     }
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 5; i++) {
         raw_close(&clients[i]);
     }
+}
+END_TEST
+
+/* A job can have so many drives: one more is refused with the number and what helps, in the files
+ * that are given and in those that a client means to give. */
+START_TEST(too_many_files)
+{
+    char list[CST_LAYOUT_MAX_DEVICES * 256 + 256] = "";
+    struct raw_job job = {.name = "many", .world = 1};
+    struct cst_job_spec spec = {.name = "more", .world = 1, .states.disk = list};
+    int fds[CST_LAYOUT_MAX_DEVICES + 1];
+    struct raw_client client;
+    struct cst_client *worker;
+    struct cst_job *more;
+    struct cst_err err;
+
+    raw_open(&client, proc.socket);
+    ck_assert_int_eq(raw_job_open(&client, &job), CST_OK);
+    for (size_t i = 0; i < CST_LAYOUT_MAX_DEVICES + 1; i++) {
+        size_t at = strlen(list);
+
+        fds[i] = on_the_drive(O_RDWR | O_DIRECT);
+        ck_assert_int_ge(fds[i], 0);
+        (void)snprintf(list + at, sizeof list - at, "%s%.250s", i == 0 ? "" : ",", disk_file_dir());
+    }
+    ck_assert_int_eq(give(&client, -1), CST_OK);
+    ck_assert_int_eq(give_all(&client, fds, CST_LAYOUT_MAX_DEVICES + 1), CST_EINVAL);
+    raw_says(&client,
+             "9 files for states: a job can have 8 drives. Name fewer directories, or make "
+             "one drive of several (RAID 0)");
+    raw_close(&client);
+    ck_assert_int_eq(cst_connect(&worker, proc.socket, &err), CST_OK);
+    ck_assert_int_eq(cst_job_open(&more, worker, &spec, &err), CST_EINVAL);
+    ck_assert_msg(strstr(err.text, "states on 9 drives: a job can have 8. Name fewer") != NULL,
+                  "%s", err.text);
+    cst_disconnect(worker);
 }
 END_TEST
 
@@ -213,6 +250,7 @@ int main(void)
         return DISK_FILE_SKIP;
     }
     tcase_add_test(plain, too_many_drives);
+    tcase_add_test(plain, too_many_files);
     suite_add_loop(plain, bits, 0, 16);
     suite_add_loop(deaths, engine_killed, NODE, N_ENGINES);
     tcase_add_test(deaths, worker_killed);

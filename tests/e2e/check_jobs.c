@@ -89,6 +89,55 @@ START_TEST(a_configuration_is_text)
 }
 END_TEST
 
+/* Open a job of two ranks with the configuration @first, and as rank 1 with @second. Returns the
+ * error of rank 1; status 0: it was opened. */
+static struct cst_err open_configured(const char *first, const char *second)
+{
+    struct cst_job_spec spec = {.name = "j", .world = 2, .model.model_config = first};
+    struct cst_client *clients[2];
+    struct cst_job *jobs[2];
+    struct cst_err err = {0};
+
+    ck_assert_int_eq(cst_connect(&clients[0], proc.socket, &err), CST_OK);
+    ck_assert_int_eq(cst_connect(&clients[1], proc.socket, &err), CST_OK);
+    ck_assert_int_eq(cst_job_open(&jobs[0], clients[0], &spec, &err), CST_OK);
+    spec.rank = 1;
+    spec.model.model_config = second;
+    ck_assert_int_eq(cst_job_open(&jobs[1], clients[1], &spec, &err), err.status);
+    cst_disconnect(clients[1]);
+    cst_disconnect(clients[0]);
+    return err;
+}
+
+/* A rank with another configuration of the model is told the key that differs, with both values.
+ * Another order of keys is the same configuration. */
+START_TEST(another_configuration_is_named)
+{
+    static const struct {
+        const char *first, *second, *words; /* Words of the error; NULL: there is none. */
+    } cases[] = {
+        {"{\"a\": 1, \"b\": {\"c\": [2], \"d\": 3}}", "{\"b\":{\"d\":3,\"c\":[2]},\"a\":1}", NULL},
+        {"{\"a\": 1, \"n\": 768}", "{\"a\": 1, \"n\": 1024}",
+         "its model_config has n 768, not 1024 as rank 1 has"},
+        {"{\"b\": {\"c\": [2], \"d\": 3}, \"e\": null}", "{\"b\": {\"c\": [3]}}",
+         "has b.c [2], not [3] as rank 1 has (2 other keys differ, too)"},
+        {"{}", "{\"a\\nb\": \"\u00e4\"}", "has a?b absent, not \"\\u00E4\" as rank 1 has"},
+        {"no JSON", "nor this", "its model_config is another text than that of rank 1"},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct cst_err err = open_configured(cases[i].first, cases[i].second);
+
+        ck_assert_int_eq(err.status, cases[i].words != NULL ? CST_EMISMATCH : CST_OK);
+        if (cases[i].words != NULL) {
+            ck_assert_ptr_nonnull(strstr(err.text, "job 'j' was opened with another model: "));
+            ck_assert_msg(strstr(err.text, cases[i].words) != NULL, "%s", err.text);
+            ck_assert_int_eq(err.reason, CST_REASON_MODEL);
+        }
+    }
+}
+END_TEST
+
 /* If two workers claim one rank, the second gets EBUSY with the pid of the first, which is not
  * affected. */
 START_TEST(a_rank_has_one_worker)
@@ -438,6 +487,7 @@ int main(void)
     tcase_add_test(tc, nonsense_is_not_opened);
     tcase_add_test(tc, an_unknown_device_is_refused);
     tcase_add_test(tc, a_configuration_is_text);
+    tcase_add_test(tc, another_configuration_is_named);
     tcase_add_test(tc, a_rank_has_one_worker);
     tcase_add_test(tc, a_token_takes_the_rank_over);
     tcase_add_loop_test(tc, a_new_job_has_no_plan_of_a_dead_one, 0, 3);

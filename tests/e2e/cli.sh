@@ -90,7 +90,7 @@ holds '. == []'
 expect 0 stat
 says '^cisternd  '
 says '^host 0 '
-says '^rates +built in$'
+says "^rates +built in \\('cistern probe' measures this machine\\)\$"
 
 # A standard output that is closed is a write error, too: its number is not that of the socket, which would get the text.
 ! ./cistern stat >&- 2>"$tmp/err" || fail "a closed standard output is not noticed"
@@ -117,8 +117,8 @@ expect 0 stat
 # The README shows these columns, without the last ones.
 titles=$(grep -E '^ +JOB ' "$srcdir/docs/tune.md" | tr -s ' ')
 [ -n "$titles" ] || fail "docs/tune.md shows no table of jobs"
-grep '^JOB ' "$tmp/out" | sed -e 's/^/ /' -e 's/ K / /' | tr -s ' ' | has -F "$titles" || fail "docs/tune.md has other columns: $titles"
-says '^JOB .* STEP TIME  K +EXPOSED +HIDDEN  AHEAD'
+grep '^JOB ' "$tmp/out" | sed -e 's/^/ /' -e 's/ ON DEVICE / /' | tr -s ' ' | has -F "$titles" || fail "docs/tune.md has other columns: $titles"
+says '^JOB .* STEP TIME  ON DEVICE +EXPOSED +HIDDEN  AHEAD'
 says '^example .* - +[0-9.]+ [mu]s +[0-9.]+ [mu]s +- +- '
 expect 0 stat --json
 holds '.jobs[0].name == "example" and .n_jobs == 1 and .engines[0].kind == "host" and .pool_used <= .pool_budget'
@@ -127,10 +127,10 @@ holds '.pool | .free + .cached + .leased + .moving + .pending + .quarantined == 
 expect 0 job example
 says '^job       example of uid .*: done, step 3,'
 says '^RANK '
-says '^last step .*; 0 skipped of 0 that overflowed$'
-says '^charged   host [1-9]'
+says '^last step loss .*, gradient norm [0-9.]+, [0-9.]+ [mu]s$'
+says '^memory    host [1-9]'
 says '^states    adamw, moments in fp32, 16 B/parameter$'
-says '^updates   commit; last step .* exposed; .* hidden in all$'
+says '^updates   after the commit; in the last step .*, .* exposed; of all update time .* hidden$'
 expect 0 --json job example
 holds '.optimizer == "adamw" and .moments == "fp32" and .overlap == "commit" and .state_bytes_per_param == 16 and (has("rounding") | not)'
 holds '.n_updates > 0 and .n_device_updates == 0 and .last_update_seconds > 0 and .exposed_seconds >= .last_exposed_seconds and .last_exposed_seconds >= 0'
@@ -140,8 +140,8 @@ holds '.hits == .ranks[0].hits and .late == .ranks[0].late and .misses == .ranks
 holds '(.memory | map({(.place): .bytes}) | add | .host) == .arena_bytes and (has("drive_read_bytes") | not)'
 holds '.ranks[0].pool | .free + .cached + .leased + .moving + .pending + .quarantined == .capacity'
 expect 0 explain example w
-says '^w: 1000 elements in chunk 0'
-says 'its size class, .* was searched for'
+says "^tensor 'w': 1000 elements at element 0 of chunk 0 of 1 .*, used by 1 operator\$"
+says 'chunks of its size class, number 0 of 1, have up to 4096 elements: that was searched for'
 says '^planned with the rates '
 expect 0 explain example w --json
 holds '.chunk == 0 and .n_elems == 1000 and (.lines | length) > 0'
@@ -184,13 +184,13 @@ measured=()
 [ -z "$drive" ] || measured=(--disk "$drive" --bytes 64M)
 expect 0 probe -o "$tmp/rates/rates.json" "${measured[@]}"
 says '^NODE .*PRODUCTS$'
-[ -z "$drive" ] || says '^DISK +FILE +READ +WRITE +MIXED$'
+[ -z "$drive" ] || says '^DISK +FILE +READ +WRITE +MIXED +FLUSH$'
 says '^request '
 says '^note +no GPUs: '
 cp "$tmp/rates/rates.json" "$tmp/out"
 holds '.nodes[0] | .cores > 0 and .update > 0 and .pass > 0 and .copy > 0 and .reduce > 0'
 holds '.devices[-1].name == "host" and .devices[-1].up > 0 and .request_s > 0 and (.fingerprint | length == 32)'
-[ -z "$drive" ] || holds '.disk_read > 0 and .disk_write > 0 and .disk_mixed > 0'
+[ -z "$drive" ] || holds '.disk_read > 0 and .disk_write > 0 and .disk_mixed > 0 and .disk_flush_s > 0'
 # Once is enough to measure: this engine only says what it would have found.
 cat >"$tmp/measured" <<'ENGINE'
 #!/bin/sh
@@ -347,7 +347,7 @@ poll found
 holds '.gpus[1].uuid == "GPU-00000000-stub-1" and .gpus[1].pool_budget == 33554432 and .gpus[1].pool_used == 0 and (has("gpu") | not)'
 holds '.engines[2].kind == "cuda" and .engines[2].device == .gpus[1].uuid and .engines[2].state == "off"'
 expect 0 stat
-says '^gpu       cuda:1 Stub, GPU-00000000-stub-1: 0 B of 32.0 MiB for pools, card 64.0 MiB, driver 13.0$'
+says '^gpu       cuda:1 Stub, GPU-00000000-stub-1: 0 B of 32.0 MiB for pools; the card has 64.0 MiB, driver 13.0$'
 says '^BANDWIDTH +UP +DOWN +REDUCE +UPDATE +B/PARAM +NS/PARAM +HELD$'
 says '^cuda:1 +0 +off +- '
 stop_daemon g

@@ -111,7 +111,7 @@ refused() {
         fail "not refused with '$words': $*"
     fi
 }
-refused "a file in '$tmp/none': No such file or directory" --disk "$tmp/none"
+refused "directory '$tmp/none': No such file or directory" --disk "$tmp/none"
 refused "is the second one on drive .*: one file for each drive" --disk "$drive,$drive"
 refused "grad_over_weight cannot be combined with disk: .* Leave one of the two out" --disk "$drive" --grad-over-weight
 refused "an empty or too long directory" --disk "$drive,,"

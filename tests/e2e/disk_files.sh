@@ -16,6 +16,7 @@ seq 4000 >"$tmp/text"
 files=$(mktemp -d -p "$drive" cistern-files.XXXXXX)
 finish_files() {
     local status=$?
+    set +e # The status that is set again must not end this.
     rm -rf "$files"
     (exit $status)
     finish_drives
@@ -55,7 +56,7 @@ holds '.drive_bytes == .files[0].bytes and .n_chunks == .files[0].n_chunks' job 
 holds '.[0].drive_bytes > 0' jobs
 says '^JOB .* DRIVES$' jobs
 says "^its states are in a file on drive $name " explain quiet wte
-says "^exp_avg of the chunk: [0-9]+ bytes at [0-9]+ of $files/#[0-9]+ on drive $name, without a name\$" explain quiet wte
+says "^exp_avg of the chunk: [0-9]+ bytes at byte [0-9]+ of $files/#[0-9]+ on drive $name, without a name\$" explain quiet wte
 ./cistern rm quiet
 
 # Those of a durable job: what is at a place is what a save finds there.

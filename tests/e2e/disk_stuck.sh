@@ -83,7 +83,7 @@ done
 make_files
 for nth in 7 8; do
     rm -f "$DISK_UNTIL" "$files"/*
-    DISK_FLUSHES=1 DISK_NTH=$nth CISTERN_ENGINE_HOST=$PWD/tests/lib/disk_engine start_keeping flush --gpus none --config "$tmp/short.conf"
+    DISK_CALLS=flush DISK_NTH=$nth CISTERN_ENGINE_HOST=$PWD/tests/lib/disk_engine start_keeping flush --gpus none --config "$tmp/short.conf"
     begin faulty 1 --steps 10 --disk "$files" --durable
     stuck=${workers[0]}
     begin memory 1 --steps 10

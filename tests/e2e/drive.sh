@@ -50,7 +50,7 @@ finish_drives() {
     set +e
     trap '' TERM INT HUP # Who ends the test ends all its processes: what follows must not be left out.
     for dir in "${frozen[@]}"; do fsfreeze -u "$dir"; done
-    for pid in "${managers[@]}"; do kill -TERM "$pid" 2>/dev/null; done
+    for pid in "${managers[@]}"; do ! is_child "$pid" || kill -TERM "$pid" 2>/dev/null; done
     for pid in "${managers[@]}"; do wait "$pid" 2>/dev/null; done
     [ -z "$files" ] || rm -rf "$files"
     for dir in "${loops[@]}"; do umount "$dir" 2>/dev/null || umount -l "$dir"; done

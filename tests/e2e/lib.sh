@@ -82,12 +82,18 @@ need() {
     command -v "$1" >/dev/null || skip "no $1"
 }
 
+# True if process $1 is a child of the script that has not ended. The number of one that has may be another process's by now.
+is_child() {
+    grep -q "^PPid:[[:space:]]*$$\$" "/proc/$1/status" 2>/dev/null
+}
+
 finish() {
     local status=$? pid fd
     for fd in "${heard[@]}"; do
         cat <&"$fd" >/dev/null & # A full pipe would keep the manager from its signals.
     done
     for pid in "${managers[@]}"; do
+        is_child "$pid" || continue
         kill -TERM "$pid" 2>/dev/null || true
         # One that a test has stopped. To others, SIGCONT would do harm: it takes from LeakSanitizer the SIGSTOP with which it looks at
         # a process that ends.

@@ -10,6 +10,7 @@ need jq
 helpers=() # Processes that must not outlive a failure.
 finish_helpers() {
     local status=$?
+    set +e # The status that is set again must not end this.
     [ ${#helpers[@]} = 0 ] || kill "${helpers[@]}" 2>/dev/null || true
     (exit $status)
     finish
@@ -84,7 +85,7 @@ cp "$tmp/page" "$tmp/all.text"
 ! command -v promtool >/dev/null || [ -z "$(promtool check metrics <"$tmp/page" 2>&1)" ] || fail "promtool: $(promtool check metrics <"$tmp/page" 2>&1)"
 
 # A daemon that greets and then does not answer. It is given up after 5 seconds, in which the test goes on.
-scrape mute "$tmp/mute.sock" "$CISTERN_SOCKET" &
+python3 "$srcdir/tests/e2e/scrape.py" mute "$tmp/mute.sock" "$CISTERN_SOCKET" &
 helpers+=($!)
 poll test -S "$tmp/mute.sock"
 ./cistern metrics -s "$tmp/mute.sock" -o "$tmp/mute.prom" 2>"$tmp/mute.err" &
@@ -92,12 +93,12 @@ given_up=$!
 helpers+=($!)
 
 # One that does not even greet. Its exporter waits as long in all, which is not the time of its scrapers.
-scrape mute "$tmp/silent.sock" &
+python3 "$srcdir/tests/e2e/scrape.py" mute "$tmp/silent.sock" &
 helpers+=($!)
 poll test -S "$tmp/silent.sock"
 listen "$tmp/beside.sock" -s "$tmp/silent.sock"
 beside=$exporter
-scrape beside "$address" >"$tmp/beside.log" 2>&1 &
+python3 "$srcdir/tests/e2e/scrape.py" beside "$address" >"$tmp/beside.log" 2>&1 &
 beside_done=$!
 helpers+=($!)
 

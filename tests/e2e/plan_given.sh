@@ -108,7 +108,7 @@ jq '.plan.classes[0].n_blocks = 40000000' "$tmp/plan.json" >"$tmp/other.json"
 refuses 'the plan has 40000000 blocks of [0-9]* elements, but the job can use at most [0-9]*' --plan "$tmp/other.json"
 jq '.cistern_plan = 9' "$tmp/plan.json" >"$tmp/other.json"
 refuses 'other.json: cistern_plan: a plan of version 9, this program reads version 1' --plan "$tmp/other.json"
-refuses 'none.json: No such file' --plan "$tmp/none.json"
+refuses 'there is no plan in .*none.json' --plan "$tmp/none.json"
 stop_daemon guesses
 
 # From equal rates and budgets the daemon finds an equal layout itself.

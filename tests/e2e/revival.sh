@@ -58,7 +58,7 @@ has "job 'terminated' goes on after step" "$tmp/keeper.log" || fail "the termina
 
 # What a plan has chosen, and that there is none, remains known. The depth of prefetch is adapted to measured times, again after a start.
 explained() {
-    ./cistern explain "$1" wte | sed -n '/^its size class/,$p' | sed 's/ prefetch .*//'
+    ./cistern explain "$1" wte | sed -n '/^chunks of its size class/,$p' | sed 's/ prefetch .*//'
 }
 begin chosen 2 --pool 300K
 end chosen

@@ -275,7 +275,7 @@ cp "$tmp/text" "$tmp/typed0"
 # shellcheck disable=SC2016 # for the rank's shell
 run -n 2 --restart -- sh -c 'exec ./cistern-gpt --job typed --data "$0$RANK" "$@"' "$tmp/typed" "${model[@]}"
 status_is 2
-says err "^\\[1\\] cistern-gpt: data file '.*/typed1': No such file or directory\$"
+says err "^\\[1\\] cistern-gpt: --data: file '.*/typed1': No such file or directory: "
 says err '^cistern: rank 1 ended with status 2: the other ranks are asked to end$'
 ! grep -q 'started again' "$tmp/err" || fail "a mistyped path is tried again: $(cat "$tmp/err")"
 

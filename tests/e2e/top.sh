@@ -189,7 +189,7 @@ if [ -n "$drive" ]; then
     terminal resize-window -x 120 -y 40
     shows '^c durable .*( +[0-9.]+ [KMG]iB){3}$'
     shows '\[c+\] '
-    ./cistern job durable | has -E '^charged   .*, .* MiB$' || fail "no memory of the drive: $(./cistern job durable)"
+    ./cistern job durable | has -E '^memory    .*, .* MiB$' || fail "no memory of the drive: $(./cistern job durable)"
     ./cistern job durable | has -E '^drives    [1-9].* read, [1-9].* written$' || fail "no drive: $(./cistern job durable)"
     ./cistern jobs --json | has drive_written_bytes || fail "the list has no bytes of drives"
     rm -r "$drive/cistern-top.$$"
@@ -238,6 +238,20 @@ for line in "NO_COLOR=1 ./cistern top" "./cistern top --no-color"; do
     shows '^a gamma'
     ! terminal capture-pane -e -p | has $'\e\\[[0-9;]*[34][1-7]m' || fail "$line has colours"
 done
+
+# The page of a job has all ranks, which come in several answers.
+./cistern-gpt --job many "${gpt[@]}" --world 300 --rank 0 >"$tmp/many.log" 2>&1 &
+many=$!
+managers+=("$many")
+poll job_state many declaring
+open_terminal 120 40 "./cistern top --watch=0.2"
+shows '^b many '
+keys End Enter
+shows '^job +many of uid .* 300 ranks on host$'
+keys End
+shows '^299 +0 '
+kill "$many"
+wait "$many" || true # Its status says that it was stopped.
 
 # --watch shows the output of a command in the same way: cut off at the last row, moved by keys.
 open_terminal 80 10 "./cistern stat --watch=0.1"

@@ -1,36 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Tests what a newcomer does wrong: each command has an exit status, an error with the cause and its numbers, and a remedy, which is tried
-# and works. A row is a call of wrong, and one of remedy (a command that must succeed now) or of said (the same, and the error names it).
+# and works (tests/e2e/wrong.sh).
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh" || exit 1 # Without it, tmp would be empty.
-
-n_wrong=0
-n_remedies=0
-
-# The command $3... ends with status $1, and its short error matches $2.
-wrong() {
-    local want=$1 pattern=$2 got=0
-    shift 2
-    [ $n_wrong = $n_remedies ] || fail "no remedy before: $*"
-    n_wrong=$((n_wrong + 1))
-    uses=$*
-    timeout "$wait_s" "$@" >"$tmp/out" 2>"$tmp/err" || got=$?
-    [ $got = "$want" ] || fail "$uses: exit status $got, expected $want: $(cat "$tmp/err")"
-    grep -qE -- "$pattern" "$tmp/err" || fail "$uses: no '$pattern' in: $(cat "$tmp/err")"
-    [ "$(wc -l <"$tmp/err")" -le 3 ] || fail "$uses: a long error: $(cat "$tmp/err")"
-}
-
-remedy() {
-    n_remedies=$((n_remedies + 1))
-    timeout "$wait_s" "$@" >"$tmp/out" 2>"$tmp/remedy" || fail "the remedy of '$uses' fails: $*: $(cat "$tmp/remedy")"
-}
-
-# The error has the words $*, which are a command.
-said() {
-    grep -qF -- "$*" "$tmp/err" || fail "$uses: no '$*' in: $(cat "$tmp/err")"
-    PATH=.:$PATH remedy "$@"
-}
+# shellcheck source=tests/e2e/wrong.sh
+. "$srcdir/tests/e2e/wrong.sh"
 
 # The error has the words $*, with which a daemon starts. All but the options are replaced.
 starts() {
@@ -210,6 +185,4 @@ if [ "$uid" = 0 ] && command -v setpriv >/dev/null; then
     fi
 fi
 
-[ $n_wrong -ge 40 ] || fail "only $n_wrong wrong uses are left"
-[ $n_wrong = $n_remedies ] || fail "$n_wrong wrong uses, $n_remedies remedies"
-printf '%d wrong uses with remedies that work\n' $n_wrong
+all_tried 40

@@ -18,7 +18,7 @@
 
 const char fuzz_name[] = "adopt";
 
-enum { FILE_BYTES = 1 << 17, HEAD = 8, N_ROWS = CST_ROW_COUNT - CST_ROW_MASTER, N_ELEMS = 64 };
+enum { FILE_BYTES = 1 << 17, HEAD = 8, N_ROWS = CST_DURABLE_ROWS, N_ELEMS = 64 };
 
 size_t fuzz_seed(uint8_t *out, size_t max)
 {
@@ -52,7 +52,7 @@ size_t fuzz_seed(uint8_t *out, size_t max)
         rows[r].row = CST_ROW_MASTER + r;
         rows[r].offset = 65536 + 8192 * r;
         rows[r].twin = 4096;
-        rows[r].bytes = 4 * N_ELEMS;
+        rows[r].bytes = (r == N_ROWS - 1 ? 2 : 4) * N_ELEMS;
     }
     chunk.n_elems = N_ELEMS;
     chunk.rows = list;
@@ -87,8 +87,7 @@ static size_t take(const uint8_t **data, size_t *left, void *to, size_t n)
 static void write_seal(char *file, const struct cst_durable_head *head, uint32_t place,
                        const uint8_t **data, size_t *left)
 {
-    const uint64_t bytes =
-        sizeof(struct cst_durable_seal) + (uint64_t)head->n_chunks * head->n_rows * 8;
+    const uint64_t bytes = cst_durable_sealed_bytes(head->n_chunks);
     struct cst_durable_seal *seal =
         (struct cst_durable_seal *)(void *)(file + CST_DURABLE_SEALS + place * head->seal_bytes);
 
@@ -149,7 +148,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
                                       .description = 98304,
                                       .job_bytes = n_job % 16384,
                                       .layout_bytes = n_layout % 16384};
-    head->seal_bytes = cst_durable_seal_bytes(head->n_chunks, head->n_rows);
+    head->seal_bytes = cst_durable_seal_bytes(head->n_chunks);
     data += HEAD;
     n -= HEAD;
     (void)take(&data, &n, file + head->description, head->job_bytes + head->layout_bytes);

@@ -41,7 +41,7 @@ static const struct {
     {"--data f --beta1 1", {"--beta1"}},
     {"--data f --width 100 --heads 3", {"100", "3", "not divisible"}},
     {"--data f --width 128 --heads 16", {"128", "= 8", "multiple of 16"}},
-    {"--data f --rank 2 --world 2", {"--rank 2", "--world 2", "0..1"}},
+    {"--data f --rank 2 --world 2", {"--rank 2", "--world 2", "0 to 1"}},
     {"--data f --world 513", {"'513'", "1 to 512"}},
     {"--data f --store ram", {"'ram'", "daemon, local"}},
     {"--data f --optimizer adamax", {"--optimizer", "adamw, adam, lion, sgd"}},

@@ -117,16 +117,19 @@ START_TEST(loss_falls_and_is_logged)
 }
 END_TEST
 
-/* If a file cannot be written the run ends with an error text that names the file, and no rank
- * waits forever. */
+/* A file that cannot be made is refused before the run. If a file cannot be written the run ends
+ * with an error text that names the file, and no rank waits forever. */
 START_TEST(unwritable_files_are_told)
 {
     struct gpt_options o = small_run("--steps 2 --world 2", 0, "a");
     struct cst_err err = {0};
 
     o.loss_file = "/nonexistent/losses";
-    ck_assert_int_eq(gpt_run(&o, &err), CST_EIO);
+    ck_assert_int_eq(gpt_run(&o, &err), CST_EINVAL);
     ck_assert_msg(strstr(err.text, "/nonexistent/losses") != NULL, "%s", err.text);
+    o.loss_file = "/dev/full";
+    ck_assert_int_eq(gpt_run(&o, &err), CST_EIO);
+    ck_assert_msg(strstr(err.text, "/dev/full") != NULL, "%s", err.text);
 }
 END_TEST
 

@@ -30,7 +30,8 @@ END_TEST
  * whole pieces. */
 START_TEST(test_drive)
 {
-    static const char *const names[] = {"disk_read", "disk_write", "disk_mixed", "copy_threads"};
+    static const char *const names[] = {"disk_read", "disk_write", "disk_mixed", "disk_flush_s",
+                                        "copy_threads"};
     char command[512];
     json_t *rates;
 

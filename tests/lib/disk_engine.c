@@ -9,7 +9,9 @@
  *   DISK_IO=stuck DISK_NTH=N DISK_UNTIL=FILE
  *                                          the N-th call waits until FILE appears, or
  *                                          DISK_FAILS=N calls from it on
- *   DISK_FLUSHES=1                         with DISK_NTH: only flushes count, and fail or wait
+ *   DISK_CALLS=KIND                        with DISK_NTH: only calls of this kind count, and fail
+ *                                          or wait: read, write, allocate or flush
+ *   DISK_DIR=DIR                           with DISK_NTH: the same of files in this directory
  *   DISK_IO=slow DISK_US=N                 each call begins with a sleep of N microseconds */
 #include "kernels/engine/engine_main.h"
 #include "kernels/host/disk.h"
@@ -18,6 +20,7 @@
 #include "tests/lib/disk_rows.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,12 +31,32 @@ static uint64_t number(const char *name)
     return text != NULL ? strtoull(text, NULL, 0) : 0;
 }
 
+/* Returns the kind of calls with the name @name; NULL: all. */
+static unsigned kind_of(const char *name)
+{
+    static const char *const names[] = {"read", "write", "allocate", "flush"};
+    unsigned i = 0;
+
+    if (name == NULL) {
+        return 0;
+    }
+    while (i < 4 && strcmp(names[i], name) != 0) {
+        i++;
+    }
+    if (i == 4) {
+        (void)fprintf(stderr, "disk_engine: no calls '%s'\n", name);
+        exit(EXIT_FAILURE);
+    }
+    return 1u << i;
+}
+
 /* Returns the calls that the environment names, with their settings. */
 static const struct cste_disk_io *choose(void)
 {
     const char *name = getenv("DISK_IO"), *path = getenv("DISK_RECORD");
 
-    disk_faults.flushes = number("DISK_FLUSHES") != 0;
+    disk_faults.kinds = kind_of(getenv("DISK_CALLS"));
+    disk_faults.dir = getenv("DISK_DIR");
     disk_faults.nth = (unsigned)number("DISK_NTH");
     disk_faults.errnum = (int)number("DISK_ERRNO");
     disk_faults.n_fail = (unsigned)number("DISK_FAILS");

@@ -2,6 +2,7 @@
 #include "tests/lib/disk_rows.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,12 +16,28 @@
 
 struct disk_faults disk_faults;
 
-/* Count a call, which is a flush or not. Returns whether it fails, with errno set. */
-static bool fails(bool flush)
+/* True if the file @fd is in the directory of the faults. */
+static bool is_there(int fd)
+{
+    char link[40], path[PATH_MAX];
+    const size_t length = disk_faults.dir != NULL ? strlen(disk_faults.dir) : 0;
+    ssize_t n;
+
+    if (length == 0) {
+        return true;
+    }
+    (void)snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    n = readlink(link, path, sizeof path);
+    return n > (ssize_t)length && strncmp(path, disk_faults.dir, length) == 0 &&
+           path[length] == '/';
+}
+
+/* Count a call for the file @fd. Returns whether it fails, with errno set. */
+static bool fails(int fd, enum disk_call kind)
 {
     unsigned n = disk_faults.n_fail > 0 ? disk_faults.n_fail : 1, call;
 
-    if (disk_faults.flushes && !flush) {
+    if ((disk_faults.kinds != 0 && (disk_faults.kinds & kind) == 0) || !is_there(fd)) {
         return false;
     }
     call = atomic_fetch_add(&disk_faults.calls, 1) + 1;
@@ -54,7 +71,7 @@ static ssize_t failing_read(int fd, void *to, size_t bytes, uint64_t offset)
 {
     size_t n = limited(bytes);
 
-    if (fails(false)) {
+    if (fails(fd, DISK_READ)) {
         if (!disk_faults.lies) {
             return -1;
         }
@@ -70,7 +87,7 @@ static ssize_t failing_write(int fd, const void *from, size_t bytes, uint64_t of
 {
     size_t n = limited(bytes);
 
-    if (fails(false)) {
+    if (fails(fd, DISK_WRITE)) {
         return disk_faults.lies ? (ssize_t)bytes : -1;
     }
     return told(cste_disk_direct.write(fd, from, blocks_of(n), offset), n);
@@ -78,7 +95,7 @@ static ssize_t failing_write(int fd, const void *from, size_t bytes, uint64_t of
 
 static int failing_allocate(int fd, int mode, uint64_t offset, uint64_t bytes)
 {
-    if (!fails(false) || disk_faults.lies) {
+    if (!fails(fd, DISK_ALLOCATE) || disk_faults.lies) {
         return cste_disk_direct.allocate(fd, mode, offset, bytes);
     }
     if (disk_faults.takes_half) {
@@ -92,7 +109,7 @@ static int failing_allocate(int fd, int mode, uint64_t offset, uint64_t bytes)
 
 static int failing_flush(int fd)
 {
-    return !fails(true) || disk_faults.lies ? cste_disk_direct.flush(fd) : -1;
+    return !fails(fd, DISK_FLUSH) || disk_faults.lies ? cste_disk_direct.flush(fd) : -1;
 }
 
 const struct cste_disk_io disk_failing = {.read = failing_read,
@@ -217,7 +234,7 @@ static void await_file(void)
 
 static ssize_t stuck_read(int fd, void *to, size_t bytes, uint64_t offset)
 {
-    if (fails(false)) {
+    if (fails(fd, DISK_READ)) {
         await_file();
     }
     return cste_disk_direct.read(fd, to, bytes, offset);
@@ -225,7 +242,7 @@ static ssize_t stuck_read(int fd, void *to, size_t bytes, uint64_t offset)
 
 static ssize_t stuck_write(int fd, const void *from, size_t bytes, uint64_t offset)
 {
-    if (fails(false)) {
+    if (fails(fd, DISK_WRITE)) {
         await_file();
     }
     return cste_disk_direct.write(fd, from, bytes, offset);
@@ -233,7 +250,7 @@ static ssize_t stuck_write(int fd, const void *from, size_t bytes, uint64_t offs
 
 static int stuck_allocate(int fd, int mode, uint64_t offset, uint64_t bytes)
 {
-    if (fails(false)) {
+    if (fails(fd, DISK_ALLOCATE)) {
         await_file();
     }
     return cste_disk_direct.allocate(fd, mode, offset, bytes);
@@ -241,7 +258,7 @@ static int stuck_allocate(int fd, int mode, uint64_t offset, uint64_t bytes)
 
 static int stuck_flush(int fd)
 {
-    if (fails(true)) {
+    if (fails(fd, DISK_FLUSH)) {
         await_file();
     }
     return cste_disk_direct.flush(fd);

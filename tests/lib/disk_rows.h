@@ -9,10 +9,13 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-/* Settings of disk_failing; nth and n_fail are for disk_stuck, too. */
+enum disk_call { DISK_READ = 1, DISK_WRITE = 2, DISK_ALLOCATE = 4, DISK_FLUSH = 8 };
+
+/* Settings of disk_failing; those down to n_fail are for disk_stuck, too. */
 struct disk_faults {
-    unsigned nth;    /* The call that fails, counted from 1, of all kinds; 0: none. */
-    bool flushes;    /* Only flushes are counted, and fail. */
+    unsigned nth;    /* The call that fails, counted from 1; 0: none. */
+    unsigned kinds;  /* Calls that are counted, and fail: of enum disk_call; 0: all. */
+    const char *dir; /* Only calls for files in this directory count; NULL: all. */
     unsigned n_fail; /* How many calls fail from there on; 0: one. */
     int errnum;      /* How they fail. */
     /* Most bytes of a call; 0: as many as asked for. It does the whole blocks among them. */

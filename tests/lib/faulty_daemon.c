@@ -6,7 +6,9 @@
  *   layout      a FIFO: a layout is built after the end of what is in it
  *   ledger      a FIFO: the same for the file of a ledger
  *   committed   the daemon dies after its first answer to a Commit, and removes the file
- *   synced      the same before its first answer to a Sync */
+ *   synced      the same before its first answer to a Sync
+ *   io          the daemon dies when it has given an engine as many commands that read or write
+ *               states for a worker as the number in the file says, and removes the file */
 #include "daemon/engine/engines.h"
 #include "daemon/ledger/ledger_file.h"
 #include "daemon/session/session.h"
@@ -75,16 +77,36 @@ void __wrap_cstd_session_answer(struct cstd_daemon *daemon, struct cstd_pending 
     }
 }
 
+/* Count a command for a worker, and die if it is the one of fault "io". */
+static void count_io(void)
+{
+    static unsigned long n;
+    int fd = open_fault("io");
+    char text[16] = "";
+
+    if (fd >= 0) {
+        (void)!read(fd, text, sizeof text - 1);
+        (void)close(fd);
+        if (++n >= strtoul(text, NULL, 10)) {
+            die_once("io");
+        }
+    }
+}
+
 int __wrap_cstd_engines_submit(struct cstd_engines *engines, const struct cst_command *command,
                                struct cst_err *err)
 {
-    int fd = open_fault("submit");
+    int fd = open_fault("submit"), rc;
 
     if (fd >= 0) {
         (void)close(fd);
         return cst_err_set(err, CST_ENOMEM, "no memory for a command");
     }
-    return __real_cstd_engines_submit(engines, command, err);
+    rc = __real_cstd_engines_submit(engines, command, err);
+    if (command->io) {
+        count_io();
+    }
+    return rc;
 }
 
 /* Wait until there are no writers any more to the FIFO of fault @name, if it is there. */

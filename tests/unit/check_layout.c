@@ -436,6 +436,50 @@ START_TEST(big_segments)
 }
 END_TEST
 
+/* Rows in files fill segments of up to 4 GiB, of which the daemon needs fewer, and lie one after
+ * the other. */
+START_TEST(file_segments)
+{
+    const uint64_t row = UINT64_C(4) * (30 << 20);
+    uint64_t bytes[3] = {0};
+    uint32_t n[3] = {0};
+
+    for (uint32_t i = 0; i < 40; i++) {
+        tensor(30 << 20);
+        use(1, (uint32_t[]){i});
+    }
+    config = (struct cst_layout_config){
+        .chunk_elems = 30 << 20, .n_nodes = 1, .world = 1, .n_devices = 2};
+    for (uint32_t i = 0; i < 2; i++) {
+        config.devices[i] = (struct cst_layout_device){.engine = 1 + i,
+                                                       .bytes = CST_LAYOUT_ALL,
+                                                       .reservation_bytes = CST_LAYOUT_BUFFERS,
+                                                       .in_host = true};
+    }
+    ck_assert_msg(cst_layout_build(&layout, &model, &config, &err) == CST_OK, "%s", err.text);
+    for (uint32_t s = 0; s < layout.n_segments; s++) {
+        const struct cst_layout_segment *segment = &layout.segments[s];
+
+        ck_assert_uint_le(segment->tier, 2);
+        ck_assert_uint_le(segment->bytes, segment->tier == 0 ? CST_LAYOUT_SEGMENT_BYTES
+                                                             : CST_LAYOUT_FILE_SEGMENT_BYTES);
+        bytes[segment->tier] += segment->bytes;
+        n[segment->tier]++;
+    }
+    for (uint32_t tier = 1; tier <= 2; tier++) {
+        ck_assert_uint_eq(bytes[tier], 20 * 3 * row);
+        ck_assert_uint_eq(n[tier], (bytes[tier] + CST_LAYOUT_FILE_SEGMENT_BYTES - 1) /
+                                       CST_LAYOUT_FILE_SEGMENT_BYTES);
+    }
+    for (uint32_t c = 0; c < layout.n_chunks; c++) {
+        const struct cst_layout_row *master = &layout.chunks[c].rows[CST_ROW_MASTER];
+
+        ck_assert_uint_eq(layout.segments[master->segment].tier, layout.chunks[c].tier);
+        ck_assert_uint_le(master->offset + row, layout.segments[master->segment].bytes);
+    }
+}
+END_TEST
+
 /* A row that is larger than a segment has a segment of its own, and there is a largest chunk. */
 START_TEST(chunks_have_a_limit)
 {
@@ -514,6 +558,7 @@ static Suite *suite(void)
     tcase_add_test(tc, near_share);
     tcase_add_test(tc, nodes_of_sizes);
     tcase_add_test(tc, big_segments);
+    tcase_add_test(tc, file_segments);
     tcase_add_test(tc, chunks_have_a_limit);
     tcase_add_test(tc, many_tensors);
     tcase_add_test(tc, refusals);

@@ -23,23 +23,48 @@ static void scale_drives(double factor)
     f.rates.disk_mixed *= factor;
 }
 
-/* Bytes of the rows of @layout in tiers that only copy, without the ends of segments. */
-static uint64_t rows_on_drives(const struct cst_layout *layout)
+/* Bytes of the rows below @end, of chunks with states, that @layout has in tiers that only copy,
+ * without the ends of segments. */
+static uint64_t rows_on_drives(const struct cst_layout *layout, int end)
 {
     uint64_t bytes = 0;
 
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
-        for (int row = 0; row < CST_ROW_COUNT; row++) {
-            const struct cst_layout_row *at = &layout->chunks[c].rows[row];
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
+
+        for (int row = 0; row < end && cst_layout_has_states(chunk); row++) {
+            const struct cst_layout_row *at = cst_layout_row(chunk, row);
 
             bytes += at->segment != CST_LAYOUT_NO_ROW &&
                              cst_tier_is_apart(layout->segments[at->segment].tier)
-                         ? cst_layout_chunk_row_bytes(layout, &layout->chunks[c], row,
-                                                      layout->chunks[c].n_elems)
+                         ? cst_layout_chunk_row_bytes(layout, chunk, row, chunk->n_elems)
                          : 0;
         }
     }
     return bytes;
+}
+
+/* Make tensors of all kinds of those that are declared. */
+static void mix_kinds(void)
+{
+    for (uint32_t t = 0; t < f.model.n_tensors; t++) {
+        f.model.tensors[t].pattern = t % 5 == 1 ? CST_PATTERN_FROZEN : CST_PATTERN_SHARD;
+        f.model.tensors[t].dtype = t % 3 == 1 ? CST_FP32 : CST_BF16;
+    }
+}
+
+/* Bytes of all rows of @layout on drives that states need: of a durable job, its files have each
+ * row of states twice, and frozen weights once. */
+static uint64_t all_on_drives(const struct cst_layout *layout)
+{
+    uint64_t frozen = 0;
+
+    for (uint32_t c = 0; c < layout->n_chunks && layout->states.durable; c++) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
+
+        frozen += cst_layout_has_states(chunk) ? 0 : cst_layout_weight_bytes(chunk);
+    }
+    return frozen + rows_on_drives(layout, CST_ROW_COUNT + 1) * (layout->states.durable ? 2 : 1);
 }
 
 /* -- bytes ---------------------------------------------------------------------------------- */
@@ -50,16 +75,20 @@ static const struct {
     enum cst_moments moments;
     enum cst_overlap overlap;
     uint64_t bytes;
+    bool durable; /* With tensors of all kinds. */
 } cases[] = {
-    {1, 1, CST_MASTERS_FP32, CST_MOMENTS_FP32, CST_OVERLAP_COMMIT, 0},
-    {1, 2, CST_MASTERS_SPLIT, CST_MOMENTS_MX8, CST_OVERLAP_COMMIT, 0},
-    {2, 1, CST_MASTERS_FP32, CST_MOMENTS_BF16, CST_OVERLAP_DELAYED, 0},
-    {4, 3, CST_MASTERS_FP32, CST_MOMENTS_FP32, CST_OVERLAP_EARLY, 0},
-    {1, 2, CST_MASTERS_FP32, CST_MOMENTS_FP32, CST_OVERLAP_COMMIT, UINT64_C(1) << 30},
+    {1, 1, CST_MASTERS_FP32, CST_MOMENTS_FP32, CST_OVERLAP_COMMIT, 0, false},
+    {1, 2, CST_MASTERS_SPLIT, CST_MOMENTS_MX8, CST_OVERLAP_COMMIT, 0, false},
+    {2, 1, CST_MASTERS_FP32, CST_MOMENTS_BF16, CST_OVERLAP_DELAYED, 0, false},
+    {4, 3, CST_MASTERS_FP32, CST_MOMENTS_FP32, CST_OVERLAP_EARLY, 0, false},
+    {1, 2, CST_MASTERS_FP32, CST_MOMENTS_FP32, CST_OVERLAP_COMMIT, UINT64_C(1) << 30, false},
+    {1, 2, CST_MASTERS_FP32, CST_MOMENTS_FP32, CST_OVERLAP_COMMIT, 0, true},
+    {2, 1, CST_MASTERS_SPLIT, CST_MOMENTS_MX8, CST_OVERLAP_COMMIT, 0, true},
 };
 
-/* A step reads and writes each byte of the rows that the layout has on drives once, and the host
- * has the layout's memory and three buffers for each drive. */
+/* A step reads and writes each byte of the rows that the layout has on drives once, but of a
+ * durable job it does not read the weights, and leaves frozen ones. The host has the layout's
+ * memory and three buffers for each drive. */
 START_TEST(bytes_are_those_of_the_layout)
 {
     const struct cst_plan_choice *best = &f.plans.best;
@@ -68,7 +97,11 @@ START_TEST(bytes_are_those_of_the_layout)
     uint64_t rows;
 
     declare_slow(cases[_i].world);
+    if (cases[_i].durable) {
+        mix_kinds();
+    }
     set_drives(cases[_i].n_drives);
+    f.config.states.durable = cases[_i].durable;
     f.config.states.masters = cases[_i].masters;
     f.config.states.moments = cases[_i].moments;
     f.config.states.two_weights = cases[_i].overlap != CST_OVERLAP_COMMIT;
@@ -76,11 +109,14 @@ START_TEST(bytes_are_those_of_the_layout)
     f.config.drive_bytes = cases[_i].bytes;
     search();
     layout = build_best();
-    rows = rows_on_drives(&layout);
+    rows = rows_on_drives(&layout, CST_ROW_COUNT);
     ck_assert_uint_gt(rows, 0);
     ck_assert_uint_eq(best->predicted.disk_read, rows);
+    rows = rows_on_drives(&layout, CST_ROW_COUNT + 1);
     ck_assert_uint_eq(best->predicted.disk_written, rows);
     ck_assert_uint_eq(best->drive_bytes, layout.device_bytes);
+    ck_assert_uint_ge(best->drive_bytes, all_on_drives(&layout));
+    ck_assert_uint_le(best->drive_bytes, all_on_drives(&layout) + (UINT64_C(1) << 20));
     cst_buffers_drives(&buffers, &layout, cases[_i].n_drives,
                        cst_layout_drive_bytes(cases[_i].bytes, cases[_i].n_drives));
     ck_assert_uint_eq(best->window_bytes, cases[_i].n_drives * buffers.bytes);
@@ -94,8 +130,11 @@ START_TEST(bytes_are_those_of_the_layout)
         ck_assert_uint_le(best->drive_bytes, cases[_i].bytes);
         ck_assert_uint_ge(best->drive_bytes, cases[_i].bytes / 10 * 8);
         ck_assert_uint_lt(best->n_on_drives, best->n_chunks);
-    } else {
+    } else if (!cases[_i].durable) {
         ck_assert_uint_eq(best->n_on_drives + best->n_stay_in_host, best->n_chunks);
+    } else { /* All but the frozen ones. */
+        ck_assert_uint_eq(best->n_stay_in_host, 0);
+        ck_assert_uint_lt(best->n_on_drives, best->n_chunks);
     }
     check_promise();
     cst_layout_close(&layout);

@@ -4,6 +4,8 @@
 #include "daemon/base/record.h"
 #include "tests/lib/suite.h"
 
+static const struct cstd_record_job small = {.n_chunks = 10, .n_ranks = 2, .micro_batches = 1};
+
 static void issue(struct cstd_record *record, uint64_t ticket, uint64_t now)
 {
     const struct cst_command command = {.ticket = ticket, .chunk = 7, .bytes = 100};
@@ -22,7 +24,7 @@ static uint64_t count(const struct cstd_record *record)
 /* A command is one interval, with the engine's times and the wait before. */
 START_TEST(test_command)
 {
-    struct cstd_record *record = cstd_record_open();
+    struct cstd_record *record = cstd_record_open(&small);
     const struct cstd_record_interval *i;
 
     issue(record, 5, 10);
@@ -46,7 +48,7 @@ END_TEST
 /* If an engine does not report times, a command's interval is from its issue to its end. */
 START_TEST(test_untimed)
 {
-    struct cstd_record *record = cstd_record_open();
+    struct cstd_record *record = cstd_record_open(&small);
 
     issue(record, 5, 10);
     cstd_record_over(record, 5, 99);
@@ -63,7 +65,7 @@ END_TEST
 START_TEST(test_many)
 {
     enum { MANY = 9 * 1000, STRIDE = 7 };
-    struct cstd_record *record = cstd_record_open();
+    struct cstd_record *record = cstd_record_open(&small);
 
     for (unsigned round = 0; round < 3; round++) {
         uint64_t first = 4000 + round * MANY;
@@ -90,7 +92,7 @@ END_TEST
  * recorded once. */
 START_TEST(test_steps)
 {
-    struct cstd_record *record = cstd_record_open();
+    struct cstd_record *record = cstd_record_open(&small);
     uint64_t ns;
 
     cstd_record_commit(record, 1, 7, 50, &ns); /* no sync was seen, so the duration is not known */
@@ -114,7 +116,7 @@ END_TEST
  * it after the commit. The exposed time is that of the step. */
 START_TEST(test_step_of_work)
 {
-    struct cstd_record *record = cstd_record_open();
+    struct cstd_record *record = cstd_record_open(&small);
     uint64_t ns;
 
     cstd_record_begin(record, 4, 100);
@@ -148,19 +150,51 @@ END_TEST
 /* The newest entries are kept, and their numbers go on. */
 START_TEST(test_ring)
 {
-    struct cstd_record *record = cstd_record_open();
+    struct cstd_record *record = cstd_record_open(&small);
     uint64_t first, end;
 
-    for (uint64_t i = 0; i < CSTD_RECORD_INTERVALS + 10; i++) {
+    for (uint64_t i = 0; i < CSTD_RECORD_FEWEST + 10; i++) {
         cstd_record_wait(record, 1, (uint32_t)i, true, false, i, i + 5);
     }
     cstd_record_range(record, &first, &end);
     ck_assert_uint_eq(first, 10);
-    ck_assert_uint_eq(end, CSTD_RECORD_INTERVALS + 10);
+    ck_assert_uint_eq(end, CSTD_RECORD_FEWEST + 10);
     ck_assert_uint_eq(cstd_record_get(record, first)->chunk, 10);
-    ck_assert_uint_eq(cstd_record_get(record, end - 1)->chunk, CSTD_RECORD_INTERVALS + 9);
+    ck_assert_uint_eq(cstd_record_get(record, end - 1)->chunk, CSTD_RECORD_FEWEST + 9);
     ck_assert(cstd_record_get(record, first)->grad);
     cstd_record_close(record);
+}
+END_TEST
+
+/* The number of intervals is that of 64 steps, within the limits and a 64th of the job's memory. */
+START_TEST(test_size)
+{
+    static const struct {
+        struct cstd_record_job job;
+        uint32_t n;
+    } cases[] = {
+        {{.n_chunks = 10, .n_ranks = 2, .bytes = UINT64_C(1) << 40}, CSTD_RECORD_FEWEST},
+        {{.n_chunks = 100, .n_ranks = 4, .bytes = UINT64_C(1) << 40}, 64 * 100 * 19},
+        {{.n_chunks = 100, .n_ranks = 4, .micro_batches = 2, .bytes = UINT64_C(1) << 40},
+         64 * 100 * 35},
+        {{.n_chunks = 100, .n_ranks = 4, .bytes = 20000 * 64 * sizeof(struct cstd_record_interval)},
+         20000},
+        {{.n_chunks = 100000, .n_ranks = 512, .micro_batches = 1000, .bytes = UINT64_MAX},
+         CSTD_RECORD_MOST},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct cstd_record *record = cstd_record_open(&cases[i].job);
+
+        ck_assert_uint_eq(cstd_record_intervals(&cases[i].job), cases[i].n);
+        ck_assert_uint_ge(cstd_record_bytes(&cases[i].job),
+                          cases[i].n * sizeof(struct cstd_record_interval));
+        for (uint64_t k = 0; k < cases[i].n + 7; k++) {
+            cstd_record_wait(record, 1, (uint32_t)k, true, false, k, k + 5);
+        }
+        ck_assert_uint_eq(count(record), cases[i].n);
+        cstd_record_close(record);
+    }
 }
 END_TEST
 
@@ -235,6 +269,7 @@ int main(void)
     tcase_add_test(tcase, test_steps);
     tcase_add_test(tcase, test_step_of_work);
     tcase_add_test(tcase, test_ring);
+    tcase_add_test(tcase, test_size);
     tcase_add_test(tcase, test_kinds);
     tcase_add_test(tcase, test_none);
     return suite_run(suite);

@@ -300,7 +300,7 @@ START_TEST(test_widths)
     unsigned widths[CLI_TOP_COLUMNS], used = 2, c = 0;
 
     cli_top_widths(78, widths);
-    for (; strcmp(cli_top_columns[c].title, "UPDATE/s") != 0; c++) {
+    for (; strcmp(cli_top_columns[c].title, "PARAMS/s") != 0; c++) {
         used += widths[c] + 1;
     }
     ck_assert_uint_le(used - 1, 80);

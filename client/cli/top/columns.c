@@ -194,7 +194,7 @@ const struct cli_top_column cli_top_columns[CLI_TOP_COLUMNS] = {
     {"MEMORY", 8, 8, true, memory_cell, memory_key},
     {"HITS", 6, 7, true, hit_cell, hit_key},
     {"WAIT", 6, 7, true, wait_cell, wait_key},
-    {"UPDATE/s", 8, 8, true, update_cell, update_key},
+    {"PARAMS/s", 8, 8, true, update_cell, update_key},
     {"LINK/s", 8, 8, true, link_cell, link_key},
     {"READ/s", 8, 8, true, read_cell, read_key},
     {"WRITE/s", 8, 8, true, write_cell, write_key},

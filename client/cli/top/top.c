@@ -2,10 +2,13 @@
 /* The command `cistern top`: samples of the node and its jobs, drawn on the whole terminal until
  * the user quits. One request is under way at a time:
  *
- *   IDLE --due--> STAT --> JOBS (all pages) --> JOB or QUOTA, if their page is shown --> IDLE
+ *   IDLE --due--> STAT --> JOBS --> JOB or QUOTA, if their page is shown --> IDLE
+ *
+ * JOBS, JOB and QUOTA take as many requests as their replies have pages.
  *
  * Keys are read meanwhile. If the connection ends, it is made again when the next sample is due. */
 #include "client/cli/cli.h"
+#include "client/cli/job_ranks.h"
 #include "client/cli/table.h"
 #include "client/cli/top/screen.h"
 #include "client/cli/top/view.h"
@@ -25,13 +28,15 @@ struct top {
     struct cli_top_view view;
     enum cli_top_page before_help; /* The page to which help returns. */
     enum state state;
-    struct cstc_call call;  /* The request under way. */
-    uint32_t n_items;       /* Items of the list in the pages so far. */
-    struct cli_table table; /* QUOTA: the table so far. */
-    double due_s;           /* Time of the next sample. */
-    double asked_s;         /* Time at which the request under way was made. */
-    char *text;             /* Text of the page. Owned. */
-    struct cst_err lost;    /* Why there are no samples; status 0: there are. */
+    struct cstc_call call;      /* The request under way. */
+    uint32_t n_items;           /* Items of the list in the pages so far. */
+    struct cli_table table;     /* QUOTA: the table so far. */
+    Cistern__JobInfo *job;      /* JOB: with the ranks so far; NULL: none yet. In job_reply. */
+    struct cstc_call job_reply; /* JOB: the first page. Owned. */
+    double due_s;               /* Time of the next sample. */
+    double asked_s;             /* Time at which the request under way was made. */
+    char *text;                 /* Text of the page. Owned. */
+    struct cst_err lost;        /* Why there are no samples; status 0: there are. */
 };
 
 static const char help[] =
@@ -50,7 +55,7 @@ static const char help[] =
     "memory of jobs without a letter, = that of others. \"pools\" are pools in host memory.\n"
     "HITS      Part of the weights that were in a pool before a rank waited for them.\n"
     "WAIT      Part of the time for which ranks waited for weights.\n"
-    "UPDATE/s  Parameters updated.\n"
+    "PARAMS/s  Parameters updated.\n"
     "LINK/s    Bytes to and from pools.\n"
     "READ/s    Bytes from drives, and WRITE/s to them.\n"
     "\n"
@@ -58,10 +63,17 @@ static const char help[] =
 
 /* -- requests --------------------------------------------------------------------------------- */
 
+static void forget_job(struct top *top)
+{
+    cstc_call_reset(&top->job_reply);
+    top->job = NULL;
+}
+
 /* The sample has failed. The next one is due after a while. */
 static void lose(struct top *top, const struct cst_err *err)
 {
     cli_table_free(&top->table);
+    forget_job(top);
     top->lost = *err;
     top->state = IDLE;
     top->due_s = cst_clock_s() + (top->view.interval_s < 1 ? top->view.interval_s : 1);
@@ -89,15 +101,20 @@ static void request_list(struct top *top, enum state state, const struct cli_lis
     request(top, state, list->get, &msg.base, list->part, list->form);
 }
 
-static void request_job(struct top *top)
+static void request_job(struct top *top, const Cistern__JobName *msg)
+{
+    request(top, JOB, CISTERN__MSG_TYPE__MSG_JOB_INFO, &msg->base,
+            CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor);
+}
+
+static void request_chosen(struct top *top)
 {
     Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
 
     msg.name = top->view.name;
     msg.has_uid = true;
     msg.uid = top->view.uid;
-    request(top, JOB, CISTERN__MSG_TYPE__MSG_JOB_INFO, &msg.base,
-            CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor);
+    request_job(top, &msg);
 }
 
 /* Begin a sample, with a new connection if the last one has ended. */
@@ -170,7 +187,7 @@ static void on_jobs(struct top *top)
     cli_top_sort(&top->model, top->view.sort);
     top->n_items = 0;
     if (top->view.page == CLI_TOP_JOB) {
-        request_job(top);
+        request_chosen(top);
     } else if (top->view.page == CLI_TOP_QUOTA) {
         cli_table_init(&top->table, cli_quota_list.titles);
         request_list(top, QUOTA, &cli_quota_list);
@@ -201,8 +218,40 @@ static bool take_page(struct top *top, const struct cli_list *list, ProtobufCMes
     return true;
 }
 
-static void take(struct top *top, ProtobufCMessage *reply)
+/* Take a page of a job. Once there are no more, the text is that of all ranks, unless another job
+ * was chosen meanwhile. */
+static void take_job(struct top *top, struct cstc_call *done)
 {
+    Cistern__JobInfo *page = ((Cistern__JobInfoReply *)done->reply)->job;
+    Cistern__JobName next;
+    struct cst_err err = {0};
+    bool more;
+
+    if (top->job == NULL) {
+        top->job = page;
+        top->job_reply = *done;
+        *done = (struct cstc_call){0};
+        more = cli_job_ranks_next(top->job, &next);
+    } else if (cli_job_ranks_join(top->job, page, &more, &err) != CST_OK) {
+        lose(top, &err);
+        return;
+    }
+    if (more) {
+        (void)cli_job_ranks_next(top->job, &next);
+        request_job(top, &next);
+        return;
+    }
+    if (strcmp(top->job->name, top->view.name) == 0 && top->job->uid == top->view.uid) {
+        print_text(top, CLI_TOP_JOB, print_job, top->job);
+    }
+    forget_job(top);
+    end(top);
+}
+
+static void take(struct top *top, struct cstc_call *done)
+{
+    ProtobufCMessage *reply = done->reply;
+
     switch (top->state) {
     case IDLE:
         break;
@@ -217,8 +266,7 @@ static void take(struct top *top, ProtobufCMessage *reply)
         }
         break;
     case JOB:
-        print_text(top, CLI_TOP_JOB, print_job, ((Cistern__JobInfoReply *)reply)->job);
-        end(top);
+        take_job(top, done);
         break;
     case QUOTA:
         if (take_page(top, &cli_quota_list, reply)) {
@@ -238,6 +286,7 @@ static void fail(struct top *top, const struct cst_err *err)
         if (top->view.page == CLI_TOP_JOB) {
             set_text(top, strdup(err->text));
         }
+        forget_job(top);
         end(top);
     } else {
         lose(top, err);
@@ -259,7 +308,7 @@ static void receive(struct top *top)
     done = top->call; /* The next request may begin before the reply is freed. */
     top->call = (struct cstc_call){0};
     if (done.status == CST_OK) {
-        take(top, done.reply);
+        take(top, &done);
     } else {
         fail(top, &err);
     }
@@ -481,6 +530,7 @@ int cli_top(struct cli *cli)
     cli->client = NULL;
     cli_top_model_free(&top->model);
     cli_table_free(&top->table);
+    forget_job(top);
     free(top->text);
     free(top);
     return CLI_EXIT_OK;

@@ -90,11 +90,13 @@ def attach(
       their size is its choice ([gpu] pool = auto); 0: unknown, for which it leaves a tenth.
     - ``disk``: directories, one on each drive, in which rank 0 makes files for the states: master
       weights and moments then lie there, and weights and gradients in host memory. Each step reads and
-      writes all states there, and results are the same. ``disk_bytes``: of the states, what is kept
+      writes all states there, and results are the same. If the job exists, they must be on the drives
+      that it has, unless ``reshape`` moves its states; None: those that it has. ``disk_bytes``: of the states, what is kept
       there, in bytes or as "200G"; 0, the default: all. ``durable``: True keeps the files, under the
       name of the job, twice as large, and makes each step last: after a crash of the machine,
-      ``cistern adopt`` makes a checkpoint of the last step. Needs all states there, fp32 masters,
-      ``unused`` "zero", which is then the default, and a model without frozen and fp32 parameters.
+      ``cistern adopt`` makes a checkpoint of the last step. Needs all states there, and
+      ``unused`` "zero", which is then the default. Frozen weights are written there once; those of
+      fp32 parameters, and all with ``masters`` "split", in each step.
     - ``plan_file``: a plan that ``plan`` has saved. The job has exactly its chunks and pools.
     - ``units``: names of modules that are operators as a whole, in addition to those that are found:
       the members of a ModuleList or a Sequential of one class, and modules with parameters of their

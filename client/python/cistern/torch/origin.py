@@ -38,7 +38,11 @@ def find_checkpoint(path: Path) -> Found:
     whole = [c for c in found if c.whole]
     if not whole:
         why = f": {found[-1].name}: {found[-1].why}" if found else ""
-        raise error_of(Status.ENOTFOUND, f"there is no whole checkpoint in '{path}'{why}")
+        raise error_of(
+            Status.ENOTFOUND,
+            f"there is no whole checkpoint in '{path}'{why}. Name a directory to which a job was saved"
+            " (cistern save, store.save), or leave resume= out to begin with the weights of the model",
+        )
     return Found(os.path.join(path, whole[-1].name), whole[-1].step)
 
 

@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* mixed_rank JOB RANK WORLD STEPS [NAME=VALUE...]: a rank of a small job that has bf16, fp32 and
+ * frozen tensors, until the job has made STEPS steps. The gradients follow from the weights, frozen
+ * ones too, and from the step and the rank. The daemon may die meanwhile.
+ *
+ *   optimizer=, masters=, moments=   as in cistern-gpt
+ *   disk=DIR,...     directories for states; durable=1: the job is durable
+ *   resume=DIR       the job, which is new, goes on from the checkpoint
+ *   gate=PATH        a step, N from 0, begins when there is no file PATH.N
+ *   nan=N            step N, from 0, has gradients that are not numbers, and is skipped
+ *   kinds=all        as said
+ *   kinds=bf16       all tensors are bf16 and trained
+ *   kinds=fp32       none is frozen
+ *   kinds=frozen     none is fp32
+ */
+#include "cistern/checkpoint.h"
+#include "cistern/cistern.h"
+#include "kernels/math/cast.h"
+#include "proto/optimizers.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { N_TENSORS = 8, N_OPS = 4, MOST_IO = 3 };
+
+static const struct {
+    const char *name;
+    int64_t rows, columns;
+    bool fp32, frozen;
+} tensors[N_TENSORS] = {{"embedding", 60, 50, false, false}, {"w0", 96, 64, false, false},
+                        {"norm", 1, 3000, true, false},      {"table", 70, 64, false, true},
+                        {"w1", 64, 48, true, false},         {"scale", 1, 2000, true, true},
+                        {"w2", 128, 80, false, false},       {"bias", 1, 1000, true, false}};
+
+/* The last numbers are -1. */
+static const int tensors_of[N_OPS][MOST_IO] = {{0, 1, 2}, {3, 4, -1}, {5, 6, 7}, {0, 7, 3}};
+
+static struct {
+    unsigned rank, world;
+    uint64_t steps, nan_step;
+    bool no_fp32, no_frozen;
+    const char *resume, *gate;
+} options = {.nan_step = UINT64_MAX};
+
+static bool is_fp32(int t)
+{
+    return tensors[t].fp32 && !options.no_fp32;
+}
+
+static void must(int rc, const struct cst_err *err, const char *what)
+{
+    if (rc != CST_OK) {
+        (void)fprintf(stderr, "rank %u: %s: %s\n", options.rank, what, err->text);
+        exit(1);
+    }
+}
+
+/* -- the model -------------------------------------------------------------------------------- */
+
+static int n_io(int op)
+{
+    int n = 0;
+
+    while (n < MOST_IO && tensors_of[op][n] >= 0) {
+        n++;
+    }
+    return n;
+}
+
+static void declare(struct cst_job *job)
+{
+    for (int t = 0; t < N_TENSORS; t++) {
+        const int64_t shape[] = {tensors[t].rows, tensors[t].columns};
+        const bool is_matrix = tensors[t].rows > 1;
+        const struct cst_tensor_spec spec = {
+            .name = tensors[t].name,
+            .dtype = is_fp32(t) ? CST_FP32 : CST_BF16,
+            .n_dims = is_matrix ? 2 : 1,
+            .shape = is_matrix ? shape : shape + 1,
+            .update = is_matrix ? CST_TENSOR_UPDATE_MUON : CST_TENSOR_UPDATE_AUTO,
+            .pattern =
+                tensors[t].frozen && !options.no_frozen ? CST_PATTERN_FROZEN : CST_PATTERN_SHARD,
+            .lr_scale = 1.0f,
+            .decay_scale = 1.0f};
+
+        must(cst_tensor_as(job, &spec) == t ? CST_OK : CST_EINVAL, cst_job_error(job), "a tensor");
+    }
+    for (int op = 0; op < N_OPS; op++) {
+        const char name[] = {(char)('a' + op), '\0'};
+
+        must(cst_operator(job, name, tensors_of[op], (uint32_t)n_io(op)) == op ? CST_OK
+                                                                               : CST_EINVAL,
+             cst_job_error(job), "an operator");
+    }
+}
+
+static void write_initial(struct cst_job *job)
+{
+    struct cst_err err = {0};
+
+    for (int t = 0; t < N_TENSORS; t++) {
+        const uint64_t n = (uint64_t)(tensors[t].rows * tensors[t].columns);
+        float *values = malloc(n * sizeof *values);
+
+        for (uint64_t i = 0; i < n && values != NULL; i++) {
+            values[i] = (float)((i * 7 + (uint64_t)t * 31) % 1021) / 1021.0f - 0.5f;
+        }
+        must(values != NULL ? cst_tensor_write(job, t, CST_STATE_MASTER, 0, n, values, &err)
+                            : cst_err_set(&err, CST_ENOMEM, "no memory"),
+             &err, "initial weights");
+        free(values);
+    }
+}
+
+/* -- steps ------------------------------------------------------------------------------------ */
+
+static float weight_of(const struct cst_io *io, int t, uint64_t i)
+{
+    return is_fp32(t) ? ((const float *)io->weight)[i]
+                      : cst_bf16_to_fp32(((const uint16_t *)io->weight)[i]);
+}
+
+/* Write the gradients of the tensors of @op, each of which also depends on the next one's weights.
+ */
+static void write_grads(const struct cst_io *io, int op, uint64_t step)
+{
+    const int n = n_io(op);
+
+    for (int k = 0; k < n; k++) {
+        const int t = tensors_of[op][k], other = tensors_of[op][(k + 1) % n];
+        const struct cst_io *next = &io[(k + 1) % n];
+
+        for (uint64_t i = 0; io[k].grad != NULL && i < io[k].n_elems; i++) {
+            const uint32_t noise =
+                (uint32_t)i * 2654435761u + options.rank * 97 + (uint32_t)step * 31 + (uint32_t)op;
+            float g = weight_of(&io[k], t, i) * 0.25f +
+                      weight_of(next, other, i % next->n_elems) * 0.125f +
+                      (float)(noise >> 9 & 0x7fff) / 32768.0f - 0.5f;
+
+            g = step == options.nan_step ? NAN : g;
+            if (is_fp32(t)) {
+                ((float *)io[k].grad)[i] = g + (io[k].accumulate ? ((float *)io[k].grad)[i] : 0);
+            } else {
+                uint16_t *grad = &((uint16_t *)io[k].grad)[i];
+
+                *grad = cst_fp32_to_bf16(g + (io[k].accumulate ? cst_bf16_to_fp32(*grad) : 0));
+            }
+        }
+    }
+}
+
+/* Make step @step. CST_EPEERDIED, CST_ESTALE: it is void. */
+static int make_step(struct cst_job *job, uint64_t step, struct cst_err *err)
+{
+    const struct cst_hyper_params params = {.lr = 0.01, .weight_decay = 0.1};
+    int rc = CST_OK;
+
+    for (int i = 0; i < 2 * N_OPS && rc == CST_OK; i++) {
+        const int op = i < N_OPS ? i : 2 * N_OPS - 1 - i;
+        struct cst_io io[MOST_IO];
+
+        rc = cst_op_begin(job, op, i < N_OPS ? CST_FORWARD : CST_BACKWARD, io, (uint32_t)n_io(op),
+                          err);
+        if (rc == CST_OK && i >= N_OPS) {
+            write_grads(io, op, step);
+        }
+        rc = rc == CST_OK ? cst_op_end(job, op, err) : rc;
+    }
+    return rc == CST_OK ? cst_step(job, &params, NULL, err) : rc;
+}
+
+static void wait_at_gate(uint64_t step)
+{
+    char path[512];
+
+    (void)snprintf(path, sizeof path, "%s.%" PRIu64, options.gate, step);
+    while (options.gate != NULL && access(path, F_OK) == 0) {
+        (void)usleep(1000);
+    }
+}
+
+static bool is_void(int rc)
+{
+    return rc == CST_EPEERDIED || rc == CST_ESTALE;
+}
+
+static void train(struct cst_job *job)
+{
+    struct cst_err err = {0};
+    uint64_t step = cst_job_steps(job);
+    bool synced = false;
+
+    while (step < options.steps) {
+        int rc = synced ? CST_OK : cst_sync(job, &step, &err);
+
+        synced = rc == CST_OK;
+        wait_at_gate(step);
+        rc = synced && step < options.steps ? make_step(job, step, &err) : rc;
+        must(is_void(rc) ? CST_OK : rc, &err, "a step");
+        synced = synced && rc == CST_OK;
+        step += synced;
+    }
+}
+
+/* -- main ------------------------------------------------------------------------------------- */
+
+static uint32_t number_of(const char *const *names, const char *name)
+{
+    const uint32_t i = cst_name_find(names, name);
+
+    if (names[i] == NULL) {
+        (void)fprintf(stderr, "mixed_rank: '%s' is unknown\n", name);
+        exit(2);
+    }
+    return i;
+}
+
+static void take_option(struct cst_job_spec *spec, const char *text)
+{
+    const char *value = strchr(text, '=') != NULL ? strchr(text, '=') + 1 : "";
+    const size_t n = (size_t)(value - text);
+
+#define IS(name) (n == sizeof(name "=") - 1 && strncmp(text, name "=", n) == 0)
+    if (IS("optimizer")) {
+        spec->states.optimizer = (enum cst_optimizer)number_of(cst_optimizer_names, value);
+    } else if (IS("masters")) {
+        spec->states.masters = (enum cst_masters)number_of(cst_masters_names, value);
+    } else if (IS("moments")) {
+        spec->states.moments = (enum cst_moments)number_of(cst_moments_names, value);
+    } else if (IS("disk")) {
+        spec->states.disk = value;
+    } else if (IS("durable")) {
+        spec->states.durable = atoi(value) != 0;
+    } else if (IS("resume")) {
+        options.resume = value;
+    } else if (IS("gate")) {
+        options.gate = value;
+    } else if (IS("nan")) {
+        options.nan_step = strtoull(value, NULL, 10);
+    } else if (IS("kinds")) {
+        options.no_fp32 = strcmp(value, "fp32") != 0 && strcmp(value, "all") != 0;
+        options.no_frozen = strcmp(value, "frozen") != 0 && strcmp(value, "all") != 0;
+    } else {
+        (void)fprintf(stderr, "mixed_rank: '%s' is unknown\n", text);
+        exit(2);
+    }
+#undef IS
+}
+
+int main(int argc, char **argv)
+{
+    struct cst_job_spec spec = {.planning.chunk_elems = 12288, .limits.timeout_ms = 60000};
+    struct cst_client *client;
+    struct cst_job *job;
+    struct cst_err err = {0};
+
+    if (argc < 5) {
+        (void)fprintf(stderr, "usage: mixed_rank JOB RANK WORLD STEPS [NAME=VALUE...]\n");
+        return 2;
+    }
+    spec.name = argv[1];
+    spec.rank = options.rank = (unsigned)atoi(argv[2]);
+    spec.world = options.world = (unsigned)atoi(argv[3]);
+    options.steps = strtoull(argv[4], NULL, 10);
+    for (int i = 5; i < argc; i++) {
+        take_option(&spec, argv[i]);
+    }
+    must(cst_connect(&client, getenv("CISTERN_SOCKET"), &err), &err, "connecting");
+    must(cst_job_open(&job, client, &spec, &err), &err, "opening the job");
+    declare(job);
+    must(cst_commit(job, NULL, &err), &err, "the commit");
+    if (options.rank == 0 && !cst_job_initialised(job)) {
+        if (options.resume != NULL) {
+            must(cst_load(job, options.resume, NULL, &err), &err, "loading");
+        } else {
+            write_initial(job);
+        }
+    }
+    train(job);
+    must(cst_job_leave(job, &err), &err, "leaving");
+    cst_disconnect(client);
+    return 0;
+}
