@@ -4,6 +4,7 @@
 #include "daemon/base/log.h"
 #include "daemon/engine/drives.h"
 #include "daemon/engine/mounts.h"
+#include "daemon/engine/net_engine.h"
 #include "proto/host_nodes.h"
 #include "proto/engine.pb-c.h"
 #include "proto/program.h"
@@ -516,7 +517,8 @@ bool cstd_engines_alive(struct cstd_engines *engines)
         /* An engine in FAILED keeps commands but cannot make progress, and restarting the daemon
          * would lose the states. That of a drive has a limit of its own ([disk] timeout). */
         if (engine->commands.n > 0 && !cstd_drive_is(engine->device) &&
-            engine->progress == engine->progress_seen && engine->state != CSTD_ENGINE_FAILED) {
+            !cstd_net_is(engine->device) && engine->progress == engine->progress_seen &&
+            engine->state != CSTD_ENGINE_FAILED) {
             alive = false;
         }
         engine->progress_seen = engine->progress;

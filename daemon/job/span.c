@@ -202,8 +202,8 @@ static uint32_t blocks_of(const struct cstd_job *job, uint32_t world)
 static int check_blocks(const struct cstd_job *job, struct cst_err *err)
 {
     const struct cstd_span *span = job->span;
-    const uint32_t block = job->spec.updates.block_ranks > 0 ? job->spec.updates.block_ranks
-                                                             : span->machines[0].world;
+    const uint32_t block =
+        job->spec.updates.block_ranks > 0 ? job->spec.updates.block_ranks : span->machines[0].world;
     uint32_t n = 0;
 
     for (uint32_t m = 0; m < span->n; m++) {
@@ -310,8 +310,8 @@ void cstd_span_missing(const struct cstd_job *job, char *text, size_t size)
 /* -- HERE ------------------------------------------------------------------------------------- */
 
 /* Compare what the part @here of @node is made for with this one. */
-static int compare(const struct cstd_job *job, const struct cstd_machine *peer, const Span__Here *here,
-                   struct cst_err *err)
+static int compare(const struct cstd_job *job, const struct cstd_machine *peer,
+                   const Span__Here *here, struct cst_err *err)
 {
     Cistern__JobOpen *open = cistern__job_open__unpack(NULL, here->options.len, here->options.data);
     struct cst_job_spec theirs = {0};
@@ -463,7 +463,7 @@ void cstd_span_tell_chunks(struct cstd_job *job)
     chunks.token.len = sizeof span->token;
     for (uint32_t m = 1; m < span->n; m++) {
         (void)cstd_machine_send(span->machines[m].peer, SPAN__MSG_TYPE__SPAN_CHUNKS, &chunks.base,
-                             &unused);
+                                &unused);
     }
 }
 
@@ -594,7 +594,9 @@ static int on_gone(void *arg, struct cstd_machine *peer, const uint8_t *body, si
     if (machine != NULL && machine->life == gone->from->life) {
         (void)cst_err_set(&why, gone->status, "node '%s': %s", peer->entry.name, gone->why);
         job->span->gone = why;
-        if (job->span->state == CSTD_SPAN_JOINED) {
+        if (gone->removed) {
+            cstd_job_remove(job, 0, &why);
+        } else if (job->span->state == CSTD_SPAN_JOINED) {
             cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job), "%s", why.text);
             cstd_span_link(job->span, peer, false);
         } else {
@@ -617,6 +619,7 @@ void cstd_span_close(struct cstd_job *job, const struct cst_err *why)
     }
     key = cstd_span_key(job);
     gone.from = &key;
+    gone.removed = job->state == CSTD_JOB_CLOSING && !job->daemon->draining;
     gone.status = why->status < 0 ? why->status : CST_ECANCELLED;
     gone.why = why->status < 0 ? (char *)(uintptr_t)why->text
                                : (char *)(uintptr_t) "the job was removed there";
@@ -631,6 +634,7 @@ void cstd_span_close(struct cstd_job *job, const struct cst_err *why)
             cstd_machine_release(machine->peer);
         }
         free(machine->squares);
+        free(machine->told);
         free(machine->segments);
         free(machine->end);
     }

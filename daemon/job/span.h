@@ -66,6 +66,7 @@ struct cstd_span_machine {
     size_t end_bytes;
     struct cstd_span_segment *segments; /* Owned. */
     uint32_t n_segments, n_told;        /* As told, and how many of them have come. */
+    struct cst_members_message *told;   /* Before `members` was open; owned. NULL: nothing. */
     bool added;                         /* Node 0: to the members. */
     double *squares;                    /* Of a message in several frames; owned. */
     uint32_t n_squares;

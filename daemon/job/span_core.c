@@ -152,8 +152,7 @@ static void on_holds(struct cstd_span *span, const struct cst_members_action *ac
     struct cst_event event = {.kind = CST_EV_MACHINES};
 
     /* The job is made: machines are added one after the other, and the core begins with all. */
-    span->is_complete =
-        span->is_complete || cst_set_count(&action->epoch->members) == span->n;
+    span->is_complete = span->is_complete || cst_set_count(&action->epoch->members) == span->n;
     if (!span->is_complete) {
         return;
     }
@@ -257,6 +256,20 @@ static void feed_members(struct cstd_span *span, struct cst_members_event *event
     }
 }
 
+/* The other machine has joined before this one, and has told its life. */
+static int keep_told(struct cstd_span_machine *machine, const struct cst_members_message *message,
+                     struct cst_err *err)
+{
+    if (machine->told == NULL) {
+        machine->told = malloc(sizeof *machine->told);
+    }
+    if (machine->told == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a message about members");
+    }
+    *machine->told = *message;
+    return CST_OK;
+}
+
 static int on_members(void *arg, struct cstd_machine *peer, const uint8_t *body, size_t n,
                       struct cst_err *err)
 {
@@ -273,7 +286,9 @@ static int on_members(void *arg, struct cstd_machine *peer, const uint8_t *body,
     machine = job != NULL ? cstd_span_find(job->span, peer) : NULL;
     if (machine != NULL && machine->life == in->from->life) {
         rc = cstd_span_read_members(in, &message, err);
-        if (rc == CST_OK) {
+        if (rc == CST_OK && job->span->members == NULL) {
+            rc = keep_told(machine, &message, err);
+        } else if (rc == CST_OK) {
             feed_members(job->span, &(struct cst_members_event){
                                         .kind = CST_MEMBERS_TOLD,
                                         .machine = (uint32_t)(machine - job->span->machines),
@@ -341,6 +356,11 @@ void cstd_span_open(struct cstd_job *job)
     for (uint32_t m = 0; job->span == span && m < span->n; m++) {
         if (span->machines[m].peer != NULL && span->machines[m].peer->up != NULL) {
             feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_UP, .machine = m});
+        }
+        if (job->span == span && span->machines[m].told != NULL) {
+            feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_TOLD,
+                                                           .machine = m,
+                                                           .message = span->machines[m].told});
         }
     }
 }

@@ -97,7 +97,8 @@ int cstd_span_send_core(struct cstd_job *job, struct cstd_span_machine *to,
     core.status = message->why.status;
     core.why = message->why.status != CST_OK ? (char *)(uintptr_t)message->why.text : NULL;
     rc = send_squares(to, &core, message, err);
-    return rc == CST_OK ? cstd_machine_send(to->peer, SPAN__MSG_TYPE__SPAN_CORE, &core.base, err) : rc;
+    return rc == CST_OK ? cstd_machine_send(to->peer, SPAN__MSG_TYPE__SPAN_CORE, &core.base, err)
+                        : rc;
 }
 
 int cstd_span_send_members(struct cstd_job *job, struct cstd_span_machine *to,

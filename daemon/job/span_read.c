@@ -119,7 +119,7 @@ static void tell_taken(struct cstd_job *job, const struct cstd_span_read *read)
     taken.number = read->number;
     /* If the link is down, the other node forgets the read by itself. */
     (void)cstd_machine_send(job->span->machines[read->machine].peer, SPAN__MSG_TYPE__SPAN_ROW_TAKEN,
-                         &taken.base, &unused);
+                            &taken.base, &unused);
 }
 
 /* The row is in the window of its machine: copy it. */
@@ -240,8 +240,8 @@ void cstd_span_answered(struct cstd_job *job, const struct cst_reply *reply)
     here.number = ask->number;
     here.status = reply->status;
     here.why = reply->status != CST_OK ? (char *)(uintptr_t)reply->err.text : NULL;
-    if (cstd_machine_send(span->machines[ask->machine].peer, SPAN__MSG_TYPE__SPAN_ROW_HERE, &here.base,
-                       &unused) != CST_OK) {
+    if (cstd_machine_send(span->machines[ask->machine].peer, SPAN__MSG_TYPE__SPAN_ROW_HERE,
+                          &here.base, &unused) != CST_OK) {
         end_first(job); /* The link is down: nobody takes the row. */
     }
 }

@@ -7,7 +7,7 @@
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
 
-model=(--layers 6 --heads 2 --width 64 --context 32 --batch 2 --steps 5 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --chunk 40000)
+model=(--layers 16 --heads 2 --width 64 --context 32 --batch 2 --steps 5 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --chunk 40000)
 write_text 400
 
 # Start the daemon of node $1.
@@ -43,6 +43,10 @@ acquaint() {
     done
 }
 
+has_no_job() {
+    [ "$(on "$1" jobs --json | jq length)" = 0 ]
+}
+
 all_up() {
     [ "$(on "$1" node list --json | jq '[.[] | select(.state == "up")] | length')" = "$2" ]
 }
@@ -66,8 +70,9 @@ train() {
         wait "$pid" || fail "$job: a rank failed"
     done
     sed -n 's/^done: .* loss/loss/p' "$tmp/$job.${nodes[0]}.0.log" | cut -d, -f1 >"$tmp/$job.done"
+    on "${nodes[0]}" rm "$job" >"$tmp/removed.log" || fail "rm $job"
     for node in "${nodes[@]}"; do
-        on "$node" rm "$job" >"$tmp/removed.log" || fail "rm $job on $node"
+        poll has_no_job "$node"
     done
 }
 
@@ -77,7 +82,7 @@ start_node c
 start_node d
 acquaint a b c d
 
-for options in "" "--pool 30%" "--moments mx8 --masters split" "--optimizer lion --moments bf16" "--optimizer muon" "--copies 2" \
+for options in "" "--pool 40%" "--moments mx8" "--optimizer lion --moments bf16" "--optimizer muon" "--copies 2" \
     "--micro-batches 2"; do
     read -r -a given <<<"$options"
     nodes=(a)
