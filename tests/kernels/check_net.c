@@ -529,8 +529,8 @@ int main(void)
 
     seed = suite_seed();
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
-        tcase_add_loop_test(suite_case(suite, tests[i].name, NULL, NULL), tests[i].test, 0,
-                            N_TRANSPORTS);
+        suite_add_loop(suite_case(suite, tests[i].name, NULL, NULL), tests[i].test, 0,
+                       N_TRANSPORTS);
     }
 #ifdef HAVE_UCX
     tcase_add_test(suite_case(suite, "ucx_environment", NULL, NULL), test_ucx_environment);
