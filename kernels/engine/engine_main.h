@@ -26,8 +26,8 @@ struct cste_engine_program {
     const struct cste_device_ops *ops[CSTE_ENGINE_DEVICES];
     /* Option --probe: write the list of devices to @to. NULL: the program has no such option. */
     int (*probe)(FILE *to, struct cst_err *err);
-    /* Option --rates: measure the machine and write the results to @to. NULL: the program has no such
-     * option. */
+    /* Option --rates: measure the machine and write the results to @to. NULL: the program has no
+     * such option. */
     int (*rates)(const struct cste_engine_rates_options *options, FILE *to, struct cst_err *err);
 };
 

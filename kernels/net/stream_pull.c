@@ -4,8 +4,12 @@
 #include "kernels/net/pull.h"
 
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdlib.h>
+
+#define SILENCE_S 24
 
 /* A connection of a lane, over which replies come in the order of the requests. */
 struct link {
@@ -63,6 +67,21 @@ static void break_link(struct cste_stream *stream, struct link *link, const stru
     link->last = &link->first;
 }
 
+/* Let the connection end when nothing of the other machine's kernel has come for SILENCE_S seconds,
+ * as when something between the machines has forgotten an idle connection. A process that has
+ * stopped is not silent in this sense. */
+static void end_silence(int fd)
+{
+    const int on = 1, idle_s = SILENCE_S / 2, pause_s = SILENCE_S / 8, probes = 4;
+    const unsigned silence_ms = SILENCE_S * 1000;
+
+    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &pause_s, sizeof pause_s);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silence_ms, sizeof silence_ms);
+}
+
 /* Connect the socket of @channel to @address. CST_ECONN, CST_ECANCELLED. */
 static int connect_to(struct cste_channel *channel, const struct sockaddr_storage *address,
                       socklen_t bytes, int wake, struct cst_err *err)
@@ -98,6 +117,7 @@ static int dial(struct cste_stream *stream, const struct cste_net_peer *peer,
     if (out->fd < 0) {
         return cst_err_errno(err, CST_ECONN, errno, "socket");
     }
+    end_silence(out->fd);
     rc = connect_to(out, &address, bytes, peer->dropped, err);
     if (rc == CST_OK) {
         rc = cste_channel_open(out, stream->ops, stream->shared, peer, err);

@@ -61,7 +61,8 @@ static int find_interface(const struct sockaddr_storage *address, char out[IF_NA
                                text);
 }
 
-static int make_context(struct cste_ucx_transport *transport, struct cst_err *err)
+static int make_context(struct cste_ucx_transport *transport, const char *devices,
+                        struct cst_err *err)
 {
     const ucp_params_t params = {.field_mask =
                                      UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED,
@@ -75,7 +76,9 @@ static int make_context(struct cste_ucx_transport *transport, struct cst_err *er
                                              &transport->context);
         transport->ucx.config_release(config);
     }
-    return status == UCS_OK ? CST_OK : cste_ucx_failed(&transport->ucx, status, "opening UCX", err);
+    return status == UCS_OK ? CST_OK
+                            : cst_err_set(err, CST_EIO, "opening UCX for the devices '%s': %s",
+                                          devices, transport->ucx.status_string(status));
 }
 
 static void ucx_close(void *state)
@@ -110,7 +113,7 @@ static int open_parts(struct cste_ucx_transport *transport, struct cst_err *err)
         transport->ucx = library;
     }
     if (rc == CST_OK) {
-        rc = make_context(transport, err);
+        rc = make_context(transport, devices, err);
     }
     if (rc == CST_OK) {
         rc = cste_ucx_open_lanes(transport, err);

@@ -269,6 +269,41 @@ START_TEST(test_remove_held)
 }
 END_TEST
 
+/* -- complaints ----------------------------------------------------------------------------- */
+
+static unsigned n_lines;
+static struct cst_err last_line;
+
+static void keep_line(const struct cst_err *line)
+{
+    n_lines++;
+    last_line = *line;
+}
+
+/* A line says who was refused and why. Those that come too soon after another one are counted, and
+ * the next line has their number. */
+START_TEST(test_complaints)
+{
+    struct cste_complaints complaints;
+    struct cst_err why;
+
+    (void)cst_err_set(&why, CST_EPROTO, "a reason");
+    cste_complaints_init(&complaints, keep_line);
+    cste_complain(&complaints, "10.0.0.9:1", &why);
+    ck_assert_uint_eq(n_lines, 1);
+    ck_assert_str_eq(last_line.text, "refused 10.0.0.9:1: a reason");
+    for (int i = 0; i < 1000; i++) {
+        cste_complain(&complaints, "10.0.0.9:1", &why);
+    }
+    ck_assert_uint_lt(n_lines, 1000);
+    complaints.last_ns = 1;
+    complaints.n_skipped = 7;
+    cste_complain(&complaints, "10.0.0.9:1", &why);
+    ck_assert_str_eq(last_line.text, "refused 10.0.0.9:1: a reason (and 7 others before)");
+    cste_complaints_close(&complaints);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("net_parts");
@@ -281,5 +316,6 @@ int main(void)
     tcase_add_test(suite_case(suite, "messages", NULL, NULL), test_changed_bits);
     tcase_add_test(suite_case(suite, "answers", open_net, close_net), test_answers);
     tcase_add_test(suite_case(suite, "held", open_net, close_net), test_remove_held);
+    tcase_add_test(suite_case(suite, "complaints", NULL, NULL), test_complaints);
     return suite_run(suite);
 }
