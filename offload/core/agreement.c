@@ -288,7 +288,8 @@ void cst_agreement_end(struct cst_core *core, bool idle, bool failed, const stru
     a->ready = false;
     a->decided = false;
     a->n_ready = 0;
-    if (core->membership.members != 0 && (failed || a->aborted < core->attempt.number)) {
+    if (core->membership.members != 0 &&
+        (failed ? a->aborted != UINT64_MAX : a->aborted < core->attempt.number)) {
         a->aborted = core->attempt.number;
         tell_abort(core, core->attempt.number, idle, failed, why);
     }
@@ -600,6 +601,10 @@ void cst_agreement_machines(struct cst_core *core, const struct cst_event *event
     message->decision = a->last_decision;
     message->rank_blocks = core->machines->rank_blocks;
     take_record(core, core->machines->self, message);
+    if (core->attempt.phase == CST_PHASE_FAILED) {
+        /* Those that were not reachable then are told now. */
+        tell_abort(core, a->last, false, true, &core->attempt.why);
+    }
 }
 
 /* -- messages --------------------------------------------------------------------------------- */

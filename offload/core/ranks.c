@@ -8,6 +8,7 @@
 #include "offload/weights/residency.h"
 #include "offload/books/waiting.h"
 #include "offload/update/overlap.h"
+#include "offload/update/replicas.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -201,6 +202,7 @@ void cst_ranks_fail(struct cst_core *core, const struct cst_err *why)
         return;
     }
     cst_agreement_end(core, false, true, why);
+    cst_replicas_fail(core);
     core->attempt.phase = CST_PHASE_FAILED;
     core->attempt.closing = false;
     core->attempt.interrupt_later = false;

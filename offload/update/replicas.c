@@ -121,7 +121,7 @@ void cst_replicas_written(struct cst_core *core, const struct cst_event *event)
     fill(core, c, cst_core_keep_promise(core, CST_COMMAND_COPY, ticket));
 }
 
-/* The weights of chunk @c do not come any more. */
+/* The command that was to bring weights is over without them. */
 static void give_up(struct cst_core *core, const struct cst_flight *flight)
 {
     (void)cst_chunk_update_replace(&core->chunks[flight->chunk], flight->ticket, 0);
@@ -171,7 +171,7 @@ void cst_replicas_tell(struct cst_core *core, uint32_t c)
     message->place = cst_core_row_place(core, c, cst_weight_row_newest(core, c), 0);
 }
 
-/* Nobody has the states of chunk @c any more: do not wait for its weights. */
+/* The weights of chunk @c do not come any more: do not wait for them. */
 static void lose(struct cst_core *core, uint32_t c)
 {
     uint64_t ticket = core->chunks[c].update.ticket;
@@ -179,6 +179,15 @@ static void lose(struct cst_core *core, uint32_t c)
     core->replicas.v[c].lost = core->replicas.v[c].lost || ticket != 0;
     if (ticket != 0 && core->replicas.v[c].promised) {
         cst_core_recall(core, ticket);
+    }
+}
+
+void cst_replicas_fail(struct cst_core *core)
+{
+    for (uint32_t c = 0; core->machines != NULL && c < core->n_chunks; c++) {
+        if (core->chunks[c].away) {
+            lose(core, c);
+        }
     }
 }
 

@@ -67,11 +67,11 @@ int main(int argc, char **argv)
     printf("machines: %" PRIu64 " ranks died, %" PRIu64 " machines were killed, %" PRIu64
            " lost for good, %" PRIu64 " links cut, %" PRIu64
            " epochs without a machine; ranks began %" PRIu64 " attempts in vain; %" PRIu64
-           " steps skipped; runs with copies %" PRIu64 ", with fp32 partials %" PRIu64
-           ", on one machine %" PRIu64 "; fp32 tensors %" PRIu64
+           " steps skipped, %" PRIu64 " jobs failed; runs with copies %" PRIu64
+           ", with fp32 partials %" PRIu64 ", on one machine %" PRIu64 "; fp32 tensors %" PRIu64
            ", tensors of one rank of each machine %" PRIu64 "\n",
            totals.deaths, totals.kills, totals.losses, totals.cuts, totals.without,
-           totals.interrupted, totals.skipped, totals.copies, totals.fp32, totals.alone,
-           totals.tensors, totals.single);
+           totals.interrupted, totals.skipped, totals.fatal, totals.copies, totals.fp32,
+           totals.alone, totals.tensors, totals.single);
     return EXIT_SUCCESS;
 }

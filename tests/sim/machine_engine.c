@@ -378,16 +378,22 @@ static void begin_update(struct machines *sim, uint32_t m, struct mjob *job)
     memory_begin(&at->weights[c]);
 }
 
-static void end_update(struct machines *sim, uint32_t m, const struct mjob *job)
+static void end_update(struct machines *sim, uint32_t m, struct mjob *job)
 {
     struct machine *at = &sim->machines[m];
     uint32_t c = job->command.chunk;
 
+    if (sim->fatal > 0 && --sim->fatal == 0) {
+        job->failed = sim->failed = true;
+    }
     if (at->grads[c].changes != job->changes) {
         machines_fail(sim, "machine %u: the gradient of chunk %u changed during its update", m, c);
     }
-    memory_end(&at->states[c], job->value);
-    memory_end(&at->weights[c], values_weight(job->value));
+    memory_end(&at->states[c], job->failed ? MEMORY_GARBAGE : job->value);
+    memory_end(&at->weights[c], job->failed ? MEMORY_GARBAGE : values_weight(job->value));
+    if (job->failed) {
+        return;
+    }
     cst_table_chunks(at->table)[c].update_mark = job->command.mark;
 }
 

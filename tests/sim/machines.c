@@ -180,7 +180,7 @@ void machines_feed(struct machines *sim, uint32_t m, struct cst_event event)
     }
     cst_core_step(at->core, &event, &at->actions);
     cst_core_record(at->core, &at->record);
-    if (at->record.failed != 0) {
+    if (at->record.failed != 0 && !sim->failed) {
         machines_fail(sim, "machine %u: the job has failed", m);
     }
     if (sim->totals->events % 16 == 0 || sim->options.verbose) {
@@ -356,6 +356,10 @@ static void restart(struct machines *sim, uint32_t m)
     struct cst_core_record record = at->record;
     struct cst_err err;
 
+    if (record.failed != 0) {
+        at->lost = true; /* A job that has failed is not revived. */
+        return;
+    }
     adopt(sim, m);
     open_core(sim, m);
     sim->members |= UINT64_C(1) << m;
@@ -404,6 +408,7 @@ static void plan_failures(struct machines *sim)
     }
     n_kills = machines_below(sim, 2) == 0 || sim->n == 1 ? 0 : machines_below(sim, 5);
     n_cuts = machines_below(sim, 2) == 0 || sim->n == 1 ? 0 : machines_below(sim, 3);
+    sim->fatal = machines_below(sim, 16) == 0 ? 1 + machines_below(sim, 20) : 0;
     for (uint32_t i = machines_below(sim, 4); i > 0; i--) {
         uint32_t m = machines_below(sim, sim->n);
 
@@ -454,13 +459,14 @@ void machines_read(struct machines *sim, uint32_t m, const struct cst_reply *rep
 
     at->reads = false;
     cst_core_stats(at->core, &stats);
-    if (reply->status == CST_OK &&
+    if (reply->status == CST_OK && !sim->failed &&
         memory_read(&at->staging) != sim->weights[stats.step][at->read_chunk]) {
         machines_fail(
             sim, "machine %u: weights of chunk %u were read, which are not those of step %" PRIu64,
             m, at->read_chunk, stats.step);
     }
-    if (reply->status != CST_OK && (!at->layout.chunks[at->read_chunk].away || sim->copies > 1)) {
+    if (reply->status != CST_OK && !sim->failed &&
+        (!at->layout.chunks[at->read_chunk].away || sim->copies > 1)) {
         machines_fail(sim, "machine %u: weights of chunk %u: %s", m, at->read_chunk,
                       reply->err.text);
     }
@@ -699,6 +705,12 @@ static void check_end(struct machines *sim, uint64_t bytes)
             machines_fail(sim, "machine %u is down at the end", m);
         }
         cst_core_stats(sim->machines[m].core, &stats);
+        if (sim->failed) {
+            if (stats.phase != CST_PHASE_FAILED || stats.commands_in_flight > 0) {
+                machines_fail(sim, "machine %u: the job has failed, but not here", m);
+            }
+            continue;
+        }
         if (stats.step != sim->options.n_steps || stats.commands_in_flight > 0) {
             machines_fail(sim,
                           "machine %u: nobody can do anything, at step %" PRIu64 " of %" PRIu64
@@ -786,6 +798,7 @@ void machines_run(const struct machines_options *options, struct machines_totals
         play(sim, &moment);
     }
     check_end(sim, totals->bytes - bytes);
+    totals->fatal += sim->failed;
     totals->runs++;
     totals->copies += sim->copies > 1;
     totals->fp32 += sim->grad_fp32 && sim->n > 1;

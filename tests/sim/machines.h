@@ -39,6 +39,7 @@ struct machines_totals {
     uint64_t bytes; /* copied from other machines */
     uint64_t exact; /* runs without failures, in which the bytes are those of the formula */
     uint64_t deaths, kills, cuts;
+    uint64_t fatal;       /* jobs that failed, on all machines */
     uint64_t without;     /* epochs without a machine that came back later */
     uint64_t losses;      /* machines that were lost for good */
     uint64_t interrupted; /* attempts that were begun and not finished */
@@ -117,6 +118,8 @@ struct machines {
     uint64_t told;                      /* the last step that a rank was told as committed */
     uint32_t quiet;                     /* chance of a delay of 0 in four */
     bool harmless;                      /* Nothing fails in this run. */
+    uint32_t fatal; /* So many updates until one fails, and the job with it; 0: none does. */
+    bool failed;    /* That has happened. */
     bool loses;                         /* A machine can be lost for good in this run. */
     bool single[MACHINES_CHUNKS];       /* Of each machine, only the first rank holds the chunk. */
     uint64_t epoch, members;
