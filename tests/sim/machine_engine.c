@@ -96,7 +96,7 @@ static struct found find(struct machines *sim, uint32_t m, const struct mjob *jo
 
 static struct mjob *find_job(struct machine *at, uint64_t ticket)
 {
-    for (uint32_t j = 0; ticket != 0 && j < MACHINES_JOBS; j++) {
+    for (uint32_t j = 0; ticket != 0 && j < at->n_jobs; j++) {
         if (at->jobs[j].command.ticket == ticket) {
             return &at->jobs[j];
         }
@@ -119,7 +119,7 @@ static void look(struct machines *sim, uint32_t m)
 {
     struct machine *at = &sim->machines[m];
 
-    for (uint32_t j = 0; j < MACHINES_JOBS; j++) {
+    for (uint32_t j = 0; j < at->n_jobs; j++) {
         struct mjob *job = &at->jobs[j];
 
         if (job->command.ticket != 0 && (job->cancelled ? !job->begun : is_ready(at, job))) {
@@ -136,7 +136,7 @@ static void look(struct machines *sim, uint32_t m)
 /* Cancel what waits for @ticket, which has failed. */
 static void cancel(struct machine *at, uint64_t ticket)
 {
-    for (uint32_t j = 0; j < MACHINES_JOBS; j++) {
+    for (uint32_t j = 0; j < at->n_jobs; j++) {
         struct mjob *job = &at->jobs[j];
 
         for (uint32_t i = 0; i < job->command.n_after && job->command.ticket != 0; i++) {
@@ -149,7 +149,7 @@ static void cancel(struct machine *at, uint64_t ticket)
 
 static void replace(struct machine *at, uint64_t from, uint64_t to)
 {
-    for (uint32_t j = 0; j < MACHINES_JOBS; j++) {
+    for (uint32_t j = 0; j < at->n_jobs; j++) {
         struct cst_command *command = &at->jobs[j].command;
 
         for (uint32_t i = 0; i < command->n_after && command->ticket != 0; i++) {
@@ -171,6 +171,7 @@ void engine_submit(struct machines *sim, uint32_t m, const struct cst_command *c
     }
     for (uint32_t j = 0; j < MACHINES_JOBS && job == NULL; j++) {
         job = at->jobs[j].command.ticket == 0 ? &at->jobs[j] : NULL;
+        at->n_jobs = at->n_jobs > j ? at->n_jobs : j + 1;
     }
     if (job == NULL) {
         machines_fail(sim, "machine %u: too many commands", m);
@@ -504,7 +505,7 @@ void engine_kill(struct machines *sim, uint32_t m)
 {
     struct machine *at = &sim->machines[m];
 
-    for (uint32_t j = 0; j < MACHINES_JOBS; j++) {
+    for (uint32_t j = 0; j < at->n_jobs; j++) {
         struct mjob *job = &at->jobs[j];
         uint32_t c = job->command.chunk;
         bool runs = job->command.ticket != 0 && job->runs && !job->ended;

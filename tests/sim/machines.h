@@ -91,6 +91,7 @@ struct machine {
     uint32_t n_nodes;
     struct cell *blocks[MACHINES_RANKS];
     struct mjob jobs[MACHINES_JOBS];
+    uint32_t n_jobs; /* Only the first ones were ever used. */
     uint64_t life; /* counts the lives of the core */
     uint64_t ticket;
     uint64_t epoch; /* the last one that the core was told */
